@@ -1,0 +1,90 @@
+// The tiles of the two ragged products. A schedule is walked by a whole warp, in ascending units;
+// CTA `rank` of a cluster gets its own tile of each unit.
+#pragma once
+
+#include "scheduler/host_device.h"
+#include "scheduler/raster.h"
+#include "scheduler/segment_cursor.h"
+#include "scheduler/work_tile.h"
+
+namespace jgg {
+
+JGG_HOST_DEVICE int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+// out[m, n] = lhs[m, k] . rhs[group of row m][k, n]: every row of the output belongs to one tile
+// row, those that no local group owns to tiles without a mainloop.
+template <class Warp, int kTileM, int kTileN, int kTileK, int kCluster>
+class NoncontractingSchedule {
+ public:
+  JGG_HOST_DEVICE NoncontractingSchedule(GroupSizes const& groups, int n, int k)
+      : local_groups_(groups.local_groups),
+        n_tiles_(ceil_div(n, kTileN)),
+        k_tiles_(ceil_div(k, kTileK)),
+        cursor_(groups, Units{n_tiles_}) {}
+
+  JGG_HOST_DEVICE bool tile(int unit, int rank, WorkTile& work) {
+    Segment segment;
+    if (!cursor_.seek(unit, segment)) return false;
+    bool const owned = segment.local_group >= 0 && segment.local_group < local_groups_;
+    auto const at = raster(segment.extent, n_tiles_).at(unit - segment.first_unit, rank);
+    work = {segment.batch, segment.local_group, segment.begin,        segment.extent,
+            at.m * kTileM, at.n * kTileN,       owned ? k_tiles_ : 0, at.share};
+    return true;
+  }
+
+ private:
+  JGG_HOST_DEVICE static Raster<kCluster> raster(int extent, int n_tiles) {
+    return Raster<kCluster>(ceil_div(extent, kTileM), n_tiles);
+  }
+
+  struct Units {
+    int n_tiles;
+    JGG_HOST_DEVICE int operator()(int, int extent) const {
+      return raster(extent, n_tiles).units();
+    }
+  };
+
+  int local_groups_;
+  int n_tiles_;
+  int k_tiles_;
+  SegmentCursor<Warp, Units> cursor_;
+};
+
+// out[group][m, n] = lhs[rows of group, m]^T . rhs[rows of group, n]: every local group has the
+// same tiles and its own number of mainloop steps, none if it is empty.
+template <class Warp, int kTileM, int kTileN, int kTileK, int kCluster>
+class ContractingSchedule {
+ public:
+  JGG_HOST_DEVICE ContractingSchedule(GroupSizes const& groups, int m, int n)
+      : raster_(ceil_div(m, kTileM), ceil_div(n, kTileN)),
+        cursor_(groups, Units{groups.local_groups, raster_.units()}) {}
+
+  JGG_HOST_DEVICE bool tile(int unit, int rank, WorkTile& work) {
+    Segment segment;
+    if (!cursor_.seek(unit, segment)) return false;
+    auto const at = raster_.at(unit - segment.first_unit, rank);
+    work = {segment.batch,
+            segment.local_group,
+            segment.begin,
+            segment.extent,
+            at.m * kTileM,
+            at.n * kTileN,
+            ceil_div(segment.extent, kTileK),
+            at.share};
+    return true;
+  }
+
+ private:
+  struct Units {
+    int local_groups;
+    int units;
+    JGG_HOST_DEVICE int operator()(int local_group, int) const {
+      return local_group >= 0 && local_group < local_groups ? units : 0;
+    }
+  };
+
+  Raster<kCluster> raster_;
+  SegmentCursor<Warp, Units> cursor_;
+};
+
+}  // namespace jgg

@@ -1,0 +1,136 @@
+// Finds the group that owns a unit of work, for group sizes that only the device knows.
+#pragma once
+
+#include "scheduler/host_device.h"
+#include "scheduler/warp.h"
+
+namespace jgg {
+
+// The part of a ragged dimension of `rows` rows that `sizes` describes. Local group i, the one that
+// multiplies rhs[i] or writes out[i], is global group `offset + i`.
+struct GroupSizes {
+  int const* sizes;        // [batches, groups]
+  int const* offset;       // [batches]
+  int sizes_batch_stride;  // 0 where one row serves every batch
+  int offset_batch_stride;
+  int batches;
+  int groups;
+  int local_groups;
+  int rows;
+};
+
+// A run of consecutive rows that belong to one group.
+struct Segment {
+  int batch;
+  int local_group;  // outside [0, local_groups) for rows that no local group owns
+  int begin;
+  int extent;
+  int first_unit;  // the first of all units that belongs to this segment
+};
+
+// Walks forward over the segments of every batch, a warp's width at a time, so finding a group
+// costs a handful of instructions a tile however many groups there are, and no table in shared
+// memory. `Units` says how many units of work a segment is worth: int units(local_group, extent).
+//
+// The segments of a batch are its groups; local groups whose global index does not exist, which
+// own no rows; and last, one for the rows that no group owns. Sizes are made safe here and nowhere
+// else: a negative one counts as zero, and the running sum never passes `rows`.
+template <class Warp, class Units>
+class SegmentCursor {
+ public:
+  using Int = typename Warp::Int;
+
+  JGG_HOST_DEVICE SegmentCursor(GroupSizes const& groups, Units const& units)
+      : groups_(groups), units_(units), batch_(0), units_before_(0) {
+    enter_batch();
+    load_window();
+  }
+
+  // Finds the segment that owns `unit`; false past the last unit. Units are asked for in ascending
+  // order.
+  JGG_HOST_DEVICE bool seek(int unit, Segment& segment) {
+    while (unit - units_before_ >= Warp::read(units_end_, kWarpSize - 1)) {
+      if (!next_window()) return false;
+    }
+    int const target = unit - units_before_;
+    int const lane =
+        Warp::first(Warp::map([target](int end) { return int(target < end); }, units_end_));
+    segment.batch = batch_;
+    segment.local_group = window_ + lane - offset_;
+    segment.begin = lane == 0 ? rows_before_ : Warp::read(rows_end_, lane - 1);
+    segment.extent = Warp::read(rows_end_, lane) - segment.begin;
+    segment.first_unit = units_before_ + (lane == 0 ? 0 : Warp::read(units_end_, lane - 1));
+    return true;
+  }
+
+ private:
+  JGG_HOST_DEVICE static int clamp(int value, int low, int high) {
+    return value < low ? low : value > high ? high : value;
+  }
+
+  // Segments are numbered by global group; those of local groups without one may come before 0.
+  JGG_HOST_DEVICE void enter_batch() {
+    offset_ = clamp(groups_.offset[batch_ * groups_.offset_batch_stride], -groups_.local_groups,
+                    groups_.groups);
+    window_ = offset_ < 0 ? offset_ : 0;
+    int const local_end = offset_ + groups_.local_groups;
+    rest_ = local_end > groups_.groups ? local_end : groups_.groups;
+    rows_before_ = 0;
+  }
+
+  JGG_HOST_DEVICE bool next_window() {
+    if (window_ + kWarpSize <= rest_) {
+      rows_before_ = Warp::read(rows_end_, kWarpSize - 1);
+      units_before_ += Warp::read(units_end_, kWarpSize - 1);
+      window_ += kWarpSize;
+    } else {
+      if (batch_ + 1 == groups_.batches) return false;
+      units_before_ += Warp::read(units_end_, kWarpSize - 1);
+      ++batch_;
+      enter_batch();
+    }
+    load_window();
+    return true;
+  }
+
+  JGG_HOST_DEVICE void load_window() {
+    int const* sizes = groups_.sizes + static_cast<long long>(batch_) * groups_.sizes_batch_stride;
+    int const rows = groups_.rows, groups = groups_.groups;
+    int const window = window_, offset = offset_, rest = rest_, before = rows_before_;
+    Units const units = units_;
+
+    auto const size_of = [=](int lane) {
+      int const segment = window + lane;
+      if (segment == rest) return rows;
+      return segment >= 0 && segment < groups ? clamp(sizes[segment], 0, rows) : 0;
+    };
+    // No term passes `rows`, so the sum cannot overflow an unsigned int before it is cut to `rows`.
+    auto const add_saturating = [=](int a, int b) {
+      unsigned const sum = unsigned(a) + unsigned(b);
+      return sum < unsigned(rows) ? int(sum) : rows;
+    };
+    auto const units_of = [=](int lane, int begin, int end) {
+      int const segment = window + lane;
+      return segment <= rest ? units(segment - offset, end - begin) : 0;
+    };
+    auto const add = [](int a, int b) { return a + b; };
+
+    Int const within = Warp::scan(Warp::map(size_of, Warp::lanes()), add_saturating);
+    rows_end_ = Warp::map([=](int end) { return add_saturating(before, end); }, within);
+    units_end_ = Warp::scan(
+        Warp::map(units_of, Warp::lanes(), Warp::shift_up(rows_end_, before), rows_end_), add);
+  }
+
+  GroupSizes groups_;
+  Units units_;
+  int batch_;
+  int offset_;        // group_offset of this batch, clamped to where it matters
+  int rest_;          // the segment of the rows that no group owns, the last of the batch
+  int window_;        // the segment of lane 0
+  int rows_before_;   // rows of this batch before the window
+  int units_before_;  // units of all batches before the window
+  Int rows_end_;      // per lane: where the segment's rows end
+  Int units_end_;     // per lane: units of the window up to and with the segment
+};
+
+}  // namespace jgg

@@ -1,0 +1,93 @@
+// The warp-wide operations that the tile schedulers need, once for a real warp and once for a
+// simulated one. Scheduler code is written against these alone, so the code that a test runs on the
+// CPU is the code that runs on the device.
+#pragma once
+
+#include <array>
+
+#include "scheduler/host_device.h"
+
+namespace jgg {
+
+constexpr int kWarpSize = 32;
+
+// 32 lanes held in an array: `Int` is one value per lane.
+struct SimulatedWarp {
+  using Int = std::array<int, kWarpSize>;
+
+  static Int lanes() {
+    Int lane;
+    for (int i = 0; i < kWarpSize; ++i) lane[i] = i;
+    return lane;
+  }
+
+  template <class Function, class... Ints>
+  static Int map(Function function, Ints const&... values) {
+    Int result;
+    for (int i = 0; i < kWarpSize; ++i) result[i] = function(values[i]...);
+    return result;
+  }
+
+  // Inclusive scan under any associative operation.
+  template <class Operation>
+  static Int scan(Int value, Operation operation) {
+    for (int i = 1; i < kWarpSize; ++i) value[i] = operation(value[i - 1], value[i]);
+    return value;
+  }
+
+  // Every lane's value handed to the lane above it; lane 0 gets `first`.
+  static Int shift_up(Int value, int first) {
+    for (int i = kWarpSize - 1; i > 0; --i) value[i] = value[i - 1];
+    value[0] = first;
+    return value;
+  }
+
+  static int read(Int const& value, int lane) { return value[lane]; }
+
+  // The first lane that holds a non-zero value, or kWarpSize.
+  static int first(Int const& value) {
+    for (int i = 0; i < kWarpSize; ++i) {
+      if (value[i]) return i;
+    }
+    return kWarpSize;
+  }
+};
+
+#ifdef __CUDACC__
+// A real warp: `Int` is this lane's value. Every function is called by all 32 lanes together.
+struct DeviceWarp {
+  using Int = int;
+
+  __device__ static Int lanes() { return threadIdx.x % kWarpSize; }
+
+  template <class Function, class... Ints>
+  __device__ static Int map(Function function, Ints const&... values) {
+    return function(values...);
+  }
+
+  template <class Operation>
+  __device__ static Int scan(Int value, Operation operation) {
+    int const lane = lanes();
+#pragma unroll
+    for (int distance = 1; distance < kWarpSize; distance *= 2) {
+      int const left = __shfl_up_sync(~0u, value, distance);
+      if (lane >= distance) value = operation(left, value);
+    }
+    return value;
+  }
+
+  __device__ static Int shift_up(Int value, int first) {
+    int const below = __shfl_up_sync(~0u, value, 1);
+    return lanes() == 0 ? first : below;
+  }
+
+  __device__ static int read(Int const& value, int lane) { return __shfl_sync(~0u, value, lane); }
+
+  __device__ static int first(Int const& value) {
+    unsigned const ballot = __ballot_sync(~0u, value != 0);
+    return ballot ? __ffs(ballot) - 1 : kWarpSize;
+  }
+};
+#endif
+
+}  // namespace jgg

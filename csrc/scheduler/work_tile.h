@@ -1,0 +1,19 @@
+// One output tile of one CTA: all that the producer, the mainloop and the epilogue need to know.
+#pragma once
+
+#include "scheduler/raster.h"
+
+namespace jgg {
+
+struct alignas(16) WorkTile {
+  int batch;
+  int group;   // local group: which rhs, or which slice of the output
+  int begin;   // first row of the group
+  int extent;  // rows of the group
+  int m;       // element offset of the tile in the group's output
+  int n;
+  int k_tiles;  // steps of the mainloop; a tile without any is all zeros
+  Share share;
+};
+
+}  // namespace jgg
