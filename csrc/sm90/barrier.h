@@ -1,0 +1,38 @@
+// Shared-memory barriers and the ring of stages that they guard.
+#pragma once
+
+#include <cutlass/arch/barrier.h>
+
+namespace jgg::sm90 {
+
+// An mbarrier whose wait also orders ordinary loads: CUTLASS's is volatile but clobbers nothing, so
+// the compiler may move a plain shared-memory read above it.
+struct Barrier : cutlass::arch::ClusterTransactionBarrier {
+  __device__ void wait(unsigned phase) const {
+    cutlass::arch::ClusterTransactionBarrier::wait(phase);
+    asm volatile("" ::: "memory");
+  }
+  __device__ uint64_t* address() { return &barrier_; }
+};
+
+// Position in a ring of kStages. The phase flips each time round; a producer starts one phase ahead
+// because every stage starts out empty.
+template <int kStages>
+struct StageIterator {
+  int stage = 0;
+  unsigned phase = 0;
+
+  __device__ void operator++() {
+    if (++stage == kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+// Named barrier of one consumer warpgroup. 0 belongs to __syncthreads, and CUTLASS keeps a few.
+__device__ inline void sync_warpgroup(int warpgroup) {
+  cutlass::arch::NamedBarrier::sync(128, warpgroup);
+}
+
+}  // namespace jgg::sm90

@@ -1,0 +1,144 @@
+// The persistent kernel: one warp schedules, one thread copies, two warpgroups multiply and store.
+#pragma once
+
+#include <cutlass/arch/reg_reconfig.h>
+
+#include <cute/arch/cluster_sm90.hpp>
+
+#include "scheduler/warp.h"
+#include "sm90/epilogue.h"
+#include "sm90/kernel_config.h"
+#include "sm90/mainloop.h"
+
+namespace jgg::sm90 {
+
+using WorkIterator = StageIterator<kWorkStages>;
+
+// Steps of a tile that stands for the end of the schedule.
+constexpr int kNoMoreWork = -1;
+
+// Readers of a work tile: the producer warp and every warp of the consumers.
+constexpr int kWorkReaders = 1 + kConsumers * kWarpgroup / kWarpSize;
+
+template <class Shared>
+__device__ WorkTile read_work(Shared& shared, WorkIterator& slot) {
+  shared.work_full[slot.stage].wait(slot.phase);
+  WorkTile const work = shared.work[slot.stage];
+  __syncwarp();
+  if (threadIdx.x % kWarpSize == 0) shared.work_empty[slot.stage].arrive();
+  ++slot;
+  return work;
+}
+
+// Keeps the ring of work tiles full, so that finding the next tile costs its readers nothing.
+template <class Problem, class Shared>
+__device__ void schedule_tiles(typename Problem::Params const& params, Shared& shared, int rank) {
+  constexpr int kCluster = Problem::Config::kCluster;
+  auto schedule = Problem::template schedule<DeviceWarp>(params);
+  WorkIterator slot;
+  int unit = blockIdx.x / kCluster;
+  WorkTile work;
+  do {
+    if (!schedule.tile(unit, rank, work)) work.k_tiles = kNoMoreWork;
+    unit += gridDim.x / kCluster;
+    shared.work_empty[slot.stage].wait(slot.phase ^ 1);
+    if (threadIdx.x % kWarpSize == 0) {
+      shared.work[slot.stage] = work;
+      shared.work_full[slot.stage].arrive();
+    }
+    ++slot;
+  } while (work.k_tiles != kNoMoreWork);
+}
+
+template <class Problem, class Shared>
+__device__ void produce(typename Problem::Params const& params, Shared& shared, int rank) {
+  using Mainloop = Mainloop<typename Problem::Config, Problem>;
+  StageIterator<Problem::Config::kStages> stage;
+  WorkIterator slot;
+  while (true) {
+    WorkTile const work = read_work(shared, slot);
+    if (work.k_tiles == kNoMoreWork) return;
+    if (threadIdx.x % kWarpSize == 0) Mainloop::load(params, work, shared, stage, rank);
+    __syncwarp();
+  }
+}
+
+template <class Problem, class Shared>
+__device__ void consume(typename Problem::Params const& params, Shared& shared, int consumer) {
+  using Config = typename Problem::Config;
+  using Mainloop = Mainloop<Config, Problem>;
+  typename Mainloop::Accumulators accumulators;
+  Epilogue<Config> epilogue(shared, params.out, consumer);
+  StageIterator<Config::kStages> stage;
+  WorkIterator slot;
+  int const first_row = consumer * kRowsPerConsumer;
+  while (true) {
+    WorkTile const work = read_work(shared, slot);
+    if (work.k_tiles == kNoMoreWork) break;
+    bool const has_rows = Problem::rows_left(params, work) > first_row;
+    if (has_rows && work.k_tiles > 0) {
+      Mainloop::multiply(work, shared, stage, consumer, accumulators,
+                         [&](int) { epilogue.store_next(); });
+      epilogue.store_rest();
+      epilogue.take(accumulators, Problem::store_at(params, work, first_row));
+    } else {
+      Mainloop::skip(work, shared, stage);
+      epilogue.store_rest();
+      if (has_rows) epilogue.take_zeros(Problem::store_at(params, work, first_row));
+    }
+  }
+  epilogue.store_rest();
+  epilogue.wait();
+}
+
+template <class Config, class Problem>
+__device__ void initialize_barriers(SharedStorage<Config>& shared) {
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < Config::kStages; ++i) {
+      shared.full[i].init(1);
+      shared.empty[i].init(Mainloop<Config, Problem>::kEmptyArrivals);
+    }
+    for (int i = 0; i < kWorkStages; ++i) {
+      shared.work_full[i].init(1);
+      shared.work_empty[i].init(kWorkReaders);
+    }
+    cutlass::arch::fence_barrier_init();
+  }
+}
+
+template <class Config>
+__device__ void sync_cluster() {
+  if constexpr (Config::kCluster > 1) {
+    cute::cluster_sync();
+  } else {
+    __syncthreads();
+  }
+}
+
+template <class Problem>
+__global__ void __launch_bounds__(kThreads, 1)
+    ragged_kernel(const __grid_constant__ typename Problem::Params params) {
+  using Config = typename Problem::Config;
+  extern __shared__ uint8_t dynamic_shared[];
+  auto& shared = *reinterpret_cast<SharedStorage<Config>*>(
+      (reinterpret_cast<uintptr_t>(dynamic_shared) + 1023) / 1024 * 1024);
+  int const rank = Config::kCluster > 1 ? int(cute::block_rank_in_cluster()) : 0;
+
+  initialize_barriers<Config, Problem>(shared);
+  sync_cluster<Config>();
+
+  int const warpgroup = threadIdx.x / kWarpgroup;
+  if (warpgroup == 0) {
+    cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
+    int const warp = threadIdx.x / kWarpSize;
+    if (warp == 0) produce<Problem>(params, shared, rank);
+    if (warp == 1) schedule_tiles<Problem>(params, shared, rank);
+  } else {
+    cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
+    consume<Problem>(params, shared, warpgroup - 1);
+  }
+  // A CTA's shared memory must outlive the arrivals and multicasts of its peer.
+  sync_cluster<Config>();
+}
+
+}  // namespace jgg::sm90

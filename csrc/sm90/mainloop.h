@@ -1,0 +1,148 @@
+// The mainloop: a producer thread fills a ring of stages by TMA, the consumer warpgroups multiply
+// them with WGMMA.
+#pragma once
+
+#include <cute/algorithm/gemm.hpp>
+#include <cute/atom/mma_atom.hpp>
+#include <cute/tensor.hpp>
+
+#include "sm90/kernel_config.h"
+#include "sm90/tma_load.h"
+
+namespace jgg::sm90 {
+
+template <class Config, class Problem>
+class Mainloop {
+  using Element = typename Config::Element;
+  using Shared = SharedStorage<Config>;
+  using Stage = StageIterator<Config::kStages>;
+  using Params = typename Problem::Params;
+
+  template <cute::GMMA::Major kMajor>
+  using SmemAtom =
+      std::conditional_t<kMajor == cute::GMMA::Major::K, cute::GMMA::Layout_K_SW128_Atom<Element>,
+                         cute::GMMA::Layout_MN_SW128_Atom<Element>>;
+  // A box of an MN-major operand is 64 wide and kTileK deep, so boxes are walked along K first.
+  template <cute::GMMA::Major kMajor>
+  using BoxOrder =
+      std::conditional_t<kMajor == cute::GMMA::Major::K, cute::Step<cute::_1, cute::_2>,
+                         cute::Step<cute::_2, cute::_1>>;
+  template <cute::GMMA::Major kMajor, int kRows>
+  using SmemLayout = decltype(cute::tile_to_shape(
+      SmemAtom<kMajor>{}, cute::Shape<cute::Int<kRows>, cute::Int<Config::kTileK>>{},
+      BoxOrder<kMajor>{}));
+
+  using Mma = decltype(cute::make_tiled_mma(
+      cute::GMMA::ss_op_selector<Element, Element, float,
+                                 cute::Shape<cute::Int<kRowsPerConsumer>, cute::Int<Config::kTileN>,
+                                             cute::Int<Config::kTileK>>,
+                                 Config::kLhsMajor, Config::kRhsMajor>()));
+
+ public:
+  using Accumulators = decltype(cute::partition_fragment_C(
+      Mma{}, cute::Shape<cute::Int<kRowsPerConsumer>, cute::Int<Config::kTileN>>{}));
+
+  // ---- producer ----
+
+  __device__ static void load(Params const& params, WorkTile const& work, Shared& shared,
+                              Stage& stage, int rank) {
+    // The lower half of a tile may lie past its group; its rows are then neither loaded nor
+    // multiplied.
+    int const lhs_boxes = Problem::rows_left(params, work) > kRowsPerConsumer ? 2 : 1;
+    unsigned const bytes = lhs_boxes * Config::kLhsBoxBytes + Config::kRhsBytes;
+    bool const share_lhs = work.share == Share::kLhs, share_rhs = work.share == Share::kRhs;
+
+    for (int k_tile = 0; k_tile < work.k_tiles; ++k_tile, ++stage) {
+      shared.empty[stage.stage].wait(stage.phase ^ 1);
+      Barrier& full = shared.full[stage.stage];
+      full.arrive_and_expect_tx(bytes);
+      BoxLoader<Config::kCluster> const loader(full.address(), rank);
+      auto* lhs = reinterpret_cast<uint8_t*>(shared.lhs[stage.stage]);
+      auto* rhs = reinterpret_cast<uint8_t*>(shared.rhs[stage.stage]);
+#pragma unroll
+      for (int box = 0; box < Config::kBoxes; ++box) {
+        if (box < lhs_boxes) {
+          Problem::load_lhs(params, work, k_tile * Config::kTileK, box * kRowsPerConsumer, loader,
+                            lhs + box * Config::kLhsBoxBytes, box, share_lhs);
+        }
+      }
+#pragma unroll
+      for (int box = 0; box < Config::kBoxes; ++box) {
+        Problem::load_rhs(params, work, k_tile * Config::kTileK, box * Config::kRhsBoxColumns,
+                          loader, rhs + box * Config::kRhsBoxBytes, box, share_rhs);
+      }
+    }
+  }
+
+  // ---- consumer ----
+
+  // accumulators = the tile's product. `overlap(step)` is called once a step while the tensor cores
+  // are busy with it.
+  template <class Overlap>
+  __device__ static void multiply(WorkTile const& work, Shared& shared, Stage& stage, int consumer,
+                                  Accumulators& accumulators, Overlap&& overlap) {
+    using namespace cute;
+    Mma mma;
+    Stage finished = stage;
+    for (int k_tile = 0; k_tile < work.k_tiles; ++k_tile) {
+      shared.full[stage.stage].wait(stage.phase);
+
+      auto const lhs = make_tensor(
+          make_smem_ptr(shared.lhs[stage.stage] + consumer * kRowsPerConsumer * Config::kTileK),
+          SmemLayout<Config::kLhsMajor, kRowsPerConsumer>{});
+      auto const rhs = make_tensor(make_smem_ptr(shared.rhs[stage.stage]),
+                                   SmemLayout<Config::kRhsMajor, Config::kTileN>{});
+      auto const thread_mma = mma.get_slice(threadIdx.x % kWarpgroup);
+      auto const lhs_fragment = thread_mma.make_fragment_A(thread_mma.partition_A(lhs));
+      auto const rhs_fragment = thread_mma.make_fragment_B(thread_mma.partition_B(rhs));
+
+      warpgroup_fence_operand(accumulators);
+      warpgroup_arrive();
+#pragma unroll
+      for (int k = 0; k < size<2>(lhs_fragment); ++k) {
+        mma.accumulate_ = k_tile == 0 && k == 0 ? GMMA::ScaleOut::Zero : GMMA::ScaleOut::One;
+        gemm(mma, lhs_fragment(_, _, k), rhs_fragment(_, _, k), accumulators);
+      }
+      warpgroup_commit_batch();
+      warpgroup_fence_operand(accumulators);
+
+      overlap(k_tile);
+      // Of the two steps in flight the older one is done with its stage.
+      warpgroup_wait<1>();
+      if (k_tile > 0) {
+        release(shared, finished.stage);
+        ++finished;
+      }
+      ++stage;
+    }
+    warpgroup_wait<0>();
+    warpgroup_fence_operand(accumulators);
+    release(shared, finished.stage);
+  }
+
+  // Passes over the stages of a tile in which this consumer has no rows.
+  __device__ static void skip(WorkTile const& work, Shared& shared, Stage& stage) {
+    for (int k_tile = 0; k_tile < work.k_tiles; ++k_tile, ++stage) {
+      shared.full[stage.stage].wait(stage.phase);
+      release(shared, stage.stage);
+    }
+  }
+
+  // How many arrivals free a stage: each consumer of each CTA that may write into it, because a
+  // multicast fills the stage of the whole cluster.
+  static constexpr int kEmptyArrivals = kConsumers * Config::kCluster;
+
+ private:
+  __device__ static void release(Shared& shared, int stage) {
+    int const thread = threadIdx.x % kWarpgroup;
+    if constexpr (Config::kCluster == 1) {
+      if (thread == 0) shared.empty[stage].arrive();
+    } else {
+      // A thread of another warp for each CTA.
+      shared.empty[stage].arrive(thread / kWarpSize,
+                                 thread % kWarpSize == 0 && thread / kWarpSize < Config::kCluster);
+    }
+  }
+};
+
+}  // namespace jgg::sm90

@@ -1,0 +1,37 @@
+// Pieces of RaggedDotArguments in the terms of the scheduler and the descriptors.
+#pragma once
+
+#include <cutlass/numeric_types.h>
+
+#include <type_traits>
+
+#include "scheduler/segment_cursor.h"
+#include "sm90/ragged_dot.h"
+#include "sm90/tma_descriptor.h"
+
+namespace jgg::sm90 {
+
+inline GroupSizes group_sizes(RaggedDotArguments const& arguments) {
+  return {arguments.group_sizes,
+          arguments.group_offset,
+          arguments.group_sizes_batched ? arguments.groups : 0,
+          arguments.group_offset_batched ? 1 : 0,
+          arguments.batches,
+          arguments.groups,
+          arguments.local_groups,
+          arguments.m};
+}
+
+template <class Element>
+TensorView view(void const* data) {
+  if constexpr (std::is_same_v<Element, cutlass::bfloat16_t>) {
+    return {data, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, sizeof(Element)};
+  } else if constexpr (std::is_same_v<Element, cutlass::half_t>) {
+    return {data, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, sizeof(Element)};
+  } else {
+    static_assert(std::is_same_v<Element, float>, "no TMA type for this element");
+    return {data, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, sizeof(Element)};
+  }
+}
+
+}  // namespace jgg::sm90

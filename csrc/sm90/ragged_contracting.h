@@ -1,0 +1,110 @@
+// out[group] = lhs[rows of group, m]^T . rhs[rows of group, n]: coordinates of its tiles in memory.
+#pragma once
+
+#include "scheduler/ragged_schedule.h"
+#include "sm90/epilogue.h"
+#include "sm90/kernel_config.h"
+#include "sm90/problem_arguments.h"
+
+namespace jgg::sm90 {
+
+template <class Config_>
+struct RaggedContracting {
+  using Config = Config_;
+  // TMA boxes start at multiples of 16 bytes of the contiguous dimension, groups at any row.
+  static_assert(Config::kLhsMajor == cute::GMMA::Major::MN &&
+                    Config::kRhsMajor == cute::GMMA::Major::MN,
+                "the contracted rows are not contiguous");
+
+  struct Params {
+    CUtensorMap lhs;
+    CUtensorMap rhs;
+    CUtensorMap out;
+    GroupSizes groups;
+    int m;
+    int n;
+    int lhs_batched;
+    int rhs_batched;
+    bool rhs_in_slabs;
+  };
+
+  template <class Warp>
+  using Schedule =
+      ContractingSchedule<Warp, Config::kTileM, Config::kTileN, Config::kTileK, Config::kCluster>;
+
+  template <class Warp>
+  __device__ static Schedule<Warp> schedule(Params const& params) {
+    return Schedule<Warp>(params.groups, params.m, params.n);
+  }
+
+  __device__ static int rows_left(Params const& params, WorkTile const& work) {
+    return params.m - work.m;
+  }
+
+  // Rows past the group's end read as zero in both operands: zero in one alone would still let a
+  // NaN through.
+  template <class Loader>
+  __device__ static void load_lhs(Params const& params, WorkTile const& work, int k, int row,
+                                  Loader const& loader, uint8_t* to, int box, bool shared) {
+    loader.load(params.lhs, to, box, shared, work.m + row, kRaggedRows - work.extent + k,
+                kRaggedRows, end(params, work, params.lhs_batched));
+  }
+
+  template <class Loader>
+  __device__ static void load_rhs(Params const& params, WorkTile const& work, int k, int column,
+                                  Loader const& loader, uint8_t* to, int box, bool shared) {
+    int const n = work.n + column, row = kRaggedRows - work.extent + k;
+    int const group_end = end(params, work, params.rhs_batched);
+    if (params.rhs_in_slabs) {
+      loader.load(params.rhs, to, box, shared, 0, row, kRaggedRows, group_end, n / Config::kSlab);
+    } else {
+#pragma unroll
+      for (int slab = 0; slab < Config::kRhsBoxColumns; slab += Config::kSlab) {
+        loader.load(params.rhs, to + slab / Config::kSlab * Config::kSlabBytes, box, shared,
+                    n + slab, row, kRaggedRows, group_end);
+      }
+    }
+  }
+
+  __device__ static StoreCoordinates store_at(Params const& params, WorkTile const& work, int row) {
+    return {work.n, work.m + row, work.batch * params.groups.local_groups + work.group};
+  }
+
+  static cudaError_t make_params(RaggedDotArguments const& arguments, Params& params) {
+    auto const& a = arguments;
+    params.groups = group_sizes(a);
+    params.m = a.k;
+    params.n = a.n;
+    params.lhs_batched = a.lhs_batched;
+    params.rhs_batched = a.rhs_batched;
+    params.rhs_in_slabs = a.n % Config::kSlab == 0;
+
+    cudaError_t status =
+        encode_ragged_load(&params.lhs, view<typename Config::Element>(a.lhs), a.k, Config::kTileK);
+    if (status != cudaSuccess) return status;
+    TensorView const rhs = view<typename Config::Element>(a.rhs);
+    if (params.rhs_in_slabs) {
+      // One multicast of 16 KB is much faster than two of 8 KB.
+      status = encode_ragged_load_slabs(&params.rhs, rhs, a.n, Config::kTileK,
+                                        Config::kRhsBoxColumns / Config::kSlab);
+    } else {
+      status = encode_ragged_load(&params.rhs, rhs, a.n, Config::kTileK);
+    }
+    if (status != cudaSuccess) return status;
+    return encode_plain(&params.out, view<typename Config::Output>(a.out),
+                        int64_t(a.batches) * a.local_groups, a.k, a.n, kRowsPerConsumer);
+  }
+
+  static int64_t max_units(RaggedDotArguments const& a) {
+    return int64_t(a.batches) * a.local_groups * ceil_div(a.k, Config::kTileM) *
+           ceil_div(a.n, Config::kTileN);
+  }
+
+ private:
+  // The row after the group, in an operand whose batches follow one another.
+  __device__ static int end(Params const& params, WorkTile const& work, int batched) {
+    return work.batch * batched * params.groups.rows + work.begin + work.extent;
+  }
+};
+
+}  // namespace jgg::sm90

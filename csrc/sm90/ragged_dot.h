@@ -1,0 +1,52 @@
+// What the bindings see of the kernels: arguments in, a launch on a stream out. No CUTLASS here.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <vector>
+
+namespace jgg::sm90 {
+
+enum class ElementType { kBf16, kF16, kF32 };
+
+// Operands of both ragged products, with b the batch dimension that each operand may have or share:
+//   noncontracting  lhs [b, m, k], rhs [b, local_groups, k, n], out [b, m, n]
+//   contracting     lhs [b, m, k], rhs [b, m, n], out [b, local_groups, k, n]
+// m is the ragged dimension.
+struct RaggedDotArguments {
+  void const* lhs;
+  void const* rhs;
+  int const* group_sizes;   // [b, groups]
+  int const* group_offset;  // [b, 1]
+  void* out;
+  ElementType type;      // of lhs and rhs
+  ElementType out_type;  // `type` or kF32
+  bool transpose_rhs;    // noncontracting only: rhs is [b, local_groups, n, k]
+  int batches;
+  bool lhs_batched;
+  bool rhs_batched;
+  bool group_sizes_batched;
+  bool group_offset_batched;
+  int groups;
+  int local_groups;
+  int m;
+  int k;
+  int n;
+};
+
+struct TileConfig {
+  int tile_m;
+  int tile_n;
+  int cluster;
+};
+
+// The configurations that are compiled, for both products.
+std::vector<TileConfig> const& tile_configs();
+
+// cudaErrorInvalidConfiguration if there is no such kernel.
+cudaError_t ragged_noncontracting(TileConfig config, RaggedDotArguments const& arguments,
+                                  cudaStream_t stream);
+cudaError_t ragged_contracting(TileConfig config, RaggedDotArguments const& arguments,
+                               cudaStream_t stream);
+
+}  // namespace jgg::sm90

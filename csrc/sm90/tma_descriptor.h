@@ -1,0 +1,52 @@
+// TMA descriptors, built on the host. Those of ragged operands are exact for every group although
+// they are built without knowing a single group size, so no descriptor is ever edited on the
+// device.
+#pragma once
+
+#include <cuda.h>
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace jgg::sm90 {
+
+struct TensorView {
+  void const* data;
+  CUtensorMapDataType type;
+  int element_bytes;
+};
+
+// Rows past which a ragged descriptor cannot count: the extent of its shifted row dimension.
+constexpr int kRaggedRows = 1 << 30;
+
+// Boxes are 128 bytes wide, one swizzled row of shared memory. What lies outside an array reads as
+// zero and is not written.
+
+// [outer, rows, columns], row-major. A box of `box_rows` rows is found at {column, row, outer}.
+cudaError_t encode_plain(CUtensorMap* descriptor, TensorView tensor, int64_t outer, int64_t rows,
+                         int64_t columns, int box_rows);
+
+// The same array as slabs of 128 bytes of columns, `box_slabs` of them in a box, found at {0, row,
+// slab, outer}. The columns are a multiple of a slab's.
+cudaError_t encode_slabs(CUtensorMap* descriptor, TensorView tensor, int64_t outer, int64_t rows,
+                         int64_t columns, int box_rows, int box_slabs);
+
+// [rows, columns] for loads that end with a group. Row r of the group that ends before row `end`
+// and has `extent` rows is read at {column, kRaggedRows - extent + r, kRaggedRows, end}: past the
+// extent, the second coordinate leaves its dimension and the hardware fills in zeros; inside it,
+// the strides of the second and third dimension add up to 2^64 / kRaggedRows, so their offsets
+// cancel modulo 2^64.
+cudaError_t encode_ragged_load(CUtensorMap* descriptor, TensorView tensor, int64_t columns,
+                               int box_rows);
+
+// The same in slabs: the slab is a fifth coordinate and the column is 0.
+cudaError_t encode_ragged_load_slabs(CUtensorMap* descriptor, TensorView tensor, int64_t columns,
+                                     int box_rows, int box_slabs);
+
+// [rows, columns] for stores that end with a group: the same idea with the base address shifted
+// down by `shift` rows, which a store, unlike a load, never touches. Row r is written at {column,
+// shift - extent + r, end}. `shift` is at least the number of rows of any group.
+cudaError_t encode_ragged_store(CUtensorMap* descriptor, TensorView tensor, int64_t columns,
+                                int box_rows, int shift);
+
+}  // namespace jgg::sm90

@@ -1,0 +1,67 @@
+// Issues the TMA boxes of one stage, alone or split between the CTAs of a cluster.
+#pragma once
+
+#include <cuda.h>
+
+#include <cute/arch/copy_sm90_tma.hpp>
+
+#include "scheduler/raster.h"
+
+namespace jgg::sm90 {
+
+template <int kCluster>
+class BoxLoader {
+ public:
+  __device__ BoxLoader(uint64_t* barrier, int rank) : barrier_(barrier), rank_(rank) {}
+
+  // Loads box number `box` of an operand tile. If the cluster shares the operand, the boxes are
+  // dealt out to its CTAs and each goes to the same place in the shared memory of all of them.
+  template <class... Coordinates>
+  __device__ void load(CUtensorMap const& descriptor, void* destination, int box, bool shared,
+                       Coordinates... coordinates) const {
+    constexpr uint64_t kHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+    if constexpr (kCluster > 1) {
+      if (shared) {
+        if (box % kCluster == rank_) {
+          multicast(descriptor, destination, kHint, coordinates...);
+        }
+        return;
+      }
+    }
+    single(descriptor, destination, kHint, coordinates...);
+  }
+
+ private:
+  static constexpr uint16_t kEveryCta = (1 << kCluster) - 1;
+
+  __device__ void single(CUtensorMap const& descriptor, void* to, uint64_t hint, int a, int b,
+                         int c) const {
+    cute::SM90_TMA_LOAD_3D::copy(&descriptor, barrier_, hint, to, a, b, c);
+  }
+  __device__ void single(CUtensorMap const& descriptor, void* to, uint64_t hint, int a, int b,
+                         int c, int d) const {
+    cute::SM90_TMA_LOAD_4D::copy(&descriptor, barrier_, hint, to, a, b, c, d);
+  }
+  __device__ void single(CUtensorMap const& descriptor, void* to, uint64_t hint, int a, int b,
+                         int c, int d, int e) const {
+    cute::SM90_TMA_LOAD_5D::copy(&descriptor, barrier_, hint, to, a, b, c, d, e);
+  }
+  __device__ void multicast(CUtensorMap const& descriptor, void* to, uint64_t hint, int a, int b,
+                            int c) const {
+    cute::SM90_TMA_LOAD_MULTICAST_3D::copy(&descriptor, barrier_, kEveryCta, hint, to, a, b, c);
+  }
+  __device__ void multicast(CUtensorMap const& descriptor, void* to, uint64_t hint, int a, int b,
+                            int c, int d) const {
+    cute::SM90_TMA_LOAD_MULTICAST_4D::copy(&descriptor, barrier_, kEveryCta, hint, to, a, b, c, d);
+  }
+  __device__ void multicast(CUtensorMap const& descriptor, void* to, uint64_t hint, int a, int b,
+                            int c, int d, int e) const {
+    cute::SM90_TMA_LOAD_MULTICAST_5D::copy(&descriptor, barrier_, kEveryCta, hint, to, a, b, c, d,
+                                           e);
+  }
+
+  uint64_t* barrier_;
+  int rank_;
+};
+
+}  // namespace jgg::sm90
