@@ -1,0 +1,37 @@
+# jgg_add_kernel_library(<name> <source>...)
+#
+# Adds a static library of sm_90a kernels, compiled with CUTLASS. What the compiler prints of each
+# CUDA source (registers, spills, serialised WGMMA instructions) is kept: it is installed as
+# jax_grouped_gemm/_build/<source>.log, next to the extension, for the tests to check.
+
+# A kernel takes up to 4 GB to compile, so a machine with many cores must not start one on each.
+set(JGG_NVCC_JOBS 2 CACHE STRING "The most CUDA sources to compile at the same time")
+set_property(GLOBAL APPEND PROPERTY JOB_POOLS nvcc=${JGG_NVCC_JOBS})
+
+function(jgg_add_kernel_library name)
+  add_library(${name} STATIC ${ARGN})
+  target_compile_features(${name} PUBLIC cxx_std_17)
+  target_include_directories(${name} PUBLIC csrc)
+  target_include_directories(${name} SYSTEM PUBLIC ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
+  target_include_directories(${name} SYSTEM PRIVATE ${JGG_CUTLASS_INCLUDE_DIR})
+  # -v has ptxas report the registers and spills of each kernel.
+  target_compile_options(
+    ${name}
+    PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra>
+            $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -Xptxas=-v>
+  )
+
+  set(log_dir ${CMAKE_CURRENT_BINARY_DIR}/${name}_logs)
+  set(launcher ${Python_EXECUTABLE} ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/log_compiler.py ${log_dir})
+  set_target_properties(
+    ${name}
+    PROPERTIES CUDA_ARCHITECTURES 90a-real
+               CUDA_STANDARD 17
+               CUDA_STANDARD_REQUIRED ON
+               CUDA_EXTENSIONS OFF
+               CUDA_RUNTIME_LIBRARY Static
+               CUDA_COMPILER_LAUNCHER "${launcher}"
+               JOB_POOL_COMPILE nvcc
+  )
+  install(DIRECTORY ${log_dir}/ DESTINATION jax_grouped_gemm/_build)
+endfunction()

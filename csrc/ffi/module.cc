@@ -1,0 +1,137 @@
+// The Python module jax_grouped_gemm._extension: hands the XLA FFI handlers to Python.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/pair.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "ffi/handlers.h"
+#include "scheduler/tile_list.h"
+#include "sm90/ragged_dot.h"
+#include "sm90/tile_table.h"
+#include "xla/ffi/api/c_api.h"
+
+namespace jgg {
+namespace {
+
+namespace nb = nanobind;
+
+nb::capsule encapsulate(XLA_FFI_Handler* handler) {
+  return nb::capsule(reinterpret_cast<void*>(handler));
+}
+
+// A target's name carries the version of its operands and attributes, so that an exported program
+// never meets a handler that reads them differently.
+nb::dict registrations() {
+  nb::dict targets;
+  targets["jax_grouped_gemm.ragged_noncontracting.v1"] = encapsulate(JggRaggedNoncontracting);
+  targets["jax_grouped_gemm.ragged_contracting.v1"] = encapsulate(JggRaggedContracting);
+  return targets;
+}
+
+// XLA refuses handlers with newer headers than its own, but so late that no backend initialises.
+// Python compares versions first, where the error can still say what is wrong.
+std::pair<int, int> ffi_api_version() { return {XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR}; }
+
+nb::list kernel_configs() {
+  nb::list configs;
+  for (char const* op : {"ragged_noncontracting", "ragged_contracting"}) {
+    for (sm90::TileConfig const& tile : sm90::tile_configs()) {
+      nb::dict config;
+      config["op"] = op;
+      config["tile_m"] = tile.tile_m;
+      config["tile_n"] = tile.tile_n;
+      config["cluster"] = tile.cluster;
+      configs.append(config);
+    }
+  }
+  return configs;
+}
+
+using Sizes = nb::ndarray<int const, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Offsets = nb::ndarray<int const, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using TileArray = nb::ndarray<nb::numpy, int, nb::ndim<2>>;
+
+// group_sizes [batches or 1, groups] and group_offset [batches or 1] as the kernels see them.
+GroupSizes groups_of(Sizes const& group_sizes, Offsets const& group_offset, int batches,
+                     int local_groups, int rows) {
+  int const groups = static_cast<int>(group_sizes.shape(1));
+  auto const stride = [batches](size_t count, int size) {
+    if (count != 1 && count != static_cast<size_t>(batches)) {
+      throw std::invalid_argument("group_sizes and group_offset have one row, or one a batch");
+    }
+    return count == 1 ? 0 : size;
+  };
+  return {group_sizes.data(),
+          group_offset.data(),
+          stride(group_sizes.shape(0), groups),
+          stride(group_offset.shape(0), 1),
+          batches,
+          groups,
+          local_groups,
+          rows};
+}
+
+TileArray to_array(std::vector<ListedTile> const& tiles) {
+  constexpr size_t kFields = std::tuple_size_v<ListedTile>;
+  auto* data = new int[tiles.size() * kFields];
+  for (size_t i = 0; i < tiles.size(); ++i) {
+    std::copy(tiles[i].begin(), tiles[i].end(), data + i * kFields);
+  }
+  nb::capsule owner(data, [](void* pointer) noexcept { delete[] static_cast<int*>(pointer); });
+  return TileArray(data, {tiles.size(), kFields}, owner);
+}
+
+// The schedule that the kernels of one tile walk, run by a simulated warp.
+template <template <class, int, int, int, int> class Schedule, class... Tiles>
+TileArray tiles_of(sm90::TileTable<Tiles...>, GroupSizes const& groups, int rows, int columns,
+                   int tile_m, int tile_n, int cluster) {
+  constexpr int kTileK = 64;  // of 16-bit operands
+  std::vector<ListedTile> tiles;
+  auto const list = [&](auto tile) {
+    using Tile = decltype(tile);
+    if (tile_m != Tile::kTileM || tile_n != Tile::kTileN || cluster != Tile::kCluster) return false;
+    tiles = list_tiles(Schedule<SimulatedWarp, Tile::kTileM, Tile::kTileN, kTileK, Tile::kCluster>(
+                           groups, rows, columns),
+                       cluster);
+    return true;
+  };
+  if (!(list(Tiles{}) || ...)) throw std::invalid_argument("no kernel has this tile");
+  return to_array(tiles);
+}
+
+TileArray ragged_noncontracting_tiles(Sizes const& group_sizes, Offsets const& group_offset,
+                                      int batches, int local_groups, int m, int k, int n,
+                                      int tile_m, int tile_n, int cluster) {
+  return tiles_of<NoncontractingSchedule>(
+      sm90::RaggedDotTiles{}, groups_of(group_sizes, group_offset, batches, local_groups, m), n, k,
+      tile_m, tile_n, cluster);
+}
+
+TileArray ragged_contracting_tiles(Sizes const& group_sizes, Offsets const& group_offset,
+                                   int batches, int local_groups, int m, int k, int n, int tile_m,
+                                   int tile_n, int cluster) {
+  return tiles_of<ContractingSchedule>(
+      sm90::RaggedDotTiles{}, groups_of(group_sizes, group_offset, batches, local_groups, m), k, n,
+      tile_m, tile_n, cluster);
+}
+
+}  // namespace
+}  // namespace jgg
+
+NB_MODULE(_extension, module) {
+  module.def("registrations", &jgg::registrations);
+  module.def("ffi_api_version", &jgg::ffi_api_version);
+  module.def("kernel_configs", &jgg::kernel_configs);
+  using nanobind::literals::operator""_a;
+  module.def("ragged_noncontracting_tiles", &jgg::ragged_noncontracting_tiles, "group_sizes"_a,
+             "group_offset"_a, "batches"_a, "local_groups"_a, "m"_a, "k"_a, "n"_a, "tile_m"_a,
+             "tile_n"_a, "cluster"_a);
+  module.def("ragged_contracting_tiles", &jgg::ragged_contracting_tiles, "group_sizes"_a,
+             "group_offset"_a, "batches"_a, "local_groups"_a, "m"_a, "k"_a, "n"_a, "tile_m"_a,
+             "tile_n"_a, "cluster"_a);
+}

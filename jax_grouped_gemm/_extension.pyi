@@ -1,0 +1,59 @@
+"""The compiled part of the package: XLA FFI handlers and the kernels behind them."""
+
+from typing import TypedDict
+
+import numpy as np
+
+class KernelConfig(TypedDict):
+    op: str
+    tile_m: int
+    tile_n: int
+    cluster: int
+
+def registrations() -> dict[str, object]:
+    """The FFI handlers as capsules, by the name of their custom call target."""
+
+def ffi_api_version() -> tuple[int, int]:
+    """Major and minor version of the XLA FFI headers that the handlers were built with."""
+
+def kernel_configs() -> list[KernelConfig]:
+    """Every operation and tile that was compiled."""
+
+def ragged_noncontracting_tiles(
+    group_sizes: np.ndarray,
+    group_offset: np.ndarray,
+    batches: int,
+    local_groups: int,
+    m: int,
+    k: int,
+    n: int,
+    tile_m: int,
+    tile_n: int,
+    cluster: int,
+) -> np.ndarray:
+    """The tiles of lhs [b, m, k] . rhs [b, local_groups, k, n], from the code the kernels run.
+
+    Args:
+      group_sizes: int32 [batches or 1, groups].
+      group_offset: int32 [batches or 1].
+
+    Returns:
+      int32 [tiles, 10], in the order of the schedule. Columns: unit of work, rank of the CTA in its
+      cluster, batch, local group, first row and number of rows of the group, first row and column
+      of the tile in the group's result, mainloop steps (0 for a tile of zeros), and the operand
+      that the cluster shares (0 none, 1 lhs, 2 rhs).
+    """
+
+def ragged_contracting_tiles(
+    group_sizes: np.ndarray,
+    group_offset: np.ndarray,
+    batches: int,
+    local_groups: int,
+    m: int,
+    k: int,
+    n: int,
+    tile_m: int,
+    tile_n: int,
+    cluster: int,
+) -> np.ndarray:
+    """The tiles of lhs [b, m, k]^T . rhs [b, m, n]; see `ragged_noncontracting_tiles`."""
