@@ -1,0 +1,17 @@
+"""Grouped matrix kernels for JAX on Hopper GPUs, with a pure JAX reference for everything else."""
+
+from jax_grouped_gemm import _ffi
+from jax_grouped_gemm import checkpoint_policies as checkpoint_policies
+from jax_grouped_gemm._ffi import EXPORT_DISABLED_CHECKS as EXPORT_DISABLED_CHECKS
+from jax_grouped_gemm.availability import is_available as is_available
+from jax_grouped_gemm.availability import unavailable_reason as unavailable_reason
+from jax_grouped_gemm.explain import Explanation as Explanation
+from jax_grouped_gemm.explain import explain as explain
+from jax_grouped_gemm.plan import Plan as Plan
+from jax_grouped_gemm.ragged_dot import ragged_dot as ragged_dot
+from jax_grouped_gemm.ragged_dot import ragged_dot_general as ragged_dot_general
+
+__version__ = "0.1.0"
+
+# Now rather than at the first use: raises ImportError if the installed jaxlib cannot run it.
+_ffi.missing_extension_reason()

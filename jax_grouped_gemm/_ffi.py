@@ -1,0 +1,114 @@
+"""The boundary to the compiled extension: loading it, registering it, calling it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import pathlib
+import re
+
+import jax
+import jax.numpy as jnp
+import jaxlib
+import numpy as np
+from jax import export, lax
+
+from jax_grouped_gemm.plan import Plan, RaggedProblem
+
+EXTENSION = "jax_grouped_gemm._extension"
+
+TARGETS = {
+    "ragged_noncontracting": "jax_grouped_gemm.ragged_noncontracting.v1",
+    "ragged_contracting": "jax_grouped_gemm.ragged_contracting.v1",
+}
+
+EXPORT_DISABLED_CHECKS = tuple(
+    export.DisabledSafetyCheck.custom_call(target) for target in TARGETS.values()
+)
+"""Pass to `jax.export.export(..., disabled_checks=)` to export programs that call the kernels.
+
+A target's name ends in the version of its operands and attributes, so an exported program runs
+wherever that version of the target is registered.
+"""
+
+
+@functools.cache
+def missing_extension_reason() -> str | None:
+    """Registers the kernels with JAX on the first call. Returns why it could not, or None.
+
+    Raises:
+      ImportError: the extension was built for a newer XLA than the installed one. Registering it
+        would make every CUDA computation of the process fail.
+    """
+    try:
+        extension = importlib.import_module(EXTENSION)
+    except ModuleNotFoundError as error:
+        if error.name != EXTENSION:
+            return f"the extension module {EXTENSION} cannot be imported: {error}"
+        return f"the extension module {EXTENSION} is not installed"
+    except ImportError as error:
+        return f"the extension module {EXTENSION} cannot be loaded: {error}"
+    _check_ffi_api_version(extension.ffi_api_version())
+    for target, handler in extension.registrations().items():
+        jax.ffi.register_ffi_target(target, handler, platform="CUDA")
+    return None
+
+
+def _check_ffi_api_version(built: tuple[int, int]) -> None:
+    supported = installed_ffi_api_version()
+    # XLA runs handlers of its own major version that are as old as itself or older.
+    if built[0] != supported[0] or built[1] > supported[1]:
+        raise ImportError(
+            f"{EXTENSION} was built for version {built[0]}.{built[1]} of XLA's FFI API, but jaxlib "
+            f"{jaxlib.__version__} supports {supported[0]}.{supported[1]}. Upgrade jaxlib, or "
+            "reinstall jax-grouped-gemm from source against the installed jaxlib."
+        )
+
+
+def installed_ffi_api_version() -> tuple[int, int]:
+    """Version of the XLA FFI API that the installed jaxlib implements: (major, minor)."""
+    header = pathlib.Path(jax.ffi.include_dir(), "xla", "ffi", "api", "c_api.h").read_text()
+    numbers = dict(re.findall(r"#define XLA_FFI_API_(MAJOR|MINOR) (\d+)", header))
+    return int(numbers["MAJOR"]), int(numbers["MINOR"])
+
+
+def ragged_call(
+    plan: Plan,
+    lhs: jax.Array,
+    rhs: jax.Array,
+    group_sizes: jax.Array,
+    group_offset: jax.Array,
+) -> jax.Array:
+    """Runs the kernel of `plan`, whose path is not "reference", on operands of `plan.problem`."""
+    problem, addressable = plan.problem, plan.kernel_problem
+    if addressable is None:
+        return jnp.zeros((*problem.batch, *problem.shape(problem.out)), problem.out_dtype)
+    result_shape = (*addressable.batch, *addressable.shape(addressable.out))
+    results = (
+        jax.ShapeDtypeStruct(result_shape, addressable.out_dtype),
+        jax.ShapeDtypeStruct((plan.workspace_bytes,), jnp.uint8),
+    )
+    attributes = {name: np.int32(value) for name, value in dataclasses.asdict(plan.tile).items()}
+    if problem.op == "ragged_noncontracting":
+        attributes["transpose_rhs"] = addressable.rhs == "gnk"
+    out, _ = jax.ffi.ffi_call(TARGETS[problem.op], results)(
+        _copy_as(lhs, problem.lhs, addressable.lhs, addressable),
+        _copy_as(rhs, problem.rhs, addressable.rhs, addressable),
+        group_sizes,
+        group_offset,
+        **attributes,
+    )
+    valid = tuple(slice(size) for size in problem.shape(problem.out))
+    return out[..., *valid].astype(problem.out_dtype)
+
+
+def _copy_as(x: jax.Array, names: str, new_names: str, problem: RaggedProblem) -> jax.Array:
+    """Transposes and zero-pads the last dimensions of `x` to those that `problem` gives them."""
+    if names != new_names:
+        x = jnp.swapaxes(x, -1, -2)
+    shape = problem.shape(new_names)
+    batch_rank = x.ndim - len(shape)
+    growth = [new - old for new, old in zip(shape, x.shape[batch_rank:], strict=True)]
+    config = [(0, 0, 0)] * batch_rank + [(0, g, 0) for g in growth]
+    return lax.pad(x, jnp.zeros((), x.dtype), config)

@@ -1,0 +1,281 @@
+"""Which kernel runs a ragged product, decided from static shapes alone.
+
+A plan is pure Python: it needs neither a device nor the compiled extension, and it never depends
+on the values of the group sizes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+TMA_ALIGNMENT_BYTES = 16
+NUM_SMS = 132  # of an H200, and of an H100 SXM
+WORKSPACE_BYTES = 16
+
+KERNEL_OPERAND_DTYPES = (jnp.bfloat16, jnp.float16)
+KERNEL_RESULT_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class TileConfig:
+    """One compiled kernel configuration.
+
+    Attributes:
+      tile_m: rows of the result that a thread block computes at a time.
+      tile_n: columns of the result that a thread block computes at a time.
+      cluster: number of thread blocks that share operand tiles.
+    """
+
+    tile_m: int
+    tile_n: int
+    cluster: int
+
+
+TILE_CONFIGS = (TileConfig(tile_m=128, tile_n=256, cluster=2),)
+
+
+@dataclasses.dataclass(frozen=True)
+class RaggedProblem:
+    """Static description of one ragged product.
+
+    Attributes:
+      op: name of the primitive.
+      lhs, rhs, out: names of the dimensions of each array without its batch dimension: m is the
+        ragged dimension, g the local groups, k and n are those of the product.
+      lhs_dtype, rhs_dtype, out_dtype: element types.
+      m, k, n, g: extents of the dimensions.
+      num_groups: number of global groups.
+      batch: extent of the native batch dimension, () without one.
+    """
+
+    op: str
+    lhs: str
+    rhs: str
+    out: str
+    lhs_dtype: np.dtype
+    rhs_dtype: np.dtype
+    out_dtype: np.dtype
+    m: int
+    k: int
+    n: int
+    g: int
+    num_groups: int
+    batch: tuple[int, ...]
+
+    @classmethod
+    def noncontracting(cls, avals: Sequence[Any], params: Mapping[str, Any]) -> RaggedProblem:
+        """The problem of a `ragged_noncontracting` with operands of the given abstract values."""
+        rhs = "gnk" if params["transpose_rhs"] else "gkn"
+        return cls._of("ragged_noncontracting", avals, params, rhs=rhs, out="mn")
+
+    @classmethod
+    def contracting(cls, avals: Sequence[Any], params: Mapping[str, Any]) -> RaggedProblem:
+        """The problem of a `ragged_contracting` with operands of the given abstract values."""
+        rhs = "nm" if params["transpose_rhs"] else "mn"
+        return cls._of("ragged_contracting", avals, params, rhs=rhs, out="gkn")
+
+    @classmethod
+    def _of(cls, op, avals, params, *, rhs, out):
+        lhs = "km" if params["transpose_lhs"] else "mk"
+        ranks = (len(lhs), len(rhs), 1, 1)
+        sizes = {"g": params.get("num_groups")}
+        for names, aval in ((lhs, avals[0]), (rhs, avals[1])):
+            sizes |= zip(names, aval.shape[-len(names) :], strict=True)
+        batches = [x.shape[0] for x, rank in zip(avals, ranks, strict=True) if x.ndim > rank]
+        return cls(
+            op=op,
+            lhs=lhs,
+            rhs=rhs,
+            out=out,
+            lhs_dtype=avals[0].dtype,
+            rhs_dtype=avals[1].dtype,
+            out_dtype=np.dtype(params["preferred_element_type"]),
+            **sizes,
+            num_groups=avals[2].shape[-1],
+            batch=tuple(batches[:1]),
+        )
+
+    @property
+    def arrays(self) -> tuple[tuple[str, np.dtype], ...]:
+        """Dimension names and element type of lhs, rhs and the result."""
+        return (
+            (self.lhs, self.lhs_dtype),
+            (self.rhs, self.rhs_dtype),
+            (self.out, self.out_dtype),
+        )
+
+    def shape(self, names: str) -> tuple[int, ...]:
+        """Extents of the named dimensions."""
+        return tuple(getattr(self, name) for name in names)
+
+    def __str__(self) -> str:
+        lhs, rhs, out = (f"{dtype}{list(self.shape(names))}" for names, dtype in self.arrays)
+        batch = f", batch {self.batch[0]}" if self.batch else ""
+        return f"{self.op} {lhs} x {rhs} -> {out}, {self.num_groups} groups{batch}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How one ragged product runs on a device of compute capability 9.0.
+
+    Attributes:
+      problem: what is computed.
+      path: "tma" is the kernel on the arrays as they are; "copied" the kernel on copies that TMA
+        can address; "zeros" no kernel at all; "reference" the pure JAX implementation.
+      reason: why not "tma", empty on that path.
+      kernel_problem: the problem that the kernel gets, `problem` itself on the path "tma", None without
+        a kernel.
+      tile: kernel configuration, None without a kernel.
+      grid: thread blocks launched.
+      workspace_bytes: scratch memory of the kernel.
+      efficiency: predicted share of the tensor cores' work that is useful, from the tiles' edges
+        and the last, partial wave of tiles, for groups of equal size. 0 without a kernel.
+    """
+
+    problem: RaggedProblem
+    path: Literal["tma", "copied", "zeros", "reference"]
+    reason: str
+    kernel_problem: RaggedProblem | None = None
+    tile: TileConfig | None = None
+    grid: int = 0
+    workspace_bytes: int = 0
+    efficiency: float = 0.0
+
+    def __str__(self) -> str:
+        path = f"{self.path} ({self.reason})" if self.reason else self.path
+        lines = [str(self.problem), f"path {path}"]
+        if self.tile:
+            lines.append(
+                f"tile {self.tile.tile_m}x{self.tile.tile_n}, cluster {self.tile.cluster}, "
+                f"grid {self.grid}, workspace {self.workspace_bytes} bytes, "
+                f"predicted efficiency {self.efficiency:.0%}"
+            )
+        return "\n   ".join(lines)
+
+
+def plan_noncontracting(avals: Sequence[Any], params: Mapping[str, Any]) -> Plan:
+    """Plans a `ragged_noncontracting` from its operands' abstract values and its parameters."""
+    return _plan(RaggedProblem.noncontracting(avals, params), params)
+
+
+def plan_contracting(avals: Sequence[Any], params: Mapping[str, Any]) -> Plan:
+    """Plans a `ragged_contracting` from its operands' abstract values and its parameters."""
+    return _plan(RaggedProblem.contracting(avals, params), params)
+
+
+def _plan(problem: RaggedProblem, params: Mapping[str, Any]) -> Plan:
+    reason = _unsupported_reason(problem, params)
+    if reason:
+        return Plan(problem, "reference", reason)
+    if 0 in (*problem.batch, problem.num_groups, *problem.shape("mkng")):
+        return Plan(problem, "zeros", "there is nothing to multiply")
+    addressable = _addressable_problem(problem)
+    tile, efficiency = choose_tile(addressable, TILE_CONFIGS)
+    num_tiles = _num_tiles(addressable, tile)
+    grid = min(_round_up(num_tiles, tile.cluster), NUM_SMS // tile.cluster * tile.cluster)
+    reason = _copy_reason(problem, addressable)
+    return Plan(
+        problem=problem,
+        path="copied" if reason else "tma",
+        reason=reason,
+        kernel_problem=addressable,
+        tile=tile,
+        grid=grid,
+        workspace_bytes=WORKSPACE_BYTES,
+        efficiency=efficiency * _volume(problem) / _volume(addressable),
+    )
+
+
+def choose_tile(problem: RaggedProblem, configs: Sequence[TileConfig]) -> tuple[TileConfig, float]:
+    """The configuration with the best predicted efficiency, and that efficiency."""
+    return max(((c, _efficiency(problem, c)) for c in configs), key=lambda choice: choice[1])
+
+
+def _unsupported_reason(problem: RaggedProblem, params: Mapping[str, Any]) -> str:
+    """Why no kernel can run `problem`, empty if one can."""
+    if params["implementation"] == "reference":
+        return "implementation='reference' was asked for"
+    dtypes = f"{problem.lhs_dtype} x {problem.rhs_dtype} -> {problem.out_dtype}"
+    if (
+        problem.lhs_dtype != problem.rhs_dtype
+        or problem.lhs_dtype not in KERNEL_OPERAND_DTYPES
+        or problem.out_dtype not in KERNEL_RESULT_DTYPES
+    ):
+        return (
+            f"no kernel for {dtypes}: the kernels take bfloat16 x bfloat16 or float16 x float16 "
+            "and return bfloat16, float16 or float32"
+        )
+    if isinstance(params["precision"], (lax.DotAlgorithm, lax.DotAlgorithmPreset)):
+        return f"the kernels do not implement precision={params['precision']}"
+    return ""
+
+
+def _addressable_problem(problem: RaggedProblem) -> RaggedProblem:
+    """`problem` in layouts that TMA can address, whatever the group sizes."""
+    # A box starts at a multiple of 16 bytes of the contiguous dimension, a group at any row: the
+    # ragged dimension of an operand must not be the contiguous one.
+    layouts = {name: _ragged_major(getattr(problem, name)) for name in ("lhs", "rhs")}
+    problem = dataclasses.replace(problem, **layouts)
+    padded = {}
+    for names, dtype in problem.arrays:
+        row = names[-1]
+        multiple = max(TMA_ALIGNMENT_BYTES // dtype.itemsize, 1)
+        padded[row] = max(_round_up(getattr(problem, row), multiple), padded.get(row, 0))
+    # The kernels return their operands' type or float32.
+    out_dtype = problem.out_dtype
+    if out_dtype != problem.lhs_dtype:
+        out_dtype = np.dtype(np.float32)
+    return dataclasses.replace(problem, **padded, out_dtype=out_dtype)
+
+
+def _ragged_major(names: str) -> str:
+    return names[::-1] if names.endswith("m") else names
+
+
+def _copy_reason(problem: RaggedProblem, addressable: RaggedProblem) -> str:
+    """Why TMA cannot address the arrays of `problem`, empty if it can."""
+    reasons = [
+        f"the ragged dimension of {name} is contiguous"
+        for name in ("lhs", "rhs")
+        if getattr(problem, name) != getattr(addressable, name)
+    ]
+    reasons += [
+        f"rows of {name}={getattr(problem, name)} elements are not a multiple of 16 bytes"
+        for name in "kn"
+        if getattr(problem, name) != getattr(addressable, name)
+    ]
+    return "; ".join(reasons)
+
+
+def _result_tiles(problem: RaggedProblem) -> tuple[int, int, int]:
+    """Number of dense results of equal size and their rows and columns, for equal groups."""
+    count = math.prod(problem.batch) * problem.g
+    if problem.op == "ragged_contracting":
+        return count, problem.k, problem.n
+    return count, math.ceil(problem.m / problem.num_groups), problem.n
+
+
+def _num_tiles(problem: RaggedProblem, tile: TileConfig) -> int:
+    count, rows, columns = _result_tiles(problem)
+    return count * math.ceil(rows / tile.tile_m) * math.ceil(columns / tile.tile_n)
+
+
+def _efficiency(problem: RaggedProblem, tile: TileConfig) -> float:
+    count, rows, columns = _result_tiles(problem)
+    waves = math.ceil(_num_tiles(problem, tile) / NUM_SMS)
+    return count * rows * columns / (waves * NUM_SMS * tile.tile_m * tile.tile_n)
+
+
+def _volume(problem: RaggedProblem) -> int:
+    return math.prod(problem.shape("mkn"))
+
+
+def _round_up(x: int, multiple: int) -> int:
+    return -(-x // multiple) * multiple
