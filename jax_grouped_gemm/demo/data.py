@@ -1,0 +1,55 @@
+"""Real text that every machine has: the source files of Python's standard library, as bytes."""
+
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+NOT_LIBRARY = {"site-packages", "dist-packages", "test", "tests"}
+HELD_OUT_EVERY = 20
+
+
+class Corpus(NamedTuple):
+    """Bytes of the training files and of the held-out files, which share no file."""
+
+    train: np.ndarray  # uint8
+    held_out: np.ndarray  # uint8
+    num_files: int
+
+
+def load_corpus(root: Path | None = None) -> Corpus:
+    """Read all ``.py`` files under ``root``, by default the standard library, in sorted order.
+
+    Every twentieth file is held out, so the split is the same in every run.
+
+    Raises:
+      FileNotFoundError: there are too few files to hold one out.
+    """
+    root = root or Path(sysconfig.get_path("stdlib"))
+    files = sorted(
+        path for path in root.rglob("*.py") if NOT_LIBRARY.isdisjoint(path.relative_to(root).parts)
+    )
+    if len(files) < HELD_OUT_EVERY:
+        raise FileNotFoundError(
+            f"the demo trains on Python's own sources but found {len(files)} .py files in {root}"
+        )
+    held_out = files[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
+    train = sorted(set(files) - set(held_out))
+    return Corpus(_concatenate(train), _concatenate(held_out), len(files))
+
+
+def batches(text: np.ndarray, batch: int, length: int, seed: int) -> Iterator[np.ndarray]:
+    """Endless random windows [batch, length + 1]: inputs and, shifted by one, their targets."""
+    rng = np.random.default_rng(seed)
+    window = np.arange(length + 1)
+    while True:
+        starts = rng.integers(0, len(text) - length, size=(batch, 1))
+        yield text[starts + window]
+
+
+def _concatenate(files: list[Path]) -> np.ndarray:
+    return np.frombuffer(b"\n".join(path.read_bytes() for path in files), np.uint8)

@@ -1,0 +1,91 @@
+"""A decoder-only byte-level language model: causal attention and mixture-of-experts layers."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jax_grouped_gemm.demo.presets import ModelConfig
+from jax_grouped_gemm.flax.nnx import MoE
+from jax_grouped_gemm.moe import AuxiliaryLosses, Implementation
+
+NUM_BYTES = 256
+
+
+class Attention(nnx.Module):
+    """Causal multi-head self-attention with rotary positions: [batch, length, embed] -> same."""
+
+    def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+        self.num_heads = config.num_heads
+        options = dict(use_bias=False, dtype=config.dtype, rngs=rngs)
+        self.qkv = nnx.Linear(config.embed, 3 * config.embed, **options)
+        self.out = nnx.Linear(config.embed, config.embed, **options)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        heads = self.qkv(x).reshape(*x.shape[:2], 3 * self.num_heads, -1)
+        query, key, value = jnp.split(heads, 3, axis=2)
+        y = jax.nn.dot_product_attention(rotate(query), rotate(key), value, is_causal=True)
+        return self.out(y.reshape(x.shape))
+
+
+class Block(nnx.Module):
+    """Attention, then a mixture of experts, each with a pre-norm and a residual connection."""
+
+    def __init__(self, config: ModelConfig, implementation: Implementation, *, rngs: nnx.Rngs):
+        self.attention_norm = nnx.RMSNorm(config.embed, dtype=config.dtype, rngs=rngs)
+        self.attention = Attention(config, rngs=rngs)
+        self.moe_norm = nnx.RMSNorm(config.embed, dtype=config.dtype, rngs=rngs)
+        self.moe = MoE(
+            in_features=config.embed,
+            hidden_features=config.hidden,
+            num_experts=config.num_experts,
+            top_k=config.top_k,
+            dtype=config.dtype,
+            implementation=implementation,
+            rngs=rngs,
+        )
+
+    def __call__(self, x: jax.Array) -> tuple[jax.Array, AuxiliaryLosses]:
+        x = x + self.attention(self.attention_norm(x))
+        y, losses = self.moe(self.moe_norm(x))
+        return x + y, losses
+
+
+class LanguageModel(nnx.Module):
+    """Next-byte logits: bytes [batch, length] -> float32 [batch, length, 256]."""
+
+    def __init__(
+        self, config: ModelConfig, implementation: Implementation = None, *, rngs: nnx.Rngs
+    ):
+        self.embed = nnx.Embed(NUM_BYTES, config.embed, dtype=config.dtype, rngs=rngs)
+        self.blocks = nnx.List(
+            [Block(config, implementation, rngs=rngs) for _ in range(config.num_layers)]
+        )
+        self.norm = nnx.RMSNorm(config.embed, dtype=config.dtype, rngs=rngs)
+        self.head = nnx.Linear(
+            config.embed, NUM_BYTES, use_bias=False, dtype=config.dtype, rngs=rngs
+        )
+
+    def __call__(self, text: jax.Array) -> tuple[jax.Array, AuxiliaryLosses]:
+        """Returns the logits and the router losses, averaged over the layers."""
+        x = self.embed(text)
+        losses = []
+        for block in self.blocks:
+            x, block_losses = block(x)
+            losses.append(block_losses)
+        logits = self.head(self.norm(x)).astype(jnp.float32)
+        return logits, jax.tree.map(lambda *values: sum(values) / len(values), *losses)
+
+
+def rotate(x: jax.Array) -> jax.Array:
+    """Rotary position embedding (arXiv:2104.09864) of [batch, length, heads, head_dim]."""
+    length, half = x.shape[1], x.shape[3] // 2
+    frequency = 10000.0 ** (-jnp.arange(half) / half)
+    angle = jnp.arange(length)[:, None, None] * frequency
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    rotated = (
+        first * jnp.cos(angle) - second * jnp.sin(angle),
+        second * jnp.cos(angle) + first * jnp.sin(angle),
+    )
+    return jnp.concatenate(rotated, axis=-1).astype(x.dtype)

@@ -1,0 +1,74 @@
+"""Sizes of the model and of its training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """A decoder-only transformer whose feed-forward layers are mixtures of experts."""
+
+    num_layers: int
+    embed: int
+    num_heads: int
+    hidden: int  # width of one expert
+    num_experts: int
+    top_k: int
+    dtype: Any  # of the computation; parameters are float32
+
+
+@dataclass(frozen=True)
+class Preset:
+    model: ModelConfig
+    batch: int
+    sequence_length: int
+    steps: int
+    compare_steps: int  # with --compare, for every implementation
+    learning_rate: float
+    evaluation_batches: int
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.batch * self.sequence_length
+
+
+PRESETS = {
+    "cpu": Preset(
+        model=ModelConfig(
+            num_layers=2,
+            embed=128,
+            num_heads=4,
+            hidden=128,
+            num_experts=8,
+            top_k=2,
+            dtype=jnp.float32,
+        ),
+        batch=8,
+        sequence_length=128,
+        steps=300,
+        compare_steps=60,
+        learning_rate=3e-3,
+        evaluation_batches=8,
+    ),
+    "h200": Preset(
+        model=ModelConfig(
+            num_layers=4,
+            embed=2048,
+            num_heads=16,
+            hidden=1408,
+            num_experts=32,
+            top_k=4,
+            dtype=jnp.bfloat16,
+        ),
+        batch=16,
+        sequence_length=1024,
+        steps=400,
+        compare_steps=20,
+        learning_rate=3e-4,
+        evaluation_batches=4,
+    ),
+}

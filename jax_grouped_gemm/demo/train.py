@@ -1,0 +1,165 @@
+"""Training of the demo's language model: one compiled step, a progress bar, honest timing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from tqdm import tqdm
+
+from jax_grouped_gemm.demo.data import Corpus, batches
+from jax_grouped_gemm.demo.model import LanguageModel
+from jax_grouped_gemm.demo.presets import Preset
+from jax_grouped_gemm.moe import Implementation
+
+LOAD_BALANCING_WEIGHT = 1e-2
+ROUTER_Z_WEIGHT = 1e-3
+PROGRESS_EVERY = 10
+
+
+@dataclass(frozen=True)
+class Losses:
+    """Cross-entropy in nats a byte, on text the model trains on and on files it never sees."""
+
+    train: float
+    held_out: float
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """What one training run measured."""
+
+    implementation: str
+    kernel_calls: int  # calls of this project's CUDA kernels in one compiled training step
+    num_parameters: int
+    temporary_bytes: int  # device memory of one step beside its arguments and results
+    compile_seconds: float
+    step_seconds: float  # mean over all steps but the first
+    tokens_per_second: float
+    before: Losses
+    after: Losses
+    curve: list[float]  # training cross-entropy of every step
+
+
+def train(
+    preset: Preset,
+    corpus: Corpus,
+    *,
+    name: str,
+    implementation: Implementation,
+    steps: int,
+    seed: int,
+) -> TrainingRun:
+    """Train a new model for ``steps`` steps; equal seeds see equal parameters and batches."""
+    model = LanguageModel(preset.model, implementation, rngs=nnx.Rngs(seed))
+    optimizer = nnx.Optimizer(model, adamw(preset.learning_rate, steps), wrt=nnx.Param)
+    num_parameters = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
+
+    # A Flax model is a static graph and a tree of arrays. Compiling a function of the arrays ahead
+    # of time shows what the compiled step contains and keeps compilation out of the timing.
+    graph, state = nnx.split((model, optimizer))
+    del model, optimizer
+    stream = batches(corpus.train, preset.batch, preset.sequence_length, seed)
+    first = next(stream)
+    started = time.perf_counter()
+    step = jax.jit(make_train_step(graph), donate_argnums=0).lower(state, first).compile()
+    compile_seconds = time.perf_counter() - started
+    evaluate = make_evaluation(graph, preset, corpus)
+    before = evaluate(state)
+
+    state, loss = step(state, first)
+    curve = [loss]
+    jax.block_until_ready(loss)
+    started = time.perf_counter()
+    with tqdm(islice(stream, steps - 1), desc=name, total=steps, initial=1, unit="step") as bar:
+        for batch in bar:
+            state, loss = step(state, batch)
+            curve.append(loss)
+            if len(curve) % PROGRESS_EVERY == 0:
+                bar.set_postfix(loss=f"{float(loss):.3f}")
+    jax.block_until_ready(state)
+    step_seconds = (time.perf_counter() - started) / max(steps - 1, 1)
+
+    return TrainingRun(
+        implementation=name,
+        kernel_calls=step.as_text().count('custom_call_target="jax_grouped_gemm.'),
+        num_parameters=num_parameters,
+        temporary_bytes=step.memory_analysis().temp_size_in_bytes,
+        compile_seconds=compile_seconds,
+        step_seconds=step_seconds,
+        tokens_per_second=preset.tokens_per_step / step_seconds,
+        before=before,
+        after=evaluate(state),
+        curve=[float(loss) for loss in curve],
+    )
+
+
+def adamw(learning_rate: float, steps: int) -> optax.GradientTransformation:
+    """AdamW with gradient clipping, a short warm-up and cosine decay."""
+    schedule = optax.warmup_cosine_decay_schedule(
+        init_value=learning_rate / 10,
+        peak_value=learning_rate,
+        warmup_steps=max(steps // 20, 1),
+        decay_steps=max(steps, 2),
+        end_value=learning_rate / 10,
+    )
+    return optax.chain(
+        optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.95, weight_decay=0.1)
+    )
+
+
+def cross_entropy(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """Mean over all bytes, in nats."""
+    return optax.softmax_cross_entropy_with_integer_labels(logits, targets).mean()
+
+
+def make_train_step(graph: nnx.GraphDef) -> Callable:
+    """(state, windows [batch, length + 1]) -> (new state, cross-entropy)."""
+
+    def loss_function(model: LanguageModel, text: jax.Array):
+        logits, router = model(text[:, :-1])
+        loss = cross_entropy(logits, text[:, 1:])
+        regularizer = LOAD_BALANCING_WEIGHT * router.load_balancing
+        regularizer += ROUTER_Z_WEIGHT * router.router_z
+        return loss + regularizer, loss
+
+    def train_step(state, windows: jax.Array):
+        model, optimizer = nnx.merge(graph, state)
+        gradient = nnx.grad(loss_function, has_aux=True)
+        gradients, loss = gradient(model, windows.astype(jnp.int32))
+        optimizer.update(model, gradients)
+        return nnx.state((model, optimizer)), loss
+
+    return train_step
+
+
+def make_evaluation(graph: nnx.GraphDef, preset: Preset, corpus: Corpus) -> Callable:
+    """state -> `Losses` over the same random windows in every call."""
+
+    @jax.jit
+    def loss_of(state, windows: jax.Array) -> jax.Array:
+        model, _ = nnx.merge(graph, state)
+        text = windows.astype(jnp.int32)
+        logits, _ = model(text[:, :-1])
+        return cross_entropy(logits, text[:, 1:])
+
+    def windows(text: np.ndarray) -> list[np.ndarray]:
+        stream = batches(text, preset.batch, preset.sequence_length, seed=0)
+        return list(islice(stream, preset.evaluation_batches))
+
+    train_windows, held_out_windows = windows(corpus.train), windows(corpus.held_out)
+
+    def mean_loss(state, batches: list[np.ndarray]) -> float:
+        return float(np.mean([loss_of(state, batch) for batch in batches]))
+
+    def evaluate(state) -> Losses:
+        return Losses(mean_loss(state, train_windows), mean_loss(state, held_out_windows))
+
+    return evaluate

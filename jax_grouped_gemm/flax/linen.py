@@ -1,0 +1,86 @@
+"""Mixture-of-experts layer for Flax Linen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from jax_grouped_gemm import moe
+
+default_kernel_init = nn.initializers.lecun_normal(batch_axis=(0,))
+default_gate_init = nn.initializers.lecun_normal()
+
+
+class MoE(nn.Module):
+    """Dropless gated MoE feed-forward layer: [..., D] -> ([..., D], `moe.AuxiliaryLosses`).
+
+    Parameters, with their logical axes (MaxText's names):
+      gate/kernel [D, E] ("embed", None), wi_0 and wi_1 [E, D, F] ("exp", "embed", "mlp"),
+      wo [E, F, D] ("exp", "mlp", "embed").
+
+    The router runs in float32 whatever ``dtype`` is.
+
+    Attributes:
+      hidden_features: F, the width of every expert.
+      num_experts: E.
+      top_k: experts a token.
+      renormalize: whether a token's weights sum to one, see `moe.route`.
+      activation: elementwise function of the gate projection.
+      dtype: of the experts' computation; None promotes the input and the parameters.
+      param_dtype: of the parameters.
+      precision: of the matmuls of the experts.
+      kernel_init: of wi_0, wi_1 and wo.
+      gate_init: of the router.
+      implementation: of the ragged matmuls, see `moe.dropless_mlp`.
+    """
+
+    hidden_features: int
+    num_experts: int
+    top_k: int
+    renormalize: bool = True
+    activation: Callable[[jax.Array], jax.Array] = nn.silu
+    dtype: Any = None
+    param_dtype: Any = jnp.float32
+    precision: jax.lax.PrecisionLike = None
+    kernel_init: Callable[..., jax.Array] = default_kernel_init
+    gate_init: Callable[..., jax.Array] = default_gate_init
+    implementation: moe.Implementation = None
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> tuple[jax.Array, moe.AuxiliaryLosses]:
+        logits = nn.Dense(
+            self.num_experts,
+            use_bias=False,
+            dtype=jnp.float32,
+            param_dtype=self.param_dtype,
+            precision=jax.lax.Precision.HIGHEST,
+            kernel_init=nn.with_logical_partitioning(self.gate_init, ("embed", None)),
+            name="gate",
+        )(x)
+        wi_shape = (self.num_experts, x.shape[-1], self.hidden_features)
+        wo_shape = (self.num_experts, self.hidden_features, x.shape[-1])
+        wi_0 = self._experts("wi_0", wi_shape, ("exp", "embed", "mlp"))
+        wi_1 = self._experts("wi_1", wi_shape, ("exp", "embed", "mlp"))
+        wo = self._experts("wo", wo_shape, ("exp", "mlp", "embed"))
+
+        dtype = jnp.result_type(x, self.param_dtype) if self.dtype is None else self.dtype
+        routing = moe.route(logits, self.top_k, renormalize=self.renormalize)
+        y = moe.dropless_mlp(
+            x.astype(dtype),
+            routing,
+            wi_0.astype(dtype),
+            wi_1.astype(dtype),
+            wo.astype(dtype),
+            activation=self.activation,
+            precision=self.precision,
+            implementation=self.implementation,
+        )
+        return y, moe.auxiliary_losses(routing)
+
+    def _experts(self, name: str, shape: tuple[int, ...], axes: tuple[str, ...]) -> jax.Array:
+        init = nn.with_logical_partitioning(self.kernel_init, axes)
+        return self.param(name, init, shape, self.param_dtype)

@@ -1,0 +1,108 @@
+"""Mixture-of-experts layer for Flax NNX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jax_grouped_gemm import moe
+
+default_kernel_init = nnx.initializers.lecun_normal(batch_axis=(0,))
+default_gate_init = nnx.initializers.lecun_normal()
+
+
+class MoE(nnx.Module):
+    """Dropless gated MoE feed-forward layer: [..., D] -> ([..., D], `moe.AuxiliaryLosses`).
+
+    Parameters, with their logical axes (MaxText's names) in the ``out_sharding`` metadata:
+      gate.kernel [D, E] ("embed", None), wi_0 and wi_1 [E, D, F] ("exp", "embed", "mlp"),
+      wo [E, F, D] ("exp", "mlp", "embed").
+    The axes are annotations only: the constructor needs no mesh and shards nothing, so that a
+    layer can be made anywhere; read them with ``nnx.get_partition_spec`` under logical axis rules.
+
+    The router runs in float32 whatever ``dtype`` is.
+
+    Args:
+      in_features: D, the width of a token.
+      hidden_features: F, the width of every expert.
+      num_experts: E.
+      top_k: experts a token.
+      renormalize: whether a token's weights sum to one, see `moe.route`.
+      activation: elementwise function of the gate projection.
+      dtype: of the experts' computation; None promotes the input and the parameters.
+      param_dtype: of the parameters.
+      precision: of the matmuls of the experts.
+      kernel_init: of wi_0, wi_1 and wo.
+      gate_init: of the router.
+      implementation: of the ragged matmuls, see `moe.dropless_mlp`.
+      rngs: the "params" stream makes the parameters.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        hidden_features: int,
+        num_experts: int,
+        top_k: int,
+        *,
+        renormalize: bool = True,
+        activation: Callable[[jax.Array], jax.Array] = nnx.silu,
+        dtype: Any = None,
+        param_dtype: Any = jnp.float32,
+        precision: jax.lax.PrecisionLike = None,
+        kernel_init: Callable[..., jax.Array] = default_kernel_init,
+        gate_init: Callable[..., jax.Array] = default_gate_init,
+        implementation: moe.Implementation = None,
+        rngs: nnx.Rngs,
+    ):
+        self.top_k = top_k
+        self.renormalize = renormalize
+        self.activation = activation
+        self.dtype = dtype
+        self.param_dtype = param_dtype
+        self.precision = precision
+        self.implementation = implementation
+
+        def experts(shape: tuple[int, ...], axes: tuple[str, ...]) -> nnx.Param:
+            return nnx.Param(kernel_init(rngs.params(), shape, param_dtype), **_annotation(axes))
+
+        self.gate = nnx.Linear(
+            in_features,
+            num_experts,
+            use_bias=False,
+            dtype=jnp.float32,
+            param_dtype=param_dtype,
+            precision=jax.lax.Precision.HIGHEST,
+            kernel_init=gate_init,
+            kernel_metadata=_annotation(("embed", None)),
+            rngs=rngs,
+        )
+        wi_shape = (num_experts, in_features, hidden_features)
+        wo_shape = (num_experts, hidden_features, in_features)
+        self.wi_0 = experts(wi_shape, ("exp", "embed", "mlp"))
+        self.wi_1 = experts(wi_shape, ("exp", "embed", "mlp"))
+        self.wo = experts(wo_shape, ("exp", "mlp", "embed"))
+
+    def __call__(self, x: jax.Array) -> tuple[jax.Array, moe.AuxiliaryLosses]:
+        dtype = jnp.result_type(x, self.param_dtype) if self.dtype is None else self.dtype
+        routing = moe.route(self.gate(x), self.top_k, renormalize=self.renormalize)
+        y = moe.dropless_mlp(
+            x.astype(dtype),
+            routing,
+            self.wi_0[...].astype(dtype),
+            self.wi_1[...].astype(dtype),
+            self.wo[...].astype(dtype),
+            activation=self.activation,
+            precision=self.precision,
+            implementation=self.implementation,
+        )
+        return y, moe.auxiliary_losses(routing)
+
+
+def _annotation(axes: tuple[str | None, ...]) -> dict[str, Any]:
+    # Eager sharding would make construction fail without a mesh that has these axes.
+    return {"out_sharding": axes, "eager_sharding": False}
