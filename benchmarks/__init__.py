@@ -1,0 +1,1 @@
+"""Interleaved benchmarks of ragged matrix multiplications: `python -m benchmarks.run --help`."""

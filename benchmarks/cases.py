@@ -1,0 +1,252 @@
+"""What is measured, as plain data: named shapes, operations and group size distributions.
+
+Nothing here touches a device, so that tests can use the same cases.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import ml_dtypes
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One MoE projection: `rows` tokens over `groups` experts, whose weights are k x n each."""
+
+    name: str
+    groups: int
+    rows: int
+    k: int
+    n: int
+
+
+SUITES: dict[str, tuple[Shape, ...]] = {
+    "main": (
+        Shape("mixtral_up", 8, 8192, 4096, 14336),
+        Shape("mixtral_down", 8, 8192, 14336, 4096),
+        Shape("dsv3_up", 8, 32768, 7168, 4096),
+        Shape("dsv3_down", 8, 32768, 2048, 7168),
+        Shape("qwen3_up", 128, 65536, 2048, 1536),
+        Shape("qwen3_down", 128, 65536, 768, 2048),
+        Shape("ds256_n512", 256, 32768, 7168, 512),
+        Shape("decode_up", 32, 640, 7168, 4096),
+        Shape("decode_small", 128, 512, 2048, 1536),
+    ),
+    "models": (
+        Shape("gpt_oss_up", 32, 32768, 2880, 5760),
+        Shape("gpt_oss_down", 32, 32768, 2880, 2880),
+        Shape("qwen3_235b_up", 128, 65536, 4096, 3072),
+        Shape("qwen3_235b_down", 128, 65536, 1536, 4096),
+    ),
+    "fine": (
+        Shape("fine64_k512", 64, 65536, 512, 2048),
+        Shape("fine128_n256", 128, 65536, 2048, 256),
+        Shape("fine256_k256", 256, 65536, 256, 7168),
+        Shape("fine256_n256", 256, 65536, 2048, 256),
+    ),
+    "decode": tuple(
+        Shape(f"decode_r{rows}", 32, 32 * rows, 7168, 4096) for rows in (1, 2, 4, 8, 16, 32, 64)
+    ),
+    # Small enough for a CPU: `run.py --dry-run` exercises every step of a measurement with them.
+    "tiny": (
+        Shape("tiny", 4, 256, 64, 128),
+        Shape("tiny_fine", 16, 128, 128, 64),
+    ),
+}
+SHAPES: dict[str, Shape] = {shape.name: shape for suite in SUITES.values() for shape in suite}
+
+
+@dataclass(frozen=True)
+class Op:
+    """A ragged matmul over a layer's tensors.
+
+    The tensors of a `Shape`: x [rows, k], w [groups, k, n], wt [groups, n, k] (the same weights
+    stored the other way round) and dy [rows, n]. An op multiplies two of them. `contracting` is the
+    weight gradient, whose ragged dimension is summed over; otherwise the rows stay, and
+    `transpose_rhs` says that the weights' last dimension is the contracted one.
+    """
+
+    name: str
+    lhs: str
+    rhs: str
+    contracting: bool = False
+    transpose_rhs: bool = False
+    out_dtype: str | None = None
+
+
+OPS: dict[str, Op] = {
+    op.name: op
+    for op in (
+        Op("forward", "x", "w"),
+        Op("forward_t", "x", "wt", transpose_rhs=True),
+        Op("dgrad", "dy", "w", transpose_rhs=True),
+        Op("dgrad_t", "dy", "wt"),
+        Op("wgrad", "x", "dy", contracting=True),
+        Op("wgrad_f32", "x", "dy", contracting=True, out_dtype="float32"),
+    )
+}
+
+
+def tensor_shape(shape: Shape, tensor: str) -> tuple[int, ...]:
+    """Dimensions of one of the tensors that `Op` names."""
+    return {
+        "x": (shape.rows, shape.k),
+        "w": (shape.groups, shape.k, shape.n),
+        "wt": (shape.groups, shape.n, shape.k),
+        "dy": (shape.rows, shape.n),
+    }[tensor]
+
+
+def _multinomial(rng: np.random.Generator, rows: int, weights: np.ndarray) -> np.ndarray:
+    return rng.multinomial(rows, weights / weights.sum())
+
+
+def _uniform(rng: np.random.Generator, groups: int, rows: int) -> np.ndarray:
+    return np.diff(np.arange(groups + 1) * rows // groups)
+
+
+def _random(rng: np.random.Generator, groups: int, rows: int) -> np.ndarray:
+    return _multinomial(rng, rows, rng.dirichlet(np.full(groups, 4.0)))
+
+
+def _zipf(rng: np.random.Generator, groups: int, rows: int) -> np.ndarray:
+    return _multinomial(rng, rows, rng.permutation(1.0 / np.arange(1, groups + 1)))
+
+
+def _lognormal(rng: np.random.Generator, groups: int, rows: int) -> np.ndarray:
+    return _multinomial(rng, rows, rng.lognormal(sigma=1.0, size=groups))
+
+
+def _one_hot(rng: np.random.Generator, groups: int, rows: int) -> np.ndarray:
+    return rows * (np.arange(groups) == rng.integers(groups))
+
+
+DISTRIBUTIONS: dict[str, Callable[[np.random.Generator, int, int], np.ndarray]] = {
+    "uniform": _uniform,
+    "random": _random,
+    "zipf": _zipf,
+    "lognormal": _lognormal,
+    "one_hot": _one_hot,
+}
+
+
+def group_sizes(distribution: str, groups: int, rows: int, seed: int = 0) -> np.ndarray:
+    """int32 [groups] sizes that sum to `rows`; the same arguments give the same sizes.
+
+    uniform: equal to within a row. random: multinomial over Dirichlet(4) popularities, the usual
+    unaligned load of a trained router. zipf: popularity 1/rank. lognormal: popularity exp(N(0, 1)).
+    one_hot: every row in one group.
+    """
+    # Keyed by name, so that adding a distribution does not change the others.
+    rng = np.random.default_rng([seed, zlib.crc32(distribution.encode()), groups, rows])
+    return DISTRIBUTIONS[distribution](rng, groups, rows).astype(np.int32)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One ragged matmul without its group sizes: all that a compiled program depends on.
+
+    Non-contracting: lhs [m, k] x rhs [groups, k, n] (or [groups, n, k] with `transpose_rhs`) gives
+    [m, n]. Contracting: lhs [m, k] x rhs [m, n] gives [groups, k, n].
+    """
+
+    contracting: bool
+    transpose_rhs: bool
+    groups: int
+    m: int
+    k: int
+    n: int
+    dtype: str
+    out_dtype: str
+
+    @property
+    def out_shape(self) -> tuple[int, ...]:
+        return (self.groups, self.k, self.n) if self.contracting else (self.m, self.n)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A row of the results: a shape, an op and a distribution of group sizes."""
+
+    shape: Shape
+    op: Op
+    distribution: str
+    dtype: str = "bfloat16"
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.shape.name}/{self.op.name}/{self.distribution}"
+
+    @property
+    def problem(self) -> Problem:
+        lhs = tensor_shape(self.shape, self.op.lhs)
+        rhs = tensor_shape(self.shape, self.op.rhs)
+        return Problem(
+            contracting=self.op.contracting,
+            transpose_rhs=self.op.transpose_rhs,
+            groups=self.shape.groups,
+            m=self.shape.rows,
+            k=lhs[1],
+            n=rhs[-2] if self.op.transpose_rhs else rhs[-1],
+            dtype=self.dtype,
+            out_dtype=self.op.out_dtype or self.dtype,
+        )
+
+    @property
+    def group_sizes(self) -> np.ndarray:
+        return group_sizes(self.distribution, self.shape.groups, self.shape.rows, self.seed)
+
+
+def row_ranges(sizes: np.ndarray) -> list[tuple[int, int]]:
+    """First and past-the-last row of each group."""
+    ends = np.cumsum(sizes)
+    return list(zip((ends - sizes).tolist(), ends.tolist(), strict=True))
+
+
+def flops(problem: Problem, sizes: np.ndarray) -> int:
+    """Multiplications and additions for the rows that belong to a group."""
+    return 2 * int(np.sum(sizes)) * problem.k * problem.n
+
+
+def unavoidable_bytes(problem: Problem, sizes: np.ndarray) -> int:
+    """The least traffic with device memory: operands in use read once, the result written once.
+
+    The weights of an empty group need not be read, but its slice of a weight gradient is written,
+    and so is every row of a non-contracting result.
+    """
+    rows = int(np.sum(sizes))
+    if problem.contracting:
+        read = rows * (problem.k + problem.n)
+    else:
+        read = (rows + int(np.count_nonzero(sizes)) * problem.n) * problem.k
+    written = math.prod(problem.out_shape)
+    return read * itemsize(problem.dtype) + written * itemsize(problem.out_dtype)
+
+
+def itemsize(dtype: str) -> int:
+    """Bytes an element of a NumPy or ml_dtypes type, by name."""
+    return np.dtype(getattr(ml_dtypes, dtype, dtype)).itemsize
+
+
+def select_shapes(names: list[str]) -> list[Shape]:
+    """Shapes from a mixture of shape and suite names, in order and without repeats.
+
+    Raises:
+      ValueError: for a name that is neither.
+    """
+    chosen: dict[str, Shape] = {}
+    for name in names:
+        suite = SUITES.get(name) or ((SHAPES[name],) if name in SHAPES else None)
+        if suite is None:
+            raise ValueError(
+                f"unknown shape or suite {name!r}: suites are {', '.join(SUITES)}; "
+                f"shapes are {', '.join(SHAPES)}"
+            )
+        chosen.update((shape.name, shape) for shape in suite)
+    return list(chosen.values())

@@ -1,0 +1,62 @@
+"""Random operands and group sizes on the device, shared by the ops of a shape."""
+
+from __future__ import annotations
+
+import functools
+import zlib
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.cases import Case, Problem, Shape, tensor_shape
+
+
+class Inputs:
+    """The tensors of one shape, generated on the device when an op first needs them.
+
+    Normally distributed: constant or zero data lets the tensor cores draw less power and clock
+    higher, and would flatter every number.
+    """
+
+    def __init__(self, shape: Shape, dtype: str, seed: int):
+        self._shape = shape
+        self._dtype = dtype
+        # XLA's own generator compiles faster than threefry and fills gigabytes in milliseconds.
+        self._key = jax.random.key(seed, impl="rbg")
+        self._tensors: dict[str, jax.Array] = {}
+
+    def operands(self, case: Case) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """lhs, rhs and int32 group sizes of a case of this shape."""
+        sizes = jnp.asarray(case.group_sizes)
+        operands = self._tensor(case.op.lhs), self._tensor(case.op.rhs), sizes
+        return jax.block_until_ready(operands)
+
+    def _tensor(self, name: str) -> jax.Array:
+        if name not in self._tensors:
+            key = jax.random.fold_in(self._key, zlib.crc32(name.encode()))
+            dims = tensor_shape(self._shape, name)
+            self._tensors[name] = _normal(key, dims, self._dtype)
+        return self._tensors[name]
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _normal(key: jax.Array, dims: tuple[int, ...], dtype: str) -> jax.Array:
+    # Drawn in float32: a draw in bfloat16 takes only a few hundred distinct values.
+    return jax.random.normal(key, dims, jnp.float32).astype(dtype)
+
+
+def abstract_operands(
+    problem: Problem,
+) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+    """Shapes and dtypes of lhs, rhs and group sizes, to compile without allocating them."""
+    if problem.contracting:
+        rhs = (problem.m, problem.n)
+    elif problem.transpose_rhs:
+        rhs = (problem.groups, problem.n, problem.k)
+    else:
+        rhs = (problem.groups, problem.k, problem.n)
+    return (
+        jax.ShapeDtypeStruct((problem.m, problem.k), problem.dtype),
+        jax.ShapeDtypeStruct(rhs, problem.dtype),
+        jax.ShapeDtypeStruct((problem.groups,), jnp.int32),
+    )

@@ -1,0 +1,149 @@
+"""Results as text: a table of times, a table of ratios, and what did not run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from benchmarks.measure import best_grouped, geometric_mean
+
+
+def times_table(records: Sequence[Mapping]) -> str:
+    """Median device microseconds, a row a case and a column a peer."""
+    names = [name for name in _peer_names(records) if name != "copy"]
+    rows = [
+        [record["case"]]
+        + [_number(record["peers"].get(name, {}).get("median_us")) for name in names]
+        for record in records
+    ]
+    return _table(["device us", *names], rows)
+
+
+def ratios_table(records: Sequence[Mapping]) -> str:
+    """How we compare. All ratios are other/ours: above one, we are faster."""
+    header = [
+        "case", "us", "TFLOP/s", "vs best", "best grouped peer",
+        "vs loop", "vs dense", "vs bytes", "of floor", "vs stock", "kernels", "host us", "wall us",
+    ]  # fmt: skip
+    rows = []
+    for record in records:
+        ours = record["peers"].get("ours", {})
+        ratios = record["ratios"]
+        best, ratio = best_grouped(record) or ("-", None)
+        rows.append(
+            [
+                record["case"],
+                _number(ours.get("median_us")),
+                _number(ours.get("tflops")),
+                _ratio(ratio),
+                best,
+                _ratio(ratios.get("cublas_loop")),
+                _ratio(ratios.get("cublas_dense")),
+                _ratio(ratios.get("byte_floor")),
+                _ratio(ratios.get("floor")),
+                _ratio(ratios.get("stock")),
+                str(ours.get("kernels", "-")),
+                _number(ours.get("enqueue_us")),
+                _number(ours.get("wall_us")),
+            ]
+        )
+    return _table(header, rows)
+
+
+def case_line(record: Mapping) -> str:
+    """A case in a few words, for the progress of a run."""
+    ours = record["peers"].get("ours", {})
+    name, ratio = best_grouped(record) or ("no grouped peer", None)
+    return f"{record['case']}: {_number(ours.get('median_us'))} us, {_ratio(ratio)} vs {name}"
+
+
+def summary(records: Sequence[Mapping]) -> dict[str, dict[str, float]]:
+    """For each op, geometric mean and minimum of the ratios that the tables show."""
+    result = {}
+    for op in dict.fromkeys(record["op"] for record in records):
+        of_op = [record for record in records if record["op"] == op]
+        columns = {
+            "best_grouped": [best[1] for record in of_op if (best := best_grouped(record))],
+            **{
+                name: [record["ratios"][name] for record in of_op if name in record["ratios"]]
+                for name in ("cublas_loop", "cublas_dense", "floor", "stock")
+            },
+        }
+        result[op] = {
+            f"{name}_{kind}": function(values)
+            for name, values in columns.items()
+            if values
+            for kind, function in (("geomean", geometric_mean), ("min", min))
+        }
+    return result
+
+
+def summary_lines(records: Sequence[Mapping]) -> str:
+    """The summary, a line an op."""
+    return "\n".join(
+        f"{op}: " + ", ".join(f"{name} {value:.3f}" for name, value in values.items())
+        for op, values in summary(records).items()
+        if values
+    )
+
+
+def missing_lines(records: Sequence[Mapping]) -> str:
+    """Who was not measured and why, each reason once with the cases that it holds for."""
+    reasons: dict[tuple[str, str, str], list[str]] = {}
+    for record in records:
+        for name, peer in record["peers"].items():
+            if peer["status"] != "measured":
+                key = name, peer["status"], peer.get("reason", "")
+                reasons.setdefault(key, []).append(record["case"])
+    return "\n".join(
+        f"{name} {status}: {reason} [{_some(cases, len(records))}]"
+        for (name, status, reason), cases in reasons.items()
+    )
+
+
+def unmeasured_line(cases: Sequence[str]) -> str:
+    """What a time limit left out; the results file names all of it."""
+    return f"out of time for {len(cases)} measurements: {_some(cases)}" if cases else ""
+
+
+def error_lines(records: Sequence[Mapping]) -> str:
+    """The largest relative error of each peer over all cases, and of which case."""
+    lines = []
+    for name in _peer_names(records):
+        errors = [
+            (record["peers"][name]["error"]["total"], record["case"])
+            for record in records
+            if "error" in record["peers"].get(name, {})
+        ]
+        if errors:
+            worst, case = max(errors)
+            lines.append(f"{name}: largest relative error {worst:.1e} ({case})")
+    return "\n".join(lines)
+
+
+def _peer_names(records: Sequence[Mapping]) -> list[str]:
+    return list(dict.fromkeys(name for record in records for name in record["peers"]))
+
+
+def _some(cases: Sequence[str], total: int = 0, shown: int = 4) -> str:
+    if len(cases) == total:
+        return "all cases"
+    more = f" and {len(cases) - shown} more" if len(cases) > shown else ""
+    return ", ".join(cases[:shown]) + more
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    return "\n".join(
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])
+        for row in (header, *rows)
+    )
