@@ -1,0 +1,81 @@
+"""Test environment: four CPU devices, JAX's CPU backend unless a test asks for the GPU, seeds."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import secrets
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+# JAX reads these when it is imported, so they are set before anything below imports it.
+XLA_FLAGS = [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=4"]
+if not Path("/dev/nvidiactl").exists():
+    # Most of the time goes into compiling small programs for the CPU.
+    XLA_FLAGS.append("--xla_backend_optimization_level=0")
+    # The CUDA plugin can compile for a GPU that is not there, if it may load without cuDNN.
+    os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+os.environ["XLA_FLAGS"] = " ".join(XLA_FLAGS).strip()
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+import jax  # noqa: E402
+
+GPU_TESTS = Path(__file__).parent / "gpu"
+
+
+def pytest_addoption(parser):
+    parser.addoption("--seed", type=int, default=None, help="repeat a run's random inputs")
+
+
+def pytest_configure(config):
+    if config.getoption("--seed") is None:
+        config.option.seed = secrets.randbits(32)
+
+
+def pytest_report_header(config):
+    return f"random inputs: --seed={config.getoption('--seed')}"
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if GPU_TESTS in item.path.parents:
+            item.add_marker(pytest.mark.gpu)
+
+
+@pytest.fixture
+def rng(request) -> np.random.Generator:
+    """Fresh random inputs in every run; the seed in the report's header repeats them."""
+    test = zlib.crc32(request.node.nodeid.encode())
+    return np.random.default_rng([request.config.getoption("--seed"), test])
+
+
+def missing_gpu() -> str | None:
+    """Why the tests marked `gpu` cannot run, or None."""
+    try:
+        device = jax.devices("cuda")[0]
+    except RuntimeError as error:
+        return f"JAX has no CUDA device: {str(error).splitlines()[0]}"
+    if device.compute_capability != "9.0":
+        return f"{device.device_kind} has compute capability {device.compute_capability}, not 9.0"
+    if importlib.util.find_spec("jax_grouped_gemm._extension") is None:
+        return "jax_grouped_gemm was built without its extension"
+    return None
+
+
+@pytest.fixture(autouse=True)
+def default_device(request):
+    """Runs a test marked `gpu` on the GPU, or skips it; any other test on the CPU."""
+    gpu = request.node.get_closest_marker("gpu") is not None
+    if gpu and (reason := missing_gpu()):
+        pytest.skip(reason)
+    with jax.default_device(jax.devices("cuda" if gpu else "cpu")[0]):
+        yield
+
+
+@pytest.fixture(scope="session")
+def extension():
+    """Skips a test that needs the compiled kernels, though not a GPU, where they are not built."""
+    return pytest.importorskip("jax_grouped_gemm._extension", reason="the extension is not built")

@@ -1,0 +1,314 @@
+"""The benchmarks' arithmetic: cases, checks of results, attribution of device time, ratios."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import json
+import struct
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.profiler import ProfileData, TraceAnnotation
+
+# Last on the path: the checkout's own package must not hide an installed one with kernels.
+sys.path.append(str(Path(__file__).parents[1]))
+
+from benchmarks import cases, check, cupti, measure, report, timing, xplane
+from benchmarks.device_activity import Activity, Sample, summarize
+from benchmarks.inputs import Inputs, abstract_operands
+from benchmarks.peers.base import Call, NotOffered, Role
+from benchmarks.recorders import ClockRecorder
+
+
+def all_cases() -> list[cases.Case]:
+    return [
+        cases.Case(shape, op, distribution)
+        for shape in cases.SHAPES.values()
+        for op in cases.OPS.values()
+        for distribution in cases.DISTRIBUTIONS
+    ]
+
+
+def random_problem(rng: np.random.Generator, op: str, out_dtype: str = "float32"):
+    shape = cases.Shape("random", *map(int, rng.integers([2, 1, 1, 1], [9, 700, 40, 40])))
+    distribution = str(rng.choice(list(cases.DISTRIBUTIONS)))
+    case = cases.Case(shape, cases.OPS[op], distribution, "float32", int(rng.integers(2**31)))
+    problem = dataclasses.replace(case.problem, out_dtype=out_dtype)
+    lhs, rhs, _ = (
+        rng.standard_normal(operand.shape).astype(operand.dtype)
+        for operand in abstract_operands(problem)
+    )
+    return problem, lhs, rhs, case.group_sizes
+
+
+def group_loop(problem: cases.Problem, lhs, rhs, sizes) -> np.ndarray:
+    lhs, rhs = lhs.astype(np.float64), rhs.astype(np.float64)
+    out = np.zeros(problem.out_shape)
+    for group, (start, end) in enumerate(cases.row_ranges(sizes)):
+        if problem.contracting:
+            out[group] = lhs[start:end].T @ rhs[start:end]
+        else:
+            weights = rhs[group].T if problem.transpose_rhs else rhs[group]
+            out[start:end] = lhs[start:end] @ weights
+    return out
+
+
+@pytest.mark.parametrize("distribution", cases.DISTRIBUTIONS)
+def test_sizes_fill_the_rows_and_repeat(rng, distribution):
+    groups, rows, seed = (int(value) for value in rng.integers([1, 0, 0], [300, 9000, 2**31]))
+    sizes = cases.group_sizes(distribution, groups, rows, seed)
+    assert sizes.dtype == np.int32 and sizes.shape == (groups,)
+    assert sizes.min() >= 0 and sizes.sum() == rows
+    np.testing.assert_array_equal(sizes, cases.group_sizes(distribution, groups, rows, seed))
+
+
+def test_distributions_differ_as_their_names_say():
+    groups, rows = 128, 65536
+    sizes = {name: cases.group_sizes(name, groups, rows) for name in cases.DISTRIBUTIONS}
+    assert np.ptp(sizes["uniform"]) <= 1
+    assert np.count_nonzero(sizes["one_hot"]) == 1
+    largest = {name: size.max() for name, size in sizes.items()}
+    assert largest["uniform"] < largest["random"] < largest["lognormal"] < largest["zipf"]
+
+
+def test_every_case_is_a_consistent_product():
+    for case in all_cases():
+        problem = case.problem
+        lhs, rhs, groups = (operand.shape for operand in abstract_operands(problem))
+        assert lhs == cases.tensor_shape(case.shape, case.op.lhs)
+        assert rhs == cases.tensor_shape(case.shape, case.op.rhs)
+        assert groups == (case.shape.groups,)
+        work = 2 * case.shape.rows * case.shape.k * case.shape.n
+        assert cases.flops(problem, case.group_sizes) == work
+
+
+@pytest.mark.parametrize("op", cases.OPS)
+def test_bytes_count_what_must_move(rng, op):
+    problem, lhs, rhs, sizes = random_problem(rng, op, "bfloat16")
+    used = np.flatnonzero(sizes)
+    read = lhs.nbytes + (rhs.nbytes if problem.contracting else rhs[used].nbytes)
+    assert cases.unavoidable_bytes(problem, sizes) == read + 2 * np.prod(problem.out_shape)
+
+
+def test_shapes_are_selected_by_name_and_suite():
+    chosen = cases.select_shapes(["dsv3_up", "main", "gpt_oss_up"])
+    assert [shape.name for shape in chosen[:2]] == ["dsv3_up", "mixtral_up"]
+    assert len(chosen) == len(set(chosen)) == len(cases.SUITES["main"]) + 1
+    with pytest.raises(ValueError, match="'no_such_shape'"):
+        cases.select_shapes(["no_such_shape"])
+
+
+@pytest.mark.parametrize("op", cases.OPS)
+def test_the_reference_is_a_loop_over_groups(rng, op):
+    operands = random_problem(rng, op)
+    expected = group_loop(*operands)
+    np.testing.assert_allclose(check.reference(*operands), expected, atol=1e-4, rtol=1e-5)
+
+
+def test_one_bad_row_is_noticed(rng):
+    expected = rng.standard_normal((20_000, 64)).astype(np.float32)
+    rounded = jnp.asarray(expected, jnp.bfloat16)
+    assert check.compare(rounded, expected).acceptable("bfloat16")
+    row = int(rng.integers(len(expected)))
+    for value in (rounded[row - 1], jnp.nan):
+        assert not check.compare(rounded.at[row].set(value), expected).acceptable("bfloat16")
+
+
+def test_rows_that_must_be_zero_must_be_zero(rng):
+    expected = rng.standard_normal((8, 16)).astype(np.float32)
+    expected[3] = 0
+    assert check.compare(expected, expected).acceptable("float32")
+    almost = jnp.asarray(expected).at[3, 5].set(1e-20)
+    assert not check.compare(almost, expected).acceptable("float32")
+
+
+def test_device_time_is_the_union_of_activities():
+    activities = [
+        Activity(5_000, 9_000, "second"),
+        Activity(1_000, 4_000, "first"),
+        Activity(6_000, 7_000, "inside the second"),
+        Activity(8_000, 11_000, "overlapping the second"),
+    ]
+    sample = summarize(activities)
+    assert sample.us == pytest.approx(3 + 6)
+    assert sample.activities[:2] == ("first", "second") and len(sample.activities) == 4
+    assert summarize([]) == Sample(0.0, ())
+
+
+def test_activities_belong_to_the_window_they_start_in(rng):
+    skew = 100
+    windows = [Activity(1000 * i, 1000 * i + 600, "window") for i in range(1, 6)]
+    expected, activities = [], []
+    for i, window in enumerate(windows):
+        mine = [
+            # The device's clock may be early or late, by less than the skew that is allowed for.
+            Activity(window.start - 90, window.start + 50, f"early {i}"),
+            Activity(window.start + 300, window.start + 400, f"middle {i}"),
+            Activity(window.end + 90, window.end + 95, f"late {i}"),
+        ][: i % 4]
+        expected.append(mine)
+        activities += mine
+        activities.append(Activity(window.end + 200, window.end + 290, "flush"))
+    shuffled = [activities[i] for i in rng.permutation(len(activities))]
+    assert xplane.attribute(windows[::-1], shuffled, skew) == expected
+
+
+def test_windows_are_found_in_a_profile(tmp_path):
+    started = time.time_ns()
+    with jax.profiler.trace(str(tmp_path)):
+        for i in range(3):
+            with TraceAnnotation(xplane.WINDOW):
+                jax.block_until_ready(jnp.ones(8) + i)
+    (path,) = tmp_path.rglob("*.xplane.pb")
+    windows, activities = xplane.read_profile(ProfileData.from_file(str(path)))
+    assert len(windows) == 3 and activities == []
+    assert sum(window.end - window.start for window in windows) < time.time_ns() - started
+
+
+def test_cupti_records_are_decoded():
+    start, end = 1_700_000_000_123_456_789, 1_700_000_000_123_460_000
+    name = ctypes.create_string_buffer(b"my_kernel")
+    kernel = struct.pack("=I12xQQ72xQ", 10, start, end, ctypes.addressof(name))
+    expected = {
+        kernel: Activity(start, end, "my_kernel"),
+        struct.pack("=I12xQQ", 1, start, end): Activity(start, end, "memcpy"),
+        struct.pack("=I12xQQ", 2, start, end): Activity(start, end, "memset"),
+        struct.pack("=I12xQQ", 3, start, end): None,
+    }
+    for record, activity in expected.items():
+        buffer = ctypes.create_string_buffer(record, len(record))
+        assert cupti.read_activity(ctypes.addressof(buffer)) == activity
+
+
+def test_ratios_are_taken_within_a_round():
+    # The chip slows down fourfold on the way: medians of either column alone would mix its states.
+    ours, peer = [1.0, 2.0, 4.0], [1.5, 3.0, 6.0]
+    assert timing.median_ratio(peer, ours) == 1.5
+
+
+class CountingRecorder(ClockRecorder):
+    """Counts calls of a made-up clock instead of timing them."""
+
+    def record(self, call: Call) -> None:
+        self._samples.append(Sample(call.run(), None))
+
+
+def test_every_round_runs_every_call_once_and_the_first_is_dropped():
+    log = []
+    calls = {name: Call(lambda name=name: log.append(name) or len(log)) for name in "abc"}
+    samples = timing.interleave(calls, CountingRecorder(), 4, lambda: None)
+    rounds = [log[i : i + 3] for i in range(0, 15, 3)]
+    assert len(log) == 15 and all(sorted(names) == list("abc") for names in rounds)
+    for name in "abc":
+        ran = [i + 1 for i, other in enumerate(log) if other == name]
+        assert [sample.us for sample in samples[name]] == ran[1:]
+
+
+@dataclasses.dataclass
+class FakePeer:
+    """A peer whose result is the reference's, distorted by `distort`."""
+
+    name: str
+    role: Role
+    distort: object
+    slow: bool = False
+
+    def unavailable_reason(self):
+        return None
+
+    def prepare(self, problem, lhs, rhs, group_sizes):
+        out = self.distort(check.reference(problem, lhs, rhs, group_sizes))
+        return Call(lambda: out.astype(problem.out_dtype))
+
+
+def refuse(_):
+    raise NotOffered("not on Thursdays")
+
+
+def break_down(_):
+    raise RuntimeError("out of luck\nand more")
+
+
+@pytest.mark.parametrize("op", ["forward", "wgrad_f32"])
+def test_a_case_reports_who_was_right_wrong_absent_or_broken(op):
+    case = cases.Case(cases.SHAPES["tiny"], cases.OPS[op], "one_hot")
+    peers = [
+        FakePeer("ours", Role.OURS, lambda out: out),
+        FakePeer("right", Role.GROUPED, lambda out: out),
+        FakePeer("wrong", Role.GROUPED, lambda out: out * 1.01),
+        FakePeer("absent", Role.GROUPED, refuse),
+        FakePeer("broken", Role.GROUPED, break_down),
+    ]
+    inputs = Inputs(case.shape, case.dtype, seed=1)
+    record = measure.measure_case(
+        case, inputs, peers, ClockRecorder(), rounds=3, flush=lambda: None
+    )
+    record = json.loads(json.dumps(record))
+    statuses = {name: peer["status"] for name, peer in record["peers"].items()}
+    assert statuses == {
+        "ours": "measured",
+        "right": "measured",
+        "wrong": "wrong",
+        "absent": "skipped",
+        "broken": "failed",
+    }
+    assert record["peers"]["absent"]["reason"] == "not on Thursdays"
+    assert record["peers"]["broken"]["reason"] == "RuntimeError: out of luck"
+    assert list(record["ratios"]) == ["right"]
+    name, ratio = measure.best_grouped(record)
+    assert name == "right" and ratio > 0
+    table = report.ratios_table([record])
+    assert case.name in table and "right" in table
+    assert "out of luck" in report.missing_lines([record])
+
+
+def fake_results(**us: list[float]) -> dict[str, measure.PeerResult]:
+    roles = {"ours": Role.OURS, "cublas_dense": Role.CEILING, "copy": Role.BANDWIDTH}
+    return {
+        name: measure.PeerResult(
+            roles.get(name, Role.GROUPED), "measured", samples=[Sample(t, None) for t in times]
+        )
+        for name, times in us.items()
+    }
+
+
+def test_the_floor_is_the_larger_bound():
+    traffic = int(10**9)
+    copy = [200.0, 100.0, 300.0]
+    bytes_us = [us * traffic / (2 * measure.copy_bytes()) for us in copy]
+    for dense in ([us / 2 for us in bytes_us], [us * 2 for us in bytes_us]):
+        ours = [2 * max(bounds) for bounds in zip(dense, bytes_us, strict=True)]
+        ratios = measure.ratios(traffic, fake_results(ours=ours, cublas_dense=dense, copy=copy))
+        assert ratios["floor"] == pytest.approx(0.5)
+        assert "copy" not in ratios
+    assert ratios["byte_floor"] == pytest.approx(0.25)
+
+
+def test_without_our_time_there_are_no_ratios():
+    assert measure.ratios(10**9, fake_results(stock=[1.0])) == {}
+
+
+def test_a_second_pass_adds_peers_and_keeps_the_first_times():
+    first = {"case": "c", "peers": {"ours": 1, "fast": 2}, "ratios": {"fast": 2.0}}
+    second = {"case": "c", "peers": {"ours": 5, "slow": 40}, "ratios": {"slow": 8.0}}
+    merged = measure.merge(first, second)
+    assert merged["peers"] == {"ours": 1, "fast": 2, "slow": 40}
+    assert merged["ratios"] == {"fast": 2.0, "slow": 8.0}
+
+
+def test_inputs_are_random_and_shared_between_ops():
+    shape = cases.SHAPES["tiny"]
+    inputs = Inputs(shape, "bfloat16", seed=3)
+    x, w, sizes = inputs.operands(cases.Case(shape, cases.OPS["forward"], "random"))
+    assert x.dtype == w.dtype == jnp.bfloat16 and sizes.dtype == jnp.int32
+    assert float(jnp.std(x.astype(jnp.float32))) == pytest.approx(1, abs=0.1)
+    again, dy, _ = inputs.operands(cases.Case(shape, cases.OPS["wgrad"], "random"))
+    assert again is x
+    assert not jnp.array_equal(dy.ravel()[:100], x.ravel()[:100])
+    assert isinstance(w, jax.Array)

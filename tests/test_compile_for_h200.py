@@ -1,0 +1,446 @@
+"""What XLA makes of the ops for an H200, compiled in full on a machine that need not have one."""
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from ops import CONTRACTING, NONCONTRACTING, OPS
+
+import jax_grouped_gemm as jgg
+from jax_grouped_gemm import availability, plan
+
+TARGET_CONFIG = Path(__file__).parent / "data" / "h200_target_config.txtpb"
+ALIGNMENT = 256  # of every buffer in XLA's arena
+M, K, N, G = 256, 128, 192, 4
+
+BOTH_OPS = pytest.mark.parametrize("op", OPS, ids=repr)
+ALL_MAJORS = pytest.mark.parametrize(
+    "majors",
+    [dict(transpose_lhs=a, transpose_rhs=b) for a in (False, True) for b in (False, True)],
+    ids=lambda majors: "".join("t" if t else "n" for t in majors.values()),
+)
+# TMA reads and writes a ragged dimension that is not the contiguous one. An operand where it is has
+# to be copied, and so has its cotangent; every other choice of majors is free.
+RAGGED_MAJOR = pytest.mark.parametrize(
+    "op, transpose_rhs",
+    [(NONCONTRACTING, False), (NONCONTRACTING, True), (CONTRACTING, False)],
+    ids=repr,
+)
+RAGGED_CONTIGUOUS = pytest.mark.parametrize(
+    "op, majors, copies",
+    [
+        (NONCONTRACTING, dict(transpose_lhs=True), 1),
+        (NONCONTRACTING, dict(transpose_lhs=True, transpose_rhs=True), 1),
+        (CONTRACTING, dict(transpose_lhs=True), 1),
+        (CONTRACTING, dict(transpose_rhs=True), 1),
+        (CONTRACTING, dict(transpose_lhs=True, transpose_rhs=True), 2),
+    ],
+    ids=repr,
+)
+
+# What may stand beside the kernels in a program that does nothing else: none of it runs on the GPU.
+FREE = {"parameter", "constant", "bitcast", "tuple", "get-tuple-element", "custom-call"}
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One line of HLO: `%name = type opcode(operands), attributes`."""
+
+    text: str
+    name: str
+    type: str
+    opcode: str
+    operands: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, line: str) -> "Instruction":
+        pattern = r"(?:ROOT )?%(\S+) = (\(.*?\)|\S+) ([a-z][a-z0-9-]*)\(([^)]*)\)"
+        name, type_, opcode, operands = re.match(pattern, line).groups()
+        return cls(line, name, type_, opcode, tuple(re.findall(r"%([^\s,]+)", operands)))
+
+    @property
+    def kernel(self) -> str | None:
+        """The name of the op, if this calls one of our kernels."""
+        target = re.search(r'custom_call_target="jax_grouped_gemm\.(\w+)\.v1"', self.text)
+        return target and target[1]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A compiled program: its HLO without metadata, and its temporary memory."""
+
+    hlo: str
+    temporary_bytes: int
+
+    @property
+    def kernels(self) -> Counter:
+        """How often the whole program calls each of our kernels."""
+        lines = self.hlo.splitlines()
+        found = (re.search(r'custom_call_target="jax_grouped_gemm\.(\w+)', line) for line in lines)
+        return Counter(match[1] for match in found if match)
+
+    @property
+    def entry(self) -> list[Instruction]:
+        body = re.search(r"^ENTRY [^\n]*\{\n(.*?)^\}", self.hlo, re.MULTILINE | re.DOTALL)[1]
+        return [Instruction.parse(line.strip()) for line in body.splitlines()]
+
+    @property
+    def calls(self) -> list[Instruction]:
+        """The entry computation's calls of our kernels."""
+        return [instruction for instruction in self.entry if instruction.kernel]
+
+    @property
+    def opcodes(self) -> set[str]:
+        """The kinds of the entry computation's instructions."""
+        return {instruction.opcode for instruction in self.entry}
+
+    def computed_operands(self) -> list[str]:
+        """Operands of our kernels that another kernel, such as a transpose, has to produce."""
+        by_name = {instruction.name: instruction for instruction in self.entry}
+        computed, seen = [], set()
+        frontier = [operand for call in self.calls for operand in call.operands]
+        while frontier:
+            instruction = by_name[frontier.pop()]
+            if instruction.name in seen or instruction.kernel:
+                continue
+            seen.add(instruction.name)
+            if instruction.opcode in FREE:
+                frontier += instruction.operands
+            else:
+                computed.append(instruction.text)
+        return computed
+
+
+class Target:
+    """Compiles for GPUs that need not be there."""
+
+    def __init__(self, config: str, devices: int = 1):
+        topology = topologies.get_topology_desc(
+            platform="cuda", target_config=config, topology=f"1x1x{devices}"
+        )
+        self.mesh = Mesh(np.array(topology.devices), ("x",))
+
+    def compile(self, function, *arguments, specs=None, **compiler_options) -> Program:
+        specs = specs or [P()] * len(arguments)
+        arguments = [
+            jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(self.mesh, spec))
+            for a, spec in zip(arguments, specs, strict=True)
+        ]
+        compiled = (
+            jax.jit(function).lower(*arguments).compile(compiler_options=compiler_options or None)
+        )
+        # The metadata tells which JAX transformation made an instruction: "transpose(jvp(...))".
+        hlo = re.sub(r", metadata=\{[^}]*\}", "", compiled.as_text())
+        return Program(hlo, compiled.memory_analysis().temp_size_in_bytes)
+
+
+@pytest.fixture(scope="module")
+def h200(extension) -> Target:
+    pytest.importorskip("jax_plugins.xla_cuda13", reason="the CUDA plugin is not installed")
+    return Target(TARGET_CONFIG.read_text())
+
+
+def shapes(op, dtype=jnp.bfloat16, *, m=M, k=K, n=N, g=G, transpose_lhs=False, transpose_rhs=False):
+    """lhs, rhs, group sizes and cotangent of `op`, with operands stored in the given majors."""
+    lhs, rhs, out = op.shapes(m, k, n, g)
+    if transpose_lhs:
+        lhs = lhs[::-1]
+    if transpose_rhs:
+        rhs = (*rhs[:-2], rhs[-1], rhs[-2])
+    sizes = jax.ShapeDtypeStruct((g,), jnp.int32)
+    lhs, rhs, out = (jax.ShapeDtypeStruct(s, dtype) for s in (lhs, rhs, out))
+    return lhs, rhs, sizes, out
+
+
+def forward(op, **options):
+    return partial(op.call.__wrapped__, **options)
+
+
+def cotangents(op, wrt=(0, 1), **options):
+    """The cotangents alone: the forward result is not used, so XLA drops its computation."""
+
+    def function(lhs, rhs, sizes, cotangent):
+        _, vjp = jax.vjp(lambda lhs, rhs: forward(op, **options)(lhs, rhs, sizes), lhs, rhs)
+        return [vjp(cotangent)[i] for i in wrt]
+
+    return function
+
+
+def assert_only_workspaces(program: Program, workspace_bytes: int) -> None:
+    """All temporary memory is workspaces of the planned size and tables of two pointers.
+
+    XLA keeps such a table for the pair (out, workspace) that each call returns.
+    """
+    for call in program.calls:
+        assert f"u8[{workspace_bytes}]" in call.type
+    one = ALIGNMENT + -(-workspace_bytes // ALIGNMENT) * ALIGNMENT
+    assert workspace_bytes <= program.temporary_bytes <= len(program.calls) * one
+
+
+def planned_workspace(op) -> int:
+    """What `explain` says that a forward product of `op` needs."""
+    *arguments, _ = shapes(op)
+    (planned,) = jgg.explain(forward(op), *arguments).plans
+    return planned.workspace_bytes
+
+
+def test_every_tile_that_a_plan_can_choose_is_compiled(extension):
+    compiled = [tuple(config.values()) for config in extension.kernel_configs()]
+    for tile in plan.TILE_CONFIGS:
+        for op in OPS:
+            assert (f"ragged_{op}", tile.tile_m, tile.tile_n, tile.cluster) in compiled
+
+
+class TestForward:
+    @RAGGED_MAJOR
+    @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+    def test_is_one_kernel_and_nothing_else(self, op, transpose_rhs, dtype, h200):
+        *arguments, _ = shapes(op, dtype, transpose_rhs=transpose_rhs)
+        program = h200.compile(forward(op, transpose_rhs=transpose_rhs), *arguments)
+        assert program.kernels == {f"ragged_{op}": 1}
+        assert program.opcodes <= FREE
+        assert_only_workspaces(program, planned_workspace(op))
+
+    @RAGGED_CONTIGUOUS
+    def test_copies_only_operands_with_a_contiguous_ragged_dimension(
+        self, op, majors, copies, h200
+    ):
+        *arguments, _ = shapes(op, **majors)
+        program = h200.compile(forward(op, implementation="cuda", **majors), *arguments)
+        assert program.kernels == {f"ragged_{op}": 1}
+        assert len(program.computed_operands()) == copies
+
+    @BOTH_OPS
+    def test_float32_result_is_written_by_the_kernel(self, op, h200):
+        *arguments, _ = shapes(op)
+        program = h200.compile(forward(op, preferred_element_type=jnp.float32), *arguments)
+        assert program.kernels == {f"ragged_{op}": 1}
+        assert program.opcodes <= FREE
+
+    @BOTH_OPS
+    def test_other_16_bit_result_is_rounded_once_from_float32(self, op, h200):
+        *arguments, _ = shapes(op)
+        program = h200.compile(forward(op, preferred_element_type=jnp.float16), *arguments)
+        (call,) = program.calls
+        assert call.type.startswith("(f32[")
+        assert program.opcodes <= FREE | {"fusion", "convert"}
+
+    def test_group_offset_and_window_need_nothing_more(self, h200):
+        lhs, rhs, sizes, _ = shapes(NONCONTRACTING)
+        rhs = jax.ShapeDtypeStruct((2, K, N), rhs.dtype)
+        offset = jax.ShapeDtypeStruct((1,), jnp.int32)
+        program = h200.compile(NONCONTRACTING.call.__wrapped__, lhs, rhs, sizes, offset)
+        assert program.kernels == {"ragged_noncontracting": 1}
+        assert program.opcodes <= FREE
+
+    @pytest.mark.parametrize("transpose_rhs", [False, True])
+    def test_of_ragged_dot(self, transpose_rhs, h200):
+        *arguments, _ = shapes(NONCONTRACTING, transpose_rhs=transpose_rhs)
+        function = partial(jgg.ragged_dot, transpose_rhs=transpose_rhs, implementation="cuda")
+        program = h200.compile(function, *arguments)
+        assert program.kernels == {"ragged_noncontracting": 1}
+        assert program.opcodes <= FREE
+
+
+class TestGradients:
+    KERNELS = {
+        # The cotangent of each operand takes one kernel.
+        NONCONTRACTING: ["ragged_noncontracting", "ragged_contracting"],
+        CONTRACTING: ["ragged_noncontracting", "ragged_noncontracting"],
+    }
+
+    @RAGGED_MAJOR
+    def test_are_two_kernels_and_nothing_else(self, op, transpose_rhs, h200):
+        majors = dict(transpose_rhs=transpose_rhs)
+        program = h200.compile(cotangents(op, **majors), *shapes(op, **majors))
+        assert program.kernels == Counter(self.KERNELS[op])
+        assert program.opcodes <= FREE
+        assert_only_workspaces(program, planned_workspace(op))
+
+    @RAGGED_CONTIGUOUS
+    def test_copy_only_operands_with_a_contiguous_ragged_dimension(self, op, majors, copies, h200):
+        program = h200.compile(cotangents(op, **majors), *shapes(op, **majors))
+        assert program.kernels == Counter(self.KERNELS[op])
+        assert len(program.computed_operands()) == copies
+
+    @BOTH_OPS
+    @pytest.mark.parametrize("operand", [0, 1])
+    def test_of_one_operand_is_one_kernel(self, op, operand, h200):
+        program = h200.compile(cotangents(op, wrt=(operand,)), *shapes(op))
+        assert program.kernels == {self.KERNELS[op][operand]: 1}
+        assert program.opcodes <= FREE
+
+    @RAGGED_MAJOR
+    def test_of_second_order_copy_no_operand(self, op, transpose_rhs, h200):
+        """The cotangents of both cotangents, with respect to all three that they depend on."""
+        majors = dict(transpose_rhs=transpose_rhs)
+
+        def second(lhs, rhs, sizes, cotangent, lhs_direction, rhs_direction):
+            def first(lhs, rhs, cotangent):
+                return cotangents(op, **majors)(lhs, rhs, sizes, cotangent)
+
+            _, vjp = jax.vjp(first, lhs, rhs, cotangent)
+            return vjp([lhs_direction, rhs_direction])
+
+        lhs, rhs, sizes, cotangent = shapes(op, **majors)
+        program = h200.compile(second, lhs, rhs, sizes, cotangent, lhs, rhs)
+        assert program.kernels.total() == 4
+        assert not program.computed_operands()
+
+    def test_of_a_float32_result(self, h200):
+        options = dict(preferred_element_type=jnp.float32)
+        lhs, rhs, sizes, out = shapes(NONCONTRACTING)
+        cotangent = jax.ShapeDtypeStruct(out.shape, jnp.float32)
+        program = h200.compile(cotangents(NONCONTRACTING, **options), lhs, rhs, sizes, cotangent)
+        assert program.kernels == Counter(self.KERNELS[NONCONTRACTING])
+        # The cotangent is rounded to the dtype that the forward pass multiplied, in one pass.
+        assert not re.search(r" (transpose|copy)\(", program.hlo)
+        assert len(program.computed_operands()) == 1
+
+
+class TestUnalignedRows:
+    """TMA wants rows of a multiple of 16 bytes: others are padded with zeros before the kernel."""
+
+    @BOTH_OPS
+    @ALL_MAJORS
+    @pytest.mark.parametrize("k, n", [(37, 64), (64, 51), (37, 51)])
+    def test_padded_operands_take_the_kernel(self, op, majors, k, n, h200):
+        *arguments, _ = shapes(op, k=k, n=n, **majors)
+        program = h200.compile(forward(op, implementation="cuda", **majors), *arguments)
+        assert program.kernels == {f"ragged_{op}": 1}
+        (call,) = program.calls
+        for dtype, dimensions in re.findall(r"(bf16|f16|f32)\[([\d,]+)\]", call.text):
+            pitch = int(dimensions.split(",")[-1]) * {"bf16": 2, "f16": 2, "f32": 4}[dtype]
+            assert pitch % 16 == 0, call.text
+
+    @BOTH_OPS
+    def test_odd_number_of_contiguous_ragged_rows_takes_the_kernel(self, op, h200):
+        *arguments, _ = shapes(op, m=M - 3, transpose_lhs=True)
+        program = h200.compile(forward(op, transpose_lhs=True, implementation="cuda"), *arguments)
+        assert program.kernels == {f"ragged_{op}": 1}
+
+    @BOTH_OPS
+    @pytest.mark.parametrize("m, k, n", [(M - 3, K, N), (1, 40, 136), (M, 264, 8)])
+    def test_rows_off_the_tile_but_aligned_are_not_padded(self, op, m, k, n, h200):
+        *arguments, _ = shapes(op, m=m, k=k, n=n)
+        program = h200.compile(forward(op), *arguments)
+        assert program.kernels == {f"ragged_{op}": 1}
+        assert program.opcodes <= FREE
+
+
+class TestNoKernel:
+    @BOTH_OPS
+    def test_float32_takes_the_reference(self, op, h200):
+        *arguments, _ = shapes(op, jnp.float32)
+        assert not h200.compile(forward(op), *arguments).kernels
+
+    @BOTH_OPS
+    def test_float32_with_cuda_asked_for_raises(self, op, h200):
+        *arguments, _ = shapes(op, jnp.float32)
+        with pytest.raises(NotImplementedError, match="float32"):
+            h200.compile(forward(op, implementation="cuda"), *arguments)
+
+    @BOTH_OPS
+    def test_mixed_dtypes_take_the_reference(self, op, h200):
+        lhs, rhs, sizes, _ = shapes(op)
+        rhs = jax.ShapeDtypeStruct(rhs.shape, jnp.float32)
+        assert not h200.compile(forward(op), lhs, rhs, sizes).kernels
+
+    @BOTH_OPS
+    def test_reference_asked_for(self, op, h200):
+        *arguments, _ = shapes(op)
+        assert not h200.compile(forward(op, implementation="reference"), *arguments).kernels
+
+    @pytest.mark.parametrize("capability", ["8.0", "9.0", "10.0"])
+    def test_only_hopper_is_suitable(self, capability, h200):
+        major, minor = capability.split(".")
+        config = TARGET_CONFIG.read_text().replace(
+            "cuda_compute_capability { major: 9 }",
+            f"cuda_compute_capability {{ major: {major} minor: {minor} }}",
+        )
+        device = Target(config).mesh.devices[0]
+        assert device.compute_capability == capability
+        reason = availability.unsuitable_device_reason(device)
+        if capability == "9.0":
+            assert reason is None
+        else:
+            assert capability in reason
+
+    @BOTH_OPS
+    def test_nothing_to_multiply_is_no_kernel(self, op, h200):
+        """Nor an error, where the kernels were asked for."""
+        for empty in ("m", "k", "n"):
+            *arguments, _ = shapes(op, **{empty: 0})
+            assert not h200.compile(forward(op, implementation="cuda"), *arguments).kernels
+
+    @BOTH_OPS
+    def test_cuda_asked_for_on_the_cpu_raises(self, op):
+        *arguments, _ = shapes(op)
+        with pytest.raises(NotImplementedError, match="(?i)cpu"):
+            jax.jit(forward(op, implementation="cuda")).lower(*arguments)
+
+
+class TestTransforms:
+    # Every way in which lhs, rhs and group_sizes can be batched.
+    IN_AXES = [axes for axes in np.ndindex(2, 2, 2) if any(axes)]
+
+    @BOTH_OPS
+    @pytest.mark.parametrize("batched", IN_AXES, ids=lambda b: "".join(map(str, b)))
+    def test_vmap_is_one_kernel(self, op, batched, h200):
+        in_axes = tuple(0 if b else None for b in batched)
+        *arguments, _ = shapes(op)
+        arguments = [
+            jax.ShapeDtypeStruct((3, *a.shape), a.dtype) if b else a
+            for a, b in zip(arguments, batched, strict=True)
+        ]
+        program = h200.compile(jax.vmap(op.call.__wrapped__, in_axes=in_axes), *arguments)
+        assert program.kernels == {f"ragged_{op}": 1}
+
+    @BOTH_OPS
+    @pytest.mark.parametrize("batched", [(1, 1, 0), (1, 1, 1), (0, 0, 1), (0, 1, 1)])
+    def test_vmap_by_the_kernels_batch_dimension_copies_nothing(self, op, batched, h200):
+        in_axes = tuple(0 if b else None for b in batched)
+        *arguments, _ = shapes(op)
+        arguments = [
+            jax.ShapeDtypeStruct((3, *a.shape), a.dtype) if b else a
+            for a, b in zip(arguments, batched, strict=True)
+        ]
+        program = h200.compile(jax.vmap(op.call.__wrapped__, in_axes=in_axes), *arguments)
+        (call,) = program.calls
+        for argument in arguments[:2]:
+            assert f"bf16[{','.join(map(str, argument.shape))}]" in call.text
+        assert not program.computed_operands()
+
+    def test_scan_over_layers_has_one_kernel(self, h200):
+        def layers(x, weights, sizes):
+            return jax.lax.scan(lambda x, w: (jgg.ragged_dot(x, w, sizes), None), x, weights)[0]
+
+        x, _, sizes, _ = shapes(NONCONTRACTING, k=K, n=K)
+        weights = jax.ShapeDtypeStruct((5, G, K, K), x.dtype)
+        assert h200.compile(layers, x, weights, sizes).kernels == {"ragged_noncontracting": 1}
+
+    def test_expert_parallel_shard_map(self, h200):
+        """Each of four devices multiplies by its own experts: one kernel and one all-reduce."""
+        target = Target(TARGET_CONFIG.read_text(), devices=4)
+
+        def body(lhs, rhs, sizes):
+            first = jax.lax.axis_index("x") * rhs.shape[0]
+            return jax.lax.psum(jgg.ragged_dot(lhs, rhs, sizes, group_offset=first), "x")
+
+        specs = [P(), P("x"), P()]
+        *arguments, _ = shapes(NONCONTRACTING, g=8)
+        function = jax.shard_map(body, mesh=target.mesh, in_specs=tuple(specs), out_specs=P())
+        program = target.compile(function, *arguments, specs=specs)
+        assert program.kernels == {"ragged_noncontracting": 1}
+        (call,) = program.calls
+        assert f"bf16[2,{K},{N}]" in call.text
+        assert not re.search(r"\ball-(gather|to-all)", program.hlo)

@@ -1,0 +1,75 @@
+"""What reaches the kernels and what becomes of their results, with a stand-in for the kernels.
+
+The stand-in computes from nothing but the operands and attributes of the call, so it shows that
+they say the same as the problem: majors, padding and dtypes. The kernels have GPU tests.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+from ops import NONCONTRACTING, OPS, random, swap
+
+import jax_grouped_gemm as jgg
+from jax_grouped_gemm import _ffi, reference
+
+M, K, N, G = 37, 11, 13, 3
+SIZES = np.array([9, 0, 21], np.int32)
+
+
+def stand_in(target, results):
+    out, workspace = results
+
+    def call(lhs, rhs, group_sizes, group_offset, *, tile_m, tile_n, cluster, transpose_rhs=False):
+        assert {type(attribute) for attribute in (tile_m, tile_n, cluster)} == {np.int32}
+        for x in (lhs, rhs, out):
+            assert x.shape[-1] * x.dtype.itemsize % 16 == 0, "TMA cannot address such rows"
+        assert out.dtype in (lhs.dtype, jnp.float32)
+        options = dict(
+            transpose_lhs=False,
+            transpose_rhs=transpose_rhs,
+            preferred_element_type=np.dtype(out.dtype),
+            precision=None,
+        )
+        if target == "jax_grouped_gemm.ragged_noncontracting.v1":
+            product = reference.ragged_noncontracting
+        else:
+            assert target == "jax_grouped_gemm.ragged_contracting.v1"
+            product, options["num_groups"] = reference.ragged_contracting, out.shape[-3]
+        result = product(lhs, rhs, group_sizes, group_offset, **options)
+        assert result.shape == out.shape
+        return result, jnp.zeros(workspace.shape, workspace.dtype)
+
+    return call
+
+
+@pytest.mark.parametrize("op", OPS, ids=repr)
+@pytest.mark.parametrize("m, k, n", [(M, K, N), (40, 16, 24)])
+@pytest.mark.parametrize("transpose_lhs", [False, True])
+@pytest.mark.parametrize("transpose_rhs", [False, True])
+@pytest.mark.parametrize("out_dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+def test_call(op, m, k, n, transpose_lhs, transpose_rhs, out_dtype, rng, monkeypatch):
+    monkeypatch.setattr(jax.ffi, "ffi_call", stand_in)
+    majors = dict(transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs)
+    lhs, rhs = (random(rng, shape, jnp.bfloat16) for shape in op.shapes(m, k, n, G)[:2])
+    operands = swap(lhs, transpose_lhs), swap(rhs, transpose_rhs), SIZES
+
+    def function(*operands):
+        return op.call.__wrapped__(*operands, preferred_element_type=out_dtype, **majors)
+
+    (plan,) = jgg.explain(function, *operands).plans
+    out = _ffi.ragged_call(plan, *map(jnp.asarray, operands), jnp.zeros(1, jnp.int32))
+    assert out.dtype == out_dtype
+    oracle.check(out, op.exact(lhs, rhs, SIZES))
+
+
+def test_batched_call(rng, monkeypatch):
+    monkeypatch.setattr(jax.ffi, "ffi_call", stand_in)
+    lhs_shape, rhs_shape, _ = NONCONTRACTING.shapes(M, K, N, G)
+    lhs, rhs = random(rng, (2, *lhs_shape), jnp.bfloat16), random(rng, rhs_shape, jnp.bfloat16)
+    sizes = rng.multinomial(M, [0.2, 0.3, 0.5], 2).astype(np.int32)
+    mapped = jax.vmap(jgg.ragged_dot, (0, None, 0))
+    (plan,) = jgg.explain(mapped, lhs, rhs, sizes).plans
+    out = _ffi.ragged_call(plan, *map(jnp.asarray, (lhs, rhs, sizes)), jnp.zeros(1, jnp.int32))
+    oracle.check(out, NONCONTRACTING.exact(lhs, rhs, sizes))
