@@ -1,5 +1,11 @@
 """Grouped matrix kernels for JAX on Hopper GPUs, with a pure JAX reference for everything else."""
 
+from pkgutil import extend_path
+
+# In a checkout, `python -m` finds these sources before the installed package, and the compiled
+# extension only there.
+__path__ = extend_path(__path__, __name__)
+
 from jax_grouped_gemm import _ffi
 from jax_grouped_gemm import checkpoint_policies as checkpoint_policies
 from jax_grouped_gemm._ffi import EXPORT_DISABLED_CHECKS as EXPORT_DISABLED_CHECKS

@@ -130,8 +130,8 @@ class Plan:
       path: "tma" is the kernel on the arrays as they are; "copied" the kernel on copies that TMA
         can address; "zeros" no kernel at all; "reference" the pure JAX implementation.
       reason: why not "tma", empty on that path.
-      kernel_problem: the problem that the kernel gets, `problem` itself on the path "tma", None without
-        a kernel.
+      kernel_problem: the problem that the kernel gets, None without a kernel. It equals `problem`
+        on the path "tma", unless XLA converts the result to a dtype that no kernel writes.
       tile: kernel configuration, None without a kernel.
       grid: thread blocks launched.
       workspace_bytes: scratch memory of the kernel.

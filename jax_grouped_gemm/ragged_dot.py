@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +42,7 @@ def ragged_dot(
       rhs: [g, k, n], or [g, n, k] with `transpose_rhs`.
       group_sizes: [G] of any integer dtype, rows per group. A negative size counts as zero; where
         the running sum exceeds m it is cut at m. G equals g, or is at least g with `group_offset`.
-      precision: as in `jax.lax.dot`. Applies to the multiplication of float32 and wider.
+      precision: as in `jax.lax.dot`, for float32 and wider. HIGH means HIGHEST, never TF32.
       preferred_element_type: dtype of the result, by default the promoted dtype of the operands.
         Accumulation is in float32 at least.
       group_offset: integer scalar or [1], possibly traced: `rhs[i]` belongs to the group
@@ -215,13 +216,19 @@ def _as_array(name: str, x: ArrayLike) -> jax.Array:
     return jnp.asarray(x)
 
 
-def _canonical_precision(precision: lax.PrecisionLike) -> lax.PrecisionLike:
-    """A hashable precision that names an algorithm only as `jax.lax.DotAlgorithmPreset`."""
+def _canonical_precision(precision: Any) -> Any:
+    """A hashable precision: None, an algorithm, a `jax.lax.Precision` or a pair of those."""
     if precision is None:
         precision = jax.config.jax_default_matmul_precision
-    if isinstance(precision, str):
-        return lax.DotAlgorithmPreset.__members__.get(precision, precision)
-    return tuple(precision) if isinstance(precision, list) else precision
+    if isinstance(precision, (tuple, list)):
+        return tuple(map(_canonical_precision, precision))
+    if precision is None or isinstance(precision, (lax.DotAlgorithm, lax.DotAlgorithmPreset)):
+        return precision
+    if precision in lax.DotAlgorithmPreset.__members__:
+        return lax.DotAlgorithmPreset[precision]
+    precision = lax.Precision(precision)
+    # XLA:GPU lets HIGH use TF32. Only DEFAULT may: HIGH is accurate to float32 here.
+    return lax.Precision.HIGHEST if precision == lax.Precision.HIGH else precision
 
 
 def _to_int32(x: jax.Array) -> jax.Array:

@@ -61,7 +61,7 @@ def ragged_noncontracting(
         starts, ends = local_group_bounds(group_sizes, group_offset, num_groups, num_rows)
         tile_rows = _tile_rows(num_rows, num_groups)
         group_tiles = _cdiv(ends - starts, tile_rows)
-        tile_ends = jnp.cumsum(group_tiles)
+        tile_ends = lax.cumsum(group_tiles)
 
         def compute_tile(tile, out):
             group = jnp.sum(tile_ends <= tile)

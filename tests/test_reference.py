@@ -115,7 +115,9 @@ class TestMemory:
         sizes = jax.ShapeDtypeStruct((g,), jnp.int32)
 
         def gradients(lhs, rhs, sizes):
-            loss = lambda *x: jnp.sum(call(op, *x, sizes).astype(jnp.float32) ** 2)  # noqa: E731
+            def loss(lhs, rhs):
+                return jnp.sum(call(op, lhs, rhs, sizes).astype(jnp.float32) ** 2)
+
             return jax.grad(loss, (0, 1))(lhs, rhs)
 
         for function in (partial(call, op), gradients):

@@ -226,6 +226,14 @@ class TestGroupSizes:
             sizes = np.array(sizes, dtype)
             oracle.check(op.call(lhs, rhs, sizes), op.exact(lhs, rhs, sizes))
 
+    @BOTH_OPS
+    def test_the_running_sum_does_not_wrap_around(self, op, rng):
+        """Every group claims all rows: their sum passes 2**32, but the first group owns them."""
+        m, g = 2**20, 2**12 + 4
+        lhs, rhs, _ = operands(op, rng, m=m, k=1, n=1, g=g)
+        sizes = np.full(g, m, np.int32)
+        oracle.check(op.call(lhs, rhs, sizes), op.exact(lhs, rhs, sizes))
+
 
 class TestGroupOffset:
     """rhs [2, k, n] holds the weights of 2 of the 5 groups that `group_sizes` counts."""

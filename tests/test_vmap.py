@@ -79,6 +79,14 @@ class TestOneAxis:
         one_factor = mapped in ((True, False, False), (False, True, False))
         assert plan.problem.batch == (() if one_factor else (B,))
 
+    @BOTH_OPS
+    @ALL_PATTERNS
+    def test_empty(self, op, mapped, rng):
+        inputs = operands(op, rng, *one_batch(mapped))
+        inputs = [x[:0] if m else x for x, m in zip(inputs, mapped, strict=True)]
+        out = jax.vmap(op.call, [0 if m else None for m in mapped])(*inputs)
+        assert out.shape == (0, *op.shapes(M, K, N, G)[2])
+
     @pytest.mark.parametrize("others", [(), (LHS,), (RHS,), (SIZES,), (LHS, RHS, SIZES)])
     def test_group_offset(self, others, rng):
         batches = one_batch([i in others for i in range(3)])
@@ -126,7 +134,12 @@ class TestGradients:
         lhs, rhs, sizes = operands(op, rng, *one_batch(mapped))
         cotangent = random(rng, (B, *op.shapes(M, K, N, G)[2]), np.float32)
         call = jax.vmap(op.call, [0 if m else None for m in mapped])
-        got = jax.vjp(lambda lhs, rhs: call(lhs, rhs, sizes), lhs, rhs)[1](cotangent)
+
+        @jax.jit
+        def cotangents(lhs, rhs):
+            return jax.vjp(lambda lhs, rhs: call(lhs, rhs, sizes), lhs, rhs)[1](cotangent)
+
+        got = cotangents(lhs, rhs)
         exact = op.exact_cotangents(lhs, rhs, sizes, cotangent)
         for ours, want, m in zip(got, exact, mapped, strict=False):
             # An operand that the whole batch shares collects the gradients of all its elements.

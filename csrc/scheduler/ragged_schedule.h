@@ -9,7 +9,7 @@
 
 namespace jgg {
 
-JGG_HOST_DEVICE int ceil_div(int a, int b) { return (a + b - 1) / b; }
+JGG_HOST_DEVICE int ceil_div(int a, int b) { return a / b + (a % b != 0); }
 
 // out[m, n] = lhs[m, k] . rhs[group of row m][k, n]: every row of the output belongs to one tile
 // row, those that no local group owns to tiles without a mainloop.

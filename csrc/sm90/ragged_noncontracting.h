@@ -40,13 +40,14 @@ struct RaggedNoncontracting {
     return work.extent - work.m;
   }
 
-  // Rows past the group's end come along with its last tile: they only reach rows of the result
-  // that are not stored.
+  // Rows past the group's end read as zero. They could not reach a row that is stored, but other
+  // groups' rows would cost bandwidth, and the tensor cores power.
   template <class Loader>
   __device__ static void load_lhs(Params const& params, WorkTile const& work, int k, int row,
                                   Loader const& loader, uint8_t* to, int box, bool shared) {
-    loader.load(params.lhs, to, box, shared, k, work.begin + work.m + row,
-                work.batch * params.lhs_batched);
+    loader.load(params.lhs, to, box, shared, k, kRaggedRows - work.extent + work.m + row,
+                kRaggedRows,
+                work.batch * params.lhs_batched * params.groups.rows + work.begin + work.extent);
   }
 
   template <class Loader>
@@ -86,8 +87,7 @@ struct RaggedNoncontracting {
     TensorView const lhs = view<typename Config::Element>(a.lhs);
     TensorView const rhs = view<typename Config::Element>(a.rhs);
     int const rhs_groups = (a.rhs_batched ? a.batches : 1) * a.local_groups;
-    cudaError_t status =
-        encode_plain(&params.lhs, lhs, a.lhs_batched ? a.batches : 1, a.m, a.k, kRowsPerConsumer);
+    cudaError_t status = encode_ragged_load(&params.lhs, lhs, a.k, kRowsPerConsumer);
     if (status != cudaSuccess) return status;
     if constexpr (Config::kRhsMajor == cute::GMMA::Major::K) {
       status = encode_plain(&params.rhs, rhs, rhs_groups, a.n, a.k, Config::kRhsBoxColumns);

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -169,19 +170,16 @@ def register_batching(
 def _bind_folded(op, operands, factor, dim, fold, params):
     operands = list(operands)
     x = operands[factor]
-    size = x.shape[dim]
     axis = x.ndim - 1 + fold.operand_axis
     x = jnp.moveaxis(x, dim, axis + 1 if fold.ragged else axis)
+    split = x.shape[axis : axis + 2]
+    operands[factor] = x.reshape(*x.shape[:axis], math.prod(split), *x.shape[axis + 2 :])
     if fold.ragged:
-        operands[2] = jnp.clip(operands[2], 0, x.shape[axis]) * size
-    operands[factor] = x.reshape(
-        *x.shape[:axis], x.shape[axis] * x.shape[axis + 1], *x.shape[axis + 2 :]
-    )
+        num_rows, size = split
+        operands[2] = jnp.clip(operands[2], 0, num_rows) * size
 
     out = op.bind(*operands, **params)
     axis = out.ndim + fold.result_axis
-    kept = out.shape[axis] // size
-    split = (kept, size) if fold.ragged else (size, kept)
     out = out.reshape(*out.shape[:axis], *split, *out.shape[axis + 1 :])
     return out, axis + 1 if fold.ragged else axis
 

@@ -1,0 +1,110 @@
+"""Compiling for GPUs that need not be there, and reading what XLA makes of a program."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+ALIGNMENT = 256  # of every buffer in XLA's arena
+
+# What may stand beside the kernels in a program that does nothing else: none of it runs on the GPU.
+FREE = {"parameter", "constant", "bitcast", "tuple", "get-tuple-element", "custom-call"}
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One line of HLO: `%name = type opcode(operands), attributes`."""
+
+    text: str
+    name: str
+    type: str
+    opcode: str
+    operands: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, line: str) -> Instruction:
+        pattern = r"(?:ROOT )?%(\S+) = (\(.*?\)|\S+) ([a-z][a-z0-9-]*)\(([^)]*)\)"
+        name, type_, opcode, operands = re.match(pattern, line).groups()
+        return cls(line, name, type_, opcode, tuple(re.findall(r"%([^\s,]+)", operands)))
+
+    @property
+    def kernel(self) -> str | None:
+        """The name of the op, if this calls one of our kernels."""
+        target = re.search(r'custom_call_target="jax_grouped_gemm\.(\w+)\.v1"', self.text)
+        return target and target[1]
+
+
+@dataclass(frozen=True)
+class Program:
+    """A compiled program: its HLO without metadata, and its temporary memory."""
+
+    hlo: str
+    temporary_bytes: int
+
+    @property
+    def kernels(self) -> Counter:
+        """How often the whole program calls each of our kernels."""
+        lines = self.hlo.splitlines()
+        found = (re.search(r'custom_call_target="jax_grouped_gemm\.(\w+)', line) for line in lines)
+        return Counter(match[1] for match in found if match)
+
+    @property
+    def entry(self) -> list[Instruction]:
+        body = re.search(r"^ENTRY [^\n]*\{\n(.*?)^\}", self.hlo, re.MULTILINE | re.DOTALL)[1]
+        return [Instruction.parse(line.strip()) for line in body.splitlines()]
+
+    @property
+    def calls(self) -> list[Instruction]:
+        """The entry computation's calls of our kernels."""
+        return [instruction for instruction in self.entry if instruction.kernel]
+
+    @property
+    def opcodes(self) -> set[str]:
+        """The kinds of the entry computation's instructions."""
+        return {instruction.opcode for instruction in self.entry}
+
+    def computed_operands(self) -> list[str]:
+        """Operands of our kernels that another kernel, such as a transpose, has to produce."""
+        by_name = {instruction.name: instruction for instruction in self.entry}
+        computed, seen = [], set()
+        frontier = [operand for call in self.calls for operand in call.operands]
+        while frontier:
+            instruction = by_name[frontier.pop()]
+            if instruction.name in seen or instruction.kernel:
+                continue
+            seen.add(instruction.name)
+            if instruction.opcode in FREE:
+                frontier += instruction.operands
+            else:
+                computed.append(instruction.text)
+        return computed
+
+
+class Target:
+    """Compiles for GPUs that need not be there."""
+
+    def __init__(self, config: str, devices: int = 1):
+        topology = topologies.get_topology_desc(
+            platform="cuda", target_config=config, topology=f"1x1x{devices}"
+        )
+        self.mesh = Mesh(np.array(topology.devices), ("x",))
+
+    def compile(self, function, *arguments, specs=None, **compiler_options) -> Program:
+        specs = specs or [P()] * len(arguments)
+        arguments = [
+            jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(self.mesh, spec))
+            for a, spec in zip(arguments, specs, strict=True)
+        ]
+        compiled = (
+            jax.jit(function).lower(*arguments).compile(compiler_options=compiler_options or None)
+        )
+        # The metadata tells which JAX transformation made an instruction: "transpose(jvp(...))".
+        hlo = re.sub(r", metadata=\{[^}]*\}", "", compiled.as_text())
+        return Program(hlo, compiled.memory_analysis().temp_size_in_bytes)

@@ -1,0 +1,25 @@
+"""What the compiler said about each kernel, kept with the extension by the build."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+extension = pytest.importorskip("jax_grouped_gemm._extension")
+LOGS = sorted((Path(extension.__file__).parent / "_build").glob("*.cu.log"))
+EVERY_LOG = pytest.mark.parametrize("log", LOGS, ids=lambda log: log.name)
+
+
+@EVERY_LOG
+def test_kernels_keep_their_accumulators_in_registers(log):
+    text = log.read_text()
+    assert "for 'sm_90a'" in text
+    assert set(re.findall(r"(\d+) bytes spill", text)) == {"0"}
+
+
+@EVERY_LOG
+def test_wgmma_stays_asynchronous_and_registers_move(log):
+    # C7510 and its neighbours: WGMMA instructions are serialised. C7508: setmaxnreg is ignored.
+    assert not re.search(r"C75\d\d|wgmma.*serialized|setmaxnreg.*ignored", log.read_text())
