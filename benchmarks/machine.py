@@ -32,13 +32,13 @@ def gpu_state() -> dict[str, str] | None:
     return dict(zip(_GPU_FIELDS, map(str.strip, line.split(",")), strict=True))
 
 
-def describe() -> dict[str, object]:
-    """Versions of everything that takes part, and the commit of this checkout."""
+def describe(commit: str | None = None) -> dict[str, object]:
+    """Versions of everything that takes part, and the commit: given, or of this checkout."""
     versions = {name: _version(name) for name in (*_PACKAGES, *_OPTIONAL_PEERS)}
     return {
         "python": platform.python_version(),
         "packages": {name: version for name, version in versions.items() if version},
-        "commit": _output("git", "describe", "--always", "--dirty", "--abbrev=12"),
+        "commit": commit or _output("git", "describe", "--always", "--dirty", "--abbrev=12"),
     }
 
 

@@ -83,6 +83,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--time-limit", type=float, default=240, metavar="SECONDS", help="skip cases after this"
     )
     parser.add_argument("--output", type=Path, metavar="JSON", help="where to write the results")
+    parser.add_argument("--commit", help="the measured commit, in a copy without git")
     parser.add_argument("--recorder", default="auto", choices=("auto", *RECORDERS))
     parser.add_argument("--no-host", action="store_true", help="leave out wall and enqueue times")
     parser.add_argument(
@@ -220,7 +221,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "command": shlex.join(["python", "-m", "benchmarks.run", *(arguments or sys.argv[1:])]),
         "recorder": recorder.name,
         "device": jax.devices()[0].device_kind,
-        "machine": machine.describe(),
+        "machine": machine.describe(options.commit),
         "gpu_before": machine.gpu_state(),
         "cases": [],
         "not_measured": [],
