@@ -14,7 +14,7 @@ import jaxlib
 import numpy as np
 from jax import export, lax
 
-from jax_grouped_gemm.plan import Plan, RaggedProblem
+from jax_grouped_gemm.plan import Plan
 
 EXTENSION = "jax_grouped_gemm._extension"
 
@@ -89,25 +89,22 @@ def ragged_call(
         jax.ShapeDtypeStruct(result_shape, addressable.out_dtype),
         jax.ShapeDtypeStruct((plan.workspace_bytes,), jnp.uint8),
     )
-    attributes = {name: np.int32(value) for name, value in dataclasses.asdict(plan.tile).items()}
-    if problem.op == "ragged_noncontracting":
-        attributes["transpose_rhs"] = addressable.rhs == "gnk"
+    tile = {name: np.int32(value) for name, value in dataclasses.asdict(plan.tile).items()}
     out, _ = jax.ffi.ffi_call(TARGETS[problem.op], results)(
-        _copy_as(lhs, problem.lhs, addressable.lhs, addressable),
-        _copy_as(rhs, problem.rhs, addressable.rhs, addressable),
+        _pad_to(lhs, addressable.shape(addressable.lhs)),
+        _pad_to(rhs, addressable.shape(addressable.rhs)),
         group_sizes,
         group_offset,
-        **attributes,
+        transpose_lhs=problem.lhs == "km",
+        transpose_rhs=problem.rhs.endswith(("nk", "nm")),
+        **tile,
     )
     valid = tuple(slice(size) for size in problem.shape(problem.out))
     return out[..., *valid].astype(problem.out_dtype)
 
 
-def _copy_as(x: jax.Array, names: str, new_names: str, problem: RaggedProblem) -> jax.Array:
-    """Transposes and zero-pads the last dimensions of `x` to those that `problem` gives them."""
-    if names != new_names:
-        x = jnp.swapaxes(x, -1, -2)
-    shape = problem.shape(new_names)
+def _pad_to(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Pads the last dimensions of `x` with zeros up to `shape`."""
     batch_rank = x.ndim - len(shape)
     growth = [new - old for new, old in zip(shape, x.shape[batch_rank:], strict=True)]
     config = [(0, 0, 0)] * batch_rank + [(0, g, 0) for g in growth]

@@ -218,11 +218,7 @@ def _unsupported_reason(problem: RaggedProblem, params: Mapping[str, Any]) -> st
 
 
 def _addressable_problem(problem: RaggedProblem) -> RaggedProblem:
-    """`problem` in layouts that TMA can address, whatever the group sizes."""
-    # A box starts at a multiple of 16 bytes of the contiguous dimension, a group at any row: the
-    # ragged dimension of an operand must not be the contiguous one.
-    layouts = {name: _ragged_major(getattr(problem, name)) for name in ("lhs", "rhs")}
-    problem = dataclasses.replace(problem, **layouts)
+    """`problem` with every row of every array a multiple of what TMA can address."""
     padded = {}
     for names, dtype in problem.arrays:
         row = names[-1]
@@ -235,23 +231,13 @@ def _addressable_problem(problem: RaggedProblem) -> RaggedProblem:
     return dataclasses.replace(problem, **padded, out_dtype=out_dtype)
 
 
-def _ragged_major(names: str) -> str:
-    return names[::-1] if names.endswith("m") else names
-
-
 def _copy_reason(problem: RaggedProblem, addressable: RaggedProblem) -> str:
     """Why TMA cannot address the arrays of `problem`, empty if it can."""
-    reasons = [
-        f"the ragged dimension of {name} is contiguous"
-        for name in ("lhs", "rhs")
-        if getattr(problem, name) != getattr(addressable, name)
-    ]
-    reasons += [
+    return "; ".join(
         f"rows of {name}={getattr(problem, name)} elements are not a multiple of 16 bytes"
-        for name in "kn"
+        for name in "mkn"
         if getattr(problem, name) != getattr(addressable, name)
-    ]
-    return "; ".join(reasons)
+    )
 
 
 def _result_tiles(problem: RaggedProblem) -> tuple[int, int, int]:

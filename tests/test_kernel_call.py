@@ -21,13 +21,14 @@ SIZES = np.array([9, 0, 21], np.int32)
 def stand_in(target, results):
     out, workspace = results
 
-    def call(lhs, rhs, group_sizes, group_offset, *, tile_m, tile_n, cluster, transpose_rhs=False):
-        assert {type(attribute) for attribute in (tile_m, tile_n, cluster)} == {np.int32}
+    def call(lhs, rhs, group_sizes, group_offset, *, transpose_lhs, transpose_rhs, **tile):
+        assert tile.keys() == {"tile_m", "tile_n", "cluster"}
+        assert {type(attribute) for attribute in tile.values()} == {np.int32}
         for x in (lhs, rhs, out):
             assert x.shape[-1] * x.dtype.itemsize % 16 == 0, "TMA cannot address such rows"
         assert out.dtype in (lhs.dtype, jnp.float32)
         options = dict(
-            transpose_lhs=False,
+            transpose_lhs=transpose_lhs,
             transpose_rhs=transpose_rhs,
             preferred_element_type=np.dtype(out.dtype),
             precision=None,

@@ -4,7 +4,6 @@
 #include <array>
 #include <limits>
 #include <string>
-#include <utility>
 
 #include "ffi/handlers.h"
 #include "xla/ffi/api/ffi.h"
@@ -64,6 +63,10 @@ struct Shape {
   }
 };
 
+std::array<int, 2> matrix(int rows, int columns, bool transpose) {
+  return transpose ? std::array<int, 2>{columns, rows} : std::array<int, 2>{rows, columns};
+}
+
 bool element_type(ffi::DataType type, ElementType& result) {
   switch (type) {
     case ffi::DataType::BF16:
@@ -117,8 +120,8 @@ ffi::Error ragged_noncontracting(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::A
                                  Sizes group_sizes, Sizes group_offset,
                                  ffi::Result<ffi::AnyBuffer> out,
                                  ffi::Result<ffi::Buffer<ffi::U8>> /*workspace*/,
-                                 bool transpose_rhs, int32_t tile_m, int32_t tile_n,
-                                 int32_t cluster) {
+                                 bool transpose_lhs, bool transpose_rhs, int32_t tile_m,
+                                 int32_t tile_n, int32_t cluster) {
   auto const lhs_shape = Shape<2>::of("lhs", lhs);
   if (!lhs_shape) return lhs_shape.error();
   auto const rhs_shape = Shape<3>::of("rhs", rhs);
@@ -132,16 +135,19 @@ ffi::Error ragged_noncontracting(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::A
       error.failure()) {
     return error;
   }
-  auto const [m, k] = lhs_shape->size;
-  int const n = out_shape->size[1], groups = rhs_shape->size[0];
-  if (auto error = lhs_shape->expect({m, k}, arguments.batches); error.failure()) return error;
+  auto const [m, n] = out_shape->size;
+  int const k = lhs_shape->size[transpose_lhs ? 0 : 1], groups = rhs_shape->size[0];
+  if (auto error = lhs_shape->expect(matrix(m, k, transpose_lhs), arguments.batches);
+      error.failure()) {
+    return error;
+  }
   if (auto error = rhs_shape->expect({groups, transpose_rhs ? n : k, transpose_rhs ? k : n},
                                      arguments.batches);
       error.failure()) {
     return error;
   }
-  if (auto error = out_shape->expect({m, n}, arguments.batches); error.failure()) return error;
 
+  arguments.transpose_lhs = transpose_lhs;
   arguments.transpose_rhs = transpose_rhs;
   arguments.lhs_batched = lhs_shape->batched;
   arguments.rhs_batched = rhs_shape->batched;
@@ -156,8 +162,8 @@ ffi::Error ragged_noncontracting(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::A
 ffi::Error ragged_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
                               Sizes group_sizes, Sizes group_offset,
                               ffi::Result<ffi::AnyBuffer> out,
-                              ffi::Result<ffi::Buffer<ffi::U8>> /*workspace*/, int32_t tile_m,
-                              int32_t tile_n, int32_t cluster) {
+                              ffi::Result<ffi::Buffer<ffi::U8>> /*workspace*/, bool transpose_lhs,
+                              bool transpose_rhs, int32_t tile_m, int32_t tile_n, int32_t cluster) {
   auto const lhs_shape = Shape<2>::of("lhs", lhs);
   if (!lhs_shape) return lhs_shape.error();
   auto const rhs_shape = Shape<2>::of("rhs", rhs);
@@ -171,14 +177,19 @@ ffi::Error ragged_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::AnyB
       error.failure()) {
     return error;
   }
-  auto const [m, k] = lhs_shape->size;
-  int const n = rhs_shape->size[1], groups = out_shape->size[0];
-  if (auto error = lhs_shape->expect({m, k}, arguments.batches); error.failure()) return error;
-  if (auto error = rhs_shape->expect({m, n}, arguments.batches); error.failure()) return error;
-  if (auto error = out_shape->expect({groups, k, n}, arguments.batches); error.failure()) {
+  auto const [groups, k, n] = out_shape->size;
+  int const m = lhs_shape->size[transpose_lhs ? 1 : 0];
+  if (auto error = lhs_shape->expect(matrix(m, k, transpose_lhs), arguments.batches);
+      error.failure()) {
+    return error;
+  }
+  if (auto error = rhs_shape->expect(matrix(m, n, transpose_rhs), arguments.batches);
+      error.failure()) {
     return error;
   }
 
+  arguments.transpose_lhs = transpose_lhs;
+  arguments.transpose_rhs = transpose_rhs;
   arguments.lhs_batched = lhs_shape->batched;
   arguments.rhs_batched = rhs_shape->batched;
   arguments.local_groups = groups;
@@ -189,33 +200,29 @@ ffi::Error ragged_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::AnyB
                   "ragged_contracting");
 }
 
-// The buffers are the same for both products. The workspace is there for schedules that need
-// scratch memory: XLA plans it with its own temporaries, and its address outlives a captured graph.
-auto buffers() {
+// Buffers and attributes are the same for both products. The workspace is there for schedules that
+// need scratch memory: XLA plans it with its own temporaries, and its address outlives a captured
+// graph.
+auto binding() {
   return ffi::Ffi::Bind()
       .Ctx<ffi::PlatformStream<cudaStream_t>>()
-      .Arg<ffi::AnyBuffer>()         // lhs
-      .Arg<ffi::AnyBuffer>()         // rhs
-      .Arg<Sizes>()                  // group_sizes
-      .Arg<Sizes>()                  // group_offset
-      .Ret<ffi::AnyBuffer>()         // out
-      .Ret<ffi::Buffer<ffi::U8>>();  // workspace
-}
-
-template <class Binding>
-auto with_tile(Binding&& binding) {
-  return std::forward<Binding>(binding)
-      .template Attr<int32_t>("tile_m")
-      .template Attr<int32_t>("tile_n")
-      .template Attr<int32_t>("cluster");
+      .Arg<ffi::AnyBuffer>()        // lhs
+      .Arg<ffi::AnyBuffer>()        // rhs
+      .Arg<Sizes>()                 // group_sizes
+      .Arg<Sizes>()                 // group_offset
+      .Ret<ffi::AnyBuffer>()        // out
+      .Ret<ffi::Buffer<ffi::U8>>()  // workspace
+      .Attr<bool>("transpose_lhs")
+      .Attr<bool>("transpose_rhs")
+      .Attr<int32_t>("tile_m")
+      .Attr<int32_t>("tile_n")
+      .Attr<int32_t>("cluster");
 }
 
 }  // namespace
 }  // namespace jgg
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JggRaggedNoncontracting, jgg::ragged_noncontracting,
-                              jgg::with_tile(jgg::buffers().Attr<bool>("transpose_rhs")),
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JggRaggedNoncontracting, jgg::ragged_noncontracting, jgg::binding(),
                               {xla::ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JggRaggedContracting, jgg::ragged_contracting,
-                              jgg::with_tile(jgg::buffers()),
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JggRaggedContracting, jgg::ragged_contracting, jgg::binding(),
                               {xla::ffi::Traits::kCmdBufferCompatible});

@@ -11,9 +11,23 @@ namespace jgg {
 
 JGG_HOST_DEVICE int ceil_div(int a, int b) { return a / b + (a % b != 0); }
 
+// The rows of a group as tiles see them. Where rows are the contiguous dimension of an operand,
+// loads start at multiples of kAlign rows, so the first tile takes in the end of the group before.
+template <int kAlign>
+struct AlignedRows {
+  int begin;
+  int extent;
+  int head;
+
+  JGG_HOST_DEVICE AlignedRows(int group_begin, int group_end)
+      : begin(group_begin / kAlign * kAlign),
+        extent(group_end > group_begin ? group_end - begin : 0),
+        head(group_begin - begin) {}
+};
+
 // out[m, n] = lhs[m, k] . rhs[group of row m][k, n]: every row of the output belongs to one tile
 // row, those that no local group owns to tiles without a mainloop.
-template <class Warp, int kTileM, int kTileN, int kTileK, int kCluster>
+template <class Warp, int kTileM, int kTileN, int kTileK, int kCluster, int kAlign = 1>
 class NoncontractingSchedule {
  public:
   JGG_HOST_DEVICE NoncontractingSchedule(GroupSizes const& groups, int n, int k)
@@ -26,21 +40,24 @@ class NoncontractingSchedule {
     Segment segment;
     if (!cursor_.seek(unit, segment)) return false;
     bool const owned = segment.local_group >= 0 && segment.local_group < local_groups_;
-    auto const at = raster(segment.extent, n_tiles_).at(unit - segment.first_unit, rank);
-    work = {segment.batch, segment.local_group, segment.begin,        segment.extent,
+    Rows const rows(segment.begin, segment.begin + segment.extent);
+    auto const at = raster(rows, n_tiles_).at(unit - segment.first_unit, rank);
+    work = {segment.batch, segment.local_group, rows.begin,           rows.extent, rows.head,
             at.m * kTileM, at.n * kTileN,       owned ? k_tiles_ : 0, at.share};
     return true;
   }
 
  private:
-  JGG_HOST_DEVICE static Raster<kCluster> raster(int extent, int n_tiles) {
-    return Raster<kCluster>(ceil_div(extent, kTileM), n_tiles);
+  using Rows = AlignedRows<kAlign>;
+
+  JGG_HOST_DEVICE static Raster<kCluster> raster(Rows const& rows, int n_tiles) {
+    return Raster<kCluster>(ceil_div(rows.extent, kTileM), n_tiles);
   }
 
   struct Units {
     int n_tiles;
-    JGG_HOST_DEVICE int operator()(int, int extent) const {
-      return raster(extent, n_tiles).units();
+    JGG_HOST_DEVICE int operator()(int, int begin, int end) const {
+      return raster(Rows(begin, end), n_tiles).units();
     }
   };
 
@@ -52,7 +69,7 @@ class NoncontractingSchedule {
 
 // out[group][m, n] = lhs[rows of group, m]^T . rhs[rows of group, n]: every local group has the
 // same tiles and its own number of mainloop steps, none if it is empty.
-template <class Warp, int kTileM, int kTileN, int kTileK, int kCluster>
+template <class Warp, int kTileM, int kTileN, int kTileK, int kCluster, int kAlign = 1>
 class ContractingSchedule {
  public:
   JGG_HOST_DEVICE ContractingSchedule(GroupSizes const& groups, int m, int n)
@@ -62,14 +79,10 @@ class ContractingSchedule {
   JGG_HOST_DEVICE bool tile(int unit, int rank, WorkTile& work) {
     Segment segment;
     if (!cursor_.seek(unit, segment)) return false;
+    AlignedRows<kAlign> const rows(segment.begin, segment.begin + segment.extent);
     auto const at = raster_.at(unit - segment.first_unit, rank);
-    work = {segment.batch,
-            segment.local_group,
-            segment.begin,
-            segment.extent,
-            at.m * kTileM,
-            at.n * kTileN,
-            ceil_div(segment.extent, kTileK),
+    work = {segment.batch, segment.local_group, rows.begin,    rows.extent,
+            rows.head,     at.m * kTileM,       at.n * kTileN, ceil_div(rows.extent, kTileK),
             at.share};
     return true;
   }
@@ -78,7 +91,7 @@ class ContractingSchedule {
   struct Units {
     int local_groups;
     int units;
-    JGG_HOST_DEVICE int operator()(int local_group, int) const {
+    JGG_HOST_DEVICE int operator()(int local_group, int, int) const {
       return local_group >= 0 && local_group < local_groups ? units : 0;
     }
   };

@@ -30,7 +30,8 @@ struct Segment {
 
 // Walks forward over the segments of every batch, a warp's width at a time, so finding a group
 // costs a handful of instructions a tile however many groups there are, and no table in shared
-// memory. `Units` says how many units of work a segment is worth: int units(local_group, extent).
+// memory. `Units` says how many units of work a segment is worth: int units(local_group, begin,
+// end).
 //
 // The segments of a batch are its groups; local groups whose global index does not exist, which
 // own no rows; and last, one for the rows that no group owns. Sizes are made safe here and nowhere
@@ -111,7 +112,7 @@ class SegmentCursor {
     };
     auto const units_of = [=](int lane, int begin, int end) {
       int const segment = window + lane;
-      return segment <= rest ? units(segment - offset, end - begin) : 0;
+      return segment <= rest ? units(segment - offset, begin, end) : 0;
     };
     auto const add = [](int a, int b) { return a + b; };
 

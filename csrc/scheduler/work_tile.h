@@ -8,8 +8,9 @@ namespace jgg {
 struct alignas(16) WorkTile {
   int batch;
   int group;   // local group: which rhs, or which slice of the output
-  int begin;   // first row of the group
-  int extent;  // rows of the group
+  int begin;   // first row of the group, rounded down to where a load can start
+  int extent;  // rows from there to the group's end
+  int head;    // rows from there that belong to the group before
   int m;       // element offset of the tile in the group's output
   int n;
   int k_tiles;  // steps of the mainloop; a tile without any is all zeros

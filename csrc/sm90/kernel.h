@@ -76,15 +76,24 @@ __device__ void consume(typename Problem::Params const& params, Shared& shared, 
     WorkTile const work = read_work(shared, slot);
     if (work.k_tiles == kNoMoreWork) break;
     bool const has_rows = Problem::rows_left(params, work) > first_row;
+    auto const store = [&](auto const& values) {
+      if constexpr (Problem::kHasHeads) {
+        if (work.head > 0 && work.m + first_row == 0) {
+          Problem::store_below_head(params, work, values);
+          return;
+        }
+      }
+      epilogue.take(values, Problem::store_at(params, work, first_row));
+    };
     if (has_rows && work.k_tiles > 0) {
       Mainloop::multiply(work, shared, stage, consumer, accumulators,
                          [&](int) { epilogue.store_next(); });
       epilogue.store_rest();
-      epilogue.take(accumulators, Problem::store_at(params, work, first_row));
+      store(accumulators);
     } else {
       Mainloop::skip(work, shared, stage);
       epilogue.store_rest();
-      if (has_rows) epilogue.take_zeros(Problem::store_at(params, work, first_row));
+      if (has_rows) store([](int) { return 0.0f; });
     }
   }
   epilogue.store_rest();

@@ -62,6 +62,8 @@ struct KernelConfig {
   static constexpr int kRhsBoxBytes = kRhsBytes / kBoxes;
   static constexpr int kRhsBoxColumns = kTileN / kBoxes;
   static constexpr int kSlab = kRowBytes / sizeof(Element);
+  // Where a TMA box can start in the contiguous dimension of an operand.
+  static constexpr int kBoxAlign = 16 / sizeof(Element);
   static constexpr int kSlabBytes = kTileK * kRowBytes;
 };
 

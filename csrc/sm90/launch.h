@@ -52,6 +52,11 @@ cudaError_t with_bool(bool value, Function function) {
   return value ? function(std::true_type{}) : function(std::false_type{});
 }
 
+constexpr cute::GMMA::Major major(cute::GMMA::Major plain, bool transpose) {
+  using cute::GMMA::Major;
+  return (plain == Major::K) != transpose ? Major::K : Major::MN;
+}
+
 // Picks the entry of the table that `config` names and hands it to `function`.
 template <class... Tiles, class Function>
 cudaError_t with_tile(TileTable<Tiles...>, TileConfig config, Function function) {
@@ -69,17 +74,24 @@ cudaError_t with_tile(TileTable<Tiles...>, TileConfig config, Function function)
   return status;
 }
 
-// Launches the kernel of a family, `Problem`, for the majors of its operands.
+// Launches the kernel of a family, `Problem`. `kLhsMajor` and `kRhsMajor` are the majors of
+// operands that are not transposed.
 template <template <class> class Problem, class Element, cute::GMMA::Major kLhsMajor,
           cute::GMMA::Major kRhsMajor>
-cudaError_t launch_major(TileConfig config, RaggedDotArguments const& arguments,
-                         cudaStream_t stream) {
+cudaError_t launch_any(TileConfig config, RaggedDotArguments const& arguments,
+                       cudaStream_t stream) {
   return with_tile(RaggedDotTiles{}, config, [&](auto tile) {
-    return with_bool(arguments.out_type == ElementType::kF32, [&](auto f32_out) {
-      using Tile = decltype(tile);
-      using Output = std::conditional_t<f32_out.value, float, Element>;
-      return launch<Problem<KernelConfig<Element, Output, kLhsMajor, kRhsMajor, Tile::kTileM,
-                                         Tile::kTileN, Tile::kCluster>>>(arguments, stream);
+    return with_bool(arguments.transpose_lhs, [&](auto transpose_lhs) {
+      return with_bool(arguments.transpose_rhs, [&](auto transpose_rhs) {
+        return with_bool(arguments.out_type == ElementType::kF32, [&](auto f32_out) {
+          using Tile = decltype(tile);
+          using Output = std::conditional_t<f32_out.value, float, Element>;
+          using Config = KernelConfig<Element, Output, major(kLhsMajor, transpose_lhs.value),
+                                      major(kRhsMajor, transpose_rhs.value), Tile::kTileM,
+                                      Tile::kTileN, Tile::kCluster>;
+          return launch<Problem<Config>>(arguments, stream);
+        });
+      });
     });
   });
 }

@@ -11,10 +11,11 @@ namespace jgg::sm90 {
 template <class Config_>
 struct RaggedContracting {
   using Config = Config_;
-  // TMA boxes start at multiples of 16 bytes of the contiguous dimension, groups at any row.
-  static_assert(Config::kLhsMajor == cute::GMMA::Major::MN &&
-                    Config::kRhsMajor == cute::GMMA::Major::MN,
-                "the contracted rows are not contiguous");
+  // Boxes of an operand whose rows are contiguous start at a multiple of 16 bytes and cannot end
+  // inside one: stages then hold rows of the groups before and after, which are masked.
+  static constexpr bool kMasksRows =
+      Config::kLhsMajor == cute::GMMA::Major::K || Config::kRhsMajor == cute::GMMA::Major::K;
+  static constexpr bool kHasHeads = false;
 
   struct Params {
     CUtensorMap lhs;
@@ -29,8 +30,8 @@ struct RaggedContracting {
   };
 
   template <class Warp>
-  using Schedule =
-      ContractingSchedule<Warp, Config::kTileM, Config::kTileN, Config::kTileK, Config::kCluster>;
+  using Schedule = ContractingSchedule<Warp, Config::kTileM, Config::kTileN, Config::kTileK,
+                                       Config::kCluster, kMasksRows ? Config::kBoxAlign : 1>;
 
   template <class Warp>
   __device__ static Schedule<Warp> schedule(Params const& params) {
@@ -41,13 +42,16 @@ struct RaggedContracting {
     return params.m - work.m;
   }
 
-  // Rows past the group's end read as zero in both operands: zero in one alone would still let a
-  // NaN through.
   template <class Loader>
   __device__ static void load_lhs(Params const& params, WorkTile const& work, int k, int row,
                                   Loader const& loader, uint8_t* to, int box, bool shared) {
-    loader.load(params.lhs, to, box, shared, work.m + row, kRaggedRows - work.extent + k,
-                kRaggedRows, end(params, work, params.lhs_batched));
+    int const m = work.m + row;
+    if constexpr (Config::kLhsMajor == cute::GMMA::Major::K) {
+      loader.load(params.lhs, to, box, shared, work.begin + k, m, work.batch * params.lhs_batched);
+    } else {
+      loader.load(params.lhs, to, box, shared, m, kRaggedRows - work.extent + k, kRaggedRows,
+                  end(params, work, params.lhs_batched));
+    }
   }
 
   template <class Loader>
@@ -55,7 +59,9 @@ struct RaggedContracting {
                                   Loader const& loader, uint8_t* to, int box, bool shared) {
     int const n = work.n + column, row = kRaggedRows - work.extent + k;
     int const group_end = end(params, work, params.rhs_batched);
-    if (params.rhs_in_slabs) {
+    if constexpr (Config::kRhsMajor == cute::GMMA::Major::K) {
+      loader.load(params.rhs, to, box, shared, work.begin + k, n, work.batch * params.rhs_batched);
+    } else if (params.rhs_in_slabs) {
       loader.load(params.rhs, to, box, shared, 0, row, kRaggedRows, group_end, n / Config::kSlab);
     } else {
 #pragma unroll
@@ -79,11 +85,20 @@ struct RaggedContracting {
     params.rhs_batched = a.rhs_batched;
     params.rhs_in_slabs = a.n % Config::kSlab == 0;
 
-    cudaError_t status =
-        encode_ragged_load(&params.lhs, view<typename Config::Element>(a.lhs), a.k, Config::kTileK);
-    if (status != cudaSuccess) return status;
+    TensorView const lhs = view<typename Config::Element>(a.lhs);
     TensorView const rhs = view<typename Config::Element>(a.rhs);
-    if (params.rhs_in_slabs) {
+    cudaError_t status;
+    if constexpr (Config::kLhsMajor == cute::GMMA::Major::K) {
+      status =
+          encode_plain(&params.lhs, lhs, a.lhs_batched ? a.batches : 1, a.k, a.m, kRowsPerConsumer);
+    } else {
+      status = encode_ragged_load(&params.lhs, lhs, a.k, Config::kTileK);
+    }
+    if (status != cudaSuccess) return status;
+    if constexpr (Config::kRhsMajor == cute::GMMA::Major::K) {
+      status = encode_plain(&params.rhs, rhs, a.rhs_batched ? a.batches : 1, a.n, a.m,
+                            Config::kRhsBoxColumns);
+    } else if (params.rhs_in_slabs) {
       // One multicast of 16 KB is much faster than two of 8 KB.
       status = encode_ragged_load_slabs(&params.rhs, rhs, a.n, Config::kTileK,
                                         Config::kRhsBoxColumns / Config::kSlab);

@@ -9,8 +9,8 @@ namespace jgg::sm90 {
 cudaError_t ragged_contracting_bf16(TileConfig config, RaggedDotArguments const& arguments,
                                     cudaStream_t stream) {
   using cute::GMMA::Major;
-  return launch_major<RaggedContracting, cutlass::bfloat16_t, Major::MN, Major::MN>(
-      config, arguments, stream);
+  return launch_any<RaggedContracting, cutlass::bfloat16_t, Major::MN, Major::MN>(config, arguments,
+                                                                                  stream);
 }
 
 }  // namespace jgg::sm90

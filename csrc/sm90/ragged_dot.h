@@ -21,7 +21,8 @@ struct RaggedDotArguments {
   void* out;
   ElementType type;      // of lhs and rhs
   ElementType out_type;  // `type` or kF32
-  bool transpose_rhs;    // noncontracting only: rhs is [b, local_groups, n, k]
+  bool transpose_lhs;    // the last two dimensions are exchanged
+  bool transpose_rhs;
   int batches;
   bool lhs_batched;
   bool rhs_batched;

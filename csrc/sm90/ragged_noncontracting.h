@@ -11,13 +11,18 @@ namespace jgg::sm90 {
 template <class Config_>
 struct RaggedNoncontracting {
   using Config = Config_;
-  // TMA boxes start at multiples of 16 bytes of the contiguous dimension, groups at any row.
-  static_assert(Config::kLhsMajor == cute::GMMA::Major::K, "the rows of lhs are not contiguous");
+  static constexpr bool kRowsContiguous = Config::kLhsMajor == cute::GMMA::Major::MN;
+  // Tiles of contiguous rows start at a multiple of 16 bytes, so a group's first one begins with
+  // rows of the group before, which it must not store. Rows are not contracted, so nothing is
+  // masked.
+  static constexpr bool kHasHeads = kRowsContiguous;
+  static constexpr bool kMasksRows = false;
 
   struct Params {
     CUtensorMap lhs;
     CUtensorMap rhs;
     CUtensorMap out;
+    typename Config::Output* out_data;
     GroupSizes groups;
     int n;
     int k;
@@ -28,8 +33,9 @@ struct RaggedNoncontracting {
   };
 
   template <class Warp>
-  using Schedule = NoncontractingSchedule<Warp, Config::kTileM, Config::kTileN, Config::kTileK,
-                                          Config::kCluster>;
+  using Schedule =
+      NoncontractingSchedule<Warp, Config::kTileM, Config::kTileN, Config::kTileK, Config::kCluster,
+                             kRowsContiguous ? Config::kBoxAlign : 1>;
 
   template <class Warp>
   __device__ static Schedule<Warp> schedule(Params const& params) {
@@ -40,14 +46,18 @@ struct RaggedNoncontracting {
     return work.extent - work.m;
   }
 
-  // Rows past the group's end read as zero. They could not reach a row that is stored, but other
-  // groups' rows would cost bandwidth, and the tensor cores power.
+  // Rows outside the group only reach rows of the result that are not stored. Where the descriptor
+  // can make those past its end zeros, they cost neither bandwidth nor the tensor cores' power.
   template <class Loader>
   __device__ static void load_lhs(Params const& params, WorkTile const& work, int k, int row,
                                   Loader const& loader, uint8_t* to, int box, bool shared) {
-    loader.load(params.lhs, to, box, shared, k, kRaggedRows - work.extent + work.m + row,
-                kRaggedRows,
-                work.batch * params.lhs_batched * params.groups.rows + work.begin + work.extent);
+    int const batch = work.batch * params.lhs_batched;
+    if constexpr (kRowsContiguous) {
+      loader.load(params.lhs, to, box, shared, work.begin + work.m + row, k, batch);
+    } else {
+      loader.load(params.lhs, to, box, shared, k, kRaggedRows - work.extent + work.m + row,
+                  kRaggedRows, batch * params.groups.rows + work.begin + work.extent);
+    }
   }
 
   template <class Loader>
@@ -73,6 +83,15 @@ struct RaggedNoncontracting {
     return {work.n, params.store_shift - work.extent + work.m + row, end};
   }
 
+  // The first half of a group's first tile, without the rows of the group before.
+  template <class Accumulators>
+  __device__ static void store_below_head(Params const& params, WorkTile const& work,
+                                          Accumulators const& accumulators) {
+    int64_t const row = int64_t(work.batch) * params.groups.rows + work.begin;
+    Epilogue<Config>::store_rows(accumulators, params.out_data + row * params.n + work.n, params.n,
+                                 params.n - work.n, work.head, work.extent);
+  }
+
   static cudaError_t make_params(RaggedDotArguments const& arguments, Params& params) {
     auto const& a = arguments;
     params.groups = group_sizes(a);
@@ -81,13 +100,17 @@ struct RaggedNoncontracting {
     params.lhs_batched = a.lhs_batched;
     params.rhs_batched = a.rhs_batched;
     params.store_shift = a.m;
+    params.out_data = static_cast<typename Config::Output*>(a.out);
 
     params.rhs_in_slabs = a.n % Config::kSlab == 0;
 
     TensorView const lhs = view<typename Config::Element>(a.lhs);
     TensorView const rhs = view<typename Config::Element>(a.rhs);
     int const rhs_groups = (a.rhs_batched ? a.batches : 1) * a.local_groups;
-    cudaError_t status = encode_ragged_load(&params.lhs, lhs, a.k, kRowsPerConsumer);
+    cudaError_t status = kRowsContiguous
+                             ? encode_plain(&params.lhs, lhs, a.lhs_batched ? a.batches : 1, a.k,
+                                            a.m, Config::kTileK)
+                             : encode_ragged_load(&params.lhs, lhs, a.k, kRowsPerConsumer);
     if (status != cudaSuccess) return status;
     if constexpr (Config::kRhsMajor == cute::GMMA::Major::K) {
       status = encode_plain(&params.rhs, rhs, rhs_groups, a.n, a.k, Config::kRhsBoxColumns);

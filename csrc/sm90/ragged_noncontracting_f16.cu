@@ -5,15 +5,12 @@
 
 namespace jgg::sm90 {
 
-// rhs [g, k, n] is contiguous along N, its transpose along K.
+// lhs [m, k] is contiguous along K, rhs [g, k, n] along N.
 cudaError_t ragged_noncontracting_f16(TileConfig config, RaggedDotArguments const& arguments,
                                       cudaStream_t stream) {
   using cute::GMMA::Major;
-  using Element = cutlass::half_t;
-  return arguments.transpose_rhs ? launch_major<RaggedNoncontracting, Element, Major::K, Major::K>(
-                                       config, arguments, stream)
-                                 : launch_major<RaggedNoncontracting, Element, Major::K, Major::MN>(
-                                       config, arguments, stream);
+  return launch_any<RaggedNoncontracting, cutlass::half_t, Major::K, Major::MN>(config, arguments,
+                                                                                stream);
 }
 
 }  // namespace jgg::sm90
