@@ -30,18 +30,22 @@ def ragged_noncontracting_tiles(
     tile_m: int,
     tile_n: int,
     cluster: int,
+    align: int,
 ) -> np.ndarray:
     """The tiles of lhs [b, m, k] . rhs [b, local_groups, k, n], from the code the kernels run.
 
     Args:
       group_sizes: int32 [batches or 1, groups].
       group_offset: int32 [batches or 1].
+      align: rows at a multiple of which tiles start: 8 where rows are the contiguous dimension of
+        an operand, else 1.
 
     Returns:
-      int32 [tiles, 10], in the order of the schedule. Columns: unit of work, rank of the CTA in its
-      cluster, batch, local group, first row and number of rows of the group, first row and column
-      of the tile in the group's result, mainloop steps (0 for a tile of zeros), and the operand
-      that the cluster shares (0 none, 1 lhs, 2 rhs).
+      int32 [tiles, 11], in the order of the schedule. Columns: unit of work; rank of the CTA in its
+      cluster; batch; local group; first row and number of rows of the group, with the rows that
+      alignment adds in front; number of those; first row and column of the tile in the group's
+      result; mainloop steps (0 for a tile of zeros); the operand that the cluster shares (0 none,
+      1 lhs, 2 rhs).
     """
 
 def ragged_contracting_tiles(
@@ -55,5 +59,6 @@ def ragged_contracting_tiles(
     tile_m: int,
     tile_n: int,
     cluster: int,
+    align: int,
 ) -> np.ndarray:
     """The tiles of lhs [b, m, k]^T . rhs [b, m, n]; see `ragged_noncontracting_tiles`."""

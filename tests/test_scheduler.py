@@ -14,7 +14,7 @@ import pytest
 from oracle import group_rows
 
 TILE_K = 64  # rows or columns of 128 bytes
-FIELDS = ("unit", "rank", "batch", "group", "begin", "extent", "m", "n", "k_tiles", "share")
+FIELDS = "unit rank batch group begin extent head m n k_tiles share".split()
 NOTHING, LHS, RHS = range(3)
 
 
@@ -33,6 +33,7 @@ class Problem:
     tile_m: int
     tile_n: int
     cluster: int
+    align: int = 1  # of the rows where tiles start
 
     def windows(self) -> np.ndarray:
         """The rows [start, end) of each local group: [batches, local_groups, 2]."""
@@ -63,6 +64,7 @@ def schedule(extension):
             tile_m=problem.tile_m,
             tile_n=problem.tile_n,
             cluster=problem.cluster,
+            align=problem.align,
         )
         return np.rec.fromarrays(tiles.T, names=FIELDS)
 
@@ -98,6 +100,8 @@ def check_units(problem, tiles):
     np.testing.assert_array_equal(tiles.rank, np.tile(np.arange(problem.cluster), units))
     assert ((tiles.batch >= 0) & (tiles.batch < problem.batches)).all()
     assert (tiles.m % problem.tile_m == 0).all() and (tiles.n % problem.tile_n == 0).all()
+    assert (tiles.begin % problem.align == 0).all()
+    assert ((0 <= tiles.head) & (tiles.head < problem.align)).all()
 
 
 def check_pairs(problem, tiles):
@@ -106,7 +110,7 @@ def check_pairs(problem, tiles):
         assert (tiles.share == NOTHING).all()
         return
     first, second = tiles[0::2], tiles[1::2]
-    for field in ("batch", "group", "begin", "extent", "k_tiles", "share"):
+    for field in ("batch", "group", "begin", "extent", "head", "k_tiles", "share"):
         np.testing.assert_array_equal(first[field], second[field])
     by_lhs, by_rhs = first.share == LHS, first.share == RHS
     assert (by_lhs | by_rhs).all()
@@ -126,15 +130,17 @@ def check_noncontracting(problem, tiles):
     """Each row of the result, owned by a group or not, is in one tile of each tile column."""
     tiles = in_columns(problem, tiles)
     windows = problem.windows()
-    start, end = tiles.begin, tiles.begin + tiles.extent
-    first = start + tiles.m
+    start, end = tiles.begin + tiles.head, tiles.begin + tiles.extent
+    first = tiles.begin + np.maximum(tiles.m, tiles.head)
     assert ((0 <= start) & (start <= first) & (first < end) & (end <= problem.m)).all()
 
     # +1 where a tile's rows start, -1 behind them.
     edges = np.zeros((problem.batches, -(-problem.n // problem.tile_n), problem.m + 1), int)
     column = tiles.n // problem.tile_n
     np.add.at(edges, (tiles.batch, column, first), 1)
-    np.add.at(edges, (tiles.batch, column, np.minimum(first + problem.tile_m, end)), -1)
+    np.add.at(
+        edges, (tiles.batch, column, np.minimum(tiles.begin + tiles.m + problem.tile_m, end)), -1
+    )
     assert (np.cumsum(edges, axis=-1)[..., :-1] == 1).all()
 
     owned = tiles.k_tiles > 0
@@ -159,9 +165,11 @@ def check_contracting(problem, tiles):
     assert (covered == 1).all()
 
     start, end = np.moveaxis(problem.windows()[tiles.batch, tiles.group], -1, 0)
-    np.testing.assert_array_equal(tiles.extent, end - start)
     np.testing.assert_array_equal(tiles.k_tiles, -(-tiles.extent // TILE_K))
-    assert ((tiles.begin == start) | (tiles.extent == 0)).all()
+    np.testing.assert_array_equal(tiles.extent == 0, start == end)
+    own = tiles.extent > 0
+    np.testing.assert_array_equal((tiles.begin + tiles.head)[own], start[own])
+    np.testing.assert_array_equal((tiles.begin + tiles.extent)[own], end[own])
 
 
 def random_problem(rng: np.random.Generator, op: str, tiles: list[dict[str, int]]) -> Problem:
@@ -187,6 +195,7 @@ def random_problem(rng: np.random.Generator, op: str, tiles: list[dict[str, int]
         m=m,
         k=int(rng.choice([1, 64, 65, 128, 300, 1000])),
         n=int(rng.choice([1, 255, 256, 257, 600, 1024, 1300])),
+        align=int(rng.choice([1, 8])),
         **rng.choice(tiles),
     )
 

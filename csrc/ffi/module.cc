@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <stdexcept>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -87,37 +88,43 @@ TileArray to_array(std::vector<ListedTile> const& tiles) {
 }
 
 // The schedule that the kernels of one tile walk, run by a simulated warp.
-template <template <class, int, int, int, int> class Schedule, class... Tiles>
+template <template <class, int, int, int, int, int> class Schedule, class... Tiles>
 TileArray tiles_of(sm90::TileTable<Tiles...>, GroupSizes const& groups, int rows, int columns,
-                   int tile_m, int tile_n, int cluster) {
-  constexpr int kTileK = 64;  // of 16-bit operands
+                   int tile_m, int tile_n, int cluster, int align) {
+  constexpr int kTileK = 64, kBoxAlign = 8;  // of 16-bit operands
   std::vector<ListedTile> tiles;
-  auto const list = [&](auto tile) {
+  auto const list = [&](auto tile, auto alignment) {
     using Tile = decltype(tile);
-    if (tile_m != Tile::kTileM || tile_n != Tile::kTileN || cluster != Tile::kCluster) return false;
-    tiles = list_tiles(Schedule<SimulatedWarp, Tile::kTileM, Tile::kTileN, kTileK, Tile::kCluster>(
-                           groups, rows, columns),
+    if (tile_m != Tile::kTileM || tile_n != Tile::kTileN || cluster != Tile::kCluster ||
+        align != alignment.value) {
+      return false;
+    }
+    tiles = list_tiles(Schedule<SimulatedWarp, Tile::kTileM, Tile::kTileN, kTileK, Tile::kCluster,
+                                alignment.value>(groups, rows, columns),
                        cluster);
     return true;
   };
-  if (!(list(Tiles{}) || ...)) throw std::invalid_argument("no kernel has this tile");
+  if (!(list(Tiles{}, std::integral_constant<int, 1>{}) || ...) &&
+      !(list(Tiles{}, std::integral_constant<int, kBoxAlign>{}) || ...)) {
+    throw std::invalid_argument("no kernel has this tile and alignment");
+  }
   return to_array(tiles);
 }
 
 TileArray ragged_noncontracting_tiles(Sizes const& group_sizes, Offsets const& group_offset,
                                       int batches, int local_groups, int m, int k, int n,
-                                      int tile_m, int tile_n, int cluster) {
+                                      int tile_m, int tile_n, int cluster, int align) {
   return tiles_of<NoncontractingSchedule>(
       sm90::RaggedDotTiles{}, groups_of(group_sizes, group_offset, batches, local_groups, m), n, k,
-      tile_m, tile_n, cluster);
+      tile_m, tile_n, cluster, align);
 }
 
 TileArray ragged_contracting_tiles(Sizes const& group_sizes, Offsets const& group_offset,
                                    int batches, int local_groups, int m, int k, int n, int tile_m,
-                                   int tile_n, int cluster) {
+                                   int tile_n, int cluster, int align) {
   return tiles_of<ContractingSchedule>(
       sm90::RaggedDotTiles{}, groups_of(group_sizes, group_offset, batches, local_groups, m), k, n,
-      tile_m, tile_n, cluster);
+      tile_m, tile_n, cluster, align);
 }
 
 }  // namespace
@@ -130,8 +137,8 @@ NB_MODULE(_extension, module) {
   using nanobind::literals::operator""_a;
   module.def("ragged_noncontracting_tiles", &jgg::ragged_noncontracting_tiles, "group_sizes"_a,
              "group_offset"_a, "batches"_a, "local_groups"_a, "m"_a, "k"_a, "n"_a, "tile_m"_a,
-             "tile_n"_a, "cluster"_a);
+             "tile_n"_a, "cluster"_a, "align"_a);
   module.def("ragged_contracting_tiles", &jgg::ragged_contracting_tiles, "group_sizes"_a,
              "group_offset"_a, "batches"_a, "local_groups"_a, "m"_a, "k"_a, "n"_a, "tile_m"_a,
-             "tile_n"_a, "cluster"_a);
+             "tile_n"_a, "cluster"_a, "align"_a);
 }

@@ -9,7 +9,7 @@
 namespace jgg {
 
 // unit, rank, then the members of WorkTile in their order.
-using ListedTile = std::array<int, 10>;
+using ListedTile = std::array<int, 11>;
 
 template <class Schedule>
 std::vector<ListedTile> list_tiles(Schedule schedule, int cluster) {
@@ -18,8 +18,8 @@ std::vector<ListedTile> list_tiles(Schedule schedule, int cluster) {
     for (int rank = 0; rank < cluster; ++rank) {
       WorkTile work;
       if (!schedule.tile(unit, rank, work)) return tiles;
-      tiles.push_back({unit, rank, work.batch, work.group, work.begin, work.extent, work.m, work.n,
-                       work.k_tiles, static_cast<int>(work.share)});
+      tiles.push_back({unit, rank, work.batch, work.group, work.begin, work.extent, work.head,
+                       work.m, work.n, work.k_tiles, static_cast<int>(work.share)});
     }
   }
 }
