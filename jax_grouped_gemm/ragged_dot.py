@@ -99,8 +99,8 @@ def ragged_dot_general(
        is the ragged dimension.
     3. Batch: a plain `jax.lax.dot_general`; the group sizes do not affect the result.
 
-    The kernels take [..., m, k], [..., m, n] and either order of the last two dimensions of
-    [..., g, k, n] as they are; operands with other orders of dimensions are transposed first.
+    The kernels take [..., m, k], [..., m, n] and [..., g, k, n] with their last two dimensions in
+    either order; operands with other orders of dimensions are transposed first.
 
     Args:
       lhs: array with exactly one ragged dimension.
