@@ -13,9 +13,24 @@ from jax_grouped_gemm.availability import is_available as is_available
 from jax_grouped_gemm.availability import unavailable_reason as unavailable_reason
 from jax_grouped_gemm.explain import Explanation as Explanation
 from jax_grouped_gemm.explain import explain as explain
+from jax_grouped_gemm.fp8_ragged_dot import Recipe as Recipe
+from jax_grouped_gemm.fp8_ragged_dot import fp8_ragged_dot as fp8_ragged_dot
 from jax_grouped_gemm.plan import Plan as Plan
+from jax_grouped_gemm.quantize import QuantizedRows as QuantizedRows
+from jax_grouped_gemm.quantize import QuantizedWeights as QuantizedWeights
+from jax_grouped_gemm.quantize import quantize_blockwise as quantize_blockwise
+from jax_grouped_gemm.quantize import quantize_ragged as quantize_ragged
+from jax_grouped_gemm.quantize import quantize_weights as quantize_weights
 from jax_grouped_gemm.ragged_dot import ragged_dot as ragged_dot
 from jax_grouped_gemm.ragged_dot import ragged_dot_general as ragged_dot_general
+from jax_grouped_gemm.rank_k import grouped_her2k as grouped_her2k
+from jax_grouped_gemm.rank_k import grouped_herk as grouped_herk
+from jax_grouped_gemm.rank_k import grouped_syr2k as grouped_syr2k
+from jax_grouped_gemm.rank_k import grouped_syrk as grouped_syrk
+from jax_grouped_gemm.scaled_ragged_dot import scaled_ragged_dot as scaled_ragged_dot
+from jax_grouped_gemm.scaled_ragged_dot import (
+    scaled_ragged_dot_contracting as scaled_ragged_dot_contracting,
+)
 
 __version__ = "0.1.0"
 

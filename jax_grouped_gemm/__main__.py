@@ -1,6 +1,7 @@
 """``python -m jax_grouped_gemm``: environment report, then a small MoE language model trains.
 
-With ``--compare`` the same training runs once with every implementation of the ragged matmul.
+With ``--compare`` the same training runs once with every implementation of the ragged matmul, and
+with several names after ``--recipe`` once with each.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ IMPLEMENTATIONS = {
 }
 
 
+RECIPES = {"bf16": None, "fp8": jgg.Recipe()}
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m jax_grouped_gemm", description=__doc__)
     parser.add_argument(
@@ -42,11 +46,20 @@ def main(argv: Sequence[str] | None = None) -> None:
         help="of the ragged matmul; jax is the stock jax.lax.ragged_dot",
     )
     parser.add_argument(
+        "--recipe",
+        choices=RECIPES,
+        nargs="+",
+        default=["bf16"],
+        help="of the ragged matmuls: bf16 computes them in the preset's dtype, fp8 quantises",
+    )
+    parser.add_argument(
         "--compare", action="store_true", help="train with one implementation after the other"
     )
     parser.add_argument("--output", type=Path, help="directory for runs.json and loss.png")
     args = parser.parse_args(argv)
 
+    if "fp8" in args.recipe and args.implementation == "jax":
+        parser.error("--recipe fp8: stock JAX has no FP8 ragged matmul")
     print(report.environment(), end="\n\n")
     reason = jgg.unavailable_reason()
     if args.implementation == "cuda" and reason is not None:
@@ -64,25 +77,27 @@ def main(argv: Sequence[str] | None = None) -> None:
         name = "cpu" if reason else "h200"
     preset = PRESETS[name]
     steps = args.steps or (preset.compare_steps if args.compare else preset.steps)
-    implementations = [args.implementation]
+    runs_to_make = [(args.implementation, recipe) for recipe in args.recipe]
     if args.compare:
         implementations = ["reference", "jax"] if reason else ["auto", "reference", "jax"]
+        runs_to_make = [(implementation, "bf16") for implementation in implementations]
 
     corpus = data.load_corpus()
     print(report.task(name, preset, corpus, steps, args.seed), end="\n\n")
     runs = []
-    for implementation in implementations:
+    for implementation, recipe in runs_to_make:
         run = train(
             preset,
             corpus,
-            name=implementation,
+            name=implementation if recipe == "bf16" else f"{implementation} {recipe}",
             implementation=IMPLEMENTATIONS[implementation],
+            recipe=RECIPES[recipe],
             steps=steps,
             seed=args.seed,
         )
         print("", report.result(run), "", sep="\n", flush=True)
         runs.append(run)
-    if args.compare:
+    if len(runs) > 1:
         print(report.comparison(runs))
     if args.output:
         print("Wrote", ", ".join(map(str, report.save(runs, args.output))))

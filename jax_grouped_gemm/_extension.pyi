@@ -62,3 +62,60 @@ def ragged_contracting_tiles(
     align: int,
 ) -> np.ndarray:
     """The tiles of lhs [b, m, k]^T . rhs [b, m, n]; see `ragged_noncontracting_tiles`."""
+
+def scaled_ragged_contracting_tiles(
+    group_sizes: np.ndarray,
+    group_offset: np.ndarray,
+    batches: int,
+    local_groups: int,
+    m: int,
+    k: int,
+    n: int,
+    tile_m: int,
+    tile_n: int,
+    cluster: int,
+) -> np.ndarray:
+    """The tiles of an FP8 lhs [b, k, p] . rhs [b, n, p]^T; see `ragged_noncontracting_tiles`.
+
+    m is the number of rows before padding; the first row of a group is counted with the padding
+    that makes each group start at a multiple of 128.
+    """
+
+def float32_workspace_bytes(
+    contracting: bool,
+    lhs_batched: bool,
+    rhs_batched: bool,
+    sizes_batched: bool,
+    offset_batched: bool,
+    batches: int,
+    local_groups: int,
+    m: int,
+    k: int,
+    n: int,
+    terms: int,
+) -> int:
+    """Bytes of workspace that a product of float32 operands needs."""
+
+def triangle_entries(numbers: np.ndarray) -> list[tuple[int, int]]:
+    """Row and column of entries of a lower triangle by their numbers, int32, row by row."""
+
+def rank_k_tiles(
+    stacks: np.ndarray,
+    upper: bool,
+    clusters: int,
+    tile_m: int,
+    tile_n: int,
+    cluster: int,
+) -> np.ndarray:
+    """The tiles of one triangle of each of `stacks`, from the code that the kernel runs.
+
+    Args:
+      stacks: int32 [stacks, 3]: matrices, their number of rows, mainloop steps of a tile.
+      upper: whether the upper triangle is computed.
+      clusters: how many clusters take the units of work in turn.
+
+    Returns:
+      int32 [tiles, 11] with the columns of `ragged_noncontracting_tiles`: batch is the matrix
+      within its stack, group the stack, and the number of rows that of the matrix. A tile whose
+      first row is past that is padding.
+    """

@@ -1,26 +1,27 @@
-"""The boundary to the compiled extension: loading it, registering it, calling it."""
+"""The boundary to the compiled extension: loading it and registering what it has."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import importlib
 import pathlib
 import re
 
 import jax
-import jax.numpy as jnp
 import jaxlib
-import numpy as np
-from jax import export, lax
-
-from jax_grouped_gemm.plan import Plan
+from jax import export
 
 EXTENSION = "jax_grouped_gemm._extension"
 
 TARGETS = {
     "ragged_noncontracting": "jax_grouped_gemm.ragged_noncontracting.v1",
     "ragged_contracting": "jax_grouped_gemm.ragged_contracting.v1",
+    "rank_k": "jax_grouped_gemm.rank_k.v1",
+    "scaled_ragged_noncontracting": "jax_grouped_gemm.scaled_ragged_noncontracting.v1",
+    "scaled_ragged_contracting": "jax_grouped_gemm.scaled_ragged_contracting.v1",
+    "quantize_rows": "jax_grouped_gemm.quantize_rows.v1",
+    "quantize_blocks": "jax_grouped_gemm.quantize_blocks.v1",
+    "quantize_ragged": "jax_grouped_gemm.quantize_ragged.v1",
 }
 
 EXPORT_DISABLED_CHECKS = tuple(
@@ -71,41 +72,3 @@ def installed_ffi_api_version() -> tuple[int, int]:
     header = pathlib.Path(jax.ffi.include_dir(), "xla", "ffi", "api", "c_api.h").read_text()
     numbers = dict(re.findall(r"#define XLA_FFI_API_(MAJOR|MINOR) (\d+)", header))
     return int(numbers["MAJOR"]), int(numbers["MINOR"])
-
-
-def ragged_call(
-    plan: Plan,
-    lhs: jax.Array,
-    rhs: jax.Array,
-    group_sizes: jax.Array,
-    group_offset: jax.Array,
-) -> jax.Array:
-    """Runs the kernel of `plan`, whose path is not "reference", on operands of `plan.problem`."""
-    problem, addressable = plan.problem, plan.kernel_problem
-    if addressable is None:
-        return jnp.zeros((*problem.batch, *problem.shape(problem.out)), problem.out_dtype)
-    result_shape = (*addressable.batch, *addressable.shape(addressable.out))
-    results = (
-        jax.ShapeDtypeStruct(result_shape, addressable.out_dtype),
-        jax.ShapeDtypeStruct((plan.workspace_bytes,), jnp.uint8),
-    )
-    tile = {name: np.int32(value) for name, value in dataclasses.asdict(plan.tile).items()}
-    out, _ = jax.ffi.ffi_call(TARGETS[problem.op], results)(
-        _pad_to(lhs, addressable.shape(addressable.lhs)),
-        _pad_to(rhs, addressable.shape(addressable.rhs)),
-        group_sizes,
-        group_offset,
-        transpose_lhs=problem.lhs == "km",
-        transpose_rhs=problem.rhs.endswith(("nk", "nm")),
-        **tile,
-    )
-    valid = tuple(slice(size) for size in problem.shape(problem.out))
-    return out[..., *valid].astype(problem.out_dtype)
-
-
-def _pad_to(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Pads the last dimensions of `x` with zeros up to `shape`."""
-    batch_rank = x.ndim - len(shape)
-    growth = [new - old for new, old in zip(shape, x.shape[batch_rank:], strict=True)]
-    config = [(0, 0, 0)] * batch_rank + [(0, g, 0) for g in growth]
-    return lax.pad(x, jnp.zeros((), x.dtype), config)

@@ -22,3 +22,14 @@ dots_and_grouped_matmuls_saveable = jax.checkpoint_policies.save_from_both_polic
     jax.checkpoint_policies.dots_saveable, grouped_matmuls_saveable
 )
 """Saves the results of grouped matmuls and of JAX's own dots, recomputes everything else."""
+
+FP8_LHS, FP8_RHS = "fp8_lhs", "fp8_rhs"
+"""The names under which `fp8_ragged_dot` keeps its quantised operands."""
+
+quantized_operands_saveable = jax.checkpoint_policies.save_only_these_names(FP8_LHS, FP8_RHS)
+"""Saves the quantised operands of `fp8_ragged_dot`, so that none is quantised twice."""
+
+grouped_matmuls_and_quantized_operands_saveable = jax.checkpoint_policies.save_from_both_policies(
+    grouped_matmuls_saveable, quantized_operands_saveable
+)
+"""Saves the results of grouped matmuls and the quantised operands of `fp8_ragged_dot`."""

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from jax_grouped_gemm._varying import vary_over, varying_axes
+from jax_grouped_gemm.fp8_ragged_dot import Recipe, fp8_ragged_dot
 from jax_grouped_gemm.ragged_dot import ragged_dot
 
 Implementation = str | Callable[..., jax.Array] | None
@@ -145,6 +146,7 @@ def dropless_mlp(
     precision: jax.lax.PrecisionLike = None,
     group_offset: jax.Array | None = None,
     implementation: Implementation = None,
+    recipe: Recipe | None = None,
 ) -> jax.Array:
     """Gated expert MLPs: sum over a token's experts e of w_e * ((act(x wi_0) * (x wi_1)) wo).
 
@@ -161,12 +163,15 @@ def dropless_mlp(
         is the whole layer.
       implementation: of the ragged matmuls: None, "cuda" or "reference" as in
         `jax_grouped_gemm.ragged_dot`, or any function with the signature of `jax.lax.ragged_dot`.
+      recipe: computes the matmuls in FP8 with `jax_grouped_gemm.fp8_ragged_dot`, differentiable
+        once; None computes them in the dtype of their operands.
 
     Returns:
       [..., D], in the dtype to which x and the weights promote.
 
     Raises:
-      ValueError: shapes of the operands do not fit together.
+      ValueError: shapes of the operands do not fit together, or a recipe is given together with a
+        precision or with a function as the implementation.
     """
     _check_shapes(x, routing, wi_0, wi_1, wo, group_offset)
     # Inside shard_map the gradient of replicated tokens is summed over devices where they are cast
@@ -174,9 +179,8 @@ def dropless_mlp(
     x = vary_over(x, varying_axes(x, wi_0, wi_1, wo))
     expert_order = sort_by_expert(routing)
     matmul = functools.partial(
-        _ragged_dot(implementation),
+        _ragged_dot(implementation, precision, recipe),
         group_sizes=expert_order.group_sizes,
-        precision=precision,
         group_offset=group_offset,
     )
     rows = dispatch(x.reshape(-1, x.shape[-1]), expert_order)
@@ -225,10 +229,18 @@ def _count_tokens(routing: Routing) -> jax.Array:
     return jnp.sum(routing.experts.reshape(-1, 1) == experts, axis=0, dtype=jnp.int32)
 
 
-def _ragged_dot(implementation: Implementation) -> Callable[..., jax.Array]:
+def _ragged_dot(implementation, precision, recipe) -> Callable[..., jax.Array]:
+    if recipe is not None:
+        if callable(implementation) or precision is not None:
+            raise ValueError(
+                "dropless_mlp: recipe decides how the matmuls are computed, so that precision must "
+                f"be None and implementation no function, got precision={precision!r} and "
+                f"implementation={implementation!r}"
+            )
+        return functools.partial(fp8_ragged_dot, recipe=recipe, implementation=implementation)
     if callable(implementation):
-        return implementation
-    return functools.partial(ragged_dot, implementation=implementation)
+        return functools.partial(implementation, precision=precision)
+    return functools.partial(ragged_dot, precision=precision, implementation=implementation)
 
 
 def _check_shapes(x, routing, wi_0, wi_1, wo, group_offset):

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jax_grouped_gemm import float32
+
 TMA_ALIGNMENT_BYTES = 16
 NUM_SMS = 132  # of an H200, and of an H100 SXM
 WORKSPACE_BYTES = 16
 
-KERNEL_OPERAND_DTYPES = (jnp.bfloat16, jnp.float16)
+KERNEL_OPERAND_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 KERNEL_RESULT_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 
 
@@ -42,6 +44,23 @@ TILE_CONFIGS = (TileConfig(tile_m=128, tile_n=256, cluster=2),)
 
 
 @dataclasses.dataclass(frozen=True)
+class KernelFamily:
+    """Kernels that take the same problems.
+
+    Attributes:
+      tiles: the compiled configurations.
+      unsupported_reason: of a problem and the primitive's parameters, why no kernel of the family
+        can run it; empty if one can.
+      kernel_form: of a problem, the same with the layouts and the result's dtype that the kernels
+        have.
+    """
+
+    tiles: tuple[TileConfig, ...]
+    unsupported_reason: Callable[[RaggedProblem, Mapping[str, Any]], str]
+    kernel_form: Callable[[RaggedProblem], RaggedProblem]
+
+
+@dataclasses.dataclass(frozen=True)
 class RaggedProblem:
     """Static description of one ragged product.
 
@@ -53,6 +72,7 @@ class RaggedProblem:
       m, k, n, g: extents of the dimensions.
       num_groups: number of global groups.
       batch: extent of the native batch dimension, () without one.
+      batched: which of lhs, rhs, group sizes and group offset have that dimension.
     """
 
     op: str
@@ -68,27 +88,41 @@ class RaggedProblem:
     g: int
     num_groups: int
     batch: tuple[int, ...]
+    batched: tuple[bool, ...]
 
     @classmethod
     def noncontracting(cls, avals: Sequence[Any], params: Mapping[str, Any]) -> RaggedProblem:
         """The problem of a `ragged_noncontracting` with operands of the given abstract values."""
+        lhs = "km" if params["transpose_lhs"] else "mk"
         rhs = "gnk" if params["transpose_rhs"] else "gkn"
-        return cls._of("ragged_noncontracting", avals, params, rhs=rhs, out="mn")
+        return cls.of("ragged_noncontracting", avals, params, lhs=lhs, rhs=rhs, out="mn")
 
     @classmethod
     def contracting(cls, avals: Sequence[Any], params: Mapping[str, Any]) -> RaggedProblem:
         """The problem of a `ragged_contracting` with operands of the given abstract values."""
+        lhs = "km" if params["transpose_lhs"] else "mk"
         rhs = "nm" if params["transpose_rhs"] else "mn"
-        return cls._of("ragged_contracting", avals, params, rhs=rhs, out="gkn")
+        return cls.of("ragged_contracting", avals, params, lhs=lhs, rhs=rhs, out="gkn")
 
     @classmethod
-    def _of(cls, op, avals, params, *, rhs, out):
-        lhs = "km" if params["transpose_lhs"] else "mk"
+    def of(
+        cls,
+        op: str,
+        avals: Sequence[Any],
+        params: Mapping[str, Any],
+        *,
+        lhs: str,
+        rhs: str,
+        out: str,
+        **fields: Any,
+    ) -> RaggedProblem:
+        """The problem of (lhs, rhs, group_sizes, group_offset) with dimensions named as given."""
         ranks = (len(lhs), len(rhs), 1, 1)
         sizes = {"g": params.get("num_groups")}
         for names, aval in ((lhs, avals[0]), (rhs, avals[1])):
             sizes |= zip(names, aval.shape[-len(names) :], strict=True)
-        batches = [x.shape[0] for x, rank in zip(avals, ranks, strict=True) if x.ndim > rank]
+        batched = tuple(x.ndim > rank for x, rank in zip(avals, ranks, strict=True))
+        batches = [x.shape[0] for x, b in zip(avals, batched, strict=True) if b]
         return cls(
             op=op,
             lhs=lhs,
@@ -100,6 +134,8 @@ class RaggedProblem:
             **sizes,
             num_groups=avals[2].shape[-1],
             batch=tuple(batches[:1]),
+            batched=batched,
+            **fields,
         )
 
     @property
@@ -135,6 +171,8 @@ class Plan:
       tile: kernel configuration, None without a kernel.
       grid: thread blocks launched.
       workspace_bytes: scratch memory of the kernel.
+      terms: products of float16 parts that make up a product of float32 operands, see
+        `jax_grouped_gemm.float32`; 0 for other operands.
       efficiency: predicted share of the tensor cores' work that is useful, from the tiles' edges
         and the last, partial wave of tiles, for groups of equal size. 0 without a kernel.
     """
@@ -146,6 +184,7 @@ class Plan:
     tile: TileConfig | None = None
     grid: int = 0
     workspace_bytes: int = 0
+    terms: int = 0
     efficiency: float = 0.0
 
     def __str__(self) -> str:
@@ -157,30 +196,37 @@ class Plan:
                 f"grid {self.grid}, workspace {self.workspace_bytes} bytes, "
                 f"predicted efficiency {self.efficiency:.0%}"
             )
+        if self.terms:
+            accuracy = "float32" if self.terms == float32.FULL_TERMS else "TF32"
+            lines.append(f"{self.terms} products of float16 parts, as accurate as {accuracy}")
         return "\n   ".join(lines)
 
 
 def plan_noncontracting(avals: Sequence[Any], params: Mapping[str, Any]) -> Plan:
     """Plans a `ragged_noncontracting` from its operands' abstract values and its parameters."""
-    return _plan(RaggedProblem.noncontracting(avals, params), params)
+    return make_plan(RaggedProblem.noncontracting(avals, params), params, SAME_DTYPE)
 
 
 def plan_contracting(avals: Sequence[Any], params: Mapping[str, Any]) -> Plan:
     """Plans a `ragged_contracting` from its operands' abstract values and its parameters."""
-    return _plan(RaggedProblem.contracting(avals, params), params)
+    return make_plan(RaggedProblem.contracting(avals, params), params, SAME_DTYPE)
 
 
-def _plan(problem: RaggedProblem, params: Mapping[str, Any]) -> Plan:
-    reason = _unsupported_reason(problem, params)
+def make_plan(problem: RaggedProblem, params: Mapping[str, Any], family: KernelFamily) -> Plan:
+    """Plans `problem` with the kernels of `family`."""
+    if params["implementation"] == "reference":
+        return Plan(problem, "reference", "implementation='reference' was asked for")
+    reason = family.unsupported_reason(problem, params)
     if reason:
         return Plan(problem, "reference", reason)
     if 0 in (*problem.batch, problem.num_groups, *problem.shape("mkng")):
         return Plan(problem, "zeros", "there is nothing to multiply")
-    addressable = _addressable_problem(problem)
-    tile, efficiency = choose_tile(addressable, TILE_CONFIGS)
+    addressable = _addressable_problem(family.kernel_form(problem))
+    tile, efficiency = choose_tile(addressable, family.tiles)
     num_tiles = _num_tiles(addressable, tile)
     grid = min(_round_up(num_tiles, tile.cluster), NUM_SMS // tile.cluster * tile.cluster)
     reason = _copy_reason(problem, addressable)
+    terms = float32.num_terms(params["precision"]) if _is_float32(problem) else 0
     return Plan(
         problem=problem,
         path="copied" if reason else "tma",
@@ -188,7 +234,8 @@ def _plan(problem: RaggedProblem, params: Mapping[str, Any]) -> Plan:
         kernel_problem=addressable,
         tile=tile,
         grid=grid,
-        workspace_bytes=WORKSPACE_BYTES,
+        workspace_bytes=(float32.workspace_bytes(addressable, terms) if terms else WORKSPACE_BYTES),
+        terms=terms,
         efficiency=efficiency * _volume(problem) / _volume(addressable),
     )
 
@@ -199,9 +246,7 @@ def choose_tile(problem: RaggedProblem, configs: Sequence[TileConfig]) -> tuple[
 
 
 def _unsupported_reason(problem: RaggedProblem, params: Mapping[str, Any]) -> str:
-    """Why no kernel can run `problem`, empty if one can."""
-    if params["implementation"] == "reference":
-        return "implementation='reference' was asked for"
+    """Why no kernel for operands of one dtype can run `problem`, empty if one can."""
     dtypes = f"{problem.lhs_dtype} x {problem.rhs_dtype} -> {problem.out_dtype}"
     if (
         problem.lhs_dtype != problem.rhs_dtype
@@ -209,7 +254,7 @@ def _unsupported_reason(problem: RaggedProblem, params: Mapping[str, Any]) -> st
         or problem.out_dtype not in KERNEL_RESULT_DTYPES
     ):
         return (
-            f"no kernel for {dtypes}: the kernels take bfloat16 x bfloat16 or float16 x float16 "
+            f"no kernel for {dtypes}: the kernels take two bfloat16, float16 or float32 operands "
             "and return bfloat16, float16 or float32"
         )
     if isinstance(params["precision"], (lax.DotAlgorithm, lax.DotAlgorithmPreset)):
@@ -217,33 +262,53 @@ def _unsupported_reason(problem: RaggedProblem, params: Mapping[str, Any]) -> st
     return ""
 
 
+def _is_float32(problem: RaggedProblem) -> bool:
+    return problem.lhs_dtype == jnp.float32
+
+
 def _addressable_problem(problem: RaggedProblem) -> RaggedProblem:
     """`problem` with every row of every array a multiple of what TMA can address."""
     padded = {}
     for names, dtype in problem.arrays:
         row = names[-1]
-        multiple = max(TMA_ALIGNMENT_BYTES // dtype.itemsize, 1)
+        # Of float32 operands, TMA addresses the float16 parts.
+        itemsize = 2 if _is_float32(problem) else dtype.itemsize
+        multiple = max(TMA_ALIGNMENT_BYTES // itemsize, 1)
         padded[row] = max(_round_up(getattr(problem, row), multiple), padded.get(row, 0))
-    # The kernels return their operands' type or float32.
-    out_dtype = problem.out_dtype
-    if out_dtype != problem.lhs_dtype:
-        out_dtype = np.dtype(np.float32)
-    return dataclasses.replace(problem, **padded, out_dtype=out_dtype)
+    return dataclasses.replace(problem, **padded)
+
+
+def _with_kernel_result(problem: RaggedProblem) -> RaggedProblem:
+    """The kernels return their operands' type or float32."""
+    if problem.out_dtype == problem.lhs_dtype:
+        return problem
+    return dataclasses.replace(problem, out_dtype=np.dtype(np.float32))
+
+
+SAME_DTYPE = KernelFamily(TILE_CONFIGS, _unsupported_reason, _with_kernel_result)
+"""The kernels for operands of one dtype."""
 
 
 def _copy_reason(problem: RaggedProblem, addressable: RaggedProblem) -> str:
-    """Why TMA cannot address the arrays of `problem`, empty if it can."""
-    return "; ".join(
-        f"rows of {name}={getattr(problem, name)} elements are not a multiple of 16 bytes"
+    """Why the kernels cannot read the arrays of `problem` as they are, empty if they can."""
+    of_what = " of float16 parts" if _is_float32(problem) else ""
+    reasons = [
+        f"rows of {name}={getattr(problem, name)} elements are not a multiple of 16 bytes{of_what}"
         for name in "mkn"
         if getattr(problem, name) != getattr(addressable, name)
-    )
+    ]
+    reasons += [
+        f"the kernels want {name} with dimensions {'/'.join(getattr(addressable, name))} in memory"
+        for name in ("lhs", "rhs")
+        if getattr(problem, name) != getattr(addressable, name)
+    ]
+    return "; ".join(reasons)
 
 
 def _result_tiles(problem: RaggedProblem) -> tuple[int, int, int]:
     """Number of dense results of equal size and their rows and columns, for equal groups."""
     count = math.prod(problem.batch) * problem.g
-    if problem.op == "ragged_contracting":
+    if problem.out == "gkn":
         return count, problem.k, problem.n
     return count, math.ceil(problem.m / problem.num_groups), problem.n
 

@@ -6,18 +6,21 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
 from jax_grouped_gemm import _dimension_numbers
+from jax_grouped_gemm._arguments import (
+    as_array,
+    canonical_offset,
+    canonical_precision,
+    checked_implementation,
+    to_int32,
+)
 from jax_grouped_gemm._dimension_numbers import DimensionNames, Mode
-
-IMPLEMENTATIONS = (None, "cuda", "reference")
 
 
 def ragged_dot(
@@ -42,7 +45,9 @@ def ragged_dot(
       rhs: [g, k, n], or [g, n, k] with `transpose_rhs`.
       group_sizes: [G] of any integer dtype, rows per group. A negative size counts as zero; where
         the running sum exceeds m it is cut at m. G equals g, or is at least g with `group_offset`.
-      precision: as in `jax.lax.dot`, for float32 and wider. HIGH means HIGHEST, never TF32.
+      precision: as in `jax.lax.dot`, for float32 and wider. DEFAULT is as accurate as TF32. HIGH
+        means HIGHEST, never TF32: as accurate as float32. `jax_grouped_gemm.float32` says how the
+        kernels do both, and what becomes of elements much smaller than others of their group.
       preferred_element_type: dtype of the result, by default the promoted dtype of the operands.
         Accumulation is in float32 at least.
       group_offset: integer scalar or [1], possibly traced: `rhs[i]` belongs to the group
@@ -120,16 +125,15 @@ def ragged_dot_general(
       NotImplementedError: several contracting dimensions in mode 2, `group_offset` or
         `implementation="cuda"` in mode 3, and as for `ragged_dot`.
     """
-    if implementation not in IMPLEMENTATIONS:
-        raise ValueError(f"implementation must be one of {IMPLEMENTATIONS}, got {implementation!r}")
+    implementation = checked_implementation(implementation)
     if not isinstance(ragged_dot_dimension_numbers, lax.RaggedDotDimensionNumbers):
         raise TypeError(
             "ragged_dot_dimension_numbers must be jax.lax.RaggedDotDimensionNumbers, got "
             f"{ragged_dot_dimension_numbers!r}"
         )
-    lhs, rhs = _as_array("lhs", lhs), _as_array("rhs", rhs)
-    group_sizes = _as_array("group_sizes", group_sizes)
-    precision = _canonical_precision(precision)
+    lhs, rhs = as_array("lhs", lhs), as_array("rhs", rhs)
+    group_sizes = as_array("group_sizes", group_sizes)
+    precision = canonical_precision(precision)
     if preferred_element_type is not None:
         preferred_element_type = jax.dtypes.canonicalize_dtype(preferred_element_type)
     result = _evaluate_as_jax(
@@ -156,8 +160,8 @@ def ragged_dot_general(
     out = product(
         lhs,
         rhs,
-        _to_int32(group_sizes),
-        _canonical_offset(group_offset),
+        to_int32(group_sizes),
+        canonical_offset(group_offset),
         names,
         preferred_element_type=result.dtype,
         precision=precision,
@@ -208,39 +212,3 @@ def _evaluate_as_jax(
                 f"{error} Got lhs {jax.typeof(lhs)}, rhs {jax.typeof(rhs)} and group_sizes "
                 f"{jax.typeof(group_sizes)}."
             ) from None
-
-
-def _as_array(name: str, x: ArrayLike) -> jax.Array:
-    if not isinstance(x, (jax.Array, np.ndarray)):
-        raise TypeError(f"{name} must be a JAX or NumPy array, got {type(x).__name__}: {x!r}")
-    return jnp.asarray(x)
-
-
-def _canonical_precision(precision: Any) -> Any:
-    """A hashable precision: None, an algorithm, a `jax.lax.Precision` or a pair of those."""
-    if precision is None:
-        precision = jax.config.jax_default_matmul_precision
-    if isinstance(precision, (tuple, list)):
-        return tuple(map(_canonical_precision, precision))
-    if precision is None or isinstance(precision, (lax.DotAlgorithm, lax.DotAlgorithmPreset)):
-        return precision
-    if precision in lax.DotAlgorithmPreset.__members__:
-        return lax.DotAlgorithmPreset[precision]
-    precision = lax.Precision(precision)
-    # XLA:GPU lets HIGH use TF32. Only DEFAULT may: HIGH is accurate to float32 here.
-    return lax.Precision.HIGHEST if precision == lax.Precision.HIGH else precision
-
-
-def _to_int32(x: jax.Array) -> jax.Array:
-    """Converts integers of any dtype, those outside the range of int32 to its nearest end."""
-    ours, theirs = jnp.iinfo(jnp.int32), jnp.iinfo(x.dtype)
-    return jnp.clip(x, max(ours.min, theirs.min), min(ours.max, theirs.max)).astype(jnp.int32)
-
-
-def _canonical_offset(group_offset: ArrayLike | None) -> jax.Array:
-    offset = jnp.asarray(0 if group_offset is None else group_offset)
-    if not jnp.issubdtype(offset.dtype, jnp.integer):
-        raise TypeError(f"group_offset must be an integer, got dtype {offset.dtype}")
-    if offset.shape not in ((), (1,)):
-        raise ValueError(f"group_offset must be a scalar or have shape (1,), got {offset.shape}")
-    return _to_int32(offset).reshape(1)

@@ -68,18 +68,18 @@ def ragged_noncontracting(
             tile_in_group = tile - (tile_ends[group] - group_tiles[group])
             first_row = starts[group] + tile_in_group * tile_rows
             window = _RowWindow(first_row, ends[group], tile_rows, num_rows)
-            lhs_tile = _from_bits(window.load(lhs, row_axis), lhs_dtype)
-            rhs_matrix = _from_bits(rhs[group], rhs_dtype)
+            lhs_tile = from_bits(window.load(lhs, row_axis), lhs_dtype)
+            rhs_matrix = from_bits(rhs[group], rhs_dtype)
             product = _dot(lhs_tile, rhs_matrix, dimension_numbers, precision, accumulator_dtype)
-            product = _to_bits(_convert(product, preferred_element_type))
+            product = to_bits(_convert(product, preferred_element_type))
             # The window may reach into rows of other groups: those keep what they have.
             kept = window.load(out, axis=0)
             return window.store(out, jnp.where(window.mask[:, None], product, kept))
 
         return lax.fori_loop(0, tile_ends[-1], compute_tile, out)
 
-    operands = (_to_bits(lhs), _to_bits(rhs), group_sizes, group_offset)
-    return _from_bits(_map_batch(unbatched, operands, ranks=(2, 3, 1, 1)), preferred_element_type)
+    operands = (to_bits(lhs), to_bits(rhs), group_sizes, group_offset)
+    return from_bits(map_batch(unbatched, operands, ranks=(2, 3, 1, 1)), preferred_element_type)
 
 
 def ragged_contracting(
@@ -129,22 +129,22 @@ def ragged_contracting(
             def accumulate_tile(tile, accumulator):
                 window = _RowWindow(start + tile * tile_rows, end, tile_rows, num_rows)
                 # Both factors: a zero in one does not silence a NaN in the other.
-                lhs_tile = _from_bits(window.load_masked(lhs, lhs_row_axis), lhs_dtype)
-                rhs_tile = _from_bits(window.load_masked(rhs, rhs_row_axis), rhs_dtype)
+                lhs_tile = from_bits(window.load_masked(lhs, lhs_row_axis), lhs_dtype)
+                rhs_tile = from_bits(window.load_masked(rhs, rhs_row_axis), rhs_dtype)
                 product = _dot(lhs_tile, rhs_tile, dimension_numbers, precision, accumulator_dtype)
                 return accumulator + product
 
             accumulator = vary_over(jnp.zeros(slice_shape, accumulator_dtype), axes)
             num_tiles = _cdiv(end - start, tile_rows)
             accumulator = lax.fori_loop(0, num_tiles, accumulate_tile, accumulator)
-            return _to_bits(_convert(accumulator, preferred_element_type))
+            return to_bits(_convert(accumulator, preferred_element_type))
 
         return lax.map(
             compute_group, local_group_bounds(group_sizes, group_offset, num_groups, num_rows)
         )
 
-    operands = (_to_bits(lhs), _to_bits(rhs), group_sizes, group_offset)
-    return _from_bits(_map_batch(unbatched, operands, ranks=(2, 2, 1, 1)), preferred_element_type)
+    operands = (to_bits(lhs), to_bits(rhs), group_sizes, group_offset)
+    return from_bits(map_batch(unbatched, operands, ranks=(2, 2, 1, 1)), preferred_element_type)
 
 
 def local_group_bounds(
@@ -238,11 +238,13 @@ def _bits_dtype(dtype: np.dtype) -> np.dtype:
     return np.dtype(f"uint{8 * dtype.itemsize}") if is_narrow_float else dtype
 
 
-def _to_bits(x: jax.Array) -> jax.Array:
+def to_bits(x: jax.Array) -> jax.Array:
+    """`x` in the dtype in which to slice and update it."""
     return lax.bitcast_convert_type(x, _bits_dtype(x.dtype))
 
 
-def _from_bits(x: jax.Array, dtype: np.dtype) -> jax.Array:
+def from_bits(x: jax.Array, dtype: np.dtype) -> jax.Array:
+    """The array of `dtype` of which `to_bits` made `x`."""
     return lax.bitcast_convert_type(x, dtype)
 
 
@@ -254,7 +256,7 @@ def _cdiv(a: jax.Array, b: int) -> jax.Array:
     return (a + (b - 1)) // b
 
 
-def _map_batch(
+def map_batch(
     fn: Callable[..., jax.Array], operands: Sequence[jax.Array], ranks: Sequence[int]
 ) -> jax.Array:
     """Applies `fn` to each batch element of the operands that exceed their rank."""

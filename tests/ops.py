@@ -12,7 +12,13 @@ import oracle
 
 import jax_grouped_gemm as jgg
 
-STATIC = ("transpose_lhs", "transpose_rhs", "preferred_element_type", "implementation")
+STATIC = (
+    "transpose_lhs",
+    "transpose_rhs",
+    "preferred_element_type",
+    "precision",
+    "implementation",
+)
 
 
 @partial(jax.jit, static_argnames=STATIC)

@@ -97,8 +97,10 @@ def contracting_cotangents(lhs, rhs, group_sizes, cotangent, group_offset=0):
     )
 
 
-def check(actual, exact: Exact, *, accumulator=np.float32) -> None:
+def check(actual, exact: Exact, *, accumulator=np.float32, product_error=0.0) -> None:
     """Asserts that `actual` is `exact` accumulated in `accumulator` and rounded once.
+
+    Each accumulated product may have the relative error `product_error`.
 
     Element by element, the error may be one rounding to the result's dtype plus the worst case of
     an accumulation that truncates each partial sum, as tensor cores do. An element that accumulates
@@ -118,7 +120,7 @@ def check(actual, exact: Exact, *, accumulator=np.float32) -> None:
         smallest = float(ml_dtypes.finfo(actual.dtype).smallest_subnormal)
         tolerance = (
             unit * np.abs(exact.value)
-            + 2 * accumulator_unit * exact.depth * exact.magnitude
+            + (2 * accumulator_unit * exact.depth + product_error) * exact.magnitude
             + smallest * (exact.magnitude > 0)
         )
         wrong = finite & ~(error <= tolerance)
@@ -137,7 +139,10 @@ def check(actual, exact: Exact, *, accumulator=np.float32) -> None:
         # Rounding a random value costs 0.38 of the unit roundoff on average; a small block may be
         # less lucky. Truncating every 16 products, always downwards, is what the hardware may do.
         rounding = unit * min(1, 0.5 + 2 / np.sqrt(value.size))
-        bound = rounding + 2 * accumulator_unit * (1 + depth / 4)
+        bound = rounding + 2 * accumulator_unit * (1 + depth / 4) + product_error
+        # What the sum of errors of random sign, and the rounding of subnormal results, come to.
+        random = 2 * product_error * np.linalg.norm(exact.magnitude[block]) / np.sqrt(depth)
+        bound += (random + smallest * np.sqrt(value.size)) / norm
         relative = np.linalg.norm(error[block]) / norm
         assert relative <= bound, f"group {block}: relative error {relative:.3g} > {bound:.3g}"
 

@@ -76,10 +76,10 @@ def assert_only_workspaces(program: Program, workspace_bytes: int) -> None:
     assert workspace_bytes <= program.temporary_bytes <= len(program.calls) * one
 
 
-def planned_workspace(op) -> int:
+def planned_workspace(op, dtype=jnp.bfloat16, **options) -> int:
     """What `explain` says that a forward product of `op` needs."""
-    *arguments, _ = shapes(op)
-    (planned,) = jgg.explain(forward(op), *arguments).plans
+    *arguments, _ = shapes(op, dtype)
+    (planned,) = jgg.explain(forward(op, **options), *arguments).plans
     return planned.workspace_bytes
 
 
@@ -100,6 +100,18 @@ class TestForward:
         assert program.kernels == {f"ragged_{op}": 1}
         assert program.opcodes <= FREE
         assert_only_workspaces(program, planned_workspace(op))
+
+    @BOTH_OPS
+    @ALL_MAJORS
+    @pytest.mark.parametrize("precision", [None, jax.lax.Precision.HIGHEST])
+    def test_of_float32_is_one_call_with_its_parts_in_the_workspace(
+        self, op, majors, precision, h200
+    ):
+        *arguments, _ = shapes(op, jnp.float32, **majors)
+        program = h200.compile(forward(op, precision=precision, **majors), *arguments)
+        assert program.kernels == {f"ragged_{op}": 1}
+        assert program.opcodes <= FREE
+        assert_only_workspaces(program, planned_workspace(op, jnp.float32, precision=precision))
 
     @BOTH_OPS
     def test_float32_result_is_written_by_the_kernel(self, op, h200):
@@ -150,8 +162,9 @@ class TestGradients:
 
     @BOTH_OPS
     @ALL_MAJORS
-    def test_read_every_operand_as_it_is(self, op, majors, h200):
-        program = h200.compile(cotangents(op, **majors), *shapes(op, **majors))
+    @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+    def test_read_every_operand_as_it_is(self, op, majors, dtype, h200):
+        program = h200.compile(cotangents(op, **majors), *shapes(op, dtype, **majors))
         assert program.kernels == Counter(self.KERNELS[op])
         assert not program.computed_operands()
 
@@ -222,14 +235,14 @@ class TestUnalignedRows:
 
 class TestNoKernel:
     @BOTH_OPS
-    def test_float32_takes_the_reference(self, op, h200):
-        *arguments, _ = shapes(op, jnp.float32)
+    def test_complex_operands_take_the_reference(self, op, h200):
+        *arguments, _ = shapes(op, jnp.complex64)
         assert not h200.compile(forward(op), *arguments).kernels
 
     @BOTH_OPS
-    def test_float32_with_cuda_asked_for_raises(self, op, h200):
-        *arguments, _ = shapes(op, jnp.float32)
-        with pytest.raises(NotImplementedError, match="float32"):
+    def test_complex_operands_with_cuda_asked_for_raise(self, op, h200):
+        *arguments, _ = shapes(op, jnp.complex64)
+        with pytest.raises(NotImplementedError, match="complex64"):
             h200.compile(forward(op, implementation="cuda"), *arguments)
 
     @BOTH_OPS

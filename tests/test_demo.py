@@ -96,9 +96,22 @@ class TestMain:
         table = capsys.readouterr().out.partition("Comparison\n")[2]
         assert "reference in pure JAX" in table and "jax.lax.ragged_dot" in table
 
+    def test_recipes_train_the_same_model(self, tiny, capsys, tmp_path):
+        main(["--recipe", "bf16", "fp8", "--steps", "25", "--output", str(tmp_path)])
+        plain, fp8 = json.loads((tmp_path / "runs.json").read_text())
+        assert (plain["implementation"], fp8["implementation"]) == ("auto", "auto fp8")
+        assert plain["curve"][0] != fp8["curve"][0]
+        np.testing.assert_allclose(fp8["curve"], plain["curve"], rtol=2e-2)
+        assert "auto fp8" in capsys.readouterr().out.partition("Comparison\n")[2]
+
     @pytest.mark.parametrize(
         "arguments, message",
-        [(["--steps=1"], "1 is too few"), (["--implementation=fast"], "invalid choice: 'fast'")],
+        [
+            (["--steps=1"], "1 is too few"),
+            (["--implementation=fast"], "invalid choice: 'fast'"),
+            (["--recipe=fp4"], "invalid choice: 'fp4'"),
+            (["--recipe", "fp8", "--implementation=jax"], "stock JAX has no FP8"),
+        ],
     )
     def test_bad_arguments(self, arguments, message, capsys):
         with pytest.raises(SystemExit):

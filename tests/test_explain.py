@@ -4,6 +4,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from ops import CONTRACTING, NONCONTRACTING, OPS
 
@@ -89,7 +90,8 @@ class TestPath:
     @pytest.mark.parametrize(
         "options, dtype, reason",
         [
-            ({}, jnp.float32, "float32"),
+            ({}, jnp.float64, "float64"),
+            ({}, jnp.complex64, "complex64"),
             (dict(implementation="reference"), jnp.bfloat16, "reference"),
             (dict(preferred_element_type=jnp.float64), jnp.bfloat16, "float64"),
             (dict(precision="BF16_BF16_F32_X3"), jnp.bfloat16, "BF16_BF16_F32_X3"),
@@ -106,6 +108,101 @@ class TestPath:
     def test_zeros(self, m, k):
         plan = only_plan(jgg.ragged_dot, *shapes(m, k, 48, 2))
         assert plan.path == "zeros" and plan.tile is None
+
+
+class TestFloat32:
+    """Operands in float32 are multiplied as one or two float16 parts, held in the workspace."""
+
+    M, K, N, G = 96, 32, 48, 2
+
+    def plan(self, function=jgg.ragged_dot):
+        return only_plan(function, *shapes(self.M, self.K, self.N, self.G, jnp.float32))
+
+    @pytest.mark.parametrize(
+        "precision, terms",
+        [
+            (None, 1),
+            ("default", 1),
+            ("high", 3),
+            ("highest", 3),
+            ("tensorfloat32", 3),
+            (("default", "highest"), 3),
+            (("default", "default"), 1),
+        ],
+    )
+    def test_precision_decides_the_terms(self, precision, terms):
+        plan = self.plan(partial(jgg.ragged_dot, precision=precision))
+        assert plan.path == "tma" and plan.terms == terms
+        assert f"{terms} products of float16 parts" in str(plan)
+
+    def test_default_precision_of_the_context(self):
+        with jax.default_matmul_precision("float32"):
+            assert self.plan().terms == 3
+
+    @pytest.mark.parametrize("precision, parts", [("default", 1), ("highest", 2)])
+    def test_workspace_holds_the_parts(self, precision, parts):
+        plan = self.plan(partial(jgg.ragged_dot, precision=precision))
+        elements = self.M * self.K + self.G * self.K * self.N
+        few = 5 * 256 + 4 * self.M
+        assert 2 * parts * elements <= plan.workspace_bytes <= 2 * parts * elements + few
+
+    @pytest.mark.parametrize("op", OPS, ids=repr)
+    @pytest.mark.parametrize("batched", list(np.ndindex(2, 2, 2)))
+    @pytest.mark.parametrize("precision, terms", [("default", 1), ("highest", 3)])
+    def test_workspace_is_what_the_handler_wants(
+        self, op, batched, precision, terms, extension, rng
+    ):
+        m, k, n = (8 * int(x) for x in rng.integers(1, 40, 3))
+        lhs, rhs, _ = op.shapes(m, k, n, self.G)
+        arguments = [
+            jax.ShapeDtypeStruct((3, *shape) if b else shape, dtype)
+            for shape, dtype, b in zip(
+                (lhs, rhs, (self.G,)), (jnp.float32, jnp.float32, jnp.int32), batched, strict=True
+            )
+        ]
+        call = partial(op.call.__wrapped__, precision=precision)
+        if any(batched):
+            call = jax.vmap(call, in_axes=[0 if b else None for b in batched])
+        plan = only_plan(call, *arguments)
+        problem = plan.kernel_problem
+        assert plan.workspace_bytes == extension.float32_workspace_bytes(
+            op is CONTRACTING,
+            *problem.batched,
+            *(problem.batch or (1,)),
+            problem.g,
+            problem.m,
+            problem.k,
+            problem.n,
+            terms,
+        )
+
+    def test_gradients_have_the_precision_of_the_product(self):
+        def loss(lhs, rhs, sizes):
+            return jnp.sum(jgg.ragged_dot(lhs, rhs, sizes, "highest") ** 2)
+
+        arguments = shapes(self.M, self.K, self.N, self.G, jnp.float32)
+        plans = jgg.explain(jax.grad(loss, (0, 1)), *arguments).plans
+        assert [plan.terms for plan in plans] == [3, 3, 3]
+
+    def test_operands_shared_by_a_batch_with_its_own_groups_have_parts_for_each(self):
+        lhs, rhs, sizes = shapes(self.M, self.K, self.N, self.G, jnp.float32)
+        batch_of_sizes = jax.ShapeDtypeStruct((3, *sizes.shape), sizes.dtype)
+        plan = only_plan(jax.vmap(jgg.ragged_dot, (None, None, 0)), lhs, rhs, batch_of_sizes)
+        parts = 2 * (3 * self.M * self.K + self.G * self.K * self.N)
+        assert parts <= plan.workspace_bytes <= parts + 5 * 256 + 3 * 4 * self.M
+
+    @pytest.mark.parametrize("k, kernel_k", [(32, 32), (36, 40), (31, 32)])
+    def test_rows_of_parts_are_multiples_of_16_bytes(self, k, kernel_k):
+        plan = only_plan(jgg.ragged_dot, *shapes(self.M, k, self.N, self.G, jnp.float32))
+        assert plan.kernel_problem.k == kernel_k
+        assert plan.path == ("tma" if k == kernel_k else "copied")
+
+    def test_other_operands_have_none(self):
+        plan = only_plan(
+            partial(jgg.ragged_dot, precision="highest"),
+            *shapes(self.M, self.K, self.N, self.G, jnp.bfloat16),
+        )
+        assert plan.terms == 0 and "parts" not in str(plan)
 
 
 class TestPrediction:

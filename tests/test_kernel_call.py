@@ -12,7 +12,7 @@ import pytest
 from ops import NONCONTRACTING, OPS, random, swap
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm import _ffi, reference
+from jax_grouped_gemm import kernel_calls, reference
 
 M, K, N, G = 37, 11, 13, 3
 SIZES = np.array([9, 0, 21], np.int32)
@@ -22,7 +22,8 @@ def stand_in(target, results):
     out, workspace = results
 
     def call(lhs, rhs, group_sizes, group_offset, *, transpose_lhs, transpose_rhs, **tile):
-        assert tile.keys() == {"tile_m", "tile_n", "cluster"}
+        assert tile.keys() == {"tile_m", "tile_n", "cluster", "terms"}
+        assert (tile["terms"] in (1, 3)) == (lhs.dtype == jnp.float32)
         assert {type(attribute) for attribute in tile.values()} == {np.int32}
         for x in (lhs, rhs, out):
             assert x.shape[-1] * x.dtype.itemsize % 16 == 0, "TMA cannot address such rows"
@@ -49,18 +50,19 @@ def stand_in(target, results):
 @pytest.mark.parametrize("m, k, n", [(M, K, N), (40, 16, 24)])
 @pytest.mark.parametrize("transpose_lhs", [False, True])
 @pytest.mark.parametrize("transpose_rhs", [False, True])
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
 @pytest.mark.parametrize("out_dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
-def test_call(op, m, k, n, transpose_lhs, transpose_rhs, out_dtype, rng, monkeypatch):
+def test_call(op, m, k, n, transpose_lhs, transpose_rhs, dtype, out_dtype, rng, monkeypatch):
     monkeypatch.setattr(jax.ffi, "ffi_call", stand_in)
     majors = dict(transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs)
-    lhs, rhs = (random(rng, shape, jnp.bfloat16) for shape in op.shapes(m, k, n, G)[:2])
+    lhs, rhs = (random(rng, shape, dtype) for shape in op.shapes(m, k, n, G)[:2])
     operands = swap(lhs, transpose_lhs), swap(rhs, transpose_rhs), SIZES
 
     def function(*operands):
         return op.call.__wrapped__(*operands, preferred_element_type=out_dtype, **majors)
 
     (plan,) = jgg.explain(function, *operands).plans
-    out = _ffi.ragged_call(plan, *map(jnp.asarray, operands), jnp.zeros(1, jnp.int32))
+    out = kernel_calls.ragged(plan, *map(jnp.asarray, operands), jnp.zeros(1, jnp.int32))
     assert out.dtype == out_dtype
     oracle.check(out, op.exact(lhs, rhs, SIZES))
 
@@ -72,5 +74,5 @@ def test_batched_call(rng, monkeypatch):
     sizes = rng.multinomial(M, [0.2, 0.3, 0.5], 2).astype(np.int32)
     mapped = jax.vmap(jgg.ragged_dot, (0, None, 0))
     (plan,) = jgg.explain(mapped, lhs, rhs, sizes).plans
-    out = _ffi.ragged_call(plan, *map(jnp.asarray, (lhs, rhs, sizes)), jnp.zeros(1, jnp.int32))
+    out = kernel_calls.ragged(plan, *map(jnp.asarray, (lhs, rhs, sizes)), jnp.zeros(1, jnp.int32))
     oracle.check(out, NONCONTRACTING.exact(lhs, rhs, sizes))

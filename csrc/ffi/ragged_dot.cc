@@ -2,88 +2,26 @@
 #include "sm90/ragged_dot.h"
 
 #include <array>
-#include <limits>
-#include <string>
 
+#include "ffi/buffers.h"
+#include "ffi/element_types.h"
 #include "ffi/handlers.h"
+#include "sm90/f32/workspace.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jgg {
 namespace {
 
-namespace ffi = ::xla::ffi;
 using sm90::ElementType;
 using sm90::RaggedDotArguments;
 using sm90::TileConfig;
-
-ffi::Error invalid(std::string const& message) { return ffi::Error::InvalidArgument(message); }
-
-ffi::Error launched(cudaError_t status, char const* product) {
-  if (status == cudaSuccess) return ffi::Error::Success();
-  return ffi::Error::Internal(std::string(product) + ": " + cudaGetErrorString(status));
-}
-
-// The dimensions of a buffer, told apart from the batch dimension that may come before them.
-template <int kRank>
-struct Shape {
-  char const* name;
-  std::array<int, kRank> size;
-  int batches;
-  bool batched;
-
-  template <class Buffer>
-  static ffi::ErrorOr<Shape> of(char const* name, Buffer const& buffer) {
-    auto const dimensions = buffer.dimensions();
-    bool const batched = dimensions.size() == kRank + 1;
-    if (!batched && dimensions.size() != kRank) {
-      return ffi::Unexpected(invalid(std::string(name) + " has rank " +
-                                     std::to_string(dimensions.size()) + ", not " +
-                                     std::to_string(kRank) + " or one more"));
-    }
-    for (int64_t const size : dimensions) {
-      if (size < 1 || size > std::numeric_limits<int>::max()) {
-        return ffi::Unexpected(
-            invalid(std::string(name) + " has a dimension of " + std::to_string(size)));
-      }
-    }
-    Shape shape{name, {}, batched ? static_cast<int>(dimensions[0]) : 1, batched};
-    for (int i = 0; i < kRank; ++i) shape.size[i] = static_cast<int>(dimensions[batched + i]);
-    return shape;
-  }
-
-  // Operands either share the batch or have all of it.
-  ffi::Error expect(std::array<int, kRank> expected, int expected_batches) const {
-    if (size == expected && (!batched || batches == expected_batches)) {
-      return ffi::Error::Success();
-    }
-    std::string message = std::string(name) + " does not fit the other operands: expected [";
-    for (int const expected_size : expected) message += std::to_string(expected_size) + ", ";
-    message.replace(message.size() - 2, 2, "]");
-    return invalid(message);
-  }
-};
 
 std::array<int, 2> matrix(int rows, int columns, bool transpose) {
   return transpose ? std::array<int, 2>{columns, rows} : std::array<int, 2>{rows, columns};
 }
 
-bool element_type(ffi::DataType type, ElementType& result) {
-  switch (type) {
-    case ffi::DataType::BF16:
-      result = ElementType::kBf16;
-      return true;
-    case ffi::DataType::F16:
-      result = ElementType::kF16;
-      return true;
-    case ffi::DataType::F32:
-      result = ElementType::kF32;
-      return true;
-    default:
-      return false;
-  }
-}
-
 using Sizes = ffi::Buffer<ffi::S32>;
+using WorkspaceResult = ffi::Result<ffi::Buffer<ffi::U8>>;
 
 // The part that the products have in common: types, pointers and group sizes.
 ffi::Error common_arguments(ffi::AnyBuffer lhs, ffi::AnyBuffer rhs, Sizes group_sizes,
@@ -93,9 +31,8 @@ ffi::Error common_arguments(ffi::AnyBuffer lhs, ffi::AnyBuffer rhs, Sizes group_
   if (!element_type(lhs.element_type(), arguments.type) ||
       !element_type(rhs.element_type(), rhs_type) ||
       !element_type(out.element_type(), arguments.out_type) || arguments.type != rhs_type ||
-      arguments.type == ElementType::kF32 ||
       (arguments.out_type != arguments.type && arguments.out_type != ElementType::kF32)) {
-    return invalid("the kernels multiply bf16 or f16 into the same type or f32");
+    return invalid("the kernels multiply bf16, f16 or f32 into the same type or f32");
   }
   auto const sizes = Shape<1>::of("group_sizes", group_sizes);
   if (!sizes) return sizes.error();
@@ -116,12 +53,28 @@ ffi::Error common_arguments(ffi::AnyBuffer lhs, ffi::AnyBuffer rhs, Sizes group_
   return ffi::Error::Success();
 }
 
+// Takes over the workspace and the number of terms, once the sizes are known.
+ffi::Error use_workspace(WorkspaceResult workspace, int terms, RaggedDotArguments& arguments) {
+  arguments.workspace = workspace->typed_data();
+  arguments.workspace_bytes = static_cast<int64_t>(workspace->size_bytes());
+  arguments.terms = terms;
+  if (arguments.type != ElementType::kF32) return ffi::Error::Success();
+  if (terms != 1 && terms != 3) {
+    return invalid("a product of f32 takes 1 or 3 terms, not " + std::to_string(terms));
+  }
+  int64_t const needed = sm90::f32::Workspace(arguments).bytes();
+  if (arguments.workspace_bytes < needed) {
+    return invalid("the workspace has " + std::to_string(arguments.workspace_bytes) +
+                   " bytes, but the parts of the operands take " + std::to_string(needed));
+  }
+  return ffi::Error::Success();
+}
+
 ffi::Error ragged_noncontracting(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
                                  Sizes group_sizes, Sizes group_offset,
-                                 ffi::Result<ffi::AnyBuffer> out,
-                                 ffi::Result<ffi::Buffer<ffi::U8>> /*workspace*/,
+                                 ffi::Result<ffi::AnyBuffer> out, WorkspaceResult workspace,
                                  bool transpose_lhs, bool transpose_rhs, int32_t tile_m,
-                                 int32_t tile_n, int32_t cluster) {
+                                 int32_t tile_n, int32_t cluster, int32_t terms) {
   auto const lhs_shape = Shape<2>::of("lhs", lhs);
   if (!lhs_shape) return lhs_shape.error();
   auto const rhs_shape = Shape<3>::of("rhs", rhs);
@@ -155,15 +108,17 @@ ffi::Error ragged_noncontracting(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::A
   arguments.m = m;
   arguments.k = k;
   arguments.n = n;
+  arguments.contracting = false;
+  if (auto error = use_workspace(workspace, terms, arguments); error.failure()) return error;
   return launched(sm90::ragged_noncontracting({tile_m, tile_n, cluster}, arguments, stream),
                   "ragged_noncontracting");
 }
 
 ffi::Error ragged_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
                               Sizes group_sizes, Sizes group_offset,
-                              ffi::Result<ffi::AnyBuffer> out,
-                              ffi::Result<ffi::Buffer<ffi::U8>> /*workspace*/, bool transpose_lhs,
-                              bool transpose_rhs, int32_t tile_m, int32_t tile_n, int32_t cluster) {
+                              ffi::Result<ffi::AnyBuffer> out, WorkspaceResult workspace,
+                              bool transpose_lhs, bool transpose_rhs, int32_t tile_m,
+                              int32_t tile_n, int32_t cluster, int32_t terms) {
   auto const lhs_shape = Shape<2>::of("lhs", lhs);
   if (!lhs_shape) return lhs_shape.error();
   auto const rhs_shape = Shape<2>::of("rhs", rhs);
@@ -196,12 +151,14 @@ ffi::Error ragged_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::AnyB
   arguments.m = m;
   arguments.k = k;
   arguments.n = n;
+  arguments.contracting = true;
+  if (auto error = use_workspace(workspace, terms, arguments); error.failure()) return error;
   return launched(sm90::ragged_contracting({tile_m, tile_n, cluster}, arguments, stream),
                   "ragged_contracting");
 }
 
-// Buffers and attributes are the same for both products. The workspace is there for schedules that
-// need scratch memory: XLA plans it with its own temporaries, and its address outlives a captured
+// Buffers and attributes are the same for both products. The workspace is where the parts of
+// float32 operands go: XLA plans it with its own temporaries, and its address outlives a captured
 // graph.
 auto binding() {
   return ffi::Ffi::Bind()
@@ -216,7 +173,8 @@ auto binding() {
       .Attr<bool>("transpose_rhs")
       .Attr<int32_t>("tile_m")
       .Attr<int32_t>("tile_n")
-      .Attr<int32_t>("cluster");
+      .Attr<int32_t>("cluster")
+      .Attr<int32_t>("terms");  // see RaggedDotArguments
 }
 
 }  // namespace

@@ -2,14 +2,13 @@
 // CTA `rank` of a cluster gets its own tile of each unit.
 #pragma once
 
+#include "scheduler/ceil_div.h"
 #include "scheduler/host_device.h"
 #include "scheduler/raster.h"
 #include "scheduler/segment_cursor.h"
 #include "scheduler/work_tile.h"
 
 namespace jgg {
-
-JGG_HOST_DEVICE int ceil_div(int a, int b) { return a / b + (a % b != 0); }
 
 // The rows of a group as tiles see them. Where rows are the contiguous dimension of an operand,
 // loads start at multiples of kAlign rows, so the first tile takes in the end of the group before.
@@ -68,8 +67,10 @@ class NoncontractingSchedule {
 };
 
 // out[group][m, n] = lhs[rows of group, m]^T . rhs[rows of group, n]: every local group has the
-// same tiles and its own number of mainloop steps, none if it is empty.
-template <class Warp, int kTileM, int kTileN, int kTileK, int kCluster, int kAlign = 1>
+// same tiles and its own number of mainloop steps, none if it is empty. Groups may be padded in
+// memory to start at multiples of kPad rows.
+template <class Warp, int kTileM, int kTileN, int kTileK, int kCluster, int kAlign = 1,
+          int kPad = 1>
 class ContractingSchedule {
  public:
   JGG_HOST_DEVICE ContractingSchedule(GroupSizes const& groups, int m, int n)
@@ -79,7 +80,7 @@ class ContractingSchedule {
   JGG_HOST_DEVICE bool tile(int unit, int rank, WorkTile& work) {
     Segment segment;
     if (!cursor_.seek(unit, segment)) return false;
-    AlignedRows<kAlign> const rows(segment.begin, segment.begin + segment.extent);
+    AlignedRows<kAlign> const rows(segment.stored_begin, segment.stored_begin + segment.extent);
     auto const at = raster_.at(unit - segment.first_unit, rank);
     work = {segment.batch, segment.local_group, rows.begin,    rows.extent,
             rows.head,     at.m * kTileM,       at.n * kTileN, ceil_div(rows.extent, kTileK),
@@ -97,7 +98,7 @@ class ContractingSchedule {
   };
 
   Raster<kCluster> raster_;
-  SegmentCursor<Warp, Units> cursor_;
+  SegmentCursor<Warp, Units, kPad> cursor_;
 };
 
 }  // namespace jgg

@@ -25,18 +25,19 @@ struct Segment {
   int local_group;  // outside [0, local_groups) for rows that no local group owns
   int begin;
   int extent;
-  int first_unit;  // the first of all units that belongs to this segment
+  int stored_begin;  // where its rows start in memory if groups are padded
+  int first_unit;    // the first of all units that belongs to this segment
 };
 
 // Walks forward over the segments of every batch, a warp's width at a time, so finding a group
 // costs a handful of instructions a tile however many groups there are, and no table in shared
 // memory. `Units` says how many units of work a segment is worth: int units(local_group, begin,
-// end).
+// end). Where groups are padded in memory, each starts at a multiple of kPad rows.
 //
 // The segments of a batch are its groups; local groups whose global index does not exist, which
 // own no rows; and last, one for the rows that no group owns. Sizes are made safe here and nowhere
 // else: a negative one counts as zero, and the running sum never passes `rows`.
-template <class Warp, class Units>
+template <class Warp, class Units, int kPad = 1>
 class SegmentCursor {
  public:
   using Int = typename Warp::Int;
@@ -60,6 +61,10 @@ class SegmentCursor {
     segment.local_group = window_ + lane - offset_;
     segment.begin = lane == 0 ? rows_before_ : Warp::read(rows_end_, lane - 1);
     segment.extent = Warp::read(rows_end_, lane) - segment.begin;
+    segment.stored_begin = segment.begin;
+    if constexpr (kPad > 1) {
+      segment.stored_begin = stored_before_ + (lane == 0 ? 0 : Warp::read(stored_end_, lane - 1));
+    }
     segment.first_unit = units_before_ + (lane == 0 ? 0 : Warp::read(units_end_, lane - 1));
     return true;
   }
@@ -77,11 +82,13 @@ class SegmentCursor {
     int const local_end = offset_ + groups_.local_groups;
     rest_ = local_end > groups_.groups ? local_end : groups_.groups;
     rows_before_ = 0;
+    stored_before_ = 0;
   }
 
   JGG_HOST_DEVICE bool next_window() {
     if (window_ + kWarpSize <= rest_) {
       rows_before_ = Warp::read(rows_end_, kWarpSize - 1);
+      if constexpr (kPad > 1) stored_before_ += Warp::read(stored_end_, kWarpSize - 1);
       units_before_ += Warp::read(units_end_, kWarpSize - 1);
       window_ += kWarpSize;
     } else {
@@ -118,20 +125,26 @@ class SegmentCursor {
 
     Int const within = Warp::scan(Warp::map(size_of, Warp::lanes()), add_saturating);
     rows_end_ = Warp::map([=](int end) { return add_saturating(before, end); }, within);
-    units_end_ = Warp::scan(
-        Warp::map(units_of, Warp::lanes(), Warp::shift_up(rows_end_, before), rows_end_), add);
+    Int const rows_begin = Warp::shift_up(rows_end_, before);
+    units_end_ = Warp::scan(Warp::map(units_of, Warp::lanes(), rows_begin, rows_end_), add);
+    if constexpr (kPad > 1) {
+      auto const padded = [](int begin, int end) { return (end - begin + kPad - 1) / kPad * kPad; };
+      stored_end_ = Warp::scan(Warp::map(padded, rows_begin, rows_end_), add);
+    }
   }
 
   GroupSizes groups_;
   Units units_;
   int batch_;
-  int offset_;        // group_offset of this batch, clamped to where it matters
-  int rest_;          // the segment of the rows that no group owns, the last of the batch
-  int window_;        // the segment of lane 0
-  int rows_before_;   // rows of this batch before the window
-  int units_before_;  // units of all batches before the window
-  Int rows_end_;      // per lane: where the segment's rows end
-  Int units_end_;     // per lane: units of the window up to and with the segment
+  int offset_;         // group_offset of this batch, clamped to where it matters
+  int rest_;           // the segment of the rows that no group owns, the last of the batch
+  int window_;         // the segment of lane 0
+  int rows_before_;    // rows of this batch before the window
+  int stored_before_;  // the same with padding
+  int units_before_;   // units of all batches before the window
+  Int rows_end_;       // per lane: where the segment's rows end
+  Int stored_end_;     // per lane: rows of the window with padding, up to and with the segment
+  Int units_end_;      // per lane: units of the window up to and with the segment
 };
 
 }  // namespace jgg

@@ -50,9 +50,8 @@ __device__ void schedule_tiles(typename Problem::Params const& params, Shared& s
   } while (work.k_tiles != kNoMoreWork);
 }
 
-template <class Problem, class Shared>
+template <class Problem, class Mainloop, class Shared>
 __device__ void produce(typename Problem::Params const& params, Shared& shared, int rank) {
-  using Mainloop = Mainloop<typename Problem::Config, Problem>;
   StageIterator<Problem::Config::kStages> stage;
   WorkIterator slot;
   while (true) {
@@ -63,10 +62,9 @@ __device__ void produce(typename Problem::Params const& params, Shared& shared, 
   }
 }
 
-template <class Problem, class Shared>
+template <class Problem, class Mainloop, class Shared>
 __device__ void consume(typename Problem::Params const& params, Shared& shared, int consumer) {
   using Config = typename Problem::Config;
-  using Mainloop = Mainloop<Config, Problem>;
   typename Mainloop::Accumulators accumulators;
   Epilogue<Config> epilogue(shared, params.out, consumer);
   StageIterator<Config::kStages> stage;
@@ -86,7 +84,7 @@ __device__ void consume(typename Problem::Params const& params, Shared& shared, 
       epilogue.take(values, Problem::store_at(params, work, first_row));
     };
     if (has_rows && work.k_tiles > 0) {
-      Mainloop::multiply(work, shared, stage, consumer, accumulators,
+      Mainloop::multiply(params, work, shared, stage, consumer, accumulators,
                          [&](int) { epilogue.store_next(); });
       epilogue.store_rest();
       store(accumulators);
@@ -100,12 +98,12 @@ __device__ void consume(typename Problem::Params const& params, Shared& shared, 
   epilogue.wait();
 }
 
-template <class Config, class Problem>
+template <class Mainloop, class Config>
 __device__ void initialize_barriers(SharedStorage<Config>& shared) {
   if (threadIdx.x == 0) {
     for (int i = 0; i < Config::kStages; ++i) {
       shared.full[i].init(1);
-      shared.empty[i].init(Mainloop<Config, Problem>::kEmptyArrivals);
+      shared.empty[i].init(Mainloop::kEmptyArrivals);
     }
     for (int i = 0; i < kWorkStages; ++i) {
       shared.work_full[i].init(1);
@@ -124,7 +122,7 @@ __device__ void sync_cluster() {
   }
 }
 
-template <class Problem>
+template <class Problem, class Mainloop>
 __global__ void __launch_bounds__(kThreads, 1)
     ragged_kernel(const __grid_constant__ typename Problem::Params params) {
   using Config = typename Problem::Config;
@@ -133,18 +131,18 @@ __global__ void __launch_bounds__(kThreads, 1)
       (reinterpret_cast<uintptr_t>(dynamic_shared) + 1023) / 1024 * 1024);
   int const rank = Config::kCluster > 1 ? int(cute::block_rank_in_cluster()) : 0;
 
-  initialize_barriers<Config, Problem>(shared);
+  initialize_barriers<Mainloop>(shared);
   sync_cluster<Config>();
 
   int const warpgroup = threadIdx.x / kWarpgroup;
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
     int const warp = threadIdx.x / kWarpSize;
-    if (warp == 0) produce<Problem>(params, shared, rank);
+    if (warp == 0) produce<Problem, Mainloop>(params, shared, rank);
     if (warp == 1) schedule_tiles<Problem>(params, shared, rank);
   } else {
     cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
-    consume<Problem>(params, shared, warpgroup - 1);
+    consume<Problem, Mainloop>(params, shared, warpgroup - 1);
   }
   // A CTA's shared memory must outlive the arrivals and multicasts of its peer.
   sync_cluster<Config>();

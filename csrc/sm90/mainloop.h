@@ -6,13 +6,16 @@
 #include <cute/atom/mma_atom.hpp>
 #include <cute/tensor.hpp>
 
+#include "scheduler/warp.h"
 #include "sm90/kernel_config.h"
 #include "sm90/tma_load.h"
 
 namespace jgg::sm90 {
 
-template <class Config, class Problem>
+template <class Problem>
 class Mainloop {
+ protected:
+  using Config = typename Problem::Config;
   using Element = typename Config::Element;
   using Shared = SharedStorage<Config>;
   using Stage = StageIterator<Config::kStages>;
@@ -32,15 +35,19 @@ class Mainloop {
       SmemAtom<kMajor>{}, cute::Shape<cute::Int<kRows>, cute::Int<Config::kTileK>>{},
       BoxOrder<kMajor>{}));
 
+  template <int kColumns>
   using Mma = decltype(cute::make_tiled_mma(
-      cute::GMMA::ss_op_selector<Element, Element, float,
-                                 cute::Shape<cute::Int<kRowsPerConsumer>, cute::Int<Config::kTileN>,
-                                             cute::Int<Config::kTileK>>,
-                                 Config::kLhsMajor, Config::kRhsMajor>()));
+      cute::GMMA::ss_op_selector<
+          Element, Element, float,
+          cute::Shape<cute::Int<kRowsPerConsumer>, cute::Int<kColumns>, cute::Int<Config::kTileK>>,
+          Config::kLhsMajor, Config::kRhsMajor>()));
 
  public:
-  using Accumulators = decltype(cute::partition_fragment_C(
-      Mma{}, cute::Shape<cute::Int<kRowsPerConsumer>, cute::Int<Config::kTileN>>{}));
+  // Of a tile's first columns.
+  template <int kColumns>
+  using FirstColumns = decltype(cute::partition_fragment_C(
+      Mma<kColumns>{}, cute::Shape<cute::Int<kRowsPerConsumer>, cute::Int<kColumns>>{}));
+  using Accumulators = FirstColumns<Config::kTileN>;
 
   // ---- producer ----
 
@@ -49,7 +56,8 @@ class Mainloop {
     // The lower half of a tile may lie past its group; its rows are then neither loaded nor
     // multiplied.
     int const lhs_boxes = Problem::rows_left(params, work) > kRowsPerConsumer ? 2 : 1;
-    unsigned const bytes = lhs_boxes * Config::kLhsBoxBytes + Config::kRhsBytes;
+    int const rhs_boxes = Problem::columns_needed(params, work) > Config::kRhsBoxColumns ? 2 : 1;
+    unsigned const bytes = lhs_boxes * Config::kLhsBoxBytes + rhs_boxes * Config::kRhsBoxBytes;
     bool const share_lhs = work.share == Share::kLhs, share_rhs = work.share == Share::kRhs;
 
     for (int k_tile = 0; k_tile < work.k_tiles; ++k_tile, ++stage) {
@@ -68,21 +76,24 @@ class Mainloop {
       }
 #pragma unroll
       for (int box = 0; box < Config::kBoxes; ++box) {
-        Problem::load_rhs(params, work, k_tile * Config::kTileK, box * Config::kRhsBoxColumns,
-                          loader, rhs + box * Config::kRhsBoxBytes, box, share_rhs);
+        if (box < rhs_boxes) {
+          Problem::load_rhs(params, work, k_tile * Config::kTileK, box * Config::kRhsBoxColumns,
+                            loader, rhs + box * Config::kRhsBoxBytes, box, share_rhs);
+        }
       }
     }
   }
 
   // ---- consumer ----
 
-  // accumulators = the tile's product. `overlap(step)` is called once a step while the tensor cores
-  // are busy with it.
-  template <class Overlap>
-  __device__ static void multiply(WorkTile const& work, Shared& shared, Stage& stage, int consumer,
-                                  Accumulators& accumulators, Overlap&& overlap) {
+  // accumulators = the tile's product, or its first columns. `overlap(step)` is called once a step
+  // while the tensor cores are busy with it.
+  template <class Accumulators, class Overlap>
+  __device__ static void multiply(Params const&, WorkTile const& work, Shared& shared, Stage& stage,
+                                  int consumer, Accumulators& accumulators, Overlap&& overlap) {
     using namespace cute;
-    Mma mma;
+    constexpr int kColumns = decltype(size(accumulators))::value * kWarpgroup / kRowsPerConsumer;
+    Mma<kColumns> mma;
     Stage finished = stage;
     for (int k_tile = 0; k_tile < work.k_tiles; ++k_tile) {
       shared.full[stage.stage].wait(stage.phase);
@@ -97,7 +108,7 @@ class Mainloop {
           make_smem_ptr(shared.lhs[stage.stage] + consumer * kRowsPerConsumer * Config::kTileK),
           SmemLayout<Config::kLhsMajor, kRowsPerConsumer>{});
       auto const rhs = make_tensor(make_smem_ptr(shared.rhs[stage.stage]),
-                                   SmemLayout<Config::kRhsMajor, Config::kTileN>{});
+                                   SmemLayout<Config::kRhsMajor, kColumns>{});
       auto const thread_mma = mma.get_slice(threadIdx.x % kWarpgroup);
       auto const lhs_fragment = thread_mma.make_fragment_A(thread_mma.partition_A(lhs));
       auto const rhs_fragment = thread_mma.make_fragment_B(thread_mma.partition_B(rhs));
@@ -138,7 +149,7 @@ class Mainloop {
   // multicast fills the stage of the whole cluster.
   static constexpr int kEmptyArrivals = kConsumers * Config::kCluster;
 
- private:
+ protected:
   __device__ static void release(Shared& shared, int stage) {
     int const thread = threadIdx.x % kWarpgroup;
     if constexpr (Config::kCluster == 1) {

@@ -42,6 +42,8 @@ struct RaggedContracting {
     return params.m - work.m;
   }
 
+  __device__ static int columns_needed(Params const&, WorkTile const&) { return Config::kTileN; }
+
   template <class Loader>
   __device__ static void load_lhs(Params const& params, WorkTile const& work, int k, int row,
                                   Loader const& loader, uint8_t* to, int box, bool shared) {

@@ -7,17 +7,10 @@ namespace jgg::sm90 {
 // One translation unit each, so that they compile side by side.
 cudaError_t ragged_noncontracting_bf16(TileConfig, RaggedDotArguments const&, cudaStream_t);
 cudaError_t ragged_noncontracting_f16(TileConfig, RaggedDotArguments const&, cudaStream_t);
+cudaError_t ragged_noncontracting_f32(TileConfig, RaggedDotArguments const&, cudaStream_t);
 cudaError_t ragged_contracting_bf16(TileConfig, RaggedDotArguments const&, cudaStream_t);
 cudaError_t ragged_contracting_f16(TileConfig, RaggedDotArguments const&, cudaStream_t);
-
-namespace {
-
-template <class... Tiles>
-std::vector<TileConfig> list(TileTable<Tiles...>) {
-  return {TileConfig{Tiles::kTileM, Tiles::kTileN, Tiles::kCluster}...};
-}
-
-}  // namespace
+cudaError_t ragged_contracting_f32(TileConfig, RaggedDotArguments const&, cudaStream_t);
 
 std::vector<TileConfig> const& tile_configs() {
   static std::vector<TileConfig> const configs = list(RaggedDotTiles{});
@@ -26,15 +19,28 @@ std::vector<TileConfig> const& tile_configs() {
 
 cudaError_t ragged_noncontracting(TileConfig config, RaggedDotArguments const& arguments,
                                   cudaStream_t stream) {
-  return arguments.type == ElementType::kBf16
-             ? ragged_noncontracting_bf16(config, arguments, stream)
-             : ragged_noncontracting_f16(config, arguments, stream);
+  switch (arguments.type) {
+    case ElementType::kBf16:
+      return ragged_noncontracting_bf16(config, arguments, stream);
+    case ElementType::kF16:
+      return ragged_noncontracting_f16(config, arguments, stream);
+    case ElementType::kF32:
+      return ragged_noncontracting_f32(config, arguments, stream);
+  }
+  return cudaErrorInvalidValue;
 }
 
 cudaError_t ragged_contracting(TileConfig config, RaggedDotArguments const& arguments,
                                cudaStream_t stream) {
-  return arguments.type == ElementType::kBf16 ? ragged_contracting_bf16(config, arguments, stream)
-                                              : ragged_contracting_f16(config, arguments, stream);
+  switch (arguments.type) {
+    case ElementType::kBf16:
+      return ragged_contracting_bf16(config, arguments, stream);
+    case ElementType::kF16:
+      return ragged_contracting_f16(config, arguments, stream);
+    case ElementType::kF32:
+      return ragged_contracting_f32(config, arguments, stream);
+  }
+  return cudaErrorInvalidValue;
 }
 
 }  // namespace jgg::sm90

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include <cstdint>
 #include <vector>
 
 namespace jgg::sm90 {
@@ -19,9 +20,14 @@ struct RaggedDotArguments {
   int const* group_sizes;   // [b, groups]
   int const* group_offset;  // [b, 1]
   void* out;
+  void* workspace;
+  int64_t workspace_bytes;
   ElementType type;      // of lhs and rhs
   ElementType out_type;  // `type` or kF32
-  bool transpose_lhs;    // the last two dimensions are exchanged
+  // Products of 16-bit parts that make up a product of float32: 1 or 3. Without meaning for others.
+  int terms;
+  bool contracting;
+  bool transpose_lhs;  // the last two dimensions are exchanged
   bool transpose_rhs;
   int batches;
   bool lhs_batched;

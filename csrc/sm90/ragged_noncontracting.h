@@ -46,6 +46,8 @@ struct RaggedNoncontracting {
     return work.extent - work.m;
   }
 
+  __device__ static int columns_needed(Params const&, WorkTile const&) { return Config::kTileN; }
+
   // Rows outside the group only reach rows of the result that are not stored. Where the descriptor
   // can make those past its end zeros, they cost neither bandwidth nor the tensor cores' power.
   template <class Loader>

@@ -1,6 +1,10 @@
 // The tile configurations that are compiled. Python's plan chooses among them.
 #pragma once
 
+#include <vector>
+
+#include "sm90/ragged_dot.h"
+
 namespace jgg::sm90 {
 
 template <int kTileM_, int kTileN_, int kCluster_>
@@ -12,6 +16,28 @@ struct Tile {
 
 template <class... Tiles>
 struct TileTable {};
+
+template <class... Tiles>
+std::vector<TileConfig> list(TileTable<Tiles...>) {
+  return {TileConfig{Tiles::kTileM, Tiles::kTileN, Tiles::kCluster}...};
+}
+
+// Picks the entry of the table that `config` names and hands it to `function`.
+template <class... Tiles, class Function>
+cudaError_t with_tile(TileTable<Tiles...>, TileConfig config, Function function) {
+  cudaError_t status = cudaErrorInvalidConfiguration;
+  auto const matches = [&](auto tile) {
+    using Tile = decltype(tile);
+    if (config.tile_m != Tile::kTileM || config.tile_n != Tile::kTileN ||
+        config.cluster != Tile::kCluster) {
+      return false;
+    }
+    status = function(tile);
+    return true;
+  };
+  (matches(Tiles{}) || ...);
+  return status;
+}
 
 using RaggedDotTiles = TileTable<Tile<128, 256, 2>>;
 

@@ -8,6 +8,7 @@ from flax import nnx
 
 from jax_grouped_gemm.demo.presets import ModelConfig
 from jax_grouped_gemm.flax.nnx import MoE
+from jax_grouped_gemm.fp8_ragged_dot import Recipe
 from jax_grouped_gemm.moe import AuxiliaryLosses, Implementation
 
 NUM_BYTES = 256
@@ -32,7 +33,14 @@ class Attention(nnx.Module):
 class Block(nnx.Module):
     """Attention, then a mixture of experts, each with a pre-norm and a residual connection."""
 
-    def __init__(self, config: ModelConfig, implementation: Implementation, *, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        config: ModelConfig,
+        implementation: Implementation,
+        recipe: Recipe | None,
+        *,
+        rngs: nnx.Rngs,
+    ):
         self.attention_norm = nnx.RMSNorm(config.embed, dtype=config.dtype, rngs=rngs)
         self.attention = Attention(config, rngs=rngs)
         self.moe_norm = nnx.RMSNorm(config.embed, dtype=config.dtype, rngs=rngs)
@@ -43,6 +51,7 @@ class Block(nnx.Module):
             top_k=config.top_k,
             dtype=config.dtype,
             implementation=implementation,
+            recipe=recipe,
             rngs=rngs,
         )
 
@@ -56,11 +65,16 @@ class LanguageModel(nnx.Module):
     """Next-byte logits: bytes [batch, length] -> float32 [batch, length, 256]."""
 
     def __init__(
-        self, config: ModelConfig, implementation: Implementation = None, *, rngs: nnx.Rngs
+        self,
+        config: ModelConfig,
+        implementation: Implementation = None,
+        recipe: Recipe | None = None,
+        *,
+        rngs: nnx.Rngs,
     ):
         self.embed = nnx.Embed(NUM_BYTES, config.embed, dtype=config.dtype, rngs=rngs)
         self.blocks = nnx.List(
-            [Block(config, implementation, rngs=rngs) for _ in range(config.num_layers)]
+            [Block(config, implementation, recipe, rngs=rngs) for _ in range(config.num_layers)]
         )
         self.norm = nnx.RMSNorm(config.embed, dtype=config.dtype, rngs=rngs)
         self.head = nnx.Linear(

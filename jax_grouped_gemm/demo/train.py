@@ -17,6 +17,7 @@ from tqdm import tqdm
 from jax_grouped_gemm.demo.data import Corpus, batches
 from jax_grouped_gemm.demo.model import LanguageModel
 from jax_grouped_gemm.demo.presets import Preset
+from jax_grouped_gemm.fp8_ragged_dot import Recipe
 from jax_grouped_gemm.moe import Implementation
 
 LOAD_BALANCING_WEIGHT = 1e-2
@@ -54,11 +55,12 @@ def train(
     *,
     name: str,
     implementation: Implementation,
+    recipe: Recipe | None = None,
     steps: int,
     seed: int,
 ) -> TrainingRun:
     """Train a new model for ``steps`` steps; equal seeds see equal parameters and batches."""
-    model = LanguageModel(preset.model, implementation, rngs=nnx.Rngs(seed))
+    model = LanguageModel(preset.model, implementation, recipe, rngs=nnx.Rngs(seed))
     optimizer = nnx.Optimizer(model, adamw(preset.learning_rate, steps), wrt=nnx.Param)
     num_parameters = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jax_grouped_gemm import moe
+from jax_grouped_gemm.fp8_ragged_dot import Recipe
 
 default_kernel_init = nn.initializers.lecun_normal(batch_axis=(0,))
 default_gate_init = nn.initializers.lecun_normal()
@@ -36,6 +37,7 @@ class MoE(nn.Module):
       kernel_init: of wi_0, wi_1 and wo.
       gate_init: of the router.
       implementation: of the ragged matmuls, see `moe.dropless_mlp`.
+      recipe: of FP8 matmuls, see `moe.dropless_mlp`.
     """
 
     hidden_features: int
@@ -49,6 +51,7 @@ class MoE(nn.Module):
     kernel_init: Callable[..., jax.Array] = default_kernel_init
     gate_init: Callable[..., jax.Array] = default_gate_init
     implementation: moe.Implementation = None
+    recipe: Recipe | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array) -> tuple[jax.Array, moe.AuxiliaryLosses]:
@@ -78,6 +81,7 @@ class MoE(nn.Module):
             activation=self.activation,
             precision=self.precision,
             implementation=self.implementation,
+            recipe=self.recipe,
         )
         return y, moe.auxiliary_losses(routing)
 

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jax_grouped_gemm import moe
+from jax_grouped_gemm.fp8_ragged_dot import Recipe
 
 default_kernel_init = nnx.initializers.lecun_normal(batch_axis=(0,))
 default_gate_init = nnx.initializers.lecun_normal()
@@ -39,6 +40,7 @@ class MoE(nnx.Module):
       kernel_init: of wi_0, wi_1 and wo.
       gate_init: of the router.
       implementation: of the ragged matmuls, see `moe.dropless_mlp`.
+      recipe: of FP8 matmuls, see `moe.dropless_mlp`.
       rngs: the "params" stream makes the parameters.
     """
 
@@ -57,6 +59,7 @@ class MoE(nnx.Module):
         kernel_init: Callable[..., jax.Array] = default_kernel_init,
         gate_init: Callable[..., jax.Array] = default_gate_init,
         implementation: moe.Implementation = None,
+        recipe: Recipe | None = None,
         rngs: nnx.Rngs,
     ):
         self.top_k = top_k
@@ -66,6 +69,7 @@ class MoE(nnx.Module):
         self.param_dtype = param_dtype
         self.precision = precision
         self.implementation = implementation
+        self.recipe = recipe
 
         def experts(shape: tuple[int, ...], axes: tuple[str, ...]) -> nnx.Param:
             return nnx.Param(kernel_init(rngs.params(), shape, param_dtype), **_annotation(axes))
@@ -99,6 +103,7 @@ class MoE(nnx.Module):
             activation=self.activation,
             precision=self.precision,
             implementation=self.implementation,
+            recipe=self.recipe,
         )
         return y, moe.auxiliary_losses(routing)
 

@@ -1,8 +1,6 @@
 """Rules shared by all primitives that are bilinear in their first two operands.
 
-The remaining operands (group sizes, group offset) are integers and carry no derivative. Every
-operand may have a native batch dimension in front of its usual rank; an operand without one is
-shared by the whole batch.
+The remaining operands (group sizes, group offset) are integers and carry no derivative.
 """
 
 from __future__ import annotations
@@ -10,60 +8,22 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
-from jax.sharding import NamedSharding, PartitionSpec
 
-from jax_grouped_gemm._varying import align_varying
+from jax_grouped_gemm.primitives.grouped_op import GroupedOp, bind_batched
 
 
 @dataclasses.dataclass(frozen=True)
-class BilinearOp:
-    """A primitive and the ranks of its operands and result without the batch dimension."""
+class BilinearOp(GroupedOp):
+    """A primitive with operands (lhs, rhs, group_sizes, group_offset), linear in lhs and in rhs."""
 
-    primitive: Primitive
-    operand_ranks: tuple[int, ...]
     result_rank: int
-
-    def bind(self, *operands: jax.Array, **params: Any) -> jax.Array:
-        """Binds the primitive, its operands cast to vary over the same manual mesh axes."""
-        return self.primitive.bind(*align_varying(*operands), **params)
-
-    def batch_size(self, operands: Sequence[Any]) -> int | None:
-        """Native batch size of `operands` (arrays or avals), None without a batch dimension."""
-        sizes = [
-            x.shape[0]
-            for x, rank in zip(operands, self.operand_ranks, strict=True)
-            if x.ndim > rank
-        ]
-        return sizes[0] if sizes else None
-
-
-def result_aval(
-    op: BilinearOp, operands: Sequence[Any], shape: tuple[int, ...], dtype: np.dtype
-) -> Any:
-    """Abstract result of unbatched `shape`, with the operands' batch and varying manual axes.
-
-    Raises:
-      NotImplementedError: an operand is sharded over explicit mesh axes.
-    """
-    for x in operands:
-        if any(axes is not None for axes in x.sharding.spec):
-            raise NotImplementedError(
-                f"{op.primitive} infers no sharding over explicit mesh axes, got an operand of "
-                f"type {x}; call it inside jax.shard_map or use a mesh with auto axes."
-            )
-    batch_size = op.batch_size(operands)
-    shape = shape if batch_size is None else (batch_size, *shape)
-    on_mesh = next((x for x in operands if not x.sharding.mesh.empty), operands[0])
-    sharding = NamedSharding(on_mesh.sharding.mesh, PartitionSpec(*[None] * len(shape)))
-    return on_mesh.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
 
 
 def register_jvp(op: BilinearOp) -> None:
@@ -162,7 +122,7 @@ def register_batching(
         if mapped == [0] or mapped == [1]:
             factor = mapped[0]
             return _bind_folded(op, operands, factor, dims[factor], folds(params)[factor], params)
-        return _bind_batched(op, operands, dims, params)
+        return bind_batched(op, operands, dims, params)
 
     batching.primitive_batchers[op.primitive] = rule
 
@@ -182,35 +142,3 @@ def _bind_folded(op, operands, factor, dim, fold, params):
     axis = out.ndim + fold.result_axis
     out = out.reshape(*out.shape[:axis], *split, *out.shape[axis + 1 :])
     return out, axis + 1 if fold.ragged else axis
-
-
-def _bind_batched(op, operands, dims, params):
-    mapped = [dim is not None for dim in dims]
-    operands = [
-        x if dim is None else jnp.moveaxis(x, dim, 0) for x, dim in zip(operands, dims, strict=True)
-    ]
-    size = next(x.shape[0] for x, is_mapped in zip(operands, mapped, strict=True) if is_mapped)
-    native = [
-        x.ndim - is_mapped > rank
-        for x, is_mapped, rank in zip(operands, mapped, op.operand_ranks, strict=True)
-    ]
-    if not any(native):
-        return op.bind(*operands, **params), 0
-
-    batch_size = next(
-        x.shape[is_mapped]
-        for x, is_mapped, is_native in zip(operands, mapped, native, strict=True)
-        if is_native
-    )
-
-    def merge_batches(x, is_mapped, is_native, rank):
-        if not (is_mapped or is_native):
-            return x
-        shape = x.shape[x.ndim - rank :]
-        outer, inner = (size if is_mapped else 1), (batch_size if is_native else 1)
-        x = jnp.broadcast_to(x.reshape(outer, inner, *shape), (size, batch_size, *shape))
-        return x.reshape(size * batch_size, *shape)
-
-    merged = map(merge_batches, operands, mapped, native, op.operand_ranks)
-    out = op.bind(*merged, **params)
-    return out.reshape(size, batch_size, *out.shape[1:]), 0

@@ -7,28 +7,30 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import jax
 from jax.extend.core import Primitive
 from jax.interpreters import mlir, xla
 
 from jax_grouped_gemm import _ffi
 from jax_grouped_gemm.availability import unsuitable_device_reason
 from jax_grouped_gemm.plan import Plan
+from jax_grouped_gemm.plan_fp8 import QuantizePlan
 
 logger = logging.getLogger(__name__)
 
-Planner = Callable[[Sequence[Any], Mapping[str, Any]], Plan]
+Planner = Callable[[Sequence[Any], Mapping[str, Any]], Plan | QuantizePlan]
 
 planners: dict[Primitive, Planner] = {}
-"""For each primitive, the function from its operands' abstract values and parameters to a plan."""
+"""For each grouped matmul, the function from its operands' abstract values and parameters to a
+plan."""
 
 
 def register_lowering(
     primitive: Primitive,
     *,
     planner: Planner,
-    kernel: Callable[..., jax.Array],
-    reference: Callable[..., jax.Array],
+    kernel: Callable[..., Any],
+    reference: Callable[..., Any],
+    is_matmul: bool = True,
 ) -> None:
     """Registers how `primitive` is planned and lowered.
 
@@ -37,9 +39,12 @@ def register_lowering(
       planner: see `planners`.
       kernel: called as `kernel(plan, *operands)`, for plans whose path is not "reference".
       reference: called as `reference(*operands, **params)`, without `implementation`.
+      is_matmul: whether `explain` and the checkpoint policies count it as a grouped matmul.
     """
-    planners[primitive] = planner
-    lower_reference = mlir.lower_fun(reference, multiple_results=False)
+    if is_matmul:
+        planners[primitive] = planner
+    lower_fun = functools.partial(mlir.lower_fun, multiple_results=primitive.multiple_results)
+    lower_reference = lower_fun(reference)
 
     def lower_default(ctx, *operands, implementation, **params):
         if implementation == "cuda":
@@ -55,8 +60,7 @@ def register_lowering(
             if reason and implementation is None:
                 _warn_once(reason)
         if not reason:
-            lower_kernel = mlir.lower_fun(functools.partial(kernel, plan), multiple_results=False)
-            return lower_kernel(ctx, *operands)
+            return lower_fun(functools.partial(kernel, plan))(ctx, *operands)
         if implementation == "cuda":
             _raise_impossible(primitive, reason)
         logger.debug("%s runs the reference: %s", primitive, reason)

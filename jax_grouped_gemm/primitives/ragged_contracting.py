@@ -10,8 +10,8 @@ from jax_grouped_gemm.primitives.bilinear import (
     Fold,
     register_batching,
     register_jvp,
-    result_aval,
 )
+from jax_grouped_gemm.primitives.grouped_op import result_aval
 
 ragged_contracting_p = Primitive("ragged_contracting")
 OP = BilinearOp(ragged_contracting_p, operand_ranks=(2, 2, 1, 1), result_rank=3)

@@ -10,8 +10,8 @@ from jax_grouped_gemm.primitives.bilinear import (
     Fold,
     register_batching,
     register_jvp,
-    result_aval,
 )
+from jax_grouped_gemm.primitives.grouped_op import result_aval
 
 ragged_noncontracting_p = Primitive("ragged_noncontracting")
 OP = BilinearOp(ragged_noncontracting_p, operand_ranks=(2, 3, 1, 1), result_rank=2)

@@ -18,10 +18,14 @@ os.environ["XLA_FLAGS"] = (
 )
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import fp8_oracle  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 import oracle  # noqa: E402
 from ops import OPS, random, swap  # noqa: E402
+from updates import SYR2K, SYRK, check_real  # noqa: E402
+
+import jax_grouped_gemm as jgg  # noqa: E402
 
 M, K, N, G = 392, 136, 264, 5
 SIZES = [
@@ -32,8 +36,7 @@ SIZES = [
 OFFSETS = [None, 2, -4]
 
 
-def main() -> None:
-    rng = np.random.default_rng(0)
+def ragged_products(rng) -> int:
     launches = 0
     for op, transpose_lhs, transpose_rhs in product(OPS, (False, True), (False, True)):
         lhs, rhs, _ = (random(rng, shape, jnp.bfloat16) for shape in op.shapes(M, K, N, G))
@@ -53,6 +56,77 @@ def main() -> None:
                 )
                 oracle.check(out, op.exact(lhs, rhs, sizes, offset or 0))
                 launches += 1
+        lhs, rhs, _ = (random(rng, shape, jnp.float32) for shape in op.shapes(M, K, N, G))
+        for precision, offset in zip(("default", "highest", "highest"), OFFSETS, strict=True):
+            for sizes in np.array(SIZES, np.int32):
+                out = op.call(
+                    swap(lhs, transpose_lhs),
+                    swap(rhs, transpose_rhs),
+                    sizes,
+                    offset,
+                    transpose_lhs=transpose_lhs,
+                    transpose_rhs=transpose_rhs,
+                    precision=precision,
+                    implementation="cuda",
+                )
+                exact = op.exact(lhs, rhs, sizes, offset or 0)
+                oracle.check(out, exact, product_error=2.0**-10)
+                launches += 1
+    return launches
+
+
+def symmetric_updates(rng) -> int:
+    launches = 0
+    for update, transpose, uplo in product((SYRK, SYR2K), (False, True), ("lower", "upper")):
+        shape = (3, K, N) if transpose else (3, N, K)
+        a, b = random(rng, shape, jnp.bfloat16), random(rng, shape, jnp.bfloat16)
+        for dtype, symmetrize in product((jnp.bfloat16, jnp.float32), (False, True)):
+            for c in (None, random(rng, (3, N, N), dtype)):
+                options = dict(alpha=0.5, beta=-2.0, uplo=uplo, transpose=transpose)
+                out = update(
+                    a,
+                    b,
+                    c,
+                    symmetrize_output=symmetrize,
+                    preferred_element_type=dtype,
+                    implementation="cuda",
+                    **options,
+                )
+                check_real(update, out, a, b, c, symmetrize=symmetrize, **options)
+                launches += 1
+    return launches
+
+
+def fp8_products(rng: np.random.Generator, sizes: np.ndarray) -> int:
+    """Quantises and multiplies; returns the number of launches."""
+    on_gpu = dict(implementation="cuda")
+    shapes = (M, K), (G, K, N), (M, N)
+    lhs, rhs, cotangent = (random(rng, shape, jnp.bfloat16) for shape in shapes)
+    rows, cotangents = (jgg.quantize_ragged(x, sizes, **on_gpu) for x in (lhs, cotangent))
+    weights = jgg.quantize_weights(rhs, **on_gpu)
+    for got, want in zip(
+        (*rows, *jgg.quantize_blockwise(lhs, **on_gpu)),
+        (
+            *fp8_oracle.quantize(lhs, (1, 128), jnp.float8_e4m3fn),
+            *fp8_oracle.quantize_groups(lhs, sizes, jnp.float8_e4m3fn),
+            *fp8_oracle.quantize(lhs, (1, 128), jnp.float8_e4m3fn),
+        ),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(np.float32(got), np.float32(want))
+    out = jgg.scaled_ragged_dot(*rows[:2], *weights[2:], sizes, transpose_rhs=True, **on_gpu)
+    fp8_oracle.check(out, fp8_oracle.noncontracting(*rows[:2], *weights[:2], sizes))
+    columns = *rows[2:], *cotangents[2:]
+    out = jgg.scaled_ragged_dot_contracting(*columns, sizes, num_rows=M, **on_gpu)
+    columns = [np.asarray(x) for x in columns]
+    fp8_oracle.check(out, fp8_oracle.contracting(*columns, sizes, M))
+    return 6
+
+
+def main() -> None:
+    rng = np.random.default_rng(0)
+    launches = ragged_products(rng) + symmetric_updates(rng)
+    launches += sum(fp8_products(rng, sizes) for sizes in np.array(SIZES, np.int32))
     print(f"{launches} launches, all results right")
 
 

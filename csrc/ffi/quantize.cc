@@ -1,0 +1,176 @@
+// Bindings of the FP8 quantisers. A result that is not wanted has no elements.
+#include "fp8/quantize.h"
+
+#include <algorithm>
+
+#include "ffi/buffers.h"
+#include "ffi/handlers.h"
+
+namespace jgg {
+namespace {
+
+using fp8::Fp8Format;
+using fp8::kBlock;
+using fp8::QuantizeFormat;
+using fp8::SourceType;
+using Scales = ffi::Result<ffi::Buffer<ffi::F32>>;
+using Values = ffi::Result<ffi::AnyBuffer>;
+
+int blocks(int size) { return size / kBlock + (size % kBlock != 0); }
+
+ffi::Error source_type(ffi::AnyBuffer const& x, SourceType& type) {
+  switch (x.element_type()) {
+    case ffi::DataType::BF16:
+      type = SourceType::kBf16;
+      return ffi::Error::Success();
+    case ffi::DataType::F16:
+      type = SourceType::kF16;
+      return ffi::Error::Success();
+    case ffi::DataType::F32:
+      type = SourceType::kF32;
+      return ffi::Error::Success();
+    default:
+      return invalid("the quantisers take bf16, f16 or f32");
+  }
+}
+
+// One form of a result: FP8 values and their scales, or neither.
+template <int kRank>
+struct Form {
+  uint8_t* values = nullptr;
+  float* scales = nullptr;
+
+  ffi::Error set(char const* name, Values buffer, Scales scale_buffer,
+                 std::array<int, kRank> expected, std::array<int, kRank> expected_scales,
+                 int batches, Fp8Format& fp8) {
+    if (buffer->element_count() == 0) return ffi::Error::Success();
+    switch (buffer->element_type()) {
+      case ffi::DataType::F8E4M3FN:
+        fp8 = Fp8Format::kE4m3;
+        break;
+      case ffi::DataType::F8E5M2:
+        fp8 = Fp8Format::kE5m2;
+        break;
+      default:
+        return invalid("the quantisers return f8e4m3fn or f8e5m2");
+    }
+    auto const shape = Shape<kRank>::of(name, *buffer);
+    if (!shape) return shape.error();
+    auto const scale_shape = Shape<kRank>::of("the scales", *scale_buffer);
+    if (!scale_shape) return scale_shape.error();
+    if (shape->batches != batches || scale_shape->batches != batches) {
+      return invalid("a result does not have the batches of the operands");
+    }
+    if (auto error = shape->expect(expected, batches); error.failure()) return error;
+    if (auto error = scale_shape->expect(expected_scales, batches); error.failure()) return error;
+    values = static_cast<uint8_t*>(buffer->untyped_data());
+    scales = scale_buffer->typed_data();
+    return ffi::Error::Success();
+  }
+};
+
+ffi::Error quantize_rows(cudaStream_t stream, ffi::AnyBuffer x, Values values, Scales scales,
+                         bool power_of_two) {
+  QuantizeFormat format{{}, {}, power_of_two};
+  if (auto error = source_type(x, format.source); error.failure()) return error;
+  auto const shape = Shape<2>::of("x", x);
+  if (!shape) return shape.error();
+  auto const [rows, columns] = shape->size;
+  Form<2> form;
+  if (auto error = form.set("values", values, scales, {rows, columns}, {rows, blocks(columns)}, 1,
+                            format.fp8);
+      error.failure()) {
+    return error;
+  }
+  return launched(fp8::quantize_rows(
+                      format, {x.untyped_data(), form.values, form.scales, rows, columns}, stream),
+                  "quantize_rows");
+}
+
+ffi::Error quantize_blocks(cudaStream_t stream, ffi::AnyBuffer x, Values values, Scales scales,
+                           Values values_t, Scales scales_t, bool power_of_two) {
+  QuantizeFormat format{{}, {}, power_of_two};
+  if (auto error = source_type(x, format.source); error.failure()) return error;
+  auto const shape = Shape<3>::of("x", x);
+  if (!shape) return shape.error();
+  auto const [matrices, rows, columns] = shape->size;
+  Form<3> plain, transposed;
+  for (auto error : {plain.set("values", values, scales, {matrices, rows, columns},
+                               {matrices, blocks(rows), blocks(columns)}, 1, format.fp8),
+                     transposed.set("values_t", values_t, scales_t, {matrices, columns, rows},
+                                    {matrices, blocks(columns), blocks(rows)}, 1, format.fp8)}) {
+    if (error.failure()) return error;
+  }
+  return launched(
+      fp8::quantize_blocks(format,
+                           {x.untyped_data(), plain.values, plain.scales, transposed.values,
+                            transposed.scales, matrices, rows, columns},
+                           stream),
+      "quantize_blocks");
+}
+
+ffi::Error quantize_ragged(cudaStream_t stream, ffi::AnyBuffer x, ffi::Buffer<ffi::S32> group_sizes,
+                           Values values, Scales scales, Values values_t, Scales scales_t,
+                           bool power_of_two) {
+  QuantizeFormat format{{}, {}, power_of_two};
+  if (auto error = source_type(x, format.source); error.failure()) return error;
+  auto const shape = Shape<2>::of("x", x);
+  if (!shape) return shape.error();
+  auto const sizes = Shape<1>::of("group_sizes", group_sizes);
+  if (!sizes) return sizes.error();
+  int const batches = std::max(shape->batches, sizes->batches);
+  auto const [rows, columns] = shape->size;
+  if (auto error = shape->expect({rows, columns}, batches); error.failure()) return error;
+  if (auto error = sizes->expect({sizes->size[0]}, batches); error.failure()) return error;
+
+  // Whole blocks for each group that is not empty: no more is ever needed.
+  int padded_rows = kBlock * (blocks(rows) + std::min(sizes->size[0], rows));
+  if (values_t->element_count() != 0) padded_rows = values_t->dimensions().back();
+  Form<2> plain, transposed;
+  for (auto error : {plain.set("values", values, scales, {rows, columns}, {rows, blocks(columns)},
+                               batches, format.fp8),
+                     transposed.set("values_t", values_t, scales_t, {columns, padded_rows},
+                                    {padded_rows / kBlock, columns}, batches, format.fp8)}) {
+    if (error.failure()) return error;
+  }
+  return launched(
+      fp8::quantize_ragged(format,
+                           {x.untyped_data(), group_sizes.typed_data(), plain.values, plain.scales,
+                            transposed.values, transposed.scales, batches, shape->batched,
+                            sizes->batched, sizes->size[0], rows, columns, padded_rows},
+                           stream),
+      "quantize_ragged");
+}
+
+}  // namespace
+}  // namespace jgg
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JggQuantizeRows, jgg::quantize_rows,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
+                                  .Arg<xla::ffi::AnyBuffer>()              // x
+                                  .Ret<xla::ffi::AnyBuffer>()              // values
+                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales
+                                  .Attr<bool>("power_of_two"),
+                              {xla::ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JggQuantizeBlocks, jgg::quantize_blocks,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
+                                  .Arg<xla::ffi::AnyBuffer>()              // x
+                                  .Ret<xla::ffi::AnyBuffer>()              // values
+                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales
+                                  .Ret<xla::ffi::AnyBuffer>()              // values_t
+                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales_t
+                                  .Attr<bool>("power_of_two"),
+                              {xla::ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JggQuantizeRagged, jgg::quantize_ragged,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
+                                  .Arg<xla::ffi::AnyBuffer>()              // x
+                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()  // group_sizes
+                                  .Ret<xla::ffi::AnyBuffer>()              // values
+                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales
+                                  .Ret<xla::ffi::AnyBuffer>()              // values_t
+                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales_t
+                                  .Attr<bool>("power_of_two"),
+                              {xla::ffi::Traits::kCmdBufferCompatible});

@@ -1,0 +1,250 @@
+// Bindings of the FP8 ragged products: check the buffers, name the sizes and strides, launch.
+#include "fp8/scaled_ragged_dot.h"
+
+#include <array>
+#include <string>
+
+#include "ffi/buffers.h"
+#include "ffi/handlers.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace jgg {
+namespace {
+
+using fp8::ScaledArguments;
+
+using Sizes = ffi::Buffer<ffi::S32>;
+using Scales = ffi::Buffer<ffi::F32>;
+
+constexpr int kBlock = 128;  // elements that share a scale, of either dimension
+
+int blocks(int size) { return (size + kBlock - 1) / kBlock; }
+
+// How lhs is scaled: the attribute `lhs_scaling`.
+enum class RowScaling {
+  kBlocks = 0,             // [m, ceil(k / 128)]
+  kRows = 1,               // [m, 1]
+  kTensor = 2,             // [1, 1]
+  kBlocksColumnMajor = 3,  // [ceil(k / 128), m or more]
+};
+
+// How rhs is scaled: the attribute `rhs_scaling`.
+enum class GroupScaling {
+  kBlocks = 0,    // [g, ceil(n / 128), ceil(k / 128)]
+  kChannels = 1,  // [g, n]
+  kGroups = 2,    // [g, 1]
+};
+
+ffi::Error element_types(ffi::AnyBuffer lhs, ffi::AnyBuffer rhs, ffi::AnyBuffer out,
+                         ScaledArguments& arguments) {
+  auto const operand = [](ffi::DataType type, fp8::Fp8Type& result) {
+    result = type == ffi::DataType::F8E5M2 ? fp8::Fp8Type::kE5M2 : fp8::Fp8Type::kE4M3;
+    return type == ffi::DataType::F8E5M2 || type == ffi::DataType::F8E4M3FN;
+  };
+  auto const result = [](ffi::DataType type, fp8::OutType& result) {
+    result = type == ffi::DataType::BF16  ? fp8::OutType::kBf16
+             : type == ffi::DataType::F16 ? fp8::OutType::kF16
+                                          : fp8::OutType::kF32;
+    return type == ffi::DataType::BF16 || type == ffi::DataType::F16 || type == ffi::DataType::F32;
+  };
+  if (!operand(lhs.element_type(), arguments.lhs_type) ||
+      !operand(rhs.element_type(), arguments.rhs_type) ||
+      !result(out.element_type(), arguments.out_type)) {
+    return invalid("the kernels multiply float8_e4m3fn or float8_e5m2 into bf16, f16 or f32");
+  }
+  return ffi::Error::Success();
+}
+
+ffi::Error groups_of(Sizes group_sizes, Sizes group_offset, int batches, int local_groups, int rows,
+                     GroupSizes& groups) {
+  auto const sizes = Shape<1>::of("group_sizes", group_sizes);
+  if (!sizes) return sizes.error();
+  auto const offset = Shape<1>::of("group_offset", group_offset);
+  if (!offset) return offset.error();
+  int const count = sizes->size[0];
+  if (auto error = sizes->expect({count}, batches); error.failure()) return error;
+  if (auto error = offset->expect({1}, batches); error.failure()) return error;
+  groups = {group_sizes.typed_data(),
+            group_offset.typed_data(),
+            sizes->batched ? count : 0,
+            offset->batched ? 1 : 0,
+            batches,
+            count,
+            local_groups,
+            rows};
+  return ffi::Error::Success();
+}
+
+ffi::Error row_scales(RowScaling scaling, Scales buffer, int batches, int m, int k,
+                      fp8::RowScales& scales) {
+  auto const shape = Shape<2>::of("lhs_scale", buffer);
+  if (!shape) return shape.error();
+  std::array<int, 2> expected;
+  switch (scaling) {
+    case RowScaling::kBlocks:
+      expected = {m, blocks(k)};
+      scales = {buffer.typed_data(), 0, blocks(k), 1};
+      break;
+    case RowScaling::kRows:
+      expected = {m, 1};
+      scales = {buffer.typed_data(), 0, 1, 0};
+      break;
+    case RowScaling::kTensor:
+      expected = {1, 1};
+      scales = {buffer.typed_data(), 0, 0, 0};
+      break;
+    case RowScaling::kBlocksColumnMajor:
+      expected = {blocks(k), shape->size[1]};
+      scales = {buffer.typed_data(), 0, 1, shape->size[1]};
+      if (shape->size[1] < m) return invalid("lhs_scale has fewer columns than lhs has rows");
+      break;
+    default:
+      return invalid("lhs_scaling is none of 0 to 3");
+  }
+  if (shape->batched) scales.batch_stride = int64_t(expected[0]) * expected[1];
+  return shape->expect(expected, batches);
+}
+
+ffi::Error block_scales(Scales buffer, int batches, int groups, int n, int k,
+                        fp8::BlockScales& scales) {
+  auto const shape = Shape<3>::of("rhs_scale", buffer);
+  if (!shape) return shape.error();
+  int64_t const group = int64_t(blocks(n)) * blocks(k);
+  scales = {buffer.typed_data(), shape->batched ? groups * group : 0, group, blocks(k), 1};
+  return shape->expect({groups, blocks(n), blocks(k)}, batches);
+}
+
+ffi::Error group_scales(GroupScaling scaling, Scales buffer, int batches, int groups, int n, int k,
+                        ScaledArguments& arguments) {
+  if (scaling == GroupScaling::kBlocks) {
+    return block_scales(buffer, batches, groups, n, k, arguments.rhs_scales);
+  }
+  auto const shape = Shape<2>::of("rhs_scale", buffer);
+  if (!shape) return shape.error();
+  if (scaling == GroupScaling::kChannels) {
+    arguments.channel_scales = buffer.typed_data();
+    arguments.channel_batch_stride = shape->batched ? int64_t(groups) * n : 0;
+    return shape->expect({groups, n}, batches);
+  }
+  if (scaling == GroupScaling::kGroups) {
+    arguments.rhs_scales = {buffer.typed_data(), shape->batched ? groups : 0, 1, 0, 0};
+    return shape->expect({groups, 1}, batches);
+  }
+  return invalid("rhs_scaling is none of 0 to 2");
+}
+
+ffi::Error scaled_noncontracting(cudaStream_t stream, ffi::AnyBuffer lhs, Scales lhs_scale,
+                                 ffi::AnyBuffer rhs, Scales rhs_scale, Sizes group_sizes,
+                                 Sizes group_offset, ffi::Result<ffi::AnyBuffer> out,
+                                 ffi::Result<ffi::Buffer<ffi::U8>> /*workspace*/,
+                                 int32_t lhs_scaling, int32_t rhs_scaling, int32_t tile_m,
+                                 int32_t tile_n, int32_t cluster) {
+  auto const lhs_shape = Shape<2>::of("lhs", lhs);
+  if (!lhs_shape) return lhs_shape.error();
+  auto const rhs_shape = Shape<3>::of("rhs", rhs);
+  if (!rhs_shape) return rhs_shape.error();
+  auto const out_shape = Shape<2>::of("out", *out);
+  if (!out_shape) return out_shape.error();
+
+  ScaledArguments arguments{};
+  auto const [m, n] = out_shape->size;
+  int const k = lhs_shape->size[1], groups = rhs_shape->size[0], batches = out_shape->batches;
+  for (auto error : {element_types(lhs, rhs, *out, arguments), lhs_shape->expect({m, k}, batches),
+                     rhs_shape->expect({groups, n, k}, batches),
+                     groups_of(group_sizes, group_offset, batches, groups, m, arguments.groups),
+                     row_scales(static_cast<RowScaling>(lhs_scaling), lhs_scale, batches, m, k,
+                                arguments.lhs_scales),
+                     group_scales(static_cast<GroupScaling>(rhs_scaling), rhs_scale, batches,
+                                  groups, n, k, arguments)}) {
+    if (error.failure()) return error;
+  }
+  arguments.lhs = lhs.untyped_data();
+  arguments.rhs = rhs.untyped_data();
+  arguments.out = out->untyped_data();
+  arguments.lhs_batched = lhs_shape->batched;
+  arguments.rhs_batched = rhs_shape->batched;
+  arguments.m = m;
+  arguments.n = n;
+  arguments.k = k;
+  return launched(fp8::scaled_noncontracting({tile_m, tile_n, cluster}, arguments, stream),
+                  "scaled_ragged_noncontracting");
+}
+
+ffi::Error scaled_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, Scales lhs_scale,
+                              ffi::AnyBuffer rhs, Scales rhs_scale, Sizes group_sizes,
+                              Sizes group_offset, ffi::Result<ffi::AnyBuffer> out,
+                              ffi::Result<ffi::Buffer<ffi::U8>> /*workspace*/, int32_t m,
+                              int32_t tile_m, int32_t tile_n, int32_t cluster) {
+  auto const lhs_shape = Shape<2>::of("lhs", lhs);
+  if (!lhs_shape) return lhs_shape.error();
+  auto const rhs_shape = Shape<2>::of("rhs", rhs);
+  if (!rhs_shape) return rhs_shape.error();
+  auto const out_shape = Shape<3>::of("out", *out);
+  if (!out_shape) return out_shape.error();
+  auto const lhs_scale_shape = Shape<2>::of("lhs_scale", lhs_scale);
+  if (!lhs_scale_shape) return lhs_scale_shape.error();
+  auto const rhs_scale_shape = Shape<2>::of("rhs_scale", rhs_scale);
+  if (!rhs_scale_shape) return rhs_scale_shape.error();
+
+  ScaledArguments arguments{};
+  auto const [groups, k, n] = out_shape->size;
+  int const padded = lhs_shape->size[1], batches = out_shape->batches;
+  if (padded % kBlock != 0) return invalid("lhs has a last dimension that is no multiple of 128");
+  if (lhs_scale_shape->batched != lhs_shape->batched ||
+      rhs_scale_shape->batched != rhs_shape->batched) {
+    return invalid("an operand and its scales are both batched, or neither is");
+  }
+  for (auto error :
+       {element_types(lhs, rhs, *out, arguments), lhs_shape->expect({k, padded}, batches),
+        rhs_shape->expect({n, padded}, batches),
+        lhs_scale_shape->expect({padded / kBlock, k}, batches),
+        rhs_scale_shape->expect({padded / kBlock, n}, batches),
+        groups_of(group_sizes, group_offset, batches, groups, m, arguments.groups)}) {
+    if (error.failure()) return error;
+  }
+  arguments.lhs = lhs.untyped_data();
+  arguments.rhs = rhs.untyped_data();
+  arguments.out = out->untyped_data();
+  int64_t const batch_stride = lhs_shape->batched ? int64_t(padded / kBlock) * k : 0;
+  arguments.lhs_scales = {lhs_scale.typed_data(), batch_stride, 1, k};
+  arguments.column_scales = rhs_scale.typed_data();
+  arguments.lhs_batched = lhs_shape->batched;
+  arguments.rhs_batched = rhs_shape->batched;
+  arguments.m = k;
+  arguments.n = n;
+  arguments.k = padded;
+  return launched(fp8::scaled_contracting({tile_m, tile_n, cluster}, arguments, stream),
+                  "scaled_ragged_contracting");
+}
+
+// The operands and results of both products. The workspace is there for schedules that need scratch
+// memory.
+auto binding() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::PlatformStream<cudaStream_t>>()
+      .Arg<ffi::AnyBuffer>()         // lhs
+      .Arg<Scales>()                 // lhs_scale
+      .Arg<ffi::AnyBuffer>()         // rhs
+      .Arg<Scales>()                 // rhs_scale
+      .Arg<Sizes>()                  // group_sizes
+      .Arg<Sizes>()                  // group_offset
+      .Ret<ffi::AnyBuffer>()         // out
+      .Ret<ffi::Buffer<ffi::U8>>();  // workspace
+}
+
+}  // namespace
+}  // namespace jgg
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JggScaledRaggedNoncontracting, jgg::scaled_noncontracting,
+                              jgg::binding()
+                                  .Attr<int32_t>("lhs_scaling")
+                                  .Attr<int32_t>("rhs_scaling")
+                                  .Attr<int32_t>("tile_m")
+                                  .Attr<int32_t>("tile_n")
+                                  .Attr<int32_t>("cluster"),
+                              {xla::ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    JggScaledRaggedContracting, jgg::scaled_contracting,
+    jgg::binding().Attr<int32_t>("m").Attr<int32_t>("tile_m").Attr<int32_t>("tile_n").Attr<int32_t>(
+        "cluster"),
+    {xla::ffi::Traits::kCmdBufferCompatible});

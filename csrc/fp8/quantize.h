@@ -1,0 +1,69 @@
+// The quantisers as the bindings see them. Every one reads its operand once.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace jgg::fp8 {
+
+enum class SourceType { kBf16, kF16, kF32 };
+enum class Fp8Format { kE4m3, kE5m2 };
+
+constexpr int kBlock = 128;  // elements that share a scale, along each dimension that shares it
+
+struct QuantizeFormat {
+  SourceType source;
+  Fp8Format fp8;
+  bool power_of_two;  // scales are rounded up to powers of two
+};
+
+// x [rows, columns] -> q [rows, columns], scale [rows, ceil(columns / 128)].
+struct RowsArguments {
+  void const* x;
+  uint8_t* q;
+  float* scale;
+  int rows;
+  int columns;
+};
+
+// x [matrices, rows, columns] -> q as x with scale [matrices, ceil(rows / 128),
+// ceil(columns / 128)], and both with their last two dimensions exchanged. Either pair may be null.
+struct BlocksArguments {
+  void const* x;
+  uint8_t* q;
+  float* scale;
+  uint8_t* q_t;
+  float* scale_t;
+  int matrices;
+  int rows;
+  int columns;
+};
+
+// x [b, rows, columns] -> q and scale as of RowsArguments, and q_t [b, columns, padded_rows] with
+// scale_t [b, padded_rows / 128, columns]: the transpose, scaled along the rows, with each group's
+// rows from a multiple of 128 on and zeros between the groups. Either pair may be null.
+struct RaggedArguments {
+  void const* x;
+  int const* group_sizes;  // [b, groups]
+  uint8_t* q;
+  float* scale;
+  uint8_t* q_t;
+  float* scale_t;
+  int batches;
+  bool x_batched;
+  bool group_sizes_batched;
+  int groups;
+  int rows;
+  int columns;
+  int padded_rows;
+};
+
+cudaError_t quantize_rows(QuantizeFormat format, RowsArguments const& arguments,
+                          cudaStream_t stream);
+cudaError_t quantize_blocks(QuantizeFormat format, BlocksArguments const& arguments,
+                            cudaStream_t stream);
+cudaError_t quantize_ragged(QuantizeFormat format, RaggedArguments const& arguments,
+                            cudaStream_t stream);
+
+}  // namespace jgg::fp8

@@ -1,0 +1,112 @@
+// out[group] = lhs[m, tokens of group] . rhs[n, tokens of group], scaled: coordinates of its tiles
+// in memory.
+#pragma once
+
+#include "fp8/scale_loader.h"
+#include "fp8/scaled_descriptors.h"
+#include "scheduler/ragged_schedule.h"
+#include "sm90/epilogue.h"
+
+namespace jgg::fp8 {
+
+template <class Config_>
+struct ScaledContracting {
+  using Config = Config_;
+
+  struct Params {
+    CUtensorMap lhs;
+    CUtensorMap rhs;
+    CUtensorMap out;
+    GroupSizes groups;
+    RowScales lhs_scales;
+    float const* column_scales;
+    OutType out_type;
+    int blocks;  // of scales along the ragged dimension
+    int m;
+    int n;
+    int lhs_batched;
+    int rhs_batched;
+  };
+
+  // Groups start at multiples of a step, where their scales start too.
+  template <class Warp>
+  using Schedule = ContractingSchedule<Warp, Config::kTileM, Config::kTileN, Config::kTileK,
+                                       Config::kCluster, /*kAlign=*/1, /*kPad=*/kScaleBlock>;
+
+  template <class Warp>
+  __device__ static Schedule<Warp> schedule(Params const& params) {
+    return Schedule<Warp>(params.groups, params.m, params.n);
+  }
+
+  __device__ static int rows_left(Params const& params, WorkTile const& work) {
+    return params.m - work.m;
+  }
+
+  template <class Loader>
+  __device__ static void load_lhs(Params const& params, WorkTile const& work, int block,
+                                  Loader const& loader, uint8_t* to, bool shared) {
+    loader.load(params.lhs, to, block, shared, work.begin + block * Config::kTileK, work.m,
+                work.batch * params.lhs_batched);
+  }
+
+  template <class Loader>
+  __device__ static void load_rhs(Params const& params, WorkTile const& work, int block,
+                                  Loader const& loader, uint8_t* to, bool shared) {
+    loader.load(params.rhs, to, block, shared, work.begin + block * Config::kTileK, work.n,
+                work.batch * params.rhs_batched);
+  }
+
+  __device__ static void load_scales(Params const& params, WorkTile const& work, int block,
+                                     float* to_lhs, float* to_rhs) {
+    RowScales const& lhs = params.lhs_scales;
+    // Rows that were padded too little are read as zeros by TMA; their scales must exist as well.
+    int const row = min(work.begin / kScaleBlock + block, params.blocks - 1);
+    ScaleLoader::copy_rows<Config::kTileM>(
+        lhs, lhs.data + work.batch * lhs.batch_stride + int64_t(row) * lhs.block_stride, work.m,
+        params.m - 1, to_lhs);
+    float const* rhs = params.column_scales +
+                       (int64_t(work.batch) * params.rhs_batched * params.blocks + row) * params.n;
+    for (int i = threadIdx.x % 32 * 4; i < Config::kTileN; i += 128) {
+      // Rows of scales are a multiple of four long, as rows of the result are of 16 bytes.
+      ScaleLoader::copy4(to_rhs + i, rhs + min(work.n + i, params.n - 4));
+    }
+  }
+
+  template <class Sums>
+  __device__ static void finish(Params const&, WorkTile const&, Sums&) {}
+
+  __device__ static sm90::StoreCoordinates store_at(Params const& params, WorkTile const& work,
+                                                    int row) {
+    return {work.n, work.m + row, work.batch * params.groups.local_groups + work.group};
+  }
+
+  static cudaError_t make_params(ScaledArguments const& a, Params& params) {
+    params.groups = a.groups;
+    params.lhs_scales = a.lhs_scales;
+    params.column_scales = a.column_scales;
+    params.out_type = a.out_type;
+    params.blocks = a.k / kScaleBlock;
+    params.m = a.m;
+    params.n = a.n;
+    params.lhs_batched = a.lhs_batched;
+    params.rhs_batched = a.rhs_batched;
+
+    cudaError_t status =
+        sm90::encode_plain(&params.lhs, view_bytes(a.lhs), a.lhs_batched ? a.groups.batches : 1,
+                           a.m, a.k, Config::kTileM);
+    if (status != cudaSuccess) return status;
+    status = sm90::encode_plain(&params.rhs, view_bytes(a.rhs),
+                                a.rhs_batched ? a.groups.batches : 1, a.n, a.k, Config::kTileN);
+    if (status != cudaSuccess) return status;
+    return sm90::encode_plain(&params.out, view_out(a.out, a.out_type),
+                              int64_t(a.groups.batches) * a.groups.local_groups, a.m, a.n,
+                              kRowsPerConsumer);
+  }
+
+  static int64_t max_units(ScaledArguments const& a) {
+    return int64_t(a.groups.batches) * a.groups.local_groups * ceil_div(a.m, Config::kTileM) *
+           ceil_div(a.n, Config::kTileN);
+  }
+};
+
+}  // namespace jgg::fp8

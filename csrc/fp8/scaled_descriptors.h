@@ -1,0 +1,25 @@
+// FP8 operands and their results in the terms of the TMA descriptors.
+#pragma once
+
+#include "fp8/scaled_ragged_dot.h"
+#include "sm90/tma_descriptor.h"
+
+namespace jgg::fp8 {
+
+// TMA has no FP8 types and needs none: nothing is converted on the way.
+inline sm90::TensorView view_bytes(void const* data) {
+  return {data, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1};
+}
+
+inline sm90::TensorView view_out(void const* data, OutType type) {
+  switch (type) {
+    case OutType::kBf16:
+      return {data, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2};
+    case OutType::kF16:
+      return {data, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2};
+    default:
+      return {data, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4};
+  }
+}
+
+}  // namespace jgg::fp8

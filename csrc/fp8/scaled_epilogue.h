@@ -1,0 +1,155 @@
+// The epilogue: converts the sums of a finished tile and stores them through shared memory by TMA,
+// slice by slice, while the next tile's first step is being multiplied. The sums themselves are not
+// needed before that step's products are added to them, so the delay costs no registers.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cute/arch/copy_sm90.hpp>
+#include <cute/arch/copy_sm90_tma.hpp>
+
+#include "fp8/scaled_config.h"
+#include "fp8/scaled_ragged_dot.h"
+#include "sm90/epilogue.h"
+
+namespace jgg::fp8 {
+
+template <class Config>
+class ScaledEpilogue {
+ public:
+  static_assert(Config::kMmaN % 64 == 0, "a slice is whole chunks");
+  static constexpr int kSums = kRowsPerConsumer * Config::kMmaN / kWarpgroup;  // of a slice
+  using Slice = float[kSums];
+  using Sums = Slice[Config::kSlices];
+
+  __device__ ScaledEpilogue(ScaledSharedStorage<Config>& shared, CUtensorMap const& descriptor,
+                            OutType type, int consumer)
+      : chunks_(&shared.chunks[consumer][0][0]),
+        descriptor_(descriptor),
+        type_(type),
+        consumer_(consumer),
+        slot_(0),
+        pending_(false) {}
+
+  // The sums are a finished tile's from here on.
+  __device__ void finish(sm90::StoreCoordinates at) {
+    at_ = at;
+    pending_ = true;
+  }
+
+  // Stores a slice of the finished tile, if there is one, and leaves zeros for the next.
+  __device__ void store(Slice& sums, int slice) {
+    if (!pending_) return;
+    int const column = at_.column + slice * Config::kMmaN;
+    if (type_ == OutType::kF32) {
+      constexpr int kColumns = kRowBytes / sizeof(float);
+#pragma unroll
+      for (int chunk = 0; chunk < Config::kMmaN / kColumns; ++chunk) {
+        begin_chunk();
+        write_floats(&sums[chunk * kColumns / 2], slot());
+        end_chunk(column + chunk * kColumns);
+      }
+    } else {
+      constexpr int kColumns = kRowBytes / sizeof(uint16_t);
+#pragma unroll
+      for (int chunk = 0; chunk < Config::kMmaN / kColumns; ++chunk) {
+        begin_chunk();
+        write_halves(&sums[chunk * kColumns / 2], slot());
+        end_chunk(column + chunk * kColumns);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) sums[i] = 0.0f;
+    if (slice == Config::kSlices - 1) pending_ = false;
+  }
+
+  __device__ void flush(Sums& sums) {
+#pragma unroll
+    for (int slice = 0; slice < Config::kSlices; ++slice) store(sums[slice], slice);
+  }
+
+  // Shared memory must outlive the copies out of it.
+  __device__ void wait() const {
+    if (issues()) cute::tma_store_wait<0>();
+  }
+
+ private:
+  // This thread's number in its warpgroup, read anew each time: addresses that follow from it would
+  // otherwise be kept in registers throughout the mainloop, which has none to spare.
+  __device__ static int thread() {
+    int index;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+    return index % kWarpgroup;
+  }
+
+  __device__ bool issues() const { return threadIdx.x % kWarpgroup == 0; }
+
+  __device__ uint8_t* slot() const { return chunks_ + slot_ * Config::kChunkBytes; }
+
+  // The slot was last used kChunkSlots chunks ago.
+  __device__ void begin_chunk() const {
+    if (issues()) cute::tma_store_wait<Config::kChunkSlots - 1>();
+    sm90::sync_warpgroup(1 + consumer_);
+  }
+
+  __device__ void end_chunk(int column) {
+    cute::tma_store_fence();
+    sm90::sync_warpgroup(1 + consumer_);
+    if (issues()) {
+      cute::SM90_TMA_STORE_3D::copy(&descriptor_, slot(), column, at_.row, at_.outer);
+      cute::tma_store_arrive();
+    }
+    slot_ = (slot_ + 1) % Config::kChunkSlots;
+  }
+
+  // WGMMA leaves thread t of a warp with columns 2 (t % 4) and the next of rows t / 4 and t / 4 + 8
+  // of each 8 columns: the fragments of stmatrix. One instruction takes 16 rows by 16 columns; lane
+  // l gives the address of row l % 16 of its left half if l < 16, of its right half otherwise.
+  __device__ void write_halves(float const* sums, uint8_t* slot) const {
+    int const lane = thread() % 32, warp = thread() / 32;
+    int const row = warp * 16 + lane % 16;
+#pragma unroll
+    for (int pair = 0; pair < 4; ++pair) {
+      int const unit = (2 * pair + lane / 16) ^ (row % 8);
+      auto& target = *reinterpret_cast<cute::uint128_t*>(slot + row * kRowBytes + unit * 16);
+      float const* source = sums + pair * 8;
+      cute::SM90_U32x4_STSM_N::copy(pack(source[0], source[1]), pack(source[2], source[3]),
+                                    pack(source[4], source[5]), pack(source[6], source[7]), target);
+    }
+  }
+
+  __device__ void write_floats(float const* sums, uint8_t* slot) const {
+    int const lane = thread() % 32, warp = thread() / 32;
+#pragma unroll
+    for (int eight = 0; eight < 4; ++eight) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        int const row = warp * 16 + half * 8 + lane / 4;
+        int const unit = (2 * eight + lane % 4 / 2) ^ (row % 8);
+        float const* source = sums + eight * 4 + half * 2;
+        *reinterpret_cast<float2*>(slot + row * kRowBytes + unit * 16 + lane % 2 * 8) =
+            float2{source[0], source[1]};
+      }
+    }
+  }
+
+  __device__ uint32_t pack(float low, float high) const {
+    if (type_ == OutType::kBf16) {
+      auto const pair = __floats2bfloat162_rn(low, high);
+      return reinterpret_cast<uint32_t const&>(pair);
+    }
+    auto const pair = __floats2half2_rn(low, high);
+    return reinterpret_cast<uint32_t const&>(pair);
+  }
+
+  uint8_t* chunks_;
+  CUtensorMap const& descriptor_;
+  OutType type_;
+  int consumer_;
+  int slot_;
+  bool pending_;  // the sums hold a finished tile
+  sm90::StoreCoordinates at_;
+};
+
+}  // namespace jgg::fp8

@@ -1,0 +1,131 @@
+// The persistent FP8 kernel: one warp schedules, one thread copies, two warpgroups multiply, scale
+// and store.
+#pragma once
+
+#include <cutlass/arch/reg_reconfig.h>
+
+#include <cute/arch/cluster_sm90.hpp>
+
+#include "fp8/scaled_epilogue.h"
+#include "fp8/scaled_mainloop.h"
+#include "sm90/kernel.h"
+
+namespace jgg::fp8 {
+
+// Tells the compiler that a value is the same in all of a warp, so that what follows from it, such
+// as the descriptors of WGMMA operands, goes to uniform registers.
+__device__ inline int uniform(int value) { return __shfl_sync(~0u, value, 0); }
+
+// Readers of a work tile: the two producer warps and every warp of the consumers.
+constexpr int kWorkReaders = 2 + kConsumers * kWarpgroup / kWarpSize;
+
+template <class Problem, class Shared>
+__device__ void produce(typename Problem::Params const& params, Shared& shared, int rank) {
+  StageIterator<Problem::Config::kStages> stage;
+  sm90::WorkIterator slot;
+  while (true) {
+    WorkTile const work = sm90::read_work(shared, slot);
+    if (work.k_tiles == sm90::kNoMoreWork) return;
+    if (threadIdx.x % kWarpSize == 0) {
+      ScaledMainloop<Problem>::load(params, work, shared, stage, rank);
+    }
+    __syncwarp();
+  }
+}
+
+template <class Problem, class Shared>
+__device__ void produce_scales(typename Problem::Params const& params, Shared& shared) {
+  StageIterator<Problem::Config::kStages> stage;
+  sm90::WorkIterator slot;
+  while (true) {
+    WorkTile const work = sm90::read_work(shared, slot);
+    if (work.k_tiles == sm90::kNoMoreWork) return;
+    ScaledMainloop<Problem>::load_scales(params, work, shared, stage);
+  }
+}
+
+template <class Problem, class Shared>
+__device__ void consume(typename Problem::Params const& params, Shared& shared, int consumer) {
+  using Config = typename Problem::Config;
+  using Mainloop = ScaledMainloop<Problem>;
+  using Epilogue = ScaledEpilogue<Config>;
+  typename Epilogue::Sums sums = {};
+  Epilogue epilogue(shared, params.out, params.out_type, consumer);
+  StageIterator<Config::kStages> stage;
+  sm90::WorkIterator slot;
+  int const first_row = consumer * kRowsPerConsumer;
+  for (bool more = true; more; ++slot) {
+    // The sums leave few registers: the tile stays in the ring and is read where it is needed.
+    shared.work_full[slot.stage].wait(slot.phase);
+    WorkTile const& work = shared.work[slot.stage];
+    more = work.k_tiles != sm90::kNoMoreWork;
+    int const rows = more ? uniform(Problem::rows_left(params, work)) : 0;
+    int const k_tiles = uniform(work.k_tiles);
+    if (rows > first_row && k_tiles > 0) {
+      Mainloop::multiply(k_tiles, shared, stage, consumer, sums,
+                         [&](int slice) { epilogue.store(sums[slice], slice); });
+      Problem::finish(params, work, sums);
+    } else {
+      Mainloop::skip(work, shared, stage);
+      epilogue.flush(sums);
+    }
+    if (more && Problem::rows_left(params, work) > first_row) {
+      epilogue.finish(Problem::store_at(params, work, first_row));
+    }
+    __syncwarp();
+    if (threadIdx.x % kWarpSize == 0) shared.work_empty[slot.stage].arrive();
+  }
+  epilogue.wait();
+}
+
+// Where rhs has no block scales, these stay ones.
+template <class Shared>
+__device__ void initialize_scales(Shared& shared) {
+  constexpr int kScales = sizeof(shared.rhs_scales) / sizeof(float);
+  for (int i = threadIdx.x; i < kScales; i += blockDim.x) shared.rhs_scales[0][i] = 1.0f;
+}
+
+template <class Problem, class Shared>
+__device__ void initialize_barriers(Shared& shared) {
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < Problem::Config::kStages; ++i) {
+      shared.full[i].init(1);
+      shared.scales_full[i].init(ScaleLoader::kArrivals);
+      shared.empty[i].init(ScaledMainloop<Problem>::kEmptyArrivals);
+    }
+    for (int i = 0; i < sm90::kWorkStages; ++i) {
+      shared.work_full[i].init(1);
+      shared.work_empty[i].init(kWorkReaders);
+    }
+    cutlass::arch::fence_barrier_init();
+  }
+}
+
+template <class Problem>
+__global__ void __launch_bounds__(sm90::kThreads, 1)
+    scaled_kernel(const __grid_constant__ typename Problem::Params params) {
+  using Config = typename Problem::Config;
+  extern __shared__ __align__(1024) uint8_t dynamic_shared[];
+  auto& shared = *reinterpret_cast<ScaledSharedStorage<Config>*>(dynamic_shared);
+  int const rank = Config::kCluster > 1 ? int(cute::block_rank_in_cluster()) : 0;
+
+  initialize_barriers<Problem>(shared);
+  initialize_scales(shared);
+  sm90::sync_cluster<Config>();
+
+  int const warpgroup = uniform(threadIdx.x / kWarpgroup);
+  if (warpgroup == 0) {
+    cutlass::arch::warpgroup_reg_dealloc<sm90::kProducerRegisters>();
+    int const warp = threadIdx.x / kWarpSize;
+    if (warp == 0) produce<Problem>(params, shared, rank);
+    if (warp == 1) sm90::schedule_tiles<Problem>(params, shared, rank);
+    if (warp == 2) produce_scales<Problem>(params, shared);
+  } else {
+    cutlass::arch::warpgroup_reg_alloc<sm90::kConsumerRegisters>();
+    consume<Problem>(params, shared, warpgroup - 1);
+  }
+  // A CTA's shared memory must outlive the arrivals and multicasts of its peer.
+  sm90::sync_cluster<Config>();
+}
+
+}  // namespace jgg::fp8

@@ -1,0 +1,12 @@
+#include "fp8/scaled_launch.h"
+#include "fp8/scaled_noncontracting.h"
+
+namespace jgg::fp8 {
+
+cudaError_t scaled_noncontracting_e4m3(ScaledTile tile, ScaledArguments const& arguments,
+                                       cudaStream_t stream) {
+  return launch_scaled<ScaledNoncontracting, /*kColumnScales=*/false, cutlass::float_e4m3_t>(
+      NoncontractingTiles{}, tile, arguments, stream);
+}
+
+}  // namespace jgg::fp8

@@ -1,0 +1,23 @@
+#include "fp8/scaled_ragged_dot.h"
+
+namespace jgg::fp8 {
+
+// One translation unit each, so that they compile side by side.
+cudaError_t scaled_noncontracting_e4m3(ScaledTile, ScaledArguments const&, cudaStream_t);
+cudaError_t scaled_noncontracting_e5m2(ScaledTile, ScaledArguments const&, cudaStream_t);
+cudaError_t scaled_contracting_e4m3(ScaledTile, ScaledArguments const&, cudaStream_t);
+cudaError_t scaled_contracting_e5m2(ScaledTile, ScaledArguments const&, cudaStream_t);
+
+cudaError_t scaled_noncontracting(ScaledTile tile, ScaledArguments const& arguments,
+                                  cudaStream_t stream) {
+  return arguments.lhs_type == Fp8Type::kE4M3 ? scaled_noncontracting_e4m3(tile, arguments, stream)
+                                              : scaled_noncontracting_e5m2(tile, arguments, stream);
+}
+
+cudaError_t scaled_contracting(ScaledTile tile, ScaledArguments const& arguments,
+                               cudaStream_t stream) {
+  return arguments.lhs_type == Fp8Type::kE4M3 ? scaled_contracting_e4m3(tile, arguments, stream)
+                                              : scaled_contracting_e5m2(tile, arguments, stream);
+}
+
+}  // namespace jgg::fp8

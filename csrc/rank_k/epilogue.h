@@ -1,0 +1,343 @@
+// The epilogue of symmetric results: scales, adds C, and stores a tile in blocks of 64 x 64, each
+// to its place and, transposed or as zeros, to the mirrored place. As in the epilogue of the ragged
+// products, a 16-bit result is packed and stored while the next tile is being multiplied.
+#pragma once
+
+#include <cutlass/numeric_conversion.h>
+
+#include <cute/arch/copy_sm90.hpp>
+#include <cute/arch/copy_sm90_tma.hpp>
+
+#include "rank_k/rank_k.h"
+#include "scheduler/warp.h"
+#include "sm90/kernel_config.h"
+
+namespace jgg::sm90 {
+
+template <class Problem>
+class TriangularEpilogue {
+  using Config = typename Problem::Config;
+  using Output = typename Config::Output;
+  using Params = typename Problem::Params;
+  using Pair = cutlass::AlignedArray<Output, 2>;
+
+  static constexpr bool kPacks = sizeof(Output) == 2;
+  static constexpr int kBlock = kRowsPerConsumer;
+  static constexpr int kBlocks = Config::kTileN / kBlock;
+  static constexpr int kAccumulatorsPerBlock = kBlock * kBlock / kWarpgroup;
+  // A block takes one chunk of shared memory, or two of half its columns.
+  static constexpr int kChunksPerBlock = kBlock / Config::kChunkColumns;
+  static constexpr int kSlots = Config::kChunkSlots / kChunksPerBlock;
+
+ public:
+  __device__ TriangularEpilogue(SharedStorage<Config>& shared, Params const& params, int consumer)
+      : shared_(shared), params_(params), consumer_(consumer) {}
+
+  // Fetches what take() will need, while the tile is still being multiplied.
+  __device__ void prefetch(WorkTile const& work) const {
+    if (!issues()) return;
+    auto const& descriptors = params_.descriptors[work.group];
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(descriptors.alpha + work.batch));
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(descriptors.beta + work.batch));
+  }
+
+  // Takes over the first blocks of a finished half tile. 32-bit results are too many registers to
+  // carry along and are stored at once.
+  template <class Accumulators>
+  __device__ void take(Accumulators& accumulators, WorkTile const& work) {
+    constexpr int kTaken = decltype(cute::size(accumulators))::value / kAccumulatorsPerBlock;
+    stack_ = work.group;
+    matrix_ = work.batch;
+    row_ = work.m + consumer_ * kRowsPerConsumer;
+    column_ = work.n;
+    scale(accumulators);
+    if constexpr (kPacks) {
+      cutlass::NumericArrayConverter<Output, float, 2> const convert;
+#pragma unroll
+      for (int i = 0; i < kTaken * kAccumulatorsPerBlock / 2; ++i) {
+        auto const pair = convert({accumulators(2 * i), accumulators(2 * i + 1)});
+        packed_[i] = reinterpret_cast<uint32_t const&>(pair);
+      }
+      steps_left_ = 2 * kTaken;
+    } else {
+#pragma unroll
+      for (int step = 0; step < 2 * kTaken; ++step) store(step, accumulators);
+    }
+  }
+
+  // Stores the block on the diagonal of what was taken and not yet stored, if there is one. Its
+  // completion needs registers that the next tile's accumulators would not leave.
+  __device__ void store_diagonal() {
+    if constexpr (kPacks) {
+      int const block = (row_ - column_) / kBlock;
+      if (row_ < column_ || block >= steps_left_ / 2) return;
+      acquire_slot();
+      write_any(block, packed_);
+      sync_consumer();
+      complete_diagonal(row_);
+      store_slot(row_, row_);
+    }
+  }
+
+  // Stores one block of what was taken, if any is left.
+  __device__ void store_next() {
+    if constexpr (kPacks) {
+      if (steps_left_ > 0) store(--steps_left_, packed_);
+    }
+  }
+
+  __device__ void store_rest() {
+    while (steps_left_ > 0) store_next();
+  }
+
+  // Shared memory must outlive the copies out of it.
+  __device__ void wait() const {
+    if (issues()) cute::tma_store_wait<0>();
+  }
+
+ private:
+  __device__ bool issues() const { return threadIdx.x % kWarpgroup == 0; }
+  __device__ static int lane() { return threadIdx.x % kWarpSize; }
+  __device__ static int warp() { return threadIdx.x % kWarpgroup / kWarpSize; }
+
+  // The place of accumulator i in the half tile: WGMMA leaves thread t of a warp with columns
+  // 2 (t % 4) and the next of rows t / 4 and t / 4 + 8 of each 8 columns.
+  __device__ static int row_of(int i) { return warp() * 16 + i / 2 % 2 * 8 + lane() / 4; }
+  __device__ static int column_of(int i) { return i / 4 * 8 + lane() % 4 * 2 + i % 2; }
+
+  __device__ int n() const { return params_.stacks[stack_].n; }
+
+  __device__ bool is_computed(int row, int column) const {
+    return params_.uplo == Uplo::kLower ? column <= row : row <= column;
+  }
+
+  __device__ Output* out_at(int row, int column) const {
+    Output* const data = params_.descriptors[stack_].out_data;
+    return data + (int64_t(matrix_) * n() + row) * n() + column;
+  }
+
+  // accumulators = alpha * accumulators + beta * C. As in BLAS, C is not read where beta is zero.
+  template <class Accumulators>
+  __device__ void scale(Accumulators& accumulators) const {
+    auto const& descriptors = params_.descriptors[stack_];
+    float const alpha = descriptors.alpha[matrix_];
+    float const beta = params_.adds_c ? descriptors.beta[matrix_] : 0.0f;
+    constexpr int kCount = decltype(cute::size(accumulators))::value;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) accumulators(i) *= alpha;
+    if (beta == 0.0f) return;
+    int const row = row_ + row_of(0), column = column_ + column_of(0);
+    Output const* const rows[] = {out_at(row, column), out_at(row + 8, column)};
+    bool const inside[] = {row < n(), row + 8 < n()};
+    int const columns = n() - column;
+    // All loads of a batch are under way before the first is used.
+    constexpr int kBatch = 64 / sizeof(Output);
+#pragma unroll
+    for (int first = 0; first < kCount; first += kBatch) {
+      Pair c[kBatch / 2];
+#pragma unroll
+      for (int i = 0; i < kBatch; i += 2) {
+        int const half = i / 2 % 2, offset = (first + i) / 4 * 8;
+        // Rows are a multiple of 16 bytes: both columns of a pair are inside, or both outside.
+        c[i / 2].clear();
+        if (inside[half] && offset < columns) {
+          c[i / 2] = *reinterpret_cast<Pair const*>(rows[half] + offset);
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        accumulators(first + i) += beta * float(c[i / 2][i % 2]);
+      }
+    }
+  }
+
+  // Step 2b stores block b of `values`, step 2b + 1 its mirror image.
+  template <class Values>
+  __device__ void store(int step, Values const& values) {
+    bool const mirror = step % 2 == 1;
+    int const row = row_, column = column_ + step / 2 * kBlock;
+    if (!is_computed(row, column) || column >= n()) return;
+    if (row == column && (mirror || kPacks)) return;
+    if (mirror && params_.other == OtherTriangle::kKept) return;
+
+    acquire_slot();
+    if (!mirror) {
+      write_any(step / 2, values);
+    } else if (params_.other == OtherTriangle::kMirrored) {
+      write_any_transposed(step / 2, values);
+    } else {
+      write_zeros();
+    }
+    if (row == column) {
+      sync_consumer();
+      complete_diagonal(row);
+    }
+    store_slot(mirror ? column : row, mirror ? row : column);
+  }
+
+  // The registers of a block must be known at compile time.
+  template <class Values>
+  __device__ void write_any(int any, Values const& values) const {
+#pragma unroll
+    for (int block = 0; block < count_of(values); ++block) {
+      if (block == any) write(block, values);
+    }
+  }
+
+  template <class Values>
+  __device__ void write_any_transposed(int any, Values const& values) const {
+#pragma unroll
+    for (int block = 0; block < count_of(values); ++block) {
+      if (block == any) write_transposed(block, values);
+    }
+  }
+
+  // How many blocks there are registers for.
+  __device__ static constexpr int count_of(uint32_t const*) { return kBlocks; }
+  template <class Engine, class Layout>
+  __device__ static constexpr int count_of(cute::Tensor<Engine, Layout> const&) {
+    return decltype(cute::size(Layout{}))::value / kAccumulatorsPerBlock;
+  }
+
+  // The slot was last used kSlots blocks ago.
+  __device__ void acquire_slot() const {
+    if (issues()) cute::tma_store_wait<kSlots - 1>();
+    sync_consumer();
+  }
+
+  __device__ void store_slot(int row, int column) {
+    cute::tma_store_fence();
+    sync_consumer();
+    if (issues()) {
+#pragma unroll
+      for (int chunk = 0; chunk < kChunksPerBlock; ++chunk) {
+        cute::SM90_TMA_STORE_3D::copy(&params_.descriptors[stack_].out,
+                                      slot() + chunk * Config::kChunkBytes,
+                                      column + chunk * Config::kChunkColumns, row, matrix_);
+      }
+      cute::tma_store_arrive();
+    }
+    slot_ = (slot_ + 1) % kSlots;
+  }
+
+  // Fills in the elements of a block on the diagonal that are not in the computed triangle, a few
+  // vectors of 16 bytes at a time, whose loads are under way together.
+  __device__ void complete_diagonal(int first) const {
+    constexpr int kUnit = 16 / sizeof(Output), kUnits = kBlock * kBlock / kUnit / kWarpgroup;
+    constexpr int kBatch = kPacks ? 4 : 1;
+    using Vector = cutlass::AlignedArray<Output, kUnit>;
+#pragma unroll 1
+    for (int batch = 0; batch < kUnits; batch += kBatch) {
+      Vector other[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        auto const [row, column] = unit_at(batch + i);
+        other[i].clear();
+        if (params_.other == OtherTriangle::kMirrored) {
+#pragma unroll
+          for (int j = 0; j < kUnit; ++j) other[i][j] = at(column + j, row);
+        } else if (params_.other == OtherTriangle::kKept && first + row < n() &&
+                   first + column < n()) {
+          other[i] = *reinterpret_cast<Vector const*>(out_at(first + row, first + column));
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        auto const [row, column] = unit_at(batch + i);
+#pragma unroll
+        for (int j = 0; j < kUnit; ++j) {
+          if (!is_computed(row, column + j)) at(row, column + j) = other[i][j];
+        }
+      }
+    }
+  }
+
+  // The i-th vector of this thread.
+  __device__ static TriangleEntry unit_at(int i) {
+    constexpr int kUnit = 16 / sizeof(Output);
+    int const unit = i * kWarpgroup + threadIdx.x % kWarpgroup;
+    return {unit / (kBlock / kUnit), unit % (kBlock / kUnit) * kUnit};
+  }
+
+  __device__ void sync_consumer() const { sync_warpgroup(1 + consumer_); }
+
+  __device__ uint8_t* slot() const { return shared_.chunks[consumer_][slot_ * kChunksPerBlock]; }
+
+  // Where an element of the block is: 16-byte units of a row are permuted by the swizzle.
+  __device__ uint8_t* address(int row, int column) const {
+    constexpr int kUnit = 16 / sizeof(Output);
+    int const chunk = column / Config::kChunkColumns;
+    int const unit = column % Config::kChunkColumns / kUnit ^ row % 8;
+    return slot() + chunk * Config::kChunkBytes + row * kRowBytes + unit * 16 +
+           column % kUnit * sizeof(Output);
+  }
+
+  __device__ Output& at(int row, int column) const {
+    return *reinterpret_cast<Output*>(address(row, column));
+  }
+
+  // Pairs of accumulators are the fragments of stmatrix, which takes 16 rows by 16 columns at a
+  // time: the upper and the lower 8 rows of the left and of the right 8 columns. Lane l gives the
+  // address of row l % 8 of matrix l / 8.
+  __device__ void write(int block, uint32_t const* packed) const {
+    // The swizzle is an exclusive or, so the next 16 columns are one away: a single register holds
+    // the address.
+    uint8_t* const first = address(warp() * 16 + lane() % 16, lane() / 16 * 8);
+#pragma unroll
+    for (int pair = 0; pair < kBlock / 16; ++pair) {
+      uint32_t const* source = packed + (block * kBlock / 16 + pair) * 4;
+      auto const target = reinterpret_cast<uintptr_t>(first) ^ pair * 32;
+      cute::SM90_U32x4_STSM_N::copy(source[0], source[1], source[2], source[3],
+                                    *reinterpret_cast<cute::uint128_t*>(target));
+    }
+  }
+
+  __device__ void write_transposed(int block, uint32_t const* packed) const {
+    uint8_t* const first = address(lane() / 16 * 8 + lane() % 8, warp() * 16 + lane() / 8 % 2 * 8);
+#pragma unroll
+    for (int pair = 0; pair < kBlock / 16; ++pair) {
+      uint32_t const* source = packed + (block * kBlock / 16 + pair) * 4;
+      uint8_t* const target = first + pair * 16 * kRowBytes;
+      cute::SM90_U16x8_STSM_T::copy(source[0], source[1], source[2], source[3],
+                                    *reinterpret_cast<cute::uint128_t*>(target));
+    }
+  }
+
+  template <class Accumulators>
+  __device__ void write(int block, Accumulators const& accumulators) const {
+#pragma unroll
+    for (int i = 0; i < kAccumulatorsPerBlock; i += 2) {
+      int const from = block * kAccumulatorsPerBlock + i;
+      reinterpret_cast<float2&>(at(row_of(i), column_of(i))) =
+          float2{accumulators(from), accumulators(from + 1)};
+    }
+  }
+
+  template <class Accumulators>
+  __device__ void write_transposed(int block, Accumulators const& accumulators) const {
+#pragma unroll
+    for (int i = 0; i < kAccumulatorsPerBlock; ++i) {
+      at(column_of(i), row_of(i)) = accumulators(block * kAccumulatorsPerBlock + i);
+    }
+  }
+
+  __device__ void write_zeros() const {
+    constexpr int kUnits = kChunksPerBlock * Config::kChunkBytes / 16;
+    auto* const units = reinterpret_cast<uint4*>(slot());
+    for (int i = threadIdx.x % kWarpgroup; i < kUnits; i += kWarpgroup) units[i] = uint4{};
+  }
+
+  SharedStorage<Config>& shared_;
+  Params const& params_;
+  int consumer_;
+  int slot_ = 0;
+  // Of the half tile taken last. Each block is two steps: itself and its mirror image.
+  int steps_left_ = 0;
+  int stack_;
+  int matrix_;
+  int row_;
+  int column_;
+  uint32_t packed_[kPacks ? kBlocks * kAccumulatorsPerBlock / 2 : 1];
+};
+
+}  // namespace jgg::sm90

@@ -1,0 +1,49 @@
+// From run-time arguments to one compiled kernel, and its launches.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+
+#include "rank_k/kernel.h"
+#include "rank_k/tile_table.h"
+#include "sm90/launch.h"
+
+namespace jgg::sm90 {
+
+// One launch for every kMaxStacks stacks.
+template <class Problem>
+cudaError_t launch_rank_k(RankKArguments const& arguments, cudaStream_t stream) {
+  // Too large for the stack of a thread that is not ours.
+  auto const params = std::make_unique<typename Problem::Params>();
+  int const count = static_cast<int>(arguments.stacks.size());
+  for (int first = 0; first < count; first += Problem::kMaxStacks) {
+    int units;
+    cudaError_t status =
+        Problem::make_params(arguments, &arguments.stacks[first],
+                             std::min(count - first, Problem::kMaxStacks), *params, units);
+    if (status != cudaSuccess) return status;
+    status =
+        launch_persistent<typename Problem::Config>(rank_k_kernel<Problem>, *params, units, stream);
+    if (status != cudaSuccess) return status;
+  }
+  return cudaSuccess;
+}
+
+template <class Element>
+cudaError_t launch_any_rank_k(TileConfig config, RankKArguments const& arguments,
+                              cudaStream_t stream) {
+  return with_tile(RankKTiles{}, config, [&](auto tile) {
+    return with_bool(arguments.transpose, [&](auto transpose) {
+      return with_bool(arguments.out_type == ElementType::kF32, [&](auto f32_out) {
+        using Tile = decltype(tile);
+        using Output = std::conditional_t<f32_out.value, float, Element>;
+        constexpr auto kMajor = major(cute::GMMA::Major::K, transpose.value);
+        using Config = KernelConfig<Element, Output, kMajor, kMajor, Tile::kTileM, Tile::kTileN,
+                                    Tile::kCluster>;
+        return launch_rank_k<RankK<Config>>(arguments, stream);
+      });
+    });
+  });
+}
+
+}  // namespace jgg::sm90

@@ -1,0 +1,159 @@
+// One triangle of alpha A A^T or alpha (A B^T + B A^T): coordinates of its tiles in memory.
+#pragma once
+
+#include <algorithm>
+
+#include "rank_k/rank_k.h"
+#include "scheduler/triangular.h"
+#include "sm90/kernel_config.h"
+#include "sm90/problem_arguments.h"
+
+namespace jgg::sm90 {
+
+// Both sides of the product are rows of the same operands, so they have the same major.
+template <class Config_>
+struct RankK {
+  using Config = Config_;
+  using Output = typename Config::Output;
+  static constexpr bool kMasksRows = false;
+  static_assert(Config::kLhsMajor == Config::kRhsMajor);
+
+  // Stacks to a launch. Their descriptors are parameters of the kernel: 60 would fit, but a launch
+  // takes 2 us longer then, where 24 take under 1 us.
+  static constexpr int kMaxStacks = 24;
+  // One box of an operand: all rows of an lhs tile, half of those of an rhs tile.
+  static constexpr int kBoxRows = Config::kTileM;
+  static_assert(kBoxRows == Config::kRhsBoxColumns);
+
+  struct Descriptors {
+    CUtensorMap a;
+    CUtensorMap b;
+    CUtensorMap out;
+    Output* out_data;
+    float const* alpha;
+    float const* beta;
+  };
+
+  struct Params {
+    Descriptors descriptors[kMaxStacks];
+    TriangularStack stacks[kMaxStacks];
+    bool in_slabs[kMaxStacks];
+    int count;
+    bool two_products;  // A B^T and B A^T, not A A^T
+    Uplo uplo;
+    OtherTriangle other;
+    bool adds_c;
+  };
+
+  using Schedule = TriangularSchedule<Config::kTileM, Config::kTileN, Config::kCluster>;
+
+  template <class Warp>
+  __device__ static Schedule schedule(Params const& params) {
+    return Schedule(params.stacks, params.count, params.uplo, gridDim.x / Config::kCluster);
+  }
+
+  // A box reads zeros where its rows leave the operand, so tiles are always loaded in full.
+  __device__ static int rows_left(Params const&, WorkTile const&) { return Config::kTileM; }
+
+  __device__ static int columns_needed(Params const& params, WorkTile const& work) {
+    return Schedule::is_narrow(work, params.uplo) ? Config::kTileM : work.extent - work.n;
+  }
+
+  // The steps of a rank-2k update alternate between A B^T and B A^T. Nothing but these loads knows:
+  // to the consumers it is one product of twice the depth. One product after the other would read
+  // both operands twice from memory; this way the second step of each pair finds in L2 what tiles
+  // across the diagonal, or the first step, have just read.
+  template <class Loader>
+  __device__ static void load_lhs(Params const& params, WorkTile const& work, int k, int,
+                                  Loader const& loader, uint8_t* to, int box, bool shared) {
+    // All rows come in one box.
+    if (box > 0) return;
+    Step const step(params, k);
+    load(params, work, step.swapped, step.k, work.m, loader, to, box, shared);
+  }
+
+  template <class Loader>
+  __device__ static void load_rhs(Params const& params, WorkTile const& work, int k, int column,
+                                  Loader const& loader, uint8_t* to, int box, bool shared) {
+    Step const step(params, k);
+    load(params, work, !step.swapped, step.k, work.n + column, loader, to, box, shared);
+  }
+
+  // Encodes `count` stacks from `stacks` on. Returns how many units of work they are.
+  static cudaError_t make_params(RankKArguments const& arguments, RankKStack const* stacks,
+                                 int count, Params& params, int& units) {
+    params.count = count;
+    params.two_products = stacks->b != nullptr;
+    params.uplo = arguments.uplo;
+    params.other = arguments.other;
+    params.adds_c = arguments.adds_c;
+    units = 0;
+    for (int i = 0; i < count; ++i) {
+      RankKStack const& stack = stacks[i];
+      int const k_tiles = ceil_div(stack.k, Config::kTileK) * (params.two_products ? 2 : 1);
+      params.stacks[i] = {stack.matrices, stack.n, k_tiles, units};
+      params.in_slabs[i] = kRowsContiguous && stack.n % Config::kSlab == 0;
+      units += Schedule::units(stack.matrices, stack.n, arguments.uplo);
+
+      Descriptors& to = params.descriptors[i];
+      to.out_data = static_cast<Output*>(stack.out);
+      to.alpha = stack.alpha;
+      to.beta = stack.beta;
+      for (auto [descriptor, data] :
+           {std::pair{&to.a, stack.a}, std::pair{&to.b, stack.b ? stack.b : stack.a}}) {
+        cudaError_t const status = encode_operand(descriptor, data, stack);
+        if (status != cudaSuccess) return status;
+      }
+      cudaError_t const status = encode_plain(&to.out, view<Output>(stack.out), stack.matrices,
+                                              stack.n, stack.n, kRowsPerConsumer);
+      if (status != cudaSuccess) return status;
+    }
+    return cudaSuccess;
+  }
+
+ private:
+  static constexpr bool kRowsContiguous = Config::kLhsMajor == cute::GMMA::Major::MN;
+
+  // What step k / kTileK of the mainloop multiplies.
+  struct Step {
+    __device__ Step(Params const& params, int k)
+        : swapped(params.two_products && k % (2 * Config::kTileK) != 0),
+          k(params.two_products ? k / (2 * Config::kTileK) * Config::kTileK : k) {}
+
+    bool swapped;  // B A^T
+    int k;
+  };
+
+  template <class Loader>
+  __device__ static void load(Params const& params, WorkTile const& work, bool from_b, int k,
+                              int row, Loader const& loader, uint8_t* to, int box, bool shared) {
+    Descriptors const& descriptors = params.descriptors[work.group];
+    CUtensorMap const& descriptor = from_b ? descriptors.b : descriptors.a;
+    if constexpr (!kRowsContiguous) {
+      loader.load(descriptor, to, box, shared, k, row, work.batch);
+    } else if (params.in_slabs[work.group]) {
+      loader.load(descriptor, to, box, shared, 0, k, row / Config::kSlab, work.batch);
+    } else {
+#pragma unroll
+      for (int slab = 0; slab < kBoxRows; slab += Config::kSlab) {
+        loader.load(descriptor, to + slab / Config::kSlab * Config::kSlabBytes, box, shared,
+                    row + slab, k, work.batch);
+      }
+    }
+  }
+
+  static cudaError_t encode_operand(CUtensorMap* descriptor, void const* data,
+                                    RankKStack const& stack) {
+    TensorView const operand = view<typename Config::Element>(data);
+    if constexpr (!kRowsContiguous) {
+      return encode_plain(descriptor, operand, stack.matrices, stack.n, stack.k, kBoxRows);
+    } else if (stack.n % Config::kSlab == 0) {
+      return encode_slabs(descriptor, operand, stack.matrices, stack.k, stack.n, Config::kTileK,
+                          kBoxRows / Config::kSlab);
+    } else {
+      return encode_plain(descriptor, operand, stack.matrices, stack.k, stack.n, Config::kTileK);
+    }
+  }
+};
+
+}  // namespace jgg::sm90

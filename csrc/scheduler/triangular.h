@@ -1,0 +1,191 @@
+// The tiles of symmetric results, of which only one triangle is computed: a closed form from the
+// number of a tile to its place, and the schedule built on it. Host and device, no CUDA types.
+#pragma once
+
+#include <cmath>
+
+#include "scheduler/ceil_div.h"
+#include "scheduler/host_device.h"
+#include "scheduler/work_tile.h"
+
+namespace jgg {
+
+// The triangle of a symmetric matrix that is computed.
+enum class Uplo : int { kLower = 0, kUpper = 1 };
+
+struct TriangleEntry {
+  int row;
+  int column;
+};
+
+// Entry t of a lower triangle whose entries are counted row by row: row i begins at i (i + 1) / 2.
+// The square root is only as good as a float, so near the first entry of a row it can name a
+// neighbour; comparing with where rows begin, in integers, makes it exact for every t >= 0.
+JGG_HOST_DEVICE TriangleEntry triangle_entry(int t) {
+  auto const begin = [](long long row) { return row * (row + 1) / 2; };
+  int row = static_cast<int>((sqrtf(8.0f * t + 1.0f) - 1.0f) * 0.5f);
+  if (begin(row) > t) --row;
+  if (begin(row + 1) <= t) ++row;
+  return {row, t - static_cast<int>(begin(row))};
+}
+
+// `matrices` results of [n, n], one after another in memory.
+struct TriangularStack {
+  int matrices;
+  int n;
+  int k_tiles;     // mainloop steps of a tile
+  int first_unit;  // units of the stacks before this one
+};
+
+// The tiles of a list of stacks, for clusters of two CTAs. A tile is twice as wide as high, so the
+// two tiles of a cluster, one above the other, make a square macro tile. A unit of work is a tile
+// for each CTA of a cluster, of three kinds:
+//
+//   off the diagonal  both tiles of one macro tile, which share the rhs
+//   wide diagonal     of macro tiles on the diagonal the tile that is needed in full: the lower one
+//                     of a lower triangle, the upper one of an upper triangle
+//   narrow diagonal   of the same their other tile, of which half the columns are needed
+//
+// On the diagonal the CTAs of a unit take tiles of two macro tiles, where necessary of two
+// matrices, so that neither waits while its neighbour computes columns that only it needs.
+//
+// Each matrix's units off the diagonal are followed by its wide ones, which find their operands in
+// L2 then. The narrow ones of a stack come last: short units fill up a last round best.
+//
+// For the upper triangle the rows and columns of macro tiles change places. Padding, the only tiles
+// that are not in the triangle, has m >= extent: the lower tile of a macro tile where n reaches
+// only into its upper half, and a last CTA's where there is an odd number of wide or narrow tiles.
+template <int kTileM, int kTileN, int kCluster>
+class TriangularSchedule {
+ public:
+  static_assert(kCluster == 2 && kCluster * kTileM == kTileN, "a cluster's tiles are a square");
+
+  // `clusters` is how many walk the schedule, each taking every clusters-th unit.
+  JGG_HOST_DEVICE TriangularSchedule(TriangularStack const* stacks, int count, Uplo uplo,
+                                     int clusters)
+      : stacks_(stacks), count_(count), uplo_(uplo), clusters_(clusters) {}
+
+  JGG_HOST_DEVICE static int units(int matrices, int n, Uplo uplo) {
+    Counts const counts(n, uplo);
+    return matrices * counts.off_diagonal + pairs(matrices * counts.wide) +
+           pairs(matrices * counts.narrow);
+  }
+
+  // The tile that CTA `rank` of a cluster computes in unit `unit`; false past the last unit.
+  JGG_HOST_DEVICE bool tile(int unit, int rank, WorkTile& work) const {
+    unit = serpentine(unit);
+    int const index = find_stack(unit);
+    TriangularStack const stack = stacks_[index];
+    Counts const counts(stack.n, uplo_);
+    work = {};
+    work.group = index;
+    work.extent = stack.n;
+    work.k_tiles = stack.k_tiles;
+    work.share = Share::kNothing;
+
+    unit -= stack.first_unit;
+    int const full_units =
+        stack.matrices * counts.off_diagonal + pairs(stack.matrices * counts.wide);
+    if (unit < full_units) {
+      place_full(unit, rank, stack, counts, work);
+      return true;
+    }
+    unit -= full_units;
+    place_on_diagonal(2 * unit + rank, stack, counts.narrow, false, work);
+    return unit < pairs(stack.matrices * counts.narrow);
+  }
+
+  // Whether only the first kTileM columns of a tile are needed.
+  JGG_HOST_DEVICE static bool is_narrow(WorkTile const& work, Uplo uplo) {
+    bool const is_lower_tile = work.m / kTileM % 2 == 1;
+    return work.m == work.n && is_lower_tile == (uplo == Uplo::kUpper);
+  }
+
+ private:
+  // What one matrix has of each kind: macro tiles, tiles and tiles.
+  struct Counts {
+    int off_diagonal;
+    int wide;
+    int narrow;
+
+    JGG_HOST_DEVICE Counts(int n, Uplo uplo) {
+      int const rows = ceil_div(n, kTileM);
+      int const upper_tiles = (rows + 1) / 2, lower_tiles = rows / 2;
+      off_diagonal = upper_tiles * (upper_tiles - 1) / 2;
+      wide = uplo == Uplo::kLower ? lower_tiles : upper_tiles;
+      narrow = uplo == Uplo::kLower ? upper_tiles : lower_tiles;
+    }
+  };
+
+  JGG_HOST_DEVICE static int pairs(int tiles) { return (tiles + 1) / 2; }
+
+  // Every other round of units goes to the clusters in reverse: a cluster that got one of the last,
+  // short units of a round then gets one of the first of the next round, instead of another cluster
+  // that is behind.
+  JGG_HOST_DEVICE int serpentine(int unit) const {
+    int const round = unit / clusters_, place = unit - round * clusters_;
+    return round % 2 == 0 ? unit : round * clusters_ + clusters_ - 1 - place;
+  }
+
+  // The last stack that begins at or before `unit`.
+  JGG_HOST_DEVICE int find_stack(int unit) const {
+    int low = 0, high = count_;
+    while (high - low > 1) {
+      int const middle = (low + high) / 2;
+      (stacks_[middle].first_unit <= unit ? low : high) = middle;
+    }
+    return low;
+  }
+
+  // A unit off the diagonal, or a wide one. Those before matrix i are all of the former and as many
+  // of the latter as the wide tiles so far make up.
+  JGG_HOST_DEVICE void place_full(int unit, int rank, TriangularStack const& stack,
+                                  Counts const& counts, WorkTile& work) const {
+    auto const wide_before = [&](int matrix) { return matrix * counts.wide / 2; };
+    auto const before = [&](int matrix) {
+      return matrix * counts.off_diagonal + wide_before(matrix);
+    };
+    int matrix = 2 * unit / (2 * counts.off_diagonal + counts.wide);
+    if (before(matrix + 1) <= unit) ++matrix;
+    unit -= before(matrix);
+
+    // Past the last matrix there is only the wide tile that has no other to be paired with.
+    int const off_diagonal = matrix < stack.matrices ? counts.off_diagonal : 0;
+    if (unit < off_diagonal) {
+      place_off_diagonal(unit, rank, work);
+      work.batch = matrix;
+    } else {
+      int const pair = wide_before(matrix) + unit - off_diagonal;
+      place_on_diagonal(2 * pair + rank, stack, counts.wide, true, work);
+    }
+  }
+
+  JGG_HOST_DEVICE void place_off_diagonal(int unit, int rank, WorkTile& work) const {
+    TriangleEntry const below = triangle_entry(unit);
+    int const far = (below.row + 1) * kTileN, near = below.column * kTileN;
+    work.m = (uplo_ == Uplo::kLower ? far : near) + rank * kTileM;
+    work.n = uplo_ == Uplo::kLower ? near : far;
+    work.share = Share::kRhs;
+  }
+
+  // Tile `index` of those on the diagonals of all matrices, of which each has `run`.
+  JGG_HOST_DEVICE void place_on_diagonal(int index, TriangularStack const& stack, int run,
+                                         bool wide, WorkTile& work) const {
+    if (index >= stack.matrices * run) {
+      work.m = work.n = stack.n;
+      return;
+    }
+    work.batch = index / run;
+    int const macro = (index - work.batch * run) * kTileN;
+    bool const is_lower_tile = wide == (uplo_ == Uplo::kLower);
+    work.m = is_lower_tile ? macro + kTileM : macro;
+    work.n = wide ? macro : work.m;
+  }
+
+  TriangularStack const* stacks_;
+  int count_;
+  Uplo uplo_;
+  int clusters_;
+};
+
+}  // namespace jgg

@@ -1,0 +1,43 @@
+// The launch that all persistent kernels have in common.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+#include "sm90/kernel_config.h"
+
+namespace jgg::sm90 {
+
+// Launches a cluster for each pair of multiprocessors, or for each of `max_units` units of work if
+// those are fewer.
+template <class Config, class Params>
+cudaError_t launch_persistent(void (*kernel)(Params), Params const& params, int64_t max_units,
+                              cudaStream_t stream) {
+  int device, multiprocessors;
+  cudaError_t status = cudaGetDevice(&device);
+  if (status != cudaSuccess) return status;
+  status = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  if (status != cudaSuccess) return status;
+
+  constexpr int kSharedBytes = sizeof(SharedStorage<Config>) + 1024;  // to align it
+  static_assert(kSharedBytes <= kSharedMemoryLimit, "the stages leave no room for the barriers");
+  status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
+  if (status != cudaSuccess) return status;
+
+  int64_t const clusters =
+      std::min<int64_t>(multiprocessors / Config::kCluster, std::max<int64_t>(max_units, 1));
+  cudaLaunchAttribute cluster;
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {Config::kCluster, 1, 1};
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = dim3(clusters * Config::kCluster);
+  launch.blockDim = dim3(kThreads);
+  launch.dynamicSmemBytes = kSharedBytes;
+  launch.stream = stream;
+  launch.attrs = &cluster;
+  launch.numAttrs = 1;
+  return cudaLaunchKernelEx(&launch, kernel, params);
+}
+
+}  // namespace jgg::sm90

@@ -1,0 +1,113 @@
+"""Calls of the ragged products, of plain and of scaled operands."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_grouped_gemm._ffi import TARGETS
+from jax_grouped_gemm.kernel_calls.padding import pad_to
+from jax_grouped_gemm.plan import Plan, RaggedProblem
+from jax_grouped_gemm.plan_fp8 import LHS_SCALINGS, RHS_SCALINGS
+
+
+def ragged(
+    plan: Plan,
+    lhs: jax.Array,
+    rhs: jax.Array,
+    group_sizes: jax.Array,
+    group_offset: jax.Array,
+) -> jax.Array:
+    """Runs the kernel of `plan`, whose path is not "reference", on operands of `plan.problem`."""
+    problem, addressable = plan.problem, plan.kernel_problem
+    if addressable is None:
+        return _zeros(problem)
+    return _call(
+        plan,
+        pad_to(lhs, addressable.shape(addressable.lhs)),
+        pad_to(rhs, addressable.shape(addressable.rhs)),
+        group_sizes,
+        group_offset,
+        transpose_lhs=problem.lhs == "km",
+        transpose_rhs=problem.rhs.endswith(("nk", "nm")),
+        terms=np.int32(plan.terms),
+    )
+
+
+def scaled_noncontracting(
+    plan: Plan,
+    lhs: jax.Array,
+    lhs_scale: jax.Array,
+    rhs: jax.Array,
+    rhs_scale: jax.Array,
+    group_sizes: jax.Array,
+    group_offset: jax.Array,
+) -> jax.Array:
+    """Runs the kernel of `plan`, whose path is not "reference", on operands of `plan.problem`."""
+    problem, addressable = plan.problem, plan.kernel_problem
+    if addressable is None:
+        return _zeros(problem)
+    if problem.rhs != addressable.rhs:
+        rhs, rhs_scale = rhs.mT, rhs_scale.mT
+    if problem.rhs_scaling == "kx1":
+        rhs_scale = pad_to(rhs_scale[..., 0], (problem.g, addressable.n))
+    elif problem.rhs_scaling == "group":
+        rhs_scale = rhs_scale[..., 0]
+    return _call(
+        plan,
+        pad_to(lhs, addressable.shape(addressable.lhs)),
+        lhs_scale,
+        pad_to(rhs, addressable.shape(addressable.rhs)),
+        rhs_scale,
+        group_sizes,
+        group_offset,
+        lhs_scaling=np.int32(LHS_SCALINGS.index(problem.lhs_scaling)),
+        rhs_scaling=np.int32(RHS_SCALINGS.index(problem.rhs_scaling)),
+    )
+
+
+def scaled_contracting(
+    plan: Plan,
+    lhs: jax.Array,
+    lhs_scale: jax.Array,
+    rhs: jax.Array,
+    rhs_scale: jax.Array,
+    group_sizes: jax.Array,
+    group_offset: jax.Array,
+) -> jax.Array:
+    """Runs the kernel of `plan`, whose path is not "reference", on operands of `plan.problem`."""
+    problem, addressable = plan.problem, plan.kernel_problem
+    if addressable is None:
+        return _zeros(problem)
+    return _call(
+        plan,
+        lhs,
+        lhs_scale,
+        pad_to(rhs, addressable.shape(addressable.rhs)),
+        pad_to(rhs_scale, (rhs_scale.shape[-2], addressable.n)),
+        group_sizes,
+        group_offset,
+        m=np.int32(problem.m),
+    )
+
+
+def _call(plan: Plan, *operands: jax.Array, **attributes: Any) -> jax.Array:
+    """One call of the kernel; its result, cut and converted to what the problem asks for."""
+    problem, addressable = plan.problem, plan.kernel_problem
+    result_shape = (*addressable.batch, *addressable.shape(addressable.out))
+    results = (
+        jax.ShapeDtypeStruct(result_shape, addressable.out_dtype),
+        jax.ShapeDtypeStruct((plan.workspace_bytes,), jnp.uint8),
+    )
+    tile = {name: np.int32(value) for name, value in dataclasses.asdict(plan.tile).items()}
+    out, _ = jax.ffi.ffi_call(TARGETS[problem.op], results)(*operands, **attributes, **tile)
+    valid = tuple(slice(size) for size in problem.shape(problem.out))
+    return out[..., *valid].astype(problem.out_dtype)
+
+
+def _zeros(problem: RaggedProblem) -> jax.Array:
+    return jnp.zeros((*problem.batch, *problem.shape(problem.out)), problem.out_dtype)

@@ -1,0 +1,73 @@
+"""Calls of the symmetric updates."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_grouped_gemm._ffi import TARGETS
+from jax_grouped_gemm.kernel_calls.padding import pad_to
+from jax_grouped_gemm.rank_k_plan import Plan
+
+
+def rank_k(plan: Plan, *operands: jax.Array) -> list[jax.Array]:
+    """Runs the kernel of `plan`, whose path is not "reference", on operands of `plan.problem`.
+
+    The operands are those of the primitive: alpha, a, b, beta and c of every stack.
+    """
+    problem = plan.problem
+    num_stacks = len(problem.stacks)
+    outs = [jnp.zeros((s.g, s.n, s.n), problem.result_dtype) for s in problem.stacks]
+    # Longest tiles first: the kernel deals them out in turn, and short ones even out the end.
+    order = sorted(
+        (i for i, s in enumerate(problem.stacks) if 0 not in (s.g, s.n)),
+        key=lambda i: -problem.stacks[i].k,
+    )
+    if not order:
+        return outs
+    by_operand = [operands[i : i + num_stacks] for i in range(0, len(operands), num_stacks)]
+    alpha, matrices = by_operand[0], by_operand[1:]
+    beta = alpha
+    if problem.has_c:
+        *matrices, beta, c = matrices
+        matrices.append(c)
+    padded = [plan.kernel_problem.stacks[i] for i in order]
+    dtype = plan.kernel_problem.result_dtype
+
+    def pad(i, x, stack, is_c):
+        if is_c:
+            return pad_to(x.astype(dtype), (stack.n, stack.n))
+        return pad_to(x, (stack.k, stack.n) if problem.transpose else (stack.n, stack.k))
+
+    inputs = [
+        pad(i, operand[i], stack, is_c=problem.has_c and operand is matrices[-1])
+        for operand in matrices
+        for i, stack in zip(order, padded, strict=True)
+    ]
+    scales = [
+        jnp.concatenate([scale[i].astype(jnp.float32) for i in order]) for scale in (alpha, beta)
+    ]
+    first_c = 2 + len(inputs) - len(order)
+    call = jax.ffi.ffi_call(
+        TARGETS["rank_k"],
+        [jax.ShapeDtypeStruct((s.g, s.n, s.n), dtype) for s in padded],
+        # The kernel updates c in place; XLA copies it first if it is needed later.
+        input_output_aliases={first_c + i: i for i in range(len(order))} if problem.has_c else {},
+    )
+    results = call(
+        *scales,
+        *inputs,
+        two_operands=problem.op == "rank_2k",
+        has_c=problem.has_c,
+        transpose=problem.transpose,
+        upper=problem.upper,
+        symmetrize=problem.symmetrize,
+        **{name: np.int32(value) for name, value in dataclasses.asdict(plan.tile).items()},
+    )
+    for i, out in zip(order, results, strict=True):
+        n = problem.stacks[i].n
+        outs[i] = out[:, :n, :n].astype(problem.result_dtype)
+    return outs

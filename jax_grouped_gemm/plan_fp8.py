@@ -1,0 +1,204 @@
+"""Plans of the FP8 operations: scaled ragged products and quantisers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from jax_grouped_gemm.plan import (
+    KERNEL_RESULT_DTYPES,
+    KernelFamily,
+    Plan,
+    RaggedProblem,
+    TileConfig,
+    make_plan,
+)
+
+BLOCK = 128
+"""Elements that share a scale, along each dimension that shares it."""
+
+FP8_DTYPES = (jnp.float8_e4m3fn, jnp.float8_e5m2)
+
+NONCONTRACTING_TILES = (TileConfig(tile_m=128, tile_n=256, cluster=2),)
+CONTRACTING_TILES = (TileConfig(tile_m=128, tile_n=256, cluster=2),)
+
+LHS_SCALINGS = ("1x128", "1xk", "tensor", "1x128 column-major")
+"""What shares a scale in lhs [m, k]. The kernels know each by its index."""
+RHS_SCALINGS = ("128x128", "kx1", "group")
+"""What shares a scale in rhs [g, k, n]. The kernels know each by its index."""
+
+
+def padded_rows(m: int, num_groups: int) -> int:
+    """Room for `m` rows in `num_groups` groups that each fill whole blocks of 128 rows."""
+    return BLOCK * (-(-m // BLOCK) + min(num_groups, m))
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaledProblem(RaggedProblem):
+    """Static description of one product of FP8 operands with scales.
+
+    Attributes:
+      lhs_scaling, rhs_scaling: which elements share a scale.
+      p: rows of a contracting product with every group in whole blocks of 128; 0 otherwise.
+    """
+
+    lhs_scaling: str
+    rhs_scaling: str
+    p: int
+
+    @classmethod
+    def noncontracting(cls, avals: Sequence[Any], params: Mapping[str, Any]) -> ScaledProblem:
+        """The problem of a `scaled_ragged_noncontracting` with operands of the given avals."""
+        return cls.of(
+            "scaled_ragged_noncontracting",
+            _without_scales(avals),
+            params,
+            lhs="mk",
+            rhs="gnk" if params["transpose_rhs"] else "gkn",
+            out="mn",
+            lhs_scaling=params["lhs_scaling"],
+            rhs_scaling=params["rhs_scaling"],
+            p=0,
+        )
+
+    @classmethod
+    def contracting(cls, avals: Sequence[Any], params: Mapping[str, Any]) -> ScaledProblem:
+        """The problem of a `scaled_ragged_contracting` with operands of the given avals."""
+        return cls.of(
+            "scaled_ragged_contracting",
+            _without_scales(avals),
+            params,
+            lhs="kp",
+            rhs="np",
+            out="gkn",
+            lhs_scaling="1x128",
+            rhs_scaling="1x128",
+            m=params["num_rows"],
+        )
+
+    def __str__(self) -> str:
+        scaling = f"scaled by {self.lhs_scaling} and {self.rhs_scaling}"
+        return f"{super().__str__()}, {scaling}"
+
+
+def plan_scaled_noncontracting(avals: Sequence[Any], params: Mapping[str, Any]) -> Plan:
+    """Plans a `scaled_ragged_noncontracting` from its operands' avals and its parameters."""
+    problem = ScaledProblem.noncontracting(avals, params)
+    return make_plan(problem, params, NONCONTRACTING)
+
+
+def plan_scaled_contracting(avals: Sequence[Any], params: Mapping[str, Any]) -> Plan:
+    """Plans a `scaled_ragged_contracting` from its operands' avals and its parameters."""
+    return make_plan(ScaledProblem.contracting(avals, params), params, CONTRACTING)
+
+
+def _without_scales(avals: Sequence[Any]) -> Sequence[Any]:
+    lhs, _, rhs, _, group_sizes, group_offset = avals
+    return lhs, rhs, group_sizes, group_offset
+
+
+def _unsupported_reason(problem: ScaledProblem, params: Mapping[str, Any]) -> str:
+    if problem.out_dtype in KERNEL_RESULT_DTYPES:
+        return ""
+    return (
+        f"no kernel for {problem.lhs_dtype} x {problem.rhs_dtype} -> {problem.out_dtype}: the "
+        "kernels return bfloat16, float16 or float32"
+    )
+
+
+def _contracted_last(problem: ScaledProblem) -> ScaledProblem:
+    """FP8 tensor cores read both operands along the contracted dimension."""
+    return dataclasses.replace(problem, rhs="gnk" if "g" in problem.rhs else problem.rhs)
+
+
+NONCONTRACTING = KernelFamily(NONCONTRACTING_TILES, _unsupported_reason, _contracted_last)
+CONTRACTING = KernelFamily(CONTRACTING_TILES, _unsupported_reason, _contracted_last)
+
+
+Shape = tuple[int, ...]
+
+
+def quantized_rows(rows: int, cols: int) -> tuple[Shape, Shape]:
+    """Shapes of the values and scales of rows in blocks of 1 x 128."""
+    return (rows, cols), (rows, -(-cols // BLOCK))
+
+
+def quantized_blocks(g: int, rows: int, cols: int) -> tuple[Shape, Shape]:
+    """Shapes of the values and scales of matrices in blocks of 128 x 128."""
+    return (g, rows, cols), (g, -(-rows // BLOCK), -(-cols // BLOCK))
+
+
+def quantized_groups(m: int, cols: int, num_groups: int) -> tuple[Shape, Shape]:
+    """Shapes of the values and scales of transposed rows, in whole blocks for each group."""
+    p = padded_rows(m, num_groups)
+    return (cols, p), (p // BLOCK, cols)
+
+
+@dataclasses.dataclass(frozen=True)
+class QuantizePlan:
+    """How one quantiser runs on a device of compute capability 9.0.
+
+    Attributes:
+      op: name of the primitive.
+      path: "kernel", or "reference" for the pure JAX implementation.
+      reason: why not "kernel", empty on that path.
+      power_of_two: whether scales are rounded up to powers of two.
+      results: all that the kernel can write, None for what was not asked for.
+    """
+
+    op: str
+    path: Literal["kernel", "reference"]
+    reason: str
+    power_of_two: bool
+    results: tuple[jax.ShapeDtypeStruct | None, ...]
+
+
+def plan_quantize_rows(avals: Sequence[Any], params: Mapping[str, Any]) -> QuantizePlan:
+    """Plans a `quantize_rows` from its operands' avals and its parameters."""
+    return _plan_quantizer("quantize_rows", params, (), [quantized_rows(*avals[0].shape)])
+
+
+def plan_quantize_blocks(avals: Sequence[Any], params: Mapping[str, Any]) -> QuantizePlan:
+    """Plans a `quantize_blocks` from its operands' avals and its parameters."""
+    g, rows, cols = avals[0].shape
+    forms = [
+        quantized_blocks(g, rows, cols) if params["plain"] else None,
+        quantized_blocks(g, cols, rows) if params["transposed"] else None,
+    ]
+    return _plan_quantizer("quantize_blocks", params, (), forms)
+
+
+def plan_quantize_ragged(avals: Sequence[Any], params: Mapping[str, Any]) -> QuantizePlan:
+    """Plans a `quantize_ragged` from its operands' avals and its parameters."""
+    x, group_sizes = avals
+    m, cols = x.shape[-2:]
+    batch = x.shape[:-2] or group_sizes.shape[:-1]
+    forms = [
+        quantized_rows(m, cols) if params["plain"] else None,
+        quantized_groups(m, cols, group_sizes.shape[-1]) if params["transposed"] else None,
+    ]
+    return _plan_quantizer("quantize_ragged", params, batch, forms)
+
+
+def _plan_quantizer(
+    op: str,
+    params: Mapping[str, Any],
+    batch: Shape,
+    forms: Sequence[tuple[Shape, Shape] | None],
+) -> QuantizePlan:
+    is_reference = params["implementation"] == "reference"
+    results = []
+    for form in forms:
+        for i, dtype in enumerate((params["dtype"], jnp.float32)):
+            results.append(form and jax.ShapeDtypeStruct((*batch, *form[i]), dtype))
+    return QuantizePlan(
+        op,
+        path="reference" if is_reference else "kernel",
+        reason="implementation='reference' was asked for" if is_reference else "",
+        power_of_two=params["power_of_two"],
+        results=tuple(results),
+    )

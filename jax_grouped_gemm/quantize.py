@@ -1,0 +1,164 @@
+"""FP8 quantisation in blocks that share a float32 scale, in the layouts that the kernels multiply.
+
+The value of an element is `values * scales`, with the scale of its block. A scale is the block's
+largest magnitude over the largest number of the FP8 format (448 for e4m3, 57344 for e5m2), so that
+no finite number overflows; values are rounded to the nearest, ties to even. A block of zeros has
+scale 1. Infinities and NaN become NaN and do not count for the scale. No scale is below 2**-100:
+blocks of smaller numbers lose precision.
+
+Blocks of 1 x 128 for activations and gradients and of 128 x 128 for weights are the recipe of
+DeepSeek-V3 (arXiv:2412.19437, section 3.3).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike, DTypeLike
+
+from jax_grouped_gemm import primitives
+from jax_grouped_gemm._arguments import as_array, checked_implementation, to_int32
+from jax_grouped_gemm.plan_fp8 import BLOCK, FP8_DTYPES
+
+SOURCE_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
+
+
+class QuantizedWeights(NamedTuple):
+    """Matrices [..., k, n] in blocks of 128 x 128, and transposed, since FP8 tensor cores contract
+    the last dimension of both operands: a forward product n x k, its cotangent k x n."""
+
+    values: jax.Array  # [..., k, n] FP8
+    scales: jax.Array  # [..., ceil(k / 128), ceil(n / 128)] float32
+    values_t: jax.Array  # [..., n, k] FP8, the same values
+    scales_t: jax.Array  # [..., ceil(n / 128), ceil(k / 128)] float32, the same scales
+
+
+class QuantizedRows(NamedTuple):
+    """Ragged rows [m, k] in blocks of 1 x 128, and transposed in blocks of 128 rows of one group.
+
+    In the transposed form each group starts at a multiple of 128 of the p = 128 * (ceil(m / 128) +
+    min(G, m)) columns. Columns without a row are zero.
+    """
+
+    values: jax.Array  # [m, k] FP8
+    scales: jax.Array  # [m, ceil(k / 128)] float32
+    values_t: jax.Array  # [k, p] FP8
+    scales_t: jax.Array  # [p / 128, k] float32
+
+
+def quantize_blockwise(
+    x: ArrayLike,
+    block_shape: tuple[int, int] = (1, BLOCK),
+    dtype: DTypeLike = jnp.float8_e4m3fn,
+    *,
+    power_of_two_scales: bool = False,
+    implementation: str | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Quantises `x` [..., r, c] in blocks of its last two dimensions.
+
+    Args:
+      x: bfloat16, float16 or float32, with at least two dimensions.
+      block_shape: (1, 128) or (128, 128). Blocks at the edges are smaller if r or c is no multiple.
+      dtype: float8_e4m3fn or float8_e5m2.
+      power_of_two_scales: rounds scales up to powers of two. Dequantisation is then exact.
+      implementation: None takes the CUDA kernel where it can run and the reference, with the same
+        bits, elsewhere; "cuda" insists on the kernel; "reference" is pure JAX.
+
+    Returns:
+      values [..., r, c] of `dtype`, scales float32 [..., r, ceil(c / 128)] or
+      [..., ceil(r / 128), ceil(c / 128)].
+
+    Raises:
+      TypeError: `x` or `dtype` has an unsuitable dtype.
+      ValueError: `block_shape`, the shape of `x` or `implementation` is invalid.
+    """
+    x, params = _checked(x, dtype, power_of_two_scales, implementation)
+    if block_shape == (1, BLOCK):
+        rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+        values, scales = primitives.quantize_rows(rows, **params)
+        return values.reshape(x.shape), scales.reshape(*x.shape[:-1], scales.shape[-1])
+    if block_shape != (BLOCK, BLOCK):
+        raise ValueError(f"block_shape must be (1, 128) or (128, 128), got {block_shape!r}")
+    return _quantize_blocks(x, params, plain=True, transposed=False)
+
+
+def quantize_weights(
+    x: ArrayLike,
+    dtype: DTypeLike = jnp.float8_e4m3fn,
+    *,
+    power_of_two_scales: bool = False,
+    implementation: str | None = None,
+) -> QuantizedWeights:
+    """Quantises weights [..., k, n] in blocks of 128 x 128, both ways round in one pass.
+
+    Args:
+      x, dtype, power_of_two_scales, implementation: see `quantize_blockwise`.
+    """
+    x, params = _checked(x, dtype, power_of_two_scales, implementation)
+    return QuantizedWeights(*_quantize_blocks(x, params, plain=True, transposed=True))
+
+
+def quantize_ragged(
+    x: ArrayLike,
+    group_sizes: ArrayLike,
+    dtype: DTypeLike = jnp.float8_e4m3fn,
+    *,
+    power_of_two_scales: bool = False,
+    implementation: str | None = None,
+) -> QuantizedRows:
+    """Quantises the rows [m, k] of a ragged product for all that training needs, in one pass.
+
+    Args:
+      x, dtype, power_of_two_scales, implementation: see `quantize_blockwise`; `x` has exactly two
+        dimensions.
+      group_sizes: integers [G], as for `ragged_dot`.
+    """
+    x, params = _checked(x, dtype, power_of_two_scales, implementation)
+    group_sizes = checked_group_sizes(group_sizes)
+    if x.ndim != 2:
+        raise ValueError(f"x must have the shape [m, k], got {x.shape}")
+    return QuantizedRows(
+        *primitives.quantize_ragged(x, group_sizes, plain=True, transposed=True, **params)
+    )
+
+
+def checked_group_sizes(group_sizes: ArrayLike) -> jax.Array:
+    """`group_sizes` [G] as int32; a `TypeError` or `ValueError` says what is wrong."""
+    group_sizes = as_array("group_sizes", group_sizes)
+    if not jnp.issubdtype(group_sizes.dtype, jnp.integer):
+        raise TypeError(f"group_sizes must be integers, got dtype {group_sizes.dtype}")
+    if group_sizes.ndim != 1:
+        raise ValueError(f"group_sizes must have the shape [G], got {group_sizes.shape}")
+    return to_int32(group_sizes)
+
+
+def checked_fp8_dtype(name: str, dtype: DTypeLike) -> np.dtype:
+    """`dtype` if it is an FP8 dtype that the kernels know, else a `TypeError`."""
+    dtype = np.dtype(dtype)
+    if dtype not in FP8_DTYPES:
+        raise TypeError(f"{name} must be float8_e4m3fn or float8_e5m2, got {dtype}")
+    return dtype
+
+
+def _checked(x, dtype, power_of_two_scales, implementation) -> tuple[jax.Array, dict[str, Any]]:
+    x = as_array("x", x)
+    if x.dtype not in SOURCE_DTYPES:
+        raise TypeError(f"x must be bfloat16, float16 or float32, got {x.dtype}")
+    if x.ndim < 2:
+        raise ValueError(f"x must have at least two dimensions, got the shape {x.shape}")
+    params = dict(
+        dtype=checked_fp8_dtype("dtype", dtype),
+        power_of_two=bool(power_of_two_scales),
+        implementation=checked_implementation(implementation),
+    )
+    return x, params
+
+
+def _quantize_blocks(x, params, *, plain, transposed):
+    matrices = x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:])
+    results = primitives.quantize_blocks(matrices, plain=plain, transposed=transposed, **params)
+    return tuple(y.reshape(*x.shape[:-2], *y.shape[-2:]) for y in results)

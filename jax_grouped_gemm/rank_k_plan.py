@@ -1,0 +1,191 @@
+"""Which kernel runs a rank-k or rank-2k update, decided from static shapes alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jax_grouped_gemm.plan import (
+    KERNEL_RESULT_DTYPES,
+    NUM_SMS,
+    TMA_ALIGNMENT_BYTES,
+    Plan,
+    TileConfig,
+)
+
+RANK_K_TILE = TileConfig(tile_m=128, tile_n=256, cluster=2)
+TILE_K = 64
+OPERAND_DTYPES = (jnp.bfloat16, jnp.float16)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stack:
+    """Matrices of one shape: `g` results of [n, n] from operands of [n, k]."""
+
+    g: int
+    n: int
+    k: int
+
+
+@dataclasses.dataclass(frozen=True)
+class RankKProblem:
+    """Static description of the updates of a list of stacks.
+
+    Attributes:
+      op: "rank_k" or "rank_2k".
+      stacks: the shapes.
+      dtype, result_dtype: element types.
+      transpose: whether operands are stored [g, k, n].
+      has_c: whether c is added, and kept in the other triangle.
+      upper: whether the upper triangle is computed.
+      symmetrize: whether the other triangle is the mirror image.
+      hermitian: whether products are with the conjugate transpose.
+    """
+
+    op: str
+    stacks: tuple[Stack, ...]
+    dtype: np.dtype
+    result_dtype: np.dtype
+    transpose: bool
+    has_c: bool
+    upper: bool
+    symmetrize: bool
+    hermitian: bool
+
+    @classmethod
+    def of(cls, avals: Sequence[Any], params: Mapping[str, Any]) -> RankKProblem:
+        """The problem of a `rank_k` primitive with operands of the given abstract values."""
+        num_stacks = params["num_stacks"]
+        operands = avals[num_stacks : 2 * num_stacks]
+        n_axis, k_axis = (2, 1) if params["transpose"] else (1, 2)
+        return cls(
+            op="rank_2k" if params["two_operands"] else "rank_k",
+            stacks=tuple(Stack(x.shape[0], x.shape[n_axis], x.shape[k_axis]) for x in operands),
+            dtype=operands[0].dtype,
+            result_dtype=np.dtype(params["result_dtype"]),
+            transpose=params["transpose"],
+            has_c=params["has_c"],
+            upper=params["upper"],
+            symmetrize=params["symmetrize"],
+            hermitian=params["hermitian"],
+        )
+
+    def __str__(self) -> str:
+        shapes = ", ".join(
+            str([s.g, s.k, s.n] if self.transpose else [s.g, s.n, s.k]) for s in self.stacks
+        )
+        triangle = "upper" if self.upper else "lower"
+        form = f"{triangle} triangle, {'mirrored' if self.symmetrize else 'alone'}"
+        c = ", with c" if self.has_c else ""
+        return f"{self.op} {self.dtype} {shapes} -> {self.result_dtype}, {form}{c}"
+
+
+def plan_rank_k(avals: Sequence[Any], params: Mapping[str, Any]) -> Plan:
+    """Plans a `rank_k` from its operands' abstract values and its parameters."""
+    problem = RankKProblem.of(avals, params)
+    reason = _unsupported_reason(problem, params)
+    if reason:
+        return Plan(problem, "reference", reason)
+    if all(0 in (stack.g, stack.n) for stack in problem.stacks):
+        return Plan(problem, "zeros", "the results are empty")
+    addressable = _addressable_problem(problem)
+    reason = _copy_reason(problem, addressable)
+    units = [unit for stack in addressable.stacks for unit in _unit_costs(addressable, stack)]
+    clusters = min(NUM_SMS // RANK_K_TILE.cluster, len(units))
+    return Plan(
+        problem=problem,
+        path="copied" if reason else "tma",
+        reason=reason,
+        kernel_problem=addressable,
+        tile=RANK_K_TILE,
+        grid=clusters * RANK_K_TILE.cluster,
+        efficiency=_efficiency(problem, units),
+    )
+
+
+def _unsupported_reason(problem: RankKProblem, params: Mapping[str, Any]) -> str:
+    """Why no kernel can run `problem`, empty if one can."""
+    if params["implementation"] == "reference":
+        return "implementation='reference' was asked for"
+    if problem.dtype not in OPERAND_DTYPES or problem.result_dtype not in KERNEL_RESULT_DTYPES:
+        return (
+            f"no kernel for {problem.dtype} -> {problem.result_dtype}: the kernels take bfloat16 "
+            "or float16 and return bfloat16, float16 or float32"
+        )
+    if isinstance(params["precision"], (lax.DotAlgorithm, lax.DotAlgorithmPreset)):
+        return f"the kernels do not implement precision={params['precision']}"
+    return ""
+
+
+def _addressable_problem(problem: RankKProblem) -> RankKProblem:
+    """`problem` with every row of every array a multiple of what TMA can address."""
+    # The kernels return their operands' type or float32.
+    result_dtype = problem.result_dtype
+    if result_dtype != problem.dtype:
+        result_dtype = np.dtype(np.float32)
+    per_row = TMA_ALIGNMENT_BYTES // problem.dtype.itemsize
+    # No more than the rows of the results need, unless the operands have rows of n.
+    n_multiple = per_row if problem.transpose else TMA_ALIGNMENT_BYTES // result_dtype.itemsize
+    k_multiple = 1 if problem.transpose else per_row
+    stacks = tuple(
+        Stack(s.g, _round_up(s.n, n_multiple), _round_up(max(s.k, 1), k_multiple))
+        for s in problem.stacks
+    )
+    return dataclasses.replace(problem, stacks=stacks, result_dtype=result_dtype)
+
+
+def _copy_reason(problem: RankKProblem, addressable: RankKProblem) -> str:
+    """Why TMA cannot address the arrays of `problem`, empty if it can."""
+    return "; ".join(
+        f"rows of {name}={getattr(stack, name)} elements are not a multiple of 16 bytes"
+        for stack, padded in zip(problem.stacks, addressable.stacks, strict=True)
+        for name in "nk"
+        if getattr(stack, name) != getattr(padded, name)
+    )
+
+
+def _unit_costs(problem: RankKProblem, stack: Stack) -> list[int]:
+    """The steps of each unit of work of a stack, as `csrc/scheduler/triangular.h` lists them.
+
+    A step of the narrow tiles on the diagonal is half a step of the others; half steps are counted.
+    """
+    rows = math.ceil(stack.n / RANK_K_TILE.tile_m)
+    upper_tiles, lower_tiles = (rows + 1) // 2, rows // 2
+    wide, narrow = (upper_tiles, lower_tiles) if problem.upper else (lower_tiles, upper_tiles)
+    off_diagonal = stack.g * (upper_tiles * (upper_tiles - 1) // 2)
+    half_steps = _num_products(problem) * math.ceil(stack.k / TILE_K)
+    full_units = off_diagonal + math.ceil(stack.g * wide / 2)
+    return [2 * half_steps] * full_units + [half_steps] * math.ceil(stack.g * narrow / 2)
+
+
+def _efficiency(problem: RankKProblem, units: Sequence[int]) -> float:
+    """The share of the tensor cores' work that is useful while the longest cluster is busy.
+
+    Units are dealt out to the clusters in turn, every other round in reverse.
+    """
+    clusters = NUM_SMS // RANK_K_TILE.cluster
+    rounds = math.ceil(len(units) / clusters)
+    dealt = np.zeros((rounds, clusters))
+    dealt.ravel()[: len(units)] = units
+    dealt[1::2] = dealt[1::2, ::-1].copy()
+    longest = dealt.sum(axis=0).max()
+    per_half_step = RANK_K_TILE.cluster * RANK_K_TILE.tile_m * RANK_K_TILE.tile_n * TILE_K / 2
+    useful = sum(
+        stack.g * stack.n * (stack.n + 1) / 2 * stack.k * _num_products(problem)
+        for stack in problem.stacks
+    )
+    return float(useful / (longest * clusters * per_half_step))
+
+
+def _num_products(problem: RankKProblem) -> int:
+    return 2 if problem.op == "rank_2k" else 1
+
+
+def _round_up(x: int, multiple: int) -> int:
+    return -(-x // multiple) * multiple

@@ -1,0 +1,114 @@
+"""Rank-k and rank-2k updates in pure JAX: what every other implementation must compute."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+
+def update(
+    alpha: jax.Array,
+    a: jax.Array,
+    b: jax.Array | None,
+    beta: jax.Array | None,
+    c: jax.Array | None,
+    *,
+    hermitian: bool,
+    transpose: bool,
+    upper: bool,
+    symmetrize: bool,
+    result_dtype: np.dtype,
+    precision: lax.PrecisionLike,
+) -> jax.Array:
+    """Updates one stack of matrices; see `primitives.rank_k`.
+
+    Args:
+      alpha: [g].
+      a: [g, n, k], or [g, k, n] with `transpose`.
+      b: like `a`, or None for a rank-k update.
+      beta: [g], or None.
+      c: [g, n, n], or None. Not read in its computed triangle where beta is zero, nor in the other
+        one with `symmetrize`.
+      hermitian: whether products are with the conjugate transpose.
+      transpose: whether the last two dimensions of `a` and `b` are exchanged.
+      upper: whether the upper triangle is computed.
+      symmetrize: whether the other triangle is the mirror image, rather than c's or zero.
+      result_dtype: dtype of the result.
+      precision: precision of the products.
+
+    Returns:
+      [g, n, n].
+    """
+    dtype = accumulator_dtype(result_dtype)
+    other = a if b is None else b
+    product = multiply(
+        "gki,gkj->gij" if transpose else "gik,gjk->gij",
+        a,
+        jnp.conj(other) if hermitian else other,
+        precision,
+        dtype,
+    )
+    scale = per_matrix(alpha, dtype)
+    result = scale * product
+    if b is not None:
+        # B A^T is the transpose of A B^T.
+        result += (jnp.conj(scale) if hermitian else scale) * flip(product, hermitian)
+    if c is not None:
+        wide_c, wide_beta = c.astype(dtype), per_matrix(beta, dtype)
+        result += jnp.where(wide_beta == 0, 0, wide_beta * wide_c)
+    result = fill(result, c, upper=upper, hermitian=hermitian, symmetrize=symmetrize)
+    return result.astype(result_dtype)
+
+
+def multiply(
+    spec: str, x: jax.Array, y: jax.Array, precision: lax.PrecisionLike, dtype: np.dtype
+) -> jax.Array:
+    """`jnp.einsum` with sums and result of `dtype`."""
+    einsum = functools.partial(jnp.einsum, spec, precision=precision, preferred_element_type=dtype)
+    if x.dtype.itemsize >= 4:
+        return einsum(x, y)
+    # XLA:CPU has no batched product of 16-bit operands with a wider result.
+    return lax.platform_dependent(
+        x, y, cpu=lambda x, y: einsum(x.astype(dtype), y.astype(dtype)), default=einsum
+    )
+
+
+def fill(
+    inside: jax.Array,
+    outside: jax.Array | None,
+    *,
+    upper: bool,
+    hermitian: bool,
+    symmetrize: bool,
+) -> jax.Array:
+    """The computed triangle of `inside` with, beside it, its mirror image, `outside` or zeros."""
+    n = inside.shape[-1]
+    row, column = jnp.arange(n)[:, None], jnp.arange(n)
+    computed = row <= column if upper else row >= column
+    if hermitian:
+        inside = jnp.where(row == column, jnp.real(inside), inside)
+    if symmetrize:
+        outside = flip(inside, hermitian)
+    elif outside is None:
+        outside = jnp.zeros((), inside.dtype)
+    return jnp.where(computed, inside, outside.astype(inside.dtype))
+
+
+def flip(x: jax.Array, hermitian: bool) -> jax.Array:
+    """The transpose of each matrix, conjugated if `hermitian`."""
+    x = jnp.swapaxes(x, -1, -2)
+    return jnp.conj(x) if hermitian else x
+
+
+def per_matrix(scale: jax.Array, dtype: np.dtype) -> jax.Array:
+    """Scales [g] in a shape and dtype to multiply [g, n, n] of `dtype` with."""
+    return scale.astype(dtype)[:, None, None]
+
+
+def accumulator_dtype(dtype: np.dtype) -> np.dtype:
+    """The dtype of sums of products whose result has `dtype`: float32 at least."""
+    return np.dtype(np.float32) if np.dtype(dtype).itemsize < 4 else np.dtype(dtype)

@@ -1,0 +1,218 @@
+"""Ragged matmuls of FP8 operands with float32 scales."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike, DTypeLike
+
+from jax_grouped_gemm import primitives
+from jax_grouped_gemm._arguments import as_array, canonical_offset
+from jax_grouped_gemm.plan_fp8 import BLOCK, padded_rows
+from jax_grouped_gemm.quantize import (
+    checked_fp8_dtype,
+    checked_group_sizes,
+    checked_implementation,
+)
+
+
+def scaled_ragged_dot(
+    lhs: ArrayLike,
+    lhs_scale: ArrayLike,
+    rhs: ArrayLike,
+    rhs_scale: ArrayLike,
+    group_sizes: ArrayLike,
+    *,
+    transpose_rhs: bool = False,
+    preferred_element_type: DTypeLike = jnp.bfloat16,
+    group_offset: ArrayLike | None = None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Ragged matmul of FP8 operands [m, k] x [g, k, n] -> [m, n], each times its scales.
+
+    As `ragged_dot`, with the same semantics for group sizes, empty groups, rows that no group owns
+    and `group_offset`. Partial sums of 128 products are scaled and added up in float32. Not
+    differentiable; see `fp8_ragged_dot`.
+
+    Args:
+      lhs: [m, k], float8_e4m3fn or float8_e5m2.
+      lhs_scale: float32, of the first of these shapes that fits:
+        [m, ceil(k / 128)] for blocks of 1 x 128, as `quantize_blockwise` returns them;
+        [m, 1] or [m] for a scale a row; [], [1] or [1, 1] for one scale;
+        [ceil(k / 128), M] with M >= m a multiple of 4, blocks of 1 x 128 column by column
+        (DeepGEMM's layout on Hopper).
+      rhs: [g, k, n], or [g, n, k] with `transpose_rhs`, either FP8 dtype. FP8 tensor cores contract
+        the last dimension of both operands, so that [g, k, n] is transposed first, with a copy.
+      rhs_scale: float32, [g, ceil(k / 128), ceil(n / 128)] for blocks of 128 x 128, the last two
+        exchanged with `transpose_rhs`; [g, n] for a scale a column; [g], [g, 1], [], [1] for a
+        scale a matrix.
+      group_sizes: [G] of any integer dtype, rows per group.
+      transpose_rhs: whether the last two dimensions of `rhs` and its blocks are swapped.
+      preferred_element_type: dtype of the result; the kernels write bfloat16, float16 or float32.
+      group_offset: see `ragged_dot`.
+      implementation: see `ragged_dot`.
+
+    Returns:
+      [m, n].
+
+    Raises:
+      TypeError: an operand has an unsuitable dtype.
+      ValueError: shapes do not fit together, or `implementation` is invalid.
+      NotImplementedError: see `ragged_dot`.
+    """
+    lhs, rhs = _fp8_array("lhs", lhs, 2), _fp8_array("rhs", rhs, 3)
+    group_sizes = checked_group_sizes(group_sizes)
+    m, k = lhs.shape
+    g, *matrix = rhs.shape
+    n = matrix[0 if transpose_rhs else 1]
+    if matrix[1 if transpose_rhs else 0] != k:
+        form = "[g, n, k]" if transpose_rhs else "[g, k, n]"
+        raise ValueError(
+            f"rhs must be {form} with k = {k} of lhs {lhs.shape}, got {rhs.shape} with "
+            f"transpose_rhs={transpose_rhs}"
+        )
+    check_group_count(group_sizes, g, group_offset)
+    lhs_scale, lhs_scaling = _lhs_scale(_scale_array("lhs_scale", lhs_scale), m, k)
+    rhs_scale = _scale_array("rhs_scale", rhs_scale)
+    rhs_scale, rhs_scaling = _rhs_scale(rhs_scale, g, k, n, transpose_rhs)
+    return primitives.scaled_ragged_noncontracting(
+        lhs,
+        lhs_scale,
+        rhs,
+        rhs_scale,
+        group_sizes,
+        canonical_offset(group_offset),
+        transpose_rhs=bool(transpose_rhs),
+        lhs_scaling=lhs_scaling,
+        rhs_scaling=rhs_scaling,
+        preferred_element_type=np.dtype(preferred_element_type),
+        implementation=checked_implementation(implementation),
+    )
+
+
+def scaled_ragged_dot_contracting(
+    lhs: ArrayLike,
+    lhs_scale: ArrayLike,
+    rhs: ArrayLike,
+    rhs_scale: ArrayLike,
+    group_sizes: ArrayLike,
+    *,
+    num_rows: int,
+    num_groups: int | None = None,
+    preferred_element_type: DTypeLike = jnp.float32,
+    group_offset: ArrayLike | None = None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Contracts the rows of each group: [k, p] x [n, p] -> [g, k, n], the cotangent of weights.
+
+    Operands are the transposed forms that `quantize_ragged` returns: rows are the last dimension,
+    each group starts at a multiple of 128, and gaps are zero. Partial sums of 128 rows are scaled
+    and added up in float32. An empty group's matrix is exactly zero.
+
+    Args:
+      lhs: [k, p], float8_e4m3fn or float8_e5m2, p at least what `num_rows` rows in G groups need.
+      lhs_scale: float32 [p / 128, k].
+      rhs: [n, p], either FP8 dtype.
+      rhs_scale: float32 [p / 128, n].
+      group_sizes: [G] of any integer dtype, rows per group before they were padded.
+      num_rows: m, the rows of all groups before they were padded.
+      num_groups: g, how many matrices to compute, by default G.
+      preferred_element_type: dtype of the result.
+      group_offset: matrix i belongs to the group `group_offset + i`.
+      implementation: see `ragged_dot`.
+
+    Returns:
+      [g, k, n].
+
+    Raises:
+      TypeError, ValueError, NotImplementedError: see `scaled_ragged_dot`.
+    """
+    lhs, rhs = _fp8_array("lhs", lhs, 2), _fp8_array("rhs", rhs, 2)
+    group_sizes = checked_group_sizes(group_sizes)
+    (k, p), (n, _) = lhs.shape, rhs.shape
+    least = padded_rows(num_rows, group_sizes.shape[0])
+    if p % BLOCK or p < least or rhs.shape[1] != p:
+        raise ValueError(
+            f"lhs [k, p] and rhs [n, p] must share a p that is a multiple of 128 and at least "
+            f"{least} for num_rows={num_rows}, got {lhs.shape} and {rhs.shape}"
+        )
+    scales = []
+    for name, scale, size in (("lhs_scale", lhs_scale, k), ("rhs_scale", rhs_scale, n)):
+        scale = _scale_array(name, scale)
+        if scale.shape != (p // BLOCK, size):
+            raise ValueError(f"{name} must have shape {(p // BLOCK, size)}, got {scale.shape}")
+        scales.append(scale)
+    return primitives.scaled_ragged_contracting(
+        lhs,
+        scales[0],
+        rhs,
+        scales[1],
+        group_sizes,
+        canonical_offset(group_offset),
+        num_rows=num_rows,
+        num_groups=group_sizes.shape[0] if num_groups is None else num_groups,
+        preferred_element_type=np.dtype(preferred_element_type),
+        implementation=checked_implementation(implementation),
+    )
+
+
+def _fp8_array(name: str, x: ArrayLike, rank: int) -> jax.Array:
+    x = as_array(name, x)
+    checked_fp8_dtype(f"the dtype of {name}", x.dtype)
+    if x.ndim != rank:
+        raise ValueError(f"{name} must have {rank} dimensions, got the shape {x.shape}")
+    return x
+
+
+def _scale_array(name: str, x: ArrayLike) -> jax.Array:
+    x = jnp.asarray(x)
+    if x.dtype != jnp.float32:
+        raise TypeError(f"{name} must be float32, got {x.dtype}")
+    return x
+
+
+def check_group_count(
+    group_sizes: jax.Array, num_matrices: int, group_offset: ArrayLike | None
+) -> None:
+    """Raises a `ValueError` if there are more matrices than groups, or fewer without an offset."""
+    count = group_sizes.shape[0]
+    if num_matrices > count or (group_offset is None and num_matrices != count):
+        raise ValueError(
+            f"rhs has {num_matrices} matrices but group_sizes has {count} groups; fewer matrices "
+            "than groups need group_offset"
+        )
+
+
+def _lhs_scale(scale: jax.Array, m: int, k: int) -> tuple[jax.Array, str]:
+    blocks = -(-k // BLOCK)
+    if scale.shape == (m, blocks):
+        return scale, "1x128"
+    if scale.shape in ((m, 1), (m,)):
+        return scale.reshape(m, 1), "1xk"
+    if scale.shape in ((), (1,), (1, 1)):
+        return scale.reshape(1, 1), "tensor"
+    if scale.ndim == 2 and scale.shape[0] == blocks and scale.shape[1] >= m:
+        if scale.shape[1] % 4 == 0:
+            return scale, "1x128 column-major"
+    raise ValueError(
+        f"lhs_scale must have shape {(m, blocks)}, {(m, 1)}, {(m,)}, () or {(blocks, 'M')} with "
+        f"M >= {m} a multiple of 4, got {scale.shape}"
+    )
+
+
+def _rhs_scale(
+    scale: jax.Array, g: int, k: int, n: int, transpose_rhs: bool
+) -> tuple[jax.Array, str]:
+    blocks = (g, -(-k // BLOCK), -(-n // BLOCK))
+    if transpose_rhs:
+        blocks = (g, blocks[2], blocks[1])
+    if scale.shape == blocks:
+        return scale, "128x128"
+    if scale.shape == (g, n):
+        return scale.reshape((g, n, 1) if transpose_rhs else (g, 1, n)), "kx1"
+    if scale.shape in ((), (1,), (g,), (g, 1)):
+        return jnp.broadcast_to(scale.reshape(-1, 1, 1), (g, 1, 1)), "group"
+    raise ValueError(
+        f"rhs_scale must have shape {blocks}, {(g, n)}, {(g,)} or (), got {scale.shape}"
+    )

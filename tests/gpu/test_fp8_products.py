@@ -1,0 +1,310 @@
+"""The FP8 kernels against float64 products of the dequantised operands, and training with them."""
+
+from functools import partial
+from itertools import product
+
+import fp8_oracle
+import group_sizes as sizes_of
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+
+import jax_grouped_gemm as jgg
+
+E4M3, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
+M, K, N, G = 776, 520, 392, 8
+KB, NB = 5, 4  # blocks of 128 in K and N
+DTYPES = pytest.mark.parametrize("dtypes", list(product((E4M3, E5M2), repeat=2)))
+OUTPUTS = pytest.mark.parametrize("out_dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+
+LHS_SCALES = {
+    "1x128": (M, KB),
+    "rows": (M, 1),
+    "tensor": (),
+    "column-major": (KB, M + 4),
+}
+RHS_SCALES = {"128x128": (G, NB, KB), "channels": (G, N), "groups": (G,)}
+
+
+def fp8(rng, shape, dtype=E4M3):
+    return rng.standard_normal(shape, np.float32).astype(dtype)
+
+
+def scales(rng, shape):
+    return np.exp(rng.uniform(-2, 2, shape)).astype(np.float32)
+
+
+@partial(jax.jit, static_argnames="preferred_element_type")
+def noncontracting(lhs, lhs_scale, rhs, rhs_scale, sizes, offset=None, **options):
+    return jgg.scaled_ragged_dot(
+        lhs,
+        lhs_scale,
+        rhs,
+        rhs_scale,
+        sizes,
+        transpose_rhs=True,
+        group_offset=offset,
+        implementation="cuda",
+        **options,
+    )
+
+
+def check(lhs, lhs_scale, rhs, rhs_scale, sizes, offset=None, **options):
+    out = noncontracting(lhs, lhs_scale, rhs, rhs_scale, sizes, offset, **options)
+    if lhs_scale.ndim < 2:
+        lhs_scale = lhs_scale.reshape(-1, 1)
+    elif lhs_scale.shape[1] > lhs.shape[0]:
+        lhs_scale = lhs_scale[:, : lhs.shape[0]].T
+    if rhs_scale.shape == rhs.shape[:2]:
+        rhs_scale = rhs_scale[:, :, None]
+    elif rhs_scale.ndim < 3:
+        rhs_scale = np.broadcast_to(rhs_scale.reshape(-1, 1, 1), (len(rhs), 1, 1))
+    swapped = rhs.swapaxes(1, 2), rhs_scale.swapaxes(1, 2)
+    exact = fp8_oracle.noncontracting(
+        lhs, lhs_scale, *swapped, sizes, 0 if offset is None else offset
+    )
+    fp8_oracle.check(out, exact)
+    return out
+
+
+@pytest.mark.parametrize("lhs_shape", LHS_SCALES.values(), ids=LHS_SCALES)
+@pytest.mark.parametrize("rhs_shape", RHS_SCALES.values(), ids=RHS_SCALES)
+def test_scale_shapes(lhs_shape, rhs_shape, rng):
+    lhs, rhs = fp8(rng, (M, K)), fp8(rng, (G, N, K))
+    for sizes in (sizes_of.multinomial(rng, M, G), sizes_of.tile_edges(rng, M, G)):
+        check(lhs, scales(rng, lhs_shape), rhs, scales(rng, rhs_shape), sizes)
+
+
+@DTYPES
+@OUTPUTS
+def test_dtypes(dtypes, out_dtype, rng):
+    lhs, rhs = fp8(rng, (M, K), dtypes[0]), fp8(rng, (G, N, K), dtypes[1])
+    operands = lhs, scales(rng, (M, KB)), rhs, scales(rng, (G, NB, KB))
+    out = check(*operands, sizes_of.multinomial(rng, M, G), preferred_element_type=out_dtype)
+    assert out.dtype == out_dtype
+
+
+def test_any_group_sizes(rng):
+    lhs, rhs = fp8(rng, (M, 272)), fp8(rng, (G, 144, 272))
+    operands = lhs, scales(rng, (M, 3)), rhs, scales(rng, (G, 2, 3))
+    for _ in range(75):
+        check(*operands, sizes_of.any_kind(rng, M, G))
+
+
+@pytest.mark.parametrize("k, n", [(16, 8), (128, 128), (37, 51), (1040, 264), (2064, 40), (7, 1)])
+def test_dimensions(k, n, rng):
+    kb, nb = -(-k // 128), -(-n // 128)
+    lhs, rhs = fp8(rng, (M, k)), fp8(rng, (G, n, k))
+    for rhs_shape in ((G, nb, kb), (G, n)):
+        sizes = sizes_of.multinomial(rng, M - 100, G)
+        check(lhs, scales(rng, (M, kb)), rhs, scales(rng, rhs_shape), sizes)
+
+
+@pytest.mark.parametrize("groups", [1, 31, 33, 129])
+def test_group_offset_and_number_of_groups(groups, rng):
+    local = min(groups, 9)
+    lhs, rhs = fp8(rng, (M, 144)), fp8(rng, (local, 136, 144))
+    operands = lhs, scales(rng, (M, 2)), rhs, scales(rng, (local, 2, 2))
+    for offset in (-(2**31), -local - 1, -2, 0, 1, groups - local, groups - 1, groups, 2**31 - 1):
+        check(*operands, sizes_of.any_kind(rng, M, groups), np.int32(offset))
+
+
+def test_nan_reaches_no_other_row(rng):
+    lhs, rhs = fp8(rng, (M, K)), fp8(rng, (G, N, K))
+    lhs_scale, rhs_scale = scales(rng, (M, KB)), scales(rng, (G, NB, KB))
+    sizes = np.array([100, 0, 33, 200, 1, 129, 64, 100])
+    clean = noncontracting(lhs, lhs_scale, rhs, rhs_scale, sizes)
+    total = sizes.sum()
+    lhs[total:], lhs_scale[total:] = np.nan, np.inf
+    lhs[150, 3], rhs[5] = np.nan, np.nan
+    out = np.float32(noncontracting(lhs, lhs_scale, rhs, rhs_scale, sizes))
+    poisoned = np.zeros(M, bool)
+    poisoned[150], poisoned[334:463] = True, True
+    assert np.isnan(out[poisoned]).all()
+    np.testing.assert_array_equal(out[~poisoned], np.float32(clean)[~poisoned])
+    assert not out[total:].any()
+
+
+@pytest.mark.parametrize("batched", [b for b in np.ndindex(2, 2, 2, 2, 2) if any(b)])
+def test_batches(batched, rng):
+    m, k, n = 300, 272, 136
+    shapes = (m, k), (m, 3), (G, n, k), (G, 2, 3), (G,)
+    makers = fp8, scales, fp8, scales, lambda rng, s: rng.integers(-9, 80, s, dtype=np.int32)
+    operands = [
+        make(rng, (3, *shape) if b else shape)
+        for make, shape, b in zip(makers, shapes, batched, strict=True)
+    ]
+    in_axes = [0 if b else None for b in batched]
+    out = jax.jit(jax.vmap(noncontracting, in_axes))(*operands)
+    for i in range(3):
+        one = [x[i] if b else x for x, b in zip(operands, batched, strict=True)]
+        np.testing.assert_array_equal(np.float32(out[i]), np.float32(noncontracting(*one)))
+
+
+class TestContracting:
+    def operands(self, rng, sizes, m=M, k=K, n=N, dtypes=(E4M3, E4M3)):
+        rows = [rng.standard_normal((m, width), np.float32) for width in (k, n)]
+        lhs, rhs = (
+            fp8_oracle.quantize_groups(x, sizes, dtype)
+            for x, dtype in zip(rows, dtypes, strict=True)
+        )
+        return (*lhs, *rhs)
+
+    def check(self, operands, sizes, offset=0, num_groups=None, m=M, **options):
+        out = jgg.scaled_ragged_dot_contracting(
+            *operands,
+            sizes,
+            num_rows=m,
+            num_groups=num_groups,
+            group_offset=np.int32(offset),
+            implementation="cuda",
+            **options,
+        )
+        exact = fp8_oracle.contracting(*operands, sizes, m, offset, num_groups)
+        fp8_oracle.check(out, exact)
+
+    @DTYPES
+    @OUTPUTS
+    def test_dtypes(self, dtypes, out_dtype, rng):
+        sizes = sizes_of.multinomial(rng, M, G)
+        operands = self.operands(rng, sizes, dtypes=dtypes)
+        self.check(operands, sizes, preferred_element_type=out_dtype)
+
+    def test_any_group_sizes(self, rng):
+        for _ in range(40):
+            sizes = sizes_of.any_kind(rng, M, G)
+            self.check(self.operands(rng, sizes, k=72, n=136), sizes)
+
+    @pytest.mark.parametrize("k, n", [(8, 8), (37, 51), (264, 1040), (1, 5)])
+    def test_dimensions(self, k, n, rng):
+        sizes = sizes_of.multinomial(rng, M - 60, G)
+        self.check(self.operands(rng, sizes, k=k, n=n), sizes)
+
+    @pytest.mark.parametrize("groups", [1, 33, 129])
+    def test_group_offset_and_number_of_groups(self, groups, rng):
+        sizes = sizes_of.any_kind(rng, M, groups)
+        operands = self.operands(rng, sizes, k=64, n=72)
+        local = min(groups, 9)
+        for offset in (-(2**31), -local - 1, -2, 0, 1, groups - local, groups - 1, groups):
+            self.check(operands, sizes, offset, local)
+
+
+class TestTraining:
+    def products(self, lhs, rhs, sizes, cotangent, **options):
+        @jax.jit
+        def run(lhs, rhs, sizes, cotangent):
+            def call(lhs, rhs):
+                return jgg.fp8_ragged_dot(lhs, rhs, sizes, implementation="cuda", **options)
+
+            out, vjp = jax.vjp(call, lhs, rhs)
+            return out, *vjp(cotangent.astype(out.dtype))
+
+        return run(lhs, rhs, sizes, cotangent)
+
+    @pytest.mark.parametrize(
+        "recipe",
+        [
+            jgg.Recipe(),
+            jgg.Recipe(power_of_two_scales=True),
+            jgg.Recipe(gradient_dtype=E5M2),
+            jgg.Recipe(scaling="rowwise"),
+            jgg.Recipe(forward="bf16"),
+            jgg.Recipe(dgrad="bf16"),
+            jgg.Recipe(wgrad="bf16"),
+        ],
+        ids=str,
+    )
+    def test_products_and_their_gradients(self, recipe, rng):
+        m, k, n = 1500, 512, 640
+        shapes = (m, k), (G, k, n), (m, n)
+        lhs, rhs, ct = (rng.standard_normal(s, np.float32).astype(jnp.bfloat16) for s in shapes)
+        sizes = sizes_of.multinomial(rng, m - 100, G)
+        lhs[-100:], ct[-100:] = np.nan, np.inf
+        got = self.products(lhs, rhs, sizes, ct, recipe=recipe)
+        lhs[-100:], ct[-100:] = 0, 0
+        exact = (
+            oracle.ragged_noncontracting(lhs, rhs, sizes),
+            *oracle.noncontracting_cotangents(lhs, rhs, sizes, ct),
+        )
+        limits = 1e-3, *(2 * [3e-3 if recipe.gradient_dtype == E5M2 else 1e-3])
+        for one, want, limit in zip(got, exact, limits, strict=True):
+            assert not np.float64(one)[want.depth == 0].any()
+            assert fp8_oracle.cosine_distance(one, want.value) < limit
+
+    def test_equals_the_reference(self, rng):
+        """The same quantised operands, so that only the accumulation differs."""
+        shapes = (M, K), (G, K, N), (M, N)
+        lhs, rhs, ct = (rng.standard_normal(s, np.float32).astype(jnp.bfloat16) for s in shapes)
+        sizes = sizes_of.multinomial(rng, M, G)
+        got = self.products(lhs, rhs, sizes, ct, preferred_element_type=jnp.float32)
+        with jax.default_device(jax.devices("cpu")[0]):
+            out, vjp = jax.vjp(
+                lambda lhs, rhs: jgg.fp8_ragged_dot(
+                    lhs, rhs, sizes, preferred_element_type=jnp.float32, implementation="reference"
+                ),
+                lhs,
+                rhs,
+            )
+            want = out, *vjp(jnp.asarray(ct, jnp.float32))
+        for one, other, tolerance in zip(got, want, (1e-3, 5e-3, 5e-3), strict=True):
+            assert fp8_oracle.relative_error(np.float64(one), np.float64(other)) < tolerance
+
+    def test_same_bits_every_time(self, rng):
+        shapes = (M, K), (G, K, N), (M, N)
+        args = [rng.standard_normal(s, np.float32).astype(jnp.bfloat16) for s in shapes]
+        sizes = sizes_of.multinomial(rng, M, G)
+        first = self.products(args[0], args[1], sizes, args[2])
+        for _ in range(5):
+            again = self.products(args[0], args[1], sizes, args[2])
+            for one, other in zip(again, first, strict=True):
+                np.testing.assert_array_equal(np.float32(one), np.float32(other))
+
+
+def test_many_tiles_for_each_processor(rng):
+    """The size of a training step: every product against float32 ones, and twice the same bits."""
+    m, k, n, groups = 16384, 2048, 1408, 32
+    sizes = sizes_of.multinomial(rng, m - 100, groups)
+    keys = jax.random.split(jax.random.key(int(rng.integers(2**31))), 3)
+    lhs, rhs, ct = (
+        jax.random.normal(key, shape, jnp.bfloat16)
+        for key, shape in zip(keys, ((m, k), (groups, k, n), (m, n)), strict=True)
+    )
+    rows, cotangents = (jgg.quantize_ragged(x, sizes, implementation="cuda") for x in (lhs, ct))
+    weights = jgg.quantize_weights(rhs, implementation="cuda")
+    options = dict(implementation="cuda", preferred_element_type=jnp.float32)
+    forward = partial(jgg.scaled_ragged_dot, transpose_rhs=True, **options)
+    calls = [
+        partial(forward, *rows[:2], *weights[2:], sizes),
+        partial(forward, *cotangents[:2], *weights[:2], sizes),
+        partial(
+            jgg.scaled_ragged_dot_contracting,
+            *rows[2:],
+            *cotangents[2:],
+            sizes,
+            num_rows=m,
+            **options,
+        ),
+    ]
+    x, dy = (fp8_oracle.dequantize(*pair[:2]).astype(np.float32) for pair in (rows, cotangents))
+    x_t, dy_t = (fp8_oracle.dequantize(v, s.T) for _, _, v, s in (rows, cotangents))
+    w = fp8_oracle.dequantize(*weights[:2]).astype(np.float32)
+    ends = np.cumsum(sizes)
+    blocks = np.cumsum(-(-sizes // 128)) * 128
+    for call, exact in zip(
+        calls,
+        (
+            lambda i, own, _: x[own] @ w[i],
+            lambda i, own, _: dy[own] @ w[i].T,
+            lambda i, _, own: x_t[:, own].astype(np.float32) @ dy_t[:, own].astype(np.float32).T,
+        ),
+        strict=True,
+    ):
+        out = np.asarray(call())
+        np.testing.assert_array_equal(call(), out)
+        for i in rng.permutation(np.flatnonzero(sizes))[:6]:
+            own = slice(ends[i] - sizes[i], ends[i])
+            padded = slice(blocks[i] - -(-sizes[i] // 128) * 128, blocks[i])
+            got = out[own] if out.ndim == 2 else out[i]
+            assert fp8_oracle.relative_error(got, exact(i, own, padded)) < 1e-3

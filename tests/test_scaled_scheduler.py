@@ -1,0 +1,58 @@
+"""The schedule of FP8 weight gradients: operands hold each group from a multiple of 128 on."""
+
+from __future__ import annotations
+
+import group_sizes as sizes_of
+import numpy as np
+from oracle import group_rows
+
+FIELDS = "unit rank batch group begin extent head m n k_tiles share".split()
+TILE = dict(tile_m=128, tile_n=256, cluster=2)
+BLOCK = 128
+
+
+def blocks(size):
+    return -(-size // BLOCK)
+
+
+def padded_starts(sizes: np.ndarray, offset: int, local_groups: int, m: int) -> np.ndarray:
+    """Where the rows of each local group start in the padded operands."""
+    rows = np.array(group_rows(sizes, 0, len(sizes), m))
+    starts = BLOCK * np.cumsum([0, *blocks(rows[:, 1] - rows[:, 0])])
+    index = np.clip(np.arange(local_groups) + offset, 0, len(sizes))
+    return starts[index]
+
+
+def test_random_problems(extension, rng):
+    for _ in range(3000):
+        m = int(rng.choice([1, 127, 128, 129, 700, 2500]))
+        groups = int(rng.choice([1, 2, 8, 31, 32, 33, 64, 65, 100]))
+        local = int(rng.integers(1, groups + 1))
+        batches = int(rng.integers(1, 4))
+        k, n = int(rng.choice([1, 128, 129, 1000])), int(rng.choice([8, 256, 264, 1304]))
+        sizes = np.array([sizes_of.any_kind(rng, m, groups) for _ in range(batches)], np.int32)
+        offsets = rng.integers(-local, groups + 1, batches).astype(np.int32)
+        tiles = np.rec.fromarrays(
+            extension.scaled_ragged_contracting_tiles(
+                sizes, offsets, batches=batches, local_groups=local, m=m, k=k, n=n, **TILE
+            ).T,
+            names=FIELDS,
+        )
+        tiles = tiles[tiles.n < n]
+        at = tiles.batch, tiles.group, tiles.m // TILE["tile_m"], tiles.n // TILE["tile_n"]
+        covered = np.zeros((batches, local, blocks(k), -(-n // TILE["tile_n"])), int)
+        np.add.at(covered, at, 1)
+        assert (covered == 1).all()
+
+        windows = np.array(
+            [group_rows(s, o, local, m) for s, o in zip(sizes, offsets, strict=True)]
+        )
+        extents = windows[..., 1] - windows[..., 0]
+        starts = np.array(
+            [padded_starts(s, o, local, m) for s, o in zip(sizes, offsets, strict=True)]
+        )
+        here = tiles.batch, tiles.group
+        np.testing.assert_array_equal(tiles.extent, extents[here])
+        np.testing.assert_array_equal(tiles.k_tiles, blocks(extents[here]))
+        own = tiles.extent > 0
+        np.testing.assert_array_equal(tiles.begin[own], starts[here][own])

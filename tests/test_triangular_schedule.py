@@ -1,0 +1,160 @@
+"""The schedule of rank-k updates, run on the CPU by the code that runs on the device.
+
+Every tile with an element of the computed triangle is computed exactly once, and nothing else is,
+but for the padding that the schedule documents.
+"""
+
+import numpy as np
+import pytest
+
+TILE_K = 64
+FIELDS = "unit rank batch group begin extent head m n k_tiles share".split()
+NOTHING, LHS, RHS = range(3)
+UPLO = pytest.mark.parametrize("uplo", ["lower", "upper"])
+
+
+@pytest.fixture(scope="module")
+def tile(extension):
+    (config,) = [c for c in extension.kernel_configs() if c.pop("op") == "rank_k"]
+    assert config["tile_m"] * config["cluster"] == config["tile_n"]
+    return config
+
+
+@pytest.fixture(scope="module")
+def schedule(extension, tile):
+    """stacks [[g, n, steps]] -> their tiles, a record array with FIELDS, in order."""
+
+    def run(stacks, uplo, clusters=1) -> np.recarray:
+        stacks = np.asarray(stacks, np.int32)
+        tiles = extension.rank_k_tiles(stacks, upper=uplo == "upper", clusters=clusters, **tile)
+        return np.rec.fromarrays(tiles.T, names=FIELDS)
+
+    return run
+
+
+class TestTriangleEntries:
+    def test_the_first_million(self, extension):
+        self.check(extension, np.arange(1_000_000))
+
+    def test_around_the_beginning_of_every_row(self, extension):
+        rows = np.arange(1, 2**16, dtype=np.int64)
+        begins = rows * (rows + 1) // 2
+        for offset in (-1, 0, 1):
+            self.check(extension, begins[begins + offset < 2**31] + offset)
+
+    def test_the_last(self, extension):
+        self.check(extension, np.array([2**31 - 1]))
+
+    def test_anywhere(self, extension, rng):
+        self.check(extension, rng.integers(0, 2**31, 100_000))
+
+    @staticmethod
+    def check(extension, numbers):
+        entries = np.array(extension.triangle_entries(numbers.astype(np.int32)), np.int64)
+        row, column = entries.T
+        np.testing.assert_array_equal(row * (row + 1) // 2 + column, numbers)
+        assert ((0 <= column) & (column <= row)).all()
+
+
+def check(tiles, stacks, uplo, tile):
+    tile_m, tile_n = tile["tile_m"], tile["tile_n"]
+    units = len(tiles) // 2
+    np.testing.assert_array_equal(tiles.unit, np.repeat(np.arange(units), 2))
+    np.testing.assert_array_equal(tiles.rank, np.tile([0, 1], units))
+    first, second = tiles[0::2], tiles[1::2]
+    for field in ("group", "k_tiles", "share"):
+        np.testing.assert_array_equal(first[field], second[field])
+    shared = first.share == RHS
+    assert (shared | (first.share == NOTHING)).all()
+    for field in ("batch", "n"):
+        np.testing.assert_array_equal(first[field][shared], second[field][shared])
+
+    for index, (g, n, steps) in enumerate(stacks):
+        mine = tiles[tiles.group == index]
+        assert (mine.k_tiles == steps).all() and (mine.extent == n).all()
+        real = mine[mine.m < n]
+        # Padding: macro tiles whose lower half is outside, and the last of both diagonal runs.
+        outside = mine[mine.m >= n]
+        assert (outside.share == NOTHING).sum() <= 2
+        assert (outside.m[outside.share == RHS] == -(-n // tile_n) * tile_n - tile_m).all()
+        assert ((0 <= real.batch) & (real.batch < g)).all()
+
+        # In elements of tile_m x tile_m: a narrow tile is one of them, the others are two.
+        count = -(-n // tile_m)
+        computed = np.zeros((g, count, 2 * -(-count // 2) + 1), int)
+        for t in real:
+            width = 1 if is_narrow(t, uplo, tile_m) else 2
+            column = t.n // tile_m
+            computed[t.batch, t.m // tile_m, column : column + width] += 1
+        row, column = np.indices(computed.shape[1:])
+        needed = (column <= row) if uplo == "lower" else (column >= row) & (column < count)
+        assert (computed[:, needed] == 1).all()
+        # A wide tile may end past the matrix; nothing else that is not needed is computed.
+        past = column >= count
+        assert (computed[:, ~needed & ~past] == 0).all()
+
+
+def is_narrow(t, uplo, tile_m):
+    odd = t.m // tile_m % 2 == 1
+    return t.m == t.n and odd == (uplo == "upper")
+
+
+@UPLO
+def test_every_size(schedule, tile, uplo):
+    for n in range(1, 1600, 7):
+        check(schedule([[1, n, 3]], uplo), [[1, n, 3]], uplo, tile)
+
+
+@UPLO
+def test_around_the_tiles_edges(schedule, tile, uplo):
+    edges = [m * tile["tile_m"] + d for m in range(1, 10) for d in (-1, 0, 1)]
+    for n in edges:
+        for g in (1, 2, 3):
+            check(schedule([[g, n, 5]], uplo), [[g, n, 5]], uplo, tile)
+
+
+@UPLO
+def test_lists(schedule, tile, uplo, rng):
+    for _ in range(200):
+        count = rng.integers(1, 70)
+        stacks = np.stack(
+            [
+                rng.integers(1, 5, count),
+                rng.integers(1, 900, count),
+                rng.integers(1, 30, count),
+            ],
+            axis=1,
+        )
+        check(schedule(stacks, uplo), stacks, uplo, tile)
+
+
+@UPLO
+def test_large_matrix(schedule, tile, uplo):
+    check(schedule([[1, 20_000, 7]], uplo), [[1, 20_000, 7]], uplo, tile)
+
+
+@UPLO
+def test_units_go_to_clusters_back_and_forth(schedule, uplo):
+    """Any number of clusters does the same tiles; a round in reverse begins with the last one."""
+    stacks = [[3, 1000, 4], [2, 300, 2]]
+    in_order = schedule(stacks, uplo)
+    units = len(in_order) // 2
+    for clusters in (1, 2, 5, 7, 66, 1000):
+        tiles = schedule(stacks, uplo, clusters)
+        order = [
+            round_ * clusters + (place if round_ % 2 == 0 else clusters - 1 - place)
+            for round_ in range(-(-units // clusters))
+            for place in range(clusters)
+        ]
+        # The list ends at the first cluster that has nothing left to do.
+        order = order[: next((i for i, u in enumerate(order) if u >= units), len(order))]
+        want = in_order.reshape(-1, 2)[order].ravel()
+        for field in ("group", "batch", "m", "n"):
+            np.testing.assert_array_equal(tiles[field], want[field])
+
+
+@UPLO
+def test_no_more_than_half_the_work_of_the_full_grid(schedule, uplo):
+    tiles = schedule([[4, 4096, 1]], uplo)
+    narrow = sum(is_narrow(t, uplo, 128) for t in tiles)
+    assert (len(tiles) - narrow / 2) / (4 * 32 * 16) < 0.52
