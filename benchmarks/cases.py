@@ -110,6 +110,10 @@ def _uniform(rng: np.random.Generator, groups: int, rows: int) -> np.ndarray:
     return np.diff(np.arange(groups + 1) * rows // groups)
 
 
+def _equal_popularity(rng: np.random.Generator, groups: int, rows: int) -> np.ndarray:
+    return _multinomial(rng, rows, np.ones(groups))
+
+
 def _random(rng: np.random.Generator, groups: int, rows: int) -> np.ndarray:
     return _multinomial(rng, rows, rng.dirichlet(np.full(groups, 4.0)))
 
@@ -128,6 +132,7 @@ def _one_hot(rng: np.random.Generator, groups: int, rows: int) -> np.ndarray:
 
 DISTRIBUTIONS: dict[str, Callable[[np.random.Generator, int, int], np.ndarray]] = {
     "uniform": _uniform,
+    "multinomial": _equal_popularity,
     "random": _random,
     "zipf": _zipf,
     "lognormal": _lognormal,
@@ -138,9 +143,9 @@ DISTRIBUTIONS: dict[str, Callable[[np.random.Generator, int, int], np.ndarray]] 
 def group_sizes(distribution: str, groups: int, rows: int, seed: int = 0) -> np.ndarray:
     """int32 [groups] sizes that sum to `rows`; the same arguments give the same sizes.
 
-    uniform: equal to within a row. random: multinomial over Dirichlet(4) popularities, the usual
-    unaligned load of a trained router. zipf: popularity 1/rank. lognormal: popularity exp(N(0, 1)).
-    one_hot: every row in one group.
+    uniform: equal to within a row. The others draw a group for each row, by popularity: equal
+    (multinomial), Dirichlet(4) (random, the usual unaligned load of a trained router), 1/rank
+    (zipf), exp(N(0, 1)) (lognormal). one_hot: every row in one group.
     """
     # Keyed by name, so that adding a distribution does not change the others.
     rng = np.random.default_rng([seed, zlib.crc32(distribution.encode()), groups, rows])
@@ -152,7 +157,8 @@ class Problem:
     """One ragged matmul without its group sizes: all that a compiled program depends on.
 
     Non-contracting: lhs [m, k] x rhs [groups, k, n] (or [groups, n, k] with `transpose_rhs`) gives
-    [m, n]. Contracting: lhs [m, k] x rhs [m, n] gives [groups, k, n].
+    [m, n]. Contracting: lhs [m, k] x rhs [m, n] gives [groups, k, n]. The precision is that of
+    float32 operands.
     """
 
     contracting: bool
@@ -163,6 +169,7 @@ class Problem:
     n: int
     dtype: str
     out_dtype: str
+    precision: str = "default"
 
     @property
     def out_shape(self) -> tuple[int, ...]:
@@ -178,6 +185,7 @@ class Case:
     distribution: str
     dtype: str = "bfloat16"
     seed: int = 0
+    precision: str = "default"
 
     @property
     def name(self) -> str:
@@ -196,6 +204,7 @@ class Case:
             n=rhs[-2] if self.op.transpose_rhs else rhs[-1],
             dtype=self.dtype,
             out_dtype=self.op.out_dtype or self.dtype,
+            precision=self.precision,
         )
 
     @property
@@ -225,8 +234,12 @@ def unavoidable_bytes(problem: Problem, sizes: np.ndarray) -> int:
         read = rows * (problem.k + problem.n)
     else:
         read = (rows + int(np.count_nonzero(sizes)) * problem.n) * problem.k
-    written = math.prod(problem.out_shape)
-    return read * itemsize(problem.dtype) + written * itemsize(problem.out_dtype)
+    return read * itemsize(problem.dtype) + written_bytes(problem)
+
+
+def written_bytes(problem: Problem) -> int:
+    """The part of `unavoidable_bytes` that is the result."""
+    return math.prod(problem.out_shape) * itemsize(problem.out_dtype)
 
 
 def itemsize(dtype: str) -> int:

@@ -13,11 +13,11 @@ import jax
 import numpy as np
 
 from benchmarks import check
-from benchmarks.cases import Case, Problem, flops, unavoidable_bytes
+from benchmarks.cases import Case, Problem, flops, unavoidable_bytes, written_bytes
 from benchmarks.device_activity import Sample
 from benchmarks.inputs import Inputs
+from benchmarks.peers.bandwidth import moved_bytes
 from benchmarks.peers.base import Call, NotOffered, Peer, Role
-from benchmarks.peers.copy import copy_bytes
 from benchmarks.recorders import Recorder
 from benchmarks.timing import HostTimes, host_times, interleave, median_ratio
 
@@ -40,7 +40,7 @@ class PeerResult:
         """Device microseconds, a value a round."""
         return [sample.us for sample in self.samples]
 
-    def to_json(self, work: int) -> dict[str, object]:
+    def to_json(self, name: str, work: int) -> dict[str, object]:
         """Plain data with the derived numbers that a reader wants first."""
         result: dict[str, object] = {"role": self.role.value, "status": self.status}
         result |= {
@@ -53,7 +53,7 @@ class PeerResult:
         if self.samples:
             result |= _sample_summary(self.samples)
             if self.role == Role.BANDWIDTH:
-                result["tbps"] = 2 * copy_bytes() / result["median_us"] / 1e6
+                result["tbps"] = moved_bytes(name) / result["median_us"] / 1e6
             else:
                 result["tflops"] = work / result["median_us"] / 1e6
         if self.host:
@@ -62,7 +62,7 @@ class PeerResult:
 
 
 def _sample_summary(samples: list[Sample]) -> dict[str, object]:
-    us = [round(sample.us, 3) for sample in samples]
+    us = [sample.us for sample in samples]
     summary: dict[str, object] = {"median_us": statistics.median(us), "us": us}
     launches = [sample.activities for sample in samples if sample.activities is not None]
     if launches:
@@ -133,7 +133,7 @@ def _prepare(
         # One peer's failure, out of memory included, is a result and must not end the run.
         result.status, result.reason = "failed", _first_line(error)
         return result, None
-    if result.error and not result.error.acceptable(problem.out_dtype):
+    if result.error and not result.error.acceptable(problem):
         result.status, result.reason = "wrong", f"relative error {result.error.total:.1e}"
         return result, None
     result.status = "measured"
@@ -148,49 +148,59 @@ def _first_line(error: Exception) -> str:
 def _record(case: Case, results: Mapping[str, PeerResult]) -> dict[str, object]:
     problem, sizes = case.problem, case.group_sizes
     work, traffic = flops(problem, sizes), unavoidable_bytes(problem, sizes)
+    written = written_bytes(problem)
     return {
         "case": case.name,
         "shape": dataclasses.asdict(case.shape),
         "op": case.op.name,
         "distribution": case.distribution,
         "dtype": case.dtype,
+        "precision": case.precision,
         "out_dtype": problem.out_dtype,
         "flops": work,
         "bytes": traffic,
+        "written_bytes": written,
         "group_sizes": {
             "smallest": int(sizes.min()),
             "median": float(np.median(sizes)),
             "largest": int(sizes.max()),
             "empty": int(np.count_nonzero(sizes == 0)),
         },
-        "peers": {name: result.to_json(work) for name, result in results.items()},
-        "ratios": ratios(traffic, results),
+        "peers": {name: result.to_json(name, work) for name, result in results.items()},
+        "ratios": ratios(traffic, written, results),
     }
 
 
-def ratios(traffic: int, results: Mapping[str, PeerResult]) -> dict[str, float]:
+def ratios(traffic: int, written: int, results: Mapping[str, PeerResult]) -> dict[str, float]:
     """Median over the rounds of (another's time / our time): above one, we are faster.
 
-    `byte_floor` is the time of a copy scaled to `traffic`, the bytes that must move. `floor` is the
-    larger, in each round, of that and the dense product's time. Neither can exceed one by more than
-    noise.
+    `byte_floor` is the time of a copy scaled to `traffic`, the bytes that must move; `write_floor`
+    that of the faster of `fill` and `memset`, scaled to `written`, the part of them that is the
+    result. `floor` is the largest, in each round, of those and the dense product's time. None can
+    exceed one by more than noise.
     """
     ours = results.get(Role.OURS.value)
     if ours is None or not ours.samples:
         return {}
     times = {name: result.us for name, result in results.items() if result.samples}
-    floors = []
-    if "copy" in times:
-        # A copy reads and writes each of its bytes.
-        scale = traffic / (2 * copy_bytes())
-        times["byte_floor"] = [us * scale for us in times.pop("copy")]
-        floors.append(times["byte_floor"])
-    if "cublas_dense" in times:
-        floors.append(times["cublas_dense"])
+    copying = [times.pop(name) for name in ("copy",) if name in times]
+    writing = [times.pop(name) for name in ("fill", "memset") if name in times]
+    if copying:
+        times["byte_floor"] = _scaled(copying, traffic / moved_bytes("copy"))
+    if writing:
+        times["write_floor"] = _scaled(writing, written / moved_bytes("fill"))
+    floors = [
+        times[name] for name in ("byte_floor", "write_floor", "cublas_dense") if name in times
+    ]
     if floors:
         times["floor"] = [max(bounds) for bounds in zip(*floors, strict=True)]
     del times["ours"]
     return {name: median_ratio(us, ours.us) for name, us in times.items()}
+
+
+def _scaled(alternatives: list[list[float]], scale: float) -> list[float]:
+    """The fastest alternative of each round, times `scale`."""
+    return [min(times) * scale for times in zip(*alternatives, strict=True)]
 
 
 def best_grouped(record: Mapping) -> tuple[str, float] | None:

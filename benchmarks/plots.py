@@ -1,9 +1,8 @@
-"""Two plots of a results file: a roofline, and speed relative to the best grouped peer."""
+"""Two plots of results: a roofline, and speed relative to the best grouped peer."""
 
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import matplotlib
 import numpy as np
 
 from benchmarks.measure import best_grouped, geometric_mean
+from benchmarks.results_file import load
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt  # noqa: E402  (the backend has to be chosen first)
@@ -59,15 +59,36 @@ def roofline(results: Mapping) -> plt.Figure:
 
 
 def relative_speed(results: Mapping) -> plt.Figure:
-    """A bar a case: our speed over the best grouped peer's; marks: over the loop and the floor."""
-    records = _compared(results)
-    ratios = [best_grouped(record)[1] for record in records]
-    rows = np.arange(len(records))
+    """A panel an op, a bar a case: our speed over the best grouped peer's, whose name it bears.
 
-    figure, axes = plt.subplots(figsize=(8, 1.5 + 0.24 * len(records)), layout="constrained")
+    Marks: over a cuBLAS loop, and over the floor.
+    """
+    records = _compared(results)
+    ops = list(dict.fromkeys(record["op"] for record in records))
+    cases = list(dict.fromkeys(_sizes(record) for record in records))
+    size = (1.5 + 3.2 * len(ops), 1.8 + 0.24 * len(cases))
+    figure, panels = plt.subplots(
+        1, len(ops), figsize=size, sharey=True, squeeze=False, layout="constrained"
+    )
+    for axes, op in zip(panels[0], ops, strict=True):
+        _relative_speed_panel(axes, [record for record in records if record["op"] == op], cases)
+        axes.set_title(op)
+    panels[0, 0].set_yticks(range(len(cases)), cases)
+    panels[0, 0].set_ylim(len(cases) - 0.5, -0.5)
+    figure.suptitle(_title(results))
+    handles, labels = panels[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=1 if len(ops) < 3 else 3)
+    return figure
+
+
+def _relative_speed_panel(axes: plt.Axes, records: Sequence[Mapping], cases: Sequence[str]) -> None:
+    rows = [cases.index(_sizes(record)) for record in records]
+    best = [best_grouped(record) for record in records]
+    ratios = [ratio for _, ratio in best]
     axes.barh(rows, ratios, color=SKY, label="over the best grouped peer")
-    for row, ratio in zip(rows, ratios, strict=True):
-        axes.text(0.02, row, f"{ratio:.2f}", va="center", fontsize=8)
+    for row, (name, ratio) in zip(rows, best, strict=True):
+        text = f"{name}  {ratio:.2f}"
+        axes.text(LARGEST_RATIO - 0.03, row, text, ha="right", va="center", fontsize=7)
     for name, marker, color, label in (
         ("cublas_loop", "v", ORANGE, f"over a cuBLAS loop (up to {LARGEST_RATIO:g})"),
         ("floor", "|", BLACK, "of the floor (dense cuBLAS or memory traffic)"),
@@ -75,12 +96,12 @@ def relative_speed(results: Mapping) -> plt.Figure:
         values = [record["ratios"].get(name, np.nan) for record in records]
         axes.plot(values, rows, marker, color=color, linestyle="none", label=label)
     axes.axvline(1, color=BLACK, linewidth=1)
-    axes.set_yticks(rows, [f"{record['case']}  ({best_grouped(record)[0]})" for record in records])
-    axes.set(xlim=(0, LARGEST_RATIO), ylim=(len(records) - 0.5, -0.5), title=_title(results))
-    mean = geometric_mean(ratios)
-    axes.set_xlabel(f"relative speed (geometric mean of the bars: {mean:.2f})")
-    figure.legend(loc="outside lower center", ncols=3, fontsize=8)
-    return figure
+    axes.set_xlim(0, LARGEST_RATIO)
+    axes.set_xlabel(f"geometric mean {geometric_mean(ratios):.2f}")
+
+
+def _sizes(record: Mapping) -> str:
+    return f"{record['shape']['name']} {record['distribution']}"
 
 
 def _compared(results: Mapping) -> list[Mapping]:
@@ -109,12 +130,14 @@ def _title(results: Mapping) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plots", description=__doc__)
-    parser.add_argument("results", type=Path, help="JSON file that benchmarks.run wrote")
-    path = parser.parse_args(arguments).results
-    results = json.loads(path.read_text())
+    parser.add_argument(
+        "results", type=Path, nargs="+", help="JSON files that benchmarks.run wrote, read as one"
+    )
+    paths = parser.parse_args(arguments).results
+    results = load(paths)
     for plot in (roofline, relative_speed):
-        image = path.with_name(f"{path.stem}_{plot.__name__}.png")
-        plot(results).savefig(image, dpi=150)
+        image = paths[0].with_name(f"{paths[0].stem}_{plot.__name__}.png")
+        plot(results).savefig(image, dpi=110)
         print(image)
 
 

@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from benchmarks.measure import best_grouped, geometric_mean
+from benchmarks.peers.base import Role
 
 
 def times_table(records: Sequence[Mapping]) -> str:
     """Median device microseconds, a row a case and a column a peer."""
-    names = [name for name in _peer_names(records) if name != "copy"]
+    names = [
+        name
+        for name in _peer_names(records)
+        if any(record["peers"].get(name, {}).get("role") != Role.BANDWIDTH for record in records)
+    ]
     rows = [
         [record["case"]]
         + [_number(record["peers"].get(name, {}).get("median_us")) for name in names]
@@ -22,7 +27,8 @@ def ratios_table(records: Sequence[Mapping]) -> str:
     """How we compare. All ratios are other/ours: above one, we are faster."""
     header = [
         "case", "us", "TFLOP/s", "vs best", "best grouped peer",
-        "vs loop", "vs dense", "vs bytes", "of floor", "vs stock", "kernels", "host us", "wall us",
+        "vs loop", "vs dense", "vs bytes", "vs write", "of floor", "vs stock", "kernels",
+        "host us", "wall us",
     ]  # fmt: skip
     rows = []
     for record in records:
@@ -39,6 +45,7 @@ def ratios_table(records: Sequence[Mapping]) -> str:
                 _ratio(ratios.get("cublas_loop")),
                 _ratio(ratios.get("cublas_dense")),
                 _ratio(ratios.get("byte_floor")),
+                _ratio(ratios.get("write_floor")) if _mostly_written(record) else "-",
                 _ratio(ratios.get("floor")),
                 _ratio(ratios.get("stock")),
                 str(ours.get("kernels", "-")),
@@ -86,6 +93,19 @@ def summary_lines(records: Sequence[Mapping]) -> str:
     )
 
 
+def host_lines(results: Mapping) -> str:
+    """What our products cost the host, if that was measured."""
+    lines = [
+        f"host, {name} command buffers: a product adds {times['wall_us']:.1f} us of wall time, "
+        f"{times['device_us']:.1f} us of it device time, and {times['enqueue_us']:.1f} us to "
+        f"enqueue; a call of one takes {times['call_enqueue_us']:.0f} us to enqueue"
+        for name, times in results.get("host", {}).items()
+    ]
+    if first := results.get("first_call"):
+        lines.append(", ".join(f"{step} {seconds:.3f}" for step, seconds in first.items()))
+    return "\n".join(lines)
+
+
 def missing_lines(records: Sequence[Mapping]) -> str:
     """Who was not measured and why, each reason once with the cases that it holds for."""
     reasons: dict[tuple[str, str, str], list[str]] = {}
@@ -118,6 +138,10 @@ def error_lines(records: Sequence[Mapping]) -> str:
             worst, case = max(errors)
             lines.append(f"{name}: largest relative error {worst:.1e} ({case})")
     return "\n".join(lines)
+
+
+def _mostly_written(record: Mapping) -> bool:
+    return 2 * record.get("written_bytes", 0) > record["bytes"]
 
 
 def _peer_names(records: Sequence[Mapping]) -> list[str]:

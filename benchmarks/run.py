@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
-import json
 import os
 import shlex
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -16,14 +16,15 @@ from pathlib import Path
 import jax
 from tqdm import tqdm
 
-from benchmarks import machine, report
+from benchmarks import host, machine, report
 from benchmarks.cases import DISTRIBUTIONS, OPS, SUITES, Case, select_shapes
 from benchmarks.inputs import Inputs
 from benchmarks.measure import measure_case, merge
 from benchmarks.peers import all_peers
+from benchmarks.peers.bandwidth import copy_call
 from benchmarks.peers.base import Peer, on_gpu
-from benchmarks.peers.copy import copy_call
 from benchmarks.recorders import RECORDERS, Recorder, open_best
+from benchmarks.results_file import save
 from benchmarks.timing import CacheFlush
 
 # A job that has begun may run past the time limit by this much before the process gives up.
@@ -75,7 +76,13 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--peers", nargs="+", default=list(all_peers()), choices=all_peers(), metavar="PEER"
     )
-    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16"))
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
+    parser.add_argument(
+        "--precision",
+        default="default",
+        choices=("default", "highest"),
+        help="of float32 operands: TF32's or float32's",
+    )
     parser.add_argument("--rounds", type=int, default=20, help="rounds of the interleaved timing")
     parser.add_argument("--slow-rounds", type=int, default=3, help="the same for slow peers")
     parser.add_argument("--seed", type=int, default=0, help="of the data and the group sizes")
@@ -85,18 +92,26 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--output", type=Path, metavar="JSON", help="where to write the results")
     parser.add_argument("--commit", help="the measured commit, in a copy without git")
     parser.add_argument("--recorder", default="auto", choices=("auto", *RECORDERS))
-    parser.add_argument("--no-host", action="store_true", help="leave out wall and enqueue times")
+    parser.add_argument("--no-host", action="store_true", help="leave out the host's times")
     parser.add_argument(
-        "--pallas-sweep", type=int, default=3, metavar="N", help="configurations tried a problem"
+        "--sweep",
+        type=int,
+        default=3,
+        metavar="N",
+        help="configurations tried a problem of the peers that leave their tiles to the caller",
     )
-    parser.add_argument("--pallas-retune", action="store_true", help="sweep again where known")
+    parser.add_argument("--retune", action="store_true", help="sweep again where known")
     parser.add_argument(
         "--dry-run", action="store_true", help="every step with tiny shapes, on any machine"
     )
     parser.add_argument("--list", action="store_true", help="print the choices and stop")
+    parser.add_argument(
+        "--chain", type=int, default=100, metavar="N", help="products of the host time's slope"
+    )
     options = parser.parse_args(arguments)
     if options.dry_run:
         options.shapes, options.rounds, options.slow_rounds = ["tiny"], 2, 1
+        options.chain = 2
         options.recorder = "auto" if on_gpu() else "clock"
     try:
         options.shapes = select_shapes(options.shapes)
@@ -127,7 +142,7 @@ def plan_jobs(options: argparse.Namespace, peers: Sequence[Peer]) -> list[Job]:
     The second pass comes last because it is what a short time limit can best do without.
     """
     cases = [
-        Case(shape, OPS[op], distribution, options.dtype, options.seed)
+        Case(shape, OPS[op], distribution, options.dtype, options.seed, options.precision)
         for shape in options.shapes
         for op in options.ops
         for distribution in options.distributions
@@ -175,19 +190,10 @@ def run_jobs(
         name = job.case.name
         records[name] = merge(records[name], record) if name in records else record
         results["cases"] = list(records.values())
-        write(results, options.output)
+        if options.output:
+            save(results, options.output)
         progress.write(f"{deadline.elapsed():4.0f} s  {report.case_line(record)}")
         deadline.took(deadline.elapsed() - start)
-
-
-def write(results: dict, output: Path | None) -> None:
-    """Replaces the results file in one step."""
-    if output is None:
-        return
-    output.parent.mkdir(parents=True, exist_ok=True)
-    partial = output.with_suffix(".partial")
-    partial.write_text(json.dumps(results, indent=1) + "\n")
-    partial.replace(output)
 
 
 def print_results(results: dict) -> None:
@@ -197,6 +203,7 @@ def print_results(results: dict) -> None:
         report.times_table(records),
         report.ratios_table(records),
         report.summary_lines(records),
+        report.host_lines(results),
         report.error_lines(records),
         report.missing_lines(records),
         report.unmeasured_line(results["not_measured"]),
@@ -208,7 +215,7 @@ def print_results(results: dict) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point."""
     options = parse_arguments(arguments)
-    peers = all_peers(options.pallas_sweep, options.pallas_retune)
+    peers = all_peers(options.sweep, options.retune)
     if options.list:
         print_choices(peers)
         return
@@ -230,6 +237,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     # A kernel that hangs the device cannot be interrupted; what was measured is already written.
     faulthandler.dump_traceback_later(options.time_limit + GRACE_SECONDS, exit=True)
     try:
+        # First, because it takes seconds and a time limit leaves out what comes last.
+        if not options.no_host and "ours" in options.peers:
+            results["host"] = host.product_cost(recorder, options.chain)
+            try:
+                results["first_call"] = host.first_call()
+            except subprocess.SubprocessError as error:
+                results["not_measured"].append(f"first call ({error})")
         run_jobs(jobs, options, recorder, deadline, results)
     except KeyboardInterrupt:
         print("interrupted")
@@ -238,7 +252,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         results["gpu_after"] = machine.gpu_state()
         results["summary"] = report.summary(results["cases"])
         results["seconds"] = deadline.elapsed()
-        write(results, options.output)
+        if options.output:
+            save(results, options.output)
         if results["cases"]:
             print_results(results)
         print(f"\n{results['seconds']:.0f} s, device time by {recorder.name}")

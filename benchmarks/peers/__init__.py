@@ -1,9 +1,9 @@
-"""Everything that can be measured, one file a peer (and cuBLAS's two in one)."""
+"""Everything that can be measured, one file a peer; cuBLAS and memory have theirs in one each."""
 
 from __future__ import annotations
 
+from benchmarks.peers.bandwidth import bandwidth_peers
 from benchmarks.peers.base import Peer
-from benchmarks.peers.copy import Copy
 from benchmarks.peers.cublas import CublasDense, CublasLoop
 from benchmarks.peers.ours import Ours
 from benchmarks.peers.pallas_mgpu import PallasMgpu
@@ -13,17 +13,17 @@ from benchmarks.peers.tokamax import Tokamax
 from benchmarks.peers.torch_grouped_mm import TorchGroupedMm
 
 
-def all_peers(pallas_sweep: int = 3, pallas_retune: bool = False) -> dict[str, Peer]:
-    """Every peer by name, in the order in which the tables show them."""
+def all_peers(sweep: int = 3, retune: bool = False) -> dict[str, Peer]:
+    """Every peer by name, in the order in which the tables show them; for the rest see `Sweep`."""
     peers = (
         Ours(),
-        PallasMgpu(pallas_sweep, pallas_retune),
+        PallasMgpu(sweep, retune),
         TorchGroupedMm(),
-        Quack(),
-        Tokamax(),
+        Quack(sweep, retune),
+        Tokamax(sweep, retune),
         Stock(),
         CublasLoop(),
         CublasDense(),
-        Copy(),
+        *bandwidth_peers(),
     )
     return {peer.name: peer for peer in peers}

@@ -9,10 +9,11 @@ from benchmarks.cases import Problem, row_ranges
 from benchmarks.peers.base import Call, Role, TorchCall, as_torch, missing_module
 
 
-def _mm(a, b, out):
+def _mm(a, b, out, problem: Problem):
     """a @ b into out, whose dtype may be wider than the operands'."""
     import torch
 
+    torch.backends.cuda.matmul.allow_tf32 = problem.precision == "default"
     if out.dtype == a.dtype:
         return torch.mm(a, b, out=out)
     return torch.mm(a, b, out_dtype=out.dtype, out=out)
@@ -51,7 +52,7 @@ class CublasLoop:
 
         def run():
             for operand, weights, result in products:
-                _mm(operand, weights, result)
+                _mm(operand, weights, result, problem)
             return out
 
         call = TorchCall(run, f"{len(products)} products")
@@ -80,6 +81,6 @@ class CublasDense:
         else:
             b = b[0].mT if problem.transpose_rhs else b[0]
         out = _empty((a.shape[0], b.shape[1]), problem, a)
-        call = TorchCall(lambda: _mm(a, b, out))
+        call = TorchCall(lambda: _mm(a, b, out, problem))
         call.wait(call.run())
         return call

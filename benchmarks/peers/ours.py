@@ -25,6 +25,7 @@ def ragged_product(problem: Problem, implementation: str) -> Callable[..., jax.A
     return jax.jit(
         functools.partial(
             function,
+            precision=problem.precision,
             preferred_element_type=problem.out_dtype,
             implementation=implementation,
             **options,

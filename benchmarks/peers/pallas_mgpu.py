@@ -1,27 +1,21 @@
 """JAX's Pallas Mosaic-GPU ragged dot for Hopper, with the best of a small sweep of configurations.
 
-The kernel is an example in JAX's tree and takes its tile sizes from the caller. What a sweep finds
-is kept in a file, so that later runs do not spend their time on sweeping again.
+The kernel is an example in JAX's tree and takes its tile sizes from the caller.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-import json
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 
 import jax
 
 from benchmarks.cases import Problem
 from benchmarks.inputs import abstract_operands
 from benchmarks.peers.base import Call, NotOffered, Role, missing_module, without_gpu
-
-TUNED_CONFIGS = Path(__file__).parents[1] / "results" / "pallas_mgpu_configs.json"
+from benchmarks.peers.sweep import Sweep
 
 
 @dataclass(frozen=True)
@@ -55,8 +49,8 @@ CONFIGS = (
 )
 
 
-def candidates(problem: Problem, limit: int) -> list[Config]:
-    """At most `limit` configurations whose tiles divide the problem, likely ones first."""
+def candidates(problem: Problem) -> list[Config]:
+    """The configurations whose tiles divide the problem, likely ones first."""
 
     def allowed(config: Config) -> bool:
         if problem.contracting:
@@ -66,11 +60,12 @@ def candidates(problem: Problem, limit: int) -> list[Config]:
     # A tile much taller than a group is mostly wasted.
     small_groups = not problem.contracting and problem.m <= 64 * problem.groups
     ranked = sorted(CONFIGS, key=lambda config: small_groups and config.block_m > 64)
-    return [config for config in ranked if allowed(config)][:limit]
+    return [config for config in ranked if allowed(config)]
 
 
-def ragged_product(problem: Problem, config: Config) -> Callable[..., jax.Array]:
-    """The jitted function of (lhs, rhs, group_sizes) with a configuration."""
+@functools.cache
+def compiled(problem: Problem, config: Config) -> Callable[..., jax.Array]:
+    """The compiled function of (lhs, rhs, group_sizes) with a configuration."""
     from jax.experimental.pallas.ops.gpu import ragged_dot_mgpu, transposed_ragged_dot_mgpu
 
     options = dataclasses.asdict(config)
@@ -79,7 +74,8 @@ def ragged_product(problem: Problem, config: Config) -> Callable[..., jax.Array]
     else:
         function = ragged_dot_mgpu.ragged_dot
         options["transpose_rhs"] = problem.transpose_rhs
-    return jax.jit(lambda lhs, rhs, sizes: function(lhs, rhs, group_sizes=sizes, **options))
+    jitted = jax.jit(lambda lhs, rhs, sizes: function(lhs, rhs, group_sizes=sizes, **options))
+    return jitted.lower(*abstract_operands(problem)).compile()
 
 
 class PallasMgpu:
@@ -89,11 +85,9 @@ class PallasMgpu:
     role = Role.GROUPED
     slow = False
 
-    def __init__(self, sweep: int, retune: bool):
-        """Tries `sweep` configurations where none is known yet, or everywhere with `retune`."""
-        self._sweep = sweep
-        self._retune = retune
-        self._compiled: dict[Problem, dict[Config, Callable[..., jax.Array]]] = {}
+    def __init__(self, sweep: int = 3, retune: bool = False):
+        """See `Sweep`."""
+        self._sweep = Sweep(self.name, sweep, retune)
 
     def unavailable_reason(self) -> str | None:
         """Whether the kernel, its needs or a GPU is missing."""
@@ -105,60 +99,10 @@ class PallasMgpu:
         """Compiles the candidates and keeps the fastest for this problem."""
         if problem.out_dtype != problem.dtype:
             raise NotOffered(f"its result has the operands' dtype, {problem.dtype}")
-        operands = lhs, rhs, group_sizes
-        compiled = self._compiled.get(problem) or self._compile_candidates(problem)
-        if len(compiled) > 1:
-            best = min(compiled, key=lambda config: _seconds(compiled[config], operands))
-            compiled = {best: compiled[best]}
-            _remember(problem, best)
-        self._compiled[problem] = compiled
-        ((config, function),) = compiled.items()
-        jax.block_until_ready(function(*operands))
-        return Call(lambda: function(*operands), str(config))
 
-    def _compile_candidates(self, problem: Problem) -> dict[Config, Callable[..., jax.Array]]:
-        known = None if self._retune else _tuned().get(_key(problem))
-        configs = [Config(**known)] if known else candidates(problem, self._sweep)
-        if not configs:
-            raise NotOffered(f"no tile divides k={problem.k} and n={problem.n}")
+        def call(config: Config) -> Call:
+            function = compiled(problem, config)
+            return Call(lambda: function(lhs, rhs, group_sizes))
+
         # Most of a compilation happens outside Python's lock.
-        with ThreadPoolExecutor(max_workers=4) as pool:
-            outcomes = list(pool.map(functools.partial(_compile, problem), configs))
-        errors = [outcome for outcome in outcomes if isinstance(outcome, Exception)]
-        if len(errors) == len(configs):
-            raise errors[0]
-        return {
-            config: outcome
-            for config, outcome in zip(configs, outcomes, strict=True)
-            if outcome not in errors
-        }
-
-
-def _compile(problem: Problem, config: Config) -> Callable[..., jax.Array] | Exception:
-    """The compiled kernel, or the error that says why this configuration has none."""
-    try:
-        return ragged_product(problem, config).lower(*abstract_operands(problem)).compile()
-    except Exception as error:
-        return error
-
-
-def _seconds(function: Callable[..., jax.Array], operands, calls: int = 3) -> float:
-    """Seconds for a queue of calls after a warm-up."""
-    jax.block_until_ready(function(*operands))
-    start = time.perf_counter()
-    jax.block_until_ready([function(*operands) for _ in range(calls)])
-    return time.perf_counter() - start
-
-
-def _key(problem: Problem) -> str:
-    op = "contracting" if problem.contracting else "nt" if problem.transpose_rhs else "nn"
-    return f"{op}/{problem.groups}x{problem.m}x{problem.k}x{problem.n}/{problem.dtype}"
-
-
-def _tuned() -> dict[str, dict[str, int]]:
-    return json.loads(TUNED_CONFIGS.read_text()) if TUNED_CONFIGS.exists() else {}
-
-
-def _remember(problem: Problem, config: Config) -> None:
-    tuned = _tuned() | {_key(problem): dataclasses.asdict(config)}
-    TUNED_CONFIGS.write_text(json.dumps(tuned, indent=1, sort_keys=True) + "\n")
+        return self._sweep.best(problem, candidates(problem), call, workers=4)

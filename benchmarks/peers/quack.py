@@ -2,18 +2,66 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, dataclass
+
 import jax
 
 from benchmarks.cases import Problem
 from benchmarks.peers.base import Call, Role, TorchCall, as_torch, missing_module, without_gpu
+from benchmarks.peers.sweep import Sweep
+
+
+@dataclass(frozen=True)
+class Config:
+    """Tile and cluster in QuACK's own terms; two consumers take turns if ping-pong."""
+
+    tile_m: int
+    tile_n: int
+    pingpong: bool
+    cluster_m: int
+    cluster_n: int
+
+    def __str__(self) -> str:
+        schedule = "ping-pong" if self.pingpong else "cooperative"
+        return f"{self.tile_m}x{self.tile_n} {schedule}, cluster {self.cluster_m}x{self.cluster_n}"
+
+
+# QuACK's default for Hopper first, then others of its autotuner's space, likely ones first. The
+# autotuner itself would try twenty of them for each problem and distribution.
+CONFIGS = (
+    Config(128, 192, True, 2, 1),
+    Config(128, 256, False, 2, 1),
+    Config(256, 128, False, 2, 1),
+    Config(128, 128, True, 2, 1),
+    Config(128, 256, False, 1, 2),
+    Config(128, 192, True, 1, 2),
+    Config(128, 128, True, 1, 2),
+    Config(256, 192, False, 2, 1),
+    Config(128, 160, True, 2, 1),
+    Config(192, 128, True, 2, 1),
+)
+
+
+def candidates(problem: Problem) -> list[Config]:
+    """All configurations, likely ones first."""
+    # A cluster two tiles high is half idle in a group of fewer rows than one.
+    small_groups = not problem.contracting and problem.m <= 64 * problem.groups
+    return sorted(CONFIGS, key=lambda config: small_groups and config.cluster_m > 1)
 
 
 class Quack:
-    """With its default configuration: its autotuner takes minutes and did not help these shapes."""
+    """`gemm` with `cu_seqlens_m` for ragged rows and `cu_seqlens_k` for weight gradients.
+
+    A sweep of one is its default configuration; more are what its own tuning might choose.
+    """
 
     name = "quack"
     role = Role.GROUPED
     slow = False
+
+    def __init__(self, sweep: int = 3, retune: bool = False):
+        """See `Sweep`."""
+        self._sweep = Sweep(self.name, sweep, retune)
 
     def unavailable_reason(self) -> str | None:
         """Whether PyTorch, QuACK or a GPU is missing."""
@@ -22,20 +70,33 @@ class Quack:
     def prepare(
         self, problem: Problem, lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array
     ) -> Call:
-        """Shares the operands with PyTorch and compiles the kernel."""
+        """Shares the operands with PyTorch and compiles the kernels."""
         import torch
-        from quack.gemm_interface import gemm
+        from quack.gemm_config import GemmConfig
+        from quack.gemm_interface import gemm_tuned
 
         a, b = as_torch(lhs), as_torch(rhs)
         ends = torch.cumsum(as_torch(group_sizes), 0, dtype=torch.int32)
         offsets = torch.nn.functional.pad(ends, (1, 0))
-        options = {"out_dtype": getattr(torch, problem.out_dtype), "tuned": False}
         if problem.contracting:
             a = a.mT
-            options["cu_seqlens_k"] = offsets
+            ragged = {"cu_seqlens_k": offsets}
         else:
             b = b.mT if problem.transpose_rhs else b
-            options["cu_seqlens_m"] = offsets
-        call = TorchCall(lambda: gemm(a, b, **options))
-        call.wait(call.run())
-        return call
+            ragged = {"cu_seqlens_m": offsets}
+        out_dtype = getattr(torch, problem.out_dtype)
+
+        def call(config: Config) -> Call:
+            # The plain function under the autotuner, as its public `gemm(tuned=False)` calls it.
+            options = GemmConfig(**asdict(config), is_dynamic_persistent=False, device_capacity=9)
+
+            def run():
+                out = torch.empty(problem.out_shape, dtype=out_dtype, device=a.device)
+                gemm_tuned.fn(a, b, out, config=options, **ragged)
+                return out
+
+            prepared = TorchCall(run)
+            prepared.wait(prepared.run())
+            return prepared
+
+        return self._sweep.best(problem, candidates(problem), call)

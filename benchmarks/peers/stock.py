@@ -24,6 +24,7 @@ def ragged_product(problem: Problem) -> Callable[..., jax.Array]:
         functools.partial(
             jax.lax.ragged_dot_general,
             ragged_dot_dimension_numbers=dimension_numbers(problem),
+            precision=problem.precision,
             preferred_element_type=problem.out_dtype,
         )
     )

@@ -1,44 +1,110 @@
-"""tokamax's Mosaic-GPU ragged dot, where it is installed."""
+"""tokamax's ragged dot, its Mosaic-GPU and its Triton kernels, where it is installed."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 
 import jax
 
 from benchmarks.cases import Problem
-from benchmarks.peers.base import (
-    Call,
-    Role,
-    dimension_numbers,
-    jax_call,
-    missing_module,
-    without_gpu,
+from benchmarks.inputs import abstract_operands
+from benchmarks.peers.base import Call, Role, dimension_numbers, missing_module, without_gpu
+from benchmarks.peers.sweep import Sweep
+
+
+@dataclass(frozen=True)
+class Config:
+    """A kernel and its options in tokamax's own terms; None is left out."""
+
+    implementation: str
+    block_m: int
+    block_n: int
+    block_k: int
+    num_stages: int
+    num_warps: int | None = None
+    persistent: bool | None = None
+    grid_minor_dim: int | None = None
+    grid_tile_width: int | None = None
+
+    def options(self) -> dict[str, int | bool]:
+        """The arguments of the kernel's own configuration class."""
+        fields = asdict(self)
+        del fields["implementation"]
+        return {"split_k": 1} | {name: value for name, value in fields.items() if value is not None}
+
+    def __str__(self) -> str:
+        tile = f"{self.block_m}x{self.block_n}x{self.block_k}"
+        return f"{self.implementation} {tile}, {self.num_stages} stages"
+
+
+# tokamax tunes offline and ships what it found on an H100: the most frequent entries of those
+# tables, the Triton kernel's first, since it is the faster on most of their problems. The defaults
+# for a GPU without a table, 64x64 tiles, are far from these.
+CONFIGS = (
+    Config("triton", 128, 128, 32, 4, num_warps=4),
+    Config("triton", 128, 256, 64, 3, num_warps=8),
+    Config("mosaic_gpu", 128, 64, 128, 4, persistent=True, grid_minor_dim=0, grid_tile_width=4),
+    Config("triton", 128, 128, 64, 3, num_warps=4),
+    Config("mosaic_gpu", 128, 64, 128, 4, persistent=False, grid_minor_dim=1, grid_tile_width=8),
+    Config("triton", 64, 256, 32, 3, num_warps=4),
 )
 
 
-@functools.cache
-def ragged_product(problem: Problem) -> Callable[..., jax.Array]:
-    """The jitted function of (lhs, rhs, group_sizes) that is measured."""
-    import tokamax
+# The Mosaic kernel unrolls a loop over the groups, and 128 of them take half a minute to compile.
+MOST_MOSAIC_GROUPS = 32
 
-    return jax.jit(
-        functools.partial(
-            tokamax.ragged_dot_general,
-            ragged_dot_dimension_numbers=dimension_numbers(problem),
+
+def candidates(problem: Problem) -> list[Config]:
+    """The configurations that fit the problem, likely ones first."""
+
+    def allowed(config: Config) -> bool:
+        if config.implementation == "mosaic_gpu" and problem.groups > MOST_MOSAIC_GROUPS:
+            return False
+        return problem.contracting or problem.k % config.block_k == 0
+
+    # A tile much taller than a group is mostly wasted.
+    small_groups = not problem.contracting and problem.m <= 64 * problem.groups
+    ranked = sorted(CONFIGS, key=lambda config: small_groups and config.block_m > 64)
+    return [config for config in ranked if allowed(config)]
+
+
+@functools.cache
+def compiled(problem: Problem, config: Config) -> Callable[..., jax.Array]:
+    """The compiled function of (lhs, rhs, group_sizes) with a configuration."""
+    from absl import flags
+    from tokamax._src.ops.ragged_dot import api
+
+    if not flags.FLAGS.is_parsed():
+        # tokamax would look for its flags on this program's command line.
+        flags.FLAGS(["tokamax"])
+    kernel = api.IMPLEMENTATIONS[config.implementation]
+    kernel = kernel.replace(config=kernel.config_cls(**config.options()))
+
+    def product(lhs, rhs, group_sizes):
+        return api.ragged_dot_general(
+            lhs,
+            rhs,
+            group_sizes,
+            dimension_numbers(problem),
             preferred_element_type=problem.out_dtype,
-            implementation="mosaic",
+            implementation=(kernel,),
         )
-    )
+
+    return jax.jit(product).lower(*abstract_operands(problem)).compile()
 
 
 class Tokamax:
-    """With the configuration that tokamax's own tables or heuristics give, not autotuned here."""
+    """Transposed operands are copied by tokamax itself, and those copies are part of its time."""
 
     name = "tokamax"
     role = Role.GROUPED
     slow = False
+
+    def __init__(self, sweep: int = 3, retune: bool = False):
+        """See `Sweep`."""
+        self._sweep = Sweep(self.name, sweep, retune)
 
     def unavailable_reason(self) -> str | None:
         """Whether tokamax or a GPU is missing."""
@@ -47,5 +113,10 @@ class Tokamax:
     def prepare(
         self, problem: Problem, lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array
     ) -> Call:
-        """Compiles the call."""
-        return jax_call(ragged_product(problem), lhs, rhs, group_sizes)
+        """Compiles the candidates and keeps the fastest for this problem."""
+
+        def call(config: Config) -> Call:
+            function = compiled(problem, config)
+            return Call(lambda: function(lhs, rhs, group_sizes))
+
+        return self._sweep.best(problem, candidates(problem), call, workers=4)

@@ -1,0 +1,113 @@
+"""The best of a few configurations of a peer that leaves its tile sizes to the caller.
+
+What a sweep finds is kept in a file, so that later runs do not spend their time on sweeping again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cases import Problem
+from benchmarks.peers.base import Call, NotOffered
+
+RESULTS = Path(__file__).parents[1] / "results"
+
+# A frozen dataclass of plain values.
+Config = Any
+
+
+class Sweep:
+    """Which configuration of one peer is fastest for a problem."""
+
+    def __init__(self, peer: str, limit: int, retune: bool, directory: Path = RESULTS):
+        """Tries `limit` configurations where none is known yet, or everywhere with `retune`."""
+        self._path = directory / f"{peer}_configs.json"
+        self._limit = limit
+        self._retune = retune
+        # What this run found or looked up: sizes change between distributions, problems do not.
+        self._chosen: dict[Problem, Config] = {}
+
+    def best(
+        self,
+        problem: Problem,
+        candidates: Sequence[Config],
+        prepare: Callable[[Config], Call],
+        workers: int = 1,
+    ) -> Call:
+        """The call of the fastest configuration that works; `detail` is the configuration.
+
+        `candidates` come in the order in which to try them. `prepare` compiles, in up to `workers`
+        threads at once.
+
+        Raises:
+          NotOffered: without candidates.
+          Exception: what `prepare` raised first, if it raised for all candidates.
+        """
+        if not candidates:
+            raise NotOffered(f"no tile divides k={problem.k} and n={problem.n}")
+        chosen = self._chosen.get(problem) or self._known(problem, candidates)
+        tried = [chosen] if chosen else candidates[: self._limit]
+        calls = _prepare_all(tried, prepare, workers)
+        config = next(iter(calls))
+        if len(calls) > 1:
+            config = min(calls, key=lambda config: _seconds(calls[config]))
+            self._remember(problem, config)
+        self._chosen[problem] = config
+        calls[config].detail = str(config)
+        return calls[config]
+
+    def _known(self, problem: Problem, candidates: Sequence[Config]) -> Config | None:
+        known = None if self._retune else self._read().get(_key(problem))
+        # A configuration that is no longer on the list is no longer known.
+        return next((c for c in candidates if dataclasses.asdict(c) == known), None)
+
+    def _read(self) -> dict[str, dict[str, Any]]:
+        return json.loads(self._path.read_text()) if self._path.exists() else {}
+
+    def _remember(self, problem: Problem, config: Config) -> None:
+        known = self._read() | {_key(problem): dataclasses.asdict(config)}
+        self._path.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
+
+
+def _prepare_all(
+    configs: Sequence[Config], prepare: Callable[[Config], Call], workers: int
+) -> dict[Config, Call]:
+    def outcome(config: Config) -> Call | Exception:
+        try:
+            return prepare(config)
+        except Exception as error:
+            # A configuration may not fit the problem in ways that only compiling it tells.
+            return error
+
+    if workers == 1:
+        # In this thread: the CUDA context that a peer relies on is current here, not in others.
+        outcomes = {config: outcome(config) for config in configs}
+    else:
+        with ThreadPoolExecutor(workers) as pool:
+            outcomes = dict(zip(configs, pool.map(outcome, configs), strict=True))
+    calls = {config: call for config, call in outcomes.items() if isinstance(call, Call)}
+    if not calls:
+        raise outcomes[configs[0]]
+    return calls
+
+
+def _seconds(call: Call, calls: int = 3) -> float:
+    """Seconds for a queue of calls after a warm-up."""
+    call.wait(call.run())
+    start = time.perf_counter()
+    for _ in range(calls):
+        result = call.run()
+    call.wait(result)
+    return time.perf_counter() - start
+
+
+def _key(problem: Problem) -> str:
+    op = "contracting" if problem.contracting else "nt" if problem.transpose_rhs else "nn"
+    out = "" if problem.out_dtype == problem.dtype else f"->{problem.out_dtype}"
+    return f"{op}/{problem.groups}x{problem.m}x{problem.k}x{problem.n}/{problem.dtype}{out}"
