@@ -46,7 +46,8 @@ def orthogonalize(
 
     Args:
       matrices: arrays [..., m, n] of any shapes, floating point; leading dimensions count matrices.
-      steps: iterations. Five bring singular values above 0.002 of the Frobenius norm to 0.68 .. 1.21.
+      steps: iterations. Five bring singular values above 0.002 of the Frobenius norm into
+        0.68 to 1.21.
       coefficients: of the iteration X <- a X + (b A + c A^2) X with A = X X^T.
       dtype: what is multiplied; bfloat16 and float16 take the CUDA kernel.
       implementation: as for `grouped_syrk`.
