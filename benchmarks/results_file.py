@@ -40,13 +40,14 @@ def load(paths: Sequence[Path]) -> dict:
     lacks (`merge`). So it is with what holds for a run as a whole.
     """
     whole: dict = {}
-    cases: dict[str, dict] = {}
+    cases: dict[tuple, dict] = {}
     for path in paths:
         results = json.loads(path.read_text())
         whole = results | whole
-        for record in results["cases"]:
-            name = record["case"]
-            cases[name] = merge(cases[name], record) if name in cases else record
+        for record in results.get("cases", []):
+            # float32 operands have cases of the same names.
+            key = record["case"], record.get("dtype"), record.get("precision")
+            cases[key] = merge(cases[key], record) if key in cases else record
     return whole | {"cases": list(cases.values())}
 
 
