@@ -218,8 +218,8 @@ def measure(update: Update, shape: Shape, session: Session) -> dict:
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point."""
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line's options."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.rank_k",
         description=__doc__,
@@ -230,6 +230,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if options.dry_run:
         use_dry_run(options)
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point."""
+    options = parse_arguments(arguments)
     command = ["benchmarks.rank_k", *(sys.argv[1:] if arguments is None else arguments)]
     with open_session(command, options) as session:
         session.measure(

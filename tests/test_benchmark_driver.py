@@ -52,19 +52,21 @@ def test_products_are_written_as_the_driver_reads_them(op, kind, k, n):
 
 
 def test_updates_are_written_as_the_driver_reads_them():
-    options = ab.parse_arguments(["driver", "--ops", "syr2k", "--shapes", "tiny"])
+    options = ab.parse_arguments(["driver", "--ops", "syr2k", "--shapes", "tiny_fine"])
     assert "syr2k 8x2048x2048/syr2k 8 2048 2048 2048" in ab.problem_lines(options)
 
 
 def test_two_builds_take_turns(tmp_path, capsys):
     drivers = [fake_driver(tmp_path / "a", [30.0, 8.0]), fake_driver(tmp_path / "b", [20.0, 10.0])]
-    ab.main([*map(str, drivers), "--shapes", "tiny", "--ops", "forward", "wgrad", "--rounds", "3"])
+    ab.main(
+        [*map(str, drivers), "--shapes", "tiny_fine", "--ops", "forward", "wgrad", "--rounds", "3"]
+    )
     forward, wgrad = capsys.readouterr().out.splitlines()
-    assert forward.startswith("tiny/forward/random") and "ratio 1.500" in forward
-    assert wgrad.startswith("tiny/wgrad/random") and "ratio 0.800" in wgrad
+    assert forward.startswith("tiny_fine/forward/random") and "ratio 1.500" in forward
+    assert wgrad.startswith("tiny_fine/wgrad/random") and "ratio 0.800" in wgrad
 
 
 def test_a_wrong_result_is_no_time(tmp_path):
     driver = fake_driver(tmp_path / "wrong", [30.0], "WRONG")
-    with pytest.raises(RuntimeError, match="tiny/forward/random"):
-        ab.main([str(driver), "--shapes", "tiny", "--ops", "forward", "--rounds", "1"])
+    with pytest.raises(RuntimeError, match="tiny_fine/forward/random"):
+        ab.main([str(driver), "--shapes", "tiny_fine", "--ops", "forward", "--rounds", "1"])
