@@ -69,7 +69,7 @@ def parts(build: str) -> list[Part]:
     smoke = f"{shlex.quote(sys.executable)} tests/gpu/sanitizer_smoke.py"
     sanitizer = "compute-sanitizer --error-exitcode 1 --tool"
     return [
-        Part("build", 4, (build,)),
+        Part("build", 6, (build,)),
         Part("tests", 5, (f"{python('pytest')} -q -m gpu",)),
         Part("sanitizer", 4, (f"{sanitizer} memcheck {smoke}", f"{sanitizer} racecheck {smoke}")),
         Part(
