@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks import bars_fp8, bars_rank_k
+from benchmarks import bars_fp8, bars_lists, bars_rank_k
 from benchmarks.bar import Bar, Finding, missing_cases
 from benchmarks.cases import OPS, SUITES
 from benchmarks.measure import best_grouped, geometric_mean
@@ -29,7 +29,8 @@ DECODE_ROWS = 64
 
 def check(results: Mapping) -> list[Bar]:
     """Every bar against the results of one or more runs."""
-    cases = [record for record in results.get("cases", []) if "ours" in record["peers"]]
+    records = results.get("cases", [])
+    cases = [record for record in records if "ours" in record.get("peers", {})]
     ragged = [record for record in cases if record["op"] in OPS]
     return [
         *_ragged_bars([record for record in ragged if not _is_float32(record)]),
@@ -38,6 +39,7 @@ def check(results: Mapping) -> list[Bar]:
         _first_call(results.get("first_call", {})),
         *bars_fp8.check(cases, results),
         *bars_rank_k.check(cases),
+        *bars_lists.check(records),
     ]
 
 

@@ -45,9 +45,11 @@ def load(paths: Sequence[Path]) -> dict:
         results = json.loads(path.read_text())
         whole = results | whole
         for record in results.get("cases", []):
-            # float32 operands have cases of the same names.
-            key = record["case"], record.get("dtype"), record.get("precision")
-            cases[key] = merge(cases[key], record) if key in cases else record
+            # float32 operands have cases of the same names. A list of problems has a name alone.
+            names = ("case", "list", "dtype", "precision")
+            key = tuple(record.get(name) for name in names)
+            known = cases.get(key)
+            cases[key] = merge(known, record) if known and "peers" in known else known or record
     return whole | {"cases": list(cases.values())}
 
 

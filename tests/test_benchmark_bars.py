@@ -178,8 +178,30 @@ def test_every_wanted_case_is_one_that_a_benchmark_measures():
         for shape in update.shapes
     }
     for bar in bars.check({"cases": []}):
-        if bar.name != "FP8 training":
+        # Seeds are no cases, and lists are named where they are measured.
+        if bar.name != "FP8 training" and not bar.name.startswith("lists"):
             assert set(bar.missing) <= measured, bar.name
+
+
+def test_lists_of_products(tmp_path):
+    def of_list(name, ratio):
+        us = {"cuBLAS loop": [2.0 * ratio, 8.0 * ratio], "host_precomputed sorted": [2.0, 8.0]}
+        return {"list": name, "us": us | {"device sorted": [9.0, 9.0]}}
+
+    name = "lists, random, over a cuBLAS loop"
+    two = [of_list("random_24", 2.0), of_list("cutlass_24", 1.2)]
+    assert judged(name, *two).cleared is True and "random_300" in judged(name, *two).missing
+    assert judged(name, of_list("random_24", 2.0), of_list("cutlass_24", 1.1)).cleared is False
+    name = "lists, large, over a cuBLAS loop"
+    assert judged(name, of_list("big_8", 0.98)).cleared is True
+    assert judged(name, of_list("big_8", 0.96)).cleared is False
+    assert judged(name, *two).cleared is None
+    # Read from a file among others; the first one's times stay.
+    paths = [tmp_path / "a.json", tmp_path / "b.json"]
+    for path, ratio in zip(paths, (0.98, 0.5), strict=True):
+        results_file.save({"cases": [of_list("big_8", ratio)]}, path)
+    found = results_file.load([*paths, RESULTS / "h200_rank_k.json"])
+    assert {bar.name: bar.cleared for bar in bars.check(found)}[name] is True
 
 
 def test_float32_has_a_bar_of_its_own():
