@@ -7,7 +7,7 @@ namespace driver {
 
 enum class Element { kBf16, kFp8, kF32 };
 
-__device__ inline float load(void const* data, Element type, int64_t i) {
+__host__ __device__ inline float load(void const* data, Element type, int64_t i) {
   if (type == Element::kBf16) return __bfloat162float(static_cast<__nv_bfloat16 const*>(data)[i]);
   if (type == Element::kFp8) return float(static_cast<__nv_fp8_e4m3 const*>(data)[i]);
   return static_cast<float const*>(data)[i];
@@ -26,7 +26,7 @@ struct Factor {
   int64_t scale_block_stride;
   int lines_per_scale;
 
-  __device__ float at(int group, int line, int term) const {
+  __host__ __device__ float at(int group, int line, int term) const {
     float const value =
         load(data, type, group * group_stride + line * line_stride + term * term_stride);
     if (scales == nullptr) return value;
@@ -62,7 +62,7 @@ struct Place {
 };
 
 // Element `sample` of a random choice; a row that no group owns has no terms.
-__device__ inline Place choose(Reference const& r, uint64_t sample) {
+__host__ __device__ inline Place choose(Reference const& r, uint64_t sample) {
   uint64_t const bits = hash(sample);
   Place place{};
   place.row = int((bits & 0xffffff) % r.rows);
@@ -86,38 +86,44 @@ __device__ inline Place choose(Reference const& r, uint64_t sample) {
   return place;
 }
 
-// A warp an element. `worst` is the largest error over what rounding explains, as the bits of a
-// float, whose order is that of non-negative floats.
+// The error of an element over what rounding explains, given its exact value and the sum of its
+// terms' magnitudes. What has no terms is exactly zero; a NaN is never right.
+__host__ __device__ inline float error_ratio(Reference const& r, Place const& place, float exact,
+                                             float magnitude) {
+  int64_t const row = place.row + (r.stacked ? int64_t(place.group) * r.rows : 0);
+  float const out = load(r.out, r.out_type, row * r.columns + place.column);
+  float const rounding = r.out_type == Element::kF32 ? 0x1p-23f : 0x1p-8f;
+  float const error = fabsf(out - exact);
+  if (error == 0) return 0;
+  if (!(error < INFINITY)) return INFINITY;
+  return error / (rounding * fabsf(exact) + r.accumulation_error * magnitude);
+}
+
+// A term of the sum: one product, or two.
+__host__ __device__ inline float2 term_and_magnitude(Reference const& r, Place const& p, int t) {
+  float const term = r.lhs.at(p.group, p.row, t) * r.rhs.at(p.group, p.column, t);
+  if (!r.two_products) return {term, fabsf(term)};
+  float const other = r.rhs.at(p.group, p.row, t) * r.lhs.at(p.group, p.column, t);
+  return {term + other, fabsf(term) + fabsf(other)};
+}
+
+// A warp an element. `worst` is the largest ratio as the bits of a float, whose order is that of
+// non-negative floats.
 static __global__ void compare(Reference r, int samples, int* worst) {
   int const warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
   if (warp >= samples) return;
   Place const place = choose(r, warp);
   float sum = 0, magnitude = 0;
   for (int t = place.first_term + lane; t < place.last_term; t += 32) {
-    float term = r.lhs.at(place.group, place.row, t) * r.rhs.at(place.group, place.column, t);
-    float size = fabsf(term);
-    if (r.two_products) {
-      float const other =
-          r.rhs.at(place.group, place.row, t) * r.lhs.at(place.group, place.column, t);
-      term += other;
-      size += fabsf(other);
-    }
-    sum += term;
-    magnitude += size;
+    float2 const term = term_and_magnitude(r, place, t);
+    sum += term.x;
+    magnitude += term.y;
   }
   for (int step = 16; step > 0; step /= 2) {
     sum += __shfl_xor_sync(0xffffffff, sum, step);
     magnitude += __shfl_xor_sync(0xffffffff, magnitude, step);
   }
-  if (lane != 0) return;
-  int64_t const row = place.row + (r.stacked ? int64_t(place.group) * r.rows : 0);
-  float const out = load(r.out, r.out_type, row * r.columns + place.column);
-  float const rounding = r.out_type == Element::kF32 ? 0x1p-23f : 0x1p-8f;
-  float const allowed = rounding * fabsf(sum) + r.accumulation_error * magnitude;
-  float const error = fabsf(out - sum);
-  // What has no terms is exactly zero; a NaN is never right.
-  float const ratio = error == 0 ? 0 : !(error < INFINITY) ? INFINITY : error / allowed;
-  atomicMax(worst, __float_as_int(ratio));
+  if (lane == 0) atomicMax(worst, __float_as_int(error_ratio(r, place, sum, magnitude)));
 }
 
 // The largest error of `samples` elements over what rounding explains: at most one if all is well.
