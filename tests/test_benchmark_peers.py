@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import sys
 from pathlib import Path
 
@@ -171,3 +172,26 @@ def test_the_reference_takes_any_scales(rng):
         2 * reference(case.problem, lhs, rhs, sizes),
         rtol=1e-5,
     )
+
+
+def test_every_compiled_configuration_is_listed():
+    @dataclasses.dataclass(frozen=True)
+    class Tile:
+        tile_n: int
+        schedule: str = "cooperative"
+        stream_k: bool = False
+
+    configs = [
+        {"op": "product", "tile_n": 256, "schedule": "cooperative"},
+        {"op": "other_product", "tile_n": 64},
+        {"op": "product", "tile_n": 128, "schedule": "pingpong"},
+        {"op": "product_stream_k", "tile_n": 256},
+    ]
+    assert variants.listed("product", configs, Tile) == (
+        Tile(256),
+        Tile(128, "pingpong"),
+        Tile(256, stream_k=True),
+    )
+    for op in ("ragged_contracting", "scaled_ragged_noncontracting"):
+        assert variants.compiled(op)
+        assert variants.most(op) == len(variants.compiled(op))

@@ -42,6 +42,29 @@ inline bool read(std::istream& input, Problem& problem) {
   return false;
 }
 
+// Which of the compiled kernels to run.
+struct Choice {
+  int config = 0;        // in the family's list: ragged products and symmetric updates
+  int stream_k = 0;      // ragged products: whether the last wave is cut along K
+  int fp8_tile_n = 256;  // FP8 has no list
+  int fp8_schedule = 0;  // as a number
+};
+
+// Sets a member that not every source tree has.
+template <class T, class Value>
+auto set_stream_k(T& to, Value value, int) -> decltype(to.stream_k = value, void()) {
+  to.stream_k = value;
+}
+template <class T, class Value>
+void set_stream_k(T&, Value, long) {}
+
+template <class T>
+auto set_schedule(T& to, int value, int) -> decltype(to.schedule, void()) {
+  to.schedule = static_cast<decltype(to.schedule)>(value);
+}
+template <class T>
+void set_schedule(T&, int, long) {}
+
 struct Prepared {
   std::function<cudaError_t(cudaStream_t)> launch;
   Reference reference;

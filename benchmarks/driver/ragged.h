@@ -11,7 +11,7 @@ constexpr size_t kWorkspaceBytes = 64 << 20;
 
 // "nn": rhs [groups, k, n]; "nt": rhs [groups, n, k]; "tn": rows are contracted, result
 // [groups, k, n]; "tn_f32": into float32.
-inline Prepared prepare_ragged(Problem const& problem, int config) {
+inline Prepared prepare_ragged(Problem const& problem, Choice const& choice) {
   bool const contracting = problem.kind[0] == 't', to_f32 = problem.kind == "tn_f32";
   bool const transposed = problem.kind == "nt";
   int64_t const m = problem.rows, k = problem.k, n = problem.n, groups = problem.groups;
@@ -34,13 +34,14 @@ inline Prepared prepare_ragged(Problem const& problem, int config) {
   arguments.type = jgg::sm90::ElementType::kBf16;
   arguments.out_type = to_f32 ? jgg::sm90::ElementType::kF32 : jgg::sm90::ElementType::kBf16;
   arguments.contracting = contracting;
+  set_stream_k(arguments, choice.stream_k != 0, 0);
   arguments.transpose_rhs = transposed;
   arguments.batches = 1;
   arguments.groups = arguments.local_groups = problem.groups;
   arguments.m = problem.rows;
   arguments.k = problem.k;
   arguments.n = problem.n;
-  jgg::sm90::TileConfig const tile = jgg::sm90::tile_configs().at(config);
+  jgg::sm90::TileConfig const tile = jgg::sm90::tile_configs().at(choice.config);
   prepared.launch = [=](cudaStream_t stream) {
     return contracting ? jgg::sm90::ragged_contracting(tile, arguments, stream)
                        : jgg::sm90::ragged_noncontracting(tile, arguments, stream);

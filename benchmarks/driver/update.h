@@ -7,7 +7,7 @@
 namespace driver {
 
 // "syrk": A A^T, "syr2k": A B^T + B A^T of `groups` matrices [rows, k].
-inline Prepared prepare_update(Problem const& problem, int config) {
+inline Prepared prepare_update(Problem const& problem, Choice const& choice) {
   bool const two_products = problem.kind == "syr2k";
   int64_t const matrices = problem.groups, n = problem.rows, k = problem.k;
   Prepared prepared{};
@@ -34,7 +34,7 @@ inline Prepared prepare_update(Problem const& problem, int config) {
   arguments.type = arguments.out_type = jgg::sm90::ElementType::kBf16;
   arguments.uplo = jgg::Uplo::kLower;
   arguments.other = jgg::sm90::OtherTriangle::kKept;
-  auto const tile = jgg::sm90::rank_k_tile_configs().at(config);
+  auto const tile = jgg::sm90::rank_k_tile_configs().at(choice.config);
   prepared.launch = [=](cudaStream_t stream) { return jgg::sm90::rank_k(tile, arguments, stream); };
   prepared.flops = (two_products ? 2.0 : 1.0) * matrices * n * n * k;
 

@@ -43,6 +43,8 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     options = parser.parse_args(arguments)
     if options.dry_run:
         use_dry_run(options)
+    if not chosen_cases(options):
+        parser.error("no case has such a shape, op and distribution")
     return options
 
 
