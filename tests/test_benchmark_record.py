@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shlex
 import subprocess
@@ -91,7 +92,7 @@ def test_every_command_can_be_started(command):
         options = PARSERS[words[2]](words[3:])
         assert options.output.suffix == ".json"
     elif words[1:2] == ["-m"]:
-        assert words[2] == "pytest"
+        assert importlib.util.find_spec(words[2])
     elif "tests/gpu/sanitizer_smoke.py" in words:
         assert (ROOT / words[-1]).exists()
     else:
