@@ -49,6 +49,13 @@ SUITES: dict[str, tuple[Shape, ...]] = {
         Shape("fine256_k256", 256, 65536, 256, 7168),
         Shape("fine256_n256", 256, 65536, 2048, 256),
     ),
+    # Weight gradients of a fixed number of tokens a group; few tokens and columns a group, at large
+    # and small K.
+    "fp8": (
+        Shape("wgrad_g4_8192", 4, 32768, 4096, 7168),
+        Shape("wgrad_g8_4096", 8, 32768, 7168, 2048),
+        Shape("g256_m128_k512", 256, 32768, 512, 7168),
+    ),
     "decode": tuple(
         Shape(f"decode_r{rows}", 32, 32 * rows, 7168, 4096) for rows in (1, 2, 4, 8, 16, 32, 64)
     ),

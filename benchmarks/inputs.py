@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import functools
 import zlib
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
 import jax
 import jax.numpy as jnp
 
+from benchmarks import check
 from benchmarks.cases import Case, Problem, Shape, tensor_shape
+
+AnyInputs = TypeVar("AnyInputs")
 
 
 class Inputs:
@@ -31,12 +36,32 @@ class Inputs:
         operands = self._tensor(case.op.lhs), self._tensor(case.op.rhs), sizes
         return jax.block_until_ready(operands)
 
+    def reference(self, case: Case, operands: tuple[jax.Array, ...]) -> jax.Array:
+        """The float32 result of a case for what `operands` returned."""
+        return check.reference(case.problem, *operands)
+
     def _tensor(self, name: str) -> jax.Array:
         if name not in self._tensors:
             key = jax.random.fold_in(self._key, zlib.crc32(name.encode()))
             dims = tensor_shape(self._shape, name)
             self._tensors[name] = _normal(key, dims, self._dtype)
         return self._tensors[name]
+
+
+class LatestInputs(Generic[AnyInputs]):
+    """The inputs of one shape at a time: the old tensors go before the new ones come."""
+
+    def __init__(self, make: Callable[[Shape], AnyInputs]):
+        self._make = make
+        self._shape: Shape | None = None
+        self._inputs: AnyInputs | None = None
+
+    def of(self, shape: Shape) -> AnyInputs:
+        """The inputs of a shape."""
+        if self._shape != shape:
+            self._inputs = None
+            self._inputs, self._shape = self._make(shape), shape
+        return self._inputs
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2))

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-import jax
 import numpy as np
 
 from benchmarks import check
-from benchmarks.cases import Case, Problem, flops, unavoidable_bytes, written_bytes
+from benchmarks.cases import Case, flops, unavoidable_bytes, written_bytes
 from benchmarks.device_activity import Sample
 from benchmarks.inputs import Inputs
 from benchmarks.peers.bandwidth import moved_bytes
@@ -54,7 +54,7 @@ class PeerResult:
             result |= _sample_summary(self.samples)
             if self.role == Role.BANDWIDTH:
                 result["tbps"] = moved_bytes(name) / result["median_us"] / 1e6
-            else:
+            elif work:
                 result["tflops"] = work / result["median_us"] / 1e6
         if self.host:
             result |= dataclasses.asdict(self.host)
@@ -75,6 +75,49 @@ def _sample_summary(samples: list[Sample]) -> dict[str, object]:
     return summary
 
 
+@dataclass(frozen=True)
+class Contender:
+    """What takes part in a case: how it is prepared, and how its result is judged.
+
+    `check` gives the error of a prepared call's result and whether it is acceptable; None for
+    calls whose result is not the case's. `unavailable` is a reason, if there is one.
+    """
+
+    role: Role
+    prepare: Callable[[], Call]
+    check: Callable[[Call], tuple[check.Error, bool]] | None
+    unavailable: str | None = None
+
+
+def measure_contenders(
+    contenders: Mapping[str, Contender],
+    recorder: Recorder,
+    *,
+    rounds: int,
+    flush: Callable[[], None],
+    seed: int = 0,
+    measure_host: bool = True,
+) -> dict[str, PeerResult]:
+    """Prepares and checks all, then times those that are right against each other."""
+    results: dict[str, PeerResult] = {}
+    calls: dict[str, Call] = {}
+    for name, contender in contenders.items():
+        results[name], call = _prepare(contender)
+        if call is not None:
+            calls[name] = call
+    for name, samples in interleave(calls, recorder, rounds, flush, seed).items():
+        if min(sample.us for sample in samples) > 0:
+            results[name].samples = samples
+        else:
+            results[name].status = "failed"
+            results[name].reason = f"{recorder.name} saw no device activity in some rounds"
+    if measure_host:
+        for name, call in calls.items():
+            if results[name].samples:
+                results[name].host = host_times(call, statistics.median(results[name].us))
+    return results
+
+
 def measure_case(
     case: Case,
     inputs: Inputs,
@@ -87,87 +130,105 @@ def measure_case(
 ) -> dict[str, object]:
     """Measures the peers of one case against each other and returns plain data for the results."""
     problem = case.problem
-    lhs, rhs, sizes = inputs.operands(case)
-    expected = check.reference(problem, lhs, rhs, sizes)
-    results: dict[str, PeerResult] = {}
-    calls: dict[str, Call] = {}
-    for peer in peers:
-        result, call = _prepare(peer, problem, lhs, rhs, sizes, expected)
-        results[peer.name] = result
-        if call is not None:
-            calls[peer.name] = call
-    del expected
+    operands = inputs.operands(case)
+    expected = inputs.reference(case, operands)
 
-    for name, samples in interleave(calls, recorder, rounds, flush, case.seed).items():
-        if min(sample.us for sample in samples) > 0:
-            results[name].samples = samples
-        else:
-            results[name].status = "failed"
-            results[name].reason = f"{recorder.name} saw no device activity in some rounds"
-    if measure_host:
-        for name, call in calls.items():
-            if results[name].samples:
-                results[name].host = host_times(call, statistics.median(results[name].us))
-    return _record(case, results)
+    def checked(call: Call) -> tuple[check.Error, bool]:
+        exact = expected if call.reference is None else call.reference()
+        error = check.compare(call.to_jax(call.run()), exact)
+        return error, error.acceptable(problem, call.tolerance)
+
+    contenders = {
+        peer.name: Contender(
+            role=peer.role,
+            prepare=functools.partial(peer.prepare, problem, *operands),
+            check=checked if peer.role.solves_problem else None,
+            unavailable=peer.unavailable_reason(),
+        )
+        for peer in peers
+    }
+    results = measure_contenders(
+        contenders,
+        recorder,
+        rounds=rounds,
+        flush=flush,
+        seed=case.seed,
+        measure_host=measure_host,
+    )
+    sizes = case.group_sizes
+    return record(
+        case.name,
+        shape=dataclasses.asdict(case.shape),
+        op=case.op.name,
+        distribution=case.distribution,
+        dtype=case.dtype,
+        precision=case.precision,
+        out_dtype=problem.out_dtype,
+        flops=flops(problem, sizes),
+        bytes=unavoidable_bytes(problem, sizes),
+        written_bytes=written_bytes(problem),
+        group_sizes={
+            "smallest": int(sizes.min()),
+            "median": float(np.median(sizes)),
+            "largest": int(sizes.max()),
+            "empty": int(np.count_nonzero(sizes == 0)),
+        },
+        results=results,
+    )
 
 
-def _prepare(
-    peer: Peer, problem: Problem, lhs, rhs, sizes, expected: jax.Array
-) -> tuple[PeerResult, Call | None]:
-    """A call of a peer that gives the right result, or the reason why there is none."""
-    result = PeerResult(peer.role, "skipped")
-    if reason := peer.unavailable_reason():
-        result.reason = reason
+def _prepare(contender: Contender) -> tuple[PeerResult, Call | None]:
+    """A call that gives the right result, or the reason why there is none."""
+    result = PeerResult(contender.role, "skipped")
+    if contender.unavailable:
+        result.reason = contender.unavailable
         return result, None
     start = time.perf_counter()
+    acceptable = True
     try:
-        call = peer.prepare(problem, lhs, rhs, sizes)
+        call = contender.prepare()
         result.prepare_s = time.perf_counter() - start
         result.detail = call.detail
-        if peer.role.solves_problem:
-            result.error = check.compare(call.to_jax(call.run()), expected)
+        if contender.check is not None:
+            result.error, acceptable = contender.check(call)
     except NotOffered as reason:
         result.reason = str(reason)
         return result, None
     except Exception as error:
         # One peer's failure, out of memory included, is a result and must not end the run.
-        result.status, result.reason = "failed", _first_line(error)
+        result.status, result.reason = "failed", first_line(error)
         return result, None
-    if result.error and not result.error.acceptable(problem):
+    if not acceptable:
         result.status, result.reason = "wrong", f"relative error {result.error.total:.1e}"
         return result, None
     result.status = "measured"
     return result, call
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """An exception's type and the first line of its message."""
     lines = str(error).splitlines() or [""]
     return f"{type(error).__name__}: {lines[0][:200]}"
 
 
-def _record(case: Case, results: Mapping[str, PeerResult]) -> dict[str, object]:
-    problem, sizes = case.problem, case.group_sizes
-    work, traffic = flops(problem, sizes), unavoidable_bytes(problem, sizes)
-    written = written_bytes(problem)
+def record(
+    case: str,
+    *,
+    flops: int,
+    bytes: int,
+    written_bytes: int,
+    results: Mapping[str, PeerResult],
+    **description: object,
+) -> dict[str, object]:
+    """A case in the results: what it is, who took part, and how the others compare with us."""
     return {
-        "case": case.name,
-        "shape": dataclasses.asdict(case.shape),
-        "op": case.op.name,
-        "distribution": case.distribution,
-        "dtype": case.dtype,
-        "precision": case.precision,
-        "out_dtype": problem.out_dtype,
-        "flops": work,
-        "bytes": traffic,
-        "written_bytes": written,
-        "group_sizes": {
-            "smallest": int(sizes.min()),
-            "median": float(np.median(sizes)),
-            "largest": int(sizes.max()),
-            "empty": int(np.count_nonzero(sizes == 0)),
-        },
-        "peers": {name: result.to_json(name, work) for name, result in results.items()},
-        "ratios": ratios(traffic, written, results),
+        "case": case,
+        **description,
+        "flops": flops,
+        "bytes": bytes,
+        "written_bytes": written_bytes,
+        "peers": {name: result.to_json(name, flops) for name, result in results.items()},
+        "ratios": ratios(bytes, written_bytes, results),
     }
 
 

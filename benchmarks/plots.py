@@ -1,4 +1,7 @@
-"""Two plots of results: a roofline, and speed relative to the best grouped peer."""
+"""Two plots of results: a roofline, and speed relative to the best grouped peer.
+
+Where no grouped peer was measured, a dense cuBLAS product takes its place.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,11 @@ from benchmarks.measure import best_grouped, geometric_mean
 from benchmarks.results_file import load
 
 matplotlib.use("Agg")
-from matplotlib import pyplot as plt  # noqa: E402  (the backend has to be chosen first)
+# The backend has to be chosen first.
+from matplotlib import pyplot as plt  # noqa: E402
+
+from benchmarks.plots_rank_k import updates  # noqa: E402
+from benchmarks.rank_k import UPDATES  # noqa: E402
 
 # From Okabe and Ito's palette, which colour-blind readers can tell apart.
 BLUE, ORANGE, SKY, BLACK = "#0072B2", "#E69F00", "#56B4E9", "#000000"
@@ -24,6 +31,9 @@ OP_MARKERS = {
     "dgrad_t": "v",
     "wgrad": "D",
     "wgrad_f32": "P",
+    "fp8_forward": "o",
+    "fp8_dgrad": "^",
+    "fp8_wgrad": "D",
 }
 # A peer that is many times slower must not squeeze the rest of the plot.
 LARGEST_RATIO = 3.0
@@ -46,12 +56,12 @@ def roofline(results: Mapping) -> plt.Figure:
     axes.annotate(roofs, (0.02, 0.95), xycoords="axes fraction")
     for record, x in zip(records, intensity, strict=True):
         style = {"marker": OP_MARKERS[record["op"]], "linestyle": "none"}
-        peer = record["peers"][best_grouped(record)[0]]
+        peer = record["peers"][compared_with(record)[0]]
         axes.plot(x, peer["tflops"], color=ORANGE, fillstyle="none", **style)
         axes.plot(x, record["peers"]["ours"]["tflops"], color=BLUE, **style)
     for op in dict.fromkeys(record["op"] for record in records):
         axes.plot([], [], OP_MARKERS[op], color=BLUE, label=op)
-    axes.plot([], [], "o", color=ORANGE, fillstyle="none", label="best grouped peer")
+    axes.plot([], [], "o", color=ORANGE, fillstyle="none", label="best peer")
     axes.set(xscale="log", yscale="log", title=_title(results))
     axes.set(xlabel="FLOP per byte of unavoidable traffic", ylabel="TFLOP/s")
     axes.legend(loc="lower right")
@@ -83,9 +93,9 @@ def relative_speed(results: Mapping) -> plt.Figure:
 
 def _relative_speed_panel(axes: plt.Axes, records: Sequence[Mapping], cases: Sequence[str]) -> None:
     rows = [cases.index(_sizes(record)) for record in records]
-    best = [best_grouped(record) for record in records]
+    best = [compared_with(record) for record in records]
     ratios = [ratio for _, ratio in best]
-    axes.barh(rows, ratios, color=SKY, label="over the best grouped peer")
+    axes.barh(rows, ratios, color=SKY, label="over the best peer")
     for row, (name, ratio) in zip(rows, best, strict=True):
         text = f"{name}  {ratio:.2f}"
         axes.text(LARGEST_RATIO - 0.03, row, text, ha="right", va="center", fontsize=7)
@@ -104,10 +114,20 @@ def _sizes(record: Mapping) -> str:
     return f"{record['shape']['name']} {record['distribution']}"
 
 
+def compared_with(record: Mapping) -> tuple[str, float] | None:
+    """The peer that a case is plotted against and its ratio to us; None without one."""
+    dense = record["ratios"].get("cublas_dense")
+    return best_grouped(record) or (("cublas_dense", dense) if dense else None)
+
+
 def _compared(results: Mapping) -> list[Mapping]:
-    records = [record for record in results["cases"] if best_grouped(record)]
+    records = [
+        record
+        for record in results["cases"]
+        if record["op"] in OP_MARKERS and compared_with(record)
+    ]
     if not records:
-        raise ValueError("the results have no case with both our time and a grouped peer's")
+        raise ValueError("the results have no case with both our time and a peer's")
     return records
 
 
@@ -131,13 +151,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.plots", description=__doc__)
     parser.add_argument(
-        "results", type=Path, nargs="+", help="JSON files that benchmarks.run wrote, read as one"
+        "results", type=Path, nargs="+", help="JSON files of run, fp8 or rank_k, read as one"
     )
     paths = parser.parse_args(arguments).results
     results = load(paths)
-    for plot in (roofline, relative_speed):
-        image = paths[0].with_name(f"{paths[0].stem}_{plot.__name__}.png")
-        plot(results).savefig(image, dpi=110)
+    figures = {}
+    if any(record["op"] in OP_MARKERS for record in results["cases"]):
+        figures = {"roofline": roofline(results), "relative_speed": relative_speed(results)}
+    if any(record["op"] in UPDATES for record in results["cases"]):
+        figures["updates"] = updates(results, _title(results))
+    for name, figure in figures.items():
+        image = paths[0].with_name(f"{paths[0].stem}_{name}.png")
+        figure.savefig(image, dpi=110)
         print(image)
 
 

@@ -1,30 +1,32 @@
-"""Grouped rank-k and rank-2k updates against the JAX expressions that they replace.
+"""Grouped rank-k and rank-2k updates against the JAX expressions and cuBLAS calls they replace.
 
 python -m benchmarks.rank_k --output benchmarks/results/rank_k.json
 
-Everything is jitted, takes the same stacks [g, n, k] and is timed as the other benchmarks are:
-device time, interleaved round by round, cold cache. Ratios are the expression's time over ours.
+Everything takes the same stacks [g, n, k] and is timed as the other benchmarks are. "ours" writes
+one triangle, as BLAS does; FLOPs are those of one triangle, and a complex product counts four.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
-import json
-import statistics
+import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 import jax_grouped_gemm as jgg
-from benchmarks import machine, recorders, timing
-from benchmarks.peers.base import Call, jax_call, on_gpu
-from benchmarks.peers.copy import copy_call
+from benchmarks import check
+from benchmarks.measure import Contender, measure_contenders, record
+from benchmarks.peers import cublas_symmetric
+from benchmarks.peers.base import Call, NotOffered, Role, jax_call, on_gpu, without_gpu
+from benchmarks.peers.ours import kernels_unavailable_reason
+from benchmarks.session import Job, Session, add_options, open_session, use_dry_run
 
-SHAPES = (
+Shape = tuple[int, int, int]  # g, n, k
+BF16_SHAPES = (
     (8, 2048, 2048),
     (2, 4096, 4096),
     (1, 8192, 8192),
@@ -33,124 +35,219 @@ SHAPES = (
     (16, 512, 512),
     (32, 1024, 256),
 )
+WIDE_SHAPES = ((16, 1024, 1024), (8, 2048, 2048))
 TINY_SHAPES = ((2, 24, 16), (1, 40, 8))
-ERROR_LIMIT = 0.02  # of the largest element
+
+
+@dataclass(frozen=True)
+class Update:
+    """One of the four symmetric updates in one dtype."""
+
+    name: str
+    two_operands: bool
+    dtype: str
+    shapes: tuple[Shape, ...]
+    # Of the whole triangle, relative: rounding of the result, or of sums in the operands' dtype.
+    tolerance: float
+
+    @property
+    def hermitian(self) -> bool:
+        return self.dtype.startswith("complex")
+
+    def exact_dtype(self) -> str:
+        """What the result is checked in: more precise than the result, where there is more."""
+        wide = {"bfloat16": "float32", "float32": "float64", "complex64": "complex128"}
+        return wide.get(self.dtype, self.dtype)
+
+
+UPDATES = {
+    update.name: update
+    for update in (
+        Update("syrk", False, "bfloat16", BF16_SHAPES, 2.0**-8),
+        Update("syr2k", True, "bfloat16", BF16_SHAPES, 2.0**-8),
+        Update("syr2k_f32", True, "float32", WIDE_SHAPES, 1e-5),
+        Update("syr2k_f64", True, "float64", WIDE_SHAPES, 1e-13),
+        Update("her2k_c128", True, "complex128", WIDE_SHAPES, 1e-13),
+    )
+}
 
 
 def product(a, b):
-    """A @ B.T of each matrix."""
-    return jnp.einsum("gik,gjk->gij", a, b)
+    """A @ B^H of each matrix."""
+    return jnp.einsum("gik,gjk->gij", a, b.conj())
 
 
-def _mirrored(p):
-    return p + jnp.swapaxes(p, 1, 2)
+def mirrored(p):
+    """P + P^H."""
+    return p + jnp.swapaxes(p, 1, 2).conj()
 
 
-# What a JAX user writes today: all of them give both triangles, the last one half the result.
-EXPRESSIONS: dict[str, dict[str, Callable[..., jax.Array]]] = {
-    "syrk": {"A@A.T": lambda a, b: product(a, a)},
-    "syr2k": {
-        "A@B.T + B@A.T": lambda a, b: product(a, b) + product(b, a),
-        "P + P.T": lambda a, b: _mirrored(product(a, b)),
-        "A@B.T": lambda a, b: product(a, b),
+# What a JAX user writes today. All give both triangles; the ceiling is only half of the sum.
+EXPRESSIONS: dict[bool, dict[str, tuple[Role, Callable[..., jax.Array]]]] = {
+    False: {"A@A.T": (Role.GROUPED, lambda a, b: product(a, a))},
+    True: {
+        "A@B.T + B@A.T": (Role.GROUPED, lambda a, b: product(a, b) + product(b, a)),
+        "P + P.T": (Role.GROUPED, lambda a, b: mirrored(product(a, b))),
+        "A@B.T": (Role.CEILING, product),
     },
 }
 
 
-def ours(op: str, implementation: str, **options) -> Callable[..., jax.Array]:
+def ours(update: Update, **options) -> Callable[..., jax.Array]:
     """The public function as a function of both operands."""
-    if op == "syrk":
-        return lambda a, b: jgg.grouped_syrk(a, implementation=implementation, **options)
-    return lambda a, b: jgg.grouped_syr2k(a, b, implementation=implementation, **options)
+    functions = {
+        (False, False): jgg.grouped_syrk,
+        (True, False): jgg.grouped_syr2k,
+        (False, True): jgg.grouped_herk,
+        (True, True): jgg.grouped_her2k,
+    }
+    function = functools.partial(
+        functions[update.two_operands, update.hermitian],
+        implementation="cuda" if on_gpu() else "reference",
+        **options,
+    )
+    return function if update.two_operands else lambda a, b: function(a)
 
 
-def variants(op: str) -> dict[str, Callable[..., jax.Array]]:
+def variants(update: Update) -> dict[str, Callable[..., jax.Array]]:
     """Ours, by what becomes of the other triangle and how operands are stored."""
-    implementation = "cuda" if on_gpu() else "reference"
-    make = functools.partial(ours, op, implementation)
 
     def transposed(a, b):
-        return make(transpose=True)(
-            *(x.reshape(x.shape[0], x.shape[2], x.shape[1]) for x in (a, b))
-        )
+        # The same bytes as [g, k, n]: other numbers, the same work.
+        turned = (x.reshape(x.shape[0], x.shape[2], x.shape[1]) for x in (a, b))
+        return ours(update, transpose=True)(*turned)
 
-    return {"triangle": make(), "symmetric": make(symmetrize_output=True), "transposed": transposed}
-
-
-def error(op: str, symmetric: jax.Array, a: jax.Array, b: jax.Array) -> float:
-    """The largest error relative to the largest element, against float32 products."""
-    with jax.default_matmul_precision("highest"):
-        a, b = a.astype(jnp.float32), b.astype(jnp.float32)
-        exact = product(a, a) if op == "syrk" else _mirrored(product(a, b))
-    return float(jnp.max(jnp.abs(symmetric - exact)) / jnp.max(jnp.abs(exact)))
-
-
-def calls_of(op: str, a: jax.Array, b: jax.Array) -> dict[str, Call]:
-    """Compiles everything that is timed for one op."""
-    functions = {**variants(op), **EXPRESSIONS[op]}
-    return {name: jax_call(jax.jit(function), a, b) for name, function in functions.items()}
-
-
-def measure(op, shape, recorder, rounds, flush) -> dict[str, object]:
-    """Times one op on one shape."""
-    g, n, k = shape
-    rng = np.random.default_rng(0)
-    a, b = (jnp.asarray(rng.standard_normal((g, n, k), np.float32), jnp.bfloat16) for _ in "ab")
-    calls = calls_of(op, a, b)
-    wrong = error(op, calls["symmetric"].run(), a, b)
-    if not wrong < ERROR_LIMIT:
-        raise RuntimeError(f"{op} {shape} is wrong: error {wrong}")
-    samples = timing.interleave(calls, recorder, rounds, flush)
-    times = {name: [sample.us for sample in found] for name, found in samples.items()}
-    return {"op": op, "shape": shape, "error": wrong, "us": times}
-
-
-def ratios(case: dict[str, object], variant: str) -> dict[str, float]:
-    """Each expression's time over that of one of our variants."""
-    times = case["us"]
     return {
-        name: timing.median_ratio(times[name], times[variant]) for name in EXPRESSIONS[case["op"]]
+        "ours": ours(update),
+        "symmetric": ours(update, symmetrize_output=True),
+        "transposed": transposed,
     }
 
 
-def row(case: dict[str, object]) -> str:
-    """One line of the printed table."""
-    (g, n, k), times = case["shape"], case["us"]
-    flops = (2 if case["op"] == "syr2k" else 1) * g * n * n * k
-    columns = [f"{case['op']:5s} {g:3d} x {n} x {k}".ljust(24)]
-    for name in variants(case["op"]):
-        us = statistics.median(times[name])
-        columns.append(f"{name} {us:.1f} us ({flops / us / 1e6:.0f})")
-    for variant in ("triangle", "symmetric"):
-        found = ", ".join(f"{name} {x:.2f}" for name, x in ratios(case, variant).items())
-        columns.append(f"over {variant}: {found}")
-    return " | ".join(columns)
+def exact_triangle(update: Update, a: jax.Array, b: jax.Array) -> jax.Array:
+    """The lower triangles in `exact_dtype`, from plain products."""
+    with jax.default_matmul_precision("highest"):
+        a, b = (x.astype(update.exact_dtype()) for x in (a, b))
+        return jnp.tril(mirrored(product(a, b)) if update.two_operands else product(a, a))
+
+
+@jax.jit
+def triangle_error(out: jax.Array, exact: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Relative errors of the lower triangles: of all, and of the worst row.
+
+    A short row may cancel, so its error is relative to a typical row of its length at least.
+    """
+    n = exact.shape[-1]
+    difference = jnp.abs(jnp.tril(out).astype(exact.dtype) - exact)
+    exact = jnp.abs(exact)
+    whole = jnp.linalg.norm(exact)
+    typical = whole / jnp.sqrt(exact.shape[0] * n * (n + 1) / 2)
+    scale = jnp.maximum(jnp.linalg.norm(exact, axis=-1), typical * jnp.sqrt(1 + jnp.arange(n)))
+    return jnp.linalg.norm(difference) / whole, jnp.max(
+        jnp.linalg.norm(difference, axis=-1) / scale
+    )
+
+
+def contenders(update: Update, a: jax.Array, b: jax.Array) -> dict[str, Contender]:
+    """Everything that is timed for one update."""
+    exact = exact_triangle(update, a, b)
+
+    def checked(call: Call) -> tuple[check.Error, bool]:
+        error = check.Error(*map(float, triangle_error(call.to_jax(call.run()), exact)))
+        return error, error.total <= update.tolerance and error.worst_row <= 2 * update.tolerance
+
+    def compiled(function: Callable[..., jax.Array]) -> Call:
+        # f32 products are to be as accurate as float32's.
+        precision = "highest" if update.dtype == "float32" else None
+        try:
+            with jax.default_matmul_precision(precision):
+                return jax_call(jax.jit(function), a, b)
+        except NotImplementedError as error:
+            raise NotOffered(str(error)) from error
+
+    def jitted(role: Role, function: Callable[..., jax.Array], is_checked: bool = True):
+        unavailable = kernels_unavailable_reason() if role in (Role.OURS, Role.VARIANT) else None
+        prepare = functools.partial(compiled, function)
+        return Contender(role, prepare, checked if is_checked else None, unavailable)
+
+    found = {
+        name: jitted(Role.OURS if name == "ours" else Role.VARIANT, function, name != "transposed")
+        for name, function in variants(update).items()
+    }
+    for name, (role, function) in EXPRESSIONS[update.two_operands].items():
+        found[name] = jitted(role, function, role.solves_problem)
+    second = b if update.two_operands else None
+    loop = functools.partial(cublas_symmetric.loop, a, second, update.hermitian)
+    return found | {"cublas_loop": Contender(Role.LOOP, loop, checked, without_gpu())}
+
+
+def operands(update: Update, shape: Shape, seed: int) -> tuple[jax.Array, jax.Array]:
+    """Normal data."""
+    drawn = "float32" if update.dtype == "bfloat16" else update.dtype
+    keys = jax.random.split(jax.random.key(seed, impl="rbg"))
+    return tuple(jax.random.normal(key, shape, drawn).astype(update.dtype) for key in keys)
+
+
+def measure(update: Update, shape: Shape, session: Session) -> dict:
+    """A record of the results."""
+    g, n, k = shape
+    with jax.enable_x64(True):
+        a, b = operands(update, shape, session.options.seed)
+        results = measure_contenders(
+            contenders(update, a, b),
+            session.recorder,
+            rounds=session.options.rounds,
+            flush=session.flush,
+            seed=session.options.seed,
+            measure_host=False,
+        )
+    written = g * n * (n + 1) // 2 * a.dtype.itemsize
+    read = a.nbytes * (2 if update.two_operands else 1)
+    name = f"{g}x{n}x{k}"
+    return record(
+        f"{name}/{update.name}",
+        shape={"name": name, "groups": g, "n": n, "k": k},
+        op=update.name,
+        distribution="equal",
+        dtype=update.dtype,
+        out_dtype=update.dtype,
+        flops=(2 if update.two_operands else 1) * (4 if update.hermitian else 1) * g * n * n * k,
+        bytes=read + written,
+        written_bytes=written,
+        results=results,
+    )
+
+
+def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line's options."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.rank_k",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_options(parser, rounds=12)
+    parser.add_argument("--ops", nargs="+", default=list(UPDATES), choices=UPDATES, metavar="OP")
+    options = parser.parse_args(arguments)
+    if options.dry_run:
+        use_dry_run(options)
+    return options
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.rank_k", description=__doc__)
-    parser.add_argument("--ops", nargs="+", default=list(EXPRESSIONS), choices=list(EXPRESSIONS))
-    parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--dry-run", action="store_true", help="tiny shapes, any machine")
-    parser.add_argument("--commit", help="of the sources, where git cannot tell")
-    parser.add_argument("--output", type=Path, metavar="JSON")
-    options = parser.parse_args(arguments)
-    rounds = 2 if options.dry_run else options.rounds
-    names = ["clock"] if options.dry_run else list(recorders.RECORDERS)
-    recorder, skipped = recorders.open_best(names, copy_call())
-    flush = timing.CacheFlush(2**20) if options.dry_run else timing.CacheFlush()
-
-    cases = []
-    print("device time (TFLOP/s of n n k a product), ratios: expression over ours")
-    for shape in TINY_SHAPES if options.dry_run else SHAPES:
-        for op in options.ops:
-            cases.append(measure(op, shape, recorder, rounds, flush))
-            print(row(cases[-1]), flush=True)
-    print(f"measured with {recorder.name}" + "".join(f"; {reason}" for reason in skipped))
-    if options.output:
-        record = {**machine.describe(options.commit), "gpu": machine.gpu_state(), "cases": cases}
-        options.output.write_text(json.dumps(record, indent=1) + "\n")
+    options = parse_arguments(arguments)
+    command = ["benchmarks.rank_k", *(sys.argv[1:] if arguments is None else arguments)]
+    with open_session(command, options) as session:
+        session.measure(
+            [
+                Job(
+                    f"{'x'.join(map(str, shape))}/{name}",
+                    functools.partial(measure, UPDATES[name], shape, session),
+                )
+                for name in options.ops
+                for shape in (TINY_SHAPES if options.dry_run else UPDATES[name].shapes)
+            ]
+        )
 
 
 if __name__ == "__main__":

@@ -13,7 +13,10 @@ def times_table(records: Sequence[Mapping]) -> str:
     names = [
         name
         for name in _peer_names(records)
-        if any(record["peers"].get(name, {}).get("role") != Role.BANDWIDTH for record in records)
+        if any(
+            record["peers"].get(name, {}).get("role") not in (None, Role.BANDWIDTH, Role.VARIANT)
+            for record in records
+        )
     ]
     rows = [
         [record["case"]]
@@ -56,11 +59,29 @@ def ratios_table(records: Sequence[Mapping]) -> str:
     return _table(header, rows)
 
 
+def variants_table(records: Sequence[Mapping]) -> str:
+    """Our kernels in other ways: their time, over ours, and what they are; "" without any."""
+    rows = [
+        [
+            record["case"],
+            name,
+            _number(peer.get("median_us")),
+            _ratio(record["ratios"].get(name)),
+            peer.get("detail", ""),
+        ]
+        for record in records
+        for name, peer in record["peers"].items()
+        if peer.get("role") == Role.VARIANT and "median_us" in peer
+    ]
+    return _table(["case", "variant", "us", "over ours", "what"], rows) if rows else ""
+
+
 def case_line(record: Mapping) -> str:
     """A case in a few words, for the progress of a run."""
     ours = record["peers"].get("ours", {})
-    name, ratio = best_grouped(record) or ("no grouped peer", None)
-    return f"{record['case']}: {_number(ours.get('median_us'))} us, {_ratio(ratio)} vs {name}"
+    line = f"{record['case']}: {_number(ours.get('median_us'))} us"
+    best = best_grouped(record)
+    return f"{line}, {_ratio(best[1])} vs {best[0]}" if best else line
 
 
 def summary(records: Sequence[Mapping]) -> dict[str, dict[str, float]]:

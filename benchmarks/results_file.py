@@ -40,13 +40,16 @@ def load(paths: Sequence[Path]) -> dict:
     lacks (`merge`). So it is with what holds for a run as a whole.
     """
     whole: dict = {}
-    cases: dict[str, dict] = {}
+    cases: dict[tuple, dict] = {}
     for path in paths:
         results = json.loads(path.read_text())
         whole = results | whole
-        for record in results["cases"]:
-            name = record["case"]
-            cases[name] = merge(cases[name], record) if name in cases else record
+        for record in results.get("cases", []):
+            # float32 operands have cases of the same names. A list of problems has a name alone.
+            names = ("case", "list", "dtype", "precision")
+            key = tuple(record.get(name) for name in names)
+            known = cases.get(key)
+            cases[key] = merge(known, record) if known and "peers" in known else known or record
     return whole | {"cases": list(cases.values())}
 
 

@@ -141,12 +141,13 @@ def test_the_report_names_the_worst_case_and_every_miss():
         for shape, ratio in (("dsv3_up", 0.9), ("dsv3_down", 0.8), ("qwen3_up", 1.5))
     ]
     (bar,) = [bar for bar in bars.check({"cases": records}) if bar.name == "cuBLAS loop"]
-    head, *missed = bar.lines()
+    head, *missed, missing = bar.lines()
     assert head.startswith("FAIL") and "1 of 3" in head and "dsv3_down" in head
     assert [line.split()[0] for line in missed] == [
         "dsv3_down/forward/random",
         "dsv3_up/forward/random",
     ]
+    assert "missing:" in missing and "mixtral_up/forward/random" in missing
 
 
 def test_results_are_saved_compactly_and_read_together(tmp_path):

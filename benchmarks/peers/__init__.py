@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from benchmarks.peers import variants
 from benchmarks.peers.bandwidth import bandwidth_peers
 from benchmarks.peers.base import Peer
 from benchmarks.peers.cublas import CublasDense, CublasLoop
-from benchmarks.peers.ours import Ours
+from benchmarks.peers.ours import Ours, Variant
 from benchmarks.peers.pallas_mgpu import PallasMgpu
 from benchmarks.peers.quack import Quack
 from benchmarks.peers.stock import Stock
@@ -13,10 +14,20 @@ from benchmarks.peers.tokamax import Tokamax
 from benchmarks.peers.torch_grouped_mm import TorchGroupedMm
 
 
-def all_peers(sweep: int = 3, retune: bool = False) -> dict[str, Peer]:
-    """Every peer by name, in the order in which the tables show them; for the rest see `Sweep`."""
+def all_peers(
+    sweep: int = 3, retune: bool = False, configurations: bool = False
+) -> dict[str, Peer]:
+    """Every peer by name, in the order in which the tables show them.
+
+    Args:
+      sweep, retune: see `Sweep`.
+      configurations: whether each configuration of ours is a peer too.
+    """
+    ops = "ragged_noncontracting", "ragged_contracting"
+    count = variants.most(*ops) if configurations else 0
     peers = (
         Ours(),
+        *map(Variant, range(count)),
         PallasMgpu(sweep, retune),
         TorchGroupedMm(),
         Quack(sweep, retune),

@@ -22,6 +22,8 @@ class Role(enum.StrEnum):
     """What a comparison with a peer means."""
 
     OURS = "ours"
+    # Our kernels in another way: another configuration, another precision, another form of operand.
+    VARIANT = "variant"
     # Takes group sizes on the device, as we do: to be beaten.
     GROUPED = "grouped"
     # Knows the group sizes on the host: to be matched.
@@ -34,15 +36,27 @@ class Role(enum.StrEnum):
     @property
     def solves_problem(self) -> bool:
         """Whether the result is the problem's, so that it can be checked."""
-        return self in (Role.OURS, Role.GROUPED, Role.LOOP)
+        return self in (Role.OURS, Role.VARIANT, Role.GROUPED, Role.LOOP)
 
 
 class Call:
-    """A prepared computation: `run` enqueues it, `wait` waits for what `run` returned."""
+    """A prepared computation: `run` enqueues it, `wait` waits for what `run` returned.
 
-    def __init__(self, run: Callable[[], Any], detail: str = ""):
+    Where operands are rounded otherwise than the case says, `reference` computes the float32 result
+    that they should give, and `tolerance` is the error that the peer's own arithmetic may add.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[], Any],
+        detail: str = "",
+        reference: Callable[[], jax.Array] | None = None,
+        tolerance: float = 0.0,
+    ):
         self.run = run
         self.detail = detail
+        self.reference = reference
+        self.tolerance = tolerance
 
     def wait(self, result: Any) -> None:
         """Returns when the device has finished."""

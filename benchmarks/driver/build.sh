@@ -1,0 +1,11 @@
+#!/usr/bin/env bash
+# Builds the driver against the kernels of a source tree, this one or another:
+#
+#   benchmarks/driver/build.sh TREE LIBRARY OUTPUT
+#
+# LIBRARY has the tree's kernels: libjgg_kernels.a, which an editable install (CONTRIBUTING.md) leaves
+# in its build directory, or the objects it is made of, between quotes.
+set -euo pipefail
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+tree="$1" library="$2" output="$3"
+"${CUDACXX:-nvcc}" -std=c++17 -O3 -arch=sm_90a -I"$tree/csrc" -o "$output" "$here/driver.cu" $library

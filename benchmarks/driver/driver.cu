@@ -1,0 +1,85 @@
+// Times the kernels of a source tree without JAX: reads problems, prints a line for each.
+//
+//   driver [--rounds N] [--pause-us N] [--samples N] < problems
+//
+// and --config, --stream-k, --fp8-tile-n, --fp8-schedule with a number, for the members of Choice.
+// See problem.h for the input. The output has: label; median and least microseconds; TFLOP/s; the
+// largest error of randomly chosen elements over what rounding explains; ok or WRONG.
+#include <cstring>
+
+#include "ragged.h"
+#include "scaled.h"
+#include "update.h"
+
+namespace driver {
+namespace {
+
+struct Options {
+  int rounds = 20;
+  int pause_us = 2500;
+  int samples = 1 << 20;
+  Choice choice;
+};
+
+Options parse(int count, char** words) {
+  Options options;
+  for (int i = 1; i < count; ++i) {
+    int* value = nullptr;
+    if (!std::strcmp(words[i], "--rounds")) value = &options.rounds;
+    if (!std::strcmp(words[i], "--pause-us")) value = &options.pause_us;
+    if (!std::strcmp(words[i], "--samples")) value = &options.samples;
+    if (!std::strcmp(words[i], "--config")) value = &options.choice.config;
+    if (!std::strcmp(words[i], "--stream-k")) value = &options.choice.stream_k;
+    if (!std::strcmp(words[i], "--fp8-tile-n")) value = &options.choice.fp8_tile_n;
+    if (!std::strcmp(words[i], "--fp8-schedule")) value = &options.choice.fp8_schedule;
+    if (value == nullptr || i + 1 == count) {
+      std::fprintf(stderr, "unknown option, or an option without a number: %s\n", words[i]);
+      std::exit(2);
+    }
+    *value = std::atoi(words[++i]);
+  }
+  return options;
+}
+
+Prepared prepare(Problem const& problem, Choice const& choice) {
+  if (problem.kind == "fp8_nt") return prepare_scaled_noncontracting(problem, choice);
+  if (problem.kind == "fp8_tn") return prepare_scaled_contracting(problem, choice);
+  if (problem.kind == "syrk" || problem.kind == "syr2k") return prepare_update(problem, choice);
+  if (problem.kind == "nn" || problem.kind == "nt" || problem.kind == "tn" ||
+      problem.kind == "tn_f32") {
+    return prepare_ragged(problem, choice);
+  }
+  std::fprintf(stderr, "unknown kind of problem: %s\n", problem.kind.c_str());
+  std::exit(2);
+}
+
+// Whether all results were right.
+bool run(Options const& options) {
+  bool right = true;
+  Problem problem;
+  while (read(std::cin, problem)) {
+    Prepared const prepared = prepare(problem, options.choice);
+    float worst = 0;
+    if (options.samples > 0) {
+      // All bits set are NaNs, which nothing that is left out of a result can hide behind.
+      require(cudaMemset(const_cast<void*>(prepared.reference.out), 0xff, prepared.out_bytes),
+              "cudaMemset");
+      require(prepared.launch(nullptr), problem.label.c_str());
+      worst = worst_error(prepared.reference, options.samples);
+    }
+    auto const times =
+        time_launches([&] { return prepared.launch(nullptr); }, options.rounds, options.pause_us);
+    float const median = times[times.size() / 2];
+    bool const ok = worst <= 1;
+    std::printf("%s\t%.2f\t%.2f\t%.1f\t%.3f\t%s\n", problem.label.c_str(), median, times[0],
+                prepared.flops / median * 1e-6, worst, ok ? "ok" : "WRONG");
+    std::fflush(stdout);
+    right = right && ok;
+  }
+  return right;
+}
+
+}  // namespace
+}  // namespace driver
+
+int main(int count, char** words) { return driver::run(driver::parse(count, words)) ? 0 : 1; }

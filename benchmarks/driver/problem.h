@@ -1,0 +1,99 @@
+// A line of input, and what every kind of problem is prepared into.
+#pragma once
+
+#include <functional>
+#include <iostream>
+#include <iterator>
+#include <numeric>
+#include <sstream>
+#include <string>
+
+#include "reference.h"
+
+namespace driver {
+
+// A ragged product in the terms of benchmarks/cases.py: `k` is contracted unless `contracting`, in
+// which rows are. For a symmetric update: `groups` matrices of [rows, rows], `k` terms.
+struct Problem {
+  std::string kind;
+  std::string label;
+  int groups;
+  int rows;
+  int k;
+  int n;
+  std::vector<int> sizes;
+
+  int used_rows() const { return std::accumulate(sizes.begin(), sizes.end(), 0); }
+};
+
+// `kind label groups rows k n size...`; false at the end of the input.
+inline bool read(std::istream& input, Problem& problem) {
+  std::string line;
+  while (std::getline(input, line)) {
+    std::istringstream words(line);
+    if (!(words >> problem.kind)) continue;
+    if (!(words >> problem.label >> problem.groups >> problem.rows >> problem.k >> problem.n)) {
+      std::fprintf(stderr, "not a problem: %s\n", line.c_str());
+      std::exit(1);
+    }
+    problem.sizes.assign(std::istream_iterator<int>(words), std::istream_iterator<int>());
+    return true;
+  }
+  return false;
+}
+
+// Which of the compiled kernels to run.
+struct Choice {
+  int config = 0;        // in the family's list: ragged products and symmetric updates
+  int stream_k = 0;      // ragged products: whether the last wave is cut along K
+  int fp8_tile_n = 256;  // FP8 has no list
+  int fp8_schedule = 0;  // as a number
+};
+
+// Sets a member that not every source tree has.
+template <class T, class Value>
+auto set_stream_k(T& to, Value value, int) -> decltype(to.stream_k = value, void()) {
+  to.stream_k = value;
+}
+template <class T, class Value>
+void set_stream_k(T&, Value, long) {}
+
+template <class T>
+auto set_schedule(T& to, int value, int) -> decltype(to.schedule, void()) {
+  to.schedule = static_cast<decltype(to.schedule)>(value);
+}
+template <class T>
+void set_schedule(T&, int, long) {}
+
+struct Prepared {
+  std::function<cudaError_t(cudaStream_t)> launch;
+  Reference reference;
+  size_t out_bytes;
+  double flops;
+  std::vector<std::shared_ptr<void>> buffers;
+
+  // Keeps a buffer as long as the problem.
+  template <class T>
+  T* keep(std::shared_ptr<void> const& buffer) {
+    buffers.push_back(buffer);
+    return static_cast<T*>(buffer.get());
+  }
+};
+
+// Operands are different from each other, and the same in every process.
+enum Seed : uint64_t { kLhs = 1, kRhs, kLhsScales, kRhsScales };
+
+// First and past-the-last row of each group, in groups that start at multiples of `pad` rows.
+inline void set_groups(Prepared& prepared, std::vector<int> const& sizes, int pad) {
+  std::vector<int> begin, end;
+  int at = 0;
+  for (int const size : sizes) {
+    begin.push_back(at);
+    end.push_back(at + size);
+    at += (size + pad - 1) / pad * pad;
+  }
+  prepared.reference.group_begin = prepared.keep<int>(to_device(begin));
+  prepared.reference.group_end = prepared.keep<int>(to_device(end));
+}
+
+}  // namespace driver

@@ -1,0 +1,72 @@
+// bfloat16 products of ragged rows.
+#pragma once
+
+#include "problem.h"
+#include "sm90/ragged_dot.h"
+
+namespace driver {
+
+// For schedules that need scratch memory; those that count in it expect zeros.
+constexpr size_t kWorkspaceBytes = 64 << 20;
+
+// "nn": rhs [groups, k, n]; "nt": rhs [groups, n, k]; "tn": rows are contracted, result
+// [groups, k, n]; "tn_f32": into float32.
+inline Prepared prepare_ragged(Problem const& problem, Choice const& choice) {
+  bool const contracting = problem.kind[0] == 't', to_f32 = problem.kind == "tn_f32";
+  bool const transposed = problem.kind == "nt";
+  int64_t const m = problem.rows, k = problem.k, n = problem.n, groups = problem.groups;
+  Prepared prepared{};
+  int64_t const rhs_size = contracting ? m * n : groups * k * n;
+  int64_t const out_size = contracting ? groups * k * n : m * n;
+  auto* lhs = prepared.keep<__nv_bfloat16>(random_data<__nv_bfloat16>(m * k, kLhs));
+  auto* rhs = prepared.keep<__nv_bfloat16>(random_data<__nv_bfloat16>(rhs_size, kRhs));
+  prepared.out_bytes = out_size * (to_f32 ? sizeof(float) : sizeof(__nv_bfloat16));
+
+  jgg::sm90::RaggedDotArguments arguments{};
+  arguments.lhs = lhs;
+  arguments.rhs = rhs;
+  arguments.group_sizes = prepared.keep<int>(to_device(problem.sizes));
+  arguments.group_offset = prepared.keep<int>(to_device(std::vector<int>{0}));
+  arguments.out = prepared.keep<void>(allocate(prepared.out_bytes));
+  arguments.workspace = prepared.keep<void>(allocate(kWorkspaceBytes));
+  require(cudaMemset(arguments.workspace, 0, kWorkspaceBytes), "cudaMemset");
+  arguments.workspace_bytes = kWorkspaceBytes;
+  arguments.type = jgg::sm90::ElementType::kBf16;
+  arguments.out_type = to_f32 ? jgg::sm90::ElementType::kF32 : jgg::sm90::ElementType::kBf16;
+  arguments.contracting = contracting;
+  set_stream_k(arguments, choice.stream_k != 0, 0);
+  arguments.transpose_rhs = transposed;
+  arguments.batches = 1;
+  arguments.groups = arguments.local_groups = problem.groups;
+  arguments.m = problem.rows;
+  arguments.k = problem.k;
+  arguments.n = problem.n;
+  jgg::sm90::TileConfig const tile = jgg::sm90::tile_configs().at(choice.config);
+  prepared.launch = [=](cudaStream_t stream) {
+    return contracting ? jgg::sm90::ragged_contracting(tile, arguments, stream)
+                       : jgg::sm90::ragged_noncontracting(tile, arguments, stream);
+  };
+  prepared.flops = 2.0 * problem.used_rows() * k * n;
+
+  Reference& reference = prepared.reference;
+  reference.out = arguments.out;
+  reference.out_type = to_f32 ? Element::kF32 : Element::kBf16;
+  reference.groups = problem.groups;
+  reference.accumulation_error = 1e-5f;
+  set_groups(prepared, problem.sizes, 1);
+  reference.stacked = contracting;
+  reference.rows = contracting ? problem.k : problem.rows;
+  reference.columns = problem.n;
+  reference.terms = problem.k;
+  if (contracting) {
+    reference.lhs = {lhs, Element::kBf16, 0, 1, k};
+    reference.rhs = {rhs, Element::kBf16, 0, 1, n};
+  } else {
+    reference.lhs = {lhs, Element::kBf16, 0, k, 1};
+    reference.rhs = transposed ? Factor{rhs, Element::kBf16, k * n, k, 1}
+                               : Factor{rhs, Element::kBf16, k * n, 1, n};
+  }
+  return prepared;
+}
+
+}  // namespace driver

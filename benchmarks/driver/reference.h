@@ -1,0 +1,139 @@
+// A naive product on the GPU, for randomly chosen elements of a result.
+#pragma once
+
+#include "device.h"
+
+namespace driver {
+
+enum class Element { kBf16, kFp8, kF32 };
+
+__host__ __device__ inline float load(void const* data, Element type, int64_t i) {
+  if (type == Element::kBf16) return __bfloat162float(static_cast<__nv_bfloat16 const*>(data)[i]);
+  if (type == Element::kFp8) return float(static_cast<__nv_fp8_e4m3 const*>(data)[i]);
+  return static_cast<float const*>(data)[i];
+}
+
+// One factor of every term: element (line, term) of a group's matrix, times the scale of its block.
+struct Factor {
+  void const* data;
+  Element type;
+  int64_t group_stride;
+  int64_t line_stride;
+  int64_t term_stride;
+  float const* scales;  // or null
+  int64_t scale_group_stride;
+  int64_t scale_line_stride;
+  int64_t scale_block_stride;
+  int lines_per_scale;
+
+  __host__ __device__ float at(int group, int line, int term) const {
+    float const value =
+        load(data, type, group * group_stride + line * line_stride + term * term_stride);
+    if (scales == nullptr) return value;
+    return value * scales[group * scale_group_stride + line / lines_per_scale * scale_line_stride +
+                          term / 128 * scale_block_stride];
+  }
+};
+
+// What a kernel was asked to compute.
+struct Reference {
+  Factor lhs;
+  Factor rhs;
+  void const* out;
+  Element out_type;
+  int groups;
+  int rows;  // of one result: [rows, columns], or [groups, rows, columns] if `stacked`
+  int columns;
+  int terms;
+  bool stacked;
+  bool triangular;         // only elements at or below the diagonal
+  bool two_products;       // lhs rhs^T + rhs lhs^T
+  int const* group_begin;  // [groups] terms of a stacked result, else its rows; null: all of them
+  int const* group_end;
+  float accumulation_error;  // allowed, relative to the sum of magnitudes
+};
+
+struct Place {
+  int group;
+  int row;
+  int column;
+  int first_term;
+  int last_term;
+};
+
+// Element `sample` of a random choice; a row that no group owns has no terms.
+__host__ __device__ inline Place choose(Reference const& r, uint64_t sample) {
+  uint64_t const bits = hash(sample);
+  Place place{};
+  place.row = int((bits & 0xffffff) % r.rows);
+  place.column = int((bits >> 24 & 0xffffff) % r.columns);
+  if (r.triangular && place.column > place.row) {
+    int const row = place.row;
+    place.row = place.column;
+    place.column = row;
+  }
+  place.last_term = r.terms;
+  if (r.stacked) {
+    place.group = int((bits >> 48) % r.groups);
+    if (r.group_begin != nullptr) {
+      place.first_term = r.group_begin[place.group];
+      place.last_term = r.group_end[place.group];
+    }
+    return place;
+  }
+  while (place.group < r.groups && r.group_end[place.group] <= place.row) ++place.group;
+  if (place.group == r.groups) place.last_term = 0;
+  return place;
+}
+
+// The error of an element over what rounding explains, given its exact value and the sum of its
+// terms' magnitudes. What has no terms is exactly zero; a NaN is never right.
+__host__ __device__ inline float error_ratio(Reference const& r, Place const& place, float exact,
+                                             float magnitude) {
+  int64_t const row = place.row + (r.stacked ? int64_t(place.group) * r.rows : 0);
+  float const out = load(r.out, r.out_type, row * r.columns + place.column);
+  float const rounding = r.out_type == Element::kF32 ? 0x1p-23f : 0x1p-8f;
+  float const error = fabsf(out - exact);
+  if (error == 0) return 0;
+  if (!(error < INFINITY)) return INFINITY;
+  return error / (rounding * fabsf(exact) + r.accumulation_error * magnitude);
+}
+
+// A term of the sum: one product, or two.
+__host__ __device__ inline float2 term_and_magnitude(Reference const& r, Place const& p, int t) {
+  float const term = r.lhs.at(p.group, p.row, t) * r.rhs.at(p.group, p.column, t);
+  if (!r.two_products) return {term, fabsf(term)};
+  float const other = r.rhs.at(p.group, p.row, t) * r.lhs.at(p.group, p.column, t);
+  return {term + other, fabsf(term) + fabsf(other)};
+}
+
+// A warp an element. `worst` is the largest ratio as the bits of a float, whose order is that of
+// non-negative floats.
+static __global__ void compare(Reference r, int samples, int* worst) {
+  int const warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
+  if (warp >= samples) return;
+  Place const place = choose(r, warp);
+  float sum = 0, magnitude = 0;
+  for (int t = place.first_term + lane; t < place.last_term; t += 32) {
+    float2 const term = term_and_magnitude(r, place, t);
+    sum += term.x;
+    magnitude += term.y;
+  }
+  for (int step = 16; step > 0; step /= 2) {
+    sum += __shfl_xor_sync(0xffffffff, sum, step);
+    magnitude += __shfl_xor_sync(0xffffffff, magnitude, step);
+  }
+  if (lane == 0) atomicMax(worst, __float_as_int(error_ratio(r, place, sum, magnitude)));
+}
+
+// The largest error of `samples` elements over what rounding explains: at most one if all is well.
+inline float worst_error(Reference const& reference, int samples) {
+  auto const worst = allocate(sizeof(int));
+  require(cudaMemset(worst.get(), 0, sizeof(int)), "cudaMemset");
+  compare<<<(samples + 7) / 8, 256>>>(reference, samples, static_cast<int*>(worst.get()));
+  float ratio = 0;
+  require(cudaMemcpy(&ratio, worst.get(), sizeof(float), cudaMemcpyDeviceToHost), "compare");
+  return ratio;
+}
+
+}  // namespace driver

@@ -1,0 +1,136 @@
+// FP8 products of ragged rows, with scales in blocks.
+#pragma once
+
+#include "fp8/scaled_ragged_dot.h"
+#include "problem.h"
+
+namespace driver {
+
+constexpr int64_t kBlock = 128;
+
+inline int64_t blocks(int64_t size) { return (size + kBlock - 1) / kBlock; }
+
+// Zeros in the columns of [lines, columns] that no group owns.
+static __global__ void clear_gaps(__nv_fp8_e4m3* data, int64_t lines, int columns,
+                                  uint8_t const* owned) {
+  int64_t const count = lines * columns, stride = int64_t(gridDim.x) * blockDim.x;
+  for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += stride) {
+    if (!owned[i % columns]) data[i] = __nv_fp8_e4m3(0.0f);
+  }
+}
+
+// Transposed rows [lines, padded], each group from a multiple of 128 on.
+inline std::shared_ptr<void> transposed_rows(Problem const& problem, int64_t lines, int padded,
+                                             Seed seed) {
+  std::vector<uint8_t> owned(padded);
+  auto at = owned.begin();
+  for (int const size : problem.sizes) {
+    std::fill_n(at, size, 1);
+    at += blocks(size) * kBlock;
+  }
+  auto const mask = to_device(owned);
+  auto const data = random_data<__nv_fp8_e4m3>(lines * padded, seed);
+  clear_gaps<<<1024, 256>>>(static_cast<__nv_fp8_e4m3*>(data.get()), lines, padded,
+                            static_cast<uint8_t const*>(mask.get()));
+  require(cudaDeviceSynchronize(), "clear_gaps");
+  return data;
+}
+
+inline jgg::fp8::ScaledTile scaled_tile(Choice const& choice) {
+  jgg::fp8::ScaledTile tile{};
+  tile.tile_m = 128;
+  tile.tile_n = choice.fp8_tile_n;
+  tile.cluster = 2;
+  set_schedule(tile, choice.fp8_schedule, 0);
+  return tile;
+}
+
+// What both products have in common.
+inline Prepared prepare_common(Problem const& problem, jgg::fp8::ScaledArguments& arguments,
+                               size_t out_bytes) {
+  Prepared prepared{};
+  prepared.out_bytes = out_bytes;
+  prepared.flops = 2.0 * problem.used_rows() * problem.k * problem.n;
+  arguments.out = prepared.keep<void>(allocate(out_bytes));
+  arguments.groups = {};
+  arguments.groups.sizes = prepared.keep<int>(to_device(problem.sizes));
+  arguments.groups.offset = prepared.keep<int>(to_device(std::vector<int>{0}));
+  arguments.groups.batches = 1;
+  arguments.groups.groups = arguments.groups.local_groups = problem.groups;
+  arguments.groups.rows = problem.rows;
+  prepared.reference.out = arguments.out;
+  prepared.reference.groups = problem.groups;
+  prepared.reference.columns = problem.n;
+  // The tensor cores keep about 14 bits of a sum.
+  prepared.reference.accumulation_error = 1e-3f;
+  return prepared;
+}
+
+// "fp8_nt": lhs [rows, k] scaled by 1 x 128, rhs [groups, n, k] by 128 x 128, into bfloat16.
+inline Prepared prepare_scaled_noncontracting(Problem const& problem, Choice const& choice) {
+  int64_t const m = problem.rows, k = problem.k, n = problem.n, groups = problem.groups;
+  jgg::fp8::ScaledArguments arguments{};
+  Prepared prepared = prepare_common(problem, arguments, m * n * sizeof(__nv_bfloat16));
+  auto* lhs = prepared.keep<void>(random_data<__nv_fp8_e4m3>(m * k, kLhs));
+  auto* rhs = prepared.keep<void>(random_data<__nv_fp8_e4m3>(groups * n * k, kRhs));
+  auto* lhs_scales = prepared.keep<float>(random_data<float>(m * blocks(k), kLhsScales));
+  auto* rhs_scales =
+      prepared.keep<float>(random_data<float>(groups * blocks(n) * blocks(k), kRhsScales));
+  arguments.lhs = lhs;
+  arguments.rhs = rhs;
+  arguments.out_type = jgg::fp8::OutType::kBf16;
+  arguments.lhs_scales = {lhs_scales, 0, int(blocks(k)), 1};
+  arguments.rhs_scales = {rhs_scales, 0, blocks(n) * blocks(k), int(blocks(k)), 1};
+  arguments.m = problem.rows;
+  arguments.n = problem.n;
+  arguments.k = problem.k;
+  jgg::fp8::ScaledTile const tile = scaled_tile(choice);
+  prepared.launch = [=](cudaStream_t stream) {
+    return jgg::fp8::scaled_noncontracting(tile, arguments, stream);
+  };
+
+  Reference& reference = prepared.reference;
+  set_groups(prepared, problem.sizes, 1);
+  reference.out_type = Element::kBf16;
+  reference.rows = problem.rows;
+  reference.terms = problem.k;
+  reference.lhs = {lhs, Element::kFp8, 0, k, 1, lhs_scales, 0, blocks(k), 1, 1};
+  reference.rhs = {rhs,        Element::kFp8,         k * n,     k, 1,
+                   rhs_scales, blocks(n) * blocks(k), blocks(k), 1, int(kBlock)};
+  return prepared;
+}
+
+// "fp8_tn": lhs [k, p] and rhs [n, p], scaled by 128 rows of a group, into float32.
+inline Prepared prepare_scaled_contracting(Problem const& problem, Choice const& choice) {
+  int64_t const k = problem.k, n = problem.n, groups = problem.groups;
+  int64_t const padded = kBlock * (blocks(problem.rows) + std::min(problem.groups, problem.rows));
+  jgg::fp8::ScaledArguments arguments{};
+  Prepared prepared = prepare_common(problem, arguments, groups * k * n * sizeof(float));
+  auto* lhs = prepared.keep<void>(transposed_rows(problem, k, int(padded), kLhs));
+  auto* rhs = prepared.keep<void>(transposed_rows(problem, n, int(padded), kRhs));
+  auto* lhs_scales = prepared.keep<float>(random_data<float>(padded / kBlock * k, kLhsScales));
+  auto* rhs_scales = prepared.keep<float>(random_data<float>(padded / kBlock * n, kRhsScales));
+  arguments.lhs = lhs;
+  arguments.rhs = rhs;
+  arguments.out_type = jgg::fp8::OutType::kF32;
+  arguments.lhs_scales = {lhs_scales, 0, 1, problem.k};
+  arguments.column_scales = rhs_scales;
+  arguments.m = problem.k;
+  arguments.n = problem.n;
+  arguments.k = int(padded);
+  jgg::fp8::ScaledTile const tile = scaled_tile(choice);
+  prepared.launch = [=](cudaStream_t stream) {
+    return jgg::fp8::scaled_contracting(tile, arguments, stream);
+  };
+
+  Reference& reference = prepared.reference;
+  set_groups(prepared, problem.sizes, int(kBlock));
+  reference.out_type = Element::kF32;
+  reference.stacked = true;
+  reference.rows = problem.k;
+  reference.lhs = {lhs, Element::kFp8, 0, padded, 1, lhs_scales, 0, 1, k, 1};
+  reference.rhs = {rhs, Element::kFp8, 0, padded, 1, rhs_scales, 0, 1, n, 1};
+  return prepared;
+}
+
+}  // namespace driver

@@ -1,0 +1,97 @@
+"""Quantisers as fractions of copy bandwidth: rows, weights with their transpose, ragged rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+
+import jax_grouped_gemm as jgg
+from benchmarks import check
+from benchmarks.cases import OPS, Case
+from benchmarks.fp8.cases import Fp8Case
+from benchmarks.fp8.peers import implementation
+from benchmarks.inputs import Inputs
+from benchmarks.measure import Contender, measure_contenders, record
+from benchmarks.peers.bandwidth import copy_call
+from benchmarks.peers.base import Call, Role, jax_call
+from benchmarks.peers.ours import kernels_unavailable_reason
+from benchmarks.session import Session
+
+Quantizer = Callable[..., Sequence[jax.Array]]
+
+
+def quantizer(op: str, implementation: str) -> Quantizer:
+    """The function of (x, group sizes), or of (x,) alone, that is measured."""
+    functions = {
+        "quantize_rows": jgg.quantize_blockwise,
+        "quantize_weights": jgg.quantize_weights,
+        "quantize_ragged": jgg.quantize_ragged,
+    }
+    return functools.partial(functions[op], implementation=implementation)
+
+
+def operands(case: Fp8Case, inputs: Inputs) -> tuple[jax.Array, ...]:
+    """What the case quantises: the weights or the rows of a forward product."""
+    x, w, sizes = inputs.operands(
+        Case(case.shape, OPS["forward"], case.distribution, seed=case.seed)
+    )
+    return {
+        "quantize_rows": (x,),
+        "quantize_weights": (w,),
+        "quantize_ragged": (x, sizes),
+    }[case.op]
+
+
+@jax.jit
+def differing_share(results: Sequence[jax.Array], expected: Sequence[jax.Array]) -> jax.Array:
+    """The share of all elements whose bits differ."""
+    differing = sum(jnp.sum(_bits(a) != _bits(b)) for a, b in zip(results, expected, strict=True))
+    return differing / sum(x.size for x in expected)
+
+
+def _bits(x: jax.Array) -> jax.Array:
+    return jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))
+
+
+def measure_quantizer(case: Fp8Case, inputs: Inputs, session: Session) -> dict:
+    """A record of the results, with a copy beside ours."""
+    given = operands(case, inputs)
+    # The reference in pure JAX, which gives the same bits.
+    expected = tuple(jax.jit(quantizer(case.op, "reference"))(*given))
+
+    def prepare() -> Call:
+        return jax_call(jax.jit(quantizer(case.op, implementation())), *given)
+
+    def checked(call: Call) -> tuple[check.Error, bool]:
+        share = float(differing_share(tuple(call.run()), expected))
+        return check.Error(share, share), share == 0
+
+    contenders = {
+        "ours": Contender(Role.OURS, prepare, checked, kernels_unavailable_reason()),
+        "copy": Contender(Role.BANDWIDTH, copy_call, None),
+    }
+    results = measure_contenders(
+        contenders,
+        session.recorder,
+        rounds=session.options.rounds,
+        flush=session.flush,
+        seed=case.seed,
+        measure_host=not session.options.no_host,
+    )
+    written = sum(x.nbytes for x in expected)
+    return record(
+        case.name,
+        shape=dataclasses.asdict(case.shape),
+        op=case.op,
+        distribution=case.distribution,
+        dtype="bfloat16",
+        out_dtype=str(expected[0].dtype),
+        flops=0,
+        bytes=given[0].nbytes + written,
+        written_bytes=written,
+        results=results,
+    )

@@ -1,0 +1,116 @@
+"""cuBLAS's symmetric updates, one call a matrix, straight from its library.
+
+Neither JAX nor PyTorch calls them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.util
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.peers.base import Call, NotOffered
+
+UPPER, TRANSPOSED, CONJUGATED = 1, 1, 2
+SONAMES = ("libcublas.so.13", "libcublas.so.12")
+# In a function's name, by dtype.
+LETTERS = {"float32": "S", "float64": "D", "complex64": "C", "complex128": "Z"}
+
+
+@functools.cache
+def _cublas() -> tuple[ctypes.CDLL, ctypes.c_void_p]:
+    """The library and a handle of it.
+
+    Raises:
+      NotOffered: without the library.
+    """
+    for path in (*SONAMES, *_packaged()):
+        try:
+            library = ctypes.CDLL(str(path))
+        except OSError:
+            continue
+        handle = ctypes.c_void_p()
+        _succeed(library.cublasCreate_v2(ctypes.byref(handle)), "cublasCreate")
+        return library, handle
+    raise NotOffered(f"none of {', '.join(SONAMES)} is installed")
+
+
+def _packaged() -> list[Path]:
+    """Libraries in NVIDIA's Python packages, newest first."""
+    spec = importlib.util.find_spec("nvidia")
+    roots = [Path(root) for root in spec.submodule_search_locations] if spec else []
+    found = [path for root in roots for name in SONAMES for path in root.rglob(name)]
+    return sorted(found, key=lambda path: SONAMES.index(path.name))
+
+
+def _succeed(status: int, what: str) -> None:
+    if status:
+        raise RuntimeError(f"{what}: cuBLAS error {status}")
+
+
+class _Enqueued(Call):
+    """Work on the legacy default stream, which JAX does not know of."""
+
+    def wait(self, result: jax.Array) -> None:
+        """Returns when the device has finished."""
+        if error := ctypes.CDLL("libcuda.so.1").cuCtxSynchronize():
+            raise RuntimeError(f"cuCtxSynchronize: CUDA driver error {error}")
+
+    def to_jax(self, result: jax.Array) -> jax.Array:
+        """The result, once it is there."""
+        self.wait(result)
+        return result
+
+
+def loop(a: jax.Array, b: jax.Array | None, hermitian: bool) -> Call:
+    """A call of syrk, or with `b` of syr2k or her2k, for each matrix of stacks [g, n, k].
+
+    It writes the lower triangles of its own result [g, n, n] again and again.
+
+    Raises:
+      NotOffered: if cuBLAS is missing, or has no such function.
+    """
+    dtype = str(a.dtype)
+    if dtype not in LETTERS:
+        raise NotOffered(f"cuBLAS has no symmetric update of {dtype}")
+    library, handle = _cublas()
+    g, n, k = a.shape
+    name = f"cublas{LETTERS[dtype]}{'he' if hermitian else 'sy'}r{'k' if b is None else '2k'}_v2"
+    function = getattr(library, name)
+    real = np.zeros((), dtype).real.dtype
+    # A Hermitian rank-k update has a real alpha, and both Hermitian updates a real beta.
+    alpha = np.ones((), real if hermitian and b is None else dtype)
+    beta = np.zeros((), real if hermitian else dtype)
+    out = jnp.zeros((g, n, n), dtype)
+    operands = [x for x in (a, b) if x is not None]
+    jax.block_until_ready((out, *operands))
+
+    def matrix(x: jax.Array, index: int) -> ctypes.c_void_p:
+        size = x.shape[1] * x.shape[2] * x.dtype.itemsize
+        return ctypes.c_void_p(x.unsafe_buffer_pointer() + index * size)
+
+    def arguments(index: int) -> list:
+        # cuBLAS sees the transpose of every matrix: k x n operands, and the other triangle.
+        given = [handle, UPPER, CONJUGATED if hermitian else TRANSPOSED, n, k]
+        given.append(ctypes.c_void_p(alpha.ctypes.data))
+        for x in operands:
+            given += [matrix(x, index), k]
+        return [*given, ctypes.c_void_p(beta.ctypes.data), matrix(out, index), n]
+
+    prepared = [arguments(index) for index in range(g)]
+
+    def run() -> jax.Array:
+        for each in prepared:
+            _succeed(function(*each), name)
+        return out
+
+    # The pointers are of arrays that have to live as long as the call.
+    run.kept = (alpha, beta, *operands)
+    call = _Enqueued(run, f"{g} calls of {name}")
+    call.wait(call.run())
+    return call

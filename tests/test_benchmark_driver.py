@@ -1,0 +1,72 @@
+"""The driver without JAX: its input, and the comparison of two builds."""
+
+from __future__ import annotations
+
+import stat
+import sys
+from pathlib import Path
+
+import pytest
+
+# Last on the path: the checkout's own package must not hide an installed one with kernels.
+sys.path.append(str(Path(__file__).parents[1]))
+
+from benchmarks import cases
+from benchmarks.driver import ab
+
+# Answers as the driver does, with times of its own.
+FAKE_DRIVER = """#!{python}
+import sys
+times = iter({times})
+for line in sys.stdin:
+    label = line.split()[1]
+    print(label, next(times), 1.0, 500.0, 0.1, {verdict!r}, sep="\\t")
+"""
+
+
+def fake_driver(path: Path, times: list[float], verdict: str = "ok") -> Path:
+    path.write_text(FAKE_DRIVER.format(python=sys.executable, times=times, verdict=verdict))
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+@pytest.mark.parametrize(
+    "op, kind, k, n",
+    [
+        ("forward", "nn", 7168, 4096),
+        ("forward_t", "nt", 7168, 4096),
+        ("dgrad", "nt", 4096, 7168),
+        ("dgrad_t", "nn", 4096, 7168),
+        ("wgrad", "tn", 7168, 4096),
+        ("wgrad_f32", "tn_f32", 7168, 4096),
+        ("fp8_forward", "fp8_nt", 7168, 4096),
+        ("fp8_dgrad", "fp8_nt", 4096, 7168),
+        ("fp8_wgrad", "fp8_tn", 7168, 4096),
+    ],
+)
+def test_products_are_written_as_the_driver_reads_them(op, kind, k, n):
+    case = cases.Case(cases.SHAPES["dsv3_up"], ab.ALL_OPS[op], "random")
+    found_kind, label, groups, rows, *numbers = ab.problem_line(case).split()
+    assert (found_kind, label, groups, rows) == (kind, case.name, "8", "32768")
+    assert list(map(int, numbers)) == [k, n, *case.group_sizes]
+
+
+def test_updates_are_written_as_the_driver_reads_them():
+    options = ab.parse_arguments(["driver", "--ops", "syr2k", "--shapes", "tiny_fine"])
+    assert "syr2k 8x2048x2048/syr2k 8 2048 2048 2048" in ab.problem_lines(options)
+
+
+def test_two_builds_take_turns(tmp_path, capsys):
+    drivers = [fake_driver(tmp_path / "a", [30.0, 8.0]), fake_driver(tmp_path / "b", [20.0, 10.0])]
+    ab.main(
+        [*map(str, drivers), "--shapes", "tiny_fine", "--ops", "forward", "wgrad", "--rounds", "3"]
+    )
+    forward, wgrad = capsys.readouterr().out.splitlines()
+    assert forward.startswith("tiny_fine/forward/random") and "ratio 1.500" in forward
+    assert wgrad.startswith("tiny_fine/wgrad/random") and "ratio 0.800" in wgrad
+
+
+def test_a_wrong_result_is_no_time(tmp_path):
+    driver = fake_driver(tmp_path / "wrong", [30.0], "WRONG")
+    with pytest.raises(RuntimeError, match="tiny_fine/forward/random"):
+        ab.main([str(driver), "--shapes", "tiny_fine", "--ops", "forward", "--rounds", "1"])
