@@ -9,6 +9,7 @@ __path__ = extend_path(__path__, __name__)
 from jax_grouped_gemm import _ffi
 from jax_grouped_gemm import checkpoint_policies as checkpoint_policies
 from jax_grouped_gemm._ffi import EXPORT_DISABLED_CHECKS as EXPORT_DISABLED_CHECKS
+from jax_grouped_gemm.autotune import autotune as autotune
 from jax_grouped_gemm.availability import is_available as is_available
 from jax_grouped_gemm.availability import unavailable_reason as unavailable_reason
 from jax_grouped_gemm.explain import Explanation as Explanation
