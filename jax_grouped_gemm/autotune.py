@@ -28,6 +28,8 @@ from jax_grouped_gemm.tuning_table import Build, Tuned, TuningFile, TuningTable,
 logger = logging.getLogger(__name__)
 
 PRODUCTS_A_RUN = 8
+"""So many that a run is longer than its launch from the host."""
+
 ROUNDS = 7
 """Of which the first, in which programs are compiled and the chip wakes up, does not count."""
 
@@ -35,10 +37,11 @@ MARGIN = 0.01
 """By how much another configuration must be faster than the predicted one to be preferred."""
 
 LEAST_SECONDS = 5e-3
+"""For one reading of the clock."""
+
 COLD_BYTES = 128 * 2**20
 """More than twice the L2 cache: products take turns with as many operands, so that each finds its
 own in memory, as the products of a model do."""
-
 
 OperandSets = Sequence[Sequence[jax.Array]]
 

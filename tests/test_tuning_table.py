@@ -1,5 +1,7 @@
 """Tuned configurations: how plans look them up, and the file that keeps them."""
 
+import importlib.machinery
+import importlib.util
 import json
 import logging
 import subprocess
@@ -12,6 +14,7 @@ import pytest
 from tiles import NOT_COMPILED, A, B, C, add_tiles
 
 import jax_grouped_gemm as jgg
+from jax_grouped_gemm import tuning_table
 from jax_grouped_gemm.tuning_table import Build, Tuned, TuningFile, problem_key
 
 M, K, N, G = 264, 128, 192, 4
@@ -212,6 +215,20 @@ class TestFile:
         with caplog.at_level(logging.WARNING, "jax_grouped_gemm"):
             assert jgg.load_tuning(path) == jgg.TuningTable({})
         assert "other" in caplog.text and str(HERE) in caplog.text
+
+    def test_of_another_extension_is_another_build(self, tmp_path, monkeypatch):
+        def digest():
+            return tuning_table._extension_digest.__wrapped__()
+
+        found = set()
+        for name, content in (("a.so", b"1"), ("b.so", b"1"), ("c.so", b"2")):
+            (tmp_path / name).write_bytes(content)
+            spec = importlib.machinery.ModuleSpec("x", None, origin=str(tmp_path / name))
+            monkeypatch.setattr(importlib.util, "find_spec", lambda _, spec=spec: spec)
+            found.add(digest())
+        assert len(found) == 2
+        monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+        assert digest() == "none"
 
     def test_sections_of_other_builds_may_have_other_configurations(self, path):
         """Such as those of a later version, with options that this one does not know."""

@@ -268,7 +268,9 @@ class TestFp8:
     @pytest.mark.parametrize(
         "fp8", [(), ("forward",), ("dgrad",), ("wgrad",), ("forward", "dgrad")]
     )
-    def test_each_product_of_a_recipe(self, fp8):
+    @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit], ids=["plain", "jit"])
+    def test_each_product_of_a_recipe(self, wrap, fp8):
+        """Inside `jit`, the products are traced when their context is gone."""
         products = ("forward", "dgrad", "wgrad")
         recipe = jgg.Recipe(**{name: "fp8" if name in fp8 else "bf16" for name in products})
 
@@ -276,7 +278,7 @@ class TestFp8:
             with jgg.use_tiles(forward=A, dgrad=B, wgrad=C):
                 return jgg.fp8_ragged_dot(*arguments, recipe=recipe)
 
-        function = jax.grad(partial(loss, product=product), (0, 1))
+        function = jax.grad(partial(loss, product=wrap(product)), (0, 1))
         by_op = {(p.problem.op, p.tile) for p in jgg.explain(function, LHS, RHS, SIZES).plans}
         ops = ("ragged_noncontracting", "ragged_noncontracting", "ragged_contracting")
         assert by_op == {
