@@ -184,11 +184,10 @@ class TestTransforms:
             return loss(*gradients(lhs, rhs, sizes), sizes)
 
         with jgg.use_tiles(forward=A, dgrad=B, wgrad=C):
-            found = tiles(jax.grad(second, (0, 1)), LHS, RHS, SIZES)
-        (predicted,) = set(tiles(jgg.ragged_dot, LHS, RHS, SIZES))
-        # `second` multiplies forwards twice.
-        assert found.count(predicted) >= 2
-        assert set(found) == {A, B, C, predicted}
+            plans = jgg.explain(jax.grad(second, (0, 1)), LHS, RHS, SIZES).plans
+        # Those of dgrad's two operands and of wgrad's.
+        assert [plan.chosen_by for plan in plans].count("prediction") == 4
+        assert {plan.tile for plan in plans if plan.chosen_by == "override"} == {A, B, C}
 
     @pytest.mark.parametrize("op", OPS, ids=repr)
     def test_results_are_the_same(self, op, rng):
