@@ -40,13 +40,12 @@ class TileConfig:
     cluster: int
 
     def __str__(self) -> str:
-        options = [
-            field.name if value is True else f"{field.name} {value}"
-            for field in dataclasses.fields(self)
-            if field.default is not dataclasses.MISSING
-            and (value := getattr(self, field.name)) != field.default
-        ]
-        return ", ".join([f"{self.tile_m}x{self.tile_n}", f"cluster {self.cluster}", *options])
+        words = [f"{self.tile_m}x{self.tile_n}", f"cluster {self.cluster}"]
+        for option in dataclasses.fields(self):
+            value = getattr(self, option.name)
+            if option.default not in (dataclasses.MISSING, value):
+                words.append(option.name.replace("_", "-") if value is True else str(value))
+        return ", ".join(words)
 
 
 TILE_CONFIGS = (TileConfig(tile_m=128, tile_n=256, cluster=2),)
@@ -270,7 +269,7 @@ def make_plan(problem: RaggedProblem, params: Mapping[str, Any], family: KernelF
         terms=terms,
         efficiency=efficiency * _volume(problem) / _volume(addressable),
         chosen_by=chosen_by,
-        candidates=family.tiles,
+        candidates=compiled_tiles(problem, family),
     )
 
 
@@ -279,13 +278,19 @@ def choose_tile(problem: RaggedProblem, configs: Sequence[TileConfig]) -> tuple[
     return max(((c, _efficiency(problem, c)) for c in configs), key=lambda choice: choice[1])
 
 
+def compiled_tiles(problem: RaggedProblem, family: KernelFamily) -> tuple[TileConfig, ...]:
+    """The configurations that can run `problem`: what may be asked for and what is tuned."""
+    return family.tiles
+
+
 def _check_compiled(
     tile: TileConfig, source: str, problem: RaggedProblem, family: KernelFamily
 ) -> None:
-    if tile not in family.tiles:
+    compiled = compiled_tiles(problem, family)
+    if tile not in compiled:
         raise ValueError(
-            f"{source} has the tile {tile} for {problem.op}, which is not compiled. Compiled are: "
-            + "; ".join(map(str, family.tiles))
+            f"{source} has the tile {tile} for {problem}, which is not compiled. Compiled are: "
+            + "; ".join(map(str, compiled))
         )
 
 

@@ -88,7 +88,7 @@ class TestPlan:
         with jgg.use_tiles(table):
             explanation = jgg.explain(jgg.ragged_dot, LHS, RHS, SIZES)
             assert [p.tile for p in explanation.plans] == [A]
-            assert "192x96, cluster 1 (from the tuning table)" in str(explanation)
+            assert f"{A} (from the tuning table)" in str(explanation)
             ((_, chosen_by),) = chosen(jgg.ragged_dot, LHS.update(shape=(M + 8, K)), RHS, SIZES)
             assert chosen_by == "prediction"
         ((_, chosen_by),) = chosen(jgg.ragged_dot, LHS, RHS, SIZES)
@@ -170,7 +170,7 @@ class TestTable:
 
     def test_is_readable(self):
         text = str(jgg.TuningTable({"the problem": Tuned(A, {str(A): 12.34, str(B): 5.0})}))
-        assert "the problem" in text and "12.3 us 192x96, cluster 1" in text
+        assert "the problem" in text and f"12.3 us {A}" in text
 
 
 HERE = Build.of("cpu")
