@@ -9,6 +9,7 @@ __path__ = extend_path(__path__, __name__)
 from jax_grouped_gemm import _ffi
 from jax_grouped_gemm import checkpoint_policies as checkpoint_policies
 from jax_grouped_gemm._ffi import EXPORT_DISABLED_CHECKS as EXPORT_DISABLED_CHECKS
+from jax_grouped_gemm.autotune import autotune as autotune
 from jax_grouped_gemm.availability import is_available as is_available
 from jax_grouped_gemm.availability import unavailable_reason as unavailable_reason
 from jax_grouped_gemm.explain import Explanation as Explanation
@@ -16,6 +17,7 @@ from jax_grouped_gemm.explain import explain as explain
 from jax_grouped_gemm.fp8_ragged_dot import Recipe as Recipe
 from jax_grouped_gemm.fp8_ragged_dot import fp8_ragged_dot as fp8_ragged_dot
 from jax_grouped_gemm.plan import Plan as Plan
+from jax_grouped_gemm.plan import TileConfig as TileConfig
 from jax_grouped_gemm.quantize import QuantizedRows as QuantizedRows
 from jax_grouped_gemm.quantize import QuantizedWeights as QuantizedWeights
 from jax_grouped_gemm.quantize import quantize_blockwise as quantize_blockwise
@@ -31,6 +33,9 @@ from jax_grouped_gemm.scaled_ragged_dot import scaled_ragged_dot as scaled_ragge
 from jax_grouped_gemm.scaled_ragged_dot import (
     scaled_ragged_dot_contracting as scaled_ragged_dot_contracting,
 )
+from jax_grouped_gemm.tile_choice import use_tiles as use_tiles
+from jax_grouped_gemm.tuning_table import TuningTable as TuningTable
+from jax_grouped_gemm.tuning_table import load_tuning as load_tuning
 
 __version__ = "0.1.0"
 

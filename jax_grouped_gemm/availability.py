@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 
 from jax_grouped_gemm import _ffi
 
@@ -26,6 +27,12 @@ def unavailable_reason() -> str | None:
         return f"JAX has no CUDA device: {error}"
     reasons = [unsuitable_device_reason(device) for device in devices]
     return None if None in reasons else reasons[0]
+
+
+def default_device() -> jax.Device:
+    """Where JAX puts new arrays. Initialises JAX's backends."""
+    with jax.ensure_compile_time_eval():
+        return jnp.zeros(()).addressable_shards[0].device
 
 
 def unsuitable_device_reason(device: jax.Device) -> str | None:

@@ -12,7 +12,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import ArrayLike, DTypeLike
 
-from jax_grouped_gemm import primitives
+from jax_grouped_gemm import primitives, tile_choice
 from jax_grouped_gemm._arguments import as_array, canonical_offset
 from jax_grouped_gemm._varying import align_varying
 from jax_grouped_gemm.checkpoint_policies import FP8_LHS, FP8_RHS
@@ -26,6 +26,7 @@ from jax_grouped_gemm.quantize import (
 from jax_grouped_gemm.ragged_dot import ragged_dot
 from jax_grouped_gemm.reference_fp8 import quantize
 from jax_grouped_gemm.scaled_ragged_dot import check_group_count
+from jax_grouped_gemm.tile_choice import TileChoices
 
 Precision = Literal["fp8", "bf16"]
 
@@ -117,7 +118,12 @@ def fp8_ragged_dot(
         _check_quantized(quantized_rhs, rhs, recipe)
     out_dtype = preferred_element_type or jnp.result_type(lhs, rhs)
     product = _Product(
-        recipe, np.dtype(out_dtype), lhs.dtype, rhs.dtype, checked_implementation(implementation)
+        recipe,
+        np.dtype(out_dtype),
+        lhs.dtype,
+        rhs.dtype,
+        checked_implementation(implementation),
+        tile_choice.current(),
     )
     # Outside the custom derivative, where the casts have transposes.
     leaves, tree = jax.tree.flatten((lhs, rhs, quantized_rhs, group_sizes, offset))
@@ -140,6 +146,7 @@ class _Product:
     lhs_dtype: np.dtype
     rhs_dtype: np.dtype
     implementation: str | None
+    tiles: TileChoices
 
     @property
     def is_rowwise(self) -> bool:
@@ -190,8 +197,8 @@ class _Product:
             implementation=self.implementation,
         )
 
-    def rows_by_weights(self, rows: _Pair, weights: _Pair, group_sizes, offset, dtype):
-        """rows [m, k] times weights [g, n, k] -> [m, n]."""
+    def rows_by_weights(self, which: str, rows: _Pair, weights: _Pair, group_sizes, offset, dtype):
+        """rows [m, k] times weights [g, n, k] -> [m, n], for "forward" or "dgrad"."""
         return primitives.scaled_ragged_noncontracting(
             *rows,
             *weights,
@@ -202,6 +209,7 @@ class _Product:
             rhs_scaling="kx1" if self.is_rowwise else "128x128",
             preferred_element_type=dtype,
             implementation=self.implementation,
+            **self.tiles.params(which),
         )
 
     def rows_by_rows(self, lhs: _Pair, rhs: _Pair, group_sizes, offset, m: int, g: int):
@@ -215,18 +223,20 @@ class _Product:
             num_groups=g,
             preferred_element_type=self.rhs_dtype,
             implementation=self.implementation,
+            **self.tiles.params("wgrad"),
         )
 
     def narrow_products(self, lhs, rhs, group_sizes, offset):
         """The ragged matmul of operands that are not quantised."""
-        return ragged_dot(
-            _narrow(lhs),
-            _narrow(rhs),
-            group_sizes,
-            preferred_element_type=self.out_dtype,
-            group_offset=offset,
-            implementation=self.implementation,
-        )
+        with tile_choice.using(self.tiles):
+            return ragged_dot(
+                _narrow(lhs),
+                _narrow(rhs),
+                group_sizes,
+                preferred_element_type=self.out_dtype,
+                group_offset=offset,
+                implementation=self.implementation,
+            )
 
 
 class _Residuals(NamedTuple):
@@ -259,7 +269,9 @@ def _forward(product: _Product, lhs, rhs, quantized_rhs, group_sizes, offset, *,
         lhs_rows, lhs_columns = checkpoint_name((lhs_rows, lhs_columns), FP8_LHS)
         weights, weights_t = checkpoint_name((weights, weights_t), FP8_RHS)
     if is_fp8:
-        out = product.rows_by_weights(lhs_rows, weights_t, group_sizes, offset, product.out_dtype)
+        out = product.rows_by_weights(
+            "forward", lhs_rows, weights_t, group_sizes, offset, product.out_dtype
+        )
     else:
         out = product.narrow_products(lhs, rhs, group_sizes, offset)
     return out, lhs_columns, weights
@@ -295,7 +307,7 @@ def _dot_backward(product: _Product, kept: _Residuals, ct):
     num_groups = jax.tree.leaves(kept.rhs)[0].shape[0]
     common = dict(precision=None, implementation=product.implementation)
     if recipe.dgrad == "fp8":
-        d_lhs = product.rows_by_weights(ct_rows, kept.rhs, *groups, product.lhs_dtype)
+        d_lhs = product.rows_by_weights("dgrad", ct_rows, kept.rhs, *groups, product.lhs_dtype)
     else:
         d_lhs = primitives.ragged_noncontracting(
             ct.astype(kept.rhs.dtype),
@@ -305,6 +317,7 @@ def _dot_backward(product: _Product, kept: _Residuals, ct):
             transpose_rhs=True,
             preferred_element_type=product.lhs_dtype,
             **common,
+            **product.tiles.params("dgrad"),
         )
     if recipe.wgrad == "fp8":
         d_rhs = product.rows_by_rows(kept.lhs, ct_columns, *groups, ct.shape[0], num_groups)
@@ -318,6 +331,7 @@ def _dot_backward(product: _Product, kept: _Residuals, ct):
             transpose_rhs=False,
             preferred_element_type=product.rhs_dtype,
             **common,
+            **product.tiles.params("wgrad"),
         )
     return d_lhs, d_rhs, None, None, None
 

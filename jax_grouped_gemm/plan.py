@@ -39,6 +39,14 @@ class TileConfig:
     tile_n: int
     cluster: int
 
+    def __str__(self) -> str:
+        words = [f"{self.tile_m}x{self.tile_n}", f"cluster {self.cluster}"]
+        for option in dataclasses.fields(self):
+            value = getattr(self, option.name)
+            if option.default not in (dataclasses.MISSING, value):
+                words.append(option.name.replace("_", "-") if value is True else str(value))
+        return ", ".join(words)
+
 
 TILE_CONFIGS = (TileConfig(tile_m=128, tile_n=256, cluster=2),)
 
@@ -175,6 +183,9 @@ class Plan:
         `jax_grouped_gemm.float32`; 0 for other operands.
       efficiency: predicted share of the tensor cores' work that is useful, from the tiles' edges
         and the last, partial wave of tiles, for groups of equal size. 0 without a kernel.
+      chosen_by: what the tile comes from: "prediction", the best predicted efficiency; "override",
+        a tile given to `jax_grouped_gemm.use_tiles`; "table", the tuning table given to it.
+      candidates: the compiled configurations that can run the problem, () without a kernel.
     """
 
     problem: RaggedProblem
@@ -186,13 +197,15 @@ class Plan:
     workspace_bytes: int = 0
     terms: int = 0
     efficiency: float = 0.0
+    chosen_by: Literal["prediction", "override", "table"] = "prediction"
+    candidates: tuple[TileConfig, ...] = ()
 
     def __str__(self) -> str:
         path = f"{self.path} ({self.reason})" if self.reason else self.path
         lines = [str(self.problem), f"path {path}"]
         if self.tile:
             lines.append(
-                f"tile {self.tile.tile_m}x{self.tile.tile_n}, cluster {self.tile.cluster}, "
+                f"tile {self.tile}{_CHOSEN_BY[self.chosen_by]}, "
                 f"grid {self.grid}, workspace {self.workspace_bytes} bytes, "
                 f"predicted efficiency {self.efficiency:.0%}"
             )
@@ -200,6 +213,9 @@ class Plan:
             accuracy = "float32" if self.terms == float32.FULL_TERMS else "TF32"
             lines.append(f"{self.terms} products of float16 parts, as accurate as {accuracy}")
         return "\n   ".join(lines)
+
+
+_CHOSEN_BY = {"prediction": "", "override": " (overridden)", "table": " (from the tuning table)"}
 
 
 def plan_noncontracting(avals: Sequence[Any], params: Mapping[str, Any]) -> Plan:
@@ -213,7 +229,15 @@ def plan_contracting(avals: Sequence[Any], params: Mapping[str, Any]) -> Plan:
 
 
 def make_plan(problem: RaggedProblem, params: Mapping[str, Any], family: KernelFamily) -> Plan:
-    """Plans `problem` with the kernels of `family`."""
+    """Plans `problem` with the kernels of `family`.
+
+    Raises:
+      ValueError: the parameter `tile`, or the tuning table's entry for `problem`, is no
+        configuration of `family`.
+    """
+    override = params.get("tile")
+    if override is not None:
+        _check_compiled(override, "use_tiles", problem, family)
     if params["implementation"] == "reference":
         return Plan(problem, "reference", "implementation='reference' was asked for")
     reason = family.unsupported_reason(problem, params)
@@ -222,11 +246,18 @@ def make_plan(problem: RaggedProblem, params: Mapping[str, Any], family: KernelF
     if 0 in (*problem.batch, problem.num_groups, *problem.shape("mkng")):
         return Plan(problem, "zeros", "there is nothing to multiply")
     addressable = _addressable_problem(family.kernel_form(problem))
-    tile, efficiency = choose_tile(addressable, family.tiles)
+    terms = float32.num_terms(params["precision"]) if _is_float32(problem) else 0
+    configs, chosen_by = family.tiles, "prediction"
+    choices = params.get("tile_choices")
+    if override is not None:
+        configs, chosen_by = (override,), "override"
+    elif choices and choices.table and (tuned := choices.table.tile(addressable, terms)):
+        _check_compiled(tuned, "the tuning table", problem, family)
+        configs, chosen_by = (tuned,), "table"
+    tile, efficiency = choose_tile(addressable, configs)
     num_tiles = _num_tiles(addressable, tile)
     grid = min(_round_up(num_tiles, tile.cluster), NUM_SMS // tile.cluster * tile.cluster)
     reason = _copy_reason(problem, addressable)
-    terms = float32.num_terms(params["precision"]) if _is_float32(problem) else 0
     return Plan(
         problem=problem,
         path="copied" if reason else "tma",
@@ -237,12 +268,30 @@ def make_plan(problem: RaggedProblem, params: Mapping[str, Any], family: KernelF
         workspace_bytes=(float32.workspace_bytes(addressable, terms) if terms else WORKSPACE_BYTES),
         terms=terms,
         efficiency=efficiency * _volume(problem) / _volume(addressable),
+        chosen_by=chosen_by,
+        candidates=compiled_tiles(problem, family),
     )
 
 
 def choose_tile(problem: RaggedProblem, configs: Sequence[TileConfig]) -> tuple[TileConfig, float]:
     """The configuration with the best predicted efficiency, and that efficiency."""
     return max(((c, _efficiency(problem, c)) for c in configs), key=lambda choice: choice[1])
+
+
+def compiled_tiles(problem: RaggedProblem, family: KernelFamily) -> tuple[TileConfig, ...]:
+    """The configurations that can run `problem`: what may be asked for and what is tuned."""
+    return family.tiles
+
+
+def _check_compiled(
+    tile: TileConfig, source: str, problem: RaggedProblem, family: KernelFamily
+) -> None:
+    compiled = compiled_tiles(problem, family)
+    if tile not in compiled:
+        raise ValueError(
+            f"{source} has the tile {tile} for {problem}, which is not compiled. Compiled are: "
+            + "; ".join(map(str, compiled))
+        )
 
 
 def _unsupported_reason(problem: RaggedProblem, params: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
-from jax_grouped_gemm import _dimension_numbers
+from jax_grouped_gemm import _dimension_numbers, tile_choice
 from jax_grouped_gemm._arguments import (
     as_array,
     canonical_offset,
@@ -166,6 +166,7 @@ def ragged_dot_general(
         preferred_element_type=result.dtype,
         precision=precision,
         implementation=implementation,
+        **tile_choice.current().params("forward"),
     )
     return out.reshape(result.shape)
 

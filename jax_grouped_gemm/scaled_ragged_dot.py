@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from jax_grouped_gemm import primitives
+from jax_grouped_gemm import primitives, tile_choice
 from jax_grouped_gemm._arguments import as_array, canonical_offset
 from jax_grouped_gemm.plan_fp8 import BLOCK, padded_rows
 from jax_grouped_gemm.quantize import (
@@ -88,6 +88,7 @@ def scaled_ragged_dot(
         rhs_scaling=rhs_scaling,
         preferred_element_type=np.dtype(preferred_element_type),
         implementation=checked_implementation(implementation),
+        **tile_choice.current().params("forward"),
     )
 
 
@@ -154,6 +155,7 @@ def scaled_ragged_dot_contracting(
         num_groups=group_sizes.shape[0] if num_groups is None else num_groups,
         preferred_element_type=np.dtype(preferred_element_type),
         implementation=checked_implementation(implementation),
+        **tile_choice.current().params("forward"),
     )
 
 

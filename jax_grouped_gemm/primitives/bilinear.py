@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import ad, batching
 
+from jax_grouped_gemm import tile_choice
 from jax_grouped_gemm.primitives.grouped_op import GroupedOp, bind_batched
 
 
@@ -74,6 +75,7 @@ def register_transpose(
             ct = ct.astype(aval.dtype)
         shared_by_batch = ct.ndim > op.result_rank and aval.ndim == op.operand_ranks[missing]
         dtype = _at_least_float32(aval.dtype) if shared_by_batch else aval.dtype
+        params = tile_choice.for_cotangent(params, ("dgrad", "wgrad")[missing])
         result = cotangent(
             ct, factor, *indices, aval, **{**params, "preferred_element_type": dtype}
         )

@@ -18,6 +18,7 @@ from jax.interpreters import ad
 
 from jax_grouped_gemm._varying import align_varying
 from jax_grouped_gemm.primitives.avals import unsharded_aval
+from jax_grouped_gemm.primitives.lowering import planners
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +29,13 @@ class GroupedOp:
     operand_ranks: tuple[int, ...]
 
     def bind(self, *operands: jax.Array, **params: Any) -> Any:
-        """Binds the primitive, its operands cast to vary over the same manual mesh axes."""
+        """Binds the primitive, its operands cast to vary over the same manual mesh axes.
+
+        Raises:
+          ValueError: the parameter `tile` is no compiled configuration.
+        """
+        if params.get("tile") is not None:
+            planners[self.primitive]([jax.typeof(x) for x in operands], params)
         return self.primitive.bind(*align_varying(*operands), **params)
 
     def batch_size(self, operands: Sequence[Any]) -> int | None:
