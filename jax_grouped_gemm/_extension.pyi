@@ -31,6 +31,7 @@ def ragged_noncontracting_tiles(
     tile_n: int,
     cluster: int,
     align: int,
+    clusters: int = 1,
 ) -> np.ndarray:
     """The tiles of lhs [b, m, k] . rhs [b, local_groups, k, n], from the code the kernels run.
 
@@ -39,10 +40,11 @@ def ragged_noncontracting_tiles(
       group_offset: int32 [batches or 1].
       align: rows at a multiple of which tiles start: 8 where rows are the contiguous dimension of
         an operand, else 1.
+      clusters: how many clusters share the work.
 
     Returns:
-      int32 [tiles, 11], in the order of the schedule. Columns: unit of work; rank of the CTA in its
-      cluster; batch; local group; first row and number of rows of the group, with the rows that
+      int32 [tiles, 12], in the order of the schedule. Columns: unit of work; rank of the CTA in its
+      cluster; the cluster that takes the unit; batch; local group; first row and number of rows of the group, with the rows that
       alignment adds in front; number of those; first row and column of the tile in the group's
       result; mainloop steps (0 for a tile of zeros); the operand that the cluster shares (0 none,
       1 lhs, 2 rhs).
@@ -60,6 +62,7 @@ def ragged_contracting_tiles(
     tile_n: int,
     cluster: int,
     align: int,
+    clusters: int = 1,
 ) -> np.ndarray:
     """The tiles of lhs [b, m, k]^T . rhs [b, m, n]; see `ragged_noncontracting_tiles`."""
 
@@ -74,6 +77,7 @@ def scaled_ragged_contracting_tiles(
     tile_m: int,
     tile_n: int,
     cluster: int,
+    clusters: int = 1,
 ) -> np.ndarray:
     """The tiles of an FP8 lhs [b, k, p] . rhs [b, n, p]^T; see `ragged_noncontracting_tiles`.
 

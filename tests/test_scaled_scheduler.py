@@ -6,7 +6,7 @@ import group_sizes as sizes_of
 import numpy as np
 from oracle import group_rows
 
-FIELDS = "unit rank batch group begin extent head m n k_tiles share".split()
+FIELDS = "unit rank owner batch group begin extent head m n k_tiles share".split()
 TILE = dict(tile_m=128, tile_n=256, cluster=2)
 BLOCK = 128
 
@@ -34,7 +34,15 @@ def test_random_problems(extension, rng):
         offsets = rng.integers(-local, groups + 1, batches).astype(np.int32)
         tiles = np.rec.fromarrays(
             extension.scaled_ragged_contracting_tiles(
-                sizes, offsets, batches=batches, local_groups=local, m=m, k=k, n=n, **TILE
+                sizes,
+                offsets,
+                batches=batches,
+                local_groups=local,
+                m=m,
+                k=k,
+                n=n,
+                clusters=2,
+                **TILE,
             ).T,
             names=FIELDS,
         )

@@ -2,10 +2,12 @@
 
 Whatever the group sizes, every element of the result belongs to exactly one tile, no tile reads or
 writes outside its group, and CTAs of a cluster share an operand only where they need the same one.
+Every cluster works out for itself which units are its own.
 """
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import dataclass
 
 import group_sizes as sizes_of
@@ -14,8 +16,9 @@ import pytest
 from oracle import group_rows
 
 TILE_K = 64  # rows or columns of 128 bytes
-FIELDS = "unit rank batch group begin extent head m n k_tiles share".split()
+FIELDS = "unit rank owner batch group begin extent head m n k_tiles share".split()
 NOTHING, LHS, RHS = range(3)
+TILE_CHANGE = 2  # what it costs, in steps of the mainloop
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,7 @@ class Problem:
     tile_n: int
     cluster: int
     align: int = 1  # of the rows where tiles start
+    clusters: int = 1
 
     def windows(self) -> np.ndarray:
         """The rows [start, end) of each local group: [batches, local_groups, 2]."""
@@ -65,6 +69,7 @@ def schedule(extension):
             tile_n=problem.tile_n,
             cluster=problem.cluster,
             align=problem.align,
+            clusters=problem.clusters,
         )
         return np.rec.fromarrays(tiles.T, names=FIELDS)
 
@@ -94,7 +99,7 @@ def check(problem: Problem, tiles: np.recarray) -> None:
 
 
 def check_units(problem, tiles):
-    """Units count from zero, and each has a tile for every CTA of the cluster."""
+    """Units count from zero, and each has a tile for every CTA of the one cluster that takes it."""
     units = len(tiles) // problem.cluster
     np.testing.assert_array_equal(tiles.unit, np.repeat(np.arange(units), problem.cluster))
     np.testing.assert_array_equal(tiles.rank, np.tile(np.arange(problem.cluster), units))
@@ -106,17 +111,38 @@ def check_units(problem, tiles):
 
 def check_pairs(problem, tiles):
     """CTAs of a unit take the same steps on the same group, and share what they say they share."""
+    for rank in range(problem.cluster):
+        check_turns(problem, tiles[rank :: problem.cluster])
     if problem.cluster == 1:
         assert (tiles.share == NOTHING).all()
         return
     first, second = tiles[0::2], tiles[1::2]
-    for field in ("batch", "group", "begin", "extent", "head", "k_tiles", "share"):
+    for field in ("owner", "batch", "group", "begin", "extent", "head", "k_tiles", "share"):
         np.testing.assert_array_equal(first[field], second[field])
     by_lhs, by_rhs = first.share == LHS, first.share == RHS
     assert (by_lhs | by_rhs).all()
     np.testing.assert_array_equal((second.m - first.m), np.where(by_rhs, problem.tile_m, 0))
     np.testing.assert_array_equal((second.n - first.n), np.where(by_lhs, problem.tile_n, 0))
     assert (first.n < problem.n).all()
+
+
+def check_turns(problem, units):
+    """Units of equal cost are dealt out in turn, others to the cluster that is free first."""
+    if problem.op == "ragged_noncontracting":
+        np.testing.assert_array_equal(units.owner, units.unit % problem.clusters)
+        return
+    loads = [(0, cluster) for cluster in range(problem.clusters)]
+    rows = np.where(units.extent > 0, units.extent - units.head, 0)
+    for owner, cost in zip(units.owner, -(-rows // TILE_K) + TILE_CHANGE, strict=True):
+        load, cluster = loads[0]
+        assert owner == cluster
+        heapq.heapreplace(loads, (load + cost, cluster))
+
+    # A long tile that came last would have the other clusters wait.
+    hot_rows = 2 * (problem.m // problem.group_sizes.shape[-1])
+    if hot_rows > TILE_K:
+        hot = rows > hot_rows
+        assert (hot[:-1] >= hot[1:]).all()
 
 
 def in_columns(problem, tiles):
@@ -196,6 +222,7 @@ def random_problem(rng: np.random.Generator, op: str, tiles: list[dict[str, int]
         k=int(rng.choice([1, 64, 65, 128, 300, 1000])),
         n=int(rng.choice([1, 255, 256, 257, 600, 1024, 1300])),
         align=int(rng.choice([1, 8])),
+        clusters=int(rng.choice([1, 1, 2, 3])),
         **rng.choice(tiles),
     )
 
@@ -215,10 +242,30 @@ def test_random_problems(op, schedule, compiled_tiles, rng):
 
 
 @OPS
+@pytest.mark.parametrize("clusters", [5, 32, 33, 66, 72, 144])
+def test_turns_of_many_clusters(op, clusters, schedule, compiled_tiles, rng):
+    tiles = compiled_tiles(op)
+    for distribution in (sizes_of.multinomial, sizes_of.zipf):
+        for m, groups, k, n in (
+            (9000, 40, 500, 1300),
+            (20000, 3, 1300, 2000),
+            (3000, 100, 200, 500),
+        ):
+            sizes = distribution(rng, m, groups)
+            tile = rng.choice(tiles)
+            problem = Problem(
+                op, sizes, np.array(0), 1, groups, m=m, k=k, n=n, clusters=clusters, **tile
+            )
+            check(problem, schedule(problem))
+
+
+@OPS
 def test_all_patterns_of_empty_groups(op, schedule, compiled_tiles, rng):
     for tile in compiled_tiles(op):
         for sizes in sizes_of.zero_patterns(rng, 1000, 8):
-            problem = Problem(op, sizes, np.array(0), 1, 8, m=1000, k=130, n=300, **tile)
+            problem = Problem(
+                op, sizes, np.array(0), 1, 8, m=1000, k=130, n=300, clusters=3, **tile
+            )
             check(problem, schedule(problem))
 
 

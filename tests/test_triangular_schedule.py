@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 TILE_K = 64
-FIELDS = "unit rank batch group begin extent head m n k_tiles share".split()
+FIELDS = "unit rank owner batch group begin extent head m n k_tiles share".split()
 NOTHING, LHS, RHS = range(3)
 UPLO = pytest.mark.parametrize("uplo", ["lower", "upper"])
 

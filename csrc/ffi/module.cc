@@ -15,6 +15,7 @@
 #include "fp8/scaled_tiles.h"
 #include "rank_k/rank_k.h"
 #include "rank_k/tile_table.h"
+#include "scheduler/ragged_schedule.h"
 #include "scheduler/tile_list.h"
 #include "scheduler/triangular.h"
 #include "sm90/f32/workspace.h"
@@ -115,69 +116,105 @@ TileArray to_array(std::vector<ListedTile> const& tiles) {
   return TileArray(data, {tiles.size(), kFields}, owner);
 }
 
-// The schedule that the kernels of one tile walk, run by a simulated warp.
-template <template <class, int, int, int, int, int> class Schedule, class... Tiles>
-TileArray tiles_of(sm90::TileTable<Tiles...>, GroupSizes const& groups, int rows, int columns,
-                   int tile_m, int tile_n, int cluster, int align) {
-  constexpr int kTileK = 64, kBoxAlign = 8;  // of 16-bit operands
+constexpr int kMaxClusters = 144;
+using SimulatedTurns = EarliestFree<SimulatedWarp, kMaxClusters>;
+
+// Finds the tile among those that are compiled: `list(tile)` for each until one is true.
+template <class List, class... Tiles>
+void list_first(List list, Tiles... tiles) {
+  if (!(list(tiles) || ...)) throw std::invalid_argument("no kernel has this tile");
+}
+
+template <class List, class... Tiles>
+void list_first(List list, sm90::TileTable<Tiles...>) {
+  list_first(list, Tiles{}...);
+}
+
+template <class List, class... Tiles>
+void list_first(List list, fp8::TileList<Tiles...>) {
+  list_first(list, Tiles{}...);
+}
+
+template <class Tile>
+bool is_tile(int tile_m, int tile_n, int cluster) {
+  return tile_m == Tile::kTileM && tile_n == Tile::kTileN && cluster == Tile::kCluster;
+}
+
+// Calls `list` with the alignment as a constant: that of operands whose rows are contiguous, or
+// none.
+template <class List>
+std::vector<ListedTile> with_alignment(int align, List list) {
+  constexpr int kBoxAlign = 8;  // of 16-bit operands
+  if (align == 1) return list(std::integral_constant<int, 1>{});
+  if (align == kBoxAlign) return list(std::integral_constant<int, kBoxAlign>{});
+  throw std::invalid_argument("no kernel has this alignment");
+}
+
+constexpr int kTileK = 64;  // of 16-bit operands
+
+// The schedules that the kernels of one tile walk, run by simulated warps.
+TileArray ragged_noncontracting_tiles(Sizes const& group_sizes, Offsets const& group_offset,
+                                      int batches, int local_groups, int m, int k, int n,
+                                      int tile_m, int tile_n, int cluster, int align,
+                                      int clusters) {
+  GroupSizes const groups = groups_of(group_sizes, group_offset, batches, local_groups, m);
   std::vector<ListedTile> tiles;
-  auto const list = [&](auto tile, auto alignment) {
-    using Tile = decltype(tile);
-    if (tile_m != Tile::kTileM || tile_n != Tile::kTileN || cluster != Tile::kCluster ||
-        align != alignment.value) {
-      return false;
-    }
-    tiles = list_tiles(Schedule<SimulatedWarp, Tile::kTileM, Tile::kTileN, kTileK, Tile::kCluster,
-                                alignment.value>(groups, rows, columns),
-                       cluster);
-    return true;
-  };
-  if (!(list(Tiles{}, std::integral_constant<int, 1>{}) || ...) &&
-      !(list(Tiles{}, std::integral_constant<int, kBoxAlign>{}) || ...)) {
-    throw std::invalid_argument("no kernel has this tile and alignment");
-  }
+  list_first(
+      [&](auto tile) {
+        using Tile = decltype(tile);
+        if (!is_tile<Tile>(tile_m, tile_n, cluster)) return false;
+        tiles = with_alignment(align, [&](auto alignment) {
+          using Schedule = NoncontractingSchedule<SimulatedWarp, Tile::kTileM, Tile::kTileN, kTileK,
+                                                  Tile::kCluster, alignment.value>;
+          return list_tiles<RoundRobin>(Schedule(groups, n, k), cluster, clusters);
+        });
+        return true;
+      },
+      sm90::RaggedDotTiles{});
   return to_array(tiles);
 }
 
-TileArray ragged_noncontracting_tiles(Sizes const& group_sizes, Offsets const& group_offset,
-                                      int batches, int local_groups, int m, int k, int n,
-                                      int tile_m, int tile_n, int cluster, int align) {
-  return tiles_of<NoncontractingSchedule>(
-      sm90::RaggedDotTiles{}, groups_of(group_sizes, group_offset, batches, local_groups, m), n, k,
-      tile_m, tile_n, cluster, align);
+template <class Tile, int kTileK, int kAlign, int kPad>
+std::vector<ListedTile> contracting_tiles(GroupSizes const& groups, int k, int n, int clusters) {
+  using Schedule = ContractingSchedule<SimulatedWarp, Tile::kTileM, Tile::kTileN, kTileK,
+                                       Tile::kCluster, kAlign, kPad>;
+  typename Schedule::Grid const grid(groups, k, n);
+  return list_tiles<SimulatedTurns>(Schedule(groups, grid), Tile::kCluster, clusters);
 }
 
 TileArray ragged_contracting_tiles(Sizes const& group_sizes, Offsets const& group_offset,
                                    int batches, int local_groups, int m, int k, int n, int tile_m,
-                                   int tile_n, int cluster, int align) {
-  return tiles_of<ContractingSchedule>(
-      sm90::RaggedDotTiles{}, groups_of(group_sizes, group_offset, batches, local_groups, m), k, n,
-      tile_m, tile_n, cluster, align);
-}
-
-template <class... Tiles>
-TileArray padded_tiles_of(fp8::TileList<Tiles...>, GroupSizes const& groups, int rows, int columns,
-                          int tile_m, int tile_n, int cluster) {
-  constexpr int kTileK = 128, kPad = 128;  // the tokens that share a scale
+                                   int tile_n, int cluster, int align, int clusters) {
+  GroupSizes const groups = groups_of(group_sizes, group_offset, batches, local_groups, m);
   std::vector<ListedTile> tiles;
-  auto const list = [&](auto tile) {
-    using Tile = decltype(tile);
-    if (tile_m != Tile::kTileM || tile_n != Tile::kTileN || cluster != Tile::kCluster) return false;
-    tiles = list_tiles(ContractingSchedule<SimulatedWarp, Tile::kTileM, Tile::kTileN, kTileK,
-                                           Tile::kCluster, 1, kPad>(groups, rows, columns),
-                       cluster);
-    return true;
-  };
-  if (!(list(Tiles{}) || ...)) throw std::invalid_argument("no kernel has this tile");
+  list_first(
+      [&](auto tile) {
+        using Tile = decltype(tile);
+        if (!is_tile<Tile>(tile_m, tile_n, cluster)) return false;
+        tiles = with_alignment(align, [&](auto alignment) {
+          return contracting_tiles<Tile, kTileK, alignment.value, 1>(groups, k, n, clusters);
+        });
+        return true;
+      },
+      sm90::RaggedDotTiles{});
   return to_array(tiles);
 }
 
 TileArray scaled_ragged_contracting_tiles(Sizes const& group_sizes, Offsets const& group_offset,
                                           int batches, int local_groups, int m, int k, int n,
-                                          int tile_m, int tile_n, int cluster) {
-  return padded_tiles_of(fp8::ContractingTiles{},
-                         groups_of(group_sizes, group_offset, batches, local_groups, m), k, n,
-                         tile_m, tile_n, cluster);
+                                          int tile_m, int tile_n, int cluster, int clusters) {
+  constexpr int kScaleBlock = 128;  // rows that share a scale: one step
+  GroupSizes const groups = groups_of(group_sizes, group_offset, batches, local_groups, m);
+  std::vector<ListedTile> tiles;
+  list_first(
+      [&](auto tile) {
+        using Tile = decltype(tile);
+        if (!is_tile<Tile>(tile_m, tile_n, cluster)) return false;
+        tiles = contracting_tiles<Tile, kScaleBlock, 1, kScaleBlock>(groups, k, n, clusters);
+        return true;
+      },
+      fp8::ContractingTiles{});
+  return to_array(tiles);
 }
 
 // What a handler demands of the workspace of float32 operands.
@@ -224,8 +261,8 @@ TileArray rank_k_tiles(Sizes const& stacks, bool upper, int clusters, int tile_m
       table.push_back({stack[0], stack[1], stack[2], units});
       units += Schedule::units(stack[0], stack[1], uplo);
     }
-    tiles =
-        list_tiles(Schedule(table.data(), static_cast<int>(table.size()), uplo, clusters), cluster);
+    Schedule const schedule(table.data(), static_cast<int>(table.size()), uplo, clusters);
+    tiles = list_tiles<RoundRobin>(schedule, cluster, 1);
     return cudaSuccess;
   });
   return to_array(tiles);
@@ -241,13 +278,13 @@ NB_MODULE(_extension, module) {
   using nanobind::literals::operator""_a;
   module.def("ragged_noncontracting_tiles", &jgg::ragged_noncontracting_tiles, "group_sizes"_a,
              "group_offset"_a, "batches"_a, "local_groups"_a, "m"_a, "k"_a, "n"_a, "tile_m"_a,
-             "tile_n"_a, "cluster"_a, "align"_a);
+             "tile_n"_a, "cluster"_a, "align"_a, "clusters"_a = 1);
   module.def("ragged_contracting_tiles", &jgg::ragged_contracting_tiles, "group_sizes"_a,
              "group_offset"_a, "batches"_a, "local_groups"_a, "m"_a, "k"_a, "n"_a, "tile_m"_a,
-             "tile_n"_a, "cluster"_a, "align"_a);
+             "tile_n"_a, "cluster"_a, "align"_a, "clusters"_a = 1);
   module.def("scaled_ragged_contracting_tiles", &jgg::scaled_ragged_contracting_tiles,
              "group_sizes"_a, "group_offset"_a, "batches"_a, "local_groups"_a, "m"_a, "k"_a, "n"_a,
-             "tile_m"_a, "tile_n"_a, "cluster"_a);
+             "tile_m"_a, "tile_n"_a, "cluster"_a, "clusters"_a = 1);
   module.def("float32_workspace_bytes", &jgg::float32_workspace_bytes, "contracting"_a,
              "lhs_batched"_a, "rhs_batched"_a, "sizes_batched"_a, "offset_batched"_a, "batches"_a,
              "local_groups"_a, "m"_a, "k"_a, "n"_a, "terms"_a);

@@ -18,6 +18,7 @@ struct ScaledContracting {
     CUtensorMap rhs;
     CUtensorMap out;
     GroupSizes groups;
+    ContractingGrid<Config::kTileM, Config::kTileN, Config::kTileK, Config::kCluster> grid;
     RowScales lhs_scales;
     float const* column_scales;
     OutType out_type;
@@ -34,8 +35,11 @@ struct ScaledContracting {
                                        Config::kCluster, /*kAlign=*/1, /*kPad=*/kScaleBlock>;
 
   template <class Warp>
+  using Turns = EarliestFree<Warp, sm90::kMaxClusters<Config>>;
+
+  template <class Warp>
   __device__ static Schedule<Warp> schedule(Params const& params) {
-    return Schedule<Warp>(params.groups, params.m, params.n);
+    return Schedule<Warp>(params.groups, params.grid);
   }
 
   __device__ static int rows_left(Params const& params, WorkTile const& work) {
@@ -82,6 +86,7 @@ struct ScaledContracting {
 
   static cudaError_t make_params(ScaledArguments const& a, Params& params) {
     params.groups = a.groups;
+    params.grid = {a.groups, a.m, a.n};
     params.lhs_scales = a.lhs_scales;
     params.column_scales = a.column_scales;
     params.out_type = a.out_type;

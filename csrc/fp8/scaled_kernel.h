@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(sm90::kThreads, 1)
   using Config = typename Problem::Config;
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   auto& shared = *reinterpret_cast<ScaledSharedStorage<Config>*>(dynamic_shared);
-  int const rank = Config::kCluster > 1 ? int(cute::block_rank_in_cluster()) : 0;
+  int const rank = sm90::rank_in_cluster<Config>();
 
   initialize_barriers<Problem>(shared);
   initialize_scales(shared);
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(sm90::kThreads, 1)
     cutlass::arch::warpgroup_reg_dealloc<sm90::kProducerRegisters>();
     int const warp = threadIdx.x / kWarpSize;
     if (warp == 0) produce<Problem>(params, shared, rank);
-    if (warp == 1) sm90::schedule_tiles<Problem>(params, shared, rank);
+    if (warp == 1) sm90::schedule_tiles<Problem>(params, shared);
     if (warp == 2) produce_scales<Problem>(params, shared);
   } else {
     cutlass::arch::warpgroup_reg_alloc<sm90::kConsumerRegisters>();

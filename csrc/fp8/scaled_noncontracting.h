@@ -34,6 +34,9 @@ struct ScaledNoncontracting {
                                           Config::kCluster>;
 
   template <class Warp>
+  using Turns = RoundRobin;
+
+  template <class Warp>
   __device__ static Schedule<Warp> schedule(Params const& params) {
     return Schedule<Warp>(params.groups, params.n, params.k);
   }

@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ uint8_t dynamic_shared[];
   auto& shared = *reinterpret_cast<SharedStorage<Config>*>(
       (reinterpret_cast<uintptr_t>(dynamic_shared) + 1023) / 1024 * 1024);
-  int const rank = Config::kCluster > 1 ? int(cute::block_rank_in_cluster()) : 0;
+  int const rank = rank_in_cluster<Config>();
 
   initialize_barriers<Loop>(shared);
   sync_cluster<Config>();
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
     int const warp = threadIdx.x / kWarpSize;
     if (warp == 0) produce<Problem, Loop>(params, shared, rank);
-    if (warp == 1) schedule_tiles<Problem>(params, shared, rank);
+    if (warp == 1) schedule_tiles<Problem>(params, shared);
   } else {
     cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
     consume_triangle<Problem, Loop>(params, shared, warpgroup - 1);

@@ -5,6 +5,7 @@
 
 #include "rank_k/rank_k.h"
 #include "scheduler/triangular.h"
+#include "scheduler/turns.h"
 #include "sm90/kernel_config.h"
 #include "sm90/problem_arguments.h"
 
@@ -45,18 +46,32 @@ struct RankK {
     bool adds_c;
   };
 
-  using Schedule = TriangularSchedule<Config::kTileM, Config::kTileN, Config::kCluster>;
+  using Triangle = TriangularSchedule<Config::kTileM, Config::kTileN, Config::kCluster>;
+
+  struct Schedule {
+    Triangle triangle;
+
+    __device__ bool tile(int unit, int rank, WorkTile& work) const {
+      WorkTile found;
+      bool const more = triangle.tile(unit, rank, found);
+      if (DeviceWarp::leads()) work = found;
+      return more;
+    }
+  };
+
+  template <class Warp>
+  using Turns = RoundRobin;
 
   template <class Warp>
   __device__ static Schedule schedule(Params const& params) {
-    return Schedule(params.stacks, params.count, params.uplo, gridDim.x / Config::kCluster);
+    return {Triangle(params.stacks, params.count, params.uplo, gridDim.x / Config::kCluster)};
   }
 
   // A box reads zeros where its rows leave the operand, so tiles are always loaded in full.
   __device__ static int rows_left(Params const&, WorkTile const&) { return Config::kTileM; }
 
   __device__ static int columns_needed(Params const& params, WorkTile const& work) {
-    return Schedule::is_narrow(work, params.uplo) ? Config::kTileM : work.extent - work.n;
+    return Triangle::is_narrow(work, params.uplo) ? Config::kTileM : work.extent - work.n;
   }
 
   // The steps of a rank-2k update alternate between A B^T and B A^T. Nothing but these loads knows:
@@ -93,7 +108,7 @@ struct RankK {
       int const k_tiles = ceil_div(stack.k, Config::kTileK) * (params.two_products ? 2 : 1);
       params.stacks[i] = {stack.matrices, stack.n, k_tiles, units};
       params.in_slabs[i] = kRowsContiguous && stack.n % Config::kSlab == 0;
-      units += Schedule::units(stack.matrices, stack.n, arguments.uplo);
+      units += Triangle::units(stack.matrices, stack.n, arguments.uplo);
 
       Descriptors& to = params.descriptors[i];
       to.out_data = static_cast<Output*>(stack.out);

@@ -1,11 +1,13 @@
 // The tiles of the two ragged products. A schedule is walked by a whole warp, in ascending units;
-// CTA `rank` of a cluster gets its own tile of each unit.
+// CTA `rank` of a cluster gets its own tile of each unit. One lane writes the tile, which may be in
+// shared memory.
 #pragma once
 
 #include "scheduler/ceil_div.h"
 #include "scheduler/host_device.h"
 #include "scheduler/raster.h"
 #include "scheduler/segment_cursor.h"
+#include "scheduler/turns.h"
 #include "scheduler/work_tile.h"
 
 namespace jgg {
@@ -38,6 +40,7 @@ class NoncontractingSchedule {
   JGG_HOST_DEVICE bool tile(int unit, int rank, WorkTile& work) {
     Segment segment;
     if (!cursor_.seek(unit, segment)) return false;
+    if (!Warp::leads()) return true;
     bool const owned = segment.local_group >= 0 && segment.local_group < local_groups_;
     Rows const rows(segment.begin, segment.begin + segment.extent);
     auto const at = raster(rows, n_tiles_).at(unit - segment.first_unit, rank);
@@ -66,25 +69,66 @@ class NoncontractingSchedule {
   SegmentCursor<Warp, Units> cursor_;
 };
 
+// What all groups of a contracting product have in common, worked out on the host.
+template <int kTileM, int kTileN, int kTileK, int kCluster>
+struct ContractingGrid {
+  Raster<kCluster> raster;
+  int units;     // of each group
+  int hot_rows;  // groups of more rows come first
+
+  ContractingGrid() = default;
+  ContractingGrid(GroupSizes const& groups, int m, int n)
+      : raster(ceil_div(m, kTileM), ceil_div(n, kTileN)),
+        units(raster.units()),
+        hot_rows(twice_the_mean(groups)) {}
+
+ private:
+  // Groups of a step or less all cost the same, whatever their size.
+  static int twice_the_mean(GroupSizes const& groups) {
+    int const rows = 2 * (groups.rows / groups.groups);
+    return rows > kTileK ? rows : groups.rows;
+  }
+};
+
 // out[group][m, n] = lhs[rows of group, m]^T . rhs[rows of group, n]: every local group has the
 // same tiles and its own number of mainloop steps, none if it is empty. Groups may be padded in
 // memory to start at multiples of kPad rows.
+//
+// Groups of more than twice the mean size come first: their long tiles, begun last, would keep a
+// few clusters busy when all others are done.
 template <class Warp, int kTileM, int kTileN, int kTileK, int kCluster, int kAlign = 1,
           int kPad = 1>
 class ContractingSchedule {
  public:
-  JGG_HOST_DEVICE ContractingSchedule(GroupSizes const& groups, int m, int n)
-      : raster_(ceil_div(m, kTileM), ceil_div(n, kTileN)),
-        cursor_(groups, Units{groups.local_groups, raster_.units()}) {}
+  using Grid = ContractingGrid<kTileM, kTileN, kTileK, kCluster>;
+
+  JGG_HOST_DEVICE ContractingSchedule(GroupSizes const& groups, Grid const& grid)
+      : grid_(grid), cursor_(groups, Units{groups.local_groups, grid.units}, grid.hot_rows) {}
 
   JGG_HOST_DEVICE bool tile(int unit, int rank, WorkTile& work) {
     Segment segment;
     if (!cursor_.seek(unit, segment)) return false;
+    if (!Warp::leads()) return true;
     AlignedRows<kAlign> const rows(segment.stored_begin, segment.stored_begin + segment.extent);
-    auto const at = raster_.at(unit - segment.first_unit, rank);
-    work = {segment.batch, segment.local_group, rows.begin,    rows.extent,
-            rows.head,     at.m * kTileM,       at.n * kTileN, ceil_div(rows.extent, kTileK),
-            at.share};
+    work.batch = segment.batch;
+    work.group = segment.local_group;
+    work.begin = rows.begin;
+    work.extent = rows.extent;
+    work.head = rows.head;
+    work.k_tiles = ceil_div(rows.extent, kTileK);
+    auto const at = grid_.raster.at(unit - segment.first_unit, rank);
+    work.m = at.m * kTileM;
+    work.n = at.n * kTileN;
+    work.share = at.share;
+    return true;
+  }
+
+  // The units of one group cost the same: their steps, and about two more for the change of tiles.
+  JGG_HOST_DEVICE bool run(int unit, Run& run) {
+    constexpr int kChange = 2;
+    Segment segment;
+    if (!cursor_.seek(unit, segment)) return false;
+    run = {segment.first_unit + grid_.units, ceil_div(segment.extent, kTileK) + kChange};
     return true;
   }
 
@@ -97,8 +141,8 @@ class ContractingSchedule {
     }
   };
 
-  Raster<kCluster> raster_;
-  SegmentCursor<Warp, Units, kPad> cursor_;
+  Grid const& grid_;
+  SegmentCursor<Warp, Units, kPad, /*kHotFirst=*/true> cursor_;
 };
 
 }  // namespace jgg

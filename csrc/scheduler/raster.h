@@ -31,20 +31,23 @@ class Raster {
  public:
   static constexpr int kBand = 16 / kCluster;
 
+  Raster() = default;
   JGG_HOST_DEVICE Raster(int m_tiles, int n_tiles)
-      : n_tiles_(n_tiles), rows_(m_tiles / kCluster), odd_(m_tiles % kCluster) {}
+      : n_tiles_(n_tiles),
+        rows_(m_tiles / kCluster),
+        odd_(m_tiles % kCluster),
+        bands_(rows_ > kBand ? (rows_ + kBand - 1) / kBand : 1),
+        band_rows_((rows_ + bands_ - 1) / bands_) {}
 
   // How many units of work (kCluster tiles each) cover the grid.
   JGG_HOST_DEVICE int units() const { return rows_ * n_tiles_ + odd_ * ((n_tiles_ + 1) / 2); }
 
   // The tile that CTA `rank` of the cluster computes in unit `unit`.
   JGG_HOST_DEVICE TileCoordinate at(int unit, int rank) const {
-    int const bands = rows_ > kBand ? (rows_ + kBand - 1) / kBand : 1;
-    int const band_rows = (rows_ + bands - 1) / bands;
-    int const band = band_rows == 0 ? 0 : min(unit / (band_rows * n_tiles_), bands - 1);
-    int const in_band = unit - band * band_rows * n_tiles_;
-    int const rows = band + 1 < bands ? band_rows : rows_ - band * band_rows;
-    int const odd = band + 1 < bands ? 0 : odd_;
+    int const band = band_rows_ == 0 ? 0 : min(unit / (band_rows_ * n_tiles_), bands_ - 1);
+    int const in_band = unit - band * band_rows_ * n_tiles_;
+    int const rows = band + 1 < bands_ ? band_rows_ : rows_ - band * band_rows_;
+    int const odd = band + 1 < bands_ ? 0 : odd_;
 
     // Columns go two at a time so that the odd row, which takes two columns in one unit, is swept
     // together with the band that holds the same rhs columns in L2.
@@ -56,7 +59,7 @@ class Raster {
       return {kCluster * rows_, 2 * column_pair + rank, Share::kLhs};
     }
     int const column = in_pair / rows;
-    int const row = band * band_rows + in_pair - column * rows;
+    int const row = band * band_rows_ + in_pair - column * rows;
     return {kCluster * row + rank, 2 * column_pair + column,
             kCluster == 2 ? Share::kRhs : Share::kNothing};
   }
@@ -67,6 +70,8 @@ class Raster {
   int n_tiles_;
   int rows_;  // rows of units that pair along M
   int odd_;   // 1 if a last row of tiles is left over
+  int bands_;
+  int band_rows_;
 };
 
 }  // namespace jgg

@@ -32,18 +32,24 @@ struct Segment {
 // Walks forward over the segments of every batch, a warp's width at a time, so finding a group
 // costs a handful of instructions a tile however many groups there are, and no table in shared
 // memory. `Units` says how many units of work a segment is worth: int units(local_group, begin,
-// end). Where groups are padded in memory, each starts at a multiple of kPad rows.
+// end). Where groups are padded in memory, each starts at a multiple of kPad rows. With kHotFirst,
+// the segments of more than `hot_rows` rows come before all others.
 //
 // The segments of a batch are its groups; local groups whose global index does not exist, which
 // own no rows; and last, one for the rows that no group owns. Sizes are made safe here and nowhere
 // else: a negative one counts as zero, and the running sum never passes `rows`.
-template <class Warp, class Units, int kPad = 1>
+template <class Warp, class Units, int kPad = 1, bool kHotFirst = false>
 class SegmentCursor {
  public:
   using Int = typename Warp::Int;
 
-  JGG_HOST_DEVICE SegmentCursor(GroupSizes const& groups, Units const& units)
-      : groups_(groups), units_(units), batch_(0), units_before_(0) {
+  JGG_HOST_DEVICE SegmentCursor(GroupSizes const& groups, Units const& units, int hot_rows = 0)
+      : groups_(groups),
+        units_(units),
+        hot_rows_(hot_rows),
+        hot_(kHotFirst && hot_rows < groups.rows),
+        batch_(0),
+        units_before_(0) {
     enter_batch();
     load_window();
   }
@@ -92,9 +98,14 @@ class SegmentCursor {
       units_before_ += Warp::read(units_end_, kWarpSize - 1);
       window_ += kWarpSize;
     } else {
-      if (batch_ + 1 == groups_.batches) return false;
+      bool const again = kHotFirst && hot_;
+      if (batch_ + 1 == groups_.batches && !again) return false;
       units_before_ += Warp::read(units_end_, kWarpSize - 1);
       ++batch_;
+      if (batch_ == groups_.batches) {
+        batch_ = 0;
+        hot_ = false;
+      }
       enter_batch();
     }
     load_window();
@@ -105,6 +116,8 @@ class SegmentCursor {
     int const* sizes = groups_.sizes + static_cast<long long>(batch_) * groups_.sizes_batch_stride;
     int const rows = groups_.rows, groups = groups_.groups;
     int const window = window_, offset = offset_, rest = rest_, before = rows_before_;
+    int const hot_rows = hot_rows_;
+    bool const hot = hot_;
     Units const units = units_;
 
     auto const size_of = [=](int lane) {
@@ -119,7 +132,9 @@ class SegmentCursor {
     };
     auto const units_of = [=](int lane, int begin, int end) {
       int const segment = window + lane;
-      return segment <= rest ? units(segment - offset, begin, end) : 0;
+      if (segment > rest) return 0;
+      if (kHotFirst && hot != (end - begin > hot_rows)) return 0;
+      return units(segment - offset, begin, end);
     };
     auto const add = [](int a, int b) { return a + b; };
 
@@ -133,8 +148,10 @@ class SegmentCursor {
     }
   }
 
-  GroupSizes groups_;
+  GroupSizes const& groups_;
   Units units_;
+  int hot_rows_;  // of a segment that comes first; `rows` if none does
+  bool hot_;      // whether such segments are being walked
   int batch_;
   int offset_;         // group_offset of this batch, clamped to where it matters
   int rest_;           // the segment of the rows that no group owns, the last of the batch

@@ -1,27 +1,36 @@
 // The whole schedule of a ragged product as a list, computed on the host for tests and inspection.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <vector>
 
-#include "scheduler/ragged_schedule.h"
+#include "scheduler/turns.h"
+#include "scheduler/work_tile.h"
 
 namespace jgg {
 
-// unit, rank, then the members of WorkTile in their order.
-using ListedTile = std::array<int, 11>;
+// unit, rank, the cluster that takes the unit, then the members of WorkTile in their order.
+using ListedTile = std::array<int, 12>;
 
-template <class Schedule>
-std::vector<ListedTile> list_tiles(Schedule schedule, int cluster) {
+// In the order of units, as `clusters` clusters of `ranks` CTAs find them, each for itself.
+template <class Turns, class Schedule>
+std::vector<ListedTile> list_tiles(Schedule const& schedule, int ranks, int clusters) {
   std::vector<ListedTile> tiles;
-  for (int unit = 0;; ++unit) {
-    for (int rank = 0; rank < cluster; ++rank) {
-      WorkTile work;
-      if (!schedule.tile(unit, rank, work)) return tiles;
-      tiles.push_back({unit, rank, work.batch, work.group, work.begin, work.extent, work.head,
-                       work.m, work.n, work.k_tiles, static_cast<int>(work.share)});
+  for (int cluster = 0; cluster < clusters; ++cluster) {
+    Schedule own = schedule;
+    Turns turns(cluster, clusters);
+    WorkTile work;
+    for (int unit = turns.next(own); own.tile(unit, 0, work); unit = turns.next(own)) {
+      for (int rank = 0; rank < ranks; ++rank) {
+        own.tile(unit, rank, work);
+        tiles.push_back({unit, rank, cluster, work.batch, work.group, work.begin, work.extent,
+                         work.head, work.m, work.n, work.k_tiles, static_cast<int>(work.share)});
+      }
     }
   }
+  std::sort(tiles.begin(), tiles.end());
+  return tiles;
 }
 
 }  // namespace jgg

@@ -3,6 +3,7 @@
 // CPU is the code that runs on the device.
 #pragma once
 
+#include <algorithm>
 #include <array>
 
 #include "scheduler/host_device.h"
@@ -14,6 +15,9 @@ constexpr int kWarpSize = 32;
 // 32 lanes held in an array: `Int` is one value per lane.
 struct SimulatedWarp {
   using Int = std::array<int, kWarpSize>;
+
+  // Whether this is the lane that writes what all lanes have worked out.
+  static bool leads() { return true; }
 
   static Int lanes() {
     Int lane;
@@ -44,6 +48,13 @@ struct SimulatedWarp {
 
   static int read(Int const& value, int lane) { return value[lane]; }
 
+  static int min(Int const& value) { return *std::min_element(value.begin(), value.end()); }
+
+  // How many lanes hold a non-zero value.
+  static int count(Int const& value) {
+    return kWarpSize - int(std::count(value.begin(), value.end(), 0));
+  }
+
   // The first lane that holds a non-zero value, or kWarpSize.
   static int first(Int const& value) {
     for (int i = 0; i < kWarpSize; ++i) {
@@ -57,6 +68,8 @@ struct SimulatedWarp {
 // A real warp: `Int` is this lane's value. Every function is called by all 32 lanes together.
 struct DeviceWarp {
   using Int = int;
+
+  __device__ static bool leads() { return threadIdx.x % kWarpSize == 0; }
 
   __device__ static Int lanes() { return threadIdx.x % kWarpSize; }
 
@@ -82,6 +95,10 @@ struct DeviceWarp {
   }
 
   __device__ static int read(Int const& value, int lane) { return __shfl_sync(~0u, value, lane); }
+
+  __device__ static int min(Int const& value) { return __reduce_min_sync(~0u, value); }
+
+  __device__ static int count(Int const& value) { return __popc(__ballot_sync(~0u, value != 0)); }
 
   __device__ static int first(Int const& value) {
     unsigned const ballot = __ballot_sync(~0u, value != 0);

@@ -30,24 +30,33 @@ __device__ WorkTile read_work(Shared& shared, WorkIterator& slot) {
   return work;
 }
 
+template <class Config>
+__device__ int rank_in_cluster() {
+  return Config::kCluster > 1 ? int(cute::block_rank_in_cluster()) : 0;
+}
+
 // Keeps the ring of work tiles full, so that finding the next tile costs its readers nothing.
 template <class Problem, class Shared>
-__device__ void schedule_tiles(typename Problem::Params const& params, Shared& shared, int rank) {
-  constexpr int kCluster = Problem::Config::kCluster;
+__device__ void schedule_tiles(typename Problem::Params const& params, Shared& shared) {
+  using Config = typename Problem::Config;
   auto schedule = Problem::template schedule<DeviceWarp>(params);
+  typename Problem::template Turns<DeviceWarp> turns(blockIdx.x / Config::kCluster,
+                                                     gridDim.x / Config::kCluster);
   WorkIterator slot;
-  int unit = blockIdx.x / kCluster;
-  WorkTile work;
-  do {
-    if (!schedule.tile(unit, rank, work)) work.k_tiles = kNoMoreWork;
-    unit += gridDim.x / kCluster;
+  bool more = true;
+  while (more) {
+    int const unit = turns.next(schedule);
     shared.work_empty[slot.stage].wait(slot.phase ^ 1);
-    if (threadIdx.x % kWarpSize == 0) {
-      shared.work[slot.stage] = work;
+    // Straight into shared memory: this warp's registers have no room for a whole tile, nor for the
+    // rank between two tiles.
+    WorkTile& work = shared.work[slot.stage];
+    more = schedule.tile(unit, rank_in_cluster<Config>(), work);
+    if (DeviceWarp::leads()) {
+      if (!more) work.k_tiles = kNoMoreWork;
       shared.work_full[slot.stage].arrive();
     }
     ++slot;
-  } while (work.k_tiles != kNoMoreWork);
+  }
 }
 
 template <class Problem, class Mainloop, class Shared>
@@ -129,7 +138,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   extern __shared__ uint8_t dynamic_shared[];
   auto& shared = *reinterpret_cast<SharedStorage<Config>*>(
       (reinterpret_cast<uintptr_t>(dynamic_shared) + 1023) / 1024 * 1024);
-  int const rank = Config::kCluster > 1 ? int(cute::block_rank_in_cluster()) : 0;
+  int const rank = rank_in_cluster<Config>();
 
   initialize_barriers<Mainloop>(shared);
   sync_cluster<Config>();
@@ -139,7 +148,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
     int const warp = threadIdx.x / kWarpSize;
     if (warp == 0) produce<Problem, Mainloop>(params, shared, rank);
-    if (warp == 1) schedule_tiles<Problem>(params, shared, rank);
+    if (warp == 1) schedule_tiles<Problem>(params, shared);
   } else {
     cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
     consume<Problem, Mainloop>(params, shared, warpgroup - 1);

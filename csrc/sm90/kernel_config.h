@@ -26,6 +26,10 @@ constexpr int kSharedMemoryLimit = 232448;
 constexpr int kSharedMemoryReserve = 2048;  // barriers, the ring of work tiles, alignment
 constexpr int kWorkStages = 4;
 
+// The largest chip of this generation has 144 multiprocessors.
+template <class Config>
+constexpr int kMaxClusters = 144 / Config::kCluster;
+
 // `kLhsMajor`/`kRhsMajor` say whether an operand is contiguous along the contracted dimension (K)
 // or along its other one (MN). WGMMA reads both for 16-bit types, so neither is transposed.
 template <class Element_, class Output_, cute::GMMA::Major kLhsMajor_, cute::GMMA::Major kRhsMajor_,

@@ -25,8 +25,8 @@ cudaError_t launch_persistent(void (*kernel)(Params), Params const& params, int6
   status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   if (status != cudaSuccess) return status;
 
-  int64_t const clusters =
-      std::min<int64_t>(multiprocessors / Config::kCluster, std::max<int64_t>(max_units, 1));
+  int64_t const most = std::min(multiprocessors / Config::kCluster, kMaxClusters<Config>);
+  int64_t const clusters = std::min<int64_t>(most, std::max<int64_t>(max_units, 1));
   cudaLaunchAttribute cluster;
   cluster.id = cudaLaunchAttributeClusterDimension;
   cluster.val.clusterDim = {Config::kCluster, 1, 1};

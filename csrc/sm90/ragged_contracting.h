@@ -17,11 +17,18 @@ struct RaggedContracting {
       Config::kLhsMajor == cute::GMMA::Major::K || Config::kRhsMajor == cute::GMMA::Major::K;
   static constexpr bool kHasHeads = false;
 
+  template <class Warp>
+  using Schedule = ContractingSchedule<Warp, Config::kTileM, Config::kTileN, Config::kTileK,
+                                       Config::kCluster, kMasksRows ? Config::kBoxAlign : 1>;
+  template <class Warp>
+  using Turns = EarliestFree<Warp, kMaxClusters<Config>>;
+
   struct Params {
     CUtensorMap lhs;
     CUtensorMap rhs;
     CUtensorMap out;
     GroupSizes groups;
+    ContractingGrid<Config::kTileM, Config::kTileN, Config::kTileK, Config::kCluster> grid;
     int m;
     int n;
     int lhs_batched;
@@ -30,12 +37,8 @@ struct RaggedContracting {
   };
 
   template <class Warp>
-  using Schedule = ContractingSchedule<Warp, Config::kTileM, Config::kTileN, Config::kTileK,
-                                       Config::kCluster, kMasksRows ? Config::kBoxAlign : 1>;
-
-  template <class Warp>
   __device__ static Schedule<Warp> schedule(Params const& params) {
-    return Schedule<Warp>(params.groups, params.m, params.n);
+    return Schedule<Warp>(params.groups, params.grid);
   }
 
   __device__ static int rows_left(Params const& params, WorkTile const& work) {
@@ -81,6 +84,7 @@ struct RaggedContracting {
   static cudaError_t make_params(RaggedDotArguments const& arguments, Params& params) {
     auto const& a = arguments;
     params.groups = group_sizes(a);
+    params.grid = {params.groups, a.k, a.n};
     params.m = a.k;
     params.n = a.n;
     params.lhs_batched = a.lhs_batched;

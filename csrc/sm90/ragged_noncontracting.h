@@ -38,6 +38,9 @@ struct RaggedNoncontracting {
                              kRowsContiguous ? Config::kBoxAlign : 1>;
 
   template <class Warp>
+  using Turns = RoundRobin;
+
+  template <class Warp>
   __device__ static Schedule<Warp> schedule(Params const& params) {
     return Schedule<Warp>(params.groups, params.n, params.k);
   }

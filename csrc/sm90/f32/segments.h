@@ -27,7 +27,7 @@ struct Segments : Base {
   };
 
   template <class Warp>
-  class Schedule : Base::template Schedule<Warp> {
+  class Schedule : public Base::template Schedule<Warp> {
     using Tiles = typename Base::template Schedule<Warp>;
 
    public:
@@ -36,12 +36,12 @@ struct Segments : Base {
 
     __device__ bool tile(int unit, int rank, WorkTile& work) {
       bool const found = Tiles::tile(unit, rank, work);
-      work.k_tiles *= terms_;
+      if (Warp::leads()) work.k_tiles *= terms_;
       return found;
     }
 
    private:
-    int terms_;
+    int const& terms_;  // where it is: the scheduler's warp has no register for it
   };
 
   template <class Warp>
