@@ -80,3 +80,13 @@ def test_training(tmp_path):
     assert all(0 < abs(each["ratio"] - 1) < 0.05 for each in compared)
     results = json.loads(output.read_text())
     assert len(results["training_runs"]) == 2 and results["fp8_training"][0]["bf16"] > 0
+
+
+def test_balance(extension, capsys):
+    from benchmarks import balance  # needs the extension
+
+    balance.main(["--shapes", "qwen3_down", "--distributions", "random", "zipf", "--draws", "1"])
+    *_, random, zipf = capsys.readouterr().out.splitlines()
+    for line, in_turn_at_least in ((random, 1.03), (zipf, 1.1)):
+        turns, in_turn = map(float, line.split()[2:])
+        assert 1 <= turns < 1.03 and in_turn_at_least < in_turn
