@@ -44,10 +44,10 @@ def ragged_noncontracting_tiles(
 
     Returns:
       int32 [tiles, 12], in the order of the schedule. Columns: unit of work; rank of the CTA in its
-      cluster; the cluster that takes the unit; batch; local group; first row and number of rows of the group, with the rows that
-      alignment adds in front; number of those; first row and column of the tile in the group's
-      result; mainloop steps (0 for a tile of zeros); the operand that the cluster shares (0 none,
-      1 lhs, 2 rhs).
+      cluster; the cluster that takes the unit; batch; local group; first row and number of rows of
+      the group, with the rows that alignment adds in front; number of those; first row and column
+      of the tile in the group's result; mainloop steps (0 for a tile of zeros); the operand that
+      the cluster shares (0 none, 1 lhs, 2 rhs).
     """
 
 def ragged_contracting_tiles(
