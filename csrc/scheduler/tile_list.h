@@ -11,6 +11,20 @@ namespace jgg {
 // unit, rank, then the members of WorkTile in their order.
 using ListedTile = std::array<int, 11>;
 
+inline ListedTile listed_tile(int unit, int rank, WorkTile const& work) {
+  return {unit,
+          rank,
+          work.batch,
+          work.group,
+          work.begin,
+          work.extent,
+          work.head,
+          work.m,
+          work.n,
+          work.k_tiles,
+          static_cast<int>(work.share)};
+}
+
 template <class Schedule>
 std::vector<ListedTile> list_tiles(Schedule schedule, int cluster) {
   std::vector<ListedTile> tiles;
@@ -18,8 +32,7 @@ std::vector<ListedTile> list_tiles(Schedule schedule, int cluster) {
     for (int rank = 0; rank < cluster; ++rank) {
       WorkTile work;
       if (!schedule.tile(unit, rank, work)) return tiles;
-      tiles.push_back({unit, rank, work.batch, work.group, work.begin, work.extent, work.head,
-                       work.m, work.n, work.k_tiles, static_cast<int>(work.share)});
+      tiles.push_back(listed_tile(unit, rank, work));
     }
   }
 }
