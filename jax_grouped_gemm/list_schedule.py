@@ -74,8 +74,9 @@ def _unit_costs(shape: Shape, tile: TileConfig) -> np.ndarray:
     height = -(-height // PART_ROWS) * PART_ROWS
     width = -(-width // PART_COLUMNS) * PART_COLUMNS
     # Each CTA of a cluster loads a part of the operand that they share.
-    loaded = (height + width / tile.cluster) * ROW_BYTES
-    step = np.maximum(height * width / FULL_STEP_AREA, loaded / FULL_STEP_BYTES)
+    share_lhs = rows[:, :1] == rows[:, -1:]
+    loaded = np.where(share_lhs, height / tile.cluster + width, height + width / tile.cluster)
+    step = np.maximum(height * width / FULL_STEP_AREA, loaded * ROW_BYTES / FULL_STEP_BYTES)
     cost = step.max(axis=1) * math.ceil(shape.k / TILE_K) + TILE_OVERHEAD
     return np.tile(cost, shape.g)
 
