@@ -1,6 +1,8 @@
 // alpha A B + beta C for lists of stacks of matrices: coordinates of their tiles in memory.
 #pragma once
 
+#include <cute/arch/copy_sm90_desc.hpp>
+
 #include "grouped/epilogue.h"
 #include "grouped/grouped_gemm.h"
 #include "scheduler/problem_list.h"
@@ -43,10 +45,36 @@ struct GroupedGemm {
   template <class Warp>
   using Schedule = ListSchedule<Warp, Config::kTileM, Config::kTileN, Config::kCluster>;
 
+  // Nearly every tile needs other descriptors than the one before it. They are fetched when the
+  // tile is found, so that its first loads need not wait for them.
   template <class Warp>
-  __device__ static Schedule<Warp> schedule(Params const& params) {
-    return Schedule<Warp>(list(params), params.schedule, params.scheduled_units,
-                          gridDim.x / Config::kCluster);
+  class PrefetchingSchedule {
+   public:
+    __device__ PrefetchingSchedule(Params const& params)
+        : params_(params),
+          schedule_(list(params), params.schedule, params.scheduled_units,
+                    gridDim.x / Config::kCluster) {}
+
+    __device__ bool tile(int unit, int rank, WorkTile& work) {
+      if (!schedule_.tile(unit, rank, work)) return false;
+      Descriptors const& descriptors = params_.descriptors[work.group];
+      CUtensorMap const* const maps[] = {&descriptors.lhs, &descriptors.rhs, &descriptors.out};
+      int const lane = threadIdx.x % kWarpSize;
+#pragma unroll
+      for (int i = 0; i < 3; ++i) {
+        if (lane == i) cute::prefetch_tma_descriptor(maps[i]);
+      }
+      return true;
+    }
+
+   private:
+    Params const& params_;
+    Schedule<Warp> schedule_;
+  };
+
+  template <class Warp>
+  __device__ static PrefetchingSchedule<Warp> schedule(Params const& params) {
+    return PrefetchingSchedule<Warp>(params);
   }
 
   // The number of the matrix of a tile among those of all problems.
