@@ -3,8 +3,8 @@
 python -m benchmarks.grouped_gemm --output benchmarks/results/grouped_gemm.json
 
 The loop is one `jnp.matmul` a problem, all in one jitted function, with the autotuner and matmul
-kernels of XLA off, so that all are those of cuBLAS. Everything is timed as the other benchmarks are:
-device time, interleaved round by round, cold cache. Ratios are the loop's time over ours; gaps
+kernels of XLA off, so that all are those of cuBLAS. Everything is timed as the other benchmarks
+are: device time, interleaved round by round, cold cache. Ratios are the loop's time over ours; gaps
 between its kernels count only in the wall time, which is in the JSON file.
 """
 
