@@ -77,6 +77,10 @@ def ours(variant: str):
     return functools.partial(jgg.grouped_gemm, implementation=implementation, **VARIANTS[variant])
 
 
+def _cublas_only() -> dict[str, object] | None:
+    return CUBLAS_ONLY if on_gpu() else None
+
+
 def operands(problems: Sequence[Problem]) -> tuple[list[jax.Array], list[jax.Array]]:
     """Normally distributed bfloat16."""
     rng = np.random.default_rng(0)
@@ -90,7 +94,7 @@ def operands(problems: Sequence[Problem]) -> tuple[list[jax.Array], list[jax.Arr
 def error(outs: list[jax.Array], lhs: list[jax.Array], rhs: list[jax.Array]) -> float:
     """The worst problem's largest error relative to its largest element, in float32."""
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options=_cublas_only())
     def of_all(outs, lhs, rhs):
         with jax.default_matmul_precision("highest"):
             exact = loop(*([x.astype(jnp.float32) for x in xs] for xs in (lhs, rhs)))
@@ -107,10 +111,11 @@ def measure(name: str, problems: Sequence[Problem], recorder, rounds: int, flush
     """Times every variant and the loop on one list."""
     lhs, rhs = operands(problems)
     functions = {**{variant: ours(variant) for variant in VARIANTS}, LOOP: loop}
-    cublas_only = CUBLAS_ONLY if on_gpu() else None
     calls: dict[str, Call] = {
         variant: jax_call(
-            jax.jit(function, compiler_options=cublas_only if variant == LOOP else None), lhs, rhs
+            jax.jit(function, compiler_options=_cublas_only() if variant == LOOP else None),
+            lhs,
+            rhs,
         )
         for variant, function in functions.items()
     }

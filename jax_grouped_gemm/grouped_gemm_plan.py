@@ -34,6 +34,7 @@ MAX_PROBLEMS = 79
 Scheduler = Literal["device", "host_precomputed"]
 SCHEDULERS: tuple[Scheduler, ...] = ("device", "host_precomputed")
 
+CLEARLY_LESS = 0.9
 LISTED = 4  # entries of a list that a description names
 
 
@@ -127,7 +128,7 @@ class Launch:
       clusters: how many clusters have work.
       schedule: int32 [rounds, clusters, 2], the problem of this launch and the unit of work of that
         problem that each cluster computes in each round, -1 where it has nothing left; None if the
-        device searches for them.
+        device searches for them, as it does where one round is all.
       steps: predicted time of the longest cluster, in mainloop steps of a full tile.
       balance: predicted mean over all clusters of the device, relative to the longest.
     """
@@ -293,7 +294,11 @@ def _best_launch(problem: GroupedGemmProblem, order: tuple[int, ...], *transpose
 def _simulated(
     shapes: tuple[Shape, ...], scheduler: Scheduler, sort_problems: bool
 ) -> tuple[TileConfig, int, np.ndarray | None, float, float]:
-    """The tile that is done first and its schedule."""
+    """The tile to take, its clusters and schedule, the steps of the longest cluster, the balance.
+
+    The first tile, unless another is clearly done earlier: the steps of small tiles are guessed
+    from what loading them must take, those of the first were measured.
+    """
     choices = []
     for tile in TILES:
         most_clusters = NUM_SMS // tile.cluster
@@ -307,11 +312,13 @@ def _simulated(
         busy = list_schedule.busy_steps(schedule, units.cost)
         balance = busy.sum() / most_clusters / busy.max()
         table = None
-        if scheduler == "host_precomputed":
+        # In a single round there is nothing to deal out.
+        if scheduler == "host_precomputed" and len(schedule) > 1:
             pairs = np.stack([units.problem[schedule], units.number[schedule]], axis=-1)
             table = np.where(schedule[..., None] < 0, -1, pairs).astype(np.int32)
         choices.append((tile, clusters, table, float(busy.max()), float(balance)))
-    return min(choices, key=lambda choice: choice[3])
+    first, *others = choices
+    return min([first, *(c for c in others if c[3] < CLEARLY_LESS * first[3])], key=lambda c: c[3])
 
 
 def _efficiency(problem: GroupedGemmProblem, launches: Sequence[Launch]) -> float:

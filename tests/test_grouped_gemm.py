@@ -340,6 +340,10 @@ class TestExplain:
         per_problem = 16 if launch.tile.cluster == 2 else 64
         assert len(np.unique(units, axis=0)) == len(units) == 20 * per_problem
 
+    def test_a_single_round_needs_no_schedule(self):
+        plan = self.plan([(64, 512, 64), (64, 8, 64)])
+        assert plan.workspace_bytes == 0 and plan.launches[0].schedule is None
+
     def test_sorting_evens_out_four_problems(self):
         steps = [
             self.plan(FOUR_PROBLEMS, sort_problems=sort).launches[0].steps for sort in (True, False)

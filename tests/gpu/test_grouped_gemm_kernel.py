@@ -113,7 +113,7 @@ class TestEveryKernel:
 @pytest.mark.parametrize("sort_problems", [False, True])
 class TestLists:
     @pytest.mark.parametrize("multiple", [8, 1])
-    @pytest.mark.parametrize("count", [1, 24, 33, 79, 80, 300])
+    @pytest.mark.parametrize("count", [1, 24, 79, 300])
     def test_random(self, scheduler, sort_problems, count, multiple, rng):
         """As in CUTLASS's tests, every layout, with stacks and empty problems among them."""
         shapes = cutlass_like(rng, count, multiple)
