@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ from ops import random, swap
 
 import jax_grouped_gemm as jgg
 
+LAYOUTS = list(product((False, True), repeat=2))
 # The list of four problems in CUTLASS's notes on its grouped schedulers, as (m, k, n).
 FOUR_PROBLEMS = [(1152, 128, 768), (1152, 1024, 768), (768, 128, 1152), (768, 1024, 1152)]
 
@@ -113,3 +115,9 @@ def swapped(shape, transpose: bool):
 def cutlass_like(rng: np.random.Generator, count: int, multiple: int = 8) -> list[tuple[int, ...]]:
     """Unequal problems in the manner of CUTLASS's tests, 24 to 24 + 63 `multiple` a side."""
     return [tuple(int(x) for x in multiple * rng.integers(0, 64, 3) + 24) for _ in range(count)]
+
+
+def mixed_layouts(count: int) -> dict[str, list[bool]]:
+    """Every layout in turn."""
+    cycle = [LAYOUTS[i % 4] for i in range(count)]
+    return dict(transpose_lhs=[a for a, _ in cycle], transpose_rhs=[b for _, b in cycle])

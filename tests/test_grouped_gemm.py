@@ -1,4 +1,4 @@
-"""Products of lists of matrices: semantics, transformations, errors and plans, on any machine."""
+"""Products of lists of matrices: semantics, transformations and errors, on any machine."""
 
 from functools import partial
 from itertools import product
@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 from ops import swap
-from products import FOUR_PROBLEMS, List, cutlass_like, random_list
+from products import LAYOUTS, List, cutlass_like, mixed_layouts, random_list
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm import grouped_gemm_plan
 
 BF16 = jnp.bfloat16
-LAYOUTS = list(product((False, True), repeat=2))
 FORMS = pytest.mark.parametrize("transpose_lhs, transpose_rhs", LAYOUTS)
 # (m, k, n) with each dimension in turn zero, and two stacks of which one is empty.
 SHAPES = [(3, 4, 5), (0, 3, 2), (4, 0, 3), (2, 3, 0), (2, 6, 1, 4), (1, 1, 1), (0, 2, 3, 4)]
@@ -25,12 +23,6 @@ SHAPES = [(3, 4, 5), (0, 3, 2), (4, 0, 3), (2, 3, 0), (2, 6, 1, 4), (1, 1, 1), (
 def x64():
     with jax.enable_x64(True):
         yield
-
-
-def mixed_layouts(count):
-    """Every layout in turn."""
-    cycle = [LAYOUTS[i % 4] for i in range(count)]
-    return dict(transpose_lhs=[a for a, _ in cycle], transpose_rhs=[b for _, b in cycle])
 
 
 def close(outs, problems: List, atol=1e-12):
@@ -298,119 +290,6 @@ class TestErrors:
         operands = [self.A.astype(BF16)], [self.B.astype(BF16)]
         with pytest.raises(NotImplementedError, match="cuda"):
             jgg.grouped_gemm(*operands, implementation="cuda")
-
-
-class TestExplain:
-    @staticmethod
-    def plan(shapes, dtype=BF16, **options) -> jgg.GroupedGemmPlan:
-        lhs, rhs = (
-            [jax.ShapeDtypeStruct((*g, *pick(m, k, n)), dtype) for *g, m, k, n in shapes]
-            for pick in (lambda m, k, n: (m, k), lambda m, k, n: (k, n))
-        )
-        (plan,) = jgg.explain(partial(jgg.grouped_gemm, **options), lhs, rhs).plans
-        return plan
-
-    def test_kernel(self):
-        plan = self.plan([(4096, 1024, 4096), (2, 2048, 512, 2048)])
-        assert (plan.path, plan.reason, plan.grid) == ("tma", "", 132)
-        assert 0.7 < plan.efficiency <= 1
-        (launch,) = plan.launches
-        assert (launch.tile.tile_n, launch.problems) == (256, (0, 1))
-        for part in ("grouped_gemm bfloat16 [1, 4096, 1024]", "host_precomputed", "balance"):
-            assert part in str(plan)
-
-    def test_order(self):
-        ks = [64, 512, 8, 0, 256]
-        shapes = [(64, k, 64) for k in ks]
-        assert self.plan(shapes).order == (1, 4, 0, 2)
-        assert self.plan(shapes, sort_problems=False).order == (0, 1, 2, 4)
-
-    def test_schedulers(self):
-        """A precomputed schedule is all the workspace there is."""
-        shapes = [(1024, k, 1024) for k in (8192, 64, 4096, 128)] * 5
-        device = self.plan(shapes, scheduler="device")
-        host = self.plan(shapes, scheduler="host_precomputed")
-        (launch,) = host.launches
-        assert device.workspace_bytes == 0 and device.launches[0].schedule is None
-        assert host.workspace_bytes == launch.schedule.nbytes == launch.schedule.size * 4
-        assert launch.balance > device.launches[0].balance
-        units = launch.schedule.reshape(-1, 2)
-        units = units[units[:, 0] >= 0]
-        # Of 1024 by 1024 results there are 16 units, or 64 tiles that are units.
-        per_problem = 16 if launch.tile.cluster == 2 else 64
-        assert len(np.unique(units, axis=0)) == len(units) == 20 * per_problem
-
-    def test_a_single_round_needs_no_schedule(self):
-        plan = self.plan([(64, 512, 64), (64, 8, 64)])
-        assert plan.workspace_bytes == 0 and plan.launches[0].schedule is None
-
-    def test_sorting_evens_out_four_problems(self):
-        steps = [
-            self.plan(FOUR_PROBLEMS, sort_problems=sort).launches[0].steps for sort in (True, False)
-        ]
-        assert steps[0] <= steps[1]
-
-    def test_small_problems_take_small_tiles(self):
-        (launch,) = self.plan([(100, 128, 256, 128)]).launches
-        assert launch.tile.tile_n == 128
-
-    @pytest.mark.parametrize("count, launches", [(79, 1), (80, 2), (300, 4)])
-    def test_launches(self, count, launches):
-        plan = self.plan([(64, 8 * i, 64) for i in range(1, count + 1)])
-        sizes = [len(launch.problems) for launch in plan.launches]
-        assert len(sizes) == launches and max(sizes) - min(sizes) <= 1
-        assert plan.order == tuple(range(count))[::-1]
-
-    def test_layouts_have_launches_of_their_own(self):
-        plan = self.plan([(64, 64, 64)] * 8, **mixed_layouts(8))
-        assert [launch.problems for launch in plan.launches] == [(0, 4), (1, 5), (2, 6), (3, 7)]
-        assert {str(launch)[:2] for launch in plan.launches} == {"NN", "NT", "TN", "TT"}
-
-    def test_padded(self):
-        plan = self.plan([(64, 64, 64), (20, 10, 12)])
-        assert plan.path == "copied"
-        for part in ("k=10", "n=12", "problem 1"):
-            assert part in plan.reason
-        assert "problem 0" not in plan.reason and "m=20" not in plan.reason
-
-    def test_nothing_to_do(self):
-        plan = self.plan([(0, 4, 8), (8, 0, 8), (8, 8, 0)])
-        assert plan.path == "zeros" and not plan.launches
-
-    @pytest.mark.parametrize(
-        "dtype, options, said",
-        [
-            (np.float32, {}, "float32"),
-            (np.float64, {}, "float64"),
-            (np.complex64, {}, "complex64"),
-            (BF16, dict(implementation="reference"), "reference"),
-            (BF16, dict(precision="BF16_BF16_F32_X3"), "X3"),
-        ],
-    )
-    def test_reference(self, dtype, options, said):
-        plan = self.plan([(8, 8, 8)], dtype, **options)
-        assert plan.path == "reference" and said in plan.reason
-
-    def test_long_lists_are_described_in_a_few_words(self):
-        assert len(str(self.plan([(7, 7, 7)] * 1000))) < 8000
-
-    def test_gradients_are_lists_of_products_too(self):
-        def loss(lhs, rhs):
-            return sum(jnp.sum(out.astype(jnp.float32)) for out in jgg.grouped_gemm(lhs, rhs))
-
-        lhs = [jax.ShapeDtypeStruct((64, 32), BF16)] * 3
-        rhs = [jax.ShapeDtypeStruct((32, 128), BF16)] * 3
-        plans = jgg.explain(jax.grad(loss, (0, 1)), lhs, rhs).plans
-        forms = sorted(str(launch)[:2] for plan in plans for launch in plan.launches)
-        assert forms == ["NN", "NT", "TN"]
-
-
-def test_thousands_of_problems_are_planned_in_seconds(rng):
-    """Planning is part of every trace."""
-    shapes = cutlass_like(rng, 2000, 16)
-    plan = TestExplain.plan(shapes)
-    assert len(plan.order) + sum(0 in s for s in shapes) == 2000
-    assert len(plan.launches) == -(-2000 // grouped_gemm_plan.MAX_PROBLEMS)
 
 
 def test_stored_transposed(rng):

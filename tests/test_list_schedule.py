@@ -98,6 +98,10 @@ def check_sharing(first, second):
 def test_random_lists(tiles_of, tile, clusters, rng):
     for count in (1, 24, 31, 32, 33, 64, 79, 300):
         shapes = random_shapes(rng, count, stacks=True)
+        # Empty results have no tiles, wherever in the list they are.
+        empty = rng.permutation(count)[: count // 8]
+        for i in empty:
+            shapes[i] = shapes[i]._replace(**{rng.choice(["g", "m", "n"]): 0})
         for _, schedule in schedules(shapes, tile):
             check(tiles_of(shapes, schedule, clusters or most_clusters(tile), tile), shapes, tile)
 
