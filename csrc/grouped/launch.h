@@ -33,7 +33,10 @@ cudaError_t launch_any_grouped_gemm(TileConfig config, GroupedGemmArguments cons
           using Config = KernelConfig<Element, Output, major(Major::K, transpose_lhs.value),
                                       major(Major::MN, transpose_rhs.value), Tile::kTileM,
                                       Tile::kTileN, Tile::kCluster>;
-          return launch_grouped_gemm<GroupedGemm<Config>>(arguments, stream);
+          return with_bool(arguments.problems.size() <= kFewListedProblems, [&](auto few) {
+            constexpr int kCapacity = few.value ? kFewListedProblems : kMaxListedProblems;
+            return launch_grouped_gemm<GroupedGemm<Config, kCapacity>>(arguments, stream);
+          });
         });
       });
     });

@@ -11,7 +11,8 @@
 
 namespace jgg::sm90 {
 
-template <class Config_>
+// For lists of at most kCapacity problems.
+template <class Config_, int kCapacity>
 struct GroupedGemm {
   using Config = Config_;
   using Element = typename Config::Element;
@@ -28,9 +29,9 @@ struct GroupedGemm {
 
   // All that a launch needs, so that nothing has to be copied to the device before it.
   struct Params {
-    Descriptors descriptors[kMaxListedProblems];
-    ListedProblem problems[kMaxListedProblems];
-    Output const* outs[kMaxListedProblems];
+    Descriptors descriptors[kCapacity];
+    ListedProblem problems[kCapacity];
+    Output const* outs[kCapacity];
     float const* alphas;
     float const* betas;
     ScheduledUnit const* schedule;
