@@ -2,6 +2,7 @@
 #include "grouped/grouped_gemm.h"
 
 #include <string>
+#include <utility>
 
 #include "ffi/element_types.h"
 #include "ffi/handlers.h"
