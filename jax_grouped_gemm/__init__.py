@@ -16,6 +16,8 @@ from jax_grouped_gemm.explain import Explanation as Explanation
 from jax_grouped_gemm.explain import explain as explain
 from jax_grouped_gemm.fp8_ragged_dot import Recipe as Recipe
 from jax_grouped_gemm.fp8_ragged_dot import fp8_ragged_dot as fp8_ragged_dot
+from jax_grouped_gemm.grouped_gemm import grouped_gemm as grouped_gemm
+from jax_grouped_gemm.grouped_gemm_plan import GroupedGemmPlan as GroupedGemmPlan
 from jax_grouped_gemm.plan import Plan as Plan
 from jax_grouped_gemm.plan import TileConfig as TileConfig
 from jax_grouped_gemm.quantize import QuantizedRows as QuantizedRows

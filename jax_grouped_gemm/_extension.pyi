@@ -103,6 +103,33 @@ def float32_workspace_bytes(
 def triangle_entries(numbers: np.ndarray) -> list[tuple[int, int]]:
     """Row and column of entries of a lower triangle by their numbers, int32, row by row."""
 
+MAX_LISTED_PROBLEMS: int
+"""Problems to a launch of `grouped_gemm`."""
+
+def grouped_gemm_tiles(
+    problems: np.ndarray,
+    schedule: np.ndarray,
+    clusters: int,
+    tile_m: int,
+    tile_n: int,
+    cluster: int,
+) -> np.ndarray:
+    """The tiles of a list of products, from the code that the kernel runs.
+
+    Args:
+      problems: int32 [problems, 4]: matrices, their rows and columns, mainloop steps of a tile.
+      schedule: int32 [rounds, clusters, 2], the problem and the unit of it that each cluster
+        computes in each round, -1 where it has nothing left; with 0 rounds, clusters search the
+        list for their units.
+      clusters: how many clusters walk the schedule; those of `schedule`, or fewer, or more.
+
+    Returns:
+      int32 [tiles, 11] with the columns of `ragged_noncontracting_tiles`, cluster by cluster, each
+      in the order in which it computes: batch is the matrix within its problem, group the problem,
+      and the number of rows that of the matrix. Tiles past the columns, and those of a matrix of no
+      rows, are padding.
+    """
+
 def rank_k_tiles(
     stacks: np.ndarray,
     upper: bool,

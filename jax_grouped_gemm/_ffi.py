@@ -16,6 +16,7 @@ EXTENSION = "jax_grouped_gemm._extension"
 TARGETS = {
     "ragged_noncontracting": "jax_grouped_gemm.ragged_noncontracting.v1",
     "ragged_contracting": "jax_grouped_gemm.ragged_contracting.v1",
+    "grouped_gemm": "jax_grouped_gemm.grouped_gemm.v1",
     "rank_k": "jax_grouped_gemm.rank_k.v1",
     "scaled_ragged_noncontracting": "jax_grouped_gemm.scaled_ragged_noncontracting.v1",
     "scaled_ragged_contracting": "jax_grouped_gemm.scaled_ragged_contracting.v1",

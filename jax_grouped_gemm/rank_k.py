@@ -6,22 +6,28 @@ gradients. The kernel walks the tiles of one triangle alone, as CUTLASS's groupe
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import DTypeLike
 
 from jax_grouped_gemm import primitives
-from jax_grouped_gemm._arguments import as_array, canonical_precision, checked_implementation
-from jax_grouped_gemm.rank_k_reference import accumulator_dtype
+from jax_grouped_gemm._arguments import canonical_precision, checked_implementation
+from jax_grouped_gemm._matrix_lists import (
+    Matrices,
+    Results,
+    Scale,
+    as_stack,
+    check_counts,
+    entries_of,
+    is_one_stack,
+    like_entry,
+    scales_of,
+)
 
-Matrices = ArrayLike | Sequence[ArrayLike]
-Scale = ArrayLike | Sequence[ArrayLike]
-Results = jax.Array | list[jax.Array]
 Uplo = Literal["lower", "upper"]
 
 
@@ -256,12 +262,12 @@ def _update(
     if uplo not in ("lower", "upper"):
         raise ValueError(f"uplo must be 'lower' or 'upper', got {uplo!r}")
     implementation = checked_implementation(implementation)
-    is_stack = isinstance(a, (jax.Array, np.ndarray))
-    operands = {"a": _entries("a", a, is_stack)}
+    is_stack = is_one_stack(a)
+    operands = {"a": entries_of("a", a, is_stack)}
     if b is not None:
-        operands["b"] = _entries("b", b, is_stack)
+        operands["b"] = entries_of("b", b, is_stack)
     if c is not None:
-        operands["c"] = _entries("c", c, is_stack)
+        operands["c"] = entries_of("c", c, is_stack)
     _check_shapes(operands, transpose)
 
     dtype = jnp.result_type(*operands["a"], *operands.get("b", ()))
@@ -279,15 +285,17 @@ def _update(
     hermitian = hermitian and jnp.issubdtype(result_dtype, jnp.complexfloating)
     complex_alpha = not hermitian or b is not None
     scales = {
-        "alpha": _scales("alpha", alpha, operands["a"], is_stack, result_dtype, complex_alpha)
+        "alpha": scales_of("alpha", alpha, operands["a"], is_stack, result_dtype, complex_alpha)
     }
     if c is not None:
-        scales["beta"] = _scales("beta", beta, operands["a"], is_stack, result_dtype, not hermitian)
+        scales["beta"] = scales_of(
+            "beta", beta, operands["a"], is_stack, result_dtype, not hermitian
+        )
 
     missing = [None] * len(operands["a"])
     casts = {"a": dtype, "b": dtype, "c": result_dtype}
     stacks = {
-        name: [_as_stack(x.astype(casts[name])) for x in entries]
+        name: [as_stack(x.astype(casts[name])) for x in entries]
         for name, entries in operands.items()
     }
     outs = primitives.rank_k(
@@ -306,41 +314,12 @@ def _update(
         precision=canonical_precision(precision),
         implementation=implementation,
     )
-    outs = [out if x.ndim == 3 else out[0] for out, x in zip(outs, operands["a"], strict=True)]
+    outs = [like_entry(out, x) for out, x in zip(outs, operands["a"], strict=True)]
     return outs[0] if is_stack else outs
 
 
-def _as_stack(x: jax.Array) -> jax.Array:
-    return x if x.ndim == 3 else x[None]
-
-
-def _entries(name: str, x: Matrices, is_stack: bool) -> list[jax.Array]:
-    """The matrices and stacks of an operand."""
-    if is_stack:
-        x = as_array(name, x)
-        if x.ndim != 3:
-            raise ValueError(
-                f"{name} must be a stack [g, n, k] or a sequence of matrices, got one array of "
-                f"shape {x.shape}"
-            )
-        return [x]
-    if not isinstance(x, Sequence) or not x:
-        raise TypeError(
-            f"{name} must be an array or a non-empty sequence of arrays, as a is, got {x!r}"
-        )
-    entries = [as_array(f"{name}[{i}]", entry) for i, entry in enumerate(x)]
-    for i, entry in enumerate(entries):
-        if entry.ndim not in (2, 3):
-            raise ValueError(
-                f"{name}[{i}] must be a matrix or a stack of matrices, got shape {entry.shape}"
-            )
-    return entries
-
-
 def _check_shapes(operands: dict[str, list[jax.Array]], transpose: bool) -> None:
-    for name, entries in operands.items():
-        if len(entries) != len(operands["a"]):
-            raise ValueError(f"{name} has {len(entries)} entries, but a has {len(operands['a'])}")
+    check_counts(operands)
     for i, a in enumerate(operands["a"]):
         n = a.shape[-1 if transpose else -2]
         expected = {"b": a.shape, "c": (*a.shape[:-2], n, n)}
@@ -351,35 +330,3 @@ def _check_shapes(operands: dict[str, list[jax.Array]], transpose: bool) -> None
                     f"{name} must have shape {expected[name]} where a has {a.shape}"
                     f"{' transposed' if transpose else ''}, got {shape} (entry {i})"
                 )
-
-
-def _scales(
-    name: str,
-    scale: Scale,
-    entries: list[jax.Array],
-    is_stack: bool,
-    result_dtype: np.dtype,
-    may_be_complex: bool,
-) -> list[jax.Array]:
-    """alpha or beta as an array [g] for each entry."""
-    dtype = accumulator_dtype(result_dtype)
-    if not may_be_complex:
-        dtype = jnp.finfo(dtype).dtype
-    if is_stack or not (isinstance(scale, Sequence) or jnp.ndim(scale)):
-        scale = [scale] * len(entries)
-    if len(scale) != len(entries):
-        raise ValueError(f"{name} has {len(scale)} entries, but a has {len(entries)}")
-
-    def broadcast(i, x, entry):
-        x = jnp.asarray(x)
-        g = entry.shape[0] if entry.ndim == 3 else 1
-        if x.shape not in ((), (g,)[: entry.ndim - 2]):
-            raise ValueError(
-                f"{name} must be a scalar or have one element for each matrix, got shape "
-                f"{x.shape} for entry {i} of shape {entry.shape}"
-            )
-        if jnp.iscomplexobj(x) and not jnp.issubdtype(dtype, jnp.complexfloating):
-            raise TypeError(f"{name} must be real here, got dtype {x.dtype}")
-        return jnp.broadcast_to(x.astype(dtype), (g,))
-
-    return [broadcast(i, x, entry) for i, (x, entry) in enumerate(zip(scale, entries, strict=True))]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+
+from jax_grouped_gemm.accumulation import accumulator_dtype, multiply, per_matrix
 
 
 def update(
@@ -64,19 +64,6 @@ def update(
     return result.astype(result_dtype)
 
 
-def multiply(
-    spec: str, x: jax.Array, y: jax.Array, precision: lax.PrecisionLike, dtype: np.dtype
-) -> jax.Array:
-    """`jnp.einsum` with sums and result of `dtype`."""
-    einsum = functools.partial(jnp.einsum, spec, precision=precision, preferred_element_type=dtype)
-    if x.dtype.itemsize >= 4:
-        return einsum(x, y)
-    # XLA:CPU has no batched product of 16-bit operands with a wider result.
-    return lax.platform_dependent(
-        x, y, cpu=lambda x, y: einsum(x.astype(dtype), y.astype(dtype)), default=einsum
-    )
-
-
 def fill(
     inside: jax.Array,
     outside: jax.Array | None,
@@ -102,13 +89,3 @@ def flip(x: jax.Array, hermitian: bool) -> jax.Array:
     """The transpose of each matrix, conjugated if `hermitian`."""
     x = jnp.swapaxes(x, -1, -2)
     return jnp.conj(x) if hermitian else x
-
-
-def per_matrix(scale: jax.Array, dtype: np.dtype) -> jax.Array:
-    """Scales [g] in a shape and dtype to multiply [g, n, n] of `dtype` with."""
-    return scale.astype(dtype)[:, None, None]
-
-
-def accumulator_dtype(dtype: np.dtype) -> np.dtype:
-    """The dtype of sums of products whose result has `dtype`: float32 at least."""
-    return np.dtype(np.float32) if np.dtype(dtype).itemsize < 4 else np.dtype(dtype)

@@ -13,8 +13,11 @@
 
 #include "ffi/handlers.h"
 #include "fp8/scaled_tiles.h"
+#include "grouped/grouped_gemm.h"
+#include "grouped/tile_table.h"
 #include "rank_k/rank_k.h"
 #include "rank_k/tile_table.h"
+#include "scheduler/problem_list.h"
 #include "scheduler/ragged_schedule.h"
 #include "scheduler/tile_list.h"
 #include "scheduler/triangular.h"
@@ -38,6 +41,7 @@ nb::dict registrations() {
   nb::dict targets;
   targets["jax_grouped_gemm.ragged_noncontracting.v1"] = encapsulate(JggRaggedNoncontracting);
   targets["jax_grouped_gemm.ragged_contracting.v1"] = encapsulate(JggRaggedContracting);
+  targets["jax_grouped_gemm.grouped_gemm.v1"] = encapsulate(JggGroupedGemm);
   targets["jax_grouped_gemm.rank_k.v1"] = encapsulate(JggRankK);
   targets["jax_grouped_gemm.quantize_rows.v1"] = encapsulate(JggQuantizeRows);
   targets["jax_grouped_gemm.quantize_blocks.v1"] = encapsulate(JggQuantizeBlocks);
@@ -76,6 +80,7 @@ nb::list kernel_configs() {
   };
   append("ragged_noncontracting", sm90::tile_configs());
   append("ragged_contracting", sm90::tile_configs());
+  append("grouped_gemm", sm90::grouped_gemm_tile_configs());
   append("rank_k", sm90::rank_k_tile_configs());
   append_configs(configs, "scaled_ragged_noncontracting", fp8::NoncontractingTiles{});
   append_configs(configs, "scaled_ragged_contracting", fp8::ContractingTiles{});
@@ -268,6 +273,44 @@ TileArray rank_k_tiles(Sizes const& stacks, bool upper, int clusters, int tile_m
   return to_array(tiles);
 }
 
+using Schedule = nb::ndarray<int const, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
+
+// Without a schedule the clusters find their units themselves.
+TileArray grouped_gemm_tiles(Sizes const& problems, Schedule const& schedule, int clusters,
+                             int tile_m, int tile_n, int cluster) {
+  std::vector<ListedProblem> listed;
+  int matrices = 0;
+  for (size_t i = 0; i < problems.shape(0); ++i) {
+    int const* const problem = problems.data() + i * problems.shape(1);
+    listed.push_back({problem[1], problem[2], problem[3], matrices});
+    matrices += problem[0];
+  }
+  ProblemList const list{listed.data(), static_cast<int>(listed.size()), matrices};
+  int const scheduled = static_cast<int>(schedule.shape(0) * schedule.shape(1));
+  auto const* const units = reinterpret_cast<ScheduledUnit const*>(schedule.data());
+  std::vector<ListedTile> tiles;
+  sm90::with_tile(sm90::GroupedGemmTiles{}, {tile_m, tile_n, cluster}, [&](auto tile) {
+    using Tile = decltype(tile);
+    // Every cluster walks the schedule for itself, in units that ascend.
+    for (int first = 0; first < clusters; ++first) {
+      ListSchedule<SimulatedWarp, Tile::kTileM, Tile::kTileN, Tile::kCluster> walk[] = {
+          {list, scheduled ? units : nullptr, scheduled, clusters},
+          {list, scheduled ? units : nullptr, scheduled, clusters}};
+      WorkTile work;
+      for (int unit = first;; unit += clusters) {
+        bool more = true;
+        for (int rank = 0; rank < cluster; ++rank) {
+          more = walk[rank].tile(unit, rank, work);
+          if (more) tiles.push_back(listed_tile(unit, rank, first, work));
+        }
+        if (!more) break;
+      }
+    }
+    return cudaSuccess;
+  });
+  return to_array(tiles);
+}
+
 }  // namespace
 }  // namespace jgg
 
@@ -289,6 +332,9 @@ NB_MODULE(_extension, module) {
              "lhs_batched"_a, "rhs_batched"_a, "sizes_batched"_a, "offset_batched"_a, "batches"_a,
              "local_groups"_a, "m"_a, "k"_a, "n"_a, "terms"_a);
   module.def("triangle_entries", &jgg::triangle_entries, "numbers"_a);
+  module.attr("MAX_LISTED_PROBLEMS") = jgg::sm90::kMaxListedProblems;
+  module.def("grouped_gemm_tiles", &jgg::grouped_gemm_tiles, "problems"_a, "schedule"_a,
+             "clusters"_a, "tile_m"_a, "tile_n"_a, "cluster"_a);
   module.def("rank_k_tiles", &jgg::rank_k_tiles, "stacks"_a, "upper"_a, "clusters"_a, "tile_m"_a,
              "tile_n"_a, "cluster"_a);
 }

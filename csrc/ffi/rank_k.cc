@@ -1,13 +1,11 @@
 // Binding of rank-k and rank-2k updates: check the buffers, list the stacks, launch.
 #include "rank_k/rank_k.h"
 
-#include <array>
-#include <limits>
 #include <string>
 
-#include "ffi/buffers.h"
 #include "ffi/element_types.h"
 #include "ffi/handlers.h"
+#include "ffi/stacks.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jgg {
@@ -17,29 +15,6 @@ using sm90::ElementType;
 using sm90::OtherTriangle;
 using sm90::RankKArguments;
 using sm90::RankKStack;
-
-// A stack of matrices: [count, rows, columns].
-struct StackShape {
-  int count;
-  int rows;
-  int columns;
-
-  bool operator==(StackShape const& other) const {
-    return count == other.count && rows == other.rows && columns == other.columns;
-  }
-};
-
-ffi::ErrorOr<StackShape> shape_of(ffi::AnyBuffer const& buffer) {
-  auto const dimensions = buffer.dimensions();
-  if (dimensions.size() != 3) return ffi::Unexpected(invalid("operands are stacks of matrices"));
-  for (int64_t const size : dimensions) {
-    if (size < 1 || size > std::numeric_limits<int>::max()) {
-      return ffi::Unexpected(invalid("an operand has a dimension of " + std::to_string(size)));
-    }
-  }
-  return StackShape{static_cast<int>(dimensions[0]), static_cast<int>(dimensions[1]),
-                    static_cast<int>(dimensions[2])};
-}
 
 // Operands: a, then b in a rank-2k update, then c if it is added or kept, each a stack for every
 // result. c and the results are the same memory.
@@ -64,11 +39,11 @@ ffi::Error rank_k(cudaStream_t stream, ffi::Buffer<ffi::F32> alpha, ffi::Buffer<
   for (size_t i = 0; i < stacks; ++i) {
     auto out = results.get<ffi::AnyBuffer>(i);
     if (!out) return out.error();
-    auto const out_shape = shape_of(**out);
+    auto const out_shape = StackShape::of(**out);
     if (!out_shape) return out_shape.error();
     auto const a = operands.get<ffi::AnyBuffer>(i);
     if (!a) return a.error();
-    auto const shape = shape_of(*a);
+    auto const shape = StackShape::of(*a);
     if (!shape) return shape.error();
 
     ElementType type, out_type;
@@ -98,7 +73,7 @@ ffi::Error rank_k(cudaStream_t stream, ffi::Buffer<ffi::F32> alpha, ffi::Buffer<
     if (two_operands) {
       auto const b = operands.get<ffi::AnyBuffer>(stacks + i);
       if (!b) return b.error();
-      auto const b_shape = shape_of(*b);
+      auto const b_shape = StackShape::of(*b);
       if (!b_shape) return b_shape.error();
       if (b->element_type() != a->element_type() || !(*b_shape == *shape)) {
         return invalid("a and b of result " + std::to_string(i) + " differ");

@@ -11,6 +11,7 @@
 #include "rank_k/rank_k.h"
 #include "scheduler/warp.h"
 #include "sm90/kernel_config.h"
+#include "sm90/scale_and_add.h"
 
 namespace jgg::sm90 {
 
@@ -19,7 +20,6 @@ class TriangularEpilogue {
   using Config = typename Problem::Config;
   using Output = typename Config::Output;
   using Params = typename Problem::Params;
-  using Pair = cutlass::AlignedArray<Output, 2>;
 
   static constexpr bool kPacks = sizeof(Output) == 2;
   static constexpr int kBlock = kRowsPerConsumer;
@@ -67,7 +67,7 @@ class TriangularEpilogue {
 
   // Stores the block on the diagonal of what was taken and not yet stored, if there is one. Its
   // completion needs registers that the next tile's accumulators would not leave.
-  __device__ void store_diagonal() {
+  __device__ void store_early() {
     if constexpr (kPacks) {
       int const block = (row_ - column_) / kBlock;
       if (row_ < column_ || block >= steps_left_ / 2) return;
@@ -100,11 +100,6 @@ class TriangularEpilogue {
   __device__ static int lane() { return threadIdx.x % kWarpSize; }
   __device__ static int warp() { return threadIdx.x % kWarpgroup / kWarpSize; }
 
-  // The place of accumulator i in the half tile: WGMMA leaves thread t of a warp with columns
-  // 2 (t % 4) and the next of rows t / 4 and t / 4 + 8 of each 8 columns.
-  __device__ static int row_of(int i) { return warp() * 16 + i / 2 % 2 * 8 + lane() / 4; }
-  __device__ static int column_of(int i) { return i / 4 * 8 + lane() % 4 * 2 + i % 2; }
-
   __device__ int n() const { return params_.stacks[stack_].n; }
 
   __device__ bool is_computed(int row, int column) const {
@@ -116,39 +111,12 @@ class TriangularEpilogue {
     return data + (int64_t(matrix_) * n() + row) * n() + column;
   }
 
-  // accumulators = alpha * accumulators + beta * C. As in BLAS, C is not read where beta is zero.
   template <class Accumulators>
   __device__ void scale(Accumulators& accumulators) const {
     auto const& descriptors = params_.descriptors[stack_];
     float const alpha = descriptors.alpha[matrix_];
     float const beta = params_.adds_c ? descriptors.beta[matrix_] : 0.0f;
-    constexpr int kCount = decltype(cute::size(accumulators))::value;
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) accumulators(i) *= alpha;
-    if (beta == 0.0f) return;
-    int const row = row_ + row_of(0), column = column_ + column_of(0);
-    Output const* const rows[] = {out_at(row, column), out_at(row + 8, column)};
-    bool const inside[] = {row < n(), row + 8 < n()};
-    int const columns = n() - column;
-    // All loads of a batch are under way before the first is used.
-    constexpr int kBatch = 64 / sizeof(Output);
-#pragma unroll
-    for (int first = 0; first < kCount; first += kBatch) {
-      Pair c[kBatch / 2];
-#pragma unroll
-      for (int i = 0; i < kBatch; i += 2) {
-        int const half = i / 2 % 2, offset = (first + i) / 4 * 8;
-        // Rows are a multiple of 16 bytes: both columns of a pair are inside, or both outside.
-        c[i / 2].clear();
-        if (inside[half] && offset < columns) {
-          c[i / 2] = *reinterpret_cast<Pair const*>(rows[half] + offset);
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        accumulators(first + i) += beta * float(c[i / 2][i % 2]);
-      }
-    }
+    scale_and_add(accumulators, alpha, beta, out_at(row_, column_), n(), n() - row_, n() - column_);
   }
 
   // Step 2b stores block b of `values`, step 2b + 1 its mirror image.
@@ -308,7 +276,7 @@ class TriangularEpilogue {
 #pragma unroll
     for (int i = 0; i < kAccumulatorsPerBlock; i += 2) {
       int const from = block * kAccumulatorsPerBlock + i;
-      reinterpret_cast<float2&>(at(row_of(i), column_of(i))) =
+      reinterpret_cast<float2&>(at(accumulator_row(i), accumulator_column(i))) =
           float2{accumulators(from), accumulators(from + 1)};
     }
   }
@@ -317,7 +285,8 @@ class TriangularEpilogue {
   __device__ void write_transposed(int block, Accumulators const& accumulators) const {
 #pragma unroll
     for (int i = 0; i < kAccumulatorsPerBlock; ++i) {
-      at(column_of(i), row_of(i)) = accumulators(block * kAccumulatorsPerBlock + i);
+      at(accumulator_column(i), accumulator_row(i)) =
+          accumulators(block * kAccumulatorsPerBlock + i);
     }
   }
 

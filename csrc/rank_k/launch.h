@@ -4,9 +4,10 @@
 #include <algorithm>
 #include <memory>
 
-#include "rank_k/kernel.h"
+#include "rank_k/problem.h"
 #include "rank_k/tile_table.h"
 #include "sm90/launch.h"
+#include "sm90/list_kernel.h"
 
 namespace jgg::sm90 {
 
@@ -23,7 +24,7 @@ cudaError_t launch_rank_k(RankKArguments const& arguments, cudaStream_t stream) 
                              std::min(count - first, Problem::kMaxStacks), *params, units);
     if (status != cudaSuccess) return status;
     status =
-        launch_persistent<typename Problem::Config>(rank_k_kernel<Problem>, *params, units, stream);
+        launch_persistent<typename Problem::Config>(list_kernel<Problem>, *params, units, stream);
     if (status != cudaSuccess) return status;
   }
   return cudaSuccess;

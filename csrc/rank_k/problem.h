@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "rank_k/epilogue.h"
 #include "rank_k/rank_k.h"
 #include "scheduler/triangular.h"
 #include "scheduler/turns.h"
@@ -16,7 +17,9 @@ template <class Config_>
 struct RankK {
   using Config = Config_;
   using Output = typename Config::Output;
+  using Epilogue = TriangularEpilogue<RankK>;
   static constexpr bool kMasksRows = false;
+  static constexpr bool kHasNarrowTiles = true;
   static_assert(Config::kLhsMajor == Config::kRhsMajor);
 
   // Stacks to a launch. Their descriptors are parameters of the kernel: 60 would fit, but a launch

@@ -13,6 +13,11 @@ namespace jgg {
 // unit, rank, the cluster that takes the unit, then the members of WorkTile in their order.
 using ListedTile = std::array<int, 12>;
 
+inline ListedTile listed_tile(int unit, int rank, int cluster, WorkTile const& work) {
+  return {unit,        rank,      cluster, work.batch, work.group,   work.begin,
+          work.extent, work.head, work.m,  work.n,     work.k_tiles, static_cast<int>(work.share)};
+}
+
 // In the order of units, as `clusters` clusters of `ranks` CTAs find them, each for itself.
 template <class Turns, class Schedule>
 std::vector<ListedTile> list_tiles(Schedule const& schedule, int ranks, int clusters) {
@@ -24,8 +29,7 @@ std::vector<ListedTile> list_tiles(Schedule const& schedule, int ranks, int clus
     for (int unit = turns.next(own); own.tile(unit, 0, work); unit = turns.next(own)) {
       for (int rank = 0; rank < ranks; ++rank) {
         own.tile(unit, rank, work);
-        tiles.push_back({unit, rank, cluster, work.batch, work.group, work.begin, work.extent,
-                         work.head, work.m, work.n, work.k_tiles, static_cast<int>(work.share)});
+        tiles.push_back(listed_tile(unit, rank, cluster, work));
       }
     }
   }

@@ -6,6 +6,7 @@
 
 #include "scheduler/ceil_div.h"
 #include "scheduler/host_device.h"
+#include "scheduler/serpentine.h"
 #include "scheduler/work_tile.h"
 
 namespace jgg {
@@ -73,7 +74,7 @@ class TriangularSchedule {
 
   // The tile that CTA `rank` of a cluster computes in unit `unit`; false past the last unit.
   JGG_HOST_DEVICE bool tile(int unit, int rank, WorkTile& work) const {
-    unit = serpentine(unit);
+    unit = serpentine(unit, clusters_);
     int const index = find_stack(unit);
     TriangularStack const stack = stacks_[index];
     Counts const counts(stack.n, uplo_);
@@ -118,14 +119,6 @@ class TriangularSchedule {
   };
 
   JGG_HOST_DEVICE static int pairs(int tiles) { return (tiles + 1) / 2; }
-
-  // Every other round of units goes to the clusters in reverse: a cluster that got one of the last,
-  // short units of a round then gets one of the first of the next round, instead of another cluster
-  // that is behind.
-  JGG_HOST_DEVICE int serpentine(int unit) const {
-    int const round = unit / clusters_, place = unit - round * clusters_;
-    return round % 2 == 0 ? unit : round * clusters_ + clusters_ - 1 - place;
-  }
 
   // The last stack that begins at or before `unit`.
   JGG_HOST_DEVICE int find_stack(int unit) const {

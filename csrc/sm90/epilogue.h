@@ -8,6 +8,7 @@
 #include <cute/arch/copy_sm90.hpp>
 #include <cute/arch/copy_sm90_tma.hpp>
 
+#include "scheduler/warp.h"
 #include "sm90/kernel_config.h"
 
 namespace jgg::sm90 {
@@ -29,31 +30,35 @@ class Epilogue {
  public:
   __device__ Epilogue(SharedStorage<Config>& shared, CUtensorMap const& descriptor, int consumer)
       : chunks_(&shared.chunks[consumer][0][0]),
-        descriptor_(descriptor),
+        descriptor_(&descriptor),
         consumer_(consumer),
-        next_chunk_(Config::kChunks) {}
+        next_chunk_(Config::kChunks),
+        end_(Config::kChunks) {}
 
-  // Takes over a finished half tile. 32-bit results are too many registers to carry along and are
-  // stored at once.
-  template <class Accumulators>
+  // Takes over a finished half tile, or its first `kColumns` columns. 32-bit results are too many
+  // registers to carry along and are stored at once.
+  template <int kColumns = Config::kTileN, class Accumulators>
   __device__ void take(Accumulators const& accumulators, StoreCoordinates at) {
+    constexpr int kTaken = kColumns / Config::kChunkColumns;
+    static_assert(kTaken % Config::kChunkSlots == 0, "chunks always go to the same slot");
     at_ = at;
     next_chunk_ = 0;
+    end_ = kTaken;
     if constexpr (kPacks) {
       cutlass::NumericArrayConverter<Output, float, 2> const convert;
 #pragma unroll
-      for (int i = 0; i < kAccumulators / 2; ++i) {
+      for (int i = 0; i < kRowsPerConsumer * kColumns / kWarpgroup / 2; ++i) {
         auto const pair = convert({accumulators(2 * i), accumulators(2 * i + 1)});
         packed_[i] = reinterpret_cast<uint32_t const&>(pair);
       }
     } else {
 #pragma unroll
-      for (int chunk = 0; chunk < Config::kChunks; ++chunk) {
+      for (int chunk = 0; chunk < kTaken; ++chunk) {
         begin_chunk(chunk);
         write_floats(chunk, accumulators);
         end_chunk(chunk);
       }
-      next_chunk_ = Config::kChunks;
+      next_chunk_ = kTaken;
     }
   }
 
@@ -78,7 +83,7 @@ class Epilogue {
   // Stores one chunk of what was taken, if any is left.
   __device__ void store_next() {
     if constexpr (kPacks) {
-      if (next_chunk_ == Config::kChunks) return;
+      if (next_chunk_ == end_) return;
       // The registers of a chunk must be known at compile time.
 #pragma unroll
       for (int chunk = 0; chunk < Config::kChunks; ++chunk) {
@@ -93,8 +98,11 @@ class Epilogue {
   }
 
   __device__ void store_rest() {
-    while (next_chunk_ < Config::kChunks) store_next();
+    while (next_chunk_ < end_) store_next();
   }
+
+  // Where the next half tiles to be taken go. Nothing that was taken is left to be stored.
+  __device__ void set_target(CUtensorMap const& descriptor) { descriptor_ = &descriptor; }
 
   // Shared memory must outlive the copies out of it.
   __device__ void wait() const {
@@ -118,7 +126,7 @@ class Epilogue {
     cute::tma_store_fence();
     sync_consumer();
     if (issues()) {
-      cute::SM90_TMA_STORE_3D::copy(&descriptor_, slot(chunk),
+      cute::SM90_TMA_STORE_3D::copy(descriptor_, slot(chunk),
                                     at_.column + chunk * Config::kChunkColumns, at_.row, at_.outer);
       cute::tma_store_arrive();
     }
@@ -159,9 +167,10 @@ class Epilogue {
   }
 
   uint8_t* chunks_;
-  CUtensorMap const& descriptor_;
+  CUtensorMap const* descriptor_;
   int consumer_;
-  int next_chunk_;  // of the half tile taken last; kChunks once all are stored
+  int next_chunk_;  // of the half tile taken last; end_ once all are stored
+  int end_;
   StoreCoordinates at_;
   uint32_t packed_[kPacks ? kAccumulators / 2 : 1];
 };

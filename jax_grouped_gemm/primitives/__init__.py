@@ -1,9 +1,21 @@
 """The JAX primitives: abstract evaluation, differentiation, batching and lowering."""
 
-from jax_grouped_gemm import kernel_calls, plan, plan_fp8, rank_k_plan, reference, reference_fp8
+from jax_grouped_gemm import (
+    grouped_gemm_plan,
+    kernel_calls,
+    plan,
+    plan_fp8,
+    rank_k_plan,
+    reference,
+    reference_fp8,
+)
 from jax_grouped_gemm.primitives import quantize as _quantize
 from jax_grouped_gemm.primitives import scaled as _scaled
 from jax_grouped_gemm.primitives import transposes as _transposes  # noqa: F401
+from jax_grouped_gemm.primitives.grouped_gemm import Problems as Problems
+from jax_grouped_gemm.primitives.grouped_gemm import grouped_gemm as grouped_gemm
+from jax_grouped_gemm.primitives.grouped_gemm import grouped_gemm_p as grouped_gemm_p
+from jax_grouped_gemm.primitives.grouped_gemm import reference_products as _grouped_gemm_reference
 from jax_grouped_gemm.primitives.lowering import register_lowering as _register_lowering
 from jax_grouped_gemm.primitives.quantize import quantize_blocks as quantize_blocks
 from jax_grouped_gemm.primitives.quantize import quantize_ragged as quantize_ragged
@@ -40,6 +52,12 @@ _register_lowering(
     planner=plan.plan_contracting,
     kernel=kernel_calls.ragged,
     reference=reference.ragged_contracting,
+)
+_register_lowering(
+    grouped_gemm_p,
+    planner=grouped_gemm_plan.plan_grouped_gemm,
+    kernel=kernel_calls.grouped_gemm,
+    reference=_grouped_gemm_reference,
 )
 _register_lowering(
     rank_k_p,

@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
+from jax_grouped_gemm import _stacks
 from jax_grouped_gemm import rank_k_reference as reference
 from jax_grouped_gemm._varying import align_varying
 from jax_grouped_gemm.primitives.avals import unsharded_aval
@@ -63,12 +64,7 @@ def rank_k(stacks: Stacks, **params: Any) -> list[jax.Array]:
 def split(operands: Sequence[Any], *, num_stacks: int, two_operands: bool, has_c: bool) -> Stacks:
     """The flat operands of the primitive by what they are."""
     present = (True, True, two_operands, has_c, has_c)
-    lists, start = [], 0
-    for is_present in present:
-        end = start + num_stacks * is_present
-        lists.append(list(operands[start:end]) if is_present else [None] * num_stacks)
-        start = end
-    return Stacks(*lists)
+    return Stacks(*_stacks.split(operands, num_stacks, present))
 
 
 SHAPE_PARAMS = ("num_stacks", "two_operands", "has_c")
@@ -218,32 +214,14 @@ def _batch(operands, dims, **params):
     for factors, factor_dims in zip(
         zip(*stacks, strict=True), zip(*stack_dims, strict=True), strict=True
     ):
-        size = _mapped_size(factors, factor_dims)
+        size = _stacks.mapped_size(factors, factor_dims)
         sizes.append(size)
-        folded.append([_fold(x, dim, size) for x, dim in zip(factors, factor_dims, strict=True)])
+        folded.append(
+            [_stacks.fold(x, dim, size) for x, dim in zip(factors, factor_dims, strict=True)]
+        )
     outs = rank_k(Stacks(*map(list, zip(*folded, strict=True))), **rest)
-    split_outs = [
-        out if size is None else out.reshape(size, out.shape[0] // size, *out.shape[1:])
-        for out, size in zip(outs, sizes, strict=True)
-    ]
-    return split_outs, [None if size is None else 0 for size in sizes]
-
-
-def _mapped_size(factors, dims):
-    for x, dim in zip(factors, dims, strict=True):
-        if x is not None and dim is not None:
-            return x.shape[dim]
-    return None
-
-
-def _fold(x, dim, size):
-    if x is None or size is None:
-        return x
-    if dim is None:
-        x = jnp.broadcast_to(x, (size, *x.shape))
-    else:
-        x = jnp.moveaxis(x, dim, 0)
-    return x.reshape(size * x.shape[1], *x.shape[2:])
+    outs = [_stacks.unfold(out, size) for out, size in zip(outs, sizes, strict=True)]
+    return outs, [None if size is None else 0 for size in sizes]
 
 
 ad.primitive_jvps[rank_k_p] = _jvp

@@ -23,6 +23,7 @@ import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 import oracle  # noqa: E402
 from ops import OPS, random, swap  # noqa: E402
+from products import random_list  # noqa: E402
 from updates import SYR2K, SYRK, check_real  # noqa: E402
 
 import jax_grouped_gemm as jgg  # noqa: E402
@@ -97,6 +98,30 @@ def symmetric_updates(rng) -> int:
     return launches
 
 
+def lists_of_products(rng) -> int:
+    launches = 0
+    shapes = [(M, K, N), (8, 8, 8), (3, 72, 200, 40), (64, 520, 264), (24, 0, 8), (37, 51, 29)]
+    for transpose_lhs, transpose_rhs in product((False, True), (False, True)):
+        for dtype, scheduler in product(
+            (jnp.bfloat16, jnp.float32), ("device", "host_precomputed")
+        ):
+            for c_dtype in (None, dtype):
+                problems = random_list(
+                    rng,
+                    shapes * (1 if c_dtype else 20),  # tiles of either size
+                    jnp.bfloat16,
+                    c_dtype=c_dtype,
+                    transpose_lhs=transpose_lhs,
+                    transpose_rhs=transpose_rhs,
+                    alpha=0.5,
+                    beta=-2.0,
+                )
+                options = dict(scheduler=scheduler, preferred_element_type=dtype)
+                problems.check(problems(implementation="cuda", **options))
+                launches += 1
+    return launches
+
+
 def fp8_products(rng: np.random.Generator, sizes: np.ndarray) -> int:
     """Quantises and multiplies; returns the number of launches."""
     on_gpu = dict(implementation="cuda")
@@ -125,7 +150,7 @@ def fp8_products(rng: np.random.Generator, sizes: np.ndarray) -> int:
 
 def main() -> None:
     rng = np.random.default_rng(0)
-    launches = ragged_products(rng) + symmetric_updates(rng)
+    launches = ragged_products(rng) + symmetric_updates(rng) + lists_of_products(rng)
     launches += sum(fp8_products(rng, sizes) for sizes in np.array(SIZES, np.int32))
     print(f"{launches} launches, all results right")
 

@@ -1,18 +1,23 @@
-// The persistent kernel of rank-k and rank-2k updates: the roles of sm90/kernel.h with consumers of
-// its own, for tiles of two widths and results with two places.
+// The persistent kernel of lists of problems, whose descriptors are parameters of the kernel: the
+// roles of sm90/kernel.h with consumers that take tiles of two widths and an epilogue that may
+// scale and add.
 #pragma once
 
-#include "rank_k/epilogue.h"
-#include "rank_k/problem.h"
 #include "sm90/kernel.h"
 
 namespace jgg::sm90 {
 
+// The largest parameters of a kernel, since CUDA 12.1.
+constexpr size_t kParameterLimit = 32764;
+
+// `Problem::kHasNarrowTiles` says whether tiles of which half the columns suffice are multiplied as
+// such. `Problem::Epilogue` has, beside take(), store_next(), store_rest() and wait() of the ragged
+// products' epilogue: prefetch(work), which fetches what take() will need, and store_early(), which
+// stores what cannot be deferred until the next tile is being multiplied.
 template <class Problem, class Mainloop, class Shared>
-__device__ void consume_triangle(typename Problem::Params const& params, Shared& shared,
-                                 int consumer) {
+__device__ void consume_list(typename Problem::Params const& params, Shared& shared, int consumer) {
   using Config = typename Problem::Config;
-  TriangularEpilogue<Problem> epilogue(shared, params, consumer);
+  typename Problem::Epilogue epilogue(shared, params, consumer);
   StageIterator<Config::kStages> stage;
   WorkIterator slot;
   auto const multiply = [&](auto accumulators, WorkTile const& work) {
@@ -24,17 +29,18 @@ __device__ void consume_triangle(typename Problem::Params const& params, Shared&
   while (true) {
     WorkTile const work = read_work(shared, slot);
     if (work.k_tiles == kNoMoreWork) break;
-    if (work.m + consumer * kRowsPerConsumer >= work.extent) {
+    int const columns = Problem::columns_needed(params, work);
+    if (work.m + consumer * kRowsPerConsumer >= work.extent || columns <= 0) {
       Mainloop::skip(work, shared, stage);
       continue;
     }
     epilogue.prefetch(work);
-    if (Problem::columns_needed(params, work) <= Config::kRhsBoxColumns) {
-      multiply(typename Mainloop::template FirstColumns<Config::kRhsBoxColumns>{}, work);
-    } else {
+    if (!Problem::kHasNarrowTiles || columns > Config::kRhsBoxColumns) {
       multiply(typename Mainloop::Accumulators{}, work);
+    } else if constexpr (Problem::kHasNarrowTiles) {
+      multiply(typename Mainloop::template FirstColumns<Config::kRhsBoxColumns>{}, work);
     }
-    epilogue.store_diagonal();
+    epilogue.store_early();
   }
   epilogue.store_rest();
   epilogue.wait();
@@ -42,9 +48,10 @@ __device__ void consume_triangle(typename Problem::Params const& params, Shared&
 
 template <class Problem>
 __global__ void __launch_bounds__(kThreads, 1)
-    rank_k_kernel(const __grid_constant__ typename Problem::Params params) {
+    list_kernel(const __grid_constant__ typename Problem::Params params) {
   using Config = typename Problem::Config;
   using Loop = Mainloop<Problem>;
+  static_assert(sizeof(params) <= kParameterLimit);
   extern __shared__ uint8_t dynamic_shared[];
   auto& shared = *reinterpret_cast<SharedStorage<Config>*>(
       (reinterpret_cast<uintptr_t>(dynamic_shared) + 1023) / 1024 * 1024);
@@ -61,7 +68,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     if (warp == 1) schedule_tiles<Problem>(params, shared);
   } else {
     cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
-    consume_triangle<Problem, Loop>(params, shared, warpgroup - 1);
+    consume_list<Problem, Loop>(params, shared, warpgroup - 1);
   }
   // A CTA's shared memory must outlive the arrivals and multicasts of its peer.
   sync_cluster<Config>();

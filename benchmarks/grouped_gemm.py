@@ -1,0 +1,198 @@
+"""Lists of unequal products: our schedulers, with and without sorting, against a loop of cuBLAS.
+
+python -m benchmarks.grouped_gemm --output benchmarks/results/grouped_gemm.json
+
+The loop is one `jnp.matmul` a problem, all in one jitted function, with the autotuner and matmul
+kernels of XLA off, so that all are those of cuBLAS. Everything is timed as the other benchmarks
+are: device time, interleaved round by round, cold cache. Ratios are the loop's time over ours; gaps
+between its kernels count only in the wall time, which is in the JSON file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jax_grouped_gemm as jgg
+from benchmarks import machine, recorders, timing
+from benchmarks.peers.bandwidth import copy_call
+from benchmarks.peers.base import Call, jax_call, on_gpu
+
+Problem = tuple[int, int, int]  # m, k, n
+
+# In CUTLASS's notes on its grouped schedulers: what sorting is for.
+FOUR_PROBLEMS = ((1152, 128, 768), (1152, 1024, 768), (768, 128, 1152), (768, 1024, 1152))
+VARIANTS = {
+    f"{scheduler} {'sorted' if sort else 'unsorted'}": dict(scheduler=scheduler, sort_problems=sort)
+    for scheduler in ("host_precomputed", "device")
+    for sort in (True, False)
+}
+LOOP = "cuBLAS loop"
+DEFAULT = "host_precomputed sorted"
+CUBLAS_ONLY = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_autotune_level": 0}
+ERROR_LIMIT = 0.02  # of the largest element
+
+
+def random_problems(count: int, low: int, high: int, multiple: int, seed: int) -> list[Problem]:
+    """Sides that are multiples, drawn evenly from [low, high]."""
+    sides = np.random.default_rng(seed).integers(low // multiple, high // multiple + 1, (count, 3))
+    return [tuple(int(x) for x in multiple * row) for row in sides]
+
+
+def lists() -> dict[str, list[Problem]]:
+    """The lists by name; the random ones are the same in every run."""
+    return {
+        "four": list(FOUR_PROBLEMS),
+        # The sides of CUTLASS's tests of its grouped kernels.
+        "cutlass_24": random_problems(24, 24, 24 + 8 * 63, 8, seed=0),
+        **{
+            f"random_{count}": random_problems(count, 24, 1024, 8, seed=count)
+            for count in (24, 79, 150, 300)
+        },
+        "big_8": random_problems(8, 2048, 8192, 256, seed=1),
+        "deep_and_shallow": [(2048, k, 2048) for k in (256, 8192) * 8],
+    }
+
+
+TINY = {"tiny": random_problems(5, 8, 40, 8, seed=0)}
+
+
+def loop(lhs: list[jax.Array], rhs: list[jax.Array]) -> list[jax.Array]:
+    """One product after the other."""
+    return [jnp.matmul(a, b) for a, b in zip(lhs, rhs, strict=True)]
+
+
+def ours(variant: str):
+    """The public function with the options of a variant."""
+    implementation = "cuda" if on_gpu() else "reference"
+    return functools.partial(jgg.grouped_gemm, implementation=implementation, **VARIANTS[variant])
+
+
+def _cublas_only() -> dict[str, object] | None:
+    return CUBLAS_ONLY if on_gpu() else None
+
+
+def operands(problems: Sequence[Problem]) -> tuple[list[jax.Array], list[jax.Array]]:
+    """Normally distributed bfloat16."""
+    rng = np.random.default_rng(0)
+
+    def random(*shape):
+        return jnp.asarray(rng.standard_normal(shape, np.float32), jnp.bfloat16)
+
+    return [random(m, k) for m, k, _ in problems], [random(k, n) for _, k, n in problems]
+
+
+def error(outs: list[jax.Array], lhs: list[jax.Array], rhs: list[jax.Array]) -> float:
+    """The worst problem's largest error relative to its largest element, in float32."""
+
+    @functools.partial(jax.jit, compiler_options=_cublas_only())
+    def of_all(outs, lhs, rhs):
+        with jax.default_matmul_precision("highest"):
+            exact = loop(*([x.astype(jnp.float32) for x in xs] for xs in (lhs, rhs)))
+        errors = [
+            jnp.max(jnp.abs(out - x)) / jnp.max(jnp.abs(x))
+            for out, x in zip(outs, exact, strict=True)
+        ]
+        return jnp.max(jnp.stack(errors))
+
+    return float(of_all(outs, lhs, rhs))
+
+
+def measure(name: str, problems: Sequence[Problem], recorder, rounds: int, flush):
+    """Times every variant and the loop on one list."""
+    lhs, rhs = operands(problems)
+    functions = {**{variant: ours(variant) for variant in VARIANTS}, LOOP: loop}
+    calls: dict[str, Call] = {
+        variant: jax_call(
+            jax.jit(function, compiler_options=_cublas_only() if variant == LOOP else None),
+            lhs,
+            rhs,
+        )
+        for variant, function in functions.items()
+    }
+    wrong = {variant: error(calls[variant].run(), lhs, rhs) for variant in VARIANTS}
+    if not max(wrong.values()) < ERROR_LIMIT:
+        raise RuntimeError(f"results for {name} are wrong: errors {wrong}")
+    samples = timing.interleave(calls, recorder, rounds, flush)
+    plans = {variant: jgg.explain(functions[variant], lhs, rhs).plans[0] for variant in VARIANTS}
+    return {
+        "list": name,
+        "problems": problems,
+        "error": wrong,
+        "activities": {variant: found[0].activities for variant, found in samples.items()},
+        "predicted_steps": {
+            variant: [launch.steps for launch in plan.launches] for variant, plan in plans.items()
+        },
+        "us": {variant: [sample.us for sample in found] for variant, found in samples.items()},
+        "wall_us": {
+            variant: timing.host_times(call, samples[variant][0].us).wall_us
+            for variant, call in calls.items()
+        },
+    }
+
+
+def ratios(case: dict[str, object]) -> dict[str, float]:
+    """The loop's time over that of each of our variants."""
+    times = case["us"]
+    return {variant: timing.median_ratio(times[LOOP], times[variant]) for variant in VARIANTS}
+
+
+def row(case: dict[str, object]) -> str:
+    """One line of the printed table."""
+    flops = sum(2 * m * k * n for m, k, n in case["problems"])
+    columns = [f"{case['list']:17s} {len(case['problems']):4d}"]
+    found = ratios(case)
+    for variant, times in case["us"].items():
+        us = statistics.median(times)
+        ratio = f", {found[variant]:.2f}" if variant in found else ""
+        columns.append(f"{variant} {us:.1f} us ({flops / us / 1e6:.0f}{ratio})")
+    return " | ".join(columns)
+
+
+def geometric_means(cases: Sequence[dict[str, object]]) -> dict[str, float]:
+    """Of each variant's ratios over all lists."""
+    return {
+        variant: math.exp(statistics.mean(math.log(ratios(case)[variant]) for case in cases))
+        for variant in VARIANTS
+    }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Entry point."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.grouped_gemm", description=__doc__)
+    parser.add_argument("--lists", nargs="+", choices=list(lists()), help="default: all")
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--dry-run", action="store_true", help="a tiny list, any machine")
+    parser.add_argument("--commit", help="of the sources, where git cannot tell")
+    parser.add_argument("--output", type=Path, metavar="JSON")
+    options = parser.parse_args(arguments)
+    rounds = 2 if options.dry_run else options.rounds
+    names = ["clock"] if options.dry_run else list(recorders.RECORDERS)
+    recorder, skipped = recorders.open_best(names, copy_call())
+    flush = timing.CacheFlush(2**20) if options.dry_run else timing.CacheFlush()
+
+    chosen = TINY if options.dry_run else {x: lists()[x] for x in options.lists or lists()}
+    cases = []
+    print("list, problems, device time (TFLOP/s, times as fast as the loop)")
+    for name, problems in chosen.items():
+        cases.append(measure(name, problems, recorder, rounds, flush))
+        print(row(cases[-1]), flush=True)
+    means = ", ".join(f"{variant} {x:.2f}" for variant, x in geometric_means(cases).items())
+    print(f"geometric means over the loop: {means}")
+    print(f"measured with {recorder.name}" + "".join(f"; {reason}" for reason in skipped))
+    if options.output:
+        record = {**machine.describe(options.commit), "gpu": machine.gpu_state(), "cases": cases}
+        options.output.write_text(json.dumps(record, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+// Binding of products of lists of matrices: check the buffers, list the problems, launch.
+#include "grouped/grouped_gemm.h"
+
+#include <string>
+#include <utility>
+
+#include "ffi/element_types.h"
+#include "ffi/handlers.h"
+#include "ffi/stacks.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace jgg {
+namespace {
+
+using sm90::ElementType;
+using sm90::GroupedGemmArguments;
+using sm90::GroupedGemmProblem;
+
+// The problem of one result and its operands, whose types go to `arguments`.
+ffi::ErrorOr<GroupedGemmProblem> problem_of(ffi::AnyBuffer const& lhs, ffi::AnyBuffer const& rhs,
+                                            ffi::AnyBuffer const& out,
+                                            GroupedGemmArguments& arguments) {
+  if (!element_type(lhs.element_type(), arguments.type) ||
+      !element_type(out.element_type(), arguments.out_type) ||
+      arguments.type == ElementType::kF32 || rhs.element_type() != lhs.element_type() ||
+      (arguments.out_type != arguments.type && arguments.out_type != ElementType::kF32)) {
+    return ffi::Unexpected(invalid("the kernels multiply bf16 or f16 into the same type or f32"));
+  }
+  auto const stored_lhs = StackShape::of(lhs), stored_rhs = StackShape::of(rhs);
+  auto const result = StackShape::of(out);
+  if (!stored_lhs) return ffi::Unexpected(stored_lhs.error());
+  if (!stored_rhs) return ffi::Unexpected(stored_rhs.error());
+  if (!result) return ffi::Unexpected(result.error());
+  StackShape const a = stored_lhs->transposed(arguments.transpose_lhs);
+  StackShape const b = stored_rhs->transposed(arguments.transpose_rhs);
+  if (a.columns != b.rows || a.count != b.count ||
+      !(*result == StackShape{a.count, a.rows, b.columns})) {
+    return ffi::Unexpected(invalid("the operands of a product do not fit its result"));
+  }
+  return GroupedGemmProblem{
+      lhs.untyped_data(), rhs.untyped_data(), out.untyped_data(), a.count, a.rows,
+      b.columns,          a.columns};
+}
+
+// Operands: alpha [matrices] and beta [matrices] where they differ between matrices, the schedule
+// [rounds, clusters, 2] if it was made beforehand, lhs..., rhs..., and c... if it is added. c and
+// the results are the same memory.
+ffi::Error grouped_gemm(cudaStream_t stream, ffi::RemainingArgs operands,
+                        ffi::RemainingRets results, bool has_alphas, bool has_betas,
+                        bool has_schedule, bool has_c, float alpha, float beta, bool transpose_lhs,
+                        bool transpose_rhs, int32_t tile_m, int32_t tile_n, int32_t cluster) {
+  size_t const problems = results.size();
+  size_t const first_lhs = size_t(has_alphas) + has_betas + has_schedule;
+  size_t const first_rhs = first_lhs + problems, first_c = first_rhs + problems;
+  if (operands.size() != first_c + (has_c ? problems : 0)) {
+    return invalid("every operand has as many stacks as there are results");
+  }
+  if (problems < 1 || problems > sm90::kMaxListedProblems) {
+    return invalid("a launch takes 1 to " + std::to_string(sm90::kMaxListedProblems) +
+                   " problems, not " + std::to_string(problems));
+  }
+  GroupedGemmArguments arguments{};
+  arguments.transpose_lhs = transpose_lhs;
+  arguments.transpose_rhs = transpose_rhs;
+  arguments.adds_c = has_c;
+  arguments.alpha = alpha;
+  arguments.beta = beta;
+
+  int64_t matrices = 0;
+  for (size_t i = 0; i < problems; ++i) {
+    auto const lhs = operands.get<ffi::AnyBuffer>(first_lhs + i);
+    auto const rhs = operands.get<ffi::AnyBuffer>(first_rhs + i);
+    auto out = results.get<ffi::AnyBuffer>(i);
+    if (!lhs) return lhs.error();
+    if (!rhs) return rhs.error();
+    if (!out) return out.error();
+    ElementType const type = arguments.type, out_type = arguments.out_type;
+    auto const problem = problem_of(*lhs, *rhs, **out, arguments);
+    if (!problem) return problem.error();
+    if (i > 0 && (arguments.type != type || arguments.out_type != out_type)) {
+      return invalid("problem " + std::to_string(i) + " has types of its own");
+    }
+    if (has_c) {
+      auto const c = operands.get<ffi::AnyBuffer>(first_c + i);
+      if (!c) return c.error();
+      if (c->untyped_data() != problem->out) {
+        return invalid("c of problem " + std::to_string(i) + " is not aliased to its result");
+      }
+    }
+    arguments.problems.push_back(*problem);
+    matrices += problem->matrices;
+  }
+
+  size_t next = 0;
+  for (auto [present, scales] :
+       {std::pair{has_alphas, &arguments.alphas}, std::pair{has_betas, &arguments.betas}}) {
+    if (!present) continue;
+    auto const buffer = operands.get<ffi::Buffer<ffi::F32>>(next++);
+    if (!buffer) return buffer.error();
+    if (int64_t(buffer->element_count()) != matrices) {
+      return invalid("alpha and beta have an element for each matrix");
+    }
+    *scales = buffer->typed_data();
+  }
+  if (has_schedule) {
+    auto const schedule = operands.get<ffi::Buffer<ffi::S32, 3>>(next);
+    if (!schedule) return schedule.error();
+    auto const shape = schedule->dimensions();
+    if (shape[0] < 1 || shape[1] < 1 || shape[2] != 2) {
+      return invalid("a schedule has shape [rounds, clusters, 2]");
+    }
+    arguments.schedule = reinterpret_cast<ScheduledUnit const*>(schedule->typed_data());
+    arguments.rounds = static_cast<int>(shape[0]);
+    arguments.clusters = static_cast<int>(shape[1]);
+  }
+  return launched(sm90::grouped_gemm({tile_m, tile_n, cluster}, arguments, stream), "grouped_gemm");
+}
+
+}  // namespace
+}  // namespace jgg
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JggGroupedGemm, jgg::grouped_gemm,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
+                                  .RemainingArgs()  // alpha, beta, schedule, lhs..., rhs..., c...
+                                  .RemainingRets()  // out...
+                                  .Attr<bool>("has_alphas")
+                                  .Attr<bool>("has_betas")
+                                  .Attr<bool>("has_schedule")
+                                  .Attr<bool>("has_c")
+                                  .Attr<float>("alpha")
+                                  .Attr<float>("beta")
+                                  .Attr<bool>("transpose_lhs")
+                                  .Attr<bool>("transpose_rhs")
+                                  .Attr<int32_t>("tile_m")
+                                  .Attr<int32_t>("tile_n")
+                                  .Attr<int32_t>("cluster"),
+                              {xla::ffi::Traits::kCmdBufferCompatible});

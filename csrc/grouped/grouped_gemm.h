@@ -1,0 +1,56 @@
+// What the bindings see of products of lists of matrices: arguments in, a launch on a stream out.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <vector>
+
+#include "scheduler/problem_list.h"
+#include "sm90/ragged_dot.h"
+
+namespace jgg::sm90 {
+
+// Problems to a launch: what fits into the parameters of a kernel.
+constexpr int kMaxListedProblems = 79;
+// Launches of no more take smaller parameters. A launch with descriptors of 60 problems was
+// measured to take 2 us longer than one of 4, one of 24 less than 1 us.
+constexpr int kFewListedProblems = 24;
+
+// Products of `matrices` pairs of [m, k] and [k, n], each kind one after another in memory.
+struct GroupedGemmProblem {
+  void const* lhs;
+  void const* rhs;
+  void* out;
+  int matrices;
+  int m;
+  int n;
+  int k;
+};
+
+// alpha A B + beta C for each pair of matrices. C is what `out` holds at the start, if `adds_c`.
+struct GroupedGemmArguments {
+  std::vector<GroupedGemmProblem> problems;
+  ElementType type;      // of lhs and rhs
+  ElementType out_type;  // `type` or kF32
+  bool transpose_lhs;    // stored [k, m]
+  bool transpose_rhs;    // stored [n, k]
+  bool adds_c;
+  // One for each matrix; where null, all have the value.
+  float const* alphas;
+  float const* betas;
+  float alpha;
+  float beta;
+  // The work of `clusters` clusters, [rounds, clusters]. Null if they find it themselves.
+  ScheduledUnit const* schedule;
+  int rounds;
+  int clusters;
+};
+
+// The configurations that are compiled.
+std::vector<TileConfig> const& grouped_gemm_tile_configs();
+
+// cudaErrorInvalidConfiguration if there is no such kernel.
+cudaError_t grouped_gemm(TileConfig config, GroupedGemmArguments const& arguments,
+                         cudaStream_t stream);
+
+}  // namespace jgg::sm90

@@ -1,0 +1,134 @@
+"""What XLA makes of lists of products for an H200, compiled on a machine that need not have one."""
+
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from aot import Target
+
+import jax_grouped_gemm as jgg
+
+TARGET_CONFIG = Path(__file__).parent / "data" / "h200_target_config.txtpb"
+BF16 = jnp.bfloat16
+# Of which the last alone keeps all multiprocessors busy for more than a round.
+SHAPES = [(128, 64, 256), (64, 8, 8), (16, 512, 24), (3, 32, 16, 40), (2048, 64, 4096)]
+FORMS = pytest.mark.parametrize(
+    "transpose_lhs, transpose_rhs", [(a, b) for a in (False, True) for b in (False, True)]
+)
+
+
+@pytest.fixture(scope="module")
+def h200(extension) -> Target:
+    pytest.importorskip("jax_plugins.xla_cuda13", reason="the CUDA plugin is not installed")
+    return Target(TARGET_CONFIG.read_text())
+
+
+def arrays(shapes, transpose_lhs=False, transpose_rhs=False, dtype=BF16):
+    """lhs and rhs of products of (m, k, n) or (g, m, k, n)."""
+
+    def stored(g, rows, columns, transpose):
+        return jax.ShapeDtypeStruct(
+            (*g, *((columns, rows) if transpose else (rows, columns))), dtype
+        )
+
+    lhs = [stored(g, m, k, transpose_lhs) for *g, m, k, n in shapes]
+    rhs = [stored(g, k, n, transpose_rhs) for *g, m, k, n in shapes]
+    return lhs, rhs
+
+
+def compiled(h200, function, *lists):
+    """Of a function of lists of arrays."""
+    flat, tree = jax.tree.flatten(lists)
+    return h200.compile(lambda *x: function(*jax.tree.unflatten(tree, x)), *flat)
+
+
+@FORMS
+@pytest.mark.parametrize("scheduler", ["device", "host_precomputed"])
+def test_one_kernel_on_the_arrays_as_they_are(transpose_lhs, transpose_rhs, scheduler, h200):
+    """No transpose, no copy, not even a scale is written; a precomputed schedule is a constant."""
+    options = dict(transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs)
+    call = partial(jgg.grouped_gemm, scheduler=scheduler, alpha=0.5, **options)
+    program = compiled(h200, call, *arrays(SHAPES, **options))
+    assert program.kernels == {"grouped_gemm": 1}
+    assert not program.computed_operands()
+    assert program.temporary_bytes <= 256
+    constants = [x.type for x in program.entry if x.opcode == "constant"]
+    assert any(x.startswith("s32[") for x in constants) == (scheduler == "host_precomputed")
+
+
+def test_a_launch_for_every_79_problems_and_layout(h200):
+    count = 85
+    lhs, rhs = arrays([(64, 8 * i, 64) for i in range(1, count + 1)])
+    program = compiled(h200, jgg.grouped_gemm, lhs, rhs)
+    assert program.kernels == {"grouped_gemm": 2}
+    assert not program.computed_operands()
+    square = arrays([(64, 64, 64)] * 4)
+    layouts = [False, True, True, False]
+    program = compiled(h200, partial(jgg.grouped_gemm, transpose_rhs=layouts), *square)
+    assert program.kernels == {"grouped_gemm": 2}
+    assert not program.computed_operands()
+
+
+def test_gradients_transpose_nothing(h200):
+    def loss(lhs, rhs, weights):
+        outs = jgg.grouped_gemm(lhs, rhs, preferred_element_type=jnp.float32)
+        return sum(jnp.vdot(out, w) for out, w in zip(outs, weights, strict=True))
+
+    shapes = [(128, 64, 256), (64, 8, 8)]
+    lhs, rhs = arrays(shapes)
+    weights = [jax.ShapeDtypeStruct((m, n), jnp.float32) for m, _, n in shapes]
+    program = compiled(h200, jax.grad(loss, (0, 1)), lhs, rhs, weights)
+    # The products themselves are not needed.
+    assert program.kernels == {"grouped_gemm": 2}
+    assert "transpose" not in program.opcodes
+    # All that is computed for the kernels are the cotangents, rounded to bfloat16.
+    assert all(" = bf16[" in text for text in program.computed_operands())
+    assert len(program.computed_operands()) == len(shapes)
+
+
+def test_c_is_updated_in_place_if_it_may_be(h200):
+    """Where the program itself makes c and has no other use for it, nothing is copied."""
+    lhs, rhs = arrays([(64, 32, 128)])
+
+    def accumulate(lhs, rhs, c):
+        return jgg.grouped_gemm(lhs, rhs, [x * 2 for x in c], beta=0.5)
+
+    program = compiled(h200, accumulate, lhs, rhs, [jax.ShapeDtypeStruct((64, 128), jnp.float32)])
+    (call,) = [x for x in program.calls]
+    assert call.text.count("output_to_operand_aliasing") == 1
+    assert not any(instruction.opcode == "copy" for instruction in program.entry)
+
+
+def test_traced_scales_cost_no_copy_of_the_operands(h200):
+    lhs, rhs = arrays(SHAPES)
+    program = compiled(
+        h200,
+        lambda lhs, rhs, alpha: jgg.grouped_gemm(lhs, rhs, alpha=alpha),
+        lhs,
+        rhs,
+        jax.ShapeDtypeStruct((), jnp.float32),
+    )
+    assert program.kernels == {"grouped_gemm": 1}
+    # One number for each matrix.
+    assert all(" = f32[7]" in text for text in program.computed_operands())
+
+
+def test_rows_off_16_bytes_are_padded(h200):
+    program = compiled(h200, jgg.grouped_gemm, *arrays([(64, 10, 64), (64, 64, 64)]))
+    assert program.kernels == {"grouped_gemm": 1}
+    # Of the first problem alone: both operands have a k of 10, one of them in its rows.
+    assert len(program.computed_operands()) == 2
+
+
+def test_products_of_nothing_launch_nothing(h200):
+    program = compiled(h200, jgg.grouped_gemm, *arrays([(0, 8, 8), (8, 0, 8), (8, 8, 0)]))
+    assert not program.kernels
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, np.complex64])
+def test_other_types_run_the_reference(dtype, h200):
+    program = compiled(h200, jgg.grouped_gemm, *arrays([(64, 64, 64)], dtype=dtype))
+    assert not program.kernels
