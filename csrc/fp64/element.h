@@ -66,15 +66,13 @@ JGG_HOST_DEVICE Complex128 conjugate(Complex128 x) { return {x.re, -x.im}; }
 JGG_HOST_DEVICE double real_part(double x) { return x; }
 JGG_HOST_DEVICE Complex128 real_part(Complex128 x) { return {x.re, 0.0}; }
 
-JGG_HOST_DEVICE bool is_real(double) { return true; }
-JGG_HOST_DEVICE bool is_real(Complex128 x) { return x.im == 0.0; }
-
 JGG_HOST_DEVICE bool is_zero(double x) { return x == 0.0; }
 JGG_HOST_DEVICE bool is_zero(Complex128 x) { return x.re == 0.0 && x.im == 0.0; }
 
+JGG_HOST_DEVICE bool is_one(Complex128 x) { return x.re == 1.0 && x.im == 0.0; }
+
 // x / conjugate(x), a number of magnitude one. Scaled first: squares of small or large numbers are
 // no doubles.
-JGG_HOST_DEVICE double over_conjugate(double) { return 1.0; }
 JGG_HOST_DEVICE Complex128 over_conjugate(Complex128 x) {
   double const re = x.re < 0 ? -x.re : x.re, im = x.im < 0 ? -x.im : x.im;
   double const scale = re < im ? im : re;

@@ -34,8 +34,8 @@ __device__ __forceinline__ void wait_for_copies() {
 }
 
 // sums += lhs * rhs for lhs [16, 4 kQuads] and rhs [4 kQuads, 8], spread over a warp. Lane l holds
-// rows l / 4 and l / 4 + 8 of the lhs and column l / 4 of the rhs at k = l % 4 of every quad, and of
-// the sums columns 2 (l % 4) and the next of rows l / 4 and l / 4 + 8.
+// rows l / 4 and l / 4 + 8 of the lhs and column l / 4 of the rhs at k = l % 4 of every quad, and
+// of the sums columns 2 (l % 4) and the next of rows l / 4 and l / 4 + 8.
 __device__ __forceinline__ void multiply_add(double (&sums)[4], double const (&lhs)[1][2],
                                              double const (&rhs)[1]) {
   asm volatile(
@@ -56,8 +56,7 @@ __device__ __forceinline__ void multiply_add(double (&sums)[4], double const (&l
 
 // -x if `negative`: on the integer pipe, since the tensor cores keep the other one busy.
 __device__ __forceinline__ double with_sign(double x, bool negative) {
-  return __hiloint2double(__double2hiint(x) ^ (negative ? int(0x80000000) : 0),
-                          __double2loint(x));
+  return __hiloint2double(__double2hiint(x) ^ (negative ? int(0x80000000) : 0), __double2loint(x));
 }
 
 // x, as a value that the compiler knows nothing about: what is computed from it is computed again,

@@ -11,13 +11,13 @@ inline constexpr int kWarpSize = 32;
 // What a multiprocessor has for all blocks, and what the system takes of it for each.
 inline constexpr int kSharedMemory = 228 * 1024, kSharedMemoryReserved = 1024;
 
-// A block computes square tiles [kTile, kTile] with kWarpsM x kWarpsN warps. An instruction multiplies
-// 4 kQuads values of k.
+// A block computes square tiles [kTile, kTile] with kWarpsM x kWarpsN warps. An instruction
+// multiplies 4 kQuads values of k.
 //
-// The FP64 tensor cores of a multiprocessor do 128 multiply-adds a cycle, its shared memory delivers
-// 128 bytes. A warp that multiplies 64 x 32 loads 96 doubles for 2048 multiply-adds, 6 cycles for
-// 16; one that multiplies 32 x 32 complex numbers loads 64 for 4096, 8 cycles for 32. Neither the
-// loads nor the copies from L2, 16 bytes a cycle, are what limits the kernels.
+// The FP64 tensor cores of a multiprocessor do 128 multiply-adds a cycle, its shared memory
+// delivers 128 bytes. A warp that multiplies 64 x 32 loads 96 doubles for 2048 multiply-adds, 6
+// cycles for 16; one that multiplies 32 x 32 complex numbers loads 64 for 4096, 8 cycles for 32.
+// Neither the loads nor the copies from L2, 16 bytes a cycle, are what limits the kernels.
 template <class Element_, int kTile_, int kWarpsM_, int kWarpsN_, int kQuads_, int kBlocks_>
 struct TileShape {
   using Element = Element_;
@@ -50,7 +50,9 @@ struct KernelConfig : Shape {
   static constexpr int kPanelBytes = kTile * kStepBytes;
   static constexpr int kStageBytes = 2 * kPanelBytes;
   static constexpr int kStagedBytes = kTile * kTile * sizeof(Value<Element>);
-  static constexpr int kSharedBytes = kStages * kStageBytes + kStagedBytes;
+  // Stages, a staged tile, and a factor.
+  static constexpr int kStagedAt = kStages * kStageBytes, kFactorAt = kStagedAt + kStagedBytes;
+  static constexpr int kSharedBytes = kFactorAt + sizeof(Complex128);
 
   static_assert(kWarpRows % 16 == 0 && kWarpColumns % 8 == 0, "the shape of an instruction");
   static_assert(kUnitBytes % sizeof(Element) == 0, "an element is copied at once");

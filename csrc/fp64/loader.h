@@ -25,8 +25,8 @@ struct Panels {
   int k;
 };
 
-// What one thread copies of both operands: a unit of every kRowsPerPass-th row of each stage, in the
-// order of memory, where rows are those of the operand or, if transposed, values of k.
+// What one thread copies of both operands: a unit of every kRowsPerPass-th row of each stage, in
+// the order of memory, where rows are those of the operand or, if transposed, values of k.
 template <class Config>
 class PanelsCursor {
   using Element = typename Config::Element;
@@ -61,7 +61,8 @@ class PanelsCursor {
   // What is outside of the operand is zero in the stage.
   __device__ void copy(uint8_t* stage, int pass) const {
     int const down = pass * kRowsPerPass;
-    int const first = kTransposed ? Layout::offset(column(), row()) : Layout::offset(row(), column());
+    int const first =
+        kTransposed ? Layout::offset(column(), row()) : Layout::offset(row(), column());
 #pragma unroll
     for (int side = 0; side < 2; ++side) {
       bool const inside = kTransposed ? k_left_ > down && rows_left_[side] > 0

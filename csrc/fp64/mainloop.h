@@ -7,68 +7,65 @@
 
 namespace jgg::fp64 {
 
-// A warp's part of a tile. Element i of a block of 16 x 8 is in row 8 (i / 2) + lane / 4 and column
-// 2 (lane % 4) + i % 2.
+// A warp's part of a tile. An instruction multiplies 16 rows by 8 columns. If numbers are complex,
+// 8 of the rows are real and 8 are imaginary parts, which are in the registers of one load then.
+// What the instruction adds to sums[0..1] and sums[2..3] is in rows lane / 4 and lane / 4 + 8 of a
+// real block, the real and the imaginary parts of row lane / 4 of a complex one; its columns are 2
+// (lane % 4) and the next.
 template <class Config>
 struct Accumulators {
-  static constexpr int kBlocksM = Config::kWarpRows / 16, kBlocksN = Config::kWarpColumns / 8;
+  static constexpr int kBlockRows = 16 / Config::kParts;
+  static constexpr int kBlocksM = Config::kWarpRows / kBlockRows;
+  static constexpr int kBlocksN = Config::kWarpColumns / 8;
 
-  double part[Config::kParts][kBlocksM][kBlocksN][4];
+  double sums[kBlocksM][kBlocksN][4];
 
   __device__ void clear() {
-    for_each([](auto&... parts) { ((parts = 0.0), ...); });
-  }
-
-  __device__ void scale(double factor) {
-    for_each([&](double& x) { x *= factor; });
-  }
-  __device__ void scale(Complex128 factor) {
-    for_each([&](double& re, double& im) {
-      Complex128 const scaled = times({re, im}, factor);
-      re = scaled.re;
-      im = scaled.im;
+    for_each_block([](double (&block)[4], int, int) {
+#pragma unroll
+      for (double& x : block) x = 0.0;
     });
   }
 
-  // Calls function(place in the tile..., value).
+  __device__ void scale(Complex128 factor) {
+    static_assert(Config::kParts == 2);
+    for_each_block([&](double (&block)[4], int, int) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        Complex128 const scaled = times({block[i], block[2 + i]}, factor);
+        block[i] = scaled.re;
+        block[2 + i] = scaled.im;
+      }
+    });
+  }
+
+  // Calls function(row, column, value) with places in the tile.
   template <class Function>
-  __device__ void for_each_value(Function const& function) const {
+  __device__ void for_each_value(Function const& function) {
     int const lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
-    int const row = warp / Config::kWarpsN * Config::kWarpRows + lane / 4;
-    int const column = warp % Config::kWarpsN * Config::kWarpColumns + lane % 4 * 2;
+    int const first_row = warp / Config::kWarpsN * Config::kWarpRows + lane / 4;
+    int const first_column = warp % Config::kWarpsN * Config::kWarpColumns + lane % 4 * 2;
+    for_each_block([&](double (&block)[4], int m, int n) {
+      int const row = first_row + m * kBlockRows, column = first_column + n * 8;
 #pragma unroll
-    for (int m = 0; m < kBlocksM; ++m) {
-#pragma unroll
-      for (int n = 0; n < kBlocksN; ++n) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          int const down = m * 16 + i / 2 * 8, right = n * 8 + i % 2;
-          if constexpr (Config::kParts == 1) {
-            function(row + down, column + right, part[0][m][n][i]);
-          } else {
-            function(row + down, column + right, Complex128{part[0][m][n][i], part[1][m][n][i]});
-          }
+      for (int i = 0; i < 2; ++i) {
+        if constexpr (Config::kParts == 1) {
+          function(row, column + i, block[i]);
+          function(row + 8, column + i, block[2 + i]);
+        } else {
+          function(row, column + i, Complex128{block[i], block[2 + i]});
         }
       }
-    }
+    });
   }
 
  private:
   template <class Function>
-  __device__ void for_each(Function const& function) {
+  __device__ void for_each_block(Function const& function) {
 #pragma unroll
     for (int m = 0; m < kBlocksM; ++m) {
 #pragma unroll
-      for (int n = 0; n < kBlocksN; ++n) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          if constexpr (Config::kParts == 1) {
-            function(part[0][m][n][i]);
-          } else {
-            function(part[0][m][n][i], part[1][m][n][i]);
-          }
-        }
-      }
+      for (int n = 0; n < kBlocksN; ++n) function(sums[m][n], m, n);
     }
   }
 };
@@ -83,7 +80,7 @@ class Mainloop {
   static_assert(kGroups % 2 == 0, "the groups of a step take turns with two sets of fragments");
 
   struct Fragments {
-    double lhs[Config::kParts][kBlocksM][kQuads][2];
+    double lhs[kBlocksM][kQuads][2];  // both halves of the rows of a block
     double rhs[Config::kParts][kBlocksN][kQuads];
   };
 
@@ -144,48 +141,44 @@ class Mainloop {
         for (int p = 0; p < Config::kParts; ++p) fragments.rhs[p][n][quad] = part(x, p);
       }
 #pragma unroll
-      for (int m = 0; m < 2 * kBlocksM; ++m) {
-        Element const x = read(lhs_, m, group * kQuads + quad);
-#pragma unroll
-        for (int p = 0; p < Config::kParts; ++p) fragments.lhs[p][m / 2][quad][m % 2] = part(x, p);
+      for (int m = 0; m < kBlocksM; ++m) {
+        double (&to)[2] = fragments.lhs[m][quad];
+        if constexpr (Config::kParts == 1) {
+          to[0] = read(lhs_, 2 * m, group * kQuads + quad);
+          to[1] = read(lhs_, 2 * m + 1, group * kQuads + quad);
+        } else {
+          Element const x = read(lhs_, m, group * kQuads + quad);
+          to[0] = x.re;
+          to[1] = x.im;
+        }
       }
     }
   }
 
   __device__ static void multiply(Accumulators<Config>& accumulators, Fragments const& fragments,
                                   bool conjugates) {
-    auto& sums = accumulators.part;
-    if constexpr (Config::kParts == 1) {
-      multiply_part(sums[0], fragments.lhs[0], fragments.rhs[0]);
-    } else {
-      double im[kBlocksN][kQuads];
-      // The two products of a part are far from each other: the second adds to the first.
-      copy_with_sign(im, fragments.rhs[1], conjugates);
-      multiply_part(sums[0], fragments.lhs[0], fragments.rhs[0]);
-      multiply_part(sums[1], fragments.lhs[0], im);
-      copy_with_sign(im, fragments.rhs[1], !conjugates);
-      multiply_part(sums[0], fragments.lhs[1], im);
-      multiply_part(sums[1], fragments.lhs[1], fragments.rhs[0]);
-    }
-  }
-
-  __device__ static void copy_with_sign(double (&to)[kBlocksN][kQuads],
-                                        double const (&from)[kBlocksN][kQuads], bool negative) {
-#pragma unroll
-    for (int n = 0; n < kBlocksN; ++n) {
-#pragma unroll
-      for (int quad = 0; quad < kQuads; ++quad) to[n][quad] = with_sign(from[n][quad], negative);
-    }
-  }
-
-  __device__ static void multiply_part(double (&sums)[kBlocksM][kBlocksN][4],
-                                       double const (&lhs)[kBlocksM][kQuads][2],
-                                       double const (&rhs)[kBlocksN][kQuads]) {
 #pragma unroll
     for (int m = 0; m < kBlocksM; ++m) {
+      auto& lhs = fragments.lhs[m];
+      multiply_row(accumulators.sums[m], lhs, fragments.rhs[0]);
+      if constexpr (Config::kParts == 2) {
+        // What the imaginary part of the rhs is multiplied with: i lhs, or -i lhs if the rhs is to
+        // be conjugated.
+        double turned[kQuads][2];
 #pragma unroll
-      for (int n = 0; n < kBlocksN; ++n) multiply_add(sums[m][n], lhs[m], rhs[n]);
+        for (int quad = 0; quad < kQuads; ++quad) {
+          turned[quad][0] = with_sign(lhs[quad][1], !conjugates);
+          turned[quad][1] = with_sign(lhs[quad][0], conjugates);
+        }
+        multiply_row(accumulators.sums[m], turned, fragments.rhs[1]);
+      }
     }
+  }
+
+  __device__ static void multiply_row(double (&sums)[kBlocksN][4], double const (&lhs)[kQuads][2],
+                                      double const (&rhs)[kBlocksN][kQuads]) {
+#pragma unroll
+    for (int n = 0; n < kBlocksN; ++n) multiply_add(sums[n], lhs, rhs[n]);
   }
 
   uint8_t const* stages_;

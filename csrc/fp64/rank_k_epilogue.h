@@ -22,8 +22,9 @@ class RankKEpilogue {
         staged_(static_cast<Sum*>(staged)),
         out_(stack_.out + int64_t(tile_.matrix) * stack_.n * stack_.n) {}
 
-  __device__ void store(Accumulators<Config> const& accumulators) {
-    accumulators.for_each_value([&](int row, int column, Sum value) { staged(row, column) = value; });
+  __device__ void store(Accumulators<Config>& accumulators) {
+    accumulators.for_each_value(
+        [&](int row, int column, Sum value) { staged(row, column) = value; });
     __syncthreads();
     store_computed();
     if (params_.other == OtherTriangle::kKept) return;

@@ -8,15 +8,15 @@
 
 namespace jgg::fp64 {
 
-// The second product of a Hermitian rank-2k update is scaled by conj(alpha). So is the first one, if
-// it is multiplied with alpha / conj(alpha) before the second is added to it.
-template <class Problem, class Accumulators>
-__device__ void scale_first_product(typename Problem::Params const& params, int round,
-                                    Accumulators& accumulators) {
-  if (!params.hermitian) return;
-  auto const tile = Problem::tile(params, forgotten(round));
-  auto const alpha = widen(params.stacks[tile.stack].alpha[tile.matrix]);
-  if (!is_real(alpha)) accumulators.scale(over_conjugate(alpha));
+// The second product of a Hermitian rank-2k update is scaled by conj(alpha). So is the first one,
+// if it is multiplied with alpha / conj(alpha) before the second is added to it. One, if that is
+// nothing to do.
+template <class Problem>
+__device__ Complex128 factor_of_first_product(typename Problem::Params const& params,
+                                              typename Problem::Tile const& tile) {
+  if (!params.hermitian) return {1.0, 0.0};
+  Complex128 const alpha = widen(params.stacks[tile.stack].alpha[tile.matrix]);
+  return alpha.im == 0.0 ? Complex128{1.0, 0.0} : over_conjugate(alpha);
 }
 
 template <class Config>
@@ -26,19 +26,26 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
   extern __shared__ __align__(128) uint8_t shared[];
   Loader<Config, Problem> loader(params, shared);
   Mainloop<Config> mainloop(shared);
+  auto& factor = *reinterpret_cast<Complex128*>(shared + Config::kFactorAt);
   for (int round = 0;; ++round) {
     auto const tile = Problem::tile(params, round);
     if (tile.steps == 0) break;
     int const products = Problem::products(params, tile);
+    if constexpr (Config::kParts == 2) {
+      // A division takes registers that there are not once there are sums.
+      if (threadIdx.x == 0) factor = factor_of_first_product<Problem>(params, tile);
+    }
     Accumulators<Config> accumulators;
     accumulators.clear();
 #pragma unroll 1
     for (int product = 0; product < products; ++product) {
-      if (product == 1) scale_first_product<Problem>(params, round, accumulators);
-      mainloop.multiply(accumulators, tile.steps / products, params.hermitian, loader);
+      if constexpr (Config::kParts == 2) {
+        if (product == 1 && !is_one(factor)) accumulators.scale(factor);
+      }
+      mainloop.multiply(accumulators, products == 2 ? tile.steps / 2 : tile.steps, params.hermitian,
+                        loader);
     }
-    RankKEpilogue<Config>(params, round, shared + Config::kStages * Config::kStageBytes)
-        .store(accumulators);
+    RankKEpilogue<Config>(params, round, shared + Config::kStagedAt).store(accumulators);
   }
 }
 

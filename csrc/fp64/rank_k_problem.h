@@ -51,8 +51,8 @@ struct RankKProblem {
     return schedule.tile(round, blockIdx.x, gridDim.x);
   }
 
-  // Of the two products of a rank-2k update, the second is the transpose of the first. A tile on the
-  // diagonal has all of the first, and half the work.
+  // Of the two products of a rank-2k update, the second is the transpose of the first. A tile on
+  // the diagonal has all of the first, and half the work.
   __device__ static int products(Params const& params, Tile const& tile) {
     return params.two_products && !tile.diagonal ? 2 : 1;
   }
@@ -62,9 +62,8 @@ struct RankKProblem {
     int64_t const before = int64_t(tile.matrix) * stack.n * stack.k;
     Element const* const a = stack.a + before;
     Element const* const b = stack.b + before;
-    return {{product == 0 ? a : b, tile.m, stack.n},
-            {product == 0 ? b : a, tile.n, stack.n},
-            stack.k};
+    return {
+        {product == 0 ? a : b, tile.m, stack.n}, {product == 0 ? b : a, tile.n, stack.n}, stack.k};
   }
 
   // Fills in the parameters of `count` stacks from `stacks` on.

@@ -9,10 +9,11 @@ namespace jgg::fp64 {
 
 // One operand's part of a stage: kTile rows by kTileK values of k, in the order of memory.
 //
-// A fragment is 8 rows by 4 values of k. Elements of 8 bytes are read by half warps, 4 rows at once,
-// and those of 16 bytes by quarter warps, 2 rows at once: 128 bytes either way.
+// A fragment is 8 rows by 4 values of k. Elements of 8 bytes are read by half warps, 4 rows at
+// once, and those of 16 bytes by quarter warps, 2 rows at once: 128 bytes either way.
 //
-//   [rows, k]  A row is 128 bytes, so that the 4 values would be in the same banks in every row. The
+//   [rows, k]  A row is 128 bytes, so that the 4 values would be in the same banks in every row.
+//   The
 //              groups of 4 are permuted by an exclusive or with the row.
 //   [k, rows]  The rows of a fragment that are read at once are 32 bytes for each value of k. These
 //              are permuted by an exclusive or with k.
@@ -32,8 +33,8 @@ struct PanelLayout {
   }
 
   // The offset of the element `down` rows of memory after the one at `offset`, whose row is below
-  // `down` or, if rows are not permuted among themselves, any. `down` is a multiple of 8 in the order
-  // [rows, k], and a power of two or a multiple of 4 in the other one.
+  // `down` or, if rows are not permuted among themselves, any. `down` is a multiple of 8 in the
+  // order [rows, k], and a power of two or a multiple of 4 in the other one.
   JGG_HOST_DEVICE static int further_down(int offset, int down) {
     return (Config::kTransposed ? offset ^ (down % 4 * 32) : offset) + down * kPitch;
   }

@@ -8,9 +8,9 @@ namespace jgg::fp64 {
 template <class... Shapes>
 struct ShapeList {};
 
-// A real tile of 128 is as wide as the registers allow; a quarter of it is for results that have too
-// few. Complex numbers take twice the registers, and two blocks of 64 read as many bytes as one of
-// 128 would.
+// A real tile of 128 is as wide as the registers allow; a quarter of it is for results that have
+// too few. Complex numbers take twice the registers, and two blocks of 64 read as many bytes as one
+// of 128 would.
 template <class Element>
 struct RankKShapes;
 template <>

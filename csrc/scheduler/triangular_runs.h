@@ -23,8 +23,8 @@ struct TriangularRun {
 struct TriangularTile {
   int stack;
   int matrix;
-  int m;  // first row
-  int n;  // first column
+  int m;      // first row
+  int n;      // first column
   int steps;  // 0 for no tile
   bool diagonal;
 };
@@ -64,8 +64,8 @@ class TriangularRunSchedule {
   }
 
   // The tile that block `block` of `blocks` computes in round `round`, without steps if there is
-  // none, nor in later rounds. Every other round goes to the blocks in reverse, so that none always gets the
-  // longer tiles.
+  // none, nor in later rounds. Every other round goes to the blocks in reverse, so that none always
+  // gets the longer tiles.
   JGG_HOST_DEVICE TriangularTile tile(int round, int block, int blocks) const {
     int const unit = round * blocks + (round % 2 == 0 ? block : blocks - 1 - block);
     if (unit >= units_) return {};
