@@ -99,6 +99,21 @@ def float32_workspace_bytes(
 def triangle_entries(numbers: np.ndarray) -> list[tuple[int, int]]:
     """Row and column of entries of a lower triangle by their numbers, int32, row by row."""
 
+def square_triangle_tiles(stacks: np.ndarray, upper: bool, blocks: int, tile: int) -> np.ndarray:
+    """The tiles of one triangle of each of `stacks`, from the code that the FP64 kernels run.
+
+    Args:
+      stacks: int32 [stacks, 4]: matrices, their number of rows, mainloop steps of a tile off the
+        diagonal and of one on it.
+      upper: whether the upper triangle is computed.
+      blocks: how many thread blocks take the tiles in turn.
+      tile: rows and columns of a tile.
+
+    Returns:
+      int32 [tiles, 8]: round, block, stack, matrix, first row, first column, mainloop steps and
+      whether the tile is on the diagonal, in the order of rounds and blocks.
+    """
+
 def rank_k_tiles(
     stacks: np.ndarray,
     upper: bool,
