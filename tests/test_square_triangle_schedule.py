@@ -3,6 +3,9 @@
 import numpy as np
 import pytest
 
+from jax_grouped_gemm.plan import TileConfig
+from jax_grouped_gemm.rank_k_plan_fp64 import KERNELS
+
 FIELDS = "round block stack matrix m n steps diagonal".split()
 UPLO = pytest.mark.parametrize("uplo", ["lower", "upper"])
 TILE = pytest.mark.parametrize("tile", [64, 128])
@@ -84,3 +87,15 @@ def test_the_end_is_even(schedule):
     tiles = schedule([[8, 2048, 256, 128]], "lower", 128)
     busy = np.bincount(tiles.block, tiles.steps, 132)
     assert tiles.steps.sum() / (132 * busy.max()) > 0.96
+
+
+def test_plans_know_the_compiled_tiles(extension):
+    compiled = {name: [] for name in ("float64", "complex64", "complex128")}
+    names = {"rank_k_f64": "float64", "rank_k_c64": "complex64", "rank_k_c128": "complex128"}
+    for config in extension.kernel_configs():
+        op = config.pop("op")
+        if op in names:
+            compiled[names[op]].append(TileConfig(**config))
+    assert compiled == {
+        str(dtype): [kernel.config for kernel in kernels] for dtype, kernels in KERNELS.items()
+    }
