@@ -124,10 +124,25 @@ def grouped_gemm_tiles(
       clusters: how many clusters walk the schedule; those of `schedule`, or fewer, or more.
 
     Returns:
-      int32 [tiles, 11] with the columns of `ragged_noncontracting_tiles`, cluster by cluster, each
+      int32 [tiles, 12] with the columns of `ragged_noncontracting_tiles`, cluster by cluster, each
       in the order in which it computes: batch is the matrix within its problem, group the problem,
       and the number of rows that of the matrix. Tiles past the columns, and those of a matrix of no
       rows, are padding.
+    """
+
+def square_triangle_tiles(stacks: np.ndarray, upper: bool, blocks: int, tile: int) -> np.ndarray:
+    """The tiles of one triangle of each of `stacks`, from the code that the FP64 kernels run.
+
+    Args:
+      stacks: int32 [stacks, 4]: matrices, their number of rows, mainloop steps of a tile off the
+        diagonal and of one on it.
+      upper: whether the upper triangle is computed.
+      blocks: how many thread blocks take the tiles in turn.
+      tile: rows and columns of a tile.
+
+    Returns:
+      int32 [tiles, 8]: round, block, stack, matrix, first row, first column, mainloop steps and
+      whether the tile is on the diagonal, in the order of rounds and blocks.
     """
 
 def rank_k_tiles(

@@ -172,8 +172,9 @@ class Plan:
     Attributes:
       problem: what is computed.
       path: "tma" is the kernel on the arrays as they are; "copied" the kernel on copies that TMA
-        can address; "zeros" no kernel at all; "reference" the pure JAX implementation.
-      reason: why not "tma", empty on that path.
+        can address; "direct" a kernel without TMA, on the arrays as they are; "zeros" no kernel at
+        all; "reference" the pure JAX implementation.
+      reason: why not "tma" or "direct", empty on those paths.
       kernel_problem: the problem that the kernel gets, None without a kernel. It equals `problem`
         on the path "tma", unless XLA converts the result to a dtype that no kernel writes.
       tile: kernel configuration, None without a kernel.
@@ -189,7 +190,7 @@ class Plan:
     """
 
     problem: RaggedProblem
-    path: Literal["tma", "copied", "zeros", "reference"]
+    path: Literal["tma", "copied", "direct", "zeros", "reference"]
     reason: str
     kernel_problem: RaggedProblem | None = None
     tile: TileConfig | None = None

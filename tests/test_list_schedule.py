@@ -12,7 +12,7 @@ from jax_grouped_gemm import grouped_gemm_plan, list_schedule
 from jax_grouped_gemm.list_schedule import Shape
 from jax_grouped_gemm.plan import TileConfig
 
-FIELDS = "unit rank batch group begin extent head m n k_tiles share".split()
+FIELDS = "unit rank owner batch group begin extent head m n k_tiles share".split()
 NOTHING, LHS, RHS = range(3)
 TILE_K = 64
 ON_DEVICE = np.zeros((0, 0, 2), np.int32)

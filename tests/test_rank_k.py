@@ -281,7 +281,14 @@ class TestExplain:
         "dtype, options, said",
         [
             (np.float32, {}, "float32"),
-            (np.complex128, {}, "complex128"),
+            (np.complex64, {}, "TF32"),
+            (
+                np.complex64,
+                dict(precision="highest", preferred_element_type=np.complex128),
+                "complex128",
+            ),
+            (np.float64, dict(preferred_element_type=np.float32), "float64 -> float32"),
+            (np.float64, dict(precision="BF16_BF16_F32_X3"), "X3"),
             (jnp.bfloat16, dict(implementation="reference"), "reference"),
             (jnp.bfloat16, dict(precision="BF16_BF16_F32_X3"), "X3"),
         ],
@@ -290,6 +297,34 @@ class TestExplain:
         array = self.array(2, 64, 64, dtype=dtype)
         plan = self.plan(partial(jgg.grouped_herk, **options), array)
         assert plan.path == "reference" and said in plan.reason
+
+    @pytest.mark.parametrize(
+        "dtype, options, tile",
+        [
+            (np.float64, {}, 128),
+            (np.complex128, {}, 64),
+            (np.complex64, dict(precision="highest"), 64),
+            (np.complex64, dict(implementation="cuda"), 64),
+        ],
+    )
+    def test_fp64_tensor_cores(self, dtype, options, tile):
+        array = self.array(16, 1023, 777, dtype=dtype)
+        plan = self.plan(partial(jgg.grouped_her2k, **options), array, array)
+        assert (plan.path, plan.reason) == ("direct", "")
+        assert (plan.tile.tile_m, plan.tile.tile_n, plan.tile.cluster) == (tile, tile, 1)
+        assert plan.kernel_problem == plan.problem
+        assert 0.9 < plan.efficiency <= 1 and plan.grid == 132 * (128 // tile)
+
+    def test_small_float64_results_have_small_tiles(self):
+        for n, tile in ((64, 64), (128, 128)):
+            plan = self.plan(jgg.grouped_syr2k, *2 * [self.array(132, n, 512, dtype=np.float64)])
+            assert plan.tile.tile_m == tile
+
+    def test_empty_fp64_results(self):
+        a = [self.array(0, 5, dtype=np.float64), self.array(2, 64, 0, dtype=np.float64)]
+        (plan,) = jgg.explain(jgg.grouped_syrk, a).plans
+        assert plan.path == "direct" and plan.grid == 2
+        assert self.plan(jgg.grouped_syrk, self.array(3, 0, 4, dtype=np.float64)).path == "zeros"
 
     def test_more_tiles_use_the_device_better(self):
         small = self.plan(jgg.grouped_syrk, self.array(1, 256, 1024))

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from aot import Target
-from updates import SYR2K, SYRK
+from updates import SYR2K, SYRK, UPDATES
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm.optim import orthogonalize
@@ -71,6 +71,41 @@ def test_traced_scales_cost_no_copy_of_the_operands(h200):
     program = h200.compile(function, array(3, 64, 64), array(dtype=jnp.float32))
     assert program.kernels == {"rank_k": 1}
     assert_only_scales_are_computed(program, 3)
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+@pytest.mark.parametrize("update", UPDATES, ids=repr)
+@pytest.mark.parametrize("dtype", [jnp.float64, jnp.complex128])
+def test_fp64_kernel_on_the_arrays_as_they_are(dtype, update, transpose, h200):
+    """Whatever their sizes: nothing is padded."""
+    with jax.enable_x64(True):
+        arrays = [array(3, 37, 51, dtype=dtype)] * 2
+        program = h200.compile(lambda a, b: partial(update, transpose=transpose)(a, b), *arrays)
+    assert program.kernels == {"rank_k_fp64": 1}
+    (call,) = program.calls
+    hermitian = "true" if update.hermitian and dtype == jnp.complex128 else "false"
+    assert f"hermitian = {hermitian}" in call.text
+    kind = {jnp.float64: "f64", jnp.complex128: "c128"}[dtype]
+    assert all(f" = {kind}[3]" in text for text in program.computed_operands())
+    assert program.temporary_bytes <= 512
+
+
+def test_fp64_list_and_c_in_place(h200):
+    def accumulate(a, b, c):
+        return jgg.grouped_her2k([a], [b], [c * 2], alpha=1j, beta=0.5)
+
+    with jax.enable_x64(True):
+        shapes = (5, 7), (5, 7), (5, 5)
+        program = h200.compile(accumulate, *(array(*s, dtype=jnp.complex128) for s in shapes))
+    (call,) = program.calls
+    assert call.kernel == "rank_k_fp64" and "output_to_operand_aliasing" in call.text
+    assert not any(instruction.opcode == "copy" for instruction in program.entry)
+
+
+@pytest.mark.parametrize("precision, kernels", [(None, {}), ("highest", {"rank_k_fp64": 1})])
+def test_complex64_has_a_kernel_at_the_highest_precision(precision, kernels, h200):
+    function = partial(jgg.grouped_herk, precision=precision)
+    assert h200.compile(function, array(3, 64, 64, dtype=jnp.complex64)).kernels == kernels
 
 
 def test_float32_runs_the_reference(h200):

@@ -80,10 +80,7 @@ def check_real(
     """
     out = np.asarray(out)
     inside = triangle(out.shape[-1], uplo)
-    expected = np.zeros_like(out) if c is None else np.asarray(c)
-    if symmetrize:
-        expected = _swap(out)
-    assert out[..., ~inside].tobytes() == expected[..., ~inside].tobytes()
+    _check_other_triangle(update, out, c, inside, symmetrize)
 
     a, b = (np.asarray(x).astype(np.float64) for x in (a, b))
     alpha, beta = (np.asarray(x, np.float64).reshape(-1, 1, 1) for x in (alpha, beta))
@@ -100,3 +97,56 @@ def check_real(
     off_diagonal = inside & ~np.eye(n, dtype=bool)
     blocks = [(i, off_diagonal) for i in range(len(out))] if n >= 32 else []
     oracle.check(pick[0], oracle.Exact(*pick[1:], blocks))
+
+
+def check_double(
+    update,
+    out,
+    a,
+    b,
+    c=None,
+    *,
+    alpha=1.0,
+    beta=0.0,
+    uplo="lower",
+    symmetrize=False,
+    transpose=False,
+) -> None:
+    """Asserts that a result [g, n, n] was accumulated in float64 and rounded to its dtype.
+
+    The other triangle has to be exactly c's, zero, or the mirror image; Hermitian diagonals have to
+    be real.
+    """
+    out = np.asarray(out)
+    inside = triangle(out.shape[-1], uplo)
+    _check_other_triangle(update, out, c, inside, symmetrize)
+    if update.hermitian:
+        assert not np.diagonal(out, axis1=-2, axis2=-1).imag.any()
+
+    wide = np.complex128 if np.iscomplexobj(out) else np.float64
+    a, b = (np.asarray(x).astype(wide) for x in (a, b))
+    alpha, beta = (np.asarray(x, wide).reshape(-1, 1, 1) for x in (alpha, beta))
+    value = update.exact(a, b, alpha=alpha, transpose=transpose)
+    magnitude = np.abs(alpha) * update.exact(np.abs(a), np.abs(b), transpose=transpose)
+    if c is not None:
+        c = np.where(beta == 0, 0, np.asarray(c).astype(wide))
+        if update.hermitian:
+            c = np.where(np.eye(out.shape[-1], dtype=bool), c.real, c)
+        value, magnitude = value + beta * c, magnitude + np.abs(beta * c)
+
+    depth = (2 if update.two_operands else 1) * a.shape[-2 if transpose else -1] + 2
+    unit, rounding = np.finfo(np.float64).eps / 2, np.finfo(out.dtype).eps / 2
+    error = np.abs(out.astype(wide) - value)
+    assert (error <= rounding * np.abs(value) * 2 + 4 * unit * depth * magnitude)[..., inside].all()
+    # Errors of random sign, in the result and in what it is compared with, add up to far less.
+    for one, right in zip(error[..., inside], value[..., inside], strict=True):
+        allowed = (rounding + 4 * unit * (2 + np.sqrt(depth))) * np.linalg.norm(right)
+        assert np.linalg.norm(one) <= allowed, (np.linalg.norm(one), allowed)
+
+
+def _check_other_triangle(update, out, c, inside, symmetrize) -> None:
+    """Asserts that it is exactly c's, zero, or the mirror image."""
+    expected = np.zeros_like(out) if c is None else np.asarray(c)
+    if symmetrize:
+        expected = update.flip(out)
+    assert out[..., ~inside].tobytes() == expected[..., ~inside].tobytes()

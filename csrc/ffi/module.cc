@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "ffi/handlers.h"
+#include "fp64/rank_k.h"
 #include "fp8/scaled_tiles.h"
 #include "grouped/grouped_gemm.h"
 #include "grouped/tile_table.h"
@@ -21,6 +22,7 @@
 #include "scheduler/ragged_schedule.h"
 #include "scheduler/tile_list.h"
 #include "scheduler/triangular.h"
+#include "scheduler/triangular_runs.h"
 #include "sm90/f32/workspace.h"
 #include "sm90/ragged_dot.h"
 #include "sm90/tile_table.h"
@@ -43,6 +45,7 @@ nb::dict registrations() {
   targets["jax_grouped_gemm.ragged_contracting.v1"] = encapsulate(JggRaggedContracting);
   targets["jax_grouped_gemm.grouped_gemm.v1"] = encapsulate(JggGroupedGemm);
   targets["jax_grouped_gemm.rank_k.v1"] = encapsulate(JggRankK);
+  targets["jax_grouped_gemm.rank_k_fp64.v1"] = encapsulate(JggRankKFp64);
   targets["jax_grouped_gemm.quantize_rows.v1"] = encapsulate(JggQuantizeRows);
   targets["jax_grouped_gemm.quantize_blocks.v1"] = encapsulate(JggQuantizeBlocks);
   targets["jax_grouped_gemm.quantize_ragged.v1"] = encapsulate(JggQuantizeRagged);
@@ -82,6 +85,9 @@ nb::list kernel_configs() {
   append("ragged_contracting", sm90::tile_configs());
   append("grouped_gemm", sm90::grouped_gemm_tile_configs());
   append("rank_k", sm90::rank_k_tile_configs());
+  append("rank_k_f64", fp64::rank_k_tile_configs(fp64::ElementType::kF64));
+  append("rank_k_c64", fp64::rank_k_tile_configs(fp64::ElementType::kC64));
+  append("rank_k_c128", fp64::rank_k_tile_configs(fp64::ElementType::kC128));
   append_configs(configs, "scaled_ragged_noncontracting", fp8::NoncontractingTiles{});
   append_configs(configs, "scaled_ragged_contracting", fp8::ContractingTiles{});
   return configs;
@@ -111,8 +117,8 @@ GroupSizes groups_of(Sizes const& group_sizes, Offsets const& group_offset, int 
           rows};
 }
 
-TileArray to_array(std::vector<ListedTile> const& tiles) {
-  constexpr size_t kFields = std::tuple_size_v<ListedTile>;
+template <size_t kFields>
+TileArray to_array(std::vector<std::array<int, kFields>> const& tiles) {
   auto* data = new int[tiles.size() * kFields];
   for (size_t i = 0; i < tiles.size(); ++i) {
     std::copy(tiles[i].begin(), tiles[i].end(), data + i * kFields);
@@ -311,6 +317,37 @@ TileArray grouped_gemm_tiles(Sizes const& problems, Schedule const& schedule, in
   return to_array(tiles);
 }
 
+// stacks [matrices, n, steps, steps on the diagonal] -> for each tile, in the order in which
+// `blocks` blocks take them: round, block, stack, matrix, m, n, steps and whether it is on the
+// diagonal.
+TileArray square_triangle_tiles(Sizes const& stacks, bool upper, int blocks, int tile) {
+  auto const list = [&](auto size) {
+    using Schedule = TriangularRunSchedule<size.value>;
+    std::vector<TriangularWork> work;
+    for (size_t i = 0; i < stacks.shape(0); ++i) {
+      int const* const stack = stacks.data() + i * stacks.shape(1);
+      work.push_back({stack[0], stack[1], stack[2], stack[3]});
+    }
+    int units;
+    std::vector<TriangularRun> const runs = Schedule::runs(work, units);
+    Schedule const schedule(runs.data(), static_cast<int>(runs.size()), units,
+                            upper ? Uplo::kUpper : Uplo::kLower);
+    std::vector<std::array<int, 8>> tiles;
+    for (int round = 0; round * blocks < units; ++round) {
+      for (int block = 0; block < blocks; ++block) {
+        TriangularTile const found = schedule.tile(round, block, blocks);
+        if (found.steps == 0) continue;
+        tiles.push_back({round, block, found.stack, found.matrix, found.m, found.n, found.steps,
+                         static_cast<int>(found.diagonal)});
+      }
+    }
+    return to_array(tiles);
+  };
+  if (tile == 128) return list(std::integral_constant<int, 128>{});
+  if (tile == 64) return list(std::integral_constant<int, 64>{});
+  throw std::invalid_argument("no kernel has this tile");
+}
+
 }  // namespace
 }  // namespace jgg
 
@@ -337,4 +374,6 @@ NB_MODULE(_extension, module) {
              "clusters"_a, "tile_m"_a, "tile_n"_a, "cluster"_a);
   module.def("rank_k_tiles", &jgg::rank_k_tiles, "stacks"_a, "upper"_a, "clusters"_a, "tile_m"_a,
              "tile_n"_a, "cluster"_a);
+  module.def("square_triangle_tiles", &jgg::square_triangle_tiles, "stacks"_a, "upper"_a,
+             "blocks"_a, "tile"_a);
 }

@@ -47,12 +47,14 @@ def rank_k(plan: Plan, *operands: jax.Array) -> list[jax.Array]:
         for operand in matrices
         for i, stack in zip(order, padded, strict=True)
     ]
+    is_fp64 = plan.path == "direct"
+    scale_dtype = dtype if is_fp64 else jnp.float32
     scales = [
-        jnp.concatenate([scale[i].astype(jnp.float32) for i in order]) for scale in (alpha, beta)
+        jnp.concatenate([scale[i].astype(scale_dtype) for i in order]) for scale in (alpha, beta)
     ]
     first_c = 2 + len(inputs) - len(order)
     call = jax.ffi.ffi_call(
-        TARGETS["rank_k"],
+        TARGETS["rank_k_fp64" if is_fp64 else "rank_k"],
         [jax.ShapeDtypeStruct((s.g, s.n, s.n), dtype) for s in padded],
         # The kernel updates c in place; XLA copies it first if it is needed later.
         input_output_aliases={first_c + i: i for i in range(len(order))} if problem.has_c else {},
@@ -65,6 +67,7 @@ def rank_k(plan: Plan, *operands: jax.Array) -> list[jax.Array]:
         transpose=problem.transpose,
         upper=problem.upper,
         symmetrize=problem.symmetrize,
+        **({"hermitian": problem.hermitian} if is_fp64 else {}),
         **{name: np.int32(value) for name, value in dataclasses.asdict(plan.tile).items()},
     )
     for i, out in zip(order, results, strict=True):

@@ -19,12 +19,13 @@ os.environ["XLA_FLAGS"] = (
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import fp8_oracle  # noqa: E402
+import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 import oracle  # noqa: E402
 from ops import OPS, random, swap  # noqa: E402
 from products import random_list  # noqa: E402
-from updates import SYR2K, SYRK, check_real  # noqa: E402
+from updates import SYR2K, SYRK, UPDATES, check_double, check_real  # noqa: E402
 
 import jax_grouped_gemm as jgg  # noqa: E402
 
@@ -122,6 +123,26 @@ def lists_of_products(rng) -> int:
     return launches
 
 
+def fp64_updates(rng) -> int:
+    """Odd sizes, so that no copy may be wider than an element."""
+    launches = 0
+    n, k = 197, 53
+    for update, transpose, uplo in product(UPDATES, (False, True), ("lower", "upper")):
+        shape = (2, k, n) if transpose else (2, n, k)
+        for dtype, symmetrize in product((np.float64, np.complex64, np.complex128), (False, True)):
+            a, b, c = (rng.standard_normal(s).astype(dtype) for s in (shape, shape, (2, n, n)))
+            if np.iscomplexobj(a):
+                a, b = a * (0.6 + 0.8j), b * (0.8 - 0.6j)
+            options = dict(alpha=0.5, beta=-2.0, uplo=uplo, transpose=transpose)
+            for old in (None, c):
+                out = update(
+                    a, b, old, symmetrize_output=symmetrize, implementation="cuda", **options
+                )
+                check_double(update, out, a, b, old, symmetrize=symmetrize, **options)
+                launches += 1
+    return launches
+
+
 def fp8_products(rng: np.random.Generator, sizes: np.ndarray) -> int:
     """Quantises and multiplies; returns the number of launches."""
     on_gpu = dict(implementation="cuda")
@@ -151,6 +172,8 @@ def fp8_products(rng: np.random.Generator, sizes: np.ndarray) -> int:
 def main() -> None:
     rng = np.random.default_rng(0)
     launches = ragged_products(rng) + symmetric_updates(rng) + lists_of_products(rng)
+    with jax.enable_x64(True):
+        launches += fp64_updates(rng)
     launches += sum(fp8_products(rng, sizes) for sizes in np.array(SIZES, np.int32))
     print(f"{launches} launches, all results right")
 

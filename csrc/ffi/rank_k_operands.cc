@@ -1,0 +1,72 @@
+#include "ffi/rank_k_operands.h"
+
+#include <limits>
+
+#include "ffi/stacks.h"
+
+namespace jgg {
+ffi::ErrorOr<std::vector<RankKBuffers>> rank_k_buffers(ffi::RemainingArgs const& operands,
+                                                       ffi::RemainingRets const& results,
+                                                       bool two_operands, bool has_c,
+                                                       bool transpose) {
+  auto const unexpected = [](std::string const& message) {
+    return ffi::Unexpected(invalid(message));
+  };
+  size_t const count = results.size();
+  size_t const first_c = two_operands ? 2 * count : count;
+  if (count == 0 || operands.size() != first_c + (has_c ? count : 0)) {
+    return unexpected("every operand has as many stacks as there are results");
+  }
+  std::vector<RankKBuffers> stacks;
+  int matrices = 0;
+  for (size_t i = 0; i < count; ++i) {
+    auto out = results.get<ffi::AnyBuffer>(i);
+    if (!out) return ffi::Unexpected(out.error());
+    auto const out_shape = StackShape::of(**out);
+    if (!out_shape) return ffi::Unexpected(out_shape.error());
+    auto const a = operands.get<ffi::AnyBuffer>(i);
+    if (!a) return ffi::Unexpected(a.error());
+    auto const shape = StackShape::of(*a);
+    if (!shape) return ffi::Unexpected(shape.error());
+
+    RankKBuffers stack{};
+    stack.a = a->untyped_data();
+    stack.out = (*out)->untyped_data();
+    stack.type = a->element_type();
+    stack.out_type = (*out)->element_type();
+    stack.matrices = shape->count;
+    stack.n = transpose ? shape->columns : shape->rows;
+    stack.k = transpose ? shape->rows : shape->columns;
+    stack.first_matrix = matrices;
+    if ((i > 0 && (stack.type != stacks[0].type || stack.out_type != stacks[0].out_type)) ||
+        !(*out_shape == StackShape{stack.matrices, stack.n, stack.n})) {
+      return unexpected("result " + std::to_string(i) + " does not fit its operand");
+    }
+    if (two_operands) {
+      auto const b = operands.get<ffi::AnyBuffer>(count + i);
+      if (!b) return ffi::Unexpected(b.error());
+      auto const b_shape = StackShape::of(*b);
+      if (!b_shape) return ffi::Unexpected(b_shape.error());
+      if (b->element_type() != stack.type || !(*b_shape == *shape)) {
+        return unexpected("a and b of result " + std::to_string(i) + " differ");
+      }
+      stack.b = b->untyped_data();
+    }
+    if (has_c) {
+      auto const c = operands.get<ffi::AnyBuffer>(first_c + i);
+      if (!c) return ffi::Unexpected(c.error());
+      if (c->untyped_data() != stack.out) {
+        return unexpected("c of result " + std::to_string(i) + " is not aliased to it");
+      }
+    }
+    stacks.push_back(stack);
+    matrices += stack.matrices;
+  }
+  return stacks;
+}
+
+size_t num_matrices(std::vector<RankKBuffers> const& stacks) {
+  return stacks.back().first_matrix + stacks.back().matrices;
+}
+
+}  // namespace jgg

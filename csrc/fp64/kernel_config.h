@@ -1,0 +1,62 @@
+// Everything about a kernel that is known at compile time: tile, warps, stages, shared memory.
+#pragma once
+
+#include <cstdint>
+
+#include "fp64/element.h"
+
+namespace jgg::fp64 {
+
+inline constexpr int kWarpSize = 32;
+// What a multiprocessor has for all blocks, and what the system takes of it for each.
+inline constexpr int kSharedMemory = 228 * 1024, kSharedMemoryReserved = 1024;
+
+// A block computes square tiles [kTile, kTile] with kWarpsM x kWarpsN warps. An instruction
+// multiplies 4 kQuads values of k.
+//
+// The FP64 tensor cores of a multiprocessor do 128 multiply-adds a cycle, its shared memory
+// delivers 128 bytes. A warp that multiplies 64 x 32 loads 96 doubles for 2048 multiply-adds, 6
+// cycles for 16; one that multiplies 32 x 32 complex numbers loads 64 for 4096, 8 cycles for 32.
+// Neither the loads nor the copies from L2, 16 bytes a cycle, are what limits the kernels.
+template <class Element_, int kTile_, int kWarpsM_, int kWarpsN_, int kQuads_, int kBlocks_>
+struct TileShape {
+  using Element = Element_;
+  static constexpr int kTile = kTile_;
+  static constexpr int kWarpsM = kWarpsM_;
+  static constexpr int kWarpsN = kWarpsN_;
+  static constexpr int kQuads = kQuads_;
+  static constexpr int kBlocks = kBlocks_;  // resident on a multiprocessor
+};
+
+// Operands are stored [rows, k], or [k, rows] if transposed, and copied in units of kUnitBytes, of
+// which their contiguous dimension has to be a multiple.
+template <class Shape, bool kTransposed_, int kUnitBytes_>
+struct KernelConfig : Shape {
+  using Element = typename Shape::Element;
+  using Shape::kBlocks, Shape::kTile, Shape::kWarpsM, Shape::kWarpsN, Shape::kQuads;
+  static constexpr bool kTransposed = kTransposed_;
+  static constexpr int kUnitBytes = kUnitBytes_;
+
+  static constexpr int kParts = ValueOf<Element>::kParts;
+  static constexpr int kThreads = kWarpsM * kWarpsN * kWarpSize;
+  static constexpr int kWarpRows = kTile / kWarpsM, kWarpColumns = kTile / kWarpsN;
+
+  // A step of the mainloop multiplies kTileK values of k, 128 bytes of a row.
+  static constexpr int kStepBytes = 128;
+  static constexpr int kTileK = kStepBytes / sizeof(Element);
+  static constexpr int kGroups = kTileK / (4 * kQuads);  // instructions that a step takes
+
+  static constexpr int kStages = 3;
+  static constexpr int kPanelBytes = kTile * kStepBytes;
+  static constexpr int kStageBytes = 2 * kPanelBytes;
+  static constexpr int kStagedBytes = kTile * kTile * sizeof(Value<Element>);
+  // Stages, a staged tile, and a factor.
+  static constexpr int kStagedAt = kStages * kStageBytes, kFactorAt = kStagedAt + kStagedBytes;
+  static constexpr int kSharedBytes = kFactorAt + sizeof(Complex128);
+
+  static_assert(kWarpRows % 16 == 0 && kWarpColumns % 8 == 0, "the shape of an instruction");
+  static_assert(kUnitBytes % sizeof(Element) == 0, "an element is copied at once");
+  static_assert(kBlocks * (kSharedBytes + kSharedMemoryReserved) <= kSharedMemory);
+};
+
+}  // namespace jgg::fp64

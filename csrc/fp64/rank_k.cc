@@ -1,0 +1,45 @@
+#include "fp64/rank_k.h"
+
+#include "fp64/tile_table.h"
+
+namespace jgg::fp64 {
+
+// One translation unit each, so that they compile side by side.
+cudaError_t rank_k_f64(TileConfig, RankKArguments const&, cudaStream_t);
+cudaError_t rank_k_c64(TileConfig, RankKArguments const&, cudaStream_t);
+cudaError_t rank_k_c128(TileConfig, RankKArguments const&, cudaStream_t);
+
+namespace {
+
+template <class... Shapes>
+std::vector<TileConfig> list(ShapeList<Shapes...>) {
+  return {TileConfig{Shapes::kTile, Shapes::kTile, 1}...};
+}
+
+}  // namespace
+
+std::vector<TileConfig> rank_k_tile_configs(ElementType type) {
+  switch (type) {
+    case ElementType::kF64:
+      return list(RankKShapes<double>::List{});
+    case ElementType::kC64:
+      return list(RankKShapes<Complex64>::List{});
+    case ElementType::kC128:
+      return list(RankKShapes<Complex128>::List{});
+  }
+  return {};
+}
+
+cudaError_t rank_k(TileConfig config, RankKArguments const& arguments, cudaStream_t stream) {
+  switch (arguments.type) {
+    case ElementType::kF64:
+      return rank_k_f64(config, arguments, stream);
+    case ElementType::kC64:
+      return rank_k_c64(config, arguments, stream);
+    case ElementType::kC128:
+      return rank_k_c128(config, arguments, stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace jgg::fp64

@@ -1,0 +1,47 @@
+// Rank-k and rank-2k updates in double precision: arguments in, launches on a stream out.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <vector>
+
+#include "rank_k/rank_k.h"
+
+namespace jgg::fp64 {
+
+using sm90::OtherTriangle;
+using sm90::TileConfig;
+
+enum class ElementType { kF64, kC64, kC128 };
+
+// As sm90::RankKStack, with everything of one element type.
+struct RankKStack {
+  void const* a;
+  void const* b;  // null in a rank-k update
+  void* out;
+  void const* alpha;  // [matrices]
+  void const* beta;   // [matrices]
+  int matrices;
+  int n;
+  int k;
+};
+
+// As sm90::RankKArguments. If `hermitian`, the results are alpha A A^H + beta C with real alpha and
+// beta, or alpha A B^H + conj(alpha) B A^H + beta C with real beta.
+struct RankKArguments {
+  std::vector<RankKStack> stacks;
+  ElementType type;
+  Uplo uplo;
+  OtherTriangle other;
+  bool adds_c;
+  bool transpose;
+  bool hermitian;
+};
+
+// The configurations that are compiled for an element type.
+std::vector<TileConfig> rank_k_tile_configs(ElementType type);
+
+// cudaErrorInvalidConfiguration if there is no such kernel.
+cudaError_t rank_k(TileConfig config, RankKArguments const& arguments, cudaStream_t stream);
+
+}  // namespace jgg::fp64

@@ -1,0 +1,114 @@
+// The tiles of symmetric results in runs of equal cost, longest first: a schedule of square tiles
+// for blocks that work on their own. Host and device, no CUDA types.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "scheduler/ceil_div.h"
+#include "scheduler/host_device.h"
+#include "scheduler/triangular.h"
+
+namespace jgg {
+
+// All tiles of one stack that are on the diagonal, or all that are not.
+struct TriangularRun {
+  int stack;
+  int n;           // of the stack's results [n, n]
+  int first_unit;  // tiles of the runs before this one
+  int steps;       // mainloop steps of a tile
+  bool diagonal;
+};
+
+struct TriangularTile {
+  int stack;
+  int matrix;
+  int m;      // first row
+  int n;      // first column
+  int steps;  // 0 for no tile
+  bool diagonal;
+};
+
+// What a stack is to the schedule.
+struct TriangularWork {
+  int matrices;
+  int n;
+  int steps;           // of a tile off the diagonal
+  int diagonal_steps;  // of one on it
+};
+
+template <int kTile>
+class TriangularRunSchedule {
+ public:
+  JGG_HOST_DEVICE TriangularRunSchedule(TriangularRun const* runs, int count, int units, Uplo uplo)
+      : runs_(runs), count_(count), units_(units), uplo_(uplo) {}
+
+  // The runs of a list of stacks. Whoever takes tiles in turn from a list that begins with the
+  // longest is done at nearly the same time as everybody else.
+  static std::vector<TriangularRun> runs(std::vector<TriangularWork> const& stacks, int& units) {
+    std::vector<TriangularRun> runs;
+    for (int i = 0; i < static_cast<int>(stacks.size()); ++i) {
+      TriangularWork const& stack = stacks[i];
+      if (stack.n > kTile) runs.push_back({i, stack.n, 0, stack.steps, false});
+      runs.push_back({i, stack.n, 0, stack.diagonal_steps, true});
+    }
+    std::stable_sort(runs.begin(), runs.end(), [](TriangularRun const& a, TriangularRun const& b) {
+      return a.steps > b.steps;
+    });
+    units = 0;
+    for (TriangularRun& run : runs) {
+      run.first_unit = units;
+      units += stacks[run.stack].matrices * tiles_of_matrix(run);
+    }
+    return runs;
+  }
+
+  // The tile that block `block` of `blocks` computes in round `round`, without steps if there is
+  // none, nor in later rounds. Every other round goes to the blocks in reverse, so that none always
+  // gets the longer tiles.
+  JGG_HOST_DEVICE TriangularTile tile(int round, int block, int blocks) const {
+    int const unit = round * blocks + (round % 2 == 0 ? block : blocks - 1 - block);
+    if (unit >= units_) return {};
+    TriangularRun const run = runs_[find_run(unit)];
+    int const of_matrix = tiles_of_matrix(run);
+    int const matrix = (unit - run.first_unit) / of_matrix;
+    int const index = unit - run.first_unit - matrix * of_matrix;
+    TriangleEntry const entry = run.diagonal ? TriangleEntry{index, index} : below(index);
+    bool const lower = uplo_ == Uplo::kLower;
+    return {run.stack,
+            matrix,
+            (lower ? entry.row : entry.column) * kTile,
+            (lower ? entry.column : entry.row) * kTile,
+            run.steps,
+            run.diagonal};
+  }
+
+ private:
+  JGG_HOST_DEVICE static int tiles_of_matrix(TriangularRun const& run) {
+    int const rows = ceil_div(run.n, kTile);
+    return run.diagonal ? rows : rows * (rows - 1) / 2;
+  }
+
+  // Off the diagonal: the entries of a triangle that begins one row further down.
+  JGG_HOST_DEVICE static TriangleEntry below(int index) {
+    TriangleEntry const entry = triangle_entry(index);
+    return {entry.row + 1, entry.column};
+  }
+
+  // The last run that begins at or before `unit`.
+  JGG_HOST_DEVICE int find_run(int unit) const {
+    int low = 0, high = count_;
+    while (high - low > 1) {
+      int const middle = (low + high) / 2;
+      (runs_[middle].first_unit <= unit ? low : high) = middle;
+    }
+    return low;
+  }
+
+  TriangularRun const* runs_;
+  int count_;
+  int units_;
+  Uplo uplo_;
+};
+
+}  // namespace jgg
