@@ -33,14 +33,36 @@ class TileConfig:
       tile_m: rows of the result that a thread block computes at a time.
       tile_n: columns of the result that a thread block computes at a time.
       cluster: number of thread blocks that share operand tiles.
+      schedule: what the two warpgroups of a thread block that multiply do: "cooperative", half of
+        each tile each, or "pingpong", every other tile each, so that one stores its tile while the
+        other one multiplies.
     """
 
     tile_m: int
     tile_n: int
     cluster: int
+    schedule: Literal["cooperative", "pingpong"] = "cooperative"
+
+    def sizes(self) -> dict[str, int]:
+        """The numbers by name, as every handler takes them."""
+        return dict(tile_m=self.tile_m, tile_n=self.tile_n, cluster=self.cluster)
+
+    def __str__(self) -> str:
+        return f"{self.tile_m}x{self.tile_n} {self.schedule}, cluster {self.cluster}"
 
 
-TILE_CONFIGS = (TileConfig(tile_m=128, tile_n=256, cluster=2),)
+DEFAULT_TILE = TileConfig(tile_m=128, tile_n=256, cluster=2)
+
+TILE_CONFIGS = (
+    DEFAULT_TILE,
+    TileConfig(tile_m=128, tile_n=192, cluster=2),
+    TileConfig(tile_m=128, tile_n=128, cluster=2),
+    TileConfig(tile_m=128, tile_n=192, cluster=2, schedule="pingpong"),
+)
+"""Of the ragged products of bfloat16 and float16."""
+
+FLOAT32_TILE_CONFIGS = (DEFAULT_TILE,)
+"""Of the ragged products of float32."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +70,7 @@ class KernelFamily:
     """Kernels that take the same problems.
 
     Attributes:
-      tiles: the compiled configurations.
+      tiles: the compiled configurations, the default first.
       unsupported_reason: of a problem and the primitive's parameters, why no kernel of the family
         can run it; empty if one can.
       kernel_form: of a problem, the same with the layouts and the result's dtype that the kernels
@@ -192,8 +214,7 @@ class Plan:
         lines = [str(self.problem), f"path {path}"]
         if self.tile:
             lines.append(
-                f"tile {self.tile.tile_m}x{self.tile.tile_n}, cluster {self.tile.cluster}, "
-                f"grid {self.grid}, workspace {self.workspace_bytes} bytes, "
+                f"tile {self.tile}, grid {self.grid}, workspace {self.workspace_bytes} bytes, "
                 f"predicted efficiency {self.efficiency:.0%}"
             )
         if self.terms:
@@ -204,16 +225,22 @@ class Plan:
 
 def plan_noncontracting(avals: Sequence[Any], params: Mapping[str, Any]) -> Plan:
     """Plans a `ragged_noncontracting` from its operands' abstract values and its parameters."""
-    return make_plan(RaggedProblem.noncontracting(avals, params), params, SAME_DTYPE)
+    problem = RaggedProblem.noncontracting(avals, params)
+    return make_plan(problem, params, _family(problem))
 
 
 def plan_contracting(avals: Sequence[Any], params: Mapping[str, Any]) -> Plan:
     """Plans a `ragged_contracting` from its operands' abstract values and its parameters."""
-    return make_plan(RaggedProblem.contracting(avals, params), params, SAME_DTYPE)
+    problem = RaggedProblem.contracting(avals, params)
+    return make_plan(problem, params, _family(problem))
 
 
 def make_plan(problem: RaggedProblem, params: Mapping[str, Any], family: KernelFamily) -> Plan:
-    """Plans `problem` with the kernels of `family`."""
+    """Plans `problem` with the kernels of `family`.
+
+    Raises:
+      ValueError: the parameter `tile` is not one of the family's.
+    """
     if params["implementation"] == "reference":
         return Plan(problem, "reference", "implementation='reference' was asked for")
     reason = family.unsupported_reason(problem, params)
@@ -222,7 +249,7 @@ def make_plan(problem: RaggedProblem, params: Mapping[str, Any], family: KernelF
     if 0 in (*problem.batch, problem.num_groups, *problem.shape("mkng")):
         return Plan(problem, "zeros", "there is nothing to multiply")
     addressable = _addressable_problem(family.kernel_form(problem))
-    tile, efficiency = choose_tile(addressable, family.tiles)
+    tile = choose_tile(problem, family.tiles, params.get("tile"))
     num_tiles = _num_tiles(addressable, tile)
     grid = min(_round_up(num_tiles, tile.cluster), NUM_SMS // tile.cluster * tile.cluster)
     reason = _copy_reason(problem, addressable)
@@ -236,13 +263,23 @@ def make_plan(problem: RaggedProblem, params: Mapping[str, Any], family: KernelF
         grid=grid,
         workspace_bytes=(float32.workspace_bytes(addressable, terms) if terms else WORKSPACE_BYTES),
         terms=terms,
-        efficiency=efficiency * _volume(problem) / _volume(addressable),
+        efficiency=_efficiency(addressable, tile) * _volume(problem) / _volume(addressable),
     )
 
 
-def choose_tile(problem: RaggedProblem, configs: Sequence[TileConfig]) -> tuple[TileConfig, float]:
-    """The configuration with the best predicted efficiency, and that efficiency."""
-    return max(((c, _efficiency(problem, c)) for c in configs), key=lambda choice: choice[1])
+def choose_tile(
+    problem: RaggedProblem, configs: Sequence[TileConfig], asked_for: TileConfig | None
+) -> TileConfig:
+    """The configuration of `configs` that runs `problem`: the one asked for, else the first."""
+    if asked_for is None:
+        return configs[0]
+    if asked_for not in configs:
+        compiled = "; ".join(map(str, configs))
+        raise ValueError(
+            f"no kernel for {problem.op} of {problem.lhs_dtype} has the tile {asked_for}: the "
+            f"compiled ones are {compiled}"
+        )
+    return asked_for
 
 
 def _unsupported_reason(problem: RaggedProblem, params: Mapping[str, Any]) -> str:
@@ -285,8 +322,10 @@ def _with_kernel_result(problem: RaggedProblem) -> RaggedProblem:
     return dataclasses.replace(problem, out_dtype=np.dtype(np.float32))
 
 
-SAME_DTYPE = KernelFamily(TILE_CONFIGS, _unsupported_reason, _with_kernel_result)
-"""The kernels for operands of one dtype."""
+def _family(problem: RaggedProblem) -> KernelFamily:
+    """The kernels for operands of one dtype."""
+    tiles = FLOAT32_TILE_CONFIGS if _is_float32(problem) else TILE_CONFIGS
+    return KernelFamily(tiles, _unsupported_reason, _with_kernel_result)
 
 
 def _copy_reason(problem: RaggedProblem, addressable: RaggedProblem) -> str:

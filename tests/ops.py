@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import oracle
 
 import jax_grouped_gemm as jgg
+from jax_grouped_gemm import primitives
 
 STATIC = (
     "transpose_lhs",
@@ -18,14 +20,35 @@ STATIC = (
     "preferred_element_type",
     "precision",
     "implementation",
+    "tile",
 )
 
 
 @partial(jax.jit, static_argnames=STATIC)
 def noncontracting(
-    lhs, rhs, group_sizes, group_offset=None, *, transpose_lhs=False, transpose_rhs=False, **options
+    lhs,
+    rhs,
+    group_sizes,
+    group_offset=None,
+    *,
+    transpose_lhs=False,
+    transpose_rhs=False,
+    tile=None,
+    **options,
 ):
     """lhs [m, k] or [k, m], rhs [g, k, n] or [g, n, k] -> [m, n]."""
+    if tile is not None:
+        flags = dict(transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs)
+        return _with_tile(
+            primitives.ragged_noncontracting,
+            lhs,
+            rhs,
+            group_sizes,
+            group_offset,
+            tile=tile,
+            **flags,
+            **options,
+        )
     m_axis, k_axis = (1, 0) if transpose_lhs else (0, 1)
     dimension_numbers = jax.lax.RaggedDotDimensionNumbers(
         dot_dimension_numbers=(((k_axis,), (2 if transpose_rhs else 1,)), ((), ())),
@@ -39,9 +62,30 @@ def noncontracting(
 
 @partial(jax.jit, static_argnames=STATIC)
 def contracting(
-    lhs, rhs, group_sizes, group_offset=None, *, transpose_lhs=False, transpose_rhs=False, **options
+    lhs,
+    rhs,
+    group_sizes,
+    group_offset=None,
+    *,
+    transpose_lhs=False,
+    transpose_rhs=False,
+    tile=None,
+    **options,
 ):
     """lhs [m, k] or [k, m], rhs [m, n] or [n, m] -> [g, k, n]."""
+    if tile is not None:
+        flags = dict(transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs)
+        return _with_tile(
+            primitives.ragged_contracting,
+            lhs,
+            rhs,
+            group_sizes,
+            group_offset,
+            tile=tile,
+            num_groups=group_sizes.shape[-1],
+            **flags,
+            **options,
+        )
     lhs_m_axis, rhs_m_axis = int(transpose_lhs), int(transpose_rhs)
     dimension_numbers = jax.lax.RaggedDotDimensionNumbers(
         dot_dimension_numbers=(((lhs_m_axis,), (rhs_m_axis,)), ((), ())),
@@ -50,6 +94,31 @@ def contracting(
     )
     return jgg.ragged_dot_general(
         lhs, rhs, group_sizes, dimension_numbers, group_offset=group_offset, **options
+    )
+
+
+def _with_tile(
+    product,
+    lhs,
+    rhs,
+    group_sizes,
+    group_offset,
+    *,
+    preferred_element_type=None,
+    precision=None,
+    implementation=None,
+    **params,
+):
+    """The primitive itself: the public functions leave the kernel to the plan."""
+    return product(
+        lhs,
+        rhs,
+        group_sizes,
+        jnp.zeros(1, jnp.int32) if group_offset is None else jnp.reshape(group_offset, 1),
+        preferred_element_type=np.dtype(preferred_element_type or lhs.dtype),
+        precision=precision,
+        implementation=implementation,
+        **params,
     )
 
 

@@ -55,7 +55,8 @@ def register_transpose(
     Args:
       op: the primitive.
       lhs_cotangent: called as `lhs_cotangent(ct, rhs, *indices, aval, **params)` with the abstract
-        value of the missing factor; `preferred_element_type` is the dtype it must return.
+        value of the missing factor; `preferred_element_type` is the dtype it must return, and
+        `tile` is None.
       rhs_cotangent: called as `rhs_cotangent(ct, lhs, *indices, aval, **params)`, likewise.
     """
 
@@ -74,9 +75,9 @@ def register_transpose(
             ct = ct.astype(aval.dtype)
         shared_by_batch = ct.ndim > op.result_rank and aval.ndim == op.operand_ranks[missing]
         dtype = _at_least_float32(aval.dtype) if shared_by_batch else aval.dtype
-        result = cotangent(
-            ct, factor, *indices, aval, **{**params, "preferred_element_type": dtype}
-        )
+        # A tile is for one product, and this is another.
+        others = dict(preferred_element_type=dtype, tile=None)
+        result = cotangent(ct, factor, *indices, aval, **{**params, **others})
         if shared_by_batch:
             result = jnp.sum(result, axis=0).astype(aval.dtype)
         cotangents[missing] = result

@@ -35,10 +35,11 @@ def register_lowering(
     """Registers how `primitive` is planned and lowered.
 
     Args:
-      primitive: has a parameter `implementation`: None, "cuda" or "reference".
+      primitive: has a parameter `implementation`: None, "cuda" or "reference", and may have a
+        parameter `tile` for the planner.
       planner: see `planners`.
       kernel: called as `kernel(plan, *operands)`, for plans whose path is not "reference".
-      reference: called as `reference(*operands, **params)`, without `implementation`.
+      reference: called as `reference(*operands, **params)`, without those two.
       is_matmul: whether `explain` and the checkpoint policies count it as a grouped matmul.
     """
     if is_matmul:
@@ -46,14 +47,14 @@ def register_lowering(
     lower_fun = functools.partial(mlir.lower_fun, multiple_results=primitive.multiple_results)
     lower_reference = lower_fun(reference)
 
-    def lower_default(ctx, *operands, implementation, **params):
+    def lower_default(ctx, *operands, implementation, tile=None, **params):
         if implementation == "cuda":
             platforms = ", ".join(ctx.platforms or ctx.module_context.platforms)
             _raise_impossible(primitive, f"it is being compiled for the platform {platforms}")
         return lower_reference(ctx, *operands, **params)
 
-    def lower_cuda(ctx, *operands, implementation, **params):
-        plan = planner(ctx.avals_in, {**params, "implementation": implementation})
+    def lower_cuda(ctx, *operands, implementation, tile=None, **params):
+        plan = planner(ctx.avals_in, {**params, "implementation": implementation, "tile": tile})
         reason = plan.reason if plan.path == "reference" else _unusable_device_reason(ctx)
         if not reason:
             reason = _ffi.missing_extension_reason()
