@@ -30,8 +30,8 @@ class DirectEpilogue {
   static constexpr int kRowVectors = kRowBytes / sizeof(Vector);
   // Of one thread, in one chunk.
   static constexpr int kValues = kWarpRows * Config::kChunkColumns / kWarpSize;
-  // More at a time would spill.
-  static constexpr int kUnroll = sizeof(Output) == 2 ? 4 : 2;
+  // Vectors of a thread under way at a time. More of float32 would spill.
+  static constexpr int kUnroll = sizeof(Output) == 2 ? 4 : 1;
   // How many rows of a chunk a warp stores with one instruction.
   static constexpr int kRowsAtOnce = kWarpSize / kRowVectors;
 

@@ -188,6 +188,21 @@ def test_many_tiles_for_each_processor(tile, rng):
         check(lhs, rhs, sizes, tile=tile)
 
 
+@MAJORS
+@pytest.mark.parametrize("out_dtype", [BF16, F32])
+def test_tiles_of_any_length_follow_one_another(out_dtype, transpose_lhs, transpose_rhs, tile, rng):
+    """From none to dozens of steps, so that a processor's tiles begin in every stage."""
+    m, groups = 8192, 85
+    lhs, rhs, _ = operands(rng, m=m)
+    majors = dict(transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs)
+    lengths = np.array([0, 0, 1, 3, 20, 64, 65, 130, 320, 700], np.int32)
+    for sizes in (
+        rng.choice(lengths, groups, p=[0.2, 0.3, *[0.06] * 7, 0.08]),
+        sizes_of.zipf(rng, m, groups),
+    ):
+        check(lhs, rhs, sizes, preferred_element_type=out_dtype, **majors, tile=tile)
+
+
 def test_results_past_two_to_the_31_elements(tile, rng):
     """Addresses must not be counted in 32 bits; the last group shows it."""
     m, k, n, groups = 300, 2**13, 2**13, 33

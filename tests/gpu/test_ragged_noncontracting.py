@@ -169,6 +169,21 @@ def test_many_tiles_for_each_processor(tile, rng):
         check(lhs, rhs, sizes, tile=tile)
 
 
+@MAJORS
+@pytest.mark.parametrize("out_dtype", [BF16, F32])
+def test_tiles_of_zeros_among_others(out_dtype, transpose_lhs, transpose_rhs, tile, rng):
+    """Each processor has tiles of groups in the window, before and behind it, and past them all."""
+    m, groups, local = 8192, 200, 90
+    lhs, rhs, _ = operands(rng, m=m, g=local)
+    majors = dict(transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs)
+    for sizes in (
+        sizes_of.multinomial(rng, m - 700, groups),
+        sizes_of.zipf(rng, m - 700, groups),
+    ):
+        offset = rng.integers(1, groups - local, dtype=np.int32)
+        check(lhs, rhs, sizes, offset, preferred_element_type=out_dtype, **majors, tile=tile)
+
+
 def test_results_past_two_to_the_31_elements(tile, rng):
     """Addresses must not be counted in 32 bits; the last rows show it."""
     m, k, n = 2**18 + 2**15, 64, 2**13
