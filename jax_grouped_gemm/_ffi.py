@@ -14,8 +14,8 @@ from jax import export
 EXTENSION = "jax_grouped_gemm._extension"
 
 TARGETS = {
-    "ragged_noncontracting": "jax_grouped_gemm.ragged_noncontracting.v1",
-    "ragged_contracting": "jax_grouped_gemm.ragged_contracting.v1",
+    "ragged_noncontracting": "jax_grouped_gemm.ragged_noncontracting.v2",
+    "ragged_contracting": "jax_grouped_gemm.ragged_contracting.v2",
     "grouped_gemm": "jax_grouped_gemm.grouped_gemm.v1",
     "rank_k": "jax_grouped_gemm.rank_k.v1",
     "rank_k_fp64": "jax_grouped_gemm.rank_k_fp64.v1",

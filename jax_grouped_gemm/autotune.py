@@ -34,7 +34,7 @@ ROUNDS = 7
 """Of which the first, in which programs are compiled and the chip wakes up, does not count."""
 
 MARGIN = 0.01
-"""By how much another configuration must be faster than the predicted one to be preferred."""
+"""By how much another configuration must be faster than the default one to be preferred."""
 
 LEAST_SECONDS = 5e-3
 """For one reading of the clock."""
@@ -89,8 +89,8 @@ def autotune(
         with jgg.use_tiles(table):  # in later processes: jgg.load_tuning("tuning.json")
             ...
 
-    Products that no kernel runs and symmetric updates are left out. The configuration that is
-    predicted stays unless another is more than 1 % faster. Of several processes that run one
+    Products that no kernel runs and symmetric updates are left out. The default
+    configuration stays unless another is more than 1 % faster. Of several processes that run one
     program together, one should tune and all load its file: they have to compile the same.
 
     Args:
@@ -121,7 +121,7 @@ def autotune(
     file = None if cache is None else TuningFile(cache)
     entries = file.read_if_exists(build) if file else {}
 
-    with using(TileChoices()):  # so that plans say what is predicted
+    with using(TileChoices()):  # so that plans have their defaults
         jaxpr = jax.make_jaxpr(fn)(*args, **kwargs).jaxpr
     products = {key: product for key, *product in _tunable(jaxpr) if key not in entries}
     problem_sizes = {key: _group_sizes(plan, group_sizes) for key, (_, plan) in products.items()}
@@ -161,10 +161,10 @@ def _tune(eqn: JaxprEqn, plan: Plan, group_sizes: np.ndarray, timer: Timer) -> T
     )
 
 
-def _winner(seconds: Mapping[TileConfig, float], predicted: TileConfig) -> TileConfig:
+def _winner(seconds: Mapping[TileConfig, float], default: TileConfig) -> TileConfig:
     fastest = min(seconds, key=seconds.__getitem__)
-    is_close = seconds[predicted] <= (1 + MARGIN) * seconds[fastest]
-    return predicted if is_close else fastest
+    is_close = seconds[default] <= (1 + MARGIN) * seconds[fastest]
+    return default if is_close else fastest
 
 
 def queued_seconds(candidate: Candidate) -> float:

@@ -38,7 +38,7 @@ def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
 
     Returns:
       An `Explanation` with a `Plan` per grouped matmul: shapes, dtypes, the path taken and why,
-      tile, cluster, grid, workspace bytes and predicted efficiency. A tile that was not predicted
+      tile, cluster, grid, workspace bytes and predicted efficiency. A tile that is not the default
       is marked as overridden or as from the tuning table, see `use_tiles`.
     """
     jaxpr = jax.make_jaxpr(fn)(*args, **kwargs).jaxpr

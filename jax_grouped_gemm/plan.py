@@ -33,11 +33,19 @@ class TileConfig:
       tile_m: rows of the result that a thread block computes at a time.
       tile_n: columns of the result that a thread block computes at a time.
       cluster: number of thread blocks that share operand tiles.
+      schedule: what the two warpgroups of a thread block that multiply do: "cooperative", half of
+        each tile each, or "pingpong", every other tile each, so that one stores its tile while the
+        other one multiplies.
     """
 
     tile_m: int
     tile_n: int
     cluster: int
+    schedule: Literal["cooperative", "pingpong"] = "cooperative"
+
+    def sizes(self) -> dict[str, int]:
+        """The numbers by name, as every handler takes them."""
+        return dict(tile_m=self.tile_m, tile_n=self.tile_n, cluster=self.cluster)
 
     def __str__(self) -> str:
         words = [f"{self.tile_m}x{self.tile_n}", f"cluster {self.cluster}"]
@@ -48,7 +56,18 @@ class TileConfig:
         return ", ".join(words)
 
 
-TILE_CONFIGS = (TileConfig(tile_m=128, tile_n=256, cluster=2),)
+DEFAULT_TILE = TileConfig(tile_m=128, tile_n=256, cluster=2)
+
+TILE_CONFIGS = (
+    DEFAULT_TILE,
+    TileConfig(tile_m=128, tile_n=192, cluster=2),
+    TileConfig(tile_m=128, tile_n=128, cluster=2),
+    TileConfig(tile_m=128, tile_n=192, cluster=2, schedule="pingpong"),
+)
+"""Of the ragged products of bfloat16 and float16."""
+
+FLOAT32_TILE_CONFIGS = (DEFAULT_TILE,)
+"""Of the ragged products of float32."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +75,7 @@ class KernelFamily:
     """Kernels that take the same problems.
 
     Attributes:
-      tiles: the compiled configurations.
+      tiles: the compiled configurations, the default first.
       unsupported_reason: of a problem and the primitive's parameters, why no kernel of the family
         can run it; empty if one can.
       kernel_form: of a problem, the same with the layouts and the result's dtype that the kernels
@@ -165,6 +184,9 @@ class RaggedProblem:
         return f"{self.op} {lhs} x {rhs} -> {out}, {self.num_groups} groups{batch}"
 
 
+Choice = Literal["default", "override", "table"]
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """How one ragged product runs on a device of compute capability 9.0.
@@ -184,8 +206,8 @@ class Plan:
         `jax_grouped_gemm.float32`; 0 for other operands.
       efficiency: predicted share of the tensor cores' work that is useful, from the tiles' edges
         and the last, partial wave of tiles, for groups of equal size. 0 without a kernel.
-      chosen_by: what the tile comes from: "prediction", the best predicted efficiency; "override",
-        a tile given to `jax_grouped_gemm.use_tiles`; "table", the tuning table given to it.
+      chosen_by: what the tile comes from: "default", the first of its family; "override", a tile
+        given to `jax_grouped_gemm.use_tiles`; "table", the tuning table given to it.
       candidates: the compiled configurations that can run the problem, () without a kernel.
     """
 
@@ -198,7 +220,7 @@ class Plan:
     workspace_bytes: int = 0
     terms: int = 0
     efficiency: float = 0.0
-    chosen_by: Literal["prediction", "override", "table"] = "prediction"
+    chosen_by: Choice = "default"
     candidates: tuple[TileConfig, ...] = ()
 
     def __str__(self) -> str:
@@ -216,17 +238,19 @@ class Plan:
         return "\n   ".join(lines)
 
 
-_CHOSEN_BY = {"prediction": "", "override": " (overridden)", "table": " (from the tuning table)"}
+_CHOSEN_BY = {"default": "", "override": " (overridden)", "table": " (from the tuning table)"}
 
 
 def plan_noncontracting(avals: Sequence[Any], params: Mapping[str, Any]) -> Plan:
     """Plans a `ragged_noncontracting` from its operands' abstract values and its parameters."""
-    return make_plan(RaggedProblem.noncontracting(avals, params), params, SAME_DTYPE)
+    problem = RaggedProblem.noncontracting(avals, params)
+    return make_plan(problem, params, _family(problem))
 
 
 def plan_contracting(avals: Sequence[Any], params: Mapping[str, Any]) -> Plan:
     """Plans a `ragged_contracting` from its operands' abstract values and its parameters."""
-    return make_plan(RaggedProblem.contracting(avals, params), params, SAME_DTYPE)
+    problem = RaggedProblem.contracting(avals, params)
+    return make_plan(problem, params, _family(problem))
 
 
 def make_plan(problem: RaggedProblem, params: Mapping[str, Any], family: KernelFamily) -> Plan:
@@ -248,14 +272,7 @@ def make_plan(problem: RaggedProblem, params: Mapping[str, Any], family: KernelF
         return Plan(problem, "zeros", "there is nothing to multiply")
     addressable = _addressable_problem(family.kernel_form(problem))
     terms = float32.num_terms(params["precision"]) if _is_float32(problem) else 0
-    configs, chosen_by = family.tiles, "prediction"
-    choices = params.get("tile_choices")
-    if override is not None:
-        configs, chosen_by = (override,), "override"
-    elif choices and choices.table and (tuned := choices.table.tile(addressable, terms)):
-        _check_compiled(tuned, "the tuning table", problem, family)
-        configs, chosen_by = (tuned,), "table"
-    tile, efficiency = choose_tile(addressable, configs)
+    tile, chosen_by = _choose_tile(addressable, terms, params, family)
     num_tiles = _num_tiles(addressable, tile)
     grid = min(_round_up(num_tiles, tile.cluster), NUM_SMS // tile.cluster * tile.cluster)
     reason = _copy_reason(problem, addressable)
@@ -268,30 +285,32 @@ def make_plan(problem: RaggedProblem, params: Mapping[str, Any], family: KernelF
         grid=grid,
         workspace_bytes=(float32.workspace_bytes(addressable, terms) if terms else WORKSPACE_BYTES),
         terms=terms,
-        efficiency=efficiency * _volume(problem) / _volume(addressable),
+        efficiency=_efficiency(addressable, tile) * _volume(problem) / _volume(addressable),
         chosen_by=chosen_by,
-        candidates=compiled_tiles(problem, family),
+        candidates=family.tiles,
     )
 
 
-def choose_tile(problem: RaggedProblem, configs: Sequence[TileConfig]) -> tuple[TileConfig, float]:
-    """The configuration with the best predicted efficiency, and that efficiency."""
-    return max(((c, _efficiency(problem, c)) for c in configs), key=lambda choice: choice[1])
-
-
-def compiled_tiles(problem: RaggedProblem, family: KernelFamily) -> tuple[TileConfig, ...]:
-    """The configurations that can run `problem`: what may be asked for and what is tuned."""
-    return family.tiles
+def _choose_tile(
+    problem: RaggedProblem, terms: int, params: Mapping[str, Any], family: KernelFamily
+) -> tuple[TileConfig, Choice]:
+    """The configuration for a kernel's problem, and what it comes from."""
+    if (override := params.get("tile")) is not None:
+        return override, "override"
+    choices = params.get("tile_choices")
+    if choices and choices.table and (tuned := choices.table.tile(problem, terms)):
+        _check_compiled(tuned, "the tuning table", problem, family)
+        return tuned, "table"
+    return family.tiles[0], "default"
 
 
 def _check_compiled(
     tile: TileConfig, source: str, problem: RaggedProblem, family: KernelFamily
 ) -> None:
-    compiled = compiled_tiles(problem, family)
-    if tile not in compiled:
+    if tile not in family.tiles:
         raise ValueError(
             f"{source} has the tile {tile} for {problem}, which is not compiled. Compiled are: "
-            + "; ".join(map(str, compiled))
+            + "; ".join(map(str, family.tiles))
         )
 
 
@@ -336,7 +355,14 @@ def _with_kernel_result(problem: RaggedProblem) -> RaggedProblem:
 
 
 SAME_DTYPE = KernelFamily(TILE_CONFIGS, _unsupported_reason, _with_kernel_result)
-"""The kernels for operands of one dtype."""
+"""The kernels for two operands of bfloat16 or float16."""
+
+FLOAT32 = KernelFamily(FLOAT32_TILE_CONFIGS, _unsupported_reason, _with_kernel_result)
+"""The kernels for two operands of float32."""
+
+
+def _family(problem: RaggedProblem) -> KernelFamily:
+    return FLOAT32 if _is_float32(problem) else SAME_DTYPE
 
 
 def _copy_reason(problem: RaggedProblem, addressable: RaggedProblem) -> str:

@@ -1,4 +1,4 @@
-"""Kernel configurations that the user chooses, in place of the plan's prediction.
+"""Kernel configurations that the user chooses, in place of the plan's default.
 
 The choices of the context are read where a ragged product is called, and from there on they travel
 with the product as two of its primitive's parameters: `tile`, what this product must take, and
@@ -78,9 +78,9 @@ def use_tiles(
     functions under `jax.jit` included, and for their gradients even if those are computed outside.
     A jitted function is traced and compiled again for each set of choices it is called under.
     An inner context takes precedence over an outer one, which keeps what the inner one leaves out;
-    a tile for a product takes precedence over a table; and where neither says anything, the plan
-    predicts. Can decorate a function. Products that no kernel runs (see `explain`), and symmetric
-    updates, are not affected.
+    a tile for a product takes precedence over a table; and where neither says anything, plans
+    have their default. Can decorate a function. Products that no kernel runs (see `explain`), and
+    symmetric updates, are not affected.
 
     Args:
       table: tuned configurations, from `autotune` or `load_tuning`.

@@ -139,7 +139,7 @@ def load_tuning(path: str | os.PathLike, device_kind: str | None = None) -> Tuni
 
     Only what was measured on the same kind of device, with the same version of this package and the
     same compiled extension, is used. If the file has nothing of that kind, a warning is logged and
-    the table is empty, so that plans predict.
+    the table is empty, so that plans have their defaults.
 
     Args:
       path: the file.

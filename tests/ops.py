@@ -18,12 +18,21 @@ STATIC = (
     "preferred_element_type",
     "precision",
     "implementation",
+    "tile",
 )
 
 
 @partial(jax.jit, static_argnames=STATIC)
 def noncontracting(
-    lhs, rhs, group_sizes, group_offset=None, *, transpose_lhs=False, transpose_rhs=False, **options
+    lhs,
+    rhs,
+    group_sizes,
+    group_offset=None,
+    *,
+    transpose_lhs=False,
+    transpose_rhs=False,
+    tile=None,
+    **options,
 ):
     """lhs [m, k] or [k, m], rhs [g, k, n] or [g, n, k] -> [m, n]."""
     m_axis, k_axis = (1, 0) if transpose_lhs else (0, 1)
@@ -32,14 +41,23 @@ def noncontracting(
         lhs_ragged_dimensions=(m_axis,),
         rhs_group_dimensions=(0,),
     )
-    return jgg.ragged_dot_general(
-        lhs, rhs, group_sizes, dimension_numbers, group_offset=group_offset, **options
-    )
+    with jgg.use_tiles(forward=tile):
+        return jgg.ragged_dot_general(
+            lhs, rhs, group_sizes, dimension_numbers, group_offset=group_offset, **options
+        )
 
 
 @partial(jax.jit, static_argnames=STATIC)
 def contracting(
-    lhs, rhs, group_sizes, group_offset=None, *, transpose_lhs=False, transpose_rhs=False, **options
+    lhs,
+    rhs,
+    group_sizes,
+    group_offset=None,
+    *,
+    transpose_lhs=False,
+    transpose_rhs=False,
+    tile=None,
+    **options,
 ):
     """lhs [m, k] or [k, m], rhs [m, n] or [n, m] -> [g, k, n]."""
     lhs_m_axis, rhs_m_axis = int(transpose_lhs), int(transpose_rhs)
@@ -48,9 +66,10 @@ def contracting(
         lhs_ragged_dimensions=(lhs_m_axis,),
         rhs_group_dimensions=(),
     )
-    return jgg.ragged_dot_general(
-        lhs, rhs, group_sizes, dimension_numbers, group_offset=group_offset, **options
-    )
+    with jgg.use_tiles(forward=tile):
+        return jgg.ragged_dot_general(
+            lhs, rhs, group_sizes, dimension_numbers, group_offset=group_offset, **options
+        )
 
 
 @dataclass(frozen=True)

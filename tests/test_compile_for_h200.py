@@ -1,5 +1,6 @@
 """What XLA makes of the ops for an H200, compiled in full on a machine that need not have one."""
 
+import dataclasses
 import re
 from collections import Counter
 from functools import partial
@@ -83,11 +84,11 @@ def planned_workspace(op, dtype=jnp.bfloat16, **options) -> int:
     return planned.workspace_bytes
 
 
-def test_every_tile_that_a_plan_can_choose_is_compiled(extension):
-    compiled = [tuple(config.values()) for config in extension.kernel_configs()]
-    for tile in plan.TILE_CONFIGS:
-        for op in OPS:
-            assert (f"ragged_{op}", tile.tile_m, tile.tile_n, tile.cluster) in compiled
+@BOTH_OPS
+def test_the_tiles_that_a_plan_can_choose_are_those_compiled(op, extension):
+    compiled = [config for config in extension.kernel_configs() if config["op"] == f"ragged_{op}"]
+    planned = [dict(op=f"ragged_{op}", **dataclasses.asdict(tile)) for tile in plan.TILE_CONFIGS]
+    assert planned == compiled
 
 
 class TestForward:
@@ -112,6 +113,25 @@ class TestForward:
         assert program.kernels == {f"ragged_{op}": 1}
         assert program.opcodes <= FREE
         assert_only_workspaces(program, planned_workspace(op, jnp.float32, precision=precision))
+
+    @BOTH_OPS
+    @pytest.mark.parametrize("tile", plan.TILE_CONFIGS, ids=str)
+    def test_tile_and_schedule_reach_the_call(self, op, tile, h200):
+        *arguments, _ = shapes(op)
+        program = h200.compile(forward(op, tile=tile), *arguments)
+        (call,) = program.calls
+        for name, value in dataclasses.asdict(tile).items():
+            value = f'"{value}"' if isinstance(value, str) else f"{value} : i32"
+            assert f"{name} = {value}" in call.text
+
+    @BOTH_OPS
+    def test_a_tile_is_for_one_product(self, op, h200):
+        """The cotangents are other products, and theirs is the plan's choice."""
+        tile = plan.TILE_CONFIGS[-1]
+        program = h200.compile(cotangents(op, tile=tile), *shapes(op))
+        assert len(program.calls) == 2
+        for call in program.calls:
+            assert f'schedule = "{plan.DEFAULT_TILE.schedule}"' in call.text
 
     @BOTH_OPS
     def test_float32_result_is_written_by_the_kernel(self, op, h200):

@@ -9,6 +9,7 @@ import pytest
 from ops import CONTRACTING, NONCONTRACTING, OPS
 
 import jax_grouped_gemm as jgg
+from jax_grouped_gemm.plan import DEFAULT_TILE, TILE_CONFIGS, TileConfig
 
 NUM_SMS = 132
 
@@ -203,6 +204,68 @@ class TestFloat32:
             *shapes(self.M, self.K, self.N, self.G, jnp.bfloat16),
         )
         assert plan.terms == 0 and "parts" not in str(plan)
+
+
+class TestTile:
+    """The plan's choice, unless the primitive is told which kernel to take."""
+
+    SIZES = (512, 128, 256, 4)
+
+    def plan(self, tile=None, dtype=jnp.bfloat16, op=NONCONTRACTING):
+        lhs, rhs, _ = (jax.ShapeDtypeStruct(s, dtype) for s in op.shapes(*self.SIZES))
+        sizes = jax.ShapeDtypeStruct((4,), jnp.int32)
+        return only_plan(partial(op.call.__wrapped__, tile=tile), lhs, rhs, sizes)
+
+    @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+    @pytest.mark.parametrize("op", OPS, ids=repr)
+    def test_default(self, op, dtype):
+        assert self.plan(op=op, dtype=dtype).tile == DEFAULT_TILE
+
+    @pytest.mark.parametrize("tile", TILE_CONFIGS, ids=str)
+    @pytest.mark.parametrize("op", OPS, ids=repr)
+    def test_asked_for(self, op, tile):
+        plan = self.plan(tile, op=op)
+        assert plan.tile == tile
+        assert f"tile {tile} (overridden), grid " in str(plan)
+
+    def test_is_kept_by_vmap_and_jvp(self):
+        lhs, rhs, _ = (
+            jax.ShapeDtypeStruct((3, *s), jnp.bfloat16) for s in NONCONTRACTING.shapes(*self.SIZES)
+        )
+        sizes = jax.ShapeDtypeStruct((4,), jnp.int32)
+        tile = TILE_CONFIGS[-1]
+        call = jax.vmap(partial(NONCONTRACTING.call.__wrapped__, tile=tile), (0, 0, None))
+
+        def tangents(lhs, rhs, sizes):
+            return jax.jvp(lambda lhs, rhs: call(lhs, rhs, sizes), (lhs, rhs), (lhs, rhs))
+
+        plans = jgg.explain(tangents, lhs, rhs, sizes).plans
+        assert [plan.tile for plan in plans] == [tile] * 3
+
+    @pytest.mark.parametrize("op", OPS, ids=repr)
+    def test_is_not_that_of_the_cotangents(self, op):
+        lhs, rhs, out = (jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in op.shapes(*self.SIZES))
+        sizes = jax.ShapeDtypeStruct((4,), jnp.int32)
+        tile = TILE_CONFIGS[-1]
+
+        def function(lhs, rhs, sizes, cotangent):
+            call = partial(op.call.__wrapped__, tile=tile)
+            return jax.vjp(lambda lhs, rhs: call(lhs, rhs, sizes), lhs, rhs)[1](cotangent)
+
+        plans = jgg.explain(function, lhs, rhs, sizes, out).plans
+        assert [plan.tile for plan in plans] == [tile, DEFAULT_TILE, DEFAULT_TILE]
+
+    @pytest.mark.parametrize(
+        "tile, dtype",
+        [
+            (TileConfig(tile_m=128, tile_n=256, cluster=2, schedule="pingpong"), jnp.bfloat16),
+            (TileConfig(tile_m=64, tile_n=256, cluster=2), jnp.float16),
+            (TileConfig(tile_m=128, tile_n=192, cluster=2, schedule="pingpong"), jnp.float32),
+        ],
+    )
+    def test_that_is_not_compiled(self, tile, dtype):
+        with pytest.raises(ValueError, match=f"{jnp.dtype(dtype)} has the tile {tile}: .*128x256"):
+            self.plan(tile, dtype)
 
 
 class TestPrediction:

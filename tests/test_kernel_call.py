@@ -12,7 +12,7 @@ import pytest
 from ops import NONCONTRACTING, OPS, random, swap
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm import kernel_calls, reference
+from jax_grouped_gemm import kernel_calls, plan, reference
 
 M, K, N, G = 37, 11, 13, 3
 SIZES = np.array([9, 0, 21], np.int32)
@@ -21,7 +21,10 @@ SIZES = np.array([9, 0, 21], np.int32)
 def stand_in(target, results):
     out, workspace = results
 
-    def call(lhs, rhs, group_sizes, group_offset, *, transpose_lhs, transpose_rhs, **tile):
+    def call(
+        lhs, rhs, group_sizes, group_offset, *, transpose_lhs, transpose_rhs, schedule, **tile
+    ):
+        assert schedule == plan.DEFAULT_TILE.schedule
         assert tile.keys() == {"tile_m", "tile_n", "cluster", "terms"}
         assert (tile["terms"] in (1, 3)) == (lhs.dtype == jnp.float32)
         assert {type(attribute) for attribute in tile.values()} == {np.int32}
@@ -34,10 +37,10 @@ def stand_in(target, results):
             preferred_element_type=np.dtype(out.dtype),
             precision=None,
         )
-        if target == "jax_grouped_gemm.ragged_noncontracting.v1":
+        if target == "jax_grouped_gemm.ragged_noncontracting.v2":
             product = reference.ragged_noncontracting
         else:
-            assert target == "jax_grouped_gemm.ragged_contracting.v1"
+            assert target == "jax_grouped_gemm.ragged_contracting.v2"
             product, options["num_groups"] = reference.ragged_contracting, out.shape[-3]
         result = product(lhs, rhs, group_sizes, group_offset, **options)
         assert result.shape == out.shape
@@ -61,8 +64,8 @@ def test_call(op, m, k, n, transpose_lhs, transpose_rhs, dtype, out_dtype, rng, 
     def function(*operands):
         return op.call.__wrapped__(*operands, preferred_element_type=out_dtype, **majors)
 
-    (plan,) = jgg.explain(function, *operands).plans
-    out = kernel_calls.ragged(plan, *map(jnp.asarray, operands), jnp.zeros(1, jnp.int32))
+    (planned,) = jgg.explain(function, *operands).plans
+    out = kernel_calls.ragged(planned, *map(jnp.asarray, operands), jnp.zeros(1, jnp.int32))
     assert out.dtype == out_dtype
     oracle.check(out, op.exact(lhs, rhs, SIZES))
 
@@ -73,6 +76,8 @@ def test_batched_call(rng, monkeypatch):
     lhs, rhs = random(rng, (2, *lhs_shape), jnp.bfloat16), random(rng, rhs_shape, jnp.bfloat16)
     sizes = rng.multinomial(M, [0.2, 0.3, 0.5], 2).astype(np.int32)
     mapped = jax.vmap(jgg.ragged_dot, (0, None, 0))
-    (plan,) = jgg.explain(mapped, lhs, rhs, sizes).plans
-    out = kernel_calls.ragged(plan, *map(jnp.asarray, (lhs, rhs, sizes)), jnp.zeros(1, jnp.int32))
+    (planned,) = jgg.explain(mapped, lhs, rhs, sizes).plans
+    out = kernel_calls.ragged(
+        planned, *map(jnp.asarray, (lhs, rhs, sizes)), jnp.zeros(1, jnp.int32)
+    )
     oracle.check(out, NONCONTRACTING.exact(lhs, rhs, sizes))

@@ -90,9 +90,9 @@ class TestPlan:
             assert [p.tile for p in explanation.plans] == [A]
             assert f"{A} (from the tuning table)" in str(explanation)
             ((_, chosen_by),) = chosen(jgg.ragged_dot, LHS.update(shape=(M + 8, K)), RHS, SIZES)
-            assert chosen_by == "prediction"
+            assert chosen_by == "default"
         ((_, chosen_by),) = chosen(jgg.ragged_dot, LHS, RHS, SIZES)
-        assert chosen_by == "prediction"
+        assert chosen_by == "default"
 
     def test_takes_it_for_gradients_of_any_order(self):
         def second(lhs, rhs, sizes):
@@ -117,7 +117,7 @@ class TestPlan:
         with jgg.use_tiles(table_for(A, mapped, *arguments)):
             assert chosen(mapped, *arguments) == [(A, "table")]
         with jgg.use_tiles(table_for(A, jgg.ragged_dot, LHS, RHS, SIZES)):
-            assert chosen(mapped, *arguments)[0][1] == "prediction"
+            assert chosen(mapped, *arguments)[0][1] == "default"
 
     def test_prefers_a_tile_that_was_given(self):
         table = table_for(A, jax.grad(loss, (0, 1)), LHS, RHS, SIZES)

@@ -45,7 +45,7 @@ def product_of(plan: jgg.Plan) -> str:
 def chosen(function, *arguments) -> dict[str, jgg.TileConfig]:
     """The tiles that were not predicted, by product."""
     plans = jgg.explain(function, *arguments).plans
-    return {product_of(p): p.tile for p in plans if p.chosen_by != "prediction"}
+    return {product_of(p): p.tile for p in plans if p.chosen_by != "default"}
 
 
 def tiles(function, *arguments) -> list[jgg.TileConfig]:
@@ -187,7 +187,7 @@ class TestTransforms:
         with jgg.use_tiles(forward=A, dgrad=B, wgrad=C):
             plans = jgg.explain(jax.grad(second, (0, 1)), LHS, RHS, SIZES).plans
         # Those of dgrad's two operands and of wgrad's.
-        assert [plan.chosen_by for plan in plans].count("prediction") == 4
+        assert [plan.chosen_by for plan in plans].count("default") == 4
         assert {plan.tile for plan in plans if plan.chosen_by == "override"} == {A, B, C}
 
     @pytest.mark.parametrize("op", OPS, ids=repr)

@@ -17,7 +17,12 @@ NOT_COMPILED = jgg.TileConfig(tile_m=96, tile_n=96, cluster=1)
 
 def add_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has plans choose among A, B and C too, after the configurations that exist."""
-    families = ((plan, "SAME_DTYPE"), (plan_fp8, "NONCONTRACTING"), (plan_fp8, "CONTRACTING"))
+    families = (
+        (plan, "SAME_DTYPE"),
+        (plan, "FLOAT32"),
+        (plan_fp8, "NONCONTRACTING"),
+        (plan_fp8, "CONTRACTING"),
+    )
     for module, name in families:
         family = getattr(module, name)
         more = dataclasses.replace(family, tiles=(*family.tiles, A, B, C))

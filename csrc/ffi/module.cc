@@ -41,8 +41,8 @@ nb::capsule encapsulate(XLA_FFI_Handler* handler) {
 // never meets a handler that reads them differently.
 nb::dict registrations() {
   nb::dict targets;
-  targets["jax_grouped_gemm.ragged_noncontracting.v1"] = encapsulate(JggRaggedNoncontracting);
-  targets["jax_grouped_gemm.ragged_contracting.v1"] = encapsulate(JggRaggedContracting);
+  targets["jax_grouped_gemm.ragged_noncontracting.v2"] = encapsulate(JggRaggedNoncontracting);
+  targets["jax_grouped_gemm.ragged_contracting.v2"] = encapsulate(JggRaggedContracting);
   targets["jax_grouped_gemm.grouped_gemm.v1"] = encapsulate(JggGroupedGemm);
   targets["jax_grouped_gemm.rank_k.v1"] = encapsulate(JggRankK);
   targets["jax_grouped_gemm.rank_k_fp64.v1"] = encapsulate(JggRankKFp64);
@@ -60,26 +60,25 @@ nb::dict registrations() {
 // Python compares versions first, where the error can still say what is wrong.
 std::pair<int, int> ffi_api_version() { return {XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR}; }
 
-void append_config(nb::list& configs, char const* op, int tile_m, int tile_n, int cluster) {
+void append_config(nb::list& configs, char const* op, sm90::TileConfig const& tile) {
   nb::dict config;
   config["op"] = op;
-  config["tile_m"] = tile_m;
-  config["tile_n"] = tile_n;
-  config["cluster"] = cluster;
+  config["tile_m"] = tile.tile_m;
+  config["tile_n"] = tile.tile_n;
+  config["cluster"] = tile.cluster;
+  config["schedule"] = name(tile.schedule);
   configs.append(config);
 }
 
 template <class... Tiles>
 void append_configs(nb::list& configs, char const* op, fp8::TileList<Tiles...>) {
-  (append_config(configs, op, Tiles::kTileM, Tiles::kTileN, Tiles::kCluster), ...);
+  (append_config(configs, op, {Tiles::kTileM, Tiles::kTileN, Tiles::kCluster}), ...);
 }
 
 nb::list kernel_configs() {
   nb::list configs;
   auto const append = [&](char const* op, std::vector<sm90::TileConfig> const& tiles) {
-    for (sm90::TileConfig const& tile : tiles) {
-      append_config(configs, op, tile.tile_m, tile.tile_n, tile.cluster);
-    }
+    for (sm90::TileConfig const& tile : tiles) append_config(configs, op, tile);
   };
   append("ragged_noncontracting", sm90::tile_configs());
   append("ragged_contracting", sm90::tile_configs());
@@ -163,7 +162,8 @@ std::vector<ListedTile> with_alignment(int align, List list) {
 
 constexpr int kTileK = 64;  // of 16-bit operands
 
-// The schedules that the kernels of one tile walk, run by simulated warps.
+// The schedules that the kernels of one tile walk, whichever warpgroup takes which tile, run by
+// simulated warps.
 TileArray ragged_noncontracting_tiles(Sizes const& group_sizes, Offsets const& group_offset,
                                       int batches, int local_groups, int m, int k, int n,
                                       int tile_m, int tile_n, int cluster, int align,

@@ -2,6 +2,8 @@
 #include "sm90/ragged_dot.h"
 
 #include <array>
+#include <string>
+#include <string_view>
 
 #include "ffi/buffers.h"
 #include "ffi/element_types.h"
@@ -70,11 +72,23 @@ ffi::Error use_workspace(WorkspaceResult workspace, int terms, RaggedDotArgument
   return ffi::Error::Success();
 }
 
+ffi::ErrorOr<TileConfig> tile_config(int tile_m, int tile_n, int cluster,
+                                     std::string_view schedule) {
+  using sm90::KernelSchedule;
+  for (auto const known : {KernelSchedule::kCooperative, KernelSchedule::kPingpong}) {
+    if (schedule == name(known)) return TileConfig{tile_m, tile_n, cluster, known};
+  }
+  return ffi::Unexpected(invalid("no kernel has the schedule " + std::string(schedule)));
+}
+
 ffi::Error ragged_noncontracting(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
                                  Sizes group_sizes, Sizes group_offset,
                                  ffi::Result<ffi::AnyBuffer> out, WorkspaceResult workspace,
                                  bool transpose_lhs, bool transpose_rhs, int32_t tile_m,
-                                 int32_t tile_n, int32_t cluster, int32_t terms) {
+                                 int32_t tile_n, int32_t cluster, std::string_view schedule,
+                                 int32_t terms) {
+  auto const config = tile_config(tile_m, tile_n, cluster, schedule);
+  if (!config) return config.error();
   auto const lhs_shape = Shape<2>::of("lhs", lhs);
   if (!lhs_shape) return lhs_shape.error();
   auto const rhs_shape = Shape<3>::of("rhs", rhs);
@@ -110,15 +124,17 @@ ffi::Error ragged_noncontracting(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::A
   arguments.n = n;
   arguments.contracting = false;
   if (auto error = use_workspace(workspace, terms, arguments); error.failure()) return error;
-  return launched(sm90::ragged_noncontracting({tile_m, tile_n, cluster}, arguments, stream),
-                  "ragged_noncontracting");
+  return launched(sm90::ragged_noncontracting(*config, arguments, stream), "ragged_noncontracting");
 }
 
 ffi::Error ragged_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
                               Sizes group_sizes, Sizes group_offset,
                               ffi::Result<ffi::AnyBuffer> out, WorkspaceResult workspace,
                               bool transpose_lhs, bool transpose_rhs, int32_t tile_m,
-                              int32_t tile_n, int32_t cluster, int32_t terms) {
+                              int32_t tile_n, int32_t cluster, std::string_view schedule,
+                              int32_t terms) {
+  auto const config = tile_config(tile_m, tile_n, cluster, schedule);
+  if (!config) return config.error();
   auto const lhs_shape = Shape<2>::of("lhs", lhs);
   if (!lhs_shape) return lhs_shape.error();
   auto const rhs_shape = Shape<2>::of("rhs", rhs);
@@ -153,8 +169,7 @@ ffi::Error ragged_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::AnyB
   arguments.n = n;
   arguments.contracting = true;
   if (auto error = use_workspace(workspace, terms, arguments); error.failure()) return error;
-  return launched(sm90::ragged_contracting({tile_m, tile_n, cluster}, arguments, stream),
-                  "ragged_contracting");
+  return launched(sm90::ragged_contracting(*config, arguments, stream), "ragged_contracting");
 }
 
 // Buffers and attributes are the same for both products. The workspace is where the parts of
@@ -174,6 +189,7 @@ auto binding() {
       .Attr<int32_t>("tile_m")
       .Attr<int32_t>("tile_n")
       .Attr<int32_t>("cluster")
+      .Attr<std::string_view>("schedule")
       .Attr<int32_t>("terms");  // see RaggedDotArguments
 }
 

@@ -20,13 +20,19 @@ constexpr int kNoMoreWork = -1;
 // Readers of a work tile: the producer warp and every warp of the consumers.
 constexpr int kWorkReaders = 1 + kConsumers * kWarpgroup / kWarpSize;
 
+// Gives a slot back that every thread of the warp has read.
+template <class Shared>
+__device__ void release_work(Shared& shared, WorkIterator& slot) {
+  __syncwarp();
+  if (threadIdx.x % kWarpSize == 0) shared.work_empty[slot.stage].arrive();
+  ++slot;
+}
+
 template <class Shared>
 __device__ WorkTile read_work(Shared& shared, WorkIterator& slot) {
   shared.work_full[slot.stage].wait(slot.phase);
   WorkTile const work = shared.work[slot.stage];
-  __syncwarp();
-  if (threadIdx.x % kWarpSize == 0) shared.work_empty[slot.stage].arrive();
-  ++slot;
+  release_work(shared, slot);
   return work;
 }
 

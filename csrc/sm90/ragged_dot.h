@@ -6,6 +6,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "sm90/tile_config.h"
+
 namespace jgg::sm90 {
 
 enum class ElementType { kBf16, kF16, kF32 };
@@ -41,13 +43,7 @@ struct RaggedDotArguments {
   int n;
 };
 
-struct TileConfig {
-  int tile_m;
-  int tile_n;
-  int cluster;
-};
-
-// The configurations that are compiled, for both products.
+// The configurations that are compiled, for both products of 16-bit operands.
 std::vector<TileConfig> const& tile_configs();
 
 // cudaErrorInvalidConfiguration if there is no such kernel.

@@ -1,17 +1,21 @@
 // The tile configurations that are compiled. Python's plan chooses among them.
 #pragma once
 
+#include <cuda_runtime.h>
+
 #include <vector>
 
-#include "sm90/ragged_dot.h"
+#include "sm90/tile_config.h"
 
 namespace jgg::sm90 {
 
-template <int kTileM_, int kTileN_, int kCluster_>
+template <int kTileM_, int kTileN_, int kCluster_,
+          KernelSchedule kSchedule_ = KernelSchedule::kCooperative>
 struct Tile {
   static constexpr int kTileM = kTileM_;
   static constexpr int kTileN = kTileN_;
   static constexpr int kCluster = kCluster_;
+  static constexpr KernelSchedule kSchedule = kSchedule_;
 };
 
 template <class... Tiles>
@@ -19,7 +23,7 @@ struct TileTable {};
 
 template <class... Tiles>
 std::vector<TileConfig> list(TileTable<Tiles...>) {
-  return {TileConfig{Tiles::kTileM, Tiles::kTileN, Tiles::kCluster}...};
+  return {TileConfig{Tiles::kTileM, Tiles::kTileN, Tiles::kCluster, Tiles::kSchedule}...};
 }
 
 // Picks the entry of the table that `config` names and hands it to `function`.
@@ -29,7 +33,7 @@ cudaError_t with_tile(TileTable<Tiles...>, TileConfig config, Function function)
   auto const matches = [&](auto tile) {
     using Tile = decltype(tile);
     if (config.tile_m != Tile::kTileM || config.tile_n != Tile::kTileN ||
-        config.cluster != Tile::kCluster) {
+        config.cluster != Tile::kCluster || config.schedule != Tile::kSchedule) {
       return false;
     }
     status = function(tile);
@@ -39,6 +43,11 @@ cudaError_t with_tile(TileTable<Tiles...>, TileConfig config, Function function)
   return status;
 }
 
-using RaggedDotTiles = TileTable<Tile<128, 256, 2>>;
+// Of 16-bit operands. Columns come in multiples of 64, the width of a swizzled row.
+using RaggedDotTiles = TileTable<Tile<128, 256, 2>, Tile<128, 192, 2>, Tile<128, 128, 2>,
+                                 Tile<128, 192, 2, KernelSchedule::kPingpong>>;
+
+// Of float32 operands, whose mainloop is of another kind.
+using Float32Tiles = TileTable<Tile<128, 256, 2>>;
 
 }  // namespace jgg::sm90

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -92,5 +90,5 @@ def _launch(plan: GroupedGemmPlan, launch: Launch, alpha, beta, lhs, rhs, c) -> 
         beta=np.float32(problem.beta),
         transpose_lhs=launch.transpose_lhs,
         transpose_rhs=launch.transpose_rhs,
-        **{name: np.int32(value) for name, value in dataclasses.asdict(launch.tile).items()},
+        **{name: np.int32(value) for name, value in launch.tile.sizes().items()},
     )

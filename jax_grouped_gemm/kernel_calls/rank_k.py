@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -68,7 +66,7 @@ def rank_k(plan: Plan, *operands: jax.Array) -> list[jax.Array]:
         upper=problem.upper,
         symmetrize=problem.symmetrize,
         **({"hermitian": problem.hermitian} if is_fp64 else {}),
-        **{name: np.int32(value) for name, value in dataclasses.asdict(plan.tile).items()},
+        **{name: np.int32(value) for name, value in plan.tile.sizes().items()},
     )
     for i, out in zip(order, results, strict=True):
         n = problem.stacks[i].n

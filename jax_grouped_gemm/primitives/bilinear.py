@@ -56,7 +56,8 @@ def register_transpose(
     Args:
       op: the primitive.
       lhs_cotangent: called as `lhs_cotangent(ct, rhs, *indices, aval, **params)` with the abstract
-        value of the missing factor; `preferred_element_type` is the dtype it must return.
+        value of the missing factor; `preferred_element_type` is the dtype it must return, and
+        `tile` is None.
       rhs_cotangent: called as `rhs_cotangent(ct, lhs, *indices, aval, **params)`, likewise.
     """
 

@@ -28,6 +28,7 @@ from products import random_list  # noqa: E402
 from updates import SYR2K, SYRK, UPDATES, check_double, check_real  # noqa: E402
 
 import jax_grouped_gemm as jgg  # noqa: E402
+from jax_grouped_gemm import plan  # noqa: E402
 
 M, K, N, G = 392, 136, 264, 5
 SIZES = [
@@ -42,8 +43,8 @@ def ragged_products(rng) -> int:
     launches = 0
     for op, transpose_lhs, transpose_rhs in product(OPS, (False, True), (False, True)):
         lhs, rhs, _ = (random(rng, shape, jnp.bfloat16) for shape in op.shapes(M, K, N, G))
-        for out_dtype, offset in zip(
-            (jnp.bfloat16, jnp.float32, jnp.bfloat16), OFFSETS, strict=True
+        for (out_dtype, offset), tile in product(
+            zip((jnp.bfloat16, jnp.float32, jnp.bfloat16), OFFSETS, strict=True), plan.TILE_CONFIGS
         ):
             for sizes in np.array(SIZES, np.int32):
                 out = op.call(
@@ -51,6 +52,7 @@ def ragged_products(rng) -> int:
                     swap(rhs, transpose_rhs),
                     sizes,
                     offset,
+                    tile=tile,
                     transpose_lhs=transpose_lhs,
                     transpose_rhs=transpose_rhs,
                     preferred_element_type=out_dtype,

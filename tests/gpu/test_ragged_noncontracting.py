@@ -43,7 +43,7 @@ def check(lhs, rhs, sizes, offset=None, *, transpose_lhs=False, transpose_rhs=Fa
 @MAJORS
 @pytest.mark.parametrize("out_dtype", [None, BF16, F16, F32])
 @pytest.mark.parametrize("dtype", [BF16, F16])
-def test_dtypes_and_majors(dtype, out_dtype, transpose_lhs, transpose_rhs, rng):
+def test_dtypes_and_majors(dtype, out_dtype, transpose_lhs, transpose_rhs, tile, rng):
     lhs, rhs, _ = operands(rng, dtype=dtype)
     majors = dict(transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs)
     for sizes in (
@@ -52,7 +52,7 @@ def test_dtypes_and_majors(dtype, out_dtype, transpose_lhs, transpose_rhs, rng):
         sizes_of.zipf(rng, M - 77, G),
         sizes_of.tile_edges(rng, M, G),
     ):
-        out = check(lhs, rhs, sizes, preferred_element_type=out_dtype, **majors)
+        out = check(lhs, rhs, sizes, preferred_element_type=out_dtype, **majors, tile=tile)
         assert out.dtype == (out_dtype or dtype)
 
 
@@ -71,68 +71,69 @@ def test_gradients(dtype, transpose_lhs, transpose_rhs, rng):
         oracle.check(swap(d_rhs, transpose_rhs), exact_rhs)
 
 
-@pytest.mark.parametrize("transpose_rhs", [False, True])
-def test_any_group_sizes(transpose_rhs, rng):
+@MAJORS
+def test_any_group_sizes(transpose_lhs, transpose_rhs, tile, rng):
     lhs, rhs, _ = operands(rng, n=136)
-    for _ in range(150):
-        check(lhs, rhs, sizes_of.any_kind(rng, M, G), transpose_rhs=transpose_rhs)
+    for _ in range(75):
+        sizes = sizes_of.any_kind(rng, M, G)
+        check(lhs, rhs, sizes, transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs, tile=tile)
 
 
-def test_all_patterns_of_empty_groups(rng):
+def test_all_patterns_of_empty_groups(tile, rng):
     lhs, rhs, _ = operands(rng, k=72, n=136)
     for sizes in sizes_of.zero_patterns(rng, M, G):
-        check(lhs, rhs, sizes)
+        check(lhs, rhs, sizes, tile=tile)
 
 
 @pytest.mark.parametrize("hot", range(G))
-def test_one_hot_group(hot, rng):
+def test_one_hot_group(hot, tile, rng):
     lhs, rhs, _ = operands(rng, n=136)
-    check(lhs, rhs, sizes_of.one_hot(M, G, hot))
+    check(lhs, rhs, sizes_of.one_hot(M, G, hot), tile=tile)
 
 
 @pytest.mark.parametrize("groups", [1, 2, 31, 32, 33, 64, 65, 129, 512])
-def test_number_of_groups(groups, rng):
+def test_number_of_groups(groups, tile, rng):
     """Groups are looked up a warp's width at a time: the counts step over its multiples."""
     lhs, rhs, _ = operands(rng, k=64, n=72, g=groups)
     for _ in range(6):
-        check(lhs, rhs, sizes_of.any_kind(rng, M, groups))
-    check(lhs, rhs, sizes_of.one_hot(M - 1, groups, groups - 1))
+        check(lhs, rhs, sizes_of.any_kind(rng, M, groups), tile=tile)
+    check(lhs, rhs, sizes_of.one_hot(M - 1, groups, groups - 1), tile=tile)
 
 
 @pytest.mark.parametrize("transpose_rhs", [False, True])
 @pytest.mark.parametrize("local, groups", [(3, 8), (3, 70), (40, 70), (1, 1)])
-def test_group_offset(local, groups, transpose_rhs, rng):
+def test_group_offset(local, groups, transpose_rhs, tile, rng):
     """rhs holds `local` of the groups; windows start before, among and behind them."""
     lhs, rhs, _ = operands(rng, k=64, n=72, g=local)
     far = [-(2**31), -(2**31) + 1, 2**31 - 1]
     near = np.unique(np.concatenate([np.arange(-local - 1, 3), groups + np.arange(-local - 1, 2)]))
     for offset in (*far, *near, *rng.integers(0, groups, 8)):
         for sizes in (sizes_of.multinomial(rng, M, groups), sizes_of.any_kind(rng, M, groups)):
-            check(lhs, rhs, sizes, np.int32(offset), transpose_rhs=transpose_rhs)
+            check(lhs, rhs, sizes, np.int32(offset), transpose_rhs=transpose_rhs, tile=tile)
 
 
 @pytest.mark.parametrize("m", [0, 1, 7, 64, 127, 129, 257])
-def test_number_of_rows(m, rng):
+def test_number_of_rows(m, tile, rng):
     lhs, rhs, _ = operands(rng, m=m, k=72, n=264)
     for sizes in (sizes_of.uniform(m, G), sizes_of.any_kind(rng, m, G), sizes_of.one_hot(m, G, 3)):
-        check(lhs, rhs, sizes)
+        check(lhs, rhs, sizes, tile=tile)
 
 
 @MAJORS
 @pytest.mark.parametrize("k, n", [(8, 8), (40, 136), (136, 40), (2880, 264), (64, 2880)])
-def test_dimensions_off_the_tile(k, n, transpose_lhs, transpose_rhs, rng):
+def test_dimensions_off_the_tile(k, n, transpose_lhs, transpose_rhs, tile, rng):
     lhs, rhs, _ = operands(rng, k=k, n=n)
     sizes = sizes_of.multinomial(rng, M - 100, G)
-    check(lhs, rhs, sizes, transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs)
+    check(lhs, rhs, sizes, transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs, tile=tile)
 
 
 @MAJORS
 @pytest.mark.parametrize("m, k, n", [(333, 37, 51), (333, 1, 64), (333, 64, 1), (256, 129, 300)])
-def test_rows_off_16_bytes(m, k, n, transpose_lhs, transpose_rhs, rng):
+def test_rows_off_16_bytes(m, k, n, transpose_lhs, transpose_rhs, tile, rng):
     lhs, rhs, cotangent = operands(rng, m=m, k=k, n=n)
     majors = dict(transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs)
     for sizes in (sizes_of.multinomial(rng, m, G), sizes_of.any_kind(rng, m, G)):
-        check(lhs, rhs, sizes, preferred_element_type=F32, **majors)
+        check(lhs, rhs, sizes, preferred_element_type=F32, **majors, tile=tile)
     stored = swap(lhs, transpose_lhs), swap(rhs, transpose_rhs)
     got = NONCONTRACTING.cotangents(*stored, sizes, cotangent, implementation="cuda", **majors)
     exact = oracle.noncontracting_cotangents(lhs, rhs, sizes, cotangent)
@@ -142,7 +143,7 @@ def test_rows_off_16_bytes(m, k, n, transpose_lhs, transpose_rhs, rng):
 
 # Every way in which lhs, rhs, group_sizes and group_offset can be batched.
 @pytest.mark.parametrize("batched", [b for b in np.ndindex(2, 2, 2, 2) if any(b)])
-def test_batches(batched, rng):
+def test_batches(batched, tile, rng):
     batch, local, groups = 3, 4, 6
     shapes = (M, 72), (local, 72, 136), (groups,), ()
     shapes = [(batch, *s) if b else s for b, s in zip(batched, shapes, strict=True)]
@@ -152,7 +153,7 @@ def test_batches(batched, rng):
 
     @jax.jit
     def run(lhs, rhs, sizes, offset):
-        call = partial(noncontracting, implementation="cuda")
+        call = partial(noncontracting, implementation="cuda", tile=tile)
         return jax.vmap(call, in_axes=[0 if b else None for b in batched])(lhs, rhs, sizes, offset)
 
     oracle.check(
@@ -160,21 +161,36 @@ def test_batches(batched, rng):
     )
 
 
-def test_many_tiles_for_each_processor(rng):
+def test_many_tiles_for_each_processor(tile, rng):
     """1024 and more tiles on 132 processors: each one walks over several, and over tails."""
     m, k, n = 8192, 200, 4096
     lhs, rhs, _ = operands(rng, m=m, k=k, n=n)
     for sizes in (sizes_of.multinomial(rng, m, G), sizes_of.zipf(rng, m - 1000, G)):
-        check(lhs, rhs, sizes)
+        check(lhs, rhs, sizes, tile=tile)
 
 
-def test_results_past_two_to_the_31_elements(rng):
+@MAJORS
+@pytest.mark.parametrize("out_dtype", [BF16, F32])
+def test_tiles_of_zeros_among_others(out_dtype, transpose_lhs, transpose_rhs, tile, rng):
+    """Each processor has tiles of groups in the window, before and behind it, and past them all."""
+    m, groups, local = 8192, 200, 90
+    lhs, rhs, _ = operands(rng, m=m, g=local)
+    majors = dict(transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs)
+    for sizes in (
+        sizes_of.multinomial(rng, m - 700, groups),
+        sizes_of.zipf(rng, m - 700, groups),
+    ):
+        offset = rng.integers(1, groups - local, dtype=np.int32)
+        check(lhs, rhs, sizes, offset, preferred_element_type=out_dtype, **majors, tile=tile)
+
+
+def test_results_past_two_to_the_31_elements(tile, rng):
     """Addresses must not be counted in 32 bits; the last rows show it."""
     m, k, n = 2**18 + 2**15, 64, 2**13
     lhs, rhs, _ = operands(rng, m=m, k=k, n=8)
     rhs = random(rng, (2, k, n), BF16)
     sizes = np.array([m - 300, 200], np.int32)
-    out = noncontracting(lhs, rhs, sizes, implementation="cuda")
+    out = noncontracting(lhs, rhs, sizes, implementation="cuda", tile=tile)
     last = 512
     exact = oracle.ragged_noncontracting(lhs[-last:], rhs, [last - 300, 200])
     oracle.check(out[-last:], exact)

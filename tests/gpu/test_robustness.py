@@ -11,6 +11,8 @@ import oracle
 import pytest
 from ops import NONCONTRACTING, OPS, random, swap
 
+from jax_grouped_gemm import plan
+
 BF16, F32 = jnp.bfloat16, jnp.float32
 M, K, N, G = 776, 264, 520, 8
 # An empty group, groups shorter and longer than a tile, and a tail.
@@ -27,13 +29,15 @@ def operands(op, rng, dtype=BF16, *, k=K, n=N, g=G):
     return [random(rng, shape, dtype) for shape in op.shapes(M, k, n, g)]
 
 
-def run(op, lhs, rhs, sizes, cotangent, *, transpose_lhs, transpose_rhs):
-    """The result and both cotangents, all in the majors that are not transposed."""
+def run(op, lhs, rhs, sizes, cotangent, *, tile, transpose_lhs, transpose_rhs):
+    """The result and, of the plan's choice of tile, both cotangents, all as if not transposed."""
     options = dict(transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs, implementation="cuda")
     stored = swap(lhs, transpose_lhs), swap(rhs, transpose_rhs), sizes
-    out = op.call(*stored, **options)
+    out = np.asarray(op.call(*stored, tile=tile, **options))
+    if tile != plan.DEFAULT_TILE:
+        return (out,)
     d_lhs, d_rhs = op.cotangents(*stored, cotangent, **options)
-    return np.asarray(out), swap(d_lhs, transpose_lhs), swap(d_rhs, transpose_rhs)
+    return out, swap(d_lhs, transpose_lhs), swap(d_rhs, transpose_rhs)
 
 
 @MAJORS
@@ -42,8 +46,8 @@ class TestPoisonedNeighbours:
     """NaN and Inf stay where they are: every other result keeps its bits, in all three products."""
 
     @pytest.mark.parametrize("poison", [np.nan, np.inf])
-    def test_in_the_tail(self, op, poison, transpose_lhs, transpose_rhs, rng):
-        flags = dict(transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs)
+    def test_in_the_tail(self, op, poison, transpose_lhs, transpose_rhs, tile, rng):
+        flags = dict(tile=tile, transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs)
         lhs, rhs, cotangent = operands(op, rng)
         clean = run(op, lhs, rhs, SIZES, cotangent, **flags)
         for array in (lhs, rhs, cotangent):
@@ -53,8 +57,8 @@ class TestPoisonedNeighbours:
             np.testing.assert_array_equal(a, b)
 
     @pytest.mark.parametrize("poison", [np.nan, np.inf])
-    def test_of_one_group(self, op, poison, transpose_lhs, transpose_rhs, rng):
-        flags = dict(transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs)
+    def test_of_one_group(self, op, poison, transpose_lhs, transpose_rhs, tile, rng):
+        flags = dict(tile=tile, transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs)
         arrays = operands(op, rng)
         clean = run(op, *arrays[:2], SIZES, arrays[2], **flags)
         ends = np.cumsum(SIZES)
@@ -78,8 +82,9 @@ class TestPoisonedResults:
     @BOTH_OPS
     @MAJORS
     @pytest.mark.parametrize("dtype", [BF16, F32])
-    def test_every_element_is_written(self, op, dtype, transpose_lhs, transpose_rhs, rng):
+    def test_every_element_is_written(self, op, dtype, transpose_lhs, transpose_rhs, tile, rng):
         options = dict(
+            tile=tile,
             transpose_lhs=transpose_lhs,
             transpose_rhs=transpose_rhs,
             preferred_element_type=dtype,
@@ -144,8 +149,8 @@ class TestPoisonedResults:
 class TestRepeatability:
     @BOTH_OPS
     @MAJORS
-    def test_same_inputs_give_the_same_bits(self, op, transpose_lhs, transpose_rhs, rng):
-        flags = dict(transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs)
+    def test_same_inputs_give_the_same_bits(self, op, transpose_lhs, transpose_rhs, tile, rng):
+        flags = dict(tile=tile, transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs)
         lhs, rhs, cotangent = operands(op, rng)
         for _ in range(3):
             sizes = sizes_of.any_kind(rng, M, G)

@@ -16,7 +16,7 @@ cudaError_t launch_any(TileConfig config, RaggedDotArguments const& arguments,
   if (workspace.bytes() > arguments.workspace_bytes) return cudaErrorInvalidValue;
   cudaError_t const status = prepare(arguments, workspace, stream);
   if (status != cudaSuccess) return status;
-  return with_tile(RaggedDotTiles{}, config, [&](auto tile) {
+  return with_tile(Float32Tiles{}, config, [&](auto tile) {
     return with_bool(arguments.transpose_lhs, [&](auto transpose_lhs) {
       return with_bool(arguments.transpose_rhs, [&](auto transpose_rhs) {
         using Tile = decltype(tile);
