@@ -14,8 +14,8 @@ from jax import export
 EXTENSION = "jax_grouped_gemm._extension"
 
 TARGETS = {
-    "ragged_noncontracting": "jax_grouped_gemm.ragged_noncontracting.v1",
-    "ragged_contracting": "jax_grouped_gemm.ragged_contracting.v1",
+    "ragged_noncontracting": "jax_grouped_gemm.ragged_noncontracting.v2",
+    "ragged_contracting": "jax_grouped_gemm.ragged_contracting.v2",
     "rank_k": "jax_grouped_gemm.rank_k.v1",
     "scaled_ragged_noncontracting": "jax_grouped_gemm.scaled_ragged_noncontracting.v1",
     "scaled_ragged_contracting": "jax_grouped_gemm.scaled_ragged_contracting.v1",

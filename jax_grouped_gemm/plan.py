@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_grouped_gemm import float32
+from jax_grouped_gemm import float32, stream_k
 
 TMA_ALIGNMENT_BYTES = 16
 NUM_SMS = 132  # of an H200, and of an H100 SXM
@@ -33,11 +33,13 @@ class TileConfig:
       tile_m: rows of the result that a thread block computes at a time.
       tile_n: columns of the result that a thread block computes at a time.
       cluster: number of thread blocks that share operand tiles.
+      stream_k: whether the last wave of tiles is cut along K, see `jax_grouped_gemm.stream_k`.
     """
 
     tile_m: int
     tile_n: int
     cluster: int
+    stream_k: bool = False
 
 
 TILE_CONFIGS = (TileConfig(tile_m=128, tile_n=256, cluster=2),)
@@ -53,11 +55,13 @@ class KernelFamily:
         can run it; empty if one can.
       kernel_form: of a problem, the same with the layouts and the result's dtype that the kernels
         have.
+      stream_k: whether a problem, in the kernels' form, has kernels that cut the last wave.
     """
 
     tiles: tuple[TileConfig, ...]
     unsupported_reason: Callable[[RaggedProblem, Mapping[str, Any]], str]
     kernel_form: Callable[[RaggedProblem], RaggedProblem]
+    stream_k: Callable[[RaggedProblem], bool] = lambda problem: False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -195,6 +199,7 @@ class Plan:
                 f"tile {self.tile.tile_m}x{self.tile.tile_n}, cluster {self.tile.cluster}, "
                 f"grid {self.grid}, workspace {self.workspace_bytes} bytes, "
                 f"predicted efficiency {self.efficiency:.0%}"
+                + (", last wave cut along K" if self.tile.stream_k else "")
             )
         if self.terms:
             accuracy = "float32" if self.terms == float32.FULL_TERMS else "TF32"
@@ -213,7 +218,11 @@ def plan_contracting(avals: Sequence[Any], params: Mapping[str, Any]) -> Plan:
 
 
 def make_plan(problem: RaggedProblem, params: Mapping[str, Any], family: KernelFamily) -> Plan:
-    """Plans `problem` with the kernels of `family`."""
+    """Plans `problem` with the kernels of `family`.
+
+    Raises:
+      ValueError: `params["tile"]` names a configuration that the problem has no kernel for.
+    """
     if params["implementation"] == "reference":
         return Plan(problem, "reference", "implementation='reference' was asked for")
     reason = family.unsupported_reason(problem, params)
@@ -222,8 +231,8 @@ def make_plan(problem: RaggedProblem, params: Mapping[str, Any], family: KernelF
     if 0 in (*problem.batch, problem.num_groups, *problem.shape("mkng")):
         return Plan(problem, "zeros", "there is nothing to multiply")
     addressable = _addressable_problem(family.kernel_form(problem))
-    tile, efficiency = choose_tile(addressable, family.tiles)
-    num_tiles = _num_tiles(addressable, tile)
+    tile, efficiency = choose_tile(addressable, _candidates(addressable, params, family))
+    num_tiles = _num_tiles(addressable, tile) * (stream_k.RATIOS[0][0] if tile.stream_k else 1)
     grid = min(_round_up(num_tiles, tile.cluster), NUM_SMS // tile.cluster * tile.cluster)
     reason = _copy_reason(problem, addressable)
     terms = float32.num_terms(params["precision"]) if _is_float32(problem) else 0
@@ -234,7 +243,7 @@ def make_plan(problem: RaggedProblem, params: Mapping[str, Any], family: KernelF
         kernel_problem=addressable,
         tile=tile,
         grid=grid,
-        workspace_bytes=(float32.workspace_bytes(addressable, terms) if terms else WORKSPACE_BYTES),
+        workspace_bytes=_workspace_bytes(addressable, tile, terms),
         terms=terms,
         efficiency=efficiency * _volume(problem) / _volume(addressable),
     )
@@ -243,6 +252,29 @@ def make_plan(problem: RaggedProblem, params: Mapping[str, Any], family: KernelF
 def choose_tile(problem: RaggedProblem, configs: Sequence[TileConfig]) -> tuple[TileConfig, float]:
     """The configuration with the best predicted efficiency, and that efficiency."""
     return max(((c, _efficiency(problem, c)) for c in configs), key=lambda choice: choice[1])
+
+
+def _candidates(
+    problem: RaggedProblem, params: Mapping[str, Any], family: KernelFamily
+) -> tuple[TileConfig, ...]:
+    """The configurations that may be chosen: all, or the one that was asked for."""
+    tile = params.get("tile")
+    if tile is None:
+        return family.tiles
+    if dataclasses.replace(tile, stream_k=False) not in family.tiles:
+        raise ValueError(f"tile={tile} was not compiled for {problem.op}, only {family.tiles}")
+    if tile.stream_k and not family.stream_k(problem):
+        raise ValueError(
+            f"tile={tile}: stream_k takes non-contracting products of two bfloat16 or two float16 "
+            f"operands with lhs [m, k], got {problem}"
+        )
+    return (tile,)
+
+
+def _workspace_bytes(problem: RaggedProblem, tile: TileConfig, terms: int) -> int:
+    if tile.stream_k:
+        return stream_k.workspace_bytes(tile.tile_m, tile.tile_n, NUM_SMS)
+    return float32.workspace_bytes(problem, terms) if terms else WORKSPACE_BYTES
 
 
 def _unsupported_reason(problem: RaggedProblem, params: Mapping[str, Any]) -> str:
@@ -285,7 +317,11 @@ def _with_kernel_result(problem: RaggedProblem) -> RaggedProblem:
     return dataclasses.replace(problem, out_dtype=np.dtype(np.float32))
 
 
-SAME_DTYPE = KernelFamily(TILE_CONFIGS, _unsupported_reason, _with_kernel_result)
+def _has_stream_k(problem: RaggedProblem) -> bool:
+    return (problem.lhs, problem.out) == ("mk", "mn") and not _is_float32(problem)
+
+
+SAME_DTYPE = KernelFamily(TILE_CONFIGS, _unsupported_reason, _with_kernel_result, _has_stream_k)
 """The kernels for operands of one dtype."""
 
 
@@ -320,7 +356,11 @@ def _num_tiles(problem: RaggedProblem, tile: TileConfig) -> int:
 
 def _efficiency(problem: RaggedProblem, tile: TileConfig) -> float:
     count, rows, columns = _result_tiles(problem)
-    waves = math.ceil(_num_tiles(problem, tile) / NUM_SMS)
+    units = math.ceil(_num_tiles(problem, tile) / tile.cluster)
+    clusters = NUM_SMS // tile.cluster
+    waves = math.ceil(units / clusters)
+    if tile.stream_k:
+        waves = stream_k.waves(units, math.ceil(problem.k / stream_k.TILE_K), clusters)
     return count * rows * columns / (waves * NUM_SMS * tile.tile_m * tile.tile_n)
 
 

@@ -37,7 +37,7 @@ class Instruction:
     @property
     def kernel(self) -> str | None:
         """The name of the op, if this calls one of our kernels."""
-        target = re.search(r'custom_call_target="jax_grouped_gemm\.(\w+)\.v1"', self.text)
+        target = re.search(r'custom_call_target="jax_grouped_gemm\.(\w+)\.v\d+"', self.text)
         return target and target[1]
 
 

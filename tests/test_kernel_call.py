@@ -21,7 +21,10 @@ SIZES = np.array([9, 0, 21], np.int32)
 def stand_in(target, results):
     out, workspace = results
 
-    def call(lhs, rhs, group_sizes, group_offset, *, transpose_lhs, transpose_rhs, **tile):
+    def call(
+        lhs, rhs, group_sizes, group_offset, *, transpose_lhs, transpose_rhs, stream_k, **tile
+    ):
+        assert stream_k is False
         assert tile.keys() == {"tile_m", "tile_n", "cluster", "terms"}
         assert (tile["terms"] in (1, 3)) == (lhs.dtype == jnp.float32)
         assert {type(attribute) for attribute in tile.values()} == {np.int32}
@@ -34,10 +37,10 @@ def stand_in(target, results):
             preferred_element_type=np.dtype(out.dtype),
             precision=None,
         )
-        if target == "jax_grouped_gemm.ragged_noncontracting.v1":
+        if target == "jax_grouped_gemm.ragged_noncontracting.v2":
             product = reference.ragged_noncontracting
         else:
-            assert target == "jax_grouped_gemm.ragged_contracting.v1"
+            assert target == "jax_grouped_gemm.ragged_contracting.v2"
             product, options["num_groups"] = reference.ragged_contracting, out.shape[-3]
         result = product(lhs, rhs, group_sizes, group_offset, **options)
         assert result.shape == out.shape

@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <array>
 #include <stdexcept>
 #include <tuple>
 #include <type_traits>
@@ -15,6 +16,8 @@
 #include "fp8/scaled_tiles.h"
 #include "rank_k/rank_k.h"
 #include "rank_k/tile_table.h"
+#include "scheduler/assignment.h"
+#include "scheduler/stream_k_schedule.h"
 #include "scheduler/tile_list.h"
 #include "scheduler/triangular.h"
 #include "sm90/f32/workspace.h"
@@ -35,8 +38,8 @@ nb::capsule encapsulate(XLA_FFI_Handler* handler) {
 // never meets a handler that reads them differently.
 nb::dict registrations() {
   nb::dict targets;
-  targets["jax_grouped_gemm.ragged_noncontracting.v1"] = encapsulate(JggRaggedNoncontracting);
-  targets["jax_grouped_gemm.ragged_contracting.v1"] = encapsulate(JggRaggedContracting);
+  targets["jax_grouped_gemm.ragged_noncontracting.v2"] = encapsulate(JggRaggedNoncontracting);
+  targets["jax_grouped_gemm.ragged_contracting.v2"] = encapsulate(JggRaggedContracting);
   targets["jax_grouped_gemm.rank_k.v1"] = encapsulate(JggRankK);
   targets["jax_grouped_gemm.quantize_rows.v1"] = encapsulate(JggQuantizeRows);
   targets["jax_grouped_gemm.quantize_blocks.v1"] = encapsulate(JggQuantizeBlocks);
@@ -83,6 +86,7 @@ nb::list kernel_configs() {
 
 using Sizes = nb::ndarray<int const, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Offsets = nb::ndarray<int const, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using ListedPiece = std::array<int, 13>;
 using TileArray = nb::ndarray<nb::numpy, int, nb::ndim<2>>;
 
 // group_sizes [batches or 1, groups] and group_offset [batches or 1] as the kernels see them.
@@ -105,8 +109,8 @@ GroupSizes groups_of(Sizes const& group_sizes, Offsets const& group_offset, int 
           rows};
 }
 
-TileArray to_array(std::vector<ListedTile> const& tiles) {
-  constexpr size_t kFields = std::tuple_size_v<ListedTile>;
+template <size_t kFields>
+TileArray to_array(std::vector<std::array<int, kFields>> const& tiles) {
   auto* data = new int[tiles.size() * kFields];
   for (size_t i = 0; i < tiles.size(); ++i) {
     std::copy(tiles[i].begin(), tiles[i].end(), data + i * kFields);
@@ -153,6 +157,56 @@ TileArray ragged_contracting_tiles(Sizes const& group_sizes, Offsets const& grou
   return tiles_of<ContractingSchedule>(
       sm90::RaggedDotTiles{}, groups_of(group_sizes, group_offset, batches, local_groups, m), k, n,
       tile_m, tile_n, cluster, align);
+}
+
+// For each tile of each cluster in turn: the cluster, the rank, and the members of WorkTile.
+template <class Tile>
+std::vector<ListedPiece> pieces_of(Tile, GroupSizes const& groups, int n, int k, int clusters) {
+  constexpr int kTileK = 64;  // of 16-bit operands
+  std::vector<ListedPiece> pieces;
+  for (int cluster = 0; cluster < clusters; ++cluster) {
+    std::vector<StreamKSchedule<SimulatedWarp, Tile::kTileM, Tile::kTileN, kTileK, Tile::kCluster>>
+        ranks(Tile::kCluster, {groups, n, k, cluster, clusters});
+    for (WorkTile work; ranks[0].next(0, work);) {
+      for (int rank = 0;;) {
+        pieces.push_back({cluster, rank, work.batch, work.group, work.begin, work.extent, work.head,
+                          work.m, work.n, work.k_tiles, static_cast<int>(work.share),
+                          work.first_step, work.partials});
+        if (++rank == Tile::kCluster) break;
+        if (!ranks[rank].next(rank, work)) throw std::logic_error("ranks disagree");
+      }
+    }
+  }
+  return pieces;
+}
+
+TileArray ragged_noncontracting_pieces(Sizes const& group_sizes, Offsets const& group_offset,
+                                       int batches, int local_groups, int m, int k, int n,
+                                       int tile_m, int tile_n, int cluster, int clusters) {
+  auto const groups = groups_of(group_sizes, group_offset, batches, local_groups, m);
+  std::vector<ListedPiece> pieces;
+  cudaError_t const status =
+      sm90::with_tile(sm90::RaggedDotTiles{}, {tile_m, tile_n, cluster}, [&](auto tile) {
+        pieces = pieces_of(tile, groups, n, k, clusters);
+        return cudaSuccess;
+      });
+  if (status != cudaSuccess) throw std::invalid_argument("no kernel has this tile");
+  return to_array(pieces);
+}
+
+TileArray assignment(int units, int steps, int clusters) {
+  std::vector<std::array<int, 5>> pieces;
+  for (int cluster = 0; cluster < clusters; ++cluster) {
+    Assignment own(units, steps, cluster, clusters);
+    for (Piece piece; own.next(piece);) {
+      pieces.push_back({cluster, piece.unit, piece.first_step, piece.steps, piece.partials});
+    }
+  }
+  return to_array(pieces);
+}
+
+int64_t stream_k_workspace_bytes(int tile_m, int tile_n, int cluster, int blocks) {
+  return sm90::stream_k_workspace_bytes({tile_m, tile_n, cluster, true}, blocks);
 }
 
 template <class... Tiles>
@@ -245,6 +299,12 @@ NB_MODULE(_extension, module) {
   module.def("ragged_contracting_tiles", &jgg::ragged_contracting_tiles, "group_sizes"_a,
              "group_offset"_a, "batches"_a, "local_groups"_a, "m"_a, "k"_a, "n"_a, "tile_m"_a,
              "tile_n"_a, "cluster"_a, "align"_a);
+  module.def("ragged_noncontracting_pieces", &jgg::ragged_noncontracting_pieces, "group_sizes"_a,
+             "group_offset"_a, "batches"_a, "local_groups"_a, "m"_a, "k"_a, "n"_a, "tile_m"_a,
+             "tile_n"_a, "cluster"_a, "clusters"_a);
+  module.def("assignment", &jgg::assignment, "units"_a, "steps"_a, "clusters"_a);
+  module.def("stream_k_workspace_bytes", &jgg::stream_k_workspace_bytes, "tile_m"_a, "tile_n"_a,
+             "cluster"_a, "blocks"_a);
   module.def("scaled_ragged_contracting_tiles", &jgg::scaled_ragged_contracting_tiles,
              "group_sizes"_a, "group_offset"_a, "batches"_a, "local_groups"_a, "m"_a, "k"_a, "n"_a,
              "tile_m"_a, "tile_n"_a, "cluster"_a);

@@ -54,10 +54,18 @@ ffi::Error common_arguments(ffi::AnyBuffer lhs, ffi::AnyBuffer rhs, Sizes group_
 }
 
 // Takes over the workspace and the number of terms, once the sizes are known.
-ffi::Error use_workspace(WorkspaceResult workspace, int terms, RaggedDotArguments& arguments) {
+ffi::Error use_workspace(WorkspaceResult workspace, TileConfig tile, int terms,
+                         RaggedDotArguments& arguments) {
   arguments.workspace = workspace->typed_data();
   arguments.workspace_bytes = static_cast<int64_t>(workspace->size_bytes());
   arguments.terms = terms;
+  if (tile.stream_k) {
+    int64_t const least = sm90::stream_k_workspace_bytes(tile, tile.cluster);
+    if (arguments.workspace_bytes < least) {
+      return invalid("the workspace has " + std::to_string(arguments.workspace_bytes) +
+                     " bytes, but partial sums of one cluster take " + std::to_string(least));
+    }
+  }
   if (arguments.type != ElementType::kF32) return ffi::Error::Success();
   if (terms != 1 && terms != 3) {
     return invalid("a product of f32 takes 1 or 3 terms, not " + std::to_string(terms));
@@ -74,7 +82,7 @@ ffi::Error ragged_noncontracting(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::A
                                  Sizes group_sizes, Sizes group_offset,
                                  ffi::Result<ffi::AnyBuffer> out, WorkspaceResult workspace,
                                  bool transpose_lhs, bool transpose_rhs, int32_t tile_m,
-                                 int32_t tile_n, int32_t cluster, int32_t terms) {
+                                 int32_t tile_n, int32_t cluster, bool stream_k, int32_t terms) {
   auto const lhs_shape = Shape<2>::of("lhs", lhs);
   if (!lhs_shape) return lhs_shape.error();
   auto const rhs_shape = Shape<3>::of("rhs", rhs);
@@ -109,16 +117,16 @@ ffi::Error ragged_noncontracting(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::A
   arguments.k = k;
   arguments.n = n;
   arguments.contracting = false;
-  if (auto error = use_workspace(workspace, terms, arguments); error.failure()) return error;
-  return launched(sm90::ragged_noncontracting({tile_m, tile_n, cluster}, arguments, stream),
-                  "ragged_noncontracting");
+  TileConfig const tile{tile_m, tile_n, cluster, stream_k};
+  if (auto error = use_workspace(workspace, tile, terms, arguments); error.failure()) return error;
+  return launched(sm90::ragged_noncontracting(tile, arguments, stream), "ragged_noncontracting");
 }
 
 ffi::Error ragged_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
                               Sizes group_sizes, Sizes group_offset,
                               ffi::Result<ffi::AnyBuffer> out, WorkspaceResult workspace,
                               bool transpose_lhs, bool transpose_rhs, int32_t tile_m,
-                              int32_t tile_n, int32_t cluster, int32_t terms) {
+                              int32_t tile_n, int32_t cluster, bool stream_k, int32_t terms) {
   auto const lhs_shape = Shape<2>::of("lhs", lhs);
   if (!lhs_shape) return lhs_shape.error();
   auto const rhs_shape = Shape<2>::of("rhs", rhs);
@@ -152,14 +160,14 @@ ffi::Error ragged_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::AnyB
   arguments.k = k;
   arguments.n = n;
   arguments.contracting = true;
-  if (auto error = use_workspace(workspace, terms, arguments); error.failure()) return error;
-  return launched(sm90::ragged_contracting({tile_m, tile_n, cluster}, arguments, stream),
-                  "ragged_contracting");
+  TileConfig const tile{tile_m, tile_n, cluster, stream_k};
+  if (auto error = use_workspace(workspace, tile, terms, arguments); error.failure()) return error;
+  return launched(sm90::ragged_contracting(tile, arguments, stream), "ragged_contracting");
 }
 
 // Buffers and attributes are the same for both products. The workspace is where the parts of
-// float32 operands go: XLA plans it with its own temporaries, and its address outlives a captured
-// graph.
+// float32 operands and partial sums go: XLA plans it with its own temporaries, and its address
+// outlives a captured graph.
 auto binding() {
   return ffi::Ffi::Bind()
       .Ctx<ffi::PlatformStream<cudaStream_t>>()
@@ -174,6 +182,7 @@ auto binding() {
       .Attr<int32_t>("tile_m")
       .Attr<int32_t>("tile_n")
       .Attr<int32_t>("cluster")
+      .Attr<bool>("stream_k")
       .Attr<int32_t>("terms");  // see RaggedDotArguments
 }
 

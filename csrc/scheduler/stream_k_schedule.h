@@ -10,7 +10,7 @@ namespace jgg {
 // depends on the group sizes, so every cluster counts them first. Rows that no local group owns
 // cost next to nothing and have no part in what is evened out: they come last, to be dealt first to
 // clusters that the last wave left idle.
-template <class Warp, int kTileM, int kTileN, int kTileK, int kCluster, int kAlign = 1>
+template <class Warp, int kTileM, int kTileN, int kTileK, int kCluster>
 class StreamKSchedule {
  public:
   JGG_HOST_DEVICE StreamKSchedule(GroupSizes const& groups, int n, int k, int cluster, int clusters)
@@ -42,7 +42,7 @@ class StreamKSchedule {
   }
 
  private:
-  NoncontractingSchedule<Warp, kTileM, kTileN, kTileK, kCluster, kAlign> tiles_;
+  NoncontractingSchedule<Warp, kTileM, kTileN, kTileK, kCluster> tiles_;
   Assignment assignment_;
   int clusters_;
   int unowned_;  // the next unit of rows that no local group owns

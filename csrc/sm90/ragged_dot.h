@@ -45,10 +45,14 @@ struct TileConfig {
   int tile_m;
   int tile_n;
   int cluster;
+  bool stream_k = false;  // the last wave is cut along K: noncontracting products of 16-bit types
 };
 
 // The configurations that are compiled, for both products.
 std::vector<TileConfig> const& tile_configs();
+
+// Bytes of workspace with which a kernel that cuts the last wave can run on `blocks` thread blocks.
+int64_t stream_k_workspace_bytes(TileConfig config, int blocks);
 
 // cudaErrorInvalidConfiguration if there is no such kernel.
 cudaError_t ragged_noncontracting(TileConfig config, RaggedDotArguments const& arguments,

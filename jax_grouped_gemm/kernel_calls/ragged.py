@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -34,6 +33,7 @@ def ragged(
         group_offset,
         transpose_lhs=problem.lhs == "km",
         transpose_rhs=problem.rhs.endswith(("nk", "nm")),
+        stream_k=plan.tile.stream_k,
         terms=np.int32(plan.terms),
     )
 
@@ -103,7 +103,7 @@ def _call(plan: Plan, *operands: jax.Array, **attributes: Any) -> jax.Array:
         jax.ShapeDtypeStruct(result_shape, addressable.out_dtype),
         jax.ShapeDtypeStruct((plan.workspace_bytes,), jnp.uint8),
     )
-    tile = {name: np.int32(value) for name, value in dataclasses.asdict(plan.tile).items()}
+    tile = {name: np.int32(getattr(plan.tile, name)) for name in ("tile_m", "tile_n", "cluster")}
     out, _ = jax.ffi.ffi_call(TARGETS[problem.op], results)(*operands, **attributes, **tile)
     valid = tuple(slice(size) for size in problem.shape(problem.out))
     return out[..., *valid].astype(problem.out_dtype)

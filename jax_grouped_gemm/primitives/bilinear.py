@@ -74,9 +74,9 @@ def register_transpose(
             ct = ct.astype(aval.dtype)
         shared_by_batch = ct.ndim > op.result_rank and aval.ndim == op.operand_ranks[missing]
         dtype = _at_least_float32(aval.dtype) if shared_by_batch else aval.dtype
-        result = cotangent(
-            ct, factor, *indices, aval, **{**params, "preferred_element_type": dtype}
-        )
+        # The tile was chosen for this product, and the cotangent's is another one.
+        changed = {"preferred_element_type": dtype, "tile": None}
+        result = cotangent(ct, factor, *indices, aval, **{**params, **changed})
         if shared_by_batch:
             result = jnp.sum(result, axis=0).astype(aval.dtype)
         cotangents[missing] = result

@@ -38,13 +38,16 @@ def register_lowering(
       primitive: has a parameter `implementation`: None, "cuda" or "reference".
       planner: see `planners`.
       kernel: called as `kernel(plan, *operands)`, for plans whose path is not "reference".
-      reference: called as `reference(*operands, **params)`, without `implementation`.
+      reference: called as `reference(*operands, **params)`, without `implementation` and `tile`.
       is_matmul: whether `explain` and the checkpoint policies count it as a grouped matmul.
     """
     if is_matmul:
         planners[primitive] = planner
     lower_fun = functools.partial(mlir.lower_fun, multiple_results=primitive.multiple_results)
-    lower_reference = lower_fun(reference)
+    lower_any_reference = lower_fun(reference)
+
+    def lower_reference(ctx, *operands, tile=None, **params):
+        return lower_any_reference(ctx, *operands, **params)
 
     def lower_default(ctx, *operands, implementation, **params):
         if implementation == "cuda":

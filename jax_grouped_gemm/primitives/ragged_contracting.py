@@ -17,13 +17,13 @@ ragged_contracting_p = Primitive("ragged_contracting")
 OP = BilinearOp(ragged_contracting_p, operand_ranks=(2, 2, 1, 1), result_rank=3)
 
 
-def ragged_contracting(lhs, rhs, group_sizes, group_offset, **params) -> jax.Array:
+def ragged_contracting(lhs, rhs, group_sizes, group_offset, *, tile=None, **params) -> jax.Array:
     """lhs [b?, m, k] with rhs [b?, m, n] -> [b?, num_groups, k, n]; see `reference`.
 
     Parameters: num_groups, transpose_lhs, transpose_rhs, preferred_element_type, precision,
-    implementation.
+    implementation, and tile, the `TileConfig` to use or None for the plan's choice.
     """
-    return OP.bind(lhs, rhs, group_sizes, group_offset, **params)
+    return OP.bind(lhs, rhs, group_sizes, group_offset, tile=tile, **params)
 
 
 @ragged_contracting_p.def_abstract_eval

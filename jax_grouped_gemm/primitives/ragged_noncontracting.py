@@ -17,12 +17,13 @@ ragged_noncontracting_p = Primitive("ragged_noncontracting")
 OP = BilinearOp(ragged_noncontracting_p, operand_ranks=(2, 3, 1, 1), result_rank=2)
 
 
-def ragged_noncontracting(lhs, rhs, group_sizes, group_offset, **params) -> jax.Array:
+def ragged_noncontracting(lhs, rhs, group_sizes, group_offset, *, tile=None, **params) -> jax.Array:
     """lhs [b?, m, k] times rhs [b?, g, k, n] -> [b?, m, n]; see `reference` for the semantics.
 
-    Parameters: transpose_lhs, transpose_rhs, preferred_element_type, precision, implementation.
+    Parameters: transpose_lhs, transpose_rhs, preferred_element_type, precision, implementation,
+    and tile, the `TileConfig` to use or None for the plan's choice.
     """
-    return OP.bind(lhs, rhs, group_sizes, group_offset, **params)
+    return OP.bind(lhs, rhs, group_sizes, group_offset, tile=tile, **params)
 
 
 @ragged_noncontracting_p.def_abstract_eval

@@ -7,6 +7,7 @@ Every buffer is its own allocation, so that an access past the end of one is see
 autotuning is off, so that nearly all kernels seen are ours. Exits with an error on a wrong result.
 """
 
+import dataclasses
 import os
 import sys
 from itertools import product
@@ -26,6 +27,7 @@ from ops import OPS, random, swap  # noqa: E402
 from updates import SYR2K, SYRK, check_real  # noqa: E402
 
 import jax_grouped_gemm as jgg  # noqa: E402
+from jax_grouped_gemm import plan, primitives  # noqa: E402
 
 M, K, N, G = 392, 136, 264, 5
 SIZES = [
@@ -72,6 +74,29 @@ def ragged_products(rng) -> int:
                 exact = op.exact(lhs, rhs, sizes, offset or 0)
                 oracle.check(out, exact, product_error=2.0**-10)
                 launches += 1
+    return launches
+
+
+def products_with_a_cut_last_wave(rng) -> int:
+    """Five units of work at most, each of them cut into four along K."""
+    launches, k = 0, 1544
+    lhs, rhs = (random(rng, shape, jnp.bfloat16) for shape in ((M, k), (G, k, N)))
+    for sizes in np.array(SIZES, np.int32):
+        for transpose_rhs, out_dtype in product((False, True), (jnp.bfloat16, jnp.float32)):
+            out = primitives.ragged_noncontracting(
+                lhs,
+                swap(rhs, transpose_rhs),
+                sizes,
+                np.zeros(1, np.int32),
+                transpose_lhs=False,
+                transpose_rhs=transpose_rhs,
+                preferred_element_type=np.dtype(out_dtype),
+                precision=None,
+                implementation="cuda",
+                tile=dataclasses.replace(plan.TILE_CONFIGS[0], stream_k=True),
+            )
+            oracle.check(out, oracle.ragged_noncontracting(lhs, rhs, sizes))
+            launches += 1
     return launches
 
 
@@ -125,7 +150,7 @@ def fp8_products(rng: np.random.Generator, sizes: np.ndarray) -> int:
 
 def main() -> None:
     rng = np.random.default_rng(0)
-    launches = ragged_products(rng) + symmetric_updates(rng)
+    launches = ragged_products(rng) + products_with_a_cut_last_wave(rng) + symmetric_updates(rng)
     launches += sum(fp8_products(rng, sizes) for sizes in np.array(SIZES, np.int32))
     print(f"{launches} launches, all results right")
 

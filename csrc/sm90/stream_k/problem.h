@@ -18,9 +18,9 @@ struct RaggedNoncontracting : sm90::RaggedNoncontracting<Config_> {
   };
 
   __device__ static auto schedule(Params const& params, int cluster, int clusters) {
+    static_assert(!Base::kRowsContiguous, "tiles start at the first row of their group");
     return StreamKSchedule<DeviceWarp, Config::kTileM, Config::kTileN, Config::kTileK,
-                           Config::kCluster, Base::kRowsContiguous ? Config::kBoxAlign : 1>(
-        params.groups, params.n, params.k, cluster, clusters);
+                           Config::kCluster>(params.groups, params.n, params.k, cluster, clusters);
   }
 
   template <class Loader>
