@@ -44,6 +44,10 @@ class TileConfig:
 
 TILE_CONFIGS = (TileConfig(tile_m=128, tile_n=256, cluster=2),)
 
+STREAM_K_TILE_CONFIGS = (TileConfig(tile_m=128, tile_n=256, cluster=2, stream_k=True),)
+"""Of non-contracting products of bfloat16 or float16 with lhs [m, k]. Not measured yet, so they
+run only where they are asked for."""
+
 
 @dataclasses.dataclass(frozen=True)
 class KernelFamily:
@@ -55,13 +59,14 @@ class KernelFamily:
         can run it; empty if one can.
       kernel_form: of a problem, the same with the layouts and the result's dtype that the kernels
         have.
-      stream_k: whether a problem, in the kernels' form, has kernels that cut the last wave.
+      on_request: of a problem, more configurations that run it, but are not chosen unless asked
+        for.
     """
 
     tiles: tuple[TileConfig, ...]
     unsupported_reason: Callable[[RaggedProblem, Mapping[str, Any]], str]
     kernel_form: Callable[[RaggedProblem], RaggedProblem]
-    stream_k: Callable[[RaggedProblem], bool] = lambda problem: False
+    on_request: Callable[[RaggedProblem], tuple[TileConfig, ...]] = lambda problem: ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -221,7 +226,7 @@ def make_plan(problem: RaggedProblem, params: Mapping[str, Any], family: KernelF
     """Plans `problem` with the kernels of `family`.
 
     Raises:
-      ValueError: `params["tile"]` names a configuration that the problem has no kernel for.
+      ValueError: the parameter `tile` is no configuration of `family` for `problem`.
     """
     if params["implementation"] == "reference":
         return Plan(problem, "reference", "implementation='reference' was asked for")
@@ -231,7 +236,11 @@ def make_plan(problem: RaggedProblem, params: Mapping[str, Any], family: KernelF
     if 0 in (*problem.batch, problem.num_groups, *problem.shape("mkng")):
         return Plan(problem, "zeros", "there is nothing to multiply")
     addressable = _addressable_problem(family.kernel_form(problem))
-    tile, efficiency = choose_tile(addressable, _candidates(addressable, params, family))
+    configs = family.tiles
+    if (asked_for := params.get("tile")) is not None:
+        _check_compiled(asked_for, problem, family)
+        configs = (asked_for,)
+    tile, efficiency = choose_tile(addressable, configs)
     num_tiles = _num_tiles(addressable, tile) * (stream_k.RATIOS[0][0] if tile.stream_k else 1)
     grid = min(_round_up(num_tiles, tile.cluster), NUM_SMS // tile.cluster * tile.cluster)
     reason = _copy_reason(problem, addressable)
@@ -254,21 +263,18 @@ def choose_tile(problem: RaggedProblem, configs: Sequence[TileConfig]) -> tuple[
     return max(((c, _efficiency(problem, c)) for c in configs), key=lambda choice: choice[1])
 
 
-def _candidates(
-    problem: RaggedProblem, params: Mapping[str, Any], family: KernelFamily
-) -> tuple[TileConfig, ...]:
-    """The configurations that may be chosen: all, or the one that was asked for."""
-    tile = params.get("tile")
-    if tile is None:
-        return family.tiles
-    if dataclasses.replace(tile, stream_k=False) not in family.tiles:
-        raise ValueError(f"tile={tile} was not compiled for {problem.op}, only {family.tiles}")
-    if tile.stream_k and not family.stream_k(problem):
+def compiled_tiles(problem: RaggedProblem, family: KernelFamily) -> tuple[TileConfig, ...]:
+    """The configurations that can run `problem`."""
+    return family.tiles + family.on_request(problem)
+
+
+def _check_compiled(tile: TileConfig, problem: RaggedProblem, family: KernelFamily) -> None:
+    compiled = compiled_tiles(problem, family)
+    if tile not in compiled:
         raise ValueError(
-            f"tile={tile}: stream_k takes non-contracting products of two bfloat16 or two float16 "
-            f"operands with lhs [m, k], got {problem}"
+            f"tile={tile} is not compiled for {problem}. Compiled are: "
+            + "; ".join(map(str, compiled))
         )
-    return (tile,)
 
 
 def _workspace_bytes(problem: RaggedProblem, tile: TileConfig, terms: int) -> int:
@@ -317,11 +323,12 @@ def _with_kernel_result(problem: RaggedProblem) -> RaggedProblem:
     return dataclasses.replace(problem, out_dtype=np.dtype(np.float32))
 
 
-def _has_stream_k(problem: RaggedProblem) -> bool:
-    return (problem.lhs, problem.out) == ("mk", "mn") and not _is_float32(problem)
+def _stream_k_tiles(problem: RaggedProblem) -> tuple[TileConfig, ...]:
+    fits = (problem.lhs, problem.out) == ("mk", "mn") and not _is_float32(problem)
+    return STREAM_K_TILE_CONFIGS if fits else ()
 
 
-SAME_DTYPE = KernelFamily(TILE_CONFIGS, _unsupported_reason, _with_kernel_result, _has_stream_k)
+SAME_DTYPE = KernelFamily(TILE_CONFIGS, _unsupported_reason, _with_kernel_result, _stream_k_tiles)
 """The kernels for operands of one dtype."""
 
 

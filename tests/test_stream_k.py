@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from aot import ALIGNMENT, FREE, Target
 from ops import CONTRACTING, NONCONTRACTING
 from test_scheduler import FIELDS, TILE_K, Problem, check_noncontracting, random_problem
 
@@ -17,12 +19,12 @@ import jax_grouped_gemm as jgg
 from jax_grouped_gemm import plan, primitives, reference, stream_k
 
 HANDS_OVER = -1
-TILE = dataclasses.replace(plan.TILE_CONFIGS[0], stream_k=True)
+(TILE,) = plan.STREAM_K_TILE_CONFIGS
 CLUSTERS = plan.NUM_SMS // TILE.cluster
 
 
 def records(rows: np.ndarray, names: str) -> np.recarray:
-    return np.rec.fromarrays(rows.reshape(len(rows), -1).T, names=names.split())
+    return np.rec.fromarrays(rows.T, names=names.split())
 
 
 def check_assignment(pieces: np.recarray, units: int, steps: int, clusters: int) -> None:
@@ -77,16 +79,9 @@ def test_every_number_of_units(clusters, steps, extension):
         check_assignment(pieces, units, steps, clusters)
         check_balance(pieces, units, steps, clusters)
         cuts += (pieces.partials == HANDS_OVER).any()
-    assert (cuts > 0) == (
-        clusters > 1
-        and steps >= 64
-        or clusters > 3
-        and steps >= 22
-        or clusters == 2
-        and steps >= 32
-        or clusters == 3
-        and steps >= 25
-    )
+    # A single unit can be cut into as many parts as there are clusters, four at most.
+    parts = min(clusters, 4)
+    assert (cuts > 0) == (steps - -(-steps // parts) >= stream_k.WORTHWHILE_STEPS)
 
 
 def test_longest_contracted_dimension(extension):
@@ -230,17 +225,23 @@ class TestPlan:
         assert self.plan(m=8 * 100, n=256, tile=None).grid < self.plan(m=8 * 100, n=256).grid
 
     @pytest.mark.parametrize(
-        "options, message",
+        "options",
         [
-            (dict(op=CONTRACTING), "non-contracting"),
-            (dict(dtype=jnp.float32), "two bfloat16 or two float16"),
-            (dict(transpose_lhs=True), r"lhs \[m, k\]"),
-            (dict(tile=dataclasses.replace(TILE, tile_n=64)), "was not compiled"),
+            dict(op=CONTRACTING),
+            dict(dtype=jnp.float32),
+            dict(transpose_lhs=True),
+            dict(tile=dataclasses.replace(TILE, tile_n=64)),
         ],
     )
-    def test_raises_where_there_is_no_kernel(self, options, message):
-        with pytest.raises(ValueError, match=message):
+    def test_raises_where_there_is_no_kernel(self, options):
+        with pytest.raises(ValueError, match=r"tile=.*stream_k=True\) is not compiled for ragged_"):
             self.plan(**options)
+
+    def test_every_tile_is_compiled(self, extension):
+        compiled = [tuple(config.values()) for config in extension.kernel_configs()]
+        for tile in plan.STREAM_K_TILE_CONFIGS:
+            sizes = tile.tile_m, tile.tile_n, tile.cluster
+            assert ("ragged_noncontracting_stream_k", *sizes) in compiled
 
     def test_the_reference_ignores_it(self, rng):
         lhs, rhs = (rng.standard_normal(s).astype(np.float32) for s in ((40, 16), (2, 16, 24)))
@@ -288,6 +289,32 @@ class TestPlan:
             *(jax.ShapeDtypeStruct(s, jnp.int32) for s in ((8,), (1,))),
         ).plans
         assert [p.tile.stream_k for p in plans] == [True, False, False]
+
+
+class TestCompiledForAnH200:
+    @pytest.mark.parametrize("transpose_rhs", [False, True])
+    def test_is_one_kernel_and_nothing_else(self, transpose_rhs, extension):
+        pytest.importorskip("jax_plugins.xla_cuda13", reason="the CUDA plugin is not installed")
+        config = Path(__file__).parent / "data" / "h200_target_config.txtpb"
+        product = partial(
+            primitives.ragged_noncontracting,
+            transpose_lhs=False,
+            transpose_rhs=transpose_rhs,
+            preferred_element_type=np.dtype(jnp.bfloat16),
+            precision=None,
+            implementation="cuda",
+            tile=TILE,
+        )
+        program = Target(config.read_text()).compile(
+            product,
+            *(jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((512, 2048), (8, 2048, 2048))),
+            *(jax.ShapeDtypeStruct(s, jnp.int32) for s in ((8,), (1,))),
+        )
+        assert program.kernels == {"ragged_noncontracting": 1}
+        assert program.opcodes <= FREE
+        workspace = stream_k.workspace_bytes(TILE.tile_m, TILE.tile_n, plan.NUM_SMS)
+        assert workspace <= program.temporary_bytes <= workspace + 2 * ALIGNMENT
+        assert "stream_k = true" in program.calls[0].text
 
 
 class TestPrediction:

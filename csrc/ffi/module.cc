@@ -22,6 +22,7 @@
 #include "scheduler/triangular.h"
 #include "sm90/f32/workspace.h"
 #include "sm90/ragged_dot.h"
+#include "sm90/stream_k/tile_table.h"
 #include "sm90/tile_table.h"
 #include "xla/ffi/api/c_api.h"
 
@@ -78,6 +79,7 @@ nb::list kernel_configs() {
   };
   append("ragged_noncontracting", sm90::tile_configs());
   append("ragged_contracting", sm90::tile_configs());
+  append("ragged_noncontracting_stream_k", sm90::list(sm90::stream_k::Tiles{}));
   append("rank_k", sm90::rank_k_tile_configs());
   append_configs(configs, "scaled_ragged_noncontracting", fp8::NoncontractingTiles{});
   append_configs(configs, "scaled_ragged_contracting", fp8::ContractingTiles{});
@@ -186,7 +188,7 @@ TileArray ragged_noncontracting_pieces(Sizes const& group_sizes, Offsets const& 
   auto const groups = groups_of(group_sizes, group_offset, batches, local_groups, m);
   std::vector<ListedPiece> pieces;
   cudaError_t const status =
-      sm90::with_tile(sm90::RaggedDotTiles{}, {tile_m, tile_n, cluster}, [&](auto tile) {
+      sm90::with_tile(sm90::stream_k::Tiles{}, {tile_m, tile_n, cluster}, [&](auto tile) {
         pieces = pieces_of(tile, groups, n, k, clusters);
         return cudaSuccess;
       });

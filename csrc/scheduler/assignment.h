@@ -28,9 +28,9 @@ struct Piece {
 //
 // The cluster with a unit's first steps finishes it, and needs the sums of those with the rest.
 // Ranges are dealt from the last to the first, so a cluster waits only for clusters before it in
-// the grid, and each of those hands over before it waits for anything itself. Blocks start in the
-// order of their numbers: whatever else runs on the device, a cluster that is waited for is either
-// done or running.
+// the grid, and each of those hands over before it waits for anything itself. Devices start the
+// blocks of a grid in the order of their numbers (which is nowhere promised, but much relied on):
+// whatever else holds part of the device, a cluster that is waited for is done or running.
 class Assignment {
  public:
   // What the last wave must save, in steps. Handing sums over costs some: half a tile of float32

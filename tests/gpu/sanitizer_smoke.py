@@ -7,7 +7,6 @@ Every buffer is its own allocation, so that an access past the end of one is see
 autotuning is off, so that nearly all kernels seen are ours. Exits with an error on a wrong result.
 """
 
-import dataclasses
 import os
 import sys
 from itertools import product
@@ -93,7 +92,7 @@ def products_with_a_cut_last_wave(rng) -> int:
                 preferred_element_type=np.dtype(out_dtype),
                 precision=None,
                 implementation="cuda",
-                tile=dataclasses.replace(plan.TILE_CONFIGS[0], stream_k=True),
+                tile=plan.STREAM_K_TILE_CONFIGS[0],
             )
             oracle.check(out, oracle.ragged_noncontracting(lhs, rhs, sizes))
             launches += 1

@@ -6,6 +6,7 @@
 #include "sm90/launch.h"
 #include "sm90/stream_k/kernel.h"
 #include "sm90/stream_k/problem.h"
+#include "sm90/stream_k/tile_table.h"
 
 namespace jgg::sm90::stream_k {
 
@@ -28,7 +29,7 @@ template <class Element, cute::GMMA::Major kRhsMajor>
 cudaError_t launch_any(TileConfig config, RaggedDotArguments const& arguments,
                        cudaStream_t stream) {
   if (arguments.transpose_lhs) return cudaErrorInvalidConfiguration;
-  return with_tile(RaggedDotTiles{}, config, [&](auto tile) {
+  return with_tile(Tiles{}, config, [&](auto tile) {
     return with_bool(arguments.transpose_rhs, [&](auto transpose_rhs) {
       return with_bool(arguments.out_type == ElementType::kF32, [&](auto f32_out) {
         using Tile = decltype(tile);
