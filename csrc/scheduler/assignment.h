@@ -14,8 +14,9 @@ struct Piece {
   int unit;
   int first_step;
   int steps;
-  // Clusters just before this one, in their order, that hand over their sums of the unit's later
-  // steps; this one adds them to its own and stores the result. Or kHandsOver.
+  // How many clusters just before this one hand over their sums of the unit's later steps, the
+  // nearest one those that come next; this one adds them to its own and stores the result. Or
+  // kHandsOver.
   int partials;
 };
 
@@ -33,8 +34,8 @@ struct Piece {
 // whatever else holds part of the device, a cluster that is waited for is done or running.
 class Assignment {
  public:
-  // What the last wave must save, in steps. Handing sums over costs some: half a tile of float32
-  // leaves a multiprocessor in the time of two to three steps, and comes in as slowly. Estimated.
+  // What cutting must save, in steps, because handing sums over costs some: the 128 KB of a tile
+  // leave a multiprocessor in the time of two to three steps, and come in as slowly. Estimated.
   static constexpr int kWorthwhile = 16;
 
   JGG_HOST_DEVICE Assignment(int units, int steps, int cluster, int clusters)
