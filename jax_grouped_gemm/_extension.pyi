@@ -67,6 +67,39 @@ def ragged_contracting_tiles(
 ) -> np.ndarray:
     """The tiles of lhs [b, m, k]^T . rhs [b, m, n]; see `ragged_noncontracting_tiles`."""
 
+def ragged_noncontracting_pieces(
+    group_sizes: np.ndarray,
+    group_offset: np.ndarray,
+    batches: int,
+    local_groups: int,
+    m: int,
+    k: int,
+    n: int,
+    tile_m: int,
+    tile_n: int,
+    cluster: int,
+    clusters: int,
+) -> np.ndarray:
+    """The same tiles where the last wave is cut along K, on a grid of `clusters` clusters.
+
+    Returns:
+      int32 [tiles, 13], the tiles of one cluster after those of another, each in its order.
+      Columns: number of the cluster in the grid; rank; those of `ragged_noncontracting_tiles` from batch on;
+      first of the tile's steps; partials, see `assignment`.
+    """
+
+def assignment(units: int, steps: int, clusters: int) -> np.ndarray:
+    """How units of work of `steps` steps each are dealt to clusters that cut the last wave.
+
+    Returns:
+      int32 [pieces, 5], the pieces of one cluster after those of another, each in its order.
+      Columns: cluster; unit; first step; number of steps; partials, which is -1 where the sum is
+      handed over, and else the number of clusters just before this one whose sums are added.
+    """
+
+def stream_k_workspace_bytes(tile_m: int, tile_n: int, cluster: int, blocks: int) -> int:
+    """Bytes of workspace for partial sums of `blocks` thread blocks."""
+
 def scaled_ragged_contracting_tiles(
     group_sizes: np.ndarray,
     group_offset: np.ndarray,

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_grouped_gemm import float32
+from jax_grouped_gemm import float32, stream_k
 
 TMA_ALIGNMENT_BYTES = 16
 NUM_SMS = 132  # of an H200, and of an H100 SXM
@@ -36,12 +36,14 @@ class TileConfig:
       schedule: what the two warpgroups of a thread block that multiply do: "cooperative", half of
         each tile each, or "pingpong", every other tile each, so that one stores its tile while the
         other one multiplies.
+      stream_k: whether the last wave of tiles is cut along K, see `jax_grouped_gemm.stream_k`.
     """
 
     tile_m: int
     tile_n: int
     cluster: int
     schedule: Literal["cooperative", "pingpong"] = "cooperative"
+    stream_k: bool = False
 
     def sizes(self) -> dict[str, int]:
         """The numbers by name, as every handler takes them."""
@@ -69,6 +71,10 @@ TILE_CONFIGS = (
 FLOAT32_TILE_CONFIGS = (DEFAULT_TILE,)
 """Of the ragged products of float32."""
 
+STREAM_K_TILE_CONFIGS = (TileConfig(tile_m=128, tile_n=256, cluster=2, stream_k=True),)
+"""Of non-contracting products of bfloat16 or float16 with lhs [m, k]. Not measured yet, so they
+run only where they are asked for."""
+
 
 @dataclasses.dataclass(frozen=True)
 class KernelFamily:
@@ -80,11 +86,14 @@ class KernelFamily:
         can run it; empty if one can.
       kernel_form: of a problem, the same with the layouts and the result's dtype that the kernels
         have.
+      on_request: of a problem, more configurations that run it, but are not chosen unless asked
+        for.
     """
 
     tiles: tuple[TileConfig, ...]
     unsupported_reason: Callable[[RaggedProblem, Mapping[str, Any]], str]
     kernel_form: Callable[[RaggedProblem], RaggedProblem]
+    on_request: Callable[[RaggedProblem], tuple[TileConfig, ...]] = lambda problem: ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -273,7 +282,7 @@ def make_plan(problem: RaggedProblem, params: Mapping[str, Any], family: KernelF
     addressable = _addressable_problem(family.kernel_form(problem))
     terms = float32.num_terms(params["precision"]) if _is_float32(problem) else 0
     tile, chosen_by = _choose_tile(addressable, terms, params, family)
-    num_tiles = _num_tiles(addressable, tile)
+    num_tiles = _num_tiles(addressable, tile) * (stream_k.RATIOS[0][0] if tile.stream_k else 1)
     grid = min(_round_up(num_tiles, tile.cluster), NUM_SMS // tile.cluster * tile.cluster)
     reason = _copy_reason(problem, addressable)
     return Plan(
@@ -283,11 +292,11 @@ def make_plan(problem: RaggedProblem, params: Mapping[str, Any], family: KernelF
         kernel_problem=addressable,
         tile=tile,
         grid=grid,
-        workspace_bytes=(float32.workspace_bytes(addressable, terms) if terms else WORKSPACE_BYTES),
+        workspace_bytes=_workspace_bytes(addressable, tile, terms),
         terms=terms,
         efficiency=_efficiency(addressable, tile) * _volume(problem) / _volume(addressable),
         chosen_by=chosen_by,
-        candidates=family.tiles,
+        candidates=compiled_tiles(addressable, family),
     )
 
 
@@ -304,14 +313,26 @@ def _choose_tile(
     return family.tiles[0], "default"
 
 
+def compiled_tiles(problem: RaggedProblem, family: KernelFamily) -> tuple[TileConfig, ...]:
+    """The configurations that can run `problem`: what may be asked for and what is tuned."""
+    return family.tiles + family.on_request(problem)
+
+
 def _check_compiled(
     tile: TileConfig, source: str, problem: RaggedProblem, family: KernelFamily
 ) -> None:
-    if tile not in family.tiles:
+    compiled = compiled_tiles(problem, family)
+    if tile not in compiled:
         raise ValueError(
             f"{source} has the tile {tile} for {problem}, which is not compiled. Compiled are: "
-            + "; ".join(map(str, family.tiles))
+            + "; ".join(map(str, compiled))
         )
+
+
+def _workspace_bytes(problem: RaggedProblem, tile: TileConfig, terms: int) -> int:
+    if tile.stream_k:
+        return stream_k.workspace_bytes(tile.tile_m, tile.tile_n, NUM_SMS)
+    return float32.workspace_bytes(problem, terms) if terms else WORKSPACE_BYTES
 
 
 def _unsupported_reason(problem: RaggedProblem, params: Mapping[str, Any]) -> str:
@@ -354,7 +375,11 @@ def _with_kernel_result(problem: RaggedProblem) -> RaggedProblem:
     return dataclasses.replace(problem, out_dtype=np.dtype(np.float32))
 
 
-SAME_DTYPE = KernelFamily(TILE_CONFIGS, _unsupported_reason, _with_kernel_result)
+def _stream_k_tiles(problem: RaggedProblem) -> tuple[TileConfig, ...]:
+    return STREAM_K_TILE_CONFIGS if (problem.lhs, problem.out) == ("mk", "mn") else ()
+
+
+SAME_DTYPE = KernelFamily(TILE_CONFIGS, _unsupported_reason, _with_kernel_result, _stream_k_tiles)
 """The kernels for two operands of bfloat16 or float16."""
 
 FLOAT32 = KernelFamily(FLOAT32_TILE_CONFIGS, _unsupported_reason, _with_kernel_result)
@@ -396,7 +421,11 @@ def _num_tiles(problem: RaggedProblem, tile: TileConfig) -> int:
 
 def _efficiency(problem: RaggedProblem, tile: TileConfig) -> float:
     count, rows, columns = _result_tiles(problem)
-    waves = math.ceil(_num_tiles(problem, tile) / NUM_SMS)
+    units = math.ceil(_num_tiles(problem, tile) / tile.cluster)
+    clusters = NUM_SMS // tile.cluster
+    waves = math.ceil(units / clusters)
+    if tile.stream_k:
+        waves = stream_k.waves(units, math.ceil(problem.k / stream_k.TILE_K), clusters)
     return count * rows * columns / (waves * NUM_SMS * tile.tile_m * tile.tile_n)
 
 

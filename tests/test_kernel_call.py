@@ -22,9 +22,19 @@ def stand_in(target, results):
     out, workspace = results
 
     def call(
-        lhs, rhs, group_sizes, group_offset, *, transpose_lhs, transpose_rhs, schedule, **tile
+        lhs,
+        rhs,
+        group_sizes,
+        group_offset,
+        *,
+        transpose_lhs,
+        transpose_rhs,
+        schedule,
+        stream_k,
+        **tile,
     ):
         assert schedule == plan.DEFAULT_TILE.schedule
+        assert stream_k is False
         assert tile.keys() == {"tile_m", "tile_n", "cluster", "terms"}
         assert (tile["terms"] in (1, 3)) == (lhs.dtype == jnp.float32)
         assert {type(attribute) for attribute in tile.values()} == {np.int32}

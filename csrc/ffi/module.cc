@@ -5,6 +5,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <array>
 #include <stdexcept>
 #include <tuple>
 #include <type_traits>
@@ -18,13 +19,16 @@
 #include "grouped/tile_table.h"
 #include "rank_k/rank_k.h"
 #include "rank_k/tile_table.h"
+#include "scheduler/assignment.h"
 #include "scheduler/problem_list.h"
 #include "scheduler/ragged_schedule.h"
+#include "scheduler/stream_k_schedule.h"
 #include "scheduler/tile_list.h"
 #include "scheduler/triangular.h"
 #include "scheduler/triangular_runs.h"
 #include "sm90/f32/workspace.h"
 #include "sm90/ragged_dot.h"
+#include "sm90/stream_k/tile_table.h"
 #include "sm90/tile_table.h"
 #include "xla/ffi/api/c_api.h"
 
@@ -83,6 +87,7 @@ nb::list kernel_configs() {
   append("ragged_noncontracting", sm90::tile_configs());
   append("ragged_contracting", sm90::tile_configs());
   append("grouped_gemm", sm90::grouped_gemm_tile_configs());
+  append("ragged_noncontracting_stream_k", sm90::list(sm90::stream_k::Tiles{}));
   append("rank_k", sm90::rank_k_tile_configs());
   append("rank_k_f64", fp64::rank_k_tile_configs(fp64::ElementType::kF64));
   append("rank_k_c64", fp64::rank_k_tile_configs(fp64::ElementType::kC64));
@@ -94,6 +99,7 @@ nb::list kernel_configs() {
 
 using Sizes = nb::ndarray<int const, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Offsets = nb::ndarray<int const, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using ListedPiece = std::array<int, 13>;
 using TileArray = nb::ndarray<nb::numpy, int, nb::ndim<2>>;
 
 // group_sizes [batches or 1, groups] and group_offset [batches or 1] as the kernels see them.
@@ -209,6 +215,56 @@ TileArray ragged_contracting_tiles(Sizes const& group_sizes, Offsets const& grou
       },
       sm90::RaggedDotTiles{});
   return to_array(tiles);
+}
+
+// For each tile of each cluster in turn: the cluster, the rank, and the members of WorkTile.
+template <class Tile>
+std::vector<ListedPiece> pieces_of(Tile, GroupSizes const& groups, int n, int k, int clusters) {
+  constexpr int kTileK = 64;  // of 16-bit operands
+  std::vector<ListedPiece> pieces;
+  for (int cluster = 0; cluster < clusters; ++cluster) {
+    std::vector<StreamKSchedule<SimulatedWarp, Tile::kTileM, Tile::kTileN, kTileK, Tile::kCluster>>
+        ranks(Tile::kCluster, {groups, n, k, cluster, clusters});
+    for (WorkTile work; ranks[0].next(0, work);) {
+      for (int rank = 0;;) {
+        pieces.push_back({cluster, rank, work.batch, work.group, work.begin, work.extent, work.head,
+                          work.m, work.n, work.k_tiles, static_cast<int>(work.share),
+                          work.first_step, work.partials});
+        if (++rank == Tile::kCluster) break;
+        if (!ranks[rank].next(rank, work)) throw std::logic_error("ranks disagree");
+      }
+    }
+  }
+  return pieces;
+}
+
+TileArray ragged_noncontracting_pieces(Sizes const& group_sizes, Offsets const& group_offset,
+                                       int batches, int local_groups, int m, int k, int n,
+                                       int tile_m, int tile_n, int cluster, int clusters) {
+  auto const groups = groups_of(group_sizes, group_offset, batches, local_groups, m);
+  std::vector<ListedPiece> pieces;
+  cudaError_t const status =
+      sm90::with_tile(sm90::stream_k::Tiles{}, {tile_m, tile_n, cluster}, [&](auto tile) {
+        pieces = pieces_of(tile, groups, n, k, clusters);
+        return cudaSuccess;
+      });
+  if (status != cudaSuccess) throw std::invalid_argument("no kernel has this tile");
+  return to_array(pieces);
+}
+
+TileArray assignment(int units, int steps, int clusters) {
+  std::vector<std::array<int, 5>> pieces;
+  for (int cluster = 0; cluster < clusters; ++cluster) {
+    Assignment own(units, steps, cluster, clusters);
+    for (Piece piece; own.next(piece);) {
+      pieces.push_back({cluster, piece.unit, piece.first_step, piece.steps, piece.partials});
+    }
+  }
+  return to_array(pieces);
+}
+
+int64_t stream_k_workspace_bytes(int tile_m, int tile_n, int cluster, int blocks) {
+  return sm90::stream_k_workspace_bytes({tile_m, tile_n, cluster}, blocks);
 }
 
 TileArray scaled_ragged_contracting_tiles(Sizes const& group_sizes, Offsets const& group_offset,
@@ -362,6 +418,12 @@ NB_MODULE(_extension, module) {
   module.def("ragged_contracting_tiles", &jgg::ragged_contracting_tiles, "group_sizes"_a,
              "group_offset"_a, "batches"_a, "local_groups"_a, "m"_a, "k"_a, "n"_a, "tile_m"_a,
              "tile_n"_a, "cluster"_a, "align"_a, "clusters"_a = 1);
+  module.def("ragged_noncontracting_pieces", &jgg::ragged_noncontracting_pieces, "group_sizes"_a,
+             "group_offset"_a, "batches"_a, "local_groups"_a, "m"_a, "k"_a, "n"_a, "tile_m"_a,
+             "tile_n"_a, "cluster"_a, "clusters"_a);
+  module.def("assignment", &jgg::assignment, "units"_a, "steps"_a, "clusters"_a);
+  module.def("stream_k_workspace_bytes", &jgg::stream_k_workspace_bytes, "tile_m"_a, "tile_n"_a,
+             "cluster"_a, "blocks"_a);
   module.def("scaled_ragged_contracting_tiles", &jgg::scaled_ragged_contracting_tiles,
              "group_sizes"_a, "group_offset"_a, "batches"_a, "local_groups"_a, "m"_a, "k"_a, "n"_a,
              "tile_m"_a, "tile_n"_a, "cluster"_a, "clusters"_a = 1);

@@ -56,10 +56,18 @@ ffi::Error common_arguments(ffi::AnyBuffer lhs, ffi::AnyBuffer rhs, Sizes group_
 }
 
 // Takes over the workspace and the number of terms, once the sizes are known.
-ffi::Error use_workspace(WorkspaceResult workspace, int terms, RaggedDotArguments& arguments) {
+ffi::Error use_workspace(WorkspaceResult workspace, TileConfig tile, int terms,
+                         RaggedDotArguments& arguments) {
   arguments.workspace = workspace->typed_data();
   arguments.workspace_bytes = static_cast<int64_t>(workspace->size_bytes());
   arguments.terms = terms;
+  if (tile.stream_k) {
+    int64_t const least = sm90::stream_k_workspace_bytes(tile, tile.cluster);
+    if (arguments.workspace_bytes < least) {
+      return invalid("the workspace has " + std::to_string(arguments.workspace_bytes) +
+                     " bytes, but partial sums of one cluster take " + std::to_string(least));
+    }
+  }
   if (arguments.type != ElementType::kF32) return ffi::Error::Success();
   if (terms != 1 && terms != 3) {
     return invalid("a product of f32 takes 1 or 3 terms, not " + std::to_string(terms));
@@ -72,11 +80,11 @@ ffi::Error use_workspace(WorkspaceResult workspace, int terms, RaggedDotArgument
   return ffi::Error::Success();
 }
 
-ffi::ErrorOr<TileConfig> tile_config(int tile_m, int tile_n, int cluster,
-                                     std::string_view schedule) {
+ffi::ErrorOr<TileConfig> tile_config(int tile_m, int tile_n, int cluster, std::string_view schedule,
+                                     bool stream_k) {
   using sm90::KernelSchedule;
   for (auto const known : {KernelSchedule::kCooperative, KernelSchedule::kPingpong}) {
-    if (schedule == name(known)) return TileConfig{tile_m, tile_n, cluster, known};
+    if (schedule == name(known)) return TileConfig{tile_m, tile_n, cluster, known, stream_k};
   }
   return ffi::Unexpected(invalid("no kernel has the schedule " + std::string(schedule)));
 }
@@ -86,8 +94,8 @@ ffi::Error ragged_noncontracting(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::A
                                  ffi::Result<ffi::AnyBuffer> out, WorkspaceResult workspace,
                                  bool transpose_lhs, bool transpose_rhs, int32_t tile_m,
                                  int32_t tile_n, int32_t cluster, std::string_view schedule,
-                                 int32_t terms) {
-  auto const config = tile_config(tile_m, tile_n, cluster, schedule);
+                                 bool stream_k, int32_t terms) {
+  auto const config = tile_config(tile_m, tile_n, cluster, schedule, stream_k);
   if (!config) return config.error();
   auto const lhs_shape = Shape<2>::of("lhs", lhs);
   if (!lhs_shape) return lhs_shape.error();
@@ -123,7 +131,8 @@ ffi::Error ragged_noncontracting(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::A
   arguments.k = k;
   arguments.n = n;
   arguments.contracting = false;
-  if (auto error = use_workspace(workspace, terms, arguments); error.failure()) return error;
+  if (auto error = use_workspace(workspace, *config, terms, arguments); error.failure())
+    return error;
   return launched(sm90::ragged_noncontracting(*config, arguments, stream), "ragged_noncontracting");
 }
 
@@ -132,8 +141,8 @@ ffi::Error ragged_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::AnyB
                               ffi::Result<ffi::AnyBuffer> out, WorkspaceResult workspace,
                               bool transpose_lhs, bool transpose_rhs, int32_t tile_m,
                               int32_t tile_n, int32_t cluster, std::string_view schedule,
-                              int32_t terms) {
-  auto const config = tile_config(tile_m, tile_n, cluster, schedule);
+                              bool stream_k, int32_t terms) {
+  auto const config = tile_config(tile_m, tile_n, cluster, schedule, stream_k);
   if (!config) return config.error();
   auto const lhs_shape = Shape<2>::of("lhs", lhs);
   if (!lhs_shape) return lhs_shape.error();
@@ -168,13 +177,14 @@ ffi::Error ragged_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::AnyB
   arguments.k = k;
   arguments.n = n;
   arguments.contracting = true;
-  if (auto error = use_workspace(workspace, terms, arguments); error.failure()) return error;
+  if (auto error = use_workspace(workspace, *config, terms, arguments); error.failure())
+    return error;
   return launched(sm90::ragged_contracting(*config, arguments, stream), "ragged_contracting");
 }
 
 // Buffers and attributes are the same for both products. The workspace is where the parts of
-// float32 operands go: XLA plans it with its own temporaries, and its address outlives a captured
-// graph.
+// float32 operands and partial sums go: XLA plans it with its own temporaries, and its address
+// outlives a captured graph.
 auto binding() {
   return ffi::Ffi::Bind()
       .Ctx<ffi::PlatformStream<cudaStream_t>>()
@@ -190,6 +200,7 @@ auto binding() {
       .Attr<int32_t>("tile_n")
       .Attr<int32_t>("cluster")
       .Attr<std::string_view>("schedule")
+      .Attr<bool>("stream_k")
       .Attr<int32_t>("terms");  // see RaggedDotArguments
 }
 

@@ -26,22 +26,37 @@ struct AlignedRows {
         head(group_begin - begin) {}
 };
 
+// Rows that a schedule covers: by whether a local group owns them.
+enum class Owner : int { kAny, kLocal, kNone };
+
 // out[m, n] = lhs[m, k] . rhs[group of row m][k, n]: every row of the output belongs to one tile
 // row, those that no local group owns to tiles without a mainloop.
 template <class Warp, int kTileM, int kTileN, int kTileK, int kCluster, int kAlign = 1>
 class NoncontractingSchedule {
  public:
-  JGG_HOST_DEVICE NoncontractingSchedule(GroupSizes const& groups, int n, int k)
+  JGG_HOST_DEVICE NoncontractingSchedule(GroupSizes const& groups, int n, int k,
+                                         Owner owner = Owner::kAny)
       : local_groups_(groups.local_groups),
         n_tiles_(ceil_div(n, kTileN)),
         k_tiles_(ceil_div(k, kTileK)),
-        cursor_(groups, Units{n_tiles_}) {}
+        cursor_(groups, Units{n_tiles_, local_groups_, owner}) {}
+
+  // Back to the first unit, of rows that `owner` says.
+  JGG_HOST_DEVICE void restart(Owner owner) {
+    cursor_.restart(Units{n_tiles_, local_groups_, owner});
+  }
+
+  // How many units there are. Nothing can be asked for before a restart.
+  JGG_HOST_DEVICE int count() { return cursor_.count(); }
+
+  // Steps of a unit that a local group owns.
+  JGG_HOST_DEVICE int steps() const { return k_tiles_; }
 
   JGG_HOST_DEVICE bool tile(int unit, int rank, WorkTile& work) {
     Segment segment;
     if (!cursor_.seek(unit, segment)) return false;
     if (!Warp::leads()) return true;
-    bool const owned = segment.local_group >= 0 && segment.local_group < local_groups_;
+    bool const owned = is_local(segment.local_group, local_groups_);
     Rows const rows(segment.begin, segment.begin + segment.extent);
     auto const at = raster(rows, n_tiles_).at(unit - segment.first_unit, rank);
     work = {segment.batch, segment.local_group, rows.begin,           rows.extent, rows.head,
@@ -52,13 +67,22 @@ class NoncontractingSchedule {
  private:
   using Rows = AlignedRows<kAlign>;
 
+  JGG_HOST_DEVICE static bool is_local(int group, int local_groups) {
+    return group >= 0 && group < local_groups;
+  }
+
   JGG_HOST_DEVICE static Raster<kCluster> raster(Rows const& rows, int n_tiles) {
     return Raster<kCluster>(ceil_div(rows.extent, kTileM), n_tiles);
   }
 
   struct Units {
     int n_tiles;
-    JGG_HOST_DEVICE int operator()(int, int begin, int end) const {
+    int local_groups;
+    Owner owner;
+    JGG_HOST_DEVICE int operator()(int group, int begin, int end) const {
+      if (owner != Owner::kAny && is_local(group, local_groups) != (owner == Owner::kLocal)) {
+        return 0;
+      }
       return raster(Rows(begin, end), n_tiles).units();
     }
   };

@@ -54,6 +54,23 @@ class SegmentCursor {
     load_window();
   }
 
+  // Back to the first segment, with another idea of what segments are worth.
+  JGG_HOST_DEVICE void restart(Units const& units) {
+    units_ = units;
+    hot_ = kHotFirst && hot_rows_ < groups_.rows;
+    batch_ = 0;
+    units_before_ = 0;
+    enter_batch();
+    load_window();
+  }
+
+  // How many units there are. Walks past the last one: nothing can be found before a restart.
+  JGG_HOST_DEVICE int count() {
+    while (next_window()) {
+    }
+    return units_before_ + Warp::read(units_end_, kWarpSize - 1);
+  }
+
   // Finds the segment that owns `unit`; false past the last unit. Units are asked for in ascending
   // order.
   JGG_HOST_DEVICE bool seek(int unit, Segment& segment) {

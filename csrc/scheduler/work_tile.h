@@ -15,6 +15,10 @@ struct alignas(16) WorkTile {
   int n;
   int k_tiles;  // steps of the mainloop; a tile without any is all zeros
   Share share;
+  // Where the steps of one tile are dealt to several clusters: the first one of these, and what
+  // becomes of their sum, as in `Piece`.
+  int first_step = 0;
+  int partials = 0;
 };
 
 }  // namespace jgg

@@ -82,8 +82,8 @@ class DirectEpilogue {
   }
 
  private:
-  // Rows of 128 bytes, permuted in units of 16, so that neither writing accumulators nor reading
-  // rows meets the same bank twice.
+  // Rows of 128 bytes, permuted in units of 16, so that neither stmatrix nor reading rows meets the
+  // same bank twice.
   __device__ Vector& vector(int row, int unit) const {
     return reinterpret_cast<Vector*>(chunk_)[row * kRowVectors + (unit ^ row % 8)];
   }

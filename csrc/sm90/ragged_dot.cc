@@ -1,5 +1,6 @@
 #include "sm90/ragged_dot.h"
 
+#include "sm90/stream_k/workspace.h"
 #include "sm90/tile_table.h"
 
 namespace jgg::sm90 {
@@ -12,6 +13,15 @@ cudaError_t ragged_contracting_bf16(TileConfig, RaggedDotArguments const&, cudaS
 cudaError_t ragged_contracting_f16(TileConfig, RaggedDotArguments const&, cudaStream_t);
 cudaError_t ragged_contracting_f32(TileConfig, RaggedDotArguments const&, cudaStream_t);
 
+namespace stream_k {
+cudaError_t ragged_noncontracting_bf16(TileConfig, RaggedDotArguments const&, cudaStream_t);
+cudaError_t ragged_noncontracting_f16(TileConfig, RaggedDotArguments const&, cudaStream_t);
+}  // namespace stream_k
+
+int64_t stream_k_workspace_bytes(TileConfig config, int blocks) {
+  return blocks * stream_k::Workspace::block_bytes(config.tile_m, config.tile_n);
+}
+
 std::vector<TileConfig> const& tile_configs() {
   static std::vector<TileConfig> const configs = list(RaggedDotTiles{});
   return configs;
@@ -19,6 +29,16 @@ std::vector<TileConfig> const& tile_configs() {
 
 cudaError_t ragged_noncontracting(TileConfig config, RaggedDotArguments const& arguments,
                                   cudaStream_t stream) {
+  if (config.stream_k) {
+    switch (arguments.type) {
+      case ElementType::kBf16:
+        return stream_k::ragged_noncontracting_bf16(config, arguments, stream);
+      case ElementType::kF16:
+        return stream_k::ragged_noncontracting_f16(config, arguments, stream);
+      case ElementType::kF32:
+        return cudaErrorInvalidConfiguration;
+    }
+  }
   switch (arguments.type) {
     case ElementType::kBf16:
       return ragged_noncontracting_bf16(config, arguments, stream);
@@ -32,6 +52,7 @@ cudaError_t ragged_noncontracting(TileConfig config, RaggedDotArguments const& a
 
 cudaError_t ragged_contracting(TileConfig config, RaggedDotArguments const& arguments,
                                cudaStream_t stream) {
+  if (config.stream_k) return cudaErrorInvalidConfiguration;
   switch (arguments.type) {
     case ElementType::kBf16:
       return ragged_contracting_bf16(config, arguments, stream);

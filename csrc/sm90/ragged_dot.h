@@ -46,6 +46,9 @@ struct RaggedDotArguments {
 // The configurations that are compiled, for both products of 16-bit operands.
 std::vector<TileConfig> const& tile_configs();
 
+// Bytes of workspace with which a kernel that cuts the last wave can run on `blocks` thread blocks.
+int64_t stream_k_workspace_bytes(TileConfig config, int blocks);
+
 // cudaErrorInvalidConfiguration if there is no such kernel.
 cudaError_t ragged_noncontracting(TileConfig config, RaggedDotArguments const& arguments,
                                   cudaStream_t stream);

@@ -18,6 +18,7 @@ struct TileConfig {
   int tile_n;
   int cluster;
   KernelSchedule schedule = KernelSchedule::kCooperative;
+  bool stream_k = false;  // the last wave is cut along K: noncontracting products of 16-bit types
 };
 
 }  // namespace jgg::sm90

@@ -34,6 +34,7 @@ def ragged(
         transpose_lhs=problem.lhs == "km",
         transpose_rhs=problem.rhs.endswith(("nk", "nm")),
         schedule=plan.tile.schedule,
+        stream_k=plan.tile.stream_k,
         terms=np.int32(plan.terms),
     )
 

@@ -28,7 +28,7 @@ from products import random_list  # noqa: E402
 from updates import SYR2K, SYRK, UPDATES, check_double, check_real  # noqa: E402
 
 import jax_grouped_gemm as jgg  # noqa: E402
-from jax_grouped_gemm import plan  # noqa: E402
+from jax_grouped_gemm import plan, primitives  # noqa: E402
 
 M, K, N, G = 392, 136, 264, 5
 SIZES = [
@@ -76,6 +76,29 @@ def ragged_products(rng) -> int:
                 exact = op.exact(lhs, rhs, sizes, offset or 0)
                 oracle.check(out, exact, product_error=2.0**-10)
                 launches += 1
+    return launches
+
+
+def products_with_a_cut_last_wave(rng) -> int:
+    """Five units of work at most, each of them cut into four along K."""
+    launches, k = 0, 1544
+    lhs, rhs = (random(rng, shape, jnp.bfloat16) for shape in ((M, k), (G, k, N)))
+    for sizes in np.array(SIZES, np.int32):
+        for transpose_rhs, out_dtype in product((False, True), (jnp.bfloat16, jnp.float32)):
+            out = primitives.ragged_noncontracting(
+                lhs,
+                swap(rhs, transpose_rhs),
+                sizes,
+                np.zeros(1, np.int32),
+                transpose_lhs=False,
+                transpose_rhs=transpose_rhs,
+                preferred_element_type=np.dtype(out_dtype),
+                precision=None,
+                implementation="cuda",
+                tile=plan.STREAM_K_TILE_CONFIGS[0],
+            )
+            oracle.check(out, oracle.ragged_noncontracting(lhs, rhs, sizes))
+            launches += 1
     return launches
 
 
@@ -173,7 +196,8 @@ def fp8_products(rng: np.random.Generator, sizes: np.ndarray) -> int:
 
 def main() -> None:
     rng = np.random.default_rng(0)
-    launches = ragged_products(rng) + symmetric_updates(rng) + lists_of_products(rng)
+    launches = ragged_products(rng) + products_with_a_cut_last_wave(rng)
+    launches += symmetric_updates(rng) + lists_of_products(rng)
     with jax.enable_x64(True):
         launches += fp64_updates(rng)
     launches += sum(fp8_products(rng, sizes) for sizes in np.array(SIZES, np.int32))

@@ -1,0 +1,126 @@
+// Which units of work a cluster computes, where the last wave is cut along K (stream-K).
+#pragma once
+
+#include "scheduler/ceil_div.h"
+#include "scheduler/host_device.h"
+
+namespace jgg {
+
+// The value of `partials` where a cluster hands its sum over to another one.
+constexpr int kHandsOver = -1;
+
+// Consecutive steps of one unit, computed by one cluster.
+struct Piece {
+  int unit;
+  int first_step;
+  int steps;
+  // How many clusters just before this one hand over their sums of the unit's later steps, the
+  // nearest one those that come next; this one adds them to its own and stores the result. Or
+  // kHandsOver.
+  int partials;
+};
+
+// Deals `units` units of `steps` steps each to the clusters of a persistent grid. Full waves, a
+// whole unit for each cluster, are as they would be without all this: their clusters read the same
+// part of K at the same time, which is how they come to share operands in L2. The units of the
+// last, partial wave are laid end to end and cut into ranges of equal length, one for each cluster
+// that takes part. A range is at most a unit long, so it consists of the end of one unit and the
+// beginning of the next.
+//
+// The cluster with a unit's first steps finishes it, and needs the sums of those with the rest.
+// Ranges are dealt from the last to the first, so a cluster waits only for clusters before it in
+// the grid, and each of those hands over before it waits for anything itself. Devices start the
+// blocks of a grid in the order of their numbers (which is nowhere promised, but much relied on):
+// whatever else holds part of the device, a cluster that is waited for is done or running.
+class Assignment {
+ public:
+  // What cutting must save, in steps, because handing sums over costs some: the 128 KB of a tile
+  // leave a multiprocessor in the time of two to three steps, and come in as slowly. Estimated.
+  static constexpr int kWorthwhile = 16;
+
+  JGG_HOST_DEVICE Assignment(int units, int steps, int cluster, int clusters)
+      : steps_(steps), clusters_(clusters), unit_(cluster), whole_end_(units), range_left_(0) {
+    int const in_last_wave = units % clusters;
+    busy_ = in_last_wave;
+    int const ranges = ranges_of(in_last_wave, clusters);
+    if (ranges == 0) return;
+    Cuts const cuts{in_last_wave, steps, ranges};
+    if (steps - cuts.longest() < kWorthwhile) return;
+    whole_end_ = units - in_last_wave;
+    busy_ = ranges;
+    if (cluster >= ranges) return;
+
+    int const range = ranges - 1 - cluster;
+    unsigned const begin = cuts.at(range), end = cuts.at(range + 1);
+    range_left_ = end - begin;
+    range_unit_ = whole_end_ + begin / steps;
+    range_step_ = begin % steps;
+    // Ranges that begin inside the last unit of this one.
+    while (cuts.at(range + 1 + partials_) / steps == (end - 1) / steps) ++partials_;
+  }
+
+  // The next piece of this cluster; false after the last one.
+  JGG_HOST_DEVICE bool next(Piece& piece) {
+    if (unit_ < whole_end_) {
+      piece = {unit_, 0, steps_, 0};
+      unit_ += clusters_;
+      return true;
+    }
+    if (range_left_ == 0) return false;
+    int const to_end = steps_ - range_step_;
+    int const steps = to_end < range_left_ ? to_end : range_left_;
+    range_left_ -= steps;
+    piece = {range_unit_, range_step_, steps,
+             range_step_ > 0    ? kHandsOver
+             : range_left_ == 0 ? partials_
+                                : 0};
+    ++range_unit_;
+    range_step_ = 0;
+    return true;
+  }
+
+  // Clusters that have work in the last wave.
+  JGG_HOST_DEVICE int busy() const { return busy_; }
+
+ private:
+  // How many ranges the units of a partial wave are cut into; 0 if it is nearly full. In these
+  // ratios of few ranges to few units, neighbours still read the same parts of K.
+  JGG_HOST_DEVICE static int ranges_of(int units, int clusters) {
+    if (units == 0) return 0;
+    if (units * 4 <= clusters) return units * 4;
+    if (units * 3 <= clusters) return units * 3;
+    if (units * 2 <= clusters) return units * 2;
+    if (units * 3 / 2 <= clusters) return units * 3 / 2;
+    if (units * 4 / 3 <= clusters) return units * 4 / 3;
+    return 0;
+  }
+
+  // Where the ranges begin and end, in steps from the first unit of the wave. All fits into 32 bits
+  // for up to 127 clusters, whatever K.
+  struct Cuts {
+    int units;
+    int steps;
+    int ranges;
+
+    // units * steps * range / ranges, without a product that overflows.
+    JGG_HOST_DEVICE unsigned at(int range) const {
+      unsigned const share = unsigned(units) * range;
+      return share * (steps / ranges) + share * (steps % ranges) / ranges;
+    }
+    JGG_HOST_DEVICE int longest() const {
+      return units * (steps / ranges) + ceil_div(units * (steps % ranges), ranges);
+    }
+  };
+
+  int steps_;
+  int clusters_;
+  int unit_;        // the next whole unit
+  int whole_end_;   // units from here on are cut
+  int range_left_;  // steps of this cluster's range that are still to come
+  int range_unit_ = 0;
+  int range_step_ = 0;
+  int partials_ = 0;  // of the range's last piece, if that begins its unit
+  int busy_;
+};
+
+}  // namespace jgg

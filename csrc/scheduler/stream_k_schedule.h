@@ -1,0 +1,52 @@
+// The tiles of the noncontracting product where the last wave is cut along K.
+#pragma once
+
+#include "scheduler/assignment.h"
+#include "scheduler/ragged_schedule.h"
+
+namespace jgg {
+
+// The pieces of one cluster, in the order in which it computes them. How many units there are
+// depends on the group sizes, so every cluster counts them first. Rows that no local group owns
+// cost next to nothing and have no part in what is evened out: they come last, to be dealt first to
+// clusters that the last wave left idle.
+template <class Warp, int kTileM, int kTileN, int kTileK, int kCluster>
+class StreamKSchedule {
+ public:
+  JGG_HOST_DEVICE StreamKSchedule(GroupSizes const& groups, int n, int k, int cluster, int clusters)
+      : tiles_(groups, n, k, Owner::kLocal),
+        assignment_(tiles_.count(), tiles_.steps(), cluster, clusters),
+        clusters_(clusters),
+        unowned_((cluster + clusters - assignment_.busy()) % clusters),
+        is_past_owned_(false) {
+    tiles_.restart(Owner::kLocal);
+  }
+
+  // The next tile of CTA `rank` of the cluster; false after the last one.
+  JGG_HOST_DEVICE bool next(int rank, WorkTile& work) {
+    Piece piece;
+    if (assignment_.next(piece)) {
+      tiles_.tile(piece.unit, rank, work);
+      work.first_step = piece.first_step;
+      work.k_tiles = piece.steps;
+      work.partials = piece.partials;
+      return true;
+    }
+    if (!is_past_owned_) {
+      is_past_owned_ = true;
+      tiles_.restart(Owner::kNone);
+    }
+    int const unit = unowned_;
+    unowned_ += clusters_;
+    return tiles_.tile(unit, rank, work);
+  }
+
+ private:
+  NoncontractingSchedule<Warp, kTileM, kTileN, kTileK, kCluster> tiles_;
+  Assignment assignment_;
+  int clusters_;
+  int unowned_;  // the next unit of rows that no local group owns
+  bool is_past_owned_;
+};
+
+}  // namespace jgg

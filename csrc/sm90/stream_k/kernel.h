@@ -1,0 +1,97 @@
+// The persistent kernel whose last wave is cut along K: the roles of sm90/kernel.h, with a schedule
+// of pieces and consumers that exchange partial sums.
+#pragma once
+
+#include "scheduler/assignment.h"
+#include "sm90/kernel.h"
+#include "sm90/stream_k/partial_sums.h"
+
+namespace jgg::sm90::stream_k {
+
+// The schedule takes more registers than one of whole tiles.
+constexpr int kProducerRegisters = 56;
+constexpr int kConsumerRegisters = 224;
+
+template <class Problem, class Shared>
+__device__ void schedule_pieces(typename Problem::Params const& params, Shared& shared, int rank) {
+  constexpr int kCluster = Problem::Config::kCluster;
+  auto schedule = Problem::schedule(params, blockIdx.x / kCluster, gridDim.x / kCluster);
+  WorkIterator slot;
+  bool more = true;
+  while (more) {
+    WorkTile work;
+    more = schedule.next(rank, work);
+    shared.work_empty[slot.stage].wait(slot.phase ^ 1);
+    if (DeviceWarp::leads()) {
+      if (!more) work.k_tiles = kNoMoreWork;
+      shared.work[slot.stage] = work;
+      shared.work_full[slot.stage].arrive();
+    }
+    ++slot;
+  }
+}
+
+template <class Problem, class Mainloop, class Shared>
+__device__ void consume_pieces(typename Problem::Params const& params, Shared& shared,
+                               int consumer) {
+  using Config = typename Problem::Config;
+  static_assert(!Problem::kHasHeads, "storing below a head takes registers that are in use here");
+  typename Mainloop::Accumulators accumulators;
+  Epilogue<Config> epilogue(shared, params.out, consumer);
+  PartialSums<Config> const partial_sums(params.workspace, consumer);
+  StageIterator<Config::kStages> stage;
+  WorkIterator slot;
+  int const first_row = consumer * kRowsPerConsumer;
+  while (true) {
+    WorkTile const work = read_work(shared, slot);
+    if (work.k_tiles == kNoMoreWork) break;
+    bool const has_rows = Problem::rows_left(params, work) > first_row;
+    StoreCoordinates const at = Problem::store_at(params, work, first_row);
+    if (has_rows && work.k_tiles > 0) {
+      Mainloop::multiply(params, work, shared, stage, consumer, accumulators,
+                         [&](int) { epilogue.store_next(); });
+      epilogue.store_rest();
+      if (work.partials == kHandsOver) {
+        partial_sums.hand_over(accumulators);
+      } else {
+        // Always in the order of K, so that the result is the same every time.
+        for (int i = 1; i <= work.partials; ++i) partial_sums.add(i, accumulators);
+        epilogue.take(accumulators, at);
+      }
+    } else {
+      Mainloop::skip(work, shared, stage);
+      epilogue.store_rest();
+      if (has_rows) epilogue.take([](int) { return 0.0f; }, at);
+    }
+  }
+  epilogue.store_rest();
+  epilogue.wait();
+}
+
+template <class Problem, class Mainloop>
+__global__ void __launch_bounds__(kThreads, 1)
+    stream_k_kernel(const __grid_constant__ typename Problem::Params params) {
+  using Config = typename Problem::Config;
+  extern __shared__ uint8_t dynamic_shared[];
+  auto& shared = *reinterpret_cast<SharedStorage<Config>*>(
+      (reinterpret_cast<uintptr_t>(dynamic_shared) + 1023) / 1024 * 1024);
+  int const rank = rank_in_cluster<Config>();
+
+  initialize_barriers<Mainloop>(shared);
+  sync_cluster<Config>();
+
+  int const warpgroup = threadIdx.x / kWarpgroup;
+  if (warpgroup == 0) {
+    cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
+    int const warp = threadIdx.x / kWarpSize;
+    if (warp == 0) produce<Problem, Mainloop>(params, shared, rank);
+    if (warp == 1) schedule_pieces<Problem>(params, shared, rank);
+  } else {
+    cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
+    consume_pieces<Problem, Mainloop>(params, shared, warpgroup - 1);
+  }
+  // A CTA's shared memory must outlive the arrivals and multicasts of its peer.
+  sync_cluster<Config>();
+}
+
+}  // namespace jgg::sm90::stream_k

@@ -1,0 +1,53 @@
+// A noncontracting product whose tiles may be pieces: part of the steps of a unit.
+#pragma once
+
+#include "scheduler/stream_k_schedule.h"
+#include "sm90/ragged_noncontracting.h"
+#include "sm90/stream_k/partial_sums.h"
+#include "sm90/stream_k/workspace.h"
+
+namespace jgg::sm90::stream_k {
+
+template <class Config_>
+struct RaggedNoncontracting : sm90::RaggedNoncontracting<Config_> {
+  using Base = sm90::RaggedNoncontracting<Config_>;
+  using Config = Config_;
+
+  struct Params : Base::Params {
+    Workspace workspace;
+  };
+
+  __device__ static auto schedule(Params const& params, int cluster, int clusters) {
+    static_assert(!Base::kRowsContiguous, "tiles start at the first row of their group");
+    return StreamKSchedule<DeviceWarp, Config::kTileM, Config::kTileN, Config::kTileK,
+                           Config::kCluster>(params.groups, params.n, params.k, cluster, clusters);
+  }
+
+  template <class Loader>
+  __device__ static void load_lhs(Params const& params, WorkTile const& work, int k, int row,
+                                  Loader const& loader, uint8_t* to, int box, bool shared) {
+    Base::load_lhs(params, work, first_k(work) + k, row, loader, to, box, shared);
+  }
+
+  template <class Loader>
+  __device__ static void load_rhs(Params const& params, WorkTile const& work, int k, int column,
+                                  Loader const& loader, uint8_t* to, int box, bool shared) {
+    Base::load_rhs(params, work, first_k(work) + k, column, loader, to, box, shared);
+  }
+
+  static cudaError_t make_params(RaggedDotArguments const& a, Params& params) {
+    params.workspace = Workspace(a.workspace, a.workspace_bytes, PartialSums<Config>::kFloats);
+    if (max_clusters(params) == 0) return cudaErrorInvalidValue;
+    return Base::make_params(a, params);
+  }
+
+  // Each block of a cluster needs slots of its own.
+  static int64_t max_clusters(Params const& params) {
+    return params.workspace.slots / kConsumers / Config::kCluster;
+  }
+
+ private:
+  __device__ static int first_k(WorkTile const& work) { return work.first_step * Config::kTileK; }
+};
+
+}  // namespace jgg::sm90::stream_k
