@@ -1,6 +1,6 @@
 """The compiled part of the package: XLA FFI handlers and the kernels behind them."""
 
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 import numpy as np
 
@@ -9,6 +9,7 @@ class KernelConfig(TypedDict):
     tile_m: int
     tile_n: int
     cluster: int
+    schedule: NotRequired[str]  # of FP8 products
 
 def registrations() -> dict[str, object]:
     """The FFI handlers as capsules, by the name of their custom call target."""

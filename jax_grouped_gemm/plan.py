@@ -33,11 +33,16 @@ class TileConfig:
       tile_m: rows of the result that a thread block computes at a time.
       tile_n: columns of the result that a thread block computes at a time.
       cluster: number of thread blocks that share operand tiles.
+      schedule: how the warpgroups of a thread block divide its work. "cooperative": half of the
+        rows of each tile each. Of FP8 products also "overlapped", the same with the scaling of
+        each slice of columns hidden behind the multiplication of the next; "ordered" and
+        "overlapped_ordered", the same in strict turns at the tensor cores.
     """
 
     tile_m: int
     tile_n: int
     cluster: int
+    schedule: str = "cooperative"
 
 
 TILE_CONFIGS = (TileConfig(tile_m=128, tile_n=256, cluster=2),)
@@ -48,16 +53,18 @@ class KernelFamily:
     """Kernels that take the same problems.
 
     Attributes:
-      tiles: the compiled configurations.
+      tiles: the compiled configurations that plans choose among.
       unsupported_reason: of a problem and the primitive's parameters, why no kernel of the family
         can run it; empty if one can.
       kernel_form: of a problem, the same with the layouts and the result's dtype that the kernels
         have.
+      optional_tiles: compiled too, for those who name them: the primitives' parameter `tile`.
     """
 
     tiles: tuple[TileConfig, ...]
     unsupported_reason: Callable[[RaggedProblem, Mapping[str, Any]], str]
     kernel_form: Callable[[RaggedProblem], RaggedProblem]
+    optional_tiles: tuple[TileConfig, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,7 +220,14 @@ def plan_contracting(avals: Sequence[Any], params: Mapping[str, Any]) -> Plan:
 
 
 def make_plan(problem: RaggedProblem, params: Mapping[str, Any], family: KernelFamily) -> Plan:
-    """Plans `problem` with the kernels of `family`."""
+    """Plans `problem` with the kernels of `family`.
+
+    Raises:
+      ValueError: the parameter `tile` is no configuration of `family`.
+    """
+    override = params.get("tile")
+    if override is not None:
+        _check_compiled(override, problem, family)
     if params["implementation"] == "reference":
         return Plan(problem, "reference", "implementation='reference' was asked for")
     reason = family.unsupported_reason(problem, params)
@@ -222,7 +236,8 @@ def make_plan(problem: RaggedProblem, params: Mapping[str, Any], family: KernelF
     if 0 in (*problem.batch, problem.num_groups, *problem.shape("mkng")):
         return Plan(problem, "zeros", "there is nothing to multiply")
     addressable = _addressable_problem(family.kernel_form(problem))
-    tile, efficiency = choose_tile(addressable, family.tiles)
+    configs = family.tiles if override is None else (override,)
+    tile, efficiency = choose_tile(addressable, configs)
     num_tiles = _num_tiles(addressable, tile)
     grid = min(_round_up(num_tiles, tile.cluster), NUM_SMS // tile.cluster * tile.cluster)
     reason = _copy_reason(problem, addressable)
@@ -243,6 +258,15 @@ def make_plan(problem: RaggedProblem, params: Mapping[str, Any], family: KernelF
 def choose_tile(problem: RaggedProblem, configs: Sequence[TileConfig]) -> tuple[TileConfig, float]:
     """The configuration with the best predicted efficiency, and that efficiency."""
     return max(((c, _efficiency(problem, c)) for c in configs), key=lambda choice: choice[1])
+
+
+def _check_compiled(tile: TileConfig, problem: RaggedProblem, family: KernelFamily) -> None:
+    compiled = family.tiles + family.optional_tiles
+    if tile not in compiled:
+        raise ValueError(
+            f"tile={tile} is not compiled for {problem.op}. Compiled are: "
+            + "; ".join(map(str, compiled))
+        )
 
 
 def _unsupported_reason(problem: RaggedProblem, params: Mapping[str, Any]) -> str:

@@ -26,6 +26,19 @@ FP8_DTYPES = (jnp.float8_e4m3fn, jnp.float8_e5m2)
 NONCONTRACTING_TILES = (TileConfig(tile_m=128, tile_n=256, cluster=2),)
 CONTRACTING_TILES = (TileConfig(tile_m=128, tile_n=256, cluster=2),)
 
+# Compiled to be measured.
+OPTIONAL_NONCONTRACTING_TILES = (
+    TileConfig(tile_m=128, tile_n=256, cluster=2, schedule="ordered"),
+    TileConfig(tile_m=128, tile_n=256, cluster=2, schedule="overlapped"),
+    TileConfig(tile_m=128, tile_n=256, cluster=2, schedule="overlapped_ordered"),
+    TileConfig(tile_m=128, tile_n=192, cluster=2),
+    TileConfig(tile_m=128, tile_n=192, cluster=2, schedule="ordered"),
+)
+OPTIONAL_CONTRACTING_TILES = (
+    TileConfig(tile_m=128, tile_n=256, cluster=2, schedule="overlapped"),
+    TileConfig(tile_m=128, tile_n=256, cluster=2, schedule="overlapped_ordered"),
+)
+
 LHS_SCALINGS = ("1x128", "1xk", "tensor", "1x128 column-major")
 """What shares a scale in lhs [m, k]. The kernels know each by its index."""
 RHS_SCALINGS = ("128x128", "kx1", "group")
@@ -115,8 +128,12 @@ def _contracted_last(problem: ScaledProblem) -> ScaledProblem:
     return dataclasses.replace(problem, rhs="gnk" if "g" in problem.rhs else problem.rhs)
 
 
-NONCONTRACTING = KernelFamily(NONCONTRACTING_TILES, _unsupported_reason, _contracted_last)
-CONTRACTING = KernelFamily(CONTRACTING_TILES, _unsupported_reason, _contracted_last)
+NONCONTRACTING = KernelFamily(
+    NONCONTRACTING_TILES, _unsupported_reason, _contracted_last, OPTIONAL_NONCONTRACTING_TILES
+)
+CONTRACTING = KernelFamily(
+    CONTRACTING_TILES, _unsupported_reason, _contracted_last, OPTIONAL_CONTRACTING_TILES
+)
 
 
 Shape = tuple[int, ...]

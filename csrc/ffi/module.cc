@@ -52,18 +52,22 @@ nb::dict registrations() {
 // Python compares versions first, where the error can still say what is wrong.
 std::pair<int, int> ffi_api_version() { return {XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR}; }
 
-void append_config(nb::list& configs, char const* op, int tile_m, int tile_n, int cluster) {
+void append_config(nb::list& configs, char const* op, int tile_m, int tile_n, int cluster,
+                   char const* schedule = nullptr) {
   nb::dict config;
   config["op"] = op;
   config["tile_m"] = tile_m;
   config["tile_n"] = tile_n;
   config["cluster"] = cluster;
+  if (schedule) config["schedule"] = schedule;
   configs.append(config);
 }
 
 template <class... Tiles>
 void append_configs(nb::list& configs, char const* op, fp8::TileList<Tiles...>) {
-  (append_config(configs, op, Tiles::kTileM, Tiles::kTileN, Tiles::kCluster), ...);
+  (append_config(configs, op, Tiles::kTileM, Tiles::kTileN, Tiles::kCluster,
+                 fp8::name(Tiles::kSchedule)),
+   ...);
 }
 
 nb::list kernel_configs() {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -67,6 +66,7 @@ def scaled_noncontracting(
         group_offset,
         lhs_scaling=np.int32(LHS_SCALINGS.index(problem.lhs_scaling)),
         rhs_scaling=np.int32(RHS_SCALINGS.index(problem.rhs_scaling)),
+        schedule=plan.tile.schedule,
     )
 
 
@@ -92,6 +92,7 @@ def scaled_contracting(
         group_sizes,
         group_offset,
         m=np.int32(problem.m),
+        schedule=plan.tile.schedule,
     )
 
 
@@ -103,7 +104,7 @@ def _call(plan: Plan, *operands: jax.Array, **attributes: Any) -> jax.Array:
         jax.ShapeDtypeStruct(result_shape, addressable.out_dtype),
         jax.ShapeDtypeStruct((plan.workspace_bytes,), jnp.uint8),
     )
-    tile = {name: np.int32(value) for name, value in dataclasses.asdict(plan.tile).items()}
+    tile = {name: np.int32(getattr(plan.tile, name)) for name in ("tile_m", "tile_n", "cluster")}
     out, _ = jax.ffi.ffi_call(TARGETS[problem.op], results)(*operands, **attributes, **tile)
     valid = tuple(slice(size) for size in problem.shape(problem.out))
     return out[..., *valid].astype(problem.out_dtype)

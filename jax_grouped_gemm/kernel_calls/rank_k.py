@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -65,7 +63,7 @@ def rank_k(plan: Plan, *operands: jax.Array) -> list[jax.Array]:
         transpose=problem.transpose,
         upper=problem.upper,
         symmetrize=problem.symmetrize,
-        **{name: np.int32(value) for name, value in dataclasses.asdict(plan.tile).items()},
+        **{name: np.int32(getattr(plan.tile, name)) for name in ("tile_m", "tile_n", "cluster")},
     )
     for i, out in zip(order, results, strict=True):
         n = problem.stacks[i].n

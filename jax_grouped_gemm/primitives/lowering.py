@@ -35,25 +35,29 @@ def register_lowering(
     """Registers how `primitive` is planned and lowered.
 
     Args:
-      primitive: has a parameter `implementation`: None, "cuda" or "reference".
+      primitive: has a parameter `implementation`: None, "cuda" or "reference". The FP8 products
+        may have `tile` too, which only a planner reads.
       planner: see `planners`.
       kernel: called as `kernel(plan, *operands)`, for plans whose path is not "reference".
-      reference: called as `reference(*operands, **params)`, without `implementation`.
+      reference: called as `reference(*operands, **params)`, without these.
       is_matmul: whether `explain` and the checkpoint policies count it as a grouped matmul.
     """
     if is_matmul:
         planners[primitive] = planner
     lower_fun = functools.partial(mlir.lower_fun, multiple_results=primitive.multiple_results)
-    lower_reference = lower_fun(reference)
 
-    def lower_default(ctx, *operands, implementation, **params):
-        if implementation == "cuda":
+    def lower_reference(ctx, *operands, implementation, tile=None, **params):
+        return lower_fun(reference)(ctx, *operands, **params)
+
+    def lower_default(ctx, *operands, **params):
+        if params["implementation"] == "cuda":
             platforms = ", ".join(ctx.platforms or ctx.module_context.platforms)
             _raise_impossible(primitive, f"it is being compiled for the platform {platforms}")
         return lower_reference(ctx, *operands, **params)
 
-    def lower_cuda(ctx, *operands, implementation, **params):
-        plan = planner(ctx.avals_in, {**params, "implementation": implementation})
+    def lower_cuda(ctx, *operands, **params):
+        plan = planner(ctx.avals_in, params)
+        implementation = params["implementation"]
         reason = plan.reason if plan.path == "reference" else _unusable_device_reason(ctx)
         if not reason:
             reason = _ffi.missing_extension_reason()
