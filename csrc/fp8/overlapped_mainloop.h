@@ -28,16 +28,17 @@ class OverlappedMainloop : public ScaledMainloop<Problem> {
                                   Turns<Config> const& turns, Sums& sums, Overlap&& overlap) {
     Products products[2];
     typename Base::StepScales scales;
+    auto const rhs = Base::rhs_descriptors(shared);
     auto lhs = Mma{}
                    .get_slice(threadIdx.x % kWarpgroup)
-                   .partition_fragment_A(Base::lhs_tile(shared, 0, consumer));
+                   .partition_fragment_A(Base::lhs_tile(shared, consumer));
     shared.full[stage.stage].wait(stage.phase);
     read_lhs(shared, stage.stage, consumer, lhs);
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       Stage const now = stage;
       ++stage;
       turns.take();
-      Base::template issue<Mma>(lhs, shared, now.stage, 0, products[0]);
+      Base::template issue<Mma>(lhs, Base::rhs_of(rhs, now.stage, 0), products[0]);
 #pragma unroll
       for (int slice = 0; slice < Config::kSlices; ++slice) {
         bool const last = slice == Config::kSlices - 1;
@@ -45,7 +46,8 @@ class OverlappedMainloop : public ScaledMainloop<Problem> {
         // Before the next slice is issued: its products would leave too few registers.
         if (k_tile == 0) overlap(slice);
         if (!last) {
-          Base::template issue<Mma>(lhs, shared, now.stage, slice + 1, products[(slice + 1) % 2]);
+          Base::template issue<Mma>(lhs, Base::rhs_of(rhs, now.stage, slice + 1),
+                                    products[(slice + 1) % 2]);
           if (slice + 1 == Config::kSlices / 2) turns.pass();
         }
         if (slice == 0) {

@@ -70,6 +70,8 @@ class ScaledMainloop {
                                   Turns<Config> const& turns, Sums& sums, Overlap&& overlap) {
     Products products;
     StepScales scales;
+    auto const lhs = lhs_descriptors(shared, consumer);
+    auto const rhs = rhs_descriptors(shared);
     shared.full[stage.stage].wait(stage.phase);
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       Stage const now = stage;
@@ -78,8 +80,7 @@ class ScaledMainloop {
       for (int slice = 0; slice < Config::kSlices; ++slice) {
         bool const last = slice == Config::kSlices - 1;
         turns.take();
-        issue<SharedMma>(lhs_in_shared(shared, now.stage, consumer), shared, now.stage, slice,
-                         products);
+        issue<SharedMma>(lhs_of(lhs, now.stage), rhs_of(rhs, now.stage, slice), products);
         turns.pass();
         if (k_tile == 0) overlap(slice);
         if (slice == 0) {
@@ -132,36 +133,56 @@ class ScaledMainloop {
     }
   };
 
-  // A consumer's rows of a stage.
-  __device__ static auto lhs_tile(Shared& shared, int stage, int consumer) {
+  // A consumer's rows of the first stage.
+  __device__ static auto lhs_tile(Shared& shared, int consumer) {
     return cute::make_tensor(cute::make_smem_ptr(reinterpret_cast<typename Config::Lhs*>(
-                                 shared.lhs[stage] + consumer * kRowsPerConsumer * kRowBytes)),
+                                 shared.lhs[0] + consumer * kRowsPerConsumer * kRowBytes)),
                              SmemLayout<typename Config::Lhs, kRowsPerConsumer>{});
   }
 
-  // The same as an operand that WGMMA reads by itself.
-  __device__ static auto lhs_in_shared(Shared& shared, int stage, int consumer) {
+  // Their descriptors.
+  __device__ static auto lhs_descriptors(Shared& shared, int consumer) {
     auto const thread_mma = SharedMma{}.get_slice(threadIdx.x % kWarpgroup);
-    return thread_mma.make_fragment_A(thread_mma.partition_A(lhs_tile(shared, stage, consumer)));
+    return in_uniform_registers(
+        thread_mma.make_fragment_A(thread_mma.partition_A(lhs_tile(shared, consumer))));
   }
 
-  // One slice of a stage, 64 rows by kMmaN columns, to the tensor cores.
-  template <class Mma, class Lhs>
-  __device__ static void issue(Lhs const& lhs, Shared& shared, int stage, int slice,
-                               Products& products) {
+  // Those of the first slice of rhs, in the first stage.
+  __device__ static auto rhs_descriptors(Shared& shared) {
+    using namespace cute;
+    auto const thread_mma = SharedMma{}.get_slice(threadIdx.x % kWarpgroup);
+    auto const tile =
+        make_tensor(make_smem_ptr(reinterpret_cast<typename Config::Rhs*>(shared.rhs[0])),
+                    SmemLayout<typename Config::Rhs, Config::kMmaN>{});
+    return in_uniform_registers(thread_mma.make_fragment_B(thread_mma.partition_B(tile)));
+  }
+
+  // Descriptors of any stage and slice.
+  template <class Descriptors>
+  __device__ static auto advance(Descriptors const& descriptors, int bytes) {
+    constexpr int kUnit = 16;  // of addresses in descriptors
+    return cute::make_tensor(descriptors.data() + bytes / kUnit, descriptors.layout());
+  }
+  template <class Descriptors>
+  __device__ static auto lhs_of(Descriptors const& first, int stage) {
+    return advance(first, stage * Config::kLhsBytes);
+  }
+  template <class Descriptors>
+  __device__ static auto rhs_of(Descriptors const& first, int stage, int slice) {
+    return advance(first, stage * Config::kRhsBytes + slice * Config::kMmaN * kRowBytes);
+  }
+
+  // A slice, 64 rows by kMmaN columns, to the tensor cores.
+  template <class Mma, class Lhs, class Rhs>
+  __device__ static void issue(Lhs const& lhs, Rhs const& rhs, Products& products) {
     using namespace cute;
     Mma mma;
-    auto const thread_mma = mma.get_slice(threadIdx.x % kWarpgroup);
-    auto const rhs = make_tensor(make_smem_ptr(reinterpret_cast<typename Config::Rhs*>(
-                                     shared.rhs[stage] + slice * Config::kMmaN * kRowBytes)),
-                                 SmemLayout<typename Config::Rhs, Config::kMmaN>{});
-    auto const rhs_fragment = thread_mma.make_fragment_B(thread_mma.partition_B(rhs));
     warpgroup_fence_operand(products);
     warpgroup_arrive();
 #pragma unroll
     for (int k = 0; k < size<2>(lhs); ++k) {
       mma.accumulate_ = k == 0 ? GMMA::ScaleOut::Zero : GMMA::ScaleOut::One;
-      gemm(mma, lhs(_, _, k), rhs_fragment(_, _, k), products);
+      gemm(mma, lhs(_, _, k), rhs(_, _, k), products);
     }
     warpgroup_commit_batch();
     warpgroup_fence_operand(products);
@@ -195,6 +216,14 @@ class ScaledMainloop {
         }
       }
     }
+  }
+
+  // Computed once: what is left to do between a wait and the next WGMMA is an addition.
+  template <class Descriptors>
+  __device__ static auto in_uniform_registers(Descriptors const& descriptors) {
+    auto first = descriptors.data();
+    first.desc_.reg32_[0] = __shfl_sync(~0u, first.desc_.reg32_[0], 0);
+    return cute::make_tensor(first, descriptors.layout());
   }
 
   // By every warp for itself, because each reads scales that the others do not.
