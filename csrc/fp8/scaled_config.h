@@ -14,6 +14,7 @@ using sm90::kWarpgroup;
 using sm90::StageIterator;
 
 constexpr int kSharedMemoryReserve = 512;  // barriers and the ring of work tiles
+constexpr int kScaleThreads = 64;          // the two warps that bring scales
 constexpr int kScaleBlock = 128;  // elements of K that share a scale: one step of the mainloop
 
 // FP8 tensor cores add up with few mantissa bits, so the products of a step go into an accumulator

@@ -1,5 +1,5 @@
-// The persistent FP8 kernel: one warp schedules, one thread copies, two warpgroups multiply, scale
-// and store.
+// The persistent FP8 kernel: one warp schedules, one thread copies, two warps bring scales, two
+// warpgroups multiply, scale and store.
 #pragma once
 
 #include <cutlass/arch/reg_reconfig.h>
@@ -18,8 +18,8 @@ namespace jgg::fp8 {
 // as the descriptors of WGMMA operands, goes to uniform registers.
 __device__ inline int uniform(int value) { return __shfl_sync(~0u, value, 0); }
 
-// Readers of a work tile: the two producer warps and every warp of the consumers.
-constexpr int kWorkReaders = 2 + kConsumers * kWarpgroup / kWarpSize;
+// Readers of a work tile: the warps that copy or bring scales, and every warp of the consumers.
+constexpr int kWorkReaders = 1 + (kScaleThreads + kConsumers * kWarpgroup) / kWarpSize;
 
 template <class Problem, class Shared>
 __device__ void produce(typename Problem::Params const& params, Shared& shared, int rank) {
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(sm90::kThreads, 1)
     int const warp = threadIdx.x / kWarpSize;
     if (warp == 0) produce<Problem>(params, shared, rank);
     if (warp == 1) sm90::schedule_tiles<Problem>(params, shared, rank);
-    if (warp == 2) produce_scales<Problem>(params, shared);
+    if (warp >= 2) produce_scales<Problem>(params, shared);
   } else {
     cutlass::arch::warpgroup_reg_alloc<sm90::kConsumerRegisters>();
     consume<Problem>(params, shared, warpgroup - 1);

@@ -49,14 +49,33 @@ class ScaledMainloop {
     }
   }
 
-  // The scales of a tile, by a warp of their own.
+  // The scales of a tile, by warps of their own.
   __device__ static void load_scales(Params const& params, WorkTile const& work, Shared& shared,
                                      Stage& stage) {
+    if constexpr (!Config::kColumnScales) {
+      if (params.wide_scales) return load_wide_scales(params, work, shared, stage);
+    }
+#pragma unroll 1  // for want of registers
     for (int k_tile = 0; k_tile < work.k_tiles; ++k_tile, ++stage) {
       shared.empty[stage.stage].wait(stage.phase ^ 1);
       Problem::load_scales(params, work, k_tile, shared.lhs_scales[stage.stage],
                            shared.rhs_scales[stage.stage]);
       ScaleLoader::arrive(shared.scales_full[stage.stage]);
+    }
+  }
+
+  __device__ static void load_wide_scales(Params const& params, WorkTile const& work,
+                                          Shared& shared, Stage& stage) {
+    if (work.k_tiles == 0) return;  // rows of no group, which have no scales of rhs
+    auto scales = Problem::wide_scales(params, work);
+    constexpr int kSteps = decltype(scales)::kSteps;
+#pragma unroll 1
+    for (int k_tile = 0; k_tile < work.k_tiles; ++k_tile, ++stage) {
+      // Takes long, and needs no stage yet.
+      if (k_tile % kSteps == 0) scales.fetch();
+      shared.empty[stage.stage].wait(stage.phase ^ 1);
+      scales.store(k_tile % kSteps, shared.lhs_scales[stage.stage], shared.rhs_scales[stage.stage]);
+      shared.scales_full[stage.stage].arrive();
     }
   }
 
