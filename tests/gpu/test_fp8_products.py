@@ -144,6 +144,16 @@ def test_more_steps_than_stages(tile, rng):
 
 
 @TILES
+@pytest.mark.parametrize("rhs_shape", [(G, NB, 8), (G, N), (G,)], ids=RHS_SCALES)
+def test_scales_in_rows_of_sixteen_bytes(rhs_shape, tile, rng):
+    """Which the kernels read four steps at a time."""
+    lhs, rhs = fp8(rng, (M - 3, 1008)), fp8(rng, (G, N, 1008))
+    operands = lhs, scales(rng, (M - 3, 8)), rhs, scales(rng, rhs_shape)
+    for sizes in (sizes_of.multinomial(rng, M - 3, G), sizes_of.any_kind(rng, M - 3, G)):
+        check(*operands, sizes, tile=tile)
+
+
+@TILES
 @pytest.mark.parametrize("k, n", [(16, 8), (128, 128), (37, 51), (1040, 264), (2064, 40), (7, 1)])
 def test_dimensions(k, n, tile, rng):
     kb, nb = -(-k // 128), -(-n // 128)
@@ -180,10 +190,11 @@ def test_nan_reaches_no_other_row(tile, rng):
     assert not out[total:].any()
 
 
+@pytest.mark.parametrize("k", [272, 496])
 @pytest.mark.parametrize("batched", [b for b in np.ndindex(2, 2, 2, 2, 2) if any(b)])
-def test_batches(batched, rng):
-    m, k, n = 300, 272, 136
-    shapes = (m, k), (m, 3), (G, n, k), (G, 2, 3), (G,)
+def test_batches(batched, k, rng):
+    m, n, kb = 300, 136, -(-k // 128)
+    shapes = (m, k), (m, kb), (G, n, k), (G, 2, kb), (G,)
     makers = fp8, scales, fp8, scales, lambda rng, s: rng.integers(-9, 80, s, dtype=np.int32)
     operands = [
         make(rng, (3, *shape) if b else shape)
@@ -200,9 +211,9 @@ def test_batches(batched, rng):
 @OUTPUTS
 def test_every_configuration_gives_the_same_bits(out_dtype, tile, rng):
     """All add the same products in the same order, also when the device is full of them."""
-    m, k, n, groups = 9000, 1168, 1416, 24
+    m, k, n, groups = 9000, 1936, 1416, 24
     lhs, rhs = fp8(rng, (m, k)), fp8(rng, (groups, n, k))
-    operands = lhs, scales(rng, (m, 10)), rhs, scales(rng, (groups, 12, 10))
+    operands = lhs, scales(rng, (m, 16)), rhs, scales(rng, (groups, 12, 16))
     sizes = sizes_of.multinomial(rng, m - 50, groups)
     options = dict(preferred_element_type=out_dtype)
     want = np.float32(noncontracting(*operands, sizes, **options))
