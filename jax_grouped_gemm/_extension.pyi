@@ -84,8 +84,8 @@ def ragged_noncontracting_pieces(
 
     Returns:
       int32 [tiles, 13], the tiles of one cluster after those of another, each in its order.
-      Columns: number of the cluster in the grid; rank; those of `ragged_noncontracting_tiles` from batch on;
-      first of the tile's steps; partials, see `assignment`.
+      Columns: number of the cluster in the grid; rank; those of `ragged_noncontracting_tiles` from
+      batch on; first of the tile's steps; partials, see `assignment`.
     """
 
 def assignment(units: int, steps: int, clusters: int) -> np.ndarray:

@@ -25,6 +25,9 @@ KERNEL_OPERAND_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 KERNEL_RESULT_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 
 
+Schedule = Literal["cooperative", "pingpong", "overlapped", "ordered", "overlapped_ordered"]
+
+
 @dataclasses.dataclass(frozen=True)
 class TileConfig:
     """One compiled kernel configuration.
@@ -33,16 +36,18 @@ class TileConfig:
       tile_m: rows of the result that a thread block computes at a time.
       tile_n: columns of the result that a thread block computes at a time.
       cluster: number of thread blocks that share operand tiles.
-      schedule: what the two warpgroups of a thread block that multiply do: "cooperative", half of
-        each tile each, or "pingpong", every other tile each, so that one stores its tile while the
-        other one multiplies.
+      schedule: how the two warpgroups of a thread block that multiply divide its work.
+        "cooperative": half of the rows of each tile each. "pingpong": every other tile each, so
+        that one stores its tile while the other one multiplies. Of FP8 products, "overlapped" is
+        "cooperative" with the scaling of each slice of columns hidden behind the multiplication of
+        the next; "ordered" and "overlapped_ordered" are in strict turns at the tensor cores.
       stream_k: whether the last wave of tiles is cut along K, see `jax_grouped_gemm.stream_k`.
     """
 
     tile_m: int
     tile_n: int
     cluster: int
-    schedule: Literal["cooperative", "pingpong"] = "cooperative"
+    schedule: Schedule = "cooperative"
     stream_k: bool = False
 
     def sizes(self) -> dict[str, int]:

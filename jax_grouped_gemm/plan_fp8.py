@@ -23,8 +23,20 @@ BLOCK = 128
 
 FP8_DTYPES = (jnp.float8_e4m3fn, jnp.float8_e5m2)
 
-NONCONTRACTING_TILES = (TileConfig(tile_m=128, tile_n=256, cluster=2),)
-CONTRACTING_TILES = (TileConfig(tile_m=128, tile_n=256, cluster=2),)
+# The default first; the others are compiled to be measured.
+NONCONTRACTING_TILES = (
+    TileConfig(tile_m=128, tile_n=256, cluster=2),
+    TileConfig(tile_m=128, tile_n=256, cluster=2, schedule="ordered"),
+    TileConfig(tile_m=128, tile_n=256, cluster=2, schedule="overlapped"),
+    TileConfig(tile_m=128, tile_n=256, cluster=2, schedule="overlapped_ordered"),
+    TileConfig(tile_m=128, tile_n=192, cluster=2),
+    TileConfig(tile_m=128, tile_n=192, cluster=2, schedule="ordered"),
+)
+CONTRACTING_TILES = (
+    TileConfig(tile_m=128, tile_n=256, cluster=2),
+    TileConfig(tile_m=128, tile_n=256, cluster=2, schedule="overlapped"),
+    TileConfig(tile_m=128, tile_n=256, cluster=2, schedule="overlapped_ordered"),
+)
 
 LHS_SCALINGS = ("1x128", "1xk", "tensor", "1x128 column-major")
 """What shares a scale in lhs [m, k]. The kernels know each by its index."""

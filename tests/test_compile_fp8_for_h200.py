@@ -1,16 +1,18 @@
 """What XLA makes of the FP8 operations for an H200: custom calls and nothing else."""
 
+import dataclasses
 import re
 from functools import partial
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from aot import FREE, Target
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm import checkpoint_policies, moe, plan_fp8
+from jax_grouped_gemm import checkpoint_policies, moe, plan_fp8, primitives
 
 TARGET_CONFIG = Path(__file__).parent / "data" / "h200_target_config.txtpb"
 M, K, N, G = 512, 256, 384, 4
@@ -37,14 +39,17 @@ def with_cotangents(lhs, rhs, sizes, cotangent, **options):
     return out, vjp(cotangent.astype(out.dtype))
 
 
-def test_every_tile_that_a_plan_can_choose_is_compiled(extension):
-    compiled = extension.kernel_configs()
-    for op, tiles in (
-        ("scaled_ragged_noncontracting", plan_fp8.NONCONTRACTING_TILES),
-        ("scaled_ragged_contracting", plan_fp8.CONTRACTING_TILES),
-    ):
-        for tile in tiles:
-            assert dict(op=op, schedule=tile.schedule, **tile.sizes()) in compiled
+FAMILIES = {
+    "scaled_ragged_noncontracting": plan_fp8.NONCONTRACTING,
+    "scaled_ragged_contracting": plan_fp8.CONTRACTING,
+}
+
+
+@pytest.mark.parametrize("op", FAMILIES)
+def test_plans_know_exactly_the_tiles_that_are_compiled(op, extension):
+    compiled = [config for config in extension.kernel_configs() if config["op"] == op]
+    planned = [dict(op=op, schedule=tile.schedule, **tile.sizes()) for tile in FAMILIES[op].tiles]
+    assert compiled == planned
 
 
 class TestQuantisers:
@@ -115,6 +120,26 @@ class TestScaledProducts:
         in_axes = [0 if is_mapped else None for is_mapped in mapped]
         program = h200.compile(jax.vmap(function, in_axes), *operands)
         assert program.kernels == {"scaled_ragged_noncontracting": 1}
+
+    @pytest.mark.parametrize(
+        "op, tile", [(op, tile) for op in FAMILIES for tile in FAMILIES[op].tiles], ids=str
+    )
+    def test_take_the_tile_that_is_asked_for(self, op, tile, h200):
+        options = dict(preferred_element_type=np.dtype(BF16), implementation="cuda", tile=tile)
+        if op == "scaled_ragged_noncontracting":
+            shapes = ((M, K), E4M3), ((M, 2), F32), ((G, N, K), E4M3), ((G, 3, 2), F32)
+            options |= dict(transpose_rhs=True, lhs_scaling="1x128", rhs_scaling="128x128")
+        else:
+            p = plan_fp8.padded_rows(M, G)
+            shapes = ((K, p), E4M3), ((p // 128, K), F32), ((N, p), E4M3), ((p // 128, N), F32)
+            options |= dict(num_rows=M, num_groups=G)
+        operands = [array(*shape) for shape in shapes] + [SIZES, array((1,), jnp.int32)]
+        program = h200.compile(partial(getattr(primitives, op), **options), *operands)
+        assert program.kernels == {op: 1}
+        (call,) = program.calls
+        for name, value in dataclasses.asdict(tile).items():
+            text = f'"{value}"' if isinstance(value, str) else f"{value} : i32"
+            assert f"{name} = {text}" in call.text
 
     def test_other_result_dtypes_take_the_reference(self, h200):
         operands = array((M, K), E4M3), array((), F32), array((G, N, K), E4M3), array((), F32)

@@ -13,6 +13,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jax_grouped_gemm as jgg
+from jax_grouped_gemm import plan_fp8, primitives
 
 E4M3, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
 M, K, N, G = 150, 200, 144, 4
@@ -207,6 +208,53 @@ class TestContracting:
         out = jax.vmap(run)(*operands, sizes)
         for i in range(3):
             np.testing.assert_array_equal(out[i], run(*(x[i] for x in operands), sizes[i]))
+
+
+class TestTile:
+    """The primitives' parameter `tile`, for a kernel that a plan would not choose."""
+
+    TILES = pytest.mark.parametrize("tile", plan_fp8.NONCONTRACTING_TILES, ids=str)
+    PARAMS = dict(
+        transpose_rhs=True,
+        lhs_scaling="1x128",
+        rhs_scaling="128x128",
+        preferred_element_type=np.dtype(np.float32),
+        implementation=None,
+    )
+
+    def operands(self, rng):
+        lhs, rhs = fp8(rng, (M, K)), fp8(rng, (G, N, K))
+        sizes = sizes_of.multinomial(rng, M, G).astype(np.int32)
+        return (
+            lhs,
+            scales(rng, (M, KB)),
+            rhs,
+            scales(rng, (G, NB, KB)),
+            sizes,
+            np.zeros(1, np.int32),
+        )
+
+    def plan(self, **params):
+        operands = self.operands(np.random.default_rng(0))
+        avals = [jax.typeof(jnp.asarray(x)) for x in operands]
+        return plan_fp8.plan_scaled_noncontracting(avals, self.PARAMS | params)
+
+    @TILES
+    def test_plans_take_it(self, tile):
+        assert self.plan(tile=tile).tile == tile
+        assert self.plan(tile=None).tile == self.plan().tile == plan_fp8.NONCONTRACTING_TILES[0]
+
+    def test_another_one_is_refused(self):
+        other = jgg.plan.TileConfig(tile_m=128, tile_n=192, cluster=2, schedule="none")
+        with pytest.raises(ValueError, match="schedule='none'.*not compiled.*Compiled are.*256"):
+            self.plan(tile=other)
+
+    @TILES
+    def test_the_reference_needs_none(self, tile, rng):
+        operands = self.operands(rng)
+        run = jax.jit(partial(primitives.scaled_ragged_noncontracting, **self.PARAMS, tile=tile))
+        plain = primitives.scaled_ragged_noncontracting(*operands, **self.PARAMS)
+        np.testing.assert_array_equal(run(*operands), plain)
 
 
 class TestErrors:

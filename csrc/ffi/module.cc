@@ -53,9 +53,9 @@ nb::dict registrations() {
   targets["jax_grouped_gemm.quantize_rows.v1"] = encapsulate(JggQuantizeRows);
   targets["jax_grouped_gemm.quantize_blocks.v1"] = encapsulate(JggQuantizeBlocks);
   targets["jax_grouped_gemm.quantize_ragged.v1"] = encapsulate(JggQuantizeRagged);
-  targets["jax_grouped_gemm.scaled_ragged_noncontracting.v1"] =
+  targets["jax_grouped_gemm.scaled_ragged_noncontracting.v2"] =
       encapsulate(JggScaledRaggedNoncontracting);
-  targets["jax_grouped_gemm.scaled_ragged_contracting.v1"] =
+  targets["jax_grouped_gemm.scaled_ragged_contracting.v2"] =
       encapsulate(JggScaledRaggedContracting);
   return targets;
 }
@@ -64,25 +64,30 @@ nb::dict registrations() {
 // Python compares versions first, where the error can still say what is wrong.
 std::pair<int, int> ffi_api_version() { return {XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR}; }
 
-void append_config(nb::list& configs, char const* op, sm90::TileConfig const& tile) {
+void append_config(nb::list& configs, char const* op, int tile_m, int tile_n, int cluster,
+                   char const* schedule) {
   nb::dict config;
   config["op"] = op;
-  config["tile_m"] = tile.tile_m;
-  config["tile_n"] = tile.tile_n;
-  config["cluster"] = tile.cluster;
-  config["schedule"] = name(tile.schedule);
+  config["tile_m"] = tile_m;
+  config["tile_n"] = tile_n;
+  config["cluster"] = cluster;
+  config["schedule"] = schedule;
   configs.append(config);
 }
 
 template <class... Tiles>
 void append_configs(nb::list& configs, char const* op, fp8::TileList<Tiles...>) {
-  (append_config(configs, op, {Tiles::kTileM, Tiles::kTileN, Tiles::kCluster}), ...);
+  (append_config(configs, op, Tiles::kTileM, Tiles::kTileN, Tiles::kCluster,
+                 fp8::name(Tiles::kSchedule)),
+   ...);
 }
 
 nb::list kernel_configs() {
   nb::list configs;
   auto const append = [&](char const* op, std::vector<sm90::TileConfig> const& tiles) {
-    for (sm90::TileConfig const& tile : tiles) append_config(configs, op, tile);
+    for (sm90::TileConfig const& tile : tiles) {
+      append_config(configs, op, tile.tile_m, tile.tile_n, tile.cluster, name(tile.schedule));
+    }
   };
   append("ragged_noncontracting", sm90::tile_configs());
   append("ragged_contracting", sm90::tile_configs());

@@ -1,4 +1,5 @@
-// Scales on their way from global to shared memory, next to the stage that they belong to.
+// Scales of one step on their way from global to shared memory, next to the stage that they belong
+// to.
 #pragma once
 
 #include <cutlass/arch/barrier.h>
@@ -10,7 +11,7 @@
 
 namespace jgg::fp8 {
 
-// One warp copies the scales of each step, as many steps ahead as there are stages. Consumers have
+// Two warps copy the scales of each step, as many steps ahead as there are stages. Consumers have
 // no registers to spare for it, and a row's scales need no alignment this way: copies are of one
 // scale each.
 class ScaleLoader {
@@ -27,18 +28,18 @@ class ScaleLoader {
                  : "memory");
   }
 
-  // Every lane arrives once all of its copies have.
+  // Every thread arrives once all of its copies have.
   __device__ static void arrive(Barrier& barrier) {
     cutlass::arch::cpasync_barrier_arrive_noinc(barrier.address());
   }
-  static constexpr int kArrivals = kWarpSize;
+  static constexpr int kArrivals = kScaleThreads;
 
   // Scales of kTileM rows. Rows past the last one have none and take its.
   template <int kTileM>
   __device__ static void copy_rows(RowScales const& scales, float const* block, int row,
                                    int last_row, float* to) {
 #pragma unroll
-    for (int i = threadIdx.x % kWarpSize; i < kTileM; i += kWarpSize) {
+    for (int i = threadIdx.x % kScaleThreads; i < kTileM; i += kScaleThreads) {
       copy(to + i, block + int64_t(min(row + i, last_row)) * scales.row_stride);
     }
   }

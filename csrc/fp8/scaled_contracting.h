@@ -70,7 +70,7 @@ struct ScaledContracting {
         params.m - 1, to_lhs);
     float const* rhs = params.column_scales +
                        (int64_t(work.batch) * params.rhs_batched * params.blocks + row) * params.n;
-    for (int i = threadIdx.x % 32 * 4; i < Config::kTileN; i += 128) {
+    for (int i = threadIdx.x % kScaleThreads * 4; i < Config::kTileN; i += kScaleThreads * 4) {
       // Rows of scales are a multiple of four long, as rows of the result are of 16 bytes.
       ScaleLoader::copy4(to_rhs + i, rhs + min(work.n + i, params.n - 4));
     }

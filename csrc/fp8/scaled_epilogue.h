@@ -119,17 +119,24 @@ class ScaledEpilogue {
     }
   }
 
+  // Neighbouring sums are stored one at a time: one store of both would want them in an aligned
+  // pair of registers, which puts each into the register bank of its product. Adding that product
+  // would then read one bank two or three times, where WGMMA leaves half of the reads. So that
+  // neither store has two lanes in one bank of shared memory, half of the lanes store the right sum
+  // first.
   __device__ void write_floats(float const* sums, uint8_t* slot) const {
     int const lane = thread() % 32, warp = thread() / 32;
+    bool const swap = (lane ^ lane / 4) % 2;
 #pragma unroll
     for (int eight = 0; eight < 4; ++eight) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         int const row = warp * 16 + half * 8 + lane / 4;
         int const unit = (2 * eight + lane % 4 / 2) ^ (row % 8);
-        float const* source = sums + eight * 4 + half * 2;
-        *reinterpret_cast<float2*>(slot + row * kRowBytes + unit * 16 + lane % 2 * 8) =
-            float2{source[0], source[1]};
+        float* to = reinterpret_cast<float*>(slot + row * kRowBytes + unit * 16 + lane % 2 * 8);
+        float const left = sums[eight * 4 + half * 2], right = sums[eight * 4 + half * 2 + 1];
+        to[swap] = swap ? right : left;
+        to[!swap] = swap ? left : right;
       }
     }
   }

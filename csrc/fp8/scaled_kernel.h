@@ -1,13 +1,15 @@
-// The persistent FP8 kernel: one warp schedules, one thread copies, two warpgroups multiply, scale
-// and store.
+// The persistent FP8 kernel: one warp schedules, one thread copies, two warps bring scales, two
+// warpgroups multiply, scale and store.
 #pragma once
 
 #include <cutlass/arch/reg_reconfig.h>
 
 #include <cute/arch/cluster_sm90.hpp>
 
+#include "fp8/overlapped_mainloop.h"
 #include "fp8/scaled_epilogue.h"
 #include "fp8/scaled_mainloop.h"
+#include "fp8/turns.h"
 #include "sm90/kernel.h"
 
 namespace jgg::fp8 {
@@ -16,8 +18,8 @@ namespace jgg::fp8 {
 // as the descriptors of WGMMA operands, goes to uniform registers.
 __device__ inline int uniform(int value) { return __shfl_sync(~0u, value, 0); }
 
-// Readers of a work tile: the two producer warps and every warp of the consumers.
-constexpr int kWorkReaders = 2 + kConsumers * kWarpgroup / kWarpSize;
+// Readers of a work tile: the warps that copy or bring scales, and every warp of the consumers.
+constexpr int kWorkReaders = 1 + (kScaleThreads + kConsumers * kWarpgroup) / kWarpSize;
 
 template <class Problem, class Shared>
 __device__ void produce(typename Problem::Params const& params, Shared& shared, int rank) {
@@ -47,10 +49,12 @@ __device__ void produce_scales(typename Problem::Params const& params, Shared& s
 template <class Problem, class Shared>
 __device__ void consume(typename Problem::Params const& params, Shared& shared, int consumer) {
   using Config = typename Problem::Config;
-  using Mainloop = ScaledMainloop<Problem>;
+  using Mainloop = std::conditional_t<is_overlapped(Config::kSchedule), OverlappedMainloop<Problem>,
+                                      ScaledMainloop<Problem>>;
   using Epilogue = ScaledEpilogue<Config>;
   typename Epilogue::Sums sums = {};
   Epilogue epilogue(shared, params.out, params.out_type, consumer);
+  Turns<Config> const turns(consumer);
   StageIterator<Config::kStages> stage;
   sm90::WorkIterator slot;
   int const first_row = consumer * kRowsPerConsumer;
@@ -62,11 +66,11 @@ __device__ void consume(typename Problem::Params const& params, Shared& shared, 
     int const rows = more ? uniform(Problem::rows_left(params, work)) : 0;
     int const k_tiles = uniform(work.k_tiles);
     if (rows > first_row && k_tiles > 0) {
-      Mainloop::multiply(k_tiles, shared, stage, consumer, sums,
+      Mainloop::multiply(k_tiles, shared, stage, consumer, turns, sums,
                          [&](int slice) { epilogue.store(sums[slice], slice); });
       Problem::finish(params, work, sums);
     } else {
-      Mainloop::skip(work, shared, stage);
+      Mainloop::skip(work, shared, stage, turns);
       epilogue.flush(sums);
     }
     if (more && Problem::rows_left(params, work) > first_row) {
@@ -75,6 +79,7 @@ __device__ void consume(typename Problem::Params const& params, Shared& shared, 
     __syncwarp();
     if (threadIdx.x % kWarpSize == 0) shared.work_empty[slot.stage].arrive();
   }
+  turns.end();
   epilogue.wait();
 }
 
@@ -119,7 +124,7 @@ __global__ void __launch_bounds__(sm90::kThreads, 1)
     int const warp = threadIdx.x / kWarpSize;
     if (warp == 0) produce<Problem>(params, shared, rank);
     if (warp == 1) sm90::schedule_tiles<Problem>(params, shared);
-    if (warp == 2) produce_scales<Problem>(params, shared);
+    if (warp >= 2) produce_scales<Problem>(params, shared);
   } else {
     cutlass::arch::warpgroup_reg_alloc<sm90::kConsumerRegisters>();
     consume<Problem>(params, shared, warpgroup - 1);

@@ -54,10 +54,11 @@ cudaError_t launch_tile(TileList<Tiles...>, ScaledTile tile, ScaledArguments con
   auto const matches = [&](auto candidate) {
     using Tile = decltype(candidate);
     if (tile.tile_m != Tile::kTileM || tile.tile_n != Tile::kTileN ||
-        tile.cluster != Tile::kCluster) {
+        tile.cluster != Tile::kCluster || tile.schedule != Tile::kSchedule) {
       return false;
     }
-    using Config = ScaledConfig<Lhs, Rhs, Tile::kTileN, Tile::kMmaN, Tile::kCluster, kColumnScales>;
+    using Config = ScaledConfig<Lhs, Rhs, Tile::kTileN, Tile::kMmaN, Tile::kCluster,
+                                Tile::kSchedule, kColumnScales>;
     status = launch<Problem<Config>>(arguments, stream);
     return true;
   };

@@ -8,12 +8,14 @@
 
 #include "fp8/scale_loader.h"
 #include "fp8/scaled_config.h"
+#include "fp8/turns.h"
 #include "sm90/tma_load.h"
 
 namespace jgg::fp8 {
 
 template <class Problem>
 class ScaledMainloop {
+ protected:
   using Config = typename Problem::Config;
   using Shared = ScaledSharedStorage<Config>;
   using Stage = StageIterator<Config::kStages>;
@@ -25,10 +27,10 @@ class ScaledMainloop {
                                    cute::Shape<cute::Int<kRows>, cute::Int<Config::kTileK>>{}));
   using SliceShape =
       cute::Shape<cute::Int<kRowsPerConsumer>, cute::Int<Config::kMmaN>, cute::Int<Config::kTileK>>;
-  using Mma = decltype(cute::make_tiled_mma(
+  using SharedMma = decltype(cute::make_tiled_mma(
       cute::GMMA::ss_op_selector<typename Config::Lhs, typename Config::Rhs, float, SliceShape>()));
   using Products = decltype(cute::partition_fragment_C(
-      Mma{}, cute::Shape<cute::Int<kRowsPerConsumer>, cute::Int<Config::kMmaN>>{}));
+      SharedMma{}, cute::Shape<cute::Int<kRowsPerConsumer>, cute::Int<Config::kMmaN>>{}));
   static constexpr int kSums = kRowsPerConsumer * Config::kMmaN / kWarpgroup;
 
  public:
@@ -47,14 +49,33 @@ class ScaledMainloop {
     }
   }
 
-  // The scales of a tile, by a warp of their own.
+  // The scales of a tile, by warps of their own.
   __device__ static void load_scales(Params const& params, WorkTile const& work, Shared& shared,
                                      Stage& stage) {
+    if constexpr (!Config::kColumnScales) {
+      if (params.wide_scales) return load_wide_scales(params, work, shared, stage);
+    }
+#pragma unroll 1  // for want of registers
     for (int k_tile = 0; k_tile < work.k_tiles; ++k_tile, ++stage) {
       shared.empty[stage.stage].wait(stage.phase ^ 1);
       Problem::load_scales(params, work, k_tile, shared.lhs_scales[stage.stage],
                            shared.rhs_scales[stage.stage]);
       ScaleLoader::arrive(shared.scales_full[stage.stage]);
+    }
+  }
+
+  __device__ static void load_wide_scales(Params const& params, WorkTile const& work,
+                                          Shared& shared, Stage& stage) {
+    if (work.k_tiles == 0) return;  // rows of no group, which have no scales of rhs
+    auto scales = Problem::wide_scales(params, work);
+    constexpr int kSteps = decltype(scales)::kSteps;
+#pragma unroll 1
+    for (int k_tile = 0; k_tile < work.k_tiles; ++k_tile, ++stage) {
+      // Takes long, and needs no stage yet.
+      if (k_tile % kSteps == 0) scales.fetch();
+      shared.empty[stage.stage].wait(stage.phase ^ 1);
+      scales.store(k_tile % kSteps, shared.lhs_scales[stage.stage], shared.rhs_scales[stage.stage]);
+      shared.scales_full[stage.stage].arrive();
     }
   }
 
@@ -65,9 +86,11 @@ class ScaledMainloop {
   // tensor cores are busy with that slice and before anything is added to it.
   template <class Sums, class Overlap>
   __device__ static void multiply(int k_tiles, Shared& shared, Stage& stage, int consumer,
-                                  Sums& sums, Overlap&& overlap) {
+                                  Turns<Config> const& turns, Sums& sums, Overlap&& overlap) {
     Products products;
     StepScales scales;
+    auto const lhs = lhs_descriptors(shared, consumer);
+    auto const rhs = rhs_descriptors(shared);
     shared.full[stage.stage].wait(stage.phase);
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
       Stage const now = stage;
@@ -75,7 +98,9 @@ class ScaledMainloop {
 #pragma unroll
       for (int slice = 0; slice < Config::kSlices; ++slice) {
         bool const last = slice == Config::kSlices - 1;
-        issue(shared, now.stage, slice, consumer, products);
+        turns.take();
+        issue<SharedMma>(lhs_of(lhs, now.stage), rhs_of(rhs, now.stage, slice), products);
+        turns.pass();
         if (k_tile == 0) overlap(slice);
         if (slice == 0) {
           // Scales come by another way and often later than the stage.
@@ -94,8 +119,10 @@ class ScaledMainloop {
   }
 
   // Passes over the stages of a tile in which this consumer has no rows.
-  __device__ static void skip(WorkTile const& work, Shared& shared, Stage& stage) {
+  __device__ static void skip(WorkTile const& work, Shared& shared, Stage& stage,
+                              Turns<Config> const& turns) {
     for (int k_tile = 0; k_tile < work.k_tiles; ++k_tile, ++stage) {
+      turns.skip_step();
       shared.full[stage.stage].wait(stage.phase);
       shared.scales_full[stage.stage].wait(stage.phase);
       release(shared, stage.stage);
@@ -106,7 +133,7 @@ class ScaledMainloop {
   // stage of the whole cluster.
   static constexpr int kEmptyArrivals = kConsumers * kWarpgroup / kWarpSize * Config::kCluster;
 
- private:
+ protected:
   // A thread's scales of one step: those of its two rows, times those of the blocks of columns.
   struct StepScales {
     static constexpr int kColumns = Config::kColumnScales ? 1 : Config::kRhsScales;
@@ -125,26 +152,56 @@ class ScaledMainloop {
     }
   };
 
-  // One slice of a stage, 64 rows by kMmaN columns, to the tensor cores.
-  __device__ static void issue(Shared& shared, int stage, int slice, int consumer,
-                               Products& products) {
+  // A consumer's rows of the first stage.
+  __device__ static auto lhs_tile(Shared& shared, int consumer) {
+    return cute::make_tensor(cute::make_smem_ptr(reinterpret_cast<typename Config::Lhs*>(
+                                 shared.lhs[0] + consumer * kRowsPerConsumer * kRowBytes)),
+                             SmemLayout<typename Config::Lhs, kRowsPerConsumer>{});
+  }
+
+  // Their descriptors.
+  __device__ static auto lhs_descriptors(Shared& shared, int consumer) {
+    auto const thread_mma = SharedMma{}.get_slice(threadIdx.x % kWarpgroup);
+    return in_uniform_registers(
+        thread_mma.make_fragment_A(thread_mma.partition_A(lhs_tile(shared, consumer))));
+  }
+
+  // Those of the first slice of rhs, in the first stage.
+  __device__ static auto rhs_descriptors(Shared& shared) {
+    using namespace cute;
+    auto const thread_mma = SharedMma{}.get_slice(threadIdx.x % kWarpgroup);
+    auto const tile =
+        make_tensor(make_smem_ptr(reinterpret_cast<typename Config::Rhs*>(shared.rhs[0])),
+                    SmemLayout<typename Config::Rhs, Config::kMmaN>{});
+    return in_uniform_registers(thread_mma.make_fragment_B(thread_mma.partition_B(tile)));
+  }
+
+  // Descriptors of any stage and slice.
+  template <class Descriptors>
+  __device__ static auto advance(Descriptors const& descriptors, int bytes) {
+    constexpr int kUnit = 16;  // of addresses in descriptors
+    return cute::make_tensor(descriptors.data() + bytes / kUnit, descriptors.layout());
+  }
+  template <class Descriptors>
+  __device__ static auto lhs_of(Descriptors const& first, int stage) {
+    return advance(first, stage * Config::kLhsBytes);
+  }
+  template <class Descriptors>
+  __device__ static auto rhs_of(Descriptors const& first, int stage, int slice) {
+    return advance(first, stage * Config::kRhsBytes + slice * Config::kMmaN * kRowBytes);
+  }
+
+  // A slice, 64 rows by kMmaN columns, to the tensor cores.
+  template <class Mma, class Lhs, class Rhs>
+  __device__ static void issue(Lhs const& lhs, Rhs const& rhs, Products& products) {
     using namespace cute;
     Mma mma;
-    auto const thread_mma = mma.get_slice(threadIdx.x % kWarpgroup);
-    auto const lhs = make_tensor(make_smem_ptr(reinterpret_cast<typename Config::Lhs*>(
-                                     shared.lhs[stage] + consumer * kRowsPerConsumer * kRowBytes)),
-                                 SmemLayout<typename Config::Lhs, kRowsPerConsumer>{});
-    auto const rhs = make_tensor(make_smem_ptr(reinterpret_cast<typename Config::Rhs*>(
-                                     shared.rhs[stage] + slice * Config::kMmaN * kRowBytes)),
-                                 SmemLayout<typename Config::Rhs, Config::kMmaN>{});
-    auto const lhs_fragment = thread_mma.make_fragment_A(thread_mma.partition_A(lhs));
-    auto const rhs_fragment = thread_mma.make_fragment_B(thread_mma.partition_B(rhs));
     warpgroup_fence_operand(products);
     warpgroup_arrive();
 #pragma unroll
-    for (int k = 0; k < size<2>(lhs_fragment); ++k) {
+    for (int k = 0; k < size<2>(lhs); ++k) {
       mma.accumulate_ = k == 0 ? GMMA::ScaleOut::Zero : GMMA::ScaleOut::One;
-      gemm(mma, lhs_fragment(_, _, k), rhs_fragment(_, _, k), products);
+      gemm(mma, lhs(_, _, k), rhs(_, _, k), products);
     }
     warpgroup_commit_batch();
     warpgroup_fence_operand(products);
@@ -166,12 +223,26 @@ class ScaledMainloop {
         sums[i + 3] += high * scale.y * products(i + 3);
       }
     } else {
+      // Row after row, so that every other FFMA finds its scale where the one before left it:
+      // reading registers is what the additions wait for while WGMMA does the same.
 #pragma unroll
-      for (int i = 0; i < kSums; ++i) {
-        int const column = (slice * Config::kMmaN + i * 2) / Config::kScaleColumns;
-        sums[i] += scales.row[column][i / 2 % 2] * products(i);
+      for (int row = 0; row < 2; ++row) {
+#pragma unroll
+        for (int j = 0; j < kSums / 2; ++j) {
+          int const i = j / 2 * 4 + row * 2 + j % 2;
+          int const column = (slice * Config::kMmaN + i * 2) / Config::kScaleColumns;
+          sums[i] += scales.row[column][row] * products(i);
+        }
       }
     }
+  }
+
+  // Computed once: what is left to do between a wait and the next WGMMA is an addition.
+  template <class Descriptors>
+  __device__ static auto in_uniform_registers(Descriptors const& descriptors) {
+    auto first = descriptors.data();
+    first.desc_.reg32_[0] = __shfl_sync(~0u, first.desc_.reg32_[0], 0);
+    return cute::make_tensor(first, descriptors.layout());
   }
 
   // By every warp for itself, because each reads scales that the others do not.

@@ -3,6 +3,7 @@
 
 #include "fp8/scale_loader.h"
 #include "fp8/scaled_descriptors.h"
+#include "fp8/wide_scales.h"
 #include "scheduler/ragged_schedule.h"
 #include "sm90/epilogue.h"
 
@@ -19,6 +20,7 @@ struct ScaledNoncontracting {
     GroupSizes groups;
     RowScales lhs_scales;
     BlockScales rhs_scales;
+    bool wide_scales;
     float const* channel_scales;
     int64_t channel_batch_stride;
     OutType out_type;
@@ -68,15 +70,18 @@ struct ScaledNoncontracting {
     ScaleLoader::copy_rows<Config::kTileM>(
         lhs, lhs.data + work.batch * lhs.batch_stride + int64_t(block) * lhs.block_stride,
         work.begin + work.m, params.groups.rows - 1, to_lhs);
-    BlockScales const& rhs = params.rhs_scales;
-    int const i = threadIdx.x % kWarpSize;
-    if (i >= Config::kRhsScales || !rhs.data) return;
-    int const last = (params.n - 1) / kScaleBlock;
-    int const column = min((work.n + i * Config::kScaleColumns) / kScaleBlock, last);
-    ScaleLoader::copy(to_rhs + i, rhs.data + work.batch * rhs.batch_stride +
-                                      work.group * rhs.group_stride +
-                                      int64_t(column) * rhs.column_block_stride +
-                                      int64_t(block) * rhs.block_stride);
+    float const* rhs = own_rhs_scales(params, work);
+    if (!rhs) return;
+    ScaleLoader::copy(to_rhs + threadIdx.x % kScaleThreads,
+                      rhs + int64_t(block) * params.rhs_scales.block_stride);
+  }
+
+  __device__ static WideScales<Config> wide_scales(Params const& params, WorkTile const& work) {
+    RowScales const& lhs = params.lhs_scales;
+    int const row = work.begin + work.m;
+    return {lhs.data + work.batch * lhs.batch_stride + int64_t(row) * lhs.row_stride,
+            lhs.row_stride, params.groups.rows - 1 - row, own_rhs_scales(params, work),
+            params.rhs_scales.block_stride != 0};
   }
 
   // Scales that are the same all along K are applied once, at the end.
@@ -102,10 +107,22 @@ struct ScaledNoncontracting {
     return {work.n, params.store_shift - work.extent + work.m + row, end};
   }
 
+  // Of the first step and the block of columns that this thread brings scales of, or none.
+  __device__ static float const* own_rhs_scales(Params const& params, WorkTile const& work) {
+    BlockScales const& rhs = params.rhs_scales;
+    int const i = threadIdx.x % kScaleThreads;
+    if (i >= Config::kRhsScales || !rhs.data) return nullptr;
+    int const last = (params.n - 1) / kScaleBlock;
+    int const column = min((work.n + i * Config::kScaleColumns) / kScaleBlock, last);
+    return rhs.data + work.batch * rhs.batch_stride + work.group * rhs.group_stride +
+           int64_t(column) * rhs.column_block_stride;
+  }
+
   static cudaError_t make_params(ScaledArguments const& a, Params& params) {
     params.groups = a.groups;
     params.lhs_scales = a.lhs_scales;
     params.rhs_scales = a.rhs_scales;
+    params.wide_scales = WideScales<Config>::suit(a.lhs_scales, a.rhs_scales);
     params.channel_scales = a.channel_scales;
     params.channel_batch_stride = a.channel_batch_stride;
     params.out_type = a.out_type;

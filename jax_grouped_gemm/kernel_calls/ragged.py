@@ -68,6 +68,7 @@ def scaled_noncontracting(
         group_offset,
         lhs_scaling=np.int32(LHS_SCALINGS.index(problem.lhs_scaling)),
         rhs_scaling=np.int32(RHS_SCALINGS.index(problem.rhs_scaling)),
+        schedule=plan.tile.schedule,
     )
 
 
@@ -93,6 +94,7 @@ def scaled_contracting(
         group_sizes,
         group_offset,
         m=np.int32(problem.m),
+        schedule=plan.tile.schedule,
     )
 
 

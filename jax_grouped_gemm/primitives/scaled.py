@@ -30,7 +30,8 @@ def scaled_ragged_noncontracting(
 ) -> jax.Array:
     """lhs [b?, m, k] times rhs [b?, g, k, n] -> [b?, m, n].
 
-    Parameters: transpose_rhs, lhs_scaling, rhs_scaling, preferred_element_type, implementation.
+    Parameters: transpose_rhs, lhs_scaling, rhs_scaling, preferred_element_type, implementation,
+    and optionally tile, a `TileConfig` for the kernel instead of the plan's choice.
     """
     operands = (lhs, lhs_scale, rhs, rhs_scale, group_sizes, group_offset)
     return NONCONTRACTING.bind(*operands, **params)
@@ -41,7 +42,7 @@ def scaled_ragged_contracting(
 ) -> jax.Array:
     """lhs [b?, k, p] with rhs [b?, n, p] -> [b?, num_groups, k, n].
 
-    Parameters: num_rows, num_groups, preferred_element_type, implementation.
+    Parameters: num_rows, num_groups, preferred_element_type, implementation, and optionally tile.
     """
     operands = (lhs, lhs_scale, rhs, rhs_scale, group_sizes, group_offset)
     return CONTRACTING.bind(*operands, **params)

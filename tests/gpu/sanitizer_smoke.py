@@ -28,7 +28,7 @@ from products import random_list  # noqa: E402
 from updates import SYR2K, SYRK, UPDATES, check_double, check_real  # noqa: E402
 
 import jax_grouped_gemm as jgg  # noqa: E402
-from jax_grouped_gemm import plan, primitives  # noqa: E402
+from jax_grouped_gemm import plan, plan_fp8, primitives  # noqa: E402
 
 M, K, N, G = 392, 136, 264, 5
 SIZES = [
@@ -194,13 +194,42 @@ def fp8_products(rng: np.random.Generator, sizes: np.ndarray) -> int:
     return 6
 
 
+def fp8_configurations(rng: np.random.Generator, sizes: np.ndarray) -> int:
+    """Every compiled configuration of the FP8 products; returns the number of launches."""
+    offset = np.zeros(1, np.int32)
+    options = dict(preferred_element_type=np.dtype(jnp.bfloat16), implementation="cuda")
+    forward = dict(transpose_rhs=True, lhs_scaling="1x128", rhs_scaling="128x128")
+    launches = 0
+    for k in (K, 496):  # whose scales are read one at a time, and four
+        lhs, rhs = (random(rng, shape, jnp.bfloat16) for shape in ((M, k), (G, k, N)))
+        rows, weights = jgg.quantize_ragged(lhs, sizes), jgg.quantize_weights(rhs)
+        exact = fp8_oracle.noncontracting(*rows[:2], *weights[:2], sizes)
+        operands = *rows[:2], *weights[2:], sizes, offset
+        for tile in plan_fp8.NONCONTRACTING_TILES[1:]:
+            out = primitives.scaled_ragged_noncontracting(
+                *operands, **forward, **options, tile=tile
+            )
+            fp8_oracle.check(out, exact)
+            launches += 1
+    columns = [np.asarray(x) for x in 2 * rows[2:]]
+    exact = fp8_oracle.contracting(*columns, sizes, M)
+    for tile in plan_fp8.CONTRACTING_TILES[1:]:
+        out = primitives.scaled_ragged_contracting(
+            *columns, sizes, offset, num_rows=M, num_groups=G, **options, tile=tile
+        )
+        fp8_oracle.check(out, exact)
+        launches += 1
+    return launches
+
+
 def main() -> None:
     rng = np.random.default_rng(0)
     launches = ragged_products(rng) + products_with_a_cut_last_wave(rng)
     launches += symmetric_updates(rng) + lists_of_products(rng)
     with jax.enable_x64(True):
         launches += fp64_updates(rng)
-    launches += sum(fp8_products(rng, sizes) for sizes in np.array(SIZES, np.int32))
+    for sizes in np.array(SIZES, np.int32):
+        launches += fp8_products(rng, sizes) + fp8_configurations(rng, sizes)
     print(f"{launches} launches, all results right")
 
 

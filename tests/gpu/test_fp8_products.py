@@ -1,5 +1,6 @@
 """The FP8 kernels against float64 products of the dequantised operands, and training with them."""
 
+import contextlib
 from functools import partial
 from itertools import product
 
@@ -12,12 +13,21 @@ import oracle
 import pytest
 
 import jax_grouped_gemm as jgg
+from jax_grouped_gemm import plan_fp8, primitives
 
 E4M3, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
 M, K, N, G = 776, 520, 392, 8
 KB, NB = 5, 4  # blocks of 128 in K and N
 DTYPES = pytest.mark.parametrize("dtypes", list(product((E4M3, E5M2), repeat=2)))
 OUTPUTS = pytest.mark.parametrize("out_dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+
+
+def compiled(family):
+    return family.tiles
+
+
+TILES = pytest.mark.parametrize("tile", compiled(plan_fp8.NONCONTRACTING), ids=str)
+CONTRACTING_TILES = pytest.mark.parametrize("tile", compiled(plan_fp8.CONTRACTING), ids=str)
 
 LHS_SCALES = {
     "1x128": (M, KB),
@@ -36,22 +46,48 @@ def scales(rng, shape):
     return np.exp(rng.uniform(-2, 2, shape)).astype(np.float32)
 
 
-@partial(jax.jit, static_argnames="preferred_element_type")
-def noncontracting(lhs, lhs_scale, rhs, rhs_scale, sizes, offset=None, **options):
-    return jgg.scaled_ragged_dot(
-        lhs,
-        lhs_scale,
-        rhs,
-        rhs_scale,
-        sizes,
-        transpose_rhs=True,
-        group_offset=offset,
-        implementation="cuda",
-        **options,
-    )
+@contextlib.contextmanager
+def use_tile(tile):
+    """Has the FP8 products that are traced inside take this configuration."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("scaled_ragged_noncontracting", "scaled_ragged_contracting"):
+            patch.setattr(primitives, name, partial(getattr(primitives, name), tile=tile))
+        yield
 
 
-def check(lhs, lhs_scale, rhs, rhs_scale, sizes, offset=None, **options):
+@partial(jax.jit, static_argnames=("preferred_element_type", "tile"))
+def noncontracting(lhs, lhs_scale, rhs, rhs_scale, sizes, offset=None, tile=None, **options):
+    with use_tile(tile):
+        return jgg.scaled_ragged_dot(
+            lhs,
+            lhs_scale,
+            rhs,
+            rhs_scale,
+            sizes,
+            transpose_rhs=True,
+            group_offset=offset,
+            implementation="cuda",
+            **options,
+        )
+
+
+@partial(jax.jit, static_argnames=("num_rows", "num_groups", "preferred_element_type", "tile"))
+def contracting(lhs, lhs_scale, rhs, rhs_scale, sizes, offset=None, tile=None, **options):
+    with use_tile(tile):
+        return jgg.scaled_ragged_dot_contracting(
+            lhs,
+            lhs_scale,
+            rhs,
+            rhs_scale,
+            sizes,
+            group_offset=offset,
+            implementation="cuda",
+            **options,
+        )
+
+
+def check(lhs, lhs_scale, rhs, rhs_scale, sizes, offset=None, *, tile, **options):
+    options["tile"] = tile
     out = noncontracting(lhs, lhs_scale, rhs, rhs_scale, sizes, offset, **options)
     if lhs_scale.ndim < 2:
         lhs_scale = lhs_scale.reshape(-1, 1)
@@ -69,57 +105,84 @@ def check(lhs, lhs_scale, rhs, rhs_scale, sizes, offset=None, **options):
     return out
 
 
+@TILES
 @pytest.mark.parametrize("lhs_shape", LHS_SCALES.values(), ids=LHS_SCALES)
 @pytest.mark.parametrize("rhs_shape", RHS_SCALES.values(), ids=RHS_SCALES)
-def test_scale_shapes(lhs_shape, rhs_shape, rng):
+def test_scale_shapes(lhs_shape, rhs_shape, tile, rng):
     lhs, rhs = fp8(rng, (M, K)), fp8(rng, (G, N, K))
     for sizes in (sizes_of.multinomial(rng, M, G), sizes_of.tile_edges(rng, M, G)):
-        check(lhs, scales(rng, lhs_shape), rhs, scales(rng, rhs_shape), sizes)
+        check(lhs, scales(rng, lhs_shape), rhs, scales(rng, rhs_shape), sizes, tile=tile)
 
 
+@TILES
 @DTYPES
 @OUTPUTS
-def test_dtypes(dtypes, out_dtype, rng):
+def test_dtypes(dtypes, out_dtype, tile, rng):
     lhs, rhs = fp8(rng, (M, K), dtypes[0]), fp8(rng, (G, N, K), dtypes[1])
     operands = lhs, scales(rng, (M, KB)), rhs, scales(rng, (G, NB, KB))
-    out = check(*operands, sizes_of.multinomial(rng, M, G), preferred_element_type=out_dtype)
+    sizes = sizes_of.multinomial(rng, M, G)
+    out = check(*operands, sizes, tile=tile, preferred_element_type=out_dtype)
     assert out.dtype == out_dtype
 
 
-def test_any_group_sizes(rng):
+@TILES
+def test_any_group_sizes(tile, rng):
     lhs, rhs = fp8(rng, (M, 272)), fp8(rng, (G, 144, 272))
     operands = lhs, scales(rng, (M, 3)), rhs, scales(rng, (G, 2, 3))
-    for _ in range(75):
-        check(*operands, sizes_of.any_kind(rng, M, G))
+    for _ in range(40):
+        check(*operands, sizes_of.any_kind(rng, M, G), tile=tile)
 
 
+@TILES
+def test_more_steps_than_stages(tile, rng):
+    """With groups of which one consumer warpgroup, or both, or none has rows."""
+    k, n, groups = 128 * 11 + 48, 520, 200
+    sizes = rng.choice([0, 1, 63, 64, 65, 100, 128, 129, 300], groups)
+    m = int(sizes.sum())
+    lhs, rhs = fp8(rng, (m, k)), fp8(rng, (groups, n, k))
+    check(lhs, scales(rng, (m, 12)), rhs, scales(rng, (groups, 5, 12)), sizes, tile=tile)
+
+
+@TILES
+@pytest.mark.parametrize("rhs_shape", [(G, NB, 8), (G, N), (G,)], ids=RHS_SCALES)
+def test_scales_in_rows_of_sixteen_bytes(rhs_shape, tile, rng):
+    """Which the kernels read four steps at a time."""
+    lhs, rhs = fp8(rng, (M - 3, 1008)), fp8(rng, (G, N, 1008))
+    operands = lhs, scales(rng, (M - 3, 8)), rhs, scales(rng, rhs_shape)
+    for sizes in (sizes_of.multinomial(rng, M - 3, G), sizes_of.any_kind(rng, M - 3, G)):
+        check(*operands, sizes, tile=tile)
+
+
+@TILES
 @pytest.mark.parametrize("k, n", [(16, 8), (128, 128), (37, 51), (1040, 264), (2064, 40), (7, 1)])
-def test_dimensions(k, n, rng):
+def test_dimensions(k, n, tile, rng):
     kb, nb = -(-k // 128), -(-n // 128)
     lhs, rhs = fp8(rng, (M, k)), fp8(rng, (G, n, k))
     for rhs_shape in ((G, nb, kb), (G, n)):
         sizes = sizes_of.multinomial(rng, M - 100, G)
-        check(lhs, scales(rng, (M, kb)), rhs, scales(rng, rhs_shape), sizes)
+        check(lhs, scales(rng, (M, kb)), rhs, scales(rng, rhs_shape), sizes, tile=tile)
 
 
+@TILES
 @pytest.mark.parametrize("groups", [1, 31, 33, 129])
-def test_group_offset_and_number_of_groups(groups, rng):
+def test_group_offset_and_number_of_groups(groups, tile, rng):
     local = min(groups, 9)
     lhs, rhs = fp8(rng, (M, 144)), fp8(rng, (local, 136, 144))
     operands = lhs, scales(rng, (M, 2)), rhs, scales(rng, (local, 2, 2))
     for offset in (-(2**31), -local - 1, -2, 0, 1, groups - local, groups - 1, groups, 2**31 - 1):
-        check(*operands, sizes_of.any_kind(rng, M, groups), np.int32(offset))
+        check(*operands, sizes_of.any_kind(rng, M, groups), np.int32(offset), tile=tile)
 
 
-def test_nan_reaches_no_other_row(rng):
+@TILES
+def test_nan_reaches_no_other_row(tile, rng):
     lhs, rhs = fp8(rng, (M, K)), fp8(rng, (G, N, K))
     lhs_scale, rhs_scale = scales(rng, (M, KB)), scales(rng, (G, NB, KB))
     sizes = np.array([100, 0, 33, 200, 1, 129, 64, 100])
-    clean = noncontracting(lhs, lhs_scale, rhs, rhs_scale, sizes)
+    clean = noncontracting(lhs, lhs_scale, rhs, rhs_scale, sizes, tile=tile)
     total = sizes.sum()
     lhs[total:], lhs_scale[total:] = np.nan, np.inf
     lhs[150, 3], rhs[5] = np.nan, np.nan
-    out = np.float32(noncontracting(lhs, lhs_scale, rhs, rhs_scale, sizes))
+    out = np.float32(noncontracting(lhs, lhs_scale, rhs, rhs_scale, sizes, tile=tile))
     poisoned = np.zeros(M, bool)
     poisoned[150], poisoned[334:463] = True, True
     assert np.isnan(out[poisoned]).all()
@@ -127,10 +190,11 @@ def test_nan_reaches_no_other_row(rng):
     assert not out[total:].any()
 
 
+@pytest.mark.parametrize("k", [272, 496])
 @pytest.mark.parametrize("batched", [b for b in np.ndindex(2, 2, 2, 2, 2) if any(b)])
-def test_batches(batched, rng):
-    m, k, n = 300, 272, 136
-    shapes = (m, k), (m, 3), (G, n, k), (G, 2, 3), (G,)
+def test_batches(batched, k, rng):
+    m, n, kb = 300, 136, -(-k // 128)
+    shapes = (m, k), (m, kb), (G, n, k), (G, 2, kb), (G,)
     makers = fp8, scales, fp8, scales, lambda rng, s: rng.integers(-9, 80, s, dtype=np.int32)
     operands = [
         make(rng, (3, *shape) if b else shape)
@@ -143,6 +207,21 @@ def test_batches(batched, rng):
         np.testing.assert_array_equal(np.float32(out[i]), np.float32(noncontracting(*one)))
 
 
+@TILES
+@OUTPUTS
+def test_every_configuration_gives_the_same_bits(out_dtype, tile, rng):
+    """All add the same products in the same order, also when the device is full of them."""
+    m, k, n, groups = 9000, 1936, 1416, 24
+    lhs, rhs = fp8(rng, (m, k)), fp8(rng, (groups, n, k))
+    operands = lhs, scales(rng, (m, 16)), rhs, scales(rng, (groups, 12, 16))
+    sizes = sizes_of.multinomial(rng, m - 50, groups)
+    options = dict(preferred_element_type=out_dtype)
+    want = np.float32(noncontracting(*operands, sizes, **options))
+    for _ in range(5):
+        got = np.float32(noncontracting(*operands, sizes, tile=tile, **options))
+        np.testing.assert_array_equal(got, want)
+
+
 class TestContracting:
     def operands(self, rng, sizes, m=M, k=K, n=N, dtypes=(E4M3, E4M3)):
         rows = [rng.standard_normal((m, width), np.float32) for width in (k, n)]
@@ -153,42 +232,58 @@ class TestContracting:
         return (*lhs, *rhs)
 
     def check(self, operands, sizes, offset=0, num_groups=None, m=M, **options):
-        out = jgg.scaled_ragged_dot_contracting(
-            *operands,
-            sizes,
-            num_rows=m,
-            num_groups=num_groups,
-            group_offset=np.int32(offset),
-            implementation="cuda",
-            **options,
-        )
+        groups = dict(num_rows=m, num_groups=num_groups)
+        out = contracting(*operands, sizes, np.int32(offset), **groups, **options)
         exact = fp8_oracle.contracting(*operands, sizes, m, offset, num_groups)
         fp8_oracle.check(out, exact)
 
+    @CONTRACTING_TILES
     @DTYPES
     @OUTPUTS
-    def test_dtypes(self, dtypes, out_dtype, rng):
+    def test_dtypes(self, dtypes, out_dtype, tile, rng):
         sizes = sizes_of.multinomial(rng, M, G)
         operands = self.operands(rng, sizes, dtypes=dtypes)
-        self.check(operands, sizes, preferred_element_type=out_dtype)
+        self.check(operands, sizes, tile=tile, preferred_element_type=out_dtype)
 
-    def test_any_group_sizes(self, rng):
-        for _ in range(40):
+    @CONTRACTING_TILES
+    def test_any_group_sizes(self, tile, rng):
+        for _ in range(30):
             sizes = sizes_of.any_kind(rng, M, G)
-            self.check(self.operands(rng, sizes, k=72, n=136), sizes)
+            self.check(self.operands(rng, sizes, k=72, n=136), sizes, tile=tile)
 
+    @CONTRACTING_TILES
+    def test_more_steps_than_stages(self, tile, rng):
+        """With rows of results for one consumer warpgroup alone."""
+        m, k, n = 4000, 320, 520
+        sizes = np.array([1700, 0, 1, 1100, 129, 900, 30])
+        self.check(self.operands(rng, sizes, m=m, k=k, n=n), sizes, m=m, tile=tile)
+
+    @CONTRACTING_TILES
     @pytest.mark.parametrize("k, n", [(8, 8), (37, 51), (264, 1040), (1, 5)])
-    def test_dimensions(self, k, n, rng):
+    def test_dimensions(self, k, n, tile, rng):
         sizes = sizes_of.multinomial(rng, M - 60, G)
-        self.check(self.operands(rng, sizes, k=k, n=n), sizes)
+        self.check(self.operands(rng, sizes, k=k, n=n), sizes, tile=tile)
 
+    @CONTRACTING_TILES
+    @OUTPUTS
+    def test_every_configuration_gives_the_same_bits(self, out_dtype, tile, rng):
+        m, groups = 3000, 12
+        sizes = sizes_of.multinomial(rng, m - 50, groups)
+        operands = self.operands(rng, sizes, m=m, k=1304, n=1032)
+        options = dict(num_rows=m, preferred_element_type=out_dtype)
+        want = np.float32(contracting(*operands, sizes, **options))
+        for _ in range(5):
+            got = np.float32(contracting(*operands, sizes, tile=tile, **options))
+            np.testing.assert_array_equal(got, want)
+
+    @CONTRACTING_TILES
     @pytest.mark.parametrize("groups", [1, 33, 129])
-    def test_group_offset_and_number_of_groups(self, groups, rng):
+    def test_group_offset_and_number_of_groups(self, groups, tile, rng):
         sizes = sizes_of.any_kind(rng, M, groups)
         operands = self.operands(rng, sizes, k=64, n=72)
         local = min(groups, 9)
         for offset in (-(2**31), -local - 1, -2, 0, 1, groups - local, groups - 1, groups):
-            self.check(operands, sizes, offset, local)
+            self.check(operands, sizes, offset, local, tile=tile)
 
 
 class TestTraining:
