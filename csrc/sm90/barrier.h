@@ -5,12 +5,17 @@
 
 namespace jgg::sm90 {
 
-// An mbarrier whose wait also orders ordinary loads: CUTLASS's is volatile but clobbers nothing, so
-// the compiler may move a plain shared-memory read above it.
+// An mbarrier that also orders ordinary loads and stores: CUTLASS's is volatile but clobbers nothing,
+// so the compiler may move a plain shared-memory read above its wait, or a write below its arrival.
 struct Barrier : cutlass::arch::ClusterTransactionBarrier {
   __device__ void wait(unsigned phase) const {
     cutlass::arch::ClusterTransactionBarrier::wait(phase);
     asm volatile("" ::: "memory");
+  }
+  // An arrival that says that what was written before it is there.
+  __device__ void publish() const {
+    asm volatile("" ::: "memory");
+    arrive();
   }
   __device__ uint64_t* address() { return &barrier_; }
 };

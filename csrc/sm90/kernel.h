@@ -59,7 +59,7 @@ __device__ void schedule_tiles(typename Problem::Params const& params, Shared& s
     more = schedule.tile(unit, rank_in_cluster<Config>(), work);
     if (DeviceWarp::leads()) {
       if (!more) work.k_tiles = kNoMoreWork;
-      shared.work_full[slot.stage].arrive();
+      shared.work_full[slot.stage].publish();
     }
     ++slot;
   }

@@ -25,7 +25,7 @@ __device__ void schedule_pieces(typename Problem::Params const& params, Shared& 
     if (DeviceWarp::leads()) {
       if (!more) work.k_tiles = kNoMoreWork;
       shared.work[slot.stage] = work;
-      shared.work_full[slot.stage].arrive();
+      shared.work_full[slot.stage].publish();
     }
     ++slot;
   }
