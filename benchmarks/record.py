@@ -83,6 +83,7 @@ def parts(build: str) -> list[Part]:
         ),
         Part("fp8", 4, (f"{fp8} {limits} --output {{output}}/fp8.json",)),
         Part("rank_k", 2, (f"{rank_k} {limits} --output {{output}}/rank_k.json",)),
+        Part("lists", 2, (f"{python('benchmarks.grouped_gemm')} --output {{output}}/lists.json",)),
         Part(
             "skew",
             2,
