@@ -53,12 +53,15 @@ struct KernelConfig {
   static constexpr int kStageReaders = kTakesTurns ? 1 : kConsumers;
   static constexpr int kConsumerRows = kTileM / kStageReaders;
 
-  // The result leaves through chunks of rows by 128 bytes: those of a consumer, two in flight, or,
-  // where tiles are stored at leisure, those of a warp, one at a time.
+  // The result leaves through chunks of rows by 128 bytes: those of a consumer, two or three in
+  // flight, or, where tiles are stored at leisure, those of a warp, one at a time. In every tile
+  // the chunks of a consumer go to the same slots.
   static constexpr int kChunkColumns = kRowBytes / sizeof(Output);
   static constexpr int kChunks = kTileN / kChunkColumns;
   static constexpr int kChunkBytes = (kTakesTurns ? kWarpRows : kRowsPerConsumer) * kRowBytes;
-  static constexpr int kChunkSlots = kTakesTurns ? kRowsPerConsumer / kWarpRows : 2;
+  static constexpr int kChunkSlots = kTakesTurns        ? kRowsPerConsumer / kWarpRows
+                                     : kChunks % 2 == 0 ? 2
+                                                        : 3;
 
   static constexpr int kLhsBytes = kTileM * kRowBytes;
   static constexpr int kRhsBytes = kTileN * kRowBytes;
