@@ -76,7 +76,7 @@ def unsupported_reason(problem: Any, params: Mapping[str, Any]) -> str:
     return ""
 
 
-def steps(dtype: np.dtype, k: int) -> int:
+def num_steps(dtype: np.dtype, k: int) -> int:
     """Of the mainloop, for a product with a contracted dimension of `k`."""
     return math.ceil(k / tile_k(dtype))
 

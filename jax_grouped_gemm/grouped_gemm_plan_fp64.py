@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jax_grouped_gemm.fp64_kernels import KERNELS, Kernel, busy_steps, steps, tile_k
+from jax_grouped_gemm.fp64_kernels import KERNELS, Kernel, busy_steps, num_steps, tile_k
 from jax_grouped_gemm.list_schedule import Shape
 from jax_grouped_gemm.plan import TileConfig
 
@@ -56,7 +56,7 @@ def _launches(shapes: Sequence[Shape]) -> list[list[Shape]]:
 
 
 def _busy_steps(kernel: Kernel, shapes: Sequence[Shape], dtype: np.dtype) -> np.ndarray:
-    runs = [(steps(dtype, shape.k), _num_tiles(kernel, [shape])) for shape in shapes]
+    runs = [(num_steps(dtype, shape.k), _num_tiles(kernel, [shape])) for shape in shapes]
     runs.sort(key=lambda run: -run[0])
     return busy_steps(kernel, *zip(*runs, strict=True))
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jax_grouped_gemm.fp64_kernels import KERNELS, Kernel, busy_steps, tile_k
-from jax_grouped_gemm.fp64_kernels import steps as steps_of
+from jax_grouped_gemm.fp64_kernels import KERNELS, Kernel, busy_steps, num_steps, tile_k
 from jax_grouped_gemm.plan import Plan
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ def _steps(problem: RankKProblem, kernel: Kernel) -> tuple[list[int], list[int]]
         if 0 in (stack.g, stack.n):
             continue
         rows = math.ceil(stack.n / kernel.tile)
-        steps = steps_of(problem.dtype, max(stack.k, 1))
+        steps = num_steps(problem.dtype, max(stack.k, 1))
         runs.append((_num_products(problem) * steps, stack.g * (rows * (rows - 1) // 2)))
         runs.append((steps, stack.g * rows))
     runs.sort(key=lambda run: -run[0])
