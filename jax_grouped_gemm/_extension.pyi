@@ -179,6 +179,19 @@ def square_triangle_tiles(stacks: np.ndarray, upper: bool, blocks: int, tile: in
       whether the tile is on the diagonal, in the order of rounds and blocks.
     """
 
+def square_product_tiles(products: np.ndarray, blocks: int, tile: int) -> np.ndarray:
+    """The tiles of a list of products, from the code that the FP64 kernels run.
+
+    Args:
+      products: int32 [products, 3]: rows and columns of the result, mainloop steps of a tile.
+      blocks: how many thread blocks take the tiles in turn.
+      tile: rows and columns of a tile.
+
+    Returns:
+      int32 [tiles, 6]: round, block, product, first row, first column and mainloop steps, in the
+      order of rounds and blocks.
+    """
+
 def rank_k_tiles(
     stacks: np.ndarray,
     upper: bool,

@@ -17,6 +17,7 @@ TARGETS = {
     "ragged_noncontracting": "jax_grouped_gemm.ragged_noncontracting.v2",
     "ragged_contracting": "jax_grouped_gemm.ragged_contracting.v2",
     "grouped_gemm": "jax_grouped_gemm.grouped_gemm.v1",
+    "grouped_gemm_fp64": "jax_grouped_gemm.grouped_gemm_fp64.v1",
     "rank_k": "jax_grouped_gemm.rank_k.v1",
     "rank_k_fp64": "jax_grouped_gemm.rank_k_fp64.v1",
     "scaled_ragged_noncontracting": "jax_grouped_gemm.scaled_ragged_noncontracting.v2",

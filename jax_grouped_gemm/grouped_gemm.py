@@ -50,8 +50,11 @@ def grouped_gemm(
     that mix layouts, take a few. A stack of matrices counts as one problem. Differentiable to any
     order, and gradients are lists of products too, computed in the same way.
 
-    bfloat16 and float16 take the CUDA kernel. Other types run the reference, one
-    `jax.lax.dot_general` a problem; `explain` says which.
+    bfloat16 and float16 take the CUDA kernel. float64, complex64 and complex128 have a kernel on
+    the FP64 tensor cores, which returns the type that it takes, reads matrices of any size where
+    they are, and has up to 128 matrices to a launch; complex64, which it sums in float64, takes it
+    at `precision="highest"` or by `implementation="cuda"`. float32, and what no kernel takes, runs
+    the reference, one `jax.lax.dot_general` a problem; `explain` says which.
 
     Args:
       lhs: a sequence of matrices [m_i, k_i] and stacks [g_i, m_i, k_i], or one stack [g, m, k].
@@ -71,10 +74,11 @@ def grouped_gemm(
         Accumulation is in float32 at least.
       scheduler: who deals out tiles to thread blocks. "host_precomputed": a table made when the
         function is traced, in which each tile, the longest first, goes to the cluster of blocks
-        that is done first. "device": clusters search the list for their next tile, in turn.
+        that is done first. "device": clusters search the list for their next tile, in turn. On the
+        FP64 tensor cores it is always the device, the longest tiles of a launch first.
       sort_problems: whether problems are taken in the order of falling k. Without it, both
-        schedulers deal out tiles in turn, in the order of the list. Results are always in the
-        caller's order.
+        schedulers deal out tiles in turn, in the order of the list; on the FP64 tensor cores it
+        only decides which problems share a launch. Results are always in the caller's order.
       implementation: None takes the CUDA kernel where it applies and the reference elsewhere;
         "cuda" insists on the kernel; "reference" is pure JAX.
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_grouped_gemm import list_schedule
+from jax_grouped_gemm import fp64_kernels, grouped_gemm_plan_fp64, list_schedule
 from jax_grouped_gemm.list_schedule import FULL_STEP_AREA, TILE_K, Shape
 from jax_grouped_gemm.plan import (
     KERNEL_RESULT_DTYPES,
@@ -121,6 +121,9 @@ class GroupedGemmProblem:
 class Launch:
     """One launch of a kernel.
 
+    On the FP64 tensor cores a stack is a product for each of its matrices, and what is then too
+    much for one launch takes a few, one after another.
+
     Attributes:
       problems: the indices of its problems, in the order in which the kernel has them.
       transpose_lhs, transpose_rhs: how the operands of all of them are stored.
@@ -129,7 +132,8 @@ class Launch:
       schedule: int32 [rounds, clusters, 2], the problem of this launch and the unit of work of that
         problem that each cluster computes in each round, -1 where it has nothing left; None if the
         device searches for them, as it does where one round is all.
-      steps: predicted time of the longest cluster, in mainloop steps of a full tile.
+      steps: predicted time of the longest cluster, in mainloop steps of a full tile; on the FP64
+        tensor cores, of the launch's own.
       balance: predicted mean over all clusters of the device, relative to the longest.
     """
 
@@ -167,7 +171,8 @@ class GroupedGemmPlan(Plan):
     each launch is busy.
 
     Attributes:
-      launches: one for at most `MAX_PROBLEMS` problems whose operands are stored alike.
+      launches: one for at most `MAX_PROBLEMS` problems whose operands are stored alike, on the
+        FP64 tensor cores for at most `grouped_gemm_plan_fp64.MAX_MATRICES`.
       order: the indices of all problems in the order in which the kernels have them: by falling k,
         if they are sorted. Problems without any work are not among them.
     """
@@ -183,8 +188,10 @@ class GroupedGemmPlan(Plan):
         path = f"{self.path} ({self.reason})" if self.reason else self.path
         lines = [str(self.problem), f"path {path}"]
         if self.launches:
+            # There is no other on the FP64 tensor cores.
+            scheduler = "device" if self.path == "direct" else self.problem.scheduler
             lines.append(
-                f"scheduler {self.problem.scheduler}, launches {len(self.launches)}, "
+                f"scheduler {scheduler}, launches {len(self.launches)}, "
                 f"predicted efficiency {self.efficiency:.0%}"
             )
         return "\n   ".join(lines + [f"launch {launch}" for launch in self.launches])
@@ -199,12 +206,13 @@ def plan_grouped_gemm(avals: Sequence[Any], params: Mapping[str, Any]) -> Groupe
     working = [i for i, entry in enumerate(problem.entries) if 0 not in entry.shape]
     if not working:
         return GroupedGemmPlan(problem, "zeros", "there is nothing to multiply")
-    addressable = _addressable_problem(problem)
+    is_fp64 = problem.dtype in fp64_kernels.DTYPES
+    addressable = problem if is_fp64 else _addressable_problem(problem)
     reason = _copy_reason(problem, addressable, working)
     launches = tuple(_launches(addressable, working))
     return GroupedGemmPlan(
         problem=problem,
-        path="copied" if reason else "tma",
+        path="direct" if is_fp64 else "copied" if reason else "tma",
         reason=reason,
         kernel_problem=addressable,
         tile=launches[0].tile,
@@ -219,10 +227,13 @@ def _unsupported_reason(problem: GroupedGemmProblem, params: Mapping[str, Any]) 
     """Why no kernel can run `problem`, empty if one can."""
     if params["implementation"] == "reference":
         return "implementation='reference' was asked for"
+    if problem.dtype in fp64_kernels.DTYPES:
+        return fp64_kernels.unsupported_reason(problem, params)
     if problem.dtype not in OPERAND_DTYPES or problem.result_dtype not in KERNEL_RESULT_DTYPES:
         return (
             f"no kernel for {problem.dtype} -> {problem.result_dtype}: the kernels take bfloat16 "
-            "or float16 and return bfloat16, float16 or float32"
+            "or float16 and return bfloat16, float16 or float32, or take and return float64, "
+            "complex64 or complex128"
         )
     if isinstance(params["precision"], (lax.DotAlgorithm, lax.DotAlgorithmPreset)):
         return f"the kernels do not implement precision={params['precision']}"
@@ -267,6 +278,8 @@ def _launches(problem: GroupedGemmProblem, working: Sequence[int]) -> list[Launc
     def stored(i):
         return problem.entries[i].transpose_lhs, problem.entries[i].transpose_rhs
 
+    is_fp64 = problem.dtype in fp64_kernels.DTYPES
+    most = grouped_gemm_plan_fp64.MAX_MATRICES if is_fp64 else MAX_PROBLEMS
     launches = []
     for transposes, members in itertools.groupby(sorted(working, key=stored), key=stored):
         order = list(members)
@@ -274,7 +287,7 @@ def _launches(problem: GroupedGemmProblem, working: Sequence[int]) -> list[Launc
             # Longest tiles first, as CUTLASS recommends: short ones even out the end.
             order.sort(key=lambda i: -problem.entries[i].k)
         # As few launches as there can be, and none of them much smaller than the others.
-        count = math.ceil(len(order) / MAX_PROBLEMS)
+        count = math.ceil(len(order) / most)
         bounds = [len(order) * j // count for j in range(count + 1)]
         for begin, end in itertools.pairwise(bounds):
             launches.append(_best_launch(problem, tuple(order[begin:end]), *transposes))
@@ -283,6 +296,9 @@ def _launches(problem: GroupedGemmProblem, working: Sequence[int]) -> list[Launc
 
 def _best_launch(problem: GroupedGemmProblem, order: tuple[int, ...], *transposes: bool) -> Launch:
     shapes = tuple(problem.entries[i].shape for i in order)
+    if problem.dtype in fp64_kernels.DTYPES:
+        tile, blocks, steps, balance = grouped_gemm_plan_fp64.simulated(shapes, problem.dtype)
+        return Launch(order, *transposes, tile, blocks, None, steps, balance)
     (tile, clusters, schedule, steps, balance) = _simulated(
         shapes, problem.scheduler, problem.sort_problems
     )
@@ -325,8 +341,13 @@ def _efficiency(problem: GroupedGemmProblem, launches: Sequence[Launch]) -> floa
     useful = sum(
         math.prod(problem.entries[i].shape) for launch in launches for i in launch.problems
     )
-    steps = sum(launch.steps for launch in launches)
-    return useful / (steps * NUM_SMS * FULL_STEP_AREA * TILE_K)
+
+    def per_step(launch: Launch) -> int:
+        if problem.dtype in fp64_kernels.DTYPES:
+            return grouped_gemm_plan_fp64.multiply_adds_per_step(problem.dtype, launch.tile)
+        return NUM_SMS * FULL_STEP_AREA * TILE_K
+
+    return useful / sum(launch.steps * per_step(launch) for launch in launches)
 
 
 def _listed(items: Sequence[Any], separator: str = ", ") -> str:

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_grouped_gemm import rank_k_plan_fp64
+from jax_grouped_gemm import fp64_kernels, rank_k_plan_fp64
 from jax_grouped_gemm.plan import (
     KERNEL_RESULT_DTYPES,
     NUM_SMS,
@@ -95,7 +95,7 @@ def plan_rank_k(avals: Sequence[Any], params: Mapping[str, Any]) -> Plan:
         return Plan(problem, "reference", reason)
     if all(0 in (stack.g, stack.n) for stack in problem.stacks):
         return Plan(problem, "zeros", "the results are empty")
-    if problem.dtype in rank_k_plan_fp64.DTYPES:
+    if problem.dtype in fp64_kernels.DTYPES:
         return rank_k_plan_fp64.plan(problem)
     addressable = _addressable_problem(problem)
     reason = _copy_reason(problem, addressable)
@@ -116,8 +116,8 @@ def _unsupported_reason(problem: RankKProblem, params: Mapping[str, Any]) -> str
     """Why no kernel can run `problem`, empty if one can."""
     if params["implementation"] == "reference":
         return "implementation='reference' was asked for"
-    if problem.dtype in rank_k_plan_fp64.DTYPES:
-        return rank_k_plan_fp64.unsupported_reason(problem, params)
+    if problem.dtype in fp64_kernels.DTYPES:
+        return fp64_kernels.unsupported_reason(problem, params)
     if problem.dtype not in OPERAND_DTYPES or problem.result_dtype not in KERNEL_RESULT_DTYPES:
         return (
             f"no kernel for {problem.dtype} -> {problem.result_dtype}: the kernels take bfloat16 "

@@ -4,49 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
-from jax_grouped_gemm.plan import NUM_SMS, Plan, TileConfig
+from jax_grouped_gemm.fp64_kernels import KERNELS, Kernel, busy_steps, num_steps, tile_k
+from jax_grouped_gemm.plan import Plan
 
 if TYPE_CHECKING:
     from jax_grouped_gemm.rank_k_plan import RankKProblem, Stack
-
-DTYPES = (jnp.float64, jnp.complex64, jnp.complex128)
-STEP_BYTES = 128  # of a row of an operand, that a step of the mainloop multiplies
-
-
-@dataclasses.dataclass(frozen=True)
-class Kernel:
-    """A compiled tile, `tile` x `tile`.
-
-    Attributes:
-      tile: its rows and columns.
-      blocks: thread blocks that a multiprocessor holds at a time.
-      rate: the share of the tensor cores' rate that it can reach: small tiles read more bytes for
-        each product than L2 delivers. An estimate from bytes, not a measurement.
-    """
-
-    tile: int
-    blocks: int
-    rate: float = 1.0
-
-    @property
-    def config(self) -> TileConfig:
-        """As the extension names it."""
-        return TileConfig(self.tile, self.tile, 1)
-
-
-# The tiles in csrc/fp64/tile_table.h.
-KERNELS = {
-    np.dtype(jnp.float64): (Kernel(128, 1), Kernel(64, 2, rate=0.65)),
-    np.dtype(jnp.complex64): (Kernel(64, 2),),
-    np.dtype(jnp.complex128): (Kernel(64, 2),),
-}
 
 
 def plan(problem: RankKProblem) -> Plan:
@@ -62,34 +28,9 @@ def plan(problem: RankKProblem) -> Plan:
         reason="",
         kernel_problem=kernel_problem,
         tile=kernels[best].config,
-        grid=min(NUM_SMS * kernels[best].blocks, sum(_steps(kernel_problem, kernels[best])[1])),
+        grid=min(kernels[best].places, sum(_steps(kernel_problem, kernels[best])[1])),
         efficiency=efficiencies[best],
     )
-
-
-def unsupported_reason(problem: RankKProblem, params: Mapping[str, Any]) -> str:
-    """Why the kernels cannot run `problem`, empty if they can."""
-    if problem.result_dtype != problem.dtype:
-        return (
-            f"no kernel for {problem.dtype} -> {problem.result_dtype}: the kernels of float64, "
-            "complex64 and complex128 return what they take"
-        )
-    precision = params["precision"]
-    if (
-        isinstance(precision, (lax.DotAlgorithm, lax.DotAlgorithmPreset))
-        and precision != lax.DotAlgorithmPreset.F64_F64_F64
-    ):
-        return f"the kernels do not implement precision={precision}"
-    if (
-        problem.dtype == jnp.complex64
-        and precision != lax.Precision.HIGHEST
-        and params["implementation"] != "cuda"
-    ):
-        return (
-            f"complex64 at precision={precision} may use TF32, which has a higher rate than the "
-            "FP64 tensor cores; precision=HIGHEST takes the kernel"
-        )
-    return ""
 
 
 def _steps(problem: RankKProblem, kernel: Kernel) -> tuple[list[int], list[int]]:
@@ -102,7 +43,7 @@ def _steps(problem: RankKProblem, kernel: Kernel) -> tuple[list[int], list[int]]
         if 0 in (stack.g, stack.n):
             continue
         rows = math.ceil(stack.n / kernel.tile)
-        steps = math.ceil(max(stack.k, 1) / (STEP_BYTES // problem.dtype.itemsize))
+        steps = num_steps(problem.dtype, max(stack.k, 1))
         runs.append((_num_products(problem) * steps, stack.g * (rows * (rows - 1) // 2)))
         runs.append((steps, stack.g * rows))
     runs.sort(key=lambda run: -run[0])
@@ -111,16 +52,10 @@ def _steps(problem: RankKProblem, kernel: Kernel) -> tuple[list[int], list[int]]
 
 def _efficiency(problem: RankKProblem, kernel: Kernel) -> float:
     """The share of the tensor cores' work that is useful while the longest block is busy."""
-    blocks = NUM_SMS * kernel.blocks
-    steps = np.repeat(*_steps(problem, kernel))
-    rounds = math.ceil(len(steps) / blocks)
-    dealt = np.zeros((rounds, blocks), np.int64)
-    dealt.ravel()[: len(steps)] = steps
-    dealt[1::2] = dealt[1::2, ::-1].copy()
-    longest = dealt.sum(axis=0).max()
-    per_step = kernel.tile**2 * (STEP_BYTES // problem.dtype.itemsize)
+    longest = busy_steps(kernel, *_steps(problem, kernel)).max()
+    per_step = kernel.tile**2 * tile_k(problem.dtype)
     useful = sum(map(_useful, problem.stacks)) * _num_products(problem)
-    return float(useful / (longest * blocks * per_step))
+    return float(useful / (longest * kernel.places * per_step))
 
 
 def _useful(stack: Stack) -> float:

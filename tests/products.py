@@ -53,24 +53,40 @@ class List:
         if out.size:
             oracle.check(out, exact, **options)
 
+    def check_double(self, outs) -> None:
+        """Asserts that results were accumulated in float64 and rounded to their dtype."""
+        assert len(outs) == len(self.lhs)
+        for i, out in enumerate(outs):
+            exact = self.exact(i)
+            assert out.shape == exact.value.shape
+            unit, rounding = np.finfo(np.float64).eps / 2, np.finfo(out.dtype).eps / 2
+            error = np.abs(np.asarray(out) - exact.value)
+            allowed = 2 * rounding * np.abs(exact.value) + 4 * unit * exact.depth * exact.magnitude
+            assert (error <= allowed).all()
+            # Errors of random sign, in the result and in what it is compared with, add up to less.
+            if out.size >= 512:
+                allowed = rounding + 4 * unit * (2 + np.sqrt(exact.depth.flat[0]))
+                assert np.linalg.norm(error) <= allowed * np.linalg.norm(exact.value)
+
     def exact(self, i: int) -> oracle.Exact:
-        """Result i in float64."""
+        """Result i in float64 or complex128."""
+        wide = np.complex128 if np.iscomplexobj(self.lhs[i]) else np.float64
         lhs, rhs = (
-            np.asarray(swap(x, self.transposes.get(name, [False] * (i + 1))[i])).astype(np.float64)
+            np.asarray(swap(x, self.transposes.get(name, [False] * (i + 1))[i])).astype(wide)
             for name, x in (("transpose_lhs", self.lhs[i]), ("transpose_rhs", self.rhs[i]))
         )
-        alpha, beta = (_scale(x, i) for x in (self.alpha, self.beta))
+        alpha, beta = (_scale(x, i, wide) for x in (self.alpha, self.beta))
         value, magnitude = alpha * (lhs @ rhs), np.abs(alpha) * (np.abs(lhs) @ np.abs(rhs))
         if self.c is not None:
-            c = np.where(beta == 0, 0, np.asarray(self.c[i]).astype(np.float64))
+            c = np.where(beta == 0, 0, np.asarray(self.c[i]).astype(wide))
             value, magnitude = value + beta * c, magnitude + np.abs(beta * c)
         # In few elements errors do not average out.
         blocks = [...] if value.size >= 512 else []
-        return oracle.Exact(value, magnitude, np.full_like(value, lhs.shape[-1] + 2), blocks)
+        return oracle.Exact(value, magnitude, np.full(value.shape, lhs.shape[-1] + 2.0), blocks)
 
 
-def _scale(scale, i: int) -> np.ndarray:
-    scale = np.asarray(scale[i] if isinstance(scale, Sequence) else scale, np.float64)
+def _scale(scale, i: int, dtype) -> np.ndarray:
+    scale = np.asarray(scale[i] if isinstance(scale, Sequence) else scale, dtype)
     return scale.reshape(-1, 1, 1) if scale.ndim else scale
 
 
@@ -101,10 +117,18 @@ def random_list(
     }
     lhs, rhs, c = [], [], []
     for i, (*g, m, k, n) in enumerate(shapes):
-        lhs.append(random(rng, swapped((*g, m, k), transposes["transpose_lhs"][i]), dtype))
-        rhs.append(random(rng, swapped((*g, k, n), transposes["transpose_rhs"][i]), dtype))
-        c.append(random(rng, (*g, m, n), c_dtype or dtype))
+        lhs.append(draw(rng, swapped((*g, m, k), transposes["transpose_lhs"][i]), dtype))
+        rhs.append(draw(rng, swapped((*g, k, n), transposes["transpose_rhs"][i]), dtype))
+        c.append(draw(rng, (*g, m, n), c_dtype or dtype))
     return List(lhs, rhs, c if c_dtype else None, transposes=transposes, **scales)
+
+
+def draw(rng: np.random.Generator, shape, dtype) -> np.ndarray:
+    """Normal values rounded to `dtype`, with all the digits and parts that it has."""
+    dtype = np.dtype(dtype)
+    if dtype.kind == "c":
+        return (rng.standard_normal(shape) + 1j * rng.standard_normal(shape)).astype(dtype)
+    return rng.standard_normal(shape) if dtype == np.float64 else random(rng, shape, dtype)
 
 
 def swapped(shape, transpose: bool):

@@ -128,6 +128,63 @@ def test_products_of_nothing_launch_nothing(h200):
     assert not program.kernels
 
 
+ODD_SHAPES = [(37, 51, 29), (1, 1, 1), (3, 130, 7, 5)]
+
+
+@FORMS
+@pytest.mark.parametrize("dtype", [np.float64, np.complex64, np.complex128])
+def test_fp64_kernel_on_the_arrays_as_they_are(dtype, transpose_lhs, transpose_rhs, h200):
+    """Whatever their sizes: nothing is padded, and scales are constants."""
+    options = dict(transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs)
+    with jax.enable_x64(True):
+        call = partial(jgg.grouped_gemm, alpha=0.5, precision="highest", **options)
+        program = compiled(h200, call, *arrays(ODD_SHAPES, **options, dtype=dtype))
+    assert program.kernels == {"grouped_gemm_fp64": 1}
+    assert not program.computed_operands()
+    assert program.temporary_bytes <= 512
+    assert not {"copy", "transpose", "pad", "slice"} & set(program.opcodes)
+    (call,) = program.calls
+    for name, value in options.items():
+        assert f"{name} = {str(value).lower()}" in call.text
+
+
+def test_fp64_c_is_updated_in_place_if_it_may_be(h200):
+    def accumulate(lhs, rhs, c, alpha):
+        return jgg.grouped_gemm(lhs, rhs, [x * 2 for x in c], alpha=alpha, beta=0.5j)
+
+    with jax.enable_x64(True):
+        lhs, rhs = arrays(ODD_SHAPES, dtype=np.complex128)
+        c = [jax.ShapeDtypeStruct((*g, m, n), np.complex128) for *g, m, k, n in ODD_SHAPES]
+        alpha = jax.ShapeDtypeStruct((), np.float64)
+        program = compiled(h200, accumulate, lhs, rhs, c, alpha)
+    assert program.kernels == {"grouped_gemm_fp64": 1}
+    (call,) = program.calls
+    assert "output_to_operand_aliasing" in call.text
+    assert not any(instruction.opcode == "copy" for instruction in program.entry)
+
+
+def test_fp64_launches(h200):
+    """Long lists are cut, long stacks are cut by the kernel's launch itself."""
+    with jax.enable_x64(True):
+        program = compiled(h200, jgg.grouped_gemm, *arrays([(9, 9, 9)] * 129, dtype=np.float64))
+        assert program.kernels == {"grouped_gemm_fp64": 2}
+        program = compiled(h200, jgg.grouped_gemm, *arrays([(129, 9, 9, 9)], dtype=np.float64))
+        assert program.kernels == {"grouped_gemm_fp64": 1}
+
+
+def test_fp64_gradients_transpose_nothing(h200):
+    def loss(lhs, rhs, weights):
+        outs = jgg.grouped_gemm(lhs, rhs, transpose_rhs=True)
+        return sum(jnp.vdot(out, w) for out, w in zip(outs, weights, strict=True))
+
+    with jax.enable_x64(True):
+        lhs, rhs = arrays(ODD_SHAPES, transpose_rhs=True, dtype=np.float64)
+        weights = [jax.ShapeDtypeStruct((*g, m, n), np.float64) for *g, m, _, n in ODD_SHAPES]
+        program = compiled(h200, jax.grad(loss, (0, 1)), lhs, rhs, weights)
+    assert program.kernels == {"grouped_gemm_fp64": 2}
+    assert not {"transpose", "pad"} & set(program.opcodes)
+
+
 @pytest.mark.parametrize("dtype", [jnp.float32, np.complex64])
 def test_other_types_run_the_reference(dtype, h200):
     program = compiled(h200, jgg.grouped_gemm, *arrays([(64, 64, 64)], dtype=dtype))

@@ -102,8 +102,10 @@ def test_nothing_to_do():
     "dtype, options, said",
     [
         (np.float32, {}, "float32"),
-        (np.float64, {}, "float64"),
-        (np.complex64, {}, "complex64"),
+        (np.float64, dict(preferred_element_type=np.complex128), "float64 -> complex128"),
+        (np.float64, dict(precision="BF16_BF16_F32_X3"), "X3"),
+        (np.float64, dict(implementation="reference"), "reference"),
+        (np.complex64, {}, "TF32"),
         (BF16, dict(implementation="reference"), "reference"),
         (BF16, dict(precision="BF16_BF16_F32_X3"), "X3"),
     ],
@@ -112,6 +114,68 @@ def test_reference(dtype, options, said):
     with jax.enable_x64(True):
         plan = plan_of([(8, 8, 8)], dtype, **options)
     assert plan.path == "reference" and said in plan.reason
+
+
+class TestFp64TensorCores:
+    @pytest.mark.parametrize(
+        "dtype, options, tile",
+        [
+            (np.float64, {}, 128),
+            (np.float64, dict(precision="F64_F64_F64"), 128),
+            (np.complex128, {}, 64),
+            (np.complex64, dict(precision="highest"), 64),
+            (np.complex64, dict(implementation="cuda"), 64),
+        ],
+    )
+    def test_kernel(self, dtype, options, tile):
+        """Odd sizes are as good as any."""
+        with jax.enable_x64(True):
+            plan = plan_of([(4099, 1021, 4099), (2, 2047, 511, 2049)], dtype, **options)
+        assert (plan.path, plan.reason, plan.workspace_bytes) == ("direct", "", 0)
+        assert plan.kernel_problem == plan.problem
+        (launch,) = plan.launches
+        assert launch.schedule is None and launch.problems == (0, 1)
+        assert (launch.tile.tile_m, launch.tile.tile_n, launch.tile.cluster) == (tile, tile, 1)
+        assert plan.grid == launch.clusters == 132 * (128 // tile)
+        assert 0.8 < plan.efficiency <= 1 and plan.efficiency <= launch.balance
+        assert "scheduler device" in str(plan)
+
+    def test_small_results_have_small_tiles(self):
+        with jax.enable_x64(True):
+            for side, tile in ((64, 64), (128, 128)):
+                assert plan_of([(side, 512, side)] * 128, np.float64).tile.tile_m == tile
+
+    def test_order_and_launches(self):
+        with jax.enable_x64(True):
+            plan = plan_of([(64, k, 64) for k in (64, 512, 8, 0, 256)], np.float64)
+            assert plan.order == (1, 4, 0, 2)
+            plan = plan_of([(64, i, 64) for i in range(1, 301)], np.float64)
+            assert plan.order == tuple(range(300))[::-1]
+            assert [len(launch.problems) for launch in plan.launches] == [100] * 3
+            plan = plan_of([(64, 64, 64)] * 8, np.float64, **mixed_layouts(8))
+            assert [launch.problems for launch in plan.launches] == [(0, 4), (1, 5), (2, 6), (3, 7)]
+
+    def test_predicted_steps(self):
+        """A step is 128 bytes of k, a launch 128 matrices, a device has 264 places."""
+
+        def steps(*shapes, dtype=np.float64):
+            (launch,) = plan_of(shapes, dtype).launches
+            assert launch.tile.tile_m == 64
+            return launch.steps
+
+        with jax.enable_x64(True):
+            assert steps((60, 33, 60)) == 3
+            assert steps((128, 60, 33, 60)) == 3
+            assert steps((129, 60, 33, 60)) == 6
+            assert steps((100, 60, 33, 60), (100, 60, 16, 60)) == 3 + 1
+            # Of 317 tiles, 53 come in a second round, after the shortest of the first.
+            shapes = [(3, 512, 16, 512), (125, 60, 8, 60)]
+            assert steps(*shapes, dtype=np.complex128) == 2
+
+    def test_nothing_to_do(self):
+        with jax.enable_x64(True):
+            plan = plan_of([(0, 4, 8), (8, 0, 8), (8, 8, 0)], np.float64)
+        assert plan.path == "zeros" and not plan.launches
 
 
 def test_long_lists_are_described_in_a_few_words():

@@ -6,7 +6,7 @@ import pytest
 from jax_grouped_gemm.plan import TileConfig
 from jax_grouped_gemm.rank_k_plan_fp64 import KERNELS
 
-FIELDS = "round block stack matrix m n steps diagonal".split()
+FIELDS = "turn block stack matrix m n steps on_diagonal".split()
 UPLO = pytest.mark.parametrize("uplo", ["lower", "upper"])
 TILE = pytest.mark.parametrize("tile", [64, 128])
 
@@ -34,7 +34,7 @@ def check(tiles, stacks, uplo, tile):
                 for column in range(row + 1):
                     place = (row, column) if uplo == "lower" else (column, row)
                     t = listed.pop((index, matrix, *(tile * x for x in place)))
-                    assert t.diagonal == (row == column)
+                    assert t.on_diagonal == (row == column)
                     assert t.steps == (diagonal_steps if row == column else steps)
     assert not listed
 
@@ -75,8 +75,8 @@ def test_longest_first_and_back_and_forth(schedule, uplo, rng):
     assert (np.diff(in_order.steps) <= 0).all()
     for blocks in (2, 7, 132):
         tiles = schedule(stacks, uplo, 64, blocks)
-        unit = np.where(tiles.round % 2, blocks - 1 - tiles.block, tiles.block)
-        unit += tiles.round * blocks
+        unit = np.where(tiles.turn % 2, blocks - 1 - tiles.block, tiles.block)
+        unit += tiles.turn * blocks
         np.testing.assert_array_equal(np.sort(unit), np.arange(len(in_order)))
         for field in ("stack", "matrix", "m", "n"):
             np.testing.assert_array_equal(tiles[field], in_order[field][unit])

@@ -26,20 +26,16 @@ ffi::ErrorOr<GroupedGemmProblem> problem_of(ffi::AnyBuffer const& lhs, ffi::AnyB
       (arguments.out_type != arguments.type && arguments.out_type != ElementType::kF32)) {
     return ffi::Unexpected(invalid("the kernels multiply bf16 or f16 into the same type or f32"));
   }
-  auto const stored_lhs = StackShape::of(lhs), stored_rhs = StackShape::of(rhs);
-  auto const result = StackShape::of(out);
-  if (!stored_lhs) return ffi::Unexpected(stored_lhs.error());
-  if (!stored_rhs) return ffi::Unexpected(stored_rhs.error());
-  if (!result) return ffi::Unexpected(result.error());
-  StackShape const a = stored_lhs->transposed(arguments.transpose_lhs);
-  StackShape const b = stored_rhs->transposed(arguments.transpose_rhs);
-  if (a.columns != b.rows || a.count != b.count ||
-      !(*result == StackShape{a.count, a.rows, b.columns})) {
-    return ffi::Unexpected(invalid("the operands of a product do not fit its result"));
-  }
-  return GroupedGemmProblem{
-      lhs.untyped_data(), rhs.untyped_data(), out.untyped_data(), a.count, a.rows,
-      b.columns,          a.columns};
+  auto const shape =
+      ProductShape::of(lhs, rhs, out, arguments.transpose_lhs, arguments.transpose_rhs);
+  if (!shape) return ffi::Unexpected(shape.error());
+  return GroupedGemmProblem{lhs.untyped_data(),
+                            rhs.untyped_data(),
+                            out.untyped_data(),
+                            shape->count,
+                            shape->m,
+                            shape->n,
+                            shape->k};
 }
 
 // Operands: alpha [matrices] and beta [matrices] where they differ between matrices, the schedule

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "ffi/handlers.h"
+#include "fp64/gemm.h"
 #include "fp64/rank_k.h"
 #include "fp8/scaled_tiles.h"
 #include "grouped/grouped_gemm.h"
@@ -21,6 +22,7 @@
 #include "rank_k/tile_table.h"
 #include "scheduler/assignment.h"
 #include "scheduler/problem_list.h"
+#include "scheduler/product_runs.h"
 #include "scheduler/ragged_schedule.h"
 #include "scheduler/stream_k_schedule.h"
 #include "scheduler/tile_list.h"
@@ -48,6 +50,7 @@ nb::dict registrations() {
   targets["jax_grouped_gemm.ragged_noncontracting.v2"] = encapsulate(JggRaggedNoncontracting);
   targets["jax_grouped_gemm.ragged_contracting.v2"] = encapsulate(JggRaggedContracting);
   targets["jax_grouped_gemm.grouped_gemm.v1"] = encapsulate(JggGroupedGemm);
+  targets["jax_grouped_gemm.grouped_gemm_fp64.v1"] = encapsulate(JggGroupedGemmFp64);
   targets["jax_grouped_gemm.rank_k.v1"] = encapsulate(JggRankK);
   targets["jax_grouped_gemm.rank_k_fp64.v1"] = encapsulate(JggRankKFp64);
   targets["jax_grouped_gemm.quantize_rows.v1"] = encapsulate(JggQuantizeRows);
@@ -92,6 +95,9 @@ nb::list kernel_configs() {
   append("ragged_noncontracting", sm90::tile_configs());
   append("ragged_contracting", sm90::tile_configs());
   append("grouped_gemm", sm90::grouped_gemm_tile_configs());
+  append("grouped_gemm_f64", fp64::gemm_tile_configs(fp64::ElementType::kF64));
+  append("grouped_gemm_c64", fp64::gemm_tile_configs(fp64::ElementType::kC64));
+  append("grouped_gemm_c128", fp64::gemm_tile_configs(fp64::ElementType::kC128));
   append("ragged_noncontracting_stream_k", sm90::list(sm90::stream_k::Tiles{}));
   append("rank_k", sm90::rank_k_tile_configs());
   append("rank_k_f64", fp64::rank_k_tile_configs(fp64::ElementType::kF64));
@@ -409,6 +415,33 @@ TileArray square_triangle_tiles(Sizes const& stacks, bool upper, int blocks, int
   throw std::invalid_argument("no kernel has this tile");
 }
 
+// products [m, n, steps] -> for each tile, in the order in which `blocks` blocks take them: round,
+// block, product, m, n and steps.
+TileArray square_product_tiles(Sizes const& products, int blocks, int tile) {
+  auto const list = [&](auto size) {
+    using Schedule = ProductRunSchedule<size.value>;
+    std::vector<ProductRun> runs;
+    for (size_t i = 0; i < products.shape(0); ++i) {
+      int const* const product = products.data() + i * products.shape(1);
+      runs.push_back({static_cast<int>(i), product[0], product[1], 0, product[2]});
+    }
+    int const units = Schedule::arrange(runs);
+    Schedule const schedule(runs.data(), static_cast<int>(runs.size()), units);
+    std::vector<std::array<int, 6>> tiles;
+    for (int round = 0; round * blocks < units; ++round) {
+      for (int block = 0; block < blocks; ++block) {
+        ProductTile const found = schedule.tile(round, block, blocks);
+        if (found.steps == 0) continue;
+        tiles.push_back({round, block, found.problem, found.m, found.n, found.steps});
+      }
+    }
+    return to_array(tiles);
+  };
+  if (tile == 128) return list(std::integral_constant<int, 128>{});
+  if (tile == 64) return list(std::integral_constant<int, 64>{});
+  throw std::invalid_argument("no kernel has this tile");
+}
+
 }  // namespace
 }  // namespace jgg
 
@@ -443,4 +476,6 @@ NB_MODULE(_extension, module) {
              "tile_n"_a, "cluster"_a);
   module.def("square_triangle_tiles", &jgg::square_triangle_tiles, "stacks"_a, "upper"_a,
              "blocks"_a, "tile"_a);
+  module.def("square_product_tiles", &jgg::square_product_tiles, "products"_a, "blocks"_a,
+             "tile"_a);
 }

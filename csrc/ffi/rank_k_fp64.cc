@@ -1,5 +1,6 @@
 // Binding of rank-k and rank-2k updates on the FP64 tensor cores.
 #include "ffi/buffers.h"
+#include "ffi/fp64_element_type.h"
 #include "ffi/handlers.h"
 #include "ffi/rank_k_operands.h"
 #include "fp64/rank_k.h"
@@ -8,25 +9,8 @@
 namespace jgg {
 namespace {
 
-using fp64::ElementType;
 using fp64::OtherTriangle;
 using fp64::RankKArguments;
-
-bool element_type(ffi::DataType type, ElementType& result) {
-  switch (type) {
-    case ffi::F64:
-      result = ElementType::kF64;
-      return true;
-    case ffi::C64:
-      result = ElementType::kC64;
-      return true;
-    case ffi::C128:
-      result = ElementType::kC128;
-      return true;
-    default:
-      return false;
-  }
-}
 
 // alpha and beta are of the operands' type.
 ffi::Error rank_k_fp64(cudaStream_t stream, ffi::AnyBuffer alpha, ffi::AnyBuffer beta,

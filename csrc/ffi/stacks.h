@@ -36,4 +36,29 @@ struct StackShape {
   }
 };
 
+// A stack of `count` products [m, k] [k, n].
+struct ProductShape {
+  int count;
+  int m;
+  int n;
+  int k;
+
+  static ffi::ErrorOr<ProductShape> of(ffi::AnyBuffer const& lhs, ffi::AnyBuffer const& rhs,
+                                       ffi::AnyBuffer const& out, bool transpose_lhs,
+                                       bool transpose_rhs) {
+    auto const stored_lhs = StackShape::of(lhs), stored_rhs = StackShape::of(rhs);
+    auto const result = StackShape::of(out);
+    if (!stored_lhs) return ffi::Unexpected(stored_lhs.error());
+    if (!stored_rhs) return ffi::Unexpected(stored_rhs.error());
+    if (!result) return ffi::Unexpected(result.error());
+    StackShape const a = stored_lhs->transposed(transpose_lhs);
+    StackShape const b = stored_rhs->transposed(transpose_rhs);
+    if (a.columns != b.rows || a.count != b.count ||
+        !(*result == StackShape{a.count, a.rows, b.columns})) {
+      return ffi::Unexpected(invalid("the operands of a product do not fit its result"));
+    }
+    return ProductShape{a.count, a.rows, b.columns, a.columns};
+  }
+};
+
 }  // namespace jgg

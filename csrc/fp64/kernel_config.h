@@ -30,11 +30,11 @@ struct TileShape {
 
 // Operands are stored [rows, k], or [k, rows] if transposed, and copied in units of kUnitBytes, of
 // which their contiguous dimension has to be a multiple.
-template <class Shape, bool kTransposed_, int kUnitBytes_>
+template <class Shape, bool kLhsTransposed_, bool kRhsTransposed_, int kUnitBytes_>
 struct KernelConfig : Shape {
   using Element = typename Shape::Element;
   using Shape::kBlocks, Shape::kTile, Shape::kWarpsM, Shape::kWarpsN, Shape::kQuads;
-  static constexpr bool kTransposed = kTransposed_;
+  static constexpr bool kLhsTransposed = kLhsTransposed_, kRhsTransposed = kRhsTransposed_;
   static constexpr int kUnitBytes = kUnitBytes_;
 
   static constexpr int kParts = ValueOf<Element>::kParts;

@@ -6,7 +6,6 @@
 #include "fp64/instructions.h"
 #include "fp64/kernel_config.h"
 #include "fp64/shared_layout.h"
-#include "scheduler/ceil_div.h"
 
 namespace jgg::fp64 {
 
@@ -25,77 +24,73 @@ struct Panels {
   int k;
 };
 
-// What one thread copies of both operands: a unit of every kRowsPerPass-th row of each stage, in
-// the order of memory, where rows are those of the operand or, if transposed, values of k.
-template <class Config>
-class PanelsCursor {
-  using Element = typename Config::Element;
-  using Layout = PanelLayout<Config>;
-  static constexpr bool kTransposed = Config::kTransposed;
-  static constexpr int kUnit = Config::kUnitBytes / sizeof(Element);
-  static constexpr int kColumns = kTransposed ? Config::kTile : Config::kTileK;
-  static constexpr int kRows = kTransposed ? Config::kTileK : Config::kTile;
-  static constexpr int kUnitsInRow = kColumns / kUnit;
+// How the threads of a block divide a panel: each takes a unit of every kRowsPerPass-th row, in the
+// order of memory, where rows are those of the operand or, if transposed, values of k.
+template <class Config, bool kTransposed>
+struct PanelUnits {
+  using Layout = PanelLayout<Config, kTransposed>;
+  static constexpr int kUnit = Config::kUnitBytes / sizeof(typename Config::Element);
+  static constexpr int kUnitsInRow = (kTransposed ? Config::kTile : Config::kTileK) / kUnit;
   static constexpr int kRowsPerPass = Config::kThreads / kUnitsInRow;
+  static constexpr int kPasses = (kTransposed ? Config::kTileK : Config::kTile) / kRowsPerPass;
+  static_assert(kPasses % Config::kGroups == 0, "every group of products copies as much");
+
+  // Of this thread's first unit, in the panel.
+  __device__ static int first_row() { return kTransposed ? along() : down(); }
+  __device__ static int first_k() { return kTransposed ? down() : along(); }
+
+  __device__ static int offset(int pass) {
+    return Layout::further_down(Layout::offset(first_row(), first_k()), pass * kRowsPerPass);
+  }
+
+ private:
+  __device__ static int down() { return threadIdx.x / kUnitsInRow; }
+  __device__ static int along() { return threadIdx.x % kUnitsInRow * kUnit; }
+};
+
+// What one thread copies of an operand.
+template <class Config, bool kTransposed>
+class PanelCursor {
+  using Element = typename Config::Element;
+  using Units = PanelUnits<Config, kTransposed>;
 
  public:
-  static constexpr int kPasses = kRows / kRowsPerPass;
-  static_assert(kPasses * kRowsPerPass == kRows && kPasses % Config::kGroups == 0);
+  static constexpr int kPasses = Units::kPasses;
 
-  __device__ void start(Panels<Element> const& panels) {
-    int const first_k = kTransposed ? row() : column();
-    k_left_ = panels.k - first_k;
-    start(0, panels.lhs, panels.k, first_k);
-    start(1, panels.rhs, panels.k, first_k);
+  __device__ void start(Panel<Element> const& panel, int k) {
+    int const row = panel.first_row + Units::first_row();
+    rows_left_ = panel.rows - row;
+    pitch_ = kTransposed ? panel.rows : k;
+    from_ = panel.matrix + (kTransposed ? int64_t(Units::first_k()) * pitch_ + row
+                                        : int64_t(row) * pitch_ + Units::first_k());
   }
 
   // To the next step.
   __device__ void advance() {
-    k_left_ -= Config::kTileK;
-#pragma unroll
-    for (int side = 0; side < 2; ++side) {
-      from_[side] += kTransposed ? int64_t(Config::kTileK) * pitch_[side] : Config::kTileK;
-    }
+    from_ += kTransposed ? int64_t(Config::kTileK) * pitch_ : Config::kTileK;
   }
 
-  // What is outside of the operand is zero in the stage.
-  __device__ void copy(uint8_t* stage, int pass) const {
-    int const down = pass * kRowsPerPass;
-    int const first =
-        kTransposed ? Layout::offset(column(), row()) : Layout::offset(row(), column());
-#pragma unroll
-    for (int side = 0; side < 2; ++side) {
-      bool const inside = kTransposed ? k_left_ > down && rows_left_[side] > 0
-                                      : k_left_ > 0 && rows_left_[side] > down;
-      copy_async<Config::kUnitBytes>(
-          stage + side * Config::kPanelBytes + Layout::further_down(first, down),
-          from_[side] + int64_t(down) * pitch_[side], inside);
-    }
+  // What is outside of the operand, of which k_left values of k are left for the first thread, is
+  // zero in the stage.
+  __device__ void copy(uint8_t* panel, int pass, int k_left) const {
+    int const down = pass * Units::kRowsPerPass;
+    bool const has_k = k_left > Units::first_k() + (kTransposed ? down : 0);
+    bool const has_row = rows_left_ > (kTransposed ? 0 : down);
+    copy_async<Config::kUnitBytes>(panel + Units::offset(pass), from_ + int64_t(down) * pitch_,
+                                   has_k && has_row);
   }
 
  private:
-  __device__ static int row() { return threadIdx.x / kUnitsInRow; }
-  __device__ static int column() { return threadIdx.x % kUnitsInRow * kUnit; }
-
-  __device__ void start(int side, Panel<Element> const& panel, int k, int first_k) {
-    int const row_in_tile = kTransposed ? column() : row();
-    int const first_row = panel.first_row + row_in_tile;
-    rows_left_[side] = panel.rows - first_row;
-    pitch_[side] = kTransposed ? panel.rows : k;
-    from_[side] = panel.matrix + (kTransposed ? int64_t(first_k) * pitch_[side] + first_row
-                                              : int64_t(first_row) * pitch_[side] + first_k);
-  }
-
-  Element const* from_[2];
-  int pitch_[2];
-  int rows_left_[2];
-  int k_left_;
+  Element const* from_;
+  int pitch_;
+  int rows_left_;
 };
 
 // Problem: tells the tiles of this block apart and where their operands are.
 template <class Config, class Problem>
 class Loader {
-  using Cursor = PanelsCursor<Config>;
+  using LhsCursor = PanelCursor<Config, Config::kLhsTransposed>;
+  using RhsCursor = PanelCursor<Config, Config::kRhsTransposed>;
 
  public:
   __device__ Loader(typename Problem::Params const& params, uint8_t* stages)
@@ -111,12 +106,13 @@ class Loader {
 
   // Begins a share of the copies of the next step, one for each group of its products.
   __device__ void copy(int group) {
-    if (steps_left_ == 0) return;
-    constexpr int kShare = Cursor::kPasses / Config::kGroups;
+    if (k_left_ <= 0) return;
+    constexpr int kShare = LhsCursor::kPasses / Config::kGroups;
     uint8_t* const stage = stages_ + stage_ * Config::kStageBytes;
 #pragma unroll
     for (int pass = group * kShare; pass < (group + 1) * kShare; ++pass) {
-      cursor_.copy(stage, pass);
+      lhs_.copy(stage, pass, k_left_);
+      rhs_.copy(stage + Config::kPanelBytes, pass, k_left_);
     }
   }
 
@@ -124,9 +120,11 @@ class Loader {
   __device__ void finish_step() {
     commit_copies();
     stage_ = stage_ + 1 == Config::kStages ? 0 : stage_ + 1;
-    if (steps_left_ == 0) return;
-    cursor_.advance();
-    if (--steps_left_ > 0) return;
+    if (k_left_ <= 0) return;
+    lhs_.advance();
+    rhs_.advance();
+    k_left_ -= Config::kTileK;
+    if (k_left_ > 0) return;
     // The tile is asked for again rather than kept: registers are what the kernels lack.
     if (++product_ == Problem::products(params_, Problem::tile(params_, round_))) {
       product_ = 0;
@@ -140,8 +138,9 @@ class Loader {
     auto const tile = Problem::tile(params_, round_);
     if (tile.steps == 0) return;
     auto const panels = Problem::panels(params_, tile, product_);
-    cursor_.start(panels);
-    steps_left_ = ceil_div(panels.k, Config::kTileK);
+    lhs_.start(panels.lhs, panels.k);
+    rhs_.start(panels.rhs, panels.k);
+    k_left_ = panels.k;
   }
 
   typename Problem::Params const& params_;
@@ -149,8 +148,9 @@ class Loader {
   int stage_ = 0;
   int round_ = 0;
   int product_ = 0;
-  int steps_left_ = 0;  // of the product; none after the last tile
-  Cursor cursor_;
+  int k_left_ = 0;  // of the product; none after the last tile
+  LhsCursor lhs_;
+  RhsCursor rhs_;
 };
 
 }  // namespace jgg::fp64

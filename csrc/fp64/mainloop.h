@@ -42,7 +42,9 @@ struct Accumulators {
   // Calls function(row, column, value) with places in the tile.
   template <class Function>
   __device__ void for_each_value(Function const& function) {
-    int const lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
+    // The places would otherwise be computed before the mainloop, and kept during it.
+    int const thread = forgotten(threadIdx.x);
+    int const lane = thread % kWarpSize, warp = thread / kWarpSize;
     int const first_row = warp / Config::kWarpsN * Config::kWarpRows + lane / 4;
     int const first_column = warp % Config::kWarpsN * Config::kWarpColumns + lane % 4 * 2;
     for_each_block([&](double (&block)[4], int m, int n) {
@@ -73,7 +75,8 @@ struct Accumulators {
 template <class Config>
 class Mainloop {
   using Element = typename Config::Element;
-  using Layout = PanelLayout<Config>;
+  using LhsLayout = PanelLayout<Config, Config::kLhsTransposed>;
+  using RhsLayout = PanelLayout<Config, Config::kRhsTransposed>;
   static constexpr int kBlocksM = Accumulators<Config>::kBlocksM;
   static constexpr int kBlocksN = Accumulators<Config>::kBlocksN;
   static constexpr int kQuads = Config::kQuads, kGroups = Config::kGroups;
@@ -87,10 +90,11 @@ class Mainloop {
  public:
   __device__ explicit Mainloop(uint8_t const* stages)
       : stages_(stages),
-        lhs_(Layout::offset(warp() / Config::kWarpsN * Config::kWarpRows + lane() / 4, lane() % 4)),
+        lhs_(LhsLayout::offset(warp() / Config::kWarpsN * Config::kWarpRows + lane() / 4,
+                               lane() % 4)),
         rhs_(Config::kPanelBytes +
-             Layout::offset(warp() % Config::kWarpsN * Config::kWarpColumns + lane() / 4,
-                            lane() % 4)) {
+             RhsLayout::offset(warp() % Config::kWarpsN * Config::kWarpColumns + lane() / 4,
+                               lane() % 4)) {
     wait_for_copies<Config::kStages - 2>();
     __syncthreads();
     load(fragments_[0], 0);
@@ -125,6 +129,7 @@ class Mainloop {
   __device__ static int lane() { return threadIdx.x % kWarpSize; }
   __device__ static int warp() { return threadIdx.x / kWarpSize; }
 
+  template <class Layout>
   __device__ Element read(int offset, int rows, int quads) const {
     // The stage first: what only depends on the thread would be kept in registers.
     int const in_stages = stage_ * Config::kStageBytes + offset;
@@ -136,7 +141,7 @@ class Mainloop {
     for (int quad = 0; quad < kQuads; ++quad) {
 #pragma unroll
       for (int n = 0; n < kBlocksN; ++n) {
-        Element const x = read(rhs_, n, group * kQuads + quad);
+        Element const x = read<RhsLayout>(rhs_, n, group * kQuads + quad);
 #pragma unroll
         for (int p = 0; p < Config::kParts; ++p) fragments.rhs[p][n][quad] = part(x, p);
       }
@@ -144,10 +149,10 @@ class Mainloop {
       for (int m = 0; m < kBlocksM; ++m) {
         double (&to)[2] = fragments.lhs[m][quad];
         if constexpr (Config::kParts == 1) {
-          to[0] = read(lhs_, 2 * m, group * kQuads + quad);
-          to[1] = read(lhs_, 2 * m + 1, group * kQuads + quad);
+          to[0] = read<LhsLayout>(lhs_, 2 * m, group * kQuads + quad);
+          to[1] = read<LhsLayout>(lhs_, 2 * m + 1, group * kQuads + quad);
         } else {
-          Element const x = read(lhs_, m, group * kQuads + quad);
+          Element const x = read<LhsLayout>(lhs_, m, group * kQuads + quad);
           to[0] = x.re;
           to[1] = x.im;
         }

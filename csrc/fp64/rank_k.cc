@@ -9,23 +9,14 @@ cudaError_t rank_k_f64(TileConfig, RankKArguments const&, cudaStream_t);
 cudaError_t rank_k_c64(TileConfig, RankKArguments const&, cudaStream_t);
 cudaError_t rank_k_c128(TileConfig, RankKArguments const&, cudaStream_t);
 
-namespace {
-
-template <class... Shapes>
-std::vector<TileConfig> list(ShapeList<Shapes...>) {
-  return {TileConfig{Shapes::kTile, Shapes::kTile, 1}...};
-}
-
-}  // namespace
-
 std::vector<TileConfig> rank_k_tile_configs(ElementType type) {
   switch (type) {
     case ElementType::kF64:
-      return list(RankKShapes<double>::List{});
+      return tile_configs(RankKShapes<double>::List{});
     case ElementType::kC64:
-      return list(RankKShapes<Complex64>::List{});
+      return tile_configs(RankKShapes<Complex64>::List{});
     case ElementType::kC128:
-      return list(RankKShapes<Complex128>::List{});
+      return tile_configs(RankKShapes<Complex128>::List{});
   }
   return {};
 }

@@ -5,14 +5,13 @@
 
 #include <vector>
 
+#include "fp64/element_type.h"
 #include "rank_k/rank_k.h"
 
 namespace jgg::fp64 {
 
 using sm90::OtherTriangle;
 using sm90::TileConfig;
-
-enum class ElementType { kF64, kC64, kC128 };
 
 // As sm90::RankKStack, with everything of one element type.
 struct RankKStack {

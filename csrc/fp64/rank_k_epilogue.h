@@ -45,12 +45,6 @@ class RankKEpilogue {
     return params_.uplo == Uplo::kLower ? column <= row : row <= column;
   }
 
-  // The place in a tile of this thread's i-th element: a warp's are next to each other in memory.
-  __device__ static TriangleEntry place(int i) {
-    int const index = i * Config::kThreads + threadIdx.x;
-    return {index / Config::kTile, index % Config::kTile};
-  }
-
   __device__ Element& out_at(int row, int column) const {
     return out_[int64_t(row) * stack_.n + column];
   }
@@ -72,13 +66,13 @@ class RankKEpilogue {
       if (adds_c) {
 #pragma unroll
         for (int i = 0; i < kBatch; ++i) {
-          auto const [row, column] = place(batch + i);
+          auto const [row, column] = place_of<Config>(batch + i);
           if (is_stored(row, column)) c[i] = out_at(tile_.m + row, tile_.n + column);
         }
       }
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        auto const [row, column] = place(batch + i);
+        auto const [row, column] = place_of<Config>(batch + i);
         if (!is_stored(row, column)) continue;
         Sum value = times(alpha, staged(row, column));
         if (adds_mirror) value = plus(value, flip(times(alpha, staged(column, row))));
@@ -99,7 +93,7 @@ class RankKEpilogue {
   __device__ void store_other() const {
 #pragma unroll 4
     for (int i = 0; i < kElements; ++i) {
-      auto const [row, column] = place(i);
+      auto const [row, column] = place_of<Config>(i);
       if (tile_.n + row >= stack_.n || tile_.m + column >= stack_.n) continue;
       if (tile_.diagonal && is_computed(row, column)) continue;
       Sum const value =

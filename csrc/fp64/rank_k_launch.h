@@ -5,32 +5,11 @@
 #include <memory>
 #include <type_traits>
 
+#include "fp64/launch_blocks.h"
 #include "fp64/rank_k_kernel.h"
 #include "fp64/tile_table.h"
 
 namespace jgg::fp64 {
-
-// A block for each place on the device, or for each tile if those are fewer.
-template <class Config>
-cudaError_t launch_blocks(typename RankKProblem<Config>::Params const& params,
-                          cudaStream_t stream) {
-  int device, multiprocessors;
-  cudaError_t status = cudaGetDevice(&device);
-  if (status != cudaSuccess) return status;
-  status = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
-  if (status != cudaSuccess) return status;
-  auto const kernel = rank_k_kernel<Config>;
-  status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                Config::kSharedBytes);
-  if (status != cudaSuccess) return status;
-
-  cudaLaunchConfig_t launch{};
-  launch.gridDim = dim3(std::min(multiprocessors * Config::kBlocks, params.units));
-  launch.blockDim = dim3(Config::kThreads);
-  launch.dynamicSmemBytes = Config::kSharedBytes;
-  launch.stream = stream;
-  return cudaLaunchKernelEx(&launch, kernel, params);
-}
 
 // One launch for every kMaxStacks stacks.
 template <class Config>
@@ -42,22 +21,22 @@ cudaError_t launch_rank_k(RankKArguments const& arguments, cudaStream_t stream) 
   for (int first = 0; first < count; first += Problem::kMaxStacks) {
     Problem::make_params(arguments, &arguments.stacks[first],
                          std::min(count - first, Problem::kMaxStacks), *params);
-    cudaError_t const status = launch_blocks<Config>(*params, stream);
+    cudaError_t const status =
+        launch_blocks<Config>(rank_k_kernel<Config>, *params, params->units, stream);
     if (status != cudaSuccess) return status;
   }
   return cudaSuccess;
 }
 
-// Whether all operands can be copied 16 bytes at a time: every row of every matrix begins at a
-// multiple of them.
+// Whether all operands can be copied 16 bytes at a time.
 template <class Element>
 bool has_wide_units(RankKArguments const& arguments) {
-  auto const fits = [](void const* data) { return reinterpret_cast<uintptr_t>(data) % 16 == 0; };
-  return std::all_of(
-      arguments.stacks.begin(), arguments.stacks.end(), [&](RankKStack const& stack) {
-        int const contiguous = arguments.transpose ? stack.n : stack.k;
-        return contiguous * sizeof(Element) % 16 == 0 && fits(stack.a) && fits(stack.b);
-      });
+  return std::all_of(arguments.stacks.begin(), arguments.stacks.end(),
+                     [&](RankKStack const& stack) {
+                       int const contiguous = arguments.transpose ? stack.n : stack.k;
+                       return has_wide_units<Element>(stack.a, contiguous) &&
+                              has_wide_units<Element>(stack.b, contiguous);
+                     });
 }
 
 template <class Shape, bool kTransposed>
@@ -65,10 +44,10 @@ cudaError_t launch_any_unit(RankKArguments const& arguments, cudaStream_t stream
   using Element = typename Shape::Element;
   if constexpr (sizeof(Element) < 16) {
     if (!has_wide_units<Element>(arguments)) {
-      return launch_rank_k<KernelConfig<Shape, kTransposed, 8>>(arguments, stream);
+      return launch_rank_k<KernelConfig<Shape, kTransposed, kTransposed, 8>>(arguments, stream);
     }
   }
-  return launch_rank_k<KernelConfig<Shape, kTransposed, 16>>(arguments, stream);
+  return launch_rank_k<KernelConfig<Shape, kTransposed, kTransposed, 16>>(arguments, stream);
 }
 
 template <class... Shapes>

@@ -12,20 +12,19 @@ namespace jgg::fp64 {
 // A fragment is 8 rows by 4 values of k. Elements of 8 bytes are read by half warps, 4 rows at
 // once, and those of 16 bytes by quarter warps, 2 rows at once: 128 bytes either way.
 //
-//   [rows, k]  A row is 128 bytes, so that the 4 values would be in the same banks in every row.
-//   The
-//              groups of 4 are permuted by an exclusive or with the row.
-//   [k, rows]  The rows of a fragment that are read at once are 32 bytes for each value of k. These
-//              are permuted by an exclusive or with k.
-template <class Config>
+//   [rows, k]  A row is 128 bytes, so that the 4 values would be in the same banks in every row:
+//              the groups of 4 are permuted by an exclusive or with the row.
+//   [k, rows]  The rows of a fragment that are read at once are 32 bytes for each value of k.
+//              These are permuted by an exclusive or with k.
+template <class Config, bool kTransposed>
 struct PanelLayout {
   static constexpr int kSize = sizeof(typename Config::Element);
   static constexpr int kQuadBytes = 4 * kSize;
   static constexpr int kQuadsInRow = Config::kStepBytes / kQuadBytes;
-  static constexpr int kPitch = Config::kTransposed ? Config::kTile * kSize : Config::kStepBytes;
+  static constexpr int kPitch = kTransposed ? Config::kTile * kSize : Config::kStepBytes;
 
   JGG_HOST_DEVICE static int offset(int row, int k) {
-    if constexpr (Config::kTransposed) {
+    if constexpr (kTransposed) {
       return k * kPitch + ((row * kSize) ^ (k % 4 * 32));
     } else {
       return row * kPitch + ((k * kSize) ^ (row % kQuadsInRow * kQuadBytes));
@@ -36,14 +35,14 @@ struct PanelLayout {
   // `down` or, if rows are not permuted among themselves, any. `down` is a multiple of 8 in the
   // order [rows, k], and a power of two or a multiple of 4 in the other one.
   JGG_HOST_DEVICE static int further_down(int offset, int down) {
-    return (Config::kTransposed ? offset ^ (down % 4 * 32) : offset) + down * kPitch;
+    return (kTransposed ? offset ^ (down % 4 * 32) : offset) + down * kPitch;
   }
 
   // The offset of the element 8 `rows` and 4 `quads` away from the one at `offset`, whose row is
   // below 8 and whose k below 4, but for multiples of 32 rows. With constants for both it is an
   // exclusive or and an immediate.
   JGG_HOST_DEVICE static int shifted(int offset, int rows, int quads) {
-    if constexpr (Config::kTransposed) {
+    if constexpr (kTransposed) {
       int const bytes = rows * 8 * kSize;
       return (offset ^ (bytes % 128)) + (bytes - bytes % 128) + quads * 4 * kPitch;
     } else {
@@ -71,5 +70,17 @@ struct StagedLayout {
     }
   }
 };
+
+struct Place {
+  int row;
+  int column;
+};
+
+// Of a thread's i-th element of a staged tile: a warp's are next to each other in memory.
+template <class Config>
+__device__ Place place_of(int i) {
+  int const index = i * Config::kThreads + threadIdx.x;
+  return {index / Config::kTile, index % Config::kTile};
+}
 
 }  // namespace jgg::fp64

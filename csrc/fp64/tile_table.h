@@ -1,12 +1,20 @@
 // The tiles that are compiled for each element type.
 #pragma once
 
+#include <vector>
+
 #include "fp64/kernel_config.h"
+#include "sm90/ragged_dot.h"
 
 namespace jgg::fp64 {
 
 template <class... Shapes>
 struct ShapeList {};
+
+template <class... Shapes>
+std::vector<sm90::TileConfig> tile_configs(ShapeList<Shapes...>) {
+  return {sm90::TileConfig{Shapes::kTile, Shapes::kTile, 1}...};
+}
 
 // A real tile of 128 is as wide as the registers allow; a quarter of it is for results that have
 // too few. Complex numbers take twice the registers, and two blocks of 64 read as many bytes as one
@@ -24,6 +32,14 @@ struct RankKShapes<Complex64> {
 template <>
 struct RankKShapes<Complex128> {
   using List = ShapeList<TileShape<Complex128, 64, 2, 2, 1, 2>>;
+};
+
+// Operands whose orders in memory differ take more registers, which smaller instructions leave.
+template <class Element>
+struct GemmShapes : RankKShapes<Element> {};
+template <>
+struct GemmShapes<double> {
+  using List = ShapeList<TileShape<double, 128, 2, 4, 1, 1>, TileShape<double, 64, 2, 2, 2, 2>>;
 };
 
 }  // namespace jgg::fp64

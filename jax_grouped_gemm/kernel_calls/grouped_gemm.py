@@ -25,8 +25,9 @@ def grouped_gemm(plan: GroupedGemmPlan, *operands: jax.Array) -> list[jax.Array]
     outs = [None] * len(problem.entries)
     for i in set(range(len(outs))) - set(plan.order):
         outs[i] = _without_product(plan, i, beta[i], c[i])
+    launch_kernel = _launch_fp64 if plan.path == "direct" else _launch
     for launch in plan.launches:
-        results = _launch(
+        results = launch_kernel(
             plan, launch, *([operand[i] for i in launch.problems] for operand in (alpha, beta)),
             [pad_to(lhs[i], _stored_lhs(plan.kernel_problem.entries[i])) for i in launch.problems],
             [pad_to(rhs[i], _stored_rhs(plan.kernel_problem.entries[i])) for i in launch.problems],
@@ -88,6 +89,43 @@ def _launch(plan: GroupedGemmPlan, launch: Launch, alpha, beta, lhs, rhs, c) -> 
         has_c=problem.has_c,
         alpha=np.float32(problem.alpha),
         beta=np.float32(problem.beta),
+        transpose_lhs=launch.transpose_lhs,
+        transpose_rhs=launch.transpose_rhs,
+        **{name: np.int32(value) for name, value in launch.tile.sizes().items()},
+    )
+
+
+def _launch_fp64(plan: GroupedGemmPlan, launch: Launch, alpha, beta, lhs, rhs, c):
+    problem = plan.problem
+    dtype = problem.result_dtype
+
+    def scale(present, scales, number):
+        """One for each matrix, or one for all, which is a constant of the program."""
+        if present:
+            return jnp.concatenate([scale.astype(dtype) for scale in scales])
+        return jnp.asarray(np.full(1, number, dtype))
+
+    entries = [problem.entries[i] for i in launch.problems]
+    operands = [
+        scale(problem.has_alpha, alpha, problem.alpha),
+        scale(problem.has_beta, beta, problem.beta),
+        *lhs,
+        *rhs,
+    ]
+    first_c = len(operands)
+    if problem.has_c:
+        operands += [x.astype(dtype) for x in c]
+    call = jax.ffi.ffi_call(
+        TARGETS["grouped_gemm_fp64"],
+        [jax.ShapeDtypeStruct((entry.g, entry.m, entry.n), dtype) for entry in entries],
+        # The kernel updates c in place; XLA copies it first if it is needed later.
+        input_output_aliases=(
+            {first_c + i: i for i in range(len(entries))} if problem.has_c else {}
+        ),
+    )
+    return call(
+        *operands,
+        has_c=problem.has_c,
         transpose_lhs=launch.transpose_lhs,
         transpose_rhs=launch.transpose_rhs,
         **{name: np.int32(value) for name, value in launch.tile.sizes().items()},

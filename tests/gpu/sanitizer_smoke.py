@@ -168,6 +168,29 @@ def fp64_updates(rng) -> int:
     return launches
 
 
+def fp64_lists_of_products(rng) -> int:
+    """Odd sizes, which are copied element by element, even ones, and more than a launch takes."""
+    launches = 0
+    odd = [(197, 53, 131), (1, 1, 1), (3, 65, 17, 7), (24, 0, 8), (130, 2, 1, 3)]
+    even = [(198, 52, 130), (2, 64, 136, 66)]
+    for transpose_lhs, transpose_rhs in product((False, True), (False, True)):
+        for dtype, shapes in product((np.float64, np.complex64, np.complex128), (odd, even)):
+            for c_dtype in (None, dtype):
+                problems = random_list(
+                    rng,
+                    shapes if c_dtype else [*shapes, (1500, 20, 1700)],  # tiles of either size
+                    dtype,
+                    c_dtype=c_dtype,
+                    transpose_lhs=transpose_lhs,
+                    transpose_rhs=transpose_rhs,
+                    alpha=0.5,
+                    beta=-2.0,
+                )
+                problems.check_double(problems(implementation="cuda"))
+                launches += 1
+    return launches
+
+
 def fp8_products(rng: np.random.Generator, sizes: np.ndarray) -> int:
     """Quantises and multiplies; returns the number of launches."""
     on_gpu = dict(implementation="cuda")
@@ -227,7 +250,7 @@ def main() -> None:
     launches = ragged_products(rng) + products_with_a_cut_last_wave(rng)
     launches += symmetric_updates(rng) + lists_of_products(rng)
     with jax.enable_x64(True):
-        launches += fp64_updates(rng)
+        launches += fp64_updates(rng) + fp64_lists_of_products(rng)
     for sizes in np.array(SIZES, np.int32):
         launches += fp8_products(rng, sizes) + fp8_configurations(rng, sizes)
     print(f"{launches} launches, all results right")

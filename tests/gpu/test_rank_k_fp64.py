@@ -71,22 +71,30 @@ def check(update, rng, g, n, k, dtype, *, other=None, uplo="lower", transpose=Fa
     check_double(update, out, a, b, c, symmetrize=symmetrize, **options)
 
 
+# Around the edges of both tiles, even and odd.
+SIZES = (1, 2, 7, 16, 63, 64, 65, 127, 128, 129, 191, 256, 258, 389)
+# Less than a step, fewer steps than stages, and many, odd and even.
+DEPTHS = (1, 2, 3, 4, 8, 15, 16, 17, 32, 33, 48, 64, 100, 511, 1024)
+
+
 @OTHER
 @FORMS
 @EVERY
 @DTYPES
-class TestStacks:
-    def test_sizes(self, dtype, update, uplo, transpose, other, rng):
-        """Around the edges of both tiles, even and odd, with few and many steps."""
-        options = dict(uplo=uplo, transpose=transpose, other=other)
-        for n in (1, 2, 7, 16, 63, 64, 65, 127, 128, 129, 191, 256, 258, 389):
-            check(update, rng, 2, n, int(rng.integers(1, 90)), dtype, **options)
+def test_stacks(dtype, update, uplo, transpose, other, rng):
+    """A few sizes each: every combination is compiled anew."""
+    options = dict(uplo=uplo, transpose=transpose, other=other)
+    for n, k in zip(rng.choice(SIZES, 3), rng.choice(DEPTHS, 3), strict=True):
+        check(update, rng, int(rng.integers(1, 4)), int(n), int(k), dtype, **options)
 
-    def test_depths(self, dtype, update, uplo, transpose, other, rng):
-        """Less than a step, fewer steps than stages, odd and long ones."""
-        options = dict(uplo=uplo, transpose=transpose, other=other)
-        for k in (1, 2, 3, 4, 8, 15, 16, 17, 32, 33, 48, 64, 100, 511, 1024):
-            check(update, rng, 3, int(rng.integers(60, 140)), k, dtype, **options)
+
+@pytest.mark.parametrize("dtype", [F64, C128])
+@pytest.mark.parametrize("transpose", [False, True])
+def test_every_size(dtype, transpose, rng):
+    for n in SIZES:
+        check(HER2K, rng, 2, n, int(rng.integers(1, 90)), dtype, transpose=transpose)
+    for k in DEPTHS:
+        check(HER2K, rng, 3, int(rng.integers(60, 140)), k, dtype, transpose=transpose)
 
 
 @DTYPES
@@ -99,10 +107,10 @@ def test_more_tiles_than_blocks(update, dtype, rng):
 @DTYPES
 @FORMS
 @EVERY
-@pytest.mark.parametrize("count", [1, 24, 150])
+@pytest.mark.parametrize("count", [1, 24, 70])
 def test_lists(update, uplo, transpose, count, dtype, rng):
     """Problems of unequal shapes, in the manner of CUTLASS's tests, empty ones among them."""
-    sizes = 8 * rng.integers(0, 64 if count < 100 else 16, (count, 2)) + 24
+    sizes = 8 * rng.integers(0, 64 if count < 50 else 8, (count, 2)) + 24
     sizes[0] = (16, 8)
     if count > 4:
         sizes[4] = sizes[4] - 1  # not a multiple of 16 bytes

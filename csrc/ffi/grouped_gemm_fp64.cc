@@ -1,0 +1,103 @@
+// Binding of products of lists of matrices on the FP64 tensor cores.
+#include <string>
+
+#include "ffi/buffers.h"
+#include "ffi/fp64_element_type.h"
+#include "ffi/handlers.h"
+#include "ffi/stacks.h"
+#include "fp64/gemm.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace jgg {
+namespace {
+
+using fp64::GemmArguments;
+
+// Elements of one type in memory.
+struct Elements {
+  ffi::AnyBuffer const& buffer;
+
+  void* at(int64_t index) const {
+    return static_cast<char*>(buffer.untyped_data()) +
+           index * ffi::ByteWidth(buffer.element_type());
+  }
+
+  // That of a matrix, or of all if there is but one.
+  void* of_matrix(int64_t matrix) const { return at(buffer.element_count() == 1 ? 0 : matrix); }
+};
+
+// Operands: lhs..., rhs..., and c... if it is added, each a list of stacks; c and the results are
+// the same memory. alpha and beta are of the operands' type, one or [matrices]. To the kernels
+// every matrix is a problem.
+ffi::Error grouped_gemm_fp64(cudaStream_t stream, ffi::AnyBuffer alpha, ffi::AnyBuffer beta,
+                             ffi::RemainingArgs operands, ffi::RemainingRets results, bool has_c,
+                             bool transpose_lhs, bool transpose_rhs, int32_t tile_m, int32_t tile_n,
+                             int32_t cluster) {
+  size_t const stacks = results.size();
+  if (stacks < 1 || operands.size() != (has_c ? 3 : 2) * stacks) {
+    return invalid("every operand has as many stacks as there are results");
+  }
+  ffi::DataType const type = alpha.element_type();
+  GemmArguments arguments{};
+  if (!element_type(type, arguments.type) || beta.element_type() != type) {
+    return invalid("the kernels scale with f64, c64 or c128");
+  }
+  arguments.adds_c = has_c;
+  arguments.lhs_transposed = transpose_lhs;
+  arguments.rhs_transposed = transpose_rhs;
+
+  for (size_t i = 0; i < stacks; ++i) {
+    auto const lhs = operands.get<ffi::AnyBuffer>(i);
+    auto const rhs = operands.get<ffi::AnyBuffer>(stacks + i);
+    auto out = results.get<ffi::AnyBuffer>(i);
+    if (!lhs) return lhs.error();
+    if (!rhs) return rhs.error();
+    if (!out) return out.error();
+    for (ffi::AnyBuffer const& buffer : {*lhs, *rhs, **out}) {
+      if (buffer.element_type() != type) {
+        return invalid("operands, results, alpha and beta have one type");
+      }
+    }
+    auto const shape = ProductShape::of(*lhs, *rhs, **out, transpose_lhs, transpose_rhs);
+    if (!shape) return shape.error();
+    if (has_c) {
+      auto const c = operands.get<ffi::AnyBuffer>(2 * stacks + i);
+      if (!c) return c.error();
+      if (c->untyped_data() != (*out)->untyped_data()) {
+        return invalid("c of problem " + std::to_string(i) + " is not aliased to its result");
+      }
+    }
+    int64_t const m = shape->m, n = shape->n, k = shape->k;
+    for (int64_t matrix = 0; matrix < shape->count; ++matrix) {
+      auto const number = static_cast<int64_t>(arguments.problems.size());
+      arguments.problems.push_back(
+          {Elements{*lhs}.at(matrix * m * k), Elements{*rhs}.at(matrix * k * n),
+           Elements{**out}.at(matrix * m * n), Elements{alpha}.of_matrix(number),
+           Elements{beta}.of_matrix(number), shape->m, shape->n, shape->k});
+    }
+  }
+  for (ffi::AnyBuffer const& scale : {alpha, beta}) {
+    if (scale.element_count() != 1 && scale.element_count() != arguments.problems.size()) {
+      return invalid("alpha and beta have one element, or one for each matrix");
+    }
+  }
+  return launched(fp64::gemm({tile_m, tile_n, cluster}, arguments, stream), "grouped_gemm_fp64");
+}
+
+}  // namespace
+}  // namespace jgg
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JggGroupedGemmFp64, jgg::grouped_gemm_fp64,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
+                                  .Arg<xla::ffi::AnyBuffer>()  // alpha
+                                  .Arg<xla::ffi::AnyBuffer>()  // beta
+                                  .RemainingArgs()             // lhs..., rhs..., c...
+                                  .RemainingRets()             // out...
+                                  .Attr<bool>("has_c")
+                                  .Attr<bool>("transpose_lhs")
+                                  .Attr<bool>("transpose_rhs")
+                                  .Attr<int32_t>("tile_m")
+                                  .Attr<int32_t>("tile_n")
+                                  .Attr<int32_t>("cluster"),
+                              {xla::ffi::Traits::kCmdBufferCompatible});

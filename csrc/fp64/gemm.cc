@@ -1,0 +1,36 @@
+#include "fp64/gemm.h"
+
+#include "fp64/tile_table.h"
+
+namespace jgg::fp64 {
+
+// One translation unit each, so that they compile side by side.
+cudaError_t gemm_f64(sm90::TileConfig, GemmArguments const&, cudaStream_t);
+cudaError_t gemm_c64(sm90::TileConfig, GemmArguments const&, cudaStream_t);
+cudaError_t gemm_c128(sm90::TileConfig, GemmArguments const&, cudaStream_t);
+
+std::vector<sm90::TileConfig> gemm_tile_configs(ElementType type) {
+  switch (type) {
+    case ElementType::kF64:
+      return tile_configs(GemmShapes<double>::List{});
+    case ElementType::kC64:
+      return tile_configs(GemmShapes<Complex64>::List{});
+    case ElementType::kC128:
+      return tile_configs(GemmShapes<Complex128>::List{});
+  }
+  return {};
+}
+
+cudaError_t gemm(sm90::TileConfig config, GemmArguments const& arguments, cudaStream_t stream) {
+  switch (arguments.type) {
+    case ElementType::kF64:
+      return gemm_f64(config, arguments, stream);
+    case ElementType::kC64:
+      return gemm_c64(config, arguments, stream);
+    case ElementType::kC128:
+      return gemm_c128(config, arguments, stream);
+  }
+  return cudaErrorInvalidValue;
+}
+
+}  // namespace jgg::fp64

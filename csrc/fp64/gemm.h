@@ -1,0 +1,41 @@
+// Lists of unequal products in double precision: arguments in, launches on a stream out.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <vector>
+
+#include "fp64/element_type.h"
+#include "sm90/ragged_dot.h"
+
+namespace jgg::fp64 {
+
+// out = alpha lhs rhs + beta C with a result [m, n]. C is what `out` holds at the start, if the
+// arguments add it. No dimension is zero.
+struct GemmProblem {
+  void const* lhs;
+  void const* rhs;
+  void* out;
+  void const* alpha;
+  void const* beta;
+  int m;
+  int n;
+  int k;
+};
+
+// lhs [m, k] or, if transposed, [k, m]; rhs [k, n] or, if transposed, [n, k].
+struct GemmArguments {
+  std::vector<GemmProblem> problems;
+  ElementType type;
+  bool adds_c;
+  bool lhs_transposed;
+  bool rhs_transposed;
+};
+
+// The configurations that are compiled for an element type.
+std::vector<sm90::TileConfig> gemm_tile_configs(ElementType type);
+
+// cudaErrorInvalidConfiguration if there is no such kernel.
+cudaError_t gemm(sm90::TileConfig config, GemmArguments const& arguments, cudaStream_t stream);
+
+}  // namespace jgg::fp64

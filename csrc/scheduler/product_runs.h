@@ -1,0 +1,70 @@
+// The tiles of a list of unequal products, those with the longest mainloop first: a schedule of
+// square tiles for blocks that work on their own. Host and device, no CUDA types.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "scheduler/ceil_div.h"
+#include "scheduler/host_device.h"
+
+namespace jgg {
+
+// All tiles of one product with a result [m, n].
+struct ProductRun {
+  int problem;
+  int m;
+  int n;
+  int first_unit;  // tiles of the runs before this one
+  int steps;       // mainloop steps of a tile
+};
+
+struct ProductTile {
+  int problem;
+  int m;      // first row
+  int n;      // first column
+  int steps;  // 0 for no tile
+};
+
+template <int kTile>
+class ProductRunSchedule {
+ public:
+  JGG_HOST_DEVICE ProductRunSchedule(ProductRun const* runs, int count, int units)
+      : runs_(runs), count_(count), units_(units) {}
+
+  // Puts runs in their order and sets where they begin. Returns how many tiles they have.
+  static int arrange(std::vector<ProductRun>& runs) {
+    std::stable_sort(runs.begin(), runs.end(),
+                     [](ProductRun const& a, ProductRun const& b) { return a.steps > b.steps; });
+    int units = 0;
+    for (ProductRun& run : runs) {
+      run.first_unit = units;
+      units += ceil_div(run.m, kTile) * ceil_div(run.n, kTile);
+    }
+    return units;
+  }
+
+  // The tile that block `block` of `blocks` computes in round `round`, without steps if there is
+  // none, nor in later rounds. Every other round goes to the blocks in reverse, so that none always
+  // gets the longer tiles.
+  JGG_HOST_DEVICE ProductTile tile(int round, int block, int blocks) const {
+    int const unit = round * blocks + (round % 2 == 0 ? block : blocks - 1 - block);
+    if (unit >= units_) return {};
+    int low = 0, high = count_;
+    while (high - low > 1) {
+      int const middle = (low + high) / 2;
+      (runs_[middle].first_unit <= unit ? low : high) = middle;
+    }
+    ProductRun const run = runs_[low];
+    int const columns = ceil_div(run.n, kTile), index = unit - run.first_unit;
+    int const row = index / columns;
+    return {run.problem, row * kTile, (index - row * columns) * kTile, run.steps};
+  }
+
+ private:
+  ProductRun const* runs_;
+  int count_;
+  int units_;
+};
+
+}  // namespace jgg
