@@ -139,6 +139,9 @@ def check_double(
     error = np.abs(out.astype(wide) - value)
     assert (error <= rounding * np.abs(value) * 2 + 4 * unit * depth * magnitude)[..., inside].all()
     # Errors of random sign, in the result and in what it is compared with, add up to far less.
+    # A few elements may all be small ones.
+    if out.shape[-1] < 32:
+        return
     for one, right in zip(error[..., inside], value[..., inside], strict=True):
         allowed = (rounding + 4 * unit * (2 + np.sqrt(depth))) * np.linalg.norm(right)
         assert np.linalg.norm(one) <= allowed, (np.linalg.norm(one), allowed)
