@@ -246,7 +246,9 @@ class TestTile:
 
     def test_another_one_is_refused(self):
         other = jgg.plan.TileConfig(tile_m=128, tile_n=192, cluster=2, schedule="none")
-        with pytest.raises(ValueError, match="cluster 2, none for .*not compiled.*Compiled are.*256"):
+        with pytest.raises(
+            ValueError, match="cluster 2, none for .*not compiled.*Compiled are.*256"
+        ):
             self.plan(tile=other)
 
     @TILES

@@ -5,8 +5,9 @@
 
 namespace jgg::sm90 {
 
-// An mbarrier that also orders ordinary loads and stores: CUTLASS's is volatile but clobbers nothing,
-// so the compiler may move a plain shared-memory read above its wait, or a write below its arrival.
+// An mbarrier that also orders ordinary loads and stores: CUTLASS's is volatile but clobbers
+// nothing, so the compiler may move a plain shared-memory read above its wait, or a write below its
+// arrival.
 struct Barrier : cutlass::arch::ClusterTransactionBarrier {
   __device__ void wait(unsigned phase) const {
     cutlass::arch::ClusterTransactionBarrier::wait(phase);
