@@ -52,16 +52,44 @@ def update(
         precision,
         dtype,
     )
+    reverse = flip(product, hermitian=False)
+    if symmetrize:
+        # Before any arithmetic, so that an element and its mirror image come from the same numbers
+        # in the same expression. XLA fuses, and would contract one and its mirrored copy to
+        # multiply-adds in ways of their own.
+        product, reverse = _mirrored(product, upper), _mirrored(reverse, upper)
+        c = None if c is None else _mirrored(c, upper)
     scale = per_matrix(alpha, dtype)
     result = scale * product
     if b is not None:
         # B A^T is the transpose of A B^T.
-        result += (jnp.conj(scale) if hermitian else scale) * flip(product, hermitian)
+        result += jnp.conj(scale * reverse) if hermitian else scale * reverse
     if c is not None:
         wide_c, wide_beta = c.astype(dtype), per_matrix(beta, dtype)
         result += jnp.where(wide_beta == 0, 0, wide_beta * wide_c)
-    result = fill(result, c, upper=upper, hermitian=hermitian, symmetrize=symmetrize)
+    if symmetrize:
+        result = _conjugated_outside(result, upper) if hermitian else result
+    else:
+        result = fill(result, c, upper=upper, hermitian=hermitian, symmetrize=False)
     return result.astype(result_dtype)
+
+
+def _computed(n: int, upper: bool) -> jax.Array:
+    """Where an [n, n] matrix has its computed triangle."""
+    row, column = jnp.arange(n)[:, None], jnp.arange(n)
+    return row <= column if upper else row >= column
+
+
+def _mirrored(x: jax.Array, upper: bool) -> jax.Array:
+    """The computed triangle of each matrix and its mirror image."""
+    return jnp.where(_computed(x.shape[-1], upper), x, flip(x, hermitian=False))
+
+
+def _conjugated_outside(x: jax.Array, upper: bool) -> jax.Array:
+    """Symmetric matrices made Hermitian: real diagonals, the triangle not computed conjugated."""
+    n = x.shape[-1]
+    x = jnp.where(jnp.eye(n, dtype=bool), jnp.real(x), x)
+    return jnp.where(_computed(n, upper), x, jnp.conj(x))
 
 
 def fill(
@@ -74,15 +102,13 @@ def fill(
 ) -> jax.Array:
     """The computed triangle of `inside` with, beside it, its mirror image, `outside` or zeros."""
     n = inside.shape[-1]
-    row, column = jnp.arange(n)[:, None], jnp.arange(n)
-    computed = row <= column if upper else row >= column
     if hermitian:
-        inside = jnp.where(row == column, jnp.real(inside), inside)
+        inside = jnp.where(jnp.eye(n, dtype=bool), jnp.real(inside), inside)
     if symmetrize:
         outside = flip(inside, hermitian)
     elif outside is None:
         outside = jnp.zeros((), inside.dtype)
-    return jnp.where(computed, inside, outside.astype(inside.dtype))
+    return jnp.where(_computed(n, upper), inside, outside.astype(inside.dtype))
 
 
 def flip(x: jax.Array, hermitian: bool) -> jax.Array:

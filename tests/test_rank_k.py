@@ -45,6 +45,21 @@ def hermitian_diagonal(update, c):
 
 
 class TestValues:
+    @EVERY
+    @pytest.mark.parametrize("uplo", ["lower", "upper"])
+    @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex128])
+    def test_mirror_image_is_exact_in_optimised_code(self, update, uplo, dtype, rng):
+        """Whatever XLA makes of its multiplications and additions."""
+        a, b, c = operands(rng, dtype, n=70, k=33)
+
+        def call(a, b, c):
+            options = dict(alpha=0.37, beta=-1.7, uplo=uplo, symmetrize_output=True)
+            return update(a, b, c, implementation="reference", **options)
+
+        optimised = jax.jit(call, compiler_options={"xla_backend_optimization_level": 3})
+        out = np.asarray(optimised(a, b, c))
+        np.testing.assert_array_equal(out, update.flip(out))
+
     @SYMMETRIZE
     @FORMS
     @EVERY
