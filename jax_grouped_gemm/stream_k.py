@@ -17,9 +17,6 @@ WORTHWHILE_STEPS = 16
 NUM_CONSUMERS = 2
 TILE_K = 64  # of 16-bit operands
 
-MIN_STEPS = 32
-MIN_SAVING = 0.02
-
 
 def workspace_bytes(tile_m: int, tile_n: int, num_blocks: int) -> int:
     """Room for one tile in float32 from each thread block, and where its consumers announce it."""
@@ -37,29 +34,3 @@ def waves(units: int, steps: int, clusters: int) -> float:
     ranges = next((last * p // q for p, q in RATIOS if last * p // q <= clusters), last)
     longest = -(-last * steps // ranges)
     return full + (longest / steps if steps - longest >= WORTHWHILE_STEPS else 1)
-
-
-def expected_saving(mean_units: float, steps: int, clusters: int) -> float:
-    """Predicted share of a kernel's time that cutting saves, over group sizes that vary.
-
-    Where sizes are random, so is how full the last wave is: this is the mean over all that it can
-    be. Each cut is charged with `WORTHWHILE_STEPS`.
-
-    Args:
-      mean_units: units of work to expect.
-      steps: steps of each unit.
-      clusters: clusters that run at a time.
-    """
-    first = max(int(mean_units) - clusters // 2, 1)
-    saved = total = 0.0
-    for units in range(first, first + clusters):
-        whole = -(-units // clusters)
-        cut = waves(units, steps, clusters)
-        saved += whole - cut - (WORTHWHILE_STEPS / steps if cut < whole else 0)
-        total += whole
-    return saved / total
-
-
-def pays(mean_units: float, steps: int, clusters: int) -> bool:
-    """Whether cutting is predicted to pay: long tiles and few waves. Not measured yet."""
-    return steps >= MIN_STEPS and expected_saving(mean_units, steps, clusters) >= MIN_SAVING

@@ -328,9 +328,3 @@ class TestPrediction:
         assert waves(67, 100) == 1.25 and waves(17, 100) == pytest.approx(0.34)
         # Too short to be worth it, and too nearly full.
         assert waves(67, 20) == 2 and waves(66 + 60, 100) == 2
-
-    def test_long_tiles_and_few_waves_pay(self):
-        assert stream_k.pays(544, 224, CLUSTERS)
-        assert not stream_k.pays(544, 12, CLUSTERS) and not stream_k.pays(50 * 66, 224, CLUSTERS)
-        few, many = (stream_k.expected_saving(66 * w + 33, 112, CLUSTERS) for w in (2, 8))
-        assert 0 < many < few < 0.3
