@@ -49,39 +49,27 @@ class Loads {
     }
   }
 
-  // Gives a unit to the cluster that is free first, and says which that is.
-  JGG_HOST_DEVICE int give(int cost) {
+  // Gives units of this cost to the clusters that are free first, one each and at most `most`, as
+  // long as no cluster would get a second one before all of these have theirs. Returns how many
+  // there are; `place` is that of `cluster` in their order, and no less than their number if it
+  // got none. All of a level at once, because a scheduler has to keep up with 66 clusters.
+  JGG_HOST_DEVICE int give(int cost, int most, int cluster, int& place) {
     int const first = Warp::min(over_slots([](int a, int b) { return a < b ? a : b; }));
     int const added = packed(cost);
-    // No other entry equals `first`: the number of the cluster is a part of it.
-    map([=](int load) { return load == first ? load + added : load; });
-    if (first >= kRebase) map([=](int load) { return load == kNone ? load : load - kRebase; });
-    return first % kIds;
-  }
-
-  // Gives every cluster a unit, if units of this cost would go to each of them once before any gets
-  // a second one, and returns how many there are; else 0. `place` is that of `cluster` in the
-  // order.
-  JGG_HOST_DEVICE int give_all(int cost, int cluster, int& place) {
-    auto const last_of = [](int a, int b) { return b == kNone || (a > b && a != kNone) ? a : b; };
-    auto const negated = [](int load) { return load == kNone ? 0 : -load; };
-    int const first = Warp::min(over_slots([](int a, int b) { return a < b ? a : b; }));
-    int const last = -Warp::min(Warp::map(negated, over_slots(last_of)));
-    int const added = packed(cost);
-    // Without the numbers of the clusters: at equal loads they would decide.
-    if (last / kIds - first / kIds >= added / kIds || first >= kRebase) return 0;
-
-    int own = 0, clusters = 0;
-    for (int slot = 0; slot < kSlots; ++slot) {
-      if (cluster / kWarpSize == slot) own = Warp::read(loads_[slot], cluster % kWarpSize);
+    // The first one's second turn. No two loads are equal: the number of the cluster is part of it.
+    int limit = first + added;
+    int given = count_below(limit);
+    if (given > most) {
+      limit = limit_of(most, first, limit);
+      given = most;
     }
-    place = 0;
-    for (int slot = 0; slot < kSlots; ++slot) {
-      place += Warp::count(Warp::map([=](int load) { return int(load < own); }, loads_[slot]));
-      clusters += Warp::count(Warp::map([](int load) { return int(load != kNone); }, loads_[slot]));
-    }
-    map([=](int load) { return load == kNone ? load : load + added; });
-    return clusters;
+    int const own = load_of(cluster);
+    place = own < limit ? count_below(own) : given;
+    int const rebase = first >= kRebase ? kRebase : 0;
+    map([=](int load) {
+      return load == kNone ? load : (load < limit ? load + added : load) - rebase;
+    });
+    return given;
   }
 
  private:
@@ -95,6 +83,33 @@ class Loads {
   static constexpr int kRebase = (1 << 21) * kIds;
 
   JGG_HOST_DEVICE static int packed(int cost) { return (cost < kMaxCost ? cost : kMaxCost) * kIds; }
+
+  JGG_HOST_DEVICE int count_below(int limit) const {
+    int clusters = 0;
+    for (int slot = 0; slot < kSlots; ++slot) {
+      clusters += Warp::count(Warp::map([=](int load) { return int(load < limit); }, loads_[slot]));
+    }
+    return clusters;
+  }
+
+  // A limit that so many loads are below, between `low`, below which there are none, and `high`,
+  // below which there are more.
+  JGG_HOST_DEVICE int limit_of(int clusters, int low, int high) const {
+    while (true) {
+      int const middle = low + (high - low) / 2;
+      int const below = count_below(middle);
+      if (below == clusters) return middle;
+      (below < clusters ? low : high) = middle;
+    }
+  }
+
+  JGG_HOST_DEVICE int load_of(int cluster) const {
+    Int loads = loads_[0];
+    for (int slot = 1; slot < kSlots; ++slot) {
+      if (cluster / kWarpSize == slot) loads = loads_[slot];
+    }
+    return Warp::read(loads, cluster % kWarpSize);
+  }
 
   template <class Operation>
   JGG_HOST_DEVICE Int over_slots(Operation operation) const {
@@ -123,15 +138,10 @@ class EarliestFree {
   JGG_HOST_DEVICE int next(Schedule& schedule) {
     while (true) {
       if (unit_ == run_.end && !schedule.run(unit_, run_)) return unit_;
-      int place, given = 0;
-      if (run_.end - unit_ >= kMaxClusters) given = loads_.give_all(run_.cost, cluster_, place);
-      if (given > 0) {
-        unit_ += given;
-        return unit_ - given + place;
-      }
-      int const owner = loads_.give(run_.cost);
-      ++unit_;
-      if (owner == cluster_) return unit_ - 1;
+      int place;
+      int const given = loads_.give(run_.cost, run_.end - unit_, cluster_, place);
+      unit_ += given;
+      if (place < given) return unit_ - given + place;
     }
   }
 
