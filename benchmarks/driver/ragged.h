@@ -34,14 +34,14 @@ inline Prepared prepare_ragged(Problem const& problem, Choice const& choice) {
   arguments.type = jgg::sm90::ElementType::kBf16;
   arguments.out_type = to_f32 ? jgg::sm90::ElementType::kF32 : jgg::sm90::ElementType::kBf16;
   arguments.contracting = contracting;
-  set_stream_k(arguments, choice.stream_k != 0, 0);
   arguments.transpose_rhs = transposed;
   arguments.batches = 1;
   arguments.groups = arguments.local_groups = problem.groups;
   arguments.m = problem.rows;
   arguments.k = problem.k;
   arguments.n = problem.n;
-  jgg::sm90::TileConfig const tile = jgg::sm90::tile_configs().at(choice.config);
+  jgg::sm90::TileConfig tile = jgg::sm90::tile_configs().at(choice.config);
+  set_stream_k(tile, choice.stream_k != 0, 0);
   prepared.launch = [=](cudaStream_t stream) {
     return contracting ? jgg::sm90::ragged_contracting(tile, arguments, stream)
                        : jgg::sm90::ragged_noncontracting(tile, arguments, stream);
