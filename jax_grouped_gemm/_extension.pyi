@@ -9,7 +9,6 @@ class KernelConfig(TypedDict):
     tile_m: int
     tile_n: int
     cluster: int
-    schedule: str
 
 def registrations() -> dict[str, object]:
     """The FFI handlers as capsules, by the name of their custom call target."""

@@ -14,14 +14,14 @@ from jax import export
 EXTENSION = "jax_grouped_gemm._extension"
 
 TARGETS = {
-    "ragged_noncontracting": "jax_grouped_gemm.ragged_noncontracting.v2",
-    "ragged_contracting": "jax_grouped_gemm.ragged_contracting.v2",
+    "ragged_noncontracting": "jax_grouped_gemm.ragged_noncontracting.v3",
+    "ragged_contracting": "jax_grouped_gemm.ragged_contracting.v3",
     "grouped_gemm": "jax_grouped_gemm.grouped_gemm.v1",
     "grouped_gemm_fp64": "jax_grouped_gemm.grouped_gemm_fp64.v1",
     "rank_k": "jax_grouped_gemm.rank_k.v1",
     "rank_k_fp64": "jax_grouped_gemm.rank_k_fp64.v1",
-    "scaled_ragged_noncontracting": "jax_grouped_gemm.scaled_ragged_noncontracting.v2",
-    "scaled_ragged_contracting": "jax_grouped_gemm.scaled_ragged_contracting.v2",
+    "scaled_ragged_noncontracting": "jax_grouped_gemm.scaled_ragged_noncontracting.v3",
+    "scaled_ragged_contracting": "jax_grouped_gemm.scaled_ragged_contracting.v3",
     "quantize_rows": "jax_grouped_gemm.quantize_rows.v1",
     "quantize_blocks": "jax_grouped_gemm.quantize_blocks.v1",
     "quantize_ragged": "jax_grouped_gemm.quantize_ragged.v1",

@@ -25,9 +25,6 @@ KERNEL_OPERAND_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 KERNEL_RESULT_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 
 
-Schedule = Literal["cooperative", "pingpong", "overlapped", "ordered", "overlapped_ordered"]
-
-
 @dataclasses.dataclass(frozen=True)
 class TileConfig:
     """One compiled kernel configuration.
@@ -36,18 +33,12 @@ class TileConfig:
       tile_m: rows of the result that a thread block computes at a time.
       tile_n: columns of the result that a thread block computes at a time.
       cluster: number of thread blocks that share operand tiles.
-      schedule: how the two warpgroups of a thread block that multiply divide its work.
-        "cooperative": half of the rows of each tile each. "pingpong": every other tile each, so
-        that one stores its tile while the other one multiplies. Of FP8 products, "overlapped" is
-        "cooperative" with the scaling of each slice of columns hidden behind the multiplication of
-        the next; "ordered" and "overlapped_ordered" are in strict turns at the tensor cores.
       stream_k: whether the last wave of tiles is cut along K, see `jax_grouped_gemm.stream_k`.
     """
 
     tile_m: int
     tile_n: int
     cluster: int
-    schedule: Schedule = "cooperative"
     stream_k: bool = False
 
     def sizes(self) -> dict[str, int]:
@@ -65,20 +56,14 @@ class TileConfig:
 
 DEFAULT_TILE = TileConfig(tile_m=128, tile_n=256, cluster=2)
 
-TILE_CONFIGS = (
-    DEFAULT_TILE,
-    TileConfig(tile_m=128, tile_n=192, cluster=2),
-    TileConfig(tile_m=128, tile_n=128, cluster=2),
-    TileConfig(tile_m=128, tile_n=192, cluster=2, schedule="pingpong"),
-)
+TILE_CONFIGS = (DEFAULT_TILE,)
 """Of the ragged products of bfloat16 and float16."""
 
 FLOAT32_TILE_CONFIGS = (DEFAULT_TILE,)
 """Of the ragged products of float32."""
 
 STREAM_K_TILE_CONFIGS = (TileConfig(tile_m=128, tile_n=256, cluster=2, stream_k=True),)
-"""Of non-contracting products of bfloat16 or float16 with lhs [m, k]. Not measured yet, so they
-run only where they are asked for."""
+"""Of non-contracting products of bfloat16 or float16 with lhs [m, k]."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,19 +71,20 @@ class KernelFamily:
     """Kernels that take the same problems.
 
     Attributes:
-      tiles: the compiled configurations, the default first.
+      tiles: the compiled configurations that run every problem of the family.
       unsupported_reason: of a problem and the primitive's parameters, why no kernel of the family
         can run it; empty if one can.
       kernel_form: of a problem, the same with the layouts and the result's dtype that the kernels
         have.
-      on_request: of a problem, more configurations that run it, but are not chosen unless asked
-        for.
+      more_tiles: of a problem, further configurations that run it.
+      choose: of a problem, the configuration to take unless another one is asked for.
     """
 
     tiles: tuple[TileConfig, ...]
     unsupported_reason: Callable[[RaggedProblem, Mapping[str, Any]], str]
     kernel_form: Callable[[RaggedProblem], RaggedProblem]
-    on_request: Callable[[RaggedProblem], tuple[TileConfig, ...]] = lambda problem: ()
+    more_tiles: Callable[[RaggedProblem], tuple[TileConfig, ...]] = lambda problem: ()
+    choose: Callable[[RaggedProblem], TileConfig] = lambda problem: DEFAULT_TILE
 
 
 @dataclasses.dataclass(frozen=True)
@@ -220,7 +206,7 @@ class Plan:
         `jax_grouped_gemm.float32`; 0 for other operands.
       efficiency: predicted share of the tensor cores' work that is useful, from the tiles' edges
         and the last, partial wave of tiles, for groups of equal size. 0 without a kernel.
-      chosen_by: what the tile comes from: "default", the first of its family; "override", a tile
+      chosen_by: what the tile comes from: "default", its family's choice; "override", a tile
         given to `jax_grouped_gemm.use_tiles`; "table", the tuning table given to it.
       candidates: the compiled configurations that can run the problem, () without a kernel.
     """
@@ -315,12 +301,12 @@ def _choose_tile(
     if choices and choices.table and (tuned := choices.table.tile(problem, terms)):
         _check_compiled(tuned, "the tuning table", problem, family)
         return tuned, "table"
-    return family.tiles[0], "default"
+    return family.choose(problem), "default"
 
 
 def compiled_tiles(problem: RaggedProblem, family: KernelFamily) -> tuple[TileConfig, ...]:
     """The configurations that can run `problem`: what may be asked for and what is tuned."""
-    return family.tiles + family.on_request(problem)
+    return family.tiles + family.more_tiles(problem)
 
 
 def _check_compiled(
@@ -384,7 +370,21 @@ def _stream_k_tiles(problem: RaggedProblem) -> tuple[TileConfig, ...]:
     return STREAM_K_TILE_CONFIGS if (problem.lhs, problem.out) == ("mk", "mn") else ()
 
 
-SAME_DTYPE = KernelFamily(TILE_CONFIGS, _unsupported_reason, _with_kernel_result, _stream_k_tiles)
+def _same_dtype_tile(problem: RaggedProblem) -> TileConfig:
+    """Stream-K where it was measured to pay; elsewhere it gives nothing, or loses up to 1 %."""
+    for tile in _stream_k_tiles(problem):
+        if stream_k.pays(
+            rows_of_group=math.ceil(problem.m / problem.num_groups),
+            steps=math.ceil(problem.k / stream_k.TILE_K),
+            waves=_num_tiles(problem, tile) / NUM_SMS,
+        ):
+            return tile
+    return DEFAULT_TILE
+
+
+SAME_DTYPE = KernelFamily(
+    TILE_CONFIGS, _unsupported_reason, _with_kernel_result, _stream_k_tiles, _same_dtype_tile
+)
 """The kernels for two operands of bfloat16 or float16."""
 
 FLOAT32 = KernelFamily(FLOAT32_TILE_CONFIGS, _unsupported_reason, _with_kernel_result)

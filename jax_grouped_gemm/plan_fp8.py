@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 
 from jax_grouped_gemm.plan import (
+    DEFAULT_TILE,
     KERNEL_RESULT_DTYPES,
     KernelFamily,
     Plan,
     RaggedProblem,
-    TileConfig,
     make_plan,
 )
 
@@ -23,20 +23,8 @@ BLOCK = 128
 
 FP8_DTYPES = (jnp.float8_e4m3fn, jnp.float8_e5m2)
 
-# The default first; the others are compiled to be measured.
-NONCONTRACTING_TILES = (
-    TileConfig(tile_m=128, tile_n=256, cluster=2),
-    TileConfig(tile_m=128, tile_n=256, cluster=2, schedule="ordered"),
-    TileConfig(tile_m=128, tile_n=256, cluster=2, schedule="overlapped"),
-    TileConfig(tile_m=128, tile_n=256, cluster=2, schedule="overlapped_ordered"),
-    TileConfig(tile_m=128, tile_n=192, cluster=2),
-    TileConfig(tile_m=128, tile_n=192, cluster=2, schedule="ordered"),
-)
-CONTRACTING_TILES = (
-    TileConfig(tile_m=128, tile_n=256, cluster=2),
-    TileConfig(tile_m=128, tile_n=256, cluster=2, schedule="overlapped"),
-    TileConfig(tile_m=128, tile_n=256, cluster=2, schedule="overlapped_ordered"),
-)
+NONCONTRACTING_TILES = (DEFAULT_TILE,)
+CONTRACTING_TILES = (DEFAULT_TILE,)
 
 LHS_SCALINGS = ("1x128", "1xk", "tensor", "1x128 column-major")
 """What shares a scale in lhs [m, k]. The kernels know each by its index."""

@@ -14,6 +14,12 @@ RATIOS = ((4, 1), (3, 1), (2, 1), (3, 2), (4, 3))
 WORTHWHILE_STEPS = 16
 """What cutting the last wave must save."""
 
+# What a problem must have for the cut to pay, by measurement: it gives 6 % of 8.2 waves of 224
+# steps and nothing of 30 waves, and costs 1 % where groups or steps are few.
+LEAST_ROWS = 256
+LEAST_STEPS = 64
+MOST_WAVES = 16
+
 NUM_CONSUMERS = 2
 TILE_K = 64  # of 16-bit operands
 
@@ -21,6 +27,11 @@ TILE_K = 64  # of 16-bit operands
 def workspace_bytes(tile_m: int, tile_n: int, num_blocks: int) -> int:
     """Room for one tile in float32 from each thread block, and where its consumers announce it."""
     return num_blocks * (4 * tile_m * tile_n + 4 * NUM_CONSUMERS)
+
+
+def pays(*, rows_of_group: int, steps: int, waves: float) -> bool:
+    """Whether to cut the last wave, from the mean size of a group, steps and waves of tiles."""
+    return rows_of_group >= LEAST_ROWS and steps >= LEAST_STEPS and waves <= MOST_WAVES
 
 
 def waves(units: int, steps: int, clusters: int) -> float:

@@ -23,6 +23,12 @@ def plain(x, steps=5):
     return x.T if tall else x
 
 
+def spread(rng, shape):
+    """Matrices with singular values from 0.05 to 1: those of random ones may be almost zero."""
+    u, _, vt = np.linalg.svd(rng.standard_normal(shape), full_matrices=False)
+    return ((u * np.geomspace(1, 0.05, u.shape[-1])) @ vt).astype(np.float32)
+
+
 def test_equals_the_plain_version(rng):
     matrices = [rng.standard_normal(shape, np.float32) for shape in SHAPES]
     outs = jax.jit(lambda m: orthogonalize(m, dtype=jnp.float32))(matrices)
@@ -35,12 +41,7 @@ def test_equals_the_plain_version(rng):
 
 
 def test_singular_values_are_near_one(rng):
-    def spread(*shape):
-        """Singular values from 0.05 to 1: those of a plain random matrix may be almost zero."""
-        u, _, vt = np.linalg.svd(rng.standard_normal(shape), full_matrices=False)
-        return ((u * np.geomspace(1, 0.05, u.shape[-1])) @ vt).astype(np.float32)
-
-    for out in orthogonalize([spread(*shape) for shape in SHAPES]):
+    for out in orthogonalize([spread(rng, shape) for shape in SHAPES]):
         values = np.linalg.svd(np.asarray(out, np.float64), compute_uv=False)
         assert 0.6 < values.min() and values.max() < 1.3
 

@@ -203,9 +203,25 @@ class TestPlan:
         ).plans
         return found
 
-    def test_is_off_unless_asked_for(self):
+    def test_default_where_it_pays(self):
         found = self.plan(tile=None)
-        assert not found.tile.stream_k and found.workspace_bytes == plan.WORKSPACE_BYTES
+        assert found.tile == TILE and found.chosen_by == "default"
+        assert "stream-k, grid" in str(found)
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            dict(m=8 * 200),  # few rows a group
+            dict(k=2048),  # few steps
+            dict(m=8 * 4096),  # many waves
+            dict(transpose_lhs=True),
+            dict(dtype=jnp.float32),
+            dict(op=CONTRACTING),
+        ],
+    )
+    def test_off_elsewhere(self, options):
+        found = self.plan(tile=None, **options)
+        assert found.tile == plan.DEFAULT_TILE
         assert "stream-k" not in str(found)
 
     def test_workspace_is_what_the_kernel_takes(self, extension):
@@ -217,13 +233,15 @@ class TestPlan:
 
     def test_efficiency_counts_the_part_of_the_last_wave(self):
         # 5 waves of 66 units and one of 54, too full to be cut; then two waves and one of 4.
-        assert self.plan(m=8 * 768).efficiency == self.plan(m=8 * 768, tile=None).efficiency
-        whole, cut = (self.plan(m=8 * 256, n=17 * 256, tile=t) for t in (None, TILE))
+        whole = plan.DEFAULT_TILE
+        assert self.plan(m=8 * 768).efficiency == self.plan(m=8 * 768, tile=whole).efficiency
+        whole, cut = (self.plan(m=8 * 256, n=17 * 256, tile=t) for t in (whole, TILE))
         assert whole.efficiency == pytest.approx(136 / (3 * 66))
         assert cut.efficiency == pytest.approx(136 / (2.25 * 66))
 
     def test_few_units_still_fill_the_grid(self):
-        assert self.plan(m=8 * 100, n=256, tile=None).grid < self.plan(m=8 * 100, n=256).grid
+        whole = self.plan(m=8 * 100, n=256, tile=plan.DEFAULT_TILE)
+        assert whole.grid < self.plan(m=8 * 100, n=256).grid
 
     @pytest.mark.parametrize(
         "options",
@@ -241,10 +259,7 @@ class TestPlan:
     def test_every_tile_is_compiled(self, extension):
         op = "ragged_noncontracting_stream_k"
         compiled = [config for config in extension.kernel_configs() if config["op"] == op]
-        planned = [
-            dict(op=op, schedule=tile.schedule, **tile.sizes())
-            for tile in plan.STREAM_K_TILE_CONFIGS
-        ]
+        planned = [dict(op=op, **tile.sizes()) for tile in plan.STREAM_K_TILE_CONFIGS]
         assert compiled == planned
 
     def test_the_reference_ignores_it(self, rng):

@@ -44,10 +44,8 @@ inline bool read(std::istream& input, Problem& problem) {
 
 // Which of the compiled kernels to run.
 struct Choice {
-  int config = 0;        // in the family's list: ragged products and symmetric updates
-  int stream_k = 0;      // ragged products: whether the last wave is cut along K
-  int fp8_tile_n = 256;  // FP8 has no list
-  int fp8_schedule = 0;  // as a number
+  int config = 0;    // in the family's list: ragged products and symmetric updates
+  int stream_k = 0;  // ragged products: whether the last wave is cut along K
 };
 
 // Sets a member that not every source tree has.
@@ -57,13 +55,6 @@ auto set_stream_k(T& to, Value value, int) -> decltype(to.stream_k = value, void
 }
 template <class T, class Value>
 void set_stream_k(T&, Value, long) {}
-
-template <class T>
-auto set_schedule(T& to, int value, int) -> decltype(to.schedule, void()) {
-  to.schedule = static_cast<decltype(to.schedule)>(value);
-}
-template <class T>
-void set_schedule(T&, int, long) {}
 
 struct Prepared {
   std::function<cudaError_t(cudaStream_t)> launch;

@@ -36,14 +36,8 @@ inline std::shared_ptr<void> transposed_rows(Problem const& problem, int64_t lin
   return data;
 }
 
-inline jgg::fp8::ScaledTile scaled_tile(Choice const& choice) {
-  jgg::fp8::ScaledTile tile{};
-  tile.tile_m = 128;
-  tile.tile_n = choice.fp8_tile_n;
-  tile.cluster = 2;
-  set_schedule(tile, choice.fp8_schedule, 0);
-  return tile;
-}
+// The one tile that is compiled.
+constexpr jgg::fp8::ScaledTile kScaledTile{128, 256, 2};
 
 // What both products have in common.
 inline Prepared prepare_common(Problem const& problem, jgg::fp8::ScaledArguments& arguments,
@@ -67,7 +61,7 @@ inline Prepared prepare_common(Problem const& problem, jgg::fp8::ScaledArguments
 }
 
 // "fp8_nt": lhs [rows, k] scaled by 1 x 128, rhs [groups, n, k] by 128 x 128, into bfloat16.
-inline Prepared prepare_scaled_noncontracting(Problem const& problem, Choice const& choice) {
+inline Prepared prepare_scaled_noncontracting(Problem const& problem) {
   int64_t const m = problem.rows, k = problem.k, n = problem.n, groups = problem.groups;
   jgg::fp8::ScaledArguments arguments{};
   Prepared prepared = prepare_common(problem, arguments, m * n * sizeof(__nv_bfloat16));
@@ -84,9 +78,8 @@ inline Prepared prepare_scaled_noncontracting(Problem const& problem, Choice con
   arguments.m = problem.rows;
   arguments.n = problem.n;
   arguments.k = problem.k;
-  jgg::fp8::ScaledTile const tile = scaled_tile(choice);
   prepared.launch = [=](cudaStream_t stream) {
-    return jgg::fp8::scaled_noncontracting(tile, arguments, stream);
+    return jgg::fp8::scaled_noncontracting(kScaledTile, arguments, stream);
   };
 
   Reference& reference = prepared.reference;
@@ -101,7 +94,7 @@ inline Prepared prepare_scaled_noncontracting(Problem const& problem, Choice con
 }
 
 // "fp8_tn": lhs [k, p] and rhs [n, p], scaled by 128 rows of a group, into float32.
-inline Prepared prepare_scaled_contracting(Problem const& problem, Choice const& choice) {
+inline Prepared prepare_scaled_contracting(Problem const& problem) {
   int64_t const k = problem.k, n = problem.n, groups = problem.groups;
   int64_t const padded = kBlock * (blocks(problem.rows) + std::min(problem.groups, problem.rows));
   jgg::fp8::ScaledArguments arguments{};
@@ -118,9 +111,8 @@ inline Prepared prepare_scaled_contracting(Problem const& problem, Choice const&
   arguments.m = problem.k;
   arguments.n = problem.n;
   arguments.k = int(padded);
-  jgg::fp8::ScaledTile const tile = scaled_tile(choice);
   prepared.launch = [=](cudaStream_t stream) {
-    return jgg::fp8::scaled_contracting(tile, arguments, stream);
+    return jgg::fp8::scaled_contracting(kScaledTile, arguments, stream);
   };
 
   Reference& reference = prepared.reference;

@@ -31,8 +31,8 @@ nb::capsule encapsulate(XLA_FFI_Handler* handler) {
 // never meets a handler that reads them differently.
 nb::dict registrations() {
   nb::dict targets;
-  targets["jax_grouped_gemm.ragged_noncontracting.v2"] = encapsulate(JggRaggedNoncontracting);
-  targets["jax_grouped_gemm.ragged_contracting.v2"] = encapsulate(JggRaggedContracting);
+  targets["jax_grouped_gemm.ragged_noncontracting.v3"] = encapsulate(JggRaggedNoncontracting);
+  targets["jax_grouped_gemm.ragged_contracting.v3"] = encapsulate(JggRaggedContracting);
   targets["jax_grouped_gemm.grouped_gemm.v1"] = encapsulate(JggGroupedGemm);
   targets["jax_grouped_gemm.grouped_gemm_fp64.v1"] = encapsulate(JggGroupedGemmFp64);
   targets["jax_grouped_gemm.rank_k.v1"] = encapsulate(JggRankK);
@@ -40,9 +40,9 @@ nb::dict registrations() {
   targets["jax_grouped_gemm.quantize_rows.v1"] = encapsulate(JggQuantizeRows);
   targets["jax_grouped_gemm.quantize_blocks.v1"] = encapsulate(JggQuantizeBlocks);
   targets["jax_grouped_gemm.quantize_ragged.v1"] = encapsulate(JggQuantizeRagged);
-  targets["jax_grouped_gemm.scaled_ragged_noncontracting.v2"] =
+  targets["jax_grouped_gemm.scaled_ragged_noncontracting.v3"] =
       encapsulate(JggScaledRaggedNoncontracting);
-  targets["jax_grouped_gemm.scaled_ragged_contracting.v2"] =
+  targets["jax_grouped_gemm.scaled_ragged_contracting.v3"] =
       encapsulate(JggScaledRaggedContracting);
   return targets;
 }
@@ -51,29 +51,25 @@ nb::dict registrations() {
 // Python compares versions first, where the error can still say what is wrong.
 std::pair<int, int> ffi_api_version() { return {XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR}; }
 
-void append_config(nb::list& configs, char const* op, int tile_m, int tile_n, int cluster,
-                   char const* schedule) {
+void append_config(nb::list& configs, char const* op, int tile_m, int tile_n, int cluster) {
   nb::dict config;
   config["op"] = op;
   config["tile_m"] = tile_m;
   config["tile_n"] = tile_n;
   config["cluster"] = cluster;
-  config["schedule"] = schedule;
   configs.append(config);
 }
 
 template <class... Tiles>
 void append_configs(nb::list& configs, char const* op, fp8::TileList<Tiles...>) {
-  (append_config(configs, op, Tiles::kTileM, Tiles::kTileN, Tiles::kCluster,
-                 fp8::name(Tiles::kSchedule)),
-   ...);
+  (append_config(configs, op, Tiles::kTileM, Tiles::kTileN, Tiles::kCluster), ...);
 }
 
 nb::list kernel_configs() {
   nb::list configs;
   auto const append = [&](char const* op, std::vector<sm90::TileConfig> const& tiles) {
     for (sm90::TileConfig const& tile : tiles) {
-      append_config(configs, op, tile.tile_m, tile.tile_n, tile.cluster, name(tile.schedule));
+      append_config(configs, op, tile.tile_m, tile.tile_n, tile.cluster);
     }
   };
   append("ragged_noncontracting", sm90::tile_configs());

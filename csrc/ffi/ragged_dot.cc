@@ -80,23 +80,12 @@ ffi::Error use_workspace(WorkspaceResult workspace, TileConfig tile, int terms,
   return ffi::Error::Success();
 }
 
-ffi::ErrorOr<TileConfig> tile_config(int tile_m, int tile_n, int cluster, std::string_view schedule,
-                                     bool stream_k) {
-  using sm90::KernelSchedule;
-  for (auto const known : {KernelSchedule::kCooperative, KernelSchedule::kPingpong}) {
-    if (schedule == name(known)) return TileConfig{tile_m, tile_n, cluster, known, stream_k};
-  }
-  return ffi::Unexpected(invalid("no kernel has the schedule " + std::string(schedule)));
-}
-
 ffi::Error ragged_noncontracting(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
                                  Sizes group_sizes, Sizes group_offset,
                                  ffi::Result<ffi::AnyBuffer> out, WorkspaceResult workspace,
                                  bool transpose_lhs, bool transpose_rhs, int32_t tile_m,
-                                 int32_t tile_n, int32_t cluster, std::string_view schedule,
-                                 bool stream_k, int32_t terms) {
-  auto const config = tile_config(tile_m, tile_n, cluster, schedule, stream_k);
-  if (!config) return config.error();
+                                 int32_t tile_n, int32_t cluster, bool stream_k, int32_t terms) {
+  TileConfig const config{tile_m, tile_n, cluster, stream_k};
   auto const lhs_shape = Shape<2>::of("lhs", lhs);
   if (!lhs_shape) return lhs_shape.error();
   auto const rhs_shape = Shape<3>::of("rhs", rhs);
@@ -131,19 +120,17 @@ ffi::Error ragged_noncontracting(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::A
   arguments.k = k;
   arguments.n = n;
   arguments.contracting = false;
-  if (auto error = use_workspace(workspace, *config, terms, arguments); error.failure())
+  if (auto error = use_workspace(workspace, config, terms, arguments); error.failure())
     return error;
-  return launched(sm90::ragged_noncontracting(*config, arguments, stream), "ragged_noncontracting");
+  return launched(sm90::ragged_noncontracting(config, arguments, stream), "ragged_noncontracting");
 }
 
 ffi::Error ragged_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
                               Sizes group_sizes, Sizes group_offset,
                               ffi::Result<ffi::AnyBuffer> out, WorkspaceResult workspace,
                               bool transpose_lhs, bool transpose_rhs, int32_t tile_m,
-                              int32_t tile_n, int32_t cluster, std::string_view schedule,
-                              bool stream_k, int32_t terms) {
-  auto const config = tile_config(tile_m, tile_n, cluster, schedule, stream_k);
-  if (!config) return config.error();
+                              int32_t tile_n, int32_t cluster, bool stream_k, int32_t terms) {
+  TileConfig const config{tile_m, tile_n, cluster, stream_k};
   auto const lhs_shape = Shape<2>::of("lhs", lhs);
   if (!lhs_shape) return lhs_shape.error();
   auto const rhs_shape = Shape<2>::of("rhs", rhs);
@@ -177,9 +164,9 @@ ffi::Error ragged_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::AnyB
   arguments.k = k;
   arguments.n = n;
   arguments.contracting = true;
-  if (auto error = use_workspace(workspace, *config, terms, arguments); error.failure())
+  if (auto error = use_workspace(workspace, config, terms, arguments); error.failure())
     return error;
-  return launched(sm90::ragged_contracting(*config, arguments, stream), "ragged_contracting");
+  return launched(sm90::ragged_contracting(config, arguments, stream), "ragged_contracting");
 }
 
 // Buffers and attributes are the same for both products. The workspace is where the parts of
@@ -199,7 +186,6 @@ auto binding() {
       .Attr<int32_t>("tile_m")
       .Attr<int32_t>("tile_n")
       .Attr<int32_t>("cluster")
-      .Attr<std::string_view>("schedule")
       .Attr<bool>("stream_k")
       .Attr<int32_t>("terms");  // see RaggedDotArguments
 }

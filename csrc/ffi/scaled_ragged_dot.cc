@@ -36,13 +36,6 @@ enum class GroupScaling {
   kGroups = 2,    // [g, 1]
 };
 
-ffi::ErrorOr<fp8::ScaledSchedule> schedule_of(std::string_view attribute) {
-  for (fp8::ScaledSchedule schedule : fp8::kScaledSchedules) {
-    if (attribute == fp8::name(schedule)) return schedule;
-  }
-  return ffi::Unexpected(invalid("there is no schedule " + std::string(attribute)));
-}
-
 ffi::Error element_types(ffi::AnyBuffer lhs, ffi::AnyBuffer rhs, ffi::AnyBuffer out,
                          ScaledArguments& arguments) {
   auto const operand = [](ffi::DataType type, fp8::Fp8Type& result) {
@@ -146,9 +139,7 @@ ffi::Error scaled_noncontracting(cudaStream_t stream, ffi::AnyBuffer lhs, Scales
                                  Sizes group_offset, ffi::Result<ffi::AnyBuffer> out,
                                  ffi::Result<ffi::Buffer<ffi::U8>> /*workspace*/,
                                  int32_t lhs_scaling, int32_t rhs_scaling, int32_t tile_m,
-                                 int32_t tile_n, int32_t cluster, std::string_view schedule_name) {
-  auto const schedule = schedule_of(schedule_name);
-  if (!schedule) return schedule.error();
+                                 int32_t tile_n, int32_t cluster) {
   auto const lhs_shape = Shape<2>::of("lhs", lhs);
   if (!lhs_shape) return lhs_shape.error();
   auto const rhs_shape = Shape<3>::of("rhs", rhs);
@@ -176,19 +167,15 @@ ffi::Error scaled_noncontracting(cudaStream_t stream, ffi::AnyBuffer lhs, Scales
   arguments.m = m;
   arguments.n = n;
   arguments.k = k;
-  return launched(
-      fp8::scaled_noncontracting({tile_m, tile_n, cluster, *schedule}, arguments, stream),
-      "scaled_ragged_noncontracting");
+  return launched(fp8::scaled_noncontracting({tile_m, tile_n, cluster}, arguments, stream),
+                  "scaled_ragged_noncontracting");
 }
 
 ffi::Error scaled_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, Scales lhs_scale,
                               ffi::AnyBuffer rhs, Scales rhs_scale, Sizes group_sizes,
                               Sizes group_offset, ffi::Result<ffi::AnyBuffer> out,
                               ffi::Result<ffi::Buffer<ffi::U8>> /*workspace*/, int32_t m,
-                              int32_t tile_m, int32_t tile_n, int32_t cluster,
-                              std::string_view schedule_name) {
-  auto const schedule = schedule_of(schedule_name);
-  if (!schedule) return schedule.error();
+                              int32_t tile_m, int32_t tile_n, int32_t cluster) {
   auto const lhs_shape = Shape<2>::of("lhs", lhs);
   if (!lhs_shape) return lhs_shape.error();
   auto const rhs_shape = Shape<2>::of("rhs", rhs);
@@ -227,7 +214,7 @@ ffi::Error scaled_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, Scales lh
   arguments.m = k;
   arguments.n = n;
   arguments.k = padded;
-  return launched(fp8::scaled_contracting({tile_m, tile_n, cluster, *schedule}, arguments, stream),
+  return launched(fp8::scaled_contracting({tile_m, tile_n, cluster}, arguments, stream),
                   "scaled_ragged_contracting");
 }
 
@@ -255,14 +242,10 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(JggScaledRaggedNoncontracting, jgg::scaled_noncont
                                   .Attr<int32_t>("rhs_scaling")
                                   .Attr<int32_t>("tile_m")
                                   .Attr<int32_t>("tile_n")
-                                  .Attr<int32_t>("cluster")
-                                  .Attr<std::string_view>("schedule"),
+                                  .Attr<int32_t>("cluster"),
                               {xla::ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JggScaledRaggedContracting, jgg::scaled_contracting,
-                              jgg::binding()
-                                  .Attr<int32_t>("m")
-                                  .Attr<int32_t>("tile_m")
-                                  .Attr<int32_t>("tile_n")
-                                  .Attr<int32_t>("cluster")
-                                  .Attr<std::string_view>("schedule"),
-                              {xla::ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    JggScaledRaggedContracting, jgg::scaled_contracting,
+    jgg::binding().Attr<int32_t>("m").Attr<int32_t>("tile_m").Attr<int32_t>("tile_n").Attr<int32_t>(
+        "cluster"),
+    {xla::ffi::Traits::kCmdBufferCompatible});

@@ -20,8 +20,7 @@ constexpr int kScaleBlock = 128;  // elements of K that share a scale: one step 
 // FP8 tensor cores add up with few mantissa bits, so the products of a step go into an accumulator
 // of their own and from there, scaled, into float32 sums. Both take registers: a consumer therefore
 // covers its kTileN columns in slices of kMmaN, one after the other through the same accumulator.
-template <class Lhs_, class Rhs_, int kTileN_, int kMmaN_, int kCluster_, ScaledSchedule kSchedule_,
-          bool kColumnScales_>
+template <class Lhs_, class Rhs_, int kTileN_, int kMmaN_, int kCluster_, bool kColumnScales_>
 struct ScaledConfig {
   using Lhs = Lhs_;
   using Rhs = Rhs_;
@@ -31,7 +30,6 @@ struct ScaledConfig {
   static constexpr int kMmaN = kMmaN_;
   static constexpr int kSlices = kTileN / kMmaN;
   static constexpr int kCluster = kCluster_;
-  static constexpr ScaledSchedule kSchedule = kSchedule_;
   static_assert(kTileK == kScaleBlock && kTileN % kMmaN == 0);
 
   // Does every column of rhs have its own scale in each step, or do blocks of columns share one?

@@ -29,7 +29,6 @@ class ScaledEpilogue {
         descriptor_(descriptor),
         type_(type),
         consumer_(consumer),
-        slot_(0),
         pending_(false) {}
 
   // The sums are a finished tile's from here on.
@@ -41,23 +40,10 @@ class ScaledEpilogue {
   // Stores a slice of the finished tile, if there is one, and leaves zeros for the next.
   __device__ void store(Slice& sums, int slice) {
     if (!pending_) return;
-    int const column = at_.column + slice * Config::kMmaN;
     if (type_ == OutType::kF32) {
-      constexpr int kColumns = kRowBytes / sizeof(float);
-#pragma unroll
-      for (int chunk = 0; chunk < Config::kMmaN / kColumns; ++chunk) {
-        begin_chunk();
-        write_floats(&sums[chunk * kColumns / 2], slot());
-        end_chunk(column + chunk * kColumns);
-      }
+      store_chunks<float>(sums, slice);
     } else {
-      constexpr int kColumns = kRowBytes / sizeof(uint16_t);
-#pragma unroll
-      for (int chunk = 0; chunk < Config::kMmaN / kColumns; ++chunk) {
-        begin_chunk();
-        write_halves(&sums[chunk * kColumns / 2], slot());
-        end_chunk(column + chunk * kColumns);
-      }
+      store_chunks<uint16_t>(sums, slice);
     }
 #pragma unroll
     for (int i = 0; i < kSums; ++i) sums[i] = 0.0f;
@@ -85,22 +71,41 @@ class ScaledEpilogue {
 
   __device__ bool issues() const { return threadIdx.x % kWarpgroup == 0; }
 
-  __device__ uint8_t* slot() const { return chunks_ + slot_ * Config::kChunkBytes; }
-
-  // The slot was last used kChunkSlots chunks ago.
-  __device__ void begin_chunk() const {
-    if (issues()) cute::tma_store_wait<Config::kChunkSlots - 1>();
-    sm90::sync_warpgroup(1 + consumer_);
+  // As many chunks at a time as there are slots: barriers cost more than waiting for both.
+  template <class Element>
+  __device__ void store_chunks(Slice const& sums, int slice) const {
+    constexpr int kColumns = kRowBytes / sizeof(Element);
+    constexpr int kChunks = Config::kMmaN / kColumns;
+    static_assert(kChunks % Config::kChunkSlots == 0);
+#pragma unroll
+    for (int first = 0; first < kChunks; first += Config::kChunkSlots) {
+      if (issues()) cute::tma_store_wait<0>();
+      sm90::sync_warpgroup(1 + consumer_);
+#pragma unroll
+      for (int slot = 0; slot < Config::kChunkSlots; ++slot) {
+        write<Element>(&sums[(first + slot) * kColumns / 2], chunks_ + slot * Config::kChunkBytes);
+      }
+      cute::tma_store_fence();
+      sm90::sync_warpgroup(1 + consumer_);
+      if (issues()) {
+        int const column = at_.column + slice * Config::kMmaN + first * kColumns;
+#pragma unroll
+        for (int slot = 0; slot < Config::kChunkSlots; ++slot) {
+          cute::SM90_TMA_STORE_3D::copy(&descriptor_, chunks_ + slot * Config::kChunkBytes,
+                                        column + slot * kColumns, at_.row, at_.outer);
+        }
+        cute::tma_store_arrive();
+      }
+    }
   }
 
-  __device__ void end_chunk(int column) {
-    cute::tma_store_fence();
-    sm90::sync_warpgroup(1 + consumer_);
-    if (issues()) {
-      cute::SM90_TMA_STORE_3D::copy(&descriptor_, slot(), column, at_.row, at_.outer);
-      cute::tma_store_arrive();
+  template <class Element>
+  __device__ void write(float const* sums, uint8_t* slot) const {
+    if constexpr (sizeof(Element) == sizeof(float)) {
+      write_floats(sums, slot);
+    } else {
+      write_halves(sums, slot);
     }
-    slot_ = (slot_ + 1) % Config::kChunkSlots;
   }
 
   // WGMMA leaves thread t of a warp with columns 2 (t % 4) and the next of rows t / 4 and t / 4 + 8
@@ -154,7 +159,6 @@ class ScaledEpilogue {
   CUtensorMap const& descriptor_;
   OutType type_;
   int consumer_;
-  int slot_;
   bool pending_;  // the sums hold a finished tile
   sm90::StoreCoordinates at_;
 };

@@ -6,10 +6,8 @@
 
 #include <cute/arch/cluster_sm90.hpp>
 
-#include "fp8/overlapped_mainloop.h"
 #include "fp8/scaled_epilogue.h"
 #include "fp8/scaled_mainloop.h"
-#include "fp8/turns.h"
 #include "sm90/kernel.h"
 
 namespace jgg::fp8 {
@@ -49,12 +47,10 @@ __device__ void produce_scales(typename Problem::Params const& params, Shared& s
 template <class Problem, class Shared>
 __device__ void consume(typename Problem::Params const& params, Shared& shared, int consumer) {
   using Config = typename Problem::Config;
-  using Mainloop = std::conditional_t<is_overlapped(Config::kSchedule), OverlappedMainloop<Problem>,
-                                      ScaledMainloop<Problem>>;
+  using Mainloop = ScaledMainloop<Problem>;
   using Epilogue = ScaledEpilogue<Config>;
   typename Epilogue::Sums sums = {};
   Epilogue epilogue(shared, params.out, params.out_type, consumer);
-  Turns<Config> const turns(consumer);
   StageIterator<Config::kStages> stage;
   sm90::WorkIterator slot;
   int const first_row = consumer * kRowsPerConsumer;
@@ -66,11 +62,11 @@ __device__ void consume(typename Problem::Params const& params, Shared& shared, 
     int const rows = more ? uniform(Problem::rows_left(params, work)) : 0;
     int const k_tiles = uniform(work.k_tiles);
     if (rows > first_row && k_tiles > 0) {
-      Mainloop::multiply(k_tiles, shared, stage, consumer, turns, sums,
+      Mainloop::multiply(k_tiles, shared, stage, consumer, sums,
                          [&](int slice) { epilogue.store(sums[slice], slice); });
       Problem::finish(params, work, sums);
     } else {
-      Mainloop::skip(work, shared, stage, turns);
+      Mainloop::skip(work, shared, stage);
       epilogue.flush(sums);
     }
     if (more && Problem::rows_left(params, work) > first_row) {
@@ -79,7 +75,6 @@ __device__ void consume(typename Problem::Params const& params, Shared& shared, 
     __syncwarp();
     if (threadIdx.x % kWarpSize == 0) shared.work_empty[slot.stage].arrive();
   }
-  turns.end();
   epilogue.wait();
 }
 

@@ -54,11 +54,10 @@ cudaError_t launch_tile(TileList<Tiles...>, ScaledTile tile, ScaledArguments con
   auto const matches = [&](auto candidate) {
     using Tile = decltype(candidate);
     if (tile.tile_m != Tile::kTileM || tile.tile_n != Tile::kTileN ||
-        tile.cluster != Tile::kCluster || tile.schedule != Tile::kSchedule) {
+        tile.cluster != Tile::kCluster) {
       return false;
     }
-    using Config = ScaledConfig<Lhs, Rhs, Tile::kTileN, Tile::kMmaN, Tile::kCluster,
-                                Tile::kSchedule, kColumnScales>;
+    using Config = ScaledConfig<Lhs, Rhs, Tile::kTileN, Tile::kMmaN, Tile::kCluster, kColumnScales>;
     status = launch<Problem<Config>>(arguments, stream);
     return true;
   };

@@ -8,7 +8,6 @@
 
 #include "fp8/scale_loader.h"
 #include "fp8/scaled_config.h"
-#include "fp8/turns.h"
 #include "sm90/tma_load.h"
 
 namespace jgg::fp8 {
@@ -27,10 +26,10 @@ class ScaledMainloop {
                                    cute::Shape<cute::Int<kRows>, cute::Int<Config::kTileK>>{}));
   using SliceShape =
       cute::Shape<cute::Int<kRowsPerConsumer>, cute::Int<Config::kMmaN>, cute::Int<Config::kTileK>>;
-  using SharedMma = decltype(cute::make_tiled_mma(
+  using Mma = decltype(cute::make_tiled_mma(
       cute::GMMA::ss_op_selector<typename Config::Lhs, typename Config::Rhs, float, SliceShape>()));
   using Products = decltype(cute::partition_fragment_C(
-      SharedMma{}, cute::Shape<cute::Int<kRowsPerConsumer>, cute::Int<Config::kMmaN>>{}));
+      Mma{}, cute::Shape<cute::Int<kRowsPerConsumer>, cute::Int<Config::kMmaN>>{}));
   static constexpr int kSums = kRowsPerConsumer * Config::kMmaN / kWarpgroup;
 
  public:
@@ -86,7 +85,7 @@ class ScaledMainloop {
   // tensor cores are busy with that slice and before anything is added to it.
   template <class Sums, class Overlap>
   __device__ static void multiply(int k_tiles, Shared& shared, Stage& stage, int consumer,
-                                  Turns<Config> const& turns, Sums& sums, Overlap&& overlap) {
+                                  Sums& sums, Overlap&& overlap) {
     Products products;
     StepScales scales;
     auto const lhs = lhs_descriptors(shared, consumer);
@@ -98,9 +97,7 @@ class ScaledMainloop {
 #pragma unroll
       for (int slice = 0; slice < Config::kSlices; ++slice) {
         bool const last = slice == Config::kSlices - 1;
-        turns.take();
-        issue<SharedMma>(lhs_of(lhs, now.stage), rhs_of(rhs, now.stage, slice), products);
-        turns.pass();
+        issue(lhs_of(lhs, now.stage), rhs_of(rhs, now.stage, slice), products);
         if (k_tile == 0) overlap(slice);
         if (slice == 0) {
           // Scales come by another way and often later than the stage.
@@ -119,10 +116,8 @@ class ScaledMainloop {
   }
 
   // Passes over the stages of a tile in which this consumer has no rows.
-  __device__ static void skip(WorkTile const& work, Shared& shared, Stage& stage,
-                              Turns<Config> const& turns) {
+  __device__ static void skip(WorkTile const& work, Shared& shared, Stage& stage) {
     for (int k_tile = 0; k_tile < work.k_tiles; ++k_tile, ++stage) {
-      turns.skip_step();
       shared.full[stage.stage].wait(stage.phase);
       shared.scales_full[stage.stage].wait(stage.phase);
       release(shared, stage.stage);
@@ -161,7 +156,7 @@ class ScaledMainloop {
 
   // Their descriptors.
   __device__ static auto lhs_descriptors(Shared& shared, int consumer) {
-    auto const thread_mma = SharedMma{}.get_slice(threadIdx.x % kWarpgroup);
+    auto const thread_mma = Mma{}.get_slice(threadIdx.x % kWarpgroup);
     return in_uniform_registers(
         thread_mma.make_fragment_A(thread_mma.partition_A(lhs_tile(shared, consumer))));
   }
@@ -169,7 +164,7 @@ class ScaledMainloop {
   // Those of the first slice of rhs, in the first stage.
   __device__ static auto rhs_descriptors(Shared& shared) {
     using namespace cute;
-    auto const thread_mma = SharedMma{}.get_slice(threadIdx.x % kWarpgroup);
+    auto const thread_mma = Mma{}.get_slice(threadIdx.x % kWarpgroup);
     auto const tile =
         make_tensor(make_smem_ptr(reinterpret_cast<typename Config::Rhs*>(shared.rhs[0])),
                     SmemLayout<typename Config::Rhs, Config::kMmaN>{});
@@ -192,7 +187,7 @@ class ScaledMainloop {
   }
 
   // A slice, 64 rows by kMmaN columns, to the tensor cores.
-  template <class Mma, class Lhs, class Rhs>
+  template <class Lhs, class Rhs>
   __device__ static void issue(Lhs const& lhs, Rhs const& rhs, Products& products) {
     using namespace cute;
     Mma mma;

@@ -4,7 +4,6 @@
 
 #include <cuda_runtime.h>
 
-#include <array>
 #include <cstdint>
 
 #include "scheduler/segment_cursor.h"
@@ -58,45 +57,10 @@ struct ScaledArguments {
   int k;  // p of a contracting product
 };
 
-// How the two consumer warpgroups of a CTA, which have half of the rows of a tile each, share the
-// tensor cores. To promote a slice is to scale its products and to add them to the sums.
-enum class ScaledSchedule {
-  kCooperative,        // each multiplies a slice and then promotes it, at its own pace
-  kOrdered,            // the same, but slices are issued in turn
-  kOverlapped,         // each multiplies a slice while it promotes the one before, at its own pace
-  kOverlappedOrdered,  // the same, but half a step apart
-};
-
-inline constexpr std::array kScaledSchedules = {
-    ScaledSchedule::kCooperative, ScaledSchedule::kOrdered, ScaledSchedule::kOverlapped,
-    ScaledSchedule::kOverlappedOrdered};
-
-constexpr bool is_ordered(ScaledSchedule schedule) {
-  return schedule == ScaledSchedule::kOrdered || schedule == ScaledSchedule::kOverlappedOrdered;
-}
-
-constexpr bool is_overlapped(ScaledSchedule schedule) {
-  return schedule == ScaledSchedule::kOverlapped || schedule == ScaledSchedule::kOverlappedOrdered;
-}
-
-constexpr char const* name(ScaledSchedule schedule) {
-  switch (schedule) {
-    case ScaledSchedule::kOrdered:
-      return "ordered";
-    case ScaledSchedule::kOverlapped:
-      return "overlapped";
-    case ScaledSchedule::kOverlappedOrdered:
-      return "overlapped_ordered";
-    default:
-      return "cooperative";
-  }
-}
-
 struct ScaledTile {
   int tile_m;
   int tile_n;
   int cluster;
-  ScaledSchedule schedule;
 };
 
 // cudaErrorInvalidConfiguration if there is no such kernel.

@@ -9,7 +9,6 @@
 
 #include "scheduler/work_tile.h"
 #include "sm90/barrier.h"
-#include "sm90/tile_config.h"
 
 namespace jgg::sm90 {
 
@@ -21,7 +20,6 @@ constexpr int kProducerRegisters = 40;
 constexpr int kConsumerRegisters = 232;
 
 constexpr int kRowsPerConsumer = 64;  // M of one WGMMA instruction
-constexpr int kWarpRows = 16;         // of which each warp of a warpgroup has accumulators of
 constexpr int kRowBytes = 128;        // the widest swizzle: every shared-memory row is 128 bytes
 
 constexpr int kSharedMemoryLimit = 232448;
@@ -35,8 +33,7 @@ constexpr int kMaxClusters = 144 / Config::kCluster;
 // `kLhsMajor`/`kRhsMajor` say whether an operand is contiguous along the contracted dimension (K)
 // or along its other one (MN). WGMMA reads both for 16-bit types, so neither is transposed.
 template <class Element_, class Output_, cute::GMMA::Major kLhsMajor_, cute::GMMA::Major kRhsMajor_,
-          int kTileM_, int kTileN_, int kCluster_,
-          KernelSchedule kSchedule_ = KernelSchedule::kCooperative>
+          int kTileM_, int kTileN_, int kCluster_>
 struct KernelConfig {
   using Element = Element_;
   using Output = Output_;
@@ -46,22 +43,13 @@ struct KernelConfig {
   static constexpr int kTileN = kTileN_;
   static constexpr int kTileK = kRowBytes / sizeof(Element);
   static constexpr int kCluster = kCluster_;
-  static constexpr KernelSchedule kSchedule = kSchedule_;
-  static constexpr bool kTakesTurns = kSchedule == KernelSchedule::kPingpong;
-  static_assert(kTileM == 2 * kRowsPerConsumer, "an operand tile arrives in two boxes");
-  // Consumers that read a stage, and how many of its rows each multiplies.
-  static constexpr int kStageReaders = kTakesTurns ? 1 : kConsumers;
-  static constexpr int kConsumerRows = kTileM / kStageReaders;
+  static_assert(kTileM == kConsumers * kRowsPerConsumer);
 
-  // The result leaves through chunks of rows by 128 bytes: those of a consumer, two or three in
-  // flight, or, where tiles are stored at leisure, those of a warp, one at a time. In every tile
-  // the chunks of a consumer go to the same slots.
+  // The result leaves through chunks of a consumer's rows by 128 bytes, two in flight.
   static constexpr int kChunkColumns = kRowBytes / sizeof(Output);
   static constexpr int kChunks = kTileN / kChunkColumns;
-  static constexpr int kChunkBytes = (kTakesTurns ? kWarpRows : kRowsPerConsumer) * kRowBytes;
-  static constexpr int kChunkSlots = kTakesTurns        ? kRowsPerConsumer / kWarpRows
-                                     : kChunks % 2 == 0 ? 2
-                                                        : 3;
+  static constexpr int kChunkBytes = kRowsPerConsumer * kRowBytes;
+  static constexpr int kChunkSlots = 2;
 
   static constexpr int kLhsBytes = kTileM * kRowBytes;
   static constexpr int kRhsBytes = kTileN * kRowBytes;
@@ -77,15 +65,11 @@ struct KernelConfig {
   static constexpr int kLhsBoxBytes = kLhsBytes / kBoxes;
   static constexpr int kRhsBoxBytes = kRhsBytes / kBoxes;
   static constexpr int kSlab = kRowBytes / sizeof(Element);
-  // An odd number of slabs is halved along K instead.
-  static constexpr bool kRhsBoxesSplitK =
-      kRhsMajor == cute::GMMA::Major::MN && kTileN / kBoxes % kSlab != 0;
-  static constexpr int kRhsBoxColumns = kRhsBoxesSplitK ? kTileN : kTileN / kBoxes;
-  static constexpr int kRhsBoxDepth = kRhsBoxesSplitK ? kTileK / kBoxes : kTileK;
+  static constexpr int kRhsBoxColumns = kTileN / kBoxes;
+  static_assert(kRhsBoxColumns % kSlab == 0);
   // Where a TMA box can start in the contiguous dimension of an operand.
   static constexpr int kBoxAlign = 16 / sizeof(Element);
   static constexpr int kSlabBytes = kTileK * kRowBytes;
-  static constexpr int kRhsSlabBytes = kRhsBoxDepth * kRowBytes;
 };
 
 template <class Config>

@@ -7,7 +7,6 @@
 
 #include "sm90/kernel.h"
 #include "sm90/persistent_launch.h"
-#include "sm90/pingpong_kernel.h"
 #include "sm90/ragged_dot.h"
 #include "sm90/tile_table.h"
 
@@ -20,12 +19,8 @@ cudaError_t launch(RaggedDotArguments const& arguments, cudaStream_t stream) {
   cudaError_t status = Problem::make_params(arguments, params);
   if (status != cudaSuccess) return status;
 
-  int64_t const units = Problem::max_units(arguments);
-  if constexpr (Config::kTakesTurns) {
-    return launch_persistent<Config>(pingpong_kernel<Problem, Loop>, params, units, stream);
-  } else {
-    return launch_persistent<Config>(ragged_kernel<Problem, Loop>, params, units, stream);
-  }
+  return launch_persistent<Config>(ragged_kernel<Problem, Loop>, params,
+                                   Problem::max_units(arguments), stream);
 }
 
 // Turns a run-time boolean into a compile-time one.
@@ -53,7 +48,7 @@ cudaError_t launch_any(TileConfig config, RaggedDotArguments const& arguments,
           using Output = std::conditional_t<f32_out.value, float, Element>;
           using Config = KernelConfig<Element, Output, major(kLhsMajor, transpose_lhs.value),
                                       major(kRhsMajor, transpose_rhs.value), Tile::kTileM,
-                                      Tile::kTileN, Tile::kCluster, Tile::kSchedule>;
+                                      Tile::kTileN, Tile::kCluster>;
           return launch<Problem<Config>>(arguments, stream);
         });
       });

@@ -34,13 +34,6 @@ class Mainloop {
   using SmemLayout = decltype(cute::tile_to_shape(
       SmemAtom<kMajor>{}, cute::Shape<cute::Int<kRows>, cute::Int<Config::kTileK>>{},
       BoxOrder<kMajor>{}));
-  // Boxes of rhs that split K follow one another along K.
-  template <int kColumns>
-  using RhsLayout = decltype(cute::tile_to_shape(
-      cute::tile_to_shape(SmemAtom<Config::kRhsMajor>{},
-                          cute::Shape<cute::Int<kColumns>, cute::Int<Config::kRhsBoxDepth>>{},
-                          BoxOrder<Config::kRhsMajor>{}),
-      cute::Shape<cute::Int<kColumns>, cute::Int<Config::kTileK>>{}));
 
   template <int kColumns>
   using Mma = decltype(cute::make_tiled_mma(
@@ -50,14 +43,10 @@ class Mainloop {
           Config::kLhsMajor, Config::kRhsMajor>()));
 
  public:
-  template <int kRows, int kColumns>
-  using AccumulatorsOf = decltype(cute::partition_fragment_C(
-      Mma<kColumns>{}, cute::Shape<cute::Int<kRows>, cute::Int<kColumns>>{}));
-  // Of a tile's first columns, or rows.
+  // Of a tile's first columns.
   template <int kColumns>
-  using FirstColumns = AccumulatorsOf<Config::kConsumerRows, kColumns>;
-  template <int kRows>
-  using FirstRows = AccumulatorsOf<kRows, Config::kTileN>;
+  using FirstColumns = decltype(cute::partition_fragment_C(
+      Mma<kColumns>{}, cute::Shape<cute::Int<kRowsPerConsumer>, cute::Int<kColumns>>{}));
   using Accumulators = FirstColumns<Config::kTileN>;
 
   // ---- producer ----
@@ -67,9 +56,7 @@ class Mainloop {
     // The lower half of a tile may lie past its group; its rows are then neither loaded nor
     // multiplied.
     int const lhs_boxes = Problem::rows_left(params, work) > kRowsPerConsumer ? 2 : 1;
-    bool const all_columns =
-        Config::kRhsBoxesSplitK || Problem::columns_needed(params, work) > Config::kRhsBoxColumns;
-    int const rhs_boxes = all_columns ? 2 : 1;
+    int const rhs_boxes = Problem::columns_needed(params, work) > Config::kRhsBoxColumns ? 2 : 1;
     unsigned const bytes = lhs_boxes * Config::kLhsBoxBytes + rhs_boxes * Config::kRhsBoxBytes;
     bool const share_lhs = work.share == Share::kLhs, share_rhs = work.share == Share::kRhs;
 
@@ -90,10 +77,8 @@ class Mainloop {
 #pragma unroll
       for (int box = 0; box < Config::kBoxes; ++box) {
         if (box < rhs_boxes) {
-          int const k = Config::kRhsBoxesSplitK ? box * Config::kRhsBoxDepth : 0;
-          int const column = Config::kRhsBoxesSplitK ? 0 : box * Config::kRhsBoxColumns;
-          Problem::load_rhs(params, work, k_tile * Config::kTileK + k, column, loader,
-                            rhs + box * Config::kRhsBoxBytes, box, share_rhs);
+          Problem::load_rhs(params, work, k_tile * Config::kTileK, box * Config::kRhsBoxColumns,
+                            loader, rhs + box * Config::kRhsBoxBytes, box, share_rhs);
         }
       }
     }
@@ -101,14 +86,13 @@ class Mainloop {
 
   // ---- consumer ----
 
-  // accumulators = the tile's product, or its first rows or columns. `overlap(step)` is called once
-  // a step while the tensor cores are busy with it.
+  // accumulators = the product of this consumer's rows with the tile's columns, or its first ones.
+  // `overlap(step)` is called once a step while the tensor cores are busy with it.
   template <class Accumulators, class Overlap>
   __device__ static void multiply(Params const&, WorkTile const& work, Shared& shared, Stage& stage,
                                   int consumer, Accumulators& accumulators, Overlap&& overlap) {
     using namespace cute;
-    constexpr int kRows = decltype(size<1>(accumulators))::value * kRowsPerConsumer;
-    constexpr int kColumns = decltype(size(accumulators))::value * kWarpgroup / kRows;
+    constexpr int kColumns = decltype(size(accumulators))::value * kWarpgroup / kRowsPerConsumer;
     Mma<kColumns> mma;
     Stage finished = stage;
     for (int k_tile = 0; k_tile < work.k_tiles; ++k_tile) {
@@ -120,10 +104,11 @@ class Mainloop {
         }
       }
 
-      auto const lhs =
-          make_tensor(make_smem_ptr(shared.lhs[stage.stage] + first_row(consumer) * Config::kTileK),
-                      SmemLayout<Config::kLhsMajor, kRows>{});
-      auto const rhs = make_tensor(make_smem_ptr(shared.rhs[stage.stage]), RhsLayout<kColumns>{});
+      auto const lhs = make_tensor(
+          make_smem_ptr(shared.lhs[stage.stage] + consumer * kRowsPerConsumer * Config::kTileK),
+          SmemLayout<Config::kLhsMajor, kRowsPerConsumer>{});
+      auto const rhs = make_tensor(make_smem_ptr(shared.rhs[stage.stage]),
+                                   SmemLayout<Config::kRhsMajor, kColumns>{});
       auto const thread_mma = mma.get_slice(threadIdx.x % kWarpgroup);
       auto const lhs_fragment = thread_mma.make_fragment_A(thread_mma.partition_A(lhs));
       auto const rhs_fragment = thread_mma.make_fragment_B(thread_mma.partition_B(rhs));
@@ -160,16 +145,11 @@ class Mainloop {
     }
   }
 
-  // How many arrivals free a stage: each consumer that reads it of each CTA that may write into it,
-  // because a multicast fills the stage of the whole cluster.
-  static constexpr int kEmptyArrivals = Config::kStageReaders * Config::kCluster;
+  // How many arrivals free a stage: each consumer of each CTA, because a multicast fills the stage
+  // of the whole cluster.
+  static constexpr int kEmptyArrivals = kConsumers * Config::kCluster;
 
  protected:
-  // The first row of a tile that a consumer multiplies.
-  __device__ static int first_row(int consumer) {
-    return Config::kTakesTurns ? 0 : consumer * Config::kConsumerRows;
-  }
-
   __device__ static void release(Shared& shared, int stage) {
     int const thread = threadIdx.x % kWarpgroup;
     if constexpr (Config::kCluster == 1) {
@@ -186,18 +166,16 @@ class Mainloop {
   // consumer clears all that it reads, so none waits for the other, and where both clear, they
   // write the same.
   __device__ static void mask_rows(Shared& shared, int stage, int consumer, int first, int last) {
-    mask<Config::kLhsMajor, Config::kTileK>(
-        shared.lhs[stage] + first_row(consumer) * Config::kTileK, Config::kConsumerRows, first,
-        last);
-    mask<Config::kRhsMajor, Config::kRhsBoxDepth>(shared.rhs[stage], Config::kTileN, first, last);
+    mask<Config::kLhsMajor>(shared.lhs[stage] + consumer * kRowsPerConsumer * Config::kTileK,
+                            kRowsPerConsumer, first, last);
+    mask<Config::kRhsMajor>(shared.rhs[stage], Config::kTileN, first, last);
     cutlass::arch::fence_view_async_shared();
     sync_warpgroup(1 + consumer);
   }
 
   // `columns` of the kept dimension. Rows are elements of each shared-memory row of a K-major
-  // operand, permuted in units of 16 bytes, and whole shared-memory rows of an MN-major one, in
-  // boxes of kDepth rows.
-  template <cute::GMMA::Major kMajor, int kDepth>
+  // operand, permuted in units of 16 bytes, and whole shared-memory rows of an MN-major one.
+  template <cute::GMMA::Major kMajor>
   __device__ static void mask(Element* tile, int columns, int first, int last) {
     int const thread = threadIdx.x % kWarpgroup;
     for (int k = 0; k < Config::kTileK; ++k) {
@@ -208,8 +186,8 @@ class Mainloop {
           int const unit = (k / kUnit) ^ (column % 8);
           tile[column * Config::kTileK + unit * kUnit + k % kUnit] = Element(0);
         } else {
-          int const slab = k / kDepth * (columns / Config::kSlab) + column / Config::kSlab;
-          tile[(slab * kDepth + k % kDepth) * Config::kSlab + column % Config::kSlab] = Element(0);
+          int const slab = column / Config::kSlab;
+          tile[(slab * Config::kTileK + k) * Config::kSlab + column % Config::kSlab] = Element(0);
         }
       }
     }

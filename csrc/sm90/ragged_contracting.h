@@ -2,7 +2,6 @@
 #pragma once
 
 #include "scheduler/ragged_schedule.h"
-#include "sm90/direct_epilogue.h"
 #include "sm90/epilogue.h"
 #include "sm90/kernel_config.h"
 #include "sm90/problem_arguments.h"
@@ -17,7 +16,6 @@ struct RaggedContracting {
   static constexpr bool kMasksRows =
       Config::kLhsMajor == cute::GMMA::Major::K || Config::kRhsMajor == cute::GMMA::Major::K;
   static constexpr bool kHasHeads = false;
-  static constexpr bool kHasShortTiles = false;
 
   template <class Warp>
   using Schedule = ContractingSchedule<Warp, Config::kTileM, Config::kTileN, Config::kTileK,
@@ -36,7 +34,6 @@ struct RaggedContracting {
     int lhs_batched;
     int rhs_batched;
     bool rhs_in_slabs;
-    typename Config::Output* out_data;
   };
 
   template <class Warp>
@@ -74,7 +71,7 @@ struct RaggedContracting {
     } else {
 #pragma unroll
       for (int slab = 0; slab < Config::kRhsBoxColumns; slab += Config::kSlab) {
-        loader.load(params.rhs, to + slab / Config::kSlab * Config::kRhsSlabBytes, box, shared,
+        loader.load(params.rhs, to + slab / Config::kSlab * Config::kSlabBytes, box, shared,
                     n + slab, row, kRaggedRows, group_end);
       }
     }
@@ -82,13 +79,6 @@ struct RaggedContracting {
 
   __device__ static StoreCoordinates store_at(Params const& params, WorkTile const& work, int row) {
     return {work.n, work.m + row, work.batch * params.groups.local_groups + work.group};
-  }
-
-  __device__ static TileTarget<typename Config::Output> store_to(Params const& params,
-                                                                 WorkTile const& work) {
-    int64_t const group = int64_t(work.batch) * params.groups.local_groups + work.group;
-    int64_t const first = (group * params.m + work.m) * params.n + work.n;
-    return {params.out_data + first, params.n, params.n - work.n, 0, params.m - work.m};
   }
 
   static cudaError_t make_params(RaggedDotArguments const& arguments, Params& params) {
@@ -100,7 +90,6 @@ struct RaggedContracting {
     params.lhs_batched = a.lhs_batched;
     params.rhs_batched = a.rhs_batched;
     params.rhs_in_slabs = a.n % Config::kSlab == 0;
-    params.out_data = static_cast<typename Config::Output*>(a.out);
 
     TensorView const lhs = view<typename Config::Element>(a.lhs);
     TensorView const rhs = view<typename Config::Element>(a.rhs);
@@ -117,10 +106,10 @@ struct RaggedContracting {
                             Config::kRhsBoxColumns);
     } else if (params.rhs_in_slabs) {
       // One multicast of 16 KB is much faster than two of 8 KB.
-      status = encode_ragged_load_slabs(&params.rhs, rhs, a.n, Config::kRhsBoxDepth,
+      status = encode_ragged_load_slabs(&params.rhs, rhs, a.n, Config::kTileK,
                                         Config::kRhsBoxColumns / Config::kSlab);
     } else {
-      status = encode_ragged_load(&params.rhs, rhs, a.n, Config::kRhsBoxDepth);
+      status = encode_ragged_load(&params.rhs, rhs, a.n, Config::kTileK);
     }
     if (status != cudaSuccess) return status;
     return encode_plain(&params.out, view<typename Config::Output>(a.out),

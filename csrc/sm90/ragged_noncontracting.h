@@ -2,7 +2,6 @@
 #pragma once
 
 #include "scheduler/ragged_schedule.h"
-#include "sm90/direct_epilogue.h"
 #include "sm90/epilogue.h"
 #include "sm90/kernel_config.h"
 #include "sm90/problem_arguments.h"
@@ -20,7 +19,6 @@ struct RaggedNoncontracting {
   static constexpr bool kMasksRows = false;
   // Many groups end in the upper half of a tile. A consumer that has the whole tile then leaves the
   // lower half out.
-  static constexpr bool kHasShortTiles = true;
 
   struct Params {
     CUtensorMap lhs;
@@ -81,7 +79,7 @@ struct RaggedNoncontracting {
     } else {
 #pragma unroll
       for (int slab = 0; slab < Config::kRhsBoxColumns; slab += Config::kSlab) {
-        loader.load(params.rhs, to + slab / Config::kSlab * Config::kRhsSlabBytes, box, shared,
+        loader.load(params.rhs, to + slab / Config::kSlab * Config::kSlabBytes, box, shared,
                     n + slab, k, group);
       }
     }
@@ -90,14 +88,6 @@ struct RaggedNoncontracting {
   __device__ static StoreCoordinates store_at(Params const& params, WorkTile const& work, int row) {
     int const end = work.batch * params.groups.rows + work.begin + work.extent;
     return {work.n, params.store_shift - work.extent + work.m + row, end};
-  }
-
-  __device__ static TileTarget<typename Config::Output> store_to(Params const& params,
-                                                                 WorkTile const& work) {
-    int64_t const row = int64_t(work.batch) * params.groups.rows + work.begin + work.m;
-    // Rows of the group before are fewer than a tile's.
-    return {params.out_data + row * params.n + work.n, params.n, params.n - work.n,
-            kHasHeads && work.m == 0 ? work.head : 0, work.extent - work.m};
   }
 
   // The first half of a group's first tile, without the rows of the group before.
@@ -133,10 +123,10 @@ struct RaggedNoncontracting {
       status = encode_plain(&params.rhs, rhs, rhs_groups, a.n, a.k, Config::kRhsBoxColumns);
     } else if (params.rhs_in_slabs) {
       // One multicast of 16 KB is much faster than two of 8 KB.
-      status = encode_slabs(&params.rhs, rhs, rhs_groups, a.k, a.n, Config::kRhsBoxDepth,
+      status = encode_slabs(&params.rhs, rhs, rhs_groups, a.k, a.n, Config::kTileK,
                             Config::kRhsBoxColumns / Config::kSlab);
     } else {
-      status = encode_plain(&params.rhs, rhs, rhs_groups, a.k, a.n, Config::kRhsBoxDepth);
+      status = encode_plain(&params.rhs, rhs, rhs_groups, a.k, a.n, Config::kTileK);
     }
     if (status != cudaSuccess) return status;
     return encode_ragged_store(&params.out, view<typename Config::Output>(a.out), a.n,

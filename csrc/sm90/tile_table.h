@@ -9,13 +9,11 @@
 
 namespace jgg::sm90 {
 
-template <int kTileM_, int kTileN_, int kCluster_,
-          KernelSchedule kSchedule_ = KernelSchedule::kCooperative>
+template <int kTileM_, int kTileN_, int kCluster_>
 struct Tile {
   static constexpr int kTileM = kTileM_;
   static constexpr int kTileN = kTileN_;
   static constexpr int kCluster = kCluster_;
-  static constexpr KernelSchedule kSchedule = kSchedule_;
 };
 
 template <class... Tiles>
@@ -23,7 +21,7 @@ struct TileTable {};
 
 template <class... Tiles>
 std::vector<TileConfig> list(TileTable<Tiles...>) {
-  return {TileConfig{Tiles::kTileM, Tiles::kTileN, Tiles::kCluster, Tiles::kSchedule}...};
+  return {TileConfig{Tiles::kTileM, Tiles::kTileN, Tiles::kCluster}...};
 }
 
 // Picks the entry of the table that `config` names and hands it to `function`.
@@ -33,7 +31,7 @@ cudaError_t with_tile(TileTable<Tiles...>, TileConfig config, Function function)
   auto const matches = [&](auto tile) {
     using Tile = decltype(tile);
     if (config.tile_m != Tile::kTileM || config.tile_n != Tile::kTileN ||
-        config.cluster != Tile::kCluster || config.schedule != Tile::kSchedule) {
+        config.cluster != Tile::kCluster) {
       return false;
     }
     status = function(tile);
@@ -43,9 +41,8 @@ cudaError_t with_tile(TileTable<Tiles...>, TileConfig config, Function function)
   return status;
 }
 
-// Of 16-bit operands. Columns come in multiples of 64, the width of a swizzled row.
-using RaggedDotTiles = TileTable<Tile<128, 256, 2>, Tile<128, 192, 2>, Tile<128, 128, 2>,
-                                 Tile<128, 192, 2, KernelSchedule::kPingpong>>;
+// Of 16-bit operands.
+using RaggedDotTiles = TileTable<Tile<128, 256, 2>>;
 
 // Of float32 operands, whose mainloop is of another kind.
 using Float32Tiles = TileTable<Tile<128, 256, 2>>;

@@ -33,7 +33,6 @@ def ragged(
         group_offset,
         transpose_lhs=problem.lhs == "km",
         transpose_rhs=problem.rhs.endswith(("nk", "nm")),
-        schedule=plan.tile.schedule,
         stream_k=plan.tile.stream_k,
         terms=np.int32(plan.terms),
     )
@@ -68,7 +67,6 @@ def scaled_noncontracting(
         group_offset,
         lhs_scaling=np.int32(LHS_SCALINGS.index(problem.lhs_scaling)),
         rhs_scaling=np.int32(RHS_SCALINGS.index(problem.rhs_scaling)),
-        schedule=plan.tile.schedule,
     )
 
 
@@ -94,7 +92,6 @@ def scaled_contracting(
         group_sizes,
         group_offset,
         m=np.int32(problem.m),
-        schedule=plan.tile.schedule,
     )
 
 

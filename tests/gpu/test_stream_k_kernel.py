@@ -52,7 +52,7 @@ def with_workspace(lhs, rhs, sizes, offset, memory):
         ],
     )
     tile = {name: np.int32(size) for name, size in TILE.sizes().items()}
-    tile |= dict(schedule=TILE.schedule, stream_k=TILE.stream_k)
+    tile |= dict(stream_k=TILE.stream_k)
     majors = dict(transpose_lhs=False, transpose_rhs=False)
     return call(lhs, rhs, sizes, offset, terms=np.int32(0), **tile, **majors)
 
