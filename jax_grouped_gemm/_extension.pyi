@@ -133,6 +133,13 @@ def float32_workspace_bytes(
 ) -> int:
     """Bytes of workspace that a product of float32 operands needs."""
 
+def float32_list_workspace_bytes(stacks: list[tuple[int, int]], terms: int) -> int:
+    """The same for lists of float32 operands.
+
+    Args:
+      stacks: of every operand, the number of matrices and the elements of each.
+    """
+
 def triangle_entries(numbers: np.ndarray) -> list[tuple[int, int]]:
     """Row and column of entries of a lower triangle by their numbers, int32, row by row."""
 

@@ -1,5 +1,8 @@
 """How float32 operands reach the tensor cores: as float16 parts, scaled group by group.
 
+A group is the rows of an operand that one group of a ragged product owns, or the weights of one;
+in lists of products and in symmetric updates it is a matrix.
+
 Each element x of a group is scaled by a power of two that brings the group's largest finite
 magnitude to [2^14, 2^15), and is then high + low / 2^11, two float16 numbers that hold 23 of its 24
 bits. Three products of parts (all but low times low), summed in float32, have the accuracy of a
@@ -18,6 +21,7 @@ while surpassing the FP32 theoretical peak performance" (2022), with scales and 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
 
 ALIGNMENT_BYTES = 256
 FULL_TERMS = 3
+PART_DTYPE = np.dtype(np.float16)
 
 
 def num_terms(precision: Any) -> int:
@@ -35,6 +40,12 @@ def num_terms(precision: Any) -> int:
     precisions = precision if isinstance(precision, tuple) else (precision,)
     exact = (lax.Precision.HIGH, lax.Precision.HIGHEST)
     return FULL_TERMS if any(p in exact for p in precisions) else 1
+
+
+def described(terms: int) -> str:
+    """What `explain` says of a product."""
+    accuracy = "float32" if terms == FULL_TERMS else "TF32"
+    return f"{terms} products of float16 parts, as accurate as {accuracy}"
 
 
 def workspace_bytes(problem: RaggedProblem, terms: int) -> int:
@@ -51,14 +62,37 @@ def workspace_bytes(problem: RaggedProblem, terms: int) -> int:
     lhs_batches, rhs_batches, owner_batches = (
         batch if batched else 1 for batched in (lhs_batched, rhs_batched, owners_batched)
     )
-    parts = 1 if terms == 1 else 2
+    parts = _num_parts(terms)
     sections = (
         (lhs_batches * problem.g, np.uint32),
         (rhs_batches * problem.g, np.uint32),
         (0 if is_contracting else rhs_batches * problem.g, np.int32),
         (owner_batches * problem.m, np.int32),
-        (parts * lhs_batches * math.prod(problem.shape(problem.lhs)), np.float16),
-        (parts * rhs_batches * math.prod(problem.shape(problem.rhs)), np.float16),
+        (parts * lhs_batches * math.prod(problem.shape(problem.lhs)), PART_DTYPE),
+        (parts * rhs_batches * math.prod(problem.shape(problem.rhs)), PART_DTYPE),
     )
-    sizes = (count * np.dtype(dtype).itemsize for count, dtype in sections)
-    return sum(-(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES for size in sizes)
+    return sum(_section_bytes(*section) for section in sections)
+
+
+def list_workspace_bytes(stacks: Iterable[tuple[int, int]], terms: int) -> int:
+    """Bytes of the parts of lists of operands, and of the largest magnitude of each matrix.
+
+    The layout is that of `csrc/sm90/f32/list_workspace.cc`.
+
+    Args:
+      stacks: of every operand of every product, the number of matrices and the elements of each.
+      terms: see `num_terms`.
+    """
+    stacks = list(stacks)
+    maxima = _section_bytes(sum(matrices for matrices, _ in stacks), np.uint32)
+    parts = _num_parts(terms)
+    return maxima + sum(_section_bytes(parts * g * size, PART_DTYPE) for g, size in stacks)
+
+
+def _num_parts(terms: int) -> int:
+    return 1 if terms == 1 else 2
+
+
+def _section_bytes(count: int, dtype: Any) -> int:
+    size = count * np.dtype(dtype).itemsize
+    return -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_grouped_gemm import fp64_kernels, grouped_gemm_plan_fp64, list_schedule
+from jax_grouped_gemm import float32, fp64_kernels, grouped_gemm_plan_fp64, list_schedule
 from jax_grouped_gemm.list_schedule import FULL_STEP_AREA, TILE_K, Shape
 from jax_grouped_gemm.plan import (
     KERNEL_RESULT_DTYPES,
@@ -27,7 +27,7 @@ TILES = (
     TileConfig(tile_m=128, tile_n=256, cluster=2),
     TileConfig(tile_m=128, tile_n=128, cluster=1),
 )
-OPERAND_DTYPES = (jnp.bfloat16, jnp.float16)
+OPERAND_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 MAX_PROBLEMS = 79
 """Problems to a launch, whose descriptors are parameters of the kernel."""
 
@@ -135,6 +135,7 @@ class Launch:
       steps: predicted time of the longest cluster, in mainloop steps of a full tile; on the FP64
         tensor cores, of the launch's own.
       balance: predicted mean over all clusters of the device, relative to the longest.
+      parts_bytes: workspace for the parts of float32 operands.
     """
 
     problems: tuple[int, ...]
@@ -145,11 +146,12 @@ class Launch:
     schedule: np.ndarray | None = dataclasses.field(repr=False, compare=False)
     steps: float
     balance: float
+    parts_bytes: int = 0
 
     @property
     def workspace_bytes(self) -> int:
-        """Of the schedule, which is an operand of the kernel."""
-        return 0 if self.schedule is None else self.schedule.nbytes
+        """Of the schedule, which is an operand of the kernel, and of the parts of operands."""
+        return self.parts_bytes + (0 if self.schedule is None else self.schedule.nbytes)
 
     def __str__(self) -> str:
         form = "NT"[self.transpose_lhs] + "NT"[self.transpose_rhs]
@@ -194,6 +196,8 @@ class GroupedGemmPlan(Plan):
                 f"scheduler {scheduler}, launches {len(self.launches)}, "
                 f"predicted efficiency {self.efficiency:.0%}"
             )
+        if self.terms:
+            lines.append(float32.described(self.terms))
         return "\n   ".join(lines + [f"launch {launch}" for launch in self.launches])
 
 
@@ -209,7 +213,8 @@ def plan_grouped_gemm(avals: Sequence[Any], params: Mapping[str, Any]) -> Groupe
     is_fp64 = problem.dtype in fp64_kernels.DTYPES
     addressable = problem if is_fp64 else _addressable_problem(problem)
     reason = _copy_reason(problem, addressable, working)
-    launches = tuple(_launches(addressable, working))
+    terms = float32.num_terms(params["precision"]) if problem.dtype == jnp.float32 else 0
+    launches = tuple(_launches(addressable, working, terms))
     return GroupedGemmPlan(
         problem=problem,
         path="direct" if is_fp64 else "copied" if reason else "tma",
@@ -218,7 +223,8 @@ def plan_grouped_gemm(avals: Sequence[Any], params: Mapping[str, Any]) -> Groupe
         tile=launches[0].tile,
         grid=launches[0].clusters * launches[0].tile.cluster,
         workspace_bytes=sum(launch.workspace_bytes for launch in launches),
-        efficiency=_efficiency(problem, launches),
+        terms=terms,
+        efficiency=_efficiency(problem, launches) * max(terms, 1),
         launches=launches,
     )
 
@@ -231,9 +237,9 @@ def _unsupported_reason(problem: GroupedGemmProblem, params: Mapping[str, Any]) 
         return fp64_kernels.unsupported_reason(problem, params)
     if problem.dtype not in OPERAND_DTYPES or problem.result_dtype not in KERNEL_RESULT_DTYPES:
         return (
-            f"no kernel for {problem.dtype} -> {problem.result_dtype}: the kernels take bfloat16 "
-            "or float16 and return bfloat16, float16 or float32, or take and return float64, "
-            "complex64 or complex128"
+            f"no kernel for {problem.dtype} -> {problem.result_dtype}: the kernels take bfloat16, "
+            "float16 or float32 and return bfloat16, float16 or float32, or take and return "
+            "float64, complex64 or complex128"
         )
     if isinstance(params["precision"], (lax.DotAlgorithm, lax.DotAlgorithmPreset)):
         return f"the kernels do not implement precision={params['precision']}"
@@ -246,7 +252,10 @@ def _addressable_problem(problem: GroupedGemmProblem) -> GroupedGemmProblem:
     result_dtype = problem.result_dtype
     if result_dtype != problem.dtype:
         result_dtype = np.dtype(np.float32)
-    operand_multiple = TMA_ALIGNMENT_BYTES // problem.dtype.itemsize
+    # Of float32 operands, TMA addresses the float16 parts.
+    is_float32 = problem.dtype == jnp.float32
+    operand_dtype = float32.PART_DTYPE if is_float32 else problem.dtype
+    operand_multiple = TMA_ALIGNMENT_BYTES // operand_dtype.itemsize
     result_multiple = TMA_ALIGNMENT_BYTES // result_dtype.itemsize
 
     def pad(entry: Entry) -> Entry:
@@ -264,9 +273,10 @@ def _copy_reason(
     problem: GroupedGemmProblem, addressable: GroupedGemmProblem, working: Sequence[int]
 ) -> str:
     """Why TMA cannot address the arrays of `problem`, empty if it can."""
+    of_what = " of float16 parts" if problem.dtype == jnp.float32 else ""
     reasons = [
         f"rows of {name}={getattr(problem.entries[i], name)} elements of problem {i} are not a "
-        "multiple of 16 bytes"
+        f"multiple of 16 bytes{of_what}"
         for i in working
         for name in "mkn"
         if getattr(problem.entries[i], name) != getattr(addressable.entries[i], name)
@@ -274,7 +284,7 @@ def _copy_reason(
     return _listed(reasons, "; ")
 
 
-def _launches(problem: GroupedGemmProblem, working: Sequence[int]) -> list[Launch]:
+def _launches(problem: GroupedGemmProblem, working: Sequence[int], terms: int) -> list[Launch]:
     def stored(i):
         return problem.entries[i].transpose_lhs, problem.entries[i].transpose_rhs
 
@@ -290,19 +300,27 @@ def _launches(problem: GroupedGemmProblem, working: Sequence[int]) -> list[Launc
         count = math.ceil(len(order) / most)
         bounds = [len(order) * j // count for j in range(count + 1)]
         for begin, end in itertools.pairwise(bounds):
-            launches.append(_best_launch(problem, tuple(order[begin:end]), *transposes))
+            launches.append(_best_launch(problem, tuple(order[begin:end]), terms, *transposes))
     return launches
 
 
-def _best_launch(problem: GroupedGemmProblem, order: tuple[int, ...], *transposes: bool) -> Launch:
+def _best_launch(
+    problem: GroupedGemmProblem, order: tuple[int, ...], terms: int, *transposes: bool
+) -> Launch:
     shapes = tuple(problem.entries[i].shape for i in order)
     if problem.dtype in fp64_kernels.DTYPES:
         tile, blocks, steps, balance = grouped_gemm_plan_fp64.simulated(shapes, problem.dtype)
         return Launch(order, *transposes, tile, blocks, None, steps, balance)
+    parts_bytes = 0
+    if terms:
+        operands = [(s.g, s.m * s.k) for s in shapes] + [(s.g, s.k * s.n) for s in shapes]
+        parts_bytes = float32.list_workspace_bytes(operands, terms)
+        # Every term takes the steps of a product.
+        shapes = tuple(s._replace(k=terms * _round_up(s.k, TILE_K)) for s in shapes)
     (tile, clusters, schedule, steps, balance) = _simulated(
         shapes, problem.scheduler, problem.sort_problems
     )
-    return Launch(order, *transposes, tile, clusters, schedule, steps, balance)
+    return Launch(order, *transposes, tile, clusters, schedule, steps, balance, parts_bytes)
 
 
 # One call is planned more than once: for `explain`, for lowering, for every layer of a model.

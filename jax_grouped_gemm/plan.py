@@ -233,8 +233,7 @@ class Plan:
                 f"predicted efficiency {self.efficiency:.0%}"
             )
         if self.terms:
-            accuracy = "float32" if self.terms == float32.FULL_TERMS else "TF32"
-            lines.append(f"{self.terms} products of float16 parts, as accurate as {accuracy}")
+            lines.append(float32.described(self.terms))
         return "\n   ".join(lines)
 
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_grouped_gemm import fp64_kernels, rank_k_plan_fp64
+from jax_grouped_gemm import float32, fp64_kernels, rank_k_plan_fp64
 from jax_grouped_gemm.plan import (
     KERNEL_RESULT_DTYPES,
     NUM_SMS,
@@ -22,7 +22,7 @@ from jax_grouped_gemm.plan import (
 
 RANK_K_TILE = TileConfig(tile_m=128, tile_n=256, cluster=2)
 TILE_K = 64
-OPERAND_DTYPES = (jnp.bfloat16, jnp.float16)
+OPERAND_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,6 +101,7 @@ def plan_rank_k(avals: Sequence[Any], params: Mapping[str, Any]) -> Plan:
     reason = _copy_reason(problem, addressable)
     units = [unit for stack in addressable.stacks for unit in _unit_costs(addressable, stack)]
     clusters = min(NUM_SMS // RANK_K_TILE.cluster, len(units))
+    terms = float32.num_terms(params["precision"]) if problem.dtype == jnp.float32 else 0
     return Plan(
         problem=problem,
         path="copied" if reason else "tma",
@@ -108,6 +109,8 @@ def plan_rank_k(avals: Sequence[Any], params: Mapping[str, Any]) -> Plan:
         kernel_problem=addressable,
         tile=RANK_K_TILE,
         grid=clusters * RANK_K_TILE.cluster,
+        workspace_bytes=_workspace_bytes(addressable, terms) if terms else 0,
+        terms=terms,
         efficiency=_efficiency(problem, units),
     )
 
@@ -120,9 +123,9 @@ def _unsupported_reason(problem: RankKProblem, params: Mapping[str, Any]) -> str
         return fp64_kernels.unsupported_reason(problem, params)
     if problem.dtype not in OPERAND_DTYPES or problem.result_dtype not in KERNEL_RESULT_DTYPES:
         return (
-            f"no kernel for {problem.dtype} -> {problem.result_dtype}: the kernels take bfloat16 "
-            "or float16 and return bfloat16, float16 or float32, or take and return float64, "
-            "complex64 or complex128"
+            f"no kernel for {problem.dtype} -> {problem.result_dtype}: the kernels take bfloat16, "
+            "float16 or float32 and return bfloat16, float16 or float32, or take and return "
+            "float64, complex64 or complex128"
         )
     if isinstance(params["precision"], (lax.DotAlgorithm, lax.DotAlgorithmPreset)):
         return f"the kernels do not implement precision={params['precision']}"
@@ -135,7 +138,10 @@ def _addressable_problem(problem: RankKProblem) -> RankKProblem:
     result_dtype = problem.result_dtype
     if result_dtype != problem.dtype:
         result_dtype = np.dtype(np.float32)
-    per_row = TMA_ALIGNMENT_BYTES // problem.dtype.itemsize
+    # Of float32 operands, TMA addresses the float16 parts.
+    is_float32 = problem.dtype == jnp.float32
+    operand_dtype = float32.PART_DTYPE if is_float32 else problem.dtype
+    per_row = TMA_ALIGNMENT_BYTES // operand_dtype.itemsize
     # No more than the rows of the results need, unless the operands have rows of n.
     n_multiple = per_row if problem.transpose else TMA_ALIGNMENT_BYTES // result_dtype.itemsize
     k_multiple = 1 if problem.transpose else per_row
@@ -146,10 +152,18 @@ def _addressable_problem(problem: RankKProblem) -> RankKProblem:
     return dataclasses.replace(problem, stacks=stacks, result_dtype=result_dtype)
 
 
+def _workspace_bytes(problem: RankKProblem, terms: int) -> int:
+    """Of the parts of float32 operands."""
+    operands = _num_products(problem)
+    stacks = [(s.g, s.n * s.k) for s in problem.stacks if 0 not in (s.g, s.n)]
+    return float32.list_workspace_bytes(stacks * operands, terms)
+
+
 def _copy_reason(problem: RankKProblem, addressable: RankKProblem) -> str:
     """Why TMA cannot address the arrays of `problem`, empty if it can."""
+    of_what = " of float16 parts" if problem.dtype == jnp.float32 else ""
     return "; ".join(
-        f"rows of {name}={getattr(stack, name)} elements are not a multiple of 16 bytes"
+        f"rows of {name}={getattr(stack, name)} elements are not a multiple of 16 bytes{of_what}"
         for stack, padded in zip(problem.stacks, addressable.stacks, strict=True)
         for name in "nk"
         if getattr(stack, name) != getattr(padded, name)

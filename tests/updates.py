@@ -72,11 +72,13 @@ def check_real(
     uplo="lower",
     symmetrize=False,
     transpose=False,
+    product_error=0.0,
 ) -> None:
     """Asserts that a result [g, n, n] of real operands is right, in both triangles.
 
-    The computed triangle may have the errors of an accumulation in float32; the other one has to be
-    exactly c's, zero, or the mirror image.
+    The computed triangle may have the errors of an accumulation in float32, of products that may
+    have the relative error `product_error`; the other one has to be exactly c's, zero, or the
+    mirror image.
     """
     out = np.asarray(out)
     inside = triangle(out.shape[-1], uplo)
@@ -96,7 +98,7 @@ def check_real(
     n = out.shape[-1]
     off_diagonal = inside & ~np.eye(n, dtype=bool)
     blocks = [(i, off_diagonal) for i in range(len(out))] if n >= 32 else []
-    oracle.check(pick[0], oracle.Exact(*pick[1:], blocks))
+    oracle.check(pick[0], oracle.Exact(*pick[1:], blocks), product_error=product_error)
 
 
 def check_double(

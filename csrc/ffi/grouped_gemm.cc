@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "ffi/element_types.h"
+#include "ffi/float32_workspace.h"
 #include "ffi/handlers.h"
 #include "ffi/stacks.h"
 #include "xla/ffi/api/ffi.h"
@@ -22,9 +23,10 @@ ffi::ErrorOr<GroupedGemmProblem> problem_of(ffi::AnyBuffer const& lhs, ffi::AnyB
                                             GroupedGemmArguments& arguments) {
   if (!element_type(lhs.element_type(), arguments.type) ||
       !element_type(out.element_type(), arguments.out_type) ||
-      arguments.type == ElementType::kF32 || rhs.element_type() != lhs.element_type() ||
+      rhs.element_type() != lhs.element_type() ||
       (arguments.out_type != arguments.type && arguments.out_type != ElementType::kF32)) {
-    return ffi::Unexpected(invalid("the kernels multiply bf16 or f16 into the same type or f32"));
+    return ffi::Unexpected(
+        invalid("the kernels multiply bf16, f16 or f32 into the same type or f32"));
   }
   auto const shape =
       ProductShape::of(lhs, rhs, out, arguments.transpose_lhs, arguments.transpose_rhs);
@@ -41,19 +43,24 @@ ffi::ErrorOr<GroupedGemmProblem> problem_of(ffi::AnyBuffer const& lhs, ffi::AnyB
 // Operands: alpha [matrices] and beta [matrices] where they differ between matrices, the schedule
 // [rounds, clusters, 2] if it was made beforehand, lhs..., rhs..., and c... if it is added. c and
 // the results are the same memory.
-ffi::Error grouped_gemm(cudaStream_t stream, ffi::RemainingArgs operands,
-                        ffi::RemainingRets results, bool has_alphas, bool has_betas,
-                        bool has_schedule, bool has_c, float alpha, float beta, bool transpose_lhs,
-                        bool transpose_rhs, int32_t tile_m, int32_t tile_n, int32_t cluster) {
+ffi::ErrorOr<GroupedGemmArguments> grouped_gemm_arguments(ffi::RemainingArgs operands,
+                                                          ffi::RemainingRets results,
+                                                          bool has_alphas, bool has_betas,
+                                                          bool has_schedule, bool has_c,
+                                                          float alpha, float beta,
+                                                          bool transpose_lhs, bool transpose_rhs) {
+  auto const unexpected = [](std::string const& message) {
+    return ffi::Unexpected(invalid(message));
+  };
   size_t const problems = results.size();
   size_t const first_lhs = size_t(has_alphas) + has_betas + has_schedule;
   size_t const first_rhs = first_lhs + problems, first_c = first_rhs + problems;
   if (operands.size() != first_c + (has_c ? problems : 0)) {
-    return invalid("every operand has as many stacks as there are results");
+    return unexpected("every operand has as many stacks as there are results");
   }
   if (problems < 1 || problems > sm90::kMaxListedProblems) {
-    return invalid("a launch takes 1 to " + std::to_string(sm90::kMaxListedProblems) +
-                   " problems, not " + std::to_string(problems));
+    return unexpected("a launch takes 1 to " + std::to_string(sm90::kMaxListedProblems) +
+                      " problems, not " + std::to_string(problems));
   }
   GroupedGemmArguments arguments{};
   arguments.transpose_lhs = transpose_lhs;
@@ -67,20 +74,20 @@ ffi::Error grouped_gemm(cudaStream_t stream, ffi::RemainingArgs operands,
     auto const lhs = operands.get<ffi::AnyBuffer>(first_lhs + i);
     auto const rhs = operands.get<ffi::AnyBuffer>(first_rhs + i);
     auto out = results.get<ffi::AnyBuffer>(i);
-    if (!lhs) return lhs.error();
-    if (!rhs) return rhs.error();
-    if (!out) return out.error();
+    if (!lhs) return ffi::Unexpected(lhs.error());
+    if (!rhs) return ffi::Unexpected(rhs.error());
+    if (!out) return ffi::Unexpected(out.error());
     ElementType const type = arguments.type, out_type = arguments.out_type;
     auto const problem = problem_of(*lhs, *rhs, **out, arguments);
-    if (!problem) return problem.error();
+    if (!problem) return ffi::Unexpected(problem.error());
     if (i > 0 && (arguments.type != type || arguments.out_type != out_type)) {
-      return invalid("problem " + std::to_string(i) + " has types of its own");
+      return unexpected("problem " + std::to_string(i) + " has types of its own");
     }
     if (has_c) {
       auto const c = operands.get<ffi::AnyBuffer>(first_c + i);
-      if (!c) return c.error();
+      if (!c) return ffi::Unexpected(c.error());
       if (c->untyped_data() != problem->out) {
-        return invalid("c of problem " + std::to_string(i) + " is not aliased to its result");
+        return unexpected("c of problem " + std::to_string(i) + " is not aliased to its result");
       }
     }
     arguments.problems.push_back(*problem);
@@ -92,24 +99,57 @@ ffi::Error grouped_gemm(cudaStream_t stream, ffi::RemainingArgs operands,
        {std::pair{has_alphas, &arguments.alphas}, std::pair{has_betas, &arguments.betas}}) {
     if (!present) continue;
     auto const buffer = operands.get<ffi::Buffer<ffi::F32>>(next++);
-    if (!buffer) return buffer.error();
+    if (!buffer) return ffi::Unexpected(buffer.error());
     if (int64_t(buffer->element_count()) != matrices) {
-      return invalid("alpha and beta have an element for each matrix");
+      return unexpected("alpha and beta have an element for each matrix");
     }
     *scales = buffer->typed_data();
   }
   if (has_schedule) {
     auto const schedule = operands.get<ffi::Buffer<ffi::S32, 3>>(next);
-    if (!schedule) return schedule.error();
+    if (!schedule) return ffi::Unexpected(schedule.error());
     auto const shape = schedule->dimensions();
     if (shape[0] < 1 || shape[1] < 1 || shape[2] != 2) {
-      return invalid("a schedule has shape [rounds, clusters, 2]");
+      return unexpected("a schedule has shape [rounds, clusters, 2]");
     }
     arguments.schedule = reinterpret_cast<ScheduledUnit const*>(schedule->typed_data());
     arguments.rounds = static_cast<int>(shape[0]);
     arguments.clusters = static_cast<int>(shape[1]);
   }
-  return launched(sm90::grouped_gemm({tile_m, tile_n, cluster}, arguments, stream), "grouped_gemm");
+  return arguments;
+}
+
+ffi::Error grouped_gemm(cudaStream_t stream, ffi::RemainingArgs operands,
+                        ffi::RemainingRets results, bool has_alphas, bool has_betas,
+                        bool has_schedule, bool has_c, float alpha, float beta, bool transpose_lhs,
+                        bool transpose_rhs, int32_t tile_m, int32_t tile_n, int32_t cluster) {
+  auto const arguments =
+      grouped_gemm_arguments(operands, results, has_alphas, has_betas, has_schedule, has_c, alpha,
+                             beta, transpose_lhs, transpose_rhs);
+  if (!arguments) return arguments.error();
+  if (arguments->type == ElementType::kF32) {
+    return invalid("f32 operands have a target of their own");
+  }
+  return launched(sm90::grouped_gemm({tile_m, tile_n, cluster}, *arguments, stream),
+                  "grouped_gemm");
+}
+
+ffi::Error grouped_gemm_f32(cudaStream_t stream, ffi::RemainingArgs operands,
+                            WorkspaceResult workspace, ffi::RemainingRets results, bool has_alphas,
+                            bool has_betas, bool has_schedule, bool has_c, float alpha, float beta,
+                            bool transpose_lhs, bool transpose_rhs, int32_t tile_m, int32_t tile_n,
+                            int32_t cluster, int32_t terms) {
+  auto arguments = grouped_gemm_arguments(operands, results, has_alphas, has_betas, has_schedule,
+                                          has_c, alpha, beta, transpose_lhs, transpose_rhs);
+  if (!arguments) return arguments.error();
+  if (arguments->type != ElementType::kF32) return invalid("the operands are not f32");
+  if (auto error =
+          use_float32_workspace(workspace, terms, sm90::grouped_gemm_workspace_bytes, *arguments);
+      error.failure()) {
+    return error;
+  }
+  return launched(sm90::grouped_gemm({tile_m, tile_n, cluster}, *arguments, stream),
+                  "grouped_gemm_f32");
 }
 
 }  // namespace
@@ -131,4 +171,24 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(JggGroupedGemm, jgg::grouped_gemm,
                                   .Attr<int32_t>("tile_m")
                                   .Attr<int32_t>("tile_n")
                                   .Attr<int32_t>("cluster"),
+                              {xla::ffi::Traits::kCmdBufferCompatible});
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JggGroupedGemmF32, jgg::grouped_gemm_f32,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
+                                  .RemainingArgs()  // alpha, beta, schedule, lhs..., rhs..., c...
+                                  .Ret<xla::ffi::Buffer<xla::ffi::U8>>()  // workspace
+                                  .RemainingRets()                        // out...
+                                  .Attr<bool>("has_alphas")
+                                  .Attr<bool>("has_betas")
+                                  .Attr<bool>("has_schedule")
+                                  .Attr<bool>("has_c")
+                                  .Attr<float>("alpha")
+                                  .Attr<float>("beta")
+                                  .Attr<bool>("transpose_lhs")
+                                  .Attr<bool>("transpose_rhs")
+                                  .Attr<int32_t>("tile_m")
+                                  .Attr<int32_t>("tile_n")
+                                  .Attr<int32_t>("cluster")
+                                  .Attr<int32_t>("terms"),  // see GroupedGemmArguments
                               {xla::ffi::Traits::kCmdBufferCompatible});

@@ -1,6 +1,7 @@
 // The Python module jax_grouped_gemm._extension: hands the XLA FFI handlers to Python.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/vector.h>
 
 #include <cstdint>
 #include <utility>
@@ -13,6 +14,7 @@
 #include "fp8/scaled_tiles.h"
 #include "grouped/grouped_gemm.h"
 #include "rank_k/rank_k.h"
+#include "sm90/f32/list_workspace.h"
 #include "sm90/f32/workspace.h"
 #include "sm90/ragged_dot.h"
 #include "sm90/stream_k/tile_table.h"
@@ -34,8 +36,10 @@ nb::dict registrations() {
   targets["jax_grouped_gemm.ragged_noncontracting.v3"] = encapsulate(JggRaggedNoncontracting);
   targets["jax_grouped_gemm.ragged_contracting.v3"] = encapsulate(JggRaggedContracting);
   targets["jax_grouped_gemm.grouped_gemm.v1"] = encapsulate(JggGroupedGemm);
+  targets["jax_grouped_gemm.grouped_gemm_f32.v1"] = encapsulate(JggGroupedGemmF32);
   targets["jax_grouped_gemm.grouped_gemm_fp64.v1"] = encapsulate(JggGroupedGemmFp64);
   targets["jax_grouped_gemm.rank_k.v1"] = encapsulate(JggRankK);
+  targets["jax_grouped_gemm.rank_k_f32.v1"] = encapsulate(JggRankKF32);
   targets["jax_grouped_gemm.rank_k_fp64.v1"] = encapsulate(JggRankKFp64);
   targets["jax_grouped_gemm.quantize_rows.v1"] = encapsulate(JggQuantizeRows);
   targets["jax_grouped_gemm.quantize_blocks.v1"] = encapsulate(JggQuantizeBlocks);
@@ -111,6 +115,14 @@ int64_t float32_workspace_bytes(bool contracting, bool lhs_batched, bool rhs_bat
   return sm90::f32::Workspace(arguments).bytes();
 }
 
+// The same of lists of float32 operands: `stacks` are of matrices and the elements of each.
+int64_t float32_list_workspace_bytes(std::vector<std::pair<int, int64_t>> const& stacks,
+                                     int terms) {
+  std::vector<sm90::f32::MatrixStack> operands;
+  for (auto const& [matrices, elements] : stacks) operands.push_back({nullptr, matrices, elements});
+  return sm90::f32::ListWorkspace(operands, terms, nullptr).bytes();
+}
+
 }  // namespace
 }  // namespace jgg
 
@@ -124,6 +136,8 @@ NB_MODULE(_extension, module) {
   module.def("float32_workspace_bytes", &jgg::float32_workspace_bytes, "contracting"_a,
              "lhs_batched"_a, "rhs_batched"_a, "sizes_batched"_a, "offset_batched"_a, "batches"_a,
              "local_groups"_a, "m"_a, "k"_a, "n"_a, "terms"_a);
+  module.def("float32_list_workspace_bytes", &jgg::float32_list_workspace_bytes, "stacks"_a,
+             "terms"_a);
   module.attr("MAX_LISTED_PROBLEMS") = jgg::sm90::kMaxListedProblems;
   jgg::define_schedules(module);
 }

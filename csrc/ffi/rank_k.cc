@@ -3,6 +3,7 @@
 
 #include "ffi/buffers.h"
 #include "ffi/element_types.h"
+#include "ffi/float32_workspace.h"
 #include "ffi/handlers.h"
 #include "ffi/rank_k_operands.h"
 #include "xla/ffi/api/ffi.h"
@@ -14,22 +15,25 @@ using sm90::ElementType;
 using sm90::OtherTriangle;
 using sm90::RankKArguments;
 
-ffi::Error rank_k(cudaStream_t stream, ffi::Buffer<ffi::F32> alpha, ffi::Buffer<ffi::F32> beta,
-                  ffi::RemainingArgs operands, ffi::RemainingRets results, bool two_operands,
-                  bool has_c, bool transpose, bool upper, bool symmetrize, int32_t tile_m,
-                  int32_t tile_n, int32_t cluster) {
+using Scales = ffi::Buffer<ffi::F32>;
+
+ffi::ErrorOr<RankKArguments> rank_k_arguments(Scales alpha, Scales beta,
+                                              ffi::RemainingArgs operands,
+                                              ffi::RemainingRets results, bool two_operands,
+                                              bool has_c, bool transpose, bool upper,
+                                              bool symmetrize) {
   auto const stacks = rank_k_buffers(operands, results, two_operands, has_c, transpose);
-  if (!stacks) return stacks.error();
+  if (!stacks) return ffi::Unexpected(stacks.error());
   size_t const matrices = num_matrices(*stacks);
   if (alpha.element_count() != matrices || beta.element_count() != matrices) {
-    return invalid("alpha and beta have an element for each matrix");
+    return ffi::Unexpected(invalid("alpha and beta have an element for each matrix"));
   }
   RankKArguments arguments{};
   if (!element_type(stacks->front().type, arguments.type) ||
       !element_type(stacks->front().out_type, arguments.out_type) ||
-      arguments.type == ElementType::kF32 ||
       (arguments.out_type != arguments.type && arguments.out_type != ElementType::kF32)) {
-    return invalid("the kernels multiply bf16 or f16 into the same type or f32");
+    return ffi::Unexpected(
+        invalid("the kernels multiply bf16, f16 or f32 into the same type or f32"));
   }
   arguments.uplo = upper ? Uplo::kUpper : Uplo::kLower;
   arguments.other = symmetrize ? OtherTriangle::kMirrored
@@ -42,7 +46,34 @@ ffi::Error rank_k(cudaStream_t stream, ffi::Buffer<ffi::F32> alpha, ffi::Buffer<
         {stack.a, stack.b, stack.out, alpha.typed_data() + stack.first_matrix,
          beta.typed_data() + stack.first_matrix, stack.matrices, stack.n, stack.k});
   }
-  return launched(sm90::rank_k({tile_m, tile_n, cluster}, arguments, stream), "rank_k");
+  return arguments;
+}
+
+ffi::Error rank_k(cudaStream_t stream, Scales alpha, Scales beta, ffi::RemainingArgs operands,
+                  ffi::RemainingRets results, bool two_operands, bool has_c, bool transpose,
+                  bool upper, bool symmetrize, int32_t tile_m, int32_t tile_n, int32_t cluster) {
+  auto const arguments = rank_k_arguments(alpha, beta, operands, results, two_operands, has_c,
+                                          transpose, upper, symmetrize);
+  if (!arguments) return arguments.error();
+  if (arguments->type == ElementType::kF32)
+    return invalid("f32 operands have a target of their own");
+  return launched(sm90::rank_k({tile_m, tile_n, cluster}, *arguments, stream), "rank_k");
+}
+
+ffi::Error rank_k_f32(cudaStream_t stream, Scales alpha, Scales beta, ffi::RemainingArgs operands,
+                      WorkspaceResult workspace, ffi::RemainingRets results, bool two_operands,
+                      bool has_c, bool transpose, bool upper, bool symmetrize, int32_t tile_m,
+                      int32_t tile_n, int32_t cluster, int32_t terms) {
+  auto arguments = rank_k_arguments(alpha, beta, operands, results, two_operands, has_c, transpose,
+                                    upper, symmetrize);
+  if (!arguments) return arguments.error();
+  if (arguments->type != ElementType::kF32) return invalid("the operands are not f32");
+  if (auto error =
+          use_float32_workspace(workspace, terms, sm90::rank_k_workspace_bytes, *arguments);
+      error.failure()) {
+    return error;
+  }
+  return launched(sm90::rank_k({tile_m, tile_n, cluster}, *arguments, stream), "rank_k_f32");
 }
 
 }  // namespace
@@ -63,4 +94,23 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(JggRankK, jgg::rank_k,
                                   .Attr<int32_t>("tile_m")
                                   .Attr<int32_t>("tile_n")
                                   .Attr<int32_t>("cluster"),
+                              {xla::ffi::Traits::kCmdBufferCompatible});
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JggRankKF32, jgg::rank_k_f32,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
+                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()  // alpha
+                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()  // beta
+                                  .RemainingArgs()                         // a..., b..., c...
+                                  .Ret<xla::ffi::Buffer<xla::ffi::U8>>()   // workspace
+                                  .RemainingRets()                         // out...
+                                  .Attr<bool>("two_operands")
+                                  .Attr<bool>("has_c")
+                                  .Attr<bool>("transpose")
+                                  .Attr<bool>("upper")
+                                  .Attr<bool>("symmetrize")
+                                  .Attr<int32_t>("tile_m")
+                                  .Attr<int32_t>("tile_n")
+                                  .Attr<int32_t>("cluster")
+                                  .Attr<int32_t>("terms"),  // see RankKArguments
                               {xla::ffi::Traits::kCmdBufferCompatible});

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include <cstdint>
 #include <vector>
 
 #include "scheduler/problem_list.h"
@@ -44,7 +45,18 @@ struct GroupedGemmArguments {
   ScheduledUnit const* schedule;
   int rounds;
   int clusters;
+  // Products of float16 parts that make up a product of float32: 1 or 3. For others it is 1.
+  int terms = 1;
+  // Where the parts of float32 operands go.
+  void* workspace = nullptr;
+  int64_t workspace_bytes = 0;
+  // Of operands in float16 parts: the bits of each matrix's largest magnitude.
+  unsigned const* lhs_maxima = nullptr;
+  unsigned const* rhs_maxima = nullptr;
 };
+
+// Bytes of workspace that float32 operands need.
+int64_t grouped_gemm_workspace_bytes(GroupedGemmArguments const& arguments);
 
 // The configurations that are compiled.
 std::vector<TileConfig> const& grouped_gemm_tile_configs();

@@ -10,14 +10,14 @@
 
 namespace jgg::sm90 {
 
-template <class Problem>
+template <class Problem, class Loop = Mainloop<Problem>>
 cudaError_t launch_grouped_gemm(GroupedGemmArguments const& arguments, cudaStream_t stream) {
   // Too large for the stack of a thread that is not ours.
   auto const params = std::make_unique<typename Problem::Params>();
   cudaError_t const status = Problem::make_params(arguments, *params);
   if (status != cudaSuccess) return status;
   return launch_persistent<typename Problem::Config>(
-      list_kernel<Problem>, *params, Problem::max_clusters(arguments, *params), stream);
+      list_kernel<Problem, Loop>, *params, Problem::max_clusters(arguments, *params), stream);
 }
 
 template <class Element>

@@ -7,6 +7,7 @@
 #include "grouped/grouped_gemm.h"
 #include "scheduler/problem_list.h"
 #include "scheduler/turns.h"
+#include "sm90/f32/terms.h"
 #include "sm90/kernel_config.h"
 #include "sm90/problem_arguments.h"
 
@@ -135,11 +136,12 @@ struct GroupedGemm {
     params.matrices = 0;
     for (int i = 0; i < params.count; ++i) {
       GroupedGemmProblem const& problem = arguments.problems[i];
-      params.problems[i] = {problem.m, problem.n, ceil_div(problem.k, Config::kTileK),
-                            params.matrices};
+      int const k_tiles = ceil_div(problem.k, Config::kTileK) * arguments.terms;
+      params.problems[i] = {problem.m, problem.n, k_tiles, params.matrices};
       params.outs[i] = static_cast<Output const*>(problem.out);
       params.matrices += problem.matrices;
-      cudaError_t const status = encode(problem, params.descriptors[i]);
+      cudaError_t const status =
+          encode(problem, f32::parts_of(arguments.terms), params.descriptors[i]);
       if (status != cudaSuccess) return status;
     }
     return cudaSuccess;
@@ -162,9 +164,10 @@ struct GroupedGemm {
 
   JGG_HOST_DEVICE static bool in_slabs(int columns) { return columns % Config::kSlab == 0; }
 
-  static cudaError_t encode(GroupedGemmProblem const& problem, Descriptors& to) {
+  // Each matrix of an operand is `parts` matrices in memory.
+  static cudaError_t encode(GroupedGemmProblem const& problem, int parts, Descriptors& to) {
     TensorView const lhs = view<Element>(problem.lhs), rhs = view<Element>(problem.rhs);
-    int const count = problem.matrices, m = problem.m, n = problem.n, k = problem.k;
+    int const count = problem.matrices * parts, m = problem.m, n = problem.n, k = problem.k;
     cudaError_t status = Config::kLhsMajor == cute::GMMA::Major::K
                              ? encode_plain(&to.lhs, lhs, count, m, k, kRowsPerConsumer)
                              : encode_plain(&to.lhs, lhs, count, k, m, Config::kTileK);
@@ -178,7 +181,8 @@ struct GroupedGemm {
       status = encode_plain(&to.rhs, rhs, count, k, n, Config::kTileK);
     }
     if (status != cudaSuccess) return status;
-    return encode_plain(&to.out, view<Output>(problem.out), count, m, n, kRowsPerConsumer);
+    return encode_plain(&to.out, view<Output>(problem.out), problem.matrices, m, n,
+                        kRowsPerConsumer);
   }
 };
 

@@ -12,7 +12,7 @@
 namespace jgg::sm90 {
 
 // One launch for every kMaxStacks stacks.
-template <class Problem>
+template <class Problem, class Loop = Mainloop<Problem>>
 cudaError_t launch_rank_k(RankKArguments const& arguments, cudaStream_t stream) {
   // Too large for the stack of a thread that is not ours.
   auto const params = std::make_unique<typename Problem::Params>();
@@ -23,8 +23,8 @@ cudaError_t launch_rank_k(RankKArguments const& arguments, cudaStream_t stream) 
         Problem::make_params(arguments, &arguments.stacks[first],
                              std::min(count - first, Problem::kMaxStacks), *params, units);
     if (status != cudaSuccess) return status;
-    status =
-        launch_persistent<typename Problem::Config>(list_kernel<Problem>, *params, units, stream);
+    status = launch_persistent<typename Problem::Config>(list_kernel<Problem, Loop>, *params, units,
+                                                         stream);
     if (status != cudaSuccess) return status;
   }
   return cudaSuccess;

@@ -7,6 +7,7 @@
 #include "rank_k/rank_k.h"
 #include "scheduler/triangular.h"
 #include "scheduler/turns.h"
+#include "sm90/f32/terms.h"
 #include "sm90/kernel_config.h"
 #include "sm90/problem_arguments.h"
 
@@ -42,6 +43,7 @@ struct RankK {
     Descriptors descriptors[kMaxStacks];
     TriangularStack stacks[kMaxStacks];
     bool in_slabs[kMaxStacks];
+    int first_matrix[kMaxStacks];  // matrices of the stacks before this one
     int count;
     bool two_products;  // A B^T and B A^T, not A A^T
     Uplo uplo;
@@ -68,6 +70,11 @@ struct RankK {
   template <class Warp>
   __device__ static Schedule schedule(Params const& params) {
     return {Triangle(params.stacks, params.count, params.uplo, gridDim.x / Config::kCluster)};
+  }
+
+  // The number of the matrix of a tile among those of all stacks.
+  __device__ static int matrix(Params const& params, WorkTile const& work) {
+    return params.first_matrix[work.group] + work.batch;
   }
 
   // A box reads zeros where its rows leave the operand, so tiles are always loaded in full.
@@ -106,10 +113,14 @@ struct RankK {
     params.other = arguments.other;
     params.adds_c = arguments.adds_c;
     units = 0;
+    int matrices = 0;
     for (int i = 0; i < count; ++i) {
       RankKStack const& stack = stacks[i];
-      int const k_tiles = ceil_div(stack.k, Config::kTileK) * (params.two_products ? 2 : 1);
+      int const products = (params.two_products ? 2 : 1) * arguments.terms;
+      int const k_tiles = ceil_div(stack.k, Config::kTileK) * products;
       params.stacks[i] = {stack.matrices, stack.n, k_tiles, units};
+      params.first_matrix[i] = matrices;
+      matrices += stack.matrices;
       params.in_slabs[i] = kRowsContiguous && stack.n % Config::kSlab == 0;
       units += Triangle::units(stack.matrices, stack.n, arguments.uplo);
 
@@ -119,7 +130,8 @@ struct RankK {
       to.beta = stack.beta;
       for (auto [descriptor, data] :
            {std::pair{&to.a, stack.a}, std::pair{&to.b, stack.b ? stack.b : stack.a}}) {
-        cudaError_t const status = encode_operand(descriptor, data, stack);
+        int const count_in_memory = stack.matrices * f32::parts_of(arguments.terms);
+        cudaError_t const status = encode_operand(descriptor, data, count_in_memory, stack);
         if (status != cudaSuccess) return status;
       }
       cudaError_t const status = encode_plain(&to.out, view<Output>(stack.out), stack.matrices,
@@ -160,16 +172,16 @@ struct RankK {
     }
   }
 
-  static cudaError_t encode_operand(CUtensorMap* descriptor, void const* data,
+  static cudaError_t encode_operand(CUtensorMap* descriptor, void const* data, int matrices,
                                     RankKStack const& stack) {
     TensorView const operand = view<typename Config::Element>(data);
     if constexpr (!kRowsContiguous) {
-      return encode_plain(descriptor, operand, stack.matrices, stack.n, stack.k, kBoxRows);
+      return encode_plain(descriptor, operand, matrices, stack.n, stack.k, kBoxRows);
     } else if (stack.n % Config::kSlab == 0) {
-      return encode_slabs(descriptor, operand, stack.matrices, stack.k, stack.n, Config::kTileK,
+      return encode_slabs(descriptor, operand, matrices, stack.k, stack.n, Config::kTileK,
                           kBoxRows / Config::kSlab);
     } else {
-      return encode_plain(descriptor, operand, stack.matrices, stack.k, stack.n, Config::kTileK);
+      return encode_plain(descriptor, operand, matrices, stack.k, stack.n, Config::kTileK);
     }
   }
 };

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime.h>
 
+#include <cstdint>
 #include <vector>
 
 #include "scheduler/triangular.h"
@@ -21,6 +22,10 @@ struct RankKStack {
   int matrices;
   int n;
   int k;
+  // Of operands in float16 parts, from this stack's first matrix on: the bits of each matrix's
+  // largest magnitude.
+  unsigned const* a_maxima = nullptr;
+  unsigned const* b_maxima = nullptr;
 };
 
 // What becomes of the triangle that is not computed.
@@ -38,7 +43,15 @@ struct RankKArguments {
   OtherTriangle other;
   bool adds_c;
   bool transpose;
+  // Products of float16 parts that make up a product of float32: 1 or 3. For others it is 1.
+  int terms = 1;
+  // Where the parts of float32 operands go.
+  void* workspace = nullptr;
+  int64_t workspace_bytes = 0;
 };
+
+// Bytes of workspace that float32 operands need.
+int64_t rank_k_workspace_bytes(RankKArguments const& arguments);
 
 // The configurations that are compiled.
 std::vector<TileConfig> const& rank_k_tile_configs();

@@ -46,11 +46,10 @@ __device__ void consume_list(typename Problem::Params const& params, Shared& sha
   epilogue.wait();
 }
 
-template <class Problem>
+template <class Problem, class Loop = Mainloop<Problem>>
 __global__ void __launch_bounds__(kThreads, 1)
     list_kernel(const __grid_constant__ typename Problem::Params params) {
   using Config = typename Problem::Config;
-  using Loop = Mainloop<Problem>;
   static_assert(sizeof(params) <= kParameterLimit);
   extern __shared__ uint8_t dynamic_shared[];
   auto& shared = *reinterpret_cast<SharedStorage<Config>*>(

@@ -73,15 +73,17 @@ def _launch(plan: GroupedGemmPlan, launch: Launch, alpha, beta, lhs, rhs, c) -> 
         operands += [
             pad_to(x.astype(dtype), (entry.m, entry.n)) for x, entry in zip(c, entries, strict=True)
         ]
+    workspace = [jax.ShapeDtypeStruct((launch.parts_bytes,), jnp.uint8)] if plan.terms else []
+    first_out = len(workspace)
     call = jax.ffi.ffi_call(
-        TARGETS["grouped_gemm"],
-        [jax.ShapeDtypeStruct((entry.g, entry.m, entry.n), dtype) for entry in entries],
+        TARGETS["grouped_gemm_f32" if plan.terms else "grouped_gemm"],
+        workspace + [jax.ShapeDtypeStruct((entry.g, entry.m, entry.n), dtype) for entry in entries],
         # The kernel updates c in place; XLA copies it first if it is needed later.
         input_output_aliases=(
-            {first_c + i: i for i in range(len(entries))} if problem.has_c else {}
+            {first_c + i: first_out + i for i in range(len(entries))} if problem.has_c else {}
         ),
     )
-    return call(
+    results = call(
         *operands,
         has_alphas=problem.has_alpha,
         has_betas=problem.has_beta,
@@ -91,8 +93,10 @@ def _launch(plan: GroupedGemmPlan, launch: Launch, alpha, beta, lhs, rhs, c) -> 
         beta=np.float32(problem.beta),
         transpose_lhs=launch.transpose_lhs,
         transpose_rhs=launch.transpose_rhs,
+        **({"terms": np.int32(plan.terms)} if plan.terms else {}),
         **{name: np.int32(value) for name, value in launch.tile.sizes().items()},
     )
+    return results[first_out:]
 
 
 def _launch_fp64(plan: GroupedGemmPlan, launch: Launch, alpha, beta, lhs, rhs, c):

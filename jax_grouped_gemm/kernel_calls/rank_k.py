@@ -45,17 +45,22 @@ def rank_k(plan: Plan, *operands: jax.Array) -> list[jax.Array]:
         for operand in matrices
         for i, stack in zip(order, padded, strict=True)
     ]
-    is_fp64 = plan.path == "direct"
+    is_fp64, is_float32 = plan.path == "direct", plan.terms > 0
     scale_dtype = dtype if is_fp64 else jnp.float32
     scales = [
         jnp.concatenate([scale[i].astype(scale_dtype) for i in order]) for scale in (alpha, beta)
     ]
     first_c = 2 + len(inputs) - len(order)
+    target = "rank_k_fp64" if is_fp64 else "rank_k_f32" if is_float32 else "rank_k"
+    workspace = [jax.ShapeDtypeStruct((plan.workspace_bytes,), jnp.uint8)] if is_float32 else []
+    first_out = len(workspace)
     call = jax.ffi.ffi_call(
-        TARGETS["rank_k_fp64" if is_fp64 else "rank_k"],
-        [jax.ShapeDtypeStruct((s.g, s.n, s.n), dtype) for s in padded],
+        TARGETS[target],
+        workspace + [jax.ShapeDtypeStruct((s.g, s.n, s.n), dtype) for s in padded],
         # The kernel updates c in place; XLA copies it first if it is needed later.
-        input_output_aliases={first_c + i: i for i in range(len(order))} if problem.has_c else {},
+        input_output_aliases=(
+            {first_c + i: first_out + i for i in range(len(order))} if problem.has_c else {}
+        ),
     )
     results = call(
         *scales,
@@ -66,9 +71,10 @@ def rank_k(plan: Plan, *operands: jax.Array) -> list[jax.Array]:
         upper=problem.upper,
         symmetrize=problem.symmetrize,
         **({"hermitian": problem.hermitian} if is_fp64 else {}),
+        **({"terms": np.int32(plan.terms)} if is_float32 else {}),
         **{name: np.int32(value) for name, value in plan.tile.sizes().items()},
     )
-    for i, out in zip(order, results, strict=True):
+    for i, out in zip(order, results[first_out:], strict=True):
         n = problem.stacks[i].n
         outs[i] = out[:, :n, :n].astype(problem.result_dtype)
     return outs

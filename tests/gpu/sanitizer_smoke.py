@@ -23,6 +23,7 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 import oracle  # noqa: E402
+from float32_errors import PRODUCT_ERROR  # noqa: E402
 from ops import OPS, random, swap  # noqa: E402
 from products import random_list  # noqa: E402
 from updates import SYR2K, SYRK, UPDATES, check_double, check_real  # noqa: E402
@@ -148,6 +149,52 @@ def lists_of_products(rng) -> int:
     return launches
 
 
+def float32_updates(rng) -> int:
+    """Both precisions, with rows that have to be padded and rows that need not."""
+    launches = 0
+    for update, transpose, uplo in product((SYRK, SYR2K), (False, True), ("lower", "upper")):
+        for (n, k), precision in product(((N, K), (197, 53)), PRODUCT_ERROR):
+            shape = (3, k, n) if transpose else (3, n, k)
+            a, b, c = (random(rng, s, jnp.float32) for s in (shape, shape, (3, n, n)))
+            options = dict(alpha=0.5, beta=-2.0, uplo=uplo, transpose=transpose)
+            for old, symmetrize in ((None, True), (c, False)):
+                out = update(
+                    a,
+                    b,
+                    old,
+                    symmetrize_output=symmetrize,
+                    precision=precision,
+                    implementation="cuda",
+                    **options,
+                )
+                errors = dict(product_error=PRODUCT_ERROR[precision])
+                check_real(update, out, a, b, old, symmetrize=symmetrize, **options, **errors)
+                launches += 1
+    return launches
+
+
+def float32_lists_of_products(rng) -> int:
+    """Both precisions and tiles of either size."""
+    launches = 0
+    shapes = [(M, K, N), (8, 8, 8), (3, 72, 200, 40), (64, 520, 264), (24, 0, 8), (37, 51, 29)]
+    for transpose_lhs, transpose_rhs in product((False, True), (False, True)):
+        for precision, c_dtype in product(PRODUCT_ERROR, (None, jnp.float32)):
+            problems = random_list(
+                rng,
+                shapes * (1 if c_dtype else 20),
+                jnp.float32,
+                c_dtype=c_dtype,
+                transpose_lhs=transpose_lhs,
+                transpose_rhs=transpose_rhs,
+                alpha=0.5,
+                beta=-2.0,
+            )
+            outs = problems(precision=precision, implementation="cuda")
+            problems.check(outs, product_error=PRODUCT_ERROR[precision])
+            launches += 1
+    return launches
+
+
 def fp64_updates(rng) -> int:
     """Odd sizes, so that no copy may be wider than an element."""
     launches = 0
@@ -249,6 +296,7 @@ def main() -> None:
     rng = np.random.default_rng(0)
     launches = ragged_products(rng) + products_with_a_cut_last_wave(rng)
     launches += symmetric_updates(rng) + lists_of_products(rng)
+    launches += float32_updates(rng) + float32_lists_of_products(rng)
     with jax.enable_x64(True):
         launches += fp64_updates(rng) + fp64_lists_of_products(rng)
     for sizes in np.array(SIZES, np.int32):

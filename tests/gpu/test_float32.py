@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
+from float32_errors import PRECISIONS, PRODUCT_ERROR
 from ops import CONTRACTING, NONCONTRACTING, OPS, random, swap
 
 BF16, F32 = jnp.bfloat16, jnp.float32
@@ -16,11 +17,7 @@ M, K, N, G = 776, 264, 520, 8
 SIZES = np.array([130, 0, 1, 255, 64, 63, 200, 7], np.int32)
 TAIL = slice(int(SIZES.sum()), M)
 
-# Relative error that each product may have: 11 bits of each operand, or 23 and no low times low.
-PRODUCT_ERROR = {"default": 2.0**-10, "highest": 2.0**-21}
-
 BOTH_OPS = pytest.mark.parametrize("op", OPS, ids=repr)
-PRECISIONS = pytest.mark.parametrize("precision", PRODUCT_ERROR)
 MAJORS = pytest.mark.parametrize(
     "transpose_lhs, transpose_rhs", [(a, b) for a in (False, True) for b in (False, True)]
 )

@@ -1,6 +1,8 @@
 // The consumers' side of a product of float16 parts.
 #pragma once
 
+#include <utility>
+
 #include "sm90/f32/parts.h"
 #include "sm90/mainloop.h"
 
@@ -12,8 +14,8 @@ namespace jgg::sm90::f32 {
 // additions. The correction terms are 2^11 smaller and may stay in the tensor cores.
 //
 // Totals and a second set of accumulators of the same size are more registers than there are, so
-// such a step takes one half of the columns after the other. While one consumer adds, the other one
-// keeps the tensor cores busy.
+// such a step takes one slice of the columns after the other. While one consumer adds, the other
+// one keeps the tensor cores busy.
 template <class Problem>
 class Mainloop : public sm90::Mainloop<Problem> {
   using Base = sm90::Mainloop<Problem>;
@@ -23,8 +25,7 @@ class Mainloop : public sm90::Mainloop<Problem> {
   using Stage = typename Base::Stage;
   using Params = typename Base::Params;
 
-  static constexpr int kHalves = 2;
-  static constexpr int kHalfColumns = Config::kTileN / kHalves;
+  static constexpr int kMostSliceColumns = 128;
 
   template <int kColumns>
   using MmaOf = decltype(cute::make_tiled_mma(
@@ -34,12 +35,10 @@ class Mainloop : public sm90::Mainloop<Problem> {
           Config::kLhsMajor, Config::kRhsMajor>()));
 
  public:
-  using Accumulators = typename Base::Accumulators;
-
-  template <class Overlap>
+  // totals = the tile's product, or its first columns.
+  template <class Totals, class Overlap>
   __device__ static void multiply(Params const& params, WorkTile const& work, Shared& shared,
-                                  Stage& stage, int consumer, Accumulators& totals,
-                                  Overlap&& overlap) {
+                                  Stage& stage, int consumer, Totals& totals, Overlap&& overlap) {
     int const exponent = -scale_exponent(Problem::lhs_maximum(params, work)) -
                          scale_exponent(Problem::rhs_maximum(params, work));
     int const segment = Problem::steps(params, work);
@@ -64,13 +63,19 @@ class Mainloop : public sm90::Mainloop<Problem> {
   }
 
  private:
+  template <class Accumulators>
+  static constexpr int columns_of() {
+    return decltype(cute::size(std::declval<Accumulators const&>()))::value * kWarpgroup /
+           kRowsPerConsumer;
+  }
+
   // accumulators = the product of `steps` steps, which make up segments of `segment` steps.
-  template <class Overlap>
+  template <class Accumulators, class Overlap>
   __device__ static void accumulate(WorkTile const& work, int segment, int steps, Shared& shared,
                                     Stage& stage, int consumer, Accumulators& accumulators,
                                     Overlap&& overlap) {
     using namespace cute;
-    MmaOf<Config::kTileN> mma;
+    MmaOf<columns_of<Accumulators>()> mma;
     clear(accumulators);
     Stage finished = stage;
     for (int step = 0; step < steps; ++step) {
@@ -95,29 +100,33 @@ class Mainloop : public sm90::Mainloop<Problem> {
   }
 
   // totals += the product of `steps` steps, rounded.
+  template <class Totals>
   __device__ static void promote(WorkTile const& work, int steps, Shared& shared, Stage& stage,
-                                 int consumer, Accumulators& totals) {
+                                 int consumer, Totals& totals) {
     using namespace cute;
-    MmaOf<kHalfColumns> mma;
+    constexpr int kColumns = columns_of<Totals>();
+    constexpr int kSliceColumns = kColumns < kMostSliceColumns ? kColumns : kMostSliceColumns;
+    constexpr int kSlices = kColumns / kSliceColumns;
+    MmaOf<kSliceColumns> mma;
     auto accumulators =
-        partition_fragment_C(mma, Shape<Int<kRowsPerConsumer>, Int<kHalfColumns>>{});
+        partition_fragment_C(mma, Shape<Int<kRowsPerConsumer>, Int<kSliceColumns>>{});
     for (int step = 0; step < steps; ++step, ++stage) {
       enter(work, step, shared, stage, consumer);
 #pragma unroll
-      for (int half = 0; half < kHalves; ++half) {
+      for (int slice = 0; slice < kSlices; ++slice) {
         warpgroup_fence_operand(accumulators);
         warpgroup_arrive();
         multiply_stage(mma, shared.lhs[stage.stage],
-                       shared.rhs[stage.stage] + half * kHalfColumns * Config::kTileK, consumer,
+                       shared.rhs[stage.stage] + slice * kSliceColumns * Config::kTileK, consumer,
                        true, accumulators);
         warpgroup_commit_batch();
         warpgroup_fence_operand(accumulators);
         warpgroup_wait<0>();
         warpgroup_fence_operand(accumulators);
-        if (half + 1 == kHalves) Base::release(shared, stage.stage);
+        if (slice + 1 == kSlices) Base::release(shared, stage.stage);
 #pragma unroll
         for (int i = 0; i < size(accumulators); ++i) {
-          totals(half * size(accumulators) + i) += accumulators(i);
+          totals(slice * size(accumulators) + i) += accumulators(i);
         }
       }
     }

@@ -2,8 +2,8 @@
 
 #include "scheduler/segment_cursor.h"
 #include "scheduler/warp.h"
-#include "sm90/f32/parts.h"
 #include "sm90/f32/prepare.h"
+#include "sm90/f32/vector.h"
 #include "sm90/problem_arguments.h"
 
 namespace jgg::sm90::f32 {
@@ -11,7 +11,6 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarpSize;
-constexpr int kVector = 8;         // elements a lane takes at once: 16 bytes of each part
 constexpr int kRowsPerWarp = 512;  // whose owners a warp finds
 constexpr int kNoOwner = -1;
 constexpr int64_t kMostBlocks = 16384;  // of one operand
@@ -75,17 +74,6 @@ __device__ void for_each_line(Operand const& operand, Function&& function) {
 __device__ int first_column() { return threadIdx.x % kWarpSize * kVector; }
 constexpr int kColumnStep = kWarpSize * kVector;
 
-struct Vector {
-  alignas(16) float x[kVector];
-
-  __device__ explicit Vector(float const* from) {
-#pragma unroll
-    for (int i = 0; i < kVector; i += 4) {
-      reinterpret_cast<float4&>(x[i]) = *reinterpret_cast<float4 const*>(from + i);
-    }
-  }
-};
-
 struct OneUnitARow {
   JGG_HOST_DEVICE int operator()(int, int begin, int end) const { return end - begin; }
 };
@@ -129,18 +117,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// The bits of x's magnitude, which sort as magnitudes do. NaN and infinity do not count: scaled by
-// them, nothing else would be left of their group.
-__device__ unsigned finite_magnitude(float x) {
-  unsigned const bits = __float_as_uint(x) & 0x7fffffffu;
-  return bits < 0x7f800000u ? bits : 0;
-}
-
-// A maximum is raised a few times and compared with often.
-__device__ void raise(unsigned* maximum, unsigned to) {
-  if (to > *reinterpret_cast<unsigned volatile*>(maximum)) atomicMax(maximum, to);
-}
-
 __device__ void raise_maximum_of_line(Line const& line) {
   unsigned largest = 0;
 #pragma unroll 4
@@ -179,25 +155,13 @@ __global__ void __launch_bounds__(kThreads) find_maxima(__grid_constant__ Operan
   });
 }
 
-__device__ float scale_of(unsigned maximum) { return power_of_two(scale_exponent(maximum)); }
-
 // `scale_at(i)` is the scale of column i of the line.
 template <class ScaleAt>
 __device__ void split_line(Line const& line, ScaleAt&& scale_at) {
 #pragma unroll 2
   for (int column = first_column(); column < line.columns; column += kColumnStep) {
     Vector const vector(line.from + column);
-    alignas(16) __half high[kVector];
-    alignas(16) __half low[kVector];
-#pragma unroll
-    for (int i = 0; i < kVector; ++i) {
-      Parts const parts = split(vector.x[i] * scale_at(column + i));
-      high[i] = parts.high;
-      low[i] = parts.low;
-    }
-    *reinterpret_cast<uint4*>(line.high + column) = reinterpret_cast<uint4 const&>(high);
-    if (line.low)
-      *reinterpret_cast<uint4*>(line.low + column) = reinterpret_cast<uint4 const&>(low);
+    store_parts(vector, [&](int i) { return scale_at(column + i); }, line.high, line.low, column);
   }
 }
 

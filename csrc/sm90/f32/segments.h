@@ -4,13 +4,11 @@
 
 #include <cutlass/numeric_types.h>
 
+#include "sm90/f32/terms.h"
 #include "sm90/f32/workspace.h"
 #include "sm90/ragged_dot.h"
 
 namespace jgg::sm90::f32 {
-
-// low high', high low', high high', or only the last.
-constexpr int kMostTerms = 3;
 
 // `Base` is the problem of float16 operands. To it, low parts are batches that follow the last one
 // of the high parts, so its coordinates serve for all of them.

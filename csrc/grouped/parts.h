@@ -1,0 +1,15 @@
+// From products of float32 operands to products of their float16 parts.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "grouped/grouped_gemm.h"
+
+namespace jgg::sm90 {
+
+// Splits the operands of `arguments` into its workspace. `parts` becomes the same products with
+// pointers to the parts.
+cudaError_t split_operands(GroupedGemmArguments const& arguments, GroupedGemmArguments& parts,
+                           cudaStream_t stream);
+
+}  // namespace jgg::sm90

@@ -1,0 +1,45 @@
+#include "rank_k/parts.h"
+
+#include "sm90/f32/list_prepare.h"
+
+namespace jgg::sm90 {
+namespace {
+
+// All of a, then all of b if there is one.
+std::vector<f32::MatrixStack> operands_of(RankKArguments const& arguments) {
+  std::vector<f32::MatrixStack> operands;
+  for (auto operand : {&RankKStack::a, &RankKStack::b}) {
+    for (RankKStack const& stack : arguments.stacks) {
+      if (stack.*operand == nullptr) continue;
+      operands.push_back({stack.*operand, stack.matrices, int64_t(stack.n) * stack.k});
+    }
+  }
+  return operands;
+}
+
+}  // namespace
+
+int64_t rank_k_workspace_bytes(RankKArguments const& arguments) {
+  return f32::ListWorkspace(operands_of(arguments), arguments.terms, nullptr).bytes();
+}
+
+cudaError_t split_operands(RankKArguments const& arguments, RankKArguments& parts,
+                           cudaStream_t stream) {
+  auto const operands = operands_of(arguments);
+  f32::ListWorkspace const workspace(operands, arguments.terms, arguments.workspace);
+  if (workspace.bytes() > arguments.workspace_bytes) return cudaErrorInvalidValue;
+  parts = arguments;
+  size_t next = 0;
+  for (RankKStack& stack : parts.stacks) {
+    stack.a_maxima = workspace[next].maxima;
+    stack.a = workspace[next++].parts;
+  }
+  for (RankKStack& stack : parts.stacks) {
+    if (stack.b == nullptr) continue;
+    stack.b_maxima = workspace[next].maxima;
+    stack.b = workspace[next++].parts;
+  }
+  return f32::prepare(operands, workspace, stream);
+}
+
+}  // namespace jgg::sm90

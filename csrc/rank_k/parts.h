@@ -1,0 +1,15 @@
+// From updates of float32 operands to updates of their float16 parts.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "rank_k/rank_k.h"
+
+namespace jgg::sm90 {
+
+// Splits the operands of `arguments` into its workspace. `parts` becomes the same updates with
+// pointers to the parts.
+cudaError_t split_operands(RankKArguments const& arguments, RankKArguments& parts,
+                           cudaStream_t stream);
+
+}  // namespace jgg::sm90

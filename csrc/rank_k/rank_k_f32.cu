@@ -1,0 +1,44 @@
+#include <cutlass/numeric_types.h>
+
+#include "rank_k/launch.h"
+#include "rank_k/parts.h"
+#include "sm90/f32/list_segments.h"
+#include "sm90/f32/mainloop.h"
+
+namespace jgg::sm90 {
+namespace {
+
+// Both products of a rank-2k update have the scales of one a and one b, so its steps may alternate
+// between them here too.
+template <class Config>
+struct RankKOfParts : f32::ListSegments<RankK<Config>> {
+  using Base = f32::ListSegments<RankK<Config>>;
+  using Params = typename Base::Params;
+
+  static cudaError_t make_params(RankKArguments const& arguments, RankKStack const* stacks,
+                                 int count, Params& params, int& units) {
+    params.terms = arguments.terms;
+    params.lhs_maxima = stacks->a_maxima;
+    params.rhs_maxima = stacks->b ? stacks->b_maxima : stacks->a_maxima;
+    return Base::make_params(arguments, stacks, count, params, units);
+  }
+};
+
+}  // namespace
+
+cudaError_t rank_k_f32(TileConfig config, RankKArguments const& arguments, cudaStream_t stream) {
+  RankKArguments parts;
+  cudaError_t const status = split_operands(arguments, parts, stream);
+  if (status != cudaSuccess) return status;
+  return with_tile(Float32Tiles{}, config, [&](auto tile) {
+    return with_bool(arguments.transpose, [&](auto transpose) {
+      using Tile = decltype(tile);
+      constexpr auto kMajor = major(cute::GMMA::Major::K, transpose.value);
+      using Problem = RankKOfParts<KernelConfig<cutlass::half_t, float, kMajor, kMajor,
+                                                Tile::kTileM, Tile::kTileN, Tile::kCluster>>;
+      return launch_rank_k<Problem, f32::Mainloop<Problem>>(parts, stream);
+    });
+  });
+}
+
+}  // namespace jgg::sm90
