@@ -185,7 +185,63 @@ def test_fp64_gradients_transpose_nothing(h200):
     assert not {"transpose", "pad"} & set(program.opcodes)
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, np.complex64])
-def test_other_types_run_the_reference(dtype, h200):
-    program = compiled(h200, jgg.grouped_gemm, *arrays([(64, 64, 64)], dtype=dtype))
+@FORMS
+@pytest.mark.parametrize("precision, terms", [(None, 1), ("highest", 3)])
+def test_float32_kernel_on_the_arrays_as_they_are(
+    precision, terms, transpose_lhs, transpose_rhs, h200
+):
+    """Their parts are made by the kernel's own passes, in memory that XLA plans."""
+    options = dict(transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs)
+    call = partial(jgg.grouped_gemm, precision=precision, alpha=0.5, **options)
+    lists = arrays(SHAPES, **options, dtype=jnp.float32)
+    program = compiled(h200, call, *lists)
+    assert program.kernels == {"grouped_gemm_f32": 1}
+    assert not program.computed_operands()
+    assert not {"copy", "transpose", "pad", "slice"} & set(program.opcodes)
+    assert f"terms = {terms} : i32" in program.calls[0].text
+    (plan,) = jgg.explain(call, *lists).plans
+    (launch,) = plan.launches
+    assert launch.parts_bytes <= program.temporary_bytes <= launch.parts_bytes + 768
+
+
+def test_float32_c_is_updated_in_place_if_it_may_be(h200):
+    def accumulate(lhs, rhs, c):
+        c = [x * 2 for x in c]
+        return jgg.grouped_gemm(lhs, rhs, c, beta=0.5, scheduler="device", precision="highest")
+
+    lhs, rhs = arrays(SHAPES[:2], dtype=jnp.float32)
+    c = [jax.ShapeDtypeStruct((m, n), jnp.float32) for m, _, n in SHAPES[:2]]
+    program = compiled(h200, accumulate, lhs, rhs, c)
+    assert program.kernels == {"grouped_gemm_f32": 1}
+    (call,) = program.calls
+    # Each result, which the workspace precedes, has the memory of its c.
+    for result, operand in ((1, 4), (2, 5)):
+        assert f"{{{result}}}: ({operand}, {{}})" in call.text
+    assert not any(instruction.opcode == "copy" for instruction in program.entry)
+
+
+def test_float32_launches_share_their_memory(h200):
+    """A launch for every 79 problems; the parts of one make room for those of the next."""
+    lists = arrays([(64, 64, 64)] * 158, dtype=jnp.float32)
+    program = compiled(h200, jgg.grouped_gemm, *lists)
+    assert program.kernels == {"grouped_gemm_f32": 2}
+    (plan,) = jgg.explain(jgg.grouped_gemm, *lists).plans
+    assert program.temporary_bytes < 0.75 * sum(x.parts_bytes for x in plan.launches)
+
+
+def test_float32_gradients_transpose_nothing(h200):
+    def loss(lhs, rhs, weights):
+        outs = jgg.grouped_gemm(lhs, rhs, precision="highest")
+        return sum(jnp.vdot(out, w) for out, w in zip(outs, weights, strict=True))
+
+    shapes = [(128, 64, 256), (64, 8, 8)]
+    lhs, rhs = arrays(shapes, dtype=jnp.float32)
+    weights = [jax.ShapeDtypeStruct((m, n), jnp.float32) for m, _, n in shapes]
+    program = compiled(h200, jax.grad(loss, (0, 1)), lhs, rhs, weights)
+    assert program.kernels == {"grouped_gemm_f32": 2}
+    assert "transpose" not in program.opcodes
+
+
+def test_complex64_runs_the_reference(h200):
+    program = compiled(h200, jgg.grouped_gemm, *arrays([(64, 64, 64)], dtype=np.complex64))
     assert not program.kernels

@@ -101,7 +101,6 @@ def test_nothing_to_do():
 @pytest.mark.parametrize(
     "dtype, options, said",
     [
-        (np.float32, {}, "float32"),
         (np.float64, dict(preferred_element_type=np.complex128), "float64 -> complex128"),
         (np.float64, dict(precision="BF16_BF16_F32_X3"), "X3"),
         (np.float64, dict(implementation="reference"), "reference"),

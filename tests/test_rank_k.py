@@ -295,7 +295,6 @@ class TestExplain:
     @pytest.mark.parametrize(
         "dtype, options, said",
         [
-            (np.float32, {}, "float32"),
             (np.complex64, {}, "TF32"),
             (
                 np.complex64,

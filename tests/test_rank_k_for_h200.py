@@ -108,9 +108,43 @@ def test_complex64_has_a_kernel_at_the_highest_precision(precision, kernels, h20
     assert h200.compile(function, array(3, 64, 64, dtype=jnp.complex64)).kernels == kernels
 
 
-def test_float32_runs_the_reference(h200):
-    program = h200.compile(jgg.grouped_syrk, array(3, 64, 64, dtype=jnp.float32))
-    assert not program.kernels
+@pytest.mark.parametrize("transpose", [False, True])
+@pytest.mark.parametrize("precision, terms", [(None, 1), ("highest", 3)])
+@BOTH
+def test_float32_kernel_on_the_arrays_as_they_are(update, precision, terms, transpose, h200):
+    """Their parts are made by the kernel's own passes, in memory that XLA plans."""
+    call = partial(update, precision=precision, transpose=transpose, symmetrize_output=True)
+    arrays = [array(3, 64, 64, dtype=jnp.float32)] * 2
+    program = h200.compile(lambda a, b: call(a, b), *arrays)
+    assert program.kernels == {"rank_k_f32": 1}
+    assert_only_scales_are_computed(program, 3)
+    assert f"terms = {terms} : i32" in program.calls[0].text
+    (plan,) = jgg.explain(lambda a, b: call(a, b), *arrays).plans
+    assert plan.workspace_bytes <= program.temporary_bytes <= plan.workspace_bytes + 768
+
+
+def test_float32_list_and_c_in_place(h200):
+    def accumulate(a, stack, c, d):
+        return jgg.grouped_syrk([a, stack], [c * 2, d * 2], beta=0.5, precision="highest")
+
+    shapes = (64, 32), (5, 128, 8), (64, 64), (5, 128, 128)
+    program = h200.compile(accumulate, *(array(*s, dtype=jnp.float32) for s in shapes))
+    assert program.kernels == {"rank_k_f32": 1}
+    (call,) = program.calls
+    # Each result, which the workspace precedes, has the memory of its c.
+    for result, operand in ((1, 4), (2, 5)):
+        assert f"{{{result}}}: ({operand}, {{}})" in call.text
+    assert not any(instruction.opcode == "copy" for instruction in program.entry)
+
+
+def test_float32_derivatives(h200):
+    def loss(a, b):
+        return jnp.sum(jgg.grouped_syr2k(a, b, precision="highest") ** 2)
+
+    arrays = [array(3, 64, 64, dtype=jnp.float32)] * 4
+    program = h200.compile(lambda a, b, da, db: jax.jvp(loss, (a, b), (da, db)), *arrays)
+    # The update, and that of each tangent.
+    assert program.kernels == {"rank_k_f32": 3}
 
 
 def test_muon_has_two_kernels_a_step_for_all_matrices(h200):
