@@ -1,6 +1,7 @@
 """Lists of unequal products: our schedulers, with and without sorting, against a loop of cuBLAS.
 
 python -m benchmarks.grouped_gemm --output benchmarks/results/grouped_gemm.json
+python -m benchmarks.grouped_gemm --dtype float32 --precision highest
 
 The loop is one `jnp.matmul` a problem, all in one jitted function, with the autotuner and matmul
 kernels of XLA off, so that all are those of cuBLAS. Everything is timed as the other benchmarks
@@ -16,6 +17,7 @@ import json
 import math
 import statistics
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
@@ -39,7 +41,28 @@ VARIANTS = {
 LOOP = "cuBLAS loop"
 DEFAULT = "host_precomputed sorted"
 CUBLAS_ONLY = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_autotune_level": 0}
-ERROR_LIMIT = 0.02  # of the largest element
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What is multiplied, and what a result may be off by, relative to the largest element."""
+
+    dtype: str
+    precision: str
+    error_limit: float
+
+    def named(self, name: str) -> str:
+        """The name of a list with such operands in the results."""
+        return name if self.dtype == "bfloat16" else f"{name}/{self.dtype}/{self.precision}"
+
+    @property
+    def exact_dtype(self) -> str:
+        """In which products are checked."""
+        return {"bfloat16": "float32", "float32": "float64"}[self.dtype]
+
+
+BFLOAT16 = Kind("bfloat16", "default", 0.02)
+KINDS = (BFLOAT16, Kind("float32", "default", 2e-3), Kind("float32", "highest", 5e-6))
 
 
 def random_problems(count: int, low: int, high: int, multiple: int, seed: int) -> list[Problem]:
@@ -66,51 +89,59 @@ def lists() -> dict[str, list[Problem]]:
 TINY = {"tiny": random_problems(5, 8, 40, 8, seed=0)}
 
 
-def loop(lhs: list[jax.Array], rhs: list[jax.Array]) -> list[jax.Array]:
+def loop(lhs: list[jax.Array], rhs: list[jax.Array], precision: str) -> list[jax.Array]:
     """One product after the other."""
-    return [jnp.matmul(a, b) for a, b in zip(lhs, rhs, strict=True)]
+    return [jnp.matmul(a, b, precision=precision) for a, b in zip(lhs, rhs, strict=True)]
 
 
-def ours(variant: str):
+def ours(variant: str, precision: str):
     """The public function with the options of a variant."""
     implementation = "cuda" if on_gpu() else "reference"
-    return functools.partial(jgg.grouped_gemm, implementation=implementation, **VARIANTS[variant])
+    options = dict(implementation=implementation, precision=precision)
+    return functools.partial(jgg.grouped_gemm, **options, **VARIANTS[variant])
 
 
 def _cublas_only() -> dict[str, object] | None:
     return CUBLAS_ONLY if on_gpu() else None
 
 
-def operands(problems: Sequence[Problem]) -> tuple[list[jax.Array], list[jax.Array]]:
-    """Normally distributed bfloat16."""
+def operands(problems: Sequence[Problem], dtype: str) -> tuple[list[jax.Array], list[jax.Array]]:
+    """Normally distributed."""
     rng = np.random.default_rng(0)
 
     def random(*shape):
-        return jnp.asarray(rng.standard_normal(shape, np.float32), jnp.bfloat16)
+        return jnp.asarray(rng.standard_normal(shape, np.float32), dtype)
 
     return [random(m, k) for m, k, _ in problems], [random(k, n) for _, k, n in problems]
 
 
-def error(outs: list[jax.Array], lhs: list[jax.Array], rhs: list[jax.Array]) -> float:
-    """The worst problem's largest error relative to its largest element, in float32."""
+def error(
+    outs: list[jax.Array], lhs: list[jax.Array], rhs: list[jax.Array], exact_dtype: str
+) -> float:
+    """The worst problem's largest error relative to its largest element."""
 
     @functools.partial(jax.jit, compiler_options=_cublas_only())
     def of_all(outs, lhs, rhs):
-        with jax.default_matmul_precision("highest"):
-            exact = loop(*([x.astype(jnp.float32) for x in xs] for xs in (lhs, rhs)))
+        exact = loop(*([x.astype(exact_dtype) for x in xs] for xs in (lhs, rhs)), "highest")
         errors = [
             jnp.max(jnp.abs(out - x)) / jnp.max(jnp.abs(x))
             for out, x in zip(outs, exact, strict=True)
         ]
         return jnp.max(jnp.stack(errors))
 
-    return float(of_all(outs, lhs, rhs))
+    with jax.enable_x64(True):
+        return float(of_all(outs, lhs, rhs))
 
 
-def measure(name: str, problems: Sequence[Problem], recorder, rounds: int, flush):
+def measure(
+    name: str, problems: Sequence[Problem], recorder, rounds: int, flush, kind: Kind = BFLOAT16
+):
     """Times every variant and the loop on one list."""
-    lhs, rhs = operands(problems)
-    functions = {**{variant: ours(variant) for variant in VARIANTS}, LOOP: loop}
+    lhs, rhs = operands(problems, kind.dtype)
+    functions = {
+        **{variant: ours(variant, kind.precision) for variant in VARIANTS},
+        LOOP: functools.partial(loop, precision=kind.precision),
+    }
     calls: dict[str, Call] = {
         variant: jax_call(
             jax.jit(function, compiler_options=_cublas_only() if variant == LOOP else None),
@@ -119,13 +150,17 @@ def measure(name: str, problems: Sequence[Problem], recorder, rounds: int, flush
         )
         for variant, function in functions.items()
     }
-    wrong = {variant: error(calls[variant].run(), lhs, rhs) for variant in VARIANTS}
-    if not max(wrong.values()) < ERROR_LIMIT:
+    wrong = {
+        variant: error(call.run(), lhs, rhs, kind.exact_dtype) for variant, call in calls.items()
+    }
+    if not max(wrong[variant] for variant in VARIANTS) < kind.error_limit:
         raise RuntimeError(f"results for {name} are wrong: errors {wrong}")
     samples = timing.interleave(calls, recorder, rounds, flush)
     plans = {variant: jgg.explain(functions[variant], lhs, rhs).plans[0] for variant in VARIANTS}
     return {
-        "list": name,
+        "list": kind.named(name),
+        "dtype": kind.dtype,
+        "precision": kind.precision,
         "problems": problems,
         "error": wrong,
         "activities": {variant: found[0].activities for variant, found in samples.items()},
@@ -150,6 +185,8 @@ def row(case: dict[str, object]) -> str:
     """One line of the printed table."""
     flops = sum(2 * m * k * n for m, k, n in case["problems"])
     columns = [f"{case['list']:17s} {len(case['problems']):4d}"]
+    errors = case["error"]
+    columns.append(f"error {errors[DEFAULT]:.1e}, loop {errors[LOOP]:.1e}")
     found = ratios(case)
     for variant, times in case["us"].items():
         us = statistics.median(times)
@@ -170,11 +207,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.grouped_gemm", description=__doc__)
     parser.add_argument("--lists", nargs="+", choices=list(lists()), help="default: all")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument(
+        "--precision", choices=("default", "highest"), default="default", help="of float32"
+    )
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--dry-run", action="store_true", help="a tiny list, any machine")
     parser.add_argument("--commit", help="of the sources, where git cannot tell")
     parser.add_argument("--output", type=Path, metavar="JSON")
     options = parser.parse_args(arguments)
+    found = [x for x in KINDS if (x.dtype, x.precision) == (options.dtype, options.precision)]
+    if not found:
+        parser.error(f"--precision {options.precision} is for --dtype float32")
     rounds = 2 if options.dry_run else options.rounds
     names = ["clock"] if options.dry_run else list(recorders.RECORDERS)
     recorder, skipped = recorders.open_best(names, copy_call())
@@ -182,9 +226,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     chosen = TINY if options.dry_run else {x: lists()[x] for x in options.lists or lists()}
     cases = []
-    print("list, problems, device time (TFLOP/s, times as fast as the loop)")
+    print("list, problems, largest error, device time (TFLOP/s, times as fast as the loop)")
     for name, problems in chosen.items():
-        cases.append(measure(name, problems, recorder, rounds, flush))
+        cases.append(measure(name, problems, recorder, rounds, flush, *found))
         print(row(cases[-1]), flush=True)
     means = ", ".join(f"{variant} {x:.2f}" for variant, x in geometric_means(cases).items())
     print(f"geometric means over the loop: {means}")

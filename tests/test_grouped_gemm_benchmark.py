@@ -23,6 +23,23 @@ def test_dry_run(tmp_path, capsys):
     assert "geometric means" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("precision, limit", [("default", 2e-3), ("highest", 5e-6)])
+def test_dry_run_in_float32(precision, limit, tmp_path):
+    """Whose records are no records of bfloat16."""
+    output = tmp_path / "lists.json"
+    options = ["--dtype", "float32", "--precision", precision]
+    grouped_gemm.main(["--dry-run", *options, "--output", str(output)])
+    (case,) = json.loads(output.read_text())["cases"]
+    assert case["list"] == f"tiny/float32/{precision}"
+    assert max(case["error"].values()) < limit
+
+
+def test_bfloat16_has_one_precision(capsys):
+    with pytest.raises(SystemExit):
+        grouped_gemm.main(["--dry-run", "--precision", "highest"])
+    assert "--dtype float32" in capsys.readouterr().err
+
+
 def test_lists():
     found = grouped_gemm.lists()
     assert found == grouped_gemm.lists()
@@ -40,7 +57,7 @@ def test_ratios():
 
 
 def test_a_wrong_result_is_an_error(monkeypatch):
-    monkeypatch.setattr(grouped_gemm, "ours", lambda _: lambda a, b: [0 * x for x in a])
+    monkeypatch.setattr(grouped_gemm, "ours", lambda *_: lambda a, b: [0 * x for x in a])
     problems = [(8, 8, 8)]
     with pytest.raises(RuntimeError, match="wrong"):
         grouped_gemm.measure("x", problems, None, 1, None)
