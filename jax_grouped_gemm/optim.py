@@ -49,7 +49,7 @@ def orthogonalize(
       steps: iterations. Five bring singular values above 0.002 of the Frobenius norm into
         0.68 to 1.21.
       coefficients: of the iteration X <- a X + (b A + c A^2) X with A = X X^T.
-      dtype: what is multiplied; bfloat16 and float16 take the CUDA kernel.
+      dtype: what is multiplied; bfloat16, float16 and float32 take the CUDA kernel.
       implementation: as for `grouped_syrk`.
 
     Returns:

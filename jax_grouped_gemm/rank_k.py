@@ -67,13 +67,15 @@ def grouped_syrk(
       symmetrize_output: whether to mirror it into the other triangle.
       transpose: whether matrices are stored [k, n], which makes it `A^T A` of what is stored. Costs
         no copy.
-      precision: as in `jax.lax.dot`, for float32 and wider. HIGH means HIGHEST, never TF32. What
-        complex64 has a kernel for is HIGHEST: it accumulates in float64.
+      precision: as in `jax.lax.dot`, for float32 and wider. HIGH means HIGHEST, never TF32. The
+        kernel multiplies float32 as float16 parts, see `jax_grouped_gemm.float32`: at DEFAULT as
+        accurate as TF32, at HIGHEST as float32. What complex64 has a kernel for is HIGHEST: it
+        accumulates in float64.
       preferred_element_type: dtype of the results, by default the promoted dtype of `a` and `c`.
         Accumulation is in float32 at least.
-      implementation: None takes the CUDA kernel where it applies (bfloat16, float16, float64,
-        complex128, and complex64 at the highest precision) and the reference elsewhere; "cuda"
-        insists on the kernel; "reference" is pure JAX.
+      implementation: None takes the CUDA kernel where it applies (bfloat16, float16, float32,
+        float64, complex128, and complex64 at the highest precision) and the reference elsewhere;
+        "cuda" insists on the kernel; "reference" is pure JAX.
 
     Returns:
       [g, n, n] for a stack, else a list of [n_i, n_i] and [g_i, n_i, n_i].
