@@ -55,14 +55,14 @@ struct PanelLayout {
 template <class Config>
 struct StagedLayout {
   JGG_HOST_DEVICE static int index(int row, int column) {
-    return row * Config::kTile + (column ^ permutation(row));
+    return row * Config::kTile + (unsigned(column) ^ permutation(row));
   }
 
  private:
   // Reads along a column are of 16 (half a warp) or 8 (a quarter) rows, whose permutations have to
   // differ. Accumulators are 4 or 2 rows by every other of 8 columns, which leaves bit 0 and, if
   // there are 16 elements to all banks, bit 3 for the rows.
-  JGG_HOST_DEVICE static int permutation(int row) {
+  JGG_HOST_DEVICE static unsigned permutation(unsigned row) {
     if constexpr (Config::kParts == 1) {
       return row % 2 + row / 2 % 2 * 8 + row / 4 % 4 * 2;
     } else {
@@ -79,8 +79,9 @@ struct Place {
 // Of a thread's i-th element of a staged tile: a warp's are next to each other in memory.
 template <class Config>
 __device__ Place place_of(int i) {
-  int const index = i * Config::kThreads + threadIdx.x;
-  return {index / Config::kTile, index % Config::kTile};
+  // Unsigned: powers of two are then shifts and masks.
+  unsigned const index = unsigned(i) * Config::kThreads + threadIdx.x;
+  return {static_cast<int>(index / Config::kTile), static_cast<int>(index % Config::kTile)};
 }
 
 }  // namespace jgg::fp64
