@@ -18,7 +18,6 @@ namespace jgg::sm90::f32 {
 template <class Base>
 struct ListSegments : Base {
   using Config = typename Base::Config;
-  static_assert(!Config::kRhsBoxesSplitK, "a step starts at a multiple of its depth");
 
   struct Params : Base::Params {
     int terms;
