@@ -52,7 +52,10 @@ def test_lists():
 def test_ratios():
     us = {variant: [2.0, 4.0, 8.0] for variant in grouped_gemm.VARIANTS}
     case = {"list": "x", "problems": [(8, 8, 8)], "us": {**us, grouped_gemm.LOOP: [3.0, 8.0, 8.0]}}
-    assert set(grouped_gemm.ratios(case).values()) == {1.5}
+    case["us"]["CUTLASS kDeviceOnly sorted"] = [1.0, 4.0, 16.0]
+    ratios = grouped_gemm.ratios(case)
+    assert ratios.pop("CUTLASS kDeviceOnly sorted") == 2.0
+    assert set(ratios) == set(grouped_gemm.VARIANTS) and set(ratios.values()) == {1.5}
     assert grouped_gemm.geometric_means([case, case])[grouped_gemm.DEFAULT] == pytest.approx(1.5)
 
 
