@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_grouped_gemm as jgg
-from benchmarks import machine, recorders, timing
+from benchmarks import machine, recorders, results_file, timing
 from benchmarks.measure import first_line, geometric_mean
 from benchmarks.peers import cutlass
 from benchmarks.peers.bandwidth import copy_call
@@ -283,12 +282,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name, problems in chosen.items():
         cases.append(measure(name, problems, recorder, rounds, flush, *found))
         print("\n".join(lines(cases[-1])), flush=True)
+        # After each, so that a killed run loses only its last one.
+        if options.output:
+            record = {**machine.describe(options.commit), "gpu": machine.gpu_state()}
+            results_file.save(record | {"recorder": recorder.name, "cases": cases}, options.output)
     means = ", ".join(f"{variant} {x:.2f}" for variant, x in geometric_means(cases).items())
     print(f"geometric means over the loop: {means}")
     print(f"measured with {recorder.name}" + "".join(f"; {reason}" for reason in skipped))
-    if options.output:
-        record = {**machine.describe(options.commit), "gpu": machine.gpu_state(), "cases": cases}
-        options.output.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":
