@@ -71,7 +71,7 @@ def parts(build: str) -> list[Part]:
     smoke = f"{shlex.quote(sys.executable)} tests/gpu/sanitizer_smoke.py"
     sanitizer = "compute-sanitizer --error-exitcode 1 --tool"
     return [
-        Part("build", 6, (build, CUTLASS_BUILD)),
+        Part("build", 14, (build, CUTLASS_BUILD)),
         Part("tests", 5, (f"{python('pytest')} -q -m gpu",)),
         Part("sanitizer", 4, (f"{sanitizer} memcheck {smoke}", f"{sanitizer} racecheck {smoke}")),
         Part(
