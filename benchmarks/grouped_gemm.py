@@ -2,6 +2,7 @@
 
 python -m benchmarks.grouped_gemm --output benchmarks/results/grouped_gemm.json
 python -m benchmarks.grouped_gemm --dtype float32 --precision highest
+python -m benchmarks.grouped_gemm --dtype float64
 
 The loop is one `jnp.matmul` a problem, all in one jitted function, with the autotuner and matmul
 kernels of XLA off, so that all are those of cuBLAS. CUTLASS's kernels, of bfloat16, are those of
@@ -66,11 +67,16 @@ class Kind:
     @property
     def exact_dtype(self) -> str:
         """In which products are checked."""
-        return {"bfloat16": "float32", "float32": "float64"}[self.dtype]
+        return "float32" if self.dtype == "bfloat16" else "float64"
 
 
 BFLOAT16 = Kind("bfloat16", "default", 0.02)
-KINDS = (BFLOAT16, Kind("float32", "default", 2e-3), Kind("float32", "highest", 5e-6))
+KINDS = (
+    BFLOAT16,
+    Kind("float32", "default", 2e-3),
+    Kind("float32", "highest", 5e-6),
+    Kind("float64", "default", 1e-13),
+)
 
 
 def random_problems(count: int, low: int, high: int, multiple: int, seed: int) -> list[Problem]:
@@ -117,8 +123,10 @@ def operands(problems: Sequence[Problem], dtype: str) -> tuple[list[jax.Array], 
     """Normally distributed."""
     rng = np.random.default_rng(0)
 
+    drawn = np.float64 if dtype == "float64" else np.float32
+
     def random(*shape):
-        return jnp.asarray(rng.standard_normal(shape, np.float32), dtype)
+        return jnp.asarray(rng.standard_normal(shape, drawn), dtype)
 
     return [random(m, k) for m, k, _ in problems], [random(k, n) for _, k, n in problems]
 
@@ -259,7 +267,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.grouped_gemm", description=__doc__)
     parser.add_argument("--lists", nargs="+", choices=list(lists()), help="default: all")
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32", "float64"), default="bfloat16")
     parser.add_argument(
         "--precision", choices=("default", "highest"), default="default", help="of float32"
     )
@@ -280,7 +288,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     cases = []
     print("list, problems, largest error, device time (TFLOP/s, times as fast as the loop)")
     for name, problems in chosen.items():
-        cases.append(measure(name, problems, recorder, rounds, flush, *found))
+        with jax.enable_x64(options.dtype == "float64"):
+            cases.append(measure(name, problems, recorder, rounds, flush, *found))
         print("\n".join(lines(cases[-1])), flush=True)
         # After each, so that a killed run loses only its last one.
         if options.output:

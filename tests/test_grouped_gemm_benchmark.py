@@ -23,14 +23,17 @@ def test_dry_run(tmp_path, capsys):
     assert "geometric means" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("precision, limit", [("default", 2e-3), ("highest", 5e-6)])
-def test_dry_run_in_float32(precision, limit, tmp_path):
+@pytest.mark.parametrize(
+    "dtype, precision, limit",
+    [("float32", "default", 2e-3), ("float32", "highest", 5e-6), ("float64", "default", 1e-14)],
+)
+def test_dry_run_in_wider_types(dtype, precision, limit, tmp_path):
     """Whose records are no records of bfloat16."""
     output = tmp_path / "lists.json"
-    options = ["--dtype", "float32", "--precision", precision]
+    options = ["--dtype", dtype, "--precision", precision]
     grouped_gemm.main(["--dry-run", *options, "--output", str(output)])
     (case,) = json.loads(output.read_text())["cases"]
-    assert case["list"] == f"tiny/float32/{precision}"
+    assert case["list"] == f"tiny/{dtype}/{precision}" and case["left_out"]
     assert max(case["error"].values()) < limit
 
 
