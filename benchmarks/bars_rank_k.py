@@ -1,4 +1,4 @@
-"""What is asked of symmetric updates, against the JAX expressions and cuBLAS calls they replace."""
+"""What is asked of symmetric updates, against JAX's expressions, cuBLAS and CUTLASS."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ LARGE = ("8x2048x2048", "2x4096x4096", "1x8192x8192")
 SMALL = ("64x256x1024", "16x512x512", "32x1024x256")
 WIDE = ("16x1024x1024", "8x2048x2048")
 LOOP = "cublas_loop"
+CUTLASS = "cutlass_"
 
 
 def check(cases: Iterable[Mapping]) -> list[Bar]:
@@ -22,6 +23,7 @@ def check(cases: Iterable[Mapping]) -> list[Bar]:
     return [
         bar("float64 syr2k over cuBLAS in a loop", "syr2k_f64", LOOP, _each(WIDE, 1.9, 1.0)),
         bar("complex128 her2k over cuBLAS in a loop", "her2k_c128", LOOP, _each(WIDE, 1.7, 1.0)),
+        _cutlass(records),
         bar("bfloat16 syrk, n >= 2048, over A@A.T", "syrk", "A@A.T", _each(LARGE, 1.7)),
         bar(
             "bfloat16 syr2k, n >= 2048, over A@B.T + B@A.T",
@@ -57,6 +59,24 @@ def _ratios(
             findings.append(Finding(case, ratio / bar, f"{ratio:.3f}, asked {bar:g}"))
     target = " and ".join(f">= {bar:g}" for bar in dict.fromkeys(asked.values()))
     return Bar(name, target, findings, missing_cases([f"{s}/{op}" for s in asked], findings))
+
+
+def _cutlass(records: Mapping[str, Mapping]) -> Bar:
+    """Over the fastest of CUTLASS's grouped kernels."""
+    wanted = [f"{shape}/{op}" for op in ("syr2k_f64", "her2k_c128") for shape in WIDE]
+    findings = []
+    for case in wanted:
+        ratios = records.get(case, {}).get("ratios", {})
+        found = {name: ratio for name, ratio in ratios.items() if name.startswith(CUTLASS)}
+        if found:
+            fastest = min(found, key=found.get)
+            findings.append(Finding(case, found[fastest], f"{found[fastest]:.3f} of {fastest}"))
+    return Bar(
+        "float64 rank-2k over CUTLASS's grouped kernels",
+        ">= 1 of the fastest",
+        findings,
+        missing_cases(wanted, findings),
+    )
 
 
 def _errors(records: Mapping[str, Mapping]) -> Bar:

@@ -4,6 +4,8 @@ python -m benchmarks.rank_k --output benchmarks/results/rank_k.json
 
 Everything takes the same stacks [g, n, k] and is timed as the other benchmarks are. "ours" writes
 one triangle, as BLAS does; FLOPs are those of one triangle, and a complex product counts four.
+In double precision CUTLASS's grouped rank-2k kernels take part, which `benchmarks/cutlass/build.sh`
+builds.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import jax.numpy as jnp
 import jax_grouped_gemm as jgg
 from benchmarks import check
 from benchmarks.measure import Contender, measure_contenders, record
-from benchmarks.peers import cublas_symmetric
+from benchmarks.peers import cublas_symmetric, cutlass
 from benchmarks.peers.base import Call, NotOffered, Role, jax_call, on_gpu, without_gpu
 from benchmarks.peers.ours import kernels_unavailable_reason
 from benchmarks.session import Job, Session, add_options, open_session, use_dry_run
@@ -194,7 +196,11 @@ def contenders(update: Update, a: jax.Array, b: jax.Array) -> dict[str, Contende
         found[name] = jitted(role, function, role.solves_problem)
     second = b if update.two_operands else None
     loop = functools.partial(cublas_symmetric.loop, a, second, update.hermitian)
-    return found | {"cublas_loop": Contender(Role.LOOP, loop, checked, without_gpu())}
+    found["cublas_loop"] = Contender(Role.LOOP, loop, checked, without_gpu())
+    for name in cutlass.UPDATES.get(update.dtype, ()) if update.two_operands else ():
+        prepare = functools.partial(cutlass.updates, name, a, b)
+        found[name] = Contender(Role.GROUPED, prepare, checked, cutlass.unavailable_reason())
+    return found
 
 
 def operands(update: Update, shape: Shape, seed: int) -> tuple[jax.Array, jax.Array]:

@@ -21,13 +21,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import machine
+from benchmarks import cutlass, machine
 
 ROOT = Path(__file__).parents[1]
 EDITABLE_INSTALL = (
     f"{shlex.quote(sys.executable)} -m pip install --no-build-isolation --no-deps -e . "
     "-C build-dir=build/{wheel_tag}"
 )
+# With the Python that has CUTLASS's headers.
+CUTLASS_BUILD = f"env PYTHON={shlex.quote(sys.executable)} {cutlass.BUILD}"
 # Of a benchmark's share, what its own time limit leaves for starting and for its last case.
 START_SECONDS = 45
 
@@ -69,7 +71,7 @@ def parts(build: str) -> list[Part]:
     smoke = f"{shlex.quote(sys.executable)} tests/gpu/sanitizer_smoke.py"
     sanitizer = "compute-sanitizer --error-exitcode 1 --tool"
     return [
-        Part("build", 6, (build,)),
+        Part("build", 14, (build, CUTLASS_BUILD)),
         Part("tests", 5, (f"{python('pytest')} -q -m gpu",)),
         Part("sanitizer", 4, (f"{sanitizer} memcheck {smoke}", f"{sanitizer} racecheck {smoke}")),
         Part(

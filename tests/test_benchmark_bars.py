@@ -204,6 +204,30 @@ def test_lists_of_products(tmp_path):
     assert {bar.name: bar.cleared for bar in bars.check(found)}[name] is True
 
 
+def test_lists_are_compared_with_the_fastest_kernel_of_cutlass():
+    def of_list(name, **others):
+        us = {"cuBLAS loop": [9.0, 9.0], "host_precomputed sorted": [2.0, 4.0]}
+        return {"list": name, "us": us | {f"CUTLASS {x}": times for x, times in others.items()}}
+
+    name = "lists, over CUTLASS's grouped kernels"
+    assert judged(name, of_list("four")).cleared is None
+    faster = of_list("four", one=[6.0, 12.0], other=[2.2, 4.4])
+    bar = judged(name, faster)
+    assert bar.cleared is True and "big_8" in bar.missing and "four" not in bar.missing
+    assert bar.worst.margin == pytest.approx(1.1) and "CUTLASS other" in bar.worst.text
+    assert judged(name, faster, of_list("big_8", one=[1.9, 3.8])).cleared is False
+
+
+def test_updates_are_compared_with_the_fastest_kernel_of_cutlass():
+    name = "float64 rank-2k over CUTLASS's grouped kernels"
+    shapes = ("16x1024x1024", "8x2048x2048")
+    found = [record(f"{x}/syr2k_f64", cutlass_a=1.2, cutlass_b=0.9) for x in shapes]
+    bar = judged(name, *found)
+    assert bar.cleared is False and bar.worst.margin == 0.9
+    assert bar.missing == [f"{x}/her2k_c128" for x in shapes]
+    assert judged(name, record(f"{shapes[0]}/syr2k_f64", cublas_loop=0.5)).cleared is None
+
+
 def test_float32_has_a_bar_of_its_own():
     def loop(dtype, ratio):
         case = cases.Case(cases.SHAPES["dsv3_up"], cases.OPS["forward"], "random")

@@ -20,7 +20,7 @@ from benchmarks import cases
 from benchmarks.fp8 import deep_gemm
 from benchmarks.fp8.inputs import ScaledInputs, dequantize, reference, rowwise
 from benchmarks.fp8.peers import OursScaled
-from benchmarks.peers import cublas_symmetric, variants
+from benchmarks.peers import base, cublas_symmetric, variants
 from benchmarks.peers.base import NotOffered, Role
 from benchmarks.peers.ours import Variant, ragged_product
 
@@ -70,7 +70,7 @@ class Blas:
 @pytest.mark.parametrize("dtype", ["float32", "float64", "complex128"])
 def test_cublas_is_asked_for_lower_triangles_of_rows(dtype, two_operands, rng, monkeypatch):
     monkeypatch.setattr(cublas_symmetric, "_cublas", lambda: (Blas(), ctypes.c_void_p(7)))
-    monkeypatch.setattr(cublas_symmetric._Enqueued, "wait", lambda self, result: None)
+    monkeypatch.setattr(base.EnqueuedCall, "wait", lambda self, result: None)
     with jax.enable_x64(True):
         a, b = (
             (rng.standard_normal((2, 5, 3)) + 1j * rng.standard_normal((2, 5, 3))) for _ in "ab"

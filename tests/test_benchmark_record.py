@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import shlex
+import stat
 import subprocess
 import sys
 import time
@@ -93,6 +94,8 @@ def test_every_command_can_be_started(command):
         assert options.output.suffix == ".json"
     elif words[1:2] == ["-m"]:
         assert importlib.util.find_spec(words[2])
+    elif words[0] == "env":
+        assert (ROOT / words[-1]).stat().st_mode & stat.S_IXUSR
     elif "tests/gpu/sanitizer_smoke.py" in words:
         assert (ROOT / words[-1]).exists()
     else:

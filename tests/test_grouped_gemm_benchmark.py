@@ -23,14 +23,17 @@ def test_dry_run(tmp_path, capsys):
     assert "geometric means" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("precision, limit", [("default", 2e-3), ("highest", 5e-6)])
-def test_dry_run_in_float32(precision, limit, tmp_path):
+@pytest.mark.parametrize(
+    "dtype, precision, limit",
+    [("float32", "default", 2e-3), ("float32", "highest", 5e-6), ("float64", "default", 1e-14)],
+)
+def test_dry_run_in_wider_types(dtype, precision, limit, tmp_path):
     """Whose records are no records of bfloat16."""
     output = tmp_path / "lists.json"
-    options = ["--dtype", "float32", "--precision", precision]
+    options = ["--dtype", dtype, "--precision", precision]
     grouped_gemm.main(["--dry-run", *options, "--output", str(output)])
     (case,) = json.loads(output.read_text())["cases"]
-    assert case["list"] == f"tiny/float32/{precision}"
+    assert case["list"] == f"tiny/{dtype}/{precision}" and case["left_out"]
     assert max(case["error"].values()) < limit
 
 
@@ -52,7 +55,10 @@ def test_lists():
 def test_ratios():
     us = {variant: [2.0, 4.0, 8.0] for variant in grouped_gemm.VARIANTS}
     case = {"list": "x", "problems": [(8, 8, 8)], "us": {**us, grouped_gemm.LOOP: [3.0, 8.0, 8.0]}}
-    assert set(grouped_gemm.ratios(case).values()) == {1.5}
+    case["us"]["CUTLASS kDeviceOnly sorted"] = [1.0, 4.0, 16.0]
+    ratios = grouped_gemm.ratios(case)
+    assert ratios.pop("CUTLASS kDeviceOnly sorted") == 2.0
+    assert set(ratios) == set(grouped_gemm.VARIANTS) and set(ratios.values()) == {1.5}
     assert grouped_gemm.geometric_means([case, case])[grouped_gemm.DEFAULT] == pytest.approx(1.5)
 
 

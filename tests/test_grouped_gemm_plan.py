@@ -71,6 +71,12 @@ def test_small_problems_take_small_tiles():
     assert launch.tile.tile_n == 128
 
 
+def test_few_tiles_are_small_ones():
+    """Where every multiprocessor gets a tile or two, an H200 was faster with more of them."""
+    (launch,) = plan_of(FOUR_PROBLEMS).launches
+    assert (launch.tile.tile_n, launch.clusters) == (128, 132)
+
+
 @pytest.mark.parametrize("count, launches", [(79, 1), (80, 2), (300, 4)])
 def test_launches(count, launches):
     plan = plan_of([(64, 8 * i, 64) for i in range(1, count + 1)])

@@ -6,6 +6,7 @@ from benchmarks.peers import variants
 from benchmarks.peers.bandwidth import bandwidth_peers
 from benchmarks.peers.base import Peer
 from benchmarks.peers.cublas import CublasDense, CublasLoop
+from benchmarks.peers.cutlass import CutlassGrouped
 from benchmarks.peers.ours import Ours, Variant
 from benchmarks.peers.pallas_mgpu import PallasMgpu
 from benchmarks.peers.quack import Quack
@@ -32,6 +33,7 @@ def all_peers(
         TorchGroupedMm(),
         Quack(sweep, retune),
         Tokamax(sweep, retune),
+        *map(CutlassGrouped, ("cooperative", "pingpong")),
         Stock(),
         CublasLoop(),
         CublasDense(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import enum
 import importlib.util
 import time
@@ -99,6 +100,20 @@ class TorchCall(Call):
         end.record()
         torch.cuda.synchronize()
         return start.elapsed_time(end) * 1e3
+
+
+class EnqueuedCall(Call):
+    """Work on the legacy default stream, which JAX does not know of, into arrays of JAX's."""
+
+    def wait(self, result: Any) -> None:
+        """Returns when the device has finished."""
+        if error := ctypes.CDLL("libcuda.so.1").cuCtxSynchronize():
+            raise RuntimeError(f"cuCtxSynchronize: CUDA driver error {error}")
+
+    def to_jax(self, result: Any) -> Any:
+        """The result, once it is there."""
+        self.wait(result)
+        return result
 
 
 class Peer(Protocol):

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.peers.base import Call, NotOffered
+from benchmarks.peers.base import Call, EnqueuedCall, NotOffered
 
 UPPER, TRANSPOSED, CONJUGATED = 1, 1, 2
 SONAMES = ("libcublas.so.13", "libcublas.so.12")
@@ -51,20 +51,6 @@ def _packaged() -> list[Path]:
 def _succeed(status: int, what: str) -> None:
     if status:
         raise RuntimeError(f"{what}: cuBLAS error {status}")
-
-
-class _Enqueued(Call):
-    """Work on the legacy default stream, which JAX does not know of."""
-
-    def wait(self, result: jax.Array) -> None:
-        """Returns when the device has finished."""
-        if error := ctypes.CDLL("libcuda.so.1").cuCtxSynchronize():
-            raise RuntimeError(f"cuCtxSynchronize: CUDA driver error {error}")
-
-    def to_jax(self, result: jax.Array) -> jax.Array:
-        """The result, once it is there."""
-        self.wait(result)
-        return result
 
 
 def loop(a: jax.Array, b: jax.Array | None, hermitian: bool) -> Call:
@@ -111,6 +97,6 @@ def loop(a: jax.Array, b: jax.Array | None, hermitian: bool) -> Call:
 
     # The pointers are of arrays that have to live as long as the call.
     run.kept = (alpha, beta, *operands)
-    call = _Enqueued(run, f"{g} calls of {name}")
+    call = EnqueuedCall(run, f"{g} calls of {name}")
     call.wait(call.run())
     return call

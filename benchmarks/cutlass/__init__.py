@@ -1,0 +1,81 @@
+"""CUTLASS's own grouped kernels, in a library that `build.sh` compiles from CUTLASS's headers.
+
+They are peers only: nothing here is part of the package, and none of its kernels is in the library.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+
+LIBRARY = Path(__file__).with_name("libcutlass_peers.so")
+BUILD = "benchmarks/cutlass/build.sh"
+
+
+class Problem(ctypes.Structure):
+    """A product or an update of matrices in device memory (`plan.h`)."""
+
+    _fields_ = (
+        *((name, ctypes.c_int) for name in ("m", "n", "k")),
+        *((name, ctypes.c_void_p) for name in ("a", "b", "out")),
+    )
+
+
+def unavailable_reason() -> str | None:
+    """Why there is no library, or None."""
+    return None if LIBRARY.exists() else f"CUTLASS's kernels are not built: run {BUILD}"
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The library, which needs no CUDA runtime besides its own."""
+    found = ctypes.CDLL(str(LIBRARY))
+    found.jgg_cutlass_error.restype = ctypes.c_char_p
+    found.jgg_cutlass_make.argtypes = (
+        ctypes.c_char_p,
+        ctypes.POINTER(Problem),
+        ctypes.c_int,
+        ctypes.c_int,
+        ctypes.POINTER(ctypes.c_void_p),
+    )
+    found.jgg_cutlass_run.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+    found.jgg_cutlass_free.argtypes = (ctypes.c_void_p,)
+    found.jgg_cutlass_free.restype = None
+    return found
+
+
+class Plan:
+    """Problems bound to a kernel, with everything done that CUTLASS does once for a list.
+
+    Args:
+      kernel: a name in `kernels.h`.
+      problems: what it computes; their memory has to live as long as the plan.
+      sort: puts them in the order of descending k, as CUTLASS's `sort_problems` does.
+
+    Raises:
+      RuntimeError: with CUTLASS's reason.
+    """
+
+    def __init__(self, kernel: str, problems: Sequence[Problem], sort: bool = False):
+        self._library = library()
+        plan = ctypes.c_void_p()
+        listed = (Problem * len(problems))(*problems)
+        self._succeed(
+            self._library.jgg_cutlass_make(
+                kernel.encode(), listed, len(problems), sort, ctypes.byref(plan)
+            ),
+            kernel,
+        )
+        self._plan = plan
+        weakref.finalize(self, self._library.jgg_cutlass_free, plan)
+
+    def run(self) -> None:
+        """Enqueues the work on the legacy default stream."""
+        self._succeed(self._library.jgg_cutlass_run(self._plan, None), "launch")
+
+    def _succeed(self, status: int, what: str) -> None:
+        if status:
+            raise RuntimeError(f"{what}: {self._library.jgg_cutlass_error().decode()}")
