@@ -99,6 +99,21 @@ def assignment(units: int, steps: int, clusters: int) -> np.ndarray:
 def stream_k_workspace_bytes(tile_m: int, tile_n: int, cluster: int, blocks: int) -> int:
     """Bytes of workspace for partial sums of `blocks` thread blocks."""
 
+def scaled_ragged_noncontracting_tiles(
+    group_sizes: np.ndarray,
+    group_offset: np.ndarray,
+    batches: int,
+    local_groups: int,
+    m: int,
+    k: int,
+    n: int,
+    tile_m: int,
+    tile_n: int,
+    cluster: int,
+    clusters: int = 1,
+) -> np.ndarray:
+    """The tiles of an FP8 lhs [b, m, k] . rhs [b, g, n, k]^T; see `ragged_noncontracting_tiles`."""
+
 def scaled_ragged_contracting_tiles(
     group_sizes: np.ndarray,
     group_offset: np.ndarray,

@@ -41,6 +41,17 @@ class TileConfig:
     cluster: int
     stream_k: bool = False
 
+    @property
+    def transposed(self) -> bool:
+        """Whether rows and columns change places, in kernels for groups of few rows."""
+        return self.tile_m < DEFAULT_TILE.tile_m
+
+    @property
+    def places(self) -> int:
+        """Thread blocks that the device runs at a time."""
+        blocks = 3 if self.transposed else 1  # of one multiprocessor
+        return NUM_SMS // self.cluster * self.cluster * blocks
+
     def sizes(self) -> dict[str, int]:
         """The numbers by name, as every handler takes them."""
         return dict(tile_m=self.tile_m, tile_n=self.tile_n, cluster=self.cluster)
@@ -273,7 +284,7 @@ def make_plan(problem: RaggedProblem, params: Mapping[str, Any], family: KernelF
     terms = float32.num_terms(params["precision"]) if _is_float32(problem) else 0
     tile, chosen_by = _choose_tile(addressable, terms, params, family)
     num_tiles = _num_tiles(addressable, tile) * (stream_k.RATIOS[0][0] if tile.stream_k else 1)
-    grid = min(_round_up(num_tiles, tile.cluster), NUM_SMS // tile.cluster * tile.cluster)
+    grid = min(_round_up(num_tiles, tile.cluster), tile.places)
     reason = _copy_reason(problem, addressable)
     return Plan(
         problem=problem,
@@ -426,11 +437,11 @@ def _num_tiles(problem: RaggedProblem, tile: TileConfig) -> int:
 def _efficiency(problem: RaggedProblem, tile: TileConfig) -> float:
     count, rows, columns = _result_tiles(problem)
     units = math.ceil(_num_tiles(problem, tile) / tile.cluster)
-    clusters = NUM_SMS // tile.cluster
+    clusters = tile.places // tile.cluster
     waves = math.ceil(units / clusters)
     if tile.stream_k:
         waves = stream_k.waves(units, math.ceil(problem.k / stream_k.TILE_K), clusters)
-    return count * rows * columns / (waves * NUM_SMS * tile.tile_m * tile.tile_n)
+    return count * rows * columns / (waves * tile.places * tile.tile_m * tile.tile_n)
 
 
 def _volume(problem: RaggedProblem) -> int:

@@ -88,6 +88,7 @@ nb::list kernel_configs() {
   append("rank_k_c64", fp64::rank_k_tile_configs(fp64::ElementType::kC64));
   append("rank_k_c128", fp64::rank_k_tile_configs(fp64::ElementType::kC128));
   append_configs(configs, "scaled_ragged_noncontracting", fp8::NoncontractingTiles{});
+  append_configs(configs, "scaled_ragged_noncontracting", fp8::TransposedTiles{});
   append_configs(configs, "scaled_ragged_contracting", fp8::ContractingTiles{});
   return configs;
 }

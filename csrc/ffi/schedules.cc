@@ -81,9 +81,9 @@ void list_first(List list, sm90::TileTable<Tiles...>) {
   list_first(list, Tiles{}...);
 }
 
-template <class List, class... Tiles>
-void list_first(List list, fp8::TileList<Tiles...>) {
-  list_first(list, Tiles{}...);
+template <class List, class... Tiles, class... More>
+void list_first(List list, fp8::TileList<Tiles...>, fp8::TileList<More...> = fp8::TileList<>{}) {
+  list_first(list, Tiles{}..., More{}...);
 }
 
 template <class Tile>
@@ -198,10 +198,29 @@ TileArray assignment(int units, int steps, int clusters) {
   return to_array(pieces);
 }
 
+constexpr int kScaleBlock = 128;  // elements of FP8 operands that share a scale: one step
+
+TileArray scaled_ragged_noncontracting_tiles(Sizes const& group_sizes, Offsets const& group_offset,
+                                             int batches, int local_groups, int m, int k, int n,
+                                             int tile_m, int tile_n, int cluster, int clusters) {
+  GroupSizes const groups = groups_of(group_sizes, group_offset, batches, local_groups, m);
+  std::vector<ListedTile> tiles;
+  list_first(
+      [&](auto tile) {
+        using Tile = decltype(tile);
+        if (!is_tile<Tile>(tile_m, tile_n, cluster)) return false;
+        using Schedule = NoncontractingSchedule<SimulatedWarp, Tile::kTileM, Tile::kTileN,
+                                                kScaleBlock, Tile::kCluster>;
+        tiles = list_tiles<RoundRobin>(Schedule(groups, n, k), cluster, clusters);
+        return true;
+      },
+      fp8::NoncontractingTiles{}, fp8::TransposedTiles{});
+  return to_array(tiles);
+}
+
 TileArray scaled_ragged_contracting_tiles(Sizes const& group_sizes, Offsets const& group_offset,
                                           int batches, int local_groups, int m, int k, int n,
                                           int tile_m, int tile_n, int cluster, int clusters) {
-  constexpr int kScaleBlock = 128;  // rows that share a scale: one step
   GroupSizes const groups = groups_of(group_sizes, group_offset, batches, local_groups, m);
   std::vector<ListedTile> tiles;
   list_first(
@@ -357,6 +376,9 @@ void define_schedules(nb::module_& module) {
              "group_offset"_a, "batches"_a, "local_groups"_a, "m"_a, "k"_a, "n"_a, "tile_m"_a,
              "tile_n"_a, "cluster"_a, "clusters"_a);
   module.def("assignment", &assignment, "units"_a, "steps"_a, "clusters"_a);
+  module.def("scaled_ragged_noncontracting_tiles", &scaled_ragged_noncontracting_tiles,
+             "group_sizes"_a, "group_offset"_a, "batches"_a, "local_groups"_a, "m"_a, "k"_a, "n"_a,
+             "tile_m"_a, "tile_n"_a, "cluster"_a, "clusters"_a = 1);
   module.def("scaled_ragged_contracting_tiles", &scaled_ragged_contracting_tiles, "group_sizes"_a,
              "group_offset"_a, "batches"_a, "local_groups"_a, "m"_a, "k"_a, "n"_a, "tile_m"_a,
              "tile_n"_a, "cluster"_a, "clusters"_a = 1);

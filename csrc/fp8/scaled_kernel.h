@@ -6,6 +6,7 @@
 
 #include <cute/arch/cluster_sm90.hpp>
 
+#include "fp8/scale_producer.h"
 #include "fp8/scaled_epilogue.h"
 #include "fp8/scaled_mainloop.h"
 #include "sm90/kernel.h"
@@ -40,7 +41,7 @@ __device__ void produce_scales(typename Problem::Params const& params, Shared& s
   while (true) {
     WorkTile const work = sm90::read_work(shared, slot);
     if (work.k_tiles == sm90::kNoMoreWork) return;
-    ScaledMainloop<Problem>::load_scales(params, work, shared, stage);
+    bring_scales<Problem>(params, work, shared, stage);
   }
 }
 

@@ -6,7 +6,6 @@
 #include <cute/atom/mma_atom.hpp>
 #include <cute/tensor.hpp>
 
-#include "fp8/scale_loader.h"
 #include "fp8/scaled_config.h"
 #include "sm90/tma_load.h"
 
@@ -45,36 +44,6 @@ class ScaledMainloop {
       sm90::BoxLoader<Config::kCluster> const loader(full.address(), rank);
       Problem::load_lhs(params, work, k_tile, loader, shared.lhs[stage.stage], share_lhs);
       Problem::load_rhs(params, work, k_tile, loader, shared.rhs[stage.stage], share_rhs);
-    }
-  }
-
-  // The scales of a tile, by warps of their own.
-  __device__ static void load_scales(Params const& params, WorkTile const& work, Shared& shared,
-                                     Stage& stage) {
-    if constexpr (!Config::kColumnScales) {
-      if (params.wide_scales) return load_wide_scales(params, work, shared, stage);
-    }
-#pragma unroll 1  // for want of registers
-    for (int k_tile = 0; k_tile < work.k_tiles; ++k_tile, ++stage) {
-      shared.empty[stage.stage].wait(stage.phase ^ 1);
-      Problem::load_scales(params, work, k_tile, shared.lhs_scales[stage.stage],
-                           shared.rhs_scales[stage.stage]);
-      ScaleLoader::arrive(shared.scales_full[stage.stage]);
-    }
-  }
-
-  __device__ static void load_wide_scales(Params const& params, WorkTile const& work,
-                                          Shared& shared, Stage& stage) {
-    if (work.k_tiles == 0) return;  // rows of no group, which have no scales of rhs
-    auto scales = Problem::wide_scales(params, work);
-    constexpr int kSteps = decltype(scales)::kSteps;
-#pragma unroll 1
-    for (int k_tile = 0; k_tile < work.k_tiles; ++k_tile, ++stage) {
-      // Takes long, and needs no stage yet.
-      if (k_tile % kSteps == 0) scales.fetch();
-      shared.empty[stage.stage].wait(stage.phase ^ 1);
-      scales.store(k_tile % kSteps, shared.lhs_scales[stage.stage], shared.rhs_scales[stage.stage]);
-      shared.scales_full[stage.stage].arrive();
     }
   }
 

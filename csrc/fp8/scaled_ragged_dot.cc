@@ -5,13 +5,20 @@ namespace jgg::fp8 {
 // One translation unit each, so that they compile side by side.
 cudaError_t scaled_noncontracting_e4m3(ScaledTile, ScaledArguments const&, cudaStream_t);
 cudaError_t scaled_noncontracting_e5m2(ScaledTile, ScaledArguments const&, cudaStream_t);
+cudaError_t transposed_e4m3(ScaledTile, ScaledArguments const&, cudaStream_t);
+cudaError_t transposed_e5m2(ScaledTile, ScaledArguments const&, cudaStream_t);
 cudaError_t scaled_contracting_e4m3(ScaledTile, ScaledArguments const&, cudaStream_t);
 cudaError_t scaled_contracting_e5m2(ScaledTile, ScaledArguments const&, cudaStream_t);
 
 cudaError_t scaled_noncontracting(ScaledTile tile, ScaledArguments const& arguments,
                                   cudaStream_t stream) {
-  return arguments.lhs_type == Fp8Type::kE4M3 ? scaled_noncontracting_e4m3(tile, arguments, stream)
-                                              : scaled_noncontracting_e5m2(tile, arguments, stream);
+  bool const e4m3 = arguments.lhs_type == Fp8Type::kE4M3;
+  if (is_transposed(tile)) {
+    return e4m3 ? transposed_e4m3(tile, arguments, stream)
+                : transposed_e5m2(tile, arguments, stream);
+  }
+  return e4m3 ? scaled_noncontracting_e4m3(tile, arguments, stream)
+              : scaled_noncontracting_e5m2(tile, arguments, stream);
 }
 
 cudaError_t scaled_contracting(ScaledTile tile, ScaledArguments const& arguments,

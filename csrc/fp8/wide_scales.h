@@ -54,15 +54,17 @@ class WideScales {
   // Those of one of the four.
   __device__ void store(int step, float* to_lhs, float* to_rhs) const {
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) to_lhs[thread() + i * kScaleThreads] = of_step(rows_[i], step);
+    for (int i = 0; i < kRows; ++i) {
+      int const row = thread() + i * kScaleThreads;
+      if (row < Config::kTileM) to_lhs[row] = of_step(rows_[i], step);
+    }
     if (thread() < Config::kRhsScales) to_rhs[thread()] = of_step(columns_, step);
     // CUTLASS's arrival at a barrier does not keep the compiler from moving these past it.
     asm volatile("" ::: "memory");
   }
 
  private:
-  static constexpr int kRows = Config::kTileM / kScaleThreads;
-  static_assert(Config::kTileM % kScaleThreads == 0);
+  static constexpr int kRows = (Config::kTileM + kScaleThreads - 1) / kScaleThreads;
 
   __device__ static int thread() { return threadIdx.x % kScaleThreads; }
 

@@ -1,0 +1,197 @@
+// The mainloop of a transposed kernel: what each warp and consumer does with one tile.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cute/algorithm/gemm.hpp>
+#include <cute/atom/mma_atom.hpp>
+#include <cute/tensor.hpp>
+
+#include "fp8/scale_producer.h"
+#include "fp8/transposed_noncontracting.h"
+#include "sm90/tma_load.h"
+#include "sm90/transposed/store.h"
+
+namespace jgg::fp8 {
+
+template <class Config>
+struct TransposedSharedStorage : sm90::transposed::SharedStorage<Config> {
+  alignas(16) float lhs_scales[Config::kStages][Config::kTileM];
+  alignas(16) float rhs_scales[Config::kStages][Config::kRhsScales];
+  alignas(8) Barrier scales_full[Config::kStages];
+};
+
+template <class Problem>
+class TransposedMainloop {
+  using Config = typename Problem::Config;
+  using Stage = StageIterator<Config::kStages>;
+  using Params = typename Problem::Params;
+
+  template <class Element, int kRows>
+  using SmemLayout =
+      decltype(cute::tile_to_shape(cute::GMMA::Layout_K_SW128_Atom<Element>{},
+                                   cute::Shape<cute::Int<kRows>, cute::Int<Config::kTileK>>{}));
+  template <int kRows>
+  using SliceShape =
+      cute::Shape<cute::Int<Config::kSliceColumns>, cute::Int<kRows>, cute::Int<Config::kTileK>>;
+  template <int kRows>
+  using Mma = decltype(cute::make_tiled_mma(
+      cute::GMMA::ss_op_selector<typename Config::Rhs, typename Config::Lhs, float,
+                                 SliceShape<kRows>>()));
+  template <int kRows>
+  using Products = decltype(cute::partition_fragment_C(
+      Mma<kRows>{}, cute::Shape<cute::Int<Config::kSliceColumns>, cute::Int<kRows>>{}));
+  // Of a consumer's slice, one thread's.
+  template <int kRows>
+  using Sums = float[Config::kSliceColumns * kRows / kWarpgroup];
+
+ public:
+  using Shared = TransposedSharedStorage<Config>;
+
+  // One that copies operands and those that bring scales.
+  static constexpr int kLoadingWarps = 1 + kScaleThreads / kWarpSize;
+
+  __device__ static void initialize(Shared& shared) {
+    // Where rhs has no block scales, these stay ones.
+    constexpr int kScales = sizeof(shared.rhs_scales) / sizeof(float);
+    for (int i = threadIdx.x; i < kScales; i += blockDim.x) shared.rhs_scales[0][i] = 1.0f;
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < Config::kStages; ++i) {
+        shared.full[i].init(1);
+        shared.scales_full[i].init(ScaleLoader::kArrivals);
+        // Every warp of the consumers reads scales.
+        shared.empty[i].init(kConsumers * kWarpgroup / kWarpSize);
+      }
+    }
+  }
+
+  __device__ static void load(Params const& params, WorkTile const& work, Shared& shared,
+                              Stage& stage, int warp) {
+    if (warp > 0) return bring_scales<Problem>(params, work, shared, stage);
+    if (threadIdx.x > 0) return;
+    int const rows = sm90::transposed::rows_of<Config>(work);
+    int const boxes = (rows + Config::kBoxRows - 1) / Config::kBoxRows;
+    for (int k_tile = 0; k_tile < work.k_tiles; ++k_tile, ++stage) {
+      shared.empty[stage.stage].wait(stage.phase ^ 1);
+      Barrier& full = shared.full[stage.stage];
+      full.arrive_and_expect_tx(Config::kRhsBytes + boxes * Config::kBoxBytes);
+      sm90::BoxLoader<1> const loader(full.address(), 0);
+      Problem::load_rhs(params, work, k_tile, loader, shared.rhs[stage.stage], false);
+      for (int box = 0; box < boxes; ++box) {
+        Problem::load_lhs(params, work, k_tile, box * Config::kBoxRows, loader,
+                          shared.lhs[stage.stage] + box * Config::kBoxBytes);
+      }
+    }
+  }
+
+  // Multiplies and stores the first kRows rows of a tile; it has no more. Boxes that were not
+  // loaded hold what they held before, and only reach rows of the result that are not stored.
+  template <int kRows>
+  __device__ static void compute(Params const& params, WorkTile const& work, Shared& shared,
+                                 Stage& stage, int consumer) {
+    Sums<kRows> sums[Config::kSlices] = {};
+    multiply<kRows>(work.k_tiles, shared, stage, consumer, sums);
+    switch (params.out_type) {
+      case OutType::kBf16:
+        return store<__nv_bfloat16, kRows>(params, work, consumer, sums);
+      case OutType::kF16:
+        return store<__half, kRows>(params, work, consumer, sums);
+      case OutType::kF32:
+        return store<float, kRows>(params, work, consumer, sums);
+    }
+  }
+
+ private:
+  // Adds the tile's product to the sums: columns of rhs by rows of lhs.
+  template <int kRows>
+  __device__ static void multiply(int k_tiles, Shared& shared, Stage& stage, int consumer,
+                                  Sums<kRows> (&sums)[Config::kSlices]) {
+    auto const thread_mma = Mma<kRows>{}.get_slice(threadIdx.x % kWarpgroup);
+    auto const rhs = thread_mma.make_fragment_A(
+        thread_mma.partition_A(tile<typename Config::Rhs, Config::kSliceColumns>(shared.rhs[0])));
+    auto const lhs = thread_mma.make_fragment_B(
+        thread_mma.partition_B(tile<typename Config::Lhs, kRows>(shared.lhs[0])));
+    Products<kRows> products;
+    for (int k_tile = 0; k_tile < k_tiles; ++k_tile, ++stage) {
+      shared.full[stage.stage].wait(stage.phase);
+#pragma unroll
+      for (int slice = 0; slice < Config::kSlices; ++slice) {
+        int const column = sm90::transposed::first_column<Config>(slice, consumer);
+        issue<kRows>(advance(rhs, stage.stage * Config::kRhsBytes + column * kRowBytes),
+                     advance(lhs, stage.stage * Config::kLhsBytes), products);
+        // Scales come by another way and often later than the stage.
+        if (slice == 0) shared.scales_full[stage.stage].wait(stage.phase);
+        float const column_scale = shared.rhs_scales[stage.stage][column / Config::kScaleColumns];
+        cute::warpgroup_wait<0>();
+        cute::warpgroup_fence_operand(products);
+        add(shared.lhs_scales[stage.stage], column_scale, products, sums[slice]);
+      }
+      __syncwarp();
+      if (threadIdx.x % kWarpSize == 0) shared.empty[stage.stage].arrive();
+    }
+  }
+
+  template <class Element, int kRows>
+  __device__ static auto tile(uint8_t* data) {
+    return cute::make_tensor(cute::make_smem_ptr(reinterpret_cast<Element*>(data)),
+                             SmemLayout<Element, kRows>{});
+  }
+
+  template <class Descriptors>
+  __device__ static auto advance(Descriptors const& descriptors, int bytes) {
+    constexpr int kUnit = 16;  // of addresses in descriptors
+    return cute::make_tensor(descriptors.data() + bytes / kUnit, descriptors.layout());
+  }
+
+  // A slice of rhs by all rows of lhs to the tensor cores.
+  template <int kRows, class Rhs, class Lhs>
+  __device__ static void issue(Rhs const& rhs, Lhs const& lhs, Products<kRows>& products) {
+    using namespace cute;
+    Mma<kRows> mma;
+    warpgroup_fence_operand(products);
+    warpgroup_arrive();
+#pragma unroll
+    for (int k = 0; k < size<2>(rhs); ++k) {
+      mma.accumulate_ = k == 0 ? GMMA::ScaleOut::Zero : GMMA::ScaleOut::One;
+      gemm(mma, rhs(_, _, k), lhs(_, _, k), products);
+    }
+    warpgroup_commit_batch();
+    warpgroup_fence_operand(products);
+  }
+
+  // Adds products, scaled, to sums. Element i of a thread's products is in row i / 4 * 8 + thread %
+  // 4 * 2 + i % 2 of the tile.
+  template <class Products, int kSums>
+  __device__ static void add(float const* row_scales, float column_scale, Products const& products,
+                             float (&sums)[kSums]) {
+    auto const* const two_rows = reinterpret_cast<float2 const*>(row_scales) + threadIdx.x % 4;
+#pragma unroll
+    for (int i = 0; i < kSums; i += 4) {
+      float2 const scales = two_rows[i];
+      float const even = scales.x * column_scale, odd = scales.y * column_scale;
+      sums[i] += even * products(i);
+      sums[i + 1] += odd * products(i + 1);
+      sums[i + 2] += even * products(i + 2);
+      sums[i + 3] += odd * products(i + 3);
+    }
+  }
+
+  template <class Output, int kRows>
+  __device__ static void store(Params const& params, WorkTile const& work, int consumer,
+                               Sums<kRows> const (&sums)[Config::kSlices]) {
+    int64_t const row = int64_t(work.batch) * params.groups.rows + work.begin + work.m;
+    Output* const out = static_cast<Output*>(params.out_data) + row * params.n;
+#pragma unroll
+    for (int slice = 0; slice < Config::kSlices; ++slice) {
+      int const first = sm90::transposed::first_column<Config>(slice, consumer);
+      int const column = work.n + first;
+      sm90::transposed::Target<Output> const to{out + column, params.n, work.extent - work.m,
+                                                params.n - column};
+      sm90::transposed::store(
+          sums[slice], to, [&](int i) { return Problem::channel_scale(params, work, first + i); });
+    }
+  }
+};
+
+}  // namespace jgg::fp8
