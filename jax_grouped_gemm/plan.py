@@ -19,6 +19,7 @@ from jax_grouped_gemm import float32, stream_k
 
 TMA_ALIGNMENT_BYTES = 16
 NUM_SMS = 132  # of an H200, and of an H100 SXM
+WGMMA_ROWS = 64  # of one instruction
 WORKSPACE_BYTES = 16
 
 KERNEL_OPERAND_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
@@ -44,7 +45,7 @@ class TileConfig:
     @property
     def transposed(self) -> bool:
         """Whether rows and columns change places, in kernels for groups of few rows."""
-        return self.tile_m < DEFAULT_TILE.tile_m
+        return self.tile_m < WGMMA_ROWS
 
     @property
     def places(self) -> int:

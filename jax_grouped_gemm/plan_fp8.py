@@ -25,7 +25,7 @@ BLOCK = 128
 FP8_DTYPES = (jnp.float8_e4m3fn, jnp.float8_e5m2)
 
 TRANSPOSED_TILE = TileConfig(tile_m=32, tile_n=128, cluster=1)
-FEW_ROWS = 24
+FEW_ROWS = 16
 """Rows a group, on average, up to which the transposed tile is the faster one."""
 
 NONCONTRACTING_TILES = (DEFAULT_TILE, TRANSPOSED_TILE)

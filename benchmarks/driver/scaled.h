@@ -36,8 +36,9 @@ inline std::shared_ptr<void> transposed_rows(Problem const& problem, int64_t lin
   return data;
 }
 
-// The one tile that is compiled.
-constexpr jgg::fp8::ScaledTile kScaledTile{128, 256, 2};
+// The tiles that the plan takes; see plan_fp8.py.
+constexpr jgg::fp8::ScaledTile kScaledTile{128, 256, 2}, kTransposedTile{32, 128, 1};
+constexpr int kFewRows = 16;  // a group
 
 // What both products have in common.
 inline Prepared prepare_common(Problem const& problem, jgg::fp8::ScaledArguments& arguments,
@@ -78,8 +79,9 @@ inline Prepared prepare_scaled_noncontracting(Problem const& problem) {
   arguments.m = problem.rows;
   arguments.n = problem.n;
   arguments.k = problem.k;
+  auto const tile = problem.rows <= kFewRows * problem.groups ? kTransposedTile : kScaledTile;
   prepared.launch = [=](cudaStream_t stream) {
-    return jgg::fp8::scaled_noncontracting(kScaledTile, arguments, stream);
+    return jgg::fp8::scaled_noncontracting(tile, arguments, stream);
   };
 
   Reference& reference = prepared.reference;

@@ -63,9 +63,9 @@ struct ScaledTile {
   int cluster;
 };
 
-// Tiles of fewer rows than two WGMMA instructions have belong to kernels for groups of few rows,
-// in which rows are on the other side of the instruction.
-constexpr bool is_transposed(ScaledTile tile) { return tile.tile_m < 128; }
+// Tiles of fewer rows than a WGMMA instruction has belong to kernels for groups of few rows, in
+// which rows are on the other side of the instruction.
+constexpr bool is_transposed(ScaledTile tile) { return tile.tile_m < 64; }
 
 // cudaErrorInvalidConfiguration if there is no such kernel.
 cudaError_t scaled_noncontracting(ScaledTile tile, ScaledArguments const& arguments,
