@@ -73,8 +73,14 @@ def scales_of(
     result_dtype: np.dtype,
     may_be_complex: bool,
     first: str = "a",
+    *,
+    keep_single: bool = False,
 ) -> list[jax.Array]:
-    """alpha or beta as an array [g] for each entry of the operand called `first`."""
+    """alpha or beta as an array [g] for each entry of the operand called `first`.
+
+    With `keep_single`, a number for a whole stack stays one: [1]. XLA would write out [g] in a
+    kernel of its own.
+    """
     dtype = accumulator_dtype(result_dtype)
     if not may_be_complex:
         dtype = jnp.finfo(dtype).dtype
@@ -93,6 +99,7 @@ def scales_of(
             )
         if jnp.iscomplexobj(x) and not jnp.issubdtype(dtype, jnp.complexfloating):
             raise TypeError(f"{name} must be real here, got dtype {x.dtype}")
-        return jnp.broadcast_to(x.astype(dtype), (g,))
+        one_for_all = keep_single and x.ndim == 0
+        return jnp.broadcast_to(x.astype(dtype), (1 if one_for_all else g,))
 
     return [broadcast(i, x, entry) for i, (x, entry) in enumerate(zip(scale, entries, strict=True))]

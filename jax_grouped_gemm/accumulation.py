@@ -24,7 +24,7 @@ def multiply(
 
 
 def per_matrix(scale: jax.Array, dtype: np.dtype) -> jax.Array:
-    """Scales [g] in a shape and dtype to multiply [g, n, n] of `dtype` with."""
+    """Scales [g] or [1] in a shape and dtype to multiply [g, n, n] of `dtype` with."""
     return scale.astype(dtype)[:, None, None]
 
 

@@ -288,13 +288,15 @@ def _update(
 
     hermitian = hermitian and jnp.issubdtype(result_dtype, jnp.complexfloating)
     complex_alpha = not hermitian or b is not None
-    scales = {
-        "alpha": scales_of("alpha", alpha, operands["a"], is_stack, result_dtype, complex_alpha)
-    }
-    if c is not None:
-        scales["beta"] = scales_of(
-            "beta", beta, operands["a"], is_stack, result_dtype, not hermitian
+
+    def scales_for(name, scale, may_be_complex):
+        return scales_of(
+            name, scale, operands["a"], is_stack, result_dtype, may_be_complex, keep_single=True
         )
+
+    scales = {"alpha": scales_for("alpha", alpha, complex_alpha)}
+    if c is not None:
+        scales["beta"] = scales_for("beta", beta, not hermitian)
 
     missing = [None] * len(operands["a"])
     casts = {"a": dtype, "b": dtype, "c": result_dtype}

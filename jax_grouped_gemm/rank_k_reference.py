@@ -27,10 +27,10 @@ def update(
     """Updates one stack of matrices; see `primitives.rank_k`.
 
     Args:
-      alpha: [g].
+      alpha: [g], or [1] for all matrices.
       a: [g, n, k], or [g, k, n] with `transpose`.
       b: like `a`, or None for a rank-k update.
-      beta: [g], or None.
+      beta: [g] or [1], or None.
       c: [g, n, n], or None. Not read in its computed triangle where beta is zero, nor in the other
         one with `symmetrize`.
       hermitian: whether products are with the conjugate transpose.

@@ -189,6 +189,23 @@ class TestTransformations:
             one = [x[i] if m else x for x, m in zip(arguments, mapped, strict=True)]
             np.testing.assert_allclose(got[i], function(*one), atol=1e-12)
 
+    @EVERY
+    @pytest.mark.parametrize("maps_a", [False, True])
+    def test_vmap_of_one_scale_for_all_matrices(self, update, maps_a, rng):
+        size = 3
+        a, b, c = operands(rng, np.float64, g=size * G)
+        a, b, c = (x.reshape(size, G, *x.shape[1:]) for x in (a, b, c))
+        alpha, beta = rng.standard_normal((2, size))
+        a, axis = (a, 0) if maps_a else (a[0], None)
+
+        def function(a, alpha, beta):
+            return update(a, b[0], c[0], alpha=alpha, beta=beta)
+
+        got = jax.vmap(function, (axis, 0, 0))(a, alpha, beta)
+        for i in range(size):
+            one = function(a[i] if maps_a else a, alpha[i], beta[i])
+            np.testing.assert_allclose(got[i], one, atol=1e-12)
+
     def test_vmap_of_one_entry_of_a_list(self, rng):
         a, shared = rng.standard_normal((3, 6, 4)), rng.standard_normal((5, 2))
         outs = jax.vmap(lambda a: jgg.grouped_syrk([a, shared]))(a)
@@ -230,7 +247,7 @@ class TestTransformations:
         )(a, b, c)
         loaded = jax.export.deserialize(exported.serialize(vjp_order=1))
         check_real(SYR2K, loaded.call(a, b, c), a, b, c, beta=0.5)
-        assert "@jax_grouped_gemm.rank_k.v1" in exported.mlir_module()
+        assert "@jax_grouped_gemm.rank_k.v2" in exported.mlir_module()
 
 
 class TestErrors:

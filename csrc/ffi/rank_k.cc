@@ -15,19 +15,31 @@ using sm90::ElementType;
 using sm90::OtherTriangle;
 using sm90::RankKArguments;
 
-using Scales = ffi::Buffer<ffi::F32>;
+// alpha or beta of a stack.
+struct Scales {
+  float const* values;
+  int stride;
 
-ffi::ErrorOr<RankKArguments> rank_k_arguments(Scales alpha, Scales beta,
-                                              ffi::RemainingArgs operands,
+  static ffi::ErrorOr<Scales> of(ffi::RemainingArgs const& operands, size_t index, int matrices) {
+    auto const buffer = operands.get<ffi::Buffer<ffi::F32>>(index);
+    if (!buffer) return ffi::Unexpected(buffer.error());
+    size_t const count = buffer->element_count();
+    if (count != 1 && count != static_cast<size_t>(matrices)) {
+      return ffi::Unexpected(invalid("alpha and beta have an element for each matrix, or one"));
+    }
+    return Scales{buffer->typed_data(), count == 1 ? 0 : 1};
+  }
+};
+
+// Operands: alpha of each stack, beta of each if there is a c, then matrices as in rank_k_buffers.
+ffi::ErrorOr<RankKArguments> rank_k_arguments(ffi::RemainingArgs operands,
                                               ffi::RemainingRets results, bool two_operands,
                                               bool has_c, bool transpose, bool upper,
                                               bool symmetrize) {
-  auto const stacks = rank_k_buffers(operands, results, two_operands, has_c, transpose);
+  size_t const count = results.size(), first_matrix = has_c ? 2 * count : count;
+  auto const stacks =
+      rank_k_buffers(operands, results, two_operands, has_c, transpose, first_matrix);
   if (!stacks) return ffi::Unexpected(stacks.error());
-  size_t const matrices = num_matrices(*stacks);
-  if (alpha.element_count() != matrices || beta.element_count() != matrices) {
-    return ffi::Unexpected(invalid("alpha and beta have an element for each matrix"));
-  }
   RankKArguments arguments{};
   if (!element_type(stacks->front().type, arguments.type) ||
       !element_type(stacks->front().out_type, arguments.out_type) ||
@@ -41,31 +53,35 @@ ffi::ErrorOr<RankKArguments> rank_k_arguments(Scales alpha, Scales beta,
                                : OtherTriangle::kZero;
   arguments.adds_c = has_c;
   arguments.transpose = transpose;
-  for (RankKBuffers const& stack : *stacks) {
-    arguments.stacks.push_back(
-        {stack.a, stack.b, stack.out, alpha.typed_data() + stack.first_matrix,
-         beta.typed_data() + stack.first_matrix, stack.matrices, stack.n, stack.k});
+  for (size_t i = 0; i < count; ++i) {
+    RankKBuffers const& stack = (*stacks)[i];
+    auto const alpha = Scales::of(operands, i, stack.matrices);
+    if (!alpha) return ffi::Unexpected(alpha.error());
+    auto const beta = Scales::of(operands, has_c ? count + i : i, stack.matrices);
+    if (!beta) return ffi::Unexpected(beta.error());
+    arguments.stacks.push_back({stack.a, stack.b, stack.out, alpha->values, beta->values,
+                                stack.matrices, stack.n, stack.k, alpha->stride, beta->stride});
   }
   return arguments;
 }
 
-ffi::Error rank_k(cudaStream_t stream, Scales alpha, Scales beta, ffi::RemainingArgs operands,
-                  ffi::RemainingRets results, bool two_operands, bool has_c, bool transpose,
-                  bool upper, bool symmetrize, int32_t tile_m, int32_t tile_n, int32_t cluster) {
-  auto const arguments = rank_k_arguments(alpha, beta, operands, results, two_operands, has_c,
-                                          transpose, upper, symmetrize);
+ffi::Error rank_k(cudaStream_t stream, ffi::RemainingArgs operands, ffi::RemainingRets results,
+                  bool two_operands, bool has_c, bool transpose, bool upper, bool symmetrize,
+                  int32_t tile_m, int32_t tile_n, int32_t cluster) {
+  auto const arguments =
+      rank_k_arguments(operands, results, two_operands, has_c, transpose, upper, symmetrize);
   if (!arguments) return arguments.error();
   if (arguments->type == ElementType::kF32)
     return invalid("f32 operands have a target of their own");
   return launched(sm90::rank_k({tile_m, tile_n, cluster}, *arguments, stream), "rank_k");
 }
 
-ffi::Error rank_k_f32(cudaStream_t stream, Scales alpha, Scales beta, ffi::RemainingArgs operands,
-                      WorkspaceResult workspace, ffi::RemainingRets results, bool two_operands,
-                      bool has_c, bool transpose, bool upper, bool symmetrize, int32_t tile_m,
-                      int32_t tile_n, int32_t cluster, int32_t terms) {
-  auto arguments = rank_k_arguments(alpha, beta, operands, results, two_operands, has_c, transpose,
-                                    upper, symmetrize);
+ffi::Error rank_k_f32(cudaStream_t stream, ffi::RemainingArgs operands, WorkspaceResult workspace,
+                      ffi::RemainingRets results, bool two_operands, bool has_c, bool transpose,
+                      bool upper, bool symmetrize, int32_t tile_m, int32_t tile_n, int32_t cluster,
+                      int32_t terms) {
+  auto arguments =
+      rank_k_arguments(operands, results, two_operands, has_c, transpose, upper, symmetrize);
   if (!arguments) return arguments.error();
   if (arguments->type != ElementType::kF32) return invalid("the operands are not f32");
   if (auto error =
@@ -82,10 +98,8 @@ ffi::Error rank_k_f32(cudaStream_t stream, Scales alpha, Scales beta, ffi::Remai
 XLA_FFI_DEFINE_HANDLER_SYMBOL(JggRankK, jgg::rank_k,
                               xla::ffi::Ffi::Bind()
                                   .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()  // alpha
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()  // beta
-                                  .RemainingArgs()                         // a..., b..., c...
-                                  .RemainingRets()                         // out...
+                                  .RemainingArgs()  // see rank_k_arguments
+                                  .RemainingRets()  // out...
                                   .Attr<bool>("two_operands")
                                   .Attr<bool>("has_c")
                                   .Attr<bool>("transpose")
@@ -99,11 +113,9 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(JggRankK, jgg::rank_k,
 XLA_FFI_DEFINE_HANDLER_SYMBOL(JggRankKF32, jgg::rank_k_f32,
                               xla::ffi::Ffi::Bind()
                                   .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()  // alpha
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()  // beta
-                                  .RemainingArgs()                         // a..., b..., c...
-                                  .Ret<xla::ffi::Buffer<xla::ffi::U8>>()   // workspace
-                                  .RemainingRets()                         // out...
+                                  .RemainingArgs()  // see rank_k_arguments
+                                  .Ret<xla::ffi::Buffer<xla::ffi::U8>>()  // workspace
+                                  .RemainingRets()  // out...
                                   .Attr<bool>("two_operands")
                                   .Attr<bool>("has_c")
                                   .Attr<bool>("transpose")

@@ -8,12 +8,12 @@ namespace jgg {
 ffi::ErrorOr<std::vector<RankKBuffers>> rank_k_buffers(ffi::RemainingArgs const& operands,
                                                        ffi::RemainingRets const& results,
                                                        bool two_operands, bool has_c,
-                                                       bool transpose) {
+                                                       bool transpose, size_t first) {
   auto const unexpected = [](std::string const& message) {
     return ffi::Unexpected(invalid(message));
   };
   size_t const count = results.size();
-  size_t const first_c = two_operands ? 2 * count : count;
+  size_t const first_c = first + (two_operands ? 2 * count : count);
   if (count == 0 || operands.size() != first_c + (has_c ? count : 0)) {
     return unexpected("every operand has as many stacks as there are results");
   }
@@ -24,7 +24,7 @@ ffi::ErrorOr<std::vector<RankKBuffers>> rank_k_buffers(ffi::RemainingArgs const&
     if (!out) return ffi::Unexpected(out.error());
     auto const out_shape = StackShape::of(**out);
     if (!out_shape) return ffi::Unexpected(out_shape.error());
-    auto const a = operands.get<ffi::AnyBuffer>(i);
+    auto const a = operands.get<ffi::AnyBuffer>(first + i);
     if (!a) return ffi::Unexpected(a.error());
     auto const shape = StackShape::of(*a);
     if (!shape) return ffi::Unexpected(shape.error());
@@ -43,7 +43,7 @@ ffi::ErrorOr<std::vector<RankKBuffers>> rank_k_buffers(ffi::RemainingArgs const&
       return unexpected("result " + std::to_string(i) + " does not fit its operand");
     }
     if (two_operands) {
-      auto const b = operands.get<ffi::AnyBuffer>(count + i);
+      auto const b = operands.get<ffi::AnyBuffer>(first + count + i);
       if (!b) return ffi::Unexpected(b.error());
       auto const b_shape = StackShape::of(*b);
       if (!b_shape) return ffi::Unexpected(b_shape.error());

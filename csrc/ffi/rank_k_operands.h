@@ -23,12 +23,12 @@ struct RankKBuffers {
   int first_matrix;  // matrices of the stacks before this one
 };
 
-// Operands: a, then b in a rank-2k update, then c if it is added or kept, each a stack for every
+// Operands from number `first` on: a, then b in a rank-2k update, then c if it is added or kept, each a stack for every
 // result. c and the results are the same memory. Types are those of the first stack for all.
 ffi::ErrorOr<std::vector<RankKBuffers>> rank_k_buffers(ffi::RemainingArgs const& operands,
                                                        ffi::RemainingRets const& results,
                                                        bool two_operands, bool has_c,
-                                                       bool transpose);
+                                                       bool transpose, size_t first = 0);
 
 // How many elements alpha and beta have: one for each matrix of all stacks.
 size_t num_matrices(std::vector<RankKBuffers> const& stacks);

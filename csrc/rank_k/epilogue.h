@@ -37,8 +37,8 @@ class TriangularEpilogue {
   __device__ void prefetch(WorkTile const& work) const {
     if (!issues()) return;
     auto const& descriptors = params_.descriptors[work.group];
-    asm volatile("prefetch.global.L1 [%0];" ::"l"(descriptors.alpha + work.batch));
-    asm volatile("prefetch.global.L1 [%0];" ::"l"(descriptors.beta + work.batch));
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(&descriptors.alpha.at(work.batch)));
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(&descriptors.beta.at(work.batch)));
   }
 
   // Takes over the first blocks of a finished half tile. 32-bit results are too many registers to
@@ -114,8 +114,8 @@ class TriangularEpilogue {
   template <class Accumulators>
   __device__ void scale(Accumulators& accumulators) const {
     auto const& descriptors = params_.descriptors[stack_];
-    float const alpha = descriptors.alpha[matrix_];
-    float const beta = params_.adds_c ? descriptors.beta[matrix_] : 0.0f;
+    float const alpha = descriptors.alpha.at(matrix_);
+    float const beta = params_.adds_c ? descriptors.beta.at(matrix_) : 0.0f;
     scale_and_add(accumulators, alpha, beta, out_at(row_, column_), n(), n() - row_, n() - column_);
   }
 

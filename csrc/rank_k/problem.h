@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "rank_k/epilogue.h"
+#include "rank_k/matrix_scales.h"
 #include "rank_k/rank_k.h"
 #include "scheduler/triangular.h"
 #include "scheduler/turns.h"
@@ -35,8 +36,8 @@ struct RankK {
     CUtensorMap b;
     CUtensorMap out;
     Output* out_data;
-    float const* alpha;
-    float const* beta;
+    MatrixScales alpha;
+    MatrixScales beta;
   };
 
   struct Params {
@@ -126,8 +127,8 @@ struct RankK {
 
       Descriptors& to = params.descriptors[i];
       to.out_data = static_cast<Output*>(stack.out);
-      to.alpha = stack.alpha;
-      to.beta = stack.beta;
+      to.alpha = {stack.alpha, stack.alpha_stride};
+      to.beta = {stack.beta, stack.beta_stride};
       for (auto [descriptor, data] :
            {std::pair{&to.a, stack.a}, std::pair{&to.b, stack.b ? stack.b : stack.a}}) {
         int const count_in_memory = stack.matrices * f32::parts_of(arguments.terms);

@@ -17,11 +17,14 @@ struct RankKStack {
   void const* a;
   void const* b;  // null in a rank-k update
   void* out;
-  float const* alpha;  // [matrices]
-  float const* beta;   // [matrices]
+  float const* alpha;
+  float const* beta;
   int matrices;
   int n;
   int k;
+  // From one matrix's alpha or beta to the next one's: 0 where there is one for all.
+  int alpha_stride = 1;
+  int beta_stride = 1;
   // Of operands in float16 parts, from this stack's first matrix on: the bits of each matrix's
   // largest magnitude.
   unsigned const* a_maxima = nullptr;

@@ -46,8 +46,8 @@ def rank_k(stacks: Stacks, **params: Any) -> list[jax.Array]:
     """Binds the primitive.
 
     Args:
-      stacks: alpha [g], a and b [g, n, k] ([g, k, n] with `transpose`), beta [g], c [g, n, n]; b
-        may be missing, beta and c together.
+      stacks: alpha [g], or [1] for all matrices, a and b [g, n, k] ([g, k, n] with `transpose`),
+        beta like alpha, c [g, n, n]; b may be missing, beta and c together.
       **params: hermitian, transpose, upper, symmetrize (see the module), result_dtype, precision,
         implementation.
     """
@@ -216,12 +216,28 @@ def _batch(operands, dims, **params):
     ):
         size = _stacks.mapped_size(factors, factor_dims)
         sizes.append(size)
+        factors, factor_dims = Stacks(*factors), Stacks(*factor_dims)
+        a = _stacks.fold(factors.a, factor_dims.a, size)
         folded.append(
-            [_stacks.fold(x, dim, size) for x, dim in zip(factors, factor_dims, strict=True)]
+            Stacks(
+                alpha=_fold_scale(factors.alpha, factor_dims.alpha, size, len(a)),
+                a=a,
+                b=_stacks.fold(factors.b, factor_dims.b, size),
+                beta=_fold_scale(factors.beta, factor_dims.beta, size, len(a)),
+                c=_stacks.fold(factors.c, factor_dims.c, size),
+            )
         )
     outs = rank_k(Stacks(*map(list, zip(*folded, strict=True))), **rest)
     outs = [_stacks.unfold(out, size) for out, size in zip(outs, sizes, strict=True)]
     return outs, [None if size is None else 0 for size in sizes]
+
+
+def _fold_scale(x, dim, size, folded_g):
+    """alpha or beta of a stack of `folded_g` when folded: one for all of them if it can be."""
+    if x is None or size is None or (dim is None and x.shape == (1,)):
+        return x
+    x = jnp.broadcast_to(x, (size, *x.shape)) if dim is None else jnp.moveaxis(x, dim, 0)
+    return jnp.broadcast_to(x, (size, folded_g // size)).reshape(folded_g)
 
 
 ad.primitive_jvps[rank_k_p] = _jvp
