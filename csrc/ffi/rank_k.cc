@@ -113,9 +113,9 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(JggRankK, jgg::rank_k,
 XLA_FFI_DEFINE_HANDLER_SYMBOL(JggRankKF32, jgg::rank_k_f32,
                               xla::ffi::Ffi::Bind()
                                   .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .RemainingArgs()  // see rank_k_arguments
+                                  .RemainingArgs()                        // see rank_k_arguments
                                   .Ret<xla::ffi::Buffer<xla::ffi::U8>>()  // workspace
-                                  .RemainingRets()  // out...
+                                  .RemainingRets()                        // out...
                                   .Attr<bool>("two_operands")
                                   .Attr<bool>("has_c")
                                   .Attr<bool>("transpose")

@@ -23,8 +23,9 @@ struct RankKBuffers {
   int first_matrix;  // matrices of the stacks before this one
 };
 
-// Operands from number `first` on: a, then b in a rank-2k update, then c if it is added or kept, each a stack for every
-// result. c and the results are the same memory. Types are those of the first stack for all.
+// Operands from number `first` on: a, then b in a rank-2k update, then c if it is added or kept,
+// each a stack for every result. c and the results are the same memory. Types are those of the
+// first stack for all.
 ffi::ErrorOr<std::vector<RankKBuffers>> rank_k_buffers(ffi::RemainingArgs const& operands,
                                                        ffi::RemainingRets const& results,
                                                        bool two_operands, bool has_c,
