@@ -17,7 +17,7 @@ def ffi_api_version() -> tuple[int, int]:
     """Major and minor version of the XLA FFI headers that the handlers were built with."""
 
 def kernel_configs() -> list[KernelConfig]:
-    """Every operation and tile that was compiled; of float32 products, those of 128x256 only."""
+    """Every operation and tile compiled; of float32, all tiles of lists, 128x256 of others."""
 
 def ragged_noncontracting_tiles(
     group_sizes: np.ndarray,

@@ -152,24 +152,25 @@ def lists_of_products(rng) -> int:
 def float32_updates(rng) -> int:
     """Both precisions, with rows that have to be padded and rows that need not."""
     launches = 0
-    for update, transpose, uplo in product((SYRK, SYR2K), (False, True), ("lower", "upper")):
-        for (n, k), precision in product(((N, K), (197, 53)), PRODUCT_ERROR):
+    for update, transpose, precision in product((SYRK, SYR2K), (False, True), PRODUCT_ERROR):
+        for (n, k), uplo in (((N, K), "lower"), ((197, 53), "upper")):
             shape = (3, k, n) if transpose else (3, n, k)
             a, b, c = (random(rng, s, jnp.float32) for s in (shape, shape, (3, n, n)))
+            symmetrize = uplo == "upper"
+            old = None if symmetrize else c
             options = dict(alpha=0.5, beta=-2.0, uplo=uplo, transpose=transpose)
-            for old, symmetrize in ((None, True), (c, False)):
-                out = update(
-                    a,
-                    b,
-                    old,
-                    symmetrize_output=symmetrize,
-                    precision=precision,
-                    implementation="cuda",
-                    **options,
-                )
-                errors = dict(product_error=PRODUCT_ERROR[precision])
-                check_real(update, out, a, b, old, symmetrize=symmetrize, **options, **errors)
-                launches += 1
+            out = update(
+                a,
+                b,
+                old,
+                symmetrize_output=symmetrize,
+                precision=precision,
+                implementation="cuda",
+                **options,
+            )
+            errors = dict(product_error=PRODUCT_ERROR[precision])
+            check_real(update, out, a, b, old, symmetrize=symmetrize, **options, **errors)
+            launches += 1
     return launches
 
 
@@ -178,7 +179,7 @@ def float32_lists_of_products(rng) -> int:
     launches = 0
     shapes = [(M, K, N), (8, 8, 8), (3, 72, 200, 40), (64, 520, 264), (24, 0, 8), (37, 51, 29)]
     for transpose_lhs, transpose_rhs in product((False, True), (False, True)):
-        for precision, c_dtype in product(PRODUCT_ERROR, (None, jnp.float32)):
+        for precision, c_dtype in zip(PRODUCT_ERROR, (None, jnp.float32), strict=True):
             problems = random_list(
                 rng,
                 shapes * (1 if c_dtype else 20),
