@@ -33,7 +33,7 @@ inline Prepared prepare_update(Problem const& problem, Choice const& choice) {
   arguments.stacks = {stack};
   arguments.type = arguments.out_type = jgg::sm90::ElementType::kBf16;
   arguments.uplo = jgg::Uplo::kLower;
-  arguments.other = jgg::sm90::OtherTriangle::kKept;
+  arguments.other = jgg::sm90::OtherTriangle::kZero;
   auto const tile = jgg::sm90::rank_k_tile_configs().at(choice.config);
   prepared.launch = [=](cudaStream_t stream) { return jgg::sm90::rank_k(tile, arguments, stream); };
   prepared.flops = (two_products ? 2.0 : 1.0) * matrices * n * n * k;

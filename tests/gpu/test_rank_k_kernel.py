@@ -77,6 +77,19 @@ class TestStacks:
             check(update, rng, 2, n, k, result=F32, **options)
 
 
+@pytest.mark.parametrize("traced", [False, True])
+@BOTH
+def test_one_scale_for_all_matrices(update, traced, rng):
+    a, b = random(rng, (3, 264, 72), BF16), random(rng, (3, 264, 72), BF16)
+    c = random(rng, (3, 264, 264), BF16)
+    if traced:
+        call = jax.jit(partial(update, implementation="cuda"))
+        out = call(a, b, c, alpha=jnp.float32(0.5), beta=jnp.float32(-2.0))
+    else:
+        out = run(update, a, b, c, alpha=0.5, beta=-2.0)
+    check_real(update, out, a, b, c, alpha=0.5, beta=-2.0)
+
+
 @BOTH
 def test_other_result_dtype(update, rng):
     check(update, rng, 2, 136, 72, dtype=BF16, result=F16, other="c")
