@@ -17,8 +17,6 @@ struct RaggedNoncontracting {
   // masked.
   static constexpr bool kHasHeads = kRowsContiguous;
   static constexpr bool kMasksRows = false;
-  // Many groups end in the upper half of a tile. A consumer that has the whole tile then leaves the
-  // lower half out.
 
   struct Params {
     CUtensorMap lhs;
