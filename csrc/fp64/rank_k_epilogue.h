@@ -1,8 +1,9 @@
-// The epilogue of symmetric results. A tile goes through shared memory, where both an element and
-// its mirror image are found: they are added on the diagonal, and stored to both places.
+// The epilogue of symmetric results. Where an element and its mirror image are added, or both
+// stored, a tile goes through shared memory, where both are found. Others leave registers for their
+// place.
 #pragma once
 
-#include "fp64/mainloop.h"
+#include "fp64/direct_store.h"
 #include "fp64/rank_k_problem.h"
 
 namespace jgg::fp64 {
@@ -24,6 +25,12 @@ class RankKEpilogue {
         out_(stack_.out + int64_t(tile_.matrix) * stack_.n * stack_.n) {}
 
   __device__ void store(Accumulators<Config>& accumulators) {
+    if (is_stored_directly()) {
+      store_directly(accumulators, alpha(), &out_at(tile_.m, tile_.n), n_ - tile_.m, n_ - tile_.n,
+                     n_);
+      if (params_.other == OtherTriangle::kZero) store_other();
+      return;
+    }
     accumulators.for_each_value(
         [&](int row, int column, Sum value) { staged(row, column) = value; });
     __syncthreads();
@@ -48,6 +55,20 @@ class RankKEpilogue {
 
   __device__ Element& out_at(int row, int column) const { return out_[int64_t(row) * n_ + column]; }
 
+  __device__ Sum beta() const { return params_.adds_c ? widen(stack_.beta[tile_.matrix]) : Sum{}; }
+
+  __device__ Sum alpha() const {
+    Sum const alpha = widen(stack_.alpha[tile_.matrix]);
+    // What the sums were multiplied with when the second product began.
+    bool const is_conjugated = params_.hermitian && params_.two_products && !tile_.diagonal;
+    return is_conjugated ? conjugate(alpha) : alpha;
+  }
+
+  // With C to be read, a warp's elements are better next to each other.
+  __device__ bool is_stored_directly() const {
+    return !tile_.diagonal && params_.other != OtherTriangle::kMirrored && is_zero(beta());
+  }
+
   // Elements that a thread works on at a time: accesses of a batch are under way together, and
   // what decides about them is asked once. Element by element, latencies add up to a quarter of the
   // time of a tile's products with k = 1024.
@@ -68,10 +89,7 @@ class RankKEpilogue {
   // zero, nor is the imaginary part of a Hermitian diagonal.
   __device__ void store_computed() const {
     bool const adds_mirror = params_.two_products && tile_.diagonal;
-    Sum alpha = widen(stack_.alpha[tile_.matrix]);
-    // What the sums were multiplied with when the second product began.
-    if (params_.hermitian && params_.two_products && !tile_.diagonal) alpha = conjugate(alpha);
-    Sum const beta = params_.adds_c ? widen(stack_.beta[tile_.matrix]) : Sum{};
+    Sum const alpha = this->alpha(), beta = this->beta();
     bool const adds_c = !is_zero(beta);
     bool const is_real_diagonal = params_.hermitian && tile_.diagonal;
 #pragma unroll 1
