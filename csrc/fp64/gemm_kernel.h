@@ -11,12 +11,12 @@ namespace jgg::fp64 {
 // alpha * accumulators + beta * C. As in BLAS, C is not read where beta is zero; where it is, the
 // tile goes through shared memory, so that a warp's elements are next to each other.
 template <class Config>
-__device__ void store_product(typename GemmList<Config>::Params const& params, int round,
-                              Accumulators<Config>& accumulators, void* shared) {
+__device__ void store_product(typename GemmList<Config>::Params const& params,
+                              ProductTile const& tile, Accumulators<Config>& accumulators,
+                              void* shared) {
   using Element = typename Config::Element;
   using Sum = Value<Element>;
   using Layout = StagedLayout<Config>;
-  auto const tile = GemmList<Config>::tile(params, forgotten(round));
   auto const& problem = params.problems[tile.problem];
   Sum const alpha = widen(*problem.alpha);
   Sum const beta = params.adds_c ? widen(*problem.beta) : Sum{};
@@ -65,15 +65,16 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
     gemm_kernel(const __grid_constant__ typename GemmList<Config>::Params params) {
   using Problem = GemmList<Config>;
   extern __shared__ __align__(128) uint8_t shared[];
+  TileSlots<Config, Problem> const tiles(shared);
   Loader<Config, Problem> loader(params, shared);
   Mainloop<Config> mainloop(shared);
   for (int round = 0;; ++round) {
-    auto const tile = Problem::tile(params, round);
-    if (tile.steps == 0) break;
+    int const steps = tiles.at(round).steps;
+    if (steps == 0) break;
     Accumulators<Config> accumulators;
     accumulators.clear();
-    mainloop.multiply(accumulators, tile.steps, false, loader);
-    store_product<Config>(params, round, accumulators, shared + Config::kStagedAt);
+    mainloop.multiply(accumulators, steps, false, loader);
+    store_product<Config>(params, tiles.at(round), accumulators, shared + Config::kStagedAt);
   }
 }
 

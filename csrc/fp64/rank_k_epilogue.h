@@ -16,9 +16,10 @@ class RankKEpilogue {
   static constexpr int kElements = Config::kTile * Config::kTile / Config::kThreads;
 
  public:
-  __device__ RankKEpilogue(typename Problem::Params const& params, int round, void* staged)
+  __device__ RankKEpilogue(typename Problem::Params const& params, TriangularTile const& tile,
+                           void* staged)
       : params_(params),
-        tile_(Problem::tile(params, forgotten(round))),
+        tile_(tile),
         stack_(params.stacks[tile_.stack]),
         n_(stack_.n),
         staged_(static_cast<Sum*>(staged)),
@@ -35,7 +36,7 @@ class RankKEpilogue {
         [&](int row, int column, Sum value) { staged(row, column) = value; });
     __syncthreads();
     store_computed();
-    if (params_.other == OtherTriangle::kKept) return;
+    if (params_.other == OtherTriangle::kKept || adds_zeros()) return;
     __syncthreads();
     store_other();
     // The next tile's first step is behind a barrier of the mainloop.
@@ -55,10 +56,10 @@ class RankKEpilogue {
 
   __device__ Element& out_at(int row, int column) const { return out_[int64_t(row) * n_ + column]; }
 
-  __device__ Sum beta() const { return params_.adds_c ? widen(stack_.beta[tile_.matrix]) : Sum{}; }
+  __device__ Sum beta() const { return params_.adds_c ? stack_.beta.at(tile_.matrix) : Sum{}; }
 
   __device__ Sum alpha() const {
-    Sum const alpha = widen(stack_.alpha[tile_.matrix]);
+    Sum const alpha = stack_.alpha.at(tile_.matrix);
     // What the sums were multiplied with when the second product began.
     bool const is_conjugated = params_.hermitian && params_.two_products && !tile_.diagonal;
     return is_conjugated ? conjugate(alpha) : alpha;
@@ -83,6 +84,11 @@ class RankKEpilogue {
       auto const [row, column] = place_of<Config>(batch + i);
       function(i, row, column);
     }
+  }
+
+  // Whether the rest of a tile on the diagonal is stored with its triangle.
+  __device__ bool adds_zeros() const {
+    return tile_.diagonal && params_.other == OtherTriangle::kZero;
   }
 
   // alpha * product + beta * C in the computed triangle. As in BLAS, C is not read where beta is
@@ -119,16 +125,20 @@ class RankKEpilogue {
         });
       }
       for_each(batch, [&](int i, int row, int column) {
-        if (!stored[i]) return;
-        out_at(tile_.m + row, tile_.n + column) = narrow<Element>(values[i]);
+        if (!stored[i] && !(adds_zeros() && is_inside(row, column))) return;
+        out_at(tile_.m + row, tile_.n + column) = narrow<Element>(stored[i] ? values[i] : Sum{});
         // Nobody else reads it before the barrier: mirror images are not in the triangle.
-        staged(row, column) = values[i];
+        if (stored[i]) staged(row, column) = values[i];
       });
     }
   }
 
+  __device__ bool is_inside(int row, int column) const {
+    return tile_.m + row < n_ && tile_.n + column < n_;
+  }
+
   __device__ bool is_stored(int row, int column) const {
-    return tile_.m + row < n_ && tile_.n + column < n_ && is_computed(row, column);
+    return is_inside(row, column) && is_computed(row, column);
   }
 
   // The mirror image, or zeros in its place: rows and columns of the tile exchange places.
