@@ -29,16 +29,19 @@ class RankKEpilogue {
     if (is_stored_directly()) {
       store_directly(accumulators, alpha(), &out_at(tile_.m, tile_.n), n_ - tile_.m, n_ - tile_.n,
                      n_);
-      if (params_.other == OtherTriangle::kZero) store_other();
+      if (params_.other == OtherTriangle::kZero) store_zeros();
       return;
     }
     accumulators.for_each_value(
         [&](int row, int column, Sum value) { staged(row, column) = value; });
     __syncthreads();
     store_computed();
-    if (params_.other == OtherTriangle::kKept || adds_zeros()) return;
-    __syncthreads();
-    store_other();
+    if (params_.other == OtherTriangle::kMirrored) {
+      __syncthreads();
+      store_mirror_image();
+    } else if (params_.other == OtherTriangle::kZero && !tile_.diagonal) {
+      store_zeros();
+    }
     // The next tile's first step is behind a barrier of the mainloop.
   }
 
@@ -141,23 +144,43 @@ class RankKEpilogue {
     return is_inside(row, column) && is_computed(row, column);
   }
 
-  // The mirror image, or zeros in its place: rows and columns of the tile exchange places.
-  __device__ void store_other() const {
-    bool const mirrored = params_.other == OtherTriangle::kMirrored;
+  // The mirror image: rows and columns of the tile exchange places.
+  __device__ void store_mirror_image() const {
 #pragma unroll 1
     for (int batch = 0; batch < kElements; batch += kBatch) {
       bool stored[kBatch];
-      Batch values = {};
+      Batch values;
       for_each(batch, [&](int i, int row, int column) {
         stored[i] = tile_.n + row < n_ && tile_.m + column < n_ &&
                     !(tile_.diagonal && is_computed(row, column));
       });
-      if (mirrored) {
-        for_each(batch, [&](int i, int row, int column) { values[i] = flip(staged(column, row)); });
-      }
+      for_each(batch, [&](int i, int row, int column) { values[i] = flip(staged(column, row)); });
       for_each(batch, [&](int i, int row, int column) {
         if (stored[i]) out_at(tile_.n + row, tile_.m + column) = narrow<Element>(values[i]);
       });
+    }
+  }
+
+  // In place of the mirror image of a tile that is not on the diagonal.
+  __device__ void store_zeros() const {
+    Element* const out = &out_at(tile_.n, tile_.m);
+    int const rows = n_ - tile_.n, columns = n_ - tile_.m;
+    if (n_ * sizeof(Element) % 16 == 0) {
+      store_zeros<uint4>(out, rows, columns);
+    } else {
+      store_zeros<Element>(out, rows, columns);
+    }
+  }
+
+  template <class Unit>
+  __device__ void store_zeros(Element* out, int rows, int columns) const {
+    constexpr int kColumns = sizeof(Unit) / sizeof(Element), kUnits = Config::kTile / kColumns;
+#pragma unroll 1
+    for (int i = forgotten(threadIdx.x); i < Config::kTile * kUnits; i += Config::kThreads) {
+      int const row = i / kUnits, column = i % kUnits * kColumns;
+      if (row < rows && column < columns) {
+        *reinterpret_cast<Unit*>(out + int64_t(row) * n_ + column) = Unit{};
+      }
     }
   }
 
