@@ -17,6 +17,7 @@ struct RaggedNoncontracting {
   // masked.
   static constexpr bool kHasHeads = kRowsContiguous;
   static constexpr bool kMasksRows = false;
+  static constexpr bool kHasLhsInRhs = false;
 
   struct Params {
     CUtensorMap lhs;
