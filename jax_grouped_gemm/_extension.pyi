@@ -226,7 +226,7 @@ def rank_k_tiles(
     Args:
       stacks: int32 [stacks, 3]: matrices, their number of rows, mainloop steps of a tile.
       upper: whether the upper triangle is computed.
-      clusters: how many clusters take the units of work in turn.
+      clusters: how many clusters take the units of work, each the next one when it is free.
 
     Returns:
       int32 [tiles, 11] with the columns of `ragged_noncontracting_tiles`: batch is the matrix

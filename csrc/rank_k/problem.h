@@ -65,14 +65,16 @@ struct RankK {
       if (DeviceWarp::leads()) work = found;
       return more;
     }
+
+    __device__ bool run(int unit, Run& run) const { return triangle.run(unit, run); }
   };
 
   template <class Warp>
-  using Turns = RoundRobin;
+  using Turns = EarliestFree<Warp, kMaxClusters<Config>>;
 
   template <class Warp>
   __device__ static Schedule schedule(Params const& params) {
-    return {Triangle(params.stacks, params.count, params.uplo, gridDim.x / Config::kCluster)};
+    return {Triangle(params.stacks, params.count, params.uplo)};
   }
 
   // The number of the matrix of a tile among those of all stacks.
