@@ -22,7 +22,6 @@ struct GroupedGemm {
   using Epilogue = ListEpilogue<GroupedGemm>;
   static constexpr bool kMasksRows = false;
   static constexpr bool kHasNarrowTiles = Config::kTileN == 256;
-  static constexpr bool kHasLhsInRhs = false;
 
   struct Descriptors {
     CUtensorMap lhs;

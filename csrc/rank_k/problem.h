@@ -22,9 +22,7 @@ struct RankK {
   using Epilogue = TriangularEpilogue<RankK>;
   static constexpr bool kMasksRows = false;
   static constexpr bool kHasNarrowTiles = true;
-  static constexpr bool kHasLhsInRhs = true;
   static_assert(Config::kLhsMajor == Config::kRhsMajor);
-  static_assert(Config::kStages % 2 == 0, "two steps that need each other are one round's");
 
   // Stacks to a launch. Their descriptors are parameters of the kernel: 60 would fit, but a launch
   // takes 2 us longer then, where 24 take under 1 us.
@@ -88,14 +86,6 @@ struct RankK {
   __device__ static int columns_needed(Params const& params, WorkTile const& work) {
     return Triangle::is_narrow(work, params.uplo) ? Config::kTileM : work.extent - work.n;
   }
-
-  // Rows of a tile on the diagonal are rows of its rhs too.
-  __device__ static int lhs_row_in_rhs(Params const&, WorkTile const& work) {
-    return work.share == Share::kNothing ? work.m - work.n : -1;
-  }
-
-  // Whether that is the rhs of the step before or after: A in that of B A^T, B in that of A B^T.
-  __device__ static bool steps_cross(Params const& params) { return params.two_products; }
 
   // The steps of a rank-2k update alternate between A B^T and B A^T. Nothing but these loads knows:
   // to the consumers it is one product of twice the depth. One product after the other would read

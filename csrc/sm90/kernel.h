@@ -28,16 +28,10 @@ __device__ void release_work(Shared& shared, WorkIterator& slot) {
   ++slot;
 }
 
-// The next tile, in a slot that is to be given back.
-template <class Shared>
-__device__ WorkTile const& await_work(Shared& shared, WorkIterator const& slot) {
-  shared.work_full[slot.stage].wait(slot.phase);
-  return shared.work[slot.stage];
-}
-
 template <class Shared>
 __device__ WorkTile read_work(Shared& shared, WorkIterator& slot) {
-  WorkTile const work = await_work(shared, slot);
+  shared.work_full[slot.stage].wait(slot.phase);
+  WorkTile const work = shared.work[slot.stage];
   release_work(shared, slot);
   return work;
 }

@@ -27,13 +27,11 @@ __device__ void consume_list(typename Problem::Params const& params, Shared& sha
     epilogue.take(accumulators, work);
   };
   while (true) {
-    // Where it is: accumulators and a packed result leave no registers for a whole tile.
-    WorkTile const& work = await_work(shared, slot);
+    WorkTile const work = read_work(shared, slot);
     if (work.k_tiles == kNoMoreWork) break;
     int const columns = Problem::columns_needed(params, work);
     if (work.m + consumer * kRowsPerConsumer >= work.extent || columns <= 0) {
       Mainloop::skip(work, shared, stage);
-      release_work(shared, slot);
       continue;
     }
     epilogue.prefetch(work);
@@ -42,7 +40,6 @@ __device__ void consume_list(typename Problem::Params const& params, Shared& sha
     } else if constexpr (Problem::kHasNarrowTiles) {
       multiply(typename Mainloop::template FirstColumns<Config::kRhsBoxColumns>{}, work);
     }
-    release_work(shared, slot);
     epilogue.store_early();
   }
   epilogue.store_rest();

@@ -55,9 +55,7 @@ class Mainloop {
                               Stage& stage, int rank) {
     // The lower half of a tile may lie past its group; its rows are then neither loaded nor
     // multiplied.
-    int const lhs_boxes = lhs_row_in_rhs(params, work) >= 0                     ? 0
-                          : Problem::rows_left(params, work) > kRowsPerConsumer ? 2
-                                                                                : 1;
+    int const lhs_boxes = Problem::rows_left(params, work) > kRowsPerConsumer ? 2 : 1;
     int const rhs_boxes = Problem::columns_needed(params, work) > Config::kRhsBoxColumns ? 2 : 1;
     unsigned const bytes = lhs_boxes * Config::kLhsBoxBytes + rhs_boxes * Config::kRhsBoxBytes;
     bool const share_lhs = work.share == Share::kLhs, share_rhs = work.share == Share::kRhs;
@@ -91,18 +89,14 @@ class Mainloop {
   // accumulators = the product of this consumer's rows with the tile's columns, or its first ones.
   // `overlap(step)` is called once a step while the tensor cores are busy with it.
   template <class Accumulators, class Overlap>
-  __device__ static void multiply(Params const& params, WorkTile const& work, Shared& shared,
-                                  Stage& stage, int consumer, Accumulators& accumulators,
-                                  Overlap&& overlap) {
+  __device__ static void multiply(Params const&, WorkTile const& work, Shared& shared, Stage& stage,
+                                  int consumer, Accumulators& accumulators, Overlap&& overlap) {
     using namespace cute;
     constexpr int kColumns = decltype(size(accumulators))::value * kWarpgroup / kRowsPerConsumer;
     Mma<kColumns> mma;
-    LhsPlace const lhs_place(params, work, shared);
     Stage finished = stage;
-    int const k_tiles = work.k_tiles;
-    for (int k_tile = 0; k_tile < k_tiles; ++k_tile) {
+    for (int k_tile = 0; k_tile < work.k_tiles; ++k_tile) {
       shared.full[stage.stage].wait(stage.phase);
-      if (k_tile % 2 == 0 && lhs_place.crossed) shared.full[stage.stage + 1].wait(stage.phase);
       if constexpr (Problem::kMasksRows) {
         int const first = k_tile == 0 ? work.head : 0, last = work.extent - k_tile * Config::kTileK;
         if (first > 0 || last < Config::kTileK) {
@@ -111,7 +105,7 @@ class Mainloop {
       }
 
       auto const lhs = make_tensor(
-          make_smem_ptr(lhs_place.at(stage.stage) + consumer * kRowsPerConsumer * Config::kTileK),
+          make_smem_ptr(shared.lhs[stage.stage] + consumer * kRowsPerConsumer * Config::kTileK),
           SmemLayout<Config::kLhsMajor, kRowsPerConsumer>{});
       auto const rhs = make_tensor(make_smem_ptr(shared.rhs[stage.stage]),
                                    SmemLayout<Config::kRhsMajor, kColumns>{});
@@ -132,14 +126,15 @@ class Mainloop {
       overlap(k_tile);
       // Of the two steps in flight the older one is done with its stage.
       warpgroup_wait<1>();
-      if (k_tile > 0 && k_tile % lhs_place.steps() == 0) {
-        release(shared, finished, lhs_place.steps());
+      if (k_tile > 0) {
+        release(shared, finished.stage);
+        ++finished;
       }
       ++stage;
     }
     warpgroup_wait<0>();
     warpgroup_fence_operand(accumulators);
-    release(shared, finished, lhs_place.steps());
+    release(shared, finished.stage);
   }
 
   // Passes over the stages of a tile in which this consumer has no rows.
@@ -165,43 +160,6 @@ class Mainloop {
                                  thread % kWarpSize == 0 && thread / kWarpSize < Config::kCluster);
     }
   }
-
-  // The next `count` stages.
-  __device__ static void release(Shared& shared, Stage& stage, int count) {
-    for (int i = 0; i < count; ++i, ++stage) release(shared, stage.stage);
-  }
-
-  // Where the lhs of a tile begins among the rows of its rhs; negative if it has a place of its
-  // own.
-  __device__ static int lhs_row_in_rhs(Params const& params, WorkTile const& work) {
-    if constexpr (Problem::kHasLhsInRhs) return Problem::lhs_row_in_rhs(params, work);
-    return -1;
-  }
-
-  __device__ static bool steps_cross(Params const& params) {
-    if constexpr (Problem::kHasLhsInRhs) return Problem::steps_cross(params);
-    return false;
-  }
-
-  // Where consumers find the lhs of a tile: in the lhs of each stage, or from some row on in the
-  // rhs, which may be that of the other one of two consecutive steps.
-  struct LhsPlace {
-    Shared& shared;
-    int row;  // in the rhs; negative where the lhs has a place of its own
-    bool crossed;
-
-    __device__ LhsPlace(Params const& params, WorkTile const& work, Shared& shared)
-        : shared(shared),
-          row(lhs_row_in_rhs(params, work)),
-          crossed(row >= 0 && steps_cross(params)) {}
-
-    // Steps that are multiplied before their stages can be filled again.
-    __device__ int steps() const { return crossed ? 2 : 1; }
-
-    __device__ Element* at(int stage) const {
-      return row < 0 ? shared.lhs[stage] : shared.rhs[stage ^ int(crossed)] + row * Config::kTileK;
-    }
-  };
 
   // Zeroes what a stage holds of rows outside [first, last), the group's, along the contracted
   // dimension. Both operands need it: zero in one alone would still let a NaN through. Each

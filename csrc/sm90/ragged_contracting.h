@@ -16,7 +16,6 @@ struct RaggedContracting {
   static constexpr bool kMasksRows =
       Config::kLhsMajor == cute::GMMA::Major::K || Config::kRhsMajor == cute::GMMA::Major::K;
   static constexpr bool kHasHeads = false;
-  static constexpr bool kHasLhsInRhs = false;
 
   template <class Warp>
   using Schedule = ContractingSchedule<Warp, Config::kTileM, Config::kTileN, Config::kTileK,

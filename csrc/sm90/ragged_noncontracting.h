@@ -17,7 +17,6 @@ struct RaggedNoncontracting {
   // masked.
   static constexpr bool kHasHeads = kRowsContiguous;
   static constexpr bool kMasksRows = false;
-  static constexpr bool kHasLhsInRhs = false;
 
   struct Params {
     CUtensorMap lhs;

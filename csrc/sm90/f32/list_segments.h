@@ -18,8 +18,6 @@ namespace jgg::sm90::f32 {
 template <class Base>
 struct ListSegments : Base {
   using Config = typename Base::Config;
-  // Both sides of a step may be different parts of the same rows.
-  static constexpr bool kHasLhsInRhs = false;
 
   struct Params : Base::Params {
     int terms;
