@@ -224,7 +224,8 @@ def rank_k_tiles(
     """The tiles of one triangle of each of `stacks`, from the code that the kernel runs.
 
     Args:
-      stacks: int32 [stacks, 3]: matrices, their number of rows, mainloop steps of a tile.
+      stacks: int32 [stacks, 4]: matrices, their number of rows, mainloop steps of a tile, and of a
+        narrow tile on the diagonal.
       upper: whether the upper triangle is computed.
       clusters: how many clusters take the units of work, each the next one when it is free.
 

@@ -34,8 +34,9 @@ JGG_HOST_DEVICE TriangleEntry triangle_entry(int t) {
 struct TriangularStack {
   int matrices;
   int n;
-  int k_tiles;     // mainloop steps of a tile
-  int first_unit;  // units of the stacks before this one
+  int k_tiles;         // mainloop steps of a tile
+  int narrow_k_tiles;  // of a narrow tile on the diagonal
+  int first_unit;      // units of the stacks before this one
 };
 
 // The tiles of a list of stacks, for clusters of two CTAs. A tile is twice as wide as high, so the
@@ -87,12 +88,13 @@ class TriangularSchedule {
       return true;
     }
     unit -= full_units;
+    work.k_tiles = stack.narrow_k_tiles;
     place_on_diagonal(2 * unit + rank, stack, counts.narrow, false, work);
     return unit < counts.narrow_units(stack.matrices);
   }
 
-  // The units of a stack that are full, and the narrow ones: in half steps, and two whole ones for
-  // the change of tiles.
+  // The units of a stack that are full, and the narrow ones, which are half as much work: in halves
+  // of a step, and four for the change of tiles.
   JGG_HOST_DEVICE bool run(int unit, Run& run) const {
     constexpr int kChange = 4;
     TriangularStack const stack = stacks_[find_stack(unit)];
