@@ -230,7 +230,7 @@ def rank_k_tiles(
       clusters: how many clusters take the units of work, each the next one when it is free.
 
     Returns:
-      int32 [tiles, 11] with the columns of `ragged_noncontracting_tiles`: batch is the matrix
+      int32 [tiles, 12] with the columns of `ragged_noncontracting_tiles`: batch is the matrix
       within its stack, group the stack, and the number of rows that of the matrix. A tile whose
       first row is past that is padding.
     """
