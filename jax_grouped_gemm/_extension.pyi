@@ -224,12 +224,13 @@ def rank_k_tiles(
     """The tiles of one triangle of each of `stacks`, from the code that the kernel runs.
 
     Args:
-      stacks: int32 [stacks, 3]: matrices, their number of rows, mainloop steps of a tile.
+      stacks: int32 [stacks, 4]: matrices, their number of rows, mainloop steps of a tile, and of a
+        narrow tile on the diagonal.
       upper: whether the upper triangle is computed.
-      clusters: how many clusters take the units of work in turn.
+      clusters: how many clusters take the units of work, each the next one when it is free.
 
     Returns:
-      int32 [tiles, 11] with the columns of `ragged_noncontracting_tiles`: batch is the matrix
+      int32 [tiles, 12] with the columns of `ragged_noncontracting_tiles`: batch is the matrix
       within its stack, group the stack, and the number of rows that of the matrix. A tile whose
       first row is past that is padding.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import heapq
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,6 +23,8 @@ from jax_grouped_gemm.plan import (
 
 RANK_K_TILE = TileConfig(tile_m=128, tile_n=256, cluster=2)
 TILE_K = 64
+# What the change of tiles takes beside the steps of a unit: see `csrc/scheduler/triangular.h`.
+CHANGE_HALF_STEPS = 4
 OPERAND_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 
 
@@ -99,7 +102,8 @@ def plan_rank_k(avals: Sequence[Any], params: Mapping[str, Any]) -> Plan:
         return rank_k_plan_fp64.plan(problem)
     addressable = _addressable_problem(problem)
     reason = _copy_reason(problem, addressable)
-    units = [unit for stack in addressable.stacks for unit in _unit_costs(addressable, stack)]
+    stacks = [addressable.stacks[i] for i in launch_order(problem)]
+    units = [unit for stack in stacks for unit in _unit_costs(addressable, stack)]
     clusters = min(NUM_SMS // RANK_K_TILE.cluster, len(units))
     terms = float32.num_terms(params["precision"]) if problem.dtype == jnp.float32 else 0
     return Plan(
@@ -113,6 +117,13 @@ def plan_rank_k(avals: Sequence[Any], params: Mapping[str, Any]) -> Plan:
         terms=terms,
         efficiency=_efficiency(problem, units),
     )
+
+
+def launch_order(problem: RankKProblem) -> list[int]:
+    """The stacks that have results, longest tiles first: short ones even out the end."""
+    stacks = problem.stacks
+    nonempty = (i for i, s in enumerate(stacks) if 0 not in (s.g, s.n))
+    return sorted(nonempty, key=lambda i: -stacks[i].k)
 
 
 def _unsupported_reason(problem: RankKProblem, params: Mapping[str, Any]) -> str:
@@ -187,14 +198,16 @@ def _unit_costs(problem: RankKProblem, stack: Stack) -> list[int]:
 def _efficiency(problem: RankKProblem, units: Sequence[int]) -> float:
     """The share of the tensor cores' work that is useful while the longest cluster is busy.
 
-    Units are dealt out to the clusters in turn, every other round in reverse.
+    Each unit goes to the cluster that is free first, as in `csrc/scheduler/turns.h`.
     """
     clusters = NUM_SMS // RANK_K_TILE.cluster
-    rounds = math.ceil(len(units) / clusters)
-    dealt = np.zeros((rounds, clusters))
-    dealt.ravel()[: len(units)] = units
-    dealt[1::2] = dealt[1::2, ::-1].copy()
-    longest = dealt.sum(axis=0).max()
+    free_at = [(0, cluster) for cluster in range(clusters)]
+    busy = [0] * clusters
+    for half_steps in units:
+        at, cluster = free_at[0]
+        heapq.heapreplace(free_at, (at + half_steps + CHANGE_HALF_STEPS, cluster))
+        busy[cluster] += half_steps
+    longest = max(busy)
     per_half_step = RANK_K_TILE.cluster * RANK_K_TILE.tile_m * RANK_K_TILE.tile_n * TILE_K / 2
     useful = sum(
         stack.g * stack.n * (stack.n + 1) / 2 * stack.k * _num_products(problem)

@@ -4,10 +4,15 @@ Every tile with an element of the computed triangle is computed exactly once, an
 but for the padding that the schedule documents.
 """
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-TILE_K = 64
+import jax_grouped_gemm as jgg
+from jax_grouped_gemm import rank_k_plan
+
+TILE_M = rank_k_plan.RANK_K_TILE.tile_m
 FIELDS = "unit rank owner batch group begin extent head m n k_tiles share".split()
 NOTHING, LHS, RHS = range(3)
 UPLO = pytest.mark.parametrize("uplo", ["lower", "upper"])
@@ -26,6 +31,8 @@ def schedule(extension, tile):
 
     def run(stacks, uplo, clusters=1) -> np.recarray:
         stacks = np.asarray(stacks, np.int32)
+        # Narrow tiles take two steps from a stage.
+        stacks = np.concatenate([stacks, -(-stacks[:, 2:] // 2)], axis=1)
         tiles = extension.rank_k_tiles(stacks, upper=uplo == "upper", clusters=clusters, **tile)
         return np.rec.fromarrays(tiles.T, names=FIELDS)
 
@@ -71,13 +78,17 @@ def check(tiles, stacks, uplo, tile):
 
     for index, (g, n, steps) in enumerate(stacks):
         mine = tiles[tiles.group == index]
-        assert (mine.k_tiles == steps).all() and (mine.extent == n).all()
+        assert (mine.extent == n).all()
         real = mine[mine.m < n]
         # Padding: macro tiles whose lower half is outside, and the last of both diagonal runs.
         outside = mine[mine.m >= n]
         assert (outside.share == NOTHING).sum() <= 2
         assert (outside.m[outside.share == RHS] == -(-n // tile_n) * tile_n - tile_m).all()
         assert ((0 <= real.batch) & (real.batch < g)).all()
+
+        narrow = np.array([is_narrow(t, uplo, tile_m) for t in real], bool)
+        assert (real.k_tiles[~narrow] == steps).all()
+        assert (real.k_tiles[narrow] == -(-steps // 2)).all()
 
         # In elements of tile_m x tile_m: a narrow tile is one of them, the others are two.
         count = -(-n // tile_m)
@@ -133,24 +144,58 @@ def test_large_matrix(schedule, tile, uplo):
     check(schedule([[1, 20_000, 7]], uplo), [[1, 20_000, 7]], uplo, tile)
 
 
+def half_steps(tiles, stacks, uplo):
+    """What each unit costs, in order. Of the two tiles of a unit one may be padding."""
+    steps = np.asarray(stacks)[:, 2][tiles.group].reshape(-1, 2).max(axis=1)
+    narrow = [is_narrow(t, uplo, TILE_M) and t.m < t.extent for t in tiles]
+    return steps * np.where(np.reshape(narrow, (-1, 2)).any(axis=1), 1, 2)
+
+
 @UPLO
-def test_units_go_to_clusters_back_and_forth(schedule, uplo):
-    """Any number of clusters does the same tiles; a round in reverse begins with the last one."""
-    stacks = [[3, 1000, 4], [2, 300, 2]]
-    in_order = schedule(stacks, uplo)
-    units = len(in_order) // 2
-    for clusters in (1, 2, 5, 7, 66, 1000):
-        tiles = schedule(stacks, uplo, clusters)
-        order = [
-            round_ * clusters + (place if round_ % 2 == 0 else clusters - 1 - place)
-            for round_ in range(-(-units // clusters))
-            for place in range(clusters)
-        ]
-        # The list ends at the first cluster that has nothing left to do.
-        order = order[: next((i for i, u in enumerate(order) if u >= units), len(order))]
-        want = in_order.reshape(-1, 2)[order].ravel()
-        for field in ("group", "batch", "m", "n"):
-            np.testing.assert_array_equal(tiles[field], want[field])
+@pytest.mark.parametrize("clusters", [1, 2, 5, 66, 72])
+def test_each_unit_goes_to_the_cluster_that_is_free_first(schedule, uplo, clusters, rng):
+    """Any number of clusters does the same tiles in the same order."""
+    stacks = np.stack([rng.integers(1, 6, 20), rng.integers(1, 1200, 20)], axis=1)
+    steps = np.sort(rng.integers(1, 30, 20))[::-1]
+    stacks = np.concatenate([stacks, steps[:, None]], axis=1)
+    tiles = schedule(stacks, uplo, clusters)
+    alone = schedule(stacks, uplo)
+    for field in set(FIELDS) - {"owner"}:
+        np.testing.assert_array_equal(tiles[field], alone[field])
+    free_at = np.zeros(clusters, int)
+    for owner, cost in zip(tiles.owner[0::2], half_steps(tiles, stacks, uplo), strict=True):
+        assert owner == np.argmin(free_at)
+        free_at[owner] += cost + rank_k_plan.CHANGE_HALF_STEPS
+    np.testing.assert_array_equal(tiles.owner[0::2], tiles.owner[1::2])
+
+
+@UPLO
+def test_no_cluster_takes_a_unit_that_another_could_begin_earlier(schedule, uplo, rng):
+    for _ in range(20):
+        count = rng.integers(5, 60)
+        steps = np.sort(rng.integers(1, 64, count))[::-1]
+        sizes = [rng.integers(1, 5, count), rng.integers(64, 2048, count), steps]
+        stacks = np.stack(sizes, axis=1)
+        tiles = schedule(stacks, uplo, 66)
+        costs = half_steps(tiles, stacks, uplo) + rank_k_plan.CHANGE_HALF_STEPS
+        busy = np.bincount(tiles.owner[0::2], costs, 66)
+        last = {owner: cost for owner, cost in zip(tiles.owner[0::2], costs, strict=True)}
+        assert max(busy[owner] - cost for owner, cost in last.items()) <= busy.mean()
+
+
+@UPLO
+def test_efficiency_is_that_of_the_schedule(schedule, uplo, rng):
+    shapes = [(2, 1000, 256), (1, 2048, 4096), (3, 128, 4096), (5, 640, 1024)]
+    (plan,) = jgg.explain(
+        lambda *a: jgg.grouped_syrk(list(a), uplo=uplo),
+        *(jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes),
+    ).plans
+    order = rank_k_plan.launch_order(plan.problem)
+    stacks = [(g, n, -(-k // 64)) for g, n, k in (shapes[i] for i in order)]
+    tiles = schedule(stacks, uplo, 66)
+    longest = np.bincount(tiles.owner[0::2], half_steps(tiles, stacks, uplo)).max()
+    useful = sum(g * n * (n + 1) / 2 * k for g, n, k in shapes)
+    assert plan.efficiency == pytest.approx(useful / (longest * 66 * 256 * 256 * 64 / 2))
 
 
 @UPLO

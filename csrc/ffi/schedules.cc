@@ -256,11 +256,11 @@ TileArray rank_k_tiles(Sizes const& stacks, bool upper, int clusters, int tile_m
     int units = 0;
     for (size_t i = 0; i < stacks.shape(0); ++i) {
       int const* const stack = stacks.data() + i * stacks.shape(1);
-      table.push_back({stack[0], stack[1], stack[2], units});
+      table.push_back({stack[0], stack[1], stack[2], stack[3], units});
       units += Schedule::units(stack[0], stack[1], uplo);
     }
-    Schedule const schedule(table.data(), static_cast<int>(table.size()), uplo, clusters);
-    tiles = list_tiles<RoundRobin>(schedule, cluster, 1);
+    Schedule const schedule(table.data(), static_cast<int>(table.size()), uplo);
+    tiles = list_tiles<SimulatedTurns>(schedule, cluster, clusters);
     return cudaSuccess;
   });
   return to_array(tiles);

@@ -48,8 +48,7 @@ class TriangularEpilogue {
     constexpr int kTaken = decltype(cute::size(accumulators))::value / kAccumulatorsPerBlock;
     stack_ = work.group;
     matrix_ = work.batch;
-    row_ = work.m + consumer_ * kRowsPerConsumer;
-    column_ = work.n;
+    place_ = (work.m / kBlock + consumer_) << 16 | work.n / kBlock;
     scale(accumulators);
     if constexpr (kPacks) {
       cutlass::NumericArrayConverter<Output, float, 2> const convert;
@@ -65,17 +64,23 @@ class TriangularEpilogue {
     }
   }
 
-  // Stores the block on the diagonal of what was taken and not yet stored, if there is one. Its
-  // completion needs registers that the next tile's accumulators would not leave.
+  // Stores the block on the diagonal of what was taken and not yet stored, if there is one. It
+  // needs registers that the next tile's accumulators would not leave.
   __device__ void store_early() {
     if constexpr (kPacks) {
-      int const block = (row_ - column_) / kBlock;
-      if (row_ < column_ || block >= steps_left_ / 2) return;
+      int const block = (row() - column()) / kBlock;
+      if (row() < column() || block >= steps_left_ / 2) return;
       acquire_slot();
-      write_any(block, packed_);
-      sync_consumer();
-      complete_diagonal(row_);
-      store_slot(row_, row_);
+      // One copy of the code for all blocks, which is long.
+      uint32_t packed[kAccumulatorsPerBlock / 2];
+      with_block(block, packed_, [&](int any) {
+#pragma unroll
+        for (int i = 0; i < kAccumulatorsPerBlock / 2; ++i) {
+          packed[i] = packed_[any * kAccumulatorsPerBlock / 2 + i];
+        }
+      });
+      write_diagonal(packed);
+      store_slot(row(), row());
     }
   }
 
@@ -97,9 +102,16 @@ class TriangularEpilogue {
 
  private:
   __device__ bool issues() const { return threadIdx.x % kWarpgroup == 0; }
+  // Not to be kept in a register from tile to tile, nor anything that follows from it.
+  __device__ static int recomputed(int value) {
+    asm volatile("" : "+r"(value));
+    return value;
+  }
   __device__ static int lane() { return threadIdx.x % kWarpSize; }
   __device__ static int warp() { return threadIdx.x % kWarpgroup / kWarpSize; }
 
+  __device__ int row() const { return static_cast<int>(place_ >> 16) * kBlock; }
+  __device__ int column() const { return static_cast<int>(place_ & 0xffff) * kBlock; }
   __device__ int n() const { return params_.stacks[stack_].n; }
 
   __device__ bool is_computed(int row, int column) const {
@@ -116,26 +128,23 @@ class TriangularEpilogue {
     auto const& descriptors = params_.descriptors[stack_];
     float const alpha = descriptors.alpha.at(matrix_);
     float const beta = params_.adds_c ? descriptors.beta.at(matrix_) : 0.0f;
-    scale_and_add(accumulators, alpha, beta, out_at(row_, column_), n(), n() - row_, n() - column_);
+    scale_and_add(accumulators, alpha, beta, out_at(row(), column()), n(), n() - row(),
+                  n() - column());
   }
 
   // Step 2b stores block b of `values`, step 2b + 1 its mirror image.
   template <class Values>
   __device__ void store(int step, Values const& values) {
     bool const mirror = step % 2 == 1;
-    int const row = row_, column = column_ + step / 2 * kBlock;
+    int const row = this->row(), column = this->column() + step / 2 * kBlock;
     if (!is_computed(row, column) || column >= n()) return;
     if (row == column && (mirror || kPacks)) return;
     if (mirror && params_.other == OtherTriangle::kKept) return;
+    if (mirror && params_.other == OtherTriangle::kZero) return store_zeros(column, row);
 
     acquire_slot();
-    if (!mirror) {
-      write_any(step / 2, values);
-    } else if (params_.other == OtherTriangle::kMirrored) {
-      write_any_transposed(step / 2, values);
-    } else {
-      write_zeros();
-    }
+    with_block(step / 2, values,
+               [&](int block) { mirror ? write_transposed(block, values) : write(block, values); });
     if (row == column) {
       sync_consumer();
       complete_diagonal(row);
@@ -144,19 +153,27 @@ class TriangularEpilogue {
   }
 
   // The registers of a block must be known at compile time.
-  template <class Values>
-  __device__ void write_any(int any, Values const& values) const {
+  template <class Values, class Write>
+  __device__ static void with_block(int any, Values const& values, Write write) {
 #pragma unroll
     for (int block = 0; block < count_of(values); ++block) {
-      if (block == any) write(block, values);
+      if (block == any) write(block);
     }
   }
 
-  template <class Values>
-  __device__ void write_any_transposed(int any, Values const& values) const {
+  // A block of the result becomes zero. Nothing waits for that: neither a slot nor a barrier.
+  __device__ void store_zeros(int first_row, int first_column) const {
+    constexpr int kUnit = 16 / sizeof(Output), kUnits = kBlock * kBlock / kUnit / kWarpgroup;
+    int const thread = recomputed(threadIdx.x % kWarpgroup);
+    int const row = first_row + thread / (kBlock / kUnit);
+    int const column = first_column + thread % (kBlock / kUnit) * kUnit;
+    if (column >= n()) return;
+    Output* to = out_at(row, column);
 #pragma unroll
-    for (int block = 0; block < count_of(values); ++block) {
-      if (block == any) write_transposed(block, values);
+    for (int i = 0; i < kUnits; ++i) {
+      constexpr int kRows = kBlock / kUnits;
+      if (row + i * kRows < n()) *reinterpret_cast<uint4*>(to) = uint4{};
+      to += int64_t(kRows) * n();
     }
   }
 
@@ -188,34 +205,26 @@ class TriangularEpilogue {
     slot_ = (slot_ + 1) % kSlots;
   }
 
-  // Fills in the elements of a block on the diagonal that are not in the computed triangle, a few
-  // vectors of 16 bytes at a time, whose loads are under way together.
+  // Fills in the elements of a block on the diagonal that are not in the computed triangle. Of
+  // 32-bit results, whose registers are not what a matrix transposition takes.
   __device__ void complete_diagonal(int first) const {
     constexpr int kUnit = 16 / sizeof(Output), kUnits = kBlock * kBlock / kUnit / kWarpgroup;
-    constexpr int kBatch = kPacks ? 4 : 1;
     using Vector = cutlass::AlignedArray<Output, kUnit>;
 #pragma unroll 1
-    for (int batch = 0; batch < kUnits; batch += kBatch) {
-      Vector other[kBatch];
+    for (int i = 0; i < kUnits; ++i) {
+      auto const [row, column] = unit_at(i);
+      Vector other;
+      other.clear();
+      if (params_.other == OtherTriangle::kMirrored) {
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        auto const [row, column] = unit_at(batch + i);
-        other[i].clear();
-        if (params_.other == OtherTriangle::kMirrored) {
-#pragma unroll
-          for (int j = 0; j < kUnit; ++j) other[i][j] = at(column + j, row);
-        } else if (params_.other == OtherTriangle::kKept && first + row < n() &&
-                   first + column < n()) {
-          other[i] = *reinterpret_cast<Vector const*>(out_at(first + row, first + column));
-        }
+        for (int j = 0; j < kUnit; ++j) other[j] = at(column + j, row);
+      } else if (params_.other == OtherTriangle::kKept && first + row < n() &&
+                 first + column < n()) {
+        other = *reinterpret_cast<Vector const*>(out_at(first + row, first + column));
       }
 #pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        auto const [row, column] = unit_at(batch + i);
-#pragma unroll
-        for (int j = 0; j < kUnit; ++j) {
-          if (!is_computed(row, column + j)) at(row, column + j) = other[i][j];
-        }
+      for (int j = 0; j < kUnit; ++j) {
+        if (!is_computed(row, column + j)) at(row, column + j) = other[j];
       }
     }
   }
@@ -290,10 +299,59 @@ class TriangularEpilogue {
     }
   }
 
-  __device__ void write_zeros() const {
-    constexpr int kUnits = kChunksPerBlock * Config::kChunkBytes / 16;
-    auto* const units = reinterpret_cast<uint4*>(slot());
-    for (int i = threadIdx.x % kWarpgroup; i < kUnits; i += kWarpgroup) units[i] = uint4{};
+  // The block on the diagonal: what is in the computed triangle, and beside it its mirror image,
+  // zeros or what C has there. Each 16 rows by 16 columns are on one side, or on the diagonal
+  // themselves, where their halves by 8 are.
+  __device__ void write_diagonal(uint32_t const* packed) const {
+    bool const lower = params_.uplo == Uplo::kLower;
+    bool const mirrored = params_.other == OtherTriangle::kMirrored;
+    int const thread = recomputed(threadIdx.x % kWarpgroup);
+    int const lane = thread % kWarpSize, warp = thread / kWarpSize;
+    int const row = lane / 4, column = lane % 4 * 2;
+    uint32_t const left = (lower ? column <= row : row <= column) ? 0x0000ffff : 0;
+    uint32_t const right = (lower ? column < row : row <= column + 1) ? 0xffff0000 : 0;
+    uint32_t const computed[] = {left | right, lower ? ~0u : 0, lower ? 0 : ~0u, left | right};
+#pragma unroll
+    for (int pair = 0; pair < kBlock / 16; ++pair) {
+      uint32_t const* source = packed + pair * 4;
+      bool const on = pair == warp, inside = !on && (pair < warp) == lower;
+      if (mirrored && !on && !inside) continue;
+      uint32_t values[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        uint32_t other = 0;
+        if (mirrored) {
+          other = transposed(source[i == 1 ? 2 : i == 2 ? 1 : i]);
+        } else if (params_.other == OtherTriangle::kKept && !inside) {
+          other = kept(warp * 16 + i % 2 * 8 + row, pair * 16 + i / 2 * 8 + column);
+        }
+        uint32_t const mask = on ? computed[i] : inside ? ~0u : 0;
+        values[i] = (source[i] & mask) | (other & ~mask);
+      }
+      auto const target = address(warp * 16 + lane % 16, pair * 16 + lane / 16 * 8);
+      cute::SM90_U32x4_STSM_N::copy(values[0], values[1], values[2], values[3],
+                                    *reinterpret_cast<cute::uint128_t*>(target));
+      if (mirrored && inside) {
+        auto const image =
+            address(pair * 16 + lane / 16 * 8 + lane % 8, warp * 16 + lane / 8 % 2 * 8);
+        cute::SM90_U16x8_STSM_T::copy(values[0], values[1], values[2], values[3],
+                                      *reinterpret_cast<cute::uint128_t*>(image));
+      }
+    }
+  }
+
+  // Of 8 rows by 8 columns in the registers of a warp.
+  __device__ static uint32_t transposed(uint32_t pair) {
+    uint32_t result;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
+    return result;
+  }
+
+  // Two neighbours of C in the block on the diagonal.
+  __device__ uint32_t kept(int row, int column) const {
+    row += this->row();
+    column += this->row();
+    return row < n() && column < n() ? *reinterpret_cast<uint32_t const*>(out_at(row, column)) : 0;
   }
 
   SharedStorage<Config>& shared_;
@@ -304,8 +362,8 @@ class TriangularEpilogue {
   int steps_left_ = 0;
   int stack_;
   int matrix_;
-  int row_;
-  int column_;
+  // Its first row and column, in blocks: there is no register for each.
+  uint32_t place_;
   uint32_t packed_[kPacks ? kBlocks * kAccumulatorsPerBlock / 2 : 1];
 };
 

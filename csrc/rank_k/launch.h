@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "rank_k/mainloop.h"
 #include "rank_k/problem.h"
 #include "rank_k/tile_table.h"
 #include "sm90/launch.h"
@@ -41,7 +42,8 @@ cudaError_t launch_any_rank_k(TileConfig config, RankKArguments const& arguments
         constexpr auto kMajor = major(cute::GMMA::Major::K, transpose.value);
         using Config = KernelConfig<Element, Output, kMajor, kMajor, Tile::kTileM, Tile::kTileN,
                                     Tile::kCluster>;
-        return launch_rank_k<RankK<Config>>(arguments, stream);
+        using Problem = RankK<Config>;
+        return launch_rank_k<Problem, TriangularMainloop<Problem>>(arguments, stream);
       });
     });
   });

@@ -15,7 +15,8 @@
 namespace jgg::sm90 {
 
 // Both sides of the product are rows of the same operands, so they have the same major.
-template <class Config_>
+// `kNarrowSteps` are the steps of a narrow tile that its mainloop takes from one stage.
+template <class Config_, int kNarrowSteps = 2>
 struct RankK {
   using Config = Config_;
   using Output = typename Config::Output;
@@ -63,14 +64,16 @@ struct RankK {
       if (DeviceWarp::leads()) work = found;
       return more;
     }
+
+    __device__ bool run(int unit, Run& run) const { return triangle.run(unit, run); }
   };
 
   template <class Warp>
-  using Turns = RoundRobin;
+  using Turns = EarliestFree<Warp, kMaxClusters<Config>>;
 
   template <class Warp>
   __device__ static Schedule schedule(Params const& params) {
-    return {Triangle(params.stacks, params.count, params.uplo, gridDim.x / Config::kCluster)};
+    return {Triangle(params.stacks, params.count, params.uplo)};
   }
 
   // The number of the matrix of a tile among those of all stacks.
@@ -82,7 +85,11 @@ struct RankK {
   __device__ static int rows_left(Params const&, WorkTile const&) { return Config::kTileM; }
 
   __device__ static int columns_needed(Params const& params, WorkTile const& work) {
-    return Triangle::is_narrow(work, params.uplo) ? Config::kTileM : work.extent - work.n;
+    return is_narrow(params, work) ? Config::kTileM : work.extent - work.n;
+  }
+
+  __device__ static bool is_narrow(Params const& params, WorkTile const& work) {
+    return Triangle::is_narrow(work, params.uplo);
   }
 
   // The steps of a rank-2k update alternate between A B^T and B A^T. Nothing but these loads knows:
@@ -119,7 +126,7 @@ struct RankK {
       RankKStack const& stack = stacks[i];
       int const products = (params.two_products ? 2 : 1) * arguments.terms;
       int const k_tiles = ceil_div(stack.k, Config::kTileK) * products;
-      params.stacks[i] = {stack.matrices, stack.n, k_tiles, units};
+      params.stacks[i] = {stack.matrices, stack.n, k_tiles, ceil_div(k_tiles, kNarrowSteps), units};
       params.first_matrix[i] = matrices;
       matrices += stack.matrices;
       params.in_slabs[i] = kRowsContiguous && stack.n % Config::kSlab == 0;

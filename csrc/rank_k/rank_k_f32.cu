@@ -11,8 +11,8 @@ namespace {
 // Both products of a rank-2k update have the scales of one a and one b, so its steps may alternate
 // between them here too.
 template <class Config>
-struct RankKOfParts : f32::ListSegments<RankK<Config>> {
-  using Base = f32::ListSegments<RankK<Config>>;
+struct RankKOfParts : f32::ListSegments<RankK<Config, 1>> {
+  using Base = f32::ListSegments<RankK<Config, 1>>;
   using Params = typename Base::Params;
 
   static cudaError_t make_params(RankKArguments const& arguments, RankKStack const* stacks,

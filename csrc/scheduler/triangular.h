@@ -6,7 +6,7 @@
 
 #include "scheduler/ceil_div.h"
 #include "scheduler/host_device.h"
-#include "scheduler/serpentine.h"
+#include "scheduler/turns.h"
 #include "scheduler/work_tile.h"
 
 namespace jgg {
@@ -34,8 +34,9 @@ JGG_HOST_DEVICE TriangleEntry triangle_entry(int t) {
 struct TriangularStack {
   int matrices;
   int n;
-  int k_tiles;     // mainloop steps of a tile
-  int first_unit;  // units of the stacks before this one
+  int k_tiles;         // mainloop steps of a tile
+  int narrow_k_tiles;  // of a narrow tile on the diagonal
+  int first_unit;      // units of the stacks before this one
 };
 
 // The tiles of a list of stacks, for clusters of two CTAs. A tile is twice as wide as high, so the
@@ -61,20 +62,16 @@ class TriangularSchedule {
  public:
   static_assert(kCluster == 2 && kCluster * kTileM == kTileN, "a cluster's tiles are a square");
 
-  // `clusters` is how many walk the schedule, each taking every clusters-th unit.
-  JGG_HOST_DEVICE TriangularSchedule(TriangularStack const* stacks, int count, Uplo uplo,
-                                     int clusters)
-      : stacks_(stacks), count_(count), uplo_(uplo), clusters_(clusters) {}
+  JGG_HOST_DEVICE TriangularSchedule(TriangularStack const* stacks, int count, Uplo uplo)
+      : stacks_(stacks), count_(count), uplo_(uplo) {}
 
   JGG_HOST_DEVICE static int units(int matrices, int n, Uplo uplo) {
     Counts const counts(n, uplo);
-    return matrices * counts.off_diagonal + pairs(matrices * counts.wide) +
-           pairs(matrices * counts.narrow);
+    return counts.full_units(matrices) + counts.narrow_units(matrices);
   }
 
   // The tile that CTA `rank` of a cluster computes in unit `unit`; false past the last unit.
   JGG_HOST_DEVICE bool tile(int unit, int rank, WorkTile& work) const {
-    unit = serpentine(unit, clusters_);
     int const index = find_stack(unit);
     TriangularStack const stack = stacks_[index];
     Counts const counts(stack.n, uplo_);
@@ -85,15 +82,28 @@ class TriangularSchedule {
     work.share = Share::kNothing;
 
     unit -= stack.first_unit;
-    int const full_units =
-        stack.matrices * counts.off_diagonal + pairs(stack.matrices * counts.wide);
+    int const full_units = counts.full_units(stack.matrices);
     if (unit < full_units) {
       place_full(unit, rank, stack, counts, work);
       return true;
     }
     unit -= full_units;
+    work.k_tiles = stack.narrow_k_tiles;
     place_on_diagonal(2 * unit + rank, stack, counts.narrow, false, work);
-    return unit < pairs(stack.matrices * counts.narrow);
+    return unit < counts.narrow_units(stack.matrices);
+  }
+
+  // The units of a stack that are full, and the narrow ones, which are half as much work: in halves
+  // of a step, and four for the change of tiles.
+  JGG_HOST_DEVICE bool run(int unit, Run& run) const {
+    constexpr int kChange = 4;
+    TriangularStack const stack = stacks_[find_stack(unit)];
+    Counts const counts(stack.n, uplo_);
+    int const narrow = stack.first_unit + counts.full_units(stack.matrices);
+    int const end = narrow + counts.narrow_units(stack.matrices);
+    run = unit < narrow ? Run{narrow, 2 * stack.k_tiles + kChange}
+                        : Run{end, stack.k_tiles + kChange};
+    return unit < end;
   }
 
   // Whether only the first kTileM columns of a tile are needed.
@@ -116,6 +126,12 @@ class TriangularSchedule {
       wide = uplo == Uplo::kLower ? lower_tiles : upper_tiles;
       narrow = uplo == Uplo::kLower ? upper_tiles : lower_tiles;
     }
+
+    // Of so many matrices.
+    JGG_HOST_DEVICE int full_units(int matrices) const {
+      return matrices * off_diagonal + pairs(matrices * wide);
+    }
+    JGG_HOST_DEVICE int narrow_units(int matrices) const { return pairs(matrices * narrow); }
   };
 
   JGG_HOST_DEVICE static int pairs(int tiles) { return (tiles + 1) / 2; }
@@ -178,7 +194,6 @@ class TriangularSchedule {
   TriangularStack const* stacks_;
   int count_;
   Uplo uplo_;
-  int clusters_;
 };
 
 }  // namespace jgg

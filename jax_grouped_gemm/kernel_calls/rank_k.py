@@ -8,7 +8,7 @@ import numpy as np
 
 from jax_grouped_gemm._ffi import TARGETS
 from jax_grouped_gemm.kernel_calls.padding import pad_to
-from jax_grouped_gemm.rank_k_plan import Plan
+from jax_grouped_gemm.rank_k_plan import Plan, launch_order
 
 
 def rank_k(plan: Plan, *operands: jax.Array) -> list[jax.Array]:
@@ -19,11 +19,7 @@ def rank_k(plan: Plan, *operands: jax.Array) -> list[jax.Array]:
     problem = plan.problem
     num_stacks = len(problem.stacks)
     outs = [jnp.zeros((s.g, s.n, s.n), problem.result_dtype) for s in problem.stacks]
-    # Longest tiles first: the kernel deals them out in turn, and short ones even out the end.
-    order = sorted(
-        (i for i, s in enumerate(problem.stacks) if 0 not in (s.g, s.n)),
-        key=lambda i: -problem.stacks[i].k,
-    )
+    order = launch_order(problem)
     if not order:
         return outs
     by_operand = [operands[i : i + num_stacks] for i in range(0, len(operands), num_stacks)]

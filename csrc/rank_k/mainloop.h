@@ -1,0 +1,106 @@
+// The mainloop of symmetric updates: that of sm90/mainloop.h, but for narrow tiles on the diagonal.
+#pragma once
+
+#include "sm90/mainloop.h"
+
+namespace jgg::sm90 {
+
+// A narrow tile on the diagonal multiplies rows by themselves: its lhs is its rhs, which is half of
+// what a stage has room for. So a stage holds two steps of it, one in each box of the rhs. Its
+// steps then take as long as those of a full tile, and as many bytes are under way.
+template <class Problem>
+class TriangularMainloop : public Mainloop<Problem> {
+  using Base = Mainloop<Problem>;
+  using Config = typename Base::Config;
+  using Element = typename Base::Element;
+  using Shared = typename Base::Shared;
+  using Stage = typename Base::Stage;
+  using Params = typename Base::Params;
+
+ public:
+  __device__ static void load(Params const& params, WorkTile const& work, Shared& shared,
+                              Stage& stage, int rank) {
+    if (!Problem::is_narrow(params, work)) return Base::load(params, work, shared, stage, rank);
+    for (int step = 0; step < work.k_tiles; ++step, ++stage) {
+      shared.empty[stage.stage].wait(stage.phase ^ 1);
+      Barrier& full = shared.full[stage.stage];
+      full.arrive_and_expect_tx(Config::kRhsBytes);
+      BoxLoader<Config::kCluster> const loader(full.address(), rank);
+      auto* rhs = reinterpret_cast<uint8_t*>(shared.rhs[stage.stage]);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        Problem::load_rhs(params, work, (2 * step + half) * Config::kTileK, 0, loader,
+                          rhs + half * Config::kRhsBoxBytes, half, false);
+      }
+    }
+  }
+
+  template <class Accumulators, class Overlap>
+  __device__ static void multiply(Params const& params, WorkTile const& work, Shared& shared,
+                                  Stage& stage, int consumer, Accumulators& accumulators,
+                                  Overlap&& overlap) {
+    if constexpr (kColumns<Accumulators> == Config::kRhsBoxColumns) {
+      if (Problem::is_narrow(params, work)) {
+        return multiply_narrow(params, work, shared, stage, consumer, accumulators, overlap);
+      }
+    }
+    Base::multiply(params, work, shared, stage, consumer, accumulators, overlap);
+  }
+
+ private:
+  template <class Accumulators>
+  static constexpr int kColumns =
+      decltype(cute::size(std::declval<Accumulators&>()))::value * kWarpgroup / kRowsPerConsumer;
+
+  template <class Accumulators, class Overlap>
+  __device__ static void multiply_narrow(Params const& params, WorkTile const& work, Shared& shared,
+                                         Stage& stage, int consumer, Accumulators& accumulators,
+                                         Overlap&& overlap) {
+    using namespace cute;
+    constexpr int kBoxElements = Config::kRhsBoxBytes / sizeof(Element);
+    typename Base::template Mma<kColumns<Accumulators>> mma;
+    auto const thread_mma = mma.get_slice(threadIdx.x % kWarpgroup);
+    Stage finished = stage;
+    for (int step = 0; step < work.k_tiles; ++step) {
+      shared.full[stage.stage].wait(stage.phase);
+      warpgroup_fence_operand(accumulators);
+      warpgroup_arrive();
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        Element* const rows = shared.rhs[stage.stage] + half * kBoxElements;
+        // Of a rank-2k update the boxes hold B and A.
+        Element* const others =
+            params.two_products ? shared.rhs[stage.stage] + (1 - half) * kBoxElements : rows;
+        auto const lhs =
+            make_tensor(make_smem_ptr(others + consumer * kRowsPerConsumer * Config::kTileK),
+                        typename Base::template SmemLayout<Config::kLhsMajor, kRowsPerConsumer>{});
+        auto const rhs = make_tensor(
+            make_smem_ptr(rows),
+            typename Base::template SmemLayout<Config::kRhsMajor, kColumns<Accumulators>>{});
+        auto const lhs_fragment = thread_mma.make_fragment_A(thread_mma.partition_A(lhs));
+        auto const rhs_fragment = thread_mma.make_fragment_B(thread_mma.partition_B(rhs));
+#pragma unroll
+        for (int k = 0; k < size<2>(lhs_fragment); ++k) {
+          mma.accumulate_ =
+              step == 0 && half == 0 && k == 0 ? GMMA::ScaleOut::Zero : GMMA::ScaleOut::One;
+          gemm(mma, lhs_fragment(_, _, k), rhs_fragment(_, _, k), accumulators);
+        }
+      }
+      warpgroup_commit_batch();
+      warpgroup_fence_operand(accumulators);
+
+      overlap(step);
+      warpgroup_wait<1>();
+      if (step > 0) {
+        Base::release(shared, finished.stage);
+        ++finished;
+      }
+      ++stage;
+    }
+    warpgroup_wait<0>();
+    warpgroup_fence_operand(accumulators);
+    Base::release(shared, finished.stage);
+  }
+};
+
+}  // namespace jgg::sm90
