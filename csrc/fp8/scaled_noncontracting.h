@@ -134,13 +134,13 @@ struct ScaledNoncontracting {
 
     int const rhs_groups = (a.rhs_batched ? a.groups.batches : 1) * a.groups.local_groups;
     cudaError_t status =
-        sm90::encode_ragged_load(&params.lhs, view_bytes(a.lhs), a.k, Config::kTileM);
+        sm90::encode_ragged_load(&params.lhs, view_bytes(a.lhs), a.k, Config::kLhsBoxRows);
     if (status != cudaSuccess) return status;
     status =
         sm90::encode_plain(&params.rhs, view_bytes(a.rhs), rhs_groups, a.n, a.k, Config::kTileN);
     if (status != cudaSuccess) return status;
     return sm90::encode_ragged_store(&params.out, view_out(a.out, a.out_type), a.n,
-                                     kRowsPerConsumer, params.store_shift);
+                                     Config::kOutBoxRows, params.store_shift);
   }
 
   // Units of work cannot be counted without the group sizes, but never pass this.
