@@ -25,6 +25,7 @@ struct TileList {};
 
 using NoncontractingTiles = TileList<Tile<256, 128, 2>>;
 using TransposedTiles = TileList<TransposedTile<32, 128>>;  // noncontracting products too
+using StreamKTiles = TileList<Tile<256, 128, 2>>;           // whose last wave is cut along K
 using ContractingTiles = TileList<Tile<256, 128, 2>>;
 
 }  // namespace jgg::fp8
