@@ -24,6 +24,7 @@ TINY = presets.Preset(
     steps=30,
     compare_steps=4,
     learning_rate=3e-2,
+    warmup=0.05,
     evaluation_batches=2,
 )
 

@@ -71,19 +71,28 @@ def test_large_matrix(schedule, uplo):
 @UPLO
 def test_longest_first_and_back_and_forth(schedule, uplo, rng):
     stacks = [[3, 500, 4, 2], [2, 300, 20, 10], [5, 64, 9, 9]]
-    in_order = schedule(stacks, uplo, 64, blocks=1)
-    assert (np.diff(in_order.steps) <= 0).all()
+    # What a block gets last, it computes first.
+    in_order = np.roll(schedule(stacks, uplo, 64, blocks=1), -1)
+    assert (np.diff(in_order["steps"]) <= 0).all()
     for blocks in (2, 7, 132):
         tiles = schedule(stacks, uplo, 64, blocks)
-        unit = np.where(tiles.turn % 2, blocks - 1 - tiles.block, tiles.block)
-        unit += tiles.turn * blocks
+        rounds = np.bincount(tiles.block, minlength=blocks)[tiles.block]
+        turn = np.where(tiles.turn == 0, rounds - 1, tiles.turn - 1)
+        unit = turn * blocks + np.where(turn % 2, blocks - 1 - tiles.block, tiles.block)
         np.testing.assert_array_equal(np.sort(unit), np.arange(len(in_order)))
         for field in ("stack", "matrix", "m", "n"):
             np.testing.assert_array_equal(tiles[field], in_order[field][unit])
 
 
+def test_blocks_are_out_of_step(schedule):
+    """Those with a tile on the diagonal begin with it."""
+    tiles = schedule([[16, 1024, 128, 64]], "lower", 128)
+    first = tiles[tiles.turn == 0]
+    assert 0.4 < np.mean(first.on_diagonal) < 0.7
+
+
 def test_the_end_is_even(schedule):
-    """Tiles on the diagonal are half as long and come last: they fill up the last round."""
+    """Tiles on the diagonal are half as long and dealt last: they even out what blocks have."""
     tiles = schedule([[8, 2048, 256, 128]], "lower", 128)
     busy = np.bincount(tiles.block, tiles.steps, 132)
     assert tiles.steps.sum() / (132 * busy.max()) > 0.96

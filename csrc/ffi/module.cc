@@ -40,7 +40,7 @@ nb::dict registrations() {
   targets["jax_grouped_gemm.grouped_gemm_fp64.v1"] = encapsulate(JggGroupedGemmFp64);
   targets["jax_grouped_gemm.rank_k.v2"] = encapsulate(JggRankK);
   targets["jax_grouped_gemm.rank_k_f32.v2"] = encapsulate(JggRankKF32);
-  targets["jax_grouped_gemm.rank_k_fp64.v1"] = encapsulate(JggRankKFp64);
+  targets["jax_grouped_gemm.rank_k_fp64.v2"] = encapsulate(JggRankKFp64);
   targets["jax_grouped_gemm.quantize_rows.v1"] = encapsulate(JggQuantizeRows);
   targets["jax_grouped_gemm.quantize_blocks.v1"] = encapsulate(JggQuantizeBlocks);
   targets["jax_grouped_gemm.quantize_ragged.v1"] = encapsulate(JggQuantizeRagged);

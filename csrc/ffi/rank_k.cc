@@ -15,22 +15,6 @@ using sm90::ElementType;
 using sm90::OtherTriangle;
 using sm90::RankKArguments;
 
-// alpha or beta of a stack.
-struct Scales {
-  float const* values;
-  int stride;
-
-  static ffi::ErrorOr<Scales> of(ffi::RemainingArgs const& operands, size_t index, int matrices) {
-    auto const buffer = operands.get<ffi::Buffer<ffi::F32>>(index);
-    if (!buffer) return ffi::Unexpected(buffer.error());
-    size_t const count = buffer->element_count();
-    if (count != 1 && count != static_cast<size_t>(matrices)) {
-      return ffi::Unexpected(invalid("alpha and beta have an element for each matrix, or one"));
-    }
-    return Scales{buffer->typed_data(), count == 1 ? 0 : 1};
-  }
-};
-
 // Operands: alpha of each stack, beta of each if there is a c, then matrices as in rank_k_buffers.
 ffi::ErrorOr<RankKArguments> rank_k_arguments(ffi::RemainingArgs operands,
                                               ffi::RemainingRets results, bool two_operands,
@@ -55,12 +39,14 @@ ffi::ErrorOr<RankKArguments> rank_k_arguments(ffi::RemainingArgs operands,
   arguments.transpose = transpose;
   for (size_t i = 0; i < count; ++i) {
     RankKBuffers const& stack = (*stacks)[i];
-    auto const alpha = Scales::of(operands, i, stack.matrices);
+    auto const alpha = RankKScales::of(operands, i, ffi::F32, stack.matrices);
     if (!alpha) return ffi::Unexpected(alpha.error());
-    auto const beta = Scales::of(operands, has_c ? count + i : i, stack.matrices);
+    auto const beta = RankKScales::of(operands, has_c ? count + i : i, ffi::F32, stack.matrices);
     if (!beta) return ffi::Unexpected(beta.error());
-    arguments.stacks.push_back({stack.a, stack.b, stack.out, alpha->values, beta->values,
-                                stack.matrices, stack.n, stack.k, alpha->stride, beta->stride});
+    arguments.stacks.push_back({stack.a, stack.b, stack.out,
+                                static_cast<float const*>(alpha->values),
+                                static_cast<float const*>(beta->values), stack.matrices, stack.n,
+                                stack.k, alpha->stride, beta->stride});
   }
   return arguments;
 }

@@ -12,19 +12,16 @@ namespace {
 using fp64::OtherTriangle;
 using fp64::RankKArguments;
 
-// alpha and beta are of the operands' type.
-ffi::Error rank_k_fp64(cudaStream_t stream, ffi::AnyBuffer alpha, ffi::AnyBuffer beta,
-                       ffi::RemainingArgs operands, ffi::RemainingRets results, bool two_operands,
-                       bool has_c, bool transpose, bool upper, bool symmetrize, bool hermitian,
-                       int32_t tile_m, int32_t tile_n, int32_t cluster) {
-  auto const stacks = rank_k_buffers(operands, results, two_operands, has_c, transpose);
+// Operands: alpha of each stack, beta of each if there is a c, both of the matrices' type, then
+// matrices as in rank_k_buffers.
+ffi::Error rank_k_fp64(cudaStream_t stream, ffi::RemainingArgs operands, ffi::RemainingRets results,
+                       bool two_operands, bool has_c, bool transpose, bool upper, bool symmetrize,
+                       bool hermitian, int32_t tile_m, int32_t tile_n, int32_t cluster) {
+  size_t const count = results.size(), first_matrix = has_c ? 2 * count : count;
+  auto const stacks =
+      rank_k_buffers(operands, results, two_operands, has_c, transpose, first_matrix);
   if (!stacks) return stacks.error();
   ffi::DataType const type = stacks->front().type;
-  for (ffi::AnyBuffer const& scale : {alpha, beta}) {
-    if (scale.element_type() != type || scale.element_count() != num_matrices(*stacks)) {
-      return invalid("alpha and beta have an element of the operands' type for each matrix");
-    }
-  }
   RankKArguments arguments{};
   if (!element_type(type, arguments.type) || stacks->front().out_type != type) {
     return invalid("the kernels multiply f64, c64 or c128 into the same type");
@@ -36,12 +33,14 @@ ffi::Error rank_k_fp64(cudaStream_t stream, ffi::AnyBuffer alpha, ffi::AnyBuffer
   arguments.adds_c = has_c;
   arguments.transpose = transpose;
   arguments.hermitian = hermitian;
-  auto const at = [type](ffi::AnyBuffer const& scale, int matrix) {
-    return static_cast<char const*>(scale.untyped_data()) + matrix * ffi::ByteWidth(type);
-  };
-  for (RankKBuffers const& stack : *stacks) {
-    arguments.stacks.push_back({stack.a, stack.b, stack.out, at(alpha, stack.first_matrix),
-                                at(beta, stack.first_matrix), stack.matrices, stack.n, stack.k});
+  for (size_t i = 0; i < count; ++i) {
+    RankKBuffers const& stack = (*stacks)[i];
+    auto const alpha = RankKScales::of(operands, i, type, stack.matrices);
+    if (!alpha) return alpha.error();
+    auto const beta = RankKScales::of(operands, has_c ? count + i : i, type, stack.matrices);
+    if (!beta) return beta.error();
+    arguments.stacks.push_back({stack.a, stack.b, stack.out, alpha->values, beta->values,
+                                stack.matrices, stack.n, stack.k, alpha->stride, beta->stride});
   }
   return launched(fp64::rank_k({tile_m, tile_n, cluster}, arguments, stream), "rank_k_fp64");
 }
@@ -52,10 +51,8 @@ ffi::Error rank_k_fp64(cudaStream_t stream, ffi::AnyBuffer alpha, ffi::AnyBuffer
 XLA_FFI_DEFINE_HANDLER_SYMBOL(JggRankKFp64, jgg::rank_k_fp64,
                               xla::ffi::Ffi::Bind()
                                   .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .Arg<xla::ffi::AnyBuffer>()  // alpha
-                                  .Arg<xla::ffi::AnyBuffer>()  // beta
-                                  .RemainingArgs()             // a..., b..., c...
-                                  .RemainingRets()             // out...
+                                  .RemainingArgs()  // see rank_k_fp64
+                                  .RemainingRets()  // out...
                                   .Attr<bool>("two_operands")
                                   .Attr<bool>("has_c")
                                   .Attr<bool>("transpose")

@@ -5,6 +5,7 @@
 #include "ffi/stacks.h"
 
 namespace jgg {
+
 ffi::ErrorOr<std::vector<RankKBuffers>> rank_k_buffers(ffi::RemainingArgs const& operands,
                                                        ffi::RemainingRets const& results,
                                                        bool two_operands, bool has_c,
@@ -18,7 +19,6 @@ ffi::ErrorOr<std::vector<RankKBuffers>> rank_k_buffers(ffi::RemainingArgs const&
     return unexpected("every operand has as many stacks as there are results");
   }
   std::vector<RankKBuffers> stacks;
-  int matrices = 0;
   for (size_t i = 0; i < count; ++i) {
     auto out = results.get<ffi::AnyBuffer>(i);
     if (!out) return ffi::Unexpected(out.error());
@@ -37,7 +37,6 @@ ffi::ErrorOr<std::vector<RankKBuffers>> rank_k_buffers(ffi::RemainingArgs const&
     stack.matrices = shape->count;
     stack.n = transpose ? shape->columns : shape->rows;
     stack.k = transpose ? shape->rows : shape->columns;
-    stack.first_matrix = matrices;
     if ((i > 0 && (stack.type != stacks[0].type || stack.out_type != stacks[0].out_type)) ||
         !(*out_shape == StackShape{stack.matrices, stack.n, stack.n})) {
       return unexpected("result " + std::to_string(i) + " does not fit its operand");
@@ -60,13 +59,20 @@ ffi::ErrorOr<std::vector<RankKBuffers>> rank_k_buffers(ffi::RemainingArgs const&
       }
     }
     stacks.push_back(stack);
-    matrices += stack.matrices;
   }
   return stacks;
 }
 
-size_t num_matrices(std::vector<RankKBuffers> const& stacks) {
-  return stacks.back().first_matrix + stacks.back().matrices;
+ffi::ErrorOr<RankKScales> RankKScales::of(ffi::RemainingArgs const& operands, size_t index,
+                                          ffi::DataType type, int matrices) {
+  auto const buffer = operands.get<ffi::AnyBuffer>(index);
+  if (!buffer) return ffi::Unexpected(buffer.error());
+  size_t const count = buffer->element_count();
+  if (buffer->element_type() != type || (count != 1 && count != static_cast<size_t>(matrices))) {
+    return ffi::Unexpected(
+        invalid("alpha and beta have an element for each matrix, or one, of the kernels' type"));
+  }
+  return RankKScales{buffer->untyped_data(), count == 1 ? 0 : 1};
 }
 
 }  // namespace jgg

@@ -20,7 +20,6 @@ struct RankKBuffers {
   int matrices;
   int n;
   int k;
-  int first_matrix;  // matrices of the stacks before this one
 };
 
 // Operands from number `first` on: a, then b in a rank-2k update, then c if it is added or kept,
@@ -31,7 +30,14 @@ ffi::ErrorOr<std::vector<RankKBuffers>> rank_k_buffers(ffi::RemainingArgs const&
                                                        bool two_operands, bool has_c,
                                                        bool transpose, size_t first = 0);
 
-// How many elements alpha and beta have: one for each matrix of all stacks.
-size_t num_matrices(std::vector<RankKBuffers> const& stacks);
+// alpha or beta of a stack: a number for each matrix, or one for all.
+struct RankKScales {
+  void const* values;
+  int stride;  // from one matrix's to the next one's
+
+  // Operand number `index`, which has to be of `type`, for a stack of `matrices`.
+  static ffi::ErrorOr<RankKScales> of(ffi::RemainingArgs const& operands, size_t index,
+                                      ffi::DataType type, int matrices);
+};
 
 }  // namespace jgg

@@ -50,9 +50,13 @@ struct KernelConfig : Shape {
   static constexpr int kPanelBytes = kTile * kStepBytes;
   static constexpr int kStageBytes = 2 * kPanelBytes;
   static constexpr int kStagedBytes = kTile * kTile * sizeof(Value<Element>);
-  // Stages, a staged tile, and a factor.
+  // The loader is up to kStages - 1 steps ahead, and as many rounds if they are of one step.
+  static constexpr int kTileSlots = 4, kTileSlotBytes = 128;
+  static_assert(kTileSlots > kStages);
+  // Stages, a staged tile, a factor, and the tiles of the rounds under way.
   static constexpr int kStagedAt = kStages * kStageBytes, kFactorAt = kStagedAt + kStagedBytes;
-  static constexpr int kSharedBytes = kFactorAt + sizeof(Complex128);
+  static constexpr int kTilesAt = kFactorAt + sizeof(Complex128);
+  static constexpr int kSharedBytes = kTilesAt + kTileSlotBytes;
 
   static_assert(kWarpRows % 16 == 0 && kWarpColumns % 8 == 0, "the shape of an instruction");
   static_assert(kUnitBytes % sizeof(Element) == 0, "an element is copied at once");

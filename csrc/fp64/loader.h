@@ -6,6 +6,7 @@
 #include "fp64/instructions.h"
 #include "fp64/kernel_config.h"
 #include "fp64/shared_layout.h"
+#include "fp64/tile_slots.h"
 
 namespace jgg::fp64 {
 
@@ -93,11 +94,13 @@ class Loader {
   using RhsCursor = PanelCursor<Config, Config::kRhsTransposed>;
 
  public:
-  __device__ Loader(typename Problem::Params const& params, uint8_t* stages)
-      : params_(params), stages_(stages) {
+  __device__ Loader(typename Problem::Params const& params, uint8_t* shared)
+      : params_(params), stages_(shared), tiles_(shared) {
     start_product();
 #pragma unroll 1
     for (int stage = 0; stage < Config::kStages - 1; ++stage) {
+      // Later steps are behind a barrier of the mainloop.
+      __syncthreads();
 #pragma unroll
       for (int group = 0; group < Config::kGroups; ++group) copy(group);
       finish_step();
@@ -125,8 +128,7 @@ class Loader {
     rhs_.advance();
     k_left_ -= Config::kTileK;
     if (k_left_ > 0) return;
-    // The tile is asked for again rather than kept: registers are what the kernels lack.
-    if (++product_ == Problem::products(params_, Problem::tile(params_, round_))) {
+    if (++product_ == Problem::products(params_, tiles_.at(round_))) {
       product_ = 0;
       ++round_;
     }
@@ -135,7 +137,9 @@ class Loader {
 
  private:
   __device__ void start_product() {
-    auto const tile = Problem::tile(params_, round_);
+    bool const is_first = product_ == 0;
+    auto const tile = is_first ? Problem::tile(params_, round_) : tiles_.at(round_);
+    if (is_first) tiles_.put(round_, tile);
     if (tile.steps == 0) return;
     auto const panels = Problem::panels(params_, tile, product_);
     lhs_.start(panels.lhs, panels.k);
@@ -145,6 +149,7 @@ class Loader {
 
   typename Problem::Params const& params_;
   uint8_t* stages_;
+  TileSlots<Config, Problem> tiles_;
   int stage_ = 0;
   int round_ = 0;
   int product_ = 0;

@@ -42,6 +42,17 @@ struct Accumulators {
   // Calls function(row, column, value) with places in the tile.
   template <class Function>
   __device__ void for_each_value(Function const& function) {
+    using Sum = Value<typename Config::Element>;
+    for_each_pair([&](int row, int column, Sum left, Sum right) {
+      function(row, column, left);
+      function(row, column + 1, right);
+    });
+  }
+
+  // Calls function(row, column, left, right) with two values side by side, the first in an even
+  // column.
+  template <class Function>
+  __device__ void for_each_pair(Function const& function) {
     // The places would otherwise be computed before the mainloop, and kept during it.
     int const thread = forgotten(threadIdx.x);
     int const lane = thread % kWarpSize, warp = thread / kWarpSize;
@@ -49,14 +60,11 @@ struct Accumulators {
     int const first_column = warp % Config::kWarpsN * Config::kWarpColumns + lane % 4 * 2;
     for_each_block([&](double (&block)[4], int m, int n) {
       int const row = first_row + m * kBlockRows, column = first_column + n * 8;
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        if constexpr (Config::kParts == 1) {
-          function(row, column + i, block[i]);
-          function(row + 8, column + i, block[2 + i]);
-        } else {
-          function(row, column + i, Complex128{block[i], block[2 + i]});
-        }
+      if constexpr (Config::kParts == 1) {
+        function(row, column, block[0], block[1]);
+        function(row + 8, column, block[2], block[3]);
+      } else {
+        function(row, column, Complex128{block[0], block[2]}, Complex128{block[1], block[3]});
       }
     });
   }

@@ -18,11 +18,13 @@ struct RankKStack {
   void const* a;
   void const* b;  // null in a rank-k update
   void* out;
-  void const* alpha;  // [matrices]
-  void const* beta;   // [matrices]
+  void const* alpha;
+  void const* beta;
   int matrices;
   int n;
   int k;
+  int alpha_stride;
+  int beta_stride;
 };
 
 // As sm90::RankKArguments. If `hermitian`, the results are alpha A A^H + beta C with real alpha and

@@ -15,7 +15,7 @@ template <class Problem>
 __device__ Complex128 factor_of_first_product(typename Problem::Params const& params,
                                               typename Problem::Tile const& tile) {
   if (!params.hermitian) return {1.0, 0.0};
-  Complex128 const alpha = widen(params.stacks[tile.stack].alpha[tile.matrix]);
+  Complex128 const alpha = params.stacks[tile.stack].alpha.at(tile.matrix);
   return alpha.im == 0.0 ? Complex128{1.0, 0.0} : over_conjugate(alpha);
 }
 
@@ -24,28 +24,27 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
     rank_k_kernel(const __grid_constant__ typename RankKProblem<Config>::Params params) {
   using Problem = RankKProblem<Config>;
   extern __shared__ __align__(128) uint8_t shared[];
+  TileSlots<Config, Problem> const tiles(shared);
   Loader<Config, Problem> loader(params, shared);
   Mainloop<Config> mainloop(shared);
-  auto& factor = *reinterpret_cast<Complex128*>(shared + Config::kFactorAt);
-  for (int round = 0;; ++round) {
-    auto const tile = Problem::tile(params, round);
-    if (tile.steps == 0) break;
-    int const products = Problem::products(params, tile);
-    if constexpr (Config::kParts == 2) {
-      // A division takes registers that there are not once there are sums.
-      if (threadIdx.x == 0) factor = factor_of_first_product<Problem>(params, tile);
-    }
+  for (int round = 0; tiles.at(round).steps > 0; ++round) {
     Accumulators<Config> accumulators;
     accumulators.clear();
+    if constexpr (Config::kParts == 1) {
+      mainloop.multiply(accumulators, tiles.at(round).steps, false, loader);
+    } else {
+      auto const tile = tiles.at(round);
+      // In shared memory: a division takes registers that there are not once there are sums.
+      auto& factor = *reinterpret_cast<Complex128*>(shared + Config::kFactorAt);
+      if (threadIdx.x == 0) factor = factor_of_first_product<Problem>(params, tile);
+      int const products = Problem::products(params, tile);
 #pragma unroll 1
-    for (int product = 0; product < products; ++product) {
-      if constexpr (Config::kParts == 2) {
+      for (int product = 0; product < products; ++product) {
         if (product == 1 && !is_one(factor)) accumulators.scale(factor);
+        mainloop.multiply(accumulators, tile.steps / products, params.hermitian, loader);
       }
-      mainloop.multiply(accumulators, products == 2 ? tile.steps / 2 : tile.steps, params.hermitian,
-                        loader);
     }
-    RankKEpilogue<Config>(params, round, shared + Config::kStagedAt).store(accumulators);
+    RankKEpilogue<Config>(params, tiles.at(round), shared + Config::kStagedAt).store(accumulators);
   }
 }
 

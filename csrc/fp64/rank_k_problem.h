@@ -23,12 +23,20 @@ struct RankKProblem {
   // Stacks to a launch.
   static constexpr int kMaxStacks = 64;
 
+  // A number for each matrix, or one for all.
+  struct Scales {
+    Element const* values;
+    int stride;
+
+    __device__ Value<Element> at(int matrix) const { return widen(values[matrix * stride]); }
+  };
+
   struct Stack {
     Element const* a;
     Element const* b;
     Element* out;
-    Element const* alpha;
-    Element const* beta;
+    Scales alpha;
+    Scales beta;
     int n;
     int k;
   };
@@ -81,8 +89,8 @@ struct RankKProblem {
       params.stacks[i] = {elements(from.a),
                           elements(from.b ? from.b : from.a),
                           static_cast<Element*>(from.out),
-                          elements(from.alpha),
-                          elements(from.beta),
+                          {elements(from.alpha), from.alpha_stride},
+                          {elements(from.beta), from.beta_stride},
                           from.n,
                           from.k};
       int const steps = ceil_div(from.k, Config::kTileK);

@@ -64,11 +64,18 @@ class TriangularRunSchedule {
   }
 
   // The tile that block `block` of `blocks` computes in round `round`, without steps if there is
-  // none, nor in later rounds. Every other round goes to the blocks in reverse, so that none always
+  // none, nor in later rounds. Blocks take turns, every other turn in reverse, so that none always
   // gets the longer tiles.
+  //
+  // What a block gets last, it computes first. That is one of the short tiles, if there are any,
+  // and puts the block out of step with those that got only long ones: if all stored their results
+  // at the same time, they would wait for memory, which is idle in between.
   JGG_HOST_DEVICE TriangularTile tile(int round, int block, int blocks) const {
-    int const unit = round * blocks + (round % 2 == 0 ? block : blocks - 1 - block);
-    if (unit >= units_) return {};
+    int const full_turns = units_ / blocks;
+    int const turns = full_turns + int(place(full_turns, block, blocks) < units_ % blocks);
+    if (round >= turns) return {};
+    int const turn = round == 0 ? turns - 1 : round - 1;
+    int const unit = turn * blocks + place(turn, block, blocks);
     TriangularRun const run = runs_[find_run(unit)];
     int const of_matrix = tiles_of_matrix(run);
     int const matrix = (unit - run.first_unit) / of_matrix;
@@ -84,6 +91,11 @@ class TriangularRunSchedule {
   }
 
  private:
+  // Of a block among those that take a turn.
+  JGG_HOST_DEVICE static int place(int turn, int block, int blocks) {
+    return turn % 2 == 0 ? block : blocks - 1 - block;
+  }
+
   JGG_HOST_DEVICE static int tiles_of_matrix(TriangularRun const& run) {
     int const rows = ceil_div(run.n, kTile);
     return run.diagonal ? rows : rows * (rows - 1) / 2;

@@ -61,7 +61,7 @@ def train(
 ) -> TrainingRun:
     """Train a new model for ``steps`` steps; equal seeds see equal parameters and batches."""
     model = LanguageModel(preset.model, implementation, recipe, rngs=nnx.Rngs(seed))
-    optimizer = nnx.Optimizer(model, adamw(preset.learning_rate, steps), wrt=nnx.Param)
+    optimizer = nnx.Optimizer(model, adamw(preset, steps), wrt=nnx.Param)
     num_parameters = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
 
     # A Flax model is a static graph and a tree of arrays. Compiling a function of the arrays ahead
@@ -103,14 +103,14 @@ def train(
     )
 
 
-def adamw(learning_rate: float, steps: int) -> optax.GradientTransformation:
-    """AdamW with gradient clipping, a short warm-up and cosine decay."""
+def adamw(preset: Preset, steps: int) -> optax.GradientTransformation:
+    """AdamW with gradient clipping, a warm-up and cosine decay."""
     schedule = optax.warmup_cosine_decay_schedule(
-        init_value=learning_rate / 10,
-        peak_value=learning_rate,
-        warmup_steps=max(steps // 20, 1),
+        init_value=preset.learning_rate / 10,
+        peak_value=preset.learning_rate,
+        warmup_steps=max(int(steps * preset.warmup), 1),
         decay_steps=max(steps, 2),
-        end_value=learning_rate / 10,
+        end_value=preset.learning_rate / 10,
     )
     return optax.chain(
         optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.95, weight_decay=0.1)

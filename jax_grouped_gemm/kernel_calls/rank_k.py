@@ -47,11 +47,9 @@ def rank_k(plan: Plan, *operands: jax.Array) -> list[jax.Array]:
         for i, stack in zip(order, padded, strict=True)
     ]
     is_fp64, is_float32 = plan.path == "direct", plan.terms > 0
-    if is_fp64:
-        scales = _one_for_each_matrix(scales, order, padded, dtype)
-    else:
-        # As they are: to write one number out for each matrix would take a kernel of its own.
-        scales = [scale[i].astype(jnp.float32) for scale in scales for i in order]
+    # As they are: to write one number out for each matrix would take a kernel of its own.
+    scale_dtype = dtype if is_fp64 else jnp.float32
+    scales = [scale[i].astype(scale_dtype) for scale in scales for i in order]
     first_c = len(scales) + len(inputs) - len(order)
     target = "rank_k_fp64" if is_fp64 else "rank_k_f32" if is_float32 else "rank_k"
     workspace = [jax.ShapeDtypeStruct((plan.workspace_bytes,), jnp.uint8)] if is_float32 else []
@@ -80,16 +78,3 @@ def rank_k(plan: Plan, *operands: jax.Array) -> list[jax.Array]:
         n = problem.stacks[i].n
         outs[i] = out[:, :n, :n].astype(problem.result_dtype)
     return outs
-
-
-def _one_for_each_matrix(scales, order, stacks, dtype) -> list[jax.Array]:
-    """alpha and beta of all stacks in one array each; beta is alpha where there is no c."""
-
-    def joined(scale):
-        parts = [
-            jnp.broadcast_to(scale[i].astype(dtype), (stack.g,))
-            for i, stack in zip(order, stacks, strict=True)
-        ]
-        return jnp.concatenate(parts)
-
-    return [joined(scales[0]), joined(scales[-1])]

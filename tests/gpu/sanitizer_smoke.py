@@ -1,10 +1,12 @@
 """A small set of kernel launches to run under compute-sanitizer:
 
 compute-sanitizer --tool memcheck python tests/gpu/sanitizer_smoke.py
-compute-sanitizer --tool racecheck python tests/gpu/sanitizer_smoke.py
+compute-sanitizer --tool racecheck python tests/gpu/sanitizer_smoke.py fp8 fp64
 
-Every buffer is its own allocation, so that an access past the end of one is seen, and XLA's
-autotuning is off, so that nearly all kernels seen are ours. Exits with an error on a wrong result.
+Arguments name the parts to run, all by default: each is minutes of work for a sanitizer, and parts
+in processes of their own can run side by side. Every buffer is its own allocation, so that an
+access past the end of one is seen, and XLA's autotuning is off, so that nearly all kernels seen are
+ours. Exits with an error on a wrong result.
 """
 
 import os
@@ -14,7 +16,10 @@ from pathlib import Path
 
 os.environ["XLA_PYTHON_CLIENT_ALLOCATOR"] = "platform"
 os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "") + " --xla_gpu_autotune_level=0 --xla_gpu_enable_command_buffer="
+    os.environ.get("XLA_FLAGS", "")
+    + " --xla_gpu_autotune_level=0 --xla_gpu_enable_command_buffer="
+    # The sanitizer itself crashes now and then while several threads compile.
+    + " --xla_gpu_force_compilation_parallelism=1"
 )
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -293,17 +298,38 @@ def fp8_configurations(rng: np.random.Generator, sizes: np.ndarray) -> int:
     return launches
 
 
-def main() -> None:
-    rng = np.random.default_rng(0)
-    launches = ragged_products(rng) + products_with_a_cut_last_wave(rng)
-    launches += symmetric_updates(rng) + lists_of_products(rng)
-    launches += float32_updates(rng) + float32_lists_of_products(rng)
+def fp8(rng: np.random.Generator) -> int:
+    return sum(
+        fp8_products(rng, sizes) + fp8_configurations(rng, sizes)
+        for sizes in np.array(SIZES, np.int32)
+    )
+
+
+def fp64(rng: np.random.Generator) -> int:
     with jax.enable_x64(True):
-        launches += fp64_updates(rng) + fp64_lists_of_products(rng)
-    for sizes in np.array(SIZES, np.int32):
-        launches += fp8_products(rng, sizes) + fp8_configurations(rng, sizes)
-    print(f"{launches} launches, all results right")
+        return fp64_updates(rng) + fp64_lists_of_products(rng)
+
+
+PARTS = {
+    "ragged": ragged_products,
+    "stream_k": products_with_a_cut_last_wave,
+    "updates": symmetric_updates,
+    "lists": lists_of_products,
+    "float32_updates": float32_updates,
+    "float32_lists": float32_lists_of_products,
+    "fp64": fp64,
+    "fp8": fp8,
+}
+
+
+def main(names: list[str]) -> None:
+    unknown = set(names) - set(PARTS)
+    if unknown:
+        sys.exit(f"no such part: {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    for name in names or PARTS:
+        launches = PARTS[name](np.random.default_rng(0))
+        print(f"{name}: {launches} launches, all results right", flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -1,0 +1,30 @@
+// The tiles of a block's rounds under way. Finding a tile takes a thread hundreds of instructions,
+// so only the loader, which is ahead of everybody, does it, and leaves the tile in shared memory.
+#pragma once
+
+#include "fp64/kernel_config.h"
+
+namespace jgg::fp64 {
+
+template <class Config, class Problem>
+class TileSlots {
+ public:
+  using Tile = typename Problem::Tile;
+
+  __device__ explicit TileSlots(uint8_t* shared)
+      : slots_(reinterpret_cast<Tile*>(shared + Config::kTilesAt)) {
+    static_assert(sizeof(Tile) * Config::kTileSlots <= Config::kTileSlotBytes);
+  }
+
+  // To be read behind a barrier.
+  __device__ void put(int round, Tile const& tile) {
+    if (threadIdx.x == 0) slots_[round % Config::kTileSlots] = tile;
+  }
+
+  __device__ Tile const& at(int round) const { return slots_[round % Config::kTileSlots]; }
+
+ private:
+  Tile* slots_;
+};
+
+}  // namespace jgg::fp64
