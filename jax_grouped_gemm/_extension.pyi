@@ -114,6 +114,21 @@ def scaled_ragged_noncontracting_tiles(
 ) -> np.ndarray:
     """The tiles of an FP8 lhs [b, m, k] . rhs [b, g, n, k]^T; see `ragged_noncontracting_tiles`."""
 
+def scaled_ragged_noncontracting_pieces(
+    group_sizes: np.ndarray,
+    group_offset: np.ndarray,
+    batches: int,
+    local_groups: int,
+    m: int,
+    k: int,
+    n: int,
+    tile_m: int,
+    tile_n: int,
+    cluster: int,
+    clusters: int,
+) -> np.ndarray:
+    """The same tiles where the last wave is cut along K; see `ragged_noncontracting_pieces`."""
+
 def scaled_ragged_contracting_tiles(
     group_sizes: np.ndarray,
     group_offset: np.ndarray,

@@ -22,7 +22,7 @@ TARGETS = {
     "rank_k": "jax_grouped_gemm.rank_k.v2",
     "rank_k_f32": "jax_grouped_gemm.rank_k_f32.v2",
     "rank_k_fp64": "jax_grouped_gemm.rank_k_fp64.v2",
-    "scaled_ragged_noncontracting": "jax_grouped_gemm.scaled_ragged_noncontracting.v3",
+    "scaled_ragged_noncontracting": "jax_grouped_gemm.scaled_ragged_noncontracting.v4",
     "scaled_ragged_contracting": "jax_grouped_gemm.scaled_ragged_contracting.v3",
     "quantize_rows": "jax_grouped_gemm.quantize_rows.v1",
     "quantize_blocks": "jax_grouped_gemm.quantize_blocks.v1",

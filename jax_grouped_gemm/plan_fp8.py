@@ -9,6 +9,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from jax_grouped_gemm import stream_k
 from jax_grouped_gemm.plan import (
     DEFAULT_TILE,
     KERNEL_RESULT_DTYPES,
@@ -16,6 +17,7 @@ from jax_grouped_gemm.plan import (
     Plan,
     RaggedProblem,
     TileConfig,
+    default_or_stream_k,
     make_plan,
 )
 
@@ -29,6 +31,8 @@ FEW_ROWS = 16
 """Rows a group, on average, up to which the transposed tile is the faster one."""
 
 NONCONTRACTING_TILES = (DEFAULT_TILE, TRANSPOSED_TILE)
+STREAM_K_TILES = (dataclasses.replace(DEFAULT_TILE, stream_k=True),)
+"""Of non-contracting products, like NONCONTRACTING_TILES, but with the last wave cut along K."""
 CONTRACTING_TILES = (DEFAULT_TILE,)
 
 LHS_SCALINGS = ("1x128", "1xk", "tensor", "1x128 column-major")
@@ -121,11 +125,17 @@ def _contracted_last(problem: ScaledProblem) -> ScaledProblem:
 
 
 def _noncontracting_tile(problem: RaggedProblem) -> TileConfig:
-    return TRANSPOSED_TILE if problem.m <= FEW_ROWS * problem.num_groups else DEFAULT_TILE
+    if problem.m <= FEW_ROWS * problem.num_groups:
+        return TRANSPOSED_TILE
+    return default_or_stream_k(problem, STREAM_K_TILES, stream_k.LEAST_STEPS_FP8)
 
 
 NONCONTRACTING = KernelFamily(
-    NONCONTRACTING_TILES, _unsupported_reason, _contracted_last, choose=_noncontracting_tile
+    NONCONTRACTING_TILES,
+    _unsupported_reason,
+    _contracted_last,
+    more_tiles=lambda problem: STREAM_K_TILES,
+    choose=_noncontracting_tile,
 )
 CONTRACTING = KernelFamily(CONTRACTING_TILES, _unsupported_reason, _contracted_last)
 

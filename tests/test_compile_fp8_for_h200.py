@@ -121,7 +121,10 @@ class TestScaledProducts:
         assert program.kernels == {"scaled_ragged_noncontracting": 1}
 
     @pytest.mark.parametrize(
-        "op, tile", [(op, tile) for op in FAMILIES for tile in FAMILIES[op].tiles], ids=str
+        "op, tile",
+        [(op, tile) for op in FAMILIES for tile in FAMILIES[op].tiles]
+        + [("scaled_ragged_noncontracting", tile) for tile in plan_fp8.STREAM_K_TILES],
+        ids=str,
     )
     def test_take_the_tile_that_is_asked_for(self, op, tile, h200):
         options = dict(preferred_element_type=np.dtype(BF16), implementation="cuda", tile=tile)
@@ -138,6 +141,7 @@ class TestScaledProducts:
         (call,) = program.calls
         for name, size in tile.sizes().items():
             assert f"{name} = {size} : i32" in call.text
+        assert ("stream_k = true" in call.text) == tile.stream_k
 
     @pytest.mark.parametrize("groups, more", [(4, 0), (4, 1), (16, 0)])
     def test_few_rows_a_group_take_the_transposed_tile(self, groups, more, h200):
@@ -148,7 +152,10 @@ class TestScaledProducts:
         function = partial(jgg.scaled_ragged_dot, transpose_rhs=True)
         (chosen,) = jgg.explain(function, *operands).plans
         assert (chosen.tile, chosen.chosen_by) == (tile, "default")
-        assert set(chosen.candidates) == set(plan_fp8.NONCONTRACTING_TILES)
+        assert set(chosen.candidates) == {
+            *plan_fp8.NONCONTRACTING_TILES,
+            *plan_fp8.STREAM_K_TILES,
+        }
         (call,) = h200.compile(function, *operands).calls
         for name, size in tile.sizes().items():
             assert f"{name} = {size} : i32" in call.text

@@ -213,7 +213,9 @@ class TestContracting:
 class TestTile:
     """The primitives' parameter `tile`, for a kernel that a plan would not choose."""
 
-    TILES = pytest.mark.parametrize("tile", plan_fp8.NONCONTRACTING_TILES, ids=str)
+    TILES = pytest.mark.parametrize(
+        "tile", plan_fp8.NONCONTRACTING_TILES + plan_fp8.STREAM_K_TILES, ids=str
+    )
     PARAMS = dict(
         transpose_rhs=True,
         lhs_scaling="1x128",

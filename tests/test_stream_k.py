@@ -16,7 +16,7 @@ from ops import CONTRACTING, NONCONTRACTING
 from test_scheduler import FIELDS, TILE_K, Problem, check_noncontracting, random_problem
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm import plan, primitives, reference, stream_k
+from jax_grouped_gemm import plan, plan_fp8, primitives, reference, stream_k
 
 HANDS_OVER = -1
 (TILE,) = plan.STREAM_K_TILE_CONFIGS
@@ -99,13 +99,16 @@ def test_longest_contracted_dimension(extension):
         assert starts_unit.sum() == units
 
 
+@pytest.mark.parametrize("op, step", [("ragged", 64), ("scaled_ragged", 128)])
 class TestTiles:
     """The assignment together with tiles, whose number depends on the group sizes."""
 
-    def pieces(self, extension, problem: Problem, clusters: int) -> np.recarray:
+    def pieces(self, op, step, extension, problem: Problem, clusters: int) -> np.recarray:
+        """Those of a problem of as many steps, whatever the kernel's step is."""
         options = dataclasses.asdict(problem)
         del options["op"], options["align"], options["clusters"]
-        rows = extension.ragged_noncontracting_pieces(
+        options["k"] = options["k"] * step // TILE_K
+        rows = getattr(extension, f"{op}_noncontracting_pieces")(
             np.ascontiguousarray(np.atleast_2d(options.pop("group_sizes")), np.int32),
             np.ascontiguousarray(np.atleast_1d(options.pop("group_offset")), np.int32),
             clusters=clusters,
@@ -131,16 +134,16 @@ class TestTiles:
                 tile.k_tiles += given.k_tiles
         return stored
 
-    def test_random_problems(self, extension, rng):
+    def test_random_problems(self, op, step, extension, rng):
         tile = dict(tile_m=TILE.tile_m, tile_n=TILE.tile_n, cluster=TILE.cluster)
         num_cut = 0
-        for _ in range(1500):
+        for _ in range(800):
             problem = random_problem(rng, "ragged_noncontracting", [tile])
             k = TILE_K * int(rng.choice([1, 20, 33, 100])) + int(rng.integers(-3, 1))
             problem = dataclasses.replace(problem, align=1, k=k)
             clusters = int(rng.choice([1, 2, 3, 5, 8, 24, CLUSTERS]))
             try:
-                pieces = self.pieces(extension, problem, clusters)
+                pieces = self.pieces(op, step, extension, problem, clusters)
                 ranks = pieces[0::2], pieces[1::2]
                 for name in ("cluster of the grid", "k_tiles", "first_step", "partials"):
                     np.testing.assert_array_equal(ranks[0][name], ranks[1][name])
@@ -151,9 +154,9 @@ class TestTiles:
             except AssertionError as error:
                 raise AssertionError(f"{problem}, {clusters} clusters: {error}") from error
             num_cut += num_over > 0
-        assert num_cut > 100
+        assert num_cut > 50
 
-    def test_rows_without_an_owner_go_to_idle_clusters_first(self, extension):
+    def test_rows_without_an_owner_go_to_idle_clusters_first(self, op, step, extension):
         tile = dict(tile_m=TILE.tile_m, tile_n=TILE.tile_n, cluster=TILE.cluster)
         # Five units that a group owns, cut into 15 ranges, and three that no group owns.
         problem = Problem(
@@ -167,7 +170,7 @@ class TestTiles:
             256,
             **tile,
         )
-        pieces = self.pieces(extension, problem, 18)
+        pieces = self.pieces(op, step, extension, problem, 18)
         unowned = pieces[pieces.k_tiles == 0]
         assert sorted(set(unowned["cluster of the grid"])) == [15, 16, 17]
 
@@ -308,6 +311,62 @@ class TestPlan:
             *(jax.ShapeDtypeStruct(s, jnp.int32) for s in ((8,), (1,))),
         ).plans
         assert [p.tile.stream_k for p in plans] == [True, False, False]
+
+
+class TestPlanOfFp8:
+    def plan(self, tile=None, m=8 * 1024, k=14336, n=4096, g=8):
+        operands = (
+            ((m, k), jnp.float8_e4m3fn),
+            ((m, -(-k // 128)), jnp.float32),
+            ((g, n, k), jnp.float8_e4m3fn),
+            ((g, -(-n // 128), -(-k // 128)), jnp.float32),
+            ((g,), jnp.int32),
+            ((1,), jnp.int32),
+        )
+        params = dict(
+            transpose_rhs=True,
+            lhs_scaling="1x128",
+            rhs_scaling="128x128",
+            preferred_element_type=np.dtype(jnp.bfloat16),
+            implementation=None,
+            tile=tile,
+        )
+        return plan_fp8.plan_scaled_noncontracting(
+            [jax.ShapeDtypeStruct(*operand) for operand in operands], params
+        )
+
+    def test_default_where_it_pays(self):
+        found = self.plan()
+        assert (found.tile,) == plan_fp8.STREAM_K_TILES and found.chosen_by == "default"
+        assert "stream-k, grid" in str(found)
+        assert found.workspace_bytes == stream_k.workspace_bytes(
+            found.tile.tile_m, found.tile.tile_n, plan.NUM_SMS
+        )
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            dict(m=8 * 200),  # few rows a group
+            dict(k=128 * (stream_k.LEAST_STEPS_FP8 - 1)),  # few steps
+            dict(m=8 * 4096),  # many waves
+        ],
+    )
+    def test_off_elsewhere(self, options):
+        found = self.plan(**options)
+        assert found.tile == plan.DEFAULT_TILE and found.workspace_bytes == plan.WORKSPACE_BYTES
+
+    def test_steps_are_128_elements_long(self):
+        # 136 units are two waves of 66 and one of 4, each cut into quarters.
+        assert self.plan(m=8 * 256, n=17 * 256).efficiency == pytest.approx(136 / (2.25 * 66))
+        # A unit of 20 steps is too short for quarters of it to be worth it, were they 40 or not.
+        (tile,) = plan_fp8.STREAM_K_TILES
+        short = self.plan(tile, m=8 * 256, n=17 * 256, k=20 * 128)
+        assert short.efficiency == pytest.approx(136 / (3 * 66))
+
+    def test_every_tile_is_compiled(self, extension):
+        op = "scaled_ragged_noncontracting_stream_k"
+        compiled = [config for config in extension.kernel_configs() if config["op"] == op]
+        assert compiled == [dict(op=op, **tile.sizes()) for tile in plan_fp8.STREAM_K_TILES]
 
 
 class TestCompiledForAnH200:

@@ -110,6 +110,18 @@ class CacheFlush {
   std::shared_ptr<void> data_;
 };
 
+// Keeps the device busy until the host has queued what is timed: without it, the host's time for a
+// launch would be part of it.
+static __global__ void hold(uint64_t nanoseconds) {
+  auto const now = [] {
+    uint64_t time;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(time));
+    return time;
+  };
+  for (uint64_t const start = now(); now() - start < nanoseconds;) {
+  }
+}
+
 // Microseconds of each of `rounds` launches, each with a cold cache and after a pause in which the
 // chip cools down; the first round is dropped.
 template <class Launch>
@@ -123,6 +135,7 @@ std::vector<float> time_launches(Launch const& launch, int rounds, int pause_us)
     flush();
     require(cudaDeviceSynchronize(), "flush");
     std::this_thread::sleep_for(std::chrono::microseconds(pause_us));
+    hold<<<1, 1>>>(50'000);
     cudaEventRecord(start);
     require(launch(), "launch");
     cudaEventRecord(end);

@@ -2,7 +2,7 @@
 //
 //   driver [--rounds N] [--pause-us N] [--samples N] < problems
 //
-// and --config, --stream-k with a number, for the members of Choice.
+// and --config, --stream-k, --few-rows with a number, for the members of Choice.
 // See problem.h for the input. The output has: label; median and least microseconds; TFLOP/s; the
 // largest error of randomly chosen elements over what rounding explains; ok or WRONG.
 #include <cstring>
@@ -30,6 +30,7 @@ Options parse(int count, char** words) {
     if (!std::strcmp(words[i], "--samples")) value = &options.samples;
     if (!std::strcmp(words[i], "--config")) value = &options.choice.config;
     if (!std::strcmp(words[i], "--stream-k")) value = &options.choice.stream_k;
+    if (!std::strcmp(words[i], "--few-rows")) value = &options.choice.few_rows;
     if (value == nullptr || i + 1 == count) {
       std::fprintf(stderr, "unknown option, or an option without a number: %s\n", words[i]);
       std::exit(2);
@@ -40,7 +41,7 @@ Options parse(int count, char** words) {
 }
 
 Prepared prepare(Problem const& problem, Choice const& choice) {
-  if (problem.kind == "fp8_nt") return prepare_scaled_noncontracting(problem);
+  if (problem.kind == "fp8_nt") return prepare_scaled_noncontracting(problem, choice);
   if (problem.kind == "fp8_tn") return prepare_scaled_contracting(problem);
   if (problem.kind == "syrk" || problem.kind == "syr2k") return prepare_update(problem, choice);
   if (problem.kind == "nn" || problem.kind == "nt" || problem.kind == "tn" ||

@@ -44,11 +44,22 @@ inline bool read(std::istream& input, Problem& problem) {
 
 // Which of the compiled kernels to run.
 struct Choice {
-  int config = 0;    // in the family's list: ragged products and symmetric updates
-  int stream_k = 0;  // ragged products: whether the last wave is cut along K
+  int config = 0;     // in the family's list: ragged products and symmetric updates
+  int stream_k = 0;   // ragged products: whether the last wave is cut along K
+  int few_rows = 16;  // FP8 products: rows a group up to which they are on the other side of WGMMA
 };
 
-// Sets a member that not every source tree has.
+// For schedules that need scratch memory; those that count in it expect zeros.
+constexpr size_t kWorkspaceBytes = 64 << 20;
+
+// Sets members that not every source tree has.
+template <class T>
+auto set_workspace(T& to, void* workspace, int) -> decltype(to.workspace = workspace, void()) {
+  to.workspace = workspace;
+  to.workspace_bytes = kWorkspaceBytes;
+}
+template <class T>
+void set_workspace(T&, void*, long) {}
 template <class T, class Value>
 auto set_stream_k(T& to, Value value, int) -> decltype(to.stream_k = value, void()) {
   to.stream_k = value;
@@ -70,6 +81,12 @@ struct Prepared {
     return static_cast<T*>(buffer.get());
   }
 };
+
+inline void* keep_workspace(Prepared& prepared) {
+  void* const workspace = prepared.keep<void>(allocate(kWorkspaceBytes));
+  require(cudaMemset(workspace, 0, kWorkspaceBytes), "cudaMemset");
+  return workspace;
+}
 
 // Operands are different from each other, and the same in every process.
 enum Seed : uint64_t { kLhs = 1, kRhs, kLhsScales, kRhsScales };

@@ -6,9 +6,6 @@
 
 namespace driver {
 
-// For schedules that need scratch memory; those that count in it expect zeros.
-constexpr size_t kWorkspaceBytes = 64 << 20;
-
 // "nn": rhs [groups, k, n]; "nt": rhs [groups, n, k]; "tn": rows are contracted, result
 // [groups, k, n]; "tn_f32": into float32.
 inline Prepared prepare_ragged(Problem const& problem, Choice const& choice) {
@@ -28,9 +25,7 @@ inline Prepared prepare_ragged(Problem const& problem, Choice const& choice) {
   arguments.group_sizes = prepared.keep<int>(to_device(problem.sizes));
   arguments.group_offset = prepared.keep<int>(to_device(std::vector<int>{0}));
   arguments.out = prepared.keep<void>(allocate(prepared.out_bytes));
-  arguments.workspace = prepared.keep<void>(allocate(kWorkspaceBytes));
-  require(cudaMemset(arguments.workspace, 0, kWorkspaceBytes), "cudaMemset");
-  arguments.workspace_bytes = kWorkspaceBytes;
+  set_workspace(arguments, keep_workspace(prepared), 0);
   arguments.type = jgg::sm90::ElementType::kBf16;
   arguments.out_type = to_f32 ? jgg::sm90::ElementType::kF32 : jgg::sm90::ElementType::kBf16;
   arguments.contracting = contracting;

@@ -38,7 +38,6 @@ inline std::shared_ptr<void> transposed_rows(Problem const& problem, int64_t lin
 
 // The tiles that the plan takes; see plan_fp8.py.
 constexpr jgg::fp8::ScaledTile kScaledTile{128, 256, 2}, kTransposedTile{32, 128, 1};
-constexpr int kFewRows = 16;  // a group
 
 // What both products have in common.
 inline Prepared prepare_common(Problem const& problem, jgg::fp8::ScaledArguments& arguments,
@@ -62,7 +61,7 @@ inline Prepared prepare_common(Problem const& problem, jgg::fp8::ScaledArguments
 }
 
 // "fp8_nt": lhs [rows, k] scaled by 1 x 128, rhs [groups, n, k] by 128 x 128, into bfloat16.
-inline Prepared prepare_scaled_noncontracting(Problem const& problem) {
+inline Prepared prepare_scaled_noncontracting(Problem const& problem, Choice const& choice) {
   int64_t const m = problem.rows, k = problem.k, n = problem.n, groups = problem.groups;
   jgg::fp8::ScaledArguments arguments{};
   Prepared prepared = prepare_common(problem, arguments, m * n * sizeof(__nv_bfloat16));
@@ -79,7 +78,10 @@ inline Prepared prepare_scaled_noncontracting(Problem const& problem) {
   arguments.m = problem.rows;
   arguments.n = problem.n;
   arguments.k = problem.k;
-  auto const tile = problem.rows <= kFewRows * problem.groups ? kTransposedTile : kScaledTile;
+  set_workspace(arguments, keep_workspace(prepared), 0);
+  bool const transposed = problem.rows <= int64_t(choice.few_rows) * problem.groups;
+  auto tile = transposed ? kTransposedTile : kScaledTile;
+  set_stream_k(tile, !transposed && choice.stream_k, 0);
   prepared.launch = [=](cudaStream_t stream) {
     return jgg::fp8::scaled_noncontracting(tile, arguments, stream);
   };

@@ -44,7 +44,7 @@ nb::dict registrations() {
   targets["jax_grouped_gemm.quantize_rows.v1"] = encapsulate(JggQuantizeRows);
   targets["jax_grouped_gemm.quantize_blocks.v1"] = encapsulate(JggQuantizeBlocks);
   targets["jax_grouped_gemm.quantize_ragged.v1"] = encapsulate(JggQuantizeRagged);
-  targets["jax_grouped_gemm.scaled_ragged_noncontracting.v3"] =
+  targets["jax_grouped_gemm.scaled_ragged_noncontracting.v4"] =
       encapsulate(JggScaledRaggedNoncontracting);
   targets["jax_grouped_gemm.scaled_ragged_contracting.v3"] =
       encapsulate(JggScaledRaggedContracting);
@@ -89,6 +89,7 @@ nb::list kernel_configs() {
   append("rank_k_c128", fp64::rank_k_tile_configs(fp64::ElementType::kC128));
   append_configs(configs, "scaled_ragged_noncontracting", fp8::NoncontractingTiles{});
   append_configs(configs, "scaled_ragged_noncontracting", fp8::TransposedTiles{});
+  append_configs(configs, "scaled_ragged_noncontracting_stream_k", fp8::StreamKTiles{});
   append_configs(configs, "scaled_ragged_contracting", fp8::ContractingTiles{});
   return configs;
 }

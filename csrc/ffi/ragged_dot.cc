@@ -8,6 +8,7 @@
 #include "ffi/buffers.h"
 #include "ffi/element_types.h"
 #include "ffi/handlers.h"
+#include "ffi/partial_sums.h"
 #include "sm90/f32/workspace.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -62,11 +63,7 @@ ffi::Error use_workspace(WorkspaceResult workspace, TileConfig tile, int terms,
   arguments.workspace_bytes = static_cast<int64_t>(workspace->size_bytes());
   arguments.terms = terms;
   if (tile.stream_k) {
-    int64_t const least = sm90::stream_k_workspace_bytes(tile, tile.cluster);
-    if (arguments.workspace_bytes < least) {
-      return invalid("the workspace has " + std::to_string(arguments.workspace_bytes) +
-                     " bytes, but partial sums of one cluster take " + std::to_string(least));
-    }
+    if (auto error = sums_fit(arguments.workspace_bytes, tile); error.failure()) return error;
   }
   if (arguments.type != ElementType::kF32) return ffi::Error::Success();
   if (terms != 1 && terms != 3) {

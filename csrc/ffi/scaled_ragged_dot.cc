@@ -7,6 +7,7 @@
 
 #include "ffi/buffers.h"
 #include "ffi/handlers.h"
+#include "ffi/partial_sums.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jgg {
@@ -137,9 +138,9 @@ ffi::Error group_scales(GroupScaling scaling, Scales buffer, int batches, int gr
 ffi::Error scaled_noncontracting(cudaStream_t stream, ffi::AnyBuffer lhs, Scales lhs_scale,
                                  ffi::AnyBuffer rhs, Scales rhs_scale, Sizes group_sizes,
                                  Sizes group_offset, ffi::Result<ffi::AnyBuffer> out,
-                                 ffi::Result<ffi::Buffer<ffi::U8>> /*workspace*/,
-                                 int32_t lhs_scaling, int32_t rhs_scaling, int32_t tile_m,
-                                 int32_t tile_n, int32_t cluster) {
+                                 ffi::Result<ffi::Buffer<ffi::U8>> workspace, int32_t lhs_scaling,
+                                 int32_t rhs_scaling, int32_t tile_m, int32_t tile_n,
+                                 int32_t cluster, bool stream_k) {
   auto const lhs_shape = Shape<2>::of("lhs", lhs);
   if (!lhs_shape) return lhs_shape.error();
   auto const rhs_shape = Shape<3>::of("rhs", rhs);
@@ -167,8 +168,17 @@ ffi::Error scaled_noncontracting(cudaStream_t stream, ffi::AnyBuffer lhs, Scales
   arguments.m = m;
   arguments.n = n;
   arguments.k = k;
-  return launched(fp8::scaled_noncontracting({tile_m, tile_n, cluster}, arguments, stream),
-                  "scaled_ragged_noncontracting");
+  arguments.workspace = workspace->typed_data();
+  arguments.workspace_bytes = static_cast<int64_t>(workspace->size_bytes());
+  if (stream_k) {
+    if (auto error = sums_fit(arguments.workspace_bytes, {tile_m, tile_n, cluster});
+        error.failure()) {
+      return error;
+    }
+  }
+  return launched(
+      fp8::scaled_noncontracting({tile_m, tile_n, cluster, stream_k}, arguments, stream),
+      "scaled_ragged_noncontracting");
 }
 
 ffi::Error scaled_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, Scales lhs_scale,
@@ -218,8 +228,7 @@ ffi::Error scaled_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, Scales lh
                   "scaled_ragged_contracting");
 }
 
-// The operands and results of both products. The workspace is there for schedules that need scratch
-// memory.
+// The operands and results of both products. The workspace is for partial sums.
 auto binding() {
   return ffi::Ffi::Bind()
       .Ctx<ffi::PlatformStream<cudaStream_t>>()
@@ -242,7 +251,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(JggScaledRaggedNoncontracting, jgg::scaled_noncont
                                   .Attr<int32_t>("rhs_scaling")
                                   .Attr<int32_t>("tile_m")
                                   .Attr<int32_t>("tile_n")
-                                  .Attr<int32_t>("cluster"),
+                                  .Attr<int32_t>("cluster")
+                                  .Attr<bool>("stream_k"),
                               {xla::ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER_SYMBOL(
     JggScaledRaggedContracting, jgg::scaled_contracting,

@@ -153,9 +153,8 @@ TileArray ragged_contracting_tiles(Sizes const& group_sizes, Offsets const& grou
 }
 
 // For each tile of each cluster in turn: the cluster, the rank, and the members of WorkTile.
-template <class Tile>
+template <int kTileK, class Tile>
 std::vector<ListedPiece> pieces_of(Tile, GroupSizes const& groups, int n, int k, int clusters) {
-  constexpr int kTileK = 64;  // of 16-bit operands
   std::vector<ListedPiece> pieces;
   for (int cluster = 0; cluster < clusters; ++cluster) {
     std::vector<StreamKSchedule<SimulatedWarp, Tile::kTileM, Tile::kTileN, kTileK, Tile::kCluster>>
@@ -180,7 +179,7 @@ TileArray ragged_noncontracting_pieces(Sizes const& group_sizes, Offsets const& 
   std::vector<ListedPiece> pieces;
   cudaError_t const status =
       sm90::with_tile(sm90::stream_k::Tiles{}, {tile_m, tile_n, cluster}, [&](auto tile) {
-        pieces = pieces_of(tile, groups, n, k, clusters);
+        pieces = pieces_of<kTileK>(tile, groups, n, k, clusters);
         return cudaSuccess;
       });
   if (status != cudaSuccess) throw std::invalid_argument("no kernel has this tile");
@@ -216,6 +215,21 @@ TileArray scaled_ragged_noncontracting_tiles(Sizes const& group_sizes, Offsets c
       },
       fp8::NoncontractingTiles{}, fp8::TransposedTiles{});
   return to_array(tiles);
+}
+
+TileArray scaled_ragged_noncontracting_pieces(Sizes const& group_sizes, Offsets const& group_offset,
+                                              int batches, int local_groups, int m, int k, int n,
+                                              int tile_m, int tile_n, int cluster, int clusters) {
+  GroupSizes const groups = groups_of(group_sizes, group_offset, batches, local_groups, m);
+  std::vector<ListedPiece> pieces;
+  list_first(
+      [&](auto tile) {
+        if (!is_tile<decltype(tile)>(tile_m, tile_n, cluster)) return false;
+        pieces = pieces_of<kScaleBlock>(tile, groups, n, k, clusters);
+        return true;
+      },
+      fp8::StreamKTiles{});
+  return to_array(pieces);
 }
 
 TileArray scaled_ragged_contracting_tiles(Sizes const& group_sizes, Offsets const& group_offset,
@@ -379,6 +393,9 @@ void define_schedules(nb::module_& module) {
   module.def("scaled_ragged_noncontracting_tiles", &scaled_ragged_noncontracting_tiles,
              "group_sizes"_a, "group_offset"_a, "batches"_a, "local_groups"_a, "m"_a, "k"_a, "n"_a,
              "tile_m"_a, "tile_n"_a, "cluster"_a, "clusters"_a = 1);
+  module.def("scaled_ragged_noncontracting_pieces", &scaled_ragged_noncontracting_pieces,
+             "group_sizes"_a, "group_offset"_a, "batches"_a, "local_groups"_a, "m"_a, "k"_a, "n"_a,
+             "tile_m"_a, "tile_n"_a, "cluster"_a, "clusters"_a);
   module.def("scaled_ragged_contracting_tiles", &scaled_ragged_contracting_tiles, "group_sizes"_a,
              "group_offset"_a, "batches"_a, "local_groups"_a, "m"_a, "k"_a, "n"_a, "tile_m"_a,
              "tile_n"_a, "cluster"_a, "clusters"_a = 1);

@@ -3,6 +3,7 @@
 
 #include "fp8/scale_loader.h"
 #include "fp8/scaled_config.h"
+#include "fp8/wide_scales.h"
 
 namespace jgg::fp8 {
 
@@ -10,12 +11,14 @@ template <class Problem, class Shared, class Stage>
 __device__ void bring_wide_scales(typename Problem::Params const& params, WorkTile const& work,
                                   Shared& shared, Stage& stage) {
   if (work.k_tiles == 0) return;  // rows of no group, which have no scales of rhs
-  auto scales = Problem::wide_scales(params, work);
-  constexpr int kSteps = decltype(scales)::kSteps;
+  // Four steps' are fetched from where the first of them is a multiple of four.
+  constexpr int kSteps = WideScales<typename Problem::Config>::kSteps;
+  int const first = Problem::first_step(work) % kSteps;
+  auto scales = Problem::wide_scales(params, work, Problem::first_step(work) - first);
 #pragma unroll 1
-  for (int k_tile = 0; k_tile < work.k_tiles; ++k_tile, ++stage) {
+  for (int k_tile = first; k_tile < first + work.k_tiles; ++k_tile, ++stage) {
     // Takes long, and needs no stage yet.
-    if (k_tile % kSteps == 0) scales.fetch();
+    if (k_tile == first || k_tile % kSteps == 0) scales.fetch();
     shared.empty[stage.stage].wait(stage.phase ^ 1);
     scales.store(k_tile % kSteps, shared.lhs_scales[stage.stage], shared.rhs_scales[stage.stage]);
     shared.scales_full[stage.stage].arrive();

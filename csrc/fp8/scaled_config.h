@@ -32,6 +32,9 @@ struct ScaledConfig {
   static constexpr int kCluster = kCluster_;
   static_assert(kTileK == kScaleBlock && kTileN % kMmaN == 0);
 
+  static constexpr int kLhsBoxRows = kTileM;
+  static constexpr int kOutBoxRows = kRowsPerConsumer;
+
   // Does every column of rhs have its own scale in each step, or do blocks of columns share one?
   static constexpr bool kColumnScales = kColumnScales_;
   // Otherwise, columns of a slice that share one wherever the tile starts.

@@ -3,12 +3,10 @@
 // needed before that step's products are added to them, so the delay costs no registers.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <cute/arch/copy_sm90.hpp>
 #include <cute/arch/copy_sm90_tma.hpp>
 
+#include "fp8/pack.h"
 #include "fp8/scaled_config.h"
 #include "fp8/scaled_ragged_dot.h"
 #include "sm90/epilogue.h"
@@ -119,8 +117,8 @@ class ScaledEpilogue {
       int const unit = (2 * pair + lane / 16) ^ (row % 8);
       auto& target = *reinterpret_cast<cute::uint128_t*>(slot + row * kRowBytes + unit * 16);
       float const* source = sums + pair * 8;
-      cute::SM90_U32x4_STSM_N::copy(pack(source[0], source[1]), pack(source[2], source[3]),
-                                    pack(source[4], source[5]), pack(source[6], source[7]), target);
+      auto const two = [&](int i) { return pack(type_, source[i], source[i + 1]); };
+      cute::SM90_U32x4_STSM_N::copy(two(0), two(2), two(4), two(6), target);
     }
   }
 
@@ -144,15 +142,6 @@ class ScaledEpilogue {
         to[!swap] = swap ? left : right;
       }
     }
-  }
-
-  __device__ uint32_t pack(float low, float high) const {
-    if (type_ == OutType::kBf16) {
-      auto const pair = __floats2bfloat162_rn(low, high);
-      return reinterpret_cast<uint32_t const&>(pair);
-    }
-    auto const pair = __floats2half2_rn(low, high);
-    return reinterpret_cast<uint32_t const&>(pair);
   }
 
   uint8_t* chunks_;

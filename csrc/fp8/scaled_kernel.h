@@ -45,7 +45,7 @@ __device__ void produce_scales(typename Problem::Params const& params, Shared& s
   }
 }
 
-template <class Problem, class Shared>
+template <class Problem, class Roles, class Shared>
 __device__ void consume(typename Problem::Params const& params, Shared& shared, int consumer) {
   using Config = typename Problem::Config;
   using Mainloop = ScaledMainloop<Problem>;
@@ -62,15 +62,16 @@ __device__ void consume(typename Problem::Params const& params, Shared& shared, 
     more = work.k_tiles != sm90::kNoMoreWork;
     int const rows = more ? uniform(Problem::rows_left(params, work)) : 0;
     int const k_tiles = uniform(work.k_tiles);
+    bool is_result = more;
     if (rows > first_row && k_tiles > 0) {
       Mainloop::multiply(k_tiles, shared, stage, consumer, sums,
                          [&](int slice) { epilogue.store(sums[slice], slice); });
-      Problem::finish(params, work, sums);
+      is_result = Roles::complete(params, work, consumer, sums);
     } else {
       Mainloop::skip(work, shared, stage);
       epilogue.flush(sums);
     }
-    if (more && Problem::rows_left(params, work) > first_row) {
+    if (is_result && Problem::rows_left(params, work) > first_row) {
       epilogue.finish(Problem::store_at(params, work, first_row));
     }
     __syncwarp();
@@ -78,6 +79,27 @@ __device__ void consume(typename Problem::Params const& params, Shared& shared, 
   }
   epilogue.wait();
 }
+
+// What depends on whether work is whole tiles or pieces of them: who schedules it, with how many
+// registers, and what becomes of the sums of a piece.
+template <class Problem>
+struct WholeTiles {
+  static constexpr int kProducerRegisters = sm90::kProducerRegisters;
+  static constexpr int kConsumerRegisters = sm90::kConsumerRegisters;
+
+  template <class Shared>
+  __device__ static void schedule(typename Problem::Params const& params, Shared& shared, int) {
+    sm90::schedule_tiles<Problem>(params, shared);
+  }
+
+  // Whether the sums are the result of a tile. If not, zeros are left of them.
+  template <class Sums>
+  __device__ static bool complete(typename Problem::Params const& params, WorkTile const& work, int,
+                                  Sums& sums) {
+    Problem::finish(params, work, sums);
+    return true;
+  }
+};
 
 // Where rhs has no block scales, these stay ones.
 template <class Shared>
@@ -102,7 +124,7 @@ __device__ void initialize_barriers(Shared& shared) {
   }
 }
 
-template <class Problem>
+template <class Problem, class Roles>
 __global__ void __launch_bounds__(sm90::kThreads, 1)
     scaled_kernel(const __grid_constant__ typename Problem::Params params) {
   using Config = typename Problem::Config;
@@ -116,14 +138,14 @@ __global__ void __launch_bounds__(sm90::kThreads, 1)
 
   int const warpgroup = uniform(threadIdx.x / kWarpgroup);
   if (warpgroup == 0) {
-    cutlass::arch::warpgroup_reg_dealloc<sm90::kProducerRegisters>();
+    cutlass::arch::warpgroup_reg_dealloc<Roles::kProducerRegisters>();
     int const warp = threadIdx.x / kWarpSize;
     if (warp == 0) produce<Problem>(params, shared, rank);
-    if (warp == 1) sm90::schedule_tiles<Problem>(params, shared);
+    if (warp == 1) Roles::schedule(params, shared, rank);
     if (warp >= 2) produce_scales<Problem>(params, shared);
   } else {
-    cutlass::arch::warpgroup_reg_alloc<sm90::kConsumerRegisters>();
-    consume<Problem>(params, shared, warpgroup - 1);
+    cutlass::arch::warpgroup_reg_alloc<Roles::kConsumerRegisters>();
+    consume<Problem, Roles>(params, shared, warpgroup - 1);
   }
   // A CTA's shared memory must outlive the arrivals and multicasts of its peer.
   sm90::sync_cluster<Config>();

@@ -76,12 +76,20 @@ struct ScaledNoncontracting {
                       rhs + int64_t(block) * params.rhs_scales.block_stride);
   }
 
-  __device__ static WideScales<Config> wide_scales(Params const& params, WorkTile const& work) {
+  // Where the steps of a tile begin.
+  __device__ static int first_step(WorkTile const&) { return 0; }
+
+  // Of steps from `block` on, a multiple of four.
+  __device__ static WideScales<Config> wide_scales(Params const& params, WorkTile const& work,
+                                                   int block) {
     RowScales const& lhs = params.lhs_scales;
     int const row = work.begin + work.m;
-    return {lhs.data + work.batch * lhs.batch_stride + int64_t(row) * lhs.row_stride,
-            lhs.row_stride, params.groups.rows - 1 - row, own_rhs_scales(params, work),
-            params.rhs_scales.block_stride != 0};
+    return {lhs.data + work.batch * lhs.batch_stride + int64_t(row) * lhs.row_stride + block,
+            lhs.row_stride,
+            params.groups.rows - 1 - row,
+            own_rhs_scales(params, work),
+            params.rhs_scales.block_stride != 0,
+            block};
   }
 
   // Scales that are the same all along K are applied once, at the end.
@@ -134,13 +142,13 @@ struct ScaledNoncontracting {
 
     int const rhs_groups = (a.rhs_batched ? a.groups.batches : 1) * a.groups.local_groups;
     cudaError_t status =
-        sm90::encode_ragged_load(&params.lhs, view_bytes(a.lhs), a.k, Config::kTileM);
+        sm90::encode_ragged_load(&params.lhs, view_bytes(a.lhs), a.k, Config::kLhsBoxRows);
     if (status != cudaSuccess) return status;
     status =
         sm90::encode_plain(&params.rhs, view_bytes(a.rhs), rhs_groups, a.n, a.k, Config::kTileN);
     if (status != cudaSuccess) return status;
     return sm90::encode_ragged_store(&params.out, view_out(a.out, a.out_type), a.n,
-                                     kRowsPerConsumer, params.store_shift);
+                                     Config::kOutBoxRows, params.store_shift);
   }
 
   // Units of work cannot be counted without the group sizes, but never pass this.

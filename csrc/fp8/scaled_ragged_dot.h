@@ -49,6 +49,8 @@ struct ScaledArguments {
   float const* channel_scales;  // noncontracting: [b, local_groups, n] or none
   int64_t channel_batch_stride;
   float const* column_scales;  // contracting: [b, p / 128, n]
+  void* workspace;             // of kernels that cut the last wave
+  int64_t workspace_bytes;
   GroupSizes groups;
   bool lhs_batched;
   bool rhs_batched;
@@ -61,6 +63,7 @@ struct ScaledTile {
   int tile_m;
   int tile_n;
   int cluster;
+  bool stream_k = false;  // the last wave is cut along K: noncontracting products
 };
 
 // Tiles of fewer rows than a WGMMA instruction has belong to kernels for groups of few rows, in

@@ -12,20 +12,20 @@ struct Tile {
   static constexpr int kCluster = kCluster_;
 };
 
-// Of a kernel for groups of few rows. kBlocks: thread blocks that share a multiprocessor.
-template <int kTileM_, int kTileN_, int kBlocks_>
+// Of a kernel for groups of few rows.
+template <int kTileM_, int kTileN_>
 struct TransposedTile {
   static constexpr int kTileM = kTileM_;
   static constexpr int kTileN = kTileN_;
   static constexpr int kCluster = 1;
-  static constexpr int kBlocks = kBlocks_;
 };
 
 template <class... Tiles>
 struct TileList {};
 
 using NoncontractingTiles = TileList<Tile<256, 128, 2>>;
-using TransposedTiles = TileList<TransposedTile<32, 128, 3>>;  // noncontracting products too
+using TransposedTiles = TileList<TransposedTile<32, 128>>;  // noncontracting products too
+using StreamKTiles = TileList<Tile<256, 128, 2>>;           // whose last wave is cut along K
 using ContractingTiles = TileList<Tile<256, 128, 2>>;
 
 }  // namespace jgg::fp8

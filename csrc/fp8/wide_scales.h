@@ -30,12 +30,12 @@ class WideScales {
     return lhs_suits && rhs_suits;
   }
 
-  // `lhs` is where the scales of the tile's first row are. Rows past the last one have none and
-  // take its. `rhs` is where those of this thread's block of columns are, if it has one and there
-  // are any.
+  // `lhs` is where the scales of the tile's first row are, of the first step. Rows past the last
+  // one have none and take its. `rhs` is where those of this thread's block of columns are, of step
+  // 0, if it has one and there are any.
   __device__ WideScales(float const* lhs, int stride, int last_row, float const* rhs,
-                        bool rhs_has_steps)
-      : next_columns_(rhs_has_steps ? rhs : nullptr) {
+                        bool rhs_has_steps, int first_step)
+      : next_columns_(rhs && rhs_has_steps ? rhs + first_step : nullptr) {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       next_rows_[i] = lhs + int64_t(min(thread() + i * kScaleThreads, last_row)) * stride;

@@ -38,6 +38,9 @@ class Assignment {
   // leave a multiprocessor in the time of two to three steps, and come in as slowly. Estimated.
   static constexpr int kWorthwhile = 16;
 
+  // Of the last wave: a unit is at most the work of so many, so few units still make a larger grid.
+  static constexpr int kClustersAUnit = 4;
+
   JGG_HOST_DEVICE Assignment(int units, int steps, int cluster, int clusters)
       : steps_(steps), clusters_(clusters), unit_(cluster), whole_end_(units), range_left_(0) {
     int const in_last_wave = units % clusters;
@@ -87,7 +90,7 @@ class Assignment {
   // ratios of few ranges to few units, neighbours still read the same parts of K.
   JGG_HOST_DEVICE static int ranges_of(int units, int clusters) {
     if (units == 0) return 0;
-    if (units * 4 <= clusters) return units * 4;
+    if (units * kClustersAUnit <= clusters) return units * kClustersAUnit;
     if (units * 3 <= clusters) return units * 3;
     if (units * 2 <= clusters) return units * 2;
     if (units * 3 / 2 <= clusters) return units * 3 / 2;

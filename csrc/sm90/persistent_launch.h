@@ -10,8 +10,9 @@
 namespace jgg::sm90 {
 
 // Launches a cluster for each pair of multiprocessors, or for each of `max_units` units of work if
-// those are fewer.
-template <class Config, class Params>
+// those are fewer. kSharedBytes: of each thread block.
+template <class Config, int kSharedBytes = sizeof(SharedStorage<Config>) + 1024,  // to align it
+          class Params>
 cudaError_t launch_persistent(void (*kernel)(Params), Params const& params, int64_t max_units,
                               cudaStream_t stream) {
   int device, multiprocessors;
@@ -20,7 +21,6 @@ cudaError_t launch_persistent(void (*kernel)(Params), Params const& params, int6
   status = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
   if (status != cudaSuccess) return status;
 
-  constexpr int kSharedBytes = sizeof(SharedStorage<Config>) + 1024;  // to align it
   static_assert(kSharedBytes <= kSharedMemoryLimit, "the stages leave no room for the barriers");
   status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   if (status != cudaSuccess) return status;

@@ -67,6 +67,7 @@ def scaled_noncontracting(
         group_offset,
         lhs_scaling=np.int32(LHS_SCALINGS.index(problem.lhs_scaling)),
         rhs_scaling=np.int32(RHS_SCALINGS.index(problem.rhs_scaling)),
+        stream_k=plan.tile.stream_k,
     )
 
 

@@ -281,7 +281,7 @@ def fp8_configurations(rng: np.random.Generator, sizes: np.ndarray) -> int:
         rows, weights = jgg.quantize_ragged(lhs, sizes), jgg.quantize_weights(rhs)
         exact = fp8_oracle.noncontracting(*rows[:2], *weights[:2], sizes)
         operands = *rows[:2], *weights[2:], sizes, offset
-        for tile in plan_fp8.NONCONTRACTING_TILES[1:]:
+        for tile in plan_fp8.NONCONTRACTING_TILES[1:] + plan_fp8.STREAM_K_TILES:
             out = primitives.scaled_ragged_noncontracting(
                 *operands, **forward, **options, tile=tile
             )

@@ -10,16 +10,13 @@
 
 namespace jgg::sm90::stream_k {
 
-// A unit is at most the work of this many clusters, so few units still make a larger grid.
-constexpr int kClustersAUnit = 4;
-
 template <class Problem>
 cudaError_t launch_pieces(RaggedDotArguments const& arguments, cudaStream_t stream) {
   typename Problem::Params params;
   cudaError_t const status = Problem::make_params(arguments, params);
   if (status != cudaSuccess) return status;
-  int64_t const clusters =
-      std::min(kClustersAUnit * Problem::max_units(arguments), Problem::max_clusters(params));
+  int64_t const clusters = std::min(Assignment::kClustersAUnit * Problem::max_units(arguments),
+                                    max_clusters<typename Problem::Config>(params.workspace));
   return launch_persistent<typename Problem::Config>(stream_k_kernel<Problem, Mainloop<Problem>>,
                                                      params, clusters, stream);
 }

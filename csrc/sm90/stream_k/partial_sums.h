@@ -7,9 +7,18 @@
 
 namespace jgg::sm90::stream_k {
 
+// How many there is room for: each block of a cluster needs slots of its own.
+template <class Config>
+int64_t max_clusters(Workspace const& workspace) {
+  return workspace.slots / kConsumers / Config::kCluster;
+}
+
 // The sums of one consumer. Blocks of the same rank in their clusters compute the same tile of a
 // unit, and threads of the same number the same elements, so a thread reads what its counterpart
-// wrote, in whatever order is fastest: 16 bytes at a time, neighbours side by side.
+// wrote, in whatever order is fastest: neighbours side by side, one sum at a time, because more of
+// them at once would have to be in registers next to each other.
+//
+// `accumulators(i)` is sum i of a thread.
 template <class Config>
 class PartialSums {
  public:
@@ -22,35 +31,29 @@ class PartialSums {
   template <class Accumulators>
   __device__ void hand_over(Accumulators const& accumulators) const {
     int const slot = slot_of(0);
-    float4* const to = vectors(slot);
+    float* const to = own_sums(slot);
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      __stcg(to + i * kWarpgroup, float4{accumulators(4 * i), accumulators(4 * i + 1),
-                                         accumulators(4 * i + 2), accumulators(4 * i + 3)});
-    }
+    for (int i = 0; i < kOwn; ++i) __stcg(to + i * kWarpgroup, accumulators(i));
     sync_warpgroup(1 + consumer_);
     if (is_first()) announce(sums(slot), workspace_.announcements + slot);
+    // No other thread runs ahead, or the FP8 kernel's registers would not do: the compiler then
+    // keeps what the mainloop counts in local memory.
+    sync_warpgroup(1 + consumer_);
   }
 
   // accumulators += the sums that the cluster `distance` before this one hands over.
   template <class Accumulators>
-  __device__ void add(int distance, Accumulators& accumulators) const {
+  __device__ void add(int distance, Accumulators&& accumulators) const {
     int const slot = slot_of(distance);
     if (is_first()) await(sums(slot), workspace_.announcements + slot);
     sync_warpgroup(1 + consumer_);
-    float4 const* const from = vectors(slot);
+    float const* const from = own_sums(slot);
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      float4 const partial = __ldcg(from + i * kWarpgroup);
-      accumulators(4 * i) += partial.x;
-      accumulators(4 * i + 1) += partial.y;
-      accumulators(4 * i + 2) += partial.z;
-      accumulators(4 * i + 3) += partial.w;
-    }
+    for (int i = 0; i < kOwn; ++i) accumulators(i) += __ldcg(from + i * kWarpgroup);
   }
 
  private:
-  static constexpr int kVectors = kFloats / kWarpgroup / 4;  // of each thread
+  static constexpr int kOwn = kFloats / kWarpgroup;  // of each thread
 
   __device__ static bool is_first() { return threadIdx.x % kWarpgroup == 0; }
 
@@ -61,9 +64,7 @@ class PartialSums {
 
   __device__ float* sums(int slot) const { return workspace_.sums + int64_t(slot) * kFloats; }
 
-  __device__ float4* vectors(int slot) const {
-    return reinterpret_cast<float4*>(sums(slot)) + threadIdx.x % kWarpgroup;
-  }
+  __device__ float* own_sums(int slot) const { return sums(slot) + threadIdx.x % kWarpgroup; }
 
   Workspace const& workspace_;
   int consumer_;

@@ -37,13 +37,8 @@ struct RaggedNoncontracting : sm90::RaggedNoncontracting<Config_> {
 
   static cudaError_t make_params(RaggedDotArguments const& a, Params& params) {
     params.workspace = Workspace(a.workspace, a.workspace_bytes, PartialSums<Config>::kFloats);
-    if (max_clusters(params) == 0) return cudaErrorInvalidValue;
+    if (max_clusters<Config>(params.workspace) == 0) return cudaErrorInvalidValue;
     return Base::make_params(a, params);
-  }
-
-  // Each block of a cluster needs slots of its own.
-  static int64_t max_clusters(Params const& params) {
-    return params.workspace.slots / kConsumers / Config::kCluster;
   }
 
  private:

@@ -1,10 +1,10 @@
-#include "fp8/transposed_launch.h"
+#include "fp8/transposed/launch.h"
 
 namespace jgg::fp8 {
 
 cudaError_t transposed_e5m2(ScaledTile tile, ScaledArguments const& arguments,
                             cudaStream_t stream) {
-  return launch_transposed<cutlass::float_e5m2_t>(TransposedTiles{}, tile, arguments, stream);
+  return transposed::launch_any<cutlass::float_e5m2_t>(TransposedTiles{}, tile, arguments, stream);
 }
 
 }  // namespace jgg::fp8

@@ -7,19 +7,19 @@
 #include <cute/arch/copy_sm90_desc.hpp>
 #include <type_traits>
 
+#include "fp8/transposed/mainloop.h"
 #include "sm90/kernel.h"
-#include "sm90/transposed/config.h"
 
-namespace jgg::sm90::transposed {
+namespace jgg::fp8::transposed {
 
 // Calls `function(work, stage)` for each tile.
-template <class Config, class Shared, class Function>
-__device__ void for_each_tile(Shared& shared, Function function) {
+template <class Config, class Function>
+__device__ void for_each_tile(SharedStorage<Config>& shared, Function function) {
   StageIterator<Config::kStages> stage;
-  WorkIterator slot;
+  sm90::WorkIterator slot;
   while (true) {
-    WorkTile const work = read_work(shared, slot);
-    if (work.k_tiles == kNoMoreWork) return;
+    WorkTile const work = sm90::read_work(shared, slot);
+    if (work.k_tiles == sm90::kNoMoreWork) return;
     function(work, stage);
     __syncwarp();
   }
@@ -47,13 +47,12 @@ __device__ void prefetch(Params const& params) {
   }
 }
 
-// `Mainloop` has a warp `load` a tile, and a consumer `compute` it.
 template <class Mainloop, class Shared>
 __device__ void initialize(Shared& shared) {
   constexpr int kReaders = Mainloop::kLoadingWarps + kConsumers * kWarpgroup / kWarpSize;
   Mainloop::initialize(shared);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kWorkStages; ++i) {
+    for (int i = 0; i < sm90::kWorkStages; ++i) {
       shared.work_full[i].init(1);
       shared.work_empty[i].init(kReaders);
     }
@@ -61,12 +60,13 @@ __device__ void initialize(Shared& shared) {
   }
 }
 
-template <class Problem, class Mainloop>
-__global__ void __launch_bounds__(kThreads, Problem::Config::kBlocks)
+template <class Problem>
+__global__ void __launch_bounds__(sm90::kThreads, kBlocks)
     transposed_kernel(const __grid_constant__ typename Problem::Params params) {
   using Config = typename Problem::Config;
+  using Mainloop = transposed::Mainloop<Problem>;
   extern __shared__ __align__(1024) uint8_t dynamic_shared[];
-  auto& shared = *reinterpret_cast<typename Mainloop::Shared*>(dynamic_shared);
+  auto& shared = *reinterpret_cast<SharedStorage<Config>*>(dynamic_shared);
 
   prefetch(params);
   initialize<Mainloop>(shared);
@@ -74,24 +74,26 @@ __global__ void __launch_bounds__(kThreads, Problem::Config::kBlocks)
 
   int const warpgroup = __shfl_sync(~0u, threadIdx.x / kWarpgroup, 0);
   if (warpgroup == 0) {
-    cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
+    cutlass::arch::warpgroup_reg_dealloc<sm90::kProducerRegisters>();
     int const warp = threadIdx.x / kWarpSize;
     if (warp == kWarpgroup / kWarpSize - 1) {
-      schedule_tiles<Problem>(params, shared);
+      sm90::schedule_tiles<Problem>(params, shared);
     } else if (warp < Mainloop::kLoadingWarps) {
-      for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
+      for_each_tile(shared, [&](WorkTile const& work, auto& stage) {
         Mainloop::load(params, work, shared, stage, warp);
       });
     }
   } else {
-    cutlass::arch::warpgroup_reg_alloc<Config::kConsumerRegisters>();
+    cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
     int const consumer = warpgroup - 1;
-    for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
+    Epilogue<Config> const epilogue(shared, params.out, params.out_type, consumer);
+    for_each_tile(shared, [&](WorkTile const& work, auto& stage) {
       with_rows<Config::kTileM>(rows_of<Config>(work), [&](auto rows) {
-        Mainloop::template compute<rows.value>(params, work, shared, stage, consumer);
+        Mainloop::template compute<rows.value>(params, work, shared, stage, consumer, epilogue);
       });
     });
+    epilogue.wait();
   }
 }
 
-}  // namespace jgg::sm90::transposed
+}  // namespace jgg::fp8::transposed

@@ -1,30 +1,21 @@
 // The mainloop of a transposed kernel: what each warp and consumer does with one tile.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <cute/algorithm/gemm.hpp>
 #include <cute/atom/mma_atom.hpp>
 #include <cute/tensor.hpp>
 
 #include "fp8/scale_producer.h"
-#include "fp8/transposed_noncontracting.h"
+#include "fp8/transposed/epilogue.h"
+#include "fp8/transposed/noncontracting.h"
 #include "sm90/tma_load.h"
-#include "sm90/transposed/store.h"
 
-namespace jgg::fp8 {
-
-template <class Config>
-struct TransposedSharedStorage : sm90::transposed::SharedStorage<Config> {
-  alignas(16) float lhs_scales[Config::kStages][Config::kTileM];
-  alignas(16) float rhs_scales[Config::kStages][Config::kRhsScales];
-  alignas(8) Barrier scales_full[Config::kStages];
-};
+namespace jgg::fp8::transposed {
 
 template <class Problem>
-class TransposedMainloop {
+class Mainloop {
   using Config = typename Problem::Config;
+  using Shared = SharedStorage<Config>;
   using Stage = StageIterator<Config::kStages>;
   using Params = typename Problem::Params;
 
@@ -33,22 +24,20 @@ class TransposedMainloop {
       decltype(cute::tile_to_shape(cute::GMMA::Layout_K_SW128_Atom<Element>{},
                                    cute::Shape<cute::Int<kRows>, cute::Int<Config::kTileK>>{}));
   template <int kRows>
-  using SliceShape =
-      cute::Shape<cute::Int<Config::kSliceColumns>, cute::Int<kRows>, cute::Int<Config::kTileK>>;
+  using TileShape =
+      cute::Shape<cute::Int<kColumnsPerConsumer>, cute::Int<kRows>, cute::Int<Config::kTileK>>;
   template <int kRows>
   using Mma = decltype(cute::make_tiled_mma(
       cute::GMMA::ss_op_selector<typename Config::Rhs, typename Config::Lhs, float,
-                                 SliceShape<kRows>>()));
+                                 TileShape<kRows>>()));
   template <int kRows>
   using Products = decltype(cute::partition_fragment_C(
-      Mma<kRows>{}, cute::Shape<cute::Int<Config::kSliceColumns>, cute::Int<kRows>>{}));
-  // Of a consumer's slice, one thread's.
+      Mma<kRows>{}, cute::Shape<cute::Int<kColumnsPerConsumer>, cute::Int<kRows>>{}));
+  // One thread's.
   template <int kRows>
-  using Sums = float[Config::kSliceColumns * kRows / kWarpgroup];
+  using Sums = float[kColumnsPerConsumer * kRows / kWarpgroup];
 
  public:
-  using Shared = TransposedSharedStorage<Config>;
-
   // One that copies operands and those that bring scales.
   static constexpr int kLoadingWarps = 1 + kScaleThreads / kWarpSize;
 
@@ -70,7 +59,7 @@ class TransposedMainloop {
                               Stage& stage, int warp) {
     if (warp > 0) return bring_scales<Problem>(params, work, shared, stage);
     if (threadIdx.x > 0) return;
-    int const rows = sm90::transposed::rows_of<Config>(work);
+    int const rows = rows_of<Config>(work);
     int const boxes = (rows + Config::kBoxRows - 1) / Config::kBoxRows;
     for (int k_tile = 0; k_tile < work.k_tiles; ++k_tile, ++stage) {
       shared.empty[stage.stage].wait(stage.phase ^ 1);
@@ -89,44 +78,37 @@ class TransposedMainloop {
   // loaded hold what they held before, and only reach rows of the result that are not stored.
   template <int kRows>
   __device__ static void compute(Params const& params, WorkTile const& work, Shared& shared,
-                                 Stage& stage, int consumer) {
-    Sums<kRows> sums[Config::kSlices] = {};
+                                 Stage& stage, int consumer, Epilogue<Config> const& epilogue) {
+    Sums<kRows> sums = {};
     multiply<kRows>(work.k_tiles, shared, stage, consumer, sums);
-    switch (params.out_type) {
-      case OutType::kBf16:
-        return store<__nv_bfloat16, kRows>(params, work, consumer, sums);
-      case OutType::kF16:
-        return store<__half, kRows>(params, work, consumer, sums);
-      case OutType::kF32:
-        return store<float, kRows>(params, work, consumer, sums);
-    }
+    int const first = consumer * kColumnsPerConsumer;
+    epilogue.template store<kRows>(
+        sums, Problem::store_at(params, work, 0), rows_of<Config>(work),
+        [&](int column) { return Problem::channel_scale(params, work, first + column); });
   }
 
  private:
   // Adds the tile's product to the sums: columns of rhs by rows of lhs.
   template <int kRows>
   __device__ static void multiply(int k_tiles, Shared& shared, Stage& stage, int consumer,
-                                  Sums<kRows> (&sums)[Config::kSlices]) {
+                                  Sums<kRows>& sums) {
     auto const thread_mma = Mma<kRows>{}.get_slice(threadIdx.x % kWarpgroup);
     auto const rhs = thread_mma.make_fragment_A(
-        thread_mma.partition_A(tile<typename Config::Rhs, Config::kSliceColumns>(shared.rhs[0])));
+        thread_mma.partition_A(tile<typename Config::Rhs, kColumnsPerConsumer>(shared.rhs[0])));
     auto const lhs = thread_mma.make_fragment_B(
         thread_mma.partition_B(tile<typename Config::Lhs, kRows>(shared.lhs[0])));
+    int const column = consumer * kColumnsPerConsumer;
     Products<kRows> products;
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile, ++stage) {
       shared.full[stage.stage].wait(stage.phase);
-#pragma unroll
-      for (int slice = 0; slice < Config::kSlices; ++slice) {
-        int const column = sm90::transposed::first_column<Config>(slice, consumer);
-        issue<kRows>(advance(rhs, stage.stage * Config::kRhsBytes + column * kRowBytes),
-                     advance(lhs, stage.stage * Config::kLhsBytes), products);
-        // Scales come by another way and often later than the stage.
-        if (slice == 0) shared.scales_full[stage.stage].wait(stage.phase);
-        float const column_scale = shared.rhs_scales[stage.stage][column / Config::kScaleColumns];
-        cute::warpgroup_wait<0>();
-        cute::warpgroup_fence_operand(products);
-        add(shared.lhs_scales[stage.stage], column_scale, products, sums[slice]);
-      }
+      issue<kRows>(advance(rhs, stage.stage * Config::kRhsBytes + column * kRowBytes),
+                   advance(lhs, stage.stage * Config::kLhsBytes), products);
+      // Scales come by another way and often later than the stage.
+      shared.scales_full[stage.stage].wait(stage.phase);
+      float const column_scale = shared.rhs_scales[stage.stage][column / Config::kScaleColumns];
+      cute::warpgroup_wait<0>();
+      cute::warpgroup_fence_operand(products);
+      add(shared.lhs_scales[stage.stage], column_scale, products, sums);
       __syncwarp();
       if (threadIdx.x % kWarpSize == 0) shared.empty[stage.stage].arrive();
     }
@@ -144,7 +126,7 @@ class TransposedMainloop {
     return cute::make_tensor(descriptors.data() + bytes / kUnit, descriptors.layout());
   }
 
-  // A slice of rhs by all rows of lhs to the tensor cores.
+  // A consumer's columns of rhs by all rows of lhs to the tensor cores.
   template <int kRows, class Rhs, class Lhs>
   __device__ static void issue(Rhs const& rhs, Lhs const& lhs, Products<kRows>& products) {
     using namespace cute;
@@ -176,22 +158,6 @@ class TransposedMainloop {
       sums[i + 3] += odd * products(i + 3);
     }
   }
-
-  template <class Output, int kRows>
-  __device__ static void store(Params const& params, WorkTile const& work, int consumer,
-                               Sums<kRows> const (&sums)[Config::kSlices]) {
-    int64_t const row = int64_t(work.batch) * params.groups.rows + work.begin + work.m;
-    Output* const out = static_cast<Output*>(params.out_data) + row * params.n;
-#pragma unroll
-    for (int slice = 0; slice < Config::kSlices; ++slice) {
-      int const first = sm90::transposed::first_column<Config>(slice, consumer);
-      int const column = work.n + first;
-      sm90::transposed::Target<Output> const to{out + column, params.n, work.extent - work.m,
-                                                params.n - column};
-      sm90::transposed::store(
-          sums[slice], to, [&](int i) { return Problem::channel_scale(params, work, first + i); });
-    }
-  }
 };
 
-}  // namespace jgg::fp8
+}  // namespace jgg::fp8::transposed

@@ -1,0 +1,19 @@
+// The workspace of kernels that cut the last wave along K.
+#pragma once
+
+#include <string>
+
+#include "ffi/buffers.h"
+#include "sm90/ragged_dot.h"
+
+namespace jgg {
+
+// Whether it has room for the sums of one cluster at least.
+inline ffi::Error sums_fit(int64_t workspace_bytes, sm90::TileConfig tile) {
+  int64_t const least = sm90::stream_k_workspace_bytes(tile, tile.cluster);
+  if (workspace_bytes >= least) return ffi::Error::Success();
+  return invalid("the workspace has " + std::to_string(workspace_bytes) +
+                 " bytes, but partial sums of one cluster take " + std::to_string(least));
+}
+
+}  // namespace jgg

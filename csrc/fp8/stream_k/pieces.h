@@ -1,0 +1,43 @@
+// The roles of the kernel whose last wave is cut along K.
+#pragma once
+
+#include "fp8/scaled_kernel.h"
+#include "fp8/stream_k/problem.h"
+#include "sm90/stream_k/schedule_pieces.h"
+
+namespace jgg::fp8::stream_k {
+
+template <class Problem>
+struct Pieces {
+  static constexpr int kProducerRegisters = sm90::stream_k::kProducerRegisters;
+  static constexpr int kConsumerRegisters = sm90::stream_k::kConsumerRegisters;
+
+  template <class Shared>
+  __device__ static void schedule(typename Problem::Params const& params, Shared& shared,
+                                  int rank) {
+    sm90::stream_k::schedule_pieces<Problem>(params, shared, rank);
+  }
+
+  template <class Sums>
+  __device__ static bool complete(typename Problem::Params const& params, WorkTile const& work,
+                                  int consumer, Sums& sums) {
+    // Of every piece, not of the whole sum: in the other order registers come out such that the
+    // mainloop's additions read some banks three times.
+    Problem::finish(params, work, sums);
+    constexpr int kSums = sizeof(sums[0]) / sizeof(float);
+    PartialSums<typename Problem::Config> const partial_sums(params.workspace, consumer);
+    auto const sum = [&](int i) -> float& { return sums[i / kSums][i % kSums]; };
+    int const partials = work.partials;
+    if (partials == kHandsOver) {
+      partial_sums.hand_over(sum);
+#pragma unroll
+      for (int i = 0; i < sizeof(sums) / sizeof(float); ++i) sum(i) = 0.0f;
+      return false;
+    }
+    // Always in the order of K, so that the result is the same every time.
+    for (int i = 1; i <= partials; ++i) partial_sums.add(i, sum);
+    return true;
+  }
+};
+
+}  // namespace jgg::fp8::stream_k
