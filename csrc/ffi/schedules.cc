@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <optional>
 #include <stdexcept>
 #include <type_traits>
 #include <utility>
@@ -17,9 +18,12 @@
 #include "grouped/tile_table.h"
 #include "rank_k/tile_table.h"
 #include "scheduler/assignment.h"
+#include "scheduler/chains.h"
+#include "scheduler/contracting_pieces.h"
 #include "scheduler/problem_list.h"
 #include "scheduler/product_runs.h"
 #include "scheduler/ragged_schedule.h"
+#include "scheduler/skew.h"
 #include "scheduler/stream_k_schedule.h"
 #include "scheduler/tile_list.h"
 #include "scheduler/triangular.h"
@@ -34,7 +38,7 @@ namespace nb = nanobind;
 
 using Sizes = nb::ndarray<int const, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Offsets = nb::ndarray<int const, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using ListedPiece = std::array<int, 13>;
+using ListedPiece = std::array<int, 14>;
 using TileArray = nb::ndarray<nb::numpy, int, nb::ndim<2>>;
 
 // group_sizes [batches or 1, groups] and group_offset [batches or 1] as the kernels see them.
@@ -127,10 +131,11 @@ TileArray ragged_noncontracting_tiles(Sizes const& group_sizes, Offsets const& g
 }
 
 template <class Tile, int kTileK, int kAlign, int kPad>
-std::vector<ListedTile> contracting_tiles(GroupSizes const& groups, int k, int n, int clusters) {
+std::vector<ListedTile> contracting_tiles(GroupSizes const& groups, int k, int n, int few_rows,
+                                          int clusters) {
   using Schedule = ContractingSchedule<SimulatedWarp, Tile::kTileM, Tile::kTileN, kTileK,
                                        Tile::kCluster, kAlign, kPad>;
-  typename Schedule::Grid const grid(groups, k, n);
+  typename Schedule::Grid const grid(groups, k, n, few_rows);
   return list_tiles<SimulatedTurns>(Schedule(groups, grid), Tile::kCluster, clusters);
 }
 
@@ -144,7 +149,8 @@ TileArray ragged_contracting_tiles(Sizes const& group_sizes, Offsets const& grou
         using Tile = decltype(tile);
         if (!is_tile<Tile>(tile_m, tile_n, cluster)) return false;
         tiles = with_alignment(align, [&](auto alignment) {
-          return contracting_tiles<Tile, kTileK, alignment.value, 1>(groups, k, n, clusters);
+          return contracting_tiles<Tile, kTileK, alignment.value, 1>(groups, k, n, kFewRows,
+                                                                     clusters);
         });
         return true;
       },
@@ -153,38 +159,85 @@ TileArray ragged_contracting_tiles(Sizes const& group_sizes, Offsets const& grou
 }
 
 // For each tile of each cluster in turn: the cluster, the rank, and the members of WorkTile.
-template <class Tile>
-std::vector<ListedPiece> pieces_of(Tile, GroupSizes const& groups, int n, int k, int clusters) {
-  constexpr int kTileK = 64;  // of 16-bit operands
+// `schedule_of(cluster)` is the schedule of one of the clusters.
+template <class ScheduleOf>
+TileArray list_pieces(ScheduleOf const& schedule_of, int ranks, int clusters) {
   std::vector<ListedPiece> pieces;
   for (int cluster = 0; cluster < clusters; ++cluster) {
-    std::vector<StreamKSchedule<SimulatedWarp, Tile::kTileM, Tile::kTileN, kTileK, Tile::kCluster>>
-        ranks(Tile::kCluster, {groups, n, k, cluster, clusters});
-    for (WorkTile work; ranks[0].next(0, work);) {
+    std::vector schedules(ranks, schedule_of(cluster));
+    for (WorkTile work; schedules[0].next(0, work);) {
       for (int rank = 0;;) {
         pieces.push_back({cluster, rank, work.batch, work.group, work.begin, work.extent, work.head,
                           work.m, work.n, work.k_tiles, static_cast<int>(work.share),
-                          work.first_step, work.partials});
-        if (++rank == Tile::kCluster) break;
-        if (!ranks[rank].next(rank, work)) throw std::logic_error("ranks disagree");
+                          work.first_step, work.partials, work.slot});
+        if (++rank == ranks) break;
+        if (!schedules[rank].next(rank, work)) throw std::logic_error("ranks disagree");
       }
     }
   }
-  return pieces;
+  return to_array(pieces);
 }
 
 TileArray ragged_noncontracting_pieces(Sizes const& group_sizes, Offsets const& group_offset,
                                        int batches, int local_groups, int m, int k, int n,
                                        int tile_m, int tile_n, int cluster, int clusters) {
   auto const groups = groups_of(group_sizes, group_offset, batches, local_groups, m);
-  std::vector<ListedPiece> pieces;
-  cudaError_t const status =
-      sm90::with_tile(sm90::stream_k::Tiles{}, {tile_m, tile_n, cluster}, [&](auto tile) {
-        pieces = pieces_of(tile, groups, n, k, clusters);
-        return cudaSuccess;
-      });
-  if (status != cudaSuccess) throw std::invalid_argument("no kernel has this tile");
-  return to_array(pieces);
+  std::optional<TileArray> pieces;
+  sm90::with_tile(sm90::stream_k::Tiles{}, {tile_m, tile_n, cluster}, [&](auto tile) {
+    using Tile = decltype(tile);
+    using Schedule =
+        StreamKSchedule<SimulatedWarp, Tile::kTileM, Tile::kTileN, kTileK, Tile::kCluster>;
+    pieces = list_pieces([&](int own) { return Schedule(groups, n, k, own, clusters); },
+                         Tile::kCluster, clusters);
+    return cudaSuccess;
+  });
+  if (!pieces) throw std::invalid_argument("no kernel has this tile");
+  return *pieces;
+}
+
+// The pieces of chains whose length is thought to be `length`.
+TileArray ragged_contracting_pieces(Sizes const& group_sizes, Offsets const& group_offset,
+                                    int batches, int local_groups, int m, int k, int n, int tile_m,
+                                    int tile_n, int cluster, int clusters, int length) {
+  auto const groups = groups_of(group_sizes, group_offset, batches, local_groups, m);
+  std::optional<TileArray> pieces;
+  sm90::with_tile(sm90::RaggedDotTiles{}, {tile_m, tile_n, cluster}, [&](auto tile) {
+    using Tile = decltype(tile);
+    using Schedule =
+        ContractingPieces<SimulatedWarp, Tile::kTileM, Tile::kTileN, kTileK, Tile::kCluster>;
+    typename Schedule::Grid const grid(groups, k, n);
+    ChainCuts const cuts(grid.units, length, clusters);
+    pieces = list_pieces([&](int own) { return Schedule(groups, grid, cuts, own, clusters); },
+                         Tile::kCluster, clusters);
+    return cudaSuccess;
+  });
+  if (!pieces) throw std::invalid_argument("no kernel has this tile");
+  return *pieces;
+}
+
+TileArray chain_ranges(int chains, int length, int clusters) {
+  ChainCuts const cuts(chains, length, clusters);
+  std::vector<std::array<int, 5>> ranges;
+  for (int cluster = 0; cluster < clusters; ++cluster) {
+    ChainAssignment own(cuts, cluster, clusters);
+    for (ChainRange range; own.next(cuts, range);) {
+      ranges.push_back({cluster, range.chain, range.begin, range.end, range.part});
+    }
+  }
+  return to_array(ranges);
+}
+
+int most_chain_sums(int chains, int clusters) { return ChainCuts::most_sums(chains, clusters); }
+
+// The length of chains that are worth cutting, or 0.
+int worthwhile_chain_length(Sizes const& group_sizes, Offsets const& group_offset, int batches,
+                            int local_groups, int m, int units, int zeros_cost, int most_sums,
+                            int clusters) {
+  auto const groups = groups_of(group_sizes, group_offset, batches, local_groups, m);
+  Skew<SimulatedWarp, kTileK> const skew(groups, units, zeros_cost);
+  SkewedWork work;
+  bool const cut = skew.is_possible() && skew.is_worth_cutting(clusters, most_sums, work);
+  return cut ? work.cuts.length() : 0;
 }
 
 TileArray assignment(int units, int steps, int clusters) {
@@ -227,7 +280,8 @@ TileArray scaled_ragged_contracting_tiles(Sizes const& group_sizes, Offsets cons
       [&](auto tile) {
         using Tile = decltype(tile);
         if (!is_tile<Tile>(tile_m, tile_n, cluster)) return false;
-        tiles = contracting_tiles<Tile, kScaleBlock, 1, kScaleBlock>(groups, k, n, clusters);
+        tiles = contracting_tiles<Tile, kScaleBlock, 1, kScaleBlock>(groups, k, n, kScaleBlock / 2,
+                                                                     clusters);
         return true;
       },
       fp8::ContractingTiles{});
@@ -375,6 +429,14 @@ void define_schedules(nb::module_& module) {
   module.def("ragged_noncontracting_pieces", &ragged_noncontracting_pieces, "group_sizes"_a,
              "group_offset"_a, "batches"_a, "local_groups"_a, "m"_a, "k"_a, "n"_a, "tile_m"_a,
              "tile_n"_a, "cluster"_a, "clusters"_a);
+  module.def("ragged_contracting_pieces", &ragged_contracting_pieces, "group_sizes"_a,
+             "group_offset"_a, "batches"_a, "local_groups"_a, "m"_a, "k"_a, "n"_a, "tile_m"_a,
+             "tile_n"_a, "cluster"_a, "clusters"_a, "length"_a);
+  module.def("chain_ranges", &chain_ranges, "chains"_a, "length"_a, "clusters"_a);
+  module.def("most_chain_sums", &most_chain_sums, "chains"_a, "clusters"_a);
+  module.def("worthwhile_chain_length", &worthwhile_chain_length, "group_sizes"_a, "group_offset"_a,
+             "batches"_a, "local_groups"_a, "m"_a, "units"_a, "zeros_cost"_a, "most_sums"_a,
+             "clusters"_a);
   module.def("assignment", &assignment, "units"_a, "steps"_a, "clusters"_a);
   module.def("scaled_ragged_noncontracting_tiles", &scaled_ragged_noncontracting_tiles,
              "group_sizes"_a, "group_offset"_a, "batches"_a, "local_groups"_a, "m"_a, "k"_a, "n"_a,

@@ -7,9 +7,10 @@
 
 namespace jgg::sm90::stream_k {
 
-// The sums of one consumer. Blocks of the same rank in their clusters compute the same tile of a
-// unit, and threads of the same number the same elements, so a thread reads what its counterpart
-// wrote, in whatever order is fastest: 16 bytes at a time, neighbours side by side.
+// The sums of one consumer. A slot, as schedules number them, has room for those of a cluster.
+// Blocks of the same rank in their clusters compute the same tile of a unit, and threads of the
+// same number the same elements, so a thread reads what its counterpart wrote, in whatever order is
+// fastest: 16 bytes at a time, neighbours side by side.
 template <class Config>
 class PartialSums {
  public:
@@ -18,10 +19,10 @@ class PartialSums {
   __device__ PartialSums(Workspace const& workspace, int consumer)
       : workspace_(workspace), consumer_(consumer) {}
 
-  // Gives these sums away, to be added by a block of one of the next clusters.
+  // Gives these sums away, to be added by a block of another cluster.
   template <class Accumulators>
-  __device__ void hand_over(Accumulators const& accumulators) const {
-    int const slot = slot_of(0);
+  __device__ void hand_over(int cluster_slot, Accumulators const& accumulators) const {
+    int const slot = slot_of(cluster_slot);
     float4* const to = vectors(slot);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
@@ -32,10 +33,10 @@ class PartialSums {
     if (is_first()) announce(sums(slot), workspace_.announcements + slot);
   }
 
-  // accumulators += the sums that the cluster `distance` before this one hands over.
+  // accumulators += the sums that another cluster hands over.
   template <class Accumulators>
-  __device__ void add(int distance, Accumulators& accumulators) const {
-    int const slot = slot_of(distance);
+  __device__ void add(int cluster_slot, Accumulators& accumulators) const {
+    int const slot = slot_of(cluster_slot);
     if (is_first()) await(sums(slot), workspace_.announcements + slot);
     sync_warpgroup(1 + consumer_);
     float4 const* const from = vectors(slot);
@@ -54,9 +55,10 @@ class PartialSums {
 
   __device__ static bool is_first() { return threadIdx.x % kWarpgroup == 0; }
 
-  // Of the block of the same rank, `distance` clusters before this one.
-  __device__ int slot_of(int distance) const {
-    return (blockIdx.x - distance * Config::kCluster) * kConsumers + consumer_;
+  // Of this consumer, or its counterpart, among those of its cluster.
+  __device__ int slot_of(int cluster_slot) const {
+    return (cluster_slot * Config::kCluster + blockIdx.x % Config::kCluster) * kConsumers +
+           consumer_;
   }
 
   __device__ float* sums(int slot) const { return workspace_.sums + int64_t(slot) * kFloats; }
