@@ -2,74 +2,30 @@
 // inspection.
 #include "ffi/schedules.h"
 
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <array>
-#include <optional>
 #include <stdexcept>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "ffi/schedule_arrays.h"
 #include "fp8/scaled_tiles.h"
 #include "grouped/tile_table.h"
 #include "rank_k/tile_table.h"
-#include "scheduler/assignment.h"
-#include "scheduler/chains.h"
-#include "scheduler/contracting_pieces.h"
 #include "scheduler/problem_list.h"
 #include "scheduler/product_runs.h"
 #include "scheduler/ragged_schedule.h"
-#include "scheduler/skew.h"
-#include "scheduler/stream_k_schedule.h"
 #include "scheduler/tile_list.h"
 #include "scheduler/triangular.h"
 #include "scheduler/triangular_runs.h"
-#include "sm90/stream_k/tile_table.h"
 #include "sm90/tile_table.h"
 
 namespace jgg {
 namespace {
-
-namespace nb = nanobind;
-
-using Sizes = nb::ndarray<int const, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Offsets = nb::ndarray<int const, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using ListedPiece = std::array<int, 14>;
-using TileArray = nb::ndarray<nb::numpy, int, nb::ndim<2>>;
-
-// group_sizes [batches or 1, groups] and group_offset [batches or 1] as the kernels see them.
-GroupSizes groups_of(Sizes const& group_sizes, Offsets const& group_offset, int batches,
-                     int local_groups, int rows) {
-  int const groups = static_cast<int>(group_sizes.shape(1));
-  auto const stride = [batches](size_t count, int size) {
-    if (count != 1 && count != static_cast<size_t>(batches)) {
-      throw std::invalid_argument("group_sizes and group_offset have one row, or one a batch");
-    }
-    return count == 1 ? 0 : size;
-  };
-  return {group_sizes.data(),
-          group_offset.data(),
-          stride(group_sizes.shape(0), groups),
-          stride(group_offset.shape(0), 1),
-          batches,
-          groups,
-          local_groups,
-          rows};
-}
-
-template <size_t kFields>
-TileArray to_array(std::vector<std::array<int, kFields>> const& tiles) {
-  auto* data = new int[tiles.size() * kFields];
-  for (size_t i = 0; i < tiles.size(); ++i) {
-    std::copy(tiles[i].begin(), tiles[i].end(), data + i * kFields);
-  }
-  nb::capsule owner(data, [](void* pointer) noexcept { delete[] static_cast<int*>(pointer); });
-  return TileArray(data, {tiles.size(), kFields}, owner);
-}
 
 constexpr int kMaxClusters = 144;
 using SimulatedTurns = EarliestFree<SimulatedWarp, kMaxClusters>;
@@ -156,99 +112,6 @@ TileArray ragged_contracting_tiles(Sizes const& group_sizes, Offsets const& grou
       },
       sm90::RaggedDotTiles{});
   return to_array(tiles);
-}
-
-// For each tile of each cluster in turn: the cluster, the rank, and the members of WorkTile.
-// `schedule_of(cluster)` is the schedule of one of the clusters.
-template <class ScheduleOf>
-TileArray list_pieces(ScheduleOf const& schedule_of, int ranks, int clusters) {
-  std::vector<ListedPiece> pieces;
-  for (int cluster = 0; cluster < clusters; ++cluster) {
-    std::vector schedules(ranks, schedule_of(cluster));
-    for (WorkTile work; schedules[0].next(0, work);) {
-      for (int rank = 0;;) {
-        pieces.push_back({cluster, rank, work.batch, work.group, work.begin, work.extent, work.head,
-                          work.m, work.n, work.k_tiles, static_cast<int>(work.share),
-                          work.first_step, work.partials, work.slot});
-        if (++rank == ranks) break;
-        if (!schedules[rank].next(rank, work)) throw std::logic_error("ranks disagree");
-      }
-    }
-  }
-  return to_array(pieces);
-}
-
-TileArray ragged_noncontracting_pieces(Sizes const& group_sizes, Offsets const& group_offset,
-                                       int batches, int local_groups, int m, int k, int n,
-                                       int tile_m, int tile_n, int cluster, int clusters) {
-  auto const groups = groups_of(group_sizes, group_offset, batches, local_groups, m);
-  std::optional<TileArray> pieces;
-  sm90::with_tile(sm90::stream_k::Tiles{}, {tile_m, tile_n, cluster}, [&](auto tile) {
-    using Tile = decltype(tile);
-    using Schedule =
-        StreamKSchedule<SimulatedWarp, Tile::kTileM, Tile::kTileN, kTileK, Tile::kCluster>;
-    pieces = list_pieces([&](int own) { return Schedule(groups, n, k, own, clusters); },
-                         Tile::kCluster, clusters);
-    return cudaSuccess;
-  });
-  if (!pieces) throw std::invalid_argument("no kernel has this tile");
-  return *pieces;
-}
-
-// The pieces of chains whose length is thought to be `length`.
-TileArray ragged_contracting_pieces(Sizes const& group_sizes, Offsets const& group_offset,
-                                    int batches, int local_groups, int m, int k, int n, int tile_m,
-                                    int tile_n, int cluster, int clusters, int length) {
-  auto const groups = groups_of(group_sizes, group_offset, batches, local_groups, m);
-  std::optional<TileArray> pieces;
-  sm90::with_tile(sm90::RaggedDotTiles{}, {tile_m, tile_n, cluster}, [&](auto tile) {
-    using Tile = decltype(tile);
-    using Schedule =
-        ContractingPieces<SimulatedWarp, Tile::kTileM, Tile::kTileN, kTileK, Tile::kCluster>;
-    typename Schedule::Grid const grid(groups, k, n);
-    ChainCuts const cuts(grid.units, length, clusters);
-    pieces = list_pieces([&](int own) { return Schedule(groups, grid, cuts, own, clusters); },
-                         Tile::kCluster, clusters);
-    return cudaSuccess;
-  });
-  if (!pieces) throw std::invalid_argument("no kernel has this tile");
-  return *pieces;
-}
-
-TileArray chain_ranges(int chains, int length, int clusters) {
-  ChainCuts const cuts(chains, length, clusters);
-  std::vector<std::array<int, 5>> ranges;
-  for (int cluster = 0; cluster < clusters; ++cluster) {
-    ChainAssignment own(cuts, cluster, clusters);
-    for (ChainRange range; own.next(cuts, range);) {
-      ranges.push_back({cluster, range.chain, range.begin, range.end, range.part});
-    }
-  }
-  return to_array(ranges);
-}
-
-int most_chain_sums(int chains, int clusters) { return ChainCuts::most_sums(chains, clusters); }
-
-// The length of chains that are worth cutting, or 0.
-int worthwhile_chain_length(Sizes const& group_sizes, Offsets const& group_offset, int batches,
-                            int local_groups, int m, int units, int zeros_cost, int most_sums,
-                            int clusters) {
-  auto const groups = groups_of(group_sizes, group_offset, batches, local_groups, m);
-  Skew<SimulatedWarp, kTileK> const skew(groups, units, zeros_cost);
-  SkewedWork work;
-  bool const cut = skew.is_possible() && skew.is_worth_cutting(clusters, most_sums, work);
-  return cut ? work.cuts.length() : 0;
-}
-
-TileArray assignment(int units, int steps, int clusters) {
-  std::vector<std::array<int, 5>> pieces;
-  for (int cluster = 0; cluster < clusters; ++cluster) {
-    Assignment own(units, steps, cluster, clusters);
-    for (Piece piece; own.next(piece);) {
-      pieces.push_back({cluster, piece.unit, piece.first_step, piece.steps, piece.partials});
-    }
-  }
-  return to_array(pieces);
 }
 
 constexpr int kScaleBlock = 128;  // elements of FP8 operands that share a scale: one step
@@ -426,18 +289,6 @@ void define_schedules(nb::module_& module) {
   module.def("ragged_contracting_tiles", &ragged_contracting_tiles, "group_sizes"_a,
              "group_offset"_a, "batches"_a, "local_groups"_a, "m"_a, "k"_a, "n"_a, "tile_m"_a,
              "tile_n"_a, "cluster"_a, "align"_a, "clusters"_a = 1);
-  module.def("ragged_noncontracting_pieces", &ragged_noncontracting_pieces, "group_sizes"_a,
-             "group_offset"_a, "batches"_a, "local_groups"_a, "m"_a, "k"_a, "n"_a, "tile_m"_a,
-             "tile_n"_a, "cluster"_a, "clusters"_a);
-  module.def("ragged_contracting_pieces", &ragged_contracting_pieces, "group_sizes"_a,
-             "group_offset"_a, "batches"_a, "local_groups"_a, "m"_a, "k"_a, "n"_a, "tile_m"_a,
-             "tile_n"_a, "cluster"_a, "clusters"_a, "length"_a);
-  module.def("chain_ranges", &chain_ranges, "chains"_a, "length"_a, "clusters"_a);
-  module.def("most_chain_sums", &most_chain_sums, "chains"_a, "clusters"_a);
-  module.def("worthwhile_chain_length", &worthwhile_chain_length, "group_sizes"_a, "group_offset"_a,
-             "batches"_a, "local_groups"_a, "m"_a, "units"_a, "zeros_cost"_a, "most_sums"_a,
-             "clusters"_a);
-  module.def("assignment", &assignment, "units"_a, "steps"_a, "clusters"_a);
   module.def("scaled_ragged_noncontracting_tiles", &scaled_ragged_noncontracting_tiles,
              "group_sizes"_a, "group_offset"_a, "batches"_a, "local_groups"_a, "m"_a, "k"_a, "n"_a,
              "tile_m"_a, "tile_n"_a, "cluster"_a, "clusters"_a = 1);
