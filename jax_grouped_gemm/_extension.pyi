@@ -82,9 +82,68 @@ def ragged_noncontracting_pieces(
     """The same tiles where the last wave is cut along K, on a grid of `clusters` clusters.
 
     Returns:
-      int32 [tiles, 13], the tiles of one cluster after those of another, each in its order.
+      int32 [tiles, 14], the tiles of one cluster after those of another, each in its order.
       Columns: number of the cluster in the grid; rank; those of `ragged_noncontracting_tiles` from
-      batch on; first of the tile's steps; partials, see `assignment`.
+      batch on; first of the tile's steps; partials, see `assignment`; the place of the sum that is
+      handed over, or else of the first of those that are added.
+    """
+
+def ragged_contracting_pieces(
+    group_sizes: np.ndarray,
+    group_offset: np.ndarray,
+    batches: int,
+    local_groups: int,
+    m: int,
+    k: int,
+    n: int,
+    tile_m: int,
+    tile_n: int,
+    cluster: int,
+    clusters: int,
+    length: int,
+) -> np.ndarray:
+    """The tiles of groups with rows where they are cut along their rows.
+
+    Args:
+      length: steps of a chain that the cuts are made for, see `chain_ranges`.
+
+    Returns:
+      int32 [tiles, 14], see `ragged_noncontracting_pieces`. First row and number of rows are those
+      of the piece; the sums that are added follow one another.
+    """
+
+def chain_ranges(chains: int, length: int, clusters: int) -> np.ndarray:
+    """How chains, the unit of the same number of each group after one another, are dealt out.
+
+    Args:
+      length: steps of a chain.
+
+    Returns:
+      int32 [ranges, 5], the ranges of one cluster after those of another, each in its order.
+      Columns: cluster; chain; first step; the step after the last one, 2^31 - 1 for the end of the
+      chain; how many ranges of the chain come before.
+    """
+
+def most_chain_sums(chains: int, clusters: int) -> int:
+    """Sums for which there must be room to cut chains of any length."""
+
+def worthwhile_chain_length(
+    group_sizes: np.ndarray,
+    group_offset: np.ndarray,
+    batches: int,
+    local_groups: int,
+    m: int,
+    units: int,
+    zeros_cost: int,
+    most_sums: int,
+    clusters: int,
+) -> int:
+    """Steps of the chains that a kernel cuts, 0 if it computes whole tiles.
+
+    Args:
+      units: units of work of each group.
+      zeros_cost: what a unit of an empty group costs, in steps.
+      most_sums: sums for which there is room.
     """
 
 def assignment(units: int, steps: int, clusters: int) -> np.ndarray:

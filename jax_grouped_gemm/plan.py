@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_grouped_gemm import float32, stream_k
+from jax_grouped_gemm import float32, skew, stream_k
 
 TMA_ALIGNMENT_BYTES = 16
 NUM_SMS = 132  # of an H200, and of an H100 SXM
@@ -292,6 +292,8 @@ def make_plan(problem: RaggedProblem, params: Mapping[str, Any], family: KernelF
     tile, chosen_by = _choose_tile(addressable, terms, params, family)
     num_tiles = _num_tiles(addressable, tile) * (stream_k.RATIOS[0][0] if tile.stream_k else 1)
     grid = min(_round_up(num_tiles, tile.cluster), tile.places)
+    if _can_be_skewed(addressable, tile):
+        grid = tile.places
     reason = _copy_reason(problem, addressable)
     return Plan(
         problem=problem,
@@ -340,7 +342,33 @@ def _check_compiled(
 def _workspace_bytes(problem: RaggedProblem, tile: TileConfig, terms: int) -> int:
     if tile.stream_k:
         return stream_k.workspace_bytes(tile.tile_m, tile.tile_n, NUM_SMS)
+    if _can_be_skewed(problem, tile):
+        units = _units_of_result(problem, tile)
+        partial_sums = skew.workspace_bytes(units=units, num_blocks=NUM_SMS, **tile.sizes())
+        return max(partial_sums, WORKSPACE_BYTES)
     return float32.workspace_bytes(problem, terms) if terms else WORKSPACE_BYTES
+
+
+def _can_be_skewed(problem: RaggedProblem, tile: TileConfig) -> bool:
+    """Whether the kernel cuts tiles for some group sizes."""
+    return (
+        problem.op == "ragged_contracting"
+        and (problem.lhs, problem.rhs) == ("mk", "mn")
+        and not _is_float32(problem)
+        and skew.is_possible(
+            rows=problem.m,
+            units=_units_of_result(problem, tile),
+            groups=math.prod(problem.batch) * problem.g,
+        )
+    )
+
+
+def _units_of_result(problem: RaggedProblem, tile: TileConfig) -> int:
+    """What clusters compute of the result of one group, two tiles at a time where they are two."""
+    _, rows, columns = _result_tiles(problem)
+    rows, columns = math.ceil(rows / tile.tile_m), math.ceil(columns / tile.tile_n)
+    pairs, single = divmod(rows, tile.cluster)
+    return pairs * columns + single * math.ceil(columns / 2)
 
 
 def _unsupported_reason(problem: RaggedProblem, params: Mapping[str, Any]) -> str:

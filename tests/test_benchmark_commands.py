@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 
@@ -85,8 +86,12 @@ def test_training(tmp_path):
 def test_balance(extension, capsys):
     from benchmarks import balance  # needs the extension
 
-    balance.main(["--shapes", "qwen3_down", "--distributions", "random", "zipf", "--draws", "1"])
-    *_, random, zipf = capsys.readouterr().out.splitlines()
+    balance.main(
+        ["--shapes", "qwen3_down", "--distributions", "random", "zipf", "one_hot", "--draws", "1"]
+    )
+    *_, random, zipf, one_hot = capsys.readouterr().out.splitlines()
     for line, in_turn_at_least in ((random, 1.03), (zipf, 1.1)):
-        turns, in_turn = map(float, line.split()[2:])
-        assert 1 <= turns < 1.03 and in_turn_at_least < in_turn
+        turns, in_turn, cut = map(float, line.split()[2:])
+        assert 1 <= turns < 1.03 and in_turn_at_least < in_turn and math.isnan(cut)
+    turns, in_turn, cut = map(float, one_hot.split()[2:])
+    assert 1 <= cut < 1.03 and in_turn >= turns > 2

@@ -142,10 +142,11 @@ def check_turns(problem, units):
         assert owner == cluster
         heapq.heapreplace(loads, (load + cost, cluster))
 
-    # A long tile that came last would have the other clusters wait.
-    hot_rows = 2 * (problem.m // problem.group_sizes.shape[-1])
-    if hot_rows > TILE_K:
-        hot = rows > hot_rows
+    # A long tile that came last would have the other clusters wait. With few steps to a group,
+    # writing results takes most of the time, and long tiles among the others hide that.
+    mean = problem.m // problem.group_sizes.shape[-1]
+    if mean > 2 * TILE_K:
+        hot = rows > 2 * mean
         assert (hot[:-1] >= hot[1:]).all()
 
 

@@ -116,7 +116,7 @@ class TestTiles:
         )
         names = ["cluster of the grid" if name == "unit" else name for name in FIELDS]
         names.remove("owner")
-        return np.rec.fromarrays(rows.T, names=[*names, "first_step", "partials"])
+        return np.rec.fromarrays(rows.T, names=[*names, "first_step", "partials", "slot"])
 
     def whole_tiles(self, problem: Problem, pieces: np.recarray) -> np.recarray:
         """The tiles that are stored, with the steps that were summed up for each."""
@@ -131,6 +131,7 @@ class TestTiles:
                 for name in ("batch", "group", "begin", "extent", "m", "n", "share"):
                     assert given[name] == tile[name]
                 assert given.first_step == tile.first_step + tile.k_tiles
+                assert given.slot == tile.slot + distance - 1
                 tile.k_tiles += given.k_tiles
         return stored
 

@@ -142,4 +142,5 @@ NB_MODULE(_extension, module) {
              "terms"_a);
   module.attr("MAX_LISTED_PROBLEMS") = jgg::sm90::kMaxListedProblems;
   jgg::define_schedules(module);
+  jgg::define_piece_schedules(module);
 }

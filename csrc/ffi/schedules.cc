@@ -2,7 +2,6 @@
 // inspection.
 #include "ffi/schedules.h"
 
-#include <nanobind/ndarray.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
 
@@ -13,59 +12,20 @@
 #include <utility>
 #include <vector>
 
+#include "ffi/schedule_arrays.h"
 #include "fp8/scaled_tiles.h"
 #include "grouped/tile_table.h"
 #include "rank_k/tile_table.h"
-#include "scheduler/assignment.h"
 #include "scheduler/problem_list.h"
 #include "scheduler/product_runs.h"
 #include "scheduler/ragged_schedule.h"
-#include "scheduler/stream_k_schedule.h"
 #include "scheduler/tile_list.h"
 #include "scheduler/triangular.h"
 #include "scheduler/triangular_runs.h"
-#include "sm90/stream_k/tile_table.h"
 #include "sm90/tile_table.h"
 
 namespace jgg {
 namespace {
-
-namespace nb = nanobind;
-
-using Sizes = nb::ndarray<int const, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using Offsets = nb::ndarray<int const, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using ListedPiece = std::array<int, 13>;
-using TileArray = nb::ndarray<nb::numpy, int, nb::ndim<2>>;
-
-// group_sizes [batches or 1, groups] and group_offset [batches or 1] as the kernels see them.
-GroupSizes groups_of(Sizes const& group_sizes, Offsets const& group_offset, int batches,
-                     int local_groups, int rows) {
-  int const groups = static_cast<int>(group_sizes.shape(1));
-  auto const stride = [batches](size_t count, int size) {
-    if (count != 1 && count != static_cast<size_t>(batches)) {
-      throw std::invalid_argument("group_sizes and group_offset have one row, or one a batch");
-    }
-    return count == 1 ? 0 : size;
-  };
-  return {group_sizes.data(),
-          group_offset.data(),
-          stride(group_sizes.shape(0), groups),
-          stride(group_offset.shape(0), 1),
-          batches,
-          groups,
-          local_groups,
-          rows};
-}
-
-template <size_t kFields>
-TileArray to_array(std::vector<std::array<int, kFields>> const& tiles) {
-  auto* data = new int[tiles.size() * kFields];
-  for (size_t i = 0; i < tiles.size(); ++i) {
-    std::copy(tiles[i].begin(), tiles[i].end(), data + i * kFields);
-  }
-  nb::capsule owner(data, [](void* pointer) noexcept { delete[] static_cast<int*>(pointer); });
-  return TileArray(data, {tiles.size(), kFields}, owner);
-}
 
 constexpr int kMaxClusters = 144;
 using SimulatedTurns = EarliestFree<SimulatedWarp, kMaxClusters>;
@@ -127,10 +87,11 @@ TileArray ragged_noncontracting_tiles(Sizes const& group_sizes, Offsets const& g
 }
 
 template <class Tile, int kTileK, int kAlign, int kPad>
-std::vector<ListedTile> contracting_tiles(GroupSizes const& groups, int k, int n, int clusters) {
+std::vector<ListedTile> contracting_tiles(GroupSizes const& groups, int k, int n, int few_rows,
+                                          int clusters) {
   using Schedule = ContractingSchedule<SimulatedWarp, Tile::kTileM, Tile::kTileN, kTileK,
                                        Tile::kCluster, kAlign, kPad>;
-  typename Schedule::Grid const grid(groups, k, n);
+  typename Schedule::Grid const grid(groups, k, n, few_rows);
   return list_tiles<SimulatedTurns>(Schedule(groups, grid), Tile::kCluster, clusters);
 }
 
@@ -144,57 +105,13 @@ TileArray ragged_contracting_tiles(Sizes const& group_sizes, Offsets const& grou
         using Tile = decltype(tile);
         if (!is_tile<Tile>(tile_m, tile_n, cluster)) return false;
         tiles = with_alignment(align, [&](auto alignment) {
-          return contracting_tiles<Tile, kTileK, alignment.value, 1>(groups, k, n, clusters);
+          return contracting_tiles<Tile, kTileK, alignment.value, 1>(groups, k, n, kFewRows,
+                                                                     clusters);
         });
         return true;
       },
       sm90::RaggedDotTiles{});
   return to_array(tiles);
-}
-
-// For each tile of each cluster in turn: the cluster, the rank, and the members of WorkTile.
-template <int kTileK, class Tile>
-std::vector<ListedPiece> pieces_of(Tile, GroupSizes const& groups, int n, int k, int clusters) {
-  std::vector<ListedPiece> pieces;
-  for (int cluster = 0; cluster < clusters; ++cluster) {
-    std::vector<StreamKSchedule<SimulatedWarp, Tile::kTileM, Tile::kTileN, kTileK, Tile::kCluster>>
-        ranks(Tile::kCluster, {groups, n, k, cluster, clusters});
-    for (WorkTile work; ranks[0].next(0, work);) {
-      for (int rank = 0;;) {
-        pieces.push_back({cluster, rank, work.batch, work.group, work.begin, work.extent, work.head,
-                          work.m, work.n, work.k_tiles, static_cast<int>(work.share),
-                          work.first_step, work.partials});
-        if (++rank == Tile::kCluster) break;
-        if (!ranks[rank].next(rank, work)) throw std::logic_error("ranks disagree");
-      }
-    }
-  }
-  return pieces;
-}
-
-TileArray ragged_noncontracting_pieces(Sizes const& group_sizes, Offsets const& group_offset,
-                                       int batches, int local_groups, int m, int k, int n,
-                                       int tile_m, int tile_n, int cluster, int clusters) {
-  auto const groups = groups_of(group_sizes, group_offset, batches, local_groups, m);
-  std::vector<ListedPiece> pieces;
-  cudaError_t const status =
-      sm90::with_tile(sm90::stream_k::Tiles{}, {tile_m, tile_n, cluster}, [&](auto tile) {
-        pieces = pieces_of<kTileK>(tile, groups, n, k, clusters);
-        return cudaSuccess;
-      });
-  if (status != cudaSuccess) throw std::invalid_argument("no kernel has this tile");
-  return to_array(pieces);
-}
-
-TileArray assignment(int units, int steps, int clusters) {
-  std::vector<std::array<int, 5>> pieces;
-  for (int cluster = 0; cluster < clusters; ++cluster) {
-    Assignment own(units, steps, cluster, clusters);
-    for (Piece piece; own.next(piece);) {
-      pieces.push_back({cluster, piece.unit, piece.first_step, piece.steps, piece.partials});
-    }
-  }
-  return to_array(pieces);
 }
 
 constexpr int kScaleBlock = 128;  // elements of FP8 operands that share a scale: one step
@@ -217,21 +134,6 @@ TileArray scaled_ragged_noncontracting_tiles(Sizes const& group_sizes, Offsets c
   return to_array(tiles);
 }
 
-TileArray scaled_ragged_noncontracting_pieces(Sizes const& group_sizes, Offsets const& group_offset,
-                                              int batches, int local_groups, int m, int k, int n,
-                                              int tile_m, int tile_n, int cluster, int clusters) {
-  GroupSizes const groups = groups_of(group_sizes, group_offset, batches, local_groups, m);
-  std::vector<ListedPiece> pieces;
-  list_first(
-      [&](auto tile) {
-        if (!is_tile<decltype(tile)>(tile_m, tile_n, cluster)) return false;
-        pieces = pieces_of<kScaleBlock>(tile, groups, n, k, clusters);
-        return true;
-      },
-      fp8::StreamKTiles{});
-  return to_array(pieces);
-}
-
 TileArray scaled_ragged_contracting_tiles(Sizes const& group_sizes, Offsets const& group_offset,
                                           int batches, int local_groups, int m, int k, int n,
                                           int tile_m, int tile_n, int cluster, int clusters) {
@@ -241,7 +143,8 @@ TileArray scaled_ragged_contracting_tiles(Sizes const& group_sizes, Offsets cons
       [&](auto tile) {
         using Tile = decltype(tile);
         if (!is_tile<Tile>(tile_m, tile_n, cluster)) return false;
-        tiles = contracting_tiles<Tile, kScaleBlock, 1, kScaleBlock>(groups, k, n, clusters);
+        tiles = contracting_tiles<Tile, kScaleBlock, 1, kScaleBlock>(groups, k, n, kScaleBlock / 2,
+                                                                     clusters);
         return true;
       },
       fp8::ContractingTiles{});
@@ -386,16 +289,9 @@ void define_schedules(nb::module_& module) {
   module.def("ragged_contracting_tiles", &ragged_contracting_tiles, "group_sizes"_a,
              "group_offset"_a, "batches"_a, "local_groups"_a, "m"_a, "k"_a, "n"_a, "tile_m"_a,
              "tile_n"_a, "cluster"_a, "align"_a, "clusters"_a = 1);
-  module.def("ragged_noncontracting_pieces", &ragged_noncontracting_pieces, "group_sizes"_a,
-             "group_offset"_a, "batches"_a, "local_groups"_a, "m"_a, "k"_a, "n"_a, "tile_m"_a,
-             "tile_n"_a, "cluster"_a, "clusters"_a);
-  module.def("assignment", &assignment, "units"_a, "steps"_a, "clusters"_a);
   module.def("scaled_ragged_noncontracting_tiles", &scaled_ragged_noncontracting_tiles,
              "group_sizes"_a, "group_offset"_a, "batches"_a, "local_groups"_a, "m"_a, "k"_a, "n"_a,
              "tile_m"_a, "tile_n"_a, "cluster"_a, "clusters"_a = 1);
-  module.def("scaled_ragged_noncontracting_pieces", &scaled_ragged_noncontracting_pieces,
-             "group_sizes"_a, "group_offset"_a, "batches"_a, "local_groups"_a, "m"_a, "k"_a, "n"_a,
-             "tile_m"_a, "tile_n"_a, "cluster"_a, "clusters"_a);
   module.def("scaled_ragged_contracting_tiles", &scaled_ragged_contracting_tiles, "group_sizes"_a,
              "group_offset"_a, "batches"_a, "local_groups"_a, "m"_a, "k"_a, "n"_a, "tile_m"_a,
              "tile_n"_a, "cluster"_a, "clusters"_a = 1);

@@ -5,5 +5,6 @@
 namespace jgg {
 
 void define_schedules(nanobind::module_& module);
+void define_piece_schedules(nanobind::module_& module);
 
 }  // namespace jgg

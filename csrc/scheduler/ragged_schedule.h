@@ -93,24 +93,31 @@ class NoncontractingSchedule {
   SegmentCursor<Warp, Units> cursor_;
 };
 
+// What the change from one tile to the next costs, in steps.
+constexpr int kTileChange = 2;
+
+// With so few 16-bit rows to a group, most of the time goes into writing results, which long tiles
+// among the others hide.
+constexpr int kFewRows = 128;
+
 // What all groups of a contracting product have in common, worked out on the host.
 template <int kTileM, int kTileN, int kTileK, int kCluster>
 struct ContractingGrid {
+  // Groups of a step or less all cost the same, whatever their size.
+  static constexpr int kEqualRows = kTileK / 2;
+
   Raster<kCluster> raster;
   int units;     // of each group
   int hot_rows;  // groups of more rows come first
 
   ContractingGrid() = default;
-  ContractingGrid(GroupSizes const& groups, int m, int n)
+  // Groups of at most `few_rows` rows in the mean keep their order.
+  ContractingGrid(GroupSizes const& groups, int m, int n, int few_rows = kEqualRows)
       : raster(ceil_div(m, kTileM), ceil_div(n, kTileN)),
         units(raster.units()),
-        hot_rows(twice_the_mean(groups)) {}
-
- private:
-  // Groups of a step or less all cost the same, whatever their size.
-  static int twice_the_mean(GroupSizes const& groups) {
-    int const rows = 2 * (groups.rows / groups.groups);
-    return rows > kTileK ? rows : groups.rows;
+        hot_rows(groups.rows) {
+    int const mean = groups.rows / groups.groups;
+    if (mean > few_rows) hot_rows = 2 * mean;
   }
 };
 
@@ -118,8 +125,8 @@ struct ContractingGrid {
 // same tiles and its own number of mainloop steps, none if it is empty. Groups may be padded in
 // memory to start at multiples of kPad rows.
 //
-// Groups of more than twice the mean size come first: their long tiles, begun last, would keep a
-// few clusters busy when all others are done.
+// Groups of more than twice the mean size come first, unless there are few rows to a group: their
+// long tiles, begun last, would keep a few clusters busy when all others are done.
 template <class Warp, int kTileM, int kTileN, int kTileK, int kCluster, int kAlign = 1,
           int kPad = 1>
 class ContractingSchedule {
@@ -147,12 +154,11 @@ class ContractingSchedule {
     return true;
   }
 
-  // The units of one group cost the same: their steps, and about two more for the change of tiles.
+  // The units of one group cost the same.
   JGG_HOST_DEVICE bool run(int unit, Run& run) {
-    constexpr int kChange = 2;
     Segment segment;
     if (!cursor_.seek(unit, segment)) return false;
-    run = {segment.first_unit + grid_.units, ceil_div(segment.extent, kTileK) + kChange};
+    run = {segment.first_unit + grid_.units, ceil_div(segment.extent, kTileK) + kTileChange};
     return true;
   }
 

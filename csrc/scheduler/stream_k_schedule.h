@@ -17,6 +17,7 @@ class StreamKSchedule {
       : tiles_(groups, n, k, Owner::kLocal),
         assignment_(tiles_.count(), tiles_.steps(), cluster, clusters),
         clusters_(clusters),
+        slot_(clusters - 1 - cluster),
         unowned_((cluster + clusters - assignment_.busy()) % clusters),
         is_past_owned_(false) {
     tiles_.restart(Owner::kLocal);
@@ -30,6 +31,7 @@ class StreamKSchedule {
       work.first_step = piece.first_step;
       work.k_tiles = piece.steps;
       work.partials = piece.partials;
+      work.slot = piece.partials == kHandsOver ? slot_ : slot_ + 1;
       return true;
     }
     if (!is_past_owned_) {
@@ -45,6 +47,7 @@ class StreamKSchedule {
   NoncontractingSchedule<Warp, kTileM, kTileN, kTileK, kCluster> tiles_;
   Assignment assignment_;
   int clusters_;
+  int slot_;     // of this cluster's sums, followed by those of the clusters before it
   int unowned_;  // the next unit of rows that no local group owns
   bool is_past_owned_;
 };

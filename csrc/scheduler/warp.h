@@ -32,6 +32,15 @@ struct SimulatedWarp {
     return result;
   }
 
+  // Calls function(lane) for every lane. What lanes add up in a variable meanwhile, each in its own
+  // if warps are real, total() and most() then combine.
+  template <class Function>
+  static void each(Function function) {
+    for (int i = 0; i < kWarpSize; ++i) function(i);
+  }
+  static int total(int sum) { return sum; }
+  static int most(int maximum) { return maximum; }
+
   // Inclusive scan under any associative operation.
   template <class Operation>
   static Int scan(Int value, Operation operation) {
@@ -77,6 +86,13 @@ struct DeviceWarp {
   __device__ static Int map(Function function, Ints const&... values) {
     return function(values...);
   }
+
+  template <class Function>
+  __device__ static void each(Function function) {
+    function(lanes());
+  }
+  __device__ static int total(int sum) { return __reduce_add_sync(~0u, sum); }
+  __device__ static int most(int maximum) { return __reduce_max_sync(~0u, maximum); }
 
   template <class Operation>
   __device__ static Int scan(Int value, Operation operation) {

@@ -15,10 +15,12 @@ struct alignas(16) WorkTile {
   int n;
   int k_tiles;  // steps of the mainloop; a tile without any is all zeros
   Share share;
-  // Where the steps of one tile are dealt to several clusters: the first one of these, and what
-  // becomes of their sum, as in `Piece`.
+  // Where the steps of one tile are dealt to several clusters: the first one of these; what becomes
+  // of their sum, as in `Piece`; and where in the workspace that is handed over, or else where the
+  // first of the sums to be added is, which the others follow.
   int first_step = 0;
   int partials = 0;
+  int slot = 0;
 };
 
 }  // namespace jgg

@@ -137,18 +137,15 @@ __device__ void sync_cluster() {
   }
 }
 
-template <class Problem, class Mainloop>
-__global__ void __launch_bounds__(kThreads, 1)
-    ragged_kernel(const __grid_constant__ typename Problem::Params params) {
-  using Config = typename Problem::Config;
-  extern __shared__ uint8_t dynamic_shared[];
-  auto& shared = *reinterpret_cast<SharedStorage<Config>*>(
+template <class Config>
+__device__ SharedStorage<Config>& aligned_storage(uint8_t* dynamic_shared) {
+  return *reinterpret_cast<SharedStorage<Config>*>(
       (reinterpret_cast<uintptr_t>(dynamic_shared) + 1023) / 1024 * 1024);
-  int const rank = rank_in_cluster<Config>();
+}
 
-  initialize_barriers<Mainloop>(shared);
-  sync_cluster<Config>();
-
+// What every warp does once the barriers are there.
+template <class Problem, class Mainloop, class Shared>
+__device__ void run_roles(typename Problem::Params const& params, Shared& shared, int rank) {
   int const warpgroup = threadIdx.x / kWarpgroup;
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
@@ -159,6 +156,19 @@ __global__ void __launch_bounds__(kThreads, 1)
     cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
     consume<Problem, Mainloop>(params, shared, warpgroup - 1);
   }
+}
+
+template <class Problem, class Mainloop>
+__global__ void __launch_bounds__(kThreads, 1)
+    ragged_kernel(const __grid_constant__ typename Problem::Params params) {
+  using Config = typename Problem::Config;
+  extern __shared__ uint8_t dynamic_shared[];
+  auto& shared = aligned_storage<Config>(dynamic_shared);
+  int const rank = rank_in_cluster<Config>();
+
+  initialize_barriers<Mainloop>(shared);
+  sync_cluster<Config>();
+  run_roles<Problem, Mainloop>(params, shared, rank);
   // A CTA's shared memory must outlive the arrivals and multicasts of its peer.
   sync_cluster<Config>();
 }

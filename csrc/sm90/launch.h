@@ -34,26 +34,32 @@ constexpr cute::GMMA::Major major(cute::GMMA::Major plain, bool transpose) {
   return (plain == Major::K) != transpose ? Major::K : Major::MN;
 }
 
-// Launches the kernel of a family, `Problem`. `kLhsMajor` and `kRhsMajor` are the majors of
-// operands that are not transposed.
-template <template <class> class Problem, class Element, cute::GMMA::Major kLhsMajor,
-          cute::GMMA::Major kRhsMajor>
-cudaError_t launch_any(TileConfig config, RaggedDotArguments const& arguments,
-                       cudaStream_t stream) {
+// Hands the configuration of the compiled kernel to `function`. `kLhsMajor` and `kRhsMajor` are the
+// majors of operands that are not transposed.
+template <class Element, cute::GMMA::Major kLhsMajor, cute::GMMA::Major kRhsMajor, class Function>
+cudaError_t with_config(TileConfig config, RaggedDotArguments const& arguments, Function function) {
   return with_tile(RaggedDotTiles{}, config, [&](auto tile) {
     return with_bool(arguments.transpose_lhs, [&](auto transpose_lhs) {
       return with_bool(arguments.transpose_rhs, [&](auto transpose_rhs) {
         return with_bool(arguments.out_type == ElementType::kF32, [&](auto f32_out) {
           using Tile = decltype(tile);
           using Output = std::conditional_t<f32_out.value, float, Element>;
-          using Config = KernelConfig<Element, Output, major(kLhsMajor, transpose_lhs.value),
-                                      major(kRhsMajor, transpose_rhs.value), Tile::kTileM,
-                                      Tile::kTileN, Tile::kCluster>;
-          return launch<Problem<Config>>(arguments, stream);
+          return function(KernelConfig<Element, Output, major(kLhsMajor, transpose_lhs.value),
+                                       major(kRhsMajor, transpose_rhs.value), Tile::kTileM,
+                                       Tile::kTileN, Tile::kCluster>{});
         });
       });
     });
   });
+}
+
+// Launches the kernel of a family, `Problem`.
+template <template <class> class Problem, class Element, cute::GMMA::Major kLhsMajor,
+          cute::GMMA::Major kRhsMajor>
+cudaError_t launch_any(TileConfig config, RaggedDotArguments const& arguments,
+                       cudaStream_t stream) {
+  return with_config<Element, kLhsMajor, kRhsMajor>(
+      config, arguments, [&](auto of) { return launch<Problem<decltype(of)>>(arguments, stream); });
 }
 
 }  // namespace jgg::sm90

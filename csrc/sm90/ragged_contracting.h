@@ -84,7 +84,7 @@ struct RaggedContracting {
   static cudaError_t make_params(RaggedDotArguments const& arguments, Params& params) {
     auto const& a = arguments;
     params.groups = group_sizes(a);
-    params.grid = {params.groups, a.k, a.n};
+    params.grid = {params.groups, a.k, a.n, kFewRows};
     params.m = a.k;
     params.n = a.n;
     params.lhs_batched = a.lhs_batched;

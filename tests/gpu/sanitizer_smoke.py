@@ -29,7 +29,7 @@ import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 import oracle  # noqa: E402
 from float32_errors import PRODUCT_ERROR  # noqa: E402
-from ops import OPS, random, swap  # noqa: E402
+from ops import OPS, contracting, random, swap  # noqa: E402
 from products import random_list  # noqa: E402
 from updates import SYR2K, SYRK, UPDATES, check_double, check_real  # noqa: E402
 
@@ -104,6 +104,24 @@ def products_with_a_cut_last_wave(rng) -> int:
                 tile=plan.STREAM_K_TILE_CONFIGS[0],
             )
             oracle.check(out, oracle.ragged_noncontracting(lhs, rhs, sizes))
+            launches += 1
+    return launches
+
+
+def gradients_of_unequal_groups(rng) -> int:
+    """Tiles cut along their rows, zeros of empty groups, and whole tiles by the same kernel."""
+    launches, m = 0, 4400
+    lhs, rhs = (random(rng, shape, jnp.bfloat16) for shape in ((m, K), (m, N)))
+    for sizes in np.array([[0, 4200, 100, 0, 0], [0, 0, 0, 0, m], [900, 900, 900, 900, 800]]):
+        for out_dtype in (jnp.bfloat16, jnp.float32):
+            out = contracting(
+                lhs,
+                rhs,
+                sizes.astype(np.int32),
+                preferred_element_type=out_dtype,
+                implementation="cuda",
+            )
+            oracle.check(out, oracle.ragged_contracting(lhs, rhs, sizes))
             launches += 1
     return launches
 
@@ -313,6 +331,7 @@ def fp64(rng: np.random.Generator) -> int:
 PARTS = {
     "ragged": ragged_products,
     "stream_k": products_with_a_cut_last_wave,
+    "skew": gradients_of_unequal_groups,
     "updates": symmetric_updates,
     "lists": lists_of_products,
     "float32_updates": float32_updates,

@@ -15,7 +15,10 @@ struct Pieces {
   template <class Shared>
   __device__ static void schedule(typename Problem::Params const& params, Shared& shared,
                                   int rank) {
-    sm90::stream_k::schedule_pieces<Problem>(params, shared, rank);
+    auto const schedule_of = [&](int cluster, int clusters) {
+      return Problem::schedule(params, cluster, clusters);
+    };
+    sm90::stream_k::schedule_pieces<typename Problem::Config>(schedule_of, shared, rank);
   }
 
   template <class Sums>
@@ -29,13 +32,13 @@ struct Pieces {
     auto const sum = [&](int i) -> float& { return sums[i / kSums][i % kSums]; };
     int const partials = work.partials;
     if (partials == kHandsOver) {
-      partial_sums.hand_over(sum);
+      partial_sums.hand_over(work.slot, sum);
 #pragma unroll
       for (int i = 0; i < sizeof(sums) / sizeof(float); ++i) sum(i) = 0.0f;
       return false;
     }
     // Always in the order of K, so that the result is the same every time.
-    for (int i = 1; i <= partials; ++i) partial_sums.add(i, sum);
+    for (int i = 0; i < partials; ++i) partial_sums.add(work.slot + i, sum);
     return true;
   }
 };

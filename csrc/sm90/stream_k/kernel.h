@@ -29,10 +29,10 @@ __device__ void consume_pieces(typename Problem::Params const& params, Shared& s
                          [&](int) { epilogue.store_next(); });
       epilogue.store_rest();
       if (work.partials == kHandsOver) {
-        partial_sums.hand_over(accumulators);
+        partial_sums.hand_over(work.slot, accumulators);
       } else {
         // Always in the order of K, so that the result is the same every time.
-        for (int i = 1; i <= work.partials; ++i) partial_sums.add(i, accumulators);
+        for (int i = 0; i < work.partials; ++i) partial_sums.add(work.slot + i, accumulators);
         epilogue.take(accumulators, at);
       }
     } else {
@@ -45,28 +45,35 @@ __device__ void consume_pieces(typename Problem::Params const& params, Shared& s
   epilogue.wait();
 }
 
-template <class Problem, class Mainloop>
-__global__ void __launch_bounds__(kThreads, 1)
-    stream_k_kernel(const __grid_constant__ typename Problem::Params params) {
-  using Config = typename Problem::Config;
-  extern __shared__ uint8_t dynamic_shared[];
-  auto& shared = *reinterpret_cast<SharedStorage<Config>*>(
-      (reinterpret_cast<uintptr_t>(dynamic_shared) + 1023) / 1024 * 1024);
-  int const rank = rank_in_cluster<Config>();
-
-  initialize_barriers<Mainloop>(shared);
-  sync_cluster<Config>();
-
+// What every warp does once the barriers are there.
+template <class Problem, class Mainloop, class Shared, class ScheduleOf>
+__device__ void run_piece_roles(typename Problem::Params const& params, Shared& shared, int rank,
+                                ScheduleOf const& schedule_of) {
   int const warpgroup = threadIdx.x / kWarpgroup;
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
     int const warp = threadIdx.x / kWarpSize;
     if (warp == 0) produce<Problem, Mainloop>(params, shared, rank);
-    if (warp == 1) schedule_pieces<Problem>(params, shared, rank);
+    if (warp == 1) schedule_pieces<typename Problem::Config>(schedule_of, shared, rank);
   } else {
     cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
     consume_pieces<Problem, Mainloop>(params, shared, warpgroup - 1);
   }
+}
+
+template <class Problem, class Mainloop>
+__global__ void __launch_bounds__(kThreads, 1)
+    stream_k_kernel(const __grid_constant__ typename Problem::Params params) {
+  using Config = typename Problem::Config;
+  extern __shared__ uint8_t dynamic_shared[];
+  auto& shared = aligned_storage<Config>(dynamic_shared);
+  int const rank = rank_in_cluster<Config>();
+
+  initialize_barriers<Mainloop>(shared);
+  sync_cluster<Config>();
+  run_piece_roles<Problem, Mainloop>(params, shared, rank, [&](int cluster, int clusters) {
+    return Problem::schedule(params, cluster, clusters);
+  });
   // A CTA's shared memory must outlive the arrivals and multicasts of its peer.
   sync_cluster<Config>();
 }

@@ -7,16 +7,17 @@
 
 namespace jgg::sm90::stream_k {
 
-// How many there is room for: each block of a cluster needs slots of its own.
+// How many slots of a cluster's sums there is room for.
 template <class Config>
 int64_t max_clusters(Workspace const& workspace) {
   return workspace.slots / kConsumers / Config::kCluster;
 }
 
-// The sums of one consumer. Blocks of the same rank in their clusters compute the same tile of a
-// unit, and threads of the same number the same elements, so a thread reads what its counterpart
-// wrote, in whatever order is fastest: neighbours side by side, one sum at a time, because more of
-// them at once would have to be in registers next to each other.
+// The sums of one consumer. A slot, as schedules number them, has room for those of a cluster.
+// Blocks of the same rank in their clusters compute the same tile of a unit, and threads of the
+// same number the same elements, so a thread reads what its counterpart wrote, in whatever order is
+// fastest: neighbours side by side, one sum at a time, because more of them at once would have to
+// be in registers next to each other.
 //
 // `accumulators(i)` is sum i of a thread.
 template <class Config>
@@ -27,10 +28,10 @@ class PartialSums {
   __device__ PartialSums(Workspace const& workspace, int consumer)
       : workspace_(workspace), consumer_(consumer) {}
 
-  // Gives these sums away, to be added by a block of one of the next clusters.
+  // Gives these sums away, to be added by a block of another cluster.
   template <class Accumulators>
-  __device__ void hand_over(Accumulators const& accumulators) const {
-    int const slot = slot_of(0);
+  __device__ void hand_over(int cluster_slot, Accumulators const& accumulators) const {
+    int const slot = slot_of(cluster_slot);
     float* const to = own_sums(slot);
 #pragma unroll
     for (int i = 0; i < kOwn; ++i) __stcg(to + i * kWarpgroup, accumulators(i));
@@ -41,10 +42,10 @@ class PartialSums {
     sync_warpgroup(1 + consumer_);
   }
 
-  // accumulators += the sums that the cluster `distance` before this one hands over.
+  // accumulators += the sums that another cluster hands over.
   template <class Accumulators>
-  __device__ void add(int distance, Accumulators&& accumulators) const {
-    int const slot = slot_of(distance);
+  __device__ void add(int cluster_slot, Accumulators&& accumulators) const {
+    int const slot = slot_of(cluster_slot);
     if (is_first()) await(sums(slot), workspace_.announcements + slot);
     sync_warpgroup(1 + consumer_);
     float const* const from = own_sums(slot);
@@ -57,9 +58,10 @@ class PartialSums {
 
   __device__ static bool is_first() { return threadIdx.x % kWarpgroup == 0; }
 
-  // Of the block of the same rank, `distance` clusters before this one.
-  __device__ int slot_of(int distance) const {
-    return (blockIdx.x - distance * Config::kCluster) * kConsumers + consumer_;
+  // Of this consumer, or its counterpart, among those of its cluster.
+  __device__ int slot_of(int cluster_slot) const {
+    return (cluster_slot * Config::kCluster + blockIdx.x % Config::kCluster) * kConsumers +
+           consumer_;
   }
 
   __device__ float* sums(int slot) const { return workspace_.sums + int64_t(slot) * kFloats; }

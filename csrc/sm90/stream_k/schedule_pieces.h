@@ -1,4 +1,4 @@
-// The warp that schedules, where the last wave is cut along K.
+// The warp that schedules, where tiles are cut along K.
 #pragma once
 
 #include "scheduler/assignment.h"
@@ -10,10 +10,10 @@ namespace jgg::sm90::stream_k {
 constexpr int kProducerRegisters = 56;
 constexpr int kConsumerRegisters = 224;
 
-template <class Problem, class Shared>
-__device__ void schedule_pieces(typename Problem::Params const& params, Shared& shared, int rank) {
-  constexpr int kCluster = Problem::Config::kCluster;
-  auto schedule = Problem::schedule(params, blockIdx.x / kCluster, gridDim.x / kCluster);
+// `schedule_of(cluster, clusters)` is the schedule of one of the clusters.
+template <class Config, class ScheduleOf, class Shared>
+__device__ void schedule_pieces(ScheduleOf const& schedule_of, Shared& shared, int rank) {
+  auto schedule = schedule_of(blockIdx.x / Config::kCluster, gridDim.x / Config::kCluster);
   WorkIterator slot;
   bool more = true;
   while (more) {

@@ -1,0 +1,173 @@
+// Which steps a cluster computes of chains: equally long sequences of steps, all of which can be
+// cut at any step. Whatever their number, all clusters get about the same.
+#pragma once
+
+#include "scheduler/ceil_div.h"
+#include "scheduler/host_device.h"
+
+namespace jgg {
+
+// Where chains are cut, the same for all clusters. Full waves, a whole chain for each cluster, are
+// not. The chains that are left over, fewer than clusters, are all cut at the same steps into as
+// many pieces as there are clusters for, so that the clusters of one piece read the same operands
+// at the same time. If clusters remain, the pieces end early, and what is left at the end of the
+// chains, the tails, is laid end to end and dealt to them in equal shares.
+class ChainCuts {
+ public:
+  // What it costs to hand over the sum of a piece and to add it to another one, in steps: the
+  // 128 KB of a tile leave a multiprocessor in the time of two to three, and come in as slowly.
+  static constexpr int kHandOver = 5;
+  // A cut closer than this to the end of what it cuts is made there.
+  static constexpr int kLeastPiece = 8;
+  // The sums of a chain are added by one cluster.
+  static constexpr int kMostPieces = 8;
+  static constexpr int kLeastReach = 32;
+  // The end of every chain.
+  static constexpr int kEnd = 0x7fffffff;
+  // Chains and clusters below these limits keep all arithmetic within 32 bits.
+  static constexpr int kLongest = 1 << 24;
+  static constexpr int kMostClusters = 144;
+
+  ChainCuts() = default;
+  JGG_HOST_DEVICE ChainCuts(int chains, int length, int clusters)
+      : length_(length),
+        cut_(chains % clusters),
+        whole_(chains - cut_),
+        pieces_(0),
+        spare_(0),
+        reach_(0) {
+    if (cut_ == 0) return;
+    int const most = clusters / cut_;
+    pieces_ = min(min(most, kMostPieces), max(length / kLeastReach, 1));
+    reach_ = ceil_div(length, pieces_);
+    int const spare = clusters - pieces_ * cut_;
+    if (pieces_ < most || spare == 0) return;
+    int const shared_reach = static_cast<int>(
+        (unsigned(cut_) * unsigned(length + kHandOver) + clusters - 1) / unsigned(clusters));
+    // A cluster hands over the sum of each tail that it gets.
+    int const cost = (cut_ / spare + 2) * kHandOver;
+    if (reach_ - shared_reach < cost + kLeastPiece) return;
+    spare_ = spare;
+    reach_ = shared_reach;
+  }
+
+  // Chains that one cluster computes from end to end; those from here on are cut.
+  JGG_HOST_DEVICE int whole() const { return whole_; }
+  JGG_HOST_DEVICE int cut() const { return cut_; }
+  // Of each chain that is cut, all of equal length, the tail not among them.
+  JGG_HOST_DEVICE int pieces() const { return pieces_; }
+  // Clusters that compute tails.
+  JGG_HOST_DEVICE int spare() const { return spare_; }
+
+  JGG_HOST_DEVICE int length() const { return length_; }
+
+  // Steps of the cluster with the most of them, of `clusters`.
+  JGG_HOST_DEVICE int busy(int clusters) const { return whole_ / clusters * length_ + reach_; }
+
+  // Sums that can be handed over, and the most for any length.
+  JGG_HOST_DEVICE int sums() const { return cut_ * sums_of_chain(); }
+  static int most_sums(int chains, int clusters) {
+    int const cut = chains % clusters;
+    return cut == 0 ? 0 : cut * (min(clusters / cut, kMostPieces) + 1);
+  }
+  // The same of one chain: all its pieces and both parts of its tail but the first of them.
+  JGG_HOST_DEVICE int sums_of_chain() const { return pieces_ - 1 + (spare_ > 0 ? 2 : 0); }
+
+  // The first step of part `part` of the chain `cut` places after the first one that is cut: of its
+  // pieces, of the tail, and of the part of the tail that the next cluster computes. kEnd if it has
+  // no such part.
+  JGG_HOST_DEVICE int begin(int cut, int part) const {
+    if (part < pieces_) return part * reach_;
+    if (spare_ == 0 || part > pieces_ + 1) return kEnd;
+    if (part == pieces_) return tails_begin();
+    int const share = cut * spare_ / cut_ + 1;
+    if (share * cut_ >= (cut + 1) * spare_) return kEnd;
+    int const step = share_begin(share).step;
+    return step > tails_begin() ? step : kEnd;
+  }
+
+  struct Place {
+    int cut;
+    int step;
+  };
+
+  // Where the tails begin that are share `share` of them, one for each spare cluster.
+  JGG_HOST_DEVICE Place share_begin(int share) const {
+    int const tail = length_ - tails_begin() + kHandOver;
+    unsigned const tails = unsigned(share) * cut_;
+    int const cut = static_cast<int>(tails / spare_);
+    unsigned const at = tails * (tail / spare_) + tails * (tail % spare_) / spare_;
+    int const before = max(static_cast<int>(at - unsigned(cut) * tail) - kHandOver, 0);
+    int const after = length_ - tails_begin() - before;
+    if (before < kLeastPiece) return {cut, tails_begin()};
+    if (after < kLeastPiece) return {cut + 1, tails_begin()};
+    return {cut, tails_begin() + before};
+  }
+
+  JGG_HOST_DEVICE int tails_begin() const { return pieces_ * reach_; }
+
+ private:
+  JGG_HOST_DEVICE static int min(int a, int b) { return a < b ? a : b; }
+  JGG_HOST_DEVICE static int max(int a, int b) { return a > b ? a : b; }
+
+  int length_;
+  int cut_;
+  int whole_;
+  int pieces_;
+  int spare_;
+  int reach_;  // of each piece
+};
+
+// Consecutive steps of one chain.
+struct ChainRange {
+  int chain;
+  int begin;
+  int end;
+  int part;  // of the chain, as in `ChainCuts::begin`
+};
+
+// The ranges of one cluster, in the order in which it computes them. Clusters with later steps of a
+// chain come first in the grid: see the comment of `Assignment`. All ranges of a cluster but its
+// last one end at the end of a chain, so it hands all its sums over before it waits for one.
+class ChainAssignment {
+ public:
+  JGG_HOST_DEVICE ChainAssignment(ChainCuts const& cuts, int cluster, int clusters)
+      : clusters_(clusters), chain_(cluster), cut_{0, ChainCuts::kEnd}, part_(0), last_{0, 0} {
+    int const number = cluster - cuts.spare();
+    if (number < 0) {
+      cut_ = cuts.share_begin(-1 - number);
+      last_ = cuts.share_begin(-number);
+      part_ = cut_.step == cuts.tails_begin() ? cuts.pieces() : cuts.pieces() + 1;
+    } else if (number < cuts.pieces() * cuts.cut()) {
+      int const reversed = number / cuts.cut();
+      part_ = cuts.pieces() - 1 - reversed;
+      int const cut = number - reversed * cuts.cut();
+      cut_ = {cut, cuts.begin(cut, part_)};
+      last_ = {cut, cuts.begin(cut, part_ + 1)};
+    }
+  }
+
+  // False after the last one.
+  JGG_HOST_DEVICE bool next(ChainCuts const& cuts, ChainRange& range) {
+    if (chain_ < cuts.whole()) {
+      range = {chain_, 0, ChainCuts::kEnd, 0};
+      chain_ += clusters_;
+      return true;
+    }
+    int const end = cut_.cut == last_.cut ? last_.step : ChainCuts::kEnd;
+    if (cut_.cut > last_.cut || cut_.step >= end) return false;
+    range = {cuts.whole() + cut_.cut, cut_.step, end, part_};
+    cut_ = {cut_.cut + 1, cuts.tails_begin()};
+    part_ = cuts.pieces();
+    return true;
+  }
+
+ private:
+  int clusters_;
+  int chain_;              // the next one that is computed from end to end
+  ChainCuts::Place cut_;   // where the next range of another chain begins
+  int part_;               // of that chain
+  ChainCuts::Place last_;  // where the last range ends
+};
+
+}  // namespace jgg

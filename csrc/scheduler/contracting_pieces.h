@@ -1,0 +1,114 @@
+// The tiles of the contracting product where some are cut along their rows, so that unequal groups
+// keep all clusters busy.
+#pragma once
+
+#include "scheduler/assignment.h"
+#include "scheduler/chains.h"
+#include "scheduler/ragged_schedule.h"
+
+namespace jgg {
+
+// Of a group that has rows: its mainloop steps and the change of tiles.
+template <int kTileK>
+struct ChainSteps {
+  int local_groups;
+
+  JGG_HOST_DEVICE int operator()(int local_group, int begin, int end) const {
+    if (local_group < 0 || local_group >= local_groups || begin == end) return 0;
+    return ceil_div(end - begin, kTileK) + kTileChange;
+  }
+};
+
+// The pieces of one cluster, in the order in which it computes them. All groups have the same
+// units, so unit i of the first group, unit i of the second one and so on make up a chain, and all
+// chains are equally long: they are dealt out by `ChainAssignment`. A piece is a tile of a part of
+// its group's rows. Groups without rows have no tiles here.
+//
+// The cuts may be those of chains that are a little longer or shorter than these: then the last
+// range of a chain ends where the chain does.
+template <class Warp, int kTileM, int kTileN, int kTileK, int kCluster>
+class ContractingPieces {
+ public:
+  using Grid = ContractingGrid<kTileM, kTileN, kTileK, kCluster>;
+
+  // `cuts` is not copied.
+  JGG_HOST_DEVICE ContractingPieces(GroupSizes const& groups, Grid const& grid,
+                                    ChainCuts const& cuts, int cluster, int clusters)
+      : groups_(groups),
+        grid_(grid),
+        cuts_(cuts),
+        cursor_(groups, Steps{groups.local_groups}),
+        ranges_(cuts, cluster, clusters),
+        range_{0, 0, 0, 0},
+        at_(0) {}
+
+  // The next tile of CTA `rank` of the cluster; false after the last one.
+  JGG_HOST_DEVICE bool next(int rank, WorkTile& work) {
+    while (true) {
+      Segment segment;
+      if (at_ >= range_.end || !cursor_.seek(at_, segment)) {
+        if (!ranges_.next(cuts_, range_)) return false;
+        at_ = range_.begin;
+        cursor_.restart(Steps{groups_.local_groups});
+        continue;
+      }
+      int const steps = ceil_div(segment.extent, kTileK), start = segment.first_unit;
+      at_ = start + steps + kTileChange;
+      int const first = step_in_group(range_.begin - start, steps);
+      int const last = step_in_group(range_.end - start, steps);
+      if (first == last) continue;
+
+      work.batch = segment.batch;
+      work.group = segment.local_group;
+      work.begin = segment.begin + first * kTileK;
+      work.extent = (last == steps ? segment.extent : last * kTileK) - first * kTileK;
+      work.head = 0;
+      work.k_tiles = last - first;
+      auto const at = grid_.raster.at(range_.chain, rank);
+      work.m = at.m * kTileM;
+      work.n = at.n * kTileN;
+      work.share = at.share;
+      set_partials(start, steps, first, last, work);
+      return true;
+    }
+  }
+
+ private:
+  using Steps = ChainSteps<kTileK>;
+
+  // A step of the chain, counted from the group's first one, as a step of the group's tiles. What
+  // is next to nothing is left to the other side of the cut.
+  JGG_HOST_DEVICE static int step_in_group(int step, int steps) {
+    int const inside = step - kTileChange;
+    if (inside >= steps) return steps;
+    if (inside < ChainCuts::kLeastPiece) return 0;
+    return inside > steps - ChainCuts::kLeastPiece ? steps : inside;
+  }
+
+  // The cluster with a group's first steps adds the sums of the others, which are those of the next
+  // parts of the chain.
+  JGG_HOST_DEVICE void set_partials(int start, int steps, int first, int last,
+                                    WorkTile& work) const {
+    int const cut = range_.chain - cuts_.whole();
+    work.partials = 0;
+    work.slot = cut * cuts_.sums_of_chain() + range_.part;
+    if (first > 0) {
+      work.partials = kHandsOver;
+      --work.slot;
+    } else if (last < steps) {
+      int part = range_.part + 1;
+      while (step_in_group(cuts_.begin(cut, part) - start, steps) < steps) ++part;
+      work.partials = part - 1 - range_.part;
+    }
+  }
+
+  GroupSizes const& groups_;
+  Grid const& grid_;
+  ChainCuts const& cuts_;
+  SegmentCursor<Warp, Steps> cursor_;
+  ChainAssignment ranges_;
+  ChainRange range_;
+  int at_;  // the step of the chain to go on with
+};
+
+}  // namespace jgg

@@ -1,0 +1,137 @@
+// Whether the groups of a contracting product are so unequal that tiles have to be cut.
+#pragma once
+
+#include "scheduler/ceil_div.h"
+#include "scheduler/chains.h"
+#include "scheduler/contracting_pieces.h"
+#include "scheduler/host_device.h"
+#include "scheduler/segment_cursor.h"
+
+namespace jgg {
+
+// What follows from group sizes that are too unequal.
+struct SkewedWork {
+  ChainCuts cuts;
+  int steps;  // in which it may all be done
+  int empty;  // local groups without rows, of all batches
+};
+
+// Estimates what whole tiles and what pieces would take, from the sizes alone, so that all thread
+// blocks come to the same answer. Every size counts for itself, even if those before it have used
+// up all rows: either answer gives the right results.
+//
+// Whole tiles take at least as long as the largest groups, dealt to all clusters, and as all tiles
+// divided by the number of clusters, those of zeros among them, which pieces leave to idle warps.
+template <class Warp, int kTileK>
+class Skew {
+ public:
+  // What pieces must save: a part of their time and some steps. They share less in L2.
+  static constexpr int kWorthwhilePart = 16;
+  static constexpr int kWorthwhileSteps = 16;
+  // Units of a group, and groups of all batches, which one warp looks at one by one.
+  static constexpr int kMostUnits = 1 << 16;
+  static constexpr int kMostGroups = 1 << 10;
+  // A tile that is shorter than this in the largest group possible is never worth cutting.
+  static constexpr int kLeastSteps = 64;
+
+  // `zeros_cost` is what a unit of an empty group takes, in steps.
+  JGG_HOST_DEVICE Skew(GroupSizes const& groups, int units, int zeros_cost)
+      : groups_(groups), units_(units), zeros_cost_(zeros_cost) {}
+
+  // Whether sizes can be such that tiles are cut.
+  JGG_HOST_DEVICE bool is_possible() const {
+    return groups_.rows / kTileK >= kLeastSteps && units_ < kMostUnits &&
+           static_cast<long long>(groups_.batches) * groups_.local_groups <= kMostGroups;
+  }
+
+  // Whether tiles should be cut, with room for `most_sums` sums that are handed over, and where.
+  JGG_HOST_DEVICE bool is_worth_cutting(int clusters, int most_sums, SkewedWork& work) const {
+    Summary const all = summary();
+    if (all.cost >= ChainCuts::kLongest) return false;
+    work.cuts = ChainCuts(units_, all.cost, clusters);
+    if (work.cuts.sums() > most_sums) return false;
+    float const share = float(units_) / float(clusters);
+    float const zeros = share * float(zeros_cost_ * all.empty);
+    float const pieces = max(float(work.cuts.busy(clusters) + ChainCuts::kHandOver), zeros);
+    work.steps = int(pieces);
+    work.empty = all.empty;
+    float const enough = pieces * (1 + 1.0f / kWorthwhilePart) + kWorthwhileSteps;
+    if (share * float(all.cost) + zeros > enough) return true;
+    // Long tiles waste no more time than one of them takes.
+    if (share * float(all.cost) + zeros + float(all.largest) <= enough) return false;
+    return largest_groups(all.largest, clusters) > enough;
+  }
+
+ private:
+  struct Summary {
+    int cost;     // of one unit of every group that has rows
+    int largest;  // of these
+    int empty;    // groups without rows
+  };
+
+  JGG_HOST_DEVICE static float max(float a, float b) { return a > b ? a : b; }
+
+  // What each unit of the group `group` costs, 0 without rows.
+  JGG_HOST_DEVICE int cost_of(int const* sizes, long long group) const {
+    if (group < 0 || group >= groups_.groups) return 0;
+    int const size = sizes[group];
+    if (size <= 0) return 0;
+    return ceil_div(size < groups_.rows ? size : groups_.rows, kTileK) + kTileChange;
+  }
+
+  // function(cost) for each local group of a lane.
+  template <class Function>
+  JGG_HOST_DEVICE void for_each(int lane, Function function) const {
+    for (int batch = 0; batch < groups_.batches; ++batch) {
+      int const* const sizes =
+          groups_.sizes + static_cast<long long>(batch) * groups_.sizes_batch_stride;
+      long long const offset = groups_.offset[batch * groups_.offset_batch_stride];
+      for (int group = lane; group < groups_.local_groups; group += kWarpSize) {
+        function(cost_of(sizes, offset + group));
+      }
+    }
+  }
+
+  JGG_HOST_DEVICE Summary summary() const {
+    Summary all{0, 0, 0};
+    Warp::each([&](int lane) {
+      for_each(lane, [&](int cost) {
+        // Past the limit it does not matter how far.
+        if (all.cost < ChainCuts::kLongest) all.cost += cost;
+        if (cost > all.largest) all.largest = cost;
+        all.empty += cost == 0;
+      });
+    });
+    return {Warp::total(all.cost), Warp::most(all.largest), Warp::total(all.empty)};
+  }
+
+  // The least time in which all clusters can compute whole tiles of the groups that cost nearly as
+  // much as the largest one, for the worst idea of what is near.
+  JGG_HOST_DEVICE float largest_groups(int largest, int clusters) const {
+    constexpr int kLevels = 8;
+    int counts[kLevels] = {};
+    Warp::each([&](int lane) {
+      for_each(lane, [&](int cost) {
+        for (int level = 0; level < kLevels; ++level) {
+          counts[level] += cost >= level_of(largest, level, kLevels);
+        }
+      });
+    });
+    float longest = 0;
+    for (int level = 0; level < kLevels; ++level) {
+      int const rounds = ceil_div(Warp::total(counts[level]) * units_, clusters);
+      longest = max(longest, float(rounds) * float(level_of(largest, level, kLevels)));
+    }
+    return longest;
+  }
+
+  JGG_HOST_DEVICE static int level_of(int largest, int level, int levels) {
+    return largest - largest / levels * level;
+  }
+
+  GroupSizes const& groups_;
+  int units_;
+  int zeros_cost_;
+};
+
+}  // namespace jgg
