@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from jax_grouped_gemm import stream_k
 
+TILE_K = stream_k.STEP_BYTES // 2  # of 16-bit operands
+
 # Shapes of which no sizes are worth cutting, or of which the kernel would look too long.
 LEAST_STEPS = 64
 MOST_UNITS = 1 << 16
@@ -31,7 +33,7 @@ def is_possible(*, rows: int, units: int, groups: int) -> bool:
       units: tiles of one group, those counted once that a cluster computes together.
       groups: local groups of all batches.
     """
-    return rows // stream_k.TILE_K >= LEAST_STEPS and units < MOST_UNITS and groups <= MOST_GROUPS
+    return rows // TILE_K >= LEAST_STEPS and units < MOST_UNITS and groups <= MOST_GROUPS
 
 
 def workspace_bytes(*, units: int, tile_m: int, tile_n: int, cluster: int, num_blocks: int) -> int:
