@@ -28,7 +28,7 @@ struct RankKBuffers {
 ffi::ErrorOr<std::vector<RankKBuffers>> rank_k_buffers(ffi::RemainingArgs const& operands,
                                                        ffi::RemainingRets const& results,
                                                        bool two_operands, bool has_c,
-                                                       bool transpose, size_t first = 0);
+                                                       bool transpose, size_t first);
 
 // alpha or beta of a stack: a number for each matrix, or one for all.
 struct RankKScales {

@@ -18,7 +18,7 @@ os.environ["XLA_PYTHON_CLIENT_ALLOCATOR"] = "platform"
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "")
     + " --xla_gpu_autotune_level=0 --xla_gpu_enable_command_buffer="
-    # The sanitizer itself crashes now and then while several threads compile.
+    # The sanitizer itself crashed now and then while XLA compiled.
     + " --xla_gpu_force_compilation_parallelism=1"
 )
 sys.path.insert(0, str(Path(__file__).parents[1]))
