@@ -44,6 +44,13 @@ __device__ int rank_in_cluster() {
   return Config::kCluster > 1 ? int(cute::block_rank_in_cluster()) : 0;
 }
 
+// Whether a chunk of the tile before is stored in this step of a tile of so many. Spread over them,
+// the stores leave L2 the time to keep up with the loads, which are late when a tile begins.
+__device__ inline bool stores_in(int step, int steps) {
+  if (steps >= 32) return step % 4 == 3;
+  return steps < 12 || step % 2 == 0;
+}
+
 // Keeps the ring of work tiles full, so that finding the next tile costs its readers nothing.
 template <class Problem, class Shared>
 __device__ void schedule_tiles(typename Problem::Params const& params, Shared& shared) {
@@ -102,8 +109,10 @@ __device__ void consume(typename Problem::Params const& params, Shared& shared, 
       epilogue.take(values, Problem::store_at(params, work, first_row));
     };
     if (has_rows && work.k_tiles > 0) {
-      Mainloop::multiply(params, work, shared, stage, consumer, accumulators,
-                         [&](int) { epilogue.store_next(); });
+      Mainloop::multiply(params, work, shared, stage, consumer, accumulators, [&](int step) {
+        // Masks leave no register for it.
+        if (Problem::kMasksRows || stores_in(step, work.k_tiles)) epilogue.store_next();
+      });
       epilogue.store_rest();
       store(accumulators);
     } else {
