@@ -41,7 +41,7 @@ def fake_driver(path: Path, times: list[float], verdict: str = "ok") -> Path:
         ("wgrad_f32", "tn_f32", 7168, 4096),
         ("fp8_forward", "fp8_nt", 7168, 4096),
         ("fp8_dgrad", "fp8_nt", 4096, 7168),
-        ("fp8_wgrad", "fp8_tn", 7168, 4096),
+        ("fp8_wgrad", "fp8_tn_f32", 7168, 4096),
     ],
 )
 def test_products_are_written_as_the_driver_reads_them(op, kind, k, n):
@@ -49,6 +49,15 @@ def test_products_are_written_as_the_driver_reads_them(op, kind, k, n):
     found_kind, label, groups, rows, *numbers = ab.problem_line(case).split()
     assert (found_kind, label, groups, rows) == (kind, case.name, "8", "32768")
     assert list(map(int, numbers)) == [k, n, *case.group_sizes]
+
+
+def test_quantisers_are_written_as_the_driver_reads_them():
+    options = ab.parse_arguments(["driver", "--ops", "quantize_ragged", "--shapes", "dsv3_up"])
+    (line,) = ab.problem_lines(options)
+    kind, label, *numbers = line.split()
+    sizes = cases.Case(cases.SHAPES["dsv3_up"], cases.OPS["forward"], "random").group_sizes
+    assert (kind, label) == ("quantize_ragged", "dsv3_up/quantize_ragged/random")
+    assert list(map(int, numbers)) == [8, 32768, 7168, 4096, *sizes]
 
 
 def test_updates_are_written_as_the_driver_reads_them():

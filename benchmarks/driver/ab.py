@@ -18,10 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.cases import DISTRIBUTIONS, OPS, Case, select_shapes
-from benchmarks.fp8.cases import PRODUCTS
+from benchmarks.fp8.cases import PRODUCTS, QUANTIZERS
 from benchmarks.rank_k import BF16_SHAPES
 
 UPDATES = ("syrk", "syr2k")
+MEMORY = (*QUANTIZERS, "copy")  # their TFLOP/s are TB/s
 ALL_OPS = {**OPS, **PRODUCTS}
 
 
@@ -30,7 +31,7 @@ class Timing:
     """What the driver says of one problem."""
 
     us: float
-    tflops: float
+    tflops: float  # TB/s where bytes are what counts
     worst_error: float  # over what rounding explains
 
 
@@ -43,10 +44,17 @@ def problem_line(case: Case) -> str:
         kind = "nt" if problem.transpose_rhs else "nn"
     if case.op.name in PRODUCTS:
         kind = f"fp8_{kind}"
-    elif problem.out_dtype == "float32":
+    if problem.contracting and problem.out_dtype == "float32":
         kind += "_f32"
     numbers = (problem.groups, problem.m, problem.k, problem.n, *case.group_sizes)
     return " ".join(map(str, (kind, case.name, *numbers)))
+
+
+def memory_line(op: str, case: Case) -> str:
+    """A quantiser of a forward product's operand, or a copy, in the driver's terms."""
+    shape = case.shape
+    numbers = (shape.groups, shape.rows, shape.k, shape.n, *case.group_sizes)
+    return " ".join(map(str, (op, f"{shape.name}/{op}/{case.distribution}", *numbers)))
 
 
 def update_line(op: str, shape: tuple[int, int, int]) -> str:
@@ -58,7 +66,9 @@ def update_line(op: str, shape: tuple[int, int, int]) -> str:
 def problem_lines(options: argparse.Namespace) -> list[str]:
     """All problems that the options ask for."""
     lines = [
-        problem_line(Case(shape, ALL_OPS[op], distribution, seed=options.seed))
+        memory_line(op, Case(shape, OPS["forward"], distribution, seed=options.seed))
+        if op in MEMORY
+        else problem_line(Case(shape, ALL_OPS[op], distribution, seed=options.seed))
         for shape in select_shapes(options.shapes)
         for op in options.ops
         if op not in UPDATES
@@ -130,7 +140,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--ops",
         nargs="+",
         default=["forward", "dgrad", "wgrad"],
-        choices=[*ALL_OPS, *UPDATES],
+        choices=[*ALL_OPS, *MEMORY, *UPDATES],
         metavar="OP",
     )
     parser.add_argument("--distributions", nargs="+", default=["random"], choices=DISTRIBUTIONS)

@@ -3,10 +3,12 @@
 //   driver [--rounds N] [--pause-us N] [--samples N] < problems
 //
 // and --config, --stream-k, --few-rows with a number, for the members of Choice.
-// See problem.h for the input. The output has: label; median and least microseconds; TFLOP/s; the
-// largest error of randomly chosen elements over what rounding explains; ok or WRONG.
+// See problem.h for the input. The output has: label; median and least microseconds; TFLOP/s, or
+// TB/s of what bytes alone count for; the largest error of randomly chosen elements over what
+// rounding explains, or how many bytes a quantiser got wrong; ok or WRONG.
 #include <cstring>
 
+#include "quantizer.h"
 #include "ragged.h"
 #include "scaled.h"
 #include "update.h"
@@ -42,7 +44,13 @@ Options parse(int count, char** words) {
 
 Prepared prepare(Problem const& problem, Choice const& choice) {
   if (problem.kind == "fp8_nt") return prepare_scaled_noncontracting(problem, choice);
-  if (problem.kind == "fp8_tn") return prepare_scaled_contracting(problem);
+  if (problem.kind == "fp8_tn" || problem.kind == "fp8_tn_f32") {
+    return prepare_scaled_contracting(problem);
+  }
+  if (problem.kind == "quantize_rows") return prepare_quantize_rows(problem);
+  if (problem.kind == "quantize_weights") return prepare_quantize_weights(problem);
+  if (problem.kind == "quantize_ragged") return prepare_quantize_ragged(problem);
+  if (problem.kind == "copy") return prepare_copy();
   if (problem.kind == "syrk" || problem.kind == "syr2k") return prepare_update(problem, choice);
   if (problem.kind == "nn" || problem.kind == "nt" || problem.kind == "tn" ||
       problem.kind == "tn_f32") {
@@ -60,18 +68,22 @@ bool run(Options const& options) {
     Prepared const prepared = prepare(problem, options.choice);
     float worst = 0;
     if (options.samples > 0) {
-      // All bits set are NaNs, which nothing that is left out of a result can hide behind.
-      require(cudaMemset(const_cast<void*>(prepared.reference.out), 0xff, prepared.out_bytes),
-              "cudaMemset");
+      if (prepared.out_bytes > 0) {
+        // All bits set are NaNs, which nothing that is left out of a result can hide behind.
+        require(cudaMemset(const_cast<void*>(prepared.reference.out), 0xff, prepared.out_bytes),
+                "cudaMemset");
+      }
       require(prepared.launch(nullptr), problem.label.c_str());
-      worst = worst_error(prepared.reference, options.samples);
+      worst = prepared.worst_error ? prepared.worst_error(options.samples)
+                                   : worst_error(prepared.reference, options.samples);
     }
     auto const times =
         time_launches([&] { return prepared.launch(nullptr); }, options.rounds, options.pause_us);
     float const median = times[times.size() / 2];
-    bool const ok = worst <= 1;
+    bool const ok = worst <= prepared.most_error;
     std::printf("%s\t%.2f\t%.2f\t%.1f\t%.3f\t%s\n", problem.label.c_str(), median, times[0],
-                prepared.flops / median * 1e-6, worst, ok ? "ok" : "WRONG");
+                (prepared.bytes > 0 ? prepared.bytes : prepared.flops) / median * 1e-6, worst,
+                ok ? "ok" : "WRONG");
     std::fflush(stdout);
     right = right && ok;
   }

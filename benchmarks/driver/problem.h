@@ -72,6 +72,10 @@ struct Prepared {
   Reference reference;
   size_t out_bytes;
   double flops;
+  double bytes = 0;  // read and written, where that is what counts
+  // Of the result against something other than a reference product, given a number of samples.
+  std::function<float(int)> worst_error;
+  float most_error = 1;
   std::vector<std::shared_ptr<void>> buffers;
 
   // Keeps a buffer as long as the problem.

@@ -97,19 +97,22 @@ inline Prepared prepare_scaled_noncontracting(Problem const& problem, Choice con
   return prepared;
 }
 
-// "fp8_tn": lhs [k, p] and rhs [n, p], scaled by 128 rows of a group, into float32.
+// "fp8_tn": lhs [k, p] and rhs [n, p], scaled by 128 rows of a group, into bfloat16; "fp8_tn_f32":
+// into float32.
 inline Prepared prepare_scaled_contracting(Problem const& problem) {
   int64_t const k = problem.k, n = problem.n, groups = problem.groups;
   int64_t const padded = kBlock * (blocks(problem.rows) + std::min(problem.groups, problem.rows));
   jgg::fp8::ScaledArguments arguments{};
-  Prepared prepared = prepare_common(problem, arguments, groups * k * n * sizeof(float));
+  bool const to_f32 = problem.kind == "fp8_tn_f32";
+  Prepared prepared =
+      prepare_common(problem, arguments, groups * k * n * (to_f32 ? sizeof(float) : 2));
   auto* lhs = prepared.keep<void>(transposed_rows(problem, k, int(padded), kLhs));
   auto* rhs = prepared.keep<void>(transposed_rows(problem, n, int(padded), kRhs));
   auto* lhs_scales = prepared.keep<float>(random_data<float>(padded / kBlock * k, kLhsScales));
   auto* rhs_scales = prepared.keep<float>(random_data<float>(padded / kBlock * n, kRhsScales));
   arguments.lhs = lhs;
   arguments.rhs = rhs;
-  arguments.out_type = jgg::fp8::OutType::kF32;
+  arguments.out_type = to_f32 ? jgg::fp8::OutType::kF32 : jgg::fp8::OutType::kBf16;
   arguments.lhs_scales = {lhs_scales, 0, 1, problem.k};
   arguments.column_scales = rhs_scales;
   arguments.m = problem.k;
@@ -121,7 +124,7 @@ inline Prepared prepare_scaled_contracting(Problem const& problem) {
 
   Reference& reference = prepared.reference;
   set_groups(prepared, problem.sizes, int(kBlock));
-  reference.out_type = Element::kF32;
+  reference.out_type = to_f32 ? Element::kF32 : Element::kBf16;
   reference.stacked = true;
   reference.rows = problem.k;
   reference.lhs = {lhs, Element::kFp8, 0, padded, 1, lhs_scales, 0, 1, k, 1};
