@@ -44,6 +44,9 @@ Prepared prepare(Problem const& problem, Choice const& choice) {
   if (problem.kind == "fp8_nt") return prepare_scaled_noncontracting(problem, choice);
   if (problem.kind == "fp8_tn") return prepare_scaled_contracting(problem);
   if (problem.kind == "syrk" || problem.kind == "syr2k") return prepare_update(problem, choice);
+  if (problem.kind == "syr2k_f64" || problem.kind == "her2k_c128") {
+    return prepare_fp64_update(problem, choice);
+  }
   if (problem.kind == "nn" || problem.kind == "nt" || problem.kind == "tn" ||
       problem.kind == "tn_f32") {
     return prepare_ragged(problem, choice);
