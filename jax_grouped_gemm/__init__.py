@@ -19,7 +19,6 @@ from jax_grouped_gemm.fp8_ragged_dot import fp8_ragged_dot as fp8_ragged_dot
 from jax_grouped_gemm.grouped_gemm import grouped_gemm as grouped_gemm
 from jax_grouped_gemm.grouped_gemm_plan import GroupedGemmPlan as GroupedGemmPlan
 from jax_grouped_gemm.plan import Plan as Plan
-from jax_grouped_gemm.plan import TileConfig as TileConfig
 from jax_grouped_gemm.quantize import QuantizedRows as QuantizedRows
 from jax_grouped_gemm.quantize import QuantizedWeights as QuantizedWeights
 from jax_grouped_gemm.quantize import quantize_blockwise as quantize_blockwise
@@ -36,6 +35,7 @@ from jax_grouped_gemm.scaled_ragged_dot import (
     scaled_ragged_dot_contracting as scaled_ragged_dot_contracting,
 )
 from jax_grouped_gemm.tile_choice import use_tiles as use_tiles
+from jax_grouped_gemm.tile_config import TileConfig as TileConfig
 from jax_grouped_gemm.tuning_table import TuningTable as TuningTable
 from jax_grouped_gemm.tuning_table import load_tuning as load_tuning
 

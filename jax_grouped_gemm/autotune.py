@@ -21,8 +21,10 @@ from jax.typing import ArrayLike
 from jax_grouped_gemm import _ffi
 from jax_grouped_gemm.availability import default_device, unsuitable_device_reason
 from jax_grouped_gemm.explain import planned_products
-from jax_grouped_gemm.plan import Plan, RaggedProblem, TileConfig
+from jax_grouped_gemm.plan import Plan
+from jax_grouped_gemm.ragged_problem import RaggedProblem
 from jax_grouped_gemm.tile_choice import TileChoices, using
+from jax_grouped_gemm.tile_config import TileConfig
 from jax_grouped_gemm.tuning_table import Build, Tuned, TuningFile, TuningTable, problem_key
 
 logger = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ import numpy as np
 from jax import lax
 
 if TYPE_CHECKING:
-    from jax_grouped_gemm.plan import RaggedProblem
+    from jax_grouped_gemm.ragged_problem import RaggedProblem
 
 ALIGNMENT_BYTES = 256
 FULL_TERMS = 3

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_grouped_gemm.plan import NUM_SMS, TileConfig
+from jax_grouped_gemm.tile_config import NUM_SMS, TileConfig
 
 DTYPES = (jnp.float64, jnp.complex64, jnp.complex128)
 STEP_BYTES = 128  # of a row of an operand, that a step of the mainloop multiplies

@@ -15,13 +15,8 @@ from jax import lax
 
 from jax_grouped_gemm import float32, fp64_kernels, grouped_gemm_plan_fp64, list_schedule
 from jax_grouped_gemm.list_schedule import FULL_STEP_AREA, TILE_K, Shape
-from jax_grouped_gemm.plan import (
-    KERNEL_RESULT_DTYPES,
-    NUM_SMS,
-    TMA_ALIGNMENT_BYTES,
-    Plan,
-    TileConfig,
-)
+from jax_grouped_gemm.plan import KERNEL_RESULT_DTYPES, TMA_ALIGNMENT_BYTES, Plan
+from jax_grouped_gemm.tile_config import NUM_SMS, TileConfig
 
 TILES = (
     TileConfig(tile_m=128, tile_n=256, cluster=2),

@@ -10,7 +10,7 @@ import numpy as np
 
 from jax_grouped_gemm.fp64_kernels import KERNELS, Kernel, busy_steps, num_steps, tile_k
 from jax_grouped_gemm.list_schedule import Shape
-from jax_grouped_gemm.plan import TileConfig
+from jax_grouped_gemm.tile_config import TileConfig
 
 MAX_MATRICES = 128
 """Products to a launch, which are parameters of the kernel: kMaxProblems of gemm_problem.h."""

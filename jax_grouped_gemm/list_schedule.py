@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jax_grouped_gemm.plan import TileConfig
+from jax_grouped_gemm.tile_config import TileConfig
 
 TILE_K = 64
 BAND_TILES = 16  # of rows that are swept together, see csrc/scheduler/raster.h

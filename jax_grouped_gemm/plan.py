@@ -16,66 +16,21 @@ import numpy as np
 from jax import lax
 
 from jax_grouped_gemm import float32, skew, stream_k
+from jax_grouped_gemm.ragged_problem import RaggedProblem
+from jax_grouped_gemm.tile_config import (
+    DEFAULT_TILE,
+    FLOAT32_TILE_CONFIGS,
+    NUM_SMS,
+    STREAM_K_TILE_CONFIGS,
+    TILE_CONFIGS,
+    TileConfig,
+)
 
 TMA_ALIGNMENT_BYTES = 16
-NUM_SMS = 132  # of an H200, and of an H100 SXM
-WGMMA_ROWS = 64  # of one instruction
 WORKSPACE_BYTES = 16
 
 KERNEL_OPERAND_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 KERNEL_RESULT_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
-
-
-@dataclasses.dataclass(frozen=True)
-class TileConfig:
-    """One compiled kernel configuration.
-
-    Attributes:
-      tile_m: rows of the result that a thread block computes at a time.
-      tile_n: columns of the result that a thread block computes at a time.
-      cluster: number of thread blocks that share operand tiles.
-      stream_k: whether the last wave of tiles is cut along K, see `jax_grouped_gemm.stream_k`.
-    """
-
-    tile_m: int
-    tile_n: int
-    cluster: int
-    stream_k: bool = False
-
-    @property
-    def transposed(self) -> bool:
-        """Whether rows and columns change places, in kernels for groups of few rows."""
-        return self.tile_m < WGMMA_ROWS
-
-    @property
-    def places(self) -> int:
-        """Thread blocks that the device runs at a time."""
-        blocks = 3 if self.transposed else 1  # of one multiprocessor
-        return NUM_SMS // self.cluster * self.cluster * blocks
-
-    def sizes(self) -> dict[str, int]:
-        """The numbers by name, as every handler takes them."""
-        return dict(tile_m=self.tile_m, tile_n=self.tile_n, cluster=self.cluster)
-
-    def __str__(self) -> str:
-        words = [f"{self.tile_m}x{self.tile_n}", f"cluster {self.cluster}"]
-        for option in dataclasses.fields(self):
-            value = getattr(self, option.name)
-            if option.default not in (dataclasses.MISSING, value):
-                words.append(option.name.replace("_", "-") if value is True else str(value))
-        return ", ".join(words)
-
-
-DEFAULT_TILE = TileConfig(tile_m=128, tile_n=256, cluster=2)
-
-TILE_CONFIGS = (DEFAULT_TILE,)
-"""Of the ragged products of bfloat16 and float16."""
-
-FLOAT32_TILE_CONFIGS = (DEFAULT_TILE,)
-"""Of the ragged products of float32."""
-
-STREAM_K_TILE_CONFIGS = (TileConfig(tile_m=128, tile_n=256, cluster=2, stream_k=True),)
-"""Of non-contracting products of bfloat16 or float16 with lhs [m, k]."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,109 +52,6 @@ class KernelFamily:
     kernel_form: Callable[[RaggedProblem], RaggedProblem]
     more_tiles: Callable[[RaggedProblem], tuple[TileConfig, ...]] = lambda problem: ()
     choose: Callable[[RaggedProblem], TileConfig] = lambda problem: DEFAULT_TILE
-
-
-@dataclasses.dataclass(frozen=True)
-class RaggedProblem:
-    """Static description of one ragged product.
-
-    Attributes:
-      op: name of the primitive.
-      lhs, rhs, out: names of the dimensions of each array without its batch dimension: m is the
-        ragged dimension, g the local groups, k and n are those of the product.
-      lhs_dtype, rhs_dtype, out_dtype: element types.
-      m, k, n, g: extents of the dimensions.
-      num_groups: number of global groups.
-      batch: extent of the native batch dimension, () without one.
-      batched: which of lhs, rhs, group sizes and group offset have that dimension.
-    """
-
-    op: str
-    lhs: str
-    rhs: str
-    out: str
-    lhs_dtype: np.dtype
-    rhs_dtype: np.dtype
-    out_dtype: np.dtype
-    m: int
-    k: int
-    n: int
-    g: int
-    num_groups: int
-    batch: tuple[int, ...]
-    batched: tuple[bool, ...]
-
-    @classmethod
-    def noncontracting(cls, avals: Sequence[Any], params: Mapping[str, Any]) -> RaggedProblem:
-        """The problem of a `ragged_noncontracting` with operands of the given abstract values."""
-        lhs = "km" if params["transpose_lhs"] else "mk"
-        rhs = "gnk" if params["transpose_rhs"] else "gkn"
-        return cls.of("ragged_noncontracting", avals, params, lhs=lhs, rhs=rhs, out="mn")
-
-    @classmethod
-    def contracting(cls, avals: Sequence[Any], params: Mapping[str, Any]) -> RaggedProblem:
-        """The problem of a `ragged_contracting` with operands of the given abstract values."""
-        lhs = "km" if params["transpose_lhs"] else "mk"
-        rhs = "nm" if params["transpose_rhs"] else "mn"
-        return cls.of("ragged_contracting", avals, params, lhs=lhs, rhs=rhs, out="gkn")
-
-    @classmethod
-    def of(
-        cls,
-        op: str,
-        avals: Sequence[Any],
-        params: Mapping[str, Any],
-        *,
-        lhs: str,
-        rhs: str,
-        out: str,
-        **fields: Any,
-    ) -> RaggedProblem:
-        """The problem of (lhs, rhs, group_sizes, group_offset) with dimensions named as given."""
-        ranks = (len(lhs), len(rhs), 1, 1)
-        sizes = {"g": params.get("num_groups")}
-        for names, aval in ((lhs, avals[0]), (rhs, avals[1])):
-            sizes |= zip(names, aval.shape[-len(names) :], strict=True)
-        batched = tuple(x.ndim > rank for x, rank in zip(avals, ranks, strict=True))
-        batches = [x.shape[0] for x, b in zip(avals, batched, strict=True) if b]
-        return cls(
-            op=op,
-            lhs=lhs,
-            rhs=rhs,
-            out=out,
-            lhs_dtype=avals[0].dtype,
-            rhs_dtype=avals[1].dtype,
-            out_dtype=np.dtype(params["preferred_element_type"]),
-            **sizes,
-            num_groups=avals[2].shape[-1],
-            batch=tuple(batches[:1]),
-            batched=batched,
-            **fields,
-        )
-
-    @property
-    def arrays(self) -> tuple[tuple[str, np.dtype], ...]:
-        """Dimension names and element type of lhs, rhs and the result."""
-        return (
-            (self.lhs, self.lhs_dtype),
-            (self.rhs, self.rhs_dtype),
-            (self.out, self.out_dtype),
-        )
-
-    @property
-    def steps(self) -> int:
-        """Steps along k of a kernel for groups of rows that stay."""
-        itemsize = min(self.lhs_dtype.itemsize, 2)  # of float32, the parts
-        return math.ceil(self.k * itemsize / stream_k.STEP_BYTES)
-
-    def shape(self, names: str) -> tuple[int, ...]:
-        """Extents of the named dimensions."""
-        return tuple(getattr(self, name) for name in names)
-
-    def __str__(self) -> str:
-        lhs, rhs, out = (f"{dtype}{list(self.shape(names))}" for names, dtype in self.arrays)
-        batch = f", batch {self.batch[0]}" if self.batch else ""
-        return f"{self.op} {lhs} x {rhs} -> {out}, {self.num_groups} groups{batch}"
 
 
 Choice = Literal["default", "override", "table"]

@@ -11,15 +11,14 @@ import jax.numpy as jnp
 
 from jax_grouped_gemm import stream_k
 from jax_grouped_gemm.plan import (
-    DEFAULT_TILE,
     KERNEL_RESULT_DTYPES,
     KernelFamily,
     Plan,
-    RaggedProblem,
-    TileConfig,
     default_or_stream_k,
     make_plan,
 )
+from jax_grouped_gemm.ragged_problem import RaggedProblem
+from jax_grouped_gemm.tile_config import DEFAULT_TILE, TileConfig
 
 BLOCK = 128
 """Elements that share a scale, along each dimension that shares it."""

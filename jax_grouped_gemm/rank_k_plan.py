@@ -13,13 +13,8 @@ import numpy as np
 from jax import lax
 
 from jax_grouped_gemm import float32, fp64_kernels, rank_k_plan_fp64
-from jax_grouped_gemm.plan import (
-    KERNEL_RESULT_DTYPES,
-    NUM_SMS,
-    TMA_ALIGNMENT_BYTES,
-    Plan,
-    TileConfig,
-)
+from jax_grouped_gemm.plan import KERNEL_RESULT_DTYPES, TMA_ALIGNMENT_BYTES, Plan
+from jax_grouped_gemm.tile_config import NUM_SMS, TileConfig
 
 RANK_K_TILE = TileConfig(tile_m=128, tile_n=256, cluster=2)
 TILE_K = 64

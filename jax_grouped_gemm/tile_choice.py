@@ -16,7 +16,7 @@ from typing import Any
 
 import jax
 
-from jax_grouped_gemm.plan import TileConfig
+from jax_grouped_gemm.tile_config import TileConfig
 from jax_grouped_gemm.tuning_table import TuningTable
 
 

@@ -24,7 +24,8 @@ from typing import Any
 import jax_grouped_gemm
 from jax_grouped_gemm import _ffi
 from jax_grouped_gemm.availability import default_device
-from jax_grouped_gemm.plan import RaggedProblem, TileConfig
+from jax_grouped_gemm.ragged_problem import RaggedProblem
+from jax_grouped_gemm.tile_config import TileConfig
 
 logger = logging.getLogger(__name__)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
@@ -68,11 +69,23 @@ class List:
                 allowed = rounding + 4 * unit * (2 + np.sqrt(exact.depth.flat[0]))
                 assert np.linalg.norm(error) <= allowed * np.linalg.norm(exact.value)
 
+    def num_results(self) -> int:
+        """Elements of all results."""
+        sizes = (
+            math.prod(swapped(lhs.shape, self._is_swapped("transpose_lhs", i))[:-1])
+            * swapped(rhs.shape, self._is_swapped("transpose_rhs", i))[-1]
+            for i, (lhs, rhs) in enumerate(zip(self.lhs, self.rhs, strict=True))
+        )
+        return sum(sizes)
+
+    def _is_swapped(self, name: str, i: int) -> bool:
+        return name in self.transposes and self.transposes[name][i]
+
     def exact(self, i: int) -> oracle.Exact:
         """Result i in float64 or complex128."""
         wide = np.complex128 if np.iscomplexobj(self.lhs[i]) else np.float64
         lhs, rhs = (
-            np.asarray(swap(x, self.transposes.get(name, [False] * (i + 1))[i])).astype(wide)
+            np.asarray(swap(x, self._is_swapped(name, i))).astype(wide)
             for name, x in (("transpose_lhs", self.lhs[i]), ("transpose_rhs", self.rhs[i]))
         )
         alpha, beta = (_scale(x, i, wide) for x in (self.alpha, self.beta))

@@ -60,9 +60,10 @@ def test_quantisers_are_written_as_the_driver_reads_them():
     assert list(map(int, numbers)) == [8, 32768, 7168, 4096, *sizes]
 
 
-def test_updates_are_written_as_the_driver_reads_them():
-    options = ab.parse_arguments(["driver", "--ops", "syr2k", "--shapes", "tiny_fine"])
-    assert "syr2k 8x2048x2048/syr2k 8 2048 2048 2048" in ab.problem_lines(options)
+@pytest.mark.parametrize("op", ["syrk", "syr2k", "syr2k_f64", "her2k_c128"])
+def test_updates_are_written_as_the_driver_reads_them(op):
+    options = ab.parse_arguments(["driver", "--ops", op, "--shapes", "tiny_fine"])
+    assert f"{op} 16x1024x1024/{op} 16 1024 1024 1024" in ab.problem_lines(options)
 
 
 def test_two_builds_take_turns(tmp_path, capsys):

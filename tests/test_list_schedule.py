@@ -10,7 +10,7 @@ from products import FOUR_PROBLEMS
 
 from jax_grouped_gemm import grouped_gemm_plan, list_schedule
 from jax_grouped_gemm.list_schedule import Shape
-from jax_grouped_gemm.plan import TileConfig
+from jax_grouped_gemm.tile_config import TileConfig
 
 FIELDS = "unit rank owner batch group begin extent head m n k_tiles share".split()
 NOTHING, LHS, RHS = range(3)

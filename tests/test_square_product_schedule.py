@@ -6,7 +6,7 @@ import pytest
 from jax_grouped_gemm import grouped_gemm_plan_fp64
 from jax_grouped_gemm.fp64_kernels import KERNELS
 from jax_grouped_gemm.list_schedule import Shape
-from jax_grouped_gemm.plan import TileConfig
+from jax_grouped_gemm.tile_config import TileConfig
 
 FIELDS = "turn block product m n steps".split()
 TILE = pytest.mark.parametrize("tile", [64, 128])

@@ -19,9 +19,9 @@ from pathlib import Path
 
 from benchmarks.cases import DISTRIBUTIONS, OPS, Case, select_shapes
 from benchmarks.fp8.cases import PRODUCTS, QUANTIZERS
-from benchmarks.rank_k import BF16_SHAPES
+from benchmarks.rank_k import UPDATES
 
-UPDATES = ("syrk", "syr2k")
+UPDATE_OPS = ("syrk", "syr2k", "syr2k_f64", "her2k_c128")
 MEMORY = (*QUANTIZERS, "copy")  # their TFLOP/s are TB/s
 ALL_OPS = {**OPS, **PRODUCTS}
 
@@ -71,11 +71,14 @@ def problem_lines(options: argparse.Namespace) -> list[str]:
         else problem_line(Case(shape, ALL_OPS[op], distribution, seed=options.seed))
         for shape in select_shapes(options.shapes)
         for op in options.ops
-        if op not in UPDATES
+        if op not in UPDATE_OPS
         for distribution in options.distributions
     ]
     return lines + [
-        update_line(op, shape) for op in options.ops if op in UPDATES for shape in BF16_SHAPES
+        update_line(op, shape)
+        for op in options.ops
+        if op in UPDATE_OPS
+        for shape in UPDATES[op].shapes
     ]
 
 
@@ -140,7 +143,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--ops",
         nargs="+",
         default=["forward", "dgrad", "wgrad"],
-        choices=[*ALL_OPS, *MEMORY, *UPDATES],
+        choices=[*ALL_OPS, *MEMORY, *UPDATE_OPS],
         metavar="OP",
     )
     parser.add_argument("--distributions", nargs="+", default=["random"], choices=DISTRIBUTIONS)

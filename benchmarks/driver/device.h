@@ -60,6 +60,7 @@ __device__ inline void store_normal(__nv_bfloat16& to, uint64_t bits) { to = nor
 __device__ inline void store_normal(__nv_fp8_e4m3& to, uint64_t bits) {
   to = __nv_fp8_e4m3(kFp8Spread * normal(bits));
 }
+__device__ inline void store_normal(double& to, uint64_t bits) { to = normal(bits); }
 // Scales: positive, and different from block to block.
 __device__ inline void store_normal(float& to, uint64_t bits) {
   to = (0.5f + uniform(static_cast<uint32_t>(bits))) / kFp8Spread;

@@ -52,6 +52,9 @@ Prepared prepare(Problem const& problem, Choice const& choice) {
   if (problem.kind == "quantize_ragged") return prepare_quantize_ragged(problem);
   if (problem.kind == "copy") return prepare_copy();
   if (problem.kind == "syrk" || problem.kind == "syr2k") return prepare_update(problem, choice);
+  if (problem.kind == "syr2k_f64" || problem.kind == "her2k_c128") {
+    return prepare_fp64_update(problem, choice);
+  }
   if (problem.kind == "nn" || problem.kind == "nt" || problem.kind == "tn" ||
       problem.kind == "tn_f32") {
     return prepare_ragged(problem, choice);

@@ -5,12 +5,13 @@
 
 namespace driver {
 
-enum class Element { kBf16, kFp8, kF32 };
+enum class Element { kBf16, kFp8, kF32, kF64 };
 
-__host__ __device__ inline float load(void const* data, Element type, int64_t i) {
+__host__ __device__ inline double load(void const* data, Element type, int64_t i) {
   if (type == Element::kBf16) return __bfloat162float(static_cast<__nv_bfloat16 const*>(data)[i]);
   if (type == Element::kFp8) return float(static_cast<__nv_fp8_e4m3 const*>(data)[i]);
-  return static_cast<float const*>(data)[i];
+  if (type == Element::kF32) return static_cast<float const*>(data)[i];
+  return static_cast<double const*>(data)[i];
 }
 
 // One factor of every term: element (line, term) of a group's matrix, times the scale of its block.
@@ -26,8 +27,8 @@ struct Factor {
   int64_t scale_block_stride;
   int lines_per_scale;
 
-  __host__ __device__ float at(int group, int line, int term) const {
-    float const value =
+  __host__ __device__ double at(int group, int line, int term) const {
+    double const value =
         load(data, type, group * group_stride + line * line_stride + term * term_stride);
     if (scales == nullptr) return value;
     return value * scales[group * scale_group_stride + line / lines_per_scale * scale_line_stride +
@@ -41,12 +42,13 @@ struct Reference {
   Factor rhs;
   void const* out;
   Element out_type;
+  bool complex;  // of which only the real parts are looked at
   int groups;
   int rows;  // of one result: [rows, columns], or [groups, rows, columns] if `stacked`
   int columns;
   int terms;
   bool stacked;
-  bool triangular;         // only elements at or below the diagonal
+  bool triangular;         // elements above the diagonal are zero
   bool two_products;       // lhs rhs^T + rhs lhs^T
   int const* group_begin;  // [groups] terms of a stacked result, else its rows; null: all of them
   int const* group_end;
@@ -61,18 +63,14 @@ struct Place {
   int last_term;
 };
 
-// Element `sample` of a random choice; a row that no group owns has no terms.
+// Element `sample` of a random choice. A row that no group owns has no terms, nor has what is not
+// in a triangle.
 __host__ __device__ inline Place choose(Reference const& r, uint64_t sample) {
   uint64_t const bits = hash(sample);
   Place place{};
   place.row = int((bits & 0xffffff) % r.rows);
   place.column = int((bits >> 24 & 0xffffff) % r.columns);
-  if (r.triangular && place.column > place.row) {
-    int const row = place.row;
-    place.row = place.column;
-    place.column = row;
-  }
-  place.last_term = r.terms;
+  place.last_term = r.triangular && place.column > place.row ? 0 : r.terms;
   if (r.stacked) {
     place.group = int((bits >> 48) % r.groups);
     if (r.group_begin != nullptr) {
@@ -86,25 +84,29 @@ __host__ __device__ inline Place choose(Reference const& r, uint64_t sample) {
   return place;
 }
 
+__host__ __device__ inline double rounding(Element type) {
+  return type == Element::kF64 ? 0x1p-52 : type == Element::kF32 ? 0x1p-23 : 0x1p-8;
+}
+
 // The error of an element over what rounding explains, given its exact value and the sum of its
 // terms' magnitudes. What has no terms is exactly zero; a NaN is never right.
-__host__ __device__ inline float error_ratio(Reference const& r, Place const& place, float exact,
-                                             float magnitude) {
+__host__ __device__ inline float error_ratio(Reference const& r, Place const& place, double exact,
+                                             double magnitude) {
   int64_t const row = place.row + (r.stacked ? int64_t(place.group) * r.rows : 0);
-  float const out = load(r.out, r.out_type, row * r.columns + place.column);
-  float const rounding = r.out_type == Element::kF32 ? 0x1p-23f : 0x1p-8f;
-  float const error = fabsf(out - exact);
+  int64_t const element = row * r.columns + place.column;
+  double const out = load(r.out, r.out_type, r.complex ? 2 * element : element);
+  double const error = fabs(out - exact);
   if (error == 0) return 0;
   if (!(error < INFINITY)) return INFINITY;
-  return error / (rounding * fabsf(exact) + r.accumulation_error * magnitude);
+  return error / (rounding(r.out_type) * fabs(exact) + r.accumulation_error * magnitude);
 }
 
 // A term of the sum: one product, or two.
-__host__ __device__ inline float2 term_and_magnitude(Reference const& r, Place const& p, int t) {
-  float const term = r.lhs.at(p.group, p.row, t) * r.rhs.at(p.group, p.column, t);
-  if (!r.two_products) return {term, fabsf(term)};
-  float const other = r.rhs.at(p.group, p.row, t) * r.lhs.at(p.group, p.column, t);
-  return {term + other, fabsf(term) + fabsf(other)};
+__host__ __device__ inline double2 term_and_magnitude(Reference const& r, Place const& p, int t) {
+  double const term = r.lhs.at(p.group, p.row, t) * r.rhs.at(p.group, p.column, t);
+  if (!r.two_products) return {term, fabs(term)};
+  double const other = r.rhs.at(p.group, p.row, t) * r.lhs.at(p.group, p.column, t);
+  return {term + other, fabs(term) + fabs(other)};
 }
 
 // A warp an element. `worst` is the largest ratio as the bits of a float, whose order is that of
@@ -113,9 +115,9 @@ static __global__ void compare(Reference r, int samples, int* worst) {
   int const warp = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
   if (warp >= samples) return;
   Place const place = choose(r, warp);
-  float sum = 0, magnitude = 0;
+  double sum = 0, magnitude = 0;
   for (int t = place.first_term + lane; t < place.last_term; t += 32) {
-    float2 const term = term_and_magnitude(r, place, t);
+    double2 const term = term_and_magnitude(r, place, t);
     sum += term.x;
     magnitude += term.y;
   }

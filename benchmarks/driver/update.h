@@ -1,54 +1,99 @@
-// One triangle of bfloat16 symmetric updates.
+// One triangle of symmetric updates, in bfloat16 and in double precision.
 #pragma once
 
+#include "fp64/rank_k.h"
 #include "problem.h"
 #include "rank_k/rank_k.h"
 
 namespace driver {
 
-// "syrk": A A^T, "syr2k": A B^T + B A^T of `groups` matrices [rows, k].
-inline Prepared prepare_update(Problem const& problem, Choice const& choice) {
-  bool const two_products = problem.kind == "syr2k";
-  int64_t const matrices = problem.groups, n = problem.rows, k = problem.k;
-  Prepared prepared{};
-  auto* a = prepared.keep<void>(random_data<__nv_bfloat16>(matrices * n * k, kLhs));
-  auto* b = two_products ? prepared.keep<void>(random_data<__nv_bfloat16>(matrices * n * k, kRhs))
-                         : nullptr;
-  prepared.out_bytes = matrices * n * n * sizeof(__nv_bfloat16);
-  void* const out = prepared.keep<void>(allocate(prepared.out_bytes));
-  auto const scale = [&](float value) {
-    return prepared.keep<float>(to_device(std::vector<float>(matrices, value)));
+// The operands and the scales, alpha = 1 and beta = 0 for each matrix. A complex number is two of
+// T.
+template <class T, class Scale, class Stack>
+Stack prepare_stack(Problem const& problem, bool two_products, bool complex, Prepared& prepared) {
+  int const parts = complex ? 2 : 1;
+  int64_t const matrices = problem.groups, n = problem.rows, k = parts * problem.k;
+  auto const operand = [&](Seed seed) {
+    return prepared.keep<void>(random_data<T>(matrices * n * k, seed));
   };
-
-  jgg::sm90::RankKArguments arguments{};
-  jgg::sm90::RankKStack stack{};
-  stack.a = a;
-  stack.b = b;
-  stack.out = out;
+  auto const scale = [&](Scale value) {
+    std::vector<Scale> values(matrices * parts);
+    for (int64_t i = 0; i < matrices; ++i) values[i * parts] = value;
+    return prepared.keep<Scale>(to_device(values));
+  };
+  prepared.out_bytes = matrices * n * n * parts * sizeof(T);
+  Stack stack{};
+  stack.a = operand(kLhs);
+  stack.b = two_products ? operand(kRhs) : nullptr;
+  stack.out = prepared.keep<void>(allocate(prepared.out_bytes));
   stack.alpha = scale(1);
   stack.beta = scale(0);
   stack.matrices = problem.groups;
   stack.n = problem.rows;
   stack.k = problem.k;
-  arguments.stacks = {stack};
-  arguments.type = arguments.out_type = jgg::sm90::ElementType::kBf16;
-  arguments.uplo = jgg::Uplo::kLower;
-  arguments.other = jgg::sm90::OtherTriangle::kZero;
-  auto const tile = jgg::sm90::rank_k_tile_configs().at(choice.config);
-  prepared.launch = [=](cudaStream_t stream) { return jgg::sm90::rank_k(tile, arguments, stream); };
-  prepared.flops = (two_products ? 2.0 : 1.0) * matrices * n * n * k;
+  return stack;
+}
 
-  Reference& reference = prepared.reference;
-  reference.lhs = {a, Element::kBf16, n * k, k, 1};
-  reference.rhs = {two_products ? b : a, Element::kBf16, n * k, k, 1};
-  reference.out = out;
-  reference.out_type = Element::kBf16;
+template <class Stack>
+Reference update_reference(Problem const& problem, Stack const& stack, Element type, bool complex) {
+  int64_t const n = problem.rows, k = problem.k;
+  // The real part of a product with a conjugate is the product of rows of twice as many numbers.
+  int64_t const terms = complex ? 2 * k : k;
+  Reference reference{};
+  reference.lhs = {stack.a, type, n * terms, terms, 1};
+  reference.rhs = {stack.b ? stack.b : stack.a, type, n * terms, terms, 1};
+  reference.out = stack.out;
+  reference.out_type = type;
+  reference.complex = complex;
   reference.groups = problem.groups;
   reference.rows = reference.columns = problem.rows;
-  reference.terms = problem.k;
+  reference.terms = static_cast<int>(terms);
   reference.stacked = reference.triangular = true;
-  reference.two_products = two_products;
-  reference.accumulation_error = 1e-5f;
+  reference.two_products = stack.b != nullptr;
+  reference.accumulation_error = type == Element::kF64 ? 1e-14f : 1e-5f;
+  return reference;
+}
+
+inline double update_flops(Problem const& problem, bool two_products, bool complex) {
+  return (two_products ? 2.0 : 1.0) * (complex ? 4 : 1) * problem.groups * problem.rows *
+         problem.rows * problem.k;
+}
+
+// "syrk": A A^T, "syr2k": A B^T + B A^T of `groups` matrices [rows, k].
+inline Prepared prepare_update(Problem const& problem, Choice const& choice) {
+  using jgg::sm90::ElementType, jgg::sm90::OtherTriangle, jgg::sm90::RankKStack;
+  bool const two_products = problem.kind == "syr2k";
+  Prepared prepared{};
+  auto const stack =
+      prepare_stack<__nv_bfloat16, float, RankKStack>(problem, two_products, false, prepared);
+  jgg::sm90::RankKArguments arguments{};
+  arguments.stacks = {stack};
+  arguments.type = arguments.out_type = ElementType::kBf16;
+  arguments.uplo = jgg::Uplo::kLower;
+  arguments.other = OtherTriangle::kZero;
+  auto const tile = jgg::sm90::rank_k_tile_configs().at(choice.config);
+  prepared.launch = [=](cudaStream_t stream) { return jgg::sm90::rank_k(tile, arguments, stream); };
+  prepared.flops = update_flops(problem, two_products, false);
+  prepared.reference = update_reference(problem, stack, Element::kBf16, false);
+  return prepared;
+}
+
+// "syr2k_f64": A B^T + B A^T, "her2k_c128": A B^H + B A^H.
+inline Prepared prepare_fp64_update(Problem const& problem, Choice const& choice) {
+  using jgg::fp64::ElementType, jgg::fp64::RankKStack;
+  bool const complex = problem.kind == "her2k_c128";
+  Prepared prepared{};
+  auto const stack = prepare_stack<double, double, RankKStack>(problem, true, complex, prepared);
+  jgg::fp64::RankKArguments arguments{};
+  arguments.stacks = {stack};
+  arguments.type = complex ? ElementType::kC128 : ElementType::kF64;
+  arguments.uplo = jgg::Uplo::kLower;
+  arguments.other = jgg::fp64::OtherTriangle::kZero;
+  arguments.hermitian = complex;
+  auto const tile = jgg::fp64::rank_k_tile_configs(arguments.type).at(choice.config);
+  prepared.launch = [=](cudaStream_t stream) { return jgg::fp64::rank_k(tile, arguments, stream); };
+  prepared.flops = update_flops(problem, true, complex);
+  prepared.reference = update_reference(problem, stack, Element::kF64, complex);
   return prepared;
 }
 

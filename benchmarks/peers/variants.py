@@ -11,16 +11,16 @@ from benchmarks.peers.base import NotOffered
 
 # Not at run time: `first_call.py` times the import of our library, and needs the peers before.
 if TYPE_CHECKING:
-    from jax_grouped_gemm.plan import TileConfig
+    from jax_grouped_gemm.tile_config import TileConfig
 
 
 def compiled(op: str) -> tuple[TileConfig, ...]:
     """The configurations of a primitive, by its name."""
-    from jax_grouped_gemm import plan, plan_fp8
+    from jax_grouped_gemm import plan_fp8, tile_config
 
     return {
-        "ragged_noncontracting": plan.TILE_CONFIGS + plan.STREAM_K_TILE_CONFIGS,
-        "ragged_contracting": plan.TILE_CONFIGS,
+        "ragged_noncontracting": tile_config.TILE_CONFIGS + tile_config.STREAM_K_TILE_CONFIGS,
+        "ragged_contracting": tile_config.TILE_CONFIGS,
         "scaled_ragged_noncontracting": plan_fp8.NONCONTRACTING_TILES + plan_fp8.STREAM_K_TILES,
         "scaled_ragged_contracting": plan_fp8.CONTRACTING_TILES,
     }[op]

@@ -12,17 +12,14 @@ namespace jgg {
 namespace {
 
 using sm90::ElementType;
-using sm90::OtherTriangle;
 using sm90::RankKArguments;
 
-// Operands: alpha of each stack, beta of each if there is a c, then matrices as in rank_k_buffers.
+// Operands: those of rank_k_buffers, with scales in float32.
 ffi::ErrorOr<RankKArguments> rank_k_arguments(ffi::RemainingArgs operands,
                                               ffi::RemainingRets results, bool two_operands,
                                               bool has_c, bool transpose, bool upper,
                                               bool symmetrize) {
-  size_t const count = results.size(), first_matrix = has_c ? 2 * count : count;
-  auto const stacks =
-      rank_k_buffers(operands, results, two_operands, has_c, transpose, first_matrix);
+  auto const stacks = rank_k_buffers(operands, results, two_operands, has_c, transpose, ffi::F32);
   if (!stacks) return ffi::Unexpected(stacks.error());
   RankKArguments arguments{};
   if (!element_type(stacks->front().type, arguments.type) ||
@@ -31,22 +28,12 @@ ffi::ErrorOr<RankKArguments> rank_k_arguments(ffi::RemainingArgs operands,
     return ffi::Unexpected(
         invalid("the kernels multiply bf16, f16 or f32 into the same type or f32"));
   }
-  arguments.uplo = upper ? Uplo::kUpper : Uplo::kLower;
-  arguments.other = symmetrize ? OtherTriangle::kMirrored
-                    : has_c    ? OtherTriangle::kKept
-                               : OtherTriangle::kZero;
-  arguments.adds_c = has_c;
-  arguments.transpose = transpose;
-  for (size_t i = 0; i < count; ++i) {
-    RankKBuffers const& stack = (*stacks)[i];
-    auto const alpha = RankKScales::of(operands, i, ffi::F32, stack.matrices);
-    if (!alpha) return ffi::Unexpected(alpha.error());
-    auto const beta = RankKScales::of(operands, has_c ? count + i : i, ffi::F32, stack.matrices);
-    if (!beta) return ffi::Unexpected(beta.error());
+  set_update(has_c, transpose, upper, symmetrize, arguments);
+  for (RankKBuffers const& stack : *stacks) {
     arguments.stacks.push_back({stack.a, stack.b, stack.out,
-                                static_cast<float const*>(alpha->values),
-                                static_cast<float const*>(beta->values), stack.matrices, stack.n,
-                                stack.k, alpha->stride, beta->stride});
+                                static_cast<float const*>(stack.alpha.values),
+                                static_cast<float const*>(stack.beta.values), stack.matrices,
+                                stack.n, stack.k, stack.alpha.stride, stack.beta.stride});
   }
   return arguments;
 }

@@ -9,38 +9,26 @@
 namespace jgg {
 namespace {
 
-using fp64::OtherTriangle;
 using fp64::RankKArguments;
 
-// Operands: alpha of each stack, beta of each if there is a c, both of the matrices' type, then
-// matrices as in rank_k_buffers.
+// Operands: those of rank_k_buffers, with scales of the matrices' type.
 ffi::Error rank_k_fp64(cudaStream_t stream, ffi::RemainingArgs operands, ffi::RemainingRets results,
                        bool two_operands, bool has_c, bool transpose, bool upper, bool symmetrize,
                        bool hermitian, int32_t tile_m, int32_t tile_n, int32_t cluster) {
-  size_t const count = results.size(), first_matrix = has_c ? 2 * count : count;
   auto const stacks =
-      rank_k_buffers(operands, results, two_operands, has_c, transpose, first_matrix);
+      rank_k_buffers(operands, results, two_operands, has_c, transpose, std::nullopt);
   if (!stacks) return stacks.error();
-  ffi::DataType const type = stacks->front().type;
+  RankKBuffers const& first = stacks->front();
   RankKArguments arguments{};
-  if (!element_type(type, arguments.type) || stacks->front().out_type != type) {
+  if (!element_type(first.type, arguments.type) || first.out_type != first.type) {
     return invalid("the kernels multiply f64, c64 or c128 into the same type");
   }
-  arguments.uplo = upper ? Uplo::kUpper : Uplo::kLower;
-  arguments.other = symmetrize ? OtherTriangle::kMirrored
-                    : has_c    ? OtherTriangle::kKept
-                               : OtherTriangle::kZero;
-  arguments.adds_c = has_c;
-  arguments.transpose = transpose;
+  set_update(has_c, transpose, upper, symmetrize, arguments);
   arguments.hermitian = hermitian;
-  for (size_t i = 0; i < count; ++i) {
-    RankKBuffers const& stack = (*stacks)[i];
-    auto const alpha = RankKScales::of(operands, i, type, stack.matrices);
-    if (!alpha) return alpha.error();
-    auto const beta = RankKScales::of(operands, has_c ? count + i : i, type, stack.matrices);
-    if (!beta) return beta.error();
-    arguments.stacks.push_back({stack.a, stack.b, stack.out, alpha->values, beta->values,
-                                stack.matrices, stack.n, stack.k, alpha->stride, beta->stride});
+  for (RankKBuffers const& stack : *stacks) {
+    arguments.stacks.push_back({stack.a, stack.b, stack.out, stack.alpha.values, stack.beta.values,
+                                stack.matrices, stack.n, stack.k, stack.alpha.stride,
+                                stack.beta.stride});
   }
   return launched(fp64::rank_k({tile_m, tile_n, cluster}, arguments, stream), "rank_k_fp64");
 }

@@ -1,19 +1,36 @@
 #include "ffi/rank_k_operands.h"
 
-#include <limits>
+#include <string>
 
 #include "ffi/stacks.h"
 
 namespace jgg {
+namespace {
+
+// Operand number `index`, which has to be of `type`, for a stack of `matrices`.
+ffi::ErrorOr<RankKScales> scales(ffi::RemainingArgs const& operands, size_t index,
+                                 ffi::DataType type, int matrices) {
+  auto const buffer = operands.get<ffi::AnyBuffer>(index);
+  if (!buffer) return ffi::Unexpected(buffer.error());
+  size_t const count = buffer->element_count();
+  if (buffer->element_type() != type || (count != 1 && count != static_cast<size_t>(matrices))) {
+    return ffi::Unexpected(
+        invalid("alpha and beta have an element for each matrix, or one, of the kernels' type"));
+  }
+  return RankKScales{buffer->untyped_data(), count == 1 ? 0 : 1};
+}
+
+}  // namespace
 
 ffi::ErrorOr<std::vector<RankKBuffers>> rank_k_buffers(ffi::RemainingArgs const& operands,
                                                        ffi::RemainingRets const& results,
                                                        bool two_operands, bool has_c,
-                                                       bool transpose, size_t first) {
+                                                       bool transpose,
+                                                       std::optional<ffi::DataType> scale_type) {
   auto const unexpected = [](std::string const& message) {
     return ffi::Unexpected(invalid(message));
   };
-  size_t const count = results.size();
+  size_t const count = results.size(), first = has_c ? 2 * count : count;
   size_t const first_c = first + (two_operands ? 2 * count : count);
   if (count == 0 || operands.size() != first_c + (has_c ? count : 0)) {
     return unexpected("every operand has as many stacks as there are results");
@@ -41,6 +58,13 @@ ffi::ErrorOr<std::vector<RankKBuffers>> rank_k_buffers(ffi::RemainingArgs const&
         !(*out_shape == StackShape{stack.matrices, stack.n, stack.n})) {
       return unexpected("result " + std::to_string(i) + " does not fit its operand");
     }
+    ffi::DataType const type = scale_type.value_or(stack.type);
+    auto const alpha = scales(operands, i, type, stack.matrices);
+    if (!alpha) return ffi::Unexpected(alpha.error());
+    auto const beta = scales(operands, has_c ? count + i : i, type, stack.matrices);
+    if (!beta) return ffi::Unexpected(beta.error());
+    stack.alpha = *alpha;
+    stack.beta = *beta;
     if (two_operands) {
       auto const b = operands.get<ffi::AnyBuffer>(first + count + i);
       if (!b) return ffi::Unexpected(b.error());
@@ -61,18 +85,6 @@ ffi::ErrorOr<std::vector<RankKBuffers>> rank_k_buffers(ffi::RemainingArgs const&
     stacks.push_back(stack);
   }
   return stacks;
-}
-
-ffi::ErrorOr<RankKScales> RankKScales::of(ffi::RemainingArgs const& operands, size_t index,
-                                          ffi::DataType type, int matrices) {
-  auto const buffer = operands.get<ffi::AnyBuffer>(index);
-  if (!buffer) return ffi::Unexpected(buffer.error());
-  size_t const count = buffer->element_count();
-  if (buffer->element_type() != type || (count != 1 && count != static_cast<size_t>(matrices))) {
-    return ffi::Unexpected(
-        invalid("alpha and beta have an element for each matrix, or one, of the kernels' type"));
-  }
-  return RankKScales{buffer->untyped_data(), count == 1 ? 0 : 1};
 }
 
 }  // namespace jgg

@@ -10,8 +10,9 @@ import numpy as np
 
 from jax_grouped_gemm._ffi import TARGETS
 from jax_grouped_gemm.kernel_calls.padding import pad_to
-from jax_grouped_gemm.plan import Plan, RaggedProblem
+from jax_grouped_gemm.plan import Plan
 from jax_grouped_gemm.plan_fp8 import LHS_SCALINGS, RHS_SCALINGS
+from jax_grouped_gemm.ragged_problem import RaggedProblem
 
 
 def ragged(

@@ -2,10 +2,22 @@
 
 import pytest
 
-from jax_grouped_gemm import plan
+from jax_grouped_gemm import grouped_gemm_plan, plan
 
 
 @pytest.fixture(params=plan.TILE_CONFIGS, ids=str)
 def tile(request) -> plan.TileConfig:
     """Each configuration that is compiled for products of 16-bit operands."""
     return request.param
+
+
+@pytest.fixture
+def only_tile(monkeypatch):
+    """Leaves the plan of lists of products no other tile than the one it is called with."""
+
+    def choose(tile):
+        monkeypatch.setattr(grouped_gemm_plan, "TILES", (tile,))
+        grouped_gemm_plan._simulated.cache_clear()
+
+    yield choose
+    grouped_gemm_plan._simulated.cache_clear()

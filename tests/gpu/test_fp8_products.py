@@ -1,6 +1,5 @@
 """The FP8 kernels against float64 products of the dequantised operands, and training with them."""
 
-import contextlib
 from functools import partial
 from itertools import product
 
@@ -11,17 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
+from fp8_products import E4M3, E5M2, OUTPUTS, check, contracting, fp8, noncontracting, scales
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm import plan, plan_fp8, primitives, stream_k
+from jax_grouped_gemm import plan_fp8
 
-E4M3, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
 M, K, N, G = 776, 520, 392, 8
 KB, NB = 5, 4  # blocks of 128 in K and N
 DTYPES = pytest.mark.parametrize("dtypes", list(product((E4M3, E5M2), repeat=2)))
-OUTPUTS = pytest.mark.parametrize("out_dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
-
-
 WHOLE_TILES = pytest.mark.parametrize("tile", plan_fp8.NONCONTRACTING_TILES, ids=str)
 TILES = pytest.mark.parametrize(
     "tile", plan_fp8.NONCONTRACTING_TILES + plan_fp8.STREAM_K_TILES, ids=str
@@ -35,73 +31,6 @@ LHS_SCALES = {
     "column-major": (KB, M + 4),
 }
 RHS_SCALES = {"128x128": (G, NB, KB), "channels": (G, N), "groups": (G,)}
-
-
-def fp8(rng, shape, dtype=E4M3):
-    return rng.standard_normal(shape, np.float32).astype(dtype)
-
-
-def scales(rng, shape):
-    return np.exp(rng.uniform(-2, 2, shape)).astype(np.float32)
-
-
-@contextlib.contextmanager
-def use_tile(tile):
-    """Has the FP8 products that are traced inside take this configuration."""
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("scaled_ragged_noncontracting", "scaled_ragged_contracting"):
-            patch.setattr(primitives, name, partial(getattr(primitives, name), tile=tile))
-        yield
-
-
-@partial(jax.jit, static_argnames=("preferred_element_type", "tile"))
-def noncontracting(lhs, lhs_scale, rhs, rhs_scale, sizes, offset=None, tile=None, **options):
-    with use_tile(tile):
-        return jgg.scaled_ragged_dot(
-            lhs,
-            lhs_scale,
-            rhs,
-            rhs_scale,
-            sizes,
-            transpose_rhs=True,
-            group_offset=offset,
-            implementation="cuda",
-            **options,
-        )
-
-
-@partial(jax.jit, static_argnames=("num_rows", "num_groups", "preferred_element_type", "tile"))
-def contracting(lhs, lhs_scale, rhs, rhs_scale, sizes, offset=None, tile=None, **options):
-    with use_tile(tile):
-        return jgg.scaled_ragged_dot_contracting(
-            lhs,
-            lhs_scale,
-            rhs,
-            rhs_scale,
-            sizes,
-            group_offset=offset,
-            implementation="cuda",
-            **options,
-        )
-
-
-def check(lhs, lhs_scale, rhs, rhs_scale, sizes, offset=None, *, tile, **options):
-    options["tile"] = tile
-    out = noncontracting(lhs, lhs_scale, rhs, rhs_scale, sizes, offset, **options)
-    if lhs_scale.ndim < 2:
-        lhs_scale = lhs_scale.reshape(-1, 1)
-    elif lhs_scale.shape[1] > lhs.shape[0]:
-        lhs_scale = lhs_scale[:, : lhs.shape[0]].T
-    if rhs_scale.shape == rhs.shape[:2]:
-        rhs_scale = rhs_scale[:, :, None]
-    elif rhs_scale.ndim < 3:
-        rhs_scale = np.broadcast_to(rhs_scale.reshape(-1, 1, 1), (len(rhs), 1, 1))
-    swapped = rhs.swapaxes(1, 2), rhs_scale.swapaxes(1, 2)
-    exact = fp8_oracle.noncontracting(
-        lhs, lhs_scale, *swapped, sizes, 0 if offset is None else offset
-    )
-    fp8_oracle.check(out, exact)
-    return out
 
 
 @TILES
@@ -237,87 +166,6 @@ def test_every_configuration_gives_the_same_bits(out_dtype, tile, rng):
     for _ in range(5):
         got = np.float32(noncontracting(*operands, sizes, tile=tile, **options))
         np.testing.assert_array_equal(got, want)
-
-
-class TestCutLastWave:
-    """Sums that thread blocks exchange. Most of these products are a part of one wave, all cut."""
-
-    (TILE,) = plan_fp8.STREAM_K_TILES
-    M, N, G = 1500, 776, 6
-
-    def is_cut(self, extension, sizes, k, m=M, n=N) -> bool:
-        partials = extension.scaled_ragged_noncontracting_pieces(
-            np.ascontiguousarray(np.atleast_2d(sizes), np.int32),
-            np.zeros(1, np.int32),
-            batches=1,
-            local_groups=len(sizes),
-            m=m,
-            k=k,
-            n=n,
-            clusters=plan.NUM_SMS // self.TILE.cluster,
-            **self.TILE.sizes(),
-        )[:, 12]
-        return bool((partials < 0).any())
-
-    def operands(self, rng, k, lhs_shape=None, rhs_shape=None, n=N):
-        kb, nb = -(-k // 128), -(-n // 128)
-        lhs, rhs = fp8(rng, (self.M, k)), fp8(rng, (self.G, n, k))
-        lhs_scale = scales(rng, (self.M, kb) if lhs_shape is None else lhs_shape)
-        return lhs, lhs_scale, rhs, scales(rng, rhs_shape or (self.G, nb, kb))
-
-    # Scales are read one step at a time, and four, where pieces begin in the middle of four.
-    @pytest.mark.parametrize("k", [128 * 43 - 16, 128 * 44, 128 * 62 - 32])
-    @OUTPUTS
-    def test_any_group_sizes(self, out_dtype, k, extension, rng):
-        operands = self.operands(rng, k)
-        num_cut = 0
-        for _ in range(8):
-            sizes = sizes_of.any_kind(rng, self.M, self.G)
-            num_cut += self.is_cut(extension, sizes, k)
-            check(*operands, sizes, tile=self.TILE, preferred_element_type=out_dtype)
-        assert num_cut > 0
-
-    @pytest.mark.parametrize("lhs_shape", [(M, 44), (M, 1), (), (44, M + 4)], ids=LHS_SCALES)
-    @pytest.mark.parametrize("rhs_shape", [(G, 7, 44), (G, N), (G,)], ids=RHS_SCALES)
-    def test_scale_shapes(self, lhs_shape, rhs_shape, extension, rng):
-        """Those that are the same all along K are applied once, to the whole sum."""
-        operands = self.operands(rng, 128 * 44, lhs_shape, rhs_shape)
-        sizes = np.array([300, 200, 1, 500, 0, 300])
-        assert self.is_cut(extension, sizes, 128 * 44)
-        check(*operands, sizes, tile=self.TILE)
-
-    # All ratios of clusters to units in the last wave, and their limits: 4, 3, 2, 3/2, 4/3, none.
-    @pytest.mark.parametrize("units", [1, 16, 17, 22, 33, 34, 44, 45, 49, 50, 66, 67, 83])
-    def test_number_of_units(self, units, extension, rng):
-        m, k, n = 256, 128 * 65, 256 * units
-        assert self.is_cut(extension, [m], k, m, n) == (units % 66 not in (0, 50))
-        lhs, rhs = fp8(rng, (m, k)), fp8(rng, (1, n, k))
-        operands = lhs, scales(rng, (m, 65)), rhs, scales(rng, (1, 2 * units, 65))
-        check(*operands, np.array([m], np.int32), tile=self.TILE)
-
-    def test_same_inputs_give_the_same_bits(self, extension, rng):
-        k = 128 * 44
-        operands = self.operands(rng, k)
-        sizes = np.array([300, 200, 1, 500, 0, 300])
-        assert self.is_cut(extension, sizes, k)
-        first = np.float32(noncontracting(*operands, sizes, tile=self.TILE))
-        for _ in range(30):
-            again = np.float32(noncontracting(*operands, sizes, tile=self.TILE))
-            np.testing.assert_array_equal(again, first)
-
-    def test_chosen_by_the_plan_at_full_size(self, rng):
-        """Whole waves and one that is cut, against the kernel that cuts nothing."""
-        m, k, n, groups = 4096, 128 * stream_k.LEAST_STEPS_FP8, 4096, 8
-        sizes = sizes_of.multinomial(rng, m - 9, groups)
-        lhs, rhs = fp8(rng, (m, k)), fp8(rng, (groups, n, k))
-        kb = k // 128
-        operands = lhs, scales(rng, (m, kb)), rhs, scales(rng, (groups, 32, kb))
-        options = dict(preferred_element_type=jnp.float32)
-        call = partial(jgg.scaled_ragged_dot, transpose_rhs=True)
-        assert jgg.explain(call, *operands, sizes).plans[0].tile == self.TILE
-        whole = noncontracting(*operands, sizes, tile=plan.DEFAULT_TILE, **options)
-        out = noncontracting(*operands, sizes, **options)
-        assert fp8_oracle.relative_error(np.float64(out), np.float64(whole)) < 1e-5
 
 
 class TestContracting:

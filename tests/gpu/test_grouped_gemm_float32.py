@@ -1,45 +1,36 @@
 """Lists of products of float32 operands on the tensor cores, against float64."""
 
 from functools import partial
-from itertools import product
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from float32_errors import PRECISIONS, PRODUCT_ERROR
-from ops import random, swap
+from ops import random
 from products import FOUR_PROBLEMS, List, cutlass_like, random_list
+from products_on_gpu import (
+    FORMS,
+    SCHEDULERS,
+    TILES,
+    any_list,
+    check_in_a_scan,
+    check_repeats,
+    check_transposed,
+    map_over_stacks,
+    on_gpu,
+    poison_memory,
+    update_in_place,
+)
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm import grouped_gemm_plan
 
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
-
-FORMS = pytest.mark.parametrize(
-    "transpose_lhs, transpose_rhs", list(product((False, True), repeat=2))
-)
-SCHEDULERS = pytest.mark.parametrize("scheduler", grouped_gemm_plan.SCHEDULERS)
-TILES = pytest.mark.parametrize("tile", grouped_gemm_plan.TILES, ids=lambda t: str(t.tile_n))
-on_gpu = dict(implementation="cuda")
-
-
-@pytest.fixture
-def only(monkeypatch):
-    """Leaves the plan no other tile than one."""
-
-    def choose(tile):
-        monkeypatch.setattr(grouped_gemm_plan, "TILES", (tile,))
-        grouped_gemm_plan._simulated.cache_clear()
-
-    yield choose
-    grouped_gemm_plan._simulated.cache_clear()
 
 
 def check(problems: List, precision="highest", **options):
     """Runs the kernel on memory that holds NaN, and asserts that its results are right."""
-    size = 4 * sum(problems.exact(i).value.size for i in range(len(problems.lhs)))
-    jax.block_until_ready(jnp.full(size, jnp.nan, F32))
+    poison_memory(problems)
     outs = problems(precision=precision, **options, **on_gpu)
     problems.check(outs, product_error=PRODUCT_ERROR[precision])
     return outs
@@ -51,8 +42,10 @@ def check(problems: List, precision="highest", **options):
 class TestEveryKernel:
     @pytest.mark.parametrize("result", [None, BF16, F16])
     @pytest.mark.parametrize("with_c", [False, True])
-    def test_lists(self, tile, transpose_lhs, transpose_rhs, precision, result, with_c, only, rng):
-        only(tile)
+    def test_lists(
+        self, tile, transpose_lhs, transpose_rhs, precision, result, with_c, only_tile, rng
+    ):
+        only_tile(tile)
         problems = random_list(
             rng,
             [*cutlass_like(rng, 10), (16, 8, 16), (2, 264, 200, 136), (520, 72, 1032)],
@@ -67,9 +60,9 @@ class TestEveryKernel:
         assert all(out.dtype == (result or F32) for out in outs)
 
     @SCHEDULERS
-    def test_edges(self, tile, transpose_lhs, transpose_rhs, precision, scheduler, only, rng):
+    def test_edges(self, tile, transpose_lhs, transpose_rhs, precision, scheduler, only_tile, rng):
         """Sizes around those of tiles, boxes and consumers."""
-        only(tile)
+        only_tile(tile)
         sides = [8, 56, 64, 72, 120, 128, 136, 248, 256, 264, 384, 392, 520]
         problems = random_list(
             rng,
@@ -80,9 +73,9 @@ class TestEveryKernel:
         )
         check(problems, precision, scheduler=scheduler)
 
-    def test_rows_off_16_bytes(self, tile, transpose_lhs, transpose_rhs, precision, only, rng):
+    def test_rows_off_16_bytes(self, tile, transpose_lhs, transpose_rhs, precision, only_tile, rng):
         """Of the parts, whose rows TMA has to address: they are padded."""
-        only(tile)
+        only_tile(tile)
         problems = random_list(
             rng,
             [(1, 1, 1), (37, 51, 129), (129, 7, 37), (255, 333, 257), (3, 36, 68, 132)],
@@ -96,10 +89,10 @@ class TestEveryKernel:
 
     @pytest.mark.parametrize("value", [np.nan, np.inf, 3e38])
     def test_nothing_leaks_between_neighbours(
-        self, tile, transpose_lhs, transpose_rhs, precision, value, only, rng
+        self, tile, transpose_lhs, transpose_rhs, precision, value, only_tile, rng
     ):
         """What fills one matrix of a stack, or one problem of a list, stays there."""
-        only(tile)
+        only_tile(tile)
         options = dict(transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs)
         shapes = [(3, 72, 40, 72), (72, 40, 72), (200, 104, 136)]
         problems = random_list(rng, shapes, F32, **options)
@@ -120,18 +113,11 @@ class TestLists:
     @pytest.mark.parametrize("count", [1, 24, 79, 200])
     def test_random(self, precision, scheduler, sort_problems, count, multiple, rng):
         """As in CUTLASS's tests, every layout, with stacks and empty problems among them."""
-        shapes = cutlass_like(rng, count, multiple)
-        if count > 20:
-            shapes[2], shapes[5], shapes[7] = (0, 8, 16), (40, 0, 24), (16, 8, 0)
-            shapes[11] = (3, *shapes[11])
-        layouts = rng.integers(0, 2, (2, count)).astype(bool)
-        problems = random_list(
+        problems = any_list(
             rng,
-            shapes,
+            count,
+            multiple,
             F32,
-            c_dtype=F32,
-            transpose_lhs=layouts[0].tolist(),
-            transpose_rhs=layouts[1].tolist(),
             alpha=[float(x) for x in rng.standard_normal(count)],
             beta=[float(x) for x in rng.choice([0.0, 1.0, -0.5], count)],
         )
@@ -144,10 +130,7 @@ class TestLists:
     def test_repeats_bitwise(self, precision, scheduler, sort_problems, rng):
         problems = random_list(rng, cutlass_like(rng, 60), F32)
         options = dict(scheduler=scheduler, sort_problems=sort_problems, precision=precision)
-        first = [np.asarray(out) for out in problems(**options, **on_gpu)]
-        for _ in range(5):
-            for out, want in zip(problems(**options, **on_gpu), first, strict=True):
-                np.testing.assert_array_equal(out, want)
+        check_repeats(problems, 5, **options)
 
 
 @PRECISIONS
@@ -244,23 +227,14 @@ def test_traced_scales_of_each_matrix(precision, rng):
 
 def test_donated_c_is_updated_in_place(rng):
     problems = random_list(rng, [(136, 72, 200)], F32, c_dtype=F32, beta=0.5)
-    options = dict(beta=0.5, precision="highest", **on_gpu)
-    call = jax.jit(lambda c, lhs, rhs: jgg.grouped_gemm(lhs, rhs, c, **options), donate_argnums=0)
-    donated = [jnp.asarray(problems.c[0])]
-    pointer = donated[0].unsafe_buffer_pointer()
-    outs = call(donated, problems.lhs, problems.rhs)
-    assert outs[0].unsafe_buffer_pointer() == pointer
+    outs = update_in_place(problems, precision="highest")
     problems.check(outs, product_error=PRODUCT_ERROR["highest"])
 
 
 @PRECISIONS
 def test_stored_transposed_gives_the_same_bits(precision, rng):
     lhs, rhs = random(rng, (136, 72), F32), random(rng, (72, 200), F32)
-    (plain,) = jgg.grouped_gemm([lhs], [rhs], precision=precision, **on_gpu)
-    for a, b in product((False, True), repeat=2):
-        options = dict(transpose_lhs=a, transpose_rhs=b, precision=precision)
-        (out,) = jgg.grouped_gemm([swap(lhs, a)], [swap(rhs, b)], **options, **on_gpu)
-        np.testing.assert_array_equal(out, plain)
+    check_transposed(lhs, rhs, precision=precision)
 
 
 @FORMS
@@ -292,15 +266,7 @@ def test_gradients(transpose_lhs, transpose_rhs, rng):
 @PRECISIONS
 def test_vmap(precision, rng):
     problems = random_list(rng, [(5, 136, 72, 200), (5, 64, 40, 72)], F32)
-    shared = problems.rhs[1][0]
-
-    @jax.jit
-    def mapped(a, b, x):
-        call = partial(jgg.grouped_gemm, precision=precision, **on_gpu)
-        return jax.vmap(lambda a, b, x: call([a, x], [b, shared]))(a, b, x)
-
-    outs = mapped(problems.lhs[0], problems.rhs[0], problems.lhs[1])
-    every = List(problems.lhs, [problems.rhs[0], np.stack([shared] * 5)], None)
+    outs, every = map_over_stacks(problems, precision=precision)
     every.check(outs, product_error=PRODUCT_ERROR[precision])
 
 
@@ -323,16 +289,5 @@ def test_exported(rng):
 
 
 def test_in_a_scan(rng):
-    """A loop that XLA may capture in a CUDA graph."""
     problems = random_list(rng, [(64, 64, 64), (136, 136, 136)], F32)
-    call = partial(jgg.grouped_gemm, alpha=0.1, precision="highest", **on_gpu)
-
-    @jax.jit
-    def powers(lhs, rhs):
-        return jax.lax.scan(lambda x, _: (call(x, rhs), None), lhs, length=5)[0]
-
-    x = problems.lhs
-    for _ in range(5):
-        x = [np.asarray(y) for y in call(x, problems.rhs)]
-    for out, want in zip(powers(problems.lhs, problems.rhs), x, strict=True):
-        np.testing.assert_array_equal(out, want)
+    check_in_a_scan(problems, precision="highest")

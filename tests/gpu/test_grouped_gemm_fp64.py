@@ -1,14 +1,23 @@
 """Lists of products on the FP64 tensor cores against NumPy."""
 
 from functools import partial
-from itertools import product
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ops import swap
 from products import List, cutlass_like, draw, random_list
+from products_on_gpu import (
+    FORMS,
+    any_list,
+    check_in_a_scan,
+    check_repeats,
+    check_transposed,
+    map_over_stacks,
+    on_gpu,
+    poison_memory,
+    update_in_place,
+)
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm import fp64_kernels, grouped_gemm_plan_fp64
@@ -16,9 +25,6 @@ from jax_grouped_gemm import fp64_kernels, grouped_gemm_plan_fp64
 F64, C64, C128 = np.float64, np.complex64, np.complex128
 
 DTYPES = pytest.mark.parametrize("dtype", [F64, C64, C128], ids=lambda dtype: dtype.__name__)
-FORMS = pytest.mark.parametrize(
-    "transpose_lhs, transpose_rhs", list(product((False, True), repeat=2))
-)
 KERNELS = pytest.mark.parametrize(
     "dtype, kernel",
     [(dtype, kernel) for dtype, kernels in fp64_kernels.KERNELS.items() for kernel in kernels],
@@ -28,7 +34,6 @@ KERNELS = pytest.mark.parametrize(
 SIDES = (1, 2, 7, 16, 63, 64, 65, 127, 128, 129, 191, 256, 258, 389)
 # Less than a step, fewer steps than stages, and many, odd and even.
 DEPTHS = (1, 2, 3, 4, 8, 15, 16, 17, 32, 33, 48, 64, 100, 511, 1024)
-on_gpu = dict(implementation="cuda")
 
 
 @pytest.fixture(autouse=True)
@@ -49,14 +54,8 @@ def only(monkeypatch):
     grouped_gemm_plan_fp64.simulated.cache_clear()
 
 
-def poisoned(problems: List) -> None:
-    """Fills memory that a result may be given with NaN, so that nothing unwritten looks right."""
-    size = 2 * sum(problems.exact(i).value.size for i in range(len(problems.lhs)))
-    jax.block_until_ready(jnp.full(size, jnp.nan, F64))
-
-
 def check(problems: List, dtype, **options) -> None:
-    poisoned(problems)
+    poison_memory(problems, itemsize=16)
     outs = problems(**options, **on_gpu)
     assert all(out.dtype == dtype for out in outs)
     problems.check_double(outs)
@@ -132,18 +131,11 @@ class TestEveryKernel:
 @pytest.mark.parametrize("count", [1, 24, 128, 300])
 def test_lists(count, multiple, sort_problems, dtype, rng):
     """As in CUTLASS's tests, every layout, with stacks and empty problems among them."""
-    shapes = cutlass_like(rng, count, multiple)
-    if count > 20:
-        shapes[2], shapes[5], shapes[7] = (0, 8, 16), (40, 0, 24), (16, 8, 0)
-        shapes[11] = (3, *shapes[11])
-    layouts = rng.integers(0, 2, (2, count)).astype(bool)
-    problems = random_list(
+    problems = any_list(
         rng,
-        shapes,
+        count,
+        multiple,
         dtype,
-        c_dtype=dtype,
-        transpose_lhs=layouts[0].tolist(),
-        transpose_rhs=layouts[1].tolist(),
         alpha=[number(rng, dtype) for _ in range(count)],
         beta=[float(x) for x in rng.choice([0.0, 1.0, -0.5], count)],
     )
@@ -167,7 +159,7 @@ def test_more_matrices_than_a_launch_takes(dtype, rng):
             lhs, rhs, c, alpha=alpha, beta=beta, **on_gpu
         )
     )
-    poisoned(problems)
+    poison_memory(problems, itemsize=16)
     operands = problems.lhs, problems.rhs, problems.c, problems.alpha, problems.beta
     problems.check_double(call(*operands))
 
@@ -210,34 +202,18 @@ def test_a_number_and_an_array_give_the_same_bits(rng):
 
 @DTYPES
 def test_stored_transposed_gives_the_same_bits(dtype, rng):
-    lhs, rhs = draw(rng, (137, 71), dtype), draw(rng, (71, 201), dtype)
-    (plain,) = jgg.grouped_gemm([lhs], [rhs], **on_gpu)
-    for a, b in product((False, True), repeat=2):
-        options = dict(transpose_lhs=a, transpose_rhs=b)
-        (out,) = jgg.grouped_gemm([swap(lhs, a)], [swap(rhs, b)], **options, **on_gpu)
-        np.testing.assert_array_equal(out, plain)
+    check_transposed(draw(rng, (137, 71), dtype), draw(rng, (71, 201), dtype))
 
 
 @DTYPES
 def test_donated_c_is_updated_in_place(dtype, rng):
     problems = random_list(rng, [(137, 71, 201)], dtype, c_dtype=dtype, beta=0.5)
-    call = jax.jit(
-        lambda c, lhs, rhs: jgg.grouped_gemm(lhs, rhs, c, beta=0.5, **on_gpu), donate_argnums=0
-    )
-    donated = [jnp.asarray(problems.c[0])]
-    pointer = donated[0].unsafe_buffer_pointer()
-    outs = call(donated, problems.lhs, problems.rhs)
-    assert outs[0].unsafe_buffer_pointer() == pointer
-    problems.check_double(outs)
+    problems.check_double(update_in_place(problems))
 
 
 @DTYPES
 def test_repeats_bitwise(dtype, rng):
-    problems = random_list(rng, cutlass_like(rng, 60, 5), dtype)
-    first = [np.asarray(out) for out in problems(**on_gpu)]
-    for _ in range(10):
-        for out, want in zip(problems(**on_gpu), first, strict=True):
-            np.testing.assert_array_equal(out, want)
+    check_repeats(random_list(rng, cutlass_like(rng, 60, 5), dtype), 10)
 
 
 @FORMS
@@ -265,32 +241,9 @@ def test_gradients(dtype, transpose_lhs, transpose_rhs, rng):
 
 
 def test_vmap(rng):
-    problems = random_list(rng, [(5, 137, 71, 200), (5, 64, 40, 73)], C128)
-    shared = problems.rhs[1][0]
-
-    @jax.jit
-    def mapped(a, b, x):
-        call = partial(jgg.grouped_gemm, **on_gpu)
-        return jax.vmap(lambda a, b, x: call([a, x], [b, shared]))(a, b, x)
-
-    outs = mapped(problems.lhs[0], problems.rhs[0], problems.lhs[1])
-    List(problems.lhs, [problems.rhs[0], np.stack([shared] * 5)], None).check_double(outs)
+    outs, every = map_over_stacks(random_list(rng, [(5, 137, 71, 200), (5, 64, 40, 73)], C128))
+    every.check_double(outs)
 
 
 def test_in_a_scan(rng):
-    """A loop that XLA may capture in a CUDA graph."""
-    problems = random_list(rng, [(63, 63, 63), (137, 137, 137)], F64)
-
-    @jax.jit
-    def powers(lhs, rhs):
-        def step(x, _):
-            return jgg.grouped_gemm(x, rhs, alpha=0.1, **on_gpu), None
-
-        return jax.lax.scan(step, lhs, length=5)[0]
-
-    outs = powers(problems.lhs, problems.rhs)
-    x = problems.lhs
-    for _ in range(5):
-        x = [np.asarray(y) for y in jgg.grouped_gemm(x, problems.rhs, alpha=0.1, **on_gpu)]
-    for out, want in zip(outs, x, strict=True):
-        np.testing.assert_array_equal(out, want)
+    check_in_a_scan(random_list(rng, [(63, 63, 63), (137, 137, 137)], F64))

@@ -1,44 +1,30 @@
 """The kernels for lists of products against float64."""
 
 from functools import partial
-from itertools import product
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ops import random, swap
+from ops import random
 from products import FOUR_PROBLEMS, List, cutlass_like, random_list
+from products_on_gpu import (
+    FORMS,
+    SCHEDULERS,
+    TILES,
+    any_list,
+    check_in_a_scan,
+    check_repeats,
+    check_transposed,
+    map_over_stacks,
+    on_gpu,
+    poison_memory,
+    update_in_place,
+)
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm import grouped_gemm_plan
 
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
-
-FORMS = pytest.mark.parametrize(
-    "transpose_lhs, transpose_rhs", list(product((False, True), repeat=2))
-)
-SCHEDULERS = pytest.mark.parametrize("scheduler", grouped_gemm_plan.SCHEDULERS)
-TILES = pytest.mark.parametrize("tile", grouped_gemm_plan.TILES, ids=lambda t: str(t.tile_n))
-on_gpu = dict(implementation="cuda")
-
-
-@pytest.fixture
-def only(monkeypatch):
-    """Leaves the plan no other tile than one."""
-
-    def choose(tile):
-        monkeypatch.setattr(grouped_gemm_plan, "TILES", (tile,))
-        grouped_gemm_plan._simulated.cache_clear()
-
-    yield choose
-    grouped_gemm_plan._simulated.cache_clear()
-
-
-def poisoned(problems: List) -> None:
-    """Fills memory that a result may be given with NaN, so that nothing unwritten looks right."""
-    size = 4 * sum(problems.exact(i).value.size for i in range(len(problems.lhs)))
-    jax.block_until_ready(jnp.full(size, jnp.nan, F32))
 
 
 @TILES
@@ -46,8 +32,10 @@ def poisoned(problems: List) -> None:
 class TestEveryKernel:
     @pytest.mark.parametrize("dtype, result", [(BF16, BF16), (BF16, F32), (F16, F16), (F16, F32)])
     @pytest.mark.parametrize("with_c", [False, True])
-    def test_dtypes(self, tile, transpose_lhs, transpose_rhs, dtype, result, with_c, only, rng):
-        only(tile)
+    def test_dtypes(
+        self, tile, transpose_lhs, transpose_rhs, dtype, result, with_c, only_tile, rng
+    ):
+        only_tile(tile)
         problems = random_list(
             rng,
             [*cutlass_like(rng, 10), (16, 8, 16), (2, 264, 200, 136), (520, 72, 1032)],
@@ -58,26 +46,26 @@ class TestEveryKernel:
             alpha=0.5,
             beta=-2.0,
         )
-        poisoned(problems)
+        poison_memory(problems)
         outs = problems(preferred_element_type=result, **on_gpu)
         assert all(out.dtype == result for out in outs)
         problems.check(outs)
 
     @SCHEDULERS
-    def test_edges(self, tile, transpose_lhs, transpose_rhs, scheduler, only, rng):
+    def test_edges(self, tile, transpose_lhs, transpose_rhs, scheduler, only_tile, rng):
         """Sizes around those of tiles, boxes and consumers."""
-        only(tile)
+        only_tile(tile)
         sides = [8, 56, 64, 72, 120, 128, 136, 248, 256, 264, 384, 392, 520]
         shapes = [tuple(rng.choice(sides, 3)) for _ in range(60)]
         problems = random_list(
             rng, shapes, BF16, transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs
         )
-        poisoned(problems)
+        poison_memory(problems)
         problems.check(problems(scheduler=scheduler, **on_gpu))
 
-    def test_off_16_bytes(self, tile, transpose_lhs, transpose_rhs, only, rng):
+    def test_off_16_bytes(self, tile, transpose_lhs, transpose_rhs, only_tile, rng):
         """Sizes that TMA cannot address are padded."""
-        only(tile)
+        only_tile(tile)
         shapes = [(1, 1, 1), (37, 51, 129), (129, 7, 37), (255, 333, 257), (64, 64, 64)]
         problems = random_list(
             rng,
@@ -88,12 +76,14 @@ class TestEveryKernel:
             transpose_rhs=transpose_rhs,
             beta=0.5,
         )
-        poisoned(problems)
+        poison_memory(problems)
         problems.check(problems(**on_gpu))
 
-    def test_nothing_leaks_between_neighbours(self, tile, transpose_lhs, transpose_rhs, only, rng):
+    def test_nothing_leaks_between_neighbours(
+        self, tile, transpose_lhs, transpose_rhs, only_tile, rng
+    ):
         """NaN in one matrix of a stack, or one problem of a list, stays there."""
-        only(tile)
+        only_tile(tile)
         options = dict(transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs)
         shapes = [(3, 72, 40, 72), (72, 40, 72), (200, 104, 136)]
         problems = random_list(rng, shapes, BF16, **options)
@@ -116,22 +106,15 @@ class TestLists:
     @pytest.mark.parametrize("count", [1, 24, 79, 300])
     def test_random(self, scheduler, sort_problems, count, multiple, rng):
         """As in CUTLASS's tests, every layout, with stacks and empty problems among them."""
-        shapes = cutlass_like(rng, count, multiple)
-        if count > 20:
-            shapes[2], shapes[5], shapes[7] = (0, 8, 16), (40, 0, 24), (16, 8, 0)
-            shapes[11] = (3, *shapes[11])
-        layouts = rng.integers(0, 2, (2, count)).astype(bool)
-        problems = random_list(
+        problems = any_list(
             rng,
-            shapes,
+            count,
+            multiple,
             BF16,
-            c_dtype=BF16,
-            transpose_lhs=layouts[0].tolist(),
-            transpose_rhs=layouts[1].tolist(),
             alpha=[float(x) for x in rng.standard_normal(count)],
             beta=[float(x) for x in rng.choice([0.0, 1.0, -0.5], count)],
         )
-        poisoned(problems)
+        poison_memory(problems)
         problems.check(problems(scheduler=scheduler, sort_problems=sort_problems, **on_gpu))
 
     def test_the_example_of_cutlass(self, scheduler, sort_problems, rng):
@@ -144,11 +127,7 @@ class TestLists:
 
     def test_repeats_bitwise(self, scheduler, sort_problems, rng):
         problems = random_list(rng, cutlass_like(rng, 60), BF16)
-        options = dict(scheduler=scheduler, sort_problems=sort_problems, **on_gpu)
-        first = [np.asarray(out) for out in problems(**options)]
-        for _ in range(10):
-            for out, want in zip(problems(**options), first, strict=True):
-                np.testing.assert_array_equal(out, want)
+        check_repeats(problems, 10, scheduler=scheduler, sort_problems=sort_problems)
 
 
 def test_both_schedulers_give_the_same_bits(rng):
@@ -195,23 +174,11 @@ def test_traced_scales_of_each_matrix(rng):
 
 def test_donated_c_is_updated_in_place(rng):
     problems = random_list(rng, [(136, 72, 200)], BF16, c_dtype=BF16, beta=0.5)
-    call = jax.jit(
-        lambda c, lhs, rhs: jgg.grouped_gemm(lhs, rhs, c, beta=0.5, **on_gpu), donate_argnums=0
-    )
-    donated = [jnp.asarray(problems.c[0])]
-    pointer = donated[0].unsafe_buffer_pointer()
-    outs = call(donated, problems.lhs, problems.rhs)
-    assert outs[0].unsafe_buffer_pointer() == pointer
-    problems.check(outs)
+    problems.check(update_in_place(problems))
 
 
 def test_stored_transposed_gives_the_same_bits(rng):
-    lhs, rhs = random(rng, (136, 72), BF16), random(rng, (72, 200), BF16)
-    (plain,) = jgg.grouped_gemm([lhs], [rhs], **on_gpu)
-    for a, b in product((False, True), repeat=2):
-        options = dict(transpose_lhs=a, transpose_rhs=b)
-        (out,) = jgg.grouped_gemm([swap(lhs, a)], [swap(rhs, b)], **options, **on_gpu)
-        np.testing.assert_array_equal(out, plain)
+    check_transposed(random(rng, (136, 72), BF16), random(rng, (72, 200), BF16))
 
 
 @FORMS
@@ -241,32 +208,9 @@ def test_gradients(transpose_lhs, transpose_rhs, rng):
 
 
 def test_vmap(rng):
-    problems = random_list(rng, [(5, 136, 72, 200), (5, 64, 40, 72)], BF16)
-    shared = problems.rhs[1][0]
-
-    @jax.jit
-    def mapped(a, b, x):
-        call = partial(jgg.grouped_gemm, **on_gpu)
-        return jax.vmap(lambda a, b, x: call([a, x], [b, shared]))(a, b, x)
-
-    outs = mapped(problems.lhs[0], problems.rhs[0], problems.lhs[1])
-    List(problems.lhs, [problems.rhs[0], np.stack([shared] * 5)], None).check(outs)
+    outs, every = map_over_stacks(random_list(rng, [(5, 136, 72, 200), (5, 64, 40, 72)], BF16))
+    every.check(outs)
 
 
 def test_in_a_scan(rng):
-    """A loop that XLA may capture in a CUDA graph."""
-    problems = random_list(rng, [(64, 64, 64), (136, 136, 136)], BF16)
-
-    @jax.jit
-    def powers(lhs, rhs):
-        def step(x, _):
-            return jgg.grouped_gemm(x, rhs, alpha=0.1, **on_gpu), None
-
-        return jax.lax.scan(step, lhs, length=5)[0]
-
-    outs = powers(problems.lhs, problems.rhs)
-    x = problems.lhs
-    for _ in range(5):
-        x = [np.asarray(y) for y in jgg.grouped_gemm(x, problems.rhs, alpha=0.1, **on_gpu)]
-    for out, want in zip(outs, x, strict=True):
-        np.testing.assert_array_equal(out, want)
+    check_in_a_scan(random_list(rng, [(64, 64, 64), (136, 136, 136)], BF16))
