@@ -74,6 +74,13 @@ TILE_CONFIGS = (DEFAULT_TILE,)
 FLOAT32_TILE_CONFIGS = (DEFAULT_TILE,)
 """Of the ragged products of float32."""
 
+PINGPONG_TILE_CONFIGS = (TileConfig(tile_m=128, tile_n=192, cluster=2),)
+"""Of contracting products of bfloat16 or float16, lhs [m, k] and rhs [m, n], into float32. The two
+warpgroups of a thread block take turns: one multiplies a whole tile while the other stores one."""
+
+CUT_TILE = DEFAULT_TILE
+"""What contracting products of unequal groups are computed in, see `jax_grouped_gemm.skew`."""
+
 STREAM_K_TILE_CONFIGS = (TileConfig(tile_m=128, tile_n=256, cluster=2, stream_k=True),)
 """Of non-contracting products of bfloat16 or float16 with lhs [m, k]."""
 
@@ -292,7 +299,7 @@ def make_plan(problem: RaggedProblem, params: Mapping[str, Any], family: KernelF
     tile, chosen_by = _choose_tile(addressable, terms, params, family)
     num_tiles = _num_tiles(addressable, tile) * (stream_k.RATIOS[0][0] if tile.stream_k else 1)
     grid = min(_round_up(num_tiles, tile.cluster), tile.places)
-    if _can_be_skewed(addressable, tile):
+    if _can_be_skewed(addressable):
         grid = tile.places
     reason = _copy_reason(problem, addressable)
     return Plan(
@@ -342,22 +349,22 @@ def _check_compiled(
 def _workspace_bytes(problem: RaggedProblem, tile: TileConfig, terms: int) -> int:
     if tile.stream_k:
         return stream_k.workspace_bytes(tile.tile_m, tile.tile_n, NUM_SMS)
-    if _can_be_skewed(problem, tile):
-        units = _units_of_result(problem, tile)
-        partial_sums = skew.workspace_bytes(units=units, num_blocks=NUM_SMS, **tile.sizes())
+    if _can_be_skewed(problem):
+        units = _units_of_result(problem, CUT_TILE)
+        partial_sums = skew.workspace_bytes(units=units, num_blocks=NUM_SMS, **CUT_TILE.sizes())
         return max(partial_sums, WORKSPACE_BYTES)
     return float32.workspace_bytes(problem, terms) if terms else WORKSPACE_BYTES
 
 
-def _can_be_skewed(problem: RaggedProblem, tile: TileConfig) -> bool:
-    """Whether the kernel cuts tiles for some group sizes."""
+def _can_be_skewed(problem: RaggedProblem) -> bool:
+    """Whether the kernel cuts tiles for some group sizes, whichever it has for others."""
     return (
         problem.op == "ragged_contracting"
         and (problem.lhs, problem.rhs) == ("mk", "mn")
         and not _is_float32(problem)
         and skew.is_possible(
             rows=problem.m,
-            units=_units_of_result(problem, tile),
+            units=_units_of_result(problem, CUT_TILE),
             groups=math.prod(problem.batch) * problem.g,
         )
     )
@@ -411,8 +418,13 @@ def _with_kernel_result(problem: RaggedProblem) -> RaggedProblem:
     return dataclasses.replace(problem, out_dtype=np.dtype(np.float32))
 
 
-def _stream_k_tiles(problem: RaggedProblem) -> tuple[TileConfig, ...]:
-    return STREAM_K_TILE_CONFIGS if (problem.lhs, problem.out) == ("mk", "mn") else ()
+def _more_tiles(problem: RaggedProblem) -> tuple[TileConfig, ...]:
+    if (problem.lhs, problem.out) == ("mk", "mn"):
+        return STREAM_K_TILE_CONFIGS
+    layouts = problem.lhs, problem.rhs, problem.out
+    if layouts == ("mk", "mn", "gkn") and problem.out_dtype == jnp.float32:
+        return PINGPONG_TILE_CONFIGS
+    return ()
 
 
 def default_or_stream_k(
@@ -434,11 +446,13 @@ def default_or_stream_k(
 
 
 def _same_dtype_tile(problem: RaggedProblem) -> TileConfig:
-    return default_or_stream_k(problem, _stream_k_tiles(problem))
+    if problem.out == "gkn":
+        return DEFAULT_TILE
+    return default_or_stream_k(problem, _more_tiles(problem))
 
 
 SAME_DTYPE = KernelFamily(
-    TILE_CONFIGS, _unsupported_reason, _with_kernel_result, _stream_k_tiles, _same_dtype_tile
+    TILE_CONFIGS, _unsupported_reason, _with_kernel_result, _more_tiles, _same_dtype_tile
 )
 """The kernels for two operands of bfloat16 or float16."""
 

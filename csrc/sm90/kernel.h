@@ -9,32 +9,10 @@
 #include "sm90/epilogue.h"
 #include "sm90/kernel_config.h"
 #include "sm90/mainloop.h"
+#include "sm90/pingpong/consume.h"
+#include "sm90/work_ring.h"
 
 namespace jgg::sm90 {
-
-using WorkIterator = StageIterator<kWorkStages>;
-
-// Steps of a tile that stands for the end of the schedule.
-constexpr int kNoMoreWork = -1;
-
-// Readers of a work tile: the producer warp and every warp of the consumers.
-constexpr int kWorkReaders = 1 + kConsumers * kWarpgroup / kWarpSize;
-
-// Gives a slot back that every thread of the warp has read.
-template <class Shared>
-__device__ void release_work(Shared& shared, WorkIterator& slot) {
-  __syncwarp();
-  if (threadIdx.x % kWarpSize == 0) shared.work_empty[slot.stage].arrive();
-  ++slot;
-}
-
-template <class Shared>
-__device__ WorkTile read_work(Shared& shared, WorkIterator& slot) {
-  shared.work_full[slot.stage].wait(slot.phase);
-  WorkTile const work = shared.work[slot.stage];
-  release_work(shared, slot);
-  return work;
-}
 
 template <class Config>
 __device__ int rank_in_cluster() {
@@ -143,6 +121,15 @@ __device__ SharedStorage<Config>& aligned_storage(uint8_t* dynamic_shared) {
       (reinterpret_cast<uintptr_t>(dynamic_shared) + 1023) / 1024 * 1024);
 }
 
+// Shared memory whose barriers are there for all blocks of the cluster.
+template <class Mainloop, class Config>
+__device__ SharedStorage<Config>& prepared_storage(uint8_t* dynamic_shared) {
+  auto& shared = aligned_storage<Config>(dynamic_shared);
+  initialize_barriers<Mainloop>(shared);
+  sync_cluster<Config>();
+  return shared;
+}
+
 // What every warp does once the barriers are there.
 template <class Problem, class Mainloop, class Shared>
 __device__ void run_roles(typename Problem::Params const& params, Shared& shared, int rank) {
@@ -154,21 +141,26 @@ __device__ void run_roles(typename Problem::Params const& params, Shared& shared
     if (warp == 1) schedule_tiles<Problem>(params, shared);
   } else {
     cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
-    consume<Problem, Mainloop>(params, shared, warpgroup - 1);
+    if constexpr (Problem::Config::kTakesTurns) {
+      pingpong::consume<Problem, Mainloop>(params, shared, warpgroup - 1);
+    } else {
+      consume<Problem, Mainloop>(params, shared, warpgroup - 1);
+    }
   }
 }
+
+template <class Problem>
+using DefaultMainloop =
+    std::conditional_t<Problem::Config::kTakesTurns, pingpong::Mainloop<Problem>,
+                       Mainloop<Problem>>;
 
 template <class Problem, class Mainloop>
 __global__ void __launch_bounds__(kThreads, 1)
     ragged_kernel(const __grid_constant__ typename Problem::Params params) {
   using Config = typename Problem::Config;
   extern __shared__ uint8_t dynamic_shared[];
-  auto& shared = aligned_storage<Config>(dynamic_shared);
-  int const rank = rank_in_cluster<Config>();
-
-  initialize_barriers<Mainloop>(shared);
-  sync_cluster<Config>();
-  run_roles<Problem, Mainloop>(params, shared, rank);
+  auto& shared = prepared_storage<Mainloop, Config>(dynamic_shared);
+  run_roles<Problem, Mainloop>(params, shared, rank_in_cluster<Config>());
   // A CTA's shared memory must outlive the arrivals and multicasts of its peer.
   sync_cluster<Config>();
 }
