@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_grouped_gemm import float32, skew, stream_k
+from jax_grouped_gemm import float32, pingpong, skew, stream_k
 
 TMA_ALIGNMENT_BYTES = 16
 NUM_SMS = 132  # of an H200, and of an H100 SXM
@@ -75,8 +75,8 @@ FLOAT32_TILE_CONFIGS = (DEFAULT_TILE,)
 """Of the ragged products of float32."""
 
 PINGPONG_TILE_CONFIGS = (TileConfig(tile_m=128, tile_n=192, cluster=2),)
-"""Of contracting products of bfloat16 or float16, lhs [m, k] and rhs [m, n], into float32. The two
-warpgroups of a thread block take turns: one multiplies a whole tile while the other stores one."""
+"""Of contracting products of bfloat16 or float16, lhs [m, k] and rhs [m, n], into float32, see
+`jax_grouped_gemm.pingpong`."""
 
 CUT_TILE = DEFAULT_TILE
 """What contracting products of unequal groups are computed in, see `jax_grouped_gemm.skew`."""
@@ -422,7 +422,7 @@ def _more_tiles(problem: RaggedProblem) -> tuple[TileConfig, ...]:
     if (problem.lhs, problem.out) == ("mk", "mn"):
         return STREAM_K_TILE_CONFIGS
     layouts = problem.lhs, problem.rhs, problem.out
-    if layouts == ("mk", "mn", "gkn") and problem.out_dtype == jnp.float32:
+    if layouts == ("mk", "mn", "gkn") and _with_kernel_result(problem).out_dtype == jnp.float32:
         return PINGPONG_TILE_CONFIGS
     return ()
 
@@ -446,9 +446,12 @@ def default_or_stream_k(
 
 
 def _same_dtype_tile(problem: RaggedProblem) -> TileConfig:
-    if problem.out == "gkn":
-        return DEFAULT_TILE
-    return default_or_stream_k(problem, _more_tiles(problem))
+    tiles = _more_tiles(problem)
+    if problem.op == "ragged_noncontracting":
+        return default_or_stream_k(problem, tiles)
+    if tiles and pingpong.pays(rows=problem.m, groups=problem.num_groups):
+        return tiles[0]
+    return DEFAULT_TILE
 
 
 SAME_DTYPE = KernelFamily(

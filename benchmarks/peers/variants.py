@@ -20,7 +20,7 @@ def compiled(op: str) -> tuple[TileConfig, ...]:
 
     return {
         "ragged_noncontracting": plan.TILE_CONFIGS + plan.STREAM_K_TILE_CONFIGS,
-        "ragged_contracting": plan.TILE_CONFIGS,
+        "ragged_contracting": plan.TILE_CONFIGS + plan.PINGPONG_TILE_CONFIGS,
         "scaled_ragged_noncontracting": plan_fp8.NONCONTRACTING_TILES + plan_fp8.STREAM_K_TILES,
         "scaled_ragged_contracting": plan_fp8.CONTRACTING_TILES,
     }[op]

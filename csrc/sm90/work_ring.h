@@ -25,7 +25,10 @@ __device__ void release_work(Shared& shared, WorkIterator& slot) {
 template <class Shared>
 __device__ WorkTile read_work(Shared& shared, WorkIterator& slot) {
   shared.work_full[slot.stage].wait(slot.phase);
-  WorkTile const work = shared.work[slot.stage];
+  WorkTile work = shared.work[slot.stage];
+  // Stages follow from it, and from stages the descriptors of WGMMA. With all numbers of the tile
+  // in uniform registers, products with a K-major rhs were slower.
+  work.k_tiles = uniform(work.k_tiles);
   release_work(shared, slot);
   return work;
 }

@@ -1,5 +1,5 @@
-// Consumers that take turns: each multiplies whole tiles, every other one, and stores its tile while
-// the other one multiplies.
+// Consumers that take turns: each multiplies whole tiles, every other one, and stores its tile
+// while the other one multiplies.
 //
 // Stages are filled in the order of the tiles, as if one consumer read them all. A consumer passes
 // over those of the other's tiles and may look at its own only when it is its turn: a barrier knows
@@ -9,7 +9,6 @@
 #include "sm90/pingpong/epilogue.h"
 #include "sm90/pingpong/mainloop.h"
 #include "sm90/pingpong/turn.h"
-#include "sm90/pingpong/uniform.h"
 #include "sm90/work_ring.h"
 
 namespace jgg::sm90::pingpong {
@@ -17,7 +16,7 @@ namespace jgg::sm90::pingpong {
 // Passes over the other consumer's tile and its stages; false if there is none.
 template <class Shared, class Stage>
 __device__ bool pass_over(Shared& shared, WorkIterator& slot, Stage& stage) {
-  int const k_tiles = uniform(read_work(shared, slot).k_tiles);
+  int const k_tiles = read_work(shared, slot).k_tiles;
   if (k_tiles == kNoMoreWork) return false;
   stage += k_tiles;
   return true;
@@ -25,9 +24,8 @@ __device__ bool pass_over(Shared& shared, WorkIterator& slot, Stage& stage) {
 
 template <class Problem, class Mainloop, class Shared>
 __device__ void consume(typename Problem::Params const& params, Shared& shared, int consumer) {
-  consumer = uniform(consumer);
   using Config = typename Problem::Config;
-  Epilogue<Config> const epilogue(shared, params.out, consumer);
+  Epilogue<Config> const epilogue(shared, params.out, consumer, Problem::store_hint(params));
   Turn const turn(Turn::kMultiply, consumer);
   StageIterator<Config::kStages> stage;
   WorkIterator slot;
@@ -35,7 +33,6 @@ __device__ void consume(typename Problem::Params const& params, Shared& shared, 
   if (consumer == 1 && !pass_over(shared, slot, stage)) return;
   do {
     WorkTile work = read_work(shared, slot);
-    work.k_tiles = uniform(work.k_tiles);
     work.extent = uniform(work.extent);
     if (work.k_tiles == kNoMoreWork) {
       turn.wait();

@@ -1,14 +1,14 @@
-// The epilogue of a consumer that has a whole tile: it stores the tile through shared memory by TMA,
-// chunk by chunk, while the other consumer multiplies.
+// The epilogue of a consumer that has a whole tile: it stores the tile through shared memory by
+// TMA, chunk by chunk, while the other consumer multiplies.
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>
-
 #include <type_traits>
 
 #include "sm90/epilogue.h"
 #include "sm90/pingpong/turn.h"
 #include "sm90/result_chunk.h"
+#include "sm90/tma_store.h"
 
 namespace jgg::sm90::pingpong {
 
@@ -22,9 +22,11 @@ class Epilogue {
   static constexpr int kValues = kRowsPerConsumer * Config::kChunkColumns / kWarpgroup;
 
  public:
-  __device__ Epilogue(SharedStorage<Config>& shared, CUtensorMap const& descriptor, int consumer)
+  __device__ Epilogue(SharedStorage<Config>& shared, CUtensorMap const& descriptor, int consumer,
+                      StoreHint hint)
       : chunks_(&shared.chunks[0][0][0]),
         descriptor_(&descriptor),
+        hint_(hint),
         consumer_(consumer),
         turn_(Turn::kStore, consumer) {}
 
@@ -76,8 +78,8 @@ class Epilogue {
   }
 
   __device__ void issue(uint8_t const* from, StoreCoordinates at, int half, int chunk) const {
-    cute::SM90_TMA_STORE_3D::copy(descriptor_, from, at.column + chunk * Config::kChunkColumns,
-                                  at.row + half * kRowsPerConsumer, at.outer);
+    store_box(*descriptor_, from, at.column + chunk * Config::kChunkColumns,
+              at.row + half * kRowsPerConsumer, at.outer, hint_);
     cute::tma_store_arrive();
   }
 
@@ -88,6 +90,7 @@ class Epilogue {
 
   uint8_t* chunks_;
   CUtensorMap const* descriptor_;
+  StoreHint hint_;
   int consumer_;
   Turn turn_;
 };

@@ -1,6 +1,7 @@
 // The mainloop of consumers that take turns: one of them multiplies all rows of a tile.
 #pragma once
 
+#include "sm90/descriptors.h"
 #include "sm90/mainloop.h"
 
 namespace jgg::sm90::pingpong {
@@ -26,12 +27,14 @@ class Mainloop : public sm90::Mainloop<Problem> {
                                   Accumulators& accumulators, PassOn&& pass_on) {
     using namespace cute;
     Mma mma;
+    auto const first_lhs = lhs_descriptors(mma, shared);
+    auto const first_rhs = rhs_descriptors(mma, shared);
     Stage finished = stage;
     int const whole = work.extent / Config::kTileK;
     for (int k_tile = 0; k_tile < whole; ++k_tile) {
       shared.full[stage.stage].wait(stage.phase);
-      auto const lhs = lhs_of(shared, stage.stage);
-      auto const rhs = rhs_of(shared, stage.stage);
+      auto const lhs = advance(first_lhs, stage.stage * Config::kLhsBytes);
+      auto const rhs = advance(first_rhs, stage.stage * Config::kRhsBytes);
       warpgroup_fence_operand(accumulators);
       warpgroup_arrive();
 #pragma unroll
@@ -55,8 +58,8 @@ class Mainloop : public sm90::Mainloop<Problem> {
     if (whole < work.k_tiles) {
       int const slices = (work.extent % Config::kTileK + kSlice - 1) / kSlice;
       shared.full[stage.stage].wait(stage.phase);
-      auto const lhs = lhs_of(shared, stage.stage);
-      auto const rhs = rhs_of(shared, stage.stage);
+      auto const lhs = advance(first_lhs, stage.stage * Config::kLhsBytes);
+      auto const rhs = advance(first_rhs, stage.stage * Config::kRhsBytes);
 #pragma unroll 1
       for (int k = 0; k < slices; ++k) {
         warpgroup_fence_operand(accumulators);
@@ -81,19 +84,21 @@ class Mainloop : public sm90::Mainloop<Problem> {
   static constexpr int kEmptyArrivals = Config::kCluster;
 
  private:
-  __device__ static auto lhs_of(Shared& shared, int stage) {
-    auto const thread_mma = Mma{}.get_slice(threadIdx.x % kWarpgroup);
-    auto const tile = cute::make_tensor(
-        cute::make_smem_ptr(shared.lhs[stage]),
-        typename Base::template SmemLayout<Config::kLhsMajor, Config::kTileM>{});
-    return thread_mma.make_fragment_A(thread_mma.partition_A(tile));
+  // A tile's rows in the first stage.
+  __device__ static auto lhs_descriptors(Mma const& mma, Shared& shared) {
+    auto const thread_mma = mma.get_slice(threadIdx.x % kWarpgroup);
+    auto const tile =
+        cute::make_tensor(cute::make_smem_ptr(shared.lhs[0]),
+                          typename Base::template SmemLayout<Config::kLhsMajor, Config::kTileM>{});
+    return in_uniform_registers(thread_mma.make_fragment_A(thread_mma.partition_A(tile)));
   }
 
-  __device__ static auto rhs_of(Shared& shared, int stage) {
-    auto const thread_mma = Mma{}.get_slice(threadIdx.x % kWarpgroup);
-    auto const tile = cute::make_tensor(cute::make_smem_ptr(shared.rhs[stage]),
+  // Its columns.
+  __device__ static auto rhs_descriptors(Mma const& mma, Shared& shared) {
+    auto const thread_mma = mma.get_slice(threadIdx.x % kWarpgroup);
+    auto const tile = cute::make_tensor(cute::make_smem_ptr(shared.rhs[0]),
                                         typename Base::template RhsLayout<Config::kTileN>{});
-    return thread_mma.make_fragment_B(thread_mma.partition_B(tile));
+    return in_uniform_registers(thread_mma.make_fragment_B(thread_mma.partition_B(tile)));
   }
 };
 

@@ -5,8 +5,8 @@
 
 namespace jgg::sm90::pingpong {
 
-// Each turn that is passed on has to be waited for once, the one after the last tile too, so that no
-// arrival is left over.
+// Each turn that is passed on has to be waited for once, the one after the last tile too, so that
+// no arrival is left over.
 class Turn {
  public:
   enum What { kMultiply, kStore };
