@@ -5,11 +5,11 @@
 
 #include <cutlass/numeric_conversion.h>
 
+#include <cute/arch/copy_sm90.hpp>
 #include <cute/arch/copy_sm90_tma.hpp>
 
 #include "scheduler/warp.h"
 #include "sm90/kernel_config.h"
-#include "sm90/result_chunk.h"
 #include "sm90/tma_store.h"
 
 namespace jgg::sm90 {
@@ -27,8 +27,6 @@ class Epilogue {
   // Two columns to a register, or one.
   static constexpr bool kPacks = sizeof(Output) == 2;
   static constexpr int kAccumulators = kRowsPerConsumer * Config::kTileN / kWarpgroup;
-  // Of one thread, in one chunk.
-  static constexpr int kValues = kRowsPerConsumer * Config::kChunkColumns / kWarpgroup;
 
  public:
   __device__ Epilogue(SharedStorage<Config>& shared, CUtensorMap const& descriptor, int consumer,
@@ -50,15 +48,17 @@ class Epilogue {
     next_chunk_ = 0;
     end_ = kTaken;
     if constexpr (kPacks) {
+      cutlass::NumericArrayConverter<Output, float, 2> const convert;
 #pragma unroll
       for (int i = 0; i < kRowsPerConsumer * kColumns / kWarpgroup / 2; ++i) {
-        packed_[i] = pack<Output>(accumulators(2 * i), accumulators(2 * i + 1));
+        auto const pair = convert({accumulators(2 * i), accumulators(2 * i + 1)});
+        packed_[i] = reinterpret_cast<uint32_t const&>(pair);
       }
     } else {
 #pragma unroll
       for (int chunk = 0; chunk < kTaken; ++chunk) {
         begin_chunk(chunk);
-        write_float_chunk(slot(chunk), [&](int i) { return accumulators(chunk * kValues + i); });
+        write_floats(chunk, accumulators);
         end_chunk(chunk);
       }
       next_chunk_ = kTaken;
@@ -92,7 +92,7 @@ class Epilogue {
       for (int chunk = 0; chunk < Config::kChunks; ++chunk) {
         if (chunk == next_chunk_) {
           begin_chunk(chunk);
-          write_packed_chunk(slot(chunk), [&](int i) { return packed_[chunk * kValues / 2 + i]; });
+          write_packed(chunk);
           end_chunk(chunk);
         }
       }
@@ -136,6 +136,38 @@ class Epilogue {
   }
 
   __device__ void sync_consumer() const { sync_warpgroup(1 + consumer_); }
+
+  // WGMMA leaves thread t of a warp with columns 2 (t % 4) and the next of rows t / 4 and t / 4 + 8
+  // of each 8 columns: the fragments of stmatrix. One instruction takes 16 rows by 16 columns; lane
+  // l gives the address of row l % 16 of its left half if l < 16, of its right half otherwise.
+  __device__ void write_packed(int chunk) const {
+    int const lane = threadIdx.x % kWarpSize, warp = threadIdx.x % kWarpgroup / kWarpSize;
+    int const row = warp * 16 + lane % 16;
+#pragma unroll
+    for (int pair = 0; pair < 4; ++pair) {
+      int const unit = (2 * pair + lane / 16) ^ (row % 8);
+      auto& target = *reinterpret_cast<cute::uint128_t*>(slot(chunk) + row * kRowBytes + unit * 16);
+      uint32_t const* source = packed_ + (chunk * 4 + pair) * 4;
+      cute::SM90_U32x4_STSM_N::copy(source[0], source[1], source[2], source[3], target);
+    }
+  }
+
+  template <class Accumulators>
+  __device__ void write_floats(int chunk, Accumulators const& accumulators) const {
+    int const lane = threadIdx.x % kWarpSize, warp = threadIdx.x % kWarpgroup / kWarpSize;
+    constexpr int kEights = Config::kChunkColumns / 8;
+#pragma unroll
+    for (int eight = 0; eight < kEights; ++eight) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        int const row = warp * 16 + half * 8 + lane / 4;
+        int const unit = (2 * eight + lane % 4 / 2) ^ (row % 8);
+        int const i = (chunk * kEights + eight) * 4 + half * 2;
+        *reinterpret_cast<float2*>(slot(chunk) + row * kRowBytes + unit * 16 + lane % 2 * 8) =
+            float2{accumulators(i), accumulators(i + 1)};
+      }
+    }
+  }
 
   uint8_t* chunks_;
   CUtensorMap const* descriptor_;

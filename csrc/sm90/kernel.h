@@ -121,15 +121,6 @@ __device__ SharedStorage<Config>& aligned_storage(uint8_t* dynamic_shared) {
       (reinterpret_cast<uintptr_t>(dynamic_shared) + 1023) / 1024 * 1024);
 }
 
-// Shared memory whose barriers are there for all blocks of the cluster.
-template <class Mainloop, class Config>
-__device__ SharedStorage<Config>& prepared_storage(uint8_t* dynamic_shared) {
-  auto& shared = aligned_storage<Config>(dynamic_shared);
-  initialize_barriers<Mainloop>(shared);
-  sync_cluster<Config>();
-  return shared;
-}
-
 // What every warp does once the barriers are there.
 template <class Problem, class Mainloop, class Shared>
 __device__ void run_roles(typename Problem::Params const& params, Shared& shared, int rank) {
@@ -158,8 +149,12 @@ __global__ void __launch_bounds__(kThreads, 1)
     ragged_kernel(const __grid_constant__ typename Problem::Params params) {
   using Config = typename Problem::Config;
   extern __shared__ uint8_t dynamic_shared[];
-  auto& shared = prepared_storage<Mainloop, Config>(dynamic_shared);
-  run_roles<Problem, Mainloop>(params, shared, rank_in_cluster<Config>());
+  auto& shared = aligned_storage<Config>(dynamic_shared);
+  int const rank = rank_in_cluster<Config>();
+
+  initialize_barriers<Mainloop>(shared);
+  sync_cluster<Config>();
+  run_roles<Problem, Mainloop>(params, shared, rank);
   // A CTA's shared memory must outlive the arrivals and multicasts of its peer.
   sync_cluster<Config>();
 }

@@ -7,7 +7,6 @@
 
 #include "sm90/epilogue.h"
 #include "sm90/pingpong/turn.h"
-#include "sm90/result_chunk.h"
 #include "sm90/tma_store.h"
 
 namespace jgg::sm90::pingpong {
@@ -40,8 +39,7 @@ class Epilogue {
 #pragma unroll
         for (int chunk = 0; chunk < Config::kChunks; ++chunk) {
           int const number = half * Config::kChunks + chunk;
-          write_float_chunk(slot(number),
-                            [&](int i) { return accumulators(number * kValues + i); });
+          write(slot(number), [&](int i) { return accumulators(number * kValues + i); });
           cute::tma_store_fence();
           // Before anyone goes on to the next chunk, its slot must have been read.
           if (issues()) cute::tma_store_wait<Config::kChunkSlots - 2>();
@@ -56,7 +54,7 @@ class Epilogue {
   // The same of a tile of zeros.
   __device__ void store_zeros(StoreCoordinates at, int rows) const {
     turn_.wait();
-    write_float_chunk(slot(0), [](int) { return 0.0f; });
+    write(slot(0), [](int) { return 0.0f; });
     cute::tma_store_fence();
     sync_warpgroup(1 + consumer_);
     if (issues()) {
@@ -75,6 +73,28 @@ class Epilogue {
 
   __device__ uint8_t* slot(int number) const {
     return chunks_ + number % Config::kChunkSlots * Config::kChunkBytes;
+  }
+
+  // values(i) is the thread's accumulator number i of the chunk. WGMMA leaves thread t of a warp
+  // with columns 2 (t % 4) and the next of rows t / 4 and t / 4 + 8 of each 8 columns.
+  template <class Values>
+  __device__ static void write(uint8_t* chunk, Values const& values) {
+    int const lane = threadIdx.x % kWarpSize, warp = threadIdx.x % kWarpgroup / kWarpSize;
+    // Generic addresses would take twice the registers.
+    uint32_t const address = cute::cast_smem_ptr_to_uint(chunk);
+#pragma unroll
+    for (int eight = 0; eight < Config::kChunkColumns / 8; ++eight) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        int const row = warp * 16 + half * 8 + lane / 4;
+        int const unit = (2 * eight + lane % 4 / 2) ^ (row % 8);
+        int const i = eight * 4 + half * 2;
+        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address + row * kRowBytes +
+                                                              unit * 16 + lane % 2 * 8),
+                     "f"(values(i)), "f"(values(i + 1))
+                     : "memory");
+      }
+    }
   }
 
   __device__ void issue(uint8_t const* from, StoreCoordinates at, int half, int chunk) const {

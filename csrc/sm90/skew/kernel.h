@@ -17,6 +17,15 @@ __device__ inline unsigned cycles_a_chunk(SkewedWork const& work, ResultMatrices
   return static_cast<unsigned>(float(work.steps) * kCyclesAStep / max(chunks, 1.0f));
 }
 
+// Shared memory whose barriers are there for all blocks of the cluster.
+template <class Mainloop, class Config>
+__device__ SharedStorage<Config>& prepared_storage(uint8_t* dynamic_shared) {
+  auto& shared = aligned_storage<Config>(dynamic_shared);
+  initialize_barriers<Mainloop>(shared);
+  sync_cluster<Config>();
+  return shared;
+}
+
 // `Whole` is the product in whole tiles, `Cut` the same in pieces; their tiles may differ.
 template <class Whole, class Cut>
 struct Params {
