@@ -15,12 +15,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_grouped_gemm import float32, skew, stream_k
+from jax_grouped_gemm import float32, pingpong, skew, stream_k
 from jax_grouped_gemm.ragged_problem import RaggedProblem
 from jax_grouped_gemm.tile_config import (
+    CUT_TILE,
     DEFAULT_TILE,
     FLOAT32_TILE_CONFIGS,
     NUM_SMS,
+    PINGPONG_TILE_CONFIGS,
     STREAM_K_TILE_CONFIGS,
     TILE_CONFIGS,
     TileConfig,
@@ -144,7 +146,7 @@ def make_plan(problem: RaggedProblem, params: Mapping[str, Any], family: KernelF
     tile, chosen_by = _choose_tile(addressable, terms, params, family)
     num_tiles = _num_tiles(addressable, tile) * (stream_k.RATIOS[0][0] if tile.stream_k else 1)
     grid = min(_round_up(num_tiles, tile.cluster), tile.places)
-    if _can_be_skewed(addressable, tile):
+    if _can_be_skewed(addressable):
         grid = tile.places
     reason = _copy_reason(problem, addressable)
     return Plan(
@@ -194,22 +196,22 @@ def _check_compiled(
 def _workspace_bytes(problem: RaggedProblem, tile: TileConfig, terms: int) -> int:
     if tile.stream_k:
         return stream_k.workspace_bytes(tile.tile_m, tile.tile_n, NUM_SMS)
-    if _can_be_skewed(problem, tile):
-        units = _units_of_result(problem, tile)
-        partial_sums = skew.workspace_bytes(units=units, num_blocks=NUM_SMS, **tile.sizes())
+    if _can_be_skewed(problem):
+        units = _units_of_result(problem, CUT_TILE)
+        partial_sums = skew.workspace_bytes(units=units, num_blocks=NUM_SMS, **CUT_TILE.sizes())
         return max(partial_sums, WORKSPACE_BYTES)
     return float32.workspace_bytes(problem, terms) if terms else WORKSPACE_BYTES
 
 
-def _can_be_skewed(problem: RaggedProblem, tile: TileConfig) -> bool:
-    """Whether the kernel cuts tiles for some group sizes."""
+def _can_be_skewed(problem: RaggedProblem) -> bool:
+    """Whether the kernel cuts tiles for some group sizes, whichever it has for others."""
     return (
         problem.op == "ragged_contracting"
         and (problem.lhs, problem.rhs) == ("mk", "mn")
         and not _is_float32(problem)
         and skew.is_possible(
             rows=problem.m,
-            units=_units_of_result(problem, tile),
+            units=_units_of_result(problem, CUT_TILE),
             groups=math.prod(problem.batch) * problem.g,
         )
     )
@@ -263,8 +265,13 @@ def _with_kernel_result(problem: RaggedProblem) -> RaggedProblem:
     return dataclasses.replace(problem, out_dtype=np.dtype(np.float32))
 
 
-def _stream_k_tiles(problem: RaggedProblem) -> tuple[TileConfig, ...]:
-    return STREAM_K_TILE_CONFIGS if (problem.lhs, problem.out) == ("mk", "mn") else ()
+def _more_tiles(problem: RaggedProblem) -> tuple[TileConfig, ...]:
+    if (problem.lhs, problem.out) == ("mk", "mn"):
+        return STREAM_K_TILE_CONFIGS
+    layouts = problem.lhs, problem.rhs, problem.out
+    if layouts == ("mk", "mn", "gkn") and _with_kernel_result(problem).out_dtype == jnp.float32:
+        return PINGPONG_TILE_CONFIGS
+    return ()
 
 
 def default_or_stream_k(
@@ -286,11 +293,16 @@ def default_or_stream_k(
 
 
 def _same_dtype_tile(problem: RaggedProblem) -> TileConfig:
-    return default_or_stream_k(problem, _stream_k_tiles(problem))
+    tiles = _more_tiles(problem)
+    if problem.op == "ragged_noncontracting":
+        return default_or_stream_k(problem, tiles)
+    if tiles and pingpong.pays(rows=problem.m, groups=problem.num_groups):
+        return tiles[0]
+    return DEFAULT_TILE
 
 
 SAME_DTYPE = KernelFamily(
-    TILE_CONFIGS, _unsupported_reason, _with_kernel_result, _stream_k_tiles, _same_dtype_tile
+    TILE_CONFIGS, _unsupported_reason, _with_kernel_result, _more_tiles, _same_dtype_tile
 )
 """The kernels for two operands of bfloat16 or float16."""
 

@@ -56,5 +56,12 @@ TILE_CONFIGS = (DEFAULT_TILE,)
 FLOAT32_TILE_CONFIGS = (DEFAULT_TILE,)
 """Of the ragged products of float32."""
 
+PINGPONG_TILE_CONFIGS = (TileConfig(tile_m=128, tile_n=192, cluster=2),)
+"""Of contracting products of bfloat16 or float16, lhs [m, k] and rhs [m, n], into float32, see
+`jax_grouped_gemm.pingpong`."""
+
+CUT_TILE = DEFAULT_TILE
+"""What contracting products of unequal groups are computed in, see `jax_grouped_gemm.skew`."""
+
 STREAM_K_TILE_CONFIGS = (TileConfig(tile_m=128, tile_n=256, cluster=2, stream_k=True),)
 """Of non-contracting products of bfloat16 or float16 with lhs [m, k]."""

@@ -35,7 +35,9 @@ inline Prepared prepare_ragged(Problem const& problem, Choice const& choice) {
   arguments.m = problem.rows;
   arguments.k = problem.k;
   arguments.n = problem.n;
-  jgg::sm90::TileConfig tile = jgg::sm90::tile_configs().at(choice.config);
+  auto const& tiles = contracting ? jgg::sm90::contracting_tile_configs()
+                                  : jgg::sm90::noncontracting_tile_configs();
+  jgg::sm90::TileConfig tile = tiles.at(choice.config);
   set_stream_k(tile, choice.stream_k != 0, 0);
   prepared.launch = [=](cudaStream_t stream) {
     return contracting ? jgg::sm90::ragged_contracting(tile, arguments, stream)

@@ -20,7 +20,7 @@ def compiled(op: str) -> tuple[TileConfig, ...]:
 
     return {
         "ragged_noncontracting": tile_config.TILE_CONFIGS + tile_config.STREAM_K_TILE_CONFIGS,
-        "ragged_contracting": tile_config.TILE_CONFIGS,
+        "ragged_contracting": tile_config.TILE_CONFIGS + tile_config.PINGPONG_TILE_CONFIGS,
         "scaled_ragged_noncontracting": plan_fp8.NONCONTRACTING_TILES + plan_fp8.STREAM_K_TILES,
         "scaled_ragged_contracting": plan_fp8.CONTRACTING_TILES,
     }[op]

@@ -76,8 +76,8 @@ nb::list kernel_configs() {
       append_config(configs, op, tile.tile_m, tile.tile_n, tile.cluster);
     }
   };
-  append("ragged_noncontracting", sm90::tile_configs());
-  append("ragged_contracting", sm90::tile_configs());
+  append("ragged_noncontracting", sm90::noncontracting_tile_configs());
+  append("ragged_contracting", sm90::contracting_tile_configs());
   append("grouped_gemm", sm90::grouped_gemm_tile_configs());
   append("grouped_gemm_f64", fp64::gemm_tile_configs(fp64::ElementType::kF64));
   append("grouped_gemm_c64", fp64::gemm_tile_configs(fp64::ElementType::kC64));

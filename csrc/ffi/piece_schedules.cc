@@ -91,7 +91,7 @@ TileArray ragged_contracting_pieces(Sizes const& group_sizes, Offsets const& gro
                                     int tile_n, int cluster, int clusters, int length) {
   auto const groups = groups_of(group_sizes, group_offset, batches, local_groups, m);
   std::optional<TileArray> pieces;
-  sm90::with_tile(sm90::RaggedDotTiles{}, {tile_m, tile_n, cluster}, [&](auto tile) {
+  sm90::with_tile(sm90::CutTiles{}, {tile_m, tile_n, cluster}, [&](auto tile) {
     using Tile = decltype(tile);
     using Schedule =
         ContractingPieces<SimulatedWarp, Tile::kTileM, Tile::kTileN, kTileK, Tile::kCluster>;

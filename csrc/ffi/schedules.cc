@@ -82,7 +82,7 @@ TileArray ragged_noncontracting_tiles(Sizes const& group_sizes, Offsets const& g
         });
         return true;
       },
-      sm90::RaggedDotTiles{});
+      sm90::NoncontractingTiles{});
   return to_array(tiles);
 }
 
@@ -110,7 +110,7 @@ TileArray ragged_contracting_tiles(Sizes const& group_sizes, Offsets const& grou
         });
         return true;
       },
-      sm90::RaggedDotTiles{});
+      sm90::ContractingTiles{});
   return to_array(tiles);
 }
 

@@ -34,6 +34,12 @@ struct StageIterator {
       phase ^= 1;
     }
   }
+
+  __device__ void operator+=(int steps) {
+    int const sum = stage + steps;
+    phase ^= sum / kStages % 2;
+    stage = sum % kStages;
+  }
 };
 
 // Named barrier of one consumer warpgroup. 0 belongs to __syncthreads, and CUTLASS keeps a few.

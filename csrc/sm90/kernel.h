@@ -9,35 +9,10 @@
 #include "sm90/epilogue.h"
 #include "sm90/kernel_config.h"
 #include "sm90/mainloop.h"
+#include "sm90/pingpong/consume.h"
+#include "sm90/work_ring.h"
 
 namespace jgg::sm90 {
-
-using WorkIterator = StageIterator<kWorkStages>;
-
-// Steps of a tile that stands for the end of the schedule.
-constexpr int kNoMoreWork = -1;
-
-// Readers of a work tile: the producer warp and every warp of the consumers.
-constexpr int kWorkReaders = 1 + kConsumers * kWarpgroup / kWarpSize;
-
-// Gives a slot back that every thread of the warp has read.
-template <class Shared>
-__device__ void release_work(Shared& shared, WorkIterator& slot) {
-  __syncwarp();
-  if (threadIdx.x % kWarpSize == 0) shared.work_empty[slot.stage].arrive();
-  ++slot;
-}
-
-template <class Shared>
-__device__ WorkTile read_work(Shared& shared, WorkIterator& slot) {
-  shared.work_full[slot.stage].wait(slot.phase);
-  WorkTile work = shared.work[slot.stage];
-  // Stages follow from it, and from stages the descriptors of WGMMA. With all numbers of the tile
-  // in uniform registers, products with a K-major rhs were slower.
-  work.k_tiles = uniform(work.k_tiles);
-  release_work(shared, slot);
-  return work;
-}
 
 template <class Config>
 __device__ int rank_in_cluster() {
@@ -166,9 +141,17 @@ __device__ void run_roles(typename Problem::Params const& params, Shared& shared
     if (warp == 1) schedule_tiles<Problem>(params, shared);
   } else {
     cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
-    consume<Problem, Mainloop>(params, shared, warpgroup - 1);
+    if constexpr (Problem::Config::kTakesTurns) {
+      pingpong::consume<Problem, Mainloop>(params, shared, warpgroup - 1);
+    } else {
+      consume<Problem, Mainloop>(params, shared, warpgroup - 1);
+    }
   }
 }
+
+template <class Problem>
+using DefaultMainloop = std::conditional_t<Problem::Config::kTakesTurns,
+                                           pingpong::Mainloop<Problem>, Mainloop<Problem>>;
 
 template <class Problem, class Mainloop>
 __global__ void __launch_bounds__(kThreads, 1)

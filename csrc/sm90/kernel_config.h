@@ -9,6 +9,7 @@
 
 #include "scheduler/work_tile.h"
 #include "sm90/barrier.h"
+#include "sm90/tile_config.h"
 
 namespace jgg::sm90 {
 
@@ -33,7 +34,8 @@ constexpr int kMaxClusters = 144 / Config::kCluster;
 // `kLhsMajor`/`kRhsMajor` say whether an operand is contiguous along the contracted dimension (K)
 // or along its other one (MN). WGMMA reads both for 16-bit types, so neither is transposed.
 template <class Element_, class Output_, cute::GMMA::Major kLhsMajor_, cute::GMMA::Major kRhsMajor_,
-          int kTileM_, int kTileN_, int kCluster_>
+          int kTileM_, int kTileN_, int kCluster_,
+          KernelSchedule kSchedule_ = KernelSchedule::kCooperative>
 struct KernelConfig {
   using Element = Element_;
   using Output = Output_;
@@ -43,18 +45,22 @@ struct KernelConfig {
   static constexpr int kTileN = kTileN_;
   static constexpr int kTileK = kRowBytes / sizeof(Element);
   static constexpr int kCluster = kCluster_;
-  static_assert(kTileM == kConsumers * kRowsPerConsumer);
+  static constexpr KernelSchedule kSchedule = kSchedule_;
+  static constexpr bool kTakesTurns = kSchedule == KernelSchedule::kPingpong;
+  static_assert(kTileM == 2 * kRowsPerConsumer, "an operand tile arrives in two boxes");
 
-  // The result leaves through chunks of a consumer's rows by 128 bytes, two in flight.
+  // The result leaves through chunks of 64 rows by 128 bytes. Each consumer has its own slots for
+  // them, or they have the same ones in turn.
   static constexpr int kChunkColumns = kRowBytes / sizeof(Output);
   static constexpr int kChunks = kTileN / kChunkColumns;
   static constexpr int kChunkBytes = kRowsPerConsumer * kRowBytes;
-  static constexpr int kChunkSlots = 2;
+  static constexpr int kChunkSlots = kTakesTurns ? 3 : 2;
+  static constexpr int kChunkRings = kTakesTurns ? 1 : kConsumers;
 
   static constexpr int kLhsBytes = kTileM * kRowBytes;
   static constexpr int kRhsBytes = kTileN * kRowBytes;
   static constexpr int kStages =
-      (kSharedMemoryLimit - kSharedMemoryReserve - kConsumers * kChunkSlots * kChunkBytes) /
+      (kSharedMemoryLimit - kSharedMemoryReserve - kChunkRings * kChunkSlots * kChunkBytes) /
       (kLhsBytes + kRhsBytes);
   static_assert(kStages >= 2, "the tile is too large for shared memory");
 
@@ -65,11 +71,14 @@ struct KernelConfig {
   static constexpr int kLhsBoxBytes = kLhsBytes / kBoxes;
   static constexpr int kRhsBoxBytes = kRhsBytes / kBoxes;
   static constexpr int kSlab = kRowBytes / sizeof(Element);
-  static constexpr int kRhsBoxColumns = kTileN / kBoxes;
-  static_assert(kRhsBoxColumns % kSlab == 0);
+  // An odd number of slabs is halved along K instead.
+  static constexpr bool kRhsBoxesSplitK =
+      kRhsMajor == cute::GMMA::Major::MN && kTileN / kBoxes % kSlab != 0;
+  static constexpr int kRhsBoxColumns = kRhsBoxesSplitK ? kTileN : kTileN / kBoxes;
+  static constexpr int kRhsBoxDepth = kRhsBoxesSplitK ? kTileK / kBoxes : kTileK;
   // Where a TMA box can start in the contiguous dimension of an operand.
   static constexpr int kBoxAlign = 16 / sizeof(Element);
-  static constexpr int kSlabBytes = kTileK * kRowBytes;
+  static constexpr int kSlabBytes = kRhsBoxDepth * kRowBytes;
 };
 
 template <class Config>
@@ -78,7 +87,7 @@ struct SharedStorage {
 
   alignas(1024) Element lhs[Config::kStages][Config::kLhsBytes / sizeof(Element)];
   alignas(1024) Element rhs[Config::kStages][Config::kRhsBytes / sizeof(Element)];
-  alignas(1024) uint8_t chunks[kConsumers][Config::kChunkSlots][Config::kChunkBytes];
+  alignas(1024) uint8_t chunks[Config::kChunkRings][Config::kChunkSlots][Config::kChunkBytes];
   WorkTile work[kWorkStages];
   alignas(8) Barrier full[Config::kStages];
   alignas(8) Barrier empty[Config::kStages];

@@ -12,7 +12,7 @@
 
 namespace jgg::sm90 {
 
-template <class Problem, class Loop = Mainloop<Problem>>
+template <class Problem, class Loop = DefaultMainloop<Problem>>
 cudaError_t launch(RaggedDotArguments const& arguments, cudaStream_t stream) {
   using Config = typename Problem::Config;
   typename Problem::Params params;
@@ -36,9 +36,10 @@ constexpr cute::GMMA::Major major(cute::GMMA::Major plain, bool transpose) {
 
 // Hands the configuration of the compiled kernel to `function`. `kLhsMajor` and `kRhsMajor` are the
 // majors of operands that are not transposed.
-template <class Element, cute::GMMA::Major kLhsMajor, cute::GMMA::Major kRhsMajor, class Function>
+template <class Tiles, class Element, cute::GMMA::Major kLhsMajor, cute::GMMA::Major kRhsMajor,
+          class Function>
 cudaError_t with_config(TileConfig config, RaggedDotArguments const& arguments, Function function) {
-  return with_tile(RaggedDotTiles{}, config, [&](auto tile) {
+  return with_tile(Tiles{}, config, [&](auto tile) {
     return with_bool(arguments.transpose_lhs, [&](auto transpose_lhs) {
       return with_bool(arguments.transpose_rhs, [&](auto transpose_rhs) {
         return with_bool(arguments.out_type == ElementType::kF32, [&](auto f32_out) {
@@ -46,19 +47,19 @@ cudaError_t with_config(TileConfig config, RaggedDotArguments const& arguments, 
           using Output = std::conditional_t<f32_out.value, float, Element>;
           return function(KernelConfig<Element, Output, major(kLhsMajor, transpose_lhs.value),
                                        major(kRhsMajor, transpose_rhs.value), Tile::kTileM,
-                                       Tile::kTileN, Tile::kCluster>{});
+                                       Tile::kTileN, Tile::kCluster, Tile::kSchedule>{});
         });
       });
     });
   });
 }
 
-// Launches the kernel of a family, `Problem`.
+// Launches the kernel of a noncontracting family, `Problem`.
 template <template <class> class Problem, class Element, cute::GMMA::Major kLhsMajor,
           cute::GMMA::Major kRhsMajor>
 cudaError_t launch_any(TileConfig config, RaggedDotArguments const& arguments,
                        cudaStream_t stream) {
-  return with_config<Element, kLhsMajor, kRhsMajor>(
+  return with_config<NoncontractingTiles, Element, kLhsMajor, kRhsMajor>(
       config, arguments, [&](auto of) { return launch<Problem<decltype(of)>>(arguments, stream); });
 }
 

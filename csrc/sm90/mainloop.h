@@ -35,6 +35,13 @@ class Mainloop {
   using SmemLayout = decltype(cute::tile_to_shape(
       SmemAtom<kMajor>{}, cute::Shape<cute::Int<kRows>, cute::Int<Config::kTileK>>{},
       BoxOrder<kMajor>{}));
+  // Boxes of rhs that split K follow one another along K.
+  template <int kColumns>
+  using RhsLayout = decltype(cute::tile_to_shape(
+      cute::tile_to_shape(SmemAtom<Config::kRhsMajor>{},
+                          cute::Shape<cute::Int<kColumns>, cute::Int<Config::kRhsBoxDepth>>{},
+                          BoxOrder<Config::kRhsMajor>{}),
+      cute::Shape<cute::Int<kColumns>, cute::Int<Config::kTileK>>{}));
 
   template <int kColumns>
   using Mma = decltype(cute::make_tiled_mma(
@@ -57,7 +64,9 @@ class Mainloop {
     // The lower half of a tile may lie past its group; its rows are then neither loaded nor
     // multiplied.
     int const lhs_boxes = Problem::rows_left(params, work) > kRowsPerConsumer ? 2 : 1;
-    int const rhs_boxes = Problem::columns_needed(params, work) > Config::kRhsBoxColumns ? 2 : 1;
+    bool const all_columns =
+        Config::kRhsBoxesSplitK || Problem::columns_needed(params, work) > Config::kRhsBoxColumns;
+    int const rhs_boxes = all_columns ? 2 : 1;
     unsigned const bytes = lhs_boxes * Config::kLhsBoxBytes + rhs_boxes * Config::kRhsBoxBytes;
     bool const share_lhs = work.share == Share::kLhs, share_rhs = work.share == Share::kRhs;
 
@@ -78,8 +87,10 @@ class Mainloop {
 #pragma unroll
       for (int box = 0; box < Config::kBoxes; ++box) {
         if (box < rhs_boxes) {
-          Problem::load_rhs(params, work, k_tile * Config::kTileK, box * Config::kRhsBoxColumns,
-                            loader, rhs + box * Config::kRhsBoxBytes, box, share_rhs);
+          int const k = Config::kRhsBoxesSplitK ? box * Config::kRhsBoxDepth : 0;
+          int const column = Config::kRhsBoxesSplitK ? 0 : box * Config::kRhsBoxColumns;
+          Problem::load_rhs(params, work, k_tile * Config::kTileK + k, column, loader,
+                            rhs + box * Config::kRhsBoxBytes, box, share_rhs);
         }
       }
     }

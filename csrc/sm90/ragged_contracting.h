@@ -110,10 +110,10 @@ struct RaggedContracting {
                             Config::kRhsBoxColumns);
     } else if (params.rhs_in_slabs) {
       // One multicast of 16 KB is much faster than two of 8 KB.
-      status = encode_ragged_load_slabs(&params.rhs, rhs, a.n, Config::kTileK,
+      status = encode_ragged_load_slabs(&params.rhs, rhs, a.n, Config::kRhsBoxDepth,
                                         Config::kRhsBoxColumns / Config::kSlab);
     } else {
-      status = encode_ragged_load(&params.rhs, rhs, a.n, Config::kTileK);
+      status = encode_ragged_load(&params.rhs, rhs, a.n, Config::kRhsBoxDepth);
     }
     if (status != cudaSuccess) return status;
     return encode_plain(&params.out, view<typename Config::Output>(a.out),

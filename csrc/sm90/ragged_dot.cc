@@ -22,8 +22,13 @@ int64_t stream_k_workspace_bytes(TileConfig config, int blocks) {
   return blocks * stream_k::Workspace::block_bytes(config.tile_m, config.tile_n);
 }
 
-std::vector<TileConfig> const& tile_configs() {
-  static std::vector<TileConfig> const configs = list(RaggedDotTiles{});
+std::vector<TileConfig> const& noncontracting_tile_configs() {
+  static std::vector<TileConfig> const configs = list(NoncontractingTiles{});
+  return configs;
+}
+
+std::vector<TileConfig> const& contracting_tile_configs() {
+  static std::vector<TileConfig> const configs = list(ContractingTiles{});
   return configs;
 }
 

@@ -43,8 +43,9 @@ struct RaggedDotArguments {
   int n;
 };
 
-// The configurations that are compiled, for both products of 16-bit operands.
-std::vector<TileConfig> const& tile_configs();
+// The configurations that are compiled for products of 16-bit operands.
+std::vector<TileConfig> const& noncontracting_tile_configs();
+std::vector<TileConfig> const& contracting_tile_configs();
 
 // Bytes of workspace with which a kernel that cuts the last wave can run on `blocks` thread blocks.
 int64_t stream_k_workspace_bytes(TileConfig config, int blocks);

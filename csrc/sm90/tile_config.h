@@ -3,6 +3,10 @@
 
 namespace jgg::sm90 {
 
+// How the consumers share the work: each has half of every tile's rows, or they take turns and each
+// has every other tile.
+enum class KernelSchedule { kCooperative, kPingpong };
+
 struct TileConfig {
   int tile_m;
   int tile_n;

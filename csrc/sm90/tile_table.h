@@ -9,11 +9,13 @@
 
 namespace jgg::sm90 {
 
-template <int kTileM_, int kTileN_, int kCluster_>
+template <int kTileM_, int kTileN_, int kCluster_,
+          KernelSchedule kSchedule_ = KernelSchedule::kCooperative>
 struct Tile {
   static constexpr int kTileM = kTileM_;
   static constexpr int kTileN = kTileN_;
   static constexpr int kCluster = kCluster_;
+  static constexpr KernelSchedule kSchedule = kSchedule_;
 };
 
 template <class... Tiles>
@@ -41,8 +43,16 @@ cudaError_t with_tile(TileTable<Tiles...>, TileConfig config, Function function)
   return status;
 }
 
-// Of 16-bit operands.
-using RaggedDotTiles = TileTable<Tile<128, 256, 2>>;
+// Of noncontracting products of 16-bit operands.
+using NoncontractingTiles = TileTable<Tile<128, 256, 2>>;
+
+// Of contracting ones. Consumers take turns for float32 results alone, and only where the rows of
+// neither operand are contiguous, so that none are masked.
+using ContractingTiles = TileTable<Tile<128, 256, 2>, Tile<128, 192, 2, KernelSchedule::kPingpong>>;
+
+// What contracting products of unequal groups are computed in, whichever tile they have otherwise.
+using CutTile = Tile<128, 256, 2>;
+using CutTiles = TileTable<CutTile>;
 
 // Of float32 operands, whose mainloop is of another kind.
 using Float32Tiles = TileTable<Tile<128, 256, 2>>;

@@ -29,7 +29,7 @@ import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 import oracle  # noqa: E402
 from float32_errors import PRODUCT_ERROR  # noqa: E402
-from ops import OPS, contracting, random, swap  # noqa: E402
+from ops import CONTRACTING, OPS, contracting, random, swap  # noqa: E402
 from products import random_list  # noqa: E402
 from updates import SYR2K, SYRK, UPDATES, check_double, check_real  # noqa: E402
 
@@ -49,9 +49,13 @@ def ragged_products(rng) -> int:
     launches = 0
     for op, transpose_lhs, transpose_rhs in product(OPS, (False, True), (False, True)):
         lhs, rhs, _ = (random(rng, shape, jnp.bfloat16) for shape in op.shapes(M, K, N, G))
-        for (out_dtype, offset), tile in product(
-            zip((jnp.bfloat16, jnp.float32, jnp.bfloat16), OFFSETS, strict=True), plan.TILE_CONFIGS
-        ):
+        outputs = zip((jnp.bfloat16, jnp.float32, jnp.bfloat16), OFFSETS, strict=True)
+        runs = list(product(outputs, plan.TILE_CONFIGS))
+        if op is CONTRACTING and not transpose_lhs and not transpose_rhs:
+            runs += product(
+                zip([jnp.float32] * 3, OFFSETS, strict=True), plan.PINGPONG_TILE_CONFIGS
+            )
+        for (out_dtype, offset), tile in runs:
             for sizes in np.array(SIZES, np.int32):
                 out = op.call(
                     swap(lhs, transpose_lhs),

@@ -17,41 +17,60 @@ __device__ inline unsigned cycles_a_chunk(SkewedWork const& work, ResultMatrices
   return static_cast<unsigned>(float(work.steps) * kCyclesAStep / max(chunks, 1.0f));
 }
 
-template <class Problem, class Mainloop>
+// Shared memory whose barriers are there for all blocks of the cluster.
+template <class Mainloop, class Config>
+__device__ SharedStorage<Config>& prepared_storage(uint8_t* dynamic_shared) {
+  auto& shared = aligned_storage<Config>(dynamic_shared);
+  initialize_barriers<Mainloop>(shared);
+  sync_cluster<Config>();
+  return shared;
+}
+
+// `Whole` is the product in whole tiles, `Cut` the same in pieces; their tiles may differ.
+template <class Whole, class Cut>
+struct Params {
+  typename Whole::Params whole;
+  typename Cut::Params cut;
+};
+
+template <class Whole, class Cut>
 __global__ void __launch_bounds__(kThreads, 1)
-    contracting_kernel(const __grid_constant__ typename Problem::Params params) {
-  using Config = typename Problem::Config;
+    contracting_kernel(const __grid_constant__ Params<Whole, Cut> params) {
+  using Config = typename Whole::Config;
+  using CutConfig = typename Cut::Config;
+  static_assert(Config::kCluster == CutConfig::kCluster);
+  using WholeLoop = DefaultMainloop<Whole>;
+  using CutLoop = Mainloop<typename Cut::Whole>;
   extern __shared__ uint8_t dynamic_shared[];
   __shared__ bool is_skewed;
   __shared__ SkewedWork skewed_work;
   __shared__ unsigned zeros_taken;
-  auto& shared = aligned_storage<Config>(dynamic_shared);
   int const rank = rank_in_cluster<Config>();
 
-  // While another warp initialises the barriers, and before the schedule needs the sizes too.
   int const warp = threadIdx.x / kWarpSize;
   if (warp == 1) {
     SkewedWork work;
-    bool const skewed = Problem::is_skewed(params, work);
+    bool const skewed = Cut::is_skewed(params.cut, work);
     if (DeviceWarp::leads()) {
       is_skewed = skewed;
       skewed_work = work;
       zeros_taken = 0;
     }
   }
-  initialize_barriers<Mainloop>(shared);
-  sync_cluster<Config>();
+  __syncthreads();
   if (is_skewed) {
-    stream_k::run_piece_roles<Problem, Mainloop>(
-        params, shared, rank, [&](int cluster, int clusters) {
-          return Problem::schedule(params, skewed_work.cuts, cluster, clusters);
+    auto& shared = prepared_storage<CutLoop, CutConfig>(dynamic_shared);
+    stream_k::run_piece_roles<Cut, CutLoop>(
+        params.cut, shared, rank, [&](int cluster, int clusters) {
+          return Cut::schedule(params.cut, skewed_work.cuts, cluster, clusters);
         });
     // All warps end here, those without a role at once.
     bool const is_idle = warp == 2 || warp == 3;
-    write_zeros(params.groups, params.results, &zeros_taken,
-                is_idle ? cycles_a_chunk(skewed_work, params.results) : 0);
+    write_zeros(params.cut.groups, params.cut.results, &zeros_taken,
+                is_idle ? cycles_a_chunk(skewed_work, params.cut.results) : 0);
   } else {
-    run_roles<typename Problem::Whole, Mainloop>(params, shared, rank);
+    auto& shared = prepared_storage<WholeLoop, Config>(dynamic_shared);
+    run_roles<Whole, WholeLoop>(params.whole, shared, rank);
   }
   // A CTA's shared memory must outlive the arrivals and multicasts of its peer.
   sync_cluster<Config>();

@@ -7,27 +7,47 @@
 
 namespace jgg::sm90::skew {
 
+template <class Config>
+cudaError_t launch_contracting(RaggedDotArguments const& arguments, cudaStream_t stream) {
+  using Whole = sm90::RaggedContracting<Config>;
+  if constexpr (!Whole::kMasksRows) {
+    // Consumers share a tile of a part of the rows, whatever they do with whole ones.
+    using CutConfig =
+        KernelConfig<typename Config::Element, typename Config::Output, Config::kLhsMajor,
+                     Config::kRhsMajor, CutTile::kTileM, CutTile::kTileN, CutTile::kCluster>;
+    using Cut = RaggedContracting<CutConfig>;
+    if (Cut::can_be_skewed(arguments)) {
+      Params<Whole, Cut> params;
+      cudaError_t status = Whole::make_params(arguments, params.whole);
+      if (status != cudaSuccess) return status;
+      status = Cut::make_params(arguments, params.cut);
+      if (status != cudaSuccess) return status;
+      constexpr size_t kSharedBytes =
+          std::max(sizeof(SharedStorage<Config>), sizeof(SharedStorage<CutConfig>)) + 1024;
+      // However few tiles there are, all clusters can have pieces of them.
+      return launch_persistent<Config, kSharedBytes>(contracting_kernel<Whole, Cut>, params,
+                                                     kMaxClusters<Config>, stream);
+    }
+  }
+  return sm90::launch<Whole>(arguments, stream);
+}
+
 // Rows are contracted, so lhs [m, k] and rhs [m, n] are both contiguous along what is kept.
 template <class Element>
 cudaError_t launch_any(TileConfig config, RaggedDotArguments const& arguments,
                        cudaStream_t stream) {
   using cute::GMMA::Major;
-  return with_config<Element, Major::MN, Major::MN>(config, arguments, [&](auto of) {
-    using Config = decltype(of);
-    using Whole = sm90::RaggedContracting<Config>;
-    if constexpr (!Whole::kMasksRows) {
-      using Problem = RaggedContracting<Config>;
-      if (Problem::can_be_skewed(arguments)) {
-        typename Problem::Params params;
-        cudaError_t const status = Problem::make_params(arguments, params);
-        if (status != cudaSuccess) return status;
-        // However few tiles there are, all clusters can have pieces of them.
-        return launch_persistent<Config>(contracting_kernel<Problem, Mainloop<Whole>>, params,
-                                         kMaxClusters<Config>, stream);
-      }
-    }
-    return launch<Whole>(arguments, stream);
-  });
+  return with_config<ContractingTiles, Element, Major::MN, Major::MN>(
+      config, arguments, [&](auto of) {
+        using Config = decltype(of);
+        constexpr bool kTurnsAreBuilt = std::is_same_v<typename Config::Output, float> &&
+                                        !sm90::RaggedContracting<Config>::kMasksRows;
+        if constexpr (Config::kTakesTurns && !kTurnsAreBuilt) {
+          return cudaErrorInvalidConfiguration;
+        } else {
+          return launch_contracting<Config>(arguments, stream);
+        }
+      });
 }
 
 }  // namespace jgg::sm90::skew
