@@ -27,6 +27,7 @@ struct ScaledContracting {
     int n;
     int lhs_batched;
     int rhs_batched;
+    sm90::StoreHint store_hint;
   };
 
   // Groups start at multiples of a step, where their scales start too.
@@ -79,6 +80,8 @@ struct ScaledContracting {
   template <class Sums>
   __device__ static void finish(Params const&, WorkTile const&, Sums&) {}
 
+  __device__ static sm90::StoreHint store_hint(Params const& params) { return params.store_hint; }
+
   __device__ static sm90::StoreCoordinates store_at(Params const& params, WorkTile const& work,
                                                     int row) {
     return {work.n, work.m + row, work.batch * params.groups.local_groups + work.group};
@@ -95,6 +98,7 @@ struct ScaledContracting {
     params.n = a.n;
     params.lhs_batched = a.lhs_batched;
     params.rhs_batched = a.rhs_batched;
+    params.store_hint = sm90::result_hint(a.groups);
 
     cudaError_t status =
         sm90::encode_plain(&params.lhs, view_bytes(a.lhs), a.lhs_batched ? a.groups.batches : 1,

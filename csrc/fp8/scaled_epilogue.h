@@ -10,6 +10,7 @@
 #include "fp8/scaled_config.h"
 #include "fp8/scaled_ragged_dot.h"
 #include "sm90/epilogue.h"
+#include "sm90/tma_store.h"
 
 namespace jgg::fp8 {
 
@@ -22,9 +23,10 @@ class ScaledEpilogue {
   using Sums = Slice[Config::kSlices];
 
   __device__ ScaledEpilogue(ScaledSharedStorage<Config>& shared, CUtensorMap const& descriptor,
-                            OutType type, int consumer)
+                            OutType type, int consumer, sm90::StoreHint hint)
       : chunks_(&shared.chunks[consumer][0][0]),
         descriptor_(descriptor),
+        hint_(hint),
         type_(type),
         consumer_(consumer),
         pending_(false) {}
@@ -89,8 +91,8 @@ class ScaledEpilogue {
         int const column = at_.column + slice * Config::kMmaN + first * kColumns;
 #pragma unroll
         for (int slot = 0; slot < Config::kChunkSlots; ++slot) {
-          cute::SM90_TMA_STORE_3D::copy(&descriptor_, chunks_ + slot * Config::kChunkBytes,
-                                        column + slot * kColumns, at_.row, at_.outer);
+          sm90::store_box(descriptor_, chunks_ + slot * Config::kChunkBytes,
+                          column + slot * kColumns, at_.row, at_.outer, hint_);
         }
         cute::tma_store_arrive();
       }
@@ -146,6 +148,7 @@ class ScaledEpilogue {
 
   uint8_t* chunks_;
   CUtensorMap const& descriptor_;
+  sm90::StoreHint hint_;
   OutType type_;
   int consumer_;
   bool pending_;  // the sums hold a finished tile

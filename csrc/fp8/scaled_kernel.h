@@ -13,10 +13,6 @@
 
 namespace jgg::fp8 {
 
-// Tells the compiler that a value is the same in all of a warp, so that what follows from it, such
-// as the descriptors of WGMMA operands, goes to uniform registers.
-__device__ inline int uniform(int value) { return __shfl_sync(~0u, value, 0); }
-
 // Readers of a work tile: the warps that copy or bring scales, and every warp of the consumers.
 constexpr int kWorkReaders = 1 + (kScaleThreads + kConsumers * kWarpgroup) / kWarpSize;
 
@@ -51,7 +47,7 @@ __device__ void consume(typename Problem::Params const& params, Shared& shared, 
   using Mainloop = ScaledMainloop<Problem>;
   using Epilogue = ScaledEpilogue<Config>;
   typename Epilogue::Sums sums = {};
-  Epilogue epilogue(shared, params.out, params.out_type, consumer);
+  Epilogue epilogue(shared, params.out, params.out_type, consumer, Problem::store_hint(params));
   StageIterator<Config::kStages> stage;
   sm90::WorkIterator slot;
   int const first_row = consumer * kRowsPerConsumer;

@@ -7,6 +7,7 @@
 #include <cute/tensor.hpp>
 
 #include "fp8/scaled_config.h"
+#include "sm90/descriptors.h"
 #include "sm90/tma_load.h"
 
 namespace jgg::fp8 {
@@ -126,7 +127,7 @@ class ScaledMainloop {
   // Their descriptors.
   __device__ static auto lhs_descriptors(Shared& shared, int consumer) {
     auto const thread_mma = Mma{}.get_slice(threadIdx.x % kWarpgroup);
-    return in_uniform_registers(
+    return sm90::in_uniform_registers(
         thread_mma.make_fragment_A(thread_mma.partition_A(lhs_tile(shared, consumer))));
   }
 
@@ -137,22 +138,17 @@ class ScaledMainloop {
     auto const tile =
         make_tensor(make_smem_ptr(reinterpret_cast<typename Config::Rhs*>(shared.rhs[0])),
                     SmemLayout<typename Config::Rhs, Config::kMmaN>{});
-    return in_uniform_registers(thread_mma.make_fragment_B(thread_mma.partition_B(tile)));
+    return sm90::in_uniform_registers(thread_mma.make_fragment_B(thread_mma.partition_B(tile)));
   }
 
   // Descriptors of any stage and slice.
   template <class Descriptors>
-  __device__ static auto advance(Descriptors const& descriptors, int bytes) {
-    constexpr int kUnit = 16;  // of addresses in descriptors
-    return cute::make_tensor(descriptors.data() + bytes / kUnit, descriptors.layout());
-  }
-  template <class Descriptors>
   __device__ static auto lhs_of(Descriptors const& first, int stage) {
-    return advance(first, stage * Config::kLhsBytes);
+    return sm90::advance(first, stage * Config::kLhsBytes);
   }
   template <class Descriptors>
   __device__ static auto rhs_of(Descriptors const& first, int stage, int slice) {
-    return advance(first, stage * Config::kRhsBytes + slice * Config::kMmaN * kRowBytes);
+    return sm90::advance(first, stage * Config::kRhsBytes + slice * Config::kMmaN * kRowBytes);
   }
 
   // A slice, 64 rows by kMmaN columns, to the tensor cores.
@@ -199,14 +195,6 @@ class ScaledMainloop {
         }
       }
     }
-  }
-
-  // Computed once: what is left to do between a wait and the next WGMMA is an addition.
-  template <class Descriptors>
-  __device__ static auto in_uniform_registers(Descriptors const& descriptors) {
-    auto first = descriptors.data();
-    first.desc_.reg32_[0] = __shfl_sync(~0u, first.desc_.reg32_[0], 0);
-    return cute::make_tensor(first, descriptors.layout());
   }
 
   // By every warp for itself, because each reads scales that the others do not.

@@ -109,6 +109,8 @@ struct ScaledNoncontracting {
     }
   }
 
+  __device__ static sm90::StoreHint store_hint(Params const&) { return sm90::StoreHint::kNormal; }
+
   __device__ static sm90::StoreCoordinates store_at(Params const& params, WorkTile const& work,
                                                     int row) {
     int const end = work.batch * params.groups.rows + work.begin + work.extent;

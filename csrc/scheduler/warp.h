@@ -121,6 +121,10 @@ struct DeviceWarp {
     return ballot ? __ffs(ballot) - 1 : kWarpSize;
   }
 };
+
+// Tells the compiler that a value is the same in all of a warp, so that what follows from it, such
+// as the descriptors of WGMMA operands, goes to uniform registers.
+__device__ inline int uniform(int value) { return __shfl_sync(~0u, value, 0); }
 #endif
 
 }  // namespace jgg

@@ -10,6 +10,7 @@
 
 #include "scheduler/warp.h"
 #include "sm90/kernel_config.h"
+#include "sm90/tma_store.h"
 
 namespace jgg::sm90 {
 
@@ -28,9 +29,11 @@ class Epilogue {
   static constexpr int kAccumulators = kRowsPerConsumer * Config::kTileN / kWarpgroup;
 
  public:
-  __device__ Epilogue(SharedStorage<Config>& shared, CUtensorMap const& descriptor, int consumer)
+  __device__ Epilogue(SharedStorage<Config>& shared, CUtensorMap const& descriptor, int consumer,
+                      StoreHint hint = StoreHint::kNormal)
       : chunks_(&shared.chunks[consumer][0][0]),
         descriptor_(&descriptor),
+        hint_(hint),
         consumer_(consumer),
         next_chunk_(Config::kChunks),
         end_(Config::kChunks) {}
@@ -126,8 +129,8 @@ class Epilogue {
     cute::tma_store_fence();
     sync_consumer();
     if (issues()) {
-      cute::SM90_TMA_STORE_3D::copy(descriptor_, slot(chunk),
-                                    at_.column + chunk * Config::kChunkColumns, at_.row, at_.outer);
+      store_box(*descriptor_, slot(chunk), at_.column + chunk * Config::kChunkColumns, at_.row,
+                at_.outer, hint_);
       cute::tma_store_arrive();
     }
   }
@@ -168,6 +171,7 @@ class Epilogue {
 
   uint8_t* chunks_;
   CUtensorMap const* descriptor_;
+  StoreHint hint_;
   int consumer_;
   int next_chunk_;  // of the half tile taken last; end_ once all are stored
   int end_;

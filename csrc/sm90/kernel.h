@@ -31,7 +31,10 @@ __device__ void release_work(Shared& shared, WorkIterator& slot) {
 template <class Shared>
 __device__ WorkTile read_work(Shared& shared, WorkIterator& slot) {
   shared.work_full[slot.stage].wait(slot.phase);
-  WorkTile const work = shared.work[slot.stage];
+  WorkTile work = shared.work[slot.stage];
+  // Stages follow from it, and from stages the descriptors of WGMMA. With all numbers of the tile
+  // in uniform registers, products with a K-major rhs were slower.
+  work.k_tiles = uniform(work.k_tiles);
   release_work(shared, slot);
   return work;
 }
@@ -81,14 +84,14 @@ template <class Problem, class Mainloop, class Shared>
 __device__ void consume(typename Problem::Params const& params, Shared& shared, int consumer) {
   using Config = typename Problem::Config;
   typename Mainloop::Accumulators accumulators;
-  Epilogue<Config> epilogue(shared, params.out, consumer);
+  Epilogue<Config> epilogue(shared, params.out, consumer, Problem::store_hint(params));
   StageIterator<Config::kStages> stage;
   WorkIterator slot;
   int const first_row = consumer * kRowsPerConsumer;
   while (true) {
     WorkTile const work = read_work(shared, slot);
     if (work.k_tiles == kNoMoreWork) break;
-    bool const has_rows = Problem::rows_left(params, work) > first_row;
+    bool const has_rows = uniform(Problem::rows_left(params, work)) > first_row;
     auto const store = [&](auto const& values) {
       if constexpr (Problem::kHasHeads) {
         if (work.head > 0 && work.m + first_row == 0) {
@@ -146,7 +149,7 @@ __device__ SharedStorage<Config>& aligned_storage(uint8_t* dynamic_shared) {
 // What every warp does once the barriers are there.
 template <class Problem, class Mainloop, class Shared>
 __device__ void run_roles(typename Problem::Params const& params, Shared& shared, int rank) {
-  int const warpgroup = threadIdx.x / kWarpgroup;
+  int const warpgroup = uniform(threadIdx.x / kWarpgroup);
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
     int const warp = threadIdx.x / kWarpSize;

@@ -29,8 +29,8 @@ __device__ void consume_list(typename Problem::Params const& params, Shared& sha
   while (true) {
     WorkTile const work = read_work(shared, slot);
     if (work.k_tiles == kNoMoreWork) break;
-    int const columns = Problem::columns_needed(params, work);
-    if (work.m + consumer * kRowsPerConsumer >= work.extent || columns <= 0) {
+    int const columns = uniform(Problem::columns_needed(params, work));
+    if (uniform(work.extent - work.m) <= consumer * kRowsPerConsumer || columns <= 0) {
       Mainloop::skip(work, shared, stage);
       continue;
     }
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   initialize_barriers<Loop>(shared);
   sync_cluster<Config>();
 
-  int const warpgroup = threadIdx.x / kWarpgroup;
+  int const warpgroup = uniform(threadIdx.x / kWarpgroup);
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
     int const warp = threadIdx.x / kWarpSize;

@@ -7,6 +7,7 @@
 #include <cute/tensor.hpp>
 
 #include "scheduler/warp.h"
+#include "sm90/descriptors.h"
 #include "sm90/kernel_config.h"
 #include "sm90/tma_load.h"
 
@@ -94,6 +95,8 @@ class Mainloop {
     using namespace cute;
     constexpr int kColumns = decltype(size(accumulators))::value * kWarpgroup / kRowsPerConsumer;
     Mma<kColumns> mma;
+    auto const first_lhs = lhs_descriptors(mma, shared, consumer);
+    auto const first_rhs = rhs_descriptors<kColumns>(mma, shared);
     Stage finished = stage;
     for (int k_tile = 0; k_tile < work.k_tiles; ++k_tile) {
       shared.full[stage.stage].wait(stage.phase);
@@ -104,21 +107,14 @@ class Mainloop {
         }
       }
 
-      auto const lhs = make_tensor(
-          make_smem_ptr(shared.lhs[stage.stage] + consumer * kRowsPerConsumer * Config::kTileK),
-          SmemLayout<Config::kLhsMajor, kRowsPerConsumer>{});
-      auto const rhs = make_tensor(make_smem_ptr(shared.rhs[stage.stage]),
-                                   SmemLayout<Config::kRhsMajor, kColumns>{});
-      auto const thread_mma = mma.get_slice(threadIdx.x % kWarpgroup);
-      auto const lhs_fragment = thread_mma.make_fragment_A(thread_mma.partition_A(lhs));
-      auto const rhs_fragment = thread_mma.make_fragment_B(thread_mma.partition_B(rhs));
-
+      auto const lhs = advance(first_lhs, stage.stage * Config::kLhsBytes);
+      auto const rhs = advance(first_rhs, stage.stage * Config::kRhsBytes);
       warpgroup_fence_operand(accumulators);
       warpgroup_arrive();
 #pragma unroll
-      for (int k = 0; k < size<2>(lhs_fragment); ++k) {
+      for (int k = 0; k < size<2>(lhs); ++k) {
         mma.accumulate_ = k_tile == 0 && k == 0 ? GMMA::ScaleOut::Zero : GMMA::ScaleOut::One;
-        gemm(mma, lhs_fragment(_, _, k), rhs_fragment(_, _, k), accumulators);
+        gemm(mma, lhs(_, _, k), rhs(_, _, k), accumulators);
       }
       warpgroup_commit_batch();
       warpgroup_fence_operand(accumulators);
@@ -150,6 +146,25 @@ class Mainloop {
   static constexpr int kEmptyArrivals = kConsumers * Config::kCluster;
 
  protected:
+  // A consumer's rows in the first stage.
+  template <class TiledMma>
+  __device__ static auto lhs_descriptors(TiledMma const& mma, Shared& shared, int consumer) {
+    auto const tile = cute::make_tensor(
+        cute::make_smem_ptr(shared.lhs[0] + consumer * kRowsPerConsumer * Config::kTileK),
+        SmemLayout<Config::kLhsMajor, kRowsPerConsumer>{});
+    auto const thread_mma = mma.get_slice(threadIdx.x % kWarpgroup);
+    return in_uniform_registers(thread_mma.make_fragment_A(thread_mma.partition_A(tile)));
+  }
+
+  // The tile's columns in the first stage, or its first ones.
+  template <int kColumns, class TiledMma>
+  __device__ static auto rhs_descriptors(TiledMma const& mma, Shared& shared) {
+    auto const tile = cute::make_tensor(cute::make_smem_ptr(shared.rhs[0]),
+                                        SmemLayout<Config::kRhsMajor, kColumns>{});
+    auto const thread_mma = mma.get_slice(threadIdx.x % kWarpgroup);
+    return in_uniform_registers(thread_mma.make_fragment_B(thread_mma.partition_B(tile)));
+  }
+
   __device__ static void release(Shared& shared, int stage) {
     int const thread = threadIdx.x % kWarpgroup;
     if constexpr (Config::kCluster == 1) {

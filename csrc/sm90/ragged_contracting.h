@@ -34,6 +34,7 @@ struct RaggedContracting {
     int lhs_batched;
     int rhs_batched;
     bool rhs_in_slabs;
+    StoreHint store_hint;
   };
 
   template <class Warp>
@@ -77,6 +78,8 @@ struct RaggedContracting {
     }
   }
 
+  __device__ static StoreHint store_hint(Params const& params) { return params.store_hint; }
+
   __device__ static StoreCoordinates store_at(Params const& params, WorkTile const& work, int row) {
     return {work.n, work.m + row, work.batch * params.groups.local_groups + work.group};
   }
@@ -90,6 +93,7 @@ struct RaggedContracting {
     params.lhs_batched = a.lhs_batched;
     params.rhs_batched = a.rhs_batched;
     params.rhs_in_slabs = a.n % Config::kSlab == 0;
+    params.store_hint = result_hint(params.groups);
 
     TensorView const lhs = view<typename Config::Element>(a.lhs);
     TensorView const rhs = view<typename Config::Element>(a.rhs);

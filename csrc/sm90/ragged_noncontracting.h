@@ -83,6 +83,8 @@ struct RaggedNoncontracting {
     }
   }
 
+  __device__ static StoreHint store_hint(Params const&) { return StoreHint::kNormal; }
+
   __device__ static StoreCoordinates store_at(Params const& params, WorkTile const& work, int row) {
     int const end = work.batch * params.groups.rows + work.begin + work.extent;
     return {work.n, params.store_shift - work.extent + work.m + row, end};

@@ -14,7 +14,7 @@ __device__ void consume_pieces(typename Problem::Params const& params, Shared& s
   using Config = typename Problem::Config;
   static_assert(!Problem::kHasHeads, "storing below a head takes registers that are in use here");
   typename Mainloop::Accumulators accumulators;
-  Epilogue<Config> epilogue(shared, params.out, consumer);
+  Epilogue<Config> epilogue(shared, params.out, consumer, Problem::store_hint(params));
   PartialSums<Config> const partial_sums(params.workspace, consumer);
   StageIterator<Config::kStages> stage;
   WorkIterator slot;
@@ -22,7 +22,7 @@ __device__ void consume_pieces(typename Problem::Params const& params, Shared& s
   while (true) {
     WorkTile const work = read_work(shared, slot);
     if (work.k_tiles == kNoMoreWork) break;
-    bool const has_rows = Problem::rows_left(params, work) > first_row;
+    bool const has_rows = uniform(Problem::rows_left(params, work)) > first_row;
     StoreCoordinates const at = Problem::store_at(params, work, first_row);
     if (has_rows && work.k_tiles > 0) {
       Mainloop::multiply(params, work, shared, stage, consumer, accumulators,
@@ -49,7 +49,7 @@ __device__ void consume_pieces(typename Problem::Params const& params, Shared& s
 template <class Problem, class Mainloop, class Shared, class ScheduleOf>
 __device__ void run_piece_roles(typename Problem::Params const& params, Shared& shared, int rank,
                                 ScheduleOf const& schedule_of) {
-  int const warpgroup = threadIdx.x / kWarpgroup;
+  int const warpgroup = uniform(threadIdx.x / kWarpgroup);
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
     int const warp = threadIdx.x / kWarpSize;
