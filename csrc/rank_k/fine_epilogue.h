@@ -27,8 +27,7 @@ class FineEpilogue {
   static constexpr int kUnit = 16 / sizeof(Output);
 
  public:
-  // Reads alpha and beta, and writes the zeros of the other triangle that are not in a block on the
-  // diagonal, for 64 rows from `row` on and `blocks` blocks from `column` on.
+  // Of one tile, whose alpha and beta this begins to read.
   __device__ FineEpilogue(SharedStorage<Config>& shared, Params const& params, WorkTile const& work,
                           int consumer)
       : params_(params), n_(work.extent) {
@@ -39,7 +38,8 @@ class FineEpilogue {
     staging_ = &shared.chunks[consumer][0][0] + warp() * kStagingBytes;
   }
 
-  // Writes the zeros across the diagonal from `blocks` blocks, which nothing has to wait for.
+  // Writes the zeros across the diagonal from so many blocks of 64 rows. No result has to wait for
+  // them.
   __device__ void store_zeros(int row, int column, int blocks) const {
     if (params_.other != OtherTriangle::kZero) return;
     constexpr int kUnits = kBlock / kUnit, kRows = kWarpgroup / kUnits;

@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   typename Problem::Triangle const triangle(params.stacks, params.count, params.uplo);
   StageIterator<Config::kStages> stage;
   WorkTile work;
-  int const warpgroup = threadIdx.x / kWarpgroup;
+  int const warpgroup = uniform(threadIdx.x / kWarpgroup);
   if (warpgroup == 0) {
     cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
     if (threadIdx.x > 0) return;
