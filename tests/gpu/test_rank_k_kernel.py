@@ -58,7 +58,7 @@ def check(
 
 
 @pytest.fixture(params=["wide", "fine"])
-def tile(request, monkeypatch):
+def rank_k_tile(request, monkeypatch):
     """Has every update take the tiles that the plan has for many units, or those for few."""
     most = 0 if request.param == "wide" else 2**31
     monkeypatch.setattr(rank_k_plan, "MAX_FINE_UNITS", most)
@@ -70,7 +70,7 @@ def tile(request, monkeypatch):
 @OTHER
 @FORMS
 @BOTH
-@pytest.mark.usefixtures("tile")
+@pytest.mark.usefixtures("rank_k_tile")
 class TestStacks:
     @pytest.mark.parametrize("dtype, result", [(BF16, None), (BF16, F32), (F16, None), (F16, F32)])
     def test_dtypes(self, update, uplo, transpose, other, dtype, result, rng):
@@ -186,7 +186,7 @@ def test_vmap(update, rng):
 
 
 @BOTH
-@pytest.mark.usefixtures("tile")
+@pytest.mark.usefixtures("rank_k_tile")
 def test_repeats_bitwise(update, rng):
     a, b = random(rng, (5, 520, 1032), BF16), random(rng, (5, 520, 1032), BF16)
     first = np.asarray(run(update, a, b, None))
@@ -204,7 +204,7 @@ def test_donated_c_is_updated_in_place(rng):
     check_real(SYRK, out, a, a, c, beta=0.5)
 
 
-@pytest.mark.usefixtures("tile")
+@pytest.mark.usefixtures("rank_k_tile")
 def test_many_tiles_for_each_processor(rng):
     check(SYR2K, rng, 3, 2600, 200, other="mirror")
 
