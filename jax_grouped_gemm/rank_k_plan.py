@@ -17,6 +17,14 @@ from jax_grouped_gemm.plan import KERNEL_RESULT_DTYPES, TMA_ALIGNMENT_BYTES, Pla
 from jax_grouped_gemm.tile_config import NUM_SMS, TileConfig
 
 RANK_K_TILE = TileConfig(tile_m=128, tile_n=256, cluster=2)
+# Of 16-bit operands, where results are so few or small that all are computed at a time.
+FINE_TILE = TileConfig(tile_m=128, tile_n=128, cluster=1)
+MAX_FINE_UNITS = NUM_SMS
+# One launch has descriptors for so many.
+MAX_FINE_STACKS = 4
+# A unit's squares of 64 x 64, see `csrc/scheduler/triangular_fine.h`.
+SQUARE = 64
+DIAGONAL_SQUARES, TILE_SQUARES = 5, 4
 TILE_K = 64
 # What the change of tiles takes beside the steps of a unit: see `csrc/scheduler/triangular.h`.
 CHANGE_HALF_STEPS = 4
@@ -98,20 +106,36 @@ def plan_rank_k(avals: Sequence[Any], params: Mapping[str, Any]) -> Plan:
     addressable = _addressable_problem(problem)
     reason = _copy_reason(problem, addressable)
     stacks = [addressable.stacks[i] for i in launch_order(problem)]
-    units = [unit for stack in stacks for unit in _unit_costs(addressable, stack)]
-    clusters = min(NUM_SMS // RANK_K_TILE.cluster, len(units))
+    tile = _tile(addressable, stacks)
+    unit_costs = _fine_unit_costs if tile == FINE_TILE else _unit_costs
+    units = [unit for stack in stacks for unit in unit_costs(addressable, stack)]
+    clusters = min(NUM_SMS // tile.cluster, len(units))
     terms = float32.num_terms(params["precision"]) if problem.dtype == jnp.float32 else 0
     return Plan(
         problem=problem,
         path="copied" if reason else "tma",
         reason=reason,
         kernel_problem=addressable,
-        tile=RANK_K_TILE,
-        grid=clusters * RANK_K_TILE.cluster,
+        tile=tile,
+        grid=clusters * tile.cluster,
         workspace_bytes=_workspace_bytes(addressable, terms) if terms else 0,
         terms=terms,
-        efficiency=_efficiency(problem, units),
+        efficiency=(_fine_efficiency if tile == FINE_TILE else _efficiency)(problem, units),
     )
+
+
+def _tile(problem: RankKProblem, stacks: Sequence[Stack]) -> TileConfig:
+    """The fine one if that is one tile for each multiprocessor, at most.
+
+    A matrix of one tile is none of it: half of what a unit loads and multiplies would be nothing.
+    """
+    small = (
+        problem.dtype != jnp.float32
+        and len(stacks) <= MAX_FINE_STACKS
+        and any(stack.n > FINE_TILE.tile_m for stack in stacks)
+        and sum(map(sum, map(_num_fine_units, stacks))) <= MAX_FINE_UNITS
+    )
+    return FINE_TILE if small else RANK_K_TILE
 
 
 def launch_order(problem: RankKProblem) -> list[int]:
@@ -190,6 +214,25 @@ def _unit_costs(problem: RankKProblem, stack: Stack) -> list[int]:
     return [2 * half_steps] * full_units + [half_steps] * math.ceil(stack.g * narrow / 2)
 
 
+def _num_fine_units(stack: Stack) -> tuple[int, int]:
+    """Diagonal units and tiles of a stack, as `csrc/scheduler/triangular_fine.h` lists them."""
+    rows = math.ceil(stack.n / FINE_TILE.tile_m)
+    return stack.g * ((rows + 1) // 2 * 2), stack.g * (rows * (rows - 1) // 2 - rows // 2)
+
+
+def _fine_unit_costs(problem: RankKProblem, stack: Stack) -> list[int]:
+    """The squares that each fine unit of a stack multiplies, in order, over all of its steps."""
+    steps = _num_products(problem) * math.ceil(stack.k / TILE_K)
+    diagonal, tiles = _num_fine_units(stack)
+    return [DIAGONAL_SQUARES * steps] * diagonal + [TILE_SQUARES * steps] * tiles
+
+
+def _fine_efficiency(problem: RankKProblem, units: Sequence[int]) -> float:
+    """As `_efficiency`, of fine units, which blocks take in turn."""
+    longest = max(sum(units[block::NUM_SMS]) for block in range(NUM_SMS))
+    return float(_useful(problem) / (longest * NUM_SMS * SQUARE**2 * TILE_K))
+
+
 def _efficiency(problem: RankKProblem, units: Sequence[int]) -> float:
     """The share of the tensor cores' work that is useful while the longest cluster is busy.
 
@@ -204,11 +247,15 @@ def _efficiency(problem: RankKProblem, units: Sequence[int]) -> float:
         busy[cluster] += half_steps
     longest = max(busy)
     per_half_step = RANK_K_TILE.cluster * RANK_K_TILE.tile_m * RANK_K_TILE.tile_n * TILE_K / 2
-    useful = sum(
+    return float(_useful(problem) / (longest * clusters * per_half_step))
+
+
+def _useful(problem: RankKProblem) -> float:
+    """The products of two elements that the results need."""
+    return sum(
         stack.g * stack.n * (stack.n + 1) / 2 * stack.k * _num_products(problem)
         for stack in problem.stacks
     )
-    return float(useful / (longest * clusters * per_half_step))
 
 
 def _num_products(problem: RankKProblem) -> int:

@@ -357,6 +357,29 @@ class TestExplain:
         assert plan.path == "direct" and plan.grid == 2
         assert self.plan(jgg.grouped_syrk, self.array(3, 0, 4, dtype=np.float64)).path == "zeros"
 
+    @pytest.mark.parametrize("update", [SYRK, SYR2K], ids=repr)
+    @pytest.mark.parametrize(
+        "shapes, tile_n",
+        [
+            ([(64, 256, 1024)], 128),
+            ([(16, 512, 512)], 128),
+            ([(16, 1024, 1024)], 256),
+            ([(67, 256, 1024)], 256),
+            ([(100, 128, 512)], 256),
+            ([(20, 256, 1024), (5, 512, 256)], 128),
+            (5 * [(2, 256, 1024)], 256),
+        ],
+    )
+    def test_few_units_have_fine_tiles(self, update, shapes, tile_n):
+        """One to a multiprocessor, and as many stacks as a launch has room for."""
+        arrays = [self.array(*shape) for shape in shapes]
+        plan = self.plan(lambda *a: update(list(a), list(a)), *arrays)
+        assert (plan.tile.tile_m, plan.tile.tile_n) == (128, tile_n)
+
+    def test_float32_has_no_fine_tiles(self):
+        plan = self.plan(jgg.grouped_syrk, self.array(16, 512, 512, dtype=np.float32))
+        assert plan.tile.tile_n == 256
+
     def test_more_tiles_use_the_device_better(self):
         small = self.plan(jgg.grouped_syrk, self.array(1, 256, 1024))
         large = self.plan(jgg.grouped_syrk, self.array(8, 4096, 1024))

@@ -20,8 +20,13 @@ UPLO = pytest.mark.parametrize("uplo", ["lower", "upper"])
 
 @pytest.fixture(scope="module")
 def tile(extension):
-    (config,) = [c for c in extension.kernel_configs() if c.pop("op") == "rank_k"]
-    assert config["tile_m"] * config["cluster"] == config["tile_n"]
+    return config_of(extension, rank_k_plan.RANK_K_TILE)
+
+
+def config_of(extension, tile) -> dict[str, int]:
+    """The compiled configuration of a plan's tile."""
+    configs = [c for c in extension.kernel_configs() if c.pop("op") == "rank_k"]
+    (config,) = [c for c in configs if c == tile.sizes()]
     return config
 
 

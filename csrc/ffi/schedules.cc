@@ -21,6 +21,7 @@
 #include "scheduler/ragged_schedule.h"
 #include "scheduler/tile_list.h"
 #include "scheduler/triangular.h"
+#include "scheduler/triangular_fine.h"
 #include "scheduler/triangular_runs.h"
 #include "sm90/tile_table.h"
 
@@ -168,7 +169,8 @@ TileArray rank_k_tiles(Sizes const& stacks, bool upper, int clusters, int tile_m
   Uplo const uplo = upper ? Uplo::kUpper : Uplo::kLower;
   sm90::with_tile(sm90::RankKTiles{}, {tile_m, tile_n, cluster}, [&](auto tile) {
     using Tile = decltype(tile);
-    using Schedule = TriangularSchedule<Tile::kTileM, Tile::kTileN, Tile::kCluster>;
+    using Schedule = TriangularScheduleOf<Tile::kTileM, Tile::kTileN, Tile::kCluster>;
+    using Turns = typename Schedule::template Turns<SimulatedWarp, kMaxClusters>;
     std::vector<TriangularStack> table;
     int units = 0;
     for (size_t i = 0; i < stacks.shape(0); ++i) {
@@ -177,7 +179,7 @@ TileArray rank_k_tiles(Sizes const& stacks, bool upper, int clusters, int tile_m
       units += Schedule::units(stack[0], stack[1], uplo);
     }
     Schedule const schedule(table.data(), static_cast<int>(table.size()), uplo);
-    tiles = list_tiles<SimulatedTurns>(schedule, cluster, clusters);
+    tiles = list_tiles<Turns>(schedule, cluster, clusters);
     return cudaSuccess;
   });
   return to_array(tiles);

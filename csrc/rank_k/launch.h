@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <memory>
 
+#include "rank_k/fine_kernel.h"
+#include "rank_k/fine_mainloop.h"
 #include "rank_k/mainloop.h"
 #include "rank_k/problem.h"
 #include "rank_k/tile_table.h"
@@ -13,8 +15,9 @@
 namespace jgg::sm90 {
 
 // One launch for every kMaxStacks stacks.
-template <class Problem, class Loop = Mainloop<Problem>>
-cudaError_t launch_rank_k(RankKArguments const& arguments, cudaStream_t stream) {
+template <class Problem>
+cudaError_t launch_rank_k(void (*kernel)(typename Problem::Params), RankKArguments const& arguments,
+                          cudaStream_t stream) {
   // Too large for the stack of a thread that is not ours.
   auto const params = std::make_unique<typename Problem::Params>();
   int const count = static_cast<int>(arguments.stacks.size());
@@ -24,11 +27,21 @@ cudaError_t launch_rank_k(RankKArguments const& arguments, cudaStream_t stream) 
         Problem::make_params(arguments, &arguments.stacks[first],
                              std::min(count - first, Problem::kMaxStacks), *params, units);
     if (status != cudaSuccess) return status;
-    status = launch_persistent<typename Problem::Config>(list_kernel<Problem, Loop>, *params, units,
-                                                         stream);
+    status = launch_persistent<typename Problem::Config>(kernel, *params, units, stream);
     if (status != cudaSuccess) return status;
   }
   return cudaSuccess;
+}
+
+template <class Tile, class Config>
+cudaError_t launch_tile(RankKArguments const& arguments, cudaStream_t stream) {
+  using Problem = RankK<Config>;
+  if constexpr (std::is_same_v<Tile, FineRankKTile>) {
+    return launch_rank_k<Problem>(fine_kernel<Problem, FineMainloop<Problem>>, arguments, stream);
+  } else {
+    return launch_rank_k<Problem>(list_kernel<Problem, TriangularMainloop<Problem>>, arguments,
+                                  stream);
+  }
 }
 
 template <class Element>
@@ -40,10 +53,8 @@ cudaError_t launch_any_rank_k(TileConfig config, RankKArguments const& arguments
         using Tile = decltype(tile);
         using Output = std::conditional_t<f32_out.value, float, Element>;
         constexpr auto kMajor = major(cute::GMMA::Major::K, transpose.value);
-        using Config = KernelConfig<Element, Output, kMajor, kMajor, Tile::kTileM, Tile::kTileN,
-                                    Tile::kCluster>;
-        using Problem = RankK<Config>;
-        return launch_rank_k<Problem, TriangularMainloop<Problem>>(arguments, stream);
+        return launch_tile<Tile, KernelConfig<Element, Output, kMajor, kMajor, Tile::kTileM,
+                                              Tile::kTileN, Tile::kCluster>>(arguments, stream);
       });
     });
   });

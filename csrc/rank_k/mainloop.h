@@ -16,6 +16,7 @@ class TriangularMainloop : public Mainloop<Problem> {
   using Shared = typename Base::Shared;
   using Stage = typename Base::Stage;
   using Params = typename Base::Params;
+  static_assert(Problem::kBoxRows == Config::kRhsBoxColumns);
 
  public:
   __device__ static void load(Params const& params, WorkTile const& work, Shared& shared,

@@ -7,7 +7,7 @@
 #include "rank_k/matrix_scales.h"
 #include "rank_k/rank_k.h"
 #include "scheduler/triangular.h"
-#include "scheduler/turns.h"
+#include "scheduler/triangular_fine.h"
 #include "sm90/f32/terms.h"
 #include "sm90/kernel_config.h"
 #include "sm90/problem_arguments.h"
@@ -27,10 +27,9 @@ struct RankK {
 
   // Stacks to a launch. Their descriptors are parameters of the kernel: 60 would fit, but a launch
   // takes 2 us longer then, where 24 take under 1 us.
-  static constexpr int kMaxStacks = 24;
-  // One box of an operand: all rows of an lhs tile, half of those of an rhs tile.
+  static constexpr int kMaxStacks = Config::kCluster == 1 ? 4 : 24;
+  // One box of an operand: all rows of an lhs tile, and half of those of an rhs tile that is wider.
   static constexpr int kBoxRows = Config::kTileM;
-  static_assert(kBoxRows == Config::kRhsBoxColumns);
 
   struct Descriptors {
     CUtensorMap a;
@@ -53,7 +52,7 @@ struct RankK {
     bool adds_c;
   };
 
-  using Triangle = TriangularSchedule<Config::kTileM, Config::kTileN, Config::kCluster>;
+  using Triangle = TriangularScheduleOf<Config::kTileM, Config::kTileN, Config::kCluster>;
 
   struct Schedule {
     Triangle triangle;
@@ -69,11 +68,20 @@ struct RankK {
   };
 
   template <class Warp>
-  using Turns = EarliestFree<Warp, kMaxClusters<Config>>;
+  using Turns = typename Triangle::template Turns<Warp, kMaxClusters<Config>>;
 
   template <class Warp>
   __device__ static Schedule schedule(Params const& params) {
     return {Triangle(params.stacks, params.count, params.uplo)};
+  }
+
+  // Called by all threads. The first loads and stores would wait for their descriptors.
+  __device__ static void prefetch_descriptors(Params const& params) {
+    if (threadIdx.x != 0) return;
+    for (CUtensorMap const* descriptor :
+         {&params.descriptors[0].a, &params.descriptors[0].b, &params.descriptors[0].out}) {
+      asm volatile("prefetch.tensormap [%0];" ::"l"(descriptor) : "memory");
+    }
   }
 
   // The number of the matrix of a tile among those of all stacks.

@@ -36,7 +36,7 @@ cudaError_t rank_k_f32(TileConfig config, RankKArguments const& arguments, cudaS
       constexpr auto kMajor = major(cute::GMMA::Major::K, transpose.value);
       using Problem = RankKOfParts<KernelConfig<cutlass::half_t, float, kMajor, kMajor,
                                                 Tile::kTileM, Tile::kTileN, Tile::kCluster>>;
-      return launch_rank_k<Problem, f32::Mainloop<Problem>>(parts, stream);
+      return launch_rank_k<Problem>(list_kernel<Problem, f32::Mainloop<Problem>>, parts, stream);
     });
   });
 }

@@ -5,6 +5,8 @@
 
 namespace jgg::sm90 {
 
-using RankKTiles = TileTable<Tile<128, 256, 2>>;
+// Where those are too few for all multiprocessors, or their time too long.
+using FineRankKTile = Tile<128, 128, 1>;
+using RankKTiles = TileTable<Tile<128, 256, 2>, FineRankKTile>;
 
 }  // namespace jgg::sm90

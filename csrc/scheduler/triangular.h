@@ -62,6 +62,9 @@ class TriangularSchedule {
  public:
   static_assert(kCluster == 2 && kCluster * kTileM == kTileN, "a cluster's tiles are a square");
 
+  template <class Warp, int kMaxClusters>
+  using Turns = EarliestFree<Warp, kMaxClusters>;
+
   JGG_HOST_DEVICE TriangularSchedule(TriangularStack const* stacks, int count, Uplo uplo)
       : stacks_(stacks), count_(count), uplo_(uplo) {}
 

@@ -10,6 +10,7 @@ from ops import random, swap
 from updates import HER2K, SYR2K, SYRK, check_real
 
 import jax_grouped_gemm as jgg
+from jax_grouped_gemm import rank_k_plan
 
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 
@@ -56,9 +57,20 @@ def check(
     check_real(update, out, a, b, c, symmetrize=symmetrize, **options)
 
 
+@pytest.fixture(params=["wide", "fine"])
+def rank_k_tile(request, monkeypatch):
+    """Has every update take the tiles that the plan has for many units, or those for few."""
+    most = 0 if request.param == "wide" else 2**31
+    monkeypatch.setattr(rank_k_plan, "MAX_FINE_UNITS", most)
+    plan = rank_k_plan.RANK_K_TILE if request.param == "wide" else rank_k_plan.FINE_TILE
+    a = jax.ShapeDtypeStruct((2, 1032, 72), BF16)
+    assert [p.tile for p in jgg.explain(jgg.grouped_syrk, a).plans] == [plan]
+
+
 @OTHER
 @FORMS
 @BOTH
+@pytest.mark.usefixtures("rank_k_tile")
 class TestStacks:
     @pytest.mark.parametrize("dtype, result", [(BF16, None), (BF16, F32), (F16, None), (F16, F32)])
     def test_dtypes(self, update, uplo, transpose, other, dtype, result, rng):
@@ -105,7 +117,7 @@ def test_beta_zero_never_reads_c(update, rng):
 
 @FORMS
 @BOTH
-@pytest.mark.parametrize("count", [1, 24, 61])
+@pytest.mark.parametrize("count", [1, 4, 24, 61])
 def test_lists(update, uplo, transpose, count, rng):
     """Problems of unequal shapes, in the manner of CUTLASS's tests, empty ones among them."""
     sizes = 8 * rng.integers(1, 64, (count, 2)) + 24
@@ -174,6 +186,7 @@ def test_vmap(update, rng):
 
 
 @BOTH
+@pytest.mark.usefixtures("rank_k_tile")
 def test_repeats_bitwise(update, rng):
     a, b = random(rng, (5, 520, 1032), BF16), random(rng, (5, 520, 1032), BF16)
     first = np.asarray(run(update, a, b, None))
@@ -191,6 +204,7 @@ def test_donated_c_is_updated_in_place(rng):
     check_real(SYRK, out, a, a, c, beta=0.5)
 
 
+@pytest.mark.usefixtures("rank_k_tile")
 def test_many_tiles_for_each_processor(rng):
     check(SYR2K, rng, 3, 2600, 200, other="mirror")
 
