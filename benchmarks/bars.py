@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks import bars_fp8, bars_lists, bars_rank_k
+from benchmarks import bars_fp8, bars_lists, bars_rank_k, report
 from benchmarks.bar import Bar, Finding, missing_cases
 from benchmarks.cases import OPS, SUITES
 from benchmarks.measure import best_grouped, geometric_mean
@@ -27,10 +27,14 @@ PRODUCTS = tuple(op.name for op in OPS.values() if not op.contracting)
 DECODE_ROWS = 64
 
 
+def _measured(results: Mapping) -> list[Mapping]:
+    records = results.get("cases", [])
+    return [record for record in records if "ours" in record.get("peers", {})]
+
+
 def check(results: Mapping) -> list[Bar]:
     """Every bar against the results of one or more runs."""
-    records = results.get("cases", [])
-    cases = [record for record in records if "ours" in record.get("peers", {})]
+    cases = _measured(results)
     ragged = [record for record in cases if record["op"] in OPS]
     return [
         *_ragged_bars([record for record in ragged if not _is_float32(record)]),
@@ -39,7 +43,7 @@ def check(results: Mapping) -> list[Bar]:
         _first_call(results.get("first_call", {})),
         *bars_fp8.check(cases, results),
         *bars_rank_k.check(cases),
-        *bars_lists.check(records),
+        *bars_lists.check(results.get("cases", [])),
     ]
 
 
@@ -195,9 +199,12 @@ def main(
     parser.add_argument(
         "results", type=Path, nargs="+", help="JSON files of any of the benchmarks, read as one"
     )
-    bars = check(load(parser.parse_args(arguments).results))
+    results = load(parser.parse_args(arguments).results)
+    bars = check(results)
     for bar in bars:
         write("\n".join(bar.lines()))
+    if means := report.summary_lines(_measured(results)):
+        write("\n" + means)
     return bars
 
 

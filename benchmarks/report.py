@@ -89,11 +89,17 @@ def summary(records: Sequence[Mapping]) -> dict[str, dict[str, float]]:
     result = {}
     for op in dict.fromkeys(record["op"] for record in records):
         of_op = [record for record in records if record["op"] == op]
+        grouped = {
+            name: None
+            for record in of_op
+            for name, peer in record["peers"].items()
+            if peer.get("role") == Role.GROUPED
+        }
         columns = {
             "best_grouped": [best[1] for record in of_op if (best := best_grouped(record))],
             **{
                 name: [record["ratios"][name] for record in of_op if name in record["ratios"]]
-                for name in ("cublas_loop", "cublas_dense", "floor", "stock")
+                for name in (*grouped, "cublas_loop", "cublas_dense", "floor")
             },
         }
         result[op] = {

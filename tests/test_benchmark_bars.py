@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
 import sys
 from pathlib import Path
 
@@ -243,3 +245,18 @@ def test_recorded_updates_are_read():
     results = results_file.load([RESULTS / "h200_rank_k.json"])
     bar = judged("bfloat16 syrk, n >= 2048, over A@A.T", *results["cases"])
     assert len(bar.findings) == 3 and not bar.missing
+
+
+def test_says_how_we_compare_with_each_grouped_peer():
+    path = RESULTS / "h200_main.json"
+    lines = []
+    bars.main([str(path)], lines.append)
+    ratios = [
+        record["ratios"]["torch_grouped_mm"]
+        for record in json.loads(path.read_text())["cases"]
+        if record["op"] == "forward"
+    ]
+    (line,) = [line for line in "\n".join(lines).splitlines() if line.startswith("forward: ")]
+    assert f"torch_grouped_mm_geomean {math.prod(ratios) ** (1 / len(ratios)):.3f}," in line
+    assert f"torch_grouped_mm_min {min(ratios):.3f}," in line
+    assert "cublas_dense_geomean" in line and "copy" not in line

@@ -4,39 +4,17 @@ from __future__ import annotations
 
 from functools import partial
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
+from plans import contracting_plan
 
-import jax_grouped_gemm as jgg
-from jax_grouped_gemm import pingpong, plan, primitives
+from jax_grouped_gemm import pingpong, plan
 
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 (TILE,) = plan.PINGPONG_TILE_CONFIGS
 
 
-def planned(m=65536, k=2048, n=1536, groups=128, dtype=BF16, out_dtype=F32, tile=None, **majors):
-    def shape(a, b, transpose):
-        return jax.ShapeDtypeStruct((b, a) if transpose else (a, b), dtype)
-
-    majors = dict(transpose_lhs=False, transpose_rhs=False) | majors
-    (found,) = jgg.explain(
-        partial(
-            primitives.ragged_contracting,
-            num_groups=groups,
-            preferred_element_type=np.dtype(out_dtype),
-            precision=None,
-            implementation=None,
-            tile=tile,
-            **majors,
-        ),
-        shape(m, k, majors["transpose_lhs"]),
-        shape(m, n, majors["transpose_rhs"]),
-        jax.ShapeDtypeStruct((groups,), jnp.int32),
-        jax.ShapeDtypeStruct((1,), jnp.int32),
-    ).plans
-    return found
+planned = partial(contracting_plan, m=65536, k=2048, n=1536, groups=128, out_dtype=F32)
 
 
 @pytest.mark.parametrize("dtype", [BF16, F16])

@@ -8,14 +8,13 @@ from dataclasses import replace
 from functools import partial
 
 import group_sizes as sizes_of
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from plans import contracting_plan
 from test_scheduler import LHS, RHS, TILE_CHANGE, TILE_K, Problem, random_problem
 
-import jax_grouped_gemm as jgg
-from jax_grouped_gemm import plan, primitives, skew, stream_k
+from jax_grouped_gemm import plan, skew, stream_k
 
 HANDS_OVER = -1
 CLUSTERS = plan.NUM_SMS // plan.DEFAULT_TILE.cluster
@@ -330,26 +329,7 @@ class TestDecision:
 
 
 class TestPlan:
-    def plan(self, m=65536, k=768, n=2048, groups=128, dtype=jnp.bfloat16, **majors):
-        def shape(a, b, transpose):
-            return jax.ShapeDtypeStruct((b, a) if transpose else (a, b), dtype)
-
-        majors = dict(transpose_lhs=False, transpose_rhs=False) | majors
-        (found,) = jgg.explain(
-            partial(
-                primitives.ragged_contracting,
-                num_groups=groups,
-                preferred_element_type=np.dtype(dtype),
-                precision=None,
-                implementation=None,
-                **majors,
-            ),
-            shape(m, k, majors["transpose_lhs"]),
-            shape(m, n, majors["transpose_rhs"]),
-            jax.ShapeDtypeStruct((groups,), jnp.int32),
-            jax.ShapeDtypeStruct((1,), jnp.int32),
-        ).plans
-        return found
+    plan = staticmethod(partial(contracting_plan, m=65536, k=768, n=2048, groups=128))
 
     @pytest.mark.parametrize("k, n", [(768, 2048), (2048, 1536), (300, 700), (128, 256)])
     @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
