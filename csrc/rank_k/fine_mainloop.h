@@ -101,9 +101,8 @@ class FineMainloop : public Mainloop<Problem> {
     TiledMma const mma;
     auto const lhs =
         advance(Base::lhs_descriptors(mma, shared, 0), uniform(offset(product.lhs, 0)));
-    auto const rhs =
-        advance(Base::template rhs_descriptors<kColumns<Accumulators>>(mma, shared),
-                uniform(offset(product.rhs, kLhsToRhs)));
+    auto const rhs = advance(Base::template rhs_descriptors<kColumns<Accumulators>>(mma, shared),
+                             uniform(offset(product.rhs, kLhsToRhs)));
     return Described<TiledMma, decltype(lhs), decltype(rhs), Accumulators>{
         mma, lhs, rhs, product.lhs.in_rhs == product.rhs.in_rhs, product.accumulators};
   }

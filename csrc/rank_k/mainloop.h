@@ -30,8 +30,8 @@ class TriangularMainloop : public Mainloop<Problem> {
       auto* rhs = reinterpret_cast<uint8_t*>(shared.rhs[stage.stage]);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        Problem::load_rhs(params, work, (2 * step + half) * Config::kTileK, 0, loader,
-                          rhs + half * Config::kRhsBoxBytes, half, false);
+        Problem::load_rhs(params, work, (2 * (work.first_step + step) + half) * Config::kTileK, 0,
+                          loader, rhs + half * Config::kRhsBoxBytes, half, false);
       }
     }
   }
