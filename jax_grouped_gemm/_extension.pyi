@@ -287,6 +287,24 @@ def square_product_tiles(products: np.ndarray, blocks: int, tile: int) -> np.nda
       order of rounds and blocks.
     """
 
+def rank_k_gains_by_halves(
+    matrices: int,
+    n: int,
+    steps: int,
+    upper: bool,
+    clusters: int,
+    tile_m: int,
+    tile_n: int,
+    cluster: int,
+) -> bool:
+    """Whether so many clusters are done sooner if narrow tiles come in halves.
+
+    Args:
+      matrices, n, steps: how many results there are, their rows, and mainloop steps of a tile.
+      upper: whether the upper triangle is computed.
+      clusters: how many clusters take the units of work, each the next one when it is free.
+    """
+
 def rank_k_tiles(
     stacks: np.ndarray,
     upper: bool,
@@ -298,8 +316,9 @@ def rank_k_tiles(
     """The tiles of one triangle of each of `stacks`, from the code that the kernel runs.
 
     Args:
-      stacks: int32 [stacks, 4]: matrices, their number of rows, mainloop steps of a tile, and of a
-        narrow tile on the diagonal.
+      stacks: int32 [stacks, 5]: matrices, their number of rows, mainloop steps of a tile, and of a
+        narrow tile on the diagonal; whether both CTAs of a cluster take one narrow tile, half of
+        its steps each.
       upper: whether the upper triangle is computed.
       clusters: how many clusters take the units of work, each the next one when it is free.
 

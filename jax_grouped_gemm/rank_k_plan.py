@@ -26,8 +26,9 @@ MAX_FINE_STACKS = 4
 SQUARE = 64
 DIAGONAL_SQUARES, TILE_SQUARES = 5, 4
 TILE_K = 64
-# What the change of tiles takes beside the steps of a unit: see `csrc/scheduler/triangular.h`.
-CHANGE_HALF_STEPS = 4
+# What the change of tiles, and sums that are handed over, take beside the steps of a unit: see
+# `csrc/scheduler/triangular.h`.
+CHANGE_HALF_STEPS, EXCHANGE_HALF_STEPS = 4, 6
 OPERAND_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 
 
@@ -107,8 +108,10 @@ def plan_rank_k(avals: Sequence[Any], params: Mapping[str, Any]) -> Plan:
     reason = _copy_reason(problem, addressable)
     stacks = [addressable.stacks[i] for i in launch_order(problem)]
     tile = _tile(addressable, stacks)
-    unit_costs = _fine_unit_costs if tile == FINE_TILE else _unit_costs
-    units = [unit for stack in stacks for unit in unit_costs(addressable, stack)]
+    if tile == FINE_TILE:
+        units = [unit for stack in stacks for unit in _fine_unit_costs(addressable, stack)]
+    else:
+        units = _units(addressable, stacks)
     clusters = min(NUM_SMS // tile.cluster, len(units))
     terms = float32.num_terms(params["precision"]) if problem.dtype == jnp.float32 else 0
     return Plan(
@@ -200,18 +203,75 @@ def _copy_reason(problem: RankKProblem, addressable: RankKProblem) -> str:
     )
 
 
-def _unit_costs(problem: RankKProblem, stack: Stack) -> list[int]:
-    """The steps of each unit of work of a stack, as `csrc/scheduler/triangular.h` lists them.
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """A tile for each CTA of a cluster, in halves of a step.
 
-    A step of the narrow tiles on the diagonal is half a step of the others; half steps are counted.
+    A step of the narrow tiles on the diagonal is half a step of the others.
     """
+
+    half_steps: int
+    overhead: int = CHANGE_HALF_STEPS
+
+    @property
+    def cost(self) -> int:
+        """How long it keeps a cluster busy."""
+        return self.half_steps + self.overhead
+
+
+def _units(problem: RankKProblem, stacks: Sequence[Stack]) -> list[Unit]:
+    """The units of work of all stacks, in order."""
+    halves = gains_by_halves(problem, stacks)
+    return [unit for stack in stacks for unit in _stack_units(problem, stack, halves)]
+
+
+def gains_by_halves(problem: RankKProblem, stacks: Sequence[Stack]) -> bool:
+    """Whether both CTAs of a cluster take one narrow tile, half of its steps each."""
+    if problem.dtype == jnp.float32 or len(stacks) > 1:
+        return False
+    return _end(problem, stacks[0], halves=True) < _end(problem, stacks[0], halves=False)
+
+
+def _end(problem: RankKProblem, stack: Stack, halves: bool) -> int:
+    """When the last cluster is done with a stack alone: `end_of` of `csrc/scheduler/triangular.h`.
+
+    Clusters have a full unit more or one less.
+    """
+    (full, full_units), (narrow, narrow_units) = _unit_counts(problem, stack, halves)
+    rounds, more = divmod(full_units, NUM_SMS // RANK_K_TILE.cluster)
+    less_until = rounds * full.cost
+    more_until = less_until + full.cost if more else 0
+    end = max(less_until, more_until)
+    while narrow_units > 0:
+        if not more or less_until <= more_until:
+            less_until += narrow.cost
+            narrow_units -= NUM_SMS // RANK_K_TILE.cluster - more
+            end = max(end, less_until)
+        else:
+            more_until += narrow.cost
+            narrow_units -= more
+            end = max(end, more_until)
+    return end
+
+
+def _stack_units(problem: RankKProblem, stack: Stack, halves: bool) -> list[Unit]:
+    """The units of work of a stack, in order."""
+    return [unit for kind, count in _unit_counts(problem, stack, halves) for unit in [kind] * count]
+
+
+def _unit_counts(problem: RankKProblem, stack: Stack, halves: bool) -> list[tuple[Unit, int]]:
+    """Full and narrow units of a stack, as `csrc/scheduler/triangular.h` lists them."""
     rows = math.ceil(stack.n / RANK_K_TILE.tile_m)
     upper_tiles, lower_tiles = (rows + 1) // 2, rows // 2
     wide, narrow = (upper_tiles, lower_tiles) if problem.upper else (lower_tiles, upper_tiles)
     off_diagonal = stack.g * (upper_tiles * (upper_tiles - 1) // 2)
     half_steps = _num_products(problem) * math.ceil(stack.k / TILE_K)
     full_units = off_diagonal + math.ceil(stack.g * wide / 2)
-    return [2 * half_steps] * full_units + [half_steps] * math.ceil(stack.g * narrow / 2)
+    full = Unit(2 * half_steps), full_units
+    if not halves:
+        return [full, (Unit(half_steps), math.ceil(stack.g * narrow / 2))]
+    half = Unit(half_steps // 2, CHANGE_HALF_STEPS + EXCHANGE_HALF_STEPS)
+    return [full, (half, stack.g * narrow)]
 
 
 def _num_fine_units(stack: Stack) -> tuple[int, int]:
@@ -233,7 +293,7 @@ def _fine_efficiency(problem: RankKProblem, units: Sequence[int]) -> float:
     return float(_useful(problem) / (longest * NUM_SMS * SQUARE**2 * TILE_K))
 
 
-def _efficiency(problem: RankKProblem, units: Sequence[int]) -> float:
+def _efficiency(problem: RankKProblem, units: Sequence[Unit]) -> float:
     """The share of the tensor cores' work that is useful while the longest cluster is busy.
 
     Each unit goes to the cluster that is free first, as in `csrc/scheduler/turns.h`.
@@ -241,10 +301,10 @@ def _efficiency(problem: RankKProblem, units: Sequence[int]) -> float:
     clusters = NUM_SMS // RANK_K_TILE.cluster
     free_at = [(0, cluster) for cluster in range(clusters)]
     busy = [0] * clusters
-    for half_steps in units:
+    for unit in units:
         at, cluster = free_at[0]
-        heapq.heapreplace(free_at, (at + half_steps + CHANGE_HALF_STEPS, cluster))
-        busy[cluster] += half_steps
+        heapq.heapreplace(free_at, (at + unit.cost, cluster))
+        busy[cluster] += unit.half_steps
     longest = max(busy)
     per_half_step = RANK_K_TILE.cluster * RANK_K_TILE.tile_m * RANK_K_TILE.tile_n * TILE_K / 2
     return float(_useful(problem) / (longest * clusters * per_half_step))

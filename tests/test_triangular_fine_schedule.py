@@ -22,7 +22,7 @@ def schedule(extension):
 
     def run(stacks, uplo, blocks=1) -> np.recarray:
         stacks = np.asarray(stacks, np.int32)
-        stacks = np.concatenate([stacks, np.zeros_like(stacks[:, 2:])], axis=1)
+        stacks = np.concatenate([stacks, np.zeros_like(stacks[:, 1:])], axis=1)
         sizes = TILE.sizes()
         tiles = extension.rank_k_tiles(stacks, upper=uplo == "upper", clusters=blocks, **sizes)
         return np.rec.fromarrays(tiles.T, names=FIELDS)

@@ -163,6 +163,7 @@ std::vector<std::pair<int, int>> triangle_entries(Numbers const& numbers) {
   return entries;
 }
 
+// stacks [matrices, n, steps of a tile, of a narrow tile, whether that comes in halves]
 TileArray rank_k_tiles(Sizes const& stacks, bool upper, int clusters, int tile_m, int tile_n,
                        int cluster) {
   std::vector<ListedTile> tiles;
@@ -175,14 +176,28 @@ TileArray rank_k_tiles(Sizes const& stacks, bool upper, int clusters, int tile_m
     int units = 0;
     for (size_t i = 0; i < stacks.shape(0); ++i) {
       int const* const stack = stacks.data() + i * stacks.shape(1);
-      table.push_back({stack[0], stack[1], stack[2], stack[3], units});
-      units += Schedule::units(stack[0], stack[1], uplo);
+      table.push_back({stack[0], stack[1], stack[2], stack[3], units, stack[4] != 0});
+      units += Schedule::units(table.back(), uplo);
     }
     Schedule const schedule(table.data(), static_cast<int>(table.size()), uplo);
     tiles = list_tiles<Turns>(schedule, cluster, clusters);
     return cudaSuccess;
   });
   return to_array(tiles);
+}
+
+// `steps`: of a tile
+bool rank_k_gains_by_halves(int matrices, int n, int steps, bool upper, int clusters, int tile_m,
+                            int tile_n, int cluster) {
+  bool gains = false;
+  Uplo const uplo = upper ? Uplo::kUpper : Uplo::kLower;
+  sm90::with_tile(sm90::RankKTiles{}, {tile_m, tile_n, cluster}, [&](auto tile) {
+    using Tile = decltype(tile);
+    using Schedule = TriangularScheduleOf<Tile::kTileM, Tile::kTileN, Tile::kCluster>;
+    gains = Schedule::gains_by_halves({matrices, n, steps, 0, 0}, uplo, clusters);
+    return cudaSuccess;
+  });
+  return gains;
 }
 
 using Schedule = nb::ndarray<int const, nb::ndim<3>, nb::c_contig, nb::device::cpu>;
@@ -300,6 +315,8 @@ void define_schedules(nb::module_& module) {
   module.def("triangle_entries", &triangle_entries, "numbers"_a);
   module.def("grouped_gemm_tiles", &grouped_gemm_tiles, "problems"_a, "schedule"_a, "clusters"_a,
              "tile_m"_a, "tile_n"_a, "cluster"_a);
+  module.def("rank_k_gains_by_halves", &rank_k_gains_by_halves, "matrices"_a, "n"_a, "steps"_a,
+             "upper"_a, "clusters"_a, "tile_m"_a, "tile_n"_a, "cluster"_a);
   module.def("rank_k_tiles", &rank_k_tiles, "stacks"_a, "upper"_a, "clusters"_a, "tile_m"_a,
              "tile_n"_a, "cluster"_a);
   module.def("square_triangle_tiles", &square_triangle_tiles, "stacks"_a, "upper"_a, "blocks"_a,

@@ -12,11 +12,11 @@ cudaError_t gemm_c128(sm90::TileConfig, GemmArguments const&, cudaStream_t);
 std::vector<sm90::TileConfig> gemm_tile_configs(ElementType type) {
   switch (type) {
     case ElementType::kF64:
-      return tile_configs(GemmShapes<double>::List{});
+      return tile_configs(ShapesOf<double>::List{});
     case ElementType::kC64:
-      return tile_configs(GemmShapes<Complex64>::List{});
+      return tile_configs(ShapesOf<Complex64>::List{});
     case ElementType::kC128:
-      return tile_configs(GemmShapes<Complex128>::List{});
+      return tile_configs(ShapesOf<Complex128>::List{});
   }
   return {};
 }

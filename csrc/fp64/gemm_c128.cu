@@ -4,7 +4,7 @@ namespace jgg::fp64 {
 
 cudaError_t gemm_c128(sm90::TileConfig config, GemmArguments const& arguments,
                       cudaStream_t stream) {
-  return launch_any_gemm(GemmShapes<Complex128>::List{}, config, arguments, stream);
+  return launch_any_gemm(ShapesOf<Complex128>::List{}, config, arguments, stream);
 }
 
 }  // namespace jgg::fp64

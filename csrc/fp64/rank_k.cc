@@ -12,11 +12,11 @@ cudaError_t rank_k_c128(TileConfig, RankKArguments const&, cudaStream_t);
 std::vector<TileConfig> rank_k_tile_configs(ElementType type) {
   switch (type) {
     case ElementType::kF64:
-      return tile_configs(RankKShapes<double>::List{});
+      return tile_configs(ShapesOf<double>::List{});
     case ElementType::kC64:
-      return tile_configs(RankKShapes<Complex64>::List{});
+      return tile_configs(ShapesOf<Complex64>::List{});
     case ElementType::kC128:
-      return tile_configs(RankKShapes<Complex128>::List{});
+      return tile_configs(ShapesOf<Complex128>::List{});
   }
   return {};
 }

@@ -3,7 +3,7 @@
 namespace jgg::fp64 {
 
 cudaError_t rank_k_c64(TileConfig config, RankKArguments const& arguments, cudaStream_t stream) {
-  return launch_any_rank_k(RankKShapes<Complex64>::List{}, config, arguments, stream);
+  return launch_any_rank_k(ShapesOf<Complex64>::List{}, config, arguments, stream);
 }
 
 }  // namespace jgg::fp64

@@ -3,7 +3,7 @@
 namespace jgg::fp64 {
 
 cudaError_t rank_k_f64(TileConfig config, RankKArguments const& arguments, cudaStream_t stream) {
-  return launch_any_rank_k(RankKShapes<double>::List{}, config, arguments, stream);
+  return launch_any_rank_k(ShapesOf<double>::List{}, config, arguments, stream);
 }
 
 }  // namespace jgg::fp64

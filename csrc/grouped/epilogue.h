@@ -13,6 +13,8 @@ class ListEpilogue {
   using Params = typename Problem::Params;
 
  public:
+  __device__ static void initialize(SharedStorage<Config>&) {}
+
   __device__ ListEpilogue(SharedStorage<Config>& shared, Params const& params, int consumer)
       : store_(shared, params.descriptors[0].out, consumer), params_(params), consumer_(consumer) {}
 

@@ -19,7 +19,9 @@ struct GroupedGemm {
   using Config = Config_;
   using Element = typename Config::Element;
   using Output = typename Config::Output;
+  using Shared = SharedStorage<Config>;
   using Epilogue = ListEpilogue<GroupedGemm>;
+  static constexpr bool kSpreadsStores = false;
   static constexpr bool kMasksRows = false;
   static constexpr bool kHasNarrowTiles = Config::kTileN == 256;
 

@@ -8,6 +8,7 @@
 #include <cute/arch/copy_sm90.hpp>
 #include <cute/arch/copy_sm90_tma.hpp>
 
+#include "rank_k/exchange.h"
 #include "rank_k/rank_k.h"
 #include "scheduler/warp.h"
 #include "sm90/kernel_config.h"
@@ -30,7 +31,12 @@ class TriangularEpilogue {
   static constexpr int kSlots = Config::kChunkSlots / kChunksPerBlock;
 
  public:
-  __device__ TriangularEpilogue(SharedStorage<Config>& shared, Params const& params, int consumer)
+  using Shared = ExchangingStorage<Config>;
+
+  // Called by one thread before the others begin.
+  __device__ static void initialize(Shared& shared) { initialize_exchange(shared.exchange); }
+
+  __device__ TriangularEpilogue(Shared& shared, Params const& params, int consumer)
       : shared_(shared), params_(params), consumer_(consumer) {}
 
   // Fetches what take() will need, while the tile is still being multiplied.
@@ -45,23 +51,20 @@ class TriangularEpilogue {
   // carry along and are stored at once.
   template <class Accumulators>
   __device__ void take(Accumulators& accumulators, WorkTile const& work) {
-    constexpr int kTaken = decltype(cute::size(accumulators))::value / kAccumulatorsPerBlock;
     stack_ = work.group;
     matrix_ = work.batch;
     place_ = (work.m / kBlock + consumer_) << 16 | work.n / kBlock;
-    scale(accumulators);
-    if constexpr (kPacks) {
-      cutlass::NumericArrayConverter<Output, float, 2> const convert;
-#pragma unroll
-      for (int i = 0; i < kTaken * kAccumulatorsPerBlock / 2; ++i) {
-        auto const pair = convert({accumulators(2 * i), accumulators(2 * i + 1)});
-        packed_[i] = reinterpret_cast<uint32_t const&>(pair);
+    if constexpr (Problem::kHalvesNarrow && count_of(Accumulators{}) == Config::kCluster) {
+      if (work.partials > 0) {
+        if (issues()) cute::tma_store_wait<0>();
+        sync_consumer();
+        int const rank = work.first_step > 0 ? 1 : 0;
+        auto sums = exchange_halves(shared_, consumer_, rank, exchanges_++ % 2, accumulators);
+        place_ += rank;
+        return take_blocks(sums);
       }
-      steps_left_ = 2 * kTaken;
-    } else {
-#pragma unroll
-      for (int step = 0; step < 2 * kTaken; ++step) store(step, accumulators);
     }
+    take_blocks(accumulators);
   }
 
   // Stores the block on the diagonal of what was taken and not yet stored, if there is one. It
@@ -121,6 +124,24 @@ class TriangularEpilogue {
   __device__ Output* out_at(int row, int column) const {
     Output* const data = params_.descriptors[stack_].out_data;
     return data + (int64_t(matrix_) * n() + row) * n() + column;
+  }
+
+  template <class Accumulators>
+  __device__ void take_blocks(Accumulators& accumulators) {
+    constexpr int kTaken = decltype(cute::size(accumulators))::value / kAccumulatorsPerBlock;
+    scale(accumulators);
+    if constexpr (kPacks) {
+      cutlass::NumericArrayConverter<Output, float, 2> const convert;
+#pragma unroll
+      for (int i = 0; i < kTaken * kAccumulatorsPerBlock / 2; ++i) {
+        auto const pair = convert({accumulators(2 * i), accumulators(2 * i + 1)});
+        packed_[i] = reinterpret_cast<uint32_t const&>(pair);
+      }
+      steps_left_ = 2 * kTaken;
+    } else {
+#pragma unroll
+      for (int step = 0; step < 2 * kTaken; ++step) store(step, accumulators);
+    }
   }
 
   template <class Accumulators>
@@ -354,10 +375,11 @@ class TriangularEpilogue {
     return row < n() && column < n() ? *reinterpret_cast<uint32_t const*>(out_at(row, column)) : 0;
   }
 
-  SharedStorage<Config>& shared_;
+  Shared& shared_;
   Params const& params_;
   int consumer_;
   int slot_ = 0;
+  unsigned exchanges_ = 0;
   // Of the half tile taken last. Each block is two steps: itself and its mirror image.
   int steps_left_ = 0;
   int stack_;

@@ -63,16 +63,62 @@ class FineMainloop : public Mainloop<Problem> {
   template <class... Products>
   __device__ static void multiply(Params const& params, WorkTile const& work, Shared& shared,
                                   Stage& stage, Products... products) {
+    multiply_described(params.two_products ? 1 : 0, work.k_tiles, shared, stage,
+                       describe(shared, products)...);
+  }
+
+ private:
+  // The descriptors of a product's strips in the first stage.
+  template <class TiledMma, class Lhs, class Rhs, class Accumulators>
+  struct Described {
+    TiledMma mma;
+    Lhs lhs;
+    Rhs rhs;
+    bool rhs_is_paired;
+    Accumulators& accumulators;
+
+    __device__ void issue(int stage, int paired, int step) {
+      using namespace cute;
+      auto const lhs = advance(this->lhs, stage * Config::kLhsBytes);
+      auto const rhs = advance(this->rhs, (rhs_is_paired ? paired : stage) * Config::kLhsBytes);
+#pragma unroll
+      for (int k = 0; k < size<2>(lhs); ++k) {
+        mma.accumulate_ = step == 0 && k == 0 ? GMMA::ScaleOut::Zero : GMMA::ScaleOut::One;
+        gemm(mma, lhs(_, _, k), rhs(_, _, k), accumulators);
+      }
+    }
+  };
+
+  template <class Product>
+  __device__ static auto describe(Shared& shared, Product const& product) {
+    using Accumulators = typename Product::Accumulators;
+    using TiledMma = typename Base::template Mma<kColumns<Accumulators>>;
+    static_assert(Config::kLhsBytes == Config::kRhsBytes);
+    constexpr int kLhsToRhs = Config::kStages * Config::kLhsBytes;
+    auto const offset = [](Strip strip, int from) {
+      return strip.index * kRowsPerConsumer * kRowBytes + (strip.in_rhs ? kLhsToRhs : 0) - from;
+    };
+    TiledMma const mma;
+    auto const lhs =
+        advance(Base::lhs_descriptors(mma, shared, 0), uniform(offset(product.lhs, 0)));
+    auto const rhs = advance(Base::template rhs_descriptors<kColumns<Accumulators>>(mma, shared),
+                             uniform(offset(product.rhs, kLhsToRhs)));
+    return Described<TiledMma, decltype(lhs), decltype(rhs), Accumulators>{
+        mma, lhs, rhs, product.lhs.in_rhs == product.rhs.in_rhs, product.accumulators};
+  }
+
+  template <class... Products>
+  __device__ static void multiply_described(int pair, int steps, Shared& shared, Stage& stage,
+                                            Products... products) {
     using namespace cute;
-    int const pair = params.two_products ? 1 : 0;
     Stage finished = stage;
     int released = 0;
-    for (int step = 0; step < work.k_tiles; ++step) {
+    for (int step = 0; step < steps; ++step) {
       shared.full[stage.stage].wait(stage.phase);
       shared.full[stage.stage ^ pair].wait(stage.phase);
       (warpgroup_fence_operand(products.accumulators), ...);
       warpgroup_arrive();
-      (issue(shared, stage.stage, stage.stage ^ pair, step, products), ...);
+      (products.issue(stage.stage, stage.stage ^ pair, step), ...);
       warpgroup_commit_batch();
       (warpgroup_fence_operand(products.accumulators), ...);
 
@@ -87,40 +133,14 @@ class FineMainloop : public Mainloop<Problem> {
     warpgroup_wait<0>();
     (warpgroup_fence_operand(products.accumulators), ...);
 #pragma unroll 1
-    for (; released < work.k_tiles; ++released, ++finished) {
+    for (; released < steps; ++released, ++finished) {
       Base::release(shared, finished.stage);
     }
   }
 
- private:
-  template <class Product>
-  __device__ static void issue(Shared& shared, int stage, int paired, int step,
-                               Product const& product) {
-    using namespace cute;
-    using Accumulators = typename Product::Accumulators;
-    constexpr int kColumns =
-        decltype(size(std::declval<Accumulators&>()))::value * kWarpgroup / kRowsPerConsumer;
-    typename Base::template Mma<kColumns> mma;
-    bool const same = product.lhs.in_rhs == product.rhs.in_rhs;
-    auto const lhs =
-        make_tensor(make_smem_ptr(rows(shared, stage, product.lhs)),
-                    typename Base::template SmemLayout<Config::kLhsMajor, kRowsPerConsumer>{});
-    auto const rhs = make_tensor(make_smem_ptr(rows(shared, same ? paired : stage, product.rhs)),
-                                 typename Base::template SmemLayout<Config::kRhsMajor, kColumns>{});
-    auto const thread_mma = mma.get_slice(threadIdx.x % kWarpgroup);
-    auto const lhs_fragment = thread_mma.make_fragment_A(thread_mma.partition_A(lhs));
-    auto const rhs_fragment = thread_mma.make_fragment_B(thread_mma.partition_B(rhs));
-#pragma unroll
-    for (int k = 0; k < size<2>(lhs_fragment); ++k) {
-      mma.accumulate_ = step == 0 && k == 0 ? GMMA::ScaleOut::Zero : GMMA::ScaleOut::One;
-      gemm(mma, lhs_fragment(_, _, k), rhs_fragment(_, _, k), product.accumulators);
-    }
-  }
-
-  __device__ static Element* rows(Shared& shared, int stage, Strip strip) {
-    return (strip.in_rhs ? shared.rhs[stage] : shared.lhs[stage]) +
-           strip.index * kRowsPerConsumer * Config::kTileK;
-  }
+  template <class Accumulators>
+  static constexpr int kColumns =
+      decltype(cute::size(std::declval<Accumulators&>()))::value * kWarpgroup / kRowsPerConsumer;
 };
 
 }  // namespace jgg::sm90

@@ -27,7 +27,9 @@ cudaError_t launch_rank_k(void (*kernel)(typename Problem::Params), RankKArgumen
         Problem::make_params(arguments, &arguments.stacks[first],
                              std::min(count - first, Problem::kMaxStacks), *params, units);
     if (status != cudaSuccess) return status;
-    status = launch_persistent<typename Problem::Config>(kernel, *params, units, stream);
+    constexpr int kSharedBytes = sizeof(typename Problem::Shared) + 1024;  // to align it
+    status =
+        launch_persistent<typename Problem::Config, kSharedBytes>(kernel, *params, units, stream);
     if (status != cudaSuccess) return status;
   }
   return cudaSuccess;

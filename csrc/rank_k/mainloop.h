@@ -30,8 +30,8 @@ class TriangularMainloop : public Mainloop<Problem> {
       auto* rhs = reinterpret_cast<uint8_t*>(shared.rhs[stage.stage]);
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        Problem::load_rhs(params, work, (2 * step + half) * Config::kTileK, 0, loader,
-                          rhs + half * Config::kRhsBoxBytes, half, false);
+        Problem::load_rhs(params, work, (2 * (work.first_step + step) + half) * Config::kTileK, 0,
+                          loader, rhs + half * Config::kRhsBoxBytes, half, false);
       }
     }
   }
@@ -58,33 +58,30 @@ class TriangularMainloop : public Mainloop<Problem> {
                                          Stage& stage, int consumer, Accumulators& accumulators,
                                          Overlap&& overlap) {
     using namespace cute;
-    constexpr int kBoxElements = Config::kRhsBoxBytes / sizeof(Element);
     typename Base::template Mma<kColumns<Accumulators>> mma;
-    auto const thread_mma = mma.get_slice(threadIdx.x % kWarpgroup);
+    // The rows of the lhs are in the first stage of the rhs.
+    auto const first_lhs =
+        advance(Base::lhs_descriptors(mma, shared, consumer), Config::kStages * Config::kLhsBytes);
+    auto const first_rhs = Base::template rhs_descriptors<kColumns<Accumulators>>(mma, shared);
+    // Of a rank-2k update the boxes hold B and A.
+    int const other_box = params.two_products ? Config::kRhsBoxBytes : 0;
     Stage finished = stage;
     for (int step = 0; step < work.k_tiles; ++step) {
       shared.full[stage.stage].wait(stage.phase);
+      auto const lhs_boxes = advance(first_lhs, stage.stage * Config::kRhsBytes);
+      auto const rhs_boxes = advance(first_rhs, stage.stage * Config::kRhsBytes);
       warpgroup_fence_operand(accumulators);
       warpgroup_arrive();
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        Element* const rows = shared.rhs[stage.stage] + half * kBoxElements;
-        // Of a rank-2k update the boxes hold B and A.
-        Element* const others =
-            params.two_products ? shared.rhs[stage.stage] + (1 - half) * kBoxElements : rows;
-        auto const lhs =
-            make_tensor(make_smem_ptr(others + consumer * kRowsPerConsumer * Config::kTileK),
-                        typename Base::template SmemLayout<Config::kLhsMajor, kRowsPerConsumer>{});
-        auto const rhs = make_tensor(
-            make_smem_ptr(rows),
-            typename Base::template SmemLayout<Config::kRhsMajor, kColumns<Accumulators>>{});
-        auto const lhs_fragment = thread_mma.make_fragment_A(thread_mma.partition_A(lhs));
-        auto const rhs_fragment = thread_mma.make_fragment_B(thread_mma.partition_B(rhs));
+        int const box = half * Config::kRhsBoxBytes;
+        auto const lhs = advance(lhs_boxes, box ^ other_box);
+        auto const rhs = advance(rhs_boxes, box);
 #pragma unroll
-        for (int k = 0; k < size<2>(lhs_fragment); ++k) {
+        for (int k = 0; k < size<2>(lhs); ++k) {
           mma.accumulate_ =
               step == 0 && half == 0 && k == 0 ? GMMA::ScaleOut::Zero : GMMA::ScaleOut::One;
-          gemm(mma, lhs_fragment(_, _, k), rhs_fragment(_, _, k), accumulators);
+          gemm(mma, lhs(_, _, k), rhs(_, _, k), accumulators);
         }
       }
       warpgroup_commit_batch();

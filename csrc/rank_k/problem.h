@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "rank_k/epilogue.h"
+#include "rank_k/exchange.h"
 #include "rank_k/matrix_scales.h"
 #include "rank_k/rank_k.h"
 #include "scheduler/triangular.h"
@@ -20,9 +21,13 @@ template <class Config_, int kNarrowSteps = 2>
 struct RankK {
   using Config = Config_;
   using Output = typename Config::Output;
+  using Shared = ExchangingStorage<Config>;
   using Epilogue = TriangularEpilogue<RankK>;
+  // Whether a narrow tile may come in halves. The other mainloop does not know where they begin.
+  static constexpr bool kHalvesNarrow = Config::kCluster > 1 && kNarrowSteps == 2;
   static constexpr bool kMasksRows = false;
   static constexpr bool kHasNarrowTiles = true;
+  static constexpr bool kSpreadsStores = true;
   static_assert(Config::kLhsMajor == Config::kRhsMajor);
 
   // Stacks to a launch. Their descriptors are parameters of the kernel: 60 would fit, but a launch
@@ -134,11 +139,19 @@ struct RankK {
       RankKStack const& stack = stacks[i];
       int const products = (params.two_products ? 2 : 1) * arguments.terms;
       int const k_tiles = ceil_div(stack.k, Config::kTileK) * products;
-      params.stacks[i] = {stack.matrices, stack.n, k_tiles, ceil_div(k_tiles, kNarrowSteps), units};
+      TriangularStack& scheduled = params.stacks[i];
+      scheduled = {stack.matrices, stack.n, k_tiles, ceil_div(k_tiles, kNarrowSteps), units};
+      // Units of other stacks would fill up the last round.
+      if (kHalvesNarrow && arguments.stacks.size() == 1) {
+        int clusters;
+        cudaError_t const status = count_clusters(clusters);
+        if (status != cudaSuccess) return status;
+        scheduled.halves_narrow = Triangle::gains_by_halves(scheduled, arguments.uplo, clusters);
+      }
       params.first_matrix[i] = matrices;
       matrices += stack.matrices;
       params.in_slabs[i] = kRowsContiguous && stack.n % Config::kSlab == 0;
-      units += Triangle::units(stack.matrices, stack.n, arguments.uplo);
+      units += Triangle::units(scheduled, arguments.uplo);
 
       Descriptors& to = params.descriptors[i];
       to.out_data = static_cast<Output*>(stack.out);
@@ -158,6 +171,16 @@ struct RankK {
   }
 
  private:
+  // Of the current device.
+  static cudaError_t count_clusters(int& clusters) {
+    int device, multiprocessors;
+    cudaError_t status = cudaGetDevice(&device);
+    if (status != cudaSuccess) return status;
+    status = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+    clusters = std::max(multiprocessors / Config::kCluster, 1);
+    return status;
+  }
+
   static constexpr bool kRowsContiguous = Config::kLhsMajor == cute::GMMA::Major::MN;
 
   // What step k / kTileK of the mainloop multiplies.

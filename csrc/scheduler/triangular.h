@@ -2,6 +2,7 @@
 // number of a tile to its place, and the schedule built on it. Host and device, no CUDA types.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 
 #include "scheduler/ceil_div.h"
@@ -37,6 +38,8 @@ struct TriangularStack {
   int k_tiles;         // mainloop steps of a tile
   int narrow_k_tiles;  // of a narrow tile on the diagonal
   int first_unit;      // units of the stacks before this one
+  // Whether both CTAs of a cluster take the same narrow tile, half of its steps each.
+  bool halves_narrow = false;
 };
 
 // The tiles of a list of stacks, for clusters of two CTAs. A tile is twice as wide as high, so the
@@ -52,7 +55,10 @@ struct TriangularStack {
 // matrices, so that neither waits while its neighbour computes columns that only it needs.
 //
 // Each matrix's units off the diagonal are followed by its wide ones, which find their operands in
-// L2 then. The narrow ones of a stack come last: short units fill up a last round best.
+// L2 then. The narrow ones of a stack come last: short units fill up a last round best. They are
+// shorter still if both CTAs take the same tile, each half of its steps, and add up half of its
+// columns each: `first_step` is then where a CTA's half begins, and `partials` is one. Handing sums
+// over takes time, so that is for stacks which are done sooner this way.
 //
 // For the upper triangle the rows and columns of macro tiles change places. Padding, the only tiles
 // that are not in the triangle, has m >= extent: the lower tile of a macro tile where n reaches
@@ -68,9 +74,18 @@ class TriangularSchedule {
   JGG_HOST_DEVICE TriangularSchedule(TriangularStack const* stacks, int count, Uplo uplo)
       : stacks_(stacks), count_(count), uplo_(uplo) {}
 
-  JGG_HOST_DEVICE static int units(int matrices, int n, Uplo uplo) {
-    Counts const counts(n, uplo);
-    return counts.full_units(matrices) + counts.narrow_units(matrices);
+  JGG_HOST_DEVICE static int units(TriangularStack const& stack, Uplo uplo) {
+    Counts const counts(stack.n, uplo);
+    return counts.full_units(stack.matrices) + counts.narrow_units(stack);
+  }
+
+  // Whether so many clusters that have nothing but this stack are done sooner with its narrow tiles
+  // in halves.
+  static bool gains_by_halves(TriangularStack stack, Uplo uplo, int clusters) {
+    stack.halves_narrow = false;
+    int const whole = end_of(stack, uplo, clusters);
+    stack.halves_narrow = true;
+    return end_of(stack, uplo, clusters) < whole;
   }
 
   // The tile that CTA `rank` of a cluster computes in unit `unit`; false past the last unit.
@@ -91,21 +106,25 @@ class TriangularSchedule {
       return true;
     }
     unit -= full_units;
-    work.k_tiles = stack.narrow_k_tiles;
-    place_on_diagonal(2 * unit + rank, stack, counts.narrow, false, work);
-    return unit < counts.narrow_units(stack.matrices);
+    if (stack.halves_narrow) {
+      work.k_tiles = ceil_div(stack.narrow_k_tiles, kCluster);
+      work.first_step = rank * work.k_tiles;
+      work.partials = 1;
+      place_on_diagonal(unit, stack, counts.narrow, false, work);
+    } else {
+      work.k_tiles = stack.narrow_k_tiles;
+      place_on_diagonal(2 * unit + rank, stack, counts.narrow, false, work);
+    }
+    return unit < counts.narrow_units(stack);
   }
 
-  // The units of a stack that are full, and the narrow ones, which are half as much work: in halves
-  // of a step, and four for the change of tiles.
+  // The units of a stack that are full, and the narrow ones.
   JGG_HOST_DEVICE bool run(int unit, Run& run) const {
-    constexpr int kChange = 4;
     TriangularStack const stack = stacks_[find_stack(unit)];
     Counts const counts(stack.n, uplo_);
     int const narrow = stack.first_unit + counts.full_units(stack.matrices);
-    int const end = narrow + counts.narrow_units(stack.matrices);
-    run = unit < narrow ? Run{narrow, 2 * stack.k_tiles + kChange}
-                        : Run{end, stack.k_tiles + kChange};
+    int const end = narrow + counts.narrow_units(stack);
+    run = unit < narrow ? Run{narrow, full_cost(stack)} : Run{end, narrow_cost(stack)};
     return unit < end;
   }
 
@@ -134,8 +153,41 @@ class TriangularSchedule {
     JGG_HOST_DEVICE int full_units(int matrices) const {
       return matrices * off_diagonal + pairs(matrices * wide);
     }
-    JGG_HOST_DEVICE int narrow_units(int matrices) const { return pairs(matrices * narrow); }
+    JGG_HOST_DEVICE int narrow_units(TriangularStack const& stack) const {
+      int const tiles = stack.matrices * narrow;
+      return stack.halves_narrow ? tiles : pairs(tiles);
+    }
   };
+
+  // What units cost, in halves of a step: four for the change of tiles, and about six for handing
+  // sums over. A narrow unit is half as much work as a full one.
+  static constexpr int kChange = 4, kExchange = 6;
+
+  JGG_HOST_DEVICE static int full_cost(TriangularStack const& stack) {
+    return 2 * stack.k_tiles + kChange;
+  }
+  JGG_HOST_DEVICE static int narrow_cost(TriangularStack const& stack) {
+    return (stack.halves_narrow ? stack.k_tiles / 2 + kExchange : stack.k_tiles) + kChange;
+  }
+
+  // When the last cluster is done, if each unit goes to the one that is free first. There are two
+  // sorts of clusters all along: those with a full unit more and those with one less.
+  static int end_of(TriangularStack const& stack, Uplo uplo, int clusters) {
+    Counts const counts(stack.n, uplo);
+    int const full_units = counts.full_units(stack.matrices), cost = narrow_cost(stack);
+    int const more = full_units % clusters, less = clusters - more;
+    int less_until = full_units / clusters * full_cost(stack);
+    int more_until = more > 0 ? less_until + full_cost(stack) : 0;
+    int end = std::max(less_until, more_until);
+    for (int units = counts.narrow_units(stack); units > 0;) {
+      bool const takes_less = more == 0 || less_until <= more_until;
+      int& until = takes_less ? less_until : more_until;
+      until += cost;
+      units -= takes_less ? less : more;
+      end = std::max(end, until);
+    }
+    return end;
+  }
 
   JGG_HOST_DEVICE static int pairs(int tiles) { return (tiles + 1) / 2; }
 

@@ -35,10 +35,12 @@ class FineTriangularSchedule {
   JGG_HOST_DEVICE FineTriangularSchedule(TriangularStack const* stacks, int count, Uplo uplo)
       : stacks_(stacks), count_(count), uplo_(uplo) {}
 
-  JGG_HOST_DEVICE static int units(int matrices, int n, Uplo) {
-    Counts const counts(n);
-    return matrices * (2 * counts.squares + counts.off_diagonal);
+  JGG_HOST_DEVICE static int units(TriangularStack const& stack, Uplo) {
+    Counts const counts(stack.n);
+    return stack.matrices * (2 * counts.squares + counts.off_diagonal);
   }
+
+  static bool gains_by_halves(TriangularStack const&, Uplo, int) { return false; }
 
   // The tile of unit `unit`; false past the last one.
   JGG_HOST_DEVICE bool tile(int unit, int, WorkTile& work) const {

@@ -11,9 +11,11 @@ namespace jgg::sm90 {
 constexpr size_t kParameterLimit = 32764;
 
 // `Problem::kHasNarrowTiles` says whether tiles of which half the columns suffice are multiplied as
-// such. `Problem::Epilogue` has, beside take(), store_next(), store_rest() and wait() of the ragged
-// products' epilogue: prefetch(work), which fetches what take() will need, and store_early(), which
-// stores what cannot be deferred until the next tile is being multiplied.
+// such, `kSpreadsStores` whether stores_in() chooses the steps in which the tile before is stored.
+// `Problem::Shared` is the block's storage. `Problem::Epilogue` has, beside take(), store_next(),
+// store_rest() and wait() of the ragged products' epilogue: initialize(shared) for its barriers,
+// prefetch(work), which fetches what take() will need, and store_early(), which stores what cannot
+// be deferred until the next tile is being multiplied.
 template <class Problem, class Mainloop, class Shared>
 __device__ void consume_list(typename Problem::Params const& params, Shared& shared, int consumer) {
   using Config = typename Problem::Config;
@@ -21,8 +23,9 @@ __device__ void consume_list(typename Problem::Params const& params, Shared& sha
   StageIterator<Config::kStages> stage;
   WorkIterator slot;
   auto const multiply = [&](auto accumulators, WorkTile const& work) {
-    Mainloop::multiply(params, work, shared, stage, consumer, accumulators,
-                       [&](int) { epilogue.store_next(); });
+    Mainloop::multiply(params, work, shared, stage, consumer, accumulators, [&](int step) {
+      if (!Problem::kSpreadsStores || stores_in(step, work.k_tiles)) epilogue.store_next();
+    });
     epilogue.store_rest();
     epilogue.take(accumulators, work);
   };
@@ -52,10 +55,11 @@ __global__ void __launch_bounds__(kThreads, 1)
   using Config = typename Problem::Config;
   static_assert(sizeof(params) <= kParameterLimit);
   extern __shared__ uint8_t dynamic_shared[];
-  auto& shared = *reinterpret_cast<SharedStorage<Config>*>(
+  auto& shared = *reinterpret_cast<typename Problem::Shared*>(
       (reinterpret_cast<uintptr_t>(dynamic_shared) + 1023) / 1024 * 1024);
   int const rank = rank_in_cluster<Config>();
 
+  if (threadIdx.x == 0) Problem::Epilogue::initialize(shared);
   initialize_barriers<Loop>(shared);
   sync_cluster<Config>();
 

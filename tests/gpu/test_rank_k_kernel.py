@@ -89,6 +89,45 @@ class TestStacks:
             check(update, rng, 2, n, k, result=F32, **options)
 
 
+def takes_halves(update, uplo, shape) -> bool:
+    """Whether both CTAs of a cluster compute one narrow tile, half of its steps each."""
+    a = jax.ShapeDtypeStruct(shape, BF16)
+    (plan,) = jgg.explain(partial(update, uplo=uplo), a, a).plans
+    wide = plan.tile == rank_k_plan.RANK_K_TILE
+    return wide and rank_k_plan.gains_by_halves(plan.kernel_problem, plan.kernel_problem.stacks)
+
+
+@OTHER
+@pytest.mark.parametrize("transpose", [False, True])
+@pytest.mark.parametrize("dtype, result", [(BF16, None), (F16, F32)])
+@BOTH
+def test_narrow_tiles_in_halves(update, dtype, result, transpose, other, rng):
+    """Nothing but narrow tiles, of a matrix of one tile in the lower triangle."""
+    for shape in ((40, 120, 1032), (9, 40, 2056)):
+        assert takes_halves(update, "lower", shape)
+        options = dict(dtype=dtype, result=result, transpose=transpose, other=other)
+        check(update, rng, *shape, **options)
+
+
+@pytest.mark.parametrize("other", [None, "mirror c"])
+@pytest.mark.parametrize("uplo", ["lower", "upper"])
+@BOTH
+def test_halves_behind_other_tiles(update, uplo, other, rng):
+    """Clusters have several tiles, and results of others still to be stored when sums come."""
+    shape = (100, 136, 2056)
+    assert takes_halves(update, uplo, shape)
+    check(update, rng, *shape, uplo=uplo, transpose=bool(rng.integers(2)), other=other)
+
+
+@BOTH
+def test_halves_repeat_bitwise(update, rng):
+    assert takes_halves(update, "lower", (100, 136, 2056))
+    a, b = random(rng, (100, 136, 2056), BF16), random(rng, (100, 136, 2056), BF16)
+    first = np.asarray(run(update, a, b, None))
+    for _ in range(20):
+        np.testing.assert_array_equal(run(update, a, b, None), first)
+
+
 @pytest.mark.parametrize("traced", [False, True])
 @BOTH
 def test_one_scale_for_all_matrices(update, traced, rng):
