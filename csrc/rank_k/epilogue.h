@@ -236,16 +236,15 @@ class TriangularEpilogue {
       auto const [row, column] = unit_at(i);
       Vector other;
       other.clear();
-      if (params_.other == OtherTriangle::kMirrored) {
-#pragma unroll
-        for (int j = 0; j < kUnit; ++j) other[j] = at(column + j, row);
-      } else if (params_.other == OtherTriangle::kKept && first + row < n() &&
-                 first + column < n()) {
+      if (params_.other == OtherTriangle::kKept && first + row < n() && first + column < n()) {
         other = *reinterpret_cast<Vector const*>(out_at(first + row, first + column));
       }
 #pragma unroll
       for (int j = 0; j < kUnit; ++j) {
-        if (!is_computed(row, column + j)) at(row, column + j) = other[j];
+        if (is_computed(row, column + j)) continue;
+        // Only what is computed is read here: all else is being written.
+        bool const mirrored = params_.other == OtherTriangle::kMirrored;
+        at(row, column + j) = mirrored ? at(column + j, row) : other[j];
       }
     }
   }
