@@ -66,7 +66,8 @@ template <class Problem, class Mainloop, class Shared>
 __device__ void consume(typename Problem::Params const& params, Shared& shared, int consumer) {
   using Config = typename Problem::Config;
   typename Mainloop::Accumulators accumulators;
-  Epilogue<Config> epilogue(shared, params.out, consumer, Problem::store_hint(params));
+  Epilogue<Config> epilogue(shared, params.out, consumer, Problem::store_hint(params),
+                            Problem::adds(params));
   StageIterator<Config::kStages> stage;
   WorkIterator slot;
   int const first_row = consumer * kRowsPerConsumer;
@@ -93,7 +94,7 @@ __device__ void consume(typename Problem::Params const& params, Shared& shared, 
     } else {
       Mainloop::skip(work, shared, stage);
       epilogue.store_rest();
-      if (has_rows) store([](int) { return 0.0f; });
+      if (has_rows && !Problem::adds(params)) store([](int) { return 0.0f; });
     }
   }
   epilogue.store_rest();

@@ -16,6 +16,7 @@ struct RaggedContracting {
   static constexpr bool kMasksRows =
       Config::kLhsMajor == cute::GMMA::Major::K || Config::kRhsMajor == cute::GMMA::Major::K;
   static constexpr bool kHasHeads = false;
+  static constexpr bool kCanAdd = std::is_same_v<typename Config::Output, float>;
 
   template <class Warp>
   using Schedule = ContractingSchedule<Warp, Config::kTileM, Config::kTileN, Config::kTileK,
@@ -35,6 +36,7 @@ struct RaggedContracting {
     int rhs_batched;
     bool rhs_in_slabs;
     StoreHint store_hint;
+    bool adds;  // to what is in the result already
   };
 
   template <class Warp>
@@ -79,6 +81,7 @@ struct RaggedContracting {
   }
 
   __device__ static StoreHint store_hint(Params const& params) { return params.store_hint; }
+  __device__ static bool adds(Params const& params) { return kCanAdd && params.adds; }
 
   __device__ static StoreCoordinates store_at(Params const& params, WorkTile const& work, int row) {
     return {work.n, work.m + row, work.batch * params.groups.local_groups + work.group};
@@ -94,6 +97,8 @@ struct RaggedContracting {
     params.rhs_batched = a.rhs_batched;
     params.rhs_in_slabs = a.n % Config::kSlab == 0;
     params.store_hint = result_hint(params.groups);
+    if (a.accumulate && !kCanAdd) return cudaErrorInvalidValue;
+    params.adds = a.accumulate;
 
     TensorView const lhs = view<typename Config::Element>(a.lhs);
     TensorView const rhs = view<typename Config::Element>(a.rhs);

@@ -84,6 +84,7 @@ struct RaggedNoncontracting {
   }
 
   __device__ static StoreHint store_hint(Params const&) { return StoreHint::kNormal; }
+  __device__ static constexpr bool adds(Params const&) { return false; }
 
   __device__ static StoreCoordinates store_at(Params const& params, WorkTile const& work, int row) {
     int const end = work.batch * params.groups.rows + work.begin + work.extent;

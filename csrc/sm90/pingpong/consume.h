@@ -25,7 +25,8 @@ __device__ bool pass_over(Shared& shared, WorkIterator& slot, Stage& stage) {
 template <class Problem, class Mainloop, class Shared>
 __device__ void consume(typename Problem::Params const& params, Shared& shared, int consumer) {
   using Config = typename Problem::Config;
-  Epilogue<Config> const epilogue(shared, params.out, consumer, Problem::store_hint(params));
+  Epilogue<Config> const epilogue(shared, params.out, consumer, Problem::store_hint(params),
+                                  Problem::adds(params));
   Turn const turn(Turn::kMultiply, consumer);
   StageIterator<Config::kStages> stage;
   WorkIterator slot;

@@ -22,10 +22,11 @@ class Epilogue {
 
  public:
   __device__ Epilogue(SharedStorage<Config>& shared, CUtensorMap const& descriptor, int consumer,
-                      StoreHint hint)
+                      StoreHint hint, bool adds)
       : chunks_(&shared.chunks[0][0][0]),
         descriptor_(&descriptor),
         hint_(hint),
+        adds_(adds),
         consumer_(consumer),
         turn_(Turn::kStore, consumer) {}
 
@@ -51,9 +52,10 @@ class Epilogue {
     end_turn();
   }
 
-  // The same of a tile of zeros.
+  // The same of a tile of zeros, which change nothing that they are added to.
   __device__ void store_zeros(StoreCoordinates at, int rows) const {
     turn_.wait();
+    if (adds_) return turn_.pass();
     write(slot(0), [](int) { return 0.0f; });
     cute::tma_store_fence();
     sync_warpgroup(1 + consumer_);
@@ -98,8 +100,8 @@ class Epilogue {
   }
 
   __device__ void issue(uint8_t const* from, StoreCoordinates at, int half, int chunk) const {
-    store_box(*descriptor_, from, at.column + chunk * Config::kChunkColumns,
-              at.row + half * kRowsPerConsumer, at.outer, hint_);
+    store_or_add_box(adds_, *descriptor_, from, at.column + chunk * Config::kChunkColumns,
+                     at.row + half * kRowsPerConsumer, at.outer, hint_);
     cute::tma_store_arrive();
   }
 
@@ -111,6 +113,7 @@ class Epilogue {
   uint8_t* chunks_;
   CUtensorMap const* descriptor_;
   StoreHint hint_;
+  bool adds_;
   int consumer_;
   Turn turn_;
 };

@@ -24,13 +24,13 @@ struct RaggedContracting : sm90::RaggedContracting<Config_> {
   static bool can_be_skewed(RaggedDotArguments const& a) {
     GroupSizes const groups = group_sizes(a);
     decltype(Params::grid) const grid(groups, a.k, a.n);
-    return skew_of<SimulatedWarp>(groups, grid).is_possible();
+    return skew_of<SimulatedWarp>(groups, grid, a.accumulate).is_possible();
   }
 
   // Whether tiles should be cut, and where. Called by a whole warp.
   __device__ static bool is_skewed(Params const& params, SkewedWork& work) {
     int const sums = static_cast<int>(params.workspace.slots) / (Config::kCluster * kConsumers);
-    return skew_of<DeviceWarp>(params.groups, params.grid)
+    return skew_of<DeviceWarp>(params.groups, params.grid, Whole::adds(params))
         .is_worth_cutting(gridDim.x / Config::kCluster, sums, work);
   }
 
@@ -57,9 +57,10 @@ struct RaggedContracting : sm90::RaggedContracting<Config_> {
   static constexpr int kBytesAStep = 21 << 10;
 
   template <class Warp, class Grid>
-  JGG_HOST_DEVICE static auto skew_of(GroupSizes const& groups, Grid const& grid) {
+  JGG_HOST_DEVICE static auto skew_of(GroupSizes const& groups, Grid const& grid, bool adds) {
     constexpr int kBytes = Config::kTileM * Config::kTileN * sizeof(typename Config::Output);
-    return Skew<Warp, Config::kTileK>(groups, grid.units, (kBytes + kBytesAStep - 1) / kBytesAStep);
+    constexpr int kZerosCost = (kBytes + kBytesAStep - 1) / kBytesAStep;
+    return Skew<Warp, Config::kTileK>(groups, grid.units, adds ? 0 : kZerosCost);
   }
 };
 

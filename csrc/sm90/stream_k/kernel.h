@@ -14,7 +14,8 @@ __device__ void consume_pieces(typename Problem::Params const& params, Shared& s
   using Config = typename Problem::Config;
   static_assert(!Problem::kHasHeads, "storing below a head takes registers that are in use here");
   typename Mainloop::Accumulators accumulators;
-  Epilogue<Config> epilogue(shared, params.out, consumer, Problem::store_hint(params));
+  Epilogue<Config> epilogue(shared, params.out, consumer, Problem::store_hint(params),
+                            Problem::adds(params));
   PartialSums<Config> const partial_sums(params.workspace, consumer);
   StageIterator<Config::kStages> stage;
   WorkIterator slot;
