@@ -29,13 +29,11 @@ class Epilogue {
   static constexpr int kAccumulators = kRowsPerConsumer * Config::kTileN / kWarpgroup;
 
  public:
-  // `adds`: results of 32 bits are added to what is there.
   __device__ Epilogue(SharedStorage<Config>& shared, CUtensorMap const& descriptor, int consumer,
-                      StoreHint hint = StoreHint::kNormal, bool adds = false)
+                      StoreHint hint = StoreHint::kNormal)
       : chunks_(&shared.chunks[consumer][0][0]),
         descriptor_(&descriptor),
         hint_(hint),
-        adds_(!kPacks && adds),
         consumer_(consumer),
         next_chunk_(Config::kChunks),
         end_(Config::kChunks) {}
@@ -131,8 +129,8 @@ class Epilogue {
     cute::tma_store_fence();
     sync_consumer();
     if (issues()) {
-      store_or_add_box(adds_, *descriptor_, slot(chunk), at_.column + chunk * Config::kChunkColumns,
-                       at_.row, at_.outer, hint_);
+      store_box(*descriptor_, slot(chunk), at_.column + chunk * Config::kChunkColumns, at_.row,
+                at_.outer, hint_);
       cute::tma_store_arrive();
     }
   }
@@ -174,7 +172,6 @@ class Epilogue {
   uint8_t* chunks_;
   CUtensorMap const* descriptor_;
   StoreHint hint_;
-  bool adds_;
   int consumer_;
   int next_chunk_;  // of the half tile taken last; end_ once all are stored
   int end_;

@@ -10,6 +10,7 @@
 #include "sm90/kernel_config.h"
 #include "sm90/mainloop.h"
 #include "sm90/pingpong/consume.h"
+#include "sm90/previous_result.h"
 #include "sm90/work_ring.h"
 
 namespace jgg::sm90 {
@@ -57,7 +58,15 @@ __device__ void produce(typename Problem::Params const& params, Shared& shared, 
   while (true) {
     WorkTile const work = read_work(shared, slot);
     if (work.k_tiles == kNoMoreWork) return;
-    if (threadIdx.x % kWarpSize == 0) Mainloop::load(params, work, shared, stage, rank);
+    if (threadIdx.x % kWarpSize == 0) {
+      Mainloop::load(params, work, shared, stage, rank);
+      if constexpr (Problem::kCanAdd) {
+        if (Problem::adds_to(params, work)) {
+          PreviousResult<typename Problem::Config>::load(
+              params.out, Problem::store_at(params, work, 0), shared, stage);
+        }
+      }
+    }
     __syncwarp();
   }
 }
@@ -66,8 +75,7 @@ template <class Problem, class Mainloop, class Shared>
 __device__ void consume(typename Problem::Params const& params, Shared& shared, int consumer) {
   using Config = typename Problem::Config;
   typename Mainloop::Accumulators accumulators;
-  Epilogue<Config> epilogue(shared, params.out, consumer, Problem::store_hint(params),
-                            Problem::adds(params));
+  Epilogue<Config> epilogue(shared, params.out, consumer, Problem::store_hint(params));
   StageIterator<Config::kStages> stage;
   WorkIterator slot;
   int const first_row = consumer * kRowsPerConsumer;
@@ -89,12 +97,24 @@ __device__ void consume(typename Problem::Params const& params, Shared& shared, 
         // Masks leave no register for it.
         if (Problem::kMasksRows || stores_in(step, work.k_tiles)) epilogue.store_next();
       });
+      if constexpr (Problem::kCanAdd) {
+        if (Problem::adds_to(params, work)) {
+          PreviousResult<Config>::template add_half<Mainloop>(shared, stage, consumer,
+                                                              accumulators);
+        }
+      }
       epilogue.store_rest();
       store(accumulators);
     } else {
       Mainloop::skip(work, shared, stage);
+      if constexpr (Problem::kCanAdd) {
+        if (Problem::adds_to(params, work)) {
+          PreviousResult<Config>::template skip<Mainloop>(shared, stage);
+        }
+        if (Problem::adds(params)) continue;
+      }
       epilogue.store_rest();
-      if (has_rows && !Problem::adds(params)) store([](int) { return 0.0f; });
+      if (has_rows) store([](int) { return 0.0f; });
     }
   }
   epilogue.store_rest();

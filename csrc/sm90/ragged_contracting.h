@@ -81,7 +81,11 @@ struct RaggedContracting {
   }
 
   __device__ static StoreHint store_hint(Params const& params) { return params.store_hint; }
+  // Whether tiles are added to what the result held before, and whether this one is.
   __device__ static bool adds(Params const& params) { return kCanAdd && params.adds; }
+  __device__ static bool adds_to(Params const& params, WorkTile const& work) {
+    return adds(params) && work.k_tiles > 0;
+  }
 
   __device__ static StoreCoordinates store_at(Params const& params, WorkTile const& work, int row) {
     return {work.n, work.m + row, work.batch * params.groups.local_groups + work.group};

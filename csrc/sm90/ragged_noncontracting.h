@@ -16,6 +16,7 @@ struct RaggedNoncontracting {
   // rows of the group before, which it must not store. Rows are not contracted, so nothing is
   // masked.
   static constexpr bool kHasHeads = kRowsContiguous;
+  static constexpr bool kCanAdd = false;
   static constexpr bool kMasksRows = false;
 
   struct Params {
@@ -84,7 +85,6 @@ struct RaggedNoncontracting {
   }
 
   __device__ static StoreHint store_hint(Params const&) { return StoreHint::kNormal; }
-  __device__ static constexpr bool adds(Params const&) { return false; }
 
   __device__ static StoreCoordinates store_at(Params const& params, WorkTile const& work, int row) {
     int const end = work.batch * params.groups.rows + work.begin + work.extent;

@@ -34,26 +34,4 @@ __device__ inline void store_box(CUtensorMap const& descriptor, void const* from
       : "memory");
 }
 
-// Adds a box of float32 in shared memory to what is there. L2 does the additions, so nothing comes
-// back to the multiprocessor.
-__device__ inline void add_box(CUtensorMap const& descriptor, void const* from, int a, int b, int c,
-                               StoreHint hint) {
-  asm volatile(
-      "cp.reduce.async.bulk.tensor.3d.global.shared::cta.add.tile.bulk_group.L2::cache_hint"
-      " [%0, {%2, %3, %4}], [%1], %5;"
-      :
-      : "l"(&descriptor), "r"(cute::cast_smem_ptr_to_uint(from)), "r"(a), "r"(b), "r"(c),
-        "l"(static_cast<uint64_t>(hint))
-      : "memory");
-}
-
-__device__ inline void store_or_add_box(bool adds, CUtensorMap const& descriptor, void const* from,
-                                        int a, int b, int c, StoreHint hint) {
-  if (adds) {
-    add_box(descriptor, from, a, b, c, hint);
-  } else {
-    store_box(descriptor, from, a, b, c, hint);
-  }
-}
-
 }  // namespace jgg::sm90

@@ -21,11 +21,9 @@ OP = GroupedOp(ragged_accumulate_p, operand_ranks=(3, 2, 2, 1, 1))
 
 
 def ragged_accumulate(accumulator, lhs, rhs, group_sizes, group_offset, **params) -> jax.Array:
-    """accumulator [b?, g, k, n] + the product of lhs [b?, m, k] and rhs [b?, m, n]; see `reference`.
+    """accumulator [b?, g, k, n] + lhs [b?, m, k] with rhs [b?, m, n]; see `reference`.
 
-    The accumulator has the batch dimension if any operand has it.
-
-    Parameters: transpose_lhs, transpose_rhs, precision, implementation.
+    The accumulator has the batch dimension if any operand has it. Parameters: transpose_lhs, transpose_rhs, precision, implementation.
     """
     return OP.bind(accumulator, lhs, rhs, group_sizes, group_offset, **params)
 
@@ -60,6 +58,8 @@ def _batch(operands, dims, **params):
     accumulator, *factors = operands
     dim, *factor_dims = dims
     size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
+    if dim is not None:
+        accumulator, dim = jnp.moveaxis(accumulator, dim, 0), 0
     if all(d is None for d in factor_dims):
         # One product for the whole batch.
         product = ragged_contracting(
@@ -68,7 +68,7 @@ def _batch(operands, dims, **params):
             preferred_element_type=accumulator.dtype,
             **params,
         )
-        return jnp.moveaxis(accumulator, dim, 0) + product, 0
+        return accumulator + product, 0
     if dim is None:
         accumulator, dim = jnp.broadcast_to(accumulator, (size, *accumulator.shape)), 0
     return bind_batched(OP, (accumulator, *factors), (dim, *factor_dims), params)

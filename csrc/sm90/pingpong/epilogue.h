@@ -22,11 +22,10 @@ class Epilogue {
 
  public:
   __device__ Epilogue(SharedStorage<Config>& shared, CUtensorMap const& descriptor, int consumer,
-                      StoreHint hint, bool adds)
+                      StoreHint hint)
       : chunks_(&shared.chunks[0][0][0]),
         descriptor_(&descriptor),
         hint_(hint),
-        adds_(adds),
         consumer_(consumer),
         turn_(Turn::kStore, consumer) {}
 
@@ -52,10 +51,9 @@ class Epilogue {
     end_turn();
   }
 
-  // The same of a tile of zeros, which change nothing that they are added to.
+  // The same of a tile of zeros.
   __device__ void store_zeros(StoreCoordinates at, int rows) const {
     turn_.wait();
-    if (adds_) return turn_.pass();
     write(slot(0), [](int) { return 0.0f; });
     cute::tma_store_fence();
     sync_warpgroup(1 + consumer_);
@@ -65,6 +63,12 @@ class Epilogue {
       }
     }
     end_turn();
+  }
+
+  // Instead of a tile that changes nothing.
+  __device__ void store_nothing() const {
+    turn_.wait();
+    turn_.pass();
   }
 
   // After the last tile.
@@ -100,8 +104,8 @@ class Epilogue {
   }
 
   __device__ void issue(uint8_t const* from, StoreCoordinates at, int half, int chunk) const {
-    store_or_add_box(adds_, *descriptor_, from, at.column + chunk * Config::kChunkColumns,
-                     at.row + half * kRowsPerConsumer, at.outer, hint_);
+    store_box(*descriptor_, from, at.column + chunk * Config::kChunkColumns,
+              at.row + half * kRowsPerConsumer, at.outer, hint_);
     cute::tma_store_arrive();
   }
 
@@ -113,7 +117,6 @@ class Epilogue {
   uint8_t* chunks_;
   CUtensorMap const* descriptor_;
   StoreHint hint_;
-  bool adds_;
   int consumer_;
   Turn turn_;
 };

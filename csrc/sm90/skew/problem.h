@@ -34,6 +34,11 @@ struct RaggedContracting : sm90::RaggedContracting<Config_> {
         .is_worth_cutting(gridDim.x / Config::kCluster, sums, work);
   }
 
+  // Of the pieces of a tile, only that which the result comes from.
+  __device__ static bool adds_to(Params const& params, WorkTile const& work) {
+    return Whole::adds_to(params, work) && work.partials != kHandsOver;
+  }
+
   // `cuts` is not copied.
   __device__ static auto schedule(Params const& params, ChainCuts const& cuts, int cluster,
                                   int clusters) {

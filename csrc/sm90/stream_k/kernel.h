@@ -14,8 +14,7 @@ __device__ void consume_pieces(typename Problem::Params const& params, Shared& s
   using Config = typename Problem::Config;
   static_assert(!Problem::kHasHeads, "storing below a head takes registers that are in use here");
   typename Mainloop::Accumulators accumulators;
-  Epilogue<Config> epilogue(shared, params.out, consumer, Problem::store_hint(params),
-                            Problem::adds(params));
+  Epilogue<Config> epilogue(shared, params.out, consumer, Problem::store_hint(params));
   PartialSums<Config> const partial_sums(params.workspace, consumer);
   StageIterator<Config::kStages> stage;
   WorkIterator slot;
@@ -32,12 +31,24 @@ __device__ void consume_pieces(typename Problem::Params const& params, Shared& s
       if (work.partials == kHandsOver) {
         partial_sums.hand_over(work.slot, accumulators);
       } else {
+        if constexpr (Problem::kCanAdd) {
+          if (Problem::adds_to(params, work)) {
+            PreviousResult<Config>::template add_half<Mainloop>(shared, stage, consumer,
+                                                                accumulators);
+          }
+        }
         // Always in the order of K, so that the result is the same every time.
         for (int i = 0; i < work.partials; ++i) partial_sums.add(work.slot + i, accumulators);
         epilogue.take(accumulators, at);
       }
     } else {
       Mainloop::skip(work, shared, stage);
+      if constexpr (Problem::kCanAdd) {
+        if (Problem::adds_to(params, work)) {
+          PreviousResult<Config>::template skip<Mainloop>(shared, stage);
+        }
+        if (Problem::adds(params)) continue;
+      }
       epilogue.store_rest();
       if (has_rows) epilogue.take([](int) { return 0.0f; }, at);
     }
