@@ -34,12 +34,10 @@ def ragged_dot_accumulate(
 
     `accumulator[i]` plus the product of the rows of group i of `lhs`, transposed, and those of
     `rhs`: the weight gradient of `ragged_dot(lhs, w, group_sizes)` for the cotangent `rhs`, summed
-    up over microbatches. The kernel adds a float32 product where the accumulator is: no product is
-    written to memory and read again. Donate the accumulator, or carry it through `jax.lax.scan`, so
-    that XLA need not copy it first. Groups without rows are neither read nor written.
-
-    Each element is added once, so the same inputs give bitwise the same result. The kernel's
-    additions take subnormal numbers for zero. `explain` says where the kernel cannot add in place.
+    up over microbatches. The kernel adds to float32 accumulators where they are, so no product is
+    written to memory to be read and added later, and groups without rows are neither read nor
+    written. Donate the accumulator, or carry it through `jax.lax.scan`: otherwise XLA copies it
+    first. `explain` says where the kernel cannot add in place.
 
     Args:
       accumulator: [g, k, n] of float32, float64, complex64 or complex128; kernels add to float32.

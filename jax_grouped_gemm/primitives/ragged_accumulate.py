@@ -23,7 +23,9 @@ OP = GroupedOp(ragged_accumulate_p, operand_ranks=(3, 2, 2, 1, 1))
 def ragged_accumulate(accumulator, lhs, rhs, group_sizes, group_offset, **params) -> jax.Array:
     """accumulator [b?, g, k, n] + lhs [b?, m, k] with rhs [b?, m, n]; see `reference`.
 
-    The accumulator has the batch dimension if any operand has it. Parameters: transpose_lhs, transpose_rhs, precision, implementation.
+    The accumulator has the batch dimension if any operand has it.
+
+    Parameters: transpose_lhs, transpose_rhs, precision, implementation.
     """
     return OP.bind(accumulator, lhs, rhs, group_sizes, group_offset, **params)
 

@@ -89,7 +89,7 @@ def test_dtypes_and_majors(dtype, transpose_lhs, transpose_rhs, tile, rng):
 
 @EVERY_TILE
 def test_is_the_rounded_sum_of_accumulator_and_product(tile, rng):
-    """Each element is added once, and rounded as an addition of two floats is."""
+    """To the last bit, where no tile is cut."""
     accumulator, lhs, rhs = operands(rng)
     for sizes in (sizes_of.uniform(M, G), *(sizes_of.any_kind(rng, M, G) for _ in range(20))):
         product = contracting(
@@ -194,7 +194,7 @@ def test_group_offset(offset, local, rng):
 )
 @pytest.mark.parametrize("dtype", [BF16, F16])
 def test_unequal_groups(sizes, dtype, tile, rng):
-    """Sums of pieces are handed over, and added to the accumulator by one block alone."""
+    """Of a tile that is cut, the accumulator is added to one piece alone."""
     sizes = np.array(sizes, np.int32)
     arrays = operands(rng, m=CUT_M, k=520, n=776, g=len(sizes), dtype=dtype)
     check(*arrays, sizes, tile=tile)
