@@ -133,8 +133,8 @@ ffi::Error contracting_arguments(ffi::AnyBuffer lhs, ffi::AnyBuffer rhs, Sizes g
   auto const out_shape = Shape<3>::of("out", out);
   if (!out_shape) return out_shape.error();
 
-  if (auto error = common_arguments(lhs, rhs, group_sizes, group_offset, out, out_shape->batches,
-                                    arguments);
+  if (auto error =
+          common_arguments(lhs, rhs, group_sizes, group_offset, out, out_shape->batches, arguments);
       error.failure()) {
     return error;
   }
@@ -200,8 +200,8 @@ ffi::Error ragged_accumulate(cudaStream_t stream, ffi::AnyBuffer accumulator, ff
   return launched(sm90::ragged_contracting(config, arguments, stream), "ragged_accumulate");
 }
 
-// Buffers and attributes of the products that write their results. The workspace is where the parts of
-// float32 operands and partial sums go: XLA plans it with its own temporaries, and its address
+// Buffers and attributes of the products that write their results. The workspace is where the parts
+// of float32 operands and partial sums go: XLA plans it with its own temporaries, and its address
 // outlives a captured graph.
 auto binding() {
   return ffi::Ffi::Bind()
@@ -247,5 +247,4 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(JggRaggedNoncontracting, jgg::ragged_noncontractin
 XLA_FFI_DEFINE_HANDLER_SYMBOL(JggRaggedContracting, jgg::ragged_contracting, jgg::binding(),
                               {xla::ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER_SYMBOL(JggRaggedAccumulate, jgg::ragged_accumulate,
-                              jgg::accumulate_binding(),
-                              {xla::ffi::Traits::kCmdBufferCompatible});
+                              jgg::accumulate_binding(), {xla::ffi::Traits::kCmdBufferCompatible});

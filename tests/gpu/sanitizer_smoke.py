@@ -89,6 +89,40 @@ def ragged_products(rng) -> int:
     return launches
 
 
+def products_added_in_place(rng) -> int:
+    launches = 0
+    runs = [
+        (dtype, majors, tile)
+        for dtype in (jnp.bfloat16, jnp.float32)
+        for majors in product((False, True), repeat=2)
+        for tile in (
+            plan.TILE_CONFIGS + plan.PINGPONG_TILE_CONFIGS
+            if dtype == jnp.bfloat16 and not any(majors)
+            else (None,)
+        )
+    ]
+    for dtype, (transpose_lhs, transpose_rhs), tile in runs:
+        lhs, rhs, accumulator = (random(rng, s, dtype) for s in CONTRACTING.shapes(M, K, N, G))
+        accumulator = accumulator.astype(np.float32)
+        for sizes, offset in zip(np.array(SIZES, np.int32), OFFSETS, strict=True):
+            with jgg.use_tiles(wgrad=tile):
+                out = jgg.ragged_dot_accumulate(
+                    accumulator,
+                    swap(lhs, transpose_lhs),
+                    swap(rhs, transpose_rhs),
+                    sizes,
+                    precision="highest",
+                    group_offset=offset,
+                    transpose_lhs=transpose_lhs,
+                    transpose_rhs=transpose_rhs,
+                    implementation="cuda",
+                )
+            exact = CONTRACTING.exact(lhs, rhs, sizes, offset or 0)
+            oracle.check(out, oracle.accumulated(accumulator, exact), product_error=2.0**-10)
+            launches += 1
+    return launches
+
+
 def products_with_a_cut_last_wave(rng) -> int:
     """Five units of work at most, each of them cut into four along K."""
     launches, k = 0, 1544
@@ -334,6 +368,7 @@ def fp64(rng: np.random.Generator) -> int:
 
 PARTS = {
     "ragged": ragged_products,
+    "accumulate": products_added_in_place,
     "stream_k": products_with_a_cut_last_wave,
     "skew": gradients_of_unequal_groups,
     "updates": symmetric_updates,
