@@ -21,7 +21,7 @@ struct GroupedGemm {
   using Output = typename Config::Output;
   using Epilogue = ListEpilogue<GroupedGemm>;
   static constexpr bool kMasksRows = false;
-  static constexpr bool kCanAdd = false;  // that is for its epilogue
+  static constexpr bool kAdds = false;  // but to C, in its epilogue
   static constexpr bool kHasNarrowTiles = Config::kTileN == 256;
 
   struct Descriptors {

@@ -22,7 +22,7 @@ struct RankK {
   using Output = typename Config::Output;
   using Epilogue = TriangularEpilogue<RankK>;
   static constexpr bool kMasksRows = false;
-  static constexpr bool kCanAdd = false;  // that is for its epilogue
+  static constexpr bool kAdds = false;  // but to C, in its epilogue
   static constexpr bool kHasNarrowTiles = true;
   static_assert(Config::kLhsMajor == Config::kRhsMajor);
 

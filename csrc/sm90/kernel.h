@@ -60,8 +60,8 @@ __device__ void produce(typename Problem::Params const& params, Shared& shared, 
     if (work.k_tiles == kNoMoreWork) return;
     if (threadIdx.x % kWarpSize == 0) {
       Mainloop::load(params, work, shared, stage, rank);
-      if constexpr (Problem::kCanAdd) {
-        if (Problem::adds_to(params, work)) {
+      if constexpr (Problem::kAdds) {
+        if (Problem::adds_to(work)) {
           PreviousResult<typename Problem::Config>::load(
               params.out, Problem::store_at(params, work, 0), shared, stage);
         }
@@ -97,24 +97,21 @@ __device__ void consume(typename Problem::Params const& params, Shared& shared, 
         // Masks leave no register for it.
         if (Problem::kMasksRows || stores_in(step, work.k_tiles)) epilogue.store_next();
       });
-      if constexpr (Problem::kCanAdd) {
-        if (Problem::adds_to(params, work)) {
-          PreviousResult<Config>::template add_half<Mainloop>(shared, stage, consumer,
-                                                              accumulators);
+      if constexpr (Problem::kAdds) {
+        if (Problem::adds_to(work)) {
+          PreviousResult<Config>::template add<Mainloop>(shared, stage, consumer, accumulators);
         }
       }
       epilogue.store_rest();
       store(accumulators);
     } else {
       Mainloop::skip(work, shared, stage);
-      if constexpr (Problem::kCanAdd) {
-        if (Problem::adds_to(params, work)) {
-          PreviousResult<Config>::template skip<Mainloop>(shared, stage);
-        }
-        if (Problem::adds(params)) continue;
+      if constexpr (Problem::kAdds) {
+        if (Problem::adds_to(work)) PreviousResult<Config>::template skip<Mainloop>(shared, stage);
+      } else {
+        epilogue.store_rest();
+        if (has_rows) store([](int) { return 0.0f; });
       }
-      epilogue.store_rest();
-      if (has_rows) store([](int) { return 0.0f; });
     }
   }
   epilogue.store_rest();

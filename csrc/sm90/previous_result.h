@@ -26,14 +26,12 @@ class PreviousResult {
 
  public:
   static constexpr int kStages = (kBoxes + kBoxesAStage - 1) / kBoxesAStage;
-  // Consumers that take turns hold the stages of the last two steps until these are full.
-  static_assert(kStages + 2 * Config::kTakesTurns <= Config::kStages);
+  static_assert(kStages <= Config::kStages && !Config::kTakesTurns);
 
   // The producer's side: `at` is the place of the tile's first element in `result`.
   __device__ static void load(CUtensorMap const& result, StoreCoordinates at, Shared& shared,
                               Stage& stage) {
-    // Not to be kept in L2, where it is written soon.
-    constexpr uint64_t kHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST);
+    constexpr uint64_t kHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
 #pragma unroll 1
     for (int first = 0; first < kBoxes; first += kBoxesAStage, ++stage) {
       int const boxes = kBoxes - first < kBoxesAStage ? kBoxes - first : kBoxesAStage;
@@ -50,16 +48,10 @@ class PreviousResult {
     }
   }
 
-  // Waits until all of it is there, in the stages from `stage` on.
-  __device__ static void wait(Shared& shared, Stage stage) {
-#pragma unroll 1
-    for (int i = 0; i < kStages; ++i, ++stage) shared.full[stage.stage].wait(stage.phase);
-  }
-
-  // accumulators += this consumer's half of it.
+  // accumulators += this consumer's half.
   template <class Mainloop, class Accumulators>
-  __device__ static void add_half(Shared& shared, Stage& stage, int consumer,
-                                  Accumulators& accumulators) {
+  __device__ static void add(Shared& shared, Stage& stage, int consumer,
+                             Accumulators& accumulators) {
     static_assert(kHalves == kConsumers && kBoxesAStage % kHalves == 0);
 #pragma unroll
     for (int first = 0; first < kBoxes; first += kBoxesAStage, ++stage) {
@@ -68,24 +60,6 @@ class PreviousResult {
       for (int i = 0; i < kBoxesAStage; i += kHalves) {
         if (first + i < kBoxes) {
           add_box(accumulators, (first + i) / kHalves, box(shared, stage.stage, i + consumer));
-        }
-      }
-      release<Mainloop>(shared, stage.stage, consumer);
-    }
-  }
-
-  // accumulators += all of it.
-  template <class Mainloop, class Accumulators>
-  __device__ static void add(Shared& shared, Stage& stage, int consumer,
-                             Accumulators& accumulators) {
-#pragma unroll
-    for (int first = 0; first < kBoxes; first += kBoxesAStage, ++stage) {
-      shared.full[stage.stage].wait(stage.phase);
-#pragma unroll
-      for (int i = 0; i < kBoxesAStage; ++i) {
-        if (first + i < kBoxes) {
-          int const chunk = (first + i) / kHalves, half = (first + i) % kHalves;
-          add_box(accumulators, half * Config::kChunks + chunk, box(shared, stage.stage, i));
         }
       }
       release<Mainloop>(shared, stage.stage, consumer);

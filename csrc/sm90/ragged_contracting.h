@@ -8,15 +8,17 @@
 
 namespace jgg::sm90 {
 
-template <class Config_>
+// With `kAdds_`, tiles are added to what the result, of float32, held before.
+template <class Config_, bool kAdds_ = false>
 struct RaggedContracting {
   using Config = Config_;
+  static constexpr bool kAdds = kAdds_;
+  static_assert(!kAdds || std::is_same_v<typename Config::Output, float>);
   // Boxes of an operand whose rows are contiguous start at a multiple of 16 bytes and cannot end
   // inside one: stages then hold rows of the groups before and after, which are masked.
   static constexpr bool kMasksRows =
       Config::kLhsMajor == cute::GMMA::Major::K || Config::kRhsMajor == cute::GMMA::Major::K;
   static constexpr bool kHasHeads = false;
-  static constexpr bool kCanAdd = std::is_same_v<typename Config::Output, float>;
 
   template <class Warp>
   using Schedule = ContractingSchedule<Warp, Config::kTileM, Config::kTileN, Config::kTileK,
@@ -36,7 +38,6 @@ struct RaggedContracting {
     int rhs_batched;
     bool rhs_in_slabs;
     StoreHint store_hint;
-    bool adds;  // to what is in the result already
   };
 
   template <class Warp>
@@ -81,11 +82,8 @@ struct RaggedContracting {
   }
 
   __device__ static StoreHint store_hint(Params const& params) { return params.store_hint; }
-  // Whether tiles are added to what the result held before, and whether this one is.
-  __device__ static bool adds(Params const& params) { return kCanAdd && params.adds; }
-  __device__ static bool adds_to(Params const& params, WorkTile const& work) {
-    return adds(params) && work.k_tiles > 0;
-  }
+  // Whether there is anything to add.
+  __device__ static bool adds_to(WorkTile const& work) { return work.k_tiles > 0; }
 
   __device__ static StoreCoordinates store_at(Params const& params, WorkTile const& work, int row) {
     return {work.n, work.m + row, work.batch * params.groups.local_groups + work.group};
@@ -101,8 +99,6 @@ struct RaggedContracting {
     params.rhs_batched = a.rhs_batched;
     params.rhs_in_slabs = a.n % Config::kSlab == 0;
     params.store_hint = result_hint(params.groups);
-    if (a.accumulate && !kCanAdd) return cudaErrorInvalidValue;
-    params.adds = a.accumulate;
 
     TensorView const lhs = view<typename Config::Element>(a.lhs);
     TensorView const rhs = view<typename Config::Element>(a.rhs);

@@ -65,12 +65,6 @@ class Epilogue {
     end_turn();
   }
 
-  // Instead of a tile that changes nothing.
-  __device__ void store_nothing() const {
-    turn_.wait();
-    turn_.pass();
-  }
-
   // After the last tile.
   __device__ void end() const { turn_.wait(); }
 

@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kThreads, 1)
         params.cut, shared, rank, [&](int cluster, int clusters) {
           return Cut::schedule(params.cut, skewed_work.cuts, cluster, clusters);
         });
-    if (!Cut::adds(params.cut)) {
+    if constexpr (!Cut::kAdds) {
       // All warps end here, those without a role at once.
       bool const is_idle = warp == 2 || warp == 3;
       write_zeros(params.cut.groups, params.cut.results, &zeros_taken,

@@ -10,10 +10,10 @@
 
 namespace jgg::sm90::skew {
 
-template <class Config_>
-struct RaggedContracting : sm90::RaggedContracting<Config_> {
+template <class Config_, bool kAdds>
+struct RaggedContracting : sm90::RaggedContracting<Config_, kAdds> {
   using Config = Config_;
-  using Whole = sm90::RaggedContracting<Config_>;
+  using Whole = sm90::RaggedContracting<Config_, kAdds>;
 
   struct Params : Whole::Params {
     stream_k::Workspace workspace;
@@ -24,19 +24,19 @@ struct RaggedContracting : sm90::RaggedContracting<Config_> {
   static bool can_be_skewed(RaggedDotArguments const& a) {
     GroupSizes const groups = group_sizes(a);
     decltype(Params::grid) const grid(groups, a.k, a.n);
-    return skew_of<SimulatedWarp>(groups, grid, a.accumulate).is_possible();
+    return skew_of<SimulatedWarp>(groups, grid).is_possible();
   }
 
   // Whether tiles should be cut, and where. Called by a whole warp.
   __device__ static bool is_skewed(Params const& params, SkewedWork& work) {
     int const sums = static_cast<int>(params.workspace.slots) / (Config::kCluster * kConsumers);
-    return skew_of<DeviceWarp>(params.groups, params.grid, Whole::adds(params))
+    return skew_of<DeviceWarp>(params.groups, params.grid)
         .is_worth_cutting(gridDim.x / Config::kCluster, sums, work);
   }
 
-  // Of the pieces of a tile, only that which the result comes from.
-  __device__ static bool adds_to(Params const& params, WorkTile const& work) {
-    return Whole::adds_to(params, work) && work.partials != kHandsOver;
+  // The result comes from one of the pieces of a tile.
+  __device__ static bool adds_to(WorkTile const& work) {
+    return Whole::adds_to(work) && work.partials != kHandsOver;
   }
 
   // `cuts` is not copied.
@@ -62,10 +62,10 @@ struct RaggedContracting : sm90::RaggedContracting<Config_> {
   static constexpr int kBytesAStep = 21 << 10;
 
   template <class Warp, class Grid>
-  JGG_HOST_DEVICE static auto skew_of(GroupSizes const& groups, Grid const& grid, bool adds) {
+  JGG_HOST_DEVICE static auto skew_of(GroupSizes const& groups, Grid const& grid) {
     constexpr int kBytes = Config::kTileM * Config::kTileN * sizeof(typename Config::Output);
     constexpr int kZerosCost = (kBytes + kBytesAStep - 1) / kBytesAStep;
-    return Skew<Warp, Config::kTileK>(groups, grid.units, adds ? 0 : kZerosCost);
+    return Skew<Warp, Config::kTileK>(groups, grid.units, kAdds ? 0 : kZerosCost);
   }
 };
 

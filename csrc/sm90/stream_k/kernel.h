@@ -31,11 +31,8 @@ __device__ void consume_pieces(typename Problem::Params const& params, Shared& s
       if (work.partials == kHandsOver) {
         partial_sums.hand_over(work.slot, accumulators);
       } else {
-        if constexpr (Problem::kCanAdd) {
-          if (Problem::adds_to(params, work)) {
-            PreviousResult<Config>::template add_half<Mainloop>(shared, stage, consumer,
-                                                                accumulators);
-          }
+        if constexpr (Problem::kAdds) {
+          PreviousResult<Config>::template add<Mainloop>(shared, stage, consumer, accumulators);
         }
         // Always in the order of K, so that the result is the same every time.
         for (int i = 0; i < work.partials; ++i) partial_sums.add(work.slot + i, accumulators);
@@ -43,14 +40,12 @@ __device__ void consume_pieces(typename Problem::Params const& params, Shared& s
       }
     } else {
       Mainloop::skip(work, shared, stage);
-      if constexpr (Problem::kCanAdd) {
-        if (Problem::adds_to(params, work)) {
-          PreviousResult<Config>::template skip<Mainloop>(shared, stage);
-        }
-        if (Problem::adds(params)) continue;
+      if constexpr (Problem::kAdds) {
+        if (Problem::adds_to(work)) PreviousResult<Config>::template skip<Mainloop>(shared, stage);
+      } else {
+        epilogue.store_rest();
+        if (has_rows) epilogue.take([](int) { return 0.0f; }, at);
       }
-      epilogue.store_rest();
-      if (has_rows) epilogue.take([](int) { return 0.0f; }, at);
     }
   }
   epilogue.store_rest();
