@@ -115,7 +115,8 @@ class Plan:
             lines.append(
                 "added in place by the kernel"
                 if self.adds_in_place
-                else "written to memory and added by XLA: the kernels add to unpadded rows only"
+                else "written to memory and added by XLA: the kernels add products of 16-bit "
+                "operands to rows that need no padding"
             )
         if self.terms:
             lines.append(float32.described(self.terms))
@@ -295,6 +296,8 @@ def _more_tiles(problem: RaggedProblem) -> tuple[TileConfig, ...]:
     if (problem.lhs, problem.out) == ("mk", "mn"):
         return STREAM_K_TILE_CONFIGS
     layouts = problem.lhs, problem.rhs, problem.out
+    if problem.op == ACCUMULATE:
+        return ()  # Their stages hold what is added to, until both consumers have read it.
     if layouts == ("mk", "mn", "gkn") and _with_kernel_result(problem).out_dtype == jnp.float32:
         return PINGPONG_TILE_CONFIGS
     return ()
@@ -341,13 +344,14 @@ def _family(problem: RaggedProblem) -> KernelFamily:
 
 
 def _accumulating(family: KernelFamily) -> KernelFamily:
-    """The kernels of `family`, which add in place to results that TMA can address as they are."""
+    """The kernels of `family`: to results that TMA can address as they are, some add in place."""
 
     def kernel_form(problem: RaggedProblem) -> RaggedProblem:
         form = family.kernel_form(problem)
-        if _addressable_problem(form).shape(form.out) == form.shape(form.out):
-            return form
-        return dataclasses.replace(form, op="ragged_contracting")
+        is_padded = _addressable_problem(form).shape(form.out) != form.shape(form.out)
+        if is_padded or _is_float32(form):
+            return dataclasses.replace(form, op="ragged_contracting")
+        return form
 
     return dataclasses.replace(family, kernel_form=kernel_form)
 

@@ -34,13 +34,13 @@ def ragged_dot_accumulate(
 
     `accumulator[i]` plus the product of the rows of group i of `lhs`, transposed, and those of
     `rhs`: the weight gradient of `ragged_dot(lhs, w, group_sizes)` for the cotangent `rhs`, summed
-    up over microbatches. The kernel adds to float32 accumulators where they are, so no product is
-    written to memory to be read and added later, and groups without rows are neither read nor
-    written. Donate the accumulator, or carry it through `jax.lax.scan`: otherwise XLA copies it
-    first. `explain` says where the kernel cannot add in place.
+    up over microbatches. Products of bfloat16 or float16 are added to float32 accumulators in the
+    kernel, where they are: none is written to memory to be read and added later, and groups
+    without rows are neither read nor written. Donate the accumulator, or carry it through
+    `jax.lax.scan`: otherwise XLA copies it first. `explain` says where the kernel cannot add.
 
     Args:
-      accumulator: [g, k, n] of float32, float64, complex64 or complex128; kernels add to float32.
+      accumulator: [g, k, n] of float32, float64, complex64 or complex128.
       lhs: [m, k], or [k, m] with `transpose_lhs`.
       rhs: [m, n], or [n, m] with `transpose_rhs`.
       group_sizes: [G] of any integer dtype, see `ragged_dot`. G equals g, or is at least g with

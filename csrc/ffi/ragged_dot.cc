@@ -182,7 +182,7 @@ ffi::Error ragged_accumulate(cudaStream_t stream, ffi::AnyBuffer accumulator, ff
                              ffi::AnyBuffer rhs, Sizes group_sizes, Sizes group_offset,
                              ffi::Result<ffi::AnyBuffer> out, WorkspaceResult workspace,
                              bool transpose_lhs, bool transpose_rhs, int32_t tile_m, int32_t tile_n,
-                             int32_t cluster, int32_t terms) {
+                             int32_t cluster) {
   TileConfig const config{tile_m, tile_n, cluster, false};
   RaggedDotArguments arguments{};
   if (auto error = contracting_arguments(lhs, rhs, group_sizes, group_offset, *out, transpose_lhs,
@@ -190,13 +190,14 @@ ffi::Error ragged_accumulate(cudaStream_t stream, ffi::AnyBuffer accumulator, ff
       error.failure()) {
     return error;
   }
-  if (arguments.out_type != ElementType::kF32) return invalid("the accumulator is not of f32");
+  if (arguments.type == ElementType::kF32 || arguments.out_type != ElementType::kF32) {
+    return invalid("the kernels add products of bf16 or f16 to f32");
+  }
   if (accumulator.untyped_data() != arguments.out) {
     return invalid("the accumulator is not aliased to the result");
   }
   arguments.accumulate = true;
-  if (auto error = use_workspace(workspace, config, terms, arguments); error.failure())
-    return error;
+  if (auto error = use_workspace(workspace, config, 0, arguments); error.failure()) return error;
   return launched(sm90::ragged_contracting(config, arguments, stream), "ragged_accumulate");
 }
 
@@ -235,8 +236,7 @@ auto accumulate_binding() {
       .Attr<bool>("transpose_rhs")
       .Attr<int32_t>("tile_m")
       .Attr<int32_t>("tile_n")
-      .Attr<int32_t>("cluster")
-      .Attr<int32_t>("terms");  // see RaggedDotArguments
+      .Attr<int32_t>("cluster");
 }
 
 }  // namespace

@@ -41,8 +41,8 @@ struct RaggedDotArguments {
   int m;
   int k;
   int n;
-  // Whether a contracting product is added to what `out` has, of float32. Groups without rows leave
-  // theirs alone.
+  // Whether a contracting product of 16-bit operands is added to what `out` has, of float32. Groups
+  // without rows leave theirs alone.
   bool accumulate;
 };
 

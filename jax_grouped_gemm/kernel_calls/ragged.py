@@ -64,7 +64,6 @@ def accumulate(
         input_output_aliases={0: 0},
         transpose_lhs=problem.lhs == "km",
         transpose_rhs=problem.rhs == "nm",
-        terms=np.int32(plan.terms),
     )
 
 
