@@ -67,6 +67,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--preset", default="h200", choices=PRESETS, help="size of the model")
     parser.add_argument("--seeds", type=int, default=3, help="how many")
+    parser.add_argument("--first-seed", type=int, default=0, help="the others follow")
     parser.add_argument("--steps", type=int, help="training steps (default: the preset's)")
     parser.add_argument("--output", type=Path, metavar="JSON", help="where to write the results")
     parser.add_argument("--commit", help="the measured commit, in a copy without git")
@@ -99,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> list[dict]:
         "fp8_training": [],
         "training_runs": [],
     }
-    for seed in range(options.seeds):
+    for seed in range(options.first_seed, options.first_seed + options.seeds):
         runs = {
             recipe_name: train(
                 preset,

@@ -2,6 +2,7 @@
 // tensor cores contract contiguous dimensions only, and a weight is contracted along either one.
 #include "fp8/dispatch.h"
 #include "fp8/quantize_tile.h"
+#include "fp8/quantize_wide_blocks.h"
 
 namespace jgg::fp8 {
 namespace {
@@ -61,6 +62,11 @@ cudaError_t quantize_blocks(QuantizeFormat format, BlocksArguments const& argume
       arguments.columns % kOctet == 0 && arguments.rows % static_cast<int>(sizeof(uint4)) == 0;
   return with_format(format, is_aligned, [&](auto source, auto fp8, auto aligned) {
     using Source = typename decltype(source)::type;
+    if constexpr (sizeof(Source) == 2 && aligned.value) {
+      if (suits_wide_tiles(arguments)) {
+        return quantize_wide_blocks<Source, fp8.value>(arguments, format.power_of_two, stream);
+      }
+    }
     quantize_blocks_kernel<Source, fp8.value, aligned.value>
         <<<grid, kTileThreads, 0, stream>>>(arguments, format.power_of_two);
     return cudaGetLastError();

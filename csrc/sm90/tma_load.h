@@ -9,26 +9,36 @@
 
 namespace jgg::sm90 {
 
+// What L2 does with an operand that it has read.
+enum class LoadHint : uint64_t {
+  kNormal = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL),
+  // It makes room for others first: for what is not read again.
+  kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST),
+};
+
 template <int kCluster>
 class BoxLoader {
  public:
-  __device__ BoxLoader(uint64_t* barrier, int rank) : barrier_(barrier), rank_(rank) {}
+  __device__ BoxLoader(uint64_t* barrier, int rank, LoadHint hint = LoadHint::kNormal)
+      : barrier_(barrier), rank_(rank), hint_(static_cast<uint64_t>(hint)) {}
+
+  // The same for an operand of which L2 is told something else.
+  __device__ BoxLoader with(LoadHint hint) const { return {barrier_, rank_, hint}; }
 
   // Loads box number `box` of an operand tile. If the cluster shares the operand, the boxes are
   // dealt out to its CTAs and each goes to the same place in the shared memory of all of them.
   template <class... Coordinates>
   __device__ void load(CUtensorMap const& descriptor, void* destination, int box, bool shared,
                        Coordinates... coordinates) const {
-    constexpr uint64_t kHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
     if constexpr (kCluster > 1) {
       if (shared) {
         if (box % kCluster == rank_) {
-          multicast(descriptor, destination, kHint, coordinates...);
+          multicast(descriptor, destination, hint_, coordinates...);
         }
         return;
       }
     }
-    single(descriptor, destination, kHint, coordinates...);
+    single(descriptor, destination, hint_, coordinates...);
   }
 
  private:
@@ -62,6 +72,7 @@ class BoxLoader {
 
   uint64_t* barrier_;
   int rank_;
+  uint64_t hint_;
 };
 
 }  // namespace jgg::sm90

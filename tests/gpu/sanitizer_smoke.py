@@ -313,7 +313,14 @@ def fp8_products(rng: np.random.Generator, sizes: np.ndarray) -> int:
     out = jgg.scaled_ragged_dot_contracting(*columns, sizes, num_rows=M, **on_gpu)
     columns = [np.asarray(x) for x in columns]
     fp8_oracle.check(out, fp8_oracle.contracting(*columns, sizes, M))
-    return 6
+    # More than two tiles of 256 x 256 for each processor, which take a kernel of their own.
+    many = random(rng, (34, 512, 1024), jnp.bfloat16)
+    values, scales = fp8_oracle.quantize(many[-1], (128, 128), jnp.float8_e4m3fn)
+    for got, want in zip(
+        jgg.quantize_weights(many, **on_gpu), (values, scales, values.T, scales.T), strict=True
+    ):
+        np.testing.assert_array_equal(np.float32(got[-1]), np.float32(want))
+    return 7
 
 
 def fp8_configurations(rng: np.random.Generator, sizes: np.ndarray) -> int:

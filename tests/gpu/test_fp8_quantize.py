@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import jax_grouped_gemm as jgg
+from jax_grouped_gemm import primitives
 
 E4M3, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
 FORMATS = pytest.mark.parametrize(
@@ -65,6 +66,32 @@ def test_weights(dtype, source, power_of_two, rng):
         for g in range(3):
             values, scales = fp8_oracle.quantize(x[g], (128, 128), dtype, power_of_two)
             assert_same_bits([y[g] for y in got], [values, scales, values.T, scales.T])
+
+
+def wide_weights(rng, source):
+    """More than two tiles of 256 x 256 for each processor."""
+    x = np.stack([random(rng, (1024, 512), source) for _ in range(4)])
+    return np.concatenate([np.roll(x, i, (1, 2)) for i in range(9)])
+
+
+@FORMATS
+def test_weights_in_wide_tiles(dtype, source, power_of_two, rng):
+    options = dict(power_of_two_scales=power_of_two, implementation="cuda")
+    x = wide_weights(rng, source)
+    got = jgg.quantize_weights(x, dtype=dtype, **options)
+    for g, matrix in enumerate(x):
+        values, scales = fp8_oracle.quantize(matrix, (128, 128), dtype, power_of_two)
+        assert_same_bits([y[g] for y in got], [values, scales, values.T, scales.T])
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_weights_one_way_round(transposed, rng):
+    options = dict(dtype=E4M3, power_of_two=False, implementation="cuda")
+    for x in wide_weights(rng, jnp.bfloat16), random(rng, (300, 264), jnp.bfloat16)[None]:
+        got = primitives.quantize_blocks(x, plain=not transposed, transposed=transposed, **options)
+        for g, matrix in enumerate(x):
+            want = fp8_oracle.quantize(matrix, (128, 128), E4M3)
+            assert_same_bits([y[g] for y in got], [y.T if transposed else y for y in want])
 
 
 @FORMATS
