@@ -26,6 +26,7 @@ from jax_grouped_gemm.quantize import quantize_ragged as quantize_ragged
 from jax_grouped_gemm.quantize import quantize_weights as quantize_weights
 from jax_grouped_gemm.ragged_dot import ragged_dot as ragged_dot
 from jax_grouped_gemm.ragged_dot import ragged_dot_general as ragged_dot_general
+from jax_grouped_gemm.ragged_dot_accumulate import ragged_dot_accumulate as ragged_dot_accumulate
 from jax_grouped_gemm.rank_k import grouped_her2k as grouped_her2k
 from jax_grouped_gemm.rank_k import grouped_herk as grouped_herk
 from jax_grouped_gemm.rank_k import grouped_syr2k as grouped_syr2k

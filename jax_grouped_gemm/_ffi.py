@@ -16,6 +16,7 @@ EXTENSION = "jax_grouped_gemm._extension"
 TARGETS = {
     "ragged_noncontracting": "jax_grouped_gemm.ragged_noncontracting.v3",
     "ragged_contracting": "jax_grouped_gemm.ragged_contracting.v3",
+    "ragged_accumulate": "jax_grouped_gemm.ragged_accumulate.v1",
     "grouped_gemm": "jax_grouped_gemm.grouped_gemm.v1",
     "grouped_gemm_f32": "jax_grouped_gemm.grouped_gemm_f32.v1",
     "grouped_gemm_fp64": "jax_grouped_gemm.grouped_gemm_fp64.v1",

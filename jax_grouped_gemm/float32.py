@@ -56,7 +56,7 @@ def workspace_bytes(problem: RaggedProblem, terms: int) -> int:
     lhs_batched, rhs_batched, sizes_batched, offset_batched = problem.batched
     owners_batched = sizes_batched or offset_batched
     lhs_batched |= owners_batched
-    is_contracting = problem.op == "ragged_contracting"
+    is_contracting = problem.contracts_rows
     rhs_batched |= owners_batched and is_contracting
     batch = math.prod(problem.batch)
     lhs_batches, rhs_batches, owner_batches = (

@@ -31,6 +31,8 @@ from jax_grouped_gemm.tile_config import (
 TMA_ALIGNMENT_BYTES = 16
 WORKSPACE_BYTES = 16
 
+ACCUMULATE = "ragged_accumulate"
+
 KERNEL_OPERAND_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 KERNEL_RESULT_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 
@@ -95,6 +97,11 @@ class Plan:
     chosen_by: Choice = "default"
     candidates: tuple[TileConfig, ...] = ()
 
+    @property
+    def adds_in_place(self) -> bool:
+        """Whether the kernel adds its product to an accumulator; otherwise XLA does, if any."""
+        return self.kernel_problem is not None and self.kernel_problem.op == ACCUMULATE
+
     def __str__(self) -> str:
         path = f"{self.path} ({self.reason})" if self.reason else self.path
         lines = [str(self.problem), f"path {path}"]
@@ -103,6 +110,13 @@ class Plan:
                 f"tile {self.tile}{_CHOSEN_BY[self.chosen_by]}, "
                 f"grid {self.grid}, workspace {self.workspace_bytes} bytes, "
                 f"predicted efficiency {self.efficiency:.0%}"
+            )
+        if self.problem.op == ACCUMULATE and self.kernel_problem:
+            lines.append(
+                "added in place by the kernel"
+                if self.adds_in_place
+                else "written to memory and added by XLA: the kernels add products of 16-bit "
+                "operands to rows that need no padding"
             )
         if self.terms:
             lines.append(float32.described(self.terms))
@@ -122,6 +136,19 @@ def plan_contracting(avals: Sequence[Any], params: Mapping[str, Any]) -> Plan:
     """Plans a `ragged_contracting` from its operands' abstract values and its parameters."""
     problem = RaggedProblem.contracting(avals, params)
     return make_plan(problem, params, _family(problem))
+
+
+def plan_accumulate(avals: Sequence[Any], params: Mapping[str, Any]) -> Plan:
+    """Plans a `ragged_accumulate` from its operands' abstract values and its parameters."""
+    accumulator, *operands = avals
+    options = {
+        **params,
+        "num_groups": accumulator.shape[-3],
+        "preferred_element_type": accumulator.dtype,
+    }
+    problem = RaggedProblem.contracting(operands, options)
+    problem = dataclasses.replace(problem, op=ACCUMULATE)
+    return make_plan(problem, params, _accumulating(_family(problem)))
 
 
 def make_plan(problem: RaggedProblem, params: Mapping[str, Any], family: KernelFamily) -> Plan:
@@ -206,7 +233,7 @@ def _workspace_bytes(problem: RaggedProblem, tile: TileConfig, terms: int) -> in
 def _can_be_skewed(problem: RaggedProblem) -> bool:
     """Whether the kernel cuts tiles for some group sizes, whichever it has for others."""
     return (
-        problem.op == "ragged_contracting"
+        problem.contracts_rows
         and (problem.lhs, problem.rhs) == ("mk", "mn")
         and not _is_float32(problem)
         and skew.is_possible(
@@ -269,6 +296,8 @@ def _more_tiles(problem: RaggedProblem) -> tuple[TileConfig, ...]:
     if (problem.lhs, problem.out) == ("mk", "mn"):
         return STREAM_K_TILE_CONFIGS
     layouts = problem.lhs, problem.rhs, problem.out
+    if problem.op == ACCUMULATE:
+        return ()  # Their stages hold what is added to, until both consumers have read it.
     if layouts == ("mk", "mn", "gkn") and _with_kernel_result(problem).out_dtype == jnp.float32:
         return PINGPONG_TILE_CONFIGS
     return ()
@@ -312,6 +341,19 @@ FLOAT32 = KernelFamily(FLOAT32_TILE_CONFIGS, _unsupported_reason, _with_kernel_r
 
 def _family(problem: RaggedProblem) -> KernelFamily:
     return FLOAT32 if _is_float32(problem) else SAME_DTYPE
+
+
+def _accumulating(family: KernelFamily) -> KernelFamily:
+    """The kernels of `family`: to results that TMA can address as they are, some add in place."""
+
+    def kernel_form(problem: RaggedProblem) -> RaggedProblem:
+        form = family.kernel_form(problem)
+        is_padded = _addressable_problem(form).shape(form.out) != form.shape(form.out)
+        if is_padded or _is_float32(form):
+            return dataclasses.replace(form, op="ragged_contracting")
+        return form
+
+    return dataclasses.replace(family, kernel_form=kernel_form)
 
 
 def _copy_reason(problem: RaggedProblem, addressable: RaggedProblem) -> str:

@@ -136,7 +136,7 @@ def ragged_dot_general(
     precision = canonical_precision(precision)
     if preferred_element_type is not None:
         preferred_element_type = jax.dtypes.canonicalize_dtype(preferred_element_type)
-    result = _evaluate_as_jax(
+    result = evaluate_as_jax(
         lhs,
         rhs,
         group_sizes,
@@ -171,7 +171,7 @@ def ragged_dot_general(
     return out.reshape(result.shape)
 
 
-def _evaluate_as_jax(
+def evaluate_as_jax(
     lhs: jax.Array,
     rhs: jax.Array,
     group_sizes: jax.Array,

@@ -100,6 +100,11 @@ class RaggedProblem:
         )
 
     @property
+    def contracts_rows(self) -> bool:
+        """Whether the ragged dimension is contracted."""
+        return "m" not in self.out
+
+    @property
     def steps(self) -> int:
         """Steps along k of a kernel for groups of rows that stay."""
         itemsize = min(self.lhs_dtype.itemsize, 2)  # of float32, the parts

@@ -10,6 +10,7 @@ An operand may carry a leading batch dimension; one without it is shared by the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -145,6 +146,34 @@ def ragged_contracting(
 
     operands = (to_bits(lhs), to_bits(rhs), group_sizes, group_offset)
     return from_bits(map_batch(unbatched, operands, ranks=(2, 2, 1, 1)), preferred_element_type)
+
+
+def ragged_accumulate(
+    accumulator: jax.Array,
+    lhs: jax.Array,
+    rhs: jax.Array,
+    group_sizes: jax.Array,
+    group_offset: jax.Array,
+    **options: Any,
+) -> jax.Array:
+    """Adds a `ragged_contracting` product, which takes `options` too, to `accumulator`.
+
+    Args:
+      accumulator: [b?, g, k, n]; it has the batch dimension if any operand has it.
+
+    Returns:
+      An array like `accumulator`.
+    """
+    product = ragged_contracting(
+        lhs,
+        rhs,
+        group_sizes,
+        group_offset,
+        num_groups=accumulator.shape[-3],
+        preferred_element_type=accumulator.dtype,
+        **options,
+    )
+    return accumulator + product
 
 
 def local_group_bounds(

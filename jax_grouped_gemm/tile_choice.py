@@ -88,7 +88,7 @@ def use_tiles(
         `ragged_dot_general`, `scaled_ragged_dot`, `scaled_ragged_dot_contracting`,
         `fp8_ragged_dot`.
       dgrad: that of the cotangents of their first operands.
-      wgrad: that of the cotangents of their second operands.
+      wgrad: that of the cotangents of their second operands, and of `ragged_dot_accumulate`.
 
     The `candidates` of a plan that `explain` returns are the configurations that are compiled for
     that product. Any other raises a `ValueError` that lists them when the product is traced.

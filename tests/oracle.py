@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -78,6 +79,17 @@ def ragged_contracting(
         return out
 
     return _map_batch(one, (lhs, 2), (rhs, 2), (group_sizes, 1), (group_offset, 0))
+
+
+def accumulated(accumulator, product: Exact) -> Exact:
+    """A product added to what has been summed up so far."""
+    accumulator = np.asarray(accumulator).astype(np.float64)
+    return dataclasses.replace(
+        product,
+        value=accumulator + product.value,
+        magnitude=np.abs(accumulator) + product.magnitude,
+        depth=product.depth + 1,
+    )
 
 
 def noncontracting_cotangents(lhs, rhs, group_sizes, cotangent, group_offset=0):

@@ -12,7 +12,7 @@ import pytest
 # Last on the path: the checkout's own package must not hide an installed one with kernels.
 sys.path.append(str(Path(__file__).parents[1]))
 
-from benchmarks import bars, fp8_training, rank_k, results_file, run
+from benchmarks import accumulate, bars, fp8_training, rank_k, results_file, run
 from benchmarks.fp8 import __main__ as fp8
 from benchmarks.fp8.cases import PRODUCTS, QUANTIZERS, STEP
 
@@ -36,6 +36,18 @@ def test_ragged_products(tmp_path):
         assert "config0" in record["peers"]
     results = json.loads(output.read_text())
     assert set(results["host"]) == {"with", "without"} and results["first_call"]["run_s"] > 0
+
+
+def test_accumulate(tmp_path):
+    output = tmp_path / "out.json"
+    accumulate.main(["--dry-run", "--output", str(output)])
+    found = records(output)
+    assert set(found) == {"tiny/wgrad_add/random", "tiny_fine/wgrad_add/random"}
+    for record in found.values():
+        assert record["peers"]["ours_then_add"]["status"] == "measured"
+        assert record["peers"]["ours_then_add"]["error"]["total"] > 0
+        assert record["peers"]["ours_product"]["status"] == "measured"
+        assert record["ratios"]["ours_then_add"] > 0
 
 
 def test_fp8(tmp_path):

@@ -51,6 +51,18 @@ def test_products_are_written_as_the_driver_reads_them(op, kind, k, n):
     assert list(map(int, numbers)) == [k, n, *case.group_sizes]
 
 
+@pytest.mark.parametrize(
+    "op, kind", [("wgrad_add", "tn_f32_add"), ("wgrad_then_add", "tn_f32_then_add")]
+)
+def test_sums_are_written_as_the_driver_reads_them(op, kind):
+    options = ab.parse_arguments(["driver", "--ops", op, "--shapes", "dsv3_up"])
+    (line,) = ab.problem_lines(options)
+    found_kind, label, *numbers = line.split()
+    sizes = cases.Case(cases.SHAPES["dsv3_up"], cases.OPS["wgrad_f32"], "random").group_sizes
+    assert (found_kind, label) == (kind, f"dsv3_up/{op}/random")
+    assert list(map(int, numbers)) == [8, 32768, 7168, 4096, *sizes]
+
+
 def test_quantisers_are_written_as_the_driver_reads_them():
     options = ab.parse_arguments(["driver", "--ops", "quantize_ragged", "--shapes", "dsv3_up"])
     (line,) = ab.problem_lines(options)

@@ -9,6 +9,7 @@ time over the second one's in the same round. `build.sh` builds a driver.
 from __future__ import annotations
 
 import argparse
+import functools
 import random
 import statistics
 import subprocess
@@ -22,6 +23,8 @@ from benchmarks.fp8.cases import PRODUCTS, QUANTIZERS
 from benchmarks.rank_k import UPDATES
 
 UPDATE_OPS = ("syrk", "syr2k", "syr2k_f64", "her2k_c128")
+# Weight gradients that are added to what is there, by the kernel or by a pass of its own.
+SUMS = {"wgrad_add": "tn_f32_add", "wgrad_then_add": "tn_f32_then_add"}
 MEMORY = (*QUANTIZERS, "copy")  # their TFLOP/s are TB/s
 ALL_OPS = {**OPS, **PRODUCTS}
 
@@ -50,6 +53,12 @@ def problem_line(case: Case) -> str:
     return " ".join(map(str, (kind, case.name, *numbers)))
 
 
+def sum_line(op: str, case: Case) -> str:
+    """A weight gradient that is added to others, in the driver's terms."""
+    _, _, numbers = problem_line(case).split(maxsplit=2)
+    return f"{SUMS[op]} {case.shape.name}/{op}/{case.distribution} {numbers}"
+
+
 def memory_line(op: str, case: Case) -> str:
     """A quantiser of a forward product's operand, or a copy, in the driver's terms."""
     shape = case.shape
@@ -65,10 +74,17 @@ def update_line(op: str, shape: tuple[int, int, int]) -> str:
 
 def problem_lines(options: argparse.Namespace) -> list[str]:
     """All problems that the options ask for."""
+
+    def line(op, shape, distribution):
+        case = functools.partial(Case, shape, distribution=distribution, seed=options.seed)
+        if op in MEMORY:
+            return memory_line(op, case(op=OPS["forward"]))
+        if op in SUMS:
+            return sum_line(op, case(op=OPS["wgrad_f32"]))
+        return problem_line(case(op=ALL_OPS[op]))
+
     lines = [
-        memory_line(op, Case(shape, OPS["forward"], distribution, seed=options.seed))
-        if op in MEMORY
-        else problem_line(Case(shape, ALL_OPS[op], distribution, seed=options.seed))
+        line(op, shape, distribution)
         for shape in select_shapes(options.shapes)
         for op in options.ops
         if op not in UPDATE_OPS
@@ -143,7 +159,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--ops",
         nargs="+",
         default=["forward", "dgrad", "wgrad"],
-        choices=[*ALL_OPS, *MEMORY, *UPDATE_OPS],
+        choices=[*ALL_OPS, *SUMS, *MEMORY, *UPDATE_OPS],
         metavar="OP",
     )
     parser.add_argument("--distributions", nargs="+", default=["random"], choices=DISTRIBUTIONS)

@@ -66,6 +66,12 @@ __device__ inline void store_normal(float& to, uint64_t bits) {
   to = (0.5f + uniform(static_cast<uint32_t>(bits))) / kFp8Spread;
 }
 
+// Sums of many terms: far from what a product alone is.
+struct Sum {
+  float value;
+};
+__device__ inline void store_normal(Sum& to, uint64_t bits) { to.value = 1000.0f * normal(bits); }
+
 template <class T>
 __global__ void fill_random(T* data, size_t count, uint64_t seed) {
   size_t const stride = size_t(gridDim.x) * blockDim.x;

@@ -56,7 +56,8 @@ Prepared prepare(Problem const& problem, Choice const& choice) {
     return prepare_fp64_update(problem, choice);
   }
   if (problem.kind == "nn" || problem.kind == "nt" || problem.kind == "tn" ||
-      problem.kind == "tn_f32") {
+      problem.kind == "tn_f32" || problem.kind == "tn_f32_add" ||
+      problem.kind == "tn_f32_then_add") {
     return prepare_ragged(problem, choice);
   }
   std::fprintf(stderr, "unknown kind of problem: %s\n", problem.kind.c_str());
@@ -71,10 +72,13 @@ bool run(Options const& options) {
     Prepared const prepared = prepare(problem, options.choice);
     float worst = 0;
     if (options.samples > 0) {
-      if (prepared.out_bytes > 0) {
+      void* const out = const_cast<void*>(prepared.reference.out);
+      if (prepared.initial != nullptr) {
+        require(cudaMemcpy(out, prepared.initial, prepared.out_bytes, cudaMemcpyDeviceToDevice),
+                "cudaMemcpy");
+      } else if (prepared.out_bytes > 0) {
         // All bits set are NaNs, which nothing that is left out of a result can hide behind.
-        require(cudaMemset(const_cast<void*>(prepared.reference.out), 0xff, prepared.out_bytes),
-                "cudaMemset");
+        require(cudaMemset(out, 0xff, prepared.out_bytes), "cudaMemset");
       }
       require(prepared.launch(nullptr), problem.label.c_str());
       worst = prepared.worst_error ? prepared.worst_error(options.samples)

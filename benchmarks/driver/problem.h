@@ -67,10 +67,21 @@ auto set_stream_k(T& to, Value value, int) -> decltype(to.stream_k = value, void
 template <class T, class Value>
 void set_stream_k(T&, Value, long) {}
 
+template <class T, class Value>
+auto set_accumulate(T& to, Value value, int) -> decltype(to.accumulate = value, void()) {
+  to.accumulate = value;
+}
+template <class T, class Value>
+void set_accumulate(T&, Value, long) {
+  std::fprintf(stderr, "these kernels do not add to their results\n");
+  std::exit(2);
+}
+
 struct Prepared {
   std::function<cudaError_t(cudaStream_t)> launch;
   Reference reference;
   size_t out_bytes;
+  void const* initial = nullptr;  // contents of the result, if the kernel reads it
   double flops;
   double bytes = 0;  // read and written, where that is what counts
   // Of the result against something other than a reference product, given a number of samples.
@@ -93,7 +104,7 @@ inline void* keep_workspace(Prepared& prepared) {
 }
 
 // Operands are different from each other, and the same in every process.
-enum Seed : uint64_t { kLhs = 1, kRhs, kLhsScales, kRhsScales };
+enum Seed : uint64_t { kLhs = 1, kRhs, kLhsScales, kRhsScales, kOut };
 
 // First and past-the-last row of each group, in groups that start at multiples of `pad` rows.
 inline void set_groups(Prepared& prepared, std::vector<int> const& sizes, int pad) {

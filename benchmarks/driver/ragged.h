@@ -6,10 +6,25 @@
 
 namespace driver {
 
+// to += values, in vectors.
+static __global__ void add_to(float4* to, float4 const* values, int64_t vectors) {
+  int64_t const i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i >= vectors) return;
+  float4 sum = to[i];
+  float4 const value = values[i];
+  sum.x += value.x;
+  sum.y += value.y;
+  sum.z += value.z;
+  sum.w += value.w;
+  to[i] = sum;
+}
+
 // "nn": rhs [groups, k, n]; "nt": rhs [groups, n, k]; "tn": rows are contracted, result
-// [groups, k, n]; "tn_f32": into float32.
+// [groups, k, n]; "tn_f32": into float32; "tn_f32_add": added to what is there, of float32;
+// "tn_f32_then_add": the same by a product and a pass that adds it.
 inline Prepared prepare_ragged(Problem const& problem, Choice const& choice) {
-  bool const contracting = problem.kind[0] == 't', to_f32 = problem.kind == "tn_f32";
+  bool const contracting = problem.kind[0] == 't', to_f32 = problem.kind != "tn" && contracting;
+  bool const adds = problem.kind == "tn_f32_add", then_adds = problem.kind == "tn_f32_then_add";
   bool const transposed = problem.kind == "nt";
   int64_t const m = problem.rows, k = problem.k, n = problem.n, groups = problem.groups;
   Prepared prepared{};
@@ -35,21 +50,33 @@ inline Prepared prepare_ragged(Problem const& problem, Choice const& choice) {
   arguments.m = problem.rows;
   arguments.k = problem.k;
   arguments.n = problem.n;
+  void* const sums = arguments.out;
+  if (then_adds) arguments.out = prepared.keep<void>(allocate(prepared.out_bytes));
+  if (adds) set_accumulate(arguments, true, 0);
+  if (adds || then_adds) {
+    prepared.initial = prepared.keep<void>(random_data<Sum>(out_size, kOut));
+  }
   auto const& tiles = contracting ? jgg::sm90::contracting_tile_configs()
                                   : jgg::sm90::noncontracting_tile_configs();
   jgg::sm90::TileConfig tile = tiles.at(choice.config);
   set_stream_k(tile, choice.stream_k != 0, 0);
   prepared.launch = [=](cudaStream_t stream) {
-    return contracting ? jgg::sm90::ragged_contracting(tile, arguments, stream)
-                       : jgg::sm90::ragged_noncontracting(tile, arguments, stream);
+    cudaError_t const status = contracting
+                                   ? jgg::sm90::ragged_contracting(tile, arguments, stream)
+                                   : jgg::sm90::ragged_noncontracting(tile, arguments, stream);
+    if (!then_adds || status != cudaSuccess) return status;
+    add_to<<<(out_size / 4 + 255) / 256, 256, 0, stream>>>(
+        static_cast<float4*>(sums), static_cast<float4 const*>(arguments.out), out_size / 4);
+    return cudaGetLastError();
   };
   prepared.flops = 2.0 * problem.used_rows() * k * n;
 
   Reference& reference = prepared.reference;
-  reference.out = arguments.out;
+  reference.out = sums;
   reference.out_type = to_f32 ? Element::kF32 : Element::kBf16;
   reference.groups = problem.groups;
   reference.accumulation_error = 1e-5f;
+  reference.added_to = static_cast<float const*>(prepared.initial);
   set_groups(prepared, problem.sizes, 1);
   reference.stacked = contracting;
   reference.rows = contracting ? problem.k : problem.rows;

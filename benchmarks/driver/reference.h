@@ -52,6 +52,7 @@ struct Reference {
   bool two_products;       // lhs rhs^T + rhs lhs^T
   int const* group_begin;  // [groups] terms of a stacked result, else its rows; null: all of them
   int const* group_end;
+  float const* added_to;     // what the product is added to, as large as the result; or null
   float accumulation_error;  // allowed, relative to the sum of magnitudes
 };
 
@@ -89,12 +90,16 @@ __host__ __device__ inline double rounding(Element type) {
 }
 
 // The error of an element over what rounding explains, given its exact value and the sum of its
-// terms' magnitudes. What has no terms is exactly zero; a NaN is never right.
+// terms' magnitudes. What has no terms is exactly zero, or what it was; a NaN is never right.
 __host__ __device__ inline float error_ratio(Reference const& r, Place const& place, double exact,
                                              double magnitude) {
   int64_t const row = place.row + (r.stacked ? int64_t(place.group) * r.rows : 0);
   int64_t const element = row * r.columns + place.column;
   double const out = load(r.out, r.out_type, r.complex ? 2 * element : element);
+  if (r.added_to != nullptr) {
+    exact += r.added_to[element];
+    magnitude += fabs(r.added_to[element]);
+  }
   double const error = fabs(out - exact);
   if (error == 0) return 0;
   if (!(error < INFINITY)) return INFINITY;

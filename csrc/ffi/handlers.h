@@ -6,6 +6,7 @@
 extern "C" {
 XLA_FFI_Error* JggRaggedNoncontracting(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggRaggedContracting(XLA_FFI_CallFrame* call_frame);
+XLA_FFI_Error* JggRaggedAccumulate(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggGroupedGemm(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggGroupedGemmF32(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggGroupedGemmFp64(XLA_FFI_CallFrame* call_frame);

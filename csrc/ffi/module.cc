@@ -35,6 +35,7 @@ nb::dict registrations() {
   nb::dict targets;
   targets["jax_grouped_gemm.ragged_noncontracting.v3"] = encapsulate(JggRaggedNoncontracting);
   targets["jax_grouped_gemm.ragged_contracting.v3"] = encapsulate(JggRaggedContracting);
+  targets["jax_grouped_gemm.ragged_accumulate.v1"] = encapsulate(JggRaggedAccumulate);
   targets["jax_grouped_gemm.grouped_gemm.v1"] = encapsulate(JggGroupedGemm);
   targets["jax_grouped_gemm.grouped_gemm_f32.v1"] = encapsulate(JggGroupedGemmF32);
   targets["jax_grouped_gemm.grouped_gemm_fp64.v1"] = encapsulate(JggGroupedGemmFp64);

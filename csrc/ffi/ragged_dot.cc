@@ -1,4 +1,4 @@
-// Bindings of the two ragged products: check the buffers, name the sizes, launch.
+// Bindings of the ragged products: check the buffers, name the sizes, launch.
 #include "sm90/ragged_dot.h"
 
 #include <array>
@@ -122,22 +122,19 @@ ffi::Error ragged_noncontracting(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::A
   return launched(sm90::ragged_noncontracting(config, arguments, stream), "ragged_noncontracting");
 }
 
-ffi::Error ragged_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
-                              Sizes group_sizes, Sizes group_offset,
-                              ffi::Result<ffi::AnyBuffer> out, WorkspaceResult workspace,
-                              bool transpose_lhs, bool transpose_rhs, int32_t tile_m,
-                              int32_t tile_n, int32_t cluster, bool stream_k, int32_t terms) {
-  TileConfig const config{tile_m, tile_n, cluster, stream_k};
+// Shapes and sizes of a contracting product.
+ffi::Error contracting_arguments(ffi::AnyBuffer lhs, ffi::AnyBuffer rhs, Sizes group_sizes,
+                                 Sizes group_offset, ffi::AnyBuffer out, bool transpose_lhs,
+                                 bool transpose_rhs, RaggedDotArguments& arguments) {
   auto const lhs_shape = Shape<2>::of("lhs", lhs);
   if (!lhs_shape) return lhs_shape.error();
   auto const rhs_shape = Shape<2>::of("rhs", rhs);
   if (!rhs_shape) return rhs_shape.error();
-  auto const out_shape = Shape<3>::of("out", *out);
+  auto const out_shape = Shape<3>::of("out", out);
   if (!out_shape) return out_shape.error();
 
-  RaggedDotArguments arguments{};
-  if (auto error = common_arguments(lhs, rhs, group_sizes, group_offset, *out, out_shape->batches,
-                                    arguments);
+  if (auto error =
+          common_arguments(lhs, rhs, group_sizes, group_offset, out, out_shape->batches, arguments);
       error.failure()) {
     return error;
   }
@@ -161,13 +158,51 @@ ffi::Error ragged_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::AnyB
   arguments.k = k;
   arguments.n = n;
   arguments.contracting = true;
+  return ffi::Error::Success();
+}
+
+ffi::Error ragged_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
+                              Sizes group_sizes, Sizes group_offset,
+                              ffi::Result<ffi::AnyBuffer> out, WorkspaceResult workspace,
+                              bool transpose_lhs, bool transpose_rhs, int32_t tile_m,
+                              int32_t tile_n, int32_t cluster, bool stream_k, int32_t terms) {
+  TileConfig const config{tile_m, tile_n, cluster, stream_k};
+  RaggedDotArguments arguments{};
+  if (auto error = contracting_arguments(lhs, rhs, group_sizes, group_offset, *out, transpose_lhs,
+                                         transpose_rhs, arguments);
+      error.failure()) {
+    return error;
+  }
   if (auto error = use_workspace(workspace, config, terms, arguments); error.failure())
     return error;
   return launched(sm90::ragged_contracting(config, arguments, stream), "ragged_contracting");
 }
 
-// Buffers and attributes are the same for both products. The workspace is where the parts of
-// float32 operands and partial sums go: XLA plans it with its own temporaries, and its address
+ffi::Error ragged_accumulate(cudaStream_t stream, ffi::AnyBuffer accumulator, ffi::AnyBuffer lhs,
+                             ffi::AnyBuffer rhs, Sizes group_sizes, Sizes group_offset,
+                             ffi::Result<ffi::AnyBuffer> out, WorkspaceResult workspace,
+                             bool transpose_lhs, bool transpose_rhs, int32_t tile_m, int32_t tile_n,
+                             int32_t cluster) {
+  TileConfig const config{tile_m, tile_n, cluster, false};
+  RaggedDotArguments arguments{};
+  if (auto error = contracting_arguments(lhs, rhs, group_sizes, group_offset, *out, transpose_lhs,
+                                         transpose_rhs, arguments);
+      error.failure()) {
+    return error;
+  }
+  if (arguments.type == ElementType::kF32 || arguments.out_type != ElementType::kF32) {
+    return invalid("the kernels add products of bf16 or f16 to f32");
+  }
+  if (accumulator.untyped_data() != arguments.out) {
+    return invalid("the accumulator is not aliased to the result");
+  }
+  arguments.accumulate = true;
+  if (auto error = use_workspace(workspace, config, 0, arguments); error.failure()) return error;
+  return launched(sm90::ragged_contracting(config, arguments, stream), "ragged_accumulate");
+}
+
+// Buffers and attributes of the products that write their results. The workspace is where the parts
+// of float32 operands and partial sums go: XLA plans it with its own temporaries, and its address
 // outlives a captured graph.
 auto binding() {
   return ffi::Ffi::Bind()
@@ -187,6 +222,23 @@ auto binding() {
       .Attr<int32_t>("terms");  // see RaggedDotArguments
 }
 
+auto accumulate_binding() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::PlatformStream<cudaStream_t>>()
+      .Arg<ffi::AnyBuffer>()        // accumulator
+      .Arg<ffi::AnyBuffer>()        // lhs
+      .Arg<ffi::AnyBuffer>()        // rhs
+      .Arg<Sizes>()                 // group_sizes
+      .Arg<Sizes>()                 // group_offset
+      .Ret<ffi::AnyBuffer>()        // out, aliased to the accumulator
+      .Ret<ffi::Buffer<ffi::U8>>()  // workspace
+      .Attr<bool>("transpose_lhs")
+      .Attr<bool>("transpose_rhs")
+      .Attr<int32_t>("tile_m")
+      .Attr<int32_t>("tile_n")
+      .Attr<int32_t>("cluster");
+}
+
 }  // namespace
 }  // namespace jgg
 
@@ -194,3 +246,5 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(JggRaggedNoncontracting, jgg::ragged_noncontractin
                               {xla::ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER_SYMBOL(JggRaggedContracting, jgg::ragged_contracting, jgg::binding(),
                               {xla::ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JggRaggedAccumulate, jgg::ragged_accumulate,
+                              jgg::accumulate_binding(), {xla::ffi::Traits::kCmdBufferCompatible});

@@ -23,6 +23,7 @@ struct GroupedGemm {
   using Epilogue = ListEpilogue<GroupedGemm>;
   static constexpr bool kSpreadsStores = false;
   static constexpr bool kMasksRows = false;
+  static constexpr bool kAdds = false;  // but to C, in its epilogue
   static constexpr bool kHasNarrowTiles = Config::kTileN == 256;
 
   struct Descriptors {

@@ -26,6 +26,7 @@ struct RankK {
   // Whether a narrow tile may come in halves. The other mainloop does not know where they begin.
   static constexpr bool kHalvesNarrow = Config::kCluster > 1 && kNarrowSteps == 2;
   static constexpr bool kMasksRows = false;
+  static constexpr bool kAdds = false;  // but to C, in its epilogue
   static constexpr bool kHasNarrowTiles = true;
   static constexpr bool kSpreadsStores = true;
   static_assert(Config::kLhsMajor == Config::kRhsMajor);

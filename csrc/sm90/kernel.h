@@ -10,6 +10,7 @@
 #include "sm90/kernel_config.h"
 #include "sm90/mainloop.h"
 #include "sm90/pingpong/consume.h"
+#include "sm90/previous_result.h"
 #include "sm90/work_ring.h"
 
 namespace jgg::sm90 {
@@ -57,7 +58,15 @@ __device__ void produce(typename Problem::Params const& params, Shared& shared, 
   while (true) {
     WorkTile const work = read_work(shared, slot);
     if (work.k_tiles == kNoMoreWork) return;
-    if (threadIdx.x % kWarpSize == 0) Mainloop::load(params, work, shared, stage, rank);
+    if (threadIdx.x % kWarpSize == 0) {
+      Mainloop::load(params, work, shared, stage, rank);
+      if constexpr (Problem::kAdds) {
+        if (Problem::adds_to(work)) {
+          PreviousResult<typename Problem::Config>::load(
+              params.out, Problem::store_at(params, work, 0), shared, stage);
+        }
+      }
+    }
     __syncwarp();
   }
 }
@@ -88,12 +97,21 @@ __device__ void consume(typename Problem::Params const& params, Shared& shared, 
         // Masks leave no register for it.
         if (Problem::kMasksRows || stores_in(step, work.k_tiles)) epilogue.store_next();
       });
+      if constexpr (Problem::kAdds) {
+        if (Problem::adds_to(work)) {
+          PreviousResult<Config>::template add<Mainloop>(shared, stage, consumer, accumulators);
+        }
+      }
       epilogue.store_rest();
       store(accumulators);
     } else {
       Mainloop::skip(work, shared, stage);
-      epilogue.store_rest();
-      if (has_rows) store([](int) { return 0.0f; });
+      if constexpr (Problem::kAdds) {
+        if (Problem::adds_to(work)) PreviousResult<Config>::template skip<Mainloop>(shared, stage);
+      } else {
+        epilogue.store_rest();
+        if (has_rows) store([](int) { return 0.0f; });
+      }
     }
   }
   epilogue.store_rest();

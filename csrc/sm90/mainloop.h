@@ -156,6 +156,18 @@ class Mainloop {
   // of the whole cluster.
   static constexpr int kEmptyArrivals = kConsumers * Config::kCluster;
 
+  // Of this consumer.
+  __device__ static void release(Shared& shared, int stage) {
+    int const thread = threadIdx.x % kWarpgroup;
+    if constexpr (Config::kCluster == 1) {
+      if (thread == 0) shared.empty[stage].arrive();
+    } else {
+      // A thread of another warp for each CTA.
+      shared.empty[stage].arrive(thread / kWarpSize,
+                                 thread % kWarpSize == 0 && thread / kWarpSize < Config::kCluster);
+    }
+  }
+
  protected:
   // A consumer's rows in the first stage.
   template <class TiledMma>
@@ -174,17 +186,6 @@ class Mainloop {
                                         SmemLayout<Config::kRhsMajor, kColumns>{});
     auto const thread_mma = mma.get_slice(threadIdx.x % kWarpgroup);
     return in_uniform_registers(thread_mma.make_fragment_B(thread_mma.partition_B(tile)));
-  }
-
-  __device__ static void release(Shared& shared, int stage) {
-    int const thread = threadIdx.x % kWarpgroup;
-    if constexpr (Config::kCluster == 1) {
-      if (thread == 0) shared.empty[stage].arrive();
-    } else {
-      // A thread of another warp for each CTA.
-      shared.empty[stage].arrive(thread / kWarpSize,
-                                 thread % kWarpSize == 0 && thread / kWarpSize < Config::kCluster);
-    }
   }
 
   // Zeroes what a stage holds of rows outside [first, last), the group's, along the contracted

@@ -8,9 +8,12 @@
 
 namespace jgg::sm90 {
 
-template <class Config_>
+// With `kAdds_`, tiles are added to what the result, of float32, held before.
+template <class Config_, bool kAdds_ = false>
 struct RaggedContracting {
   using Config = Config_;
+  static constexpr bool kAdds = kAdds_;
+  static_assert(!kAdds || std::is_same_v<typename Config::Output, float>);
   // Boxes of an operand whose rows are contiguous start at a multiple of 16 bytes and cannot end
   // inside one: stages then hold rows of the groups before and after, which are masked.
   static constexpr bool kMasksRows =
@@ -79,6 +82,8 @@ struct RaggedContracting {
   }
 
   __device__ static StoreHint store_hint(Params const& params) { return params.store_hint; }
+  // Whether there is anything to add.
+  __device__ static bool adds_to(WorkTile const& work) { return work.k_tiles > 0; }
 
   __device__ static StoreCoordinates store_at(Params const& params, WorkTile const& work, int row) {
     return {work.n, work.m + row, work.batch * params.groups.local_groups + work.group};

@@ -58,6 +58,9 @@ cudaError_t ragged_noncontracting(TileConfig config, RaggedDotArguments const& a
 cudaError_t ragged_contracting(TileConfig config, RaggedDotArguments const& arguments,
                                cudaStream_t stream) {
   if (config.stream_k) return cudaErrorInvalidConfiguration;
+  if (arguments.accumulate && arguments.type == ElementType::kF32) {
+    return cudaErrorInvalidConfiguration;
+  }
   switch (arguments.type) {
     case ElementType::kBf16:
       return ragged_contracting_bf16(config, arguments, stream);

@@ -41,6 +41,9 @@ struct RaggedDotArguments {
   int m;
   int k;
   int n;
+  // Whether a contracting product of 16-bit operands is added to what `out` has, of float32. Groups
+  // without rows leave theirs alone.
+  bool accumulate;
 };
 
 // The configurations that are compiled for products of 16-bit operands.

@@ -17,6 +17,7 @@ struct RaggedNoncontracting {
   // rows of the group before, which it must not store. Rows are not contracted, so nothing is
   // masked.
   static constexpr bool kHasHeads = kRowsContiguous;
+  static constexpr bool kAdds = false;
   static constexpr bool kMasksRows = false;
 
   struct Params {

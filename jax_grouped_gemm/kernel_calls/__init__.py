@@ -2,6 +2,7 @@
 
 from jax_grouped_gemm.kernel_calls.grouped_gemm import grouped_gemm as grouped_gemm
 from jax_grouped_gemm.kernel_calls.quantize import quantize as quantize
+from jax_grouped_gemm.kernel_calls.ragged import accumulate as accumulate
 from jax_grouped_gemm.kernel_calls.ragged import ragged as ragged
 from jax_grouped_gemm.kernel_calls.ragged import scaled_contracting as scaled_contracting
 from jax_grouped_gemm.kernel_calls.ragged import scaled_noncontracting as scaled_noncontracting

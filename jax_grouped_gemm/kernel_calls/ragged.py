@@ -39,6 +39,34 @@ def ragged(
     )
 
 
+def accumulate(
+    plan: Plan,
+    accumulator: jax.Array,
+    lhs: jax.Array,
+    rhs: jax.Array,
+    group_sizes: jax.Array,
+    group_offset: jax.Array,
+) -> jax.Array:
+    """Runs the kernel of `plan`, whose path is not "reference", on operands of `plan.problem`."""
+    problem, addressable = plan.problem, plan.kernel_problem
+    if addressable is None:
+        return accumulator
+    if not plan.adds_in_place:
+        return accumulator + ragged(plan, lhs, rhs, group_sizes, group_offset)
+    return _call(
+        plan,
+        accumulator,
+        pad_to(lhs, addressable.shape(addressable.lhs)),
+        pad_to(rhs, addressable.shape(addressable.rhs)),
+        group_sizes,
+        group_offset,
+        # XLA copies the accumulator first if it is needed later.
+        input_output_aliases={0: 0},
+        transpose_lhs=problem.lhs == "km",
+        transpose_rhs=problem.rhs == "nm",
+    )
+
+
 def scaled_noncontracting(
     plan: Plan,
     lhs: jax.Array,
@@ -97,7 +125,12 @@ def scaled_contracting(
     )
 
 
-def _call(plan: Plan, *operands: jax.Array, **attributes: Any) -> jax.Array:
+def _call(
+    plan: Plan,
+    *operands: jax.Array,
+    input_output_aliases: dict[int, int] | None = None,
+    **attributes: Any,
+) -> jax.Array:
     """One call of the kernel; its result, cut and converted to what the problem asks for."""
     problem, addressable = plan.problem, plan.kernel_problem
     result_shape = (*addressable.batch, *addressable.shape(addressable.out))
@@ -106,7 +139,10 @@ def _call(plan: Plan, *operands: jax.Array, **attributes: Any) -> jax.Array:
         jax.ShapeDtypeStruct((plan.workspace_bytes,), jnp.uint8),
     )
     tile = {name: np.int32(size) for name, size in plan.tile.sizes().items()}
-    out, _ = jax.ffi.ffi_call(TARGETS[problem.op], results)(*operands, **attributes, **tile)
+    call = jax.ffi.ffi_call(
+        TARGETS[addressable.op], results, input_output_aliases=input_output_aliases
+    )
+    out, _ = call(*operands, **attributes, **tile)
     valid = tuple(slice(size) for size in problem.shape(problem.out))
     return out[..., *valid].astype(problem.out_dtype)
 

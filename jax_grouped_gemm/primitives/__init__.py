@@ -20,6 +20,10 @@ from jax_grouped_gemm.primitives.lowering import register_lowering as _register_
 from jax_grouped_gemm.primitives.quantize import quantize_blocks as quantize_blocks
 from jax_grouped_gemm.primitives.quantize import quantize_ragged as quantize_ragged
 from jax_grouped_gemm.primitives.quantize import quantize_rows as quantize_rows
+from jax_grouped_gemm.primitives.ragged_accumulate import ragged_accumulate as ragged_accumulate
+from jax_grouped_gemm.primitives.ragged_accumulate import (
+    ragged_accumulate_p as ragged_accumulate_p,
+)
 from jax_grouped_gemm.primitives.ragged_contracting import ragged_contracting as ragged_contracting
 from jax_grouped_gemm.primitives.ragged_contracting import (
     ragged_contracting_p as ragged_contracting_p,
@@ -52,6 +56,12 @@ _register_lowering(
     planner=plan.plan_contracting,
     kernel=kernel_calls.ragged,
     reference=reference.ragged_contracting,
+)
+_register_lowering(
+    ragged_accumulate_p,
+    planner=plan.plan_accumulate,
+    kernel=kernel_calls.accumulate,
+    reference=reference.ragged_accumulate,
 )
 _register_lowering(
     grouped_gemm_p,

@@ -89,6 +89,30 @@ def ragged_products(rng) -> int:
     return launches
 
 
+def products_added_in_place(rng) -> int:
+    launches = 0
+    for transpose_lhs, transpose_rhs in product((False, True), repeat=2):
+        lhs, rhs, accumulator = (
+            random(rng, shape, jnp.bfloat16) for shape in CONTRACTING.shapes(M, K, N, G)
+        )
+        accumulator = accumulator.astype(np.float32)
+        for sizes, offset in zip(np.array(SIZES, np.int32), OFFSETS, strict=True):
+            out = jgg.ragged_dot_accumulate(
+                accumulator,
+                swap(lhs, transpose_lhs),
+                swap(rhs, transpose_rhs),
+                sizes,
+                group_offset=offset,
+                transpose_lhs=transpose_lhs,
+                transpose_rhs=transpose_rhs,
+                implementation="cuda",
+            )
+            exact = CONTRACTING.exact(lhs, rhs, sizes, offset or 0)
+            oracle.check(out, oracle.accumulated(accumulator, exact))
+            launches += 1
+    return launches
+
+
 def products_with_a_cut_last_wave(rng) -> int:
     """Five units of work at most, each of them cut into four along K."""
     launches, k = 0, 1544
@@ -341,6 +365,7 @@ def fp64(rng: np.random.Generator) -> int:
 
 PARTS = {
     "ragged": ragged_products,
+    "accumulate": products_added_in_place,
     "stream_k": products_with_a_cut_last_wave,
     "skew": gradients_of_unequal_groups,
     "updates": symmetric_updates,

@@ -64,10 +64,12 @@ __global__ void __launch_bounds__(kThreads, 1)
         params.cut, shared, rank, [&](int cluster, int clusters) {
           return Cut::schedule(params.cut, skewed_work.cuts, cluster, clusters);
         });
-    // All warps end here, those without a role at once.
-    bool const is_idle = warp == 2 || warp == 3;
-    write_zeros(params.cut.groups, params.cut.results, &zeros_taken,
-                is_idle ? cycles_a_chunk(skewed_work, params.cut.results) : 0);
+    if constexpr (!Cut::kAdds) {
+      // All warps end here, those without a role at once.
+      bool const is_idle = warp == 2 || warp == 3;
+      write_zeros(params.cut.groups, params.cut.results, &zeros_taken,
+                  is_idle ? cycles_a_chunk(skewed_work, params.cut.results) : 0);
+    }
   } else {
     auto& shared = prepared_storage<WholeLoop, Config>(dynamic_shared);
     run_roles<Whole, WholeLoop>(params.whole, shared, rank);

@@ -7,15 +7,15 @@
 
 namespace jgg::sm90::skew {
 
-template <class Config>
+template <class Config, bool kAdds>
 cudaError_t launch_contracting(RaggedDotArguments const& arguments, cudaStream_t stream) {
-  using Whole = sm90::RaggedContracting<Config>;
+  using Whole = sm90::RaggedContracting<Config, kAdds>;
   if constexpr (!Whole::kMasksRows) {
     // Consumers share a tile of a part of the rows, whatever they do with whole ones.
     using CutConfig =
         KernelConfig<typename Config::Element, typename Config::Output, Config::kLhsMajor,
                      Config::kRhsMajor, CutTile::kTileM, CutTile::kTileN, CutTile::kCluster>;
-    using Cut = RaggedContracting<CutConfig>;
+    using Cut = RaggedContracting<CutConfig, kAdds>;
     if (Cut::can_be_skewed(arguments)) {
       Params<Whole, Cut> params;
       cudaError_t status = Whole::make_params(arguments, params.whole);
@@ -40,13 +40,16 @@ cudaError_t launch_any(TileConfig config, RaggedDotArguments const& arguments,
   return with_config<ContractingTiles, Element, Major::MN, Major::MN>(
       config, arguments, [&](auto of) {
         using Config = decltype(of);
-        constexpr bool kTurnsAreBuilt = std::is_same_v<typename Config::Output, float> &&
-                                        !sm90::RaggedContracting<Config>::kMasksRows;
-        if constexpr (Config::kTakesTurns && !kTurnsAreBuilt) {
-          return cudaErrorInvalidConfiguration;
-        } else {
-          return launch_contracting<Config>(arguments, stream);
+        constexpr bool kIsFloat = std::is_same_v<typename Config::Output, float>;
+        constexpr bool kTurnsAreBuilt = kIsFloat && !sm90::RaggedContracting<Config>::kMasksRows;
+        if (arguments.accumulate) {
+          if constexpr (kIsFloat && !Config::kTakesTurns) {
+            return launch_contracting<Config, true>(arguments, stream);
+          }
+        } else if constexpr (!Config::kTakesTurns || kTurnsAreBuilt) {
+          return launch_contracting<Config, false>(arguments, stream);
         }
+        return cudaErrorInvalidConfiguration;
       });
 }
 

@@ -10,10 +10,10 @@
 
 namespace jgg::sm90::skew {
 
-template <class Config_>
-struct RaggedContracting : sm90::RaggedContracting<Config_> {
+template <class Config_, bool kAdds>
+struct RaggedContracting : sm90::RaggedContracting<Config_, kAdds> {
   using Config = Config_;
-  using Whole = sm90::RaggedContracting<Config_>;
+  using Whole = sm90::RaggedContracting<Config_, kAdds>;
 
   struct Params : Whole::Params {
     stream_k::Workspace workspace;
@@ -32,6 +32,11 @@ struct RaggedContracting : sm90::RaggedContracting<Config_> {
     int const sums = static_cast<int>(params.workspace.slots) / (Config::kCluster * kConsumers);
     return skew_of<DeviceWarp>(params.groups, params.grid)
         .is_worth_cutting(gridDim.x / Config::kCluster, sums, work);
+  }
+
+  // The result comes from one of the pieces of a tile.
+  __device__ static bool adds_to(WorkTile const& work) {
+    return Whole::adds_to(work) && work.partials != kHandsOver;
   }
 
   // `cuts` is not copied.
@@ -59,7 +64,8 @@ struct RaggedContracting : sm90::RaggedContracting<Config_> {
   template <class Warp, class Grid>
   JGG_HOST_DEVICE static auto skew_of(GroupSizes const& groups, Grid const& grid) {
     constexpr int kBytes = Config::kTileM * Config::kTileN * sizeof(typename Config::Output);
-    return Skew<Warp, Config::kTileK>(groups, grid.units, (kBytes + kBytesAStep - 1) / kBytesAStep);
+    constexpr int kZerosCost = (kBytes + kBytesAStep - 1) / kBytesAStep;
+    return Skew<Warp, Config::kTileK>(groups, grid.units, kAdds ? 0 : kZerosCost);
   }
 };
 

@@ -31,14 +31,21 @@ __device__ void consume_pieces(typename Problem::Params const& params, Shared& s
       if (work.partials == kHandsOver) {
         partial_sums.hand_over(work.slot, accumulators);
       } else {
+        if constexpr (Problem::kAdds) {
+          PreviousResult<Config>::template add<Mainloop>(shared, stage, consumer, accumulators);
+        }
         // Always in the order of K, so that the result is the same every time.
         for (int i = 0; i < work.partials; ++i) partial_sums.add(work.slot + i, accumulators);
         epilogue.take(accumulators, at);
       }
     } else {
       Mainloop::skip(work, shared, stage);
-      epilogue.store_rest();
-      if (has_rows) epilogue.take([](int) { return 0.0f; }, at);
+      if constexpr (Problem::kAdds) {
+        if (Problem::adds_to(work)) PreviousResult<Config>::template skip<Mainloop>(shared, stage);
+      } else {
+        epilogue.store_rest();
+        if (has_rows) epilogue.take([](int) { return 0.0f; }, at);
+      }
     }
   }
   epilogue.store_rest();
