@@ -280,13 +280,16 @@ def best_grouped(record: Mapping) -> tuple[str, float] | None:
 def merge(first: dict, second: dict) -> dict:
     """One record for a case that was measured in two passes; the first pass's own times stay.
 
-    Each ratio was taken within one pass, so both passes' ratios hold.
+    Each ratio was taken within one pass, so both passes' ratios hold. A peer that the first pass
+    has no time of is taken from the second.
     """
-    added = {
-        key: {name: value for name, value in second[key].items() if name not in first[key]}
-        for key in ("peers", "ratios")
+    measured = {
+        n: p for n, p in first["peers"].items() if p.get("status", "measured") == "measured"
     }
-    return first | {key: first[key] | added[key] for key in added}
+    return first | {
+        "peers": first["peers"] | second["peers"] | measured,
+        "ratios": second["ratios"] | first["ratios"],
+    }
 
 
 def geometric_mean(values: Iterable[float]) -> float:

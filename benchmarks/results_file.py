@@ -8,6 +8,9 @@ from pathlib import Path
 
 from benchmarks.measure import merge
 
+# What has an entry for each seed.
+TRAINING = ("fp8_training", "training_runs")
+
 
 def save(results: Mapping, path: Path) -> None:
     """Replaces a file in one step."""
@@ -37,13 +40,17 @@ def load(paths: Sequence[Path]) -> dict:
     """One or more files as one.
 
     Of a case that several have, the first one's times stay, and later ones add the peers that it
-    lacks (`merge`). So it is with what holds for a run as a whole.
+    lacks (`merge`). So it is with what holds for a run as a whole, but for runs of training: those
+    of all files are kept.
     """
     whole: dict = {}
     cases: dict[tuple, dict] = {}
     for path in paths:
         results = json.loads(path.read_text())
-        whole = results | whole
+        runs = {
+            name: [*whole.get(name, []), *results[name]] for name in TRAINING if name in results
+        }
+        whole = results | whole | runs
         for record in results.get("cases", []):
             # float32 operands have cases of the same names. A list of problems has a name alone.
             names = ("case", "list", "dtype", "precision")

@@ -1,7 +1,8 @@
 """FP8 quantisation and scaled ragged matmuls in pure JAX.
 
-The quantisers give the same bits as the CUDA kernels. The products accumulate as the kernels do,
-in float32 and one block of 128 contracted elements after the other.
+The quantisers give the same bits as the CUDA kernels, but for rare elements where XLA does not
+round a division correctly, as on a GPU. The products accumulate as the kernels do, in float32 and
+one block of 128 contracted elements after the other.
 """
 
 from __future__ import annotations

@@ -58,12 +58,22 @@ def test_without_our_time_there_are_no_ratios():
     assert measure.ratios(10**9, 10**9, fake_results(stock=[1.0])) == {}
 
 
-def test_a_second_pass_adds_peers_and_keeps_the_first_times():
-    first = {"case": "c", "peers": {"ours": 1, "fast": 2}, "ratios": {"fast": 2.0}}
-    second = {"case": "c", "peers": {"ours": 5, "slow": 40}, "ratios": {"slow": 8.0}}
+def test_a_second_pass_adds_what_the_first_has_no_time_of():
+    def peers(**us):
+        return {
+            name: {"status": "measured", "median_us": time} if time else {"status": "failed"}
+            for name, time in us.items()
+        }
+
+    first = {"case": "a", "peers": peers(ours=1, fast=2, broken=None), "ratios": {"fast": 2.0}}
+    second = {
+        "case": "a",
+        "peers": peers(ours=5, fast=None, slow=40, broken=10),
+        "ratios": {"slow": 8.0, "broken": 2.0},
+    }
     merged = measure.merge(first, second)
-    assert merged["peers"] == {"ours": 1, "fast": 2, "slow": 40}
-    assert merged["ratios"] == {"fast": 2.0, "slow": 8.0}
+    assert merged["peers"] == peers(ours=1, fast=2, slow=40, broken=10)
+    assert merged["ratios"] == {"fast": 2.0, "slow": 8.0, "broken": 2.0}
 
 
 def bar_record(shape: str, op: str, distribution: str, kernels: int = 1, tflops=100.0, **ratios):
@@ -167,3 +177,11 @@ def test_results_are_saved_compactly_and_read_together(tmp_path):
     a, b = both["cases"]
     assert a["ratios"] == {"ours": 1.2346, "stock": 70.0}
     assert a["peers"]["stock"]["us"] == [70.0, 140.0] and b["ratios"] == {"ours": -0.00012346}
+
+
+def test_training_runs_of_several_files_are_kept(tmp_path):
+    paths = [tmp_path / f"{seed}.json" for seed in (1, 2)]
+    for seed, path in zip((1, 2), paths, strict=True):
+        results_file.save({"command": f"{seed}", "fp8_training": [{"seed": seed}]}, path)
+    found = results_file.load(paths)
+    assert found["fp8_training"] == [{"seed": 1}, {"seed": 2}] and found["command"] == "1"

@@ -23,6 +23,11 @@ from benchmarks.session import Session
 
 Quantizer = Callable[..., Sequence[jax.Array]]
 
+# On a GPU, XLA divides by `rcp.approx`: the inverse of a scale may be off by a unit in the last
+# place, and one element in some 10^7 then lies on the other side of a tie. The tests compare every
+# bit with NumPy's.
+MOST_DIFFERING = 1e-6
+
 
 def quantizer(op: str, implementation: str) -> Quantizer:
     """The function of (x, group sizes), or of (x,) alone, that is measured."""
@@ -60,7 +65,6 @@ def _bits(x: jax.Array) -> jax.Array:
 def measure_quantizer(case: Fp8Case, inputs: Inputs, session: Session) -> dict:
     """A record of the results, with a copy beside ours."""
     given = operands(case, inputs)
-    # The reference in pure JAX, which gives the same bits.
     expected = tuple(jax.jit(quantizer(case.op, "reference"))(*given))
 
     def prepare() -> Call:
@@ -68,7 +72,7 @@ def measure_quantizer(case: Fp8Case, inputs: Inputs, session: Session) -> dict:
 
     def checked(call: Call) -> tuple[check.Error, bool]:
         share = float(differing_share(tuple(call.run()), expected))
-        return check.Error(share, share), share == 0
+        return check.Error(share, share), share <= MOST_DIFFERING
 
     contenders = {
         "ours": Contender(Role.OURS, prepare, checked, kernels_unavailable_reason()),

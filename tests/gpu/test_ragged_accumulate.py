@@ -352,4 +352,5 @@ def test_accumulators_past_two_to_the_31_elements(tile, rng):
         product = oracle.ragged_contracting(lhs[:, part], rhs[:, part], [100, 150])
         got = jnp.stack([out[0, part, part], out[-1, part, part]])
         oracle.check(got, oracle.accumulated(np.ones((2, 512, 512)), product))
-    assert jnp.all(out[1:-1] == 1)
+    # Group by group: a copy of all would be another 8 GB.
+    assert all(jnp.all(out[group] == 1) for group in range(1, groups - 1))
