@@ -12,19 +12,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax.numpy as jnp
-import numpy as np
-from jax import lax
 
-from jax_grouped_gemm import float32, pingpong, skew, stream_k
+from jax_grouped_gemm import float32, skew, stream_k
 from jax_grouped_gemm.ragged_problem import RaggedProblem
 from jax_grouped_gemm.tile_config import (
     CUT_TILE,
     DEFAULT_TILE,
-    FLOAT32_TILE_CONFIGS,
     NUM_SMS,
-    PINGPONG_TILE_CONFIGS,
-    STREAM_K_TILE_CONFIGS,
-    TILE_CONFIGS,
     TileConfig,
 )
 
@@ -33,7 +27,6 @@ WORKSPACE_BYTES = 16
 
 ACCUMULATE = "ragged_accumulate"
 
-KERNEL_OPERAND_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 KERNEL_RESULT_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 
 
@@ -126,31 +119,6 @@ class Plan:
 _CHOSEN_BY = {"default": "", "override": " (overridden)", "table": " (from the tuning table)"}
 
 
-def plan_noncontracting(avals: Sequence[Any], params: Mapping[str, Any]) -> Plan:
-    """Plans a `ragged_noncontracting` from its operands' abstract values and its parameters."""
-    problem = RaggedProblem.noncontracting(avals, params)
-    return make_plan(problem, params, _family(problem))
-
-
-def plan_contracting(avals: Sequence[Any], params: Mapping[str, Any]) -> Plan:
-    """Plans a `ragged_contracting` from its operands' abstract values and its parameters."""
-    problem = RaggedProblem.contracting(avals, params)
-    return make_plan(problem, params, _family(problem))
-
-
-def plan_accumulate(avals: Sequence[Any], params: Mapping[str, Any]) -> Plan:
-    """Plans a `ragged_accumulate` from its operands' abstract values and its parameters."""
-    accumulator, *operands = avals
-    options = {
-        **params,
-        "num_groups": accumulator.shape[-3],
-        "preferred_element_type": accumulator.dtype,
-    }
-    problem = RaggedProblem.contracting(operands, options)
-    problem = dataclasses.replace(problem, op=ACCUMULATE)
-    return make_plan(problem, params, _accumulating(_family(problem)))
-
-
 def make_plan(problem: RaggedProblem, params: Mapping[str, Any], family: KernelFamily) -> Plan:
     """Plans `problem` with the kernels of `family`.
 
@@ -168,8 +136,8 @@ def make_plan(problem: RaggedProblem, params: Mapping[str, Any], family: KernelF
         return Plan(problem, "reference", reason)
     if 0 in (*problem.batch, problem.num_groups, *problem.shape("mkng")):
         return Plan(problem, "zeros", "there is nothing to multiply")
-    addressable = _addressable_problem(family.kernel_form(problem))
-    terms = float32.num_terms(params["precision"]) if _is_float32(problem) else 0
+    addressable = addressable_problem(family.kernel_form(problem))
+    terms = float32.num_terms(params["precision"]) if is_float32(problem) else 0
     tile, chosen_by = _choose_tile(addressable, terms, params, family)
     num_tiles = _num_tiles(addressable, tile) * (stream_k.RATIOS[0][0] if tile.stream_k else 1)
     grid = min(_round_up(num_tiles, tile.cluster), tile.places)
@@ -235,7 +203,7 @@ def _can_be_skewed(problem: RaggedProblem) -> bool:
     return (
         problem.contracts_rows
         and (problem.lhs, problem.rhs) == ("mk", "mn")
-        and not _is_float32(problem)
+        and not is_float32(problem)
         and skew.is_possible(
             rows=problem.m,
             units=_units_of_result(problem, CUT_TILE),
@@ -252,55 +220,20 @@ def _units_of_result(problem: RaggedProblem, tile: TileConfig) -> int:
     return pairs * columns + single * math.ceil(columns / 2)
 
 
-def _unsupported_reason(problem: RaggedProblem, params: Mapping[str, Any]) -> str:
-    """Why no kernel for operands of one dtype can run `problem`, empty if one can."""
-    dtypes = f"{problem.lhs_dtype} x {problem.rhs_dtype} -> {problem.out_dtype}"
-    if (
-        problem.lhs_dtype != problem.rhs_dtype
-        or problem.lhs_dtype not in KERNEL_OPERAND_DTYPES
-        or problem.out_dtype not in KERNEL_RESULT_DTYPES
-    ):
-        return (
-            f"no kernel for {dtypes}: the kernels take two bfloat16, float16 or float32 operands "
-            "and return bfloat16, float16 or float32"
-        )
-    if isinstance(params["precision"], (lax.DotAlgorithm, lax.DotAlgorithmPreset)):
-        return f"the kernels do not implement precision={params['precision']}"
-    return ""
-
-
-def _is_float32(problem: RaggedProblem) -> bool:
+def is_float32(problem: RaggedProblem) -> bool:
     return problem.lhs_dtype == jnp.float32
 
 
-def _addressable_problem(problem: RaggedProblem) -> RaggedProblem:
+def addressable_problem(problem: RaggedProblem) -> RaggedProblem:
     """`problem` with every row of every array a multiple of what TMA can address."""
     padded = {}
     for names, dtype in problem.arrays:
         row = names[-1]
         # Of float32 operands, TMA addresses the float16 parts.
-        itemsize = 2 if _is_float32(problem) else dtype.itemsize
+        itemsize = 2 if is_float32(problem) else dtype.itemsize
         multiple = max(TMA_ALIGNMENT_BYTES // itemsize, 1)
         padded[row] = max(_round_up(getattr(problem, row), multiple), padded.get(row, 0))
     return dataclasses.replace(problem, **padded)
-
-
-def _with_kernel_result(problem: RaggedProblem) -> RaggedProblem:
-    """The kernels return their operands' type or float32."""
-    if problem.out_dtype == problem.lhs_dtype:
-        return problem
-    return dataclasses.replace(problem, out_dtype=np.dtype(np.float32))
-
-
-def _more_tiles(problem: RaggedProblem) -> tuple[TileConfig, ...]:
-    if (problem.lhs, problem.out) == ("mk", "mn"):
-        return STREAM_K_TILE_CONFIGS
-    layouts = problem.lhs, problem.rhs, problem.out
-    if problem.op == ACCUMULATE:
-        return ()  # Their stages hold what is added to, until both consumers have read it.
-    if layouts == ("mk", "mn", "gkn") and _with_kernel_result(problem).out_dtype == jnp.float32:
-        return PINGPONG_TILE_CONFIGS
-    return ()
 
 
 def default_or_stream_k(
@@ -321,44 +254,9 @@ def default_or_stream_k(
     return DEFAULT_TILE
 
 
-def _same_dtype_tile(problem: RaggedProblem) -> TileConfig:
-    tiles = _more_tiles(problem)
-    if problem.op == "ragged_noncontracting":
-        return default_or_stream_k(problem, tiles)
-    if tiles and pingpong.pays(rows=problem.m, groups=problem.num_groups):
-        return tiles[0]
-    return DEFAULT_TILE
-
-
-SAME_DTYPE = KernelFamily(
-    TILE_CONFIGS, _unsupported_reason, _with_kernel_result, _more_tiles, _same_dtype_tile
-)
-"""The kernels for two operands of bfloat16 or float16."""
-
-FLOAT32 = KernelFamily(FLOAT32_TILE_CONFIGS, _unsupported_reason, _with_kernel_result)
-"""The kernels for two operands of float32."""
-
-
-def _family(problem: RaggedProblem) -> KernelFamily:
-    return FLOAT32 if _is_float32(problem) else SAME_DTYPE
-
-
-def _accumulating(family: KernelFamily) -> KernelFamily:
-    """The kernels of `family`: to results that TMA can address as they are, some add in place."""
-
-    def kernel_form(problem: RaggedProblem) -> RaggedProblem:
-        form = family.kernel_form(problem)
-        is_padded = _addressable_problem(form).shape(form.out) != form.shape(form.out)
-        if is_padded or _is_float32(form):
-            return dataclasses.replace(form, op="ragged_contracting")
-        return form
-
-    return dataclasses.replace(family, kernel_form=kernel_form)
-
-
 def _copy_reason(problem: RaggedProblem, addressable: RaggedProblem) -> str:
     """Why the kernels cannot read the arrays of `problem` as they are, empty if they can."""
-    of_what = " of float16 parts" if _is_float32(problem) else ""
+    of_what = " of float16 parts" if is_float32(problem) else ""
     reasons = [
         f"rows of {name}={getattr(problem, name)} elements are not a multiple of 16 bytes{of_what}"
         for name in "mkn"

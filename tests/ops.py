@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import oracle
 
@@ -123,3 +124,14 @@ def swap(array, transpose: bool) -> np.ndarray:
     """The array with its last two dimensions exchanged in memory, if `transpose`."""
     array = np.asarray(array)
     return np.ascontiguousarray(np.swapaxes(array, -1, -2)) if transpose else array
+
+
+def accumulation_shapes(m, k, n, g, dtype=jnp.bfloat16):
+    """Of the operands of `ragged_dot_accumulate`."""
+    lhs, rhs, accumulator = CONTRACTING.shapes(m, k, n, g)
+    return (
+        jax.ShapeDtypeStruct(accumulator, jnp.float32),
+        jax.ShapeDtypeStruct(lhs, dtype),
+        jax.ShapeDtypeStruct(rhs, dtype),
+        jax.ShapeDtypeStruct((g,), jnp.int32),
+    )

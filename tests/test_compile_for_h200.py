@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from ops import CONTRACTING, NONCONTRACTING, OPS
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm import availability, plan
+from jax_grouped_gemm import availability, tile_config
 
 TARGET_CONFIG = Path(__file__).parent / "data" / "h200_target_config.txtpb"
 M, K, N, G = 256, 128, 192, 4
@@ -86,9 +86,9 @@ def planned_workspace(op, dtype=jnp.bfloat16, **options) -> int:
 @BOTH_OPS
 def test_the_tiles_that_a_plan_can_choose_are_those_compiled(op, extension):
     compiled = [config for config in extension.kernel_configs() if config["op"] == f"ragged_{op}"]
-    tiles = plan.TILE_CONFIGS
+    tiles = tile_config.TILE_CONFIGS
     if repr(op) == "contracting":
-        tiles += plan.PINGPONG_TILE_CONFIGS
+        tiles += tile_config.PINGPONG_TILE_CONFIGS
     assert [dict(op=f"ragged_{op}", **tile.sizes()) for tile in tiles] == compiled
 
 
@@ -116,7 +116,7 @@ class TestForward:
         assert_only_workspaces(program, planned_workspace(op, jnp.float32, precision=precision))
 
     @BOTH_OPS
-    @pytest.mark.parametrize("tile", plan.TILE_CONFIGS, ids=str)
+    @pytest.mark.parametrize("tile", tile_config.TILE_CONFIGS, ids=str)
     def test_tile_reaches_the_call(self, op, tile, h200):
         *arguments, _ = shapes(op)
         program = h200.compile(forward(op, tile=tile), *arguments)
@@ -127,7 +127,7 @@ class TestForward:
 
     def test_a_tile_is_for_one_product(self, h200):
         """The cotangents are other products, and theirs is the plan's choice."""
-        (tile,) = plan.STREAM_K_TILE_CONFIGS
+        (tile,) = tile_config.STREAM_K_TILE_CONFIGS
         program = h200.compile(cotangents(NONCONTRACTING, tile=tile), *shapes(NONCONTRACTING))
         assert len(program.calls) == 2
         for call in program.calls:

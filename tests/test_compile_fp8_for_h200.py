@@ -11,7 +11,7 @@ import pytest
 from aot import FREE, Target
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm import checkpoint_policies, moe, plan, plan_fp8, primitives
+from jax_grouped_gemm import checkpoint_policies, moe, plan_fp8, primitives, tile_config
 
 TARGET_CONFIG = Path(__file__).parent / "data" / "h200_target_config.txtpb"
 M, K, N, G = 512, 256, 384, 4
@@ -146,7 +146,7 @@ class TestScaledProducts:
     @pytest.mark.parametrize("groups, more", [(4, 0), (4, 1), (16, 0)])
     def test_few_rows_a_group_take_the_transposed_tile(self, groups, more, h200):
         m = plan_fp8.FEW_ROWS * groups + more
-        tile = plan.DEFAULT_TILE if more else plan_fp8.TRANSPOSED_TILE
+        tile = tile_config.DEFAULT_TILE if more else plan_fp8.TRANSPOSED_TILE
         operands = array((m, K), E4M3), array((m, 2), F32), array((groups, N, K), E4M3)
         operands += array((groups, 3, 2), F32), array((groups,), jnp.int32)
         function = partial(jgg.scaled_ragged_dot, transpose_rhs=True)

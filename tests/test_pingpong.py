@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import pytest
 from plans import contracting_plan
 
-from jax_grouped_gemm import pingpong, plan
+from jax_grouped_gemm import pingpong, tile_config
 
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
-(TILE,) = plan.PINGPONG_TILE_CONFIGS
+(TILE,) = tile_config.PINGPONG_TILE_CONFIGS
 
 
 planned = partial(contracting_plan, m=65536, k=2048, n=1536, groups=128, out_dtype=F32)
@@ -43,14 +43,14 @@ def test_is_taken_for_results_that_xla_converts():
     ],
 )
 def test_is_not_taken(options):
-    assert planned(**options).tile == plan.DEFAULT_TILE
+    assert planned(**options).tile == tile_config.DEFAULT_TILE
 
 
 @pytest.mark.parametrize("rows", [1, 128, 512, 8192])
 def test_can_be_asked_for_and_measured_for_any_rows(rows):
     found = planned(m=4 * rows, groups=4, tile=TILE)
     assert found.tile == TILE and found.chosen_by == "override"
-    assert found.candidates == (plan.DEFAULT_TILE, TILE)
+    assert found.candidates == (tile_config.DEFAULT_TILE, TILE)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_is_not_compiled_for_others(options):
 @pytest.mark.parametrize("m", [4095, 4096, 65536])
 def test_has_the_workspace_and_the_grid_of_tiles_that_are_cut(m):
     """Unequal groups run the same pieces, whichever tile whole ones have."""
-    turns, halves = (planned(m=m, groups=8, tile=tile) for tile in (TILE, plan.DEFAULT_TILE))
+    turns, halves = (planned(m=m, groups=8, tile=tile) for tile in (TILE, tile_config.DEFAULT_TILE))
     assert turns.workspace_bytes == halves.workspace_bytes
     if m >= 4096:
-        assert turns.grid == halves.grid == plan.NUM_SMS
+        assert turns.grid == halves.grid == tile_config.NUM_SMS

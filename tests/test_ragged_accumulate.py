@@ -1,8 +1,6 @@
 """`ragged_dot_accumulate`: semantics, derivatives, transformations, errors and plans."""
 
-import re
 from functools import partial
-from pathlib import Path
 
 import group_sizes as sizes_of
 import jax
@@ -10,13 +8,11 @@ import jax.numpy as jnp
 import numpy as np
 import oracle
 import pytest
-from aot import Target
-from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from ops import CONTRACTING, contracting, random, swap
+from ops import CONTRACTING, accumulation_shapes, contracting, random, swap
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm import kernel_calls, plan, reference
+from jax_grouped_gemm import kernel_calls, reference, tile_config
 
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 M, K, N, G = 48, 16, 24, 6
@@ -244,16 +240,6 @@ class TestErrors:
             jgg.ragged_dot_accumulate(*arrays, implementation="cuda")
 
 
-def shapes(m, k, n, g, dtype=BF16):
-    lhs, rhs, accumulator = CONTRACTING.shapes(m, k, n, g)
-    return (
-        jax.ShapeDtypeStruct(accumulator, F32),
-        jax.ShapeDtypeStruct(lhs, dtype),
-        jax.ShapeDtypeStruct(rhs, dtype),
-        jax.ShapeDtypeStruct((g,), jnp.int32),
-    )
-
-
 def planned(*arguments, **options) -> jgg.Plan:
     function = partial(jgg.ragged_dot_accumulate, **options)
     (only,) = jgg.explain(function, *arguments).plans
@@ -265,47 +251,47 @@ class TestPlans:
     @pytest.mark.parametrize("dtype", [BF16, F16])
     def test_are_those_of_the_product(self, rows, dtype):
         """In the tile that consumers share: the grid and the workspace."""
-        arguments = shapes(8 * rows, 1024, 768, 8, dtype)
+        arguments = accumulation_shapes(8 * rows, 1024, 768, 8, dtype)
         mine = planned(*arguments)
         (product,) = jgg.explain(
-            partial(contracting, preferred_element_type=F32, tile=plan.DEFAULT_TILE),
+            partial(contracting, preferred_element_type=F32, tile=tile_config.DEFAULT_TILE),
             *arguments[1:],
         ).plans
         assert mine.adds_in_place and mine.path == "tma"
         for name in ("tile", "grid", "workspace_bytes", "terms", "efficiency"):
             assert getattr(mine, name) == getattr(product, name), name
-        assert mine.candidates == plan.TILE_CONFIGS
+        assert mine.candidates == tile_config.TILE_CONFIGS
         assert not product.adds_in_place
         assert "added in place by the kernel" in str(mine)
         assert "added" not in str(product)
 
     def test_float32_operands_are_added_outside(self):
-        mine = planned(*shapes(512, 64, 64, 4, F32))
+        mine = planned(*accumulation_shapes(512, 64, 64, 4, F32))
         assert mine.path == "tma" and mine.terms and not mine.adds_in_place
         assert "added by XLA" in str(mine)
 
     @pytest.mark.parametrize("k, n", [(36, 64), (64, 36), (1, 1)])
     def test_rows_off_16_bytes_are_added_outside(self, k, n):
-        mine = planned(*shapes(512, k, n, 4))
+        mine = planned(*accumulation_shapes(512, k, n, 4))
         assert mine.path == "copied" and not mine.adds_in_place
         assert "added by XLA" in str(mine)
 
     def test_padded_rows_of_operands_alone_do_not_matter(self):
-        accumulator, lhs, rhs, sizes = shapes(333, 64, 128, 4)
+        accumulator, lhs, rhs, sizes = accumulation_shapes(333, 64, 128, 4)
         lhs = jax.ShapeDtypeStruct(lhs.shape[::-1], lhs.dtype)
         mine = planned(accumulator, lhs, rhs, sizes, transpose_lhs=True)
         assert mine.path == "copied" and mine.adds_in_place
 
     def test_reference(self):
-        mine = planned(*shapes(512, 64, 64, 4), implementation="reference")
+        mine = planned(*accumulation_shapes(512, 64, 64, 4), implementation="reference")
         assert mine.path == "reference" and not mine.adds_in_place
 
     def test_tile_of_weight_gradients(self):
-        arguments = shapes(8 * 512, 1024, 768, 8)
-        with jgg.use_tiles(wgrad=plan.DEFAULT_TILE):
+        arguments = accumulation_shapes(8 * 512, 1024, 768, 8)
+        with jgg.use_tiles(wgrad=tile_config.DEFAULT_TILE):
             mine = planned(*arguments)
-        assert (mine.tile, mine.chosen_by) == (plan.DEFAULT_TILE, "override")
-        (turns,) = plan.PINGPONG_TILE_CONFIGS
+        assert (mine.tile, mine.chosen_by) == (tile_config.DEFAULT_TILE, "override")
+        (turns,) = tile_config.PINGPONG_TILE_CONFIGS
         with jgg.use_tiles(wgrad=turns), pytest.raises(ValueError, match="not compiled"):
             planned(*arguments)
 
@@ -346,103 +332,3 @@ def test_call(m, dtype, transpose_lhs, transpose_rhs, rng, monkeypatch):
     assert mine.adds_in_place
     out = kernel_calls.accumulate(mine, *map(jnp.asarray, arrays), jnp.zeros(1, jnp.int32))
     oracle.check(out, exact(accumulator, lhs, rhs, SIZES))
-
-
-@pytest.fixture(scope="module")
-def h200(extension) -> Target:
-    pytest.importorskip("jax_plugins.xla_cuda13", reason="the CUDA plugin is not installed")
-    config = Path(__file__).parent / "data" / "h200_target_config.txtpb"
-    return Target(config.read_text())
-
-
-def compiled(h200, function, *arguments, donate=()):
-    """The program for an H200, of which the arguments `donate` are given away."""
-    arguments = [
-        jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(h200.mesh, P()))
-        for a in arguments
-    ]
-    return jax.jit(function, donate_argnums=donate).lower(*arguments).compile()
-
-
-def opcodes_of(text: str, array: jax.ShapeDtypeStruct) -> set[str]:
-    """What makes float32 arrays of the shape of `array`."""
-    size = ",".join(map(str, array.shape))
-    return set(re.findall(rf"= f32\[{size}\]\S* ([\w-]+)\(", text))
-
-
-def copies(text: str) -> int:
-    return len(re.findall(r" copy(-start)?\(", text))
-
-
-def test_donated_accumulators_are_updated_where_they_are(h200):
-    arguments = shapes(512, 256, 384, 4)
-    program = compiled(h200, jgg.ragged_dot_accumulate, *arguments, donate=0)
-    text = program.as_text()
-    (call,) = re.findall(r".*custom_call_target=.*", text)
-    assert "jax_grouped_gemm.ragged_accumulate.v1" in call
-    assert "output_to_operand_aliasing={{0}: (0, {})}" in call
-    assert "input_output_alias={ {}: (0, {}" in text
-    assert copies(text) == 0 and "fusion(" not in text and " add(" not in text
-    assert program.memory_analysis().temp_size_in_bytes < 1024
-
-
-def test_others_are_copied_first(h200):
-    arguments = shapes(512, 256, 384, 4)
-    text = compiled(h200, jgg.ragged_dot_accumulate, *arguments).as_text()
-    assert text.count("custom_call_target=") == copies(text) == 1
-
-
-def test_carried_through_a_scan(h200):
-    accumulator, lhs, rhs, sizes = shapes(512, 256, 384, 4)
-    batches = [jax.ShapeDtypeStruct((5, *x.shape), x.dtype) for x in (lhs, rhs, sizes)]
-
-    def run(accumulator, *batches):
-        def step(accumulator, batch):
-            return jgg.ragged_dot_accumulate(accumulator, *batch), None
-
-        return jax.lax.scan(step, accumulator, batches)[0]
-
-    program = compiled(h200, run, accumulator, *batches, donate=0)
-    text = program.as_text()
-    assert "jax_grouped_gemm.ragged_accumulate.v1" in text
-    size = ",".join(map(str, accumulator.shape))
-    assert not re.findall(rf"= f32\[{size}\]\S* (?!parameter|get-tuple-element|bitcast)\w", text)
-
-
-def test_added_outside_if_rows_have_to_be_padded(h200):
-    arguments = shapes(512, 250, 384, 4)
-    text = compiled(h200, jgg.ragged_dot_accumulate, *arguments, donate=0).as_text()
-    assert "jax_grouped_gemm.ragged_contracting.v3" in text
-    assert "ragged_accumulate.v" not in text
-
-
-def test_gradients_of_microbatches(h200):
-    """The accumulator passes through the layer as the README has it; nothing else is as large."""
-
-    @jax.custom_vjp
-    def project(x, w, sizes, dw):
-        return jgg.ragged_dot(x, w, sizes)
-
-    def forward(x, w, sizes, dw):
-        return project(x, w, sizes, dw), (x, w, sizes, dw)
-
-    def backward(kept, dy):
-        x, w, sizes, dw = kept
-        dx = jgg.ragged_dot(dy, w, sizes, transpose_rhs=True)
-        return dx, None, None, jgg.ragged_dot_accumulate(dw, x, dy, sizes)
-
-    project.defvjp(forward, backward)
-
-    def run(dw, w, *batches):
-        def step(dw, batch):
-            x, sizes = batch
-            return jax.grad(lambda dw: jnp.sum(jnp.sin(project(x, w, sizes, dw))))(dw), None
-
-        return jax.lax.scan(step, dw, batches)[0]
-
-    accumulator, lhs, _, sizes = shapes(512, 256, 384, 4)
-    weights = jax.ShapeDtypeStruct(accumulator.shape, lhs.dtype)
-    batches = [jax.ShapeDtypeStruct((5, *x.shape), x.dtype) for x in (lhs, sizes)]
-    text = compiled(h200, run, accumulator, weights, *batches, donate=0).as_text()
-    assert "jax_grouped_gemm.ragged_accumulate.v1" in text
-    assert opcodes_of(text, accumulator) <= {"parameter", "get-tuple-element", "bitcast"}

@@ -14,11 +14,11 @@ import pytest
 from plans import contracting_plan
 from test_scheduler import LHS, RHS, TILE_CHANGE, TILE_K, Problem, random_problem
 
-from jax_grouped_gemm import plan, skew, stream_k
+from jax_grouped_gemm import plan, skew, stream_k, tile_config
 
 HANDS_OVER = -1
-CLUSTERS = plan.NUM_SMS // plan.DEFAULT_TILE.cluster
-KERNEL_TILE = plan.DEFAULT_TILE.sizes()
+CLUSTERS = tile_config.NUM_SMS // tile_config.DEFAULT_TILE.cluster
+KERNEL_TILE = tile_config.DEFAULT_TILE.sizes()
 END = 2**31 - 1  # of a chain
 LEAST_PIECE = 8
 PIECE_FIELDS = (
@@ -344,7 +344,7 @@ class TestPlan:
         assert str(found.workspace_bytes) in str(found)
 
     def test_all_processors_whatever_the_tiles(self):
-        assert self.plan(k=128, n=256, groups=1).grid == plan.NUM_SMS
+        assert self.plan(k=128, n=256, groups=1).grid == tile_config.NUM_SMS
 
     @pytest.mark.parametrize(
         "options",

@@ -16,11 +16,11 @@ from ops import CONTRACTING, NONCONTRACTING
 from test_scheduler import FIELDS, TILE_K, Problem, check_noncontracting, random_problem
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm import plan, plan_fp8, primitives, reference, stream_k
+from jax_grouped_gemm import plan, plan_fp8, primitives, reference, stream_k, tile_config
 
 HANDS_OVER = -1
-(TILE,) = plan.STREAM_K_TILE_CONFIGS
-CLUSTERS = plan.NUM_SMS // TILE.cluster
+(TILE,) = tile_config.STREAM_K_TILE_CONFIGS
+CLUSTERS = tile_config.NUM_SMS // TILE.cluster
 
 
 def records(rows: np.ndarray, names: str) -> np.recarray:
@@ -225,26 +225,26 @@ class TestPlan:
     )
     def test_off_elsewhere(self, options):
         found = self.plan(tile=None, **options)
-        assert found.tile == plan.DEFAULT_TILE
+        assert found.tile == tile_config.DEFAULT_TILE
         assert "stream-k" not in str(found)
 
     def test_workspace_is_what_the_kernel_takes(self, extension):
         found = self.plan()
         assert found.tile == TILE and "stream-k (overridden)" in str(found)
         assert found.workspace_bytes == extension.stream_k_workspace_bytes(
-            TILE.tile_m, TILE.tile_n, TILE.cluster, plan.NUM_SMS
+            TILE.tile_m, TILE.tile_n, TILE.cluster, tile_config.NUM_SMS
         )
 
     def test_efficiency_counts_the_part_of_the_last_wave(self):
         # 5 waves of 66 units and one of 54, too full to be cut; then two waves and one of 4.
-        whole = plan.DEFAULT_TILE
+        whole = tile_config.DEFAULT_TILE
         assert self.plan(m=8 * 768).efficiency == self.plan(m=8 * 768, tile=whole).efficiency
         whole, cut = (self.plan(m=8 * 256, n=17 * 256, tile=t) for t in (whole, TILE))
         assert whole.efficiency == pytest.approx(136 / (3 * 66))
         assert cut.efficiency == pytest.approx(136 / (2.25 * 66))
 
     def test_few_units_still_fill_the_grid(self):
-        whole = self.plan(m=8 * 100, n=256, tile=plan.DEFAULT_TILE)
+        whole = self.plan(m=8 * 100, n=256, tile=tile_config.DEFAULT_TILE)
         assert whole.grid < self.plan(m=8 * 100, n=256).grid
 
     @pytest.mark.parametrize(
@@ -263,7 +263,7 @@ class TestPlan:
     def test_every_tile_is_compiled(self, extension):
         op = "ragged_noncontracting_stream_k"
         compiled = [config for config in extension.kernel_configs() if config["op"] == op]
-        planned = [dict(op=op, **tile.sizes()) for tile in plan.STREAM_K_TILE_CONFIGS]
+        planned = [dict(op=op, **tile.sizes()) for tile in tile_config.STREAM_K_TILE_CONFIGS]
         assert compiled == planned
 
     def test_the_reference_ignores_it(self, rng):
@@ -341,7 +341,7 @@ class TestPlanOfFp8:
         assert (found.tile,) == plan_fp8.STREAM_K_TILES and found.chosen_by == "default"
         assert "stream-k, grid" in str(found)
         assert found.workspace_bytes == stream_k.workspace_bytes(
-            found.tile.tile_m, found.tile.tile_n, plan.NUM_SMS
+            found.tile.tile_m, found.tile.tile_n, tile_config.NUM_SMS
         )
 
     @pytest.mark.parametrize(
@@ -354,7 +354,9 @@ class TestPlanOfFp8:
     )
     def test_off_elsewhere(self, options):
         found = self.plan(**options)
-        assert found.tile == plan.DEFAULT_TILE and found.workspace_bytes == plan.WORKSPACE_BYTES
+        assert (
+            found.tile == tile_config.DEFAULT_TILE and found.workspace_bytes == plan.WORKSPACE_BYTES
+        )
 
     def test_steps_are_128_elements_long(self):
         # 136 units are two waves of 66 and one of 4, each cut into quarters.
@@ -391,7 +393,7 @@ class TestCompiledForAnH200:
         )
         assert program.kernels == {"ragged_noncontracting": 1}
         assert program.opcodes <= FREE
-        workspace = stream_k.workspace_bytes(TILE.tile_m, TILE.tile_n, plan.NUM_SMS)
+        workspace = stream_k.workspace_bytes(TILE.tile_m, TILE.tile_n, tile_config.NUM_SMS)
         assert workspace <= program.temporary_bytes <= workspace + 2 * ALIGNMENT
         assert "stream_k = true" in program.calls[0].text
 

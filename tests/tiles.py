@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm import plan, plan_fp8
+from jax_grouped_gemm import plan_fp8, plan_ragged
 
 A, B, C = (
     jgg.TileConfig(tile_m=m, tile_n=n, cluster=1) for m, n in ((192, 96), (64, 96), (192, 32))
@@ -18,8 +18,8 @@ NOT_COMPILED = jgg.TileConfig(tile_m=96, tile_n=96, cluster=1)
 def add_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has plans choose among A, B and C too, after the configurations that exist."""
     families = (
-        (plan, "SAME_DTYPE"),
-        (plan, "FLOAT32"),
+        (plan_ragged, "SAME_DTYPE"),
+        (plan_ragged, "FLOAT32"),
         (plan_fp8, "NONCONTRACTING"),
         (plan_fp8, "CONTRACTING"),
     )

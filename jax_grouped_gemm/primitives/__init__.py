@@ -3,8 +3,8 @@
 from jax_grouped_gemm import (
     grouped_gemm_plan,
     kernel_calls,
-    plan,
     plan_fp8,
+    plan_ragged,
     rank_k_plan,
     reference,
     reference_fp8,
@@ -47,19 +47,19 @@ from jax_grouped_gemm.primitives.scaled import (
 
 _register_lowering(
     ragged_noncontracting_p,
-    planner=plan.plan_noncontracting,
+    planner=plan_ragged.plan_noncontracting,
     kernel=kernel_calls.ragged,
     reference=reference.ragged_noncontracting,
 )
 _register_lowering(
     ragged_contracting_p,
-    planner=plan.plan_contracting,
+    planner=plan_ragged.plan_contracting,
     kernel=kernel_calls.ragged,
     reference=reference.ragged_contracting,
 )
 _register_lowering(
     ragged_accumulate_p,
-    planner=plan.plan_accumulate,
+    planner=plan_ragged.plan_accumulate,
     kernel=kernel_calls.accumulate,
     reference=reference.ragged_accumulate,
 )

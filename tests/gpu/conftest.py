@@ -2,11 +2,11 @@
 
 import pytest
 
-from jax_grouped_gemm import grouped_gemm_plan, plan
+from jax_grouped_gemm import grouped_gemm_plan, tile_config
 
 
-@pytest.fixture(params=plan.TILE_CONFIGS, ids=str)
-def tile(request) -> plan.TileConfig:
+@pytest.fixture(params=tile_config.TILE_CONFIGS, ids=str)
+def tile(request) -> tile_config.TileConfig:
     """Each configuration that is compiled for products of 16-bit operands."""
     return request.param
 

@@ -34,7 +34,7 @@ from products import random_list  # noqa: E402
 from updates import SYR2K, SYRK, UPDATES, check_double, check_real  # noqa: E402
 
 import jax_grouped_gemm as jgg  # noqa: E402
-from jax_grouped_gemm import plan, plan_fp8, primitives  # noqa: E402
+from jax_grouped_gemm import plan_fp8, primitives, tile_config  # noqa: E402
 
 M, K, N, G = 392, 136, 264, 5
 SIZES = [
@@ -50,10 +50,10 @@ def ragged_products(rng) -> int:
     for op, transpose_lhs, transpose_rhs in product(OPS, (False, True), (False, True)):
         lhs, rhs, _ = (random(rng, shape, jnp.bfloat16) for shape in op.shapes(M, K, N, G))
         outputs = zip((jnp.bfloat16, jnp.float32, jnp.bfloat16), OFFSETS, strict=True)
-        runs = list(product(outputs, plan.TILE_CONFIGS))
+        runs = list(product(outputs, tile_config.TILE_CONFIGS))
         if op is CONTRACTING and not transpose_lhs and not transpose_rhs:
             runs += product(
-                zip([jnp.float32] * 3, OFFSETS, strict=True), plan.PINGPONG_TILE_CONFIGS
+                zip([jnp.float32] * 3, OFFSETS, strict=True), tile_config.PINGPONG_TILE_CONFIGS
             )
         for (out_dtype, offset), tile in runs:
             for sizes in np.array(SIZES, np.int32):
@@ -129,7 +129,7 @@ def products_with_a_cut_last_wave(rng) -> int:
                 preferred_element_type=np.dtype(out_dtype),
                 precision=None,
                 implementation="cuda",
-                tile=plan.STREAM_K_TILE_CONFIGS[0],
+                tile=tile_config.STREAM_K_TILE_CONFIGS[0],
             )
             oracle.check(out, oracle.ragged_noncontracting(lhs, rhs, sizes))
             launches += 1

@@ -13,7 +13,7 @@ import pytest
 from fp8_products import OUTPUTS, check, fp8, noncontracting, scales
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm import plan, plan_fp8, stream_k
+from jax_grouped_gemm import plan_fp8, stream_k, tile_config
 
 (TILE,) = plan_fp8.STREAM_K_TILES
 M, N, G = 1500, 776, 6
@@ -28,7 +28,7 @@ def is_cut(extension, sizes, k, m=M, n=N) -> bool:
         m=m,
         k=k,
         n=n,
-        clusters=plan.NUM_SMS // TILE.cluster,
+        clusters=tile_config.NUM_SMS // TILE.cluster,
         **TILE.sizes(),
     )[:, 12]
     return bool((partials < 0).any())
@@ -95,6 +95,6 @@ def test_chosen_by_the_plan_at_full_size(rng):
     options = dict(preferred_element_type=jnp.float32)
     call = partial(jgg.scaled_ragged_dot, transpose_rhs=True)
     assert jgg.explain(call, *operands, sizes).plans[0].tile == TILE
-    whole = noncontracting(*operands, sizes, tile=plan.DEFAULT_TILE, **options)
+    whole = noncontracting(*operands, sizes, tile=tile_config.DEFAULT_TILE, **options)
     out = noncontracting(*operands, sizes, **options)
     assert fp8_oracle.relative_error(np.float64(out), np.float64(whole)) < 1e-5

@@ -10,10 +10,10 @@ import oracle
 import pytest
 from ops import CONTRACTING, contracting, random
 
-from jax_grouped_gemm import plan
+from jax_grouped_gemm import tile_config
 
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
-(TILE,) = plan.PINGPONG_TILE_CONFIGS
+(TILE,) = tile_config.PINGPONG_TILE_CONFIGS
 # Three by three output tiles for each group, none of the last ones full.
 M, K, N, G = 776, 264, 392, 8
 

@@ -12,7 +12,7 @@ from float32_errors import PRECISIONS, PRODUCT_ERROR
 from ops import CONTRACTING, contracting, random, swap
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm import _ffi, plan
+from jax_grouped_gemm import _ffi, tile_config
 
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 # Three by three output tiles for each group, none of the last ones full.
@@ -24,7 +24,7 @@ MAJORS = pytest.mark.parametrize(
 )
 # What the plan may choose where the rows of neither operand are contiguous.
 EVERY_TILE = pytest.mark.parametrize(
-    "tile", plan.TILE_CONFIGS + plan.PINGPONG_TILE_CONFIGS, ids=str
+    "tile", tile_config.TILE_CONFIGS + tile_config.PINGPONG_TILE_CONFIGS, ids=str
 )
 
 
@@ -320,7 +320,7 @@ def with_workspace(accumulator, lhs, rhs, sizes, memory):
         [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (accumulator, memory)],
         input_output_aliases={0: 0},
     )
-    tile = {name: np.int32(size) for name, size in plan.DEFAULT_TILE.sizes().items()}
+    tile = {name: np.int32(size) for name, size in tile_config.DEFAULT_TILE.sizes().items()}
     flags = dict(transpose_lhs=False, transpose_rhs=False)
     return call(accumulator, lhs, rhs, sizes, jnp.zeros(1, jnp.int32), **flags, **tile)
 

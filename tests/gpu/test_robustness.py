@@ -11,7 +11,7 @@ import oracle
 import pytest
 from ops import NONCONTRACTING, OPS, random, swap
 
-from jax_grouped_gemm import plan
+from jax_grouped_gemm import tile_config
 
 BF16, F32 = jnp.bfloat16, jnp.float32
 M, K, N, G = 776, 264, 520, 8
@@ -34,7 +34,7 @@ def run(op, lhs, rhs, sizes, cotangent, *, tile, transpose_lhs, transpose_rhs):
     options = dict(transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs, implementation="cuda")
     stored = swap(lhs, transpose_lhs), swap(rhs, transpose_rhs), sizes
     out = np.asarray(op.call(*stored, tile=tile, **options))
-    if tile != plan.DEFAULT_TILE:
+    if tile != tile_config.DEFAULT_TILE:
         return (out,)
     d_lhs, d_rhs = op.cotangents(*stored, cotangent, **options)
     return out, swap(d_lhs, transpose_lhs), swap(d_rhs, transpose_rhs)

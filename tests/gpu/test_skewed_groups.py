@@ -10,10 +10,10 @@ import oracle
 import pytest
 from ops import CONTRACTING, NONCONTRACTING, contracting, random
 
-from jax_grouped_gemm import _ffi, plan
+from jax_grouped_gemm import _ffi, tile_config
 
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
-CLUSTERS = plan.NUM_SMS // plan.DEFAULT_TILE.cluster
+CLUSTERS = tile_config.NUM_SMS // tile_config.DEFAULT_TILE.cluster
 
 
 def operands(rng, m, k, n, groups, dtype=BF16):
@@ -167,7 +167,7 @@ def with_workspace(lhs, rhs, sizes, memory, groups):
             jax.ShapeDtypeStruct(memory.shape, memory.dtype),
         ],
     )
-    tile = {name: np.int32(size) for name, size in plan.DEFAULT_TILE.sizes().items()}
+    tile = {name: np.int32(size) for name, size in tile_config.DEFAULT_TILE.sizes().items()}
     return call(
         lhs,
         rhs,

@@ -11,14 +11,14 @@ import oracle
 import pytest
 from ops import NONCONTRACTING, random, swap
 
-from jax_grouped_gemm import _ffi, plan, primitives, stream_k
+from jax_grouped_gemm import _ffi, primitives, stream_k, tile_config
 
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
-(TILE,) = plan.STREAM_K_TILE_CONFIGS
+(TILE,) = tile_config.STREAM_K_TILE_CONFIGS
 UNIT = 256  # rows and columns of what a cluster computes at a time
-CLUSTERS = plan.NUM_SMS // TILE.cluster
-WORKSPACE = stream_k.workspace_bytes(TILE.tile_m, TILE.tile_n, plan.NUM_SMS)
-SUM_BYTES = 4 * TILE.tile_m * TILE.tile_n * plan.NUM_SMS
+CLUSTERS = tile_config.NUM_SMS // TILE.cluster
+WORKSPACE = stream_k.workspace_bytes(TILE.tile_m, TILE.tile_n, tile_config.NUM_SMS)
+SUM_BYTES = 4 * TILE.tile_m * TILE.tile_n * tile_config.NUM_SMS
 # Less than one wave for most group sizes, all of it cut.
 M, K, N, G = 1500, 3400, 776, 6
 
