@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "fp64/kernel_config.h"
+#include "multiprocessors.h"
 
 namespace jgg::fp64 {
 
@@ -13,10 +14,8 @@ namespace jgg::fp64 {
 template <class Config, class Params>
 cudaError_t launch_blocks(void (*kernel)(Params), Params const& params, int tiles,
                           cudaStream_t stream) {
-  int device, multiprocessors;
-  cudaError_t status = cudaGetDevice(&device);
-  if (status != cudaSuccess) return status;
-  status = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  int multiprocessors;
+  cudaError_t status = count_multiprocessors(multiprocessors);
   if (status != cudaSuccess) return status;
   status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                 Config::kSharedBytes);

@@ -7,6 +7,7 @@
 
 #include "fp8/quantize.h"
 #include "fp8/quantize_wide_tile.h"
+#include "multiprocessors.h"
 
 namespace jgg::fp8 {
 
@@ -106,10 +107,8 @@ __global__ void __launch_bounds__(kWideThreads, 1)
 template <class Source, Fp8Format kFormat>
 cudaError_t quantize_wide_blocks(BlocksArguments const& arguments, bool power_of_two,
                                  cudaStream_t stream) {
-  int device, multiprocessors;
-  cudaError_t status = cudaGetDevice(&device);
-  if (status != cudaSuccess) return status;
-  status = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  int multiprocessors;
+  cudaError_t status = count_multiprocessors(multiprocessors);
   if (status != cudaSuccess) return status;
   constexpr int kSharedBytes = sizeof(WideShared);
   auto const kernel = quantize_wide_blocks_kernel<Source, kFormat>;

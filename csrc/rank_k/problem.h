@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "multiprocessors.h"
 #include "rank_k/epilogue.h"
 #include "rank_k/exchange.h"
 #include "rank_k/matrix_scales.h"
@@ -174,10 +175,8 @@ struct RankK {
  private:
   // Of the current device.
   static cudaError_t count_clusters(int& clusters) {
-    int device, multiprocessors;
-    cudaError_t status = cudaGetDevice(&device);
-    if (status != cudaSuccess) return status;
-    status = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+    int multiprocessors = 0;
+    cudaError_t const status = count_multiprocessors(multiprocessors);
     clusters = std::max(multiprocessors / Config::kCluster, 1);
     return status;
   }

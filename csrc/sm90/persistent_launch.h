@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "multiprocessors.h"
 #include "sm90/kernel_config.h"
 
 namespace jgg::sm90 {
@@ -15,10 +16,8 @@ template <class Config, int kSharedBytes = sizeof(SharedStorage<Config>) + 1024,
           class Params>
 cudaError_t launch_persistent(void (*kernel)(Params), Params const& params, int64_t max_units,
                               cudaStream_t stream) {
-  int device, multiprocessors;
-  cudaError_t status = cudaGetDevice(&device);
-  if (status != cudaSuccess) return status;
-  status = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  int multiprocessors;
+  cudaError_t status = count_multiprocessors(multiprocessors);
   if (status != cudaSuccess) return status;
 
   static_assert(kSharedBytes <= kSharedMemoryLimit, "the stages leave no room for the barriers");

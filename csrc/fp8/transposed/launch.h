@@ -8,6 +8,7 @@
 
 #include "fp8/scaled_tiles.h"
 #include "fp8/transposed/kernel.h"
+#include "multiprocessors.h"
 
 namespace jgg::fp8::transposed {
 
@@ -19,10 +20,8 @@ cudaError_t launch(ScaledArguments const& arguments, cudaStream_t stream) {
   cudaError_t status = Problem::make_params(arguments, params);
   if (status != cudaSuccess) return status;
 
-  int device, multiprocessors;
-  status = cudaGetDevice(&device);
-  if (status != cudaSuccess) return status;
-  status = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  int multiprocessors;
+  status = count_multiprocessors(multiprocessors);
   if (status != cudaSuccess) return status;
 
   auto const kernel = transposed_kernel<Problem>;

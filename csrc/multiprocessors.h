@@ -1,0 +1,15 @@
+// How many multiprocessors a launch can fill.
+#pragma once
+
+#include <cuda_runtime.h>
+
+namespace jgg {
+
+inline cudaError_t count_multiprocessors(int& count) {
+  int device;
+  cudaError_t const status = cudaGetDevice(&device);
+  if (status != cudaSuccess) return status;
+  return cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
+}
+
+}  // namespace jgg
