@@ -72,7 +72,8 @@ def parts(build: str) -> list[Part]:
     sanitizer = "compute-sanitizer --error-exitcode 1 --tool"
     return [
         Part("build", 14, (build, CUTLASS_BUILD)),
-        Part("tests", 5, (f"{python('pytest')} -q -m gpu",)),
+        # A line for each test: a log that ends before pytest's summary still names what failed.
+        Part("tests", 5, (f"{python('pytest')} -v -m gpu",)),
         Part("sanitizer", 4, (f"{sanitizer} memcheck {smoke}", f"{sanitizer} racecheck {smoke}")),
         Part(
             "main",
