@@ -11,18 +11,22 @@ from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
-from jax_grouped_gemm import float32, fp64_kernels, grouped_gemm_plan_fp64, list_schedule
+from jax_grouped_gemm import (
+    float32,
+    fp64_kernels,
+    grouped_gemm_plan_fp64,
+    list_kernels,
+    list_schedule,
+)
 from jax_grouped_gemm.list_schedule import FULL_STEP_AREA, TILE_K, Shape
-from jax_grouped_gemm.plan import KERNEL_RESULT_DTYPES, TMA_ALIGNMENT_BYTES, Plan
+from jax_grouped_gemm.plan import Plan
 from jax_grouped_gemm.tile_config import NUM_SMS, TileConfig
 
 TILES = (
     TileConfig(tile_m=128, tile_n=256, cluster=2),
     TileConfig(tile_m=128, tile_n=128, cluster=1),
 )
-OPERAND_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 MAX_PROBLEMS = 79
 """Problems to a launch, whose descriptors are parameters of the kernel."""
 
@@ -200,7 +204,7 @@ class GroupedGemmPlan(Plan):
 def plan_grouped_gemm(avals: Sequence[Any], params: Mapping[str, Any]) -> GroupedGemmPlan:
     """Plans a `grouped_gemm` from its operands' abstract values and its parameters."""
     problem = GroupedGemmProblem.of(avals, params)
-    reason = _unsupported_reason(problem, params)
+    reason = list_kernels.unsupported_reason(problem, params)
     if reason:
         return GroupedGemmPlan(problem, "reference", reason)
     working = [i for i, entry in enumerate(problem.entries) if 0 not in entry.shape]
@@ -225,34 +229,9 @@ def plan_grouped_gemm(avals: Sequence[Any], params: Mapping[str, Any]) -> Groupe
     )
 
 
-def _unsupported_reason(problem: GroupedGemmProblem, params: Mapping[str, Any]) -> str:
-    """Why no kernel can run `problem`, empty if one can."""
-    if params["implementation"] == "reference":
-        return "implementation='reference' was asked for"
-    if problem.dtype in fp64_kernels.DTYPES:
-        return fp64_kernels.unsupported_reason(problem, params)
-    if problem.dtype not in OPERAND_DTYPES or problem.result_dtype not in KERNEL_RESULT_DTYPES:
-        return (
-            f"no kernel for {problem.dtype} -> {problem.result_dtype}: the kernels take bfloat16, "
-            "float16 or float32 and return bfloat16, float16 or float32, or take and return "
-            "float64, complex64 or complex128"
-        )
-    if isinstance(params["precision"], (lax.DotAlgorithm, lax.DotAlgorithmPreset)):
-        return f"the kernels do not implement precision={params['precision']}"
-    return ""
-
-
 def _addressable_problem(problem: GroupedGemmProblem) -> GroupedGemmProblem:
     """`problem` with every row of every array a multiple of what TMA can address."""
-    # The kernels return their operands' type or float32.
-    result_dtype = problem.result_dtype
-    if result_dtype != problem.dtype:
-        result_dtype = np.dtype(np.float32)
-    # Of float32 operands, TMA addresses the float16 parts.
-    is_float32 = problem.dtype == jnp.float32
-    operand_dtype = float32.PART_DTYPE if is_float32 else problem.dtype
-    operand_multiple = TMA_ALIGNMENT_BYTES // operand_dtype.itemsize
-    result_multiple = TMA_ALIGNMENT_BYTES // result_dtype.itemsize
+    operand_multiple, result_multiple = list_kernels.row_multiples(problem)
 
     def pad(entry: Entry) -> Entry:
         multiples = {"n": result_multiple}
@@ -262,6 +241,7 @@ def _addressable_problem(problem: GroupedGemmProblem) -> GroupedGemmProblem:
         return dataclasses.replace(entry, **padded)
 
     entries = tuple(map(pad, problem.entries))
+    result_dtype = list_kernels.written_dtype(problem)
     return dataclasses.replace(problem, entries=entries, result_dtype=result_dtype)
 
 

@@ -10,10 +10,9 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
-from jax_grouped_gemm import float32, fp64_kernels, rank_k_plan_fp64
-from jax_grouped_gemm.plan import KERNEL_RESULT_DTYPES, TMA_ALIGNMENT_BYTES, Plan
+from jax_grouped_gemm import float32, fp64_kernels, list_kernels, rank_k_plan_fp64
+from jax_grouped_gemm.plan import Plan
 from jax_grouped_gemm.tile_config import NUM_SMS, TileConfig
 
 RANK_K_TILE = TileConfig(tile_m=128, tile_n=256, cluster=2)
@@ -29,7 +28,6 @@ TILE_K = 64
 # What the change of tiles, and sums that are handed over, take beside the steps of a unit: see
 # `csrc/scheduler/triangular.h`.
 CHANGE_HALF_STEPS, EXCHANGE_HALF_STEPS = 4, 6
-OPERAND_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,7 +95,7 @@ class RankKProblem:
 def plan_rank_k(avals: Sequence[Any], params: Mapping[str, Any]) -> Plan:
     """Plans a `rank_k` from its operands' abstract values and its parameters."""
     problem = RankKProblem.of(avals, params)
-    reason = _unsupported_reason(problem, params)
+    reason = list_kernels.unsupported_reason(problem, params)
     if reason:
         return Plan(problem, "reference", reason)
     if all(0 in (stack.g, stack.n) for stack in problem.stacks):
@@ -148,40 +146,17 @@ def launch_order(problem: RankKProblem) -> list[int]:
     return sorted(nonempty, key=lambda i: -stacks[i].k)
 
 
-def _unsupported_reason(problem: RankKProblem, params: Mapping[str, Any]) -> str:
-    """Why no kernel can run `problem`, empty if one can."""
-    if params["implementation"] == "reference":
-        return "implementation='reference' was asked for"
-    if problem.dtype in fp64_kernels.DTYPES:
-        return fp64_kernels.unsupported_reason(problem, params)
-    if problem.dtype not in OPERAND_DTYPES or problem.result_dtype not in KERNEL_RESULT_DTYPES:
-        return (
-            f"no kernel for {problem.dtype} -> {problem.result_dtype}: the kernels take bfloat16, "
-            "float16 or float32 and return bfloat16, float16 or float32, or take and return "
-            "float64, complex64 or complex128"
-        )
-    if isinstance(params["precision"], (lax.DotAlgorithm, lax.DotAlgorithmPreset)):
-        return f"the kernels do not implement precision={params['precision']}"
-    return ""
-
-
 def _addressable_problem(problem: RankKProblem) -> RankKProblem:
     """`problem` with every row of every array a multiple of what TMA can address."""
-    # The kernels return their operands' type or float32.
-    result_dtype = problem.result_dtype
-    if result_dtype != problem.dtype:
-        result_dtype = np.dtype(np.float32)
-    # Of float32 operands, TMA addresses the float16 parts.
-    is_float32 = problem.dtype == jnp.float32
-    operand_dtype = float32.PART_DTYPE if is_float32 else problem.dtype
-    per_row = TMA_ALIGNMENT_BYTES // operand_dtype.itemsize
+    per_row, per_result_row = list_kernels.row_multiples(problem)
     # No more than the rows of the results need, unless the operands have rows of n.
-    n_multiple = per_row if problem.transpose else TMA_ALIGNMENT_BYTES // result_dtype.itemsize
+    n_multiple = per_row if problem.transpose else per_result_row
     k_multiple = 1 if problem.transpose else per_row
     stacks = tuple(
         Stack(s.g, _round_up(s.n, n_multiple), _round_up(max(s.k, 1), k_multiple))
         for s in problem.stacks
     )
+    result_dtype = list_kernels.written_dtype(problem)
     return dataclasses.replace(problem, stacks=stacks, result_dtype=result_dtype)
 
 
