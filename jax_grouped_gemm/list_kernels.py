@@ -10,9 +10,11 @@ import numpy as np
 from jax import lax
 
 from jax_grouped_gemm import float32, fp64_kernels
-from jax_grouped_gemm.plan import KERNEL_RESULT_DTYPES, TMA_ALIGNMENT_BYTES
-
-OPERAND_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
+from jax_grouped_gemm.plan import (
+    KERNEL_OPERAND_DTYPES,
+    KERNEL_RESULT_DTYPES,
+    TMA_ALIGNMENT_BYTES,
+)
 
 
 def unsupported_reason(problem: Any, params: Mapping[str, Any]) -> str:
@@ -21,7 +23,10 @@ def unsupported_reason(problem: Any, params: Mapping[str, Any]) -> str:
         return "implementation='reference' was asked for"
     if problem.dtype in fp64_kernels.DTYPES:
         return fp64_kernels.unsupported_reason(problem, params)
-    if problem.dtype not in OPERAND_DTYPES or problem.result_dtype not in KERNEL_RESULT_DTYPES:
+    if (
+        problem.dtype not in KERNEL_OPERAND_DTYPES
+        or problem.result_dtype not in KERNEL_RESULT_DTYPES
+    ):
         return (
             f"no kernel for {problem.dtype} -> {problem.result_dtype}: the kernels take bfloat16, "
             "float16 or float32 and return bfloat16, float16 or float32, or take and return "

@@ -27,6 +27,7 @@ WORKSPACE_BYTES = 16
 
 ACCUMULATE = "ragged_accumulate"
 
+KERNEL_OPERAND_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 KERNEL_RESULT_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 
 

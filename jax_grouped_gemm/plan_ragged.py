@@ -13,6 +13,7 @@ from jax import lax
 from jax_grouped_gemm import pingpong
 from jax_grouped_gemm.plan import (
     ACCUMULATE,
+    KERNEL_OPERAND_DTYPES,
     KERNEL_RESULT_DTYPES,
     KernelFamily,
     Plan,
@@ -30,8 +31,6 @@ from jax_grouped_gemm.tile_config import (
     TILE_CONFIGS,
     TileConfig,
 )
-
-KERNEL_OPERAND_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 
 
 def plan_noncontracting(avals: Sequence[Any], params: Mapping[str, Any]) -> Plan:

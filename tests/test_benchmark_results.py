@@ -6,6 +6,7 @@ import dataclasses
 import sys
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -19,6 +20,7 @@ from benchmarks import (
     results_file,
 )
 from benchmarks.device_activity import Sample
+from benchmarks.fp8 import quantizers
 from benchmarks.peers.bandwidth import moved_bytes
 from benchmarks.peers.base import Role
 
@@ -185,3 +187,13 @@ def test_training_runs_of_several_files_are_kept(tmp_path):
         results_file.save({"command": f"{seed}", "fp8_training": [{"seed": seed}]}, path)
     found = results_file.load(paths)
     assert found["fp8_training"] == [{"seed": 1}, {"seed": 2}] and found["command"] == "1"
+
+
+def test_quantisers_may_differ_in_rare_values_but_in_no_scale():
+    values = jnp.asarray(np.arange(1, 101) / 32, jnp.float8_e4m3fn)
+    scales = jnp.linspace(0.5, 1.5, 8, dtype=jnp.float32)
+    expected = (values, scales)
+    assert quantizers.differing_share(expected, expected) == 0
+    one_off = (values.at[3].set(2.0), scales)
+    assert quantizers.differing_share(one_off, expected) == pytest.approx(0.01)
+    assert quantizers.differing_share((values, scales.at[3].mul(1 + 2e-7)), expected) == 1

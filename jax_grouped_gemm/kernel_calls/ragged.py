@@ -23,17 +23,15 @@ def ragged(
     group_offset: jax.Array,
 ) -> jax.Array:
     """Runs the kernel of `plan`, whose path is not "reference", on operands of `plan.problem`."""
-    problem, addressable = plan.problem, plan.kernel_problem
-    if addressable is None:
+    problem = plan.problem
+    if plan.kernel_problem is None:
         return _zeros(problem)
     return _call(
         plan,
-        pad_to(lhs, addressable.shape(addressable.lhs)),
-        pad_to(rhs, addressable.shape(addressable.rhs)),
+        *_addressable(plan, lhs, rhs),
         group_sizes,
         group_offset,
-        transpose_lhs=problem.lhs == "km",
-        transpose_rhs=problem.rhs.endswith(("nk", "nm")),
+        **_majors(problem),
         stream_k=plan.tile.stream_k,
         terms=np.int32(plan.terms),
     )
@@ -47,23 +45,20 @@ def accumulate(
     group_sizes: jax.Array,
     group_offset: jax.Array,
 ) -> jax.Array:
-    """Runs the kernel of `plan`, whose path is not "reference", on operands of `plan.problem`."""
-    problem, addressable = plan.problem, plan.kernel_problem
-    if addressable is None:
+    """`accumulator` plus what `ragged` returns, where the accumulator is if the kernel adds."""
+    if plan.kernel_problem is None:
         return accumulator
     if not plan.adds_in_place:
         return accumulator + ragged(plan, lhs, rhs, group_sizes, group_offset)
     return _call(
         plan,
         accumulator,
-        pad_to(lhs, addressable.shape(addressable.lhs)),
-        pad_to(rhs, addressable.shape(addressable.rhs)),
+        *_addressable(plan, lhs, rhs),
         group_sizes,
         group_offset,
         # XLA copies the accumulator first if it is needed later.
         input_output_aliases={0: 0},
-        transpose_lhs=problem.lhs == "km",
-        transpose_rhs=problem.rhs == "nm",
+        **_majors(plan.problem),
     )
 
 
@@ -123,6 +118,20 @@ def scaled_contracting(
         group_offset,
         m=np.int32(problem.m),
     )
+
+
+def _addressable(plan: Plan, lhs: jax.Array, rhs: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Operands whose rows TMA can address."""
+    form = plan.kernel_problem
+    return pad_to(lhs, form.shape(form.lhs)), pad_to(rhs, form.shape(form.rhs))
+
+
+def _majors(problem: RaggedProblem) -> dict[str, bool]:
+    """The attributes that say how operands lie in memory."""
+    return {
+        "transpose_lhs": problem.lhs == "km",
+        "transpose_rhs": problem.rhs.endswith(("nk", "nm")),
+    }
 
 
 def _call(
