@@ -1,7 +1,8 @@
 # jgg_add_kernel_library(<name> <source>...)
 #
-# Adds a static library of sm_90a kernels, compiled with CUTLASS. What the compiler prints of each
-# CUDA source (registers, spills, serialised WGMMA instructions) is kept: it is installed as
+# Adds a static library of sm_90a kernels, compiled with CUTLASS. The machine code of FP8 kernels is
+# changed afterwards: see pace_additions.py. What the compiler prints of each CUDA source (registers,
+# spills, serialised WGMMA instructions) is kept: it is installed as
 # jax_grouped_gemm/_build/<source>.log, next to the extension, for the tests to check.
 
 # A kernel takes up to 4 GB to compile, so a machine with many cores must not start one on each.
@@ -14,15 +15,17 @@ function(jgg_add_kernel_library name)
   target_include_directories(${name} PUBLIC csrc)
   target_include_directories(${name} SYSTEM PUBLIC ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
   target_include_directories(${name} SYSTEM PRIVATE ${JGG_CUTLASS_INCLUDE_DIR})
-  # -v has ptxas report the registers and spills of each kernel.
+  # -v has ptxas report the registers and spills of each kernel. Compressed, machine code could not be
+  # changed.
   target_compile_options(
     ${name}
     PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra>
-            $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -Xptxas=-v>
+            $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -Xptxas=-v
+                                                 --no-compress>
   )
 
   set(log_dir ${CMAKE_CURRENT_BINARY_DIR}/${name}_logs)
-  set(launcher ${Python_EXECUTABLE} ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/log_compiler.py ${log_dir})
+  set(launcher ${Python_EXECUTABLE} ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/compile_kernels.py ${log_dir})
   set_target_properties(
     ${name}
     PROPERTIES CUDA_ARCHITECTURES 90a-real

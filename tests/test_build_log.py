@@ -23,3 +23,13 @@ def test_kernels_keep_their_accumulators_in_registers(log):
 def test_wgmma_stays_asynchronous_and_registers_move(log):
     # C7510 and its neighbours: WGMMA instructions are serialised. C7508: setmaxnreg is ignored.
     assert not re.search(r"C75\d\d|wgmma.*serialized|setmaxnreg.*ignored", log.read_text())
+
+
+FP8_PRODUCTS = [log for log in LOGS if log.name.startswith("scaled_")]
+
+
+@pytest.mark.parametrize("log", FP8_PRODUCTS, ids=lambda log: log.name)
+def test_additions_of_fp8_products_are_paced(log):
+    # None means that the compiler writes them in a way that the build does not recognise.
+    (paced,) = re.findall(r"Additions paced: (\d+)", log.read_text())
+    assert int(paced) >= 128

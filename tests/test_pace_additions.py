@@ -1,0 +1,182 @@
+"""The build's change to the machine code of FP8 kernels: what it changes, and what it must not."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import struct
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "cmake"))
+machine_code = pytest.importorskip("machine_code")
+pace_additions = pytest.importorskip("pace_additions")
+
+FFMA, FMUL, FADD, LDS = 0x223, 0x220, 0x221, 0x984
+# As ptxas wrote it: FFMA R201, R24, R107, R201, a yield, one cycle, nothing kept.
+FFMA_OF_PTXAS = 0x000FC200000000C90000006B18C97223
+
+
+def instruction(operation, destination=1, first=2, second=3, **fields):
+    made = machine_code.Instruction(0)
+    made.operation, made.predicate = operation, machine_code.ALWAYS
+    made.destination, made.first_source, made.second_source = destination, first, second
+    made.stall = 1
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+
+def additions(count, **fields):
+    """Each adds another product, times the same factor, to another sum."""
+    return [
+        instruction(FFMA, destination=100 + i, first=20 + i, second=7, **fields)
+        for i in range(count)
+    ]
+
+
+def bits(instructions):
+    return [each.bits for each in instructions]
+
+
+def test_fields_of_an_instruction():
+    one = machine_code.Instruction(FFMA_OF_PTXAS)
+    assert (one.operation, one.predicate, one.stall, one.stay) == (FFMA, 7, 1, 0)
+    assert (one.destination, one.first_source, one.second_source) == (201, 24, 107)
+    assert (one.wait, one.keep) == (0, 0)
+
+
+def test_a_field_is_written_and_no_other(rng):
+    for name in ("operation", "predicate", "destination", "stall", "stay", "wait", "keep"):
+        before = machine_code.Instruction(int.from_bytes(rng.bytes(16), "little"))
+        after = machine_code.Instruction(before.bits)
+        setattr(after, name, 0)
+        others = ("second_source", "first_source", "stall", "stay", "wait", "keep", "operation")
+        assert getattr(after, name) == 0
+        for other in others:
+            assert other == name or getattr(after, other) == getattr(before, other)
+
+
+@pytest.mark.parametrize("between", [1, 2, 9])
+def test_every_so_many_additions_pause(between):
+    code = additions(40, stay=0)
+    assert pace_additions.pace_instructions(code, between) == 40
+    assert all(each.stay for each in code)
+    pauses = [i for i, each in enumerate(code) if each.stall == 2]
+    assert pauses == list(range(between, 40, between + 1))
+    assert all(each.stall in (1, 2) for each in code)
+
+
+def test_a_stall_never_gets_shorter():
+    code = additions(20)
+    code[3].stall = 6
+    pace_additions.pace_instructions(code, 9)
+    assert code[3].stall == 6
+
+
+def test_what_the_next_one_reads_is_kept():
+    code = additions(20)
+    pace_additions.pace_instructions(code, 9)
+    second = 2
+    assert [each.keep for each in code] == [second] * 19 + [0]
+
+
+def test_what_is_overwritten_is_not_kept():
+    code = additions(20)
+    code[5].destination = 7
+    pace_additions.pace_instructions(code, 9)
+    assert code[4].keep and not code[5].keep and code[6].keep
+
+
+def test_nothing_is_kept_for_one_that_waits_or_reads_it_elsewhere():
+    code = additions(20)
+    code[5].wait = 1
+    code[11].first_source, code[11].second_source = 7, 31
+    pace_additions.pace_instructions(code, 9)
+    assert not code[4].keep and not code[10].keep and not code[11].keep
+
+
+def test_what_the_compiler_keeps_stays_kept():
+    # The next one is a load, after which the multiplication finds it still.
+    code = [*additions(10), instruction(LDS), *additions(10)]
+    code[9].keep = 2
+    pace_additions.pace_instructions(code, 9)
+    assert code[9].keep == 2
+
+
+def test_other_instructions_stay_as_they_are(rng):
+    others = [machine_code.Instruction(int.from_bytes(rng.bytes(16), "little")) for _ in range(6)]
+    for each in others:
+        each.operation = LDS
+    code = [*others[:3], *additions(20), *others[3:]]
+    pace_additions.pace_instructions(code, 9)
+    assert bits([*code[:3], *code[-3:]]) == bits(others)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        additions(15),
+        [each for one in additions(20) for each in (one, *[instruction(LDS)] * 4)],
+        [instruction(FMUL, destination=i, first=i) for i in range(40)],
+        [instruction(FADD, destination=i, first=i) for i in range(40)],
+        additions(40, predicate=1),
+    ],
+    ids=["few", "far apart", "multiplications alone", "sums alone", "predicated"],
+)
+def test_other_code_stays_as_it_is(code):
+    before = bits(code)
+    assert pace_additions.pace_instructions(code, 2) == 0
+    assert bits(code) == before
+
+
+def cubin(name, code):
+    """A cubin with one kernel."""
+    names = b"\0.text." + name.encode() + b"\0.names\0"
+    text = b"".join(each.bits.to_bytes(16, "little") for each in code)
+    headers = 64 + len(names) + len(text)
+    header = bytearray(64)
+    header[:6] = b"\x7fELF\x02\x01"
+    struct.pack_into("<H", header, 18, 190)
+    struct.pack_into("<Q", header, 40, headers)
+    struct.pack_into("<HHH", header, 58, 64, 2, 0)
+    sections = struct.pack("<IIQQQQ", len(names) - 7, 3, 0, 0, 64, len(names)).ljust(64, b"\0")
+    sections += struct.pack("<IIQQQQ", 1, 1, 0, 0, 64 + len(names), len(text)).ljust(64, b"\0")
+    return bytes(header) + names + text + sections
+
+
+def test_only_fp8_kernels_are_changed(tmp_path):
+    fp8, other = cubin("_Z13scaled_kernel", additions(32)), cubin("_Z5other", additions(32))
+    path = tmp_path / "object.o"
+    path.write_bytes(b"host code" + fp8 + b"between" + other + b"after")
+    assert pace_additions.pace(path) == 32
+    after = path.read_bytes()
+    assert after.startswith(b"host code") and after.endswith(b"between" + other + b"after")
+    assert after[9 : 9 + len(fp8)] != fp8
+    assert pace_additions.pace(path) == 32
+    assert path.read_bytes() == after
+
+
+def test_an_object_without_kernels_stays_as_it_is(tmp_path, rng):
+    path = tmp_path / "object.o"
+    content = rng.bytes(1000)
+    path.write_bytes(content)
+    assert pace_additions.pace(path) == 0
+    assert path.read_bytes() == content
+
+
+def digest(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_installed_kernels_are_paced(tmp_path):
+    extension = pytest.importorskip("jax_grouped_gemm._extension")
+    copy = tmp_path / "extension.so"
+    shutil.copy(extension.__file__, copy)
+    before = digest(copy)
+    # Forward products and weight gradients of four pairs of formats each, and with cut waves.
+    assert pace_additions.pace(copy) > 12 * 100
+    assert digest(copy) == before
