@@ -35,7 +35,7 @@ class FineEpilogue {
     out_ = descriptors.out_data + int64_t(work.batch) * n_ * n_;
     alpha_ = descriptors.alpha.at(work.batch);
     beta_ = params.adds_c ? descriptors.beta.at(work.batch) : 0.0f;
-    staging_ = &shared.chunks[consumer][0][0] + warp() * kStagingBytes;
+    staging_ = &shared.chunks[consumer][0][0] + warp() * kStagingSlots * kStagingBytes;
   }
 
   // Writes the zeros across the diagonal from so many blocks of 64 rows. No result has to wait for
@@ -61,25 +61,54 @@ class FineEpilogue {
   __device__ void store(Accumulators& accumulators, int row, int column) const {
     constexpr int kBlocks = decltype(cute::size(accumulators))::value / kAccumulatorsPerBlock;
     if (row >= n_ || column >= n_) return;
+    __syncwarp();  // of what was stored before
     scale_and_add(accumulators, alpha_, beta_, at(row, column), n_, n_ - row, n_ - column);
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
       auto const value = [&](int i) { return accumulators(block * kAccumulatorsPerBlock + i); };
       int const first = column + block * kBlock;
       if (first >= n_) break;
-      if (row == first) {
+      if constexpr (kPacks) {
+        store_block(value, block % kStagingSlots, row, first);
+      } else if (row == first) {
         store_diagonal(value, row);
       } else {
-        store_block(value, row, first);
-        if (params_.other == OtherTriangle::kMirrored) store_transposed(value, row, first);
+        store_elements(value, row, first);
       }
     }
   }
 
  private:
-  // A warp's 16 rows of a block of 16-bit results.
+  // A warp's 16 rows of a block of 16-bit results. Blocks take turns in two places, so that a warp
+  // waits for its lanes once a block.
   static constexpr int kWarpRows = 16;
   static constexpr int kStagingBytes = kWarpRows * kRowBytes;
+  static constexpr int kStagingSlots = 2;
+  static_assert(kWarpgroup / kWarpSize * kStagingSlots * kStagingBytes <=
+                Config::kChunkSlots * Config::kChunkBytes);
+
+  static constexpr int kBlockPairs = kBlock / 16;
+
+  // Of the fragments of a block on the diagonal: the bits that are in the computed triangle.
+  struct DiagonalMasks {
+    bool lower;
+    uint32_t edge;
+
+    __device__ explicit DiagonalMasks(Uplo uplo) : lower(uplo == Uplo::kLower) {
+      int const row = lane() / 4, column = lane() % 4 * 2;
+      uint32_t const left = (lower ? column <= row : row <= column) ? 0x0000ffff : 0;
+      uint32_t const right = (lower ? column < row : row <= column + 1) ? 0xffff0000 : 0;
+      edge = left | right;
+    }
+
+    // Of fragment i of 16 columns.
+    __device__ uint32_t at(int index, int i) const {
+      bool const on = index == warp();
+      if (on && (i == 0 || i == 3)) return edge;
+      bool const inside = on ? (i == 1) == lower : (index < warp()) == lower;
+      return inside ? ~0u : 0;
+    }
+  };
 
   __device__ static int lane() { return threadIdx.x % kWarpSize; }
   __device__ static int warp() { return threadIdx.x % kWarpgroup / kWarpSize; }
@@ -105,76 +134,150 @@ class FineEpilogue {
     }
   }
 
-  // Copies units of 16 bytes that the warp has staged, `kPerRow` to a row, to (row, column) on.
+  // Copies units of 16 bytes that the warp has staged, `kPerRow` to a row, to (row, column) on:
+  // those of rows [first_row, end_row) and units [first_unit, end_unit).
   template <int kPerRow, class Address>
-  __device__ void copy_out(Address address, int row, int column) const {
+  __device__ void copy_out(Address address, int row, int column, int first_row, int end_row,
+                           int first_unit, int end_unit) const {
     __syncwarp();
-    int const to_column = column + lane() % kPerRow * kUnit;
+    constexpr int kRows = kWarpSize / kPerRow;
+    int const unit = lane() % kPerRow, staged_row = lane() / kPerRow;
+    bool const inside = unit >= first_unit && unit < end_unit && column + unit * kUnit < n_;
+    end_row = min(end_row, n_ - row);
+    Output* to = at(row + staged_row, column + unit * kUnit);
 #pragma unroll
     for (int i = 0; i < kStagingBytes / 16 / kWarpSize; ++i) {
-      int const staged_row = i * (kWarpSize / kPerRow) + lane() / kPerRow;
-      uint4 const unit = *reinterpret_cast<uint4 const*>(address(staged_row, lane() % kPerRow));
-      if (row + staged_row < n_ && to_column < n_) {
-        *reinterpret_cast<uint4*>(at(row + staged_row, to_column)) = unit;
-      }
+      int const current = staged_row + i * kRows;
+      uint4 const staged = *reinterpret_cast<uint4 const*>(address(current, unit));
+      if (inside && current >= first_row && current < end_row)
+        *reinterpret_cast<uint4*>(to) = staged;
+      to += int64_t(kRows) * n_;
     }
+  }
+
+  // A block of 16-bit results and its mirror image. A diagonal one is symmetric to itself: zeros
+  // take the place of what is not in the computed triangle.
+  template <class Value>
+  __device__ void store_block(Value const& value, int slot, int row, int column) const {
+    bool const diagonal = row == column;
+    uint8_t* const staging = staging_ + slot * kStagingBytes;
+    DiagonalMasks const masks(params_.uplo);
+    if (diagonal && params_.other != OtherTriangle::kZero) {
+      return store_beside_others(value, masks, staging, row);
+    }
+#pragma unroll
+    for (int index = 0; index < kBlockPairs; ++index) {
+      uint32_t two[4];
+      fragments(value, index, two);
+      if (diagonal) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) two[i] &= masks.at(index, i);
+      }
+      stage(two, index, staging);
+    }
+    copy_staged(staging, row, column, 0, kBlockPairs);
+    if (params_.other == OtherTriangle::kMirrored) {
+      __syncwarp();
+      store_transposed(value, staging, row, column, 0, kBlock);
+    }
+  }
+
+  // A block on the diagonal beside its mirror image, or beside what C has there. 16 rows by 16
+  // columns are on one side, or on the diagonal themselves, where their halves by 8 are.
+  template <class Value>
+  __device__ void store_beside_others(Value const& value, DiagonalMasks const& masks,
+                                      uint8_t* staging, int first) const {
+    bool const mirrored = params_.other == OtherTriangle::kMirrored;
+#pragma unroll
+    for (int index = 0; index < kBlockPairs; ++index) {
+      uint32_t two[4], other[4] = {};
+      fragments(value, index, two);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        if (mirrored) {
+          other[i] = transposed(two[i == 1 ? 2 : i == 2 ? 1 : i]);
+        } else {
+          int const row = first + warp() * kWarpRows + i % 2 * 8 + lane() / 4;
+          int const column = first + index * 16 + i / 2 * 8 + lane() % 4 * 2;
+          if (row < n_ && column < n_) {
+            other[i] = *reinterpret_cast<uint32_t const*>(at(row, column));
+          }
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        uint32_t const mask = masks.at(index, i);
+        two[i] = (two[i] & mask) | (other[i] & ~mask);
+      }
+      stage(two, index, staging);
+    }
+    if (!mirrored) return copy_staged(staging, first, first, 0, kBlockPairs);
+    // What is on the other side of the diagonal is the mirror image of other warps' rows.
+    bool const lower = params_.uplo == Uplo::kLower;
+    copy_staged(staging, first, first, lower ? 0 : warp(), lower ? warp() + 1 : kBlockPairs);
+    __syncwarp();
+    store_transposed(value, staging, first, first, lower ? 0 : (warp() + 1) * kWarpRows,
+                     lower ? warp() * kWarpRows : kBlock);
+  }
+
+  // Where 16 columns of a block are in the rows that a warp has staged. Units are permuted, so that
+  // neither rows nor columns of them share banks.
+  __device__ static uint8_t* staged(uint8_t* staging, int row, int unit) {
+    return staging + row * kRowBytes + (unit ^ row % 8) * 16;
+  }
+  __device__ static void stage(uint32_t const (&two)[4], int index, uint8_t* staging) {
+    cute::SM90_U32x4_STSM_N::copy(
+        two[0], two[1], two[2], two[3],
+        *reinterpret_cast<cute::uint128_t*>(staged(staging, lane() % 16, index * 2 + lane() / 16)));
+  }
+
+  // Of the warp's rows of a block, columns [16 first, 16 end).
+  __device__ void copy_staged(uint8_t* staging, int row, int column, int first, int end) const {
+    copy_out<kBlock / kUnit>([&](int row, int unit) { return staged(staging, row, unit); },
+                             row + warp() * kWarpRows, column, 0, kWarpRows, first * 2, end * 2);
+  }
+
+  // Rows [first, end) of the mirror image.
+  template <class Value>
+  __device__ void store_transposed(Value const& value, uint8_t* staging, int row, int column,
+                                   int first, int end) const {
+    constexpr int kPerRow = kWarpRows / kUnit;
+    auto const address = [&](int row, int unit) {
+      return staging + row * kPerRow * 16 + (unit ^ row / 4 % kPerRow) * 16;
+    };
+#pragma unroll
+    for (int index = 0; index < kBlockPairs; ++index) {
+      uint32_t two[4];
+      fragments(value, index, two);
+      cute::SM90_U16x8_STSM_T::copy(
+          two[0], two[1], two[2], two[3],
+          *reinterpret_cast<cute::uint128_t*>(
+              address(index * 16 + lane() / 16 * 8 + lane() % 8, lane() / 8 % 2)));
+    }
+    copy_out<kPerRow>(address, column, row + warp() * kWarpRows, first, end, 0, kPerRow);
     __syncwarp();
   }
 
-  template <class Value>
-  __device__ void store_block(Value const& value, int row, int column) const {
-    if constexpr (kPacks) {
-      // Units are permuted, so that neither rows nor columns of them share banks.
-      auto const address = [&](int row, int unit) {
-        return staging_ + row * kRowBytes + (unit ^ row % 8) * 16;
-      };
-#pragma unroll
-      for (int index = 0; index < kBlock / 16; ++index) {
-        uint32_t two[4];
-        fragments(value, index, two);
-        cute::SM90_U32x4_STSM_N::copy(
-            two[0], two[1], two[2], two[3],
-            *reinterpret_cast<cute::uint128_t*>(address(lane() % 16, index * 2 + lane() / 16)));
-      }
-      copy_out<kBlock / kUnit>(address, row + warp() * kWarpRows, column);
-    } else {
-      each_pair([&](int i, int r, int c) {
-        if (row + r < n_ && column + c < n_) {
-          *reinterpret_cast<Pair*>(at(row + r, column + c)) = pair(value, i);
-        }
-      });
-    }
+  // Of 8 rows by 8 columns in the registers of a warp.
+  __device__ static uint32_t transposed(uint32_t pair) {
+    uint32_t result;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
+    return result;
   }
 
+  // A block of 32-bit results off the diagonal, and its mirror image.
   template <class Value>
-  __device__ void store_transposed(Value const& value, int row, int column) const {
-    if constexpr (kPacks) {
-      constexpr int kPerRow = kWarpRows / kUnit;
-      auto const address = [&](int row, int unit) {
-        return staging_ + row * kPerRow * 16 + (unit ^ row / 4 % kPerRow) * 16;
-      };
-#pragma unroll
-      for (int index = 0; index < kBlock / 16; ++index) {
-        uint32_t two[4];
-        fragments(value, index, two);
-        cute::SM90_U16x8_STSM_T::copy(
-            two[0], two[1], two[2], two[3],
-            *reinterpret_cast<cute::uint128_t*>(
-                address(index * 16 + lane() / 16 * 8 + lane() % 8, lane() / 8 % 2)));
-      }
-      copy_out<kPerRow>(address, column, row + warp() * kWarpRows);
-    } else {
-      each_pair([&](int i, int r, int c) {
-        Pair const two = pair(value, i);
-        for (int j = 0; j < 2; ++j) {
-          if (row + r < n_ && column + c + j < n_) *at(column + c + j, row + r) = two[j];
-        }
-      });
-    }
+  __device__ void store_elements(Value const& value, int row, int column) const {
+    each_pair([&](int i, int r, int c) {
+      if (row + r >= n_ || column + c >= n_) return;
+      Pair const two = pair(value, i);
+      *reinterpret_cast<Pair*>(at(row + r, column + c)) = two;
+      if (params_.other != OtherTriangle::kMirrored) return;
+      for (int j = 0; j < 2; ++j) *at(column + c + j, row + r) = two[j];
+    });
   }
 
-  // The block on the diagonal: what is in the computed triangle, and beside it its mirror image or
-  // zeros. What C has there stays.
+  // The block on the diagonal of 32-bit results.
   template <class Value>
   __device__ void store_diagonal(Value const& value, int first) const {
     bool const lower = params_.uplo == Uplo::kLower;
