@@ -17,11 +17,11 @@ from jax_grouped_gemm.tile_config import NUM_SMS, TileConfig
 
 RANK_K_TILE = TileConfig(tile_m=128, tile_n=256, cluster=2)
 # Of 16-bit operands, where results are so few or small that all are computed at a time.
-FINE_TILE = TileConfig(tile_m=128, tile_n=128, cluster=1)
-MAX_FINE_UNITS = NUM_SMS
+FINE_TILE = TileConfig(tile_m=128, tile_n=128, cluster=2)
+MAX_FINE_UNITS = NUM_SMS // FINE_TILE.cluster
 # One launch has descriptors for so many.
 MAX_FINE_STACKS = 4
-# A unit's squares of 64 x 64, see `csrc/scheduler/triangular_fine.h`.
+# Squares of 64 x 64 of a CTA in a unit, see `csrc/scheduler/triangular_fine.h`.
 SQUARE = 64
 DIAGONAL_SQUARES, TILE_SQUARES = 5, 4
 TILE_K = 64
@@ -250,21 +250,21 @@ def _unit_counts(problem: RankKProblem, stack: Stack, halves: bool) -> list[tupl
 
 
 def _num_fine_units(stack: Stack) -> tuple[int, int]:
-    """Diagonal units and tiles of a stack, as `csrc/scheduler/triangular_fine.h` lists them."""
+    """Diagonal units of a stack, and others, as `csrc/scheduler/triangular_fine.h` lists them."""
     rows = math.ceil(stack.n / FINE_TILE.tile_m)
-    return stack.g * ((rows + 1) // 2 * 2), stack.g * (rows * (rows - 1) // 2 - rows // 2)
+    return stack.g * ((rows + 1) // 2), stack.g * (rows * (rows - 1) // 2 - rows // 2) // 2
 
 
 def _fine_unit_costs(problem: RankKProblem, stack: Stack) -> list[int]:
-    """The squares that each fine unit of a stack multiplies, in order, over all of its steps."""
+    """The squares that a CTA multiplies in each fine unit of a stack, over all of its steps."""
     steps = _num_products(problem) * math.ceil(stack.k / TILE_K)
-    diagonal, tiles = _num_fine_units(stack)
-    return [DIAGONAL_SQUARES * steps] * diagonal + [TILE_SQUARES * steps] * tiles
+    diagonal, others = _num_fine_units(stack)
+    return [DIAGONAL_SQUARES * steps] * diagonal + [TILE_SQUARES * steps] * others
 
 
 def _fine_efficiency(problem: RankKProblem, units: Sequence[int]) -> float:
-    """As `_efficiency`, of fine units, which blocks take in turn."""
-    longest = max(sum(units[block::NUM_SMS]) for block in range(NUM_SMS))
+    """As `_efficiency`, of fine units, one for each cluster."""
+    longest = max(units)
     return float(_useful(problem) / (longest * NUM_SMS * SQUARE**2 * TILE_K))
 
 

@@ -13,6 +13,7 @@ from jax_grouped_gemm import rank_k_plan
 
 TILE = rank_k_plan.FINE_TILE
 FIELDS = "unit rank owner batch group begin extent head m n k_tiles share".split()
+LHS, RHS, BOTH = 1, 2, 3  # `Share` of `csrc/scheduler/raster.h`
 UPLO = pytest.mark.parametrize("uplo", ["lower", "upper"])
 
 
@@ -20,20 +21,20 @@ UPLO = pytest.mark.parametrize("uplo", ["lower", "upper"])
 def schedule(extension):
     """stacks [[g, n, steps]] -> their tiles, a record array with FIELDS, in order."""
 
-    def run(stacks, uplo, blocks=1) -> np.recarray:
+    def run(stacks, uplo, clusters=1) -> np.recarray:
         stacks = np.asarray(stacks, np.int32)
         stacks = np.concatenate([stacks, np.zeros_like(stacks[:, 1:])], axis=1)
         sizes = TILE.sizes()
-        tiles = extension.rank_k_tiles(stacks, upper=uplo == "upper", clusters=blocks, **sizes)
+        tiles = extension.rank_k_tiles(stacks, upper=uplo == "upper", clusters=clusters, **sizes)
         return np.rec.fromarrays(tiles.T, names=FIELDS)
 
     return run
 
 
 def squares(tile, uplo) -> list[tuple[int, int]]:
-    """Rows and columns of the squares that a unit computes, in squares."""
+    """Rows and columns of the squares that a CTA computes of a unit, in squares."""
     m, n = tile.m // 64, tile.n // 64
-    if tile.m // 256 != tile.n // 256:
+    if tile.share != BOTH:
         return [(m + i, n + j) for i in range(2) for j in range(2)]
     first = tile.m // 256 * 4
     # Rows from the longest to the shortest one.
@@ -42,13 +43,26 @@ def squares(tile, uplo) -> list[tuple[int, int]]:
         [(first + r, first + c) for c in range(4) if (c >= r if uplo == "upper" else c <= r)]
         for r in rows
     )
-    has_longest = (tile.m > tile.n) == (uplo == "lower")
-    return longest + last if has_longest else next_to_it + next_to_last
+    assert tile.m != tile.n and (tile.m > tile.n) == (uplo == "lower")
+    return next_to_it + next_to_last if tile["rank"] else longest + last
+
+
+def check_shares(first, second, uplo):
+    """Both tiles of a unit have the rows that their cluster shares."""
+    longer, shorter = ("m", "n") if uplo == "lower" else ("n", "m")
+    shared = LHS if uplo == "lower" else RHS
+    np.testing.assert_array_equal(first.share, second.share)
+    assert np.isin(first.share, (shared, BOTH)).all()
+    for field in ("group", "batch", longer):
+        np.testing.assert_array_equal(first[field], second[field])
+    both = first.share == BOTH
+    np.testing.assert_array_equal(first[shorter] == second[shorter], both)
 
 
 def check(tiles, stacks, uplo):
-    np.testing.assert_array_equal(tiles.unit, np.arange(len(tiles)))
-    assert (tiles["rank"] == 0).all()
+    np.testing.assert_array_equal(tiles.unit, np.arange(len(tiles)) // 2)
+    np.testing.assert_array_equal(tiles["rank"], np.arange(len(tiles)) % 2)
+    check_shares(tiles[::2], tiles[1::2], uplo)
     for index, (g, n, steps) in enumerate(stacks):
         mine = tiles[tiles.group == index]
         assert (mine.extent == n).all() and (mine.k_tiles == steps).all()
@@ -88,10 +102,10 @@ def test_lists(schedule, uplo, rng):
 
 
 @UPLO
-@pytest.mark.parametrize("blocks", [1, 5, 132])
-def test_blocks_take_units_in_turn(schedule, uplo, blocks):
-    tiles = schedule([[3, 700, 2], [2, 300, 4]], uplo, blocks)
-    np.testing.assert_array_equal(tiles.owner, tiles.unit % blocks)
+@pytest.mark.parametrize("clusters", [1, 5, 66])
+def test_clusters_take_units_in_turn(schedule, uplo, clusters):
+    tiles = schedule([[3, 700, 2], [2, 300, 4]], uplo, clusters)
+    np.testing.assert_array_equal(tiles.owner, tiles.unit % clusters)
 
 
 @UPLO

@@ -1,5 +1,5 @@
-// The kernel of symmetric updates in fine tiles: a thread copies, two warpgroups multiply and
-// store, sharing the squares of a diagonal unit.
+// The kernel of symmetric updates in fine tiles, a block for each: a thread copies, two warpgroups
+// multiply and store, sharing the squares of a diagonal unit.
 #pragma once
 
 #include "rank_k/fine_epilogue.h"
@@ -17,35 +17,29 @@ struct ConsumerShare {
   bool has_square;
   Strip square;
 
-  // Of a square of two tiles by two, one tile has the two longer rows and one the shorter ones:
+  // Of a square of two tiles by two, the lhs has the two longer rows and the rhs the shorter ones:
   //
   //   first half   the longest row, left and right; the square on the diagonal of the shortest
   //   second half  the row next to the longest, left, and its square on the diagonal; the row next
   //                to the shortest
-  //
-  // In the first half the longer rows are those of the lhs, in the second those of the rhs.
   __device__ ConsumerShare(int consumer, bool is_diagonal, int half, Uplo uplo) {
     int const longer = uplo == Uplo::kLower ? 1 : 0, shorter = 1 - longer;
     row = {false, is_diagonal ? longer : consumer};
-    columns = {!is_diagonal, 0};
+    columns = {true, 0};
     has_square = is_diagonal && consumer != half;
-    square = {true, shorter};
-    if (is_diagonal && consumer == 0) {
-      if (half == 1) row = square;
-      columns.in_rhs = half == 0;
-    }
+    square = {half == 0, shorter};
+    if (is_diagonal && half == 0) columns.in_rhs = consumer == 0;
+    if (is_diagonal && half == 1) row = consumer == 0 ? square : Strip{true, longer};
   }
 };
 
 template <class Problem, class Loop, class Shared>
-__device__ void consume_fine(typename Problem::Params const& params, WorkTile const& work,
+__device__ void consume_fine(typename Problem::Params const& params, WorkTile const& work, int rank,
                              Shared& shared, StageIterator<Problem::Config::kStages>& stage,
                              int consumer) {
-  using Triangle = typename Problem::Triangle;
   using Row = typename Loop::template FirstColumns<2 * kRowsPerConsumer>;
   using Square = typename Loop::template FirstColumns<kRowsPerConsumer>;
-  ConsumerShare const share(consumer, Triangle::is_diagonal(work),
-                            Triangle::half(work, params.uplo), params.uplo);
+  ConsumerShare const share(consumer, work.share == Share::kBoth, rank, params.uplo);
   FineEpilogue<Problem> const epilogue(shared, params, work, consumer);
   int const first_row = share.row.row(work), first_column = share.columns.row(work);
   // While the first loads are under way.
@@ -63,35 +57,50 @@ __device__ void consume_fine(typename Problem::Params const& params, WorkTile co
   epilogue.store(row, first_row, first_column);
 }
 
+// The warpgroups that multiply, and the warp of the thread that copies.
+constexpr int kFineThreads = kConsumers * kWarpgroup + kWarpSize;
+
+template <class Loop, class Config>
+__device__ void initialize_stages(SharedStorage<Config>& shared) {
+  for (int i = 0; i < Config::kStages; ++i) {
+    shared.full[i].init(1);
+    shared.empty[i].init(Loop::kEmptyArrivals);
+  }
+  cutlass::arch::fence_barrier_init();
+  // Copies that signal them follow at once.
+  cutlass::arch::fence_view_async_shared();
+}
+
+// A kernel as short as these is half over when all is set up: what is read first are its
+// instructions, so the way to the first loads is short.
 template <class Problem, class Loop>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(kFineThreads, 1)
     fine_kernel(const __grid_constant__ typename Problem::Params params) {
   using Config = typename Problem::Config;
   static_assert(sizeof(params) <= kParameterLimit);
   extern __shared__ uint8_t dynamic_shared[];
   auto& shared = aligned_storage<Config>(dynamic_shared);
-  Problem::prefetch_descriptors(params);
-  initialize_barriers<Loop>(shared);
-  __syncthreads();
+  int const rank = rank_in_cluster<Config>();
+  int const warpgroup = uniform(threadIdx.x / kWarpgroup);
+  bool const produces = warpgroup == kConsumers;
+  if (produces && cute::elect_one_sync()) {
+    Problem::prefetch_descriptors(params);
+    initialize_stages<Loop>(shared);
+  }
+  __syncwarp();
+  cute::cluster_arrive_relaxed();  // barriers have a fence of their own
 
-  // A block rarely has more than one tile, so each role finds it on its own, sooner than from a
-  // warp that schedules.
+  // Each warp finds the tile on its own, sooner than from another one.
   typename Problem::Triangle const triangle(params.stacks, params.count, params.uplo);
   StageIterator<Config::kStages> stage;
   WorkTile work;
-  int const warpgroup = uniform(threadIdx.x / kWarpgroup);
-  if (warpgroup == 0) {
-    cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
-    if (threadIdx.x > 0) return;
-    for (int unit = blockIdx.x; triangle.tile(unit, 0, work); unit += gridDim.x) {
-      Loop::load(params, work, shared, stage);
-    }
-  } else {
-    cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
-    for (int unit = blockIdx.x; triangle.tile(unit, 0, work); unit += gridDim.x) {
-      consume_fine<Problem, Loop>(params, work, shared, stage, warpgroup - 1);
-    }
-  }
+  triangle.tile(blockIdx.x / Config::kCluster, rank, work);
+  // All barriers of the cluster are ready.
+  cute::cluster_wait();
+  if (produces) Loop::load(params, work, rank, shared, stage);
+  // Keeps the compiler from moving the loads to the end of the instructions.
+  __syncwarp();
+  if (!produces) consume_fine<Problem, Loop>(params, work, rank, shared, stage, warpgroup);
 }
 
 }  // namespace jgg::sm90

@@ -34,24 +34,36 @@ class FineMainloop : public Mainloop<Problem> {
   using Shared = typename Base::Shared;
   using Stage = typename Base::Stage;
   using Params = typename Base::Params;
-  static_assert(Problem::kBoxRows == Config::kTileN && Config::kCluster == 1);
+  static_assert(Problem::kBoxRows == Config::kTileN && Config::kCluster == 2);
   static_assert(Config::kStages % 2 == 0, "the steps of a pair are neighbours");
 
  public:
-  __device__ static void load(Params const& params, WorkTile const& work, Shared& shared,
+  // Called by a warp, so that where things are is known to be the same for all lanes. What the
+  // cluster shares goes to both CTAs at once, as one box: of two operands each CTA loads one, of
+  // one it loads every other step.
+  __device__ static void load(Params const& params, WorkTile const& work, int rank, Shared& shared,
                               Stage& stage) {
+    bool const both = work.share == Share::kBoth;
+    bool const share_lhs = both || work.share == Share::kLhs;
+    bool const share_rhs = both || work.share == Share::kRhs;
     // The first steps wait for instructions too: there are few of them.
 #pragma unroll 1
     for (int step = 0; step < work.k_tiles; ++step, ++stage) {
       shared.empty[stage.stage].wait(stage.phase ^ 1);
+      if (!cute::elect_one_sync()) continue;
       Barrier& full = shared.full[stage.stage];
       full.arrive_and_expect_tx(Config::kLhsBytes + Config::kRhsBytes);
-      BoxLoader<1> const loader(full.address(), 0);
+      BoxLoader<Config::kCluster> const loader(full.address(), 0);
       int const k = step * Config::kTileK;
-      Problem::load_lhs(params, work, k, 0, loader,
-                        reinterpret_cast<uint8_t*>(shared.lhs[stage.stage]), 0, false);
-      Problem::load_rhs(params, work, k, 0, loader,
-                        reinterpret_cast<uint8_t*>(shared.rhs[stage.stage]), 0, false);
+      bool const takes_turn = step % Config::kCluster == rank;
+      if (both ? rank == 0 : takes_turn || !share_lhs) {
+        Problem::load_lhs(params, work, k, 0, loader,
+                          reinterpret_cast<uint8_t*>(shared.lhs[stage.stage]), 0, share_lhs);
+      }
+      if (both ? rank == 1 : takes_turn || !share_rhs) {
+        Problem::load_rhs(params, work, k, 0, loader,
+                          reinterpret_cast<uint8_t*>(shared.rhs[stage.stage]), 0, share_rhs);
+      }
     }
   }
 
@@ -122,20 +134,17 @@ class FineMainloop : public Mainloop<Problem> {
       warpgroup_commit_batch();
       (warpgroup_fence_operand(products.accumulators), ...);
 
-      // Of the two steps in flight the older one is done.
+      // Of the two steps in flight the older one is done. Nobody waits for the last stages, and the
+      // other CTA, which may have come to its end, can no longer be told.
       warpgroup_wait<1>();
 #pragma unroll 1
-      for (; released < (step & ~pair); ++released, ++finished) {
+      for (; released < min(step & ~pair, steps - Config::kStages); ++released, ++finished) {
         Base::release(shared, finished.stage);
       }
       ++stage;
     }
     warpgroup_wait<0>();
     (warpgroup_fence_operand(products.accumulators), ...);
-#pragma unroll 1
-    for (; released < steps; ++released, ++finished) {
-      Base::release(shared, finished.stage);
-    }
   }
 
   template <class Accumulators>

@@ -14,10 +14,9 @@
 
 namespace jgg::sm90 {
 
-// One launch for every kMaxStacks stacks.
-template <class Problem>
-cudaError_t launch_rank_k(void (*kernel)(typename Problem::Params), RankKArguments const& arguments,
-                          cudaStream_t stream) {
+// One launch for every kMaxStacks stacks: launch(params, units).
+template <class Problem, class Launch>
+cudaError_t launch_stacks(RankKArguments const& arguments, Launch launch) {
   // Too large for the stack of a thread that is not ours.
   auto const params = std::make_unique<typename Problem::Params>();
   int const count = static_cast<int>(arguments.stacks.size());
@@ -27,19 +26,38 @@ cudaError_t launch_rank_k(void (*kernel)(typename Problem::Params), RankKArgumen
         Problem::make_params(arguments, &arguments.stacks[first],
                              std::min(count - first, Problem::kMaxStacks), *params, units);
     if (status != cudaSuccess) return status;
-    constexpr int kSharedBytes = sizeof(typename Problem::Shared) + 1024;  // to align it
-    status =
-        launch_persistent<typename Problem::Config, kSharedBytes>(kernel, *params, units, stream);
+    status = launch(*params, units);
     if (status != cudaSuccess) return status;
   }
   return cudaSuccess;
+}
+
+template <class Problem>
+constexpr int kRankKSharedBytes = sizeof(typename Problem::Shared) + 1024;  // to align it
+
+template <class Problem>
+cudaError_t launch_rank_k(void (*kernel)(typename Problem::Params), RankKArguments const& arguments,
+                          cudaStream_t stream) {
+  return launch_stacks<Problem>(arguments, [&](auto const& params, int units) {
+    return launch_persistent<typename Problem::Config, kRankKSharedBytes<Problem>>(kernel, params,
+                                                                                   units, stream);
+  });
+}
+
+// A block for each unit.
+template <class Problem>
+cudaError_t launch_fine(RankKArguments const& arguments, cudaStream_t stream) {
+  return launch_stacks<Problem>(arguments, [&](auto const& params, int units) {
+    return launch_clusters<typename Problem::Config, kRankKSharedBytes<Problem>>(
+        fine_kernel<Problem, FineMainloop<Problem>>, params, units, kFineThreads, stream);
+  });
 }
 
 template <class Tile, class Config>
 cudaError_t launch_tile(RankKArguments const& arguments, cudaStream_t stream) {
   using Problem = RankK<Config>;
   if constexpr (std::is_same_v<Tile, FineRankKTile>) {
-    return launch_rank_k<Problem>(fine_kernel<Problem, FineMainloop<Problem>>, arguments, stream);
+    return launch_fine<Problem>(arguments, stream);
   } else {
     return launch_rank_k<Problem>(list_kernel<Problem, TriangularMainloop<Problem>>, arguments,
                                   stream);

@@ -24,8 +24,9 @@ struct RankK {
   using Output = typename Config::Output;
   using Shared = ExchangingStorage<Config>;
   using Epilogue = TriangularEpilogue<RankK>;
-  // Whether a narrow tile may come in halves. The other mainloop does not know where they begin.
-  static constexpr bool kHalvesNarrow = Config::kCluster > 1 && kNarrowSteps == 2;
+  static constexpr bool kFine = Config::kTileM == Config::kTileN;
+  // Whether a narrow tile may come in halves. Other mainloops do not know where they begin.
+  static constexpr bool kHalvesNarrow = !kFine && kNarrowSteps == 2;
   static constexpr bool kMasksRows = false;
   static constexpr bool kAdds = false;  // but to C, in its epilogue
   static constexpr bool kHasNarrowTiles = true;
@@ -34,7 +35,7 @@ struct RankK {
 
   // Stacks to a launch. Their descriptors are parameters of the kernel: 60 would fit, but a launch
   // takes 2 us longer then, where 24 take under 1 us.
-  static constexpr int kMaxStacks = Config::kCluster == 1 ? 4 : 24;
+  static constexpr int kMaxStacks = kFine ? 4 : 24;
   // One box of an operand: all rows of an lhs tile, and half of those of an rhs tile that is wider.
   static constexpr int kBoxRows = Config::kTileM;
 
@@ -47,16 +48,17 @@ struct RankK {
     MatrixScales beta;
   };
 
+  // What is needed first is together: a block of a short kernel waits for each line of it.
   struct Params {
-    Descriptors descriptors[kMaxStacks];
-    TriangularStack stacks[kMaxStacks];
-    bool in_slabs[kMaxStacks];
-    int first_matrix[kMaxStacks];  // matrices of the stacks before this one
     int count;
     bool two_products;  // A B^T and B A^T, not A A^T
     Uplo uplo;
     OtherTriangle other;
     bool adds_c;
+    TriangularStack stacks[kMaxStacks];
+    bool in_slabs[kMaxStacks];
+    int first_matrix[kMaxStacks];  // matrices of the stacks before this one
+    Descriptors descriptors[kMaxStacks];
   };
 
   using Triangle = TriangularScheduleOf<Config::kTileM, Config::kTileN, Config::kCluster>;
@@ -82,11 +84,9 @@ struct RankK {
     return {Triangle(params.stacks, params.count, params.uplo)};
   }
 
-  // Called by all threads. The first loads and stores would wait for their descriptors.
+  // By one thread. The first loads would wait for their descriptors.
   __device__ static void prefetch_descriptors(Params const& params) {
-    if (threadIdx.x != 0) return;
-    for (CUtensorMap const* descriptor :
-         {&params.descriptors[0].a, &params.descriptors[0].b, &params.descriptors[0].out}) {
+    for (CUtensorMap const* descriptor : {&params.descriptors[0].a, &params.descriptors[0].b}) {
       asm volatile("prefetch.tensormap [%0];" ::"l"(descriptor) : "memory");
     }
   }

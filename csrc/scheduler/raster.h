@@ -7,8 +7,8 @@
 namespace jgg {
 
 // Which operand tile the CTAs of a cluster have in common, so that each loads half of it and
-// multicasts it to both.
-enum class Share : int { kNothing = 0, kLhs = 1, kRhs = 2 };
+// multicasts it to both; or of two, one.
+enum class Share : int { kNothing = 0, kLhs = 1, kRhs = 2, kBoth = 3 };
 
 struct TileCoordinate {
   int m;  // in tiles

@@ -1,5 +1,5 @@
 // The tiles of symmetric results where there are too few of those in triangular.h for all
-// multiprocessors: smaller ones, for blocks that work on their own. Host and device, no CUDA types.
+// multiprocessors: smaller ones, one for each block. Host and device, no CUDA types.
 #pragma once
 
 #include <type_traits>
@@ -12,20 +12,21 @@
 
 namespace jgg {
 
-// A unit of work is one of two kinds:
+// A unit of work is two tiles of kTile x kTile, one for each CTA of a cluster, of two kinds:
 //
-//   off the diagonal  a tile of kTile x kTile
-//   diagonal          half of what a square of two tiles by two has of the triangle. In strips of
-//                     half a tile's rows that is ten squares, five of which are one unit
+//   off the diagonal  two tiles that multiply the same rows, those at `m` of a lower triangle, by
+//                     different ones
+//   diagonal          what a square of two tiles by two has of the triangle. In strips of half a
+//                     tile's rows that is ten squares, five for each CTA. Both multiply the rows
+//                     of the tile off the diagonal with each other, those at `m` and those at `n`:
+//                     squares on the diagonal tiles themselves multiply rows at `m`, or at `n`, by
+//                     rows of the same tile
 //
-// Both multiply the rows of two tiles with each other, those at `m` and those at `n` of the work
-// tile, so both load the same: the squares of a diagonal unit that are on the diagonal tiles
-// themselves multiply rows at `m`, or at `n`, by rows of the same tile. Of the two halves of a
-// square, the first has the `m` and `n` of the tile off the diagonal, the second has them the other
-// way round.
+// Of each matrix, diagonal units, which are a quarter more work, come first. For the upper triangle
+// the rows and columns of tiles change places.
 //
-// Diagonal units, which are a quarter more work, come first. For the upper triangle the rows and
-// columns of tiles change places.
+// A block begins by finding its tile, which all its loads wait for: hence one division, and no
+// square root.
 template <int kTile>
 class FineTriangularSchedule {
  public:
@@ -36,14 +37,13 @@ class FineTriangularSchedule {
       : stacks_(stacks), count_(count), uplo_(uplo) {}
 
   JGG_HOST_DEVICE static int units(TriangularStack const& stack, Uplo) {
-    Counts const counts(stack.n);
-    return stack.matrices * (2 * counts.squares + counts.off_diagonal);
+    return stack.matrices * Counts(stack.n).units();
   }
 
   static bool gains_by_halves(TriangularStack const&, Uplo, int) { return false; }
 
-  // The tile of unit `unit`; false past the last one.
-  JGG_HOST_DEVICE bool tile(int unit, int, WorkTile& work) const {
+  // The tile that CTA `rank` of a cluster computes in unit `unit`; false past the last unit.
+  JGG_HOST_DEVICE bool tile(int unit, int rank, WorkTile& work) const {
     int const index = find_stack(unit);
     TriangularStack const stack = stacks_[index];
     Counts const counts(stack.n);
@@ -51,34 +51,22 @@ class FineTriangularSchedule {
     work.group = index;
     work.extent = stack.n;
     work.k_tiles = stack.k_tiles;
-    work.share = Share::kNothing;
 
     unit -= stack.first_unit;
-    int const diagonal = stack.matrices * 2 * counts.squares;
-    TriangleEntry at;
-    if (unit < diagonal) {
-      work.batch = unit / (2 * counts.squares);
-      unit -= work.batch * 2 * counts.squares;
-      int const first = unit / 2 * 2, second_half = unit % 2;
-      at = {first + 1 - second_half, first + second_half};
-    } else {
-      unit -= diagonal;
-      work.batch = counts.off_diagonal > 0 ? unit / counts.off_diagonal : stack.matrices;
-      at = off_diagonal(unit - work.batch * counts.off_diagonal, counts);
-    }
+    work.batch = static_cast<int>(static_cast<unsigned>(unit) / unsigned(counts.units()));
+    unit -= work.batch * counts.units();
     bool const lower = uplo_ == Uplo::kLower;
+    TriangleEntry at;
+    if (unit < counts.squares) {
+      at = {2 * unit + 1, 2 * unit};
+      work.share = Share::kBoth;
+    } else {
+      at = off_diagonal(2 * (unit - counts.squares) + rank, counts);
+      work.share = lower ? Share::kLhs : Share::kRhs;
+    }
     work.m = (lower ? at.row : at.column) * kTile;
     work.n = (lower ? at.column : at.row) * kTile;
     return work.batch < stack.matrices;
-  }
-
-  JGG_HOST_DEVICE static bool is_diagonal(WorkTile const& work) {
-    return work.m / (2 * kTile) == work.n / (2 * kTile);
-  }
-
-  // Of a diagonal unit: 0 or 1.
-  JGG_HOST_DEVICE static int half(WorkTile const& work, Uplo uplo) {
-    return (work.m < work.n) == (uplo == Uplo::kLower) ? 1 : 0;
   }
 
  private:
@@ -86,21 +74,25 @@ class FineTriangularSchedule {
   struct Counts {
     int rows;          // of tiles
     int squares;       // of two tiles by two, on the diagonal
-    int off_diagonal;  // tiles
+    int off_diagonal;  // pairs of tiles
 
     JGG_HOST_DEVICE explicit Counts(int n)
         : rows(ceil_div(n, kTile)),
           squares((rows + 1) / 2),
-          off_diagonal(rows * (rows - 1) / 2 - rows / 2) {}
+          off_diagonal((rows * (rows - 1) / 2 - rows / 2) / 2) {}
+
+    JGG_HOST_DEVICE int units() const { return squares + off_diagonal; }
   };
 
   // Tiles are counted four to a square, and squares row by row; the last row of squares may have
-  // their upper tiles alone.
+  // their upper tiles alone. So two neighbours are in one row.
   JGG_HOST_DEVICE static TriangleEntry off_diagonal(int tile, Counts const& counts) {
     int const above = (counts.squares - 1) * (counts.squares - 2) / 2 * 4;
     if (tile >= above && counts.rows % 2 == 1) return {counts.rows - 1, tile - above};
-    TriangleEntry const square = triangle_entry(tile / 4);
-    return {2 * (square.row + 1) + tile % 4 / 2, 2 * square.column + tile % 2};
+    // Entry `column` of the rows from `row` on.
+    int row = 0, column = tile / 4;
+    while (column > row) column -= ++row;
+    return {2 * (row + 1) + tile % 4 / 2, 2 * column + tile % 2};
   }
 
   // The last stack that begins at or before `unit`.
@@ -117,7 +109,7 @@ class FineTriangularSchedule {
 
 // The schedule of a tile configuration.
 template <int kTileM, int kTileN, int kCluster>
-using TriangularScheduleOf = std::conditional_t<kCluster == 1, FineTriangularSchedule<kTileM>,
+using TriangularScheduleOf = std::conditional_t<kTileM == kTileN, FineTriangularSchedule<kTileM>,
                                                 TriangularSchedule<kTileM, kTileN, kCluster>>;
 
 }  // namespace jgg
