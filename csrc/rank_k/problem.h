@@ -215,7 +215,9 @@ struct RankK {
                                     RankKStack const& stack) {
     TensorView const operand = view<typename Config::Element>(data);
     if constexpr (!kRowsContiguous) {
-      return encode_plain(descriptor, operand, matrices, stack.n, stack.k, kBoxRows);
+      // Steps that follow at once fetch the rest of a line.
+      L2Fetch const fetch = kFine ? L2Fetch::k128Bytes : L2Fetch::k256Bytes;
+      return encode_plain(descriptor, operand, matrices, stack.n, stack.k, kBoxRows, fetch);
     } else if (stack.n % Config::kSlab == 0) {
       return encode_slabs(descriptor, operand, matrices, stack.k, stack.n, Config::kTileK,
                           kBoxRows / Config::kSlab);
