@@ -67,7 +67,7 @@ __device__ void initialize_stages(SharedStorage<Config>& shared) {
     shared.empty[i].init(Loop::kEmptyArrivals);
   }
   cutlass::arch::fence_barrier_init();
-  // Copies that signal them follow at once.
+  // Copies will signal them.
   cutlass::arch::fence_view_async_shared();
 }
 

@@ -44,7 +44,7 @@ cudaError_t launch_rank_k(void (*kernel)(typename Problem::Params), RankKArgumen
   });
 }
 
-// A block for each unit.
+// A cluster for each unit.
 template <class Problem>
 cudaError_t launch_fine(RankKArguments const& arguments, cudaStream_t stream) {
   return launch_stacks<Problem>(arguments, [&](auto const& params, int units) {
