@@ -213,11 +213,11 @@ struct RankK {
 
   static cudaError_t encode_operand(CUtensorMap* descriptor, void const* data, int matrices,
                                     RankKStack const& stack) {
-    TensorView const operand = view<typename Config::Element>(data);
+    TensorView operand = view<typename Config::Element>(data);
     if constexpr (!kRowsContiguous) {
-      // Steps that follow at once fetch the rest of a line.
-      L2Fetch const fetch = kFine ? L2Fetch::k128Bytes : L2Fetch::k256Bytes;
-      return encode_plain(descriptor, operand, matrices, stack.n, stack.k, kBoxRows, fetch);
+      // The steps of a fine tile follow so closely that each had better fetch its own.
+      if (kFine) operand.fetch = kFetchBox;
+      return encode_plain(descriptor, operand, matrices, stack.n, stack.k, kBoxRows);
     } else if (stack.n % Config::kSlab == 0) {
       return encode_slabs(descriptor, operand, matrices, stack.k, stack.n, Config::kTileK,
                           kBoxRows / Config::kSlab);

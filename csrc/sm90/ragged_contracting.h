@@ -100,8 +100,10 @@ struct RaggedContracting {
     params.rhs_in_slabs = a.n % Config::kSlab == 0;
     params.store_hint = result_hint(params.groups);
 
-    TensorView const lhs = view<typename Config::Element>(a.lhs);
-    TensorView const rhs = view<typename Config::Element>(a.rhs);
+    TensorView const lhs =
+        operand_view<typename Config::Element>(a.lhs, Config::kLhsMajor == cute::GMMA::Major::K);
+    TensorView const rhs =
+        operand_view<typename Config::Element>(a.rhs, Config::kRhsMajor == cute::GMMA::Major::K);
     cudaError_t status;
     if constexpr (Config::kLhsMajor == cute::GMMA::Major::K) {
       status =

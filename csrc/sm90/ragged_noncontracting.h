@@ -116,8 +116,10 @@ struct RaggedNoncontracting {
     params.rhs_in_slabs = a.n % Config::kSlab == 0;
     params.rhs_hint = rhs_hint(a);
 
-    TensorView const lhs = view<typename Config::Element>(a.lhs);
-    TensorView const rhs = view<typename Config::Element>(a.rhs);
+    TensorView const lhs =
+        operand_view<typename Config::Element>(a.lhs, Config::kLhsMajor == cute::GMMA::Major::K);
+    TensorView const rhs =
+        operand_view<typename Config::Element>(a.rhs, Config::kRhsMajor == cute::GMMA::Major::K);
     int const rhs_groups = (a.rhs_batched ? a.batches : 1) * a.local_groups;
     cudaError_t status = kRowsContiguous
                              ? encode_plain(&params.lhs, lhs, a.lhs_batched ? a.batches : 1, a.k,
@@ -139,10 +141,10 @@ struct RaggedNoncontracting {
   }
 
   // Where groups are a tile or two, no weight is read again, and those of rhs [k, n] leave L2 to
-  // the others: up to 2 % faster for many steps. For few it costs 7 %, and for rhs [n, k] 15 %: L2
-  // then seems to lose what it fetched ahead for the next step.
+  // the others: up to 2 % faster for many steps. For few it costs 5 %, and for rhs [n, k] up to
+  // 14 %.
   static LoadHint rhs_hint(RaggedDotArguments const& a) {
-    constexpr int kManySteps = 64;
+    constexpr int kManySteps = 32;
     bool const read_once = a.m / a.groups <= kFewRows && a.terms <= 1;
     bool const many_steps = a.k >= kManySteps * Config::kTileK;
     return Config::kRhsMajor == cute::GMMA::Major::MN && read_once && many_steps

@@ -37,8 +37,7 @@ struct Dimension {
 };
 
 cudaError_t encode(CUtensorMap* descriptor, TensorView tensor, uintptr_t base,
-                   std::initializer_list<Dimension> dimensions,
-                   L2Fetch fetch = L2Fetch::k256Bytes) {
+                   std::initializer_list<Dimension> dimensions) {
   auto const function = encode_function();
   if (!function) return cudaErrorNotSupported;
   cuuint64_t extents[kMaxRank], strides[kMaxRank];
@@ -51,12 +50,10 @@ cudaError_t encode(CUtensorMap* descriptor, TensorView tensor, uintptr_t base,
     element_strides[rank] = 1;
     ++rank;
   }
-  auto const promotion = fetch == L2Fetch::k128Bytes ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B
-                                                     : CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
   CUresult const status =
       function(descriptor, tensor.type, rank, reinterpret_cast<void*>(base), extents, strides, box,
                element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-               promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+               tensor.fetch, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return status == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
 
@@ -79,13 +76,12 @@ struct Shape {
 }  // namespace
 
 cudaError_t encode_plain(CUtensorMap* descriptor, TensorView tensor, int64_t outer, int64_t rows,
-                         int64_t columns, int box_rows, L2Fetch fetch) {
+                         int64_t columns, int box_rows) {
   Shape const shape(tensor, columns);
   return encode(descriptor, tensor, shape.base,
                 {{shape.columns, 0, shape.box},
                  {cuuint64_t(rows), shape.pitch, box_rows},
-                 {cuuint64_t(outer), shape.pitch * rows}},
-                fetch);
+                 {cuuint64_t(outer), shape.pitch * rows}});
 }
 
 cudaError_t encode_slabs(CUtensorMap* descriptor, TensorView tensor, int64_t outer, int64_t rows,

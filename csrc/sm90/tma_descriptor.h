@@ -10,10 +10,16 @@
 
 namespace jgg::sm90 {
 
+// How much of a row L2 reads at least when a load misses: boxes are 128 bytes wide.
+using Fetch = CUtensorMapL2promotion;
+constexpr Fetch kFetchBox = CU_TENSOR_MAP_L2_PROMOTION_L2_128B;
+constexpr Fetch kFetchTwoBoxes = CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
+
 struct TensorView {
   void const* data;
   CUtensorMapDataType type;
   int element_bytes;
+  Fetch fetch = kFetchTwoBoxes;
 };
 
 // Rows past which a ragged descriptor cannot count: the extent of its shifted row dimension.
@@ -22,12 +28,9 @@ constexpr int kRaggedRows = 1 << 30;
 // Boxes are 128 bytes wide, one swizzled row of shared memory. What lies outside an array reads as
 // zero and is not written.
 
-// How much of a row L2 fetches from memory at least when a load misses.
-enum class L2Fetch { k128Bytes, k256Bytes };
-
 // [outer, rows, columns], row-major. A box of `box_rows` rows is found at {column, row, outer}.
 cudaError_t encode_plain(CUtensorMap* descriptor, TensorView tensor, int64_t outer, int64_t rows,
-                         int64_t columns, int box_rows, L2Fetch fetch = L2Fetch::k256Bytes);
+                         int64_t columns, int box_rows);
 
 // The same array as slabs of 128 bytes of columns, `box_slabs` of them in a box, found at {0, row,
 // slab, outer}. The columns are a multiple of a slab's.
