@@ -14,6 +14,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "cmake"))
 machine_code = pytest.importorskip("machine_code")
 pace_additions = pytest.importorskip("pace_additions")
+compile_kernels = pytest.importorskip("compile_kernels")
 
 FFMA, FMUL, FADD, LDS = 0x223, 0x220, 0x221, 0x984
 # As ptxas wrote it: FFMA R201, R24, R107, R201, a yield, one cycle, nothing kept.
@@ -166,6 +167,35 @@ def test_an_object_without_kernels_stays_as_it_is(tmp_path, rng):
     path.write_bytes(content)
     assert pace_additions.pace(path) == 0
     assert path.read_bytes() == content
+
+
+def compile_with(tmp_path, compiler):
+    """Runs a compiler, a Python program that gets the path of the object to write."""
+    program = tmp_path / "compiler.py"
+    program.write_text("import sys\noutput = sys.argv[sys.argv.index('-o') + 1]\n" + compiler)
+    command = (sys.executable, str(program), "-c", "some/kernel.cu", "-o", str(tmp_path / "out.o"))
+    status = compile_kernels.run(str(tmp_path / "logs"), *command)
+    return status, (tmp_path / "logs" / "kernel.cu.log").read_text()
+
+
+def test_what_the_compiler_wrote_is_paced_and_logged(tmp_path):
+    content = cubin("_Z13scaled_kernel", additions(32))
+    status, log = compile_with(
+        tmp_path, f"open(output, 'wb').write({content!r})\nprint('no spills')\n"
+    )
+    assert (status, log) == (0, "no spills\nAdditions paced: 32 instructions\n")
+    assert (tmp_path / "out.o").read_bytes() != content
+
+
+def test_other_objects_are_logged_alone(tmp_path):
+    status, log = compile_with(tmp_path, "open(output, 'w').write('x')\nprint('no spills')\n")
+    assert (status, log) == (0, "no spills\n")
+    assert (tmp_path / "out.o").read_text() == "x"
+
+
+def test_a_compiler_that_fails_is_reported(tmp_path):
+    status, log = compile_with(tmp_path, "print('no such header')\nsys.exit(3)\n")
+    assert (status, log) == (3, "no such header\n")
 
 
 def digest(path):
