@@ -1,7 +1,7 @@
 """Reads and changes the machine code of sm_90 kernels in an object file.
 
-NVIDIA does not document the encoding. Operations, registers and what is kept of them are what its
-disassembler prints. It does not print stalls, waits and which warp goes first: for those see Jia,
+NVIDIA does not document the encoding. Operations, registers and reuse flags are what its
+disassembler prints. It does not print stall counts, yield flags and wait masks: for those see Jia,
 Maggioni, Staiger, Scarpazza, "Dissecting the NVIDIA Volta GPU Architecture via Microbenchmarking"
 (2018), chapter 2. Hopper has them in the same places.
 """
@@ -43,22 +43,22 @@ class Instruction:
     second_source = _Field(32, 8)
 
     stall = _Field(105, 4)  # cycles until the warp's next instruction may issue
-    stay = _Field(109, 1)  # 0: rather issue another warp's next
-    wait = _Field(116, 6)  # barriers that have to be reached before this one issues
-    keep = _Field(122, 4)  # sources, a bit each, that the next one finds where this one left them
+    no_yield = _Field(109, 1)  # 0: rather issue another warp's next
+    wait_mask = _Field(116, 6)  # scoreboards that have to be clear before this one issues
+    reuse = _Field(122, 4)  # sources, a bit each, that the next one reads from the reuse cache
 
     def __init__(self, bits: int):
         self.bits = bits
 
     @classmethod
-    def read(cls, code: bytes, offset: int) -> Instruction:
+    def read(cls, code: bytes | bytearray, offset: int) -> Instruction:
         return cls(int.from_bytes(code[offset : offset + INSTRUCTION_BYTES], "little"))
 
     def write(self, code: bytearray, offset: int) -> None:
         code[offset : offset + INSTRUCTION_BYTES] = self.bits.to_bytes(INSTRUCTION_BYTES, "little")
 
 
-def functions(binary: bytes) -> Iterator[tuple[str, range]]:
+def functions(binary: bytes | bytearray) -> Iterator[tuple[str, range]]:
     """The kernels of all cubins in an object file, unless compressed: their mangled names, and the
     offsets of their instructions."""
     start = binary.find(_ELF_MAGIC)
@@ -69,7 +69,7 @@ def functions(binary: bytes) -> Iterator[tuple[str, range]]:
         start = binary.find(_ELF_MAGIC, start + 1)
 
 
-def _functions_of_cubin(binary: bytes, start: int) -> Iterator[tuple[str, range]]:
+def _functions_of_cubin(binary: bytes | bytearray, start: int) -> Iterator[tuple[str, range]]:
     (headers,) = struct.unpack_from("<Q", binary, start + 40)
     size, count, names = struct.unpack_from("<HHH", binary, start + 58)
     sections = [

@@ -2,13 +2,13 @@
 
 An FP8 kernel adds the products of each step to float32 sums while another warpgroup has the tensor
 cores. Both read registers, and the tensor cores wait while additions issue without a break. ptxas
-lets another warp go first after every other addition, and what the next one reads again is then
-read again. Here every addition keeps it, and now and then one pauses for a cycle instead, as no PTX
-can ask for. What that gives is in benchmarks/README.md.
+has every other addition yield to another warp, so that the next one reads its scale again. Here
+every addition leaves it in the reuse cache, and now and then one stalls for a cycle more instead,
+as no PTX can ask for. What that gives is in benchmarks/README.md.
 
 DeepGEMM (github.com/deepseek-ai/DeepGEMM) was the first to change how such additions are scheduled
 in compiled code. Results stay the same, bit for bit: nothing is reordered, no stall gets shorter
-than what the compiler found necessary, and what should have been kept but is gone is read again.
+than what the compiler found necessary, and a source that has left the reuse cache is read again.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from pathlib import Path
 from machine_code import ALWAYS, ZERO_REGISTER, Instruction, functions
 
 KERNEL = "scaled_kernel"
-# Additions between two pauses: of products, and of those that scales are multiplied by before.
-BETWEEN_PAUSES = 9
-BETWEEN_PAUSES_OF_SCALED = 2
-SCALED_FIRST = "ScaledContracting"
+# One addition in so many pauses: of products, and of those that scales are multiplied by before.
+ADDITIONS_PER_PAUSE = 10
+SCALED_FIRST, ADDITIONS_PER_PAUSE_OF_SCALED = "ScaledContracting", 3
 
 _FFMA, _FMUL = 0x223, 0x220
 _LEAST_RUN = 16
@@ -33,12 +32,12 @@ def pace(path: Path) -> int:
     """Paces the additions of all FP8 kernels of an object file. Returns how many there are."""
     binary = bytearray(path.read_bytes())
     paced = 0
-    for name, offsets in functions(bytes(binary)):
+    for name, offsets in functions(binary):
         if KERNEL not in name:
             continue
         instructions = [Instruction.read(binary, offset) for offset in offsets]
-        between = BETWEEN_PAUSES_OF_SCALED if SCALED_FIRST in name else BETWEEN_PAUSES
-        paced += pace_instructions(instructions, between)
+        period = ADDITIONS_PER_PAUSE_OF_SCALED if SCALED_FIRST in name else ADDITIONS_PER_PAUSE
+        paced += pace_instructions(instructions, period)
         for instruction, offset in zip(instructions, offsets, strict=True):
             instruction.write(binary, offset)
     if paced:
@@ -46,15 +45,17 @@ def pace(path: Path) -> int:
     return paced
 
 
-def pace_instructions(instructions: Sequence[Instruction], between_pauses: int) -> int:
-    """Paces the additions among a kernel's instructions, in place. Returns how many there are."""
+def pace_instructions(instructions: Sequence[Instruction], period: int) -> int:
+    """Has one in `period` additions pause, in place. Returns how many instructions are paced."""
     paced = 0
     for run in _runs(instructions):
-        for place, index in enumerate(run):
-            _pace_one(instructions[index], pause=place % (between_pauses + 1) == between_pauses)
+        for place, index in enumerate(run, start=1):
+            instructions[index].no_yield = 1
+            if place % period == 0:
+                instructions[index].stall = max(instructions[index].stall, 2)
         for index, following in zip(run, run[1:], strict=False):
             if following == index + 1:
-                _keep_sources(instructions[index], instructions[following])
+                _reuse_sources(instructions[index], instructions[following])
         paced += len(run)
     return paced
 
@@ -75,15 +76,10 @@ def _runs(instructions: Sequence[Instruction]) -> list[list[int]]:
     ]
 
 
-def _pace_one(instruction: Instruction, pause: bool) -> None:
-    instruction.stay = 1
-    instruction.stall = max(instruction.stall, 2 if pause else 1)
-
-
-def _keep_sources(instruction: Instruction, following: Instruction) -> None:
-    """Keeps the sources that the following instruction reads in the same place, unless it waits
+def _reuse_sources(instruction: Instruction, following: Instruction) -> None:
+    """Leaves the following instruction the sources that it reads in the same place, unless it waits
     first, as ptxas does."""
-    if following.wait:
+    if following.wait_mask:
         return
     pairs = (
         (instruction.first_source, following.first_source),
@@ -91,4 +87,4 @@ def _keep_sources(instruction: Instruction, following: Instruction) -> None:
     )
     for slot, (source, next_source) in enumerate(pairs):
         if source == next_source and source not in (instruction.destination, ZERO_REGISTER):
-            instruction.keep |= 1 << slot
+            instruction.reuse |= 1 << slot

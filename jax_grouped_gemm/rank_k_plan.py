@@ -21,9 +21,9 @@ FINE_TILE = TileConfig(tile_m=128, tile_n=128, cluster=2)
 MAX_FINE_UNITS = NUM_SMS // FINE_TILE.cluster
 # One launch has descriptors for so many.
 MAX_FINE_STACKS = 4
-# Squares of 64 x 64 of a CTA in a unit, see `csrc/scheduler/triangular_fine.h`.
+# Squares of 64 x 64 of a CTA in a unit on the diagonal, see `csrc/scheduler/triangular_fine.h`.
 SQUARE = 64
-DIAGONAL_SQUARES, TILE_SQUARES = 5, 4
+DIAGONAL_SQUARES = 5
 TILE_K = 64
 # What the change of tiles, and sums that are handed over, take beside the steps of a unit: see
 # `csrc/scheduler/triangular.h`.
@@ -107,10 +107,12 @@ def plan_rank_k(avals: Sequence[Any], params: Mapping[str, Any]) -> Plan:
     stacks = [addressable.stacks[i] for i in launch_order(problem)]
     tile = _tile(addressable, stacks)
     if tile == FINE_TILE:
-        units = [unit for stack in stacks for unit in _fine_unit_costs(addressable, stack)]
+        clusters = sum(map(_num_fine_units, stacks))
+        efficiency = _fine_efficiency(problem, stacks)
     else:
         units = _units(addressable, stacks)
-    clusters = min(NUM_SMS // tile.cluster, len(units))
+        clusters = min(NUM_SMS // tile.cluster, len(units))
+        efficiency = _efficiency(problem, units)
     terms = float32.num_terms(params["precision"]) if problem.dtype == jnp.float32 else 0
     return Plan(
         problem=problem,
@@ -121,7 +123,7 @@ def plan_rank_k(avals: Sequence[Any], params: Mapping[str, Any]) -> Plan:
         grid=clusters * tile.cluster,
         workspace_bytes=_workspace_bytes(addressable, terms) if terms else 0,
         terms=terms,
-        efficiency=(_fine_efficiency if tile == FINE_TILE else _efficiency)(problem, units),
+        efficiency=efficiency,
     )
 
 
@@ -134,7 +136,7 @@ def _tile(problem: RankKProblem, stacks: Sequence[Stack]) -> TileConfig:
         problem.dtype != jnp.float32
         and len(stacks) <= MAX_FINE_STACKS
         and any(stack.n > FINE_TILE.tile_m for stack in stacks)
-        and sum(map(sum, map(_num_fine_units, stacks))) <= MAX_FINE_UNITS
+        and sum(map(_num_fine_units, stacks)) <= MAX_FINE_UNITS
     )
     return FINE_TILE if small else RANK_K_TILE
 
@@ -249,22 +251,17 @@ def _unit_counts(problem: RankKProblem, stack: Stack, halves: bool) -> list[tupl
     return [full, (half, stack.g * narrow)]
 
 
-def _num_fine_units(stack: Stack) -> tuple[int, int]:
-    """Diagonal units of a stack, and others, as `csrc/scheduler/triangular_fine.h` lists them."""
+def _num_fine_units(stack: Stack) -> int:
+    """Of clusters, as `csrc/scheduler/triangular_fine.h` counts them."""
     rows = math.ceil(stack.n / FINE_TILE.tile_m)
-    return stack.g * ((rows + 1) // 2), stack.g * (rows * (rows - 1) // 2 - rows // 2) // 2
+    diagonal, others = (rows + 1) // 2, (rows * (rows - 1) // 2 - rows // 2) // 2
+    return stack.g * (diagonal + others)
 
 
-def _fine_unit_costs(problem: RankKProblem, stack: Stack) -> list[int]:
-    """The squares that a CTA multiplies in each fine unit of a stack, over all of its steps."""
-    steps = _num_products(problem) * math.ceil(stack.k / TILE_K)
-    diagonal, others = _num_fine_units(stack)
-    return [DIAGONAL_SQUARES * steps] * diagonal + [TILE_SQUARES * steps] * others
-
-
-def _fine_efficiency(problem: RankKProblem, units: Sequence[int]) -> float:
-    """As `_efficiency`, of fine units, one for each cluster."""
-    longest = max(units)
+def _fine_efficiency(problem: RankKProblem, stacks: Sequence[Stack]) -> float:
+    """As `_efficiency`, of fine units, one for each cluster: those on the diagonal take longest."""
+    steps = _num_products(problem) * max(math.ceil(stack.k / TILE_K) for stack in stacks)
+    longest = DIAGONAL_SQUARES * steps
     return float(_useful(problem) / (longest * NUM_SMS * SQUARE**2 * TILE_K))
 
 

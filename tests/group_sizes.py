@@ -51,6 +51,16 @@ def hostile(rng: np.random.Generator, m: int, groups: int) -> np.ndarray:
     return rng.choice(np.array(choices, np.int32), groups)
 
 
+def typical(rng: np.random.Generator, m: int, groups: int) -> list[np.ndarray]:
+    """A few lists, for the tests that repeat for many operands. One leaves a tail."""
+    return [
+        uniform(m, groups),
+        multinomial(rng, m, groups),
+        zipf(rng, m - 77, groups),
+        tile_edges(rng, m, groups),
+    ]
+
+
 def any_kind(rng: np.random.Generator, m: int, groups: int) -> np.ndarray:
     """A list of a random kind, for the tests that sweep over many."""
     filled = rng.integers(0, m + 1)

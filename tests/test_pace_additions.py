@@ -6,18 +6,14 @@ import hashlib
 import shutil
 import struct
 import sys
-from pathlib import Path
 
+import compile_kernels
+import machine_code
+import pace_additions
 import pytest
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "cmake"))
-machine_code = pytest.importorskip("machine_code")
-pace_additions = pytest.importorskip("pace_additions")
-compile_kernels = pytest.importorskip("compile_kernels")
-
 FFMA, FMUL, FADD, LDS = 0x223, 0x220, 0x221, 0x984
-# As ptxas wrote it: FFMA R201, R24, R107, R201, a yield, one cycle, nothing kept.
+# As ptxas wrote it: FFMA R201, R24, R107, R201, yields, one cycle, no reuse.
 FFMA_OF_PTXAS = 0x000FC200000000C90000006B18C97223
 
 
@@ -45,67 +41,71 @@ def bits(instructions):
 
 def test_fields_of_an_instruction():
     one = machine_code.Instruction(FFMA_OF_PTXAS)
-    assert (one.operation, one.predicate, one.stall, one.stay) == (FFMA, 7, 1, 0)
+    assert (one.operation, one.predicate, one.stall, one.no_yield) == (FFMA, 7, 1, 0)
     assert (one.destination, one.first_source, one.second_source) == (201, 24, 107)
-    assert (one.wait, one.keep) == (0, 0)
+    assert (one.wait_mask, one.reuse) == (0, 0)
 
 
-def test_a_field_is_written_and_no_other(rng):
-    for name in ("operation", "predicate", "destination", "stall", "stay", "wait", "keep"):
-        before = machine_code.Instruction(int.from_bytes(rng.bytes(16), "little"))
-        after = machine_code.Instruction(before.bits)
-        setattr(after, name, 0)
-        others = ("second_source", "first_source", "stall", "stay", "wait", "keep", "operation")
-        assert getattr(after, name) == 0
-        for other in others:
-            assert other == name or getattr(after, other) == getattr(before, other)
+@pytest.mark.parametrize(
+    "name",
+    "operation predicate destination first_source second_source "
+    "stall no_yield wait_mask reuse".split(),
+)
+def test_a_field_is_written_and_no_other(name, rng):
+    before = int.from_bytes(rng.bytes(16), "little")
+    one = machine_code.Instruction(before)
+    value = getattr(one, name)
+    setattr(one, name, 0)
+    assert getattr(one, name) == 0
+    setattr(one, name, value)
+    assert one.bits == before
 
 
-@pytest.mark.parametrize("between", [1, 2, 9])
-def test_every_so_many_additions_pause(between):
-    code = additions(40, stay=0)
-    assert pace_additions.pace_instructions(code, between) == 40
-    assert all(each.stay for each in code)
+@pytest.mark.parametrize("period", [1, 2, 3, 10])
+def test_every_so_many_additions_pause(period):
+    code = additions(40, no_yield=0)
+    assert pace_additions.pace_instructions(code, period) == 40
+    assert all(each.no_yield for each in code)
     pauses = [i for i, each in enumerate(code) if each.stall == 2]
-    assert pauses == list(range(between, 40, between + 1))
+    assert pauses == list(range(period - 1, 40, period))
     assert all(each.stall in (1, 2) for each in code)
 
 
 def test_a_stall_never_gets_shorter():
     code = additions(20)
-    code[3].stall = 6
-    pace_additions.pace_instructions(code, 9)
-    assert code[3].stall == 6
+    code[3].stall = code[9].stall = 6
+    pace_additions.pace_instructions(code, 10)
+    assert code[3].stall == code[9].stall == 6
 
 
-def test_what_the_next_one_reads_is_kept():
+def test_what_the_next_one_reads_is_reused():
     code = additions(20)
-    pace_additions.pace_instructions(code, 9)
+    pace_additions.pace_instructions(code, 10)
     second = 2
-    assert [each.keep for each in code] == [second] * 19 + [0]
+    assert [each.reuse for each in code] == [second] * 19 + [0]
 
 
-def test_what_is_overwritten_is_not_kept():
+def test_what_is_overwritten_is_not_reused():
     code = additions(20)
     code[5].destination = 7
-    pace_additions.pace_instructions(code, 9)
-    assert code[4].keep and not code[5].keep and code[6].keep
+    pace_additions.pace_instructions(code, 10)
+    assert code[4].reuse and not code[5].reuse and code[6].reuse
 
 
-def test_nothing_is_kept_for_one_that_waits_or_reads_it_elsewhere():
+def test_one_that_waits_or_reads_it_elsewhere_reuses_nothing():
     code = additions(20)
-    code[5].wait = 1
+    code[5].wait_mask = 1
     code[11].first_source, code[11].second_source = 7, 31
-    pace_additions.pace_instructions(code, 9)
-    assert not code[4].keep and not code[10].keep and not code[11].keep
+    pace_additions.pace_instructions(code, 10)
+    assert not code[4].reuse and not code[10].reuse and not code[11].reuse
 
 
-def test_what_the_compiler_keeps_stays_kept():
+def test_reuse_flags_of_the_compiler_stay():
     # The next one is a load, after which the multiplication finds it still.
     code = [*additions(10), instruction(LDS), *additions(10)]
-    code[9].keep = 2
-    pace_additions.pace_instructions(code, 9)
-    assert code[9].keep == 2
+    code[9].reuse = 2
+    pace_additions.pace_instructions(code, 10)
+    assert code[9].reuse == 2
 
 
 def test_other_instructions_stay_as_they_are(rng):
@@ -113,7 +113,7 @@ def test_other_instructions_stay_as_they_are(rng):
     for each in others:
         each.operation = LDS
     code = [*others[:3], *additions(20), *others[3:]]
-    pace_additions.pace_instructions(code, 9)
+    pace_additions.pace_instructions(code, 10)
     assert bits([*code[:3], *code[-3:]]) == bits(others)
 
 
@@ -130,7 +130,7 @@ def test_other_instructions_stay_as_they_are(rng):
 )
 def test_other_code_stays_as_it_is(code):
     before = bits(code)
-    assert pace_additions.pace_instructions(code, 2) == 0
+    assert pace_additions.pace_instructions(code, 3) == 0
     assert bits(code) == before
 
 

@@ -9,6 +9,7 @@
 #include "rank_k/mainloop.h"
 #include "rank_k/problem.h"
 #include "rank_k/tile_table.h"
+#include "sm90/cluster_launch.h"
 #include "sm90/launch.h"
 #include "sm90/list_kernel.h"
 

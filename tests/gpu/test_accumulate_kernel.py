@@ -78,12 +78,7 @@ def assert_untouched(out, accumulator, product):
 def test_dtypes_and_majors(dtype, transpose_lhs, transpose_rhs, tile, rng):
     arrays = operands(rng, dtype=dtype)
     majors = dict(transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs)
-    for sizes in (
-        sizes_of.uniform(M, G),
-        sizes_of.multinomial(rng, M, G),
-        sizes_of.zipf(rng, M - 77, G),
-        sizes_of.tile_edges(rng, M, G),
-    ):
+    for sizes in sizes_of.typical(rng, M, G):
         check(*arrays, sizes, **majors, tile=tile)
 
 

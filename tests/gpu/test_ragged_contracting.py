@@ -46,12 +46,7 @@ def check(lhs, rhs, sizes, offset=None, *, transpose_lhs=False, transpose_rhs=Fa
 def test_dtypes_and_majors(dtype, out_dtype, transpose_lhs, transpose_rhs, tile, rng):
     lhs, rhs, _ = operands(rng, dtype=dtype)
     majors = dict(transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs)
-    for sizes in (
-        sizes_of.uniform(M, G),
-        sizes_of.multinomial(rng, M, G),
-        sizes_of.zipf(rng, M - 77, G),
-        sizes_of.tile_edges(rng, M, G),
-    ):
+    for sizes in sizes_of.typical(rng, M, G):
         out = check(lhs, rhs, sizes, preferred_element_type=out_dtype, **majors, tile=tile)
         assert out.dtype == (out_dtype or dtype)
 

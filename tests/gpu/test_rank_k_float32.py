@@ -161,20 +161,24 @@ class TestAccuracy:
     @BOTH
     @pytest.mark.parametrize("depth", [64, 1024, 4096])
     def test_no_worse_than_a_float32_dot(self, update, depth, rng):
-        """The mean square of the error relative to |a| |b|, and nearly its maximum, which is on the
-        diagonal: of a sum of squares, what tensor cores truncate adds up."""
+        """The mean square of the error relative to |a| |b|, and but for chance its maximum.
+
+        Sums of squares, on the diagonal of A A^T, may be off by more: tensor cores truncate, which
+        of terms of one sign adds up.
+        """
         a, b = random(rng, (1, 1024, depth), F32), random(rng, (1, 1024, depth), F32)
         wide = np.float64(a), np.float64(b)
         value, magnitude = update.exact(*wide), update.exact(*map(np.abs, wide))
         options = dict(symmetrize_output=True, precision="highest")
-        ours = run(update, a, b, **options)
-        dot = update(a, b, implementation="reference", **options)
 
         def errors(out):
-            relative = np.abs(np.asarray(out).astype(np.float64) - value) / magnitude
-            return np.array([relative.max(), np.sqrt(np.mean(relative**2))])
+            return (np.abs(np.asarray(out).astype(np.float64) - value) / magnitude)[0]
 
-        assert (errors(ours) <= [1.5, 1] * errors(dot)).all(), (errors(ours), errors(dot))
+        ours = errors(run(update, a, b, **options))
+        dot = errors(update(a, b, implementation="reference", **options))
+        assert np.mean(ours**2) <= np.mean(dot**2)
+        assert ours[~np.eye(1024, dtype=bool)].max() <= 1.2 * dot.max()
+        assert np.diag(ours).max() <= 1.5 * dot.max()
 
     @BOTH
     def test_high_is_highest(self, update, rng):
