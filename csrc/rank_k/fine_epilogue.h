@@ -14,7 +14,8 @@
 
 namespace jgg::sm90 {
 
-template <class Problem>
+// Without C and beside zeros if `kPlain`, as the parameters say if not.
+template <class Problem, bool kPlain>
 class FineEpilogue {
   using Config = typename Problem::Config;
   using Output = typename Config::Output;
@@ -34,14 +35,14 @@ class FineEpilogue {
     auto const& descriptors = params.descriptors[work.group];
     out_ = descriptors.out_data + int64_t(work.batch) * n_ * n_;
     alpha_ = descriptors.alpha.at(work.batch);
-    beta_ = params.adds_c ? descriptors.beta.at(work.batch) : 0.0f;
+    beta_ = !kPlain && params.adds_c ? descriptors.beta.at(work.batch) : 0.0f;
     staging_ = &shared.chunks[consumer][0][0] + warp() * kStagingSlots * kStagingBytes;
   }
 
   // Writes the zeros across the diagonal from so many blocks of 64 rows. No result has to wait for
   // them.
   __device__ void store_zeros(int row, int column, int blocks) const {
-    if (params_.other != OtherTriangle::kZero) return;
+    if (other() != OtherTriangle::kZero) return;
     constexpr int kUnits = kBlock / kUnit, kRows = kWarpgroup / kUnits;
     int const thread = threadIdx.x % kWarpgroup;
     int const to_column = row + thread % kUnits * kUnit;
@@ -162,7 +163,7 @@ class FineEpilogue {
     bool const diagonal = row == column;
     uint8_t* const staging = staging_ + slot * kStagingBytes;
     DiagonalMasks const masks(params_.uplo);
-    if (diagonal && params_.other != OtherTriangle::kZero) {
+    if (diagonal && other() != OtherTriangle::kZero) {
       return store_beside_others(value, masks, staging, row);
     }
 #pragma unroll
@@ -176,7 +177,7 @@ class FineEpilogue {
       stage(two, index, staging);
     }
     copy_staged(staging, row, column, 0, kBlockPairs);
-    if (params_.other == OtherTriangle::kMirrored) {
+    if (other() == OtherTriangle::kMirrored) {
       __syncwarp();
       store_transposed(value, staging, row, column, 0, kBlock);
     }
@@ -187,7 +188,7 @@ class FineEpilogue {
   template <class Value>
   __device__ void store_beside_others(Value const& value, DiagonalMasks const& masks,
                                       uint8_t* staging, int first) const {
-    bool const mirrored = params_.other == OtherTriangle::kMirrored;
+    bool const mirrored = other() == OtherTriangle::kMirrored;
 #pragma unroll
     for (int index = 0; index < kBlockPairs; ++index) {
       uint32_t two[4], other[4] = {};
@@ -272,7 +273,7 @@ class FineEpilogue {
       if (row + r >= n_ || column + c >= n_) return;
       Pair const two = pair(value, i);
       *reinterpret_cast<Pair*>(at(row + r, column + c)) = two;
-      if (params_.other != OtherTriangle::kMirrored) return;
+      if (other() != OtherTriangle::kMirrored) return;
       for (int j = 0; j < 2; ++j) *at(column + c + j, row + r) = two[j];
     });
   }
@@ -289,12 +290,12 @@ class FineEpilogue {
       Output* const to = at(first + r, first + c);
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
-        if (inside[j] && params_.other == OtherTriangle::kMirrored && r != c + j) {
+        if (inside[j] && other() == OtherTriangle::kMirrored && r != c + j) {
           *at(first + c + j, first + r) = two[j];
         }
         if (!inside[j]) two[j] = Output(0);
       }
-      if (params_.other == OtherTriangle::kZero || (inside[0] && inside[1])) {
+      if (other() == OtherTriangle::kZero || (inside[0] && inside[1])) {
         *reinterpret_cast<Pair*>(to) = two;
       } else {
         if (inside[0]) to[0] = two[0];
@@ -311,6 +312,8 @@ class FineEpilogue {
       function(i, accumulator_row(i), accumulator_column(i));
     }
   }
+
+  __device__ OtherTriangle other() const { return kPlain ? OtherTriangle::kZero : params_.other; }
 
   Params const& params_;
   int n_;

@@ -33,26 +33,25 @@ struct ConsumerShare {
   }
 };
 
-template <class Problem, class Loop, class Shared>
+template <class Problem, class Loop, bool kPlain, class Shared>
 __device__ void consume_fine(typename Problem::Params const& params, WorkTile const& work, int rank,
                              Shared& shared, StageIterator<Problem::Config::kStages>& stage,
                              int consumer) {
   using Row = typename Loop::template FirstColumns<2 * kRowsPerConsumer>;
   using Square = typename Loop::template FirstColumns<kRowsPerConsumer>;
   ConsumerShare const share(consumer, work.share == Share::kBoth, rank, params.uplo);
-  FineEpilogue<Problem> const epilogue(shared, params, work, consumer);
+  FineEpilogue<Problem, kPlain> const epilogue(shared, params, work, consumer);
   int const first_row = share.row.row(work), first_column = share.columns.row(work);
-  // While the first loads are under way.
-  epilogue.store_zeros(first_row, first_column, 2);
+  auto const overlap = [&] { epilogue.store_zeros(first_row, first_column, 2); };
   Row row;
   Square square;
   StripProduct<Row> const product{share.row, share.columns, row};
   if (share.has_square) {
-    Loop::multiply(params, work, shared, stage, product,
+    Loop::multiply(params, work, shared, stage, overlap, product,
                    StripProduct<Square>{share.square, share.square, square});
     epilogue.store(square, share.square.row(work), share.square.row(work));
   } else {
-    Loop::multiply(params, work, shared, stage, product);
+    Loop::multiply(params, work, shared, stage, overlap, product);
   }
   epilogue.store(row, first_row, first_column);
 }
@@ -72,8 +71,9 @@ __device__ void initialize_stages(SharedStorage<Config>& shared) {
 }
 
 // A kernel as short as these is half over when all is set up: what is read first are its
-// instructions, so the way to the first loads is short.
-template <class Problem, class Loop>
+// instructions, so the way to the first loads is short, and results without C beside zeros,
+// `kPlain`, have a kernel without the rest.
+template <class Problem, class Loop, bool kPlain>
 __global__ void __launch_bounds__(kFineThreads, 1)
     fine_kernel(const __grid_constant__ typename Problem::Params params) {
   using Config = typename Problem::Config;
@@ -100,7 +100,7 @@ __global__ void __launch_bounds__(kFineThreads, 1)
   if (produces) Loop::load(params, work, rank, shared, stage);
   // Keeps the compiler from moving the loads to the end of the instructions.
   __syncwarp();
-  if (!produces) consume_fine<Problem, Loop>(params, work, rank, shared, stage, warpgroup);
+  if (!produces) consume_fine<Problem, Loop, kPlain>(params, work, rank, shared, stage, warpgroup);
 }
 
 }  // namespace jgg::sm90

@@ -67,15 +67,16 @@ class FineMainloop : public Mainloop<Problem> {
     }
   }
 
-  // Computes one or two products in the same steps.
+  // Computes one or two products in the same steps. `overlap()` is called while the tensor cores
+  // are busy with the first one.
   //
   // The steps of a rank-2k update are pairs: one has rows at `m` of A and rows at `n` of B, the
   // next one the others. So a strip of either finds strips of the other operand, but of the same
   // rows, in the step that it is paired with.
-  template <class... Products>
+  template <class Overlap, class... Products>
   __device__ static void multiply(Params const& params, WorkTile const& work, Shared& shared,
-                                  Stage& stage, Products... products) {
-    multiply_described(params.two_products ? 1 : 0, work.k_tiles, shared, stage,
+                                  Stage& stage, Overlap const& overlap, Products... products) {
+    multiply_described(params.two_products ? 1 : 0, work.k_tiles, shared, stage, overlap,
                        describe(shared, products)...);
   }
 
@@ -119,9 +120,9 @@ class FineMainloop : public Mainloop<Problem> {
         mma, lhs, rhs, product.lhs.in_rhs == product.rhs.in_rhs, product.accumulators};
   }
 
-  template <class... Products>
+  template <class Overlap, class... Products>
   __device__ static void multiply_described(int pair, int steps, Shared& shared, Stage& stage,
-                                            Products... products) {
+                                            Overlap const& overlap, Products... products) {
     using namespace cute;
     Stage finished = stage;
     int released = 0;
@@ -134,6 +135,7 @@ class FineMainloop : public Mainloop<Problem> {
       warpgroup_commit_batch();
       (warpgroup_fence_operand(products.accumulators), ...);
 
+      if (step == 0) overlap();
       // Of the two steps in flight the older one is done. Nobody waits for the last stages, and the
       // other CTA, which may have come to its end, can no longer be told.
       warpgroup_wait<1>();
