@@ -100,6 +100,10 @@ constexpr int kTileChange = 2;
 // among the others hide.
 constexpr int kFewRows = 128;
 
+inline bool has_few_rows(GroupSizes const& groups) {
+  return groups.rows / groups.groups <= kFewRows;
+}
+
 // What all groups of a contracting product have in common, worked out on the host.
 template <int kTileM, int kTileN, int kTileK, int kCluster>
 struct ContractingGrid {

@@ -13,7 +13,8 @@
 
 namespace jgg::sm90 {
 
-template <class Problem>
+// The first `kPromptSteps` steps of a tile are prompt (kernel_config.h).
+template <class Problem, int kPromptSteps = Problem::kPromptSteps>
 class Mainloop {
  protected:
   using Config = typename Problem::Config;
@@ -108,8 +109,8 @@ class Mainloop {
     Mma<kColumns> mma;
     auto const first_lhs = lhs_descriptors(mma, shared, consumer);
     auto const first_rhs = rhs_descriptors<kColumns>(mma, shared);
-    Stage finished = stage;
-    for (int k_tile = 0; k_tile < work.k_tiles; ++k_tile) {
+    int k_tile = 0;
+    auto const issue = [&] {
       shared.full[stage.stage].wait(stage.phase);
       if constexpr (Problem::kMasksRows) {
         int const first = k_tile == 0 ? work.head : 0, last = work.extent - k_tile * Config::kTileK;
@@ -129,19 +130,32 @@ class Mainloop {
       }
       warpgroup_commit_batch();
       warpgroup_fence_operand(accumulators);
-
       overlap(k_tile);
-      // Of the two steps in flight the older one is done with its stage.
-      warpgroup_wait<1>();
-      if (k_tile > 0) {
-        release(shared, finished.stage);
-        ++finished;
+    };
+
+    int const prompt = min(work.k_tiles, kPromptSteps);
+    if constexpr (kPromptSteps > kNoSteps) {
+      for (; k_tile < prompt; ++k_tile, ++stage) {
+        issue();
+        warpgroup_wait<0>();
+        release(shared, stage.stage);
       }
-      ++stage;
     }
-    warpgroup_wait<0>();
+    if constexpr (kPromptSteps < kAllSteps) {
+      Stage finished = stage;
+      for (; k_tile < work.k_tiles; ++k_tile, ++stage) {
+        issue();
+        // Of the two steps in flight the older one is done with its stage.
+        warpgroup_wait<1>();
+        if (k_tile > prompt) {
+          release(shared, finished.stage);
+          ++finished;
+        }
+      }
+      warpgroup_wait<0>();
+      if (prompt < work.k_tiles) release(shared, finished.stage);
+    }
     warpgroup_fence_operand(accumulators);
-    release(shared, finished.stage);
   }
 
   // Passes over the stages of a tile in which this consumer has no rows.

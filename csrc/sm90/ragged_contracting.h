@@ -19,6 +19,8 @@ struct RaggedContracting {
   static constexpr bool kMasksRows =
       Config::kLhsMajor == cute::GMMA::Major::K || Config::kRhsMajor == cute::GMMA::Major::K;
   static constexpr bool kHasHeads = false;
+  static constexpr int kPromptSteps = kAllSteps;
+  static constexpr bool kKeepsStep = false;
 
   template <class Warp>
   using Schedule = ContractingSchedule<Warp, Config::kTileM, Config::kTileN, Config::kTileK,

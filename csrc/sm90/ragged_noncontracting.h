@@ -19,6 +19,8 @@ struct RaggedNoncontracting {
   static constexpr bool kHasHeads = kRowsContiguous;
   static constexpr bool kAdds = false;
   static constexpr bool kMasksRows = false;
+  static constexpr int kPromptSteps = kFirstSteps;
+  static constexpr bool kKeepsStep = false;
 
   struct Params {
     CUtensorMap lhs;

@@ -19,7 +19,7 @@ enum class StoreHint : uint64_t {
 
 // For the results of a contracting product.
 inline StoreHint result_hint(GroupSizes const& groups) {
-  return groups.rows / groups.groups <= kFewRows ? StoreHint::kEvictFirst : StoreHint::kNormal;
+  return has_few_rows(groups) ? StoreHint::kEvictFirst : StoreHint::kNormal;
 }
 
 // Stores a box from shared memory.

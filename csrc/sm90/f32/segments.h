@@ -15,6 +15,8 @@ namespace jgg::sm90::f32 {
 template <class Base>
 struct Segments : Base {
   using Config = typename Base::Config;
+  // The thread that loads has no registers left for it.
+  static constexpr bool kKeepsStep = false;
 
   struct Params : Base::Params {
     int terms;

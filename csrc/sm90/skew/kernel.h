@@ -33,13 +33,12 @@ struct Params {
   typename Cut::Params cut;
 };
 
-template <class Whole, class Cut>
+template <class Whole, class WholeLoop, class Cut>
 __global__ void __launch_bounds__(kThreads, 1)
     contracting_kernel(const __grid_constant__ Params<Whole, Cut> params) {
   using Config = typename Whole::Config;
   using CutConfig = typename Cut::Config;
   static_assert(Config::kCluster == CutConfig::kCluster);
-  using WholeLoop = DefaultMainloop<Whole>;
   using CutLoop = Mainloop<typename Cut::Whole>;
   extern __shared__ uint8_t dynamic_shared[];
   __shared__ bool is_skewed;

@@ -7,6 +7,21 @@
 
 namespace jgg::sm90::skew {
 
+// Hands a value of the mainloop for whole tiles to `function`.
+template <class Problem, class Function>
+cudaError_t with_mainloop(RaggedDotArguments const& arguments, Function function) {
+  if constexpr (Problem::Config::kTakesTurns) {
+    return function(pingpong::Mainloop<Problem>{});
+  } else if constexpr (Problem::kMasksRows) {
+    return function(Mainloop<Problem, kNoSteps>{});
+  } else {
+    // With few rows to a group, writing results takes the time, and early loads delay it.
+    return with_bool(has_few_rows(group_sizes(arguments)), [&](auto few_rows) {
+      return function(Mainloop<Problem, few_rows.value ? kNoSteps : kAllSteps>{});
+    });
+  }
+}
+
 template <class Config, bool kAdds>
 cudaError_t launch_contracting(RaggedDotArguments const& arguments, cudaStream_t stream) {
   using Whole = sm90::RaggedContracting<Config, kAdds>;
@@ -24,12 +39,15 @@ cudaError_t launch_contracting(RaggedDotArguments const& arguments, cudaStream_t
       if (status != cudaSuccess) return status;
       constexpr size_t kSharedBytes =
           std::max(sizeof(SharedStorage<Config>), sizeof(SharedStorage<CutConfig>)) + 1024;
-      // However few tiles there are, all clusters can have pieces of them.
-      return launch_persistent<Config, kSharedBytes>(contracting_kernel<Whole, Cut>, params,
-                                                     kMaxClusters<Config>, stream);
+      return with_mainloop<Whole>(arguments, [&](auto loop) {
+        // However few tiles there are, all clusters can have pieces of them.
+        return launch_persistent<Config, kSharedBytes>(
+            contracting_kernel<Whole, decltype(loop), Cut>, params, kMaxClusters<Config>, stream);
+      });
     }
   }
-  return sm90::launch<Whole>(arguments, stream);
+  return with_mainloop<Whole>(
+      arguments, [&](auto loop) { return sm90::launch<Whole, decltype(loop)>(arguments, stream); });
 }
 
 // Rows are contracted, so lhs [m, k] and rhs [m, n] are both contiguous along what is kept.

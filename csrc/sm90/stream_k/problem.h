@@ -12,6 +12,8 @@ template <class Config_>
 struct RaggedNoncontracting : sm90::RaggedNoncontracting<Config_> {
   using Base = sm90::RaggedNoncontracting<Config_>;
   using Config = Config_;
+  // Such tiles are long, and consumers have no registers left for a second loop.
+  static constexpr int kPromptSteps = kNoSteps;
 
   struct Params : Base::Params {
     Workspace workspace;
