@@ -8,6 +8,7 @@
 #include "scheduler/warp.h"
 #include "sm90/epilogue.h"
 #include "sm90/kernel_config.h"
+#include "sm90/lockstep.h"
 #include "sm90/mainloop.h"
 #include "sm90/pingpong/consume.h"
 #include "sm90/previous_result.h"
@@ -51,15 +52,30 @@ __device__ void schedule_tiles(typename Problem::Params const& params, Shared& s
   }
 }
 
+// Whether clusters begin tiles together: this one, or any.
+template <class Problem>
+__device__ bool keeps_step(typename Problem::Params const& params) {
+  if constexpr (Problem::kKeepsStep) return params.keeps_step;
+  return false;
+}
+template <class Problem>
+__device__ bool begins_together(typename Problem::Params const& params, WorkTile const& work) {
+  if constexpr (Problem::kKeepsStep) return params.keeps_step && Problem::is_long(params, work);
+  return false;
+}
+
 template <class Problem, class Mainloop, class Shared>
 __device__ void produce(typename Problem::Params const& params, Shared& shared, int rank) {
   StageIterator<Problem::Config::kStages> stage;
   WorkIterator slot;
+  Lockstep lockstep(keeps_step<Problem>(params));
   while (true) {
     WorkTile const work = read_work(shared, slot);
     if (work.k_tiles == kNoMoreWork) return;
     if (threadIdx.x % kWarpSize == 0) {
+      if (begins_together<Problem>(params, work)) lockstep.wait(work.k_tiles);
       Mainloop::load(params, work, shared, stage, rank);
+      if (keeps_step<Problem>(params)) lockstep.arrive();
       if constexpr (Problem::kAdds) {
         if (Problem::adds_to(work)) {
           PreviousResult<typename Problem::Config>::load(

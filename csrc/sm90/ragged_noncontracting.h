@@ -4,6 +4,7 @@
 #include "scheduler/ragged_schedule.h"
 #include "sm90/epilogue.h"
 #include "sm90/kernel_config.h"
+#include "sm90/lockstep.h"
 #include "sm90/problem_arguments.h"
 #include "sm90/tma_load.h"
 
@@ -20,7 +21,7 @@ struct RaggedNoncontracting {
   static constexpr bool kAdds = false;
   static constexpr bool kMasksRows = false;
   static constexpr int kPromptSteps = kFirstSteps;
-  static constexpr bool kKeepsStep = false;
+  static constexpr bool kKeepsStep = true;
 
   struct Params {
     CUtensorMap lhs;
@@ -34,6 +35,7 @@ struct RaggedNoncontracting {
     int rhs_batched;
     bool rhs_in_slabs;
     LoadHint rhs_hint;
+    bool keeps_step;
     int store_shift;
   };
 
@@ -52,6 +54,11 @@ struct RaggedNoncontracting {
 
   __device__ static int rows_left(Params const&, WorkTile const& work) {
     return work.extent - work.m;
+  }
+
+  // Not a piece of a tile: those come last, and not all clusters have as many.
+  __device__ static bool is_long(Params const& params, WorkTile const& work) {
+    return work.k_tiles >= ceil_div(params.k, Config::kTileK);
   }
 
   __device__ static int columns_needed(Params const&, WorkTile const&) { return Config::kTileN; }
@@ -117,6 +124,8 @@ struct RaggedNoncontracting {
 
     params.rhs_in_slabs = a.n % Config::kSlab == 0;
     params.rhs_hint = rhs_hint(a);
+    params.keeps_step =
+        ceil_div(a.k, Config::kTileK) >= kLockstepSteps && a.m / a.groups > kLockstepRows;
 
     TensorView const lhs =
         operand_view<typename Config::Element>(a.lhs, Config::kLhsMajor == cute::GMMA::Major::K);

@@ -29,7 +29,15 @@ import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 import oracle  # noqa: E402
 from float32_errors import PRODUCT_ERROR  # noqa: E402
-from ops import CONTRACTING, OPS, contracting, random, swap  # noqa: E402
+from ops import (  # noqa: E402
+    CONTRACTING,
+    NONCONTRACTING,
+    OPS,
+    contracting,
+    noncontracting,
+    random,
+    swap,
+)
 from products import random_list  # noqa: E402
 from updates import SYR2K, SYRK, UPDATES, check_double, check_real  # noqa: E402
 
@@ -134,6 +142,16 @@ def products_with_a_cut_last_wave(rng) -> int:
             oracle.check(out, oracle.ragged_noncontracting(lhs, rhs, sizes))
             launches += 1
     return launches
+
+
+def long_tiles(rng) -> int:
+    """Clusters that begin their tiles together: two turns and a part of one."""
+    m, k, n, columns = 4500, 2568, 2056, slice(1000, 1016)
+    lhs, rhs, _ = (random(rng, shape, jnp.bfloat16) for shape in NONCONTRACTING.shapes(m, k, n, 3))
+    for sizes in np.array(((1300, 1921, 1279), (1, 4400, 0)), np.int32):
+        out = noncontracting(lhs, rhs, sizes, implementation="cuda")
+        oracle.check(out[:, columns], oracle.ragged_noncontracting(lhs, rhs[..., columns], sizes))
+    return 2
 
 
 def gradients_of_unequal_groups(rng) -> int:
@@ -367,6 +385,7 @@ PARTS = {
     "ragged": ragged_products,
     "accumulate": products_added_in_place,
     "stream_k": products_with_a_cut_last_wave,
+    "long_tiles": long_tiles,
     "skew": gradients_of_unequal_groups,
     "updates": symmetric_updates,
     "lists": lists_of_products,

@@ -1,0 +1,66 @@
+// Keeps the clusters of a launch in step along K.
+//
+// Clusters that work on neighbouring tiles read the same rows and columns, and find them in L2 if
+// they are at about the same step. All begin together, but a tile of few rows takes half as long as
+// another one, and from then on its cluster is half a tile ahead of the others. So nobody begins a
+// tile before all clusters have loaded their tiles of the turn before.
+//
+// This is for speed alone, and nothing depends on it: a cluster that has waited for as long as four
+// tiles take does not wait again in this launch, as where other kernels hold part of the device and
+// not all clusters run.
+#pragma once
+
+#include "sm90/kernel_config.h"
+
+namespace jgg::sm90 {
+
+// Where it pays: tiles of so many steps, in groups of more than so many rows in the mean. Shorter
+// tiles wait for more than they gain, and with few rows it is memory that all wait for.
+constexpr int kLockstepSteps = 40, kLockstepRows = 256;
+
+// How many tiles have been loaded, by the thread blocks of all launches: it only grows, and wraps.
+// Launches that run at the same time may thus wait too short a time. One for each translation unit.
+static __device__ unsigned loaded_tiles;
+
+// In the thread that loads. Where clusters need not keep in step it is made, and nothing else.
+class Lockstep {
+ public:
+  // Nobody has loaded a tile yet when the last block begins, if all begin at once.
+  __device__ explicit Lockstep(bool is_used) : goal_(is_used ? loaded() : 0) {}
+
+  // Before a tile of so many steps.
+  __device__ void wait(int steps) {
+    if (!is_patient_) return;
+    unsigned const start = clock();
+    while (static_cast<int>(loaded() - goal_) < 0) {
+      if (static_cast<unsigned>(clock()) - start > steps * kPatience) {
+        is_patient_ = false;
+        return;
+      }
+    }
+  }
+
+  // After it.
+  __device__ void arrive() {
+    asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(&loaded_tiles) : "memory");
+    goal_ += gridDim.x;
+  }
+
+ private:
+  // Cycles for each step of a tile, about four times as many as it takes.
+  static constexpr unsigned kPatience = 4096;
+
+  __device__ static unsigned loaded() {
+    unsigned count;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];"
+                 : "=r"(count)
+                 : "l"(&loaded_tiles)
+                 : "memory");
+    return count;
+  }
+
+  unsigned goal_;  // when all have loaded as many tiles as this block
+  bool is_patient_ = true;
+};
+
+}  // namespace jgg::sm90
