@@ -60,7 +60,7 @@ def test_logical_axes_map_to_a_mesh(rngs):
         dict(dtype=jnp.bfloat16),
         dict(implementation=jax.lax.ragged_dot),
     ],
-    ids=str,
+    ids=["default", "gelu", "bfloat16", "stock_product"],
 )
 def test_equals_linen(options, rngs, x):
     layer = jgg_flax.nnx.MoE(D, F, E, K, rngs=rngs, **options)
