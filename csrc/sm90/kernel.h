@@ -52,7 +52,7 @@ __device__ void schedule_tiles(typename Problem::Params const& params, Shared& s
   }
 }
 
-// Whether clusters begin tiles together: this one, or any.
+// Whether clusters begin their tiles together: any of them, or this one.
 template <class Problem>
 __device__ bool keeps_step(typename Problem::Params const& params) {
   if constexpr (Problem::kKeepsStep) return params.keeps_step;
@@ -60,7 +60,7 @@ __device__ bool keeps_step(typename Problem::Params const& params) {
 }
 template <class Problem>
 __device__ bool begins_together(typename Problem::Params const& params, WorkTile const& work) {
-  if constexpr (Problem::kKeepsStep) return params.keeps_step && Problem::is_long(params, work);
+  if constexpr (Problem::kKeepsStep) return params.keeps_step && Problem::is_whole(params, work);
   return false;
 }
 

@@ -22,7 +22,7 @@ constexpr int kLockstepSteps = 40, kLockstepRows = 256;
 // Launches that run at the same time may thus wait too short a time. One for each translation unit.
 static __device__ unsigned loaded_tiles;
 
-// In the thread that loads. Where clusters need not keep in step it is made, and nothing else.
+// For the thread that loads. If it is not used, neither function is called.
 class Lockstep {
  public:
   // Nobody has loaded a tile yet when the last block begins, if all begin at once.

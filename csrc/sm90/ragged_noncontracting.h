@@ -56,8 +56,9 @@ struct RaggedNoncontracting {
     return work.extent - work.m;
   }
 
-  // Not a piece of a tile: those come last, and not all clusters have as many.
-  __device__ static bool is_long(Params const& params, WorkTile const& work) {
+  // Not a piece of a tile: those come last, and not all clusters have as many. Nor rows that no
+  // local group owns, which take no time.
+  __device__ static bool is_whole(Params const& params, WorkTile const& work) {
     return work.k_tiles >= ceil_div(params.k, Config::kTileK);
   }
 
