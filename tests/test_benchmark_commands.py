@@ -103,9 +103,16 @@ def test_balance(extension, capsys):
     balance.main(
         ["--shapes", "qwen3_down", "--distributions", "random", "zipf", "one_hot", "--draws", "1"]
     )
-    *_, random, zipf, one_hot = capsys.readouterr().out.splitlines()
+    gradients, updates = capsys.readouterr().out.split("\n\n")
+    *_, random, zipf, one_hot = gradients.splitlines()
     for line, in_turn_at_least in ((random, 1.03), (zipf, 1.1)):
         turns, in_turn, cut = map(float, line.split()[2:])
         assert 1 <= turns < 1.03 and in_turn_at_least < in_turn and math.isnan(cut)
     turns, in_turn, cut = map(float, one_hot.split()[2:])
     assert 1 <= cut < 1.03 and in_turn >= turns > 2
+
+    steps = {name: (int(a), int(b)) for name, a, b in map(str.split, updates.splitlines()[1:])}
+    # About half of all tiles are needed.
+    triangle, everything = steps["1x8192x8192"]
+    assert 1.9 * triangle < everything
+    assert all(triangle <= everything for triangle, everything in steps.values())
