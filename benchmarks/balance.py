@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks import rank_k
 from benchmarks.cases import DISTRIBUTIONS, Shape, group_sizes, select_shapes
-from jax_grouped_gemm import _extension
+from jax_grouped_gemm import _extension, rank_k_plan
 
 CLUSTERS = 66  # of two CTAs each on an H200
 TILE_CHANGE = 2  # in steps
@@ -84,7 +84,7 @@ def update_steps(shape: rank_k.Shape) -> tuple[int, int]:
     """The busiest cluster's steps of syrk: with the schedule of the triangle, and of all tiles."""
     matrices, n, k = shape
     steps = -(-k // TILE_K)
-    tile = dict(tile_m=TILE_M, tile_n=TILE_N, cluster=RANKS)
+    tile = rank_k_plan.RANK_K_TILE.sizes()
     halves = _extension.rank_k_gains_by_halves(
         matrices, n, steps, upper=False, clusters=CLUSTERS, **tile
     )

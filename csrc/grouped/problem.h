@@ -23,7 +23,7 @@ struct GroupedGemm {
   using Epilogue = ListEpilogue<GroupedGemm>;
   static constexpr bool kSpreadsStores = false;
   static constexpr bool kMasksRows = false;
-  static constexpr int kPromptSteps = kAllSteps;
+  static constexpr int kEarlyReleaseSteps = kAllSteps;
   static constexpr bool kKeepsStep = false;
   static constexpr bool kAdds = false;  // but to C, in its epilogue
   static constexpr bool kHasNarrowTiles = Config::kTileN == 256;

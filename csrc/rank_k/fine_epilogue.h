@@ -191,24 +191,24 @@ class FineEpilogue {
     bool const mirrored = other() == OtherTriangle::kMirrored;
 #pragma unroll
     for (int index = 0; index < kBlockPairs; ++index) {
-      uint32_t two[4], other[4] = {};
+      uint32_t two[4], beside[4] = {};
       fragments(value, index, two);
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         if (mirrored) {
-          other[i] = transposed(two[i == 1 ? 2 : i == 2 ? 1 : i]);
+          beside[i] = transposed(two[i == 1 ? 2 : i == 2 ? 1 : i]);
         } else {
           int const row = first + warp() * kWarpRows + i % 2 * 8 + lane() / 4;
           int const column = first + index * 16 + i / 2 * 8 + lane() % 4 * 2;
           if (row < n_ && column < n_) {
-            other[i] = *reinterpret_cast<uint32_t const*>(at(row, column));
+            beside[i] = *reinterpret_cast<uint32_t const*>(at(row, column));
           }
         }
       }
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         uint32_t const mask = masks.at(index, i);
-        two[i] = (two[i] & mask) | (other[i] & ~mask);
+        two[i] = (two[i] & mask) | (beside[i] & ~mask);
       }
       stage(two, index, staging);
     }

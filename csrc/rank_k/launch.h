@@ -49,8 +49,8 @@ cudaError_t launch_rank_k(void (*kernel)(typename Problem::Params), RankKArgumen
 template <class Problem>
 cudaError_t launch_fine(RankKArguments const& arguments, cudaStream_t stream) {
   return launch_stacks<Problem>(arguments, [&](auto const& params, int units) {
-    bool const plain = !params.adds_c && params.other == OtherTriangle::kZero;
-    return with_bool(plain, [&](auto plain) {
+    bool const is_plain = !params.adds_c && params.other == OtherTriangle::kZero;
+    return with_bool(is_plain, [&](auto plain) {
       return launch_clusters<typename Problem::Config, kRankKSharedBytes<Problem>>(
           fine_kernel<Problem, FineMainloop<Problem>, plain.value>, params, units, kFineThreads,
           stream);

@@ -28,7 +28,7 @@ struct RankK {
   // Whether a narrow tile may come in halves. Other mainloops do not know where they begin.
   static constexpr bool kHalvesNarrow = !kFine && kNarrowSteps == 2;
   static constexpr bool kMasksRows = false;
-  static constexpr int kPromptSteps = kNoSteps;
+  static constexpr int kEarlyReleaseSteps = kNoSteps;
   static constexpr bool kKeepsStep = false;
   static constexpr bool kAdds = false;  // but to C, in its epilogue
   static constexpr bool kHasNarrowTiles = true;

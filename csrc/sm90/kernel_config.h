@@ -95,9 +95,10 @@ struct SharedStorage {
   alignas(8) Barrier work_empty[kWorkStages];
 };
 
-// A step is prompt if its stage goes back before the next one is waited for. While loads are late,
-// as they are when a tile begins, the producer then has every stage to fill. Otherwise the next
-// step is issued first, and the tensor cores always have one to go on with.
+// How many of a tile's first steps release their stages early: when they are done, before the next
+// one is waited for. While loads are late, as they are when a tile begins, the producer then has
+// every stage to fill. Otherwise the next step is issued first, and the tensor cores always have
+// one to go on with.
 constexpr int kNoSteps = 0, kFirstSteps = 8, kAllSteps = 1 << 30;
 
 }  // namespace jgg::sm90

@@ -10,7 +10,7 @@
 // not all clusters run.
 #pragma once
 
-#include "sm90/kernel_config.h"
+#include <cuda_runtime.h>
 
 namespace jgg::sm90 {
 

@@ -13,8 +13,8 @@
 
 namespace jgg::sm90 {
 
-// The first `kPromptSteps` steps of a tile are prompt (kernel_config.h).
-template <class Problem, int kPromptSteps = Problem::kPromptSteps>
+// The first `kEarlyReleaseSteps` steps of a tile release their stages early (kernel_config.h).
+template <class Problem, int kEarlyReleaseSteps = Problem::kEarlyReleaseSteps>
 class Mainloop {
  protected:
   using Config = typename Problem::Config;
@@ -133,27 +133,27 @@ class Mainloop {
       overlap(k_tile);
     };
 
-    int const prompt = min(work.k_tiles, kPromptSteps);
-    if constexpr (kPromptSteps > kNoSteps) {
-      for (; k_tile < prompt; ++k_tile, ++stage) {
+    int const early = min(work.k_tiles, kEarlyReleaseSteps);
+    if constexpr (kEarlyReleaseSteps > kNoSteps) {
+      for (; k_tile < early; ++k_tile, ++stage) {
         issue();
         warpgroup_wait<0>();
         release(shared, stage.stage);
       }
     }
-    if constexpr (kPromptSteps < kAllSteps) {
+    if constexpr (kEarlyReleaseSteps < kAllSteps) {
       Stage finished = stage;
       for (; k_tile < work.k_tiles; ++k_tile, ++stage) {
         issue();
         // Of the two steps in flight the older one is done with its stage.
         warpgroup_wait<1>();
-        if (k_tile > prompt) {
+        if (k_tile > early) {
           release(shared, finished.stage);
           ++finished;
         }
       }
       warpgroup_wait<0>();
-      if (prompt < work.k_tiles) release(shared, finished.stage);
+      if (early < work.k_tiles) release(shared, finished.stage);
     }
     warpgroup_fence_operand(accumulators);
   }

@@ -19,7 +19,7 @@ struct RaggedContracting {
   static constexpr bool kMasksRows =
       Config::kLhsMajor == cute::GMMA::Major::K || Config::kRhsMajor == cute::GMMA::Major::K;
   static constexpr bool kHasHeads = false;
-  static constexpr int kPromptSteps = kAllSteps;
+  static constexpr int kEarlyReleaseSteps = kAllSteps;
   static constexpr bool kKeepsStep = false;
 
   template <class Warp>

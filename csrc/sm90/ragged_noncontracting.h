@@ -20,7 +20,7 @@ struct RaggedNoncontracting {
   static constexpr bool kHasHeads = kRowsContiguous;
   static constexpr bool kAdds = false;
   static constexpr bool kMasksRows = false;
-  static constexpr int kPromptSteps = kFirstSteps;
+  static constexpr int kEarlyReleaseSteps = kFirstSteps;
   static constexpr bool kKeepsStep = true;
 
   struct Params {
@@ -157,7 +157,7 @@ struct RaggedNoncontracting {
   // 14 %.
   static LoadHint rhs_hint(RaggedDotArguments const& a) {
     constexpr int kManySteps = 32;
-    bool const read_once = a.m / a.groups <= kFewRows && a.terms <= 1;
+    bool const read_once = has_few_rows(group_sizes(a)) && a.terms <= 1;
     bool const many_steps = a.k >= kManySteps * Config::kTileK;
     return Config::kRhsMajor == cute::GMMA::Major::MN && read_once && many_steps
                ? LoadHint::kEvictFirst

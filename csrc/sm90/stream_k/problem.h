@@ -13,7 +13,7 @@ struct RaggedNoncontracting : sm90::RaggedNoncontracting<Config_> {
   using Base = sm90::RaggedNoncontracting<Config_>;
   using Config = Config_;
   // Such tiles are long, and consumers have no registers left for a second loop.
-  static constexpr int kPromptSteps = kNoSteps;
+  static constexpr int kEarlyReleaseSteps = kNoSteps;
 
   struct Params : Base::Params {
     Workspace workspace;
