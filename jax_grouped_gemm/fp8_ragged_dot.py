@@ -213,7 +213,7 @@ class _Product:
         )
 
     def rows_by_rows(self, lhs: _Pair, rhs: _Pair, group_sizes, offset, m: int, g: int):
-        """Transposed rows [k, p] with [n, p] -> [g, k, n]."""
+        """Transposed blocks of rows [b, k, 128] with [b, n, 128] -> [g, k, n]."""
         return primitives.scaled_ragged_contracting(
             *lhs,
             *rhs,

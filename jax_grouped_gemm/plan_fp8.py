@@ -40,9 +40,9 @@ RHS_SCALINGS = ("128x128", "kx1", "group")
 """What shares a scale in rhs [g, k, n]. The kernels know each by its index."""
 
 
-def padded_rows(m: int, num_groups: int) -> int:
-    """Room for `m` rows in `num_groups` groups that each fill whole blocks of 128 rows."""
-    return BLOCK * (-(-m // BLOCK) + min(num_groups, m))
+def row_blocks(m: int, num_groups: int) -> int:
+    """Blocks of 128 rows that `m` rows in `num_groups` groups take at most, none of two groups."""
+    return -(-m // BLOCK) + min(num_groups, m)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,12 +51,14 @@ class ScaledProblem(RaggedProblem):
 
     Attributes:
       lhs_scaling, rhs_scaling: which elements share a scale.
-      p: rows of a contracting product with every group in whole blocks of 128; 0 otherwise.
+      b: blocks of 128 rows of a contracting product, each of one group; 0 otherwise.
+      r: rows of such a block; 0 otherwise.
     """
 
     lhs_scaling: str
     rhs_scaling: str
-    p: int
+    b: int
+    r: int
 
     @classmethod
     def noncontracting(cls, avals: Sequence[Any], params: Mapping[str, Any]) -> ScaledProblem:
@@ -70,7 +72,8 @@ class ScaledProblem(RaggedProblem):
             out="mn",
             lhs_scaling=params["lhs_scaling"],
             rhs_scaling=params["rhs_scaling"],
-            p=0,
+            b=0,
+            r=0,
         )
 
     @classmethod
@@ -80,8 +83,8 @@ class ScaledProblem(RaggedProblem):
             "scaled_ragged_contracting",
             _without_scales(avals),
             params,
-            lhs="kp",
-            rhs="np",
+            lhs="bkr",
+            rhs="bnr",
             out="gkn",
             lhs_scaling="1x128",
             rhs_scaling="1x128",
@@ -153,9 +156,9 @@ def quantized_blocks(g: int, rows: int, cols: int) -> tuple[Shape, Shape]:
 
 
 def quantized_groups(m: int, cols: int, num_groups: int) -> tuple[Shape, Shape]:
-    """Shapes of the values and scales of transposed rows, in whole blocks for each group."""
-    p = padded_rows(m, num_groups)
-    return (cols, p), (p // BLOCK, cols)
+    """Shapes of the values and scales of rows transposed in blocks, each of one group."""
+    blocks = row_blocks(m, num_groups)
+    return (blocks, cols, BLOCK), (blocks, cols)
 
 
 @dataclasses.dataclass(frozen=True)

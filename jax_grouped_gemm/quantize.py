@@ -38,16 +38,18 @@ class QuantizedWeights(NamedTuple):
 
 
 class QuantizedRows(NamedTuple):
-    """Ragged rows [m, k] in blocks of 1 x 128, and transposed in blocks of 128 rows of one group.
+    """Ragged rows [m, k] in blocks of 1 x 128, and in b = ceil(m / 128) + min(G, m) blocks of at
+    most 128 rows of one group, each block transposed.
 
-    In the transposed form each group starts at a multiple of 128 of the p = 128 * (ceil(m / 128) +
-    min(G, m)) columns. Columns without a row are zero.
+    Blocks are in the order of the rows, and a group's first one starts with its first row. Row r of
+    block i has the values `values_t[i, :, r]`, with scales `scales_t[i]`. Where a block has no more
+    rows, values are zero; blocks past the last have scales of one.
     """
 
     values: jax.Array  # [m, k] FP8
     scales: jax.Array  # [m, ceil(k / 128)] float32
-    values_t: jax.Array  # [k, p] FP8
-    scales_t: jax.Array  # [p / 128, k] float32
+    values_t: jax.Array  # [b, k, 128] FP8
+    scales_t: jax.Array  # [b, k] float32
 
 
 def quantize_blockwise(

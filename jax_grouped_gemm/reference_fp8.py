@@ -16,7 +16,7 @@ from jax import lax
 
 from jax_grouped_gemm import reference
 from jax_grouped_gemm._varying import vary_over, varying_axes
-from jax_grouped_gemm.plan_fp8 import BLOCK, padded_rows
+from jax_grouped_gemm.plan_fp8 import BLOCK, row_blocks
 
 SMALLEST_SCALE = 2.0**-100
 """Below it a scale's inverse could overflow, and denormal inputs would not all round to zero."""
@@ -60,7 +60,7 @@ def quantize_ragged(
     plain: bool,
     transposed: bool,
 ) -> list[jax.Array]:
-    """x [b?, m, cols] in blocks of 1 x 128, and transposed in blocks of 128 rows of one group.
+    """x [b?, m, cols] in blocks of 1 x 128, and in transposed blocks of 128 rows of one group.
 
     Args:
       x: the rows of a ragged product.
@@ -68,8 +68,8 @@ def quantize_ragged(
 
     Returns:
       with `plain`, values [b?, m, cols] and scales [b?, m, ceil(cols / 128)]; with `transposed`,
-      values [b?, cols, p] and scales [b?, p / 128, cols], where p is `padded_rows(m, G)` and every
-      group starts at a multiple of 128. Columns without a row are zero, and scales without one 1.
+      values [b?, blocks, cols, 128] and scales [b?, blocks, cols], of `row_blocks(m, G)` blocks.
+      Values without a row are zero, and scales without one 1.
     """
 
     def unbatched(x, group_sizes):
@@ -77,9 +77,9 @@ def quantize_ragged(
         if plain:
             results += quantize_rows(x, dtype=dtype, power_of_two=power_of_two)
         if transposed:
-            blocks = _group_blocks(x, group_sizes)  # [p / 128, 128, cols]
+            blocks = _group_blocks(x, group_sizes)  # [blocks, 128, cols]
             values, scales = quantize(blocks, (1,), dtype, power_of_two)
-            results += [values.reshape(blocks.shape[0] * BLOCK, x.shape[1]).T, scales[:, 0]]
+            results += [values.mT, scales[:, 0]]
         return results
 
     in_axes = (0 if x.ndim > 2 else None, 0 if group_sizes.ndim > 1 else None)
@@ -145,10 +145,10 @@ class _GroupBlocks(NamedTuple):
 
 
 def _group_blocks(x: jax.Array, group_sizes: jax.Array) -> jax.Array:
-    """The blocks of rows of all groups, one after the other, [p / 128, 128, cols]; zero-filled."""
+    """The blocks of rows of all groups, one after the other, [blocks, 128, cols]; zero-filled."""
     m, cols = x.shape
     num_groups = group_sizes.shape[0]
-    num_blocks = padded_rows(m, num_groups) // BLOCK
+    num_blocks = row_blocks(m, num_groups)
     if 0 in (m, num_groups):
         return jnp.zeros((num_blocks, BLOCK, cols), x.dtype)
     groups = _GroupBlocks.of(group_sizes, m)
@@ -240,12 +240,12 @@ def scaled_ragged_contracting(
     """Contracts each group's rows of two operands in the transposed form of `quantize_ragged`.
 
     Args:
-      lhs: [b?, k, p], p a multiple of 128.
-      lhs_scale: float32 [b?, p / 128, k].
-      rhs: [b?, n, p].
-      rhs_scale: float32 [b?, p / 128, n].
+      lhs: [b?, blocks, k, 128].
+      lhs_scale: float32 [b?, blocks, k].
+      rhs: [b?, blocks, n, 128].
+      rhs_scale: float32 [b?, blocks, n].
       group_sizes, group_offset: see `reference.ragged_contracting`.
-      num_rows: rows before groups were padded, at which the running sum of the sizes is cut.
+      num_rows: rows of all groups, at which the running sum of the sizes is cut.
       num_groups: number of results.
       preferred_element_type: dtype of the result.
 
@@ -254,13 +254,17 @@ def scaled_ragged_contracting(
     """
 
     def unbatched(lhs, lhs_scale, rhs, rhs_scale, group_sizes, group_offset):
-        shape = (lhs.shape[0], rhs.shape[0])
+        shape = (lhs.shape[1], rhs.shape[1])
         axes = varying_axes(lhs, lhs_scale, rhs, rhs_scale, group_sizes, group_offset)
         total_groups = group_sizes.shape[0]
         if 0 in (*lhs.shape, *rhs.shape, num_groups, total_groups):
             return vary_over(jnp.zeros((num_groups, *shape), preferred_element_type), axes)
         blocks = _GroupBlocks.of(group_sizes, num_rows)
-        lhs, rhs = _Blocks(lhs, lhs_scale.T), _Blocks(rhs, rhs_scale.T)
+        lhs_bits, rhs_bits = reference.to_bits(lhs), reference.to_bits(rhs)
+
+        def dequantized(bits, dtype, scale, block):
+            values = reference.from_bits(bits[block], dtype).astype(jnp.float32)
+            return values * scale[block][:, None]
 
         def compute_group(group):
             exists = (group >= 0) & (group < total_groups)
@@ -268,8 +272,8 @@ def scaled_ragged_contracting(
 
             def accumulate_block(block, out):
                 return out + lax.dot_general(
-                    lhs.dequantized(block),
-                    rhs.dequantized(block),
+                    dequantized(lhs_bits, lhs.dtype, lhs_scale, block),
+                    dequantized(rhs_bits, rhs.dtype, rhs_scale, block),
                     (((1,), (1,)), ((), ())),
                     precision=lax.Precision.HIGHEST,
                 )
@@ -283,7 +287,7 @@ def scaled_ragged_contracting(
         return lax.map(compute_group, first + jnp.arange(num_groups, dtype=jnp.int32))
 
     operands = (lhs, lhs_scale, rhs, rhs_scale, group_sizes, group_offset)
-    return reference.map_batch(unbatched, operands, ranks=(2, 2, 2, 2, 1, 1))
+    return reference.map_batch(unbatched, operands, ranks=(3, 2, 3, 2, 1, 1))
 
 
 class _Blocks:

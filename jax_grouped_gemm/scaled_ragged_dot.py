@@ -9,7 +9,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from jax_grouped_gemm import primitives, tile_choice
 from jax_grouped_gemm._arguments import as_array, canonical_offset
-from jax_grouped_gemm.plan_fp8 import BLOCK, padded_rows
+from jax_grouped_gemm.plan_fp8 import BLOCK, row_blocks
 from jax_grouped_gemm.quantize import (
     checked_fp8_dtype,
     checked_group_sizes,
@@ -105,19 +105,21 @@ def scaled_ragged_dot_contracting(
     group_offset: ArrayLike | None = None,
     implementation: str | None = None,
 ) -> jax.Array:
-    """Contracts the rows of each group: [k, p] x [n, p] -> [g, k, n], the cotangent of weights.
+    """Contracts the rows of each group: [b, k, 128] x [b, n, 128] -> [g, k, n], the cotangent of
+    weights.
 
-    Operands are the transposed forms that `quantize_ragged` returns: rows are the last dimension,
-    each group starts at a multiple of 128, and gaps are zero. Partial sums of 128 rows are scaled
-    and added up in float32. An empty group's matrix is exactly zero.
+    Operands are the transposed forms that `quantize_ragged` returns: in blocks of 128 rows, each of
+    one group, with zeros after a group's last row. Partial sums of 128 rows are scaled and added up
+    in float32. An empty group's matrix is exactly zero.
 
     Args:
-      lhs: [k, p], float8_e4m3fn or float8_e5m2, p at least what `num_rows` rows in G groups need.
-      lhs_scale: float32 [p / 128, k].
-      rhs: [n, p], either FP8 dtype.
-      rhs_scale: float32 [p / 128, n].
-      group_sizes: [G] of any integer dtype, rows per group before they were padded.
-      num_rows: m, the rows of all groups before they were padded.
+      lhs: [b, k, 128], float8_e4m3fn or float8_e5m2, b at least what `num_rows` rows in G groups
+        need: ceil(num_rows / 128) + min(G, num_rows).
+      lhs_scale: float32 [b, k].
+      rhs: [b, n, 128], either FP8 dtype.
+      rhs_scale: float32 [b, n].
+      group_sizes: [G] of any integer dtype, rows per group.
+      num_rows: m, the rows of all groups.
       num_groups: g, how many matrices to compute, by default G.
       preferred_element_type: dtype of the result.
       group_offset: matrix i belongs to the group `group_offset + i`.
@@ -129,20 +131,20 @@ def scaled_ragged_dot_contracting(
     Raises:
       TypeError, ValueError, NotImplementedError: see `scaled_ragged_dot`.
     """
-    lhs, rhs = _fp8_array("lhs", lhs, 2), _fp8_array("rhs", rhs, 2)
+    lhs, rhs = _fp8_array("lhs", lhs, 3), _fp8_array("rhs", rhs, 3)
     group_sizes = checked_group_sizes(group_sizes)
-    (k, p), (n, _) = lhs.shape, rhs.shape
-    least = padded_rows(num_rows, group_sizes.shape[0])
-    if p % BLOCK or p < least or rhs.shape[1] != p:
+    (b, k, _), (_, n, _) = lhs.shape, rhs.shape
+    least = row_blocks(num_rows, group_sizes.shape[0])
+    if b < least or (lhs.shape, rhs.shape) != ((b, k, BLOCK), (b, n, BLOCK)):
         raise ValueError(
-            f"lhs [k, p] and rhs [n, p] must share a p that is a multiple of 128 and at least "
-            f"{least} for num_rows={num_rows}, got {lhs.shape} and {rhs.shape}"
+            f"lhs [b, k, 128] and rhs [b, n, 128] must share a b of at least {least} for "
+            f"num_rows={num_rows}, got {lhs.shape} and {rhs.shape}"
         )
     scales = []
     for name, scale, size in (("lhs_scale", lhs_scale, k), ("rhs_scale", rhs_scale, n)):
         scale = _scale_array(name, scale)
-        if scale.shape != (p // BLOCK, size):
-            raise ValueError(f"{name} must have shape {(p // BLOCK, size)}, got {scale.shape}")
+        if scale.shape != (b, size):
+            raise ValueError(f"{name} must have shape {(b, size)}, got {scale.shape}")
         scales.append(scale)
     return primitives.scaled_ragged_contracting(
         lhs,

@@ -31,17 +31,25 @@ def quantize(x, block_shape, dtype, power_of_two=False):
 
 
 def quantize_groups(x, group_sizes, dtype, power_of_two=False):
-    """x [m, c] -> values [c, p], scales [p / 128, c]: each group in blocks of its own rows."""
+    """x [m, c] -> values [b, c, 128], scales [b, c]: transposed blocks of rows of one group."""
     m, c = x.shape
-    p = BLOCK * (-(-m // BLOCK) + min(len(group_sizes), m))
-    values, scales = np.zeros((c, p), dtype), np.ones((p // BLOCK, c), np.float32)
-    at = 0
-    for start, end in oracle.group_rows(group_sizes, 0, len(group_sizes), m):
-        part, part_scales = quantize(x[start:end], (BLOCK, 1), dtype, power_of_two)
-        values[:, at * BLOCK : at * BLOCK + end - start] = part.T
-        scales[at : at + len(part_scales)] = part_scales
-        at += len(part_scales)
+    blocks = -(-m // BLOCK) + min(len(group_sizes), m)
+    values, scales = np.zeros((blocks, c, BLOCK), dtype), np.ones((blocks, c), np.float32)
+    block = 0
+    for group_start, end in oracle.group_rows(group_sizes, 0, len(group_sizes), m):
+        for start in range(group_start, end, BLOCK):
+            rows = x[start : min(start + BLOCK, end)]
+            part, scales[block : block + 1] = quantize(rows, (BLOCK, 1), dtype, power_of_two)
+            values[block, :, : len(rows)] = part.T
+            block += 1
     return values, scales
+
+
+def dequantize_groups(values, scales):
+    """values [b, c, 128] with scales [b, c] -> [128 b, c] in float64."""
+    values, scales = np.asarray(values), np.asarray(scales, np.float64)
+    rows = values.astype(np.float64) * scales[:, :, None]
+    return rows.swapaxes(1, 2).reshape(-1, values.shape[1])
 
 
 def dequantize(values, scales):
@@ -61,8 +69,8 @@ def noncontracting(lhs, lhs_scale, rhs, rhs_scale, group_sizes, group_offset=0):
 
 
 def contracting(lhs, lhs_scale, rhs, rhs_scale, group_sizes, m, group_offset=0, num_groups=None):
-    """The exact product of transposed rows [k, p] and [n, p]."""
-    lhs, rhs = dequantize(lhs.T, lhs_scale), dequantize(rhs.T, rhs_scale)
+    """The exact product of transposed blocks of rows [b, k, 128] and [b, n, 128]."""
+    lhs, rhs = dequantize_groups(lhs, lhs_scale), dequantize_groups(rhs, rhs_scale)
     sizes = [end - start for start, end in oracle.group_rows(group_sizes, 0, len(group_sizes), m)]
     padded = [-(-size // BLOCK) * BLOCK for size in sizes]
     return oracle.ragged_contracting(lhs, rhs, padded, group_offset, num_groups=num_groups)

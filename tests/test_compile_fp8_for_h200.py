@@ -132,8 +132,8 @@ class TestScaledProducts:
             shapes = ((M, K), E4M3), ((M, 2), F32), ((G, N, K), E4M3), ((G, 3, 2), F32)
             options |= dict(transpose_rhs=True, lhs_scaling="1x128", rhs_scaling="128x128")
         else:
-            p = plan_fp8.padded_rows(M, G)
-            shapes = ((K, p), E4M3), ((p // 128, K), F32), ((N, p), E4M3), ((p // 128, N), F32)
+            b = plan_fp8.row_blocks(M, G)
+            shapes = ((b, K, 128), E4M3), ((b, K), F32), ((b, N, 128), E4M3), ((b, N), F32)
             options |= dict(num_rows=M, num_groups=G)
         operands = [array(*shape) for shape in shapes] + [SIZES, array((1,), jnp.int32)]
         program = h200.compile(partial(getattr(primitives, op), **options), *operands)

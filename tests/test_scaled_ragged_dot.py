@@ -1,5 +1,6 @@
 """Products of FP8 operands with scales against float64 products of the dequantised operands."""
 
+import re
 from functools import partial
 from itertools import product
 
@@ -293,9 +294,12 @@ class TestErrors:
         with pytest.raises(error, match=match):
             jax.eval_shape(jgg.scaled_ragged_dot, *operands.values())
 
-    def test_too_few_padded_rows(self):
-        lhs = jax.ShapeDtypeStruct((K, 512), E4M3)
-        scale = jax.ShapeDtypeStruct((4, K), jnp.float32)
+    @pytest.mark.parametrize("shape", [(4, K, 128), (6, K, 64)])
+    def test_other_than_enough_blocks_of_128_rows(self, shape):
+        lhs = jax.ShapeDtypeStruct(shape, E4M3)
+        scale = jax.ShapeDtypeStruct(shape[:2], jnp.float32)
         run = partial(jgg.scaled_ragged_dot_contracting, num_rows=M)
-        with pytest.raises(ValueError, match=r"at least 768 for num_rows=150.*\(200, 512\)"):
+        with pytest.raises(
+            ValueError, match=rf"at least 6 for num_rows=150.*{re.escape(str(shape))}"
+        ):
             jax.eval_shape(run, lhs, scale, lhs, scale, self.SIZES)

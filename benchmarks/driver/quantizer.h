@@ -17,11 +17,9 @@ struct Quantized {
   int64_t columns;
   int block_rows;
   int block_columns;
-  int const* starts;     // [row_blocks + 1] rows of x, or null: blocks of `block_rows`
-  int64_t row_blocks;    // with `starts`
-  bool transposed;       // q is [columns, q_pitch] of each matrix, and blocks of rows start at
-  int64_t q_pitch;       // multiples of block_rows there
-  bool scales_by_block;  // of transposed blocks: [row_blocks, columns], not the other way round
+  bool transposed;    // q is [columns, rows] of each matrix; or, with `starts`,
+  int const* starts;  // [row_blocks + 1] rows of x: q [row_blocks, columns, block_rows], and scales
+  int64_t row_blocks;  // [row_blocks, columns]
 };
 
 // Of a float, the nearest e4m3, as the kernels round.
@@ -51,7 +49,7 @@ static __global__ void compare_quantized(Quantized z, int* wrong) {
     }
     // Normal data: no block is near zero but those without rows.
     float const scale = largest > 0 ? largest * (1 / 448.0f) : 1;
-    int64_t const scale_at = z.scales_by_block || !z.transposed
+    int64_t const scale_at = z.starts || !z.transposed
                                  ? (matrix * down + block_row) * across + block_column
                                  : (matrix * across + block_column) * down + block_row;
     int bad = z.scale[scale_at] != scale;
@@ -61,9 +59,9 @@ static __global__ void compare_quantized(Quantized z, int* wrong) {
         if (!z.transposed && r >= end) continue;
         uint8_t const want =
             r < end ? to_e4m3(__bfloat162float(x[r * z.columns + c]) * __frcp_rn(scale)) : 0;
-        int64_t const at = z.transposed ? (matrix * z.columns + c) * z.q_pitch +
-                                              block_row * z.block_rows + (r - first)
-                                        : (matrix * z.rows + r) * z.columns + c;
+        int64_t const at = !z.transposed ? (matrix * z.rows + r) * z.columns + c
+                           : z.starts    ? (block_row * z.columns + c) * z.block_rows + (r - first)
+                                         : (matrix * z.columns + c) * z.rows + r;
         bad += z.q[at] != want;
       }
     }
@@ -138,7 +136,6 @@ inline Prepared prepare_quantize_weights(Problem const& problem) {
     z.q = transposed.q;
     z.scale = transposed.scale;
     z.transposed = true;
-    z.q_pitch = k;
     return wrong + count_wrong(z);
   };
   return prepared;
@@ -158,7 +155,7 @@ inline Prepared prepare_quantize_ragged(Problem const& problem) {
     return jgg::fp8::quantize_ragged(
         kQuantizeFormat,
         {x, sizes, plain.q, plain.scale, transposed.q, transposed.scale, 1, false, false, groups,
-         int(m), int(k), int(row_blocks * kBlock)},
+         int(m), int(k), int(row_blocks)},
         stream);
   };
   std::vector<int> starts;
@@ -173,8 +170,8 @@ inline Prepared prepare_quantize_ragged(Problem const& problem) {
   prepared.worst_error = [=](int) {
     Quantized z{x, plain.q, plain.scale, 1, m, k, 1, int(kBlock)};
     float const wrong = count_wrong(z);
-    z = {x,          transposed.q, transposed.scale,    1,   m, k, int(kBlock), 1, starts_on_device,
-         row_blocks, true,         row_blocks * kBlock, true};
+    z = {x, transposed.q, transposed.scale, 1,         m, k, int(kBlock),
+         1, true,         starts_on_device, row_blocks};
     return wrong + count_wrong(z);
   };
   return prepared;

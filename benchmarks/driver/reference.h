@@ -26,10 +26,12 @@ struct Factor {
   int64_t scale_line_stride;
   int64_t scale_block_stride;
   int lines_per_scale;
+  int64_t block_gap = 0;  // elements between the end of 128 terms of a line and the next 128
 
   __host__ __device__ double at(int group, int line, int term) const {
-    double const value =
-        load(data, type, group * group_stride + line * line_stride + term * term_stride);
+    double const value = load(
+        data, type,
+        group * group_stride + line * line_stride + term * term_stride + term / 128 * block_gap);
     if (scales == nullptr) return value;
     return value * scales[group * scale_group_stride + line / lines_per_scale * scale_line_stride +
                           term / 128 * scale_block_stride];

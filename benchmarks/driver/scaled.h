@@ -10,17 +10,17 @@ constexpr int64_t kBlock = 128;
 
 inline int64_t blocks(int64_t size) { return (size + kBlock - 1) / kBlock; }
 
-// Zeros in the columns of [lines, columns] that no group owns.
-static __global__ void clear_gaps(__nv_fp8_e4m3* data, int64_t lines, int columns,
+// Zeros in blocks [columns, 128] of rows, where no group owns a row.
+static __global__ void clear_gaps(__nv_fp8_e4m3* data, int64_t columns, int rows,
                                   uint8_t const* owned) {
-  int64_t const count = lines * columns, stride = int64_t(gridDim.x) * blockDim.x;
+  int64_t const count = columns * rows, stride = int64_t(gridDim.x) * blockDim.x;
   for (int64_t i = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; i < count; i += stride) {
-    if (!owned[i % columns]) data[i] = __nv_fp8_e4m3(0.0f);
+    if (!owned[i / kBlock / columns * kBlock + i % kBlock]) data[i] = __nv_fp8_e4m3(0.0f);
   }
 }
 
-// Transposed rows [lines, padded], each group from a multiple of 128 on.
-inline std::shared_ptr<void> transposed_rows(Problem const& problem, int64_t lines, int padded,
+// Transposed blocks of rows [padded / 128, columns, 128], each of one group.
+inline std::shared_ptr<void> transposed_rows(Problem const& problem, int64_t columns, int padded,
                                              Seed seed) {
   std::vector<uint8_t> owned(padded);
   auto at = owned.begin();
@@ -29,8 +29,8 @@ inline std::shared_ptr<void> transposed_rows(Problem const& problem, int64_t lin
     at += blocks(size) * kBlock;
   }
   auto const mask = to_device(owned);
-  auto const data = random_data<__nv_fp8_e4m3>(lines * padded, seed);
-  clear_gaps<<<1024, 256>>>(static_cast<__nv_fp8_e4m3*>(data.get()), lines, padded,
+  auto const data = random_data<__nv_fp8_e4m3>(columns * padded, seed);
+  clear_gaps<<<1024, 256>>>(static_cast<__nv_fp8_e4m3*>(data.get()), columns, padded,
                             static_cast<uint8_t const*>(mask.get()));
   require(cudaDeviceSynchronize(), "clear_gaps");
   return data;
@@ -97,8 +97,8 @@ inline Prepared prepare_scaled_noncontracting(Problem const& problem, Choice con
   return prepared;
 }
 
-// "fp8_tn": lhs [k, p] and rhs [n, p], scaled by 128 rows of a group, into bfloat16; "fp8_tn_f32":
-// into float32.
+// "fp8_tn": lhs [p / 128, k, 128] and rhs [p / 128, n, 128], scaled by 128 rows of a group, into
+// bfloat16; "fp8_tn_f32": into float32.
 inline Prepared prepare_scaled_contracting(Problem const& problem) {
   int64_t const k = problem.k, n = problem.n, groups = problem.groups;
   int64_t const padded = kBlock * (blocks(problem.rows) + std::min(problem.groups, problem.rows));
@@ -127,8 +127,8 @@ inline Prepared prepare_scaled_contracting(Problem const& problem) {
   reference.out_type = to_f32 ? Element::kF32 : Element::kBf16;
   reference.stacked = true;
   reference.rows = problem.k;
-  reference.lhs = {lhs, Element::kFp8, 0, padded, 1, lhs_scales, 0, 1, k, 1};
-  reference.rhs = {rhs, Element::kFp8, 0, padded, 1, rhs_scales, 0, 1, n, 1};
+  reference.lhs = {lhs, Element::kFp8, 0, kBlock, 1, lhs_scales, 0, 1, k, 1, kBlock * (k - 1)};
+  reference.rhs = {rhs, Element::kFp8, 0, kBlock, 1, rhs_scales, 0, 1, n, 1, kBlock * (n - 1)};
   return prepared;
 }
 

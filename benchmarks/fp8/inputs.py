@@ -24,7 +24,7 @@ class Scaled(NamedTuple):
     """An FP8 operand with float32 scales, and the bfloat16 array that it was made of.
 
     Rows [m, k] in blocks of 1 x 128, weights in blocks of 128 x 128; for a weight gradient rows in
-    the transposed form [k, p], each group from a multiple of 128 on.
+    transposed blocks [b, k, 128], each of one group.
     """
 
     values: jax.Array
@@ -61,10 +61,16 @@ def reference(problem: Problem, lhs: Scaled, rhs: Scaled, sizes: jax.Array) -> j
     if not problem.contracting:
         lhs, rhs = dequantize(lhs.values, lhs.scales), dequantize(rhs.values, rhs.scales)
         return check.reference(problem, lhs, rhs, sizes)
-    lhs, rhs = (dequantize(x.values, x.scales.T).T for x in (lhs, rhs))
+    lhs, rhs = (in_columns(dequantize(x.values, x.scales[..., None])).T for x in (lhs, rhs))
     # Rows of zeros fill each group up to a multiple of 128.
     padded = -(-np.asarray(sizes) // BLOCK) * BLOCK
     return check.reference(dataclasses.replace(problem, m=len(lhs)), lhs, rhs, padded)
+
+
+@jax.jit
+def in_columns(blocks: jax.Array) -> jax.Array:
+    """Transposed blocks of rows [b, k, 128] side by side: [k, 128 b]."""
+    return jnp.moveaxis(blocks, 0, 1).reshape(blocks.shape[1], -1)
 
 
 @jax.jit

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.cases import Problem
-from benchmarks.fp8.inputs import Scaled, reference, rowwise
+from benchmarks.fp8.inputs import Scaled, in_columns, reference, rowwise
 from benchmarks.peers.base import (
     Call,
     NotOffered,
@@ -51,13 +51,12 @@ class DenseScaledMm:
         """All rows with the first group's weights; for a weight gradient, all rows in one group."""
         import torch
 
-        a, b = fp8_as_torch(lhs.values), fp8_as_torch(rhs.values)
         if problem.contracting:
             # Without the columns that fill up groups; their number must be a multiple of 16.
             rows = problem.m // 16 * 16
-            a, b = a[:, :rows], b[:, :rows]
+            a, b = (fp8_as_torch(in_columns(x.values))[:, :rows] for x in (lhs, rhs))
         else:
-            b = b[0]
+            a, b = fp8_as_torch(lhs.values), fp8_as_torch(rhs.values)[0]
         one = torch.ones((), device=a.device)
         options = {
             "scale_a": one,

@@ -35,13 +35,13 @@ ffi::Error source_type(ffi::AnyBuffer const& x, SourceType& type) {
 }
 
 // One form of a result: FP8 values and their scales, or neither.
-template <int kRank>
+template <int kRank, int kScaleRank = kRank>
 struct Form {
   uint8_t* values = nullptr;
   float* scales = nullptr;
 
   ffi::Error set(char const* name, Values buffer, Scales scale_buffer,
-                 std::array<int, kRank> expected, std::array<int, kRank> expected_scales,
+                 std::array<int, kRank> expected, std::array<int, kScaleRank> expected_scales,
                  int batches, Fp8Format& fp8) {
     if (buffer->element_count() == 0) return ffi::Error::Success();
     switch (buffer->element_type()) {
@@ -56,7 +56,7 @@ struct Form {
     }
     auto const shape = Shape<kRank>::of(name, *buffer);
     if (!shape) return shape.error();
-    auto const scale_shape = Shape<kRank>::of("the scales", *scale_buffer);
+    auto const scale_shape = Shape<kScaleRank>::of("the scales", *scale_buffer);
     if (!scale_shape) return scale_shape.error();
     if (shape->batches != batches || scale_shape->batches != batches) {
       return invalid("a result does not have the batches of the operands");
@@ -123,21 +123,22 @@ ffi::Error quantize_ragged(cudaStream_t stream, ffi::AnyBuffer x, ffi::Buffer<ff
   if (auto error = shape->expect({rows, columns}, batches); error.failure()) return error;
   if (auto error = sizes->expect({sizes->size[0]}, batches); error.failure()) return error;
 
-  // Whole blocks for each group that is not empty: no more is ever needed.
-  int padded_rows = kBlock * (blocks(rows) + std::min(sizes->size[0], rows));
-  if (values_t->element_count() != 0) padded_rows = values_t->dimensions().back();
-  Form<2> plain, transposed;
+  // One of each group that is not empty may be partial: no more are ever needed.
+  int row_blocks = blocks(rows) + std::min(sizes->size[0], rows);
+  if (values_t->element_count() != 0) row_blocks = values_t->dimensions().end()[-3];
+  Form<2> plain;
+  Form<3, 2> transposed;
   for (auto error : {plain.set("values", values, scales, {rows, columns}, {rows, blocks(columns)},
                                batches, format.fp8),
-                     transposed.set("values_t", values_t, scales_t, {columns, padded_rows},
-                                    {padded_rows / kBlock, columns}, batches, format.fp8)}) {
+                     transposed.set("values_t", values_t, scales_t, {row_blocks, columns, kBlock},
+                                    {row_blocks, columns}, batches, format.fp8)}) {
     if (error.failure()) return error;
   }
   return launched(
       fp8::quantize_ragged(format,
                            {x.untyped_data(), group_sizes.typed_data(), plain.values, plain.scales,
                             transposed.values, transposed.scales, batches, shape->batched,
-                            sizes->batched, sizes->size[0], rows, columns, padded_rows},
+                            sizes->batched, sizes->size[0], rows, columns, row_blocks},
                            stream),
       "quantize_ragged");
 }

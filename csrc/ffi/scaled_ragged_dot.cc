@@ -186,9 +186,9 @@ ffi::Error scaled_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, Scales lh
                               Sizes group_offset, ffi::Result<ffi::AnyBuffer> out,
                               ffi::Result<ffi::Buffer<ffi::U8>> /*workspace*/, int32_t m,
                               int32_t tile_m, int32_t tile_n, int32_t cluster) {
-  auto const lhs_shape = Shape<2>::of("lhs", lhs);
+  auto const lhs_shape = Shape<3>::of("lhs", lhs);
   if (!lhs_shape) return lhs_shape.error();
-  auto const rhs_shape = Shape<2>::of("rhs", rhs);
+  auto const rhs_shape = Shape<3>::of("rhs", rhs);
   if (!rhs_shape) return rhs_shape.error();
   auto const out_shape = Shape<3>::of("out", *out);
   if (!out_shape) return out_shape.error();
@@ -199,31 +199,30 @@ ffi::Error scaled_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, Scales lh
 
   ScaledArguments arguments{};
   auto const [groups, k, n] = out_shape->size;
-  int const padded = lhs_shape->size[1], batches = out_shape->batches;
-  if (padded % kBlock != 0) return invalid("lhs has a last dimension that is no multiple of 128");
+  int const row_blocks = lhs_shape->size[0], batches = out_shape->batches;
   if (lhs_scale_shape->batched != lhs_shape->batched ||
       rhs_scale_shape->batched != rhs_shape->batched) {
     return invalid("an operand and its scales are both batched, or neither is");
   }
-  for (auto error :
-       {element_types(lhs, rhs, *out, arguments), lhs_shape->expect({k, padded}, batches),
-        rhs_shape->expect({n, padded}, batches),
-        lhs_scale_shape->expect({padded / kBlock, k}, batches),
-        rhs_scale_shape->expect({padded / kBlock, n}, batches),
-        groups_of(group_sizes, group_offset, batches, groups, m, arguments.groups)}) {
+  for (auto error : {element_types(lhs, rhs, *out, arguments),
+                     lhs_shape->expect({row_blocks, k, kBlock}, batches),
+                     rhs_shape->expect({row_blocks, n, kBlock}, batches),
+                     lhs_scale_shape->expect({row_blocks, k}, batches),
+                     rhs_scale_shape->expect({row_blocks, n}, batches),
+                     groups_of(group_sizes, group_offset, batches, groups, m, arguments.groups)}) {
     if (error.failure()) return error;
   }
   arguments.lhs = lhs.untyped_data();
   arguments.rhs = rhs.untyped_data();
   arguments.out = out->untyped_data();
-  int64_t const batch_stride = lhs_shape->batched ? int64_t(padded / kBlock) * k : 0;
+  int64_t const batch_stride = lhs_shape->batched ? int64_t(row_blocks) * k : 0;
   arguments.lhs_scales = {lhs_scale.typed_data(), batch_stride, 1, k};
   arguments.column_scales = rhs_scale.typed_data();
   arguments.lhs_batched = lhs_shape->batched;
   arguments.rhs_batched = rhs_shape->batched;
   arguments.m = k;
   arguments.n = n;
-  arguments.k = padded;
+  arguments.k = row_blocks * kBlock;
   return launched(fp8::scaled_contracting({tile_m, tile_n, cluster}, arguments, stream),
                   "scaled_ragged_contracting");
 }

@@ -40,9 +40,9 @@ struct BlocksArguments {
   int columns;
 };
 
-// x [b, rows, columns] -> q and scale as of RowsArguments, and q_t [b, columns, padded_rows] with
-// scale_t [b, padded_rows / 128, columns]: the transpose, scaled along the rows, with each group's
-// rows from a multiple of 128 on and zeros between the groups. Either pair may be null.
+// x [b, rows, columns] -> q and scale as of RowsArguments, and q_t [b, row_blocks, columns, 128]
+// with scale_t [b, row_blocks, columns]: scaled along the rows, in transposed blocks of at most 128
+// rows of one group, filled up with zeros. Either pair may be null.
 struct RaggedArguments {
   void const* x;
   int const* group_sizes;  // [b, groups]
@@ -56,7 +56,7 @@ struct RaggedArguments {
   int groups;
   int rows;
   int columns;
-  int padded_rows;
+  int row_blocks;
 };
 
 cudaError_t quantize_rows(QuantizeFormat format, RowsArguments const& arguments,

@@ -2,8 +2,9 @@
 // along the columns for the forward product or the cotangent of lhs, and transposed and scaled
 // along the rows for the cotangent of the weights.
 //
-// That one contracts rows, so the transpose gives every group whole blocks of 128 rows, filled up
-// with zeros. Only the device knows the groups: a CTA looks up the rows of its block itself.
+// That one contracts rows, 128 in a step, so the transpose is made of blocks of 128 rows of one
+// group, filled up with zeros. Only the device knows the groups: a CTA looks up the rows of its
+// block itself.
 #include <algorithm>
 #include <array>
 
@@ -23,13 +24,15 @@ constexpr int kCtasPerProcessor = sizeof(Source) == 2 && kAligned ? 2 : 1;
 
 __device__ int const kNoOffset = 0;
 
+// Warps with and without rows meet at different places of the program.
+constexpr int kTileBarrier = 0;
+
 struct BlocksOfRows {
   JGG_HOST_DEVICE int operator()(int, int begin, int end) const {
     return (end - begin + kBlock - 1) / kBlock;
   }
 };
 
-// One block of padded rows.
 struct RowBlock {
   int first;     // its first row in x
   int rows;      // how many of its rows are there, 0 past the last
@@ -123,6 +126,16 @@ __device__ __forceinline__ void reduce_columns(Patch<Source> const& patch,
   }
 }
 
+// For a warp that has no rows in any of its block's tiles: its part of what all warps write.
+template <class Source>
+__device__ __forceinline__ void clear_rows(SharedStorage<Source>& shared) {
+  int const warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  for (int word = lane; word < SharedStorage<Source>::kWords; word += 32) {
+    shared.warp_largest[warp][word] = 0;
+  }
+  shared.transpose.clear();
+}
+
 // After a barrier, the scales of the columns. Stores those of the `columns` columns that are there;
 // their inverses are in shared memory after the next barrier.
 template <Fp8Format kFormat, class Source>
@@ -192,14 +205,11 @@ class TileLoader {
   int turn_ = 0;
 };
 
-// A block of padded rows without a row in x: zeros, with scales of one.
-__device__ void clear_block(uint8_t* q_t, float* scale_t, int64_t pitch, int columns) {
-  constexpr int kThreadsPerColumn = kBlock / sizeof(uint4);
-  int const piece = threadIdx.x % kThreadsPerColumn * static_cast<int>(sizeof(uint4));
-  for (int column = threadIdx.x / kThreadsPerColumn; column < columns;
-       column += kTileThreads / kThreadsPerColumn) {
-    *reinterpret_cast<uint4*>(q_t + column * pitch + piece) = {};
-  }
+// Of a block without a row in x: zeros, with scales of one.
+__device__ void clear_columns(uint8_t* q_t, float* scale_t, int columns) {
+  auto* const pieces = reinterpret_cast<uint4*>(q_t);
+  int const count = columns * (kBlock / static_cast<int>(sizeof(uint4)));
+  for (int piece = threadIdx.x; piece < count; piece += kTileThreads) pieces[piece] = {};
   for (int column = threadIdx.x; column < columns; column += kTileThreads) scale_t[column] = 1;
 }
 
@@ -216,13 +226,24 @@ __global__ void __launch_bounds__(kTileThreads, kCtasPerProcessor<Source, kAlign
 
   int64_t const block_t = static_cast<int64_t>(batch) * gridDim.y + blockIdx.y;
   auto const q_t_at = [&](int column) {
-    int64_t const row = static_cast<int64_t>(batch) * pitch + column;
-    return arguments.q_t + row * arguments.padded_rows + static_cast<int64_t>(blockIdx.y) * kBlock;
+    return arguments.q_t + (block_t * pitch + column) * kBlock;
   };
   auto const scale_t_at = [&](int column) { return arguments.scale_t + block_t * pitch + column; };
   if (block.rows == 0) {
+    if (arguments.q_t) clear_columns(q_t_at(column), scale_t_at(column), end - column);
+    return;
+  }
+
+  if (first_row_of_warp() >= block.rows) {
     if (arguments.q_t) {
-      clear_block(q_t_at(column), scale_t_at(column), arguments.padded_rows, end - column);
+      clear_rows(shared);
+      for (; column < end; column += kBlock) {
+        __barrier_sync(kTileBarrier);
+        scale_columns<kFormat>(shared, scale_t_at(column), pitch - column, power_of_two);
+        __barrier_sync(kTileBarrier);
+        __barrier_sync(kTileBarrier);
+        shared.transpose.template store<true>(q_t_at(column), kBlock, {pitch - column, kBlock});
+      }
     }
     return;
   }
@@ -245,7 +266,7 @@ __global__ void __launch_bounds__(kTileThreads, kCtasPerProcessor<Source, kAlign
     patch.stay_packed();
     if (arguments.q_t) {
       reduce_columns(patch, shared, block.grouped);
-      __syncthreads();
+      __barrier_sync(kTileBarrier);
       scale_columns<kFormat>(shared, scale_t_at(column), pitch - column, power_of_two);
     }
     if (arguments.q) {
@@ -261,12 +282,11 @@ __global__ void __launch_bounds__(kTileThreads, kCtasPerProcessor<Source, kAlign
     }
     if (arguments.q_t) {
       if (!block.grouped) patch.clear();
-      __syncthreads();
+      __barrier_sync(kTileBarrier);
       shared.transpose.template put<kFormat>(
           patch, [&](int j) { return shared.inverse[PatchPosition().column + j]; });
-      __syncthreads();
-      shared.transpose.template store<true>(q_t_at(column), arguments.padded_rows,
-                                            {pitch - column, kBlock});
+      __barrier_sync(kTileBarrier);
+      shared.transpose.template store<true>(q_t_at(column), kBlock, {pitch - column, kBlock});
     }
   }
 }
@@ -275,7 +295,7 @@ __global__ void __launch_bounds__(kTileThreads, kCtasPerProcessor<Source, kAlign
 
 cudaError_t quantize_ragged(QuantizeFormat format, RaggedArguments const& arguments,
                             cudaStream_t stream) {
-  int const tiles = blocks_of(arguments.columns), row_blocks = arguments.padded_rows / kBlock;
+  int const tiles = blocks_of(arguments.columns), row_blocks = arguments.row_blocks;
   // Tiles share a look-up, which steps over 32 groups at a time, and a start, as long as every
   // processor gets several turns.
   int64_t const all_tiles = static_cast<int64_t>(tiles) * row_blocks * arguments.batches;

@@ -26,6 +26,11 @@ struct PatchPosition {
         column(threadIdx.x % kPatchesAcross * kOctet) {}
 };
 
+// Of all patches of a warp.
+__device__ __forceinline__ int first_row_of_warp() {
+  return threadIdx.x / 32 * (32 / kPatchesAcross * kPatchRows);
+}
+
 // What exists of a matrix from the tile's first element on.
 struct TileExtent {
   int rows;
@@ -131,9 +136,14 @@ struct TransposeBuffer {
     for (int j = 0; j < kOctet; ++j) {
       float const factor = inverse(j);
       auto const scaled = [&](int i) { return patch.row[i][j] * factor; };
-      piece[at.column + j][(at.row / kPatchRows) ^ (2 * (at.column / kOctet))] =
-          convert_four<kFormat>(scaled);
+      *place(at, j) = convert_four<kFormat>(scaled);
     }
+  }
+
+  // The same of a patch of zeros.
+  __device__ __forceinline__ void clear() {
+    PatchPosition const at;
+    for (int j = 0; j < kOctet; ++j) *place(at, j) = 0;
   }
 
   // After a barrier: `extent` is that of the transposed tile.
@@ -153,6 +163,11 @@ struct TransposeBuffer {
       store_bytes<kAligned>(tile + row * pitch + column, pieces,
                             row < extent.rows ? extent.columns - column : 0);
     }
+  }
+
+ private:
+  __device__ __forceinline__ uint32_t* place(PatchPosition at, int j) {
+    return &piece[at.column + j][(at.row / kPatchRows) ^ (2 * (at.column / kOctet))];
   }
 };
 

@@ -1,5 +1,6 @@
 // out[group] = lhs[m, tokens of group] . rhs[n, tokens of group], scaled: coordinates of its tiles
-// in memory.
+// in memory. Tokens are in blocks of one step, [m, 128] and [n, 128], so that all of a tile's rows
+// of a step lie next to each other.
 #pragma once
 
 #include "fp8/scale_loader.h"
@@ -22,7 +23,7 @@ struct ScaledContracting {
     RowScales lhs_scales;
     float const* column_scales;
     OutType out_type;
-    int blocks;  // of scales along the ragged dimension
+    int blocks;  // of the ragged dimension
     int m;
     int n;
     int lhs_batched;
@@ -50,21 +51,21 @@ struct ScaledContracting {
   template <class Loader>
   __device__ static void load_lhs(Params const& params, WorkTile const& work, int block,
                                   Loader const& loader, uint8_t* to, bool shared) {
-    loader.load(params.lhs, to, block, shared, work.begin + block * Config::kTileK, work.m,
-                work.batch * params.lhs_batched);
+    loader.load(params.lhs, to, block, shared, 0, work.m,
+                block_at(params, work, block, params.lhs_batched));
   }
 
   template <class Loader>
   __device__ static void load_rhs(Params const& params, WorkTile const& work, int block,
                                   Loader const& loader, uint8_t* to, bool shared) {
-    loader.load(params.rhs, to, block, shared, work.begin + block * Config::kTileK, work.n,
-                work.batch * params.rhs_batched);
+    loader.load(params.rhs, to, block, shared, 0, work.n,
+                block_at(params, work, block, params.rhs_batched));
   }
 
   __device__ static void load_scales(Params const& params, WorkTile const& work, int block,
                                      float* to_lhs, float* to_rhs) {
     RowScales const& lhs = params.lhs_scales;
-    // Rows that were padded too little are read as zeros by TMA; their scales must exist as well.
+    // Blocks that are missing are read as zeros by TMA; their scales must exist as well.
     int const row = min(work.begin / kScaleBlock + block, params.blocks - 1);
     ScaleLoader::copy_rows<Config::kTileM>(
         lhs, lhs.data + work.batch * lhs.batch_stride + int64_t(row) * lhs.block_stride, work.m,
@@ -100,12 +101,9 @@ struct ScaledContracting {
     params.rhs_batched = a.rhs_batched;
     params.store_hint = sm90::result_hint(a.groups);
 
-    cudaError_t status =
-        sm90::encode_plain(&params.lhs, view_bytes(a.lhs), a.lhs_batched ? a.groups.batches : 1,
-                           a.m, a.k, Config::kTileM);
+    cudaError_t status = encode_blocks(&params.lhs, a.lhs, a.lhs_batched, a.m, a, Config::kTileM);
     if (status != cudaSuccess) return status;
-    status = sm90::encode_plain(&params.rhs, view_bytes(a.rhs),
-                                a.rhs_batched ? a.groups.batches : 1, a.n, a.k, Config::kTileN);
+    status = encode_blocks(&params.rhs, a.rhs, a.rhs_batched, a.n, a, Config::kTileN);
     if (status != cudaSuccess) return status;
     return sm90::encode_plain(&params.out, view_out(a.out, a.out_type),
                               int64_t(a.groups.batches) * a.groups.local_groups, a.m, a.n,
@@ -115,6 +113,23 @@ struct ScaledContracting {
   static int64_t max_units(ScaledArguments const& a) {
     return int64_t(a.groups.batches) * a.groups.local_groups * ceil_div(a.m, Config::kTileM) *
            ceil_div(a.n, Config::kTileN);
+  }
+
+ private:
+  static constexpr int kPastAllBlocks = 1 << 30;
+
+  // Which block of an operand's batches is a tile's block-th one.
+  __device__ static int block_at(Params const& params, WorkTile const& work, int block,
+                                 int batched) {
+    int const in_batch = work.begin / kScaleBlock + block;
+    return in_batch < params.blocks ? work.batch * batched * params.blocks + in_batch
+                                    : kPastAllBlocks;
+  }
+
+  static cudaError_t encode_blocks(CUtensorMap* descriptor, void const* data, bool batched,
+                                   int rows, ScaledArguments const& a, int box_rows) {
+    int64_t const blocks = int64_t(batched ? a.groups.batches : 1) * (a.k / kScaleBlock);
+    return sm90::encode_plain(descriptor, view_bytes(data), blocks, rows, kScaleBlock, box_rows);
   }
 };
 

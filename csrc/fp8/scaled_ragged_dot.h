@@ -34,9 +34,9 @@ struct BlockScales {
 // With b the batch dimension that each operand may have or share, and every operand contiguous
 // along the contracted dimension:
 //   noncontracting  lhs [b, m, k], rhs [b, local_groups, n, k], out [b, m, n]
-//   contracting     lhs [b, m, p], rhs [b, n, p], out [b, local_groups, m, n]
-// In the second, p is the ragged dimension: each group starts at a multiple of 128, and zeros fill
-// the gaps.
+//   contracting     lhs [b, k / 128, m, 128], rhs [b, k / 128, n, 128], out [b, local_groups, m, n]
+// In the second, k is the ragged dimension: each block of 128 is of one group, which starts at a
+// block's start, and zeros fill up its last one.
 struct ScaledArguments {
   void const* lhs;
   void const* rhs;
@@ -48,7 +48,7 @@ struct ScaledArguments {
   BlockScales rhs_scales;       // noncontracting; no data means ones
   float const* channel_scales;  // noncontracting: [b, local_groups, n] or none
   int64_t channel_batch_stride;
-  float const* column_scales;  // contracting: [b, p / 128, n]
+  float const* column_scales;  // contracting: [b, k / 128, n]
   void* workspace;             // of kernels that cut the last wave
   int64_t workspace_bytes;
   GroupSizes groups;
@@ -56,7 +56,7 @@ struct ScaledArguments {
   bool rhs_batched;
   int m;
   int n;
-  int k;  // p of a contracting product
+  int k;
 };
 
 struct ScaledTile {

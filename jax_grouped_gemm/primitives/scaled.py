@@ -22,7 +22,7 @@ scaled_ragged_noncontracting_p = Primitive("scaled_ragged_noncontracting")
 NONCONTRACTING = GroupedOp(scaled_ragged_noncontracting_p, operand_ranks=(2, 2, 3, 3, 1, 1))
 
 scaled_ragged_contracting_p = Primitive("scaled_ragged_contracting")
-CONTRACTING = GroupedOp(scaled_ragged_contracting_p, operand_ranks=(2, 2, 2, 2, 1, 1))
+CONTRACTING = GroupedOp(scaled_ragged_contracting_p, operand_ranks=(3, 2, 3, 2, 1, 1))
 
 
 def scaled_ragged_noncontracting(
@@ -40,7 +40,7 @@ def scaled_ragged_noncontracting(
 def scaled_ragged_contracting(
     lhs, lhs_scale, rhs, rhs_scale, group_sizes, group_offset, **params
 ) -> jax.Array:
-    """lhs [b?, k, p] with rhs [b?, n, p] -> [b?, num_groups, k, n].
+    """lhs [b?, blocks, k, 128] with rhs [b?, blocks, n, 128] -> [b?, num_groups, k, n].
 
     Parameters: num_rows, num_groups, preferred_element_type, implementation, and optionally tile.
     """

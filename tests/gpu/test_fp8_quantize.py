@@ -157,5 +157,5 @@ def test_past_two_to_the_31_elements(rng):
     assert_same_bits([values[-60:], scales[-60:]], rows)
     at = -(-(m - 60) // 128)
     columns = fp8_oracle.quantize(end, (128, 1), E4M3)
-    got = [values_t[:, at * 128 : at * 128 + 60].T, scales_t[at : at + 1]]
+    got = [values_t[at, :, :60].T, scales_t[at : at + 1]]
     assert_same_bits(got, columns)
