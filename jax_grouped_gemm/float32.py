@@ -1,4 +1,6 @@
-"""How float32 operands reach the tensor cores: as float16 parts, scaled group by group.
+"""How float32 operands reach the tensor cores: in parts of 16 bits.
+
+Mostly these are float16 parts, scaled group by group.
 
 A group is the rows of an operand that one group of a ragged product owns, or the weights of one;
 in lists of products and in symmetric updates it is a matrix.
@@ -16,6 +18,14 @@ leave the scales alone; infinity times an element of which nothing is left is Na
 
 The method is that of Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores
 while surpassing the FP32 theoretical peak performance" (2022), with scales and with rounded sums.
+
+Where groups have few rows, time is what reading the weights takes, and the two passes that scale
+and split them would take several times as long. There x is the sum of two or three bfloat16 parts,
+eight bits of it each, which the kernel splits on the way: bfloat16 has all exponents of float32, so
+nothing is scaled, and no group's magnitudes matter. Six products of three parts have the accuracy
+of a float32 product, three products of two parts, of 16 bits, more than TF32's. The parts of an
+element end at 2^-133, so that elements below 2^-109 lose bits. Infinity times any element but zero
+is infinity.
 """
 
 from __future__ import annotations
@@ -33,6 +43,8 @@ if TYPE_CHECKING:
 ALIGNMENT_BYTES = 256
 FULL_TERMS = 3
 PART_DTYPE = np.dtype(np.float16)
+FEW_ROWS = 64
+"""Rows a group, on average, up to which operands are split on their way to the tensor cores."""
 
 
 def num_terms(precision: Any) -> int:
@@ -42,10 +54,19 @@ def num_terms(precision: Any) -> int:
     return FULL_TERMS if any(p in exact for p in precisions) else 1
 
 
-def described(terms: int) -> str:
+def has_few_rows(problem: RaggedProblem) -> bool:
+    """Whether reading the weights takes longer than multiplying them."""
+    return problem.m <= FEW_ROWS * problem.num_groups
+
+
+def described(terms: int, *, few_rows: bool = False) -> str:
     """What `explain` says of a product."""
     accuracy = "float32" if terms == FULL_TERMS else "TF32"
-    return f"{terms} products of float16 parts, as accurate as {accuracy}"
+    if few_rows:
+        products = f"{6 if terms == FULL_TERMS else 3} products of bfloat16 parts"
+    else:
+        products = f"{terms} products of float16 parts"
+    return f"{products}, as accurate as {accuracy}"
 
 
 def workspace_bytes(problem: RaggedProblem, terms: int) -> int:

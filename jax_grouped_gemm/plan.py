@@ -43,6 +43,7 @@ class KernelFamily:
         have.
       more_tiles: of a problem, further configurations that run it.
       choose: of a problem, the configuration to take unless another one is asked for.
+      blocks: of a configuration, thread blocks that share a multiprocessor.
     """
 
     tiles: tuple[TileConfig, ...]
@@ -50,6 +51,7 @@ class KernelFamily:
     kernel_form: Callable[[RaggedProblem], RaggedProblem]
     more_tiles: Callable[[RaggedProblem], tuple[TileConfig, ...]] = lambda problem: ()
     choose: Callable[[RaggedProblem], TileConfig] = lambda problem: DEFAULT_TILE
+    blocks: Callable[[TileConfig], int] = lambda tile: 1
 
 
 Choice = Literal["default", "override", "table"]
@@ -70,8 +72,8 @@ class Plan:
       tile: kernel configuration, None without a kernel.
       grid: thread blocks launched.
       workspace_bytes: scratch memory of the kernel.
-      terms: products of float16 parts that make up a product of float32 operands, see
-        `jax_grouped_gemm.float32`; 0 for other operands.
+      terms: products of float16 parts that make up a product of float32 operands, or stand for as
+        many bfloat16 ones, see `jax_grouped_gemm.float32`; 0 for other operands.
       efficiency: predicted share of the tensor cores' work that is useful, from the tiles' edges
         and the last, partial wave of tiles, for groups of equal size. 0 without a kernel.
       chosen_by: what the tile comes from: "default", its family's choice; "override", a tile
@@ -113,7 +115,7 @@ class Plan:
                 "operands to rows that need no padding"
             )
         if self.terms:
-            lines.append(float32.described(self.terms))
+            lines.append(float32.described(self.terms, few_rows=self.tile.transposed))
         return "\n   ".join(lines)
 
 
@@ -141,9 +143,10 @@ def make_plan(problem: RaggedProblem, params: Mapping[str, Any], family: KernelF
     terms = float32.num_terms(params["precision"]) if is_float32(problem) else 0
     tile, chosen_by = _choose_tile(addressable, terms, params, family)
     num_tiles = _num_tiles(addressable, tile) * (stream_k.RATIOS[0][0] if tile.stream_k else 1)
-    grid = min(_round_up(num_tiles, tile.cluster), tile.places)
+    places = tile.places(family.blocks(tile))
+    grid = min(_round_up(num_tiles, tile.cluster), places)
     if _can_be_skewed(addressable):
-        grid = tile.places
+        grid = places
     reason = _copy_reason(problem, addressable)
     return Plan(
         problem=problem,
@@ -154,7 +157,7 @@ def make_plan(problem: RaggedProblem, params: Mapping[str, Any], family: KernelF
         grid=grid,
         workspace_bytes=_workspace_bytes(addressable, tile, terms),
         terms=terms,
-        efficiency=_efficiency(addressable, tile) * _volume(problem) / _volume(addressable),
+        efficiency=_efficiency(addressable, tile, places) * _volume(problem) / _volume(addressable),
         chosen_by=chosen_by,
         candidates=compiled_tiles(addressable, family),
     )
@@ -196,7 +199,8 @@ def _workspace_bytes(problem: RaggedProblem, tile: TileConfig, terms: int) -> in
         units = _units_of_result(problem, CUT_TILE)
         partial_sums = skew.workspace_bytes(units=units, num_blocks=NUM_SMS, **CUT_TILE.sizes())
         return max(partial_sums, WORKSPACE_BYTES)
-    return float32.workspace_bytes(problem, terms) if terms else WORKSPACE_BYTES
+    needs_parts = terms and not tile.transposed
+    return float32.workspace_bytes(problem, terms) if needs_parts else WORKSPACE_BYTES
 
 
 def _can_be_skewed(problem: RaggedProblem) -> bool:
@@ -284,14 +288,14 @@ def _num_tiles(problem: RaggedProblem, tile: TileConfig) -> int:
     return count * math.ceil(rows / tile.tile_m) * math.ceil(columns / tile.tile_n)
 
 
-def _efficiency(problem: RaggedProblem, tile: TileConfig) -> float:
+def _efficiency(problem: RaggedProblem, tile: TileConfig, places: int) -> float:
     count, rows, columns = _result_tiles(problem)
     units = math.ceil(_num_tiles(problem, tile) / tile.cluster)
-    clusters = tile.places // tile.cluster
+    clusters = places // tile.cluster
     waves = math.ceil(units / clusters)
     if tile.stream_k:
         waves = stream_k.waves(units, problem.steps, clusters)
-    return count * rows * columns / (waves * tile.places * tile.tile_m * tile.tile_n)
+    return count * rows * columns / (waves * places * tile.tile_m * tile.tile_n)
 
 
 def _volume(problem: RaggedProblem) -> int:

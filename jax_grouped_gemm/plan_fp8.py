@@ -138,6 +138,7 @@ NONCONTRACTING = KernelFamily(
     _contracted_last,
     more_tiles=lambda problem: STREAM_K_TILES,
     choose=_noncontracting_tile,
+    blocks=lambda tile: 3 if tile.transposed else 1,
 )
 CONTRACTING = KernelFamily(CONTRACTING_TILES, _unsupported_reason, _contracted_last)
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_grouped_gemm import pingpong
+from jax_grouped_gemm import float32, pingpong
 from jax_grouped_gemm.plan import (
     ACCUMULATE,
     KERNEL_OPERAND_DTYPES,
@@ -25,6 +25,7 @@ from jax_grouped_gemm.plan import (
 from jax_grouped_gemm.ragged_problem import RaggedProblem
 from jax_grouped_gemm.tile_config import (
     DEFAULT_TILE,
+    FLOAT32_FEW_ROWS_TILE,
     FLOAT32_TILE_CONFIGS,
     PINGPONG_TILE_CONFIGS,
     STREAM_K_TILE_CONFIGS,
@@ -107,7 +108,23 @@ SAME_DTYPE = KernelFamily(
 )
 """The kernels for two operands of bfloat16 or float16."""
 
-FLOAT32 = KernelFamily(FLOAT32_TILE_CONFIGS, _unsupported_reason, _with_kernel_result)
+
+def _more_float32_tiles(problem: RaggedProblem) -> tuple[TileConfig, ...]:
+    return (FLOAT32_FEW_ROWS_TILE,) if (problem.lhs, problem.out) == ("mk", "mn") else ()
+
+
+def _float32_tile(problem: RaggedProblem) -> TileConfig:
+    tiles = _more_float32_tiles(problem)
+    return tiles[0] if tiles and float32.has_few_rows(problem) else DEFAULT_TILE
+
+
+FLOAT32 = KernelFamily(
+    FLOAT32_TILE_CONFIGS,
+    _unsupported_reason,
+    _with_kernel_result,
+    _more_float32_tiles,
+    _float32_tile,
+)
 """The kernels for two operands of float32."""
 
 

@@ -27,12 +27,10 @@ class TileConfig:
     @property
     def transposed(self) -> bool:
         """Whether rows and columns change places, in kernels for groups of few rows."""
-        return self.tile_m < WGMMA_ROWS
+        return self.tile_m <= WGMMA_ROWS
 
-    @property
-    def places(self) -> int:
-        """Thread blocks that the device runs at a time."""
-        blocks = 3 if self.transposed else 1  # of one multiprocessor
+    def places(self, blocks: int = 1) -> int:
+        """Thread blocks that the device runs at a time, with so many to a multiprocessor."""
         return NUM_SMS // self.cluster * self.cluster * blocks
 
     def sizes(self) -> dict[str, int]:
@@ -55,6 +53,9 @@ TILE_CONFIGS = (DEFAULT_TILE,)
 
 FLOAT32_TILE_CONFIGS = (DEFAULT_TILE,)
 """Of the ragged products of float32."""
+
+FLOAT32_FEW_ROWS_TILE = TileConfig(tile_m=64, tile_n=128, cluster=1)
+"""Of non-contracting products of float32 with lhs [m, k] and few rows a group."""
 
 PINGPONG_TILE_CONFIGS = (TileConfig(tile_m=128, tile_n=192, cluster=2),)
 """Of contracting products of bfloat16 or float16, lhs [m, k] and rhs [m, n], into float32, see

@@ -76,9 +76,9 @@ def assert_only_workspaces(program: Program, workspace_bytes: int) -> None:
     assert workspace_bytes <= program.temporary_bytes <= len(program.calls) * one
 
 
-def planned_workspace(op, dtype=jnp.bfloat16, **options) -> int:
+def planned_workspace(op, dtype=jnp.bfloat16, *, m=M, **options) -> int:
     """What `explain` says that a forward product of `op` needs."""
-    *arguments, _ = shapes(op, dtype)
+    *arguments, _ = shapes(op, dtype, m=m)
     (planned,) = jgg.explain(forward(op, **options), *arguments).plans
     return planned.workspace_bytes
 
@@ -109,11 +109,13 @@ class TestForward:
     def test_of_float32_is_one_call_with_its_parts_in_the_workspace(
         self, op, majors, precision, h200
     ):
-        *arguments, _ = shapes(op, jnp.float32, **majors)
+        m = 2 * M  # more rows than the kernel without parts takes
+        *arguments, _ = shapes(op, jnp.float32, m=m, **majors)
         program = h200.compile(forward(op, precision=precision, **majors), *arguments)
         assert program.kernels == {f"ragged_{op}": 1}
         assert program.opcodes <= FREE
-        assert_only_workspaces(program, planned_workspace(op, jnp.float32, precision=precision))
+        workspace_bytes = planned_workspace(op, jnp.float32, m=m, precision=precision)
+        assert_only_workspaces(program, workspace_bytes)
 
     @BOTH_OPS
     @pytest.mark.parametrize("tile", tile_config.TILE_CONFIGS, ids=str)

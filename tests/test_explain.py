@@ -119,7 +119,7 @@ class TestPath:
 class TestFloat32:
     """Operands in float32 are multiplied as one or two float16 parts, held in the workspace."""
 
-    M, K, N, G = 96, 32, 48, 2
+    M, K, N, G = 144, 32, 48, 2
 
     def plan(self, function=jgg.ragged_dot):
         return only_plan(function, *shapes(self.M, self.K, self.N, self.G, jnp.float32))
@@ -158,7 +158,8 @@ class TestFloat32:
     def test_workspace_is_what_the_handler_wants(
         self, op, batched, precision, terms, extension, rng
     ):
-        m, k, n = (8 * int(x) for x in rng.integers(1, 40, 3))
+        # More rows than the kernel without parts takes.
+        m, k, n = (8 * int(x) for x in rng.integers((17, 1, 1), 40))
         lhs, rhs, _ = op.shapes(m, k, n, self.G)
         arguments = [
             jax.ShapeDtypeStruct((3, *shape) if b else shape, dtype)

@@ -69,6 +69,7 @@ ffi::Error use_workspace(WorkspaceResult workspace, TileConfig tile, int terms,
   if (terms != 1 && terms != 3) {
     return invalid("a product of f32 takes 1 or 3 terms, not " + std::to_string(terms));
   }
+  if (is_transposed(tile)) return ffi::Error::Success();  // splits operands on their way
   int64_t const needed = sm90::f32::Workspace(arguments).bytes();
   if (arguments.workspace_bytes < needed) {
     return invalid("the workspace has " + std::to_string(arguments.workspace_bytes) +

@@ -9,6 +9,7 @@ namespace jgg::sm90 {
 cudaError_t ragged_noncontracting_bf16(TileConfig, RaggedDotArguments const&, cudaStream_t);
 cudaError_t ragged_noncontracting_f16(TileConfig, RaggedDotArguments const&, cudaStream_t);
 cudaError_t ragged_noncontracting_f32(TileConfig, RaggedDotArguments const&, cudaStream_t);
+cudaError_t few_rows_f32(TileConfig, RaggedDotArguments const&, cudaStream_t);
 cudaError_t ragged_contracting_bf16(TileConfig, RaggedDotArguments const&, cudaStream_t);
 cudaError_t ragged_contracting_f16(TileConfig, RaggedDotArguments const&, cudaStream_t);
 cudaError_t ragged_contracting_f32(TileConfig, RaggedDotArguments const&, cudaStream_t);
@@ -50,7 +51,8 @@ cudaError_t ragged_noncontracting(TileConfig config, RaggedDotArguments const& a
     case ElementType::kF16:
       return ragged_noncontracting_f16(config, arguments, stream);
     case ElementType::kF32:
-      return ragged_noncontracting_f32(config, arguments, stream);
+      return is_transposed(config) ? few_rows_f32(config, arguments, stream)
+                                   : ragged_noncontracting_f32(config, arguments, stream);
   }
   return cudaErrorInvalidValue;
 }

@@ -14,4 +14,8 @@ struct TileConfig {
   bool stream_k = false;  // the last wave is cut along K: noncontracting products of 16-bit types
 };
 
+// Tiles of no more rows than a WGMMA instruction has belong to kernels for groups of few rows, in
+// which rows are on the other side of the instruction.
+constexpr bool is_transposed(TileConfig tile) { return tile.tile_m <= 64; }
+
 }  // namespace jgg::sm90

@@ -56,5 +56,6 @@ using CutTiles = TileTable<CutTile>;
 
 // Of float32 operands, whose mainloop is of another kind.
 using Float32Tiles = TileTable<Tile<128, 256, 2>>;
+using Float32FewRowsTiles = TileTable<Tile<64, 128, 1>>;
 
 }  // namespace jgg::sm90

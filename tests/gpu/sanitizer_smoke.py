@@ -218,6 +218,31 @@ def lists_of_products(rng) -> int:
     return launches
 
 
+def float32_products_of_few_rows(rng) -> int:
+    """Both precisions and majors of the weights, K and N off the tile."""
+    launches = 0
+    tile = tile_config.FLOAT32_FEW_ROWS_TILE
+    for transpose_rhs, precision in product((False, True), PRODUCT_ERROR):
+        for sizes, offset in zip(SIZES, OFFSETS, strict=True):
+            shapes = NONCONTRACTING.shapes(M, K + 4, N + 4, G)
+            lhs, rhs, _ = (random(rng, shape, jnp.float32) for shape in shapes)
+            sizes = np.array(sizes, np.int32)
+            out = noncontracting(
+                lhs,
+                swap(rhs, transpose_rhs),
+                sizes,
+                offset,
+                transpose_rhs=transpose_rhs,
+                precision=precision,
+                implementation="cuda",
+                tile=tile,
+            )
+            exact = oracle.ragged_noncontracting(lhs, rhs, sizes, offset or 0)
+            oracle.check(out, exact, product_error=PRODUCT_ERROR[precision])
+            launches += 1
+    return launches
+
+
 def float32_updates(rng) -> int:
     """Both precisions, with rows that have to be padded and rows that need not."""
     launches = 0
@@ -389,6 +414,7 @@ PARTS = {
     "skew": gradients_of_unequal_groups,
     "updates": symmetric_updates,
     "lists": lists_of_products,
+    "float32_few_rows": float32_products_of_few_rows,
     "float32_updates": float32_updates,
     "float32_lists": float32_lists_of_products,
     "fp64": fp64,

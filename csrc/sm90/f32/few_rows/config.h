@@ -1,0 +1,76 @@
+// What is fixed at compile time about the kernel for float32 groups of few rows, and the shared
+// memory that follows.
+//
+// In such a group nearly all that is read are weights, and time is what reading them takes: a pass
+// that splits them into parts first reads and writes them once more. Here they are split on their
+// way from shared memory to the tensor cores. Those take one operand from registers, the one on
+// the M side, so that is where the weights' columns are, and the rows on the N side: the product is
+// transposed. M comes in 64 and N in 8, so few rows then cost little besides.
+#pragma once
+
+#include "sm90/barrier.h"
+#include "sm90/f32/few_rows/parts.h"
+#include "sm90/kernel_config.h"
+#include "sm90/work_ring.h"
+
+namespace jgg::sm90::f32::few_rows {
+
+constexpr int kColumnsPerConsumer = 64;  // M of one WGMMA
+constexpr int kMmaK = 16;                // its K
+constexpr int kRowThreads = kWarpgroup;  // that bring rows
+// A warpgroup of which a thread copies weights and a warp schedules, that, and the consumers.
+constexpr int kThreads = (2 + kConsumers) * kWarpgroup;
+constexpr int kCopyRegisters = 40;
+constexpr int kRowRegisters = 88;
+constexpr int kConsumerRegisters = 192;
+constexpr int kBoxColumns = kRowBytes / sizeof(float);
+
+// A tile has at most kTileM rows and kTileN columns. Weights are contiguous along the contracted
+// dimension (K) or along their columns (MN).
+template <cute::GMMA::Major kRhsMajor_, int kParts_>
+struct Config {
+  static constexpr cute::GMMA::Major kRhsMajor = kRhsMajor_;
+  static constexpr int kParts = kParts_;
+  static constexpr int kTileM = 64;
+  static constexpr int kTileN = kConsumers * kColumnsPerConsumer;
+  static constexpr int kTileK = kRowBytes / sizeof(cutlass::bfloat16_t);  // a row of a part
+  static constexpr int kCluster = 1;
+
+  static constexpr bool kAlongK = kRhsMajor == cute::GMMA::Major::K;
+  static constexpr int kBoxes = (kAlongK ? kTileK : kTileN) / kBoxColumns;
+  static constexpr int kBoxRows = kAlongK ? kTileN : kTileK;
+  static constexpr int kBoxBytes = kBoxRows * kRowBytes;
+  static constexpr int kWeightBytes = kBoxes * kBoxBytes;
+  static constexpr int kPartBytes = kTileM * kRowBytes;
+  static constexpr int kStages =
+      (kSharedMemoryLimit - kSharedMemoryReserve) / (kWeightBytes + kParts * kPartBytes);
+};
+
+template <class Config>
+struct SharedStorage {
+  alignas(1024) uint8_t weights[Config::kStages][Config::kWeightBytes];
+  alignas(1024) uint8_t rows[Config::kStages][Config::kParts][Config::kPartBytes];
+  WorkTile work[kWorkStages];
+  alignas(8) Barrier weights_full[Config::kStages];
+  alignas(8) Barrier rows_full[Config::kStages];
+  alignas(8) Barrier empty[Config::kStages];
+  alignas(8) Barrier work_full[kWorkStages];
+  alignas(8) Barrier work_empty[kWorkStages];
+};
+
+// Which of a warp's 16 columns a lane has as row lane / 4 of the M side; with 8 added, as row lane
+// / 4
+// + 8. In this order eight neighbouring lanes find what they read at once in all banks.
+__device__ inline int column_of_lane() {
+  int const row = threadIdx.x % kWarpSize / 4;
+  return row / 2 + row % 2 * 4;
+}
+
+// The rows of a tile, those of its group that are left.
+template <class Config>
+__device__ int rows_of(WorkTile const& work) {
+  int const left = work.extent - work.m;
+  return left < Config::kTileM ? left : Config::kTileM;
+}
+
+}  // namespace jgg::sm90::f32::few_rows
