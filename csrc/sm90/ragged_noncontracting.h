@@ -124,7 +124,6 @@ struct RaggedNoncontracting {
     params.out_data = static_cast<typename Config::Output*>(a.out);
 
     params.rhs_in_slabs = a.n % Config::kSlab == 0;
-    // For weights [n, k] it costs up to 14 %.
     params.rhs_hint = Config::kRhsMajor == cute::GMMA::Major::MN && streams_weights(a)
                           ? LoadHint::kEvictFirst
                           : LoadHint::kNormal;
@@ -135,7 +134,7 @@ struct RaggedNoncontracting {
         operand_view<typename Config::Element>(a.lhs, Config::kLhsMajor == cute::GMMA::Major::K);
     TensorView rhs =
         operand_view<typename Config::Element>(a.rhs, Config::kRhsMajor == cute::GMMA::Major::K);
-    if (streams_weights(a)) rhs.fetch = kFetchBox;
+    if (streams_weights(a) && a.m > kDecodingRows * a.groups) rhs.fetch = kFetchBox;
     int const rhs_groups = (a.rhs_batched ? a.batches : 1) * a.local_groups;
     cudaError_t status = kRowsContiguous
                              ? encode_plain(&params.lhs, lhs, a.lhs_batched ? a.batches : 1, a.k,
@@ -156,9 +155,13 @@ struct RaggedNoncontracting {
                                kRowsPerConsumer, params.store_shift);
   }
 
+  // Rows a group up to which L2 fetches weights [n, k] two boxes at a time: 2 % faster.
+  static constexpr int64_t kDecodingRows = 64;
+
   // Where groups are a tile or two and steps are many, no weight is read again. Those of rhs [k, n]
-  // then leave L2 to the others, up to 2 % faster, and of rhs [n, k] L2 fetches no more than a box
-  // at a time, up to 6 % faster. With few steps the one costs 5 %, the other 1.
+  // then leave L2 to the others, up to 2 % faster; for [n, k] that costs up to 14 %, but with more
+  // rows than in decoding L2 fetches no more than a box at a time, up to 6 % faster. With few steps
+  // the one costs 5 %, the other 1.
   static bool streams_weights(RaggedDotArguments const& a) {
     constexpr int kManySteps = 32;
     return has_few_rows(group_sizes(a)) && a.terms <= 1 && a.k >= kManySteps * Config::kTileK;
