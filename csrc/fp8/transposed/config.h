@@ -55,13 +55,6 @@ struct KernelConfig {
   static_assert(kStages >= 2, "the tile is too large for shared memory");
 };
 
-// The rows of a tile, those of its group that are left.
-template <class Config>
-__device__ int rows_of(WorkTile const& work) {
-  int const left = work.extent - work.m;
-  return left < Config::kTileM ? left : Config::kTileM;
-}
-
 template <class Config>
 struct SharedStorage {
   alignas(1024) uint8_t rhs[Config::kStages][Config::kRhsBytes];

@@ -5,34 +5,12 @@
 #include <cutlass/arch/reg_reconfig.h>
 
 #include <cute/arch/copy_sm90_desc.hpp>
-#include <type_traits>
 
 #include "fp8/transposed/mainloop.h"
+#include "sm90/few_rows.h"
 #include "sm90/kernel.h"
 
 namespace jgg::fp8::transposed {
-
-// Calls `function(work, stage)` for each tile.
-template <class Config, class Function>
-__device__ void for_each_tile(SharedStorage<Config>& shared, Function function) {
-  StageIterator<Config::kStages> stage;
-  sm90::WorkIterator slot;
-  while (true) {
-    WorkTile const work = sm90::read_work(shared, slot);
-    if (work.k_tiles == sm90::kNoMoreWork) return;
-    function(work, stage);
-    __syncwarp();
-  }
-}
-
-// Calls `function` with the least of 16, 32, ... kMost that has room for `rows`, as a constant.
-template <int kMost, int kRows = 16, class Function>
-__device__ void with_rows(int rows, Function function) {
-  if constexpr (kRows < kMost) {
-    if (rows > kRows) return with_rows<kMost, kRows * 2>(rows, function);
-  }
-  function(std::integral_constant<int, kRows>{});
-}
 
 // What a block reads first comes from device memory, and each waits for the other: asked for now,
 // all of it comes at once.
@@ -79,7 +57,7 @@ __global__ void __launch_bounds__(sm90::kThreads, kBlocks)
     if (warp == kWarpgroup / kWarpSize - 1) {
       sm90::schedule_tiles<Problem>(params, shared);
     } else if (warp < Mainloop::kLoadingWarps) {
-      for_each_tile(shared, [&](WorkTile const& work, auto& stage) {
+      sm90::for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
         Mainloop::load(params, work, shared, stage, warp);
       });
     }
@@ -87,8 +65,8 @@ __global__ void __launch_bounds__(sm90::kThreads, kBlocks)
     cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
     int const consumer = warpgroup - 1;
     Epilogue<Config> const epilogue(shared, params.out, params.out_type, consumer);
-    for_each_tile(shared, [&](WorkTile const& work, auto& stage) {
-      with_rows<Config::kTileM>(rows_of<Config>(work), [&](auto rows) {
+    sm90::for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
+      sm90::with_rows<Config::kTileM>(sm90::rows_of<Config>(work), [&](auto rows) {
         Mainloop::template compute<rows.value>(params, work, shared, stage, consumer, epilogue);
       });
     });

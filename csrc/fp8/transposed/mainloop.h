@@ -8,6 +8,7 @@
 #include "fp8/scale_producer.h"
 #include "fp8/transposed/epilogue.h"
 #include "fp8/transposed/noncontracting.h"
+#include "sm90/few_rows.h"
 #include "sm90/tma_load.h"
 
 namespace jgg::fp8::transposed {
@@ -59,7 +60,7 @@ class Mainloop {
                               Stage& stage, int warp) {
     if (warp > 0) return bring_scales<Problem>(params, work, shared, stage);
     if (threadIdx.x > 0) return;
-    int const rows = rows_of<Config>(work);
+    int const rows = sm90::rows_of<Config>(work);
     int const boxes = (rows + Config::kBoxRows - 1) / Config::kBoxRows;
     for (int k_tile = 0; k_tile < work.k_tiles; ++k_tile, ++stage) {
       shared.empty[stage.stage].wait(stage.phase ^ 1);
@@ -83,7 +84,7 @@ class Mainloop {
     multiply<kRows>(work.k_tiles, shared, stage, consumer, sums);
     int const first = consumer * kColumnsPerConsumer;
     epilogue.template store<kRows>(
-        sums, Problem::store_at(params, work, 0), rows_of<Config>(work),
+        sums, Problem::store_at(params, work, 0), sm90::rows_of<Config>(work),
         [&](int column) { return Problem::channel_scale(params, work, first + column); });
   }
 

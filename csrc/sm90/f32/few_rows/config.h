@@ -17,13 +17,15 @@ namespace jgg::sm90::f32::few_rows {
 
 constexpr int kColumnsPerConsumer = 64;  // M of one WGMMA
 constexpr int kMmaK = 16;                // its K
-constexpr int kRowThreads = kWarpgroup;  // that bring rows
-// A warpgroup of which a thread copies weights and a warp schedules, that, and the consumers.
+constexpr int kBoxColumns = kRowBytes / sizeof(float);
+
+// Warpgroups: one of which a warp schedules and a thread copies weights, one that brings rows, and
+// the consumers. What each thread of them has of the registers:
+constexpr int kRowThreads = kWarpgroup;
 constexpr int kThreads = (2 + kConsumers) * kWarpgroup;
 constexpr int kCopyRegisters = 40;
 constexpr int kRowRegisters = 88;
 constexpr int kConsumerRegisters = 192;
-constexpr int kBoxColumns = kRowBytes / sizeof(float);
 
 // A tile has at most kTileM rows and kTileN columns. Weights are contiguous along the contracted
 // dimension (K) or along their columns (MN).
@@ -58,19 +60,12 @@ struct SharedStorage {
   alignas(8) Barrier work_empty[kWorkStages];
 };
 
-// Which of a warp's 16 columns a lane has as row lane / 4 of the M side; with 8 added, as row lane
-// / 4
-// + 8. In this order eight neighbouring lanes find what they read at once in all banks.
+// The first of a lane's two columns among the 16 of its warp, which WGMMA takes for row lane / 4 of
+// its M side; the other is 8 further on in both. In this order eight neighbouring lanes find what
+// they read at once in all banks.
 __device__ inline int column_of_lane() {
   int const row = threadIdx.x % kWarpSize / 4;
   return row / 2 + row % 2 * 4;
-}
-
-// The rows of a tile, those of its group that are left.
-template <class Config>
-__device__ int rows_of(WorkTile const& work) {
-  int const left = work.extent - work.m;
-  return left < Config::kTileM ? left : Config::kTileM;
 }
 
 }  // namespace jgg::sm90::f32::few_rows

@@ -4,9 +4,8 @@
 
 #include <cutlass/arch/reg_reconfig.h>
 
-#include <type_traits>
-
 #include "sm90/f32/few_rows/mainloop.h"
+#include "sm90/few_rows.h"
 #include "sm90/kernel.h"
 
 namespace jgg::sm90::f32::few_rows {
@@ -23,28 +22,6 @@ __device__ void store(float const (&sums)[kSums], float* out, int pitch, int row
     int const row = i / 4 * 8 + lane % 4 * 2 + i % 2, at = column + i / 2 % 2 * 8;
     if (row < rows && at < columns) out[int64_t(row) * pitch + at] = sums[i];
   }
-}
-
-// Calls `function(work, stage)` for each tile.
-template <class Config, class Function>
-__device__ void for_each_tile(SharedStorage<Config>& shared, Function function) {
-  StageIterator<Config::kStages> stage;
-  WorkIterator slot;
-  while (true) {
-    WorkTile const work = read_work(shared, slot);
-    if (work.k_tiles == kNoMoreWork) return;
-    function(work, stage);
-    __syncwarp();
-  }
-}
-
-// Calls `function` with the least of 16, 32, ... kMost that has room for `rows`, as a constant.
-template <int kMost, int kRows = 16, class Function>
-__device__ void with_rows(int rows, Function function) {
-  if constexpr (kRows < kMost) {
-    if (rows > kRows) return with_rows<kMost, kRows * 2>(rows, function);
-  }
-  function(std::integral_constant<int, kRows>{});
 }
 
 template <class Mainloop, class Shared>
@@ -76,7 +53,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     cutlass::arch::warpgroup_reg_dealloc<kCopyRegisters>();
     int const warp = threadIdx.x / kWarpSize;
     if (warp == 0) {
-      for_each_tile(shared, [&](WorkTile const& work, auto& stage) {
+      for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
         Mainloop::load_weights(params, work, shared, stage);
       });
     }
@@ -85,14 +62,14 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   if (warpgroup == 1) {
     cutlass::arch::warpgroup_reg_dealloc<kRowRegisters>();
-    for_each_tile(shared, [&](WorkTile const& work, auto& stage) {
+    for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
       Mainloop::bring_rows(params, work, shared, stage);
     });
     return;
   }
   cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
   int const consumer = warpgroup - 2;
-  for_each_tile(shared, [&](WorkTile const& work, auto& stage) {
+  for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
     int const rows = rows_of<Config>(work);
     auto const compute = [&](auto most_rows) {
       typename Mainloop::template Sums<most_rows.value> sums = {};

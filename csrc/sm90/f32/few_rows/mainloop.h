@@ -9,6 +9,7 @@
 #include "sm90/f32/few_rows/noncontracting.h"
 #include "sm90/f32/few_rows/rows.h"
 #include "sm90/f32/few_rows/weights.h"
+#include "sm90/few_rows.h"
 
 namespace jgg::sm90::f32::few_rows {
 

@@ -8,14 +8,15 @@
 
 namespace jgg::sm90::f32::few_rows {
 
-// Which of the 16 elements of K of one WGMMA is whose. A thread holds, of weights that are
-// contiguous along K, four neighbours, which it can load at once, and WGMMA takes them for
-// elements 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 (t = thread % 4). Both operands have the same order,
-// so the sum has the same terms.
+// For one of the threads that do.
+//
+// WGMMA takes a thread's four weights for elements 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of the 16 of
+// its K (t = thread % 4). Of weights that are contiguous along K these are four neighbours, which a
+// thread can load at once, and rows are put in the same order: the sum has the same terms.
 template <class Config>
 class RowLoader {
  public:
-  // For one of the threads that bring rows. `rows` of them exist.
+  // `rows` of a tile's rows are there.
   __device__ RowLoader(float const* first_row, int rows, int k)
       : from_(first_row + int64_t(first()) * k + column()), rows_(rows), k_(k) {}
 
