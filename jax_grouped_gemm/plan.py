@@ -72,8 +72,9 @@ class Plan:
       tile: kernel configuration, None without a kernel.
       grid: thread blocks launched.
       workspace_bytes: scratch memory of the kernel.
-      terms: products of float16 parts that make up a product of float32 operands, or stand for as
-        many bfloat16 ones, see `jax_grouped_gemm.float32`; 0 for other operands.
+      terms: products of float16 parts that make up a product of float32 operands, 1 or 3; with few
+        rows a group, where parts are bfloat16, the precision of as many. 0 for other operands. See
+        `jax_grouped_gemm.float32`.
       efficiency: predicted share of the tensor cores' work that is useful, from the tiles' edges
         and the last, partial wave of tiles, for groups of equal size. 0 without a kernel.
       chosen_by: what the tile comes from: "default", its family's choice; "override", a tile
