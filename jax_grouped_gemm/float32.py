@@ -24,8 +24,9 @@ and split them would take several times as long. There x is the sum of two or th
 eight bits of it each, which the kernel splits on the way: bfloat16 has all exponents of float32, so
 nothing is scaled, and no group's magnitudes matter. Six products of three parts have the accuracy
 of a float32 product, three products of two parts, of 16 bits, more than TF32's. The parts of an
-element end at 2^-133, so that elements below 2^-109 lose bits. Infinity times any element but zero
-is infinity.
+element end at 2^-133, so that elements below 2^-109 lose bits. Infinity times any element from
+2^-133 on is infinity. A NaN counts as one if its upper half says so, as in all that arithmetic
+makes; one of which only lower bits are set is taken for infinity.
 """
 
 from __future__ import annotations

@@ -7,12 +7,14 @@
 // three of two float16 parts would do.
 //
 // Products of first parts are kept apart from the others, which are corrections. Where an operand
-// is infinite, its second part is NaN, and so are the corrections: they are dropped then.
+// is infinite, its second part is NaN, and so are the corrections: they are dropped then. A NaN has
+// to show in the first part, which is its upper half, as those do that arithmetic makes.
 #pragma once
 
 #include <cuda_bf16.h>
 
 #include <cstdint>
+#include <cstring>
 
 namespace jgg::sm90::f32::few_rows {
 
