@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm import primitives
+from jax_grouped_gemm._src.fp8 import primitive
 
 E4M3, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
 OUTPUTS = pytest.mark.parametrize("out_dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
@@ -33,7 +33,7 @@ def use_tile(tile):
     """Has the FP8 products that are traced inside take this configuration."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("scaled_ragged_noncontracting", "scaled_ragged_contracting"):
-            patch.setattr(primitives, name, partial(getattr(primitives, name), tile=tile))
+            patch.setattr(primitive, name, partial(getattr(primitive, name), tile=tile))
         yield
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm import primitives
+from jax_grouped_gemm._src.ragged import primitive as ragged
 
 
 def contracting_plan(
@@ -31,7 +31,7 @@ def contracting_plan(
 
     (plan,) = jgg.explain(
         partial(
-            primitives.ragged_contracting,
+            ragged.ragged_contracting,
             num_groups=groups,
             preferred_element_type=np.dtype(dtype if out_dtype is None else out_dtype),
             precision=None,

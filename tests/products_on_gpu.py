@@ -13,7 +13,7 @@ from ops import swap
 from products import LAYOUTS, List, cutlass_like, random_list
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm import grouped_gemm_plan
+from jax_grouped_gemm._src.lists.grouped_gemm import plan as grouped_gemm_plan
 
 FORMS = pytest.mark.parametrize("transpose_lhs, transpose_rhs", LAYOUTS)
 SCHEDULERS = pytest.mark.parametrize("scheduler", grouped_gemm_plan.SCHEDULERS)

@@ -10,7 +10,8 @@ from aot import Target
 from tiles import A, B, C, add_tiles
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm.autotune import (
+from jax_grouped_gemm._src.explain import planned_products
+from jax_grouped_gemm._src.tuning.autotune import (
     MARGIN,
     PRODUCTS_A_RUN,
     ROUNDS,
@@ -18,8 +19,7 @@ from jax_grouped_gemm.autotune import (
     product_chain,
     queued_seconds,
 )
-from jax_grouped_gemm.explain import planned_products
-from jax_grouped_gemm.tuning_table import Build, TuningFile
+from jax_grouped_gemm._src.tuning.table import Build, TuningFile
 
 M, K, N, G = 264, 128, 192, 4
 

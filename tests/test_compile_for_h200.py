@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from ops import CONTRACTING, NONCONTRACTING, OPS
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm import availability, tile_config
+from jax_grouped_gemm._src import availability, tile_config
 
 TARGET_CONFIG = Path(__file__).parent / "data" / "h200_target_config.txtpb"
 M, K, N, G = 256, 128, 192, 4

@@ -11,7 +11,10 @@ import pytest
 from aot import FREE, Target
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm import checkpoint_policies, moe, plan_fp8, primitives, tile_config
+from jax_grouped_gemm import checkpoint_policies, moe
+from jax_grouped_gemm._src import tile_config
+from jax_grouped_gemm._src.fp8 import formats, primitive
+from jax_grouped_gemm._src.fp8 import plan as plan_fp8
 
 TARGET_CONFIG = Path(__file__).parent / "data" / "h200_target_config.txtpb"
 M, K, N, G = 512, 256, 384, 4
@@ -132,11 +135,11 @@ class TestScaledProducts:
             shapes = ((M, K), E4M3), ((M, 2), F32), ((G, N, K), E4M3), ((G, 3, 2), F32)
             options |= dict(transpose_rhs=True, lhs_scaling="1x128", rhs_scaling="128x128")
         else:
-            b = plan_fp8.row_blocks(M, G)
+            b = formats.row_blocks(M, G)
             shapes = ((b, K, 128), E4M3), ((b, K), F32), ((b, N, 128), E4M3), ((b, N), F32)
             options |= dict(num_rows=M, num_groups=G)
         operands = [array(*shape) for shape in shapes] + [SIZES, array((1,), jnp.int32)]
-        program = h200.compile(partial(getattr(primitives, op), **options), *operands)
+        program = h200.compile(partial(getattr(primitive, op), **options), *operands)
         assert program.kernels == {op: 1}
         (call,) = program.calls
         for name, size in tile.sizes().items():

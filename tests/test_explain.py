@@ -9,7 +9,7 @@ import pytest
 from ops import CONTRACTING, NONCONTRACTING, OPS
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm.tile_config import (
+from jax_grouped_gemm._src.tile_config import (
     DEFAULT_TILE,
     STREAM_K_TILE_CONFIGS,
     TILE_CONFIGS,

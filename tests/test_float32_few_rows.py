@@ -10,7 +10,7 @@ from test_compile_for_h200 import assert_only_workspaces, cotangents, forward, s
 from test_compile_for_h200 import h200 as h200  # a fixture
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm.tile_config import DEFAULT_TILE, FLOAT32_FEW_ROWS_TILE
+from jax_grouped_gemm._src.tile_config import DEFAULT_TILE, FLOAT32_FEW_ROWS_TILE
 
 G = 4
 MAJORS = pytest.mark.parametrize("transpose_rhs", [False, True])

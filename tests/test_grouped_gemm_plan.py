@@ -9,7 +9,7 @@ import pytest
 from products import FOUR_PROBLEMS, cutlass_like, mixed_layouts
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm import grouped_gemm_plan
+from jax_grouped_gemm._src.lists.grouped_gemm import plan as grouped_gemm_plan
 
 BF16 = jnp.bfloat16
 

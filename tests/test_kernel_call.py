@@ -12,7 +12,7 @@ import pytest
 from ops import NONCONTRACTING, OPS, random, swap
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm import kernel_calls, reference
+from jax_grouped_gemm._src.ragged import call, reference
 
 M, K, N, G = 37, 11, 13, 3
 SIZES = np.array([9, 0, 21], np.int32)
@@ -74,7 +74,7 @@ def test_call(op, m, k, n, transpose_lhs, transpose_rhs, dtype, out_dtype, rng, 
         return op.call.__wrapped__(*operands, preferred_element_type=out_dtype, **majors)
 
     (planned,) = jgg.explain(function, *operands).plans
-    out = kernel_calls.ragged(planned, *map(jnp.asarray, operands), jnp.zeros(1, jnp.int32))
+    out = call.ragged(planned, *map(jnp.asarray, operands), jnp.zeros(1, jnp.int32))
     assert out.dtype == out_dtype
     oracle.check(out, op.exact(lhs, rhs, SIZES))
 
@@ -86,7 +86,5 @@ def test_batched_call(rng, monkeypatch):
     sizes = rng.multinomial(M, [0.2, 0.3, 0.5], 2).astype(np.int32)
     mapped = jax.vmap(jgg.ragged_dot, (0, None, 0))
     (planned,) = jgg.explain(mapped, lhs, rhs, sizes).plans
-    out = kernel_calls.ragged(
-        planned, *map(jnp.asarray, (lhs, rhs, sizes)), jnp.zeros(1, jnp.int32)
-    )
+    out = call.ragged(planned, *map(jnp.asarray, (lhs, rhs, sizes)), jnp.zeros(1, jnp.int32))
     oracle.check(out, NONCONTRACTING.exact(lhs, rhs, sizes))

@@ -8,9 +8,14 @@ import numpy as np
 import pytest
 from products import FOUR_PROBLEMS
 
-from jax_grouped_gemm import grouped_gemm_plan, list_schedule
-from jax_grouped_gemm.list_schedule import Shape
-from jax_grouped_gemm.tile_config import TileConfig
+from jax_grouped_gemm._src.lists.grouped_gemm import (
+    plan as grouped_gemm_plan,
+)
+from jax_grouped_gemm._src.lists.grouped_gemm import (
+    schedule as list_schedule,
+)
+from jax_grouped_gemm._src.lists.grouped_gemm.schedule import Shape
+from jax_grouped_gemm._src.tile_config import TileConfig
 
 FIELDS = "unit rank owner batch group begin extent head m n k_tiles share".split()
 NOTHING, LHS, RHS = range(3)

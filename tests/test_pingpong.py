@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import pytest
 from plans import contracting_plan
 
-from jax_grouped_gemm import pingpong, tile_config
+from jax_grouped_gemm._src import tile_config
+from jax_grouped_gemm._src.ragged import pingpong
 
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 (TILE,) = tile_config.PINGPONG_TILE_CONFIGS

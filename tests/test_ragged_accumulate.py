@@ -12,7 +12,8 @@ from jax.sharding import PartitionSpec as P
 from ops import CONTRACTING, accumulation_shapes, contracting, random, swap
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm import kernel_calls, reference, tile_config
+from jax_grouped_gemm._src import tile_config
+from jax_grouped_gemm._src.ragged import call, reference
 
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 M, K, N, G = 48, 16, 24, 6
@@ -330,5 +331,5 @@ def test_call(m, dtype, transpose_lhs, transpose_rhs, rng, monkeypatch):
     arrays = accumulator, swap(lhs, transpose_lhs), swap(rhs, transpose_rhs), SIZES
     mine = planned(*arrays, **majors)
     assert mine.adds_in_place
-    out = kernel_calls.accumulate(mine, *map(jnp.asarray, arrays), jnp.zeros(1, jnp.int32))
+    out = call.accumulate(mine, *map(jnp.asarray, arrays), jnp.zeros(1, jnp.int32))
     oracle.check(out, exact(accumulator, lhs, rhs, SIZES))

@@ -14,7 +14,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm import plan_fp8, primitives
+from jax_grouped_gemm._src.fp8 import plan as plan_fp8
+from jax_grouped_gemm._src.fp8 import primitive
 
 E4M3, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
 M, K, N, G = 150, 200, 144, 4
@@ -257,8 +258,8 @@ class TestTile:
     @TILES
     def test_the_reference_needs_none(self, tile, rng):
         operands = self.operands(rng)
-        run = jax.jit(partial(primitives.scaled_ragged_noncontracting, **self.PARAMS, tile=tile))
-        plain = primitives.scaled_ragged_noncontracting(*operands, **self.PARAMS)
+        run = jax.jit(partial(primitive.scaled_ragged_noncontracting, **self.PARAMS, tile=tile))
+        plain = primitive.scaled_ragged_noncontracting(*operands, **self.PARAMS)
         np.testing.assert_array_equal(run(*operands), plain)
 
 

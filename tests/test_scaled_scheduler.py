@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from oracle import group_rows
 
-from jax_grouped_gemm import plan_fp8
+from jax_grouped_gemm._src.fp8 import plan as plan_fp8
 
 FIELDS = "unit rank owner batch group begin extent head m n k_tiles share".split()
 TILE = dict(tile_m=128, tile_n=256, cluster=2)

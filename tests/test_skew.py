@@ -14,7 +14,8 @@ import pytest
 from plans import contracting_plan
 from test_scheduler import LHS, RHS, TILE_CHANGE, TILE_K, Problem, random_problem
 
-from jax_grouped_gemm import plan, skew, stream_k, tile_config
+from jax_grouped_gemm._src import plan, tile_config
+from jax_grouped_gemm._src.ragged import skew, stream_k
 
 HANDS_OVER = -1
 CLUSTERS = tile_config.NUM_SMS // tile_config.DEFAULT_TILE.cluster

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from jax_grouped_gemm import grouped_gemm_plan_fp64
-from jax_grouped_gemm.fp64_kernels import KERNELS
-from jax_grouped_gemm.list_schedule import Shape
-from jax_grouped_gemm.tile_config import TileConfig
+from jax_grouped_gemm._src.lists.fp64 import KERNELS
+from jax_grouped_gemm._src.lists.grouped_gemm import plan_fp64 as grouped_gemm_plan_fp64
+from jax_grouped_gemm._src.lists.grouped_gemm.schedule import Shape
+from jax_grouped_gemm._src.tile_config import TileConfig
 
 FIELDS = "turn block product m n steps".split()
 TILE = pytest.mark.parametrize("tile", [64, 128])

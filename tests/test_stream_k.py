@@ -16,7 +16,10 @@ from ops import CONTRACTING, NONCONTRACTING
 from test_scheduler import FIELDS, TILE_K, Problem, check_noncontracting, random_problem
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm import plan, plan_fp8, primitives, reference, stream_k, tile_config
+from jax_grouped_gemm._src import plan, tile_config
+from jax_grouped_gemm._src.fp8 import plan as plan_fp8
+from jax_grouped_gemm._src.ragged import primitive as ragged
+from jax_grouped_gemm._src.ragged import reference, stream_k
 
 HANDS_OVER = -1
 (TILE,) = tile_config.STREAM_K_TILE_CONFIGS
@@ -182,8 +185,8 @@ class TestPlan:
     ):
         lhs, rhs, _ = op.shapes(m, k, n, 8)
         bind = {
-            NONCONTRACTING: primitives.ragged_noncontracting,
-            CONTRACTING: partial(primitives.ragged_contracting, num_groups=8),
+            NONCONTRACTING: ragged.ragged_noncontracting,
+            CONTRACTING: partial(ragged.ragged_contracting, num_groups=8),
         }[op]
         params = (
             dict(
@@ -277,7 +280,7 @@ class TestPlan:
         )
 
         def call(lhs, rhs):
-            return primitives.ragged_noncontracting(
+            return ragged.ragged_noncontracting(
                 lhs, rhs, sizes, offset, implementation="reference", tile=TILE, **params
             )
 
@@ -289,7 +292,7 @@ class TestPlan:
 
     def test_cotangents_plan_their_own_tiles(self):
         def call(lhs, rhs, sizes, offset):
-            return primitives.ragged_noncontracting(
+            return ragged.ragged_noncontracting(
                 lhs,
                 rhs,
                 sizes,
@@ -378,7 +381,7 @@ class TestCompiledForAnH200:
         pytest.importorskip("jax_plugins.xla_cuda13", reason="the CUDA plugin is not installed")
         config = Path(__file__).parent / "data" / "h200_target_config.txtpb"
         product = partial(
-            primitives.ragged_noncontracting,
+            ragged.ragged_noncontracting,
             transpose_lhs=False,
             transpose_rhs=transpose_rhs,
             preferred_element_type=np.dtype(jnp.bfloat16),

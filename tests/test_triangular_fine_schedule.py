@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm import rank_k_plan
+from jax_grouped_gemm._src.lists.rank_k import plan as rank_k_plan
 
 TILE = rank_k_plan.FINE_TILE
 FIELDS = "unit rank owner batch group begin extent head m n k_tiles share".split()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm import rank_k_plan
+from jax_grouped_gemm._src.lists.rank_k import plan as rank_k_plan
 
 TILE_M = rank_k_plan.RANK_K_TILE.tile_m
 FIELDS = "unit rank owner batch group begin extent head m n k_tiles share".split()

@@ -14,8 +14,8 @@ import pytest
 from tiles import NOT_COMPILED, A, B, C, add_tiles
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm import tuning_table
-from jax_grouped_gemm.tuning_table import Build, Tuned, TuningFile, problem_key
+from jax_grouped_gemm._src.tuning import table as tuning_table
+from jax_grouped_gemm._src.tuning.table import Build, Tuned, TuningFile, problem_key
 
 M, K, N, G = 264, 128, 192, 4
 

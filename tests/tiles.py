@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm import plan_fp8, plan_ragged
+from jax_grouped_gemm._src.fp8 import plan as plan_fp8
+from jax_grouped_gemm._src.ragged import plan as plan_ragged
 
 A, B, C = (
     jgg.TileConfig(tile_m=m, tile_n=n, cluster=1) for m, n in ((192, 96), (64, 96), (192, 32))

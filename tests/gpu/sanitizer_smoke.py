@@ -42,7 +42,10 @@ from products import random_list  # noqa: E402
 from updates import SYR2K, SYRK, UPDATES, check_double, check_real  # noqa: E402
 
 import jax_grouped_gemm as jgg  # noqa: E402
-from jax_grouped_gemm import plan_fp8, primitives, tile_config  # noqa: E402
+from jax_grouped_gemm._src import tile_config  # noqa: E402
+from jax_grouped_gemm._src.fp8 import plan as plan_fp8
+from jax_grouped_gemm._src.fp8 import primitive as fp8_primitive
+from jax_grouped_gemm._src.ragged import primitive as ragged
 
 M, K, N, G = 392, 136, 264, 5
 SIZES = [
@@ -127,7 +130,7 @@ def products_with_a_cut_last_wave(rng) -> int:
     lhs, rhs = (random(rng, shape, jnp.bfloat16) for shape in ((M, k), (G, k, N)))
     for sizes in np.array(SIZES, np.int32):
         for transpose_rhs, out_dtype in product((False, True), (jnp.bfloat16, jnp.float32)):
-            out = primitives.ragged_noncontracting(
+            out = ragged.ragged_noncontracting(
                 lhs,
                 swap(rhs, transpose_rhs),
                 sizes,
@@ -378,7 +381,7 @@ def fp8_configurations(rng: np.random.Generator, sizes: np.ndarray) -> int:
         exact = fp8_oracle.noncontracting(*rows[:2], *weights[:2], sizes)
         operands = *rows[:2], *weights[2:], sizes, offset
         for tile in plan_fp8.NONCONTRACTING_TILES[1:] + plan_fp8.STREAM_K_TILES:
-            out = primitives.scaled_ragged_noncontracting(
+            out = fp8_primitive.scaled_ragged_noncontracting(
                 *operands, **forward, **options, tile=tile
             )
             fp8_oracle.check(out, exact)
@@ -386,7 +389,7 @@ def fp8_configurations(rng: np.random.Generator, sizes: np.ndarray) -> int:
     columns = [np.asarray(x) for x in 2 * rows[2:]]
     exact = fp8_oracle.contracting(*columns, sizes, M)
     for tile in plan_fp8.CONTRACTING_TILES[1:]:
-        out = primitives.scaled_ragged_contracting(
+        out = fp8_primitive.scaled_ragged_contracting(
             *columns, sizes, offset, num_rows=M, num_groups=G, **options, tile=tile
         )
         fp8_oracle.check(out, exact)

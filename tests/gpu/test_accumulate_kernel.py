@@ -12,7 +12,8 @@ from float32_errors import PRECISIONS, PRODUCT_ERROR
 from ops import CONTRACTING, contracting, random, swap
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm import _ffi, tile_config
+from jax_grouped_gemm._src import tile_config
+from jax_grouped_gemm._src.ragged import call as ragged_call
 
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 # Three by three output tiles for each group, none of the last ones full.
@@ -311,7 +312,7 @@ def test_gradients(rng):
 def with_workspace(accumulator, lhs, rhs, sizes, memory):
     """The result and the workspace, which takes over the bytes of the donated `memory`."""
     call = jax.ffi.ffi_call(
-        _ffi.TARGETS["ragged_accumulate"],
+        ragged_call.ACCUMULATE,
         [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (accumulator, memory)],
         input_output_aliases={0: 0},
     )

@@ -13,7 +13,7 @@ import pytest
 from ops import NONCONTRACTING, OPS, random, swap
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm.tuning_table import problem_key
+from jax_grouped_gemm._src.tuning.table import problem_key
 
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 E4M3 = jnp.float8_e4m3fn

@@ -12,7 +12,7 @@ from float32_errors import PRECISIONS, PRODUCT_ERROR
 from ops import NONCONTRACTING, random, swap
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm.tile_config import FLOAT32_FEW_ROWS_TILE
+from jax_grouped_gemm._src.tile_config import FLOAT32_FEW_ROWS_TILE
 
 F32 = jnp.float32
 M, K, N, G = 232, 264, 392, 8

@@ -13,7 +13,9 @@ import pytest
 from fp8_products import OUTPUTS, check, fp8, noncontracting, scales
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm import plan_fp8, stream_k, tile_config
+from jax_grouped_gemm._src import tile_config
+from jax_grouped_gemm._src.fp8 import plan as plan_fp8
+from jax_grouped_gemm._src.ragged import stream_k
 
 (TILE,) = plan_fp8.STREAM_K_TILES
 M, N, G = 1500, 776, 6

@@ -13,7 +13,7 @@ import pytest
 from fp8_products import E4M3, E5M2, OUTPUTS, check, contracting, fp8, noncontracting, scales
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm import plan_fp8
+from jax_grouped_gemm._src.fp8 import plan as plan_fp8
 
 M, K, N, G = 776, 520, 392, 8
 KB, NB = 5, 4  # blocks of 128 in K and N

@@ -20,7 +20,8 @@ from products_on_gpu import (
 )
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm import fp64_kernels, grouped_gemm_plan_fp64
+from jax_grouped_gemm._src.lists import fp64 as fp64_kernels
+from jax_grouped_gemm._src.lists.grouped_gemm import plan_fp64 as grouped_gemm_plan_fp64
 
 F64, C64, C128 = np.float64, np.complex64, np.complex128
 

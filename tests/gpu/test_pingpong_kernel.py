@@ -10,7 +10,7 @@ import oracle
 import pytest
 from ops import CONTRACTING, contracting, random
 
-from jax_grouped_gemm import tile_config
+from jax_grouped_gemm._src import tile_config
 
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 (TILE,) = tile_config.PINGPONG_TILE_CONFIGS

@@ -10,7 +10,7 @@ from ops import random, swap
 from updates import HER2K, SYR2K, SYRK, check_real
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm import rank_k_plan
+from jax_grouped_gemm._src.lists.rank_k import plan as rank_k_plan
 
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 

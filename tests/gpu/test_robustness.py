@@ -11,7 +11,7 @@ import oracle
 import pytest
 from ops import NONCONTRACTING, OPS, random, swap
 
-from jax_grouped_gemm import tile_config
+from jax_grouped_gemm._src import tile_config
 
 BF16, F32 = jnp.bfloat16, jnp.float32
 M, K, N, G = 776, 264, 520, 8

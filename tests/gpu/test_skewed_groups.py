@@ -10,7 +10,8 @@ import oracle
 import pytest
 from ops import CONTRACTING, NONCONTRACTING, contracting, random
 
-from jax_grouped_gemm import _ffi, tile_config
+from jax_grouped_gemm._src import tile_config
+from jax_grouped_gemm._src.ragged import call as ragged_call
 
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 CLUSTERS = tile_config.NUM_SMS // tile_config.DEFAULT_TILE.cluster
@@ -165,7 +166,7 @@ def test_same_inputs_give_the_same_bits(extension, rng):
 def with_workspace(lhs, rhs, sizes, memory, groups):
     """The result and the workspace, which takes over the bytes of the donated `memory`."""
     call = jax.ffi.ffi_call(
-        _ffi.TARGETS["ragged_contracting"],
+        ragged_call.CONTRACTING,
         [
             jax.ShapeDtypeStruct((groups, lhs.shape[1], rhs.shape[1]), lhs.dtype),
             jax.ShapeDtypeStruct(memory.shape, memory.dtype),

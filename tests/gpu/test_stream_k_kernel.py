@@ -11,7 +11,9 @@ import oracle
 import pytest
 from ops import NONCONTRACTING, random, swap
 
-from jax_grouped_gemm import _ffi, primitives, stream_k, tile_config
+from jax_grouped_gemm._src import tile_config
+from jax_grouped_gemm._src.ragged import call as ragged_call
+from jax_grouped_gemm._src.ragged import primitive, stream_k
 
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 (TILE,) = tile_config.STREAM_K_TILE_CONFIGS
@@ -24,7 +26,7 @@ M, K, N, G = 1500, 3400, 776, 6
 
 
 def product(lhs, rhs, sizes, offset=None, *, transpose_rhs=False, out_dtype=None, tile=TILE):
-    return primitives.ragged_noncontracting(
+    return primitive.ragged_noncontracting(
         lhs,
         rhs,
         sizes,
@@ -45,7 +47,7 @@ jitted = jax.jit(product, static_argnames=("transpose_rhs", "out_dtype", "tile")
 def with_workspace(lhs, rhs, sizes, offset, memory):
     """The result and the workspace, which takes over the bytes of the donated `memory`."""
     call = jax.ffi.ffi_call(
-        _ffi.TARGETS["ragged_noncontracting"],
+        ragged_call.NONCONTRACTING,
         [
             jax.ShapeDtypeStruct((lhs.shape[0], rhs.shape[-1]), lhs.dtype),
             jax.ShapeDtypeStruct(memory.shape, memory.dtype),
