@@ -249,7 +249,7 @@ class TestTile:
         assert self.plan(tile=None).tile == self.plan().tile == plan_fp8.NONCONTRACTING_TILES[0]
 
     def test_another_one_is_refused(self):
-        other = jgg.tile_config.TileConfig(tile_m=128, tile_n=192, cluster=2)
+        other = jgg.TileConfig(tile_m=128, tile_n=192, cluster=2)
         with pytest.raises(
             ValueError, match="128x192, cluster 2 for .*not compiled.*Compiled are.*256"
         ):

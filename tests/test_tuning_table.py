@@ -277,7 +277,7 @@ class TestFile:
         program = """if True:
             import sys
             from jax_grouped_gemm import TileConfig
-            from jax_grouped_gemm.tuning_table import Build, Tuned, TuningFile
+            from jax_grouped_gemm._src.tuning.table import Build, Tuned, TuningFile
             file = TuningFile(sys.argv[1])
             build = Build(sys.argv[2], "1", "x")
             print("ready", flush=True)
