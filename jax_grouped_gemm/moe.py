@@ -36,33 +36,33 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from jax_grouped_gemm._activations import Activation as Activation
-from jax_grouped_gemm._activations import as_activation
-from jax_grouped_gemm._arguments import (
+from jax_grouped_gemm._src.activations import Activation as Activation
+from jax_grouped_gemm._src.activations import as_activation
+from jax_grouped_gemm._src.arguments import (
     as_array,
     canonical_offset,
-    checked_bool,
+    checked_boolean,
     checked_int,
     refuse_sharded,
 )
-from jax_grouped_gemm._moe_operands import (
+from jax_grouped_gemm._src.fp8.training import Recipe, fp8_ragged_dot
+from jax_grouped_gemm._src.moe.operands import (
     Biases,
     check_routing,
     check_shapes,
     checked_biases,
     checked_order,
 )
-from jax_grouped_gemm._moe_operands import ExpertOrder as ExpertOrder
-from jax_grouped_gemm._routing import AuxiliaryLosses as AuxiliaryLosses
-from jax_grouped_gemm._routing import Routing as Routing
-from jax_grouped_gemm._routing import auxiliary_losses as auxiliary_losses
-from jax_grouped_gemm._routing import count_tokens
-from jax_grouped_gemm._routing import load_balancing_loss as load_balancing_loss
-from jax_grouped_gemm._routing import route as route
-from jax_grouped_gemm._routing import router_z_loss as router_z_loss
-from jax_grouped_gemm._varying import vary_over, varying_axes
-from jax_grouped_gemm.fp8_ragged_dot import Recipe, fp8_ragged_dot
-from jax_grouped_gemm.ragged_dot import ragged_dot
+from jax_grouped_gemm._src.moe.operands import ExpertOrder as ExpertOrder
+from jax_grouped_gemm._src.moe.routing import AuxiliaryLosses as AuxiliaryLosses
+from jax_grouped_gemm._src.moe.routing import Routing as Routing
+from jax_grouped_gemm._src.moe.routing import auxiliary_losses as auxiliary_losses
+from jax_grouped_gemm._src.moe.routing import count_tokens
+from jax_grouped_gemm._src.moe.routing import load_balancing_loss as load_balancing_loss
+from jax_grouped_gemm._src.moe.routing import route as route
+from jax_grouped_gemm._src.moe.routing import router_z_loss as router_z_loss
+from jax_grouped_gemm._src.ragged.api import ragged_dot
+from jax_grouped_gemm._src.varying import vary_over, varying_axes
 
 Implementation = str | Callable[..., jax.Array] | None
 ActivationLike = str | Callable[[jax.Array], jax.Array] | Activation
@@ -237,7 +237,7 @@ def dropless_mlp(
       NotImplementedError: an operand is sharded over explicit mesh axes.
     """
     activation = as_activation(activation)
-    checked_bool("apply_router_weight_on_input", apply_router_weight_on_input)
+    checked_boolean("apply_router_weight_on_input", apply_router_weight_on_input)
     x, wi_0, wo = as_array("x", x), as_array("wi_0", wi_0), as_array("wo", wo)
     wi_1 = None if wi_1 is None else as_array("wi_1", wi_1)
     check_routing("dropless_mlp", routing)
