@@ -45,6 +45,7 @@ from jax_grouped_gemm._src.arguments import (
     checked_int,
     refuse_sharded,
 )
+from jax_grouped_gemm._src.arithmetic import at_least_float32
 from jax_grouped_gemm._src.fp8.training import Recipe, fp8_ragged_dot
 from jax_grouped_gemm._src.moe.operands import (
     Biases,
@@ -136,7 +137,7 @@ def combine(rows: jax.Array, expert_order: ExpertOrder, top_k: int | None = None
         )
     choices = permute_rows(rows, inverse.reshape(-1), order)
     choices = choices.reshape(*inverse.shape, rows.shape[-1])
-    return choices.sum(axis=1, dtype=_accumulation_dtype(rows.dtype)).astype(rows.dtype)
+    return choices.sum(axis=1, dtype=at_least_float32(rows.dtype)).astype(rows.dtype)
 
 
 def gated_activation(
@@ -180,7 +181,7 @@ def gated_activation(
 # free next to storing its three [T*k, F] float32 intermediates.
 @functools.partial(jax.checkpoint, static_argnums=0)
 def _hidden(activation, gate, up, weights):
-    dtype = _accumulation_dtype(gate.dtype)
+    dtype = at_least_float32(gate.dtype)
     hidden = activation(gate.astype(dtype), None if up is None else up.astype(dtype))
     if weights is not None:
         hidden = hidden * weights.astype(dtype)[:, None]
@@ -260,7 +261,7 @@ def dropless_mlp(
     rows = dispatch(x.reshape(-1, x.shape[-1]), expert_order)
     weights = permute_rows(routing.weights.reshape(-1), order, inverse.reshape(-1))
     if apply_router_weight_on_input:
-        dtype = _accumulation_dtype(x.dtype)
+        dtype = at_least_float32(x.dtype)
         rows = (rows.astype(dtype) * weights.astype(dtype)[:, None]).astype(x.dtype)
         weights = None
     # The names that MaxText's remat policies use.
@@ -281,7 +282,7 @@ def _with_bias(matmul, rows, matrices, bias, weights=None, *, group_sizes, group
     if bias is None:
         return product()
     result = jnp.result_type(rows, matrices)
-    dtype = _accumulation_dtype(result)
+    dtype = at_least_float32(result)
     offset = canonical_offset(group_offset)[0]
     added = _bias_rows(bias.astype(dtype), group_sizes, offset, rows.shape[0])
     if weights is not None:
@@ -315,10 +316,6 @@ def _bias_rows_jvp(num_rows, primals, tangents):
         group_offset=group_offset,
     )
     return _bias_rows(bias, group_sizes, group_offset, num_rows), tangent
-
-
-def _accumulation_dtype(dtype):
-    return jnp.promote_types(dtype, jnp.float32)
 
 
 def _ragged_dot(implementation, precision, recipe) -> Callable[..., jax.Array]:

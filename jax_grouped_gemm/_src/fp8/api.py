@@ -27,6 +27,7 @@ from jax_grouped_gemm._src.arguments import (
     checked_group_sizes,
     checked_implementation,
 )
+from jax_grouped_gemm._src.arithmetic import cdiv
 from jax_grouped_gemm._src.fp8 import primitive
 from jax_grouped_gemm._src.fp8.formats import BLOCK, checked_fp8_dtype, row_blocks
 from jax_grouped_gemm._src.tuning import choices
@@ -315,7 +316,7 @@ def _scale_array(name: str, x: ArrayLike) -> jax.Array:
 
 
 def _lhs_scale(scale: jax.Array, m: int, k: int) -> tuple[jax.Array, str]:
-    blocks = -(-k // BLOCK)
+    blocks = cdiv(k, BLOCK)
     if scale.shape == (m, blocks):
         return scale, "1x128"
     if scale.shape in ((m, 1), (m,)):
@@ -334,7 +335,7 @@ def _lhs_scale(scale: jax.Array, m: int, k: int) -> tuple[jax.Array, str]:
 def _rhs_scale(
     scale: jax.Array, g: int, k: int, n: int, transpose_rhs: bool
 ) -> tuple[jax.Array, str]:
-    blocks = (g, -(-k // BLOCK), -(-n // BLOCK))
+    blocks = (g, cdiv(k, BLOCK), cdiv(n, BLOCK))
     if transpose_rhs:
         blocks = (g, blocks[2], blocks[1])
     if scale.shape == blocks:

@@ -10,7 +10,7 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from jax_grouped_gemm._src.arguments import as_array
-from jax_grouped_gemm._src.lists.scaling import accumulator_dtype
+from jax_grouped_gemm._src.arithmetic import at_least_float32
 
 Matrices = ArrayLike | Sequence[ArrayLike]
 Scale = ArrayLike | Sequence[ArrayLike]
@@ -81,7 +81,7 @@ def scales_of(
     With `keep_single`, a number for a whole stack stays one: [1]. XLA would write out [g] in a
     kernel of its own.
     """
-    dtype = accumulator_dtype(result_dtype)
+    dtype = at_least_float32(result_dtype)
     if not may_be_complex:
         dtype = jnp.finfo(dtype).dtype
     if is_stack or not (isinstance(scale, Sequence) or jnp.ndim(scale)):

@@ -26,8 +26,3 @@ def multiply(
 def per_matrix(scale: jax.Array, dtype: np.dtype) -> jax.Array:
     """Scales [g] or [1] in a shape and dtype to multiply [g, n, n] of `dtype` with."""
     return scale.astype(dtype)[:, None, None]
-
-
-def accumulator_dtype(dtype: np.dtype) -> np.dtype:
-    """The dtype of sums of products whose result has `dtype`: float32 at least."""
-    return np.dtype(np.float32) if np.dtype(dtype).itemsize < 4 else np.dtype(dtype)

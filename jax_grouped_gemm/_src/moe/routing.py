@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jax_grouped_gemm._src.arguments import as_array, checked_boolean, checked_int
+from jax_grouped_gemm._src.arithmetic import at_least_float32
 
 Scoring = Literal["softmax", "sigmoid", "sqrt_softplus"] | Callable[[jax.Array], jax.Array]
 
@@ -96,7 +97,7 @@ def route(
     checked_boolean("renormalize", renormalize)
     if not callable(scoring) and scoring not in SCORES:
         raise ValueError(f"scoring must be callable or one of {sorted(SCORES)}, got {scoring!r}")
-    logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
+    logits = logits.astype(at_least_float32(logits.dtype))
     # Each named scoring grows with the logits, which choose the same experts and never tie first.
     criterion = scoring(logits) if callable(scoring) else logits
     if correction_bias is not None:

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_grouped_gemm._src.arithmetic import at_least_float32
 from jax_grouped_gemm._src.lists import stacks as _stacks
 from jax_grouped_gemm._src.lists.grouped_gemm.plan import Entry, GroupedGemmPlan, Launch
 from jax_grouped_gemm._src.lists.grouped_gemm.reference import scaled_c
-from jax_grouped_gemm._src.lists.scaling import accumulator_dtype
 from jax_grouped_gemm._src.padding import pad_to
 
 TARGET = "jax_grouped_gemm.grouped_gemm.v1"
@@ -56,7 +56,7 @@ def _without_product(plan, i, beta, c):
     if c is None:
         return jnp.zeros((entry.g, entry.m, entry.n), problem.result_dtype)
     beta = problem.beta if beta is None else beta
-    wide = scaled_c(beta, c, accumulator_dtype(problem.result_dtype))
+    wide = scaled_c(beta, c, at_least_float32(problem.result_dtype))
     return wide.astype(problem.result_dtype)
 
 

@@ -19,9 +19,10 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import ad
 
+from jax_grouped_gemm._src.arithmetic import at_least_float32
 from jax_grouped_gemm._src.lists import stacks as _stacks
 from jax_grouped_gemm._src.lists.grouped_gemm import call, plan, reference
-from jax_grouped_gemm._src.lists.scaling import accumulator_dtype, per_matrix
+from jax_grouped_gemm._src.lists.scaling import per_matrix
 from jax_grouped_gemm._src.op import Op
 
 
@@ -172,7 +173,7 @@ def _transposes(params, indices):
 
 def _c_tangents(beta, c, beta_dot, c_dot, params):
     """The tangents of the part of the result that depends on beta and c."""
-    dtype = accumulator_dtype(params["result_dtype"])
+    dtype = at_least_float32(params["result_dtype"])
     tangents = []
     if beta_dot is not None and type(beta_dot) is not ad.Zero:
         tangents.append(per_matrix(beta_dot, dtype) * c.astype(dtype))
@@ -210,7 +211,7 @@ def _transpose(cotangents, *operands, **params):
 
 def _alpha_cotangents(indices, cotangents, problems, params):
     """The inner product of each matrix's cotangent with its unscaled product."""
-    dtype = accumulator_dtype(params["result_dtype"])
+    dtype = at_least_float32(params["result_dtype"])
     missing = [None] * len(problems.lhs)
     products = grouped_gemm(
         problems._replace(alpha=missing, beta=missing, c=missing).only(indices),

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_grouped_gemm._src.lists.scaling import accumulator_dtype, multiply, per_matrix
+from jax_grouped_gemm._src.arithmetic import at_least_float32
+from jax_grouped_gemm._src.lists.scaling import multiply, per_matrix
 
 
 def product(
@@ -38,7 +39,7 @@ def product(
     Returns:
       [g, m, n].
     """
-    dtype = accumulator_dtype(result_dtype)
+    dtype = at_least_float32(result_dtype)
     spec = f"g{'ki' if transpose_lhs else 'ik'},g{'jk' if transpose_rhs else 'kj'}->gij"
     result = multiply(spec, lhs, rhs, precision, dtype)
     if not isinstance(alpha, jax.Array):

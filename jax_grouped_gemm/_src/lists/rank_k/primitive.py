@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import ad
 
+from jax_grouped_gemm._src.arithmetic import at_least_float32
 from jax_grouped_gemm._src.lists import stacks as _stacks
 from jax_grouped_gemm._src.lists.rank_k import call, plan, reference
 from jax_grouped_gemm._src.op import Op
@@ -142,7 +143,7 @@ def _jvp(primals, tangents, **params):
 
 def _c_tangents(beta, c, beta_dot, c_dot, params):
     """The tangents of the part of the result that depends on beta and c."""
-    dtype = reference.accumulator_dtype(params["result_dtype"])
+    dtype = at_least_float32(params["result_dtype"])
     shape = dict(upper=params["upper"], hermitian=params["hermitian"])
     tangents = []
     if type(beta_dot) is not ad.Zero:
@@ -198,7 +199,7 @@ def _factor_cotangent(
     T is the cotangent's computed triangle; the whole of it if the result was mirrored, because
     then both triangles depend on the factor.
     """
-    dtype = reference.accumulator_dtype(ct.dtype)
+    dtype = at_least_float32(ct.dtype)
     ct = ct.astype(dtype)
     if not symmetrize:
         ct = reference.fill(ct, None, upper=upper, hermitian=hermitian, symmetrize=False)

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_grouped_gemm._src.lists.scaling import accumulator_dtype, multiply, per_matrix
+from jax_grouped_gemm._src.arithmetic import at_least_float32
+from jax_grouped_gemm._src.lists.scaling import multiply, per_matrix
 
 
 def update(
@@ -43,7 +44,7 @@ def update(
     Returns:
       [g, n, n].
     """
-    dtype = accumulator_dtype(result_dtype)
+    dtype = at_least_float32(result_dtype)
     other = a if b is None else b
     product = multiply(
         "gki,gkj->gij" if transpose else "gik,gjk->gij",
