@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
+from jax_grouped_gemm._src import tile_choices
 from jax_grouped_gemm._src.arguments import (
     as_array,
     canonical_offset,
@@ -30,7 +31,6 @@ from jax_grouped_gemm._src.arguments import (
 from jax_grouped_gemm._src.arithmetic import cdiv
 from jax_grouped_gemm._src.fp8 import primitive
 from jax_grouped_gemm._src.fp8.formats import BLOCK, checked_fp8_dtype, row_blocks
-from jax_grouped_gemm._src.tuning import choices
 
 SOURCE_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 
@@ -227,7 +227,7 @@ def scaled_ragged_dot(
         rhs_scaling=rhs_scaling,
         preferred_element_type=np.dtype(preferred_element_type),
         implementation=checked_implementation(implementation),
-        **choices.current().params("forward"),
+        **tile_choices.current().params("forward"),
     )
 
 
@@ -296,7 +296,7 @@ def scaled_ragged_dot_contracting(
         num_groups=group_sizes.shape[0] if num_groups is None else num_groups,
         preferred_element_type=np.dtype(preferred_element_type),
         implementation=checked_implementation(implementation),
-        **choices.current().params("forward"),
+        **tile_choices.current().params("forward"),
     )
 
 
