@@ -49,6 +49,7 @@ from jax_grouped_gemm._src.arguments import (
 from jax_grouped_gemm._src.arithmetic import at_least_float32
 from jax_grouped_gemm._src.fp8.training import Recipe, fp8_ragged_dot
 from jax_grouped_gemm._src.mlp import api as mlp
+from jax_grouped_gemm._src.mlp import rows as token_rows
 from jax_grouped_gemm._src.mlp.primitive import Options
 from jax_grouped_gemm._src.moe.biases import with_bias
 from jax_grouped_gemm._src.moe.operands import (
@@ -265,7 +266,9 @@ def dropless_mlp(
         given |= dict(group_sizes=group_sizes, group_offset=canonical_offset(group_offset))
         out = mlp.if_fused(options, given)
         if out is not None:
-            return combine(checkpoint_name(out, "mlpwo"), expert_order).reshape(x.shape)
+            out = checkpoint_name(out, "mlpwo")
+            out = token_rows.combine(out, given["rows"], inverse, num_tokens=tokens.shape[0])
+            return out.reshape(x.shape)
     rows = dispatch(tokens, expert_order)
     if apply_router_weight_on_input:
         dtype = at_least_float32(x.dtype)
