@@ -11,11 +11,12 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from benchmarks import bars_fp8, bars_lists, bars_rank_k, report
+from benchmarks import bars_fp8, bars_lists, bars_rank_k
 from benchmarks.bar import Bar, Finding, missing_cases
-from benchmarks.cases import OPS, SUITES
-from benchmarks.measure import best_grouped, geometric_mean
-from benchmarks.results_file import load
+from benchmarks.harness import report
+from benchmarks.harness.cases import OPS, SUITES
+from benchmarks.harness.measure import best_grouped, geometric_mean
+from benchmarks.harness.results_file import load
 
 DISTRIBUTION = "random"
 MAIN_SHAPES = tuple(shape.name for shape in SUITES["main"])

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from benchmarks.bar import Bar, Finding, missing_cases
-from benchmarks.measure import geometric_mean
-from benchmarks.timing import median_ratio
+from benchmarks.harness.measure import geometric_mean
+from benchmarks.harness.timing import median_ratio
 
 DEFAULT, LOOP, CUTLASS = "host_precomputed sorted", "cuBLAS loop", "CUTLASS "
 # CUTLASS's own example, in the layout that its notes on sorting discuss.

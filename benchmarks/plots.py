@@ -12,8 +12,8 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 
-from benchmarks.measure import best_grouped, geometric_mean
-from benchmarks.results_file import load
+from benchmarks.harness.measure import best_grouped, geometric_mean
+from benchmarks.harness.results_file import load
 
 matplotlib.use("Agg")
 # The backend has to be chosen first.

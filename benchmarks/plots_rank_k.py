@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from matplotlib import pyplot as plt
 
-from benchmarks.peers.base import Role
+from benchmarks.harness.peer import Role
 from benchmarks.rank_k import UPDATES
 
 # From Okabe and Ito's palette, which colour-blind readers can tell apart.

@@ -21,7 +21,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import cutlass, machine
+from benchmarks import cutlass
+from benchmarks.harness import machine
 
 ROOT = Path(__file__).parents[1]
 EDITABLE_INSTALL = (

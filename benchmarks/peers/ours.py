@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import jax
 
-from benchmarks.cases import Problem
+from benchmarks.harness.cases import Problem
+from benchmarks.harness.peer import Call, Role, dimension_numbers, jax_call, missing_module, on_gpu
 from benchmarks.peers import variants
-from benchmarks.peers.base import Call, Role, dimension_numbers, jax_call, missing_module, on_gpu
 
 if TYPE_CHECKING:
     from jax_grouped_gemm.tile_config import TileConfig

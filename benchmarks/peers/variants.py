@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import jax
 
-from benchmarks.peers.base import NotOffered
+from benchmarks.harness.peer import NotOffered
 
 # Not at run time: `first_call.py` times the import of our library, and needs the peers before.
 if TYPE_CHECKING:

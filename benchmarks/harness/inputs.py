@@ -10,8 +10,8 @@ from typing import Generic, TypeVar
 import jax
 import jax.numpy as jnp
 
-from benchmarks import check
-from benchmarks.cases import Case, Problem, Shape, tensor_shape
+from benchmarks.harness import check
+from benchmarks.harness.cases import Case, Problem, Shape, tensor_shape
 
 AnyInputs = TypeVar("AnyInputs")
 

@@ -32,14 +32,18 @@ def gpu_state() -> dict[str, str] | None:
     return dict(zip(_GPU_FIELDS, map(str.strip, line.split(",")), strict=True))
 
 
-def describe(commit: str | None = None) -> dict[str, object]:
-    """Versions of everything that takes part, and the commit: given, or of this checkout."""
-    versions = {name: _version(name) for name in (*_PACKAGES, *_OPTIONAL_PEERS)}
+def versions() -> dict[str, object]:
+    """Versions of everything that takes part."""
+    found = {name: _version(name) for name in (*_PACKAGES, *_OPTIONAL_PEERS)}
     return {
         "python": platform.python_version(),
-        "packages": {name: version for name, version in versions.items() if version},
-        "commit": commit or _output("git", "describe", "--always", "--dirty", "--abbrev=12"),
+        "packages": {name: version for name, version in found.items() if version},
     }
+
+
+def commit(given: str | None = None) -> str | None:
+    """The measured commit: as it is given, or of this checkout."""
+    return given or _output("git", "describe", "--always", "--dirty", "--abbrev=12")
 
 
 def _version(package: str) -> str | None:

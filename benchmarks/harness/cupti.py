@@ -12,8 +12,8 @@ import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.device_activity import Activity, Sample, summarize
-from benchmarks.peers.base import Call
+from benchmarks.harness.device_activity import Activity, Sample, summarize
+from benchmarks.harness.peer import Call
 
 # Values of enums in cupti_activity.h and cupti_result.h.
 _MEMCPY, _MEMSET, _CONCURRENT_KERNEL = 1, 2, 10

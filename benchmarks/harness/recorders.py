@@ -6,10 +6,10 @@ import contextlib
 from collections.abc import Callable
 from typing import Protocol
 
-from benchmarks.cupti import CuptiRecorder
-from benchmarks.device_activity import Sample
-from benchmarks.peers.base import Call
-from benchmarks.xplane import XplaneRecorder
+from benchmarks.harness.cupti import CuptiRecorder
+from benchmarks.harness.device_activity import Sample
+from benchmarks.harness.peer import Call
+from benchmarks.harness.xplane import XplaneRecorder
 
 
 class Recorder(contextlib.AbstractContextManager, Protocol):

@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-# Last on the path: the checkout's own package must not hide an installed one with kernels.
-sys.path.append(str(Path(__file__).parents[1]))
 
-from benchmarks import accumulate, bars, fp8_training, rank_k, results_file, run
+from benchmarks import accumulate, bars, fp8_training, rank_k, run
+from benchmarks.harness import results_file
 from benchmarks.fp8 import __main__ as fp8
 from benchmarks.fp8.cases import PRODUCTS, QUANTIZERS, STEP
 

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from benchmarks import check
-from benchmarks.cases import Case, flops, unavoidable_bytes, written_bytes
-from benchmarks.device_activity import Sample
-from benchmarks.inputs import Inputs
-from benchmarks.peers.bandwidth import moved_bytes
-from benchmarks.peers.base import Call, NotOffered, Peer, Role
-from benchmarks.recorders import Recorder
-from benchmarks.timing import HostTimes, host_times, interleave, median_ratio
+from benchmarks.harness import check
+from benchmarks.harness.bandwidth import moved_bytes
+from benchmarks.harness.cases import Case, flops, unavoidable_bytes, written_bytes
+from benchmarks.harness.device_activity import Sample
+from benchmarks.harness.inputs import Inputs
+from benchmarks.harness.peer import Call, NotOffered, Peer, Role, is_checked
+from benchmarks.harness.recorders import Recorder
+from benchmarks.harness.timing import HostTimes, host_times, interleave, median_ratio
 
 
 @dataclass
@@ -33,6 +33,7 @@ class PeerResult:
     prepare_s: float | None = None
     error: check.Error | None = None
     samples: list[Sample] = field(default_factory=list)
+    part_of: Callable[[str], str] | None = None
     host: HostTimes | None = None
 
     @property
@@ -49,13 +50,16 @@ class PeerResult:
             if (value := getattr(self, key)) not in ("", None)
         }
         if self.error:
-            result["error"] = dataclasses.asdict(self.error)
+            error = dataclasses.asdict(self.error)
+            result["error"] = {key: value for key, value in error.items() if value is not None}
         if self.samples:
             result |= _sample_summary(self.samples)
             if self.role == Role.BANDWIDTH:
                 result["tbps"] = moved_bytes(name) / result["median_us"] / 1e6
             elif work:
                 result["tflops"] = work / result["median_us"] / 1e6
+            if self.part_of:
+                result["parts_us"] = _median_parts(self.samples, self.part_of)
         if self.host:
             result |= dataclasses.asdict(self.host)
         return result
@@ -75,52 +79,35 @@ def _sample_summary(samples: list[Sample]) -> dict[str, object]:
     return summary
 
 
-@dataclass(frozen=True)
-class Contender:
-    """What takes part in a case: how it is prepared, and how its result is judged.
+def _median_parts(samples: list[Sample], part_of: Callable[[str], str]) -> dict[str, float]:
+    """Median over the rounds of the microseconds of each part; empty without kernel times."""
+    found = [parts for sample in samples if (parts := sample.parts(part_of)) is not None]
+    names = dict.fromkeys(name for parts in found for name in parts)
+    return {name: statistics.median(parts.get(name, 0.0) for parts in found) for name in names}
 
-    `check` gives the error of a prepared call's result and whether it is acceptable; None for
-    calls whose result is not the case's. `unavailable` is a reason, if there is one.
+
+@dataclass(frozen=True)
+class Workload:
+    """A row of the results, ready to be measured: what peers are given, and how they are judged.
+
+    `problem` and `operands` are what `Peer.prepare` gets. `judge` gives the error of a call's result
+    and whether it is acceptable. `description` is what the record says of the case besides its name
+    and its work: at least `shape`, with a `name`, and `op`, in JSON's types.
     """
 
-    role: Role
-    prepare: Callable[[], Call]
-    check: Callable[[Call], tuple[check.Error, bool]] | None
-    unavailable: str | None = None
+    case: str
+    problem: Any
+    operands: tuple
+    judge: Callable[[Call], tuple[check.Error, bool]]
+    description: Mapping[str, object]
+    flops: int
+    bytes: int
+    written_bytes: int
+    seed: int = 0
 
 
-def measure_contenders(
-    contenders: Mapping[str, Contender],
-    recorder: Recorder,
-    *,
-    rounds: int,
-    flush: Callable[[], None],
-    seed: int = 0,
-    measure_host: bool = True,
-) -> dict[str, PeerResult]:
-    """Prepares and checks all, then times those that are right against each other."""
-    results: dict[str, PeerResult] = {}
-    calls: dict[str, Call] = {}
-    for name, contender in contenders.items():
-        results[name], call = _prepare(contender)
-        if call is not None:
-            calls[name] = call
-    for name, samples in interleave(calls, recorder, rounds, flush, seed).items():
-        if min(sample.us for sample in samples) > 0:
-            results[name].samples = samples
-        else:
-            results[name].status = "failed"
-            results[name].reason = f"{recorder.name} saw no device activity in some rounds"
-    if measure_host:
-        for name, call in calls.items():
-            if results[name].samples:
-                results[name].host = host_times(call, statistics.median(results[name].us))
-    return results
-
-
-def measure_case(
-    case: Case,
-    inputs: Inputs,
+def measure(
+    work: Workload,
     peers: Iterable[Peer],
     recorder: Recorder,
     *,
@@ -128,69 +115,86 @@ def measure_case(
     flush: Callable[[], None],
     measure_host: bool = True,
 ) -> dict[str, object]:
-    """Measures the peers of one case against each other and returns plain data for the results."""
-    problem = case.problem
+    """Prepares and checks all peers, times those that are right, and returns their record."""
+    results: dict[str, PeerResult] = {}
+    calls: dict[str, Call] = {}
+    for peer in peers:
+        results[peer.name], call = _prepare(peer, work)
+        if call is not None:
+            calls[peer.name] = call
+    for name, samples in interleave(calls, recorder, rounds, flush, work.seed).items():
+        if min(sample.us for sample in samples) > 0:
+            results[name].samples = samples
+            results[name].part_of = calls[name].part_of
+        else:
+            results[name].status = "failed"
+            results[name].reason = f"{recorder.name} saw no device activity in some rounds"
+    if measure_host:
+        for name, call in calls.items():
+            if results[name].samples:
+                results[name].host = host_times(call, statistics.median(results[name].us))
+    return {
+        "case": work.case,
+        **work.description,
+        "flops": work.flops,
+        "bytes": work.bytes,
+        "written_bytes": work.written_bytes,
+        "peers": {name: result.to_json(name, work.flops) for name, result in results.items()},
+        "ratios": ratios(work.bytes, work.written_bytes, results),
+    }
+
+
+def ragged_work(case: Case, inputs: Inputs) -> Workload:
+    """A ragged product of a shape's tensors, judged against a product of plain dots."""
+    problem, sizes = case.problem, case.group_sizes
     operands = inputs.operands(case)
     expected = inputs.reference(case, operands)
 
-    def checked(call: Call) -> tuple[check.Error, bool]:
+    def judge(call: Call) -> tuple[check.Error, bool]:
         exact = expected if call.reference is None else call.reference()
         error = check.compare(call.to_jax(call.run()), exact)
         return error, error.acceptable(problem, call.tolerance)
 
-    contenders = {
-        peer.name: Contender(
-            role=peer.role,
-            prepare=functools.partial(peer.prepare, problem, *operands),
-            check=checked if peer.role.solves_problem else None,
-            unavailable=peer.unavailable_reason(),
-        )
-        for peer in peers
-    }
-    results = measure_contenders(
-        contenders,
-        recorder,
-        rounds=rounds,
-        flush=flush,
-        seed=case.seed,
-        measure_host=measure_host,
-    )
-    sizes = case.group_sizes
-    return record(
+    return Workload(
         case.name,
-        shape=dataclasses.asdict(case.shape),
-        op=case.op.name,
-        distribution=case.distribution,
-        dtype=case.dtype,
-        precision=case.precision,
-        out_dtype=problem.out_dtype,
+        problem,
+        operands,
+        judge,
+        description={
+            "shape": dataclasses.asdict(case.shape),
+            "op": case.op.name,
+            "distribution": case.distribution,
+            "dtype": case.dtype,
+            "precision": case.precision,
+            "out_dtype": problem.out_dtype,
+            "group_sizes": {
+                "smallest": int(sizes.min()),
+                "median": float(np.median(sizes)),
+                "largest": int(sizes.max()),
+                "empty": int(np.count_nonzero(sizes == 0)),
+            },
+        },
         flops=flops(problem, sizes),
         bytes=unavoidable_bytes(problem, sizes),
         written_bytes=written_bytes(problem),
-        group_sizes={
-            "smallest": int(sizes.min()),
-            "median": float(np.median(sizes)),
-            "largest": int(sizes.max()),
-            "empty": int(np.count_nonzero(sizes == 0)),
-        },
-        results=results,
+        seed=case.seed,
     )
 
 
-def _prepare(contender: Contender) -> tuple[PeerResult, Call | None]:
+def _prepare(peer: Peer, work: Workload) -> tuple[PeerResult, Call | None]:
     """A call that gives the right result, or the reason why there is none."""
-    result = PeerResult(contender.role, "skipped")
-    if contender.unavailable:
-        result.reason = contender.unavailable
+    result = PeerResult(peer.role, "skipped")
+    if reason := peer.unavailable_reason():
+        result.reason = reason
         return result, None
     start = time.perf_counter()
     acceptable = True
     try:
-        call = contender.prepare()
+        call = peer.prepare(work.problem, *work.operands)
         result.prepare_s = time.perf_counter() - start
         result.detail = call.detail
-        if contender.check is not None:
-            result.error, acceptable = contender.check(call)
+        if is_checked(peer):
+            result.error, acceptable = work.judge(call)
     except NotOffered as reason:
         result.reason = str(reason)
         return result, None
@@ -209,27 +213,6 @@ def first_line(error: Exception) -> str:
     """An exception's type and the first line of its message."""
     lines = str(error).splitlines() or [""]
     return f"{type(error).__name__}: {lines[0][:200]}"
-
-
-def record(
-    case: str,
-    *,
-    flops: int,
-    bytes: int,
-    written_bytes: int,
-    results: Mapping[str, PeerResult],
-    **description: object,
-) -> dict[str, object]:
-    """A case in the results: what it is, who took part, and how the others compare with us."""
-    return {
-        "case": case,
-        **description,
-        "flops": flops,
-        "bytes": bytes,
-        "written_bytes": written_bytes,
-        "peers": {name: result.to_json(name, flops) for name, result in results.items()},
-        "ratios": ratios(bytes, written_bytes, results),
-    }
 
 
 def ratios(traffic: int, written: int, results: Mapping[str, PeerResult]) -> dict[str, float]:

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.cases import Problem
-from benchmarks.fp8.inputs import Scaled, in_columns, reference, rowwise
-from benchmarks.peers.base import (
+from benchmarks.harness.cases import Problem
+from benchmarks.harness.fp8_inputs import Scaled, in_columns, reference, rowwise
+from benchmarks.harness.peer import (
     Call,
     NotOffered,
     Role,

@@ -9,10 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.cases import Problem, row_ranges
-from benchmarks.fp8.inputs import BLOCK, Scaled
-from benchmarks.fp8.torch_peers import fp8_as_torch
-from benchmarks.peers.base import (
+from benchmarks.harness.cases import Problem, row_ranges
+from benchmarks.harness.fp8_inputs import BLOCK, Scaled
+from benchmarks.harness.peer import (
     Call,
     NotOffered,
     Role,
@@ -21,6 +20,7 @@ from benchmarks.peers.base import (
     missing_module,
     without_gpu,
 )
+from benchmarks.peers.torch_scaled import fp8_as_torch
 
 # Of its function and of that which orders scales, in its releases 2 and 1.
 FUNCTIONS = (

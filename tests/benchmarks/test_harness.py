@@ -16,25 +16,15 @@ import numpy as np
 import pytest
 from jax.profiler import ProfileData, TraceAnnotation
 
-# Last on the path: the checkout's own package must not hide an installed one with kernels.
-sys.path.append(str(Path(__file__).parents[1]))
 
-from benchmarks import (
-    cases,
-    check,
-    cupti,
-    host,
-    measure,
-    report,
-    timing,
-    xplane,
-)
-from benchmarks.device_activity import Activity, Sample, summarize
-from benchmarks.inputs import Inputs, abstract_operands
+from benchmarks import host
+from benchmarks.harness import cases, check, cupti, measure, report, timing, xplane
+from benchmarks.harness.device_activity import Activity, Sample, summarize
+from benchmarks.harness.inputs import Inputs, abstract_operands
 from benchmarks.peers import quack, tokamax
-from benchmarks.peers.base import Call, NotOffered, Role
+from benchmarks.harness.peer import Call, NotOffered, Role
 from benchmarks.peers.sweep import Sweep
-from benchmarks.recorders import ClockRecorder
+from benchmarks.harness.recorders import ClockRecorder
 
 
 def all_cases() -> list[cases.Case]:

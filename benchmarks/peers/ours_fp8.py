@@ -1,26 +1,19 @@
-"""Who else multiplies FP8, and our kernels in their other forms.
-
-Peers whose scales differ from the case's get operands quantised their way from the same data, and
-are checked against the product of those.
-"""
+"""Our FP8 products, and what is compared with them of ours: other scales, and bfloat16."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 
 import jax
 
 import jax_grouped_gemm as jgg
-from benchmarks import check
-from benchmarks.cases import Problem
-from benchmarks.fp8.cases import bf16_problem
-from benchmarks.fp8.deep_gemm import DeepGemm
-from benchmarks.fp8.inputs import Scaled, reference, rowwise
-from benchmarks.fp8.torch_peers import DenseScaledMm, TorchScaledGroupedMm
+from benchmarks.harness import check
+from benchmarks.harness.cases import Problem
+from benchmarks.harness.fp8_inputs import Scaled, reference, rowwise
+from benchmarks.harness.peer import Call, NotOffered, Role, jax_call, on_gpu
 from benchmarks.peers import variants
-from benchmarks.peers.bandwidth import Bandwidth, copy_call
-from benchmarks.peers.base import Call, NotOffered, Peer, Role, jax_call, on_gpu
 from benchmarks.peers.ours import kernels_unavailable_reason, ragged_product
 
 
@@ -102,25 +95,8 @@ class OursBf16:
 
     def prepare(self, problem: Problem, lhs: Scaled, rhs: Scaled, group_sizes: jax.Array) -> Call:
         """Compiles the call."""
-        problem = bf16_problem(problem)
+        problem = dataclasses.replace(problem, dtype="bfloat16")
         operands = (lhs.source, rhs.source, group_sizes)
         call = jax_call(ragged_product(problem, implementation()), *operands)
         call.reference = lambda: check.reference(problem, *operands)
         return call
-
-
-def all_peers(configurations: bool = False) -> tuple[Peer, ...]:
-    """In the order in which the tables show them; optionally each configuration of ours too."""
-    ops = "scaled_ragged_noncontracting", "scaled_ragged_contracting"
-    count = variants.most(*ops) if configurations else 0
-    return (
-        OursScaled(),
-        *map(OursScaled, range(count)),
-        OursRowwise(),
-        OursBf16(),
-        DeepGemm(),
-        TorchScaledGroupedMm(),
-        DenseScaledMm("cublas_dense", fast_accumulation=True),
-        DenseScaledMm("cublas_dense_exact", fast_accumulation=False),
-        Bandwidth("copy", copy_call),
-    )

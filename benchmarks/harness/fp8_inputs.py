@@ -11,11 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_grouped_gemm as jgg
-from benchmarks import check
-from benchmarks.cases import Case, Problem, Shape
-from benchmarks.fp8.cases import DTYPE
-from benchmarks.inputs import Inputs
+from benchmarks.harness import check
+from benchmarks.harness.cases import Case, Problem, Shape
+from benchmarks.harness.inputs import Inputs
 
+DTYPE = "float8_e4m3fn"
 BLOCK = 128
 LARGEST = float(jnp.finfo(DTYPE).max)
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import jax
 from jax.lax import RaggedDotDimensionNumbers
 
-from benchmarks.cases import Problem
+from benchmarks.harness.cases import Problem
 
 
 class NotOffered(Exception):
@@ -45,6 +45,8 @@ class Call:
 
     Where operands are rounded otherwise than the case says, `reference` computes the float32 result
     that they should give, and `tolerance` is the error that the peer's own arithmetic may add.
+    Where a call is made of several parts, `part_of` names that of a kernel by the kernel's name;
+    their times are then in the results besides that of the whole.
     """
 
     def __init__(
@@ -53,11 +55,13 @@ class Call:
         detail: str = "",
         reference: Callable[[], jax.Array] | None = None,
         tolerance: float = 0.0,
+        part_of: Callable[[str], str] | None = None,
     ):
         self.run = run
         self.detail = detail
         self.reference = reference
         self.tolerance = tolerance
+        self.part_of = part_of
 
     def wait(self, result: Any) -> None:
         """Returns when the device has finished."""
@@ -117,7 +121,7 @@ class EnqueuedCall(Call):
 
 
 class Peer(Protocol):
-    """An implementation to measure."""
+    """An implementation to measure, in any of the suites."""
 
     name: str
     role: Role
@@ -127,16 +131,68 @@ class Peer(Protocol):
     def unavailable_reason(self) -> str | None:
         """Why this peer cannot run on this machine at all, or None."""
 
-    def prepare(
-        self, problem: Problem, lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array
-    ) -> Call:
+    def prepare(self, problem: Any, *operands: Any) -> Call:
         """Compiles and does whatever else belongs outside a timed call.
 
-        What is compiled should be kept by problem: only group sizes differ between distributions.
+        What is compiled should be kept by problem, if operands of the same shapes come again: of
+        ragged products only the group sizes differ between distributions.
+
+        Args:
+          problem: of the suite: what a compiled program depends on.
+          operands: of the suite, on the device.
 
         Raises:
           NotOffered: with the reason, if the peer cannot be asked for this problem.
         """
+
+
+class JaxPeer:
+    """A function of a suite's operands, jitted: the form of a peer that needs nothing else.
+
+    Args:
+      name: in the results.
+      role: what a comparison with it means.
+      function: of the operands.
+      unavailable: a reason why it cannot run here, or None.
+      checked: whether the result is the problem's; by default its role says so.
+      part_of: see `Call`.
+    """
+
+    slow = False
+
+    def __init__(
+        self,
+        name: str,
+        role: Role,
+        function: Callable[..., Any],
+        unavailable: Callable[[], str | None] = lambda: None,
+        checked: bool | None = None,
+        part_of: Callable[[str], str] | None = None,
+    ):
+        self.name = name
+        self.role = role
+        self.function = function
+        self.unavailable_reason = unavailable
+        self.checked = role.solves_problem if checked is None else checked
+        self.part_of = part_of
+
+    def prepare(self, problem: Any, *operands: Any) -> Call:
+        """Compiles the function.
+
+        Raises:
+          NotOffered: where the function is not implemented for the operands.
+        """
+        try:
+            call = jax_call(jax.jit(self.function), *operands)
+        except NotImplementedError as error:
+            raise NotOffered(str(error)) from error
+        call.part_of = self.part_of
+        return call
+
+
+def is_checked(peer: Peer) -> bool:
+    """Whether a peer's result is compared with the reference's before it is timed."""
+    return getattr(peer, "checked", peer.role.solves_problem)
 
 
 def dimension_numbers(problem: Problem) -> RaggedDotDimensionNumbers:

@@ -10,19 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-# Last on the path: the checkout's own package must not hide an installed one with kernels.
-sys.path.append(str(Path(__file__).parents[1]))
 
-from benchmarks import (
-    bars,
-    cases,
-    measure,
-    results_file,
-)
-from benchmarks.device_activity import Sample
+from benchmarks import bars
+from benchmarks.harness import cases, measure, results_file
+from benchmarks.harness.device_activity import Sample
 from benchmarks.fp8 import quantizers
-from benchmarks.peers.bandwidth import moved_bytes
-from benchmarks.peers.base import Role
+from benchmarks.harness.bandwidth import moved_bytes
+from benchmarks.harness.peer import Role
 
 
 def fake_results(**us: list[float]) -> dict[str, measure.PeerResult]:

@@ -13,13 +13,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-# Last on the path: the checkout's own package must not hide an installed one with kernels.
-sys.path.append(str(Path(__file__).parents[1]))
 
-from benchmarks import cases, cutlass, grouped_gemm, rank_k
+from benchmarks import cutlass, grouped_gemm, rank_k
+from benchmarks.harness import cases
 from benchmarks.peers import base
 from benchmarks.peers import cutlass as peers
-from benchmarks.peers.base import NotOffered
+from benchmarks.harness.peer import NotOffered
 
 SOURCES = Path(cutlass.__file__).parent
 
@@ -166,7 +165,7 @@ def test_a_plan_is_freed_and_its_failure_has_a_reason(library):
 
 def test_a_list_with_and_without_the_library(library, monkeypatch, capsys):
     """A wrong result is left out and named, and so is a library that is missing."""
-    from benchmarks.recorders import ClockRecorder
+    from benchmarks.harness.recorders import ClockRecorder
 
     def measured():
         problems = grouped_gemm.random_problems(3, 8, 24, 8, seed=1)
@@ -196,7 +195,7 @@ def test_updates_in_double_precision_have_cutlass_contenders():
 def test_a_missing_library_names_the_command_that_builds_it(monkeypatch, tmp_path):
     monkeypatch.setattr(cutlass, "LIBRARY", tmp_path / "absent.so")
     reason = cutlass.unavailable_reason()
-    assert cutlass.BUILD in reason and (Path(__file__).parents[1] / cutlass.BUILD).exists()
+    assert cutlass.BUILD in reason and (Path(__file__).parents[2] / cutlass.BUILD).exists()
 
 
 def test_every_kernel_that_is_asked_for_is_compiled():

@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.cases import Problem
-from benchmarks.peers.base import (
+from benchmarks.harness.cases import Problem
+from benchmarks.harness.peer import (
     Call,
     NotOffered,
     Role,

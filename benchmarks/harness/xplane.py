@@ -14,8 +14,8 @@ from pathlib import Path
 import jax
 from jax.profiler import ProfileData, ProfileOptions, TraceAnnotation
 
-from benchmarks.device_activity import Activity, Sample, summarize
-from benchmarks.peers.base import Call
+from benchmarks.harness.device_activity import Activity, Sample, summarize
+from benchmarks.harness.peer import Call
 
 WINDOW = "benchmark window"
 # The profiler aligns the device's clock with the host's to within tens of microseconds.

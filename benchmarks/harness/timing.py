@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.device_activity import Sample
-from benchmarks.peers.base import Call
-from benchmarks.recorders import Recorder
+from benchmarks.harness.device_activity import Sample
+from benchmarks.harness.peer import Call
+from benchmarks.harness.recorders import Recorder
 
 # Several times the 50 to 60 MB of L2 on Hopper.
 FLUSH_BYTES = 256 * 2**20

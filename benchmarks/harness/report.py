@@ -4,8 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from benchmarks.measure import best_grouped, geometric_mean
-from benchmarks.peers.base import Role
+from benchmarks.harness.measure import best_grouped, geometric_mean
+from benchmarks.harness.peer import Role
+
+
+def timed(records: Sequence[Mapping]) -> list[Mapping]:
+    """The records of cases whose device time was measured."""
+    return [record for record in records if "bytes" in record]
+
+
+def texts(results: Mapping) -> list[str]:
+    """All that there is to say of results: tables first, then what explains them."""
+    records = timed(results["cases"])
+    return [
+        *([times_table(records), ratios_table(records)] if records else []),
+        variants_table(records),
+        parts_table(records),
+        summary_lines(records),
+        host_lines(results["cases"]),
+        error_lines(records),
+        missing_lines(results["cases"]),
+    ]
 
 
 def times_table(records: Sequence[Mapping]) -> str:
@@ -76,8 +95,23 @@ def variants_table(records: Sequence[Mapping]) -> str:
     return _table(["case", "variant", "us", "over ours", "what"], rows) if rows else ""
 
 
+def parts_table(records: Sequence[Mapping]) -> str:
+    """Microseconds of the kernels of each part of the calls that have parts; "" without any."""
+    found = [
+        (record["case"], name, peer["parts_us"])
+        for record in records
+        for name, peer in record["peers"].items()
+        if "parts_us" in peer
+    ]
+    parts = list(dict.fromkeys(part for *_, us in found for part in us))
+    rows = [[case, name, *(_number(us.get(part)) for part in parts)] for case, name, us in found]
+    return _table(["kernels, us", "peer", *parts], rows) if parts else ""
+
+
 def case_line(record: Mapping) -> str:
     """A case in a few words, for the progress of a run."""
+    if "bytes" not in record:
+        return record["case"]
     ours = record["peers"].get("ours", {})
     line = f"{record['case']}: {_number(ours.get('median_us'))} us"
     best = best_grouped(record)
@@ -85,7 +119,8 @@ def case_line(record: Mapping) -> str:
 
 
 def summary(records: Sequence[Mapping]) -> dict[str, dict[str, float]]:
-    """For each op, geometric mean and minimum of the ratios that the tables show."""
+    """For each op that was timed, geometric mean and minimum of the ratios that the tables show."""
+    records = timed(records)
     result = {}
     for op in dict.fromkeys(record["op"] for record in records):
         of_op = [record for record in records if record["op"] == op]
@@ -120,16 +155,20 @@ def summary_lines(records: Sequence[Mapping]) -> str:
     )
 
 
-def host_lines(results: Mapping) -> str:
+def host_lines(records: Sequence[Mapping]) -> str:
     """What our products cost the host, if that was measured."""
-    lines = [
-        f"host, {name} command buffers: a product adds {times['wall_us']:.1f} us of wall time, "
-        f"{times['device_us']:.1f} us of it device time, and {times['enqueue_us']:.1f} us to "
-        f"enqueue; a call of one takes {times['call_enqueue_us']:.0f} us to enqueue"
-        for name, times in results.get("host", {}).items()
-    ]
-    if first := results.get("first_call"):
-        lines.append(", ".join(f"{step} {seconds:.3f}" for step, seconds in first.items()))
+    lines = []
+    for record in records:
+        times = record["peers"].get("ours", {})
+        if record["op"] == "host":
+            lines.append(
+                f"{record['case']}: a product adds {times['wall_us']:.1f} us of wall time, "
+                f"{times['device_us']:.1f} us of it device time, and {times['enqueue_us']:.1f} us "
+                f"to enqueue; a call of one takes {times['call_enqueue_us']:.0f} us to enqueue"
+            )
+        elif record["op"] == "first_call":
+            steps = [f"{k} {x:.3f}" for k, x in times.items() if isinstance(x, float)]
+            lines.append(f"{record['case']}: {', '.join(steps)}")
     return "\n".join(lines)
 
 

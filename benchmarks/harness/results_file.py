@@ -6,10 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from benchmarks.measure import merge
-
-# What has an entry for each seed.
-TRAINING = ("fp8_training", "training_runs")
+from benchmarks.harness.measure import merge
 
 
 def save(results: Mapping, path: Path) -> None:
@@ -40,23 +37,17 @@ def load(paths: Sequence[Path]) -> dict:
     """One or more files as one.
 
     Of a case that several have, the first one's times stay, and later ones add the peers that it
-    lacks (`merge`). So it is with what holds for a run as a whole, but for runs of training: those
-    of all files are kept.
+    lacks (`merge`). What holds for a run as a whole is the first one's.
     """
     whole: dict = {}
     cases: dict[tuple, dict] = {}
     for path in paths:
         results = json.loads(path.read_text())
-        runs = {
-            name: [*whole.get(name, []), *results[name]] for name in TRAINING if name in results
-        }
-        whole = results | whole | runs
-        for record in results.get("cases", []):
-            # float32 operands have cases of the same names. A list of problems has a name alone.
-            names = ("case", "list", "dtype", "precision")
-            key = tuple(record.get(name) for name in names)
-            known = cases.get(key)
-            cases[key] = merge(known, record) if known and "peers" in known else known or record
+        whole = results | whole
+        for record in results["cases"]:
+            # float32 operands have cases of the same names.
+            key = tuple(record.get(name) for name in ("case", "dtype", "precision"))
+            cases[key] = merge(cases[key], record) if key in cases else record
     return whole | {"cases": list(cases.values())}
 
 

@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-# Last on the path: the checkout's own package must not hide an installed one with kernels.
-sys.path.append(str(Path(__file__).parents[1]))
 
 from benchmarks import fp8_training, rank_k, record, run
 from benchmarks.fp8 import __main__ as fp8

@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-# Last on the path: the checkout's own package must not hide an installed one with kernels.
-sys.path.append(str(Path(__file__).parents[1]))
 
-from benchmarks import cases
+from benchmarks.harness import cases
 from benchmarks.driver import ab
 
 # Answers as the driver does, with times of its own.

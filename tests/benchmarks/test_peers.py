@@ -12,16 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-# Last on the path: the checkout's own package must not hide an installed one with kernels.
-sys.path.append(str(Path(__file__).parents[1]))
 
 import jax_grouped_gemm as jgg
-from benchmarks import cases
+from benchmarks.harness import cases
 from benchmarks.fp8 import deep_gemm
-from benchmarks.fp8.inputs import ScaledInputs, dequantize, reference, rowwise
-from benchmarks.fp8.peers import OursScaled
+from benchmarks.harness.fp8_inputs import ScaledInputs, dequantize, reference, rowwise
+from benchmarks.peers.ours_fp8 import OursScaled
 from benchmarks.peers import base, cublas_symmetric, variants
-from benchmarks.peers.base import NotOffered, Role
+from benchmarks.harness.peer import NotOffered, Role
 from benchmarks.peers.ours import Variant, ragged_product
 
 
