@@ -27,7 +27,8 @@ from benchmarks import rank_k
 from benchmarks.harness.cases import DISTRIBUTIONS, Shape, group_sizes, select_shapes
 from benchmarks.harness.command import Command
 from benchmarks.harness.session import Job, Session
-from jax_grouped_gemm import _extension, rank_k_plan
+from jax_grouped_gemm import _extension
+from jax_grouped_gemm._src.lists.rank_k import plan as rank_k_plan
 
 CLUSTERS = 66  # of two CTAs each on an H200
 TILE_CHANGE = 2  # in steps

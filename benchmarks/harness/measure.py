@@ -90,9 +90,9 @@ def _median_parts(samples: list[Sample], part_of: Callable[[str], str]) -> dict[
 class Workload:
     """A row of the results, ready to be measured: what peers are given, and how they are judged.
 
-    `problem` and `operands` are what `Peer.prepare` gets. `judge` gives the error of a call's result
-    and whether it is acceptable. `description` is what the record says of the case besides its name
-    and its work: at least `shape`, with a `name`, and `op`, in JSON's types.
+    `problem` and `operands` are what `Peer.prepare` gets. `judge` gives the error of a call's
+    result and whether it is acceptable. `description` is what the record says of the case besides
+    its name and its work: at least `shape`, with a `name`, and `op`, in JSON's types.
     """
 
     case: str

@@ -13,7 +13,7 @@ from benchmarks.harness.peer import Call, Role, dimension_numbers, jax_call, mis
 from benchmarks.peers import variants
 
 if TYPE_CHECKING:
-    from jax_grouped_gemm.tile_config import TileConfig
+    from jax_grouped_gemm._src.tile_config import TileConfig
 
 
 @functools.cache
