@@ -32,7 +32,14 @@ from benchmarks.harness.cases import (
 from benchmarks.harness.command import Command
 from benchmarks.harness.inputs import Inputs, LatestInputs
 from benchmarks.harness.measure import Workload
-from benchmarks.harness.peer import Call, JaxPeer, Peer, Role, dimension_numbers, on_gpu
+from benchmarks.harness.peer import (
+    Call,
+    JaxPeer,
+    Peer,
+    Role,
+    dimension_numbers,
+    pinned_implementation,
+)
 from benchmarks.harness.session import Job, Session
 from benchmarks.peers.ours import kernels_unavailable_reason
 
@@ -79,7 +86,7 @@ class AddingPeer:
 
 def peers(problem: Problem) -> list[Peer]:
     """The kernel that adds, and the product with and without XLA's addition."""
-    implementation = "cuda" if on_gpu() else "reference"
+    implementation = pinned_implementation()
 
     def product(lhs, rhs, group_sizes):
         return jgg.ragged_dot_general(

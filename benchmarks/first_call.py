@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.harness.command import Command
-from benchmarks.harness.peer import on_gpu
+from benchmarks.harness.peer import pinned_implementation
 from benchmarks.harness.session import Job, Session
 from benchmarks.host import PROBLEM, one_tile_record
 
@@ -60,7 +60,7 @@ def probe() -> dict[str, float]:
     jax.block_until_ready(jax.jit(jnp.matmul)(operands[0], operands[1][0]))
 
     jgg, import_s = seconds(lambda: __import__("jax_grouped_gemm"))
-    implementation = "cuda" if on_gpu() else "reference"
+    implementation = pinned_implementation()
     product = jax.jit(functools.partial(jgg.ragged_dot, implementation=implementation))
     lowered, trace_s = seconds(lambda: product.lower(*operands))
     compiled, compile_s = seconds(lowered.compile)

@@ -26,7 +26,15 @@ import jax_grouped_gemm as jgg
 from benchmarks.harness import check
 from benchmarks.harness.command import Command
 from benchmarks.harness.measure import Workload
-from benchmarks.harness.peer import Call, JaxPeer, Peer, Role, jax_call, on_gpu
+from benchmarks.harness.peer import (
+    Call,
+    JaxPeer,
+    Peer,
+    Role,
+    jax_call,
+    on_gpu,
+    pinned_implementation,
+)
 from benchmarks.harness.session import Job, Session
 from benchmarks.peers import cutlass
 from benchmarks.peers.ours import kernels_unavailable_reason
@@ -99,7 +107,7 @@ def loop(lhs: list[jax.Array], rhs: list[jax.Array], precision: str) -> list[jax
 
 def ours(variant: str, precision: str) -> Callable[..., Sequence[jax.Array]]:
     """The public function with the options of a variant."""
-    implementation = "cuda" if on_gpu() else "reference"
+    implementation = pinned_implementation()
     options = dict(implementation=implementation, precision=precision)
     return functools.partial(jgg.grouped_gemm, **options, **VARIANTS[variant])
 
@@ -116,8 +124,9 @@ class OursList(JaxPeer):
         """Compiles the call."""
         call = super().prepare(kind, lhs, rhs)
         plan = jgg.explain(self.function, lhs, rhs).plans[0]
-        steps = ", ".join(str(launch.steps) for launch in plan.launches)
-        call.detail = f"predicted steps {steps}"
+        if plan.launches:
+            steps = ", ".join(str(launch.steps) for launch in plan.launches)
+            call.detail = f"predicted steps {steps}"
         return call
 
 

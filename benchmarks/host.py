@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 from benchmarks.harness.cases import Problem
 from benchmarks.harness.command import Command
-from benchmarks.harness.peer import Call, Role, jax_call, on_gpu
+from benchmarks.harness.peer import Call, Role, jax_call, on_gpu, pinned_implementation
 from benchmarks.harness.recorders import Recorder
 from benchmarks.harness.session import Job, Session
 from benchmarks.harness.timing import one_call_times
@@ -73,7 +73,7 @@ def product_cost(buffers: str, recorder: Recorder, products: int, seed: int) -> 
     done; `device_us`, the part of it in which a kernel ran; and the same of a call with a single
     product, `call_enqueue_us` and `call_wall_us`, which is mostly JAX's dispatch.
     """
-    implementation = "cuda" if on_gpu() else "reference"
+    implementation = pinned_implementation()
     key = jax.random.key(seed)
     lhs = jax.random.normal(key, (PROBLEM.m, PROBLEM.k), PROBLEM.dtype)
     # Keeps a chain's values in range.

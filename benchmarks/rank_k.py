@@ -22,7 +22,7 @@ import jax_grouped_gemm as jgg
 from benchmarks.harness import check
 from benchmarks.harness.command import Command
 from benchmarks.harness.measure import Workload
-from benchmarks.harness.peer import Call, JaxPeer, Peer, Role, on_gpu
+from benchmarks.harness.peer import Call, JaxPeer, Peer, Role, pinned_implementation
 from benchmarks.harness.session import Job, Session
 from benchmarks.peers import cutlass
 from benchmarks.peers.cublas_symmetric import CublasSymmetric
@@ -110,7 +110,7 @@ def ours(update: Update, **options) -> Callable[..., jax.Array]:
     }
     function = functools.partial(
         functions[update.two_operands, update.hermitian],
-        implementation="cuda" if on_gpu() else "reference",
+        implementation=pinned_implementation(),
         **options,
     )
     return function if update.two_operands else lambda a, b: function(a)

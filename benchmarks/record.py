@@ -65,8 +65,9 @@ def python(module: str) -> str:
 
 def parts(build: str) -> list[Part]:
     """All parts, in the order in which to run them: what others rest on first."""
-    run, fp8, rank_k, training = (
-        python(f"benchmarks.{name}") for name in ("run", "fp8", "rank_k", "fp8_training")
+    run, fp8, rank_k, lists, training = (
+        python(f"benchmarks.{name}")
+        for name in ("run", "fp8", "rank_k", "grouped_gemm", "fp8_training")
     )
     limits = "--time-limit {limit}"
     smoke = python("tests.gpu.sanitizer_smoke")
@@ -87,7 +88,7 @@ def parts(build: str) -> list[Part]:
         ),
         Part("fp8", 4, (f"{fp8} {limits} --output {{output}}/fp8.json",)),
         Part("rank_k", 2, (f"{rank_k} {limits} --output {{output}}/rank_k.json",)),
-        Part("lists", 2, (f"{python('benchmarks.grouped_gemm')} --output {{output}}/lists.json",)),
+        Part("lists", 2, (f"{lists} {limits} --output {{output}}/lists.json",)),
         Part(
             "skew",
             2,
@@ -97,7 +98,7 @@ def parts(build: str) -> list[Part]:
                 "--output {output}/skew.json",
             ),
         ),
-        Part("training", 4, (f"{training} --seeds 3 --output {{output}}/training.json",)),
+        Part("training", 4, (f"{training} {limits} --seeds 3 --output {{output}}/training.json",)),
         Part(
             "float32",
             2,
@@ -135,7 +136,7 @@ class Record:
         self._parts: dict = {}
         if self._path.exists():
             self._parts = json.loads(self._path.read_text())["parts"]
-        self._machine = machine.describe(commit)
+        self._head = {"commit": machine.commit(commit), "machine": machine.versions()}
 
     def succeeded(self, part: str) -> bool:
         """Whether all its commands did."""
@@ -145,7 +146,7 @@ class Record:
     def add(self, part: str, outcomes: Sequence[Outcome]) -> None:
         """Replaces what is known of a part."""
         self._parts[part] = [dataclasses.asdict(outcome) for outcome in outcomes]
-        found = {"machine": self._machine, "gpu": machine.gpu_state(), "parts": self._parts}
+        found = {**self._head, "gpu": machine.gpu_state(), "parts": self._parts}
         self._path.write_text(json.dumps(found, indent=1) + "\n")
 
 
@@ -213,16 +214,16 @@ def run_parts(
 
 
 def judge(folder: Path, write: Callable[[str], object] = print) -> None:
-    """Writes what the bars say of all results in the folder."""
+    """Writes what the targets say of all results in the folder."""
     results = sorted(folder.glob("*.json"))
     results = [path for path in results if path.name != "record.json"]
     if not results:
         return
-    from benchmarks import bars
+    from benchmarks import targets
 
     lines: list[str] = []
-    bars.main([str(path) for path in results], lines.append)
-    (folder / "bars.txt").write_text("\n".join(lines) + "\n")
+    targets.main([str(path) for path in results], lines.append)
+    (folder / "targets.txt").write_text("\n".join(lines) + "\n")
     write("\n".join(lines))
 
 

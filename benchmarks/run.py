@@ -35,8 +35,7 @@ def peers(sweep: int = 3, retune: bool = False, configurations: bool = False) ->
       sweep, retune: see `Sweep`.
       configurations: whether each configuration of ours is a peer too.
     """
-    ops = "ragged_noncontracting", "ragged_contracting"
-    count = variants.most(*ops) if configurations else 0
+    count = variants.MOST if configurations else 0
     found = (
         Ours(),
         *map(Variant, range(count)),

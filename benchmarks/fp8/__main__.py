@@ -30,8 +30,7 @@ def peers(configurations: bool = False) -> list[Peer]:
     Those whose scales differ from the case's get operands quantised their way from the same data,
     and are checked against the product of those.
     """
-    ops = "scaled_ragged_noncontracting", "scaled_ragged_contracting"
-    count = variants.most(*ops) if configurations else 0
+    count = variants.MOST if configurations else 0
     return [
         OursScaled(),
         *map(OursScaled, range(count)),

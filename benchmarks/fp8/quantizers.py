@@ -16,9 +16,8 @@ from benchmarks.harness.bandwidth import Bandwidth, copy_call
 from benchmarks.harness.cases import OPS, Case
 from benchmarks.harness.inputs import Inputs
 from benchmarks.harness.measure import Workload
-from benchmarks.harness.peer import Call, JaxPeer, Peer, Role
+from benchmarks.harness.peer import Call, JaxPeer, Peer, Role, pinned_implementation
 from benchmarks.peers.ours import kernels_unavailable_reason
-from benchmarks.peers.ours_fp8 import implementation
 
 Quantizer = Callable[..., Sequence[jax.Array]]
 
@@ -69,7 +68,7 @@ def _bits(x: jax.Array) -> jax.Array:
 
 def peers(op: str) -> list[Peer]:
     """Ours, and a copy."""
-    ours = quantizer(op, implementation())
+    ours = quantizer(op, pinned_implementation())
     return [
         JaxPeer("ours", Role.OURS, ours, kernels_unavailable_reason),
         Bandwidth("copy", copy_call),

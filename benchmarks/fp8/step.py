@@ -17,9 +17,8 @@ from benchmarks.harness import check
 from benchmarks.harness.cases import OPS, Case, Problem, flops, unavoidable_bytes, written_bytes
 from benchmarks.harness.inputs import Inputs
 from benchmarks.harness.measure import Workload
-from benchmarks.harness.peer import Call, JaxPeer, Peer, Role
+from benchmarks.harness.peer import Call, JaxPeer, Peer, Role, pinned_implementation
 from benchmarks.peers.ours import kernels_unavailable_reason
-from benchmarks.peers.ours_fp8 import implementation
 
 Product = Callable[..., jax.Array]
 
@@ -40,7 +39,7 @@ def step(product: Product) -> Callable[..., tuple[jax.Array, jax.Array, jax.Arra
 
 def products() -> dict[str, Product]:
     """What is compared: FP8 products, bfloat16 products, and other recipes of FP8."""
-    pinned = {"implementation": implementation()}
+    pinned = {"implementation": pinned_implementation()}
     fp8 = functools.partial(jgg.fp8_ragged_dot, **pinned)
     return {
         "ours": fp8,

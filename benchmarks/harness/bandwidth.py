@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from benchmarks.harness.cases import Problem
 from benchmarks.harness.peer import (
     Call,
     NotOffered,
@@ -109,9 +108,7 @@ class Bandwidth:
         """Always available."""
         return None
 
-    def prepare(
-        self, problem: Problem, lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array
-    ) -> Call:
+    def prepare(self, problem: Any, *operands: Any) -> Call:
         """Allocates what is copied."""
         return self._call()
 

@@ -222,6 +222,14 @@ def on_gpu() -> bool:
     return jax.default_backend() == "gpu"
 
 
+def pinned_implementation() -> str | None:
+    """Of our functions: the kernels on a GPU, so that nothing falls back unnoticed.
+
+    Elsewhere None, with which the reference runs, and `explain` tells what a GPU would.
+    """
+    return "cuda" if on_gpu() else None
+
+
 def without_gpu() -> str | None:
     """A reason if JAX has no GPU, or None."""
     return None if on_gpu() else "needs a GPU"

@@ -12,21 +12,16 @@ import jax_grouped_gemm as jgg
 from benchmarks.harness import check
 from benchmarks.harness.cases import Problem
 from benchmarks.harness.fp8_inputs import Scaled, reference, rowwise
-from benchmarks.harness.peer import Call, NotOffered, Role, jax_call, on_gpu
+from benchmarks.harness.peer import Call, NotOffered, Role, jax_call, pinned_implementation
 from benchmarks.peers import variants
 from benchmarks.peers.ours import kernels_unavailable_reason, ragged_product
-
-
-def implementation() -> str:
-    """Of our products: pinned, so that nothing falls back unnoticed."""
-    return "cuda" if on_gpu() else "reference"
 
 
 def scaled_product(problem: Problem) -> Callable[..., jax.Array]:
     """The function of (lhs, its scales, rhs, its scales, group sizes) that is measured."""
     options = {
         "preferred_element_type": problem.out_dtype,
-        "implementation": implementation(),
+        "implementation": pinned_implementation(),
     }
     if problem.contracting:
         return functools.partial(jgg.scaled_ragged_dot_contracting, num_rows=problem.m, **options)
@@ -50,13 +45,11 @@ class OursScaled:
     def prepare(self, problem: Problem, lhs: Scaled, rhs: Scaled, group_sizes: jax.Array) -> Call:
         """Compiles the call."""
         function, detail = scaled_product(problem), ""
-        if self._index is not None:
-            kind = "contracting" if problem.contracting else "noncontracting"
-            config = variants.config(f"scaled_ragged_{kind}", self._index)
-            function, detail = variants.with_config(function, config), str(config)
         operands = (lhs.values, lhs.scales, rhs.values, rhs.scales, group_sizes)
+        if self._index is not None:
+            function, detail = variants.configured(function, self._index, *operands)
         call = jax_call(jax.jit(function), *operands)
-        call.detail = detail
+        call.detail = str(detail)
         return call
 
 
@@ -97,6 +90,6 @@ class OursBf16:
         """Compiles the call."""
         problem = dataclasses.replace(problem, dtype="bfloat16")
         operands = (lhs.source, rhs.source, group_sizes)
-        call = jax_call(ragged_product(problem, implementation()), *operands)
+        call = jax_call(ragged_product(problem, pinned_implementation()), *operands)
         call.reference = lambda: check.reference(problem, *operands)
         return call
