@@ -63,13 +63,16 @@ def python(module: str) -> str:
     return f"{shlex.quote(sys.executable)} -m {module}"
 
 
-def parts(build: str) -> list[Part]:
-    """All parts, in the order in which to run them: what others rest on first."""
+def parts(build: str, commit: str | None = None) -> list[Part]:
+    """All parts, in the order in which to run them: what others rest on first.
+
+    `commit` goes into every benchmark's results; without one they ask git.
+    """
     run, fp8, rank_k, lists, training = (
         python(f"benchmarks.{name}")
         for name in ("run", "fp8", "rank_k", "grouped_gemm", "fp8_training")
     )
-    limits = "--time-limit {limit}"
+    limits = "--time-limit {limit}" + (f" --commit {shlex.quote(commit)}" if commit else "")
     smoke = python("tests.gpu.sanitizer_smoke")
     sanitizer = "compute-sanitizer --error-exitcode 1 --tool"
     return [
@@ -256,7 +259,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse_arguments(arguments)
     chosen = [
         part
-        for part in parts(options.build)
+        for part in parts(options.build, options.commit)
         if part.name in (options.only or [part.name]) and part.name not in options.skip
     ]
     if options.dry_run:
