@@ -6,25 +6,21 @@ import ctypes
 import dataclasses
 import json
 import struct
-import sys
 import time
-from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.profiler import ProfileData, TraceAnnotation
-
 
 from benchmarks import host
-from benchmarks.harness import cases, check, cupti, measure, report, timing, xplane
+from benchmarks.harness import cases, check, cupti, measure, report, results_file, timing, xplane
+from benchmarks.harness.command import Command
 from benchmarks.harness.device_activity import Activity, Sample, summarize
 from benchmarks.harness.inputs import Inputs, abstract_operands
-from benchmarks.peers import quack, tokamax
-from benchmarks.harness.peer import Call, NotOffered, Role
-from benchmarks.peers.sweep import Sweep
+from benchmarks.harness.peer import Call, JaxPeer, NotOffered, Role
 from benchmarks.harness.recorders import ClockRecorder
+from benchmarks.harness.session import Job
+from benchmarks.peers.sweep import Sweep
 
 
 def all_cases() -> list[cases.Case]:
@@ -156,7 +152,11 @@ def test_device_time_is_the_union_of_activities():
     sample = summarize(activities)
     assert sample.us == pytest.approx(3 + 6)
     assert sample.activities[:2] == ("first", "second") and len(sample.activities) == 4
-    assert summarize([]) == Sample(0.0, ())
+    assert summarize([]).us == 0
+    # Each part's activities by themselves, overlapping or not.
+    parts = sample.parts(lambda name: "overlaps" if "overlap" in name else "others")
+    assert parts == {"others": pytest.approx(3 + 4 + 1), "overlaps": pytest.approx(3)}
+    assert Sample(1.0, None).parts(str) is None
 
 
 def test_activities_belong_to_the_window_they_start_in(rng):
@@ -175,18 +175,6 @@ def test_activities_belong_to_the_window_they_start_in(rng):
         activities.append(Activity(window.end + 200, window.end + 290, "flush"))
     shuffled = [activities[i] for i in rng.permutation(len(activities))]
     assert xplane.attribute(windows[::-1], shuffled, skew) == expected
-
-
-def test_windows_are_found_in_a_profile(tmp_path):
-    started = time.time_ns()
-    with jax.profiler.trace(str(tmp_path)):
-        for i in range(3):
-            with TraceAnnotation(xplane.WINDOW):
-                jax.block_until_ready(jnp.ones(8) + i)
-    (path,) = tmp_path.rglob("*.xplane.pb")
-    windows, activities = xplane.read_profile(ProfileData.from_file(str(path)))
-    assert len(windows) == 3 and activities == []
-    assert sum(window.end - window.start for window in windows) < time.time_ns() - started
 
 
 def test_cupti_records_are_decoded():
@@ -264,9 +252,8 @@ def test_a_case_reports_who_was_right_wrong_absent_or_broken(op):
         FakePeer("broken", Role.GROUPED, break_down),
     ]
     inputs = Inputs(case.shape, case.dtype, seed=1)
-    record = measure.measure_case(
-        case, inputs, peers, ClockRecorder(), rounds=3, flush=lambda: None
-    )
+    work = measure.ragged_work(case, inputs)
+    record = measure.measure(work, peers, ClockRecorder(), rounds=3, flush=lambda: None)
     record = json.loads(json.dumps(record))
     statuses = {name: peer["status"] for name, peer in record["peers"].items()}
     assert statuses == {
@@ -284,18 +271,6 @@ def test_a_case_reports_who_was_right_wrong_absent_or_broken(op):
     table = report.ratios_table([record])
     assert case.name in table and "right" in table
     assert "out of luck" in report.missing_lines([record])
-
-
-def test_inputs_are_random_and_shared_between_ops():
-    shape = cases.SHAPES["tiny"]
-    inputs = Inputs(shape, "bfloat16", seed=3)
-    x, w, sizes = inputs.operands(cases.Case(shape, cases.OPS["forward"], "random"))
-    assert x.dtype == w.dtype == jnp.bfloat16 and sizes.dtype == jnp.int32
-    assert float(jnp.std(x.astype(jnp.float32))) == pytest.approx(1, abs=0.1)
-    again, dy, _ = inputs.operands(cases.Case(shape, cases.OPS["wgrad"], "random"))
-    assert again is x
-    assert not jnp.array_equal(dy.ravel()[:100], x.ravel()[:100])
-    assert isinstance(w, jax.Array)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -339,26 +314,6 @@ def test_a_sweep_keeps_the_fastest_and_remembers_it(tmp_path):
         retuned.best(other, [], prepare)
 
 
-def test_every_problem_has_candidates_that_fit():
-    for case in all_cases():
-        for config in tokamax.candidates(case.problem):
-            assert case.problem.contracting or case.problem.k % config.block_k == 0
-        assert tokamax.candidates(case.problem) or case.problem.k % 32
-        assert sorted(map(str, quack.candidates(case.problem))) == sorted(map(str, quack.CONFIGS))
-    decode = cases.Case(cases.SHAPES["decode_r4"], cases.OPS["forward"], "random").problem
-    assert quack.candidates(decode)[0].cluster_m == 1
-
-
-def test_the_cost_of_a_product_is_a_slope():
-    class Steps(ClockRecorder):
-        def record(self, call: Call) -> None:
-            self._samples.append(Sample(call.run(), None))
-
-    one, many = Call(lambda: 7.0), Call(lambda: 57.0)
-    cost = host._slope(one, many, 10, Steps())
-    assert cost["device_us"] == pytest.approx(5.0)
-
-
 def test_a_chain_multiplies_as_often_as_it_says(rng):
     problem = host.PROBLEM
     lhs, rhs = (
@@ -371,3 +326,82 @@ def test_a_chain_multiplies_as_often_as_it_says(rng):
         expected = check.reference(problem, expected, rhs, sizes).astype(lhs.dtype)
     result = host.chain(3, "reference")(lhs, rhs, sizes)
     assert check.compare(result, expected.astype(jnp.float32)).acceptable(problem)
+
+
+class TwoKernels(ClockRecorder):
+    """Sees the same two kernels in every call."""
+
+    def record(self, call: Call) -> None:
+        call.wait(call.run())
+        self._samples.append(Sample(5.0, ("gemm_up", "gemm_down"), (2.0, 3.0)))
+
+
+def test_a_suite_is_one_file(rng, tmp_path, capsys):
+    """Cases, peers and a command: all that a new suite has to write."""
+    x = rng.standard_normal((4, 8)).astype(np.float32)
+
+    def work(scale: float) -> measure.Workload:
+        def judge(call: Call) -> tuple[check.Error, bool]:
+            error = check.Error(float(np.abs(np.asarray(call.run()) - scale * x).max()))
+            return error, error.within(1e-6)
+
+        return measure.Workload(
+            f"tiny/scale/{scale}",
+            problem=scale,
+            operands=(jnp.asarray(x),),
+            judge=judge,
+            description={"shape": {"name": "tiny"}, "op": "scale", "dtype": "float32"},
+            flops=x.size,
+            bytes=2 * x.nbytes,
+            written_bytes=x.nbytes,
+        )
+
+    def peers(scale: float) -> list[JaxPeer]:
+        part = {"gemm_up": "up", "gemm_down": "down"}.get
+        return [
+            JaxPeer("ours", Role.OURS, lambda x: scale * x, part_of=part),
+            JaxPeer("sums", Role.GROUPED, lambda x: x + (scale - 1) * x),
+            JaxPeer("wrong", Role.GROUPED, lambda x: x),
+        ]
+
+    def jobs(options, session):
+        session.recorder = TwoKernels()
+        return [
+            Job(f"{scale}", lambda scale=scale: session.compare(work(scale), peers(scale)))
+            for scale in options.scales
+        ]
+
+    command = Command(
+        "benchmarks.scale",
+        "A suite.",
+        jobs,
+        add_arguments=lambda parser: parser.add_argument(
+            "--scales", type=float, nargs="+", default=[2.0]
+        ),
+    )
+    output = tmp_path / "out.json"
+    command.main(["--dry-run", "--scales", "2", "3", "--output", str(output)])
+    found = results_file.load([output])
+    assert [case["case"] for case in found["cases"]] == ["tiny/scale/2.0", "tiny/scale/3.0"]
+    for case in found["cases"]:
+        statuses = {name: peer["status"] for name, peer in case["peers"].items()}
+        assert statuses == {"ours": "measured", "sums": "measured", "wrong": "wrong"}
+        assert case["peers"]["ours"]["parts_us"] == {"up": 2.0, "down": 3.0}
+        assert case["ratios"] == {"sums": 1.0}
+    assert found["summary"]["scale"]["sums_geomean"] == 1.0
+    printed = capsys.readouterr().out
+    assert "tiny/scale/2.0" in printed and "down" in printed
+
+
+def test_a_time_limit_leaves_out_what_does_not_fit(tmp_path):
+    def jobs(options, session):
+        def slow() -> dict:
+            time.sleep(0.3)
+            return {"case": "a", "shape": {"name": "a"}, "op": "a", "peers": {}, "ratios": {}}
+
+        return [Job("first", slow), Job("broken", lambda: {}["x"]), Job("last", slow)]
+
+    command = Command("benchmarks.slow", "A suite.", jobs, timed=False)
+    results = command.main(["--time-limit", "0.5"])
+    assert [case["case"] for case in results["cases"]] == ["a"]
+    assert results["not_measured"][-1] == "last" and results["recorder"] is None

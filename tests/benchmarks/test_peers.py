@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import sys
+import re
 from pathlib import Path
 
 import jax
@@ -12,79 +10,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-
 import jax_grouped_gemm as jgg
+from benchmarks import cutlass, grouped_gemm, rank_k
 from benchmarks.harness import cases
-from benchmarks.fp8 import deep_gemm
+from benchmarks.harness import peer as base
 from benchmarks.harness.fp8_inputs import ScaledInputs, dequantize, reference, rowwise
+from benchmarks.harness.peer import NotOffered
+from benchmarks.peers import cutlass as cutlass_peers
+from benchmarks.peers import deep_gemm, variants
+from benchmarks.peers.ours import Variant
 from benchmarks.peers.ours_fp8 import OursScaled
-from benchmarks.peers import base, cublas_symmetric, variants
-from benchmarks.harness.peer import NotOffered, Role
-from benchmarks.peers.ours import Variant, ragged_product
-
-
-class Blas:
-    """Symmetric updates with cuBLAS's arguments, of matrices that are stored column by column."""
-
-    def __getattr__(self, name):
-        dtype = {"S": "float32", "D": "float64", "Z": "complex128"}[name[6]]
-        real = np.zeros((), dtype).real.dtype
-        hermitian, two_operands = name[7:9] == "he", "2k" in name
-
-        def number(pointer, dtype):
-            kind = np.ctypeslib.as_ctypes_type(np.zeros((), dtype).real.dtype)
-            count = 2 if np.dtype(dtype).kind == "c" else 1
-            parts = np.ctypeslib.as_array(ctypes.cast(pointer, ctypes.POINTER(kind)), (count,))
-            return parts.view(dtype)[0]
-
-        def matrix(pointer, rows, columns):
-            kind = np.ctypeslib.as_ctypes_type(real)
-            count = rows * columns * (2 if np.dtype(dtype).kind == "c" else 1)
-            flat = np.ctypeslib.as_array(ctypes.cast(pointer, ctypes.POINTER(kind)), (count,))
-            return flat.view(dtype).reshape(columns, rows).T
-
-        def update(handle, uplo, operation, n, k, alpha, *rest):
-            assert handle.value == 7 and operation == (2 if hermitian else 1)
-            alpha = number(alpha, real if hermitian and not two_operands else dtype)
-            operands, rest = rest[: 4 if two_operands else 2], rest[4 if two_operands else 2 :]
-            a, *b = (matrix(p, stride, n) for p, stride in zip(*[iter(operands)] * 2, strict=True))
-            assert a.shape == (k, n)
-            beta, c, stride = rest
-            assert number(beta, real if hermitian else dtype) == 0 and stride == n
-            turned = np.conj if hermitian else np.asarray
-            b = b[0] if b else None
-            if b is None:
-                product = alpha * turned(a).T @ a
-            else:
-                product = alpha * turned(a).T @ b + turned(alpha) * turned(b).T @ a
-            c, kept = matrix(c, n, n), (np.triu if uplo == 1 else np.tril)(np.ones((n, n), bool))
-            c[kept] = product[kept]
-            return 0
-
-        return update
-
-
-@pytest.mark.parametrize("two_operands", [False, True])
-@pytest.mark.parametrize("dtype", ["float32", "float64", "complex128"])
-def test_cublas_is_asked_for_lower_triangles_of_rows(dtype, two_operands, rng, monkeypatch):
-    monkeypatch.setattr(cublas_symmetric, "_cublas", lambda: (Blas(), ctypes.c_void_p(7)))
-    monkeypatch.setattr(base.EnqueuedCall, "wait", lambda self, result: None)
-    with jax.enable_x64(True):
-        a, b = (
-            (rng.standard_normal((2, 5, 3)) + 1j * rng.standard_normal((2, 5, 3))) for _ in "ab"
-        )
-        a, b = (x.astype(dtype) if dtype == "complex128" else x.real.astype(dtype) for x in (a, b))
-        given = jnp.asarray(a), jnp.asarray(b) if two_operands else None
-        call = cublas_symmetric.loop(*given, hermitian=dtype == "complex128")
-        out = np.asarray(call.to_jax(call.run()))
-    products = a @ np.conj(b).mT + b @ np.conj(a).mT if two_operands else a @ np.conj(a).mT
-    np.testing.assert_allclose(np.tril(out), np.tril(products), rtol=1e-5, atol=1e-5)
-    assert not np.triu(out, 1).any()
-
-
-def test_cublas_has_no_update_of_bfloat16():
-    with pytest.raises(NotOffered, match="bfloat16"):
-        cublas_symmetric.loop(jnp.ones((1, 2, 2), jnp.bfloat16), None, hermitian=False)
 
 
 def scaled_case(op: str, seed: int):
@@ -133,28 +68,28 @@ def test_rows_are_padded_for_deep_gemm():
 
 @pytest.mark.parametrize("peer", [Variant, OursScaled])
 def test_variants_ask_for_their_configuration(peer, monkeypatch):
-    asked = []
+    asked, use_tiles = [], jgg.use_tiles
 
-    @contextlib.contextmanager
-    def use_tiles(*, forward):
+    def remembered(*, forward):
         asked.append(forward)
-        yield
+        return use_tiles(forward=forward)
 
     case, inputs = scaled_case(FORWARD, 0)
     operands, problem = inputs.operands(case), case.problem
     if peer is Variant:
         problem = cases.Case(case.shape, cases.OPS["forward_t"], "random").problem
         operands = (operands[0].source, operands[1].source, operands[2])
-    monkeypatch.setattr(jgg, "use_tiles", use_tiles)
-    variant = peer(0)
-    op = "ragged_noncontracting" if peer is Variant else "scaled_ragged_noncontracting"
-    assert variant.role == Role.VARIANT
-    # Another test may have asked for the same product.
-    ragged_product.cache_clear()
-    variant.prepare(problem, *operands).run()
-    assert set(asked) == {variants.compiled(op)[0]}
-    with pytest.raises(NotOffered):
-        peer(len(variants.compiled(op))).prepare(problem, *operands)
+    monkeypatch.setattr(jgg, "use_tiles", remembered)
+    details = []
+    for index in range(variants.MOST):
+        try:
+            details.append(peer(index).prepare(problem, *operands).detail)
+        except NotOffered as reason:
+            assert f"{index} configurations" in str(reason)
+            break
+    # Several, each its own.
+    assert len(set(details)) == len(details) > 1
+    assert set(details) == set(map(str, asked))
 
 
 def test_the_reference_takes_any_scales(rng):
@@ -166,3 +101,40 @@ def test_the_reference_takes_any_scales(rng):
         2 * reference(case.problem, lhs, rhs, sizes),
         rtol=1e-5,
     )
+
+
+FLOAT32 = [update for update in rank_k.UPDATES.values() if update.dtype == "float32"]
+
+
+@pytest.mark.parametrize("update", FLOAT32, ids=lambda update: update.name)
+def test_updates_have_their_precision_wherever_they_are_called(update):
+    """What is timed is called after, and outside, all that has prepared it."""
+    a, b = rank_k.operands(update, (2, 24, 16), 0)
+    functions = [peer.function for peer in rank_k.peers(update) if isinstance(peer, base.JaxPeer)]
+    assert len(functions) > 3
+    want = "HIGHEST" if update.precision == "highest" else "DEFAULT"
+    for function in functions:
+        assert want in str(jax.make_jaxpr(jax.jit(function))(a, b))
+
+
+def test_lists_of_products_are_the_same_in_every_run():
+    found = grouped_gemm.lists()
+    assert found == grouped_gemm.lists()
+    for name, problems in found.items():
+        sides = np.array(problems)
+        assert (sides % 8 == 0).all() and sides.min() >= 24, name
+
+
+def test_every_kernel_of_cutlass_that_is_asked_for_is_compiled():
+    sources = Path(cutlass.__file__).parent
+    compiled = set(re.findall(r'\{"(\w+)", \w+\}', (sources / "kernels.h").read_text()))
+    asked = set(cutlass_peers.PRODUCTS.values())
+    asked |= {name for names in cutlass_peers.UPDATES.values() for name in names.values()}
+    asked |= {f"gemm_sm90_{s}_{x}" for s in ("cooperative", "pingpong") for x in ("nn", "nt", "tn")}
+    assert asked == compiled
+
+
+def test_a_missing_library_names_the_command_that_builds_it(monkeypatch, tmp_path):
+    monkeypatch.setattr(cutlass, "LIBRARY", tmp_path / "absent.so")
+    reason = cutlass.unavailable_reason()
+    assert cutlass.BUILD in reason and (Path(__file__).parents[2] / cutlass.BUILD).exists()

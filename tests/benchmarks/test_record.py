@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-
-from benchmarks import fp8_training, rank_k, record, run
+from benchmarks import fp8_training, grouped_gemm, rank_k, record, run
 from benchmarks.fp8 import __main__ as fp8
 
 
@@ -31,7 +30,7 @@ def test_a_failure_is_recorded_and_the_rest_runs(tmp_path):
     known = record.Record(tmp_path, "abc")
     assert record.run_parts(parts, tmp_path, known, 600, lambda line: None) is False
     found = json.loads((tmp_path / "record.json").read_text())
-    assert found["machine"]["commit"] == "abc"
+    assert found["commit"] == "abc"
     statuses = {
         name: [outcome["status"].split(":")[0] for outcome in outcomes]
         for name, outcomes in found["parts"].items()
@@ -74,14 +73,18 @@ def test_a_dry_run_prints_every_command(capsys):
     assert capsys.readouterr().out.splitlines()[0] == "fp8"
 
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PARSERS = {
-    "benchmarks.run": run.parse_arguments,
-    "benchmarks.fp8": fp8.parse_arguments,
-    "benchmarks.rank_k": rank_k.parse_arguments,
-    "benchmarks.fp8_training": fp8_training.parse_arguments,
+    command.module: command.parse
+    for command in (
+        run.COMMAND,
+        fp8.COMMAND,
+        rank_k.COMMAND,
+        grouped_gemm.COMMAND,
+        fp8_training.COMMAND,
+    )
 }
-COMMANDS = [command for part in record.parts("true") for command in part.commands]
+COMMANDS = [command for part in record.parts("true", "abc") for command in part.commands]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -89,7 +92,7 @@ def test_every_command_can_be_started(command):
     words = shlex.split(command.replace("{output}", "/tmp").replace("{limit}", "60"))
     if words[1:2] == ["-m"] and words[2] in PARSERS:
         options = PARSERS[words[2]](words[3:])
-        assert options.output.suffix == ".json"
+        assert options.output.suffix == ".json" and options.commit == "abc"
     elif words[1:2] == ["-m"]:
         assert importlib.util.find_spec(words[2])
     elif words[0] == "env":
