@@ -24,12 +24,13 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from jax_grouped_gemm._src import arguments
 from jax_grouped_gemm._src.arithmetic import at_least_float32
 from jax_grouped_gemm._src.fp8.training import Recipe, fp8_ragged_dot
 from jax_grouped_gemm._src.ragged.api import ragged_dot
 from jax_grouped_gemm._src.varying import vary_over, varying_axes
 
-Implementation = str | Callable[..., jax.Array] | None
+Implementation = arguments.Implementation | Callable[..., jax.Array]
 
 
 class Routing(NamedTuple):
@@ -65,6 +66,7 @@ def route(logits: jax.Array, top_k: int, *, renormalize: bool = True) -> Routing
     Logits narrower than float32 are widened first: routing is cheap, and rounding it changes which
     experts are chosen.
     """
+    renormalize = arguments.checked_boolean("route: renormalize", renormalize)
     if not jnp.issubdtype(logits.dtype, jnp.floating):
         raise TypeError(f"route: logits must be floating point, got {logits.dtype}")
     if not 1 <= top_k <= logits.shape[-1]:
