@@ -166,7 +166,7 @@ def grouped_gemm(
 
 
 def _booleans(name: str, value: bool | Sequence[bool], count: int) -> tuple[bool, ...]:
-    if not isinstance(value, Sequence):
+    if isinstance(value, str) or not isinstance(value, Sequence):
         return (checked_boolean(name, value),) * count
     if len(value) != count:
         raise ValueError(f"{name} has {len(value)} entries, but lhs has {count}")

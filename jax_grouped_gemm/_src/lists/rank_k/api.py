@@ -114,7 +114,9 @@ def _with_options(function: Function) -> Function:
     def checked(*args: Any, **kwargs: Any) -> Any:
         for name in kwargs:
             if name not in signature.parameters:
-                raise TypeError(f"{function.__name__}() has no argument {name!r}")
+                raise TypeError(
+                    f"{function.__name__}() got an unexpected keyword argument {name!r}"
+                )
         return function(*args, **kwargs)
 
     checked.__signature__ = signature  # type: ignore[attr-defined]  # inspect reads it
