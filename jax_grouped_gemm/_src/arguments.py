@@ -48,7 +48,7 @@ def canonical_dtype(name: str, dtype: DTypeLike) -> np.dtype:
     raise TypeError(f"{name} must be a dtype, got {dtype!r}")
 
 
-def as_array(name: str, x: ArrayLike) -> jax.Array:
+def as_array(name: str, x: Any) -> jax.Array:
     """`x` as a JAX array; a `TypeError` if it is no array at all."""
     if not isinstance(x, (jax.Array, np.ndarray)):
         raise TypeError(f"{name} must be a JAX or NumPy array, got {type(x).__name__}: {x!r}")
@@ -58,7 +58,7 @@ def as_array(name: str, x: ArrayLike) -> jax.Array:
 def canonical_precision(precision: Any) -> Any:
     """A hashable precision: None, an algorithm, a `jax.lax.Precision` or a pair of those."""
     if precision is None:
-        precision = jax.config.jax_default_matmul_precision
+        precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]  # dynamic
     if isinstance(precision, (tuple, list)):
         return tuple(map(canonical_precision, precision))
     if precision is None or isinstance(precision, (lax.DotAlgorithm, lax.DotAlgorithmPreset)):

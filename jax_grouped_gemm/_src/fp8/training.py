@@ -305,7 +305,8 @@ def _dot_forward(product: _Product, lhs, rhs, quantized_rhs, group_sizes, offset
 
 
 def _dot_backward(product: _Product, kept: _Residuals, ct):
-    recipe, groups = product.recipe, (kept.group_sizes, kept.offset)
+    recipe = product.recipe
+    groups = kept.group_sizes, kept.offset
     ct_rows, ct_columns = product.quantize_rows(
         ct,
         kept.group_sizes,
@@ -315,26 +316,28 @@ def _dot_backward(product: _Product, kept: _Residuals, ct):
     )
     num_groups = jax.tree.leaves(kept.rhs)[0].shape[0]
     common = dict(precision=None, implementation=product.implementation)
-    if recipe.dgrad == "fp8":
+    if isinstance(kept.rhs, _Pair):
         d_lhs = product.rows_by_weights("dgrad", ct_rows, kept.rhs, *groups, product.lhs_dtype)
     else:
         d_lhs = ragged.ragged_noncontracting(
             ct.astype(kept.rhs.dtype),
             kept.rhs,
-            *groups,
+            kept.group_sizes,
+            kept.offset,
             transpose_lhs=False,
             transpose_rhs=True,
             preferred_element_type=product.lhs_dtype,
             **common,
             **product.tiles.params("dgrad"),
         )
-    if recipe.wgrad == "fp8":
+    if isinstance(kept.lhs, _Pair):
         d_rhs = product.rows_by_rows(kept.lhs, ct_columns, *groups, ct.shape[0], num_groups)
     else:
         d_rhs = ragged.ragged_contracting(
             kept.lhs,
             ct.astype(kept.lhs.dtype),
-            *groups,
+            kept.group_sizes,
+            kept.offset,
             num_groups=num_groups,
             transpose_lhs=False,
             transpose_rhs=False,

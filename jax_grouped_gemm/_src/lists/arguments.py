@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
@@ -82,12 +82,15 @@ class MatrixLists:
         With `keep_single`, a number for a whole stack stays one: [1]. XLA would write out [g] in a
         kernel of its own.
         """
-        if self.is_stack or not (isinstance(scale, Sequence) or getattr(scale, "ndim", 0)):
-            scale = [scale] * len(self)
-        _check_count(name, len(scale), self.first, len(self))
+        scales: Sequence[Any] = [scale] * len(self)
+        if not self.is_stack and isinstance(scale, Sequence):
+            scales = scale
+        elif not self.is_stack and isinstance(scale, Stack) and scale.ndim:
+            scales = list(scale)
+        _check_count(name, len(scales), self.first, len(self))
         entries = self.entries[self.first]
         arrays = []
-        for i, (x, entry) in enumerate(zip(scale, entries, strict=True)):
+        for i, (x, entry) in enumerate(zip(scales, entries, strict=True)):
             x = _scale_array(name, x)
             g = entry.shape[0] if entry.ndim == 3 else 1
             if x.shape not in ((), (g,)[: entry.ndim - 2]):
@@ -108,7 +111,7 @@ class MatrixLists:
         return outs[0] if self.is_stack else outs
 
 
-def is_number(x: Any) -> bool:
+def is_number(x: Any) -> TypeGuard[complex]:
     """Whether a scale is a Python or NumPy number, known when the function is traced."""
     return isinstance(x, (int, float, complex, np.number)) and not isinstance(x, jax.Array)
 

@@ -141,15 +141,15 @@ def grouped_gemm(
     _check_shapes(lists.entries, **transposes)
     dtype, result_dtype = lists.dtypes(preferred_element_type)
 
-    missing = [None] * len(lists)
-    operands = {"alpha": missing, "beta": missing, "c": missing}
-    numbers = {"alpha": 1.0, "beta": 0.0}
+    # Numbers are parameters of the primitive, arrays are operands.
+    numbers: dict[str, complex] = {"alpha": 1.0, "beta": 0.0}
+    operands: dict[str, list[jax.Array]] = {}
     for name, scale in (("alpha", alpha), ("beta", beta)):
         if is_number(scale):
             numbers[name] = _checked_number(name, scale, is_complex(result_dtype))
         else:
             operands[name] = lists.scales(name, scale, at_least_float32(result_dtype))
-    if c is not None and (operands["beta"] is not missing or numbers["beta"] != 0):
+    if c is not None and ("beta" in operands or numbers["beta"] != 0):
         operands["c"] = lists.stacks("c", result_dtype)
     operands |= {"a": lists.stacks("lhs", dtype), "b": lists.stacks("rhs", dtype)}
     outs = primitive.grouped_gemm(
@@ -195,7 +195,8 @@ def _check_shapes(
 
 
 def _meant(x: jax.Array, transposed: bool) -> tuple[int, int]:
-    return x.shape[-2:][::-1] if transposed else x.shape[-2:]
+    rows, columns = x.shape[-2:]
+    return (columns, rows) if transposed else (rows, columns)
 
 
 def _transposed(transposed: bool) -> str:

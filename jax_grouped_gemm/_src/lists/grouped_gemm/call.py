@@ -93,8 +93,8 @@ def _scales(
     attributes = {
         "has_alphas": whole.has_alpha,
         "has_betas": whole.has_beta,
-        "alpha": np.float32(whole.alpha),
-        "beta": np.float32(whole.beta),
+        "alpha": np.float32(whole.alpha.real),
+        "beta": np.float32(whole.beta.real),
     }
     return [_joined(x, problems, jnp.float32) for x in _given_scales(whole)], attributes
 

@@ -40,7 +40,7 @@ Uplo = Literal["lower", "upper"]
 Stacks = Sequence[Stack]
 
 
-class UpdateOptions(TypedDict, total=False):
+class Options(TypedDict, total=False):
     """The keyword arguments of all four updates; `_update` has their defaults."""
 
     alpha: Scale
@@ -53,7 +53,6 @@ class UpdateOptions(TypedDict, total=False):
     implementation: Implementation
 
 
-Options = Unpack[UpdateOptions]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -124,15 +123,17 @@ def _with_options(function: Function) -> Function:
 
 
 @overload
-def grouped_syrk(a: Stack, c: Stack | None = None, **options: Options) -> jax.Array: ...
+def grouped_syrk(a: Stack, c: Stack | None = None, **options: Unpack[Options]) -> jax.Array: ...
 
 
 @overload
-def grouped_syrk(a: Stacks, c: Stacks | None = None, **options: Options) -> list[jax.Array]: ...
+def grouped_syrk(
+    a: Stacks, c: Stacks | None = None, **options: Unpack[Options]
+) -> list[jax.Array]: ...
 
 
 @_with_options
-def grouped_syrk(a: Matrices, c: Matrices | None = None, **options: Options) -> Results:
+def grouped_syrk(a: Matrices, c: Matrices | None = None, **options: Unpack[Options]) -> Results:
     """Symmetric rank-k updates: one triangle of `alpha A A^T + beta C` for each matrix.
 
     Half the work of `A @ A.T`, in one kernel launch for all matrices, whatever their shapes.
@@ -179,15 +180,17 @@ def grouped_syrk(a: Matrices, c: Matrices | None = None, **options: Options) -> 
 
 
 @overload
-def grouped_herk(a: Stack, c: Stack | None = None, **options: Options) -> jax.Array: ...
+def grouped_herk(a: Stack, c: Stack | None = None, **options: Unpack[Options]) -> jax.Array: ...
 
 
 @overload
-def grouped_herk(a: Stacks, c: Stacks | None = None, **options: Options) -> list[jax.Array]: ...
+def grouped_herk(
+    a: Stacks, c: Stacks | None = None, **options: Unpack[Options]
+) -> list[jax.Array]: ...
 
 
 @_with_options
-def grouped_herk(a: Matrices, c: Matrices | None = None, **options: Options) -> Results:
+def grouped_herk(a: Matrices, c: Matrices | None = None, **options: Unpack[Options]) -> Results:
     """Hermitian rank-k updates: one triangle of `alpha A A^H + beta C`, alpha and beta real.
 
     Diagonals are exactly real. For real matrices this is `grouped_syrk`; with `transpose` it is
@@ -211,18 +214,20 @@ def grouped_herk(a: Matrices, c: Matrices | None = None, **options: Options) -> 
 
 
 @overload
-def grouped_syr2k(a: Stack, b: Stack, c: Stack | None = None, **options: Options) -> jax.Array: ...
+def grouped_syr2k(
+    a: Stack, b: Stack, c: Stack | None = None, **options: Unpack[Options]
+) -> jax.Array: ...
 
 
 @overload
 def grouped_syr2k(
-    a: Stacks, b: Stacks, c: Stacks | None = None, **options: Options
+    a: Stacks, b: Stacks, c: Stacks | None = None, **options: Unpack[Options]
 ) -> list[jax.Array]: ...
 
 
 @_with_options
 def grouped_syr2k(
-    a: Matrices, b: Matrices, c: Matrices | None = None, **options: Options
+    a: Matrices, b: Matrices, c: Matrices | None = None, **options: Unpack[Options]
 ) -> Results:
     """Symmetric rank-2k updates: one triangle of `alpha (A B^T + B A^T) + beta C`.
 
@@ -246,18 +251,20 @@ def grouped_syr2k(
 
 
 @overload
-def grouped_her2k(a: Stack, b: Stack, c: Stack | None = None, **options: Options) -> jax.Array: ...
+def grouped_her2k(
+    a: Stack, b: Stack, c: Stack | None = None, **options: Unpack[Options]
+) -> jax.Array: ...
 
 
 @overload
 def grouped_her2k(
-    a: Stacks, b: Stacks, c: Stacks | None = None, **options: Options
+    a: Stacks, b: Stacks, c: Stacks | None = None, **options: Unpack[Options]
 ) -> list[jax.Array]: ...
 
 
 @_with_options
 def grouped_her2k(
-    a: Matrices, b: Matrices, c: Matrices | None = None, **options: Options
+    a: Matrices, b: Matrices, c: Matrices | None = None, **options: Unpack[Options]
 ) -> Results:
     """Hermitian rank-2k updates: one triangle of `alpha A B^H + conj(alpha) B A^H + beta C`.
 

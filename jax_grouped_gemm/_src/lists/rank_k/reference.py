@@ -65,7 +65,7 @@ def update(
     if b is not None:
         # B A^T is the transpose of A B^T.
         result += jnp.conj(scale * reverse) if hermitian else scale * reverse
-    if c is not None:
+    if c is not None and beta is not None:
         result += scaled_c(beta, c, dtype)
     if symmetrize:
         result = _conjugated_outside(result, upper) if hermitian else result
