@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import reprlib
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar, get_args
 
@@ -51,8 +52,29 @@ def canonical_dtype(name: str, dtype: DTypeLike) -> np.dtype:
 def as_array(name: str, x: Any) -> jax.Array:
     """`x` as a JAX array; a `TypeError` if it is no array at all."""
     if not isinstance(x, (jax.Array, np.ndarray)):
-        raise TypeError(f"{name} must be a JAX or NumPy array, got {type(x).__name__}: {x!r}")
+        value = reprlib.repr(x)
+        raise TypeError(f"{name} must be a JAX or NumPy array, got {type(x).__name__}: {value}")
     return jnp.asarray(x)
+
+
+def checked_int(name: str, value: int) -> int:
+    """`value` as a Python integer, or a symbolic dimension; a `TypeError` if it is neither."""
+    if isinstance(value, bool | np.bool_) or not (
+        isinstance(value, int | np.integer) or jax.export.is_symbolic_dim(value)
+    ):
+        raise TypeError(f"{name} must be an integer, got {reprlib.repr(value)}")
+    return int(value) if isinstance(value, int | np.integer) else value
+
+
+def refuse_sharded(function: str, **operands: jax.Array) -> None:
+    """A `NotImplementedError` if an operand is sharded over explicit mesh axes."""
+    for name, x in operands.items():
+        if any(axes is not None for axes in jax.typeof(x).sharding.spec):
+            raise NotImplementedError(
+                f"{function}: {name} is sharded over explicit mesh axes ({jax.typeof(x)}); call "
+                "it inside jax.shard_map, which says what each device does, or under "
+                "jax.sharding.auto_axes(function, out_sharding=...), which leaves that to XLA"
+            )
 
 
 def canonical_precision(precision: Any) -> Any:

@@ -34,8 +34,9 @@ class MoE(nn.Module):
       dtype: of the experts' computation; None promotes the input and the parameters.
       param_dtype: of the parameters.
       precision: of the matmuls of the experts.
-      kernel_init: of wi_0, wi_1 and wo.
-      gate_init: of the router.
+      kernel_init: of wi_0, wi_1 and wo. Axes that it gives, as `nn.with_partitioning` does, take
+        the place of the above.
+      gate_init: of the router, likewise.
       implementation: of the ragged matmuls, see `moe.dropless_mlp`.
       recipe: of FP8 matmuls, see `moe.dropless_mlp`.
     """
@@ -61,7 +62,7 @@ class MoE(nn.Module):
             dtype=jnp.float32,
             param_dtype=self.param_dtype,
             precision=jax.lax.Precision.HIGHEST,
-            kernel_init=nn.with_logical_partitioning(self.gate_init, ("embed", None)),
+            kernel_init=_partitioned(self.gate_init, ("embed", None)),
             name="gate",
         )(x)
         wi_shape = (self.num_experts, x.shape[-1], self.hidden_features)
@@ -86,5 +87,15 @@ class MoE(nn.Module):
         return y, moe.auxiliary_losses(routing)
 
     def _experts(self, name: str, shape: tuple[int, ...], axes: tuple[str, ...]) -> jax.Array:
-        init = nn.with_logical_partitioning(self.kernel_init, axes)
-        return self.param(name, init, shape, self.param_dtype)
+        return self.param(name, _partitioned(self.kernel_init, axes), shape, self.param_dtype)
+
+
+def _partitioned(init: Callable[..., Any], axes: tuple[str | None, ...]) -> Callable[..., Any]:
+    """`init` with logical axes, unless its results have axes of their own."""
+
+    def initialize(*args: Any) -> nn.meta.AxisMetadata:
+        value = init(*args)
+        boxed = isinstance(value, nn.meta.AxisMetadata)
+        return value if boxed else nn.LogicallyPartitioned(value, axes)
+
+    return initialize

@@ -74,22 +74,31 @@ def update(
     return result.astype(result_dtype)
 
 
-def _computed(n: int, upper: bool) -> jax.Array:
-    """Where an [n, n] matrix has its computed triangle."""
-    row, column = jnp.arange(n)[:, None], jnp.arange(n)
+def _computed(x: jax.Array, upper: bool) -> jax.Array:
+    """Where each matrix has its computed triangle."""
+    row, column = _indices(x)
     return row <= column if upper else row >= column
+
+
+def _indices(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The row and the column of every element, shaped like `x`."""
+    return tuple(lax.broadcasted_iota(np.int32, x.shape, x.ndim - i) for i in (2, 1))
 
 
 def _mirrored(x: jax.Array, upper: bool) -> jax.Array:
     """The computed triangle of each matrix and its mirror image."""
-    return jnp.where(_computed(x.shape[-1], upper), x, flip(x, hermitian=False))
+    return jnp.where(_computed(x, upper), x, flip(x, hermitian=False))
 
 
 def _conjugated_outside(x: jax.Array, upper: bool) -> jax.Array:
     """Symmetric matrices made Hermitian: real diagonals, the triangle not computed conjugated."""
-    n = x.shape[-1]
-    x = jnp.where(jnp.eye(n, dtype=bool), jnp.real(x), x)
-    return jnp.where(_computed(n, upper), x, jnp.conj(x))
+    x = _with_real_diagonal(x)
+    return jnp.where(_computed(x, upper), x, jnp.conj(x))
+
+
+def _with_real_diagonal(x: jax.Array) -> jax.Array:
+    row, column = _indices(x)
+    return jnp.where(row == column, jnp.real(x), x)
 
 
 def fill(
@@ -101,14 +110,13 @@ def fill(
     symmetrize: bool,
 ) -> jax.Array:
     """The computed triangle of `inside` with, beside it, its mirror image, `outside` or zeros."""
-    n = inside.shape[-1]
     if hermitian:
-        inside = jnp.where(jnp.eye(n, dtype=bool), jnp.real(inside), inside)
+        inside = _with_real_diagonal(inside)
     if symmetrize:
         outside = flip(inside, hermitian)
     elif outside is None:
         outside = jnp.zeros((), inside.dtype)
-    return jnp.where(_computed(n, upper), inside, outside.astype(inside.dtype))
+    return jnp.where(_computed(inside, upper), inside, outside.astype(inside.dtype))
 
 
 def flip(x: jax.Array, hermitian: bool) -> jax.Array:
