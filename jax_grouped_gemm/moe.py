@@ -24,11 +24,13 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from jax_grouped_gemm._src import arguments
+from jax_grouped_gemm._src.arithmetic import at_least_float32
 from jax_grouped_gemm._src.fp8.training import Recipe, fp8_ragged_dot
 from jax_grouped_gemm._src.ragged.api import ragged_dot
 from jax_grouped_gemm._src.varying import vary_over, varying_axes
 
-Implementation = str | Callable[..., jax.Array] | None
+Implementation = arguments.Implementation | Callable[..., jax.Array]
 
 
 class Routing(NamedTuple):
@@ -64,6 +66,7 @@ def route(logits: jax.Array, top_k: int, *, renormalize: bool = True) -> Routing
     Logits narrower than float32 are widened first: routing is cheap, and rounding it changes which
     experts are chosen.
     """
+    renormalize = arguments.checked_boolean("route: renormalize", renormalize)
     if not jnp.issubdtype(logits.dtype, jnp.floating):
         raise TypeError(f"route: logits must be floating point, got {logits.dtype}")
     if not 1 <= top_k <= logits.shape[-1]:
@@ -71,7 +74,7 @@ def route(logits: jax.Array, top_k: int, *, renormalize: bool = True) -> Routing
             f"route: top_k must be between 1 and the number of experts {logits.shape[-1]} "
             f"(logits {logits.shape}), got {top_k}"
         )
-    logits = logits.astype(_accumulation_dtype(logits.dtype))
+    logits = logits.astype(at_least_float32(logits.dtype))
     chosen, experts = jax.lax.top_k(logits, top_k)
     normalizer = jax.nn.logsumexp(chosen if renormalize else logits, axis=-1, keepdims=True)
     return Routing(logits, experts, jnp.exp(chosen - normalizer))
@@ -120,7 +123,7 @@ def combine(rows: jax.Array, expert_order: ExpertOrder, top_k: int) -> jax.Array
     """Sum the ``top_k`` rows of every token: [T*k, D] -> [T, D], the transpose of `dispatch`."""
     choices = permute_rows(rows, expert_order.inverse, expert_order.order)
     choices = choices.reshape(-1, top_k, rows.shape[-1])
-    return choices.sum(axis=1, dtype=_accumulation_dtype(rows.dtype)).astype(rows.dtype)
+    return choices.sum(axis=1, dtype=at_least_float32(rows.dtype)).astype(rows.dtype)
 
 
 # Only the two matmul results are kept for the backward pass: recomputing this elementwise step is
@@ -130,7 +133,7 @@ def gated_activation(
     gate: jax.Array, up: jax.Array, weights: jax.Array, activation: Callable = jax.nn.silu
 ) -> jax.Array:
     """``activation(gate) * up * weights`` for gate, up [m, F] and weights [m], rounded once."""
-    dtype = _accumulation_dtype(gate.dtype)
+    dtype = at_least_float32(gate.dtype)
     hidden = activation(gate.astype(dtype)) * up.astype(dtype) * weights.astype(dtype)[:, None]
     return hidden.astype(gate.dtype)
 
@@ -216,10 +219,6 @@ def router_z_loss(routing: Routing) -> jax.Array:
 def auxiliary_losses(routing: Routing) -> AuxiliaryLosses:
     """Both router losses; multiply them by about 1e-2 and 1e-3 and add them to the task's loss."""
     return AuxiliaryLosses(load_balancing_loss(routing), router_z_loss(routing))
-
-
-def _accumulation_dtype(dtype):
-    return jnp.promote_types(dtype, jnp.float32)
 
 
 def _count_tokens(routing: Routing) -> jax.Array:

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_grouped_gemm._src.lists.scaling import accumulator_dtype, multiply, per_matrix
+from jax_grouped_gemm._src.arithmetic import at_least_float32
+from jax_grouped_gemm._src.lists.scaling import multiply, per_matrix, scaled_c
 
 
 def update(
@@ -43,7 +44,7 @@ def update(
     Returns:
       [g, n, n].
     """
-    dtype = accumulator_dtype(result_dtype)
+    dtype = at_least_float32(result_dtype)
     other = a if b is None else b
     product = multiply(
         "gki,gkj->gij" if transpose else "gik,gjk->gij",
@@ -65,8 +66,7 @@ def update(
         # B A^T is the transpose of A B^T.
         result += jnp.conj(scale * reverse) if hermitian else scale * reverse
     if c is not None:
-        wide_c, wide_beta = c.astype(dtype), per_matrix(beta, dtype)
-        result += jnp.where(wide_beta == 0, 0, wide_beta * wide_c)
+        result += scaled_c(beta, c, dtype)
     if symmetrize:
         result = _conjugated_outside(result, upper) if hermitian else result
     else:
