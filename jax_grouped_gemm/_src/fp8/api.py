@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import ArrayLike, DTypeLike
 
+from jax_grouped_gemm._src import tile_choices
 from jax_grouped_gemm._src.arguments import (
     Implementation,
     as_array,
@@ -32,7 +33,6 @@ from jax_grouped_gemm._src.arguments import (
 from jax_grouped_gemm._src.arithmetic import cdiv
 from jax_grouped_gemm._src.fp8 import primitive
 from jax_grouped_gemm._src.fp8.formats import BLOCK, checked_fp8_dtype, row_blocks
-from jax_grouped_gemm._src.tuning import choices
 
 SOURCE_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 
@@ -230,7 +230,7 @@ def scaled_ragged_dot(
         rhs_scaling=rhs_scaling,
         preferred_element_type=canonical_dtype("preferred_element_type", preferred_element_type),
         implementation=checked_implementation(implementation),
-        **choices.current().params("forward"),
+        **tile_choices.current().params("forward"),
     )
 
 
@@ -299,7 +299,7 @@ def scaled_ragged_dot_contracting(
         num_groups=group_sizes.shape[0] if num_groups is None else num_groups,
         preferred_element_type=canonical_dtype("preferred_element_type", preferred_element_type),
         implementation=checked_implementation(implementation),
-        **choices.current().params("forward"),
+        **tile_choices.current().params("forward"),
     )
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import ArrayLike, DTypeLike
 
+from jax_grouped_gemm._src import tile_choices
 from jax_grouped_gemm._src.arguments import (
     Implementation,
     as_array,
@@ -29,7 +30,6 @@ from jax_grouped_gemm._src.fp8.formats import checked_fp8_dtype
 from jax_grouped_gemm._src.fp8.reference import quantize
 from jax_grouped_gemm._src.ragged import primitive as ragged
 from jax_grouped_gemm._src.ragged.api import ragged_dot
-from jax_grouped_gemm._src.tuning import choices
 from jax_grouped_gemm._src.varying import align_varying
 
 FP8_LHS, FP8_RHS = "fp8_lhs", "fp8_rhs"
@@ -132,7 +132,7 @@ def fp8_ragged_dot(
         lhs.dtype,
         rhs.dtype,
         checked_implementation(implementation),
-        choices.current(),
+        tile_choices.current(),
     )
     # Outside the custom derivative, where the casts have transposes.
     leaves, tree = jax.tree.flatten((lhs, rhs, quantized_rhs, group_sizes, offset))
@@ -155,7 +155,7 @@ class _Product:
     lhs_dtype: np.dtype
     rhs_dtype: np.dtype
     implementation: Implementation
-    tiles: choices.TileChoices
+    tiles: tile_choices.TileChoices
 
     @property
     def is_rowwise(self) -> bool:
@@ -237,7 +237,7 @@ class _Product:
 
     def narrow_products(self, lhs, rhs, group_sizes, offset):
         """The ragged matmul of operands that are not quantised."""
-        with choices.using(self.tiles):
+        with tile_choices.using(self.tiles):
             return ragged_dot(
                 _narrow(lhs),
                 _narrow(rhs),

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
+from jax_grouped_gemm._src import tile_choices
 from jax_grouped_gemm._src.arguments import (
     Implementation,
     as_array,
@@ -23,7 +24,6 @@ from jax_grouped_gemm._src.arguments import (
 )
 from jax_grouped_gemm._src.ragged import dimension_numbers, primitive
 from jax_grouped_gemm._src.ragged.dimension_numbers import DimensionNames, Mode
-from jax_grouped_gemm._src.tuning import choices
 
 
 def ragged_dot(
@@ -168,7 +168,7 @@ def ragged_dot_general(
         preferred_element_type=result.dtype,
         precision=precision,
         implementation=implementation,
-        **choices.current().params("forward"),
+        **tile_choices.current().params("forward"),
     )
     return out.reshape(result.shape)
 
@@ -264,7 +264,7 @@ def ragged_dot_accumulate(
         transpose_rhs=transpose_rhs,
         precision=precision,
         implementation=implementation,
-        **choices.current().params("wgrad"),
+        **tile_choices.current().params("wgrad"),
     )
 
 
