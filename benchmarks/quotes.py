@@ -384,8 +384,8 @@ QUOTES: dict[str, Callable[[], str]] = {
     text.__name__: text
     for text in (
         ragged, ragged_letters, ragged_peers, skew, accumulate, stock_example, memory, float32,
-        float32_speedups, fp8, fp8_range, fp8_rest, training, lists, lists_example, updates, wide_updates,
-        updates_at_8192, cutlass_updates, loop_shortfall, tf32_shortfall,
+        float32_speedups, fp8, fp8_range, fp8_rest, training, lists, lists_example, updates,
+        wide_updates, updates_at_8192, cutlass_updates, loop_shortfall, tf32_shortfall,
     )
 }  # fmt: skip
 QUOTES |= {f"{topic}_commits": functools.partial(commits, topic) for topic in RECORDS}
