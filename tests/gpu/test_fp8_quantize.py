@@ -2,8 +2,6 @@
 
 from functools import partial
 
-import fp8_oracle
-import group_sizes as sizes_of
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +9,8 @@ import pytest
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.fp8 import primitive
+from tests.support import fp8_oracle
+from tests.support import group_sizes as sizes_of
 
 E4M3, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
 FORMATS = pytest.mark.parametrize(
