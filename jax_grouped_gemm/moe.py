@@ -26,6 +26,8 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jax_grouped_gemm._src.fp8.training import Recipe, fp8_ragged_dot
 from jax_grouped_gemm._src.ragged.api import ragged_dot
+from jax_grouped_gemm._src.rows.api import ExpertOrder, combine, dispatch, sort_pairs
+from jax_grouped_gemm._src.rows.api import gather_rows as gather_rows
 from jax_grouped_gemm._src.varying import vary_over, varying_axes
 
 Implementation = str | Callable[..., jax.Array] | None
@@ -37,14 +39,6 @@ class Routing(NamedTuple):
     logits: jax.Array  # [..., E], at least float32
     experts: jax.Array  # [..., k] int32, best expert first, all different
     weights: jax.Array  # [..., k], dtype of the logits
-
-
-class ExpertOrder(NamedTuple):
-    """The T*k (token, choice) pairs sorted by expert; ties keep the token order."""
-
-    order: jax.Array  # [T*k] int32, the pair that sorted row i holds
-    inverse: jax.Array  # [T*k] int32, the sorted row that holds pair i
-    group_sizes: jax.Array  # [E] int32, number of rows of every expert
 
 
 class AuxiliaryLosses(NamedTuple):
@@ -77,13 +71,26 @@ def route(logits: jax.Array, top_k: int, *, renormalize: bool = True) -> Routing
     return Routing(logits, experts, jnp.exp(chosen - normalizer))
 
 
-def sort_by_expert(routing: Routing) -> ExpertOrder:
-    """Order the (token, choice) pairs so that every expert owns one contiguous range of rows."""
-    experts = routing.experts.reshape(-1)
-    order = jnp.argsort(experts, stable=True).astype(jnp.int32)
-    pairs = jnp.arange(order.size, dtype=jnp.int32)
-    inverse = jnp.zeros_like(order).at[order].set(pairs, unique_indices=True)
-    return ExpertOrder(order, inverse, _count_tokens(routing))
+def sort_by_expert(
+    routing: Routing | jax.Array,
+    num_experts: int | None = None,
+    *,
+    implementation: str | None = None,
+) -> ExpertOrder:
+    """Order the (token, choice) pairs so that every expert owns one contiguous range of rows.
+
+    Args:
+      routing: a `Routing`, or the experts alone, integers [..., k]. Experts below 0, or at or past
+        E, are not here: their pairs come last and are not counted.
+      num_experts: E, by default that of the routing's logits.
+      implementation: see `gather_rows`. The kernel is a stable counting sort, in one launch for up
+        to 4096 pairs and two for more.
+    """
+    experts = routing
+    if isinstance(routing, Routing):
+        experts = routing.experts
+        num_experts = routing.logits.shape[-1] if num_experts is None else num_experts
+    return sort_pairs(experts, num_experts, implementation=implementation)
 
 
 @jax.custom_jvp
@@ -108,19 +115,6 @@ def _permute_rows_jvp(primals, tangents):
         .set(tangent, unique_indices=True, mode="promise_in_bounds")
     )
     return permute_rows(rows, permutation, inverse), permuted_tangent
-
-
-def dispatch(x: jax.Array, expert_order: ExpertOrder) -> jax.Array:
-    """Copy tokens [T, D] to their experts' rows [T*k, D], sorted by expert."""
-    top_k = expert_order.order.size // x.shape[0]
-    return permute_rows(jnp.repeat(x, top_k, axis=0), expert_order.order, expert_order.inverse)
-
-
-def combine(rows: jax.Array, expert_order: ExpertOrder, top_k: int) -> jax.Array:
-    """Sum the ``top_k`` rows of every token: [T*k, D] -> [T, D], the transpose of `dispatch`."""
-    choices = permute_rows(rows, expert_order.inverse, expert_order.order)
-    choices = choices.reshape(-1, top_k, rows.shape[-1])
-    return choices.sum(axis=1, dtype=_accumulation_dtype(rows.dtype)).astype(rows.dtype)
 
 
 # Only the two matmul results are kept for the backward pass: recomputing this elementwise step is
@@ -177,13 +171,14 @@ def dropless_mlp(
     # Inside shard_map the gradient of replicated tokens is summed over devices where they are cast
     # to vary. Here that sum carries [T, D]; left to the matmuls it would carry [T*k, D] twice.
     x = vary_over(x, varying_axes(x, wi_0, wi_1, wo))
-    expert_order = sort_by_expert(routing)
+    of_rows = None if callable(implementation) else implementation
+    expert_order = sort_by_expert(routing, implementation=of_rows)
     matmul = functools.partial(
         _ragged_dot(implementation, precision, recipe),
         group_sizes=expert_order.group_sizes,
         group_offset=group_offset,
     )
-    rows = dispatch(x.reshape(-1, x.shape[-1]), expert_order)
+    rows = dispatch(x.reshape(-1, x.shape[-1]), expert_order, implementation=of_rows)
     weights = permute_rows(routing.weights.reshape(-1), expert_order.order, expert_order.inverse)
     # The names that MaxText's remat policies use.
     gate = checkpoint_name(matmul(rows, wi_0), "mlpwi_0")
@@ -192,7 +187,8 @@ def dropless_mlp(
     # the same, and the backward pass needs no copy of the [T*k, D] result.
     hidden = gated_activation(gate, up, weights, activation)
     out = checkpoint_name(matmul(hidden, wo), "mlpwo")
-    return combine(out, expert_order, routing.experts.shape[-1]).reshape(x.shape)
+    top_k = routing.experts.shape[-1]
+    return combine(out, expert_order, top_k, implementation=of_rows).reshape(x.shape)
 
 
 def load_balancing_loss(routing: Routing) -> jax.Array:
