@@ -49,7 +49,7 @@ class TestSort:
     @pytest.mark.parametrize("experts", [1, 8, 128, 1000, 4096, 16384])
     def test_sizes(self, pairs, experts, rng):
         for low, high in ((0, experts), (-experts, 2 * experts), (experts // 2, experts // 2 + 1)):
-            values = rng.integers(low, high, pairs).astype(np.int32)
+            values = rng.integers(low, high, (pairs, 1)).astype(np.int32)
             result = moe.sort_by_expert(values, experts, implementation="cuda")
             oracle.check_sorted(result, values, experts)
 
@@ -74,7 +74,7 @@ class TestSort:
 
     @pytest.mark.parametrize("pairs", [300, 9000])
     def test_vmap(self, pairs, rng):
-        values = rng.integers(-1, 65, (5, pairs)).astype(np.int32)
+        values = rng.integers(-1, 65, (5, pairs, 1)).astype(np.int32)
         run = jax.vmap(partial(moe.sort_by_expert, num_experts=64, implementation="cuda"))
         result = run(values)
         for i in range(5):

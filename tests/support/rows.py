@@ -87,6 +87,7 @@ def check_sorted(expert_order, experts, num_experts):
     here = (experts >= 0) & (experts < num_experts)
     order = np.argsort(np.where(here, experts, num_experts), kind="stable")
     np.testing.assert_array_equal(expert_order.order, order)
-    np.testing.assert_array_equal(np.asarray(expert_order.inverse)[order], np.arange(order.size))
+    inverse = np.asarray(expert_order.inverse).reshape(-1)
+    np.testing.assert_array_equal(inverse[order], np.arange(order.size))
     counts = np.bincount(experts[here], minlength=num_experts)[:num_experts]
     np.testing.assert_array_equal(expert_order.group_sizes, counts)

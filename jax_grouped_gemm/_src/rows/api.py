@@ -1,7 +1,7 @@
 """Rows of a mixture of experts: sorted by expert, copied there, and added up on the way back.
 
-A token has k pairs, (token, choice). Pair p = token * k + choice has a row of its own among the
-rows that are sorted by expert, `inverse[p]`, and row i is that of pair `order[i]`.
+A token has k pairs, (token, choice). Row i of those sorted by expert is that of pair `order[i]`,
+which is token * k + choice, and the row of a pair is `inverse[token, choice]`.
 
 Operations copy bit by bit, add up in float32 (float64 of float64) in the order of the choices, and
 round once. An index that is out of range, negative ones included, is no row. `count` is the number
@@ -9,40 +9,74 @@ of valid rows if not all are, an integer on the device: the CUDA kernels neither
 at or past it, whose contents are undefined in results and in cotangents. So a buffer for the worst
 case costs its addresses only.
 
-Each operation is differentiable to any order; `dispatch` and `combine` are each other's transpose.
+All moves are differentiable to any order; `dispatch` and `combine` are each other's transpose.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 
-from jax_grouped_gemm._src.arguments import as_array, checked_implementation, to_int32
+from jax_grouped_gemm._src.arguments import (
+    Implementation,
+    as_array,
+    checked_implementation,
+    checked_int,
+    refuse_sharded,
+    to_int32,
+)
+from jax_grouped_gemm._src.moe.operands import ExpertOrder, check_routing, checked_order
+from jax_grouped_gemm._src.moe.routing import Routing
 from jax_grouped_gemm._src.rows import primitive
 from jax_grouped_gemm._src.rows.reference import accumulator
 
 
-class ExpertOrder(NamedTuple):
-    """The T*k (token, choice) pairs sorted by expert; ties keep the token order."""
-
-    order: jax.Array  # [T*k] int32, the pair that sorted row i holds
-    inverse: jax.Array  # [T*k] int32, the sorted row that holds pair i
-    group_sizes: jax.Array  # [E] int32, number of rows of every expert
-
-
-def sort_pairs(
-    experts: ArrayLike, num_experts: int, *, implementation: str | None = None
+def sort_by_expert(
+    routing: Routing | ArrayLike,
+    num_experts: int | None = None,
+    *,
+    implementation: Implementation = None,
 ) -> ExpertOrder:
-    """Sorts pairs by their experts [..., k]; see `moe.sort_by_expert`."""
-    experts = _integers("experts", experts)
-    if not isinstance(num_experts, int) or num_experts < 0:
-        raise ValueError(f"num_experts must be an integer, at least 0, got {num_experts!r}")
-    params = dict(num_experts=num_experts, implementation=checked_implementation(implementation))
-    return ExpertOrder(*primitive.sort_by_expert(experts.reshape(-1), **params))
+    """Order the (token, choice) pairs so that every expert owns one contiguous range of rows.
+
+    Args:
+      routing: the result of `route`, or experts alone: integers [..., k], where those outside
+        [0, E) are not here. Their pairs come last and are not counted.
+      num_experts: E, for experts alone.
+      implementation: see `gather_rows`. The kernel is a stable counting sort, in one launch for up
+        to 4096 pairs and two for more.
+
+    Raises:
+      TypeError: an argument has an unsuitable type, dtype or shape.
+      ValueError: `num_experts` is negative, or `implementation` is invalid.
+      NotImplementedError: see `gather_rows`.
+    """
+    if isinstance(routing, jax.Array | np.ndarray):
+        experts = _integers("sort_by_expert", "experts", routing)
+        num_experts = checked_int("num_experts", num_experts)
+        if num_experts < 0:
+            raise ValueError(f"num_experts must not be negative, got {num_experts}")
+    else:
+        check_routing("sort_by_expert", routing)
+        experts = to_int32(routing.experts)
+        if num_experts not in (None, routing.logits.shape[-1]):
+            raise ValueError(
+                f"num_experts must be that of the routing, {routing.logits.shape[-1]}, got "
+                f"{num_experts!r}"
+            )
+        num_experts = routing.logits.shape[-1]
+    order, inverse, group_sizes = primitive.sort_by_expert(
+        experts.reshape(-1),
+        num_experts=num_experts,
+        implementation=checked_implementation(implementation),
+    )
+    # Not -1: no reshape infers one dimension of a result without elements.
+    inverse = inverse.reshape(math.prod(experts.shape[:-1]), experts.shape[-1])
+    return ExpertOrder(order, inverse, group_sizes)
 
 
 def gather_rows(
@@ -51,9 +85,9 @@ def gather_rows(
     count: ArrayLike | None = None,
     *,
     inverse: ArrayLike | None = None,
-    implementation: str | None = None,
+    implementation: Implementation = None,
 ) -> jax.Array:
-    """Copies `x[rows]`, with rows of zeros where an index is not in [0, T).
+    """Copy `x[rows]`, with rows of zeros where an index is not in [0, T).
 
     Args:
       x: tokens [T, ...] of any dtype.
@@ -71,24 +105,29 @@ def gather_rows(
       [m, ...], in the dtype of `x`.
 
     Raises:
-      TypeError: an operand has an unsuitable dtype.
-      ValueError: shapes do not fit together, or `implementation` is invalid.
-      NotImplementedError: "cuda" was asked for and no kernel can run.
+      TypeError: an operand has an unsuitable dtype or shape.
+      ValueError: `implementation` is invalid.
+      NotImplementedError: "cuda" was asked for and no kernel can run, or an operand is sharded over
+        explicit mesh axes.
     """
-    x, rows = _array("x", x), _integers("rows", rows)
+    x = _array("gather_rows", "x", x)
+    rows = _integers("gather_rows", "rows", rows)
     if rows.ndim != 1:
-        raise ValueError(f"rows must have the shape [m], got {rows.shape}")
-    inverse = (
-        jnp.zeros((x.shape[0], 0), jnp.int32) if inverse is None else _integers("inverse", inverse)
-    )
-    if inverse.ndim != 2 or inverse.shape[0] != x.shape[0]:
-        raise ValueError(f"inverse must be [T, k] with T = {x.shape[0]} of x, got {inverse.shape}")
+        raise TypeError(f"gather_rows: rows must be [m], got {rows.shape}")
+    tokens = x.shape[0]
+    if inverse is None:
+        inverse = jnp.zeros((tokens, 0), jnp.int32)
+    inverse = _integers("gather_rows", "inverse", inverse)
+    if inverse.ndim != 2 or inverse.shape[0] != tokens:
+        raise TypeError(
+            f"gather_rows: inverse must be [T, k] with T = {tokens} of x, got {inverse.shape}"
+        )
     y = primitive.gather_rows(
         _as_matrix(x),
         rows,
         inverse,
-        *_absent_weights(x.shape[0]),
-        _count(count),
+        _no_weights(tokens),
+        _count("gather_rows", count),
         divisor=1,
         implementation=checked_implementation(implementation),
     )
@@ -100,31 +139,36 @@ def dispatch(
     expert_order: ExpertOrder,
     *,
     count: ArrayLike | None = None,
-    implementation: str | None = None,
+    implementation: Implementation = None,
 ) -> jax.Array:
-    """Copies tokens [T, ...] to their experts' rows [T*k, ...], sorted by expert.
+    """Copy tokens [T, ...] to their experts' rows [T*k, ...], sorted by expert.
 
     Args:
-      x, count, implementation: see `gather_rows`.
-      expert_order: of T*k pairs.
+      x: see `gather_rows`.
+      expert_order: the result of `sort_by_expert`.
+      count: see `gather_rows`; `expert_order.group_sizes.sum()` leaves out pairs whose experts are
+        not here.
+      implementation: see `gather_rows`.
+
+    Raises:
+      TypeError: `x` has no T tokens, or `expert_order` is no result of `sort_by_expert`.
+      ValueError, NotImplementedError: see `gather_rows`.
     """
-    x = _array("x", x)
-    tokens, pairs = x.shape[0], expert_order.order.shape[0]
-    top_k = pairs // max(tokens, 1)
-    if top_k * tokens != pairs:
-        raise ValueError(
-            f"x must have T tokens for expert_order of T*k = {pairs} pairs, got x {x.shape}"
-        )
+    order, inverse = checked_order("dispatch", expert_order)
+    x = _array("dispatch", "x", x)
+    tokens, top_k = inverse.shape
+    if x.shape[0] != tokens:
+        raise TypeError(f"dispatch: x must be [T, ...] with T = {tokens} as ordered, got {x.shape}")
     y = primitive.gather_rows(
         _as_matrix(x),
-        expert_order.order,
-        expert_order.inverse.reshape(tokens, top_k),
-        *_absent_weights(tokens),
-        _count(count),
+        order,
+        inverse,
+        _no_weights(tokens),
+        _count("dispatch", count),
         divisor=max(top_k, 1),
         implementation=checked_implementation(implementation),
     )
-    return y.reshape(pairs, *x.shape[1:])
+    return y.reshape(order.size, *x.shape[1:])
 
 
 def combine(
@@ -135,21 +179,21 @@ def combine(
     *,
     order: ArrayLike | None = None,
     count: ArrayLike | None = None,
-    implementation: str | None = None,
+    implementation: Implementation = None,
 ) -> jax.Array:
-    """Adds up every token's rows: [m, ...] -> [T, ...], the transpose of `dispatch`.
+    """Sum the rows of every token: [m, ...] -> [T, ...], the transpose of `dispatch`.
 
     out[t] = the sum over c of weights[t, c] * rows[inverse[t, c]], for all choices with a row.
 
     Args:
       rows: [m, ...] of any dtype.
-      expert_order: an `ExpertOrder` of m = T*k pairs, or integers [T, k], the row of every pair
-        (its `inverse`).
-      top_k: k, for an `ExpertOrder`.
-      weights: [T, k], real, by default ones.
-      order: integers [m], the pair t * k + c of every row, where `expert_order` is an array. Then
-        no row may belong to two pairs, and the gradient with respect to `rows` is a gather, as it
-        is with an `ExpertOrder`. Without it the gradient is XLA's scatter-add.
+      expert_order: the result of `sort_by_expert`, of m = T*k pairs; or only its inverse, integers
+        [T, k], of any number of rows.
+      top_k: k; there is no need to give it.
+      weights: [T, k], floating point, by default ones.
+      order: integers [m], the pair t * k + c of every row, where only the inverse is given. With
+        it, no row may belong to two pairs, and the gradient with respect to `rows` is a gather, as
+        it is with the result of `sort_by_expert`. Without it the gradient is XLA's scatter-add.
       count: see `gather_rows`.
       implementation: see `gather_rows`.
 
@@ -157,94 +201,92 @@ def combine(
       [T, ...], in the dtype of `rows`.
 
     Raises:
-      TypeError, ValueError, NotImplementedError: see `gather_rows`.
+      TypeError: an operand has an unsuitable dtype or shape.
+      ValueError: `top_k` is given and is not k, `order` is given twice, or `implementation` is
+        invalid.
+      NotImplementedError: see `gather_rows`.
     """
-    rows = _array("rows", rows)
-    inverse, order = _pairs_and_rows(rows, expert_order, top_k, order)
+    rows = _array("combine", "rows", rows)
+    order, inverse = _order_of_rows(rows, expert_order, order)
     tokens, choices = inverse.shape
+    if top_k is not None and checked_int("top_k", top_k) != choices:
+        raise ValueError(f"combine: top_k must be that of expert_order, {choices}, got {top_k}")
     if weights is None:
-        (weights,) = _absent_weights(tokens)
+        weights = _no_weights(tokens)
     else:
-        weights = _array("weights", weights)
-        if not jnp.issubdtype(weights.dtype, jnp.floating):
-            raise TypeError(f"weights must be floating point, got {weights.dtype}")
-        if weights.shape != (tokens, choices):
-            raise ValueError(f"weights must be [T, k] = {inverse.shape}, got {weights.shape}")
-        weights = weights.astype(_weight_dtype(rows.dtype))
+        weights = _array("combine", "weights", weights)
+        if weights.shape != inverse.shape or not jnp.issubdtype(weights.dtype, jnp.floating):
+            raise TypeError(
+                f"combine: weights must be [T, k] = {inverse.shape}, floating point, got "
+                f"{weights.dtype} of shape {weights.shape}"
+            )
+        weights = weights.astype(accumulator(rows.real.dtype))
     x = primitive.combine_rows(
         _as_matrix(rows),
         order,
         inverse,
         weights,
-        _count(count),
+        _count("combine", count),
         divisor=max(choices, 1),
         implementation=checked_implementation(implementation),
     )
     return x.reshape(tokens, *rows.shape[1:])
 
 
-def _pairs_and_rows(rows, expert_order, top_k, order) -> tuple[jax.Array, jax.Array]:
-    """inverse [T, k], and order [m], empty if it is not known."""
-    if isinstance(expert_order, ExpertOrder):
+def _order_of_rows(rows, expert_order, order) -> tuple[jax.Array, jax.Array]:
+    """order [m], or [0] if it is not known, and inverse [T, k]."""
+    if not isinstance(expert_order, jax.Array | np.ndarray):
         if order is not None:
-            raise ValueError("order comes with an ExpertOrder and is not to be given as well")
-        pairs = expert_order.inverse.shape[0]
-        if not isinstance(top_k, int) or top_k < 1 or pairs % top_k:
-            raise ValueError(
-                f"top_k must be a positive integer that divides the {pairs} pairs of expert_order, "
-                f"got {top_k!r}"
+            raise ValueError("combine: order is part of expert_order, and given as well")
+        order, inverse = checked_order("combine", expert_order)
+        if rows.shape[0] != order.size:
+            raise TypeError(
+                f"combine: rows must be [{order.size}, ...] as ordered, got {rows.shape}"
             )
-        if rows.shape[0] != pairs:
-            raise ValueError(f"rows must be [T*k, ...] with T*k = {pairs}, got {rows.shape}")
-        return expert_order.inverse.reshape(-1, top_k), expert_order.order
-    inverse = _integers("expert_order", expert_order)
-    if not (top_k is None or isinstance(top_k, int)):
+        return order, inverse
+    inverse = _integers("combine", "expert_order", expert_order)
+    if inverse.ndim != 2:
         raise TypeError(
-            f"top_k must be an integer or None, got a {type(top_k).__name__}; weights come after it"
+            "combine: expert_order must be a moe.ExpertOrder or integers [T, k], got the shape "
+            f"{inverse.shape}"
         )
-    if inverse.ndim != 2 or top_k not in (None, inverse.shape[-1]):
-        raise ValueError(
-            "expert_order must be an ExpertOrder or have the shape [T, k], with k = top_k if that "
-            f"is given, got the shape {inverse.shape} and top_k={top_k!r}"
-        )
-    order = jnp.zeros((0,), jnp.int32) if order is None else _integers("order", order)
-    if order.shape not in ((0,), rows.shape[:1]):
-        raise ValueError(f"order must be [m] with m = {rows.shape[0]} of rows, got {order.shape}")
-    return inverse, order
+    if order is None:
+        return jnp.zeros((0,), jnp.int32), inverse
+    order = _integers("combine", "order", order)
+    if order.shape != rows.shape[:1]:
+        raise TypeError(f"combine: order must be [m] = {rows.shape[:1]}, got {order.shape}")
+    return order, inverse
 
 
-def _array(name: str, x: ArrayLike) -> jax.Array:
+def _array(function: str, name: str, x: ArrayLike) -> jax.Array:
     x = as_array(name, x)
+    refuse_sharded(function, **{name: x})
     if x.ndim == 0:
-        raise ValueError(f"{name} must have at least one dimension, got a scalar")
+        raise TypeError(f"{function}: {name} must have at least one dimension, got a scalar")
     return x
 
 
-def _integers(name: str, x: ArrayLike) -> jax.Array:
-    x = _array(name, x)
+def _integers(function: str, name: str, x: ArrayLike) -> jax.Array:
+    x = _array(function, name, x)
     if not jnp.issubdtype(x.dtype, jnp.integer):
-        raise TypeError(f"{name} must be integers, got dtype {x.dtype}")
+        raise TypeError(f"{function}: {name} must be integers, got dtype {x.dtype}")
     return to_int32(x)
 
 
-def _count(count: ArrayLike | None) -> jax.Array:
+def _count(function: str, count: ArrayLike | None) -> jax.Array:
     """`count` as int32 [1], or [0] if all rows are valid."""
     if count is None:
         return jnp.zeros((0,), jnp.int32)
     count = jnp.asarray(count)
-    if not jnp.issubdtype(count.dtype, jnp.integer):
-        raise TypeError(f"count must be an integer, got dtype {count.dtype}")
-    if count.shape not in ((), (1,)):
-        raise ValueError(f"count must be a scalar or have shape (1,), got {count.shape}")
+    if count.shape not in ((), (1,)) or not jnp.issubdtype(count.dtype, jnp.integer):
+        raise TypeError(
+            f"{function}: count must be an integer scalar, got {count.dtype} of shape {count.shape}"
+        )
     return to_int32(count).reshape(1)
 
 
-def _absent_weights(tokens: int) -> tuple[jax.Array]:
-    return (jnp.zeros((tokens, 0), jnp.float32),)
-
-
-def _weight_dtype(dtype) -> Any:
-    return accumulator(jnp.zeros((), dtype).real.dtype)
+def _no_weights(tokens: int) -> jax.Array:
+    return jnp.zeros((tokens, 0), jnp.float32)
 
 
 def _as_matrix(x: jax.Array) -> jax.Array:
