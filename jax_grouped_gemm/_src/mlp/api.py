@@ -73,8 +73,8 @@ def ragged_mlp(
       biases: of wi_0, wi_1 and wo: [g, F], [g, F] and [g, D], each of which may be None. The last
         is multiplied by the row's weight too.
       activation: "silu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu_oai" or "clamped_silu" as in
-        `moe.dropless_mlp`; a `moe.Activation`; or an elementwise function of the gate. No kernel
-        has "gelu" nor functions that are not in `jax.nn` by these names.
+        `moe.dropless_mlp`; a `moe.Activation`; or an elementwise function of the gate. Kernels have
+        those that are a gate times its sigmoid: not "gelu", "relu", "relu2", nor other functions.
       precision: of the products, see `ragged_dot`.
       group_offset: integer scalar or [1], possibly traced: the matrices `[i]` belong to the group
         `group_offset + i` of `group_sizes`; the rows of all other groups are zero.

@@ -28,7 +28,7 @@ def gated(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
     x, wi_0, wi_1 = given["x"], given["wi_0"], given["wi_1"]
     hidden = jax.ShapeDtypeStruct((x.shape[0], wi_0.shape[2]), x.dtype)
     kept = hidden if plan.params["residuals"] else jax.ShapeDtypeStruct((0,), x.dtype)
-    results = _call(GATED, plan, given, (x, wi_0, wi_1), (hidden, kept, kept), transpose_rhs=False)
+    results = _call(GATED, plan, given, (x, wi_0, wi_1), (hidden, kept, kept))
     return results if plan.params["residuals"] else results[:1]
 
 
@@ -42,7 +42,13 @@ def gated_transpose(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
     like_gate = jax.ShapeDtypeStruct(gate.shape, gate.dtype)
     partials = jax.ShapeDtypeStruct((cdiv(columns, PARTIAL_SUM_COLUMNS), rows), jnp.float32)
     results = _call(
-        GATED_TRANSPOSE, plan, given, (dy, wo, gate, up), (like_gate,) * 3 + (partials,)
+        GATED_TRANSPOSE,
+        plan,
+        given,
+        (dy, wo, gate, up),
+        (like_gate,) * 3 + (partials,),
+        # The gradients of gate and up are written where gate and up are.
+        input_output_aliases={2: 0, 3: 1},
     )
     *gradients, partial_sums = results
     # One after the other, an order that no compiler's reduction changes.
@@ -64,11 +70,14 @@ def tangent(plan: MlpPlan, *operands: jax.Array) -> jax.Array:
     return plan.compose(*operands)
 
 
-def _call(target, plan, given, factors, results, **attributes) -> list[jax.Array]:
+def _call(
+    target, plan, given, factors, results, *, input_output_aliases=None, **attributes
+) -> list[jax.Array]:
     """One call of a kernel with an activation; its results without the workspace."""
     weights = given.get("weights")
     results = (*results, jax.ShapeDtypeStruct((plan.workspace_bytes,), jnp.uint8))
-    *results, _ = jax.ffi.ffi_call(target, results)(
+    call = jax.ffi.ffi_call(target, results, input_output_aliases=input_output_aliases)
+    *results, _ = call(
         *factors,
         jnp.ones(1, jnp.float32) if weights is None else weights.astype(jnp.float32),
         given["group_sizes"],

@@ -224,8 +224,6 @@ def _tangent_transpose(dy, *operands, names, **options):
     if type(dy) is ad.Zero:
         return [None] * len(names)
     given = {name: x for name, x in given.items() if not ad.is_undefined_primal(x)}
-    # Otherwise XLA finds that the rows of x were copied before, and keeps them instead of x.
-    dy, given["x"] = jax.lax.optimization_barrier((dy, given["x"]))
     cotangents = _cotangents(dy, given, wanted, Options(**options))
     return [cotangents.get(name[:-4]) if name.endswith("_dot") else None for name in names]
 
@@ -247,18 +245,21 @@ def _cotangents(dy, given, wanted, options) -> dict[str, jax.Array]:
         cotangents["weights"] = dweights.astype(given["weights"].dtype)
     if "wo" in wanted:
         cotangents["wo"] = weights_of(hidden, dy, *indices)
+    # One [m, D] array at a time: each is made when what reads the one before it is done. Without
+    # barriers XLA would also find that rows of x were copied before, and keep them instead of x.
+    x, dgate, cotangents = jax.lax.optimization_barrier((given["x"], dgate, cotangents))
     if wanted & {"wi_0", "wi_1"}:
-        x = _on_rows(given["x"], given)
+        x = _on_rows(x, given)
         for name, gradient in (("wi_0", dgate), ("wi_1", dup)):
             if name in wanted:
                 cotangents[name] = weights_of(x, gradient, *indices)
+        dgate, cotangents = jax.lax.optimization_barrier((dgate, cotangents))
     if "x" in wanted:
         factors = dgate, dup, given["wi_0"], given["wi_1"]
         dx = PAIRED.bind(*factors, *indices, **options.of_products)
         if "rows" in given:
-            tokens = given["x"].shape[0]
             rows = given["rows"], given.get("inverse")
-            dx = token_rows.combine(dx, *rows, num_tokens=tokens)
+            dx = token_rows.combine(dx, *rows, num_tokens=given["x"].shape[0])
         cotangents["x"] = dx
     return cotangents
 
