@@ -15,7 +15,11 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
 from jax_grouped_gemm._src.arithmetic import at_least_float32
+from jax_grouped_gemm._src.rows import primitive as moves
 from jax_grouped_gemm._src.varying import vary_over, varying_axes
+
+# Rows know their tokens, not their pairs.
+BY_TOKEN = dict(divisor=1, implementation=None)
 
 
 def gather(x: jax.Array, rows: jax.Array, inverse: jax.Array | None = None) -> jax.Array:
@@ -26,8 +30,9 @@ def gather(x: jax.Array, rows: jax.Array, inverse: jax.Array | None = None) -> j
       rows: integers [m], the token of each row.
       inverse: integers [T, k], the rows of each token, if they are known.
     """
-    indices = [rows] if inverse is None else [rows, inverse]
-    return GATHER.bind(x, *indices)
+    if inverse is not None:
+        return moves.gather_rows(x, rows, inverse, *_everything(x.shape[0]), **BY_TOKEN)
+    return GATHER.bind(x, rows)
 
 
 def combine(
@@ -37,19 +42,22 @@ def combine(
 
     The order of the terms is that of `inverse`, or of the rows without it.
     """
-    indices = [rows] if inverse is None else [rows, inverse]
-    return COMBINE.bind(y, *indices, num_tokens=num_tokens)
+    if inverse is not None:
+        return moves.combine_rows(y, rows, inverse, *_everything(num_tokens), **BY_TOKEN)
+    return COMBINE.bind(y, rows, num_tokens=num_tokens)
 
 
-def _gather(x, rows, inverse=None):
+def _everything(num_tokens: int) -> tuple[jax.Array, jax.Array]:
+    """No weights, and no count: all rows are valid."""
+    return jnp.zeros((num_tokens, 0), jnp.float32), jnp.zeros((0,), jnp.int32)
+
+
+def _gather(x, rows):
     return x.at[rows].get(mode="fill", fill_value=0, wrap_negative_indices=False)
 
 
-def _combine(y, rows, inverse=None, *, num_tokens):
+def _combine(y, rows, *, num_tokens):
     dtype = at_least_float32(y.dtype)
-    if inverse is not None:
-        choices = _gather(y, inverse.reshape(-1)).reshape(*inverse.shape, y.shape[-1])
-        return choices.sum(axis=1, dtype=dtype).astype(y.dtype)
     total = vary_over(jnp.zeros((num_tokens, y.shape[-1]), dtype), varying_axes(y, rows))
     if 0 in y.shape:
         return total.astype(y.dtype)
