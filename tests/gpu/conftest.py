@@ -3,7 +3,7 @@
 import pytest
 
 from jax_grouped_gemm._src import tile_config
-from jax_grouped_gemm._src.lists.grouped_gemm import plan as grouped_gemm_plan
+from tests.support import families
 
 
 @pytest.fixture(params=tile_config.TILE_CONFIGS, ids=str)
@@ -13,12 +13,7 @@ def tile(request) -> tile_config.TileConfig:
 
 
 @pytest.fixture
-def only_tile(monkeypatch):
-    """Leaves the plan of lists of products no other tile than the one it is called with."""
-
-    def choose(tile):
-        monkeypatch.setattr(grouped_gemm_plan, "TILES", (tile,))
-        grouped_gemm_plan._simulated.cache_clear()
-
-    yield choose
-    grouped_gemm_plan._simulated.cache_clear()
+def family(request):
+    """The family of kernels for lists that `each` or `each_kernel` names."""
+    with families.use(request.param) as family:
+        yield family

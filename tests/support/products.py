@@ -154,6 +154,32 @@ def cutlass_like(rng: np.random.Generator, count: int, multiple: int = 8) -> lis
     return [tuple(int(x) for x in multiple * rng.integers(0, 64, 3) + 24) for _ in range(count)]
 
 
+def any_list(rng: np.random.Generator, count: int, multiple: int, dtype, **scales) -> List:
+    """As in CUTLASS's tests, every layout, with stacks and empty problems among them, and with c.
+
+    Args:
+      rng: where the operands come from.
+      count: of problems.
+      multiple: of which the sides are, see `cutlass_like`.
+      dtype: of all operands.
+      **scales: alpha and beta.
+    """
+    shapes = cutlass_like(rng, count, multiple)
+    if count > 20:
+        shapes[2], shapes[5], shapes[7] = (0, 8, 16), (40, 0, 24), (16, 8, 0)
+        shapes[11] = (3, *shapes[11])
+    layouts = rng.integers(0, 2, (2, count)).astype(bool)
+    return random_list(
+        rng,
+        shapes,
+        dtype,
+        c_dtype=dtype,
+        transpose_lhs=layouts[0].tolist(),
+        transpose_rhs=layouts[1].tolist(),
+        **scales,
+    )
+
+
 def mixed_layouts(count: int) -> dict[str, list[bool]]:
     """Every layout in turn."""
     cycle = [LAYOUTS[i % 4] for i in range(count)]
