@@ -1,12 +1,13 @@
-"""``python -m jax_grouped_gemm``: environment report, then a small MoE language model trains.
+"""Environment report, then a small MoE language model trains and says how fast and how well.
 
-With ``--compare`` the same training runs once with every implementation of the ragged matmul, and
-with several names after ``--recipe`` once with each.
+With several names after --implementation or --recipe the same training runs once with each.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,47 +23,23 @@ IMPLEMENTATIONS = {
     "reference": "reference",
     "jax": jax.lax.ragged_dot,
 }
-
-
-RECIPES = {"bf16": None, "fp8": jgg.Recipe()}
+RECIPES = ("preset", "bf16", "fp8")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m jax_grouped_gemm", description=__doc__)
-    parser.add_argument(
-        "--preset",
-        choices=["auto", *PRESETS],
-        default="auto",
-        help="size of the model; auto: h200 where the CUDA kernels can run, cpu elsewhere",
-    )
-    parser.add_argument(
-        "--steps", type=_at_least_two, help="training steps (default: the preset's)"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of parameters and batches")
-    parser.add_argument(
-        "--implementation",
-        choices=IMPLEMENTATIONS,
-        default="auto",
-        help="of the ragged matmul; jax is the stock jax.lax.ragged_dot",
-    )
-    parser.add_argument(
-        "--recipe",
-        choices=RECIPES,
-        nargs="+",
-        default=["bf16"],
-        help="of the ragged matmuls: bf16 computes them in the preset's dtype, fp8 quantises",
-    )
-    parser.add_argument(
-        "--compare", action="store_true", help="train with one implementation after the other"
-    )
-    parser.add_argument("--output", type=Path, help="directory for runs.json and loss.png")
+    parser = make_parser()
     args = parser.parse_args(argv)
-
-    if "fp8" in args.recipe and args.implementation == "jax":
+    implementations = list(dict.fromkeys(args.implementation or ["auto"]))
+    recipes = list(dict.fromkeys(args.recipe))
+    if args.compare and args.implementation == ["jax"]:
+        parser.error("--compare compares with stock JAX: name another --implementation, or none")
+    if "fp8" in recipes and "jax" in implementations:
         parser.error("--recipe fp8: stock JAX has no FP8 ragged matmul")
+    if args.output:
+        _check_output(parser, args.output)
     print(report.environment(), end="\n\n")
     reason = jgg.unavailable_reason()
-    if args.implementation == "cuda" and reason is not None:
+    if "cuda" in implementations and reason is not None:
         parser.error(f"--implementation cuda: {reason}")
     try:
         from jax_grouped_gemm.demo.train import train
@@ -77,38 +54,133 @@ def main(argv: Sequence[str] | None = None) -> None:
         name = "cpu" if reason else "h200"
     preset = PRESETS[name]
     steps = args.steps or (preset.compare_steps if args.compare else preset.steps)
-    runs_to_make = [(args.implementation, recipe) for recipe in args.recipe]
     if args.compare:
-        implementations = ["reference", "jax"] if reason else ["auto", "reference", "jax"]
-        runs_to_make = [(implementation, "bf16") for implementation in implementations]
+        everything = ["reference"] if reason else ["auto", "reference"]
+        implementations = args.implementation or everything
+        implementations = [*dict.fromkeys([*implementations, "jax"])]
+    runs_to_make = [
+        (implementation, recipe)
+        for implementation in implementations
+        for recipe in recipes
+        if implementation != "jax" or recipe != "fp8"
+    ]
+    if args.compare and "jax" not in dict(runs_to_make):
+        runs_to_make.append(("jax", "preset"))
 
     corpus = data.load_corpus()
     print(report.task(name, preset, corpus, steps, args.seed), end="\n\n")
     runs = []
+    interrupted = False
     for implementation, recipe in runs_to_make:
-        run = train(
-            preset,
-            corpus,
-            name=implementation if recipe == "bf16" else f"{implementation} {recipe}",
-            implementation=IMPLEMENTATIONS[implementation],
-            recipe=RECIPES[recipe],
-            steps=steps,
-            seed=args.seed,
-        )
-        print("", report.result(run), "", sep="\n", flush=True)
+        try:
+            run = train(
+                preset.with_dtype(jax.numpy.bfloat16) if recipe == "bf16" else preset,
+                corpus,
+                name=implementation if recipe == "preset" else f"{implementation} {recipe}",
+                implementation=IMPLEMENTATIONS[implementation],
+                recipe=jgg.Recipe() if recipe == "fp8" else None,
+                steps=steps,
+                seed=args.seed,
+            )
+        except KeyboardInterrupt:
+            interrupted = True
+            break
         runs.append(run)
+        print("", report.result(run), "", sep="\n", flush=True)
+        if interrupted := run.interrupted:
+            break
     if len(runs) > 1:
         print(report.comparison(runs))
-    if args.output:
+    elif runs:
+        print("Next: --compare trains with stock JAX too and shows the ratio of the speeds.")
+    if args.output and runs:
         print("Wrote", ", ".join(map(str, report.save(runs, args.output))))
+        if not report.can_plot():
+            print("No loss.png, which needs Matplotlib: pip install matplotlib")
+    if interrupted:
+        raise KeyboardInterrupt
 
 
-def _at_least_two(text: str) -> int:
-    steps = int(text)
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m jax_grouped_gemm",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"%(prog)s {jgg.__version__}")
+    parser.add_argument(
+        "--preset",
+        choices=["auto", *PRESETS],
+        default="auto",
+        help="size of the model; auto (default): h200 where the kernels can run, cpu elsewhere",
+    )
+    usual = ", ".join(f"{preset.steps} for {name}" for name, preset in PRESETS.items())
+    parser.add_argument(
+        "--steps", type=_steps, help=f"training steps, at least 2 (default: the preset's, {usual})"
+    )
+    parser.add_argument(
+        "--seed", type=_seed, default=0, help="of parameters and batches, 0 to 2^32 - 1 (default 0)"
+    )
+    parser.add_argument(
+        "--implementation",
+        choices=IMPLEMENTATIONS,
+        nargs="+",
+        help="of the ragged matmul (default: auto); jax is the stock jax.lax.ragged_dot",
+    )
+    parser.add_argument(
+        "--recipe",
+        choices=RECIPES,
+        nargs="+",
+        default=["preset"],
+        help="of the model: preset (default) computes in the preset's dtype, bf16 in bfloat16, fp8 "
+        "quantises what the ragged matmuls multiply",
+    )
+    parser.add_argument(
+        "--compare",
+        action="store_true",
+        help="train with stock JAX beside the given implementations or all; fewer steps",
+    )
+    parser.add_argument(
+        "--output", type=Path, help="directory for runs.json and, with Matplotlib, loss.png"
+    )
+    return parser
+
+
+def _check_output(parser: argparse.ArgumentParser, directory: Path) -> None:
+    """Ends the program now, rather than after the training, if nothing can be written there."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if not os.access(directory, os.W_OK | os.X_OK):
+            raise PermissionError("it is not writable")
+    except OSError as error:
+        parser.error(f"--output {directory}: cannot write there: {error}")
+
+
+def _whole_number(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
+
+
+def _steps(text: str) -> int:
+    steps = _whole_number(text)
     if steps < 2:
         raise argparse.ArgumentTypeError(f"{steps} is too few: the first step is not timed")
     return steps
 
 
+def _seed(text: str) -> int:
+    seed = _whole_number(text)
+    if not 0 <= seed < 2**32:
+        raise argparse.ArgumentTypeError(f"{seed} is not between 0 and 2^32 - 1")
+    return seed
+
+
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        # As if nothing had caught it, so that a shell's loop ends too, but without a traceback.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)

@@ -9,81 +9,78 @@ in three ragged matmuls::
     y = moe.dropless_mlp(x, routing, wi_0, wi_1, wo)           # [..., D] -> [..., D]
     loss = task_loss + 1e-2 * moe.load_balancing_loss(routing) + 1e-3 * moe.router_z_loss(routing)
 
+GPT-OSS has biases and clips what its activation gets, Llama 4 weights the input of its experts::
+
+    routing = moe.route(logits + gate_bias, top_k=4)
+    y = moe.dropless_mlp(x, routing, wi_0, wi_1, wo, biases=(b0, b1, bo), activation="swiglu_oai")
+
+    routing = moe.route(logits, top_k=1, scoring="sigmoid", renormalize=False)
+    y = moe.dropless_mlp(x, routing, wi_0, wi_1, wo, apply_router_weight_on_input=True)
+
 Shapes: D embed, F hidden, E experts, T tokens (all leading dimensions of ``x``), k = top_k.
 Everything is deterministic, differentiable to any order in both modes, and works under jit, vmap,
 scan, remat and shard_map.
+
+Rounding: gate and up are rounded to the dtype of the operands, with their biases added before. The
+hidden layer is computed from those rounded values in float32 at least, router weight included, and
+rounded once. So what is kept, what is computed again and what a kernel fuses agree bit for bit.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from jax_grouped_gemm._src import arguments
+from jax_grouped_gemm._src.activations import Activation as Activation
+from jax_grouped_gemm._src.activations import as_activation
+from jax_grouped_gemm._src.arguments import (
+    as_array,
+    canonical_offset,
+    checked_boolean,
+    checked_int,
+    refuse_sharded,
+)
+from jax_grouped_gemm._src.arithmetic import at_least_float32
 from jax_grouped_gemm._src.fp8.training import Recipe, fp8_ragged_dot
+from jax_grouped_gemm._src.moe.operands import (
+    Biases,
+    check_routing,
+    check_shapes,
+    checked_biases,
+    checked_order,
+)
+from jax_grouped_gemm._src.moe.operands import ExpertOrder as ExpertOrder
+from jax_grouped_gemm._src.moe.routing import AuxiliaryLosses as AuxiliaryLosses
+from jax_grouped_gemm._src.moe.routing import Routing as Routing
+from jax_grouped_gemm._src.moe.routing import auxiliary_losses as auxiliary_losses
+from jax_grouped_gemm._src.moe.routing import count_tokens
+from jax_grouped_gemm._src.moe.routing import load_balancing_loss as load_balancing_loss
+from jax_grouped_gemm._src.moe.routing import route as route
+from jax_grouped_gemm._src.moe.routing import router_z_loss as router_z_loss
 from jax_grouped_gemm._src.ragged.api import ragged_dot
 from jax_grouped_gemm._src.varying import vary_over, varying_axes
 
-Implementation = str | Callable[..., jax.Array] | None
-
-
-class Routing(NamedTuple):
-    """Which experts every token visits, and how much each of them counts."""
-
-    logits: jax.Array  # [..., E], at least float32
-    experts: jax.Array  # [..., k] int32, best expert first, all different
-    weights: jax.Array  # [..., k], dtype of the logits
-
-
-class ExpertOrder(NamedTuple):
-    """The T*k (token, choice) pairs sorted by expert; ties keep the token order."""
-
-    order: jax.Array  # [T*k] int32, the pair that sorted row i holds
-    inverse: jax.Array  # [T*k] int32, the sorted row that holds pair i
-    group_sizes: jax.Array  # [E] int32, number of rows of every expert
-
-
-class AuxiliaryLosses(NamedTuple):
-    """Unweighted router losses, scalars in the dtype of the router logits."""
-
-    load_balancing: jax.Array
-    router_z: jax.Array
-
-
-def route(logits: jax.Array, top_k: int, *, renormalize: bool = True) -> Routing:
-    """Choose ``top_k`` experts a token from router logits [..., E].
-
-    With ``renormalize`` the k weights of a token sum to one: a softmax over the chosen logits,
-    which equals softmax, top-k, then division by the sum (Mixtral, Qwen3). Without it they are the
-    chosen entries of the softmax over all experts (Switch, OLMoE).
-
-    Logits narrower than float32 are widened first: routing is cheap, and rounding it changes which
-    experts are chosen.
-    """
-    if not jnp.issubdtype(logits.dtype, jnp.floating):
-        raise TypeError(f"route: logits must be floating point, got {logits.dtype}")
-    if not 1 <= top_k <= logits.shape[-1]:
-        raise ValueError(
-            f"route: top_k must be between 1 and the number of experts {logits.shape[-1]} "
-            f"(logits {logits.shape}), got {top_k}"
-        )
-    logits = logits.astype(_accumulation_dtype(logits.dtype))
-    chosen, experts = jax.lax.top_k(logits, top_k)
-    normalizer = jax.nn.logsumexp(chosen if renormalize else logits, axis=-1, keepdims=True)
-    return Routing(logits, experts, jnp.exp(chosen - normalizer))
+Implementation = arguments.Implementation | Callable[..., jax.Array]
+ActivationLike = str | Callable[[jax.Array], jax.Array] | Activation
 
 
 def sort_by_expert(routing: Routing) -> ExpertOrder:
     """Order the (token, choice) pairs so that every expert owns one contiguous range of rows."""
+    check_routing("sort_by_expert", routing)
     experts = routing.experts.reshape(-1)
     order = jnp.argsort(experts, stable=True).astype(jnp.int32)
     pairs = jnp.arange(order.size, dtype=jnp.int32)
     inverse = jnp.zeros_like(order).at[order].set(pairs, unique_indices=True)
-    return ExpertOrder(order, inverse, _count_tokens(routing))
+    # Not -1: no reshape infers one dimension of a result without elements.
+    tokens = math.prod(routing.experts.shape[:-1])
+    inverse = inverse.reshape(tokens, routing.experts.shape[-1])
+    return ExpertOrder(order, inverse, count_tokens(routing))
 
 
 @jax.custom_jvp
@@ -111,27 +108,84 @@ def _permute_rows_jvp(primals, tangents):
 
 
 def dispatch(x: jax.Array, expert_order: ExpertOrder) -> jax.Array:
-    """Copy tokens [T, D] to their experts' rows [T*k, D], sorted by expert."""
-    top_k = expert_order.order.size // x.shape[0]
-    return permute_rows(jnp.repeat(x, top_k, axis=0), expert_order.order, expert_order.inverse)
+    """Copy tokens [T, D] to their experts' rows [T*k, D], sorted by expert.
+
+    Raises:
+      TypeError: `x` is not [T, D], or `expert_order` is no result of `sort_by_expert`.
+    """
+    order, inverse = checked_order("dispatch", expert_order)
+    x = as_array("x", x)
+    tokens, top_k = inverse.shape
+    if x.ndim != 2 or x.shape[0] != tokens:
+        raise TypeError(f"dispatch: x must be [T, D] with T = {tokens} as ordered, got {x.shape}")
+    return permute_rows(jnp.repeat(x, top_k, axis=0), order, inverse.reshape(-1))
 
 
-def combine(rows: jax.Array, expert_order: ExpertOrder, top_k: int) -> jax.Array:
-    """Sum the ``top_k`` rows of every token: [T*k, D] -> [T, D], the transpose of `dispatch`."""
-    choices = permute_rows(rows, expert_order.inverse, expert_order.order)
-    choices = choices.reshape(-1, top_k, rows.shape[-1])
-    return choices.sum(axis=1, dtype=_accumulation_dtype(rows.dtype)).astype(rows.dtype)
+def combine(rows: jax.Array, expert_order: ExpertOrder, top_k: int | None = None) -> jax.Array:
+    """Sum the k rows of every token: [T*k, D] -> [T, D], the transpose of `dispatch`.
+
+    Raises:
+      TypeError: `rows` is not [T*k, D], or `expert_order` is no result of `sort_by_expert`.
+      ValueError: `top_k` is given and is not that of `expert_order`.
+    """
+    order, inverse = checked_order("combine", expert_order)
+    rows = as_array("rows", rows)
+    if rows.ndim != 2 or rows.shape[0] != order.size:
+        raise TypeError(f"combine: rows must be [{order.size}, D] as ordered, got {rows.shape}")
+    if top_k is not None and checked_int("top_k", top_k) != inverse.shape[1]:
+        raise ValueError(
+            f"combine: top_k must be that of expert_order, {inverse.shape[1]}, got {top_k}"
+        )
+    choices = permute_rows(rows, inverse.reshape(-1), order)
+    choices = choices.reshape(*inverse.shape, rows.shape[-1])
+    return choices.sum(axis=1, dtype=at_least_float32(rows.dtype)).astype(rows.dtype)
+
+
+def gated_activation(
+    gate: jax.Array,
+    up: jax.Array | None,
+    weights: jax.Array | None,
+    activation: ActivationLike = "silu",
+) -> jax.Array:
+    """``activation(gate) * up * weights``, rounded once.
+
+    Args:
+      gate: [m, F].
+      up: [m, F], or None for experts without a gate: ``activation(gate) * weights``.
+      weights: [m], or None for ones.
+      activation: see `dropless_mlp`.
+
+    Returns:
+      [m, F] in the dtype of `gate`, computed in float32 at least.
+
+    Raises:
+      TypeError: shapes do not fit together, or `activation` is neither a name nor callable.
+      ValueError: `activation` is no name of one.
+    """
+    activation = as_activation(activation)
+    gate = as_array("gate", gate)
+    up = None if up is None else as_array("up", up)
+    weights = None if weights is None else as_array("weights", weights)
+    if gate.ndim != 2 or (up is not None and up.shape != gate.shape):
+        raise TypeError(
+            "gated_activation: gate and up must be [m, F], got gate "
+            f"{gate.shape} and up {None if up is None else up.shape}"
+        )
+    if weights is not None and weights.shape != gate.shape[:1]:
+        raise TypeError(
+            f"gated_activation: weights must be [m] = {gate.shape[:1]}, got {weights.shape}"
+        )
+    return _hidden(activation, gate, up, weights)
 
 
 # Only the two matmul results are kept for the backward pass: recomputing this elementwise step is
 # free next to storing its three [T*k, F] float32 intermediates.
-@functools.partial(jax.checkpoint, static_argnums=3)
-def gated_activation(
-    gate: jax.Array, up: jax.Array, weights: jax.Array, activation: Callable = jax.nn.silu
-) -> jax.Array:
-    """``activation(gate) * up * weights`` for gate, up [m, F] and weights [m], rounded once."""
-    dtype = _accumulation_dtype(gate.dtype)
-    hidden = activation(gate.astype(dtype)) * up.astype(dtype) * weights.astype(dtype)[:, None]
+@functools.partial(jax.checkpoint, static_argnums=0)
+def _hidden(activation, gate, up, weights):
+    dtype = at_least_float32(gate.dtype)
+    hidden = activation(gate.astype(dtype), None if up is None else up.astype(dtype))
+    if weights is not None:
+        hidden = hidden * weights.astype(dtype)[:, None]
     return hidden.astype(gate.dtype)
 
 
@@ -139,23 +193,32 @@ def dropless_mlp(
     x: jax.Array,
     routing: Routing,
     wi_0: jax.Array,
-    wi_1: jax.Array,
+    wi_1: jax.Array | None,
     wo: jax.Array,
     *,
-    activation: Callable[[jax.Array], jax.Array] = jax.nn.silu,
+    biases: Biases | None = None,
+    activation: ActivationLike = "silu",
+    apply_router_weight_on_input: bool = False,
     precision: jax.lax.PrecisionLike = None,
     group_offset: jax.Array | None = None,
     implementation: Implementation = None,
     recipe: Recipe | None = None,
 ) -> jax.Array:
-    """Gated expert MLPs: sum over a token's experts e of w_e * ((act(x wi_0) * (x wi_1)) wo).
+    """Expert MLPs: sum over a token's experts e of w_e * ((act(x wi_0) * (x wi_1)) wo).
 
     Args:
       x: tokens [..., D].
       routing: the result of `route` on logits [..., E] with the same leading dimensions.
-      wi_0, wi_1: gate and up projections [E, D, F].
+      wi_0, wi_1: gate and up projections [E, D, F]. Without `wi_1` (None) a hidden layer is
+        act(x wi_0).
       wo: down projections [E, F, D].
-      activation: elementwise function of the gate projection, computed in at least float32.
+      biases: those of wi_0, wi_1 and wo: [E, F], [E, F] and [E, D], each of which may be None.
+      activation: what is done to gate and up, in at least float32: "silu", "gelu", "gelu_tanh",
+        "relu" or "relu2" of the gate; "swiglu_oai" (GPT-OSS: both clipped at 7, gate
+        sigmoid(1.702 gate) (up + 1)); "clamped_silu" (DeepSeek-V4: silu, both clipped at 10); a
+        `moe.Activation` with other numbers; or an elementwise function of the gate.
+      apply_router_weight_on_input: whether a router weight multiplies the expert's input, as in
+        Llama 4, instead of its result.
       precision: as in `jax.lax.ragged_dot`.
       group_offset: scalar, the first expert that the weights hold, when they hold only a slice of
         the experts. Other experts then contribute exactly zero, so under shard_map with
@@ -170,63 +233,90 @@ def dropless_mlp(
       [..., D], in the dtype to which x and the weights promote.
 
     Raises:
-      ValueError: shapes of the operands do not fit together, or a recipe is given together with a
-        precision or with a function as the implementation.
+      TypeError: an operand is no array, or shapes of the operands do not fit together.
+      ValueError: `activation` is no name of one, or a recipe is given together with a precision or
+        with a function as the implementation.
+      NotImplementedError: an operand is sharded over explicit mesh axes.
     """
-    _check_shapes(x, routing, wi_0, wi_1, wo, group_offset)
+    activation = as_activation(activation)
+    checked_boolean("apply_router_weight_on_input", apply_router_weight_on_input)
+    x, wi_0, wo = as_array("x", x), as_array("wi_0", wi_0), as_array("wo", wo)
+    wi_1 = None if wi_1 is None else as_array("wi_1", wi_1)
+    check_routing("dropless_mlp", routing)
+    check_shapes(x, routing, wi_0, wi_1, wo, group_offset)
+    b0, b1, bo = checked_biases(biases, wi_0, wi_1, wo)
+    operands = dict(x=x, wi_0=wi_0, wi_1=wi_1, wo=wo, b0=b0, b1=b1, bo=bo)
+    operands = {name: a for name, a in operands.items() if a is not None}
+    refuse_sharded("dropless_mlp", **operands)
     # Inside shard_map the gradient of replicated tokens is summed over devices where they are cast
     # to vary. Here that sum carries [T, D]; left to the matmuls it would carry [T*k, D] twice.
-    x = vary_over(x, varying_axes(x, wi_0, wi_1, wo))
+    x = vary_over(x, varying_axes(*operands.values()))
     expert_order = sort_by_expert(routing)
+    order, inverse, group_sizes = expert_order
     matmul = functools.partial(
+        _with_bias,
         _ragged_dot(implementation, precision, recipe),
-        group_sizes=expert_order.group_sizes,
+        group_sizes=group_sizes,
         group_offset=group_offset,
     )
     rows = dispatch(x.reshape(-1, x.shape[-1]), expert_order)
-    weights = permute_rows(routing.weights.reshape(-1), expert_order.order, expert_order.inverse)
+    weights = permute_rows(routing.weights.reshape(-1), order, inverse.reshape(-1))
+    if apply_router_weight_on_input:
+        dtype = at_least_float32(x.dtype)
+        rows = (rows.astype(dtype) * weights.astype(dtype)[:, None]).astype(x.dtype)
+        weights = None
     # The names that MaxText's remat policies use.
-    gate = checkpoint_name(matmul(rows, wi_0), "mlpwi_0")
-    up = checkpoint_name(matmul(rows, wi_1), "mlpwi_1")
+    gate = checkpoint_name(matmul(rows, wi_0, b0), "mlpwi_0")
+    up = None if wi_1 is None else checkpoint_name(matmul(rows, wi_1, b1), "mlpwi_1")
     # The router weight scales a row before the down projection instead of after it: the product is
     # the same, and the backward pass needs no copy of the [T*k, D] result.
-    hidden = gated_activation(gate, up, weights, activation)
-    out = checkpoint_name(matmul(hidden, wo), "mlpwo")
-    return combine(out, expert_order, routing.experts.shape[-1]).reshape(x.shape)
+    hidden = _hidden(activation, gate, up, weights)
+    out = checkpoint_name(matmul(hidden, wo, bo, weights), "mlpwo")
+    return combine(out, expert_order).reshape(x.shape)
 
 
-def load_balancing_loss(routing: Routing) -> jax.Array:
-    """E * sum_e f_e p_e: f_e the share of choices, p_e the mean probability of expert e.
-
-    One for a balanced router, E for a router that sends everything to one expert; gradients flow
-    through p only. Equations 4 to 6 of Switch Transformers (arXiv:2101.03961), with f counted over
-    all k choices.
-    """
-    num_experts = routing.logits.shape[-1]
-    probabilities = jax.nn.softmax(routing.logits, axis=-1).reshape(-1, num_experts)
-    share = _count_tokens(routing) / routing.experts.size
-    return num_experts * jnp.sum(share * probabilities.mean(axis=0))
-
-
-def router_z_loss(routing: Routing) -> jax.Array:
-    """Mean squared log-partition of the router: keeps logits small (ST-MoE, arXiv:2202.08906)."""
-    return jnp.mean(jax.nn.logsumexp(routing.logits, axis=-1) ** 2)
+def _with_bias(matmul, rows, matrices, bias, weights=None, *, group_sizes, group_offset):
+    """Rows times their expert's matrix, plus its bias (times the row's weight), rounded once."""
+    product = functools.partial(
+        matmul, rows, matrices, group_sizes=group_sizes, group_offset=group_offset
+    )
+    if bias is None:
+        return product()
+    result = jnp.result_type(rows, matrices)
+    dtype = at_least_float32(result)
+    offset = canonical_offset(group_offset)[0]
+    added = _bias_rows(bias.astype(dtype), group_sizes, offset, rows.shape[0])
+    if weights is not None:
+        added *= weights.astype(dtype)[:, None]
+    return (product(preferred_element_type=dtype) + added).astype(result)
 
 
-def auxiliary_losses(routing: Routing) -> AuxiliaryLosses:
-    """Both router losses; multiply them by about 1e-2 and 1e-3 and add them to the task's loss."""
-    return AuxiliaryLosses(load_balancing_loss(routing), router_z_loss(routing))
+@functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
+def _bias_rows(
+    bias: jax.Array, group_sizes: jax.Array, group_offset: jax.Array, num_rows: int
+) -> jax.Array:
+    """The bias [g, n] of each row's expert: [num_rows, n], zero where the expert is not here."""
+    rows = jnp.arange(num_rows, dtype=jnp.int32)
+    ends = jnp.cumsum(group_sizes)
+    local = jnp.searchsorted(ends, rows, side="right", method="compare_all") - group_offset
+    is_here = (local >= 0) & (local < bias.shape[0])
+    return jnp.where(is_here[:, None], jnp.take(bias, local, axis=0, mode="clip"), 0)
 
 
-def _accumulation_dtype(dtype):
-    return jnp.promote_types(dtype, jnp.float32)
-
-
-def _count_tokens(routing: Routing) -> jax.Array:
-    # Comparing and counting is one fused reduction; a bincount is a scatter-add that piles up on
-    # E addresses.
-    experts = jnp.arange(routing.logits.shape[-1], dtype=routing.experts.dtype)
-    return jnp.sum(routing.experts.reshape(-1, 1) == experts, axis=0, dtype=jnp.int32)
+@_bias_rows.defjvp
+def _bias_rows_jvp(num_rows, primals, tangents):
+    # As the product with a column of ones, whose transpose is a ragged product too. That of a
+    # gather is a scatter-add, which is not reproducible on a GPU.
+    bias, group_sizes, group_offset = primals
+    ones = jnp.ones((num_rows, 1), bias.dtype)
+    tangent = ragged_dot(
+        vary_over(ones, varying_axes(bias, group_sizes)),
+        tangents[0][:, None],
+        group_sizes,
+        precision="highest",
+        group_offset=group_offset,
+    )
+    return _bias_rows(bias, group_sizes, group_offset, num_rows), tangent
 
 
 def _ragged_dot(implementation, precision, recipe) -> Callable[..., jax.Array]:
@@ -241,32 +331,3 @@ def _ragged_dot(implementation, precision, recipe) -> Callable[..., jax.Array]:
     if callable(implementation):
         return functools.partial(implementation, precision=precision)
     return functools.partial(ragged_dot, precision=precision, implementation=implementation)
-
-
-def _check_shapes(x, routing, wi_0, wi_1, wo, group_offset):
-    if x.shape[:-1] != routing.experts.shape[:-1]:
-        raise ValueError(
-            "dropless_mlp: x and routing must have the same leading dimensions, got x "
-            f"{x.shape} and routing.experts {routing.experts.shape}"
-        )
-    if wi_0.ndim != 3 or wi_0.shape[1] != x.shape[-1]:
-        raise ValueError(
-            f"dropless_mlp: wi_0 must be [E, D, F] with D = x.shape[-1] = {x.shape[-1]}, "
-            f"got {wi_0.shape}"
-        )
-    experts, embed, hidden = wi_0.shape
-    if wi_1.shape != wi_0.shape:
-        raise ValueError(
-            f"dropless_mlp: wi_1 must have the shape of wi_0 {wi_0.shape}, got {wi_1.shape}"
-        )
-    if wo.shape != (experts, hidden, embed):
-        raise ValueError(
-            f"dropless_mlp: wo must be [E, F, D] = {(experts, hidden, embed)} to match wi_0 "
-            f"{wi_0.shape}, got {wo.shape}"
-        )
-    routed = routing.logits.shape[-1]
-    if experts > routed or (group_offset is None and experts != routed):
-        raise ValueError(
-            f"dropless_mlp: the weights hold {experts} experts but the router has {routed} "
-            f"(routing.logits {routing.logits.shape}); a smaller slice needs group_offset"
-        )

@@ -3,35 +3,84 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+import reprlib
+from collections.abc import Sequence
+from typing import Any, Literal, TypeVar, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
-IMPLEMENTATIONS = (None, "cuda", "reference")
+KernelName = Literal["cuda", "reference"]
+Implementation = KernelName | None
 
-
-def checked_implementation(implementation: str | None) -> str | None:
-    """`implementation` if it is one, else a `ValueError`."""
-    if implementation not in IMPLEMENTATIONS:
-        raise ValueError(f"implementation must be one of {IMPLEMENTATIONS}, got {implementation!r}")
-    return implementation
+Choice = TypeVar("Choice", bound=str | None)
 
 
-def as_array(name: str, x: ArrayLike) -> jax.Array:
-    """`x` as a JAX array; a `TypeError` if it is no array at all."""
+def checked_implementation(implementation: Implementation) -> Implementation:
+    """Returns `implementation` if it is one, else raises a `ValueError`."""
+    return checked_choice("implementation", implementation, (None, *get_args(KernelName)))
+
+
+def checked_choice(name: str, value: Choice, choices: Sequence[Choice]) -> Choice:
+    """Returns `value` if it is one of `choices`, else raises a `ValueError`."""
+    # An array compares element by element.
+    if not isinstance(value, str | None) or value not in choices:
+        raise ValueError(f"{name} must be one of {tuple(choices)}, got {value!r}")
+    return value
+
+
+def checked_boolean(name: str, value: Any) -> bool:
+    """Returns `value` as a Python boolean; raises a `TypeError` if it is anything else."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} must be True or False, got {value!r}")
+    return bool(value)
+
+
+def canonical_dtype(name: str, dtype: DTypeLike) -> np.dtype:
+    """Returns the dtype of arrays made with `dtype`: of 32 bits for 64 unless x64 mode is on."""
+    try:
+        if dtype is not None:  # of which NumPy makes float64
+            return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
+    except TypeError:
+        pass
+    raise TypeError(f"{name} must be a dtype, got {dtype!r}")
+
+
+def as_array(name: str, x: Any) -> jax.Array:
+    """Returns `x` as a JAX array; raises a `TypeError` if it is no array at all."""
     if not isinstance(x, (jax.Array, np.ndarray)):
-        raise TypeError(f"{name} must be a JAX or NumPy array, got {type(x).__name__}: {x!r}")
+        value = reprlib.repr(x)
+        raise TypeError(f"{name} must be a JAX or NumPy array, got {type(x).__name__}: {value}")
     return jnp.asarray(x)
 
 
+def checked_int(name: str, value: int) -> int:
+    """Returns an integer or a symbolic dimension; raises a `TypeError` if `value` is neither."""
+    if isinstance(value, bool | np.bool_) or not (
+        isinstance(value, int | np.integer) or jax.export.is_symbolic_dim(value)
+    ):
+        raise TypeError(f"{name} must be an integer, got {reprlib.repr(value)}")
+    return int(value) if isinstance(value, int | np.integer) else value
+
+
+def refuse_sharded(function: str, **operands: jax.Array) -> None:
+    """Raises a `NotImplementedError` if an operand is sharded over explicit mesh axes."""
+    for name, x in operands.items():
+        if any(axes is not None for axes in jax.typeof(x).sharding.spec):
+            raise NotImplementedError(
+                f"{function}: {name} is sharded over explicit mesh axes ({jax.typeof(x)}); call "
+                "it inside jax.shard_map, which says what each device does, or under "
+                "jax.sharding.auto_axes(function, out_sharding=...), which leaves that to XLA"
+            )
+
+
 def canonical_precision(precision: Any) -> Any:
-    """A hashable precision: None, an algorithm, a `jax.lax.Precision` or a pair of those."""
+    """Returns a hashable form: None, an algorithm, a `jax.lax.Precision` or a pair of those."""
     if precision is None:
-        precision = jax.config.jax_default_matmul_precision
+        precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]  # dynamic
     if isinstance(precision, (tuple, list)):
         return tuple(map(canonical_precision, precision))
     if precision is None or isinstance(precision, (lax.DotAlgorithm, lax.DotAlgorithmPreset)):
@@ -50,7 +99,7 @@ def to_int32(x: jax.Array) -> jax.Array:
 
 
 def canonical_offset(group_offset: ArrayLike | None) -> jax.Array:
-    """`group_offset` as int32 [1]; a `TypeError` or `ValueError` says what is wrong."""
+    """Returns `group_offset` as int32 [1]; a `TypeError` or `ValueError` says what is wrong."""
     offset = jnp.asarray(0 if group_offset is None else group_offset)
     if not jnp.issubdtype(offset.dtype, jnp.integer):
         raise TypeError(f"group_offset must be an integer, got dtype {offset.dtype}")
@@ -60,7 +109,7 @@ def canonical_offset(group_offset: ArrayLike | None) -> jax.Array:
 
 
 def checked_group_sizes(group_sizes: ArrayLike) -> jax.Array:
-    """`group_sizes` [G] as int32; a `TypeError` or `ValueError` says what is wrong."""
+    """Returns `group_sizes` [G] as int32; a `TypeError` or `ValueError` says what is wrong."""
     group_sizes = as_array("group_sizes", group_sizes)
     if not jnp.issubdtype(group_sizes.dtype, jnp.integer):
         raise TypeError(f"group_sizes must be integers, got dtype {group_sizes.dtype}")
@@ -109,7 +158,7 @@ def evaluate_as_jax(
         precision=precision,
         preferred_element_type=preferred_element_type,
     )
-    # Without the mesh of the context: jax.lax infers no sharding over explicit axes.
+    # The mesh of the context is hidden: jax.lax infers no sharding over explicit axes.
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
         try:
             return jax.eval_shape(

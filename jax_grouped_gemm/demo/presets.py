@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -31,6 +31,10 @@ class Preset:
     learning_rate: float  # at its peak
     warmup: float  # share of the steps before the peak
     evaluation_batches: int
+
+    def with_dtype(self, dtype: Any) -> Preset:
+        """The same with a model that computes in `dtype`."""
+        return replace(self, model=replace(self.model, dtype=dtype))
 
     @property
     def tokens_per_step(self) -> int:

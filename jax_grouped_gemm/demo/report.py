@@ -61,7 +61,8 @@ def task(name: str, preset: Preset, corpus: Corpus, steps: int, seed: int) -> st
 def result(run: TrainingRun) -> str:
     """Speed and losses of one run."""
     return _section(
-        f"Result ({run.implementation})",
+        f"Result ({run.implementation}"
+        + (f", interrupted after {len(run.curve)} steps)" if run.interrupted else ")"),
         {
             "ragged matmuls": _what_ran(run),
             "parameters": f"{run.num_parameters / 1e6:.1f} M",
@@ -75,12 +76,16 @@ def result(run: TrainingRun) -> str:
 
 
 def comparison(runs: Sequence[TrainingRun]) -> str:
-    """The same training with several implementations, one a row."""
-    rows = [("", "tokens/s", "step ms", "temp GiB", "train loss", "held-out loss", "ran")]
+    """The same training several times, one a row, with speeds beside that of stock JAX."""
+    stock = next((run for run in runs if _is_stock(run)), None)
+    rows = [
+        ("", "tokens/s", "x stock", "step ms", "temp GiB", "train loss", "held-out loss", "ran")
+    ]
     rows += [
         (
             run.implementation,
             f"{run.tokens_per_second:,.0f}",
+            f"{stock.step_seconds / run.step_seconds:.2f}" if stock else "-",
             _milliseconds(run),
             _gibibytes(run),
             f"{run.after.train:.3f}",
@@ -102,7 +107,7 @@ def save(runs: Sequence[TrainingRun], directory: Path) -> list[Path]:
     directory.mkdir(parents=True, exist_ok=True)
     data = directory / "runs.json"
     data.write_text(json.dumps([asdict(run) for run in runs], indent=2) + "\n")
-    if importlib.util.find_spec("matplotlib") is None:
+    if not can_plot():
         return [data]
 
     from matplotlib.figure import Figure
@@ -118,6 +123,11 @@ def save(runs: Sequence[TrainingRun], directory: Path) -> list[Path]:
     return [data, picture]
 
 
+def can_plot() -> bool:
+    """Whether Matplotlib is installed."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
 def _section(title: str, entries: dict[str, str]) -> str:
     return "\n".join([title, *(f"  {name:<18}{value}" for name, value in entries.items())])
 
@@ -125,7 +135,11 @@ def _section(title: str, entries: dict[str, str]) -> str:
 def _what_ran(run: TrainingRun) -> str:
     if run.kernel_calls:
         return f"CUDA kernels, {run.kernel_calls} calls a step"
-    return "jax.lax.ragged_dot" if run.implementation == "jax" else "reference in pure JAX"
+    return "jax.lax.ragged_dot" if _is_stock(run) else "reference in pure JAX"
+
+
+def _is_stock(run: TrainingRun) -> bool:
+    return run.implementation.split()[0] == "jax"
 
 
 def _milliseconds(run: TrainingRun) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -47,6 +50,7 @@ class TrainingRun:
     before: Losses
     after: Losses
     curve: list[float]  # training cross-entropy of every step
+    interrupted: bool = False  # whether Ctrl-C ended it before its last step
 
 
 def train(
@@ -59,7 +63,10 @@ def train(
     steps: int,
     seed: int,
 ) -> TrainingRun:
-    """Train a new model for ``steps`` steps; equal seeds see equal parameters and batches."""
+    """Train a new model for ``steps`` steps; equal seeds see equal parameters and batches.
+
+    Ctrl-C while it trains ends it after the present step, with what it has measured so far.
+    """
     model = LanguageModel(preset.model, implementation, recipe, rngs=nnx.Rngs(seed))
     optimizer = nnx.Optimizer(model, adamw(preset, steps), wrt=nnx.Param)
     num_parameters = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
@@ -76,18 +83,24 @@ def train(
     evaluate = make_evaluation(graph, preset, corpus)
     before = evaluate(state)
 
-    state, loss = step(state, first)
-    curve = [loss]
-    jax.block_until_ready(loss)
-    started = time.perf_counter()
-    with tqdm(islice(stream, steps - 1), desc=name, total=steps, initial=1, unit="step") as bar:
-        for batch in bar:
-            state, loss = step(state, batch)
-            curve.append(loss)
-            if len(curve) % PROGRESS_EVERY == 0:
-                bar.set_postfix(loss=f"{float(loss):.3f}")
-    jax.block_until_ready(state)
-    step_seconds = (time.perf_counter() - started) / max(steps - 1, 1)
+    with _first_interrupt_noted() as interrupted:
+        state, loss = step(state, first)
+        curve = [loss]
+        jax.block_until_ready(loss)
+        started = time.perf_counter()
+        with tqdm(desc=name, total=steps, initial=1, unit="step") as bar:
+            for batch in islice(stream, steps - 1):
+                if interrupted.is_set() and len(curve) > 1:
+                    break
+                state, loss = step(state, batch)
+                curve.append(loss)
+                if len(curve) % PROGRESS_EVERY == 0:
+                    # Reading the loss waits for it, so the bar counts steps that have ended.
+                    bar.set_postfix(loss=f"{float(loss):.3f}", refresh=False)
+                    bar.update(len(curve) - bar.n)
+            jax.block_until_ready(state)
+            bar.update(len(curve) - bar.n)
+        step_seconds = (time.perf_counter() - started) / max(len(curve) - 1, 1)
 
     return TrainingRun(
         implementation=name,
@@ -100,7 +113,28 @@ def train(
         before=before,
         after=evaluate(state),
         curve=[float(loss) for loss in curve],
+        interrupted=len(curve) < steps,
     )
+
+
+@contextlib.contextmanager
+def _first_interrupt_noted() -> Iterator[threading.Event]:
+    """Context in which the first Ctrl-C sets an event; the second one is as outside."""
+    noted = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield noted  # Signals reach the main thread only.
+        return
+    previous = signal.getsignal(signal.SIGINT)
+
+    def note(*_) -> None:
+        noted.set()
+        signal.signal(signal.SIGINT, previous)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield noted
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 def adamw(preset: Preset, steps: int) -> optax.GradientTransformation:

@@ -31,13 +31,14 @@ class MoE(nn.Module):
       top_k: experts a token.
       renormalize: whether a token's weights sum to one, see `moe.route`.
       activation: elementwise function of the gate projection.
-      dtype: of the experts' computation; None promotes the input and the parameters.
-      param_dtype: of the parameters.
-      precision: of the matmuls of the experts.
-      kernel_init: of wi_0, wi_1 and wo.
-      gate_init: of the router.
-      implementation: of the ragged matmuls, see `moe.dropless_mlp`.
-      recipe: of FP8 matmuls, see `moe.dropless_mlp`.
+      dtype: dtype of the experts' computation; None promotes the input and the parameters.
+      param_dtype: dtype of the parameters.
+      precision: precision of the experts' matmuls.
+      kernel_init: initialiser of wi_0, wi_1 and wo. Axes that it gives, as `nn.with_partitioning`
+        does, take the place of the above.
+      gate_init: initialiser of the router, likewise.
+      implementation: who computes the ragged matmuls, see `moe.dropless_mlp`.
+      recipe: recipe of FP8 matmuls, see `moe.dropless_mlp`.
     """
 
     hidden_features: int
@@ -61,7 +62,7 @@ class MoE(nn.Module):
             dtype=jnp.float32,
             param_dtype=self.param_dtype,
             precision=jax.lax.Precision.HIGHEST,
-            kernel_init=nn.with_logical_partitioning(self.gate_init, ("embed", None)),
+            kernel_init=_partitioned(self.gate_init, ("embed", None)),
             name="gate",
         )(x)
         wi_shape = (self.num_experts, x.shape[-1], self.hidden_features)
@@ -86,5 +87,15 @@ class MoE(nn.Module):
         return y, moe.auxiliary_losses(routing)
 
     def _experts(self, name: str, shape: tuple[int, ...], axes: tuple[str, ...]) -> jax.Array:
-        init = nn.with_logical_partitioning(self.kernel_init, axes)
-        return self.param(name, init, shape, self.param_dtype)
+        return self.param(name, _partitioned(self.kernel_init, axes), shape, self.param_dtype)
+
+
+def _partitioned(init: Callable[..., Any], axes: tuple[str | None, ...]) -> Callable[..., Any]:
+    """`init` with logical axes, unless its results have axes of their own."""
+
+    def initialize(*args: Any) -> nn.meta.AxisMetadata:
+        value = init(*args)
+        boxed = isinstance(value, nn.meta.AxisMetadata)
+        return value if boxed else nn.LogicallyPartitioned(value, axes)
+
+    return initialize

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import signal
 import sys
 
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ pytest.importorskip("flax", reason="Flax is not installed")
 pytest.importorskip("optax", reason="Optax is not installed")
 pytest.importorskip("tqdm", reason="tqdm is not installed")
 
+import jax_grouped_gemm as jgg  # noqa: E402
 from jax_grouped_gemm.__main__ import main  # noqa: E402
 from jax_grouped_gemm.demo import data, presets  # noqa: E402
 
@@ -98,9 +100,9 @@ class TestMain:
         assert "reference in pure JAX" in table and "jax.lax.ragged_dot" in table
 
     def test_recipes_train_the_same_model(self, tiny, capsys, tmp_path):
-        main(["--recipe", "bf16", "fp8", "--steps", "25", "--output", str(tmp_path)])
+        main(["--recipe", "bf16", "fp8", "bf16", "--steps", "25", "--output", str(tmp_path)])
         plain, fp8 = json.loads((tmp_path / "runs.json").read_text())
-        assert (plain["implementation"], fp8["implementation"]) == ("auto", "auto fp8")
+        assert (plain["implementation"], fp8["implementation"]) == ("auto bf16", "auto fp8")
         assert plain["curve"][0] != fp8["curve"][0]
         np.testing.assert_allclose(fp8["curve"], plain["curve"], rtol=2e-2)
         assert "auto fp8" in capsys.readouterr().out.partition("Comparison\n")[2]
@@ -112,12 +114,108 @@ class TestMain:
             (["--implementation=fast"], "invalid choice: 'fast'"),
             (["--recipe=fp4"], "invalid choice: 'fp4'"),
             (["--recipe", "fp8", "--implementation=jax"], "stock JAX has no FP8"),
+            (["--steps=abc"], "'abc' is not a whole number"),
+            (["--seed=-1"], "-1 is not between 0 and 2^32 - 1"),
+            (["--seed=99999999999999999999"], "99999999999999999999 is not between 0"),
+            (["--compare", "--implementation=jax"], "name another --implementation"),
         ],
     )
     def test_bad_arguments(self, arguments, message, capsys):
         with pytest.raises(SystemExit):
             main(arguments)
         assert message in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        "options, expected",
+        [
+            (["--recipe=fp8"], ["reference fp8", "jax"]),
+            (["--recipe", "preset", "fp8"], ["reference", "reference fp8", "jax"]),
+            (["--recipe=bf16"], ["reference bf16", "jax bf16"]),
+            (["--implementation=auto"], ["auto", "jax"]),
+            (["--implementation", "jax", "reference"], ["jax", "reference"]),
+        ],
+    )
+    def test_compare_honours_its_options(self, options, expected, tiny, capsys, tmp_path):
+        main(["--compare", *options, "--steps=3", "--output", str(tmp_path)])
+        runs = json.loads((tmp_path / "runs.json").read_text())
+        assert [run["implementation"] for run in runs] == expected
+        header, *rows = capsys.readouterr().out.partition("Comparison\n")[2].splitlines()
+        assert "x stock" in header
+        ratios = {run["implementation"]: row for run, row in zip(runs, rows, strict=False)}
+        (stock,) = (row for name, row in ratios.items() if name.startswith("jax"))
+        assert " 1.00 " in stock
+
+    def test_bf16_is_bfloat16(self, tiny, tmp_path):
+        main(["--recipe", "preset", "bf16", "--steps=2", "--output", str(tmp_path)])
+        float32, half = json.loads((tmp_path / "runs.json").read_text())
+        assert (float32["implementation"], half["implementation"]) == ("auto", "auto bf16")
+        assert 0 < abs(float32["curve"][0] - half["curve"][0]) < 0.1
+
+    def test_output_that_cannot_be_written_ends_at_once(self, tiny, capsys, tmp_path):
+        (tmp_path / "file").write_text("in the way")
+        with pytest.raises(SystemExit):
+            main(["--output", str(tmp_path / "file")])
+        captured = capsys.readouterr()
+        assert f"--output {tmp_path / 'file'}: cannot write there" in captured.err
+        assert captured.out == ""
+
+    def test_says_why_there_is_no_picture(self, tiny, monkeypatch, capsys, tmp_path):
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+        main(["--steps=2", "--output", str(tmp_path)])
+        assert "needs Matplotlib" in capsys.readouterr().out
+        assert [path.name for path in tmp_path.iterdir()] == ["runs.json"]
+
+    def test_interrupt_keeps_the_curve(self, tiny, monkeypatch, capsys, tmp_path):
+        """Ctrl-C in the eighth step of the second of three runs."""
+        drawn = []
+
+        def batches(*args, **options):
+            for index, batch in enumerate(data.batches(*args, **options)):
+                drawn.append(index)
+                if len(drawn) > 30 and index == 7:
+                    signal.raise_signal(signal.SIGINT)
+                yield batch
+
+        monkeypatch.setattr("jax_grouped_gemm.demo.train.batches", batches)
+        before = signal.getsignal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            main(["--recipe", "preset", "fp8", "bf16", "--output", str(tmp_path)])
+        assert signal.getsignal(signal.SIGINT) is before
+        whole, cut = json.loads((tmp_path / "runs.json").read_text())
+        assert len(whole["curve"]) == TINY.steps and not whole["interrupted"]
+        assert len(cut["curve"]) == 7 and cut["interrupted"]
+        assert "interrupted after 7 steps" in capsys.readouterr().out
+
+    def test_interrupt_between_runs_keeps_the_others(self, tiny, monkeypatch, tmp_path):
+        from jax_grouped_gemm.demo import train as training
+
+        evaluations = []
+
+        def make_evaluation(*args):
+            evaluations.append(args)
+            if len(evaluations) == 2:
+                raise KeyboardInterrupt
+            return make(*args)
+
+        make = training.make_evaluation
+        monkeypatch.setattr(training, "make_evaluation", make_evaluation)
+        with pytest.raises(KeyboardInterrupt):
+            main(["--recipe", "preset", "fp8", "--steps=3", "--output", str(tmp_path)])
+        (run,) = json.loads((tmp_path / "runs.json").read_text())
+        assert len(run["curve"]) == 3
+
+    def test_version(self, capsys):
+        with pytest.raises(SystemExit) as exit:
+            main(["--version"])
+        assert exit.value.code == 0
+        assert jgg.__version__ in capsys.readouterr().out
+
+    def test_help_names_defaults(self, capsys):
+        with pytest.raises(SystemExit):
+            main(["--help"])
+        out = " ".join(capsys.readouterr().out.split())
+        assert "``" not in out
+        assert "300 for cpu, 400 for h200" in out and "default 0" in out
 
     def test_kernels_on_request_say_why_not(self, tiny, capsys):
         with pytest.raises(SystemExit):

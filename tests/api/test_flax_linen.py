@@ -51,6 +51,25 @@ def test_parameters(key, x):
     }
 
 
+def test_initializers_with_axes_of_their_own(key, x):
+    """Their axes hold, for one parameter or for all, and values are what they return."""
+    plain = MoE(F, E, K)
+    layer = MoE(
+        F,
+        E,
+        K,
+        kernel_init=nn.with_partitioning(plain.kernel_init, (None, "x", "y")),
+        gate_init=nn.with_logical_partitioning(plain.gate_init, ("rows", None)),
+    )
+    boxed = jax.jit(layer.init)(key, x)
+    specs = nn.get_partition_spec(boxed)["params"]
+    assert specs["wi_0"] == specs["wi_1"] == specs["wo"] == P(None, "x", "y")
+    assert specs["gate"]["kernel"] == P("rows", None)
+    expected = initialize(plain, key, x)
+    jax.tree.map(np.testing.assert_array_equal, nn.unbox(boxed), expected)
+    assert layer.apply(boxed, x)[0].shape == x.shape
+
+
 def test_initial_scale_is_that_of_one_expert(key):
     """The fan-in of an expert's matrix does not count the other experts."""
     params = initialize(MoE(128, 8, K), key, jnp.zeros((1, 64)))["params"]

@@ -46,8 +46,76 @@ def test_singular_values_are_near_one(rng):
         assert 0.6 < values.min() and values.max() < 1.3
 
 
-def test_nothing_to_orthogonalize():
-    assert orthogonalize([]) == []
+class TestOrthogonalizeArguments:
+    def test_nothing(self):
+        assert orthogonalize([]) == []
+
+    def test_any_iterable(self, rng):
+        xs = [rng.standard_normal(shape, np.float32) for shape in SHAPES]
+        for one, other in zip(orthogonalize(xs), orthogonalize(x for x in xs), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+    def test_matrices_without_elements(self, rng):
+        x = rng.standard_normal((4, 6), np.float32)
+        empty = [jnp.ones(shape) for shape in ((0, 4), (4, 0), (0, 3, 3))]
+        outs = orthogonalize([empty[0], x, *empty[1:]])
+        assert [out.shape for out in outs] == [(0, 4), (4, 6), (4, 0), (0, 3, 3)]
+        np.testing.assert_array_equal(outs[1], orthogonalize([x])[0])
+        assert [out.shape for out in orthogonalize(empty)] == [x.shape for x in empty]
+
+    def test_steps_may_be_traced(self, rng):
+        x = rng.standard_normal((8, 12), np.float32)
+        traced = jax.jit(lambda steps: orthogonalize([x], steps=steps, dtype=jnp.float32))
+        np.testing.assert_allclose(traced(3)[0], plain(x, steps=3), atol=1e-5)
+
+    def test_coefficients_of_every_iteration(self, rng):
+        """Equal triples are the same as one, and `steps` counts for one triple only."""
+        x = [rng.standard_normal((8, 12), np.float32)]
+        (once,) = orthogonalize(x, steps=1, dtype=jnp.float32)
+        (twice,) = orthogonalize(x, coefficients=[COEFFICIENTS] * 2, steps=7, dtype=jnp.float32)
+        np.testing.assert_allclose(twice, plain(x[0], steps=2), atol=1e-5)
+        assert np.abs(once - twice).max() > 1e-2
+
+    def test_eps(self, rng):
+        x = rng.standard_normal((8, 12)).astype(np.float32)
+        (small,) = orthogonalize([1e-9 * x], eps=1.0, steps=1, dtype=jnp.float32)
+        a = COEFFICIENTS[0]
+        np.testing.assert_allclose(small, a * 1e-9 * x, rtol=1e-4)
+
+    def test_rank_promotion_may_be_an_error(self, rng):
+        xs = [rng.standard_normal(shape, np.float32) for shape in SHAPES]
+        with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
+            orthogonalize(xs)
+
+    @pytest.mark.parametrize(
+        "matrices, message",
+        [
+            (np.ones((3, 4), np.float32), r"matrices must be a sequence.*\(3, 4\)"),
+            (3, "matrices must be a sequence.*int"),
+            ([[[1.0]]], r"matrices\[0\] must be a JAX or NumPy array, got list"),
+            ([np.ones((2, 2)), np.arange(12).reshape(3, 4)], r"matrices\[1\].*int32.*\(3, 4\)"),
+            ([np.ones((3, 4), np.complex64)], r"matrices\[0\].*complex64"),
+            ([np.ones(4)], r"matrices\[0\].*\(4,\)"),
+        ],
+        ids=["array", "number", "lists", "integers", "complex", "vector"],
+    )
+    def test_what_is_no_list_of_matrices(self, matrices, message):
+        with pytest.raises(TypeError, match=message):
+            orthogonalize(matrices)
+
+    @pytest.mark.parametrize(
+        "options, error, message",
+        [
+            (dict(steps=-1), ValueError, "steps.*-1"),
+            (dict(steps=2.5), ValueError, "steps.*2.5"),
+            (dict(coefficients=(1.0, 2.0)), ValueError, r"three.*\(1.0, 2.0\)"),
+            (dict(coefficients="dion"), ValueError, "three.*dion"),
+            (dict(dtype=jnp.int8), TypeError, "dtype.*int8"),
+        ],
+    )
+    def test_options(self, options, error, message, rng):
+        with pytest.raises(error, match=message):
+            orthogonalize([rng.standard_normal((3, 4))], **options)
 
 
 def model(rng):
@@ -93,6 +161,160 @@ def test_in_an_optax_chain(rng):
     assert train(mixed, weights, loss) < 0.3 * loss(weights)
 
 
-def test_refuses_vectors():
-    with pytest.raises(ValueError, match=r"bias.*\(3,\)"):
-        muon(0.1).init({"bias": jnp.zeros(3)})
+PARAMS = {
+    "wide": (12, 48),
+    "tall": (40, 8),
+    "square": (16, 16),
+    "bias": (7,),
+    "scale": (),
+}
+
+
+def tree_like(rng, shapes=PARAMS, dtype=jnp.float32):
+    return {name: jnp.asarray(rng.standard_normal(x), dtype) for name, x in shapes.items()}
+
+
+def trajectories(rng, ours, theirs, shapes=PARAMS, steps=8):
+    """The updates of two optimisers that see the same gradients, each with its own parameters."""
+    params = [tree_like(rng, shapes)] * 2
+    states = [optimizer.init(params[0]) for optimizer in (ours, theirs)]
+    step = [jax.jit(optimizer.update) for optimizer in (ours, theirs)]
+    updates = [None, None]
+    for _ in range(steps):
+        gradients = tree_like(rng, shapes)
+        for i in range(2):
+            updates[i], states[i] = step[i](gradients, states[i], params[i])
+            params[i] = jax.tree.map(jnp.add, params[i], updates[i])
+        yield updates
+
+
+class TestAgainstOptax:
+    """Every step is that of `optax.contrib.muon`, where it has the same options."""
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            dict(),
+            dict(nesterov=False),
+            dict(ns_steps=3, beta=0.8, eps=1e-3),
+            dict(ns_coeffs=(2.0, -1.5, 0.5)),
+            dict(weight_decay=0.1, adam_weight_decay=0.2),
+            dict(weight_decay=0.1, weight_decay_mask=lambda p: {k: k != "tall" for k in p}),
+            dict(consistent_rms=0.2),
+            dict(adam_b1=0.7, adam_b2=0.9, adam_eps_root=1e-4, adam_learning_rate=0.5),
+        ],
+        ids=lambda options: "_".join(options) or "default",
+    )
+    @pytest.mark.parametrize("schedule", [False, True])
+    def test_every_step(self, options, schedule, rng):
+        optax = pytest.importorskip("optax")
+        rate = optax.linear_schedule(0.3, 0.01, 6) if schedule else 0.3
+        ours = muon(rate, dtype=jnp.float32, **options)
+        theirs = optax.contrib.muon(rate, **options)
+        for u, expected in trajectories(rng, ours, theirs):
+            for name in PARAMS:
+                np.testing.assert_allclose(
+                    u[name], expected[name], rtol=2e-3, atol=1e-4, err_msg=name
+                )
+
+    def test_stacks_are_kernels_side_by_side(self, rng):
+        """Of each, the update that Optax gives it alone."""
+        optax = pytest.importorskip("optax")
+        stack = jnp.asarray(rng.standard_normal((3, 12, 40)), jnp.float32)
+        ours = muon(0.1, dtype=jnp.float32)
+        u, _ = ours.update(stack, ours.init(stack))
+        theirs = optax.contrib.muon(0.1)
+        for one, gradient in zip(u, stack, strict=True):
+            expected, _ = theirs.update(gradient, theirs.init(gradient), gradient)
+            np.testing.assert_allclose(one, expected, rtol=2e-3, atol=1e-5)
+
+    def test_bfloat16_iteration_is_near(self, rng):
+        optax = pytest.importorskip("optax")
+        for u, expected in trajectories(rng, muon(0.1), optax.contrib.muon(0.1)):
+            for name in ("wide", "tall", "square"):
+                a, b = np.ravel(u[name]), np.ravel(expected[name])
+                assert a @ b > 0.99 * np.linalg.norm(a) * np.linalg.norm(b)
+                assert 0.9 < np.linalg.norm(a) / np.linalg.norm(b) < 1.1
+
+
+class TestState:
+    @pytest.mark.parametrize("mu_dtype", [None, jnp.float32, jnp.bfloat16])
+    @pytest.mark.parametrize("gradient_dtype", [jnp.float32, jnp.bfloat16])
+    def test_dtypes_never_change(self, mu_dtype, gradient_dtype, rng):
+        """The state can be the carry of a scan."""
+        params = tree_like(rng, dtype=jnp.bfloat16)
+        optimizer = muon(0.1, mu_dtype=mu_dtype, weight_decay=0.1)
+        gradients = tree_like(rng, dtype=gradient_dtype)
+
+        def step(state, _):
+            updates, state = optimizer.update(gradients, state, params)
+            return state, updates
+
+        state, updates = jax.lax.scan(step, optimizer.init(params), length=2)
+        assert {x.dtype for x in jax.tree.leaves(state.mu)} == {jnp.dtype(mu_dtype or jnp.bfloat16)}
+        assert {x.dtype for x in jax.tree.leaves(state.nu)} == {jnp.dtype(jnp.bfloat16)}
+        expected = jnp.promote_types(gradient_dtype, mu_dtype or jnp.bfloat16)
+        assert {x.dtype for x in jax.tree.leaves(updates)} == {expected}
+
+    def test_half_precision_sums_in_float32(self, rng):
+        """A gradient that is lost beside a bfloat16 mean still turns the update."""
+        params = tree_like(rng, {"w": (8, 8)}, jnp.bfloat16)
+        first, second = (tree_like(rng, {"w": (8, 8)}) for _ in range(2))
+        optimizer = muon(1.0, mu_dtype=jnp.bfloat16, nesterov=False, dtype=jnp.float32)
+        state = optimizer.update(first, optimizer.init(params))[1]
+        with_second = optimizer.update({"w": 1e-3 * second["w"]}, state)[0]["w"]
+        without = optimizer.update({"w": 0 * second["w"]}, state)[0]["w"]
+        assert (np.asarray(with_second) != np.asarray(without)).mean() > 0.9
+
+    def test_leaves_without_elements(self, rng):
+        params = tree_like(rng, {"a": (0, 4), "b": (4, 0), "c": (4, 6), "d": (0,)})
+        optimizer = muon(0.1)
+        updates, state = optimizer.update(params, optimizer.init(params), params)
+        assert jax.tree.map(jnp.shape, updates) == jax.tree.map(jnp.shape, params)
+        assert np.isfinite(updates["c"]).all()
+
+    def test_no_leaves(self):
+        optimizer = muon(0.1)
+        updates, state = optimizer.update({}, optimizer.init({}))
+        assert updates == {} and int(state.count) == 1
+
+
+class TestArguments:
+    def test_further_arguments_of_update(self, rng):
+        params = tree_like(rng)
+        optimizer = muon(0.1)
+        optimizer.update(params, optimizer.init(params), params, value=1.0, grad_fn=None)
+
+    def test_weight_decay_needs_parameters(self, rng):
+        params = tree_like(rng)
+        optimizer = muon(0.1, weight_decay=0.1)
+        with pytest.raises(ValueError, match="params"):
+            optimizer.update(params, optimizer.init(params))
+
+    def test_coefficients_are_checked_at_once(self):
+        with pytest.raises(ValueError, match="three"):
+            muon(0.1, ns_coeffs=(1.0,))
+
+    def test_rank_promotion_may_be_an_error(self, rng):
+        params = tree_like(rng)
+        optimizer = muon(0.1, weight_decay=0.1)
+        with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
+            optimizer.update(params, optimizer.init(params), params)
+
+    def test_learning_rate_may_be_traced(self, rng):
+        params = tree_like(rng)
+
+        def first_update(rate):
+            optimizer = muon(rate, dtype=jnp.float32)
+            return optimizer.update(params, optimizer.init(params))[0]["tall"]
+
+        traced = jax.jit(first_update)(jnp.float32(0.25))
+        np.testing.assert_allclose(traced, first_update(0.25), rtol=1e-3, atol=1e-5)
+
+    def test_injected_hyperparameters(self, rng):
+        optax = pytest.importorskip("optax")
+        params = tree_like(rng)
+        optimizer = optax.inject_hyperparams(muon)(learning_rate=optax.constant_schedule(0.5))
+        updates, _ = jax.jit(optimizer.update)(params, optimizer.init(params), params)
+        expected, _ = muon(0.5).update(params, muon(0.5).init(params))
+        np.testing.assert_allclose(updates["wide"], expected["wide"], atol=0.02)

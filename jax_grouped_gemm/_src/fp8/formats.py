@@ -6,6 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
+from jax_grouped_gemm._src.arguments import canonical_dtype
+from jax_grouped_gemm._src.arithmetic import cdiv
+
 BLOCK = 128
 """Elements that share a scale, along each dimension that shares it."""
 
@@ -21,17 +24,17 @@ Shape = tuple[int, ...]
 
 def row_blocks(m: int, num_groups: int) -> int:
     """Blocks of 128 rows that `m` rows in `num_groups` groups take at most, none of two groups."""
-    return -(-m // BLOCK) + min(num_groups, m)
+    return cdiv(m, BLOCK) + min(num_groups, m)
 
 
 def quantized_rows(rows: int, cols: int) -> tuple[Shape, Shape]:
     """Shapes of the values and scales of rows in blocks of 1 x 128."""
-    return (rows, cols), (rows, -(-cols // BLOCK))
+    return (rows, cols), (rows, cdiv(cols, BLOCK))
 
 
 def quantized_blocks(g: int, rows: int, cols: int) -> tuple[Shape, Shape]:
     """Shapes of the values and scales of matrices in blocks of 128 x 128."""
-    return (g, rows, cols), (g, -(-rows // BLOCK), -(-cols // BLOCK))
+    return (g, rows, cols), (g, cdiv(rows, BLOCK), cdiv(cols, BLOCK))
 
 
 def quantized_groups(m: int, cols: int, num_groups: int) -> tuple[Shape, Shape]:
@@ -42,7 +45,7 @@ def quantized_groups(m: int, cols: int, num_groups: int) -> tuple[Shape, Shape]:
 
 def checked_fp8_dtype(name: str, dtype: DTypeLike) -> np.dtype:
     """`dtype` if it is an FP8 dtype that the kernels know, else a `TypeError`."""
-    dtype = np.dtype(dtype)
+    dtype = canonical_dtype(name, dtype)
     if dtype not in FP8_DTYPES:
         raise TypeError(f"{name} must be float8_e4m3fn or float8_e5m2, got {dtype}")
     return dtype

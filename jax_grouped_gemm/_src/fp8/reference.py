@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jax_grouped_gemm._src.arithmetic import cdiv
 from jax_grouped_gemm._src.fp8.formats import BLOCK, row_blocks
 from jax_grouped_gemm._src.ragged import reference
 from jax_grouped_gemm._src.varying import vary_over, varying_axes
@@ -119,7 +120,7 @@ def _round(x: jax.Array, dtype: np.dtype) -> jax.Array:
 
 def _in_blocks(x: jax.Array, axis: int) -> jax.Array:
     """Splits `axis` into blocks of 128 elements, the last of them filled up with zeros."""
-    num_blocks = -(-x.shape[axis] // BLOCK)
+    num_blocks = cdiv(x.shape[axis], BLOCK)
     growth = num_blocks * BLOCK - x.shape[axis]
     x = jnp.pad(x, [(0, growth if i == axis else 0) for i in range(x.ndim)])
     return x.reshape(*x.shape[:axis], num_blocks, BLOCK, *x.shape[axis + 1 :])
@@ -218,7 +219,7 @@ def scaled_ragged_noncontracting(
             )
 
         out = vary_over(jnp.zeros((m, n), jnp.float32), axes)
-        out = lax.fori_loop(0, -(-k // BLOCK), accumulate_block, out)
+        out = lax.fori_loop(0, cdiv(k, BLOCK), accumulate_block, out)
         return out.astype(preferred_element_type)
 
     operands = (lhs, lhs_scale, rhs, rhs_scale, group_sizes, group_offset)
@@ -303,5 +304,5 @@ class _Blocks:
         """The block in float32, [..., 128]."""
         bits = lax.dynamic_slice_in_dim(self.bits, block * BLOCK, BLOCK, axis=-1)
         values = reference.from_bits(bits, self.dtype).astype(jnp.float32)
-        block = block if self.scales.shape[-1] > 1 else 0
-        return values * lax.dynamic_slice_in_dim(self.scales, block, 1, axis=-1)
+        scale_block = block if self.scales.shape[-1] > 1 else 0
+        return values * lax.dynamic_slice_in_dim(self.scales, scale_block, 1, axis=-1)

@@ -28,6 +28,9 @@ def per_matrix(scale: jax.Array, dtype: np.dtype) -> jax.Array:
     return scale.astype(dtype)[:, None, None]
 
 
-def accumulator_dtype(dtype: np.dtype) -> np.dtype:
-    """The dtype of sums of products whose result has `dtype`: float32 at least."""
-    return np.dtype(np.float32) if np.dtype(dtype).itemsize < 4 else np.dtype(dtype)
+def scaled_c(beta: jax.Array | complex, c: jax.Array, dtype: np.dtype) -> jax.Array:
+    """beta C in `dtype`, zero where beta is, whatever C holds."""
+    c = c.astype(dtype)
+    if isinstance(beta, jax.Array):
+        beta = per_matrix(beta, dtype)
+    return jnp.where(beta == 0, 0, beta * c)

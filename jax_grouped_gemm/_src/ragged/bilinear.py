@@ -13,11 +13,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.interpreters import ad
 
+from jax_grouped_gemm._src import tile_choices
+from jax_grouped_gemm._src.arithmetic import at_least_float32
 from jax_grouped_gemm._src.op import Op
-from jax_grouped_gemm._src.tuning import choices
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -75,8 +75,8 @@ def register_transpose(
             # result is rounded to it anyway, and equal dtypes are what the kernels take.
             ct = ct.astype(aval.dtype)
         shared_by_batch = ct.ndim > op.result_rank and aval.ndim == op.operand_ranks[missing]
-        dtype = _at_least_float32(aval.dtype) if shared_by_batch else aval.dtype
-        params = choices.for_cotangent(params, ("dgrad", "wgrad")[missing])
+        dtype = at_least_float32(aval.dtype) if shared_by_batch else aval.dtype
+        params = tile_choices.for_cotangent(params, ("dgrad", "wgrad")[missing])
         result = cotangent(
             ct, factor, *indices, aval, **{**params, "preferred_element_type": dtype}
         )
@@ -86,10 +86,6 @@ def register_transpose(
         return cotangents
 
     op.def_transpose(rule)
-
-
-def _at_least_float32(dtype: np.dtype) -> np.dtype:
-    return dtype if dtype.itemsize >= 4 else np.dtype(np.float32)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jax_grouped_gemm._src.arithmetic import at_least_float32, cdiv
 from jax_grouped_gemm._src.varying import vary_over, varying_axes
 
 MIN_TILE_ROWS = 16
@@ -61,7 +62,7 @@ def ragged_noncontracting(
 
         starts, ends = local_group_bounds(group_sizes, group_offset, num_groups, num_rows)
         tile_rows = _tile_rows(num_rows, num_groups)
-        group_tiles = _cdiv(ends - starts, tile_rows)
+        group_tiles = cdiv(ends - starts, tile_rows)
         tile_ends = lax.cumsum(group_tiles)
 
         def compute_tile(tile, out):
@@ -129,14 +130,14 @@ def ragged_contracting(
 
             def accumulate_tile(tile, accumulator):
                 window = _RowWindow(start + tile * tile_rows, end, tile_rows, num_rows)
-                # Both factors: a zero in one does not silence a NaN in the other.
+                # Both factors are masked: a zero in one does not silence a NaN in the other.
                 lhs_tile = from_bits(window.load_masked(lhs, lhs_row_axis), lhs_dtype)
                 rhs_tile = from_bits(window.load_masked(rhs, rhs_row_axis), rhs_dtype)
                 product = _dot(lhs_tile, rhs_tile, dimension_numbers, precision, accumulator_dtype)
                 return accumulator + product
 
             accumulator = vary_over(jnp.zeros(slice_shape, accumulator_dtype), axes)
-            num_tiles = _cdiv(end - start, tile_rows)
+            num_tiles = cdiv(end - start, tile_rows)
             accumulator = lax.fori_loop(0, num_tiles, accumulate_tile, accumulator)
             return to_bits(_convert(accumulator, preferred_element_type))
 
@@ -225,17 +226,16 @@ class _RowWindow:
 
 def _tile_rows(num_rows: int, num_groups: int) -> int:
     """Rows per tile: about one tile for a group of average size."""
-    average = -(-num_rows // num_groups)
+    average = cdiv(num_rows, num_groups)
     power_of_two = 1 << (average - 1).bit_length()
     return min(max(power_of_two, MIN_TILE_ROWS), MAX_TILE_ROWS, num_rows)
 
 
 def _accumulator_dtype(lhs: jax.Array, rhs: jax.Array, out_dtype: np.dtype) -> np.dtype:
-    """At least float32 for floating point; modular integer arithmetic needs no extra bits."""
+    """Returns at least float32 for floating point; modular integers need no extra bits."""
     if not jnp.issubdtype(out_dtype, jnp.inexact):
         return out_dtype
-    wide = [jnp.float32 if x.dtype.itemsize < 4 else x.dtype for x in (lhs, rhs)]
-    return jnp.result_type(*wide, jnp.float32 if out_dtype.itemsize < 4 else out_dtype)
+    return jnp.result_type(*map(at_least_float32, (lhs.dtype, rhs.dtype, out_dtype)))
 
 
 def _dot(lhs, rhs, dimension_numbers, precision, accumulator_dtype) -> jax.Array:
@@ -258,7 +258,7 @@ def _convert(accumulator: jax.Array, dtype: np.dtype) -> jax.Array:
 
 
 def _bits_dtype(dtype: np.dtype) -> np.dtype:
-    """What arrays of `dtype` are sliced and updated as.
+    """Returns the dtype as which arrays of `dtype` are sliced and updated.
 
     XLA computes narrow floats on the CPU in float32 and converts the whole array around every
     dynamic slice and update, in each turn of a loop. Unsigned integers it leaves alone.
@@ -279,10 +279,6 @@ def from_bits(x: jax.Array, dtype: np.dtype) -> jax.Array:
 
 def _zero_bits(shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
     return jnp.zeros(shape, _bits_dtype(dtype))
-
-
-def _cdiv(a: jax.Array, b: int) -> jax.Array:
-    return (a + (b - 1)) // b
 
 
 def map_batch(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_grouped_gemm._src.lists.scaling import accumulator_dtype, multiply, per_matrix
+from jax_grouped_gemm._src.arithmetic import at_least_float32
+from jax_grouped_gemm._src.lists.scaling import multiply, per_matrix, scaled_c
 
 
 def product(
@@ -38,7 +38,7 @@ def product(
     Returns:
       [g, m, n].
     """
-    dtype = accumulator_dtype(result_dtype)
+    dtype = at_least_float32(result_dtype)
     spec = f"g{'ki' if transpose_lhs else 'ik'},g{'jk' if transpose_rhs else 'kj'}->gij"
     result = multiply(spec, lhs, rhs, precision, dtype)
     if not isinstance(alpha, jax.Array):
@@ -48,10 +48,3 @@ def product(
     if c is not None:
         result += scaled_c(beta, c, dtype)
     return result.astype(result_dtype)
-
-
-def scaled_c(beta: jax.Array | complex, c: jax.Array, dtype: np.dtype) -> jax.Array:
-    """beta C in `dtype`, zero where beta is, whatever C holds."""
-    if isinstance(beta, jax.Array):
-        beta = per_matrix(beta, dtype)
-    return jnp.where(beta == 0, 0, beta * c.astype(dtype))

@@ -7,7 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_grouped_gemm._src.lists.scaling import accumulator_dtype, multiply, per_matrix
+from jax_grouped_gemm._src.arithmetic import at_least_float32
+from jax_grouped_gemm._src.lists.scaling import multiply, per_matrix, scaled_c
 
 
 def update(
@@ -43,7 +44,7 @@ def update(
     Returns:
       [g, n, n].
     """
-    dtype = accumulator_dtype(result_dtype)
+    dtype = at_least_float32(result_dtype)
     other = a if b is None else b
     product = multiply(
         "gki,gkj->gij" if transpose else "gik,gjk->gij",
@@ -64,9 +65,8 @@ def update(
     if b is not None:
         # B A^T is the transpose of A B^T.
         result += jnp.conj(scale * reverse) if hermitian else scale * reverse
-    if c is not None:
-        wide_c, wide_beta = c.astype(dtype), per_matrix(beta, dtype)
-        result += jnp.where(wide_beta == 0, 0, wide_beta * wide_c)
+    if c is not None and beta is not None:
+        result += scaled_c(beta, c, dtype)
     if symmetrize:
         result = _conjugated_outside(result, upper) if hermitian else result
     else:
@@ -74,22 +74,31 @@ def update(
     return result.astype(result_dtype)
 
 
-def _computed(n: int, upper: bool) -> jax.Array:
-    """Where an [n, n] matrix has its computed triangle."""
-    row, column = jnp.arange(n)[:, None], jnp.arange(n)
+def _computed(x: jax.Array, upper: bool) -> jax.Array:
+    """Where each matrix has its computed triangle."""
+    row, column = _indices(x)
     return row <= column if upper else row >= column
+
+
+def _indices(x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The row and the column of every element, shaped like `x`."""
+    return tuple(lax.broadcasted_iota(np.int32, x.shape, x.ndim - i) for i in (2, 1))
 
 
 def _mirrored(x: jax.Array, upper: bool) -> jax.Array:
     """The computed triangle of each matrix and its mirror image."""
-    return jnp.where(_computed(x.shape[-1], upper), x, flip(x, hermitian=False))
+    return jnp.where(_computed(x, upper), x, flip(x, hermitian=False))
 
 
 def _conjugated_outside(x: jax.Array, upper: bool) -> jax.Array:
     """Symmetric matrices made Hermitian: real diagonals, the triangle not computed conjugated."""
-    n = x.shape[-1]
-    x = jnp.where(jnp.eye(n, dtype=bool), jnp.real(x), x)
-    return jnp.where(_computed(n, upper), x, jnp.conj(x))
+    x = _with_real_diagonal(x)
+    return jnp.where(_computed(x, upper), x, jnp.conj(x))
+
+
+def _with_real_diagonal(x: jax.Array) -> jax.Array:
+    row, column = _indices(x)
+    return jnp.where(row == column, jnp.real(x), x)
 
 
 def fill(
@@ -101,14 +110,13 @@ def fill(
     symmetrize: bool,
 ) -> jax.Array:
     """The computed triangle of `inside` with, beside it, its mirror image, `outside` or zeros."""
-    n = inside.shape[-1]
     if hermitian:
-        inside = jnp.where(jnp.eye(n, dtype=bool), jnp.real(inside), inside)
+        inside = _with_real_diagonal(inside)
     if symmetrize:
         outside = flip(inside, hermitian)
     elif outside is None:
         outside = jnp.zeros((), inside.dtype)
-    return jnp.where(_computed(n, upper), inside, outside.astype(inside.dtype))
+    return jnp.where(_computed(inside, upper), inside, outside.astype(inside.dtype))
 
 
 def flip(x: jax.Array, hermitian: bool) -> jax.Array:

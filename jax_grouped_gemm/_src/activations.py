@@ -1,0 +1,94 @@
+"""Activations of an expert's MLP: by name, as a function, or with the parameters of a model.
+
+A kernel that applies one needs no more of it than the fields of an `Activation`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "silu": jax.nn.silu,
+    "gelu": functools.partial(jax.nn.gelu, approximate=False),
+    "gelu_tanh": jax.nn.gelu,
+    "relu": jax.nn.relu,
+    "relu2": lambda x: jnp.square(jax.nn.relu(x)),
+}
+"""Elementwise functions by name. `jax.nn.gelu` is "gelu_tanh", its default approximation."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Activation:
+    """hidden = function(gate) (up + up_offset), of projections that may be clipped first.
+
+    Attributes:
+      function: a name ("silu", "gelu", "gelu_tanh", "relu", "relu2") or any elementwise function.
+      alpha: for "silu", gate sigmoid(alpha gate).
+      limit: if given, gate is cut at `limit` from above and up to [-limit, limit].
+      up_offset: added to up.
+    """
+
+    function: str | Callable[[jax.Array], jax.Array] = "silu"
+    alpha: float = 1.0
+    limit: float | None = None
+    up_offset: float = 0.0
+
+    def __post_init__(self):
+        if not callable(self.function) and self.function not in FUNCTIONS:
+            raise ValueError(
+                f"function must be callable or one of {sorted(FUNCTIONS)}, got {self.function!r}"
+            )
+        if self.alpha != 1 and self.function != "silu":
+            raise ValueError(f"alpha is a parameter of 'silu', got {self.function!r}")
+        if self.limit is not None and not self.limit > 0:
+            raise ValueError(f"limit must be positive or None, got {self.limit!r}")
+
+    def __call__(self, gate: jax.Array, up: jax.Array | None = None) -> jax.Array:
+        """The hidden layer of `gate` and `up`, or of `gate` alone where experts have no up."""
+        if self.limit is not None:
+            gate = jnp.minimum(gate, self.limit)
+        if self.alpha != 1:
+            hidden = gate * jax.nn.sigmoid(self.alpha * gate)
+        else:
+            hidden = FUNCTIONS.get(self.function, self.function)(gate)
+        if up is None:
+            return hidden
+        if self.limit is not None:
+            up = jnp.clip(up, -self.limit, self.limit)
+        return hidden * (up + self.up_offset if self.up_offset else up)
+
+
+ACTIVATIONS = {name: Activation(name) for name in FUNCTIONS} | {
+    "swiglu_oai": Activation("silu", alpha=1.702, limit=7.0, up_offset=1.0),
+    "clamped_silu": Activation("silu", limit=10.0),
+}
+"""Activations by name. "swiglu_oai" is that of GPT-OSS, "clamped_silu" that of DeepSeek-V4."""
+
+_KNOWN = {jax.nn.silu: "silu", jax.nn.gelu: "gelu_tanh", jax.nn.relu: "relu"}
+
+
+def as_activation(activation: str | Callable | Activation) -> Activation:
+    """What `activation` names or is; functions of `jax.nn` are recognised.
+
+    Raises:
+      ValueError: no activation has this name.
+      TypeError: `activation` is neither a name nor callable.
+    """
+    if isinstance(activation, Activation):
+        return activation
+    if isinstance(activation, str):
+        if activation not in ACTIVATIONS:
+            raise ValueError(
+                f"activation must be callable or one of {sorted(ACTIVATIONS)}, got {activation!r}"
+            )
+        return ACTIVATIONS[activation]
+    if not callable(activation):
+        raise TypeError(
+            f"activation must be callable or one of {sorted(ACTIVATIONS)}, got {activation!r}"
+        )
+    return Activation(_KNOWN.get(activation, activation))

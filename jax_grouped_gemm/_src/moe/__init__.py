@@ -1,0 +1,1 @@
+"""What `jax_grouped_gemm.moe` is made of."""

@@ -1,0 +1,116 @@
+"""Operands of the MoE functions, checked."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+
+from jax_grouped_gemm._src.arguments import as_array, refuse_sharded
+from jax_grouped_gemm._src.moe.routing import Routing
+
+Biases = tuple[jax.Array | None, jax.Array | None, jax.Array | None]
+"""The biases of wi_0, wi_1 and wo: [E, F], [E, F] and [E, D]."""
+
+
+class ExpertOrder(NamedTuple):
+    """The T*k (token, choice) pairs sorted by expert; ties keep the token order."""
+
+    order: jax.Array  # [T*k] int32, the pair that sorted row i holds
+    inverse: jax.Array  # [T, k] int32, the sorted row that holds a token's choice
+    group_sizes: jax.Array  # [E] int32, number of rows of every expert
+
+
+def check_routing(function: str, routing: Routing) -> None:
+    """A `TypeError` unless `routing` is what `route` returns, of shapes that fit together."""
+    if not isinstance(routing, Routing):
+        raise TypeError(
+            f"{function}: routing must be a moe.Routing, as moe.route returns, got "
+            f"{type(routing).__name__}"
+        )
+    for name, x in zip(routing._fields, routing, strict=True):
+        refuse_sharded(function, **{f"routing.{name}": as_array(f"routing.{name}", x)})
+    logits, experts, weights = (x.shape for x in routing)
+    if not experts or experts != weights or logits[:-1] != experts[:-1]:
+        raise TypeError(
+            f"{function}: routing must have logits [..., E], experts and weights [..., k], got "
+            f"{logits}, {experts} and {weights}"
+        )
+
+
+def checked_order(function: str, expert_order: ExpertOrder) -> tuple[jax.Array, jax.Array]:
+    """The order and its inverse; a `TypeError` if they are none."""
+    if not isinstance(expert_order, ExpertOrder):
+        raise TypeError(
+            f"{function}: expert_order must be a moe.ExpertOrder, as moe.sort_by_expert returns, "
+            f"got {type(expert_order).__name__}"
+        )
+    order, inverse = expert_order.order, expert_order.inverse
+    if inverse.ndim != 2 or order.shape != (inverse.size,):
+        raise TypeError(
+            f"{function}: expert_order must have order [T*k] and inverse [T, k], got "
+            f"{order.shape} and {inverse.shape}"
+        )
+    return order, inverse
+
+
+def check_shapes(
+    x: jax.Array,
+    routing: Routing,
+    wi_0: jax.Array,
+    wi_1: jax.Array | None,
+    wo: jax.Array,
+    group_offset: jax.Array | None,
+) -> None:
+    """A `TypeError` unless tokens, routing and matrices of `dropless_mlp` fit together."""
+    if x.shape[:-1] != routing.experts.shape[:-1]:
+        raise TypeError(
+            "dropless_mlp: x and routing must have the same leading dimensions, got x "
+            f"{x.shape} and routing.experts {routing.experts.shape}"
+        )
+    if wi_0.ndim != 3 or wi_0.shape[1] != x.shape[-1]:
+        raise TypeError(
+            f"dropless_mlp: wi_0 must be [E, D, F] with D = x.shape[-1] = {x.shape[-1]}, "
+            f"got {wi_0.shape}"
+        )
+    experts, embed, hidden = wi_0.shape
+    if wi_1 is not None and wi_1.shape != wi_0.shape:
+        raise TypeError(
+            f"dropless_mlp: wi_1 must have the shape of wi_0 {wi_0.shape}, got {wi_1.shape}"
+        )
+    if wo.shape != (experts, hidden, embed):
+        raise TypeError(
+            f"dropless_mlp: wo must be [E, F, D] = {(experts, hidden, embed)} to match wi_0 "
+            f"{wi_0.shape}, got {wo.shape}"
+        )
+    routed = routing.logits.shape[-1]
+    if experts > routed or (group_offset is None and experts != routed):
+        raise TypeError(
+            f"dropless_mlp: the weights hold {experts} experts but the router has {routed} "
+            f"(routing.logits {routing.logits.shape}); a smaller slice needs group_offset"
+        )
+
+
+def checked_biases(
+    biases: Biases | None, wi_0: jax.Array, wi_1: jax.Array | None, wo: jax.Array
+) -> list[jax.Array | None]:
+    """The biases of wi_0, wi_1 and wo; a `TypeError` if their shapes don't fit."""
+    if biases is None:
+        return [None] * 3
+    if not isinstance(biases, tuple | list) or len(biases) != 3:
+        raise TypeError(
+            "dropless_mlp: biases must be a triple, of wi_0, wi_1 and wo, got "
+            f"{type(biases).__name__}"
+        )
+    if wi_1 is None and biases[1] is not None:
+        raise TypeError("dropless_mlp: biases[1] must be None where wi_1 is")
+    checked = []
+    for i, (bias, matrices) in enumerate(zip(biases, (wi_0, wi_1, wo), strict=True)):
+        bias = None if bias is None else as_array(f"biases[{i}]", bias)
+        if bias is not None and bias.shape != (expected := matrices.shape[::2]):
+            raise TypeError(
+                f"dropless_mlp: biases[{i}] must have shape {expected} to match "
+                f"{matrices.shape}, got {bias.shape}"
+            )
+        checked.append(bias)
+    return checked

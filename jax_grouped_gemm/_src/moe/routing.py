@@ -1,0 +1,199 @@
+"""Which experts a token visits, and the losses that keep a router balanced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+
+from jax_grouped_gemm._src.arguments import as_array, checked_boolean, checked_int
+from jax_grouped_gemm._src.arithmetic import at_least_float32
+
+Scoring = Literal["softmax", "sigmoid", "sqrt_softplus"] | Callable[[jax.Array], jax.Array]
+
+SCORES: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "softmax": lambda logits: jax.nn.softmax(logits, axis=-1),
+    "sigmoid": jax.nn.sigmoid,
+    "sqrt_softplus": lambda logits: jnp.sqrt(jax.nn.softplus(logits)),
+}
+
+
+class Routing(NamedTuple):
+    """Which experts every token visits, and how much each of them counts."""
+
+    logits: jax.Array  # [..., E], at least float32
+    experts: jax.Array  # [..., k] int32, best expert first, all different
+    weights: jax.Array  # [..., k], dtype of the logits
+
+
+class AuxiliaryLosses(NamedTuple):
+    """Unweighted router losses, scalars in the dtype of the router logits."""
+
+    load_balancing: jax.Array
+    router_z: jax.Array
+
+
+def route(
+    logits: jax.Array,
+    top_k: int,
+    *,
+    renormalize: bool = True,
+    scoring: Scoring = "softmax",
+    correction_bias: jax.Array | None = None,
+    num_groups: int | None = None,
+    top_groups: int | None = None,
+    scale: ArrayLike = 1.0,
+) -> Routing:
+    """Choose ``top_k`` experts a token from router logits [..., E].
+
+    With ``renormalize`` the k weights of a token sum to one: a softmax over the chosen logits,
+    which equals softmax, top-k, then division by the sum (Mixtral, Qwen3, GPT-OSS). Without it they
+    are the chosen entries of the softmax over all experts (Switch, OLMoE).
+
+    Llama 4: ``scoring="sigmoid", renormalize=False``. DeepSeek-V2: ``renormalize=False,
+    num_groups=8, top_groups=3, scale=16.0``. DeepSeek-V3: ``scoring="sigmoid",
+    correction_bias=bias, num_groups=8, top_groups=4, scale=2.5`` (arXiv:2412.19437, section 2.1.2).
+
+    Logits narrower than float32 are widened first: routing is cheap, and rounding it changes which
+    experts are chosen.
+
+    Args:
+      logits: [..., E], floating point.
+      top_k: experts a token.
+      renormalize: whether a token's weights are divided by their sum.
+      scoring: what makes scores of logits: "softmax" over the experts, "sigmoid", "sqrt_softplus",
+        or any elementwise function. Weights are the scores of the chosen experts.
+      correction_bias: [E], added to the scores when experts are chosen and not to their weights.
+      num_groups: into how many groups of consecutive experts a token's choice is divided.
+      top_groups: how many of them it may choose from: those whose best expert has the largest
+        score, or, with `correction_bias`, whose two best have the largest sum.
+      scale: a number by which all weights are multiplied in the end.
+
+    Returns:
+      The choice of every token.
+
+    Raises:
+      TypeError: logits or correction_bias have an unsuitable dtype or shape, or a number is no
+        integer.
+      ValueError: top_k, num_groups or top_groups do not fit the number of experts, or no scoring
+        has this name.
+    """
+    logits = as_array("logits", logits)
+    if not jnp.issubdtype(logits.dtype, jnp.floating) or not logits.ndim:
+        raise TypeError(
+            f"route: logits must be [..., E], floating point, got {logits.dtype} of shape "
+            f"{logits.shape}"
+        )
+    num_experts = logits.shape[-1]
+    top_k = checked_int("top_k", top_k)
+    if not 1 <= top_k <= num_experts:
+        raise ValueError(
+            f"route: top_k must be between 1 and the number of experts {num_experts} "
+            f"(logits {logits.shape}), got {top_k}"
+        )
+    checked_boolean("renormalize", renormalize)
+    if not callable(scoring) and scoring not in SCORES:
+        raise ValueError(f"scoring must be callable or one of {sorted(SCORES)}, got {scoring!r}")
+    logits = logits.astype(at_least_float32(logits.dtype))
+    # Each named scoring grows with the logits, which choose the same experts and never tie first.
+    criterion = scoring(logits) if callable(scoring) else logits
+    if correction_bias is not None:
+        bias = as_array("correction_bias", correction_bias)
+        if bias.shape != (num_experts,) or not jnp.issubdtype(bias.dtype, jnp.floating):
+            raise TypeError(
+                f"route: correction_bias must be [E] = ({num_experts},), floating point, got "
+                f"{bias.dtype} of shape {bias.shape}"
+            )
+        criterion = criterion if callable(scoring) else SCORES[scoring](logits)
+        criterion += jnp.expand_dims(bias.astype(logits.dtype), range(logits.ndim - 1))
+    if num_groups is not None or top_groups is not None:
+        best_of_group = 1 if correction_bias is None else 2
+        criterion = _within_groups(criterion, top_k, num_groups, top_groups, best_of_group)
+    _, experts = jax.lax.top_k(criterion, top_k)
+
+    def chosen(x):
+        return jnp.take_along_axis(x, experts, axis=-1)
+
+    if scoring == "softmax":
+        picked = chosen(logits)
+        normalizer = jax.nn.logsumexp(picked if renormalize else logits, axis=-1, keepdims=True)
+        weights = jnp.exp(picked - normalizer)
+    else:
+        score = scoring if callable(scoring) else SCORES[scoring]
+        weights = chosen(score(logits))
+        if renormalize:
+            weights /= weights.sum(axis=-1, keepdims=True) + 1e-20
+    return Routing(logits, experts, weights * jnp.asarray(scale, weights.dtype))
+
+
+def _within_groups(
+    criterion: jax.Array, top_k: int, num_groups: int, top_groups: int, best_of_group: int
+) -> jax.Array:
+    """`criterion` within a token's best `top_groups` groups, minus infinity elsewhere."""
+    num_experts = criterion.shape[-1]
+    num_groups = checked_int("num_groups", num_groups)
+    top_groups = checked_int("top_groups", top_groups)
+    if num_groups < 1 or num_experts % num_groups:
+        raise ValueError(
+            f"route: num_groups must divide the number of experts {num_experts}, got {num_groups}"
+        )
+    size = num_experts // num_groups
+    if not 1 <= top_groups <= num_groups or top_groups * size < top_k:
+        raise ValueError(
+            f"route: top_groups must be between 1 and num_groups = {num_groups} and leave at least "
+            f"top_k = {top_k} experts in groups of {size}, got {top_groups}"
+        )
+    grouped = criterion.reshape(*criterion.shape[:-1], num_groups, size)
+    best = jax.lax.top_k(grouped, min(best_of_group, size))[0].sum(axis=-1)
+    _, kept = jax.lax.top_k(best, top_groups)
+    is_kept = jax.nn.one_hot(kept, num_groups, dtype=bool).any(axis=-2)
+    return jnp.where(is_kept[..., None], grouped, -jnp.inf).reshape(criterion.shape)
+
+
+def count_tokens(routing: Routing) -> jax.Array:
+    """How many choices fell on each expert: [E] int32."""
+    # Comparing and counting is one fused reduction; a bincount is a scatter-add that piles up on
+    # E addresses.
+    experts = jnp.arange(routing.logits.shape[-1], dtype=routing.experts.dtype)
+    return jnp.sum(routing.experts.reshape(-1, 1) == experts[None], axis=0, dtype=jnp.int32)
+
+
+def load_balancing_loss(
+    routing: Routing, *, share_of: Literal["choices", "tokens"] = "choices"
+) -> jax.Array:
+    """E * sum_e f_e p_e: f_e the share of choices, p_e the mean probability of expert e.
+
+    One for a balanced router, E for a router that sends everything to one expert, zero for no
+    tokens; gradients flow through p only. Equations 4 to 6 of Switch Transformers
+    (arXiv:2101.03961), with f counted over all k choices. Hugging Face's models count the share of
+    tokens that choose an expert, k times as much: that is ``share_of="tokens"``, and what the
+    coefficients in their configurations are meant for. p is the softmax of the logits, whatever
+    the scoring.
+    """
+    if share_of not in ("choices", "tokens"):
+        raise ValueError(f"share_of must be 'choices' or 'tokens', got {share_of!r}")
+    num_experts = routing.logits.shape[-1]
+    probabilities = jax.nn.softmax(routing.logits, axis=-1).reshape(-1, num_experts)
+    counted = routing.experts.size if share_of == "choices" else len(probabilities)
+    share = count_tokens(routing) / max(counted, 1)
+    return num_experts * jnp.sum(share * _mean(probabilities))
+
+
+def router_z_loss(routing: Routing) -> jax.Array:
+    """Mean squared log-partition of the router: keeps logits small (ST-MoE, arXiv:2202.08906)."""
+    return _mean(jax.nn.logsumexp(routing.logits, axis=-1).reshape(-1) ** 2)
+
+
+def auxiliary_losses(
+    routing: Routing, *, share_of: Literal["choices", "tokens"] = "choices"
+) -> AuxiliaryLosses:
+    """Both router losses; multiply them by about 1e-2 and 1e-3 and add them to the task's loss."""
+    return AuxiliaryLosses(load_balancing_loss(routing, share_of=share_of), router_z_loss(routing))
+
+
+def _mean(x: jax.Array) -> jax.Array:
+    """Over the first axis; zero where that is empty."""
+    return x.sum(axis=0) / max(x.shape[0], 1)

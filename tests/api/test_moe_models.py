@@ -1,0 +1,277 @@
+"""MoE layers of published models: activations, biases, ungated experts, routing."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+
+from jax_grouped_gemm import Recipe, moe
+
+T, D, F, E, K = 14, 10, 18, 5, 3
+
+
+def sigmoid(x):
+    return 1 / (1 + jnp.exp(-x))
+
+
+# Of gate and up, in plain jax.numpy, for a token at a time in float64.
+HIDDEN = {
+    "silu": lambda g, u: g * sigmoid(g) * u,
+    "gelu": lambda g, u: g * (1 + jax.lax.erf(g / np.sqrt(2))) / 2 * u,
+    "gelu_tanh": lambda g, u: (
+        g * (1 + jnp.tanh(np.sqrt(2 / np.pi) * (g + 0.044715 * g**3))) / 2 * u
+    ),
+    "relu": lambda g, u: jnp.maximum(g, 0) * u,
+    "relu2": lambda g, u: jnp.maximum(g, 0) ** 2 * u,
+    "swiglu_oai": lambda g, u: (
+        jnp.minimum(g, 7) * sigmoid(1.702 * jnp.minimum(g, 7)) * (jnp.clip(u, -7, 7) + 1)
+    ),
+    "clamped_silu": lambda g, u: (
+        jnp.minimum(g, 10) * sigmoid(jnp.minimum(g, 10)) * jnp.clip(u, -10, 10)
+    ),
+}
+
+
+def operands(rng, dtype=np.float32, scale=6.0):
+    """Tokens, logits, matrices and biases; gates and ups of up to about 20, beyond every limit."""
+    shapes = dict(
+        x=(T, D), logits=(T, E), wi_0=(E, D, F), wi_1=(E, D, F), wo=(E, F, D),
+        b0=(E, F), b1=(E, F), bo=(E, D),
+    )  # fmt: skip
+    scales = dict(wi_0=scale * D**-0.5, wi_1=scale * D**-0.5, wo=F**-0.5)
+    return {
+        name: jnp.asarray(scales.get(name, 1) * rng.standard_normal(shape), dtype)
+        for name, shape in shapes.items()
+    }
+
+
+def ours(o, *, activation="silu", gated=True, biased=True, on_input=False, top_k=K, **options):
+    routing = moe.route(o["logits"], top_k)
+    return moe.dropless_mlp(
+        o["x"],
+        routing,
+        o["wi_0"],
+        o["wi_1"] if gated else None,
+        o["wo"],
+        biases=(o["b0"], o["b1"] if gated else None, o["bo"]) if biased else None,
+        activation=activation,
+        apply_router_weight_on_input=on_input,
+        **options,
+    )
+
+
+def token_by_token(o, *, hidden, gated=True, biased=True, on_input=False, top_k=K):
+    """The same, one token and one expert at a time."""
+    rows = []
+    for token in range(T):
+        logits = o["logits"][token]
+        chosen = np.argsort(-np.asarray(jax.lax.stop_gradient(logits)))[:top_k]
+        weights = jnp.exp(logits[chosen])
+        weights = weights / weights.sum()
+        y = jnp.zeros(D, o["x"].dtype)
+        for w, e in zip(weights, chosen, strict=True):
+            x = o["x"][token] * (w if on_input else 1)
+            gate = x @ o["wi_0"][e] + (o["b0"][e] if biased else 0)
+            up = x @ o["wi_1"][e] + (o["b1"][e] if biased else 0) if gated else 1.0
+            result = hidden(gate, up) @ o["wo"][e] + (o["bo"][e] if biased else 0)
+            y += result if on_input else w * result
+        rows.append(y)
+    return jnp.stack(rows)
+
+
+def value_and_gradients(layer, o, cotangent):
+    def loss(o):
+        y = layer(o)
+        return (y * cotangent.astype(y.dtype)).sum(), y
+
+    (_, y), gradients = jax.value_and_grad(loss, has_aux=True)(o)
+    return y, gradients
+
+
+def assert_agree(o, rng, implementation=None, atol=2e-5, **options):
+    """Results and gradients of all operands, relative to the largest of each."""
+    cotangent = rng.standard_normal((T, D))
+    activation = options.pop("activation", "silu")
+    hidden = options.pop("hidden", None) or HIDDEN[activation]
+    layer = jax.jit(partial(ours, activation=activation, implementation=implementation, **options))
+    result = value_and_gradients(layer, o, jnp.asarray(cotangent))
+    # As the layer gets them, with all digits.
+    exact = {name: np.asarray(x, np.float64) for name, x in o.items()}
+    with jax.enable_x64(True):
+        exact = {name: jnp.asarray(x) for name, x in exact.items()}
+        layer = partial(token_by_token, hidden=hidden, **options)
+        expected = value_and_gradients(layer, exact, jnp.asarray(cotangent))
+        expected = jax.tree.map(np.asarray, expected)
+    for (path, a), b in zip(
+        jax.tree_util.tree_leaves_with_path(result), jax.tree.leaves(expected), strict=True
+    ):
+        error = np.abs(np.asarray(a, np.float64) - b).max()
+        assert error <= atol * max(np.abs(b).max(), 1), jax.tree_util.keystr(path)
+
+
+class TestActivations:
+    @pytest.mark.parametrize("activation", HIDDEN)
+    def test_by_name(self, activation, rng):
+        assert_agree(operands(rng), rng, activation=activation, biased=False)
+
+    @pytest.mark.parametrize(
+        "function, name",
+        [(jax.nn.silu, "silu"), (jax.nn.gelu, "gelu_tanh"), (jax.nn.relu, "relu")],
+    )
+    def test_functions_of_jax_have_the_same_bits(self, function, name, rng):
+        o = operands(rng)
+        np.testing.assert_array_equal(ours(o, activation=function), ours(o, activation=name))
+
+    def test_any_function(self, rng):
+        assert_agree(
+            operands(rng),
+            rng,
+            activation=lambda x: jnp.sin(x) + 0.5,
+            hidden=lambda g, u: (jnp.sin(g) + 0.5) * u,
+        )
+
+    def test_own_numbers(self, rng):
+        def hidden(g, u):
+            g = jnp.minimum(g, 3)
+            return g * sigmoid(0.7 * g) * (jnp.clip(u, -3, 3) + 0.25)
+
+        activation = moe.Activation("silu", alpha=0.7, limit=3.0, up_offset=0.25)
+        assert_agree(operands(rng), rng, activation=activation, hidden=hidden)
+
+    def test_without_gate(self, rng):
+        hidden = HIDDEN["relu2"]
+        assert_agree(operands(rng), rng, activation="relu2", hidden=hidden, gated=False)
+
+    @pytest.mark.parametrize(
+        "activation, error, message",
+        [
+            ("swish", ValueError, "activation.*'silu'.*'swiglu_oai'.*got 'swish'"),
+            (None, TypeError, "activation.*got None"),
+            (3, TypeError, "activation.*got 3"),
+        ],
+    )
+    def test_what_is_none(self, activation, error, message, rng):
+        with pytest.raises(error, match=message):
+            ours(operands(rng), activation=activation)
+
+    @pytest.mark.parametrize(
+        "fields, message",
+        [
+            (dict(function="swish"), "function.*'swish'"),
+            (dict(function="gelu", alpha=2.0), "alpha.*'gelu'"),
+            (dict(limit=-1.0), "limit.*-1"),
+        ],
+    )
+    def test_bad_fields(self, fields, message):
+        with pytest.raises(ValueError, match=message):
+            moe.Activation(**fields)
+
+
+class TestModels:
+    @pytest.mark.parametrize("implementation", [None, jax.lax.ragged_dot], ids=["ours", "stock"])
+    def test_gpt_oss(self, implementation, rng):
+        """Biases everywhere, both projections clipped, up + 1."""
+        assert_agree(operands(rng), rng, implementation, activation="swiglu_oai")
+
+    def test_llama_4(self, rng):
+        """The router weight multiplies what an expert gets, so that it is inside the activation."""
+        o = operands(rng, scale=1.0)
+        assert_agree(o, rng, on_input=True, biased=False, top_k=2)
+        assert np.abs(ours(o, on_input=True) - ours(o)).max() > 0.1
+
+    def test_biases_and_weights_on_the_input(self, rng):
+        assert_agree(operands(rng), rng, on_input=True)
+
+    @pytest.mark.parametrize("missing", [(0,), (1,), (2,), (0, 1), (0, 1, 2)])
+    def test_some_biases_only(self, missing, rng):
+        o = operands(rng)
+        biases = [None if i in missing else o[f"b{'01o'[i]}"] for i in range(3)]
+        result = moe.dropless_mlp(
+            o["x"], moe.route(o["logits"], K), o["wi_0"], o["wi_1"], o["wo"], biases=biases
+        )
+        zeroed = o | {f"b{'01o'[i]}": jnp.zeros_like(o[f"b{'01o'[i]}"]) for i in missing}
+        np.testing.assert_allclose(result, ours(zeroed), atol=1e-4)
+
+    def test_slices_of_the_experts_sum_to_the_layer(self, rng):
+        o = operands(rng)
+
+        def part(low, high):
+            local = {k: v if k in ("x", "logits") else v[low:high] for k, v in o.items()}
+            return ours(local, activation="swiglu_oai", group_offset=jnp.int32(low))
+
+        whole = ours(o, activation="swiglu_oai")
+        np.testing.assert_allclose(part(0, 2) + part(2, E), whole, atol=1e-4)
+
+    def test_backward_pass_scatters_no_rows(self, rng):
+        """Nor of a bias: all that scatter-adds is the gradient of the router."""
+        o = operands(rng)
+        logits = o.pop("logits")
+        gradient = jax.grad(lambda o: ours(o | dict(logits=logits)).sum())
+        jaxpr = str(jax.make_jaxpr(gradient)(o))
+        assert "gather" in jaxpr
+        assert "scatter-add" not in jaxpr
+
+    def test_higher_orders(self, rng):
+        with jax.enable_x64(True):
+            o = operands(rng, np.float64, scale=1.0)
+            o["logits"] = jnp.argsort(o["logits"], axis=-1) + 0.1 * o["logits"]
+
+            def of_biases(b0, b1, bo, x):
+                return ours(o | dict(b0=b0, b1=b1, bo=bo, x=x), activation="swiglu_oai")
+
+            args = [o[name] for name in ("b0", "b1", "bo", "x")]
+            check_grads(of_biases, args, order=2)
+
+    def test_bfloat16_rounds_gate_and_up_once(self, rng):
+        """Gate and up are exact sums rounded once, and hidden is computed from the rounded ones."""
+        o = operands(rng, jnp.bfloat16, scale=1.0)
+        routing = moe.route(o["logits"].astype(jnp.float32), 1)
+        wo = jnp.broadcast_to(jnp.eye(F, dtype=jnp.bfloat16), (E, F, F))
+        x = jnp.zeros((T, F), jnp.bfloat16).at[:, :D].set(o["x"])
+        pad = [(0, 0), (0, F - D), (0, 0)]
+        wi_0, wi_1 = (jnp.pad(o[name], pad) for name in ("wi_0", "wi_1"))
+        result = moe.dropless_mlp(x, routing, wi_0, wi_1, wo, biases=(o["b0"], o["b1"], None))
+        experts = np.asarray(routing.experts)[:, 0]
+        rounded = []
+        for w, b in ((wi_0, o["b0"]), (wi_1, o["b1"])):
+            w, b = (np.asarray(a, np.float64)[experts] for a in (w, b))
+            exact = np.einsum("td,tdf->tf", np.asarray(x, np.float64), w) + b
+            rounded.append(exact.astype(jnp.bfloat16).astype(np.float64))
+        hidden = rounded[0] / (1 + np.exp(-rounded[0])) * rounded[1]
+        np.testing.assert_array_equal(
+            np.asarray(result, np.float32), hidden.astype(jnp.bfloat16).astype(np.float32)
+        )
+
+    def test_fp8_with_biases(self, rng):
+        o = operands(rng, jnp.bfloat16, scale=1.0)
+        y = ours(o, activation="swiglu_oai", recipe=Recipe())
+        exact = ours({k: v.astype(jnp.float32) for k, v in o.items()}, activation="swiglu_oai")
+        assert y.dtype == jnp.bfloat16
+        error = np.linalg.norm(np.asarray(y, np.float32) - exact)
+        assert error < 0.08 * np.linalg.norm(exact)
+
+    @pytest.mark.parametrize(
+        "change, message",
+        [
+            (dict(b0=lambda b: b[1:]), r"biases\[0\].*\(5, 18\).*\(4, 18\)"),
+            (dict(bo=lambda b: b[:, 1:]), r"biases\[2\].*\(5, 10\).*\(5, 9\)"),
+        ],
+    )
+    def test_biases_that_do_not_fit(self, change, message, rng):
+        o = operands(rng)
+        o |= {name: function(o[name]) for name, function in change.items()}
+        with pytest.raises(TypeError, match=message):
+            ours(o)
+
+    def test_biases_are_a_triple(self, rng):
+        o = operands(rng)
+        routing = moe.route(o["logits"], K)
+        with pytest.raises(TypeError, match="biases must be a triple"):
+            moe.dropless_mlp(o["x"], routing, o["wi_0"], o["wi_1"], o["wo"], biases=o["b0"])
+        with pytest.raises(TypeError, match=r"biases\[1\] must be None where wi_1 is"):
+            moe.dropless_mlp(
+                o["x"], routing, o["wi_0"], None, o["wo"], biases=(o["b0"], o["b1"], o["bo"])
+            )

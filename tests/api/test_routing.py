@@ -1,0 +1,162 @@
+"""Routers of published models, a token at a time in NumPy, and the losses' scales."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_grouped_gemm import moe
+
+T, E = 40, 16
+
+
+@pytest.fixture
+def logits(rng):
+    return rng.standard_normal((T, E)).astype(np.float32)
+
+
+def softmax(x):
+    x = np.exp(x - x.max(-1, keepdims=True))
+    return x / x.sum(-1, keepdims=True)
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+SCORES = {
+    "softmax": softmax,
+    "sigmoid": sigmoid,
+    "sqrt_softplus": lambda x: np.sqrt(np.log1p(np.exp(x))),
+}
+
+
+def token_by_token(
+    logits, top_k, *, scoring, bias=None, groups=1, top_groups=1, renormalize=True, scale=1.0
+):
+    experts, weights = [], []
+    for row in logits.astype(np.float64):
+        score = SCORES[scoring](row)
+        criterion = score if bias is None else score + bias
+        members = np.arange(E).reshape(groups, -1)
+        ordered = np.sort(criterion[members], axis=-1)
+        best = ordered[:, -1] if bias is None else ordered[:, -2:].sum(-1)
+        allowed = members[np.argsort(-best)[:top_groups]].reshape(-1)
+        chosen = allowed[np.argsort(-criterion[allowed])][:top_k]
+        weight = score[chosen] / (score[chosen].sum() if renormalize else 1) * scale
+        experts.append(chosen)
+        weights.append(weight)
+    return np.array(experts), np.array(weights)
+
+
+@pytest.mark.parametrize("scoring", SCORES)
+@pytest.mark.parametrize("renormalize", [True, False])
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("groups, top_groups", [(1, 1), (4, 2), (8, 5)])
+def test_equals_one_token_at_a_time(scoring, renormalize, biased, groups, top_groups, logits, rng):
+    bias = 0.3 * rng.standard_normal(E).astype(np.float32) if biased else None
+    limited = {} if groups == 1 else dict(num_groups=groups, top_groups=top_groups)
+    routing = moe.route(
+        jnp.asarray(logits), 4, renormalize=renormalize, scoring=scoring, correction_bias=bias,
+        scale=2.5, **limited,
+    )  # fmt: skip
+    experts, weights = token_by_token(
+        logits, 4, scoring=scoring, bias=bias, groups=groups, top_groups=top_groups,
+        renormalize=renormalize, scale=2.5,
+    )  # fmt: skip
+    np.testing.assert_array_equal(routing.experts, experts)
+    np.testing.assert_allclose(routing.weights, weights, rtol=1e-4)
+
+
+def test_any_scoring(logits):
+    named = moe.route(jnp.asarray(logits), 3, scoring="sigmoid")
+    given = moe.route(jnp.asarray(logits), 3, scoring=jax.nn.sigmoid)
+    np.testing.assert_array_equal(named.experts, given.experts)
+    np.testing.assert_allclose(named.weights, given.weights, rtol=1e-6)
+
+
+def test_sure_experts_are_told_apart():
+    """Sigmoids of large logits are all one in float32; the logits still order the experts."""
+    routing = moe.route(jnp.array([[30.0, 50.0, 40.0]]), 2, scoring="sigmoid")
+    np.testing.assert_array_equal(routing.experts, [[1, 2]])
+
+
+def test_the_bias_chooses_and_does_not_weigh(logits):
+    """Its gradient is zero, and a uniform one changes nothing."""
+
+    def weights(logits, bias):
+        return moe.route(logits, 4, scoring="sigmoid", correction_bias=bias).weights
+
+    gradient = jax.grad(lambda bias: (weights(logits, bias) ** 2).sum())(jnp.zeros(E))
+    np.testing.assert_array_equal(gradient, 0)
+    np.testing.assert_array_equal(weights(logits, jnp.ones(E)), weights(logits, jnp.zeros(E)))
+    favourite = moe.route(
+        jnp.asarray(logits), 4, scoring="sigmoid", correction_bias=jnp.zeros(E).at[5].set(9)
+    )
+    assert (np.asarray(favourite.experts)[:, 0] == 5).all()
+
+
+def test_rank_promotion_may_be_an_error(logits, rng):
+    x = jnp.asarray(rng.standard_normal((T, 8)), jnp.float32)
+    wi, wo = jnp.ones((E, 8, 4)), jnp.ones((E, 4, 8))
+    with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
+        routing = moe.route(
+            jnp.asarray(logits), 4, correction_bias=jnp.ones(E), num_groups=4, top_groups=2
+        )
+        moe.auxiliary_losses(routing)
+
+        def loss(x, wi, wo):
+            biases = (jnp.ones((E, 4)), None, jnp.ones((E, 8)))
+            return moe.dropless_mlp(x, routing, wi, wi, wo, biases=biases).sum()
+
+        jax.grad(loss, argnums=(0, 1, 2))(x, wi, wo)
+
+
+@pytest.mark.parametrize(
+    "options, error, message",
+    [
+        (dict(top_k=2.0), TypeError, "top_k.*integer.*2.0"),
+        (dict(top_k=True), TypeError, "top_k.*integer.*True"),
+        (dict(renormalize="no"), TypeError, "renormalize.*'no'"),
+        (dict(scoring="softplus"), ValueError, "scoring.*'sigmoid'.*'softplus'"),
+        (dict(correction_bias=np.ones(3)), TypeError, r"correction_bias.*\(16,\).*\(3,\)"),
+        (dict(correction_bias=np.ones(E, int)), TypeError, "correction_bias.*int32"),
+        (dict(num_groups=3, top_groups=1), ValueError, "num_groups.*16.*3"),
+        (dict(num_groups=4, top_groups=5), ValueError, "top_groups.*4.*5"),
+        (dict(num_groups=8, top_groups=1), ValueError, "top_groups.*top_k = 4.*1"),
+        (dict(num_groups=4), TypeError, "top_groups.*integer.*None"),
+        (dict(top_groups=4), TypeError, "num_groups.*integer.*None"),
+    ],
+)
+def test_bad_options(options, error, message, logits):
+    with pytest.raises(error, match=message):
+        moe.route(jnp.asarray(logits), **(dict(top_k=4) | options))
+
+
+@pytest.mark.parametrize("logits", [[[1.0, 2.0]], 3.0, None, np.float32(3)])
+def test_logits_are_an_array(logits):
+    with pytest.raises(TypeError, match="logits must be"):
+        moe.route(logits, 1)
+
+
+class TestLosses:
+    def test_share_of_tokens_is_top_k_times_as_much(self, logits):
+        """The scale of Hugging Face's models, whose shares sum to top_k."""
+        routing = moe.route(jnp.asarray(logits), 4)
+        one_hot = np.eye(E)[np.asarray(routing.experts)]  # [T, k, E]
+        tokens_per_expert = one_hot.mean(axis=0)  # [k, E]
+        theirs = (tokens_per_expert * softmax(logits).mean(axis=0)).sum() * E
+        loss = moe.load_balancing_loss(routing, share_of="tokens")
+        np.testing.assert_allclose(loss, theirs, rtol=1e-5)
+        np.testing.assert_allclose(loss, 4 * moe.load_balancing_loss(routing), rtol=1e-6)
+        both = moe.auxiliary_losses(routing, share_of="tokens")
+        np.testing.assert_array_equal(both.load_balancing, loss)
+
+    def test_unknown_share(self, logits):
+        with pytest.raises(ValueError, match="share_of.*'rows'"):
+            moe.load_balancing_loss(moe.route(jnp.asarray(logits), 1), share_of="rows")
+
+    @pytest.mark.parametrize("share_of", ["choices", "tokens"])
+    def test_no_tokens(self, share_of):
+        losses = moe.auxiliary_losses(moe.route(jnp.ones((0, E)), 2), share_of=share_of)
+        assert losses == (0, 0)
