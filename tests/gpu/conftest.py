@@ -1,8 +1,12 @@
 """What the GPU tests have in common."""
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src import tile_config
+from jax_grouped_gemm._src.lists.rank_k import plan as rank_k_plan
 from tests.support import families
 
 
@@ -17,3 +21,15 @@ def family(request):
     """The family of kernels for lists that `each` or `each_kernel` names."""
     with families.use(request.param) as family:
         yield family
+
+
+@pytest.fixture
+def rank_k_tile(request, monkeypatch):
+    """Has updates of 16 bits take the tiles that the plan has for many units, or for few."""
+    if request.param is None:
+        return
+    wide = request.param == "wide"
+    monkeypatch.setattr(rank_k_plan, "MAX_FINE_UNITS", 0 if wide else 2**31)
+    a = jax.ShapeDtypeStruct((2, 1032, 72), jnp.bfloat16)
+    tile = rank_k_plan.RANK_K_TILE if wide else rank_k_plan.FINE_TILE
+    assert [plan.tile for plan in jgg.explain(jgg.grouped_syrk, a).plans] == [tile]

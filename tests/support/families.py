@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -16,7 +17,7 @@ from jax_grouped_gemm._src.lists.grouped_gemm import plan, plan_fp64
 from tests.support.dtypes import BF16, C64, C128, F16, F32, F64
 from tests.support.float32_errors import PRODUCT_ERROR
 from tests.support.products import List, draw
-from tests.support.updates import Update, check_double, check_real
+from tests.support.updates import Update, check_double, check_real, triangle
 
 
 @dataclass(frozen=True)
@@ -114,7 +115,7 @@ class Kernel:
 
 def label(parameter) -> str | None:
     """What stands for a parameter in the name of a test; None is what pytest makes of it."""
-    return repr(parameter) if isinstance(parameter, Family | Kernel) else None
+    return repr(parameter) if isinstance(parameter, Family | Kernel | Update) else None
 
 
 def each(*families: Family):
@@ -158,3 +159,64 @@ def check_list(family: Family, problems: List, **options) -> list[jax.Array]:
     outs = run_list(family, problems, **options)
     family.check_list(problems, outs)
     return outs
+
+
+def run_update(family: Family, update: Update, a, b, c=None, **options):
+    """The result under jit, in memory that held NaN."""
+    jax.block_until_ready(jnp.full(2**24, 0xFF, jnp.uint8))
+    return jax.jit(partial(update, **family.options, **options))(a, b, c)
+
+
+# The other triangle: zeros, c's, or a mirror image of one that c is added to or not.
+OTHER = pytest.mark.parametrize("other", [None, "c", "mirror", "mirror c"])
+
+
+def check_update(
+    family: Family,
+    update: Update,
+    rng: np.random.Generator,
+    shape: tuple[int, int, int],
+    *,
+    other: str | None = None,
+    result=None,
+    uplo: str = "lower",
+    transpose: bool = False,
+) -> None:
+    """Runs an update of a random stack with random scales, and asserts that it is right.
+
+    What nothing may read is NaN: a triangle of c, and the c of a matrix whose beta is zero.
+
+    Args:
+      family: of the kernels.
+      update: which of the four functions.
+      rng: where operands and scales come from.
+      shape: g, n and k.
+      other: see `OTHER`.
+      result: the dtype of the result, if not the operands'.
+      uplo: see `jgg.grouped_syrk`.
+      transpose: likewise.
+    """
+    g, n, k = shape
+    a, b = (family.draw(rng, (g, k, n) if transpose else (g, n, k)) for _ in "ab")
+    symmetrize = other in ("mirror", "mirror c")
+    options = dict(uplo=uplo, transpose=transpose)
+    alpha, beta = family.scales(rng, g), family.scales(rng, g)
+    if update.hermitian:
+        beta = beta.real
+        alpha = alpha if update.two_operands else alpha.real
+    c = poisoned = None
+    if other in ("c", "mirror c"):
+        c = draw(rng, (g, n, n), result or family.dtype)
+        if symmetrize:
+            c[:, ~triangle(n, uplo)] = np.nan
+        poisoned = c.copy()
+        if g > 1:
+            beta[0] = 0
+            poisoned[0, triangle(n, uplo)] = np.nan
+    options |= dict(alpha=alpha, beta=beta)
+    out = run_update(
+        family, update, a, b, poisoned,
+        symmetrize_output=symmetrize, preferred_element_type=result, **options,
+    )  # fmt: skip
+    assert out.dtype == (result or family.dtype)
+    family.check_update(update, out, a, b, c, symmetrize=symmetrize, **options)
