@@ -29,6 +29,8 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import jax  # noqa: E402
 
+from tests.support import aot  # noqa: E402
+
 GPU_TESTS = Path(__file__).parent / "gpu"
 
 
@@ -85,3 +87,10 @@ def default_device(request):
 def extension():
     """Skips a test that needs the compiled kernels, though not a GPU, where they are not built."""
     return pytest.importorskip("jax_grouped_gemm._extension", reason="the extension is not built")
+
+
+@pytest.fixture(scope="session")
+def h200(extension) -> aot.Target:
+    """Compiles for an H200, which need not be there."""
+    pytest.importorskip("jax_plugins.xla_cuda13", reason="the CUDA plugin is not installed")
+    return aot.Target(aot.H200)

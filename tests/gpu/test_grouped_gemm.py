@@ -23,6 +23,7 @@ from tests.support.families import (
 )
 from tests.support.ops import swap
 from tests.support.products import (
+    FORMS,
     FOUR_PROBLEMS,
     LAYOUTS,
     List,
@@ -32,7 +33,6 @@ from tests.support.products import (
     random_list,
 )
 
-FORMS = pytest.mark.parametrize("transpose_lhs, transpose_rhs", LAYOUTS)
 TYPES = [
     (kernel, result)
     for family in (*SIXTEEN_BITS, *FLOAT32)

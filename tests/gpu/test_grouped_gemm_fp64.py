@@ -10,9 +10,8 @@ import pytest
 import jax_grouped_gemm as jgg
 from tests.support.dtypes import C128, F64
 from tests.support.families import DOUBLE, check_list, each, each_kernel
-from tests.support.products import LAYOUTS, random_list
+from tests.support.products import FORMS, random_list
 
-FORMS = pytest.mark.parametrize("transpose_lhs, transpose_rhs", LAYOUTS)
 # Around the edges of both tiles, even and odd.
 SIDES = (1, 2, 7, 16, 63, 64, 65, 127, 128, 129, 191, 256, 258, 389)
 # Less than a step, fewer steps than stages, and many, odd and even.

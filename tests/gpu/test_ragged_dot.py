@@ -11,11 +11,18 @@ import pytest
 from tests.support import group_sizes as sizes_of
 from tests.support import oracle
 from tests.support.dtypes import BF16, F16, F32
-from tests.support.ops import CONTRACTING, MAJORS, NONCONTRACTING, OPS, contracting, random, swap
+from tests.support.ops import (
+    BOTH_OPS,
+    CONTRACTING,
+    MAJORS,
+    NONCONTRACTING,
+    contracting,
+    random,
+    swap,
+)
 
 # In rows, columns and groups' products three tiles or more, none of the last ones full.
 M, K, N, G = 776, 264, 520, 8
-BOTH_OPS = pytest.mark.parametrize("op", OPS, ids=repr)
 
 
 def operands(op, rng, m=M, k=K, n=N, g=G, dtype=BF16):

@@ -114,6 +114,7 @@ CONTRACTING = Op(
     lambda m, k, n, g: ((m, k), (m, n), (g, k, n)),
 )
 OPS = (NONCONTRACTING, CONTRACTING)
+BOTH_OPS = pytest.mark.parametrize("op", OPS, ids=repr)
 MAJORS = pytest.mark.parametrize(
     "transpose_lhs, transpose_rhs", [(a, b) for a in (False, True) for b in (False, True)]
 )

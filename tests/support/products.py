@@ -10,12 +10,14 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
 
 import jax_grouped_gemm as jgg
 from tests.support import oracle
 from tests.support.ops import random, swap
 
 LAYOUTS = list(product((False, True), repeat=2))
+FORMS = pytest.mark.parametrize("transpose_lhs, transpose_rhs", LAYOUTS)
 # The list of four problems in CUTLASS's notes on its grouped schedulers, as (m, k, n).
 FOUR_PROBLEMS = [(1152, 128, 768), (1152, 1024, 768), (768, 128, 1152), (768, 1024, 1152)]
 
