@@ -29,6 +29,7 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import jax  # noqa: E402
 
+pytest.register_assert_rewrite("tests.support")
 from tests.support import aot  # noqa: E402
 
 GPU_TESTS = Path(__file__).parent / "gpu"
