@@ -13,9 +13,9 @@ from jax_grouped_gemm._src.ragged import call as ragged_call
 from jax_grouped_gemm._src.ragged import primitive, stream_k
 from tests.support import group_sizes as sizes_of
 from tests.support import oracle
+from tests.support.dtypes import BF16, F16, F32
 from tests.support.ops import NONCONTRACTING, random, swap
 
-BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 (TILE,) = tile_config.STREAM_K_TILE_CONFIGS
 UNIT = 256  # rows and columns of what a cluster computes at a time
 CLUSTERS = tile_config.NUM_SMS // TILE.cluster
