@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 
 from jax_grouped_gemm._src.arithmetic import cdiv
+from jax_grouped_gemm._src.lists.problem import ListProblem
 from jax_grouped_gemm._src.tile_config import NUM_SMS, TileConfig
 
 DTYPES = (jnp.float64, jnp.complex64, jnp.complex128)
@@ -51,7 +52,7 @@ KERNELS = {
 }
 
 
-def unsupported_reason(problem: Any, params: Mapping[str, Any]) -> str:
+def unsupported_reason(problem: ListProblem, params: Mapping[str, Any]) -> str:
     """Why the kernels cannot run a problem of their types, empty if they can."""
     if problem.result_dtype != problem.dtype:
         return (

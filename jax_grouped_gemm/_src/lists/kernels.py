@@ -11,6 +11,7 @@ from jax import lax
 
 from jax_grouped_gemm._src import float32
 from jax_grouped_gemm._src.lists import fp64 as fp64_kernels
+from jax_grouped_gemm._src.lists.problem import ListProblem
 from jax_grouped_gemm._src.plan import (
     KERNEL_OPERAND_DTYPES,
     KERNEL_RESULT_DTYPES,
@@ -18,7 +19,7 @@ from jax_grouped_gemm._src.plan import (
 )
 
 
-def unsupported_reason(problem: Any, params: Mapping[str, Any]) -> str:
+def unsupported_reason(problem: ListProblem, params: Mapping[str, Any]) -> str:
     """Why no kernel can run `problem`, empty if one can."""
     if params["implementation"] == "reference":
         return "implementation='reference' was asked for"
@@ -38,13 +39,13 @@ def unsupported_reason(problem: Any, params: Mapping[str, Any]) -> str:
     return ""
 
 
-def written_dtype(problem: Any) -> np.dtype:
+def written_dtype(problem: ListProblem) -> np.dtype:
     """The type that a kernel writes: that of its operands, or float32."""
     is_same = problem.result_dtype == problem.dtype
     return problem.result_dtype if is_same else np.dtype(np.float32)
 
 
-def row_multiples(problem: Any) -> tuple[int, int]:
+def row_multiples(problem: ListProblem) -> tuple[int, int]:
     """The multiples of elements that TMA wants rows of operands and of results to have."""
     # Of float32 operands, TMA addresses the float16 parts.
     is_float32 = problem.dtype == jnp.float32
