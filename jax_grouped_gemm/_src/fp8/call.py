@@ -94,7 +94,7 @@ def quantize(plan: QuantizePlan, x: jax.Array, *group_sizes: jax.Array) -> list[
     else:
         # A kernel's buffers are never empty.
         sizes = [y if y.size else jnp.zeros((1,), y.dtype) for y in group_sizes]
-        outs = jax.ffi.ffi_call(QUANTIZERS[plan.op], results)(
-            x, *sizes, power_of_two=plan.power_of_two
+        outs = jax.ffi.ffi_call(QUANTIZERS[plan.problem.op], results)(
+            x, *sizes, power_of_two=plan.problem.power_of_two
         )
     return [out for out, is_wanted in zip(outs, wanted, strict=True) if is_wanted]

@@ -10,6 +10,7 @@ import numpy as np
 
 from jax_grouped_gemm._src.padding import pad_to
 from jax_grouped_gemm._src.plan import Plan
+from jax_grouped_gemm._src.ragged.plan import adds_in_place
 from jax_grouped_gemm._src.ragged.problem import RaggedProblem
 
 NONCONTRACTING = "jax_grouped_gemm.ragged_noncontracting.v3"
@@ -51,7 +52,7 @@ def accumulate(
     """Adds what `ragged` returns to `accumulator`, in place if the kernel can."""
     if plan.kernel_problem is None:
         return accumulator
-    if not plan.adds_in_place:
+    if not adds_in_place(plan):
         return accumulator + ragged(plan, lhs, rhs, group_sizes, group_offset)
     return call_kernel(
         ACCUMULATE,
@@ -88,15 +89,16 @@ def call_kernel(
     **attributes: Any,
 ) -> jax.Array:
     """Calls `target`, and cuts and converts its result to what the problem asks for."""
-    problem, addressable = plan.problem, plan.kernel_problem
+    problem, addressable, tile = plan.problem, plan.kernel_problem, plan.tile
+    assert addressable is not None and tile is not None
     result_shape = (*addressable.batch, *addressable.shape(addressable.out))
     results = (
         jax.ShapeDtypeStruct(result_shape, addressable.out_dtype),
         jax.ShapeDtypeStruct((plan.workspace_bytes,), jnp.uint8),
     )
-    tile = {name: np.int32(size) for name, size in plan.tile.sizes().items()}
+    sizes = {name: np.int32(size) for name, size in tile.sizes().items()}
     call = jax.ffi.ffi_call(target, results, input_output_aliases=input_output_aliases)
-    out, _ = call(*operands, **attributes, **tile)
+    out, _ = call(*operands, **attributes, **sizes)
     valid = tuple(slice(size) for size in problem.shape(problem.out))
     return out[..., *valid].astype(problem.out_dtype)
 

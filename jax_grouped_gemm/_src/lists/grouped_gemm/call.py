@@ -11,11 +11,8 @@ import numpy as np
 
 from jax_grouped_gemm._src.arithmetic import at_least_float32
 from jax_grouped_gemm._src.lists.call import launch as call_kernel
-from jax_grouped_gemm._src.lists.grouped_gemm.plan import (
-    GroupedGemmPlan,
-    GroupedGemmProblem,
-    Launch,
-)
+from jax_grouped_gemm._src.lists.grouped_gemm.plan import GroupedGemmPlan, Launch
+from jax_grouped_gemm._src.lists.grouped_gemm.problem import GroupedGemmProblem
 from jax_grouped_gemm._src.lists.op import Problem, by_name, present, problems_of
 from jax_grouped_gemm._src.lists.scaling import scaled_c
 from jax_grouped_gemm._src.padding import pad_to

@@ -7,15 +7,16 @@ import jax.numpy as jnp
 
 from jax_grouped_gemm._src.lists.call import launch
 from jax_grouped_gemm._src.lists.op import by_name, present, problems_of
-from jax_grouped_gemm._src.lists.rank_k.plan import Plan, launch_order
+from jax_grouped_gemm._src.lists.rank_k.problem import RankKProblem, launch_order
 from jax_grouped_gemm._src.padding import pad_to
+from jax_grouped_gemm._src.plan import Plan
 
 TARGET = "jax_grouped_gemm.rank_k.v2"
 TARGET_F32 = "jax_grouped_gemm.rank_k_f32.v2"
 TARGET_FP64 = "jax_grouped_gemm.rank_k_fp64.v2"
 
 
-def rank_k(plan: Plan, *operands: jax.Array) -> list[jax.Array]:
+def rank_k(plan: Plan[RankKProblem], *operands: jax.Array) -> list[jax.Array]:
     """Runs the kernel of `plan`, whose path is not "reference", on operands of `plan.problem`.
 
     The operands are those of the primitive: alpha, a, b, beta and c of every stack.
