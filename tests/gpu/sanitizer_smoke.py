@@ -26,6 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_grouped_gemm as jgg
+from jax_grouped_gemm import moe
 from jax_grouped_gemm._src import tile_config
 from jax_grouped_gemm._src.fp8 import choices as choices_fp8
 from jax_grouped_gemm._src.fp8 import primitive as fp8_primitive
@@ -35,6 +36,7 @@ from tests.support import (
     fp8_oracle,
     oracle,
 )
+from tests.support import rows as rows_oracle
 from tests.support.float32_errors import PRODUCT_ERROR
 from tests.support.ops import (
     CONTRACTING,
@@ -408,6 +410,43 @@ def fp64(rng: np.random.Generator) -> int:
         return fp64_updates(rng) + fp64_lists_of_products(rng)
 
 
+def rows(rng: np.random.Generator) -> int:
+    """Sorts in one launch and in two, and every move, in vectors and element by element."""
+    launches = 0
+    for pairs, experts in ((1, 1), (700, 24), (9001, 24), (9001, 4096)):
+        values = rng.integers(-2, experts + 2, pairs).astype(np.int32)
+        result = moe.sort_by_expert(values, experts, implementation="cuda")
+        rows_oracle.check_sorted(result, values, experts)
+        launches += 1 if pairs <= 4096 else 2
+    for width, dtype, counted in product(
+        (24, 37, 1032), (jnp.bfloat16, jnp.float32), (False, True)
+    ):
+        pairs = rows_oracle.Pairs.random(rng, 61, 9, 570, counted=counted)
+        x, y = (random(rng, (size, width), dtype) for size in (61, 570))
+        options = dict(implementation="cuda")
+        want = rows_oracle.gather(x, pairs.token_of_row(), pairs.valid)
+        for inverse in (None, pairs.row_of_pair):
+            got = moe.gather_rows(x, pairs.token_of_row(), pairs.count, inverse=inverse, **options)
+            np.testing.assert_array_equal(got[: pairs.valid], want)
+
+        def weighted(y, weights, pairs=pairs, options=options):
+            return moe.combine(
+                y,
+                pairs.row_of_pair,
+                weights=weights,
+                order=pairs.pair_of_row,
+                count=pairs.count,
+                **options,
+            )
+
+        got, vjp = jax.vjp(weighted, y, pairs.weights)
+        exact = rows_oracle.combine(y, pairs, pairs.weights)
+        assert np.linalg.norm(np.float64(got) - exact) <= 2.0**-8 * np.linalg.norm(exact)
+        jax.block_until_ready(vjp(got))
+        launches += 5
+    return launches
+
+
 PARTS = {
     "ragged": ragged_products,
     "accumulate": products_added_in_place,
@@ -421,6 +460,7 @@ PARTS = {
     "float32_lists": float32_lists_of_products,
     "fp64": fp64,
     "fp8": fp8,
+    "rows": rows,
 }
 
 

@@ -23,8 +23,8 @@ def shapes(m, k, n, g, dtype=jnp.bfloat16):
     )
 
 
-def only_plan(function, *arguments) -> jgg.Plan:
-    (plan,) = jgg.explain(function, *arguments).plans
+def only_plan(function, *arguments, **options) -> jgg.Plan:
+    (plan,) = jgg.explain(function, *arguments, **options).plans
     return plan
 
 
@@ -46,6 +46,21 @@ class TestWhatIsFound:
         # The cotangent of lhs reads rhs as it is stored, with n contracted instead of k.
         assert [p.rhs for p in problems if p.op == "ragged_noncontracting"].count("gnk") == 1
         assert str(explanation).count("bfloat16[512, 128]") == 3
+        lines = {plan.product: str(plan).splitlines()[0] for plan in explanation.plans}
+        forward, dgrad, wgrad = (lines[name] for name in ("forward", "dgrad", "wgrad"))
+        assert forward.startswith("forward: ragged_noncontracting bfloat16[512, 128] x ")
+        assert dgrad.startswith("dgrad: ") and "bfloat16[4, 128, 256]^T -> " in dgrad
+        assert wgrad.startswith("wgrad: ragged_contracting ") and "^T" not in forward + wgrad
+
+    def test_cotangents_of_cotangents_have_no_label(self):
+        def loss(lhs, rhs, sizes):
+            return jnp.sum(jgg.ragged_dot(lhs, rhs, sizes).astype(jnp.float32) ** 2)
+
+        def second(lhs, rhs, sizes):
+            return jnp.sum(jax.grad(loss)(lhs, rhs, sizes).astype(jnp.float32) ** 2)
+
+        plans = jgg.explain(jax.grad(second), *shapes(512, 128, 256, 4)).plans
+        assert {"forward", "dgrad", None} == {plan.product for plan in plans}
 
     def test_inside_control_flow(self):
         def function(lhs, rhs, sizes):
@@ -59,6 +74,43 @@ class TestWhatIsFound:
     def test_keyword_arguments(self):
         lhs, rhs, sizes = shapes(64, 32, 32, 2)
         assert len(jgg.explain(jgg.ragged_dot, lhs, rhs=rhs, group_sizes=sizes).plans) == 1
+
+    def test_arguments_that_are_no_arrays_are_static(self):
+        lhs, rhs, sizes = shapes(512, 32, 48, 2, jnp.float32)
+        stored = jax.ShapeDtypeStruct((2, 48, 32), jnp.float32)
+        plan = only_plan(jgg.ragged_dot, lhs, rhs, sizes, "highest")
+        assert plan.terms == 3
+        plan = only_plan(
+            jgg.ragged_dot,
+            *(lhs, stored, sizes),
+            precision="highest",
+            preferred_element_type=jnp.bfloat16,
+            transpose_rhs=True,
+            implementation="cuda",
+        )
+        assert plan.terms == 3 and plan.problem.rhs == "gnk"
+        assert plan.problem.out_dtype == jnp.bfloat16
+        plan = only_plan(jgg.ragged_dot, lhs, rhs, sizes, implementation="reference")
+        assert plan.path == "reference"
+        recipe = jgg.Recipe(dgrad="bf16")
+        assert only_plan(jgg.fp8_ragged_dot, lhs, rhs, sizes, recipe=recipe).path == "tma"
+
+    def test_arrays_among_others_in_one_argument(self):
+        def function(options, lhs):
+            return jgg.ragged_dot(lhs, options["rhs"], options["sizes"], options["precision"])
+
+        lhs, rhs, sizes = shapes(512, 32, 48, 2, jnp.float32)
+        plan = only_plan(function, dict(rhs=rhs, sizes=sizes, precision="highest"), lhs)
+        assert plan.terms == 3
+
+    def test_all_workspaces(self):
+        def function(lhs, rhs, sizes):
+            return jgg.ragged_dot(lhs, rhs, sizes), jgg.ragged_dot(lhs, rhs, sizes, "highest")
+
+        explanation = jgg.explain(function, *shapes(512, 32, 48, 2, jnp.float32))
+        less, more = (plan.workspace_bytes for plan in explanation.plans)
+        assert explanation.workspace_bytes == less + more > more > less
+        assert str(explanation).endswith(f"workspace {less + more} bytes in all, {more} at a time")
 
 
 class TestPath:

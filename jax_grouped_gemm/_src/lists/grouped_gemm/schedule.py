@@ -22,7 +22,7 @@ BAND_TILES = 16  # of rows that are swept together, see csrc/scheduler/raster.h
 
 # Costs are in mainloop steps of a full tile of 128x256, which take 1040 cycles. Smaller ones are
 # bound by loading: a multiprocessor gets 38 bytes a cycle from L2. Changing tiles takes as long as
-# two steps. All three were measured on an H200 (benchmarks/README.md).
+# two steps. All three were measured on an H200 (docs/notes/lists.md).
 FULL_STEP_AREA = 128 * 256
 FULL_STEP_BYTES = 1040 * 38
 TILE_OVERHEAD = 2.0
