@@ -177,31 +177,41 @@ def test_more_tokens_than_the_cache_holds(rng):
     np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.parametrize("axes", [(0, 0, 0), (None, 0, 0), (0, None, None), (None, 0, None)])
+AXES = [(0, 0, 0, 0, 0), (None, 0, 0, 0, 0), (0, None, None, None, None), (None, 0, 0, None, 0)]
+
+
+@pytest.mark.parametrize("axes", AXES)
 def test_vmap(axes, rng):
     cases = [Pairs.random(rng, 50, 3, 160, counted=True) for _ in range(4)]
     arrays = (
         [rng.standard_normal((160, 72)).astype(BF16) for _ in cases],
         [case.row_of_pair for case in cases],
+        [case.pair_of_row for case in cases],
         [case.weights for case in cases],
+        [np.int32(case.count) for case in cases],
     )
     operands = [x[0] if axis is None else np.stack(x) for x, axis in zip(arrays, axes, strict=True)]
 
-    def run(implementation, rows, inverse, weights):
-        def weighted(rows, weights):
-            return moe.combine(rows, inverse, weights=weights, implementation=implementation)
+    def both(implementation):
+        """Sums and their cotangents; those of rows that the batch shares are sums over it."""
 
-        out, vjp = jax.vjp(weighted, rows, weights)
-        return out, vjp(out)
+        def run(rows, weights):
+            def one(rows, inverse, order, weights, count):
+                options = dict(order=order, count=count, implementation=implementation)
+                return moe.combine(rows, inverse, weights=weights, **options)
 
-    results = [
-        jax.vmap(partial(run, implementation), axes)(*operands)
-        for implementation in ("cuda", "reference")
-    ]
-    for got, want in zip(*map(jax.tree.leaves, results), strict=True):
-        np.testing.assert_allclose(
-            np.asarray(got, np.float32), np.asarray(want, np.float32), rtol=2.0**-6, atol=1e-2
-        )
+            return jax.vmap(one, axes)(rows, *operands[1:3], weights, operands[4])
+
+        out, vjp = jax.vjp(run, operands[0], operands[3])
+        rows_bar, weights_bar = vjp(out)
+        if axes[0] == 0:  # rows past the count are undefined
+            count = np.broadcast_to(operands[4], 4)[:, None, None]
+            rows_bar = jnp.where(np.arange(160)[:, None] < count, rows_bar, 0)
+        return out, rows_bar, weights_bar
+
+    for got, want in zip(both("cuda"), both("reference"), strict=True):
+        got, want = np.asarray(got, np.float32), np.asarray(want, np.float32)
+        assert np.linalg.norm(got - want) <= 2.0**-7 * np.linalg.norm(want)
 
 
 def test_command_buffers_see_the_routing_of_the_day(rng, tmp_path):

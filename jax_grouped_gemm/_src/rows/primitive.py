@@ -162,10 +162,15 @@ def _of_tokens(y, aval, pair_of_row, row_of_pair, weights, count, *, divisor, im
 
 def _of_rows(x, aval, pair_of_row, row_of_pair, weights, count, *, divisor, implementation):
     """The cotangent of y: copies of the tokens x, times the weights."""
-    if pair_of_row.shape[-1]:
-        params = dict(divisor=divisor, implementation=implementation)
-        return gather_rows(x, pair_of_row, row_of_pair, weights, count, **params)
-    return reference.spread_rows(x, row_of_pair, weights, count, num_rows=aval.shape[-2])
+    if not pair_of_row.shape[-1]:
+        return reference.spread_rows(x, row_of_pair, weights, count, num_rows=aval.shape[-2])
+    params = dict(divisor=divisor, implementation=implementation)
+    y = gather_rows(x, pair_of_row, row_of_pair, weights, count, **params)
+    if y.ndim > aval.ndim and count.shape[-1]:
+        # Of rows that a batch shares, some are valid in one element of it and undefined in another.
+        valid = jnp.arange(y.shape[-2], dtype=jnp.int32) < count
+        y = jnp.where(valid[..., None], y, 0)
+    return y
 
 
 def _gather_x(ct, aval, _, pair_of_row, row_of_pair, weights, count, **params):
