@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jax_grouped_gemm._src.lists import fp64
-from jax_grouped_gemm._src.lists.grouped_gemm import plan, plan_fp64
+from jax_grouped_gemm._src.lists.grouped_gemm import plan, plan_fp64, problem
 from tests.support.dtypes import BF16, C64, C128, F16, F32, F64
 from tests.support.float32_errors import PRODUCT_ERROR
 from tests.support.products import List, draw
@@ -51,7 +51,7 @@ class Family:
     @property
     def schedulers(self) -> tuple[str, ...]:
         """Those that make a difference."""
-        return plan.SCHEDULERS[-1:] if self.is_double else plan.SCHEDULERS
+        return problem.SCHEDULERS[-1:] if self.is_double else problem.SCHEDULERS
 
     @property
     def scale_dtype(self) -> Any:
