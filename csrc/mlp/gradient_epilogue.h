@@ -63,7 +63,10 @@ class GradientEpilogue {
                 Config::kChunkSlots * Config::kChunkBytes);
 
  public:
-  __device__ static bool stores_in(int step, int steps) { return steps < 32 || step % 2 == 1; }
+  // Not while stages are released early, when a step that is waited for is the only one under way.
+  __device__ static bool stores_in(int step, int steps) {
+    return steps < 24 || (step >= sm90::kFirstSteps && (steps < 40 || step % 2 == 1));
+  }
 
   __device__ GradientEpilogue(sm90::SharedStorage<Config>& shared, Params const& params,
                               int consumer)
@@ -171,22 +174,31 @@ class GradientEpilogue {
       sm90::sync_warpgroup(1 + consumer());
     }
     int const thread = GradientEpilogue::thread();
-    // Two values of each array are all that there are registers for.
+    // All that is read is under way before the first of it is used.
+    uint32_t gate[4], up[4];
+    float weight[2];
+    sm90::StoreCoordinates const at = place();
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      int const row = row_of(thread) + 8 * half;
+      weight[half] = read_weight(at, row);
+#pragma unroll
+      for (int eight = 0; eight < 2; ++eight) {
+        int const column = at.column + next_ * kUnitColumns + 8 * eight + column_of(thread);
+        int const i = 2 * eight + half;
+        gate[i] = read(params_.gate, at, row, column);
+        up[i] = read(params_.up, at, row, column);
+      }
+    }
+    // Two results of each kind are all that there are registers for.
 #pragma unroll
     for (int eight = 0; eight < 2; ++eight) {
-      uint32_t gate[2], up[2];
-      float weight[2];
-      sm90::StoreCoordinates const at = place();
-      int const column = at.column + next_ * kUnitColumns + 8 * eight + column_of(thread);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        read(at, row_of(thread) + 8 * half, column, gate[half], up[half], weight[half]);
-      }
       uint32_t dgate[2], dup[2], hidden[2];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        differentiate(packed[2 * eight + half], gate[half], up[half], weight[half], sum_[half],
-                      dgate[half], dup[half], hidden[half]);
+        int const i = 2 * eight + half;
+        differentiate(packed[i], gate[i], up[i], weight[half], sum_[half], dgate[half], dup[half],
+                      hidden[half]);
       }
       write(thread, 0, 2 * part + eight, dgate);
       write(thread, 1, 2 * part + eight, dup);
@@ -206,17 +218,18 @@ class GradientEpilogue {
     }
   }
 
-  // Gate and up of two columns of one row, and the row's weight; zeros outside the group and the
-  // array. Rows are a multiple of 16 bytes: both columns are inside, or both outside.
-  __device__ __forceinline__ void read(sm90::StoreCoordinates const& at, int row, int column,
-                                       uint32_t& gate, uint32_t& up, float& weight) const {
+  // Two columns of one row of gate or up; zeros outside the group and the array. Rows are a
+  // multiple of 16 bytes: both columns are inside, or both outside.
+  __device__ __forceinline__ uint32_t read(void const* from, sm90::StoreCoordinates const& at,
+                                           int row, int column) const {
     bool const inside = (row < rows_) & (column < params_.columns);
-    row = row_in_arrays(at, row);
-    int64_t const place = int64_t(row) * params_.columns + column;
-    gate = load_if(inside, static_cast<Element const*>(params_.gate) + place, 0);
-    up = load_if(inside, static_cast<Element const*>(params_.up) + place, 0);
-    bool const weighted = inside & (params_.weights != nullptr);
-    weight = __uint_as_float(load_if(weighted, params_.weights + row, __float_as_uint(1.0f)));
+    int64_t const place = int64_t(row_in_arrays(at, row)) * params_.columns + column;
+    return load_if(inside, static_cast<Element const*>(from) + place, 0);
+  }
+  __device__ __forceinline__ float read_weight(sm90::StoreCoordinates const& at, int row) const {
+    bool const inside = (row < rows_) & (params_.weights != nullptr);
+    float const* const from = params_.weights + row_in_arrays(at, row);
+    return __uint_as_float(load_if(inside, from, __float_as_uint(1.0f)));
   }
 
   // Of two columns of one row, where `dh` is the gradient of hidden.
@@ -269,7 +282,8 @@ class GradientEpilogue {
       sum += __shfl_xor_sync(~0u, sum, 1);
       sum += __shfl_xor_sync(~0u, sum, 2);
       int const row = row_of(thread) + 8 * half;
-      store_if((thread % 4 == 0) & (row < rows_),
+      // The second block of a cluster may have a tile that lies past the last column.
+      store_if((thread % 4 == 0) & (row < rows_) & (at.column < params_.columns),
                params_.dweights + column_tile * params_.rows + row_in_arrays(at, row), sum);
     }
   }
