@@ -56,11 +56,11 @@ class ListProblem(Protocol):
 
     @property
     def dtype(self) -> np.dtype:
-        """Of the operands."""
+        """The type of the operands."""
 
     @property
     def result_dtype(self) -> np.dtype:
-        """Of the results."""
+        """The type of the results."""
 
 
 def unsupported_reason(problem: ListProblem, params: Mapping[str, Any]) -> str:
