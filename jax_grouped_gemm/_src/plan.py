@@ -82,6 +82,12 @@ class Plan(Generic[P]):
     product: Product | None = None
     notes: tuple[str, ...] = ()
 
+    @property
+    def kernel(self) -> tuple[P, TileConfig]:
+        """The problem that the kernel gets and its configuration; only plans with a kernel."""
+        assert self.kernel_problem is not None and self.tile is not None, self.path
+        return self.kernel_problem, self.tile
+
     def __str__(self) -> str:
         label = f"{self.product}: " if self.product else ""
         path = f"{self.path} ({self.reason})" if self.reason else self.path

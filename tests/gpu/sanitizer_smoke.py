@@ -38,6 +38,7 @@ from tests.support import (
 )
 from tests.support import rows as rows_oracle
 from tests.support.float32_errors import PRODUCT_ERROR
+from tests.support.mlp_on_gpu import check_gated, check_gradient, check_paired
 from tests.support.ops import (
     CONTRACTING,
     NONCONTRACTING,
@@ -122,6 +123,20 @@ def products_added_in_place(rng) -> int:
             exact = CONTRACTING.exact(lhs, rhs, sizes, offset or 0)
             oracle.check(out, oracle.accumulated(accumulator, exact))
             launches += 1
+    return launches
+
+
+def expert_mlps(rng) -> int:
+    launches = 0
+    for weighted, activation in product((False, True), ("silu", "swiglu_oai")):
+        for sizes, offset in zip(np.array(SIZES, np.int32), OFFSETS, strict=True):
+            options = dict(m=M, embed=K, hidden=N, offset=offset or 0)
+            operands, results = check_gated(
+                rng, sizes, weighted=weighted, activation=activation, **options
+            )
+            check_gradient(rng, operands, results, sizes, offset or 0, activation)
+            check_paired(rng, sizes, **options)
+            launches += 4
     return launches
 
 
@@ -450,6 +465,7 @@ def rows(rng: np.random.Generator) -> int:
 PARTS = {
     "ragged": ragged_products,
     "accumulate": products_added_in_place,
+    "mlp": expert_mlps,
     "stream_k": products_with_a_cut_last_wave,
     "long_tiles": long_tiles,
     "skew": gradients_of_unequal_groups,

@@ -56,11 +56,11 @@ class ListProblem(Protocol):
 
     @property
     def dtype(self) -> np.dtype:
-        """The type of the operands."""
+        """Element type of the factors."""
 
     @property
     def result_dtype(self) -> np.dtype:
-        """The type of the results."""
+        """Element type of the results."""
 
 
 def unsupported_reason(problem: ListProblem, params: Mapping[str, Any]) -> str:

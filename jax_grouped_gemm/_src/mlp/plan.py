@@ -90,7 +90,7 @@ def plan_gated(avals: Sequence[Any], params: Mapping[str, Any], target: Target =
     elif "b0" in operands or "b1" in operands:
         reason = "the kernel adds no biases"
     weighted = " * weights" * ("weights" in operands)
-    kept = ", gate and up kept" * params["residuals"]
+    kept = ", gate and up kept" if params["residuals"] else ""
     epilogue = f"{_named_function(activation)}(gate) * up{weighted}{kept}"
     return _plan("gated_ragged_dot", operands, params, target, reason, epilogue, activation)
 

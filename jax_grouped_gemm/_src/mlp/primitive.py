@@ -20,7 +20,11 @@ from jax.interpreters import ad
 
 from jax_grouped_gemm._src import tile_choices
 from jax_grouped_gemm._src.activations import Activation, hidden_layer
-from jax_grouped_gemm._src.arguments import canonical_precision, checked_implementation
+from jax_grouped_gemm._src.arguments import (
+    Implementation,
+    canonical_precision,
+    checked_implementation,
+)
 from jax_grouped_gemm._src.arithmetic import at_least_float32
 from jax_grouped_gemm._src.mlp import call, plan, reference
 from jax_grouped_gemm._src.mlp import rows as token_rows
@@ -71,7 +75,7 @@ GATED_TRANSPOSE = Op(
 )
 
 
-def _paired_aval(*operands, **_):
+def _paired_aval(*operands, **params):
     a0, _, w0, *_ = operands
     return PAIRED.unsharded_aval(operands, (a0.shape[0], w0.shape[1]), a0.dtype)
 
@@ -137,7 +141,7 @@ class Options:
     tile_choices: tile_choices.TileChoices
 
     @classmethod
-    def of(cls, activation: Activation, precision: Any, implementation: str | None) -> Options:
+    def of(cls, activation: Activation, precision: Any, implementation: Implementation) -> Options:
         """Checked options, with the current choices of tiles.
 
         Raises:
@@ -265,9 +269,8 @@ def _cotangents(dy, given, wanted, options) -> dict[str, jax.Array]:
 
 
 def _hidden_again(gate, up, given, options):
-    owned = reference.owned_rows(
-        *(given[name] for name in INDICES), given["wo"].shape[0], gate.shape[0]
-    )
+    sizes, offset = (given[name] for name in INDICES)
+    owned = reference.owned_rows(sizes, offset, given["wo"].shape[0], gate.shape[0])
     weights = reference.row_weights(given.get("weights"), owned, gate)
     return hidden_layer(options.activation, gate, up, weights)
 

@@ -19,7 +19,7 @@ ACCUMULATE = "jax_grouped_gemm.ragged_accumulate.v1"
 
 
 def ragged(
-    plan: Plan,
+    plan: Plan[RaggedProblem],
     lhs: jax.Array,
     rhs: jax.Array,
     group_sizes: jax.Array,
@@ -29,6 +29,7 @@ def ragged(
     problem = plan.problem
     if plan.kernel_problem is None:
         return zeros(problem)
+    _, tile = plan.kernel
     return call_kernel(
         CONTRACTING if problem.contracts_rows else NONCONTRACTING,
         plan,
@@ -36,13 +37,13 @@ def ragged(
         group_sizes,
         group_offset,
         **_majors(problem),
-        stream_k=plan.tile.stream_k,
+        stream_k=tile.stream_k,
         terms=np.int32(plan.terms),
     )
 
 
 def accumulate(
-    plan: Plan,
+    plan: Plan[RaggedProblem],
     accumulator: jax.Array,
     lhs: jax.Array,
     rhs: jax.Array,
@@ -67,13 +68,15 @@ def accumulate(
     )
 
 
-def _addressable(plan: Plan, lhs: jax.Array, rhs: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _addressable(
+    plan: Plan[RaggedProblem], lhs: jax.Array, rhs: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """Pads the operands so that TMA can address their rows."""
-    form = plan.kernel_problem
+    form, _ = plan.kernel
     return pad_to(lhs, form.shape(form.lhs)), pad_to(rhs, form.shape(form.rhs))
 
 
-def _majors(problem: RaggedProblem) -> dict[str, bool]:
+def _majors(problem: RaggedProblem) -> dict[str, Any]:
     """Returns the attributes that say how operands lie in memory."""
     return {
         "transpose_lhs": problem.lhs == "km",
@@ -83,14 +86,13 @@ def _majors(problem: RaggedProblem) -> dict[str, bool]:
 
 def call_kernel(
     target: str,
-    plan: Plan,
+    plan: Plan[RaggedProblem],
     *operands: jax.Array,
     input_output_aliases: dict[int, int] | None = None,
     **attributes: Any,
 ) -> jax.Array:
     """Calls `target`, and cuts and converts its result to what the problem asks for."""
-    problem, addressable, tile = plan.problem, plan.kernel_problem, plan.tile
-    assert addressable is not None and tile is not None
+    problem, (addressable, tile) = plan.problem, plan.kernel
     result_shape = (*addressable.batch, *addressable.shape(addressable.out))
     results = (
         jax.ShapeDtypeStruct(result_shape, addressable.out_dtype),

@@ -224,7 +224,7 @@ def _prediction(
 
 def addressable_problem(problem: R) -> R:
     """`problem` with every row of every array a multiple of what TMA can address."""
-    padded: dict[str, int] = {}
+    padded: dict[str, Any] = {}
     for names, dtype in problem.arrays:
         row = names[-1]
         # Of float32 operands, TMA addresses the float16 parts.

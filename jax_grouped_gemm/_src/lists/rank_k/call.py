@@ -29,8 +29,8 @@ def rank_k(plan: Plan[RankKProblem], *operands: jax.Array) -> list[jax.Array]:
     is_fp64, is_rank_2k = plan.path == "direct", problem.op == "rank_2k"
     names = present(has_b=is_rank_2k, has_beta=problem.has_c, has_c=problem.has_c)
     problems = problems_of(by_name(operands, len(outs), names))
-    stacks = plan.kernel_problem.stacks
-    dtype = plan.kernel_problem.result_dtype
+    kernel_problem, tile = plan.kernel
+    stacks, dtype = kernel_problem.stacks, kernel_problem.result_dtype
 
     def padded(name):
         """One factor of every stack, in the order of the launch."""
@@ -53,7 +53,7 @@ def rank_k(plan: Plan[RankKProblem], *operands: jax.Array) -> list[jax.Array]:
         [*scales, *factors],
         c,
         [jax.ShapeDtypeStruct((stacks[i].g, stacks[i].n, stacks[i].n), dtype) for i in order],
-        tile=plan.tile,
+        tile=tile,
         terms=plan.terms,
         workspace_bytes=plan.workspace_bytes,
         two_operands=is_rank_2k,
