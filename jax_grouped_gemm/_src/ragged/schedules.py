@@ -50,7 +50,7 @@ SKEW_MOST_PIECES = 8
 
 
 def steps(problem: RaggedProblem) -> int:
-    """Steps along k of a kernel for groups of rows that stay."""
+    """How many steps along k a kernel takes for groups of rows that stay."""
     itemsize = min(problem.lhs_dtype.itemsize, 2)  # of float32, the parts
     return cdiv(problem.k * itemsize, STEP_BYTES)
 
@@ -64,7 +64,7 @@ def result_tiles(problem: RaggedProblem) -> tuple[int, int, int]:
 
 
 def num_tiles(problem: RaggedProblem, tile: TileConfig) -> int:
-    """Of all groups, if they are equal."""
+    """How many tiles all groups have, if they are equal."""
     count, rows, columns = result_tiles(problem)
     return count * cdiv(rows, tile.tile_m) * cdiv(columns, tile.tile_n)
 

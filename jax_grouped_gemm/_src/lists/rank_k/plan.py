@@ -85,12 +85,12 @@ def plan_rank_k(
 
 
 def num_clusters(target: Target) -> int:
-    """How many run at a time."""
+    """How many clusters run at a time."""
     return max(target.multiprocessors // RANK_K_TILE.cluster, 1)
 
 
 def most_fine_units(target: Target) -> int:
-    """As many as run at a time."""
+    """How many fine units an update may have: each is a cluster, and all run at a time."""
     return num_clusters(target)
 
 
