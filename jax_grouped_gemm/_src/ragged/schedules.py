@@ -34,7 +34,7 @@ from jax_grouped_gemm._src.tile_config import DEFAULT_TILE, TileConfig
 
 NUM_CONSUMERS = 2
 STEP_BYTES = 128
-"""Of the contracted dimension of either operand: 64 elements of 16 bits, or 128 of 8."""
+"""What a step reads of a row of either operand: 64 elements of 16 bits, or 128 of 8."""
 
 # Stream-K: (ranges, units), so many clusters share the work of so many units. The first that fits
 # is taken.

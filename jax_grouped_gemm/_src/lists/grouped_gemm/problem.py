@@ -36,7 +36,7 @@ class Entry:
     def __str__(self) -> str:
         def stored(rows, columns, transposed):
             shape = [self.g, columns, rows] if transposed else [self.g, rows, columns]
-            return f"{shape}{'^T' * transposed}"
+            return f"{shape}^T" if transposed else str(shape)
 
         lhs, rhs = (
             stored(self.m, self.k, self.transpose_lhs),
