@@ -299,8 +299,11 @@ class TestFp8:
             ) == [A]
 
 
-@pytest.mark.parametrize("recipe", [None, jgg.Recipe()], ids=["bf16", "fp8"])
-def test_flax_layer_needs_no_argument(recipe):
+@pytest.mark.parametrize(
+    "recipe, counts", [(None, (1, 0, 3)), (jgg.Recipe(), (3, 3, 3))], ids=["bf16", "fp8"]
+)
+def test_flax_layer_needs_no_argument(recipe, counts):
+    """Fused kernels have tiles of their own; in bfloat16 they compute all but four products."""
     pytest.importorskip("flax", reason="Flax is not installed")
     from jax_grouped_gemm.flax.linen import MoE
 
@@ -314,9 +317,7 @@ def test_flax_layer_needs_no_argument(recipe):
     function = jax.grad(layer_loss, (0, 1))
     with jgg.use_tiles(forward=A, dgrad=B, wgrad=C):
         found = tiles(function, variables, x)
-    count = len(tiles(layer.apply, variables, x))
-    assert len(found) == 3 * count
-    assert [found.count(tile) for tile in (A, B, C)] == [count] * 3
+    assert tuple(found.count(tile) for tile in (A, B, C)) == counts
 
 
 class TestProgramForH200:
