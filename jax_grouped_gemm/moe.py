@@ -196,8 +196,8 @@ def dropless_mlp(
     check_routing("dropless_mlp", routing)
     check_shapes(x, routing, wi_0, wi_1, wo, group_offset)
     b0, b1, bo = checked_biases(biases, wi_0, wi_1, wo)
-    operands = dict(x=x, wi_0=wi_0, wi_1=wi_1, wo=wo, b0=b0, b1=b1, bo=bo)
-    operands = {name: a for name, a in operands.items() if a is not None}
+    may_be_missing = dict(x=x, wi_0=wi_0, wi_1=wi_1, wo=wo, b0=b0, b1=b1, bo=bo)
+    operands = {name: a for name, a in may_be_missing.items() if a is not None}
     refuse_sharded("dropless_mlp", **operands)
     # Inside shard_map the gradient of replicated tokens is summed over devices where they are cast
     # to vary. Here that sum carries [T, D]; left to the matmuls it would carry [T*k, D] twice.

@@ -12,6 +12,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 from jax_grouped_gemm._src.activations import Activation, as_activation
 from jax_grouped_gemm._src.arguments import (
+    Implementation,
     as_array,
     canonical_offset,
     check_group_count,
@@ -42,7 +43,7 @@ def ragged_mlp(
     activation: ActivationLike = "silu",
     precision: lax.PrecisionLike = None,
     group_offset: ArrayLike | None = None,
-    implementation: str | None = None,
+    implementation: Implementation = None,
 ) -> jax.Array:
     """The MLPs of experts: weights * ((activation(x wi_0) * (x wi_1)) wo), [m, D] -> [m, D].
 
@@ -91,9 +92,9 @@ def ragged_mlp(
       NotImplementedError: an operand is sharded over explicit mesh axes, or "cuda" was asked for
         and no kernel can run; the latter is raised when the function is lowered, with the reason.
     """
-    operands = dict(x=x, wi_0=wi_0, wi_1=wi_1, wo=wo, rows=rows, weights=weights)
+    given = dict(x=x, wi_0=wi_0, wi_1=wi_1, wo=wo, rows=rows, weights=weights)
     operands, options = _checked(
-        "ragged_mlp", operands, biases, group_sizes, group_offset, activation, precision,
+        "ragged_mlp", given, biases, group_sizes, group_offset, activation, precision,
         implementation,
     )  # fmt: skip
     return of_operands(options, operands)
@@ -112,7 +113,7 @@ def gated_ragged_dot(
     preferred_element_type: DTypeLike | None = None,
     precision: lax.PrecisionLike = None,
     group_offset: ArrayLike | None = None,
-    implementation: str | None = None,
+    implementation: Implementation = None,
 ) -> jax.Array:
     """The hidden layers of experts: weights * activation(x wi_0) * (x wi_1), [m, D] -> [m, F].
 
@@ -132,9 +133,9 @@ def gated_ragged_dot(
     Raises:
       TypeError, ValueError, NotImplementedError: see `ragged_mlp`.
     """
-    operands = dict(x=x, wi_0=wi_0, wi_1=wi_1, rows=rows, weights=weights)
+    given = dict(x=x, wi_0=wi_0, wi_1=wi_1, rows=rows, weights=weights)
     operands, options = _checked(
-        "gated_ragged_dot", operands, biases, group_sizes, group_offset, activation, precision,
+        "gated_ragged_dot", given, biases, group_sizes, group_offset, activation, precision,
         implementation,
     )  # fmt: skip
     operands["x"] = _on_rows(operands)
@@ -145,9 +146,8 @@ def gated_ragged_dot(
 def of_operands(options: Options, operands: Mapping[str, jax.Array]) -> jax.Array:
     """`ragged_mlp` of checked operands; `inverse` [T, k], the rows of each token, may be one."""
     operands = dict(zip(operands, align_varying(*operands.values()), strict=True))
-    factors = [operands.get(name) for name in ("x", "wi_0", "wi_1", "wo")]
-    is_uniform = factors[2] is not None and len({x.dtype for x in factors}) == 1
-    if is_uniform and not operands.keys() & {"b0", "b1", "bo"}:
+    dtypes = {operands[name].dtype for name in ("x", "wi_0", "wi_1", "wo") if name in operands}
+    if "wi_1" in operands and len(dtypes) == 1 and not operands.keys() & {"b0", "b1", "bo"}:
         return primitive.ragged_mlp(options, operands)
     operands["x"] = _on_rows(operands)
     (hidden,) = primitive.gated_ragged_dot(options, operands, residuals=False)
@@ -189,7 +189,7 @@ def _checked(
     group_offset: ArrayLike | None,
     activation: ActivationLike,
     precision: lax.PrecisionLike,
-    implementation: str | None,
+    implementation: Implementation,
 ) -> tuple[dict[str, jax.Array], Options]:
     """The operands that are given, as arrays of shapes that fit together, and the options."""
     options = Options.of(as_activation(activation), precision, implementation)

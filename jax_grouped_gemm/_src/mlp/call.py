@@ -75,6 +75,8 @@ def _call(
 ) -> list[jax.Array]:
     """One call of a kernel with an activation; its results without the workspace."""
     weights = given.get("weights")
+    epilogue = Epilogue.of(plan.params["activation"])
+    assert epilogue is not None, "a fused plan has one"
     results = (*results, jax.ShapeDtypeStruct((plan.workspace_bytes,), jnp.uint8))
     call = jax.ffi.ffi_call(target, results, input_output_aliases=input_output_aliases)
     *results, _ = call(
@@ -83,7 +85,7 @@ def _call(
         given["group_sizes"],
         given["group_offset"],
         has_weights=weights is not None,
-        **Epilogue.of(plan.params["activation"]).attributes(),
+        **epilogue.attributes(),
         **_tile(plan),
         **attributes,
     )

@@ -20,7 +20,11 @@ from jax.interpreters import ad
 
 from jax_grouped_gemm._src import tile_choices
 from jax_grouped_gemm._src.activations import Activation, hidden_layer
-from jax_grouped_gemm._src.arguments import canonical_precision, checked_implementation
+from jax_grouped_gemm._src.arguments import (
+    Implementation,
+    canonical_precision,
+    checked_implementation,
+)
 from jax_grouped_gemm._src.arithmetic import at_least_float32
 from jax_grouped_gemm._src.mlp import call, plan, reference
 from jax_grouped_gemm._src.mlp import rows as token_rows
@@ -133,11 +137,11 @@ class Options:
 
     activation: Activation
     precision: Any
-    implementation: str | None
+    implementation: Implementation
     tile_choices: tile_choices.TileChoices
 
     @classmethod
-    def of(cls, activation: Activation, precision: Any, implementation: str | None) -> Options:
+    def of(cls, activation: Activation, precision: Any, implementation: Implementation) -> Options:
         """Checked options, with the current choices of tiles.
 
         Raises:
