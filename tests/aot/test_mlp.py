@@ -147,5 +147,6 @@ def test_memory_of_published_layers(tokens, embed, hidden, experts, top_k, mebib
     program = h200.compile(run, x, *matrices, struct(tokens, experts, dtype=F32), x)
     assert program.kernels.items() >= (FORWARD | BACKWARD).items()
     assert program.temporary_bytes <= mebibytes * 2**20
-    rows = [i.text for i in program.entry if f"bf16[{tokens * top_k},{embed}]" in i.type]
-    assert all("custom-call" in text or "get-tuple-element" in text for text in rows), rows
+    moved = [i for i in program.entry if f"bf16[{tokens * top_k},{embed}]" in i.type]
+    others = [i.text for i in moved if i.opcode not in aot.FREE | {"optimization-barrier"}]
+    assert not others
