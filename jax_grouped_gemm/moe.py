@@ -196,8 +196,8 @@ def dropless_mlp(
     check_routing("dropless_mlp", routing)
     check_shapes(x, routing, wi_0, wi_1, wo, group_offset)
     b0, b1, bo = checked_biases(biases, wi_0, wi_1, wo)
-    may_be_missing = dict(x=x, wi_0=wi_0, wi_1=wi_1, wo=wo, b0=b0, b1=b1, bo=bo)
-    operands = {name: a for name, a in may_be_missing.items() if a is not None}
+    every = dict(x=x, wi_0=wi_0, wi_1=wi_1, wo=wo, b0=b0, b1=b1, bo=bo)
+    operands = {name: a for name, a in every.items() if a is not None}
     refuse_sharded("dropless_mlp", **operands)
     # Inside shard_map the gradient of replicated tokens is summed over devices where they are cast
     # to vary. Here that sum carries [T, D]; left to the matmuls it would carry [T*k, D] twice.
@@ -212,6 +212,7 @@ def dropless_mlp(
         group_offset=group_offset,
     )
     tokens = x.reshape(-1, x.shape[-1])
+    weights: jax.Array | None
     weights = permute_rows(routing.weights.reshape(-1), order, inverse.reshape(-1))
     if recipe is None and not callable(implementation) and not apply_router_weight_on_input:
         options = Options.of(activation, precision, implementation)

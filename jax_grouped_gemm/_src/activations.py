@@ -58,7 +58,8 @@ class Activation:
         if self.alpha != 1:
             hidden = gate * jax.nn.sigmoid(self.alpha * gate)
         else:
-            hidden = FUNCTIONS.get(self.function, self.function)(gate)
+            function = self.function
+            hidden = (FUNCTIONS[function] if isinstance(function, str) else function)(gate)
         if up is None:
             return hidden
         if self.limit is not None:

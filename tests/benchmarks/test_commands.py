@@ -17,6 +17,7 @@ from benchmarks import (
     memory,
     moe,
     rank_k,
+    rows,
     run,
     targets,
 )
@@ -206,3 +207,10 @@ def test_balance(extension, dry_run):
     steps = found["1x8192x8192/balance"]["busiest_steps"]
     # About half of all tiles are needed.
     assert 1.9 * steps["triangle"] < steps["all_tiles"] and math.isfinite(steps["triangle"])
+
+
+def test_rows(dry_run):
+    found = dry_run(rows.main)
+    assert set(found) == {f"tiny/{op}" for op in rows.OPS}
+    for record in found.values():
+        assert record["peers"]["xla"]["status"] == "measured"

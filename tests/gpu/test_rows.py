@@ -16,21 +16,20 @@ DTYPES = pytest.mark.parametrize("dtype", [BF16, F16, F32])
 ROUNDING = {BF16: 2.0**-8, F16: 2.0**-11, F32: 2.0**-23}
 # Of a row: one element, odd, vectors of 16 bytes but no whole warp of them, wider than a block.
 WIDTHS = [1, 13, 24, 96, 520, 2048, 2880, 4104, 7167]
-CASES = 6  # fresh ones, for each test
+CASES = 6  # of one shape, which is fresh in each test
 
 
-def case(rng, width, dtype, *, counted=True, rows=None):
+def cases(rng, width, dtype, number=CASES, *, counted=True):
     """Tokens, rows with NaN wherever nothing may be read, and their pairs."""
     choices = int(rng.integers(1, 20))
-    tokens = int(rng.integers(1, max(2, 400_000 // (width * choices))))
-    tokens = min(tokens, 600)
-    extra = int(rng.integers(0, 70))
-    pairs = Pairs.random(rng, tokens, choices, tokens * choices + extra, counted=counted)
-    x = rng.standard_normal((tokens, width)).astype(dtype)
-    rows = rng.standard_normal((len(pairs.pair_of_row), width)).astype(dtype)
-    unread = np.setdiff1d(np.arange(len(rows)), pairs.row_of_pair[pairs.has_row()])
-    rows[unread] = np.nan
-    return x, rows, pairs
+    tokens = int(rng.integers(1, min(600, max(2, 400_000 // (width * choices)))))
+    num_rows = tokens * choices + int(rng.integers(0, 70))
+    for _ in range(number):
+        pairs = Pairs.random(rng, tokens, choices, num_rows, counted=counted)
+        x = rng.standard_normal((tokens, width)).astype(dtype)
+        rows = rng.standard_normal((num_rows, width)).astype(dtype)
+        rows[np.setdiff1d(np.arange(num_rows), pairs.row_of_pair[pairs.has_row()])] = np.nan
+        yield x, rows, pairs
 
 
 def weights_of(pairs):
@@ -93,8 +92,7 @@ class TestSort:
 @pytest.mark.parametrize("width", WIDTHS)
 class TestMoves:
     def test_gather(self, width, dtype, rng):
-        for _ in range(CASES):
-            x, _, pairs = case(rng, width, dtype)
+        for x, _, pairs in cases(rng, width, dtype):
             rows = pairs.token_of_row()
             want = oracle.gather(x, rows, pairs.valid)
             for inverse in (None, pairs.row_of_pair):
@@ -110,8 +108,7 @@ class TestMoves:
             inverse = inverse if known else None
             return moe.gather_rows(x, rows, count, inverse=inverse, implementation="cuda")
 
-        for known in (False, True):
-            x, rows, pairs = case(rng, width, dtype)
+        for known, (x, rows, pairs) in zip((False, True), cases(rng, width, dtype, 2), strict=True):
             memory = jnp.full(rows.shape, jnp.nan, dtype)
             address = memory.unsafe_buffer_pointer()
             operands = x, pairs.token_of_row(), pairs.row_of_pair, np.int32(pairs.count)
@@ -122,8 +119,7 @@ class TestMoves:
 
     @pytest.mark.parametrize("weighted", [False, True])
     def test_combine(self, weighted, width, dtype, rng):
-        for _ in range(CASES):
-            _, rows, pairs = case(rng, width, dtype)
+        for _, rows, pairs in cases(rng, width, dtype):
             weights = weights_of(pairs) if weighted else None
             options = dict(weights=weights, count=pairs.count, implementation="cuda")
             got = moe.combine(rows, pairs.row_of_pair, **options)
@@ -132,8 +128,7 @@ class TestMoves:
             assert_close(got, exact, magnitude, dtype, pairs.choices + 1)
 
     def test_gradients_of_a_weighted_sum(self, width, dtype, rng):
-        for _ in range(CASES):
-            ct, rows, pairs = case(rng, width, dtype)
+        for ct, rows, pairs in cases(rng, width, dtype):
             weights = weights_of(pairs)
 
             def run(rows, weights, pairs=pairs):
@@ -155,7 +150,7 @@ class TestMoves:
             assert_close(weights_bar, dots, magnitude, F32, width)
 
     def test_same_bits_every_time(self, width, dtype, rng):
-        _, rows, pairs = case(rng, width, dtype, counted=False)
+        ((_, rows, pairs),) = cases(rng, width, dtype, 1, counted=False)
 
         @jax.jit
         def run(rows, inverse, weights):
@@ -177,31 +172,41 @@ def test_more_tokens_than_the_cache_holds(rng):
     np.testing.assert_array_equal(got, want)
 
 
-@pytest.mark.parametrize("axes", [(0, 0, 0), (None, 0, 0), (0, None, None), (None, 0, None)])
+AXES = [(0, 0, 0, 0, 0), (None, 0, 0, 0, 0), (0, None, None, None, None), (None, 0, 0, None, 0)]
+
+
+@pytest.mark.parametrize("axes", AXES)
 def test_vmap(axes, rng):
     cases = [Pairs.random(rng, 50, 3, 160, counted=True) for _ in range(4)]
     arrays = (
         [rng.standard_normal((160, 72)).astype(BF16) for _ in cases],
         [case.row_of_pair for case in cases],
+        [case.pair_of_row for case in cases],
         [case.weights for case in cases],
+        [np.int32(case.count) for case in cases],
     )
     operands = [x[0] if axis is None else np.stack(x) for x, axis in zip(arrays, axes, strict=True)]
 
-    def run(implementation, rows, inverse, weights):
-        def weighted(rows, weights):
-            return moe.combine(rows, inverse, weights=weights, implementation=implementation)
+    def both(implementation):
+        """Sums and their cotangents; those of rows that the batch shares are sums over it."""
 
-        out, vjp = jax.vjp(weighted, rows, weights)
-        return out, vjp(out)
+        def run(rows, weights):
+            def one(rows, inverse, order, weights, count):
+                options = dict(order=order, count=count, implementation=implementation)
+                return moe.combine(rows, inverse, weights=weights, **options)
 
-    results = [
-        jax.vmap(partial(run, implementation), axes)(*operands)
-        for implementation in ("cuda", "reference")
-    ]
-    for got, want in zip(*map(jax.tree.leaves, results), strict=True):
-        np.testing.assert_allclose(
-            np.asarray(got, np.float32), np.asarray(want, np.float32), rtol=2.0**-6, atol=1e-2
-        )
+            return jax.vmap(one, axes)(rows, *operands[1:3], weights, operands[4])
+
+        out, vjp = jax.vjp(run, operands[0], operands[3])
+        rows_bar, weights_bar = vjp(out)
+        if axes[0] == 0:  # rows past the count are undefined
+            count = np.broadcast_to(operands[4], 4)[:, None, None]
+            rows_bar = jnp.where(np.arange(160)[:, None] < count, rows_bar, 0)
+        return out, rows_bar, weights_bar
+
+    for got, want in zip(both("cuda"), both("reference"), strict=True):
+        got, want = np.asarray(got, np.float32), np.asarray(want, np.float32)
+        assert np.linalg.norm(got - want) <= 2.0**-7 * np.linalg.norm(want)
 
 
 def test_command_buffers_see_the_routing_of_the_day(rng, tmp_path):

@@ -146,8 +146,9 @@ def gated_ragged_dot(
 def of_operands(options: Options, operands: Mapping[str, jax.Array]) -> jax.Array:
     """`ragged_mlp` of checked operands; `inverse` [T, k], the rows of each token, may be one."""
     operands = dict(zip(operands, align_varying(*operands.values()), strict=True))
-    dtypes = {operands[name].dtype for name in ("x", "wi_0", "wi_1", "wo") if name in operands}
-    if "wi_1" in operands and len(dtypes) == 1 and not operands.keys() & {"b0", "b1", "bo"}:
+    factors = [operands[name] for name in ("x", "wi_0", "wi_1", "wo") if name in operands]
+    is_uniform = "wi_1" in operands and len({x.dtype for x in factors}) == 1
+    if is_uniform and not operands.keys() & {"b0", "b1", "bo"}:
         return primitive.ragged_mlp(options, operands)
     operands["x"] = _on_rows(operands)
     (hidden,) = primitive.gated_ragged_dot(options, operands, residuals=False)

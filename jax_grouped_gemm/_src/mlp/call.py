@@ -76,7 +76,7 @@ def _call(
     """One call of a kernel with an activation; its results without the workspace."""
     weights = given.get("weights")
     epilogue = Epilogue.of(plan.params["activation"])
-    assert epilogue is not None, "a fused plan has one"
+    assert epilogue is not None  # the plan has a kernel for it
     results = (*results, jax.ShapeDtypeStruct((plan.workspace_bytes,), jnp.uint8))
     call = jax.ffi.ffi_call(target, results, input_output_aliases=input_output_aliases)
     *results, _ = call(

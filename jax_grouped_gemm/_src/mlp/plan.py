@@ -14,7 +14,9 @@ from jax import lax
 from jax_grouped_gemm._src.explain import explain
 from jax_grouped_gemm._src.mlp import reference
 from jax_grouped_gemm._src.mlp.epilogue import Epilogue
-from jax_grouped_gemm._src.plan import TMA_ALIGNMENT_BYTES, WORKSPACE_BYTES
+from jax_grouped_gemm._src.plan import AS_ASKED, TMA_ALIGNMENT_BYTES
+from jax_grouped_gemm._src.ragged.workspace import LEAST_BYTES
+from jax_grouped_gemm._src.target import H200, Target
 from jax_grouped_gemm._src.tile_config import DEFAULT_TILE, TileConfig
 
 DTYPES = (jnp.bfloat16, jnp.float16)
@@ -34,6 +36,7 @@ class MlpPlan:
       tile: configuration of the fused kernel.
       epilogue: what the fused kernel does to its accumulators, in words.
       workspace_bytes: scratch memory of the fused kernel.
+      target: the device.
     """
 
     op: str
@@ -44,6 +47,7 @@ class MlpPlan:
     tile: TileConfig | None = None
     epilogue: str = ""
     workspace_bytes: int = 0
+    target: Target = H200
 
     def compose(self, *operands: jax.Array) -> Any:
         """The operation as ragged products."""
@@ -54,7 +58,8 @@ class MlpPlan:
         """The plans of the ragged products that run instead of a fused kernel."""
         if self.path == "fused":
             return ()
-        return explain(self.compose, *self.operands.values()).plans
+        count = self.target.multiprocessors
+        return explain(self.compose, *self.operands.values(), multiprocessors=count).plans
 
     def __str__(self) -> str:
         operands = (
@@ -75,7 +80,7 @@ class MlpPlan:
         return "\n   ".join(lines)
 
 
-def plan_gated(avals: Sequence[Any], params: Mapping[str, Any]) -> MlpPlan:
+def plan_gated(avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200) -> MlpPlan:
     """Plans a `gated_ragged_dot`."""
     operands = _named(params["names"], avals)
     activation = params["activation"]
@@ -85,39 +90,42 @@ def plan_gated(avals: Sequence[Any], params: Mapping[str, Any]) -> MlpPlan:
     elif "b0" in operands or "b1" in operands:
         reason = "the kernel adds no biases"
     weighted = " * weights" * ("weights" in operands)
-    kept = ", gate and up kept" * params["residuals"]
+    kept = ", gate and up kept" if params["residuals"] else ""
     epilogue = f"{_named_function(activation)}(gate) * up{weighted}{kept}"
-    return _plan("gated_ragged_dot", operands, params, reason, epilogue, activation)
+    return _plan("gated_ragged_dot", operands, params, target, reason, epilogue, activation)
 
 
-def plan_gated_transpose(avals: Sequence[Any], params: Mapping[str, Any]) -> MlpPlan:
+def plan_gated_transpose(
+    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
+) -> MlpPlan:
     """Plans a `gated_ragged_dot_transpose`."""
     operands = _named(params["names"], avals)
     activation = params["activation"]
     epilogue = f"gradients of gate, up and weights, {_named_function(activation)}(gate) * up again"
-    return _plan("gated_ragged_dot_transpose", operands, params, "", epilogue, activation)
+    return _plan("gated_ragged_dot_transpose", operands, params, target, "", epilogue, activation)
 
 
-def plan_paired(avals: Sequence[Any], params: Mapping[str, Any]) -> MlpPlan:
+def plan_paired(avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200) -> MlpPlan:
     """Plans a `paired_ragged_dot`."""
     operands = _named(("a0", "a1", "w0", "w1", "group_sizes", "group_offset"), avals)
-    return _plan("paired_ragged_dot", operands, params, "", "none, two products in one sum")
+    return _plan("paired_ragged_dot", operands, params, target, "", "none, two products in one sum")
 
 
-def plan_tangent(avals: Sequence[Any], params: Mapping[str, Any]) -> MlpPlan:
+def plan_tangent(avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200) -> MlpPlan:
     """Plans a `ragged_mlp_tangent`, which no kernel fuses."""
     reason = "no kernel computes tangents, only gradients"
-    return _plan("ragged_mlp_tangent", _named(params["names"], avals), params, reason, "")
+    operands = _named(params["names"], avals)
+    return _plan("ragged_mlp_tangent", operands, params, target, reason, "")
 
 
-def _plan(op, operands, params, reason, epilogue, activation=None) -> MlpPlan:
-    plan = functools.partial(MlpPlan, op, operands, params)
+def _plan(op, operands, params, target, reason, epilogue, activation=None) -> MlpPlan:
+    plan = functools.partial(MlpPlan, op, operands, params, target=target)
     if params["implementation"] == "reference":
-        return plan("reference", "implementation='reference' was asked for")
+        return plan("reference", AS_ASKED)
     reason = reason or _unfused_reason(operands, params, activation)
     if reason:
         return plan("unfused", reason)
-    return plan("fused", "", DEFAULT_TILE, epilogue, WORKSPACE_BYTES)
+    return plan("fused", "", DEFAULT_TILE, epilogue, LEAST_BYTES)
 
 
 def _unfused_reason(operands, params, activation) -> str:

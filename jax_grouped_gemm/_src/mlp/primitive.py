@@ -75,7 +75,7 @@ GATED_TRANSPOSE = Op(
 )
 
 
-def _paired_aval(*operands, **_):
+def _paired_aval(*operands, **params):
     a0, _, w0, *_ = operands
     return PAIRED.unsharded_aval(operands, (a0.shape[0], w0.shape[1]), a0.dtype)
 
@@ -154,7 +154,7 @@ class Options:
 
     @property
     def of_products(self) -> dict[str, Any]:
-        """Those of the operations without an activation."""
+        """The options of operations without an activation."""
         return {name: x for name, x in vars(self).items() if name != "activation"}
 
 
@@ -269,9 +269,8 @@ def _cotangents(dy, given, wanted, options) -> dict[str, jax.Array]:
 
 
 def _hidden_again(gate, up, given, options):
-    owned = reference.owned_rows(
-        *(given[name] for name in INDICES), given["wo"].shape[0], gate.shape[0]
-    )
+    sizes, offset = (given[name] for name in INDICES)
+    owned = reference.owned_rows(sizes, offset, given["wo"].shape[0], gate.shape[0])
     weights = reference.row_weights(given.get("weights"), owned, gate)
     return hidden_layer(options.activation, gate, up, weights)
 

@@ -36,7 +36,7 @@ from jax_grouped_gemm._src.rows.reference import accumulator
 
 
 def sort_by_expert(
-    routing: Routing | ArrayLike,
+    routing: Routing | jax.Array | np.ndarray,
     num_experts: int | None = None,
     *,
     implementation: Implementation = None,
@@ -57,18 +57,18 @@ def sort_by_expert(
     """
     if isinstance(routing, jax.Array | np.ndarray):
         experts = _integers("sort_by_expert", "experts", routing)
-        num_experts = checked_int("num_experts", num_experts)
+        # None is no integer either.
+        num_experts = checked_int("num_experts", num_experts)  # type: ignore[arg-type]
         if num_experts < 0:
             raise ValueError(f"num_experts must not be negative, got {num_experts}")
     else:
         check_routing("sort_by_expert", routing)
-        experts = to_int32(routing.experts)
-        if num_experts not in (None, routing.logits.shape[-1]):
+        experts, routed = to_int32(routing.experts), routing.logits.shape[-1]
+        if num_experts not in (None, routed):
             raise ValueError(
-                f"num_experts must be that of the routing, {routing.logits.shape[-1]}, got "
-                f"{num_experts!r}"
+                f"num_experts must be that of the routing, {routed}, got {num_experts!r}"
             )
-        num_experts = routing.logits.shape[-1]
+        num_experts = routed
     order, inverse, group_sizes = primitive.sort_by_expert(
         experts.reshape(-1),
         num_experts=num_experts,
@@ -173,7 +173,7 @@ def dispatch(
 
 def combine(
     rows: ArrayLike,
-    expert_order: ExpertOrder | ArrayLike,
+    expert_order: ExpertOrder | jax.Array | np.ndarray,
     top_k: int | None = None,
     weights: ArrayLike | None = None,
     *,

@@ -21,7 +21,7 @@ def sort(plan: RowsPlan, experts: jax.Array) -> list[jax.Array]:
         return [jnp.zeros(result.shape, result.dtype) for result in plan.results]
     *batch, num_experts = plan.results[2].shape
     workspace = jax.ShapeDtypeStruct((*batch, plan.blocks, num_experts + 1), jnp.int32)
-    return jax.ffi.ffi_call(SORT, [*plan.results, workspace])(experts)[:3]
+    return list(jax.ffi.ffi_call(SORT, [*plan.results, workspace])(experts)[:3])
 
 
 def gather(

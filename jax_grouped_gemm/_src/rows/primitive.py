@@ -8,12 +8,11 @@ scatter-add of XLA's, which takes any indices, repeated ones too.
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
 from jax.interpreters import ad
 
+from jax_grouped_gemm._src.autodiff import is_zero, tangent_of
 from jax_grouped_gemm._src.op import Op
 from jax_grouped_gemm._src.rows import call, plan, reference
 
@@ -49,7 +48,7 @@ def gather_rows(x, pair_of_row, row_of_pair, weights, count, **params) -> jax.Ar
     return GATHER.bind(x, pair_of_row, row_of_pair, weights, count, **params)
 
 
-def _gather_aval(*operands, **_):
+def _gather_aval(*operands, **params):
     x, pair_of_row, *_ = operands
     return GATHER.result_aval(operands, (pair_of_row.shape[-1], x.shape[-1]), x.dtype)
 
@@ -71,7 +70,7 @@ def combine_rows(y, pair_of_row, row_of_pair, weights, count, **params) -> jax.A
     return COMBINE.bind(y, pair_of_row, row_of_pair, weights, count, **params)
 
 
-def _combine_aval(*operands, **_):
+def _combine_aval(*operands, **params):
     y, _, row_of_pair, *_ = operands
     return COMBINE.result_aval(operands, (row_of_pair.shape[-2], y.shape[-1]), y.dtype)
 
@@ -121,13 +120,11 @@ def _register_jvp(op: Op) -> None:
         terms = []
         for place in _FACTORS[op]:
             # Weights that are not there have a tangent without elements.
-            if type(tangents[place]) is not ad.Zero and primals[place].shape[-1]:
+            if not is_zero(tangents[place]) and primals[place].shape[-1]:
                 operands = list(primals)
                 operands[place] = tangents[place]
                 terms.append(op.bind(*operands, **params))
-        if not terms:
-            return out, ad.Zero(jax.typeof(out).to_tangent_aval())
-        return out, functools.reduce(ad.add_tangents, terms)
+        return out, tangent_of(out, terms)
 
     op.def_jvp(rule)
 
@@ -136,8 +133,8 @@ def _register_transpose(op: Op, *cotangents) -> None:
     """`cotangents` give, for each factor, its cotangent from `(ct, aval, *operands, **params)`."""
 
     def rule(ct, *operands, **params):
-        results = [None] * len(operands)
-        if type(ct) is ad.Zero:
+        results: list[jax.Array | None] = [None] * len(operands)
+        if is_zero(ct):
             return results
         for place, cotangent in zip(_FACTORS[op], cotangents, strict=True):
             if not ad.is_undefined_primal(operands[place]):
@@ -146,10 +143,10 @@ def _register_transpose(op: Op, *cotangents) -> None:
             if ct.ndim > 2 and aval.ndim == 2:
                 # One operand for the whole batch, whose cotangents are added up before rounding.
                 ct = ct.astype(reference.accumulator(ct.dtype))
-                results[place] = jnp.sum(cotangent(ct, aval, *operands, **params), axis=0)
+                result = jnp.sum(cotangent(ct, aval, *operands, **params), axis=0)
             else:
-                results[place] = cotangent(ct, aval, *operands, **params)
-            results[place] = results[place].astype(aval.dtype)
+                result = cotangent(ct, aval, *operands, **params)
+            results[place] = result.astype(aval.dtype)
         return results
 
     op.def_transpose(rule)
@@ -165,10 +162,15 @@ def _of_tokens(y, aval, pair_of_row, row_of_pair, weights, count, *, divisor, im
 
 def _of_rows(x, aval, pair_of_row, row_of_pair, weights, count, *, divisor, implementation):
     """The cotangent of y: copies of the tokens x, times the weights."""
-    if pair_of_row.shape[-1]:
-        params = dict(divisor=divisor, implementation=implementation)
-        return gather_rows(x, pair_of_row, row_of_pair, weights, count, **params)
-    return reference.spread_rows(x, row_of_pair, weights, count, num_rows=aval.shape[-2])
+    if not pair_of_row.shape[-1]:
+        return reference.spread_rows(x, row_of_pair, weights, count, num_rows=aval.shape[-2])
+    params = dict(divisor=divisor, implementation=implementation)
+    y = gather_rows(x, pair_of_row, row_of_pair, weights, count, **params)
+    if y.ndim > aval.ndim and count.shape[-1]:
+        # Of rows that a batch shares, some are valid in one element of it and undefined in another.
+        valid = jnp.arange(y.shape[-2], dtype=jnp.int32) < count
+        y = jnp.where(valid[..., None], y, 0)
+    return y
 
 
 def _gather_x(ct, aval, _, pair_of_row, row_of_pair, weights, count, **params):
@@ -195,18 +197,14 @@ def _dots_y(ct, aval, x, _, pair_of_row, row_of_pair, count, **params):
     return _of_rows(x, aval, pair_of_row, row_of_pair, ct, count, **params)
 
 
-for _op, *_cotangents in (
-    (GATHER, _gather_x, _gather_weights),
-    (COMBINE, _combine_y, _combine_weights),
-    (DOTS, _dots_x, _dots_y),
-):
-    _register_jvp(_op)
-    _register_transpose(_op, *_cotangents)
+_register_transpose(GATHER, _gather_x, _gather_weights)
+_register_transpose(COMBINE, _combine_y, _combine_weights)
+_register_transpose(DOTS, _dots_x, _dots_y)
 
 
 def _sort_jvp(primals, tangents, **params):
     outs = sort_by_expert(*primals, **params)
-    return outs, [ad.Zero(jax.typeof(out).to_tangent_aval()) for out in outs]
+    return outs, [tangent_of(out, []) for out in outs]
 
 
 def _register_batching(op: Op) -> None:
@@ -214,5 +212,7 @@ def _register_batching(op: Op) -> None:
 
 
 SORT.def_jvp(_sort_jvp)
+for _op in (GATHER, COMBINE, DOTS):
+    _register_jvp(_op)
 for _op in (SORT, GATHER, COMBINE, DOTS):
     _register_batching(_op)

@@ -19,6 +19,7 @@ Every operand may have a batch dimension in front. `weights` [T, 0], `count` [0]
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -181,8 +182,8 @@ def accumulator(dtype: np.dtype) -> np.dtype:
 
 
 def over_batches(
-    function: Callable[..., jax.Array], operands: tuple[jax.Array, ...], ranks: tuple[int, ...]
-) -> jax.Array:
+    function: Callable[..., Any], operands: tuple[jax.Array, ...], ranks: tuple[int, ...]
+) -> Any:
     """Maps `function` over the batch dimension of those operands that have more than their rank."""
     axes = [0 if x.ndim > rank else None for x, rank in zip(operands, ranks, strict=True)]
     return function(*operands) if set(axes) == {None} else jax.vmap(function, axes)(*operands)
