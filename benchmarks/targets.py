@@ -33,6 +33,7 @@ from benchmarks.harness.target import (
     host_us,
     kernels,
     loss_difference,
+    microseconds,
     of_uniform_time,
     over,
     over_best,
@@ -115,6 +116,17 @@ FP8_DENSE = {
     "qwen3_down": 0.85,
     "ds256_n512": 0.42,
 }
+# Microseconds on an H200 of a whole layer, forward and backward, and over QuACK's kernels.
+LAYER_US = {
+    "qwen3_30b": 3050,
+    "sonic_7b": 2550,
+    "sonic_4096": 4200,
+    "dsv3_slice": 12200,
+    "mixtral": 12000,
+    "gptoss": 7050,
+}
+LAYER_OVER_QUACK = dict(zip(LAYER_US, (1.2, 1.1, 1.2, 1.2, 1.15, 1.14), strict=True))
+QUACK_LAYERS = ("quack", "quack_tuned")
 LARGE = ("8x2048x2048", "2x4096x4096", "1x8192x8192")
 SMALL = ("64x256x1024", "16x512x512", "32x1024x256")
 WIDE = ("16x1024x1024", "8x2048x2048")
@@ -163,6 +175,14 @@ TARGETS = (
     Target("FP8 training", of_shapes(["h200"], "fp8_training"), loss_difference, 0.01,
            [f"h200/fp8_training/{seed}" for seed in range(2)], at_most=True,
            of="<= 1 % from bfloat16's held-out loss"),
+
+    Target("MoE layer, forward and backward", of("moe_step"), microseconds, by_shape(LAYER_US),
+           cases(LAYER_US, ["moe_step"]), at_most=True, of="<= 2550 to 12200 us, by layer"),
+    Target("MoE layer, forward and backward, over QuACK", of("moe_step"), over(*QUACK_LAYERS),
+           by_shape(LAYER_OVER_QUACK), cases(LAYER_US, ["moe_step"]),
+           of=">= 1.1 to 1.2 of the faster of QuACK's, by layer"),
+    Target("MoE layer, forward, over QuACK", of("moe_forward"), over(*QUACK_LAYERS), 1.05,
+           cases(LAYER_US, ["moe_forward"])),
 
     Target("float64 syr2k over cuBLAS in a loop", of_shapes(WIDE, "syr2k_f64"),
            over("cublas_loop"), by_shape(dict(zip(WIDE, (1.9, 1.0), strict=True))),

@@ -181,6 +181,12 @@ def tflops(record: Record, records: Sequence[Record]) -> tuple[float, str] | Non
     return found and (found, f"{found:.0f}")
 
 
+def microseconds(record: Record, records: Sequence[Record]) -> tuple[float, str] | None:
+    """Our time."""
+    found = _ours(record).get("median_us")
+    return found and (found, f"{found:.0f} us")
+
+
 def error(record: Record, records: Sequence[Record]) -> tuple[float, str] | None:
     """Our relative error."""
     found = _ours(record).get("error")

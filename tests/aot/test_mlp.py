@@ -119,3 +119,34 @@ def test_what_no_kernel_has_is_composed_of_those_there_are(activation, h200):
     assert h200.compile(run, *SORTED).kernels == dict(ragged_noncontracting=3)
     kernels = h200.compile(both(run), *SORTED).kernels
     assert kernels == dict(ragged_noncontracting=4, ragged_contracting=3, paired_ragged_dot=1)
+
+
+@pytest.mark.parametrize(
+    "tokens, embed, hidden, experts, top_k, mebibytes",
+    [
+        (8192, 2048, 768, 128, 8, 560),
+        (24576, 1536, 256, 128, 8, 900),
+        (8192, 4096, 512, 128, 8, 720),
+        (4096, 7168, 2048, 32, 8, 760),
+        (4096, 4096, 14336, 8, 2, 760),
+        (8192, 2880, 2880, 32, 4, 650),
+    ],
+)
+def test_memory_of_published_layers(tokens, embed, hidden, experts, top_k, mebibytes, h200):
+    """Gate and up and one more like them or [m, D] array at a time, forward and backward."""
+
+    def run(x, wi_0, wi_1, wo, logits, dy):
+        def of(x, wi_0, wi_1, wo, logits):
+            return moe.dropless_mlp(x, moe.route(logits, top_k), wi_0, wi_1, wo)
+
+        y, vjp = jax.vjp(of, x, wi_0, wi_1, wo, logits)
+        return y, vjp(dy)
+
+    x = struct(tokens, embed)
+    matrices = [struct(experts, embed, hidden)] * 2 + [struct(experts, hidden, embed)]
+    program = h200.compile(run, x, *matrices, struct(tokens, experts, dtype=F32), x)
+    assert program.kernels.items() >= (FORWARD | BACKWARD).items()
+    assert program.temporary_bytes <= mebibytes * 2**20
+    moved = [i for i in program.entry if f"bf16[{tokens * top_k},{embed}]" in i.type]
+    others = [i.text for i in moved if i.opcode not in aot.FREE | {"optimization-barrier"}]
+    assert not others

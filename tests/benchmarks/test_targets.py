@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import grouped_gemm, rank_k, targets
+from benchmarks import grouped_gemm, moe, rank_k, targets
 from benchmarks.fp8.cases import default_cases
 from benchmarks.harness import cases, results_file
 from benchmarks.harness.target import Target, Verdict
@@ -183,6 +183,7 @@ def test_every_wanted_case_is_one_that_a_benchmark_measures():
         for update in rank_k.UPDATES.values()
         for shape in update.shapes
     }
+    measured |= {f"{layer}/{op}" for layer in moe.LAYERS for op in moe.OPS}
     measured |= {f"{name}/grouped_gemm" for name in grouped_gemm.lists()}
     measured |= {f"h200/fp8_training/{seed}" for seed in range(3)}
     for target in targets.TARGETS:

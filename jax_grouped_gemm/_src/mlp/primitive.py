@@ -137,7 +137,7 @@ class Options:
 
     activation: Activation
     precision: Any
-    implementation: str | None
+    implementation: Implementation
     tile_choices: tile_choices.TileChoices
 
     @classmethod

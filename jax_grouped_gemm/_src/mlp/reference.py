@@ -140,7 +140,10 @@ def gated_ragged_dot(
     up = None if wi_1 is None else checkpoint_name(matmul(x, wi_1, given.get("b1")), UP)
     owned = owned_rows(sizes, offset, wi_0.shape[0], x.shape[0])
     hidden = _hidden(activation, gate, up, row_weights(given.get("weights"), owned, gate))
-    return [hidden, gate, up] if residuals and up is not None else [hidden]
+    if not residuals:
+        return [hidden]
+    assert up is not None, "residuals are those of a gate and an up projection"
+    return [hidden, gate, up]
 
 
 def gated_ragged_dot_transpose(
