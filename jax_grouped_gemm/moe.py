@@ -23,7 +23,8 @@ scan, remat and shard_map.
 
 Rounding: gate and up are rounded to the dtype of the operands, with their biases added before. The
 hidden layer is computed from those rounded values in float32 at least, router weight included, and
-rounded once. So what is kept, what is computed again and what a kernel fuses agree bit for bit.
+rounded once. So what is kept, what is computed again and what a kernel fuses agree, but for the
+accuracy to which a kernel computes the activation.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jax_grouped_gemm._src import arguments
 from jax_grouped_gemm._src.activations import Activation as Activation
-from jax_grouped_gemm._src.activations import as_activation
+from jax_grouped_gemm._src.activations import as_activation, hidden_layer
 from jax_grouped_gemm._src.arguments import (
     as_array,
     canonical_offset,
@@ -46,6 +47,9 @@ from jax_grouped_gemm._src.arguments import (
 )
 from jax_grouped_gemm._src.arithmetic import at_least_float32
 from jax_grouped_gemm._src.fp8.training import Recipe, fp8_ragged_dot
+from jax_grouped_gemm._src.mlp import api as mlp
+from jax_grouped_gemm._src.mlp.primitive import Options
+from jax_grouped_gemm._src.moe.biases import with_bias
 from jax_grouped_gemm._src.moe.operands import (
     Biases,
     check_routing,
@@ -133,13 +137,7 @@ def gated_activation(
 
 # Only the two matmul results are kept for the backward pass: recomputing this elementwise step is
 # free next to storing its three [T*k, F] float32 intermediates.
-@functools.partial(jax.checkpoint, static_argnums=0)
-def _hidden(activation, gate, up, weights):
-    dtype = at_least_float32(gate.dtype)
-    hidden = activation(gate.astype(dtype), None if up is None else up.astype(dtype))
-    if weights is not None:
-        hidden = hidden * weights.astype(dtype)[:, None]
-    return hidden.astype(gate.dtype)
+_hidden = jax.checkpoint(hidden_layer, static_argnums=0)
 
 
 def dropless_mlp(
@@ -198,8 +196,8 @@ def dropless_mlp(
     check_routing("dropless_mlp", routing)
     check_shapes(x, routing, wi_0, wi_1, wo, group_offset)
     b0, b1, bo = checked_biases(biases, wi_0, wi_1, wo)
-    operands = dict(x=x, wi_0=wi_0, wi_1=wi_1, wo=wo, b0=b0, b1=b1, bo=bo)
-    operands = {name: a for name, a in operands.items() if a is not None}
+    every = dict(x=x, wi_0=wi_0, wi_1=wi_1, wo=wo, b0=b0, b1=b1, bo=bo)
+    operands = {name: a for name, a in every.items() if a is not None}
     refuse_sharded("dropless_mlp", **operands)
     # Inside shard_map the gradient of replicated tokens is summed over devices where they are cast
     # to vary. Here that sum carries [T, D]; left to the matmuls it would carry [T*k, D] twice.
@@ -208,13 +206,24 @@ def dropless_mlp(
     expert_order = sort_by_expert(routing, implementation=of_rows)
     order, inverse, group_sizes = expert_order
     matmul = functools.partial(
-        _with_bias,
+        with_bias,
         _ragged_dot(implementation, precision, recipe),
         group_sizes=group_sizes,
         group_offset=group_offset,
     )
-    rows = dispatch(x.reshape(-1, x.shape[-1]), expert_order, implementation=of_rows)
+    tokens = x.reshape(-1, x.shape[-1])
+    weights: jax.Array | None
     weights = permute_rows(routing.weights.reshape(-1), order, inverse.reshape(-1))
+    if recipe is None and not callable(implementation) and not apply_router_weight_on_input:
+        options = Options.of(activation, precision, implementation)
+        given = operands | dict(x=tokens, rows=order // inverse.shape[1], inverse=inverse)
+        given["weights"] = weights.astype(at_least_float32(x.dtype))
+        given |= dict(group_sizes=group_sizes, group_offset=canonical_offset(group_offset))
+        out = mlp.if_fused(options, given)
+        if out is not None:
+            out = combine(checkpoint_name(out, "mlpwo"), expert_order, implementation=of_rows)
+            return out.reshape(x.shape)
+    rows = dispatch(tokens, expert_order, implementation=of_rows)
     if apply_router_weight_on_input:
         dtype = at_least_float32(x.dtype)
         rows = (rows.astype(dtype) * weights.astype(dtype)[:, None]).astype(x.dtype)
@@ -227,50 +236,6 @@ def dropless_mlp(
     hidden = _hidden(activation, gate, up, weights)
     out = checkpoint_name(matmul(hidden, wo, bo, weights), "mlpwo")
     return combine(out, expert_order, implementation=of_rows).reshape(x.shape)
-
-
-def _with_bias(matmul, rows, matrices, bias, weights=None, *, group_sizes, group_offset):
-    """Rows times their expert's matrix, plus its bias (times the row's weight), rounded once."""
-    product = functools.partial(
-        matmul, rows, matrices, group_sizes=group_sizes, group_offset=group_offset
-    )
-    if bias is None:
-        return product()
-    result = jnp.result_type(rows, matrices)
-    dtype = at_least_float32(result)
-    offset = canonical_offset(group_offset)[0]
-    added = _bias_rows(bias.astype(dtype), group_sizes, offset, rows.shape[0])
-    if weights is not None:
-        added *= weights.astype(dtype)[:, None]
-    return (product(preferred_element_type=dtype) + added).astype(result)
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
-def _bias_rows(
-    bias: jax.Array, group_sizes: jax.Array, group_offset: jax.Array, num_rows: int
-) -> jax.Array:
-    """The bias [g, n] of each row's expert: [num_rows, n], zero where the expert is not here."""
-    rows = jnp.arange(num_rows, dtype=jnp.int32)
-    ends = jnp.cumsum(group_sizes)
-    local = jnp.searchsorted(ends, rows, side="right", method="compare_all") - group_offset
-    is_here = (local >= 0) & (local < bias.shape[0])
-    return jnp.where(is_here[:, None], jnp.take(bias, local, axis=0, mode="clip"), 0)
-
-
-@_bias_rows.defjvp
-def _bias_rows_jvp(num_rows, primals, tangents):
-    # As the product with a column of ones, whose transpose is a ragged product too. That of a
-    # gather is a scatter-add, which is not reproducible on a GPU.
-    bias, group_sizes, group_offset = primals
-    ones = jnp.ones((num_rows, 1), bias.dtype)
-    tangent = ragged_dot(
-        vary_over(ones, varying_axes(bias, group_sizes)),
-        tangents[0][:, None],
-        group_sizes,
-        precision="highest",
-        group_offset=group_offset,
-    )
-    return _bias_rows(bias, group_sizes, group_offset, num_rows), tangent
 
 
 def _ragged_dot(implementation, precision, recipe) -> Callable[..., jax.Array]:

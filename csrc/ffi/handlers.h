@@ -23,4 +23,7 @@ XLA_FFI_Error* JggCombineRows(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggRowDots(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggScaledRaggedNoncontracting(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggScaledRaggedContracting(XLA_FFI_CallFrame* call_frame);
+XLA_FFI_Error* JggGatedRaggedDot(XLA_FFI_CallFrame* call_frame);
+XLA_FFI_Error* JggGatedRaggedDotTranspose(XLA_FFI_CallFrame* call_frame);
+XLA_FFI_Error* JggPairedRaggedDot(XLA_FFI_CallFrame* call_frame);
 }

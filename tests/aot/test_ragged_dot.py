@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -13,13 +12,12 @@ from jax.sharding import PartitionSpec as P
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src import availability, tile_config
-from tests.support.aot import ALIGNMENT, FREE, Program, Target
-from tests.support.ops import CONTRACTING, NONCONTRACTING, OPS
+from jax_grouped_gemm._src.ragged import choices
+from tests.support.aot import ALIGNMENT, FREE, H200, Program, Target
+from tests.support.ops import BOTH_OPS, CONTRACTING, NONCONTRACTING
 
-TARGET_CONFIG = Path(__file__).parents[1] / "data" / "h200_target_config.txtpb"
 M, K, N, G = 256, 128, 192, 4
 
-BOTH_OPS = pytest.mark.parametrize("op", OPS, ids=repr)
 ALL_MAJORS = pytest.mark.parametrize(
     "majors",
     [dict(transpose_lhs=a, transpose_rhs=b) for a in (False, True) for b in (False, True)],
@@ -31,12 +29,6 @@ RAGGED_MAJOR = pytest.mark.parametrize(
     [(NONCONTRACTING, False), (NONCONTRACTING, True), (CONTRACTING, False)],
     ids=repr,
 )
-
-
-@pytest.fixture(scope="module")
-def h200(extension) -> Target:
-    pytest.importorskip("jax_plugins.xla_cuda13", reason="the CUDA plugin is not installed")
-    return Target(TARGET_CONFIG.read_text())
 
 
 def shapes(op, dtype=jnp.bfloat16, *, m=M, k=K, n=N, g=G, transpose_lhs=False, transpose_rhs=False):
@@ -86,9 +78,9 @@ def planned_workspace(op, dtype=jnp.bfloat16, *, m=M, **options) -> int:
 @BOTH_OPS
 def test_the_tiles_that_a_plan_can_choose_are_those_compiled(op, extension):
     compiled = [config for config in extension.kernel_configs() if config["op"] == f"ragged_{op}"]
-    tiles = tile_config.TILE_CONFIGS
+    tiles = (tile_config.DEFAULT_TILE,)
     if repr(op) == "contracting":
-        tiles += tile_config.PINGPONG_TILE_CONFIGS
+        tiles += (choices.PINGPONG_TILE,)
     assert [dict(op=f"ragged_{op}", **tile.sizes()) for tile in tiles] == compiled
 
 
@@ -118,7 +110,7 @@ class TestForward:
         assert_only_workspaces(program, workspace_bytes)
 
     @BOTH_OPS
-    @pytest.mark.parametrize("tile", tile_config.TILE_CONFIGS, ids=str)
+    @pytest.mark.parametrize("tile", (tile_config.DEFAULT_TILE,), ids=str)
     def test_tile_reaches_the_call(self, op, tile, h200):
         *arguments, _ = shapes(op)
         program = h200.compile(forward(op, tile=tile), *arguments)
@@ -129,7 +121,7 @@ class TestForward:
 
     def test_a_tile_is_for_one_product(self, h200):
         """The cotangents are other products, and theirs is the plan's choice."""
-        (tile,) = tile_config.STREAM_K_TILE_CONFIGS
+        tile = choices.STREAM_K_TILE
         program = h200.compile(cotangents(NONCONTRACTING, tile=tile), *shapes(NONCONTRACTING))
         assert len(program.calls) == 2
         for call in program.calls:
@@ -281,7 +273,7 @@ class TestNoKernel:
     @pytest.mark.parametrize("capability", ["8.0", "9.0", "10.0"])
     def test_only_hopper_is_suitable(self, capability, h200):
         major, minor = capability.split(".")
-        config = TARGET_CONFIG.read_text().replace(
+        config = H200.replace(
             "cuda_compute_capability { major: 9 }",
             f"cuda_compute_capability {{ major: {major} minor: {minor} }}",
         )
@@ -348,7 +340,7 @@ class TestTransforms:
 
     def test_expert_parallel_shard_map(self, h200):
         """Each of four devices multiplies by its own experts: one kernel and one all-reduce."""
-        target = Target(TARGET_CONFIG.read_text(), devices=4)
+        target = Target(H200, devices=4)
 
         def body(lhs, rhs, sizes):
             first = jax.lax.axis_index("x") * rhs.shape[0]

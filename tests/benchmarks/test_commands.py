@@ -15,6 +15,7 @@ from benchmarks import (
     grouped_gemm,
     host,
     memory,
+    moe,
     rank_k,
     rows,
     run,
@@ -97,6 +98,16 @@ def test_accumulate(dry_run):
         assert record["peers"]["ours_then_add"]["error"]["total"] > 0
         assert record["peers"]["ours_product"]["status"] == "measured"
         assert record["ratios"]["ours_then_add"] > 0
+
+
+def test_moe(dry_run):
+    found = dry_run(moe.main, "--no-host")
+    assert set(found) == {"tiny/moe_forward", "tiny/moe_step"}
+    for record in found.values():
+        ours, unfused = (record["peers"][name] for name in ("ours", "ours_unfused"))
+        assert ours["error"]["total"] < 0.02 and ours["temporary_bytes"] > 0
+        assert unfused["status"] == "measured" and record["ratios"]["ours_unfused"] > 0
+        assert record["peers"]["quack"]["status"] == "skipped"
 
 
 def test_fp8(dry_run, tmp_path):

@@ -28,8 +28,9 @@ import numpy as np
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm import moe
 from jax_grouped_gemm._src import tile_config
-from jax_grouped_gemm._src.fp8 import plan as plan_fp8
+from jax_grouped_gemm._src.fp8 import choices as choices_fp8
 from jax_grouped_gemm._src.fp8 import primitive as fp8_primitive
+from jax_grouped_gemm._src.ragged import choices
 from jax_grouped_gemm._src.ragged import primitive as ragged
 from tests.support import (
     fp8_oracle,
@@ -37,6 +38,7 @@ from tests.support import (
 )
 from tests.support import rows as rows_oracle
 from tests.support.float32_errors import PRODUCT_ERROR
+from tests.support.mlp_on_gpu import check_gated, check_gradient, check_paired
 from tests.support.ops import (
     CONTRACTING,
     NONCONTRACTING,
@@ -63,11 +65,9 @@ def ragged_products(rng) -> int:
     for op, transpose_lhs, transpose_rhs in product(OPS, (False, True), (False, True)):
         lhs, rhs, _ = (random(rng, shape, jnp.bfloat16) for shape in op.shapes(M, K, N, G))
         outputs = zip((jnp.bfloat16, jnp.float32, jnp.bfloat16), OFFSETS, strict=True)
-        runs = list(product(outputs, tile_config.TILE_CONFIGS))
+        runs = list(product(outputs, (tile_config.DEFAULT_TILE,)))
         if op is CONTRACTING and not transpose_lhs and not transpose_rhs:
-            runs += product(
-                zip([jnp.float32] * 3, OFFSETS, strict=True), tile_config.PINGPONG_TILE_CONFIGS
-            )
+            runs += product(zip([jnp.float32] * 3, OFFSETS, strict=True), (choices.PINGPONG_TILE,))
         for (out_dtype, offset), tile in runs:
             for sizes in np.array(SIZES, np.int32):
                 out = op.call(
@@ -126,6 +126,20 @@ def products_added_in_place(rng) -> int:
     return launches
 
 
+def expert_mlps(rng) -> int:
+    launches = 0
+    for weighted, activation in product((False, True), ("silu", "swiglu_oai")):
+        for sizes, offset in zip(np.array(SIZES, np.int32), OFFSETS, strict=True):
+            options = dict(m=M, embed=K, hidden=N, offset=offset or 0)
+            operands, results = check_gated(
+                rng, sizes, weighted=weighted, activation=activation, **options
+            )
+            check_gradient(rng, operands, results, sizes, offset or 0, activation)
+            check_paired(rng, sizes, **options)
+            launches += 4
+    return launches
+
+
 def products_with_a_cut_last_wave(rng) -> int:
     """Five units of work at most, each of them cut into four along K."""
     launches, k = 0, 1544
@@ -142,7 +156,7 @@ def products_with_a_cut_last_wave(rng) -> int:
                 preferred_element_type=np.dtype(out_dtype),
                 precision=None,
                 implementation="cuda",
-                tile=tile_config.STREAM_K_TILE_CONFIGS[0],
+                tile=choices.STREAM_K_TILE,
             )
             oracle.check(out, oracle.ragged_noncontracting(lhs, rhs, sizes))
             launches += 1
@@ -226,7 +240,7 @@ def lists_of_products(rng) -> int:
 def float32_products_of_few_rows(rng) -> int:
     """Both precisions and majors of the weights, K and N off the tile."""
     launches = 0
-    tile = tile_config.FLOAT32_FEW_ROWS_TILE
+    tile = choices.FLOAT32_FEW_ROWS_TILE
     for transpose_rhs, precision in product((False, True), PRODUCT_ERROR):
         for sizes, offset in zip(SIZES, OFFSETS, strict=True):
             shapes = NONCONTRACTING.shapes(M, K + 4, N + 4, G)
@@ -382,7 +396,7 @@ def fp8_configurations(rng: np.random.Generator, sizes: np.ndarray) -> int:
         rows, weights = jgg.quantize_ragged(lhs, sizes), jgg.quantize_weights(rhs)
         exact = fp8_oracle.noncontracting(*rows[:2], *weights[:2], sizes)
         operands = *rows[:2], *weights[2:], sizes, offset
-        for tile in plan_fp8.NONCONTRACTING_TILES[1:] + plan_fp8.STREAM_K_TILES:
+        for tile in (choice.tile for choice in choices_fp8.NONCONTRACTING[1:]):
             out = fp8_primitive.scaled_ragged_noncontracting(
                 *operands, **forward, **options, tile=tile
             )
@@ -390,7 +404,7 @@ def fp8_configurations(rng: np.random.Generator, sizes: np.ndarray) -> int:
             launches += 1
     columns = [np.asarray(x) for x in 2 * rows[2:]]
     exact = fp8_oracle.contracting(*columns, sizes, M)
-    for tile in plan_fp8.CONTRACTING_TILES[1:]:
+    for tile in (choice.tile for choice in choices_fp8.CONTRACTING[1:]):
         out = fp8_primitive.scaled_ragged_contracting(
             *columns, sizes, offset, num_rows=M, num_groups=G, **options, tile=tile
         )
@@ -451,6 +465,7 @@ def rows(rng: np.random.Generator) -> int:
 PARTS = {
     "ragged": ragged_products,
     "accumulate": products_added_in_place,
+    "mlp": expert_mlps,
     "stream_k": products_with_a_cut_last_wave,
     "long_tiles": long_tiles,
     "skew": gradients_of_unequal_groups,

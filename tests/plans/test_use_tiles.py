@@ -3,7 +3,6 @@
 import dataclasses
 import re
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,7 @@ import pytest
 
 import jax_grouped_gemm as jgg
 from tests.support import oracle
-from tests.support.aot import Program, Target
+from tests.support.aot import Program
 from tests.support.ops import OPS, random
 from tests.support.tiles import NOT_COMPILED, A, B, C, add_tiles
 
@@ -87,12 +86,12 @@ class TestChoice:
         assert f"tile {A} (overridden)" in text and "192x96" in text
         assert "overridden" not in str(jgg.explain(jgg.ragged_dot, LHS, RHS, SIZES))
 
-    def test_decides_grid_and_efficiency(self):
+    def test_decides_grid_and_utilization(self):
         with jgg.use_tiles(forward=B):
             (plan,) = jgg.explain(jgg.ragged_dot, LHS, RHS, SIZES).plans
         # Groups of 66 rows on average: two tiles of 64, and two of 96 columns.
         assert plan.grid == G * 2 * 2
-        assert plan.efficiency == pytest.approx(M * N / (132 * 64 * 96))
+        assert plan.utilization == pytest.approx(M * N / (132 * 64 * 96))
 
     def test_candidates_are_what_may_be_chosen(self):
         (plan,) = jgg.explain(jgg.ragged_dot, LHS, RHS, SIZES).plans
@@ -318,12 +317,6 @@ def test_flax_layer_needs_no_argument(recipe):
     count = len(tiles(layer.apply, variables, x))
     assert len(found) == 3 * count
     assert [found.count(tile) for tile in (A, B, C)] == [count] * 3
-
-
-@pytest.fixture(scope="module")
-def h200(extension) -> Target:
-    pytest.importorskip("jax_plugins.xla_cuda13", reason="the CUDA plugin is not installed")
-    return Target((Path(__file__).parents[1] / "data" / "h200_target_config.txtpb").read_text())
 
 
 class TestProgramForH200:

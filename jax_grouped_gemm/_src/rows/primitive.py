@@ -48,7 +48,7 @@ def gather_rows(x, pair_of_row, row_of_pair, weights, count, **params) -> jax.Ar
     return GATHER.bind(x, pair_of_row, row_of_pair, weights, count, **params)
 
 
-def _gather_aval(*operands, **_):
+def _gather_aval(*operands, **params):
     x, pair_of_row, *_ = operands
     return GATHER.result_aval(operands, (pair_of_row.shape[-1], x.shape[-1]), x.dtype)
 
@@ -70,7 +70,7 @@ def combine_rows(y, pair_of_row, row_of_pair, weights, count, **params) -> jax.A
     return COMBINE.bind(y, pair_of_row, row_of_pair, weights, count, **params)
 
 
-def _combine_aval(*operands, **_):
+def _combine_aval(*operands, **params):
     y, _, row_of_pair, *_ = operands
     return COMBINE.result_aval(operands, (row_of_pair.shape[-2], y.shape[-1]), y.dtype)
 
@@ -133,7 +133,7 @@ def _register_transpose(op: Op, *cotangents) -> None:
     """`cotangents` give, for each factor, its cotangent from `(ct, aval, *operands, **params)`."""
 
     def rule(ct, *operands, **params):
-        results = [None] * len(operands)
+        results: list[jax.Array | None] = [None] * len(operands)
         if is_zero(ct):
             return results
         for place, cotangent in zip(_FACTORS[op], cotangents, strict=True):
@@ -143,10 +143,10 @@ def _register_transpose(op: Op, *cotangents) -> None:
             if ct.ndim > 2 and aval.ndim == 2:
                 # One operand for the whole batch, whose cotangents are added up before rounding.
                 ct = ct.astype(reference.accumulator(ct.dtype))
-                results[place] = jnp.sum(cotangent(ct, aval, *operands, **params), axis=0)
+                result = jnp.sum(cotangent(ct, aval, *operands, **params), axis=0)
             else:
-                results[place] = cotangent(ct, aval, *operands, **params)
-            results[place] = results[place].astype(aval.dtype)
+                result = cotangent(ct, aval, *operands, **params)
+            results[place] = result.astype(aval.dtype)
         return results
 
     op.def_transpose(rule)
