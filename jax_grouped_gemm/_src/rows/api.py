@@ -96,7 +96,8 @@ def gather_rows(
         undefined.
       inverse: integers [T, k], where in `rows` each token is, every place once; negative ones or
         those past the last are none. With it the kernel reads each token once and the gradient
-        with respect to `x` is `combine`. Without it the gradient is XLA's scatter-add.
+        with respect to `x` is `combine`. Without it the gradient is XLA's scatter-add, which is
+        slower and adds up in any order on a GPU.
       implementation: None takes the CUDA kernel where it can run and the reference elsewhere;
         "cuda" insists on the kernel; "reference" is pure JAX. Kernels move bfloat16, float16 and
         float32, in pieces of 16 bytes if a token is a multiple of that.
@@ -193,7 +194,7 @@ def combine(
       weights: [T, k], floating point, by default ones.
       order: integers [m], the pair t * k + c of every row, where only the inverse is given. With
         it, no row may belong to two pairs, and the gradient with respect to `rows` is a gather, as
-        it is with the result of `sort_by_expert`. Without it the gradient is XLA's scatter-add.
+        it is with the result of `sort_by_expert`. Without it the gradient is a scatter-add.
       count: see `gather_rows`.
       implementation: see `gather_rows`.
 

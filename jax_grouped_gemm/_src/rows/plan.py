@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+from jax.export import is_symbolic_dim
 
 from jax_grouped_gemm._src.arithmetic import cdiv
 
@@ -65,12 +66,11 @@ def plan_sort(avals: Sequence[Any], params: Mapping[str, Any], target: Any = Non
     num_experts = params["num_experts"]
     pairs = jax.ShapeDtypeStruct((*batch, n), jnp.int32)
     results = (pairs, pairs, jax.ShapeDtypeStruct((*batch, num_experts), jnp.int32))
-    reason = _asked_for_reference(params) or _too_many_batches(batch)
-    if not 1 <= num_experts <= MOST_EXPERTS:
-        reason = reason or f"the kernel sorts by 1 to {MOST_EXPERTS} experts, got {num_experts}"
-    return _plan(
-        "sort_by_expert", reason, results, 0 in experts.shape, blocks=_blocks(n, num_experts)
-    )
+    reason = _no_kernel_reason(avals, params, batch)
+    if not reason and not 1 <= num_experts <= MOST_EXPERTS:
+        reason = f"the kernel sorts by 1 to {MOST_EXPERTS} experts, got {num_experts}"
+    blocks = 0 if reason else _blocks(n, num_experts)
+    return _plan("sort_by_expert", reason, results, 0 in experts.shape, blocks=blocks)
 
 
 def _blocks(n: int, num_experts: int) -> int:
@@ -85,7 +85,7 @@ def plan_gather(avals: Sequence[Any], params: Mapping[str, Any], target: Any = N
     """Plans a `gather_rows` from its operands' avals and its parameters."""
     x, pair_of_row, row_of_pair, *_ = avals
     shape = (pair_of_row.shape[-1], x.shape[-1])
-    more = dict(by_token=row_of_pair.shape[-1] > 0, divisor=params["divisor"])
+    more = dict(by_token=row_of_pair.shape[-1] != 0, divisor=params["divisor"])
     return _plan_move("gather_rows", avals, params, shape, x.dtype, **more)
 
 
@@ -106,7 +106,7 @@ def plan_dots(avals: Sequence[Any], params: Mapping[str, Any], target: Any = Non
 
 def _plan_move(op, avals, params, shape, dtype, **more) -> RowsPlan:
     batch = max((x.shape[:-rank] for x, rank in zip(avals, RANKS[op], strict=True)), key=len)
-    reason = _asked_for_reference(params) or _too_many_batches(batch)
+    reason = _no_kernel_reason(avals, params, batch)
     if not reason and avals[0].dtype not in KERNEL_DTYPES:
         reason = f"the kernels move rows of bfloat16, float16 or float32, got {avals[0].dtype}"
     result = jax.ShapeDtypeStruct((*batch, *shape), dtype)
@@ -124,11 +124,12 @@ def _plan(op, reason, results, nothing, **more) -> RowsPlan:
     return RowsPlan(op, "kernel", "", results, **more)
 
 
-def _asked_for_reference(params) -> str:
-    asked = params["implementation"] == "reference"
-    return "implementation='reference' was asked for" if asked else ""
-
-
-def _too_many_batches(batch) -> str:
-    too_many = batch and batch[0] > MOST_BATCHES
-    return f"a launch has at most {MOST_BATCHES} batches, got {batch[0]}" if too_many else ""
+def _no_kernel_reason(avals, params, batch) -> str:
+    """Why no kernel can run whatever the operation; empty if one can."""
+    if params["implementation"] == "reference":
+        return "implementation='reference' was asked for"
+    if any(map(is_symbolic_dim, (size for x in avals for size in x.shape))):
+        return "a dimension is symbolic, and kernels are planned for known ones"
+    if batch and batch[0] > MOST_BATCHES:
+        return f"a launch has at most {MOST_BATCHES} batches, got {batch[0]}"
+    return ""
