@@ -33,20 +33,25 @@ nb::capsule encapsulate(XLA_FFI_Handler* handler) {
 // never meets a handler that reads them differently.
 nb::dict registrations() {
   nb::dict targets;
-  targets["jax_grouped_gemm.ragged_noncontracting.v3"] = encapsulate(JggRaggedNoncontracting);
-  targets["jax_grouped_gemm.ragged_contracting.v3"] = encapsulate(JggRaggedContracting);
+  targets["jax_grouped_gemm.ragged_noncontracting.v4"] = encapsulate(JggRaggedNoncontracting);
+  targets["jax_grouped_gemm.ragged_noncontracting.v3"] = encapsulate(JggRaggedNoncontractingV3);
+  targets["jax_grouped_gemm.ragged_contracting.v4"] = encapsulate(JggRaggedContracting);
+  targets["jax_grouped_gemm.ragged_contracting.v3"] = encapsulate(JggRaggedContractingV3);
   targets["jax_grouped_gemm.ragged_accumulate.v1"] = encapsulate(JggRaggedAccumulate);
   targets["jax_grouped_gemm.grouped_gemm.v1"] = encapsulate(JggGroupedGemm);
   targets["jax_grouped_gemm.grouped_gemm_f32.v1"] = encapsulate(JggGroupedGemmF32);
   targets["jax_grouped_gemm.grouped_gemm_fp64.v1"] = encapsulate(JggGroupedGemmFp64);
-  targets["jax_grouped_gemm.rank_k.v2"] = encapsulate(JggRankK);
+  targets["jax_grouped_gemm.rank_k.v3"] = encapsulate(JggRankK);
+  targets["jax_grouped_gemm.rank_k.v2"] = encapsulate(JggRankKV2);
   targets["jax_grouped_gemm.rank_k_f32.v2"] = encapsulate(JggRankKF32);
   targets["jax_grouped_gemm.rank_k_fp64.v2"] = encapsulate(JggRankKFp64);
   targets["jax_grouped_gemm.quantize_rows.v1"] = encapsulate(JggQuantizeRows);
   targets["jax_grouped_gemm.quantize_blocks.v1"] = encapsulate(JggQuantizeBlocks);
   targets["jax_grouped_gemm.quantize_ragged.v1"] = encapsulate(JggQuantizeRagged);
-  targets["jax_grouped_gemm.scaled_ragged_noncontracting.v4"] =
+  targets["jax_grouped_gemm.scaled_ragged_noncontracting.v5"] =
       encapsulate(JggScaledRaggedNoncontracting);
+  targets["jax_grouped_gemm.scaled_ragged_noncontracting.v4"] =
+      encapsulate(JggScaledRaggedNoncontractingV4);
   targets["jax_grouped_gemm.scaled_ragged_contracting.v3"] =
       encapsulate(JggScaledRaggedContracting);
   return targets;
@@ -65,33 +70,28 @@ void append_config(nb::list& configs, char const* op, int tile_m, int tile_n, in
   configs.append(config);
 }
 
-template <class... Tiles>
-void append_configs(nb::list& configs, char const* op, fp8::TileList<Tiles...>) {
-  (append_config(configs, op, Tiles::kTileM, Tiles::kTileN, Tiles::kCluster), ...);
-}
-
 nb::list kernel_configs() {
   nb::list configs;
-  auto const append = [&](char const* op, std::vector<sm90::TileConfig> const& tiles) {
-    for (sm90::TileConfig const& tile : tiles) {
+  auto const append = [&](char const* op, std::vector<TileConfig> const& tiles) {
+    for (TileConfig const& tile : tiles) {
       append_config(configs, op, tile.tile_m, tile.tile_n, tile.cluster);
     }
   };
   append("ragged_noncontracting", sm90::noncontracting_tile_configs());
   append("ragged_contracting", sm90::contracting_tile_configs());
   append("grouped_gemm", sm90::grouped_gemm_tile_configs());
-  append("grouped_gemm_f64", fp64::gemm_tile_configs(fp64::ElementType::kF64));
-  append("grouped_gemm_c64", fp64::gemm_tile_configs(fp64::ElementType::kC64));
-  append("grouped_gemm_c128", fp64::gemm_tile_configs(fp64::ElementType::kC128));
+  append("grouped_gemm_f64", fp64::gemm_tile_configs(ElementType::kF64));
+  append("grouped_gemm_c64", fp64::gemm_tile_configs(ElementType::kC64));
+  append("grouped_gemm_c128", fp64::gemm_tile_configs(ElementType::kC128));
   append("ragged_noncontracting_stream_k", sm90::list(sm90::stream_k::Tiles{}));
   append("rank_k", sm90::rank_k_tile_configs());
-  append("rank_k_f64", fp64::rank_k_tile_configs(fp64::ElementType::kF64));
-  append("rank_k_c64", fp64::rank_k_tile_configs(fp64::ElementType::kC64));
-  append("rank_k_c128", fp64::rank_k_tile_configs(fp64::ElementType::kC128));
-  append_configs(configs, "scaled_ragged_noncontracting", fp8::NoncontractingTiles{});
-  append_configs(configs, "scaled_ragged_noncontracting", fp8::TransposedTiles{});
-  append_configs(configs, "scaled_ragged_noncontracting_stream_k", fp8::StreamKTiles{});
-  append_configs(configs, "scaled_ragged_contracting", fp8::ContractingTiles{});
+  append("rank_k_f64", fp64::rank_k_tile_configs(ElementType::kF64));
+  append("rank_k_c64", fp64::rank_k_tile_configs(ElementType::kC64));
+  append("rank_k_c128", fp64::rank_k_tile_configs(ElementType::kC128));
+  append("scaled_ragged_noncontracting", sm90::list(fp8::NoncontractingTiles{}));
+  append("scaled_ragged_noncontracting", sm90::list(fp8::SwappedTiles{}));
+  append("scaled_ragged_noncontracting_stream_k", sm90::list(fp8::StreamKTiles{}));
+  append("scaled_ragged_contracting", sm90::list(fp8::ContractingTiles{}));
   return configs;
 }
 
@@ -107,14 +107,14 @@ int64_t float32_workspace_bytes(bool contracting, bool lhs_batched, bool rhs_bat
   arguments.contracting = contracting;
   arguments.lhs_batched = lhs_batched;
   arguments.rhs_batched = rhs_batched;
-  arguments.group_sizes_batched = sizes_batched;
-  arguments.group_offset_batched = offset_batched;
-  arguments.batches = batches;
-  arguments.local_groups = local_groups;
-  arguments.m = m;
+  arguments.groups.sizes_batch_stride = sizes_batched;
+  arguments.groups.offset_batch_stride = offset_batched;
+  arguments.groups.batches = batches;
+  arguments.groups.local_groups = local_groups;
+  arguments.groups.rows = m;
   arguments.k = k;
   arguments.n = n;
-  arguments.terms = terms;
+  arguments.accuracy = terms == 1 ? Accuracy::kTf32 : Accuracy::kF32;
   return sm90::f32::Workspace(arguments).bytes();
 }
 
@@ -123,7 +123,8 @@ int64_t float32_list_workspace_bytes(std::vector<std::pair<int, int64_t>> const&
                                      int terms) {
   std::vector<sm90::f32::MatrixStack> operands;
   for (auto const& [matrices, elements] : stacks) operands.push_back({nullptr, matrices, elements});
-  return sm90::f32::ListWorkspace(operands, terms, nullptr).bytes();
+  return sm90::f32::ListWorkspace(operands, terms == 1 ? Accuracy::kTf32 : Accuracy::kF32, nullptr)
+      .bytes();
 }
 
 }  // namespace

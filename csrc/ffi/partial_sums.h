@@ -9,7 +9,7 @@
 namespace jgg {
 
 // Whether it has room for the sums of one cluster at least.
-inline ffi::Error sums_fit(int64_t workspace_bytes, sm90::TileConfig tile) {
+inline ffi::Error sums_fit(int64_t workspace_bytes, TileConfig tile) {
   int64_t const least = sm90::stream_k_workspace_bytes(tile, tile.cluster);
   if (workspace_bytes >= least) return ffi::Error::Success();
   return invalid("the workspace has " + std::to_string(workspace_bytes) +

@@ -19,8 +19,7 @@
 namespace jgg {
 namespace {
 
-constexpr int kTileK = 64;        // of 16-bit operands
-constexpr int kScaleBlock = 128;  // of FP8 ones
+constexpr int kTileK = 64;  // of 16-bit operands
 
 using ListedPiece = std::array<int, 14>;
 
@@ -58,17 +57,13 @@ TileArray ragged_noncontracting_pieces(Sizes const& group_sizes, Offsets const& 
                                        int tile_m, int tile_n, int cluster, int clusters) {
   auto const groups = groups_of(group_sizes, group_offset, batches, local_groups, m);
   std::optional<TileArray> pieces;
-  sm90::with_tile(sm90::stream_k::Tiles{}, {tile_m, tile_n, cluster}, [&](auto tile) {
-    pieces = stream_k_pieces<kTileK>(tile, groups, n, k, clusters);
-    return cudaSuccess;
-  });
+  sm90::with_tile(sm90::stream_k::Tiles{}, {tile_m, tile_n, cluster, KernelKind::kStreamK},
+                  [&](auto tile) {
+                    pieces = stream_k_pieces<kTileK>(tile, groups, n, k, clusters);
+                    return cudaSuccess;
+                  });
   if (!pieces) throw std::invalid_argument("no kernel has this tile");
   return *pieces;
-}
-
-template <class... Tiles, class Function>
-void for_each_tile(fp8::TileList<Tiles...>, Function const& function) {
-  (function(Tiles{}), ...);
 }
 
 TileArray scaled_ragged_noncontracting_pieces(Sizes const& group_sizes, Offsets const& group_offset,
@@ -76,11 +71,11 @@ TileArray scaled_ragged_noncontracting_pieces(Sizes const& group_sizes, Offsets 
                                               int tile_m, int tile_n, int cluster, int clusters) {
   auto const groups = groups_of(group_sizes, group_offset, batches, local_groups, m);
   std::optional<TileArray> pieces;
-  for_each_tile(fp8::StreamKTiles{}, [&](auto tile) {
-    using Tile = decltype(tile);
-    if (Tile::kTileM != tile_m || Tile::kTileN != tile_n || Tile::kCluster != cluster) return;
-    pieces = stream_k_pieces<kScaleBlock>(tile, groups, n, k, clusters);
-  });
+  sm90::with_tile(fp8::StreamKTiles{}, {tile_m, tile_n, cluster, KernelKind::kStreamK},
+                  [&](auto tile) {
+                    pieces = stream_k_pieces<kScaleBlock>(tile, groups, n, k, clusters);
+                    return cudaSuccess;
+                  });
   if (!pieces) throw std::invalid_argument("no kernel has this tile");
   return *pieces;
 }

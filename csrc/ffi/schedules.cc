@@ -43,7 +43,7 @@ void list_first(List list, sm90::TileTable<Tiles...>) {
 }
 
 template <class List, class... Tiles, class... More>
-void list_first(List list, fp8::TileList<Tiles...>, fp8::TileList<More...> = fp8::TileList<>{}) {
+void list_first(List list, sm90::TileTable<Tiles...>, sm90::TileTable<More...>) {
   list_first(list, Tiles{}..., More{}...);
 }
 
@@ -115,8 +115,6 @@ TileArray ragged_contracting_tiles(Sizes const& group_sizes, Offsets const& grou
   return to_array(tiles);
 }
 
-constexpr int kScaleBlock = 128;  // elements of FP8 operands that share a scale: one step
-
 TileArray scaled_ragged_noncontracting_tiles(Sizes const& group_sizes, Offsets const& group_offset,
                                              int batches, int local_groups, int m, int k, int n,
                                              int tile_m, int tile_n, int cluster, int clusters) {
@@ -131,7 +129,7 @@ TileArray scaled_ragged_noncontracting_tiles(Sizes const& group_sizes, Offsets c
         tiles = list_tiles<RoundRobin>(Schedule(groups, n, k), cluster, clusters);
         return true;
       },
-      fp8::NoncontractingTiles{}, fp8::TransposedTiles{});
+      fp8::NoncontractingTiles{}, fp8::SwappedTiles{});
   return to_array(tiles);
 }
 
@@ -163,12 +161,16 @@ std::vector<std::pair<int, int>> triangle_entries(Numbers const& numbers) {
   return entries;
 }
 
+TileConfig rank_k_tile(int tile_m, int tile_n, int cluster) {
+  return {tile_m, tile_n, cluster, tile_m == tile_n ? KernelKind::kFine : KernelKind::kCooperative};
+}
+
 // stacks [matrices, n, steps of a tile, of a narrow tile, whether that comes in halves]
 TileArray rank_k_tiles(Sizes const& stacks, bool upper, int clusters, int tile_m, int tile_n,
                        int cluster) {
   std::vector<ListedTile> tiles;
   Uplo const uplo = upper ? Uplo::kUpper : Uplo::kLower;
-  sm90::with_tile(sm90::RankKTiles{}, {tile_m, tile_n, cluster}, [&](auto tile) {
+  sm90::with_tile(sm90::RankKTiles{}, rank_k_tile(tile_m, tile_n, cluster), [&](auto tile) {
     using Tile = decltype(tile);
     using Schedule = TriangularScheduleOf<Tile::kTileM, Tile::kTileN, Tile::kCluster>;
     using Turns = typename Schedule::template Turns<SimulatedWarp, kMaxClusters>;
@@ -191,7 +193,7 @@ bool rank_k_gains_by_halves(int matrices, int n, int steps, bool upper, int clus
                             int tile_n, int cluster) {
   bool gains = false;
   Uplo const uplo = upper ? Uplo::kUpper : Uplo::kLower;
-  sm90::with_tile(sm90::RankKTiles{}, {tile_m, tile_n, cluster}, [&](auto tile) {
+  sm90::with_tile(sm90::RankKTiles{}, rank_k_tile(tile_m, tile_n, cluster), [&](auto tile) {
     using Tile = decltype(tile);
     using Schedule = TriangularScheduleOf<Tile::kTileM, Tile::kTileN, Tile::kCluster>;
     gains = Schedule::gains_by_halves({matrices, n, steps, 0, 0}, uplo, clusters);

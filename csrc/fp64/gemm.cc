@@ -5,11 +5,11 @@
 namespace jgg::fp64 {
 
 // One translation unit each, so that they compile side by side.
-cudaError_t gemm_f64(sm90::TileConfig, GemmArguments const&, cudaStream_t);
-cudaError_t gemm_c64(sm90::TileConfig, GemmArguments const&, cudaStream_t);
-cudaError_t gemm_c128(sm90::TileConfig, GemmArguments const&, cudaStream_t);
+cudaError_t gemm_f64(TileConfig, GemmArguments const&, cudaStream_t);
+cudaError_t gemm_c64(TileConfig, GemmArguments const&, cudaStream_t);
+cudaError_t gemm_c128(TileConfig, GemmArguments const&, cudaStream_t);
 
-std::vector<sm90::TileConfig> gemm_tile_configs(ElementType type) {
+std::vector<TileConfig> gemm_tile_configs(ElementType type) {
   switch (type) {
     case ElementType::kF64:
       return tile_configs(ShapesOf<double>::List{});
@@ -17,11 +17,12 @@ std::vector<sm90::TileConfig> gemm_tile_configs(ElementType type) {
       return tile_configs(ShapesOf<Complex64>::List{});
     case ElementType::kC128:
       return tile_configs(ShapesOf<Complex128>::List{});
+    default:
+      return {};
   }
-  return {};
 }
 
-cudaError_t gemm(sm90::TileConfig config, GemmArguments const& arguments, cudaStream_t stream) {
+cudaError_t gemm(TileConfig config, GemmArguments const& arguments, cudaStream_t stream) {
   switch (arguments.type) {
     case ElementType::kF64:
       return gemm_f64(config, arguments, stream);
@@ -29,8 +30,9 @@ cudaError_t gemm(sm90::TileConfig config, GemmArguments const& arguments, cudaSt
       return gemm_c64(config, arguments, stream);
     case ElementType::kC128:
       return gemm_c128(config, arguments, stream);
+    default:
+      return cudaErrorInvalidValue;
   }
-  return cudaErrorInvalidValue;
 }
 
 }  // namespace jgg::fp64

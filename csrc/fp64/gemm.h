@@ -5,8 +5,7 @@
 
 #include <vector>
 
-#include "fp64/element_type.h"
-#include "sm90/ragged_dot.h"
+#include "types.h"
 
 namespace jgg::fp64 {
 
@@ -33,9 +32,9 @@ struct GemmArguments {
 };
 
 // The configurations that are compiled for an element type.
-std::vector<sm90::TileConfig> gemm_tile_configs(ElementType type);
+std::vector<TileConfig> gemm_tile_configs(ElementType type);
 
 // cudaErrorInvalidConfiguration if there is no such kernel.
-cudaError_t gemm(sm90::TileConfig config, GemmArguments const& arguments, cudaStream_t stream);
+cudaError_t gemm(TileConfig config, GemmArguments const& arguments, cudaStream_t stream);
 
 }  // namespace jgg::fp64

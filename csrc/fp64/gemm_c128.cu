@@ -2,8 +2,7 @@
 
 namespace jgg::fp64 {
 
-cudaError_t gemm_c128(sm90::TileConfig config, GemmArguments const& arguments,
-                      cudaStream_t stream) {
+cudaError_t gemm_c128(TileConfig config, GemmArguments const& arguments, cudaStream_t stream) {
   return launch_any_gemm(ShapesOf<Complex128>::List{}, config, arguments, stream);
 }
 

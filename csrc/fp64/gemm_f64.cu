@@ -2,7 +2,7 @@
 
 namespace jgg::fp64 {
 
-cudaError_t gemm_f64(sm90::TileConfig config, GemmArguments const& arguments, cudaStream_t stream) {
+cudaError_t gemm_f64(TileConfig config, GemmArguments const& arguments, cudaStream_t stream) {
   return launch_any_gemm(ShapesOf<double>::List{}, config, arguments, stream);
 }
 

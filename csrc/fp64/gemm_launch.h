@@ -63,8 +63,8 @@ cudaError_t launch_any_order(GemmArguments const& arguments, cudaStream_t stream
 }
 
 template <class... Shapes>
-cudaError_t launch_any_gemm(ShapeList<Shapes...>, sm90::TileConfig config,
-                            GemmArguments const& arguments, cudaStream_t stream) {
+cudaError_t launch_any_gemm(ShapeList<Shapes...>, TileConfig config, GemmArguments const& arguments,
+                            cudaStream_t stream) {
   cudaError_t status = cudaErrorInvalidConfiguration;
   auto const launch_if_asked_for = [&](auto shape) {
     using Shape = decltype(shape);

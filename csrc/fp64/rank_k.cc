@@ -17,8 +17,9 @@ std::vector<TileConfig> rank_k_tile_configs(ElementType type) {
       return tile_configs(ShapesOf<Complex64>::List{});
     case ElementType::kC128:
       return tile_configs(ShapesOf<Complex128>::List{});
+    default:
+      return {};
   }
-  return {};
 }
 
 cudaError_t rank_k(TileConfig config, RankKArguments const& arguments, cudaStream_t stream) {
@@ -29,8 +30,9 @@ cudaError_t rank_k(TileConfig config, RankKArguments const& arguments, cudaStrea
       return rank_k_c64(config, arguments, stream);
     case ElementType::kC128:
       return rank_k_c128(config, arguments, stream);
+    default:
+      return cudaErrorInvalidValue;
   }
-  return cudaErrorInvalidValue;
 }
 
 }  // namespace jgg::fp64

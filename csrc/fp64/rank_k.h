@@ -5,13 +5,10 @@
 
 #include <vector>
 
-#include "fp64/element_type.h"
-#include "rank_k/rank_k.h"
+#include "scheduler/triangular.h"
+#include "types.h"
 
 namespace jgg::fp64 {
-
-using sm90::OtherTriangle;
-using sm90::TileConfig;
 
 // As sm90::RankKStack, with everything of one element type.
 struct RankKStack {

@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "fp64/kernel_config.h"
-#include "sm90/ragged_dot.h"
+#include "types.h"
 
 namespace jgg::fp64 {
 
@@ -12,8 +12,8 @@ template <class... Shapes>
 struct ShapeList {};
 
 template <class... Shapes>
-std::vector<sm90::TileConfig> tile_configs(ShapeList<Shapes...>) {
-  return {sm90::TileConfig{Shapes::kTile, Shapes::kTile, 1}...};
+std::vector<TileConfig> tile_configs(ShapeList<Shapes...>) {
+  return {TileConfig{Shapes::kTile, Shapes::kTile, 1}...};
 }
 
 // A real tile of 128 is as wide as the registers allow; a quarter of it is for results that have

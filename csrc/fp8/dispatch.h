@@ -16,11 +16,11 @@ struct Type {
 };
 
 template <class Function>
-cudaError_t with_source(SourceType source, Function function) {
+cudaError_t with_source(ElementType source, Function function) {
   switch (source) {
-    case SourceType::kBf16:
+    case ElementType::kBf16:
       return function(Type<__nv_bfloat16>{});
-    case SourceType::kF16:
+    case ElementType::kF16:
       return function(Type<__half>{});
     default:
       return function(Type<float>{});
@@ -35,12 +35,12 @@ cudaError_t with_format(QuantizeFormat format, bool aligned, Function function) 
       return aligned ? function(source, fp8, std::true_type{})
                      : function(source, fp8, std::false_type{});
     };
-    return format.fp8 == Fp8Format::kE4m3
-               ? with_fp8(std::integral_constant<Fp8Format, Fp8Format::kE4m3>{})
-               : with_fp8(std::integral_constant<Fp8Format, Fp8Format::kE5m2>{});
+    return format.fp8 == ElementType::kE4m3
+               ? with_fp8(std::integral_constant<ElementType, ElementType::kE4m3>{})
+               : with_fp8(std::integral_constant<ElementType, ElementType::kE5m2>{});
   });
 }
 
-inline int blocks_of(int size) { return size / kBlock + (size % kBlock != 0); }
+inline int blocks_of(int size) { return size / kScaleBlock + (size % kScaleBlock != 0); }
 
 }  // namespace jgg::fp8

@@ -11,8 +11,8 @@
 namespace jgg::fp8 {
 
 // `low` in the low half. `type` is one of 16 bits.
-__device__ inline uint32_t pack(OutType type, float low, float high) {
-  if (type == OutType::kBf16) {
+__device__ inline uint32_t pack(ElementType type, float low, float high) {
+  if (type == ElementType::kBf16) {
     auto const pair = __floats2bfloat162_rn(low, high);
     return reinterpret_cast<uint32_t const&>(pair);
   }

@@ -5,16 +5,13 @@
 
 #include <cstdint>
 
+#include "types.h"
+
 namespace jgg::fp8 {
 
-enum class SourceType { kBf16, kF16, kF32 };
-enum class Fp8Format { kE4m3, kE5m2 };
-
-constexpr int kBlock = 128;  // elements that share a scale, along each dimension that shares it
-
 struct QuantizeFormat {
-  SourceType source;
-  Fp8Format fp8;
+  ElementType source;
+  ElementType fp8;
   bool power_of_two;  // scales are rounded up to powers of two
 };
 

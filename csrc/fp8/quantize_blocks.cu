@@ -7,14 +7,14 @@
 namespace jgg::fp8 {
 namespace {
 
-template <class Source, Fp8Format kFormat, bool kAligned>
+template <class Source, ElementType kFormat, bool kAligned>
 __global__ void __launch_bounds__(kTileThreads)
     quantize_blocks_kernel(BlocksArguments arguments, bool power_of_two) {
   __shared__ alignas(16) TransposeBuffer buffer;
   __shared__ uint32_t warp_largest[kTileWarps];
 
   int const rows = arguments.rows, columns = arguments.columns;
-  int const row = blockIdx.y * kBlock, column = blockIdx.x * kBlock;
+  int const row = blockIdx.y * kScaleBlock, column = blockIdx.x * kScaleBlock;
   int64_t const matrix = static_cast<int64_t>(blockIdx.z) * rows * columns;
   TileExtent const extent{rows - row, columns - column};
 

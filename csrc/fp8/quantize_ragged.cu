@@ -29,7 +29,7 @@ constexpr int kTileBarrier = 0;
 
 struct BlocksOfRows {
   JGG_HOST_DEVICE int operator()(int, int begin, int end) const {
-    return (end - begin + kBlock - 1) / kBlock;
+    return (end - begin + kScaleBlock - 1) / kScaleBlock;
   }
 };
 
@@ -52,23 +52,23 @@ __device__ RowBlock find_block(RaggedArguments const& arguments, int batch, int 
   SegmentCursor<DeviceWarp, BlocksOfRows> cursor(groups, BlocksOfRows{});
   Segment segment;
   if (!cursor.seek(block, segment)) return {0, 0, false};
-  int const before = (block - segment.first_unit) * kBlock;
-  return {segment.begin + before, min(segment.extent - before, kBlock),
+  int const before = (block - segment.first_unit) * kScaleBlock;
+  return {segment.begin + before, min(segment.extent - before, kScaleBlock),
           segment.local_group < arguments.groups};
 }
 
 template <class Source>
 struct SharedStorage {
-  static constexpr int kWords = kBlock / Word<Source>::kElements;
+  static constexpr int kWords = kScaleBlock / Word<Source>::kElements;
   TransposeBuffer transpose;
   uint32_t warp_largest[kTileWarps][kWords];  // of each column, over a warp's rows
-  float inverse[kBlock];                      // of the columns' scales
+  float inverse[kScaleBlock];                 // of the columns' scales
   Staging<Source> stagings[2];
 };
 
 // The scales of the patch's rows from the largest of each row's octet, with all 16 threads that
 // share a row. Stores them, one a row, for the `rows` rows that are there; returns their inverses.
-template <Fp8Format kFormat, class Source>
+template <ElementType kFormat, class Source>
 __device__ __forceinline__ std::array<float, kPatchRows> scale_rows(
     std::array<uint32_t, kPatchRows> const& of_octet, float* scale, int pitch, int rows,
     bool power_of_two) {
@@ -138,12 +138,12 @@ __device__ __forceinline__ void clear_rows(SharedStorage<Source>& shared) {
 
 // After a barrier, the scales of the columns. Stores those of the `columns` columns that are there;
 // their inverses are in shared memory after the next barrier.
-template <Fp8Format kFormat, class Source>
+template <ElementType kFormat, class Source>
 __device__ __forceinline__ void scale_columns(SharedStorage<Source>& shared, float* scale,
                                               int columns, bool power_of_two) {
   using Words = Word<Source>;
   int const column = threadIdx.x;
-  if (column < kBlock) {
+  if (column < kScaleBlock) {
     uint32_t largest = 0;
 #pragma unroll
     for (auto const& of_warp : shared.warp_largest) {
@@ -180,7 +180,7 @@ class TileLoader {
     } else {
       Source const* tile = rows_ + column_;
       TileExtent const extent{num_rows_, end_ - column_};
-      column_ += kBlock;
+      column_ += kScaleBlock;
       return Patch<Source>::template load<false>(tile, pitch_, extent);
     }
   }
@@ -191,7 +191,7 @@ class TileLoader {
     if constexpr (kAligned) {
       stagings_[turn_].fetch(rows_ + column_, pitch_, {num_rows_, end_ - column_});
       __pipeline_commit();
-      column_ += kBlock;
+      column_ += kScaleBlock;
       turn_ ^= 1;
     }
   }
@@ -208,12 +208,12 @@ class TileLoader {
 // Of a block without a row in x: zeros, with scales of one.
 __device__ void clear_columns(uint8_t* q_t, float* scale_t, int columns) {
   auto* const pieces = reinterpret_cast<uint4*>(q_t);
-  int const count = columns * (kBlock / static_cast<int>(sizeof(uint4)));
+  int const count = columns * (kScaleBlock / static_cast<int>(sizeof(uint4)));
   for (int piece = threadIdx.x; piece < count; piece += kTileThreads) pieces[piece] = {};
   for (int column = threadIdx.x; column < columns; column += kTileThreads) scale_t[column] = 1;
 }
 
-template <class Source, Fp8Format kFormat, bool kAligned>
+template <class Source, ElementType kFormat, bool kAligned>
 __global__ void __launch_bounds__(kTileThreads, kCtasPerProcessor<Source, kAligned>)
     quantize_ragged_kernel(RaggedArguments arguments, int tiles_per_cta, bool power_of_two) {
   extern __shared__ __align__(16) char shared_bytes[];
@@ -221,12 +221,12 @@ __global__ void __launch_bounds__(kTileThreads, kCtasPerProcessor<Source, kAlign
   int const batch = blockIdx.z, rows = arguments.rows;
   int pitch = arguments.columns;
   RowBlock const block = find_block(arguments, batch, blockIdx.y);
-  int column = blockIdx.x * tiles_per_cta * kBlock;
-  int const end = min(column + tiles_per_cta * kBlock, pitch);
+  int column = blockIdx.x * tiles_per_cta * kScaleBlock;
+  int const end = min(column + tiles_per_cta * kScaleBlock, pitch);
 
   int64_t const block_t = static_cast<int64_t>(batch) * gridDim.y + blockIdx.y;
   auto const q_t_at = [&](int column) {
-    return arguments.q_t + (block_t * pitch + column) * kBlock;
+    return arguments.q_t + (block_t * pitch + column) * kScaleBlock;
   };
   auto const scale_t_at = [&](int column) { return arguments.scale_t + block_t * pitch + column; };
   if (block.rows == 0) {
@@ -237,12 +237,13 @@ __global__ void __launch_bounds__(kTileThreads, kCtasPerProcessor<Source, kAlign
   if (first_row_of_warp() >= block.rows) {
     if (arguments.q_t) {
       clear_rows(shared);
-      for (; column < end; column += kBlock) {
+      for (; column < end; column += kScaleBlock) {
         __barrier_sync(kTileBarrier);
         scale_columns<kFormat>(shared, scale_t_at(column), pitch - column, power_of_two);
         __barrier_sync(kTileBarrier);
         __barrier_sync(kTileBarrier);
-        shared.transpose.template store<true>(q_t_at(column), kBlock, {pitch - column, kBlock});
+        shared.transpose.template store<true>(q_t_at(column), kScaleBlock,
+                                              {pitch - column, kScaleBlock});
       }
     }
     return;
@@ -256,7 +257,7 @@ __global__ void __launch_bounds__(kTileThreads, kCtasPerProcessor<Source, kAlign
                                           first_row_of(arguments.x_batched ? batch : 0) * pitch,
                                       pitch, block.rows, column, end);
 #pragma unroll 1
-  for (; column < end; column += kBlock) {
+  for (; column < end; column += kScaleBlock) {
     // Otherwise the compiler keeps the addresses of all rows of all arrays for the next tile.
     asm volatile("" : "+r"(pitch));
     Patch<Source> patch = loader.next();
@@ -271,10 +272,10 @@ __global__ void __launch_bounds__(kTileThreads, kCtasPerProcessor<Source, kAlign
     }
     if (arguments.q) {
       int64_t const first_row = first_row_of(batch);
-      int const blocks_per_row = (pitch + kBlock - 1) / kBlock;
+      int const blocks_per_row = (pitch + kScaleBlock - 1) / kScaleBlock;
       auto const inverse = scale_rows<kFormat, Source>(
-          largest, arguments.scale + first_row * blocks_per_row + column / kBlock, blocks_per_row,
-          block.rows, power_of_two);
+          largest, arguments.scale + first_row * blocks_per_row + column / kScaleBlock,
+          blocks_per_row, block.rows, power_of_two);
       patch.template store_rows<kFormat, kAligned>(arguments.q + first_row * pitch + column, pitch,
                                                    {block.rows, pitch - column},
                                                    [&](int i) { return inverse[i]; });
@@ -286,7 +287,8 @@ __global__ void __launch_bounds__(kTileThreads, kCtasPerProcessor<Source, kAlign
       shared.transpose.template put<kFormat>(
           patch, [&](int j) { return shared.inverse[PatchPosition().column + j]; });
       __barrier_sync(kTileBarrier);
-      shared.transpose.template store<true>(q_t_at(column), kBlock, {pitch - column, kBlock});
+      shared.transpose.template store<true>(q_t_at(column), kScaleBlock,
+                                            {pitch - column, kScaleBlock});
     }
   }
 }

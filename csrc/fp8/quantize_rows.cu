@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kLanes = 8;  // threads to a block
-constexpr int kOctets = kBlock / kOctet / kLanes;
+constexpr int kOctets = kScaleBlock / kOctet / kLanes;
 constexpr int kBlocksAtOnce = 2;
 constexpr int kBlocksPerWarp = 32 / kLanes * kBlocksAtOnce;
 
@@ -21,12 +21,12 @@ struct Position {
   __device__ __forceinline__ Position(unsigned block, unsigned blocks, unsigned blocks_per_row,
                                       int columns) {
     int const lane = threadIdx.x % kLanes * kOctet;
-    if (columns % kBlock == 0) {
-      offset = static_cast<int64_t>(block) * kBlock + lane;
-      count = kBlock - lane;
+    if (columns % kScaleBlock == 0) {
+      offset = static_cast<int64_t>(block) * kScaleBlock + lane;
+      count = kScaleBlock - lane;
     } else {
       unsigned const row = block / blocks_per_row;
-      int const column = (block - row * blocks_per_row) * kBlock + lane;
+      int const column = (block - row * blocks_per_row) * kScaleBlock + lane;
       offset = static_cast<int64_t>(row) * columns + column;
       count = columns - column;
     }
@@ -34,7 +34,7 @@ struct Position {
   }
 };
 
-template <class Source, Fp8Format kFormat, bool kAligned>
+template <class Source, ElementType kFormat, bool kAligned>
 __global__ void __launch_bounds__(kThreads)
     quantize_rows_kernel(Source const* x, uint8_t* q, float* scale, unsigned blocks,
                          unsigned blocks_per_row, int columns, bool power_of_two) {

@@ -14,8 +14,8 @@ namespace jgg::fp8 {
 constexpr int kTileThreads = 512;
 constexpr int kTileWarps = kTileThreads / 32;
 constexpr int kPatchRows = 4;
-constexpr int kPatchesDown = kBlock / kPatchRows;  // of a tile
-constexpr int kPatchesAcross = kBlock / kOctet;
+constexpr int kPatchesDown = kScaleBlock / kPatchRows;  // of a tile
+constexpr int kPatchesAcross = kScaleBlock / kOctet;
 
 struct PatchPosition {
   int row;  // of the patch's first element, in the tile
@@ -68,7 +68,7 @@ struct Patch {
   }
 
   // Writes row i of the patch times inverse(i).
-  template <Fp8Format kFormat, bool kAligned, class Inverse>
+  template <ElementType kFormat, bool kAligned, class Inverse>
   __device__ __forceinline__ void store_rows(uint8_t* tile, int pitch, TileExtent extent,
                                              Inverse inverse) const {
     PatchPosition const at;
@@ -126,10 +126,10 @@ struct Staging {
 // Piece p of 4 bytes of a row lies at p ^ 2 * (row / 8): the 32 threads of a warp write one piece
 // each, two to every eighth row, and so reach all banks.
 struct TransposeBuffer {
-  uint32_t piece[kBlock][kPatchesDown];
+  uint32_t piece[kScaleBlock][kPatchesDown];
 
   // Writes column j of the patch times inverse(j) as part of row j. All threads call it.
-  template <Fp8Format kFormat, class Source, class Inverse>
+  template <ElementType kFormat, class Source, class Inverse>
   __device__ __forceinline__ void put(Patch<Source> const& patch, Inverse inverse) {
     PatchPosition const at;
 #pragma unroll
@@ -149,10 +149,10 @@ struct TransposeBuffer {
   // After a barrier: `extent` is that of the transposed tile.
   template <bool kAligned>
   __device__ __forceinline__ void store(uint8_t* tile, int64_t pitch, TileExtent extent) const {
-    constexpr int kThreadsPerRow = kBlock / sizeof(uint4);
+    constexpr int kThreadsPerRow = kScaleBlock / sizeof(uint4);
     int const quad = threadIdx.x % kThreadsPerRow;
 #pragma unroll
-    for (int row = threadIdx.x / kThreadsPerRow; row < kBlock;
+    for (int row = threadIdx.x / kThreadsPerRow; row < kScaleBlock;
          row += kTileThreads / kThreadsPerRow) {
       // Exclusive or moves the four pieces of a quad together, and exchanges its halves if the row
       // of patches is odd.

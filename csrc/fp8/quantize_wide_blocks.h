@@ -45,7 +45,7 @@ struct WidePlace {
   }
 };
 
-template <class Source, Fp8Format kFormat>
+template <class Source, ElementType kFormat>
 __global__ void __launch_bounds__(kWideThreads, 1)
     quantize_wide_blocks_kernel(BlocksArguments arguments, int tiles, bool power_of_two) {
   extern __shared__ __align__(16) char shared_bytes[];
@@ -79,10 +79,10 @@ __global__ void __launch_bounds__(kWideThreads, 1)
 
     Scale const s = scale_of<kFormat>(Words::element(largest, 0), power_of_two);
     WidePlace const tile(number, arguments);
-    int const blocks_down = rows / kBlock, blocks_across = columns / kBlock;
-    int const block_row = (tile.row + at.row) / kBlock;
-    int const block_column = (tile.column + at.column) / kBlock;
-    bool const leads = at.row % kBlock == 0 && at.column % kBlock == 0;
+    int const blocks_down = rows / kScaleBlock, blocks_across = columns / kScaleBlock;
+    int const block_row = (tile.row + at.row) / kScaleBlock;
+    int const block_column = (tile.column + at.column) / kScaleBlock;
+    bool const leads = at.row % kScaleBlock == 0 && at.column % kScaleBlock == 0;
     if (arguments.q) {
       patch.template store_rows<kFormat>(arguments.q + offset_of(tile), columns, s.inverse);
       if (leads) {
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   }
 }
 
-template <class Source, Fp8Format kFormat>
+template <class Source, ElementType kFormat>
 cudaError_t quantize_wide_blocks(BlocksArguments const& arguments, bool power_of_two,
                                  cudaStream_t stream) {
   int multiprocessors;

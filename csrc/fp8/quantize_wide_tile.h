@@ -45,7 +45,7 @@ struct WidePatch {
   }
 
   // Writes the patch times `factor`, from its first element on.
-  template <Fp8Format kFormat>
+  template <ElementType kFormat>
   __device__ __forceinline__ void store_rows(uint8_t* to, int pitch, float factor) const {
 #pragma unroll
     for (auto const& octet : row) {
@@ -94,7 +94,7 @@ struct WideTranspose {
   uint2 piece[kWideTile][kWidePatches];
 
   // Writes the patch times `factor`. All threads call it.
-  template <Fp8Format kFormat, class Source>
+  template <ElementType kFormat, class Source>
   __device__ __forceinline__ void put(WidePatch<Source> const& patch, float factor) {
     WidePosition const at;
     int const place = (at.row / kOctet) ^ (at.column / kOctet);

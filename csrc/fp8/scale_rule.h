@@ -10,9 +10,9 @@
 
 namespace jgg::fp8 {
 
-template <Fp8Format kFormat>
+template <ElementType kFormat>
 struct Fp8Traits {
-  static constexpr bool kIsE4m3 = kFormat == Fp8Format::kE4m3;
+  static constexpr bool kIsE4m3 = kFormat == ElementType::kE4m3;
   static constexpr float kMax = kIsE4m3 ? 448.f : 57344.f;
   static constexpr auto kInterpretation = kIsE4m3 ? __NV_E4M3 : __NV_E5M2;
 };
@@ -28,7 +28,7 @@ struct Scale {
 // are flushed to zero: at this scale they all round to zero.
 constexpr float kSmallestScale = 0x1p-100f;
 
-template <Fp8Format kFormat>
+template <ElementType kFormat>
 __device__ __forceinline__ Scale scale_of(float largest, bool power_of_two) {
   constexpr float kInverseMax = 1 / Fp8Traits<kFormat>::kMax;
   float scale = fmaxf(largest * kInverseMax, kSmallestScale);
@@ -40,19 +40,19 @@ __device__ __forceinline__ Scale scale_of(float largest, bool power_of_two) {
 }
 
 // Two numbers, the first in the low byte. Saturates; NaN stays NaN.
-template <Fp8Format kFormat>
+template <ElementType kFormat>
 __device__ __forceinline__ uint32_t convert(float first, float second) {
   return __nv_cvt_float2_to_fp8x2(make_float2(first, second), __NV_SATFINITE,
                                   Fp8Traits<kFormat>::kInterpretation);
 }
 
 // Four or eight numbers in ascending bytes: `value(i)` is the i-th, already scaled.
-template <Fp8Format kFormat, class Value>
+template <ElementType kFormat, class Value>
 __device__ __forceinline__ uint32_t convert_four(Value value) {
   return convert<kFormat>(value(0), value(1)) | convert<kFormat>(value(2), value(3)) << 16;
 }
 
-template <Fp8Format kFormat, class Value>
+template <ElementType kFormat, class Value>
 __device__ __forceinline__ uint2 convert_eight(Value value) {
   return {convert_four<kFormat>(value), convert_four<kFormat>([&](int i) { return value(i + 4); })};
 }

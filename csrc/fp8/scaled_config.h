@@ -15,19 +15,18 @@ using sm90::StageIterator;
 
 constexpr int kSharedMemoryReserve = 512;  // barriers and the ring of work tiles
 constexpr int kScaleThreads = 64;          // the two warps that bring scales
-constexpr int kScaleBlock = 128;  // elements of K that share a scale: one step of the mainloop
 
 // FP8 tensor cores add up with few mantissa bits, so the products of a step go into an accumulator
 // of their own and from there, scaled, into float32 sums. Both take registers: a consumer therefore
 // covers its kTileN columns in slices of kMmaN, one after the other through the same accumulator.
-template <class Lhs_, class Rhs_, int kTileN_, int kMmaN_, int kCluster_, bool kColumnScales_>
+template <class Lhs_, class Rhs_, int kTileN_, int kCluster_, bool kColumnScales_>
 struct ScaledConfig {
   using Lhs = Lhs_;
   using Rhs = Rhs_;
   static constexpr int kTileM = kConsumers * kRowsPerConsumer;
   static constexpr int kTileN = kTileN_;
-  static constexpr int kTileK = kRowBytes;
-  static constexpr int kMmaN = kMmaN_;
+  static constexpr int kTileK = kRowBytes;  // a block of scales
+  static constexpr int kMmaN = 128;
   static constexpr int kSlices = kTileN / kMmaN;
   static constexpr int kCluster = kCluster_;
   static_assert(kTileK == kScaleBlock && kTileN % kMmaN == 0);

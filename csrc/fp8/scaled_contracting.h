@@ -22,7 +22,7 @@ struct ScaledContracting {
     ContractingGrid<Config::kTileM, Config::kTileN, Config::kTileK, Config::kCluster> grid;
     RowScales lhs_scales;
     float const* column_scales;
-    OutType out_type;
+    ElementType out_type;
     int blocks;  // of the ragged dimension
     int m;
     int n;

@@ -3,7 +3,7 @@
 
 namespace jgg::fp8 {
 
-cudaError_t scaled_contracting_e4m3(ScaledTile tile, ScaledArguments const& arguments,
+cudaError_t scaled_contracting_e4m3(TileConfig tile, ScaledArguments const& arguments,
                                     cudaStream_t stream) {
   return launch_scaled<ScaledContracting, /*kColumnScales=*/true, cutlass::float_e4m3_t>(
       ContractingTiles{}, tile, arguments, stream);

@@ -11,11 +11,11 @@ inline sm90::TensorView view_bytes(void const* data) {
   return {data, CU_TENSOR_MAP_DATA_TYPE_UINT8, 1};
 }
 
-inline sm90::TensorView view_out(void const* data, OutType type) {
+inline sm90::TensorView view_out(void const* data, ElementType type) {
   switch (type) {
-    case OutType::kBf16:
+    case ElementType::kBf16:
       return {data, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2};
-    case OutType::kF16:
+    case ElementType::kF16:
       return {data, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2};
     default:
       return {data, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, 4};

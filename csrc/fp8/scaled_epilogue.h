@@ -23,7 +23,7 @@ class ScaledEpilogue {
   using Sums = Slice[Config::kSlices];
 
   __device__ ScaledEpilogue(ScaledSharedStorage<Config>& shared, CUtensorMap const& descriptor,
-                            OutType type, int consumer, sm90::StoreHint hint)
+                            ElementType type, int consumer, sm90::StoreHint hint)
       : chunks_(&shared.chunks[consumer][0][0]),
         descriptor_(descriptor),
         hint_(hint),
@@ -40,7 +40,7 @@ class ScaledEpilogue {
   // Stores a slice of the finished tile, if there is one, and leaves zeros for the next.
   __device__ void store(Slice& sums, int slice) {
     if (!pending_) return;
-    if (type_ == OutType::kF32) {
+    if (type_ == ElementType::kF32) {
       store_chunks<float>(sums, slice);
     } else {
       store_chunks<uint16_t>(sums, slice);
@@ -149,7 +149,7 @@ class ScaledEpilogue {
   uint8_t* chunks_;
   CUtensorMap const& descriptor_;
   sm90::StoreHint hint_;
-  OutType type_;
+  ElementType type_;
   int consumer_;
   bool pending_;  // the sums hold a finished tile
   sm90::StoreCoordinates at_;

@@ -22,30 +22,22 @@ cudaError_t launch(ScaledArguments const& arguments, cudaStream_t stream) {
 }
 
 template <template <class> class Problem, template <class> class Roles, bool kColumnScales,
-          class Lhs, class Rhs, class... Tiles>
-cudaError_t launch_tile(TileList<Tiles...>, ScaledTile tile, ScaledArguments const& arguments,
+          class Lhs, class Rhs, class Tiles>
+cudaError_t launch_tile(Tiles, TileConfig config, ScaledArguments const& arguments,
                         cudaStream_t stream) {
-  cudaError_t status = cudaErrorInvalidConfiguration;
-  auto const matches = [&](auto candidate) {
-    using Tile = decltype(candidate);
-    if (tile.tile_m != Tile::kTileM || tile.tile_n != Tile::kTileN ||
-        tile.cluster != Tile::kCluster) {
-      return false;
-    }
-    using Config = ScaledConfig<Lhs, Rhs, Tile::kTileN, Tile::kMmaN, Tile::kCluster, kColumnScales>;
-    status = launch<Problem<Config>, Roles<Problem<Config>>>(arguments, stream);
-    return true;
-  };
-  (matches(Tiles{}) || ...);
-  return status;
+  return sm90::with_tile(Tiles{}, config, [&](auto tile) {
+    using Tile = decltype(tile);
+    using Config = ScaledConfig<Lhs, Rhs, Tile::kTileN, Tile::kCluster, kColumnScales>;
+    return launch<Problem<Config>, Roles<Problem<Config>>>(arguments, stream);
+  });
 }
 
 // The lhs type is the caller's, so that translation units of one each compile side by side.
 template <template <class> class Problem, bool kColumnScales, class Lhs,
           template <class> class Roles = WholeTiles, class Tiles>
-cudaError_t launch_scaled(Tiles tiles, ScaledTile tile, ScaledArguments const& arguments,
+cudaError_t launch_scaled(Tiles tiles, TileConfig tile, ScaledArguments const& arguments,
                           cudaStream_t stream) {
-  return arguments.rhs_type == Fp8Type::kE4M3
+  return arguments.rhs_type == ElementType::kE4m3
              ? launch_tile<Problem, Roles, kColumnScales, Lhs, cutlass::float_e4m3_t>(
                    tiles, tile, arguments, stream)
              : launch_tile<Problem, Roles, kColumnScales, Lhs, cutlass::float_e5m2_t>(

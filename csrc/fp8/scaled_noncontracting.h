@@ -23,7 +23,7 @@ struct ScaledNoncontracting {
     bool wide_scales;
     float const* channel_scales;
     int64_t channel_batch_stride;
-    OutType out_type;
+    ElementType out_type;
     int n;
     int k;
     int lhs_batched;

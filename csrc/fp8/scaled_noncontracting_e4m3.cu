@@ -3,7 +3,7 @@
 
 namespace jgg::fp8 {
 
-cudaError_t scaled_noncontracting_e4m3(ScaledTile tile, ScaledArguments const& arguments,
+cudaError_t scaled_noncontracting_e4m3(TileConfig tile, ScaledArguments const& arguments,
                                        cudaStream_t stream) {
   return launch_scaled<ScaledNoncontracting, /*kColumnScales=*/false, cutlass::float_e4m3_t>(
       NoncontractingTiles{}, tile, arguments, stream);

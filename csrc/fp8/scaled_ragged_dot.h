@@ -6,30 +6,10 @@
 
 #include <cstdint>
 
-#include "scheduler/segment_cursor.h"
+#include "scheduler/group_sizes.h"
+#include "types.h"
 
 namespace jgg::fp8 {
-
-enum class Fp8Type { kE4M3, kE5M2 };
-enum class OutType { kBf16, kF16, kF32 };
-
-// Scales of the kept dimension of lhs: element [batch, row, block] is at the sum of each index
-// times its stride. Coarser scales have a stride of zero.
-struct RowScales {
-  float const* data;
-  int64_t batch_stride;
-  int row_stride;
-  int block_stride;  // a block is 128 elements of the contracted dimension
-};
-
-// Scales of a stack of matrices in blocks of 128 columns by 128 of the contracted dimension.
-struct BlockScales {
-  float const* data;
-  int64_t batch_stride;
-  int64_t group_stride;
-  int column_block_stride;
-  int block_stride;
-};
 
 // With b the batch dimension that each operand may have or share, and every operand contiguous
 // along the contracted dimension:
@@ -41,9 +21,9 @@ struct ScaledArguments {
   void const* lhs;
   void const* rhs;
   void* out;
-  Fp8Type lhs_type;
-  Fp8Type rhs_type;
-  OutType out_type;
+  ElementType type;  // of lhs
+  ElementType rhs_type;
+  ElementType out_type;
   RowScales lhs_scales;
   BlockScales rhs_scales;       // noncontracting; no data means ones
   float const* channel_scales;  // noncontracting: [b, local_groups, n] or none
@@ -59,21 +39,10 @@ struct ScaledArguments {
   int k;
 };
 
-struct ScaledTile {
-  int tile_m;
-  int tile_n;
-  int cluster;
-  bool stream_k = false;  // the last wave is cut along K: noncontracting products
-};
-
-// Tiles of fewer rows than a WGMMA instruction has belong to kernels for groups of few rows, in
-// which rows are on the other side of the instruction.
-constexpr bool is_transposed(ScaledTile tile) { return tile.tile_m < 64; }
-
 // cudaErrorInvalidConfiguration if there is no such kernel.
-cudaError_t scaled_noncontracting(ScaledTile tile, ScaledArguments const& arguments,
+cudaError_t scaled_noncontracting(TileConfig tile, ScaledArguments const& arguments,
                                   cudaStream_t stream);
-cudaError_t scaled_contracting(ScaledTile tile, ScaledArguments const& arguments,
+cudaError_t scaled_contracting(TileConfig tile, ScaledArguments const& arguments,
                                cudaStream_t stream);
 
 }  // namespace jgg::fp8

@@ -1,31 +1,16 @@
-// The tile configurations that are compiled. Python's plan chooses among them.
+// The tile configurations that are compiled for FP8 operands. Python's plan chooses among them.
 #pragma once
+
+#include "sm90/tile_table.h"
 
 namespace jgg::fp8 {
 
-// kMmaN: columns that a consumer multiplies at a time.
-template <int kTileN_, int kMmaN_, int kCluster_>
-struct Tile {
-  static constexpr int kTileM = 128;
-  static constexpr int kTileN = kTileN_;
-  static constexpr int kMmaN = kMmaN_;
-  static constexpr int kCluster = kCluster_;
-};
+using sm90::Tile;
+using sm90::TileTable;
 
-// Of a kernel for groups of few rows.
-template <int kTileM_, int kTileN_>
-struct TransposedTile {
-  static constexpr int kTileM = kTileM_;
-  static constexpr int kTileN = kTileN_;
-  static constexpr int kCluster = 1;
-};
-
-template <class... Tiles>
-struct TileList {};
-
-using NoncontractingTiles = TileList<Tile<256, 128, 2>>;
-using TransposedTiles = TileList<TransposedTile<32, 128>>;  // noncontracting products too
-using StreamKTiles = TileList<Tile<256, 128, 2>>;           // whose last wave is cut along K
-using ContractingTiles = TileList<Tile<256, 128, 2>>;
+using NoncontractingTiles = TileTable<Tile<128, 256, 2>>;
+using SwappedTiles = TileTable<Tile<32, 128, 1, KernelKind::kSwapped>>;
+using StreamKTiles = TileTable<Tile<128, 256, 2, KernelKind::kStreamK>>;
+using ContractingTiles = TileTable<Tile<128, 256, 2>>;
 
 }  // namespace jgg::fp8

@@ -23,8 +23,9 @@ cudaError_t grouped_gemm(TileConfig config, GroupedGemmArguments const& argument
       return grouped_gemm_f16(config, arguments, stream);
     case ElementType::kF32:
       return grouped_gemm_f32(config, arguments, stream);
+    default:
+      return cudaErrorInvalidValue;
   }
-  return cudaErrorInvalidValue;
 }
 
 }  // namespace jgg::sm90

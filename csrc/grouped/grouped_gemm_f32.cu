@@ -14,7 +14,7 @@ struct ProductsOfParts : f32::ListSegments<GroupedGemm<Config, kMaxListedProblem
   using Params = typename Base::Params;
 
   static cudaError_t make_params(GroupedGemmArguments const& arguments, Params& params) {
-    params.terms = arguments.terms;
+    params.terms = f32::terms_of(arguments.accuracy);
     params.lhs_maxima = arguments.lhs_maxima;
     params.rhs_maxima = arguments.rhs_maxima;
     return Base::make_params(arguments, params);

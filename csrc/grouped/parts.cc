@@ -20,13 +20,13 @@ std::vector<f32::MatrixStack> operands_of(GroupedGemmArguments const& arguments)
 }  // namespace
 
 int64_t grouped_gemm_workspace_bytes(GroupedGemmArguments const& arguments) {
-  return f32::ListWorkspace(operands_of(arguments), arguments.terms, nullptr).bytes();
+  return f32::ListWorkspace(operands_of(arguments), arguments.accuracy, nullptr).bytes();
 }
 
 cudaError_t split_operands(GroupedGemmArguments const& arguments, GroupedGemmArguments& parts,
                            cudaStream_t stream) {
   auto const operands = operands_of(arguments);
-  f32::ListWorkspace const workspace(operands, arguments.terms, arguments.workspace);
+  f32::ListWorkspace const workspace(operands, arguments.accuracy, arguments.workspace);
   if (workspace.bytes() > arguments.workspace_bytes) return cudaErrorInvalidValue;
   parts = arguments;
   size_t const count = parts.problems.size();

@@ -141,12 +141,12 @@ struct GroupedGemm {
     params.matrices = 0;
     for (int i = 0; i < params.count; ++i) {
       GroupedGemmProblem const& problem = arguments.problems[i];
-      int const k_tiles = ceil_div(problem.k, Config::kTileK) * arguments.terms;
+      int const k_tiles = ceil_div(problem.k, Config::kTileK) * f32::terms_of(arguments.accuracy);
       params.problems[i] = {problem.m, problem.n, k_tiles, params.matrices};
       params.outs[i] = static_cast<Output const*>(problem.out);
       params.matrices += problem.matrices;
       cudaError_t const status =
-          encode(problem, f32::parts_of(arguments.terms), params.descriptors[i]);
+          encode(problem, f32::parts_of(arguments.accuracy), params.descriptors[i]);
       if (status != cudaSuccess) return status;
     }
     return cudaSuccess;

@@ -20,13 +20,13 @@ std::vector<f32::MatrixStack> operands_of(RankKArguments const& arguments) {
 }  // namespace
 
 int64_t rank_k_workspace_bytes(RankKArguments const& arguments) {
-  return f32::ListWorkspace(operands_of(arguments), arguments.terms, nullptr).bytes();
+  return f32::ListWorkspace(operands_of(arguments), arguments.accuracy, nullptr).bytes();
 }
 
 cudaError_t split_operands(RankKArguments const& arguments, RankKArguments& parts,
                            cudaStream_t stream) {
   auto const operands = operands_of(arguments);
-  f32::ListWorkspace const workspace(operands, arguments.terms, arguments.workspace);
+  f32::ListWorkspace const workspace(operands, arguments.accuracy, arguments.workspace);
   if (workspace.bytes() > arguments.workspace_bytes) return cudaErrorInvalidValue;
   parts = arguments;
   size_t next = 0;

@@ -22,8 +22,9 @@ cudaError_t rank_k(TileConfig config, RankKArguments const& arguments, cudaStrea
       return rank_k_f16(config, arguments, stream);
     case ElementType::kF32:
       return rank_k_f32(config, arguments, stream);
+    default:
+      return cudaErrorInvalidValue;
   }
-  return cudaErrorInvalidValue;
 }
 
 }  // namespace jgg::sm90

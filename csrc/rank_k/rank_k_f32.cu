@@ -17,7 +17,7 @@ struct RankKOfParts : f32::ListSegments<RankK<Config, 1>> {
 
   static cudaError_t make_params(RankKArguments const& arguments, RankKStack const* stacks,
                                  int count, Params& params, int& units) {
-    params.terms = arguments.terms;
+    params.terms = f32::terms_of(arguments.accuracy);
     params.lhs_maxima = stacks->a_maxima;
     params.rhs_maxima = stacks->b ? stacks->b_maxima : stacks->a_maxima;
     return Base::make_params(arguments, stacks, count, params, units);

@@ -9,7 +9,7 @@
 
 #include "scheduler/work_tile.h"
 #include "sm90/barrier.h"
-#include "sm90/tile_config.h"
+#include "types.h"
 
 namespace jgg::sm90 {
 
@@ -34,8 +34,7 @@ constexpr int kMaxClusters = 144 / Config::kCluster;
 // `kLhsMajor`/`kRhsMajor` say whether an operand is contiguous along the contracted dimension (K)
 // or along its other one (MN). WGMMA reads both for 16-bit types, so neither is transposed.
 template <class Element_, class Output_, cute::GMMA::Major kLhsMajor_, cute::GMMA::Major kRhsMajor_,
-          int kTileM_, int kTileN_, int kCluster_,
-          KernelSchedule kSchedule_ = KernelSchedule::kCooperative>
+          int kTileM_, int kTileN_, int kCluster_, KernelKind kKind_ = KernelKind::kCooperative>
 struct KernelConfig {
   using Element = Element_;
   using Output = Output_;
@@ -45,8 +44,8 @@ struct KernelConfig {
   static constexpr int kTileN = kTileN_;
   static constexpr int kTileK = kRowBytes / sizeof(Element);
   static constexpr int kCluster = kCluster_;
-  static constexpr KernelSchedule kSchedule = kSchedule_;
-  static constexpr bool kTakesTurns = kSchedule == KernelSchedule::kPingpong;
+  static constexpr KernelKind kKind = kKind_;
+  static constexpr bool kTakesTurns = kKind == KernelKind::kPingpong;
   static_assert(kTileM == 2 * kRowsPerConsumer, "an operand tile arrives in two boxes");
 
   // The result leaves through chunks of 64 rows by 128 bytes. Each consumer has its own slots for

@@ -47,7 +47,7 @@ cudaError_t with_config(TileConfig config, RaggedDotArguments const& arguments, 
           using Output = std::conditional_t<f32_out.value, float, Element>;
           return function(KernelConfig<Element, Output, major(kLhsMajor, transpose_lhs.value),
                                        major(kRhsMajor, transpose_rhs.value), Tile::kTileM,
-                                       Tile::kTileN, Tile::kCluster, Tile::kSchedule>{});
+                                       Tile::kTileN, Tile::kCluster, Tile::kKind>{});
         });
       });
     });

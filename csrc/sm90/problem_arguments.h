@@ -1,26 +1,13 @@
-// Pieces of RaggedDotArguments in the terms of the scheduler and the descriptors.
+// Operands and results as the descriptors see them.
 #pragma once
 
 #include <cutlass/numeric_types.h>
 
 #include <type_traits>
 
-#include "scheduler/segment_cursor.h"
-#include "sm90/ragged_dot.h"
 #include "sm90/tma_descriptor.h"
 
 namespace jgg::sm90 {
-
-inline GroupSizes group_sizes(RaggedDotArguments const& arguments) {
-  return {arguments.group_sizes,
-          arguments.group_offset,
-          arguments.group_sizes_batched ? arguments.groups : 0,
-          arguments.group_offset_batched ? 1 : 0,
-          arguments.batches,
-          arguments.groups,
-          arguments.local_groups,
-          arguments.m};
-}
 
 template <class Element>
 TensorView view(void const* data) {

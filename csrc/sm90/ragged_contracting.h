@@ -93,7 +93,7 @@ struct RaggedContracting {
 
   static cudaError_t make_params(RaggedDotArguments const& arguments, Params& params) {
     auto const& a = arguments;
-    params.groups = group_sizes(a);
+    params.groups = a.groups;
     params.grid = {params.groups, a.k, a.n, kFewRows};
     params.m = a.k;
     params.n = a.n;
@@ -108,15 +108,15 @@ struct RaggedContracting {
         operand_view<typename Config::Element>(a.rhs, Config::kRhsMajor == cute::GMMA::Major::K);
     cudaError_t status;
     if constexpr (Config::kLhsMajor == cute::GMMA::Major::K) {
-      status =
-          encode_plain(&params.lhs, lhs, a.lhs_batched ? a.batches : 1, a.k, a.m, kRowsPerConsumer);
+      status = encode_plain(&params.lhs, lhs, a.lhs_batched ? a.groups.batches : 1, a.k,
+                            a.groups.rows, kRowsPerConsumer);
     } else {
       status = encode_ragged_load(&params.lhs, lhs, a.k, Config::kTileK);
     }
     if (status != cudaSuccess) return status;
     if constexpr (Config::kRhsMajor == cute::GMMA::Major::K) {
-      status = encode_plain(&params.rhs, rhs, a.rhs_batched ? a.batches : 1, a.n, a.m,
-                            Config::kRhsBoxColumns);
+      status = encode_plain(&params.rhs, rhs, a.rhs_batched ? a.groups.batches : 1, a.n,
+                            a.groups.rows, Config::kRhsBoxColumns);
     } else if (params.rhs_in_slabs) {
       // One multicast of 16 KB is much faster than two of 8 KB.
       status = encode_ragged_load_slabs(&params.rhs, rhs, a.n, Config::kRhsBoxDepth,
@@ -126,11 +126,12 @@ struct RaggedContracting {
     }
     if (status != cudaSuccess) return status;
     return encode_plain(&params.out, view<typename Config::Output>(a.out),
-                        int64_t(a.batches) * a.local_groups, a.k, a.n, kRowsPerConsumer);
+                        int64_t(a.groups.batches) * a.groups.local_groups, a.k, a.n,
+                        kRowsPerConsumer);
   }
 
   static int64_t max_units(RaggedDotArguments const& a) {
-    return int64_t(a.batches) * a.local_groups * ceil_div(a.k, Config::kTileM) *
+    return int64_t(a.groups.batches) * a.groups.local_groups * ceil_div(a.k, Config::kTileM) *
            ceil_div(a.n, Config::kTileN);
   }
 

@@ -35,13 +35,13 @@ std::vector<TileConfig> const& contracting_tile_configs() {
 
 cudaError_t ragged_noncontracting(TileConfig config, RaggedDotArguments const& arguments,
                                   cudaStream_t stream) {
-  if (config.stream_k) {
+  if (config.kind == KernelKind::kStreamK) {
     switch (arguments.type) {
       case ElementType::kBf16:
         return stream_k::ragged_noncontracting_bf16(config, arguments, stream);
       case ElementType::kF16:
         return stream_k::ragged_noncontracting_f16(config, arguments, stream);
-      case ElementType::kF32:
+      default:
         return cudaErrorInvalidConfiguration;
     }
   }
@@ -51,15 +51,17 @@ cudaError_t ragged_noncontracting(TileConfig config, RaggedDotArguments const& a
     case ElementType::kF16:
       return ragged_noncontracting_f16(config, arguments, stream);
     case ElementType::kF32:
-      return is_transposed(config) ? few_rows_f32(config, arguments, stream)
-                                   : ragged_noncontracting_f32(config, arguments, stream);
+      return config.kind == KernelKind::kSwapped
+                 ? few_rows_f32(config, arguments, stream)
+                 : ragged_noncontracting_f32(config, arguments, stream);
+    default:
+      return cudaErrorInvalidValue;
   }
-  return cudaErrorInvalidValue;
 }
 
 cudaError_t ragged_contracting(TileConfig config, RaggedDotArguments const& arguments,
                                cudaStream_t stream) {
-  if (config.stream_k) return cudaErrorInvalidConfiguration;
+  if (config.kind == KernelKind::kStreamK) return cudaErrorInvalidConfiguration;
   if (arguments.accumulate && arguments.type == ElementType::kF32) {
     return cudaErrorInvalidConfiguration;
   }
@@ -70,8 +72,9 @@ cudaError_t ragged_contracting(TileConfig config, RaggedDotArguments const& argu
       return ragged_contracting_f16(config, arguments, stream);
     case ElementType::kF32:
       return ragged_contracting_f32(config, arguments, stream);
+    default:
+      return cudaErrorInvalidValue;
   }
-  return cudaErrorInvalidValue;
 }
 
 }  // namespace jgg::sm90

@@ -6,39 +6,30 @@
 #include <cstdint>
 #include <vector>
 
-#include "sm90/tile_config.h"
+#include "scheduler/group_sizes.h"
+#include "types.h"
 
 namespace jgg::sm90 {
-
-enum class ElementType { kBf16, kF16, kF32 };
 
 // Operands of both ragged products, with b the batch dimension that each operand may have or share:
 //   noncontracting  lhs [b, m, k], rhs [b, local_groups, k, n], out [b, m, n]
 //   contracting     lhs [b, m, k], rhs [b, m, n], out [b, local_groups, k, n]
-// m is the ragged dimension.
+// m is the ragged dimension, groups.rows.
 struct RaggedDotArguments {
   void const* lhs;
   void const* rhs;
-  int const* group_sizes;   // [b, groups]
-  int const* group_offset;  // [b, 1]
   void* out;
   void* workspace;
   int64_t workspace_bytes;
   ElementType type;      // of lhs and rhs
   ElementType out_type;  // `type` or kF32
-  // Products of 16-bit parts that make up a product of float32: 1 or 3. Without meaning for others.
-  int terms;
+  Accuracy accuracy;     // of products of float32
   bool contracting;
   bool transpose_lhs;  // the last two dimensions are exchanged
   bool transpose_rhs;
-  int batches;
+  GroupSizes groups;  // of m
   bool lhs_batched;
   bool rhs_batched;
-  bool group_sizes_batched;
-  bool group_offset_batched;
-  int groups;
-  int local_groups;
-  int m;
   int k;
   int n;
   // Whether a contracting product of 16-bit operands is added to what `out` has, of float32. Groups

@@ -115,30 +115,31 @@ struct RaggedNoncontracting {
 
   static cudaError_t make_params(RaggedDotArguments const& arguments, Params& params) {
     auto const& a = arguments;
-    params.groups = group_sizes(a);
+    params.groups = a.groups;
     params.n = a.n;
     params.k = a.k;
     params.lhs_batched = a.lhs_batched;
     params.rhs_batched = a.rhs_batched;
-    params.store_shift = a.m;
+    params.store_shift = a.groups.rows;
     params.out_data = static_cast<typename Config::Output*>(a.out);
 
     params.rhs_in_slabs = a.n % Config::kSlab == 0;
     params.rhs_hint = Config::kRhsMajor == cute::GMMA::Major::MN && streams_weights(a)
                           ? LoadHint::kEvictFirst
                           : LoadHint::kNormal;
-    params.keeps_step =
-        ceil_div(a.k, Config::kTileK) >= kLockstepSteps && a.m / a.groups > kLockstepRows;
+    params.keeps_step = ceil_div(a.k, Config::kTileK) >= kLockstepSteps &&
+                        a.groups.rows / a.groups.groups > kLockstepRows;
 
     TensorView const lhs =
         operand_view<typename Config::Element>(a.lhs, Config::kLhsMajor == cute::GMMA::Major::K);
     TensorView rhs =
         operand_view<typename Config::Element>(a.rhs, Config::kRhsMajor == cute::GMMA::Major::K);
-    if (streams_weights(a) && a.m > kDecodingRows * a.groups) rhs.fetch = kFetchBox;
-    int const rhs_groups = (a.rhs_batched ? a.batches : 1) * a.local_groups;
+    if (streams_weights(a) && a.groups.rows > kDecodingRows * a.groups.groups)
+      rhs.fetch = kFetchBox;
+    int const rhs_groups = (a.rhs_batched ? a.groups.batches : 1) * a.groups.local_groups;
     cudaError_t status = kRowsContiguous
-                             ? encode_plain(&params.lhs, lhs, a.lhs_batched ? a.batches : 1, a.k,
-                                            a.m, Config::kTileK)
+                             ? encode_plain(&params.lhs, lhs, a.lhs_batched ? a.groups.batches : 1,
+                                            a.k, a.groups.rows, Config::kTileK)
                              : encode_ragged_load(&params.lhs, lhs, a.k, kRowsPerConsumer);
     if (status != cudaSuccess) return status;
     if constexpr (Config::kRhsMajor == cute::GMMA::Major::K) {
@@ -164,13 +165,14 @@ struct RaggedNoncontracting {
   // the one costs 5 %, the other 1.
   static bool streams_weights(RaggedDotArguments const& a) {
     constexpr int kManySteps = 32;
-    return has_few_rows(group_sizes(a)) && a.terms <= 1 && a.k >= kManySteps * Config::kTileK;
+    return has_few_rows(a.groups) && a.accuracy == Accuracy::kTf32 &&
+           a.k >= kManySteps * Config::kTileK;
   }
 
   // Units of work cannot be counted without the group sizes, but never pass this.
   static int64_t max_units(RaggedDotArguments const& a) {
-    int64_t const row_tiles = ceil_div(a.m, Config::kTileM) + int64_t(a.groups);
-    return a.batches * row_tiles * ceil_div(a.n, Config::kTileN);
+    int64_t const row_tiles = ceil_div(a.groups.rows, Config::kTileM) + int64_t(a.groups.groups);
+    return a.groups.batches * row_tiles * ceil_div(a.n, Config::kTileN);
   }
 };
 

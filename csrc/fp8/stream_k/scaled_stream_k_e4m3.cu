@@ -3,7 +3,7 @@
 
 namespace jgg::fp8::stream_k {
 
-cudaError_t scaled_noncontracting_e4m3(ScaledTile tile, ScaledArguments const& arguments,
+cudaError_t scaled_noncontracting_e4m3(TileConfig tile, ScaledArguments const& arguments,
                                        cudaStream_t stream) {
   return launch_scaled<Noncontracting, /*kColumnScales=*/false, cutlass::float_e4m3_t, Pieces>(
       StreamKTiles{}, tile, arguments, stream);

@@ -3,7 +3,7 @@
 
 namespace jgg::fp8::stream_k {
 
-cudaError_t scaled_noncontracting_e5m2(ScaledTile tile, ScaledArguments const& arguments,
+cudaError_t scaled_noncontracting_e5m2(TileConfig tile, ScaledArguments const& arguments,
                                        cudaStream_t stream) {
   return launch_scaled<Noncontracting, /*kColumnScales=*/false, cutlass::float_e5m2_t, Pieces>(
       StreamKTiles{}, tile, arguments, stream);

@@ -18,8 +18,8 @@ namespace jgg::fp8::transposed {
 template <class Config>
 class Epilogue {
  public:
-  __device__ Epilogue(SharedStorage<Config>& shared, CUtensorMap const& descriptor, OutType type,
-                      int consumer)
+  __device__ Epilogue(SharedStorage<Config>& shared, CUtensorMap const& descriptor,
+                      ElementType type, int consumer)
       : boxes_(shared.chunks[consumer]),
         descriptor_(descriptor),
         type_(type),
@@ -33,7 +33,7 @@ class Epilogue {
     int const column = warp() * kWarpColumns + lane() / 4;
     at.column += consumer_ * kColumnsPerConsumer;
     float const scales[2] = {scale(column), scale(column + 8)};
-    if (type_ == OutType::kF32) {
+    if (type_ == ElementType::kF32) {
       constexpr int kTurn = Config::kTileM / 2;  // rows
 #pragma unroll
       for (int first = 0; first < kRows; first += kTurn) {
@@ -118,7 +118,7 @@ class Epilogue {
 
   uint8_t* boxes_;
   CUtensorMap const& descriptor_;
-  OutType type_;
+  ElementType type_;
   int consumer_;
 };
 

@@ -41,26 +41,17 @@ cudaError_t launch(ScaledArguments const& arguments, cudaStream_t stream) {
 }
 
 // The lhs type is the caller's, so that translation units of one each compile side by side.
-template <class Lhs, class... Tiles>
-cudaError_t launch_any(TileList<Tiles...>, ScaledTile tile, ScaledArguments const& arguments,
-                       cudaStream_t stream) {
-  cudaError_t status = cudaErrorInvalidConfiguration;
-  auto const matches = [&](auto candidate) {
-    using Tile = decltype(candidate);
-    if (tile.tile_m != Tile::kTileM || tile.tile_n != Tile::kTileN ||
-        tile.cluster != Tile::kCluster) {
-      return false;
-    }
+template <class Lhs>
+cudaError_t launch_any(TileConfig config, ScaledArguments const& arguments, cudaStream_t stream) {
+  return sm90::with_tile(SwappedTiles{}, config, [&](auto tile) {
+    using Tile = decltype(tile);
     auto const with_rhs = [&](auto rhs) {
       using Config = KernelConfig<Lhs, decltype(rhs), Tile::kTileM, Tile::kTileN>;
       return launch<Noncontracting<Config>>(arguments, stream);
     };
-    status = arguments.rhs_type == Fp8Type::kE4M3 ? with_rhs(cutlass::float_e4m3_t{})
-                                                  : with_rhs(cutlass::float_e5m2_t{});
-    return true;
-  };
-  (matches(Tiles{}) || ...);
-  return status;
+    return arguments.rhs_type == ElementType::kE4m3 ? with_rhs(cutlass::float_e4m3_t{})
+                                                    : with_rhs(cutlass::float_e5m2_t{});
+  });
 }
 
 }  // namespace jgg::fp8::transposed

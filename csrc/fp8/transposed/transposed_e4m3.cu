@@ -2,9 +2,9 @@
 
 namespace jgg::fp8 {
 
-cudaError_t transposed_e4m3(ScaledTile tile, ScaledArguments const& arguments,
+cudaError_t transposed_e4m3(TileConfig tile, ScaledArguments const& arguments,
                             cudaStream_t stream) {
-  return transposed::launch_any<cutlass::float_e4m3_t>(TransposedTiles{}, tile, arguments, stream);
+  return transposed::launch_any<cutlass::float_e4m3_t>(tile, arguments, stream);
 }
 
 }  // namespace jgg::fp8

@@ -104,7 +104,7 @@ cudaError_t prepare(std::vector<MatrixStack> const& stacks, ListWorkspace const&
   for (size_t first = 0; first < stacks.size(); first += kMaxStacks) {
     Stacks launch{};
     launch.count = static_cast<int>(std::min<size_t>(stacks.size() - first, kMaxStacks));
-    launch.has_low = workspace.terms() > 1;
+    launch.has_low = workspace.parts_each() > 1;
     int64_t units = 0;
     for (int i = 0; i < launch.count; ++i) {
       MatrixStack const& stack = stacks[first + i];

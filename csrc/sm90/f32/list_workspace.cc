@@ -1,7 +1,5 @@
 #include "sm90/f32/list_workspace.h"
 
-#include "sm90/f32/terms.h"
-
 namespace jgg::sm90::f32 {
 namespace {
 
@@ -9,14 +7,15 @@ constexpr int64_t kAlignment = 256;
 
 }  // namespace
 
-ListWorkspace::ListWorkspace(std::vector<MatrixStack> const& stacks, int terms, void* memory)
-    : memory_(static_cast<uint8_t*>(memory)), terms_(terms), parts_(stacks.size()) {
+ListWorkspace::ListWorkspace(std::vector<MatrixStack> const& stacks, Accuracy accuracy,
+                             void* memory)
+    : memory_(static_cast<uint8_t*>(memory)), accuracy_(accuracy), parts_(stacks.size()) {
   int64_t matrices = 0;
   for (MatrixStack const& stack : stacks) matrices += stack.matrices;
   auto* maxima = reinterpret_cast<unsigned*>(take(matrices * int64_t(sizeof(unsigned))));
   bytes_to_clear_ = bytes_;
   for (size_t i = 0; i < stacks.size(); ++i) {
-    int64_t const elements = stacks[i].matrices * stacks[i].elements * parts_of(terms);
+    int64_t const elements = stacks[i].matrices * stacks[i].elements * parts_of(accuracy);
     parts_[i] = {take(elements * int64_t(sizeof(uint16_t))), maxima};
     maxima += stacks[i].matrices;
   }

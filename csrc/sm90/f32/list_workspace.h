@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "sm90/f32/terms.h"
+
 namespace jgg::sm90::f32 {
 
 // Matrices of one size, one after another in memory. Their elements are a multiple of 8.
@@ -15,18 +17,18 @@ struct MatrixStack {
 };
 
 struct StackParts {
-  void* parts;       // float16 [matrices, parts_of(terms), elements], high parts first
+  void* parts;       // float16 [matrices, parts_of(accuracy), elements], high parts first
   unsigned* maxima;  // [matrices], the bits of each matrix's largest magnitude
 };
 
 class ListWorkspace {
  public:
   // Lays out the parts of `stacks`; with a null `memory`, only to learn their size.
-  ListWorkspace(std::vector<MatrixStack> const& stacks, int terms, void* memory);
+  ListWorkspace(std::vector<MatrixStack> const& stacks, Accuracy accuracy, void* memory);
 
   // The maxima of a stack follow those of the stack before it.
   StackParts const& operator[](size_t stack) const { return parts_[stack]; }
-  int terms() const { return terms_; }
+  int parts_each() const { return parts_of(accuracy_); }
   int64_t bytes() const { return bytes_; }
   // The maxima come first, and start out as zero.
   void* memory() const { return memory_; }
@@ -36,7 +38,7 @@ class ListWorkspace {
   uint8_t* take(int64_t bytes);
 
   uint8_t* memory_;
-  int terms_;
+  Accuracy accuracy_;
   int64_t bytes_ = 0;
   int64_t bytes_to_clear_;
   std::vector<StackParts> parts_;

@@ -3,8 +3,8 @@
 #include "scheduler/segment_cursor.h"
 #include "scheduler/warp.h"
 #include "sm90/f32/prepare.h"
+#include "sm90/f32/terms.h"
 #include "sm90/f32/vector.h"
-#include "sm90/problem_arguments.h"
 
 namespace jgg::sm90::f32 {
 namespace {
@@ -187,12 +187,12 @@ Operand describe(RaggedDotArguments const& a, Workspace const& workspace, Operan
   bool const is_ragged = ragged != Ragged::kNothing;
   return {data,
           high,
-          a.terms == 1 ? nullptr : high + parts.part_stride,
+          parts_of(a.accuracy) == 1 ? nullptr : high + parts.part_stride,
           parts.maxima,
           workspace.owners(),
-          workspace.owners_batched() ? a.m : 0,
+          workspace.owners_batched() ? a.groups.rows : 0,
           workspace.in_use(),
-          is_ragged ? a.local_groups : 1,
+          is_ragged ? a.groups.local_groups : 1,
           is_ragged && !data_batched,
           static_cast<int>(parts.outer),
           rows,
@@ -203,15 +203,17 @@ Operand describe(RaggedDotArguments const& a, Workspace const& workspace, Operan
 Operand describe_lhs(RaggedDotArguments const& a, Workspace const& workspace) {
   auto const* const data = static_cast<float const*>(a.lhs);
   if (a.transpose_lhs) {
-    return describe(a, workspace, workspace.lhs(), data, a.lhs_batched, Ragged::kColumns, a.k, a.m);
+    return describe(a, workspace, workspace.lhs(), data, a.lhs_batched, Ragged::kColumns, a.k,
+                    a.groups.rows);
   }
-  return describe(a, workspace, workspace.lhs(), data, a.lhs_batched, Ragged::kRows, a.m, a.k);
+  return describe(a, workspace, workspace.lhs(), data, a.lhs_batched, Ragged::kRows, a.groups.rows,
+                  a.k);
 }
 
 Operand describe_rhs(RaggedDotArguments const& a, Workspace const& workspace) {
   auto const* const data = static_cast<float const*>(a.rhs);
   Ragged const plain = a.contracting ? Ragged::kRows : Ragged::kNothing;
-  int const rows = a.contracting ? a.m : a.k;
+  int const rows = a.contracting ? a.groups.rows : a.k;
   if (a.transpose_rhs) {
     Ragged const ragged = a.contracting ? Ragged::kColumns : Ragged::kNothing;
     return describe(a, workspace, workspace.rhs(), data, a.rhs_batched, ragged, a.n, rows);
@@ -227,11 +229,11 @@ cudaError_t prepare(RaggedDotArguments const& a, Workspace const& workspace, cud
   cudaError_t const status =
       cudaMemsetAsync(workspace.memory(), 0, workspace.bytes_to_clear(), stream);
   if (status != cudaSuccess) return status;
-  GroupSizes groups = group_sizes(a);
+  GroupSizes groups = a.groups;
   if (!workspace.owners_batched()) groups.batches = 1;
   bool const differ = workspace.owners_batched() && a.rhs_batched;
   Matrices const matrices{workspace.in_use(), static_cast<int>(workspace.rhs().outer),
-                          differ ? a.local_groups : 0};
+                          differ ? a.groups.local_groups : 0};
   int64_t const rows_per_block = kWarps * kRowsPerWarp;
   int64_t const rows = int64_t(groups.batches) * groups.rows;
   int const blocks = static_cast<int>((rows + rows_per_block - 1) / rows_per_block);

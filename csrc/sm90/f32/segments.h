@@ -6,7 +6,6 @@
 
 #include "sm90/f32/terms.h"
 #include "sm90/f32/workspace.h"
-#include "sm90/ragged_dot.h"
 
 namespace jgg::sm90::f32 {
 
@@ -86,12 +85,12 @@ struct Segments : Base {
     parts.rhs = workspace.rhs().parts;
     // Descriptors that end after the low parts of every batch, of either operand.
     parts.lhs_batched = parts.rhs_batched = true;
-    parts.batches = 2 * a.batches;
+    parts.groups.batches = 2 * a.groups.batches;
     cudaError_t const status = Base::make_params(parts, params);
-    params.groups.batches = a.batches;
-    params.terms = a.terms;
-    params.lhs_batches = workspace.lhs().batched ? a.batches : 1;
-    params.rhs_batches = workspace.rhs().batched ? a.batches : 1;
+    params.groups.batches = a.groups.batches;
+    params.terms = terms_of(a.accuracy);
+    params.lhs_batches = workspace.lhs().batched ? a.groups.batches : 1;
+    params.rhs_batches = workspace.rhs().batched ? a.groups.batches : 1;
     params.lhs_maxima = workspace.lhs().maxima;
     params.rhs_maxima = workspace.rhs().maxima;
     return status;

@@ -9,7 +9,7 @@ namespace jgg::sm90::f32 {
 
 // One operand as the kernels read it: `outer` matrices [rows, columns] of each of its parts.
 struct OperandParts {
-  void* parts;          // float16 [terms == 3 ? 2 : 1, outer, rows, columns], high parts first
+  void* parts;          // float16 [parts_of(accuracy), outer, rows, columns], high parts first
   unsigned* maxima;     // [batches, local_groups], the bits of each group's largest magnitude
   int64_t outer;        // of a ragged operand its batches, else its batches times its groups
   int64_t part_stride;  // elements from a high part to the low part
@@ -37,7 +37,7 @@ class Workspace {
  private:
   template <class T>
   T* take(int64_t count);
-  void take_parts(OperandParts& operand, int64_t elements, int terms);
+  void take_parts(OperandParts& operand, int64_t elements, Accuracy accuracy);
 
   uint8_t* memory_;
   int64_t bytes_ = 0;

@@ -16,7 +16,7 @@ cudaError_t with_mainloop(RaggedDotArguments const& arguments, Function function
     return function(Mainloop<Problem, kNoSteps>{});
   } else {
     // With few rows to a group, writing results takes the time, and early loads delay it.
-    return with_bool(has_few_rows(group_sizes(arguments)), [&](auto few_rows) {
+    return with_bool(has_few_rows(arguments.groups), [&](auto few_rows) {
       return function(Mainloop<Problem, few_rows.value ? kNoSteps : kAllSteps>{});
     });
   }

@@ -22,7 +22,7 @@ struct RaggedContracting : sm90::RaggedContracting<Config_, kAdds> {
 
   // Whether sizes can be such that tiles are cut.
   static bool can_be_skewed(RaggedDotArguments const& a) {
-    GroupSizes const groups = group_sizes(a);
+    GroupSizes const groups = a.groups;
     decltype(Params::grid) const grid(groups, a.k, a.n);
     return skew_of<SimulatedWarp>(groups, grid).is_possible();
   }

@@ -5,6 +5,6 @@
 
 namespace jgg::sm90::stream_k {
 
-using Tiles = TileTable<Tile<128, 256, 2>>;
+using Tiles = TileTable<Tile<128, 256, 2, KernelKind::kStreamK>>;
 
 }  // namespace jgg::sm90::stream_k

@@ -34,7 +34,7 @@ inline cudaError_t launch_any(TileConfig config, RaggedDotArguments const& argum
   return with_tile(Float32FewRowsTiles{}, config, [&](auto) {
     return with_bool(arguments.transpose_rhs, [&](auto along_k) {
       constexpr auto kMajor = along_k.value ? cute::GMMA::Major::K : cute::GMMA::Major::MN;
-      return with_bool(arguments.terms > 1, [&](auto exact) {
+      return with_bool(arguments.accuracy == Accuracy::kF32, [&](auto exact) {
         return launch<Noncontracting<Config<kMajor, exact.value ? 3 : 2>>>(arguments, stream);
       });
     });

@@ -64,22 +64,22 @@ struct Noncontracting {
   static cudaError_t make_params(RaggedDotArguments const& a, Params& params) {
     params.lhs = static_cast<float const*>(a.lhs);
     params.out = static_cast<float*>(a.out);
-    params.groups = group_sizes(a);
+    params.groups = a.groups;
     params.n = a.n;
     params.k = a.k;
     params.lhs_batched = a.lhs_batched;
     params.rhs_batched = a.rhs_batched;
     TensorView rhs = view<float>(a.rhs);
     rhs.fetch = kFetchBox;
-    int64_t const matrices = int64_t(a.rhs_batched ? a.batches : 1) * a.local_groups;
+    int64_t const matrices = int64_t(a.rhs_batched ? a.groups.batches : 1) * a.groups.local_groups;
     return encode_plain(&params.rhs, rhs, matrices, Config::kAlongK ? a.n : a.k,
                         Config::kAlongK ? a.k : a.n, Config::kBoxRows);
   }
 
   // Units of work cannot be counted without the group sizes, but never pass this.
   static int64_t max_units(RaggedDotArguments const& a) {
-    int64_t const row_tiles = ceil_div(a.m, Config::kTileM) + int64_t(a.groups);
-    return a.batches * row_tiles * ceil_div(a.n, Config::kTileN);
+    int64_t const row_tiles = ceil_div(a.groups.rows, Config::kTileM) + int64_t(a.groups.groups);
+    return a.groups.batches * row_tiles * ceil_div(a.n, Config::kTileN);
   }
 
  private:
