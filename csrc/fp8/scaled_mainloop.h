@@ -2,13 +2,9 @@
 // each stage, scale its products and add them to float32 sums.
 #pragma once
 
-#include <cute/algorithm/gemm.hpp>
-#include <cute/atom/mma_atom.hpp>
-#include <cute/tensor.hpp>
-
 #include "fp8/scaled_config.h"
-#include "sm90/descriptors.h"
 #include "sm90/tma_load.h"
+#include "sm90/wgmma.h"
 
 namespace jgg::fp8 {
 
@@ -154,17 +150,8 @@ class ScaledMainloop {
   // A slice, 64 rows by kMmaN columns, to the tensor cores.
   template <class Lhs, class Rhs>
   __device__ static void issue(Lhs const& lhs, Rhs const& rhs, Products& products) {
-    using namespace cute;
     Mma mma;
-    warpgroup_fence_operand(products);
-    warpgroup_arrive();
-#pragma unroll
-    for (int k = 0; k < size<2>(lhs); ++k) {
-      mma.accumulate_ = k == 0 ? GMMA::ScaleOut::Zero : GMMA::ScaleOut::One;
-      gemm(mma, lhs(_, _, k), rhs(_, _, k), products);
-    }
-    warpgroup_commit_batch();
-    warpgroup_fence_operand(products);
+    sm90::issue_batch([&] { sm90::multiply_step(mma, lhs, rhs, true, products); }, products);
   }
 
   // Scales the products of a slice and adds them to its sums. Element i of a thread's products is

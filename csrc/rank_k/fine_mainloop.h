@@ -91,21 +91,16 @@ class FineMainloop : public Mainloop<Problem> {
     Accumulators& accumulators;
 
     __device__ void issue(int stage, int paired, int step) {
-      using namespace cute;
       auto const lhs = advance(this->lhs, stage * Config::kLhsBytes);
       auto const rhs = advance(this->rhs, (rhs_is_paired ? paired : stage) * Config::kLhsBytes);
-#pragma unroll
-      for (int k = 0; k < size<2>(lhs); ++k) {
-        mma.accumulate_ = step == 0 && k == 0 ? GMMA::ScaleOut::Zero : GMMA::ScaleOut::One;
-        gemm(mma, lhs(_, _, k), rhs(_, _, k), accumulators);
-      }
+      multiply_step(mma, lhs, rhs, step == 0, accumulators);
     }
   };
 
   template <class Product>
   __device__ static auto describe(Shared& shared, Product const& product) {
     using Accumulators = typename Product::Accumulators;
-    using TiledMma = typename Base::template Mma<kColumns<Accumulators>>;
+    using TiledMma = typename Base::template Mma<kColumnsOf<Accumulators>>;
     static_assert(Config::kLhsBytes == Config::kRhsBytes);
     constexpr int kLhsToRhs = Config::kStages * Config::kLhsBytes;
     auto const offset = [](Strip strip, int from) {
@@ -114,7 +109,7 @@ class FineMainloop : public Mainloop<Problem> {
     TiledMma const mma;
     auto const lhs =
         advance(Base::lhs_descriptors(mma, shared, 0), uniform(offset(product.lhs, 0)));
-    auto const rhs = advance(Base::template rhs_descriptors<kColumns<Accumulators>>(mma, shared),
+    auto const rhs = advance(Base::template rhs_descriptors<kColumnsOf<Accumulators>>(mma, shared),
                              uniform(offset(product.rhs, kLhsToRhs)));
     return Described<TiledMma, decltype(lhs), decltype(rhs), Accumulators>{
         mma, lhs, rhs, product.lhs.in_rhs == product.rhs.in_rhs, product.accumulators};
@@ -129,11 +124,8 @@ class FineMainloop : public Mainloop<Problem> {
     for (int step = 0; step < steps; ++step) {
       shared.full[stage.stage].wait(stage.phase);
       shared.full[stage.stage ^ pair].wait(stage.phase);
-      (warpgroup_fence_operand(products.accumulators), ...);
-      warpgroup_arrive();
-      (products.issue(stage.stage, stage.stage ^ pair, step), ...);
-      warpgroup_commit_batch();
-      (warpgroup_fence_operand(products.accumulators), ...);
+      auto const issue = [&] { (products.issue(stage.stage, stage.stage ^ pair, step), ...); };
+      issue_batch(issue, products.accumulators...);
 
       if (step == 0) overlap();
       // Of the two steps in flight the older one is done. Nobody waits for the last stages, and the
@@ -148,10 +140,6 @@ class FineMainloop : public Mainloop<Problem> {
     warpgroup_wait<0>();
     (warpgroup_fence_operand(products.accumulators), ...);
   }
-
-  template <class Accumulators>
-  static constexpr int kColumns =
-      decltype(cute::size(std::declval<Accumulators&>()))::value * kWarpgroup / kRowsPerConsumer;
 };
 
 }  // namespace jgg::sm90

@@ -40,7 +40,7 @@ class TriangularMainloop : public Mainloop<Problem> {
   __device__ static void multiply(Params const& params, WorkTile const& work, Shared& shared,
                                   Stage& stage, int consumer, Accumulators& accumulators,
                                   Overlap&& overlap) {
-    if constexpr (kColumns<Accumulators> == Config::kRhsBoxColumns) {
+    if constexpr (kColumnsOf<Accumulators> == Config::kRhsBoxColumns) {
       if (Problem::is_narrow(params, work)) {
         return multiply_narrow(params, work, shared, stage, consumer, accumulators, overlap);
       }
@@ -49,20 +49,16 @@ class TriangularMainloop : public Mainloop<Problem> {
   }
 
  private:
-  template <class Accumulators>
-  static constexpr int kColumns =
-      decltype(cute::size(std::declval<Accumulators&>()))::value * kWarpgroup / kRowsPerConsumer;
-
   template <class Accumulators, class Overlap>
   __device__ static void multiply_narrow(Params const& params, WorkTile const& work, Shared& shared,
                                          Stage& stage, int consumer, Accumulators& accumulators,
                                          Overlap&& overlap) {
     using namespace cute;
-    typename Base::template Mma<kColumns<Accumulators>> mma;
+    typename Base::template Mma<kColumnsOf<Accumulators>> mma;
     // The rows of the lhs are in the first stage of the rhs.
     auto const first_lhs =
         advance(Base::lhs_descriptors(mma, shared, consumer), Config::kStages * Config::kLhsBytes);
-    auto const first_rhs = Base::template rhs_descriptors<kColumns<Accumulators>>(mma, shared);
+    auto const first_rhs = Base::template rhs_descriptors<kColumnsOf<Accumulators>>(mma, shared);
     // Of a rank-2k update the boxes hold B and A.
     int const other_box = params.two_products ? Config::kRhsBoxBytes : 0;
     Stage finished = stage;
@@ -70,22 +66,15 @@ class TriangularMainloop : public Mainloop<Problem> {
       shared.full[stage.stage].wait(stage.phase);
       auto const lhs_boxes = advance(first_lhs, stage.stage * Config::kRhsBytes);
       auto const rhs_boxes = advance(first_rhs, stage.stage * Config::kRhsBytes);
-      warpgroup_fence_operand(accumulators);
-      warpgroup_arrive();
+      auto const issue = [&] {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        int const box = half * Config::kRhsBoxBytes;
-        auto const lhs = advance(lhs_boxes, box ^ other_box);
-        auto const rhs = advance(rhs_boxes, box);
-#pragma unroll
-        for (int k = 0; k < size<2>(lhs); ++k) {
-          mma.accumulate_ =
-              step == 0 && half == 0 && k == 0 ? GMMA::ScaleOut::Zero : GMMA::ScaleOut::One;
-          gemm(mma, lhs(_, _, k), rhs(_, _, k), accumulators);
+        for (int half = 0; half < 2; ++half) {
+          int const box = half * Config::kRhsBoxBytes;
+          multiply_step(mma, advance(lhs_boxes, box ^ other_box), advance(rhs_boxes, box),
+                        step == 0 && half == 0, accumulators);
         }
-      }
-      warpgroup_commit_batch();
-      warpgroup_fence_operand(accumulators);
+      };
+      issue_batch(issue, accumulators);
 
       overlap(step);
       warpgroup_wait<1>();

@@ -2,14 +2,12 @@
 // them with WGMMA.
 #pragma once
 
-#include <cute/algorithm/gemm.hpp>
-#include <cute/atom/mma_atom.hpp>
 #include <cute/tensor.hpp>
 
 #include "scheduler/warp.h"
-#include "sm90/descriptors.h"
 #include "sm90/kernel_config.h"
 #include "sm90/tma_load.h"
+#include "sm90/wgmma.h"
 
 namespace jgg::sm90 {
 
@@ -105,7 +103,7 @@ class Mainloop {
   __device__ static void multiply(Params const&, WorkTile const& work, Shared& shared, Stage& stage,
                                   int consumer, Accumulators& accumulators, Overlap&& overlap) {
     using namespace cute;
-    constexpr int kColumns = decltype(size(accumulators))::value * kWarpgroup / kRowsPerConsumer;
+    constexpr int kColumns = kColumnsOf<Accumulators>;
     Mma<kColumns> mma;
     auto const first_lhs = lhs_descriptors(mma, shared, consumer);
     auto const first_rhs = rhs_descriptors<kColumns>(mma, shared);
@@ -121,15 +119,7 @@ class Mainloop {
 
       auto const lhs = advance(first_lhs, stage.stage * Config::kLhsBytes);
       auto const rhs = advance(first_rhs, stage.stage * Config::kRhsBytes);
-      warpgroup_fence_operand(accumulators);
-      warpgroup_arrive();
-#pragma unroll
-      for (int k = 0; k < size<2>(lhs); ++k) {
-        mma.accumulate_ = k_tile == 0 && k == 0 ? GMMA::ScaleOut::Zero : GMMA::ScaleOut::One;
-        gemm(mma, lhs(_, _, k), rhs(_, _, k), accumulators);
-      }
-      warpgroup_commit_batch();
-      warpgroup_fence_operand(accumulators);
+      issue_batch([&] { multiply_step(mma, lhs, rhs, k_tile == 0, accumulators); }, accumulators);
       overlap(k_tile);
     };
 

@@ -1,15 +1,12 @@
 // The mainloop of a transposed kernel: what each warp and consumer does with one tile.
 #pragma once
 
-#include <cute/algorithm/gemm.hpp>
-#include <cute/atom/mma_atom.hpp>
-#include <cute/tensor.hpp>
-
 #include "fp8/scale_producer.h"
 #include "fp8/transposed/epilogue.h"
 #include "fp8/transposed/noncontracting.h"
 #include "sm90/few_rows.h"
 #include "sm90/tma_load.h"
+#include "sm90/wgmma.h"
 
 namespace jgg::fp8::transposed {
 
@@ -102,8 +99,8 @@ class Mainloop {
     Products<kRows> products;
     for (int k_tile = 0; k_tile < k_tiles; ++k_tile, ++stage) {
       shared.full[stage.stage].wait(stage.phase);
-      issue<kRows>(advance(rhs, stage.stage * Config::kRhsBytes + column * kRowBytes),
-                   advance(lhs, stage.stage * Config::kLhsBytes), products);
+      issue<kRows>(sm90::advance(rhs, stage.stage * Config::kRhsBytes + column * kRowBytes),
+                   sm90::advance(lhs, stage.stage * Config::kLhsBytes), products);
       // Scales come by another way and often later than the stage.
       shared.scales_full[stage.stage].wait(stage.phase);
       float const column_scale = shared.rhs_scales[stage.stage][column / Config::kScaleColumns];
@@ -121,26 +118,11 @@ class Mainloop {
                              SmemLayout<Element, kRows>{});
   }
 
-  template <class Descriptors>
-  __device__ static auto advance(Descriptors const& descriptors, int bytes) {
-    constexpr int kUnit = 16;  // of addresses in descriptors
-    return cute::make_tensor(descriptors.data() + bytes / kUnit, descriptors.layout());
-  }
-
   // A consumer's columns of rhs by all rows of lhs to the tensor cores.
   template <int kRows, class Rhs, class Lhs>
   __device__ static void issue(Rhs const& rhs, Lhs const& lhs, Products<kRows>& products) {
-    using namespace cute;
     Mma<kRows> mma;
-    warpgroup_fence_operand(products);
-    warpgroup_arrive();
-#pragma unroll
-    for (int k = 0; k < size<2>(rhs); ++k) {
-      mma.accumulate_ = k == 0 ? GMMA::ScaleOut::Zero : GMMA::ScaleOut::One;
-      gemm(mma, rhs(_, _, k), lhs(_, _, k), products);
-    }
-    warpgroup_commit_batch();
-    warpgroup_fence_operand(products);
+    sm90::issue_batch([&] { sm90::multiply_step(mma, rhs, lhs, true, products); }, products);
   }
 
   // Adds products, scaled, to sums. Element i of a thread's products is in row i / 4 * 8 + thread %

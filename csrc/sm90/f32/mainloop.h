@@ -1,8 +1,6 @@
 // The consumers' side of a product of float16 parts.
 #pragma once
 
-#include <utility>
-
 #include "sm90/f32/parts.h"
 #include "sm90/mainloop.h"
 
@@ -26,13 +24,6 @@ class Mainloop : public sm90::Mainloop<Problem> {
   using Params = typename Base::Params;
 
   static constexpr int kMostSliceColumns = 128;
-
-  template <int kColumns>
-  using MmaOf = decltype(cute::make_tiled_mma(
-      cute::GMMA::ss_op_selector<
-          Element, Element, float,
-          cute::Shape<cute::Int<kRowsPerConsumer>, cute::Int<kColumns>, cute::Int<Config::kTileK>>,
-          Config::kLhsMajor, Config::kRhsMajor>()));
 
  public:
   // totals = the tile's product, or its first columns.
@@ -63,29 +54,23 @@ class Mainloop : public sm90::Mainloop<Problem> {
   }
 
  private:
-  template <class Accumulators>
-  static constexpr int columns_of() {
-    return decltype(cute::size(std::declval<Accumulators const&>()))::value * kWarpgroup /
-           kRowsPerConsumer;
-  }
-
   // accumulators = the product of `steps` steps, which make up segments of `segment` steps.
   template <class Accumulators, class Overlap>
   __device__ static void accumulate(WorkTile const& work, int segment, int steps, Shared& shared,
                                     Stage& stage, int consumer, Accumulators& accumulators,
                                     Overlap&& overlap) {
     using namespace cute;
-    MmaOf<columns_of<Accumulators>()> mma;
+    typename Base::template Mma<kColumnsOf<Accumulators>> mma;
     clear(accumulators);
     Stage finished = stage;
     for (int step = 0; step < steps; ++step) {
       enter(work, step < segment ? step : step - segment, shared, stage, consumer);
-      warpgroup_fence_operand(accumulators);
-      warpgroup_arrive();
-      multiply_stage(mma, shared.lhs[stage.stage], shared.rhs[stage.stage], consumer, false,
-                     accumulators);
-      warpgroup_commit_batch();
-      warpgroup_fence_operand(accumulators);
+      issue_batch(
+          [&] {
+            multiply_stage(mma, shared.lhs[stage.stage], shared.rhs[stage.stage], consumer, false,
+                           accumulators);
+          },
+          accumulators);
       overlap(step);
       warpgroup_wait<1>();
       if (step > 0) {
@@ -104,23 +89,23 @@ class Mainloop : public sm90::Mainloop<Problem> {
   __device__ static void promote(WorkTile const& work, int steps, Shared& shared, Stage& stage,
                                  int consumer, Totals& totals) {
     using namespace cute;
-    constexpr int kColumns = columns_of<Totals>();
+    constexpr int kColumns = kColumnsOf<Totals>;
     constexpr int kSliceColumns = kColumns < kMostSliceColumns ? kColumns : kMostSliceColumns;
     constexpr int kSlices = kColumns / kSliceColumns;
-    MmaOf<kSliceColumns> mma;
+    typename Base::template Mma<kSliceColumns> mma;
     auto accumulators =
         partition_fragment_C(mma, Shape<Int<kRowsPerConsumer>, Int<kSliceColumns>>{});
     for (int step = 0; step < steps; ++step, ++stage) {
       enter(work, step, shared, stage, consumer);
 #pragma unroll
       for (int slice = 0; slice < kSlices; ++slice) {
-        warpgroup_fence_operand(accumulators);
-        warpgroup_arrive();
-        multiply_stage(mma, shared.lhs[stage.stage],
-                       shared.rhs[stage.stage] + slice * kSliceColumns * Config::kTileK, consumer,
-                       true, accumulators);
-        warpgroup_commit_batch();
-        warpgroup_fence_operand(accumulators);
+        issue_batch(
+            [&] {
+              multiply_stage(mma, shared.lhs[stage.stage],
+                             shared.rhs[stage.stage] + slice * kSliceColumns * Config::kTileK,
+                             consumer, true, accumulators);
+            },
+            accumulators);
         warpgroup_wait<0>();
         warpgroup_fence_operand(accumulators);
         if (slice + 1 == kSlices) Base::release(shared, stage.stage);
@@ -158,11 +143,7 @@ class Mainloop : public sm90::Mainloop<Problem> {
     auto const thread_mma = mma.get_slice(threadIdx.x % kWarpgroup);
     auto const lhs_fragment = thread_mma.make_fragment_A(thread_mma.partition_A(lhs_tile));
     auto const rhs_fragment = thread_mma.make_fragment_B(thread_mma.partition_B(rhs_tile));
-#pragma unroll
-    for (int k = 0; k < size<2>(lhs_fragment); ++k) {
-      mma.accumulate_ = from_zero && k == 0 ? GMMA::ScaleOut::Zero : GMMA::ScaleOut::One;
-      gemm(mma, lhs_fragment(_, _, k), rhs_fragment(_, _, k), accumulators);
-    }
+    multiply_step(mma, lhs_fragment, rhs_fragment, from_zero, accumulators);
   }
 };
 

@@ -5,11 +5,11 @@
 #include <cute/atom/mma_atom.hpp>
 #include <cute/tensor.hpp>
 
-#include "sm90/descriptors.h"
 #include "sm90/f32/few_rows/noncontracting.h"
 #include "sm90/f32/few_rows/rows.h"
 #include "sm90/f32/few_rows/weights.h"
 #include "sm90/few_rows.h"
+#include "sm90/wgmma.h"
 
 namespace jgg::sm90::f32::few_rows {
 
