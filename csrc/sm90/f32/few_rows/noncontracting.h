@@ -5,6 +5,7 @@
 #include "scheduler/ragged_schedule.h"
 #include "sm90/f32/few_rows/config.h"
 #include "sm90/problem_arguments.h"
+#include "sm90/ragged_dot.h"
 #include "sm90/tma_load.h"
 
 namespace jgg::sm90::f32::few_rows {
