@@ -21,7 +21,8 @@ import numpy as np
 
 from benchmarks import rank_k
 from benchmarks.cases import DISTRIBUTIONS, Shape, group_sizes, select_shapes
-from jax_grouped_gemm import _extension, rank_k_plan
+from jax_grouped_gemm import _extension
+from jax_grouped_gemm._src.lists.rank_k import plan as rank_k_plan
 
 CLUSTERS = 66  # of two CTAs each on an H200
 TILE_CHANGE = 2  # in steps

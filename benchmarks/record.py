@@ -68,7 +68,7 @@ def parts(build: str) -> list[Part]:
         python(f"benchmarks.{name}") for name in ("run", "fp8", "rank_k", "fp8_training")
     )
     limits = "--time-limit {limit}"
-    smoke = f"{shlex.quote(sys.executable)} tests/gpu/sanitizer_smoke.py"
+    smoke = python("tests.gpu.sanitizer_smoke")
     sanitizer = "compute-sanitizer --error-exitcode 1 --tool"
     return [
         Part("build", 14, (build, CUTLASS_BUILD)),

@@ -1,46 +1,117 @@
-"""Grouped matrix kernels for JAX on Hopper GPUs, with a pure JAX reference for everything else."""
+"""Grouped matrix kernels for JAX on Hopper GPUs, with a pure JAX reference for everything else.
 
-from pkgutil import extend_path
+Ragged matmuls, whose rows belong to groups with a matrix each (mixture of experts):
+
+- `ragged_dot`, `ragged_dot_general`: drop-in replacements for `jax.lax`'s functions.
+- `ragged_dot_accumulate`: a weight gradient added to that of earlier microbatches.
+
+The same in FP8:
+
+- `fp8_ragged_dot` with a `Recipe`: quantises, multiplies and can be trained through.
+- `quantize_blockwise`, `quantize_weights` (`QuantizedWeights`), `quantize_ragged`
+  (`QuantizedRows`): values and scales.
+- `scaled_ragged_dot`, `scaled_ragged_dot_contracting`: products of quantised operands.
+
+Lists of unequal problems:
+
+- `grouped_gemm`: general products, alpha A B + beta C.
+- `grouped_syrk`, `grouped_syr2k`, `grouped_herk`, `grouped_her2k`: BLAS's symmetric updates.
+
+Which kernel runs, and where:
+
+- `explain` (`Explanation`, `Plan`, `GroupedGemmPlan`), `is_available`, `unavailable_reason`.
+- `use_tiles`, `autotune`, `load_tuning` (`TileConfig`, `TuningTable`).
+- `EXPORT_DISABLED_CHECKS`: for `jax.export`.
+
+Modules: `moe` (mixture-of-experts layers as functions), `flax.linen` and `flax.nnx` (as layers),
+`optim` (Muon), `checkpoint_policies` (for `jax.checkpoint`).
+"""
+
+from pkgutil import extend_path as _extend_path
 
 # In a checkout, `python -m` finds these sources before the installed package, and the compiled
 # extension only there.
-__path__ = extend_path(__path__, __name__)
+__path__ = _extend_path(__path__, __name__)
 
-from jax_grouped_gemm import _ffi
-from jax_grouped_gemm import checkpoint_policies as checkpoint_policies
-from jax_grouped_gemm._ffi import EXPORT_DISABLED_CHECKS as EXPORT_DISABLED_CHECKS
-from jax_grouped_gemm.autotune import autotune as autotune
-from jax_grouped_gemm.availability import is_available as is_available
-from jax_grouped_gemm.availability import unavailable_reason as unavailable_reason
-from jax_grouped_gemm.explain import Explanation as Explanation
-from jax_grouped_gemm.explain import explain as explain
-from jax_grouped_gemm.fp8_ragged_dot import Recipe as Recipe
-from jax_grouped_gemm.fp8_ragged_dot import fp8_ragged_dot as fp8_ragged_dot
-from jax_grouped_gemm.grouped_gemm import grouped_gemm as grouped_gemm
-from jax_grouped_gemm.grouped_gemm_plan import GroupedGemmPlan as GroupedGemmPlan
-from jax_grouped_gemm.plan import Plan as Plan
-from jax_grouped_gemm.quantize import QuantizedRows as QuantizedRows
-from jax_grouped_gemm.quantize import QuantizedWeights as QuantizedWeights
-from jax_grouped_gemm.quantize import quantize_blockwise as quantize_blockwise
-from jax_grouped_gemm.quantize import quantize_ragged as quantize_ragged
-from jax_grouped_gemm.quantize import quantize_weights as quantize_weights
-from jax_grouped_gemm.ragged_dot import ragged_dot as ragged_dot
-from jax_grouped_gemm.ragged_dot import ragged_dot_general as ragged_dot_general
-from jax_grouped_gemm.ragged_dot_accumulate import ragged_dot_accumulate as ragged_dot_accumulate
-from jax_grouped_gemm.rank_k import grouped_her2k as grouped_her2k
-from jax_grouped_gemm.rank_k import grouped_herk as grouped_herk
-from jax_grouped_gemm.rank_k import grouped_syr2k as grouped_syr2k
-from jax_grouped_gemm.rank_k import grouped_syrk as grouped_syrk
-from jax_grouped_gemm.scaled_ragged_dot import scaled_ragged_dot as scaled_ragged_dot
-from jax_grouped_gemm.scaled_ragged_dot import (
-    scaled_ragged_dot_contracting as scaled_ragged_dot_contracting,
+from jax_grouped_gemm._src import ffi as _ffi
+from jax_grouped_gemm._src.availability import is_available, unavailable_reason
+from jax_grouped_gemm._src.explain import Explanation, explain
+from jax_grouped_gemm._src.fp8.api import (
+    QuantizedRows,
+    QuantizedWeights,
+    quantize_blockwise,
+    quantize_ragged,
+    quantize_weights,
+    scaled_ragged_dot,
+    scaled_ragged_dot_contracting,
 )
-from jax_grouped_gemm.tile_choice import use_tiles as use_tiles
-from jax_grouped_gemm.tile_config import TileConfig as TileConfig
-from jax_grouped_gemm.tuning_table import TuningTable as TuningTable
-from jax_grouped_gemm.tuning_table import load_tuning as load_tuning
+from jax_grouped_gemm._src.fp8.training import Recipe, fp8_ragged_dot
+from jax_grouped_gemm._src.lists.grouped_gemm.api import grouped_gemm
+from jax_grouped_gemm._src.lists.grouped_gemm.plan import GroupedGemmPlan
+from jax_grouped_gemm._src.lists.rank_k.api import (
+    grouped_her2k,
+    grouped_herk,
+    grouped_syr2k,
+    grouped_syrk,
+)
+from jax_grouped_gemm._src.op import export_disabled_checks as _export_disabled_checks
+from jax_grouped_gemm._src.plan import Plan
+from jax_grouped_gemm._src.ragged.api import (
+    ragged_dot,
+    ragged_dot_accumulate,
+    ragged_dot_general,
+)
+from jax_grouped_gemm._src.tile_config import TileConfig
+from jax_grouped_gemm._src.tuning.autotune import autotune
+from jax_grouped_gemm._src.tuning.choices import use_tiles
+from jax_grouped_gemm._src.tuning.table import TuningTable, load_tuning
+from jax_grouped_gemm._src.version import __version__
 
-__version__ = "0.1.0"
+# The public modules; the layers in `flax` need the extra of that name.
+from jax_grouped_gemm import checkpoint_policies, moe, optim  # isort: skip
+
+__all__ = [
+    "EXPORT_DISABLED_CHECKS",
+    "Explanation",
+    "GroupedGemmPlan",
+    "Plan",
+    "QuantizedRows",
+    "QuantizedWeights",
+    "Recipe",
+    "TileConfig",
+    "TuningTable",
+    "__version__",
+    "autotune",
+    "checkpoint_policies",
+    "explain",
+    "fp8_ragged_dot",
+    "grouped_gemm",
+    "grouped_her2k",
+    "grouped_herk",
+    "grouped_syr2k",
+    "grouped_syrk",
+    "is_available",
+    "load_tuning",
+    "moe",
+    "optim",
+    "quantize_blockwise",
+    "quantize_ragged",
+    "quantize_weights",
+    "ragged_dot",
+    "ragged_dot_accumulate",
+    "ragged_dot_general",
+    "scaled_ragged_dot",
+    "scaled_ragged_dot_contracting",
+    "unavailable_reason",
+    "use_tiles",
+]
+
+EXPORT_DISABLED_CHECKS = _export_disabled_checks()
+"""Pass to `jax.export.export(..., disabled_checks=)` to export programs that call the kernels.
+
+A target's name ends in the version of its operands and attributes, so an exported program runs
+wherever that version of the target is registered.
+"""
 
 # Now rather than at the first use: raises ImportError if the installed jaxlib cannot run it.
-_ffi.missing_extension_reason()
+_ffi.register_targets()

@@ -10,21 +10,19 @@ from typing import Any
 import jax
 from jax.extend.core import Primitive
 
-from jax_grouped_gemm.primitives.lowering import planners
+from jax_grouped_gemm._src.fp8.training import FP8_LHS, FP8_RHS
+from jax_grouped_gemm._src.op import ops
 
 
 def grouped_matmuls_saveable(primitive: Primitive, *_: Any, **__: Any) -> bool:
     """Saves the results of grouped matmuls, recomputes everything else."""
-    return primitive in planners
+    return primitive in ops and ops[primitive].is_matmul
 
 
 dots_and_grouped_matmuls_saveable = jax.checkpoint_policies.save_from_both_policies(
     jax.checkpoint_policies.dots_saveable, grouped_matmuls_saveable
 )
 """Saves the results of grouped matmuls and of JAX's own dots, recomputes everything else."""
-
-FP8_LHS, FP8_RHS = "fp8_lhs", "fp8_rhs"
-"""The names under which `fp8_ragged_dot` keeps its quantised operands."""
 
 quantized_operands_saveable = jax.checkpoint_policies.save_only_these_names(FP8_LHS, FP8_RHS)
 """Saves the quantised operands of `fp8_ragged_dot`, so that none is quantised twice."""

@@ -24,9 +24,9 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from jax_grouped_gemm._varying import vary_over, varying_axes
-from jax_grouped_gemm.fp8_ragged_dot import Recipe, fp8_ragged_dot
-from jax_grouped_gemm.ragged_dot import ragged_dot
+from jax_grouped_gemm._src.fp8.training import Recipe, fp8_ragged_dot
+from jax_grouped_gemm._src.ragged.api import ragged_dot
+from jax_grouped_gemm._src.varying import vary_over, varying_axes
 
 Implementation = str | Callable[..., jax.Array] | None
 

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from jax_grouped_gemm.rank_k import grouped_syrk
+from jax_grouped_gemm._src.lists.rank_k.api import grouped_syrk
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Of x (a + b x^2 + c x^4), which moves singular values in (0, 1] to about 1 within five steps."""

@@ -13,7 +13,7 @@ from benchmarks.peers import variants
 from benchmarks.peers.base import Call, Role, dimension_numbers, jax_call, missing_module, on_gpu
 
 if TYPE_CHECKING:
-    from jax_grouped_gemm.tile_config import TileConfig
+    from jax_grouped_gemm._src.tile_config import TileConfig
 
 
 @functools.cache

@@ -11,12 +11,13 @@ from benchmarks.peers.base import NotOffered
 
 # Not at run time: `first_call.py` times the import of our library, and needs the peers before.
 if TYPE_CHECKING:
-    from jax_grouped_gemm.tile_config import TileConfig
+    from jax_grouped_gemm._src.tile_config import TileConfig
 
 
 def compiled(op: str) -> tuple[TileConfig, ...]:
     """The configurations of a primitive, by its name."""
-    from jax_grouped_gemm import plan_fp8, tile_config
+    from jax_grouped_gemm._src import tile_config
+    from jax_grouped_gemm._src.fp8 import plan as plan_fp8
 
     return {
         "ragged_noncontracting": tile_config.TILE_CONFIGS + tile_config.STREAM_K_TILE_CONFIGS,

@@ -14,10 +14,10 @@ import optax
 from flax import nnx
 from tqdm import tqdm
 
+from jax_grouped_gemm._src.fp8.training import Recipe
 from jax_grouped_gemm.demo.data import Corpus, batches
 from jax_grouped_gemm.demo.model import LanguageModel
 from jax_grouped_gemm.demo.presets import Preset
-from jax_grouped_gemm.fp8_ragged_dot import Recipe
 from jax_grouped_gemm.moe import Implementation
 
 LOAD_BALANCING_WEIGHT = 1e-2

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jax_grouped_gemm import moe
-from jax_grouped_gemm.fp8_ragged_dot import Recipe
+from jax_grouped_gemm._src.fp8.training import Recipe
 
 default_kernel_init = nnx.initializers.lecun_normal(batch_axis=(0,))
 default_gate_init = nnx.initializers.lecun_normal()

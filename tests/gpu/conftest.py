@@ -2,7 +2,8 @@
 
 import pytest
 
-from jax_grouped_gemm import grouped_gemm_plan, tile_config
+from jax_grouped_gemm._src import tile_config
+from jax_grouped_gemm._src.lists.grouped_gemm import plan as grouped_gemm_plan
 
 
 @pytest.fixture(params=tile_config.TILE_CONFIGS, ids=str)

@@ -1,7 +1,7 @@
 """A small set of kernel launches to run under compute-sanitizer:
 
-compute-sanitizer --tool memcheck python tests/gpu/sanitizer_smoke.py
-compute-sanitizer --tool racecheck python tests/gpu/sanitizer_smoke.py fp8 fp64
+compute-sanitizer --tool memcheck python -m tests.gpu.sanitizer_smoke
+compute-sanitizer --tool racecheck python -m tests.gpu.sanitizer_smoke fp8 fp64
 
 Arguments name the parts to run, all by default: each is minutes of work for a sanitizer, and parts
 in processes of their own can run side by side. Every buffer is its own allocation, so that an
@@ -12,7 +12,6 @@ ours. Exits with an error on a wrong result.
 import os
 import sys
 from itertools import product
-from pathlib import Path
 
 os.environ["XLA_PYTHON_CLIENT_ALLOCATOR"] = "platform"
 os.environ["XLA_FLAGS"] = (
@@ -21,15 +20,22 @@ os.environ["XLA_FLAGS"] = (
     # The sanitizer itself crashed now and then while XLA compiled.
     + " --xla_gpu_force_compilation_parallelism=1"
 )
-sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import fp8_oracle  # noqa: E402
-import jax  # noqa: E402
-import jax.numpy as jnp  # noqa: E402
-import numpy as np  # noqa: E402
-import oracle  # noqa: E402
-from float32_errors import PRODUCT_ERROR  # noqa: E402
-from ops import (  # noqa: E402
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jax_grouped_gemm as jgg
+from jax_grouped_gemm._src import tile_config
+from jax_grouped_gemm._src.fp8 import plan as plan_fp8
+from jax_grouped_gemm._src.fp8 import primitive as fp8_primitive
+from jax_grouped_gemm._src.ragged import primitive as ragged
+from tests.support import (
+    fp8_oracle,
+    oracle,
+)
+from tests.support.float32_errors import PRODUCT_ERROR
+from tests.support.ops import (
     CONTRACTING,
     NONCONTRACTING,
     OPS,
@@ -38,11 +44,8 @@ from ops import (  # noqa: E402
     random,
     swap,
 )
-from products import random_list  # noqa: E402
-from updates import SYR2K, SYRK, UPDATES, check_double, check_real  # noqa: E402
-
-import jax_grouped_gemm as jgg  # noqa: E402
-from jax_grouped_gemm import plan_fp8, primitives, tile_config  # noqa: E402
+from tests.support.products import random_list
+from tests.support.updates import SYR2K, SYRK, UPDATES, check_double, check_real
 
 M, K, N, G = 392, 136, 264, 5
 SIZES = [
@@ -127,7 +130,7 @@ def products_with_a_cut_last_wave(rng) -> int:
     lhs, rhs = (random(rng, shape, jnp.bfloat16) for shape in ((M, k), (G, k, N)))
     for sizes in np.array(SIZES, np.int32):
         for transpose_rhs, out_dtype in product((False, True), (jnp.bfloat16, jnp.float32)):
-            out = primitives.ragged_noncontracting(
+            out = ragged.ragged_noncontracting(
                 lhs,
                 swap(rhs, transpose_rhs),
                 sizes,
@@ -378,7 +381,7 @@ def fp8_configurations(rng: np.random.Generator, sizes: np.ndarray) -> int:
         exact = fp8_oracle.noncontracting(*rows[:2], *weights[:2], sizes)
         operands = *rows[:2], *weights[2:], sizes, offset
         for tile in plan_fp8.NONCONTRACTING_TILES[1:] + plan_fp8.STREAM_K_TILES:
-            out = primitives.scaled_ragged_noncontracting(
+            out = fp8_primitive.scaled_ragged_noncontracting(
                 *operands, **forward, **options, tile=tile
             )
             fp8_oracle.check(out, exact)
@@ -386,7 +389,7 @@ def fp8_configurations(rng: np.random.Generator, sizes: np.ndarray) -> int:
     columns = [np.asarray(x) for x in 2 * rows[2:]]
     exact = fp8_oracle.contracting(*columns, sizes, M)
     for tile in plan_fp8.CONTRACTING_TILES[1:]:
-        out = primitives.scaled_ragged_contracting(
+        out = fp8_primitive.scaled_ragged_contracting(
             *columns, sizes, offset, num_rows=M, num_groups=G, **options, tile=tile
         )
         fp8_oracle.check(out, exact)

@@ -2,14 +2,15 @@
 
 from functools import partial
 
-import group_sizes as sizes_of
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracle
 import pytest
-from float32_errors import PRECISIONS, PRODUCT_ERROR
-from ops import CONTRACTING, NONCONTRACTING, OPS, random, swap
+
+from tests.support import group_sizes as sizes_of
+from tests.support import oracle
+from tests.support.float32_errors import PRECISIONS, PRODUCT_ERROR
+from tests.support.ops import CONTRACTING, NONCONTRACTING, OPS, random, swap
 
 BF16, F32 = jnp.bfloat16, jnp.float32
 M, K, N, G = 776, 264, 520, 8

@@ -5,15 +5,17 @@ Most of these are a part of one wave, all cut.
 
 from functools import partial
 
-import fp8_oracle
-import group_sizes as sizes_of
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from fp8_products import OUTPUTS, check, fp8, noncontracting, scales
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm import plan_fp8, stream_k, tile_config
+from jax_grouped_gemm._src import tile_config
+from jax_grouped_gemm._src.fp8 import plan as plan_fp8
+from jax_grouped_gemm._src.ragged import stream_k
+from tests.support import fp8_oracle
+from tests.support import group_sizes as sizes_of
+from tests.support.fp8_products import OUTPUTS, check, fp8, noncontracting, scales
 
 (TILE,) = plan_fp8.STREAM_K_TILES
 M, N, G = 1500, 776, 6

@@ -3,17 +3,25 @@
 from functools import partial
 from itertools import product
 
-import fp8_oracle
-import group_sizes as sizes_of
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracle
 import pytest
-from fp8_products import E4M3, E5M2, OUTPUTS, check, contracting, fp8, noncontracting, scales
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm import plan_fp8
+from jax_grouped_gemm._src.fp8 import plan as plan_fp8
+from tests.support import fp8_oracle, oracle
+from tests.support import group_sizes as sizes_of
+from tests.support.fp8_products import (
+    E4M3,
+    E5M2,
+    OUTPUTS,
+    check,
+    contracting,
+    fp8,
+    noncontracting,
+    scales,
+)
 
 M, K, N, G = 776, 520, 392, 8
 KB, NB = 5, 4  # blocks of 128 in K and N

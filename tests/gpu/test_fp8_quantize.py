@@ -2,15 +2,15 @@
 
 from functools import partial
 
-import fp8_oracle
-import group_sizes as sizes_of
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm import primitives
+from jax_grouped_gemm._src.fp8 import primitive
+from tests.support import fp8_oracle
+from tests.support import group_sizes as sizes_of
 
 E4M3, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
 FORMATS = pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_weights_in_wide_tiles(dtype, source, power_of_two, rng):
 def test_weights_one_way_round(transposed, rng):
     options = dict(dtype=E4M3, power_of_two=False, implementation="cuda")
     for x in wide_weights(rng, jnp.bfloat16), random(rng, (300, 264), jnp.bfloat16)[None]:
-        got = primitives.quantize_blocks(x, plain=not transposed, transposed=transposed, **options)
+        got = primitive.quantize_blocks(x, plain=not transposed, transposed=transposed, **options)
         for g, matrix in enumerate(x):
             want = fp8_oracle.quantize(matrix, (128, 128), E4M3)
             assert_same_bits([y[g] for y in got], [y.T if transposed else y for y in want])

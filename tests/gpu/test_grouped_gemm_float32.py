@@ -6,10 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from float32_errors import PRECISIONS, PRODUCT_ERROR
-from ops import random
-from products import FOUR_PROBLEMS, List, cutlass_like, random_list
-from products_on_gpu import (
+
+import jax_grouped_gemm as jgg
+from tests.support.float32_errors import PRECISIONS, PRODUCT_ERROR
+from tests.support.ops import random
+from tests.support.products import FOUR_PROBLEMS, List, cutlass_like, random_list
+from tests.support.products_on_gpu import (
     FORMS,
     SCHEDULERS,
     TILES,
@@ -22,8 +24,6 @@ from products_on_gpu import (
     poison_memory,
     update_in_place,
 )
-
-import jax_grouped_gemm as jgg
 
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 

@@ -6,8 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from products import List, cutlass_like, draw, random_list
-from products_on_gpu import (
+
+import jax_grouped_gemm as jgg
+from jax_grouped_gemm._src.lists import fp64 as fp64_kernels
+from jax_grouped_gemm._src.lists.grouped_gemm import plan_fp64 as grouped_gemm_plan_fp64
+from tests.support.products import List, cutlass_like, draw, random_list
+from tests.support.products_on_gpu import (
     FORMS,
     any_list,
     check_in_a_scan,
@@ -18,9 +22,6 @@ from products_on_gpu import (
     poison_memory,
     update_in_place,
 )
-
-import jax_grouped_gemm as jgg
-from jax_grouped_gemm import fp64_kernels, grouped_gemm_plan_fp64
 
 F64, C64, C128 = np.float64, np.complex64, np.complex128
 

@@ -2,13 +2,14 @@
 
 from functools import partial
 
-import group_sizes as sizes_of
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracle
 import pytest
-from ops import NONCONTRACTING, noncontracting, random, swap
+
+from tests.support import group_sizes as sizes_of
+from tests.support import oracle
+from tests.support.ops import NONCONTRACTING, noncontracting, random, swap
 
 BF16 = jnp.bfloat16
 # Some 300 units of work, five turns of 66 clusters, of 41 steps and one that is not full.

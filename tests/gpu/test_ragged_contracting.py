@@ -2,13 +2,14 @@
 
 from functools import partial
 
-import group_sizes as sizes_of
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracle
 import pytest
-from ops import CONTRACTING, NONCONTRACTING, contracting, random, swap
+
+from tests.support import group_sizes as sizes_of
+from tests.support import oracle
+from tests.support.ops import CONTRACTING, NONCONTRACTING, contracting, random, swap
 
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 # Three by three output tiles for each group, none of the last ones full.

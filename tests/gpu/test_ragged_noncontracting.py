@@ -2,13 +2,14 @@
 
 from functools import partial
 
-import group_sizes as sizes_of
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracle
 import pytest
-from ops import NONCONTRACTING, noncontracting, random, swap
+
+from tests.support import group_sizes as sizes_of
+from tests.support import oracle
+from tests.support.ops import NONCONTRACTING, noncontracting, random, swap
 
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 # Three tiles of columns, five steps of k and seven tiles of rows, none of them full.

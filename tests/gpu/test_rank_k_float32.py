@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from float32_errors import PRECISIONS, PRODUCT_ERROR
-from ops import random, swap
-from updates import HER2K, SYR2K, SYRK, check_real, triangle
 
 import jax_grouped_gemm as jgg
+from tests.support.float32_errors import PRECISIONS, PRODUCT_ERROR
+from tests.support.ops import random, swap
+from tests.support.updates import HER2K, SYR2K, SYRK, check_real, triangle
 
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 

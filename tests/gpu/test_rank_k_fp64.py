@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from updates import HER2K, HERK, SYR2K, SYRK, UPDATES, check_double, triangle
 
 import jax_grouped_gemm as jgg
+from tests.support.updates import HER2K, HERK, SYR2K, SYRK, UPDATES, check_double, triangle
 
 F64, C64, C128 = np.float64, np.complex64, np.complex128
 

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ops import random, swap
-from updates import HER2K, SYR2K, SYRK, check_real
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm import rank_k_plan
+from jax_grouped_gemm._src.lists.rank_k import plan as rank_k_plan
+from tests.support.ops import random, swap
+from tests.support.updates import HER2K, SYR2K, SYRK, check_real
 
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 

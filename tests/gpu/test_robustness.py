@@ -3,15 +3,15 @@
 import threading
 from functools import partial
 
-import group_sizes as sizes_of
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracle
 import pytest
-from ops import NONCONTRACTING, OPS, random, swap
 
-from jax_grouped_gemm import tile_config
+from jax_grouped_gemm._src import tile_config
+from tests.support import group_sizes as sizes_of
+from tests.support import oracle
+from tests.support.ops import NONCONTRACTING, OPS, random, swap
 
 BF16, F32 = jnp.bfloat16, jnp.float32
 M, K, N, G = 776, 264, 520, 8

@@ -1,0 +1,1 @@
+"""Quantisers, ragged products of FP8 operands with scales, and training with them."""

@@ -1,0 +1,348 @@
+"""FP8 operands: quantisation in blocks that share a float32 scale, and products of such operands.
+
+The value of an element is `values * scales`, with the scale of its block. A scale is the block's
+largest magnitude over the largest number of the FP8 format (448 for e4m3, 57344 for e5m2), so that
+no finite number overflows; values are rounded to the nearest, ties to even. A block of zeros has
+scale 1. Infinities and NaN become NaN and do not count for the scale. No scale is below 2**-100:
+blocks of smaller numbers lose precision.
+
+Blocks of 1 x 128 for activations and gradients and of 128 x 128 for weights are the recipe of
+DeepSeek-V3 (arXiv:2412.19437, section 3.3).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike, DTypeLike
+
+from jax_grouped_gemm._src.arguments import (
+    as_array,
+    canonical_offset,
+    check_group_count,
+    checked_group_sizes,
+    checked_implementation,
+)
+from jax_grouped_gemm._src.fp8 import primitive
+from jax_grouped_gemm._src.fp8.formats import BLOCK, checked_fp8_dtype, row_blocks
+from jax_grouped_gemm._src.tuning import choices
+
+SOURCE_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
+
+
+class QuantizedWeights(NamedTuple):
+    """Matrices [..., k, n] in blocks of 128 x 128, and transposed, since FP8 tensor cores contract
+    the last dimension of both operands: a forward product n x k, its cotangent k x n."""
+
+    values: jax.Array  # [..., k, n] FP8
+    scales: jax.Array  # [..., ceil(k / 128), ceil(n / 128)] float32
+    values_t: jax.Array  # [..., n, k] FP8, the same values
+    scales_t: jax.Array  # [..., ceil(n / 128), ceil(k / 128)] float32, the same scales
+
+
+class QuantizedRows(NamedTuple):
+    """Ragged rows [m, k] in blocks of 1 x 128, and in b = ceil(m / 128) + min(G, m) blocks of at
+    most 128 rows of one group, each block transposed.
+
+    Blocks are in the order of the rows, and a group's first one starts with its first row. Row r of
+    block i has the values `values_t[i, :, r]`, with scales `scales_t[i]`. Where a block has no more
+    rows, values are zero; blocks past the last have scales of one.
+    """
+
+    values: jax.Array  # [m, k] FP8
+    scales: jax.Array  # [m, ceil(k / 128)] float32
+    values_t: jax.Array  # [b, k, 128] FP8
+    scales_t: jax.Array  # [b, k] float32
+
+
+def quantize_blockwise(
+    x: ArrayLike,
+    block_shape: tuple[int, int] = (1, BLOCK),
+    dtype: DTypeLike = jnp.float8_e4m3fn,
+    *,
+    power_of_two_scales: bool = False,
+    implementation: str | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Quantises `x` [..., r, c] in blocks of its last two dimensions.
+
+    Args:
+      x: bfloat16, float16 or float32, with at least two dimensions.
+      block_shape: (1, 128) or (128, 128). Blocks at the edges are smaller if r or c is no multiple.
+      dtype: float8_e4m3fn or float8_e5m2.
+      power_of_two_scales: rounds scales up to powers of two. Dequantisation is then exact.
+      implementation: None takes the CUDA kernel where it can run and the reference, with the same
+        bits, elsewhere; "cuda" insists on the kernel; "reference" is pure JAX.
+
+    Returns:
+      values [..., r, c] of `dtype`, scales float32 [..., r, ceil(c / 128)] or
+      [..., ceil(r / 128), ceil(c / 128)].
+
+    Raises:
+      TypeError: `x` or `dtype` has an unsuitable dtype.
+      ValueError: `block_shape`, the shape of `x` or `implementation` is invalid.
+    """
+    x, params = _checked(x, dtype, power_of_two_scales, implementation)
+    if block_shape == (1, BLOCK):
+        rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+        values, scales = primitive.quantize_rows(rows, **params)
+        return values.reshape(x.shape), scales.reshape(*x.shape[:-1], scales.shape[-1])
+    if block_shape != (BLOCK, BLOCK):
+        raise ValueError(f"block_shape must be (1, 128) or (128, 128), got {block_shape!r}")
+    return _quantize_blocks(x, params, plain=True, transposed=False)
+
+
+def quantize_weights(
+    x: ArrayLike,
+    dtype: DTypeLike = jnp.float8_e4m3fn,
+    *,
+    power_of_two_scales: bool = False,
+    implementation: str | None = None,
+) -> QuantizedWeights:
+    """Quantises weights [..., k, n] in blocks of 128 x 128, both ways round in one pass.
+
+    Args:
+      x, dtype, power_of_two_scales, implementation: see `quantize_blockwise`.
+    """
+    x, params = _checked(x, dtype, power_of_two_scales, implementation)
+    return QuantizedWeights(*_quantize_blocks(x, params, plain=True, transposed=True))
+
+
+def quantize_ragged(
+    x: ArrayLike,
+    group_sizes: ArrayLike,
+    dtype: DTypeLike = jnp.float8_e4m3fn,
+    *,
+    power_of_two_scales: bool = False,
+    implementation: str | None = None,
+) -> QuantizedRows:
+    """Quantises the rows [m, k] of a ragged product for all that training needs, in one pass.
+
+    Args:
+      x, dtype, power_of_two_scales, implementation: see `quantize_blockwise`; `x` has exactly two
+        dimensions.
+      group_sizes: integers [G], as for `ragged_dot`.
+    """
+    x, params = _checked(x, dtype, power_of_two_scales, implementation)
+    group_sizes = checked_group_sizes(group_sizes)
+    if x.ndim != 2:
+        raise ValueError(f"x must have the shape [m, k], got {x.shape}")
+    return QuantizedRows(
+        *primitive.quantize_ragged(x, group_sizes, plain=True, transposed=True, **params)
+    )
+
+
+def _checked(x, dtype, power_of_two_scales, implementation) -> tuple[jax.Array, dict[str, Any]]:
+    x = as_array("x", x)
+    if x.dtype not in SOURCE_DTYPES:
+        raise TypeError(f"x must be bfloat16, float16 or float32, got {x.dtype}")
+    if x.ndim < 2:
+        raise ValueError(f"x must have at least two dimensions, got the shape {x.shape}")
+    params = dict(
+        dtype=checked_fp8_dtype("dtype", dtype),
+        power_of_two=bool(power_of_two_scales),
+        implementation=checked_implementation(implementation),
+    )
+    return x, params
+
+
+def _quantize_blocks(x, params, *, plain, transposed):
+    matrices = x.reshape(math.prod(x.shape[:-2]), *x.shape[-2:])
+    results = primitive.quantize_blocks(matrices, plain=plain, transposed=transposed, **params)
+    return tuple(y.reshape(*x.shape[:-2], *y.shape[-2:]) for y in results)
+
+
+def scaled_ragged_dot(
+    lhs: ArrayLike,
+    lhs_scale: ArrayLike,
+    rhs: ArrayLike,
+    rhs_scale: ArrayLike,
+    group_sizes: ArrayLike,
+    *,
+    transpose_rhs: bool = False,
+    preferred_element_type: DTypeLike = jnp.bfloat16,
+    group_offset: ArrayLike | None = None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Ragged matmul of FP8 operands [m, k] x [g, k, n] -> [m, n], each times its scales.
+
+    As `ragged_dot`, with the same semantics for group sizes, empty groups, rows that no group owns
+    and `group_offset`. Partial sums of 128 products are scaled and added up in float32. Not
+    differentiable; see `fp8_ragged_dot`.
+
+    Args:
+      lhs: [m, k], float8_e4m3fn or float8_e5m2.
+      lhs_scale: float32, of the first of these shapes that fits:
+        [m, ceil(k / 128)] for blocks of 1 x 128, as `quantize_blockwise` returns them;
+        [m, 1] or [m] for a scale a row; [], [1] or [1, 1] for one scale;
+        [ceil(k / 128), M] with M >= m a multiple of 4, blocks of 1 x 128 column by column
+        (DeepGEMM's layout on Hopper).
+      rhs: [g, k, n], or [g, n, k] with `transpose_rhs`, either FP8 dtype. FP8 tensor cores contract
+        the last dimension of both operands, so that [g, k, n] is transposed first, with a copy.
+      rhs_scale: float32, [g, ceil(k / 128), ceil(n / 128)] for blocks of 128 x 128, the last two
+        exchanged with `transpose_rhs`; [g, n] for a scale a column; [g], [g, 1], [], [1] for a
+        scale a matrix.
+      group_sizes: [G] of any integer dtype, rows per group.
+      transpose_rhs: whether the last two dimensions of `rhs` and its blocks are swapped.
+      preferred_element_type: dtype of the result; the kernels write bfloat16, float16 or float32.
+      group_offset: see `ragged_dot`.
+      implementation: see `ragged_dot`.
+
+    Returns:
+      [m, n].
+
+    Raises:
+      TypeError: an operand has an unsuitable dtype.
+      ValueError: shapes do not fit together, or `implementation` is invalid.
+      NotImplementedError: see `ragged_dot`.
+    """
+    lhs, rhs = _fp8_array("lhs", lhs, 2), _fp8_array("rhs", rhs, 3)
+    group_sizes = checked_group_sizes(group_sizes)
+    m, k = lhs.shape
+    g, *matrix = rhs.shape
+    n = matrix[0 if transpose_rhs else 1]
+    if matrix[1 if transpose_rhs else 0] != k:
+        form = "[g, n, k]" if transpose_rhs else "[g, k, n]"
+        raise ValueError(
+            f"rhs must be {form} with k = {k} of lhs {lhs.shape}, got {rhs.shape} with "
+            f"transpose_rhs={transpose_rhs}"
+        )
+    check_group_count(group_sizes, g, group_offset)
+    lhs_scale, lhs_scaling = _lhs_scale(_scale_array("lhs_scale", lhs_scale), m, k)
+    rhs_scale = _scale_array("rhs_scale", rhs_scale)
+    rhs_scale, rhs_scaling = _rhs_scale(rhs_scale, g, k, n, transpose_rhs)
+    return primitive.scaled_ragged_noncontracting(
+        lhs,
+        lhs_scale,
+        rhs,
+        rhs_scale,
+        group_sizes,
+        canonical_offset(group_offset),
+        transpose_rhs=bool(transpose_rhs),
+        lhs_scaling=lhs_scaling,
+        rhs_scaling=rhs_scaling,
+        preferred_element_type=np.dtype(preferred_element_type),
+        implementation=checked_implementation(implementation),
+        **choices.current().params("forward"),
+    )
+
+
+def scaled_ragged_dot_contracting(
+    lhs: ArrayLike,
+    lhs_scale: ArrayLike,
+    rhs: ArrayLike,
+    rhs_scale: ArrayLike,
+    group_sizes: ArrayLike,
+    *,
+    num_rows: int,
+    num_groups: int | None = None,
+    preferred_element_type: DTypeLike = jnp.float32,
+    group_offset: ArrayLike | None = None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Contracts the rows of each group: [b, k, 128] x [b, n, 128] -> [g, k, n], the cotangent of
+    weights.
+
+    Operands are the transposed forms that `quantize_ragged` returns: in blocks of 128 rows, each of
+    one group, with zeros after a group's last row. Partial sums of 128 rows are scaled and added up
+    in float32. An empty group's matrix is exactly zero.
+
+    Args:
+      lhs: [b, k, 128], float8_e4m3fn or float8_e5m2, b at least what `num_rows` rows in G groups
+        need: ceil(num_rows / 128) + min(G, num_rows).
+      lhs_scale: float32 [b, k].
+      rhs: [b, n, 128], either FP8 dtype.
+      rhs_scale: float32 [b, n].
+      group_sizes: [G] of any integer dtype, rows per group.
+      num_rows: m, the rows of all groups.
+      num_groups: g, how many matrices to compute, by default G.
+      preferred_element_type: dtype of the result.
+      group_offset: matrix i belongs to the group `group_offset + i`.
+      implementation: see `ragged_dot`.
+
+    Returns:
+      [g, k, n].
+
+    Raises:
+      TypeError, ValueError, NotImplementedError: see `scaled_ragged_dot`.
+    """
+    lhs, rhs = _fp8_array("lhs", lhs, 3), _fp8_array("rhs", rhs, 3)
+    group_sizes = checked_group_sizes(group_sizes)
+    (b, k, _), (_, n, _) = lhs.shape, rhs.shape
+    least = row_blocks(num_rows, group_sizes.shape[0])
+    if b < least or (lhs.shape, rhs.shape) != ((b, k, BLOCK), (b, n, BLOCK)):
+        raise ValueError(
+            f"lhs [b, k, 128] and rhs [b, n, 128] must share a b of at least {least} for "
+            f"num_rows={num_rows}, got {lhs.shape} and {rhs.shape}"
+        )
+    scales = []
+    for name, scale, size in (("lhs_scale", lhs_scale, k), ("rhs_scale", rhs_scale, n)):
+        scale = _scale_array(name, scale)
+        if scale.shape != (b, size):
+            raise ValueError(f"{name} must have shape {(b, size)}, got {scale.shape}")
+        scales.append(scale)
+    return primitive.scaled_ragged_contracting(
+        lhs,
+        scales[0],
+        rhs,
+        scales[1],
+        group_sizes,
+        canonical_offset(group_offset),
+        num_rows=num_rows,
+        num_groups=group_sizes.shape[0] if num_groups is None else num_groups,
+        preferred_element_type=np.dtype(preferred_element_type),
+        implementation=checked_implementation(implementation),
+        **choices.current().params("forward"),
+    )
+
+
+def _fp8_array(name: str, x: ArrayLike, rank: int) -> jax.Array:
+    x = as_array(name, x)
+    checked_fp8_dtype(f"the dtype of {name}", x.dtype)
+    if x.ndim != rank:
+        raise ValueError(f"{name} must have {rank} dimensions, got the shape {x.shape}")
+    return x
+
+
+def _scale_array(name: str, x: ArrayLike) -> jax.Array:
+    x = jnp.asarray(x)
+    if x.dtype != jnp.float32:
+        raise TypeError(f"{name} must be float32, got {x.dtype}")
+    return x
+
+
+def _lhs_scale(scale: jax.Array, m: int, k: int) -> tuple[jax.Array, str]:
+    blocks = -(-k // BLOCK)
+    if scale.shape == (m, blocks):
+        return scale, "1x128"
+    if scale.shape in ((m, 1), (m,)):
+        return scale.reshape(m, 1), "1xk"
+    if scale.shape in ((), (1,), (1, 1)):
+        return scale.reshape(1, 1), "tensor"
+    if scale.ndim == 2 and scale.shape[0] == blocks and scale.shape[1] >= m:
+        if scale.shape[1] % 4 == 0:
+            return scale, "1x128 column-major"
+    raise ValueError(
+        f"lhs_scale must have shape {(m, blocks)}, {(m, 1)}, {(m,)}, () or {(blocks, 'M')} with "
+        f"M >= {m} a multiple of 4, got {scale.shape}"
+    )
+
+
+def _rhs_scale(
+    scale: jax.Array, g: int, k: int, n: int, transpose_rhs: bool
+) -> tuple[jax.Array, str]:
+    blocks = (g, -(-k // BLOCK), -(-n // BLOCK))
+    if transpose_rhs:
+        blocks = (g, blocks[2], blocks[1])
+    if scale.shape == blocks:
+        return scale, "128x128"
+    if scale.shape == (g, n):
+        return scale.reshape((g, n, 1) if transpose_rhs else (g, 1, n)), "kx1"
+    if scale.shape in ((), (1,), (g,), (g, 1)):
+        return jnp.broadcast_to(scale.reshape(-1, 1, 1), (g, 1, 1)), "group"
+    raise ValueError(
+        f"rhs_scale must have shape {blocks}, {(g, n)}, {(g,)} or (), got {scale.shape}"
+    )

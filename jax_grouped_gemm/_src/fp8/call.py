@@ -1,0 +1,96 @@
+"""From a plan of a scaled product or of a quantiser to one custom call."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_grouped_gemm._src.fp8.formats import LHS_SCALINGS, RHS_SCALINGS
+from jax_grouped_gemm._src.fp8.plan import QuantizePlan
+from jax_grouped_gemm._src.padding import pad_to
+from jax_grouped_gemm._src.plan import Plan
+from jax_grouped_gemm._src.ragged.call import call_kernel, zeros
+
+NONCONTRACTING = "jax_grouped_gemm.scaled_ragged_noncontracting.v4"
+CONTRACTING = "jax_grouped_gemm.scaled_ragged_contracting.v3"
+QUANTIZERS = {
+    name: f"jax_grouped_gemm.{name}.v1"
+    for name in ("quantize_rows", "quantize_blocks", "quantize_ragged")
+}
+
+
+def scaled_noncontracting(
+    plan: Plan,
+    lhs: jax.Array,
+    lhs_scale: jax.Array,
+    rhs: jax.Array,
+    rhs_scale: jax.Array,
+    group_sizes: jax.Array,
+    group_offset: jax.Array,
+) -> jax.Array:
+    """Runs the kernel of `plan`, whose path is not "reference", on operands of `plan.problem`."""
+    problem, addressable = plan.problem, plan.kernel_problem
+    if addressable is None:
+        return zeros(problem)
+    if problem.rhs != addressable.rhs:
+        rhs, rhs_scale = rhs.mT, rhs_scale.mT
+    if problem.rhs_scaling == "kx1":
+        rhs_scale = pad_to(rhs_scale[..., 0], (problem.g, addressable.n))
+    elif problem.rhs_scaling == "group":
+        rhs_scale = rhs_scale[..., 0]
+    return call_kernel(
+        NONCONTRACTING,
+        plan,
+        pad_to(lhs, addressable.shape(addressable.lhs)),
+        lhs_scale,
+        pad_to(rhs, addressable.shape(addressable.rhs)),
+        rhs_scale,
+        group_sizes,
+        group_offset,
+        lhs_scaling=np.int32(LHS_SCALINGS.index(problem.lhs_scaling)),
+        rhs_scaling=np.int32(RHS_SCALINGS.index(problem.rhs_scaling)),
+        stream_k=plan.tile.stream_k,
+    )
+
+
+def scaled_contracting(
+    plan: Plan,
+    lhs: jax.Array,
+    lhs_scale: jax.Array,
+    rhs: jax.Array,
+    rhs_scale: jax.Array,
+    group_sizes: jax.Array,
+    group_offset: jax.Array,
+) -> jax.Array:
+    """Runs the kernel of `plan`, whose path is not "reference", on operands of `plan.problem`."""
+    problem, addressable = plan.problem, plan.kernel_problem
+    if addressable is None:
+        return zeros(problem)
+    return call_kernel(
+        CONTRACTING,
+        plan,
+        lhs,
+        lhs_scale,
+        pad_to(rhs, addressable.shape(addressable.rhs)),
+        pad_to(rhs_scale, (rhs_scale.shape[-2], addressable.n)),
+        group_sizes,
+        group_offset,
+        m=np.int32(problem.m),
+    )
+
+
+def quantize(plan: QuantizePlan, x: jax.Array, *group_sizes: jax.Array) -> list[jax.Array]:
+    """Runs the quantiser of `plan`, whose path is not "reference", on its primitive's operands."""
+    wanted = [result is not None for result in plan.results]
+    nothing = jax.ShapeDtypeStruct((0,), jnp.float32)
+    results = [nothing if result is None else result for result in plan.results]
+    if 0 in x.shape:
+        outs = [jnp.full(r.shape, r.dtype == jnp.float32, r.dtype) for r in results]
+    else:
+        # A kernel's buffers are never empty.
+        sizes = [y if y.size else jnp.zeros((1,), y.dtype) for y in group_sizes]
+        outs = jax.ffi.ffi_call(QUANTIZERS[plan.op], results)(
+            x, *sizes, power_of_two=plan.power_of_two
+        )
+    return [out for out, is_wanted in zip(outs, wanted, strict=True) if is_wanted]

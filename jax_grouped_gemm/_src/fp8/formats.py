@@ -1,0 +1,48 @@
+"""FP8 formats: element types, which elements share a scale, shapes of values and scales."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+BLOCK = 128
+"""Elements that share a scale, along each dimension that shares it."""
+
+FP8_DTYPES = (jnp.float8_e4m3fn, jnp.float8_e5m2)
+
+LHS_SCALINGS = ("1x128", "1xk", "tensor", "1x128 column-major")
+"""What shares a scale in lhs [m, k]. The kernels know each by its index."""
+RHS_SCALINGS = ("128x128", "kx1", "group")
+"""What shares a scale in rhs [g, k, n]. The kernels know each by its index."""
+
+Shape = tuple[int, ...]
+
+
+def row_blocks(m: int, num_groups: int) -> int:
+    """Blocks of 128 rows that `m` rows in `num_groups` groups take at most, none of two groups."""
+    return -(-m // BLOCK) + min(num_groups, m)
+
+
+def quantized_rows(rows: int, cols: int) -> tuple[Shape, Shape]:
+    """Shapes of the values and scales of rows in blocks of 1 x 128."""
+    return (rows, cols), (rows, -(-cols // BLOCK))
+
+
+def quantized_blocks(g: int, rows: int, cols: int) -> tuple[Shape, Shape]:
+    """Shapes of the values and scales of matrices in blocks of 128 x 128."""
+    return (g, rows, cols), (g, -(-rows // BLOCK), -(-cols // BLOCK))
+
+
+def quantized_groups(m: int, cols: int, num_groups: int) -> tuple[Shape, Shape]:
+    """Shapes of the values and scales of rows transposed in blocks, each of one group."""
+    blocks = row_blocks(m, num_groups)
+    return (blocks, cols, BLOCK), (blocks, cols)
+
+
+def checked_fp8_dtype(name: str, dtype: DTypeLike) -> np.dtype:
+    """`dtype` if it is an FP8 dtype that the kernels know, else a `TypeError`."""
+    dtype = np.dtype(dtype)
+    if dtype not in FP8_DTYPES:
+        raise TypeError(f"{name} must be float8_e4m3fn or float8_e5m2, got {dtype}")
+    return dtype

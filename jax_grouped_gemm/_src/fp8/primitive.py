@@ -1,0 +1,193 @@
+"""The scaled ragged products and the quantisers, see `reference` for shapes and semantics.
+
+None has a derivative of its own. Operands of the products are (lhs, lhs_scale, rhs, rhs_scale,
+group_sizes, group_offset); an operand and its scales have the native batch dimension together.
+Parameters of all quantisers: dtype, power_of_two, implementation; of `quantize_blocks` and
+`quantize_ragged` also plain and transposed, the forms to return.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_grouped_gemm._src.fp8 import call, plan, reference
+from jax_grouped_gemm._src.fp8.formats import quantized_blocks, quantized_groups, quantized_rows
+from jax_grouped_gemm._src.op import Op
+
+
+def scaled_ragged_noncontracting(
+    lhs, lhs_scale, rhs, rhs_scale, group_sizes, group_offset, **params
+) -> jax.Array:
+    """lhs [b?, m, k] times rhs [b?, g, k, n] -> [b?, m, n].
+
+    Parameters: transpose_rhs, lhs_scaling, rhs_scaling, preferred_element_type, implementation,
+    and optionally tile, a `TileConfig` for the kernel instead of the plan's choice.
+    """
+    operands = (lhs, lhs_scale, rhs, rhs_scale, group_sizes, group_offset)
+    return NONCONTRACTING.bind(*operands, **params)
+
+
+def _noncontracting_aval(*operands, transpose_rhs, preferred_element_type, **_):
+    lhs, _, rhs, *_ = operands
+    shape = (lhs.shape[-2], rhs.shape[-2 if transpose_rhs else -1])
+    return NONCONTRACTING.result_aval(operands, shape, preferred_element_type)
+
+
+NONCONTRACTING = Op(
+    name="scaled_ragged_noncontracting",
+    operand_ranks=(2, 2, 3, 3, 1, 1),
+    targets=(call.NONCONTRACTING,),
+    avals=_noncontracting_aval,
+    planner=plan.plan_scaled_noncontracting,
+    call=call.scaled_noncontracting,
+    reference=reference.scaled_ragged_noncontracting,
+)
+
+
+def scaled_ragged_contracting(
+    lhs, lhs_scale, rhs, rhs_scale, group_sizes, group_offset, **params
+) -> jax.Array:
+    """lhs [b?, blocks, k, 128] with rhs [b?, blocks, n, 128] -> [b?, num_groups, k, n].
+
+    Parameters: num_rows, num_groups, preferred_element_type, implementation, and optionally tile.
+    """
+    operands = (lhs, lhs_scale, rhs, rhs_scale, group_sizes, group_offset)
+    return CONTRACTING.bind(*operands, **params)
+
+
+def _contracting_aval(*operands, num_groups, preferred_element_type, **_):
+    lhs, _, rhs, *_ = operands
+    shape = (num_groups, lhs.shape[-2], rhs.shape[-2])
+    return CONTRACTING.result_aval(operands, shape, preferred_element_type)
+
+
+CONTRACTING = Op(
+    name="scaled_ragged_contracting",
+    operand_ranks=(3, 2, 3, 2, 1, 1),
+    targets=(call.CONTRACTING,),
+    avals=_contracting_aval,
+    planner=plan.plan_scaled_contracting,
+    call=call.scaled_contracting,
+    reference=reference.scaled_ragged_contracting,
+)
+
+
+def quantize_rows(x, **params) -> list[jax.Array]:
+    """x [rows, cols] -> values, scales."""
+    return ROWS.bind(x, **params)
+
+
+def _rows_aval(x, *, dtype, **_):
+    return _results(ROWS, (x,), [quantized_rows(*x.shape)], dtype)
+
+
+ROWS = Op(
+    name="quantize_rows",
+    operand_ranks=(2,),
+    targets=(call.QUANTIZERS["quantize_rows"],),
+    avals=_rows_aval,
+    planner=plan.plan_quantize_rows,
+    call=call.quantize,
+    reference=reference.quantize_rows,
+    multiple_results=True,
+    is_matmul=False,
+)
+
+
+def quantize_blocks(x, **params) -> list[jax.Array]:
+    """x [g, rows, cols] -> values, scales if plain; values, scales if transposed."""
+    return BLOCKS.bind(x, **params)
+
+
+def _blocks_aval(x, *, dtype, plain, transposed, **_):
+    g, rows, cols = x.shape
+    forms = [quantized_blocks(g, rows, cols)] * plain
+    forms += [quantized_blocks(g, cols, rows)] * transposed
+    return _results(BLOCKS, (x,), forms, dtype)
+
+
+BLOCKS = Op(
+    name="quantize_blocks",
+    operand_ranks=(3,),
+    targets=(call.QUANTIZERS["quantize_blocks"],),
+    avals=_blocks_aval,
+    planner=plan.plan_quantize_blocks,
+    call=call.quantize,
+    reference=reference.quantize_blocks,
+    multiple_results=True,
+    is_matmul=False,
+)
+
+
+def quantize_ragged(x, group_sizes, **params) -> list[jax.Array]:
+    """x [b?, m, cols] -> values, scales if plain; values, scales if transposed."""
+    return RAGGED.bind(x, group_sizes, **params)
+
+
+def _ragged_aval(x, group_sizes, *, dtype, plain, transposed, **_):
+    m, cols = x.shape[-2:]
+    forms = [quantized_rows(m, cols)] * plain
+    forms += [quantized_groups(m, cols, group_sizes.shape[-1])] * transposed
+    return _results(RAGGED, (x, group_sizes), forms, dtype)
+
+
+RAGGED = Op(
+    name="quantize_ragged",
+    operand_ranks=(2, 1),
+    targets=(call.QUANTIZERS["quantize_ragged"],),
+    avals=_ragged_aval,
+    planner=plan.plan_quantize_ragged,
+    call=call.quantize,
+    reference=reference.quantize_ragged,
+    multiple_results=True,
+    is_matmul=False,
+)
+
+
+def _results(op, operands, forms, dtype):
+    return [
+        op.result_aval(operands, shape, kind)
+        for form in forms
+        for shape, kind in zip(form, (dtype, np.dtype(np.float32)), strict=True)
+    ]
+
+
+def _register_batching(op: Op) -> None:
+    def rule(operands, dims, **params):
+        operands, dims = list(operands), list(dims)
+        size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
+        for pair in ((0, 1), (2, 3)):
+            if [dims[i] is None for i in pair].count(True) == 1:
+                (shared,) = (i for i in pair if dims[i] is None)
+                operands[shared] = jnp.broadcast_to(
+                    operands[shared], (size, *operands[shared].shape)
+                )
+                dims[shared] = 0
+        return op.bind_batched(operands, dims, params)
+
+    op.def_batching(rule)
+
+
+def _register_folding(op: Op) -> None:
+    """A mapped axis becomes part of the first dimension, whose elements are independent."""
+
+    def rule(operands, dims, **params):
+        (x,), (dim,) = operands, dims
+        x = jnp.moveaxis(x, dim, 0)
+        leading = x.shape[:2]
+        results = op.bind(x.reshape(-1, *x.shape[2:]), **params)
+        results = [y.reshape(*leading, *y.shape[1:]) for y in results]
+        return results, [0] * len(results)
+
+    op.def_batching(rule)
+
+
+for _op in (NONCONTRACTING, CONTRACTING):
+    _register_batching(_op)
+for _op in (ROWS, BLOCKS):
+    _register_folding(_op)
+RAGGED.def_batching(lambda operands, dims, **params: RAGGED.bind_batched(operands, dims, params))
+for _op in (NONCONTRACTING, CONTRACTING, ROWS, BLOCKS, RAGGED):
+    _op.has_no_derivative()

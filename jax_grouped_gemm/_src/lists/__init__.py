@@ -1,0 +1,1 @@
+"""Operations on lists of stacks of unequal matrices, and what they share."""

@@ -1,0 +1,98 @@
+"""What the kernels on the FP64 tensor cores take, and how fast they are."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jax_grouped_gemm._src.tile_config import NUM_SMS, TileConfig
+
+DTYPES = (jnp.float64, jnp.complex64, jnp.complex128)
+STEP_BYTES = 128  # of a row of an operand, that a step of the mainloop multiplies
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """A compiled tile, `tile` x `tile`.
+
+    Attributes:
+      tile: its rows and columns.
+      blocks: thread blocks that a multiprocessor holds at a time.
+      rate: the share of the tensor cores' rate that it can reach: small tiles read more bytes for
+        each product than L2 delivers. An estimate from bytes, not a measurement.
+    """
+
+    tile: int
+    blocks: int
+    rate: float = 1.0
+
+    @property
+    def places(self) -> int:
+        """Thread blocks that the device holds at a time."""
+        return NUM_SMS * self.blocks
+
+    @property
+    def config(self) -> TileConfig:
+        """As the extension names it."""
+        return TileConfig(self.tile, self.tile, 1)
+
+
+# The tiles in csrc/fp64/tile_table.h, the same for all operations.
+KERNELS = {
+    np.dtype(jnp.float64): (Kernel(128, 1), Kernel(64, 2, rate=0.65)),
+    np.dtype(jnp.complex64): (Kernel(64, 2),),
+    np.dtype(jnp.complex128): (Kernel(64, 2),),
+}
+
+
+def unsupported_reason(problem: Any, params: Mapping[str, Any]) -> str:
+    """Why the kernels cannot run a problem of their types, empty if they can."""
+    if problem.result_dtype != problem.dtype:
+        return (
+            f"no kernel for {problem.dtype} -> {problem.result_dtype}: the kernels of float64, "
+            "complex64 and complex128 return what they take"
+        )
+    precision = params["precision"]
+    if (
+        isinstance(precision, (lax.DotAlgorithm, lax.DotAlgorithmPreset))
+        and precision != lax.DotAlgorithmPreset.F64_F64_F64
+    ):
+        return f"the kernels do not implement precision={precision}"
+    if (
+        problem.dtype == jnp.complex64
+        and precision != lax.Precision.HIGHEST
+        and params["implementation"] != "cuda"
+    ):
+        return (
+            f"complex64 at precision={precision} may use TF32, which has a higher rate than the "
+            "FP64 tensor cores; precision=HIGHEST takes the kernel"
+        )
+    return ""
+
+
+def num_steps(dtype: np.dtype, k: int) -> int:
+    """Of the mainloop, for a product with a contracted dimension of `k`."""
+    return math.ceil(k / tile_k(dtype))
+
+
+def tile_k(dtype: np.dtype) -> int:
+    """What one step contracts."""
+    return STEP_BYTES // np.dtype(dtype).itemsize
+
+
+def busy_steps(kernel: Kernel, steps: Sequence[int], counts: Sequence[int]) -> np.ndarray:
+    """How many steps each place of the device has, if `counts[i]` tiles have `steps[i]` each.
+
+    The tiles, which are in the order given, go to the blocks in turn, every other round in reverse.
+    """
+    tiles = np.repeat(steps, counts)
+    dealt = np.zeros((math.ceil(len(tiles) / kernel.places), kernel.places), np.int64)
+    dealt.ravel()[: len(tiles)] = tiles
+    dealt[1::2] = dealt[1::2, ::-1].copy()
+    return dealt.sum(axis=0)

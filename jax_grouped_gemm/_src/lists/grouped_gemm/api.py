@@ -1,0 +1,201 @@
+"""Products of lists of matrices of unequal shapes, in one launch of a persistent kernel.
+
+The scheduler modes and the sorting of problems are those of CUTLASS's grouped kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import DTypeLike
+
+from jax_grouped_gemm._src.arguments import canonical_precision, checked_implementation
+from jax_grouped_gemm._src.lists.arguments import (
+    Matrices,
+    Results,
+    Scale,
+    as_stack,
+    check_counts,
+    entries_of,
+    is_one_stack,
+    like_entry,
+    scales_of,
+)
+from jax_grouped_gemm._src.lists.grouped_gemm import primitive
+from jax_grouped_gemm._src.lists.grouped_gemm.plan import SCHEDULERS, Scheduler
+
+
+def grouped_gemm(
+    lhs: Matrices,
+    rhs: Matrices,
+    c: Matrices | None = None,
+    *,
+    alpha: Scale = 1.0,
+    beta: Scale = 0.0,
+    transpose_lhs: bool | Sequence[bool] = False,
+    transpose_rhs: bool | Sequence[bool] = False,
+    precision: lax.PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
+    scheduler: Scheduler = "host_precomputed",
+    sort_problems: bool = True,
+    implementation: str | None = None,
+) -> Results:
+    """alpha_i A_i B_i + beta_i C_i for each problem i of a list, whatever their shapes.
+
+    One launch computes up to 79 problems whose operands are stored alike; longer lists, and lists
+    that mix layouts, take a few. A stack of matrices counts as one problem. Differentiable to any
+    order, and gradients are lists of products too, computed in the same way.
+
+    bfloat16 and float16 take the CUDA kernel, and so does float32, whose operands are first split
+    into float16 parts (see `_src.float32`): at the default precision results are as
+    accurate as TF32's, at the highest as float32's. float64, complex64 and complex128 have a kernel
+    on the FP64 tensor cores, which returns the type that it takes, reads matrices of any size where
+    they are, and has up to 128 matrices to a launch; complex64, which it sums in float64, takes it
+    at `precision="highest"` or by `implementation="cuda"`. What no kernel takes runs the reference,
+    one `jax.lax.dot_general` a problem; `explain` says which.
+
+    Args:
+      lhs: a sequence of matrices [m_i, k_i] and stacks [g_i, m_i, k_i], or one stack [g, m, k].
+        Floating point or complex; different dtypes are promoted. Any dimension may be zero; where
+        k_i is, the result is beta_i C_i.
+      rhs: the same with [k_i, n_i] and [g_i, k_i, n_i].
+      c: shaped like the results. Updated in place where XLA finds it unused afterwards, for example
+        because it is donated. Not read where beta is zero.
+      alpha: a scalar; or one for each problem, which for a stack can again be one for each of its
+        matrices. Python and NumPy scalars are compiled in; arrays may be traced.
+      beta: the same for `c`.
+      transpose_lhs: whether matrices of lhs are stored [k_i, m_i]: a boolean, or one for each
+        problem. Costs no copy.
+      transpose_rhs: whether those of rhs are stored [n_i, k_i].
+      precision: as in `jax.lax.dot`, for float32 and wider. HIGH means HIGHEST, never TF32.
+      preferred_element_type: dtype of the results, by default the promoted dtype of all operands.
+        Accumulation is in float32 at least.
+      scheduler: who deals out tiles to thread blocks. "host_precomputed": a table made when the
+        function is traced, in which each tile, the longest first, goes to the cluster of blocks
+        that is done first. "device": clusters search the list for their next tile, in turn. On the
+        FP64 tensor cores it is always the device, the longest tiles of a launch first.
+      sort_problems: whether problems are taken in the order of falling k. Without it, both
+        schedulers deal out tiles in turn, in the order of the list; on the FP64 tensor cores it
+        only decides which problems share a launch. Results are always in the caller's order.
+      implementation: None takes the CUDA kernel where it applies and the reference elsewhere;
+        "cuda" insists on the kernel; "reference" is pure JAX.
+
+    Returns:
+      A list of [m_i, n_i] and [g_i, m_i, n_i]; one [g, m, n] if lhs is a single stack.
+
+    Raises:
+      TypeError: an argument is no array, or neither floating point nor complex.
+      ValueError: shapes do not fit, or an option is invalid.
+      NotImplementedError: `implementation="cuda"` and the kernel cannot run this; raised when the
+        function is lowered, with the reason.
+    """
+    implementation = checked_implementation(implementation)
+    if scheduler not in SCHEDULERS:
+        raise ValueError(f"scheduler must be one of {SCHEDULERS}, got {scheduler!r}")
+    is_stack = is_one_stack(lhs)
+    operands = {
+        "lhs": entries_of("lhs", lhs, is_stack, "lhs"),
+        "rhs": entries_of("rhs", rhs, is_stack, "lhs"),
+    }
+    if c is not None:
+        operands["c"] = entries_of("c", c, is_stack, "lhs")
+    check_counts(operands)
+    count = len(operands["lhs"])
+    transposes = {
+        "transpose_lhs": _booleans("transpose_lhs", transpose_lhs, count),
+        "transpose_rhs": _booleans("transpose_rhs", transpose_rhs, count),
+    }
+    _check_shapes(operands, **transposes)
+
+    dtype = jnp.result_type(*operands["lhs"], *operands["rhs"])
+    result_dtype = jnp.result_type(dtype, *operands.get("c", ()))
+    if preferred_element_type is not None:
+        result_dtype = jax.dtypes.canonicalize_dtype(preferred_element_type)
+    for name, x in (("lhs and rhs", dtype), ("the results", result_dtype)):
+        if not jnp.issubdtype(x, jnp.inexact):
+            raise TypeError(f"{name} must be floating point or complex, got dtype {x}")
+    is_complex = jnp.issubdtype(result_dtype, jnp.complexfloating)
+    if jnp.issubdtype(dtype, jnp.complexfloating) and not is_complex:
+        raise TypeError(f"complex operands give complex results, got dtype {result_dtype}")
+
+    missing = [None] * count
+    numbers, scales = {"alpha": 1.0, "beta": 0.0}, {"alpha": missing, "beta": missing}
+    given = {"alpha": alpha} if c is None else {"alpha": alpha, "beta": beta}
+    for name, scale in given.items():
+        if _is_number(scale):
+            numbers[name] = _checked_number(name, scale, is_complex)
+        else:
+            scales[name] = scales_of(
+                name, scale, operands["lhs"], is_stack, result_dtype, is_complex, "lhs"
+            )
+    cs = missing
+    if c is not None and (scales["beta"] is not missing or numbers["beta"] != 0):
+        cs = [as_stack(x.astype(result_dtype)) for x in operands["c"]]
+    outs = primitive.grouped_gemm(
+        primitive.Problems(
+            alpha=scales["alpha"],
+            lhs=[as_stack(x.astype(dtype)) for x in operands["lhs"]],
+            rhs=[as_stack(x.astype(dtype)) for x in operands["rhs"]],
+            beta=scales["beta"],
+            c=cs,
+        ),
+        **numbers,
+        **transposes,
+        result_dtype=np.dtype(result_dtype),
+        precision=canonical_precision(precision),
+        scheduler=scheduler,
+        sort_problems=bool(sort_problems),
+        implementation=implementation,
+    )
+    outs = [like_entry(out, x) for out, x in zip(outs, operands["lhs"], strict=True)]
+    return outs[0] if is_stack else outs
+
+
+def _booleans(name: str, value: bool | Sequence[bool], count: int) -> tuple[bool, ...]:
+    values = (value,) * count if isinstance(value, (bool, np.bool_)) else value
+    if not isinstance(values, Sequence) or not all(isinstance(x, (bool, np.bool_)) for x in values):
+        raise TypeError(f"{name} must be a boolean or a sequence of booleans, got {value!r}")
+    if len(values) != count:
+        raise ValueError(f"{name} has {len(values)} entries, but lhs has {count}")
+    return tuple(map(bool, values))
+
+
+def _check_shapes(operands, transpose_lhs, transpose_rhs) -> None:
+    rows = zip(operands["lhs"], operands["rhs"], transpose_lhs, transpose_rhs, strict=True)
+    for i, (lhs, rhs, lhs_transposed, rhs_transposed) in enumerate(rows):
+        (m, k), (rhs_k, n) = _meant(lhs, lhs_transposed), _meant(rhs, rhs_transposed)
+        if lhs.ndim != rhs.ndim or lhs.shape[:-2] != rhs.shape[:-2] or k != rhs_k:
+            raise ValueError(
+                f"lhs[{i}] of shape {lhs.shape}{_transposed(lhs_transposed)} and rhs[{i}] of shape "
+                f"{rhs.shape}{_transposed(rhs_transposed)} must agree in their contracted "
+                "dimension and their number of matrices"
+            )
+        expected = (*lhs.shape[:-2], m, n)
+        if "c" in operands and operands["c"][i].shape != expected:
+            raise ValueError(
+                f"c[{i}] must have the shape {expected} of its result, got {operands['c'][i].shape}"
+            )
+
+
+def _meant(x: jax.Array, transposed: bool) -> tuple[int, int]:
+    return x.shape[-2:][::-1] if transposed else x.shape[-2:]
+
+
+def _transposed(transposed: bool) -> str:
+    return " (transposed)" if transposed else ""
+
+
+def _is_number(scale: Scale) -> bool:
+    return isinstance(scale, (int, float, complex, np.number)) and not isinstance(scale, jax.Array)
+
+
+def _checked_number(name: str, scale: complex, may_be_complex: bool) -> complex:
+    if isinstance(scale, (complex, np.complexfloating)):
+        if not may_be_complex:
+            raise TypeError(f"{name} must be real here, got {scale!r}")
+        return complex(scale)
+    return float(scale)

@@ -1,0 +1,57 @@
+"""Products of lists of matrices in pure JAX: what every other implementation must compute."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jax_grouped_gemm._src.lists.scaling import accumulator_dtype, multiply, per_matrix
+
+
+def product(
+    alpha: jax.Array | complex,
+    lhs: jax.Array,
+    rhs: jax.Array,
+    beta: jax.Array | complex,
+    c: jax.Array | None,
+    *,
+    transpose_lhs: bool,
+    transpose_rhs: bool,
+    result_dtype: np.dtype,
+    precision: lax.PrecisionLike,
+) -> jax.Array:
+    """alpha A B + beta C for one stack of each; see `primitive.grouped_gemm`.
+
+    Args:
+      alpha: [g], or a number for all.
+      lhs: [g, m, k], or [g, k, m] with `transpose_lhs`.
+      rhs: [g, k, n], or [g, n, k] with `transpose_rhs`.
+      beta: [g], or a number for all.
+      c: [g, m, n], or None. Not read where beta is zero.
+      transpose_lhs: whether the last two dimensions of `lhs` are exchanged.
+      transpose_rhs: whether those of `rhs` are.
+      result_dtype: dtype of the result.
+      precision: precision of the products.
+
+    Returns:
+      [g, m, n].
+    """
+    dtype = accumulator_dtype(result_dtype)
+    spec = f"g{'ki' if transpose_lhs else 'ik'},g{'jk' if transpose_rhs else 'kj'}->gij"
+    result = multiply(spec, lhs, rhs, precision, dtype)
+    if not isinstance(alpha, jax.Array):
+        result = result if alpha == 1 else alpha * result
+    else:
+        result = per_matrix(alpha, dtype) * result
+    if c is not None:
+        result += scaled_c(beta, c, dtype)
+    return result.astype(result_dtype)
+
+
+def scaled_c(beta: jax.Array | complex, c: jax.Array, dtype: np.dtype) -> jax.Array:
+    """beta C in `dtype`, zero where beta is, whatever C holds."""
+    if isinstance(beta, jax.Array):
+        beta = per_matrix(beta, dtype)
+    return jnp.where(beta == 0, 0, beta * c.astype(dtype))

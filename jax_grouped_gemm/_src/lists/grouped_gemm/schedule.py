@@ -1,0 +1,134 @@
+"""Which cluster computes which tiles of a list of products of unequal shapes.
+
+Pure NumPy, at trace time: shapes are static, and so is the cost of every tile. What the device
+searches by itself is repeated here to predict its balance; `longest_first` is what it can be given
+instead. Rows of a schedule are rounds, columns are clusters, entries are numbers of units of work,
+-1 where a cluster has nothing left to do.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from jax_grouped_gemm._src.tile_config import TileConfig
+
+TILE_K = 64
+BAND_TILES = 16  # of rows that are swept together, see csrc/scheduler/raster.h
+
+# Costs are in mainloop steps of a full tile of 128x256, which take 1040 cycles. Smaller ones are
+# bound by loading: a multiprocessor gets 38 bytes a cycle from L2. Changing tiles takes as long as
+# two steps. All three were measured on an H200 (benchmarks/README.md).
+FULL_STEP_AREA = 128 * 256
+FULL_STEP_BYTES = 1040 * 38
+TILE_OVERHEAD = 2.0
+
+# What the kernels leave out at the edges of a result: rows of a consumer, half a tile's columns.
+PART_ROWS, PART_COLUMNS = 64, 128
+ROW_BYTES = 2 * TILE_K
+
+
+class Shape(NamedTuple):
+    """`g` products of [m, k] and [k, n]."""
+
+    g: int
+    m: int
+    n: int
+    k: int
+
+
+class Units(NamedTuple):
+    """All units of work of a list, problem by problem: a tile for each CTA of a cluster.
+
+    Attributes:
+      problem: the problem that a unit belongs to.
+      number: which of that problem's units it is.
+      cost: how long it takes, in steps.
+    """
+
+    problem: np.ndarray
+    number: np.ndarray
+    cost: np.ndarray
+
+
+def list_units(shapes: Sequence[Shape], tile: TileConfig) -> Units:
+    """The units of every problem, in the order in which the kernel numbers them."""
+    costs = [_unit_costs(shape, tile) for shape in shapes]
+    return Units(
+        problem=np.repeat(np.arange(len(shapes)), [len(cost) for cost in costs]),
+        number=np.concatenate([np.arange(len(cost)) for cost in costs]),
+        cost=np.concatenate(costs),
+    )
+
+
+def _unit_costs(shape: Shape, tile: TileConfig) -> np.ndarray:
+    rows, columns = raster(
+        math.ceil(shape.m / tile.tile_m), math.ceil(shape.n / tile.tile_n), tile.cluster
+    )
+    height = np.clip(shape.m - rows * tile.tile_m, 0, tile.tile_m)
+    width = np.clip(shape.n - columns * tile.tile_n, 0, tile.tile_n)
+    height = -(-height // PART_ROWS) * PART_ROWS
+    width = -(-width // PART_COLUMNS) * PART_COLUMNS
+    # Each CTA of a cluster loads a part of the operand that they share.
+    share_lhs = rows[:, :1] == rows[:, -1:]
+    loaded = np.where(share_lhs, height / tile.cluster + width, height + width / tile.cluster)
+    step = np.maximum(height * width / FULL_STEP_AREA, loaded * ROW_BYTES / FULL_STEP_BYTES)
+    cost = step.max(axis=1) * math.ceil(shape.k / TILE_K) + TILE_OVERHEAD
+    return np.tile(cost, shape.g)
+
+
+def raster(m_tiles: int, n_tiles: int, cluster: int) -> tuple[np.ndarray, np.ndarray]:
+    """Row and column of the tiles of each unit, int [units, cluster], as `raster.h` has them."""
+    whole, odd = divmod(m_tiles, cluster)
+    unit = np.arange(whole * n_tiles + odd * ((n_tiles + 1) // 2))
+    bands = max(math.ceil(whole / (BAND_TILES // cluster)), 1)
+    band_rows = math.ceil(whole / bands)
+    band = np.minimum(unit // max(band_rows * n_tiles, 1), bands - 1)
+    in_band = unit - band * band_rows * n_tiles
+    is_last = band == bands - 1
+    rows = np.where(is_last, whole - band * band_rows, band_rows)
+    pair, in_pair = np.divmod(in_band, 2 * rows + np.where(is_last, odd, 0))
+    in_odd_row = in_pair >= rows * np.minimum(2, n_tiles - 2 * pair)
+    column, row = np.divmod(in_pair, np.maximum(rows, 1))
+    rank = np.arange(cluster)
+    row = np.where(in_odd_row, whole, band * band_rows + row)[:, None] * cluster
+    column = (2 * pair + np.where(in_odd_row, 0, column))[:, None]
+    odd_row = in_odd_row[:, None]
+    return row + np.where(odd_row, 0, rank), column + np.where(odd_row, rank, 0)
+
+
+def in_turn(num_units: int, clusters: int, *, serpentine: bool) -> np.ndarray:
+    """Units dealt out in their order, every other round in reverse if `serpentine`."""
+    rounds = math.ceil(num_units / clusters)
+    schedule = np.full(rounds * clusters, -1)
+    schedule[:num_units] = np.arange(num_units)
+    schedule = schedule.reshape(rounds, clusters)
+    if serpentine:
+        schedule[1::2] = schedule[1::2, ::-1].copy()
+    return schedule
+
+
+def longest_first(cost: np.ndarray, clusters: int) -> np.ndarray:
+    """Units by falling cost, each to the cluster that is done first (Graham, 1969).
+
+    Units of equal cost keep their order, so that those that share operands run side by side.
+    """
+    free_at = [(0.0, cluster) for cluster in range(clusters)]
+    lists = [[] for _ in range(clusters)]
+    for unit in np.argsort(-cost, kind="stable").tolist():
+        time, cluster = heapq.heappop(free_at)
+        lists[cluster].append(unit)
+        heapq.heappush(free_at, (time + cost[unit], cluster))
+    schedule = np.full((max(map(len, lists)), clusters), -1)
+    for cluster, units in enumerate(lists):
+        schedule[: len(units), cluster] = units
+    return schedule
+
+
+def busy_steps(schedule: np.ndarray, cost: np.ndarray) -> np.ndarray:
+    """How long each cluster works, in steps."""
+    return np.where(schedule < 0, 0, cost[schedule]).sum(axis=0)

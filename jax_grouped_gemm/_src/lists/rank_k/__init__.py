@@ -1,0 +1,1 @@
+"""Symmetric updates of lists of matrices."""

@@ -1,0 +1,117 @@
+"""Rank-k and rank-2k updates in pure JAX: what every other implementation must compute."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jax_grouped_gemm._src.lists.scaling import accumulator_dtype, multiply, per_matrix
+
+
+def update(
+    alpha: jax.Array,
+    a: jax.Array,
+    b: jax.Array | None,
+    beta: jax.Array | None,
+    c: jax.Array | None,
+    *,
+    hermitian: bool,
+    transpose: bool,
+    upper: bool,
+    symmetrize: bool,
+    result_dtype: np.dtype,
+    precision: lax.PrecisionLike,
+) -> jax.Array:
+    """Updates one stack of matrices; see `primitive.rank_k`.
+
+    Args:
+      alpha: [g], or [1] for all matrices.
+      a: [g, n, k], or [g, k, n] with `transpose`.
+      b: like `a`, or None for a rank-k update.
+      beta: [g] or [1], or None.
+      c: [g, n, n], or None. Not read in its computed triangle where beta is zero, nor in the other
+        one with `symmetrize`.
+      hermitian: whether products are with the conjugate transpose.
+      transpose: whether the last two dimensions of `a` and `b` are exchanged.
+      upper: whether the upper triangle is computed.
+      symmetrize: whether the other triangle is the mirror image, rather than c's or zero.
+      result_dtype: dtype of the result.
+      precision: precision of the products.
+
+    Returns:
+      [g, n, n].
+    """
+    dtype = accumulator_dtype(result_dtype)
+    other = a if b is None else b
+    product = multiply(
+        "gki,gkj->gij" if transpose else "gik,gjk->gij",
+        a,
+        jnp.conj(other) if hermitian else other,
+        precision,
+        dtype,
+    )
+    reverse = flip(product, hermitian=False)
+    if symmetrize:
+        # Before any arithmetic, so that an element and its mirror image come from the same numbers
+        # in the same expression. XLA fuses, and would contract one and its mirrored copy to
+        # multiply-adds in ways of their own.
+        product, reverse = _mirrored(product, upper), _mirrored(reverse, upper)
+        c = None if c is None else _mirrored(c, upper)
+    scale = per_matrix(alpha, dtype)
+    result = scale * product
+    if b is not None:
+        # B A^T is the transpose of A B^T.
+        result += jnp.conj(scale * reverse) if hermitian else scale * reverse
+    if c is not None:
+        wide_c, wide_beta = c.astype(dtype), per_matrix(beta, dtype)
+        result += jnp.where(wide_beta == 0, 0, wide_beta * wide_c)
+    if symmetrize:
+        result = _conjugated_outside(result, upper) if hermitian else result
+    else:
+        result = fill(result, c, upper=upper, hermitian=hermitian, symmetrize=False)
+    return result.astype(result_dtype)
+
+
+def _computed(n: int, upper: bool) -> jax.Array:
+    """Where an [n, n] matrix has its computed triangle."""
+    row, column = jnp.arange(n)[:, None], jnp.arange(n)
+    return row <= column if upper else row >= column
+
+
+def _mirrored(x: jax.Array, upper: bool) -> jax.Array:
+    """The computed triangle of each matrix and its mirror image."""
+    return jnp.where(_computed(x.shape[-1], upper), x, flip(x, hermitian=False))
+
+
+def _conjugated_outside(x: jax.Array, upper: bool) -> jax.Array:
+    """Symmetric matrices made Hermitian: real diagonals, the triangle not computed conjugated."""
+    n = x.shape[-1]
+    x = jnp.where(jnp.eye(n, dtype=bool), jnp.real(x), x)
+    return jnp.where(_computed(n, upper), x, jnp.conj(x))
+
+
+def fill(
+    inside: jax.Array,
+    outside: jax.Array | None,
+    *,
+    upper: bool,
+    hermitian: bool,
+    symmetrize: bool,
+) -> jax.Array:
+    """The computed triangle of `inside` with, beside it, its mirror image, `outside` or zeros."""
+    n = inside.shape[-1]
+    if hermitian:
+        inside = jnp.where(jnp.eye(n, dtype=bool), jnp.real(inside), inside)
+    if symmetrize:
+        outside = flip(inside, hermitian)
+    elif outside is None:
+        outside = jnp.zeros((), inside.dtype)
+    return jnp.where(_computed(n, upper), inside, outside.astype(inside.dtype))
+
+
+def flip(x: jax.Array, hermitian: bool) -> jax.Array:
+    """The transpose of each matrix, conjugated if `hermitian`."""
+    x = jnp.swapaxes(x, -1, -2)
+    return jnp.conj(x) if hermitian else x

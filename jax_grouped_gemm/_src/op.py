@@ -1,0 +1,258 @@
+"""What an operation is: one object from which all of JAX's rules for its primitive follow.
+
+The module that defines an operation constructs one `Op`. That makes the primitive and registers how
+it is planned and lowered: one call of a CUDA kernel where that is possible, the pure JAX reference
+elsewhere. Nothing else has to know of it; `ops` is the list of all of them.
+
+Every operand may have a native batch dimension in front of its usual rank; an operand without one
+is shared by the whole batch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import export
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir, xla
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jax_grouped_gemm._src import ffi
+from jax_grouped_gemm._src.availability import unsuitable_device_reason
+from jax_grouped_gemm._src.varying import align_varying
+
+logger = logging.getLogger(__name__)
+
+
+class AnyPlan(Protocol):
+    """What the lowering asks of a plan: the path "reference" runs no kernel, and why."""
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def reason(self) -> str: ...
+
+
+Planner = Callable[[Sequence[Any], Mapping[str, Any]], Any]
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Op:
+    """A primitive with the stages of its calls; constructing it registers them.
+
+    The primitive has a parameter `implementation`: None, "cuda" or "reference". The ragged products
+    have `tile` and `tile_choices` too, which only a planner reads.
+
+    Attributes:
+      name: of the primitive.
+      operand_ranks: of the operands without the batch dimension, None if their number varies.
+      targets: names of the custom calls that `call` makes; a name ends in the version of its
+        operands and attributes.
+      avals: called as `avals(*operands, **params)` with abstract operands, gives the abstract
+        result, or a list of them with `multiple_results`.
+      planner: called as `planner(operands, params)` with abstract operands, gives an `AnyPlan`.
+      call: called as `call(plan, *operands)`, for plans whose path is not "reference".
+      reference: called as `reference(*operands, **params)`, without the parameters named above.
+      multiple_results: whether the primitive returns a list.
+      is_matmul: whether `explain` and the checkpoint policies count it as a grouped matmul.
+      primitive: made from these.
+    """
+
+    name: str
+    operand_ranks: tuple[int, ...] | None
+    targets: tuple[str, ...]
+    avals: Callable[..., Any]
+    planner: Planner
+    call: Callable[..., Any]
+    reference: Callable[..., Any]
+    multiple_results: bool = False
+    is_matmul: bool = True
+    primitive: Primitive = dataclasses.field(init=False)
+
+    def __post_init__(self):
+        primitive = Primitive(self.name)
+        object.__setattr__(self, "primitive", primitive)
+        primitive.multiple_results = self.multiple_results
+        primitive.def_abstract_eval(self.avals)
+        primitive.def_impl(functools.partial(xla.apply_primitive, primitive))
+        mlir.register_lowering(primitive, self._lower_default)
+        mlir.register_lowering(primitive, self._lower_cuda, platform="cuda")
+        ops[primitive] = self
+
+    def bind(self, *operands: jax.Array, **params: Any) -> Any:
+        """Binds the primitive, its operands cast to vary over the same manual mesh axes.
+
+        Raises:
+          ValueError: the parameter `tile` is no compiled configuration.
+        """
+        if params.get("tile") is not None:
+            self.planner([jax.typeof(x) for x in operands], params)
+        return self.primitive.bind(*align_varying(*operands), **params)
+
+    def batch_size(self, operands: Sequence[Any]) -> int | None:
+        """Native batch size of `operands` (arrays or avals), None without a batch dimension."""
+        sizes = [
+            x.shape[0] for x, rank in zip(operands, self._ranks(), strict=True) if x.ndim > rank
+        ]
+        return sizes[0] if sizes else None
+
+    def result_aval(self, operands: Sequence[Any], shape: tuple[int, ...], dtype: np.dtype) -> Any:
+        """Abstract result of unbatched `shape`, with the operands' batch and varying manual axes.
+
+        Raises:
+          NotImplementedError: an operand is sharded over explicit mesh axes.
+        """
+        batch_size = self.batch_size(operands)
+        shape = shape if batch_size is None else (batch_size, *shape)
+        return self.unsharded_aval(operands, shape, dtype)
+
+    def unsharded_aval(
+        self, operands: Sequence[Any], shape: tuple[int, ...], dtype: np.dtype
+    ) -> Any:
+        """Abstract result of `shape` and `dtype` that varies over the operands' manual mesh axes.
+
+        Raises:
+          NotImplementedError: an operand is sharded over explicit mesh axes.
+        """
+        for x in operands:
+            if any(axes is not None for axes in x.sharding.spec):
+                raise NotImplementedError(
+                    f"{self.name} infers no sharding over explicit mesh axes, got an operand of "
+                    f"type {x}; call it inside jax.shard_map or use a mesh with auto axes."
+                )
+        on_mesh = next((x for x in operands if not x.sharding.mesh.empty), operands[0])
+        sharding = NamedSharding(on_mesh.sharding.mesh, PartitionSpec(*[None] * len(shape)))
+        return on_mesh.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
+
+    def bind_batched(
+        self, operands: Sequence[Any], dims: Sequence[int | None], params: Mapping[str, Any]
+    ) -> tuple[Any, Any]:
+        """Binds with the mapped axes of `operands` as the native batch dimension.
+
+        Returns:
+          The result or results and their mapped axes, as rules of `jax.interpreters.batching` do.
+        """
+        ranks = self._ranks()
+        mapped = [dim is not None for dim in dims]
+        operands = [
+            x if dim is None else jnp.moveaxis(x, dim, 0)
+            for x, dim in zip(operands, dims, strict=True)
+        ]
+        size = next(x.shape[0] for x, is_mapped in zip(operands, mapped, strict=True) if is_mapped)
+        native = [
+            x.ndim - is_mapped > rank
+            for x, is_mapped, rank in zip(operands, mapped, ranks, strict=True)
+        ]
+        if not any(native):
+            out = self.bind(*operands, **params)
+            return out, jax.tree.map(lambda _: 0, out)
+
+        batch_size = next(
+            x.shape[is_mapped]
+            for x, is_mapped, is_native in zip(operands, mapped, native, strict=True)
+            if is_native
+        )
+
+        def merge_batches(x, is_mapped, is_native, rank):
+            if not (is_mapped or is_native):
+                return x
+            shape = x.shape[x.ndim - rank :]
+            outer, inner = (size if is_mapped else 1), (batch_size if is_native else 1)
+            x = jnp.broadcast_to(x.reshape(outer, inner, *shape), (size, batch_size, *shape))
+            return x.reshape(size * batch_size, *shape)
+
+        merged = map(merge_batches, operands, mapped, native, ranks)
+        out = self.bind(*merged, **params)
+        out = jax.tree.map(lambda x: x.reshape(size, batch_size, *x.shape[1:]), out)
+        return out, jax.tree.map(lambda _: 0, out)
+
+    def def_jvp(self, rule: Callable[..., Any]) -> None:
+        """Has `rule(primals, tangents, **params)` differentiate the primitive."""
+        ad.primitive_jvps[self.primitive] = rule
+
+    def def_transpose(self, rule: Callable[..., Any]) -> None:
+        """Has `rule(cotangents, *operands, **params)` transpose the primitive."""
+        ad.primitive_transposes[self.primitive] = rule
+
+    def def_batching(self, rule: Callable[..., Any]) -> None:
+        """Has `rule(operands, dims, **params)` vectorise the primitive."""
+        batching.primitive_batchers[self.primitive] = rule
+
+    def has_no_derivative(self) -> None:
+        """Has differentiation with respect to any operand say what to do instead."""
+
+        def rule(primals, tangents, **params):
+            raise NotImplementedError(
+                f"{self.name} has no derivative: FP8 operands are constants to autodiff. Use "
+                "jax_grouped_gemm.fp8_ragged_dot, which is differentiable once, or "
+                "jax.lax.stop_gradient."
+            )
+
+        self.def_jvp(rule)
+
+    def _ranks(self) -> tuple[int, ...]:
+        assert self.operand_ranks is not None, f"the operands of {self.name} vary in number"
+        return self.operand_ranks
+
+    def _lower(self, ctx, function, operands):
+        lower = mlir.lower_fun(function, multiple_results=self.multiple_results)
+        return lower(ctx, *operands)
+
+    def _lower_reference(self, ctx, operands, *, implementation, tile=None, tile_choices=None, **p):
+        return self._lower(ctx, functools.partial(self.reference, **p), operands)
+
+    def _lower_default(self, ctx, *operands, **params):
+        if params["implementation"] == "cuda":
+            platforms = ", ".join(ctx.platforms or ctx.module_context.platforms)
+            self._raise_impossible(f"it is being compiled for the platform {platforms}")
+        return self._lower_reference(ctx, operands, **params)
+
+    def _lower_cuda(self, ctx, *operands, **params):
+        plan: AnyPlan = self.planner(ctx.avals_in, params)
+        implementation = params["implementation"]
+        reason = plan.reason if plan.path == "reference" else _unusable_device_reason(ctx)
+        if not reason:
+            reason = ffi.missing_extension_reason()
+            if reason and implementation is None:
+                _warn_once(reason)
+        if not reason:
+            return self._lower(ctx, functools.partial(self.call, plan), operands)
+        if implementation == "cuda":
+            self._raise_impossible(reason)
+        logger.debug("%s runs the reference: %s", self.name, reason)
+        return self._lower_reference(ctx, operands, **params)
+
+    def _raise_impossible(self, reason: str) -> None:
+        raise NotImplementedError(f"implementation='cuda' is impossible for {self.name}: {reason}")
+
+
+ops: dict[Primitive, Op] = {}
+"""All operations by their primitives, in the order in which they were defined."""
+
+
+def export_disabled_checks() -> tuple[export.DisabledSafetyCheck, ...]:
+    """One for each custom call that any operation makes."""
+    targets = (target for op in ops.values() for target in op.targets)
+    return tuple(map(export.DisabledSafetyCheck.custom_call, targets))
+
+
+def _unusable_device_reason(ctx: mlir.LoweringRuleContext) -> str | None:
+    """Why the target device cannot run the kernels, None if it can or if it is not known."""
+    try:
+        backend = ctx.module_context.get_backend(optional=True)
+    except RuntimeError:  # compiling on a machine without such a device
+        return None
+    return unsuitable_device_reason(backend.devices()[0]) if backend else None
+
+
+@functools.cache
+def _warn_once(reason: str) -> None:
+    logger.warning("Grouped matmuls run the slower reference on this CUDA device: %s", reason)

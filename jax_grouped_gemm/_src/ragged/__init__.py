@@ -1,0 +1,1 @@
+"""Ragged products of operands of one dtype."""

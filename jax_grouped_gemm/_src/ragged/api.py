@@ -1,0 +1,270 @@
+"""Ragged products: drop-in replacements for `jax.lax`'s, and one that accumulates.
+
+`jax.lax`'s own abstract evaluation decides which arguments are valid and the dtype of the result.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import ArrayLike, DTypeLike
+
+from jax_grouped_gemm._src.arguments import (
+    as_array,
+    canonical_offset,
+    canonical_precision,
+    checked_implementation,
+    evaluate_as_jax,
+    to_int32,
+)
+from jax_grouped_gemm._src.ragged import dimension_numbers, primitive
+from jax_grouped_gemm._src.ragged.dimension_numbers import DimensionNames, Mode
+from jax_grouped_gemm._src.tuning import choices
+
+
+def ragged_dot(
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    group_sizes: ArrayLike,
+    precision: lax.PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
+    group_offset: ArrayLike | None = None,
+    *,
+    transpose_rhs: bool = False,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Ragged matmul [m, k] x [g, k, n] -> [m, n]: each group of rows times its own matrix.
+
+    The first `group_sizes[0]` rows of `lhs` are multiplied by `rhs[0]`, the next `group_sizes[1]`
+    rows by `rhs[1]`, and so on. Rows that no group owns are exactly zero in the result and in the
+    gradient of `lhs`, whatever they hold, NaN and infinity included.
+
+    Args:
+      lhs: [m, k], floating point, complex or integer.
+      rhs: [g, k, n], or [g, n, k] with `transpose_rhs`.
+      group_sizes: [G] of any integer dtype, rows per group. A negative size counts as zero; where
+        the running sum exceeds m it is cut at m. G equals g, or is at least g with `group_offset`.
+      precision: as in `jax.lax.dot`, for float32 and wider. DEFAULT is as accurate as TF32. HIGH
+        means HIGHEST, never TF32: as accurate as float32. `_src.float32` says how the
+        kernels do both, and what becomes of elements much smaller than others of their group.
+      preferred_element_type: dtype of the result, by default the promoted dtype of the operands.
+        Accumulation is in float32 at least.
+      group_offset: integer scalar or [1], possibly traced: `rhs[i]` belongs to the group
+        `group_offset + i` of `group_sizes`; the rows of all other groups are zero.
+      transpose_rhs: whether the last two dimensions of `rhs` are swapped. Costs no copy.
+      implementation: None takes the CUDA kernels where they apply and the reference elsewhere;
+        "cuda" insists on the kernels; "reference" is the pure JAX implementation.
+
+    Returns:
+      [m, n].
+
+    Raises:
+      TypeError: an argument has an unsuitable type, dtype or shape, as for `jax.lax.ragged_dot`.
+      ValueError: `implementation`, `precision` or the shape of `group_offset` is invalid.
+      NotImplementedError: `implementation="cuda"` and the kernels cannot run this; raised when the
+        function is lowered, with the reason.
+    """
+    dimension_numbers = lax.RaggedDotDimensionNumbers(
+        dot_dimension_numbers=(((1,), (2 if transpose_rhs else 1,)), ((), ())),
+        lhs_ragged_dimensions=(0,),
+        rhs_group_dimensions=(0,),
+    )
+    return ragged_dot_general(
+        lhs,
+        rhs,
+        group_sizes,
+        dimension_numbers,
+        precision,
+        preferred_element_type,
+        group_offset,
+        implementation=implementation,
+    )
+
+
+def ragged_dot_general(
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    group_sizes: ArrayLike,
+    ragged_dot_dimension_numbers: lax.RaggedDotDimensionNumbers,
+    precision: lax.PrecisionLike = None,
+    preferred_element_type: DTypeLike | None = None,
+    group_offset: ArrayLike | None = None,
+    *,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Ragged matmul with any dimension order, in the three modes of `jax.lax.ragged_dot_general`.
+
+    The kind of the ragged dimension of `lhs` selects the mode, with b batch dimensions, x the
+    dimensions of the ragged one's kind that precede it, and `group_sizes` also allowed as [g]:
+
+    1. Non-contracting: [b..., m..., k...], [g, b..., k..., n...], [b..., x..., g]
+       -> [b..., m..., n...].
+    2. Contracting: [b..., m, k...], [b..., m, n...], [b..., g] -> [g, b..., k..., n...], where m
+       is the ragged dimension.
+    3. Batch: a plain `jax.lax.dot_general`; the group sizes do not affect the result.
+
+    The kernels take [..., m, k], [..., m, n] and [..., g, k, n] with their last two dimensions in
+    either order; operands with other orders of dimensions are transposed first.
+
+    Args:
+      lhs: array with exactly one ragged dimension.
+      rhs: array with one group dimension in mode 1 and none otherwise.
+      group_sizes: integer array, see `ragged_dot`.
+      ragged_dot_dimension_numbers: the contracting, batch, ragged and group dimensions.
+      precision: see `ragged_dot`.
+      preferred_element_type: see `ragged_dot`.
+      group_offset: see `ragged_dot`. In mode 2, result `i` belongs to group `group_offset + i`.
+      implementation: see `ragged_dot`.
+
+    Returns:
+      An array of the shape that `jax.lax.ragged_dot_general` gives.
+
+    Raises:
+      TypeError, ValueError: see `ragged_dot`.
+      NotImplementedError: several contracting dimensions in mode 2, `group_offset` or
+        `implementation="cuda"` in mode 3, and as for `ragged_dot`.
+    """
+    implementation = checked_implementation(implementation)
+    if not isinstance(ragged_dot_dimension_numbers, lax.RaggedDotDimensionNumbers):
+        raise TypeError(
+            "ragged_dot_dimension_numbers must be jax.lax.RaggedDotDimensionNumbers, got "
+            f"{ragged_dot_dimension_numbers!r}"
+        )
+    lhs, rhs = as_array("lhs", lhs), as_array("rhs", rhs)
+    group_sizes = as_array("group_sizes", group_sizes)
+    precision = canonical_precision(precision)
+    if preferred_element_type is not None:
+        preferred_element_type = jax.dtypes.canonicalize_dtype(preferred_element_type)
+    result = evaluate_as_jax(
+        lhs,
+        rhs,
+        group_sizes,
+        ragged_dot_dimension_numbers,
+        precision,
+        preferred_element_type,
+        is_window=group_offset is not None,
+    )
+    names = DimensionNames.of(ragged_dot_dimension_numbers, lhs.ndim, rhs.ndim)
+    if names.mode is Mode.BATCH:
+        if group_offset is not None or implementation == "cuda":
+            raise NotImplementedError(
+                "a ragged batch dimension supports neither group_offset nor implementation='cuda'"
+            )
+        numbers = ragged_dot_dimension_numbers.dot_dimension_numbers
+        return lax.dot_general(lhs, rhs, numbers, precision, preferred_element_type)
+    is_contracting = names.mode is Mode.CONTRACTING
+    product = dimension_numbers.contracting if is_contracting else dimension_numbers.noncontracting
+    out = product(
+        lhs,
+        rhs,
+        to_int32(group_sizes),
+        canonical_offset(group_offset),
+        names,
+        preferred_element_type=result.dtype,
+        precision=precision,
+        implementation=implementation,
+        **choices.current().params("forward"),
+    )
+    return out.reshape(result.shape)
+
+
+def ragged_dot_accumulate(
+    accumulator: ArrayLike,
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    group_sizes: ArrayLike,
+    precision: lax.PrecisionLike = None,
+    group_offset: ArrayLike | None = None,
+    *,
+    transpose_lhs: bool = False,
+    transpose_rhs: bool = False,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Adds a ragged product that contracts the rows, [m, k] and [m, n], to [g, k, n].
+
+    `accumulator[i]` plus the product of the rows of group i of `lhs`, transposed, and those of
+    `rhs`: the weight gradient of `ragged_dot(lhs, w, group_sizes)` for the cotangent `rhs`, summed
+    up over microbatches. Products of bfloat16 or float16 are added to float32 accumulators in the
+    kernel, where they are: none is written to memory to be read and added later, and groups
+    without rows are neither read nor written. Donate the accumulator, or carry it through
+    `jax.lax.scan`: otherwise XLA copies it first. `explain` says where the kernel cannot add.
+
+    Args:
+      accumulator: [g, k, n] of float32, float64, complex64 or complex128.
+      lhs: [m, k], or [k, m] with `transpose_lhs`.
+      rhs: [m, n], or [n, m] with `transpose_rhs`.
+      group_sizes: [G] of any integer dtype, see `ragged_dot`. G equals g, or is at least g with
+        `group_offset`.
+      precision: see `ragged_dot`.
+      group_offset: integer scalar or [1], possibly traced: `accumulator[i]` belongs to the group
+        `group_offset + i` of `group_sizes`.
+      transpose_lhs: whether the dimensions of `lhs` are swapped. Costs no copy.
+      transpose_rhs: whether the dimensions of `rhs` are swapped. Costs no copy.
+      implementation: see `ragged_dot`.
+
+    Returns:
+      [g, k, n] of the accumulator's dtype. Differentiable to any order.
+
+    Raises:
+      TypeError: an argument has an unsuitable type, dtype or shape.
+      ValueError: `implementation`, `precision` or the shape of `group_offset` is invalid.
+      NotImplementedError: `implementation="cuda"` and the kernels cannot run this; raised when the
+        function is lowered, with the reason.
+    """
+    implementation = checked_implementation(implementation)
+    accumulator = as_array("accumulator", accumulator)
+    lhs, rhs = as_array("lhs", lhs), as_array("rhs", rhs)
+    group_sizes = as_array("group_sizes", group_sizes)
+    precision = canonical_precision(precision)
+    dtype = accumulator.dtype
+    if not jnp.issubdtype(dtype, jnp.inexact) or dtype.itemsize < 4:
+        raise TypeError(
+            f"accumulator must be of float32, float64, complex64 or complex128, got {dtype}: "
+            "narrower sums would lose most of what is added to them"
+        )
+    _check_ranks(lhs, rhs, group_sizes)
+    product = evaluate_as_jax(
+        lhs,
+        rhs,
+        group_sizes,
+        lax.RaggedDotDimensionNumbers(
+            dot_dimension_numbers=(((int(transpose_lhs),), (int(transpose_rhs),)), ((), ())),
+            lhs_ragged_dimensions=(int(transpose_lhs),),
+            rhs_group_dimensions=(),
+        ),
+        precision,
+        dtype,
+        is_window=False,
+    )
+    is_window = group_offset is not None
+    fits = accumulator.ndim == 3 and accumulator.shape[1:] == product.shape[1:]
+    groups, num_groups = accumulator.shape[0] if accumulator.ndim else 0, product.shape[0]
+    if not fits or groups > num_groups or (groups < num_groups and not is_window):
+        g, k, n = product.shape
+        raise TypeError(
+            f"accumulator must have the shape [{'at most ' * is_window}{g}, {k}, {n}] of the "
+            f"product, got accumulator {jax.typeof(accumulator)}, lhs {jax.typeof(lhs)}, rhs "
+            f"{jax.typeof(rhs)} and group_sizes {jax.typeof(group_sizes)}"
+        )
+    return primitive.ragged_accumulate(
+        accumulator,
+        lhs,
+        rhs,
+        to_int32(group_sizes),
+        canonical_offset(group_offset),
+        transpose_lhs=transpose_lhs,
+        transpose_rhs=transpose_rhs,
+        precision=precision,
+        implementation=implementation,
+        **choices.current().params("wgrad"),
+    )
+
+
+def _check_ranks(lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array) -> None:
+    for name, x, rank in (("lhs", lhs, 2), ("rhs", rhs, 2), ("group_sizes", group_sizes, 1)):
+        if x.ndim != rank:
+            raise TypeError(
+                f"{name} must have {rank} dimension{'s' * (rank > 1)}, got {jax.typeof(x)}; "
+                "jax.vmap adds others"
+            )

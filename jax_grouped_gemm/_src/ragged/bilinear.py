@@ -1,0 +1,147 @@
+"""Rules shared by all primitives that are bilinear in their first two operands.
+
+The remaining operands (group sizes, group offset) are integers and carry no derivative.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.interpreters import ad
+
+from jax_grouped_gemm._src.op import Op
+from jax_grouped_gemm._src.tuning import choices
+
+
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class BilinearOp(Op):
+    """An operation on (lhs, rhs, group_sizes, group_offset), linear in lhs and in rhs."""
+
+    result_rank: int
+
+
+def register_jvp(op: BilinearOp) -> None:
+    """d(lhs * rhs) = d(lhs) * rhs + lhs * d(rhs), with the primitive itself as the product."""
+
+    def rule(primals, tangents, **params):
+        lhs, rhs, *indices = primals
+        lhs_dot, rhs_dot, *_ = tangents
+        out = op.bind(*primals, **params)
+        terms = []
+        if type(lhs_dot) is not ad.Zero:
+            terms.append(op.bind(lhs_dot, rhs, *indices, **params))
+        if type(rhs_dot) is not ad.Zero:
+            terms.append(op.bind(lhs, rhs_dot, *indices, **params))
+        if not terms:
+            return out, ad.Zero(jax.typeof(out).to_tangent_aval())
+        return out, functools.reduce(ad.add_tangents, terms)
+
+    op.def_jvp(rule)
+
+
+def register_transpose(
+    op: BilinearOp,
+    lhs_cotangent: Callable[..., jax.Array],
+    rhs_cotangent: Callable[..., jax.Array],
+) -> None:
+    """Registers the transposition of a bilinear primitive with respect to either factor.
+
+    Args:
+      op: the operation.
+      lhs_cotangent: called as `lhs_cotangent(ct, rhs, *indices, aval, **params)` with the abstract
+        value of the missing factor; `preferred_element_type` is the dtype it must return, and
+        `tile` is None.
+      rhs_cotangent: called as `rhs_cotangent(ct, lhs, *indices, aval, **params)`, likewise.
+    """
+
+    def rule(ct, lhs, rhs, *indices, **params):
+        cotangents = [None] * (2 + len(indices))
+        if type(ct) is ad.Zero:
+            return cotangents
+        if ad.is_undefined_primal(lhs):
+            missing, aval, factor, cotangent = 0, lhs.aval, rhs, lhs_cotangent
+        else:
+            missing, aval, factor, cotangent = 1, rhs.aval, lhs, rhs_cotangent
+
+        if factor.dtype == aval.dtype:
+            # Back to the dtype that the forward pass multiplied (bf16 x bf16 may return f32): the
+            # result is rounded to it anyway, and equal dtypes are what the kernels take.
+            ct = ct.astype(aval.dtype)
+        shared_by_batch = ct.ndim > op.result_rank and aval.ndim == op.operand_ranks[missing]
+        dtype = _at_least_float32(aval.dtype) if shared_by_batch else aval.dtype
+        params = choices.for_cotangent(params, ("dgrad", "wgrad")[missing])
+        result = cotangent(
+            ct, factor, *indices, aval, **{**params, "preferred_element_type": dtype}
+        )
+        if shared_by_batch:
+            result = jnp.sum(result, axis=0).astype(aval.dtype)
+        cotangents[missing] = result
+        return cotangents
+
+    op.def_transpose(rule)
+
+
+def _at_least_float32(dtype: np.dtype) -> np.dtype:
+    return dtype if dtype.itemsize >= 4 else np.dtype(np.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fold:
+    """How a mapped axis of one factor alone disappears into a dimension that the result keeps.
+
+    Axes are counted from the end, so that a native batch dimension does not shift them.
+
+    Attributes:
+      operand_axis: axis of the factor that takes in the mapped axis.
+      result_axis: the same dimension in the result.
+      ragged: whether it is the ragged dimension. Then the mapped axis goes inside it, so that each
+        group's rows stay consecutive, and the group sizes grow with it.
+    """
+
+    operand_axis: int
+    result_axis: int
+    ragged: bool = False
+
+
+def register_batching(
+    op: BilinearOp, folds: Callable[[Mapping[str, Any]], tuple[Fold, Fold]]
+) -> None:
+    """Registers vmap: fold where one factor alone is mapped, a native batch dimension otherwise.
+
+    Args:
+      op: the operation, with operands (lhs, rhs, group_sizes, group_offset).
+      folds: the folds of lhs and of rhs under the given parameters of the primitive.
+    """
+
+    def rule(operands, dims, **params):
+        mapped = [i for i, dim in enumerate(dims) if dim is not None]
+        if mapped == [0] or mapped == [1]:
+            factor = mapped[0]
+            return _bind_folded(op, operands, factor, dims[factor], folds(params)[factor], params)
+        return op.bind_batched(operands, dims, params)
+
+    op.def_batching(rule)
+
+
+def _bind_folded(op, operands, factor, dim, fold, params):
+    operands = list(operands)
+    x = operands[factor]
+    axis = x.ndim - 1 + fold.operand_axis
+    x = jnp.moveaxis(x, dim, axis + 1 if fold.ragged else axis)
+    split = x.shape[axis : axis + 2]
+    operands[factor] = x.reshape(*x.shape[:axis], math.prod(split), *x.shape[axis + 2 :])
+    if fold.ragged:
+        num_rows, size = split
+        operands[2] = jnp.clip(operands[2], 0, num_rows) * size
+
+    out = op.bind(*operands, **params)
+    axis = out.ndim + fold.result_axis
+    out = out.reshape(*out.shape[:axis], *split, *out.shape[axis + 1 :])
+    return out, axis + 1 if fold.ragged else axis

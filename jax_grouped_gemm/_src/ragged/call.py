@@ -1,0 +1,106 @@
+"""From a plan of a ragged product to one custom call: operands padded, the result cut out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_grouped_gemm._src.padding import pad_to
+from jax_grouped_gemm._src.plan import Plan
+from jax_grouped_gemm._src.ragged.problem import RaggedProblem
+
+NONCONTRACTING = "jax_grouped_gemm.ragged_noncontracting.v3"
+CONTRACTING = "jax_grouped_gemm.ragged_contracting.v3"
+ACCUMULATE = "jax_grouped_gemm.ragged_accumulate.v1"
+
+
+def ragged(
+    plan: Plan,
+    lhs: jax.Array,
+    rhs: jax.Array,
+    group_sizes: jax.Array,
+    group_offset: jax.Array,
+) -> jax.Array:
+    """Runs the kernel of `plan`, whose path is not "reference", on operands of `plan.problem`."""
+    problem = plan.problem
+    if plan.kernel_problem is None:
+        return zeros(problem)
+    return call_kernel(
+        CONTRACTING if problem.contracts_rows else NONCONTRACTING,
+        plan,
+        *_addressable(plan, lhs, rhs),
+        group_sizes,
+        group_offset,
+        **_majors(problem),
+        stream_k=plan.tile.stream_k,
+        terms=np.int32(plan.terms),
+    )
+
+
+def accumulate(
+    plan: Plan,
+    accumulator: jax.Array,
+    lhs: jax.Array,
+    rhs: jax.Array,
+    group_sizes: jax.Array,
+    group_offset: jax.Array,
+) -> jax.Array:
+    """`accumulator` plus what `ragged` returns, where the accumulator is if the kernel adds."""
+    if plan.kernel_problem is None:
+        return accumulator
+    if not plan.adds_in_place:
+        return accumulator + ragged(plan, lhs, rhs, group_sizes, group_offset)
+    return call_kernel(
+        ACCUMULATE,
+        plan,
+        accumulator,
+        *_addressable(plan, lhs, rhs),
+        group_sizes,
+        group_offset,
+        # XLA copies the accumulator first if it is needed later.
+        input_output_aliases={0: 0},
+        **_majors(plan.problem),
+    )
+
+
+def _addressable(plan: Plan, lhs: jax.Array, rhs: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Operands whose rows TMA can address."""
+    form = plan.kernel_problem
+    return pad_to(lhs, form.shape(form.lhs)), pad_to(rhs, form.shape(form.rhs))
+
+
+def _majors(problem: RaggedProblem) -> dict[str, bool]:
+    """The attributes that say how operands lie in memory."""
+    return {
+        "transpose_lhs": problem.lhs == "km",
+        "transpose_rhs": problem.rhs.endswith(("nk", "nm")),
+    }
+
+
+def call_kernel(
+    target: str,
+    plan: Plan,
+    *operands: jax.Array,
+    input_output_aliases: dict[int, int] | None = None,
+    **attributes: Any,
+) -> jax.Array:
+    """One call of `target`; its result, cut and converted to what the problem asks for."""
+    problem, addressable = plan.problem, plan.kernel_problem
+    result_shape = (*addressable.batch, *addressable.shape(addressable.out))
+    results = (
+        jax.ShapeDtypeStruct(result_shape, addressable.out_dtype),
+        jax.ShapeDtypeStruct((plan.workspace_bytes,), jnp.uint8),
+    )
+    tile = {name: np.int32(size) for name, size in plan.tile.sizes().items()}
+    call = jax.ffi.ffi_call(target, results, input_output_aliases=input_output_aliases)
+    out, _ = call(*operands, **attributes, **tile)
+    valid = tuple(slice(size) for size in problem.shape(problem.out))
+    return out[..., *valid].astype(problem.out_dtype)
+
+
+def zeros(problem: RaggedProblem) -> jax.Array:
+    """The result where there is nothing to multiply."""
+    return jnp.zeros((*problem.batch, *problem.shape(problem.out)), problem.out_dtype)

@@ -1,0 +1,219 @@
+"""The ragged products, which are closed under transposition, and the accumulating one.
+
+With rows r of group i, y[r] = x[r] w[i] gives dx[r] = dy[r] w[i].T, non-contracting again, and
+dw[i] = sum_r x[r].T dy[r], which contracts the ragged dimension; the cotangents of that are
+non-contracting. Layouts only flip the static flags: no factor is ever transposed, and a result
+only where its own dimensions are stored swapped. So the two are differentiable to any order.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.interpreters import ad
+
+from jax_grouped_gemm._src.op import Op
+from jax_grouped_gemm._src.ragged import call, plan, reference
+from jax_grouped_gemm._src.ragged.bilinear import (
+    BilinearOp,
+    Fold,
+    register_batching,
+    register_jvp,
+    register_transpose,
+)
+
+
+def ragged_noncontracting(lhs, rhs, group_sizes, group_offset, **params) -> jax.Array:
+    """lhs [b?, m, k] times rhs [b?, g, k, n] -> [b?, m, n]; see `reference` for the semantics.
+
+    Parameters: transpose_lhs, transpose_rhs, preferred_element_type, precision, implementation.
+    """
+    return NONCONTRACTING.bind(lhs, rhs, group_sizes, group_offset, **params)
+
+
+def _noncontracting_aval(
+    *operands, transpose_lhs, transpose_rhs, preferred_element_type, **_
+) -> jax.core.ShapedArray:
+    lhs, rhs, *_ = operands
+    m = lhs.shape[-1 if transpose_lhs else -2]
+    n = rhs.shape[-2 if transpose_rhs else -1]
+    return NONCONTRACTING.result_aval(operands, (m, n), preferred_element_type)
+
+
+NONCONTRACTING = BilinearOp(
+    name="ragged_noncontracting",
+    operand_ranks=(2, 3, 1, 1),
+    result_rank=2,
+    targets=(call.NONCONTRACTING,),
+    avals=_noncontracting_aval,
+    planner=plan.plan_noncontracting,
+    call=call.ragged,
+    reference=reference.ragged_noncontracting,
+)
+
+
+def ragged_contracting(lhs, rhs, group_sizes, group_offset, **params) -> jax.Array:
+    """lhs [b?, m, k] with rhs [b?, m, n] -> [b?, num_groups, k, n]; see `reference`.
+
+    Parameters: num_groups, transpose_lhs, transpose_rhs, preferred_element_type, precision,
+    implementation.
+    """
+    return CONTRACTING.bind(lhs, rhs, group_sizes, group_offset, **params)
+
+
+def _contracting_aval(
+    *operands, num_groups, transpose_lhs, transpose_rhs, preferred_element_type, **_
+) -> jax.core.ShapedArray:
+    lhs, rhs, *_ = operands
+    k = lhs.shape[-2 if transpose_lhs else -1]
+    n = rhs.shape[-2 if transpose_rhs else -1]
+    return CONTRACTING.result_aval(operands, (num_groups, k, n), preferred_element_type)
+
+
+CONTRACTING = BilinearOp(
+    name="ragged_contracting",
+    operand_ranks=(2, 2, 1, 1),
+    result_rank=3,
+    targets=(call.CONTRACTING,),
+    avals=_contracting_aval,
+    planner=plan.plan_contracting,
+    call=call.ragged,
+    reference=reference.ragged_contracting,
+)
+
+
+def ragged_accumulate(accumulator, lhs, rhs, group_sizes, group_offset, **params) -> jax.Array:
+    """accumulator [b?, g, k, n] + lhs [b?, m, k] with rhs [b?, m, n]; see `reference`.
+
+    The accumulator has the batch dimension if any operand has it. The sum is affine in the
+    accumulator and bilinear in lhs and rhs. Its tangent is made of the tangent of the accumulator
+    and of plain products, so it is never transposed itself.
+
+    Parameters: transpose_lhs, transpose_rhs, precision, implementation.
+    """
+    return ACCUMULATE.bind(accumulator, lhs, rhs, group_sizes, group_offset, **params)
+
+
+def _accumulate_aval(*operands, **_) -> jax.core.ShapedArray:
+    accumulator = operands[0]
+    return ACCUMULATE.result_aval(operands, accumulator.shape[-3:], accumulator.dtype)
+
+
+ACCUMULATE = Op(
+    name="ragged_accumulate",
+    operand_ranks=(3, 2, 2, 1, 1),
+    targets=(call.ACCUMULATE,),
+    avals=_accumulate_aval,
+    planner=plan.plan_accumulate,
+    call=call.accumulate,
+    reference=reference.ragged_accumulate,
+)
+
+
+# Layouts: which dimension of each factor takes in a mapped axis of that factor alone.
+
+
+def _noncontracting_folds(params):
+    return (
+        Fold(operand_axis=-1 if params["transpose_lhs"] else -2, result_axis=-2, ragged=True),
+        Fold(operand_axis=-2 if params["transpose_rhs"] else -1, result_axis=-1),
+    )
+
+
+def _contracting_folds(params):
+    return (
+        Fold(operand_axis=-2 if params["transpose_lhs"] else -1, result_axis=-2),
+        Fold(operand_axis=-2 if params["transpose_rhs"] else -1, result_axis=-1),
+    )
+
+
+# Cotangents of both products, as products.
+
+
+def _noncontracting_lhs(ct, rhs, sizes, offset, aval, *, transpose_lhs, transpose_rhs, **params):
+    flags = dict(transpose_lhs=False, transpose_rhs=not transpose_rhs)
+    out = NONCONTRACTING.bind(ct, rhs, sizes, offset, **flags, **params)
+    return _swap_if(transpose_lhs, out)
+
+
+def _noncontracting_rhs(ct, lhs, sizes, offset, aval, *, transpose_lhs, transpose_rhs, **params):
+    params["num_groups"] = aval.shape[-3]
+    if transpose_rhs:
+        flags = dict(transpose_lhs=False, transpose_rhs=transpose_lhs)
+        return CONTRACTING.bind(ct, lhs, sizes, offset, **flags, **params)
+    flags = dict(transpose_lhs=transpose_lhs, transpose_rhs=False)
+    return CONTRACTING.bind(lhs, ct, sizes, offset, **flags, **params)
+
+
+def _contracting_lhs(
+    ct, rhs, sizes, offset, aval, *, num_groups, transpose_lhs, transpose_rhs, **params
+):
+    flags = dict(transpose_lhs=transpose_rhs, transpose_rhs=True)
+    out = NONCONTRACTING.bind(rhs, ct, sizes, offset, **flags, **params)
+    return _swap_if(transpose_lhs, out)
+
+
+def _contracting_rhs(
+    ct, lhs, sizes, offset, aval, *, num_groups, transpose_lhs, transpose_rhs, **params
+):
+    flags = dict(transpose_lhs=transpose_lhs, transpose_rhs=False)
+    out = NONCONTRACTING.bind(lhs, ct, sizes, offset, **flags, **params)
+    return _swap_if(transpose_rhs, out)
+
+
+def _swap_if(condition, x):
+    return jnp.swapaxes(x, -1, -2) if condition else x
+
+
+for _op, _folds, _lhs, _rhs in (
+    (NONCONTRACTING, _noncontracting_folds, _noncontracting_lhs, _noncontracting_rhs),
+    (CONTRACTING, _contracting_folds, _contracting_lhs, _contracting_rhs),
+):
+    register_jvp(_op)
+    register_transpose(_op, _lhs, _rhs)
+    register_batching(_op, _folds)
+
+
+def _accumulate_jvp(primals, tangents, **params):
+    accumulator, lhs, rhs, *indices = primals
+    accumulator_dot, lhs_dot, rhs_dot, *_ = tangents
+    out = ACCUMULATE.bind(*primals, **params)
+    product = _product_into(accumulator, params)
+    terms = [] if type(accumulator_dot) is ad.Zero else [accumulator_dot]
+    if type(lhs_dot) is not ad.Zero:
+        terms.append(product(lhs_dot, rhs, *indices))
+    if type(rhs_dot) is not ad.Zero:
+        terms.append(product(lhs, rhs_dot, *indices))
+    if not terms:
+        return out, ad.Zero(jax.typeof(out).to_tangent_aval())
+    return out, functools.reduce(ad.add_tangents, terms)
+
+
+def _accumulate_batching(operands, dims, **params):
+    accumulator, *factors = operands
+    dim, *factor_dims = dims
+    size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
+    if dim is not None:
+        accumulator, dim = jnp.moveaxis(accumulator, dim, 0), 0
+    if all(d is None for d in factor_dims):
+        # One product for the whole batch.
+        return accumulator + _product_into(accumulator, params)(*factors), 0
+    if dim is None:
+        accumulator, dim = jnp.broadcast_to(accumulator, (size, *accumulator.shape)), 0
+    return ACCUMULATE.bind_batched((accumulator, *factors), (dim, *factor_dims), params)
+
+
+def _product_into(accumulator, params):
+    """What is added to `accumulator`, as a function of the other operands."""
+    return functools.partial(
+        ragged_contracting,
+        num_groups=accumulator.shape[-3],
+        preferred_element_type=accumulator.dtype,
+        **params,
+    )
+
+
+ACCUMULATE.def_jvp(_accumulate_jvp)
+ACCUMULATE.def_batching(_accumulate_batching)

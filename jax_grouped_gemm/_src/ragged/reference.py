@@ -1,0 +1,300 @@
+"""The ragged matmuls in pure JAX: what every other implementation must compute.
+
+Both functions walk over the row tiles that really exist (a loop with a traced trip count), so they
+do O(M*K*N) work plus one tile per group and never build a [G, M, K] temporary. They run on every
+backend and are what the primitives lower to where the CUDA kernels do not apply.
+
+An operand may carry a leading batch dimension; one without it is shared by the whole batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jax_grouped_gemm._src.varying import vary_over, varying_axes
+
+MIN_TILE_ROWS = 16
+MAX_TILE_ROWS = 256
+
+
+def ragged_noncontracting(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    group_sizes: jax.Array,
+    group_offset: jax.Array,
+    *,
+    transpose_lhs: bool,
+    transpose_rhs: bool,
+    preferred_element_type: np.dtype,
+    precision: lax.PrecisionLike,
+) -> jax.Array:
+    """Multiplies each group's rows of `lhs` by the group's own matrix of `rhs`.
+
+    Args:
+      lhs: [b?, m, k], or [b?, k, m] with `transpose_lhs`.
+      rhs: [b?, g, k, n], or [b?, g, n, k] with `transpose_rhs`.
+      group_sizes: int32 [b?, G], how many consecutive rows each global group owns.
+      group_offset: int32 [b?, 1]; `rhs[i]` belongs to the global group `group_offset + i`.
+      preferred_element_type: dtype of the result.
+      precision: precision of the dots.
+
+    Returns:
+      [b?, m, n], zero in the rows that no local group owns.
+    """
+    row_axis = 1 if transpose_lhs else 0
+    dimension_numbers = (((1 - row_axis,), (1 if transpose_rhs else 0,)), ((), ()))
+    accumulator_dtype = _accumulator_dtype(lhs, rhs, preferred_element_type)
+    lhs_dtype, rhs_dtype = lhs.dtype, rhs.dtype
+
+    def unbatched(lhs, rhs, group_sizes, group_offset):
+        num_rows, num_groups = lhs.shape[row_axis], rhs.shape[0]
+        out = _zero_bits((num_rows, rhs.shape[1 if transpose_rhs else 2]), preferred_element_type)
+        out = vary_over(out, varying_axes(lhs, rhs, group_sizes, group_offset))
+        if 0 in (*lhs.shape, *rhs.shape):
+            return out
+
+        starts, ends = local_group_bounds(group_sizes, group_offset, num_groups, num_rows)
+        tile_rows = _tile_rows(num_rows, num_groups)
+        group_tiles = _cdiv(ends - starts, tile_rows)
+        tile_ends = lax.cumsum(group_tiles)
+
+        def compute_tile(tile, out):
+            group = jnp.sum(tile_ends <= tile)
+            tile_in_group = tile - (tile_ends[group] - group_tiles[group])
+            first_row = starts[group] + tile_in_group * tile_rows
+            window = _RowWindow(first_row, ends[group], tile_rows, num_rows)
+            lhs_tile = from_bits(window.load(lhs, row_axis), lhs_dtype)
+            rhs_matrix = from_bits(rhs[group], rhs_dtype)
+            product = _dot(lhs_tile, rhs_matrix, dimension_numbers, precision, accumulator_dtype)
+            product = to_bits(_convert(product, preferred_element_type))
+            # The window may reach into rows of other groups: those keep what they have.
+            kept = window.load(out, axis=0)
+            return window.store(out, jnp.where(window.mask[:, None], product, kept))
+
+        return lax.fori_loop(0, tile_ends[-1], compute_tile, out)
+
+    operands = (to_bits(lhs), to_bits(rhs), group_sizes, group_offset)
+    return from_bits(map_batch(unbatched, operands, ranks=(2, 3, 1, 1)), preferred_element_type)
+
+
+def ragged_contracting(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    group_sizes: jax.Array,
+    group_offset: jax.Array,
+    *,
+    num_groups: int,
+    transpose_lhs: bool,
+    transpose_rhs: bool,
+    preferred_element_type: np.dtype,
+    precision: lax.PrecisionLike,
+) -> jax.Array:
+    """Contracts the rows that each group owns in `lhs` and `rhs`: `lhs[rows].T @ rhs[rows]`.
+
+    Args:
+      lhs: [b?, m, k], or [b?, k, m] with `transpose_lhs`.
+      rhs: [b?, m, n], or [b?, n, m] with `transpose_rhs`.
+      group_sizes: int32 [b?, G], how many consecutive rows each global group owns.
+      group_offset: int32 [b?, 1]; result `i` belongs to the global group `group_offset + i`.
+      num_groups: number of results.
+      preferred_element_type: dtype of the result.
+      precision: precision of the dots.
+
+    Returns:
+      [b?, num_groups, k, n], zero for a group without rows.
+    """
+    lhs_row_axis, rhs_row_axis = (1 if transpose_lhs else 0), (1 if transpose_rhs else 0)
+    dimension_numbers = (((lhs_row_axis,), (rhs_row_axis,)), ((), ()))
+    accumulator_dtype = _accumulator_dtype(lhs, rhs, preferred_element_type)
+    lhs_dtype, rhs_dtype = lhs.dtype, rhs.dtype
+
+    def unbatched(lhs, rhs, group_sizes, group_offset):
+        num_rows = lhs.shape[lhs_row_axis]
+        slice_shape = (lhs.shape[1 - lhs_row_axis], rhs.shape[1 - rhs_row_axis])
+        axes = varying_axes(lhs, rhs, group_sizes, group_offset)
+        if 0 in (num_rows, num_groups):
+            out = _zero_bits((num_groups, *slice_shape), preferred_element_type)
+            return vary_over(out, axes)
+
+        tile_rows = _tile_rows(num_rows, num_groups)
+
+        def compute_group(bounds):
+            start, end = bounds
+
+            def accumulate_tile(tile, accumulator):
+                window = _RowWindow(start + tile * tile_rows, end, tile_rows, num_rows)
+                # Both factors: a zero in one does not silence a NaN in the other.
+                lhs_tile = from_bits(window.load_masked(lhs, lhs_row_axis), lhs_dtype)
+                rhs_tile = from_bits(window.load_masked(rhs, rhs_row_axis), rhs_dtype)
+                product = _dot(lhs_tile, rhs_tile, dimension_numbers, precision, accumulator_dtype)
+                return accumulator + product
+
+            accumulator = vary_over(jnp.zeros(slice_shape, accumulator_dtype), axes)
+            num_tiles = _cdiv(end - start, tile_rows)
+            accumulator = lax.fori_loop(0, num_tiles, accumulate_tile, accumulator)
+            return to_bits(_convert(accumulator, preferred_element_type))
+
+        return lax.map(
+            compute_group, local_group_bounds(group_sizes, group_offset, num_groups, num_rows)
+        )
+
+    operands = (to_bits(lhs), to_bits(rhs), group_sizes, group_offset)
+    return from_bits(map_batch(unbatched, operands, ranks=(2, 2, 1, 1)), preferred_element_type)
+
+
+def ragged_accumulate(
+    accumulator: jax.Array,
+    lhs: jax.Array,
+    rhs: jax.Array,
+    group_sizes: jax.Array,
+    group_offset: jax.Array,
+    **options: Any,
+) -> jax.Array:
+    """Adds a `ragged_contracting` product, which takes `options` too, to `accumulator`.
+
+    Args:
+      accumulator: [b?, g, k, n]; it has the batch dimension if any operand has it.
+
+    Returns:
+      An array like `accumulator`.
+    """
+    product = ragged_contracting(
+        lhs,
+        rhs,
+        group_sizes,
+        group_offset,
+        num_groups=accumulator.shape[-3],
+        preferred_element_type=accumulator.dtype,
+        **options,
+    )
+    return accumulator + product
+
+
+def local_group_bounds(
+    group_sizes: jax.Array, group_offset: jax.Array, num_groups: int, num_rows: int
+) -> tuple[jax.Array, jax.Array]:
+    """First row and end row of each of the `num_groups` groups from `group_offset` on.
+
+    Negative sizes count as zero, the running sum saturates at `num_rows`, and a local group beyond
+    the global ones owns nothing, so any input gives rows inside [0, num_rows].
+    """
+    total_groups = group_sizes.shape[0]
+    if total_groups == 0:
+        empty = jnp.zeros(num_groups, jnp.int32)
+        return empty, empty
+    sizes = jnp.clip(group_sizes, 0, num_rows)
+    # A plain cumsum could overflow; this sum saturates without ever exceeding num_rows.
+    ends = lax.associative_scan(lambda a, b: a + jnp.minimum(b, num_rows - a), sizes)
+    starts = jnp.concatenate([jnp.zeros_like(ends[:1]), ends[:-1]])
+    groups = jnp.clip(group_offset, -num_groups, total_groups) + jnp.arange(num_groups)
+    exists = (groups >= 0) & (groups < total_groups)
+    groups = jnp.clip(groups, 0, total_groups - 1)
+    return jnp.where(exists, starts[groups], 0), jnp.where(exists, ends[groups], 0)
+
+
+class _RowWindow:
+    """`tile_rows` rows of a matrix, of which only those in [first, end) count.
+
+    A dynamic slice must lie inside its array, so the last window is moved up and masks the rows
+    before `first` as well as those from `end` on.
+    """
+
+    def __init__(self, first: jax.Array, end: jax.Array, tile_rows: int, num_rows: int):
+        self.tile_rows = tile_rows
+        self.start = jnp.minimum(first, num_rows - tile_rows)
+        rows = self.start + jnp.arange(tile_rows)
+        self.mask = (rows >= first) & (rows < end)
+
+    def load(self, x: jax.Array, axis: int) -> jax.Array:
+        return lax.dynamic_slice_in_dim(x, self.start, self.tile_rows, axis)
+
+    def load_masked(self, x: jax.Array, axis: int) -> jax.Array:
+        tile = self.load(x, axis)
+        # A select, not a product: rows outside the group may hold NaN or Inf.
+        return jnp.where(jnp.expand_dims(self.mask, 1 - axis), tile, jnp.zeros_like(tile))
+
+    def store(self, x: jax.Array, tile: jax.Array) -> jax.Array:
+        return lax.dynamic_update_slice_in_dim(x, tile, self.start, axis=0)
+
+
+def _tile_rows(num_rows: int, num_groups: int) -> int:
+    """Rows per tile: about one tile for a group of average size."""
+    average = -(-num_rows // num_groups)
+    power_of_two = 1 << (average - 1).bit_length()
+    return min(max(power_of_two, MIN_TILE_ROWS), MAX_TILE_ROWS, num_rows)
+
+
+def _accumulator_dtype(lhs: jax.Array, rhs: jax.Array, out_dtype: np.dtype) -> np.dtype:
+    """At least float32 for floating point; modular integer arithmetic needs no extra bits."""
+    if not jnp.issubdtype(out_dtype, jnp.inexact):
+        return out_dtype
+    wide = [jnp.float32 if x.dtype.itemsize < 4 else x.dtype for x in (lhs, rhs)]
+    return jnp.result_type(*wide, jnp.float32 if out_dtype.itemsize < 4 else out_dtype)
+
+
+def _dot(lhs, rhs, dimension_numbers, precision, accumulator_dtype) -> jax.Array:
+    if lhs.dtype != rhs.dtype:
+        lhs, rhs = lhs.astype(accumulator_dtype), rhs.astype(accumulator_dtype)
+    return lax.dot_general(
+        lhs,
+        rhs,
+        dimension_numbers,
+        precision=precision,
+        preferred_element_type=accumulator_dtype,
+    )
+
+
+def _convert(accumulator: jax.Array, dtype: np.dtype) -> jax.Array:
+    if not jnp.issubdtype(dtype, jnp.complexfloating):
+        # The cotangent of a real factor, where the other one is complex.
+        accumulator = jnp.real(accumulator)
+    return accumulator.astype(dtype)
+
+
+def _bits_dtype(dtype: np.dtype) -> np.dtype:
+    """What arrays of `dtype` are sliced and updated as.
+
+    XLA computes narrow floats on the CPU in float32 and converts the whole array around every
+    dynamic slice and update, in each turn of a loop. Unsigned integers it leaves alone.
+    """
+    is_narrow_float = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4
+    return np.dtype(f"uint{8 * dtype.itemsize}") if is_narrow_float else dtype
+
+
+def to_bits(x: jax.Array) -> jax.Array:
+    """`x` in the dtype in which to slice and update it."""
+    return lax.bitcast_convert_type(x, _bits_dtype(x.dtype))
+
+
+def from_bits(x: jax.Array, dtype: np.dtype) -> jax.Array:
+    """The array of `dtype` of which `to_bits` made `x`."""
+    return lax.bitcast_convert_type(x, dtype)
+
+
+def _zero_bits(shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
+    return jnp.zeros(shape, _bits_dtype(dtype))
+
+
+def _cdiv(a: jax.Array, b: int) -> jax.Array:
+    return (a + (b - 1)) // b
+
+
+def map_batch(
+    fn: Callable[..., jax.Array], operands: Sequence[jax.Array], ranks: Sequence[int]
+) -> jax.Array:
+    """Applies `fn` to each batch element of the operands that exceed their rank."""
+    batched = [x.ndim > rank for x, rank in zip(operands, ranks, strict=True)]
+    if not any(batched):
+        return fn(*operands)
+
+    def body(mapped):
+        mapped = iter(mapped)
+        return fn(*(next(mapped) if b else x for b, x in zip(batched, operands, strict=True)))
+
+    return lax.map(body, [x for b, x in zip(batched, operands, strict=True) if b])

@@ -1,0 +1,111 @@
+"""Kernel configurations that the user chooses, in place of the plan's default.
+
+The choices of the context are read where a ragged product is called, and from there on they travel
+with the product as two of its primitive's parameters: `tile`, what this product must take, and
+`tile_choices`, what its cotangents must take and the tuning table of all. So a plan stays a
+function of a primitive's operands and parameters, and gradients follow the choices that held for
+the forward pass, wherever they are computed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+
+from jax_grouped_gemm._src.tile_config import TileConfig
+from jax_grouped_gemm._src.tuning.table import TuningTable
+
+
+@dataclasses.dataclass(frozen=True)
+class TileChoices:
+    """What `use_tiles` was given, None for what it was not."""
+
+    table: TuningTable | None = None
+    forward: TileConfig | None = None
+    dgrad: TileConfig | None = None
+    wgrad: TileConfig | None = None
+
+    def params(self, product: str) -> dict[str, Any]:
+        """The parameters of a primitive that computes "forward", "dgrad" or "wgrad"."""
+        chosen: dict[str, Any] = {}
+        if (tile := getattr(self, product)) is not None:
+            chosen["tile"] = tile
+        # A cotangent's own cotangents have no name: only the table speaks of them.
+        derived = self if product == "forward" else TileChoices(self.table)
+        if derived != TileChoices():
+            chosen["tile_choices"] = derived
+        return chosen
+
+
+# Part of the key of JAX's caches: a jitted function is traced again under other choices.
+_context = jax.make_user_context(TileChoices())
+
+
+def current() -> TileChoices:
+    """The choices of the innermost `use_tiles` and of those around it."""
+    return _context.value
+
+
+def for_cotangent(params: Mapping[str, Any], product: str) -> dict[str, Any]:
+    """`params` of a product without its own choices, with those for one of its cotangents."""
+    own = ("tile", "tile_choices")
+    rest = {name: value for name, value in params.items() if name not in own}
+    return rest | params.get("tile_choices", TileChoices()).params(product)
+
+
+@contextlib.contextmanager
+def using(choices: TileChoices) -> Iterator[None]:
+    """Makes `choices` the current ones."""
+    with _context(choices):
+        yield
+
+
+@contextlib.contextmanager
+def use_tiles(
+    table: TuningTable | None = None,
+    *,
+    forward: TileConfig | None = None,
+    dgrad: TileConfig | None = None,
+    wgrad: TileConfig | None = None,
+) -> Iterator[None]:
+    """Context in which ragged products take the given kernel configurations.
+
+    Holds for the products that this thread calls or traces inside, those of Flax layers and of
+    functions under `jax.jit` included, and for their gradients even if those are computed outside.
+    A jitted function is traced and compiled again for each set of choices it is called under.
+    An inner context takes precedence over an outer one, which keeps what the inner one leaves out;
+    a tile for a product takes precedence over a table; and where neither says anything, plans
+    have their default. Can decorate a function. Products that no kernel runs (see `explain`), and
+    symmetric updates, are not affected.
+
+    Args:
+      table: tuned configurations, from `autotune` or `load_tuning`.
+      forward: the configuration of all products that are called: `ragged_dot`,
+        `ragged_dot_general`, `scaled_ragged_dot`, `scaled_ragged_dot_contracting`,
+        `fp8_ragged_dot`.
+      dgrad: that of the cotangents of their first operands.
+      wgrad: that of the cotangents of their second operands, and of `ragged_dot_accumulate`.
+
+    The `candidates` of a plan that `explain` returns are the configurations that are compiled for
+    that product. Any other raises a `ValueError` that lists them when the product is traced.
+
+    Raises:
+      TypeError: an argument is of another type.
+    """
+    given = TileChoices(table, forward, dgrad, wgrad)
+    changes = {}
+    for field in dataclasses.fields(given):
+        value = getattr(given, field.name)
+        wanted = TuningTable if field.name == "table" else TileConfig
+        if value is not None:
+            if not isinstance(value, wanted):
+                raise TypeError(
+                    f"{field.name} must be a jax_grouped_gemm.{wanted.__name__}, got {value!r}"
+                )
+            changes[field.name] = value
+    with using(dataclasses.replace(current(), **changes)):
+        yield

@@ -1,0 +1,159 @@
+"""What XLA makes of rank-k updates for an H200, compiled on a machine that need not have one."""
+
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jax_grouped_gemm as jgg
+from jax_grouped_gemm.optim import orthogonalize
+from tests.support.aot import Target
+from tests.support.updates import SYR2K, SYRK, UPDATES
+
+TARGET_CONFIG = Path(__file__).parents[1] / "data" / "h200_target_config.txtpb"
+BOTH = pytest.mark.parametrize("update", [SYRK, SYR2K], ids=repr)
+
+
+@pytest.fixture(scope="module")
+def h200(extension) -> Target:
+    pytest.importorskip("jax_plugins.xla_cuda13", reason="the CUDA plugin is not installed")
+    return Target(TARGET_CONFIG.read_text())
+
+
+def assert_one_kernel(program, name="rank_k") -> None:
+    """No operand is copied, nor a number written out for each matrix: there is only our kernel."""
+    assert program.kernels == {name: 1}
+    assert not program.computed_operands()
+
+
+def array(*shape, dtype=jnp.bfloat16):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+@pytest.mark.parametrize("symmetrize", [False, True])
+@BOTH
+def test_one_kernel_on_the_arrays_as_they_are(update, symmetrize, transpose, h200):
+    call = partial(update, symmetrize_output=symmetrize, transpose=transpose)
+    program = h200.compile(lambda a, b: call(a, b), array(3, 64, 64), array(3, 64, 64))
+    assert_one_kernel(program)
+    assert program.temporary_bytes <= 256
+
+
+@pytest.mark.parametrize("options", [{}, dict(alpha=0.5), dict(alpha=[0.5, 2.0, 3.0])])
+def test_one_kernel_for_a_list(options, h200):
+    shapes = [(64, 32), (128, 8), (5, 256, 64)]
+    program = h200.compile(
+        lambda *a: jgg.grouped_syrk(list(a), **options), *(array(*shape) for shape in shapes)
+    )
+    assert_one_kernel(program)
+
+
+def test_c_is_updated_in_place_if_it_may_be(h200):
+    """Where the program itself makes c and has no other use for it, nothing is copied."""
+    a = array(3, 64, 64)
+
+    def accumulate(a, c):
+        return jgg.grouped_syrk(a, c * 2, beta=0.5)
+
+    program = h200.compile(accumulate, a, array(3, 64, 64, dtype=jnp.float32))
+    (call,) = program.calls
+    assert "output_to_operand_aliasing" in call.text
+    assert not any(instruction.opcode == "copy" for instruction in program.entry)
+
+
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_traced_scales_reach_the_kernel_as_they_are(shape, h200):
+    def function(a, alpha):
+        return jgg.grouped_syrk(a, alpha=alpha)
+
+    scales = array(*shape, dtype=jnp.float32)
+    assert_one_kernel(h200.compile(function, array(3, 64, 64), scales))
+    # Mapped or not, one number for all matrices stays one.
+    mapped = jax.vmap(function, in_axes=(0, 0 if shape else None))
+    scales = array(*(2,) * len(shape), *shape, dtype=jnp.float32)
+    assert_one_kernel(h200.compile(mapped, array(2, 3, 64, 64), scales))
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+@pytest.mark.parametrize("update", UPDATES, ids=repr)
+@pytest.mark.parametrize("dtype", [jnp.float64, jnp.complex128])
+def test_fp64_kernel_on_the_arrays_as_they_are(dtype, update, transpose, h200):
+    """Whatever their sizes: nothing is padded."""
+    with jax.enable_x64(True):
+        arrays = [array(3, 37, 51, dtype=dtype)] * 2
+        program = h200.compile(lambda a, b: partial(update, transpose=transpose)(a, b), *arrays)
+    assert program.kernels == {"rank_k_fp64": 1}
+    (call,) = program.calls
+    hermitian = "true" if update.hermitian and dtype == jnp.complex128 else "false"
+    assert f"hermitian = {hermitian}" in call.text
+    kind = {jnp.float64: "f64", jnp.complex128: "c128"}[dtype]
+    assert all(f" = {kind}[3]" in text for text in program.computed_operands())
+    assert program.temporary_bytes <= 512
+
+
+def test_fp64_list_and_c_in_place(h200):
+    def accumulate(a, b, c):
+        return jgg.grouped_her2k([a], [b], [c * 2], alpha=1j, beta=0.5)
+
+    with jax.enable_x64(True):
+        shapes = (5, 7), (5, 7), (5, 5)
+        program = h200.compile(accumulate, *(array(*s, dtype=jnp.complex128) for s in shapes))
+    (call,) = program.calls
+    assert call.kernel == "rank_k_fp64" and "output_to_operand_aliasing" in call.text
+    assert not any(instruction.opcode == "copy" for instruction in program.entry)
+
+
+@pytest.mark.parametrize("precision, kernels", [(None, {}), ("highest", {"rank_k_fp64": 1})])
+def test_complex64_has_a_kernel_at_the_highest_precision(precision, kernels, h200):
+    function = partial(jgg.grouped_herk, precision=precision)
+    assert h200.compile(function, array(3, 64, 64, dtype=jnp.complex64)).kernels == kernels
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+@pytest.mark.parametrize("precision, terms", [(None, 1), ("highest", 3)])
+@BOTH
+def test_float32_kernel_on_the_arrays_as_they_are(update, precision, terms, transpose, h200):
+    """Their parts are made by the kernel's own passes, in memory that XLA plans."""
+    call = partial(update, precision=precision, transpose=transpose, symmetrize_output=True)
+    arrays = [array(3, 64, 64, dtype=jnp.float32)] * 2
+    program = h200.compile(lambda a, b: call(a, b), *arrays)
+    assert_one_kernel(program, "rank_k_f32")
+    assert f"terms = {terms} : i32" in program.calls[0].text
+    (plan,) = jgg.explain(lambda a, b: call(a, b), *arrays).plans
+    assert plan.workspace_bytes <= program.temporary_bytes <= plan.workspace_bytes + 768
+
+
+def test_float32_list_and_c_in_place(h200):
+    def accumulate(a, stack, c, d):
+        return jgg.grouped_syrk([a, stack], [c * 2, d * 2], beta=0.5, precision="highest")
+
+    shapes = (64, 32), (5, 128, 8), (64, 64), (5, 128, 128)
+    program = h200.compile(accumulate, *(array(*s, dtype=jnp.float32) for s in shapes))
+    assert program.kernels == {"rank_k_f32": 1}
+    (call,) = program.calls
+    # Each result, which the workspace precedes, has the memory of its c.
+    for result, operand in ((1, 6), (2, 7)):
+        assert f"{{{result}}}: ({operand}, {{}})" in call.text
+    assert not any(instruction.opcode == "copy" for instruction in program.entry)
+
+
+def test_float32_derivatives(h200):
+    def loss(a, b):
+        return jnp.sum(jgg.grouped_syr2k(a, b, precision="highest") ** 2)
+
+    arrays = [array(3, 64, 64, dtype=jnp.float32)] * 4
+    program = h200.compile(lambda a, b, da, db: jax.jvp(loss, (a, b), (da, db)), *arrays)
+    # The update, and that of each tangent.
+    assert program.kernels == {"rank_k_f32": 3}
+
+
+def test_muon_has_two_kernels_a_step_for_all_matrices(h200):
+    shapes = [(128, 256), (256, 128), (4, 64, 64)]
+    program = h200.compile(
+        lambda *x: orthogonalize(list(x), steps=3),
+        *(array(*shape, dtype=jnp.float32) for shape in shapes),
+    )
+    assert program.kernels == {"rank_k": 6}

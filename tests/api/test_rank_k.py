@@ -1,0 +1,400 @@
+"""Grouped rank-k and rank-2k updates: semantics, transformations and errors, on any machine."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+
+import jax_grouped_gemm as jgg
+from tests.support.ops import random
+from tests.support.updates import HER2K, HERK, SYR2K, SYRK, UPDATES, check_real, full
+
+G, N, K = 3, 7, 5
+
+EVERY = pytest.mark.parametrize("update", UPDATES, ids=repr)
+REAL = pytest.mark.parametrize("update", [SYRK, SYR2K], ids=repr)
+FORMS = pytest.mark.parametrize(
+    "uplo, transpose", [(u, t) for u in ("lower", "upper") for t in (False, True)]
+)
+SYMMETRIZE = pytest.mark.parametrize("symmetrize", [False, True])
+
+
+@pytest.fixture(autouse=True)
+def x64():
+    with jax.enable_x64(True):
+        yield
+
+
+def operands(rng, dtype, transpose=False, g=G, n=N, k=K):
+    """a, b [g, n, k] and c [g, n, n]."""
+    shape = (g, k, n) if transpose else (g, n, k)
+    shapes = (shape, shape, (g, n, n))
+    values = [rng.standard_normal(s) for s in shapes]
+    if np.issubdtype(dtype, np.complexfloating):
+        values = [x + 1j * rng.standard_normal(x.shape) for x in values]
+    return [x.astype(dtype) for x in values]
+
+
+def hermitian_diagonal(update, c):
+    """c as a Hermitian update sees it: the diagonal's imaginary part does not count."""
+    real = np.where(np.eye(c.shape[-1], dtype=bool), c.real, c)
+    return real if update.hermitian else c
+
+
+class TestValues:
+    @EVERY
+    @pytest.mark.parametrize("uplo", ["lower", "upper"])
+    @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex128])
+    def test_mirror_image_is_exact_in_optimised_code(self, update, uplo, dtype, rng):
+        """Whatever XLA makes of its multiplications and additions."""
+        a, b, c = operands(rng, dtype, n=70, k=33)
+
+        def call(a, b, c):
+            options = dict(alpha=0.37, beta=-1.7, uplo=uplo, symmetrize_output=True)
+            return update(a, b, c, implementation="reference", **options)
+
+        optimised = jax.jit(call, compiler_options={"xla_backend_optimization_level": 3})
+        out = np.asarray(optimised(a, b, c))
+        np.testing.assert_array_equal(out, update.flip(out))
+
+    @SYMMETRIZE
+    @FORMS
+    @EVERY
+    @pytest.mark.parametrize("dtype", [np.float64, np.complex128])
+    def test_exact(self, update, uplo, transpose, symmetrize, dtype, rng):
+        a, b, c = operands(rng, dtype, transpose)
+        complex_alpha = dtype == np.complex128 and update is not HERK
+        alpha = rng.standard_normal(G) + (1j * rng.standard_normal(G) if complex_alpha else 0)
+        beta = rng.standard_normal(G)
+        call = partial(
+            update, alpha=alpha, uplo=uplo, transpose=transpose, symmetrize_output=symmetrize
+        )
+        product = update.exact(a, b, alpha=alpha[:, None, None], transpose=transpose)
+
+        np.testing.assert_allclose(
+            call(a, b), full(update, product, 0, uplo, symmetrize), atol=1e-12
+        )
+        inside = product + beta[:, None, None] * hermitian_diagonal(update, c)
+        out = call(a, b, c, beta=beta)
+        np.testing.assert_allclose(out, full(update, inside, c, uplo, symmetrize), atol=1e-12)
+        if symmetrize:
+            np.testing.assert_array_equal(out, update.flip(np.asarray(out)))
+        if update.hermitian:
+            assert not np.diagonal(np.imag(call(a, b)), axis1=1, axis2=2).any()
+
+    @FORMS
+    @REAL
+    @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, np.float32])
+    def test_accumulates_in_float32(self, update, uplo, transpose, dtype, rng):
+        a, b, c = operands(rng, dtype, transpose, n=40, k=300)
+        options = dict(uplo=uplo, transpose=transpose, alpha=0.5, beta=-2.0)
+        check_real(update, update(a, b, c, precision="highest", **options), a, b, c, **options)
+
+    @EVERY
+    def test_only_the_named_triangle_of_c_is_used(self, update, rng):
+        a, b, c = operands(rng, np.float64)
+        other = np.tri(N, k=-1, dtype=bool).T
+        poisoned = np.where(other, np.nan, c)
+        options = dict(beta=0.5, symmetrize_output=True)
+        np.testing.assert_array_equal(update(a, b, poisoned, **options), update(a, b, c, **options))
+        np.testing.assert_array_equal(update(a, b, poisoned, beta=0.5)[:, other], np.nan)
+
+    @EVERY
+    def test_c_is_not_read_where_beta_is_zero(self, update, rng):
+        a, b, c = operands(rng, np.float64)
+        beta = np.array([0.0, 1.0, 0.0])
+        poisoned = c.copy()
+        poisoned[beta == 0] = np.nan
+        out = np.asarray(update(a, b, poisoned, beta=beta, symmetrize_output=True))
+        want = np.asarray(update(a, b, c, beta=beta, symmetrize_output=True))
+        np.testing.assert_array_equal(out, want)
+
+    @REAL
+    def test_lists(self, update, rng):
+        """Matrices and stacks of any shapes, empty ones too, each with scales of its own."""
+        shapes = [(4, 3), (2, 5, 1), (6, 0), (0, 3), (0, 4, 2), (1, 9)]
+        a, b = ([rng.standard_normal(s) for s in shapes] for _ in "ab")
+        c = [rng.standard_normal((*s[:-1], s[-2])) for s in shapes]
+        alpha = [0.5, np.array([2.0, -1.0]), 1.0, 3.0, 1.0, -0.5]
+        outs = update(a, b, c, alpha=alpha, beta=0.25)
+        assert isinstance(outs, list)
+        for out, x, y, z, scale in zip(outs, a, b, c, alpha, strict=True):
+            scale = np.reshape(scale, (-1, 1, 1)) if np.ndim(scale) else scale
+            inside = scale * update.exact(x, y) + 0.25 * z
+            assert out.shape == z.shape
+            np.testing.assert_allclose(
+                out, full(update, inside, z, "lower", False).reshape(z.shape), atol=1e-12
+            )
+
+    def test_dtypes(self, rng):
+        a, b, c = operands(rng, jnp.bfloat16)
+        assert jgg.grouped_syrk(a).dtype == jnp.bfloat16
+        assert jgg.grouped_syrk(a, c.astype(np.float32)).dtype == np.float32
+        assert jgg.grouped_syr2k(a, b.astype(np.float32)).dtype == np.float32
+        assert jgg.grouped_syrk(a, preferred_element_type=np.float32).dtype == np.float32
+        assert jgg.grouped_herk(a.astype(np.complex64)).dtype == np.complex64
+
+
+class TestTransformations:
+    @SYMMETRIZE
+    @FORMS
+    @EVERY
+    @pytest.mark.parametrize("dtype", [np.float64, np.complex128])
+    def test_gradients(self, update, uplo, transpose, symmetrize, dtype, rng):
+        """Forward and reverse, twice, in every operand and scale."""
+        a, b, c = operands(rng, dtype, transpose, g=2, n=4, k=3)
+        alpha = 0.7 if update is HERK or dtype == np.float64 else 0.7 + 0.3j
+        options = dict(uplo=uplo, transpose=transpose, symmetrize_output=symmetrize)
+
+        def function(a, b, c, alpha, beta):
+            return update(a, b, c, alpha=alpha, beta=beta, **options)
+
+        check_grads(function, (a, b, c, alpha, 0.4), order=2, modes=("fwd", "rev"))
+
+    @REAL
+    def test_the_cotangents_other_triangle_is_cs(self, update, rng):
+        a, b, c = operands(rng, np.float64)
+        ct = rng.standard_normal(c.shape)
+        other = np.tri(N, k=-1, dtype=bool).T
+        _, vjp = jax.vjp(lambda a, b, c: update(a, b, c, beta=0.5), a, b, c)
+        poisoned = [np.asarray(x) for x in vjp(jnp.where(other, np.nan, ct))]
+        clean = [np.asarray(x) for x in vjp(jnp.asarray(ct))]
+        np.testing.assert_array_equal(poisoned[0], clean[0])
+        np.testing.assert_array_equal(poisoned[1], clean[1])
+        np.testing.assert_array_equal(clean[2], np.where(other, ct, 0.5 * ct))
+
+    @EVERY
+    @pytest.mark.parametrize("mapped", [m for m in np.ndindex(2, 2, 2, 2) if any(m)])
+    def test_vmap(self, update, mapped, rng):
+        """Every pattern of mapped operands."""
+        size = 2
+        a, b, c = operands(rng, np.float64, g=size * G)
+        stacks = [x.reshape(size, G, *x.shape[1:]) for x in (a, b, c)]
+        stacks.append(rng.standard_normal((size, G)))
+        if not update.two_operands:
+            mapped = (mapped[0], mapped[0], *mapped[2:])
+
+        def function(a, b, c, alpha):
+            return update(a, b, c, alpha=alpha, beta=0.5)
+
+        arguments = [x if m else x[0] for x, m in zip(stacks, mapped, strict=True)]
+        axes = [0 if m else None for m in mapped]
+        if not any(mapped):
+            pytest.skip("nothing is mapped")
+        got = jax.vmap(function, axes)(*arguments)
+        for i in range(size):
+            one = [x[i] if m else x for x, m in zip(arguments, mapped, strict=True)]
+            np.testing.assert_allclose(got[i], function(*one), atol=1e-12)
+
+    @EVERY
+    @pytest.mark.parametrize("maps_a", [False, True])
+    def test_vmap_of_one_scale_for_all_matrices(self, update, maps_a, rng):
+        size = 3
+        a, b, c = operands(rng, np.float64, g=size * G)
+        a, b, c = (x.reshape(size, G, *x.shape[1:]) for x in (a, b, c))
+        alpha, beta = rng.standard_normal((2, size))
+        a, axis = (a, 0) if maps_a else (a[0], None)
+
+        def function(a, alpha, beta):
+            return update(a, b[0], c[0], alpha=alpha, beta=beta)
+
+        got = jax.vmap(function, (axis, 0, 0))(a, alpha, beta)
+        for i in range(size):
+            one = function(a[i] if maps_a else a, alpha[i], beta[i])
+            np.testing.assert_allclose(got[i], one, atol=1e-12)
+
+    def test_vmap_of_one_entry_of_a_list(self, rng):
+        a, shared = rng.standard_normal((3, 6, 4)), rng.standard_normal((5, 2))
+        outs = jax.vmap(lambda a: jgg.grouped_syrk([a, shared]))(a)
+        np.testing.assert_allclose(outs[0], np.tril(SYRK.exact(a, a)), atol=1e-12)
+        np.testing.assert_allclose(outs[1], [np.tril(SYRK.exact(shared, shared))] * 3, atol=1e-12)
+
+    def test_scan_and_remat(self, rng):
+        a, _, c = operands(rng, np.float64)
+
+        def loss(a):
+            def step(c, _):
+                return jax.checkpoint(partial(jgg.grouped_syrk, beta=0.5))(a, c), None
+
+            return jnp.sum(jax.lax.scan(step, c, length=3)[0] ** 2)
+
+        check_grads(loss, (a,), order=1, modes=("rev",))
+
+    def test_shard_map(self, rng):
+        mesh = jax.sharding.Mesh(np.array(jax.devices("cpu")[:4]), ("x",))
+        a, b, _ = operands(rng, np.float64, g=8)
+        spec = jax.sharding.PartitionSpec("x")
+
+        @partial(jax.shard_map, mesh=mesh, in_specs=(spec, jax.P()), out_specs=spec)
+        def local(a, b):
+            return jgg.grouped_syr2k(a, b)
+
+        got = jax.grad(lambda a, b: jnp.sum(local(a, b) ** 2), (0, 1))(a, b[:2])
+        full_b = np.tile(b[:2], (4, 1, 1))
+        want = jax.grad(lambda a, b: jnp.sum(jgg.grouped_syr2k(a, b) ** 2), (0, 1))(a, full_b)
+        np.testing.assert_allclose(got[0], want[0], atol=1e-9)
+        np.testing.assert_allclose(got[1], want[1].reshape(4, 2, N, K).sum(0), atol=1e-9)
+
+    def test_export(self, extension, rng):
+        a, b, c = operands(rng, jnp.bfloat16)
+        exported = jax.export.export(
+            jax.jit(partial(jgg.grouped_syr2k, beta=0.5)),
+            platforms=("cuda", "cpu"),
+            disabled_checks=jgg.EXPORT_DISABLED_CHECKS,
+        )(a, b, c)
+        loaded = jax.export.deserialize(exported.serialize(vjp_order=1))
+        check_real(SYR2K, loaded.call(a, b, c), a, b, c, beta=0.5)
+        assert "@jax_grouped_gemm.rank_k.v2" in exported.mlir_module()
+
+
+class TestErrors:
+    A = np.ones((G, N, K), np.float32)
+    C = np.ones((G, N, N), np.float32)
+
+    @pytest.mark.parametrize(
+        "error, call, said",
+        [
+            (ValueError, lambda s: jgg.grouped_syrk(s.A[0]), ["a", str((N, K))]),
+            (ValueError, lambda s: jgg.grouped_syrk(s.A, s.C[:, 1:]), ["c", str((G, N - 1, N))]),
+            (ValueError, lambda s: jgg.grouped_syr2k(s.A, s.A[:, :, 1:]), ["b", str((G, N, K))]),
+            (ValueError, lambda s: jgg.grouped_syr2k([s.A], [s.A, s.A]), ["b", "2", "1"]),
+            (ValueError, lambda s: jgg.grouped_syrk([s.A[0, 0]]), ["a[0]", str((K,))]),
+            (ValueError, lambda s: jgg.grouped_syrk(s.A, transpose=True, c=s.C), ["transposed"]),
+            (ValueError, lambda s: jgg.grouped_syrk(s.A, uplo="L"), ["uplo", "'L'"]),
+            (ValueError, lambda s: jgg.grouped_syrk(s.A, implementation="gpu"), ["'gpu'"]),
+            (ValueError, lambda s: jgg.grouped_syrk(s.A, alpha=np.ones(2)), ["alpha", "(2,)"]),
+            (ValueError, lambda s: jgg.grouped_syrk([s.A], [s.C], beta=[1, 2]), ["beta", "2"]),
+            (TypeError, lambda s: jgg.grouped_syrk([]), ["a", "[]"]),
+            (TypeError, lambda s: jgg.grouped_syrk(s.A.astype(int)), ["int"]),
+            (TypeError, lambda s: jgg.grouped_syr2k(s.A, [s.A]), ["b"]),
+            (TypeError, lambda s: jgg.grouped_herk(s.A + 0j, alpha=1j), ["alpha", "complex"]),
+            (TypeError, lambda s: jgg.grouped_her2k(s.A + 0j, s.A + 0j, s.C, beta=1j), ["beta"]),
+            (TypeError, lambda s: jgg.grouped_syrk(s.A, alpha=1j), ["alpha"]),
+            (
+                TypeError,
+                lambda s: jgg.grouped_syrk(s.A + 0j, preferred_element_type=np.float32),
+                ["complex", "float32"],
+            ),
+        ],
+    )
+    def test_message(self, error, call, said):
+        with pytest.raises(error) as raised:
+            call(self)
+        for part in said:
+            assert part in str(raised.value)
+
+    def test_insisting_on_the_kernel(self):
+        with pytest.raises(NotImplementedError, match="cuda"):
+            jgg.grouped_syrk(self.A.astype(jnp.bfloat16), implementation="cuda")
+
+
+class TestExplain:
+    def plan(self, function, *operands):
+        (plan,) = jgg.explain(function, *operands).plans
+        return plan
+
+    def array(self, *shape, dtype=jnp.bfloat16):
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    def test_kernel(self):
+        plan = self.plan(jgg.grouped_syrk, self.array(8, 2048, 1024))
+        assert (plan.path, plan.reason) == ("tma", "")
+        assert 0 < plan.efficiency <= 1 and plan.grid == 132
+        assert "rank_k bfloat16 [8, 2048, 1024]" in str(plan)
+
+    def test_padded(self):
+        plan = self.plan(jgg.grouped_syrk, self.array(8, 20, 10))
+        assert plan.path == "copied" and "n=20" in plan.reason and "k=10" in plan.reason
+
+    @pytest.mark.parametrize(
+        "dtype, options, said",
+        [
+            (np.complex64, {}, "TF32"),
+            (
+                np.complex64,
+                dict(precision="highest", preferred_element_type=np.complex128),
+                "complex128",
+            ),
+            (np.float64, dict(preferred_element_type=np.float32), "float64 -> float32"),
+            (np.float64, dict(precision="BF16_BF16_F32_X3"), "X3"),
+            (jnp.bfloat16, dict(implementation="reference"), "reference"),
+            (jnp.bfloat16, dict(precision="BF16_BF16_F32_X3"), "X3"),
+        ],
+    )
+    def test_reference(self, dtype, options, said):
+        array = self.array(2, 64, 64, dtype=dtype)
+        plan = self.plan(partial(jgg.grouped_herk, **options), array)
+        assert plan.path == "reference" and said in plan.reason
+
+    @pytest.mark.parametrize(
+        "dtype, options, tile",
+        [
+            (np.float64, {}, 128),
+            (np.complex128, {}, 64),
+            (np.complex64, dict(precision="highest"), 64),
+            (np.complex64, dict(implementation="cuda"), 64),
+        ],
+    )
+    def test_fp64_tensor_cores(self, dtype, options, tile):
+        array = self.array(16, 1023, 777, dtype=dtype)
+        plan = self.plan(partial(jgg.grouped_her2k, **options), array, array)
+        assert (plan.path, plan.reason) == ("direct", "")
+        assert (plan.tile.tile_m, plan.tile.tile_n, plan.tile.cluster) == (tile, tile, 1)
+        assert plan.kernel_problem == plan.problem
+        assert 0.9 < plan.efficiency <= 1 and plan.grid == 132 * (128 // tile)
+
+    def test_small_float64_results_have_small_tiles(self):
+        for n, tile in ((64, 64), (128, 128)):
+            plan = self.plan(jgg.grouped_syr2k, *2 * [self.array(132, n, 512, dtype=np.float64)])
+            assert plan.tile.tile_m == tile
+
+    def test_empty_fp64_results(self):
+        a = [self.array(0, 5, dtype=np.float64), self.array(2, 64, 0, dtype=np.float64)]
+        (plan,) = jgg.explain(jgg.grouped_syrk, a).plans
+        assert plan.path == "direct" and plan.grid == 2
+        assert self.plan(jgg.grouped_syrk, self.array(3, 0, 4, dtype=np.float64)).path == "zeros"
+
+    @pytest.mark.parametrize("update", [SYRK, SYR2K], ids=repr)
+    @pytest.mark.parametrize(
+        "shapes, tile_n",
+        [
+            ([(64, 256, 1024)], 128),
+            ([(16, 512, 512)], 128),
+            ([(16, 1024, 1024)], 256),
+            ([(67, 256, 1024)], 256),
+            ([(100, 128, 512)], 256),
+            ([(20, 256, 1024), (5, 512, 256)], 128),
+            (5 * [(2, 256, 1024)], 256),
+        ],
+    )
+    def test_few_units_have_fine_tiles(self, update, shapes, tile_n):
+        """One to a multiprocessor, and as many stacks as a launch has room for."""
+        arrays = [self.array(*shape) for shape in shapes]
+        plan = self.plan(lambda *a: update(list(a), list(a)), *arrays)
+        assert (plan.tile.tile_m, plan.tile.tile_n) == (128, tile_n)
+
+    def test_float32_has_no_fine_tiles(self):
+        plan = self.plan(jgg.grouped_syrk, self.array(16, 512, 512, dtype=np.float32))
+        assert plan.tile.tile_n == 256
+
+    def test_more_tiles_use_the_device_better(self):
+        small = self.plan(jgg.grouped_syrk, self.array(1, 256, 1024))
+        large = self.plan(jgg.grouped_syrk, self.array(8, 4096, 1024))
+        assert small.efficiency < 0.1 < 0.9 < large.efficiency
+
+    def test_gradient_has_the_rank_2k_update_only_forward(self):
+        def loss(a):
+            return jnp.sum(jgg.grouped_syrk(a).astype(jnp.float32) ** 2)
+
+        plans = jgg.explain(jax.grad(loss), self.array(2, 64, 64)).plans
+        assert [plan.problem.op for plan in plans] == ["rank_k"]
+
+
+@pytest.mark.parametrize("update", [HERK, HER2K], ids=repr)
+def test_hermitian_updates_of_real_matrices_are_the_symmetric_ones(update, rng):
+    a, b = random(rng, (2, 8, 4), np.float32), random(rng, (2, 8, 4), np.float32)
+    symmetric = SYR2K if update.two_operands else SYRK
+    np.testing.assert_array_equal(update(a, b), symmetric(a, b))

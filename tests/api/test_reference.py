@@ -1,0 +1,126 @@
+"""What is particular to the pure JAX implementation: its tiles, dtypes, precision and memory."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_grouped_gemm as jgg
+from tests.support import group_sizes as sizes_of
+from tests.support import oracle
+from tests.support.ops import NONCONTRACTING, OPS, random
+
+K, N, G = 6, 7, 4
+
+BOTH_OPS = pytest.mark.parametrize("op", OPS, ids=repr)
+
+
+def call(op, *operands, **options):
+    return op.call(*operands, implementation="reference", **options)
+
+
+def operands(op, rng, dtype=np.float32, *, m, k=K, n=N, g=G):
+    """Random lhs and rhs of `op`."""
+    return [random(rng, shape, dtype) for shape in op.shapes(m, k, n, g)[:2]]
+
+
+class TestTiles:
+    """Groups whose rows fill no tile, one exactly, or several and a part."""
+
+    @BOTH_OPS
+    @pytest.mark.parametrize("m, g", [(5, 3), (16, 1), (17, 1), (300, 9), (1100, 2)])
+    def test_edges(self, op, m, g, rng):
+        lhs, rhs = operands(op, rng, m=m, g=g)
+        for _ in range(20):
+            sizes = sizes_of.tile_edges(rng, m, g)
+            oracle.check(call(op, lhs, rhs, sizes), op.exact(lhs, rhs, sizes))
+
+    @BOTH_OPS
+    def test_last_tile_is_moved_up(self, op, rng):
+        """The tile that would reach past the end of lhs covers rows of other groups again."""
+        lhs, rhs = operands(op, rng, m=1000, g=3)
+        sizes = np.array([995, 4, 1], np.int32)
+        lhs[-1] = np.inf
+        if op is not NONCONTRACTING:
+            rhs[-1] = np.nan
+        out, exact = call(op, lhs, rhs, sizes), op.exact(lhs, rhs, sizes)
+        np.testing.assert_array_equal(np.isfinite(out), np.isfinite(exact.value))
+        finite = np.isfinite(exact.value)
+        np.testing.assert_allclose(out[finite], exact.value[finite], rtol=1e-4, atol=1e-4)
+
+
+class TestDtypes:
+    @BOTH_OPS
+    @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+    @pytest.mark.parametrize("out_dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+    def test_16_bit(self, op, dtype, out_dtype, rng):
+        lhs, rhs = operands(op, rng, dtype, m=200, k=150)
+        sizes = sizes_of.multinomial(rng, 190, G)
+        out = call(op, lhs, rhs, sizes, preferred_element_type=out_dtype)
+        assert out.dtype == out_dtype
+        oracle.check(out, op.exact(lhs, rhs, sizes))
+
+    @BOTH_OPS
+    def test_complex(self, op, rng):
+        lhs, rhs = (
+            x + 1j * y
+            for x, y in zip(operands(op, rng, m=50), operands(op, rng, m=50), strict=True)
+        )
+        sizes = sizes_of.multinomial(rng, 45, G)
+        out = call(op, lhs, rhs, sizes)
+        assert out.dtype == np.complex64
+        real = op.exact(lhs.real, rhs.real, sizes).value - op.exact(lhs.imag, rhs.imag, sizes).value
+        imag = op.exact(lhs.real, rhs.imag, sizes).value + op.exact(lhs.imag, rhs.real, sizes).value
+        np.testing.assert_allclose(out, real + 1j * imag, rtol=1e-4, atol=1e-4)
+
+    @pytest.mark.parametrize("dtype, out_dtype", [(np.int8, np.int8), (np.uint8, np.int32)])
+    def test_integers_wrap_like_jax(self, dtype, out_dtype, rng):
+        lhs, rhs = (
+            rng.integers(0, 128, shape).astype(dtype)
+            for shape in NONCONTRACTING.shapes(40, K, N, G)[:2]
+        )
+        sizes = sizes_of.multinomial(rng, 40, G)
+        out = call(NONCONTRACTING, lhs, rhs, sizes, preferred_element_type=out_dtype)
+        want = jax.lax.ragged_dot(lhs, rhs, sizes, preferred_element_type=out_dtype)
+        assert out.dtype == want.dtype
+        np.testing.assert_array_equal(out, want)
+
+
+class TestPrecision:
+    def dots(self, **options) -> list[str]:
+        """The precision of each dot that a float32 product is lowered to."""
+        shapes = [jax.ShapeDtypeStruct(s, jnp.float32) for s in ((32, 8), (2, 8, 8))]
+        sizes = jax.ShapeDtypeStruct((2,), jnp.int32)
+        lowered = jax.jit(partial(jgg.ragged_dot, **options)).lower(*shapes, sizes)
+        lines = lowered.as_text().splitlines()
+        return [line.partition("precision = ")[2][:18] for line in lines if "dot_general" in line]
+
+    @pytest.mark.parametrize("precision", ["highest", jax.lax.Precision.HIGHEST])
+    def test_reaches_the_dots(self, precision):
+        assert self.dots(precision=precision) == ["[HIGHEST, HIGHEST]"]
+
+    def test_default_of_the_context(self):
+        assert self.dots() == ["[DEFAULT, DEFAULT]"]
+        with jax.default_matmul_precision("float32"):
+            assert self.dots() == ["[HIGHEST, HIGHEST]"]
+
+
+class TestMemory:
+    @BOTH_OPS
+    def test_no_copy_per_group(self, op):
+        m, k, n, g = 2048, 64, 32, 64
+        lhs, rhs, _ = (jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in op.shapes(m, k, n, g))
+        sizes = jax.ShapeDtypeStruct((g,), jnp.int32)
+
+        def gradients(lhs, rhs, sizes):
+            def loss(lhs, rhs):
+                return jnp.sum(call(op, lhs, rhs, sizes).astype(jnp.float32) ** 2)
+
+            return jax.grad(loss, (0, 1))(lhs, rhs)
+
+        for function in (partial(call, op), gradients):
+            memory = jax.jit(function).lower(lhs, rhs, sizes).compile().memory_analysis()
+            # All arrays together have 0.3 M elements, one masked copy per group 4 M to 8 M.
+            assert memory.temp_size_in_bytes < 4e6

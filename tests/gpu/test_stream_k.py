@@ -1,0 +1,306 @@
+"""The kernel that cuts its last wave of tiles along K, and the exchange of partial sums in it."""
+
+import itertools
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_grouped_gemm._src import tile_config
+from jax_grouped_gemm._src.ragged import call as ragged_call
+from jax_grouped_gemm._src.ragged import primitive, stream_k
+from tests.support import group_sizes as sizes_of
+from tests.support import oracle
+from tests.support.ops import NONCONTRACTING, random, swap
+
+BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
+(TILE,) = tile_config.STREAM_K_TILE_CONFIGS
+UNIT = 256  # rows and columns of what a cluster computes at a time
+CLUSTERS = tile_config.NUM_SMS // TILE.cluster
+WORKSPACE = stream_k.workspace_bytes(TILE.tile_m, TILE.tile_n, tile_config.NUM_SMS)
+SUM_BYTES = 4 * TILE.tile_m * TILE.tile_n * tile_config.NUM_SMS
+# Less than one wave for most group sizes, all of it cut.
+M, K, N, G = 1500, 3400, 776, 6
+
+
+def product(lhs, rhs, sizes, offset=None, *, transpose_rhs=False, out_dtype=None, tile=TILE):
+    return primitive.ragged_noncontracting(
+        lhs,
+        rhs,
+        sizes,
+        np.zeros(1, np.int32) if offset is None else offset,
+        transpose_lhs=False,
+        transpose_rhs=transpose_rhs,
+        preferred_element_type=np.dtype(out_dtype or lhs.dtype),
+        precision=None,
+        implementation="cuda",
+        tile=tile,
+    )
+
+
+jitted = jax.jit(product, static_argnames=("transpose_rhs", "out_dtype", "tile"))
+
+
+@partial(jax.jit, donate_argnums=4, keep_unused=True)
+def with_workspace(lhs, rhs, sizes, offset, memory):
+    """The result and the workspace, which takes over the bytes of the donated `memory`."""
+    call = jax.ffi.ffi_call(
+        ragged_call.NONCONTRACTING,
+        [
+            jax.ShapeDtypeStruct((lhs.shape[0], rhs.shape[-1]), lhs.dtype),
+            jax.ShapeDtypeStruct(memory.shape, memory.dtype),
+        ],
+    )
+    tile = {name: np.int32(size) for name, size in TILE.sizes().items()}
+    tile |= dict(stream_k=TILE.stream_k)
+    majors = dict(transpose_lhs=False, transpose_rhs=False)
+    return call(lhs, rhs, sizes, offset, terms=np.int32(0), **tile, **majors)
+
+
+def operands(rng, m=M, k=K, n=N, g=G, dtype=BF16):
+    lhs, rhs, _ = NONCONTRACTING.shapes(m, k, n, g)
+    return random(rng, lhs, dtype), random(rng, rhs, dtype)
+
+
+def is_cut(extension, sizes, local_groups, m, k, n) -> bool:
+    """Whether the kernel will hand over sums, on a device with as many processors as an H200."""
+    pieces = extension.ragged_noncontracting_pieces(
+        np.ascontiguousarray(np.atleast_2d(sizes), np.int32),
+        np.zeros(1, np.int32),
+        batches=1,
+        local_groups=local_groups,
+        m=m,
+        k=k,
+        n=n,
+        tile_m=TILE.tile_m,
+        tile_n=TILE.tile_n,
+        cluster=TILE.cluster,
+        clusters=CLUSTERS,
+    )
+    partials = pieces[:, 12]
+    return bool((partials < 0).any())
+
+
+def cut_sizes(extension, rng, count: int) -> list[np.ndarray]:
+    """Group sizes for which the last wave is cut, of `M` rows."""
+    lists = (sizes_of.any_kind(rng, M, G) for _ in range(1000))
+    return list(itertools.islice((s for s in lists if is_cut(extension, s, G, M, K, N)), count))
+
+
+# All ratios of clusters to units in the last wave, and their limits: 4, 3, 2, 3/2, 4/3, none.
+UNITS = [1, 2, 16, 17, 22, 23, 33, 34, 44, 45, 49, 50, 65, 66, 67, 83]
+
+
+@pytest.mark.parametrize("units", UNITS)
+def test_number_of_units(units, extension, rng):
+    m, k, n = UNIT, 4160, UNIT * units
+    lhs, rhs = operands(rng, m, k, n, 1)
+    sizes = np.array([m], np.int32)
+    assert is_cut(extension, sizes, 1, m, k, n) == (units % CLUSTERS not in (0, 50, 65))
+    oracle.check(jitted(lhs, rhs, sizes), oracle.ragged_noncontracting(lhs, rhs, sizes))
+
+
+@pytest.mark.parametrize("n", [N, 2600])
+@pytest.mark.parametrize("transpose_rhs", [False, True])
+@pytest.mark.parametrize("dtype, out_dtype", [(BF16, None), (BF16, F32), (F16, None), (F16, F32)])
+def test_any_group_sizes(dtype, out_dtype, transpose_rhs, n, extension, rng):
+    """Within the first wave and after it."""
+    lhs, rhs = operands(rng, n=n, dtype=dtype)
+    stored = swap(rhs, transpose_rhs)
+    num_cut = 0
+    for _ in range(12):
+        sizes = sizes_of.any_kind(rng, M, G)
+        num_cut += is_cut(extension, sizes, G, M, K, n)
+        out = jitted(lhs, stored, sizes, transpose_rhs=transpose_rhs, out_dtype=out_dtype)
+        assert out.dtype == (out_dtype or dtype)
+        oracle.check(out, oracle.ragged_noncontracting(lhs, rhs, sizes))
+    assert num_cut > 0
+
+
+@pytest.mark.parametrize("k", [8, 64, 1408, 1416, 2048, 8200, 60000])
+def test_contracted_dimension(k, rng):
+    """From a single step, where nothing is cut, to very many; multiples of the tile and others."""
+    lhs, rhs = operands(rng, 700, k, 520, 3)
+    for sizes in (sizes_of.multinomial(rng, 700, 3), sizes_of.tile_edges(rng, 700, 3)):
+        oracle.check(jitted(lhs, rhs, sizes), oracle.ragged_noncontracting(lhs, rhs, sizes))
+
+
+@pytest.mark.parametrize("m, n", [(1, 8), (63, 264), (64, 256), (65, 520), (129, 264), (385, 776)])
+def test_tiles_that_are_not_full(m, n, rng):
+    """A consumer without rows hands nothing over, and a tile past the last column is paired."""
+    lhs, rhs = operands(rng, m, 4096, n, 2)
+    for sizes in ([m, 0], [m // 2, m - m // 2], [m // 3, m // 3]):
+        sizes = np.array(sizes, np.int32)
+        oracle.check(jitted(lhs, rhs, sizes), oracle.ragged_noncontracting(lhs, rhs, sizes))
+
+
+def test_group_offset(rng):
+    """Rows that no local group owns are dealt out separately; they come out as zero."""
+    local, groups = 3, 9
+    lhs, rhs = operands(rng, g=local)
+    for offset in range(-local - 1, groups + 2):
+        sizes = sizes_of.multinomial(rng, M - int(rng.integers(0, 700)), groups)
+        out = jitted(lhs, rhs, sizes, np.array([offset], np.int32))
+        oracle.check(out, oracle.ragged_noncontracting(lhs, rhs, sizes, offset))
+
+
+def test_batches(rng):
+    batch = 3
+    lhs = random(rng, (batch, 600, K), BF16)
+    rhs = random(rng, (batch, 4, K, 520), BF16)
+    for _ in range(5):
+        sizes = np.stack([sizes_of.any_kind(rng, 600, 4) for _ in range(batch)])
+        out = jax.jit(jax.vmap(product))(lhs, rhs, sizes)
+        oracle.check(out, oracle.ragged_noncontracting(lhs, rhs, sizes))
+
+
+def test_neighbours_do_not_leak(rng):
+    """NaN in the tail and in one group stays there, in sums that are handed over too."""
+    lhs, rhs = operands(rng)
+    sizes = np.array([300, 200, 1, 500, 0, 300], np.int32)
+    clean = np.asarray(jitted(lhs, rhs, sizes))
+    poisoned = lhs.copy()
+    poisoned[sizes.sum() :] = np.nan
+    np.testing.assert_array_equal(jitted(poisoned, rhs, sizes), clean)
+    poisoned[300:500] = np.inf
+    out = np.asarray(jitted(poisoned, rhs, sizes))
+    assert not np.isfinite(out[300:500].astype(np.float32)).any()
+    np.testing.assert_array_equal(
+        np.delete(out, np.s_[300:500], 0), np.delete(clean, np.s_[300:500], 0)
+    )
+
+
+def test_same_inputs_give_the_same_bits(extension, rng):
+    lhs, rhs = (jnp.asarray(x) for x in operands(rng))
+    for sizes in cut_sizes(extension, rng, 4):
+        first = np.asarray(jitted(lhs, rhs, sizes)).tobytes()
+        for result in [jitted(lhs, rhs, sizes) for _ in range(50)]:
+            assert np.asarray(result).tobytes() == first
+
+
+class TestWorkspace:
+    """Whatever memory holds when a launch begins, sums of the launch before included."""
+
+    def memory(self, rng, kind: str) -> np.ndarray:
+        memory = np.full(WORKSPACE, 255, np.uint8)  # NaN to whoever reads sums
+        hints = memory[SUM_BYTES:].view(np.uint32)
+        hints[:] = {
+            "ones": 2**32 - 1,
+            "zeros": 0,
+            "random": rng.integers(0, 2**32, hints.size, dtype=np.uint32),
+            "every entry of the table": rng.integers(0, 2**16, hints.size, dtype=np.uint32),
+        }[kind]
+        return memory
+
+    @pytest.mark.parametrize("kind", ["ones", "zeros", "random", "every entry of the table"])
+    def test_poisoned(self, kind, extension, rng):
+        lhs, rhs = operands(rng)
+        for sizes in cut_sizes(extension, rng, 5):
+            memory = jnp.asarray(self.memory(rng, kind))
+            address = memory.unsafe_buffer_pointer()
+            out, workspace = with_workspace(lhs, rhs, sizes, np.zeros(1, np.int32), memory)
+            assert workspace.unsafe_buffer_pointer() == address
+            oracle.check(out, oracle.ragged_noncontracting(lhs, rhs, sizes))
+
+    def test_of_the_launch_before(self, extension, rng):
+        """Complete sums and hints that were right, at the same address, but of other operands."""
+        memory = jnp.asarray(self.memory(rng, "ones"))
+        lists = cut_sizes(extension, rng, 3)
+        offset, results = np.zeros(1, np.int32), []
+        inputs = [operands(rng) for _ in range(3)]
+        on_device = [tuple(map(jnp.asarray, pair)) for pair in inputs]
+        order = [(i, j) for _ in range(10) for i in range(3) for j in range(3)]
+        address = memory.unsafe_buffer_pointer()
+        for i, j in order:
+            out, memory = with_workspace(*on_device[i], lists[j], offset, memory)
+            assert memory.unsafe_buffer_pointer() == address
+            results.append(out)
+        exact = {(i, j): oracle.ragged_noncontracting(*inputs[i], lists[j]) for i, j in order[:9]}
+        for key, out in zip(order, results, strict=True):
+            oracle.check(out, exact[key])
+
+    def test_a_small_one_makes_a_small_grid(self, extension, rng):
+        """The kernel runs on as many clusters as there is room for."""
+        lhs, rhs = operands(rng)
+        sizes = sizes_of.multinomial(rng, M, G)
+        exact = oracle.ragged_noncontracting(lhs, rhs, sizes)
+        for clusters in (1, 2, 7, 40):
+            blocks = clusters * TILE.cluster
+            size = stream_k.workspace_bytes(TILE.tile_m, TILE.tile_n, blocks)
+            out, _ = with_workspace(
+                lhs, rhs, sizes, np.zeros(1, np.int32), jnp.full(size, 255, jnp.uint8)
+            )
+            oracle.check(out, exact)
+
+    def test_too_small_for_a_cluster(self, rng):
+        lhs, rhs = operands(rng)
+        with pytest.raises(Exception, match="partial sums of one cluster take"):
+            out, _ = with_workspace(
+                lhs, rhs, np.full(G, 9, np.int32), np.zeros(1, np.int32), jnp.zeros(16, jnp.uint8)
+            )
+            out.block_until_ready()
+
+
+class TestCommandBuffers:
+    """Replays of a CUDA graph launch with the same parameters and workspace every time."""
+
+    @staticmethod
+    def chain(lhs, rhs, table, index):
+        sizes = jax.lax.dynamic_index_in_dim(table, index, keepdims=False)
+        return [
+            product(lhs * jnp.asarray(scale, lhs.dtype), rhs, sizes)
+            for scale in (1.0, 2.0, 0.5, 4.0)
+        ]
+
+    @pytest.mark.parametrize("options", [{}, {"xla_gpu_graph_min_graph_size": 1}])
+    def test_replays(self, options, extension, rng, tmp_path):
+        lhs, rhs = operands(rng)
+        table = np.stack(cut_sizes(extension, rng, 6))
+        options = {**options, "xla_dump_to": str(tmp_path)}
+        program = jax.jit(self.chain).lower(lhs, rhs, table, 0).compile(compiler_options=options)
+        thunks = [path.read_text() for path in tmp_path.glob("*thunk*")]
+        assert any("kCommandBuffer" in text for text in thunks), "XLA recorded nothing"
+        inputs = [jnp.asarray(a) for a in (lhs, rhs, table)]
+        order = [i % len(table) for i in range(40)]
+        results = [program(*inputs, jnp.int32(i)) for i in order]
+        exact = [
+            [oracle.ragged_noncontracting(scale * lhs, rhs, sizes) for scale in (1, 2, 0.5, 4)]
+            for sizes in table
+        ]
+        for i, result in zip(order, results, strict=True):
+            oracle.check_all(result, exact[i])
+
+
+class TestConcurrency:
+    """Launches that run at the same time share the table of announcements, but no workspace."""
+
+    @pytest.mark.parametrize("m", [200, M])
+    def test_branches_of_a_graph(self, m, rng):
+        """Small products run side by side; large ones overlap where they begin and end."""
+        branches = 6
+        lhs = random(rng, (m, K), BF16)
+        rhs = [random(rng, (G, K, N), BF16) for _ in range(branches)]
+        tables = np.array(
+            [[sizes_of.any_kind(rng, m, G) for _ in range(branches)] for _ in range(5)]
+        )
+
+        def independent(lhs, rhs, tables):
+            return [product(lhs, x, sizes) for x, sizes in zip(rhs, tables, strict=True)]
+
+        options = {
+            "xla_gpu_graph_min_graph_size": 1,
+            "xla_gpu_command_buffer_scheduling_mode": "CONCURRENT",
+        }
+        inputs = jnp.asarray(lhs), [jnp.asarray(x) for x in rhs]
+        sizes = [[jnp.asarray(x) for x in table] for table in tables]
+        program = jax.jit(independent).lower(*inputs, sizes[0]).compile(compiler_options=options)
+        order = [i % len(tables) for i in range(30)]
+        results = [program(*inputs, sizes[i]) for i in order]
+        exact = [
+            [oracle.ragged_noncontracting(lhs, rhs[i], table[i]) for i in range(branches)]
+            for table in tables
+        ]
+        for i, result in zip(order, results, strict=True):
+            oracle.check_all(result, exact[i])

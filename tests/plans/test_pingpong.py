@@ -1,0 +1,73 @@
+"""Which weight gradients are computed by consumers that take turns."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax.numpy as jnp
+import pytest
+
+from jax_grouped_gemm._src import tile_config
+from jax_grouped_gemm._src.ragged import pingpong
+from tests.support.plans import contracting_plan
+
+BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
+(TILE,) = tile_config.PINGPONG_TILE_CONFIGS
+
+
+planned = partial(contracting_plan, m=65536, k=2048, n=1536, groups=128, out_dtype=F32)
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16])
+@pytest.mark.parametrize("rows", [pingpong.LEAST_ROWS, 1024, pingpong.MOST_ROWS])
+def test_is_taken_for_float32_results(rows, dtype):
+    found = planned(m=8 * rows, groups=8, dtype=dtype)
+    assert found.tile == TILE and found.chosen_by == "default"
+    assert "128x192" in str(found)
+
+
+def test_is_taken_for_results_that_xla_converts():
+    """The kernel writes float32 where operands and result have different types of 16 bits."""
+    assert planned(out_dtype=F16).tile == planned(out_dtype=F16, tile=TILE).tile == TILE
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(out_dtype=BF16),
+        dict(dtype=F16, out_dtype=F16),
+        dict(transpose_lhs=True),
+        dict(transpose_rhs=True),
+        dict(dtype=F32),
+        dict(m=128 * pingpong.LEAST_ROWS - 1),
+        dict(m=128 * pingpong.MOST_ROWS + 1),
+    ],
+)
+def test_is_not_taken(options):
+    assert planned(**options).tile == tile_config.DEFAULT_TILE
+
+
+@pytest.mark.parametrize("rows", [1, 128, 512, 8192])
+def test_can_be_asked_for_and_measured_for_any_rows(rows):
+    found = planned(m=4 * rows, groups=4, tile=TILE)
+    assert found.tile == TILE and found.chosen_by == "override"
+    assert found.candidates == (tile_config.DEFAULT_TILE, TILE)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [dict(out_dtype=BF16), dict(transpose_lhs=True), dict(transpose_rhs=True), dict(dtype=F32)],
+)
+def test_is_not_compiled_for_others(options):
+    with pytest.raises(ValueError, match="not compiled"):
+        planned(tile=TILE, **options)
+    assert TILE not in planned(**options).candidates
+
+
+@pytest.mark.parametrize("m", [4095, 4096, 65536])
+def test_has_the_workspace_and_the_grid_of_tiles_that_are_cut(m):
+    """Unequal groups run the same pieces, whichever tile whole ones have."""
+    turns, halves = (planned(m=m, groups=8, tile=tile) for tile in (TILE, tile_config.DEFAULT_TILE))
+    assert turns.workspace_bytes == halves.workspace_bytes
+    if m >= 4096:
+        assert turns.grid == halves.grid == tile_config.NUM_SMS

@@ -1,0 +1,108 @@
+"""The schedules of FP8 products, run on the CPU by the code that runs on the device."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from jax_grouped_gemm._src.fp8 import plan as plan_fp8
+from tests.support import group_sizes as sizes_of
+from tests.support.oracle import group_rows
+
+FIELDS = "unit rank owner batch group begin extent head m n k_tiles share".split()
+TILE = dict(tile_m=128, tile_n=256, cluster=2)
+BLOCK = 128
+
+
+def blocks(size):
+    return -(-size // BLOCK)
+
+
+def padded_starts(sizes: np.ndarray, offset: int, local_groups: int, m: int) -> np.ndarray:
+    """Where the rows of each local group start in the padded operands."""
+    rows = np.array(group_rows(sizes, 0, len(sizes), m))
+    starts = BLOCK * np.cumsum([0, *blocks(rows[:, 1] - rows[:, 0])])
+    index = np.clip(np.arange(local_groups) + offset, 0, len(sizes))
+    return starts[index]
+
+
+@pytest.mark.parametrize("tile", plan_fp8.NONCONTRACTING_TILES, ids=str)
+def test_rows_that_stay(tile, extension, rng):
+    """Each row is in one tile of each column of tiles, with the steps of its group or with none."""
+    for _ in range(3000):
+        m = int(rng.choice([1, 63, 64, 65, 128, 129, 700, 2500]))
+        groups = int(rng.choice([1, 2, 8, 31, 32, 33, 64, 65, 100]))
+        local = int(rng.integers(1, groups + 1))
+        batches = int(rng.integers(1, 4))
+        k, n = int(rng.choice([1, 128, 129, 1000])), int(rng.choice([8, 128, 136, 256, 264, 1304]))
+        sizes = np.array([sizes_of.any_kind(rng, m, groups) for _ in range(batches)], np.int32)
+        offsets = rng.integers(-local, groups + 1, batches).astype(np.int32)
+        extents = dict(batches=batches, local_groups=local, m=m, k=k, n=n)
+        clusters = int(rng.choice([1, 2, 5]))
+        tiles = np.rec.fromarrays(
+            extension.scaled_ragged_noncontracting_tiles(
+                sizes, offsets, clusters=clusters, **extents, **tile.sizes()
+            ).T,
+            names=FIELDS,
+        )
+        np.testing.assert_array_equal(tiles.owner, tiles.unit % clusters)
+        tiles = tiles[tiles.n < n]
+        covered = np.zeros((batches, -(-n // tile.tile_n), m), int)
+        owner = np.full((batches, m), -1)
+        for one in tiles:
+            rows = slice(one.begin + one.m, one.begin + min(one.m + tile.tile_m, one.extent))
+            covered[one.batch, one.n // tile.tile_n, rows] += 1
+            if one.k_tiles:
+                assert one.k_tiles == blocks(k)
+                owner[one.batch, rows] = one.group
+        assert (covered == 1).all()
+        for batch in range(batches):
+            want = np.full(m, -1)
+            windows = group_rows(sizes[batch], offsets[batch], local, m)
+            for group, (start, end) in enumerate(windows):
+                want[start:end] = group
+            np.testing.assert_array_equal(owner[batch], want)
+
+
+def test_rows_that_are_contracted(extension, rng):
+    """Operands hold each group from a multiple of 128 on."""
+    for _ in range(3000):
+        m = int(rng.choice([1, 127, 128, 129, 700, 2500]))
+        groups = int(rng.choice([1, 2, 8, 31, 32, 33, 64, 65, 100]))
+        local = int(rng.integers(1, groups + 1))
+        batches = int(rng.integers(1, 4))
+        k, n = int(rng.choice([1, 128, 129, 1000])), int(rng.choice([8, 256, 264, 1304]))
+        sizes = np.array([sizes_of.any_kind(rng, m, groups) for _ in range(batches)], np.int32)
+        offsets = rng.integers(-local, groups + 1, batches).astype(np.int32)
+        tiles = np.rec.fromarrays(
+            extension.scaled_ragged_contracting_tiles(
+                sizes,
+                offsets,
+                batches=batches,
+                local_groups=local,
+                m=m,
+                k=k,
+                n=n,
+                clusters=2,
+                **TILE,
+            ).T,
+            names=FIELDS,
+        )
+        tiles = tiles[tiles.n < n]
+        at = tiles.batch, tiles.group, tiles.m // TILE["tile_m"], tiles.n // TILE["tile_n"]
+        covered = np.zeros((batches, local, blocks(k), -(-n // TILE["tile_n"])), int)
+        np.add.at(covered, at, 1)
+        assert (covered == 1).all()
+
+        windows = np.array(
+            [group_rows(s, o, local, m) for s, o in zip(sizes, offsets, strict=True)]
+        )
+        extents = windows[..., 1] - windows[..., 0]
+        starts = np.array(
+            [padded_starts(s, o, local, m) for s, o in zip(sizes, offsets, strict=True)]
+        )
+        here = tiles.batch, tiles.group
+        np.testing.assert_array_equal(tiles.extent, extents[here])
+        np.testing.assert_array_equal(tiles.k_tiles, blocks(extents[here]))
+        own = tiles.extent > 0
+        np.testing.assert_array_equal(tiles.begin[own], starts[here][own])

@@ -1,0 +1,208 @@
+"""The schedules of lists of products, run on the CPU by the code that runs on the device.
+
+However the units of work are dealt out, and to however many clusters: every tile of every result is
+computed exactly once, and nothing else is but the padding that the schedule documents.
+"""
+
+import numpy as np
+import pytest
+
+from jax_grouped_gemm._src.lists.grouped_gemm import (
+    plan as grouped_gemm_plan,
+)
+from jax_grouped_gemm._src.lists.grouped_gemm import (
+    schedule as list_schedule,
+)
+from jax_grouped_gemm._src.lists.grouped_gemm.schedule import Shape
+from jax_grouped_gemm._src.tile_config import TileConfig
+from tests.support.products import FOUR_PROBLEMS
+
+FIELDS = "unit rank owner batch group begin extent head m n k_tiles share".split()
+NOTHING, LHS, RHS = range(3)
+TILE_K = 64
+ON_DEVICE = np.zeros((0, 0, 2), np.int32)
+
+TILES = pytest.mark.parametrize("tile", grouped_gemm_plan.TILES, ids=lambda t: str(t.tile_n))
+# Made for the 132 multiprocessors of an H200, walked by fewer or more, too.
+CLUSTERS = pytest.mark.parametrize("clusters", [None, 1, 7, 57, 200])
+
+
+def random_shapes(rng, count, low=8, high=1024, stacks=False) -> list[Shape]:
+    sides = rng.integers(low, high + 1, (count, 3))
+    g = rng.integers(1, 4, count) if stacks else np.ones(count, int)
+    return [Shape(int(g), *map(int, row)) for g, row in zip(g, sides, strict=True)]
+
+
+def table(shapes) -> np.ndarray:
+    return np.array([[s.g, s.m, s.n, -(-s.k // TILE_K)] for s in shapes], np.int32)
+
+
+def most_clusters(tile: TileConfig) -> int:
+    return 132 // tile.cluster
+
+
+def schedules(shapes, tile):
+    """How units are dealt out: by the device, and beforehand in both orders."""
+    units = list_schedule.list_units(shapes, tile)
+    yield "device", ON_DEVICE
+    for name, schedule in (
+        ("in turn", list_schedule.in_turn(len(units.cost), most_clusters(tile), serpentine=False)),
+        ("longest first", list_schedule.longest_first(units.cost, most_clusters(tile))),
+    ):
+        pairs = np.stack([units.problem[schedule], units.number[schedule]], axis=-1)
+        yield name, np.where(schedule[..., None] < 0, -1, pairs).astype(np.int32)
+
+
+@pytest.fixture(scope="module")
+def tiles_of(extension):
+    """The tiles of a list under one schedule, a record array with FIELDS."""
+
+    def run(shapes, schedule, clusters, tile) -> np.recarray:
+        tiles = extension.grouped_gemm_tiles(
+            table(shapes), schedule, clusters, tile.tile_m, tile.tile_n, tile.cluster
+        )
+        return np.rec.fromarrays(tiles.T, names=FIELDS)
+
+    return run
+
+
+def check(tiles, shapes, tile):
+    if tile.cluster == 2:
+        check_sharing(tiles[0::2], tiles[1::2])
+    else:
+        assert (tiles.share == NOTHING).all()
+    sides = table(shapes)
+    # Padding of a schedule has no rows, that of a raster no columns.
+    real = tiles[tiles.extent > 0]
+    real = real[real.n < sides[real.group, 2]]
+    np.testing.assert_array_equal(real.extent, sides[real.group, 1])
+    np.testing.assert_array_equal(real.k_tiles, sides[real.group, 3])
+    assert (real.m % tile.tile_m == 0).all() and (real.n % tile.tile_n == 0).all()
+
+    rows, columns = -(-sides[:, 1] // tile.tile_m), -(-sides[:, 2] // tile.tile_n)
+    count = sides[:, 0] * rows * columns
+    first = np.concatenate([[0], np.cumsum(count)])
+    row, column = real.m // tile.tile_m, real.n // tile.tile_n
+    assert (row < rows[real.group]).all() and (real.batch < sides[real.group, 0]).all()
+    number = (real.batch * rows[real.group] + row) * columns[real.group] + column
+    computed = np.bincount(first[real.group] + number, minlength=first[-1])
+    np.testing.assert_array_equal(computed, 1)
+
+
+def check_sharing(first, second):
+    """Two CTAs that share an operand tile have the same one, with the same steps."""
+    for field in ("unit", "group", "batch", "k_tiles", "share"):
+        np.testing.assert_array_equal(first[field], second[field])
+    by_rhs, by_lhs = first.share == RHS, first.share == LHS
+    np.testing.assert_array_equal(first.n[by_rhs], second.n[by_rhs])
+    np.testing.assert_array_equal(first.m[by_lhs], second.m[by_lhs])
+
+
+@TILES
+@CLUSTERS
+def test_random_lists(tiles_of, tile, clusters, rng):
+    for count in (1, 24, 31, 32, 33, 64, 79, 300):
+        shapes = random_shapes(rng, count, stacks=True)
+        # Empty results have no tiles, wherever in the list they are.
+        empty = rng.permutation(count)[: count // 8]
+        for i in empty:
+            shapes[i] = shapes[i]._replace(**{rng.choice(["g", "m", "n"]): 0})
+        for _, schedule in schedules(shapes, tile):
+            check(tiles_of(shapes, schedule, clusters or most_clusters(tile), tile), shapes, tile)
+
+
+@TILES
+def test_every_small_grid(tiles_of, tile):
+    """Of up to nine by nine tiles, with edges on and off the tile."""
+    for rows in range(1, 10):
+        shapes = [
+            Shape(2, rows * tile.tile_m - cut, columns * tile.tile_n - cut, 8)
+            for columns in range(1, 10)
+            for cut in (0, 1, tile.tile_m - 1)
+        ]
+        for _, schedule in schedules(shapes, tile):
+            check(tiles_of(shapes, schedule, most_clusters(tile), tile), shapes, tile)
+
+
+@TILES
+def test_large_results(tiles_of, tile):
+    shapes = [Shape(1, 20_000, 9_000, 128), Shape(1, 24, 60_000, 64), Shape(1, 60_000, 24, 8)]
+    for _, schedule in schedules(shapes, tile):
+        check(tiles_of(shapes, schedule, most_clusters(tile), tile), shapes, tile)
+
+
+@TILES
+def test_python_numbers_the_units_as_the_kernel_does(tiles_of, tile, rng):
+    """What Python believes to be the tiles of a unit, on which their costs rest."""
+    for shape in random_shapes(rng, 50, 1, 6000):
+        rows, columns = list_schedule.raster(
+            -(-shape.m // tile.tile_m), -(-shape.n // tile.tile_n), tile.cluster
+        )
+        tiles = tiles_of([shape], ON_DEVICE, 1, tile)
+        order = np.argsort(tiles.unit, kind="stable")
+        np.testing.assert_array_equal(tiles.m[order], rows.ravel() * tile.tile_m)
+        np.testing.assert_array_equal(tiles.n[order], columns.ravel() * tile.tile_n)
+
+
+@TILES
+def test_the_device_takes_turns_back_and_forth(tiles_of, tile, rng):
+    """As Python's simulation of it does."""
+    shapes = random_shapes(rng, 40)
+    units = list_schedule.list_units(shapes, tile)
+    clusters = most_clusters(tile)
+    schedule = list_schedule.in_turn(len(units.cost), clusters, serpentine=True)
+    pairs = np.stack([units.problem[schedule], units.number[schedule]], axis=-1)
+    same = np.where(schedule[..., None] < 0, -1, pairs).astype(np.int32)
+    found = tiles_of(shapes, ON_DEVICE, clusters, tile)
+    given = tiles_of(shapes, same, clusters, tile)
+    given = given[given.extent > 0]
+    for field in ("group", "batch", "m", "n", "k_tiles", "share"):
+        np.testing.assert_array_equal(found[field], given[field])
+
+
+class TestBalance:
+    """In the simulation, which knows what every tile costs."""
+
+    @staticmethod
+    def longest(shapes, tile=grouped_gemm_plan.TILES[0]):
+        """Steps of the longest cluster by the way of dealing out units, and the mean."""
+        cost = list_schedule.list_units(shapes, tile).cost
+        clusters = most_clusters(tile)
+        ways = {
+            "in turn": list_schedule.in_turn(len(cost), clusters, serpentine=False),
+            "serpentine": list_schedule.in_turn(len(cost), clusters, serpentine=True),
+            "longest first": list_schedule.longest_first(cost, clusters),
+        }
+        steps = {name: list_schedule.busy_steps(way, cost).max() for name, way in ways.items()}
+        return steps, cost.sum() / clusters, cost.max()
+
+    def test_longest_first_keeps_its_guarantee(self, rng):
+        """No cluster works longer than the mean and one more unit (Graham, 1966)."""
+        for count in (1, 24, 79, 300):
+            steps, mean, longest_unit = self.longest(random_shapes(rng, count))
+            assert longest_unit <= steps["longest first"] <= mean + longest_unit
+
+    def test_longest_first_is_better_than_turns(self, rng):
+        """On average over lists, each sorted by falling k."""
+        ratios = {"in turn": [], "serpentine": []}
+        for _ in range(20):
+            shapes = sorted(random_shapes(rng, 79, 24), key=lambda s: -s.k)
+            steps, _, _ = self.longest(shapes)
+            for name, found in ratios.items():
+                found.append(steps[name] / steps["longest first"])
+        assert np.mean(ratios["in turn"]) > np.mean(ratios["serpentine"]) > 1.02
+
+    def test_sorting_evens_out_the_example_of_cutlass(self):
+        """Deep and shallow problems in turn: unsorted, some clusters get nothing but deep tiles."""
+        shapes = [Shape(1, m, n, k) for m, k, n in FOUR_PROBLEMS]
+        tile = grouped_gemm_plan.TILES[1]
+        unsorted, _, _ = self.longest(shapes, tile)
+        by_k, _, _ = self.longest(sorted(shapes, key=lambda s: -s.k), tile)
+        assert by_k["in turn"] < 0.7 * unsorted["in turn"]
+        assert unsorted["longest first"] == by_k["longest first"]
+
+
+def test_the_compiled_limits_are_those_of_the_plan(extension):
+    assert extension.MAX_LISTED_PROBLEMS == grouped_gemm_plan.MAX_PROBLEMS
+    compiled = [c for c in extension.kernel_configs() if c.pop("op") == "grouped_gemm"]
+    assert [TileConfig(**config) for config in compiled] == list(grouped_gemm_plan.TILES)

@@ -1,0 +1,377 @@
+"""Cutting the tiles of weight gradients of unequal groups: the schedule that the kernels run, here
+on the CPU, and plans."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from functools import partial
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_grouped_gemm._src import plan, tile_config
+from jax_grouped_gemm._src.ragged import skew, stream_k
+from tests.schedules.test_ragged import LHS, RHS, TILE_CHANGE, TILE_K, Problem, random_problem
+from tests.support import group_sizes as sizes_of
+from tests.support.plans import contracting_plan
+
+HANDS_OVER = -1
+CLUSTERS = tile_config.NUM_SMS // tile_config.DEFAULT_TILE.cluster
+KERNEL_TILE = tile_config.DEFAULT_TILE.sizes()
+END = 2**31 - 1  # of a chain
+LEAST_PIECE = 8
+PIECE_FIELDS = (
+    "owner rank batch group begin extent head m n k_tiles share first_step partials slot".split()
+)
+
+
+def ranges_of(extension, chains: int, length: int, clusters: int) -> np.recarray:
+    rows = extension.chain_ranges(chains, length, clusters)
+    return np.rec.fromarrays(rows.T, names="cluster chain begin end part".split())
+
+
+def check_chains(ranges: np.recarray, chains: int, length: int, clusters: int) -> None:
+    """Every step of every chain once, its parts in order, later ones earlier in the grid."""
+    assert len(ranges) == 0 or ranges.chain.max() < chains
+    by_chain = np.sort(ranges, order=["chain", "begin"]).view(np.recarray)
+    assert sorted(set(by_chain.chain)) == list(range(chains))
+    firsts = np.r_[True, np.diff(by_chain.chain) > 0]
+    lasts = np.r_[firsts[1:], True]
+    assert (by_chain.begin[firsts] == 0).all() and (by_chain.end[lasts] == END).all()
+    np.testing.assert_array_equal(by_chain.begin[~firsts], by_chain.end[~lasts])
+    assert (by_chain.end > by_chain.begin).all() and (by_chain.begin < max(length, 1)).all()
+    # All parts have a place for their sum, in the order of the chain.
+    starts = np.maximum.accumulate(np.where(firsts, np.arange(len(firsts)), 0))
+    np.testing.assert_array_equal(by_chain.part, np.arange(len(firsts)) - starts)
+    later = by_chain.cluster[~firsts]
+    assert (later < by_chain.cluster[~lasts]).all()
+    for _, own in itertools.groupby(ranges, key=lambda r: r.cluster):
+        own = list(own)
+        # What a cluster may have to wait for comes last.
+        assert all(r.end == END for r in own[:-1])
+        assert all(a.chain < b.chain for a, b in itertools.pairwise(own))
+
+
+def longest(ranges: np.recarray, length: int, clusters: int) -> int:
+    steps = np.minimum(ranges.end, length) - ranges.begin
+    return int(np.bincount(ranges.cluster, steps, minlength=clusters).max(initial=0))
+
+
+@pytest.mark.parametrize("clusters", [1, 2, 3, 4, 5, 7, 8, 11, 57, CLUSTERS, 72, 144])
+@pytest.mark.parametrize("length", [0, 1, 31, 64, 65, 100, 333, 514, 1026, 4099])
+def test_every_number_of_chains(clusters, length, extension):
+    for chains in range(1, 2 * clusters + 3):
+        ranges = ranges_of(extension, chains, length, clusters)
+        check_chains(ranges, chains, length, clusters)
+        assert longest(ranges, length, clusters) <= -(-chains // clusters) * length
+
+
+@pytest.mark.parametrize("length", [514, 1026])
+def test_shares_are_nearly_equal(length, extension):
+    """Where few chains are left over, or many, what is lost is little of all that there is."""
+    for chains in range(4, 8 * CLUSTERS):
+        ranges = ranges_of(extension, chains, length, CLUSTERS)
+        loss = longest(ranges, length, CLUSTERS) - chains * length / CLUSTERS
+        assert loss <= max(0.12 * length, 10)
+
+
+def test_longest_chains(extension):
+    """Nothing overflows."""
+    length = 2**24 - 1
+    for clusters in (57, CLUSTERS, 144):
+        for chains in range(1, clusters):
+            check_chains(ranges_of(extension, chains, length, clusters), chains, length, clusters)
+
+
+def pieces_of(extension, problem: Problem, length: int) -> np.recarray:
+    rows = extension.ragged_contracting_pieces(
+        np.ascontiguousarray(np.atleast_2d(problem.group_sizes), np.int32),
+        np.ascontiguousarray(np.atleast_1d(problem.group_offset), np.int32),
+        batches=problem.batches,
+        local_groups=problem.local_groups,
+        m=problem.m,
+        k=problem.k,
+        n=problem.n,
+        tile_m=problem.tile_m,
+        tile_n=problem.tile_n,
+        cluster=problem.cluster,
+        clusters=problem.clusters,
+        length=length,
+    )
+    return np.rec.fromarrays(rows.T, names=PIECE_FIELDS)
+
+
+def chain_length(problem: Problem) -> int:
+    """Steps of all groups, and the changes of tiles."""
+    start, end = np.moveaxis(problem.windows(), -1, 0)
+    return int((-(-(end - start) // TILE_K) + TILE_CHANGE)[end > start].sum())
+
+
+def check_pieces(problem: Problem, pieces: np.recarray, most_sums: int) -> int:
+    """Every step of every tile once; sums arrive in their places, in order, without a deadlock.
+
+    Returns how many sums are handed over.
+    """
+    first, second = pieces[0::2], pieces[1::2]
+    assert (first["rank"] == 0).all() and (second["rank"] == 1).all()
+    same = "owner batch group begin extent head k_tiles share partials slot".split()
+    for field in same:
+        np.testing.assert_array_equal(first[field], second[field])
+    np.testing.assert_array_equal(
+        second.m - first.m, np.where(first.share == RHS, problem.tile_m, 0)
+    )
+    np.testing.assert_array_equal(
+        second.n - first.n, np.where(first.share == LHS, problem.tile_n, 0)
+    )
+    assert (pieces["head"] == 0).all() and (pieces.first_step == 0).all()
+    assert (pieces.k_tiles > 0).all()
+    np.testing.assert_array_equal(pieces.k_tiles, -(-pieces.extent // TILE_K))
+
+    windows = problem.windows()
+    start, end = np.moveaxis(windows[first.batch, first.group], -1, 0)
+    begins = first.begin == start
+    ends = first.begin + first.extent == end
+    gives = first.partials == HANDS_OVER
+    np.testing.assert_array_equal(gives, ~begins)
+    assert ((first.begin - start) % TILE_K == 0).all()
+    assert (first.k_tiles[~(begins & ends)] >= LEAST_PIECE).all()
+    assert (first.partials[begins & ends] == 0).all()
+
+    # Every element of every result that has rows is stored once.
+    covered = np.zeros(
+        (
+            problem.batches,
+            problem.local_groups,
+            -(-problem.k // problem.tile_m),
+            -(-problem.n // problem.tile_n),
+        ),
+        int,
+    )
+    stored = pieces[(pieces.partials != HANDS_OVER) & (pieces.n < problem.n)]
+    at = stored.batch, stored.group, stored.m // problem.tile_m, stored.n // problem.tile_n
+    np.add.at(covered, at, 1)
+    has_rows = windows[..., 0] < windows[..., 1]
+    np.testing.assert_array_equal(
+        covered, np.broadcast_to(has_rows[..., None, None], covered.shape).astype(int)
+    )
+
+    # The sums that a cluster adds are those of its tile, one after the other.
+    slots = first.slot[gives]
+    assert len(set(slots)) == len(slots)
+    assert ((0 <= slots) & (slots < most_sums)).all()
+    giver = {piece.slot: piece for piece in first[gives]}
+    for piece, group_end in zip(first, end, strict=True):
+        reached = piece.begin + piece.extent
+        if piece.partials == HANDS_OVER:
+            continue
+        for i in range(piece.partials):
+            other = giver.pop(piece.slot + i)
+            for field in ("batch", "group", "m", "n", "share"):
+                assert other[field] == piece[field]
+            assert other.begin == reached
+            assert other.owner < piece.owner
+            reached += other.extent
+        assert reached == group_end
+    assert not giver
+
+    # A cluster hands everything over before it waits for the first time.
+    for _, own in itertools.groupby(first, key=lambda p: p.owner):
+        roles = [p.partials for p in own if p.partials]
+        assert all(role == HANDS_OVER for role in roles[:-1])
+    return len(slots)
+
+
+def units_of(problem: Problem) -> int:
+    """Units of work of each group: pairs of tiles, along M as far as possible."""
+    pairs, odd = divmod(-(-problem.k // problem.tile_m), 2)
+    columns = -(-problem.n // problem.tile_n)
+    return pairs * columns + odd * -(-columns // 2)
+
+
+def test_random_problems(extension, rng):
+    num_cut = 0
+    for _ in range(1500):
+        problem = random_problem(rng, "ragged_contracting", [KERNEL_TILE])
+        scale = int(rng.choice([1, 20, 100, 100]))
+        problem = replace(
+            problem,
+            m=problem.m * scale,
+            group_sizes=np.clip(problem.group_sizes, -1, problem.m) * scale,
+            align=1,
+            clusters=int(rng.choice([1, 2, 3, 5, 8, 24, CLUSTERS])),
+        )
+        length = chain_length(problem)
+        # The kernel's idea of the length is an estimate.
+        length = int(rng.choice([length, length, length // 2, 2 * length]))
+        try:
+            pieces = pieces_of(extension, problem, length)
+            num_cut += (
+                check_pieces(
+                    problem, pieces, extension.most_chain_sums(units_of(problem), problem.clusters)
+                )
+                > 0
+            )
+        except AssertionError as error:
+            raise AssertionError(f"{problem}, length {length}: {error}") from error
+    assert num_cut > 100
+
+
+@pytest.mark.parametrize("units", [1, 2, 7, 8, 9, 11, 16, 24, 33, 34, 48, 56, 65, 66, 67, 90, 132])
+def test_every_number_of_units(units, extension, rng):
+    m, groups = 65536, 16
+    for sizes in (
+        sizes_of.one_hot(m, groups, 3),
+        sizes_of.zipf(rng, m, groups),
+        sizes_of.multinomial(rng, m, groups),
+        np.array([m // 2, 0, 0, m // 2] + [0] * 12, np.int32),
+        np.array([m - 1000, *[0] * 14, 1000], np.int32),
+    ):
+        problem = Problem(
+            "ragged_contracting",
+            sizes,
+            np.array(0),
+            1,
+            groups,
+            m=m,
+            k=256,
+            n=256 * units,
+            clusters=CLUSTERS,
+            **KERNEL_TILE,
+        )
+        length = chain_length(problem)
+        pieces = pieces_of(extension, problem, length)
+        check_pieces(
+            problem, pieces, extension.most_chain_sums(units_of(problem), problem.clusters)
+        )
+        loads = np.bincount(pieces.owner[::2], pieces.k_tiles[::2], minlength=CLUSTERS)
+        ranges = ranges_of(extension, units, length, CLUSTERS)
+        # No more than the chains say, but for what is left to the other side of a cut.
+        assert loads.max() <= longest(ranges, length, CLUSTERS) + 2 * LEAST_PIECE
+
+
+def worthwhile_length(extension, sizes, units, *, m=None, room=10**6, clusters=CLUSTERS) -> int:
+    sizes = np.asarray(sizes, np.int32)
+    return extension.worthwhile_chain_length(
+        sizes[None],
+        np.zeros(1, np.int32),
+        batches=1,
+        local_groups=len(sizes),
+        m=int(sizes.sum()) if m is None else m,
+        units=units,
+        zeros_cost=4,
+        most_sums=room,
+        clusters=clusters,
+    )
+
+
+class TestDecision:
+    """Whether tiles are cut at all."""
+
+    @pytest.mark.parametrize(
+        "groups, m, units", [(128, 65536, 24), (8, 32768, 224), (8, 8192, 896)]
+    )
+    def test_equal_and_usual_sizes_stay_whole(self, groups, m, units, extension, rng):
+        assert worthwhile_length(extension, sizes_of.uniform(m, groups), units) == 0
+        assert worthwhile_length(extension, sizes_of.multinomial(rng, m, groups), units) == 0
+
+    @pytest.mark.parametrize("units", [1, 24, 48, 56, 67, 224])
+    @pytest.mark.parametrize("groups, m", [(128, 65536), (8, 32768)])
+    def test_one_hot_group(self, units, groups, m, extension, rng):
+        sizes = sizes_of.one_hot(m, groups, rng.integers(groups))
+        assert worthwhile_length(extension, sizes, units) == m // TILE_K + TILE_CHANGE
+
+    def test_two_hot_groups_count_together(self, extension):
+        """One of them would leave few clusters idle in its only wave; both take two."""
+        sizes = np.array([0, 20000, 0, 0, 20000, 0])
+        assert worthwhile_length(extension, sizes, 60) == 0
+        assert worthwhile_length(extension, sizes, 40) == 2 * (-(-20000 // TILE_K) + TILE_CHANGE)
+
+    def test_zeros_are_worth_it(self, extension):
+        """Full waves, nothing to cut, but most groups are empty."""
+        assert worthwhile_length(extension, sizes_of.one_hot(32768, 256, 7), CLUSTERS) > 0
+        assert worthwhile_length(extension, [32768], CLUSTERS) == 0
+
+    def test_one_group_of_few_tiles(self, extension):
+        assert worthwhile_length(extension, [8192], 40) > 0
+
+    def test_few_rows(self, extension):
+        assert worthwhile_length(extension, sizes_of.one_hot(4095, 4, 2), 24) == 0
+        assert worthwhile_length(extension, sizes_of.one_hot(4096, 4, 2), 24) > 0
+
+    def test_no_room(self, extension):
+        sizes = sizes_of.one_hot(65536, 128, 5)
+        room = extension.most_chain_sums(24, CLUSTERS)
+        assert worthwhile_length(extension, sizes, 24, room=room) > 0
+        assert worthwhile_length(extension, sizes, 24, room=0) == 0
+
+    def test_hostile_sizes(self, extension, rng):
+        """Whatever they are there is an answer, and the pieces are right."""
+        for _ in range(200):
+            groups = int(rng.choice([1, 3, 40]))
+            sizes = sizes_of.hostile(rng, 20000, groups)
+            problem = Problem(
+                "ragged_contracting",
+                sizes,
+                np.array(rng.integers(-3, 3)),
+                1,
+                groups,
+                m=20000,
+                k=700,
+                n=1300,
+                clusters=CLUSTERS,
+                **KERNEL_TILE,
+            )
+            units = units_of(problem)
+            length = worthwhile_length(extension, sizes, units, m=20000)
+            pieces = pieces_of(extension, problem, length)
+            check_pieces(problem, pieces, extension.most_chain_sums(units, CLUSTERS))
+
+
+class TestPlan:
+    plan = staticmethod(partial(contracting_plan, m=65536, k=768, n=2048, groups=128))
+
+    @pytest.mark.parametrize("k, n", [(768, 2048), (2048, 1536), (300, 700), (128, 256)])
+    @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+    def test_room_for_all_sums(self, k, n, dtype, extension):
+        found = self.plan(k=k, n=n, dtype=dtype)
+        problem = Problem(
+            "", np.zeros(1), np.zeros(1), 1, 1, m=1, k=k, n=n, clusters=1, **KERNEL_TILE
+        )
+        sums = extension.most_chain_sums(units_of(problem), CLUSTERS)
+        blocks = sums * found.tile.cluster
+        assert found.workspace_bytes == stream_k.workspace_bytes(128, 256, blocks) > 10**6
+        assert str(found.workspace_bytes) in str(found)
+
+    def test_all_processors_whatever_the_tiles(self):
+        assert self.plan(k=128, n=256, groups=1).grid == tile_config.NUM_SMS
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            dict(m=64 * 64 - 1),
+            dict(groups=1025),
+            dict(dtype=jnp.float32),
+            dict(transpose_lhs=True),
+            dict(transpose_rhs=True),
+            dict(k=66 * 256, n=256),  # nothing left over
+        ],
+    )
+    def test_no_room_where_nothing_is_cut(self, options):
+        found, usual = self.plan(**options), self.plan()
+        assert found.workspace_bytes != usual.workspace_bytes
+        if options.get("dtype") is None:
+            assert found.workspace_bytes == plan.WORKSPACE_BYTES
+
+    @pytest.mark.parametrize("rows", [4095, 4096, 10**6])
+    @pytest.mark.parametrize("units", [1, 40, 2**16 - 1, 2**16])
+    @pytest.mark.parametrize("groups", [2, 1024, 1025])
+    def test_the_kernel_agrees_where_sizes_matter(self, rows, units, groups, extension):
+        """The plan has room if sizes can be such that the kernel cuts."""
+        sizes = sizes_of.one_hot(rows, groups, 1)
+        cut = worthwhile_length(extension, sizes, units) > 0
+        possible = skew.is_possible(rows=rows, units=units, groups=groups)
+        assert possible or not cut
+        if rows == 10**6 and units == 40:
+            assert cut == possible

@@ -1,0 +1,416 @@
+"""Cutting the last wave along K: the schedule that the kernels run, here on the CPU, and plans."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_grouped_gemm as jgg
+from jax_grouped_gemm._src import plan, tile_config
+from jax_grouped_gemm._src.fp8 import plan as plan_fp8
+from jax_grouped_gemm._src.ragged import primitive as ragged
+from jax_grouped_gemm._src.ragged import reference, stream_k
+from tests.schedules.test_ragged import (
+    FIELDS,
+    TILE_K,
+    Problem,
+    check_noncontracting,
+    random_problem,
+)
+from tests.support.aot import ALIGNMENT, FREE, Target
+from tests.support.ops import CONTRACTING, NONCONTRACTING
+
+HANDS_OVER = -1
+(TILE,) = tile_config.STREAM_K_TILE_CONFIGS
+CLUSTERS = tile_config.NUM_SMS // TILE.cluster
+
+
+def records(rows: np.ndarray, names: str) -> np.recarray:
+    return np.rec.fromarrays(rows.T, names=names.split())
+
+
+def check_assignment(pieces: np.recarray, units: int, steps: int, clusters: int) -> None:
+    """Every step once, and sums that reach the one cluster that waits for them."""
+    assert (pieces.steps > 0).all() and (pieces.first >= 0).all()
+    edges = np.zeros((units, steps + 1), int)
+    np.add.at(edges, (pieces.unit, pieces.first), 1)
+    np.add.at(edges, (pieces.unit, pieces.first + pieces.steps), -1)
+    assert (np.cumsum(edges, axis=1)[:, :-1] == 1).all()
+
+    gives = pieces.partials == HANDS_OVER
+    assert (gives == (pieces.first > 0)).all()
+    assert np.bincount(pieces.cluster[gives], minlength=clusters).max(initial=0) <= 1
+    handed_over = {}
+    for cluster, own in itertools.groupby(pieces, key=lambda piece: piece.cluster):
+        own = list(own)
+        assert all(a.unit < b.unit for a, b in itertools.pairwise(own))
+        # Nothing is waited for by a cluster that others wait for.
+        roles = [np.sign(piece.partials) for piece in own if piece.partials]
+        assert roles in ([], [-1], [1], [-1, 1])
+        for piece in own:
+            end = piece.first + piece.steps
+            for distance in range(1, piece.partials + 1):
+                # Only clusters before this one, so what it waits for is already in the table.
+                unit, first, count = handed_over.pop(cluster - distance)
+                assert (unit, first) == (piece.unit, end)
+                end += count
+            if piece.partials == HANDS_OVER:
+                handed_over[cluster] = piece.unit, piece.first, piece.steps
+            else:
+                assert end == steps
+    assert not handed_over
+
+
+def check_balance(pieces: np.recarray, units: int, steps: int, clusters: int) -> None:
+    """No cluster has more to do than it would have with whole units, or than plans predict."""
+    longest = np.bincount(pieces.cluster, pieces.steps).max(initial=0)
+    whole = -(-units // clusters) * steps
+    cut = (pieces.partials == HANDS_OVER).any()
+    assert longest <= whole - (stream_k.WORTHWHILE_STEPS if cut else 0)
+    assert longest == pytest.approx(steps * stream_k.waves(units, steps, clusters))
+
+
+@pytest.mark.parametrize("clusters", [1, 2, 3, 4, 5, 6, 7, 8, 11, CLUSTERS])
+@pytest.mark.parametrize("steps", [1, 2, 15, 17, 20, 22, 25, 32, 33, 48, 63, 64, 67, 112, 225])
+def test_every_number_of_units(clusters, steps, extension):
+    cuts = 0
+    for units in range(3 * clusters + 2):
+        pieces = records(
+            extension.assignment(units, steps, clusters), "cluster unit first steps partials"
+        )
+        check_assignment(pieces, units, steps, clusters)
+        check_balance(pieces, units, steps, clusters)
+        cuts += (pieces.partials == HANDS_OVER).any()
+    # A single unit can be cut into as many parts as there are clusters, four at most.
+    parts = min(clusters, 4)
+    assert (cuts > 0) == (steps - -(-steps // parts) >= stream_k.WORTHWHILE_STEPS)
+
+
+def test_longest_contracted_dimension(extension):
+    """The arithmetic must not overflow where K is the largest int."""
+    steps = -(-(2**31 - 1) // TILE_K)
+    for units in range(1, CLUSTERS):
+        pieces = records(
+            extension.assignment(units, steps, CLUSTERS), "cluster unit first steps partials"
+        )
+        pieces = np.sort(pieces, order=["unit", "first"]).view(np.recarray)
+        ends = np.concatenate([[0], pieces.first + pieces.steps])
+        starts_unit = pieces.first == 0
+        assert (pieces.first[~starts_unit] == ends[:-1][~starts_unit]).all()
+        assert (ends[:-1][starts_unit] % steps == 0).all() and ends[-1] == steps
+        assert starts_unit.sum() == units
+
+
+@pytest.mark.parametrize("op, step", [("ragged", 64), ("scaled_ragged", 128)])
+class TestTiles:
+    """The assignment together with tiles, whose number depends on the group sizes."""
+
+    def pieces(self, op, step, extension, problem: Problem, clusters: int) -> np.recarray:
+        """Those of a problem of as many steps, whatever the kernel's step is."""
+        options = dataclasses.asdict(problem)
+        del options["op"], options["align"], options["clusters"]
+        options["k"] = options["k"] * step // TILE_K
+        rows = getattr(extension, f"{op}_noncontracting_pieces")(
+            np.ascontiguousarray(np.atleast_2d(options.pop("group_sizes")), np.int32),
+            np.ascontiguousarray(np.atleast_1d(options.pop("group_offset")), np.int32),
+            clusters=clusters,
+            **options,
+        )
+        names = ["cluster of the grid" if name == "unit" else name for name in FIELDS]
+        names.remove("owner")
+        return np.rec.fromarrays(rows.T, names=[*names, "first_step", "partials", "slot"])
+
+    def whole_tiles(self, problem: Problem, pieces: np.recarray) -> np.recarray:
+        """The tiles that are stored, with the steps that were summed up for each."""
+        stored = pieces[pieces.partials != HANDS_OVER].copy()
+        for tile in stored:
+            for distance in range(1, tile.partials + 1):
+                cluster = tile["cluster of the grid"] - distance
+                others = (pieces["cluster of the grid"] == cluster) & (
+                    pieces["rank"] == tile["rank"]
+                )
+                (given,) = pieces[others & (pieces.partials == HANDS_OVER)]
+                for name in ("batch", "group", "begin", "extent", "m", "n", "share"):
+                    assert given[name] == tile[name]
+                assert given.first_step == tile.first_step + tile.k_tiles
+                assert given.slot == tile.slot + distance - 1
+                tile.k_tiles += given.k_tiles
+        return stored
+
+    def test_random_problems(self, op, step, extension, rng):
+        tile = dict(tile_m=TILE.tile_m, tile_n=TILE.tile_n, cluster=TILE.cluster)
+        num_cut = 0
+        for _ in range(800):
+            problem = random_problem(rng, "ragged_noncontracting", [tile])
+            k = TILE_K * int(rng.choice([1, 20, 33, 100])) + int(rng.integers(-3, 1))
+            problem = dataclasses.replace(problem, align=1, k=k)
+            clusters = int(rng.choice([1, 2, 3, 5, 8, 24, CLUSTERS]))
+            try:
+                pieces = self.pieces(op, step, extension, problem, clusters)
+                ranks = pieces[0::2], pieces[1::2]
+                for name in ("cluster of the grid", "k_tiles", "first_step", "partials"):
+                    np.testing.assert_array_equal(ranks[0][name], ranks[1][name])
+                stored = self.whole_tiles(problem, pieces)
+                num_over = (pieces.partials == HANDS_OVER).sum()
+                assert num_over == stored.partials.sum()
+                check_noncontracting(problem, stored)
+            except AssertionError as error:
+                raise AssertionError(f"{problem}, {clusters} clusters: {error}") from error
+            num_cut += num_over > 0
+        assert num_cut > 50
+
+    def test_rows_without_an_owner_go_to_idle_clusters_first(self, op, step, extension):
+        tile = dict(tile_m=TILE.tile_m, tile_n=TILE.tile_n, cluster=TILE.cluster)
+        # Five units that a group owns, cut into 15 ranges, and three that no group owns.
+        problem = Problem(
+            "ragged_noncontracting",
+            np.array([5 * 256]),
+            np.array(0),
+            1,
+            1,
+            8 * 256,
+            6400,
+            256,
+            **tile,
+        )
+        pieces = self.pieces(op, step, extension, problem, 18)
+        unowned = pieces[pieces.k_tiles == 0]
+        assert sorted(set(unowned["cluster of the grid"])) == [15, 16, 17]
+
+
+class TestPlan:
+    def plan(
+        self, op=NONCONTRACTING, dtype=jnp.bfloat16, tile=TILE, m=2112, k=4096, n=4096, **options
+    ):
+        lhs, rhs, _ = op.shapes(m, k, n, 8)
+        bind = {
+            NONCONTRACTING: ragged.ragged_noncontracting,
+            CONTRACTING: partial(ragged.ragged_contracting, num_groups=8),
+        }[op]
+        params = (
+            dict(
+                transpose_lhs=False,
+                transpose_rhs=False,
+                preferred_element_type=np.dtype(dtype),
+                precision=None,
+                implementation=None,
+                tile=tile,
+            )
+            | options
+        )
+        if params["transpose_lhs"]:
+            lhs = lhs[::-1]
+        (found,) = jgg.explain(
+            partial(bind, **params),
+            jax.ShapeDtypeStruct(lhs, dtype),
+            jax.ShapeDtypeStruct(rhs, dtype),
+            jax.ShapeDtypeStruct((8,), jnp.int32),
+            jax.ShapeDtypeStruct((1,), jnp.int32),
+        ).plans
+        return found
+
+    def test_default_where_it_pays(self):
+        found = self.plan(tile=None)
+        assert found.tile == TILE and found.chosen_by == "default"
+        assert "stream-k, grid" in str(found)
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            dict(m=8 * 200),  # few rows a group
+            dict(k=2048),  # few steps
+            dict(m=8 * 4096),  # many waves
+            dict(transpose_lhs=True),
+            dict(dtype=jnp.float32),
+            dict(op=CONTRACTING),
+        ],
+    )
+    def test_off_elsewhere(self, options):
+        found = self.plan(tile=None, **options)
+        assert found.tile == tile_config.DEFAULT_TILE
+        assert "stream-k" not in str(found)
+
+    def test_workspace_is_what_the_kernel_takes(self, extension):
+        found = self.plan()
+        assert found.tile == TILE and "stream-k (overridden)" in str(found)
+        assert found.workspace_bytes == extension.stream_k_workspace_bytes(
+            TILE.tile_m, TILE.tile_n, TILE.cluster, tile_config.NUM_SMS
+        )
+
+    def test_efficiency_counts_the_part_of_the_last_wave(self):
+        # 5 waves of 66 units and one of 54, too full to be cut; then two waves and one of 4.
+        whole = tile_config.DEFAULT_TILE
+        assert self.plan(m=8 * 768).efficiency == self.plan(m=8 * 768, tile=whole).efficiency
+        whole, cut = (self.plan(m=8 * 256, n=17 * 256, tile=t) for t in (whole, TILE))
+        assert whole.efficiency == pytest.approx(136 / (3 * 66))
+        assert cut.efficiency == pytest.approx(136 / (2.25 * 66))
+
+    def test_few_units_still_fill_the_grid(self):
+        whole = self.plan(m=8 * 100, n=256, tile=tile_config.DEFAULT_TILE)
+        assert whole.grid < self.plan(m=8 * 100, n=256).grid
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            dict(op=CONTRACTING),
+            dict(dtype=jnp.float32),
+            dict(transpose_lhs=True),
+            dict(tile=dataclasses.replace(TILE, tile_n=64)),
+        ],
+    )
+    def test_raises_where_there_is_no_kernel(self, options):
+        with pytest.raises(ValueError, match=r"cluster 2, stream-k for ragged_.*not compiled"):
+            self.plan(**options)
+
+    def test_every_tile_is_compiled(self, extension):
+        op = "ragged_noncontracting_stream_k"
+        compiled = [config for config in extension.kernel_configs() if config["op"] == op]
+        planned = [dict(op=op, **tile.sizes()) for tile in tile_config.STREAM_K_TILE_CONFIGS]
+        assert compiled == planned
+
+    def test_the_reference_ignores_it(self, rng):
+        lhs, rhs = (rng.standard_normal(s).astype(jnp.bfloat16) for s in ((40, 16), (2, 16, 24)))
+        sizes, offset = np.array([9, 21], np.int32), np.zeros(1, np.int32)
+        params = dict(
+            transpose_lhs=False,
+            transpose_rhs=False,
+            preferred_element_type=np.dtype(np.float32),
+            precision=None,
+        )
+
+        def call(lhs, rhs):
+            return ragged.ragged_noncontracting(
+                lhs, rhs, sizes, offset, implementation="reference", tile=TILE, **params
+            )
+
+        out, vjp = jax.vjp(call, lhs, rhs)
+        np.testing.assert_array_equal(
+            out, reference.ragged_noncontracting(lhs, rhs, sizes, offset, **params)
+        )
+        assert [x.shape for x in vjp(out)] == [lhs.shape, rhs.shape]
+
+    def test_cotangents_plan_their_own_tiles(self):
+        def call(lhs, rhs, sizes, offset):
+            return ragged.ragged_noncontracting(
+                lhs,
+                rhs,
+                sizes,
+                offset,
+                transpose_lhs=False,
+                transpose_rhs=False,
+                preferred_element_type=np.dtype(jnp.bfloat16),
+                precision=None,
+                implementation=None,
+                tile=TILE,
+            )
+
+        def cotangents(lhs, rhs, sizes, offset):
+            out, vjp = jax.vjp(lambda lhs, rhs: call(lhs, rhs, sizes, offset), lhs, rhs)
+            return vjp(out)
+
+        plans = jgg.explain(
+            cotangents,
+            *(jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((512, 2048), (8, 2048, 512))),
+            *(jax.ShapeDtypeStruct(s, jnp.int32) for s in ((8,), (1,))),
+        ).plans
+        assert [p.tile.stream_k for p in plans] == [True, False, False]
+
+
+class TestPlanOfFp8:
+    def plan(self, tile=None, m=8 * 1024, k=14336, n=4096, g=8):
+        operands = (
+            ((m, k), jnp.float8_e4m3fn),
+            ((m, -(-k // 128)), jnp.float32),
+            ((g, n, k), jnp.float8_e4m3fn),
+            ((g, -(-n // 128), -(-k // 128)), jnp.float32),
+            ((g,), jnp.int32),
+            ((1,), jnp.int32),
+        )
+        params = dict(
+            transpose_rhs=True,
+            lhs_scaling="1x128",
+            rhs_scaling="128x128",
+            preferred_element_type=np.dtype(jnp.bfloat16),
+            implementation=None,
+            tile=tile,
+        )
+        return plan_fp8.plan_scaled_noncontracting(
+            [jax.ShapeDtypeStruct(*operand) for operand in operands], params
+        )
+
+    def test_default_where_it_pays(self):
+        found = self.plan()
+        assert (found.tile,) == plan_fp8.STREAM_K_TILES and found.chosen_by == "default"
+        assert "stream-k, grid" in str(found)
+        assert found.workspace_bytes == stream_k.workspace_bytes(
+            found.tile.tile_m, found.tile.tile_n, tile_config.NUM_SMS
+        )
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            dict(m=8 * 200),  # few rows a group
+            dict(k=128 * (stream_k.LEAST_STEPS_FP8 - 1)),  # few steps
+            dict(m=8 * 4096),  # many waves
+        ],
+    )
+    def test_off_elsewhere(self, options):
+        found = self.plan(**options)
+        assert (
+            found.tile == tile_config.DEFAULT_TILE and found.workspace_bytes == plan.WORKSPACE_BYTES
+        )
+
+    def test_steps_are_128_elements_long(self):
+        # 136 units are two waves of 66 and one of 4, each cut into quarters.
+        assert self.plan(m=8 * 256, n=17 * 256).efficiency == pytest.approx(136 / (2.25 * 66))
+        # A unit of 20 steps is too short for quarters of it to be worth it, were they 40 or not.
+        (tile,) = plan_fp8.STREAM_K_TILES
+        short = self.plan(tile, m=8 * 256, n=17 * 256, k=20 * 128)
+        assert short.efficiency == pytest.approx(136 / (3 * 66))
+
+    def test_every_tile_is_compiled(self, extension):
+        op = "scaled_ragged_noncontracting_stream_k"
+        compiled = [config for config in extension.kernel_configs() if config["op"] == op]
+        assert compiled == [dict(op=op, **tile.sizes()) for tile in plan_fp8.STREAM_K_TILES]
+
+
+class TestCompiledForAnH200:
+    @pytest.mark.parametrize("transpose_rhs", [False, True])
+    def test_is_one_kernel_and_nothing_else(self, transpose_rhs, extension):
+        pytest.importorskip("jax_plugins.xla_cuda13", reason="the CUDA plugin is not installed")
+        config = Path(__file__).parents[1] / "data" / "h200_target_config.txtpb"
+        product = partial(
+            ragged.ragged_noncontracting,
+            transpose_lhs=False,
+            transpose_rhs=transpose_rhs,
+            preferred_element_type=np.dtype(jnp.bfloat16),
+            precision=None,
+            implementation="cuda",
+            tile=TILE,
+        )
+        program = Target(config.read_text()).compile(
+            product,
+            *(jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((512, 2048), (8, 2048, 2048))),
+            *(jax.ShapeDtypeStruct(s, jnp.int32) for s in ((8,), (1,))),
+        )
+        assert program.kernels == {"ragged_noncontracting": 1}
+        assert program.opcodes <= FREE
+        workspace = stream_k.workspace_bytes(TILE.tile_m, TILE.tile_n, tile_config.NUM_SMS)
+        assert workspace <= program.temporary_bytes <= workspace + 2 * ALIGNMENT
+        assert "stream_k = true" in program.calls[0].text
+
+
+class TestPrediction:
+    def test_waves(self):
+        waves = partial(stream_k.waves, clusters=66)
+        assert waves(66, 100) == 1 and waves(132, 100) == 2
+        assert waves(67, 100) == 1.25 and waves(17, 100) == pytest.approx(0.34)
+        # Too short to be worth it, and too nearly full.
+        assert waves(67, 20) == 2 and waves(66 + 60, 100) == 2

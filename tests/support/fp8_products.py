@@ -1,0 +1,90 @@
+"""Products of FP8 operands by the kernels, with a configuration of the caller's choice."""
+
+from __future__ import annotations
+
+import contextlib
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_grouped_gemm as jgg
+from jax_grouped_gemm._src.fp8 import primitive
+from tests.support import fp8_oracle
+
+E4M3, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
+OUTPUTS = pytest.mark.parametrize("out_dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+
+
+def fp8(rng, shape, dtype=E4M3):
+    """Normal values."""
+    return rng.standard_normal(shape, np.float32).astype(dtype)
+
+
+def scales(rng, shape):
+    """Positive and unequal ones."""
+    return np.exp(rng.uniform(-2, 2, shape)).astype(np.float32)
+
+
+@contextlib.contextmanager
+def use_tile(tile):
+    """Has the FP8 products that are traced inside take this configuration."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("scaled_ragged_noncontracting", "scaled_ragged_contracting"):
+            patch.setattr(primitive, name, partial(getattr(primitive, name), tile=tile))
+        yield
+
+
+@partial(jax.jit, static_argnames=("preferred_element_type", "tile"))
+def noncontracting(lhs, lhs_scale, rhs, rhs_scale, sizes, offset=None, tile=None, **options):
+    """Of rhs [groups, n, k], with a tile of the plan's choice unless one is given."""
+    with use_tile(tile):
+        return jgg.scaled_ragged_dot(
+            lhs,
+            lhs_scale,
+            rhs,
+            rhs_scale,
+            sizes,
+            transpose_rhs=True,
+            group_offset=offset,
+            implementation="cuda",
+            **options,
+        )
+
+
+@partial(jax.jit, static_argnames=("num_rows", "num_groups", "preferred_element_type", "tile"))
+def contracting(lhs, lhs_scale, rhs, rhs_scale, sizes, offset=None, tile=None, **options):
+    """Likewise."""
+    with use_tile(tile):
+        return jgg.scaled_ragged_dot_contracting(
+            lhs,
+            lhs_scale,
+            rhs,
+            rhs_scale,
+            sizes,
+            group_offset=offset,
+            implementation="cuda",
+            **options,
+        )
+
+
+def check(lhs, lhs_scale, rhs, rhs_scale, sizes, offset=None, *, tile, **options):
+    """Asserts that `noncontracting` is right, and returns what it gave."""
+    options["tile"] = tile
+    out = noncontracting(lhs, lhs_scale, rhs, rhs_scale, sizes, offset, **options)
+    if lhs_scale.ndim < 2:
+        lhs_scale = lhs_scale.reshape(-1, 1)
+    elif lhs_scale.shape[1] > lhs.shape[0]:
+        lhs_scale = lhs_scale[:, : lhs.shape[0]].T
+    if rhs_scale.shape == rhs.shape[:2]:
+        rhs_scale = rhs_scale[:, :, None]
+    elif rhs_scale.ndim < 3:
+        rhs_scale = np.broadcast_to(rhs_scale.reshape(-1, 1, 1), (len(rhs), 1, 1))
+    swapped = rhs.swapaxes(1, 2), rhs_scale.swapaxes(1, 2)
+    exact = fp8_oracle.noncontracting(
+        lhs, lhs_scale, *swapped, sizes, 0 if offset is None else offset
+    )
+    fp8_oracle.check(out, exact)
+    return out

@@ -1,0 +1,48 @@
+"""Plans of products that are not run."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jax_grouped_gemm as jgg
+from jax_grouped_gemm._src.ragged import primitive as ragged
+
+
+def contracting_plan(
+    m,
+    k,
+    n,
+    groups,
+    dtype=jnp.bfloat16,
+    out_dtype=None,
+    tile=None,
+    *,
+    transpose_lhs=False,
+    transpose_rhs=False,
+):
+    """That of lhs [m, k] and rhs [m, n], or their transposes, into [groups, k, n]."""
+
+    def shape(a, b, transpose):
+        return jax.ShapeDtypeStruct((b, a) if transpose else (a, b), dtype)
+
+    (plan,) = jgg.explain(
+        partial(
+            ragged.ragged_contracting,
+            num_groups=groups,
+            preferred_element_type=np.dtype(dtype if out_dtype is None else out_dtype),
+            precision=None,
+            implementation=None,
+            transpose_lhs=transpose_lhs,
+            transpose_rhs=transpose_rhs,
+            tile=tile,
+        ),
+        shape(m, k, transpose_lhs),
+        shape(m, n, transpose_rhs),
+        jax.ShapeDtypeStruct((groups,), jnp.int32),
+        jax.ShapeDtypeStruct((1,), jnp.int32),
+    ).plans
+    return plan
