@@ -79,3 +79,12 @@ def default_device(request):
 def extension():
     """Skips a test that needs the compiled kernels, though not a GPU, where they are not built."""
     return pytest.importorskip("jax_grouped_gemm._extension", reason="the extension is not built")
+
+
+@pytest.fixture(scope="session")
+def schedules():
+    """Schedules and layouts as the kernels have them, run on the host by an extension that is built
+    for tests alone. Skips a test that needs it where it is not built."""
+    return pytest.importorskip(
+        "jax_grouped_gemm._schedules", reason="the package was built without JGG_BUILD_TESTS"
+    )

@@ -97,8 +97,8 @@ def test_training(tmp_path):
     assert len(results["training_runs"]) == 2 and results["fp8_training"][0]["bf16"] > 0
 
 
-def test_balance(extension, capsys):
-    from benchmarks import balance  # needs the extension
+def test_balance(schedules, capsys):
+    from benchmarks import balance  # needs the schedules
 
     balance.main(
         ["--shapes", "qwen3_down", "--distributions", "random", "zipf", "one_hot", "--draws", "1"]

@@ -81,7 +81,8 @@ ffi::Error grouped_gemm_fp64(cudaStream_t stream, ffi::AnyBuffer alpha, ffi::Any
       return invalid("alpha and beta have one element, or one for each matrix");
     }
   }
-  return launched(fp64::gemm({tile_m, tile_n, cluster}, arguments, stream), "grouped_gemm_fp64");
+  return launched(fp64::gemm_fp64({tile_m, tile_n, cluster}, arguments, stream),
+                  "grouped_gemm_fp64");
 }
 
 }  // namespace

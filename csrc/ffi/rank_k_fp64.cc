@@ -30,7 +30,7 @@ ffi::Error rank_k_fp64(cudaStream_t stream, ffi::RemainingArgs operands, ffi::Re
                                 stack.matrices, stack.n, stack.k, stack.alpha.stride,
                                 stack.beta.stride});
   }
-  return launched(fp64::rank_k({tile_m, tile_n, cluster}, arguments, stream), "rank_k_fp64");
+  return launched(fp64::rank_k_fp64({tile_m, tile_n, cluster}, arguments, stream), "rank_k_fp64");
 }
 
 }  // namespace

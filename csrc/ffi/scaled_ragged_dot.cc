@@ -146,7 +146,7 @@ ffi::Error scaled_noncontracting(cudaStream_t stream, ffi::AnyBuffer lhs, Scales
   if (tile->kind == KernelKind::kStreamK) {
     if (auto error = sums_fit(arguments.workspace_bytes, *tile); error.failure()) return error;
   }
-  return launched(fp8::scaled_noncontracting(*tile, arguments, stream),
+  return launched(fp8::scaled_ragged_noncontracting(*tile, arguments, stream),
                   "scaled_ragged_noncontracting");
 }
 
@@ -206,7 +206,7 @@ ffi::Error scaled_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, Scales lh
   arguments.m = k;
   arguments.n = n;
   arguments.k = row_blocks * kScaleBlock;
-  return launched(fp8::scaled_contracting({tile_m, tile_n, cluster}, arguments, stream),
+  return launched(fp8::scaled_ragged_contracting({tile_m, tile_n, cluster}, arguments, stream),
                   "scaled_ragged_contracting");
 }
 

@@ -31,10 +31,7 @@ struct GemmArguments {
   bool rhs_transposed;
 };
 
-// The configurations that are compiled for an element type.
-std::vector<TileConfig> gemm_tile_configs(ElementType type);
-
 // cudaErrorInvalidConfiguration if there is no such kernel.
-cudaError_t gemm(TileConfig config, GemmArguments const& arguments, cudaStream_t stream);
+cudaError_t gemm_fp64(TileConfig config, GemmArguments const& arguments, cudaStream_t stream);
 
 }  // namespace jgg::fp64

@@ -1,6 +1,6 @@
 // Quantises matrices in blocks of 128 x 128, and writes them as they are and transposed: the FP8
 // tensor cores contract contiguous dimensions only, and a weight is contracted along either one.
-#include "fp8/dispatch.h"
+#include "fp8/quantize_format.h"
 #include "fp8/quantize_tile.h"
 #include "fp8/quantize_wide_blocks.h"
 
@@ -61,7 +61,7 @@ cudaError_t quantize_blocks(QuantizeFormat format, BlocksArguments const& argume
   bool const is_aligned =
       arguments.columns % kOctet == 0 && arguments.rows % static_cast<int>(sizeof(uint4)) == 0;
   return with_format(format, is_aligned, [&](auto source, auto fp8, auto aligned) {
-    using Source = typename decltype(source)::type;
+    using Source = SourceOf<source>;
     if constexpr (sizeof(Source) == 2 && aligned.value) {
       if (suits_wide_tiles(arguments)) {
         return quantize_wide_blocks<Source, fp8.value>(arguments, format.power_of_two, stream);

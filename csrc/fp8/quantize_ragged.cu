@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <array>
 
-#include "fp8/dispatch.h"
+#include "fp8/quantize_format.h"
 #include "fp8/quantize_tile.h"
 #include "scheduler/segment_cursor.h"
 
@@ -306,7 +306,7 @@ cudaError_t quantize_ragged(QuantizeFormat format, RaggedArguments const& argume
   dim3 const grid((tiles + tiles_per_cta - 1) / tiles_per_cta, row_blocks, arguments.batches);
   bool const is_aligned = arguments.columns % kOctet == 0;
   return with_format(format, is_aligned, [&](auto source, auto fp8, auto aligned) {
-    using Source = typename decltype(source)::type;
+    using Source = SourceOf<source>;
     constexpr int kSharedBytes = sizeof(SharedStorage<Source>);
     auto const kernel = quantize_ragged_kernel<Source, fp8.value, aligned.value>;
     cudaError_t const status =

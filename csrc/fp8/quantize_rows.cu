@@ -1,7 +1,7 @@
 // Quantises rows in blocks of 1 x 128. Eight threads share a block, two octets each, and take
 // several blocks at a time, so that enough loads are in flight to keep the memory busy.
-#include "fp8/dispatch.h"
 #include "fp8/octet.h"
+#include "fp8/quantize_format.h"
 #include "fp8/scale_rule.h"
 
 namespace jgg::fp8 {
@@ -86,7 +86,7 @@ cudaError_t quantize_rows(QuantizeFormat format, RowsArguments const& arguments,
   int const grid = static_cast<int>((blocks + kBlocksPerCta - 1) / kBlocksPerCta);
   bool const is_aligned = arguments.columns % kOctet == 0;
   return with_format(format, is_aligned, [&](auto source, auto fp8, auto aligned) {
-    using Source = typename decltype(source)::type;
+    using Source = SourceOf<source>;
     quantize_rows_kernel<Source, fp8.value, aligned.value><<<grid, kThreads, 0, stream>>>(
         static_cast<Source const*>(arguments.x), arguments.q, arguments.scale,
         static_cast<unsigned>(blocks), blocks_per_row, arguments.columns, format.power_of_two);

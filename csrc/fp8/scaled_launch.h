@@ -2,11 +2,11 @@
 #pragma once
 
 #include <cuda_runtime.h>
-#include <cutlass/numeric_types.h>
 
 #include "fp8/scaled_kernel.h"
 #include "fp8/scaled_ragged_dot.h"
 #include "fp8/scaled_tiles.h"
+#include "sm90/config_of.h"
 #include "sm90/persistent_launch.h"
 
 namespace jgg::fp8 {
@@ -21,27 +21,19 @@ cudaError_t launch(ScaledArguments const& arguments, cudaStream_t stream) {
       scaled_kernel<Problem, Roles>, params, Problem::max_units(arguments), stream);
 }
 
-template <template <class> class Problem, template <class> class Roles, bool kColumnScales,
-          class Lhs, class Rhs, class Tiles>
-cudaError_t launch_tile(Tiles, TileConfig config, ScaledArguments const& arguments,
-                        cudaStream_t stream) {
-  return sm90::with_tile(Tiles{}, config, [&](auto tile) {
-    using Tile = decltype(tile);
-    using Config = ScaledConfig<Lhs, Rhs, Tile::kTileN, Tile::kCluster, kColumnScales>;
-    return launch<Problem<Config>, Roles<Problem<Config>>>(arguments, stream);
-  });
-}
-
-// The lhs type is the caller's, so that translation units of one each compile side by side.
-template <template <class> class Problem, bool kColumnScales, class Lhs,
-          template <class> class Roles = WholeTiles, class Tiles>
-cudaError_t launch_scaled(Tiles tiles, TileConfig tile, ScaledArguments const& arguments,
+// `kType` is that of lhs.
+template <class Tiles, template <class> class Problem, template <class> class Roles,
+          bool kColumnScales, ElementType kType>
+cudaError_t launch_scaled(TileConfig config, ScaledArguments const& arguments,
                           cudaStream_t stream) {
-  return arguments.rhs_type == ElementType::kE4m3
-             ? launch_tile<Problem, Roles, kColumnScales, Lhs, cutlass::float_e4m3_t>(
-                   tiles, tile, arguments, stream)
-             : launch_tile<Problem, Roles, kColumnScales, Lhs, cutlass::float_e5m2_t>(
-                   tiles, tile, arguments, stream);
+  return with_constants(
+      [&](auto tile, auto rhs_type) {
+        using Tile = decltype(tile);
+        using Config = ScaledConfig<sm90::Typed<kType>, sm90::Typed<rhs_type>, Tile::kTileN,
+                                    Tile::kCluster, kColumnScales>;
+        return launch<Problem<Config>, Roles<Problem<Config>>>(arguments, stream);
+      },
+      OneTileOf<Tiles>{config}, OneOf<ElementType::kE4m3, ElementType::kE5m2>{arguments.rhs_type});
 }
 
 }  // namespace jgg::fp8

@@ -151,7 +151,7 @@ class ScaledMainloop {
   template <class Lhs, class Rhs>
   __device__ static void issue(Lhs const& lhs, Rhs const& rhs, Products& products) {
     Mma mma;
-    sm90::issue_batch([&] { sm90::multiply_step(mma, lhs, rhs, true, products); }, products);
+    sm90::issue_batch(mma, lhs, rhs, true, products);
   }
 
   // Scales the products of a slice and adds them to its sums. Element i of a thread's products is

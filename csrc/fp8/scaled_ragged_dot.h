@@ -40,9 +40,9 @@ struct ScaledArguments {
 };
 
 // cudaErrorInvalidConfiguration if there is no such kernel.
-cudaError_t scaled_noncontracting(TileConfig tile, ScaledArguments const& arguments,
-                                  cudaStream_t stream);
-cudaError_t scaled_contracting(TileConfig tile, ScaledArguments const& arguments,
-                               cudaStream_t stream);
+cudaError_t scaled_ragged_noncontracting(TileConfig tile, ScaledArguments const& arguments,
+                                         cudaStream_t stream);
+cudaError_t scaled_ragged_contracting(TileConfig tile, ScaledArguments const& arguments,
+                                      cudaStream_t stream);
 
 }  // namespace jgg::fp8

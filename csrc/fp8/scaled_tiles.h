@@ -1,12 +1,9 @@
 // The tile configurations that are compiled for FP8 operands. Python's plan chooses among them.
 #pragma once
 
-#include "sm90/tile_table.h"
+#include "dispatch.h"
 
 namespace jgg::fp8 {
-
-using sm90::Tile;
-using sm90::TileTable;
 
 using NoncontractingTiles = TileTable<Tile<128, 256, 2>>;
 using SwappedTiles = TileTable<Tile<32, 128, 1, KernelKind::kSwapped>>;

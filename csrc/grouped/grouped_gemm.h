@@ -57,9 +57,6 @@ struct GroupedGemmArguments {
 // Bytes of workspace that float32 operands need.
 int64_t grouped_gemm_workspace_bytes(GroupedGemmArguments const& arguments);
 
-// The configurations that are compiled.
-std::vector<TileConfig> const& grouped_gemm_tile_configs();
-
 // cudaErrorInvalidConfiguration if there is no such kernel.
 cudaError_t grouped_gemm(TileConfig config, GroupedGemmArguments const& arguments,
                          cudaStream_t stream);

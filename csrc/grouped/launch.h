@@ -20,27 +20,20 @@ cudaError_t launch_grouped_gemm(GroupedGemmArguments const& arguments, cudaStrea
       list_kernel<Problem, Loop>, *params, Problem::max_clusters(arguments, *params), stream);
 }
 
-template <class Element>
-cudaError_t launch_any_grouped_gemm(TileConfig config, GroupedGemmArguments const& arguments,
-                                    cudaStream_t stream) {
+template <ElementType kType>
+cudaError_t grouped_gemm_16bit(TileConfig config, GroupedGemmArguments const& arguments,
+                               cudaStream_t stream) {
   using cute::GMMA::Major;
-  return with_tile(GroupedGemmTiles{}, config, [&](auto tile) {
-    return with_bool(arguments.transpose_lhs, [&](auto transpose_lhs) {
-      return with_bool(arguments.transpose_rhs, [&](auto transpose_rhs) {
-        return with_bool(arguments.out_type == ElementType::kF32, [&](auto f32_out) {
-          using Tile = decltype(tile);
-          using Output = std::conditional_t<f32_out.value, float, Element>;
-          using Config = KernelConfig<Element, Output, major(Major::K, transpose_lhs.value),
-                                      major(Major::MN, transpose_rhs.value), Tile::kTileM,
-                                      Tile::kTileN, Tile::kCluster>;
-          return with_bool(arguments.problems.size() <= kFewListedProblems, [&](auto few) {
-            constexpr int kCapacity = few.value ? kFewListedProblems : kMaxListedProblems;
-            return launch_grouped_gemm<GroupedGemm<Config, kCapacity>>(arguments, stream);
-          });
-        });
-      });
-    });
-  });
+  return with_constants(
+      [&](auto tile, auto transpose_lhs, auto transpose_rhs, auto out_type, auto few) {
+        using Config = ConfigOf<decltype(tile), Typed<kType>, Typed<out_type>,
+                                major(Major::K, transpose_lhs), major(Major::MN, transpose_rhs)>;
+        constexpr int kCapacity = few ? kFewListedProblems : kMaxListedProblems;
+        return launch_grouped_gemm<GroupedGemm<Config, kCapacity>>(arguments, stream);
+      },
+      OneTileOf<GroupedGemmTiles>{config}, Flag{arguments.transpose_lhs},
+      Flag{arguments.transpose_rhs}, OneOf<kType, ElementType::kF32>{arguments.out_type},
+      Flag{arguments.problems.size() <= kFewListedProblems});
 }
 
 }  // namespace jgg::sm90

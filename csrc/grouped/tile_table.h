@@ -1,7 +1,7 @@
 // The tile configurations that are compiled for products of lists of matrices.
 #pragma once
 
-#include "sm90/tile_table.h"
+#include "dispatch.h"
 
 namespace jgg::sm90 {
 

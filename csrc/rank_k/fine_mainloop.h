@@ -93,7 +93,7 @@ class FineMainloop : public Mainloop<Problem> {
     __device__ void issue(int stage, int paired, int step) {
       auto const lhs = advance(this->lhs, stage * Config::kLhsBytes);
       auto const rhs = advance(this->rhs, (rhs_is_paired ? paired : stage) * Config::kLhsBytes);
-      multiply_step(mma, lhs, rhs, step == 0, accumulators);
+      issue_step(mma, lhs, rhs, step == 0, accumulators);
     }
   };
 
@@ -124,8 +124,11 @@ class FineMainloop : public Mainloop<Problem> {
     for (int step = 0; step < steps; ++step) {
       shared.full[stage.stage].wait(stage.phase);
       shared.full[stage.stage ^ pair].wait(stage.phase);
-      auto const issue = [&] { (products.issue(stage.stage, stage.stage ^ pair, step), ...); };
-      issue_batch(issue, products.accumulators...);
+      (warpgroup_fence_operand(products.accumulators), ...);
+      warpgroup_arrive();
+      (products.issue(stage.stage, stage.stage ^ pair, step), ...);
+      warpgroup_commit_batch();
+      (warpgroup_fence_operand(products.accumulators), ...);
 
       if (step == 0) overlap();
       // Of the two steps in flight the older one is done. Nobody waits for the last stages, and the

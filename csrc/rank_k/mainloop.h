@@ -66,15 +66,17 @@ class TriangularMainloop : public Mainloop<Problem> {
       shared.full[stage.stage].wait(stage.phase);
       auto const lhs_boxes = advance(first_lhs, stage.stage * Config::kRhsBytes);
       auto const rhs_boxes = advance(first_rhs, stage.stage * Config::kRhsBytes);
-      auto const issue = [&] {
+      warpgroup_fence_operand(accumulators);
+      warpgroup_arrive();
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          int const box = half * Config::kRhsBoxBytes;
-          multiply_step(mma, advance(lhs_boxes, box ^ other_box), advance(rhs_boxes, box),
-                        step == 0 && half == 0, accumulators);
-        }
-      };
-      issue_batch(issue, accumulators);
+      for (int half = 0; half < 2; ++half) {
+        int const box = half * Config::kRhsBoxBytes;
+        auto const lhs = advance(lhs_boxes, box ^ other_box);
+        auto const rhs = advance(rhs_boxes, box);
+        issue_step(mma, lhs, rhs, step == 0 && half == 0, accumulators);
+      }
+      warpgroup_commit_batch();
+      warpgroup_fence_operand(accumulators);
 
       overlap(step);
       warpgroup_wait<1>();

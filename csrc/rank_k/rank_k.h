@@ -52,9 +52,6 @@ struct RankKArguments {
 // Bytes of workspace that float32 operands need.
 int64_t rank_k_workspace_bytes(RankKArguments const& arguments);
 
-// The configurations that are compiled.
-std::vector<TileConfig> const& rank_k_tile_configs();
-
 // cudaErrorInvalidConfiguration if there is no such kernel.
 cudaError_t rank_k(TileConfig config, RankKArguments const& arguments, cudaStream_t stream);
 

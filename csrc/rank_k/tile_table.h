@@ -1,12 +1,15 @@
 // The tile configurations that are compiled for rank-k and rank-2k updates.
 #pragma once
 
-#include "sm90/tile_table.h"
+#include "dispatch.h"
 
 namespace jgg::sm90 {
 
-// Where those are too few for all multiprocessors, or their time too long.
-using FineRankKTile = Tile<128, 128, 2, KernelKind::kFine>;
-using RankKTiles = TileTable<Tile<128, 256, 2>, FineRankKTile>;
+// Fine tiles are for updates that have too few of the others to fill all multiprocessors, or where
+// those few take too long.
+using RankKTiles = TileTable<Tile<128, 256, 2>, Tile<128, 128, 2, KernelKind::kFine>>;
+
+// Updates of float32 operands.
+using RankKPartsTiles = TileTable<Tile<128, 256, 2>>;
 
 }  // namespace jgg::sm90

@@ -7,6 +7,7 @@
 #include <cute/atom/mma_traits_sm90_gmma.hpp>
 #include <cute/tensor.hpp>
 
+#include "multiprocessors.h"
 #include "scheduler/work_tile.h"
 #include "sm90/barrier.h"
 #include "types.h"
@@ -27,9 +28,8 @@ constexpr int kSharedMemoryLimit = 232448;
 constexpr int kSharedMemoryReserve = 2048;  // barriers, the ring of work tiles, alignment
 constexpr int kWorkStages = 4;
 
-// The largest chip of this generation has 144 multiprocessors.
 template <class Config>
-constexpr int kMaxClusters = 144 / Config::kCluster;
+constexpr int kMaxClusters = kMostMultiprocessors / Config::kCluster;
 
 // `kLhsMajor`/`kRhsMajor` say whether an operand is contiguous along the contracted dimension (K)
 // or along its other one (MN). WGMMA reads both for 16-bit types, so neither is transposed.

@@ -119,7 +119,7 @@ class Mainloop {
 
       auto const lhs = advance(first_lhs, stage.stage * Config::kLhsBytes);
       auto const rhs = advance(first_rhs, stage.stage * Config::kRhsBytes);
-      issue_batch([&] { multiply_step(mma, lhs, rhs, k_tile == 0, accumulators); }, accumulators);
+      issue_batch(mma, lhs, rhs, k_tile == 0, accumulators);
       overlap(k_tile);
     };
 

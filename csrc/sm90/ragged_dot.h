@@ -4,7 +4,6 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
-#include <vector>
 
 #include "scheduler/group_sizes.h"
 #include "types.h"
@@ -36,13 +35,6 @@ struct RaggedDotArguments {
   // without rows leave theirs alone.
   bool accumulate;
 };
-
-// The configurations that are compiled for products of 16-bit operands.
-std::vector<TileConfig> const& noncontracting_tile_configs();
-std::vector<TileConfig> const& contracting_tile_configs();
-
-// Bytes of workspace with which a kernel that cuts the last wave can run on `blocks` thread blocks.
-int64_t stream_k_workspace_bytes(TileConfig config, int blocks);
 
 // cudaErrorInvalidConfiguration if there is no such kernel.
 cudaError_t ragged_noncontracting(TileConfig config, RaggedDotArguments const& arguments,

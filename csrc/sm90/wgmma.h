@@ -33,10 +33,11 @@ constexpr int kColumnsOf = decltype(cute::size(std::declval<Accumulators const&>
                            kWarpgroup / kRowsPerConsumer;
 
 // accumulators (+)= the product of one step: of all slices of K that the descriptors are of. The
-// first one overwrites the accumulators if `from_zero`.
+// first one overwrites the accumulators if `from_zero`. Inlined before anything else is optimised,
+// or accumulators would be copied.
 template <class Mma, class Lhs, class Rhs, class Accumulators>
-__device__ void multiply_step(Mma& mma, Lhs const& lhs, Rhs const& rhs, bool from_zero,
-                              Accumulators& accumulators) {
+__device__ __forceinline__ void issue_step(Mma& mma, Lhs const& lhs, Rhs const& rhs, bool from_zero,
+                                           Accumulators& accumulators) {
   using namespace cute;
 #pragma unroll
   for (int k = 0; k < size<2>(lhs); ++k) {
@@ -45,15 +46,17 @@ __device__ void multiply_step(Mma& mma, Lhs const& lhs, Rhs const& rhs, bool fro
   }
 }
 
-// Sends what `issue()` multiplies to the tensor cores as one batch. Until it has been waited for,
-// nothing else may touch the accumulators, and fences keep the compiler from moving them across.
-template <class Issue, class... Accumulators>
-__device__ void issue_batch(Issue const& issue, Accumulators&... accumulators) {
-  (cute::warpgroup_fence_operand(accumulators), ...);
-  cute::warpgroup_arrive();
-  issue();
-  cute::warpgroup_commit_batch();
-  (cute::warpgroup_fence_operand(accumulators), ...);
+// The same as a batch of its own. Until it has been waited for, nothing else may touch the
+// accumulators, and fences keep the compiler from moving them across.
+template <class Mma, class Lhs, class Rhs, class Accumulators>
+__device__ __forceinline__ void issue_batch(Mma& mma, Lhs const& lhs, Rhs const& rhs,
+                                            bool from_zero, Accumulators& accumulators) {
+  using namespace cute;
+  warpgroup_fence_operand(accumulators);
+  warpgroup_arrive();
+  issue_step(mma, lhs, rhs, from_zero, accumulators);
+  warpgroup_commit_batch();
+  warpgroup_fence_operand(accumulators);
 }
 
 }  // namespace jgg::sm90

@@ -48,8 +48,8 @@ FAMILIES = {
 
 
 @pytest.mark.parametrize("op", FAMILIES)
-def test_plans_know_exactly_the_tiles_that_are_compiled(op, extension):
-    compiled = [config for config in extension.kernel_configs() if config["op"] == op]
+def test_plans_know_exactly_the_tiles_that_are_compiled(op, schedules):
+    compiled = [config for config in schedules.kernel_configs() if config["op"] == op]
     planned = [dict(op=op, **tile.sizes()) for tile in FAMILIES[op].tiles]
     assert compiled == planned
 

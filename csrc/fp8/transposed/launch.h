@@ -2,13 +2,13 @@
 #pragma once
 
 #include <cuda_runtime.h>
-#include <cutlass/numeric_types.h>
 
 #include <algorithm>
 
 #include "fp8/scaled_tiles.h"
 #include "fp8/transposed/kernel.h"
 #include "multiprocessors.h"
+#include "sm90/config_of.h"
 
 namespace jgg::fp8::transposed {
 
@@ -40,18 +40,22 @@ cudaError_t launch(ScaledArguments const& arguments, cudaStream_t stream) {
   return cudaLaunchKernelEx(&launch, kernel, params);
 }
 
-// The lhs type is the caller's, so that translation units of one each compile side by side.
-template <class Lhs>
-cudaError_t launch_any(TileConfig config, ScaledArguments const& arguments, cudaStream_t stream) {
-  return sm90::with_tile(SwappedTiles{}, config, [&](auto tile) {
-    using Tile = decltype(tile);
-    auto const with_rhs = [&](auto rhs) {
-      using Config = KernelConfig<Lhs, decltype(rhs), Tile::kTileM, Tile::kTileN>;
-      return launch<Noncontracting<Config>>(arguments, stream);
-    };
-    return arguments.rhs_type == ElementType::kE4m3 ? with_rhs(cutlass::float_e4m3_t{})
-                                                    : with_rhs(cutlass::float_e5m2_t{});
-  });
+}  // namespace jgg::fp8::transposed
+
+namespace jgg::fp8 {
+
+template <ElementType kType>
+cudaError_t scaled_noncontracting_swapped(TileConfig config, ScaledArguments const& arguments,
+                                          cudaStream_t stream) {
+  return with_constants(
+      [&](auto tile, auto rhs_type) {
+        using Tile = decltype(tile);
+        using Config = transposed::KernelConfig<sm90::Typed<kType>, sm90::Typed<rhs_type>,
+                                                Tile::kTileM, Tile::kTileN>;
+        return transposed::launch<transposed::Noncontracting<Config>>(arguments, stream);
+      },
+      OneTileOf<SwappedTiles>{config},
+      OneOf<ElementType::kE4m3, ElementType::kE5m2>{arguments.rhs_type});
 }
 
-}  // namespace jgg::fp8::transposed
+}  // namespace jgg::fp8

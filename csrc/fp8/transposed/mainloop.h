@@ -122,7 +122,7 @@ class Mainloop {
   template <int kRows, class Rhs, class Lhs>
   __device__ static void issue(Rhs const& rhs, Lhs const& lhs, Products<kRows>& products) {
     Mma<kRows> mma;
-    sm90::issue_batch([&] { sm90::multiply_step(mma, rhs, lhs, true, products); }, products);
+    sm90::issue_batch(mma, rhs, lhs, true, products);
   }
 
   // Adds products, scaled, to sums. Element i of a thread's products is in row i / 4 * 8 + thread %

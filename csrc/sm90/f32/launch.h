@@ -5,29 +5,27 @@
 #include "sm90/f32/prepare.h"
 #include "sm90/f32/segments.h"
 #include "sm90/launch.h"
+#include "sm90/tiles.h"
 
-namespace jgg::sm90::f32 {
+namespace jgg::sm90 {
 
 // `Problem` is the family; the majors are those of operands that are not transposed.
 template <template <class> class Problem, cute::GMMA::Major kLhsMajor, cute::GMMA::Major kRhsMajor>
-cudaError_t launch_any(TileConfig config, RaggedDotArguments const& arguments,
-                       cudaStream_t stream) {
-  Workspace const workspace(arguments);
+cudaError_t launch_parts(TileConfig config, RaggedDotArguments const& arguments,
+                         cudaStream_t stream) {
+  f32::Workspace const workspace(arguments);
   if (workspace.bytes() > arguments.workspace_bytes) return cudaErrorInvalidValue;
-  cudaError_t const status = prepare(arguments, workspace, stream);
+  cudaError_t const status = f32::prepare(arguments, workspace, stream);
   if (status != cudaSuccess) return status;
-  return with_tile(Float32Tiles{}, config, [&](auto tile) {
-    return with_bool(arguments.transpose_lhs, [&](auto transpose_lhs) {
-      return with_bool(arguments.transpose_rhs, [&](auto transpose_rhs) {
-        using Tile = decltype(tile);
-        using Config = KernelConfig<cutlass::half_t, float, major(kLhsMajor, transpose_lhs.value),
-                                    major(kRhsMajor, transpose_rhs.value), Tile::kTileM,
-                                    Tile::kTileN, Tile::kCluster>;
-        using Parts = Segments<Problem<Config>>;
-        return launch<Parts, Mainloop<Parts>>(arguments, stream);
-      });
-    });
-  });
+  return with_constants(
+      [&](auto tile, auto transpose_lhs, auto transpose_rhs) {
+        using Config = ConfigOf<decltype(tile), cutlass::half_t, float,
+                                major(kLhsMajor, transpose_lhs), major(kRhsMajor, transpose_rhs)>;
+        using Parts = f32::Segments<Problem<Config>>;
+        return launch<Parts, f32::Mainloop<Parts>>(arguments, stream);
+      },
+      OneTileOf<Float32Tiles>{config}, Flag{arguments.transpose_lhs},
+      Flag{arguments.transpose_rhs});
 }
 
-}  // namespace jgg::sm90::f32
+}  // namespace jgg::sm90

@@ -65,12 +65,12 @@ class Mainloop : public sm90::Mainloop<Problem> {
     Stage finished = stage;
     for (int step = 0; step < steps; ++step) {
       enter(work, step < segment ? step : step - segment, shared, stage, consumer);
-      issue_batch(
-          [&] {
-            multiply_stage(mma, shared.lhs[stage.stage], shared.rhs[stage.stage], consumer, false,
-                           accumulators);
-          },
-          accumulators);
+      warpgroup_fence_operand(accumulators);
+      warpgroup_arrive();
+      multiply_stage(mma, shared.lhs[stage.stage], shared.rhs[stage.stage], consumer, false,
+                     accumulators);
+      warpgroup_commit_batch();
+      warpgroup_fence_operand(accumulators);
       overlap(step);
       warpgroup_wait<1>();
       if (step > 0) {
@@ -99,13 +99,13 @@ class Mainloop : public sm90::Mainloop<Problem> {
       enter(work, step, shared, stage, consumer);
 #pragma unroll
       for (int slice = 0; slice < kSlices; ++slice) {
-        issue_batch(
-            [&] {
-              multiply_stage(mma, shared.lhs[stage.stage],
-                             shared.rhs[stage.stage] + slice * kSliceColumns * Config::kTileK,
-                             consumer, true, accumulators);
-            },
-            accumulators);
+        warpgroup_fence_operand(accumulators);
+        warpgroup_arrive();
+        multiply_stage(mma, shared.lhs[stage.stage],
+                       shared.rhs[stage.stage] + slice * kSliceColumns * Config::kTileK, consumer,
+                       true, accumulators);
+        warpgroup_commit_batch();
+        warpgroup_fence_operand(accumulators);
         warpgroup_wait<0>();
         warpgroup_fence_operand(accumulators);
         if (slice + 1 == kSlices) Base::release(shared, stage.stage);
@@ -143,7 +143,7 @@ class Mainloop : public sm90::Mainloop<Problem> {
     auto const thread_mma = mma.get_slice(threadIdx.x % kWarpgroup);
     auto const lhs_fragment = thread_mma.make_fragment_A(thread_mma.partition_A(lhs_tile));
     auto const rhs_fragment = thread_mma.make_fragment_B(thread_mma.partition_B(rhs_tile));
-    multiply_step(mma, lhs_fragment, rhs_fragment, from_zero, accumulators);
+    issue_step(mma, lhs_fragment, rhs_fragment, from_zero, accumulators);
   }
 };
 

@@ -35,7 +35,7 @@ class Mainloop : public sm90::Mainloop<Problem> {
       shared.full[stage.stage].wait(stage.phase);
       auto const lhs = advance(first_lhs, stage.stage * Config::kLhsBytes);
       auto const rhs = advance(first_rhs, stage.stage * Config::kRhsBytes);
-      issue_batch([&] { multiply_step(mma, lhs, rhs, k_tile == 0, accumulators); }, accumulators);
+      issue_batch(mma, lhs, rhs, k_tile == 0, accumulators);
       if (k_tile + 1 == work.k_tiles) pass_on();
       // Of the two steps in flight the older one is done with its stage.
       warpgroup_wait<1>();
@@ -54,8 +54,12 @@ class Mainloop : public sm90::Mainloop<Problem> {
       auto const rhs = advance(first_rhs, stage.stage * Config::kRhsBytes);
 #pragma unroll 1
       for (int k = 0; k < slices; ++k) {
+        warpgroup_fence_operand(accumulators);
+        warpgroup_arrive();
         mma.accumulate_ = whole == 0 && k == 0 ? GMMA::ScaleOut::Zero : GMMA::ScaleOut::One;
-        issue_batch([&] { gemm(mma, lhs(_, _, k), rhs(_, _, k), accumulators); }, accumulators);
+        gemm(mma, lhs(_, _, k), rhs(_, _, k), accumulators);
+        warpgroup_commit_batch();
+        warpgroup_fence_operand(accumulators);
         if (k + 1 == slices) pass_on();
         warpgroup_wait<1>();
         if (k == 0 && whole > 0) Base::release(shared, finished.stage);

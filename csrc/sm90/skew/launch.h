@@ -4,6 +4,7 @@
 #include "sm90/launch.h"
 #include "sm90/skew/kernel.h"
 #include "sm90/skew/problem.h"
+#include "sm90/tiles.h"
 
 namespace jgg::sm90::skew {
 
@@ -16,8 +17,8 @@ cudaError_t with_mainloop(RaggedDotArguments const& arguments, Function function
     return function(Mainloop<Problem, kNoSteps>{});
   } else {
     // With few rows to a group, writing results takes the time, and early loads delay it.
-    return with_bool(has_few_rows(arguments.groups), [&](auto few_rows) {
-      return function(Mainloop<Problem, few_rows.value ? kNoSteps : kAllSteps>{});
+    return Flag{has_few_rows(arguments.groups)}([&](auto few_rows) {
+      return function(Mainloop<Problem, few_rows ? kNoSteps : kAllSteps>{});
     });
   }
 }
@@ -50,25 +51,31 @@ cudaError_t launch_contracting(RaggedDotArguments const& arguments, cudaStream_t
       arguments, [&](auto loop) { return sm90::launch<Whole, decltype(loop)>(arguments, stream); });
 }
 
+}  // namespace jgg::sm90::skew
+
+namespace jgg::sm90 {
+
 // Rows are contracted, so lhs [m, k] and rhs [m, n] are both contiguous along what is kept.
-template <class Element>
-cudaError_t launch_any(TileConfig config, RaggedDotArguments const& arguments,
-                       cudaStream_t stream) {
+template <ElementType kType>
+cudaError_t contracting(TileConfig config, RaggedDotArguments const& arguments,
+                        cudaStream_t stream) {
   using cute::GMMA::Major;
-  return with_config<ContractingTiles, Element, Major::MN, Major::MN>(
-      config, arguments, [&](auto of) {
-        using Config = decltype(of);
-        constexpr bool kIsFloat = std::is_same_v<typename Config::Output, float>;
-        constexpr bool kTurnsAreBuilt = kIsFloat && !sm90::RaggedContracting<Config>::kMasksRows;
-        if (arguments.accumulate) {
-          if constexpr (kIsFloat && !Config::kTakesTurns) {
-            return launch_contracting<Config, true>(arguments, stream);
-          }
-        } else if constexpr (!Config::kTakesTurns || kTurnsAreBuilt) {
-          return launch_contracting<Config, false>(arguments, stream);
+  return with_constants(
+      [&](auto tile, auto transpose_lhs, auto transpose_rhs, auto out_type, auto accumulate) {
+        using Config = ConfigOf<decltype(tile), Typed<kType>, Typed<out_type>,
+                                major(Major::MN, transpose_lhs), major(Major::MN, transpose_rhs)>;
+        constexpr bool kIsFloat = out_type == ElementType::kF32;
+        constexpr bool kMasks = RaggedContracting<Config>::kMasksRows;
+        constexpr bool kIsBuilt =
+            Config::kTakesTurns ? kIsFloat && !kMasks && !accumulate : kIsFloat || !accumulate;
+        if constexpr (kIsBuilt) {
+          return skew::launch_contracting<Config, accumulate>(arguments, stream);
         }
         return cudaErrorInvalidConfiguration;
-      });
+      },
+      OneTileOf<ContractingTiles>{config}, Flag{arguments.transpose_lhs},
+      Flag{arguments.transpose_rhs}, OneOf<kType, ElementType::kF32>{arguments.out_type},
+      Flag{arguments.accumulate});
 }
 
-}  // namespace jgg::sm90::skew
+}  // namespace jgg::sm90

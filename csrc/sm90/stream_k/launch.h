@@ -6,7 +6,7 @@
 #include "sm90/launch.h"
 #include "sm90/stream_k/kernel.h"
 #include "sm90/stream_k/problem.h"
-#include "sm90/stream_k/tile_table.h"
+#include "sm90/tiles.h"
 
 namespace jgg::sm90::stream_k {
 
@@ -21,23 +21,23 @@ cudaError_t launch_pieces(RaggedDotArguments const& arguments, cudaStream_t stre
                                                      params, clusters, stream);
 }
 
-// lhs [m, k] is contiguous along K and `kRhsMajor` the major of an rhs that is not transposed.
-template <class Element, cute::GMMA::Major kRhsMajor>
-cudaError_t launch_any(TileConfig config, RaggedDotArguments const& arguments,
-                       cudaStream_t stream) {
-  if (arguments.transpose_lhs) return cudaErrorInvalidConfiguration;
-  return with_tile(Tiles{}, config, [&](auto tile) {
-    return with_bool(arguments.transpose_rhs, [&](auto transpose_rhs) {
-      return with_bool(arguments.out_type == ElementType::kF32, [&](auto f32_out) {
-        using Tile = decltype(tile);
-        using Output = std::conditional_t<f32_out.value, float, Element>;
-        using Config = KernelConfig<Element, Output, cute::GMMA::Major::K,
-                                    major(kRhsMajor, transpose_rhs.value), Tile::kTileM,
-                                    Tile::kTileN, Tile::kCluster>;
-        return launch_pieces<RaggedNoncontracting<Config>>(arguments, stream);
-      });
-    });
-  });
+}  // namespace jgg::sm90::stream_k
+
+namespace jgg::sm90 {
+
+// lhs [m, k] is contiguous along K, rhs [g, k, n] along N.
+template <ElementType kType>
+cudaError_t noncontracting_stream_k(TileConfig config, RaggedDotArguments const& arguments,
+                                    cudaStream_t stream) {
+  using cute::GMMA::Major;
+  return with_constants(
+      [&](auto tile, auto, auto transpose_rhs, auto out_type) {
+        using Config = ConfigOf<decltype(tile), Typed<kType>, Typed<out_type>, Major::K,
+                                major(Major::MN, transpose_rhs)>;
+        return stream_k::launch_pieces<stream_k::RaggedNoncontracting<Config>>(arguments, stream);
+      },
+      OneTileOf<StreamKTiles>{config}, OneOf<false>{arguments.transpose_lhs},
+      Flag{arguments.transpose_rhs}, OneOf<kType, ElementType::kF32>{arguments.out_type});
 }
 
-}  // namespace jgg::sm90::stream_k
+}  // namespace jgg::sm90

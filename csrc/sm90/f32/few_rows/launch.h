@@ -7,6 +7,7 @@
 #include "sm90/cluster_launch.h"
 #include "sm90/f32/few_rows/kernel.h"
 #include "sm90/launch.h"
+#include "sm90/tiles.h"
 
 namespace jgg::sm90::f32::few_rows {
 
@@ -27,18 +28,24 @@ cudaError_t launch(RaggedDotArguments const& arguments, cudaStream_t stream) {
       stream);
 }
 
-// lhs [m, k] is contiguous along K.
-inline cudaError_t launch_any(TileConfig config, RaggedDotArguments const& arguments,
-                              cudaStream_t stream) {
-  if (arguments.transpose_lhs) return cudaErrorInvalidConfiguration;
-  return with_tile(Float32FewRowsTiles{}, config, [&](auto) {
-    return with_bool(arguments.transpose_rhs, [&](auto along_k) {
-      constexpr auto kMajor = along_k.value ? cute::GMMA::Major::K : cute::GMMA::Major::MN;
-      return with_bool(arguments.accuracy == Accuracy::kF32, [&](auto exact) {
-        return launch<Noncontracting<Config<kMajor, exact.value ? 3 : 2>>>(arguments, stream);
-      });
-    });
-  });
+}  // namespace jgg::sm90::f32::few_rows
+
+namespace jgg::sm90 {
+
+// lhs [m, k] is contiguous along K, rhs [g, k, n] along N.
+template <ElementType>
+cudaError_t noncontracting_swapped(TileConfig config, RaggedDotArguments const& arguments,
+                                   cudaStream_t stream) {
+  using namespace f32::few_rows;
+  using cute::GMMA::Major;
+  return with_constants(
+      [&](auto, auto, auto transpose_rhs, auto accuracy) {
+        constexpr int kParts = accuracy == Accuracy::kF32 ? 3 : 2;
+        return f32::few_rows::launch<
+            Noncontracting<Config<major(Major::MN, transpose_rhs), kParts>>>(arguments, stream);
+      },
+      OneTileOf<Float32SwappedTiles>{config}, OneOf<false>{arguments.transpose_lhs},
+      Flag{arguments.transpose_rhs}, OneOf<Accuracy::kTf32, Accuracy::kF32>{arguments.accuracy});
 }
 
-}  // namespace jgg::sm90::f32::few_rows
+}  // namespace jgg::sm90

@@ -5,16 +5,15 @@
 #include <stdexcept>
 #include <vector>
 
-#include "ffi/schedule_arrays.h"
-#include "ffi/schedules.h"
 #include "fp8/scaled_tiles.h"
+#include "module.h"
+#include "schedule_arrays.h"
 #include "scheduler/assignment.h"
 #include "scheduler/chains.h"
 #include "scheduler/contracting_pieces.h"
 #include "scheduler/skew.h"
 #include "scheduler/stream_k_schedule.h"
-#include "sm90/stream_k/tile_table.h"
-#include "sm90/tile_table.h"
+#include "sm90/tiles.h"
 
 namespace jgg {
 namespace {
@@ -57,11 +56,10 @@ TileArray ragged_noncontracting_pieces(Sizes const& group_sizes, Offsets const& 
                                        int tile_m, int tile_n, int cluster, int clusters) {
   auto const groups = groups_of(group_sizes, group_offset, batches, local_groups, m);
   std::optional<TileArray> pieces;
-  sm90::with_tile(sm90::stream_k::Tiles{}, {tile_m, tile_n, cluster, KernelKind::kStreamK},
-                  [&](auto tile) {
-                    pieces = stream_k_pieces<kTileK>(tile, groups, n, k, clusters);
-                    return cudaSuccess;
-                  });
+  with_tile(sm90::StreamKTiles{}, {tile_m, tile_n, cluster, KernelKind::kStreamK}, [&](auto tile) {
+    pieces = stream_k_pieces<kTileK>(tile, groups, n, k, clusters);
+    return cudaSuccess;
+  });
   if (!pieces) throw std::invalid_argument("no kernel has this tile");
   return *pieces;
 }
@@ -71,11 +69,10 @@ TileArray scaled_ragged_noncontracting_pieces(Sizes const& group_sizes, Offsets 
                                               int tile_m, int tile_n, int cluster, int clusters) {
   auto const groups = groups_of(group_sizes, group_offset, batches, local_groups, m);
   std::optional<TileArray> pieces;
-  sm90::with_tile(fp8::StreamKTiles{}, {tile_m, tile_n, cluster, KernelKind::kStreamK},
-                  [&](auto tile) {
-                    pieces = stream_k_pieces<kScaleBlock>(tile, groups, n, k, clusters);
-                    return cudaSuccess;
-                  });
+  with_tile(fp8::StreamKTiles{}, {tile_m, tile_n, cluster, KernelKind::kStreamK}, [&](auto tile) {
+    pieces = stream_k_pieces<kScaleBlock>(tile, groups, n, k, clusters);
+    return cudaSuccess;
+  });
   if (!pieces) throw std::invalid_argument("no kernel has this tile");
   return *pieces;
 }
@@ -86,7 +83,7 @@ TileArray ragged_contracting_pieces(Sizes const& group_sizes, Offsets const& gro
                                     int tile_n, int cluster, int clusters, int length) {
   auto const groups = groups_of(group_sizes, group_offset, batches, local_groups, m);
   std::optional<TileArray> pieces;
-  sm90::with_tile(sm90::CutTiles{}, {tile_m, tile_n, cluster}, [&](auto tile) {
+  with_tile(TileTable<sm90::CutTile>{}, {tile_m, tile_n, cluster}, [&](auto tile) {
     using Tile = decltype(tile);
     using Schedule =
         ContractingPieces<SimulatedWarp, Tile::kTileM, Tile::kTileN, kTileK, Tile::kCluster>;

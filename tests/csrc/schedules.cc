@@ -1,6 +1,5 @@
 // The schedules that the kernels walk, as lists: run on the host, by simulated warps, for tests and
 // inspection.
-#include "ffi/schedules.h"
 
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/vector.h>
@@ -12,24 +11,27 @@
 #include <utility>
 #include <vector>
 
-#include "ffi/schedule_arrays.h"
 #include "fp8/scaled_tiles.h"
 #include "grouped/tile_table.h"
+#include "module.h"
+#include "multiprocessors.h"
 #include "rank_k/tile_table.h"
+#include "schedule_arrays.h"
 #include "scheduler/problem_list.h"
 #include "scheduler/product_runs.h"
 #include "scheduler/ragged_schedule.h"
-#include "scheduler/tile_list.h"
 #include "scheduler/triangular.h"
 #include "scheduler/triangular_fine.h"
 #include "scheduler/triangular_runs.h"
-#include "sm90/tile_table.h"
+#include "sm90/tiles.h"
+#include "tile_list.h"
 
 namespace jgg {
 namespace {
 
-constexpr int kMaxClusters = 144;
-using SimulatedTurns = EarliestFree<SimulatedWarp, kMaxClusters>;
+// As wide as the device's.
+template <class Tile>
+using SimulatedTurns = EarliestFree<SimulatedWarp, kMostMultiprocessors / Tile::kCluster>;
 
 // Finds the tile among those that are compiled: `list(tile)` for each until one is true.
 template <class List, class... Tiles>
@@ -38,12 +40,12 @@ void list_first(List list, Tiles... tiles) {
 }
 
 template <class List, class... Tiles>
-void list_first(List list, sm90::TileTable<Tiles...>) {
+void list_first(List list, TileTable<Tiles...>) {
   list_first(list, Tiles{}...);
 }
 
 template <class List, class... Tiles, class... More>
-void list_first(List list, sm90::TileTable<Tiles...>, sm90::TileTable<More...>) {
+void list_first(List list, TileTable<Tiles...>, TileTable<More...>) {
   list_first(list, Tiles{}..., More{}...);
 }
 
@@ -93,7 +95,7 @@ std::vector<ListedTile> contracting_tiles(GroupSizes const& groups, int k, int n
   using Schedule = ContractingSchedule<SimulatedWarp, Tile::kTileM, Tile::kTileN, kTileK,
                                        Tile::kCluster, kAlign, kPad>;
   typename Schedule::Grid const grid(groups, k, n, few_rows);
-  return list_tiles<SimulatedTurns>(Schedule(groups, grid), Tile::kCluster, clusters);
+  return list_tiles<SimulatedTurns<Tile>>(Schedule(groups, grid), Tile::kCluster, clusters);
 }
 
 TileArray ragged_contracting_tiles(Sizes const& group_sizes, Offsets const& group_offset,
@@ -170,10 +172,11 @@ TileArray rank_k_tiles(Sizes const& stacks, bool upper, int clusters, int tile_m
                        int cluster) {
   std::vector<ListedTile> tiles;
   Uplo const uplo = upper ? Uplo::kUpper : Uplo::kLower;
-  sm90::with_tile(sm90::RankKTiles{}, rank_k_tile(tile_m, tile_n, cluster), [&](auto tile) {
+  with_tile(sm90::RankKTiles{}, rank_k_tile(tile_m, tile_n, cluster), [&](auto tile) {
     using Tile = decltype(tile);
     using Schedule = TriangularScheduleOf<Tile::kTileM, Tile::kTileN, Tile::kCluster>;
-    using Turns = typename Schedule::template Turns<SimulatedWarp, kMaxClusters>;
+    using Turns =
+        typename Schedule::template Turns<SimulatedWarp, kMostMultiprocessors / Tile::kCluster>;
     std::vector<TriangularStack> table;
     int units = 0;
     for (size_t i = 0; i < stacks.shape(0); ++i) {
@@ -193,7 +196,7 @@ bool rank_k_gains_by_halves(int matrices, int n, int steps, bool upper, int clus
                             int tile_n, int cluster) {
   bool gains = false;
   Uplo const uplo = upper ? Uplo::kUpper : Uplo::kLower;
-  sm90::with_tile(sm90::RankKTiles{}, rank_k_tile(tile_m, tile_n, cluster), [&](auto tile) {
+  with_tile(sm90::RankKTiles{}, rank_k_tile(tile_m, tile_n, cluster), [&](auto tile) {
     using Tile = decltype(tile);
     using Schedule = TriangularScheduleOf<Tile::kTileM, Tile::kTileN, Tile::kCluster>;
     gains = Schedule::gains_by_halves({matrices, n, steps, 0, 0}, uplo, clusters);
@@ -218,7 +221,7 @@ TileArray grouped_gemm_tiles(Sizes const& problems, Schedule const& schedule, in
   int const scheduled = static_cast<int>(schedule.shape(0) * schedule.shape(1));
   auto const* const units = reinterpret_cast<ScheduledUnit const*>(schedule.data());
   std::vector<ListedTile> tiles;
-  sm90::with_tile(sm90::GroupedGemmTiles{}, {tile_m, tile_n, cluster}, [&](auto tile) {
+  with_tile(sm90::GroupedGemmTiles{}, {tile_m, tile_n, cluster}, [&](auto tile) {
     using Tile = decltype(tile);
     // Every cluster walks the schedule for itself, in units that ascend.
     for (int first = 0; first < clusters; ++first) {

@@ -1,4 +1,5 @@
-#include <cutlass/numeric_types.h>
+// Products of lists of float32 operands: split, then multiplied as their parts.
+#pragma once
 
 #include "grouped/launch.h"
 #include "grouped/parts.h"
@@ -6,7 +7,6 @@
 #include "sm90/f32/mainloop.h"
 
 namespace jgg::sm90 {
-namespace {
 
 template <class Config>
 struct ProductsOfParts : f32::ListSegments<GroupedGemm<Config, kMaxListedProblems>> {
@@ -21,25 +21,22 @@ struct ProductsOfParts : f32::ListSegments<GroupedGemm<Config, kMaxListedProblem
   }
 };
 
-}  // namespace
-
-cudaError_t grouped_gemm_f32(TileConfig config, GroupedGemmArguments const& arguments,
-                             cudaStream_t stream) {
+template <ElementType>
+cudaError_t grouped_gemm_parts(TileConfig config, GroupedGemmArguments const& arguments,
+                               cudaStream_t stream) {
   GroupedGemmArguments parts;
   cudaError_t const status = split_operands(arguments, parts, stream);
   if (status != cudaSuccess) return status;
-  return with_tile(GroupedGemmTiles{}, config, [&](auto tile) {
-    return with_bool(arguments.transpose_lhs, [&](auto transpose_lhs) {
-      return with_bool(arguments.transpose_rhs, [&](auto transpose_rhs) {
-        using cute::GMMA::Major;
-        using Tile = decltype(tile);
-        using Problem = ProductsOfParts<KernelConfig<
-            cutlass::half_t, float, major(Major::K, transpose_lhs.value),
-            major(Major::MN, transpose_rhs.value), Tile::kTileM, Tile::kTileN, Tile::kCluster>>;
+  using cute::GMMA::Major;
+  return with_constants(
+      [&](auto tile, auto transpose_lhs, auto transpose_rhs) {
+        using Config = ConfigOf<decltype(tile), cutlass::half_t, float,
+                                major(Major::K, transpose_lhs), major(Major::MN, transpose_rhs)>;
+        using Problem = ProductsOfParts<Config>;
         return launch_grouped_gemm<Problem, f32::Mainloop<Problem>>(parts, stream);
-      });
-    });
-  });
+      },
+      OneTileOf<GroupedGemmTiles>{config}, Flag{arguments.transpose_lhs},
+      Flag{arguments.transpose_rhs});
 }
 
 }  // namespace jgg::sm90

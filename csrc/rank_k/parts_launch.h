@@ -1,4 +1,5 @@
-#include <cutlass/numeric_types.h>
+// Updates of float32 operands: split, then multiplied as their parts.
+#pragma once
 
 #include "rank_k/launch.h"
 #include "rank_k/parts.h"
@@ -6,7 +7,6 @@
 #include "sm90/f32/mainloop.h"
 
 namespace jgg::sm90 {
-namespace {
 
 // Both products of a rank-2k update have the scales of one a and one b, so its steps may alternate
 // between them here too.
@@ -24,21 +24,19 @@ struct RankKOfParts : f32::ListSegments<RankK<Config, 1>> {
   }
 };
 
-}  // namespace
-
-cudaError_t rank_k_f32(TileConfig config, RankKArguments const& arguments, cudaStream_t stream) {
+template <ElementType>
+cudaError_t rank_k_parts(TileConfig config, RankKArguments const& arguments, cudaStream_t stream) {
   RankKArguments parts;
   cudaError_t const status = split_operands(arguments, parts, stream);
   if (status != cudaSuccess) return status;
-  return with_tile(Float32Tiles{}, config, [&](auto tile) {
-    return with_bool(arguments.transpose, [&](auto transpose) {
-      using Tile = decltype(tile);
-      constexpr auto kMajor = major(cute::GMMA::Major::K, transpose.value);
-      using Problem = RankKOfParts<KernelConfig<cutlass::half_t, float, kMajor, kMajor,
-                                                Tile::kTileM, Tile::kTileN, Tile::kCluster>>;
-      return launch_rank_k<Problem>(list_kernel<Problem, f32::Mainloop<Problem>>, parts, stream);
-    });
-  });
+  return with_constants(
+      [&](auto tile, auto transpose) {
+        constexpr auto kMajor = major(cute::GMMA::Major::K, transpose);
+        using Problem =
+            RankKOfParts<ConfigOf<decltype(tile), cutlass::half_t, float, kMajor, kMajor>>;
+        return launch_rank_k<Problem>(list_kernel<Problem, f32::Mainloop<Problem>>, parts, stream);
+      },
+      OneTileOf<RankKPartsTiles>{config}, Flag{arguments.transpose});
 }
 
 }  // namespace jgg::sm90

@@ -1,0 +1,148 @@
+# Every kernel that is a template of an element type: see cmake/Instances.cmake.
+
+jgg_add_product(
+  ragged_noncontracting
+  NAMESPACE jgg::sm90
+  ARGUMENTS RaggedDotArguments
+  HEADER sm90/ragged_dot.h
+)
+jgg_add_instances(
+  ragged_noncontracting noncontracting
+  HEADER sm90/noncontracting_launch.h
+  TYPES kBf16 kF16
+)
+jgg_add_instances(
+  ragged_noncontracting noncontracting_stream_k
+  HEADER sm90/stream_k/launch.h
+  TYPES kBf16 kF16
+  KINDS kStreamK
+)
+jgg_add_instances(
+  ragged_noncontracting noncontracting_parts
+  HEADER sm90/f32/noncontracting_launch.h
+  TYPES kF32
+)
+jgg_add_instances(
+  ragged_noncontracting noncontracting_swapped
+  HEADER sm90/f32/few_rows/launch.h
+  TYPES kF32
+  KINDS kSwapped
+)
+
+jgg_add_product(
+  ragged_contracting
+  NAMESPACE jgg::sm90
+  ARGUMENTS RaggedDotArguments
+  HEADER sm90/ragged_dot.h
+)
+jgg_add_instances(
+  ragged_contracting contracting
+  HEADER sm90/skew/launch.h
+  TYPES kBf16 kF16
+  KINDS kCooperative kPingpong
+)
+jgg_add_instances(
+  ragged_contracting contracting_parts
+  HEADER sm90/f32/contracting_launch.h
+  TYPES kF32
+)
+
+# Their additions are paced: one in so many pauses, of products, and of those that scales are
+# multiplied by before.
+jgg_add_product(
+  scaled_ragged_noncontracting
+  NAMESPACE jgg::fp8
+  ARGUMENTS ScaledArguments
+  HEADER fp8/scaled_ragged_dot.h
+)
+jgg_add_instances(
+  scaled_ragged_noncontracting scaled_noncontracting
+  HEADER fp8/noncontracting_launch.h
+  TYPES kE4m3 kE5m2
+  ADDITIONS_PER_PAUSE 10
+)
+jgg_add_instances(
+  scaled_ragged_noncontracting scaled_noncontracting_stream_k
+  HEADER fp8/stream_k/launch.h
+  TYPES kE4m3 kE5m2
+  KINDS kStreamK
+  ADDITIONS_PER_PAUSE 10
+)
+jgg_add_instances(
+  scaled_ragged_noncontracting scaled_noncontracting_swapped
+  HEADER fp8/transposed/launch.h
+  TYPES kE4m3 kE5m2
+  KINDS kSwapped
+)
+
+jgg_add_product(
+  scaled_ragged_contracting
+  NAMESPACE jgg::fp8
+  ARGUMENTS ScaledArguments
+  HEADER fp8/scaled_ragged_dot.h
+)
+jgg_add_instances(
+  scaled_ragged_contracting scaled_contracting
+  HEADER fp8/contracting_launch.h
+  TYPES kE4m3 kE5m2
+  ADDITIONS_PER_PAUSE 3
+)
+
+jgg_add_product(
+  grouped_gemm
+  NAMESPACE jgg::sm90
+  ARGUMENTS GroupedGemmArguments
+  HEADER grouped/grouped_gemm.h
+)
+jgg_add_instances(
+  grouped_gemm grouped_gemm_16bit
+  HEADER grouped/launch.h
+  TYPES kBf16 kF16
+)
+jgg_add_instances(
+  grouped_gemm grouped_gemm_parts
+  HEADER grouped/parts_launch.h
+  TYPES kF32
+)
+
+jgg_add_product(
+  rank_k
+  NAMESPACE jgg::sm90
+  ARGUMENTS RankKArguments
+  HEADER rank_k/rank_k.h
+)
+jgg_add_instances(
+  rank_k rank_k_16bit
+  HEADER rank_k/launch.h
+  TYPES kBf16 kF16
+  KINDS kCooperative kFine
+)
+jgg_add_instances(
+  rank_k rank_k_parts
+  HEADER rank_k/parts_launch.h
+  TYPES kF32
+)
+
+jgg_add_product(
+  gemm_fp64
+  NAMESPACE jgg::fp64
+  ARGUMENTS GemmArguments
+  HEADER fp64/gemm.h
+)
+jgg_add_instances(
+  gemm_fp64 fp64_gemm
+  HEADER fp64/gemm_launch.h
+  TYPES kF64 kC64 kC128
+)
+
+jgg_add_product(
+  rank_k_fp64
+  NAMESPACE jgg::fp64
+  ARGUMENTS RankKArguments
+  HEADER fp64/rank_k.h
+)
+jgg_add_instances(
+  rank_k_fp64 fp64_rank_k
+  HEADER fp64/rank_k_launch.h
+  TYPES kF64 kC64 kC128
+)
