@@ -4,27 +4,27 @@ jgg_add_product(
   ragged_noncontracting
   NAMESPACE jgg::sm90
   ARGUMENTS RaggedDotArguments
-  HEADER sm90/ragged_dot.h
+  HEADER ragged/ragged_dot.h
 )
 jgg_add_instances(
   ragged_noncontracting noncontracting
-  HEADER sm90/noncontracting_launch.h
+  HEADER ragged/noncontracting_launch.h
   TYPES kBf16 kF16
 )
 jgg_add_instances(
   ragged_noncontracting noncontracting_stream_k
-  HEADER sm90/stream_k/launch.h
+  HEADER ragged/stream_k_launch.h
   TYPES kBf16 kF16
   KINDS kStreamK
 )
 jgg_add_instances(
   ragged_noncontracting noncontracting_parts
-  HEADER sm90/f32/noncontracting_launch.h
+  HEADER ragged/noncontracting_parts_launch.h
   TYPES kF32
 )
 jgg_add_instances(
   ragged_noncontracting noncontracting_swapped
-  HEADER sm90/f32/few_rows/launch.h
+  HEADER ragged/swapped_launch.h
   TYPES kF32
   KINDS kSwapped
 )
@@ -33,17 +33,17 @@ jgg_add_product(
   ragged_contracting
   NAMESPACE jgg::sm90
   ARGUMENTS RaggedDotArguments
-  HEADER sm90/ragged_dot.h
+  HEADER ragged/ragged_dot.h
 )
 jgg_add_instances(
   ragged_contracting contracting
-  HEADER sm90/skew/launch.h
+  HEADER ragged/contracting_launch.h
   TYPES kBf16 kF16
   KINDS kCooperative kPingpong
 )
 jgg_add_instances(
   ragged_contracting contracting_parts
-  HEADER sm90/f32/contracting_launch.h
+  HEADER ragged/contracting_parts_launch.h
   TYPES kF32
 )
 
@@ -51,39 +51,39 @@ jgg_add_instances(
 # multiplied by before.
 jgg_add_product(
   scaled_ragged_noncontracting
-  NAMESPACE jgg::fp8
+  NAMESPACE jgg::sm90
   ARGUMENTS ScaledArguments
-  HEADER fp8/scaled_ragged_dot.h
+  HEADER scaled/scaled_ragged_dot.h
 )
 jgg_add_instances(
   scaled_ragged_noncontracting scaled_noncontracting
-  HEADER fp8/noncontracting_launch.h
+  HEADER scaled/noncontracting_launch.h
   TYPES kE4m3 kE5m2
   ADDITIONS_PER_PAUSE 10
 )
 jgg_add_instances(
   scaled_ragged_noncontracting scaled_noncontracting_stream_k
-  HEADER fp8/stream_k/launch.h
+  HEADER scaled/stream_k_launch.h
   TYPES kE4m3 kE5m2
   KINDS kStreamK
   ADDITIONS_PER_PAUSE 10
 )
 jgg_add_instances(
   scaled_ragged_noncontracting scaled_noncontracting_swapped
-  HEADER fp8/transposed/launch.h
+  HEADER scaled/swapped_launch.h
   TYPES kE4m3 kE5m2
   KINDS kSwapped
 )
 
 jgg_add_product(
   scaled_ragged_contracting
-  NAMESPACE jgg::fp8
+  NAMESPACE jgg::sm90
   ARGUMENTS ScaledArguments
-  HEADER fp8/scaled_ragged_dot.h
+  HEADER scaled/scaled_ragged_dot.h
 )
 jgg_add_instances(
   scaled_ragged_contracting scaled_contracting
-  HEADER fp8/contracting_launch.h
+  HEADER scaled/contracting_launch.h
   TYPES kE4m3 kE5m2
   ADDITIONS_PER_PAUSE 3
 )

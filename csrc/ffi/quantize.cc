@@ -1,5 +1,5 @@
 // Bindings of the FP8 quantisers. A result that is not wanted has no elements.
-#include "fp8/quantize.h"
+#include "quantize/quantize.h"
 
 #include <algorithm>
 
@@ -10,7 +10,7 @@
 namespace jgg {
 namespace {
 
-using fp8::QuantizeFormat;
+using quantize::QuantizeFormat;
 using Scales = ffi::Result<ffi::Buffer<ffi::F32>>;
 using Values = ffi::Result<ffi::AnyBuffer>;
 
@@ -62,7 +62,7 @@ ffi::Error quantize_rows(cudaStream_t stream, ffi::AnyBuffer x, Values values, S
       error.failure()) {
     return error;
   }
-  return launched(fp8::quantize_rows(
+  return launched(quantize::quantize_rows(
                       format, {x.untyped_data(), form.values, form.scales, rows, columns}, stream),
                   "quantize_rows");
 }
@@ -82,10 +82,10 @@ ffi::Error quantize_blocks(cudaStream_t stream, ffi::AnyBuffer x, Values values,
     if (error.failure()) return error;
   }
   return launched(
-      fp8::quantize_blocks(format,
-                           {x.untyped_data(), plain.values, plain.scales, transposed.values,
-                            transposed.scales, matrices, rows, columns},
-                           stream),
+      quantize::quantize_blocks(format,
+                                {x.untyped_data(), plain.values, plain.scales, transposed.values,
+                                 transposed.scales, matrices, rows, columns},
+                                stream),
       "quantize_blocks");
 }
 
@@ -115,13 +115,13 @@ ffi::Error quantize_ragged(cudaStream_t stream, ffi::AnyBuffer x, ffi::Buffer<ff
                        {row_blocks, columns}, batches, format.fp8)}) {
     if (error.failure()) return error;
   }
-  return launched(
-      fp8::quantize_ragged(format,
-                           {x.untyped_data(), group_sizes.typed_data(), plain.values, plain.scales,
-                            transposed.values, transposed.scales, batches, shape->batched,
-                            sizes->batched, sizes->size[0], rows, columns, row_blocks},
-                           stream),
-      "quantize_ragged");
+  return launched(quantize::quantize_ragged(
+                      format,
+                      {x.untyped_data(), group_sizes.typed_data(), plain.values, plain.scales,
+                       transposed.values, transposed.scales, batches, shape->batched,
+                       sizes->batched, sizes->size[0], rows, columns, row_blocks},
+                      stream),
+                  "quantize_ragged");
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // Bindings of the ragged products: check the buffers, name the sizes, launch.
-#include "sm90/ragged_dot.h"
+#include "ragged/ragged_dot.h"
 
 #include <array>
 #include <string>
@@ -13,7 +13,7 @@
 #include "ffi/handlers.h"
 #include "ffi/kernel_kind.h"
 #include "ffi/partial_sums.h"
-#include "sm90/f32/workspace.h"
+#include "ragged/parts_workspace.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jgg {
@@ -116,7 +116,7 @@ ffi::Error use_workspace(WorkspaceResult workspace, TileConfig tile, int terms,
   if (!accuracy) return accuracy.error();
   arguments.accuracy = *accuracy;
   if (tile.kind == KernelKind::kSwapped) return ffi::Error::Success();  // splits on the way
-  return parts_fit(arguments.workspace_bytes, sm90::f32::Workspace(arguments).bytes());
+  return parts_fit(arguments.workspace_bytes, sm90::RaggedWorkspace(arguments).bytes());
 }
 
 ffi::Error ragged_noncontracting(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,

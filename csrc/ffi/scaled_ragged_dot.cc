@@ -1,5 +1,5 @@
 // Bindings of the FP8 ragged products: check the buffers, name the sizes and strides, launch.
-#include "fp8/scaled_ragged_dot.h"
+#include "scaled/scaled_ragged_dot.h"
 
 #include <array>
 #include <string>
@@ -16,7 +16,7 @@
 namespace jgg {
 namespace {
 
-using fp8::ScaledArguments;
+using sm90::ScaledArguments;
 
 using Scales = ffi::Buffer<ffi::F32>;
 
@@ -146,7 +146,7 @@ ffi::Error scaled_noncontracting(cudaStream_t stream, ffi::AnyBuffer lhs, Scales
   if (tile->kind == KernelKind::kStreamK) {
     if (auto error = sums_fit(arguments.workspace_bytes, *tile); error.failure()) return error;
   }
-  return launched(fp8::scaled_ragged_noncontracting(*tile, arguments, stream),
+  return launched(sm90::scaled_ragged_noncontracting(*tile, arguments, stream),
                   "scaled_ragged_noncontracting");
 }
 
@@ -206,7 +206,7 @@ ffi::Error scaled_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, Scales lh
   arguments.m = k;
   arguments.n = n;
   arguments.k = row_blocks * kScaleBlock;
-  return launched(fp8::scaled_ragged_contracting({tile_m, tile_n, cluster}, arguments, stream),
+  return launched(sm90::scaled_ragged_contracting({tile_m, tile_n, cluster}, arguments, stream),
                   "scaled_ragged_contracting");
 }
 

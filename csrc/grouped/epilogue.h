@@ -2,8 +2,8 @@
 // problem, after scaling and adding C.
 #pragma once
 
-#include "sm90/epilogue.h"
-#include "sm90/scale_and_add.h"
+#include "sm90/epilogue/cooperative.h"
+#include "sm90/epilogue/scale_and_add.h"
 #include "sm90/wgmma.h"
 
 namespace jgg::sm90 {
@@ -49,7 +49,7 @@ class ListEpilogue {
   __device__ void wait() const { store_.wait(); }
 
  private:
-  Epilogue<Config> store_;
+  CooperativeEpilogue<Config> store_;
   Params const& params_;
   int consumer_;
 };

@@ -4,13 +4,13 @@
 #include <memory>
 
 #include "grouped/problem.h"
-#include "grouped/tile_table.h"
-#include "sm90/launch.h"
+#include "grouped/tiles.h"
+#include "ragged/launch.h"
 #include "sm90/list_kernel.h"
 
 namespace jgg::sm90 {
 
-template <class Problem, class Loop = Mainloop<Problem>>
+template <class Problem, class Loop = CooperativeMainloop<Problem>>
 cudaError_t launch_grouped_gemm(GroupedGemmArguments const& arguments, cudaStream_t stream) {
   // Too large for the stack of a thread that is not ours.
   auto const params = std::make_unique<typename Problem::Params>();

@@ -3,18 +3,18 @@
 
 #include "grouped/launch.h"
 #include "grouped/parts.h"
-#include "sm90/f32/list_segments.h"
-#include "sm90/f32/mainloop.h"
+#include "parts/listed.h"
+#include "sm90/mainloop/parts.h"
 
 namespace jgg::sm90 {
 
 template <class Config>
-struct ProductsOfParts : f32::ListSegments<GroupedGemm<Config, kMaxListedProblems>> {
-  using Base = f32::ListSegments<GroupedGemm<Config, kMaxListedProblems>>;
+struct ProductsOfParts : parts::ListedParts<GroupedGemm<Config, kMaxListedProblems>> {
+  using Base = parts::ListedParts<GroupedGemm<Config, kMaxListedProblems>>;
   using Params = typename Base::Params;
 
   static cudaError_t make_params(GroupedGemmArguments const& arguments, Params& params) {
-    params.terms = f32::terms_of(arguments.accuracy);
+    params.terms = parts::terms_of(arguments.accuracy);
     params.lhs_maxima = arguments.lhs_maxima;
     params.rhs_maxima = arguments.rhs_maxima;
     return Base::make_params(arguments, params);
@@ -33,7 +33,7 @@ cudaError_t grouped_gemm_parts(TileConfig config, GroupedGemmArguments const& ar
         using Config = ConfigOf<decltype(tile), cutlass::half_t, float,
                                 major(Major::K, transpose_lhs), major(Major::MN, transpose_rhs)>;
         using Problem = ProductsOfParts<Config>;
-        return launch_grouped_gemm<Problem, f32::Mainloop<Problem>>(parts, stream);
+        return launch_grouped_gemm<Problem, PartsMainloop<Problem>>(parts, stream);
       },
       OneTileOf<GroupedGemmTiles>{config}, Flag{arguments.transpose_lhs},
       Flag{arguments.transpose_rhs});

@@ -3,9 +3,9 @@
 #pragma once
 
 #include "rank_k/fine_epilogue.h"
-#include "rank_k/fine_mainloop.h"
 #include "rank_k/rank_k.h"
 #include "sm90/list_kernel.h"
+#include "sm90/mainloop/fine.h"
 
 namespace jgg::sm90 {
 

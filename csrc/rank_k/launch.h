@@ -4,14 +4,13 @@
 #include <algorithm>
 #include <memory>
 
+#include "ragged/launch.h"
 #include "rank_k/fine_kernel.h"
-#include "rank_k/fine_mainloop.h"
-#include "rank_k/mainloop.h"
 #include "rank_k/problem.h"
-#include "rank_k/tile_table.h"
-#include "sm90/cluster_launch.h"
-#include "sm90/launch.h"
+#include "rank_k/tiles.h"
 #include "sm90/list_kernel.h"
+#include "sm90/mainloop/fine.h"
+#include "sm90/mainloop/triangular.h"
 
 namespace jgg::sm90 {
 

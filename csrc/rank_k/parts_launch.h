@@ -1,23 +1,23 @@
 // Updates of float32 operands: split, then multiplied as their parts.
 #pragma once
 
+#include "parts/listed.h"
 #include "rank_k/launch.h"
 #include "rank_k/parts.h"
-#include "sm90/f32/list_segments.h"
-#include "sm90/f32/mainloop.h"
+#include "sm90/mainloop/parts.h"
 
 namespace jgg::sm90 {
 
 // Both products of a rank-2k update have the scales of one a and one b, so its steps may alternate
 // between them here too.
 template <class Config>
-struct RankKOfParts : f32::ListSegments<RankK<Config, 1>> {
-  using Base = f32::ListSegments<RankK<Config, 1>>;
+struct RankKOfParts : parts::ListedParts<RankK<Config, 1>> {
+  using Base = parts::ListedParts<RankK<Config, 1>>;
   using Params = typename Base::Params;
 
   static cudaError_t make_params(RankKArguments const& arguments, RankKStack const* stacks,
                                  int count, Params& params, int& units) {
-    params.terms = f32::terms_of(arguments.accuracy);
+    params.terms = parts::terms_of(arguments.accuracy);
     params.lhs_maxima = stacks->a_maxima;
     params.rhs_maxima = stacks->b ? stacks->b_maxima : stacks->a_maxima;
     return Base::make_params(arguments, stacks, count, params, units);
@@ -34,7 +34,7 @@ cudaError_t rank_k_parts(TileConfig config, RankKArguments const& arguments, cud
         constexpr auto kMajor = major(cute::GMMA::Major::K, transpose);
         using Problem =
             RankKOfParts<ConfigOf<decltype(tile), cutlass::half_t, float, kMajor, kMajor>>;
-        return launch_rank_k<Problem>(list_kernel<Problem, f32::Mainloop<Problem>>, parts, stream);
+        return launch_rank_k<Problem>(list_kernel<Problem, PartsMainloop<Problem>>, parts, stream);
       },
       OneTileOf<RankKPartsTiles>{config}, Flag{arguments.transpose});
 }

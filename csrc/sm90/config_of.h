@@ -4,7 +4,7 @@
 #include <cutlass/numeric_types.h>
 
 #include "dispatch.h"
-#include "sm90/kernel_config.h"
+#include "sm90/config.h"
 
 namespace jgg::sm90 {
 

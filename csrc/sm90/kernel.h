@@ -6,13 +6,13 @@
 #include <cute/arch/cluster_sm90.hpp>
 
 #include "scheduler/warp.h"
-#include "sm90/epilogue.h"
-#include "sm90/kernel_config.h"
+#include "sm90/config.h"
+#include "sm90/consumer_pingpong.h"
+#include "sm90/epilogue/cooperative.h"
+#include "sm90/epilogue/previous_result.h"
 #include "sm90/lockstep.h"
-#include "sm90/mainloop.h"
-#include "sm90/pingpong/consume.h"
-#include "sm90/previous_result.h"
-#include "sm90/work_ring.h"
+#include "sm90/mainloop/cooperative.h"
+#include "sm90/work.h"
 
 namespace jgg::sm90 {
 
@@ -91,7 +91,7 @@ template <class Problem, class Mainloop, class Shared>
 __device__ void consume(typename Problem::Params const& params, Shared& shared, int consumer) {
   using Config = typename Problem::Config;
   typename Mainloop::Accumulators accumulators;
-  Epilogue<Config> epilogue(shared, params.out, consumer, Problem::store_hint(params));
+  CooperativeEpilogue<Config> epilogue(shared, params.out, consumer, Problem::store_hint(params));
   StageIterator<Config::kStages> stage;
   WorkIterator slot;
   int const first_row = consumer * kRowsPerConsumer;
@@ -169,14 +169,14 @@ template <class Problem, class Mainloop, class Shared>
 __device__ void run_roles(typename Problem::Params const& params, Shared& shared, int rank) {
   int const warpgroup = uniform(threadIdx.x / kWarpgroup);
   if (warpgroup == 0) {
-    cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
+    cutlass::arch::warpgroup_reg_dealloc<kTileRegisters.load>();
     int const warp = threadIdx.x / kWarpSize;
     if (warp == 0) produce<Problem, Mainloop>(params, shared, rank);
     if (warp == 1) schedule_tiles<Problem>(params, shared);
   } else {
-    cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
+    cutlass::arch::warpgroup_reg_alloc<kTileRegisters.multiply>();
     if constexpr (Problem::Config::kTakesTurns) {
-      pingpong::consume<Problem, Mainloop>(params, shared, warpgroup - 1);
+      consume_in_turn<Problem, Mainloop>(params, shared, warpgroup - 1);
     } else {
       consume<Problem, Mainloop>(params, shared, warpgroup - 1);
     }
@@ -184,8 +184,8 @@ __device__ void run_roles(typename Problem::Params const& params, Shared& shared
 }
 
 template <class Problem>
-using DefaultMainloop = std::conditional_t<Problem::Config::kTakesTurns,
-                                           pingpong::Mainloop<Problem>, Mainloop<Problem>>;
+using DefaultMainloop = std::conditional_t<Problem::Config::kTakesTurns, PingpongMainloop<Problem>,
+                                           CooperativeMainloop<Problem>>;
 
 template <class Problem, class Mainloop>
 __global__ void __launch_bounds__(kThreads, 1)

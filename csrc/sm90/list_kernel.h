@@ -49,7 +49,7 @@ __device__ void consume_list(typename Problem::Params const& params, Shared& sha
   epilogue.wait();
 }
 
-template <class Problem, class Loop = Mainloop<Problem>>
+template <class Problem, class Loop = CooperativeMainloop<Problem>>
 __global__ void __launch_bounds__(kThreads, 1)
     list_kernel(const __grid_constant__ typename Problem::Params params) {
   using Config = typename Problem::Config;
@@ -65,12 +65,12 @@ __global__ void __launch_bounds__(kThreads, 1)
 
   int const warpgroup = uniform(threadIdx.x / kWarpgroup);
   if (warpgroup == 0) {
-    cutlass::arch::warpgroup_reg_dealloc<kProducerRegisters>();
+    cutlass::arch::warpgroup_reg_dealloc<kTileRegisters.load>();
     int const warp = threadIdx.x / kWarpSize;
     if (warp == 0) produce<Problem, Loop>(params, shared, rank);
     if (warp == 1) schedule_tiles<Problem>(params, shared);
   } else {
-    cutlass::arch::warpgroup_reg_alloc<kConsumerRegisters>();
+    cutlass::arch::warpgroup_reg_alloc<kTileRegisters.multiply>();
     consume_list<Problem, Loop>(params, shared, warpgroup - 1);
   }
   // A CTA's shared memory must outlive the arrivals and multicasts of its peer.

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "scheduler/warp.h"
-#include "sm90/kernel_config.h"
+#include "sm90/config.h"
 
 namespace jgg::sm90 {
 

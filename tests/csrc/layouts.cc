@@ -8,16 +8,16 @@
 
 #include "dispatch.h"
 #include "fp64/tile_table.h"
-#include "fp8/scaled_tiles.h"
 #include "grouped/grouped_gemm.h"
-#include "grouped/tile_table.h"
+#include "grouped/tiles.h"
 #include "module.h"
-#include "rank_k/tile_table.h"
-#include "sm90/f32/list_workspace.h"
-#include "sm90/f32/workspace.h"
-#include "sm90/ragged_dot.h"
-#include "sm90/stream_k/workspace.h"
-#include "sm90/tiles.h"
+#include "parts/listed_workspace.h"
+#include "ragged/parts_workspace.h"
+#include "ragged/ragged_dot.h"
+#include "ragged/tiles.h"
+#include "rank_k/tiles.h"
+#include "scaled/tiles.h"
+#include "sm90/fixup/workspace.h"
 
 namespace jgg {
 namespace {
@@ -48,15 +48,15 @@ nb::list kernel_configs() {
   append(configs, "rank_k_f64", TilesOf<ElementType::kF64>::Table{});
   append(configs, "rank_k_c64", TilesOf<ElementType::kC64>::Table{});
   append(configs, "rank_k_c128", TilesOf<ElementType::kC128>::Table{});
-  append(configs, "scaled_ragged_noncontracting", fp8::NoncontractingTiles{});
-  append(configs, "scaled_ragged_noncontracting", fp8::SwappedTiles{});
-  append(configs, "scaled_ragged_noncontracting_stream_k", fp8::StreamKTiles{});
-  append(configs, "scaled_ragged_contracting", fp8::ContractingTiles{});
+  append(configs, "scaled_ragged_noncontracting", sm90::ScaledNoncontractingTiles{});
+  append(configs, "scaled_ragged_noncontracting", sm90::ScaledSwappedTiles{});
+  append(configs, "scaled_ragged_noncontracting_stream_k", sm90::ScaledStreamKTiles{});
+  append(configs, "scaled_ragged_contracting", sm90::ScaledContractingTiles{});
   return configs;
 }
 
 int64_t stream_k_workspace_bytes(int tile_m, int tile_n, int /*cluster*/, int blocks) {
-  return blocks * sm90::stream_k::Workspace::block_bytes(tile_m, tile_n);
+  return blocks * sm90::PartialSumsWorkspace::block_bytes(tile_m, tile_n);
 }
 
 // What a handler demands of the workspace of float32 operands.
@@ -75,15 +75,15 @@ int64_t float32_workspace_bytes(bool contracting, bool lhs_batched, bool rhs_bat
   arguments.k = k;
   arguments.n = n;
   arguments.accuracy = terms == 1 ? Accuracy::kTf32 : Accuracy::kF32;
-  return sm90::f32::Workspace(arguments).bytes();
+  return sm90::RaggedWorkspace(arguments).bytes();
 }
 
 // The same of lists of float32 operands: `stacks` are of matrices and the elements of each.
 int64_t float32_list_workspace_bytes(std::vector<std::pair<int, int64_t>> const& stacks,
                                      int terms) {
-  std::vector<sm90::f32::MatrixStack> operands;
+  std::vector<parts::MatrixStack> operands;
   for (auto const& [matrices, elements] : stacks) operands.push_back({nullptr, matrices, elements});
-  return sm90::f32::ListWorkspace(operands, terms == 1 ? Accuracy::kTf32 : Accuracy::kF32, nullptr)
+  return parts::ListedWorkspace(operands, terms == 1 ? Accuracy::kTf32 : Accuracy::kF32, nullptr)
       .bytes();
 }
 

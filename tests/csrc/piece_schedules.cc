@@ -5,15 +5,15 @@
 #include <stdexcept>
 #include <vector>
 
-#include "fp8/scaled_tiles.h"
 #include "module.h"
+#include "ragged/tiles.h"
+#include "scaled/tiles.h"
 #include "schedule_arrays.h"
 #include "scheduler/assignment.h"
 #include "scheduler/chains.h"
 #include "scheduler/contracting_pieces.h"
 #include "scheduler/skew.h"
 #include "scheduler/stream_k_schedule.h"
-#include "sm90/tiles.h"
 
 namespace jgg {
 namespace {
@@ -69,10 +69,11 @@ TileArray scaled_ragged_noncontracting_pieces(Sizes const& group_sizes, Offsets 
                                               int tile_m, int tile_n, int cluster, int clusters) {
   auto const groups = groups_of(group_sizes, group_offset, batches, local_groups, m);
   std::optional<TileArray> pieces;
-  with_tile(fp8::StreamKTiles{}, {tile_m, tile_n, cluster, KernelKind::kStreamK}, [&](auto tile) {
-    pieces = stream_k_pieces<kScaleBlock>(tile, groups, n, k, clusters);
-    return cudaSuccess;
-  });
+  with_tile(sm90::ScaledStreamKTiles{}, {tile_m, tile_n, cluster, KernelKind::kStreamK},
+            [&](auto tile) {
+              pieces = stream_k_pieces<kScaleBlock>(tile, groups, n, k, clusters);
+              return cudaSuccess;
+            });
   if (!pieces) throw std::invalid_argument("no kernel has this tile");
   return *pieces;
 }

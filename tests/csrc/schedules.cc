@@ -11,11 +11,12 @@
 #include <utility>
 #include <vector>
 
-#include "fp8/scaled_tiles.h"
-#include "grouped/tile_table.h"
+#include "grouped/tiles.h"
 #include "module.h"
 #include "multiprocessors.h"
-#include "rank_k/tile_table.h"
+#include "ragged/tiles.h"
+#include "rank_k/tiles.h"
+#include "scaled/tiles.h"
 #include "schedule_arrays.h"
 #include "scheduler/problem_list.h"
 #include "scheduler/product_runs.h"
@@ -23,7 +24,6 @@
 #include "scheduler/triangular.h"
 #include "scheduler/triangular_fine.h"
 #include "scheduler/triangular_runs.h"
-#include "sm90/tiles.h"
 #include "tile_list.h"
 
 namespace jgg {
@@ -131,7 +131,7 @@ TileArray scaled_ragged_noncontracting_tiles(Sizes const& group_sizes, Offsets c
         tiles = list_tiles<RoundRobin>(Schedule(groups, n, k), cluster, clusters);
         return true;
       },
-      fp8::NoncontractingTiles{}, fp8::SwappedTiles{});
+      sm90::ScaledNoncontractingTiles{}, sm90::ScaledSwappedTiles{});
   return to_array(tiles);
 }
 
@@ -148,7 +148,7 @@ TileArray scaled_ragged_contracting_tiles(Sizes const& group_sizes, Offsets cons
                                                                      clusters);
         return true;
       },
-      fp8::ContractingTiles{});
+      sm90::ScaledContractingTiles{});
   return to_array(tiles);
 }
 

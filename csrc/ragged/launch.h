@@ -1,0 +1,24 @@
+// From run-time arguments to one compiled kernel, and its launch.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "ragged/ragged_dot.h"
+#include "sm90/config_of.h"
+#include "sm90/kernel.h"
+#include "sm90/launch.h"
+
+namespace jgg::sm90 {
+
+template <class Problem, class Loop = DefaultMainloop<Problem>>
+cudaError_t launch(RaggedDotArguments const& arguments, cudaStream_t stream) {
+  using Config = typename Problem::Config;
+  typename Problem::Params params;
+  cudaError_t status = Problem::make_params(arguments, params);
+  if (status != cudaSuccess) return status;
+
+  return launch_persistent<Config>(ragged_kernel<Problem, Loop>, params,
+                                   Problem::max_units(arguments), stream);
+}
+
+}  // namespace jgg::sm90
