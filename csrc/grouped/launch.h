@@ -5,8 +5,9 @@
 
 #include "grouped/problem.h"
 #include "grouped/tiles.h"
-#include "ragged/launch.h"
-#include "sm90/list_kernel.h"
+#include "sm90/config_of.h"
+#include "sm90/launch.h"
+#include "sm90/roles.h"
 
 namespace jgg::sm90 {
 
@@ -17,7 +18,8 @@ cudaError_t launch_grouped_gemm(GroupedGemmArguments const& arguments, cudaStrea
   cudaError_t const status = Problem::make_params(arguments, *params);
   if (status != cudaSuccess) return status;
   return launch_persistent<typename Problem::Config>(
-      list_kernel<Problem, Loop>, *params, Problem::max_clusters(arguments, *params), stream);
+      persistent_kernel<ListRoles<Problem, Loop>>, *params,
+      Problem::max_clusters(arguments, *params), stream);
 }
 
 template <ElementType kType>

@@ -1,6 +1,7 @@
 // out[group] = lhs[rows of group, m]^T . rhs[rows of group, n]: coordinates of its tiles in memory.
 #pragma once
 
+#include "ragged/hints.h"
 #include "ragged/ragged_dot.h"
 #include "scheduler/ragged_schedule.h"
 #include "sm90/config.h"
@@ -13,6 +14,7 @@ namespace jgg::sm90 {
 template <class Config_, bool kAdds_ = false>
 struct RaggedContracting {
   using Config = Config_;
+  using Epilogue = CooperativeEpilogue<Config>;
   static constexpr bool kAdds = kAdds_;
   static_assert(!kAdds || std::is_same_v<typename Config::Output, float>);
   // Boxes of an operand whose rows are contiguous start at a multiple of 16 bytes and cannot end
@@ -22,6 +24,7 @@ struct RaggedContracting {
   static constexpr bool kHasHeads = false;
   static constexpr int kEarlyReleaseSteps = kAllSteps;
   static constexpr bool kKeepsStep = false;
+  static constexpr bool kSpreadsStores = !kMasksRows;  // masks leave no register for it
 
   template <class Warp>
   using Schedule = ContractingSchedule<Warp, Config::kTileM, Config::kTileN, Config::kTileK,

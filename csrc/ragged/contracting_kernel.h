@@ -4,8 +4,7 @@
 
 #include "ragged/zeros.h"
 #include "scheduler/skew.h"
-#include "sm90/kernel.h"
-#include "sm90/pieces_kernel.h"
+#include "sm90/roles.h"
 
 namespace jgg::sm90 {
 
@@ -20,7 +19,7 @@ __device__ inline unsigned cycles_a_chunk(SkewedWork const& work, ResultMatrices
 // Shared memory whose barriers are there for all blocks of the cluster.
 template <class Mainloop, class Config>
 __device__ SharedStorage<Config>& prepared_storage(uint8_t* dynamic_shared) {
-  auto& shared = aligned_storage<Config>(dynamic_shared);
+  auto& shared = aligned_storage<SharedStorage<Config>>(dynamic_shared);
   initialize_barriers<Mainloop>(shared);
   sync_cluster<Config>();
   return shared;
@@ -59,9 +58,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   __syncthreads();
   if (is_skewed) {
     auto& shared = prepared_storage<CutLoop, CutConfig>(dynamic_shared);
-    run_piece_roles<Cut, CutLoop>(params.cut, shared, rank, [&](int cluster, int clusters) {
-      return Cut::schedule(params.cut, skewed_work.cuts, cluster, clusters);
-    });
+    run_roles<PieceRoles<Cut, CutLoop>>(params.cut, shared, rank, skewed_work.cuts);
     if constexpr (!Cut::kAdds) {
       // All warps end here, those without a role at once.
       bool const is_idle = warp == 2 || warp == 3;
@@ -70,7 +67,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     }
   } else {
     auto& shared = prepared_storage<WholeLoop, Config>(dynamic_shared);
-    run_roles<Whole, WholeLoop>(params.whole, shared, rank);
+    run_roles<WholeTileRoles<Whole, WholeLoop>>(params.whole, shared, rank);
   }
   // A CTA's shared memory must outlive the arrivals and multicasts of its peer.
   sync_cluster<Config>();

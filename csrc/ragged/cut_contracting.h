@@ -13,6 +13,7 @@ namespace jgg::sm90 {
 template <class Config_, bool kAdds>
 struct CutContracting : RaggedContracting<Config_, kAdds> {
   using Config = Config_;
+  static constexpr bool kSpreadsStores = false;
   using Whole = RaggedContracting<Config_, kAdds>;
 
   struct Params : Whole::Params {
@@ -40,8 +41,8 @@ struct CutContracting : RaggedContracting<Config_, kAdds> {
   }
 
   // `cuts` is not copied.
-  __device__ static auto schedule(Params const& params, ChainCuts const& cuts, int cluster,
-                                  int clusters) {
+  __device__ static auto piece_schedule(Params const& params, ChainCuts const& cuts, int cluster,
+                                        int clusters) {
     static_assert(!Whole::kMasksRows, "masks take registers that pieces need");
     static_assert(kMaxClusters<Config> <= ChainCuts::kMostClusters);
     return ContractingPieces<DeviceWarp, Config::kTileM, Config::kTileN, Config::kTileK,

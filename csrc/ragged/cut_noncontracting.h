@@ -12,6 +12,7 @@ template <class Config_>
 struct CutNoncontracting : RaggedNoncontracting<Config_> {
   using Base = RaggedNoncontracting<Config_>;
   using Config = Config_;
+  static constexpr bool kSpreadsStores = false;
   // Such tiles are long, and consumers have no registers left for a second loop.
   static constexpr int kEarlyReleaseSteps = kNoSteps;
 
@@ -19,7 +20,7 @@ struct CutNoncontracting : RaggedNoncontracting<Config_> {
     PartialSumsWorkspace workspace;
   };
 
-  __device__ static auto schedule(Params const& params, int cluster, int clusters) {
+  __device__ static auto piece_schedule(Params const& params, int cluster, int clusters) {
     static_assert(!Base::kRowsContiguous, "tiles start at the first row of their group");
     return StreamKSchedule<DeviceWarp, Config::kTileM, Config::kTileN, Config::kTileK,
                            Config::kCluster>(params.groups, params.n, params.k, cluster, clusters);

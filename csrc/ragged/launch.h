@@ -3,12 +3,19 @@
 
 #include <cuda_runtime.h>
 
+#include <type_traits>
+
 #include "ragged/ragged_dot.h"
 #include "sm90/config_of.h"
-#include "sm90/kernel.h"
 #include "sm90/launch.h"
+#include "sm90/mainloop/pingpong.h"
+#include "sm90/roles.h"
 
 namespace jgg::sm90 {
+
+template <class Problem>
+using DefaultMainloop = std::conditional_t<Problem::Config::kTakesTurns, PingpongMainloop<Problem>,
+                                           CooperativeMainloop<Problem>>;
 
 template <class Problem, class Loop = DefaultMainloop<Problem>>
 cudaError_t launch(RaggedDotArguments const& arguments, cudaStream_t stream) {
@@ -17,7 +24,7 @@ cudaError_t launch(RaggedDotArguments const& arguments, cudaStream_t stream) {
   cudaError_t status = Problem::make_params(arguments, params);
   if (status != cudaSuccess) return status;
 
-  return launch_persistent<Config>(ragged_kernel<Problem, Loop>, params,
+  return launch_persistent<Config>(persistent_kernel<WholeTileRoles<Problem, Loop>>, params,
                                    Problem::max_units(arguments), stream);
 }
 

@@ -14,6 +14,7 @@ namespace jgg::sm90 {
 template <class Config_>
 struct RaggedNoncontracting {
   using Config = Config_;
+  using Epilogue = CooperativeEpilogue<Config>;
   static constexpr bool kRowsContiguous = Config::kLhsMajor == cute::GMMA::Major::MN;
   // Tiles of contiguous rows start at a multiple of 16 bytes, so a group's first one begins with
   // rows of the group before, which it must not store. Rows are not contracted, so nothing is
@@ -23,6 +24,7 @@ struct RaggedNoncontracting {
   static constexpr bool kMasksRows = false;
   static constexpr int kEarlyReleaseSteps = kFirstSteps;
   static constexpr bool kKeepsStep = true;
+  static constexpr bool kSpreadsStores = true;
 
   struct Params {
     CUtensorMap lhs;

@@ -6,7 +6,7 @@
 #include "ragged/cut_noncontracting.h"
 #include "ragged/launch.h"
 #include "ragged/tiles.h"
-#include "sm90/pieces_kernel.h"
+#include "sm90/roles.h"
 
 namespace jgg::sm90 {
 
@@ -18,7 +18,8 @@ cudaError_t launch_pieces(RaggedDotArguments const& arguments, cudaStream_t stre
   int64_t const clusters = std::min(Assignment::kClustersAUnit * Problem::max_units(arguments),
                                     max_clusters<typename Problem::Config>(params.workspace));
   return launch_persistent<typename Problem::Config>(
-      stream_k_kernel<Problem, CooperativeMainloop<Problem>>, params, clusters, stream);
+      persistent_kernel<PieceRoles<Problem, CooperativeMainloop<Problem>>>, params, clusters,
+      stream);
 }
 
 // lhs [m, k] is contiguous along K, rhs [g, k, n] along N.

@@ -5,6 +5,7 @@
 
 #include "multiprocessors.h"
 #include "ragged/launch.h"
+#include "ragged/swapped_noncontracting.h"
 #include "ragged/tiles.h"
 #include "sm90/swapped_split_kernel.h"
 

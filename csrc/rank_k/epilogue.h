@@ -256,7 +256,6 @@ class TriangularEpilogue {
     return {unit / (kBlock / kUnit), unit % (kBlock / kUnit) * kUnit};
   }
 
-
   __device__ uint8_t* slot() const { return shared_.chunks[consumer_][slot_ * kChunksPerBlock]; }
 
   // Where an element of the block is: 16-byte units of a row are permuted by the swizzle.

@@ -4,13 +4,14 @@
 #include <algorithm>
 #include <memory>
 
-#include "ragged/launch.h"
 #include "rank_k/fine_kernel.h"
 #include "rank_k/problem.h"
 #include "rank_k/tiles.h"
-#include "sm90/list_kernel.h"
+#include "sm90/config_of.h"
+#include "sm90/launch.h"
 #include "sm90/mainloop/fine.h"
 #include "sm90/mainloop/triangular.h"
+#include "sm90/roles.h"
 
 namespace jgg::sm90 {
 
@@ -66,8 +67,9 @@ cudaError_t rank_k_16bit(TileConfig config, RankKArguments const& arguments, cud
         if constexpr (Config::kKind == KernelKind::kFine) {
           return launch_fine<Problem>(arguments, stream);
         } else {
-          return launch_rank_k<Problem>(list_kernel<Problem, TriangularMainloop<Problem>>,
-                                        arguments, stream);
+          return launch_rank_k<Problem>(
+              persistent_kernel<ListRoles<Problem, TriangularMainloop<Problem>>>, arguments,
+              stream);
         }
       },
       OneTileOf<RankKTiles>{config}, Flag{arguments.transpose},

@@ -3,6 +3,7 @@
 // of a step lie next to each other.
 #pragma once
 
+#include "ragged/hints.h"
 #include "scaled/views.h"
 #include "scheduler/ragged_schedule.h"
 #include "sm90/epilogue/cooperative.h"

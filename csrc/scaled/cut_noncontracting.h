@@ -19,7 +19,7 @@ struct CutScaledNoncontracting : ScaledNoncontracting<Config_> {
     PartialSumsWorkspace workspace;
   };
 
-  __device__ static auto schedule(Params const& params, int cluster, int clusters) {
+  __device__ static auto piece_schedule(Params const& params, int cluster, int clusters) {
     return StreamKSchedule<DeviceWarp, Config::kTileM, Config::kTileN, Config::kTileK,
                            Config::kCluster>(params.groups, params.n, params.k, cluster, clusters);
   }

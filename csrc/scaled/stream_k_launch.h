@@ -1,6 +1,7 @@
 // The launch of a noncontracting FP8 product whose last wave is cut along K.
 #pragma once
 
+#include "scaled/cut_noncontracting.h"
 #include "scaled/launch.h"
 #include "sm90/scaled_pieces.h"
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "multiprocessors.h"
+#include "scaled/swapped_noncontracting.h"
 #include "scaled/tiles.h"
 #include "sm90/config_of.h"
 #include "sm90/swapped_scaled_kernel.h"

@@ -19,4 +19,12 @@ struct GroupSizes {
   constexpr bool batched() const { return sizes_batch_stride != 0 || offset_batch_stride != 0; }
 };
 
+// With so few 16-bit rows to a group, most of the time goes into writing results, which long tiles
+// among the others hide.
+constexpr int kFewRows = 128;
+
+inline bool has_few_rows(GroupSizes const& groups) {
+  return groups.rows / groups.groups <= kFewRows;
+}
+
 }  // namespace jgg

@@ -24,6 +24,8 @@ struct Registers {
   int multiply;
 };
 constexpr Registers kTileRegisters{40, 232};
+// Schedules of pieces take more registers than those of whole tiles.
+constexpr Registers kPieceRegisters{56, 224};
 
 constexpr int kRowsPerConsumer = 64;  // M of one WGMMA instruction
 constexpr int kRowBytes = 128;        // the widest swizzle: every shared-memory row is 128 bytes

@@ -6,10 +6,11 @@
 
 #include <cute/arch/cluster_sm90.hpp>
 
+#include "sm90/cluster.h"
 #include "sm90/epilogue/scaled.h"
-#include "sm90/kernel.h"
 #include "sm90/mainloop/scaled.h"
 #include "sm90/scales/producer.h"
+#include "sm90/work.h"
 
 namespace jgg::sm90 {
 

@@ -1,9 +1,9 @@
 // The roles of the kernel whose last wave is cut along K.
 #pragma once
 
-#include "scaled/cut_noncontracting.h"
+#include "sm90/fixup/partial_sums.h"
 #include "sm90/scaled_kernel.h"
-#include "sm90/schedule_pieces.h"
+#include "sm90/work.h"
 
 namespace jgg::sm90 {
 
@@ -15,7 +15,7 @@ struct ScaledPieces {
   __device__ static void schedule(typename Problem::Params const& params, Shared& shared,
                                   int rank) {
     auto const schedule_of = [&](int cluster, int clusters) {
-      return Problem::schedule(params, cluster, clusters);
+      return Problem::piece_schedule(params, cluster, clusters);
     };
     schedule_pieces<typename Problem::Config>(schedule_of, shared, rank);
   }

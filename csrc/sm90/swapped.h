@@ -26,17 +26,4 @@ __device__ void with_rows(int rows, Function function) {
   function(std::integral_constant<int, kRows>{});
 }
 
-// Calls `function(work, stage)` for each tile.
-template <class Config, class Shared, class Function>
-__device__ void for_each_tile(Shared& shared, Function function) {
-  StageIterator<Config::kStages> stage;
-  WorkIterator slot;
-  while (true) {
-    WorkTile const work = read_work(shared, slot);
-    if (work.k_tiles == kNoMoreWork) return;
-    function(work, stage);
-    __syncwarp();
-  }
-}
-
 }  // namespace jgg::sm90

@@ -27,13 +27,9 @@ __device__ void prefetch_first(Params const& params) {
 
 template <class Mainloop, class Shared>
 __device__ void initialize_swapped_scaled(Shared& shared) {
-  constexpr int kReaders = Mainloop::kLoadingWarps + kConsumers * kWarpgroup / kWarpSize;
   Mainloop::initialize(shared);
   if (threadIdx.x == 0) {
-    for (int i = 0; i < kWorkStages; ++i) {
-      shared.work_full[i].init(1);
-      shared.work_empty[i].init(kReaders);
-    }
+    initialize_work(shared, Mainloop::kLoadingWarps);
     cutlass::arch::fence_barrier_init();
   }
 }
@@ -59,6 +55,7 @@ __global__ void __launch_bounds__(kThreads, kSwappedBlocks)
     } else if (warp < Mainloop::kLoadingWarps) {
       for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
         Mainloop::load(params, work, shared, stage, warp);
+        __syncwarp();
       });
     }
   } else {
@@ -69,6 +66,7 @@ __global__ void __launch_bounds__(kThreads, kSwappedBlocks)
       with_rows<Config::kTileM>(rows_of<Config>(work), [&](auto rows) {
         Mainloop::template compute<rows.value>(params, work, shared, stage, consumer, epilogue);
       });
+      __syncwarp();
     });
     epilogue.wait();
   }

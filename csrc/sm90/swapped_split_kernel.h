@@ -26,13 +26,9 @@ __device__ void store_swapped(float const (&sums)[kSums], float* out, int pitch,
 
 template <class Mainloop, class Shared>
 __device__ void initialize_swapped(Shared& shared) {
-  constexpr int kReaders = Mainloop::kLoadingWarps + kConsumers * kWarpgroup / kWarpSize;
   if (threadIdx.x == 0) {
     Mainloop::initialize(shared);
-    for (int i = 0; i < kWorkStages; ++i) {
-      shared.work_full[i].init(1);
-      shared.work_empty[i].init(kReaders);
-    }
+    initialize_work(shared, Mainloop::kLoadingWarps);
     cutlass::arch::fence_barrier_init();
   }
 }
@@ -55,6 +51,7 @@ __global__ void __launch_bounds__(kSplitThreads, 1)
     if (warp == 0) {
       for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
         Mainloop::load_weights(params, work, shared, stage);
+        __syncwarp();
       });
     }
     if (warp == 1) schedule_tiles<Problem>(params, shared);
@@ -64,6 +61,7 @@ __global__ void __launch_bounds__(kSplitThreads, 1)
     cutlass::arch::warpgroup_reg_dealloc<Config::kRowRegisters>();
     for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
       Mainloop::bring_rows(params, work, shared, stage);
+      __syncwarp();
     });
     return;
   }
@@ -78,6 +76,7 @@ __global__ void __launch_bounds__(kSplitThreads, 1)
                             consumer);
     };
     with_rows<Config::kTileM>(uniform(rows), compute);
+    __syncwarp();
   });
 }
 

@@ -29,7 +29,12 @@
 namespace jgg {
 namespace {
 
-// As wide as the device's.
+// As wide as the device's: for no more clusters than a launch has.
+void check_clusters(int clusters, int cluster) {
+  if (clusters > kMostMultiprocessors / cluster) {
+    throw std::invalid_argument("no device has so many clusters");
+  }
+}
 template <class Tile>
 using SimulatedTurns = EarliestFree<SimulatedWarp, kMostMultiprocessors / Tile::kCluster>;
 
@@ -94,6 +99,7 @@ std::vector<ListedTile> contracting_tiles(GroupSizes const& groups, int k, int n
                                           int clusters) {
   using Schedule = ContractingSchedule<SimulatedWarp, Tile::kTileM, Tile::kTileN, kTileK,
                                        Tile::kCluster, kAlign, kPad>;
+  check_clusters(clusters, Tile::kCluster);
   typename Schedule::Grid const grid(groups, k, n, few_rows);
   return list_tiles<SimulatedTurns<Tile>>(Schedule(groups, grid), Tile::kCluster, clusters);
 }

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "scaled/scaled_ragged_dot.h"
+#include "types.h"
 
 namespace jgg::sm90 {
 

@@ -6,11 +6,11 @@
 #include <cute/arch/copy_sm90.hpp>
 #include <cute/arch/copy_sm90_tma.hpp>
 
-#include "scaled/scaled_ragged_dot.h"
 #include "sm90/epilogue/cooperative.h"
 #include "sm90/epilogue/pack.h"
 #include "sm90/mainloop/scaled_config.h"
 #include "sm90/tma/store.h"
+#include "types.h"
 
 namespace jgg::sm90 {
 

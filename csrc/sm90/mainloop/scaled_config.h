@@ -1,8 +1,8 @@
 // Everything about an FP8 kernel that is fixed at compile time, and the shared memory that follows.
 #pragma once
 
-#include "scaled/scaled_ragged_dot.h"
 #include "sm90/config.h"
+#include "types.h"
 
 namespace jgg::sm90 {
 

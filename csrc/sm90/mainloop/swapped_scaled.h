@@ -1,7 +1,6 @@
 // The mainloop of a transposed kernel: what each warp and consumer does with one tile.
 #pragma once
 
-#include "scaled/swapped_noncontracting.h"
 #include "sm90/epilogue/swapped.h"
 #include "sm90/scales/producer.h"
 #include "sm90/swapped.h"

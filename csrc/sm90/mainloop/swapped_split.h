@@ -5,7 +5,6 @@
 #include <cute/atom/mma_atom.hpp>
 #include <cute/tensor.hpp>
 
-#include "ragged/swapped_noncontracting.h"
 #include "sm90/mainloop/swapped_split_rows.h"
 #include "sm90/mainloop/swapped_split_weights.h"
 #include "sm90/swapped.h"

@@ -6,8 +6,8 @@
 
 #include <cute/arch/copy_sm80.hpp>
 
-#include "scaled/scaled_ragged_dot.h"
 #include "sm90/mainloop/scaled_config.h"
+#include "types.h"
 
 namespace jgg::sm90 {
 

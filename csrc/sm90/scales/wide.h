@@ -3,8 +3,8 @@
 
 #include <cstdint>
 
-#include "scaled/scaled_ragged_dot.h"
 #include "sm90/mainloop/scaled_config.h"
+#include "types.h"
 
 namespace jgg::sm90 {
 

@@ -5,8 +5,6 @@
 
 #include <cute/arch/copy_sm90_desc.hpp>
 
-#include "scheduler/ragged_schedule.h"
-
 namespace jgg::sm90 {
 
 // What L2 does with a result on its way to memory.
@@ -16,11 +14,6 @@ enum class StoreHint : uint64_t {
   // faster; where products take longer than results, it costs up to 5 %.
   kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST),
 };
-
-// For the results of a contracting product.
-inline StoreHint result_hint(GroupSizes const& groups) {
-  return has_few_rows(groups) ? StoreHint::kEvictFirst : StoreHint::kNormal;
-}
 
 // Stores a box from shared memory.
 __device__ inline void store_box(CUtensorMap const& descriptor, void const* from, int a, int b,

@@ -1,9 +1,8 @@
-// The persistent kernel of lists of problems, whose descriptors are parameters of the kernel: the
-// roles of sm90/kernel.h with consumers that take tiles of two widths and an epilogue that may
-// scale and add.
+// Consumers of lists of problems: they take tiles of two widths, and an epilogue that may scale and
+// add.
 #pragma once
 
-#include "sm90/kernel.h"
+#include "sm90/consumer.h"
 
 namespace jgg::sm90 {
 
@@ -17,7 +16,8 @@ constexpr size_t kParameterLimit = 32764;
 // prefetch(work), which fetches what take() will need, and store_early(), which stores what cannot
 // be deferred until the next tile is being multiplied.
 template <class Problem, class Mainloop, class Shared>
-__device__ void consume_list(typename Problem::Params const& params, Shared& shared, int consumer) {
+__device__ void consume_listed(typename Problem::Params const& params, Shared& shared,
+                               int consumer) {
   using Config = typename Problem::Config;
   typename Problem::Epilogue epilogue(shared, params, consumer);
   StageIterator<Config::kStages> stage;
@@ -47,34 +47,6 @@ __device__ void consume_list(typename Problem::Params const& params, Shared& sha
   }
   epilogue.store_rest();
   epilogue.wait();
-}
-
-template <class Problem, class Loop = CooperativeMainloop<Problem>>
-__global__ void __launch_bounds__(kThreads, 1)
-    list_kernel(const __grid_constant__ typename Problem::Params params) {
-  using Config = typename Problem::Config;
-  static_assert(sizeof(params) <= kParameterLimit);
-  extern __shared__ uint8_t dynamic_shared[];
-  auto& shared = *reinterpret_cast<typename Problem::Shared*>(
-      (reinterpret_cast<uintptr_t>(dynamic_shared) + 1023) / 1024 * 1024);
-  int const rank = rank_in_cluster<Config>();
-
-  if (threadIdx.x == 0) Problem::Epilogue::initialize(shared);
-  initialize_barriers<Loop>(shared);
-  sync_cluster<Config>();
-
-  int const warpgroup = uniform(threadIdx.x / kWarpgroup);
-  if (warpgroup == 0) {
-    cutlass::arch::warpgroup_reg_dealloc<kTileRegisters.load>();
-    int const warp = threadIdx.x / kWarpSize;
-    if (warp == 0) produce<Problem, Loop>(params, shared, rank);
-    if (warp == 1) schedule_tiles<Problem>(params, shared);
-  } else {
-    cutlass::arch::warpgroup_reg_alloc<kTileRegisters.multiply>();
-    consume_list<Problem, Loop>(params, shared, warpgroup - 1);
-  }
-  // A CTA's shared memory must outlive the arrivals and multicasts of its peer.
-  sync_cluster<Config>();
 }
 
 }  // namespace jgg::sm90
