@@ -27,7 +27,7 @@ from benchmarks import rank_k
 from benchmarks.harness.cases import DISTRIBUTIONS, Shape, group_sizes, select_shapes
 from benchmarks.harness.command import Command
 from benchmarks.harness.session import Job, Session
-from jax_grouped_gemm import _extension
+from jax_grouped_gemm import _schedules
 from jax_grouped_gemm._src.lists.rank_k import plan as rank_k_plan
 
 CLUSTERS = 66  # of two CTAs each on an H200
@@ -41,7 +41,7 @@ COLUMNS = "unit rank owner batch group begin extent head m n steps share".split(
 
 def imbalance(shape: Shape, sizes: np.ndarray) -> tuple[float, float]:
     """The busiest cluster's time over the mean: with the kernels' turns, and in turn."""
-    tiles = _extension.ragged_contracting_tiles(
+    tiles = _schedules.ragged_contracting_tiles(
         sizes[None],
         np.zeros(1, np.int32),
         batches=1,
@@ -69,7 +69,7 @@ def cut_imbalance(shape: Shape, sizes: np.ndarray) -> float:
     """The same of tiles that are cut; not a number where the kernel computes whole ones."""
     rows, columns = -(-shape.k // TILE_M), -(-shape.n // TILE_N)
     units = rows // RANKS * columns + rows % RANKS * -(-columns // 2)
-    length = _extension.worthwhile_chain_length(
+    length = _schedules.worthwhile_chain_length(
         sizes[None],
         np.zeros(1, np.int32),
         batches=1,
@@ -77,12 +77,12 @@ def cut_imbalance(shape: Shape, sizes: np.ndarray) -> float:
         m=shape.rows,
         units=units,
         zeros_cost=ZEROS_COST,
-        most_sums=_extension.most_chain_sums(units, CLUSTERS),
+        most_sums=_schedules.most_chain_sums(units, CLUSTERS),
         clusters=CLUSTERS,
     )
     if length == 0:
         return math.nan
-    owners, _, begin, end, _ = _extension.chain_ranges(units, length, CLUSTERS).T
+    owners, _, begin, end, _ = _schedules.chain_ranges(units, length, CLUSTERS).T
     loads = np.bincount(owners, np.minimum(end, length) - begin, minlength=CLUSTERS)
     return float(loads.max() / loads.mean())
 
@@ -92,12 +92,12 @@ def update_steps(shape: rank_k.Shape) -> tuple[int, int]:
     matrices, n, k = shape
     steps = -(-k // TILE_K)
     tile = rank_k_plan.RANK_K_TILE.sizes()
-    halves = _extension.rank_k_gains_by_halves(
+    halves = _schedules.rank_k_gains_by_halves(
         matrices, n, steps, upper=False, clusters=CLUSTERS, **tile
     )
     narrow = -(-steps // NARROW_STEPS)  # stages, each of which takes as long as a step
     stack = np.array([[matrices, n, steps, narrow, halves]], np.int32)
-    tiles = _extension.rank_k_tiles(stack, upper=False, clusters=CLUSTERS, **tile)[::RANKS]
+    tiles = _schedules.rank_k_tiles(stack, upper=False, clusters=CLUSTERS, **tile)[::RANKS]
     columns = dict(zip(COLUMNS, tiles.T, strict=True))
     triangle = np.bincount(columns["owner"], columns["steps"] + TILE_CHANGE)
 

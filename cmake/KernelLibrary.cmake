@@ -5,13 +5,21 @@
 # spills, serialised WGMMA instructions) is kept: it is installed as
 # jax_grouped_gemm/_build/<source>.log, next to the extension, for the tests to check.
 
-# A kernel takes up to 4 GB to compile, so a machine with many cores must not start one on each.
-set(JGG_NVCC_JOBS 2 CACHE STRING "The most CUDA sources to compile at the same time")
+# A kernel takes up to 2 GB to compile: as many at a time as there are cores, and memory for.
+cmake_host_system_information(RESULT cores QUERY NUMBER_OF_LOGICAL_CORES)
+cmake_host_system_information(RESULT megabytes QUERY AVAILABLE_PHYSICAL_MEMORY)
+math(EXPR jobs "${megabytes} / 2048")
+if(jobs GREATER cores)
+  set(jobs ${cores})
+elseif(jobs LESS 1)
+  set(jobs 1)
+endif()
+set(JGG_NVCC_JOBS ${jobs} CACHE STRING "The most CUDA sources to compile at the same time")
 set_property(GLOBAL APPEND PROPERTY JOB_POOLS nvcc=${JGG_NVCC_JOBS})
 
 function(jgg_add_kernel_library name)
   add_library(${name} STATIC ${ARGN})
-  target_compile_features(${name} PUBLIC cxx_std_17)
+  target_compile_features(${name} PUBLIC cxx_std_20)
   target_include_directories(${name} PUBLIC csrc)
   target_include_directories(${name} SYSTEM PUBLIC ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
   target_include_directories(${name} SYSTEM PRIVATE ${JGG_CUTLASS_INCLUDE_DIR})
@@ -29,7 +37,7 @@ function(jgg_add_kernel_library name)
   set_target_properties(
     ${name}
     PROPERTIES CUDA_ARCHITECTURES 90a-real
-               CUDA_STANDARD 17
+               CUDA_STANDARD 20
                CUDA_STANDARD_REQUIRED ON
                CUDA_EXTENSIONS OFF
                CUDA_RUNTIME_LIBRARY Static

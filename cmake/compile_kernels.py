@@ -2,7 +2,8 @@
 
 Usage: compile_kernels.py LOG_DIR COMMAND...
 
-The messages go to LOG_DIR/<name of the source>.log as well as to stderr.
+The messages go to LOG_DIR/<name of the source>.log as well as to stderr. Additions are paced if the
+command defines JGG_ADDITIONS_PER_PAUSE; the build fails if there are none.
 """
 
 import subprocess
@@ -14,16 +15,24 @@ from pace_additions import pace
 
 def run(log_dir: str, *command: str) -> int:
     result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    messages = result.stdout
-    if result.returncode == 0:
-        paced = pace(Path(_after("-o", command)))
-        if paced:
+    messages, status = result.stdout, result.returncode
+    if status == 0:
+        for period in _additions_per_pause(command):
+            paced = pace(Path(_after("-o", command)), period)
             messages += f"Additions paced: {paced} instructions\n"
+            if not paced:
+                messages += "error: no additions of an FP8 product were found to pace\n"
+                status = 1
     sys.stderr.write(messages)
     log = Path(log_dir, f"{Path(_after('-c', command)).name}.log")
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text(messages)
-    return result.returncode
+    return status
+
+
+def _additions_per_pause(command: tuple[str, ...]) -> list[int]:
+    definition = "-DJGG_ADDITIONS_PER_PAUSE="
+    return [int(word.removeprefix(definition)) for word in command if word.startswith(definition)]
 
 
 def _after(option: str, command: tuple[str, ...]) -> str:

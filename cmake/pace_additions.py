@@ -18,25 +18,20 @@ from pathlib import Path
 
 from machine_code import ALWAYS, ZERO_REGISTER, Instruction, functions
 
-KERNEL = "scaled_kernel"
-# One addition in so many pauses: of products, and of those that scales are multiplied by before.
-ADDITIONS_PER_PAUSE = 10
-SCALED_FIRST, ADDITIONS_PER_PAUSE_OF_SCALED = "ScaledContracting", 3
-
 _FFMA, _FMUL = 0x223, 0x220
 _LEAST_RUN = 16
 _MOST_BETWEEN = 3  # other instructions, which load scales or count
 
 
-def pace(path: Path) -> int:
-    """Paces the additions of all FP8 kernels of an object file. Returns how many there are."""
+def pace(path: Path, period: int) -> int:
+    """Paces the additions of all kernels of an object file. Returns how many instructions.
+
+    One addition in `period` pauses.
+    """
     binary = bytearray(path.read_bytes())
     paced = 0
-    for name, offsets in functions(binary):
-        if KERNEL not in name:
-            continue
+    for _, offsets in functions(binary):
         instructions = [Instruction.read(binary, offset) for offset in offsets]
-        period = ADDITIONS_PER_PAUSE_OF_SCALED if SCALED_FIRST in name else ADDITIONS_PER_PAUSE
         paced += pace_instructions(instructions, period)
         for instruction, offset in zip(instructions, offsets, strict=True):
             instruction.write(binary, offset)

@@ -5,6 +5,9 @@
 
 namespace jgg {
 
+// Of the largest chip of this generation.
+constexpr int kMostMultiprocessors = 144;
+
 inline cudaError_t count_multiprocessors(int& count) {
   int device;
   cudaError_t const status = cudaGetDevice(&device);

@@ -95,3 +95,12 @@ def h200(extension) -> aot.Target:
     """Compiles for an H200, which need not be there."""
     pytest.importorskip("jax_plugins.xla_cuda13", reason="the CUDA plugin is not installed")
     return aot.Target(aot.H200)
+
+
+@pytest.fixture(scope="session")
+def schedules():
+    """Schedules and layouts as the kernels have them, run on the host by an extension that is built
+    for tests alone. Skips a test that needs it where it is not built."""
+    return pytest.importorskip(
+        "jax_grouped_gemm._schedules", reason="the package was built without JGG_BUILD_TESTS"
+    )

@@ -1,31 +1,40 @@
-// The workspace of lists of float32 operands, checked.
+// What bindings of float32 operands take besides: how exact the product is, and a workspace.
 #pragma once
 
 #include <string>
 
 #include "ffi/buffers.h"
-#include "sm90/f32/terms.h"
+#include "types.h"
 
 namespace jgg {
 
 using WorkspaceResult = ffi::Result<ffi::Buffer<ffi::U8>>;
 
+// What the attribute `terms` asks for: the number of products of two 16-bit parts each, where
+// operands are split before they are multiplied.
+inline ffi::ErrorOr<Accuracy> accuracy_of(int terms) {
+  if (terms == 1) return Accuracy::kTf32;
+  if (terms == 3) return Accuracy::kF32;
+  return ffi::Unexpected(
+      invalid("a product of f32 takes 1 or 3 terms, not " + std::to_string(terms)));
+}
+
+inline ffi::Error parts_fit(int64_t workspace_bytes, int64_t needed) {
+  if (workspace_bytes >= needed) return ffi::Error::Success();
+  return invalid("the workspace has " + std::to_string(workspace_bytes) +
+                 " bytes, but the parts of the operands take " + std::to_string(needed));
+}
+
 // Takes over `terms` and the workspace. `needed` tells how many bytes the arguments need.
 template <class Arguments>
 ffi::Error use_float32_workspace(WorkspaceResult workspace, int terms,
                                  int64_t (*needed)(Arguments const&), Arguments& arguments) {
-  if (terms != 1 && terms != sm90::f32::kMostTerms) {
-    return invalid("a product of f32 takes 1 or 3 terms, not " + std::to_string(terms));
-  }
-  arguments.terms = terms;
+  auto const accuracy = accuracy_of(terms);
+  if (!accuracy) return accuracy.error();
+  arguments.accuracy = *accuracy;
   arguments.workspace = workspace->typed_data();
   arguments.workspace_bytes = static_cast<int64_t>(workspace->size_bytes());
-  int64_t const bytes = needed(arguments);
-  if (arguments.workspace_bytes < bytes) {
-    return invalid("the workspace has " + std::to_string(arguments.workspace_bytes) +
-                   " bytes, but the parts of the operands take " + std::to_string(bytes));
-  }
-  return ffi::Error::Success();
+  return parts_fit(arguments.workspace_bytes, needed(arguments));
 }
 
 }  // namespace jgg

@@ -13,7 +13,6 @@
 namespace jgg {
 namespace {
 
-using sm90::ElementType;
 using sm90::GroupedGemmArguments;
 using sm90::GroupedGemmProblem;
 
@@ -21,10 +20,8 @@ using sm90::GroupedGemmProblem;
 ffi::ErrorOr<GroupedGemmProblem> problem_of(ffi::AnyBuffer const& lhs, ffi::AnyBuffer const& rhs,
                                             ffi::AnyBuffer const& out,
                                             GroupedGemmArguments& arguments) {
-  if (!element_type(lhs.element_type(), arguments.type) ||
-      !element_type(out.element_type(), arguments.out_type) ||
-      rhs.element_type() != lhs.element_type() ||
-      (arguments.out_type != arguments.type && arguments.out_type != ElementType::kF32)) {
+  if (rhs.element_type() != lhs.element_type() ||
+      !are_products(lhs.element_type(), out.element_type(), arguments.type, arguments.out_type)) {
     return ffi::Unexpected(
         invalid("the kernels multiply bf16, f16 or f32 into the same type or f32"));
   }
@@ -190,5 +187,5 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(JggGroupedGemmF32, jgg::grouped_gemm_f32,
                                   .Attr<int32_t>("tile_m")
                                   .Attr<int32_t>("tile_n")
                                   .Attr<int32_t>("cluster")
-                                  .Attr<int32_t>("terms"),  // see GroupedGemmArguments
+                                  .Attr<int32_t>("terms"),  // see accuracy_of()
                               {xla::ffi::Traits::kCmdBufferCompatible});

@@ -2,7 +2,7 @@
 #include <string>
 
 #include "ffi/buffers.h"
-#include "ffi/fp64_element_type.h"
+#include "ffi/element_types.h"
 #include "ffi/handlers.h"
 #include "ffi/stacks.h"
 #include "fp64/gemm.h"
@@ -39,7 +39,7 @@ ffi::Error grouped_gemm_fp64(cudaStream_t stream, ffi::AnyBuffer alpha, ffi::Any
   }
   ffi::DataType const type = alpha.element_type();
   GemmArguments arguments{};
-  if (!element_type(type, arguments.type) || beta.element_type() != type) {
+  if (!element_type(type, kDoubles, arguments.type) || beta.element_type() != type) {
     return invalid("the kernels scale with f64, c64 or c128");
   }
   arguments.adds_c = has_c;
@@ -81,7 +81,8 @@ ffi::Error grouped_gemm_fp64(cudaStream_t stream, ffi::AnyBuffer alpha, ffi::Any
       return invalid("alpha and beta have one element, or one for each matrix");
     }
   }
-  return launched(fp64::gemm({tile_m, tile_n, cluster}, arguments, stream), "grouped_gemm_fp64");
+  return launched(fp64::gemm_fp64({tile_m, tile_n, cluster}, arguments, stream),
+                  "grouped_gemm_fp64");
 }
 
 }  // namespace

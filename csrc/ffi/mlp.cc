@@ -4,6 +4,7 @@
 
 #include "ffi/buffers.h"
 #include "ffi/element_types.h"
+#include "ffi/groups.h"
 #include "ffi/handlers.h"
 #include "mlp/gated_ragged_dot.h"
 #include "xla/ffi/api/ffi.h"
@@ -11,8 +12,6 @@
 namespace jgg {
 namespace {
 
-using sm90::TileConfig;
-using Sizes = ffi::Buffer<ffi::S32>;
 using Floats = ffi::Buffer<ffi::F32>;
 using Result = ffi::Result<ffi::AnyBuffer>;
 using WorkspaceResult = ffi::Result<ffi::Buffer<ffi::U8>>;
@@ -43,18 +42,21 @@ class Check {
   }
 
   // All of the type of the first.
-  void types(sm90::ElementType& type, std::initializer_list<ffi::DataType> buffers) {
+  void types(ElementType& type, std::initializer_list<ffi::DataType> buffers) {
     if (failed_) return;
-    bool const known = element_type(*buffers.begin(), type) && type != sm90::ElementType::kF32;
+    bool const known = element_type(*buffers.begin(), type) && type != ElementType::kF32;
     if (!known) return fail(invalid("the kernels of an expert MLP take bf16 or f16"));
     for (ffi::DataType const other : buffers) {
       if (other != *buffers.begin()) return fail(invalid("operands and results differ in type"));
     }
   }
 
-  void groups(Sizes group_sizes, Sizes group_offset, int& groups) {
-    groups = size<1>("group_sizes", group_sizes)[0];
-    shape<1>("group_offset", group_offset, {1});
+  void groups(GroupSizes& result, Sizes group_sizes, Sizes group_offset, int local_groups,
+              int rows) {
+    if (failed_) return;
+    auto const groups = groups_of(group_sizes, group_offset, 1, local_groups, rows);
+    if (!groups) return fail(groups.error());
+    result = *groups;
   }
 
   bool failed() const { return failed_; }
@@ -87,7 +89,7 @@ ffi::Error gated_ragged_dot(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffe
   check.shape<3>("the gate's weights", gate_weights, {local_groups, k, n});
   check.shape<3>("the up projection's weights", up_weights, {local_groups, k, n});
   check.shape<1>("weights", weights, {has_weights ? m : 1});
-  check.groups(group_sizes, group_offset, a.groups);
+  check.groups(a.groups, group_sizes, group_offset, local_groups, m);
   check.shape<2>("hidden", *hidden, {m, n});
   check.types(a.type, {x.element_type(), gate_weights.element_type(), up_weights.element_type(),
                        hidden->element_type(), gate->element_type(), up->element_type()});
@@ -102,14 +104,10 @@ ffi::Error gated_ragged_dot(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffe
   a.gate_weights = gate_weights.untyped_data();
   a.up_weights = up_weights.untyped_data();
   a.weights = has_weights ? weights.typed_data() : nullptr;
-  a.group_sizes = group_sizes.typed_data();
-  a.group_offset = group_offset.typed_data();
   a.hidden = hidden->untyped_data();
   a.gate = keeps_gate ? gate->untyped_data() : nullptr;
   a.up = keeps_gate ? up->untyped_data() : nullptr;
   a.activation = activation(alpha, cubic, limit, shift);
-  a.local_groups = local_groups;
-  a.m = m;
   a.k = k;
   a.n = n;
   return launched(mlp::gated_ragged_dot(TileConfig{tile_m, tile_n, cluster}, a, stream),
@@ -123,14 +121,14 @@ ffi::Error gated_gradient(cudaStream_t stream, ffi::AnyBuffer dy, ffi::AnyBuffer
                           float alpha, float cubic, float limit, float shift, int32_t tile_m,
                           int32_t tile_n, int32_t cluster) {
   Check check;
-  mlp::GatedGradientArguments a{};
+  mlp::GradientArguments a{};
   auto const [m, k] = check.size<2>("dy", dy);
   auto const [local_groups, n, columns] = check.size<3>("the down projection", down_weights);
   check.shape<3>("the down projection", down_weights, {local_groups, n, k});
   check.shape<2>("gate", gate, {m, n});
   check.shape<2>("up", up, {m, n});
   check.shape<1>("weights", weights, {has_weights ? m : 1});
-  check.groups(group_sizes, group_offset, a.groups);
+  check.groups(a.groups, group_sizes, group_offset, local_groups, m);
   check.shape<2>("dgate", *dgate, {m, n});
   check.shape<2>("dup", *dup, {m, n});
   check.shape<2>("hidden", *hidden, {m, n});
@@ -146,15 +144,11 @@ ffi::Error gated_gradient(cudaStream_t stream, ffi::AnyBuffer dy, ffi::AnyBuffer
   a.gate = gate.untyped_data();
   a.up = up.untyped_data();
   a.weights = has_weights ? weights.typed_data() : nullptr;
-  a.group_sizes = group_sizes.typed_data();
-  a.group_offset = group_offset.typed_data();
   a.dgate = dgate->untyped_data();
   a.dup = dup->untyped_data();
   a.hidden = hidden->untyped_data();
   a.dweights = dweights->typed_data();
   a.activation = activation(alpha, cubic, limit, shift);
-  a.local_groups = local_groups;
-  a.m = m;
   a.k = k;
   a.n = n;
   return launched(mlp::gated_gradient(TileConfig{tile_m, tile_n, cluster}, a, stream),
@@ -173,7 +167,7 @@ ffi::Error paired_ragged_dot(cudaStream_t stream, ffi::AnyBuffer first_lhs,
   check.shape<2>("the second lhs", second_lhs, {m, k});
   check.shape<3>("the first rhs", first_rhs, {local_groups, n, k});
   check.shape<3>("the second rhs", second_rhs, {local_groups, n, k});
-  check.groups(group_sizes, group_offset, a.groups);
+  check.groups(a.groups, group_sizes, group_offset, local_groups, m);
   check.shape<2>("out", *out, {m, n});
   check.types(a.type, {first_lhs.element_type(), second_lhs.element_type(),
                        first_rhs.element_type(), second_rhs.element_type(), out->element_type()});
@@ -183,11 +177,7 @@ ffi::Error paired_ragged_dot(cudaStream_t stream, ffi::AnyBuffer first_lhs,
   a.lhs[1] = second_lhs.untyped_data();
   a.rhs[0] = first_rhs.untyped_data();
   a.rhs[1] = second_rhs.untyped_data();
-  a.group_sizes = group_sizes.typed_data();
-  a.group_offset = group_offset.typed_data();
   a.out = out->untyped_data();
-  a.local_groups = local_groups;
-  a.m = m;
   a.k = k;
   a.n = n;
   return launched(mlp::paired_ragged_dot(TileConfig{tile_m, tile_n, cluster}, a, stream),

@@ -4,13 +4,15 @@
 #include <string>
 
 #include "ffi/buffers.h"
-#include "sm90/ragged_dot.h"
+#include "sm90/fixup/workspace.h"
+#include "types.h"
 
 namespace jgg {
 
 // Whether it has room for the sums of one cluster at least.
-inline ffi::Error sums_fit(int64_t workspace_bytes, sm90::TileConfig tile) {
-  int64_t const least = sm90::stream_k_workspace_bytes(tile, tile.cluster);
+inline ffi::Error sums_fit(int64_t workspace_bytes, TileConfig tile) {
+  int64_t const least =
+      tile.cluster * sm90::PartialSumsWorkspace::block_bytes(tile.tile_m, tile.tile_n);
   if (workspace_bytes >= least) return ffi::Error::Success();
   return invalid("the workspace has " + std::to_string(workspace_bytes) +
                  " bytes, but partial sums of one cluster take " + std::to_string(least));

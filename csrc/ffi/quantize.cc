@@ -1,37 +1,24 @@
 // Bindings of the FP8 quantisers. A result that is not wanted has no elements.
-#include "fp8/quantize.h"
+#include "quantize/quantize.h"
 
 #include <algorithm>
 
 #include "ffi/buffers.h"
+#include "ffi/element_types.h"
 #include "ffi/handlers.h"
 
 namespace jgg {
 namespace {
 
-using fp8::Fp8Format;
-using fp8::kBlock;
-using fp8::QuantizeFormat;
-using fp8::SourceType;
+using quantize::QuantizeFormat;
 using Scales = ffi::Result<ffi::Buffer<ffi::F32>>;
 using Values = ffi::Result<ffi::AnyBuffer>;
 
-int blocks(int size) { return size / kBlock + (size % kBlock != 0); }
+int blocks(int size) { return size / kScaleBlock + (size % kScaleBlock != 0); }
 
-ffi::Error source_type(ffi::AnyBuffer const& x, SourceType& type) {
-  switch (x.element_type()) {
-    case ffi::DataType::BF16:
-      type = SourceType::kBf16;
-      return ffi::Error::Success();
-    case ffi::DataType::F16:
-      type = SourceType::kF16;
-      return ffi::Error::Success();
-    case ffi::DataType::F32:
-      type = SourceType::kF32;
-      return ffi::Error::Success();
-    default:
-      return invalid("the quantisers take bf16, f16 or f32");
-  }
+ffi::Error source_type(ffi::AnyBuffer const& x, ElementType& type) {
+  if (element_type(x.element_type(), kFloats, type)) return ffi::Error::Success();
+  return invalid("the quantisers take bf16, f16 or f32");
 }
 
 // One form of a result: FP8 values and their scales, or neither.
@@ -42,17 +29,10 @@ struct Form {
 
   ffi::Error set(char const* name, Values buffer, Scales scale_buffer,
                  std::array<int, kRank> expected, std::array<int, kScaleRank> expected_scales,
-                 int batches, Fp8Format& fp8) {
+                 int batches, ElementType& fp8) {
     if (buffer->element_count() == 0) return ffi::Error::Success();
-    switch (buffer->element_type()) {
-      case ffi::DataType::F8E4M3FN:
-        fp8 = Fp8Format::kE4m3;
-        break;
-      case ffi::DataType::F8E5M2:
-        fp8 = Fp8Format::kE5m2;
-        break;
-      default:
-        return invalid("the quantisers return f8e4m3fn or f8e5m2");
+    if (!element_type(buffer->element_type(), kFloat8s, fp8)) {
+      return invalid("the quantisers return f8e4m3fn or f8e5m2");
     }
     auto const shape = Shape<kRank>::of(name, *buffer);
     if (!shape) return shape.error();
@@ -82,7 +62,7 @@ ffi::Error quantize_rows(cudaStream_t stream, ffi::AnyBuffer x, Values values, S
       error.failure()) {
     return error;
   }
-  return launched(fp8::quantize_rows(
+  return launched(quantize::quantize_rows(
                       format, {x.untyped_data(), form.values, form.scales, rows, columns}, stream),
                   "quantize_rows");
 }
@@ -102,10 +82,10 @@ ffi::Error quantize_blocks(cudaStream_t stream, ffi::AnyBuffer x, Values values,
     if (error.failure()) return error;
   }
   return launched(
-      fp8::quantize_blocks(format,
-                           {x.untyped_data(), plain.values, plain.scales, transposed.values,
-                            transposed.scales, matrices, rows, columns},
-                           stream),
+      quantize::quantize_blocks(format,
+                                {x.untyped_data(), plain.values, plain.scales, transposed.values,
+                                 transposed.scales, matrices, rows, columns},
+                                stream),
       "quantize_blocks");
 }
 
@@ -128,19 +108,20 @@ ffi::Error quantize_ragged(cudaStream_t stream, ffi::AnyBuffer x, ffi::Buffer<ff
   if (values_t->element_count() != 0) row_blocks = values_t->dimensions().end()[-3];
   Form<2> plain;
   Form<3, 2> transposed;
-  for (auto error : {plain.set("values", values, scales, {rows, columns}, {rows, blocks(columns)},
-                               batches, format.fp8),
-                     transposed.set("values_t", values_t, scales_t, {row_blocks, columns, kBlock},
-                                    {row_blocks, columns}, batches, format.fp8)}) {
+  for (auto error :
+       {plain.set("values", values, scales, {rows, columns}, {rows, blocks(columns)}, batches,
+                  format.fp8),
+        transposed.set("values_t", values_t, scales_t, {row_blocks, columns, kScaleBlock},
+                       {row_blocks, columns}, batches, format.fp8)}) {
     if (error.failure()) return error;
   }
-  return launched(
-      fp8::quantize_ragged(format,
-                           {x.untyped_data(), group_sizes.typed_data(), plain.values, plain.scales,
-                            transposed.values, transposed.scales, batches, shape->batched,
-                            sizes->batched, sizes->size[0], rows, columns, row_blocks},
-                           stream),
-      "quantize_ragged");
+  return launched(quantize::quantize_ragged(
+                      format,
+                      {x.untyped_data(), group_sizes.typed_data(), plain.values, plain.scales,
+                       transposed.values, transposed.scales, batches, shape->batched,
+                       sizes->batched, sizes->size[0], rows, columns, row_blocks},
+                      stream),
+                  "quantize_ragged");
 }
 
 }  // namespace

@@ -1,182 +1,156 @@
 // Bindings of the ragged products: check the buffers, name the sizes, launch.
-#include "sm90/ragged_dot.h"
+#include "ragged/ragged_dot.h"
 
 #include <array>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "ffi/buffers.h"
 #include "ffi/element_types.h"
+#include "ffi/float32_workspace.h"
+#include "ffi/groups.h"
 #include "ffi/handlers.h"
+#include "ffi/kernel_kind.h"
 #include "ffi/partial_sums.h"
-#include "sm90/f32/workspace.h"
+#include "ragged/parts_workspace.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jgg {
 namespace {
 
-using sm90::ElementType;
 using sm90::RaggedDotArguments;
-using sm90::TileConfig;
 
 std::array<int, 2> matrix(int rows, int columns, bool transpose) {
   return transpose ? std::array<int, 2>{columns, rows} : std::array<int, 2>{rows, columns};
 }
 
-using Sizes = ffi::Buffer<ffi::S32>;
-using WorkspaceResult = ffi::Result<ffi::Buffer<ffi::U8>>;
-
-// The part that the products have in common: types, pointers and group sizes.
-ffi::Error common_arguments(ffi::AnyBuffer lhs, ffi::AnyBuffer rhs, Sizes group_sizes,
-                            Sizes group_offset, ffi::AnyBuffer out, int batches,
-                            RaggedDotArguments& arguments) {
-  ElementType rhs_type;
-  if (!element_type(lhs.element_type(), arguments.type) ||
-      !element_type(rhs.element_type(), rhs_type) ||
-      !element_type(out.element_type(), arguments.out_type) || arguments.type != rhs_type ||
-      (arguments.out_type != arguments.type && arguments.out_type != ElementType::kF32)) {
+// The part that the products have in common: types, pointers, group sizes, and how operands lie in
+// memory.
+ffi::Error common_arguments(ffi::AnyBuffer lhs, ffi::AnyBuffer rhs, ffi::AnyBuffer out,
+                            ffi::ErrorOr<GroupSizes> const& groups, bool transpose_lhs,
+                            bool transpose_rhs, RaggedDotArguments& arguments) {
+  if (!groups) return groups.error();
+  if (rhs.element_type() != lhs.element_type() ||
+      !are_products(lhs.element_type(), out.element_type(), arguments.type, arguments.out_type)) {
     return invalid("the kernels multiply bf16, f16 or f32 into the same type or f32");
   }
-  auto const sizes = Shape<1>::of("group_sizes", group_sizes);
-  if (!sizes) return sizes.error();
-  auto const offset = Shape<1>::of("group_offset", group_offset);
-  if (!offset) return offset.error();
-  if (auto error = sizes->expect({sizes->size[0]}, batches); error.failure()) return error;
-  if (auto error = offset->expect({1}, batches); error.failure()) return error;
-
   arguments.lhs = lhs.untyped_data();
   arguments.rhs = rhs.untyped_data();
-  arguments.group_sizes = group_sizes.typed_data();
-  arguments.group_offset = group_offset.typed_data();
   arguments.out = out.untyped_data();
-  arguments.batches = batches;
-  arguments.group_sizes_batched = sizes->batched;
-  arguments.group_offset_batched = offset->batched;
-  arguments.groups = sizes->size[0];
+  arguments.groups = *groups;
+  arguments.transpose_lhs = transpose_lhs;
+  arguments.transpose_rhs = transpose_rhs;
   return ffi::Error::Success();
 }
 
-// Takes over the workspace and the number of terms, once the sizes are known.
+ffi::ErrorOr<RaggedDotArguments> noncontracting_arguments(ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
+                                                          Sizes group_sizes, Sizes group_offset,
+                                                          ffi::AnyBuffer out, bool transpose_lhs,
+                                                          bool transpose_rhs) {
+  auto const lhs_shape = Shape<2>::of("lhs", lhs);
+  if (!lhs_shape) return ffi::Unexpected(lhs_shape.error());
+  auto const rhs_shape = Shape<3>::of("rhs", rhs);
+  if (!rhs_shape) return ffi::Unexpected(rhs_shape.error());
+  auto const out_shape = Shape<2>::of("out", out);
+  if (!out_shape) return ffi::Unexpected(out_shape.error());
+
+  RaggedDotArguments arguments{};
+  auto const [m, n] = out_shape->size;
+  int const k = lhs_shape->size[transpose_lhs ? 0 : 1], local_groups = rhs_shape->size[0];
+  int const batches = out_shape->batches;
+  auto const groups = groups_of(group_sizes, group_offset, batches, local_groups, m);
+  for (auto error :
+       {common_arguments(lhs, rhs, out, groups, transpose_lhs, transpose_rhs, arguments),
+        lhs_shape->expect(matrix(m, k, transpose_lhs), batches),
+        rhs_shape->expect({local_groups, transpose_rhs ? n : k, transpose_rhs ? k : n}, batches)}) {
+    if (error.failure()) return ffi::Unexpected(error);
+  }
+  arguments.lhs_batched = lhs_shape->batched;
+  arguments.rhs_batched = rhs_shape->batched;
+  arguments.k = k;
+  arguments.n = n;
+  arguments.contracting = false;
+  return arguments;
+}
+
+ffi::ErrorOr<RaggedDotArguments> contracting_arguments(ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
+                                                       Sizes group_sizes, Sizes group_offset,
+                                                       ffi::AnyBuffer out, bool transpose_lhs,
+                                                       bool transpose_rhs) {
+  auto const lhs_shape = Shape<2>::of("lhs", lhs);
+  if (!lhs_shape) return ffi::Unexpected(lhs_shape.error());
+  auto const rhs_shape = Shape<2>::of("rhs", rhs);
+  if (!rhs_shape) return ffi::Unexpected(rhs_shape.error());
+  auto const out_shape = Shape<3>::of("out", out);
+  if (!out_shape) return ffi::Unexpected(out_shape.error());
+
+  RaggedDotArguments arguments{};
+  auto const [local_groups, k, n] = out_shape->size;
+  int const m = lhs_shape->size[transpose_lhs ? 1 : 0], batches = out_shape->batches;
+  auto const groups = groups_of(group_sizes, group_offset, batches, local_groups, m);
+  for (auto error :
+       {common_arguments(lhs, rhs, out, groups, transpose_lhs, transpose_rhs, arguments),
+        lhs_shape->expect(matrix(m, k, transpose_lhs), batches),
+        rhs_shape->expect(matrix(m, n, transpose_rhs), batches)}) {
+    if (error.failure()) return ffi::Unexpected(error);
+  }
+  arguments.lhs_batched = lhs_shape->batched;
+  arguments.rhs_batched = rhs_shape->batched;
+  arguments.k = k;
+  arguments.n = n;
+  arguments.contracting = true;
+  return arguments;
+}
+
+// Takes over the workspace and what is asked of float32 operands, once the sizes are known.
 ffi::Error use_workspace(WorkspaceResult workspace, TileConfig tile, int terms,
                          RaggedDotArguments& arguments) {
   arguments.workspace = workspace->typed_data();
   arguments.workspace_bytes = static_cast<int64_t>(workspace->size_bytes());
-  arguments.terms = terms;
-  if (tile.stream_k) {
+  if (tile.kind == KernelKind::kStreamK) {
     if (auto error = sums_fit(arguments.workspace_bytes, tile); error.failure()) return error;
   }
   if (arguments.type != ElementType::kF32) return ffi::Error::Success();
-  if (terms != 1 && terms != 3) {
-    return invalid("a product of f32 takes 1 or 3 terms, not " + std::to_string(terms));
-  }
-  if (is_transposed(tile)) return ffi::Error::Success();  // splits operands on their way
-  int64_t const needed = sm90::f32::Workspace(arguments).bytes();
-  if (arguments.workspace_bytes < needed) {
-    return invalid("the workspace has " + std::to_string(arguments.workspace_bytes) +
-                   " bytes, but the parts of the operands take " + std::to_string(needed));
-  }
-  return ffi::Error::Success();
+  auto const accuracy = accuracy_of(terms);
+  if (!accuracy) return accuracy.error();
+  arguments.accuracy = *accuracy;
+  if (tile.kind == KernelKind::kSwapped) return ffi::Error::Success();  // splits on the way
+  return parts_fit(arguments.workspace_bytes, sm90::RaggedWorkspace(arguments).bytes());
 }
 
 ffi::Error ragged_noncontracting(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
                                  Sizes group_sizes, Sizes group_offset,
                                  ffi::Result<ffi::AnyBuffer> out, WorkspaceResult workspace,
                                  bool transpose_lhs, bool transpose_rhs, int32_t tile_m,
-                                 int32_t tile_n, int32_t cluster, bool stream_k, int32_t terms) {
-  TileConfig const config{tile_m, tile_n, cluster, stream_k};
-  auto const lhs_shape = Shape<2>::of("lhs", lhs);
-  if (!lhs_shape) return lhs_shape.error();
-  auto const rhs_shape = Shape<3>::of("rhs", rhs);
-  if (!rhs_shape) return rhs_shape.error();
-  auto const out_shape = Shape<2>::of("out", *out);
-  if (!out_shape) return out_shape.error();
-
-  RaggedDotArguments arguments{};
-  if (auto error = common_arguments(lhs, rhs, group_sizes, group_offset, *out, out_shape->batches,
-                                    arguments);
-      error.failure()) {
+                                 int32_t tile_n, int32_t cluster, std::string_view kind,
+                                 int32_t terms) {
+  auto const tile = tile_config(tile_m, tile_n, cluster, kind);
+  if (!tile) return tile.error();
+  auto arguments = noncontracting_arguments(lhs, rhs, group_sizes, group_offset, *out,
+                                            transpose_lhs, transpose_rhs);
+  if (!arguments) return arguments.error();
+  if (auto error = use_workspace(workspace, *tile, terms, *arguments); error.failure()) {
     return error;
   }
-  auto const [m, n] = out_shape->size;
-  int const k = lhs_shape->size[transpose_lhs ? 0 : 1], groups = rhs_shape->size[0];
-  if (auto error = lhs_shape->expect(matrix(m, k, transpose_lhs), arguments.batches);
-      error.failure()) {
-    return error;
-  }
-  if (auto error = rhs_shape->expect({groups, transpose_rhs ? n : k, transpose_rhs ? k : n},
-                                     arguments.batches);
-      error.failure()) {
-    return error;
-  }
-
-  arguments.transpose_lhs = transpose_lhs;
-  arguments.transpose_rhs = transpose_rhs;
-  arguments.lhs_batched = lhs_shape->batched;
-  arguments.rhs_batched = rhs_shape->batched;
-  arguments.local_groups = groups;
-  arguments.m = m;
-  arguments.k = k;
-  arguments.n = n;
-  arguments.contracting = false;
-  if (auto error = use_workspace(workspace, config, terms, arguments); error.failure())
-    return error;
-  return launched(sm90::ragged_noncontracting(config, arguments, stream), "ragged_noncontracting");
-}
-
-// Shapes and sizes of a contracting product.
-ffi::Error contracting_arguments(ffi::AnyBuffer lhs, ffi::AnyBuffer rhs, Sizes group_sizes,
-                                 Sizes group_offset, ffi::AnyBuffer out, bool transpose_lhs,
-                                 bool transpose_rhs, RaggedDotArguments& arguments) {
-  auto const lhs_shape = Shape<2>::of("lhs", lhs);
-  if (!lhs_shape) return lhs_shape.error();
-  auto const rhs_shape = Shape<2>::of("rhs", rhs);
-  if (!rhs_shape) return rhs_shape.error();
-  auto const out_shape = Shape<3>::of("out", out);
-  if (!out_shape) return out_shape.error();
-
-  if (auto error =
-          common_arguments(lhs, rhs, group_sizes, group_offset, out, out_shape->batches, arguments);
-      error.failure()) {
-    return error;
-  }
-  auto const [groups, k, n] = out_shape->size;
-  int const m = lhs_shape->size[transpose_lhs ? 1 : 0];
-  if (auto error = lhs_shape->expect(matrix(m, k, transpose_lhs), arguments.batches);
-      error.failure()) {
-    return error;
-  }
-  if (auto error = rhs_shape->expect(matrix(m, n, transpose_rhs), arguments.batches);
-      error.failure()) {
-    return error;
-  }
-
-  arguments.transpose_lhs = transpose_lhs;
-  arguments.transpose_rhs = transpose_rhs;
-  arguments.lhs_batched = lhs_shape->batched;
-  arguments.rhs_batched = rhs_shape->batched;
-  arguments.local_groups = groups;
-  arguments.m = m;
-  arguments.k = k;
-  arguments.n = n;
-  arguments.contracting = true;
-  return ffi::Error::Success();
+  return launched(sm90::ragged_noncontracting(*tile, *arguments, stream), "ragged_noncontracting");
 }
 
 ffi::Error ragged_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
                               Sizes group_sizes, Sizes group_offset,
                               ffi::Result<ffi::AnyBuffer> out, WorkspaceResult workspace,
                               bool transpose_lhs, bool transpose_rhs, int32_t tile_m,
-                              int32_t tile_n, int32_t cluster, bool stream_k, int32_t terms) {
-  TileConfig const config{tile_m, tile_n, cluster, stream_k};
-  RaggedDotArguments arguments{};
-  if (auto error = contracting_arguments(lhs, rhs, group_sizes, group_offset, *out, transpose_lhs,
-                                         transpose_rhs, arguments);
-      error.failure()) {
+                              int32_t tile_n, int32_t cluster, std::string_view kind,
+                              int32_t terms) {
+  auto const tile = tile_config(tile_m, tile_n, cluster, kind);
+  if (!tile) return tile.error();
+  auto arguments = contracting_arguments(lhs, rhs, group_sizes, group_offset, *out, transpose_lhs,
+                                         transpose_rhs);
+  if (!arguments) return arguments.error();
+  if (auto error = use_workspace(workspace, *tile, terms, *arguments); error.failure()) {
     return error;
   }
-  if (auto error = use_workspace(workspace, config, terms, arguments); error.failure())
-    return error;
-  return launched(sm90::ragged_contracting(config, arguments, stream), "ragged_contracting");
+  return launched(sm90::ragged_contracting(*tile, *arguments, stream), "ragged_contracting");
 }
 
 ffi::Error ragged_accumulate(cudaStream_t stream, ffi::AnyBuffer accumulator, ffi::AnyBuffer lhs,
@@ -184,61 +158,75 @@ ffi::Error ragged_accumulate(cudaStream_t stream, ffi::AnyBuffer accumulator, ff
                              ffi::Result<ffi::AnyBuffer> out, WorkspaceResult workspace,
                              bool transpose_lhs, bool transpose_rhs, int32_t tile_m, int32_t tile_n,
                              int32_t cluster) {
-  TileConfig const config{tile_m, tile_n, cluster, false};
-  RaggedDotArguments arguments{};
-  if (auto error = contracting_arguments(lhs, rhs, group_sizes, group_offset, *out, transpose_lhs,
-                                         transpose_rhs, arguments);
-      error.failure()) {
-    return error;
-  }
-  if (arguments.type == ElementType::kF32 || arguments.out_type != ElementType::kF32) {
+  auto arguments = contracting_arguments(lhs, rhs, group_sizes, group_offset, *out, transpose_lhs,
+                                         transpose_rhs);
+  if (!arguments) return arguments.error();
+  if (arguments->type == ElementType::kF32 || arguments->out_type != ElementType::kF32) {
     return invalid("the kernels add products of bf16 or f16 to f32");
   }
-  if (accumulator.untyped_data() != arguments.out) {
+  if (accumulator.untyped_data() != arguments->out) {
     return invalid("the accumulator is not aliased to the result");
   }
-  arguments.accumulate = true;
-  if (auto error = use_workspace(workspace, config, 0, arguments); error.failure()) return error;
-  return launched(sm90::ragged_contracting(config, arguments, stream), "ragged_accumulate");
+  arguments->accumulate = true;
+  TileConfig const tile{tile_m, tile_n, cluster};
+  if (auto error = use_workspace(workspace, tile, 0, *arguments); error.failure()) return error;
+  return launched(sm90::ragged_contracting(tile, *arguments, stream), "ragged_accumulate");
 }
 
-// Buffers and attributes of the products that write their results. The workspace is where the parts
-// of float32 operands and partial sums go: XLA plans it with its own temporaries, and its address
-// outlives a captured graph.
+// Targets without the attribute `kind`.
+ffi::Error ragged_noncontracting_v3(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
+                                    Sizes group_sizes, Sizes group_offset,
+                                    ffi::Result<ffi::AnyBuffer> out, WorkspaceResult workspace,
+                                    bool transpose_lhs, bool transpose_rhs, int32_t tile_m,
+                                    int32_t tile_n, int32_t cluster, bool stream_k, int32_t terms) {
+  return ragged_noncontracting(stream, lhs, rhs, group_sizes, group_offset, out, workspace,
+                               transpose_lhs, transpose_rhs, tile_m, tile_n, cluster,
+                               stream_k ? "stream_k" : kind_of_size(tile_m == 64, "swapped"),
+                               terms);
+}
+
+ffi::Error ragged_contracting_v3(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
+                                 Sizes group_sizes, Sizes group_offset,
+                                 ffi::Result<ffi::AnyBuffer> out, WorkspaceResult workspace,
+                                 bool transpose_lhs, bool transpose_rhs, int32_t tile_m,
+                                 int32_t tile_n, int32_t cluster, bool /*stream_k*/,
+                                 int32_t terms) {
+  return ragged_contracting(stream, lhs, rhs, group_sizes, group_offset, out, workspace,
+                            transpose_lhs, transpose_rhs, tile_m, tile_n, cluster,
+                            kind_of_size(tile_n == 192, "pingpong"), terms);
+}
+
+// What the products have in common. The workspace is where the parts of float32 operands and
+// partial sums go: XLA plans it with its own temporaries, and its address outlives a captured
+// graph.
+template <class Operands>
+auto with_operands(Operands operands) {
+  return std::move(operands)
+      .template Arg<ffi::AnyBuffer>()        // lhs
+      .template Arg<ffi::AnyBuffer>()        // rhs
+      .template Arg<Sizes>()                 // group_sizes
+      .template Arg<Sizes>()                 // group_offset
+      .template Ret<ffi::AnyBuffer>()        // out
+      .template Ret<ffi::Buffer<ffi::U8>>()  // workspace
+      .template Attr<bool>("transpose_lhs")
+      .template Attr<bool>("transpose_rhs")
+      .template Attr<int32_t>("tile_m")
+      .template Attr<int32_t>("tile_n")
+      .template Attr<int32_t>("cluster");
+}
+
+auto on_stream() { return ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>(); }
+
+// `terms`: see accuracy_of()
 auto binding() {
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::PlatformStream<cudaStream_t>>()
-      .Arg<ffi::AnyBuffer>()        // lhs
-      .Arg<ffi::AnyBuffer>()        // rhs
-      .Arg<Sizes>()                 // group_sizes
-      .Arg<Sizes>()                 // group_offset
-      .Ret<ffi::AnyBuffer>()        // out
-      .Ret<ffi::Buffer<ffi::U8>>()  // workspace
-      .Attr<bool>("transpose_lhs")
-      .Attr<bool>("transpose_rhs")
-      .Attr<int32_t>("tile_m")
-      .Attr<int32_t>("tile_n")
-      .Attr<int32_t>("cluster")
-      .Attr<bool>("stream_k")
-      .Attr<int32_t>("terms");  // see RaggedDotArguments
+  return with_operands(on_stream()).Attr<std::string_view>("kind").Attr<int32_t>("terms");
+}
+auto binding_v3() {
+  return with_operands(on_stream()).Attr<bool>("stream_k").Attr<int32_t>("terms");
 }
 
-auto accumulate_binding() {
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::PlatformStream<cudaStream_t>>()
-      .Arg<ffi::AnyBuffer>()        // accumulator
-      .Arg<ffi::AnyBuffer>()        // lhs
-      .Arg<ffi::AnyBuffer>()        // rhs
-      .Arg<Sizes>()                 // group_sizes
-      .Arg<Sizes>()                 // group_offset
-      .Ret<ffi::AnyBuffer>()        // out, aliased to the accumulator
-      .Ret<ffi::Buffer<ffi::U8>>()  // workspace
-      .Attr<bool>("transpose_lhs")
-      .Attr<bool>("transpose_rhs")
-      .Attr<int32_t>("tile_m")
-      .Attr<int32_t>("tile_n")
-      .Attr<int32_t>("cluster");
-}
+// The result is aliased to the accumulator.
+auto accumulate_binding() { return with_operands(on_stream().Arg<ffi::AnyBuffer>()); }
 
 }  // namespace
 }  // namespace jgg
@@ -249,3 +237,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(JggRaggedContracting, jgg::ragged_contracting, jgg
                               {xla::ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER_SYMBOL(JggRaggedAccumulate, jgg::ragged_accumulate,
                               jgg::accumulate_binding(), {xla::ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JggRaggedNoncontractingV3, jgg::ragged_noncontracting_v3,
+                              jgg::binding_v3(), {xla::ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JggRaggedContractingV3, jgg::ragged_contracting_v3, jgg::binding_v3(),
+                              {xla::ffi::Traits::kCmdBufferCompatible});

@@ -5,13 +5,13 @@
 #include "ffi/element_types.h"
 #include "ffi/float32_workspace.h"
 #include "ffi/handlers.h"
+#include "ffi/kernel_kind.h"
 #include "ffi/rank_k_operands.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jgg {
 namespace {
 
-using sm90::ElementType;
 using sm90::RankKArguments;
 
 // Operands: those of rank_k_buffers, with scales in float32.
@@ -22,9 +22,8 @@ ffi::ErrorOr<RankKArguments> rank_k_arguments(ffi::RemainingArgs operands,
   auto const stacks = rank_k_buffers(operands, results, two_operands, has_c, transpose, ffi::F32);
   if (!stacks) return ffi::Unexpected(stacks.error());
   RankKArguments arguments{};
-  if (!element_type(stacks->front().type, arguments.type) ||
-      !element_type(stacks->front().out_type, arguments.out_type) ||
-      (arguments.out_type != arguments.type && arguments.out_type != ElementType::kF32)) {
+  if (!are_products(stacks->front().type, stacks->front().out_type, arguments.type,
+                    arguments.out_type)) {
     return ffi::Unexpected(
         invalid("the kernels multiply bf16, f16 or f32 into the same type or f32"));
   }
@@ -40,13 +39,23 @@ ffi::ErrorOr<RankKArguments> rank_k_arguments(ffi::RemainingArgs operands,
 
 ffi::Error rank_k(cudaStream_t stream, ffi::RemainingArgs operands, ffi::RemainingRets results,
                   bool two_operands, bool has_c, bool transpose, bool upper, bool symmetrize,
-                  int32_t tile_m, int32_t tile_n, int32_t cluster) {
+                  int32_t tile_m, int32_t tile_n, int32_t cluster, std::string_view kind) {
+  auto const tile = tile_config(tile_m, tile_n, cluster, kind);
+  if (!tile) return tile.error();
   auto const arguments =
       rank_k_arguments(operands, results, two_operands, has_c, transpose, upper, symmetrize);
   if (!arguments) return arguments.error();
   if (arguments->type == ElementType::kF32)
     return invalid("f32 operands have a target of their own");
-  return launched(sm90::rank_k({tile_m, tile_n, cluster}, *arguments, stream), "rank_k");
+  return launched(sm90::rank_k(*tile, *arguments, stream), "rank_k");
+}
+
+// Targets without the attribute `kind`.
+ffi::Error rank_k_v2(cudaStream_t stream, ffi::RemainingArgs operands, ffi::RemainingRets results,
+                     bool two_operands, bool has_c, bool transpose, bool upper, bool symmetrize,
+                     int32_t tile_m, int32_t tile_n, int32_t cluster) {
+  return rank_k(stream, operands, results, two_operands, has_c, transpose, upper, symmetrize,
+                tile_m, tile_n, cluster, kind_of_size(tile_m == tile_n, "fine"));
 }
 
 ffi::Error rank_k_f32(cudaStream_t stream, ffi::RemainingArgs operands, WorkspaceResult workspace,
@@ -65,22 +74,28 @@ ffi::Error rank_k_f32(cudaStream_t stream, ffi::RemainingArgs operands, Workspac
   return launched(sm90::rank_k({tile_m, tile_n, cluster}, *arguments, stream), "rank_k_f32");
 }
 
+// Operands: see rank_k_arguments
+auto binding() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::PlatformStream<cudaStream_t>>()
+      .RemainingArgs()
+      .RemainingRets()  // out...
+      .Attr<bool>("two_operands")
+      .Attr<bool>("has_c")
+      .Attr<bool>("transpose")
+      .Attr<bool>("upper")
+      .Attr<bool>("symmetrize")
+      .Attr<int32_t>("tile_m")
+      .Attr<int32_t>("tile_n")
+      .Attr<int32_t>("cluster");
+}
+
 }  // namespace
 }  // namespace jgg
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JggRankK, jgg::rank_k,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .RemainingArgs()  // see rank_k_arguments
-                                  .RemainingRets()  // out...
-                                  .Attr<bool>("two_operands")
-                                  .Attr<bool>("has_c")
-                                  .Attr<bool>("transpose")
-                                  .Attr<bool>("upper")
-                                  .Attr<bool>("symmetrize")
-                                  .Attr<int32_t>("tile_m")
-                                  .Attr<int32_t>("tile_n")
-                                  .Attr<int32_t>("cluster"),
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JggRankK, jgg::rank_k, jgg::binding().Attr<std::string_view>("kind"),
+                              {xla::ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JggRankKV2, jgg::rank_k_v2, jgg::binding(),
                               {xla::ffi::Traits::kCmdBufferCompatible});
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(JggRankKF32, jgg::rank_k_f32,
@@ -97,5 +112,5 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(JggRankKF32, jgg::rank_k_f32,
                                   .Attr<int32_t>("tile_m")
                                   .Attr<int32_t>("tile_n")
                                   .Attr<int32_t>("cluster")
-                                  .Attr<int32_t>("terms"),  // see RankKArguments
+                                  .Attr<int32_t>("terms"),  // see accuracy_of()
                               {xla::ffi::Traits::kCmdBufferCompatible});

@@ -1,6 +1,6 @@
 // Binding of rank-k and rank-2k updates on the FP64 tensor cores.
 #include "ffi/buffers.h"
-#include "ffi/fp64_element_type.h"
+#include "ffi/element_types.h"
 #include "ffi/handlers.h"
 #include "ffi/rank_k_operands.h"
 #include "fp64/rank_k.h"
@@ -20,7 +20,7 @@ ffi::Error rank_k_fp64(cudaStream_t stream, ffi::RemainingArgs operands, ffi::Re
   if (!stacks) return stacks.error();
   RankKBuffers const& first = stacks->front();
   RankKArguments arguments{};
-  if (!element_type(first.type, arguments.type) || first.out_type != first.type) {
+  if (!element_type(first.type, kDoubles, arguments.type) || first.out_type != first.type) {
     return invalid("the kernels multiply f64, c64 or c128 into the same type");
   }
   set_update(has_c, transpose, upper, symmetrize, arguments);
@@ -30,7 +30,7 @@ ffi::Error rank_k_fp64(cudaStream_t stream, ffi::RemainingArgs operands, ffi::Re
                                 stack.matrices, stack.n, stack.k, stack.alpha.stride,
                                 stack.beta.stride});
   }
-  return launched(fp64::rank_k({tile_m, tile_n, cluster}, arguments, stream), "rank_k_fp64");
+  return launched(fp64::rank_k_fp64({tile_m, tile_n, cluster}, arguments, stream), "rank_k_fp64");
 }
 
 }  // namespace

@@ -43,7 +43,6 @@ ffi::ErrorOr<std::vector<RankKBuffers>> rank_k_buffers(ffi::RemainingArgs const&
 // What is asked of every stack, in the arguments of either family of kernels.
 template <class Arguments>
 void set_update(bool has_c, bool transpose, bool upper, bool symmetrize, Arguments& arguments) {
-  using sm90::OtherTriangle;
   arguments.uplo = upper ? Uplo::kUpper : Uplo::kLower;
   arguments.other = symmetrize ? OtherTriangle::kMirrored
                     : has_c    ? OtherTriangle::kKept

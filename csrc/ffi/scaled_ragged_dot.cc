@@ -1,26 +1,26 @@
 // Bindings of the FP8 ragged products: check the buffers, name the sizes and strides, launch.
-#include "fp8/scaled_ragged_dot.h"
+#include "scaled/scaled_ragged_dot.h"
 
 #include <array>
 #include <string>
 #include <string_view>
 
 #include "ffi/buffers.h"
+#include "ffi/element_types.h"
+#include "ffi/groups.h"
 #include "ffi/handlers.h"
+#include "ffi/kernel_kind.h"
 #include "ffi/partial_sums.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jgg {
 namespace {
 
-using fp8::ScaledArguments;
+using sm90::ScaledArguments;
 
-using Sizes = ffi::Buffer<ffi::S32>;
 using Scales = ffi::Buffer<ffi::F32>;
 
-constexpr int kBlock = 128;  // elements that share a scale, of either dimension
-
-int blocks(int size) { return (size + kBlock - 1) / kBlock; }
+int blocks(int size) { return (size + kScaleBlock - 1) / kScaleBlock; }
 
 // How lhs is scaled: the attribute `lhs_scaling`.
 enum class RowScaling {
@@ -39,46 +39,16 @@ enum class GroupScaling {
 
 ffi::Error element_types(ffi::AnyBuffer lhs, ffi::AnyBuffer rhs, ffi::AnyBuffer out,
                          ScaledArguments& arguments) {
-  auto const operand = [](ffi::DataType type, fp8::Fp8Type& result) {
-    result = type == ffi::DataType::F8E5M2 ? fp8::Fp8Type::kE5M2 : fp8::Fp8Type::kE4M3;
-    return type == ffi::DataType::F8E5M2 || type == ffi::DataType::F8E4M3FN;
-  };
-  auto const result = [](ffi::DataType type, fp8::OutType& result) {
-    result = type == ffi::DataType::BF16  ? fp8::OutType::kBf16
-             : type == ffi::DataType::F16 ? fp8::OutType::kF16
-                                          : fp8::OutType::kF32;
-    return type == ffi::DataType::BF16 || type == ffi::DataType::F16 || type == ffi::DataType::F32;
-  };
-  if (!operand(lhs.element_type(), arguments.lhs_type) ||
-      !operand(rhs.element_type(), arguments.rhs_type) ||
-      !result(out.element_type(), arguments.out_type)) {
+  if (!element_type(lhs.element_type(), kFloat8s, arguments.type) ||
+      !element_type(rhs.element_type(), kFloat8s, arguments.rhs_type) ||
+      !element_type(out.element_type(), kFloats, arguments.out_type)) {
     return invalid("the kernels multiply float8_e4m3fn or float8_e5m2 into bf16, f16 or f32");
   }
   return ffi::Error::Success();
 }
 
-ffi::Error groups_of(Sizes group_sizes, Sizes group_offset, int batches, int local_groups, int rows,
-                     GroupSizes& groups) {
-  auto const sizes = Shape<1>::of("group_sizes", group_sizes);
-  if (!sizes) return sizes.error();
-  auto const offset = Shape<1>::of("group_offset", group_offset);
-  if (!offset) return offset.error();
-  int const count = sizes->size[0];
-  if (auto error = sizes->expect({count}, batches); error.failure()) return error;
-  if (auto error = offset->expect({1}, batches); error.failure()) return error;
-  groups = {group_sizes.typed_data(),
-            group_offset.typed_data(),
-            sizes->batched ? count : 0,
-            offset->batched ? 1 : 0,
-            batches,
-            count,
-            local_groups,
-            rows};
-  return ffi::Error::Success();
-}
-
 ffi::Error row_scales(RowScaling scaling, Scales buffer, int batches, int m, int k,
-                      fp8::RowScales& scales) {
+                      RowScales& scales) {
   auto const shape = Shape<2>::of("lhs_scale", buffer);
   if (!shape) return shape.error();
   std::array<int, 2> expected;
@@ -107,8 +77,7 @@ ffi::Error row_scales(RowScaling scaling, Scales buffer, int batches, int m, int
   return shape->expect(expected, batches);
 }
 
-ffi::Error block_scales(Scales buffer, int batches, int groups, int n, int k,
-                        fp8::BlockScales& scales) {
+ffi::Error block_scales(Scales buffer, int batches, int groups, int n, int k, BlockScales& scales) {
   auto const shape = Shape<3>::of("rhs_scale", buffer);
   if (!shape) return shape.error();
   int64_t const group = int64_t(blocks(n)) * blocks(k);
@@ -140,7 +109,9 @@ ffi::Error scaled_noncontracting(cudaStream_t stream, ffi::AnyBuffer lhs, Scales
                                  Sizes group_offset, ffi::Result<ffi::AnyBuffer> out,
                                  ffi::Result<ffi::Buffer<ffi::U8>> workspace, int32_t lhs_scaling,
                                  int32_t rhs_scaling, int32_t tile_m, int32_t tile_n,
-                                 int32_t cluster, bool stream_k) {
+                                 int32_t cluster, std::string_view kind) {
+  auto const tile = tile_config(tile_m, tile_n, cluster, kind);
+  if (!tile) return tile.error();
   auto const lhs_shape = Shape<2>::of("lhs", lhs);
   if (!lhs_shape) return lhs_shape.error();
   auto const rhs_shape = Shape<3>::of("rhs", rhs);
@@ -150,14 +121,16 @@ ffi::Error scaled_noncontracting(cudaStream_t stream, ffi::AnyBuffer lhs, Scales
 
   ScaledArguments arguments{};
   auto const [m, n] = out_shape->size;
-  int const k = lhs_shape->size[1], groups = rhs_shape->size[0], batches = out_shape->batches;
+  int const k = lhs_shape->size[1], local_groups = rhs_shape->size[0], batches = out_shape->batches;
+  auto const groups = groups_of(group_sizes, group_offset, batches, local_groups, m);
+  if (!groups) return groups.error();
+  arguments.groups = *groups;
   for (auto error : {element_types(lhs, rhs, *out, arguments), lhs_shape->expect({m, k}, batches),
-                     rhs_shape->expect({groups, n, k}, batches),
-                     groups_of(group_sizes, group_offset, batches, groups, m, arguments.groups),
+                     rhs_shape->expect({local_groups, n, k}, batches),
                      row_scales(static_cast<RowScaling>(lhs_scaling), lhs_scale, batches, m, k,
                                 arguments.lhs_scales),
                      group_scales(static_cast<GroupScaling>(rhs_scaling), rhs_scale, batches,
-                                  groups, n, k, arguments)}) {
+                                  local_groups, n, k, arguments)}) {
     if (error.failure()) return error;
   }
   arguments.lhs = lhs.untyped_data();
@@ -170,15 +143,23 @@ ffi::Error scaled_noncontracting(cudaStream_t stream, ffi::AnyBuffer lhs, Scales
   arguments.k = k;
   arguments.workspace = workspace->typed_data();
   arguments.workspace_bytes = static_cast<int64_t>(workspace->size_bytes());
-  if (stream_k) {
-    if (auto error = sums_fit(arguments.workspace_bytes, {tile_m, tile_n, cluster});
-        error.failure()) {
-      return error;
-    }
+  if (tile->kind == KernelKind::kStreamK) {
+    if (auto error = sums_fit(arguments.workspace_bytes, *tile); error.failure()) return error;
   }
-  return launched(
-      fp8::scaled_noncontracting({tile_m, tile_n, cluster, stream_k}, arguments, stream),
-      "scaled_ragged_noncontracting");
+  return launched(sm90::scaled_ragged_noncontracting(*tile, arguments, stream),
+                  "scaled_ragged_noncontracting");
+}
+
+// Targets without the attribute `kind`.
+ffi::Error scaled_noncontracting_v4(cudaStream_t stream, ffi::AnyBuffer lhs, Scales lhs_scale,
+                                    ffi::AnyBuffer rhs, Scales rhs_scale, Sizes group_sizes,
+                                    Sizes group_offset, ffi::Result<ffi::AnyBuffer> out,
+                                    ffi::Result<ffi::Buffer<ffi::U8>> workspace,
+                                    int32_t lhs_scaling, int32_t rhs_scaling, int32_t tile_m,
+                                    int32_t tile_n, int32_t cluster, bool stream_k) {
+  return scaled_noncontracting(stream, lhs, lhs_scale, rhs, rhs_scale, group_sizes, group_offset,
+                               out, workspace, lhs_scaling, rhs_scaling, tile_m, tile_n, cluster,
+                               stream_k ? "stream_k" : kind_of_size(tile_m < 64, "swapped"));
 }
 
 ffi::Error scaled_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, Scales lhs_scale,
@@ -198,18 +179,20 @@ ffi::Error scaled_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, Scales lh
   if (!rhs_scale_shape) return rhs_scale_shape.error();
 
   ScaledArguments arguments{};
-  auto const [groups, k, n] = out_shape->size;
+  auto const [local_groups, k, n] = out_shape->size;
   int const row_blocks = lhs_shape->size[0], batches = out_shape->batches;
   if (lhs_scale_shape->batched != lhs_shape->batched ||
       rhs_scale_shape->batched != rhs_shape->batched) {
     return invalid("an operand and its scales are both batched, or neither is");
   }
+  auto const groups = groups_of(group_sizes, group_offset, batches, local_groups, m);
+  if (!groups) return groups.error();
+  arguments.groups = *groups;
   for (auto error : {element_types(lhs, rhs, *out, arguments),
-                     lhs_shape->expect({row_blocks, k, kBlock}, batches),
-                     rhs_shape->expect({row_blocks, n, kBlock}, batches),
+                     lhs_shape->expect({row_blocks, k, kScaleBlock}, batches),
+                     rhs_shape->expect({row_blocks, n, kScaleBlock}, batches),
                      lhs_scale_shape->expect({row_blocks, k}, batches),
-                     rhs_scale_shape->expect({row_blocks, n}, batches),
-                     groups_of(group_sizes, group_offset, batches, groups, m, arguments.groups)}) {
+                     rhs_scale_shape->expect({row_blocks, n}, batches)}) {
     if (error.failure()) return error;
   }
   arguments.lhs = lhs.untyped_data();
@@ -222,8 +205,8 @@ ffi::Error scaled_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, Scales lh
   arguments.rhs_batched = rhs_shape->batched;
   arguments.m = k;
   arguments.n = n;
-  arguments.k = row_blocks * kBlock;
-  return launched(fp8::scaled_contracting({tile_m, tile_n, cluster}, arguments, stream),
+  arguments.k = row_blocks * kScaleBlock;
+  return launched(sm90::scaled_ragged_contracting({tile_m, tile_n, cluster}, arguments, stream),
                   "scaled_ragged_contracting");
 }
 
@@ -241,17 +224,23 @@ auto binding() {
       .Ret<ffi::Buffer<ffi::U8>>();  // workspace
 }
 
+auto noncontracting_binding() {
+  return binding()
+      .Attr<int32_t>("lhs_scaling")
+      .Attr<int32_t>("rhs_scaling")
+      .Attr<int32_t>("tile_m")
+      .Attr<int32_t>("tile_n")
+      .Attr<int32_t>("cluster");
+}
+
 }  // namespace
 }  // namespace jgg
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(JggScaledRaggedNoncontracting, jgg::scaled_noncontracting,
-                              jgg::binding()
-                                  .Attr<int32_t>("lhs_scaling")
-                                  .Attr<int32_t>("rhs_scaling")
-                                  .Attr<int32_t>("tile_m")
-                                  .Attr<int32_t>("tile_n")
-                                  .Attr<int32_t>("cluster")
-                                  .Attr<bool>("stream_k"),
+                              jgg::noncontracting_binding().Attr<std::string_view>("kind"),
+                              {xla::ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JggScaledRaggedNoncontractingV4, jgg::scaled_noncontracting_v4,
+                              jgg::noncontracting_binding().Attr<bool>("stream_k"),
                               {xla::ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER_SYMBOL(
     JggScaledRaggedContracting, jgg::scaled_contracting,

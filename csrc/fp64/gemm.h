@@ -5,8 +5,7 @@
 
 #include <vector>
 
-#include "fp64/element_type.h"
-#include "sm90/ragged_dot.h"
+#include "types.h"
 
 namespace jgg::fp64 {
 
@@ -32,10 +31,7 @@ struct GemmArguments {
   bool rhs_transposed;
 };
 
-// The configurations that are compiled for an element type.
-std::vector<sm90::TileConfig> gemm_tile_configs(ElementType type);
-
 // cudaErrorInvalidConfiguration if there is no such kernel.
-cudaError_t gemm(sm90::TileConfig config, GemmArguments const& arguments, cudaStream_t stream);
+cudaError_t gemm_fp64(TileConfig config, GemmArguments const& arguments, cudaStream_t stream);
 
 }  // namespace jgg::fp64

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "dispatch.h"
 #include "fp64/gemm_kernel.h"
 #include "fp64/launch_blocks.h"
 #include "fp64/tile_table.h"
@@ -39,41 +40,21 @@ bool has_wide_units(GemmArguments const& arguments) {
                      });
 }
 
-template <class Shape, bool kLhsTransposed, bool kRhsTransposed>
-cudaError_t launch_any_unit(GemmArguments const& arguments, cudaStream_t stream) {
-  using Element = typename Shape::Element;
-  // To the mainloop both operands are panels of rows: the plain rhs [k, n] is a transposed one.
-  if constexpr (sizeof(Element) < 16) {
-    if (!has_wide_units<Element>(arguments)) {
-      return launch_gemm<KernelConfig<Shape, kLhsTransposed, !kRhsTransposed, 8>>(arguments,
-                                                                                  stream);
-    }
-  }
-  return launch_gemm<KernelConfig<Shape, kLhsTransposed, !kRhsTransposed, 16>>(arguments, stream);
-}
-
-template <class Shape>
-cudaError_t launch_any_order(GemmArguments const& arguments, cudaStream_t stream) {
-  if (arguments.lhs_transposed) {
-    return arguments.rhs_transposed ? launch_any_unit<Shape, true, true>(arguments, stream)
-                                    : launch_any_unit<Shape, true, false>(arguments, stream);
-  }
-  return arguments.rhs_transposed ? launch_any_unit<Shape, false, true>(arguments, stream)
-                                  : launch_any_unit<Shape, false, false>(arguments, stream);
-}
-
-template <class... Shapes>
-cudaError_t launch_any_gemm(ShapeList<Shapes...>, sm90::TileConfig config,
-                            GemmArguments const& arguments, cudaStream_t stream) {
-  cudaError_t status = cudaErrorInvalidConfiguration;
-  auto const launch_if_asked_for = [&](auto shape) {
-    using Shape = decltype(shape);
-    if (config.tile_m == Shape::kTile && config.tile_n == Shape::kTile && config.cluster == 1) {
-      status = launch_any_order<Shape>(arguments, stream);
-    }
-  };
-  (launch_if_asked_for(Shapes{}), ...);
-  return status;
+template <ElementType kType>
+cudaError_t fp64_gemm(TileConfig config, GemmArguments const& arguments, cudaStream_t stream) {
+  return with_constants(
+      [&](auto shape, auto lhs_transposed, auto rhs_transposed, auto wide) {
+        using Shape = decltype(shape);
+        // Numbers of 16 bytes are always copied whole.
+        constexpr int kUnitBytes = wide || sizeof(typename Shape::Element) == 16 ? 16 : 8;
+        // To the mainloop both operands are panels of rows: the plain rhs [k, n] is a transposed
+        // one.
+        return launch_gemm<KernelConfig<Shape, lhs_transposed, !rhs_transposed, kUnitBytes>>(
+            arguments, stream);
+      },
+      OneTileOf<typename TilesOf<kType>::Table>{config}, Flag{arguments.lhs_transposed},
+      Flag{arguments.rhs_transposed},
+      Flag{has_wide_units<typename TilesOf<kType>::Element>(arguments)});
 }
 
 }  // namespace jgg::fp64

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "fp64/element.h"
+#include "types.h"
 
 namespace jgg::fp64 {
 
@@ -26,6 +27,7 @@ struct TileShape {
   static constexpr int kWarpsN = kWarpsN_;
   static constexpr int kQuads = kQuads_;
   static constexpr int kBlocks = kBlocks_;  // resident on a multiprocessor
+  static constexpr TileConfig kConfig{kTile, kTile, 1};
 };
 
 // Operands are stored [rows, k], or [k, rows] if transposed, and copied in units of kUnitBytes, of

@@ -5,13 +5,10 @@
 
 #include <vector>
 
-#include "fp64/element_type.h"
-#include "rank_k/rank_k.h"
+#include "scheduler/triangular.h"
+#include "types.h"
 
 namespace jgg::fp64 {
-
-using sm90::OtherTriangle;
-using sm90::TileConfig;
 
 // As sm90::RankKStack, with everything of one element type.
 struct RankKStack {
@@ -39,10 +36,7 @@ struct RankKArguments {
   bool hermitian;
 };
 
-// The configurations that are compiled for an element type.
-std::vector<TileConfig> rank_k_tile_configs(ElementType type);
-
 // cudaErrorInvalidConfiguration if there is no such kernel.
-cudaError_t rank_k(TileConfig config, RankKArguments const& arguments, cudaStream_t stream);
+cudaError_t rank_k_fp64(TileConfig config, RankKArguments const& arguments, cudaStream_t stream);
 
 }  // namespace jgg::fp64

@@ -5,6 +5,7 @@
 #include <memory>
 #include <type_traits>
 
+#include "dispatch.h"
 #include "fp64/launch_blocks.h"
 #include "fp64/rank_k_kernel.h"
 #include "fp64/tile_table.h"
@@ -39,31 +40,18 @@ bool has_wide_units(RankKArguments const& arguments) {
                      });
 }
 
-template <class Shape, bool kTransposed>
-cudaError_t launch_any_unit(RankKArguments const& arguments, cudaStream_t stream) {
-  using Element = typename Shape::Element;
-  if constexpr (sizeof(Element) < 16) {
-    if (!has_wide_units<Element>(arguments)) {
-      return launch_rank_k<KernelConfig<Shape, kTransposed, kTransposed, 8>>(arguments, stream);
-    }
-  }
-  return launch_rank_k<KernelConfig<Shape, kTransposed, kTransposed, 16>>(arguments, stream);
-}
-
-template <class... Shapes>
-cudaError_t launch_any_rank_k(ShapeList<Shapes...>, TileConfig config,
-                              RankKArguments const& arguments, cudaStream_t stream) {
-  cudaError_t status = cudaErrorInvalidConfiguration;
-  auto const launch_if_asked_for = [&](auto shape) {
-    using Shape = decltype(shape);
-    if (config.tile_m != Shape::kTile || config.tile_n != Shape::kTile || config.cluster != 1) {
-      return;
-    }
-    status = arguments.transpose ? launch_any_unit<Shape, true>(arguments, stream)
-                                 : launch_any_unit<Shape, false>(arguments, stream);
-  };
-  (launch_if_asked_for(Shapes{}), ...);
-  return status;
+template <ElementType kType>
+cudaError_t fp64_rank_k(TileConfig config, RankKArguments const& arguments, cudaStream_t stream) {
+  return with_constants(
+      [&](auto shape, auto transpose, auto wide) {
+        using Shape = decltype(shape);
+        // Numbers of 16 bytes are always copied whole.
+        constexpr int kUnitBytes = wide || sizeof(typename Shape::Element) == 16 ? 16 : 8;
+        return launch_rank_k<KernelConfig<Shape, transpose, transpose, kUnitBytes>>(arguments,
+                                                                                    stream);
+      },
+      OneTileOf<typename TilesOf<kType>::Table>{config}, Flag{arguments.transpose},
+      Flag{has_wide_units<typename TilesOf<kType>::Element>(arguments)});
 }
 
 }  // namespace jgg::fp64

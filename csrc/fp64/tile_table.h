@@ -1,20 +1,11 @@
 // The tiles that are compiled for each element type.
 #pragma once
 
-#include <vector>
-
+#include "dispatch.h"
 #include "fp64/kernel_config.h"
-#include "sm90/ragged_dot.h"
+#include "types.h"
 
 namespace jgg::fp64 {
-
-template <class... Shapes>
-struct ShapeList {};
-
-template <class... Shapes>
-std::vector<sm90::TileConfig> tile_configs(ShapeList<Shapes...>) {
-  return {sm90::TileConfig{Shapes::kTile, Shapes::kTile, 1}...};
-}
 
 // A real tile of 128 is as wide as the registers allow; a quarter of it is for results that have
 // too few. Complex numbers take twice the registers, and two blocks of 64 read as many bytes as one
@@ -22,19 +13,22 @@ std::vector<sm90::TileConfig> tile_configs(ShapeList<Shapes...>) {
 //
 // Two warps that share a tensor core keep it busy with instructions of 4 values of k (16.03 cycles
 // each, 16 of them products), and less so with those of 8 (33.07 and 32).
-template <class Element>
-struct ShapesOf;
+template <ElementType>
+struct TilesOf;
 template <>
-struct ShapesOf<double> {
-  using List = ShapeList<TileShape<double, 128, 2, 4, 1, 1>, TileShape<double, 64, 2, 2, 2, 2>>;
+struct TilesOf<ElementType::kF64> {
+  using Element = double;
+  using Table = TileTable<TileShape<double, 128, 2, 4, 1, 1>, TileShape<double, 64, 2, 2, 2, 2>>;
 };
 template <>
-struct ShapesOf<Complex64> {
-  using List = ShapeList<TileShape<Complex64, 64, 2, 2, 1, 2>>;
+struct TilesOf<ElementType::kC64> {
+  using Element = Complex64;
+  using Table = TileTable<TileShape<Complex64, 64, 2, 2, 1, 2>>;
 };
 template <>
-struct ShapesOf<Complex128> {
-  using List = ShapeList<TileShape<Complex128, 64, 2, 2, 1, 2>>;
+struct TilesOf<ElementType::kC128> {
+  using Element = Complex128;
+  using Table = TileTable<TileShape<Complex128, 64, 2, 2, 1, 2>>;
 };
 
 }  // namespace jgg::fp64

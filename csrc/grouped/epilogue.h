@@ -2,8 +2,9 @@
 // problem, after scaling and adding C.
 #pragma once
 
-#include "sm90/epilogue.h"
-#include "sm90/scale_and_add.h"
+#include "sm90/epilogue/cooperative.h"
+#include "sm90/epilogue/scale_and_add.h"
+#include "sm90/wgmma.h"
 
 namespace jgg::sm90 {
 
@@ -28,8 +29,7 @@ class ListEpilogue {
   // Everything taken before has been stored.
   template <class Accumulators>
   __device__ void take(Accumulators& accumulators, WorkTile const& work) {
-    constexpr int kColumns =
-        decltype(cute::size(accumulators))::value * kWarpgroup / kRowsPerConsumer;
+    constexpr int kColumns = kColumnsOf<Accumulators>;
     int const matrix = Problem::matrix(params_, work);
     int const n = params_.problems[work.group].n;
     int const row = work.m + consumer_ * kRowsPerConsumer;
@@ -49,7 +49,7 @@ class ListEpilogue {
   __device__ void wait() const { store_.wait(); }
 
  private:
-  Epilogue<Config> store_;
+  CooperativeEpilogue<Config> store_;
   Params const& params_;
   int consumer_;
 };

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "scheduler/problem_list.h"
-#include "sm90/ragged_dot.h"
+#include "types.h"
 
 namespace jgg::sm90 {
 
@@ -45,8 +45,7 @@ struct GroupedGemmArguments {
   ScheduledUnit const* schedule;
   int rounds;
   int clusters;
-  // Products of float16 parts that make up a product of float32: 1 or 3. For others it is 1.
-  int terms = 1;
+  Accuracy accuracy = Accuracy::kTf32;  // of products of float32
   // Where the parts of float32 operands go.
   void* workspace = nullptr;
   int64_t workspace_bytes = 0;
@@ -57,9 +56,6 @@ struct GroupedGemmArguments {
 
 // Bytes of workspace that float32 operands need.
 int64_t grouped_gemm_workspace_bytes(GroupedGemmArguments const& arguments);
-
-// The configurations that are compiled.
-std::vector<TileConfig> const& grouped_gemm_tile_configs();
 
 // cudaErrorInvalidConfiguration if there is no such kernel.
 cudaError_t grouped_gemm(TileConfig config, GroupedGemmArguments const& arguments,

@@ -1,13 +1,13 @@
 #include "grouped/parts.h"
 
-#include "sm90/f32/list_prepare.h"
+#include "parts/listed_prepare.h"
 
 namespace jgg::sm90 {
 namespace {
 
 // All of lhs, then all of rhs.
-std::vector<f32::MatrixStack> operands_of(GroupedGemmArguments const& arguments) {
-  std::vector<f32::MatrixStack> operands;
+std::vector<parts::MatrixStack> operands_of(GroupedGemmArguments const& arguments) {
+  std::vector<parts::MatrixStack> operands;
   for (GroupedGemmProblem const& problem : arguments.problems) {
     operands.push_back({problem.lhs, problem.matrices, int64_t(problem.m) * problem.k});
   }
@@ -20,13 +20,13 @@ std::vector<f32::MatrixStack> operands_of(GroupedGemmArguments const& arguments)
 }  // namespace
 
 int64_t grouped_gemm_workspace_bytes(GroupedGemmArguments const& arguments) {
-  return f32::ListWorkspace(operands_of(arguments), arguments.terms, nullptr).bytes();
+  return parts::ListedWorkspace(operands_of(arguments), arguments.accuracy, nullptr).bytes();
 }
 
 cudaError_t split_operands(GroupedGemmArguments const& arguments, GroupedGemmArguments& parts,
                            cudaStream_t stream) {
   auto const operands = operands_of(arguments);
-  f32::ListWorkspace const workspace(operands, arguments.terms, arguments.workspace);
+  parts::ListedWorkspace const workspace(operands, arguments.accuracy, arguments.workspace);
   if (workspace.bytes() > arguments.workspace_bytes) return cudaErrorInvalidValue;
   parts = arguments;
   size_t const count = parts.problems.size();
@@ -36,7 +36,7 @@ cudaError_t split_operands(GroupedGemmArguments const& arguments, GroupedGemmArg
     parts.problems[i].lhs = workspace[i].parts;
     parts.problems[i].rhs = workspace[count + i].parts;
   }
-  return f32::prepare(operands, workspace, stream);
+  return parts::prepare(operands, workspace, stream);
 }
 
 }  // namespace jgg::sm90

@@ -5,11 +5,11 @@
 
 #include "grouped/epilogue.h"
 #include "grouped/grouped_gemm.h"
+#include "parts/terms.h"
 #include "scheduler/problem_list.h"
 #include "scheduler/turns.h"
-#include "sm90/f32/terms.h"
-#include "sm90/kernel_config.h"
-#include "sm90/problem_arguments.h"
+#include "sm90/config.h"
+#include "sm90/tma/views.h"
 
 namespace jgg::sm90 {
 
@@ -141,12 +141,12 @@ struct GroupedGemm {
     params.matrices = 0;
     for (int i = 0; i < params.count; ++i) {
       GroupedGemmProblem const& problem = arguments.problems[i];
-      int const k_tiles = ceil_div(problem.k, Config::kTileK) * arguments.terms;
+      int const k_tiles = ceil_div(problem.k, Config::kTileK) * parts::terms_of(arguments.accuracy);
       params.problems[i] = {problem.m, problem.n, k_tiles, params.matrices};
       params.outs[i] = static_cast<Output const*>(problem.out);
       params.matrices += problem.matrices;
       cudaError_t const status =
-          encode(problem, f32::parts_of(arguments.terms), params.descriptors[i]);
+          encode(problem, parts::parts_of(arguments.accuracy), params.descriptors[i]);
       if (status != cudaSuccess) return status;
     }
     return cudaSuccess;

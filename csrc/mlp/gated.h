@@ -3,7 +3,7 @@
 
 #include "mlp/gated_epilogue.h"
 #include "mlp/gated_ragged_dot.h"
-#include "sm90/ragged_noncontracting.h"
+#include "ragged/noncontracting.h"
 
 namespace jgg::mlp {
 
@@ -17,6 +17,7 @@ struct GatedProduct {
   using Epilogue = GatedEpilogue<GatedProduct>;
   static constexpr bool kMasksRows = false;
   static constexpr bool kAdds = false;
+  static constexpr bool kSpreadsStores = true;
   static constexpr int kEarlyReleaseSteps = Rows::kEarlyReleaseSteps;
   static constexpr bool kKeepsStep = Rows::kKeepsStep;
   static constexpr int kColumns = Config::kTileN / 2;
@@ -74,13 +75,8 @@ struct GatedProduct {
   static cudaError_t make_params(GatedArguments const& a, Params& params) {
     sm90::RaggedDotArguments product{};
     product.lhs = a.x;
-    product.group_sizes = a.group_sizes;
-    product.group_offset = a.group_offset;
-    product.type = product.out_type = a.type;
-    product.batches = 1;
     product.groups = a.groups;
-    product.local_groups = a.local_groups;
-    product.m = a.m;
+    product.type = product.out_type = a.type;
     product.k = a.k;
     product.n = a.n;
 
@@ -103,7 +99,7 @@ struct GatedProduct {
   }
 
   static int64_t max_units(GatedArguments const& a) {
-    int64_t const row_tiles = ceil_div(a.m, Config::kTileM) + int64_t(a.groups);
+    int64_t const row_tiles = ceil_div(a.groups.rows, Config::kTileM) + int64_t(a.groups.groups);
     return row_tiles * (scheduled_columns(a) / Config::kTileN);
   }
 

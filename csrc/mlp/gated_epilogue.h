@@ -13,11 +13,10 @@
 
 #include "mlp/activation.h"
 #include "scheduler/warp.h"
-#include "sm90/epilogue.h"
-#include "sm90/kernel.h"
-#include "sm90/kernel_config.h"
-#include "sm90/scale_and_add.h"
-#include "sm90/tma_store.h"
+#include "sm90/config.h"
+#include "sm90/consumer.h"
+#include "sm90/epilogue/scale_and_add.h"
+#include "sm90/tma/store.h"
 
 namespace jgg::mlp {
 
@@ -153,12 +152,12 @@ class GatedEpilogue {
 
   __device__ void begin_chunk() const {
     if (issues()) cute::tma_store_wait<Config::kChunkSlots - 1>();
-    sm90::sync_warpgroup(1 + consumer_);
+    sm90::sync_consumer(consumer_);
   }
 
   __device__ void end_chunk(CUtensorMap const& to, uint8_t const* chunk, int j) const {
     cute::tma_store_fence();
-    sm90::sync_warpgroup(1 + consumer_);
+    sm90::sync_consumer(consumer_);
     if (issues()) {
       sm90::store_box(to, chunk, at_.column + j * Config::kChunkColumns, at_.row, at_.outer,
                       sm90::StoreHint::kNormal);

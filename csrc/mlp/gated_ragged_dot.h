@@ -4,8 +4,8 @@
 
 #include <cuda_runtime.h>
 
-#include "sm90/ragged_dot.h"
-#include "sm90/tile_config.h"
+#include "scheduler/group_sizes.h"
+#include "types.h"
 
 namespace jgg::mlp {
 
@@ -18,23 +18,18 @@ struct Activation {
   float shift;
 };
 
-// x [m, k] times weights [local_groups, k, n] each, for gate and up; results are [m, n]. Rows of x
-// are those of `rows`, which says how many groups there are and which of them are local.
+// x [m, k] times weights [local_groups, k, n] each, for gate and up; results are [m, n].
 struct GatedArguments {
   void const* x;
   void const* gate_weights;
   void const* up_weights;
   float const* weights;  // [m], null for ones
-  int const* group_sizes;
-  int const* group_offset;
   void* hidden;
   void* gate;  // null if neither gate nor up is wanted
   void* up;
-  sm90::ElementType type;
+  ElementType type;
   Activation activation;
-  int groups;
-  int local_groups;
-  int m;
+  GroupSizes groups;  // of m
   int k;
   int n;
 };
@@ -42,23 +37,19 @@ struct GatedArguments {
 // The gradients of the above, from dy [m, k] and the weights [local_groups, n, k] that hidden was
 // multiplied by: dh = dy weights^T, and from it those of gate and up, and that of a row's weight as
 // one sum for each kGradientColumns columns. Results are [m, n] and [ceil(n / 256), m].
-struct GatedGradientArguments {
+struct GradientArguments {
   void const* dy;
   void const* down_weights;
   void const* gate;
   void const* up;
   float const* weights;  // [m], null for ones
-  int const* group_sizes;
-  int const* group_offset;
   void* dgate;
   void* dup;
   void* hidden;
   float* dweights;
-  sm90::ElementType type;
+  ElementType type;
   Activation activation;
-  int groups;
-  int local_groups;
-  int m;
+  GroupSizes groups;  // of m
   int k;
   int n;
 };
@@ -69,23 +60,19 @@ constexpr int kGradientColumns = 256;
 struct PairedArguments {
   void const* lhs[2];
   void const* rhs[2];
-  int const* group_sizes;
-  int const* group_offset;
   void* out;
-  sm90::ElementType type;
-  int groups;
-  int local_groups;
-  int m;
+  ElementType type;
+  GroupSizes groups;  // of m
   int k;
   int n;
 };
 
 // cudaErrorInvalidConfiguration if there is no such kernel.
-cudaError_t gated_ragged_dot(sm90::TileConfig config, GatedArguments const& arguments,
+cudaError_t gated_ragged_dot(TileConfig config, GatedArguments const& arguments,
                              cudaStream_t stream);
-cudaError_t gated_gradient(sm90::TileConfig config, GatedGradientArguments const& arguments,
+cudaError_t gated_gradient(TileConfig config, GradientArguments const& arguments,
                            cudaStream_t stream);
-cudaError_t paired_ragged_dot(sm90::TileConfig config, PairedArguments const& arguments,
+cudaError_t paired_ragged_dot(TileConfig config, PairedArguments const& arguments,
                               cudaStream_t stream);
 
 }  // namespace jgg::mlp

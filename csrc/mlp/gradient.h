@@ -4,7 +4,7 @@
 
 #include "mlp/gated_ragged_dot.h"
 #include "mlp/gradient_epilogue.h"
-#include "sm90/ragged_noncontracting.h"
+#include "ragged/noncontracting.h"
 
 namespace jgg::mlp {
 
@@ -28,20 +28,15 @@ struct GatedGradient : sm90::RaggedNoncontracting<Config_> {
     int rows;
   };
 
-  static cudaError_t make_params(GatedGradientArguments const& a, Params& params) {
+  static cudaError_t make_params(GradientArguments const& a, Params& params) {
     using Output = typename Config::Output;
     sm90::RaggedDotArguments product{};
     product.lhs = a.dy;
     product.rhs = a.down_weights;
-    product.group_sizes = a.group_sizes;
-    product.group_offset = a.group_offset;
+    product.groups = a.groups;
     product.out = a.hidden;
     product.type = product.out_type = a.type;
     product.transpose_rhs = true;
-    product.batches = 1;
-    product.groups = a.groups;
-    product.local_groups = a.local_groups;
-    product.m = a.m;
     product.k = a.k;
     product.n = a.n;
     cudaError_t status = Rows::make_params(product, params);
@@ -53,7 +48,7 @@ struct GatedGradient : sm90::RaggedNoncontracting<Config_> {
     params.dweights = a.dweights;
     params.activation = a.activation;
     params.columns = a.n;
-    params.rows = a.m;
+    params.rows = a.groups.rows;
     CUtensorMap* const maps[] = {&params.dgate, &params.dup, &params.hidden};
     void* const results[] = {a.dgate, a.dup, a.hidden};
     for (int i = 0; i < 3; ++i) {
@@ -65,8 +60,8 @@ struct GatedGradient : sm90::RaggedNoncontracting<Config_> {
     return cudaSuccess;
   }
 
-  static int64_t max_units(GatedGradientArguments const& a) {
-    int64_t const row_tiles = ceil_div(a.m, Config::kTileM) + int64_t(a.groups);
+  static int64_t max_units(GradientArguments const& a) {
+    int64_t const row_tiles = ceil_div(a.groups.rows, Config::kTileM) + int64_t(a.groups.groups);
     return row_tiles * ceil_div(a.n, Config::kTileN);
   }
 };

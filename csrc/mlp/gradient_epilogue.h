@@ -171,7 +171,7 @@ class GradientEpilogue {
     int const part = unit % kUnitsAChunk;
     if (part == 0) {
       if (issues()) cute::tma_store_wait<0>();
-      sm90::sync_warpgroup(1 + consumer());
+      sm90::sync_consumer(consumer());
     }
     int const thread = GradientEpilogue::thread();
     // All that is read is under way before the first of it is used.
@@ -206,7 +206,7 @@ class GradientEpilogue {
     }
     if (part == kUnitsAChunk - 1) {
       cute::tma_store_fence();
-      sm90::sync_warpgroup(1 + consumer());
+      sm90::sync_consumer(consumer());
       if (issues()) {
         sm90::StoreCoordinates at = place();
         at.column += next_ / kUnitsAChunk * kChunkColumns;

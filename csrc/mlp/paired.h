@@ -3,7 +3,7 @@
 #pragma once
 
 #include "mlp/gated_ragged_dot.h"
-#include "sm90/ragged_noncontracting.h"
+#include "ragged/noncontracting.h"
 
 namespace jgg::mlp {
 
@@ -40,15 +40,10 @@ struct PairedProduct : sm90::RaggedNoncontracting<Config_> {
   static cudaError_t make_params(PairedArguments const& a, Params& params) {
     static_assert(Config::kRhsMajor == cute::GMMA::Major::K);
     sm90::RaggedDotArguments product{};
-    product.group_sizes = a.group_sizes;
-    product.group_offset = a.group_offset;
+    product.groups = a.groups;
     product.out = a.out;
     product.type = product.out_type = a.type;
     product.transpose_rhs = true;
-    product.batches = 1;
-    product.groups = a.groups;
-    product.local_groups = a.local_groups;
-    product.m = a.m;
     product.k = a.k;
     product.n = a.n;
     typename Rows::Params second;
@@ -65,13 +60,13 @@ struct PairedProduct : sm90::RaggedNoncontracting<Config_> {
     params.second_rhs = second.rhs;
     params.second_k = ceil_div(a.k, Config::kTileK) * Config::kTileK;
     params.k = 2 * params.second_k;
-    params.keeps_step =
-        params.k / Config::kTileK >= sm90::kLockstepSteps && a.m / a.groups > sm90::kLockstepRows;
+    params.keeps_step = params.k / Config::kTileK >= sm90::kLockstepSteps &&
+                        a.groups.rows / a.groups.groups > sm90::kLockstepRows;
     return cudaSuccess;
   }
 
   static int64_t max_units(PairedArguments const& a) {
-    int64_t const row_tiles = ceil_div(a.m, Config::kTileM) + int64_t(a.groups);
+    int64_t const row_tiles = ceil_div(a.groups.rows, Config::kTileM) + int64_t(a.groups.groups);
     return row_tiles * ceil_div(a.n, Config::kTileN);
   }
 };

@@ -8,11 +8,11 @@
 #include <cute/arch/copy_sm90.hpp>
 #include <cute/arch/copy_sm90_tma.hpp>
 
-#include "rank_k/exchange.h"
 #include "rank_k/rank_k.h"
 #include "scheduler/warp.h"
-#include "sm90/kernel_config.h"
-#include "sm90/scale_and_add.h"
+#include "sm90/config.h"
+#include "sm90/epilogue/scale_and_add.h"
+#include "sm90/fixup/exchange.h"
 
 namespace jgg::sm90 {
 
@@ -57,7 +57,7 @@ class TriangularEpilogue {
     if constexpr (Problem::kHalvesNarrow && count_of(Accumulators{}) == Config::kCluster) {
       if (work.partials > 0) {
         if (issues()) cute::tma_store_wait<0>();
-        sync_consumer();
+        sync_consumer(consumer_);
         int const rank = work.first_step > 0 ? 1 : 0;
         auto sums = exchange_halves(shared_, consumer_, rank, exchanges_++ % 2, accumulators);
         place_ += rank;
@@ -167,7 +167,7 @@ class TriangularEpilogue {
     with_block(step / 2, values,
                [&](int block) { mirror ? write_transposed(block, values) : write(block, values); });
     if (row == column) {
-      sync_consumer();
+      sync_consumer(consumer_);
       complete_diagonal(row);
     }
     store_slot(mirror ? column : row, mirror ? row : column);
@@ -208,12 +208,12 @@ class TriangularEpilogue {
   // The slot was last used kSlots blocks ago.
   __device__ void acquire_slot() const {
     if (issues()) cute::tma_store_wait<kSlots - 1>();
-    sync_consumer();
+    sync_consumer(consumer_);
   }
 
   __device__ void store_slot(int row, int column) {
     cute::tma_store_fence();
-    sync_consumer();
+    sync_consumer(consumer_);
     if (issues()) {
 #pragma unroll
       for (int chunk = 0; chunk < kChunksPerBlock; ++chunk) {
@@ -255,8 +255,6 @@ class TriangularEpilogue {
     int const unit = i * kWarpgroup + threadIdx.x % kWarpgroup;
     return {unit / (kBlock / kUnit), unit % (kBlock / kUnit) * kUnit};
   }
-
-  __device__ void sync_consumer() const { sync_warpgroup(1 + consumer_); }
 
   __device__ uint8_t* slot() const { return shared_.chunks[consumer_][slot_ * kChunksPerBlock]; }
 

@@ -9,8 +9,8 @@
 
 #include "rank_k/rank_k.h"
 #include "scheduler/warp.h"
-#include "sm90/kernel_config.h"
-#include "sm90/scale_and_add.h"
+#include "sm90/config.h"
+#include "sm90/epilogue/scale_and_add.h"
 
 namespace jgg::sm90 {
 

@@ -3,9 +3,9 @@
 #pragma once
 
 #include "rank_k/fine_epilogue.h"
-#include "rank_k/fine_mainloop.h"
 #include "rank_k/rank_k.h"
-#include "sm90/list_kernel.h"
+#include "sm90/mainloop/fine.h"
+#include "sm90/roles.h"
 
 namespace jgg::sm90 {
 
@@ -79,7 +79,7 @@ __global__ void __launch_bounds__(kFineThreads, 1)
   using Config = typename Problem::Config;
   static_assert(sizeof(params) <= kParameterLimit);
   extern __shared__ uint8_t dynamic_shared[];
-  auto& shared = aligned_storage<Config>(dynamic_shared);
+  auto& shared = aligned_storage<SharedStorage<Config>>(dynamic_shared);
   int const rank = rank_in_cluster<Config>();
   int const warpgroup = uniform(threadIdx.x / kWarpgroup);
   bool const produces = warpgroup == kConsumers;

@@ -5,13 +5,13 @@
 #include <memory>
 
 #include "rank_k/fine_kernel.h"
-#include "rank_k/fine_mainloop.h"
-#include "rank_k/mainloop.h"
 #include "rank_k/problem.h"
-#include "rank_k/tile_table.h"
-#include "sm90/cluster_launch.h"
+#include "rank_k/tiles.h"
+#include "sm90/config_of.h"
 #include "sm90/launch.h"
-#include "sm90/list_kernel.h"
+#include "sm90/mainloop/fine.h"
+#include "sm90/mainloop/triangular.h"
+#include "sm90/roles.h"
 
 namespace jgg::sm90 {
 
@@ -50,39 +50,30 @@ template <class Problem>
 cudaError_t launch_fine(RankKArguments const& arguments, cudaStream_t stream) {
   return launch_stacks<Problem>(arguments, [&](auto const& params, int units) {
     bool const is_plain = !params.adds_c && params.other == OtherTriangle::kZero;
-    return with_bool(is_plain, [&](auto plain) {
+    return Flag{is_plain}([&](auto plain) {
       return launch_clusters<typename Problem::Config, kRankKSharedBytes<Problem>>(
-          fine_kernel<Problem, FineMainloop<Problem>, plain.value>, params, units, kFineThreads,
-          stream);
+          fine_kernel<Problem, FineMainloop<Problem>, plain>, params, units, kFineThreads, stream);
     });
   });
 }
 
-template <class Tile, class Config>
-cudaError_t launch_tile(RankKArguments const& arguments, cudaStream_t stream) {
-  using Problem = RankK<Config>;
-  if constexpr (std::is_same_v<Tile, FineRankKTile>) {
-    return launch_fine<Problem>(arguments, stream);
-  } else {
-    return launch_rank_k<Problem>(list_kernel<Problem, TriangularMainloop<Problem>>, arguments,
-                                  stream);
-  }
-}
-
-template <class Element>
-cudaError_t launch_any_rank_k(TileConfig config, RankKArguments const& arguments,
-                              cudaStream_t stream) {
-  return with_tile(RankKTiles{}, config, [&](auto tile) {
-    return with_bool(arguments.transpose, [&](auto transpose) {
-      return with_bool(arguments.out_type == ElementType::kF32, [&](auto f32_out) {
-        using Tile = decltype(tile);
-        using Output = std::conditional_t<f32_out.value, float, Element>;
-        constexpr auto kMajor = major(cute::GMMA::Major::K, transpose.value);
-        return launch_tile<Tile, KernelConfig<Element, Output, kMajor, kMajor, Tile::kTileM,
-                                              Tile::kTileN, Tile::kCluster>>(arguments, stream);
-      });
-    });
-  });
+template <ElementType kType>
+cudaError_t rank_k_16bit(TileConfig config, RankKArguments const& arguments, cudaStream_t stream) {
+  return with_constants(
+      [&](auto tile, auto transpose, auto out_type) {
+        constexpr auto kMajor = major(cute::GMMA::Major::K, transpose);
+        using Config = ConfigOf<decltype(tile), Typed<kType>, Typed<out_type>, kMajor, kMajor>;
+        using Problem = RankK<Config>;
+        if constexpr (Config::kKind == KernelKind::kFine) {
+          return launch_fine<Problem>(arguments, stream);
+        } else {
+          return launch_rank_k<Problem>(
+              persistent_kernel<ListRoles<Problem, TriangularMainloop<Problem>>>, arguments,
+              stream);
+        }
+      },
+      OneTileOf<RankKTiles>{config}, Flag{arguments.transpose},
+      OneOf<kType, ElementType::kF32>{arguments.out_type});
 }
 
 }  // namespace jgg::sm90

@@ -4,15 +4,15 @@
 #include <algorithm>
 
 #include "multiprocessors.h"
+#include "parts/terms.h"
 #include "rank_k/epilogue.h"
-#include "rank_k/exchange.h"
 #include "rank_k/matrix_scales.h"
 #include "rank_k/rank_k.h"
 #include "scheduler/triangular.h"
 #include "scheduler/triangular_fine.h"
-#include "sm90/f32/terms.h"
-#include "sm90/kernel_config.h"
-#include "sm90/problem_arguments.h"
+#include "sm90/config.h"
+#include "sm90/fixup/exchange.h"
+#include "sm90/tma/views.h"
 
 namespace jgg::sm90 {
 
@@ -141,7 +141,7 @@ struct RankK {
     int matrices = 0;
     for (int i = 0; i < count; ++i) {
       RankKStack const& stack = stacks[i];
-      int const products = (params.two_products ? 2 : 1) * arguments.terms;
+      int const products = (params.two_products ? 2 : 1) * parts::terms_of(arguments.accuracy);
       int const k_tiles = ceil_div(stack.k, Config::kTileK) * products;
       TriangularStack& scheduled = params.stacks[i];
       scheduled = {stack.matrices, stack.n, k_tiles, ceil_div(k_tiles, kNarrowSteps), units};
@@ -163,7 +163,7 @@ struct RankK {
       to.beta = {stack.beta, stack.beta_stride};
       for (auto [descriptor, data] :
            {std::pair{&to.a, stack.a}, std::pair{&to.b, stack.b ? stack.b : stack.a}}) {
-        int const count_in_memory = stack.matrices * f32::parts_of(arguments.terms);
+        int const count_in_memory = stack.matrices * parts::parts_of(arguments.accuracy);
         cudaError_t const status = encode_operand(descriptor, data, count_in_memory, stack);
         if (status != cudaSuccess) return status;
       }

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "scheduler/triangular.h"
-#include "sm90/ragged_dot.h"
+#include "types.h"
 
 namespace jgg::sm90 {
 
@@ -31,9 +31,6 @@ struct RankKStack {
   unsigned const* b_maxima = nullptr;
 };
 
-// What becomes of the triangle that is not computed.
-enum class OtherTriangle : int { kKept, kZero, kMirrored };
-
 // One triangle of each result:
 //   rank-k   alpha A A^T + beta C
 //   rank-2k  alpha (A B^T + B A^T) + beta C
@@ -46,8 +43,7 @@ struct RankKArguments {
   OtherTriangle other;
   bool adds_c;
   bool transpose;
-  // Products of float16 parts that make up a product of float32: 1 or 3. For others it is 1.
-  int terms = 1;
+  Accuracy accuracy = Accuracy::kTf32;  // of products of float32
   // Where the parts of float32 operands go.
   void* workspace = nullptr;
   int64_t workspace_bytes = 0;
@@ -55,9 +51,6 @@ struct RankKArguments {
 
 // Bytes of workspace that float32 operands need.
 int64_t rank_k_workspace_bytes(RankKArguments const& arguments);
-
-// The configurations that are compiled.
-std::vector<TileConfig> const& rank_k_tile_configs();
 
 // cudaErrorInvalidConfiguration if there is no such kernel.
 cudaError_t rank_k(TileConfig config, RankKArguments const& arguments, cudaStream_t stream);

@@ -96,14 +96,6 @@ class NoncontractingSchedule {
 // What the change from one tile to the next costs, in steps.
 constexpr int kTileChange = 2;
 
-// With so few 16-bit rows to a group, most of the time goes into writing results, which long tiles
-// among the others hide.
-constexpr int kFewRows = 128;
-
-inline bool has_few_rows(GroupSizes const& groups) {
-  return groups.rows / groups.groups <= kFewRows;
-}
-
 // What all groups of a contracting product have in common, worked out on the host.
 template <int kTileM, int kTileN, int kTileK, int kCluster>
 struct ContractingGrid {

@@ -1,23 +1,11 @@
 // Finds the group that owns a unit of work, for group sizes that only the device knows.
 #pragma once
 
+#include "scheduler/group_sizes.h"
 #include "scheduler/host_device.h"
 #include "scheduler/warp.h"
 
 namespace jgg {
-
-// The part of a ragged dimension of `rows` rows that `sizes` describes. Local group i, the one that
-// multiplies rhs[i] or writes out[i], is global group `offset + i`.
-struct GroupSizes {
-  int const* sizes;        // [batches, groups]
-  int const* offset;       // [batches]
-  int sizes_batch_stride;  // 0 where one row serves every batch
-  int offset_batch_stride;
-  int batches;
-  int groups;
-  int local_groups;
-  int rows;
-};
 
 // A run of consecutive rows that belong to one group.
 struct Segment {

@@ -42,9 +42,13 @@ struct StageIterator {
   }
 };
 
-// Named barrier of one consumer warpgroup. 0 belongs to __syncthreads, and CUTLASS keeps a few.
-__device__ inline void sync_warpgroup(int warpgroup) {
-  cutlass::arch::NamedBarrier::sync(128, warpgroup);
+// Named barriers of a block, each the first of two, one for either consumer. 0 belongs to
+// __syncthreads, and CUTLASS keeps a few of the last.
+enum NamedBarrier : int { kConsumerBarrier = 1, kMultiplyTurn = 3, kStoreTurn = 5 };
+
+// Of all threads of one consumer.
+__device__ inline void sync_consumer(int consumer) {
+  cutlass::arch::NamedBarrier::sync(128, kConsumerBarrier + consumer);
 }
 
 }  // namespace jgg::sm90

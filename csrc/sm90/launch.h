@@ -1,66 +1,50 @@
-// From run-time arguments to one compiled kernel, and its launch.
+// Launches of kernels whose blocks come in clusters, persistent ones among them.
 #pragma once
 
 #include <cuda_runtime.h>
 
-#include <type_traits>
+#include <algorithm>
+#include <cstdint>
 
-#include "sm90/kernel.h"
-#include "sm90/persistent_launch.h"
-#include "sm90/ragged_dot.h"
-#include "sm90/tile_table.h"
+#include "multiprocessors.h"
+#include "sm90/config.h"
 
 namespace jgg::sm90 {
 
-template <class Problem, class Loop = DefaultMainloop<Problem>>
-cudaError_t launch(RaggedDotArguments const& arguments, cudaStream_t stream) {
-  using Config = typename Problem::Config;
-  typename Problem::Params params;
-  cudaError_t status = Problem::make_params(arguments, params);
+// Launches blocks of so many threads in so many clusters. kSharedBytes: of each block.
+template <class Config, int kSharedBytes, class Params>
+cudaError_t launch_clusters(void (*kernel)(Params), Params const& params, int64_t clusters,
+                            int threads, cudaStream_t stream) {
+  static_assert(kSharedBytes <= kSharedMemoryLimit, "the stages leave no room for the barriers");
+  cudaError_t const status =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   if (status != cudaSuccess) return status;
 
-  return launch_persistent<Config>(ragged_kernel<Problem, Loop>, params,
-                                   Problem::max_units(arguments), stream);
+  cudaLaunchAttribute cluster;
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim = {Config::kCluster, 1, 1};
+  cudaLaunchConfig_t launch{};
+  launch.gridDim = dim3(clusters * Config::kCluster);
+  launch.blockDim = dim3(threads);
+  launch.dynamicSmemBytes = kSharedBytes;
+  launch.stream = stream;
+  launch.attrs = &cluster;
+  launch.numAttrs = 1;
+  return cudaLaunchKernelEx(&launch, kernel, params);
 }
 
-// Turns a run-time boolean into a compile-time one.
-template <class Function>
-cudaError_t with_bool(bool value, Function function) {
-  return value ? function(std::true_type{}) : function(std::false_type{});
-}
-
-constexpr cute::GMMA::Major major(cute::GMMA::Major plain, bool transpose) {
-  using cute::GMMA::Major;
-  return (plain == Major::K) != transpose ? Major::K : Major::MN;
-}
-
-// Hands the configuration of the compiled kernel to `function`. `kLhsMajor` and `kRhsMajor` are the
-// majors of operands that are not transposed.
-template <class Tiles, class Element, cute::GMMA::Major kLhsMajor, cute::GMMA::Major kRhsMajor,
-          class Function>
-cudaError_t with_config(TileConfig config, RaggedDotArguments const& arguments, Function function) {
-  return with_tile(Tiles{}, config, [&](auto tile) {
-    return with_bool(arguments.transpose_lhs, [&](auto transpose_lhs) {
-      return with_bool(arguments.transpose_rhs, [&](auto transpose_rhs) {
-        return with_bool(arguments.out_type == ElementType::kF32, [&](auto f32_out) {
-          using Tile = decltype(tile);
-          using Output = std::conditional_t<f32_out.value, float, Element>;
-          return function(KernelConfig<Element, Output, major(kLhsMajor, transpose_lhs.value),
-                                       major(kRhsMajor, transpose_rhs.value), Tile::kTileM,
-                                       Tile::kTileN, Tile::kCluster, Tile::kSchedule>{});
-        });
-      });
-    });
-  });
-}
-
-// Launches the kernel of a noncontracting family, `Problem`.
-template <template <class> class Problem, class Element, cute::GMMA::Major kLhsMajor,
-          cute::GMMA::Major kRhsMajor>
-cudaError_t launch_any(TileConfig config, RaggedDotArguments const& arguments,
-                       cudaStream_t stream) {
-  return with_config<NoncontractingTiles, Element, kLhsMajor, kRhsMajor>(
-      config, arguments, [&](auto of) { return launch<Problem<decltype(of)>>(arguments, stream); });
+// Launches a cluster for each pair of multiprocessors, or for each of `max_units` units of work if
+// those are fewer. kSharedBytes: of each thread block.
+template <class Config, int kSharedBytes = sizeof(SharedStorage<Config>) + 1024,  // to align it
+          class Params>
+cudaError_t launch_persistent(void (*kernel)(Params), Params const& params, int64_t max_units,
+                              cudaStream_t stream) {
+  int multiprocessors;
+  cudaError_t const status = count_multiprocessors(multiprocessors);
+  if (status != cudaSuccess) return status;
+  int64_t const most = std::min(multiprocessors / Config::kCluster, kMaxClusters<Config>);
+  int64_t const clusters = std::min<int64_t>(most, std::max<int64_t>(max_units, 1));
+  return launch_clusters<Config, kSharedBytes>(kernel, params, clusters, kThreads, stream);
 }
 
 }  // namespace jgg::sm90

@@ -76,8 +76,8 @@ def planned_workspace(op, dtype=jnp.bfloat16, *, m=M, **options) -> int:
 
 
 @BOTH_OPS
-def test_the_tiles_that_a_plan_can_choose_are_those_compiled(op, extension):
-    compiled = [config for config in extension.kernel_configs() if config["op"] == f"ragged_{op}"]
+def test_the_tiles_that_a_plan_can_choose_are_those_compiled(op, schedules):
+    compiled = [config for config in schedules.kernel_configs() if config["op"] == f"ragged_{op}"]
     tiles = (tile_config.DEFAULT_TILE,)
     if repr(op) == "contracting":
         tiles += (choices.PINGPONG_TILE,)

@@ -22,8 +22,8 @@ TILE = choices.STREAM_K_TILE
 M, N, G = 1500, 776, 6
 
 
-def is_cut(extension, sizes, k, m=M, n=N) -> bool:
-    partials = extension.scaled_ragged_noncontracting_pieces(
+def is_cut(schedules, sizes, k, m=M, n=N) -> bool:
+    partials = schedules.scaled_ragged_noncontracting_pieces(
         np.ascontiguousarray(np.atleast_2d(sizes), np.int32),
         np.zeros(1, np.int32),
         batches=1,
@@ -47,41 +47,41 @@ def operands_of(rng, k, lhs_shape=None, rhs_shape=None, n=N):
 # Scales are read one step at a time, and four, where pieces begin in the middle of four.
 @pytest.mark.parametrize("k", [128 * 43 - 16, 128 * 44, 128 * 62 - 32])
 @OUTPUTS
-def test_any_group_sizes(out_dtype, k, extension, rng):
+def test_any_group_sizes(out_dtype, k, schedules, rng):
     operands = operands_of(rng, k)
     num_cut = 0
     for _ in range(8):
         sizes = sizes_of.any_kind(rng, M, G)
-        num_cut += is_cut(extension, sizes, k)
+        num_cut += is_cut(schedules, sizes, k)
         check(*operands, sizes, tile=TILE, preferred_element_type=out_dtype)
     assert num_cut > 0
 
 
 @pytest.mark.parametrize("lhs_shape", [(M, 44), (M, 1), (), (44, M + 4)], ids=str)
 @pytest.mark.parametrize("rhs_shape", [(G, 7, 44), (G, N), (G,)], ids=str)
-def test_scale_shapes(lhs_shape, rhs_shape, extension, rng):
+def test_scale_shapes(lhs_shape, rhs_shape, schedules, rng):
     """Those that are the same all along K are applied once, to the whole sum."""
     operands = operands_of(rng, 128 * 44, lhs_shape, rhs_shape)
     sizes = np.array([300, 200, 1, 500, 0, 300])
-    assert is_cut(extension, sizes, 128 * 44)
+    assert is_cut(schedules, sizes, 128 * 44)
     check(*operands, sizes, tile=TILE)
 
 
 # All ratios of clusters to units in the last wave, and their limits: 4, 3, 2, 3/2, 4/3, none.
 @pytest.mark.parametrize("units", [1, 16, 17, 22, 33, 34, 44, 45, 49, 50, 66, 67, 83])
-def test_number_of_units(units, extension, rng):
+def test_number_of_units(units, schedules, rng):
     m, k, n = 256, 128 * 65, 256 * units
-    assert is_cut(extension, [m], k, m, n) == (units % 66 not in (0, 50))
+    assert is_cut(schedules, [m], k, m, n) == (units % 66 not in (0, 50))
     lhs, rhs = fp8(rng, (m, k)), fp8(rng, (1, n, k))
     operands = lhs, scales(rng, (m, 65)), rhs, scales(rng, (1, 2 * units, 65))
     check(*operands, np.array([m], np.int32), tile=TILE)
 
 
-def test_same_inputs_give_the_same_bits(extension, rng):
+def test_same_inputs_give_the_same_bits(schedules, rng):
     k = 128 * 44
     operands = operands_of(rng, k)
     sizes = np.array([300, 200, 1, 500, 0, 300])
-    assert is_cut(extension, sizes, k)
+    assert is_cut(schedules, sizes, k)
     first = np.float32(noncontracting(*operands, sizes, tile=TILE))
     for _ in range(30):
         again = np.float32(noncontracting(*operands, sizes, tile=TILE))

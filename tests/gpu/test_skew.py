@@ -28,10 +28,10 @@ def units_of(k, n):
     return pairs * columns + odd * -(-columns // 2)
 
 
-def is_cut(extension, sizes, m, k, n, out_dtype=BF16, offset=0, groups=None) -> bool:
+def is_cut(schedules, sizes, m, k, n, out_dtype=BF16, offset=0, groups=None) -> bool:
     """Whether the kernel cuts tiles on a device with as many processors as an H200."""
     sizes = np.ascontiguousarray(np.atleast_2d(sizes), np.int32)
-    length = extension.worthwhile_chain_length(
+    length = schedules.worthwhile_chain_length(
         sizes,
         np.full(1, offset, np.int32),
         batches=sizes.shape[0],
@@ -39,54 +39,54 @@ def is_cut(extension, sizes, m, k, n, out_dtype=BF16, offset=0, groups=None) -> 
         m=m,
         units=units_of(k, n),
         zeros_cost=7 if out_dtype == F32 else 4,
-        most_sums=extension.most_chain_sums(units_of(k, n), CLUSTERS),
+        most_sums=schedules.most_chain_sums(units_of(k, n), CLUSTERS),
         clusters=CLUSTERS,
     )
     return length > 0
 
 
-def check(extension, lhs, rhs, sizes, out_dtype=None, cut=True):
+def check(schedules, lhs, rhs, sizes, out_dtype=None, cut=True):
     out = contracting(lhs, rhs, sizes, preferred_element_type=out_dtype, implementation="cuda")
-    assert is_cut(extension, sizes, *lhs.shape, rhs.shape[1], out.dtype) == cut
+    assert is_cut(schedules, sizes, *lhs.shape, rhs.shape[1], out.dtype) == cut
     oracle.check(out, oracle.ragged_contracting(lhs, rhs, sizes))
     return out
 
 
 @pytest.mark.parametrize("dtype, out_dtype", [(BF16, None), (BF16, F32), (F16, None), (F16, F32)])
-def test_one_hot_group(dtype, out_dtype, extension, rng):
+def test_one_hot_group(dtype, out_dtype, schedules, rng):
     m, k, n, groups = 9000, 520, 776, 8
     lhs, rhs = operands(rng, m, k, n, groups, dtype)
     for hot in range(groups):
-        check(extension, lhs, rhs, sizes_of.one_hot(m - 5 * hot, groups, hot), out_dtype)
+        check(schedules, lhs, rhs, sizes_of.one_hot(m - 5 * hot, groups, hot), out_dtype)
 
 
 # One chain, several in as many pieces as there are clusters for, with tails and without, and whole
 # waves before.
 @pytest.mark.parametrize("units", [1, 2, 7, 9, 16, 22, 24, 32, 33, 34, 48, 56, 65, 67, 90])
-def test_number_of_units(units, extension, rng):
+def test_number_of_units(units, schedules, rng):
     m, k, n, groups = 16384 if units == 48 else 8192, 136, 256 * units, 3
     lhs, rhs = operands(rng, m, k, n, groups)
-    check(extension, lhs, rhs, np.array([40, m - 100, 60], np.int32), cut=units not in (56, 65))
+    check(schedules, lhs, rhs, np.array([40, m - 100, 60], np.int32), cut=units not in (56, 65))
 
 
 @pytest.mark.parametrize("k, n", [(8, 8), (64, 2056), (136, 40), (520, 264), (1160, 1032)])
-def test_dimensions_off_the_tile(k, n, extension, rng):
+def test_dimensions_off_the_tile(k, n, schedules, rng):
     m, groups = 12345, 5
     lhs, rhs = operands(rng, m, k, n, groups)
     for sizes in ([0, 12000, 0, 1, 0], [6000, 0, 0, 6001, 300], [100, 63, 65, 129, 11900]):
         out = contracting(lhs, rhs, np.array(sizes, np.int32), implementation="cuda")
         oracle.check(out, oracle.ragged_contracting(lhs, rhs, sizes))
-    assert is_cut(extension, sizes, m, k, n)
+    assert is_cut(schedules, sizes, m, k, n)
 
 
-def test_any_group_sizes(extension, rng):
+def test_any_group_sizes(schedules, rng):
     m, k, n, groups = 8192, 264, 520, 8
     lhs, rhs = operands(rng, m, k, n, groups)
     num_cut = num_whole = 0
     # One list in six is cut.
     for _ in range(600):
         sizes = sizes_of.any_kind(rng, m, groups)
-        cut = is_cut(extension, sizes, m, k, n)
+        cut = is_cut(schedules, sizes, m, k, n)
         num_cut, num_whole = num_cut + cut, num_whole + (not cut)
         out = contracting(lhs, rhs, sizes, implementation="cuda")
         oracle.check(out, oracle.ragged_contracting(lhs, rhs, sizes))
@@ -95,40 +95,40 @@ def test_any_group_sizes(extension, rng):
     assert min(num_cut, num_whole) == 10
 
 
-def test_many_groups(extension, rng):
+def test_many_groups(schedules, rng):
     """Chains pass through windows of groups, most of them with few rows."""
     m, k, n, groups = 20000, 264, 264, 300
     lhs, rhs = operands(rng, m, k, n, groups)
     for hot in (0, 31, 32, 200, 299):
         sizes = rng.integers(0, 3, groups, dtype=np.int32)
         sizes[hot] = 19000
-        check(extension, lhs, rhs, sizes)
+        check(schedules, lhs, rhs, sizes)
 
 
 SIZES = np.array([50, 0, 8000, 0, 0, 100, 0, 500, 0], np.int32)
 
 
-def test_group_offset(extension, rng):
+def test_group_offset(schedules, rng):
     m, k, n = 9000, 304, 520
     lhs, rhs = operands(rng, m, k, n, len(SIZES))
     for offset in range(-len(SIZES) - 1, len(SIZES) + 2):
         out = contracting(lhs, rhs, SIZES, np.int32(offset), implementation="cuda")
         oracle.check(out, oracle.ragged_contracting(lhs, rhs, SIZES, offset))
-    assert is_cut(extension, SIZES, m, k, n, offset=1)
+    assert is_cut(schedules, SIZES, m, k, n, offset=1)
 
 
 @pytest.mark.parametrize("offset", [0, 1, 2, 3])
-def test_gradient_of_a_window_of_groups(offset, extension, rng):
+def test_gradient_of_a_window_of_groups(offset, schedules, rng):
     m, k, n, local = 9000, 304, 520, 3
     lhs, rhs, cotangent = (random(rng, s, BF16) for s in NONCONTRACTING.shapes(m, k, n, local))
     got = NONCONTRACTING.cotangents(
         lhs, rhs, SIZES, cotangent, np.int32(offset), implementation="cuda"
     )
     oracle.check_all(got, oracle.noncontracting_cotangents(lhs, rhs, SIZES, cotangent, offset))
-    assert is_cut(extension, SIZES, m, k, n, offset=offset, groups=local) == (offset < 3)
+    assert is_cut(schedules, SIZES, m, k, n, offset=offset, groups=local) == (offset < 3)
 
 
-def test_batches(extension, rng):
+def test_batches(schedules, rng):
     batch, m, k, n = 3, 6000, 136, 264
     lhs = random(rng, (batch, m, k), BF16)
     rhs = random(rng, (batch, m, n), BF16)
@@ -137,12 +137,12 @@ def test_batches(extension, rng):
     oracle.check(call(lhs, rhs, sizes), oracle.ragged_contracting(lhs, rhs, sizes))
 
 
-def test_neighbours_do_not_leak(extension, rng):
+def test_neighbours_do_not_leak(schedules, rng):
     """NaN in rows that no group owns and in one group stay there, in sums that are added too."""
     m, k, n = 9000, 264, 520
     lhs, rhs = operands(rng, m, k, n, 4)
     sizes = np.array([100, 8001, 0, 300], np.int32)
-    clean = np.asarray(check(extension, lhs, rhs, sizes))
+    clean = np.asarray(check(schedules, lhs, rhs, sizes))
     poisoned = lhs.copy(), rhs.copy()
     for x in poisoned:
         x[sizes.sum() :] = np.nan
@@ -154,11 +154,11 @@ def test_neighbours_do_not_leak(extension, rng):
     np.testing.assert_array_equal(out[1:], clean[1:])
 
 
-def test_same_inputs_give_the_same_bits(extension, rng):
+def test_same_inputs_give_the_same_bits(schedules, rng):
     m, k, n, groups = 16384, 768, 2048, 16
     lhs, rhs = (jnp.asarray(x) for x in operands(rng, m, k, n, groups))
     for sizes in (sizes_of.one_hot(m, groups, 5), np.array([13000, *[7] * 14, 3000], np.int32)):
-        first = np.asarray(check(extension, lhs, rhs, sizes)).tobytes()
+        first = np.asarray(check(schedules, lhs, rhs, sizes)).tobytes()
         results = [contracting(lhs, rhs, sizes, implementation="cuda") for _ in range(40)]
         assert all(np.asarray(result).tobytes() == first for result in results)
 
@@ -188,7 +188,7 @@ def with_workspace(lhs, rhs, sizes, memory, groups):
 
 
 @pytest.mark.parametrize("size", [16, 300_000, 3_000_000, 40_000_000])
-def test_workspace_of_any_size_and_contents(size, extension, rng):
+def test_workspace_of_any_size_and_contents(size, schedules, rng):
     """Without room for the sums nothing is cut; stale sums and hints do no harm."""
     m, k, n, groups = 9000, 520, 776, 4
     lhs, rhs = operands(rng, m, k, n, groups)

@@ -64,9 +64,9 @@ def operands(rng, m=M, k=K, n=N, g=G, dtype=BF16):
     return random(rng, lhs, dtype), random(rng, rhs, dtype)
 
 
-def is_cut(extension, sizes, local_groups, m, k, n) -> bool:
+def is_cut(schedules, sizes, local_groups, m, k, n) -> bool:
     """Whether the kernel will hand over sums, on a device with as many processors as an H200."""
-    pieces = extension.ragged_noncontracting_pieces(
+    pieces = schedules.ragged_noncontracting_pieces(
         np.ascontiguousarray(np.atleast_2d(sizes), np.int32),
         np.zeros(1, np.int32),
         batches=1,
@@ -83,10 +83,10 @@ def is_cut(extension, sizes, local_groups, m, k, n) -> bool:
     return bool((partials < 0).any())
 
 
-def cut_sizes(extension, rng, count: int) -> list[np.ndarray]:
+def cut_sizes(schedules, rng, count: int) -> list[np.ndarray]:
     """Group sizes for which the last wave is cut, of `M` rows."""
     lists = (sizes_of.any_kind(rng, M, G) for _ in range(1000))
-    return list(itertools.islice((s for s in lists if is_cut(extension, s, G, M, K, N)), count))
+    return list(itertools.islice((s for s in lists if is_cut(schedules, s, G, M, K, N)), count))
 
 
 # All ratios of clusters to units in the last wave, and their limits: 4, 3, 2, 3/2, 4/3, none.
@@ -94,25 +94,25 @@ UNITS = [1, 2, 16, 17, 22, 23, 33, 34, 44, 45, 49, 50, 65, 66, 67, 83]
 
 
 @pytest.mark.parametrize("units", UNITS)
-def test_number_of_units(units, extension, rng):
+def test_number_of_units(units, schedules, rng):
     m, k, n = UNIT, 4160, UNIT * units
     lhs, rhs = operands(rng, m, k, n, 1)
     sizes = np.array([m], np.int32)
-    assert is_cut(extension, sizes, 1, m, k, n) == (units % CLUSTERS not in (0, 50, 65))
+    assert is_cut(schedules, sizes, 1, m, k, n) == (units % CLUSTERS not in (0, 50, 65))
     oracle.check(jitted(lhs, rhs, sizes), oracle.ragged_noncontracting(lhs, rhs, sizes))
 
 
 @pytest.mark.parametrize("n", [N, 2600])
 @pytest.mark.parametrize("transpose_rhs", [False, True])
 @pytest.mark.parametrize("dtype, out_dtype", [(BF16, None), (BF16, F32), (F16, None), (F16, F32)])
-def test_any_group_sizes(dtype, out_dtype, transpose_rhs, n, extension, rng):
+def test_any_group_sizes(dtype, out_dtype, transpose_rhs, n, schedules, rng):
     """Within the first wave and after it."""
     lhs, rhs = operands(rng, n=n, dtype=dtype)
     stored = swap(rhs, transpose_rhs)
     num_cut = 0
     for _ in range(12):
         sizes = sizes_of.any_kind(rng, M, G)
-        num_cut += is_cut(extension, sizes, G, M, K, n)
+        num_cut += is_cut(schedules, sizes, G, M, K, n)
         out = jitted(lhs, stored, sizes, transpose_rhs=transpose_rhs, out_dtype=out_dtype)
         assert out.dtype == (out_dtype or dtype)
         oracle.check(out, oracle.ragged_noncontracting(lhs, rhs, sizes))
@@ -172,9 +172,9 @@ def test_neighbours_do_not_leak(rng):
     )
 
 
-def test_same_inputs_give_the_same_bits(extension, rng):
+def test_same_inputs_give_the_same_bits(schedules, rng):
     lhs, rhs = (jnp.asarray(x) for x in operands(rng))
-    for sizes in cut_sizes(extension, rng, 4):
+    for sizes in cut_sizes(schedules, rng, 4):
         first = np.asarray(jitted(lhs, rhs, sizes)).tobytes()
         for result in [jitted(lhs, rhs, sizes) for _ in range(50)]:
             assert np.asarray(result).tobytes() == first
@@ -195,19 +195,19 @@ class TestWorkspace:
         return memory
 
     @pytest.mark.parametrize("kind", ["ones", "zeros", "random", "every entry of the table"])
-    def test_poisoned(self, kind, extension, rng):
+    def test_poisoned(self, kind, schedules, rng):
         lhs, rhs = operands(rng)
-        for sizes in cut_sizes(extension, rng, 5):
+        for sizes in cut_sizes(schedules, rng, 5):
             memory = jnp.asarray(self.memory(rng, kind))
             address = memory.unsafe_buffer_pointer()
             out, workspace = with_workspace(lhs, rhs, sizes, np.zeros(1, np.int32), memory)
             assert workspace.unsafe_buffer_pointer() == address
             oracle.check(out, oracle.ragged_noncontracting(lhs, rhs, sizes))
 
-    def test_of_the_launch_before(self, extension, rng):
+    def test_of_the_launch_before(self, schedules, rng):
         """Complete sums and hints that were right, at the same address, but of other operands."""
         memory = jnp.asarray(self.memory(rng, "ones"))
-        lists = cut_sizes(extension, rng, 3)
+        lists = cut_sizes(schedules, rng, 3)
         offset, results = np.zeros(1, np.int32), []
         inputs = [operands(rng) for _ in range(3)]
         on_device = [tuple(map(jnp.asarray, pair)) for pair in inputs]
@@ -221,7 +221,7 @@ class TestWorkspace:
         for key, out in zip(order, results, strict=True):
             oracle.check(out, exact[key])
 
-    def test_a_small_one_makes_a_small_grid(self, extension, rng):
+    def test_a_small_one_makes_a_small_grid(self, schedules, rng):
         """The kernel runs on as many clusters as there is room for."""
         lhs, rhs = operands(rng)
         sizes = sizes_of.multinomial(rng, M, G)
@@ -255,9 +255,9 @@ class TestCommandBuffers:
         ]
 
     @pytest.mark.parametrize("options", [{}, {"xla_gpu_graph_min_graph_size": 1}])
-    def test_replays(self, options, extension, rng, tmp_path):
+    def test_replays(self, options, schedules, rng, tmp_path):
         lhs, rhs = operands(rng)
-        table = np.stack(cut_sizes(extension, rng, 6))
+        table = np.stack(cut_sizes(schedules, rng, 6))
         options = {**options, "xla_dump_to": str(tmp_path)}
         program = jax.jit(self.chain).lower(lhs, rhs, table, 0).compile(compiler_options=options)
         thunks = [path.read_text() for path in tmp_path.glob("*thunk*")]

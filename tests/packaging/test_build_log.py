@@ -25,11 +25,8 @@ def test_wgmma_stays_asynchronous_and_registers_move(log):
     assert not re.search(r"C75\d\d|wgmma.*serialized|setmaxnreg.*ignored", log.read_text())
 
 
-FP8_PRODUCTS = [log for log in LOGS if log.name.startswith("scaled_")]
-
-
-@pytest.mark.parametrize("log", FP8_PRODUCTS, ids=lambda log: log.name)
-def test_additions_of_fp8_products_are_paced(log):
-    # None means that the compiler writes them in a way that the build does not recognise.
-    (paced,) = re.findall(r"Additions paced: (\d+)", log.read_text())
-    assert int(paced) >= 128
+def test_additions_of_fp8_products_are_paced():
+    # The build fails where it finds none. What is paced: forward products, those whose last wave is
+    # cut, and weight gradients, of two formats each.
+    paced = [int(n) for log in LOGS for n in re.findall(r"Additions paced: (\d+)", log.read_text())]
+    assert len(paced) == 6 and min(paced) >= 128

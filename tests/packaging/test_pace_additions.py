@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import shutil
 import struct
 import sys
 
@@ -149,15 +147,16 @@ def cubin(name, code):
     return bytes(header) + names + text + sections
 
 
-def test_only_fp8_kernels_are_changed(tmp_path):
-    fp8, other = cubin("_Z13scaled_kernel", additions(32)), cubin("_Z5other", additions(32))
+def test_all_kernels_of_an_object_are_changed(tmp_path):
+    kernels = [cubin("_Z3one", additions(32)), cubin("_Z5other", additions(16))]
     path = tmp_path / "object.o"
-    path.write_bytes(b"host code" + fp8 + b"between" + other + b"after")
-    assert pace_additions.pace(path) == 32
+    path.write_bytes(b"host code" + kernels[0] + b"between" + kernels[1] + b"after")
+    assert pace_additions.pace(path, 10) == 48
     after = path.read_bytes()
-    assert after.startswith(b"host code") and after.endswith(b"between" + other + b"after")
-    assert after[9 : 9 + len(fp8)] != fp8
-    assert pace_additions.pace(path) == 32
+    assert after.startswith(b"host code") and after.endswith(b"after")
+    assert after[9 : 9 + len(kernels[0])] != kernels[0]
+    assert after[9 + len(kernels[0]) :].startswith(b"between")
+    assert pace_additions.pace(path, 10) == 48
     assert path.read_bytes() == after
 
 
@@ -165,48 +164,56 @@ def test_an_object_without_kernels_stays_as_it_is(tmp_path, rng):
     path = tmp_path / "object.o"
     content = rng.bytes(1000)
     path.write_bytes(content)
-    assert pace_additions.pace(path) == 0
+    assert pace_additions.pace(path, 10) == 0
     assert path.read_bytes() == content
 
 
-def compile_with(tmp_path, compiler):
+def compile_with(tmp_path, compiler, *options):
     """Runs a compiler, a Python program that gets the path of the object to write."""
     program = tmp_path / "compiler.py"
     program.write_text("import sys\noutput = sys.argv[sys.argv.index('-o') + 1]\n" + compiler)
-    command = (sys.executable, str(program), "-c", "some/kernel.cu", "-o", str(tmp_path / "out.o"))
+    command = (sys.executable, str(program), *options)
+    command += ("-c", "some/kernel.cu", "-o", str(tmp_path / "out.o"))
     status = compile_kernels.run(str(tmp_path / "logs"), *command)
     return status, (tmp_path / "logs" / "kernel.cu.log").read_text()
 
 
+PACED = "-DJGG_ADDITIONS_PER_PAUSE=3"
+
+
 def test_what_the_compiler_wrote_is_paced_and_logged(tmp_path):
-    content = cubin("_Z13scaled_kernel", additions(32))
+    content = cubin("_Z6kernel", additions(32))
     status, log = compile_with(
-        tmp_path, f"open(output, 'wb').write({content!r})\nprint('no spills')\n"
+        tmp_path, f"open(output, 'wb').write({content!r})\nprint('no spills')\n", PACED
     )
     assert (status, log) == (0, "no spills\nAdditions paced: 32 instructions\n")
     assert (tmp_path / "out.o").read_bytes() != content
 
 
+def test_additions_pause_as_often_as_the_command_says(tmp_path):
+    content = cubin("_Z6kernel", additions(32))
+    compile_with(tmp_path, f"open(output, 'wb').write({content!r})\n", PACED)
+    binary = (tmp_path / "out.o").read_bytes()
+    ((_, offsets),) = machine_code.functions(binary)
+    stalls = [machine_code.Instruction.read(binary, offset).stall for offset in offsets]
+    assert [i for i, stall in enumerate(stalls, start=1) if stall == 2] == list(range(3, 33, 3))
+
+
+def test_the_build_fails_where_there_is_nothing_to_pace(tmp_path):
+    status, log = compile_with(tmp_path, "open(output, 'w').write('x')\n", PACED)
+    assert status != 0
+    assert "no additions of an FP8 product were found" in log
+
+
 def test_other_objects_are_logged_alone(tmp_path):
-    status, log = compile_with(tmp_path, "open(output, 'w').write('x')\nprint('no spills')\n")
+    content = cubin("_Z6kernel", additions(32))
+    status, log = compile_with(
+        tmp_path, f"open(output, 'wb').write({content!r})\nprint('no spills')\n"
+    )
     assert (status, log) == (0, "no spills\n")
-    assert (tmp_path / "out.o").read_text() == "x"
+    assert (tmp_path / "out.o").read_bytes() == content
 
 
 def test_a_compiler_that_fails_is_reported(tmp_path):
     status, log = compile_with(tmp_path, "print('no such header')\nsys.exit(3)\n")
     assert (status, log) == (3, "no such header\n")
-
-
-def digest(path):
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def test_installed_kernels_are_paced(tmp_path):
-    extension = pytest.importorskip("jax_grouped_gemm._extension")
-    copy = tmp_path / "extension.so"
-    shutil.copy(extension.__file__, copy)
-    before = digest(copy)
-    # Forward products and weight gradients of four pairs of formats each, and with cut waves.
-    assert pace_additions.pace(copy) > 12 * 100
-    assert digest(copy) == before

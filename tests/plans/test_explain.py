@@ -204,7 +204,7 @@ class TestFloat32:
     @pytest.mark.parametrize("batched", list(np.ndindex(2, 2, 2)))
     @pytest.mark.parametrize("precision, terms", [("default", 1), ("highest", 3)])
     def test_workspace_is_what_the_handler_wants(
-        self, op, batched, precision, terms, extension, rng
+        self, op, batched, precision, terms, schedules, rng
     ):
         # More rows than the kernel without parts takes.
         m, k, n = (8 * int(x) for x in rng.integers((17, 1, 1), 40))
@@ -220,7 +220,7 @@ class TestFloat32:
             call = jax.vmap(call, in_axes=[0 if b else None for b in batched])
         plan = only_plan(call, *arguments)
         problem = plan.kernel_problem
-        assert plan.workspace_bytes == extension.float32_workspace_bytes(
+        assert plan.workspace_bytes == schedules.float32_workspace_bytes(
             op is CONTRACTING,
             *problem.batched,
             *(problem.batch or (1,)),

@@ -56,7 +56,7 @@ class TestUpdates:
 
     @TERMS
     @BOTH
-    def test_workspace_is_what_the_handler_wants(self, update, precision, terms, extension, rng):
+    def test_workspace_is_what_the_handler_wants(self, update, precision, terms, schedules, rng):
         shapes = [(int(g), *map(int, s)) for g, *s in rng.integers(1, 300, (70, 3))]
         shapes[3] = (0, 8, 8)
         shapes[5] = (2, 0, 8)
@@ -64,7 +64,7 @@ class TestUpdates:
         plan = self.plan(update, *shapes, precision=precision)
         stacks = [(s.g, s.n * s.k) for s in plan.kernel_problem.stacks if 0 not in (s.g, s.n)]
         operands = stacks * (2 if update is SYR2K else 1)
-        assert plan.workspace_bytes == extension.float32_list_workspace_bytes(operands, terms)
+        assert plan.workspace_bytes == schedules.float32_list_workspace_bytes(operands, terms)
         # Passes over matrices take eight elements at a time.
         assert all(elements > 0 and elements % 8 == 0 for _, elements in operands)
 
@@ -132,7 +132,7 @@ class TestProducts:
         assert 0 < plan.utilization <= 1
 
     @TERMS
-    def test_workspace_is_what_the_handler_wants(self, precision, terms, extension, rng):
+    def test_workspace_is_what_the_handler_wants(self, precision, terms, schedules, rng):
         shapes = [tuple(map(int, s)) for s in rng.integers(1, 300, (100, 4))]
         shapes[3] = (0, 8, 8, 8)
         shapes[5] = (2, 8, 0, 8)
@@ -141,7 +141,7 @@ class TestProducts:
         for launch in plan.launches:
             entries = [plan.kernel_problem.entries[i] for i in launch.problems]
             operands = [(e.g, e.m * e.k) for e in entries] + [(e.g, e.k * e.n) for e in entries]
-            wanted = extension.float32_list_workspace_bytes(operands, terms)
+            wanted = schedules.float32_list_workspace_bytes(operands, terms)
             assert launch.parts_bytes == wanted
             assert launch.workspace_bytes == wanted + launch.schedule.nbytes
             assert all(elements > 0 and elements % 8 == 0 for _, elements in operands)

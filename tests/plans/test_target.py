@@ -82,20 +82,20 @@ class TestGrid:
 class TestWorkspace:
     """What the kernels use on a grid that fills the device."""
 
-    def test_of_a_cut_last_wave(self, count, extension):
+    def test_of_a_cut_last_wave(self, count, schedules):
         with jgg.use_tiles(forward=STREAM_K_TILE):
             plan = only(jgg.ragged_dot, *operands(), multiprocessors=count)
         tile = plan.tile.tile_m, plan.tile.tile_n, plan.tile.cluster
-        assert plan.workspace_bytes == extension.stream_k_workspace_bytes(*tile, count)
+        assert plan.workspace_bytes == schedules.stream_k_workspace_bytes(*tile, count)
 
-    def test_of_tiles_cut_along_the_rows(self, count, extension):
+    def test_of_tiles_cut_along_the_rows(self, count, schedules):
         for k, n in ((2048, 1536), (512, 512), (1024, 640)):
             plan = contracting_plan(65536, k, n, 8, multiprocessors=count)
             tile = plan.tile.tile_m, plan.tile.tile_n, plan.tile.cluster
             chains = -(-k // 256) * -(-n // 256)
             clusters = count // 2
-            sums = extension.most_chain_sums(chains % clusters, clusters)
-            most = extension.stream_k_workspace_bytes(*tile, 2 * sums)
+            sums = schedules.most_chain_sums(chains % clusters, clusters)
+            most = schedules.stream_k_workspace_bytes(*tile, 2 * sums)
             assert plan.workspace_bytes >= most
 
 

@@ -29,7 +29,7 @@ def padded_starts(sizes: np.ndarray, offset: int, local_groups: int, m: int) -> 
 @pytest.mark.parametrize(
     "tile", [c.tile for c in choices_fp8.NONCONTRACTING if not c.tile.stream_k], ids=str
 )
-def test_rows_that_stay(tile, extension, rng):
+def test_rows_that_stay(tile, schedules, rng):
     """Each row is in one tile of each column of tiles, with the steps of its group or with none."""
     for _ in range(3000):
         m = int(rng.choice([1, 63, 64, 65, 128, 129, 700, 2500]))
@@ -42,7 +42,7 @@ def test_rows_that_stay(tile, extension, rng):
         extents = dict(batches=batches, local_groups=local, m=m, k=k, n=n)
         clusters = int(rng.choice([1, 2, 5]))
         tiles = np.rec.fromarrays(
-            extension.scaled_ragged_noncontracting_tiles(
+            schedules.scaled_ragged_noncontracting_tiles(
                 sizes, offsets, clusters=clusters, **extents, **tile.sizes()
             ).T,
             names=FIELDS,
@@ -70,7 +70,7 @@ def test_rows_that_stay(tile, extension, rng):
             assert (owner[batch] == want + 1).all()
 
 
-def test_rows_that_are_contracted(extension, rng):
+def test_rows_that_are_contracted(schedules, rng):
     """Operands hold each group from a multiple of 128 on."""
     for _ in range(3000):
         m = int(rng.choice([1, 127, 128, 129, 700, 2500]))
@@ -81,7 +81,7 @@ def test_rows_that_are_contracted(extension, rng):
         sizes = np.array([sizes_of.any_kind(rng, m, groups) for _ in range(batches)], np.int32)
         offsets = rng.integers(-local, groups + 1, batches).astype(np.int32)
         tiles = np.rec.fromarrays(
-            extension.scaled_ragged_contracting_tiles(
+            schedules.scaled_ragged_contracting_tiles(
                 sizes,
                 offsets,
                 batches=batches,

@@ -54,11 +54,11 @@ def schedules(shapes, tile):
 
 
 @pytest.fixture(scope="module")
-def tiles_of(extension):
+def tiles_of(schedules):
     """The tiles of a list under one schedule, a record array with FIELDS."""
 
     def run(shapes, schedule, clusters, tile) -> np.recarray:
-        tiles = extension.grouped_gemm_tiles(
+        tiles = schedules.grouped_gemm_tiles(
             table(shapes), schedule, clusters, tile.tile_m, tile.tile_n, tile.cluster
         )
         return np.rec.fromarrays(tiles.T, names=FIELDS)
@@ -202,7 +202,7 @@ class TestBalance:
         assert unsorted["longest first"] == by_k["longest first"]
 
 
-def test_the_compiled_limits_are_those_of_the_plan(extension):
-    assert extension.MAX_LISTED_PROBLEMS == grouped_gemm_plan.MAX_PROBLEMS
-    compiled = [c for c in extension.kernel_configs() if c.pop("op") == "grouped_gemm"]
+def test_the_compiled_limits_are_those_of_the_plan(schedules):
+    assert schedules.MAX_LISTED_PROBLEMS == grouped_gemm_plan.MAX_PROBLEMS
+    compiled = [c for c in schedules.kernel_configs() if c.pop("op") == "grouped_gemm"]
     assert [TileConfig(**config) for config in compiled] == list(grouped_gemm_plan.TILES)

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from jax_grouped_gemm._src import tile_config
-from jax_grouped_gemm._src.ragged import schedules, workspace
+from jax_grouped_gemm._src.ragged import schedules as rules
+from jax_grouped_gemm._src.ragged import workspace
 from jax_grouped_gemm._src.target import H200
 from tests.schedules.test_ragged import LHS, RHS, TILE_CHANGE, TILE_K, Problem, random_problem
 from tests.support import group_sizes as sizes_of
@@ -28,8 +29,8 @@ PIECE_FIELDS = (
 )
 
 
-def ranges_of(extension, chains: int, length: int, clusters: int) -> np.recarray:
-    rows = extension.chain_ranges(chains, length, clusters)
+def ranges_of(schedules, chains: int, length: int, clusters: int) -> np.recarray:
+    rows = schedules.chain_ranges(chains, length, clusters)
     return np.rec.fromarrays(rows.T, names="cluster chain begin end part".split())
 
 
@@ -62,32 +63,32 @@ def longest(ranges: np.recarray, length: int, clusters: int) -> int:
 
 @pytest.mark.parametrize("clusters", [1, 2, 3, 4, 5, 7, 8, 11, 57, CLUSTERS, 72, 144])
 @pytest.mark.parametrize("length", [0, 1, 31, 64, 65, 100, 333, 514, 1026, 4099])
-def test_every_number_of_chains(clusters, length, extension):
+def test_every_number_of_chains(clusters, length, schedules):
     for chains in range(1, 2 * clusters + 3):
-        ranges = ranges_of(extension, chains, length, clusters)
+        ranges = ranges_of(schedules, chains, length, clusters)
         check_chains(ranges, chains, length, clusters)
         assert longest(ranges, length, clusters) <= -(-chains // clusters) * length
 
 
 @pytest.mark.parametrize("length", [514, 1026])
-def test_shares_are_nearly_equal(length, extension):
+def test_shares_are_nearly_equal(length, schedules):
     """Where few chains are left over, or many, what is lost is little of all that there is."""
     for chains in range(4, 8 * CLUSTERS):
-        ranges = ranges_of(extension, chains, length, CLUSTERS)
+        ranges = ranges_of(schedules, chains, length, CLUSTERS)
         loss = longest(ranges, length, CLUSTERS) - chains * length / CLUSTERS
         assert loss <= max(0.12 * length, 10)
 
 
-def test_longest_chains(extension):
+def test_longest_chains(schedules):
     """Nothing overflows."""
     length = 2**24 - 1
     for clusters in (57, CLUSTERS, 144):
         for chains in range(1, clusters):
-            check_chains(ranges_of(extension, chains, length, clusters), chains, length, clusters)
+            check_chains(ranges_of(schedules, chains, length, clusters), chains, length, clusters)
 
 
-def pieces_of(extension, problem: Problem, length: int) -> np.recarray:
-    rows = extension.ragged_contracting_pieces(
+def pieces_of(schedules, problem: Problem, length: int) -> np.recarray:
+    rows = schedules.ragged_contracting_pieces(
         np.ascontiguousarray(np.atleast_2d(problem.group_sizes), np.int32),
         np.ascontiguousarray(np.atleast_1d(problem.group_offset), np.int32),
         batches=problem.batches,
@@ -191,7 +192,7 @@ def units_of(problem: Problem) -> int:
     return pairs * columns + odd * -(-columns // 2)
 
 
-def test_random_problems(extension, rng):
+def test_random_problems(schedules, rng):
     num_cut = 0
     for _ in range(1500):
         problem = random_problem(rng, "ragged_contracting", [KERNEL_TILE])
@@ -207,10 +208,10 @@ def test_random_problems(extension, rng):
         # The kernel's idea of the length is an estimate.
         length = int(rng.choice([length, length, length // 2, 2 * length]))
         try:
-            pieces = pieces_of(extension, problem, length)
+            pieces = pieces_of(schedules, problem, length)
             num_cut += (
                 check_pieces(
-                    problem, pieces, extension.most_chain_sums(units_of(problem), problem.clusters)
+                    problem, pieces, schedules.most_chain_sums(units_of(problem), problem.clusters)
                 )
                 > 0
             )
@@ -220,7 +221,7 @@ def test_random_problems(extension, rng):
 
 
 @pytest.mark.parametrize("units", [1, 2, 7, 8, 9, 11, 16, 24, 33, 34, 48, 56, 65, 66, 67, 90, 132])
-def test_every_number_of_units(units, extension, rng):
+def test_every_number_of_units(units, schedules, rng):
     m, groups = 65536, 16
     for sizes in (
         sizes_of.one_hot(m, groups, 3),
@@ -242,19 +243,19 @@ def test_every_number_of_units(units, extension, rng):
             **KERNEL_TILE,
         )
         length = chain_length(problem)
-        pieces = pieces_of(extension, problem, length)
+        pieces = pieces_of(schedules, problem, length)
         check_pieces(
-            problem, pieces, extension.most_chain_sums(units_of(problem), problem.clusters)
+            problem, pieces, schedules.most_chain_sums(units_of(problem), problem.clusters)
         )
         loads = np.bincount(pieces.owner[::2], pieces.k_tiles[::2], minlength=CLUSTERS)
-        ranges = ranges_of(extension, units, length, CLUSTERS)
+        ranges = ranges_of(schedules, units, length, CLUSTERS)
         # No more than the chains say, but for what is left to the other side of a cut.
         assert loads.max() <= longest(ranges, length, CLUSTERS) + 2 * LEAST_PIECE
 
 
-def worthwhile_length(extension, sizes, units, *, m=None, room=10**6, clusters=CLUSTERS) -> int:
+def worthwhile_length(schedules, sizes, units, *, m=None, room=10**6, clusters=CLUSTERS) -> int:
     sizes = np.asarray(sizes, np.int32)
-    return extension.worthwhile_chain_length(
+    return schedules.worthwhile_chain_length(
         sizes[None],
         np.zeros(1, np.int32),
         batches=1,
@@ -273,41 +274,41 @@ class TestDecision:
     @pytest.mark.parametrize(
         "groups, m, units", [(128, 65536, 24), (8, 32768, 224), (8, 8192, 896)]
     )
-    def test_equal_and_usual_sizes_stay_whole(self, groups, m, units, extension, rng):
-        assert worthwhile_length(extension, sizes_of.uniform(m, groups), units) == 0
-        assert worthwhile_length(extension, sizes_of.multinomial(rng, m, groups), units) == 0
+    def test_equal_and_usual_sizes_stay_whole(self, groups, m, units, schedules, rng):
+        assert worthwhile_length(schedules, sizes_of.uniform(m, groups), units) == 0
+        assert worthwhile_length(schedules, sizes_of.multinomial(rng, m, groups), units) == 0
 
     @pytest.mark.parametrize("units", [1, 24, 48, 56, 67, 224])
     @pytest.mark.parametrize("groups, m", [(128, 65536), (8, 32768)])
-    def test_one_hot_group(self, units, groups, m, extension, rng):
+    def test_one_hot_group(self, units, groups, m, schedules, rng):
         sizes = sizes_of.one_hot(m, groups, rng.integers(groups))
-        assert worthwhile_length(extension, sizes, units) == m // TILE_K + TILE_CHANGE
+        assert worthwhile_length(schedules, sizes, units) == m // TILE_K + TILE_CHANGE
 
-    def test_two_hot_groups_count_together(self, extension):
+    def test_two_hot_groups_count_together(self, schedules):
         """One of them would leave few clusters idle in its only wave; both take two."""
         sizes = np.array([0, 20000, 0, 0, 20000, 0])
-        assert worthwhile_length(extension, sizes, 60) == 0
-        assert worthwhile_length(extension, sizes, 40) == 2 * (-(-20000 // TILE_K) + TILE_CHANGE)
+        assert worthwhile_length(schedules, sizes, 60) == 0
+        assert worthwhile_length(schedules, sizes, 40) == 2 * (-(-20000 // TILE_K) + TILE_CHANGE)
 
-    def test_zeros_are_worth_it(self, extension):
+    def test_zeros_are_worth_it(self, schedules):
         """Full waves, nothing to cut, but most groups are empty."""
-        assert worthwhile_length(extension, sizes_of.one_hot(32768, 256, 7), CLUSTERS) > 0
-        assert worthwhile_length(extension, [32768], CLUSTERS) == 0
+        assert worthwhile_length(schedules, sizes_of.one_hot(32768, 256, 7), CLUSTERS) > 0
+        assert worthwhile_length(schedules, [32768], CLUSTERS) == 0
 
-    def test_one_group_of_few_tiles(self, extension):
-        assert worthwhile_length(extension, [8192], 40) > 0
+    def test_one_group_of_few_tiles(self, schedules):
+        assert worthwhile_length(schedules, [8192], 40) > 0
 
-    def test_few_rows(self, extension):
-        assert worthwhile_length(extension, sizes_of.one_hot(4095, 4, 2), 24) == 0
-        assert worthwhile_length(extension, sizes_of.one_hot(4096, 4, 2), 24) > 0
+    def test_few_rows(self, schedules):
+        assert worthwhile_length(schedules, sizes_of.one_hot(4095, 4, 2), 24) == 0
+        assert worthwhile_length(schedules, sizes_of.one_hot(4096, 4, 2), 24) > 0
 
-    def test_no_room(self, extension):
+    def test_no_room(self, schedules):
         sizes = sizes_of.one_hot(65536, 128, 5)
-        room = extension.most_chain_sums(24, CLUSTERS)
-        assert worthwhile_length(extension, sizes, 24, room=room) > 0
-        assert worthwhile_length(extension, sizes, 24, room=0) == 0
+        room = schedules.most_chain_sums(24, CLUSTERS)
+        assert worthwhile_length(schedules, sizes, 24, room=room) > 0
+        assert worthwhile_length(schedules, sizes, 24, room=0) == 0
 
-    def test_hostile_sizes(self, extension, rng):
+    def test_hostile_sizes(self, schedules, rng):
         """Whatever they are there is an answer, and the pieces are right."""
         for _ in range(200):
             groups = int(rng.choice([1, 3, 40]))
@@ -325,9 +326,9 @@ class TestDecision:
                 **KERNEL_TILE,
             )
             units = units_of(problem)
-            length = worthwhile_length(extension, sizes, units, m=20000)
-            pieces = pieces_of(extension, problem, length)
-            check_pieces(problem, pieces, extension.most_chain_sums(units, CLUSTERS))
+            length = worthwhile_length(schedules, sizes, units, m=20000)
+            pieces = pieces_of(schedules, problem, length)
+            check_pieces(problem, pieces, schedules.most_chain_sums(units, CLUSTERS))
 
 
 class TestPlan:
@@ -335,14 +336,14 @@ class TestPlan:
 
     @pytest.mark.parametrize("k, n", [(768, 2048), (2048, 1536), (300, 700), (128, 256)])
     @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-    def test_room_for_all_sums(self, k, n, dtype, extension):
+    def test_room_for_all_sums(self, k, n, dtype, schedules):
         found = self.plan(k=k, n=n, dtype=dtype)
         problem = Problem(
             "", np.zeros(1), np.zeros(1), 1, 1, m=1, k=k, n=n, clusters=1, **KERNEL_TILE
         )
-        sums = extension.most_chain_sums(units_of(problem), CLUSTERS)
+        sums = schedules.most_chain_sums(units_of(problem), CLUSTERS)
         blocks = sums * found.tile.cluster
-        assert found.workspace_bytes == schedules.sums_bytes(128, 256, blocks) > 10**6
+        assert found.workspace_bytes == rules.sums_bytes(128, 256, blocks) > 10**6
         assert str(found.workspace_bytes) in str(found)
 
     def test_all_processors_whatever_the_tiles(self):
@@ -368,11 +369,11 @@ class TestPlan:
     @pytest.mark.parametrize("rows", [4095, 4096, 10**6])
     @pytest.mark.parametrize("units", [1, 40, 2**16 - 1, 2**16])
     @pytest.mark.parametrize("groups", [2, 1024, 1025])
-    def test_the_kernel_agrees_where_sizes_matter(self, rows, units, groups, extension):
+    def test_the_kernel_agrees_where_sizes_matter(self, rows, units, groups, schedules):
         """The plan has room if sizes can be such that the kernel cuts."""
         sizes = sizes_of.one_hot(rows, groups, 1)
-        cut = worthwhile_length(extension, sizes, units) > 0
-        possible = schedules.skew_is_possible(rows=rows, units=units, groups=groups)
+        cut = worthwhile_length(schedules, sizes, units) > 0
+        possible = rules.skew_is_possible(rows=rows, units=units, groups=groups)
         assert possible or not cut
         if rows == 10**6 and units == 40:
             assert cut == possible

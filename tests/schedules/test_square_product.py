@@ -13,11 +13,11 @@ TILE = pytest.mark.parametrize("tile", [64, 128])
 
 
 @pytest.fixture(scope="module")
-def schedule(extension):
+def schedule(schedules):
     """products [[m, n, steps]] -> their tiles, a record array with FIELDS."""
 
     def run(products, tile, blocks=132) -> np.recarray:
-        tiles = extension.square_product_tiles(np.asarray(products, np.int32), blocks, tile)
+        tiles = schedules.square_product_tiles(np.asarray(products, np.int32), blocks, tile)
         return np.rec.fromarrays(tiles.T, names=FIELDS)
 
     return run
@@ -85,10 +85,10 @@ def test_the_plan_predicts_the_longest_block(schedule, dtype, rng):
         assert np.bincount(tiles.block, tiles.steps).max() == steps
 
 
-def test_plans_know_the_compiled_tiles(extension):
+def test_plans_know_the_compiled_tiles(schedules):
     compiled = {name: [] for name in ("float64", "complex64", "complex128")}
     names = dict(zip(("f64", "c64", "c128"), compiled, strict=True))
-    for config in extension.kernel_configs():
+    for config in schedules.kernel_configs():
         op, _, name = config.pop("op").rpartition("_")
         if op == "grouped_gemm" and name in names:
             compiled[names[name]].append(TileConfig(**config))

@@ -12,12 +12,12 @@ TILE = pytest.mark.parametrize("tile", [64, 128])
 
 
 @pytest.fixture(scope="module")
-def schedule(extension):
+def schedule(schedules):
     """stacks [[g, n, steps, steps on the diagonal]] -> their tiles, a record array with FIELDS."""
 
     def run(stacks, uplo, tile, blocks=132) -> np.recarray:
         stacks = np.asarray(stacks, np.int32)
-        tiles = extension.square_triangle_tiles(stacks, uplo == "upper", blocks, tile)
+        tiles = schedules.square_triangle_tiles(stacks, uplo == "upper", blocks, tile)
         return np.rec.fromarrays(tiles.T, names=FIELDS)
 
     return run
@@ -98,10 +98,10 @@ def test_the_end_is_even(schedule):
     assert tiles.steps.sum() / (132 * busy.max()) > 0.96
 
 
-def test_plans_know_the_compiled_tiles(extension):
+def test_plans_know_the_compiled_tiles(schedules):
     compiled = {name: [] for name in ("float64", "complex64", "complex128")}
     names = {"rank_k_f64": "float64", "rank_k_c64": "complex64", "rank_k_c128": "complex128"}
-    for config in extension.kernel_configs():
+    for config in schedules.kernel_configs():
         op = config.pop("op")
         if op in names:
             compiled[names[op]].append(TileConfig(**config))

@@ -15,8 +15,9 @@ import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src import tile_config
 from jax_grouped_gemm._src.fp8 import choices as choices_fp8
 from jax_grouped_gemm._src.fp8 import plan as plan_fp8
-from jax_grouped_gemm._src.ragged import choices, reference, schedules, workspace
+from jax_grouped_gemm._src.ragged import choices, reference, workspace
 from jax_grouped_gemm._src.ragged import primitive as ragged
+from jax_grouped_gemm._src.ragged import schedules as rules
 from jax_grouped_gemm._src.target import H200
 from tests.schedules.test_ragged import (
     FIELDS,
@@ -74,32 +75,32 @@ def check_balance(pieces: np.recarray, units: int, steps: int, clusters: int) ->
     longest = np.bincount(pieces.cluster, pieces.steps).max(initial=0)
     whole = -(-units // clusters) * steps
     cut = (pieces.partials == HANDS_OVER).any()
-    assert longest <= whole - (schedules.WORTHWHILE_STEPS if cut else 0)
-    assert longest == pytest.approx(steps * schedules.stream_k_waves(units, steps, clusters))
+    assert longest <= whole - (rules.WORTHWHILE_STEPS if cut else 0)
+    assert longest == pytest.approx(steps * rules.stream_k_waves(units, steps, clusters))
 
 
 @pytest.mark.parametrize("clusters", [1, 2, 3, 4, 5, 6, 7, 8, 11, CLUSTERS])
 @pytest.mark.parametrize("steps", [1, 2, 15, 17, 20, 22, 25, 32, 33, 48, 63, 64, 67, 112, 225])
-def test_every_number_of_units(clusters, steps, extension):
+def test_every_number_of_units(clusters, steps, schedules):
     cuts = 0
     for units in range(3 * clusters + 2):
         pieces = records(
-            extension.assignment(units, steps, clusters), "cluster unit first steps partials"
+            schedules.assignment(units, steps, clusters), "cluster unit first steps partials"
         )
         check_assignment(pieces, units, steps, clusters)
         check_balance(pieces, units, steps, clusters)
         cuts += (pieces.partials == HANDS_OVER).any()
     # A single unit can be cut into as many parts as there are clusters, four at most.
     parts = min(clusters, 4)
-    assert (cuts > 0) == (steps - -(-steps // parts) >= schedules.WORTHWHILE_STEPS)
+    assert (cuts > 0) == (steps - -(-steps // parts) >= rules.WORTHWHILE_STEPS)
 
 
-def test_longest_contracted_dimension(extension):
+def test_longest_contracted_dimension(schedules):
     """The arithmetic must not overflow where K is the largest int."""
     steps = -(-(2**31 - 1) // TILE_K)
     for units in range(1, CLUSTERS):
         pieces = records(
-            extension.assignment(units, steps, CLUSTERS), "cluster unit first steps partials"
+            schedules.assignment(units, steps, CLUSTERS), "cluster unit first steps partials"
         )
         pieces = np.sort(pieces, order=["unit", "first"]).view(np.recarray)
         ends = np.concatenate([[0], pieces.first + pieces.steps])
@@ -113,12 +114,12 @@ def test_longest_contracted_dimension(extension):
 class TestTiles:
     """The assignment together with tiles, whose number depends on the group sizes."""
 
-    def pieces(self, op, step, extension, problem: Problem, clusters: int) -> np.recarray:
+    def pieces(self, op, step, schedules, problem: Problem, clusters: int) -> np.recarray:
         """Those of a problem of as many steps, whatever the kernel's step is."""
         options = dataclasses.asdict(problem)
         del options["op"], options["align"], options["clusters"]
         options["k"] = options["k"] * step // TILE_K
-        rows = getattr(extension, f"{op}_noncontracting_pieces")(
+        rows = getattr(schedules, f"{op}_noncontracting_pieces")(
             np.ascontiguousarray(np.atleast_2d(options.pop("group_sizes")), np.int32),
             np.ascontiguousarray(np.atleast_1d(options.pop("group_offset")), np.int32),
             clusters=clusters,
@@ -145,7 +146,7 @@ class TestTiles:
                 tile.k_tiles += given.k_tiles
         return stored
 
-    def test_random_problems(self, op, step, extension, rng):
+    def test_random_problems(self, op, step, schedules, rng):
         tile = dict(tile_m=TILE.tile_m, tile_n=TILE.tile_n, cluster=TILE.cluster)
         num_cut = 0
         for _ in range(800):
@@ -154,7 +155,7 @@ class TestTiles:
             problem = dataclasses.replace(problem, align=1, k=k)
             clusters = int(rng.choice([1, 2, 3, 5, 8, 24, CLUSTERS]))
             try:
-                pieces = self.pieces(op, step, extension, problem, clusters)
+                pieces = self.pieces(op, step, schedules, problem, clusters)
                 ranks = pieces[0::2], pieces[1::2]
                 for name in ("cluster of the grid", "k_tiles", "first_step", "partials"):
                     np.testing.assert_array_equal(ranks[0][name], ranks[1][name])
@@ -167,7 +168,7 @@ class TestTiles:
             num_cut += num_over > 0
         assert num_cut > 50
 
-    def test_rows_without_an_owner_go_to_idle_clusters_first(self, op, step, extension):
+    def test_rows_without_an_owner_go_to_idle_clusters_first(self, op, step, schedules):
         tile = dict(tile_m=TILE.tile_m, tile_n=TILE.tile_n, cluster=TILE.cluster)
         # Five units that a group owns, cut into 15 ranges, and three that no group owns.
         problem = Problem(
@@ -181,7 +182,7 @@ class TestTiles:
             256,
             **tile,
         )
-        pieces = self.pieces(op, step, extension, problem, 18)
+        pieces = self.pieces(op, step, schedules, problem, 18)
         unowned = pieces[pieces.k_tiles == 0]
         assert sorted(set(unowned["cluster of the grid"])) == [15, 16, 17]
 
@@ -238,10 +239,10 @@ class TestPlan:
         assert found.tile == tile_config.DEFAULT_TILE
         assert "stream-k" not in str(found)
 
-    def test_workspace_is_what_the_kernel_takes(self, extension):
+    def test_workspace_is_what_the_kernel_takes(self, schedules):
         found = self.plan()
         assert found.tile == TILE and "stream-k (overridden)" in str(found)
-        assert found.workspace_bytes == extension.stream_k_workspace_bytes(
+        assert found.workspace_bytes == schedules.stream_k_workspace_bytes(
             TILE.tile_m, TILE.tile_n, TILE.cluster, H200.multiprocessors
         )
 
@@ -270,9 +271,9 @@ class TestPlan:
         with pytest.raises(ValueError, match=r"cluster 2, stream-k for ragged_.*not compiled"):
             self.plan(**options)
 
-    def test_every_tile_is_compiled(self, extension):
+    def test_every_tile_is_compiled(self, schedules):
         op = "ragged_noncontracting_stream_k"
-        compiled = [config for config in extension.kernel_configs() if config["op"] == op]
+        compiled = [config for config in schedules.kernel_configs() if config["op"] == op]
         planned = [dict(op=op, **tile.sizes()) for tile in (choices.STREAM_K_TILE,)]
         assert compiled == planned
 
@@ -350,7 +351,7 @@ class TestPlanOfFp8:
         found = self.plan()
         assert found.tile == TILE and found.chosen_by == "default"
         assert "stream-k, grid" in str(found)
-        assert found.workspace_bytes == schedules.sums_bytes(
+        assert found.workspace_bytes == rules.sums_bytes(
             found.tile.tile_m, found.tile.tile_n, H200.multiprocessors
         )
 
@@ -377,9 +378,9 @@ class TestPlanOfFp8:
         short = self.plan(tile, m=8 * 256, n=17 * 256, k=20 * 128)
         assert short.utilization == pytest.approx(136 / (3 * 66))
 
-    def test_every_tile_is_compiled(self, extension):
+    def test_every_tile_is_compiled(self, schedules):
         op = "scaled_ragged_noncontracting_stream_k"
-        compiled = [config for config in extension.kernel_configs() if config["op"] == op]
+        compiled = [config for config in schedules.kernel_configs() if config["op"] == op]
         assert compiled == [dict(op=op, **tile.sizes()) for tile in (TILE,)]
 
 
@@ -402,14 +403,14 @@ class TestCompiledForAnH200:
         )
         assert program.kernels == {"ragged_noncontracting": 1}
         assert program.opcodes <= FREE
-        workspace = schedules.sums_bytes(TILE.tile_m, TILE.tile_n, H200.multiprocessors)
+        workspace = rules.sums_bytes(TILE.tile_m, TILE.tile_n, H200.multiprocessors)
         assert workspace <= program.temporary_bytes <= workspace + 2 * ALIGNMENT
         assert "stream_k = true" in program.calls[0].text
 
 
 class TestPrediction:
     def test_waves(self):
-        waves = partial(schedules.stream_k_waves, clusters=66)
+        waves = partial(rules.stream_k_waves, clusters=66)
         assert waves(66, 100) == 1 and waves(132, 100) == 2
         assert waves(67, 100) == 1.25 and waves(17, 100) == pytest.approx(0.34)
         # Too short to be worth it, and too nearly full.

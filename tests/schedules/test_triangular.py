@@ -20,19 +20,19 @@ UPLO = pytest.mark.parametrize("uplo", ["lower", "upper"])
 
 
 @pytest.fixture(scope="module")
-def tile(extension):
-    return config_of(extension, rank_k_plan.RANK_K_TILE)
+def tile(schedules):
+    return config_of(schedules, rank_k_plan.RANK_K_TILE)
 
 
-def config_of(extension, tile) -> dict[str, int]:
+def config_of(schedules, tile) -> dict[str, int]:
     """The compiled configuration of a plan's tile."""
-    configs = [c for c in extension.kernel_configs() if c.pop("op") == "rank_k"]
+    configs = [c for c in schedules.kernel_configs() if c.pop("op") == "rank_k"]
     (config,) = [c for c in configs if c == tile.sizes()]
     return config
 
 
 @pytest.fixture(scope="module")
-def schedule(extension, tile):
+def schedule(schedules, tile):
     """stacks [[g, n, steps]] -> their tiles, a record array with FIELDS, in order."""
 
     def run(stacks, uplo, clusters=1, halves=False) -> np.recarray:
@@ -40,31 +40,31 @@ def schedule(extension, tile):
         # Narrow tiles take two steps from a stage.
         narrow = -(-stacks[:, 2:] // 2)
         stacks = np.concatenate([stacks, narrow, np.full_like(narrow, halves)], axis=1)
-        tiles = extension.rank_k_tiles(stacks, upper=uplo == "upper", clusters=clusters, **tile)
+        tiles = schedules.rank_k_tiles(stacks, upper=uplo == "upper", clusters=clusters, **tile)
         return np.rec.fromarrays(tiles.T, names=FIELDS)
 
     return run
 
 
 class TestTriangleEntries:
-    def test_the_first_million(self, extension):
-        self.check(extension, np.arange(1_000_000))
+    def test_the_first_million(self, schedules):
+        self.check(schedules, np.arange(1_000_000))
 
-    def test_around_the_beginning_of_every_row(self, extension):
+    def test_around_the_beginning_of_every_row(self, schedules):
         rows = np.arange(1, 2**16, dtype=np.int64)
         begins = rows * (rows + 1) // 2
         for offset in (-1, 0, 1):
-            self.check(extension, begins[begins + offset < 2**31] + offset)
+            self.check(schedules, begins[begins + offset < 2**31] + offset)
 
-    def test_the_last(self, extension):
-        self.check(extension, np.array([2**31 - 1]))
+    def test_the_last(self, schedules):
+        self.check(schedules, np.array([2**31 - 1]))
 
-    def test_anywhere(self, extension, rng):
-        self.check(extension, rng.integers(0, 2**31, 100_000))
+    def test_anywhere(self, schedules, rng):
+        self.check(schedules, rng.integers(0, 2**31, 100_000))
 
     @staticmethod
-    def check(extension, numbers):
-        entries = np.array(extension.triangle_entries(numbers.astype(np.int32)), np.int64)
+    def check(schedules, numbers):
+        entries = np.array(schedules.triangle_entries(numbers.astype(np.int32)), np.int64)
         row, column = entries.T
         np.testing.assert_array_equal(row * (row + 1) // 2 + column, numbers)
         assert ((0 <= column) & (column <= row)).all()
@@ -161,7 +161,7 @@ def test_narrow_tiles_in_halves(schedule, tile, uplo, rng):
 
 
 @UPLO
-def test_halves_where_the_last_cluster_is_done_sooner(extension, schedule, tile, uplo, rng):
+def test_halves_where_the_last_cluster_is_done_sooner(schedules, schedule, tile, uplo, rng):
     """The kernel's choice and the plan's, against the costs of their units in a queue."""
 
     def end(stack, halves):
@@ -179,7 +179,7 @@ def test_halves_where_the_last_cluster_is_done_sooner(extension, schedule, tile,
         problem = plan.kernel_problem
         assert rank_k_plan.gains_by_halves(problem, problem.stacks) == expected, stack
         sizes = dict(clusters=66, upper=uplo == "upper", **tile)
-        assert extension.rank_k_gains_by_halves(g, n, steps, **sizes) == expected, stack
+        assert schedules.rank_k_gains_by_halves(g, n, steps, **sizes) == expected, stack
         taken += expected
     assert 0 < taken < 100
 

@@ -18,14 +18,14 @@ UPLO = pytest.mark.parametrize("uplo", ["lower", "upper"])
 
 
 @pytest.fixture(scope="module")
-def schedule(extension):
+def schedule(schedules):
     """stacks [[g, n, steps]] -> their tiles, a record array with FIELDS, in order."""
 
     def run(stacks, uplo, clusters=1) -> np.recarray:
         stacks = np.asarray(stacks, np.int32)
         stacks = np.concatenate([stacks, np.zeros_like(stacks[:, 1:])], axis=1)
         sizes = TILE.sizes()
-        tiles = extension.rank_k_tiles(stacks, upper=uplo == "upper", clusters=clusters, **sizes)
+        tiles = schedules.rank_k_tiles(stacks, upper=uplo == "upper", clusters=clusters, **sizes)
         return np.rec.fromarrays(tiles.T, names=FIELDS)
 
     return run

@@ -1,9 +1,0 @@
-#include "fp64/gemm_launch.h"
-
-namespace jgg::fp64 {
-
-cudaError_t gemm_c64(sm90::TileConfig config, GemmArguments const& arguments, cudaStream_t stream) {
-  return launch_any_gemm(ShapesOf<Complex64>::List{}, config, arguments, stream);
-}
-
-}  // namespace jgg::fp64

@@ -1,9 +1,0 @@
-#include "fp64/rank_k_launch.h"
-
-namespace jgg::fp64 {
-
-cudaError_t rank_k_c64(TileConfig config, RankKArguments const& arguments, cudaStream_t stream) {
-  return launch_any_rank_k(ShapesOf<Complex64>::List{}, config, arguments, stream);
-}
-
-}  // namespace jgg::fp64

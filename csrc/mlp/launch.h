@@ -1,0 +1,56 @@
+// From run-time arguments to one compiled kernel of an expert MLP, and its launch.
+#pragma once
+
+#include "mlp/gated.h"
+#include "mlp/gradient.h"
+#include "mlp/paired.h"
+#include "ragged/launch.h"
+#include "ragged/tiles.h"
+#include "sm90/consumer_fused.h"
+
+namespace jgg::mlp {
+
+template <class Problem, template <class, class> class Roles, class Arguments>
+cudaError_t launch(Arguments const& arguments, cudaStream_t stream) {
+  using Loop = sm90::CooperativeMainloop<Problem>;
+  typename Problem::Params params;
+  cudaError_t const status = Problem::make_params(arguments, params);
+  if (status != cudaSuccess) return status;
+  return sm90::launch_persistent<typename Problem::Config>(
+      sm90::persistent_kernel<Roles<Problem, Loop>>, params, Problem::max_units(arguments), stream);
+}
+
+// lhs [m, k] is contiguous along K, and so is rhs [g, n, k]; rhs [g, k, n] is along N.
+template <ElementType kType, cute::GMMA::Major kRhsMajor, class Function>
+cudaError_t with_config(TileConfig config, Function function) {
+  return with_constants(
+      [&](auto tile) {
+        using Element = sm90::Typed<kType>;
+        return function(
+            sm90::ConfigOf<decltype(tile), Element, Element, cute::GMMA::Major::K, kRhsMajor>{});
+      },
+      OneTileOf<sm90::NoncontractingTiles>{config});
+}
+
+template <ElementType kType>
+cudaError_t gated(TileConfig tile, GatedArguments const& arguments, cudaStream_t stream) {
+  return with_config<kType, cute::GMMA::Major::MN>(tile, [&](auto config) {
+    return launch<GatedProduct<decltype(config)>, sm90::FusedRoles>(arguments, stream);
+  });
+}
+
+template <ElementType kType>
+cudaError_t gradient(TileConfig tile, GradientArguments const& arguments, cudaStream_t stream) {
+  return with_config<kType, cute::GMMA::Major::K>(tile, [&](auto config) {
+    return launch<GatedGradient<decltype(config)>, sm90::FusedRoles>(arguments, stream);
+  });
+}
+
+template <ElementType kType>
+cudaError_t paired(TileConfig tile, PairedArguments const& arguments, cudaStream_t stream) {
+  return with_config<kType, cute::GMMA::Major::K>(tile, [&](auto config) {
+    return launch<PairedProduct<decltype(config)>, sm90::WholeTileRoles>(arguments, stream);
+  });
+}
+
+}  // namespace jgg::mlp

@@ -1,0 +1,47 @@
+// Where the parts of lists of float32 operands lie in the workspace.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "parts/terms.h"
+
+namespace jgg::parts {
+
+// Matrices of one size, one after another in memory. Their elements are a multiple of 8.
+struct MatrixStack {
+  void const* data;
+  int matrices;
+  int64_t elements;  // of each
+};
+
+struct StackParts {
+  void* parts;       // float16 [matrices, parts_of(accuracy), elements], high parts first
+  unsigned* maxima;  // [matrices], the bits of each matrix's largest magnitude
+};
+
+class ListedWorkspace {
+ public:
+  // Lays out the parts of `stacks`; with a null `memory`, only to learn their size.
+  ListedWorkspace(std::vector<MatrixStack> const& stacks, Accuracy accuracy, void* memory);
+
+  // The maxima of a stack follow those of the stack before it.
+  StackParts const& operator[](size_t stack) const { return parts_[stack]; }
+  int parts_each() const { return parts_of(accuracy_); }
+  int64_t bytes() const { return bytes_; }
+  // The maxima come first, and start out as zero.
+  void* memory() const { return memory_; }
+  int64_t bytes_to_clear() const { return bytes_to_clear_; }
+
+ private:
+  uint8_t* take(int64_t bytes);
+
+  uint8_t* memory_;
+  Accuracy accuracy_;
+  int64_t bytes_ = 0;
+  int64_t bytes_to_clear_;
+  std::vector<StackParts> parts_;
+};
+
+}  // namespace jgg::parts

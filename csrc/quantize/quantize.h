@@ -1,0 +1,66 @@
+// The quantisers as the bindings see them. Every one reads its operand once.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "types.h"
+
+namespace jgg::quantize {
+
+struct QuantizeFormat {
+  ElementType source;
+  ElementType fp8;
+  bool power_of_two;  // scales are rounded up to powers of two
+};
+
+// x [rows, columns] -> q [rows, columns], scale [rows, ceil(columns / 128)].
+struct RowsArguments {
+  void const* x;
+  uint8_t* q;
+  float* scale;
+  int rows;
+  int columns;
+};
+
+// x [matrices, rows, columns] -> q as x with scale [matrices, ceil(rows / 128),
+// ceil(columns / 128)], and both with their last two dimensions exchanged. Either pair may be null.
+struct BlocksArguments {
+  void const* x;
+  uint8_t* q;
+  float* scale;
+  uint8_t* q_t;
+  float* scale_t;
+  int matrices;
+  int rows;
+  int columns;
+};
+
+// x [b, rows, columns] -> q and scale as of RowsArguments, and q_t [b, row_blocks, columns, 128]
+// with scale_t [b, row_blocks, columns]: scaled along the rows, in transposed blocks of at most 128
+// rows of one group, filled up with zeros. Either pair may be null.
+struct RaggedArguments {
+  void const* x;
+  int const* group_sizes;  // [b, groups]
+  uint8_t* q;
+  float* scale;
+  uint8_t* q_t;
+  float* scale_t;
+  int batches;
+  bool x_batched;
+  bool group_sizes_batched;
+  int groups;
+  int rows;
+  int columns;
+  int row_blocks;
+};
+
+cudaError_t quantize_rows(QuantizeFormat format, RowsArguments const& arguments,
+                          cudaStream_t stream);
+cudaError_t quantize_blocks(QuantizeFormat format, BlocksArguments const& arguments,
+                            cudaStream_t stream);
+cudaError_t quantize_ragged(QuantizeFormat format, RaggedArguments const& arguments,
+                            cudaStream_t stream);
+
+}  // namespace jgg::quantize

@@ -1,0 +1,60 @@
+// How a block of numbers becomes FP8: the scale rule and the conversion. The pure JAX reference
+// computes the same bits, so every operation here is one IEEE operation there.
+#pragma once
+
+#include <cuda_fp8.h>
+
+#include <cfloat>
+
+#include "quantize/quantize.h"
+
+namespace jgg::quantize {
+
+template <ElementType kFormat>
+struct Fp8Traits {
+  static constexpr bool kIsE4m3 = kFormat == ElementType::kE4m3;
+  static constexpr float kMax = kIsE4m3 ? 448.f : 57344.f;
+  static constexpr auto kInterpretation = kIsE4m3 ? __NV_E4M3 : __NV_E5M2;
+};
+
+// Dividing by the scale is multiplying by its inverse: a division an element would cost more than
+// the memory traffic.
+struct Scale {
+  float scale;
+  float inverse;
+};
+
+// Below this a scale's inverse could overflow, and results would depend on whether denormal inputs
+// are flushed to zero: at this scale they all round to zero.
+constexpr float kSmallestScale = 0x1p-100f;
+
+template <ElementType kFormat>
+__device__ __forceinline__ Scale scale_of(float largest, bool power_of_two) {
+  constexpr float kInverseMax = 1 / Fp8Traits<kFormat>::kMax;
+  float scale = fmaxf(largest * kInverseMax, kSmallestScale);
+  if (power_of_two) {
+    scale = __uint_as_float((__float_as_uint(scale) + 0x007fffffu) & 0x7f800000u);
+  }
+  if (largest < FLT_MIN) scale = 1;
+  return {scale, __frcp_rn(scale)};
+}
+
+// Two numbers, the first in the low byte. Saturates; NaN stays NaN.
+template <ElementType kFormat>
+__device__ __forceinline__ uint32_t convert(float first, float second) {
+  return __nv_cvt_float2_to_fp8x2(make_float2(first, second), __NV_SATFINITE,
+                                  Fp8Traits<kFormat>::kInterpretation);
+}
+
+// Four or eight numbers in ascending bytes: `value(i)` is the i-th, already scaled.
+template <ElementType kFormat, class Value>
+__device__ __forceinline__ uint32_t convert_four(Value value) {
+  return convert<kFormat>(value(0), value(1)) | convert<kFormat>(value(2), value(3)) << 16;
+}
+
+template <ElementType kFormat, class Value>
+__device__ __forceinline__ uint2 convert_eight(Value value) {
+  return {convert_four<kFormat>(value), convert_four<kFormat>([&](int i) { return value(i + 4); })};
+}
+
+}  // namespace jgg::quantize

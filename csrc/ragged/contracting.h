@@ -1,0 +1,149 @@
+// out[group] = lhs[rows of group, m]^T . rhs[rows of group, n]: coordinates of its tiles in memory.
+#pragma once
+
+#include "ragged/hints.h"
+#include "ragged/ragged_dot.h"
+#include "scheduler/ragged_schedule.h"
+#include "sm90/config.h"
+#include "sm90/epilogue/cooperative.h"
+#include "sm90/tma/views.h"
+
+namespace jgg::sm90 {
+
+// With `kAdds_`, tiles are added to what the result, of float32, held before.
+template <class Config_, bool kAdds_ = false>
+struct RaggedContracting {
+  using Config = Config_;
+  using Epilogue = CooperativeEpilogue<Config>;
+  static constexpr bool kAdds = kAdds_;
+  static_assert(!kAdds || std::is_same_v<typename Config::Output, float>);
+  // Boxes of an operand whose rows are contiguous start at a multiple of 16 bytes and cannot end
+  // inside one: stages then hold rows of the groups before and after, which are masked.
+  static constexpr bool kMasksRows =
+      Config::kLhsMajor == cute::GMMA::Major::K || Config::kRhsMajor == cute::GMMA::Major::K;
+  static constexpr bool kHasHeads = false;
+  static constexpr int kEarlyReleaseSteps = kAllSteps;
+  static constexpr bool kKeepsStep = false;
+  static constexpr bool kSpreadsStores = !kMasksRows;  // masks leave no register for it
+
+  template <class Warp>
+  using Schedule = ContractingSchedule<Warp, Config::kTileM, Config::kTileN, Config::kTileK,
+                                       Config::kCluster, kMasksRows ? Config::kBoxAlign : 1>;
+  template <class Warp>
+  using Turns = EarliestFree<Warp, kMaxClusters<Config>>;
+
+  struct Params {
+    CUtensorMap lhs;
+    CUtensorMap rhs;
+    CUtensorMap out;
+    GroupSizes groups;
+    ContractingGrid<Config::kTileM, Config::kTileN, Config::kTileK, Config::kCluster> grid;
+    int m;
+    int n;
+    int lhs_batched;
+    int rhs_batched;
+    bool rhs_in_slabs;
+    StoreHint store_hint;
+  };
+
+  template <class Warp>
+  __device__ static Schedule<Warp> schedule(Params const& params) {
+    return Schedule<Warp>(params.groups, params.grid);
+  }
+
+  __device__ static int rows_left(Params const& params, WorkTile const& work) {
+    return params.m - work.m;
+  }
+
+  __device__ static int columns_needed(Params const&, WorkTile const&) { return Config::kTileN; }
+
+  template <class Loader>
+  __device__ static void load_lhs(Params const& params, WorkTile const& work, int k, int row,
+                                  Loader const& loader, uint8_t* to, int box, bool shared) {
+    int const m = work.m + row;
+    if constexpr (Config::kLhsMajor == cute::GMMA::Major::K) {
+      loader.load(params.lhs, to, box, shared, work.begin + k, m, work.batch * params.lhs_batched);
+    } else {
+      loader.load(params.lhs, to, box, shared, m, kRaggedRows - work.extent + k, kRaggedRows,
+                  end(params, work, params.lhs_batched));
+    }
+  }
+
+  template <class Loader>
+  __device__ static void load_rhs(Params const& params, WorkTile const& work, int k, int column,
+                                  Loader const& loader, uint8_t* to, int box, bool shared) {
+    int const n = work.n + column, row = kRaggedRows - work.extent + k;
+    int const group_end = end(params, work, params.rhs_batched);
+    if constexpr (Config::kRhsMajor == cute::GMMA::Major::K) {
+      loader.load(params.rhs, to, box, shared, work.begin + k, n, work.batch * params.rhs_batched);
+    } else if (params.rhs_in_slabs) {
+      loader.load(params.rhs, to, box, shared, 0, row, kRaggedRows, group_end, n / Config::kSlab);
+    } else {
+#pragma unroll
+      for (int slab = 0; slab < Config::kRhsBoxColumns; slab += Config::kSlab) {
+        loader.load(params.rhs, to + slab / Config::kSlab * Config::kSlabBytes, box, shared,
+                    n + slab, row, kRaggedRows, group_end);
+      }
+    }
+  }
+
+  __device__ static StoreHint store_hint(Params const& params) { return params.store_hint; }
+  // Whether there is anything to add.
+  __device__ static bool adds_to(WorkTile const& work) { return work.k_tiles > 0; }
+
+  __device__ static StoreCoordinates store_at(Params const& params, WorkTile const& work, int row) {
+    return {work.n, work.m + row, work.batch * params.groups.local_groups + work.group};
+  }
+
+  static cudaError_t make_params(RaggedDotArguments const& arguments, Params& params) {
+    auto const& a = arguments;
+    params.groups = a.groups;
+    params.grid = {params.groups, a.k, a.n, kFewRows};
+    params.m = a.k;
+    params.n = a.n;
+    params.lhs_batched = a.lhs_batched;
+    params.rhs_batched = a.rhs_batched;
+    params.rhs_in_slabs = a.n % Config::kSlab == 0;
+    params.store_hint = result_hint(params.groups);
+
+    TensorView const lhs =
+        operand_view<typename Config::Element>(a.lhs, Config::kLhsMajor == cute::GMMA::Major::K);
+    TensorView const rhs =
+        operand_view<typename Config::Element>(a.rhs, Config::kRhsMajor == cute::GMMA::Major::K);
+    cudaError_t status;
+    if constexpr (Config::kLhsMajor == cute::GMMA::Major::K) {
+      status = encode_plain(&params.lhs, lhs, a.lhs_batched ? a.groups.batches : 1, a.k,
+                            a.groups.rows, kRowsPerConsumer);
+    } else {
+      status = encode_ragged_load(&params.lhs, lhs, a.k, Config::kTileK);
+    }
+    if (status != cudaSuccess) return status;
+    if constexpr (Config::kRhsMajor == cute::GMMA::Major::K) {
+      status = encode_plain(&params.rhs, rhs, a.rhs_batched ? a.groups.batches : 1, a.n,
+                            a.groups.rows, Config::kRhsBoxColumns);
+    } else if (params.rhs_in_slabs) {
+      // One multicast of 16 KB is much faster than two of 8 KB.
+      status = encode_ragged_load_slabs(&params.rhs, rhs, a.n, Config::kRhsBoxDepth,
+                                        Config::kRhsBoxColumns / Config::kSlab);
+    } else {
+      status = encode_ragged_load(&params.rhs, rhs, a.n, Config::kRhsBoxDepth);
+    }
+    if (status != cudaSuccess) return status;
+    return encode_plain(&params.out, view<typename Config::Output>(a.out),
+                        int64_t(a.groups.batches) * a.groups.local_groups, a.k, a.n,
+                        kRowsPerConsumer);
+  }
+
+  static int64_t max_units(RaggedDotArguments const& a) {
+    return int64_t(a.groups.batches) * a.groups.local_groups * ceil_div(a.k, Config::kTileM) *
+           ceil_div(a.n, Config::kTileN);
+  }
+
+ private:
+  // The row after the group, in an operand whose batches follow one another.
+  __device__ static int end(Params const& params, WorkTile const& work, int batched) {
+    return work.batch * batched * params.groups.rows + work.begin + work.extent;
+  }
+};
+
+}  // namespace jgg::sm90

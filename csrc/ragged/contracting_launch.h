@@ -1,0 +1,77 @@
+// From run-time arguments to one compiled kernel of a contracting product, and its launch.
+#pragma once
+
+#include "ragged/contracting_kernel.h"
+#include "ragged/cut_contracting.h"
+#include "ragged/launch.h"
+#include "ragged/tiles.h"
+
+namespace jgg::sm90 {
+
+// Hands a value of the mainloop for whole tiles to `function`.
+template <class Problem, class Function>
+cudaError_t with_mainloop(RaggedDotArguments const& arguments, Function function) {
+  if constexpr (Problem::Config::kTakesTurns) {
+    return function(PingpongMainloop<Problem>{});
+  } else if constexpr (Problem::kMasksRows) {
+    return function(CooperativeMainloop<Problem, kNoSteps>{});
+  } else {
+    // With few rows to a group, writing results takes the time, and early loads delay it.
+    return Flag{has_few_rows(arguments.groups)}([&](auto few_rows) {
+      return function(CooperativeMainloop<Problem, few_rows ? kNoSteps : kAllSteps>{});
+    });
+  }
+}
+
+template <class Config, bool kAdds>
+cudaError_t launch_contracting(RaggedDotArguments const& arguments, cudaStream_t stream) {
+  using Whole = RaggedContracting<Config, kAdds>;
+  if constexpr (!Whole::kMasksRows) {
+    // Consumers share a tile of a part of the rows, whatever they do with whole ones.
+    using CutConfig =
+        KernelConfig<typename Config::Element, typename Config::Output, Config::kLhsMajor,
+                     Config::kRhsMajor, CutTile::kTileM, CutTile::kTileN, CutTile::kCluster>;
+    using Cut = CutContracting<CutConfig, kAdds>;
+    if (Cut::can_be_skewed(arguments)) {
+      ContractingParams<Whole, Cut> params;
+      cudaError_t status = Whole::make_params(arguments, params.whole);
+      if (status != cudaSuccess) return status;
+      status = Cut::make_params(arguments, params.cut);
+      if (status != cudaSuccess) return status;
+      constexpr size_t kSharedBytes =
+          std::max(sizeof(SharedStorage<Config>), sizeof(SharedStorage<CutConfig>)) + 1024;
+      return with_mainloop<Whole>(arguments, [&](auto loop) {
+        // However few tiles there are, all clusters can have pieces of them.
+        return launch_persistent<Config, kSharedBytes>(
+            contracting_kernel<Whole, decltype(loop), Cut>, params, kMaxClusters<Config>, stream);
+      });
+    }
+  }
+  return with_mainloop<Whole>(
+      arguments, [&](auto loop) { return launch<Whole, decltype(loop)>(arguments, stream); });
+}
+
+// Rows are contracted, so lhs [m, k] and rhs [m, n] are both contiguous along what is kept.
+template <ElementType kType>
+cudaError_t contracting(TileConfig config, RaggedDotArguments const& arguments,
+                        cudaStream_t stream) {
+  using cute::GMMA::Major;
+  return with_constants(
+      [&](auto tile, auto transpose_lhs, auto transpose_rhs, auto out_type, auto accumulate) {
+        using Config = ConfigOf<decltype(tile), Typed<kType>, Typed<out_type>,
+                                major(Major::MN, transpose_lhs), major(Major::MN, transpose_rhs)>;
+        constexpr bool kIsFloat = out_type == ElementType::kF32;
+        constexpr bool kMasks = RaggedContracting<Config>::kMasksRows;
+        constexpr bool kIsBuilt =
+            Config::kTakesTurns ? kIsFloat && !kMasks && !accumulate : kIsFloat || !accumulate;
+        if constexpr (kIsBuilt) {
+          return launch_contracting<Config, accumulate>(arguments, stream);
+        }
+        return cudaErrorInvalidConfiguration;
+      },
+      OneTileOf<ContractingTiles>{config}, Flag{arguments.transpose_lhs},
+      Flag{arguments.transpose_rhs}, OneOf<kType, ElementType::kF32>{arguments.out_type},
+      Flag{arguments.accumulate});
+}
+
+}  // namespace jgg::sm90

@@ -1,0 +1,73 @@
+// A contracting product that cuts tiles where its groups are too unequal.
+#pragma once
+
+#include "ragged/contracting.h"
+#include "ragged/zeros.h"
+#include "scheduler/contracting_pieces.h"
+#include "scheduler/skew.h"
+#include "sm90/fixup/partial_sums.h"
+#include "sm90/fixup/workspace.h"
+
+namespace jgg::sm90 {
+
+template <class Config_, bool kAdds>
+struct CutContracting : RaggedContracting<Config_, kAdds> {
+  using Config = Config_;
+  static constexpr bool kSpreadsStores = false;
+  using Whole = RaggedContracting<Config_, kAdds>;
+
+  struct Params : Whole::Params {
+    PartialSumsWorkspace workspace;
+    ResultMatrices results;
+  };
+
+  // Whether sizes can be such that tiles are cut.
+  static bool can_be_skewed(RaggedDotArguments const& a) {
+    GroupSizes const groups = a.groups;
+    decltype(Params::grid) const grid(groups, a.k, a.n);
+    return skew_of<SimulatedWarp>(groups, grid).is_possible();
+  }
+
+  // Whether tiles should be cut, and where. Called by a whole warp.
+  __device__ static bool is_skewed(Params const& params, SkewedWork& work) {
+    int const sums = static_cast<int>(params.workspace.slots) / (Config::kCluster * kConsumers);
+    return skew_of<DeviceWarp>(params.groups, params.grid)
+        .is_worth_cutting(gridDim.x / Config::kCluster, sums, work);
+  }
+
+  // The result comes from one of the pieces of a tile.
+  __device__ static bool adds_to(WorkTile const& work) {
+    return Whole::adds_to(work) && work.partials != kHandsOver;
+  }
+
+  // `cuts` is not copied.
+  __device__ static auto piece_schedule(Params const& params, ChainCuts const& cuts, int cluster,
+                                        int clusters) {
+    static_assert(!Whole::kMasksRows, "masks take registers that pieces need");
+    static_assert(kMaxClusters<Config> <= ChainCuts::kMostClusters);
+    return ContractingPieces<DeviceWarp, Config::kTileM, Config::kTileN, Config::kTileK,
+                             Config::kCluster>(params.groups, params.grid, cuts, cluster, clusters);
+  }
+
+  static cudaError_t make_params(RaggedDotArguments const& a, Params& params) {
+    params.workspace =
+        PartialSumsWorkspace(a.workspace, a.workspace_bytes, PartialSums<Config>::kFloats);
+    // Rows of a result are multiples of 16 bytes, as its descriptor demands.
+    int64_t const bytes = int64_t(a.k) * a.n * sizeof(typename Config::Output);
+    params.results = {static_cast<uint4*>(a.out), bytes / int64_t(sizeof(uint4))};
+    return Whole::make_params(a, params);
+  }
+
+ private:
+  // What a multiprocessor writes while the tensor cores take a step, if all do.
+  static constexpr int kBytesAStep = 21 << 10;
+
+  template <class Warp, class Grid>
+  JGG_HOST_DEVICE static auto skew_of(GroupSizes const& groups, Grid const& grid) {
+    constexpr int kBytes = Config::kTileM * Config::kTileN * sizeof(typename Config::Output);
+    constexpr int kZerosCost = (kBytes + kBytesAStep - 1) / kBytesAStep;
+    return Skew<Warp, Config::kTileK>(groups, grid.units, kAdds ? 0 : kZerosCost);
+  }
+};
+
+}  // namespace jgg::sm90

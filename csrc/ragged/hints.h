@@ -1,0 +1,14 @@
+// What L2 is told of results, from what is known of the groups.
+#pragma once
+
+#include "scheduler/group_sizes.h"
+#include "sm90/tma/store.h"
+
+namespace jgg::sm90 {
+
+// For the results of a contracting product.
+inline StoreHint result_hint(GroupSizes const& groups) {
+  return has_few_rows(groups) ? StoreHint::kEvictFirst : StoreHint::kNormal;
+}
+
+}  // namespace jgg::sm90

@@ -1,0 +1,182 @@
+// out[m, n] = lhs[m, k] . rhs[group of row m]: coordinates of its tiles in memory.
+#pragma once
+
+#include "ragged/ragged_dot.h"
+#include "scheduler/ragged_schedule.h"
+#include "sm90/config.h"
+#include "sm90/epilogue/cooperative.h"
+#include "sm90/lockstep.h"
+#include "sm90/tma/load.h"
+#include "sm90/tma/views.h"
+
+namespace jgg::sm90 {
+
+template <class Config_>
+struct RaggedNoncontracting {
+  using Config = Config_;
+  using Epilogue = CooperativeEpilogue<Config>;
+  static constexpr bool kRowsContiguous = Config::kLhsMajor == cute::GMMA::Major::MN;
+  // Tiles of contiguous rows start at a multiple of 16 bytes, so a group's first one begins with
+  // rows of the group before, which it must not store. Rows are not contracted, so nothing is
+  // masked.
+  static constexpr bool kHasHeads = kRowsContiguous;
+  static constexpr bool kAdds = false;
+  static constexpr bool kMasksRows = false;
+  static constexpr int kEarlyReleaseSteps = kFirstSteps;
+  static constexpr bool kKeepsStep = true;
+  static constexpr bool kSpreadsStores = true;
+
+  struct Params {
+    CUtensorMap lhs;
+    CUtensorMap rhs;
+    CUtensorMap out;
+    typename Config::Output* out_data;
+    GroupSizes groups;
+    int n;
+    int k;
+    int lhs_batched;
+    int rhs_batched;
+    bool rhs_in_slabs;
+    LoadHint rhs_hint;
+    bool keeps_step;
+    int store_shift;
+  };
+
+  template <class Warp>
+  using Schedule =
+      NoncontractingSchedule<Warp, Config::kTileM, Config::kTileN, Config::kTileK, Config::kCluster,
+                             kRowsContiguous ? Config::kBoxAlign : 1>;
+
+  template <class Warp>
+  using Turns = RoundRobin;
+
+  template <class Warp>
+  __device__ static Schedule<Warp> schedule(Params const& params) {
+    return Schedule<Warp>(params.groups, params.n, params.k);
+  }
+
+  __device__ static int rows_left(Params const&, WorkTile const& work) {
+    return work.extent - work.m;
+  }
+
+  // Not a piece of a tile: those come last, and not all clusters have as many. Nor rows that no
+  // local group owns, which take no time.
+  __device__ static bool is_whole(Params const& params, WorkTile const& work) {
+    return work.k_tiles >= ceil_div(params.k, Config::kTileK);
+  }
+
+  __device__ static int columns_needed(Params const&, WorkTile const&) { return Config::kTileN; }
+
+  // Rows outside the group only reach rows of the result that are not stored. Where the descriptor
+  // can make those past its end zeros, they cost neither bandwidth nor the tensor cores' power.
+  template <class Loader>
+  __device__ static void load_lhs(Params const& params, WorkTile const& work, int k, int row,
+                                  Loader const& loader, uint8_t* to, int box, bool shared) {
+    int const batch = work.batch * params.lhs_batched;
+    if constexpr (kRowsContiguous) {
+      loader.load(params.lhs, to, box, shared, work.begin + work.m + row, k, batch);
+    } else {
+      loader.load(params.lhs, to, box, shared, k, kRaggedRows - work.extent + work.m + row,
+                  kRaggedRows, batch * params.groups.rows + work.begin + work.extent);
+    }
+  }
+
+  template <class Loader>
+  __device__ static void load_rhs(Params const& params, WorkTile const& work, int k, int column,
+                                  Loader const& plain, uint8_t* to, int box, bool shared) {
+    Loader const loader = plain.with(params.rhs_hint);
+    int const group = work.batch * params.rhs_batched * params.groups.local_groups + work.group;
+    int const n = work.n + column;
+    if constexpr (Config::kRhsMajor == cute::GMMA::Major::K) {
+      loader.load(params.rhs, to, box, shared, k, n, group);
+    } else if (params.rhs_in_slabs) {
+      loader.load(params.rhs, to, box, shared, 0, k, n / Config::kSlab, group);
+    } else {
+#pragma unroll
+      for (int slab = 0; slab < Config::kRhsBoxColumns; slab += Config::kSlab) {
+        loader.load(params.rhs, to + slab / Config::kSlab * Config::kSlabBytes, box, shared,
+                    n + slab, k, group);
+      }
+    }
+  }
+
+  __device__ static StoreHint store_hint(Params const&) { return StoreHint::kNormal; }
+
+  __device__ static StoreCoordinates store_at(Params const& params, WorkTile const& work, int row) {
+    int const end = work.batch * params.groups.rows + work.begin + work.extent;
+    return {work.n, params.store_shift - work.extent + work.m + row, end};
+  }
+
+  // The first half of a group's first tile, without the rows of the group before.
+  template <class Accumulators>
+  __device__ static void store_below_head(Params const& params, WorkTile const& work,
+                                          Accumulators const& accumulators) {
+    int64_t const row = int64_t(work.batch) * params.groups.rows + work.begin;
+    CooperativeEpilogue<Config>::store_rows(accumulators, params.out_data + row * params.n + work.n,
+                                            params.n, params.n - work.n, work.head, work.extent);
+  }
+
+  static cudaError_t make_params(RaggedDotArguments const& arguments, Params& params) {
+    auto const& a = arguments;
+    params.groups = a.groups;
+    params.n = a.n;
+    params.k = a.k;
+    params.lhs_batched = a.lhs_batched;
+    params.rhs_batched = a.rhs_batched;
+    params.store_shift = a.groups.rows;
+    params.out_data = static_cast<typename Config::Output*>(a.out);
+
+    params.rhs_in_slabs = a.n % Config::kSlab == 0;
+    params.rhs_hint = Config::kRhsMajor == cute::GMMA::Major::MN && streams_weights(a)
+                          ? LoadHint::kEvictFirst
+                          : LoadHint::kNormal;
+    params.keeps_step = ceil_div(a.k, Config::kTileK) >= kLockstepSteps &&
+                        a.groups.rows / a.groups.groups > kLockstepRows;
+
+    TensorView const lhs =
+        operand_view<typename Config::Element>(a.lhs, Config::kLhsMajor == cute::GMMA::Major::K);
+    TensorView rhs =
+        operand_view<typename Config::Element>(a.rhs, Config::kRhsMajor == cute::GMMA::Major::K);
+    if (streams_weights(a) && a.groups.rows > kDecodingRows * a.groups.groups)
+      rhs.fetch = kFetchBox;
+    int const rhs_groups = (a.rhs_batched ? a.groups.batches : 1) * a.groups.local_groups;
+    cudaError_t status = kRowsContiguous
+                             ? encode_plain(&params.lhs, lhs, a.lhs_batched ? a.groups.batches : 1,
+                                            a.k, a.groups.rows, Config::kTileK)
+                             : encode_ragged_load(&params.lhs, lhs, a.k, kRowsPerConsumer);
+    if (status != cudaSuccess) return status;
+    if constexpr (Config::kRhsMajor == cute::GMMA::Major::K) {
+      status = encode_plain(&params.rhs, rhs, rhs_groups, a.n, a.k, Config::kRhsBoxColumns);
+    } else if (params.rhs_in_slabs) {
+      // One multicast of 16 KB is much faster than two of 8 KB.
+      status = encode_slabs(&params.rhs, rhs, rhs_groups, a.k, a.n, Config::kTileK,
+                            Config::kRhsBoxColumns / Config::kSlab);
+    } else {
+      status = encode_plain(&params.rhs, rhs, rhs_groups, a.k, a.n, Config::kTileK);
+    }
+    if (status != cudaSuccess) return status;
+    return encode_ragged_store(&params.out, view<typename Config::Output>(a.out), a.n,
+                               kRowsPerConsumer, params.store_shift);
+  }
+
+  // Rows a group up to which L2 fetches weights [n, k] two boxes at a time: 2 % faster.
+  static constexpr int64_t kDecodingRows = 64;
+
+  // Where groups are a tile or two and steps are many, no weight is read again. Those of rhs [k, n]
+  // then leave L2 to the others, up to 2 % faster; for [n, k] that costs up to 14 %, but with more
+  // rows than in decoding L2 fetches no more than a box at a time, up to 6 % faster. With few steps
+  // the one costs 5 %, the other 1.
+  static bool streams_weights(RaggedDotArguments const& a) {
+    constexpr int kManySteps = 32;
+    return has_few_rows(a.groups) && a.accuracy == Accuracy::kTf32 &&
+           a.k >= kManySteps * Config::kTileK;
+  }
+
+  // Units of work cannot be counted without the group sizes, but never pass this.
+  static int64_t max_units(RaggedDotArguments const& a) {
+    int64_t const row_tiles = ceil_div(a.groups.rows, Config::kTileM) + int64_t(a.groups.groups);
+    return a.groups.batches * row_tiles * ceil_div(a.n, Config::kTileN);
+  }
+};
+
+}  // namespace jgg::sm90

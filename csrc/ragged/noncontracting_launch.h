@@ -1,0 +1,25 @@
+// From run-time arguments to one compiled kernel of a noncontracting product, and its launch.
+#pragma once
+
+#include "ragged/launch.h"
+#include "ragged/noncontracting.h"
+#include "ragged/tiles.h"
+
+namespace jgg::sm90 {
+
+// lhs [m, k] is contiguous along K, rhs [g, k, n] along N.
+template <ElementType kType>
+cudaError_t noncontracting(TileConfig config, RaggedDotArguments const& arguments,
+                           cudaStream_t stream) {
+  using cute::GMMA::Major;
+  return with_constants(
+      [&](auto tile, auto transpose_lhs, auto transpose_rhs, auto out_type) {
+        using Config = ConfigOf<decltype(tile), Typed<kType>, Typed<out_type>,
+                                major(Major::K, transpose_lhs), major(Major::MN, transpose_rhs)>;
+        return launch<RaggedNoncontracting<Config>>(arguments, stream);
+      },
+      OneTileOf<NoncontractingTiles>{config}, Flag{arguments.transpose_lhs},
+      Flag{arguments.transpose_rhs}, OneOf<kType, ElementType::kF32>{arguments.out_type});
+}
+
+}  // namespace jgg::sm90

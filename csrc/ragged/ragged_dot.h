@@ -1,0 +1,45 @@
+// What the bindings see of the kernels: arguments in, a launch on a stream out. No CUTLASS here.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "scheduler/group_sizes.h"
+#include "types.h"
+
+namespace jgg::sm90 {
+
+// Operands of both ragged products, with b the batch dimension that each operand may have or share:
+//   noncontracting  lhs [b, m, k], rhs [b, local_groups, k, n], out [b, m, n]
+//   contracting     lhs [b, m, k], rhs [b, m, n], out [b, local_groups, k, n]
+// m is the ragged dimension, groups.rows.
+struct RaggedDotArguments {
+  void const* lhs;
+  void const* rhs;
+  void* out;
+  void* workspace;
+  int64_t workspace_bytes;
+  ElementType type;      // of lhs and rhs
+  ElementType out_type;  // `type` or kF32
+  Accuracy accuracy;     // of products of float32
+  bool contracting;
+  bool transpose_lhs;  // the last two dimensions are exchanged
+  bool transpose_rhs;
+  GroupSizes groups;  // of m
+  bool lhs_batched;
+  bool rhs_batched;
+  int k;
+  int n;
+  // Whether a contracting product of 16-bit operands is added to what `out` has, of float32. Groups
+  // without rows leave theirs alone.
+  bool accumulate;
+};
+
+// cudaErrorInvalidConfiguration if there is no such kernel.
+cudaError_t ragged_noncontracting(TileConfig config, RaggedDotArguments const& arguments,
+                                  cudaStream_t stream);
+cudaError_t ragged_contracting(TileConfig config, RaggedDotArguments const& arguments,
+                               cudaStream_t stream);
+
+}  // namespace jgg::sm90

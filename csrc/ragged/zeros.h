@@ -1,0 +1,62 @@
+// The results of groups without rows, written by warps that have nothing else to do.
+#pragma once
+
+#include <cstdint>
+
+#include "scheduler/segment_cursor.h"
+#include "scheduler/warp.h"
+
+namespace jgg::sm90 {
+
+// Stacked results in memory, as 16-byte vectors.
+struct ResultMatrices {
+  uint4* data;      // [batches, local_groups, vectors]
+  int64_t vectors;  // of each matrix
+};
+
+// What one warp writes at a time: 8 KB.
+constexpr int kChunkVectors = 512;
+
+// Chunks of local groups without rows.
+struct EmptyChunks {
+  int local_groups;
+  int chunks;  // of each matrix
+
+  __device__ int operator()(int local_group, int begin, int end) const {
+    return local_group >= 0 && local_group < local_groups && begin == end ? chunks : 0;
+  }
+};
+
+// Chunks of each matrix.
+__device__ inline int chunks_of(ResultMatrices const& results) {
+  return static_cast<int>((results.vectors + kChunkVectors - 1) / kChunkVectors);
+}
+
+// Writes zeros until all of this block's are written. Blocks have equal shares, in an order in
+// which all write side by side; a warp of the block takes the next chunk of its share when it has
+// written one, but not before `cycles_a_chunk` cycles for each chunk before it: memory would serve
+// nothing else meanwhile. `taken` is in shared memory, zero at first.
+__device__ inline void write_zeros(GroupSizes const& groups, ResultMatrices const& results,
+                                   unsigned* taken, unsigned cycles_a_chunk) {
+  SegmentCursor<DeviceWarp, EmptyChunks> cursor(
+      groups, EmptyChunks{groups.local_groups, chunks_of(results)});
+  unsigned const start = clock();
+  while (true) {
+    unsigned number = 0;
+    if (DeviceWarp::leads()) number = atomicAdd(taken, 1);
+    number = __shfl_sync(~0u, number, 0);
+    int const chunk = number * gridDim.x + blockIdx.x;
+    Segment segment;
+    if (!cursor.seek(chunk, segment)) return;
+    while (unsigned(clock()) - start < number * cycles_a_chunk) __nanosleep(50);
+    int64_t const matrix = int64_t(segment.batch) * groups.local_groups + segment.local_group;
+    int64_t const first = int64_t(chunk - segment.first_unit) * kChunkVectors;
+    int const vectors = static_cast<int>(min(int64_t(kChunkVectors), results.vectors - first));
+    uint4* const to = results.data + matrix * results.vectors + first;
+    // Not to be kept in L2, where the operands are.
+#pragma unroll 8
+    for (int i = DeviceWarp::lanes(); i < vectors; i += kWarpSize) __stcs(to + i, uint4{});
+  }
+}
+
+}  // namespace jgg::sm90

@@ -1,0 +1,15 @@
+// The tile configurations that are compiled for rank-k and rank-2k updates.
+#pragma once
+
+#include "dispatch.h"
+
+namespace jgg::sm90 {
+
+// Fine tiles are for updates that have too few of the others to fill all multiprocessors, or where
+// those few take too long.
+using RankKTiles = TileTable<Tile<128, 256, 2>, Tile<128, 128, 2, KernelKind::kFine>>;
+
+// Updates of float32 operands.
+using RankKPartsTiles = TileTable<Tile<128, 256, 2>>;
+
+}  // namespace jgg::sm90

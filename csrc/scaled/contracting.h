@@ -1,0 +1,136 @@
+// out[group] = lhs[m, tokens of group] . rhs[n, tokens of group], scaled: coordinates of its tiles
+// in memory. Tokens are in blocks of one step, [m, 128] and [n, 128], so that all of a tile's rows
+// of a step lie next to each other.
+#pragma once
+
+#include "ragged/hints.h"
+#include "scaled/views.h"
+#include "scheduler/ragged_schedule.h"
+#include "sm90/epilogue/cooperative.h"
+#include "sm90/scales/loader.h"
+
+namespace jgg::sm90 {
+
+template <class Config_>
+struct ScaledContracting {
+  using Config = Config_;
+
+  struct Params {
+    CUtensorMap lhs;
+    CUtensorMap rhs;
+    CUtensorMap out;
+    GroupSizes groups;
+    ContractingGrid<Config::kTileM, Config::kTileN, Config::kTileK, Config::kCluster> grid;
+    RowScales lhs_scales;
+    float const* column_scales;
+    ElementType out_type;
+    int blocks;  // of the ragged dimension
+    int m;
+    int n;
+    int lhs_batched;
+    int rhs_batched;
+    StoreHint store_hint;
+  };
+
+  // Groups start at multiples of a step, where their scales start too.
+  template <class Warp>
+  using Schedule = ContractingSchedule<Warp, Config::kTileM, Config::kTileN, Config::kTileK,
+                                       Config::kCluster, /*kAlign=*/1, /*kPad=*/kScaleBlock>;
+
+  template <class Warp>
+  using Turns = EarliestFree<Warp, kMaxClusters<Config>>;
+
+  template <class Warp>
+  __device__ static Schedule<Warp> schedule(Params const& params) {
+    return Schedule<Warp>(params.groups, params.grid);
+  }
+
+  __device__ static int rows_left(Params const& params, WorkTile const& work) {
+    return params.m - work.m;
+  }
+
+  template <class Loader>
+  __device__ static void load_lhs(Params const& params, WorkTile const& work, int block,
+                                  Loader const& loader, uint8_t* to, bool shared) {
+    loader.load(params.lhs, to, block, shared, 0, work.m,
+                block_at(params, work, block, params.lhs_batched));
+  }
+
+  template <class Loader>
+  __device__ static void load_rhs(Params const& params, WorkTile const& work, int block,
+                                  Loader const& loader, uint8_t* to, bool shared) {
+    loader.load(params.rhs, to, block, shared, 0, work.n,
+                block_at(params, work, block, params.rhs_batched));
+  }
+
+  __device__ static void load_scales(Params const& params, WorkTile const& work, int block,
+                                     float* to_lhs, float* to_rhs) {
+    RowScales const& lhs = params.lhs_scales;
+    // Blocks that are missing are read as zeros by TMA; their scales must exist as well.
+    int const row = min(work.begin / kScaleBlock + block, params.blocks - 1);
+    ScaleLoader::copy_rows<Config::kTileM>(
+        lhs, lhs.data + work.batch * lhs.batch_stride + int64_t(row) * lhs.block_stride, work.m,
+        params.m - 1, to_lhs);
+    float const* rhs = params.column_scales +
+                       (int64_t(work.batch) * params.rhs_batched * params.blocks + row) * params.n;
+    for (int i = threadIdx.x % kScaleThreads * 4; i < Config::kTileN; i += kScaleThreads * 4) {
+      // Rows of scales are a multiple of four long, as rows of the result are of 16 bytes.
+      ScaleLoader::copy4(to_rhs + i, rhs + min(work.n + i, params.n - 4));
+    }
+  }
+
+  template <class Sums>
+  __device__ static void finish(Params const&, WorkTile const&, Sums&) {}
+
+  __device__ static StoreHint store_hint(Params const& params) { return params.store_hint; }
+
+  __device__ static StoreCoordinates store_at(Params const& params, WorkTile const& work, int row) {
+    return {work.n, work.m + row, work.batch * params.groups.local_groups + work.group};
+  }
+
+  static cudaError_t make_params(ScaledArguments const& a, Params& params) {
+    params.groups = a.groups;
+    params.grid = {a.groups, a.m, a.n};
+    params.lhs_scales = a.lhs_scales;
+    params.column_scales = a.column_scales;
+    params.out_type = a.out_type;
+    params.blocks = a.k / kScaleBlock;
+    params.m = a.m;
+    params.n = a.n;
+    params.lhs_batched = a.lhs_batched;
+    params.rhs_batched = a.rhs_batched;
+    params.store_hint = result_hint(a.groups);
+
+    cudaError_t status = encode_blocks(&params.lhs, a.lhs, a.lhs_batched, a.m, a, Config::kTileM);
+    if (status != cudaSuccess) return status;
+    status = encode_blocks(&params.rhs, a.rhs, a.rhs_batched, a.n, a, Config::kTileN);
+    if (status != cudaSuccess) return status;
+    return encode_plain(&params.out, view_out(a.out, a.out_type),
+                        int64_t(a.groups.batches) * a.groups.local_groups, a.m, a.n,
+                        kRowsPerConsumer);
+  }
+
+  static int64_t max_units(ScaledArguments const& a) {
+    return int64_t(a.groups.batches) * a.groups.local_groups * ceil_div(a.m, Config::kTileM) *
+           ceil_div(a.n, Config::kTileN);
+  }
+
+ private:
+  static constexpr int kPastAllBlocks = 1 << 30;
+
+  // Which block of an operand's batches is a tile's block-th one.
+  __device__ static int block_at(Params const& params, WorkTile const& work, int block,
+                                 int batched) {
+    int const in_batch = work.begin / kScaleBlock + block;
+    return in_batch < params.blocks ? work.batch * batched * params.blocks + in_batch
+                                    : kPastAllBlocks;
+  }
+
+  static cudaError_t encode_blocks(CUtensorMap* descriptor, void const* data, bool batched,
+                                   int rows, ScaledArguments const& a, int box_rows) {
+    int64_t const blocks = int64_t(batched ? a.groups.batches : 1) * (a.k / kScaleBlock);
+    return encode_plain(descriptor, view_bytes(data), blocks, rows, kScaleBlock, box_rows);
+  }
+};
+
+}  // namespace jgg::sm90

@@ -1,0 +1,64 @@
+// A noncontracting product whose tiles may be pieces: part of the steps of a unit.
+#pragma once
+
+#include <algorithm>
+
+#include "scaled/noncontracting.h"
+#include "scheduler/stream_k_schedule.h"
+#include "sm90/fixup/partial_sums.h"
+#include "sm90/fixup/workspace.h"
+
+namespace jgg::sm90 {
+
+template <class Config_>
+struct CutScaledNoncontracting : ScaledNoncontracting<Config_> {
+  using Base = ScaledNoncontracting<Config_>;
+  using Config = Config_;
+
+  struct Params : Base::Params {
+    PartialSumsWorkspace workspace;
+  };
+
+  __device__ static auto piece_schedule(Params const& params, int cluster, int clusters) {
+    return StreamKSchedule<DeviceWarp, Config::kTileM, Config::kTileN, Config::kTileK,
+                           Config::kCluster>(params.groups, params.n, params.k, cluster, clusters);
+  }
+
+  __device__ static int first_step(WorkTile const& work) { return work.first_step; }
+
+  template <class Loader>
+  __device__ static void load_lhs(Params const& params, WorkTile const& work, int block,
+                                  Loader const& loader, uint8_t* to, bool shared) {
+    Base::load_lhs(params, work, work.first_step + block, loader, to, shared);
+  }
+
+  template <class Loader>
+  __device__ static void load_rhs(Params const& params, WorkTile const& work, int block,
+                                  Loader const& loader, uint8_t* to, bool shared) {
+    Base::load_rhs(params, work, work.first_step + block, loader, to, shared);
+  }
+
+  __device__ static void load_scales(Params const& params, WorkTile const& work, int block,
+                                     float* to_lhs, float* to_rhs) {
+    Base::load_scales(params, work, work.first_step + block, to_lhs, to_rhs);
+  }
+
+  static cudaError_t make_params(ScaledArguments const& a, Params& params) {
+    params.workspace = workspace(a);
+    if (max_clusters<Config>(params.workspace) == 0) return cudaErrorInvalidValue;
+    return Base::make_params(a, params);
+  }
+
+  // Of clusters that have work.
+  static int64_t max_units(ScaledArguments const& a) {
+    return std::min(Assignment::kClustersAUnit * Base::max_units(a),
+                    max_clusters<Config>(workspace(a)));
+  }
+
+ private:
+  static PartialSumsWorkspace workspace(ScaledArguments const& a) {
+    return {a.workspace, a.workspace_bytes, PartialSums<Config>::kFloats};
+  }
+};
+
+}  // namespace jgg::sm90

@@ -1,0 +1,161 @@
+// out[m, n] = lhs[m, k] . rhs[group of row m][n, k], scaled: coordinates of its tiles in memory.
+#pragma once
+
+#include "scaled/views.h"
+#include "scheduler/ragged_schedule.h"
+#include "sm90/epilogue/cooperative.h"
+#include "sm90/scales/loader.h"
+#include "sm90/scales/wide.h"
+
+namespace jgg::sm90 {
+
+template <class Config_>
+struct ScaledNoncontracting {
+  using Config = Config_;
+
+  struct Params {
+    CUtensorMap lhs;
+    CUtensorMap rhs;
+    CUtensorMap out;
+    GroupSizes groups;
+    RowScales lhs_scales;
+    BlockScales rhs_scales;
+    bool wide_scales;
+    float const* channel_scales;
+    int64_t channel_batch_stride;
+    ElementType out_type;
+    int n;
+    int k;
+    int lhs_batched;
+    int rhs_batched;
+    int store_shift;
+  };
+
+  template <class Warp>
+  using Schedule = NoncontractingSchedule<Warp, Config::kTileM, Config::kTileN, Config::kTileK,
+                                          Config::kCluster>;
+
+  template <class Warp>
+  using Turns = RoundRobin;
+
+  template <class Warp>
+  __device__ static Schedule<Warp> schedule(Params const& params) {
+    return Schedule<Warp>(params.groups, params.n, params.k);
+  }
+
+  __device__ static int rows_left(Params const&, WorkTile const& work) {
+    return work.extent - work.m;
+  }
+
+  // Rows past the group's end read as zeros: they only reach rows of the result that are not
+  // stored, and zeros cost neither bandwidth nor the tensor cores' power.
+  template <class Loader>
+  __device__ static void load_lhs(Params const& params, WorkTile const& work, int block,
+                                  Loader const& loader, uint8_t* to, bool shared) {
+    int const end = work.batch * params.lhs_batched * params.groups.rows + work.begin + work.extent;
+    loader.load(params.lhs, to, block, shared, block * Config::kTileK,
+                kRaggedRows - work.extent + work.m, kRaggedRows, end);
+  }
+
+  template <class Loader>
+  __device__ static void load_rhs(Params const& params, WorkTile const& work, int block,
+                                  Loader const& loader, uint8_t* to, bool shared) {
+    int const group = work.batch * params.rhs_batched * params.groups.local_groups + work.group;
+    loader.load(params.rhs, to, block, shared, block * Config::kTileK, work.n, group);
+  }
+
+  __device__ static void load_scales(Params const& params, WorkTile const& work, int block,
+                                     float* to_lhs, float* to_rhs) {
+    RowScales const& lhs = params.lhs_scales;
+    ScaleLoader::copy_rows<Config::kTileM>(
+        lhs, lhs.data + work.batch * lhs.batch_stride + int64_t(block) * lhs.block_stride,
+        work.begin + work.m, params.groups.rows - 1, to_lhs);
+    float const* rhs = own_rhs_scales(params, work);
+    if (!rhs) return;
+    ScaleLoader::copy(to_rhs + threadIdx.x % kScaleThreads,
+                      rhs + int64_t(block) * params.rhs_scales.block_stride);
+  }
+
+  // Where the steps of a tile begin.
+  __device__ static int first_step(WorkTile const&) { return 0; }
+
+  // Of steps from `block` on, a multiple of four.
+  __device__ static WideScales<Config> wide_scales(Params const& params, WorkTile const& work,
+                                                   int block) {
+    RowScales const& lhs = params.lhs_scales;
+    int const row = work.begin + work.m;
+    return {lhs.data + work.batch * lhs.batch_stride + int64_t(row) * lhs.row_stride + block,
+            lhs.row_stride,
+            params.groups.rows - 1 - row,
+            own_rhs_scales(params, work),
+            params.rhs_scales.block_stride != 0,
+            block};
+  }
+
+  // Scales that are the same all along K are applied once, at the end.
+  template <class Sums>
+  __device__ static void finish(Params const& params, WorkTile const& work, Sums& sums) {
+    if (!params.channel_scales) return;
+    float const* scales = params.channel_scales + work.batch * params.channel_batch_stride +
+                          int64_t(work.group) * params.n;
+    int const first = work.n + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int slice = 0; slice < Config::kSlices; ++slice) {
+#pragma unroll
+      for (int i = 0; i < Config::kMmaN / 2; ++i) {
+        int const column = first + slice * Config::kMmaN + i / 4 * 8 + i % 2;
+        sums[slice][i] *= column < params.n ? __ldg(scales + column) : 0.0f;
+      }
+    }
+  }
+
+  __device__ static StoreHint store_hint(Params const&) { return StoreHint::kNormal; }
+
+  __device__ static StoreCoordinates store_at(Params const& params, WorkTile const& work, int row) {
+    int const end = work.batch * params.groups.rows + work.begin + work.extent;
+    return {work.n, params.store_shift - work.extent + work.m + row, end};
+  }
+
+  // Of the first step and the block of columns that this thread brings scales of, or none.
+  __device__ static float const* own_rhs_scales(Params const& params, WorkTile const& work) {
+    BlockScales const& rhs = params.rhs_scales;
+    int const i = threadIdx.x % kScaleThreads;
+    if (i >= Config::kRhsScales || !rhs.data) return nullptr;
+    int const last = (params.n - 1) / kScaleBlock;
+    int const column = min((work.n + i * Config::kScaleColumns) / kScaleBlock, last);
+    return rhs.data + work.batch * rhs.batch_stride + work.group * rhs.group_stride +
+           int64_t(column) * rhs.column_block_stride;
+  }
+
+  static cudaError_t make_params(ScaledArguments const& a, Params& params) {
+    params.groups = a.groups;
+    params.lhs_scales = a.lhs_scales;
+    params.rhs_scales = a.rhs_scales;
+    params.wide_scales = WideScales<Config>::suit(a.lhs_scales, a.rhs_scales);
+    params.channel_scales = a.channel_scales;
+    params.channel_batch_stride = a.channel_batch_stride;
+    params.out_type = a.out_type;
+    params.n = a.n;
+    params.k = a.k;
+    params.lhs_batched = a.lhs_batched;
+    params.rhs_batched = a.rhs_batched;
+    params.store_shift = a.m;
+
+    int const rhs_groups = (a.rhs_batched ? a.groups.batches : 1) * a.groups.local_groups;
+    cudaError_t status =
+        encode_ragged_load(&params.lhs, view_bytes(a.lhs), a.k, Config::kLhsBoxRows);
+    if (status != cudaSuccess) return status;
+    status = encode_plain(&params.rhs, view_bytes(a.rhs), rhs_groups, a.n, a.k, Config::kTileN);
+    if (status != cudaSuccess) return status;
+    return encode_ragged_store(&params.out, view_out(a.out, a.out_type), a.n, Config::kOutBoxRows,
+                               params.store_shift);
+  }
+
+  // Units of work cannot be counted without the group sizes, but never pass this.
+  static int64_t max_units(ScaledArguments const& a) {
+    int64_t const row_tiles = ceil_div(a.m, Config::kTileM) + int64_t(a.groups.groups);
+    return a.groups.batches * row_tiles * ceil_div(a.n, Config::kTileN);
+  }
+};
+
+}  // namespace jgg::sm90

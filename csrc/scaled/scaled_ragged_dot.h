@@ -1,0 +1,48 @@
+// What the bindings see of the FP8 kernels: arguments in, a launch on a stream out. No CUTLASS
+// here.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "scheduler/group_sizes.h"
+#include "types.h"
+
+namespace jgg::sm90 {
+
+// With b the batch dimension that each operand may have or share, and every operand contiguous
+// along the contracted dimension:
+//   noncontracting  lhs [b, m, k], rhs [b, local_groups, n, k], out [b, m, n]
+//   contracting     lhs [b, k / 128, m, 128], rhs [b, k / 128, n, 128], out [b, local_groups, m, n]
+// In the second, k is the ragged dimension: each block of 128 is of one group, which starts at a
+// block's start, and zeros fill up its last one.
+struct ScaledArguments {
+  void const* lhs;
+  void const* rhs;
+  void* out;
+  ElementType type;  // of lhs
+  ElementType rhs_type;
+  ElementType out_type;
+  RowScales lhs_scales;
+  BlockScales rhs_scales;       // noncontracting; no data means ones
+  float const* channel_scales;  // noncontracting: [b, local_groups, n] or none
+  int64_t channel_batch_stride;
+  float const* column_scales;  // contracting: [b, k / 128, n]
+  void* workspace;             // of kernels that cut the last wave
+  int64_t workspace_bytes;
+  GroupSizes groups;
+  bool lhs_batched;
+  bool rhs_batched;
+  int m;
+  int n;
+  int k;
+};
+
+// cudaErrorInvalidConfiguration if there is no such kernel.
+cudaError_t scaled_ragged_noncontracting(TileConfig tile, ScaledArguments const& arguments,
+                                         cudaStream_t stream);
+cudaError_t scaled_ragged_contracting(TileConfig tile, ScaledArguments const& arguments,
+                                      cudaStream_t stream);
+
+}  // namespace jgg::sm90

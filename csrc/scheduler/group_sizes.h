@@ -1,0 +1,30 @@
+// The sizes of groups, which only the device knows.
+#pragma once
+
+namespace jgg {
+
+// The part of a ragged dimension of `rows` rows that `sizes` describes. Local group i, the one that
+// multiplies rhs[i] or writes out[i], is global group `offset + i`.
+struct GroupSizes {
+  int const* sizes;        // [batches, groups]
+  int const* offset;       // [batches]
+  int sizes_batch_stride;  // 0 where one row serves every batch
+  int offset_batch_stride;
+  int batches;
+  int groups;
+  int local_groups;
+  int rows;
+
+  // Whether batches differ in which rows their groups own.
+  constexpr bool batched() const { return sizes_batch_stride != 0 || offset_batch_stride != 0; }
+};
+
+// With so few 16-bit rows to a group, most of the time goes into writing results, which long tiles
+// among the others hide.
+constexpr int kFewRows = 128;
+
+inline bool has_few_rows(GroupSizes const& groups) {
+  return groups.rows / groups.groups <= kFewRows;
+}
+
+}  // namespace jgg

@@ -1,0 +1,109 @@
+// Everything about a kernel that is fixed at compile time, and the shared memory that follows.
+#pragma once
+
+#include <cutlass/cutlass.h>
+
+#include <cute/arch/mma_sm90_gmma.hpp>
+#include <cute/atom/mma_traits_sm90_gmma.hpp>
+#include <cute/tensor.hpp>
+
+#include "multiprocessors.h"
+#include "scheduler/work_tile.h"
+#include "sm90/barrier.h"
+#include "types.h"
+
+namespace jgg::sm90 {
+
+constexpr int kWarpgroup = 128;
+constexpr int kConsumers = 2;  // warpgroups that multiply
+constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
+
+// Registers a thread, moved from the warpgroup that only issues copies to those that accumulate.
+struct Registers {
+  int load;
+  int multiply;
+};
+constexpr Registers kTileRegisters{40, 232};
+// Schedules of pieces take more registers than those of whole tiles.
+constexpr Registers kPieceRegisters{56, 224};
+
+constexpr int kRowsPerConsumer = 64;  // M of one WGMMA instruction
+constexpr int kRowBytes = 128;        // the widest swizzle: every shared-memory row is 128 bytes
+
+constexpr int kSharedMemoryLimit = 232448;
+constexpr int kSharedMemoryReserve = 2048;  // barriers, the ring of work tiles, alignment
+constexpr int kWorkStages = 4;
+
+template <class Config>
+constexpr int kMaxClusters = kMostMultiprocessors / Config::kCluster;
+
+// `kLhsMajor`/`kRhsMajor` say whether an operand is contiguous along the contracted dimension (K)
+// or along its other one (MN). WGMMA reads both for 16-bit types, so neither is transposed.
+template <class Element_, class Output_, cute::GMMA::Major kLhsMajor_, cute::GMMA::Major kRhsMajor_,
+          int kTileM_, int kTileN_, int kCluster_, KernelKind kKind_ = KernelKind::kCooperative>
+struct KernelConfig {
+  using Element = Element_;
+  using Output = Output_;
+  static constexpr cute::GMMA::Major kLhsMajor = kLhsMajor_;
+  static constexpr cute::GMMA::Major kRhsMajor = kRhsMajor_;
+  static constexpr int kTileM = kTileM_;
+  static constexpr int kTileN = kTileN_;
+  static constexpr int kTileK = kRowBytes / sizeof(Element);
+  static constexpr int kCluster = kCluster_;
+  static constexpr KernelKind kKind = kKind_;
+  static constexpr bool kTakesTurns = kKind == KernelKind::kPingpong;
+  static_assert(kTileM == 2 * kRowsPerConsumer, "an operand tile arrives in two boxes");
+
+  // The result leaves through chunks of 64 rows by 128 bytes. Each consumer has its own slots for
+  // them, or they have the same ones in turn.
+  static constexpr int kChunkColumns = kRowBytes / sizeof(Output);
+  static constexpr int kChunks = kTileN / kChunkColumns;
+  static constexpr int kChunkBytes = kRowsPerConsumer * kRowBytes;
+  static constexpr int kChunkSlots = kTakesTurns ? 3 : 2;
+  static constexpr int kChunkRings = kTakesTurns ? 1 : kConsumers;
+
+  static constexpr int kLhsBytes = kTileM * kRowBytes;
+  static constexpr int kRhsBytes = kTileN * kRowBytes;
+  static constexpr int kStages =
+      (kSharedMemoryLimit - kSharedMemoryReserve - kChunkRings * kChunkSlots * kChunkBytes) /
+      (kLhsBytes + kRhsBytes);
+  static_assert(kStages >= 2, "the tile is too large for shared memory");
+
+  // An operand tile arrives in two boxes, the unit that a cluster splits between its CTAs. A box of
+  // an MN-major operand is made of slabs 64 wide and kTileK deep, because the swizzle spans 128
+  // bytes of the contiguous dimension.
+  static constexpr int kBoxes = 2;
+  static constexpr int kLhsBoxBytes = kLhsBytes / kBoxes;
+  static constexpr int kRhsBoxBytes = kRhsBytes / kBoxes;
+  static constexpr int kSlab = kRowBytes / sizeof(Element);
+  // An odd number of slabs is halved along K instead.
+  static constexpr bool kRhsBoxesSplitK =
+      kRhsMajor == cute::GMMA::Major::MN && kTileN / kBoxes % kSlab != 0;
+  static constexpr int kRhsBoxColumns = kRhsBoxesSplitK ? kTileN : kTileN / kBoxes;
+  static constexpr int kRhsBoxDepth = kRhsBoxesSplitK ? kTileK / kBoxes : kTileK;
+  // Where a TMA box can start in the contiguous dimension of an operand.
+  static constexpr int kBoxAlign = 16 / sizeof(Element);
+  static constexpr int kSlabBytes = kRhsBoxDepth * kRowBytes;
+};
+
+template <class Config>
+struct SharedStorage {
+  using Element = typename Config::Element;
+
+  alignas(1024) Element lhs[Config::kStages][Config::kLhsBytes / sizeof(Element)];
+  alignas(1024) Element rhs[Config::kStages][Config::kRhsBytes / sizeof(Element)];
+  alignas(1024) uint8_t chunks[Config::kChunkRings][Config::kChunkSlots][Config::kChunkBytes];
+  WorkTile work[kWorkStages];
+  alignas(8) Barrier full[Config::kStages];
+  alignas(8) Barrier empty[Config::kStages];
+  alignas(8) Barrier work_full[kWorkStages];
+  alignas(8) Barrier work_empty[kWorkStages];
+};
+
+// How many of a tile's first steps release their stages early: when they are done, before the next
+// one is waited for. While loads are late, as they are when a tile begins, the producer then has
+// every stage to fill. Otherwise the next step is issued first, and the tensor cores always have
+// one to go on with.
+constexpr int kNoSteps = 0, kFirstSteps = 8, kAllSteps = 1 << 30;
+
+}  // namespace jgg::sm90

@@ -1,0 +1,48 @@
+// Compiled types of run-time ones, and the configurations that follow from them.
+#pragma once
+
+#include <cutlass/numeric_types.h>
+
+#include "dispatch.h"
+#include "sm90/config.h"
+
+namespace jgg::sm90 {
+
+// What operands and results of a type are made of.
+template <ElementType>
+struct TypeOf;
+template <>
+struct TypeOf<ElementType::kBf16> {
+  using Type = cutlass::bfloat16_t;
+};
+template <>
+struct TypeOf<ElementType::kF16> {
+  using Type = cutlass::half_t;
+};
+template <>
+struct TypeOf<ElementType::kF32> {
+  using Type = float;
+};
+template <>
+struct TypeOf<ElementType::kE4m3> {
+  using Type = cutlass::float_e4m3_t;
+};
+template <>
+struct TypeOf<ElementType::kE5m2> {
+  using Type = cutlass::float_e5m2_t;
+};
+template <ElementType kType>
+using Typed = typename TypeOf<kType>::Type;
+
+// Where an operand is contiguous whose plain form has the major `plain`.
+constexpr cute::GMMA::Major major(cute::GMMA::Major plain, bool transpose) {
+  using cute::GMMA::Major;
+  return (plain == Major::K) != transpose ? Major::K : Major::MN;
+}
+
+template <class Tile, class Element, class Output, cute::GMMA::Major kLhsMajor,
+          cute::GMMA::Major kRhsMajor>
+using ConfigOf = KernelConfig<Element, Output, kLhsMajor, kRhsMajor, Tile::kTileM, Tile::kTileN,
+                              Tile::kCluster, Tile::kKind>;
+
+}  // namespace jgg::sm90

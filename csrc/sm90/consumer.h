@@ -1,0 +1,81 @@
+// The consumers: each multiplies its half of every tile's rows, and stores it.
+#pragma once
+
+#include "sm90/concepts.h"
+#include "sm90/epilogue/cooperative.h"
+#include "sm90/epilogue/previous_result.h"
+#include "sm90/work.h"
+
+namespace jgg::sm90 {
+
+// Whether a chunk of the tile before is stored in this step of a tile of so many. Spread over them,
+// the stores leave L2 the time to keep up with the loads, which are late when a tile begins.
+__device__ inline bool stores_in(int step, int steps) {
+  if (steps >= 32) return step % 4 == 3;
+  return steps < 12 || step % 2 == 0;
+}
+
+// The loop over tiles, or pieces of tiles if the fixup says so.
+//   Fixup     hands_over(work, sums), add(work, sums): fixup/none.h, fixup/pieces.h
+//   Epilogue  take(sums, place), store_next(), store_rest(), wait(): epilogue/cooperative.h
+template <class Problem, class Mainloop, class Fixup, class Epilogue, class Shared>
+__device__ void consume(typename Problem::Params const& params, Shared& shared, int consumer) {
+  using Config = typename Problem::Config;
+  using Sums = typename Mainloop::Accumulators;
+  static_assert(sm90::Fixup<Fixup, Sums> && sm90::Epilogue<Epilogue, Sums>);
+  Sums accumulators;
+  Epilogue epilogue(shared, params.out, consumer, Problem::store_hint(params));
+  Fixup const fixup(params, consumer);
+  StageIterator<Config::kStages> stage;
+  WorkIterator slot;
+  int const first_row = consumer * kRowsPerConsumer;
+  while (true) {
+    WorkTile const work = read_work(shared, slot);
+    if (work.k_tiles == kNoMoreWork) break;
+    bool const has_rows = uniform(Problem::rows_left(params, work)) > first_row;
+    // Of a piece it is worked out before its products: registers are short, and the tile need not
+    // outlive them.
+    StoreCoordinates place;
+    if constexpr (Fixup::kIsCut) place = Problem::store_at(params, work, first_row);
+    auto const store = [&](auto const& sums) {
+      if constexpr (Problem::kHasHeads) {
+        if (work.head > 0 && work.m + first_row == 0) {
+          Problem::store_below_head(params, work, sums);
+          return;
+        }
+      }
+      if constexpr (Fixup::kIsCut) {
+        epilogue.take(sums, place);
+      } else {
+        epilogue.take(sums, Problem::store_at(params, work, first_row));
+      }
+    };
+    if (has_rows && work.k_tiles > 0) {
+      Mainloop::multiply(params, work, shared, stage, consumer, accumulators, [&](int step) {
+        if (!Problem::kSpreadsStores || stores_in(step, work.k_tiles)) epilogue.store_next();
+      });
+      epilogue.store_rest();
+      if (!fixup.hands_over(work, accumulators)) {
+        if constexpr (Problem::kAdds) {
+          if (Fixup::kIsCut || Problem::adds_to(work)) {
+            PreviousResult<Config>::template add<Mainloop>(shared, stage, consumer, accumulators);
+          }
+        }
+        fixup.add(work, accumulators);
+        store(accumulators);
+      }
+    } else {
+      Mainloop::skip(work, shared, stage);
+      if constexpr (Problem::kAdds) {
+        if (Problem::adds_to(work)) PreviousResult<Config>::template skip<Mainloop>(shared, stage);
+      } else {
+        epilogue.store_rest();
+        if (has_rows) store([](int) { return 0.0f; });
+      }
+    }
+  }
+  epilogue.store_rest();
+  epilogue.wait();
+}
+
+}  // namespace jgg::sm90

@@ -1,0 +1,71 @@
+// Consumers whose epilogue does more with a tile than to store it, and wants to know more of it
+// than there are registers for.
+#pragma once
+
+#include "sm90/roles.h"
+
+namespace jgg::sm90 {
+
+// The loop over tiles. A tile stays in its slot of the ring until it is done, so that `work` is
+// read from shared memory where it is needed.
+//   Problem::Epilogue  take(sums, work), take_zeros(work) for rows that no local group owns,
+//                      store_next() in steps of the next tile for which stores_in(step, steps),
+//                      store_rest(), wait()
+template <class Problem, class Mainloop, class Shared>
+__device__ void consume_fused(typename Problem::Params const& params, Shared& shared,
+                              int consumer) {
+  using Config = typename Problem::Config;
+  typename Mainloop::Accumulators accumulators;
+  typename Problem::Epilogue epilogue(shared, params, consumer);
+  StageIterator<Config::kStages> stage;
+  int const first_row = consumer * kRowsPerConsumer;
+  // One number instead of the two of an iterator: registers are all in use.
+  for (int tile = 0;; ++tile) {
+    WorkIterator slot;
+    slot.stage = tile % kWorkStages;
+    slot.phase = tile / kWorkStages % 2;
+    shared.work_full[slot.stage].wait(slot.phase);
+    WorkTile const& work = shared.work[slot.stage];
+    WorkTile steps{};
+    steps.k_tiles = uniform(work.k_tiles);
+    if (steps.k_tiles == kNoMoreWork) {
+      release_work(shared, slot);
+      break;
+    }
+    bool const has_rows = uniform(Problem::rows_left(params, work)) > first_row;
+    if (has_rows && steps.k_tiles > 0) {
+      Mainloop::multiply(params, steps, shared, stage, consumer, accumulators, [&](int step) {
+        if (Problem::Epilogue::stores_in(step, steps.k_tiles)) epilogue.store_next();
+      });
+      epilogue.store_rest();
+      epilogue.take(accumulators, work);
+    } else {
+      Mainloop::skip(steps, shared, stage);
+      epilogue.store_rest();
+      if (has_rows) epilogue.take_zeros(work);
+    }
+    release_work(shared, slot);
+  }
+  epilogue.store_rest();
+  epilogue.wait();
+}
+
+// Whole tiles with such an epilogue.
+template <class Problem, class Mainloop>
+struct FusedRoles : LoadingRoles<Problem, Mainloop> {
+  using Config = typename Problem::Config;
+  using Params = typename Problem::Params;
+  using Shared = SharedStorage<Config>;
+  static constexpr Registers kRegisters = kTileRegisters;
+  static_assert(!Problem::kMasksRows && !Problem::kAdds);
+
+  __device__ static void schedule(Params const& params, Shared& shared, int) {
+    schedule_tiles<Problem>(params, shared);
+  }
+
+  __device__ static void consume(Params const& params, Shared& shared, int consumer) {
+    consume_fused<Problem, Mainloop>(params, shared, consumer);
+  }
+};
+
+}  // namespace jgg::sm90

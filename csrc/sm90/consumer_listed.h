@@ -1,0 +1,52 @@
+// Consumers of lists of problems: they take tiles of two widths, and an epilogue that may scale and
+// add.
+#pragma once
+
+#include "sm90/consumer.h"
+
+namespace jgg::sm90 {
+
+// The largest parameters of a kernel, since CUDA 12.1.
+constexpr size_t kParameterLimit = 32764;
+
+// `Problem::kHasNarrowTiles` says whether tiles of which half the columns suffice are multiplied as
+// such, `kSpreadsStores` whether stores_in() chooses the steps in which the tile before is stored.
+// `Problem::Shared` is the block's storage. `Problem::Epilogue` has, beside take(), store_next(),
+// store_rest() and wait() of the ragged products' epilogue: initialize(shared) for its barriers,
+// prefetch(work), which fetches what take() will need, and store_early(), which stores what cannot
+// be deferred until the next tile is being multiplied.
+template <class Problem, class Mainloop, class Shared>
+__device__ void consume_listed(typename Problem::Params const& params, Shared& shared,
+                               int consumer) {
+  using Config = typename Problem::Config;
+  typename Problem::Epilogue epilogue(shared, params, consumer);
+  StageIterator<Config::kStages> stage;
+  WorkIterator slot;
+  auto const multiply = [&](auto accumulators, WorkTile const& work) {
+    Mainloop::multiply(params, work, shared, stage, consumer, accumulators, [&](int step) {
+      if (!Problem::kSpreadsStores || stores_in(step, work.k_tiles)) epilogue.store_next();
+    });
+    epilogue.store_rest();
+    epilogue.take(accumulators, work);
+  };
+  while (true) {
+    WorkTile const work = read_work(shared, slot);
+    if (work.k_tiles == kNoMoreWork) break;
+    int const columns = uniform(Problem::columns_needed(params, work));
+    if (uniform(work.extent - work.m) <= consumer * kRowsPerConsumer || columns <= 0) {
+      Mainloop::skip(work, shared, stage);
+      continue;
+    }
+    epilogue.prefetch(work);
+    if (!Problem::kHasNarrowTiles || columns > Config::kRhsBoxColumns) {
+      multiply(typename Mainloop::Accumulators{}, work);
+    } else if constexpr (Problem::kHasNarrowTiles) {
+      multiply(typename Mainloop::template FirstColumns<Config::kRhsBoxColumns>{}, work);
+    }
+    epilogue.store_early();
+  }
+  epilogue.store_rest();
+  epilogue.wait();
+}
+
+}  // namespace jgg::sm90

@@ -1,0 +1,63 @@
+// Consumers that take turns: each multiplies whole tiles, every other one, and stores its tile
+// while the other one multiplies.
+//
+// Stages are filled in the order of the tiles, as if one consumer read them all. A consumer passes
+// over those of the other's tiles and may look at its own only when it is its turn: a barrier knows
+// its phases by their parity alone, so nobody may wait for a stage two rounds ahead.
+#pragma once
+
+#include "sm90/epilogue/pingpong.h"
+#include "sm90/mainloop/pingpong.h"
+#include "sm90/turn.h"
+#include "sm90/work.h"
+
+namespace jgg::sm90 {
+
+// Passes over the other consumer's tile and its stages; false if there is none.
+template <class Shared, class Stage>
+__device__ bool pass_over(Shared& shared, WorkIterator& slot, Stage& stage) {
+  int const k_tiles = read_work(shared, slot).k_tiles;
+  if (k_tiles == kNoMoreWork) return false;
+  stage += k_tiles;
+  return true;
+}
+
+template <class Problem, class Mainloop, class Shared>
+__device__ void consume_in_turn(typename Problem::Params const& params, Shared& shared,
+                                int consumer) {
+  using Config = typename Problem::Config;
+  PingpongEpilogue<Config> const epilogue(shared, params.out, consumer,
+                                          Problem::store_hint(params));
+  Turn const turn(kMultiplyTurn, consumer);
+  StageIterator<Config::kStages> stage;
+  WorkIterator slot;
+
+  if (consumer == 1 && !pass_over(shared, slot, stage)) return;
+  do {
+    WorkTile work = read_work(shared, slot);
+    work.extent = uniform(work.extent);
+    if (work.k_tiles == kNoMoreWork) {
+      turn.wait();
+      epilogue.end();
+      return;
+    }
+    StoreCoordinates const at = Problem::store_at(params, work, 0);
+    int const rows = Problem::rows_left(params, work);
+    if (work.k_tiles > 0) {
+      // One variable for each tile: although the first product overwrites them, it names them as
+      // an operand, which would keep those of the last tile alive up to here.
+      typename Mainloop::Accumulators accumulators;
+      cute::clear(accumulators);
+      cute::warpgroup_fence_operand(accumulators);
+      turn.wait();
+      Mainloop::multiply(work, shared, stage, accumulators, [&] { turn.pass(); });
+      epilogue.store(accumulators, at, rows);
+    } else {
+      turn.wait();
+      turn.pass();
+      epilogue.store_zeros(at, rows);
+    }
+  } while (pass_over(shared, slot, stage));
+}
+
+}  // namespace jgg::sm90

@@ -1,0 +1,180 @@
+// The epilogue: converts accumulators to the output type and stores them through shared memory by
+// TMA, chunk by chunk. A 16-bit result is packed into half as many registers as its accumulators
+// and stored while the next tile's first steps are being multiplied.
+#pragma once
+
+#include <cutlass/numeric_conversion.h>
+
+#include <cute/arch/copy_sm90.hpp>
+#include <cute/arch/copy_sm90_tma.hpp>
+
+#include "scheduler/warp.h"
+#include "sm90/config.h"
+#include "sm90/tma/store.h"
+
+namespace jgg::sm90 {
+
+// Where one consumer's half tile goes: coordinates of its first chunk for the store descriptor.
+struct StoreCoordinates {
+  int column;
+  int row;
+  int outer;
+};
+
+template <class Config>
+class CooperativeEpilogue {
+  using Output = typename Config::Output;
+  // Two columns to a register, or one.
+  static constexpr bool kPacks = sizeof(Output) == 2;
+  static constexpr int kAccumulators = kRowsPerConsumer * Config::kTileN / kWarpgroup;
+
+ public:
+  __device__ CooperativeEpilogue(SharedStorage<Config>& shared, CUtensorMap const& descriptor,
+                                 int consumer, StoreHint hint = StoreHint::kNormal)
+      : chunks_(&shared.chunks[consumer][0][0]),
+        descriptor_(&descriptor),
+        hint_(hint),
+        consumer_(consumer),
+        next_chunk_(Config::kChunks),
+        end_(Config::kChunks) {}
+
+  // Takes over a finished half tile, or its first `kColumns` columns. 32-bit results are too many
+  // registers to carry along and are stored at once.
+  template <int kColumns = Config::kTileN, class Accumulators>
+  __device__ void take(Accumulators const& accumulators, StoreCoordinates at) {
+    constexpr int kTaken = kColumns / Config::kChunkColumns;
+    static_assert(kTaken % Config::kChunkSlots == 0, "chunks always go to the same slot");
+    at_ = at;
+    next_chunk_ = 0;
+    end_ = kTaken;
+    if constexpr (kPacks) {
+      cutlass::NumericArrayConverter<Output, float, 2> const convert;
+#pragma unroll
+      for (int i = 0; i < kRowsPerConsumer * kColumns / kWarpgroup / 2; ++i) {
+        auto const pair = convert({accumulators(2 * i), accumulators(2 * i + 1)});
+        packed_[i] = reinterpret_cast<uint32_t const&>(pair);
+      }
+    } else {
+#pragma unroll
+      for (int chunk = 0; chunk < kTaken; ++chunk) {
+        begin_chunk(chunk);
+        write_floats(chunk, accumulators);
+        end_chunk(chunk);
+      }
+      next_chunk_ = kTaken;
+    }
+  }
+
+  // Stores rows [first, last) of a half tile at once, not by TMA, which cannot leave out rows at
+  // the beginning of a box. `to` is the half tile's first element, of `columns` columns in an array
+  // of `pitch`.
+  template <class Accumulators>
+  __device__ static void store_rows(Accumulators const& accumulators, Output* to, int64_t pitch,
+                                    int columns, int first, int last) {
+    int const lane = threadIdx.x % kWarpSize, warp = threadIdx.x % kWarpgroup / kWarpSize;
+    cutlass::NumericConverter<Output, float> const convert;
+#pragma unroll
+    for (int i = 0; i < kAccumulators; ++i) {
+      int const row = warp * 16 + i / 2 % 2 * 8 + lane / 4;
+      int const column = i / 4 * 8 + lane % 4 * 2 + i % 2;
+      if (row >= first && row < last && column < columns) {
+        to[row * pitch + column] = convert(accumulators(i));
+      }
+    }
+  }
+
+  // Stores one chunk of what was taken, if any is left.
+  __device__ void store_next() {
+    if constexpr (kPacks) {
+      if (next_chunk_ == end_) return;
+      // The registers of a chunk must be known at compile time.
+#pragma unroll
+      for (int chunk = 0; chunk < Config::kChunks; ++chunk) {
+        if (chunk == next_chunk_) {
+          begin_chunk(chunk);
+          write_packed(chunk);
+          end_chunk(chunk);
+        }
+      }
+      ++next_chunk_;
+    }
+  }
+
+  __device__ void store_rest() {
+    while (next_chunk_ < end_) store_next();
+  }
+
+  // Where the next half tiles to be taken go. Nothing that was taken is left to be stored.
+  __device__ void set_target(CUtensorMap const& descriptor) { descriptor_ = &descriptor; }
+
+  // Shared memory must outlive the copies out of it.
+  __device__ void wait() const {
+    if (issues()) cute::tma_store_wait<0>();
+  }
+
+ private:
+  __device__ bool issues() const { return threadIdx.x % kWarpgroup == 0; }
+
+  __device__ uint8_t* slot(int chunk) const {
+    return chunks_ + chunk % Config::kChunkSlots * Config::kChunkBytes;
+  }
+
+  // The slot was last used kChunkSlots chunks ago.
+  __device__ void begin_chunk(int) const {
+    if (issues()) cute::tma_store_wait<Config::kChunkSlots - 1>();
+    sync_consumer(consumer_);
+  }
+
+  __device__ void end_chunk(int chunk) const {
+    cute::tma_store_fence();
+    sync_consumer(consumer_);
+    if (issues()) {
+      store_box(*descriptor_, slot(chunk), at_.column + chunk * Config::kChunkColumns, at_.row,
+                at_.outer, hint_);
+      cute::tma_store_arrive();
+    }
+  }
+
+  // WGMMA leaves thread t of a warp with columns 2 (t % 4) and the next of rows t / 4 and t / 4 + 8
+  // of each 8 columns: the fragments of stmatrix. One instruction takes 16 rows by 16 columns; lane
+  // l gives the address of row l % 16 of its left half if l < 16, of its right half otherwise.
+  __device__ void write_packed(int chunk) const {
+    int const lane = threadIdx.x % kWarpSize, warp = threadIdx.x % kWarpgroup / kWarpSize;
+    int const row = warp * 16 + lane % 16;
+#pragma unroll
+    for (int pair = 0; pair < 4; ++pair) {
+      int const unit = (2 * pair + lane / 16) ^ (row % 8);
+      auto& target = *reinterpret_cast<cute::uint128_t*>(slot(chunk) + row * kRowBytes + unit * 16);
+      uint32_t const* source = packed_ + (chunk * 4 + pair) * 4;
+      cute::SM90_U32x4_STSM_N::copy(source[0], source[1], source[2], source[3], target);
+    }
+  }
+
+  template <class Accumulators>
+  __device__ void write_floats(int chunk, Accumulators const& accumulators) const {
+    int const lane = threadIdx.x % kWarpSize, warp = threadIdx.x % kWarpgroup / kWarpSize;
+    constexpr int kEights = Config::kChunkColumns / 8;
+#pragma unroll
+    for (int eight = 0; eight < kEights; ++eight) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        int const row = warp * 16 + half * 8 + lane / 4;
+        int const unit = (2 * eight + lane % 4 / 2) ^ (row % 8);
+        int const i = (chunk * kEights + eight) * 4 + half * 2;
+        *reinterpret_cast<float2*>(slot(chunk) + row * kRowBytes + unit * 16 + lane % 2 * 8) =
+            float2{accumulators(i), accumulators(i + 1)};
+      }
+    }
+  }
+
+  uint8_t* chunks_;
+  CUtensorMap const* descriptor_;
+  StoreHint hint_;
+  int consumer_;
+  int next_chunk_;  // of the half tile taken last; end_ once all are stored
+  int end_;
+  StoreCoordinates at_;
+  uint32_t packed_[kPacks ? kAccumulators / 2 : 1];
+};
+
+}  // namespace jgg::sm90

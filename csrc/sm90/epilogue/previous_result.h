@@ -1,0 +1,121 @@
+// What a float32 result held before, to which a tile is added. It takes the stages that follow
+// those of the tile's last step, so that it is there, and many loads are under way, when the
+// product is.
+#pragma once
+
+#include <cutlass/arch/barrier.h>
+
+#include <cute/arch/copy_sm90_tma.hpp>
+
+#include "sm90/config.h"
+
+namespace jgg::sm90 {
+
+template <class Config>
+class PreviousResult {
+  using Shared = SharedStorage<Config>;
+  using Stage = StageIterator<Config::kStages>;
+
+  // Boxes are those that the result leaves in, of 64 rows by 128 bytes: of each 128 bytes of
+  // columns, the upper and the lower one.
+  static constexpr int kHalves = Config::kTileM / kRowsPerConsumer;
+  static constexpr int kBoxes = kHalves * Config::kChunks;
+  static constexpr int kLhsBoxes = Config::kLhsBytes / Config::kChunkBytes;
+  static constexpr int kRhsBoxes = Config::kRhsBytes / Config::kChunkBytes;
+  static constexpr int kBoxesAStage = kLhsBoxes + kRhsBoxes;
+
+ public:
+  static constexpr int kStages = (kBoxes + kBoxesAStage - 1) / kBoxesAStage;
+  static_assert(kStages <= Config::kStages && !Config::kTakesTurns);
+
+  // The producer's side: `at` is the place of the tile's first element in `result`.
+  __device__ static void load(CUtensorMap const& result, StoreCoordinates at, Shared& shared,
+                              Stage& stage) {
+    constexpr uint64_t kHint = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL);
+#pragma unroll 1
+    for (int first = 0; first < kBoxes; first += kBoxesAStage, ++stage) {
+      int const boxes = kBoxes - first < kBoxesAStage ? kBoxes - first : kBoxesAStage;
+      shared.empty[stage.stage].wait(stage.phase ^ 1);
+      Barrier& full = shared.full[stage.stage];
+      full.arrive_and_expect_tx(boxes * Config::kChunkBytes);
+#pragma unroll 1
+      for (int i = 0; i < boxes; ++i) {
+        int const column = (first + i) / kHalves * Config::kChunkColumns;
+        int const row = (first + i) % kHalves * kRowsPerConsumer;
+        cute::SM90_TMA_LOAD_3D::copy(&result, full.address(), kHint, box(shared, stage.stage, i),
+                                     at.column + column, at.row + row, at.outer);
+      }
+    }
+  }
+
+  // accumulators += this consumer's half.
+  template <class Mainloop, class Accumulators>
+  __device__ static void add(Shared& shared, Stage& stage, int consumer,
+                             Accumulators& accumulators) {
+    static_assert(kHalves == kConsumers && kBoxesAStage % kHalves == 0);
+#pragma unroll
+    for (int first = 0; first < kBoxes; first += kBoxesAStage, ++stage) {
+      shared.full[stage.stage].wait(stage.phase);
+#pragma unroll
+      for (int i = 0; i < kBoxesAStage; i += kHalves) {
+        if (first + i < kBoxes) {
+          add_box(accumulators, (first + i) / kHalves, box(shared, stage.stage, i + consumer));
+        }
+      }
+      release<Mainloop>(shared, stage.stage, consumer);
+    }
+  }
+
+  // Passes over the stages of a tile in which this consumer has no rows.
+  template <class Mainloop>
+  __device__ static void skip(Shared& shared, Stage& stage) {
+#pragma unroll 1
+    for (int i = 0; i < kStages; ++i, ++stage) {
+      shared.full[stage.stage].wait(stage.phase);
+      Mainloop::release(shared, stage.stage);
+    }
+  }
+
+ private:
+  __device__ static uint8_t* box(Shared& shared, int stage, int i) {
+    return i < kLhsBoxes ? reinterpret_cast<uint8_t*>(shared.lhs[stage]) + i * Config::kChunkBytes
+                         : reinterpret_cast<uint8_t*>(shared.rhs[stage]) +
+                               (i - kLhsBoxes) * Config::kChunkBytes;
+  }
+
+  // To accumulators of chunk number `number`. WGMMA leaves thread t of a warp with columns 2 (t %
+  // 4) and the next of rows t / 4 and t / 4 + 8 of each 8 columns.
+  template <class Accumulators>
+  __device__ static void add_box(Accumulators& accumulators, int number, uint8_t const* from) {
+    constexpr int kEights = Config::kChunkColumns / 8;
+    int const lane = threadIdx.x % kWarpSize, warp = threadIdx.x % kWarpgroup / kWarpSize;
+    // Generic addresses would take twice the registers.
+    uint32_t const address = cute::cast_smem_ptr_to_uint(from);
+#pragma unroll
+    for (int eight = 0; eight < kEights; ++eight) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        int const row = warp * 16 + half * 8 + lane / 4;
+        int const unit = (2 * eight + lane % 4 / 2) ^ (row % 8);
+        int const i = (number * kEights + eight) * 4 + half * 2;
+        float left, right;
+        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                     : "=f"(left), "=f"(right)
+                     : "r"(address + row * kRowBytes + unit * 16 + lane % 2 * 8)
+                     : "memory");
+        accumulators(i) += left;
+        accumulators(i + 1) += right;
+      }
+    }
+  }
+
+  // The next loads into the stage must not overtake what any thread has read.
+  template <class Mainloop>
+  __device__ static void release(Shared& shared, int stage, int consumer) {
+    cutlass::arch::fence_view_async_shared();
+    sync_consumer(consumer);
+    Mainloop::release(shared, stage);
+  }
+};
+
+}  // namespace jgg::sm90

@@ -1,0 +1,62 @@
+// What an epilogue does to accumulators before they are stored: alpha times them, plus beta C.
+#pragma once
+
+#include <cutlass/array.h>
+
+#include <cute/tensor.hpp>
+
+#include "scheduler/warp.h"
+#include "sm90/config.h"
+
+namespace jgg::sm90 {
+
+// The place of accumulator i in a consumer's half tile: WGMMA leaves thread t of a warp with
+// columns 2 (t % 4) and the next of rows t / 4 and t / 4 + 8 of each 8 columns.
+__device__ inline int accumulator_row(int i) {
+  int const warp = threadIdx.x % kWarpgroup / kWarpSize, lane = threadIdx.x % kWarpSize;
+  return warp * 16 + i / 2 % 2 * 8 + lane / 4;
+}
+__device__ inline int accumulator_column(int i) {
+  return i / 4 * 8 + threadIdx.x % kWarpSize % 4 * 2 + i % 2;
+}
+
+// accumulators = alpha * accumulators + beta * C, for the half tile whose first element of C is
+// `c`, in a matrix of `pitch` columns, a multiple of 16 bytes. `rows` and `columns` of C are left
+// there. As in BLAS, C is not read where beta is zero.
+template <class Output, class Accumulators>
+__device__ void scale_and_add(Accumulators& accumulators, float alpha, float beta, Output const* c,
+                              int64_t pitch, int rows, int columns) {
+  constexpr int kCount = decltype(cute::size(accumulators))::value;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) accumulators(i) *= alpha;
+  if (beta == 0.0f) return;
+
+  using Pair = cutlass::AlignedArray<Output, 2>;
+  int const row = accumulator_row(0), column = accumulator_column(0);
+  Output const* const first = c + row * pitch + column;
+  Output const* const halves[] = {first, first + 8 * pitch};
+  bool const inside[] = {row < rows, row + 8 < rows};
+  columns -= column;
+  // All loads of a batch are under way before the first is used.
+  constexpr int kBatch = 64 / sizeof(Output);
+  static_assert(kCount % kBatch == 0);
+#pragma unroll
+  for (int start = 0; start < kCount; start += kBatch) {
+    Pair read[kBatch / 2];
+#pragma unroll
+    for (int i = 0; i < kBatch; i += 2) {
+      int const half = i / 2 % 2, offset = (start + i) / 4 * 8;
+      // Rows are a multiple of 16 bytes: both columns of a pair are inside, or both outside.
+      read[i / 2].clear();
+      if (inside[half] && offset < columns) {
+        read[i / 2] = *reinterpret_cast<Pair const*>(halves[half] + offset);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      accumulators(start + i) += beta * float(read[i / 2][i % 2]);
+    }
+  }
+}
+
+}  // namespace jgg::sm90

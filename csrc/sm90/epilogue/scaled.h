@@ -1,0 +1,158 @@
+// The epilogue: converts the sums of a finished tile and stores them through shared memory by TMA,
+// slice by slice, while the next tile's first step is being multiplied. The sums themselves are not
+// needed before that step's products are added to them, so the delay costs no registers.
+#pragma once
+
+#include <cute/arch/copy_sm90.hpp>
+#include <cute/arch/copy_sm90_tma.hpp>
+
+#include "sm90/epilogue/cooperative.h"
+#include "sm90/epilogue/pack.h"
+#include "sm90/mainloop/scaled_config.h"
+#include "sm90/tma/store.h"
+#include "types.h"
+
+namespace jgg::sm90 {
+
+template <class Config>
+class ScaledEpilogue {
+ public:
+  static_assert(Config::kMmaN % 64 == 0, "a slice is whole chunks");
+  static constexpr int kSums = kRowsPerConsumer * Config::kMmaN / kWarpgroup;  // of a slice
+  using Slice = float[kSums];
+  using Sums = Slice[Config::kSlices];
+
+  __device__ ScaledEpilogue(ScaledStorage<Config>& shared, CUtensorMap const& descriptor,
+                            ElementType type, int consumer, StoreHint hint)
+      : chunks_(&shared.chunks[consumer][0][0]),
+        descriptor_(descriptor),
+        hint_(hint),
+        type_(type),
+        consumer_(consumer),
+        pending_(false) {}
+
+  // The sums are a finished tile's from here on.
+  __device__ void finish(StoreCoordinates at) {
+    at_ = at;
+    pending_ = true;
+  }
+
+  // Stores a slice of the finished tile, if there is one, and leaves zeros for the next.
+  __device__ void store(Slice& sums, int slice) {
+    if (!pending_) return;
+    if (type_ == ElementType::kF32) {
+      store_chunks<float>(sums, slice);
+    } else {
+      store_chunks<uint16_t>(sums, slice);
+    }
+#pragma unroll
+    for (int i = 0; i < kSums; ++i) sums[i] = 0.0f;
+    if (slice == Config::kSlices - 1) pending_ = false;
+  }
+
+  __device__ void flush(Sums& sums) {
+#pragma unroll
+    for (int slice = 0; slice < Config::kSlices; ++slice) store(sums[slice], slice);
+  }
+
+  // Shared memory must outlive the copies out of it.
+  __device__ void wait() const {
+    if (issues()) cute::tma_store_wait<0>();
+  }
+
+ private:
+  // This thread's number in its warpgroup, read anew each time: addresses that follow from it would
+  // otherwise be kept in registers throughout the mainloop, which has none to spare.
+  __device__ static int thread() {
+    int index;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
+    return index % kWarpgroup;
+  }
+
+  __device__ bool issues() const { return threadIdx.x % kWarpgroup == 0; }
+
+  // As many chunks at a time as there are slots: barriers cost more than waiting for both.
+  template <class Element>
+  __device__ void store_chunks(Slice const& sums, int slice) const {
+    constexpr int kColumns = kRowBytes / sizeof(Element);
+    constexpr int kChunks = Config::kMmaN / kColumns;
+    static_assert(kChunks % Config::kChunkSlots == 0);
+#pragma unroll
+    for (int first = 0; first < kChunks; first += Config::kChunkSlots) {
+      if (issues()) cute::tma_store_wait<0>();
+      sync_consumer(consumer_);
+#pragma unroll
+      for (int slot = 0; slot < Config::kChunkSlots; ++slot) {
+        write<Element>(&sums[(first + slot) * kColumns / 2], chunks_ + slot * Config::kChunkBytes);
+      }
+      cute::tma_store_fence();
+      sync_consumer(consumer_);
+      if (issues()) {
+        int const column = at_.column + slice * Config::kMmaN + first * kColumns;
+#pragma unroll
+        for (int slot = 0; slot < Config::kChunkSlots; ++slot) {
+          store_box(descriptor_, chunks_ + slot * Config::kChunkBytes, column + slot * kColumns,
+                    at_.row, at_.outer, hint_);
+        }
+        cute::tma_store_arrive();
+      }
+    }
+  }
+
+  template <class Element>
+  __device__ void write(float const* sums, uint8_t* slot) const {
+    if constexpr (sizeof(Element) == sizeof(float)) {
+      write_floats(sums, slot);
+    } else {
+      write_halves(sums, slot);
+    }
+  }
+
+  // WGMMA leaves thread t of a warp with columns 2 (t % 4) and the next of rows t / 4 and t / 4 + 8
+  // of each 8 columns: the fragments of stmatrix. One instruction takes 16 rows by 16 columns; lane
+  // l gives the address of row l % 16 of its left half if l < 16, of its right half otherwise.
+  __device__ void write_halves(float const* sums, uint8_t* slot) const {
+    int const lane = thread() % 32, warp = thread() / 32;
+    int const row = warp * 16 + lane % 16;
+#pragma unroll
+    for (int pair = 0; pair < 4; ++pair) {
+      int const unit = (2 * pair + lane / 16) ^ (row % 8);
+      auto& target = *reinterpret_cast<cute::uint128_t*>(slot + row * kRowBytes + unit * 16);
+      float const* source = sums + pair * 8;
+      auto const two = [&](int i) { return pack(type_, source[i], source[i + 1]); };
+      cute::SM90_U32x4_STSM_N::copy(two(0), two(2), two(4), two(6), target);
+    }
+  }
+
+  // Neighbouring sums are stored one at a time: one store of both would want them in an aligned
+  // pair of registers, which puts each into the register bank of its product. Adding that product
+  // would then read one bank two or three times, where WGMMA leaves half of the reads. So that
+  // neither store has two lanes in one bank of shared memory, half of the lanes store the right sum
+  // first.
+  __device__ void write_floats(float const* sums, uint8_t* slot) const {
+    int const lane = thread() % 32, warp = thread() / 32;
+    bool const swap = (lane ^ lane / 4) % 2;
+#pragma unroll
+    for (int eight = 0; eight < 4; ++eight) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        int const row = warp * 16 + half * 8 + lane / 4;
+        int const unit = (2 * eight + lane % 4 / 2) ^ (row % 8);
+        float* to = reinterpret_cast<float*>(slot + row * kRowBytes + unit * 16 + lane % 2 * 8);
+        float const left = sums[eight * 4 + half * 2], right = sums[eight * 4 + half * 2 + 1];
+        to[swap] = swap ? right : left;
+        to[!swap] = swap ? left : right;
+      }
+    }
+  }
+
+  uint8_t* chunks_;
+  CUtensorMap const& descriptor_;
+  StoreHint hint_;
+  ElementType type_;
+  int consumer_;
+  bool pending_;  // the sums hold a finished tile
+  StoreCoordinates at_;
+};
+
+}  // namespace jgg::sm90

@@ -1,0 +1,125 @@
+// The result of a transposed tile, through shared memory and TMA.
+#pragma once
+
+#include <cute/arch/copy_sm90.hpp>
+#include <cute/arch/copy_sm90_tma.hpp>
+
+#include "sm90/epilogue/cooperative.h"
+#include "sm90/epilogue/pack.h"
+#include "sm90/mainloop/swapped_scaled_config.h"
+
+namespace jgg::sm90 {
+
+// A consumer's part of it: 64 columns. WGMMA leaves thread t of a warp with rows 2 (t % 4) and the
+// next of columns t / 4 and t / 4 + 8 of each 8 rows, and each warp with 16 columns.
+//
+// Boxes are 8 rows by 128 bytes. Those of 16-bit results hold all columns, those of 32-bit ones
+// half of them, so that they pass in as many turns as they have twice the bytes.
+template <class Config>
+class SwappedEpilogue {
+ public:
+  __device__ SwappedEpilogue(SwappedScaledStorage<Config>& shared, CUtensorMap const& descriptor,
+                             ElementType type, int consumer)
+      : boxes_(shared.chunks[consumer]),
+        descriptor_(descriptor),
+        type_(type),
+        consumer_(consumer) {}
+
+  // Stores the first `rows` rows of a tile, at most kRows, each column times its `scale(column)`.
+  template <int kRows, int kSums, class Scale>
+  __device__ void store(float const (&sums)[kSums], StoreCoordinates at, int rows,
+                        Scale scale) const {
+    static_assert(kSums == kRows * kColumnsPerConsumer / kWarpgroup);
+    int const column = warp() * kWarpColumns + lane() / 4;
+    at.column += consumer_ * kColumnsPerConsumer;
+    float const scales[2] = {scale(column), scale(column + 8)};
+    if (type_ == ElementType::kF32) {
+      constexpr int kTurn = Config::kTileM / 2;  // rows
+#pragma unroll
+      for (int first = 0; first < kRows; first += kTurn) {
+        if (first > 0 && first >= rows) return;
+        constexpr int kMost = kRows < kTurn ? kRows : kTurn;
+        through_shared_memory<2, kMost>({at.column, at.row + first, at.outer}, rows - first, [&] {
+          write_floats<kMost>(&sums[first * kColumnsPerConsumer / kWarpgroup], scales);
+        });
+      }
+    } else {
+      through_shared_memory<1, kRows>(at, rows, [&] { write_halves<kRows>(sums, scales); });
+    }
+  }
+
+  // Shared memory must outlive the copies out of it.
+  __device__ void wait() const {
+    if (issues()) cute::tma_store_wait<0>();
+  }
+
+ private:
+  static constexpr int kWarpColumns = 16;
+
+  __device__ static int lane() { return threadIdx.x % kWarpSize; }
+  __device__ static int warp() { return threadIdx.x % kWarpgroup / kWarpSize; }
+  __device__ static bool issues() { return threadIdx.x % kWarpgroup == 0; }
+
+  // Has `write` fill the boxes of kRows rows, next to each other `kAcross` times, and stores those
+  // that have rows.
+  template <int kAcross, int kRows, class Write>
+  __device__ void through_shared_memory(StoreCoordinates at, int rows, Write write) const {
+    wait();
+    sync_consumer(consumer_);
+    write();
+    cute::tma_store_fence();
+    sync_consumer(consumer_);
+    if (!issues()) return;
+#pragma unroll
+    for (int across = 0; across < kAcross; ++across) {
+      for (int row = 0; row < kRows && row < rows; row += Config::kBoxRows) {
+        cute::SM90_TMA_STORE_3D::copy(&descriptor_, box<kRows>(across, row / Config::kBoxRows),
+                                      at.column + across * kColumnsPerConsumer / kAcross,
+                                      at.row + row, at.outer);
+      }
+    }
+    cute::tma_store_arrive();
+  }
+
+  template <int kRows>
+  __device__ uint8_t* box(int across, int down) const {
+    return boxes_ + (across * (kRows / Config::kBoxRows) + down) * Config::kBoxBytes;
+  }
+
+  // Transposed on the way: lane l gives the address of row l % 8 of a fragment of 8 rows by 8
+  // columns, in the left or right half of the warp's columns and in the first or second of two
+  // boxes.
+  template <int kRows>
+  __device__ void write_halves(float const* sums, float const (&scales)[2]) const {
+    int const row = lane() % 8, unit = (warp() * 2 + lane() / 8 % 2) ^ row;
+    uint8_t* const to = box<kRows>(0, lane() / 16) + row * kRowBytes + unit * 16;
+#pragma unroll
+    for (int down = 0; down < kRows / Config::kBoxRows; down += 2) {
+      auto const two = [&](int i) {
+        float const* const pair = sums + down * 4 + i * 2;
+        return pack(type_, pair[0] * scales[i % 2], pair[1] * scales[i % 2]);
+      };
+      auto& target = *reinterpret_cast<cute::uint128_t*>(to + down * Config::kBoxBytes);
+      cute::SM90_U16x8_STSM_T::copy(two(0), two(1), two(2), two(3), target);
+    }
+  }
+
+  // Warps 0 and 1 have the columns of the left boxes.
+  template <int kRows>
+  __device__ void write_floats(float const* sums, float const (&scales)[2]) const {
+#pragma unroll
+    for (int i = 0; i < kRows * kColumnsPerConsumer / kWarpgroup; ++i) {
+      int const half = i / 2 % 2, row = lane() % 4 * 2 + i % 2;
+      int const unit = (warp() % 2 * 4 + half * 2 + lane() / 16) ^ row;
+      uint8_t* const to = box<kRows>(warp() / 2, i / 4) + row * kRowBytes + unit * 16;
+      reinterpret_cast<float*>(to)[lane() / 4 % 4] = sums[i] * scales[half];
+    }
+  }
+
+  uint8_t* boxes_;
+  CUtensorMap const& descriptor_;
+  ElementType type_;
+  int consumer_;
+};
+
+}  // namespace jgg::sm90

@@ -1,0 +1,68 @@
+// How a thread block tells another one of the same launch that its partial sums are in memory.
+//
+// A flag in the workspace cannot do it. The workspace holds anything when a launch begins, the
+// flags of the launch before included, and nothing clears it. No number that the host hands out
+// tells one launch from the next either: a CUDA graph launches with the parameters that it
+// recorded. And a handshake that outwits stale memory needs both blocks to be running, which nobody
+// promises while other kernels hold part of the device.
+//
+// What is always in a known state is a variable of the device: zero when the module is loaded, and
+// from then on written by nothing but this file. Kernels that run at the same time share it, so it
+// is a table of announcements under way. An entry is zero, or the address of the sums that it
+// announces:
+//   - announce() claims an entry that is zero, and sums are announced once a launch.
+//   - await() waits for the entry of its sums and makes it zero, once for each announcement.
+// So no entry names sums whose launch is over, and launches that run at the same time never have
+// the same workspace: an entry that names the sums waited for was written by this launch, after the
+// sums were.
+//
+// The workspace holds no more than a hint where in the table to look. Whatever it says is believed
+// only if the entry there names the right sums, so stale and random hints do no harm.
+#pragma once
+
+#include <cstdint>
+#include <cuda/atomic>
+
+namespace jgg::sm90 {
+
+// At most 128 kernels run on a device at a time, each with fewer than 300 announcements under way.
+constexpr uint32_t kAnnouncements = 1 << 16;
+
+// One table for each translation unit, none of which sees the kernels of another.
+static __device__ uint64_t announcements[kAnnouncements];
+
+template <class T>
+using DeviceAtomic = cuda::atomic_ref<T, cuda::thread_scope_device>;
+
+// Called by one thread, behind a barrier with those that wrote `sums`.
+__device__ inline void announce(float const* sums, uint32_t* hint) {
+  auto const name = reinterpret_cast<uint64_t>(sums);
+  // Sums are 64 KB apart, so those of a launch begin at entries of their own.
+  uint32_t entry = static_cast<uint32_t>(name >> 16) % kAnnouncements;
+  uint64_t free = 0;
+  while (!DeviceAtomic<uint64_t>(announcements[entry])
+              .compare_exchange_strong(free, name, cuda::memory_order_release,
+                                       cuda::memory_order_relaxed)) {
+    free = 0;
+    entry = (entry + 1) % kAnnouncements;
+  }
+  DeviceAtomic<uint32_t>(*hint).store(entry, cuda::memory_order_relaxed);
+}
+
+// Called by one thread, before a barrier with those that read `sums`.
+__device__ inline void await(float const* sums, uint32_t* hint) {
+  auto const name = reinterpret_cast<uint64_t>(sums);
+  while (true) {
+    uint32_t const entry = DeviceAtomic<uint32_t>(*hint).load(cuda::memory_order_relaxed);
+    if (entry < kAnnouncements) {
+      DeviceAtomic<uint64_t> const announcement(announcements[entry]);
+      if (announcement.load(cuda::memory_order_acquire) == name) {
+        announcement.store(0, cuda::memory_order_relaxed);
+        return;
+      }
+    }
+    __nanosleep(100);
+  }
+}
+
+}  // namespace jgg::sm90

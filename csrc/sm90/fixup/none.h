@@ -1,0 +1,23 @@
+// What becomes of a tile's sums where tiles are whole: they are the result.
+#pragma once
+
+#include "scheduler/work_tile.h"
+
+namespace jgg::sm90 {
+
+struct NoFixup {
+  static constexpr bool kIsCut = false;
+
+  template <class Params>
+  __device__ NoFixup(Params const&, int) {}
+
+  template <class Sums>
+  __device__ bool hands_over(WorkTile const&, Sums const&) const {
+    return false;
+  }
+
+  template <class Sums>
+  __device__ void add(WorkTile const&, Sums&) const {}
+};
+
+}  // namespace jgg::sm90

@@ -1,0 +1,37 @@
+// What becomes of the sums of a piece of a tile: they are handed over to the block that computes
+// the last piece, or are those of that piece, to which the others are added.
+#pragma once
+
+#include "scheduler/assignment.h"
+#include "sm90/fixup/partial_sums.h"
+
+namespace jgg::sm90 {
+
+template <class Config>
+class PiecesFixup {
+ public:
+  static constexpr bool kIsCut = true;
+
+  template <class Params>
+  __device__ PiecesFixup(Params const& params, int consumer)
+      : partial_sums_(params.workspace, consumer) {}
+
+  // Whether the sums are not the result; if so, they are on their way.
+  template <class Sums>
+  __device__ bool hands_over(WorkTile const& work, Sums const& sums) const {
+    if (work.partials != kHandsOver) return false;
+    partial_sums_.hand_over(work.slot, sums);
+    return true;
+  }
+
+  // Always in the order of K, so that the result is the same every time.
+  template <class Sums>
+  __device__ void add(WorkTile const& work, Sums&& sums) const {
+    for (int i = 0; i < work.partials; ++i) partial_sums_.add(work.slot + i, sums);
+  }
+
+ private:
+  PartialSums<Config> const partial_sums_;
+};
+
+}  // namespace jgg::sm90

@@ -1,0 +1,38 @@
+// Where partial sums lie in the workspace of a launch.
+#pragma once
+
+#include <cstdint>
+
+namespace jgg::sm90 {
+
+// A slot for each consumer of each thread block: one half of a tile in float32, in the order in
+// which its threads hold it, and the number of the announcement that says it is there.
+struct PartialSumsWorkspace {
+  float* sums;              // [slots, slot_floats]
+  uint32_t* announcements;  // [slots]
+  int64_t slot_floats;
+  int64_t slots;
+
+  PartialSumsWorkspace() = default;
+
+  // As many slots as `bytes` have room for.
+  PartialSumsWorkspace(void* memory, int64_t bytes, int64_t slot_floats)
+      : sums(static_cast<float*>(memory)),
+        slot_floats(slot_floats),
+        slots(bytes / slot_bytes(slot_floats)) {
+    announcements = reinterpret_cast<uint32_t*>(sums + slots * slot_floats);
+  }
+
+  // Of one consumer.
+  static int64_t slot_bytes(int64_t slot_floats) {
+    return slot_floats * sizeof(float) + sizeof(uint32_t);
+  }
+
+  // Of one thread block.
+  static int64_t block_bytes(int tile_m, int tile_n) {
+    constexpr int kConsumers = 2;
+    return kConsumers * slot_bytes(int64_t(tile_m) * tile_n / kConsumers);
+  }
+};
+
+}  // namespace jgg::sm90

@@ -1,0 +1,228 @@
+// The mainloop: a producer thread fills a ring of stages by TMA, the consumer warpgroups multiply
+// them with WGMMA.
+#pragma once
+
+#include <cute/tensor.hpp>
+
+#include "scheduler/warp.h"
+#include "sm90/config.h"
+#include "sm90/tma/load.h"
+#include "sm90/wgmma.h"
+
+namespace jgg::sm90 {
+
+// The first `kEarlyReleaseSteps` steps of a tile release their stages early (kernel_config.h).
+template <class Problem, int kEarlyReleaseSteps = Problem::kEarlyReleaseSteps>
+class CooperativeMainloop {
+ protected:
+  using Config = typename Problem::Config;
+  using Element = typename Config::Element;
+  using Shared = SharedStorage<Config>;
+  using Stage = StageIterator<Config::kStages>;
+  using Params = typename Problem::Params;
+
+  template <cute::GMMA::Major kMajor>
+  using SmemAtom =
+      std::conditional_t<kMajor == cute::GMMA::Major::K, cute::GMMA::Layout_K_SW128_Atom<Element>,
+                         cute::GMMA::Layout_MN_SW128_Atom<Element>>;
+  // A box of an MN-major operand is 64 wide and kTileK deep, so boxes are walked along K first.
+  template <cute::GMMA::Major kMajor>
+  using BoxOrder =
+      std::conditional_t<kMajor == cute::GMMA::Major::K, cute::Step<cute::_1, cute::_2>,
+                         cute::Step<cute::_2, cute::_1>>;
+  template <cute::GMMA::Major kMajor, int kRows>
+  using SmemLayout = decltype(cute::tile_to_shape(
+      SmemAtom<kMajor>{}, cute::Shape<cute::Int<kRows>, cute::Int<Config::kTileK>>{},
+      BoxOrder<kMajor>{}));
+  // Boxes of rhs that split K follow one another along K.
+  template <int kColumns>
+  using RhsLayout = decltype(cute::tile_to_shape(
+      cute::tile_to_shape(SmemAtom<Config::kRhsMajor>{},
+                          cute::Shape<cute::Int<kColumns>, cute::Int<Config::kRhsBoxDepth>>{},
+                          BoxOrder<Config::kRhsMajor>{}),
+      cute::Shape<cute::Int<kColumns>, cute::Int<Config::kTileK>>{}));
+
+  template <int kColumns>
+  using Mma = decltype(cute::make_tiled_mma(
+      cute::GMMA::ss_op_selector<
+          Element, Element, float,
+          cute::Shape<cute::Int<kRowsPerConsumer>, cute::Int<kColumns>, cute::Int<Config::kTileK>>,
+          Config::kLhsMajor, Config::kRhsMajor>()));
+
+ public:
+  // Of a tile's first columns.
+  template <int kColumns>
+  using FirstColumns = decltype(cute::partition_fragment_C(
+      Mma<kColumns>{}, cute::Shape<cute::Int<kRowsPerConsumer>, cute::Int<kColumns>>{}));
+  using Accumulators = FirstColumns<Config::kTileN>;
+
+  // ---- producer ----
+
+  __device__ static void load(Params const& params, WorkTile const& work, Shared& shared,
+                              Stage& stage, int rank) {
+    // The lower half of a tile may lie past its group; its rows are then neither loaded nor
+    // multiplied.
+    int const lhs_boxes = Problem::rows_left(params, work) > kRowsPerConsumer ? 2 : 1;
+    bool const all_columns =
+        Config::kRhsBoxesSplitK || Problem::columns_needed(params, work) > Config::kRhsBoxColumns;
+    int const rhs_boxes = all_columns ? 2 : 1;
+    unsigned const bytes = lhs_boxes * Config::kLhsBoxBytes + rhs_boxes * Config::kRhsBoxBytes;
+    bool const share_lhs = work.share == Share::kLhs, share_rhs = work.share == Share::kRhs;
+
+    for (int k_tile = 0; k_tile < work.k_tiles; ++k_tile, ++stage) {
+      shared.empty[stage.stage].wait(stage.phase ^ 1);
+      Barrier& full = shared.full[stage.stage];
+      full.arrive_and_expect_tx(bytes);
+      BoxLoader<Config::kCluster> const loader(full.address(), rank);
+      auto* lhs = reinterpret_cast<uint8_t*>(shared.lhs[stage.stage]);
+      auto* rhs = reinterpret_cast<uint8_t*>(shared.rhs[stage.stage]);
+#pragma unroll
+      for (int box = 0; box < Config::kBoxes; ++box) {
+        if (box < lhs_boxes) {
+          Problem::load_lhs(params, work, k_tile * Config::kTileK, box * kRowsPerConsumer, loader,
+                            lhs + box * Config::kLhsBoxBytes, box, share_lhs);
+        }
+      }
+#pragma unroll
+      for (int box = 0; box < Config::kBoxes; ++box) {
+        if (box < rhs_boxes) {
+          int const k = Config::kRhsBoxesSplitK ? box * Config::kRhsBoxDepth : 0;
+          int const column = Config::kRhsBoxesSplitK ? 0 : box * Config::kRhsBoxColumns;
+          Problem::load_rhs(params, work, k_tile * Config::kTileK + k, column, loader,
+                            rhs + box * Config::kRhsBoxBytes, box, share_rhs);
+        }
+      }
+    }
+  }
+
+  // ---- consumer ----
+
+  // accumulators = the product of this consumer's rows with the tile's columns, or its first ones.
+  // `overlap(step)` is called once a step while the tensor cores are busy with it.
+  template <class Accumulators, class Overlap>
+  __device__ static void multiply(Params const&, WorkTile const& work, Shared& shared, Stage& stage,
+                                  int consumer, Accumulators& accumulators, Overlap&& overlap) {
+    using namespace cute;
+    constexpr int kColumns = kColumnsOf<Accumulators>;
+    Mma<kColumns> mma;
+    auto const first_lhs = lhs_descriptors(mma, shared, consumer);
+    auto const first_rhs = rhs_descriptors<kColumns>(mma, shared);
+    int k_tile = 0;
+    auto const issue = [&] {
+      shared.full[stage.stage].wait(stage.phase);
+      if constexpr (Problem::kMasksRows) {
+        int const first = k_tile == 0 ? work.head : 0, last = work.extent - k_tile * Config::kTileK;
+        if (first > 0 || last < Config::kTileK) {
+          mask_rows(shared, stage.stage, consumer, first, last);
+        }
+      }
+
+      auto const lhs = advance(first_lhs, stage.stage * Config::kLhsBytes);
+      auto const rhs = advance(first_rhs, stage.stage * Config::kRhsBytes);
+      issue_batch(mma, lhs, rhs, k_tile == 0, accumulators);
+      overlap(k_tile);
+    };
+
+    int const early = min(work.k_tiles, kEarlyReleaseSteps);
+    if constexpr (kEarlyReleaseSteps > kNoSteps) {
+      for (; k_tile < early; ++k_tile, ++stage) {
+        issue();
+        warpgroup_wait<0>();
+        release(shared, stage.stage);
+      }
+    }
+    if constexpr (kEarlyReleaseSteps < kAllSteps) {
+      Stage finished = stage;
+      for (; k_tile < work.k_tiles; ++k_tile, ++stage) {
+        issue();
+        // Of the two steps in flight the older one is done with its stage.
+        warpgroup_wait<1>();
+        if (k_tile > early) {
+          release(shared, finished.stage);
+          ++finished;
+        }
+      }
+      warpgroup_wait<0>();
+      if (early < work.k_tiles) release(shared, finished.stage);
+    }
+    warpgroup_fence_operand(accumulators);
+  }
+
+  // Passes over the stages of a tile in which this consumer has no rows.
+  __device__ static void skip(WorkTile const& work, Shared& shared, Stage& stage) {
+    for (int k_tile = 0; k_tile < work.k_tiles; ++k_tile, ++stage) {
+      shared.full[stage.stage].wait(stage.phase);
+      release(shared, stage.stage);
+    }
+  }
+
+  // How many arrivals free a stage: each consumer of each CTA, because a multicast fills the stage
+  // of the whole cluster.
+  static constexpr int kEmptyArrivals = kConsumers * Config::kCluster;
+
+  // Of this consumer.
+  __device__ static void release(Shared& shared, int stage) {
+    int const thread = threadIdx.x % kWarpgroup;
+    if constexpr (Config::kCluster == 1) {
+      if (thread == 0) shared.empty[stage].arrive();
+    } else {
+      // A thread of another warp for each CTA.
+      shared.empty[stage].arrive(thread / kWarpSize,
+                                 thread % kWarpSize == 0 && thread / kWarpSize < Config::kCluster);
+    }
+  }
+
+ protected:
+  // A consumer's rows in the first stage.
+  template <class TiledMma>
+  __device__ static auto lhs_descriptors(TiledMma const& mma, Shared& shared, int consumer) {
+    auto const tile = cute::make_tensor(
+        cute::make_smem_ptr(shared.lhs[0] + consumer * kRowsPerConsumer * Config::kTileK),
+        SmemLayout<Config::kLhsMajor, kRowsPerConsumer>{});
+    auto const thread_mma = mma.get_slice(threadIdx.x % kWarpgroup);
+    return in_uniform_registers(thread_mma.make_fragment_A(thread_mma.partition_A(tile)));
+  }
+
+  // The tile's columns in the first stage, or its first ones.
+  template <int kColumns, class TiledMma>
+  __device__ static auto rhs_descriptors(TiledMma const& mma, Shared& shared) {
+    auto const tile = cute::make_tensor(cute::make_smem_ptr(shared.rhs[0]),
+                                        SmemLayout<Config::kRhsMajor, kColumns>{});
+    auto const thread_mma = mma.get_slice(threadIdx.x % kWarpgroup);
+    return in_uniform_registers(thread_mma.make_fragment_B(thread_mma.partition_B(tile)));
+  }
+
+  // Zeroes what a stage holds of rows outside [first, last), the group's, along the contracted
+  // dimension. Both operands need it: zero in one alone would still let a NaN through. Each
+  // consumer clears all that it reads, so none waits for the other, and where both clear, they
+  // write the same.
+  __device__ static void mask_rows(Shared& shared, int stage, int consumer, int first, int last) {
+    mask<Config::kLhsMajor>(shared.lhs[stage] + consumer * kRowsPerConsumer * Config::kTileK,
+                            kRowsPerConsumer, first, last);
+    mask<Config::kRhsMajor>(shared.rhs[stage], Config::kTileN, first, last);
+    cutlass::arch::fence_view_async_shared();
+    sync_consumer(consumer);
+  }
+
+  // `columns` of the kept dimension. Rows are elements of each shared-memory row of a K-major
+  // operand, permuted in units of 16 bytes, and whole shared-memory rows of an MN-major one.
+  template <cute::GMMA::Major kMajor>
+  __device__ static void mask(Element* tile, int columns, int first, int last) {
+    int const thread = threadIdx.x % kWarpgroup;
+    for (int k = 0; k < Config::kTileK; ++k) {
+      if (k >= first && k < last) continue;
+      for (int column = thread; column < columns; column += kWarpgroup) {
+        if constexpr (kMajor == cute::GMMA::Major::K) {
+          constexpr int kUnit = 16 / sizeof(Element);
+          int const unit = (k / kUnit) ^ (column % 8);
+          tile[column * Config::kTileK + unit * kUnit + k % kUnit] = Element(0);
+        } else {
+          int const slab = column / Config::kSlab;
+          tile[(slab * Config::kTileK + k) * Config::kSlab + column % Config::kSlab] = Element(0);
+        }
+      }
+    }
+  }
+};
+
+}  // namespace jgg::sm90

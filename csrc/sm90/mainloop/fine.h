@@ -1,0 +1,148 @@
+// The mainloop of symmetric updates in fine tiles: see scheduler/triangular_fine.h.
+#pragma once
+
+#include "sm90/mainloop/cooperative.h"
+
+namespace jgg::sm90 {
+
+// 64 rows of what a stage holds: of its lhs, the rows at the work tile's `m`, or of its rhs, those
+// at its `n`.
+struct Strip {
+  bool in_rhs;
+  int index;
+
+  __device__ int row(WorkTile const& work) const {
+    return (in_rhs ? work.n : work.m) + index * kRowsPerConsumer;
+  }
+};
+
+// What a consumer multiplies: a strip by the strips from another one on, as many as the
+// accumulators have columns for.
+template <class Accumulators_>
+struct StripProduct {
+  using Accumulators = Accumulators_;
+  Strip lhs;
+  Strip rhs;
+  Accumulators& accumulators;
+};
+
+template <class Problem>
+class FineMainloop : public CooperativeMainloop<Problem> {
+  using Base = CooperativeMainloop<Problem>;
+  using Config = typename Base::Config;
+  using Element = typename Base::Element;
+  using Shared = typename Base::Shared;
+  using Stage = typename Base::Stage;
+  using Params = typename Base::Params;
+  static_assert(Problem::kBoxRows == Config::kTileN && Config::kCluster == 2);
+  static_assert(Config::kStages % 2 == 0, "the steps of a pair are neighbours");
+
+ public:
+  // Called by a warp, so that where things are is known to be the same for all lanes. What the
+  // cluster shares goes to both CTAs at once, as one box: of two operands each CTA loads one, of
+  // one it loads every other step.
+  __device__ static void load(Params const& params, WorkTile const& work, int rank, Shared& shared,
+                              Stage& stage) {
+    bool const both = work.share == Share::kBoth;
+    bool const share_lhs = both || work.share == Share::kLhs;
+    bool const share_rhs = both || work.share == Share::kRhs;
+    // The first steps wait for instructions too: there are few of them.
+#pragma unroll 1
+    for (int step = 0; step < work.k_tiles; ++step, ++stage) {
+      shared.empty[stage.stage].wait(stage.phase ^ 1);
+      if (!cute::elect_one_sync()) continue;
+      Barrier& full = shared.full[stage.stage];
+      full.arrive_and_expect_tx(Config::kLhsBytes + Config::kRhsBytes);
+      BoxLoader<Config::kCluster> const loader(full.address(), 0);
+      int const k = step * Config::kTileK;
+      bool const takes_turn = step % Config::kCluster == rank;
+      if (both ? rank == 0 : takes_turn || !share_lhs) {
+        Problem::load_lhs(params, work, k, 0, loader,
+                          reinterpret_cast<uint8_t*>(shared.lhs[stage.stage]), 0, share_lhs);
+      }
+      if (both ? rank == 1 : takes_turn || !share_rhs) {
+        Problem::load_rhs(params, work, k, 0, loader,
+                          reinterpret_cast<uint8_t*>(shared.rhs[stage.stage]), 0, share_rhs);
+      }
+    }
+  }
+
+  // Computes one or two products in the same steps. `overlap()` is called while the tensor cores
+  // are busy with the first one.
+  //
+  // The steps of a rank-2k update are pairs: one has rows at `m` of A and rows at `n` of B, the
+  // next one the others. So a strip of either finds strips of the other operand, but of the same
+  // rows, in the step that it is paired with.
+  template <class Overlap, class... Products>
+  __device__ static void multiply(Params const& params, WorkTile const& work, Shared& shared,
+                                  Stage& stage, Overlap const& overlap, Products... products) {
+    multiply_described(params.two_products ? 1 : 0, work.k_tiles, shared, stage, overlap,
+                       describe(shared, products)...);
+  }
+
+ private:
+  // The descriptors of a product's strips in the first stage.
+  template <class TiledMma, class Lhs, class Rhs, class Accumulators>
+  struct Described {
+    TiledMma mma;
+    Lhs lhs;
+    Rhs rhs;
+    bool rhs_is_paired;
+    Accumulators& accumulators;
+
+    __device__ void issue(int stage, int paired, int step) {
+      auto const lhs = advance(this->lhs, stage * Config::kLhsBytes);
+      auto const rhs = advance(this->rhs, (rhs_is_paired ? paired : stage) * Config::kLhsBytes);
+      issue_step(mma, lhs, rhs, step == 0, accumulators);
+    }
+  };
+
+  template <class Product>
+  __device__ static auto describe(Shared& shared, Product const& product) {
+    using Accumulators = typename Product::Accumulators;
+    using TiledMma = typename Base::template Mma<kColumnsOf<Accumulators>>;
+    static_assert(Config::kLhsBytes == Config::kRhsBytes);
+    constexpr int kLhsToRhs = Config::kStages * Config::kLhsBytes;
+    auto const offset = [](Strip strip, int from) {
+      return strip.index * kRowsPerConsumer * kRowBytes + (strip.in_rhs ? kLhsToRhs : 0) - from;
+    };
+    TiledMma const mma;
+    auto const lhs =
+        advance(Base::lhs_descriptors(mma, shared, 0), uniform(offset(product.lhs, 0)));
+    auto const rhs = advance(Base::template rhs_descriptors<kColumnsOf<Accumulators>>(mma, shared),
+                             uniform(offset(product.rhs, kLhsToRhs)));
+    return Described<TiledMma, decltype(lhs), decltype(rhs), Accumulators>{
+        mma, lhs, rhs, product.lhs.in_rhs == product.rhs.in_rhs, product.accumulators};
+  }
+
+  template <class Overlap, class... Products>
+  __device__ static void multiply_described(int pair, int steps, Shared& shared, Stage& stage,
+                                            Overlap const& overlap, Products... products) {
+    using namespace cute;
+    Stage finished = stage;
+    int released = 0;
+    for (int step = 0; step < steps; ++step) {
+      shared.full[stage.stage].wait(stage.phase);
+      shared.full[stage.stage ^ pair].wait(stage.phase);
+      (warpgroup_fence_operand(products.accumulators), ...);
+      warpgroup_arrive();
+      (products.issue(stage.stage, stage.stage ^ pair, step), ...);
+      warpgroup_commit_batch();
+      (warpgroup_fence_operand(products.accumulators), ...);
+
+      if (step == 0) overlap();
+      // Of the two steps in flight the older one is done. Nobody waits for the last stages, and the
+      // other CTA, which may have come to its end, can no longer be told.
+      warpgroup_wait<1>();
+#pragma unroll 1
+      for (; released < min(step & ~pair, steps - Config::kStages); ++released, ++finished) {
+        Base::release(shared, finished.stage);
+      }
+      ++stage;
+    }
+    warpgroup_wait<0>();
+    (warpgroup_fence_operand(products.accumulators), ...);
+  }
+};
+
+}  // namespace jgg::sm90

@@ -1,0 +1,64 @@
+// Everything about an FP8 kernel that is fixed at compile time, and the shared memory that follows.
+#pragma once
+
+#include "sm90/config.h"
+#include "types.h"
+
+namespace jgg::sm90 {
+
+constexpr int kScaledMemoryReserve = 512;  // barriers and the ring of work tiles
+constexpr int kScaleThreads = 64;          // the two warps that bring scales
+
+// FP8 tensor cores add up with few mantissa bits, so the products of a step go into an accumulator
+// of their own and from there, scaled, into float32 sums. Both take registers: a consumer therefore
+// covers its kTileN columns in slices of kMmaN, one after the other through the same accumulator.
+template <class Lhs_, class Rhs_, int kTileN_, int kCluster_, bool kColumnScales_>
+struct ScaledConfig {
+  using Lhs = Lhs_;
+  using Rhs = Rhs_;
+  static constexpr int kTileM = kConsumers * kRowsPerConsumer;
+  static constexpr int kTileN = kTileN_;
+  static constexpr int kTileK = kRowBytes;  // a block of scales
+  static constexpr int kMmaN = 128;
+  static constexpr int kSlices = kTileN / kMmaN;
+  static constexpr int kCluster = kCluster_;
+  static_assert(kTileK == kScaleBlock && kTileN % kMmaN == 0);
+
+  static constexpr int kLhsBoxRows = kTileM;
+  static constexpr int kOutBoxRows = kRowsPerConsumer;
+
+  // Does every column of rhs have its own scale in each step, or do blocks of columns share one?
+  static constexpr bool kColumnScales = kColumnScales_;
+  // Otherwise, columns of a slice that share one wherever the tile starts.
+  static constexpr int kScaleColumns = kTileN % kScaleBlock == 0 ? kScaleBlock : kScaleBlock / 2;
+  static constexpr int kRhsScales = kColumnScales ? kTileN : kTileN / kScaleColumns;
+  static_assert(kTileN % kScaleColumns == 0);
+
+  static constexpr int kChunkBytes = kRowsPerConsumer * kRowBytes;
+  static constexpr int kChunkSlots = kColumnScales ? 1 : 2;
+
+  static constexpr int kLhsBytes = kTileM * kRowBytes;
+  static constexpr int kRhsBytes = kTileN * kRowBytes;
+  static constexpr int kScaleBytes = (kTileM + kRhsScales) * sizeof(float);
+  static constexpr int kStages =
+      (kSharedMemoryLimit - kScaledMemoryReserve - kConsumers * kChunkSlots * kChunkBytes) /
+      (kLhsBytes + kRhsBytes + kScaleBytes);
+  static_assert(kStages >= 2, "the tile is too large for shared memory");
+};
+
+template <class Config>
+struct ScaledStorage {
+  alignas(1024) uint8_t lhs[Config::kStages][Config::kLhsBytes];
+  alignas(1024) uint8_t rhs[Config::kStages][Config::kRhsBytes];
+  alignas(1024) uint8_t chunks[kConsumers][Config::kChunkSlots][Config::kChunkBytes];
+  alignas(16) float lhs_scales[Config::kStages][Config::kTileM];
+  alignas(16) float rhs_scales[Config::kStages][Config::kRhsScales];
+  WorkTile work[kWorkStages];
+  alignas(8) Barrier full[Config::kStages];
+  alignas(8) Barrier scales_full[Config::kStages];
+  alignas(8) Barrier empty[Config::kStages];
+  alignas(8) Barrier work_full[kWorkStages];
+  alignas(8) Barrier work_empty[kWorkStages];
+};
+
+}  // namespace jgg::sm90

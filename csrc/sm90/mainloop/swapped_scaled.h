@@ -1,0 +1,146 @@
+// The mainloop of a transposed kernel: what each warp and consumer does with one tile.
+#pragma once
+
+#include "sm90/epilogue/swapped.h"
+#include "sm90/scales/producer.h"
+#include "sm90/swapped.h"
+#include "sm90/tma/load.h"
+#include "sm90/wgmma.h"
+
+namespace jgg::sm90 {
+
+template <class Problem>
+class SwappedScaledMainloop {
+  using Config = typename Problem::Config;
+  using Shared = SwappedScaledStorage<Config>;
+  using Stage = StageIterator<Config::kStages>;
+  using Params = typename Problem::Params;
+
+  template <class Element, int kRows>
+  using SmemLayout =
+      decltype(cute::tile_to_shape(cute::GMMA::Layout_K_SW128_Atom<Element>{},
+                                   cute::Shape<cute::Int<kRows>, cute::Int<Config::kTileK>>{}));
+  template <int kRows>
+  using TileShape =
+      cute::Shape<cute::Int<kColumnsPerConsumer>, cute::Int<kRows>, cute::Int<Config::kTileK>>;
+  template <int kRows>
+  using Mma = decltype(cute::make_tiled_mma(
+      cute::GMMA::ss_op_selector<typename Config::Rhs, typename Config::Lhs, float,
+                                 TileShape<kRows>>()));
+  template <int kRows>
+  using Products = decltype(cute::partition_fragment_C(
+      Mma<kRows>{}, cute::Shape<cute::Int<kColumnsPerConsumer>, cute::Int<kRows>>{}));
+  // One thread's.
+  template <int kRows>
+  using Sums = float[kColumnsPerConsumer * kRows / kWarpgroup];
+
+ public:
+  // One that copies operands and those that bring scales.
+  static constexpr int kLoadingWarps = 1 + kScaleThreads / kWarpSize;
+
+  __device__ static void initialize(Shared& shared) {
+    // Where rhs has no block scales, these stay ones.
+    constexpr int kScales = sizeof(shared.rhs_scales) / sizeof(float);
+    for (int i = threadIdx.x; i < kScales; i += blockDim.x) shared.rhs_scales[0][i] = 1.0f;
+    if (threadIdx.x == 0) {
+      for (int i = 0; i < Config::kStages; ++i) {
+        shared.full[i].init(1);
+        shared.scales_full[i].init(ScaleLoader::kArrivals);
+        // Every warp of the consumers reads scales.
+        shared.empty[i].init(kConsumers * kWarpgroup / kWarpSize);
+      }
+    }
+  }
+
+  __device__ static void load(Params const& params, WorkTile const& work, Shared& shared,
+                              Stage& stage, int warp) {
+    if (warp > 0) return bring_scales<Problem>(params, work, shared, stage);
+    if (threadIdx.x > 0) return;
+    int const rows = rows_of<Config>(work);
+    int const boxes = (rows + Config::kBoxRows - 1) / Config::kBoxRows;
+    for (int k_tile = 0; k_tile < work.k_tiles; ++k_tile, ++stage) {
+      shared.empty[stage.stage].wait(stage.phase ^ 1);
+      Barrier& full = shared.full[stage.stage];
+      full.arrive_and_expect_tx(Config::kRhsBytes + boxes * Config::kBoxBytes);
+      BoxLoader<1> const loader(full.address(), 0);
+      Problem::load_rhs(params, work, k_tile, loader, shared.rhs[stage.stage], false);
+      for (int box = 0; box < boxes; ++box) {
+        Problem::load_lhs(params, work, k_tile, box * Config::kBoxRows, loader,
+                          shared.lhs[stage.stage] + box * Config::kBoxBytes);
+      }
+    }
+  }
+
+  // Multiplies and stores the first kRows rows of a tile; it has no more. Boxes that were not
+  // loaded hold what they held before, and only reach rows of the result that are not stored.
+  template <int kRows>
+  __device__ static void compute(Params const& params, WorkTile const& work, Shared& shared,
+                                 Stage& stage, int consumer,
+                                 SwappedEpilogue<Config> const& epilogue) {
+    Sums<kRows> sums = {};
+    multiply<kRows>(work.k_tiles, shared, stage, consumer, sums);
+    int const first = consumer * kColumnsPerConsumer;
+    epilogue.template store<kRows>(
+        sums, Problem::store_at(params, work, 0), rows_of<Config>(work),
+        [&](int column) { return Problem::channel_scale(params, work, first + column); });
+  }
+
+ private:
+  // Adds the tile's product to the sums: columns of rhs by rows of lhs.
+  template <int kRows>
+  __device__ static void multiply(int k_tiles, Shared& shared, Stage& stage, int consumer,
+                                  Sums<kRows>& sums) {
+    auto const thread_mma = Mma<kRows>{}.get_slice(threadIdx.x % kWarpgroup);
+    auto const rhs = thread_mma.make_fragment_A(
+        thread_mma.partition_A(tile<typename Config::Rhs, kColumnsPerConsumer>(shared.rhs[0])));
+    auto const lhs = thread_mma.make_fragment_B(
+        thread_mma.partition_B(tile<typename Config::Lhs, kRows>(shared.lhs[0])));
+    int const column = consumer * kColumnsPerConsumer;
+    Products<kRows> products;
+    for (int k_tile = 0; k_tile < k_tiles; ++k_tile, ++stage) {
+      shared.full[stage.stage].wait(stage.phase);
+      issue<kRows>(advance(rhs, stage.stage * Config::kRhsBytes + column * kRowBytes),
+                   advance(lhs, stage.stage * Config::kLhsBytes), products);
+      // Scales come by another way and often later than the stage.
+      shared.scales_full[stage.stage].wait(stage.phase);
+      float const column_scale = shared.rhs_scales[stage.stage][column / Config::kScaleColumns];
+      cute::warpgroup_wait<0>();
+      cute::warpgroup_fence_operand(products);
+      add(shared.lhs_scales[stage.stage], column_scale, products, sums);
+      __syncwarp();
+      if (threadIdx.x % kWarpSize == 0) shared.empty[stage.stage].arrive();
+    }
+  }
+
+  template <class Element, int kRows>
+  __device__ static auto tile(uint8_t* data) {
+    return cute::make_tensor(cute::make_smem_ptr(reinterpret_cast<Element*>(data)),
+                             SmemLayout<Element, kRows>{});
+  }
+
+  // A consumer's columns of rhs by all rows of lhs to the tensor cores.
+  template <int kRows, class Rhs, class Lhs>
+  __device__ static void issue(Rhs const& rhs, Lhs const& lhs, Products<kRows>& products) {
+    Mma<kRows> mma;
+    issue_batch(mma, rhs, lhs, true, products);
+  }
+
+  // Adds products, scaled, to sums. Element i of a thread's products is in row i / 4 * 8 + thread %
+  // 4 * 2 + i % 2 of the tile.
+  template <class Products, int kSums>
+  __device__ static void add(float const* row_scales, float column_scale, Products const& products,
+                             float (&sums)[kSums]) {
+    auto const* const two_rows = reinterpret_cast<float2 const*>(row_scales) + threadIdx.x % 4;
+#pragma unroll
+    for (int i = 0; i < kSums; i += 4) {
+      float2 const scales = two_rows[i];
+      float const even = scales.x * column_scale, odd = scales.y * column_scale;
+      sums[i] += even * products(i);
+      sums[i + 1] += odd * products(i + 1);
+      sums[i + 2] += even * products(i + 2);
+      sums[i + 3] += odd * products(i + 3);
+    }
+  }
+};
+
+}  // namespace jgg::sm90

@@ -1,0 +1,73 @@
+// What is fixed at compile time about the kernel for groups of few rows, and the shared memory that
+// follows.
+//
+// In such a group nearly all that is read are weights, and time is what reading them takes. So the
+// weights' columns are on the M side of WGMMA, which comes in 64, and the rows on its N side, which
+// comes in 8: the product is transposed. Few rows then take little shared memory and few registers,
+// and both are left to weights on their way. Tiles are small, so that all multiprocessors are done
+// at about the same time, and blocks are in no clusters, where each would wait for the other.
+#pragma once
+
+#include "sm90/mainloop/scaled_config.h"
+#include "sm90/swapped.h"
+
+namespace jgg::sm90 {
+
+constexpr int kSwappedBlocks = 3;           // that share a multiprocessor
+constexpr int kWorkReserve = 1024;          // the ring of work tiles and its barriers
+constexpr int kMultiprocessor = 228 << 10;  // of shared memory
+constexpr int kSystemReserve = 1 << 10;     // of it, for each block
+
+// A tile has at most kTileM rows and kTileN columns.
+template <class Lhs_, class Rhs_, int kTileM_, int kTileN_>
+struct SwappedScaledConfig {
+  using Lhs = Lhs_;
+  using Rhs = Rhs_;
+  static constexpr int kTileM = kTileM_;
+  static constexpr int kTileN = kTileN_;
+  static constexpr int kTileK = kRowBytes;
+  static constexpr int kCluster = 1;
+  static constexpr Registers kRegisters{40, 64};  // a block starts with 56 for each thread
+  static_assert(kTileK == kScaleBlock);
+  static_assert(kTileN == kConsumers * kColumnsPerConsumer);
+
+  // Rows are loaded, multiplied and stored in as many boxes as the group has.
+  static constexpr int kBoxRows = 8;
+  static constexpr int kBoxBytes = kBoxRows * kRowBytes;
+  static constexpr int kLhsBoxRows = kBoxRows;
+  static constexpr int kOutBoxRows = kBoxRows;
+  static_assert(kTileM % kBoxRows == 0);
+
+  static constexpr bool kColumnScales = false;
+  static constexpr int kScaleColumns = kScaleBlock;
+  static constexpr int kRhsScales = kTileN / kScaleColumns;
+  static_assert(kTileN % kScaleColumns == 0);
+
+  static constexpr int kLhsBytes = kTileM * kRowBytes;
+  static constexpr int kRhsBytes = kTileN * kRowBytes;
+  static constexpr int kScaleBytes = (kTileM + kRhsScales) * sizeof(float);
+  // Through which a consumer's results leave.
+  static constexpr int kChunkBytes = kTileM * kRowBytes;
+
+  static constexpr int kSharedMemory = kMultiprocessor / kSwappedBlocks - kSystemReserve;
+  static constexpr int kStages = (kSharedMemory - kWorkReserve - kConsumers * kChunkBytes) /
+                                 (kLhsBytes + kRhsBytes + kScaleBytes + 3 * sizeof(Barrier));
+  static_assert(kStages >= 2, "the tile is too large for shared memory");
+};
+
+template <class Config>
+struct SwappedScaledStorage {
+  alignas(1024) uint8_t rhs[Config::kStages][Config::kRhsBytes];
+  alignas(1024) uint8_t lhs[Config::kStages][Config::kLhsBytes];
+  alignas(1024) uint8_t chunks[kConsumers][Config::kChunkBytes];
+  alignas(16) float lhs_scales[Config::kStages][Config::kTileM];
+  alignas(16) float rhs_scales[Config::kStages][Config::kRhsScales];
+  WorkTile work[kWorkStages];
+  alignas(8) Barrier full[Config::kStages];
+  alignas(8) Barrier scales_full[Config::kStages];
+  alignas(8) Barrier empty[Config::kStages];
+  alignas(8) Barrier work_full[kWorkStages];
+  alignas(8) Barrier work_empty[kWorkStages];
+};
+
+}  // namespace jgg::sm90

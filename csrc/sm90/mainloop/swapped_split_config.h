@@ -1,0 +1,69 @@
+// What is fixed at compile time about the kernel for float32 groups of few rows, and the shared
+// memory that follows.
+//
+// In such a group nearly all that is read are weights, and time is what reading them takes: a pass
+// that splits them into parts first reads and writes them once more. Here they are split on their
+// way from shared memory to the tensor cores. Those take one operand from registers, the one on
+// the M side, so that is where the weights' columns are, and the rows on the N side: the product is
+// transposed. M comes in 64 and N in 8, so few rows then cost little besides.
+#pragma once
+
+#include "sm90/barrier.h"
+#include "sm90/bfloat16_parts.h"
+#include "sm90/config.h"
+#include "sm90/swapped.h"
+
+namespace jgg::sm90 {
+
+constexpr int kMmaK = 16;  // its K
+constexpr int kBoxColumns = kRowBytes / sizeof(float);
+
+// Warpgroups: one of which a warp schedules and a thread copies weights, one that brings rows, and
+// the consumers.
+constexpr int kRowThreads = kWarpgroup;
+constexpr int kSplitThreads = (2 + kConsumers) * kWarpgroup;
+
+// A tile has at most kTileM rows and kTileN columns. Weights are contiguous along the contracted
+// dimension (K) or along their columns (MN).
+template <cute::GMMA::Major kRhsMajor_, int kParts_>
+struct SwappedSplitConfig {
+  static constexpr cute::GMMA::Major kRhsMajor = kRhsMajor_;
+  static constexpr int kParts = kParts_;
+  static constexpr int kTileM = 64;
+  static constexpr int kTileN = kConsumers * kColumnsPerConsumer;
+  static constexpr int kTileK = kRowBytes / sizeof(cutlass::bfloat16_t);  // a row of a part
+  static constexpr int kCluster = 1;
+  static constexpr Registers kRegisters{40, 192};
+  static constexpr int kRowRegisters = 88;  // of the warpgroup that brings rows
+
+  static constexpr bool kAlongK = kRhsMajor == cute::GMMA::Major::K;
+  static constexpr int kBoxes = (kAlongK ? kTileK : kTileN) / kBoxColumns;
+  static constexpr int kBoxRows = kAlongK ? kTileN : kTileK;
+  static constexpr int kBoxBytes = kBoxRows * kRowBytes;
+  static constexpr int kWeightBytes = kBoxes * kBoxBytes;
+  static constexpr int kPartBytes = kTileM * kRowBytes;
+  static constexpr int kStages =
+      (kSharedMemoryLimit - kSharedMemoryReserve) / (kWeightBytes + kParts * kPartBytes);
+};
+
+template <class Config>
+struct SwappedSplitStorage {
+  alignas(1024) uint8_t weights[Config::kStages][Config::kWeightBytes];
+  alignas(1024) uint8_t rows[Config::kStages][Config::kParts][Config::kPartBytes];
+  WorkTile work[kWorkStages];
+  alignas(8) Barrier weights_full[Config::kStages];
+  alignas(8) Barrier rows_full[Config::kStages];
+  alignas(8) Barrier empty[Config::kStages];
+  alignas(8) Barrier work_full[kWorkStages];
+  alignas(8) Barrier work_empty[kWorkStages];
+};
+
+// The first of a lane's two columns among the 16 of its warp, which WGMMA takes for row lane / 4 of
+// its M side; the other is 8 further on in both. In this order eight neighbouring lanes find what
+// they read at once in all banks.
+__device__ inline int column_of_lane() {
+  int const row = threadIdx.x % kWarpSize / 4;
+  return row / 2 + row % 2 * 4;
+}
+
+}  // namespace jgg::sm90

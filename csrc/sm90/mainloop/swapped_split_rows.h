@@ -1,0 +1,89 @@
+// How rows come to the tensor cores: a warpgroup reads them from memory, splits them, and leaves
+// the parts in shared memory as WGMMA reads its N side, rows of 128 bytes whose pieces of 16 are
+// swizzled. Rows that are not there are left as they are, and only reach rows of the result that
+// are not stored.
+#pragma once
+
+#include "sm90/mainloop/swapped_split_config.h"
+
+namespace jgg::sm90 {
+
+// For one of the threads that do.
+//
+// WGMMA takes a thread's four weights for elements 2 t, 2 t + 1, 2 t + 8 and 2 t + 9 of the 16 of
+// its K (t = thread % 4). Of weights that are contiguous along K these are four neighbours, which a
+// thread can load at once, and rows are put in the same order: the sum has the same terms.
+template <class Config>
+class RowLoader {
+ public:
+  // `rows` of a tile's rows are there.
+  __device__ RowLoader(float const* first_row, int rows, int k)
+      : from_(first_row + int64_t(first()) * k + column()), rows_(rows), k_(k) {}
+
+  // One thread's elements of a step.
+  struct Step {
+    float4 of_row[Config::kTileM * Config::kTileK / 4 / kRowThreads];
+  };
+
+  __device__ Step load(int k_tile) const {
+    Step step;
+    bool const exists = k_tile * Config::kTileK + column() < k_;
+    float const* from = from_ + k_tile * Config::kTileK;
+#pragma unroll
+    for (int i = 0; i < kOwnRows; ++i) {
+      step.of_row[i] = {};
+      if (exists && has(i)) {
+        step.of_row[i] =
+            __ldg(reinterpret_cast<float4 const*>(from + int64_t(i) * kRowsAtOnce * k_));
+      }
+    }
+    return step;
+  }
+
+  // Leaves them in shared memory, where WGMMA finds them once all threads have said so.
+  __device__ void store(Step const& step,
+                        uint8_t (&parts)[Config::kParts][Config::kPartBytes]) const {
+#pragma unroll
+    for (int i = 0; i < kOwnRows; ++i) {
+      if (!has(i)) break;
+      float4 const x = step.of_row[i];
+      uint32_t low[Config::kParts], high[Config::kParts];
+      split_bfloat16(x.x, x.y, low);
+      split_bfloat16(x.z, x.w, high);
+      int const row = first() + i * kRowsAtOnce;
+#pragma unroll
+      for (int part = 0; part < Config::kParts; ++part) {
+        uint8_t* const to = parts[part] + row * kRowBytes;
+        auto const piece = [&](int number) { return to + (number ^ row % 8) * 16; };
+        if constexpr (Config::kAlongK) {
+          // Quad t of a block of 16 elements: its halves become those of two pieces.
+          int const number = quad() / 4 * 2, byte = quad() % 4 * 4;
+          *reinterpret_cast<uint32_t*>(piece(number) + byte) = low[part];
+          *reinterpret_cast<uint32_t*>(piece(number + 1) + byte) = high[part];
+        } else {
+          *reinterpret_cast<uint2*>(piece(quad() / 2) + quad() % 2 * 8) = {low[part], high[part]};
+        }
+      }
+    }
+    // WGMMA reads by another way.
+    cutlass::arch::fence_view_async_shared();
+  }
+
+ private:
+  static constexpr int kQuads = Config::kTileK / 4;
+  static constexpr int kRowsAtOnce = kRowThreads / kQuads;
+  static constexpr int kOwnRows = Config::kTileM / kRowsAtOnce;
+
+  // Of the elements of a row, and the first row.
+  __device__ static int quad() { return threadIdx.x % kQuads; }
+  __device__ static int column() { return quad() * 4; }
+  __device__ static int first() { return threadIdx.x % kRowThreads / kQuads; }
+
+  __device__ bool has(int i) const { return first() + i * kRowsAtOnce < rows_; }
+
+  float const* from_;
+  int rows_;
+  int k_;
+};
+
+}  // namespace jgg::sm90

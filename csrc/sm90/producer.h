@@ -1,0 +1,42 @@
+// The warp whose first thread loads operands by TMA.
+#pragma once
+
+#include "sm90/epilogue/previous_result.h"
+#include "sm90/lockstep.h"
+#include "sm90/work.h"
+
+namespace jgg::sm90 {
+
+// Whether clusters begin their tiles together: any of them, or this one.
+template <class Problem>
+__device__ bool keeps_step(typename Problem::Params const& params) {
+  if constexpr (Problem::kKeepsStep) return params.keeps_step;
+  return false;
+}
+template <class Problem>
+__device__ bool begins_together(typename Problem::Params const& params, WorkTile const& work) {
+  if constexpr (Problem::kKeepsStep) return params.keeps_step && Problem::is_whole(params, work);
+  return false;
+}
+
+template <class Problem, class Mainloop, class Shared>
+__device__ void produce(typename Problem::Params const& params, Shared& shared, int rank) {
+  using Config = typename Problem::Config;
+  Lockstep lockstep(keeps_step<Problem>(params));
+  for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
+    if (threadIdx.x % kWarpSize == 0) {
+      if (begins_together<Problem>(params, work)) lockstep.wait(work.k_tiles);
+      Mainloop::load(params, work, shared, stage, rank);
+      if (keeps_step<Problem>(params)) lockstep.arrive();
+      if constexpr (Problem::kAdds) {
+        if (Problem::adds_to(work)) {
+          PreviousResult<Config>::load(params.out, Problem::store_at(params, work, 0), shared,
+                                       stage);
+        }
+      }
+    }
+    __syncwarp();
+  });
+}
+
+}  // namespace jgg::sm90

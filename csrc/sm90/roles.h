@@ -1,0 +1,117 @@
+// The roles of kernels of 16-bit products.
+#pragma once
+
+#include "sm90/concepts.h"
+#include "sm90/consumer.h"
+#include "sm90/consumer_listed.h"
+#include "sm90/consumer_pingpong.h"
+#include "sm90/fixup/none.h"
+#include "sm90/fixup/pieces.h"
+#include "sm90/kernel.h"
+#include "sm90/mainloop/cooperative.h"
+#include "sm90/producer.h"
+#include "sm90/work.h"
+
+namespace jgg::sm90 {
+
+template <class Mainloop, class Config>
+__device__ void initialize_barriers(SharedStorage<Config>& shared) {
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < Config::kStages; ++i) {
+      shared.full[i].init(1);
+      shared.empty[i].init(Mainloop::kEmptyArrivals);
+    }
+    initialize_work(shared, /*loading_warps=*/1);
+    cutlass::arch::fence_barrier_init();
+  }
+}
+
+// What kernels of whole tiles and of pieces have in common.
+template <class Problem, class Mainloop>
+struct LoadingRoles {
+  static_assert(sm90::Problem<Problem>);
+  using Config = typename Problem::Config;
+  using Params = typename Problem::Params;
+  using Shared = SharedStorage<Config>;
+
+  __device__ static void initialize(Shared& shared) { initialize_barriers<Mainloop>(shared); }
+
+  __device__ static void load(Params const& params, Shared& shared, int rank) {
+    produce<Problem, Mainloop>(params, shared, rank);
+  }
+};
+
+// Whole tiles, which consumers share or take turns with.
+template <class Problem, class Mainloop>
+struct WholeTileRoles : LoadingRoles<Problem, Mainloop> {
+  using Config = typename Problem::Config;
+  using Params = typename Problem::Params;
+  using Shared = SharedStorage<Config>;
+  static constexpr Registers kRegisters = kTileRegisters;
+
+  __device__ static void schedule(Params const& params, Shared& shared, int) {
+    schedule_tiles<Problem>(params, shared);
+  }
+
+  __device__ static void consume(Params const& params, Shared& shared, int consumer) {
+    if constexpr (Config::kTakesTurns) {
+      consume_in_turn<Problem, Mainloop>(params, shared, consumer);
+    } else {
+      sm90::consume<Problem, Mainloop, NoFixup, typename Problem::Epilogue>(params, shared,
+                                                                            consumer);
+    }
+  }
+};
+
+// Tiles of which some are cut along K.
+template <class Problem, class Mainloop>
+struct PieceRoles : LoadingRoles<Problem, Mainloop> {
+  using Config = typename Problem::Config;
+  using Params = typename Problem::Params;
+  using Shared = SharedStorage<Config>;
+  static constexpr Registers kRegisters = kPieceRegisters;
+
+  template <class... More>
+  __device__ static void schedule(Params const& params, Shared& shared, int rank,
+                                  More const&... more) {
+    auto const schedule_of = [&](int cluster, int clusters) {
+      return Problem::piece_schedule(params, more..., cluster, clusters);
+    };
+    schedule_pieces<Config>(schedule_of, shared, rank);
+  }
+
+  __device__ static void consume(Params const& params, Shared& shared, int consumer) {
+    static_assert(!Problem::kHasHeads, "storing below a head takes registers that are in use here");
+    sm90::consume<Problem, Mainloop, PiecesFixup<Config>, typename Problem::Epilogue>(
+        params, shared, consumer);
+  }
+};
+
+// Tiles of lists of problems, whose descriptors are parameters of the kernel.
+template <class Problem, class Mainloop>
+struct ListRoles {
+  using Config = typename Problem::Config;
+  using Params = typename Problem::Params;
+  using Shared = typename Problem::Shared;
+  static constexpr Registers kRegisters = kTileRegisters;
+  static_assert(sm90::Problem<Problem> && sizeof(Params) <= kParameterLimit);
+
+  __device__ static void initialize(Shared& shared) {
+    if (threadIdx.x == 0) Problem::Epilogue::initialize(shared);
+    initialize_barriers<Mainloop>(shared);
+  }
+
+  __device__ static void load(Params const& params, Shared& shared, int rank) {
+    produce<Problem, Mainloop>(params, shared, rank);
+  }
+
+  __device__ static void schedule(Params const& params, Shared& shared, int) {
+    schedule_tiles<Problem>(params, shared);
+  }
+
+  __device__ static void consume(Params const& params, Shared& shared, int consumer) {
+    consume_listed<Problem, Mainloop>(params, shared, consumer);
+  }
+};
+
+}  // namespace jgg::sm90

@@ -1,0 +1,48 @@
+// Scales of one step on their way from global to shared memory, next to the stage that they belong
+// to.
+#pragma once
+
+#include <cutlass/arch/barrier.h>
+
+#include <cute/arch/copy_sm80.hpp>
+
+#include "sm90/mainloop/scaled_config.h"
+#include "types.h"
+
+namespace jgg::sm90 {
+
+// Two warps copy the scales of each step, as many steps ahead as there are stages. Consumers have
+// no registers to spare for it, and a row's scales need no alignment this way: copies are of one
+// scale each.
+class ScaleLoader {
+ public:
+  __device__ static void copy(float* to, float const* from) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(cute::cast_smem_ptr_to_uint(to)),
+                 "l"(from)
+                 : "memory");
+  }
+
+  __device__ static void copy4(float* to, float const* from) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(cute::cast_smem_ptr_to_uint(to)),
+                 "l"(from)
+                 : "memory");
+  }
+
+  // Every thread arrives once all of its copies have.
+  __device__ static void arrive(Barrier& barrier) {
+    cutlass::arch::cpasync_barrier_arrive_noinc(barrier.address());
+  }
+  static constexpr int kArrivals = kScaleThreads;
+
+  // Scales of kTileM rows. Rows past the last one have none and take its.
+  template <int kTileM>
+  __device__ static void copy_rows(RowScales const& scales, float const* block, int row,
+                                   int last_row, float* to) {
+#pragma unroll
+    for (int i = threadIdx.x % kScaleThreads; i < kTileM; i += kScaleThreads) {
+      copy(to + i, block + int64_t(min(row + i, last_row)) * scales.row_stride);
+    }
+  }
+};
+
+}  // namespace jgg::sm90

@@ -1,0 +1,44 @@
+// What the two warps that bring scales do.
+#pragma once
+
+#include "sm90/mainloop/scaled_config.h"
+#include "sm90/scales/loader.h"
+#include "sm90/scales/wide.h"
+
+namespace jgg::sm90 {
+
+template <class Problem, class Shared, class Stage>
+__device__ void bring_wide_scales(typename Problem::Params const& params, WorkTile const& work,
+                                  Shared& shared, Stage& stage) {
+  if (work.k_tiles == 0) return;  // rows of no group, which have no scales of rhs
+  // Four steps' are fetched from where the first of them is a multiple of four.
+  constexpr int kSteps = WideScales<typename Problem::Config>::kSteps;
+  int const first = Problem::first_step(work) % kSteps;
+  auto scales = Problem::wide_scales(params, work, Problem::first_step(work) - first);
+#pragma unroll 1
+  for (int k_tile = first; k_tile < first + work.k_tiles; ++k_tile, ++stage) {
+    // Takes long, and needs no stage yet.
+    if (k_tile == first || k_tile % kSteps == 0) scales.fetch();
+    shared.empty[stage.stage].wait(stage.phase ^ 1);
+    scales.store(k_tile % kSteps, shared.lhs_scales[stage.stage], shared.rhs_scales[stage.stage]);
+    shared.scales_full[stage.stage].arrive();
+  }
+}
+
+// The scales of a tile.
+template <class Problem, class Shared, class Stage>
+__device__ void bring_scales(typename Problem::Params const& params, WorkTile const& work,
+                             Shared& shared, Stage& stage) {
+  if constexpr (!Problem::Config::kColumnScales) {
+    if (params.wide_scales) return bring_wide_scales<Problem>(params, work, shared, stage);
+  }
+#pragma unroll 1  // for want of registers
+  for (int k_tile = 0; k_tile < work.k_tiles; ++k_tile, ++stage) {
+    shared.empty[stage.stage].wait(stage.phase ^ 1);
+    Problem::load_scales(params, work, k_tile, shared.lhs_scales[stage.stage],
+                         shared.rhs_scales[stage.stage]);
+    ScaleLoader::arrive(shared.scales_full[stage.stage]);
+  }
+}
+
+}  // namespace jgg::sm90

@@ -1,0 +1,89 @@
+// Scales of a tile in memory order, four steps of a row at a time.
+#pragma once
+
+#include <cstdint>
+
+#include "sm90/mainloop/scaled_config.h"
+#include "types.h"
+
+namespace jgg::sm90 {
+
+// Scales of one step are far apart where those of a row are contiguous: each is in a line of L1 of
+// its own, and fetching a step's keeps L1 busy for as many cycles as the tile has rows. L1 is
+// shared memory, whose bandwidth WGMMA needs. A quarter of the accesses is left if each brings four
+// steps'.
+template <class Config>
+class WideScales {
+ public:
+  static constexpr int kSteps = 4;
+
+  // Do the scales start at multiples of 16 bytes in every row of either operand?
+  static bool suit(RowScales const& lhs, BlockScales const& rhs) {
+    auto const aligned = [](float const* data) {
+      return reinterpret_cast<uintptr_t>(data) % (kSteps * sizeof(float)) == 0;
+    };
+    bool const lhs_suits = aligned(lhs.data) && lhs.block_stride == 1 &&
+                           lhs.row_stride % kSteps == 0 && lhs.batch_stride % kSteps == 0;
+    bool const rhs_suits = !rhs.data || rhs.block_stride == 0 ||
+                           (aligned(rhs.data) && rhs.column_block_stride % kSteps == 0 &&
+                            rhs.group_stride % kSteps == 0 && rhs.batch_stride % kSteps == 0);
+    return lhs_suits && rhs_suits;
+  }
+
+  // `lhs` is where the scales of the tile's first row are, of the first step. Rows past the last
+  // one have none and take its. `rhs` is where those of this thread's block of columns are, of step
+  // 0, if it has one and there are any.
+  __device__ WideScales(float const* lhs, int stride, int last_row, float const* rhs,
+                        bool rhs_has_steps, int first_step)
+      : next_columns_(rhs && rhs_has_steps ? rhs + first_step : nullptr) {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      next_rows_[i] = lhs + int64_t(min(thread() + i * kScaleThreads, last_row)) * stride;
+    }
+    float const scale = rhs ? __ldg(rhs) : 1.0f;
+    columns_ = {scale, scale, scale, scale};
+  }
+
+  // Those of the next four steps.
+  __device__ void fetch() {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) rows_[i] = four(next_rows_[i]);
+    if (next_columns_) columns_ = four(next_columns_);
+  }
+
+  // Those of one of the four.
+  __device__ void store(int step, float* to_lhs, float* to_rhs) const {
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      int const row = thread() + i * kScaleThreads;
+      if (row < Config::kTileM) to_lhs[row] = of_step(rows_[i], step);
+    }
+    if (thread() < Config::kRhsScales) to_rhs[thread()] = of_step(columns_, step);
+    // CUTLASS's arrival at a barrier does not keep the compiler from moving these past it.
+    asm volatile("" ::: "memory");
+  }
+
+ private:
+  static constexpr int kRows = (Config::kTileM + kScaleThreads - 1) / kScaleThreads;
+
+  __device__ static int thread() { return threadIdx.x % kScaleThreads; }
+
+  __device__ static float4 four(float const*& next) {
+    float4 const scales = __ldg(reinterpret_cast<float4 const*>(next));
+    next += kSteps;
+    return scales;
+  }
+
+  // An index that is not known when compiling would put the four into local memory.
+  __device__ static float of_step(float4 const& scales, int step) {
+    float const low = step == 0 ? scales.x : scales.y, high = step == 2 ? scales.z : scales.w;
+    return step < 2 ? low : high;
+  }
+
+  float const* next_rows_[kRows];  // every kScaleThreads-th from this thread's on
+  float const* next_columns_;
+  float4 rows_[kRows];
+  float4 columns_;
+};
+
+}  // namespace jgg::sm90

@@ -1,0 +1,29 @@
+// What the kernels for groups of few rows have in common. Their tiles are multiplied with as many
+// rows as they have, and a role takes one after the other.
+#pragma once
+
+#include <type_traits>
+
+#include "sm90/work.h"
+
+namespace jgg::sm90 {
+
+constexpr int kColumnsPerConsumer = 64;  // M of one WGMMA, which has columns there
+
+// The rows of a tile, those of its group that are left.
+template <class Config>
+__device__ int rows_of(WorkTile const& work) {
+  int const left = work.extent - work.m;
+  return left < Config::kTileM ? left : Config::kTileM;
+}
+
+// Calls `function` with the least of 16, 32, ... kMost that has room for `rows`, as a constant.
+template <int kMost, int kRows = 16, class Function>
+__device__ void with_rows(int rows, Function function) {
+  if constexpr (kRows < kMost) {
+    if (rows > kRows) return with_rows<kMost, kRows * 2>(rows, function);
+  }
+  function(std::integral_constant<int, kRows>{});
+}
+
+}  // namespace jgg::sm90

@@ -1,0 +1,33 @@
+// Stores of results by TMA.
+#pragma once
+
+#include <cuda.h>
+
+#include <cute/arch/copy_sm90_desc.hpp>
+
+namespace jgg::sm90 {
+
+// What L2 does with a result on its way to memory.
+enum class StoreHint : uint64_t {
+  kNormal = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL),
+  // It leaves as soon as room is needed. Where results are most of the traffic that is up to 8 %
+  // faster; where products take longer than results, it costs up to 5 %.
+  kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST),
+};
+
+// Stores a box from an address in shared memory.
+__device__ inline void store_box(CUtensorMap const& descriptor, uint32_t from, int a, int b, int c,
+                                 StoreHint hint) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group.L2::cache_hint"
+      " [%0, {%2, %3, %4}], [%1], %5;"
+      :
+      : "l"(&descriptor), "r"(from), "r"(a), "r"(b), "r"(c), "l"(static_cast<uint64_t>(hint))
+      : "memory");
+}
+__device__ inline void store_box(CUtensorMap const& descriptor, void const* from, int a, int b,
+                                 int c, StoreHint hint) {
+  store_box(descriptor, cute::cast_smem_ptr_to_uint(from), a, b, c, hint);
+}
+
+}  // namespace jgg::sm90

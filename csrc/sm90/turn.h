@@ -1,0 +1,30 @@
+// Whose turn it is, of two consumers that may not do something at the same time.
+#pragma once
+
+#include "sm90/config.h"
+
+namespace jgg::sm90 {
+
+// Each turn that is passed on has to be waited for once, the one after the last tile too, so that
+// no arrival is left over.
+class Turn {
+ public:
+  // The first turn is consumer 0's.
+  __device__ Turn(NamedBarrier what, int consumer) : what_(what), consumer_(consumer) {
+    if (consumer_ == 1) pass();
+  }
+
+  __device__ void wait() const { cutlass::arch::NamedBarrier::sync(kThreadsOfTwo, id(consumer_)); }
+  __device__ void pass() const {
+    cutlass::arch::NamedBarrier::arrive(kThreadsOfTwo, id(1 - consumer_));
+  }
+
+ private:
+  static constexpr int kThreadsOfTwo = kConsumers * kWarpgroup;
+  __device__ int id(int consumer) const { return what_ + consumer; }
+
+  NamedBarrier what_;
+  int consumer_;
+};
+
+}  // namespace jgg::sm90

@@ -1,0 +1,62 @@
+// WGMMA: descriptors of its operands in shared memory, and the order in which a batch is issued.
+#pragma once
+
+#include <cute/algorithm/gemm.hpp>
+#include <cute/atom/mma_atom.hpp>
+#include <cute/tensor.hpp>
+#include <utility>
+
+#include "scheduler/warp.h"
+#include "sm90/config.h"
+
+namespace jgg::sm90 {
+
+// Descriptors in uniform registers, as those of a whole warpgroup are the same: what is left to do
+// between a wait for a stage and its first WGMMA is an addition.
+template <class Descriptors>
+__device__ auto in_uniform_registers(Descriptors const& descriptors) {
+  auto first = descriptors.data();
+  first.desc_.reg32_[0] = uniform(first.desc_.reg32_[0]);
+  return cute::make_tensor(first, descriptors.layout());
+}
+
+// Descriptors of what lies so many bytes further on, in another stage.
+template <class Descriptors>
+__device__ auto advance(Descriptors const& descriptors, int bytes) {
+  constexpr int kUnit = 16;  // of addresses in descriptors
+  return cute::make_tensor(descriptors.data() + bytes / kUnit, descriptors.layout());
+}
+
+// Columns of 64 rows that a warpgroup's accumulators hold.
+template <class Accumulators>
+constexpr int kColumnsOf = decltype(cute::size(std::declval<Accumulators const&>()))::value *
+                           kWarpgroup / kRowsPerConsumer;
+
+// accumulators (+)= the product of one step: of all slices of K that the descriptors are of. The
+// first one overwrites the accumulators if `from_zero`. Inlined before anything else is optimised,
+// or accumulators would be copied.
+template <class Mma, class Lhs, class Rhs, class Accumulators>
+__device__ __forceinline__ void issue_step(Mma& mma, Lhs const& lhs, Rhs const& rhs, bool from_zero,
+                                           Accumulators& accumulators) {
+  using namespace cute;
+#pragma unroll
+  for (int k = 0; k < size<2>(lhs); ++k) {
+    mma.accumulate_ = from_zero && k == 0 ? GMMA::ScaleOut::Zero : GMMA::ScaleOut::One;
+    gemm(mma, lhs(_, _, k), rhs(_, _, k), accumulators);
+  }
+}
+
+// The same as a batch of its own. Until it has been waited for, nothing else may touch the
+// accumulators, and fences keep the compiler from moving them across.
+template <class Mma, class Lhs, class Rhs, class Accumulators>
+__device__ __forceinline__ void issue_batch(Mma& mma, Lhs const& lhs, Rhs const& rhs,
+                                            bool from_zero, Accumulators& accumulators) {
+  using namespace cute;
+  warpgroup_fence_operand(accumulators);
+  warpgroup_arrive();
+  issue_step(mma, lhs, rhs, from_zero, accumulators);
+  warpgroup_commit_batch();
+  warpgroup_fence_operand(accumulators);
+}
+
+}  // namespace jgg::sm90

@@ -1,0 +1,109 @@
+// The ring of work tiles: the warp that schedules fills it, all others read it.
+#pragma once
+
+#include "scheduler/warp.h"
+#include "sm90/cluster.h"
+#include "sm90/config.h"
+
+namespace jgg::sm90 {
+
+using WorkIterator = StageIterator<kWorkStages>;
+
+// Steps of a tile that stands for the end of the schedule.
+constexpr int kNoMoreWork = -1;
+
+// Readers of a work tile: warps that load, and every warp of the consumers.
+constexpr int work_readers(int loading_warps) {
+  return loading_warps + kConsumers * kWarpgroup / kWarpSize;
+}
+
+// By one thread.
+template <class Shared>
+__device__ void initialize_work(Shared& shared, int loading_warps) {
+  for (int i = 0; i < kWorkStages; ++i) {
+    shared.work_full[i].init(1);
+    shared.work_empty[i].init(work_readers(loading_warps));
+  }
+}
+
+// ---- the warp that schedules ----
+
+// Keeps the ring full, so that finding the next tile costs its readers nothing: whole tiles.
+template <class Problem, class Shared>
+__device__ void schedule_tiles(typename Problem::Params const& params, Shared& shared) {
+  using Config = typename Problem::Config;
+  auto schedule = Problem::template schedule<DeviceWarp>(params);
+  typename Problem::template Turns<DeviceWarp> turns(blockIdx.x / Config::kCluster,
+                                                     gridDim.x / Config::kCluster);
+  WorkIterator slot;
+  bool more = true;
+  while (more) {
+    int const unit = turns.next(schedule);
+    shared.work_empty[slot.stage].wait(slot.phase ^ 1);
+    // Straight into shared memory: this warp's registers have no room for a whole tile, nor for the
+    // rank between two tiles.
+    WorkTile& work = shared.work[slot.stage];
+    more = schedule.tile(unit, rank_in_cluster<Config>(), work);
+    if (DeviceWarp::leads()) {
+      if (!more) work.k_tiles = kNoMoreWork;
+      shared.work_full[slot.stage].publish();
+    }
+    ++slot;
+  }
+}
+
+// The same of pieces of tiles, whose schedule does better to look for the next one before there is
+// room for it. One loop for both, with functions for what differs, came out with other instructions
+// in every kernel. `schedule_of(cluster, clusters)` is the schedule of one of the clusters.
+template <class Config, class ScheduleOf, class Shared>
+__device__ void schedule_pieces(ScheduleOf const& schedule_of, Shared& shared, int rank) {
+  auto schedule = schedule_of(blockIdx.x / Config::kCluster, gridDim.x / Config::kCluster);
+  WorkIterator slot;
+  bool more = true;
+  while (more) {
+    WorkTile work;
+    more = schedule.next(rank, work);
+    shared.work_empty[slot.stage].wait(slot.phase ^ 1);
+    if (DeviceWarp::leads()) {
+      if (!more) work.k_tiles = kNoMoreWork;
+      shared.work[slot.stage] = work;
+      shared.work_full[slot.stage].publish();
+    }
+    ++slot;
+  }
+}
+
+// ---- its readers ----
+
+// Gives a slot back that every thread of the warp has read.
+template <class Shared>
+__device__ void release_work(Shared& shared, WorkIterator& slot) {
+  __syncwarp();
+  if (threadIdx.x % kWarpSize == 0) shared.work_empty[slot.stage].arrive();
+  ++slot;
+}
+
+template <class Shared>
+__device__ WorkTile read_work(Shared& shared, WorkIterator& slot) {
+  shared.work_full[slot.stage].wait(slot.phase);
+  WorkTile work = shared.work[slot.stage];
+  // Stages follow from it, and from stages the descriptors of WGMMA. With all numbers of the tile
+  // in uniform registers, products with a K-major rhs were slower.
+  work.k_tiles = uniform(work.k_tiles);
+  release_work(shared, slot);
+  return work;
+}
+
+// Calls `function(work, stage)` for each tile.
+template <class Config, class Shared, class Function>
+__device__ __forceinline__ void for_each_tile(Shared& shared, Function&& function) {
+  StageIterator<Config::kStages> stage;
+  WorkIterator slot;
+  while (true) {
+    WorkTile const work = read_work(shared, slot);
+    if (work.k_tiles == kNoMoreWork) return;
+    function(work, stage);
+  }
+}
+
+}  // namespace jgg::sm90
