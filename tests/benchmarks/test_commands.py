@@ -189,8 +189,8 @@ def test_memory_of_a_gpu_that_is_not_there(extension, tmp_path):
     assert "H200" in record["compiled_for"] and ours < 2**20 < 2**34 < stock
 
 
-def test_balance(extension, dry_run):
-    from benchmarks import balance  # needs the extension
+def test_balance(schedules, dry_run):
+    from benchmarks import balance  # needs the extension of the tests
 
     dry_run(balance.main)
     distributions = ["random", "zipf", "one_hot"]
