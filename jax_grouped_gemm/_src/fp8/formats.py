@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from jax_grouped_gemm._src.arithmetic import cdiv
+from jax_grouped_gemm._src.arithmetic import cdiv, is_static
 
 BLOCK = 128
 """Elements that share a scale, along each dimension that shares it."""
@@ -23,7 +23,9 @@ Shape = tuple[int, ...]
 
 def row_blocks(m: int, num_groups: int) -> int:
     """Blocks of 128 rows that `m` rows in `num_groups` groups take at most, none of two groups."""
-    return cdiv(m, BLOCK) + min(num_groups, m)
+    # Which of two sizes is less must be known where one is symbolic; the larger will do as well.
+    partial = min(num_groups, m) if is_static(m, num_groups) else num_groups
+    return cdiv(m, BLOCK) + partial
 
 
 def quantized_rows(rows: int, cols: int) -> tuple[Shape, Shape]:
