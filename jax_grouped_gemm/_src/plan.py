@@ -14,6 +14,7 @@ from typing import Any, Literal
 import jax.numpy as jnp
 
 from jax_grouped_gemm._src import float32
+from jax_grouped_gemm._src.arithmetic import is_static
 from jax_grouped_gemm._src.ragged import skew, stream_k
 from jax_grouped_gemm._src.ragged.problem import RaggedProblem
 from jax_grouped_gemm._src.tile_config import CUT_TILE, DEFAULT_TILE, NUM_SMS, TileConfig
@@ -22,6 +23,9 @@ TMA_ALIGNMENT_BYTES = 16
 WORKSPACE_BYTES = 16
 
 ACCUMULATE = "ragged_accumulate"
+
+SYMBOLIC_ROWS_OF_GROUP = 128
+"""What a plan takes for the average rows of a group where their number is symbolic."""
 
 KERNEL_OPERAND_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 KERNEL_RESULT_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
@@ -131,9 +135,12 @@ def make_plan(problem: RaggedProblem, params: Mapping[str, Any], family: KernelF
         _check_compiled(override, "use_tiles", problem, family)
     if params["implementation"] == "reference":
         return Plan(problem, "reference", "implementation='reference' was asked for")
-    reason = family.unsupported_reason(problem, params)
+    reason = family.unsupported_reason(problem, params) or _symbolic_reason(problem)
     if reason:
         return Plan(problem, "reference", reason)
+    exact = problem
+    if not is_static(problem.m):
+        problem = dataclasses.replace(problem, m=SYMBOLIC_ROWS_OF_GROUP * problem.num_groups)
     if 0 in (*problem.batch, problem.num_groups, *problem.shape("mkng")):
         return Plan(problem, "zeros", "there is nothing to multiply")
     addressable = addressable_problem(family.kernel_form(problem))
@@ -145,18 +152,46 @@ def make_plan(problem: RaggedProblem, params: Mapping[str, Any], family: KernelF
     if _can_be_skewed(addressable):
         grid = places
     reason = _copy_reason(problem, addressable)
+    kernel_problem = addressable
+    if problem is not exact:
+        kernel_problem = dataclasses.replace(addressable, m=exact.m)
     return Plan(
-        problem=problem,
+        problem=exact,
         path="copied" if reason else "tma",
         reason=reason,
-        kernel_problem=addressable,
+        kernel_problem=kernel_problem,
         tile=tile,
         grid=grid,
-        workspace_bytes=_workspace_bytes(addressable, tile, terms),
+        workspace_bytes=_workspace_bytes(kernel_problem, tile, terms),
         terms=terms,
         efficiency=_efficiency(addressable, tile, places) * _volume(problem) / _volume(addressable),
         chosen_by=chosen_by,
         candidates=compiled_tiles(addressable, family),
+    )
+
+
+def symbolic_sizes(avals: Sequence[Any]) -> str:
+    """Why no kernel runs operands whose sizes are not all numbers, empty if they are."""
+    shapes = [x.shape for x in avals if not is_static(*x.shape)]
+    if not shapes:
+        return ""
+    return f"its kernels need static sizes, got {', '.join(map(str, shapes))}"
+
+
+def _symbolic_reason(problem: RaggedProblem) -> str:
+    """Why a kernel needs numbers in place of sizes of `problem`, empty if it needs none."""
+    sizes = {name: getattr(problem, name) for name in "mkng"}
+    sizes |= dict(zip(["the batch"], problem.batch, strict=False))
+    symbolic = {name: size for name, size in sizes.items() if not is_static(size)}
+    # Rows that stay where they are need nothing of the plan: neither padding nor a workspace.
+    if set(symbolic) <= {"m"} and (problem.lhs, problem.out) == ("mk", "mn"):
+        return ""
+    if not symbolic:
+        return ""
+    found = ", ".join(f"{name} = {size}" for name, size in symbolic.items())
+    return (
+        "only m of a product [m, k] x [g, k, n] may be symbolic for a kernel; k, n, g, the batch, "
+        f"and m of a weight gradient must be static, got {found}"
     )
 
 

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_grouped_gemm._src.arithmetic import cdiv
+from jax_grouped_gemm._src.arithmetic import cdiv, round_up
 from jax_grouped_gemm._src.fp8.formats import BLOCK, row_blocks
 from jax_grouped_gemm._src.ragged import reference
 from jax_grouped_gemm._src.varying import vary_over, varying_axes
@@ -295,7 +295,7 @@ class _Blocks:
     """An FP8 operand [..., k] with scales [..., ceil(k / 128) or 1], a block of 128 at a time."""
 
     def __init__(self, values: jax.Array, scales: jax.Array):
-        growth = -values.shape[-1] % BLOCK
+        growth = round_up(values.shape[-1], BLOCK) - values.shape[-1]
         values = jnp.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, growth)])
         self.dtype, self.scales = values.dtype, scales
         self.bits = reference.to_bits(values)
@@ -304,5 +304,5 @@ class _Blocks:
         """The block in float32, [..., 128]."""
         bits = lax.dynamic_slice_in_dim(self.bits, block * BLOCK, BLOCK, axis=-1)
         values = reference.from_bits(bits, self.dtype).astype(jnp.float32)
-        block = block if self.scales.shape[-1] > 1 else 0
+        block = 0 if self.scales.shape[-1] == 1 else block
         return values * lax.dynamic_slice_in_dim(self.scales, block, 1, axis=-1)

@@ -22,7 +22,7 @@ from jax_grouped_gemm._src.lists.grouped_gemm import (
     schedule as list_schedule,
 )
 from jax_grouped_gemm._src.lists.grouped_gemm.schedule import FULL_STEP_AREA, TILE_K, Shape
-from jax_grouped_gemm._src.plan import Plan
+from jax_grouped_gemm._src.plan import Plan, symbolic_sizes
 from jax_grouped_gemm._src.tile_config import NUM_SMS, TileConfig
 
 TILES = (
@@ -206,7 +206,7 @@ class GroupedGemmPlan(Plan):
 def plan_grouped_gemm(avals: Sequence[Any], params: Mapping[str, Any]) -> GroupedGemmPlan:
     """Plans a `grouped_gemm` from its operands' abstract values and its parameters."""
     problem = GroupedGemmProblem.of(avals, params)
-    reason = list_kernels.unsupported_reason(problem, params)
+    reason = list_kernels.unsupported_reason(problem, params) or symbolic_sizes(avals)
     if reason:
         return GroupedGemmPlan(problem, "reference", reason)
     working = [i for i, entry in enumerate(problem.entries) if 0 not in entry.shape]

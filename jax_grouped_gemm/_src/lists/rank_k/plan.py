@@ -15,7 +15,7 @@ from jax_grouped_gemm._src import float32
 from jax_grouped_gemm._src.lists import fp64 as fp64_kernels
 from jax_grouped_gemm._src.lists import kernels as list_kernels
 from jax_grouped_gemm._src.lists.rank_k import plan_fp64 as rank_k_plan_fp64
-from jax_grouped_gemm._src.plan import Plan
+from jax_grouped_gemm._src.plan import Plan, symbolic_sizes
 from jax_grouped_gemm._src.tile_config import NUM_SMS, TileConfig
 
 RANK_K_TILE = TileConfig(tile_m=128, tile_n=256, cluster=2)
@@ -98,7 +98,7 @@ class RankKProblem:
 def plan_rank_k(avals: Sequence[Any], params: Mapping[str, Any]) -> Plan:
     """Plans a `rank_k` from its operands' abstract values and its parameters."""
     problem = RankKProblem.of(avals, params)
-    reason = list_kernels.unsupported_reason(problem, params)
+    reason = list_kernels.unsupported_reason(problem, params) or symbolic_sizes(avals)
     if reason:
         return Plan(problem, "reference", reason)
     if all(0 in (stack.g, stack.n) for stack in problem.stacks):
