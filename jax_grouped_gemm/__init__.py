@@ -20,7 +20,7 @@ Lists of unequal problems:
 Which kernel runs, and where:
 
 - `explain` (`Explanation`, `Plan`, `GroupedGemmPlan`), `is_available`, `unavailable_reason`.
-- `use_tiles`, `autotune`, `load_tuning` (`TileConfig`, `TuningTable`).
+- `use_tiles` (`TileConfig`): another compiled kernel than the one that is chosen.
 - `EXPORT_DISABLED_CHECKS`: for `jax.export`.
 
 Modules: `moe` (mixture-of-experts layers as functions), `flax.linen` and `flax.nnx` (as layers),
@@ -61,10 +61,8 @@ from jax_grouped_gemm._src.ragged.api import (
     ragged_dot_accumulate,
     ragged_dot_general,
 )
+from jax_grouped_gemm._src.tile_choices import use_tiles
 from jax_grouped_gemm._src.tile_config import TileConfig
-from jax_grouped_gemm._src.tuning.autotune import autotune
-from jax_grouped_gemm._src.tuning.choices import use_tiles
-from jax_grouped_gemm._src.tuning.table import TuningTable, load_tuning
 from jax_grouped_gemm._src.version import __version__
 
 # The public modules; the layers in `flax` need the extra of that name.
@@ -79,9 +77,7 @@ __all__ = [
     "QuantizedWeights",
     "Recipe",
     "TileConfig",
-    "TuningTable",
     "__version__",
-    "autotune",
     "checkpoint_policies",
     "explain",
     "fp8_ragged_dot",
@@ -91,7 +87,6 @@ __all__ = [
     "grouped_syr2k",
     "grouped_syrk",
     "is_available",
-    "load_tuning",
     "moe",
     "optim",
     "quantize_blockwise",

@@ -36,6 +36,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
+from jax_grouped_gemm._src import arguments
 from jax_grouped_gemm._src.activations import Activation as Activation
 from jax_grouped_gemm._src.activations import as_activation
 from jax_grouped_gemm._src.arguments import (
@@ -65,7 +66,7 @@ from jax_grouped_gemm._src.moe.routing import router_z_loss as router_z_loss
 from jax_grouped_gemm._src.ragged.api import ragged_dot
 from jax_grouped_gemm._src.varying import vary_over, varying_axes
 
-Implementation = str | Callable[..., jax.Array] | None
+Implementation = arguments.Implementation | Callable[..., jax.Array]
 ActivationLike = str | Callable[[jax.Array], jax.Array] | Activation
 
 

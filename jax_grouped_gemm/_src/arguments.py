@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import functools
 import reprlib
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal, TypeVar, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
-IMPLEMENTATIONS = (None, "cuda", "reference")
+KernelName = Literal["cuda", "reference"]
+Implementation = KernelName | None
+
+Choice = TypeVar("Choice", bound=str | None)
 
 
-def checked_implementation(implementation: str | None) -> str | None:
+def checked_implementation(implementation: Implementation) -> Implementation:
     """`implementation` if it is one, else a `ValueError`."""
-    if implementation not in IMPLEMENTATIONS:
-        raise ValueError(f"implementation must be one of {IMPLEMENTATIONS}, got {implementation!r}")
-    return implementation
+    return checked_choice("implementation", implementation, (None, *get_args(KernelName)))
+
+
+def checked_choice(name: str, value: Choice, choices: Sequence[Choice]) -> Choice:
+    """`value` if it is one of `choices`, else a `ValueError`."""
+    # An array compares element by element.
+    if not isinstance(value, str | None) or value not in choices:
+        raise ValueError(f"{name} must be one of {tuple(choices)}, got {value!r}")
+    return value
 
 
 def checked_boolean(name: str, value: Any) -> bool:
@@ -29,7 +39,17 @@ def checked_boolean(name: str, value: Any) -> bool:
     return bool(value)
 
 
-def as_array(name: str, x: ArrayLike) -> jax.Array:
+def canonical_dtype(name: str, dtype: DTypeLike) -> np.dtype:
+    """`dtype` as arrays have it: 64 bits become 32 unless JAX's x64 mode is on."""
+    try:
+        if dtype is not None:  # of which NumPy makes float64
+            return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
+    except TypeError:
+        pass
+    raise TypeError(f"{name} must be a dtype, got {dtype!r}")
+
+
+def as_array(name: str, x: Any) -> jax.Array:
     """`x` as a JAX array; a `TypeError` if it is no array at all."""
     if not isinstance(x, (jax.Array, np.ndarray)):
         value = reprlib.repr(x)
@@ -60,7 +80,7 @@ def refuse_sharded(function: str, **operands: jax.Array) -> None:
 def canonical_precision(precision: Any) -> Any:
     """A hashable precision: None, an algorithm, a `jax.lax.Precision` or a pair of those."""
     if precision is None:
-        precision = jax.config.jax_default_matmul_precision
+        precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]  # dynamic
     if isinstance(precision, (tuple, list)):
         return tuple(map(canonical_precision, precision))
     if precision is None or isinstance(precision, (lax.DotAlgorithm, lax.DotAlgorithmPreset)):

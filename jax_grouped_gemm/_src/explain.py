@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
+from jax.extend.core import Jaxpr, jaxprs_in_params
 
 from jax_grouped_gemm._src.op import ops
 from jax_grouped_gemm._src.plan import Plan
@@ -39,17 +39,17 @@ def explain(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Explanation:
     Returns:
       An `Explanation` with a `Plan` per grouped matmul: shapes, dtypes, the path taken and why,
       tile, cluster, grid, workspace bytes and predicted efficiency. A tile that is not the default
-      is marked as overridden or as from the tuning table, see `use_tiles`.
+      is marked as overridden, see `use_tiles`.
     """
     jaxpr = jax.make_jaxpr(fn)(*args, **kwargs).jaxpr
-    return Explanation(tuple(plan for _, plan in planned_products(jaxpr)))
+    return Explanation(tuple(_plans(jaxpr)))
 
 
-def planned_products(jaxpr: Jaxpr) -> Iterator[tuple[JaxprEqn, Plan]]:
-    """The grouped matmuls of `jaxpr` with their plans, in program order, nested ones included."""
+def _plans(jaxpr: Jaxpr) -> Iterator[Plan]:
+    """Of the grouped matmuls of `jaxpr`, in program order, nested ones included."""
     for eqn in jaxpr.eqns:
         op = ops.get(eqn.primitive)
         if op and op.is_matmul:
-            yield eqn, op.planner([x.aval for x in eqn.invars], eqn.params)
+            yield op.planner([x.aval for x in eqn.invars], eqn.params)
         for inner in jaxprs_in_params(eqn.params):
-            yield from planned_products(inner)
+            yield from _plans(inner)

@@ -54,7 +54,7 @@ class KernelFamily:
     blocks: Callable[[TileConfig], int] = lambda tile: 1
 
 
-Choice = Literal["default", "override", "table"]
+Choice = Literal["default", "override"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,8 +77,8 @@ class Plan:
         `_src.float32`.
       efficiency: predicted share of the tensor cores' work that is useful, from the tiles' edges
         and the last, partial wave of tiles, for groups of equal size. 0 without a kernel.
-      chosen_by: what the tile comes from: "default", its family's choice; "override", a tile
-        given to `jax_grouped_gemm.use_tiles`; "table", the tuning table given to it.
+      chosen_by: what the tile comes from: "default", its family's choice, or "override", a tile
+        given to `jax_grouped_gemm.use_tiles`.
       candidates: the compiled configurations that can run the problem, () without a kernel.
     """
 
@@ -120,19 +120,18 @@ class Plan:
         return "\n   ".join(lines)
 
 
-_CHOSEN_BY = {"default": "", "override": " (overridden)", "table": " (from the tuning table)"}
+_CHOSEN_BY = {"default": "", "override": " (overridden)"}
 
 
 def make_plan(problem: RaggedProblem, params: Mapping[str, Any], family: KernelFamily) -> Plan:
     """Plans `problem` with the kernels of `family`.
 
     Raises:
-      ValueError: the parameter `tile`, or the tuning table's entry for `problem`, is no
-        configuration of `family`.
+      ValueError: the parameter `tile` is no configuration of `family`.
     """
     override = params.get("tile")
     if override is not None:
-        _check_compiled(override, "use_tiles", problem, family)
+        _check_compiled(override, problem, family)
     if params["implementation"] == "reference":
         return Plan(problem, "reference", "implementation='reference' was asked for")
     reason = family.unsupported_reason(problem, params) or _symbolic_reason(problem)
@@ -145,7 +144,7 @@ def make_plan(problem: RaggedProblem, params: Mapping[str, Any], family: KernelF
         return Plan(problem, "zeros", "there is nothing to multiply")
     addressable = addressable_problem(family.kernel_form(problem))
     terms = float32.num_terms(params["precision"]) if is_float32(problem) else 0
-    tile, chosen_by = _choose_tile(addressable, terms, params, family)
+    tile = family.choose(addressable) if override is None else override
     num_tiles = _num_tiles(addressable, tile) * (stream_k.RATIOS[0][0] if tile.stream_k else 1)
     places = tile.places(family.blocks(tile))
     grid = min(_round_up(num_tiles, tile.cluster), places)
@@ -165,7 +164,7 @@ def make_plan(problem: RaggedProblem, params: Mapping[str, Any], family: KernelF
         workspace_bytes=_workspace_bytes(kernel_problem, tile, terms),
         terms=terms,
         efficiency=_efficiency(addressable, tile, places) * _volume(problem) / _volume(addressable),
-        chosen_by=chosen_by,
+        chosen_by="default" if override is None else "override",
         candidates=compiled_tiles(addressable, family),
     )
 
@@ -184,9 +183,8 @@ def _symbolic_reason(problem: RaggedProblem) -> str:
     sizes |= dict(zip(["the batch"], problem.batch, strict=False))
     symbolic = {name: size for name, size in sizes.items() if not is_static(size)}
     # Rows that stay where they are need nothing of the plan: neither padding nor a workspace.
-    if set(symbolic) <= {"m"} and (problem.lhs, problem.out) == ("mk", "mn"):
-        return ""
-    if not symbolic:
+    rows_stay = (problem.lhs, problem.out) == ("mk", "mn")
+    if not symbolic or (rows_stay and list(symbolic) == ["m"]):
         return ""
     found = ", ".join(f"{name} = {size}" for name, size in symbolic.items())
     return (
@@ -195,31 +193,16 @@ def _symbolic_reason(problem: RaggedProblem) -> str:
     )
 
 
-def _choose_tile(
-    problem: RaggedProblem, terms: int, params: Mapping[str, Any], family: KernelFamily
-) -> tuple[TileConfig, Choice]:
-    """The configuration for a kernel's problem, and what it comes from."""
-    if (override := params.get("tile")) is not None:
-        return override, "override"
-    choices = params.get("tile_choices")
-    if choices and choices.table and (tuned := choices.table.tile(problem, terms)):
-        _check_compiled(tuned, "the tuning table", problem, family)
-        return tuned, "table"
-    return family.choose(problem), "default"
-
-
 def compiled_tiles(problem: RaggedProblem, family: KernelFamily) -> tuple[TileConfig, ...]:
-    """The configurations that can run `problem`: what may be asked for and what is tuned."""
+    """The configurations that can run `problem`, and may be asked for."""
     return family.tiles + family.more_tiles(problem)
 
 
-def _check_compiled(
-    tile: TileConfig, source: str, problem: RaggedProblem, family: KernelFamily
-) -> None:
+def _check_compiled(tile: TileConfig, problem: RaggedProblem, family: KernelFamily) -> None:
     compiled = compiled_tiles(problem, family)
     if tile not in compiled:
         raise ValueError(
-            f"{source} has the tile {tile} for {problem}, which is not compiled. Compiled are: "
+            f"use_tiles has the tile {tile} for {problem}, which is not compiled. Compiled are: "
             + "; ".join(map(str, compiled))
         )
 

@@ -180,3 +180,100 @@ def test_contracting_and_noncontracting_are_told_apart_by_the_ragged_dimension()
     lhs, rhs, _ = CONTRACTING.shapes(M, K, N, G)
     assert CONTRACTING.call.eval_shape(array(*lhs), array(*rhs), SIZES).shape == (G, K, N)
     assert NONCONTRACTING.call.eval_shape(LHS, RHS, SIZES).shape == (M, N)
+
+
+NOT_BOOLEANS = ["no", 1.5, 1, None, np.ones(2, bool), np.array(True)]
+A, B, E4 = np.ones((3, 3), np.float32), np.ones((2, 3, 3), np.float32), jnp.float8_e4m3fn
+TWO = np.array([1, 2], np.int32)
+
+# Every function with a boolean argument, by the name of the argument.
+BOOLEANS = {
+    "ragged_dot transpose_rhs": lambda x: jgg.ragged_dot(A, B, TWO, transpose_rhs=x),
+    "accumulate transpose_lhs": lambda x: jgg.ragged_dot_accumulate(B, A, A, TWO, transpose_lhs=x),
+    "accumulate transpose_rhs": lambda x: jgg.ragged_dot_accumulate(B, A, A, TWO, transpose_rhs=x),
+    "scaled_ragged_dot transpose_rhs": lambda x: jgg.scaled_ragged_dot(
+        A.astype(E4), np.float32(1), B.astype(E4), np.float32(1), TWO, transpose_rhs=x
+    ),
+    "blockwise power_of_two_scales": lambda x: jgg.quantize_blockwise(A, power_of_two_scales=x),
+    "weights power_of_two_scales": lambda x: jgg.quantize_weights(B, power_of_two_scales=x),
+    "ragged power_of_two_scales": lambda x: jgg.quantize_ragged(A, TWO, power_of_two_scales=x),
+    "Recipe power_of_two_scales": lambda x: jgg.Recipe(power_of_two_scales=x),
+    "grouped_gemm sort_problems": lambda x: jgg.grouped_gemm([A], [A], sort_problems=x),
+    "grouped_gemm transpose_lhs": lambda x: jgg.grouped_gemm([A], [A], transpose_lhs=x),
+    "grouped_gemm transpose_rhs[0]": lambda x: jgg.grouped_gemm([A], [A], transpose_rhs=[x]),
+    "grouped_syrk transpose": lambda x: jgg.grouped_syrk(B, transpose=x),
+    "grouped_herk transpose": lambda x: jgg.grouped_herk(B, transpose=x),
+    "grouped_syr2k symmetrize_output": lambda x: jgg.grouped_syr2k(B, B, symmetrize_output=x),
+    "grouped_her2k symmetrize_output": lambda x: jgg.grouped_her2k(B, B, symmetrize_output=x),
+    "route renormalize": lambda x: jgg.moe.route(A, 1, renormalize=x),
+}
+
+
+@pytest.mark.parametrize("value", NOT_BOOLEANS, ids=repr)
+@pytest.mark.parametrize("name", BOOLEANS)
+def test_only_booleans_are_booleans(name, value):
+    with pytest.raises(TypeError, match=re.escape(name.split()[-1])) as caught:
+        BOOLEANS[name](value)
+    assert "True or False" in str(caught.value)
+    BOOLEANS[name](np.True_)
+
+
+@pytest.mark.parametrize(
+    "name, function",
+    [
+        (
+            "preferred_element_type",
+            lambda x: jgg.ragged_dot(A, B, TWO, preferred_element_type=x),
+        ),
+        (
+            "preferred_element_type",
+            lambda x: jgg.grouped_gemm([A], [A], preferred_element_type=x),
+        ),
+        ("preferred_element_type", lambda x: jgg.grouped_syrk(B, preferred_element_type=x)),
+        (
+            "preferred_element_type",
+            lambda x: jgg.fp8_ragged_dot(A, B, TWO, preferred_element_type=x),
+        ),
+        ("dtype", lambda x: jgg.quantize_blockwise(A, dtype=x)),
+        ("forward_dtype", lambda x: jgg.Recipe(forward_dtype=x)),
+    ],
+)
+def test_no_dtype_at_all(name, function):
+    with pytest.raises(TypeError, match=f"{name} must be a dtype, got 'e4m3'"):
+        function("e4m3")
+
+
+@pytest.mark.parametrize("beta", [0.5, -1, np.float32(2), jnp.zeros(()), [0.5, 0.0], 1j])
+@pytest.mark.parametrize(
+    "function",
+    [
+        partial(jgg.grouped_gemm, B, B),
+        partial(jgg.grouped_syrk, B),
+        partial(jgg.grouped_herk, B),
+        partial(jgg.grouped_syr2k, B, B),
+        partial(jgg.grouped_her2k, B, B),
+    ],
+    ids=lambda function: function.func.__name__,
+)
+def test_beta_without_c(function, beta):
+    with pytest.raises(ValueError, match="beta scales c, which is None.*got beta="):
+        function(beta=beta)
+    function(beta=0)
+
+
+@pytest.mark.parametrize("value", [None, "x", ["x", 1.0], [None, 1.0], {}], ids=repr)
+@pytest.mark.parametrize("name", ["alpha", "beta"])
+def test_scales_that_are_no_numbers(name, value):
+    matrices = [A, A]
+    for function, operands in (
+        (jgg.grouped_gemm, (matrices, matrices, matrices)),
+        (jgg.grouped_syr2k, (matrices, matrices, matrices)),
+    ):
+        with pytest.raises((TypeError, ValueError), match=name):
+            function(*operands, **{name: value})
+
+
+@pytest.mark.parametrize("uplo", ["U", "Upper", None, True, np.array(["lower"])], ids=repr)
+def test_unknown_triangle(uplo):
+    with pytest.raises(ValueError, match=r"uplo must be one of \('lower', 'upper'\)"):
+        jgg.grouped_syrk(B, uplo=uplo)

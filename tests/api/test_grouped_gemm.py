@@ -299,3 +299,20 @@ def test_stored_transposed(rng):
     stored = [swap(problems.lhs[0], True)], [swap(problems.rhs[0], True)]
     swapped = jgg.grouped_gemm(*stored, transpose_lhs=True, transpose_rhs=[True])
     np.testing.assert_allclose(swapped[0], plain[0], atol=1e-12)
+
+
+@pytest.mark.parametrize("maps_lhs, maps_rhs", [(True, False), (False, True), (True, True)])
+def test_nothing_is_mapped_over(maps_lhs, maps_rhs):
+    """vmap over an axis of size zero gives empty results, like the rest of JAX."""
+    lhs, rhs = np.ones((2, 3), np.float32), np.ones((3, 4), np.float32)
+    operands = [
+        np.ones((0, *x.shape), x.dtype) if is_mapped else x
+        for x, is_mapped in ((lhs, maps_lhs), (rhs, maps_rhs))
+    ]
+
+    def products(lhs, rhs):
+        return jgg.grouped_gemm([lhs, rhs.T], [rhs, lhs.T])
+
+    axes = tuple(0 if is_mapped else None for is_mapped in (maps_lhs, maps_rhs))
+    outs = jax.vmap(products, axes)(*operands)
+    assert [out.shape for out in outs] == [(0, 2, 4), (0, 4, 2)]

@@ -1,5 +1,9 @@
 """Grouped rank-k and rank-2k updates: semantics, transformations and errors, on any machine."""
 
+import inspect
+import pydoc
+import re
+import typing
 from functools import partial
 
 import jax
@@ -206,6 +210,12 @@ class TestTransformations:
             one = function(a[i] if maps_a else a, alpha[i], beta[i])
             np.testing.assert_allclose(got[i], one, atol=1e-12)
 
+    @EVERY
+    def test_vmap_over_nothing(self, update):
+        a = np.ones((0, G, N, K), np.float32)
+        assert jax.vmap(update)(a, a).shape == (0, G, N, N)
+        assert jax.vmap(lambda a: update([a], [a])[0])(a[:, 0]).shape == (0, N, N)
+
     def test_vmap_of_one_entry_of_a_list(self, rng):
         a, shared = rng.standard_normal((3, 6, 4)), rng.standard_normal((5, 2))
         outs = jax.vmap(lambda a: jgg.grouped_syrk([a, shared]))(a)
@@ -398,3 +408,27 @@ def test_hermitian_updates_of_real_matrices_are_the_symmetric_ones(update, rng):
     a, b = random(rng, (2, 8, 4), np.float32), random(rng, (2, 8, 4), np.float32)
     symmetric = SYR2K if update.two_operands else SYRK
     np.testing.assert_array_equal(update(a, b), symmetric(a, b))
+
+
+@EVERY
+def test_signature(update):
+    """What help() shows names every option and its default, and no other is taken."""
+    function = getattr(jgg, f"grouped_{update.name}")
+    factors = ["a", "b"] if update.two_operands else ["a"]
+    parameters = inspect.signature(function).parameters
+    options = {name: x.default for name, x in parameters.items() if x.kind is x.KEYWORD_ONLY}
+    assert list(parameters) == [*factors, "c", *options]
+    assert options == dict(
+        alpha=1.0,
+        beta=0.0,
+        uplo="lower",
+        symmetrize_output=False,
+        transpose=False,
+        precision=None,
+        preferred_element_type=None,
+        implementation=None,
+    )
+    assert typing.get_overloads(function)
+    assert parameters.keys() <= set(re.findall(r"\w+", pydoc.render_doc(function)))
+    with pytest.raises(TypeError, match=f"grouped_{update.name}.*'lower'"):
+        function(*[np.ones((2, 3, 3))] * len(factors), lower=True)

@@ -34,10 +34,10 @@ class List:
     def __call__(self, **options) -> list[jax.Array]:
         """Under jit, so that the operands are arguments of the program."""
 
+        scales = {"alpha": self.alpha} | ({} if self.c is None else {"beta": self.beta})
+
         def call(lhs, rhs, c):
-            return jgg.grouped_gemm(
-                lhs, rhs, c, alpha=self.alpha, beta=self.beta, **self.transposes, **options
-            )
+            return jgg.grouped_gemm(lhs, rhs, c, **scales, **self.transposes, **options)
 
         return jax.jit(call)(self.lhs, self.rhs, self.c)
 

@@ -22,6 +22,9 @@ class Update:
         return self.name
 
     def __call__(self, a, b, c=None, **options):
+        """The update, which takes `beta` only where there is a c."""
+        if c is None:
+            options.pop("beta", None)
         function = getattr(jgg, f"grouped_{self.name}")
         return function(a, b, c, **options) if self.two_operands else function(a, c, **options)
 

@@ -17,20 +17,22 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
+from jax_grouped_gemm._src import tile_choices
 from jax_grouped_gemm._src.arguments import (
+    Implementation,
     as_array,
+    canonical_dtype,
     canonical_offset,
     check_group_count,
+    checked_boolean,
     checked_group_sizes,
     checked_implementation,
 )
 from jax_grouped_gemm._src.arithmetic import cdiv
 from jax_grouped_gemm._src.fp8 import primitive
 from jax_grouped_gemm._src.fp8.formats import BLOCK, checked_fp8_dtype, row_blocks
-from jax_grouped_gemm._src.tuning import choices
 
 SOURCE_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 
@@ -66,7 +68,7 @@ def quantize_blockwise(
     dtype: DTypeLike = jnp.float8_e4m3fn,
     *,
     power_of_two_scales: bool = False,
-    implementation: str | None = None,
+    implementation: Implementation = None,
 ) -> tuple[jax.Array, jax.Array]:
     """Quantises `x` [..., r, c] in blocks of its last two dimensions.
 
@@ -101,7 +103,7 @@ def quantize_weights(
     dtype: DTypeLike = jnp.float8_e4m3fn,
     *,
     power_of_two_scales: bool = False,
-    implementation: str | None = None,
+    implementation: Implementation = None,
 ) -> QuantizedWeights:
     """Quantises weights [..., k, n] in blocks of 128 x 128, both ways round in one pass.
 
@@ -118,7 +120,7 @@ def quantize_ragged(
     dtype: DTypeLike = jnp.float8_e4m3fn,
     *,
     power_of_two_scales: bool = False,
-    implementation: str | None = None,
+    implementation: Implementation = None,
 ) -> QuantizedRows:
     """Quantises the rows [m, k] of a ragged product for all that training needs, in one pass.
 
@@ -144,7 +146,7 @@ def _checked(x, dtype, power_of_two_scales, implementation) -> tuple[jax.Array, 
         raise ValueError(f"x must have at least two dimensions, got the shape {x.shape}")
     params = dict(
         dtype=checked_fp8_dtype("dtype", dtype),
-        power_of_two=bool(power_of_two_scales),
+        power_of_two=checked_boolean("power_of_two_scales", power_of_two_scales),
         implementation=checked_implementation(implementation),
     )
     return x, params
@@ -166,7 +168,7 @@ def scaled_ragged_dot(
     transpose_rhs: bool = False,
     preferred_element_type: DTypeLike = jnp.bfloat16,
     group_offset: ArrayLike | None = None,
-    implementation: str | None = None,
+    implementation: Implementation = None,
 ) -> jax.Array:
     """Ragged matmul of FP8 operands [m, k] x [g, k, n] -> [m, n], each times its scales.
 
@@ -201,6 +203,7 @@ def scaled_ragged_dot(
       NotImplementedError: see `ragged_dot`.
     """
     lhs, rhs = _fp8_array("lhs", lhs, 2), _fp8_array("rhs", rhs, 3)
+    transpose_rhs = checked_boolean("transpose_rhs", transpose_rhs)
     group_sizes = checked_group_sizes(group_sizes)
     m, k = lhs.shape
     g, *matrix = rhs.shape
@@ -222,12 +225,12 @@ def scaled_ragged_dot(
         rhs_scale,
         group_sizes,
         canonical_offset(group_offset),
-        transpose_rhs=bool(transpose_rhs),
+        transpose_rhs=transpose_rhs,
         lhs_scaling=lhs_scaling,
         rhs_scaling=rhs_scaling,
-        preferred_element_type=np.dtype(preferred_element_type),
+        preferred_element_type=canonical_dtype("preferred_element_type", preferred_element_type),
         implementation=checked_implementation(implementation),
-        **choices.current().params("forward"),
+        **tile_choices.current().params("forward"),
     )
 
 
@@ -242,7 +245,7 @@ def scaled_ragged_dot_contracting(
     num_groups: int | None = None,
     preferred_element_type: DTypeLike = jnp.float32,
     group_offset: ArrayLike | None = None,
-    implementation: str | None = None,
+    implementation: Implementation = None,
 ) -> jax.Array:
     """Contracts the rows of each group: [b, k, 128] x [b, n, 128] -> [g, k, n], the cotangent of
     weights.
@@ -294,9 +297,9 @@ def scaled_ragged_dot_contracting(
         canonical_offset(group_offset),
         num_rows=num_rows,
         num_groups=group_sizes.shape[0] if num_groups is None else num_groups,
-        preferred_element_type=np.dtype(preferred_element_type),
+        preferred_element_type=canonical_dtype("preferred_element_type", preferred_element_type),
         implementation=checked_implementation(implementation),
-        **choices.current().params("forward"),
+        **tile_choices.current().params("forward"),
     )
 
 

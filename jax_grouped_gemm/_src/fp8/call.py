@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -85,8 +87,10 @@ def quantize(plan: QuantizePlan, x: jax.Array, *group_sizes: jax.Array) -> list[
     wanted = [result is not None for result in plan.results]
     nothing = jax.ShapeDtypeStruct((0,), jnp.float32)
     results = [nothing if result is None else result for result in plan.results]
+    outs: Sequence[jax.Array]
     if 0 in x.shape:
-        outs = [jnp.full(r.shape, r.dtype == jnp.float32, r.dtype) for r in results]
+        # Then there are neither values nor blocks that would have a scale.
+        outs = [jnp.zeros(result.shape, result.dtype) for result in results]
     else:
         # A kernel's buffers are never empty.
         sizes = [y if y.size else jnp.zeros((1,), y.dtype) for y in group_sizes]

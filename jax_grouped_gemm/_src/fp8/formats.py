@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
+from jax_grouped_gemm._src.arguments import canonical_dtype
 from jax_grouped_gemm._src.arithmetic import cdiv, is_static
 
 BLOCK = 128
@@ -46,7 +47,7 @@ def quantized_groups(m: int, cols: int, num_groups: int) -> tuple[Shape, Shape]:
 
 def checked_fp8_dtype(name: str, dtype: DTypeLike) -> np.dtype:
     """`dtype` if it is an FP8 dtype that the kernels know, else a `TypeError`."""
-    dtype = np.dtype(dtype)
+    dtype = canonical_dtype(name, dtype)
     if dtype not in FP8_DTYPES:
         raise TypeError(f"{name} must be float8_e4m3fn or float8_e5m2, got {dtype}")
     return dtype

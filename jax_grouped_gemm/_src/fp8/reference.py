@@ -304,5 +304,5 @@ class _Blocks:
         """The block in float32, [..., 128]."""
         bits = lax.dynamic_slice_in_dim(self.bits, block * BLOCK, BLOCK, axis=-1)
         values = reference.from_bits(bits, self.dtype).astype(jnp.float32)
-        block = 0 if self.scales.shape[-1] == 1 else block
-        return values * lax.dynamic_slice_in_dim(self.scales, block, 1, axis=-1)
+        scale_block = 0 if self.scales.shape[-1] == 1 else block
+        return values * lax.dynamic_slice_in_dim(self.scales, scale_block, 1, axis=-1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +12,15 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import ArrayLike, DTypeLike
 
+from jax_grouped_gemm._src import tile_choices
 from jax_grouped_gemm._src.arguments import (
+    Implementation,
     as_array,
+    canonical_dtype,
     canonical_offset,
     check_group_count,
+    checked_boolean,
+    checked_choice,
     checked_group_sizes,
     checked_implementation,
 )
@@ -25,13 +30,13 @@ from jax_grouped_gemm._src.fp8.formats import checked_fp8_dtype
 from jax_grouped_gemm._src.fp8.reference import quantize
 from jax_grouped_gemm._src.ragged import primitive as ragged
 from jax_grouped_gemm._src.ragged.api import ragged_dot
-from jax_grouped_gemm._src.tuning import choices
 from jax_grouped_gemm._src.varying import align_varying
 
 FP8_LHS, FP8_RHS = "fp8_lhs", "fp8_rhs"
 """The names under which `fp8_ragged_dot` keeps its quantised operands."""
 
 Precision = Literal["fp8", "bf16"]
+Scaling = Literal["blockwise", "rowwise"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,15 +65,14 @@ class Recipe:
     wgrad: Precision = "fp8"
     forward_dtype: DTypeLike = jnp.float8_e4m3fn
     gradient_dtype: DTypeLike = jnp.float8_e4m3fn
-    scaling: Literal["blockwise", "rowwise"] = "blockwise"
+    scaling: Scaling = "blockwise"
     power_of_two_scales: bool = False
 
     def __post_init__(self):
         for name in ("forward", "dgrad", "wgrad"):
-            if getattr(self, name) not in ("fp8", "bf16"):
-                raise ValueError(f"{name} must be 'fp8' or 'bf16', got {getattr(self, name)!r}")
-        if self.scaling not in ("blockwise", "rowwise"):
-            raise ValueError(f"scaling must be 'blockwise' or 'rowwise', got {self.scaling!r}")
+            checked_choice(name, getattr(self, name), get_args(Precision))
+        checked_choice("scaling", self.scaling, get_args(Scaling))
+        checked_boolean("power_of_two_scales", self.power_of_two_scales)
         for name in ("forward_dtype", "gradient_dtype"):
             object.__setattr__(self, name, checked_fp8_dtype(name, getattr(self, name)))
 
@@ -82,7 +86,7 @@ def fp8_ragged_dot(
     quantized_rhs: QuantizedWeights | None = None,
     preferred_element_type: DTypeLike | None = None,
     group_offset: ArrayLike | None = None,
-    implementation: str | None = None,
+    implementation: Implementation = None,
 ) -> jax.Array:
     """Ragged matmul [m, k] x [g, k, n] -> [m, n] of operands that are quantised to FP8.
 
@@ -119,14 +123,16 @@ def fp8_ragged_dot(
         raise TypeError(f"recipe must be a jax_grouped_gemm.Recipe, got {recipe!r}")
     if quantized_rhs is not None:
         _check_quantized(quantized_rhs, rhs, recipe)
-    out_dtype = preferred_element_type or jnp.result_type(lhs, rhs)
+    out_dtype = jnp.result_type(lhs, rhs)
+    if preferred_element_type is not None:
+        out_dtype = canonical_dtype("preferred_element_type", preferred_element_type)
     product = _Product(
         recipe,
-        np.dtype(out_dtype),
+        out_dtype,
         lhs.dtype,
         rhs.dtype,
         checked_implementation(implementation),
-        choices.current(),
+        tile_choices.current(),
     )
     # Outside the custom derivative, where the casts have transposes.
     leaves, tree = jax.tree.flatten((lhs, rhs, quantized_rhs, group_sizes, offset))
@@ -148,8 +154,8 @@ class _Product:
     out_dtype: np.dtype
     lhs_dtype: np.dtype
     rhs_dtype: np.dtype
-    implementation: str | None
-    tiles: choices.TileChoices
+    implementation: Implementation
+    tiles: tile_choices.TileChoices
 
     @property
     def is_rowwise(self) -> bool:
@@ -231,7 +237,7 @@ class _Product:
 
     def narrow_products(self, lhs, rhs, group_sizes, offset):
         """The ragged matmul of operands that are not quantised."""
-        with choices.using(self.tiles):
+        with tile_choices.using(self.tiles):
             return ragged_dot(
                 _narrow(lhs),
                 _narrow(rhs),
@@ -299,7 +305,8 @@ def _dot_forward(product: _Product, lhs, rhs, quantized_rhs, group_sizes, offset
 
 
 def _dot_backward(product: _Product, kept: _Residuals, ct):
-    recipe, groups = product.recipe, (kept.group_sizes, kept.offset)
+    recipe = product.recipe
+    groups = kept.group_sizes, kept.offset
     ct_rows, ct_columns = product.quantize_rows(
         ct,
         kept.group_sizes,
@@ -309,26 +316,28 @@ def _dot_backward(product: _Product, kept: _Residuals, ct):
     )
     num_groups = jax.tree.leaves(kept.rhs)[0].shape[0]
     common = dict(precision=None, implementation=product.implementation)
-    if recipe.dgrad == "fp8":
+    if isinstance(kept.rhs, _Pair):
         d_lhs = product.rows_by_weights("dgrad", ct_rows, kept.rhs, *groups, product.lhs_dtype)
     else:
         d_lhs = ragged.ragged_noncontracting(
             ct.astype(kept.rhs.dtype),
             kept.rhs,
-            *groups,
+            kept.group_sizes,
+            kept.offset,
             transpose_lhs=False,
             transpose_rhs=True,
             preferred_element_type=product.lhs_dtype,
             **common,
             **product.tiles.params("dgrad"),
         )
-    if recipe.wgrad == "fp8":
+    if isinstance(kept.lhs, _Pair):
         d_rhs = product.rows_by_rows(kept.lhs, ct_columns, *groups, ct.shape[0], num_groups)
     else:
         d_rhs = ragged.ragged_contracting(
             kept.lhs,
             ct.astype(kept.lhs.dtype),
-            *groups,
+            kept.group_sizes,
+            kept.offset,
             num_groups=num_groups,
             transpose_lhs=False,
             transpose_rhs=False,

@@ -2,27 +2,131 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
+from typing import Any, TypeGuard
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
+from jax.typing import ArrayLike, DTypeLike
 
-from jax_grouped_gemm._src.arguments import as_array
-from jax_grouped_gemm._src.arithmetic import at_least_float32
+from jax_grouped_gemm._src.arguments import as_array, canonical_dtype
 
-Matrices = ArrayLike | Sequence[ArrayLike]
+Stack = jax.Array | np.ndarray
+Matrices = Stack | Sequence[Stack]
 Scale = ArrayLike | Sequence[ArrayLike]
 Results = jax.Array | list[jax.Array]
 
 
-def is_one_stack(x: Matrices) -> bool:
-    """Whether an operand is a single array, not a sequence."""
-    return isinstance(x, (jax.Array, np.ndarray))
+@dataclasses.dataclass(frozen=True)
+class MatrixLists:
+    """The operands of one call: lists of equally many matrices and stacks of matrices.
+
+    Attributes:
+      entries: by name, the factors and, if it was given, "c". The first one's form is the results'.
+      is_stack: whether each operand is one stack, rather than a sequence.
+    """
+
+    entries: dict[str, list[jax.Array]]
+    is_stack: bool
+
+    @classmethod
+    def of(cls, factors: dict[str, Matrices], c: Matrices | None) -> MatrixLists:
+        """Checks the factors by name, and c.
+
+        Raises:
+          TypeError: an operand is neither an array nor a sequence of arrays.
+          ValueError: an entry is neither a matrix nor a stack, or entries differ in number.
+        """
+        operands = factors if c is None else {**factors, "c": c}
+        first, *_ = operands
+        is_stack = isinstance(operands[first], Stack)
+        entries = {name: _entries(name, x, is_stack, first) for name, x in operands.items()}
+        for name, xs in entries.items():
+            _check_count(name, len(xs), first, len(entries[first]))
+        return cls(entries, is_stack)
+
+    @property
+    def first(self) -> str:
+        """Name of the operand whose form the others and the results have."""
+        return next(iter(self.entries))
+
+    def __len__(self) -> int:
+        return len(self.entries[self.first])
+
+    def dtypes(self, preferred: DTypeLike | None) -> tuple[np.dtype, np.dtype]:
+        """The dtypes in which factors are multiplied and of the results, `preferred` if given."""
+        factors = {name: xs for name, xs in self.entries.items() if name != "c"}
+        dtype = np.dtype(jnp.result_type(*(x for xs in factors.values() for x in xs)))
+        result_dtype = np.dtype(jnp.result_type(dtype, *self.entries.get("c", ())))
+        if preferred is not None:
+            result_dtype = canonical_dtype("preferred_element_type", preferred)
+        for name, x in ((" and ".join(factors), dtype), ("the results", result_dtype)):
+            if not jnp.issubdtype(x, jnp.inexact):
+                raise TypeError(f"{name} must be floating point or complex, got dtype {x}")
+        if is_complex(dtype) and not is_complex(result_dtype):
+            raise TypeError(f"complex operands give complex results, got dtype {result_dtype}")
+        return dtype, result_dtype
+
+    def stacks(self, name: str, dtype: np.dtype) -> list[jax.Array]:
+        """Every entry of an operand as a stack of `dtype`, a matrix as a stack of one."""
+        entries = (x.astype(dtype) for x in self.entries[name])
+        return [x if x.ndim == 3 else x[None] for x in entries]
+
+    def scales(
+        self, name: str, scale: Scale, dtype: np.dtype, *, keep_single: bool = False
+    ) -> list[jax.Array]:
+        """alpha or beta as an array [g] of `dtype` for each entry.
+
+        With `keep_single`, a number for a whole stack stays one: [1]. XLA would write out [g] in a
+        kernel of its own.
+        """
+        scales: Sequence[Any] = [scale] * len(self)
+        if not self.is_stack and isinstance(scale, Sequence):
+            scales = scale
+        elif not self.is_stack and isinstance(scale, Stack) and scale.ndim:
+            scales = list(scale)
+        _check_count(name, len(scales), self.first, len(self))
+        entries = self.entries[self.first]
+        arrays = []
+        for i, (x, entry) in enumerate(zip(scales, entries, strict=True)):
+            x = _scale_array(name, x)
+            g = entry.shape[0] if entry.ndim == 3 else 1
+            if x.shape not in ((), (g,)[: entry.ndim - 2]):
+                raise ValueError(
+                    f"{name} must be a scalar or have one element for each matrix, got shape "
+                    f"{x.shape} for entry {i} of shape {entry.shape}"
+                )
+            if is_complex(x.dtype) and not is_complex(dtype):
+                raise TypeError(f"{name} must be real here, got dtype {x.dtype}")
+            one_for_all = keep_single and x.ndim == 0
+            arrays.append(jnp.broadcast_to(x.astype(dtype), (1 if one_for_all else g,)))
+        return arrays
+
+    def results(self, outs: Sequence[jax.Array]) -> Results:
+        """Stacks of results in the form of the first operand."""
+        entries = self.entries[self.first]
+        outs = [out if x.ndim == 3 else out[0] for out, x in zip(outs, entries, strict=True)]
+        return outs[0] if self.is_stack else outs
 
 
-def entries_of(name: str, x: Matrices, is_stack: bool, first: str = "a") -> list[jax.Array]:
+def is_number(x: Any) -> TypeGuard[complex]:
+    """Whether a scale is a Python or NumPy number, known when the function is traced."""
+    return isinstance(x, (int, float, complex, np.number)) and not isinstance(x, jax.Array)
+
+
+def check_beta(beta: Scale, c: Matrices | None) -> None:
+    """A `ValueError` if there is a `beta`, but no `c` that it scales."""
+    if c is None and not (is_number(beta) and beta == 0):
+        raise ValueError(f"beta scales c, which is None: got beta={beta!r}")
+
+
+def is_complex(dtype: np.dtype) -> bool:
+    return jnp.issubdtype(dtype, jnp.complexfloating)
+
+
+def _entries(name: str, x: Matrices, is_stack: bool, first: str) -> list[jax.Array]:
     """The matrices and stacks of an operand, which has the form of the operand called `first`."""
     if is_stack:
         x = as_array(name, x)
@@ -45,61 +149,12 @@ def entries_of(name: str, x: Matrices, is_stack: bool, first: str = "a") -> list
     return entries
 
 
-def check_counts(operands: dict[str, list[jax.Array]]) -> None:
-    """A `ValueError` unless all operands have as many entries as the first one."""
-    first, *_ = operands
-    for name, entries in operands.items():
-        if len(entries) != len(operands[first]):
-            raise ValueError(
-                f"{name} has {len(entries)} entries, but {first} has {len(operands[first])}"
-            )
+def _check_count(name: str, count: int, first: str, expected: int) -> None:
+    if count != expected:
+        raise ValueError(f"{name} has {count} entries, but {first} has {expected}")
 
 
-def as_stack(x: jax.Array) -> jax.Array:
-    """A matrix as a stack of one."""
-    return x if x.ndim == 3 else x[None]
-
-
-def like_entry(out: jax.Array, entry: jax.Array) -> jax.Array:
-    """A stack of results in the form of the entry that it came from."""
-    return out if entry.ndim == 3 else out[0]
-
-
-def scales_of(
-    name: str,
-    scale: Scale,
-    entries: list[jax.Array],
-    is_stack: bool,
-    result_dtype: np.dtype,
-    may_be_complex: bool,
-    first: str = "a",
-    *,
-    keep_single: bool = False,
-) -> list[jax.Array]:
-    """alpha or beta as an array [g] for each entry of the operand called `first`.
-
-    With `keep_single`, a number for a whole stack stays one: [1]. XLA would write out [g] in a
-    kernel of its own.
-    """
-    dtype = at_least_float32(result_dtype)
-    if not may_be_complex:
-        dtype = jnp.finfo(dtype).dtype
-    if is_stack or not (isinstance(scale, Sequence) or jnp.ndim(scale)):
-        scale = [scale] * len(entries)
-    if len(scale) != len(entries):
-        raise ValueError(f"{name} has {len(scale)} entries, but {first} has {len(entries)}")
-
-    def broadcast(i, x, entry):
-        x = jnp.asarray(x)
-        g = entry.shape[0] if entry.ndim == 3 else 1
-        if x.shape not in ((), (g,)[: entry.ndim - 2]):
-            raise ValueError(
-                f"{name} must be a scalar or have one element for each matrix, got shape "
-                f"{x.shape} for entry {i} of shape {entry.shape}"
-            )
-        if jnp.iscomplexobj(x) and not jnp.issubdtype(dtype, jnp.complexfloating):
-            raise TypeError(f"{name} must be real here, got dtype {x.dtype}")
-        one_for_all = keep_single and x.ndim == 0
-        return jnp.broadcast_to(x.astype(dtype), (1 if one_for_all else g,))
-
-    return [broadcast(i, x, entry) for i, (x, entry) in enumerate(zip(scale, entries, strict=True))]
+def _scale_array(name: str, x: Any) -> jax.Array:
+    if not (is_number(x) or isinstance(x, (jax.Array, np.ndarray))):
+        raise TypeError(f"{name} must be a number, an array or a sequence of those, got {x!r}")
+    return jnp.asarray(x)

@@ -26,3 +26,11 @@ def multiply(
 def per_matrix(scale: jax.Array, dtype: np.dtype) -> jax.Array:
     """Scales [g] or [1] in a shape and dtype to multiply [g, n, n] of `dtype` with."""
     return scale.astype(dtype)[:, None, None]
+
+
+def scaled_c(beta: jax.Array | complex, c: jax.Array, dtype: np.dtype) -> jax.Array:
+    """beta C in `dtype`, zero where beta is, whatever C holds."""
+    c = c.astype(dtype)
+    if isinstance(beta, jax.Array):
+        beta = per_matrix(beta, dtype)
+    return jnp.where(beta == 0, 0, beta * c)

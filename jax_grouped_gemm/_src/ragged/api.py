@@ -10,17 +10,20 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
+from jax_grouped_gemm._src import tile_choices
 from jax_grouped_gemm._src.arguments import (
+    Implementation,
     as_array,
+    canonical_dtype,
     canonical_offset,
     canonical_precision,
+    checked_boolean,
     checked_implementation,
     evaluate_as_jax,
     to_int32,
 )
 from jax_grouped_gemm._src.ragged import dimension_numbers, primitive
 from jax_grouped_gemm._src.ragged.dimension_numbers import DimensionNames, Mode
-from jax_grouped_gemm._src.tuning import choices
 
 
 def ragged_dot(
@@ -32,7 +35,7 @@ def ragged_dot(
     group_offset: ArrayLike | None = None,
     *,
     transpose_rhs: bool = False,
-    implementation: str | None = None,
+    implementation: Implementation = None,
 ) -> jax.Array:
     """Ragged matmul [m, k] x [g, k, n] -> [m, n]: each group of rows times its own matrix.
 
@@ -65,6 +68,7 @@ def ragged_dot(
       NotImplementedError: `implementation="cuda"` and the kernels cannot run this; raised when the
         function is lowered, with the reason.
     """
+    transpose_rhs = checked_boolean("transpose_rhs", transpose_rhs)
     dimension_numbers = lax.RaggedDotDimensionNumbers(
         dot_dimension_numbers=(((1,), (2 if transpose_rhs else 1,)), ((), ())),
         lhs_ragged_dimensions=(0,),
@@ -91,7 +95,7 @@ def ragged_dot_general(
     preferred_element_type: DTypeLike | None = None,
     group_offset: ArrayLike | None = None,
     *,
-    implementation: str | None = None,
+    implementation: Implementation = None,
 ) -> jax.Array:
     """Ragged matmul with any dimension order, in the three modes of `jax.lax.ragged_dot_general`.
 
@@ -135,7 +139,7 @@ def ragged_dot_general(
     group_sizes = as_array("group_sizes", group_sizes)
     precision = canonical_precision(precision)
     if preferred_element_type is not None:
-        preferred_element_type = jax.dtypes.canonicalize_dtype(preferred_element_type)
+        preferred_element_type = canonical_dtype("preferred_element_type", preferred_element_type)
     result = evaluate_as_jax(
         lhs,
         rhs,
@@ -164,7 +168,7 @@ def ragged_dot_general(
         preferred_element_type=result.dtype,
         precision=precision,
         implementation=implementation,
-        **choices.current().params("forward"),
+        **tile_choices.current().params("forward"),
     )
     return out.reshape(result.shape)
 
@@ -179,7 +183,7 @@ def ragged_dot_accumulate(
     *,
     transpose_lhs: bool = False,
     transpose_rhs: bool = False,
-    implementation: str | None = None,
+    implementation: Implementation = None,
 ) -> jax.Array:
     """Adds a ragged product that contracts the rows, [m, k] and [m, n], to [g, k, n].
 
@@ -213,6 +217,8 @@ def ragged_dot_accumulate(
         function is lowered, with the reason.
     """
     implementation = checked_implementation(implementation)
+    transpose_lhs = checked_boolean("transpose_lhs", transpose_lhs)
+    transpose_rhs = checked_boolean("transpose_rhs", transpose_rhs)
     accumulator = as_array("accumulator", accumulator)
     lhs, rhs = as_array("lhs", lhs), as_array("rhs", rhs)
     group_sizes = as_array("group_sizes", group_sizes)
@@ -242,8 +248,9 @@ def ragged_dot_accumulate(
     groups, num_groups = accumulator.shape[0] if accumulator.ndim else 0, product.shape[0]
     if not fits or groups > num_groups or (groups < num_groups and not is_window):
         g, k, n = product.shape
+        most = "at most " if is_window else ""
         raise TypeError(
-            f"accumulator must have the shape [{'at most ' * is_window}{g}, {k}, {n}] of the "
+            f"accumulator must have the shape [{most}{g}, {k}, {n}] of the "
             f"product, got accumulator {jax.typeof(accumulator)}, lhs {jax.typeof(lhs)}, rhs "
             f"{jax.typeof(rhs)} and group_sizes {jax.typeof(group_sizes)}"
         )
@@ -257,14 +264,14 @@ def ragged_dot_accumulate(
         transpose_rhs=transpose_rhs,
         precision=precision,
         implementation=implementation,
-        **choices.current().params("wgrad"),
+        **tile_choices.current().params("wgrad"),
     )
 
 
 def _check_ranks(lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array) -> None:
     for name, x, rank in (("lhs", lhs, 2), ("rhs", rhs, 2), ("group_sizes", group_sizes, 1)):
         if x.ndim != rank:
+            dimensions = "1 dimension" if rank == 1 else f"{rank} dimensions"
             raise TypeError(
-                f"{name} must have {rank} dimension{'s' * (rank > 1)}, got {jax.typeof(x)}; "
-                "jax.vmap adds others"
+                f"{name} must have {dimensions}, got {jax.typeof(x)}; jax.vmap adds others"
             )

@@ -116,23 +116,23 @@ def noncontracting(
 ) -> jax.Array:
     """Ragged non-contracting product of any rank, up to dimensions of size 1 in the result."""
     rhs_kept = names.kept(names.rhs)
-    lhs = _Named(lhs, names.lhs).merge(names.contracting, "k")
-    rhs = _Named(rhs, names.rhs).merge(names.contracting, "k").merge(rhs_kept[-1:], "n")
+    rows = _Named(lhs, names.lhs).merge(names.contracting, "k")
+    matrices = _Named(rhs, names.rhs).merge(names.contracting, "k").merge(rhs_kept[-1:], "n")
 
     def product(lhs_core, rhs_core, sizes, offset):
         return ragged_noncontracting(
             lhs_core,
-            jnp.moveaxis(rhs_core, rhs.order("g", "k", "n").index("g"), 0),
+            jnp.moveaxis(rhs_core, matrices.order("g", "k", "n").index("g"), 0),
             sizes,
             offset,
-            transpose_lhs=lhs.order("m", "k") == ("k", "m"),
-            transpose_rhs=rhs.order("k", "n") == ("n", "k"),
+            transpose_lhs=rows.order("m", "k") == ("k", "m"),
+            transpose_rhs=matrices.order("k", "n") == ("n", "k"),
             **params,
         )
 
     sizes = _Named(group_sizes, names.group_sizes(group_sizes.ndim))
     out = (*names.batch, *names.kept(names.lhs), *rhs_kept[:-1], "n")
-    return _map_unknown(product, lhs, rhs, sizes, group_offset, core=("m", "n"), out=out)
+    return _map_unknown(product, rows, matrices, sizes, group_offset, core=("m", "n"), out=out)
 
 
 def contracting(
@@ -150,8 +150,8 @@ def contracting(
             f"{len(names.contracting)} of them; merge them, or map over the others and sum."
         )
     lhs_kept, rhs_kept = names.kept(names.lhs), names.kept(names.rhs)
-    lhs = _Named(lhs, names.lhs).merge(lhs_kept[-1:], "k")
-    rhs = _Named(rhs, names.rhs).merge(rhs_kept[-1:], "n")
+    left = _Named(lhs, names.lhs).merge(lhs_kept[-1:], "k")
+    right = _Named(rhs, names.rhs).merge(rhs_kept[-1:], "n")
 
     def product(lhs_core, rhs_core, sizes, offset):
         return ragged_contracting(
@@ -160,14 +160,14 @@ def contracting(
             sizes,
             offset,
             num_groups=group_sizes.shape[-1],
-            transpose_lhs=lhs.order("m", "k") == ("k", "m"),
-            transpose_rhs=rhs.order("m", "n") == ("n", "m"),
+            transpose_lhs=left.order("m", "k") == ("k", "m"),
+            transpose_rhs=right.order("m", "n") == ("n", "m"),
             **params,
         )
 
     sizes = _Named(group_sizes, names.group_sizes(group_sizes.ndim))
     out = ("g", *names.batch, *lhs_kept[:-1], "k", *rhs_kept[:-1], "n")
-    return _map_unknown(product, lhs, rhs, sizes, group_offset, core=("g", "k", "n"), out=out)
+    return _map_unknown(product, left, right, sizes, group_offset, core=("g", "k", "n"), out=out)
 
 
 def _map_unknown(

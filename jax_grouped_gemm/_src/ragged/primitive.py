@@ -34,7 +34,7 @@ def ragged_noncontracting(lhs, rhs, group_sizes, group_offset, **params) -> jax.
 
 
 def _noncontracting_aval(
-    *operands, transpose_lhs, transpose_rhs, preferred_element_type, **_
+    *operands, transpose_lhs, transpose_rhs, preferred_element_type, **params
 ) -> jax.core.ShapedArray:
     lhs, rhs, *_ = operands
     m = lhs.shape[-1 if transpose_lhs else -2]
@@ -64,7 +64,7 @@ def ragged_contracting(lhs, rhs, group_sizes, group_offset, **params) -> jax.Arr
 
 
 def _contracting_aval(
-    *operands, num_groups, transpose_lhs, transpose_rhs, preferred_element_type, **_
+    *operands, num_groups, transpose_lhs, transpose_rhs, preferred_element_type, **params
 ) -> jax.core.ShapedArray:
     lhs, rhs, *_ = operands
     k = lhs.shape[-2 if transpose_lhs else -1]

@@ -6,27 +6,63 @@ The scheduler modes and the sorting of problems are those of CUTLASS's grouped k
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypedDict, Unpack, overload
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
-from jax_grouped_gemm._src.arguments import canonical_precision, checked_implementation
+from jax_grouped_gemm._src.arguments import (
+    Implementation,
+    canonical_precision,
+    checked_boolean,
+    checked_choice,
+    checked_implementation,
+)
+from jax_grouped_gemm._src.arithmetic import at_least_float32
 from jax_grouped_gemm._src.lists.arguments import (
     Matrices,
+    MatrixLists,
     Results,
     Scale,
-    as_stack,
-    check_counts,
-    entries_of,
-    is_one_stack,
-    like_entry,
-    scales_of,
+    Stack,
+    check_beta,
+    is_complex,
+    is_number,
 )
 from jax_grouped_gemm._src.lists.grouped_gemm import primitive
 from jax_grouped_gemm._src.lists.grouped_gemm.plan import SCHEDULERS, Scheduler
+from jax_grouped_gemm._src.lists.op import problems_of
+
+
+class GroupedGemmOptions(TypedDict, total=False):
+    """The keyword arguments of `grouped_gemm`."""
+
+    alpha: Scale
+    beta: Scale
+    transpose_lhs: bool | Sequence[bool]
+    transpose_rhs: bool | Sequence[bool]
+    precision: lax.PrecisionLike
+    preferred_element_type: DTypeLike | None
+    scheduler: Scheduler
+    sort_problems: bool
+    implementation: Implementation
+
+
+@overload
+def grouped_gemm(
+    lhs: Stack, rhs: Stack, c: Stack | None = None, **options: Unpack[GroupedGemmOptions]
+) -> jax.Array: ...
+
+
+@overload
+def grouped_gemm(
+    lhs: Sequence[Stack],
+    rhs: Sequence[Stack],
+    c: Sequence[Stack] | None = None,
+    **options: Unpack[GroupedGemmOptions],
+) -> list[jax.Array]: ...
 
 
 def grouped_gemm(
@@ -42,7 +78,7 @@ def grouped_gemm(
     preferred_element_type: DTypeLike | None = None,
     scheduler: Scheduler = "host_precomputed",
     sort_problems: bool = True,
-    implementation: str | None = None,
+    implementation: Implementation = None,
 ) -> Results:
     """alpha_i A_i B_i + beta_i C_i for each problem i of a list, whatever their shapes.
 
@@ -67,7 +103,7 @@ def grouped_gemm(
         because it is donated. Not read where beta is zero.
       alpha: a scalar; or one for each problem, which for a stack can again be one for each of its
         matrices. Python and NumPy scalars are compiled in; arrays may be traced.
-      beta: the same for `c`.
+      beta: the same for `c`, without which it must be zero.
       transpose_lhs: whether matrices of lhs are stored [k_i, m_i]: a boolean, or one for each
         problem. Costs no copy.
       transpose_rhs: whether those of rhs are stored [n_i, k_i].
@@ -94,77 +130,54 @@ def grouped_gemm(
         function is lowered, with the reason.
     """
     implementation = checked_implementation(implementation)
-    if scheduler not in SCHEDULERS:
-        raise ValueError(f"scheduler must be one of {SCHEDULERS}, got {scheduler!r}")
-    is_stack = is_one_stack(lhs)
-    operands = {
-        "lhs": entries_of("lhs", lhs, is_stack, "lhs"),
-        "rhs": entries_of("rhs", rhs, is_stack, "lhs"),
-    }
-    if c is not None:
-        operands["c"] = entries_of("c", c, is_stack, "lhs")
-    check_counts(operands)
-    count = len(operands["lhs"])
+    scheduler = checked_choice("scheduler", scheduler, SCHEDULERS)
+    sort_problems = checked_boolean("sort_problems", sort_problems)
+    check_beta(beta, c)
+    lists = MatrixLists.of({"lhs": lhs, "rhs": rhs}, c)
     transposes = {
-        "transpose_lhs": _booleans("transpose_lhs", transpose_lhs, count),
-        "transpose_rhs": _booleans("transpose_rhs", transpose_rhs, count),
+        "transpose_lhs": _booleans("transpose_lhs", transpose_lhs, len(lists)),
+        "transpose_rhs": _booleans("transpose_rhs", transpose_rhs, len(lists)),
     }
-    _check_shapes(operands, **transposes)
+    _check_shapes(lists.entries, **transposes)
+    dtype, result_dtype = lists.dtypes(preferred_element_type)
 
-    dtype = jnp.result_type(*operands["lhs"], *operands["rhs"])
-    result_dtype = jnp.result_type(dtype, *operands.get("c", ()))
-    if preferred_element_type is not None:
-        result_dtype = jax.dtypes.canonicalize_dtype(preferred_element_type)
-    for name, x in (("lhs and rhs", dtype), ("the results", result_dtype)):
-        if not jnp.issubdtype(x, jnp.inexact):
-            raise TypeError(f"{name} must be floating point or complex, got dtype {x}")
-    is_complex = jnp.issubdtype(result_dtype, jnp.complexfloating)
-    if jnp.issubdtype(dtype, jnp.complexfloating) and not is_complex:
-        raise TypeError(f"complex operands give complex results, got dtype {result_dtype}")
-
-    missing = [None] * count
-    numbers, scales = {"alpha": 1.0, "beta": 0.0}, {"alpha": missing, "beta": missing}
-    given = {"alpha": alpha} if c is None else {"alpha": alpha, "beta": beta}
-    for name, scale in given.items():
-        if _is_number(scale):
-            numbers[name] = _checked_number(name, scale, is_complex)
+    # Numbers are parameters of the primitive, arrays are operands.
+    numbers: dict[str, complex] = {"alpha": 1.0, "beta": 0.0}
+    operands: dict[str, list[jax.Array]] = {}
+    for name, scale in (("alpha", alpha), ("beta", beta)):
+        if is_number(scale):
+            numbers[name] = _checked_number(name, scale, is_complex(result_dtype))
         else:
-            scales[name] = scales_of(
-                name, scale, operands["lhs"], is_stack, result_dtype, is_complex, "lhs"
-            )
-    cs = missing
-    if c is not None and (scales["beta"] is not missing or numbers["beta"] != 0):
-        cs = [as_stack(x.astype(result_dtype)) for x in operands["c"]]
+            operands[name] = lists.scales(name, scale, at_least_float32(result_dtype))
+    if c is not None and ("beta" in operands or numbers["beta"] != 0):
+        operands["c"] = lists.stacks("c", result_dtype)
+    operands |= {"a": lists.stacks("lhs", dtype), "b": lists.stacks("rhs", dtype)}
     outs = primitive.grouped_gemm(
-        primitive.Problems(
-            alpha=scales["alpha"],
-            lhs=[as_stack(x.astype(dtype)) for x in operands["lhs"]],
-            rhs=[as_stack(x.astype(dtype)) for x in operands["rhs"]],
-            beta=scales["beta"],
-            c=cs,
-        ),
+        problems_of(operands),
         **numbers,
         **transposes,
-        result_dtype=np.dtype(result_dtype),
+        result_dtype=result_dtype,
         precision=canonical_precision(precision),
         scheduler=scheduler,
-        sort_problems=bool(sort_problems),
+        sort_problems=sort_problems,
         implementation=implementation,
     )
-    outs = [like_entry(out, x) for out, x in zip(outs, operands["lhs"], strict=True)]
-    return outs[0] if is_stack else outs
+    return lists.results(outs)
 
 
 def _booleans(name: str, value: bool | Sequence[bool], count: int) -> tuple[bool, ...]:
-    values = (value,) * count if isinstance(value, (bool, np.bool_)) else value
-    if not isinstance(values, Sequence) or not all(isinstance(x, (bool, np.bool_)) for x in values):
-        raise TypeError(f"{name} must be a boolean or a sequence of booleans, got {value!r}")
-    if len(values) != count:
-        raise ValueError(f"{name} has {len(values)} entries, but lhs has {count}")
-    return tuple(map(bool, values))
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        return (checked_boolean(name, value),) * count
+    if len(value) != count:
+        raise ValueError(f"{name} has {len(value)} entries, but lhs has {count}")
+    return tuple(checked_boolean(f"{name}[{i}]", x) for i, x in enumerate(value))
 
 
-def _check_shapes(operands, transpose_lhs, transpose_rhs) -> None:
+def _check_shapes(
+    operands: dict[str, list[jax.Array]],
+    transpose_lhs: Sequence[bool],
+    transpose_rhs: Sequence[bool],
+) -> None:
     rows = zip(operands["lhs"], operands["rhs"], transpose_lhs, transpose_rhs, strict=True)
     for i, (lhs, rhs, lhs_transposed, rhs_transposed) in enumerate(rows):
         (m, k), (rhs_k, n) = _meant(lhs, lhs_transposed), _meant(rhs, rhs_transposed)
@@ -182,15 +195,12 @@ def _check_shapes(operands, transpose_lhs, transpose_rhs) -> None:
 
 
 def _meant(x: jax.Array, transposed: bool) -> tuple[int, int]:
-    return x.shape[-2:][::-1] if transposed else x.shape[-2:]
+    rows, columns = x.shape[-2:]
+    return (columns, rows) if transposed else (rows, columns)
 
 
 def _transposed(transposed: bool) -> str:
     return " (transposed)" if transposed else ""
-
-
-def _is_number(scale: Scale) -> bool:
-    return isinstance(scale, (int, float, complex, np.number)) and not isinstance(scale, jax.Array)
 
 
 def _checked_number(name: str, scale: complex, may_be_complex: bool) -> complex:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jax_grouped_gemm._src.arithmetic import at_least_float32
-from jax_grouped_gemm._src.lists import stacks as _stacks
-from jax_grouped_gemm._src.lists.grouped_gemm.plan import Entry, GroupedGemmPlan, Launch
-from jax_grouped_gemm._src.lists.grouped_gemm.reference import scaled_c
+from jax_grouped_gemm._src.lists.call import launch as call_kernel
+from jax_grouped_gemm._src.lists.grouped_gemm.plan import (
+    GroupedGemmPlan,
+    GroupedGemmProblem,
+    Launch,
+)
+from jax_grouped_gemm._src.lists.op import Problem, by_name, present, problems_of
+from jax_grouped_gemm._src.lists.scaling import scaled_c
 from jax_grouped_gemm._src.padding import pad_to
 
 TARGET = "jax_grouped_gemm.grouped_gemm.v1"
@@ -20,120 +28,97 @@ TARGET_FP64 = "jax_grouped_gemm.grouped_gemm_fp64.v1"
 def grouped_gemm(plan: GroupedGemmPlan, *operands: jax.Array) -> list[jax.Array]:
     """Runs the kernels of `plan`, whose path is not "reference", on operands of `plan.problem`.
 
-    The operands are those of the primitive: alpha, lhs, rhs, beta and c of every problem.
+    The operands are those of the primitive: alpha, a, b, beta and c of every problem.
     """
     problem = plan.problem
-    present = (problem.has_alpha, True, True, problem.has_beta, problem.has_c)
-    alpha, lhs, rhs, beta, c = _stacks.split(operands, len(problem.entries), present)
-    outs = [None] * len(problem.entries)
-    for i in set(range(len(outs))) - set(plan.order):
-        outs[i] = _without_product(plan, i, beta[i], c[i])
-    launch_kernel = _launch_fp64 if plan.path == "direct" else _launch
+    names = present(has_alpha=problem.has_alpha, has_beta=problem.has_beta, has_c=problem.has_c)
+    problems = problems_of(by_name(operands, len(problem.entries), names))
+    outs = {
+        i: _without_product(problem, i, x) for i, x in enumerate(problems) if i not in plan.order
+    }
     for launch in plan.launches:
-        results = launch_kernel(
-            plan, launch, *([operand[i] for i in launch.problems] for operand in (alpha, beta)),
-            [pad_to(lhs[i], _stored_lhs(plan.kernel_problem.entries[i])) for i in launch.problems],
-            [pad_to(rhs[i], _stored_rhs(plan.kernel_problem.entries[i])) for i in launch.problems],
-            [c[i] for i in launch.problems],
-        )  # fmt: skip
+        results = _launch(plan, launch, [problems[i] for i in launch.problems])
         for i, result in zip(launch.problems, results, strict=True):
             entry = problem.entries[i]
             outs[i] = result[:, : entry.m, : entry.n].astype(problem.result_dtype)
-    return outs
+    return [outs[i] for i in range(len(problems))]
 
 
-def _stored_lhs(entry: Entry) -> tuple[int, int]:
-    return (entry.k, entry.m) if entry.transpose_lhs else (entry.m, entry.k)
-
-
-def _stored_rhs(entry: Entry) -> tuple[int, int]:
-    return (entry.n, entry.k) if entry.transpose_rhs else (entry.k, entry.n)
-
-
-def _without_product(plan, i, beta, c):
+def _without_product(whole: GroupedGemmProblem, i: int, problem: Problem) -> jax.Array:
     """A result that is empty, or beta C because nothing is contracted."""
-    problem, entry = plan.problem, plan.problem.entries[i]
-    if c is None:
-        return jnp.zeros((entry.g, entry.m, entry.n), problem.result_dtype)
-    beta = problem.beta if beta is None else beta
-    wide = scaled_c(beta, c, at_least_float32(problem.result_dtype))
-    return wide.astype(problem.result_dtype)
+    entry = whole.entries[i]
+    if problem.c is None:
+        return jnp.zeros((entry.g, entry.m, entry.n), whole.result_dtype)
+    beta = whole.beta if problem.beta is None else problem.beta
+    return scaled_c(beta, problem.c, at_least_float32(whole.result_dtype)).astype(
+        whole.result_dtype
+    )
 
 
-def _launch(plan: GroupedGemmPlan, launch: Launch, alpha, beta, lhs, rhs, c) -> list[jax.Array]:
-    problem = plan.problem
-    dtype = plan.kernel_problem.result_dtype
+def _launch(
+    plan: GroupedGemmPlan, launch: Launch, problems: Sequence[Problem]
+) -> Sequence[jax.Array]:
+    whole, is_fp64 = plan.problem, plan.path == "direct"
     entries = [plan.kernel_problem.entries[i] for i in launch.problems]
-    operands = []
-    for present, scales in ((problem.has_alpha, alpha), (problem.has_beta, beta)):
-        if present:
-            operands.append(jnp.concatenate([scale.astype(jnp.float32) for scale in scales]))
-    if launch.schedule is not None:
-        operands.append(jnp.asarray(launch.schedule))
-    operands += lhs + rhs
-    first_c = len(operands)
-    if problem.has_c:
-        operands += [
-            pad_to(x.astype(dtype), (entry.m, entry.n)) for x, entry in zip(c, entries, strict=True)
-        ]
-    workspace = [jax.ShapeDtypeStruct((launch.parts_bytes,), jnp.uint8)] if plan.terms else []
-    first_out = len(workspace)
-    call = jax.ffi.ffi_call(
-        TARGET_F32 if plan.terms else TARGET,
-        workspace + [jax.ShapeDtypeStruct((entry.g, entry.m, entry.n), dtype) for entry in entries],
-        # The kernel updates c in place; XLA copies it first if it is needed later.
-        input_output_aliases=(
-            {first_c + i: first_out + i for i in range(len(entries))} if problem.has_c else {}
-        ),
-    )
-    results = call(
-        *operands,
-        has_alphas=problem.has_alpha,
-        has_betas=problem.has_beta,
-        has_schedule=launch.schedule is not None,
-        has_c=problem.has_c,
-        alpha=np.float32(problem.alpha),
-        beta=np.float32(problem.beta),
+    dtype = plan.kernel_problem.result_dtype
+    padded = list(zip(problems, entries, strict=True))
+    a = [pad_to(x.a, _stored(e.m, e.k, launch.transpose_lhs)) for x, e in padded]
+    b = [pad_to(x.b, _stored(e.k, e.n, launch.transpose_rhs)) for x, e in padded]
+    scales, attributes = (_scales_fp64 if is_fp64 else _scales)(whole, problems)
+    if not is_fp64:
+        attributes["has_schedule"] = launch.schedule is not None
+    schedule = [] if launch.schedule is None else [jnp.asarray(launch.schedule)]
+    return call_kernel(
+        TARGET_FP64 if is_fp64 else TARGET_F32 if plan.terms else TARGET,
+        [*scales, *schedule, *a, *b],
+        [pad_to(x.c.astype(dtype), (e.m, e.n)) for x, e in padded] if whole.has_c else [],
+        [jax.ShapeDtypeStruct((e.g, e.m, e.n), dtype) for e in entries],
+        tile=launch.tile,
+        terms=plan.terms,
+        workspace_bytes=launch.parts_bytes,
         transpose_lhs=launch.transpose_lhs,
         transpose_rhs=launch.transpose_rhs,
-        **({"terms": np.int32(plan.terms)} if plan.terms else {}),
-        **{name: np.int32(value) for name, value in launch.tile.sizes().items()},
+        **attributes,
     )
-    return results[first_out:]
 
 
-def _launch_fp64(plan: GroupedGemmPlan, launch: Launch, alpha, beta, lhs, rhs, c):
-    problem = plan.problem
-    dtype = problem.result_dtype
+def _stored(rows: int, columns: int, transposed: bool) -> tuple[int, int]:
+    return (columns, rows) if transposed else (rows, columns)
 
-    def scale(present, scales, number):
-        """One for each matrix, or one for all, which is a constant of the program."""
-        if present:
-            return jnp.concatenate([scale.astype(dtype) for scale in scales])
-        return jnp.asarray(np.full(1, number, dtype))
 
-    entries = [problem.entries[i] for i in launch.problems]
-    operands = [
-        scale(problem.has_alpha, alpha, problem.alpha),
-        scale(problem.has_beta, beta, problem.beta),
-        *lhs,
-        *rhs,
+def _scales(
+    whole: GroupedGemmProblem, problems: Sequence[Problem]
+) -> tuple[list[jax.Array], dict[str, Any]]:
+    """Operands, one scale for each matrix, and attributes, where a number is for all of them."""
+    attributes = {
+        "has_alphas": whole.has_alpha,
+        "has_betas": whole.has_beta,
+        "alpha": np.float32(whole.alpha.real),
+        "beta": np.float32(whole.beta.real),
+    }
+    return [_joined(x, problems, jnp.float32) for x in _given_scales(whole)], attributes
+
+
+def _scales_fp64(
+    whole: GroupedGemmProblem, problems: Sequence[Problem]
+) -> tuple[list[jax.Array], dict[str, Any]]:
+    """Operands, one scale for each matrix, or one for all, which is a constant of the program."""
+    dtype = whole.result_dtype
+    given = _given_scales(whole)
+    scales = [
+        _joined(name, problems, dtype)
+        if name in given
+        else jnp.asarray(np.full(1, getattr(whole, name), dtype))
+        for name in ("alpha", "beta")
     ]
-    first_c = len(operands)
-    if problem.has_c:
-        operands += [x.astype(dtype) for x in c]
-    call = jax.ffi.ffi_call(
-        TARGET_FP64,
-        [jax.ShapeDtypeStruct((entry.g, entry.m, entry.n), dtype) for entry in entries],
-        # The kernel updates c in place; XLA copies it first if it is needed later.
-        input_output_aliases=(
-            {first_c + i: i for i in range(len(entries))} if problem.has_c else {}
-        ),
-    )
-    return call(
-        *operands,
-        has_c=problem.has_c,
-        transpose_lhs=launch.transpose_lhs,
-        transpose_rhs=launch.transpose_rhs,
-        **{name: np.int32(value) for name, value in launch.tile.sizes().items()},
-    )
+    return scales, {}
+
+
+def _given_scales(whole: GroupedGemmProblem) -> list[str]:
+    """The scales that are operands."""
+    flags = {"alpha": whole.has_alpha, "beta": whole.has_beta}
+    return [name for name, is_given in flags.items() if is_given]
+
+
+def _joined(name: str, problems: Sequence[Problem], dtype: np.dtype) -> jax.Array:
+    return jnp.concatenate([getattr(problem, name).astype(dtype) for problem in problems])

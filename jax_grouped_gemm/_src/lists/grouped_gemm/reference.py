@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from jax_grouped_gemm._src.arithmetic import at_least_float32
-from jax_grouped_gemm._src.lists.scaling import multiply, per_matrix
+from jax_grouped_gemm._src.lists.scaling import multiply, per_matrix, scaled_c
 
 
 def product(
@@ -49,10 +48,3 @@ def product(
     if c is not None:
         result += scaled_c(beta, c, dtype)
     return result.astype(result_dtype)
-
-
-def scaled_c(beta: jax.Array | complex, c: jax.Array, dtype: np.dtype) -> jax.Array:
-    """beta C in `dtype`, zero where beta is, whatever C holds."""
-    if isinstance(beta, jax.Array):
-        beta = per_matrix(beta, dtype)
-    return jnp.where(beta == 0, 0, beta * c.astype(dtype))

@@ -6,34 +6,60 @@ gradients. The kernel walks the tiles of one triangle alone, as CUTLASS's groupe
 
 from __future__ import annotations
 
-from typing import Literal
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, get_args, overload
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.typing import DTypeLike
 
-from jax_grouped_gemm._src.arguments import canonical_precision, checked_implementation
+from jax_grouped_gemm._src.arguments import (
+    Implementation,
+    canonical_precision,
+    checked_boolean,
+    checked_choice,
+    checked_implementation,
+)
+from jax_grouped_gemm._src.arithmetic import at_least_float32
 from jax_grouped_gemm._src.lists.arguments import (
     Matrices,
+    MatrixLists,
     Results,
     Scale,
-    as_stack,
-    check_counts,
-    entries_of,
-    is_one_stack,
-    like_entry,
-    scales_of,
+    Stack,
+    check_beta,
+    is_complex,
 )
+from jax_grouped_gemm._src.lists.op import problems_of
 from jax_grouped_gemm._src.lists.rank_k import primitive
 
 Uplo = Literal["lower", "upper"]
+Stacks = Sequence[Stack]
 
 
-def grouped_syrk(
-    a: Matrices,
-    c: Matrices | None = None,
+class Options(TypedDict, total=False):
+    """The keyword arguments of all four updates; `_update` has their defaults."""
+
+    alpha: Scale
+    beta: Scale
+    uplo: Uplo
+    symmetrize_output: bool
+    transpose: bool
+    precision: lax.PrecisionLike
+    preferred_element_type: DTypeLike | None
+    implementation: Implementation
+
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def _update(
+    factors: dict[str, Matrices],
+    c: Matrices | None,
+    hermitian: bool,
     *,
     alpha: Scale = 1.0,
     beta: Scale = 0.0,
@@ -42,8 +68,72 @@ def grouped_syrk(
     transpose: bool = False,
     precision: lax.PrecisionLike = None,
     preferred_element_type: DTypeLike | None = None,
-    implementation: str | None = None,
+    implementation: Implementation = None,
 ) -> Results:
+    uplo = checked_choice("uplo", uplo, get_args(Uplo))
+    implementation = checked_implementation(implementation)
+    symmetrize_output = checked_boolean("symmetrize_output", symmetrize_output)
+    transpose = checked_boolean("transpose", transpose)
+    check_beta(beta, c)
+    lists = MatrixLists.of(factors, c)
+    _check_shapes(lists.entries, transpose)
+    dtype, result_dtype = lists.dtypes(preferred_element_type)
+
+    hermitian = hermitian and is_complex(result_dtype)
+    wide = at_least_float32(result_dtype)
+    real = jnp.finfo(wide).dtype if hermitian else wide
+    alpha_dtype = wide if len(factors) == 2 else real
+    operands = {"alpha": lists.scales("alpha", alpha, alpha_dtype, keep_single=True)}
+    if c is not None:
+        operands["beta"] = lists.scales("beta", beta, real, keep_single=True)
+    for name in lists.entries:
+        operands[name] = lists.stacks(name, result_dtype if name == "c" else dtype)
+    outs = primitive.rank_k(
+        problems_of(operands),
+        hermitian=hermitian,
+        transpose=transpose,
+        upper=uplo == "upper",
+        symmetrize=symmetrize_output,
+        result_dtype=result_dtype,
+        precision=canonical_precision(precision),
+        implementation=implementation,
+    )
+    return lists.results(outs)
+
+
+def _with_options(function: Function) -> Function:
+    """`function`, whose signature names the options of `_update` in place of its `**options`."""
+    own = inspect.signature(function)
+    parameters = [x for x in own.parameters.values() if x.kind is not x.VAR_KEYWORD]
+    options = inspect.signature(_update).parameters.values()
+    parameters += [x for x in options if x.kind is x.KEYWORD_ONLY]
+    signature = own.replace(parameters=parameters)
+
+    @functools.wraps(function)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        for name in kwargs:
+            if name not in signature.parameters:
+                raise TypeError(
+                    f"{function.__name__}() got an unexpected keyword argument {name!r}"
+                )
+        return function(*args, **kwargs)
+
+    checked.__signature__ = signature  # type: ignore[attr-defined]  # inspect reads it
+    return checked  # type: ignore[return-value]  # of the same type by construction
+
+
+@overload
+def grouped_syrk(a: Stack, c: Stack | None = None, **options: Unpack[Options]) -> jax.Array: ...
+
+
+@overload
+def grouped_syrk(
+    a: Stacks, c: Stacks | None = None, **options: Unpack[Options]
+) -> list[jax.Array]: ...
+
+
+@_with_options
+def grouped_syrk(a: Matrices, c: Matrices | None = None, **options: Unpack[Options]) -> Results:
     """Symmetric rank-k updates: one triangle of `alpha A A^T + beta C` for each matrix.
 
     Half the work of `A @ A.T`, in one kernel launch for all matrices, whatever their shapes.
@@ -62,7 +152,7 @@ def grouped_syrk(
         because it is donated.
       alpha: a scalar, possibly traced; or one for each entry of `a`, which for an entry that is a
         stack can again be one for each of its matrices.
-      beta: the same for `c`.
+      beta: the same for `c`, without which it must be zero.
       uplo: "lower" or "upper", the triangle that is computed.
       symmetrize_output: whether to mirror it into the other triangle.
       transpose: whether matrices are stored [k, n], which makes it `A^T A` of what is stored. Costs
@@ -86,35 +176,21 @@ def grouped_syrk(
       NotImplementedError: `implementation="cuda"` and the kernel cannot run this; raised when the
         function is lowered, with the reason.
     """
-    return _update(
-        a,
-        None,
-        c,
-        alpha,
-        beta,
-        hermitian=False,
-        uplo=uplo,
-        symmetrize_output=symmetrize_output,
-        transpose=transpose,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-        implementation=implementation,
-    )
+    return _update({"a": a}, c, hermitian=False, **options)
 
 
+@overload
+def grouped_herk(a: Stack, c: Stack | None = None, **options: Unpack[Options]) -> jax.Array: ...
+
+
+@overload
 def grouped_herk(
-    a: Matrices,
-    c: Matrices | None = None,
-    *,
-    alpha: Scale = 1.0,
-    beta: Scale = 0.0,
-    uplo: Uplo = "lower",
-    symmetrize_output: bool = False,
-    transpose: bool = False,
-    precision: lax.PrecisionLike = None,
-    preferred_element_type: DTypeLike | None = None,
-    implementation: str | None = None,
-) -> Results:
+    a: Stacks, c: Stacks | None = None, **options: Unpack[Options]
+) -> list[jax.Array]: ...
+
+
+@_with_options
+def grouped_herk(a: Matrices, c: Matrices | None = None, **options: Unpack[Options]) -> Results:
     """Hermitian rank-k updates: one triangle of `alpha A A^H + beta C`, alpha and beta real.
 
     Diagonals are exactly real. For real matrices this is `grouped_syrk`; with `transpose` it is
@@ -134,35 +210,24 @@ def grouped_herk(
       TypeError: as for `grouped_syrk`, and for a complex alpha or beta.
       ValueError, NotImplementedError: as for `grouped_syrk`.
     """
-    return _update(
-        a,
-        None,
-        c,
-        alpha,
-        beta,
-        hermitian=True,
-        uplo=uplo,
-        symmetrize_output=symmetrize_output,
-        transpose=transpose,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-        implementation=implementation,
-    )
+    return _update({"a": a}, c, hermitian=True, **options)
 
 
+@overload
 def grouped_syr2k(
-    a: Matrices,
-    b: Matrices,
-    c: Matrices | None = None,
-    *,
-    alpha: Scale = 1.0,
-    beta: Scale = 0.0,
-    uplo: Uplo = "lower",
-    symmetrize_output: bool = False,
-    transpose: bool = False,
-    precision: lax.PrecisionLike = None,
-    preferred_element_type: DTypeLike | None = None,
-    implementation: str | None = None,
+    a: Stack, b: Stack, c: Stack | None = None, **options: Unpack[Options]
+) -> jax.Array: ...
+
+
+@overload
+def grouped_syr2k(
+    a: Stacks, b: Stacks, c: Stacks | None = None, **options: Unpack[Options]
+) -> list[jax.Array]: ...
+
+
+@_with_options
+def grouped_syr2k(
+    a: Matrices, b: Matrices, c: Matrices | None = None, **options: Unpack[Options]
 ) -> Results:
     """Symmetric rank-2k updates: one triangle of `alpha (A B^T + B A^T) + beta C`.
 
@@ -182,35 +247,24 @@ def grouped_syr2k(
     Raises:
       TypeError, ValueError, NotImplementedError: as for `grouped_syrk`.
     """
-    return _update(
-        a,
-        b,
-        c,
-        alpha,
-        beta,
-        hermitian=False,
-        uplo=uplo,
-        symmetrize_output=symmetrize_output,
-        transpose=transpose,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-        implementation=implementation,
-    )
+    return _update({"a": a, "b": b}, c, hermitian=False, **options)
 
 
+@overload
 def grouped_her2k(
-    a: Matrices,
-    b: Matrices,
-    c: Matrices | None = None,
-    *,
-    alpha: Scale = 1.0,
-    beta: Scale = 0.0,
-    uplo: Uplo = "lower",
-    symmetrize_output: bool = False,
-    transpose: bool = False,
-    precision: lax.PrecisionLike = None,
-    preferred_element_type: DTypeLike | None = None,
-    implementation: str | None = None,
+    a: Stack, b: Stack, c: Stack | None = None, **options: Unpack[Options]
+) -> jax.Array: ...
+
+
+@overload
+def grouped_her2k(
+    a: Stacks, b: Stacks, c: Stacks | None = None, **options: Unpack[Options]
+) -> list[jax.Array]: ...
+
+
+@_with_options
+def grouped_her2k(
+    a: Matrices, b: Matrices, c: Matrices | None = None, **options: Unpack[Options]
 ) -> Results:
     """Hermitian rank-2k updates: one triangle of `alpha A B^H + conj(alpha) B A^H + beta C`.
 
@@ -232,100 +286,10 @@ def grouped_her2k(
       TypeError: as for `grouped_syrk`, and for a complex beta.
       ValueError, NotImplementedError: as for `grouped_syrk`.
     """
-    return _update(
-        a,
-        b,
-        c,
-        alpha,
-        beta,
-        hermitian=True,
-        uplo=uplo,
-        symmetrize_output=symmetrize_output,
-        transpose=transpose,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-        implementation=implementation,
-    )
-
-
-def _update(
-    a,
-    b,
-    c,
-    alpha,
-    beta,
-    *,
-    hermitian,
-    uplo,
-    symmetrize_output,
-    transpose,
-    precision,
-    preferred_element_type,
-    implementation,
-) -> Results:
-    if uplo not in ("lower", "upper"):
-        raise ValueError(f"uplo must be 'lower' or 'upper', got {uplo!r}")
-    implementation = checked_implementation(implementation)
-    is_stack = is_one_stack(a)
-    operands = {"a": entries_of("a", a, is_stack)}
-    if b is not None:
-        operands["b"] = entries_of("b", b, is_stack)
-    if c is not None:
-        operands["c"] = entries_of("c", c, is_stack)
-    _check_shapes(operands, transpose)
-
-    dtype = jnp.result_type(*operands["a"], *operands.get("b", ()))
-    result_dtype = jnp.result_type(dtype, *operands.get("c", ()))
-    if preferred_element_type is not None:
-        result_dtype = jax.dtypes.canonicalize_dtype(preferred_element_type)
-    for name, x in (("a and b", dtype), ("the results", result_dtype)):
-        if not jnp.issubdtype(x, jnp.inexact):
-            raise TypeError(f"{name} must be floating point or complex, got dtype {x}")
-    if jnp.issubdtype(dtype, jnp.complexfloating) > jnp.issubdtype(
-        result_dtype, jnp.complexfloating
-    ):
-        raise TypeError(f"complex operands give complex results, got dtype {result_dtype}")
-
-    hermitian = hermitian and jnp.issubdtype(result_dtype, jnp.complexfloating)
-    complex_alpha = not hermitian or b is not None
-
-    def scales_for(name, scale, may_be_complex):
-        return scales_of(
-            name, scale, operands["a"], is_stack, result_dtype, may_be_complex, keep_single=True
-        )
-
-    scales = {"alpha": scales_for("alpha", alpha, complex_alpha)}
-    if c is not None:
-        scales["beta"] = scales_for("beta", beta, not hermitian)
-
-    missing = [None] * len(operands["a"])
-    casts = {"a": dtype, "b": dtype, "c": result_dtype}
-    stacks = {
-        name: [as_stack(x.astype(casts[name])) for x in entries]
-        for name, entries in operands.items()
-    }
-    outs = primitive.rank_k(
-        primitive.Stacks(
-            alpha=scales["alpha"],
-            a=stacks["a"],
-            b=stacks.get("b", missing),
-            beta=scales.get("beta", missing),
-            c=stacks.get("c", missing),
-        ),
-        hermitian=hermitian,
-        transpose=transpose,
-        upper=uplo == "upper",
-        symmetrize=symmetrize_output,
-        result_dtype=np.dtype(result_dtype),
-        precision=canonical_precision(precision),
-        implementation=implementation,
-    )
-    outs = [like_entry(out, x) for out, x in zip(outs, operands["a"], strict=True)]
-    return outs[0] if is_stack else outs
+    return _update({"a": a, "b": b}, c, hermitian=True, **options)
 
 
 def _check_shapes(operands: dict[str, list[jax.Array]], transpose: bool) -> None:
-    check_counts(operands)
     for i, a in enumerate(operands["a"]):
         n = a.shape[-1 if transpose else -2]
         expected = {"b": a.shape, "c": (*a.shape[:-2], n, n)}

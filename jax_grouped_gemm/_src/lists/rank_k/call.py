@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
+from jax_grouped_gemm._src.lists.call import launch
+from jax_grouped_gemm._src.lists.op import by_name, present, problems_of
 from jax_grouped_gemm._src.lists.rank_k.plan import Plan, launch_order
 from jax_grouped_gemm._src.padding import pad_to
 
@@ -20,60 +21,47 @@ def rank_k(plan: Plan, *operands: jax.Array) -> list[jax.Array]:
     The operands are those of the primitive: alpha, a, b, beta and c of every stack.
     """
     problem = plan.problem
-    num_stacks = len(problem.stacks)
     outs = [jnp.zeros((s.g, s.n, s.n), problem.result_dtype) for s in problem.stacks]
     order = launch_order(problem)
     if not order:
         return outs
-    by_operand = [operands[i : i + num_stacks] for i in range(0, len(operands), num_stacks)]
-    alpha, *matrices = by_operand
-    scales = [alpha]
-    if problem.has_c:
-        *matrices, beta, c = matrices
-        scales.append(beta)
-        matrices.append(c)
-    padded = [plan.kernel_problem.stacks[i] for i in order]
+    is_fp64, is_rank_2k = plan.path == "direct", problem.op == "rank_2k"
+    names = present(has_b=is_rank_2k, has_beta=problem.has_c, has_c=problem.has_c)
+    problems = problems_of(by_name(operands, len(outs), names))
+    stacks = plan.kernel_problem.stacks
     dtype = plan.kernel_problem.result_dtype
 
-    def pad(i, x, stack, is_c):
-        if is_c:
-            return pad_to(x.astype(dtype), (stack.n, stack.n))
-        return pad_to(x, (stack.k, stack.n) if problem.transpose else (stack.n, stack.k))
+    def padded(name):
+        """One factor of every stack, in the order of the launch."""
+        for i in order:
+            shape = stacks[i].n, stacks[i].k
+            yield pad_to(getattr(problems[i], name), shape[::-1] if problem.transpose else shape)
 
-    inputs = [
-        pad(i, operand[i], stack, is_c=problem.has_c and operand is matrices[-1])
-        for operand in matrices
-        for i, stack in zip(order, padded, strict=True)
-    ]
-    is_fp64, is_float32 = plan.path == "direct", plan.terms > 0
+    factors = [*padded("a"), *(padded("b") if is_rank_2k else ())]
+    c = []
+    if problem.has_c:
+        c = [pad_to(problems[i].c.astype(dtype), (stacks[i].n, stacks[i].n)) for i in order]
     # As they are: to write one number out for each matrix would take a kernel of its own.
-    scale_dtype = dtype if is_fp64 else jnp.float32
-    scales = [scale[i].astype(scale_dtype) for scale in scales for i in order]
-    first_c = len(scales) + len(inputs) - len(order)
-    target = TARGET_FP64 if is_fp64 else TARGET_F32 if is_float32 else TARGET
-    workspace = [jax.ShapeDtypeStruct((plan.workspace_bytes,), jnp.uint8)] if is_float32 else []
-    first_out = len(workspace)
-    call = jax.ffi.ffi_call(
-        target,
-        workspace + [jax.ShapeDtypeStruct((s.g, s.n, s.n), dtype) for s in padded],
-        # The kernel updates c in place; XLA copies it first if it is needed later.
-        input_output_aliases=(
-            {first_c + i: first_out + i for i in range(len(order))} if problem.has_c else {}
-        ),
-    )
-    results = call(
-        *scales,
-        *inputs,
-        two_operands=problem.op == "rank_2k",
-        has_c=problem.has_c,
+    scales = [
+        getattr(problems[i], name).astype(dtype if is_fp64 else jnp.float32)
+        for name in (("alpha", "beta") if problem.has_c else ("alpha",))
+        for i in order
+    ]
+    results = launch(
+        TARGET_FP64 if is_fp64 else TARGET_F32 if plan.terms else TARGET,
+        [*scales, *factors],
+        c,
+        [jax.ShapeDtypeStruct((stacks[i].g, stacks[i].n, stacks[i].n), dtype) for i in order],
+        tile=plan.tile,
+        terms=plan.terms,
+        workspace_bytes=plan.workspace_bytes,
+        two_operands=is_rank_2k,
         transpose=problem.transpose,
         upper=problem.upper,
         symmetrize=problem.symmetrize,
         **({"hermitian": problem.hermitian} if is_fp64 else {}),
-        **({"terms": np.int32(plan.terms)} if is_float32 else {}),
-        **{name: np.int32(value) for name, value in plan.tile.sizes().items()},
     )
-    for i, out in zip(order, results[first_out:], strict=True):
+    for i, out in zip(order, results, strict=True):
         n = problem.stacks[i].n
         outs[i] = out[:, :n, :n].astype(problem.result_dtype)
     return outs

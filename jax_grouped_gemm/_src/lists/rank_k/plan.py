@@ -70,11 +70,11 @@ class RankKProblem:
     @classmethod
     def of(cls, avals: Sequence[Any], params: Mapping[str, Any]) -> RankKProblem:
         """The problem of a `rank_k` primitive with operands of the given abstract values."""
-        num_stacks = params["num_stacks"]
-        operands = avals[num_stacks : 2 * num_stacks]
+        count = params["num_problems"]
+        operands = avals[count : 2 * count]
         n_axis, k_axis = (2, 1) if params["transpose"] else (1, 2)
         return cls(
-            op="rank_2k" if params["two_operands"] else "rank_k",
+            op="rank_2k" if params["has_b"] else "rank_k",
             stacks=tuple(Stack(x.shape[0], x.shape[n_axis], x.shape[k_axis]) for x in operands),
             dtype=operands[0].dtype,
             result_dtype=np.dtype(params["result_dtype"]),

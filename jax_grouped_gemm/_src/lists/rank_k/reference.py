@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 
 from jax_grouped_gemm._src.arithmetic import at_least_float32
-from jax_grouped_gemm._src.lists.scaling import multiply, per_matrix
+from jax_grouped_gemm._src.lists.scaling import multiply, per_matrix, scaled_c
 
 
 def update(
@@ -65,9 +65,8 @@ def update(
     if b is not None:
         # B A^T is the transpose of A B^T.
         result += jnp.conj(scale * reverse) if hermitian else scale * reverse
-    if c is not None:
-        wide_c, wide_beta = c.astype(dtype), per_matrix(beta, dtype)
-        result += jnp.where(wide_beta == 0, 0, wide_beta * wide_c)
+    if c is not None and beta is not None:
+        result += scaled_c(beta, c, dtype)
     if symmetrize:
         result = _conjugated_outside(result, upper) if hermitian else result
     else:

@@ -2,9 +2,9 @@
 
 The choices of the context are read where a ragged product is called, and from there on they travel
 with the product as two of its primitive's parameters: `tile`, what this product must take, and
-`tile_choices`, what its cotangents must take and the tuning table of all. So a plan stays a
-function of a primitive's operands and parameters, and gradients follow the choices that held for
-the forward pass, wherever they are computed.
+`tile_choices`, what its cotangents must take. So a plan stays a function of a primitive's operands
+and parameters, and gradients follow the choices that held for the forward pass, wherever they are
+computed.
 """
 
 from __future__ import annotations
@@ -17,14 +17,12 @@ from typing import Any
 import jax
 
 from jax_grouped_gemm._src.tile_config import TileConfig
-from jax_grouped_gemm._src.tuning.table import TuningTable
 
 
 @dataclasses.dataclass(frozen=True)
 class TileChoices:
     """What `use_tiles` was given, None for what it was not."""
 
-    table: TuningTable | None = None
     forward: TileConfig | None = None
     dgrad: TileConfig | None = None
     wgrad: TileConfig | None = None
@@ -34,10 +32,9 @@ class TileChoices:
         chosen: dict[str, Any] = {}
         if (tile := getattr(self, product)) is not None:
             chosen["tile"] = tile
-        # A cotangent's own cotangents have no name: only the table speaks of them.
-        derived = self if product == "forward" else TileChoices(self.table)
-        if derived != TileChoices():
-            chosen["tile_choices"] = derived
+        # A cotangent's own cotangents have no name, so that nothing can be chosen for them.
+        if product == "forward" and self != TileChoices():
+            chosen["tile_choices"] = self
         return chosen
 
 
@@ -66,7 +63,6 @@ def using(choices: TileChoices) -> Iterator[None]:
 
 @contextlib.contextmanager
 def use_tiles(
-    table: TuningTable | None = None,
     *,
     forward: TileConfig | None = None,
     dgrad: TileConfig | None = None,
@@ -78,12 +74,10 @@ def use_tiles(
     functions under `jax.jit` included, and for their gradients even if those are computed outside.
     A jitted function is traced and compiled again for each set of choices it is called under.
     An inner context takes precedence over an outer one, which keeps what the inner one leaves out;
-    a tile for a product takes precedence over a table; and where neither says anything, plans
-    have their default. Can decorate a function. Products that no kernel runs (see `explain`), and
-    symmetric updates, are not affected.
+    where neither says anything, plans have their default. Can decorate a function. Products that no
+    kernel runs (see `explain`), and symmetric updates, are not affected.
 
     Args:
-      table: tuned configurations, from `autotune` or `load_tuning`.
       forward: the configuration of all products that are called: `ragged_dot`,
         `ragged_dot_general`, `scaled_ragged_dot`, `scaled_ragged_dot_contracting`,
         `fp8_ragged_dot`.
@@ -96,15 +90,14 @@ def use_tiles(
     Raises:
       TypeError: an argument is of another type.
     """
-    given = TileChoices(table, forward, dgrad, wgrad)
+    given = TileChoices(forward, dgrad, wgrad)
     changes = {}
     for field in dataclasses.fields(given):
         value = getattr(given, field.name)
-        wanted = TuningTable if field.name == "table" else TileConfig
         if value is not None:
-            if not isinstance(value, wanted):
+            if not isinstance(value, TileConfig):
                 raise TypeError(
-                    f"{field.name} must be a jax_grouped_gemm.{wanted.__name__}, got {value!r}"
+                    f"{field.name} must be a jax_grouped_gemm.TileConfig, got {value!r}"
                 )
             changes[field.name] = value
     with using(dataclasses.replace(current(), **changes)):

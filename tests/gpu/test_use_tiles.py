@@ -1,4 +1,4 @@
-"""Every compiled configuration when it is asked for, and autotuning with the device's own times."""
+"""Every compiled configuration when it is asked for."""
 
 import re
 from functools import partial
@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm._src.tuning.table import problem_key
 from tests.support import fp8_oracle, oracle
 from tests.support import group_sizes as sizes_of
-from tests.support.ops import NONCONTRACTING, OPS, random, swap
+from tests.support.ops import OPS, random, swap
 
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 E4M3 = jnp.float8_e4m3fn
@@ -140,57 +139,3 @@ class TestEveryScaledConfiguration:
             with jgg.use_tiles(forward=tile):
                 out = run(*operands, sizes)
             fp8_oracle.check(out, fp8_oracle.contracting(*operands, sizes, M))
-
-
-class TestAutotune:
-    @BOTH_OPS
-    @DTYPES
-    def test_measures_every_configuration_and_changes_no_result(self, op, dtype, rng, tmp_path):
-        options, tolerance = options_of(dtype)
-        cache = tmp_path / "tuning.json"
-        lhs, rhs, cotangent, sizes = operands(op, rng, dtype)
-
-        @jax.jit
-        def function(lhs, rhs, sizes, cotangent):
-            out = op.call(lhs, rhs, sizes, **options)
-            return out, *op.cotangents(lhs, rhs, sizes, cotangent, **options)
-
-        before = jgg.explain(function, lhs, rhs, sizes, cotangent).plans
-        table = jgg.autotune(
-            function,
-            *(lhs, rhs, sizes, cotangent),
-            cache=cache,
-            group_sizes=sizes_of.multinomial(rng, M, G),
-        )
-        assert len(table.entries) == len({plan.kernel_problem for plan in before}) == 3
-        with jgg.use_tiles(jgg.load_tuning(cache)):
-            after = jgg.explain(function, lhs, rhs, sizes, cotangent).plans
-            out, *cotangents = function(lhs, rhs, sizes, cotangent)
-        for plan in after:
-            assert plan.chosen_by == "table" and plan.tile in plan.candidates
-        candidates = {problem_key(p.kernel_problem, p.terms): p.candidates for p in before}
-        for key, tuned in table.entries.items():
-            assert set(tuned.microseconds) == set(map(str, candidates[key]))
-            assert all(np.isfinite(t) and t > 0 for t in tuned.microseconds.values())
-        oracle.check(out, op.exact(lhs, rhs, sizes), **tolerance)
-        exact = op.exact_cotangents(lhs, rhs, sizes, cotangent)
-        oracle.check_all(cotangents, exact, **tolerance)
-
-    def test_of_fp8_products(self, rng):
-        shapes = NONCONTRACTING.shapes(M, K, N, G)
-        lhs, rhs, _ = (random(rng, shape, BF16) for shape in shapes)
-        sizes = sizes_of.multinomial(rng, M, G)
-
-        def loss(lhs, rhs):
-            out = jgg.fp8_ragged_dot(lhs, rhs, sizes, implementation="cuda")
-            return jnp.sum(out.astype(F32) ** 2)
-
-        function = jax.jit(jax.grad(loss, (0, 1)))
-        predicted = function(lhs, rhs)
-        table = jgg.autotune(function, lhs, rhs)
-        assert len(table.entries) == 3
-        with jgg.use_tiles(table):
-            tuned = function(lhs, rhs)
-        for one, other in zip(predicted, tuned, strict=True):
-            # Both multiply the same FP8 operands, but for cotangents a rounding apart.
-            assert fp8_oracle.cosine_distance(one, other) < 1e-4

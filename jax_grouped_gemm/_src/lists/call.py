@@ -1,0 +1,52 @@
+"""One custom call for one launch of a kernel of lists of matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_grouped_gemm._src.tile_config import TileConfig
+
+
+def launch(
+    target: str,
+    operands: Sequence[jax.Array],
+    c: Sequence[jax.Array],
+    results: Sequence[jax.ShapeDtypeStruct],
+    *,
+    tile: TileConfig,
+    terms: int,
+    workspace_bytes: int,
+    **attributes: Any,
+) -> Sequence[jax.Array]:
+    """Calls `target`, which updates every c in place; XLA copies those that are needed later.
+
+    Args:
+      target: name of the custom call.
+      operands: what the kernel reads.
+      c: last operands of the kernel, one for each result, or none.
+      results: shapes and dtypes.
+      tile: kernel configuration.
+      terms: products of float16 parts for one of float32; 0 for kernels that make none, which take
+        neither this attribute nor a workspace.
+      workspace_bytes: size of the parts of float32 operands.
+      **attributes: the others.
+
+    Returns:
+      The results.
+    """
+    workspace = []
+    if terms:
+        workspace = [jax.ShapeDtypeStruct((workspace_bytes,), jnp.uint8)]
+        attributes["terms"] = np.int32(terms)
+    attributes |= {name: np.int32(size) for name, size in tile.sizes().items()}
+    call = jax.ffi.ffi_call(
+        target,
+        [*workspace, *results],
+        input_output_aliases={len(operands) + i: len(workspace) + i for i in range(len(c))},
+    )
+    return call(*operands, *c, has_c=bool(c), **attributes)[len(workspace) :]
