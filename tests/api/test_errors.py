@@ -94,7 +94,7 @@ class TestGroupOffset:
 
     @pytest.mark.parametrize("shape", [(2,), (0,), (1, 1)])
     def test_shape(self, shape):
-        with pytest.raises(ValueError, match="group_offset") as caught:
+        with pytest.raises(TypeError, match="group_offset") as caught:
             self.call(np.zeros(shape, np.int32))
         assert str(shape) in str(caught.value)
 
