@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
@@ -14,7 +16,8 @@ BLOCK = 128
 
 FP8_DTYPES = (jnp.float8_e4m3fn, jnp.float8_e5m2)
 
-LHS_SCALINGS = ("1x128", "1xk", "tensor", "1x128 column-major")
+LhsScaling = Literal["1x128", "1xk", "tensor", "1x128 column-major"]
+LHS_SCALINGS: tuple[LhsScaling, ...] = get_args(LhsScaling)
 """What shares a scale in lhs [m, k]. The kernels know each by its index."""
 RHS_SCALINGS = ("128x128", "kx1", "group")
 """What shares a scale in rhs [g, k, n]. The kernels know each by its index."""

@@ -158,7 +158,7 @@ def _group_blocks(x: jax.Array, group_sizes: jax.Array) -> jax.Array:
     exists = group < num_groups
     group = jnp.minimum(group, num_groups - 1)
     first_row = groups.first_row[group] + (block - groups.first_block[group]) * BLOCK
-    rows = first_row[:, None] + jnp.arange(BLOCK)
+    rows = first_row[:, None] + jnp.arange(BLOCK)[None]
     valid = exists[:, None] & (rows < groups.end_row[group][:, None])
     blocks = x[jnp.minimum(rows, m - 1)]
     return jnp.where(valid[:, :, None], blocks, jnp.zeros_like(blocks))
@@ -201,6 +201,8 @@ def scaled_ragged_noncontracting(
         if not transpose_rhs:
             rhs, rhs_scale = rhs.mT, rhs_scale.mT
         n = rhs.shape[1]
+        if 0 in (*lhs.shape, *rhs.shape):
+            return vary_over(jnp.zeros((m, n), preferred_element_type), axes)
         rhs_scale = jnp.repeat(rhs_scale, BLOCK if rhs_scaling == "128x128" else 1, axis=1)
         if rhs_scaling != "group":
             rhs_scale = rhs_scale[:, :n]
