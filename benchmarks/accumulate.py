@@ -1,4 +1,4 @@
-"""Command line: weight gradients added to float32 accumulators, by the kernel and by XLA.
+"""Weight gradients added to float32 accumulators, by the kernel and by XLA.
 
 python -m benchmarks.accumulate --shapes main --output benchmarks/results/accumulate.json
 
@@ -11,29 +11,37 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 import jax_grouped_gemm as jgg
-from benchmarks import check
-from benchmarks.cases import (
+from benchmarks.harness import check
+from benchmarks.harness.cases import (
     DISTRIBUTIONS,
     OPS,
     Case,
+    Problem,
     flops,
     select_shapes,
     unavoidable_bytes,
     written_bytes,
 )
-from benchmarks.inputs import Inputs, LatestInputs
-from benchmarks.measure import Contender, measure_contenders, record
-from benchmarks.peers.base import Call, Role, dimension_numbers, jax_call, on_gpu
+from benchmarks.harness.command import Command
+from benchmarks.harness.inputs import Inputs, LatestInputs
+from benchmarks.harness.measure import Workload
+from benchmarks.harness.peer import (
+    Call,
+    JaxPeer,
+    Peer,
+    Role,
+    dimension_numbers,
+    pinned_implementation,
+)
+from benchmarks.harness.session import Job, Session
 from benchmarks.peers.ours import kernels_unavailable_reason
-from benchmarks.session import Job, Session, add_options, open_session, use_dry_run
 
 Adding = Callable[..., jax.Array]
 
@@ -57,13 +65,28 @@ class RunningSum(Call):
         jax.block_until_ready(self._sum)
 
 
-def measure_sum(case: Case, inputs: Inputs, session: Session) -> dict:
-    """A record of the results."""
-    problem = case.problem
-    operands = inputs.operands(case)
-    start = jax.random.normal(jax.random.key(case.seed), problem.out_shape, jnp.float32)
-    expected = start + inputs.reference(case, operands)
-    implementation = "cuda" if on_gpu() else "reference"
+class AddingPeer:
+    """A function of (accumulator, lhs, rhs, group_sizes) whose accumulator is donated."""
+
+    slow = False
+
+    def __init__(self, name: str, role: Role, add: Adding):
+        self.name = name
+        self.role = role
+        self._add = add
+
+    def unavailable_reason(self) -> str | None:
+        """Why our kernels cannot run here, or None."""
+        return kernels_unavailable_reason()
+
+    def prepare(self, problem: Problem, start: jax.Array, *operands: jax.Array) -> Call:
+        """Compiles the function and adds once."""
+        return RunningSum(self._add, jnp.copy(start), *operands)
+
+
+def peers(problem: Problem) -> list[Peer]:
+    """The kernel that adds, and the product with and without XLA's addition."""
+    implementation = pinned_implementation()
 
     def product(lhs, rhs, group_sizes):
         return jgg.ragged_dot_general(
@@ -79,90 +102,87 @@ def measure_sum(case: Case, inputs: Inputs, session: Session) -> dict:
         return accumulator + product(*operands)
 
     in_place = functools.partial(jgg.ragged_dot_accumulate, implementation=implementation)
+    return [
+        AddingPeer("ours", Role.OURS, in_place),
+        AddingPeer("ours_then_add", Role.VARIANT, then_add),
+        JaxPeer(
+            "ours_product",
+            Role.VARIANT,
+            lambda start, *operands: product(*operands),
+            kernels_unavailable_reason,
+            checked=False,
+        ),
+    ]
 
-    def checked(call: RunningSum) -> tuple[check.Error, bool]:
+
+def work(case: Case, inputs: Inputs) -> Workload:
+    """A sum, judged after one addition."""
+    problem = case.problem
+    operands = inputs.operands(case)
+    start = jax.random.normal(jax.random.key(case.seed), problem.out_shape, jnp.float32)
+    expected = start + inputs.reference(case, operands)
+
+    def judge(call: RunningSum) -> tuple[check.Error, bool]:
         error = check.compare(call.first, expected)
         del call.first
         return error, error.acceptable(problem)
 
-    def contender(role: Role, add: Adding) -> Contender:
-        def prepare() -> Call:
-            return RunningSum(add, jnp.copy(start), *operands)
-
-        return Contender(role, prepare, checked, kernels_unavailable_reason())
-
-    results = measure_contenders(
-        {
-            "ours": contender(Role.OURS, in_place),
-            "ours_then_add": contender(Role.VARIANT, then_add),
-            "ours_product": Contender(
-                Role.VARIANT,
-                lambda: jax_call(jax.jit(product), *operands),
-                None,
-                kernels_unavailable_reason(),
-            ),
-        },
-        session.recorder,
-        rounds=session.options.rounds,
-        flush=session.flush,
-        seed=case.seed,
-        measure_host=False,
-    )
-    return record(
+    written = written_bytes(problem)
+    return Workload(
         f"{case.shape.name}/wgrad_add/{case.distribution}",
-        shape=dataclasses.asdict(case.shape),
-        op="wgrad_add",
-        distribution=case.distribution,
-        dtype=case.dtype,
-        out_dtype=problem.out_dtype,
+        problem,
+        (start, *operands),
+        judge,
+        description={
+            "shape": dataclasses.asdict(case.shape),
+            "op": "wgrad_add",
+            "distribution": case.distribution,
+            "dtype": case.dtype,
+            "out_dtype": problem.out_dtype,
+        },
         flops=flops(problem, case.group_sizes),
         # The accumulator is read too.
-        bytes=unavoidable_bytes(problem, case.group_sizes) + written_bytes(problem),
-        written_bytes=written_bytes(problem),
-        results=results,
+        bytes=unavoidable_bytes(problem, case.group_sizes) + written,
+        written_bytes=written,
+        seed=case.seed,
     )
 
 
-def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line's options."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.accumulate",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_options(parser, rounds=12, time_limit=240)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Shapes and group sizes."""
     parser.add_argument("--shapes", nargs="+", default=["main"], metavar="NAME")
     parser.add_argument(
         "--distributions", nargs="+", default=["random"], choices=DISTRIBUTIONS, metavar="NAME"
     )
-    options = parser.parse_args(arguments)
-    if options.dry_run:
-        use_dry_run(options)
-        options.shapes = ["tiny"]
-    return options
 
 
-def plan_jobs(options: argparse.Namespace, session: Session) -> list[Job]:
+def complete(options: argparse.Namespace) -> None:
+    """Finds the shapes."""
+    options.shapes = select_shapes(["tiny"] if options.dry_run else options.shapes)
+
+
+def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
     """A job a case."""
     inputs = LatestInputs(lambda shape: Inputs(shape, "bfloat16", options.seed))
-    cases = [
-        Case(shape, OPS["wgrad_f32"], distribution, seed=options.seed)
-        for shape in select_shapes(options.shapes)
-        for distribution in options.distributions
-    ]
+
+    def measure(case: Case) -> dict:
+        of_case = work(case, inputs.of(case.shape))
+        return session.compare(of_case, peers(case.problem), host=False)
+
     return [
-        Job(case.name, lambda case=case: measure_sum(case, inputs.of(case.shape), session))
-        for case in cases
+        Job(case.name, functools.partial(measure, case))
+        for case in (
+            Case(shape, OPS["wgrad_f32"], distribution, seed=options.seed)
+            for shape in options.shapes
+            for distribution in options.distributions
+        )
     ]
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point."""
-    options = parse_arguments(arguments)
-    command = ["benchmarks.accumulate", *(sys.argv[1:] if arguments is None else arguments)]
-    with open_session(command, options) as session:
-        session.measure(plan_jobs(options, session))
-
+COMMAND = Command(
+    "benchmarks.accumulate", __doc__, jobs, add_arguments=add_arguments, complete=complete
+)
+main = COMMAND.main
 
 if __name__ == "__main__":
     main()

@@ -1,5 +1,7 @@
 """How evenly schedules spread the work, from the schedules themselves, on any machine.
 
+python -m benchmarks.balance
+
 Of weight gradients: a unit of work takes the steps of its group and about two more for the change
 of tiles. The clusters work until the last of them is done: *turns* is that time over the mean, for
 the turns that the kernels take; *in turn* is the same if cluster i took every unit i, i + clusters,
@@ -14,13 +16,17 @@ are found, which is what grouped schedulers that know nothing of triangles do.
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from benchmarks import rank_k
-from benchmarks.cases import DISTRIBUTIONS, Shape, group_sizes, select_shapes
+from benchmarks.harness.cases import DISTRIBUTIONS, Shape, group_sizes, select_shapes
+from benchmarks.harness.command import Command
+from benchmarks.harness.session import Job, Session
 from jax_grouped_gemm import _extension
 from jax_grouped_gemm._src.lists.rank_k import plan as rank_k_plan
 
@@ -101,33 +107,111 @@ def update_steps(shape: rank_k.Shape) -> tuple[int, int]:
     return int(triangle.max()), int(everything.max())
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.balance", description=__doc__)
+def gradient_record(shape: Shape, distribution: str, draws: int, seed: int) -> dict:
+    """A record of the means over several draws of the sizes; `cut` is missing where none is cut."""
+    sizes = [
+        group_sizes(distribution, shape.groups, shape.rows, seed + draw) for draw in range(draws)
+    ]
+    found = [(*imbalance(shape, each), cut_imbalance(shape, each)) for each in sizes]
+    means = dict(zip(("turns", "in_turn", "cut"), np.mean(found, axis=0).tolist(), strict=True))
+    return {
+        "case": f"{shape.name}/balance/{distribution}",
+        "shape": dataclasses.asdict(shape),
+        "op": "wgrad",
+        "distribution": distribution,
+        "imbalance": {name: x for name, x in means.items() if not math.isnan(x)},
+        "peers": {},
+        "ratios": {},
+    }
+
+
+def update_record(shape: rank_k.Shape) -> dict:
+    """A record of a symmetric update."""
+    triangle, everything = update_steps(shape)
+    return {
+        "case": f"{rank_k.named(shape)}/balance",
+        "shape": dict(zip(("groups", "n", "k"), shape, strict=True))
+        | {"name": rank_k.named(shape)},
+        "op": "syrk",
+        "busiest_steps": {"triangle": triangle, "all_tiles": everything},
+        "peers": {},
+        "ratios": {},
+    }
+
+
+def summarize(records: Sequence[Mapping]) -> dict[str, dict[str, float]]:
+    """The worst of each column."""
+    gradients = [record["imbalance"] for record in records if "imbalance" in record]
+    return {
+        "wgrad": {
+            f"{name}_max": max(found)
+            for name in ("turns", "in_turn", "cut")
+            if (found := [each[name] for each in gradients if name in each])
+        }
+    }
+
+
+def texts(results: Mapping) -> list[str]:
+    """A table of each kind."""
+    gradients = [f"{'shape':16}{'distribution':14}{'turns':>8}{'in turn':>9}{'cut':>8}"]
+    updates = [f"{'update':16}{'triangle':>10}{'all tiles':>11}"]
+    for record in results["cases"]:
+        name = f"{record['shape']['name']:16}"
+        if "imbalance" in record:
+            found = {"cut": math.nan} | record["imbalance"]
+            numbers = f"{found['turns']:8.3f}{found['in_turn']:9.3f}{found['cut']:8.3f}"
+            gradients.append(f"{name}{record['distribution']:14}{numbers}")
+        else:
+            steps = record["busiest_steps"]
+            updates.append(f"{name}{steps['triangle']:>10}{steps['all_tiles']:>11}")
+    return ["\n".join(gradients), "\n".join(updates)]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Cases of weight gradients."""
     parser.add_argument("--shapes", nargs="+", default=["main", "fine"], metavar="NAME")
     parser.add_argument(
         "--distributions", nargs="+", default=["random", "zipf", "one_hot"], choices=DISTRIBUTIONS
     )
     parser.add_argument("--draws", type=int, default=5, help="lists of sizes to take the mean of")
-    options = parser.parse_args(arguments)
 
-    print(f"{'shape':16}{'distribution':14}{'turns':>8}{'in turn':>9}{'cut':>8}")
-    for shape in select_shapes(options.shapes):
-        for name in options.distributions:
-            draws = [
-                group_sizes(name, shape.groups, shape.rows, seed) for seed in range(options.draws)
-            ]
-            means = np.mean(
-                [(*imbalance(shape, sizes), cut_imbalance(shape, sizes)) for sizes in draws], axis=0
-            )
-            turns, in_turn, cut = (f"{mean:.3f}" for mean in means)
-            print(f"{shape.name:16}{name:14}{turns:>8}{in_turn:>9}{cut:>8}")
 
-    print(f"\n{'update':16}{'triangle':>10}{'all tiles':>11}")
-    for shape in rank_k.BF16_SHAPES:
-        triangle, everything = update_steps(shape)
-        print(f"{'x'.join(map(str, shape)):16}{triangle:>10}{everything:>11}")
+def complete(options: argparse.Namespace) -> None:
+    """Finds the shapes."""
+    if options.dry_run:
+        options.shapes, options.draws = ["tiny"], 1
+    options.shapes = select_shapes(options.shapes)
 
+
+def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
+    """A job a case."""
+    gradients = [
+        Job(
+            f"{shape.name}/balance/{distribution}",
+            functools.partial(gradient_record, shape, distribution, options.draws, options.seed),
+        )
+        for shape in options.shapes
+        for distribution in options.distributions
+    ]
+    updates = rank_k.TINY_SHAPES if options.dry_run else rank_k.BF16_SHAPES
+    return gradients + [
+        Job(f"{rank_k.named(shape)}/balance", functools.partial(update_record, shape))
+        for shape in updates
+    ]
+
+
+COMMAND = Command(
+    "benchmarks.balance",
+    __doc__,
+    jobs,
+    add_arguments=add_arguments,
+    complete=complete,
+    timed=False,
+    time_limit=1200,
+    summarize=summarize,
+    texts=texts,
+)
+main = COMMAND.main
 
 if __name__ == "__main__":
     main()

@@ -10,21 +10,21 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import shlex
-import sys
-from collections.abc import Sequence
-from pathlib import Path
+import functools
+from collections.abc import Mapping, Sequence
 
 import jax
 
 import jax_grouped_gemm as jgg
-from benchmarks import machine
-from benchmarks.results_file import save
+from benchmarks.harness.command import Command
+from benchmarks.harness.measure import geometric_mean
+from benchmarks.harness.peer import Role
+from benchmarks.harness.session import Job, Session
 from jax_grouped_gemm.demo.data import load_corpus
 from jax_grouped_gemm.demo.presets import PRESETS, Preset
 from jax_grouped_gemm.demo.train import TrainingRun, train
 
-RECIPES = {"bf16": None, "fp8": jgg.Recipe()}
+RECIPES = {"ours": jgg.Recipe(), "ours_bf16": None}
 
 
 def dry_run_preset() -> Preset:
@@ -38,89 +38,98 @@ def dry_run_preset() -> Preset:
     )
 
 
-def compare(preset_name: str, seed: int, steps: int, runs: dict[str, TrainingRun]) -> dict:
-    """Held-out losses of one seed, by recipe, and FP8's over bf16's."""
+def record(preset: str, seed: int, steps: int, runs: Mapping[str, TrainingRun]) -> dict:
+    """A record of both runs of a seed; `loss_ratio` is FP8's held-out loss over bf16's."""
     losses = {name: run.after.held_out for name, run in runs.items()}
     return {
-        "preset": preset_name,
+        "case": f"{preset}/fp8_training/{seed}",
+        "shape": {"name": preset},
+        "op": "fp8_training",
         "seed": seed,
         "steps": steps,
-        **losses,
-        "ratio": losses["fp8"] / losses["bf16"],
+        "loss_ratio": losses["ours"] / losses["ours_bf16"],
+        "peers": {
+            name: {
+                "role": (Role.OURS if name == "ours" else Role.VARIANT).value,
+                "status": "measured",
+                "held_out_loss": losses[name],
+                "run": dataclasses.asdict(run),
+            }
+            for name, run in runs.items()
+        },
+        "ratios": {},
     }
 
 
-def line(comparison: dict) -> str:
-    """A comparison in a few words."""
-    return (
-        f"seed {comparison['seed']}: held-out loss {comparison['bf16']:.4f} in bf16, "
-        f"{comparison['fp8']:.4f} in FP8, ratio {comparison['ratio']:.4f}"
-    )
+def summarize(records: Sequence[Mapping]) -> dict[str, dict[str, float]]:
+    """Of FP8's held-out losses over bf16's."""
+    found = [record["loss_ratio"] for record in records]
+    if not found:
+        return {}
+    numbers = {"geomean": geometric_mean(found), "min": min(found), "max": max(found)}
+    return {"fp8_training": {f"loss_ratio_{name}": x for name, x in numbers.items()}}
 
 
-def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line's options."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.fp8_training",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def texts(results: Mapping) -> list[str]:
+    """A line a seed."""
+    lines = []
+    for record in results["cases"]:
+        ours, bf16 = (record["peers"][name]["held_out_loss"] for name in ("ours", "ours_bf16"))
+        lines.append(
+            f"seed {record['seed']}: held-out loss {bf16:.4f} in bf16, {ours:.4f} in FP8, "
+            f"ratio {record['loss_ratio']:.4f}"
+        )
+    return ["\n".join(lines)]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The model and the seeds, which count from `--seed`."""
     parser.add_argument("--preset", default="h200", choices=PRESETS, help="size of the model")
-    parser.add_argument("--seeds", type=int, default=3, help="how many")
-    parser.add_argument("--first-seed", type=int, default=0, help="the others follow")
+    parser.add_argument("--seeds", type=int, default=3, help="how many, from --seed on")
     parser.add_argument("--steps", type=int, help="training steps (default: the preset's)")
-    parser.add_argument("--output", type=Path, metavar="JSON", help="where to write the results")
-    parser.add_argument("--commit", help="the measured commit, in a copy without git")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="a tiny model and few steps, on any machine"
-    )
-    return parser.parse_args(arguments)
 
 
-def main(arguments: Sequence[str] | None = None) -> list[dict]:
-    """Entry point."""
-    options = parse_arguments(arguments)
+def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
+    """A job a seed."""
     preset = dry_run_preset() if options.dry_run else PRESETS[options.preset]
-    name = "dry run" if options.dry_run else options.preset
+    preset_name = "dry_run" if options.dry_run else options.preset
     # Pinned on a GPU, so that nothing falls back unnoticed.
     implementation = "cuda" if jax.default_backend() == "gpu" else None
     steps = options.steps or preset.steps
     corpus = load_corpus()
-    results: dict = {
-        "command": shlex.join(
-            [
-                "python",
-                "-m",
-                "benchmarks.fp8_training",
-                *(sys.argv[1:] if arguments is None else arguments),
-            ]
-        ),
-        "device": jax.devices()[0].device_kind,
-        "machine": machine.describe(options.commit),
-        "fp8_training": [],
-        "training_runs": [],
-    }
-    for seed in range(options.first_seed, options.first_seed + options.seeds):
+
+    def compare(seed: int) -> dict:
         runs = {
-            recipe_name: train(
+            name: train(
                 preset,
                 corpus,
-                name=f"{recipe_name}, seed {seed}",
+                name=f"{name}, seed {seed}",
                 implementation=implementation,
                 recipe=recipe,
                 steps=steps,
                 seed=seed,
             )
-            for recipe_name, recipe in RECIPES.items()
+            for name, recipe in RECIPES.items()
         }
-        comparison = compare(name, seed, steps, runs)
-        results["fp8_training"].append(comparison)
-        results["training_runs"] += [dataclasses.asdict(run) for run in runs.values()]
-        if options.output:
-            save(results, options.output)
-        print(line(comparison), flush=True)
-    return results["fp8_training"]
+        return record(preset_name, seed, steps, runs)
 
+    return [
+        Job(f"{preset_name}/fp8_training/{seed}", functools.partial(compare, seed))
+        for seed in range(options.seed, options.seed + options.seeds)
+    ]
+
+
+COMMAND = Command(
+    "benchmarks.fp8_training",
+    __doc__,
+    jobs,
+    add_arguments=add_arguments,
+    timed=False,
+    time_limit=3600,
+    summarize=summarize,
+    texts=texts,
+)
+main = COMMAND.main
 
 if __name__ == "__main__":
     main()

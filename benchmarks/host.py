@@ -1,4 +1,6 @@
-"""What our products cost the host: inside a jitted computation, and the first one of a process.
+"""What our products cost the host inside a jitted computation.
+
+python -m benchmarks.host
 
 A jitted call has a cost of its own, about as much as JAX takes to dispatch any computation, which
 has nothing to do with what is in it. So a product's cost is taken as a slope: from a computation of
@@ -8,23 +10,22 @@ be, but the device takes its time for them too, so the slope of the wall time ha
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
-import json
-import os
+import functools
 import statistics
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 
-from benchmarks.cases import Problem
-from benchmarks.peers.base import Call, jax_call, on_gpu
+from benchmarks.harness.cases import Problem
+from benchmarks.harness.command import Command
+from benchmarks.harness.peer import Call, Role, jax_call, on_gpu, pinned_implementation
+from benchmarks.harness.recorders import Recorder
+from benchmarks.harness.session import Job, Session
+from benchmarks.harness.timing import one_call_times
 from benchmarks.peers.ours import ragged_product
-from benchmarks.recorders import Recorder
-from benchmarks.timing import one_call_times
 
 # One tile: two groups of eight rows. The result of a product is the next one's operand.
 PROBLEM = Problem(
@@ -39,7 +40,18 @@ PROBLEM = Problem(
 )
 REPEATS = 30
 # Without command buffers XLA calls our handler in every execution; with them, only to record.
-COMMAND_BUFFERS = {"without": "", "with": "FUSION,CUSTOM_CALL"}
+COMMAND_BUFFERS = {"without_command_buffers": "", "with_command_buffers": "FUSION,CUSTOM_CALL"}
+
+
+def one_tile_record(op: str, case: str, numbers: dict[str, float]) -> dict:
+    """A record of what a product of `PROBLEM` costs the host."""
+    return {
+        "case": case,
+        "shape": {"name": "one_tile", **dataclasses.asdict(PROBLEM)},
+        "op": op,
+        "peers": {"ours": {"role": Role.OURS.value, "status": "measured", **numbers}},
+        "ratios": {},
+    }
 
 
 def chain(products: int, implementation: str) -> Callable[..., jax.Array]:
@@ -54,34 +66,30 @@ def chain(products: int, implementation: str) -> Callable[..., jax.Array]:
     return function
 
 
-def product_cost(recorder: Recorder, products: int = 100) -> dict[str, dict[str, float]]:
-    """Microseconds that a product adds to a jitted call, without and with command buffers.
+def product_cost(buffers: str, recorder: Recorder, products: int, seed: int) -> dict:
+    """A record of the microseconds that a product adds to a jitted call.
 
-    Returns:
-      For each: `enqueue_us`, until the call returned to the host; `wall_us`, until the device was
-      done; `device_us`, the part of it in which a kernel ran; and the same of a call with a single
-      product, `call_enqueue_us` and `call_wall_us`, which is mostly JAX's dispatch.
+    Of ours: `enqueue_us`, until the call returned to the host; `wall_us`, until the device was
+    done; `device_us`, the part of it in which a kernel ran; and the same of a call with a single
+    product, `call_enqueue_us` and `call_wall_us`, which is mostly JAX's dispatch.
     """
-    implementation = "cuda" if on_gpu() else "reference"
-    key = jax.random.key(0)
+    implementation = pinned_implementation()
+    key = jax.random.key(seed)
     lhs = jax.random.normal(key, (PROBLEM.m, PROBLEM.k), PROBLEM.dtype)
     # Keeps a chain's values in range.
     rhs = jax.random.normal(key, (PROBLEM.groups, PROBLEM.k, PROBLEM.n), PROBLEM.dtype) / 8
     sizes = jnp.array([PROBLEM.m // 2] * PROBLEM.groups, jnp.int32)
-    report = {}
-    for name, kinds in COMMAND_BUFFERS.items():
-        options = {"xla_gpu_enable_command_buffer": kinds} if on_gpu() else None
-        one, many = (
-            jax_call(
-                jax.jit(chain(length, implementation), compiler_options=options), lhs, rhs, sizes
-            )
-            for length in (1, 1 + products)
-        )
-        report[name] = _slope(one, many, products, recorder)
-    return report
+    options = {"xla_gpu_enable_command_buffer": COMMAND_BUFFERS[buffers]} if on_gpu() else None
+    one, many = (
+        jax_call(jax.jit(chain(length, implementation), compiler_options=options), lhs, rhs, sizes)
+        for length in (1, 1 + products)
+    )
+    times = slope(one, many, products, recorder)
+    return one_tile_record("host", f"one_tile/host/{buffers}", times)
 
 
-def _slope(one: Call, many: Call, products: int, recorder: Recorder) -> dict[str, float]:
+def slope(one: Call, many: Call, products: int, recorder: Recorder) -> dict[str, float]:
+    """What each of `products` adds, from a call of one and a call with so many more."""
     # Warm: a command buffer is recorded in one of the first executions.
     for call in (one, many) * 3:
         call.wait(call.run())
@@ -100,17 +108,33 @@ def _slope(one: Call, many: Call, products: int, recorder: Recorder) -> dict[str
     }
 
 
-def first_call() -> dict[str, float]:
-    """Seconds of the first product in a fresh process, by steps; see `first_call.py`."""
-    problem = json.dumps(dataclasses.asdict(PROBLEM))
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.first_call", problem],
-        # This process has reserved most of the GPU's memory.
-        env=os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"},
-        cwd=Path(__file__).parents[1],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The length of the chain."""
+    parser.add_argument(
+        "--chain", type=int, default=100, metavar="N", help="products of the host time's slope"
     )
-    return json.loads(done.stdout.splitlines()[-1])
+
+
+def complete(options: argparse.Namespace) -> None:
+    """A dry run's chain is short."""
+    if options.dry_run:
+        options.chain = 2
+
+
+def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
+    """With and without command buffers."""
+    return [
+        Job(
+            f"one_tile/host/{buffers}",
+            functools.partial(product_cost, buffers, session.recorder, options.chain, options.seed),
+            typical=False,
+        )
+        for buffers in COMMAND_BUFFERS
+    ]
+
+
+COMMAND = Command("benchmarks.host", __doc__, jobs, add_arguments=add_arguments, complete=complete)
+main = COMMAND.main
+
+if __name__ == "__main__":
+    main()

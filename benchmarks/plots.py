@@ -1,6 +1,9 @@
-"""Two plots of results: a roofline, and speed relative to the best grouped peer.
+"""Plots of results: a roofline, speed relative to the best grouped peer, and symmetric updates.
 
-Where no grouped peer was measured, a dense cuBLAS product takes its place.
+python -m benchmarks.plots benchmarks/results/h200_main.json
+
+Where no grouped peer was measured, a dense cuBLAS product takes its place. Figures are as wide as a
+page of a repository shows them.
 """
 
 from __future__ import annotations
@@ -12,18 +15,22 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 
-from benchmarks.measure import best_grouped, geometric_mean
-from benchmarks.results_file import load
+from benchmarks.harness.measure import best_grouped, geometric_mean
+from benchmarks.harness.peer import Role
+from benchmarks.harness.results_file import load
+from benchmarks.rank_k import UPDATES
 
 matplotlib.use("Agg")
 # The backend has to be chosen first.
 from matplotlib import pyplot as plt  # noqa: E402
 
-from benchmarks.plots_rank_k import updates  # noqa: E402
-from benchmarks.rank_k import UPDATES  # noqa: E402
+# Inches and dots an inch: 900 dots.
+WIDTH, DPI = 9, 100
+COLUMNS = 2
 
-# From Okabe and Ito's palette, which colour-blind readers can tell apart.
+# Okabe and Ito's palette, which colour-blind readers can tell apart.
 BLUE, ORANGE, SKY, BLACK = "#0072B2", "#E69F00", "#56B4E9", "#000000"
+PALETTE = (BLUE, ORANGE, SKY, "#009E73", "#CC79A7", "#D55E00", "#F0E442", "#999999")
 OP_MARKERS = {
     "forward": "o",
     "forward_t": "s",
@@ -35,8 +42,35 @@ OP_MARKERS = {
     "fp8_dgrad": "^",
     "fp8_wgrad": "D",
 }
+SHORT_NAMES = {
+    "torch_grouped_mm": "torch",
+    "torch_scaled_grouped_mm": "torch",
+    "quack": "QuACK",
+    "pallas_mgpu": "Pallas",
+    "cublas_dense": "dense",
+    "cublas_loop": "a cuBLAS loop",
+}
 # A peer that is many times slower must not squeeze the rest of the plot.
 LARGEST_RATIO = 3.0
+
+
+def panels(count: int, heights: Sequence[float]) -> tuple[plt.Figure, list[plt.Axes]]:
+    """A figure of the page's width with `count` panels, whose rows have so many inches each."""
+    rows = -(-count // COLUMNS)
+    figure, grid = plt.subplots(
+        rows,
+        COLUMNS,
+        figsize=(WIDTH, sum(heights) + 0.9),
+        gridspec_kw={"height_ratios": heights},
+        squeeze=False,
+        layout="constrained",
+    )
+    # The labels of neighbours stay apart.
+    figure.get_layout_engine().set(w_pad=0.12)
+    found = list(grid.ravel())
+    for unused in found[count:]:
+        unused.axis("off")
+    return figure, found[:count]
 
 
 def roofline(results: Mapping) -> plt.Figure:
@@ -49,11 +83,10 @@ def roofline(results: Mapping) -> plt.Figure:
     peak = _best_of(records, "cublas_dense", "tflops")
     intensity = np.array([record["flops"] / record["bytes"] for record in records])
 
-    figure, axes = plt.subplots(figsize=(8, 5), layout="constrained")
+    figure, axes = plt.subplots(figsize=(WIDTH, 5), layout="constrained")
     span = np.geomspace(intensity.min() / 2, intensity.max() * 2, 200)
-    axes.plot(span, np.minimum(peak, span * bandwidth), color=BLACK, linewidth=1)
     roofs = f"copy {bandwidth:.2f} TB/s, dense cuBLAS {peak:.0f} TFLOP/s"
-    axes.annotate(roofs, (0.02, 0.95), xycoords="axes fraction")
+    axes.plot(span, np.minimum(peak, span * bandwidth), color=BLACK, linewidth=1, label=roofs)
     for record, x in zip(records, intensity, strict=True):
         style = {"marker": OP_MARKERS[record["op"]], "linestyle": "none"}
         peer = record["peers"][compared_with(record)[0]]
@@ -62,56 +95,113 @@ def roofline(results: Mapping) -> plt.Figure:
     for op in dict.fromkeys(record["op"] for record in records):
         axes.plot([], [], OP_MARKERS[op], color=BLUE, label=op)
     axes.plot([], [], "o", color=ORANGE, fillstyle="none", label="best peer")
-    axes.set(xscale="log", yscale="log", title=_title(results))
+    axes.set(xscale="log", yscale="log", title=title(results))
     axes.set(xlabel="FLOP per byte of unavoidable traffic", ylabel="TFLOP/s")
     axes.legend(loc="lower right")
     return figure
 
 
 def relative_speed(results: Mapping) -> plt.Figure:
-    """A panel an op, a bar a case: our speed over the best grouped peer's, whose name it bears.
+    """A panel an op, a bar a case: our speed over the best grouped peer's.
 
-    Marks: over a cuBLAS loop, and over the floor.
+    That peer's name and the ratio stand at the bar's right end, outside of the axes. Marks: over a
+    cuBLAS loop, and over the floor.
     """
     records = _compared(results)
     ops = list(dict.fromkeys(record["op"] for record in records))
-    cases = list(dict.fromkeys(_sizes(record) for record in records))
-    size = (1.5 + 3.2 * len(ops), 1.8 + 0.24 * len(cases))
-    figure, panels = plt.subplots(
-        1, len(ops), figsize=size, sharey=True, squeeze=False, layout="constrained"
-    )
-    for axes, op in zip(panels[0], ops, strict=True):
-        _relative_speed_panel(axes, [record for record in records if record["op"] == op], cases)
+    of_ops = [[record for record in records if record["op"] == op] for op in ops]
+    several = len({record["distribution"] for record in records}) > 1
+    rows = [of_ops[i : i + COLUMNS] for i in range(0, len(ops), COLUMNS)]
+    heights = [0.8 + 0.24 * max(map(len, row)) for row in rows]
+    figure, found = panels(len(ops), heights)
+    for axes, op, of_op in zip(found, ops, of_ops, strict=True):
+        _relative_speed_panel(axes, of_op, several)
         axes.set_title(op)
-    panels[0, 0].set_yticks(range(len(cases)), cases)
-    panels[0, 0].set_ylim(len(cases) - 0.5, -0.5)
-    figure.suptitle(_title(results))
-    handles, labels = panels[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=1 if len(ops) < 3 else 3)
+    figure.suptitle(title(results))
+    _legend(figure, found[0])
     return figure
 
 
-def _relative_speed_panel(axes: plt.Axes, records: Sequence[Mapping], cases: Sequence[str]) -> None:
-    rows = [cases.index(_sizes(record)) for record in records]
+def _relative_speed_panel(axes: plt.Axes, records: Sequence[Mapping], several: bool) -> None:
+    rows = np.arange(len(records))
     best = [compared_with(record) for record in records]
     ratios = [ratio for _, ratio in best]
-    axes.barh(rows, ratios, color=SKY, label="over the best peer")
-    for row, (name, ratio) in zip(rows, best, strict=True):
-        text = f"{name}  {ratio:.2f}"
-        axes.text(LARGEST_RATIO - 0.03, row, text, ha="right", va="center", fontsize=7)
+    axes.barh(rows, np.minimum(ratios, LARGEST_RATIO), color=SKY, label="over the best peer")
     for name, marker, color, label in (
-        ("cublas_loop", "v", ORANGE, f"over a cuBLAS loop (up to {LARGEST_RATIO:g})"),
-        ("floor", "|", BLACK, "of the floor (dense cuBLAS or memory traffic)"),
+        ("cublas_loop", "v", ORANGE, f"over a cuBLAS loop (> {LARGEST_RATIO:g} at the edge)"),
+        ("floor", "|", BLACK, "of the floor (dense cuBLAS or traffic)"),
     ):
-        values = [record["ratios"].get(name, np.nan) for record in records]
-        axes.plot(values, rows, marker, color=color, linestyle="none", label=label)
+        values = np.array([record["ratios"].get(name, np.nan) for record in records])
+        shown = np.minimum(values, LARGEST_RATIO - 0.05)
+        axes.plot(shown, rows, marker, color=color, linestyle="none", label=label)
     axes.axvline(1, color=BLACK, linewidth=1)
-    axes.set_xlim(0, LARGEST_RATIO)
+    axes.set(xlim=(0, LARGEST_RATIO), ylim=(len(records) - 0.5, -0.5))
     axes.set_xlabel(f"geometric mean {geometric_mean(ratios):.2f}")
+    axes.set_yticks(rows, [case_label(record, several) for record in records], fontsize=8)
+    right = axes.twinx()
+    right.set_ylim(axes.get_ylim())
+    labels = [f"{SHORT_NAMES.get(name, name)} {ratio:.2f}" for name, ratio in best]
+    right.set_yticks(rows, labels, fontsize=8)
+    right.tick_params(length=0)
 
 
-def _sizes(record: Mapping) -> str:
-    return f"{record['shape']['name']} {record['distribution']}"
+def case_label(record: Mapping, several: bool) -> str:
+    """A case's shape, with the distribution of its sizes where there are several."""
+    name = record["shape"]["name"]
+    return f"{name} {record['distribution']}" if several else name
+
+
+def updates(results: Mapping) -> plt.Figure:
+    """A panel an update, a group of bars a shape: over each expression or call that it replaces."""
+    records = [record for record in results["cases"] if record["op"] in UPDATES]
+    ops = list(dict.fromkeys(record["op"] for record in records))
+    of_ops = [[record for record in records if record["op"] == op] for op in ops]
+    names = list(dict.fromkeys(name for record in records for name in _others(record)))
+    colors = dict(zip(names, PALETTE, strict=False))
+    rows = [of_ops[i : i + COLUMNS] for i in range(0, len(ops), COLUMNS)]
+    heights = [0.8 + 0.13 * max(_bars(of_op) for of_op in row) for row in rows]
+    figure, found = panels(len(ops), heights)
+    for axes, op, of_op in zip(found, ops, of_ops, strict=True):
+        _updates_panel(axes, of_op, colors)
+        axes.set_title(op)
+    figure.suptitle(title(results))
+    handles = [plt.Rectangle((0, 0), 1, 1, color=color) for color in colors.values()]
+    labels = [f"over {SHORT_NAMES.get(name, name)}" for name in colors]
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(5, len(labels)))
+    return figure
+
+
+def _others(record: Mapping) -> list[str]:
+    """Whom a record has ratios to, but for our own variants."""
+    peers = record["peers"]
+    return [
+        name
+        for name in record["ratios"]
+        if peers.get(name, {}).get("role") not in (None, Role.VARIANT)
+    ]
+
+
+def _bars(records: Sequence[Mapping]) -> int:
+    return sum(1 + len(_others(record)) for record in records)
+
+
+def _updates_panel(axes: plt.Axes, records: Sequence[Mapping], colors: Mapping) -> None:
+    ticks, position = [], 0
+    for record in records:
+        others = _others(record)
+        for offset, name in enumerate(others):
+            axes.barh(position + offset, record["ratios"][name], color=colors[name])
+        ticks.append(position + (len(others) - 1) / 2)
+        position += len(others) + 1
+    axes.set_yticks(ticks, [record["shape"]["name"] for record in records], fontsize=8)
+    axes.invert_yaxis()
+    axes.axvline(1, color=BLACK, linewidth=1)
+    axes.set_xlabel("times as fast")
+
+
+def _legend(figure: plt.Figure, axes: plt.Axes) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=3, fontsize=9)
 
 
 def compared_with(record: Mapping) -> tuple[str, float] | None:
@@ -142,14 +232,19 @@ def _best_of(records: Sequence[Mapping], peer: str, number: str) -> float:
     return max(values)
 
 
-def _title(results: Mapping) -> str:
-    machine = results["machine"]
-    return f"{results['device']}, JAX {machine['packages']['jax']}, commit {machine['commit']}"
+def title(results: Mapping) -> str:
+    """What was measured, on what."""
+    jax_version = results["machine"]["packages"]["jax"]
+    return f"{results['device']}, JAX {jax_version}, commit {results['commit']}"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Entry point."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.plots", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.plots",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument(
         "results", type=Path, nargs="+", help="JSON files of run, fp8 or rank_k, read as one"
     )
@@ -159,10 +254,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if any(record["op"] in OP_MARKERS for record in results["cases"]):
         figures = {"roofline": roofline(results), "relative_speed": relative_speed(results)}
     if any(record["op"] in UPDATES for record in results["cases"]):
-        figures["updates"] = updates(results, _title(results))
+        figures["updates"] = updates(results)
     for name, figure in figures.items():
         image = paths[0].with_name(f"{paths[0].stem}_{name}.png")
-        figure.savefig(image, dpi=110)
+        figure.savefig(image, dpi=DPI)
         print(image)
 
 

@@ -12,20 +12,21 @@ from __future__ import annotations
 
 import argparse
 import functools
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
 
 import jax_grouped_gemm as jgg
-from benchmarks import check
-from benchmarks.measure import Contender, measure_contenders, record
-from benchmarks.peers import cublas_symmetric, cutlass
-from benchmarks.peers.base import Call, NotOffered, Role, jax_call, on_gpu, without_gpu
+from benchmarks.harness import check
+from benchmarks.harness.command import Command
+from benchmarks.harness.measure import Workload
+from benchmarks.harness.peer import Call, JaxPeer, Peer, Role, pinned_implementation
+from benchmarks.harness.session import Job, Session
+from benchmarks.peers import cutlass
+from benchmarks.peers.cublas_symmetric import CublasSymmetric
 from benchmarks.peers.ours import kernels_unavailable_reason
-from benchmarks.session import Job, Session, add_options, open_session, use_dry_run
 
 Shape = tuple[int, int, int]  # g, n, k
 BF16_SHAPES = (
@@ -109,7 +110,7 @@ def ours(update: Update, **options) -> Callable[..., jax.Array]:
     }
     function = functools.partial(
         functions[update.two_operands, update.hermitian],
-        implementation="cuda" if on_gpu() else "reference",
+        implementation=pinned_implementation(),
         **options,
     )
     return function if update.two_operands else lambda a, b: function(a)
@@ -169,38 +170,29 @@ def triangle_error(out: jax.Array, exact: jax.Array) -> tuple[jax.Array, jax.Arr
     )
 
 
-def contenders(update: Update, a: jax.Array, b: jax.Array) -> dict[str, Contender]:
-    """Everything that is timed for one update."""
-    exact = exact_triangle(update, a, b)
+def peers(update: Update) -> list[Peer]:
+    """Everything that is timed for one update; operands are `a`, and `b` if it takes two."""
 
-    def checked(call: Call) -> tuple[check.Error, bool]:
-        error = check.Error(*map(float, triangle_error(call.to_jax(call.run()), exact)))
-        return error, error.total <= update.tolerance and error.worst_row <= 2 * update.tolerance
+    def jax_peer(name: str, role: Role, function: Callable[..., jax.Array], **options) -> Peer:
+        precise = at_precision(function, update.precision)
+        # Those of one operand get the other one too, and leave it.
+        return JaxPeer(name, role, precise, **options)
 
-    def compiled(function: Callable[..., jax.Array]) -> Call:
-        try:
-            return jax_call(jax.jit(at_precision(function, update.precision)), a, b)
-        except NotImplementedError as error:
-            raise NotOffered(str(error)) from error
-
-    def jitted(role: Role, function: Callable[..., jax.Array], is_checked: bool = True):
-        unavailable = kernels_unavailable_reason() if role in (Role.OURS, Role.VARIANT) else None
-        prepare = functools.partial(compiled, function)
-        return Contender(role, prepare, checked if is_checked else None, unavailable)
-
-    found = {
-        name: jitted(Role.OURS if name == "ours" else Role.VARIANT, function, name != "transposed")
+    found = [
+        jax_peer(
+            name,
+            Role.OURS if name == "ours" else Role.VARIANT,
+            function,
+            unavailable=kernels_unavailable_reason,
+            checked=name != "transposed",
+        )
         for name, function in variants(update).items()
-    }
+    ]
     for name, (role, function) in EXPRESSIONS[update.two_operands].items():
-        found[name] = jitted(role, function, role.solves_problem)
-    second = b if update.two_operands else None
-    loop = functools.partial(cublas_symmetric.loop, a, second, update.hermitian)
-    found["cublas_loop"] = Contender(Role.LOOP, loop, checked, without_gpu())
-    for name in cutlass.UPDATES.get(update.dtype, ()) if update.two_operands else ():
-        prepare = functools.partial(cutlass.updates, name, a, b)
-        found[name] = Contender(Role.GROUPED, prepare, checked, cutlass.unavailable_reason())
-    return found
+        found.append(jax_peer(name, role, function))
+    found.append(CublasSymmetric())
+    names = cutlass.UPDATES.get(update.dtype, ()) if update.two_operands else ()
+    return [*found, *map(cutlass.CutlassRank2k, names)]
 
 
 def operands(update: Update, shape: Shape, seed: int) -> tuple[jax.Array, jax.Array]:
@@ -210,67 +202,64 @@ def operands(update: Update, shape: Shape, seed: int) -> tuple[jax.Array, jax.Ar
     return tuple(jax.random.normal(key, shape, drawn).astype(update.dtype) for key in keys)
 
 
-def measure(update: Update, shape: Shape, session: Session) -> dict:
-    """A record of the results."""
+def work(update: Update, shape: Shape, seed: int) -> Workload:
+    """An update of random stacks, judged by its lower triangles."""
     g, n, k = shape
-    with jax.enable_x64(True):
-        a, b = operands(update, shape, session.options.seed)
-        results = measure_contenders(
-            contenders(update, a, b),
-            session.recorder,
-            rounds=session.options.rounds,
-            flush=session.flush,
-            seed=session.options.seed,
-            measure_host=False,
-        )
+    a, b = operands(update, shape, seed)
+    exact = exact_triangle(update, a, b)
+
+    def judge(call: Call) -> tuple[check.Error, bool]:
+        error = check.Error(*map(float, triangle_error(call.to_jax(call.run()), exact)))
+        return error, error.within(update.tolerance)
+
     written = g * n * (n + 1) // 2 * a.dtype.itemsize
     read = a.nbytes * (2 if update.two_operands else 1)
-    name = f"{g}x{n}x{k}"
-    return record(
-        f"{name}/{update.name}",
-        shape={"name": name, "groups": g, "n": n, "k": k},
-        op=update.name,
-        distribution="equal",
-        dtype=update.dtype,
-        out_dtype=update.dtype,
+    return Workload(
+        f"{named(shape)}/{update.name}",
+        update,
+        (a, b),
+        judge,
+        description={
+            "shape": {"name": named(shape), "groups": g, "n": n, "k": k},
+            "op": update.name,
+            "distribution": "equal",
+            "dtype": update.dtype,
+            "precision": update.precision or "default",
+            "out_dtype": update.dtype,
+        },
         flops=(2 if update.two_operands else 1) * (4 if update.hermitian else 1) * g * n * n * k,
         bytes=read + written,
         written_bytes=written,
-        results=results,
+        seed=seed,
     )
 
 
-def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line's options."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.rank_k",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    add_options(parser, rounds=12)
+def named(shape: Shape) -> str:
+    """A shape's name in the results."""
+    return "x".join(map(str, shape))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which updates."""
     parser.add_argument("--ops", nargs="+", default=list(UPDATES), choices=UPDATES, metavar="OP")
-    options = parser.parse_args(arguments)
-    if options.dry_run:
-        use_dry_run(options)
-    return options
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point."""
-    options = parse_arguments(arguments)
-    command = ["benchmarks.rank_k", *(sys.argv[1:] if arguments is None else arguments)]
-    with open_session(command, options) as session:
-        session.measure(
-            [
-                Job(
-                    f"{'x'.join(map(str, shape))}/{name}",
-                    functools.partial(measure, UPDATES[name], shape, session),
-                )
-                for name in options.ops
-                for shape in (TINY_SHAPES if options.dry_run else UPDATES[name].shapes)
-            ]
-        )
+def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
+    """A job an update of a shape."""
 
+    def measure(update: Update, shape: Shape) -> dict:
+        with jax.enable_x64(True):
+            return session.compare(work(update, shape, options.seed), peers(update), host=False)
+
+    return [
+        Job(f"{named(shape)}/{update.name}", functools.partial(measure, update, shape))
+        for update in map(UPDATES.get, options.ops)
+        for shape in (TINY_SHAPES if options.dry_run else update.shapes)
+    ]
+
+
+COMMAND = Command("benchmarks.rank_k", __doc__, jobs, add_arguments=add_arguments)
+main = COMMAND.main
 
 if __name__ == "__main__":
     main()

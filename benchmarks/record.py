@@ -21,7 +21,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks import cutlass, machine
+from benchmarks import cutlass
+from benchmarks.harness import machine
 
 ROOT = Path(__file__).parents[1]
 EDITABLE_INSTALL = (
@@ -62,12 +63,16 @@ def python(module: str) -> str:
     return f"{shlex.quote(sys.executable)} -m {module}"
 
 
-def parts(build: str) -> list[Part]:
-    """All parts, in the order in which to run them: what others rest on first."""
-    run, fp8, rank_k, training = (
-        python(f"benchmarks.{name}") for name in ("run", "fp8", "rank_k", "fp8_training")
+def parts(build: str, commit: str | None = None) -> list[Part]:
+    """All parts, in the order in which to run them: what others rest on first.
+
+    `commit` goes into every benchmark's results; without one they ask git.
+    """
+    run, fp8, rank_k, lists, training = (
+        python(f"benchmarks.{name}")
+        for name in ("run", "fp8", "rank_k", "grouped_gemm", "fp8_training")
     )
-    limits = "--time-limit {limit}"
+    limits = "--time-limit {limit}" + (f" --commit {shlex.quote(commit)}" if commit else "")
     smoke = python("tests.gpu.sanitizer_smoke")
     sanitizer = "compute-sanitizer --error-exitcode 1 --tool"
     return [
@@ -86,7 +91,7 @@ def parts(build: str) -> list[Part]:
         ),
         Part("fp8", 4, (f"{fp8} {limits} --output {{output}}/fp8.json",)),
         Part("rank_k", 2, (f"{rank_k} {limits} --output {{output}}/rank_k.json",)),
-        Part("lists", 2, (f"{python('benchmarks.grouped_gemm')} --output {{output}}/lists.json",)),
+        Part("lists", 2, (f"{lists} {limits} --output {{output}}/lists.json",)),
         Part(
             "skew",
             2,
@@ -96,7 +101,7 @@ def parts(build: str) -> list[Part]:
                 "--output {output}/skew.json",
             ),
         ),
-        Part("training", 4, (f"{training} --seeds 3 --output {{output}}/training.json",)),
+        Part("training", 4, (f"{training} {limits} --seeds 3 --output {{output}}/training.json",)),
         Part(
             "float32",
             2,
@@ -134,7 +139,7 @@ class Record:
         self._parts: dict = {}
         if self._path.exists():
             self._parts = json.loads(self._path.read_text())["parts"]
-        self._machine = machine.describe(commit)
+        self._head = {"commit": machine.commit(commit), "machine": machine.versions()}
 
     def succeeded(self, part: str) -> bool:
         """Whether all its commands did."""
@@ -144,7 +149,7 @@ class Record:
     def add(self, part: str, outcomes: Sequence[Outcome]) -> None:
         """Replaces what is known of a part."""
         self._parts[part] = [dataclasses.asdict(outcome) for outcome in outcomes]
-        found = {"machine": self._machine, "gpu": machine.gpu_state(), "parts": self._parts}
+        found = {**self._head, "gpu": machine.gpu_state(), "parts": self._parts}
         self._path.write_text(json.dumps(found, indent=1) + "\n")
 
 
@@ -212,16 +217,16 @@ def run_parts(
 
 
 def judge(folder: Path, write: Callable[[str], object] = print) -> None:
-    """Writes what the bars say of all results in the folder."""
+    """Writes what the targets say of all results in the folder."""
     results = sorted(folder.glob("*.json"))
     results = [path for path in results if path.name != "record.json"]
     if not results:
         return
-    from benchmarks import bars
+    from benchmarks import targets
 
     lines: list[str] = []
-    bars.main([str(path) for path in results], lines.append)
-    (folder / "bars.txt").write_text("\n".join(lines) + "\n")
+    targets.main([str(path) for path in results], lines.append)
+    (folder / "targets.txt").write_text("\n".join(lines) + "\n")
     write("\n".join(lines))
 
 
@@ -254,7 +259,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parse_arguments(arguments)
     chosen = [
         part
-        for part in parts(options.build)
+        for part in parts(options.build, options.commit)
         if part.name in (options.only or [part.name]) and part.name not in options.skip
     ]
     if options.dry_run:

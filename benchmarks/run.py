@@ -1,32 +1,59 @@
-"""Command line: measures cases within a time limit and writes a table and a JSON file."""
+"""Ragged products of MoE layers against everything else that can compute them.
+
+python -m benchmarks.run --output benchmarks/results/main.json
+python -m benchmarks.run --list
+"""
 
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
 from collections.abc import Sequence
 
-from benchmarks import host
-from benchmarks.cases import DISTRIBUTIONS, OPS, SUITES, Case, select_shapes
-from benchmarks.inputs import Inputs, LatestInputs
-from benchmarks.measure import measure_case
-from benchmarks.peers import all_peers
-from benchmarks.peers.base import Peer, Role
-from benchmarks.session import (
-    Job,
-    Session,
-    add_options,
-    leave_memory_to_torch,
-    open_session,
-    use_dry_run,
-)
+from benchmarks import first_call, host
+from benchmarks.harness.bandwidth import bandwidth_peers
+from benchmarks.harness.cases import DISTRIBUTIONS, OPS, SUITES, Case, select_shapes
+from benchmarks.harness.command import Command
+from benchmarks.harness.inputs import Inputs, LatestInputs
+from benchmarks.harness.measure import ragged_work
+from benchmarks.harness.peer import Peer, Role
+from benchmarks.harness.session import Job, Session, leave_memory_to_torch
+from benchmarks.peers import variants
+from benchmarks.peers.cublas import CublasDense, CublasLoop
+from benchmarks.peers.cutlass import CutlassGrouped
+from benchmarks.peers.ours import Ours, Variant
+from benchmarks.peers.pallas_mgpu import PallasMgpu
+from benchmarks.peers.quack import Quack
+from benchmarks.peers.stock import Stock
+from benchmarks.peers.tokamax import Tokamax
+from benchmarks.peers.torch_grouped_mm import TorchGroupedMm
 
 
-def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line's options."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.run", description=__doc__)
-    add_options(parser)
+def peers(sweep: int = 3, retune: bool = False, configurations: bool = False) -> dict[str, Peer]:
+    """Every peer by name, in the order in which the tables show them.
+
+    Args:
+      sweep, retune: see `Sweep`.
+      configurations: whether each configuration of ours is a peer too.
+    """
+    count = variants.MOST if configurations else 0
+    found = (
+        Ours(),
+        *map(Variant, range(count)),
+        PallasMgpu(sweep, retune),
+        TorchGroupedMm(),
+        Quack(sweep, retune),
+        Tokamax(sweep, retune),
+        *map(CutlassGrouped, ("cooperative", "pingpong")),
+        Stock(),
+        CublasLoop(),
+        CublasDense(),
+        *bandwidth_peers(),
+    )
+    return {peer.name: peer for peer in found}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options that other suites lack."""
     parser.add_argument(
         "--shapes", nargs="+", default=["main"], metavar="NAME", help="shapes and suites (--list)"
     )
@@ -36,7 +63,7 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--distributions", nargs="+", default=["random"], choices=DISTRIBUTIONS, metavar="NAME"
     )
-    parser.add_argument("--peers", nargs="+", choices=all_peers(), metavar="PEER")
+    parser.add_argument("--peers", nargs="+", choices=peers(), metavar="PEER")
     parser.add_argument(
         "--variants",
         action="store_true",
@@ -59,41 +86,25 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--retune", action="store_true", help="sweep again where known")
     parser.add_argument("--list", action="store_true", help="print the choices and stop")
-    parser.add_argument(
-        "--chain", type=int, default=100, metavar="N", help="products of the host time's slope"
-    )
-    options = parser.parse_args(arguments)
+    host.add_arguments(parser)
+
+
+def complete(options: argparse.Namespace) -> None:
+    """Finds the shapes."""
+    host.complete(options)
     if options.dry_run:
-        use_dry_run(options)
-        options.shapes, options.slow_rounds, options.chain = ["tiny"], 1, 2
-    try:
-        options.shapes = select_shapes(options.shapes)
-    except ValueError as error:
-        parser.error(str(error))
-    return options
+        options.shapes, options.slow_rounds = ["tiny"], 1
+    options.shapes = select_shapes(options.shapes)
 
 
-def print_choices(peers: dict[str, Peer]) -> None:
-    """What can be asked for, and which peers this machine has."""
-    for suite, shapes in SUITES.items():
-        print(f"suite {suite}")
-        for shape in shapes:
-            print(
-                f"  {shape.name}: {shape.groups} groups, {shape.rows} rows, "
-                f"k {shape.k}, n {shape.n}"
-            )
-    print(f"ops: {', '.join(OPS)}")
-    print(f"distributions: {', '.join(DISTRIBUTIONS)}")
-    for peer in peers.values():
-        reason = peer.unavailable_reason()
-        print(f"peer {peer.name} ({peer.role}): {f'unavailable, {reason}' if reason else 'ready'}")
+def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
+    """The host's times, all cases with the fast peers, and all with the slow ones next to us.
 
-
-def plan_jobs(options: argparse.Namespace, peers: Sequence[Peer], session: Session) -> list[Job]:
-    """All cases with the fast peers, then all cases with the slow ones next to us.
-
-    The second pass comes last because it is what a short time limit can best do without.
+    The first take seconds; the last are what a short time limit can best do without.
     """
+    known = peers(options.sweep, options.retune, options.variants)
+    names = options.peers or list(known)
+    chosen = [peer for name, peer in known.items() if name in names or peer.role == Role.VARIANT]
     cases = [
         Case(shape, OPS[op], distribution, options.dtype, options.seed, options.precision)
         for shape in options.shapes
@@ -104,51 +115,49 @@ def plan_jobs(options: argparse.Namespace, peers: Sequence[Peer], session: Sessi
 
     def job(case: Case, peers: Sequence[Peer], rounds: int, suffix: str = "") -> Job:
         def run() -> dict:
-            return measure_case(
-                case,
-                inputs.of(case.shape),
-                peers,
-                session.recorder,
-                rounds=rounds,
-                flush=session.flush,
-                measure_host=not options.no_host,
-            )
+            return session.compare(ragged_work(case, inputs.of(case.shape)), peers, rounds)
 
         return Job(case.name + suffix, run)
 
-    fast = [peer for peer in peers if not peer.slow]
-    slow = [peer for peer in peers if peer.slow]
-    ours = [peer for peer in peers if peer.name == "ours"]
-    jobs = [job(case, fast, options.rounds) for case in cases if fast]
-    return jobs + [
+    fast = [peer for peer in chosen if not peer.slow]
+    slow = [peer for peer in chosen if peer.slow]
+    ours = [peer for peer in chosen if peer.name == "ours"]
+    found = []
+    if ours and not options.no_host:
+        found += [*host.jobs(options, session), *first_call.jobs(options, session)]
+    found += [job(case, fast, options.rounds) for case in cases if fast]
+    return found + [
         job(case, ours + slow, options.slow_rounds, " (slow peers)") for case in cases if slow
     ]
 
 
-def measure_host(session: Session, chain: int) -> None:
-    """What a product costs the host, and the first one of a process."""
-    session.results["host"] = host.product_cost(session.recorder, chain)
-    try:
-        session.results["first_call"] = host.first_call()
-    except subprocess.SubprocessError as error:
-        session.results["not_measured"].append(f"first call ({error})")
+def print_choices() -> None:
+    """What can be asked for, and which peers this machine has."""
+    for suite, shapes in SUITES.items():
+        print(f"suite {suite}")
+        for shape in shapes:
+            print(
+                f"  {shape.name}: {shape.groups} groups, {shape.rows} rows, "
+                f"k {shape.k}, n {shape.n}"
+            )
+    print(f"ops: {', '.join(OPS)}")
+    print(f"distributions: {', '.join(DISTRIBUTIONS)}")
+    for peer in peers().values():
+        reason = peer.unavailable_reason()
+        print(f"peer {peer.name} ({peer.role}): {f'unavailable, {reason}' if reason else 'ready'}")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
+COMMAND = Command(
+    "benchmarks.run", __doc__, jobs, add_arguments=add_arguments, complete=complete, rounds=20
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> dict | None:
     """Entry point."""
-    options = parse_arguments(arguments)
-    peers = all_peers(options.sweep, options.retune, options.variants)
+    options = COMMAND.parse(arguments)
     if options.list:
-        print_choices(peers)
-        return
-    names = options.peers or list(peers)
-    chosen = [peer for name, peer in peers.items() if name in names or peer.role == Role.VARIANT]
-    command = ["benchmarks.run", *(sys.argv[1:] if arguments is None else arguments)]
-    with open_session(command, options) as session:
-        # First, because it takes seconds and a time limit leaves out what comes last.
-        if not options.no_host and "ours" in names:
-            measure_host(session, options.chain)
-        session.measure(plan_jobs(options, chosen, session))
+        return print_choices()
+    return COMMAND.run(options, arguments)
 
 
 if __name__ == "__main__":

@@ -212,7 +212,7 @@ def dropless_mlp(
       wi_0, wi_1: gate and up projections [E, D, F]. Without `wi_1` (None) a hidden layer is
         act(x wi_0).
       wo: down projections [E, F, D].
-      biases: of wi_0, wi_1 and wo: [E, F], [E, F] and [E, D], each of which may be None.
+      biases: those of wi_0, wi_1 and wo: [E, F], [E, F] and [E, D], each of which may be None.
       activation: what is done to gate and up, in at least float32: "silu", "gelu", "gelu_tanh",
         "relu" or "relu2" of the gate; "swiglu_oai" (GPT-OSS: both clipped at 7, gate
         sigmoid(1.702 gate) (up + 1)); "clamped_silu" (DeepSeek-V4: silu, both clipped at 10); a

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.cases import DISTRIBUTIONS, OPS, Case, select_shapes
 from benchmarks.fp8.cases import PRODUCTS, QUANTIZERS
+from benchmarks.harness.cases import DISTRIBUTIONS, OPS, Case, select_shapes
 from benchmarks.rank_k import UPDATES
 
 UPDATE_OPS = ("syrk", "syr2k", "syr2k_f64", "her2k_c128")

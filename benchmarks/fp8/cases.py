@@ -6,9 +6,8 @@ import dataclasses
 from collections.abc import Iterable
 from functools import cached_property
 
-from benchmarks.cases import SHAPES, SUITES, Case, Op, Problem, Shape
-
-DTYPE = "float8_e4m3fn"
+from benchmarks.harness.cases import SHAPES, SUITES, Case, Op, Shape
+from benchmarks.harness.fp8_inputs import DTYPE
 
 # FP8 tensor cores contract the last dimension of both operands, so that weights are stored
 # [groups, n, k] for the forward product and [groups, k, n] for dgrad.
@@ -76,8 +75,3 @@ def tiny_cases(seed: int = 0) -> list[Fp8Case]:
     """Every op on shapes that a CPU can do."""
     shapes = [SHAPES[name] for name in TINY_SHAPES]
     return [Fp8Case(shape, op, "random", seed) for shape in shapes for op in OPS]
-
-
-def bf16_problem(problem: Problem) -> Problem:
-    """The same product of bfloat16 operands."""
-    return dataclasses.replace(problem, dtype="bfloat16")

@@ -10,16 +10,14 @@ import jax
 import jax.numpy as jnp
 
 import jax_grouped_gemm as jgg
-from benchmarks import check
-from benchmarks.cases import OPS, Case
 from benchmarks.fp8.cases import Fp8Case
-from benchmarks.fp8.peers import implementation
-from benchmarks.inputs import Inputs
-from benchmarks.measure import Contender, measure_contenders, record
-from benchmarks.peers.bandwidth import copy_call
-from benchmarks.peers.base import Call, Role, jax_call
+from benchmarks.harness import check
+from benchmarks.harness.bandwidth import Bandwidth, copy_call
+from benchmarks.harness.cases import OPS, Case
+from benchmarks.harness.inputs import Inputs
+from benchmarks.harness.measure import Workload
+from benchmarks.harness.peer import Call, JaxPeer, Peer, Role, pinned_implementation
 from benchmarks.peers.ours import kernels_unavailable_reason
-from benchmarks.session import Session
 
 Quantizer = Callable[..., Sequence[jax.Array]]
 
@@ -68,40 +66,39 @@ def _bits(x: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type(x, jnp.dtype(f"uint{8 * x.dtype.itemsize}"))
 
 
-def measure_quantizer(case: Fp8Case, inputs: Inputs, session: Session) -> dict:
-    """A record of the results, with a copy beside ours."""
+def peers(op: str) -> list[Peer]:
+    """Ours, and a copy."""
+    ours = quantizer(op, pinned_implementation())
+    return [
+        JaxPeer("ours", Role.OURS, ours, kernels_unavailable_reason),
+        Bandwidth("copy", copy_call),
+    ]
+
+
+def work(case: Fp8Case, inputs: Inputs) -> Workload:
+    """A quantiser, judged by the bits of the reference's result."""
     given = operands(case, inputs)
     expected = tuple(jax.jit(quantizer(case.op, "reference"))(*given))
 
-    def prepare() -> Call:
-        return jax_call(jax.jit(quantizer(case.op, implementation())), *given)
-
-    def checked(call: Call) -> tuple[check.Error, bool]:
+    def judge(call: Call) -> tuple[check.Error, bool]:
         share = float(differing_share(tuple(call.run()), expected))
-        return check.Error(share, share), share <= MOST_DIFFERING
+        return check.Error(share), share <= MOST_DIFFERING
 
-    contenders = {
-        "ours": Contender(Role.OURS, prepare, checked, kernels_unavailable_reason()),
-        "copy": Contender(Role.BANDWIDTH, copy_call, None),
-    }
-    results = measure_contenders(
-        contenders,
-        session.recorder,
-        rounds=session.options.rounds,
-        flush=session.flush,
-        seed=case.seed,
-        measure_host=not session.options.no_host,
-    )
     written = sum(x.nbytes for x in expected)
-    return record(
+    return Workload(
         case.name,
-        shape=dataclasses.asdict(case.shape),
-        op=case.op,
-        distribution=case.distribution,
-        dtype="bfloat16",
-        out_dtype=str(expected[0].dtype),
+        case.op,
+        given,
+        judge,
+        description={
+            "shape": dataclasses.asdict(case.shape),
+            "op": case.op,
+            "distribution": case.distribution,
+            "dtype": "bfloat16",
+            "out_dtype": str(expected[0].dtype),
+        },
         flops=0,
         bytes=given[0].nbytes + written,
         written_bytes=written,
-        results=results,
+        seed=case.seed,
     )

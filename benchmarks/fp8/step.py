@@ -6,20 +6,19 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 import jax_grouped_gemm as jgg
-from benchmarks import check
-from benchmarks.cases import OPS, Case, Problem, flops, unavoidable_bytes, written_bytes
 from benchmarks.fp8.cases import Fp8Case
-from benchmarks.fp8.peers import implementation
-from benchmarks.inputs import Inputs
-from benchmarks.measure import Contender, measure_contenders, record
-from benchmarks.peers.base import Call, Role, jax_call
+from benchmarks.harness import check
+from benchmarks.harness.cases import OPS, Case, Problem, flops, unavoidable_bytes, written_bytes
+from benchmarks.harness.inputs import Inputs
+from benchmarks.harness.measure import Workload
+from benchmarks.harness.peer import Call, JaxPeer, Peer, Role, pinned_implementation
 from benchmarks.peers.ours import kernels_unavailable_reason
-from benchmarks.session import Session
 
 Product = Callable[..., jax.Array]
 
@@ -38,18 +37,35 @@ def step(product: Product) -> Callable[..., tuple[jax.Array, jax.Array, jax.Arra
     return function
 
 
-def products() -> dict[str, tuple[Role, Product]]:
+def products() -> dict[str, Product]:
     """What is compared: FP8 products, bfloat16 products, and other recipes of FP8."""
-    pinned = {"implementation": implementation()}
+    pinned = {"implementation": pinned_implementation()}
     fp8 = functools.partial(jgg.fp8_ragged_dot, **pinned)
-    variants = {
+    return {
+        "ours": fp8,
         "ours_bf16": functools.partial(jgg.ragged_dot, **pinned),
         "ours_rowwise": functools.partial(fp8, recipe=jgg.Recipe(scaling="rowwise")),
         "ours_bf16_wgrad": functools.partial(fp8, recipe=jgg.Recipe(wgrad="bf16")),
     }
-    return {"ours": (Role.OURS, fp8)} | {
-        name: (Role.VARIANT, product) for name, product in variants.items()
-    }
+
+
+class StepPeer(JaxPeer):
+    """A step with one of `products`, whose calls know its name."""
+
+    def __init__(self, name: str):
+        role = Role.OURS if name == "ours" else Role.VARIANT
+        super().__init__(name, role, step(products()[name]), kernels_unavailable_reason)
+
+    def prepare(self, problem: Any, *operands: jax.Array) -> Call:
+        """Compiles the step."""
+        call = super().prepare(problem, *operands)
+        call.name = self.name
+        return call
+
+
+def peers() -> list[Peer]:
+    """All of `products`."""
+    return [StepPeer(name) for name in products()]
 
 
 @jax.jit
@@ -64,48 +80,38 @@ def cosine_distances(results, expected) -> jax.Array:
     return jnp.stack([distance(a, b) for a, b in zip(results, expected, strict=True)])
 
 
-def measure_step(case: Fp8Case, inputs: Inputs, session: Session) -> dict:
-    """A record of the results; `cosine_distance` compares ours with bfloat16's."""
+def work(case: Fp8Case, inputs: Inputs) -> Workload:
+    """A step, judged by the angle to bfloat16's results: `cosine_distance` in the record."""
     lhs, rhs, sizes = inputs.operands(_bf16(case, "forward"))
     _, cotangent, _ = inputs.operands(_bf16(case, "wgrad"))
     operands = (lhs, rhs, sizes, cotangent)
-    expected = jax.jit(step(products()["ours_bf16"][1]))(*operands)
+    expected = jax.jit(step(products()["ours_bf16"]))(*operands)
     distances: dict[str, dict[str, float]] = {}
 
-    def contender(name: str, role: Role, product: Product) -> Contender:
-        def checked(call: Call) -> tuple[check.Error, bool]:
-            found = cosine_distances(call.run(), expected).tolist()
-            distances[name] = dict(zip(RESULTS, found, strict=True))
-            # Of the vectors scaled to length one.
-            relative = math.sqrt(2 * max(found))
-            return check.Error(relative, relative), max(found) <= COSINE_LIMIT
+    def judge(call: Call) -> tuple[check.Error, bool]:
+        found = cosine_distances(call.run(), expected).tolist()
+        distances[call.name] = dict(zip(RESULTS, found, strict=True))
+        # Of the vectors scaled to length one.
+        return check.Error(math.sqrt(2 * max(found))), max(found) <= COSINE_LIMIT
 
-        def prepare() -> Call:
-            return jax_call(jax.jit(step(product)), *operands)
-
-        return Contender(role, prepare, checked, kernels_unavailable_reason())
-
-    results = measure_contenders(
-        {name: contender(name, *each) for name, each in products().items()},
-        session.recorder,
-        rounds=session.options.rounds,
-        flush=session.flush,
-        seed=case.seed,
-        measure_host=not session.options.no_host,
-    )
     problems = [_bf16(case, op).problem for op in ("forward", "dgrad", "wgrad")]
-    return record(
+    return Workload(
         case.name,
-        shape=dataclasses.asdict(case.shape),
-        op=case.op,
-        distribution=case.distribution,
-        dtype="bfloat16",
-        out_dtype="bfloat16",
+        case.shape,
+        operands,
+        judge,
+        description={
+            "shape": dataclasses.asdict(case.shape),
+            "op": case.op,
+            "distribution": case.distribution,
+            "dtype": "bfloat16",
+            "out_dtype": "bfloat16",
+            "cosine_distance": distances,
+        },
         flops=_total(flops, problems, sizes),
         bytes=_total(unavoidable_bytes, problems, sizes),
         written_bytes=sum(map(written_bytes, problems)),
-        cosine_distance=distances,
-        results=results,
+        seed=case.seed,
     )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from benchmarks.cases import Problem, row_ranges
-from benchmarks.peers.base import Call, Role, TorchCall, as_torch, missing_module
+from benchmarks.harness.cases import Problem, row_ranges
+from benchmarks.harness.peer import Call, Role, TorchCall, as_torch, missing_module
 
 
 def _mm(a, b, out, problem: Problem):

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.peers.base import Call, EnqueuedCall, NotOffered
+from benchmarks.harness.peer import Call, EnqueuedCall, NotOffered, Role, without_gpu
 
 UPPER, TRANSPOSED, CONJUGATED = 1, 1, 2
 SONAMES = ("libcublas.so.13", "libcublas.so.12")
@@ -51,6 +51,22 @@ def _packaged() -> list[Path]:
 def _succeed(status: int, what: str) -> None:
     if status:
         raise RuntimeError(f"{what}: cuBLAS error {status}")
+
+
+class CublasSymmetric:
+    """One call a matrix: the peer of `benchmarks.rank_k`, whose problem is an `Update`."""
+
+    name = "cublas_loop"
+    role = Role.LOOP
+    slow = False
+
+    def unavailable_reason(self) -> str | None:
+        """Whether a GPU is missing."""
+        return without_gpu()
+
+    def prepare(self, update, a: jax.Array, b: jax.Array) -> Call:
+        """Finds the library and makes the arguments of all calls."""
+        return loop(a, b if update.two_operands else None, update.hermitian)
 
 
 def loop(a: jax.Array, b: jax.Array | None, hermitian: bool) -> Call:

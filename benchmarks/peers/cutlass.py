@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import cutlass
-from benchmarks.cases import Problem, row_ranges
-from benchmarks.peers.base import Call, EnqueuedCall, NotOffered, Role, without_gpu
+from benchmarks.harness.cases import Problem, row_ranges
+from benchmarks.harness.peer import Call, EnqueuedCall, NotOffered, Role, without_gpu
 
 # What example 24 runs, then what example 57 does, with the tiles that suit 16-bit operands.
 PRODUCTS = {
@@ -39,6 +39,27 @@ def unavailable_reason() -> str | None:
     return without_gpu() or cutlass.unavailable_reason()
 
 
+class CutlassList:
+    """A kernel of `PRODUCTS` on lists, with the problems in the caller's order or sorted by k."""
+
+    role = Role.GROUPED
+    slow = False
+
+    def __init__(self, kernel: str, sort: bool):
+        self.name = f"CUTLASS {kernel} {'sorted' if sort else 'unsorted'}"
+        self._kernel, self._sort = kernel, sort
+
+    def unavailable_reason(self) -> str | None:
+        """Why the kernels cannot run here, or None."""
+        return unavailable_reason()
+
+    def prepare(self, problem, lhs: Sequence[jax.Array], rhs: Sequence[jax.Array]) -> Call:
+        """Binds the list to the kernel."""
+        if lhs[0].dtype != jnp.bfloat16:
+            raise NotOffered("built for bfloat16")
+        return products(self._kernel, lhs, rhs, self._sort)
+
+
 def products(kernel: str, lhs: Sequence[jax.Array], rhs: Sequence[jax.Array], sort: bool) -> Call:
     """Bfloat16 lhs [m, k] times rhs [k, n] of each pair, with a kernel of `PRODUCTS`.
 
@@ -57,6 +78,24 @@ def products(kernel: str, lhs: Sequence[jax.Array], rhs: Sequence[jax.Array], so
         for i, (a, b) in enumerate(zip(lhs, rhs, strict=True))
     ]
     return _call(PRODUCTS[kernel], problems, outs, (lhs, rhs), sort)
+
+
+class CutlassRank2k:
+    """A kernel of `UPDATES` on stacks."""
+
+    role = Role.GROUPED
+    slow = False
+
+    def __init__(self, name: str):
+        self.name = name
+
+    def unavailable_reason(self) -> str | None:
+        """Why the kernels cannot run here, or None."""
+        return unavailable_reason()
+
+    def prepare(self, update, a: jax.Array, b: jax.Array) -> Call:
+        """Binds the stacks to the kernel."""
+        return updates(self.name, a, b)
 
 
 def updates(kernel: str, a: jax.Array, b: jax.Array) -> Call:

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import jax
 
-from benchmarks.cases import Problem
+from benchmarks.harness.cases import Problem
+from benchmarks.harness.peer import (
+    Call,
+    Role,
+    dimension_numbers,
+    jax_call,
+    missing_module,
+    on_gpu,
+    pinned_implementation,
+)
 from benchmarks.peers import variants
-from benchmarks.peers.base import Call, Role, dimension_numbers, jax_call, missing_module, on_gpu
-
-if TYPE_CHECKING:
-    from jax_grouped_gemm._src.tile_config import TileConfig
 
 
-@functools.cache
-def ragged_product(
-    problem: Problem, implementation: str, config: TileConfig | None = None
-) -> Callable[..., jax.Array]:
-    """The jitted function of (lhs, rhs, group_sizes) that is measured."""
+def product(problem: Problem, implementation: str) -> Callable[..., jax.Array]:
+    """The function of (lhs, rhs, group_sizes)."""
     import jax_grouped_gemm as jgg
 
     if problem.contracting:
@@ -29,14 +30,19 @@ def ragged_product(
     else:
         function = jgg.ragged_dot
         options = {"transpose_rhs": problem.transpose_rhs}
-    product = functools.partial(
+    return functools.partial(
         function,
         precision=problem.precision,
         preferred_element_type=problem.out_dtype,
         implementation=implementation,
         **options,
     )
-    return jax.jit(variants.with_config(product, config) if config else product)
+
+
+@functools.cache
+def ragged_product(problem: Problem, implementation: str) -> Callable[..., jax.Array]:
+    """The same, jitted: what is measured."""
+    return jax.jit(product(problem, implementation))
 
 
 def kernels_unavailable_reason() -> str | None:
@@ -65,7 +71,7 @@ class Ours:
         self, problem: Problem, lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array
     ) -> Call:
         """Compiles the call."""
-        implementation = "cuda" if on_gpu() else "reference"
+        implementation = pinned_implementation()
         return jax_call(ragged_product(problem, implementation), lhs, rhs, group_sizes)
 
 
@@ -82,9 +88,11 @@ class Variant(Ours):
         self, problem: Problem, lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array
     ) -> Call:
         """Compiles the call."""
-        op = "ragged_contracting" if problem.contracting else "ragged_noncontracting"
-        config = variants.config(op, self._index)
-        implementation = "cuda" if on_gpu() else "reference"
-        call = jax_call(ragged_product(problem, implementation, config), lhs, rhs, group_sizes)
+        implementation = pinned_implementation()
+        operands = lhs, rhs, group_sizes
+        function, config = variants.configured(
+            product(problem, implementation), self._index, *operands
+        )
+        call = jax_call(jax.jit(function), *operands)
         call.detail = str(config)
         return call

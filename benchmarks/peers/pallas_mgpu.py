@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import jax
 
-from benchmarks.cases import Problem
-from benchmarks.inputs import abstract_operands
-from benchmarks.peers.base import Call, NotOffered, Role, missing_module, without_gpu
+from benchmarks.harness.cases import Problem
+from benchmarks.harness.inputs import abstract_operands
+from benchmarks.harness.peer import Call, NotOffered, Role, missing_module, without_gpu
 from benchmarks.peers.sweep import Sweep
 
 

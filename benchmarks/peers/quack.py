@@ -6,8 +6,8 @@ from dataclasses import asdict, dataclass
 
 import jax
 
-from benchmarks.cases import Problem
-from benchmarks.peers.base import Call, Role, TorchCall, as_torch, missing_module, without_gpu
+from benchmarks.harness.cases import Problem
+from benchmarks.harness.peer import Call, Role, TorchCall, as_torch, missing_module, without_gpu
 from benchmarks.peers.sweep import Sweep
 
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import jax
 
-from benchmarks.cases import Problem, itemsize
-from benchmarks.peers.base import Call, NotOffered, Role, dimension_numbers, jax_call, on_gpu
+from benchmarks.harness.cases import Problem, itemsize
+from benchmarks.harness.peer import Call, NotOffered, Role, dimension_numbers, jax_call, on_gpu
 
 
 def masked_copies_bytes(problem: Problem) -> int:

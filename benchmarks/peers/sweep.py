@@ -13,8 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cases import Problem
-from benchmarks.peers.base import Call, NotOffered
+from benchmarks.harness.cases import Problem
+from benchmarks.harness.peer import Call, NotOffered
 
 RESULTS = Path(__file__).parents[1] / "results"
 

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 
 import jax
 
-from benchmarks.cases import Problem
-from benchmarks.inputs import abstract_operands
-from benchmarks.peers.base import Call, Role, dimension_numbers, missing_module, without_gpu
+from benchmarks.harness.cases import Problem
+from benchmarks.harness.inputs import abstract_operands
+from benchmarks.harness.peer import Call, Role, dimension_numbers, missing_module, without_gpu
 from benchmarks.peers.sweep import Sweep
 
 

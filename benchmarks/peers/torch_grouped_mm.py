@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import jax
 
-from benchmarks.cases import Problem
-from benchmarks.peers.base import Call, NotOffered, Role, TorchCall, as_torch, missing_module
+from benchmarks.harness.cases import Problem
+from benchmarks.harness.peer import Call, NotOffered, Role, TorchCall, as_torch, missing_module
 
 
 class TorchGroupedMm:

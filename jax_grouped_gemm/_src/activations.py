@@ -19,7 +19,7 @@ FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "relu": jax.nn.relu,
     "relu2": lambda x: jnp.square(jax.nn.relu(x)),
 }
-"""Of the gate projection, elementwise. `jax.nn.gelu` is "gelu_tanh", its default approximation."""
+"""Elementwise functions by name. `jax.nn.gelu` is "gelu_tanh", its default approximation."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +67,7 @@ ACTIVATIONS = {name: Activation(name) for name in FUNCTIONS} | {
     "swiglu_oai": Activation("silu", alpha=1.702, limit=7.0, up_offset=1.0),
     "clamped_silu": Activation("silu", limit=10.0),
 }
-"""By name. "swiglu_oai" is that of GPT-OSS, "clamped_silu" that of DeepSeek-V4."""
+"""Activations by name. "swiglu_oai" is that of GPT-OSS, "clamped_silu" that of DeepSeek-V4."""
 
 _KNOWN = {jax.nn.silu: "silu", jax.nn.gelu: "gelu_tanh", jax.nn.relu: "relu"}
 

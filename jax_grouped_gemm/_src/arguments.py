@@ -15,7 +15,7 @@ from jax.typing import ArrayLike, DTypeLike
 
 _INT32 = np.iinfo(np.int32)
 
-# Ours may be put in its place.
+# Captured at import, because a user may put our function in its place.
 _jax_ragged_dot_general = lax.ragged_dot_general
 
 KernelName = Literal["cuda", "reference"]
@@ -25,12 +25,12 @@ Choice = TypeVar("Choice", bound=str | None)
 
 
 def checked_implementation(implementation: Implementation) -> Implementation:
-    """`implementation` if it is one, else a `ValueError`."""
+    """Returns `implementation` if it is one, else raises a `ValueError`."""
     return checked_choice("implementation", implementation, (None, *get_args(KernelName)))
 
 
 def checked_choice(name: str, value: Choice, choices: Sequence[Choice]) -> Choice:
-    """`value` if it is one of `choices`, else a `ValueError`."""
+    """Returns `value` if it is one of `choices`, else raises a `ValueError`."""
     # An array compares element by element.
     if not isinstance(value, str | None) or value not in choices:
         raise ValueError(f"{name} must be one of {tuple(choices)}, got {value!r}")
@@ -38,14 +38,14 @@ def checked_choice(name: str, value: Choice, choices: Sequence[Choice]) -> Choic
 
 
 def checked_boolean(name: str, value: Any) -> bool:
-    """`value` as a Python boolean; a `TypeError` if it is anything else than a boolean."""
+    """Returns `value` as a Python boolean; raises a `TypeError` if it is anything else."""
     if not isinstance(value, (bool, np.bool_)):
         raise TypeError(f"{name} must be True or False, got {value!r}")
     return bool(value)
 
 
 def canonical_dtype(name: str, dtype: DTypeLike) -> np.dtype:
-    """`dtype` as arrays have it: 64 bits become 32 unless JAX's x64 mode is on."""
+    """Returns the dtype of arrays made with `dtype`: of 32 bits for 64 unless x64 mode is on."""
     try:
         if dtype is not None:  # of which NumPy makes float64
             return np.dtype(jax.dtypes.canonicalize_dtype(dtype))
@@ -55,7 +55,7 @@ def canonical_dtype(name: str, dtype: DTypeLike) -> np.dtype:
 
 
 def as_array(name: str, x: Any) -> jax.Array:
-    """`x` as a JAX array; a `TypeError` if it is no array at all."""
+    """Returns `x` as a JAX array; raises a `TypeError` if it is no array at all."""
     if not isinstance(x, (jax.Array, np.ndarray)):
         value = reprlib.repr(x)
         raise TypeError(f"{name} must be a JAX or NumPy array, got {type(x).__name__}: {value}")
@@ -65,7 +65,7 @@ def as_array(name: str, x: Any) -> jax.Array:
 
 
 def checked_int(name: str, value: int) -> int:
-    """`value` as a Python integer, or a symbolic dimension; a `TypeError` if it is neither."""
+    """Returns an integer or a symbolic dimension; raises a `TypeError` if `value` is neither."""
     if isinstance(value, bool | np.bool_) or not (
         isinstance(value, int | np.integer) or jax.export.is_symbolic_dim(value)
     ):
@@ -74,7 +74,7 @@ def checked_int(name: str, value: int) -> int:
 
 
 def refuse_sharded(function: str, **operands: jax.Array) -> None:
-    """A `NotImplementedError` if an operand is sharded over explicit mesh axes."""
+    """Raises a `NotImplementedError` if an operand is sharded over explicit mesh axes."""
     for name, x in operands.items():
         if any(axes is not None for axes in jax.typeof(x).sharding.spec):
             raise NotImplementedError(
@@ -85,7 +85,7 @@ def refuse_sharded(function: str, **operands: jax.Array) -> None:
 
 
 def canonical_precision(precision: Any) -> Any:
-    """A hashable precision: None, an algorithm, a `jax.lax.Precision` or a pair of those."""
+    """Returns a hashable form: None, an algorithm, a `jax.lax.Precision` or a pair of those."""
     if precision is None:
         precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]  # dynamic
     if isinstance(precision, (tuple, list)):
@@ -106,7 +106,7 @@ def canonical_precision(precision: Any) -> Any:
 
 
 def as_indices(name: str, x: Any) -> jax.Array:
-    """`x`, an array or number of integers, as int32; those beyond become its nearest end.
+    """Returns an array or number of integers as int32, those beyond its range at its nearest end.
 
     Raises:
       TypeError: `x` is neither an array nor an integer, or not of integers.
@@ -119,7 +119,7 @@ def as_indices(name: str, x: Any) -> jax.Array:
         raise TypeError(f"{name} must be integers, got dtype {x.dtype}")
     if x.dtype == jnp.int32:
         return as_array(name, x)
-    # In NumPy where it is NumPy's: without x64, JAX would cut 64 bits down to 32.
+    # NumPy's arrays are clipped by NumPy: without x64, JAX would cut 64 bits down to 32.
     clip = jnp.clip if isinstance(x, jax.Array) else np.clip
     theirs = jnp.iinfo(x.dtype)
     low, high = max(_INT32.min, int(theirs.min)), min(_INT32.max, int(theirs.max))
@@ -127,7 +127,7 @@ def as_indices(name: str, x: Any) -> jax.Array:
 
 
 def canonical_offset(group_offset: ArrayLike | None) -> jax.Array:
-    """`group_offset` as int32 [1]; a `TypeError` says what is wrong."""
+    """Returns `group_offset` as int32 [1]; a `TypeError` says what is wrong."""
     if group_offset is None:
         return jnp.zeros(1, jnp.int32)
     offset = as_indices("group_offset", group_offset)
@@ -137,7 +137,7 @@ def canonical_offset(group_offset: ArrayLike | None) -> jax.Array:
 
 
 def checked_group_sizes(group_sizes: ArrayLike) -> jax.Array:
-    """`group_sizes` [G] as int32; a `TypeError` says what is wrong."""
+    """Returns `group_sizes` [G] as int32; a `TypeError` says what is wrong."""
     sizes = as_indices("group_sizes", group_sizes)
     if sizes.ndim != 1:
         raise TypeError(f"group_sizes must have the shape [G], got {sizes.shape}")
@@ -203,7 +203,7 @@ def _evaluated(lhs, rhs, group_sizes, dimension_numbers, precision, preferred_el
         precision=precision,
         preferred_element_type=preferred_element_type,
     )
-    # Without the mesh of the context: jax.lax infers no sharding over explicit axes.
+    # The mesh of the context is hidden: jax.lax infers no sharding over explicit axes.
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
         return jax.eval_shape(
             evaluate, *(jax.ShapeDtypeStruct(*x) for x in (lhs, rhs, group_sizes))

@@ -11,17 +11,17 @@ from jax.typing import DTypeLike
 
 
 def cdiv(a: Any, b: int) -> Any:
-    """`a / b` rounded up to an integer, for integers and arrays of them, none of them negative."""
+    """Divides integers, or arrays of them, none of them negative, and rounds up."""
     return (a + (b - 1)) // b
 
 
 def round_up(a: Any, multiple: int) -> Any:
-    """The least multiple of `multiple` that is no less than `a`."""
+    """Returns the least multiple of `multiple` that is no less than `a`."""
     return cdiv(a, multiple) * multiple
 
 
 def at_least_float32(dtype: DTypeLike) -> np.dtype:
-    """The dtype of sums of numbers of `dtype`, floating point or complex."""
+    """Returns the dtype in which to sum numbers of `dtype`, floating point or complex."""
     dtype = jnp.dtype(dtype)
     return np.dtype(np.float32) if dtype.itemsize < 4 else dtype
 

@@ -30,7 +30,7 @@ def unavailable_reason() -> str | None:
 
 
 def default_device() -> jax.Device:
-    """Where JAX puts new arrays. Initialises JAX's backends."""
+    """Returns the device on which JAX puts new arrays. Initialises JAX's backends."""
     with jax.ensure_compile_time_eval():
         return jnp.zeros(()).addressable_shards[0].device
 

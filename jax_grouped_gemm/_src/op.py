@@ -52,8 +52,9 @@ class Op:
     have `tile` and `tile_choices` too, which only a planner reads.
 
     Attributes:
-      name: of the primitive.
-      operand_ranks: of the operands without the batch dimension, None if their number varies.
+      name: name of the primitive.
+      operand_ranks: ranks of the operands without the batch dimension, None if their number
+        varies.
       targets: names of the custom calls that `call` makes; a name ends in the version of its
         operands and attributes.
       avals: called as `avals(*operands, **params)` with abstract operands, gives the abstract
@@ -63,7 +64,7 @@ class Op:
       reference: called as `reference(*operands, **params)`, without the parameters named above.
       multiple_results: whether the primitive returns a list.
       is_matmul: whether `explain` and the checkpoint policies count it as a grouped matmul.
-      primitive: made from these.
+      primitive: the primitive, made from these.
     """
 
     name: str
@@ -240,7 +241,7 @@ ops: dict[Primitive, Op] = {}
 
 
 def export_disabled_checks() -> tuple[export.DisabledSafetyCheck, ...]:
-    """One for each custom call that any operation makes."""
+    """The checks to disable so that programs with any operation's custom calls are exported."""
     targets = (target for op in ops.values() for target in op.targets)
     return tuple(map(export.DisabledSafetyCheck.custom_call, targets))
 

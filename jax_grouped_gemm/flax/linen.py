@@ -31,14 +31,14 @@ class MoE(nn.Module):
       top_k: experts a token.
       renormalize: whether a token's weights sum to one, see `moe.route`.
       activation: elementwise function of the gate projection.
-      dtype: of the experts' computation; None promotes the input and the parameters.
-      param_dtype: of the parameters.
-      precision: of the matmuls of the experts.
-      kernel_init: of wi_0, wi_1 and wo. Axes that it gives, as `nn.with_partitioning` does, take
-        the place of the above.
-      gate_init: of the router, likewise.
-      implementation: of the ragged matmuls, see `moe.dropless_mlp`.
-      recipe: of FP8 matmuls, see `moe.dropless_mlp`.
+      dtype: dtype of the experts' computation; None promotes the input and the parameters.
+      param_dtype: dtype of the parameters.
+      precision: precision of the experts' matmuls.
+      kernel_init: initialiser of wi_0, wi_1 and wo. Axes that it gives, as `nn.with_partitioning`
+        does, take the place of the above.
+      gate_init: initialiser of the router, likewise.
+      implementation: who computes the ragged matmuls, see `moe.dropless_mlp`.
+      recipe: recipe of FP8 matmuls, see `moe.dropless_mlp`.
     """
 
     hidden_features: int

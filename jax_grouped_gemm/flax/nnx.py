@@ -34,13 +34,13 @@ class MoE(nnx.Module):
       top_k: experts a token.
       renormalize: whether a token's weights sum to one, see `moe.route`.
       activation: elementwise function of the gate projection.
-      dtype: of the experts' computation; None promotes the input and the parameters.
-      param_dtype: of the parameters.
-      precision: of the matmuls of the experts.
-      kernel_init: of wi_0, wi_1 and wo.
-      gate_init: of the router.
-      implementation: of the ragged matmuls, see `moe.dropless_mlp`.
-      recipe: of FP8 matmuls, see `moe.dropless_mlp`.
+      dtype: dtype of the experts' computation; None promotes the input and the parameters.
+      param_dtype: dtype of the parameters.
+      precision: precision of the experts' matmuls.
+      kernel_init: initialiser of wi_0, wi_1 and wo.
+      gate_init: initialiser of the router.
+      implementation: who computes the ragged matmuls, see `moe.dropless_mlp`.
+      recipe: recipe of FP8 matmuls, see `moe.dropless_mlp`.
       rngs: the "params" stream makes the parameters.
     """
 

@@ -1,4 +1,4 @@
-"""From a plan of a scaled product or of a quantiser to one custom call."""
+"""Calls of the scaled products and of the quantisers, one custom call each."""
 
 from __future__ import annotations
 

@@ -50,9 +50,9 @@ class Recipe:
       forward_dtype: FP8 dtype of lhs and rhs. e4m3 has the precision.
       gradient_dtype: FP8 dtype of the result's cotangent. Scales a block make e4m3 wide enough;
         e5m2 has more range within a block.
-      scaling: of the forward product and dgrad: "blockwise", 1 x 128 for rows and 128 x 128 for
-        weights, or "rowwise", a scale for each row of lhs and each column of the weights. wgrad is
-        always in blocks of 1 x 128 along the rows of a group.
+      scaling: what shares a scale in the forward product and dgrad: "blockwise", 1 x 128 of rows
+        and 128 x 128 of weights, or "rowwise", each row of lhs and each column of the weights.
+        wgrad is always in blocks of 1 x 128 along the rows of a group.
       power_of_two_scales: rounds scales up to powers of two.
 
     "bf16" products multiply 16-bit operands as they are and round wider ones to bfloat16.

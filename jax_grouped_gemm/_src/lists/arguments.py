@@ -49,14 +49,14 @@ class MatrixLists:
 
     @property
     def first(self) -> str:
-        """Name of the operand whose form the others and the results have."""
+        """The name of the operand whose form the others and the results have."""
         return next(iter(self.entries))
 
     def __len__(self) -> int:
         return len(self.entries[self.first])
 
     def dtypes(self, preferred: DTypeLike | None) -> tuple[np.dtype, np.dtype]:
-        """The dtypes in which factors are multiplied and of the results, `preferred` if given."""
+        """Returns the dtype in which factors are multiplied, and that of the results."""
         factors = {name: xs for name, xs in self.entries.items() if name != "c"}
         dtype = np.dtype(jnp.result_type(*(x for xs in factors.values() for x in xs)))
         result_dtype = np.dtype(jnp.result_type(dtype, *self.entries.get("c", ())))
@@ -70,14 +70,14 @@ class MatrixLists:
         return dtype, result_dtype
 
     def stacks(self, name: str, dtype: np.dtype) -> list[jax.Array]:
-        """Every entry of an operand as a stack of `dtype`, a matrix as a stack of one."""
+        """Returns an operand's entries as stacks of `dtype`, a matrix as a stack of one."""
         entries = (x.astype(dtype) for x in self.entries[name])
         return [x if x.ndim == 3 else x[None] for x in entries]
 
     def scales(
         self, name: str, scale: Scale, dtype: np.dtype, *, keep_single: bool = False
     ) -> list[jax.Array]:
-        """alpha or beta as an array [g] of `dtype` for each entry.
+        """Returns alpha or beta as an array [g] of `dtype` for each entry.
 
         With `keep_single`, a number for a whole stack stays one: [1]. XLA would write out [g] in a
         kernel of its own.
@@ -105,7 +105,7 @@ class MatrixLists:
         return arrays
 
     def results(self, outs: Sequence[jax.Array]) -> Results:
-        """Stacks of results in the form of the first operand."""
+        """Returns stacks of results in the form of the first operand."""
         entries = self.entries[self.first]
         outs = [out if x.ndim == 3 else out[0] for out, x in zip(outs, entries, strict=True)]
         return outs[0] if self.is_stack else outs
@@ -117,7 +117,7 @@ def is_number(x: Any) -> TypeGuard[complex]:
 
 
 def check_beta(beta: Scale, c: Matrices | None) -> None:
-    """A `ValueError` if there is a `beta`, but no `c` that it scales."""
+    """Raises a `ValueError` if there is a `beta`, but no `c` that it scales."""
     if c is None and not (is_number(beta) and beta == 0):
         raise ValueError(f"beta scales c, which is None: got beta={beta!r}")
 
@@ -127,7 +127,7 @@ def is_complex(dtype: np.dtype) -> bool:
 
 
 def _entries(name: str, x: Matrices, is_stack: bool, first: str) -> list[jax.Array]:
-    """The matrices and stacks of an operand, which has the form of the operand called `first`."""
+    """Returns the matrices and stacks of an operand, which must have the form of `first`."""
     if is_stack:
         x = as_array(name, x)
         if x.ndim != 3:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jax_grouped_gemm._src.arithmetic import cdiv
 from jax_grouped_gemm._src.tile_config import NUM_SMS, TileConfig
 
 DTYPES = (jnp.float64, jnp.complex64, jnp.complex128)
@@ -22,7 +22,7 @@ class Kernel:
     """A compiled tile, `tile` x `tile`.
 
     Attributes:
-      tile: its rows and columns.
+      tile: rows and columns of the tile.
       blocks: thread blocks that a multiprocessor holds at a time.
       rate: the share of the tensor cores' rate that it can reach: small tiles read more bytes for
         each product than L2 delivers. An estimate from bytes, not a measurement.
@@ -34,12 +34,12 @@ class Kernel:
 
     @property
     def places(self) -> int:
-        """Thread blocks that the device holds at a time."""
+        """How many thread blocks the device holds at a time."""
         return NUM_SMS * self.blocks
 
     @property
     def config(self) -> TileConfig:
-        """As the extension names it."""
+        """The configuration under which the extension has this kernel."""
         return TileConfig(self.tile, self.tile, 1)
 
 
@@ -77,12 +77,12 @@ def unsupported_reason(problem: Any, params: Mapping[str, Any]) -> str:
 
 
 def num_steps(dtype: np.dtype, k: int) -> int:
-    """Of the mainloop, for a product with a contracted dimension of `k`."""
-    return math.ceil(k / tile_k(dtype))
+    """How many steps the mainloop takes for a product that contracts `k` elements."""
+    return cdiv(k, tile_k(dtype))
 
 
 def tile_k(dtype: np.dtype) -> int:
-    """What one step contracts."""
+    """How many elements of the contracted dimension one step multiplies."""
     return STEP_BYTES // np.dtype(dtype).itemsize
 
 
@@ -92,7 +92,7 @@ def busy_steps(kernel: Kernel, steps: Sequence[int], counts: Sequence[int]) -> n
     The tiles, which are in the order given, go to the blocks in turn, every other round in reverse.
     """
     tiles = np.repeat(steps, counts)
-    dealt = np.zeros((math.ceil(len(tiles) / kernel.places), kernel.places), np.int64)
+    dealt = np.zeros((cdiv(len(tiles), kernel.places), kernel.places), np.int64)
     dealt.ravel()[: len(tiles)] = tiles
     dealt[1::2] = dealt[1::2, ::-1].copy()
     return dealt.sum(axis=0)

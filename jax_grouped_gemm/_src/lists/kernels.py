@@ -1,4 +1,4 @@
-"""What the kernels of lists of matrices take: of unequal products and of symmetric updates."""
+"""What the kernels of unequal products and of symmetric updates take."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ def unsupported_reason(problem: Any, params: Mapping[str, Any]) -> str:
 
 
 def written_dtype(problem: Any) -> np.dtype:
-    """Of what a kernel writes: its operands' type or float32."""
+    """The type that a kernel writes: that of its operands, or float32."""
     is_same = problem.result_dtype == problem.dtype
     return problem.result_dtype if is_same else np.dtype(np.float32)
 
 
 def row_multiples(problem: Any) -> tuple[int, int]:
-    """What rows of operands and of results have to be multiples of for TMA, in elements."""
+    """The multiples of elements that TMA wants rows of operands and of results to have."""
     # Of float32 operands, TMA addresses the float16 parts.
     is_float32 = problem.dtype == jnp.float32
     operand_dtype = float32.PART_DTYPE if is_float32 else problem.dtype

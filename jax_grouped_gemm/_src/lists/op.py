@@ -98,10 +98,10 @@ def register_jvp(
 
     Args:
       op: the operation.
-      product_tangents: called as `product_tangents(problem, tangents)`, gives the problems without
-        c whose sum is the tangent of the scaled product; zeros among their operands are allowed.
-      place: called as `place(scaled, outside, params)`, puts beta C where the result has it, given
-        the C to keep where the result is C alone, None for zeros.
+      product_tangents: called as `product_tangents(problem, tangents)`, returns the problems
+        without c whose sum is the tangent of the scaled product; their operands may be zeros.
+      place: called as `place(scaled, outside, params)`, puts beta C where the result has it, with
+        `outside`, zeros if it is None, where the result is C alone.
     """
 
     def rule(primals, tangents, **params):
@@ -142,8 +142,9 @@ def register_transpose(op: ListOp, **cotangents: Callable[..., Sequence[jax.Arra
 
     Args:
       op: the operation.
-      **cotangents: for alpha, a and b, called as `alpha(cts, problems, params)` with the
-        cotangents of the results of those problems that miss the operand, gives the operand's.
+      **cotangents: functions for alpha, a and b, called as `alpha(cts, problems, params)` with
+        the cotangents of the results of those problems that miss the operand; they return the
+        operand's.
     """
 
     def rule(cts, *operands, **params):

@@ -10,7 +10,7 @@ from jax_grouped_gemm._src.arguments import as_array, refuse_sharded
 from jax_grouped_gemm._src.moe.routing import Routing
 
 Biases = tuple[jax.Array | None, jax.Array | None, jax.Array | None]
-"""Of wi_0, wi_1 and wo: [E, F], [E, F] and [E, D]."""
+"""The biases of wi_0, wi_1 and wo: [E, F], [E, F] and [E, D]."""
 
 
 class ExpertOrder(NamedTuple):

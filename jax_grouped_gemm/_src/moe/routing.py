@@ -70,7 +70,7 @@ def route(
       num_groups: into how many groups of consecutive experts a token's choice is divided.
       top_groups: how many of them it may choose from: those whose best expert has the largest
         score, or, with `correction_bias`, whose two best have the largest sum.
-      scale: by which all weights are multiplied in the end.
+      scale: a number by which all weights are multiplied in the end.
 
     Returns:
       The choice of every token.

@@ -1,4 +1,4 @@
-"""From a plan of a ragged product to one custom call: operands padded, the result cut out."""
+"""Calls of the ragged products: one custom call, its operands padded, its result cut out."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def accumulate(
     group_sizes: jax.Array,
     group_offset: jax.Array,
 ) -> jax.Array:
-    """`accumulator` plus what `ragged` returns, where the accumulator is if the kernel adds."""
+    """Adds what `ragged` returns to `accumulator`, in place if the kernel can."""
     if plan.kernel_problem is None:
         return accumulator
     if not plan.adds_in_place:
@@ -67,13 +67,13 @@ def accumulate(
 
 
 def _addressable(plan: Plan, lhs: jax.Array, rhs: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Operands whose rows TMA can address."""
+    """Pads the operands so that TMA can address their rows."""
     form = plan.kernel_problem
     return pad_to(lhs, form.shape(form.lhs)), pad_to(rhs, form.shape(form.rhs))
 
 
 def _majors(problem: RaggedProblem) -> dict[str, bool]:
-    """The attributes that say how operands lie in memory."""
+    """Returns the attributes that say how operands lie in memory."""
     return {
         "transpose_lhs": problem.lhs == "km",
         "transpose_rhs": problem.rhs.endswith(("nk", "nm")),
@@ -87,7 +87,7 @@ def call_kernel(
     input_output_aliases: dict[int, int] | None = None,
     **attributes: Any,
 ) -> jax.Array:
-    """One call of `target`; its result, cut and converted to what the problem asks for."""
+    """Calls `target`, and cuts and converts its result to what the problem asks for."""
     problem, addressable = plan.problem, plan.kernel_problem
     result_shape = (*addressable.batch, *addressable.shape(addressable.out))
     results = (
@@ -102,5 +102,5 @@ def call_kernel(
 
 
 def zeros(problem: RaggedProblem) -> jax.Array:
-    """The result where there is nothing to multiply."""
+    """Returns the result where there is nothing to multiply."""
     return jnp.zeros((*problem.batch, *problem.shape(problem.out)), problem.out_dtype)

@@ -137,7 +137,7 @@ def ragged_contracting(
 
             def accumulate_tile(tile, accumulator):
                 window = _RowWindow(start + tile * tile_rows, end, tile_rows, padded_rows)
-                # Both factors: a zero in one does not silence a NaN in the other.
+                # Both factors are masked: a zero in one does not silence a NaN in the other.
                 lhs_tile = from_bits(window.load_masked(lhs, lhs_row_axis), lhs_dtype)
                 rhs_tile = from_bits(window.load_masked(rhs, rhs_row_axis), rhs_dtype)
                 product = _dot(lhs_tile, rhs_tile, dimension_numbers, precision, accumulator_dtype)
@@ -248,7 +248,7 @@ def _with_a_window(x: jax.Array, axis: int, tile_rows: int) -> jax.Array:
 
 
 def _accumulator_dtype(lhs: jax.Array, rhs: jax.Array, out_dtype: np.dtype) -> np.dtype:
-    """At least float32 for floating point; modular integer arithmetic needs no extra bits."""
+    """Returns at least float32 for floating point; modular integers need no extra bits."""
     if not jnp.issubdtype(out_dtype, jnp.inexact):
         return out_dtype
     return jnp.result_type(*map(at_least_float32, (lhs.dtype, rhs.dtype, out_dtype)))
@@ -274,7 +274,7 @@ def _convert(accumulator: jax.Array, dtype: np.dtype) -> jax.Array:
 
 
 def _bits_dtype(dtype: np.dtype) -> np.dtype:
-    """What arrays of `dtype` are sliced and updated as.
+    """Returns the dtype as which arrays of `dtype` are sliced and updated.
 
     XLA computes narrow floats on the CPU in float32 and converts the whole array around every
     dynamic slice and update, in each turn of a loop. Unsigned integers it leaves alone.

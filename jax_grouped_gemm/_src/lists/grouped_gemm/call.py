@@ -45,7 +45,7 @@ def grouped_gemm(plan: GroupedGemmPlan, *operands: jax.Array) -> list[jax.Array]
 
 
 def _without_product(whole: GroupedGemmProblem, i: int, problem: Problem) -> jax.Array:
-    """A result that is empty, or beta C because nothing is contracted."""
+    """Returns a result that is empty, or beta C because nothing is contracted."""
     entry = whole.entries[i]
     if problem.c is None:
         return jnp.zeros((entry.g, entry.m, entry.n), whole.result_dtype)
@@ -89,7 +89,7 @@ def _stored(rows: int, columns: int, transposed: bool) -> tuple[int, int]:
 def _scales(
     whole: GroupedGemmProblem, problems: Sequence[Problem]
 ) -> tuple[list[jax.Array], dict[str, Any]]:
-    """Operands, one scale for each matrix, and attributes, where a number is for all of them."""
+    """Returns operands, which hold a scale for each matrix, and attributes, for all of them."""
     attributes = {
         "has_alphas": whole.has_alpha,
         "has_betas": whole.has_beta,
@@ -102,7 +102,7 @@ def _scales(
 def _scales_fp64(
     whole: GroupedGemmProblem, problems: Sequence[Problem]
 ) -> tuple[list[jax.Array], dict[str, Any]]:
-    """Operands, one scale for each matrix, or one for all, which is a constant of the program."""
+    """Returns operands: a scale for each matrix, or a constant of the program for all."""
     dtype = whole.result_dtype
     given = _given_scales(whole)
     scales = [
@@ -115,7 +115,7 @@ def _scales_fp64(
 
 
 def _given_scales(whole: GroupedGemmProblem) -> list[str]:
-    """The scales that are operands."""
+    """Names the scales that are operands."""
     flags = {"alpha": whole.has_alpha, "beta": whole.has_beta}
     return [name for name, is_given in flags.items() if is_given]
 

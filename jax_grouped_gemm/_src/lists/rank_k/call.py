@@ -41,7 +41,7 @@ def rank_k(plan: Plan, *operands: jax.Array) -> list[jax.Array]:
     c = []
     if problem.has_c:
         c = [pad_to(problems[i].c.astype(dtype), (stacks[i].n, stacks[i].n)) for i in order]
-    # As they are: to write one number out for each matrix would take a kernel of its own.
+    # A number for a whole stack stays one: writing it out would take a kernel of its own.
     scales = [
         getattr(problems[i], name).astype(dtype if is_fp64 else jnp.float32)
         for name in (("alpha", "beta") if problem.has_c else ("alpha",))

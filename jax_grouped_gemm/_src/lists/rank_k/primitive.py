@@ -137,7 +137,7 @@ def _factor_cotangent(
     if not symmetrize:
         ct = reference.fill(ct, None, upper=upper, hermitian=hermitian, symmetrize=False)
     symmetric = per_matrix(alpha, dtype) * (ct + reference.flip(ct, hermitian))
-    # In the dtype that the forward pass multiplied, for the same tensor cores.
+    # The forward pass multiplied this dtype, which the same tensor cores take.
     symmetric = symmetric.astype(jnp.result_type(factor.dtype, aval.dtype))
     factor = jnp.conj(factor) if hermitian else factor
     # Symmetric up to the conjugate, [g, i, j]; j runs over the rows of the factor.

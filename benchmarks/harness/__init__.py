@@ -1,0 +1,1 @@
+"""Cases, inputs, checks, clocks, sessions and results: what all benchmarks are made of."""

@@ -1,0 +1,105 @@
+"""A suite's command line: the options that all have, one session, one format of results."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.harness import report
+from benchmarks.harness.peer import on_gpu
+from benchmarks.harness.recorders import RECORDERS
+from benchmarks.harness.session import Job, Session, watched
+
+
+@dataclass(frozen=True)
+class Command:
+    """What a suite adds to the harness.
+
+    Attributes:
+      module: the suite's, which `python -m` runs.
+      description: for the help; the suite's docstring.
+      jobs: of (options, session): what is to be measured, the most wanted first.
+      add_arguments: adds the suite's own options to a parser.
+      complete: changes the parsed options, so that `jobs` finds data instead of names and a dry run
+        is small. A ValueError becomes an error of the command line.
+      timed: whether the suite measures device time; otherwise it has no `--rounds`, `--recorder`
+        and `--no-host`.
+      rounds, time_limit: defaults of the options.
+      summarize: of the cases, for the results' `summary`.
+      texts: of the results, printed at the end.
+    """
+
+    module: str
+    description: str
+    jobs: Callable[[argparse.Namespace, Session], Sequence[Job]]
+    add_arguments: Callable[[argparse.ArgumentParser], object] = lambda parser: None
+    complete: Callable[[argparse.Namespace], object] = lambda options: None
+    timed: bool = True
+    rounds: int = 12
+    time_limit: int = 240
+    summarize: Callable[[Sequence[dict]], dict] = report.summary
+    texts: Callable[[Mapping], Sequence[str]] = report.texts
+
+    def parse(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
+        """The command line's options."""
+        parser = argparse.ArgumentParser(
+            prog=f"python -m {self.module}",
+            description=self.description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        self._add_common(parser)
+        self.add_arguments(parser)
+        options = parser.parse_args(arguments)
+        if options.dry_run and self.timed:
+            options.rounds = 2
+            # No profiler where there is no GPU.
+            options.recorder = "auto" if on_gpu() else "clock"
+        try:
+            self.complete(options)
+        except ValueError as error:
+            parser.error(str(error))
+        return options
+
+    def main(self, arguments: Sequence[str] | None = None) -> dict:
+        """Measures, prints and writes; returns the results."""
+        return self.run(self.parse(arguments), arguments)
+
+    def run(self, options: argparse.Namespace, arguments: Sequence[str] | None) -> dict:
+        """The same with options that have been parsed from `arguments`."""
+        command = [self.module, *(sys.argv[1:] if arguments is None else arguments)]
+        with watched(Session(command, options, self.timed, self.summarize)) as session:
+            session.run(self.jobs(options, session))
+        results = session.results
+        for text in (*self.texts(results), report.unmeasured_line(results["not_measured"])):
+            if text:
+                print(f"\n{text}")
+        clock = f", device time by {results['recorder']}" if self.timed else ""
+        print(f"\n{results['seconds']:.0f} s{clock}")
+        return results
+
+    def _add_common(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--seed", type=int, default=0, help="of the data and the group sizes")
+        parser.add_argument(
+            "--time-limit",
+            type=float,
+            default=self.time_limit,
+            metavar="SECONDS",
+            help="skip cases after this",
+        )
+        parser.add_argument(
+            "--output", type=Path, metavar="JSON", help="where to write the results"
+        )
+        parser.add_argument("--commit", help="the measured commit, in a copy without git")
+        parser.add_argument(
+            "--dry-run", action="store_true", help="every step with tiny shapes, on any machine"
+        )
+        if not self.timed:
+            return
+        parser.add_argument(
+            "--rounds", type=int, default=self.rounds, help="rounds of the interleaved timing"
+        )
+        parser.add_argument("--recorder", default="auto", choices=("auto", *RECORDERS))
+        parser.add_argument("--no-host", action="store_true", help="leave out the host's times")

@@ -1,0 +1,280 @@
+"""Measuring one case: prepare the peers, check their results, time them together."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness import check
+from benchmarks.harness.bandwidth import moved_bytes
+from benchmarks.harness.cases import Case, flops, unavoidable_bytes, written_bytes
+from benchmarks.harness.device_activity import Sample
+from benchmarks.harness.inputs import Inputs
+from benchmarks.harness.peer import Call, NotOffered, Peer, Role, is_checked
+from benchmarks.harness.recorders import Recorder
+from benchmarks.harness.timing import HostTimes, host_times, interleave, median_ratio
+
+
+@dataclass
+class PeerResult:
+    """What one peer did in one case. Without samples, `status` and `reason` say why."""
+
+    role: Role
+    status: str  # measured, skipped (not offered), failed (an error) or wrong (a bad result)
+    reason: str = ""
+    detail: str = ""
+    prepare_s: float | None = None
+    error: check.Error | None = None
+    samples: list[Sample] = field(default_factory=list)
+    part_of: Callable[[str], str] | None = None
+    host: HostTimes | None = None
+
+    @property
+    def us(self) -> list[float]:
+        """Device microseconds, a value a round."""
+        return [sample.us for sample in self.samples]
+
+    def to_json(self, name: str, work: int) -> dict[str, object]:
+        """Plain data with the derived numbers that a reader wants first."""
+        result: dict[str, object] = {"role": self.role.value, "status": self.status}
+        result |= {
+            key: value
+            for key in ("reason", "detail", "prepare_s")
+            if (value := getattr(self, key)) not in ("", None)
+        }
+        if self.error:
+            error = dataclasses.asdict(self.error)
+            result["error"] = {key: value for key, value in error.items() if value is not None}
+        if self.samples:
+            result |= _sample_summary(self.samples)
+            if self.role == Role.BANDWIDTH:
+                result["tbps"] = moved_bytes(name) / result["median_us"] / 1e6
+            elif work:
+                result["tflops"] = work / result["median_us"] / 1e6
+            if self.part_of:
+                result["parts_us"] = _median_parts(self.samples, self.part_of)
+        if self.host:
+            result |= dataclasses.asdict(self.host)
+        return result
+
+
+def _sample_summary(samples: list[Sample]) -> dict[str, object]:
+    us = [sample.us for sample in samples]
+    summary: dict[str, object] = {"median_us": statistics.median(us), "us": us}
+    launches = [sample.activities for sample in samples if sample.activities is not None]
+    if launches:
+        counts = [len(names) for names in launches]
+        summary["kernels"] = statistics.median_low(counts)
+        # A call launches the same work every round; if not, the attribution is suspect.
+        summary["kernels_vary"] = min(counts) != max(counts)
+        # A C++ template's name can be kilobytes long; its beginning tells kernels apart.
+        summary["kernel_names"] = sorted({name[:80] for name in launches[-1]})
+    return summary
+
+
+def _median_parts(samples: list[Sample], part_of: Callable[[str], str]) -> dict[str, float]:
+    """Median over the rounds of the microseconds of each part; empty without kernel times."""
+    found = [parts for sample in samples if (parts := sample.parts(part_of)) is not None]
+    names = dict.fromkeys(name for parts in found for name in parts)
+    return {name: statistics.median(parts.get(name, 0.0) for parts in found) for name in names}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A row of the results, ready to be measured: what peers are given, and how they are judged.
+
+    `problem` and `operands` are what `Peer.prepare` gets. `judge` gives the error of a call's
+    result and whether it is acceptable. `description` is what the record says of the case besides
+    its name and its work: at least `shape`, with a `name`, and `op`, in JSON's types.
+    """
+
+    case: str
+    problem: Any
+    operands: tuple
+    judge: Callable[[Call], tuple[check.Error, bool]]
+    description: Mapping[str, object]
+    flops: int
+    bytes: int
+    written_bytes: int
+    seed: int = 0
+
+
+def measure(
+    work: Workload,
+    peers: Iterable[Peer],
+    recorder: Recorder,
+    *,
+    rounds: int,
+    flush: Callable[[], None],
+    measure_host: bool = True,
+) -> dict[str, object]:
+    """Prepares and checks all peers, times those that are right, and returns their record."""
+    results: dict[str, PeerResult] = {}
+    calls: dict[str, Call] = {}
+    for peer in peers:
+        results[peer.name], call = _prepare(peer, work)
+        if call is not None:
+            calls[peer.name] = call
+    for name, samples in interleave(calls, recorder, rounds, flush, work.seed).items():
+        if min(sample.us for sample in samples) > 0:
+            results[name].samples = samples
+            results[name].part_of = calls[name].part_of
+        else:
+            results[name].status = "failed"
+            results[name].reason = f"{recorder.name} saw no device activity in some rounds"
+    if measure_host:
+        for name, call in calls.items():
+            if results[name].samples:
+                results[name].host = host_times(call, statistics.median(results[name].us))
+    return {
+        "case": work.case,
+        **work.description,
+        "flops": work.flops,
+        "bytes": work.bytes,
+        "written_bytes": work.written_bytes,
+        "peers": {name: result.to_json(name, work.flops) for name, result in results.items()},
+        "ratios": ratios(work.bytes, work.written_bytes, results),
+    }
+
+
+def ragged_work(case: Case, inputs: Inputs) -> Workload:
+    """A ragged product of a shape's tensors, judged against a product of plain dots."""
+    problem, sizes = case.problem, case.group_sizes
+    operands = inputs.operands(case)
+    expected = inputs.reference(case, operands)
+
+    def judge(call: Call) -> tuple[check.Error, bool]:
+        exact = expected if call.reference is None else call.reference()
+        error = check.compare(call.to_jax(call.run()), exact)
+        return error, error.acceptable(problem, call.tolerance)
+
+    return Workload(
+        case.name,
+        problem,
+        operands,
+        judge,
+        description={
+            "shape": dataclasses.asdict(case.shape),
+            "op": case.op.name,
+            "distribution": case.distribution,
+            "dtype": case.dtype,
+            "precision": case.precision,
+            "out_dtype": problem.out_dtype,
+            "group_sizes": {
+                "smallest": int(sizes.min()),
+                "median": float(np.median(sizes)),
+                "largest": int(sizes.max()),
+                "empty": int(np.count_nonzero(sizes == 0)),
+            },
+        },
+        flops=flops(problem, sizes),
+        bytes=unavoidable_bytes(problem, sizes),
+        written_bytes=written_bytes(problem),
+        seed=case.seed,
+    )
+
+
+def _prepare(peer: Peer, work: Workload) -> tuple[PeerResult, Call | None]:
+    """A call that gives the right result, or the reason why there is none."""
+    result = PeerResult(peer.role, "skipped")
+    if reason := peer.unavailable_reason():
+        result.reason = reason
+        return result, None
+    start = time.perf_counter()
+    acceptable = True
+    try:
+        call = peer.prepare(work.problem, *work.operands)
+        result.prepare_s = time.perf_counter() - start
+        result.detail = call.detail
+        if is_checked(peer):
+            result.error, acceptable = work.judge(call)
+    except NotOffered as reason:
+        result.reason = str(reason)
+        return result, None
+    except Exception as error:
+        # One peer's failure, out of memory included, is a result and must not end the run.
+        result.status, result.reason = "failed", first_line(error)
+        return result, None
+    if not acceptable:
+        result.status, result.reason = "wrong", f"relative error {result.error.total:.1e}"
+        return result, None
+    result.status = "measured"
+    return result, call
+
+
+def first_line(error: Exception) -> str:
+    """An exception's type and the first line of its message."""
+    lines = str(error).splitlines() or [""]
+    return f"{type(error).__name__}: {lines[0][:200]}"
+
+
+def ratios(traffic: int, written: int, results: Mapping[str, PeerResult]) -> dict[str, float]:
+    """Median over the rounds of (another's time / our time): above one, we are faster.
+
+    `byte_floor` is the time of a copy scaled to `traffic`, the bytes that must move; `write_floor`
+    that of the faster of `fill` and `memset`, scaled to `written`, the part of them that is the
+    result. `floor` is the largest, in each round, of those and the dense product's time. None can
+    exceed one by more than noise.
+    """
+    ours = results.get(Role.OURS.value)
+    if ours is None or not ours.samples:
+        return {}
+    times = {name: result.us for name, result in results.items() if result.samples}
+    copying = [times.pop(name) for name in ("copy",) if name in times]
+    writing = [times.pop(name) for name in ("fill", "memset") if name in times]
+    if copying:
+        times["byte_floor"] = _scaled(copying, traffic / moved_bytes("copy"))
+    if writing:
+        times["write_floor"] = _scaled(writing, written / moved_bytes("fill"))
+    floors = [
+        times[name] for name in ("byte_floor", "write_floor", "cublas_dense") if name in times
+    ]
+    if floors:
+        times["floor"] = [max(bounds) for bounds in zip(*floors, strict=True)]
+    del times["ours"]
+    return {name: median_ratio(us, ours.us) for name, us in times.items()}
+
+
+def _scaled(alternatives: list[list[float]], scale: float) -> list[float]:
+    """The fastest alternative of each round, times `scale`."""
+    return [min(times) * scale for times in zip(*alternatives, strict=True)]
+
+
+def best_grouped(record: Mapping) -> tuple[str, float] | None:
+    """The fastest measured grouped peer of a record and its ratio to us; None without one."""
+    measured = {
+        name: record["ratios"][name]
+        for name, peer in record["peers"].items()
+        if peer["role"] == Role.GROUPED and name in record["ratios"]
+    }
+    if not measured:
+        return None
+    name = min(measured, key=measured.get)
+    return name, measured[name]
+
+
+def merge(first: dict, second: dict) -> dict:
+    """One record for a case that was measured in two passes; the first pass's own times stay.
+
+    Each ratio was taken within one pass, so both passes' ratios hold. A peer that the first pass
+    has no time of is taken from the second.
+    """
+    measured = {
+        n: p for n, p in first["peers"].items() if p.get("status", "measured") == "measured"
+    }
+    return first | {
+        "peers": first["peers"] | second["peers"] | measured,
+        "ratios": second["ratios"] | first["ratios"],
+    }
+
+
+def geometric_mean(values: Iterable[float]) -> float:
+    """Geometric mean of positive numbers."""
+    return math.exp(statistics.fmean(map(math.log, values)))

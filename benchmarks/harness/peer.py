@@ -1,0 +1,242 @@
+"""What the benchmark asks of a peer, and the two kinds of calls that peers make."""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import importlib.util
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import jax
+from jax.lax import RaggedDotDimensionNumbers
+
+from benchmarks.harness.cases import Problem
+
+
+class NotOffered(Exception):
+    """A peer does not offer a problem; the message says what is missing."""
+
+
+class Role(enum.StrEnum):
+    """What a comparison with a peer means."""
+
+    OURS = "ours"
+    # Our kernels in another way: another configuration, another precision, another form of operand.
+    VARIANT = "variant"
+    # Takes group sizes on the device, as we do: to be beaten.
+    GROUPED = "grouped"
+    # Knows the group sizes on the host: to be matched.
+    LOOP = "loop"
+    # A matmul of the same FLOPs without groups: as close as possible.
+    CEILING = "ceiling"
+    # Moves memory only: its speed turns the bytes that a problem must move into a floor.
+    BANDWIDTH = "bandwidth"
+
+    @property
+    def solves_problem(self) -> bool:
+        """Whether the result is the problem's, so that it can be checked."""
+        return self in (Role.OURS, Role.VARIANT, Role.GROUPED, Role.LOOP)
+
+
+class Call:
+    """A prepared computation: `run` enqueues it, `wait` waits for what `run` returned.
+
+    Where operands are rounded otherwise than the case says, `reference` computes the float32 result
+    that they should give, and `tolerance` is the error that the peer's own arithmetic may add.
+    Where a call is made of several parts, `part_of` names that of a kernel by the kernel's name;
+    their times are then in the results besides that of the whole.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[], Any],
+        detail: str = "",
+        reference: Callable[[], jax.Array] | None = None,
+        tolerance: float = 0.0,
+        part_of: Callable[[str], str] | None = None,
+    ):
+        self.run = run
+        self.detail = detail
+        self.reference = reference
+        self.tolerance = tolerance
+        self.part_of = part_of
+
+    def wait(self, result: Any) -> None:
+        """Returns when the device has finished."""
+        jax.block_until_ready(result)
+
+    def to_jax(self, result: Any) -> jax.Array:
+        """The result as a JAX array, without a copy."""
+        return result
+
+    def elapsed_us(self) -> float:
+        """Time of one call by the best clock at hand, in microseconds."""
+        start = time.perf_counter()
+        self.wait(self.run())
+        return (time.perf_counter() - start) * 1e6
+
+
+class TorchCall(Call):
+    """A computation on PyTorch's current stream."""
+
+    def wait(self, result: Any) -> None:
+        """Returns when the device has finished."""
+        if result.is_cuda:
+            import torch
+
+            torch.cuda.synchronize()
+
+    def to_jax(self, result: Any) -> jax.Array:
+        """The result as a JAX array, without a copy."""
+        return jax.dlpack.from_dlpack(result)
+
+    def elapsed_us(self) -> float:
+        """Time between events around the call, in microseconds; the host's clock on a CPU."""
+        import torch
+
+        if not torch.cuda.is_available():
+            return super().elapsed_us()
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        self.run()
+        end.record()
+        torch.cuda.synchronize()
+        return start.elapsed_time(end) * 1e3
+
+
+class EnqueuedCall(Call):
+    """Work on the legacy default stream, which JAX does not know of, into arrays of JAX's."""
+
+    def wait(self, result: Any) -> None:
+        """Returns when the device has finished."""
+        if error := ctypes.CDLL("libcuda.so.1").cuCtxSynchronize():
+            raise RuntimeError(f"cuCtxSynchronize: CUDA driver error {error}")
+
+    def to_jax(self, result: Any) -> Any:
+        """The result, once it is there."""
+        self.wait(result)
+        return result
+
+
+class Peer(Protocol):
+    """An implementation to measure, in any of the suites."""
+
+    name: str
+    role: Role
+    # Slow peers are measured in a pass of their own, with few rounds, after all others.
+    slow: bool = False
+
+    def unavailable_reason(self) -> str | None:
+        """Why this peer cannot run on this machine at all, or None."""
+
+    def prepare(self, problem: Any, *operands: Any) -> Call:
+        """Compiles and does whatever else belongs outside a timed call.
+
+        What is compiled should be kept by problem, if operands of the same shapes come again: of
+        ragged products only the group sizes differ between distributions.
+
+        Args:
+          problem: of the suite: what a compiled program depends on.
+          operands: of the suite, on the device.
+
+        Raises:
+          NotOffered: with the reason, if the peer cannot be asked for this problem.
+        """
+
+
+class JaxPeer:
+    """A function of a suite's operands, jitted: the form of a peer that needs nothing else.
+
+    Args:
+      name: in the results.
+      role: what a comparison with it means.
+      function: of the operands.
+      unavailable: a reason why it cannot run here, or None.
+      checked: whether the result is the problem's; by default its role says so.
+      part_of: see `Call`.
+    """
+
+    slow = False
+
+    def __init__(
+        self,
+        name: str,
+        role: Role,
+        function: Callable[..., Any],
+        unavailable: Callable[[], str | None] = lambda: None,
+        checked: bool | None = None,
+        part_of: Callable[[str], str] | None = None,
+    ):
+        self.name = name
+        self.role = role
+        self.function = function
+        self.unavailable_reason = unavailable
+        self.checked = role.solves_problem if checked is None else checked
+        self.part_of = part_of
+
+    def prepare(self, problem: Any, *operands: Any) -> Call:
+        """Compiles the function.
+
+        Raises:
+          NotOffered: where the function is not implemented for the operands.
+        """
+        try:
+            call = jax_call(jax.jit(self.function), *operands)
+        except NotImplementedError as error:
+            raise NotOffered(str(error)) from error
+        call.part_of = self.part_of
+        return call
+
+
+def is_checked(peer: Peer) -> bool:
+    """Whether a peer's result is compared with the reference's before it is timed."""
+    return getattr(peer, "checked", peer.role.solves_problem)
+
+
+def dimension_numbers(problem: Problem) -> RaggedDotDimensionNumbers:
+    """The problem in the terms of `jax.lax.ragged_dot_general`."""
+    if problem.contracting:
+        contracted, groups = (((0,), (0,)), ((), ())), []
+    else:
+        contracted, groups = (((1,), (2 if problem.transpose_rhs else 1,)), ((), ())), [0]
+    return RaggedDotDimensionNumbers(
+        contracted, lhs_ragged_dimensions=[0], rhs_group_dimensions=groups
+    )
+
+
+def jax_call(jitted: Callable[..., jax.Array], *operands: jax.Array) -> Call:
+    """A call of a jitted function, compiled and run once."""
+    jax.block_until_ready(jitted(*operands))
+    return Call(lambda: jitted(*operands))
+
+
+def missing_module(name: str) -> str | None:
+    """A reason if a module is not installed, or None."""
+    return None if importlib.util.find_spec(name) else f"{name} is not installed"
+
+
+def on_gpu() -> bool:
+    """Whether JAX computes on a GPU."""
+    return jax.default_backend() == "gpu"
+
+
+def pinned_implementation() -> str | None:
+    """Of our functions: the kernels on a GPU, so that nothing falls back unnoticed.
+
+    Elsewhere None, with which the reference runs, and `explain` tells what a GPU would.
+    """
+    return "cuda" if on_gpu() else None
+
+
+def without_gpu() -> str | None:
+    """A reason if JAX has no GPU, or None."""
+    return None if on_gpu() else "needs a GPU"
+
+
+def as_torch(array: jax.Array) -> Any:
+    """A PyTorch tensor over the same memory."""
+    import torch
+
+    return torch.from_dlpack(jax.block_until_ready(array))

@@ -1,0 +1,239 @@
+"""Results as text: a table of times, a table of ratios, and what did not run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from benchmarks.harness.measure import best_grouped, geometric_mean
+from benchmarks.harness.peer import Role
+
+
+def timed(records: Sequence[Mapping]) -> list[Mapping]:
+    """The records of cases whose device time was measured."""
+    return [record for record in records if "bytes" in record]
+
+
+def texts(results: Mapping) -> list[str]:
+    """All that there is to say of results: tables first, then what explains them."""
+    records = timed(results["cases"])
+    return [
+        *([times_table(records), ratios_table(records)] if records else []),
+        variants_table(records),
+        parts_table(records),
+        summary_lines(records),
+        host_lines(results["cases"]),
+        error_lines(records),
+        missing_lines(results["cases"]),
+    ]
+
+
+def times_table(records: Sequence[Mapping]) -> str:
+    """Median device microseconds, a row a case and a column a peer."""
+    names = [
+        name
+        for name in _peer_names(records)
+        if any(
+            record["peers"].get(name, {}).get("role") not in (None, Role.BANDWIDTH, Role.VARIANT)
+            for record in records
+        )
+    ]
+    rows = [
+        [record["case"]]
+        + [_number(record["peers"].get(name, {}).get("median_us")) for name in names]
+        for record in records
+    ]
+    return _table(["device us", *names], rows)
+
+
+def ratios_table(records: Sequence[Mapping]) -> str:
+    """How we compare. All ratios are other/ours: above one, we are faster."""
+    header = [
+        "case", "us", "TFLOP/s", "vs best", "best grouped peer",
+        "vs loop", "vs dense", "vs bytes", "vs write", "of floor", "vs stock", "kernels",
+        "host us", "wall us",
+    ]  # fmt: skip
+    rows = []
+    for record in records:
+        ours = record["peers"].get("ours", {})
+        ratios = record["ratios"]
+        best, ratio = best_grouped(record) or ("-", None)
+        rows.append(
+            [
+                record["case"],
+                _number(ours.get("median_us")),
+                _number(ours.get("tflops")),
+                _ratio(ratio),
+                best,
+                _ratio(ratios.get("cublas_loop")),
+                _ratio(ratios.get("cublas_dense")),
+                _ratio(ratios.get("byte_floor")),
+                _ratio(ratios.get("write_floor")) if _mostly_written(record) else "-",
+                _ratio(ratios.get("floor")),
+                _ratio(ratios.get("stock")),
+                str(ours.get("kernels", "-")),
+                _number(ours.get("enqueue_us")),
+                _number(ours.get("wall_us")),
+            ]
+        )
+    return _table(header, rows)
+
+
+def variants_table(records: Sequence[Mapping]) -> str:
+    """Our kernels in other ways: their time, over ours, and what they are; "" without any."""
+    rows = [
+        [
+            record["case"],
+            name,
+            _number(peer.get("median_us")),
+            _ratio(record["ratios"].get(name)),
+            peer.get("detail", ""),
+        ]
+        for record in records
+        for name, peer in record["peers"].items()
+        if peer.get("role") == Role.VARIANT and "median_us" in peer
+    ]
+    return _table(["case", "variant", "us", "over ours", "what"], rows) if rows else ""
+
+
+def parts_table(records: Sequence[Mapping]) -> str:
+    """Microseconds of the kernels of each part of the calls that have parts; "" without any."""
+    found = [
+        (record["case"], name, peer["parts_us"])
+        for record in records
+        for name, peer in record["peers"].items()
+        if "parts_us" in peer
+    ]
+    parts = list(dict.fromkeys(part for *_, us in found for part in us))
+    rows = [[case, name, *(_number(us.get(part)) for part in parts)] for case, name, us in found]
+    return _table(["kernels, us", "peer", *parts], rows) if parts else ""
+
+
+def case_line(record: Mapping) -> str:
+    """A case in a few words, for the progress of a run."""
+    if "bytes" not in record:
+        return record["case"]
+    ours = record["peers"].get("ours", {})
+    line = f"{record['case']}: {_number(ours.get('median_us'))} us"
+    best = best_grouped(record)
+    return f"{line}, {_ratio(best[1])} vs {best[0]}" if best else line
+
+
+def summary(records: Sequence[Mapping]) -> dict[str, dict[str, float]]:
+    """For each op that was timed, geometric mean and minimum of the ratios that the tables show."""
+    records = timed(records)
+    result = {}
+    for op in dict.fromkeys(record["op"] for record in records):
+        of_op = [record for record in records if record["op"] == op]
+        grouped = {
+            name: None
+            for record in of_op
+            for name, peer in record["peers"].items()
+            if peer.get("role") == Role.GROUPED
+        }
+        columns = {
+            "best_grouped": [best[1] for record in of_op if (best := best_grouped(record))],
+            **{
+                name: [record["ratios"][name] for record in of_op if name in record["ratios"]]
+                for name in (*grouped, "cublas_loop", "cublas_dense", "floor")
+            },
+        }
+        result[op] = {
+            f"{name}_{kind}": function(values)
+            for name, values in columns.items()
+            if values
+            for kind, function in (("geomean", geometric_mean), ("min", min))
+        }
+    return result
+
+
+def summary_lines(records: Sequence[Mapping]) -> str:
+    """The summary, a line an op."""
+    return "\n".join(
+        f"{op}: " + ", ".join(f"{name} {value:.3f}" for name, value in values.items())
+        for op, values in summary(records).items()
+        if values
+    )
+
+
+def host_lines(records: Sequence[Mapping]) -> str:
+    """What our products cost the host, if that was measured."""
+    lines = []
+    for record in records:
+        times = record["peers"].get("ours", {})
+        if record["op"] == "host":
+            lines.append(
+                f"{record['case']}: a product adds {times['wall_us']:.1f} us of wall time, "
+                f"{times['device_us']:.1f} us of it device time, and {times['enqueue_us']:.1f} us "
+                f"to enqueue; a call of one takes {times['call_enqueue_us']:.0f} us to enqueue"
+            )
+        elif record["op"] == "first_call":
+            steps = [f"{k} {x:.3f}" for k, x in times.items() if isinstance(x, float)]
+            lines.append(f"{record['case']}: {', '.join(steps)}")
+    return "\n".join(lines)
+
+
+def missing_lines(records: Sequence[Mapping]) -> str:
+    """Who was not measured and why, each reason once with the cases that it holds for."""
+    reasons: dict[tuple[str, str, str], list[str]] = {}
+    for record in records:
+        for name, peer in record["peers"].items():
+            if peer["status"] != "measured":
+                key = name, peer["status"], peer.get("reason", "")
+                reasons.setdefault(key, []).append(record["case"])
+    return "\n".join(
+        f"{name} {status}: {reason} [{_some(cases, len(records))}]"
+        for (name, status, reason), cases in reasons.items()
+    )
+
+
+def unmeasured_line(cases: Sequence[str]) -> str:
+    """What a time limit left out; the results file names all of it."""
+    return f"out of time for {len(cases)} measurements: {_some(cases)}" if cases else ""
+
+
+def error_lines(records: Sequence[Mapping]) -> str:
+    """The largest relative error of each peer over all cases, and of which case."""
+    lines = []
+    for name in _peer_names(records):
+        errors = [
+            (record["peers"][name]["error"]["total"], record["case"])
+            for record in records
+            if "error" in record["peers"].get(name, {})
+        ]
+        if errors:
+            worst, case = max(errors)
+            lines.append(f"{name}: largest relative error {worst:.1e} ({case})")
+    return "\n".join(lines)
+
+
+def _mostly_written(record: Mapping) -> bool:
+    return 2 * record.get("written_bytes", 0) > record["bytes"]
+
+
+def _peer_names(records: Sequence[Mapping]) -> list[str]:
+    return list(dict.fromkeys(name for record in records for name in record["peers"]))
+
+
+def _some(cases: Sequence[str], total: int = 0, shown: int = 4) -> str:
+    if len(cases) == total:
+        return "all cases"
+    more = f" and {len(cases) - shown} more" if len(cases) > shown else ""
+    return ", ".join(cases[:shown]) + more
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    return "\n".join(
+        "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])
+        for row in (header, *rows)
+    )

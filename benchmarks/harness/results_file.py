@@ -1,0 +1,62 @@
+"""Results files: small enough to keep, and several read as one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.harness.measure import merge
+
+
+def save(results: Mapping, path: Path) -> None:
+    """Replaces a file in one step."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(dumps(results) + "\n")
+    partial.replace(path)
+
+
+def dumps(value, levels: int = 4, indent: str = "") -> str:
+    """JSON in which the outermost `levels` take a line for each value: down to one for a peer."""
+    is_dict = isinstance(value, dict)
+    nested = is_dict or (isinstance(value, list) and any(isinstance(v, dict) for v in value))
+    if levels == 0 or not value or not nested:
+        return json.dumps(_rounded(value))
+    inner = indent + " "
+    items = [
+        (f"{json.dumps(key)}: " if is_dict else "") + dumps(item, levels - 1, inner)
+        for key, item in (value.items() if is_dict else enumerate(value))
+    ]
+    opening, closing = "{}" if is_dict else "[]"
+    lines = ",\n".join(inner + item for item in items)
+    return f"{opening}\n{lines}\n{indent}{closing}"
+
+
+def load(paths: Sequence[Path]) -> dict:
+    """One or more files as one.
+
+    Of a case that several have, the first one's times stay, and later ones add the peers that it
+    lacks (`merge`). What holds for a run as a whole is the first one's.
+    """
+    whole: dict = {}
+    cases: dict[tuple, dict] = {}
+    for path in paths:
+        results = json.loads(path.read_text())
+        whole = results | whole
+        for record in results["cases"]:
+            # float32 operands have cases of the same names.
+            key = tuple(record.get(name) for name in ("case", "dtype", "precision"))
+            cases[key] = merge(cases[key], record) if key in cases else record
+    return whole | {"cases": list(cases.values())}
+
+
+def _rounded(value):
+    """Five significant digits for every float: rounds differ by more than the fourth."""
+    if isinstance(value, float):
+        return float(f"{value:.5g}")
+    if isinstance(value, Mapping):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    return value

@@ -1,0 +1,172 @@
+"""One run of a command: what is measured with, a time limit, and results that grow case by case."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import faulthandler
+import os
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import jax
+from tqdm import tqdm
+
+from benchmarks.harness import machine, report
+from benchmarks.harness.bandwidth import copy_call
+from benchmarks.harness.measure import Workload, first_line, measure, merge
+from benchmarks.harness.peer import Peer, on_gpu
+from benchmarks.harness.recorders import RECORDERS, open_best
+from benchmarks.harness.results_file import save
+from benchmarks.harness.timing import CacheFlush
+
+# A job that has begun may run past the time limit by this much before the process gives up.
+GRACE_SECONDS = 120
+
+
+def leave_memory_to_torch() -> None:
+    """Called before JAX starts, which reserves its share of the GPU's memory once."""
+    if "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:
+        os.environ.setdefault("XLA_CLIENT_MEM_FRACTION", "0.7")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One measurement: `run` returns a record for the results.
+
+    `typical` says whether the time it takes tells how long others may take.
+    """
+
+    label: str
+    run: Callable[[], dict]
+    typical: bool = True
+
+
+class Deadline:
+    """Time left for jobs, which cannot be interrupted: so a job needs to look short enough."""
+
+    def __init__(self, seconds: float):
+        self._start = time.monotonic()
+        self._end = self._start + seconds
+        self._longest = 0.0
+
+    def allows_another(self) -> bool:
+        """Whether a job as long as the longest so far would still end in time."""
+        return time.monotonic() + self._longest < self._end
+
+    def elapsed(self) -> float:
+        """Seconds since the start."""
+        return time.monotonic() - self._start
+
+    def took(self, seconds: float) -> None:
+        """Learns from a finished job."""
+        self._longest = max(self._longest, seconds)
+
+
+class Session:
+    """One run: the recorder that measures, and the results that grow job by job.
+
+    Args:
+      command: the module and its arguments.
+      options: of the command line, as `command.Command` parses it.
+      timed: whether device time is measured, which needs a recorder.
+      summarize: of the cases, for the results.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        options: argparse.Namespace,
+        timed: bool = True,
+        summarize: Callable[[Sequence[dict]], dict] = report.summary,
+    ):
+        self.options = options
+        self.deadline = Deadline(options.time_limit)
+        self._summarize = summarize
+        self.recorder = None
+        if timed:
+            names = [name for name in RECORDERS if options.recorder in ("auto", name)]
+            self.recorder, passed_over = open_best(names, copy_call())
+            for reason in passed_over:
+                print(f"recorder passed over: {reason}")
+        self.flush = CacheFlush() if timed and on_gpu() else lambda: None
+        self.results: dict = {
+            "command": shlex.join(["python", "-m", *command]),
+            "device": jax.devices()[0].device_kind,
+            "commit": machine.commit(options.commit),
+            "seed": options.seed,
+            "recorder": self.recorder.name if self.recorder else None,
+            "machine": machine.versions(),
+            "gpu_before": machine.gpu_state(),
+            "cases": [],
+            "not_measured": [],
+        }
+
+    def compare(
+        self, work: Workload, peers: Iterable[Peer], rounds: int | None = None, host: bool = True
+    ) -> dict:
+        """The record of a case, measured as the options say; `host=False` leaves host times out."""
+        return measure(
+            work,
+            peers,
+            self.recorder,
+            rounds=rounds or self.options.rounds,
+            flush=self.flush,
+            measure_host=host and not self.options.no_host,
+        )
+
+    def run(self, jobs: Sequence[Job]) -> None:
+        """Runs jobs within the time limit; one that raises is named and does not end the run.
+
+        The results are written after each, so that an interrupt loses little.
+        """
+        records: dict[str, dict] = {}
+        progress = tqdm(jobs, unit="case", disable=None)
+        for job in progress:
+            if not self.deadline.allows_another():
+                self.results["not_measured"].append(job.label)
+                continue
+            progress.set_postfix_str(job.label)
+            start = self.deadline.elapsed()
+            try:
+                record = job.run()
+            except Exception as error:
+                self.results["not_measured"].append(f"{job.label} ({first_line(error)})")
+                continue
+            name = record["case"]
+            records[name] = merge(records[name], record) if name in records else record
+            self.results["cases"] = list(records.values())
+            self._save()
+            progress.write(f"{self.deadline.elapsed():4.0f} s  {report.case_line(record)}")
+            if job.typical:
+                self.deadline.took(self.deadline.elapsed() - start)
+
+    def close(self) -> None:
+        """Completes and writes the results."""
+        self.results["gpu_after"] = machine.gpu_state()
+        self.results["summary"] = self._summarize(self.results["cases"])
+        self.results["seconds"] = self.deadline.elapsed()
+        self._save()
+
+    def _save(self) -> None:
+        if self.options.output:
+            save(self.results, self.options.output)
+
+
+@contextlib.contextmanager
+def watched(session: Session) -> Iterator[Session]:
+    """A session that completes its results even when it is interrupted."""
+    # A kernel that hangs the device cannot be interrupted; what was measured is already written.
+    faulthandler.dump_traceback_later(
+        session.options.time_limit + GRACE_SECONDS, exit=True, file=sys.__stderr__
+    )
+    try:
+        yield session
+    except KeyboardInterrupt:
+        print("interrupted")
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        session.close()

@@ -1,0 +1,230 @@
+"""One thing that is asked of the kernels, and how results compare with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks.harness.measure import best_grouped, geometric_mean
+
+# What `over_best_or_dense` asks of either ratio.
+GROUPED_RATIO, DENSE_RATIO = 1.05, 0.97
+
+Record = Mapping
+# What is found in a record, and how to say it; None where it has no such number. Other records of
+# the same results are at hand.
+Value = Callable[[Record, Sequence[Record]], tuple[float, str] | None]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One case against one target: `margin` is at least one if it is met."""
+
+    case: str
+    margin: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Target:
+    """A row of the table.
+
+    Attributes:
+      name: of the target.
+      asked: the rule, for the reader.
+      applies: which records it is about.
+      value: what is compared, of one record.
+      bound: the number, of one record or of all.
+      at_most: whether the value may be no larger than the bound, and not no smaller.
+      mean: whether the geometric mean of the values counts, and not each.
+      wanted: cases that have to be measured.
+    """
+
+    name: str
+    asked: str
+    applies: Callable[[Record], bool]
+    value: Value
+    bound: float | Callable[[Record], float]
+    at_most: bool = False
+    mean: bool = False
+    wanted: Sequence[str] = ()
+
+    def check(self, records: Sequence[Record]) -> Verdict:
+        """The target against all records."""
+        found = [
+            (record, *value)
+            for record in records
+            if self.applies(record) and (value := self.value(record, records)) is not None
+        ]
+        names = {record["case"] for record, *_ in found}
+        missing = [case for case in self.wanted if case not in names]
+        if self.mean and found:
+            mean = geometric_mean(value for _, value, _ in found)
+            margin = self._margin(mean, self.bound)
+            return Verdict(self, [Finding(f"{len(found)} cases", margin, f"{mean:.3f}")], missing)
+        return Verdict(
+            self,
+            [
+                Finding(record["case"], self._margin(value, self._bound(record)), text)
+                for record, value, text in found
+            ],
+            missing,
+        )
+
+    def _bound(self, record: Record) -> float:
+        return self.bound(record) if callable(self.bound) else self.bound
+
+    def _margin(self, value: float, bound: float) -> float:
+        if value != value:
+            return 0.0
+        return bound / max(value, 1e-30) if self.at_most else value / bound
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the results say of a target. Without findings nothing was measured."""
+
+    target: Target
+    findings: Sequence[Finding]
+    # Cases that are wanted and that no result covers.
+    missing: Sequence[str]
+
+    @property
+    def met(self) -> bool | None:
+        """Whether all cases meet the target; None without a measurement."""
+        return all(f.margin >= 1 for f in self.findings) if self.findings else None
+
+    def lines(self) -> list[str]:
+        """The verdict with the worst case, then every case that misses, then what is missing."""
+        word = {True: "pass", False: "FAIL", None: "not measured"}[self.met]
+        if self.met and self.missing:
+            word = "incomplete"
+        head = f"{word:12}  {self.target.name}: {self.target.asked}"
+        missing = [f"{'':14}missing: {', '.join(self.missing)}"] if self.missing else []
+        if not self.findings:
+            return [head, *missing]
+        ordered = sorted(self.findings, key=lambda finding: finding.margin)
+        missed = [f for f in ordered if f.margin < 1]
+        passed = len(ordered) - len(missed)
+        head += f"; {passed} of {len(ordered)}, worst {ordered[0].case} {ordered[0].text}"
+        return [head, *(f"{'':14}{f.case} {f.text}" for f in missed), *missing]
+
+
+# What is compared: values of a record.
+
+
+def over(*others: str) -> Value:
+    """The ratio to one other, or to the fastest of several."""
+
+    def value(record: Record, records: Sequence[Record]) -> tuple[float, str] | None:
+        found = {name: record["ratios"][name] for name in others if name in record["ratios"]}
+        return _fastest(found)
+
+    return value
+
+
+def over_cutlass(record: Record, records: Sequence[Record]) -> tuple[float, str] | None:
+    """The ratio to the fastest of CUTLASS's grouped kernels."""
+    return _fastest(
+        {name: x for name, x in record["ratios"].items() if name.lower().startswith("cutlass")}
+    )
+
+
+def over_best(record: Record, records: Sequence[Record]) -> tuple[float, str] | None:
+    """The ratio to the fastest grouped peer."""
+    best = best_grouped(record)
+    return best and (best[1], f"{best[1]:.3f} of {best[0]}")
+
+
+def over_best_or_dense(record: Record, records: Sequence[Record]) -> tuple[float, str] | None:
+    """Over what is asked of it: the ratio to the fastest grouped peer, or to cuBLAS's product."""
+    best, dense = best_grouped(record), record["ratios"].get("cublas_dense")
+    found = [best[1] / GROUPED_RATIO] if best else []
+    found += [dense / DENSE_RATIO] if dense is not None else []
+    if not found:
+        return None
+    first = f"{best[1]:.3f} of {best[0]}" if best else "no grouped peer"
+    return max(found), first + (f", {dense:.3f} of dense" if dense is not None else "")
+
+
+def of_uniform_time(record: Record, records: Sequence[Record]) -> tuple[float, str] | None:
+    """Time for a useful FLOP over that of groups of equal sizes."""
+    uniform = f"{record['shape']['name']}/{record['op']}/uniform"
+    found = [
+        each for each in records if each["case"] == uniform and each["dtype"] == record["dtype"]
+    ]
+    speeds = [_ours(each).get("tflops") for each in (*found, record)]
+    if len(speeds) < 2 or None in speeds:
+        return None
+    ratio = speeds[0] / speeds[-1]
+    return ratio, f"{ratio:.3f}"
+
+
+def kernels(record: Record, records: Sequence[Record]) -> tuple[float, str] | None:
+    """Kernels of a call."""
+    found = _ours(record).get("kernels")
+    return None if found is None else (found, f"{found - 1} extra")
+
+
+def tflops(record: Record, records: Sequence[Record]) -> tuple[float, str] | None:
+    """Our rate."""
+    found = _ours(record).get("tflops")
+    return found and (found, f"{found:.0f}")
+
+
+def error(record: Record, records: Sequence[Record]) -> tuple[float, str] | None:
+    """Our relative error."""
+    found = _ours(record).get("error")
+    return found and (found["total"], f"{found['total']:.1e}")
+
+
+def error_over_cublas(record: Record, records: Sequence[Record]) -> tuple[float, str] | None:
+    """Our error over that of cuBLAS."""
+    loop = record["peers"].get("cublas_loop", {}).get("error")
+    if not loop or "error" not in _ours(record):
+        return None
+    errors = _ours(record)["error"]["total"], loop["total"]
+    return errors[0] / max(errors[1], 1e-30), f"{errors[0]:.1e}, cuBLAS {errors[1]:.1e}"
+
+
+def cosine_distance(record: Record, records: Sequence[Record]) -> tuple[float, str] | None:
+    """The largest of the angles to bfloat16's result and cotangents."""
+    found = record.get("cosine_distance", {}).get("ours")
+    return found and (max(found.values()), f"{max(found.values()):.1e}")
+
+
+def host_us(record: Record, records: Sequence[Record]) -> tuple[float, str] | None:
+    """The host's time that shows: to enqueue a product, or between the kernels of a chain."""
+    times = _ours(record)
+    cost = max(times["enqueue_us"], times["wall_us"] - times["device_us"])
+    return cost, (
+        f"{cost:.1f} us ({times['enqueue_us']:.1f} to enqueue; {times['wall_us']:.1f} wall, "
+        f"{times['device_us']:.1f} of it kernels); JAX's call {times['call_enqueue_us']:.0f} us"
+    )
+
+
+def first_call_s(record: Record, records: Sequence[Record]) -> tuple[float, str] | None:
+    """From the import to the first result."""
+    times = _ours(record)
+    return times["import_s"] + times["first_call_s"], (
+        f"{times['import_s']:.2f} s to import, then {times['first_call_s']:.2f} s: "
+        f"trace {times['trace_s']:.2f}, XLA {times['compile_s']:.2f}, "
+        f"first run {times['run_s']:.2f}"
+    )
+
+
+def loss_difference(record: Record, records: Sequence[Record]) -> tuple[float, str] | None:
+    """Of FP8's held-out loss from bfloat16's."""
+    ratio = record["loss_ratio"]
+    return abs(ratio - 1), f"after {record['steps']} steps {ratio:.4f}"
+
+
+def _ours(record: Record) -> Mapping:
+    return record["peers"].get("ours", {})
+
+
+def _fastest(ratios: Mapping[str, float]) -> tuple[float, str] | None:
+    if not ratios:
+        return None
+    name = min(ratios, key=ratios.get)
+    return ratios[name], f"{ratios[name]:.3f} of {name}"

@@ -1,0 +1,401 @@
+"""What the pages say of the recorded results: tables and numbers, each from the named records."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.harness.cases import SUITES
+from benchmarks.harness.measure import best_grouped, geometric_mean
+from benchmarks.harness.results_file import load
+
+RESULTS = Path(__file__).parent / "results"
+# The records that a topic is quoted from.
+RECORDS = {
+    "ragged": ("h200_main",),
+    "majors": ("h200_majors",),
+    "stock": ("h200_stock",),
+    "tokamax": ("h200_tokamax",),
+    "skew": ("h200_skew",),
+    "accumulate": ("h200_accumulate",),
+    "memory": ("h200_memory",),
+    "fp8": ("h200_fp8",),
+    "training": ("h200_fp8_training", "h200_fp8_training_seed_2"),
+    "float32_default": ("h200_float32_default",),
+    "float32_highest": ("h200_float32_highest",),
+    "lists": ("h200_lists", "h200_lists_large", "h200_lists_300"),
+    "lists_float32": ("h200_lists_float32",),
+    "updates": ("h200_rank_k",),
+}
+PEER_LETTERS = {"torch_grouped_mm": "t", "quack": "q", "pallas_mgpu": "p", "tokamax": "k"}
+GIB = 2**30
+
+
+@functools.cache
+def cases(topic: str) -> dict[str, Mapping]:
+    """The cases of a topic's records by name."""
+    found = load([RESULTS / f"{stem}.json" for stem in RECORDS[topic]])
+    return {case["case"]: case for case in found["cases"]}
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = [f"| {' | '.join(row)} |" for row in (header, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(header), *lines[1:]])
+
+
+def main_shapes() -> list[Mapping]:
+    """The nine shapes of a layer, as the records have them."""
+    return [cases("ragged")[f"{shape.name}/forward/random"]["shape"] for shape in SUITES["main"]]
+
+
+def ours(case: Mapping) -> Mapping:
+    """What was measured of ours."""
+    return case["peers"]["ours"]
+
+
+def us(case: Mapping) -> str:
+    """Our time in a table."""
+    value = ours(case)["median_us"]
+    return f"{value:.1f}" if value < 100 else f"{value:.0f}"
+
+
+def time_and_rate(case: Mapping) -> str:
+    """Microseconds, and TFLOP/s in brackets."""
+    return f"{ours(case)['median_us']:.0f} ({ours(case)['tflops']:.0f})"
+
+
+def span(values: Iterable[float], digits: int = 2) -> str:
+    """The least and the largest of some numbers."""
+    values = list(values)
+    low, high = (f"{value:.{digits}f}" for value in (min(values), max(values)))
+    return low if low == high else f"{low} to {high}"
+
+
+def ratios(topic: str, peer: str, ops: Sequence[str]) -> list[float]:
+    """A peer's ratios to us in all cases of some ops."""
+    found = [case for case in cases(topic).values() if case["op"] in ops]
+    return [case["ratios"][peer] for case in found if peer in case["ratios"]]
+
+
+def ragged() -> str:
+    """The four products of the nine shapes."""
+    ops = {"forward": "forward", "dgrad": "dgrad", "wgrad": "wgrad", "wgrad_f32": "wgrad to f32"}
+    header = ["groups x rows, k, n"]
+    for name in ops.values():
+        header += [f"{name} us (TFLOP/s)", "vs best", "of floor"]
+    rows = []
+    for shape in main_shapes():
+        row = ["`{name}` {groups} x {rows}, {k}, {n}".format(**shape)]
+        for op in ops:
+            case = cases("ragged")[f"{shape['name']}/{op}/random"]
+            name, ratio = best_grouped(case)
+            row += [time_and_rate(case), f"{ratio:.2f} {PEER_LETTERS[name]}"]
+            row.append(f"{case['ratios']['floor']:.2f}")
+        rows.append(row)
+    return table(header, rows)
+
+
+def ragged_peers() -> str:
+    """Means and ranges of the ratios to each peer, over all shapes."""
+    columns = {
+        "forward": ("ragged", "forward"),
+        "dgrad": ("ragged", "dgrad"),
+        "wgrad": ("ragged", "wgrad"),
+        "wgrad to f32": ("ragged", "wgrad_f32"),
+        "forward, w [n, k]": ("majors", "forward_t"),
+        "dgrad, w [k, n]": ("majors", "dgrad_t"),
+    }
+    older = {"`jax.lax.ragged_dot_general`": "stock", "tokamax 0.0.12": "tokamax"}
+
+    def best(topic: str, op: str) -> list[float]:
+        return [best_grouped(case)[1] for case in cases(topic).values() if case["op"] == op]
+
+    def mean(values: Sequence[float]) -> str:
+        return f"{geometric_mean(values):.2f} ({span(values)})" if values else "-"
+
+    rows = [["the fastest of each shape", *(mean(best(*each)) for each in columns.values())]]
+    for label, peer in (
+        ("`torch._grouped_mm`", "torch_grouped_mm"),
+        ("QuACK", "quack"),
+        ("Pallas Mosaic GPU", "pallas_mgpu"),
+        ("cuBLAS, a call a group", "cublas_loop"),
+    ):
+        found = (ratios(topic, peer, [op]) for topic, op in columns.values())
+        rows.append([label, *map(mean, found)])
+    for label, topic in older.items():
+        found = (ratios(topic, topic, [op]) for _, op in columns.values())
+        rows.append([f"{label} ({commits(topic)})", *map(mean, found)])
+    return table(["geometric mean (range)", *columns], rows)
+
+
+def commits(topic: str) -> str:
+    """The commits of a topic's records."""
+    stems = RECORDS[topic]
+    found = (json.loads((RESULTS / f"{stem}.json").read_text())["commit"] for stem in stems)
+    return ", ".join(dict.fromkeys(commit[:7] for commit in found))
+
+
+def skew() -> str:
+    """Weight gradients of unequal groups: time for a useful FLOP over that of equal ones."""
+
+    def over_uniform(distribution: str) -> str:
+        found = []
+        for shape in main_shapes():
+            rates = [
+                ours(cases("skew")[f"{shape['name']}/wgrad/{each}"])["tflops"]
+                for each in ("uniform", distribution)
+            ]
+            found.append(rates[0] / rates[1])
+        return span(found)
+
+    return (
+        f"with one hot group they take {over_uniform('one_hot')} times as long as with uniform "
+        f"sizes, and with Zipf's {over_uniform('zipf')} times"
+    )
+
+
+def accumulate() -> str:
+    """How much faster the sum in place is."""
+    found = {
+        case["shape"]["name"]: case["ratios"]["ours_then_add"]
+        for case in cases("accumulate").values()
+    }
+    low, high = (each(found, key=found.get) for each in (min, max))
+    return f"{found[low]:.2f} (`{low}`) to {found[high]:.2f} times (`{high}`)"
+
+
+def stock_example() -> str:
+    """The call that the first page begins with."""
+    stock = cases("stock")["qwen3_up/forward/random"]["peers"]["stock"]["median_us"] / 1e3
+    needed = memory_of("stock", "qwen3_up", "forward") / GIB
+    return (
+        f"{stock:.0f} ms and {needed:.0f} GiB of temporary memory for an up projection of "
+        f"Qwen3-30B-A3B. Here the same call takes "
+        f"{ours(cases('ragged')['qwen3_up/forward/random'])['median_us'] / 1e3:.1f} ms and "
+        f"{memory_of('ours', 'qwen3_up', 'forward')} bytes"
+    )
+
+
+def memory_of(peer: str, shape: str, op: str) -> int:
+    """Bytes that XLA plans besides operands and result."""
+    return cases("memory")[f"{shape}/{op}/memory"]["peers"][peer]["temporary_bytes"]
+
+
+def memory() -> str:
+    """What ours and stock JAX need on one shape, and the most that ours need on any."""
+    stock = (memory_of("stock", "qwen3_up", op) / GIB for op in ("forward", "wgrad"))
+    most = max(ours(case)["temporary_bytes"] for case in cases("memory").values()) / 1e6
+    return (
+        f"{memory_of('ours', 'qwen3_up', 'forward')} bytes, and up to {most:.0f} MB where tiles "
+        "are cut, against {:.0f} GiB (forward) and {:.0f} GiB (wgrad)".format(*stock)
+    )
+
+
+def float32() -> str:
+    """Ragged products of float32 operands at both precisions."""
+    ops = ("forward", "dgrad", "wgrad")
+    kinds = {"`DEFAULT`": "float32_default", "`HIGHEST`": "float32_highest"}
+    header = ["float32"]
+    for kind in kinds:
+        header += [f"{kind} {op} us (TFLOP/s), over cuBLAS" for op in ops]
+    shapes = dict.fromkeys(c["shape"]["name"] for c in cases("float32_highest").values())
+    rows = []
+    for shape in shapes:
+        row = [f"`{shape}`"]
+        for topic in kinds.values():
+            for op in ops:
+                case = cases(topic)[f"{shape}/{op}/random"]
+                row.append(f"{time_and_rate(case)}, {case['ratios']['cublas_loop']:.2f}")
+        rows.append(row)
+    return table(header, rows)
+
+
+def float32_speedups() -> str:
+    """Of lists and of symmetric updates at HIGHEST, over cuBLAS."""
+    lists = ratios("lists_float32", "cublas_loop", ["grouped_gemm_f32"])
+    updates = ratios("updates", "cublas_loop", ["syrk_f32", "syr2k_f32"])
+    return f"{span(lists, 1)} and {span(updates, 1)} times"
+
+
+def fp8() -> str:
+    """FP8 forward and dgrad."""
+    header = ["FP8"]
+    for op in ("forward", "dgrad"):
+        header += [f"{op} us (TFLOP/s)", "of dense cuBLAS", "vs torch"]
+    rows = []
+    for shape in main_shapes():
+        row = [f"`{shape['name']}`"]
+        for op in ("fp8_forward", "fp8_dgrad"):
+            case = cases("fp8")[f"{shape['name']}/{op}/random"]
+            dense = f"{of_dense(case):.2f}"
+            if shape["name"].startswith("decode"):
+                dense = f"{case['ratios']['byte_floor']:.2f} of the byte floor"
+            torch = case["ratios"]["torch_scaled_grouped_mm"]
+            row += [time_and_rate(case), dense, f"{torch:.2f}"]
+        rows.append(row)
+    return table(header, rows)
+
+
+def of_dense(case: Mapping) -> float:
+    """The ratio to the faster of cuBLAS's dense FP8 products."""
+    return min(case["ratios"][name] for name in ("cublas_dense", "cublas_dense_exact"))
+
+
+def fp8_range() -> str:
+    """The same of all shapes with many rows a group."""
+    names = [s["name"] for s in main_shapes() if s["rows"] >= 256 * s["groups"]]
+    ops = ("fp8_forward", "fp8_dgrad")
+    return span(of_dense(cases("fp8")[f"{name}/{op}/random"]) for name in names for op in ops)
+
+
+def fp8_rest() -> str:
+    """Weight gradients, steps of training and quantisers."""
+
+    def rate(shape: str) -> str:
+        return f"{ours(cases('fp8')[f'{shape}/fp8_wgrad/uniform'])['tflops']:.0f}"
+
+    steps = {
+        shape: cases("fp8")[f"{shape}/fp8_step/random"]["ratios"]["ours_bf16"]
+        for shape in ("dsv3_up", "mixtral_up", "qwen3_up")
+    }
+    copies = [
+        span(ratios("fp8", "byte_floor", [op]))
+        for op in ("quantize_rows", "quantize_weights", "quantize_ragged")
+    ]
+    return "\n".join(
+        [
+            "Weight gradients with scales of 1 x 128 on both sides reach "
+            f"{rate('wgrad_g4_8192')} TFLOP/s (4 groups of 8192 rows, 4096 x 7168)",
+            f"and {rate('wgrad_g8_4096')} (8 of 4096, 7168 x 2048). Three bfloat16 products take "
+            + ", ".join(f"{ratio:.2f} (`{shape}`)" for shape, ratio in steps.items()),
+            "times as long as three FP8 products with their quantisers. Of the speed of a copy, "
+            f"rows are quantised at {copies[0]},",
+            f"weights with their transpose at {copies[1]}, and rows with their transpose in whole "
+            f"blocks at {copies[2]}.",
+        ]
+    )
+
+
+def training() -> str:
+    """FP8's held-out loss over bf16's, seed by seed."""
+    found = sorted(cases("training").values(), key=lambda case: case["seed"])
+    *first, last = (f"{case['loss_ratio']:.3f}" for case in found)
+    return f"{', '.join(first)} and {last} times"
+
+
+LISTS = {
+    "four": "CUTLASS's example: 1152 x 768 and 768 x 1152 with k 128 and 1024",
+    "cutlass_24": "24 problems of 24 to 520 a side",
+    "random_24": "24 problems of 24 to 1024 a side",
+    "random_79": "79 problems of 24 to 1024 a side",
+    "random_150": "150 problems of 24 to 1024 a side",
+    "random_300": "300 problems of 24 to 1024 a side",
+    "big_8": "8 large problems",
+}
+
+
+def lists() -> str:
+    """Lists of products in bfloat16."""
+    rows = []
+    for name, what in LISTS.items():
+        case = cases("lists")[f"{name}/grouped_gemm"]
+        row = [f"`{name}`: {what}", f"{ours(case)['median_us']:.1f}"]
+        for other in ("cublas_loop", fastest_cutlass(case)):
+            time = case["peers"][other]["median_us"]
+            row.append(f"{time:.1f} ({case['ratios'][other]:.2f})")
+        rows.append(row)
+    header = ["list", "ours", "one cuBLAS call each", "fastest of CUTLASS's grouped kernels"]
+    return table(header, rows)
+
+
+def fastest_cutlass(case: Mapping) -> str:
+    """The name of CUTLASS's kernel with the least ratio to us."""
+    return min((x for x in case["ratios"] if x.startswith("CUTLASS")), key=case["ratios"].get)
+
+
+def lists_example() -> str:
+    """Two lists in a sentence."""
+    found = [cases("lists")[f"{name}/grouped_gemm"] for name in ("random_24", "random_79")]
+    loop = " and ".join(f"{case['ratios']['cublas_loop']:.2f}" for case in found)
+    cutlass = " and ".join(f"{case['ratios'][fastest_cutlass(case)]:.2f}" for case in found)
+    return (
+        f"{loop} times as fast as one cuBLAS call a problem, and {cutlass} times as fast as the "
+        "fastest of CUTLASS's own grouped kernels"
+    )
+
+
+def updates() -> str:
+    """Symmetric updates in bfloat16."""
+    rows = []
+    for shape in (
+        "1x8192x8192", "2x4096x4096", "8x2048x2048", "16x1024x1024", "64x256x1024",
+        "16x512x512", "32x1024x256",
+    ):  # fmt: skip
+        one, two = (cases("updates")[f"{shape}/{op}"] for op in ("syrk", "syr2k"))
+        both, mirrored = (two["ratios"][name] for name in ("A@B.T + B@A.T", "P + P.T"))
+        name = shape.replace("x", " x ")
+        row = [name, us(one), f"{one['ratios']['A@A.T']:.2f}", us(two)]
+        rows.append([*row, f"{both:.2f}", f"{mirrored:.2f}"])
+    others = "over `A@B.T + B@A.T`", "over `P = A@B.T; P + P.T`"
+    return table(["g x n x k", "syrk us", "over `A@A.T`", "syr2k us", *others], rows)
+
+
+def wide_updates() -> str:
+    """Symmetric updates of wider types."""
+    shapes = ("16x1024x1024", "8x2048x2048")
+    kinds = {
+        "syr2k_f64": "float64 `syr2k`",
+        "her2k_c128": "complex128 `her2k`",
+        "syr2k_f32": "float32 `syr2k` at `HIGHEST`, at a fifth of cuBLAS's error",
+        "syrk_f32": "float32 `syrk` at `HIGHEST`",
+    }
+
+    def cell(case: Mapping) -> str:
+        return f"{us(case)} us, {case['ratios']['cublas_loop']:.2f}"
+
+    rows = [
+        [label, *(cell(cases("updates")[f"{shape}/{op}"]) for shape in shapes)]
+        for op, label in kinds.items()
+    ]
+    return table(["", *(shape.replace("x", " x ") for shape in shapes)], rows)
+
+
+def updates_at_8192() -> str:
+    """`syrk` and `syr2k` of one large matrix over plain products."""
+    one = cases("updates")["1x8192x8192/syrk"]["ratios"]["A@A.T"]
+    two = cases("updates")["1x8192x8192/syr2k"]["ratios"]["A@B.T + B@A.T"]
+    return f"{one:.2f} and {two:.2f} times"
+
+
+def loop_shortfall() -> str:
+    """How much faster a loop of cuBLAS's products is where it is fastest."""
+    least = min(ratios("ragged", "cublas_loop", ["forward", "dgrad", "wgrad", "wgrad_f32"]))
+    return f"{100 * (1 / least - 1):.0f} %"
+
+
+def tf32_shortfall() -> str:
+    """How much faster TF32 in cuBLAS is with 64 rows a group."""
+    ops = ("forward", "dgrad", "wgrad")
+    found = [cases("float32_default")[f"decode_r64/{op}/random"] for op in ops]
+    return f"{1 / min(case['ratios']['cublas_loop'] for case in found):.1f} times"
+
+
+def cutlass_updates() -> str:
+    """The faster of CUTLASS's rank-2k kernels, over a slower state of ours."""
+    found = load([RESULTS / "h200_rank_2k_fp64_cutlass.json"])["cases"]
+    best = (min(x for n, x in case["ratios"].items() if "cutlass" in n) for case in found)
+    return f"{span(best)} times"
+
+
+QUOTES: dict[str, Callable[[], str]] = {
+    text.__name__: text
+    for text in (
+        ragged, ragged_peers, skew, accumulate, stock_example, memory, float32, float32_speedups,
+        fp8, fp8_range, fp8_rest, training, lists, lists_example, updates, wide_updates,
+        updates_at_8192, cutlass_updates, loop_shortfall, tf32_shortfall,
+    )
+}  # fmt: skip
+QUOTES |= {f"{topic}_commits": functools.partial(commits, topic) for topic in RECORDS}

@@ -1,0 +1,119 @@
+"""Writes what README.md and results/README.md print of the recorded results.
+
+python -m benchmarks.tables            # after recording anew
+python -m benchmarks.tables --check    # returns 1 where a page and the records differ
+
+A region of a page begins with `<!-- records: NAME -->` and ends with `<!-- end of records -->`;
+what lies between is `quotes.QUOTES[NAME]`, in lines of its own where it has several lines, and in
+the middle of a sentence otherwise. There it may not begin a line, which would end the paragraph.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from benchmarks import quotes
+
+ROOT = Path(__file__).parents[1]
+README = ROOT / "README.md"
+INDEX = ROOT / "benchmarks" / "results" / "README.md"
+REGION = re.compile(r"(<!-- records: (\w+) -->)(.*?)(<!-- end of records -->)", re.DOTALL)
+
+
+def filled(page: str, texts: Mapping[str, Callable[[], str]]) -> str:
+    """A page with its regions written anew.
+
+    Raises:
+      KeyError: for a region that is none of `texts`.
+    """
+
+    def region(match: re.Match) -> str:
+        begin, name, _, end = match.groups()
+        text = texts[name]()
+        between = f"\n{text}\n" if "\n" in text else text
+        return begin + between + end
+
+    return REGION.sub(region, page)
+
+
+def index(folder: Path) -> str:
+    """A page that says of which commit and command each record is."""
+    rows = []
+    for path in sorted(folder.glob("*.json")):
+        results = json.loads(path.read_text())
+        if "cases" not in results:
+            continue
+        what = ", ".join(dict.fromkeys(case["op"] for case in results["cases"]))
+        note = f"; {results['excerpt']}" if "excerpt" in results else ""
+        rows.append(
+            [
+                f"`{path.name}`",
+                f"{len(results['cases'])}: {what}{note}",
+                results["commit"] or "not recorded",
+                results["device"],
+                f"`{command(results)}`" if results["command"] else "not recorded",
+            ]
+        )
+    return "\n".join(
+        [
+            "# Recorded results",
+            "",
+            "Written by `python -m benchmarks.tables`. Records that newer ones have replaced are",
+            "in git's history. `*_configs.json`: the tiles with which peers that leave them to the",
+            "caller were fastest.",
+            "",
+            quotes.table(["record", "cases", "commit", "device", "command"], rows),
+        ]
+    )
+
+
+def command(results: Mapping) -> str:
+    """The command of a record, but for where it wrote to."""
+    return re.sub(r" --output \S+", "", results["command"])
+
+
+def pages() -> dict[Path, str]:
+    """What each page should be."""
+    return {
+        README: filled(README.read_text(), quotes.QUOTES),
+        INDEX: index(INDEX.parent) + "\n",
+    }
+
+
+def differences(path: Path, wanted: str) -> list[str]:
+    """The lines in which a page is not what it should be."""
+    found = path.read_text() if path.exists() else ""
+    name = str(path.relative_to(ROOT))
+    return list(
+        difflib.unified_diff(
+            found.splitlines(), wanted.splitlines(), name, "from the records", lineterm="", n=0
+        )
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point; 1 if `--check` finds a difference."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.tables",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--check", action="store_true", help="write nothing; say what differs")
+    check = parser.parse_args(arguments).check
+    found = []
+    for path, wanted in pages().items():
+        found += differences(path, wanted)
+        if not check:
+            path.write_text(wanted)
+    print("\n".join(found) or "nothing differs")
+    return int(check and bool(found))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,400 @@
+"""What is asked of the kernels, checked against results: pass, fail, or not measured.
+
+python -m benchmarks.targets benchmarks/results/*.json
+
+`TARGETS` is the whole of it: a row a target. Ratios are other's time / our time. It returns 1 if
+any target is missed; one that no result is about, or some of whose cases none is about, says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import ml_dtypes
+
+from benchmarks.fp8.cases import PRODUCTS as FP8_PRODUCTS
+from benchmarks.fp8.cases import QUANTIZED_SHAPES, QUANTIZERS, STEP
+from benchmarks.harness import report
+from benchmarks.harness.cases import DISTRIBUTIONS, OPS, SUITES
+from benchmarks.harness.results_file import load
+from benchmarks.harness.target import (
+    DENSE_RATIO,
+    GROUPED_RATIO,
+    Record,
+    Target,
+    Verdict,
+    cosine_distance,
+    error,
+    error_over_cublas,
+    first_call_s,
+    host_us,
+    kernels,
+    loss_difference,
+    of_uniform_time,
+    over,
+    over_best,
+    over_best_or_dense,
+    over_cutlass,
+    tflops,
+)
+
+# Which records, by op, and what else is asked of them.
+
+
+def of(*ops: str, **fields: object) -> Callable[[Record], bool]:
+    """Records of ops: of random sizes where there are sizes, unless `distribution` says otherwise.
+
+    Every other field has to be as given; a tuple gives choices.
+    """
+    asked = {"distribution": ("random", "equal", None)} | fields
+
+    def applies(record: Record) -> bool:
+        return record["op"] in ops and all(_is(record.get(k), x) for k, x in asked.items())
+
+    return applies
+
+
+def of_shapes(shapes: Sequence[str], *ops: str, **fields: object) -> Callable[[Record], bool]:
+    """The same, of some shapes."""
+    applies = of(*ops, **fields)
+    return lambda record: record["shape"]["name"] in shapes and applies(record)
+
+
+def _is(value: object, asked: object) -> bool:
+    return value in asked if isinstance(asked, tuple) else value == asked
+
+
+def cases(shapes: Iterable[str], ops: Iterable[str], *distributions: str) -> list[str]:
+    """Names of cases."""
+    ends = [f"/{each}" for each in distributions] or [""]
+    return [f"{shape}/{op}{end}" for shape in shapes for op in ops for end in ends]
+
+
+def by_shape(bounds: Mapping[str, float]) -> Callable[[Record], float]:
+    """A bound for each shape."""
+    return lambda record: bounds[record["shape"]["name"]]
+
+
+def rounding_and_1e_3(record: Record) -> float:
+    """1e-3, and what rounding a result of 16 bits adds."""
+    if record["out_dtype"] == "float32":
+        return 1e-3
+    # Rounding to nearest leaves about a quarter of the distance between two numbers.
+    return 1e-3 + float(ml_dtypes.finfo(record["out_dtype"]).eps) / 4
+
+
+def allowed_kernels(record: Record) -> float:
+    """One; two with few rows a group, where splitting the contraction may cost a reduction."""
+    return 1 + (record["shape"]["rows"] <= 64 * record["shape"]["groups"])
+
+
+EACH_SHAPE = f">= {GROUPED_RATIO} of the fastest grouped peer or >= {DENSE_RATIO} of dense cuBLAS"
+SKEWED = ("zipf", "one_hot")
+MAIN = [shape.name for shape in SUITES["main"]]
+FEW_ROWS = ("decode_up", "decode_small", "ds256_n512")
+DECODE = ("decode_up", "decode_small")
+GRADIENTS = [op.name for op in OPS.values() if op.contracting]
+PRODUCTS = [op.name for op in OPS.values() if not op.contracting]
+BITS_16 = {"dtype": ("bfloat16", "float16")}
+ANY_SIZES = {"distribution": tuple(DISTRIBUTIONS)}
+FP8_KEPT = ("fp8_forward", "fp8_dgrad")
+FP8_WGRADS = ("wgrad_g4_8192", "wgrad_g8_4096")
+# Of one dense cuBLAS FP8 product of the same FLOPs with one scale a tensor.
+FP8_DENSE = {
+    "mixtral_up": 0.93,
+    "mixtral_down": 0.90,
+    "dsv3_up": 0.94,
+    "dsv3_down": 0.97,
+    "qwen3_up": 0.87,
+    "qwen3_down": 0.85,
+    "ds256_n512": 0.42,
+}
+LARGE = ("8x2048x2048", "2x4096x4096", "1x8192x8192")
+SMALL = ("64x256x1024", "16x512x512", "32x1024x256")
+WIDE = ("16x1024x1024", "8x2048x2048")
+RANDOM_LISTS = ("cutlass_24", "random_24", "random_79", "random_150", "random_300")
+
+TARGETS = (
+    Target(
+        "forward and dgrad, each shape",
+        EACH_SHAPE,
+        of(*PRODUCTS, **BITS_16),
+        over_best_or_dense,
+        1.0,
+        wanted=cases(MAIN, PRODUCTS, "random"),
+    ),
+    Target(
+        "forward and dgrad, geometric mean",
+        ">= 1.12 of the fastest grouped peer of each",
+        of(*PRODUCTS, **BITS_16),
+        over_best,
+        1.12,
+        mean=True,
+    ),
+    Target(
+        "wgrad, each shape",
+        EACH_SHAPE,
+        of(*GRADIENTS, **BITS_16),
+        over_best_or_dense,
+        1.0,
+        wanted=cases(MAIN, GRADIENTS, "random"),
+    ),
+    Target(
+        "wgrad, geometric mean",
+        ">= 1.10 of the fastest grouped peer of each",
+        of(*GRADIENTS, **BITS_16),
+        over_best,
+        1.10,
+        mean=True,
+    ),
+    Target(
+        "wgrad, skewed sizes",
+        "<= 1.10 of uniform's time per useful FLOP",
+        of(*GRADIENTS, distribution=SKEWED, **BITS_16),
+        of_uniform_time,
+        1.10,
+        at_most=True,
+        wanted=cases(MAIN, ["wgrad"], *SKEWED),
+    ),
+    Target(
+        "cuBLAS loop",
+        ">= 0.98",
+        of(*OPS, **ANY_SIZES, **BITS_16),
+        over("cublas_loop"),
+        0.98,
+        wanted=cases(MAIN, ["forward", "wgrad"], "random"),
+    ),
+    Target(
+        "memory-bound, of the byte floor",
+        ">= 0.92",
+        of_shapes(FEW_ROWS, *PRODUCTS, **BITS_16),
+        over("byte_floor"),
+        0.92,
+        wanted=cases(FEW_ROWS, ["forward"], "random"),
+    ),
+    Target(
+        "kernels a call",
+        "0 extra, 1 in decoding",
+        of(*OPS, **ANY_SIZES, **BITS_16),
+        kernels,
+        allowed_kernels,
+        at_most=True,
+    ),
+    Target(
+        "float32 at HIGHEST, against cuBLAS's float32",
+        ">= 3.0",
+        of(*OPS, **ANY_SIZES, dtype="float32", precision="highest"),
+        over("cublas_loop"),
+        3.0,
+        wanted=cases(MAIN, ["forward", "dgrad", "wgrad"], "random"),
+    ),
+    Target(
+        "host time a product inside a jitted call",
+        "<= 10 us",
+        of("host"),
+        host_us,
+        10.0,
+        at_most=True,
+    ),
+    Target("import and first call", "<= 1 s", of("first_call"), first_call_s, 1.0, at_most=True),
+    Target(
+        "FP8 forward and dgrad",
+        ">= .42 to .97 of dense cuBLAS FP8, by shape",
+        of_shapes(FP8_DENSE, *FP8_KEPT),
+        over("cublas_dense", "cublas_dense_exact"),
+        by_shape(FP8_DENSE),
+        wanted=cases(FP8_DENSE, FP8_KEPT, "random"),
+    ),
+    Target(
+        "FP8 decoding, of the byte floor",
+        ">= 0.93",
+        of_shapes(DECODE, *FP8_KEPT),
+        over("byte_floor"),
+        0.93,
+        wanted=cases(DECODE, FP8_KEPT, "random"),
+    ),
+    Target(
+        "FP8 wgrad",
+        ">= 950 TFLOP/s",
+        of_shapes(FP8_WGRADS, "fp8_wgrad", distribution="uniform"),
+        tflops,
+        950,
+        wanted=cases(FP8_WGRADS, ["fp8_wgrad"], "uniform"),
+    ),
+    Target(
+        "FP8 quantisers and three products",
+        ">= 1.4 times as fast as three bfloat16 products",
+        of_shapes(("dsv3_up",), STEP),
+        over("ours_bf16"),
+        1.4,
+        wanted=cases(["dsv3_up"], [STEP], "random"),
+    ),
+    Target(
+        "FP8 quantisers, of copy bandwidth",
+        ">= 0.85",
+        of_shapes(QUANTIZED_SHAPES, *QUANTIZERS),
+        over("byte_floor"),
+        0.85,
+        wanted=cases(QUANTIZED_SHAPES, QUANTIZERS, "random"),
+    ),
+    Target(
+        "FP8 products, relative error",
+        "<= 0.001 and the result's rounding",
+        of(*FP8_PRODUCTS, **ANY_SIZES),
+        error,
+        rounding_and_1e_3,
+        at_most=True,
+    ),
+    Target(
+        "FP8 against unquantised, 1 - cosine",
+        "<= 0.001",
+        of(STEP, **ANY_SIZES),
+        cosine_distance,
+        1e-3,
+        at_most=True,
+    ),
+    Target(
+        "FP8 training",
+        "held-out loss within 1% of bfloat16's",
+        of_shapes(("h200",), "fp8_training"),
+        loss_difference,
+        0.01,
+        at_most=True,
+        wanted=[f"h200/fp8_training/{seed}" for seed in range(2)],
+    ),
+    Target(
+        "float64 syr2k over cuBLAS in a loop",
+        ">= 1.9 and >= 1",
+        of_shapes(WIDE, "syr2k_f64"),
+        over("cublas_loop"),
+        by_shape(dict(zip(WIDE, (1.9, 1.0), strict=True))),
+        wanted=cases(WIDE, ["syr2k_f64"]),
+    ),
+    Target(
+        "complex128 her2k over cuBLAS in a loop",
+        ">= 1.7 and >= 1",
+        of_shapes(WIDE, "her2k_c128"),
+        over("cublas_loop"),
+        by_shape(dict(zip(WIDE, (1.7, 1.0), strict=True))),
+        wanted=cases(WIDE, ["her2k_c128"]),
+    ),
+    Target(
+        "float64 rank-2k over CUTLASS's grouped kernels",
+        ">= 1 of the fastest",
+        of_shapes(WIDE, "syr2k_f64", "her2k_c128"),
+        over_cutlass,
+        1.0,
+        wanted=cases(WIDE, ["syr2k_f64", "her2k_c128"]),
+    ),
+    Target(
+        "bfloat16 syrk, n >= 2048, over A@A.T",
+        ">= 1.7",
+        of_shapes(LARGE, "syrk"),
+        over("A@A.T"),
+        1.7,
+        wanted=cases(LARGE, ["syrk"]),
+    ),
+    Target(
+        "bfloat16 syr2k, n >= 2048, over A@B.T + B@A.T",
+        ">= 1.9",
+        of_shapes(LARGE, "syr2k"),
+        over("A@B.T + B@A.T"),
+        1.9,
+        wanted=cases(LARGE, ["syr2k"]),
+    ),
+    Target(
+        "bfloat16 syr2k, n >= 2048, over P + P.T",
+        ">= 1.15",
+        of_shapes(LARGE, "syr2k"),
+        over("P + P.T"),
+        1.15,
+        wanted=cases(LARGE, ["syr2k"]),
+    ),
+    Target(
+        "bfloat16 syr2k, many small, over A@B.T alone",
+        ">= 1",
+        of_shapes(SMALL, "syr2k"),
+        over("A@B.T"),
+        1.0,
+        wanted=cases(SMALL, ["syr2k"]),
+    ),
+    Target(
+        "bfloat16 syrk, many small, over A@A.T",
+        ">= 1.5",
+        of_shapes(SMALL, "syrk"),
+        over("A@A.T"),
+        1.5,
+        wanted=cases(SMALL, ["syrk"]),
+    ),
+    Target(
+        "float32 syr2k over cuBLAS in a loop",
+        ">= 3",
+        of_shapes(WIDE, "syr2k_f32"),
+        over("cublas_loop"),
+        3.0,
+        wanted=cases(WIDE, ["syr2k_f32"]),
+    ),
+    Target(
+        "float32 syr2k, error",
+        "no larger than cuBLAS's",
+        of_shapes(WIDE, "syr2k_f32"),
+        error_over_cublas,
+        1.0,
+        at_most=True,
+        wanted=cases(WIDE, ["syr2k_f32"]),
+    ),
+    Target(
+        "lists, random, over a cuBLAS loop",
+        ">= 1.5 on average",
+        of_shapes(RANDOM_LISTS, "grouped_gemm"),
+        over("cublas_loop"),
+        1.5,
+        mean=True,
+        wanted=cases(RANDOM_LISTS, ["grouped_gemm"]),
+    ),
+    Target(
+        "lists, large, over a cuBLAS loop",
+        ">= 0.97",
+        of_shapes(("big_8",), "grouped_gemm"),
+        over("cublas_loop"),
+        0.97,
+        wanted=cases(["big_8"], ["grouped_gemm"]),
+    ),
+    Target(
+        "lists, over CUTLASS's grouped kernels",
+        ">= 1 of the fastest",
+        of("grouped_gemm"),
+        over_cutlass,
+        1.0,
+        wanted=cases(["four", *RANDOM_LISTS, "big_8"], ["grouped_gemm"]),
+    ),
+)
+
+
+def check(results: Mapping) -> list[Verdict]:
+    """Every target against the results of one or more runs."""
+    return [target.check(results["cases"]) for target in TARGETS]
+
+
+def main(
+    arguments: Sequence[str] | None = None, write: Callable[[str], object] = print
+) -> list[Verdict]:
+    """Entry point."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.targets", description=__doc__)
+    parser.add_argument(
+        "results", type=Path, nargs="+", help="JSON files of any of the benchmarks, read as one"
+    )
+    results = load(parser.parse_args(arguments).results)
+    verdicts = check(results)
+    for verdict in verdicts:
+        write("\n".join(verdict.lines()))
+    if means := report.summary_lines(results["cases"]):
+        write("\n" + means)
+    return verdicts
+
+
+if __name__ == "__main__":
+    sys.exit(any(verdict.met is False for verdict in main()))

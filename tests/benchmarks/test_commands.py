@@ -1,0 +1,197 @@
+"""Every step of the benchmarks' command lines, with tiny shapes, on any machine."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from benchmarks import (
+    accumulate,
+    first_call,
+    fp8_training,
+    grouped_gemm,
+    host,
+    memory,
+    rank_k,
+    run,
+    targets,
+)
+from benchmarks.fp8 import __main__ as fp8
+from benchmarks.fp8.cases import PRODUCTS, QUANTIZERS, STEP
+from benchmarks.harness import results_file
+
+TARGET_CONFIG = Path(__file__).parents[1] / "data" / "h200_target_config.txtpb"
+
+
+@pytest.fixture
+def dry_run(tmp_path):
+    """Runs a command dry and returns its cases by name, after a look at the record as a whole."""
+
+    def run_dry(main, *options: str) -> dict[str, dict]:
+        output = tmp_path / "out.json"
+        arguments = ["--dry-run", "--commit", "abc", *options, "--output", str(output)]
+        returned = main(arguments)
+        results = json.loads(output.read_text())
+        assert results["command"].startswith("python -m benchmarks.")
+        assert "--dry-run" in results["command"]
+        assert results["device"] and results["commit"] == "abc" and results["seed"] >= 0
+        assert results["machine"]["packages"]["jax"]
+        assert results["not_measured"] == []
+        assert results["cases"] and isinstance(results["summary"], dict)
+        assert [case["case"] for case in returned["cases"]] == [c["case"] for c in results["cases"]]
+        for case in results["cases"]:
+            assert case["shape"]["name"] and case["op"]
+            assert case["peers"].get("ours", {"status": "measured"})["status"] == "measured"
+            assert isinstance(case["ratios"], dict)
+        return {case["case"]: case for case in results["cases"]}
+
+    return run_dry
+
+
+def test_ragged_products(dry_run, capsys):
+    found = dry_run(run.main, "--ops", "forward", "wgrad", "--variants", "--seed", "3")
+    assert {"tiny/forward/random", "tiny_fine/wgrad/random"} <= set(found)
+    for record in found.values():
+        if record["op"] in ("forward", "wgrad"):
+            # Both passes, our configurations, and the peers that this machine lacks with a reason.
+            assert record["peers"]["stock"]["status"] == "measured"
+            assert record["peers"]["quack"]["reason"] or record["peers"]["quack"]["us"]
+            assert record["peers"]["config0"]["status"] == "measured"
+    assert found["one_tile/first_call"]["peers"]["ours"]["run_s"] > 0
+    assert "one_tile/host/with_command_buffers" in found
+    printed = capsys.readouterr().out
+    assert "tiny/forward/random" in printed and "best grouped peer" in printed
+
+
+def test_choices_are_listed(capsys):
+    assert run.main(["--list"]) is None
+    assert "suite main" in capsys.readouterr().out
+
+
+def test_host(dry_run):
+    found = dry_run(host.main)
+    for record in found.values():
+        assert record["peers"]["ours"]["call_wall_us"] > 0
+    assert {x.rsplit("/", 1)[1] for x in found} == set(host.COMMAND_BUFFERS)
+
+
+def test_first_call(dry_run):
+    (record,) = dry_run(first_call.main).values()
+    times = record["peers"]["ours"]
+    assert times["import_s"] > 0 and times["first_call_s"] > times["second_call_s"] > 0
+
+
+def test_a_library_that_is_imported_already_is_not_timed():
+    with pytest.raises(RuntimeError, match="imported already"):
+        first_call.probe()
+
+
+def test_accumulate(dry_run):
+    found = dry_run(accumulate.main)
+    assert set(found) == {"tiny/wgrad_add/random", "tiny_fine/wgrad_add/random"}
+    for record in found.values():
+        assert record["peers"]["ours_then_add"]["error"]["total"] > 0
+        assert record["peers"]["ours_product"]["status"] == "measured"
+        assert record["ratios"]["ours_then_add"] > 0
+
+
+def test_fp8(dry_run, tmp_path):
+    found = dry_run(fp8.main, "--shapes", "tiny", "--no-host")
+    assert {name.split("/")[1] for name in found} == {*PRODUCTS, *QUANTIZERS, STEP}
+    for op in PRODUCTS:
+        record = found[f"tiny/{op}/random"]
+        assert record["peers"]["ours_bf16"]["status"] == "measured"
+        assert record["peers"]["ours"]["error"]["total"] > 0
+        assert record["ratios"]["byte_floor"] > 0
+    assert found["tiny/quantize_ragged/random"]["peers"]["ours"]["error"]["total"] == 0
+    assert found["tiny/quantize_rows/random"]["peers"]["copy"]["tbps"] > 0
+    step = found[f"tiny/{STEP}/random"]
+    assert step["ratios"]["ours_bf16"] > 0
+    assert set(step["cosine_distance"]["ours"]) == {"out", "d_lhs", "d_rhs"}
+    verdicts = targets.check(results_file.load([tmp_path / "out.json"]))
+    judged = {verdict.target.name: verdict.met for verdict in verdicts}
+    assert judged["FP8 products, relative error"] is True
+    assert judged["FP8 against unquantised, 1 - cosine"] is True
+
+
+def test_symmetric_updates(dry_run):
+    found = dry_run(rank_k.main, "--ops", "syrk", "her2k_c128")
+    shapes = [rank_k.named(shape) for shape in rank_k.TINY_SHAPES]
+    assert set(found) == {f"{shape}/{op}" for shape in shapes for op in ("syrk", "her2k_c128")}
+    for record in found.values():
+        assert "cublas_loop" in record["peers"]
+        assert record["peers"]["symmetric"]["error"]["total"] < 0.01
+        assert record["peers"]["transposed"]["status"] == "measured"
+    assert "A@A.T" in found["2x24x16/syrk"]["ratios"]
+
+
+@pytest.mark.parametrize(
+    "dtype, precision, limit",
+    [
+        ("bfloat16", "default", 0.02),
+        ("float32", "default", 2e-3),
+        ("float32", "highest", 5e-6),
+        ("float64", "default", 1e-14),
+    ],
+)
+def test_lists(dry_run, dtype, precision, limit):
+    (record,) = dry_run(grouped_gemm.main, "--dtype", dtype, "--precision", precision).values()
+    measured = {n for n, peer in record["peers"].items() if peer["status"] == "measured"}
+    assert {"ours", "device unsorted", "cublas_loop"} <= measured
+    assert all(record["peers"][name]["error"]["total"] < limit for name in measured)
+    assert "CUTLASS kDeviceOnly sorted" in record["peers"]
+    # Records of other types are no records of bfloat16.
+    assert (record["op"] == "grouped_gemm") == (dtype == "bfloat16")
+
+
+def test_bfloat16_has_one_precision(capsys):
+    with pytest.raises(SystemExit):
+        grouped_gemm.main(["--dry-run", "--precision", "highest"])
+    assert "--dtype float32" in capsys.readouterr().err
+
+
+def test_training(dry_run):
+    pytest.importorskip("flax")
+    (record,) = dry_run(fp8_training.main, "--seeds", "1", "--seed", "2").values()
+    assert record["case"] == "dry_run/fp8_training/2"
+    # The same start: the runs differ by the rounding of three steps.
+    assert 0 < abs(record["loss_ratio"] - 1) < 0.05
+    assert record["peers"]["ours_bf16"]["run"]["curve"]
+
+
+def test_memory(dry_run):
+    found = dry_run(memory.main, "--ops", "forward")
+    for record in found.values():
+        assert record["peers"]["stock"]["temporary_bytes"] > 0
+
+
+def test_memory_of_a_gpu_that_is_not_there(extension, tmp_path):
+    results = memory.main(
+        ["--shapes", "qwen3_up", "--ops", "forward", "--target-config", str(TARGET_CONFIG)]
+    )
+    (record,) = results["cases"]
+    ours, stock = (record["peers"][name]["temporary_bytes"] for name in ("ours", "stock"))
+    assert "H200" in record["compiled_for"] and ours < 2**20 < 2**34 < stock
+
+
+def test_balance(extension, dry_run):
+    from benchmarks import balance  # needs the extension
+
+    dry_run(balance.main)
+    distributions = ["random", "zipf", "one_hot"]
+    results = balance.main(
+        ["--shapes", "qwen3_down", "--distributions", *distributions, "--draws", "1"]
+    )
+    found = {record["case"]: record for record in results["cases"]}
+    for distribution, in_turn_at_least in (("random", 1.03), ("zipf", 1.1)):
+        shares = found[f"qwen3_down/balance/{distribution}"]["imbalance"]
+        assert 1 <= shares["turns"] < 1.03 and in_turn_at_least < shares["in_turn"]
+        assert "cut" not in shares
+    shares = found["qwen3_down/balance/one_hot"]["imbalance"]
+    assert 1 <= shares["cut"] < 1.03 and shares["in_turn"] >= shares["turns"] > 2
+    steps = found["1x8192x8192/balance"]["busiest_steps"]
+    # About half of all tiles are needed.
+    assert 1.9 * steps["triangle"] < steps["all_tiles"] and math.isfinite(steps["triangle"])

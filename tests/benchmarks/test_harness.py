@@ -1,0 +1,407 @@
+"""The benchmarks' arithmetic: cases, checks of results, attribution of device time, ratios."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import json
+import struct
+import time
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from benchmarks import host
+from benchmarks.harness import cases, check, cupti, measure, report, results_file, timing, xplane
+from benchmarks.harness.command import Command
+from benchmarks.harness.device_activity import Activity, Sample, summarize
+from benchmarks.harness.inputs import Inputs, abstract_operands
+from benchmarks.harness.peer import Call, JaxPeer, NotOffered, Role
+from benchmarks.harness.recorders import ClockRecorder
+from benchmarks.harness.session import Job
+from benchmarks.peers.sweep import Sweep
+
+
+def all_cases() -> list[cases.Case]:
+    return [
+        cases.Case(shape, op, distribution)
+        for shape in cases.SHAPES.values()
+        for op in cases.OPS.values()
+        for distribution in cases.DISTRIBUTIONS
+    ]
+
+
+def random_problem(rng: np.random.Generator, op: str, out_dtype: str = "float32"):
+    shape = cases.Shape("random", *map(int, rng.integers([2, 1, 1, 1], [9, 700, 40, 40])))
+    distribution = str(rng.choice(list(cases.DISTRIBUTIONS)))
+    case = cases.Case(shape, cases.OPS[op], distribution, "float32", int(rng.integers(2**31)))
+    problem = dataclasses.replace(case.problem, out_dtype=out_dtype)
+    lhs, rhs, _ = (
+        rng.standard_normal(operand.shape).astype(operand.dtype)
+        for operand in abstract_operands(problem)
+    )
+    return problem, lhs, rhs, case.group_sizes
+
+
+def group_loop(problem: cases.Problem, lhs, rhs, sizes) -> np.ndarray:
+    lhs, rhs = lhs.astype(np.float64), rhs.astype(np.float64)
+    out = np.zeros(problem.out_shape)
+    for group, (start, end) in enumerate(cases.row_ranges(sizes)):
+        if problem.contracting:
+            out[group] = lhs[start:end].T @ rhs[start:end]
+        else:
+            weights = rhs[group].T if problem.transpose_rhs else rhs[group]
+            out[start:end] = lhs[start:end] @ weights
+    return out
+
+
+@pytest.mark.parametrize("distribution", cases.DISTRIBUTIONS)
+def test_sizes_fill_the_rows_and_repeat(rng, distribution):
+    groups, rows, seed = (int(value) for value in rng.integers([1, 0, 0], [300, 9000, 2**31]))
+    sizes = cases.group_sizes(distribution, groups, rows, seed)
+    assert sizes.dtype == np.int32 and sizes.shape == (groups,)
+    assert sizes.min() >= 0 and sizes.sum() == rows
+    np.testing.assert_array_equal(sizes, cases.group_sizes(distribution, groups, rows, seed))
+
+
+def test_distributions_differ_as_their_names_say():
+    groups, rows = 128, 65536
+    sizes = {name: cases.group_sizes(name, groups, rows) for name in cases.DISTRIBUTIONS}
+    assert np.ptp(sizes["uniform"]) <= 1
+    assert np.count_nonzero(sizes["one_hot"]) == 1
+    names = ["uniform", "multinomial", "random", "lognormal", "zipf"]
+    largest = [sizes[name].max() for name in names]
+    assert np.all(np.diff(largest) > 0)
+
+
+def test_every_case_is_a_consistent_product():
+    for case in all_cases():
+        problem = case.problem
+        lhs, rhs, groups = (operand.shape for operand in abstract_operands(problem))
+        assert lhs == cases.tensor_shape(case.shape, case.op.lhs)
+        assert rhs == cases.tensor_shape(case.shape, case.op.rhs)
+        assert groups == (case.shape.groups,)
+        work = 2 * case.shape.rows * case.shape.k * case.shape.n
+        assert cases.flops(problem, case.group_sizes) == work
+
+
+@pytest.mark.parametrize("op", cases.OPS)
+def test_bytes_count_what_must_move(rng, op):
+    problem, lhs, rhs, sizes = random_problem(rng, op, "bfloat16")
+    used = np.flatnonzero(sizes)
+    read = lhs.nbytes + (rhs.nbytes if problem.contracting else rhs[used].nbytes)
+    assert cases.written_bytes(problem) == 2 * np.prod(problem.out_shape)
+    assert cases.unavoidable_bytes(problem, sizes) == read + cases.written_bytes(problem)
+
+
+def test_shapes_are_selected_by_name_and_suite():
+    chosen = cases.select_shapes(["dsv3_up", "main", "gpt_oss_up"])
+    assert [shape.name for shape in chosen[:2]] == ["dsv3_up", "mixtral_up"]
+    assert len(chosen) == len(set(chosen)) == len(cases.SUITES["main"]) + 1
+    with pytest.raises(ValueError, match="'no_such_shape'"):
+        cases.select_shapes(["no_such_shape"])
+
+
+@pytest.mark.parametrize("op", cases.OPS)
+def test_the_reference_is_a_loop_over_groups(rng, op):
+    operands = random_problem(rng, op)
+    expected = group_loop(*operands)
+    np.testing.assert_allclose(check.reference(*operands), expected, atol=1e-4, rtol=1e-5)
+
+
+def problem_of(dtype, precision="highest"):
+    shape, op = cases.SHAPES["tiny"], cases.OPS["forward"]
+    return cases.Case(shape, op, "uniform", dtype, precision=precision).problem
+
+
+def test_one_bad_row_is_noticed(rng):
+    expected = rng.standard_normal((20_000, 64)).astype(np.float32)
+    rounded = jnp.asarray(expected, jnp.bfloat16)
+    assert check.compare(rounded, expected).acceptable(problem_of("bfloat16"))
+    row = int(rng.integers(len(expected)))
+    for value in (rounded[row - 1], jnp.nan):
+        assert not check.compare(rounded.at[row].set(value), expected).acceptable(
+            problem_of("bfloat16")
+        )
+
+
+def test_float32_may_have_the_error_of_tf32_by_default_alone(rng):
+    expected = rng.standard_normal((512, 64)).astype(np.float32)
+    rounded = jnp.asarray(expected) * (1 + 2.0**-12)
+    error = check.compare(rounded, expected)
+    assert error.acceptable(problem_of("float32", "default"))
+    assert not error.acceptable(problem_of("float32"))
+
+
+def test_rows_that_must_be_zero_must_be_zero(rng):
+    expected = rng.standard_normal((8, 16)).astype(np.float32)
+    expected[3] = 0
+    assert check.compare(expected, expected).acceptable(problem_of("float32"))
+    almost = jnp.asarray(expected).at[3, 5].set(1e-20)
+    assert not check.compare(almost, expected).acceptable(problem_of("float32"))
+
+
+def test_device_time_is_the_union_of_activities():
+    activities = [
+        Activity(5_000, 9_000, "second"),
+        Activity(1_000, 4_000, "first"),
+        Activity(6_000, 7_000, "inside the second"),
+        Activity(8_000, 11_000, "overlapping the second"),
+    ]
+    sample = summarize(activities)
+    assert sample.us == pytest.approx(3 + 6)
+    assert sample.activities[:2] == ("first", "second") and len(sample.activities) == 4
+    assert summarize([]).us == 0
+    # Each part's activities by themselves, overlapping or not.
+    parts = sample.parts(lambda name: "overlaps" if "overlap" in name else "others")
+    assert parts == {"others": pytest.approx(3 + 4 + 1), "overlaps": pytest.approx(3)}
+    assert Sample(1.0, None).parts(str) is None
+
+
+def test_activities_belong_to_the_window_they_start_in(rng):
+    skew = 100
+    windows = [Activity(1000 * i, 1000 * i + 600, "window") for i in range(1, 6)]
+    expected, activities = [], []
+    for i, window in enumerate(windows):
+        mine = [
+            # The device's clock may be early or late, by less than the skew that is allowed for.
+            Activity(window.start - 90, window.start + 50, f"early {i}"),
+            Activity(window.start + 300, window.start + 400, f"middle {i}"),
+            Activity(window.end + 90, window.end + 95, f"late {i}"),
+        ][: i % 4]
+        expected.append(mine)
+        activities += mine
+        activities.append(Activity(window.end + 200, window.end + 290, "flush"))
+    shuffled = [activities[i] for i in rng.permutation(len(activities))]
+    assert xplane.attribute(windows[::-1], shuffled, skew) == expected
+
+
+def test_cupti_records_are_decoded():
+    start, end = 1_700_000_000_123_456_789, 1_700_000_000_123_460_000
+    name = ctypes.create_string_buffer(b"my_kernel")
+    kernel = struct.pack("=I12xQQ72xQ", 10, start, end, ctypes.addressof(name))
+    expected = {
+        kernel: Activity(start, end, "my_kernel"),
+        struct.pack("=I12xQQ", 1, start, end): Activity(start, end, "memcpy"),
+        struct.pack("=I12xQQ", 2, start, end): Activity(start, end, "memset"),
+        struct.pack("=I12xQQ", 3, start, end): None,
+    }
+    for record, activity in expected.items():
+        buffer = ctypes.create_string_buffer(record, len(record))
+        assert cupti.read_activity(ctypes.addressof(buffer)) == activity
+
+
+def test_ratios_are_taken_within_a_round():
+    # The chip slows down fourfold on the way: medians of either column alone would mix its states.
+    ours, peer = [1.0, 2.0, 4.0], [1.5, 3.0, 6.0]
+    assert timing.median_ratio(peer, ours) == 1.5
+
+
+class CountingRecorder(ClockRecorder):
+    """Counts calls of a made-up clock instead of timing them."""
+
+    def record(self, call: Call) -> None:
+        self._samples.append(Sample(call.run(), None))
+
+
+def test_every_round_runs_every_call_once_and_the_first_is_dropped():
+    log = []
+    calls = {name: Call(lambda name=name: log.append(name) or len(log)) for name in "abc"}
+    samples = timing.interleave(calls, CountingRecorder(), 4, lambda: None)
+    rounds = [log[i : i + 3] for i in range(0, 15, 3)]
+    assert len(log) == 15 and all(sorted(names) == list("abc") for names in rounds)
+    for name in "abc":
+        ran = [i + 1 for i, other in enumerate(log) if other == name]
+        assert [sample.us for sample in samples[name]] == ran[1:]
+
+
+@dataclasses.dataclass
+class FakePeer:
+    """A peer whose result is the reference's, distorted by `distort`."""
+
+    name: str
+    role: Role
+    distort: object
+    slow: bool = False
+
+    def unavailable_reason(self):
+        return None
+
+    def prepare(self, problem, lhs, rhs, group_sizes):
+        out = self.distort(check.reference(problem, lhs, rhs, group_sizes))
+        return Call(lambda: out.astype(problem.out_dtype))
+
+
+def refuse(_):
+    raise NotOffered("not on Thursdays")
+
+
+def break_down(_):
+    raise RuntimeError("out of luck\nand more")
+
+
+@pytest.mark.parametrize("op", ["forward", "wgrad_f32"])
+def test_a_case_reports_who_was_right_wrong_absent_or_broken(op):
+    case = cases.Case(cases.SHAPES["tiny"], cases.OPS[op], "one_hot")
+    peers = [
+        FakePeer("ours", Role.OURS, lambda out: out),
+        FakePeer("right", Role.GROUPED, lambda out: out),
+        FakePeer("wrong", Role.GROUPED, lambda out: out * 1.01),
+        FakePeer("absent", Role.GROUPED, refuse),
+        FakePeer("broken", Role.GROUPED, break_down),
+    ]
+    inputs = Inputs(case.shape, case.dtype, seed=1)
+    work = measure.ragged_work(case, inputs)
+    record = measure.measure(work, peers, ClockRecorder(), rounds=3, flush=lambda: None)
+    record = json.loads(json.dumps(record))
+    statuses = {name: peer["status"] for name, peer in record["peers"].items()}
+    assert statuses == {
+        "ours": "measured",
+        "right": "measured",
+        "wrong": "wrong",
+        "absent": "skipped",
+        "broken": "failed",
+    }
+    assert record["peers"]["absent"]["reason"] == "not on Thursdays"
+    assert record["peers"]["broken"]["reason"] == "RuntimeError: out of luck"
+    assert list(record["ratios"]) == ["right"]
+    name, ratio = measure.best_grouped(record)
+    assert name == "right" and ratio > 0
+    table = report.ratios_table([record])
+    assert case.name in table and "right" in table
+    assert "out of luck" in report.missing_lines([record])
+
+
+@dataclasses.dataclass(frozen=True)
+class Tile:
+    """A configuration of an imagined peer that fails where the tile is too large."""
+
+    size: int
+
+
+def prepared_tiles(log: list[int], milliseconds: dict[int, float]):
+    def prepare(tile: Tile) -> Call:
+        log.append(tile.size)
+        if tile.size > 256:
+            raise ValueError(f"{tile.size} does not fit")
+        return Call(lambda: time.sleep(milliseconds[tile.size] / 1e3))
+
+    return prepare
+
+
+def test_a_sweep_keeps_the_fastest_and_remembers_it(tmp_path):
+    shape = cases.SHAPES["tiny"]
+    problem = cases.Case(shape, cases.OPS["forward"], "random").problem
+    tiles = [Tile(size) for size in (512, 64, 128, 256)]
+    milliseconds = {64: 30, 128: 1, 256: 0}
+    log = []
+    prepare = prepared_tiles(log, milliseconds)
+    first = Sweep("imagined", limit=3, retune=False, directory=tmp_path)
+    assert first.best(problem, tiles, prepare).detail == str(Tile(128))
+    assert sorted(log) == [64, 128, 512]
+    # Neither the same run nor a later one tries the others again, unless it is told to.
+    for sweep in (first, Sweep("imagined", limit=4, retune=False, directory=tmp_path)):
+        log.clear()
+        assert sweep.best(problem, tiles, prepare).detail == str(Tile(128))
+        assert log == [128]
+    retuned = Sweep("imagined", limit=4, retune=True, directory=tmp_path)
+    assert retuned.best(problem, tiles, prepare).detail == str(Tile(256))
+    other = dataclasses.replace(problem, m=problem.m + 1)
+    with pytest.raises(ValueError, match="512 does not fit"):
+        retuned.best(other, tiles[:1], prepare)
+    with pytest.raises(NotOffered):
+        retuned.best(other, [], prepare)
+
+
+def test_a_chain_multiplies_as_often_as_it_says(rng):
+    problem = host.PROBLEM
+    lhs, rhs = (
+        jnp.asarray(rng.standard_normal(operand.shape) / 8, operand.dtype)
+        for operand in abstract_operands(problem)[:2]
+    )
+    sizes = jnp.array([problem.m // 2] * 2, jnp.int32)
+    expected = lhs
+    for _ in range(3):
+        expected = check.reference(problem, expected, rhs, sizes).astype(lhs.dtype)
+    result = host.chain(3, "reference")(lhs, rhs, sizes)
+    assert check.compare(result, expected.astype(jnp.float32)).acceptable(problem)
+
+
+class TwoKernels(ClockRecorder):
+    """Sees the same two kernels in every call."""
+
+    def record(self, call: Call) -> None:
+        call.wait(call.run())
+        self._samples.append(Sample(5.0, ("gemm_up", "gemm_down"), (2.0, 3.0)))
+
+
+def test_a_suite_is_one_file(rng, tmp_path, capsys):
+    """Cases, peers and a command: all that a new suite has to write."""
+    x = rng.standard_normal((4, 8)).astype(np.float32)
+
+    def work(scale: float) -> measure.Workload:
+        def judge(call: Call) -> tuple[check.Error, bool]:
+            error = check.Error(float(np.abs(np.asarray(call.run()) - scale * x).max()))
+            return error, error.within(1e-6)
+
+        return measure.Workload(
+            f"tiny/scale/{scale}",
+            problem=scale,
+            operands=(jnp.asarray(x),),
+            judge=judge,
+            description={"shape": {"name": "tiny"}, "op": "scale", "dtype": "float32"},
+            flops=x.size,
+            bytes=2 * x.nbytes,
+            written_bytes=x.nbytes,
+        )
+
+    def peers(scale: float) -> list[JaxPeer]:
+        part = {"gemm_up": "up", "gemm_down": "down"}.get
+        return [
+            JaxPeer("ours", Role.OURS, lambda x: scale * x, part_of=part),
+            JaxPeer("sums", Role.GROUPED, lambda x: x + (scale - 1) * x),
+            JaxPeer("wrong", Role.GROUPED, lambda x: x),
+        ]
+
+    def jobs(options, session):
+        session.recorder = TwoKernels()
+        return [
+            Job(f"{scale}", lambda scale=scale: session.compare(work(scale), peers(scale)))
+            for scale in options.scales
+        ]
+
+    command = Command(
+        "benchmarks.scale",
+        "A suite.",
+        jobs,
+        add_arguments=lambda parser: parser.add_argument(
+            "--scales", type=float, nargs="+", default=[2.0]
+        ),
+    )
+    output = tmp_path / "out.json"
+    command.main(["--dry-run", "--scales", "2", "3", "--output", str(output)])
+    found = results_file.load([output])
+    assert [case["case"] for case in found["cases"]] == ["tiny/scale/2.0", "tiny/scale/3.0"]
+    for case in found["cases"]:
+        statuses = {name: peer["status"] for name, peer in case["peers"].items()}
+        assert statuses == {"ours": "measured", "sums": "measured", "wrong": "wrong"}
+        assert case["peers"]["ours"]["parts_us"] == {"up": 2.0, "down": 3.0}
+        assert case["ratios"] == {"sums": 1.0}
+    assert found["summary"]["scale"]["sums_geomean"] == 1.0
+    printed = capsys.readouterr().out
+    assert "tiny/scale/2.0" in printed and "down" in printed
+
+
+def test_a_time_limit_leaves_out_what_does_not_fit(tmp_path):
+    def jobs(options, session):
+        def slow() -> dict:
+            time.sleep(0.3)
+            return {"case": "a", "shape": {"name": "a"}, "op": "a", "peers": {}, "ratios": {}}
+
+        return [Job("first", slow), Job("broken", lambda: {}["x"]), Job("last", slow)]
+
+    command = Command("benchmarks.slow", "A suite.", jobs, timed=False)
+    results = command.main(["--time-limit", "0.5"])
+    assert [case["case"] for case in results["cases"]] == ["a"]
+    assert results["not_measured"][-1] == "last" and results["recorder"] is None

@@ -1,0 +1,140 @@
+"""Peers whose libraries this machine may lack: what is handed to them, and what they are asked."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_grouped_gemm as jgg
+from benchmarks import cutlass, grouped_gemm, rank_k
+from benchmarks.harness import cases
+from benchmarks.harness import peer as base
+from benchmarks.harness.fp8_inputs import ScaledInputs, dequantize, reference, rowwise
+from benchmarks.harness.peer import NotOffered
+from benchmarks.peers import cutlass as cutlass_peers
+from benchmarks.peers import deep_gemm, variants
+from benchmarks.peers.ours import Variant
+from benchmarks.peers.ours_fp8 import OursScaled
+
+
+def scaled_case(op: str, seed: int):
+    case = cases.Case(cases.SHAPES["tiny_fine"], op, "random", "float8_e4m3fn", seed)
+    return case, ScaledInputs(case.shape, seed)
+
+
+FORWARD = cases.Op("fp8_forward", "x", "wt", transpose_rhs=True, out_dtype="bfloat16")
+WGRAD = cases.Op("fp8_wgrad", "x", "dy", contracting=True, out_dtype="float32")
+
+
+@pytest.mark.parametrize("op", [FORWARD, WGRAD])
+def test_the_fp8_reference_is_close_to_the_product_of_the_sources(op, rng):
+    case, inputs = scaled_case(op, int(rng.integers(2**31)))
+    lhs, rhs, sizes = inputs.operands(case)
+    found = np.asarray(inputs.reference(case, (lhs, rhs, sizes)))
+    x, y = (np.float64(source) for source in (lhs.source, rhs.source))
+    expected = np.zeros(case.problem.out_shape)
+    for group, (start, end) in enumerate(cases.row_ranges(case.group_sizes)):
+        if op.contracting:
+            expected[group] = x[start:end].T @ y[start:end]
+        else:
+            expected[start:end] = x[start:end] @ y[group].T
+    error = np.linalg.norm(found - expected) / np.linalg.norm(expected)
+    # What three bits of mantissa leave; a misplaced scale or row is far above it.
+    assert 0.01 < error < 0.06
+
+
+def test_rowwise_scales_use_the_whole_range(rng):
+    x = jnp.asarray(rng.standard_normal((3, 40, 130)) * 10.0 ** rng.integers(-3, 4, (3, 40, 1)))
+    values, scales = rowwise(x)
+    assert scales.shape == (3, 40, 1)
+    assert np.all(np.abs(np.float32(values)).max(-1) == 448)
+    np.testing.assert_allclose(dequantize(values, scales), x, rtol=2**-4, atol=0.01 * x.max())
+
+
+def test_rows_are_padded_for_deep_gemm():
+    sizes = np.array([3, 0, 130, 128])
+    positions, groups = deep_gemm.padded_rows(sizes)
+    assert len(positions) == sizes.sum() and len(groups) == 128 + 256 + 128
+    np.testing.assert_array_equal(groups[positions], np.repeat([0, 2, 3], [3, 130, 128]))
+    assert positions[0] == 0 and positions[3] == 128 and positions[133] == 384
+    # Every tile of 128 rows is of one group.
+    assert all(len(set(tile)) == 1 for tile in groups.reshape(-1, 128))
+
+
+@pytest.mark.parametrize("peer", [Variant, OursScaled])
+def test_variants_ask_for_their_configuration(peer, monkeypatch):
+    asked, use_tiles = [], jgg.use_tiles
+
+    def remembered(*, forward):
+        asked.append(forward)
+        return use_tiles(forward=forward)
+
+    case, inputs = scaled_case(FORWARD, 0)
+    operands, problem = inputs.operands(case), case.problem
+    if peer is Variant:
+        problem = cases.Case(case.shape, cases.OPS["forward_t"], "random").problem
+        operands = (operands[0].source, operands[1].source, operands[2])
+    monkeypatch.setattr(jgg, "use_tiles", remembered)
+    details = []
+    for index in range(variants.MOST):
+        try:
+            details.append(peer(index).prepare(problem, *operands).detail)
+        except NotOffered as reason:
+            assert f"{index} configurations" in str(reason)
+            break
+    # Several, each its own.
+    assert len(set(details)) == len(details) > 1
+    assert set(details) == set(map(str, asked))
+
+
+def test_the_reference_takes_any_scales(rng):
+    case, inputs = scaled_case(FORWARD, 1)
+    lhs, rhs, sizes = inputs.operands(case)
+    doubled = lhs._replace(scales=2 * lhs.scales)
+    np.testing.assert_allclose(
+        reference(case.problem, doubled, rhs, sizes),
+        2 * reference(case.problem, lhs, rhs, sizes),
+        rtol=1e-5,
+    )
+
+
+FLOAT32 = [update for update in rank_k.UPDATES.values() if update.dtype == "float32"]
+
+
+@pytest.mark.parametrize("update", FLOAT32, ids=lambda update: update.name)
+def test_updates_have_their_precision_wherever_they_are_called(update):
+    """What is timed is called after, and outside, all that has prepared it."""
+    a, b = rank_k.operands(update, (2, 24, 16), 0)
+    functions = [peer.function for peer in rank_k.peers(update) if isinstance(peer, base.JaxPeer)]
+    assert len(functions) > 3
+    want = "HIGHEST" if update.precision == "highest" else "DEFAULT"
+    for function in functions:
+        assert want in str(jax.make_jaxpr(jax.jit(function))(a, b))
+
+
+def test_lists_of_products_are_the_same_in_every_run():
+    found = grouped_gemm.lists()
+    assert found == grouped_gemm.lists()
+    for name, problems in found.items():
+        sides = np.array(problems)
+        assert (sides % 8 == 0).all() and sides.min() >= 24, name
+
+
+def test_every_kernel_of_cutlass_that_is_asked_for_is_compiled():
+    sources = Path(cutlass.__file__).parent
+    compiled = set(re.findall(r'\{"(\w+)", \w+\}', (sources / "kernels.h").read_text()))
+    asked = set(cutlass_peers.PRODUCTS.values())
+    asked |= {name for names in cutlass_peers.UPDATES.values() for name in names.values()}
+    asked |= {f"gemm_sm90_{s}_{x}" for s in ("cooperative", "pingpong") for x in ("nn", "nt", "tn")}
+    assert asked == compiled
+
+
+def test_a_missing_library_names_the_command_that_builds_it(monkeypatch, tmp_path):
+    monkeypatch.setattr(cutlass, "LIBRARY", tmp_path / "absent.so")
+    reason = cutlass.unavailable_reason()
+    assert cutlass.BUILD in reason and (Path(__file__).parents[2] / cutlass.BUILD).exists()

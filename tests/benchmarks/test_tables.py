@@ -1,0 +1,98 @@
+"""Pages are written from the records, and plots are readable."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+
+from benchmarks import quotes, tables
+from benchmarks.harness import results_file
+
+
+def test_the_pages_say_what_the_records_say(capsys):
+    assert tables.main(["--check"]) == 0
+    assert capsys.readouterr().out == "nothing differs\n"
+
+
+def test_a_difference_is_found_and_mended(tmp_path, monkeypatch, capsys):
+    page, index = tmp_path / "README.md", tmp_path / "index.md"
+    stale = "before <!-- records: loop_shortfall -->99 %<!-- end of records --> after\n"
+    page.write_text(stale)
+    monkeypatch.setattr(tables, "ROOT", tmp_path)
+    monkeypatch.setattr(tables, "README", page)
+    monkeypatch.setattr(tables, "INDEX", index)
+    assert tables.main(["--check"]) == 1 and page.read_text() == stale
+    assert "-before" in capsys.readouterr().out
+    assert tables.main([]) == 0
+    assert page.read_text() == stale.replace("99 %", quotes.loop_shortfall())
+    assert tables.main(["--check"]) == 0
+
+
+def test_regions_of_one_and_of_several_lines():
+    end = "<!-- end of records -->"
+    page = f"a <!-- records: one -->x{end}\n<!-- records: two -->\n{end}"
+    texts = {"one": lambda: "1", "two": lambda: "2\n3"}
+    filled = tables.filled(page, texts)
+    assert "-->1<!--" in filled and "-->\n2\n3\n<!--" in filled
+    assert tables.filled(filled, texts) == filled
+    with pytest.raises(KeyError):
+        tables.filled(page, {})
+
+
+def test_a_quoted_table_has_the_numbers_of_its_record():
+    path = quotes.RESULTS / f"{quotes.RECORDS['ragged'][0]}.json"
+    (case,) = [
+        case
+        for case in json.loads(path.read_text())["cases"]
+        if case["case"] == "dsv3_up/forward/random"
+    ]
+    (row,) = [line for line in quotes.ragged().splitlines() if "`dsv3_up`" in line]
+    time, best, floor = (cell.strip() for cell in row.split("|")[2:5])
+    assert time.split()[0] == f"{case['peers']['ours']['median_us']:.0f}"
+    assert (
+        best.split()[0]
+        == f"{min(case['ratios'][x] for x in quotes.PEER_LETTERS if x in case['ratios']):.2f}"
+    )
+    assert floor == f"{case['ratios']['floor']:.2f}"
+
+
+def test_every_record_is_in_the_index_and_has_the_format():
+    index = tables.INDEX.read_text()
+    for path in tables.INDEX.parent.glob("h200*.json"):
+        results = json.loads(path.read_text())
+        assert {"command", "device", "commit", "seed", "cases", "summary"} <= set(results), path
+        assert f"`{path.name}`" in index
+        for case in results["cases"]:
+            assert {"case", "shape", "op", "peers", "ratios"} <= set(case), path
+
+
+@pytest.mark.parametrize("stem", ["h200_main", "h200_rank_k", "h200_skew"])
+def test_labels_of_plots_do_not_overlap(stem):
+    pytest.importorskip("matplotlib")
+    from benchmarks import plots
+
+    results = results_file.load([quotes.RESULTS / f"{stem}.json"])
+    if stem == "h200_skew":
+        # Cases that differ by their sizes alone, with names as long as they get.
+        for case in results["cases"]:
+            if "bytes" in case:
+                case["peers"]["torch_grouped_mm"] = {"role": "grouped", "tflops": 1.0}
+                case["ratios"]["torch_grouped_mm"] = 1.0
+    figure = plots.updates(results) if "rank_k" in stem else plots.relative_speed(results)
+    figure.set_dpi(plots.DPI)
+    figure.canvas.draw()
+    boxes = []
+    for axes in figure.axes:
+        for text in (axes.title, axes.xaxis.label, *axes.get_yticklabels()):
+            if text.get_text() and axes.axison:
+                boxes.append((text.get_text(), text.get_window_extent()))
+    boxes.append(("legend", figure.legends[0].get_window_extent()))
+    boxes.append(("title", figure._suptitle.get_window_extent()))
+    for (one, box), (other, other_box) in itertools.combinations(boxes, 2):
+        assert not box.overlaps(other_box), (one, other)
+    width, height = figure.get_size_inches() * plots.DPI
+    assert width <= 900
+    for name, box in boxes:
+        assert box.x0 >= 0 and box.x1 <= width and box.y0 >= 0 and box.y1 <= height, name
