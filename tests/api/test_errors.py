@@ -192,7 +192,7 @@ BOOLEANS = {
     "accumulate transpose_lhs": lambda x: jgg.ragged_dot_accumulate(B, A, A, TWO, transpose_lhs=x),
     "accumulate transpose_rhs": lambda x: jgg.ragged_dot_accumulate(B, A, A, TWO, transpose_rhs=x),
     "scaled_ragged_dot transpose_rhs": lambda x: jgg.scaled_ragged_dot(
-        A.astype(E4), np.float32(1), B.astype(E4), np.float32(1), TWO, transpose_rhs=x
+        A.astype(E4), 1.0, B.astype(E4), 1.0, TWO, lhs_scaling="tensor", transpose_rhs=x
     ),
     "blockwise power_of_two_scales": lambda x: jgg.quantize_blockwise(A, power_of_two_scales=x),
     "weights power_of_two_scales": lambda x: jgg.quantize_weights(B, power_of_two_scales=x),

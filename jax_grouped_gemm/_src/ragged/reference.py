@@ -51,8 +51,11 @@ def ragged_noncontracting(
     """
     row_axis = 1 if transpose_lhs else 0
     dimension_numbers = (((1 - row_axis,), (1 if transpose_rhs else 0,)), ((), ()))
-    accumulator_dtype = _accumulator_dtype(lhs, rhs, preferred_element_type)
+    lhs, rhs = (x.astype(_whole_bytes_dtype(x.dtype)) for x in (lhs, rhs))
     lhs_dtype, rhs_dtype = lhs.dtype, rhs.dtype
+    result_dtype = preferred_element_type
+    preferred_element_type = _whole_bytes_dtype(result_dtype)
+    accumulator_dtype = _accumulator_dtype(lhs, rhs, preferred_element_type)
 
     def unbatched(lhs, rhs, group_sizes, group_offset):
         num_rows, num_groups = lhs.shape[row_axis], rhs.shape[0]
@@ -85,7 +88,8 @@ def ragged_noncontracting(
         return lax.fori_loop(0, tile_ends[-1], compute_tile, out)[:num_rows]
 
     operands = (to_bits(lhs), to_bits(rhs), group_sizes, group_offset)
-    return from_bits(map_batch(unbatched, operands, ranks=(2, 3, 1, 1)), preferred_element_type)
+    bits = map_batch(unbatched, operands, ranks=(2, 3, 1, 1))
+    return from_bits(bits, preferred_element_type).astype(result_dtype)
 
 
 def ragged_contracting(
@@ -116,8 +120,11 @@ def ragged_contracting(
     """
     lhs_row_axis, rhs_row_axis = (1 if transpose_lhs else 0), (1 if transpose_rhs else 0)
     dimension_numbers = (((lhs_row_axis,), (rhs_row_axis,)), ((), ()))
-    accumulator_dtype = _accumulator_dtype(lhs, rhs, preferred_element_type)
+    lhs, rhs = (x.astype(_whole_bytes_dtype(x.dtype)) for x in (lhs, rhs))
     lhs_dtype, rhs_dtype = lhs.dtype, rhs.dtype
+    result_dtype = preferred_element_type
+    preferred_element_type = _whole_bytes_dtype(result_dtype)
+    accumulator_dtype = _accumulator_dtype(lhs, rhs, preferred_element_type)
 
     def unbatched(lhs, rhs, group_sizes, group_offset):
         num_rows = lhs.shape[lhs_row_axis]
@@ -153,7 +160,8 @@ def ragged_contracting(
         )
 
     operands = (to_bits(lhs), to_bits(rhs), group_sizes, group_offset)
-    return from_bits(map_batch(unbatched, operands, ranks=(2, 2, 1, 1)), preferred_element_type)
+    bits = map_batch(unbatched, operands, ranks=(2, 2, 1, 1))
+    return from_bits(bits, preferred_element_type).astype(result_dtype)
 
 
 def ragged_accumulate(
@@ -271,6 +279,18 @@ def _convert(accumulator: jax.Array, dtype: np.dtype) -> jax.Array:
         # The cotangent of a real factor, where the other one is complex.
         accumulator = jnp.real(accumulator)
     return accumulator.astype(dtype)
+
+
+def _whole_bytes_dtype(dtype: np.dtype) -> np.dtype:
+    """Returns a dtype of whole bytes that holds `dtype`: XLA slices no elements of fewer bits."""
+    if not jnp.issubdtype(dtype, jnp.integer) and not jnp.issubdtype(dtype, jnp.floating):
+        return dtype
+    is_integer = jnp.issubdtype(dtype, jnp.integer)
+    if (jnp.iinfo(dtype) if is_integer else jnp.finfo(dtype)).bits >= 8:
+        return dtype
+    if not is_integer:
+        return np.dtype(jnp.bfloat16)
+    return np.dtype(np.int8 if jnp.issubdtype(dtype, jnp.signedinteger) else np.uint8)
 
 
 def _bits_dtype(dtype: np.dtype) -> np.dtype:
