@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from jax_grouped_gemm._src import tile_choices
+from jax_grouped_gemm._src import group_checks, tile_choices
 from jax_grouped_gemm._src.arguments import (
     Implementation,
     as_array,
@@ -229,13 +229,15 @@ def scaled_ragged_dot(
     lhs_scale = _lhs_scale(_scale_array("lhs_scale", lhs_scale), m, k, lhs_scaling)
     rhs_scale = _scale_array("rhs_scale", rhs_scale)
     rhs_scale, rhs_scaling = _rhs_scale(rhs_scale, g, k, n, transpose_rhs)
+    offset = canonical_offset(group_offset)
+    group_checks.check(group_sizes, m, offset, g)
     return primitive.scaled_ragged_noncontracting(
         lhs,
         lhs_scale,
         rhs,
         rhs_scale,
         group_sizes,
-        canonical_offset(group_offset),
+        offset,
         transpose_rhs=transpose_rhs,
         lhs_scaling=lhs_scaling,
         rhs_scaling=rhs_scaling,
@@ -303,13 +305,15 @@ def scaled_ragged_dot_contracting(
         if scale.shape != (b, size):
             raise TypeError(f"{name} must have shape {(b, size)}, got {scale.shape}")
         scales.append(scale)
+    offset = canonical_offset(group_offset)
+    group_checks.check(group_sizes, num_rows, offset, num_groups)
     return primitive.scaled_ragged_contracting(
         lhs,
         scales[0],
         rhs,
         scales[1],
         group_sizes,
-        canonical_offset(group_offset),
+        offset,
         num_rows=num_rows,
         num_groups=num_groups,
         preferred_element_type=canonical_dtype("preferred_element_type", preferred_element_type),

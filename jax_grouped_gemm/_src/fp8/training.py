@@ -12,7 +12,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import ArrayLike, DTypeLike
 
-from jax_grouped_gemm._src import tile_choices
+from jax_grouped_gemm._src import group_checks, tile_choices
 from jax_grouped_gemm._src.arguments import (
     Implementation,
     as_array,
@@ -119,6 +119,7 @@ def fp8_ragged_dot(
     group_sizes = checked_group_sizes(group_sizes)
     offset = canonical_offset(group_offset)
     _check_operands(lhs, rhs, group_sizes, group_offset)
+    group_checks.check(group_sizes, lhs.shape[0], offset, rhs.shape[0])
     if not isinstance(recipe, Recipe):
         raise TypeError(f"recipe must be a jax_grouped_gemm.Recipe, got {recipe!r}")
     if quantized_rhs is not None:

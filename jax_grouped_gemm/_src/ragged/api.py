@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 
-from jax_grouped_gemm._src import tile_choices
+from jax_grouped_gemm._src import group_checks, tile_choices
 from jax_grouped_gemm._src.arguments import (
     Implementation,
     as_array,
@@ -193,13 +193,16 @@ def ragged_dot_general(
             )
         numbers = ragged_dot_dimension_numbers.dot_dimension_numbers
         return lax.dot_general(lhs, rhs, numbers, precision, preferred_element_type)
+    offset = canonical_offset(group_offset)
+    num_groups = rhs.shape[names.rhs.index("g")] if "g" in names.rhs else group_sizes.shape[-1]
+    group_checks.check(group_sizes, lhs.shape[names.lhs.index("m")], offset, num_groups)
     is_contracting = names.mode is Mode.CONTRACTING
     product = dimension_numbers.contracting if is_contracting else dimension_numbers.noncontracting
     out = product(
         lhs,
         rhs,
         group_sizes,
-        canonical_offset(group_offset),
+        offset,
         names,
         preferred_element_type=result.dtype,
         precision=precision,
@@ -290,12 +293,14 @@ def ragged_dot_accumulate(
             f"product, got accumulator {jax.typeof(accumulator)}, lhs {jax.typeof(lhs)}, rhs "
             f"{jax.typeof(rhs)} and group_sizes {jax.typeof(group_sizes)}"
         )
+    offset = canonical_offset(group_offset)
+    group_checks.check(group_sizes, lhs.shape[int(transpose_lhs)], offset, groups)
     return primitive.ragged_accumulate(
         accumulator,
         lhs,
         rhs,
         group_sizes,
-        canonical_offset(group_offset),
+        offset,
         transpose_lhs=transpose_lhs,
         transpose_rhs=transpose_rhs,
         precision=precision,
