@@ -24,6 +24,8 @@ WORKSPACE_BYTES = 16
 
 ACCUMULATE = "ragged_accumulate"
 
+LARGEST_SIZE = 2**31 - 1
+
 SYMBOLIC_ROWS_OF_GROUP = 128
 """What a plan takes for the average rows of a group where their number is symbolic."""
 
@@ -129,12 +131,12 @@ def make_plan(problem: RaggedProblem, params: Mapping[str, Any], family: KernelF
     Raises:
       ValueError: the parameter `tile` is no configuration of `family`.
     """
+    reason = family.unsupported_reason(problem, params) or _size_reason(problem)
     override = params.get("tile")
-    if override is not None:
+    if override is not None and not reason:
         _check_compiled(override, problem, family)
     if params["implementation"] == "reference":
         return Plan(problem, "reference", "implementation='reference' was asked for")
-    reason = family.unsupported_reason(problem, params) or _symbolic_reason(problem)
     if reason:
         return Plan(problem, "reference", reason)
     exact = problem
@@ -170,20 +172,23 @@ def make_plan(problem: RaggedProblem, params: Mapping[str, Any], family: KernelF
 
 
 def symbolic_sizes(avals: Sequence[Any]) -> str:
-    """Why no kernel runs operands whose sizes are not all numbers, empty if they are."""
+    """Returns why no kernel runs operands with symbolic sizes, or an empty string."""
     shapes = [x.shape for x in avals if not is_static(*x.shape)]
     if not shapes:
         return ""
     return f"its kernels need static sizes, got {', '.join(map(str, shapes))}"
 
 
-def _symbolic_reason(problem: RaggedProblem) -> str:
-    """Why a kernel needs numbers in place of sizes of `problem`, empty if it needs none."""
+def _size_reason(problem: RaggedProblem) -> str:
+    """Returns which sizes of `problem` no kernel takes, or an empty string."""
     sizes = {name: getattr(problem, name) for name in "mkng"}
     sizes |= dict(zip(["the batch"], problem.batch, strict=False))
     symbolic = {name: size for name, size in sizes.items() if not is_static(size)}
     # Rows that stay where they are need nothing of the plan: neither padding nor a workspace.
     rows_stay = (problem.lhs, problem.out) == ("mk", "mn")
+    too_large = [f"{name} = {x}" for name, x in sizes.items() if is_static(x) and x > LARGEST_SIZE]
+    if too_large:
+        return f"the kernels count to 2^31 - 1, got {', '.join(too_large)}"
     if not symbolic or (rows_stay and list(symbolic) == ["m"]):
         return ""
     found = ", ".join(f"{name} = {size}" for name, size in symbolic.items())
