@@ -125,7 +125,7 @@ class OursList(JaxPeer):
         call = super().prepare(kind, lhs, rhs)
         plan = jgg.explain(self.function, lhs, rhs).plans[0]
         if plan.launches:
-            steps = ", ".join(str(launch.steps) for launch in plan.launches)
+            steps = ", ".join(f"{launch.steps:.5g}" for launch in plan.launches)
             call.detail = f"predicted steps {steps}"
         return call
 

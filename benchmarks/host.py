@@ -54,7 +54,7 @@ def one_tile_record(op: str, case: str, numbers: dict[str, float]) -> dict:
     }
 
 
-def chain(products: int, implementation: str) -> Callable[..., jax.Array]:
+def chain(products: int, implementation: str | None) -> Callable[..., jax.Array]:
     """A function of (lhs, rhs, group_sizes) that multiplies `products` times in a row."""
     product = ragged_product(PROBLEM, implementation)
 

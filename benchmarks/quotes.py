@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.harness.cases import SUITES
-from benchmarks.harness.measure import best_grouped, geometric_mean
+from benchmarks.harness.measure import best_grouped
+from benchmarks.harness.quoting import (
+    NO_CASE,
+    mean_and_span,
+    microseconds,
+    ratio,
+    span,
+    table,
+    time_and_rate,
+)
 from benchmarks.harness.results_file import load
 
 RESULTS = Path(__file__).parent / "results"
@@ -29,7 +38,17 @@ RECORDS = {
     "lists_float32": ("h200_lists_float32",),
     "updates": ("h200_rank_k",),
 }
-PEER_LETTERS = {"torch_grouped_mm": "t", "quack": "q", "pallas_mgpu": "p", "tokamax": "k"}
+# In a table of the fastest, and in words.
+PEERS = {
+    "quack": ("q", "QuACK"),
+    "torch_grouped_mm": ("t", "`torch._grouped_mm`"),
+    "pallas_mgpu": ("p", "Pallas Mosaic GPU"),
+    "tokamax": ("k", "tokamax"),
+    "cutlass_cooperative": ("c", "CUTLASS, cooperative"),
+    "cutlass_pingpong": ("c", "CUTLASS, ping-pong"),
+    "stock": ("s", "`jax.lax.ragged_dot_general`"),
+}
+DENSE_FP8 = ("cublas_dense", "cublas_dense_exact")
 GIB = 2**30
 
 
@@ -40,38 +59,14 @@ def cases(topic: str) -> dict[str, Mapping]:
     return {case["case"]: case for case in found["cases"]}
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table in Markdown."""
-    lines = [f"| {' | '.join(row)} |" for row in (header, *rows)]
-    return "\n".join([lines[0], "|" + "---|" * len(header), *lines[1:]])
-
-
-def main_shapes() -> list[Mapping]:
-    """The nine shapes of a layer, as the records have them."""
-    return [cases("ragged")[f"{shape.name}/forward/random"]["shape"] for shape in SUITES["main"]]
+def case(topic: str, name: str) -> Mapping:
+    """One of them, or an empty one."""
+    return cases(topic).get(name, NO_CASE)
 
 
 def ours(case: Mapping) -> Mapping:
     """What was measured of ours."""
     return case["peers"]["ours"]
-
-
-def us(case: Mapping) -> str:
-    """Our time in a table."""
-    value = ours(case)["median_us"]
-    return f"{value:.1f}" if value < 100 else f"{value:.0f}"
-
-
-def time_and_rate(case: Mapping) -> str:
-    """Microseconds, and TFLOP/s in brackets."""
-    return f"{ours(case)['median_us']:.0f} ({ours(case)['tflops']:.0f})"
-
-
-def span(values: Iterable[float], digits: int = 2) -> str:
-    """The least and the largest of some numbers."""
-    values = list(values)
-    low, high = (f"{value:.{digits}f}" for value in (min(values), max(values)))
-    return low if low == high else f"{low} to {high}"
 
 
 def ratios(topic: str, peer: str, ops: Sequence[str]) -> list[float]:
@@ -87,15 +82,22 @@ def ragged() -> str:
     for name in ops.values():
         header += [f"{name} us (TFLOP/s)", "vs best", "of floor"]
     rows = []
-    for shape in main_shapes():
-        row = ["`{name}` {groups} x {rows}, {k}, {n}".format(**shape)]
+    for shape in SUITES["main"]:
+        row = [f"`{shape.name}` {shape.groups} x {shape.rows}, {shape.k}, {shape.n}"]
         for op in ops:
-            case = cases("ragged")[f"{shape['name']}/{op}/random"]
-            name, ratio = best_grouped(case)
-            row += [time_and_rate(case), f"{ratio:.2f} {PEER_LETTERS[name]}"]
-            row.append(f"{case['ratios']['floor']:.2f}")
+            found = case("ragged", f"{shape.name}/{op}/random")
+            best = best_grouped(found)
+            row += [time_and_rate(found), f"{best[1]:.2f} {PEERS[best[0]][0]}" if best else "-"]
+            row.append(ratio(found, "floor"))
         rows.append(row)
     return table(header, rows)
+
+
+def ragged_letters() -> str:
+    """What the letters of that table stand for."""
+    found = [best_grouped(each) for each in cases("ragged").values() if "bytes" in each]
+    names = sorted({best[0] for best in found if best}, key=list(PEERS).index)
+    return " and ".join("{} is {}".format(*PEERS[name]) for name in names)
 
 
 def ragged_peers() -> str:
@@ -111,23 +113,18 @@ def ragged_peers() -> str:
     older = {"`jax.lax.ragged_dot_general`": "stock", "tokamax 0.0.12": "tokamax"}
 
     def best(topic: str, op: str) -> list[float]:
-        return [best_grouped(case)[1] for case in cases(topic).values() if case["op"] == op]
+        found = [best_grouped(each) for each in cases(topic).values() if each["op"] == op]
+        return [best[1] for best in found if best]
 
-    def mean(values: Sequence[float]) -> str:
-        return f"{geometric_mean(values):.2f} ({span(values)})" if values else "-"
-
-    rows = [["the fastest of each shape", *(mean(best(*each)) for each in columns.values())]]
-    for label, peer in (
-        ("`torch._grouped_mm`", "torch_grouped_mm"),
-        ("QuACK", "quack"),
-        ("Pallas Mosaic GPU", "pallas_mgpu"),
-        ("cuBLAS, a call a group", "cublas_loop"),
-    ):
-        found = (ratios(topic, peer, [op]) for topic, op in columns.values())
-        rows.append([label, *map(mean, found)])
+    firsts = (mean_and_span(best(*each)) for each in columns.values())
+    rows = [["the fastest of each shape", *firsts]]
+    for name, (_, label) in (PEERS | {"cublas_loop": ("", "cuBLAS, a call a group")}).items():
+        found = [ratios(topic, name, [op]) for topic, op in columns.values()]
+        if any(found):
+            rows.append([label, *map(mean_and_span, found)])
     for label, topic in older.items():
         found = (ratios(topic, topic, [op]) for _, op in columns.values())
-        rows.append([f"{label} ({commits(topic)})", *map(mean, found)])
+        rows.append([f"{label} ({commits(topic)})", *map(mean_and_span, found)])
     return table(["geometric mean (range)", *columns], rows)
 
 
@@ -143,9 +140,9 @@ def skew() -> str:
 
     def over_uniform(distribution: str) -> str:
         found = []
-        for shape in main_shapes():
+        for shape in SUITES["main"]:
             rates = [
-                ours(cases("skew")[f"{shape['name']}/wgrad/{each}"])["tflops"]
+                ours(cases("skew")[f"{shape.name}/wgrad/{each}"])["tflops"]
                 for each in ("uniform", distribution)
             ]
             found.append(rates[0] / rates[1])
@@ -207,8 +204,8 @@ def float32() -> str:
         row = [f"`{shape}`"]
         for topic in kinds.values():
             for op in ops:
-                case = cases(topic)[f"{shape}/{op}/random"]
-                row.append(f"{time_and_rate(case)}, {case['ratios']['cublas_loop']:.2f}")
+                found = case(topic, f"{shape}/{op}/random")
+                row.append(f"{time_and_rate(found)}, {ratio(found, 'cublas_loop')}")
         rows.append(row)
     return table(header, rows)
 
@@ -226,29 +223,23 @@ def fp8() -> str:
     for op in ("forward", "dgrad"):
         header += [f"{op} us (TFLOP/s)", "of dense cuBLAS", "vs torch"]
     rows = []
-    for shape in main_shapes():
-        row = [f"`{shape['name']}`"]
+    for shape in SUITES["main"]:
+        row = [f"`{shape.name}`"]
         for op in ("fp8_forward", "fp8_dgrad"):
-            case = cases("fp8")[f"{shape['name']}/{op}/random"]
-            dense = f"{of_dense(case):.2f}"
-            if shape["name"].startswith("decode"):
-                dense = f"{case['ratios']['byte_floor']:.2f} of the byte floor"
-            torch = case["ratios"]["torch_scaled_grouped_mm"]
-            row += [time_and_rate(case), dense, f"{torch:.2f}"]
+            found = case("fp8", f"{shape.name}/{op}/random")
+            dense = ratio(found, *DENSE_FP8)
+            if shape.name.startswith("decode"):
+                dense = f"{ratio(found, 'byte_floor')} of the byte floor"
+            row += [time_and_rate(found), dense, ratio(found, "torch_scaled_grouped_mm")]
         rows.append(row)
     return table(header, rows)
 
 
-def of_dense(case: Mapping) -> float:
-    """The ratio to the faster of cuBLAS's dense FP8 products."""
-    return min(case["ratios"][name] for name in ("cublas_dense", "cublas_dense_exact"))
-
-
 def fp8_range() -> str:
-    """The same of all shapes with many rows a group."""
-    names = [s["name"] for s in main_shapes() if s["rows"] >= 256 * s["groups"]]
-    ops = ("fp8_forward", "fp8_dgrad")
-    return span(of_dense(cases("fp8")[f"{name}/{op}/random"]) for name in names for op in ops)
+    """Of dense cuBLAS, all shapes with many rows a group."""
+    names = [shape.name for shape in SUITES["main"] if shape.rows >= 256 * shape.groups]
+    found = [case("fp8", f"{n}/{op}/random") for n in names for op in ("fp8_forward", "fp8_dgrad")]
+    return span(min(each["ratios"][name] for name in DENSE_FP8) for each in found)
 
 
 def fp8_rest() -> str:
@@ -301,11 +292,10 @@ def lists() -> str:
     """Lists of products in bfloat16."""
     rows = []
     for name, what in LISTS.items():
-        case = cases("lists")[f"{name}/grouped_gemm"]
-        row = [f"`{name}`: {what}", f"{ours(case)['median_us']:.1f}"]
-        for other in ("cublas_loop", fastest_cutlass(case)):
-            time = case["peers"][other]["median_us"]
-            row.append(f"{time:.1f} ({case['ratios'][other]:.2f})")
+        found = case("lists", f"{name}/grouped_gemm")
+        row = [f"`{name}`: {what}", microseconds(found)]
+        for other in ("cublas_loop", fastest_cutlass(found)):
+            row.append(f"{microseconds(found, other)} ({ratio(found, other)})")
         rows.append(row)
     header = ["list", "ours", "one cuBLAS call each", "fastest of CUTLASS's grouped kernels"]
     return table(header, rows)
@@ -313,7 +303,8 @@ def lists() -> str:
 
 def fastest_cutlass(case: Mapping) -> str:
     """The name of CUTLASS's kernel with the least ratio to us."""
-    return min((x for x in case["ratios"] if x.startswith("CUTLASS")), key=case["ratios"].get)
+    names = [name for name in case["ratios"] if name.startswith("CUTLASS")]
+    return min(names, key=case["ratios"].get, default="CUTLASS")
 
 
 def lists_example() -> str:
@@ -334,11 +325,10 @@ def updates() -> str:
         "1x8192x8192", "2x4096x4096", "8x2048x2048", "16x1024x1024", "64x256x1024",
         "16x512x512", "32x1024x256",
     ):  # fmt: skip
-        one, two = (cases("updates")[f"{shape}/{op}"] for op in ("syrk", "syr2k"))
-        both, mirrored = (two["ratios"][name] for name in ("A@B.T + B@A.T", "P + P.T"))
-        name = shape.replace("x", " x ")
-        row = [name, us(one), f"{one['ratios']['A@A.T']:.2f}", us(two)]
-        rows.append([*row, f"{both:.2f}", f"{mirrored:.2f}"])
+        one, two = (case("updates", f"{shape}/{op}") for op in ("syrk", "syr2k"))
+        row = [shape.replace("x", " x "), microseconds(one), ratio(one, "A@A.T")]
+        both = ratio(two, "A@B.T + B@A.T")
+        rows.append([*row, microseconds(two), both, ratio(two, "P + P.T")])
     others = "over `A@B.T + B@A.T`", "over `P = A@B.T; P + P.T`"
     return table(["g x n x k", "syrk us", "over `A@A.T`", "syr2k us", *others], rows)
 
@@ -353,11 +343,11 @@ def wide_updates() -> str:
         "syrk_f32": "float32 `syrk` at `HIGHEST`",
     }
 
-    def cell(case: Mapping) -> str:
-        return f"{us(case)} us, {case['ratios']['cublas_loop']:.2f}"
+    def cell(found: Mapping) -> str:
+        return f"{microseconds(found)} us, {ratio(found, 'cublas_loop')}"
 
     rows = [
-        [label, *(cell(cases("updates")[f"{shape}/{op}"]) for shape in shapes)]
+        [label, *(cell(case("updates", f"{shape}/{op}")) for shape in shapes)]
         for op, label in kinds.items()
     ]
     return table(["", *(shape.replace("x", " x ") for shape in shapes)], rows)
@@ -393,9 +383,9 @@ def cutlass_updates() -> str:
 QUOTES: dict[str, Callable[[], str]] = {
     text.__name__: text
     for text in (
-        ragged, ragged_peers, skew, accumulate, stock_example, memory, float32, float32_speedups,
-        fp8, fp8_range, fp8_rest, training, lists, lists_example, updates, wide_updates,
-        updates_at_8192, cutlass_updates, loop_shortfall, tf32_shortfall,
+        ragged, ragged_letters, ragged_peers, skew, accumulate, stock_example, memory, float32,
+        float32_speedups, fp8, fp8_range, fp8_rest, training, lists, lists_example, updates,
+        wide_updates, updates_at_8192, cutlass_updates, loop_shortfall, tf32_shortfall,
     )
 }  # fmt: skip
 QUOTES |= {f"{topic}_commits": functools.partial(commits, topic) for topic in RECORDS}

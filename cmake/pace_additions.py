@@ -4,7 +4,7 @@ An FP8 kernel adds the products of each step to float32 sums while another warpg
 cores. Both read registers, and the tensor cores wait while additions issue without a break. ptxas
 has every other addition yield to another warp, so that the next one reads its scale again. Here
 every addition leaves it in the reuse cache, and now and then one stalls for a cycle more instead,
-as no PTX can ask for. What that gives is in benchmarks/README.md.
+as no PTX can ask for. What that gives is in docs/notes/fp8.md.
 
 DeepGEMM (github.com/deepseek-ai/DeepGEMM) was the first to change how such additions are scheduled
 in compiled code. Results stay the same, bit for bit: nothing is reordered, no stall gets shorter

@@ -4,6 +4,7 @@ Ragged matmuls, whose rows belong to groups with a matrix each (mixture of exper
 
 - `ragged_dot`, `ragged_dot_general`: drop-in replacements for `jax.lax`'s functions.
 - `ragged_dot_accumulate`: a weight gradient added to that of earlier microbatches.
+- `ragged_mlp`, `gated_ragged_dot` (`MlpPlan`): the MLPs of experts, activation and all.
 
 The same in FP8:
 
@@ -56,6 +57,8 @@ from jax_grouped_gemm._src.lists.rank_k.api import (
     grouped_syr2k,
     grouped_syrk,
 )
+from jax_grouped_gemm._src.mlp.api import gated_ragged_dot, ragged_mlp
+from jax_grouped_gemm._src.mlp.plan import MlpPlan
 from jax_grouped_gemm._src.op import export_disabled_checks as _export_disabled_checks
 from jax_grouped_gemm._src.plan import Plan
 from jax_grouped_gemm._src.ragged.api import (
@@ -74,6 +77,7 @@ __all__ = [
     "EXPORT_DISABLED_CHECKS",
     "Explanation",
     "GroupedGemmPlan",
+    "MlpPlan",
     "Plan",
     "QuantizedRows",
     "QuantizedWeights",
@@ -84,6 +88,7 @@ __all__ = [
     "checkpoint_policies",
     "explain",
     "fp8_ragged_dot",
+    "gated_ragged_dot",
     "grouped_gemm",
     "grouped_her2k",
     "grouped_herk",
@@ -98,6 +103,7 @@ __all__ = [
     "ragged_dot",
     "ragged_dot_accumulate",
     "ragged_dot_general",
+    "ragged_mlp",
     "scaled_ragged_dot",
     "scaled_ragged_dot_contracting",
     "unavailable_reason",

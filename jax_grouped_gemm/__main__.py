@@ -14,10 +14,11 @@ from pathlib import Path
 import jax
 
 import jax_grouped_gemm as jgg
+from jax_grouped_gemm import moe
 from jax_grouped_gemm.demo import data, report
 from jax_grouped_gemm.demo.presets import PRESETS
 
-IMPLEMENTATIONS = {
+IMPLEMENTATIONS: dict[str, moe.Implementation] = {
     "auto": None,
     "cuda": "cuda",
     "reference": "reference",

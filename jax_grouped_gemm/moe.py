@@ -23,13 +23,13 @@ scan, remat and shard_map.
 
 Rounding: gate and up are rounded to the dtype of the operands, with their biases added before. The
 hidden layer is computed from those rounded values in float32 at least, router weight included, and
-rounded once. So what is kept, what is computed again and what a kernel fuses agree bit for bit.
+rounded once. So what is kept, what is computed again and what a kernel fuses agree, but for the
+accuracy to which a kernel computes the activation.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
 
 import jax
@@ -38,49 +38,40 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jax_grouped_gemm._src import arguments
 from jax_grouped_gemm._src.activations import Activation as Activation
-from jax_grouped_gemm._src.activations import as_activation
+from jax_grouped_gemm._src.activations import as_activation, hidden_layer
 from jax_grouped_gemm._src.arguments import (
     as_array,
     canonical_offset,
     checked_boolean,
-    checked_int,
     refuse_sharded,
 )
 from jax_grouped_gemm._src.arithmetic import at_least_float32
 from jax_grouped_gemm._src.fp8.training import Recipe, fp8_ragged_dot
+from jax_grouped_gemm._src.mlp import api as mlp
+from jax_grouped_gemm._src.mlp.primitive import Options
+from jax_grouped_gemm._src.moe.biases import with_bias
 from jax_grouped_gemm._src.moe.operands import (
     Biases,
     check_routing,
     check_shapes,
     checked_biases,
-    checked_order,
 )
 from jax_grouped_gemm._src.moe.operands import ExpertOrder as ExpertOrder
 from jax_grouped_gemm._src.moe.routing import AuxiliaryLosses as AuxiliaryLosses
 from jax_grouped_gemm._src.moe.routing import Routing as Routing
 from jax_grouped_gemm._src.moe.routing import auxiliary_losses as auxiliary_losses
-from jax_grouped_gemm._src.moe.routing import count_tokens
 from jax_grouped_gemm._src.moe.routing import load_balancing_loss as load_balancing_loss
 from jax_grouped_gemm._src.moe.routing import route as route
 from jax_grouped_gemm._src.moe.routing import router_z_loss as router_z_loss
 from jax_grouped_gemm._src.ragged.api import ragged_dot
+from jax_grouped_gemm._src.rows.api import combine as combine
+from jax_grouped_gemm._src.rows.api import dispatch as dispatch
+from jax_grouped_gemm._src.rows.api import gather_rows as gather_rows
+from jax_grouped_gemm._src.rows.api import sort_by_expert as sort_by_expert
 from jax_grouped_gemm._src.varying import vary_over, varying_axes
 
 Implementation = arguments.Implementation | Callable[..., jax.Array]
 ActivationLike = str | Callable[[jax.Array], jax.Array] | Activation
-
-
-def sort_by_expert(routing: Routing) -> ExpertOrder:
-    """Order the (token, choice) pairs so that every expert owns one contiguous range of rows."""
-    check_routing("sort_by_expert", routing)
-    experts = routing.experts.reshape(-1)
-    order = jnp.argsort(experts, stable=True).astype(jnp.int32)
-    pairs = jnp.arange(order.size, dtype=jnp.int32)
-    inverse = jnp.zeros_like(order).at[order].set(pairs, unique_indices=True)
-    # Not -1: no reshape infers one dimension of a result without elements.
-    tokens = math.prod(routing.experts.shape[:-1])
-    inverse = inverse.reshape(tokens, routing.experts.shape[-1])
-    return ExpertOrder(order, inverse, count_tokens(routing))
 
 
 @jax.custom_jvp
@@ -105,40 +96,6 @@ def _permute_rows_jvp(primals, tangents):
         .set(tangent, unique_indices=True, mode="promise_in_bounds")
     )
     return permute_rows(rows, permutation, inverse), permuted_tangent
-
-
-def dispatch(x: jax.Array, expert_order: ExpertOrder) -> jax.Array:
-    """Copy tokens [T, D] to their experts' rows [T*k, D], sorted by expert.
-
-    Raises:
-      TypeError: `x` is not [T, D], or `expert_order` is no result of `sort_by_expert`.
-    """
-    order, inverse = checked_order("dispatch", expert_order)
-    x = as_array("x", x)
-    tokens, top_k = inverse.shape
-    if x.ndim != 2 or x.shape[0] != tokens:
-        raise TypeError(f"dispatch: x must be [T, D] with T = {tokens} as ordered, got {x.shape}")
-    return permute_rows(jnp.repeat(x, top_k, axis=0), order, inverse.reshape(-1))
-
-
-def combine(rows: jax.Array, expert_order: ExpertOrder, top_k: int | None = None) -> jax.Array:
-    """Sum the k rows of every token: [T*k, D] -> [T, D], the transpose of `dispatch`.
-
-    Raises:
-      TypeError: `rows` is not [T*k, D], or `expert_order` is no result of `sort_by_expert`.
-      ValueError: `top_k` is given and is not that of `expert_order`.
-    """
-    order, inverse = checked_order("combine", expert_order)
-    rows = as_array("rows", rows)
-    if rows.ndim != 2 or rows.shape[0] != order.size:
-        raise TypeError(f"combine: rows must be [{order.size}, D] as ordered, got {rows.shape}")
-    if top_k is not None and checked_int("top_k", top_k) != inverse.shape[1]:
-        raise ValueError(
-            f"combine: top_k must be that of expert_order, {inverse.shape[1]}, got {top_k}"
-        )
-    choices = permute_rows(rows, inverse.reshape(-1), order)
-    choices = choices.reshape(*inverse.shape, rows.shape[-1])
-    return choices.sum(axis=1, dtype=at_least_float32(rows.dtype)).astype(rows.dtype)
 
 
 def gated_activation(
@@ -180,13 +137,7 @@ def gated_activation(
 
 # Only the two matmul results are kept for the backward pass: recomputing this elementwise step is
 # free next to storing its three [T*k, F] float32 intermediates.
-@functools.partial(jax.checkpoint, static_argnums=0)
-def _hidden(activation, gate, up, weights):
-    dtype = at_least_float32(gate.dtype)
-    hidden = activation(gate.astype(dtype), None if up is None else up.astype(dtype))
-    if weights is not None:
-        hidden = hidden * weights.astype(dtype)[:, None]
-    return hidden.astype(gate.dtype)
+_hidden = jax.checkpoint(hidden_layer, static_argnums=0)
 
 
 def dropless_mlp(
@@ -245,22 +196,34 @@ def dropless_mlp(
     check_routing("dropless_mlp", routing)
     check_shapes(x, routing, wi_0, wi_1, wo, group_offset)
     b0, b1, bo = checked_biases(biases, wi_0, wi_1, wo)
-    operands = dict(x=x, wi_0=wi_0, wi_1=wi_1, wo=wo, b0=b0, b1=b1, bo=bo)
-    operands = {name: a for name, a in operands.items() if a is not None}
+    every = dict(x=x, wi_0=wi_0, wi_1=wi_1, wo=wo, b0=b0, b1=b1, bo=bo)
+    operands = {name: a for name, a in every.items() if a is not None}
     refuse_sharded("dropless_mlp", **operands)
     # Inside shard_map the gradient of replicated tokens is summed over devices where they are cast
     # to vary. Here that sum carries [T, D]; left to the matmuls it would carry [T*k, D] twice.
     x = vary_over(x, varying_axes(*operands.values()))
-    expert_order = sort_by_expert(routing)
+    of_rows = None if callable(implementation) else implementation
+    expert_order = sort_by_expert(routing, implementation=of_rows)
     order, inverse, group_sizes = expert_order
     matmul = functools.partial(
-        _with_bias,
+        with_bias,
         _ragged_dot(implementation, precision, recipe),
         group_sizes=group_sizes,
         group_offset=group_offset,
     )
-    rows = dispatch(x.reshape(-1, x.shape[-1]), expert_order)
+    tokens = x.reshape(-1, x.shape[-1])
+    weights: jax.Array | None
     weights = permute_rows(routing.weights.reshape(-1), order, inverse.reshape(-1))
+    if recipe is None and not callable(implementation) and not apply_router_weight_on_input:
+        options = Options.of(activation, precision, implementation)
+        given = operands | dict(x=tokens, rows=order // inverse.shape[1], inverse=inverse)
+        given["weights"] = weights.astype(at_least_float32(x.dtype))
+        given |= dict(group_sizes=group_sizes, group_offset=canonical_offset(group_offset))
+        out = mlp.if_fused(options, given)
+        if out is not None:
+            out = combine(checkpoint_name(out, "mlpwo"), expert_order, implementation=of_rows)
+            return out.reshape(x.shape)
+    rows = dispatch(tokens, expert_order, implementation=of_rows)
     if apply_router_weight_on_input:
         dtype = at_least_float32(x.dtype)
         rows = (rows.astype(dtype) * weights.astype(dtype)[:, None]).astype(x.dtype)
@@ -272,51 +235,7 @@ def dropless_mlp(
     # the same, and the backward pass needs no copy of the [T*k, D] result.
     hidden = _hidden(activation, gate, up, weights)
     out = checkpoint_name(matmul(hidden, wo, bo, weights), "mlpwo")
-    return combine(out, expert_order).reshape(x.shape)
-
-
-def _with_bias(matmul, rows, matrices, bias, weights=None, *, group_sizes, group_offset):
-    """Rows times their expert's matrix, plus its bias (times the row's weight), rounded once."""
-    product = functools.partial(
-        matmul, rows, matrices, group_sizes=group_sizes, group_offset=group_offset
-    )
-    if bias is None:
-        return product()
-    result = jnp.result_type(rows, matrices)
-    dtype = at_least_float32(result)
-    offset = canonical_offset(group_offset)[0]
-    added = _bias_rows(bias.astype(dtype), group_sizes, offset, rows.shape[0])
-    if weights is not None:
-        added *= weights.astype(dtype)[:, None]
-    return (product(preferred_element_type=dtype) + added).astype(result)
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
-def _bias_rows(
-    bias: jax.Array, group_sizes: jax.Array, group_offset: jax.Array, num_rows: int
-) -> jax.Array:
-    """The bias [g, n] of each row's expert: [num_rows, n], zero where the expert is not here."""
-    rows = jnp.arange(num_rows, dtype=jnp.int32)
-    ends = jnp.cumsum(group_sizes)
-    local = jnp.searchsorted(ends, rows, side="right", method="compare_all") - group_offset
-    is_here = (local >= 0) & (local < bias.shape[0])
-    return jnp.where(is_here[:, None], jnp.take(bias, local, axis=0, mode="clip"), 0)
-
-
-@_bias_rows.defjvp
-def _bias_rows_jvp(num_rows, primals, tangents):
-    # As the product with a column of ones, whose transpose is a ragged product too. That of a
-    # gather is a scatter-add, which is not reproducible on a GPU.
-    bias, group_sizes, group_offset = primals
-    ones = jnp.ones((num_rows, 1), bias.dtype)
-    tangent = ragged_dot(
-        vary_over(ones, varying_axes(bias, group_sizes)),
-        tangents[0][:, None],
-        group_sizes,
-        precision="highest",
-        group_offset=group_offset,
-    )
-    return _bias_rows(bias, group_sizes, group_offset, num_rows), tangent
+    return combine(out, expert_order, implementation=of_rows).reshape(x.shape)
 
 
 def _ragged_dot(implementation, precision, recipe) -> Callable[..., jax.Array]:

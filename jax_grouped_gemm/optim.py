@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from jax_grouped_gemm._src.arguments import as_array
+from jax_grouped_gemm._src.arguments import Implementation, as_array
 from jax_grouped_gemm._src.lists.rank_k.api import grouped_syrk
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -40,7 +40,7 @@ class GradientTransformation(NamedTuple):
 class MuonState(NamedTuple):
     """Moments of the gradients, shaped like the parameters."""
 
-    count: jax.Array  # int32, updates so far
+    count: jax.Array  # type: ignore[assignment]  # int32, updates so far, under Optax's name
     mu: Any  # mean of the gradients
     nu: Any  # mean of their squares for leaves that are no matrices, None for matrices
 
@@ -50,9 +50,9 @@ def orthogonalize(
     *,
     steps: int = 5,
     coefficients: Coefficients = COEFFICIENTS,
-    eps: float = 1e-8,
+    eps: ArrayLike = 1e-8,
     dtype: DTypeLike = ITERATION_DTYPE,
-    implementation: str | None = None,
+    implementation: Implementation = None,
 ) -> list[jax.Array]:
     """U V^T of each matrix U S V^T, nearly: by Newton-Schulz iteration, without a decomposition.
 
@@ -142,7 +142,7 @@ def _transposed_if(condition: bool, x: jax.Array) -> jax.Array:
     return jnp.swapaxes(x, -1, -2) if condition else x
 
 
-def _normalized(x: jax.Array, eps: float) -> jax.Array:
+def _normalized(x: jax.Array, eps: ArrayLike) -> jax.Array:
     """Scaled so that no singular value exceeds one."""
     x = x.astype(_wide(x.dtype))
     return x / (jnp.linalg.norm(x, axis=(-2, -1), keepdims=True) + eps)
@@ -166,7 +166,7 @@ def muon(
     adam_learning_rate: ArrayLike | Schedule | None = None,
     consistent_rms: float | None = None,
     dtype: DTypeLike = ITERATION_DTYPE,
-    implementation: str | None = None,
+    implementation: Implementation = None,
 ) -> GradientTransformation:
     """Muon as an Optax-compatible transformation of gradients, named as `optax.contrib.muon`.
 
@@ -219,6 +219,7 @@ def muon(
         )
 
     def update(gradients, state, params=None, **_):
+        structure: Any
         leaves, structure = jax.tree.flatten(gradients)
         old_mus, old_nus = (structure.flatten_up_to(tree) for tree in (state.mu, state.nu))
         is_matrix = [nu is None for nu in old_nus]
@@ -275,19 +276,19 @@ def _wide(*dtypes: DTypeLike) -> np.dtype:
     return functools.reduce(jnp.promote_types, dtypes, np.dtype(np.float32))
 
 
-def _mean(decay: ArrayLike, old: jax.Array, new: jax.Array) -> jax.Array:
+def _mean(decay: Any, old: jax.Array, new: jax.Array) -> jax.Array:
     """The exponentially decaying mean of what `old` is the mean of, and `new`."""
     dtype = _wide(old.dtype, new.dtype)
     return decay * old.astype(dtype) + (1 - decay) * new.astype(dtype)
 
 
-def _unbiased(decay: ArrayLike, mean: jax.Array, count: jax.Array) -> jax.Array:
+def _unbiased(decay: Any, mean: jax.Array, count: jax.Array) -> jax.Array:
     """A mean of `count` values that began with zero, without the share of that zero."""
     return mean / (1 - decay**count).astype(mean.dtype)
 
 
 def _direction(
-    decay: ArrayLike, mu: jax.Array, gradient: jax.Array, count: jax.Array, nesterov: bool
+    decay: Any, mu: jax.Array, gradient: jax.Array, count: jax.Array, nesterov: bool
 ) -> jax.Array:
     if not nesterov:
         return _unbiased(decay, mu, count)

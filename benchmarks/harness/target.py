@@ -31,23 +31,32 @@ class Target:
 
     Attributes:
       name: of the target.
-      asked: the rule, for the reader.
       applies: which records it is about.
       value: what is compared, of one record.
       bound: the number, of one record or of all.
+      wanted: cases that have to be measured.
       at_most: whether the value may be no larger than the bound, and not no smaller.
       mean: whether the geometric mean of the values counts, and not each.
-      wanted: cases that have to be measured.
+      of: what else the reader has to know of the bound, after the number; or the whole rule.
     """
 
     name: str
-    asked: str
     applies: Callable[[Record], bool]
     value: Value
     bound: float | Callable[[Record], float]
+    wanted: Sequence[str] = ()
     at_most: bool = False
     mean: bool = False
-    wanted: Sequence[str] = ()
+    of: str = ""
+
+    @property
+    def asked(self) -> str:
+        """The rule, for the reader."""
+        if callable(self.bound) or self.of.startswith(("<=", ">=")):
+            return self.of
+        sign = "<=" if self.at_most else ">="
+        words = [sign, f"{self.bound:g}", "on average" if self.mean else "", self.of]
+        return " ".join(filter(None, words))
 
     def check(self, records: Sequence[Record]) -> Verdict:
         """The target against all records."""

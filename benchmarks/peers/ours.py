@@ -20,7 +20,7 @@ from benchmarks.harness.peer import (
 from benchmarks.peers import variants
 
 
-def product(problem: Problem, implementation: str) -> Callable[..., jax.Array]:
+def product(problem: Problem, implementation: str | None) -> Callable[..., jax.Array]:
     """The function of (lhs, rhs, group_sizes)."""
     import jax_grouped_gemm as jgg
 
@@ -40,7 +40,7 @@ def product(problem: Problem, implementation: str) -> Callable[..., jax.Array]:
 
 
 @functools.cache
-def ragged_product(problem: Problem, implementation: str) -> Callable[..., jax.Array]:
+def ragged_product(problem: Problem, implementation: str | None) -> Callable[..., jax.Array]:
     """The same, jitted: what is measured."""
     return jax.jit(product(problem, implementation))
 

@@ -16,6 +16,14 @@ XLA_FFI_Error* JggRankKFp64(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggQuantizeRows(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggQuantizeBlocks(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggQuantizeRagged(XLA_FFI_CallFrame* call_frame);
+XLA_FFI_Error* JggSortByExpert(XLA_FFI_CallFrame* call_frame);
+XLA_FFI_Error* JggGatherRows(XLA_FFI_CallFrame* call_frame);
+XLA_FFI_Error* JggDispatchRows(XLA_FFI_CallFrame* call_frame);
+XLA_FFI_Error* JggCombineRows(XLA_FFI_CallFrame* call_frame);
+XLA_FFI_Error* JggRowDots(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggScaledRaggedNoncontracting(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggScaledRaggedContracting(XLA_FFI_CallFrame* call_frame);
+XLA_FFI_Error* JggGatedRaggedDot(XLA_FFI_CallFrame* call_frame);
+XLA_FFI_Error* JggGatedRaggedDotTranspose(XLA_FFI_CallFrame* call_frame);
+XLA_FFI_Error* JggPairedRaggedDot(XLA_FFI_CallFrame* call_frame);
 }

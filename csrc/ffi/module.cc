@@ -45,10 +45,19 @@ nb::dict registrations() {
   targets["jax_grouped_gemm.quantize_rows.v1"] = encapsulate(JggQuantizeRows);
   targets["jax_grouped_gemm.quantize_blocks.v1"] = encapsulate(JggQuantizeBlocks);
   targets["jax_grouped_gemm.quantize_ragged.v1"] = encapsulate(JggQuantizeRagged);
+  targets["jax_grouped_gemm.sort_by_expert.v1"] = encapsulate(JggSortByExpert);
+  targets["jax_grouped_gemm.gather_rows.v1"] = encapsulate(JggGatherRows);
+  targets["jax_grouped_gemm.dispatch_rows.v1"] = encapsulate(JggDispatchRows);
+  targets["jax_grouped_gemm.combine_rows.v1"] = encapsulate(JggCombineRows);
+  targets["jax_grouped_gemm.row_dots.v1"] = encapsulate(JggRowDots);
   targets["jax_grouped_gemm.scaled_ragged_noncontracting.v4"] =
       encapsulate(JggScaledRaggedNoncontracting);
   targets["jax_grouped_gemm.scaled_ragged_contracting.v3"] =
       encapsulate(JggScaledRaggedContracting);
+  targets["jax_grouped_gemm.gated_ragged_dot.v1"] = encapsulate(JggGatedRaggedDot);
+  targets["jax_grouped_gemm.gated_ragged_dot_transpose.v1"] =
+      encapsulate(JggGatedRaggedDotTranspose);
+  targets["jax_grouped_gemm.paired_ragged_dot.v1"] = encapsulate(JggPairedRaggedDot);
   return targets;
 }
 

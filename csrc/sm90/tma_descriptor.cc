@@ -22,7 +22,6 @@ PFN_cuTensorMapEncodeTiled_v12000 encode_function() {
 }
 
 constexpr int kMaxRank = 5;
-constexpr int kBoxBytes = 128;
 
 // More rows, or groups, than any array has.
 constexpr cuuint64_t kUnbounded = 0x7fff0000;
@@ -52,7 +51,8 @@ cudaError_t encode(CUtensorMap* descriptor, TensorView tensor, uintptr_t base,
   }
   CUresult const status =
       function(descriptor, tensor.type, rank, reinterpret_cast<void*>(base), extents, strides, box,
-               element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+               element_strides, CU_TENSOR_MAP_INTERLEAVE_NONE,
+               tensor.box_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
                tensor.fetch, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   return status == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
 }
@@ -63,7 +63,7 @@ struct Shape {
       : base(reinterpret_cast<uintptr_t>(tensor.data)),
         columns(columns),
         pitch(columns * tensor.element_bytes),
-        box(kBoxBytes / tensor.element_bytes),
+        box(tensor.box_bytes / tensor.element_bytes),
         slabs(columns / box) {}
 
   uintptr_t base;
@@ -90,7 +90,7 @@ cudaError_t encode_slabs(CUtensorMap* descriptor, TensorView tensor, int64_t out
   return encode(descriptor, tensor, shape.base,
                 {{cuuint64_t(shape.box), 0, shape.box},
                  {cuuint64_t(rows), shape.pitch, box_rows},
-                 {shape.slabs, kBoxBytes, box_slabs},
+                 {shape.slabs, cuuint64_t(tensor.box_bytes), box_slabs},
                  {cuuint64_t(outer), shape.pitch * rows}});
 }
 
@@ -112,7 +112,7 @@ cudaError_t encode_ragged_load_slabs(CUtensorMap* descriptor, TensorView tensor,
                  {kRaggedRows, shape.pitch, box_rows},
                  {kUnbounded, kWrap - shape.pitch},
                  {kUnbounded, shape.pitch},
-                 {shape.slabs, kBoxBytes, box_slabs}});
+                 {shape.slabs, cuuint64_t(tensor.box_bytes), box_slabs}});
 }
 
 cudaError_t encode_ragged_store(CUtensorMap* descriptor, TensorView tensor, int64_t columns,

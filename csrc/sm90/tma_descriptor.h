@@ -20,13 +20,14 @@ struct TensorView {
   CUtensorMapDataType type;
   int element_bytes;
   Fetch fetch = kFetchTwoBoxes;
+  int box_bytes = 128;  // of columns: 128, or 64 for stores
 };
 
 // Rows past which a ragged descriptor cannot count: the extent of its shifted row dimension.
 constexpr int kRaggedRows = 1 << 30;
 
-// Boxes are 128 bytes wide, one swizzled row of shared memory. What lies outside an array reads as
-// zero and is not written.
+// Boxes are 128 bytes wide unless a tensor says otherwise, one swizzled row of shared memory. What
+// lies outside an array reads as zero and is not written.
 
 // [outer, rows, columns], row-major. A box of `box_rows` rows is found at {column, row, outer}.
 cudaError_t encode_plain(CUtensorMap* descriptor, TensorView tensor, int64_t outer, int64_t rows,

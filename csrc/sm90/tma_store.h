@@ -22,16 +22,19 @@ inline StoreHint result_hint(GroupSizes const& groups) {
   return has_few_rows(groups) ? StoreHint::kEvictFirst : StoreHint::kNormal;
 }
 
-// Stores a box from shared memory.
-__device__ inline void store_box(CUtensorMap const& descriptor, void const* from, int a, int b,
-                                 int c, StoreHint hint) {
+// Stores a box from an address in shared memory.
+__device__ inline void store_box(CUtensorMap const& descriptor, uint32_t from, int a, int b, int c,
+                                 StoreHint hint) {
   asm volatile(
       "cp.async.bulk.tensor.3d.global.shared::cta.bulk_group.L2::cache_hint"
       " [%0, {%2, %3, %4}], [%1], %5;"
       :
-      : "l"(&descriptor), "r"(cute::cast_smem_ptr_to_uint(from)), "r"(a), "r"(b), "r"(c),
-        "l"(static_cast<uint64_t>(hint))
+      : "l"(&descriptor), "r"(from), "r"(a), "r"(b), "r"(c), "l"(static_cast<uint64_t>(hint))
       : "memory");
+}
+__device__ inline void store_box(CUtensorMap const& descriptor, void const* from, int a, int b,
+                                 int c, StoreHint hint) {
+  store_box(descriptor, cute::cast_smem_ptr_to_uint(from), a, b, c, hint);
 }
 
 }  // namespace jgg::sm90

@@ -12,6 +12,8 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from jax_grouped_gemm._src.arithmetic import at_least_float32
+
 FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
     "gelu": functools.partial(jax.nn.gelu, approximate=False),
@@ -51,15 +53,18 @@ class Activation:
     def __call__(self, gate: jax.Array, up: jax.Array | None = None) -> jax.Array:
         """The hidden layer of `gate` and `up`, or of `gate` alone where experts have no up."""
         if self.limit is not None:
-            gate = jnp.minimum(gate, self.limit)
+            # Selects: at the limit itself the slope is one, as in the kernels, and not a half.
+            gate = jnp.where(gate > self.limit, self.limit, gate)
         if self.alpha != 1:
             hidden = gate * jax.nn.sigmoid(self.alpha * gate)
         else:
-            hidden = FUNCTIONS.get(self.function, self.function)(gate)
+            function = self.function
+            hidden = (FUNCTIONS[function] if isinstance(function, str) else function)(gate)
         if up is None:
             return hidden
         if self.limit is not None:
-            up = jnp.clip(up, -self.limit, self.limit)
+            up = jnp.where(up > self.limit, self.limit, up)
+            up = jnp.where(up < -self.limit, -self.limit, up)
         return hidden * (up + self.up_offset if self.up_offset else up)
 
 
@@ -92,3 +97,14 @@ def as_activation(activation: str | Callable | Activation) -> Activation:
             f"activation must be callable or one of {sorted(ACTIVATIONS)}, got {activation!r}"
         )
     return Activation(_KNOWN.get(activation, activation))
+
+
+def hidden_layer(
+    activation: Activation, gate: jax.Array, up: jax.Array | None, weights: jax.Array | None
+) -> jax.Array:
+    """activation(gate, up) weights of [m, F], [m, F] and [m], in float32 at least, rounded once."""
+    dtype = at_least_float32(gate.dtype)
+    hidden = activation(gate.astype(dtype), None if up is None else up.astype(dtype))
+    if weights is not None:
+        hidden = hidden * weights.astype(dtype)[:, None]
+    return hidden.astype(gate.dtype)

@@ -31,21 +31,17 @@ makes; one of which only lower bits are set is taken for infinity.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jax import lax
 
-if TYPE_CHECKING:
-    from jax_grouped_gemm._src.ragged.problem import RaggedProblem
+from jax_grouped_gemm._src.arithmetic import round_up
 
 ALIGNMENT_BYTES = 256
 FULL_TERMS = 3
 PART_DTYPE = np.dtype(np.float16)
-FEW_ROWS = 64
-"""Rows a group, on average, up to which operands are split on their way to the tensor cores."""
 
 
 def num_terms(precision: Any) -> int:
@@ -55,45 +51,19 @@ def num_terms(precision: Any) -> int:
     return FULL_TERMS if any(p in exact for p in precisions) else 1
 
 
-def has_few_rows(problem: RaggedProblem) -> bool:
-    """Whether reading the weights takes longer than multiplying them."""
-    return problem.m <= FEW_ROWS * problem.num_groups
+def few_rows_products(terms: int) -> int:
+    """Products of bfloat16 parts, with few rows a group, for the accuracy of `terms`."""
+    return 6 if terms == FULL_TERMS else 3
 
 
 def described(terms: int, *, few_rows: bool = False) -> str:
     """What `explain` says of a product."""
     accuracy = "float32" if terms == FULL_TERMS else "TF32"
     if few_rows:
-        products = f"{6 if terms == FULL_TERMS else 3} products of bfloat16 parts"
+        products = f"{few_rows_products(terms)} products of bfloat16 parts"
     else:
         products = f"{terms} products of float16 parts"
     return f"{products}, as accurate as {accuracy}"
-
-
-def workspace_bytes(problem: RaggedProblem, terms: int) -> int:
-    """Bytes of the parts of both operands, and of what is noted of groups, rows and matrices.
-
-    The layout is that of `csrc/sm90/f32/workspace.cc`.
-    """
-    lhs_batched, rhs_batched, sizes_batched, offset_batched = problem.batched
-    owners_batched = sizes_batched or offset_batched
-    lhs_batched |= owners_batched
-    is_contracting = problem.contracts_rows
-    rhs_batched |= owners_batched and is_contracting
-    batch = math.prod(problem.batch)
-    lhs_batches, rhs_batches, owner_batches = (
-        batch if batched else 1 for batched in (lhs_batched, rhs_batched, owners_batched)
-    )
-    parts = _num_parts(terms)
-    sections = (
-        (lhs_batches * problem.g, np.uint32),
-        (rhs_batches * problem.g, np.uint32),
-        (0 if is_contracting else rhs_batches * problem.g, np.int32),
-        (owner_batches * problem.m, np.int32),
-        (parts * lhs_batches * math.prod(problem.shape(problem.lhs)), PART_DTYPE),
-        (parts * rhs_batches * math.prod(problem.shape(problem.rhs)), PART_DTYPE),
-    )
-    return sum(_section_bytes(*section) for section in sections)
 
 
 def list_workspace_bytes(stacks: Iterable[tuple[int, int]], terms: int) -> int:
@@ -106,15 +76,27 @@ def list_workspace_bytes(stacks: Iterable[tuple[int, int]], terms: int) -> int:
       terms: see `num_terms`.
     """
     stacks = list(stacks)
-    maxima = _section_bytes(sum(matrices for matrices, _ in stacks), np.uint32)
-    parts = _num_parts(terms)
-    return maxima + sum(_section_bytes(parts * g * size, PART_DTYPE) for g, size in stacks)
+    maxima = section_bytes(sum(matrices for matrices, _ in stacks), np.uint32)
+    parts = num_parts(terms)
+    return maxima + sum(section_bytes(parts * g * size, PART_DTYPE) for g, size in stacks)
 
 
-def _num_parts(terms: int) -> int:
+def bytes_of_split(operand_bytes: float, terms: int) -> tuple[float, float]:
+    """What a kernel reads of operands of so many bytes, and what passes over them move before.
+
+    They are read twice, for the largest magnitudes and to be split. Without terms nothing is.
+    """
+    if not terms:
+        return operand_bytes, 0.0
+    part_bytes = operand_bytes * num_parts(terms) * PART_DTYPE.itemsize / 4
+    return part_bytes, 2 * operand_bytes + part_bytes
+
+
+def num_parts(terms: int) -> int:
+    """Float16 parts of an operand."""
     return 1 if terms == 1 else 2
 
 
-def _section_bytes(count: int, dtype: Any) -> int:
-    size = count * np.dtype(dtype).itemsize
-    return -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+def section_bytes(count: int, dtype: Any) -> int:
+    """Of an array in a workspace."""
+    return round_up(count * np.dtype(dtype).itemsize, ALIGNMENT_BYTES)

@@ -26,6 +26,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_grouped_gemm._src import ffi
 from jax_grouped_gemm._src.availability import unsuitable_device_reason
+from jax_grouped_gemm._src.target import H200, Target
 from jax_grouped_gemm._src.varying import align_varying
 
 logger = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ class AnyPlan(Protocol):
     def reason(self) -> str: ...
 
 
-Planner = Callable[[Sequence[Any], Mapping[str, Any]], Any]
+Planner = Callable[[Sequence[Any], Mapping[str, Any], Target], Any]
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -49,7 +50,7 @@ class Op:
     """A primitive with the stages of its calls; constructing it registers them.
 
     The primitive has a parameter `implementation`: None, "cuda" or "reference". The ragged products
-    have `tile` and `tile_choices` too, which only a planner reads.
+    have `product`, `tile` and `tile_choices` too, which only a planner reads.
 
     Attributes:
       name: name of the primitive.
@@ -59,7 +60,8 @@ class Op:
         operands and attributes.
       avals: called as `avals(*operands, **params)` with abstract operands, gives the abstract
         result, or a list of them with `multiple_results`.
-      planner: called as `planner(operands, params)` with abstract operands, gives an `AnyPlan`.
+      planner: called as `planner(operands, params, target)` with abstract operands and the device
+        to plan for, gives an `AnyPlan`.
       call: called as `call(plan, *operands)`, for plans whose path is not "reference".
       reference: called as `reference(*operands, **params)`, without the parameters named above.
       multiple_results: whether the primitive returns a list.
@@ -95,7 +97,7 @@ class Op:
           ValueError: the parameter `tile` is no compiled configuration.
         """
         if params.get("tile") is not None:
-            self.planner([jax.typeof(x) for x in operands], params)
+            self.planner([jax.typeof(x) for x in operands], params, H200)
         return self.primitive.bind(*align_varying(*operands), **params)
 
     def batch_size(self, operands: Sequence[Any]) -> int | None:
@@ -208,7 +210,9 @@ class Op:
         lower = mlir.lower_fun(function, multiple_results=self.multiple_results)
         return lower(ctx, *operands)
 
-    def _lower_reference(self, ctx, operands, *, implementation, tile=None, tile_choices=None, **p):
+    def _lower_reference(
+        self, ctx, operands, *, implementation, product=None, tile=None, tile_choices=None, **p
+    ):
         return self._lower(ctx, functools.partial(self.reference, **p), operands)
 
     def _lower_default(self, ctx, *operands, **params):
@@ -218,9 +222,13 @@ class Op:
         return self._lower_reference(ctx, operands, **params)
 
     def _lower_cuda(self, ctx, *operands, **params):
-        plan: AnyPlan = self.planner(ctx.avals_in, params)
+        device = _target_device(ctx)
+        target = H200 if device is None else Target.of(device)
+        plan: AnyPlan = self.planner(ctx.avals_in, params, target)
         implementation = params["implementation"]
-        reason = plan.reason if plan.path == "reference" else _unusable_device_reason(ctx)
+        reason = plan.reason if plan.path == "reference" else None
+        if not reason and device is not None:
+            reason = unsuitable_device_reason(device)
         if not reason:
             reason = ffi.missing_extension_reason()
             if reason and implementation is None:
@@ -246,13 +254,17 @@ def export_disabled_checks() -> tuple[export.DisabledSafetyCheck, ...]:
     return tuple(map(export.DisabledSafetyCheck.custom_call, targets))
 
 
-def _unusable_device_reason(ctx: mlir.LoweringRuleContext) -> str | None:
-    """Why the target device cannot run the kernels, None if it can or if it is not known."""
+def _target_device(ctx: mlir.LoweringRuleContext) -> jax.Device | None:
+    """The device that is compiled for, None if it is not known.
+
+    It need not be there: a program can be compiled for the description of one.
+    """
+    context = ctx.module_context
     try:
-        backend = ctx.module_context.get_backend(optional=True)
-    except RuntimeError:  # compiling on a machine without such a device
-        return None
-    return unsuitable_device_reason(backend.devices()[0]) if backend else None
+        backend = context.get_backend(optional=True)
+    except RuntimeError:  # this machine has no device of that platform
+        backend = context.backend
+    return backend.devices()[0] if backend else None
 
 
 @functools.cache

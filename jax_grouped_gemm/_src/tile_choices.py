@@ -1,10 +1,10 @@
 """Kernel configurations that the user chooses, in place of the plan's default.
 
 The choices of the context are read where a ragged product is called, and from there on they travel
-with the product as two of its primitive's parameters: `tile`, what this product must take, and
-`tile_choices`, what its cotangents must take. So a plan stays a function of a primitive's operands
-and parameters, and gradients follow the choices that held for the forward pass, wherever they are
-computed.
+with the product as parameters of its primitive: `product`, which one it is; `tile`, what it must
+take; and `tile_choices`, what its cotangents must take. So a plan stays a function of a primitive's
+operands and parameters, and gradients follow the choices that held for the forward pass, wherever
+they are computed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 
+from jax_grouped_gemm._src.plan import Product
 from jax_grouped_gemm._src.tile_config import TileConfig
 
 
@@ -27,9 +28,9 @@ class TileChoices:
     dgrad: TileConfig | None = None
     wgrad: TileConfig | None = None
 
-    def params(self, product: str) -> dict[str, Any]:
-        """The parameters of a primitive that computes "forward", "dgrad" or "wgrad"."""
-        chosen: dict[str, Any] = {}
+    def params(self, product: Product) -> dict[str, Any]:
+        """The parameters of a primitive that computes a product, its name among them."""
+        chosen: dict[str, Any] = {"product": product}
         if (tile := getattr(self, product)) is not None:
             chosen["tile"] = tile
         # A cotangent's own cotangents have no name, so that nothing can be chosen for them.
@@ -47,10 +48,12 @@ def current() -> TileChoices:
     return _context.value
 
 
-def for_cotangent(params: Mapping[str, Any], product: str) -> dict[str, Any]:
+def for_cotangent(params: Mapping[str, Any], product: Product) -> dict[str, Any]:
     """`params` of a product without its own choices, with those for one of its cotangents."""
-    own = ("tile", "tile_choices")
+    own = ("product", "tile", "tile_choices")
     rest = {name: value for name, value in params.items() if name not in own}
+    if params.get("product") != "forward":
+        return rest
     return rest | params.get("tile_choices", TileChoices()).params(product)
 
 

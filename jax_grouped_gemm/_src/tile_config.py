@@ -1,10 +1,9 @@
-"""Configurations of the compiled kernels, and those of the ragged products of one dtype."""
+"""Configurations of the compiled kernels."""
 
 from __future__ import annotations
 
 import dataclasses
 
-NUM_SMS = 132  # of an H200, and of an H100 SXM
 WGMMA_ROWS = 64  # of one instruction
 
 
@@ -16,7 +15,7 @@ class TileConfig:
       tile_m: rows of the result that a thread block computes at a time.
       tile_n: columns of the result that a thread block computes at a time.
       cluster: number of thread blocks that share operand tiles.
-      stream_k: whether the last wave of tiles is cut along K, see `_src.ragged.stream_k`.
+      stream_k: whether the last wave of tiles is cut along K, see `_src.ragged.schedules`.
     """
 
     tile_m: int
@@ -28,10 +27,6 @@ class TileConfig:
     def transposed(self) -> bool:
         """Whether rows and columns change places, in kernels for groups of few rows."""
         return self.tile_m <= WGMMA_ROWS
-
-    def places(self, blocks: int = 1) -> int:
-        """Thread blocks that the device runs at a time, with so many to a multiprocessor."""
-        return NUM_SMS // self.cluster * self.cluster * blocks
 
     def sizes(self) -> dict[str, int]:
         """The numbers by name, as every handler takes them."""
@@ -47,22 +42,4 @@ class TileConfig:
 
 
 DEFAULT_TILE = TileConfig(tile_m=128, tile_n=256, cluster=2)
-
-TILE_CONFIGS = (DEFAULT_TILE,)
-"""Of the ragged products of bfloat16 and float16."""
-
-FLOAT32_TILE_CONFIGS = (DEFAULT_TILE,)
-"""Of the ragged products of float32."""
-
-FLOAT32_FEW_ROWS_TILE = TileConfig(tile_m=64, tile_n=128, cluster=1)
-"""Of non-contracting products of float32 with lhs [m, k] and few rows a group."""
-
-PINGPONG_TILE_CONFIGS = (TileConfig(tile_m=128, tile_n=192, cluster=2),)
-"""Of contracting products of bfloat16 or float16, lhs [m, k] and rhs [m, n], into float32, see
-`_src.ragged.pingpong`."""
-
-CUT_TILE = DEFAULT_TILE
-"""What contracting products of unequal groups are computed in, see `_src.ragged.skew`."""
-
-STREAM_K_TILE_CONFIGS = (TileConfig(tile_m=128, tile_n=256, cluster=2, stream_k=True),)
-"""Of non-contracting products of bfloat16 or float16 with lhs [m, k]."""
+"""What every ragged product can be computed in."""

@@ -80,6 +80,8 @@ def train(
     started = time.perf_counter()
     step = jax.jit(make_train_step(graph), donate_argnums=0).lower(state, first).compile()
     compile_seconds = time.perf_counter() - started
+    memory = step.memory_analysis()
+    assert memory is not None  # CPUs and GPUs have it
     evaluate = make_evaluation(graph, preset, corpus)
     before = evaluate(state)
 
@@ -104,9 +106,9 @@ def train(
 
     return TrainingRun(
         implementation=name,
-        kernel_calls=step.as_text().count('custom_call_target="jax_grouped_gemm.'),
+        kernel_calls=(step.as_text() or "").count('custom_call_target="jax_grouped_gemm.'),
         num_parameters=num_parameters,
-        temporary_bytes=step.memory_analysis().temp_size_in_bytes,
+        temporary_bytes=memory.temp_size_in_bytes,
         compile_seconds=compile_seconds,
         step_seconds=step_seconds,
         tokens_per_second=preset.tokens_per_step / step_seconds,

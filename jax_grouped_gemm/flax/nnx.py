@@ -33,7 +33,7 @@ class MoE(nnx.Module):
       num_experts: E.
       top_k: experts a token.
       renormalize: whether a token's weights sum to one, see `moe.route`.
-      activation: elementwise function of the gate projection.
+      activation: activation of the experts, see `moe.dropless_mlp`.
       dtype: dtype of the experts' computation; None promotes the input and the parameters.
       param_dtype: dtype of the parameters.
       precision: precision of the experts' matmuls.
@@ -52,7 +52,7 @@ class MoE(nnx.Module):
         top_k: int,
         *,
         renormalize: bool = True,
-        activation: Callable[[jax.Array], jax.Array] = nnx.silu,
+        activation: moe.ActivationLike = nnx.silu,
         dtype: Any = None,
         param_dtype: Any = jnp.float32,
         precision: jax.lax.PrecisionLike = None,

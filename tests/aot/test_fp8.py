@@ -12,8 +12,8 @@ import pytest
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm import checkpoint_policies, moe
 from jax_grouped_gemm._src import tile_config
+from jax_grouped_gemm._src.fp8 import choices as choices_fp8
 from jax_grouped_gemm._src.fp8 import formats, primitive
-from jax_grouped_gemm._src.fp8 import plan as plan_fp8
 from tests.support.aot import FREE, Target
 
 TARGET_CONFIG = Path(__file__).parents[1] / "data" / "h200_target_config.txtpb"
@@ -41,16 +41,17 @@ def with_cotangents(lhs, rhs, sizes, cotangent, **options):
     return out, vjp(cotangent.astype(out.dtype))
 
 
-FAMILIES = {
-    "scaled_ragged_noncontracting": plan_fp8.NONCONTRACTING,
-    "scaled_ragged_contracting": plan_fp8.CONTRACTING,
+TABLES = {
+    "scaled_ragged_noncontracting": choices_fp8.NONCONTRACTING,
+    "scaled_ragged_contracting": choices_fp8.CONTRACTING,
 }
 
 
-@pytest.mark.parametrize("op", FAMILIES)
+@pytest.mark.parametrize("op", TABLES)
 def test_plans_know_exactly_the_tiles_that_are_compiled(op, extension):
     compiled = [config for config in extension.kernel_configs() if config["op"] == op]
-    planned = [dict(op=op, **tile.sizes()) for tile in FAMILIES[op].tiles]
+    whole = [choice.tile for choice in TABLES[op] if not choice.tile.stream_k]
+    planned = [dict(op=op, **tile.sizes()) for tile in whole]
     assert compiled == planned
 
 
@@ -125,8 +126,7 @@ class TestScaledProducts:
 
     @pytest.mark.parametrize(
         "op, tile",
-        [(op, tile) for op in FAMILIES for tile in FAMILIES[op].tiles]
-        + [("scaled_ragged_noncontracting", tile) for tile in plan_fp8.STREAM_K_TILES],
+        [(op, choice.tile) for op in TABLES for choice in TABLES[op]],
         ids=str,
     )
     def test_take_the_tile_that_is_asked_for(self, op, tile, h200):
@@ -148,17 +148,14 @@ class TestScaledProducts:
 
     @pytest.mark.parametrize("groups, more", [(4, 0), (4, 1), (16, 0)])
     def test_few_rows_a_group_take_the_transposed_tile(self, groups, more, h200):
-        m = plan_fp8.FEW_ROWS * groups + more
-        tile = tile_config.DEFAULT_TILE if more else plan_fp8.TRANSPOSED_TILE
+        m = choices_fp8.FP8_FEW_ROWS * groups + more
+        tile = tile_config.DEFAULT_TILE if more else choices_fp8.TRANSPOSED_TILE
         operands = array((m, K), E4M3), array((m, 2), F32), array((groups, N, K), E4M3)
         operands += array((groups, 3, 2), F32), array((groups,), jnp.int32)
         function = partial(jgg.scaled_ragged_dot, transpose_rhs=True)
         (chosen,) = jgg.explain(function, *operands).plans
         assert (chosen.tile, chosen.chosen_by) == (tile, "default")
-        assert set(chosen.candidates) == {
-            *plan_fp8.NONCONTRACTING_TILES,
-            *plan_fp8.STREAM_K_TILES,
-        }
+        assert set(chosen.candidates) == {choice.tile for choice in choices_fp8.NONCONTRACTING}
         (call,) = h200.compile(function, *operands).calls
         for name, size in tile.sizes().items():
             assert f"{name} = {size} : i32" in call.text
@@ -259,5 +256,5 @@ def test_explain():
     ]
     assert {plan.path for plan in explanation.plans} == {"tma"}
     text = str(explanation)
-    assert "float8_e4m3fn[512, 256] x float8_e4m3fn[4, 384, 256] -> bfloat16[512, 384]" in text
+    assert "float8_e4m3fn[512, 256] x float8_e4m3fn[4, 384, 256]^T -> bfloat16[512, 384]" in text
     assert "scaled by 1x128 and 128x128" in text and "scaled by 1x128 and 1x128" in text

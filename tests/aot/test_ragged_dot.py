@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src import availability, tile_config
+from jax_grouped_gemm._src.ragged import choices
 from tests.support.aot import ALIGNMENT, FREE, Program, Target
 from tests.support.ops import CONTRACTING, NONCONTRACTING, OPS
 
@@ -86,9 +87,9 @@ def planned_workspace(op, dtype=jnp.bfloat16, *, m=M, **options) -> int:
 @BOTH_OPS
 def test_the_tiles_that_a_plan_can_choose_are_those_compiled(op, extension):
     compiled = [config for config in extension.kernel_configs() if config["op"] == f"ragged_{op}"]
-    tiles = tile_config.TILE_CONFIGS
+    tiles = (tile_config.DEFAULT_TILE,)
     if repr(op) == "contracting":
-        tiles += tile_config.PINGPONG_TILE_CONFIGS
+        tiles += (choices.PINGPONG_TILE,)
     assert [dict(op=f"ragged_{op}", **tile.sizes()) for tile in tiles] == compiled
 
 
@@ -118,7 +119,7 @@ class TestForward:
         assert_only_workspaces(program, workspace_bytes)
 
     @BOTH_OPS
-    @pytest.mark.parametrize("tile", tile_config.TILE_CONFIGS, ids=str)
+    @pytest.mark.parametrize("tile", (tile_config.DEFAULT_TILE,), ids=str)
     def test_tile_reaches_the_call(self, op, tile, h200):
         *arguments, _ = shapes(op)
         program = h200.compile(forward(op, tile=tile), *arguments)
@@ -129,7 +130,7 @@ class TestForward:
 
     def test_a_tile_is_for_one_product(self, h200):
         """The cotangents are other products, and theirs is the plan's choice."""
-        (tile,) = tile_config.STREAM_K_TILE_CONFIGS
+        tile = choices.STREAM_K_TILE
         program = h200.compile(cotangents(NONCONTRACTING, tile=tile), *shapes(NONCONTRACTING))
         assert len(program.calls) == 2
         for call in program.calls:

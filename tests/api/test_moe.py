@@ -37,7 +37,7 @@ def exact_layer(x, logits, wi_0, wi_1, wo, *, top_k=K, renormalize=True, activat
     out = np.zeros_like(x)
     for token in range(len(x)):
         probabilities = np.exp(logits[token]) / np.exp(logits[token]).sum()
-        chosen = np.argsort(-logits[token])[:top_k]
+        chosen = np.argsort(-logits[token], kind="stable")[:top_k]
         total = probabilities[chosen].sum() if renormalize else 1.0
         for expert in chosen:
             hidden = activation(x[token] @ wi_0[expert]) * (x[token] @ wi_1[expert])

@@ -10,7 +10,8 @@ from jax.sharding import PartitionSpec as P
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src import tile_config
-from jax_grouped_gemm._src.ragged import call, reference
+from jax_grouped_gemm._src.ragged import call, choices, reference
+from jax_grouped_gemm._src.ragged.plan import adds_in_place
 from tests.support import group_sizes as sizes_of
 from tests.support import oracle
 from tests.support.ops import CONTRACTING, accumulation_shapes, contracting, random, swap
@@ -258,41 +259,41 @@ class TestPlans:
             partial(contracting, preferred_element_type=F32, tile=tile_config.DEFAULT_TILE),
             *arguments[1:],
         ).plans
-        assert mine.adds_in_place and mine.path == "tma"
-        for name in ("tile", "grid", "workspace_bytes", "terms", "efficiency"):
+        assert adds_in_place(mine) and mine.path == "tma"
+        for name in ("tile", "grid", "workspace_bytes", "terms", "utilization"):
             assert getattr(mine, name) == getattr(product, name), name
-        assert mine.candidates == tile_config.TILE_CONFIGS
-        assert not product.adds_in_place
+        assert mine.candidates == (tile_config.DEFAULT_TILE,)
+        assert not adds_in_place(product)
         assert "added in place by the kernel" in str(mine)
         assert "added" not in str(product)
 
     def test_float32_operands_are_added_outside(self):
         mine = planned(*accumulation_shapes(512, 64, 64, 4, F32))
-        assert mine.path == "tma" and mine.terms and not mine.adds_in_place
+        assert mine.path == "tma" and mine.terms and not adds_in_place(mine)
         assert "added by XLA" in str(mine)
 
     @pytest.mark.parametrize("k, n", [(36, 64), (64, 36), (1, 1)])
     def test_rows_off_16_bytes_are_added_outside(self, k, n):
         mine = planned(*accumulation_shapes(512, k, n, 4))
-        assert mine.path == "copied" and not mine.adds_in_place
+        assert mine.path == "copied" and not adds_in_place(mine)
         assert "added by XLA" in str(mine)
 
     def test_padded_rows_of_operands_alone_do_not_matter(self):
         accumulator, lhs, rhs, sizes = accumulation_shapes(333, 64, 128, 4)
         lhs = jax.ShapeDtypeStruct(lhs.shape[::-1], lhs.dtype)
         mine = planned(accumulator, lhs, rhs, sizes, transpose_lhs=True)
-        assert mine.path == "copied" and mine.adds_in_place
+        assert mine.path == "copied" and adds_in_place(mine)
 
     def test_reference(self):
         mine = planned(*accumulation_shapes(512, 64, 64, 4), implementation="reference")
-        assert mine.path == "reference" and not mine.adds_in_place
+        assert mine.path == "reference" and not adds_in_place(mine)
 
     def test_tile_of_weight_gradients(self):
         arguments = accumulation_shapes(8 * 512, 1024, 768, 8)
         with jgg.use_tiles(wgrad=tile_config.DEFAULT_TILE):
             mine = planned(*arguments)
         assert (mine.tile, mine.chosen_by) == (tile_config.DEFAULT_TILE, "override")
-        (turns,) = tile_config.PINGPONG_TILE_CONFIGS
+        turns = choices.PINGPONG_TILE
         with jgg.use_tiles(wgrad=turns), pytest.raises(ValueError, match="not compiled"):
             planned(*arguments)
 
@@ -330,6 +331,6 @@ def test_call(m, dtype, transpose_lhs, transpose_rhs, rng, monkeypatch):
     majors = dict(transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs)
     arrays = accumulator, swap(lhs, transpose_lhs), swap(rhs, transpose_rhs), SIZES
     mine = planned(*arrays, **majors)
-    assert mine.adds_in_place
+    assert adds_in_place(mine)
     out = call.accumulate(mine, *map(jnp.asarray, arrays), jnp.zeros(1, jnp.int32))
     oracle.check(out, exact(accumulator, lhs, rhs, SIZES))

@@ -312,7 +312,7 @@ class TestExplain:
     def test_kernel(self):
         plan = self.plan(jgg.grouped_syrk, self.array(8, 2048, 1024))
         assert (plan.path, plan.reason) == ("tma", "")
-        assert 0 < plan.efficiency <= 1 and plan.grid == 132
+        assert 0 < plan.utilization <= 1 and plan.grid == 132
         assert "rank_k bfloat16 [8, 2048, 1024]" in str(plan)
 
     def test_padded(self):
@@ -354,7 +354,7 @@ class TestExplain:
         assert (plan.path, plan.reason) == ("direct", "")
         assert (plan.tile.tile_m, plan.tile.tile_n, plan.tile.cluster) == (tile, tile, 1)
         assert plan.kernel_problem == plan.problem
-        assert 0.9 < plan.efficiency <= 1 and plan.grid == 132 * (128 // tile)
+        assert 0.9 < plan.utilization <= 1 and plan.grid == 132 * (128 // tile)
 
     def test_small_float64_results_have_small_tiles(self):
         for n, tile in ((64, 64), (128, 128)):
@@ -393,7 +393,7 @@ class TestExplain:
     def test_more_tiles_use_the_device_better(self):
         small = self.plan(jgg.grouped_syrk, self.array(1, 256, 1024))
         large = self.plan(jgg.grouped_syrk, self.array(8, 4096, 1024))
-        assert small.efficiency < 0.1 < 0.9 < large.efficiency
+        assert small.utilization < 0.1 < 0.9 < large.utilization
 
     def test_gradient_has_the_rank_2k_update_only_forward(self):
         def loss(a):

@@ -15,7 +15,9 @@ from benchmarks import (
     grouped_gemm,
     host,
     memory,
+    moe,
     rank_k,
+    rows,
     run,
     targets,
 )
@@ -96,6 +98,16 @@ def test_accumulate(dry_run):
         assert record["peers"]["ours_then_add"]["error"]["total"] > 0
         assert record["peers"]["ours_product"]["status"] == "measured"
         assert record["ratios"]["ours_then_add"] > 0
+
+
+def test_moe(dry_run):
+    found = dry_run(moe.main, "--no-host")
+    assert set(found) == {"tiny/moe_forward", "tiny/moe_step"}
+    for record in found.values():
+        ours, unfused = (record["peers"][name] for name in ("ours", "ours_unfused"))
+        assert ours["error"]["total"] < 0.02 and ours["temporary_bytes"] > 0
+        assert unfused["status"] == "measured" and record["ratios"]["ours_unfused"] > 0
+        assert record["peers"]["quack"]["status"] == "skipped"
 
 
 def test_fp8(dry_run, tmp_path):
@@ -195,3 +207,10 @@ def test_balance(extension, dry_run):
     steps = found["1x8192x8192/balance"]["busiest_steps"]
     # About half of all tiles are needed.
     assert 1.9 * steps["triangle"] < steps["all_tiles"] and math.isfinite(steps["triangle"])
+
+
+def test_rows(dry_run):
+    found = dry_run(rows.main)
+    assert set(found) == {f"tiny/{op}" for op in rows.OPS}
+    for record in found.values():
+        assert record["peers"]["xla"]["status"] == "measured"

@@ -53,9 +53,30 @@ def test_a_quoted_table_has_the_numbers_of_its_record():
     assert time.split()[0] == f"{case['peers']['ours']['median_us']:.0f}"
     assert (
         best.split()[0]
-        == f"{min(case['ratios'][x] for x in quotes.PEER_LETTERS if x in case['ratios']):.2f}"
+        == f"{min(case['ratios'][x] for x in quotes.PEERS if x in case['ratios']):.2f}"
     )
     assert floor == f"{case['ratios']['floor']:.2f}"
+
+
+def test_what_was_not_measured_is_a_dash(monkeypatch):
+    known = quotes.cases
+
+    def fewer(topic):
+        """Without some peers, one case and our time in another."""
+        found = {}
+        for name, case in list(known(topic).items())[1:]:
+            kept = {n: p for n, p in case["peers"].items() if n in ("ours", "copy")}
+            found[name] = case | {"peers": kept, "ratios": {}}
+        return found
+
+    monkeypatch.setattr(quotes, "cases", fewer)
+    tables_of = (quotes.ragged, quotes.float32, quotes.fp8, quotes.lists, quotes.updates)
+    for text in (*tables_of, quotes.wide_updates, quotes.ragged_peers):
+        header, rule, *rows = text().splitlines()
+        assert rows and all(row.count("|") == header.count("|") for row in (rule, *rows))
+        assert any(
+            "| - |" in row or "- (-)" in row or "-, -" in row or ", -" in row for row in rows
+        )
 
 
 def test_every_record_is_in_the_index_and_has_the_format():

@@ -164,7 +164,7 @@ def test_the_report_names_the_worst_case_every_miss_and_what_is_missing():
     names = ["dsv3_down/forward/random", "dsv3_up/forward/random"]
     assert [line.split()[0] for line in missed] == names
     assert "missing:" in missing and "mixtral_up/forward/random" in missing
-    target = Target("name", "rule", lambda _: True, lambda r, _: (r["x"], "x"), 1.0, wanted=["a"])
+    target = Target("name", lambda _: True, lambda r, _: (r["x"], "x"), 1.0, ["a"])
     assert target.check([]).lines()[0].startswith("not measured")
     assert target.check([{"case": "b", "x": 2.0}]).lines()[0].startswith("incomplete")
     assert target.check([{"case": "a", "x": 2.0}]).lines()[0].startswith("pass")

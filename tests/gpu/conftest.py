@@ -6,7 +6,7 @@ from jax_grouped_gemm._src import tile_config
 from jax_grouped_gemm._src.lists.grouped_gemm import plan as grouped_gemm_plan
 
 
-@pytest.fixture(params=tile_config.TILE_CONFIGS, ids=str)
+@pytest.fixture(params=[tile_config.DEFAULT_TILE], ids=str)
 def tile(request) -> tile_config.TileConfig:
     """Each configuration that is compiled for products of 16-bit operands."""
     return request.param

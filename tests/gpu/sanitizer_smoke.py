@@ -26,15 +26,19 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_grouped_gemm as jgg
+from jax_grouped_gemm import moe
 from jax_grouped_gemm._src import tile_config
-from jax_grouped_gemm._src.fp8 import plan as plan_fp8
+from jax_grouped_gemm._src.fp8 import choices as choices_fp8
 from jax_grouped_gemm._src.fp8 import primitive as fp8_primitive
+from jax_grouped_gemm._src.ragged import choices
 from jax_grouped_gemm._src.ragged import primitive as ragged
 from tests.support import (
     fp8_oracle,
     oracle,
 )
+from tests.support import rows as rows_oracle
 from tests.support.float32_errors import PRODUCT_ERROR
+from tests.support.mlp_on_gpu import check_gated, check_gradient, check_paired
 from tests.support.ops import (
     CONTRACTING,
     NONCONTRACTING,
@@ -61,11 +65,9 @@ def ragged_products(rng) -> int:
     for op, transpose_lhs, transpose_rhs in product(OPS, (False, True), (False, True)):
         lhs, rhs, _ = (random(rng, shape, jnp.bfloat16) for shape in op.shapes(M, K, N, G))
         outputs = zip((jnp.bfloat16, jnp.float32, jnp.bfloat16), OFFSETS, strict=True)
-        runs = list(product(outputs, tile_config.TILE_CONFIGS))
+        runs = list(product(outputs, (tile_config.DEFAULT_TILE,)))
         if op is CONTRACTING and not transpose_lhs and not transpose_rhs:
-            runs += product(
-                zip([jnp.float32] * 3, OFFSETS, strict=True), tile_config.PINGPONG_TILE_CONFIGS
-            )
+            runs += product(zip([jnp.float32] * 3, OFFSETS, strict=True), (choices.PINGPONG_TILE,))
         for (out_dtype, offset), tile in runs:
             for sizes in np.array(SIZES, np.int32):
                 out = op.call(
@@ -124,6 +126,20 @@ def products_added_in_place(rng) -> int:
     return launches
 
 
+def expert_mlps(rng) -> int:
+    launches = 0
+    for weighted, activation in product((False, True), ("silu", "swiglu_oai")):
+        for sizes, offset in zip(np.array(SIZES, np.int32), OFFSETS, strict=True):
+            options = dict(m=M, embed=K, hidden=N, offset=offset or 0)
+            operands, results = check_gated(
+                rng, sizes, weighted=weighted, activation=activation, **options
+            )
+            check_gradient(rng, operands, results, sizes, offset or 0, activation)
+            check_paired(rng, sizes, **options)
+            launches += 4
+    return launches
+
+
 def products_with_a_cut_last_wave(rng) -> int:
     """Five units of work at most, each of them cut into four along K."""
     launches, k = 0, 1544
@@ -140,7 +156,7 @@ def products_with_a_cut_last_wave(rng) -> int:
                 preferred_element_type=np.dtype(out_dtype),
                 precision=None,
                 implementation="cuda",
-                tile=tile_config.STREAM_K_TILE_CONFIGS[0],
+                tile=choices.STREAM_K_TILE,
             )
             oracle.check(out, oracle.ragged_noncontracting(lhs, rhs, sizes))
             launches += 1
@@ -224,7 +240,7 @@ def lists_of_products(rng) -> int:
 def float32_products_of_few_rows(rng) -> int:
     """Both precisions and majors of the weights, K and N off the tile."""
     launches = 0
-    tile = tile_config.FLOAT32_FEW_ROWS_TILE
+    tile = choices.FLOAT32_FEW_ROWS_TILE
     for transpose_rhs, precision in product((False, True), PRODUCT_ERROR):
         for sizes, offset in zip(SIZES, OFFSETS, strict=True):
             shapes = NONCONTRACTING.shapes(M, K + 4, N + 4, G)
@@ -380,7 +396,7 @@ def fp8_configurations(rng: np.random.Generator, sizes: np.ndarray) -> int:
         rows, weights = jgg.quantize_ragged(lhs, sizes), jgg.quantize_weights(rhs)
         exact = fp8_oracle.noncontracting(*rows[:2], *weights[:2], sizes)
         operands = *rows[:2], *weights[2:], sizes, offset
-        for tile in plan_fp8.NONCONTRACTING_TILES[1:] + plan_fp8.STREAM_K_TILES:
+        for tile in (choice.tile for choice in choices_fp8.NONCONTRACTING[1:]):
             out = fp8_primitive.scaled_ragged_noncontracting(
                 *operands, **forward, **options, tile=tile
             )
@@ -388,7 +404,7 @@ def fp8_configurations(rng: np.random.Generator, sizes: np.ndarray) -> int:
             launches += 1
     columns = [np.asarray(x) for x in 2 * rows[2:]]
     exact = fp8_oracle.contracting(*columns, sizes, M)
-    for tile in plan_fp8.CONTRACTING_TILES[1:]:
+    for tile in (choice.tile for choice in choices_fp8.CONTRACTING[1:]):
         out = fp8_primitive.scaled_ragged_contracting(
             *columns, sizes, offset, num_rows=M, num_groups=G, **options, tile=tile
         )
@@ -409,9 +425,47 @@ def fp64(rng: np.random.Generator) -> int:
         return fp64_updates(rng) + fp64_lists_of_products(rng)
 
 
+def rows(rng: np.random.Generator) -> int:
+    """Sorts in one launch and in two, and every move, in vectors and element by element."""
+    launches = 0
+    for pairs, experts in ((1, 1), (700, 24), (9001, 24), (9001, 4096)):
+        values = rng.integers(-2, experts + 2, pairs).astype(np.int32)
+        result = moe.sort_by_expert(values, experts, implementation="cuda")
+        rows_oracle.check_sorted(result, values, experts)
+        launches += 1 if pairs <= 4096 else 2
+    for width, dtype, counted in product(
+        (24, 37, 1032), (jnp.bfloat16, jnp.float32), (False, True)
+    ):
+        pairs = rows_oracle.Pairs.random(rng, 61, 9, 570, counted=counted)
+        x, y = (random(rng, (size, width), dtype) for size in (61, 570))
+        options = dict(implementation="cuda")
+        want = rows_oracle.gather(x, pairs.token_of_row(), pairs.valid)
+        for inverse in (None, pairs.row_of_pair):
+            got = moe.gather_rows(x, pairs.token_of_row(), pairs.count, inverse=inverse, **options)
+            np.testing.assert_array_equal(got[: pairs.valid], want)
+
+        def weighted(y, weights, pairs=pairs, options=options):
+            return moe.combine(
+                y,
+                pairs.row_of_pair,
+                weights=weights,
+                order=pairs.pair_of_row,
+                count=pairs.count,
+                **options,
+            )
+
+        got, vjp = jax.vjp(weighted, y, pairs.weights)
+        exact = rows_oracle.combine(y, pairs, pairs.weights)
+        assert np.linalg.norm(np.float64(got) - exact) <= 2.0**-8 * np.linalg.norm(exact)
+        jax.block_until_ready(vjp(got))
+        launches += 5
+    return launches
+
+
 PARTS = {
     "ragged": ragged_products,
     "accumulate": products_added_in_place,
+    "mlp": expert_mlps,
     "stream_k": products_with_a_cut_last_wave,
     "long_tiles": long_tiles,
     "skew": gradients_of_unequal_groups,
@@ -422,6 +476,7 @@ PARTS = {
     "float32_lists": float32_lists_of_products,
     "fp64": fp64,
     "fp8": fp8,
+    "rows": rows,
 }
 
 

@@ -11,13 +11,14 @@ import pytest
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src import tile_config
-from jax_grouped_gemm._src.fp8 import plan as plan_fp8
-from jax_grouped_gemm._src.ragged import stream_k
+from jax_grouped_gemm._src.fp8 import choices as choices_fp8
+from jax_grouped_gemm._src.ragged import choices
+from jax_grouped_gemm._src.target import H200
 from tests.support import fp8_oracle
 from tests.support import group_sizes as sizes_of
 from tests.support.fp8_products import OUTPUTS, check, fp8, noncontracting, scales
 
-(TILE,) = plan_fp8.STREAM_K_TILES
+TILE = choices.STREAM_K_TILE
 M, N, G = 1500, 776, 6
 
 
@@ -30,7 +31,7 @@ def is_cut(extension, sizes, k, m=M, n=N) -> bool:
         m=m,
         k=k,
         n=n,
-        clusters=tile_config.NUM_SMS // TILE.cluster,
+        clusters=H200.multiprocessors // TILE.cluster,
         **TILE.sizes(),
     )[:, 12]
     return bool((partials < 0).any())
@@ -89,7 +90,7 @@ def test_same_inputs_give_the_same_bits(extension, rng):
 
 def test_chosen_by_the_plan_at_full_size(rng):
     """Whole waves and one that is cut, against the kernel that cuts nothing."""
-    m, k, n, groups = 4096, 128 * stream_k.LEAST_STEPS_FP8, 4096, 8
+    m, k, n, groups = 4096, 128 * choices_fp8.FP8_STREAM_K_LEAST_STEPS, 4096, 8
     sizes = sizes_of.multinomial(rng, m - 9, groups)
     lhs, rhs = fp8(rng, (m, k)), fp8(rng, (groups, n, k))
     kb = k // 128

@@ -7,13 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_grouped_gemm._src import tile_config
+from jax_grouped_gemm._src.ragged import choices
 from tests.support import group_sizes as sizes_of
 from tests.support import oracle
 from tests.support.ops import CONTRACTING, contracting, random
 
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
-(TILE,) = tile_config.PINGPONG_TILE_CONFIGS
+TILE = choices.PINGPONG_TILE
 # Three by three output tiles for each group, none of the last ones full.
 M, K, N, G = 776, 264, 392, 8
 

@@ -61,7 +61,7 @@ def check(
 def rank_k_tile(request, monkeypatch):
     """Has every update take the tiles that the plan has for many units, or those for few."""
     most = 0 if request.param == "wide" else 2**31
-    monkeypatch.setattr(rank_k_plan, "MAX_FINE_UNITS", most)
+    monkeypatch.setattr(rank_k_plan, "most_fine_units", lambda target: most)
     plan = rank_k_plan.RANK_K_TILE if request.param == "wide" else rank_k_plan.FINE_TILE
     a = jax.ShapeDtypeStruct((2, 1032, 72), BF16)
     assert [p.tile for p in jgg.explain(jgg.grouped_syrk, a).plans] == [plan]

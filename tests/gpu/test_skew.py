@@ -9,12 +9,13 @@ import pytest
 
 from jax_grouped_gemm._src import tile_config
 from jax_grouped_gemm._src.ragged import call as ragged_call
+from jax_grouped_gemm._src.target import H200
 from tests.support import group_sizes as sizes_of
 from tests.support import oracle
 from tests.support.ops import CONTRACTING, NONCONTRACTING, contracting, random
 
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
-CLUSTERS = tile_config.NUM_SMS // tile_config.DEFAULT_TILE.cluster
+CLUSTERS = H200.multiprocessors // tile_config.DEFAULT_TILE.cluster
 
 
 def operands(rng, m, k, n, groups, dtype=BF16):

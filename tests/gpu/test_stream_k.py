@@ -8,19 +8,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_grouped_gemm._src import tile_config
 from jax_grouped_gemm._src.ragged import call as ragged_call
-from jax_grouped_gemm._src.ragged import primitive, stream_k
+from jax_grouped_gemm._src.ragged import choices, primitive, schedules
+from jax_grouped_gemm._src.target import H200
 from tests.support import group_sizes as sizes_of
 from tests.support import oracle
 from tests.support.ops import NONCONTRACTING, random, swap
 
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
-(TILE,) = tile_config.STREAM_K_TILE_CONFIGS
+TILE = choices.STREAM_K_TILE
 UNIT = 256  # rows and columns of what a cluster computes at a time
-CLUSTERS = tile_config.NUM_SMS // TILE.cluster
-WORKSPACE = stream_k.workspace_bytes(TILE.tile_m, TILE.tile_n, tile_config.NUM_SMS)
-SUM_BYTES = 4 * TILE.tile_m * TILE.tile_n * tile_config.NUM_SMS
+CLUSTERS = H200.multiprocessors // TILE.cluster
+WORKSPACE = schedules.sums_bytes(TILE.tile_m, TILE.tile_n, H200.multiprocessors)
+SUM_BYTES = 4 * TILE.tile_m * TILE.tile_n * H200.multiprocessors
 # Less than one wave for most group sizes, all of it cut.
 M, K, N, G = 1500, 3400, 776, 6
 
@@ -228,7 +228,7 @@ class TestWorkspace:
         exact = oracle.ragged_noncontracting(lhs, rhs, sizes)
         for clusters in (1, 2, 7, 40):
             blocks = clusters * TILE.cluster
-            size = stream_k.workspace_bytes(TILE.tile_m, TILE.tile_n, blocks)
+            size = schedules.sums_bytes(TILE.tile_m, TILE.tile_n, blocks)
             out, _ = with_workspace(
                 lhs, rhs, sizes, np.zeros(1, np.int32), jnp.full(size, 255, jnp.uint8)
             )

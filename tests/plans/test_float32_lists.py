@@ -129,7 +129,7 @@ class TestProducts:
         plan = self.plan(precision=precision)
         assert (plan.path, plan.reason, plan.terms) == ("tma", "", terms)
         assert f"{terms} products of float16 parts" in str(plan)
-        assert 0 < plan.efficiency <= 1
+        assert 0 < plan.utilization <= 1
 
     @TERMS
     def test_workspace_is_what_the_handler_wants(self, precision, terms, extension, rng):

@@ -26,7 +26,7 @@ def plan_of(shapes, dtype=BF16, **options) -> jgg.GroupedGemmPlan:
 def test_kernel():
     plan = plan_of([(4096, 1024, 4096), (2, 2048, 512, 2048)])
     assert (plan.path, plan.reason, plan.grid) == ("tma", "", 132)
-    assert 0.7 < plan.efficiency <= 1
+    assert 0.7 < plan.utilization <= 1
     (launch,) = plan.launches
     assert (launch.tile.tile_n, launch.problems) == (256, (0, 1))
     for part in ("grouped_gemm bfloat16 [1, 4096, 1024]", "host_precomputed", "balance"):
@@ -142,7 +142,7 @@ class TestFp64TensorCores:
         assert launch.schedule is None and launch.problems == (0, 1)
         assert (launch.tile.tile_m, launch.tile.tile_n, launch.tile.cluster) == (tile, tile, 1)
         assert plan.grid == launch.clusters == 132 * (128 // tile)
-        assert 0.8 < plan.efficiency <= 1 and plan.efficiency <= launch.balance
+        assert 0.8 < plan.utilization <= 1 and plan.utilization <= launch.balance
         assert "scheduler device" in str(plan)
 
     def test_small_results_have_small_tiles(self):

@@ -8,18 +8,19 @@ import jax.numpy as jnp
 import pytest
 
 from jax_grouped_gemm._src import tile_config
-from jax_grouped_gemm._src.ragged import pingpong
+from jax_grouped_gemm._src.ragged import choices
+from jax_grouped_gemm._src.target import H200
 from tests.support.plans import contracting_plan
 
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
-(TILE,) = tile_config.PINGPONG_TILE_CONFIGS
+TILE = choices.PINGPONG_TILE
 
 
 planned = partial(contracting_plan, m=65536, k=2048, n=1536, groups=128, out_dtype=F32)
 
 
 @pytest.mark.parametrize("dtype", [BF16, F16])
-@pytest.mark.parametrize("rows", [pingpong.LEAST_ROWS, 1024, pingpong.MOST_ROWS])
+@pytest.mark.parametrize("rows", [choices.PINGPONG_LEAST_ROWS, 1024, choices.PINGPONG_MOST_ROWS])
 def test_is_taken_for_float32_results(rows, dtype):
     found = planned(m=8 * rows, groups=8, dtype=dtype)
     assert found.tile == TILE and found.chosen_by == "default"
@@ -39,8 +40,8 @@ def test_is_taken_for_results_that_xla_converts():
         dict(transpose_lhs=True),
         dict(transpose_rhs=True),
         dict(dtype=F32),
-        dict(m=128 * pingpong.LEAST_ROWS - 1),
-        dict(m=128 * pingpong.MOST_ROWS + 1),
+        dict(m=128 * choices.PINGPONG_LEAST_ROWS - 1),
+        dict(m=128 * choices.PINGPONG_MOST_ROWS + 1),
     ],
 )
 def test_is_not_taken(options):
@@ -70,4 +71,4 @@ def test_has_the_workspace_and_the_grid_of_tiles_that_are_cut(m):
     turns, halves = (planned(m=m, groups=8, tile=tile) for tile in (TILE, tile_config.DEFAULT_TILE))
     assert turns.workspace_bytes == halves.workspace_bytes
     if m >= 4096:
-        assert turns.grid == halves.grid == tile_config.NUM_SMS
+        assert turns.grid == halves.grid == H200.multiprocessors

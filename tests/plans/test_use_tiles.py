@@ -87,12 +87,12 @@ class TestChoice:
         assert f"tile {A} (overridden)" in text and "192x96" in text
         assert "overridden" not in str(jgg.explain(jgg.ragged_dot, LHS, RHS, SIZES))
 
-    def test_decides_grid_and_efficiency(self):
+    def test_decides_grid_and_utilization(self):
         with jgg.use_tiles(forward=B):
             (plan,) = jgg.explain(jgg.ragged_dot, LHS, RHS, SIZES).plans
         # Groups of 66 rows on average: two tiles of 64, and two of 96 columns.
         assert plan.grid == G * 2 * 2
-        assert plan.efficiency == pytest.approx(M * N / (132 * 64 * 96))
+        assert plan.utilization == pytest.approx(M * N / (132 * 64 * 96))
 
     def test_candidates_are_what_may_be_chosen(self):
         (plan,) = jgg.explain(jgg.ragged_dot, LHS, RHS, SIZES).plans

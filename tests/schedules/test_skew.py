@@ -11,14 +11,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_grouped_gemm._src import plan, tile_config
-from jax_grouped_gemm._src.ragged import skew, stream_k
+from jax_grouped_gemm._src import tile_config
+from jax_grouped_gemm._src.ragged import schedules, workspace
+from jax_grouped_gemm._src.target import H200
 from tests.schedules.test_ragged import LHS, RHS, TILE_CHANGE, TILE_K, Problem, random_problem
 from tests.support import group_sizes as sizes_of
 from tests.support.plans import contracting_plan
 
 HANDS_OVER = -1
-CLUSTERS = tile_config.NUM_SMS // tile_config.DEFAULT_TILE.cluster
+CLUSTERS = H200.multiprocessors // tile_config.DEFAULT_TILE.cluster
 KERNEL_TILE = tile_config.DEFAULT_TILE.sizes()
 END = 2**31 - 1  # of a chain
 LEAST_PIECE = 8
@@ -341,11 +342,11 @@ class TestPlan:
         )
         sums = extension.most_chain_sums(units_of(problem), CLUSTERS)
         blocks = sums * found.tile.cluster
-        assert found.workspace_bytes == stream_k.workspace_bytes(128, 256, blocks) > 10**6
+        assert found.workspace_bytes == schedules.sums_bytes(128, 256, blocks) > 10**6
         assert str(found.workspace_bytes) in str(found)
 
     def test_all_processors_whatever_the_tiles(self):
-        assert self.plan(k=128, n=256, groups=1).grid == tile_config.NUM_SMS
+        assert self.plan(k=128, n=256, groups=1).grid == H200.multiprocessors
 
     @pytest.mark.parametrize(
         "options",
@@ -362,7 +363,7 @@ class TestPlan:
         found, usual = self.plan(**options), self.plan()
         assert found.workspace_bytes != usual.workspace_bytes
         if options.get("dtype") is None:
-            assert found.workspace_bytes == plan.WORKSPACE_BYTES
+            assert found.workspace_bytes == workspace.LEAST_BYTES
 
     @pytest.mark.parametrize("rows", [4095, 4096, 10**6])
     @pytest.mark.parametrize("units", [1, 40, 2**16 - 1, 2**16])
@@ -371,7 +372,7 @@ class TestPlan:
         """The plan has room if sizes can be such that the kernel cuts."""
         sizes = sizes_of.one_hot(rows, groups, 1)
         cut = worthwhile_length(extension, sizes, units) > 0
-        possible = skew.is_possible(rows=rows, units=units, groups=groups)
+        possible = schedules.skew_is_possible(rows=rows, units=units, groups=groups)
         assert possible or not cut
         if rows == 10**6 and units == 40:
             assert cut == possible

@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm._src import plan, tile_config
+from jax_grouped_gemm._src import tile_config
+from jax_grouped_gemm._src.fp8 import choices as choices_fp8
 from jax_grouped_gemm._src.fp8 import plan as plan_fp8
+from jax_grouped_gemm._src.ragged import choices, reference, schedules, workspace
 from jax_grouped_gemm._src.ragged import primitive as ragged
-from jax_grouped_gemm._src.ragged import reference, stream_k
+from jax_grouped_gemm._src.target import H200
 from tests.schedules.test_ragged import (
     FIELDS,
     TILE_K,
@@ -28,8 +30,8 @@ from tests.support.aot import ALIGNMENT, FREE, Target
 from tests.support.ops import CONTRACTING, NONCONTRACTING
 
 HANDS_OVER = -1
-(TILE,) = tile_config.STREAM_K_TILE_CONFIGS
-CLUSTERS = tile_config.NUM_SMS // TILE.cluster
+TILE = choices.STREAM_K_TILE
+CLUSTERS = H200.multiprocessors // TILE.cluster
 
 
 def records(rows: np.ndarray, names: str) -> np.recarray:
@@ -73,8 +75,8 @@ def check_balance(pieces: np.recarray, units: int, steps: int, clusters: int) ->
     longest = np.bincount(pieces.cluster, pieces.steps).max(initial=0)
     whole = -(-units // clusters) * steps
     cut = (pieces.partials == HANDS_OVER).any()
-    assert longest <= whole - (stream_k.WORTHWHILE_STEPS if cut else 0)
-    assert longest == pytest.approx(steps * stream_k.waves(units, steps, clusters))
+    assert longest <= whole - (schedules.WORTHWHILE_STEPS if cut else 0)
+    assert longest == pytest.approx(steps * schedules.stream_k_waves(units, steps, clusters))
 
 
 @pytest.mark.parametrize("clusters", [1, 2, 3, 4, 5, 6, 7, 8, 11, CLUSTERS])
@@ -90,7 +92,7 @@ def test_every_number_of_units(clusters, steps, extension):
         cuts += (pieces.partials == HANDS_OVER).any()
     # A single unit can be cut into as many parts as there are clusters, four at most.
     parts = min(clusters, 4)
-    assert (cuts > 0) == (steps - -(-steps // parts) >= stream_k.WORTHWHILE_STEPS)
+    assert (cuts > 0) == (steps - -(-steps // parts) >= schedules.WORTHWHILE_STEPS)
 
 
 def test_longest_contracted_dimension(extension):
@@ -241,16 +243,16 @@ class TestPlan:
         found = self.plan()
         assert found.tile == TILE and "stream-k (overridden)" in str(found)
         assert found.workspace_bytes == extension.stream_k_workspace_bytes(
-            TILE.tile_m, TILE.tile_n, TILE.cluster, tile_config.NUM_SMS
+            TILE.tile_m, TILE.tile_n, TILE.cluster, H200.multiprocessors
         )
 
-    def test_efficiency_counts_the_part_of_the_last_wave(self):
+    def test_utilization_counts_the_part_of_the_last_wave(self):
         # 5 waves of 66 units and one of 54, too full to be cut; then two waves and one of 4.
         whole = tile_config.DEFAULT_TILE
-        assert self.plan(m=8 * 768).efficiency == self.plan(m=8 * 768, tile=whole).efficiency
+        assert self.plan(m=8 * 768).utilization == self.plan(m=8 * 768, tile=whole).utilization
         whole, cut = (self.plan(m=8 * 256, n=17 * 256, tile=t) for t in (whole, TILE))
-        assert whole.efficiency == pytest.approx(136 / (3 * 66))
-        assert cut.efficiency == pytest.approx(136 / (2.25 * 66))
+        assert whole.utilization == pytest.approx(136 / (3 * 66))
+        assert cut.utilization == pytest.approx(136 / (2.25 * 66))
 
     def test_few_units_still_fill_the_grid(self):
         whole = self.plan(m=8 * 100, n=256, tile=tile_config.DEFAULT_TILE)
@@ -272,7 +274,7 @@ class TestPlan:
     def test_every_tile_is_compiled(self, extension):
         op = "ragged_noncontracting_stream_k"
         compiled = [config for config in extension.kernel_configs() if config["op"] == op]
-        planned = [dict(op=op, **tile.sizes()) for tile in tile_config.STREAM_K_TILE_CONFIGS]
+        planned = [dict(op=op, **tile.sizes()) for tile in (choices.STREAM_K_TILE,)]
         assert compiled == planned
 
     def test_the_reference_ignores_it(self, rng):
@@ -347,38 +349,39 @@ class TestPlanOfFp8:
 
     def test_default_where_it_pays(self):
         found = self.plan()
-        assert (found.tile,) == plan_fp8.STREAM_K_TILES and found.chosen_by == "default"
+        assert found.tile == TILE and found.chosen_by == "default"
         assert "stream-k, grid" in str(found)
-        assert found.workspace_bytes == stream_k.workspace_bytes(
-            found.tile.tile_m, found.tile.tile_n, tile_config.NUM_SMS
+        assert found.workspace_bytes == schedules.sums_bytes(
+            found.tile.tile_m, found.tile.tile_n, H200.multiprocessors
         )
 
     @pytest.mark.parametrize(
         "options",
         [
             dict(m=8 * 200),  # few rows a group
-            dict(k=128 * (stream_k.LEAST_STEPS_FP8 - 1)),  # few steps
+            dict(k=128 * (choices_fp8.FP8_STREAM_K_LEAST_STEPS - 1)),  # few steps
             dict(m=8 * 4096),  # many waves
         ],
     )
     def test_off_elsewhere(self, options):
         found = self.plan(**options)
         assert (
-            found.tile == tile_config.DEFAULT_TILE and found.workspace_bytes == plan.WORKSPACE_BYTES
+            found.tile == tile_config.DEFAULT_TILE
+            and found.workspace_bytes == workspace.LEAST_BYTES
         )
 
     def test_steps_are_128_elements_long(self):
         # 136 units are two waves of 66 and one of 4, each cut into quarters.
-        assert self.plan(m=8 * 256, n=17 * 256).efficiency == pytest.approx(136 / (2.25 * 66))
+        assert self.plan(m=8 * 256, n=17 * 256).utilization == pytest.approx(136 / (2.25 * 66))
         # A unit of 20 steps is too short for quarters of it to be worth it, were they 40 or not.
-        (tile,) = plan_fp8.STREAM_K_TILES
+        tile = choices.STREAM_K_TILE
         short = self.plan(tile, m=8 * 256, n=17 * 256, k=20 * 128)
-        assert short.efficiency == pytest.approx(136 / (3 * 66))
+        assert short.utilization == pytest.approx(136 / (3 * 66))
 
     def test_every_tile_is_compiled(self, extension):
         op = "scaled_ragged_noncontracting_stream_k"
         compiled = [config for config in extension.kernel_configs() if config["op"] == op]
-        assert compiled == [dict(op=op, **tile.sizes()) for tile in plan_fp8.STREAM_K_TILES]
+        assert compiled == [dict(op=op, **tile.sizes()) for tile in (TILE,)]
 
 
 class TestCompiledForAnH200:
@@ -402,14 +405,14 @@ class TestCompiledForAnH200:
         )
         assert program.kernels == {"ragged_noncontracting": 1}
         assert program.opcodes <= FREE
-        workspace = stream_k.workspace_bytes(TILE.tile_m, TILE.tile_n, tile_config.NUM_SMS)
+        workspace = schedules.sums_bytes(TILE.tile_m, TILE.tile_n, H200.multiprocessors)
         assert workspace <= program.temporary_bytes <= workspace + 2 * ALIGNMENT
         assert "stream_k = true" in program.calls[0].text
 
 
 class TestPrediction:
     def test_waves(self):
-        waves = partial(stream_k.waves, clusters=66)
+        waves = partial(schedules.stream_k_waves, clusters=66)
         assert waves(66, 100) == 1 and waves(132, 100) == 2
         assert waves(67, 100) == 1.25 and waves(17, 100) == pytest.approx(0.34)
         # Too short to be worth it, and too nearly full.

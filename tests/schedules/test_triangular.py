@@ -242,13 +242,13 @@ def test_no_cluster_takes_a_unit_that_another_could_begin_earlier(schedule, uplo
 
 
 @UPLO
-def test_efficiency_is_that_of_the_schedule(schedule, uplo):
+def test_utilization_is_that_of_the_schedule(schedule, uplo):
     lists = [[(2, 1000, 256), (1, 2048, 4096), (3, 128, 4096), (5, 640, 1024)], [(8, 2048, 2048)]]
     for shapes in lists:
-        check_efficiency(schedule, uplo, shapes, halves=len(shapes) == 1)
+        check_utilization(schedule, uplo, shapes, halves=len(shapes) == 1)
 
 
-def check_efficiency(schedule, uplo, shapes, halves):
+def check_utilization(schedule, uplo, shapes, halves):
     (plan,) = jgg.explain(
         lambda *a: jgg.grouped_syrk(list(a), uplo=uplo),
         *(jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes),
@@ -258,7 +258,7 @@ def check_efficiency(schedule, uplo, shapes, halves):
     tiles = schedule(stacks, uplo, 66, halves)
     longest = np.bincount(tiles.owner[0::2], half_steps(tiles, stacks, uplo, halves)).max()
     useful = sum(g * n * (n + 1) / 2 * k for g, n, k in shapes)
-    assert plan.efficiency == pytest.approx(useful / (longest * 66 * 256 * 256 * 64 / 2))
+    assert plan.utilization == pytest.approx(useful / (longest * 66 * 256 * 256 * 64 / 2))
 
 
 @UPLO

@@ -121,4 +121,4 @@ def test_the_plan_counts_these_units(schedule, uplo, rng):
             assert plan.grid == len(tiles)
             longest = max(len(squares(tile, uplo)) for tile in tiles) * k // 64
             useful = g * n * (n + 1) / 2 * k
-            assert plan.efficiency == pytest.approx(useful / (longest * 132 * 64**3))
+            assert plan.utilization == pytest.approx(useful / (longest * 132 * 64**3))

@@ -6,7 +6,6 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.ragged import primitive as ragged
@@ -23,6 +22,8 @@ def contracting_plan(
     *,
     transpose_lhs=False,
     transpose_rhs=False,
+    precision=None,
+    multiprocessors=None,
 ):
     """That of lhs [m, k] and rhs [m, n], or their transposes, into [groups, k, n]."""
 
@@ -33,8 +34,8 @@ def contracting_plan(
         partial(
             ragged.ragged_contracting,
             num_groups=groups,
-            preferred_element_type=np.dtype(dtype if out_dtype is None else out_dtype),
-            precision=None,
+            preferred_element_type=jnp.dtype(dtype if out_dtype is None else out_dtype),
+            precision=precision and jax.lax.Precision(precision),
             implementation=None,
             transpose_lhs=transpose_lhs,
             transpose_rhs=transpose_rhs,
@@ -44,5 +45,6 @@ def contracting_plan(
         shape(m, n, transpose_rhs),
         jax.ShapeDtypeStruct((groups,), jnp.int32),
         jax.ShapeDtypeStruct((1,), jnp.int32),
+        multiprocessors=multiprocessors,
     ).plans
     return plan

@@ -17,27 +17,30 @@ from jax.test_util import check_grads
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src import op as op_module
 from jax_grouped_gemm._src.op import Op, export_disabled_checks, ops
+from jax_grouped_gemm._src.plan import AS_ASKED, Plan
 
 LARGEST = 8
 
 
 @dataclasses.dataclass(frozen=True)
-class ScalePlan:
-    """Rows of up to LARGEST elements have a kernel."""
+class ScaleProblem:
+    """Scaling rows of `columns` elements."""
 
-    path: str
-    reason: str
+    columns: int
+    op: str = "scale_rows"
 
     def __str__(self):
-        return f"scale_rows, path {self.path}"
+        return f"{self.op} of {self.columns} elements"
 
 
-def plan(avals, params):
+def plan(avals, params, target):
+    """Rows of up to LARGEST elements have a kernel."""
+    problem = ScaleProblem(avals[0].shape[-1])
     if params["implementation"] == "reference":
-        return ScalePlan("reference", "implementation='reference' was asked for")
-    if avals[0].shape[-1] > LARGEST:
-        return ScalePlan("reference", f"rows have more than {LARGEST} elements")
-    return ScalePlan("kernel", "")
+        return Plan(problem, "reference", AS_ASKED)
+    if problem.columns > LARGEST:
+        return Plan(problem, "reference", f"rows have more than {LARGEST} elements")
+    return Plan(problem, "direct", grid=target.multiprocessors)
 
 
 def call(plan, x, scale):
@@ -155,9 +158,17 @@ class TestIsKnownTo:
     def test_explain(self, scale_rows, operands):
         explanation = jgg.explain(jax.grad(lambda x, s: scale_rows(x, s).sum()), *operands)
         assert str(explanation).splitlines() == [
-            "1. scale_rows, path kernel",
-            "2. scale_rows, path kernel",
+            "1. scale_rows of 4 elements",
+            "   path direct",
+            "2. scale_rows of 4 elements",
+            "   path direct",
+            "workspace 0 bytes in all, 0 at a time",
         ]
+
+    @pytest.mark.parametrize("multiprocessors", [78, 114, 132])
+    def test_how_large_the_device_is(self, scale_rows, operands, multiprocessors):
+        explanation = jgg.explain(scale_rows, *operands, multiprocessors=multiprocessors)
+        assert [plan.grid for plan in explanation.plans] == [multiprocessors]
 
     def test_checkpoint_policies(self, scale_rows, operands):
         x, scale = operands

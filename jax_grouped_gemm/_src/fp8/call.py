@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_grouped_gemm._src.fp8.formats import LHS_SCALINGS, RHS_SCALINGS
-from jax_grouped_gemm._src.fp8.plan import QuantizePlan
+from jax_grouped_gemm._src.fp8.plan import QuantizePlan, ScaledProblem
 from jax_grouped_gemm._src.padding import pad_to
 from jax_grouped_gemm._src.plan import Plan
 from jax_grouped_gemm._src.ragged.call import call_kernel, zeros
@@ -23,7 +23,7 @@ QUANTIZERS = {
 
 
 def scaled_noncontracting(
-    plan: Plan,
+    plan: Plan[ScaledProblem],
     lhs: jax.Array,
     lhs_scale: jax.Array,
     rhs: jax.Array,
@@ -32,9 +32,10 @@ def scaled_noncontracting(
     group_offset: jax.Array,
 ) -> jax.Array:
     """Runs the kernel of `plan`, whose path is not "reference", on operands of `plan.problem`."""
-    problem, addressable = plan.problem, plan.kernel_problem
-    if addressable is None:
+    problem = plan.problem
+    if plan.kernel_problem is None:
         return zeros(problem)
+    addressable, tile = plan.kernel
     if problem.rhs != addressable.rhs:
         rhs, rhs_scale = rhs.mT, rhs_scale.mT
     if problem.rhs_scaling == "kx1":
@@ -52,12 +53,12 @@ def scaled_noncontracting(
         group_offset,
         lhs_scaling=np.int32(LHS_SCALINGS.index(problem.lhs_scaling)),
         rhs_scaling=np.int32(RHS_SCALINGS.index(problem.rhs_scaling)),
-        stream_k=plan.tile.stream_k,
+        stream_k=tile.stream_k,
     )
 
 
 def scaled_contracting(
-    plan: Plan,
+    plan: Plan[ScaledProblem],
     lhs: jax.Array,
     lhs_scale: jax.Array,
     rhs: jax.Array,
@@ -66,9 +67,10 @@ def scaled_contracting(
     group_offset: jax.Array,
 ) -> jax.Array:
     """Runs the kernel of `plan`, whose path is not "reference", on operands of `plan.problem`."""
-    problem, addressable = plan.problem, plan.kernel_problem
-    if addressable is None:
+    problem = plan.problem
+    if plan.kernel_problem is None:
         return zeros(problem)
+    addressable, _ = plan.kernel
     return call_kernel(
         CONTRACTING,
         plan,
@@ -94,7 +96,7 @@ def quantize(plan: QuantizePlan, x: jax.Array, *group_sizes: jax.Array) -> list[
     else:
         # A kernel's buffers are never empty.
         sizes = [y if y.size else jnp.zeros((1,), y.dtype) for y in group_sizes]
-        outs = jax.ffi.ffi_call(QUANTIZERS[plan.op], results)(
-            x, *sizes, power_of_two=plan.power_of_two
+        outs = jax.ffi.ffi_call(QUANTIZERS[plan.problem.op], results)(
+            x, *sizes, power_of_two=plan.problem.power_of_two
         )
     return [out for out, is_wanted in zip(outs, wanted, strict=True) if is_wanted]

@@ -4,36 +4,23 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from jax_grouped_gemm._src.fp8 import choices
 from jax_grouped_gemm._src.fp8.formats import (
     Shape,
     quantized_blocks,
     quantized_groups,
     quantized_rows,
 )
-from jax_grouped_gemm._src.plan import (
-    KERNEL_RESULT_DTYPES,
-    KernelFamily,
-    Plan,
-    default_or_stream_k,
-    make_plan,
-)
-from jax_grouped_gemm._src.ragged import stream_k
+from jax_grouped_gemm._src.plan import AS_ASKED, KERNEL_RESULT_DTYPES, Plan
+from jax_grouped_gemm._src.ragged.plan import plan_product
 from jax_grouped_gemm._src.ragged.problem import RaggedProblem
-from jax_grouped_gemm._src.tile_config import DEFAULT_TILE, TileConfig
-
-TRANSPOSED_TILE = TileConfig(tile_m=32, tile_n=128, cluster=1)
-FEW_ROWS = 16
-"""Rows a group, on average, up to which the transposed tile is the faster one."""
-
-NONCONTRACTING_TILES = (DEFAULT_TILE, TRANSPOSED_TILE)
-STREAM_K_TILES = (dataclasses.replace(DEFAULT_TILE, stream_k=True),)
-"""Of non-contracting products, like NONCONTRACTING_TILES, but with the last wave cut along K."""
-CONTRACTING_TILES = (DEFAULT_TILE,)
+from jax_grouped_gemm._src.target import H200, Target
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,7 +39,7 @@ class ScaledProblem(RaggedProblem):
     r: int
 
     @classmethod
-    def noncontracting(cls, avals: Sequence[Any], params: Mapping[str, Any]) -> ScaledProblem:
+    def noncontracting(cls, avals: Sequence[Any], params: Mapping[str, Any]) -> Self:
         """The problem of a `scaled_ragged_noncontracting` with operands of the given avals."""
         return cls.of(
             "scaled_ragged_noncontracting",
@@ -68,7 +55,7 @@ class ScaledProblem(RaggedProblem):
         )
 
     @classmethod
-    def contracting(cls, avals: Sequence[Any], params: Mapping[str, Any]) -> ScaledProblem:
+    def contracting(cls, avals: Sequence[Any], params: Mapping[str, Any]) -> Self:
         """The problem of a `scaled_ragged_contracting` with operands of the given avals."""
         return cls.of(
             "scaled_ragged_contracting",
@@ -87,15 +74,38 @@ class ScaledProblem(RaggedProblem):
         return f"{super().__str__()}, {scaling}"
 
 
-def plan_scaled_noncontracting(avals: Sequence[Any], params: Mapping[str, Any]) -> Plan:
+ScaledPlan = Plan[ScaledProblem]
+
+
+def plan_scaled_noncontracting(
+    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
+) -> ScaledPlan:
     """Plans a `scaled_ragged_noncontracting` from its operands' avals and its parameters."""
     problem = ScaledProblem.noncontracting(avals, params)
-    return make_plan(problem, params, NONCONTRACTING)
+    return plan_product(
+        problem,
+        params,
+        target,
+        table=choices.NONCONTRACTING,
+        # FP8 tensor cores read both operands along the contracted dimension.
+        form=dataclasses.replace(problem, rhs="gnk"),
+        unsupported=_unsupported_reason(problem),
+    )
 
 
-def plan_scaled_contracting(avals: Sequence[Any], params: Mapping[str, Any]) -> Plan:
+def plan_scaled_contracting(
+    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
+) -> ScaledPlan:
     """Plans a `scaled_ragged_contracting` from its operands' avals and its parameters."""
-    return make_plan(ScaledProblem.contracting(avals, params), params, CONTRACTING)
+    problem = ScaledProblem.contracting(avals, params)
+    return plan_product(
+        problem,
+        params,
+        target,
+        table=choices.CONTRACTING,
+        form=problem,
+        unsupported=_unsupported_reason(problem),
+    )
 
 
 def _without_scales(avals: Sequence[Any]) -> Sequence[Any]:
@@ -103,7 +113,7 @@ def _without_scales(avals: Sequence[Any]) -> Sequence[Any]:
     return lhs, rhs, group_sizes, group_offset
 
 
-def _unsupported_reason(problem: ScaledProblem, params: Mapping[str, Any]) -> str:
+def _unsupported_reason(problem: ScaledProblem) -> str:
     if problem.out_dtype in KERNEL_RESULT_DTYPES:
         return ""
     return (
@@ -112,63 +122,62 @@ def _unsupported_reason(problem: ScaledProblem, params: Mapping[str, Any]) -> st
     )
 
 
-def _contracted_last(problem: ScaledProblem) -> ScaledProblem:
-    """FP8 tensor cores read both operands along the contracted dimension."""
-    return dataclasses.replace(problem, rhs="gnk" if "g" in problem.rhs else problem.rhs)
-
-
-def _noncontracting_tile(problem: RaggedProblem) -> TileConfig:
-    if problem.m <= FEW_ROWS * problem.num_groups:
-        return TRANSPOSED_TILE
-    return default_or_stream_k(problem, STREAM_K_TILES, stream_k.LEAST_STEPS_FP8)
-
-
-NONCONTRACTING = KernelFamily(
-    NONCONTRACTING_TILES,
-    _unsupported_reason,
-    _contracted_last,
-    more_tiles=lambda problem: STREAM_K_TILES,
-    choose=_noncontracting_tile,
-    blocks=lambda tile: 3 if tile.transposed else 1,
-)
-CONTRACTING = KernelFamily(CONTRACTING_TILES, _unsupported_reason, _contracted_last)
-
-
 @dataclasses.dataclass(frozen=True)
-class QuantizePlan:
-    """How one quantiser runs on a device of compute capability 9.0.
+class QuantizeProblem:
+    """Static description of one call of a quantiser.
 
     Attributes:
       op: name of the primitive.
-      path: "kernel", or "reference" for the pure JAX implementation.
-      reason: why not "kernel", empty on that path.
+      shape: of what is quantised.
+      dtype: of the values.
       power_of_two: whether scales are rounded up to powers of two.
-      results: all that the kernel can write, None for what was not asked for.
     """
 
     op: str
-    path: Literal["kernel", "reference"]
-    reason: str
+    shape: Shape
+    dtype: np.dtype
     power_of_two: bool
-    results: tuple[jax.ShapeDtypeStruct | None, ...]
+
+    def __str__(self) -> str:
+        return f"{self.op} {list(self.shape)} -> {self.dtype}"
 
 
-def plan_quantize_rows(avals: Sequence[Any], params: Mapping[str, Any]) -> QuantizePlan:
+@dataclasses.dataclass(frozen=True)
+class QuantizePlan(Plan[QuantizeProblem]):
+    """How one quantiser runs on a device of compute capability 9.0: on the path "direct" if not by
+    the reference.
+
+    Attributes:
+      results: all that the kernel can write, None for what was not asked for.
+    """
+
+    results: tuple[jax.ShapeDtypeStruct | None, ...] = ()
+
+
+def plan_quantize_rows(
+    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
+) -> QuantizePlan:
     """Plans a `quantize_rows` from its operands' avals and its parameters."""
-    return _plan_quantizer("quantize_rows", params, (), [quantized_rows(*avals[0].shape)])
+    (x,) = avals
+    return _plan_quantizer("quantize_rows", x, params, (), [quantized_rows(*x.shape)])
 
 
-def plan_quantize_blocks(avals: Sequence[Any], params: Mapping[str, Any]) -> QuantizePlan:
+def plan_quantize_blocks(
+    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
+) -> QuantizePlan:
     """Plans a `quantize_blocks` from its operands' avals and its parameters."""
-    g, rows, cols = avals[0].shape
+    (x,) = avals
+    g, rows, cols = x.shape
     forms = [
         quantized_blocks(g, rows, cols) if params["plain"] else None,
         quantized_blocks(g, cols, rows) if params["transposed"] else None,
     ]
-    return _plan_quantizer("quantize_blocks", params, (), forms)
+    return _plan_quantizer("quantize_blocks", x, params, (), forms)
 
 
-def plan_quantize_ragged(avals: Sequence[Any], params: Mapping[str, Any]) -> QuantizePlan:
+def plan_quantize_ragged(
+    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
+) -> QuantizePlan:
     """Plans a `quantize_ragged` from its operands' avals and its parameters."""
     x, group_sizes = avals
     m, cols = x.shape[-2:]
@@ -177,24 +186,25 @@ def plan_quantize_ragged(avals: Sequence[Any], params: Mapping[str, Any]) -> Qua
         quantized_rows(m, cols) if params["plain"] else None,
         quantized_groups(m, cols, group_sizes.shape[-1]) if params["transposed"] else None,
     ]
-    return _plan_quantizer("quantize_ragged", params, batch, forms)
+    return _plan_quantizer("quantize_ragged", x, params, batch, forms)
 
 
 def _plan_quantizer(
     op: str,
+    x: Any,
     params: Mapping[str, Any],
     batch: Shape,
     forms: Sequence[tuple[Shape, Shape] | None],
 ) -> QuantizePlan:
+    dtype = np.dtype(params["dtype"])
     is_reference = params["implementation"] == "reference"
-    results = []
-    for form in forms:
-        for i, dtype in enumerate((params["dtype"], jnp.float32)):
-            results.append(form and jax.ShapeDtypeStruct((*batch, *form[i]), dtype))
     return QuantizePlan(
-        op,
-        path="reference" if is_reference else "kernel",
-        reason="implementation='reference' was asked for" if is_reference else "",
-        power_of_two=params["power_of_two"],
-        results=tuple(results),
+        QuantizeProblem(op, x.shape, dtype, params["power_of_two"]),
+        path="reference" if is_reference else "direct",
+        reason=AS_ASKED if is_reference else "",
+        results=tuple(
+            None if form is None else jax.ShapeDtypeStruct((*batch, *shape), kind)
+            for form in forms
+            for shape, kind in zip(form or ((), ()), (dtype, jnp.float32), strict=True)
+        ),
     )

@@ -29,7 +29,7 @@ def scaled_ragged_noncontracting(
     return NONCONTRACTING.bind(*operands, **params)
 
 
-def _noncontracting_aval(*operands, transpose_rhs, preferred_element_type, **_):
+def _noncontracting_aval(*operands, transpose_rhs, preferred_element_type, **params):
     lhs, _, rhs, *_ = operands
     shape = (lhs.shape[-2], rhs.shape[-2 if transpose_rhs else -1])
     return NONCONTRACTING.result_aval(operands, shape, preferred_element_type)
@@ -57,7 +57,7 @@ def scaled_ragged_contracting(
     return CONTRACTING.bind(*operands, **params)
 
 
-def _contracting_aval(*operands, num_groups, preferred_element_type, **_):
+def _contracting_aval(*operands, num_groups, preferred_element_type, **params):
     lhs, _, rhs, *_ = operands
     shape = (num_groups, lhs.shape[-2], rhs.shape[-2])
     return CONTRACTING.result_aval(operands, shape, preferred_element_type)

@@ -28,6 +28,7 @@ from jax_grouped_gemm._src.fp8 import primitive
 from jax_grouped_gemm._src.fp8.api import SOURCE_DTYPES, QuantizedWeights
 from jax_grouped_gemm._src.fp8.formats import checked_fp8_dtype, quantized_blocks
 from jax_grouped_gemm._src.fp8.reference import quantize
+from jax_grouped_gemm._src.plan import Product
 from jax_grouped_gemm._src.ragged import primitive as ragged
 from jax_grouped_gemm._src.ragged.api import ragged_dot
 from jax_grouped_gemm._src.varying import align_varying
@@ -207,7 +208,9 @@ class _Product:
             implementation=self.implementation,
         )
 
-    def rows_by_weights(self, which: str, rows: _Pair, weights: _Pair, group_sizes, offset, dtype):
+    def rows_by_weights(
+        self, which: Product, rows: _Pair, weights: _Pair, group_sizes, offset, dtype
+    ):
         """rows [m, k] times weights [g, n, k] -> [m, n], for "forward" or "dgrad"."""
         return primitive.scaled_ragged_noncontracting(
             *rows,

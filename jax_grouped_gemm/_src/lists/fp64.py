@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from jax_grouped_gemm._src.arithmetic import cdiv
-from jax_grouped_gemm._src.tile_config import NUM_SMS, TileConfig
+from jax_grouped_gemm._src.target import Target
+from jax_grouped_gemm._src.tile_config import TileConfig
 
 DTYPES = (jnp.float64, jnp.complex64, jnp.complex128)
 STEP_BYTES = 128  # of a row of an operand, that a step of the mainloop multiplies
@@ -32,10 +33,9 @@ class Kernel:
     blocks: int
     rate: float = 1.0
 
-    @property
-    def places(self) -> int:
+    def places(self, target: Target) -> int:
         """How many thread blocks the device holds at a time."""
-        return NUM_SMS * self.blocks
+        return target.multiprocessors * self.blocks
 
     @property
     def config(self) -> TileConfig:
@@ -51,7 +51,19 @@ KERNELS = {
 }
 
 
-def unsupported_reason(problem: Any, params: Mapping[str, Any]) -> str:
+class ListProblem(Protocol):
+    """What the problems of products and of updates have in common."""
+
+    @property
+    def dtype(self) -> np.dtype:
+        """Element type of the factors."""
+
+    @property
+    def result_dtype(self) -> np.dtype:
+        """Element type of the results."""
+
+
+def unsupported_reason(problem: ListProblem, params: Mapping[str, Any]) -> str:
     """Why the kernels cannot run a problem of their types, empty if they can."""
     if problem.result_dtype != problem.dtype:
         return (
@@ -86,13 +98,13 @@ def tile_k(dtype: np.dtype) -> int:
     return STEP_BYTES // np.dtype(dtype).itemsize
 
 
-def busy_steps(kernel: Kernel, steps: Sequence[int], counts: Sequence[int]) -> np.ndarray:
-    """How many steps each place of the device has, if `counts[i]` tiles have `steps[i]` each.
+def busy_steps(places: int, steps: Sequence[int], counts: Sequence[int]) -> np.ndarray:
+    """How many steps each of `places` thread blocks has, if `counts[i]` tiles have `steps[i]` each.
 
     The tiles, which are in the order given, go to the blocks in turn, every other round in reverse.
     """
     tiles = np.repeat(steps, counts)
-    dealt = np.zeros((cdiv(len(tiles), kernel.places), kernel.places), np.int64)
+    dealt = np.zeros((cdiv(len(tiles), places), places), np.int64)
     dealt.ravel()[: len(tiles)] = tiles
     dealt[1::2] = dealt[1::2, ::-1].copy()
     return dealt.sum(axis=0)

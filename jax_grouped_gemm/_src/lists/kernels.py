@@ -12,16 +12,17 @@ from jax import lax
 from jax_grouped_gemm._src import float32
 from jax_grouped_gemm._src.lists import fp64 as fp64_kernels
 from jax_grouped_gemm._src.plan import (
+    AS_ASKED,
     KERNEL_OPERAND_DTYPES,
     KERNEL_RESULT_DTYPES,
     TMA_ALIGNMENT_BYTES,
 )
 
 
-def unsupported_reason(problem: Any, params: Mapping[str, Any]) -> str:
+def unsupported_reason(problem: fp64_kernels.ListProblem, params: Mapping[str, Any]) -> str:
     """Why no kernel can run `problem`, empty if one can."""
     if params["implementation"] == "reference":
-        return "implementation='reference' was asked for"
+        return AS_ASKED
     if problem.dtype in fp64_kernels.DTYPES:
         return fp64_kernels.unsupported_reason(problem, params)
     if (
@@ -38,13 +39,13 @@ def unsupported_reason(problem: Any, params: Mapping[str, Any]) -> str:
     return ""
 
 
-def written_dtype(problem: Any) -> np.dtype:
+def written_dtype(problem: fp64_kernels.ListProblem) -> np.dtype:
     """The type that a kernel writes: that of its operands, or float32."""
     is_same = problem.result_dtype == problem.dtype
     return problem.result_dtype if is_same else np.dtype(np.float32)
 
 
-def row_multiples(problem: Any) -> tuple[int, int]:
+def row_multiples(problem: fp64_kernels.ListProblem) -> tuple[int, int]:
     """The multiples of elements that TMA wants rows of operands and of results to have."""
     # Of float32 operands, TMA addresses the float16 parts.
     is_float32 = problem.dtype == jnp.float32

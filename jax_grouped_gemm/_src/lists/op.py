@@ -108,7 +108,7 @@ def register_jvp(
         problems, rest = split(primals, params)
         dots, _ = split(tangents, params)
         outs = op.bind_list(problems, **rest)
-        sums = [[] for _ in outs]
+        sums: list[list[jax.Array]] = [[] for _ in outs]
         for terms in zip(*map(product_tangents, problems, dots), strict=True):
             live = [i for i, term in enumerate(terms) if not any(map(is_zero, term))]
             if live:
@@ -153,7 +153,7 @@ def register_transpose(op: ListOp, **cotangents: Callable[..., Sequence[jax.Arra
         problems, rest = split(operands, params)
         found = []
         for name in present(**params):
-            column = [None] * len(cts)
+            column: list[jax.Array | None] = [None] * len(cts)
             wanted = [
                 i
                 for i, (ct, problem) in enumerate(zip(cts, problems, strict=True))

@@ -104,10 +104,14 @@ def checked_biases(
         )
     if wi_1 is None and biases[1] is not None:
         raise TypeError("dropless_mlp: biases[1] must be None where wi_1 is")
-    checked = []
+    checked: list[jax.Array | None] = []
     for i, (bias, matrices) in enumerate(zip(biases, (wi_0, wi_1, wo), strict=True)):
-        bias = None if bias is None else as_array(f"biases[{i}]", bias)
-        if bias is not None and bias.shape != (expected := matrices.shape[::2]):
+        if bias is None or matrices is None:
+            checked.append(None)
+            continue
+        bias = as_array(f"biases[{i}]", bias)
+        expected = matrices.shape[::2]
+        if bias.shape != expected:
             raise TypeError(
                 f"dropless_mlp: biases[{i}] must have shape {expected} to match "
                 f"{matrices.shape}, got {bias.shape}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -130,7 +130,7 @@ def route(
 
 
 def _within_groups(
-    criterion: jax.Array, top_k: int, num_groups: int, top_groups: int, best_of_group: int
+    criterion: jax.Array, top_k: int, num_groups: Any, top_groups: Any, best_of_group: int
 ) -> jax.Array:
     """`criterion` within a token's best `top_groups` groups, minus infinity elsewhere."""
     num_experts = criterion.shape[-1]

@@ -6,7 +6,6 @@ The remaining operands (group sizes, group offset) are integers and carry no der
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -17,6 +16,7 @@ from jax.interpreters import ad
 
 from jax_grouped_gemm._src import tile_choices
 from jax_grouped_gemm._src.arithmetic import at_least_float32
+from jax_grouped_gemm._src.autodiff import is_zero, tangent_of
 from jax_grouped_gemm._src.op import Op
 
 
@@ -24,6 +24,7 @@ from jax_grouped_gemm._src.op import Op
 class BilinearOp(Op):
     """An operation on (lhs, rhs, group_sizes, group_offset), linear in lhs and in rhs."""
 
+    operand_ranks: tuple[int, ...]
     result_rank: int
 
 
@@ -35,13 +36,11 @@ def register_jvp(op: BilinearOp) -> None:
         lhs_dot, rhs_dot, *_ = tangents
         out = op.bind(*primals, **params)
         terms = []
-        if type(lhs_dot) is not ad.Zero:
+        if not is_zero(lhs_dot):
             terms.append(op.bind(lhs_dot, rhs, *indices, **params))
-        if type(rhs_dot) is not ad.Zero:
+        if not is_zero(rhs_dot):
             terms.append(op.bind(lhs, rhs_dot, *indices, **params))
-        if not terms:
-            return out, ad.Zero(jax.typeof(out).to_tangent_aval())
-        return out, functools.reduce(ad.add_tangents, terms)
+        return out, tangent_of(out, terms)
 
     op.def_jvp(rule)
 
@@ -62,8 +61,8 @@ def register_transpose(
     """
 
     def rule(ct, lhs, rhs, *indices, **params):
-        cotangents = [None] * (2 + len(indices))
-        if type(ct) is ad.Zero:
+        cotangents: list[jax.Array | None] = [None] * (2 + len(indices))
+        if is_zero(ct):
             return cotangents
         if ad.is_undefined_primal(lhs):
             missing, aval, factor, cotangent = 0, lhs.aval, rhs, lhs_cotangent

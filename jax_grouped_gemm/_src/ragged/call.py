@@ -10,6 +10,7 @@ import numpy as np
 
 from jax_grouped_gemm._src.padding import pad_to
 from jax_grouped_gemm._src.plan import Plan
+from jax_grouped_gemm._src.ragged.plan import adds_in_place
 from jax_grouped_gemm._src.ragged.problem import RaggedProblem
 
 NONCONTRACTING = "jax_grouped_gemm.ragged_noncontracting.v3"
@@ -18,7 +19,7 @@ ACCUMULATE = "jax_grouped_gemm.ragged_accumulate.v1"
 
 
 def ragged(
-    plan: Plan,
+    plan: Plan[RaggedProblem],
     lhs: jax.Array,
     rhs: jax.Array,
     group_sizes: jax.Array,
@@ -28,6 +29,7 @@ def ragged(
     problem = plan.problem
     if plan.kernel_problem is None:
         return zeros(problem)
+    _, tile = plan.kernel
     return call_kernel(
         CONTRACTING if problem.contracts_rows else NONCONTRACTING,
         plan,
@@ -35,13 +37,13 @@ def ragged(
         group_sizes,
         group_offset,
         **_majors(problem),
-        stream_k=plan.tile.stream_k,
+        stream_k=tile.stream_k,
         terms=np.int32(plan.terms),
     )
 
 
 def accumulate(
-    plan: Plan,
+    plan: Plan[RaggedProblem],
     accumulator: jax.Array,
     lhs: jax.Array,
     rhs: jax.Array,
@@ -51,7 +53,7 @@ def accumulate(
     """Adds what `ragged` returns to `accumulator`, in place if the kernel can."""
     if plan.kernel_problem is None:
         return accumulator
-    if not plan.adds_in_place:
+    if not adds_in_place(plan):
         return accumulator + ragged(plan, lhs, rhs, group_sizes, group_offset)
     return call_kernel(
         ACCUMULATE,
@@ -66,13 +68,15 @@ def accumulate(
     )
 
 
-def _addressable(plan: Plan, lhs: jax.Array, rhs: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _addressable(
+    plan: Plan[RaggedProblem], lhs: jax.Array, rhs: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """Pads the operands so that TMA can address their rows."""
-    form = plan.kernel_problem
+    form, _ = plan.kernel
     return pad_to(lhs, form.shape(form.lhs)), pad_to(rhs, form.shape(form.rhs))
 
 
-def _majors(problem: RaggedProblem) -> dict[str, bool]:
+def _majors(problem: RaggedProblem) -> dict[str, Any]:
     """Returns the attributes that say how operands lie in memory."""
     return {
         "transpose_lhs": problem.lhs == "km",
@@ -82,21 +86,21 @@ def _majors(problem: RaggedProblem) -> dict[str, bool]:
 
 def call_kernel(
     target: str,
-    plan: Plan,
+    plan: Plan[RaggedProblem],
     *operands: jax.Array,
     input_output_aliases: dict[int, int] | None = None,
     **attributes: Any,
 ) -> jax.Array:
     """Calls `target`, and cuts and converts its result to what the problem asks for."""
-    problem, addressable = plan.problem, plan.kernel_problem
+    problem, (addressable, tile) = plan.problem, plan.kernel
     result_shape = (*addressable.batch, *addressable.shape(addressable.out))
     results = (
         jax.ShapeDtypeStruct(result_shape, addressable.out_dtype),
         jax.ShapeDtypeStruct((plan.workspace_bytes,), jnp.uint8),
     )
-    tile = {name: np.int32(size) for name, size in plan.tile.sizes().items()}
+    sizes = {name: np.int32(size) for name, size in tile.sizes().items()}
     call = jax.ffi.ffi_call(target, results, input_output_aliases=input_output_aliases)
-    out, _ = call(*operands, **attributes, **tile)
+    out, _ = call(*operands, **attributes, **sizes)
     valid = tuple(slice(size) for size in problem.shape(problem.out))
     return out[..., *valid].astype(problem.out_dtype)
 

@@ -1,53 +1,58 @@
-"""Plans of the ragged products of 16-bit and float32 operands."""
+"""Plans of the ragged products."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from jax_grouped_gemm._src import float32
+from jax_grouped_gemm._src.arithmetic import is_static, round_up
 from jax_grouped_gemm._src.plan import (
-    ACCUMULATE,
+    AS_ASKED,
     KERNEL_OPERAND_DTYPES,
     KERNEL_RESULT_DTYPES,
-    KernelFamily,
+    TMA_ALIGNMENT_BYTES,
     Plan,
-    addressable_problem,
-    default_or_stream_k,
-    is_float32,
-    make_plan,
 )
-from jax_grouped_gemm._src.ragged import pingpong
-from jax_grouped_gemm._src.ragged.problem import RaggedProblem
-from jax_grouped_gemm._src.tile_config import (
-    DEFAULT_TILE,
-    FLOAT32_FEW_ROWS_TILE,
-    FLOAT32_TILE_CONFIGS,
-    PINGPONG_TILE_CONFIGS,
-    STREAM_K_TILE_CONFIGS,
-    TILE_CONFIGS,
-    TileConfig,
-)
+from jax_grouped_gemm._src.prediction import Prediction, predict
+from jax_grouped_gemm._src.ragged import choices, schedules
+from jax_grouped_gemm._src.ragged.choices import Choice
+from jax_grouped_gemm._src.ragged.problem import ACCUMULATE, RaggedProblem
+from jax_grouped_gemm._src.ragged.workspace import workspace_bytes
+from jax_grouped_gemm._src.target import H200, Target
+from jax_grouped_gemm._src.tile_config import TileConfig
+
+RaggedPlan = Plan[RaggedProblem]
+LARGEST_SIZE = 2**31 - 1
+
+SYMBOLIC_ROWS_OF_GROUP = 128
+"""What a plan takes for the average rows of a group where their number is symbolic."""
+
+R = TypeVar("R", bound=RaggedProblem)
 
 
-def plan_noncontracting(avals: Sequence[Any], params: Mapping[str, Any]) -> Plan:
+def plan_noncontracting(
+    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
+) -> RaggedPlan:
     """Plans a `ragged_noncontracting` from its operands' abstract values and its parameters."""
-    problem = RaggedProblem.noncontracting(avals, params)
-    return make_plan(problem, params, _family(problem))
+    return _plan(RaggedProblem.noncontracting(avals, params), params, target)
 
 
-def plan_contracting(avals: Sequence[Any], params: Mapping[str, Any]) -> Plan:
+def plan_contracting(
+    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
+) -> RaggedPlan:
     """Plans a `ragged_contracting` from its operands' abstract values and its parameters."""
-    problem = RaggedProblem.contracting(avals, params)
-    return make_plan(problem, params, _family(problem))
+    return _plan(RaggedProblem.contracting(avals, params), params, target)
 
 
-def plan_accumulate(avals: Sequence[Any], params: Mapping[str, Any]) -> Plan:
+def plan_accumulate(
+    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
+) -> RaggedPlan:
     """Plans a `ragged_accumulate` from its operands' abstract values and its parameters."""
     accumulator, *operands = avals
     options = {
@@ -57,7 +62,32 @@ def plan_accumulate(avals: Sequence[Any], params: Mapping[str, Any]) -> Plan:
     }
     problem = RaggedProblem.contracting(operands, options)
     problem = dataclasses.replace(problem, op=ACCUMULATE)
-    return make_plan(problem, params, _accumulating(_family(problem)))
+    plan = _plan(problem, params, target)
+    if plan.kernel_problem is None:
+        return plan
+    how = (
+        "added in place by the kernel"
+        if adds_in_place(plan)
+        else "written to memory and added by XLA: the kernels add products of 16-bit "
+        "operands to rows that need no padding"
+    )
+    return dataclasses.replace(plan, notes=(how, *plan.notes))
+
+
+def adds_in_place(plan: RaggedPlan) -> bool:
+    """Whether the kernel adds its product to an accumulator; otherwise XLA does, if any."""
+    return plan.kernel_problem is not None and plan.kernel_problem.op == ACCUMULATE
+
+
+def _plan(problem: RaggedProblem, params: Mapping[str, Any], target: Target) -> RaggedPlan:
+    return plan_product(
+        problem,
+        params,
+        target,
+        table=choices.table_for(problem),
+        form=_kernel_form(problem),
+        unsupported=_unsupported_reason(problem, params),
+    )
 
 
 def _unsupported_reason(problem: RaggedProblem, params: Mapping[str, Any]) -> str:
@@ -77,70 +107,175 @@ def _unsupported_reason(problem: RaggedProblem, params: Mapping[str, Any]) -> st
     return ""
 
 
-def _with_kernel_result(problem: RaggedProblem) -> RaggedProblem:
-    """The kernels return their operands' type or float32."""
-    if problem.out_dtype == problem.lhs_dtype:
-        return problem
-    return dataclasses.replace(problem, out_dtype=np.dtype(np.float32))
+def _kernel_form(problem: RaggedProblem) -> RaggedProblem:
+    """The same with a result that the kernels have: of their operands' type or float32.
 
-
-def _more_tiles(problem: RaggedProblem) -> tuple[TileConfig, ...]:
-    if (problem.lhs, problem.out) == ("mk", "mn"):
-        return STREAM_K_TILE_CONFIGS
-    layouts = problem.lhs, problem.rhs, problem.out
+    Those that accumulate add products of 16-bit operands, to results that TMA can address as they
+    are.
+    """
+    form = problem
+    if problem.out_dtype != problem.lhs_dtype:
+        form = dataclasses.replace(form, out_dtype=np.dtype(np.float32))
     if problem.op == ACCUMULATE:
-        return ()  # Their stages hold what is added to, until both consumers have read it.
-    if layouts == ("mk", "mn", "gkn") and _with_kernel_result(problem).out_dtype == jnp.float32:
-        return PINGPONG_TILE_CONFIGS
-    return ()
-
-
-def _same_dtype_tile(problem: RaggedProblem) -> TileConfig:
-    tiles = _more_tiles(problem)
-    if problem.op == "ragged_noncontracting":
-        return default_or_stream_k(problem, tiles)
-    if tiles and pingpong.pays(rows=problem.m, groups=problem.num_groups):
-        return tiles[0]
-    return DEFAULT_TILE
-
-
-SAME_DTYPE = KernelFamily(
-    TILE_CONFIGS, _unsupported_reason, _with_kernel_result, _more_tiles, _same_dtype_tile
-)
-"""The kernels for two operands of bfloat16 or float16."""
-
-
-def _more_float32_tiles(problem: RaggedProblem) -> tuple[TileConfig, ...]:
-    return (FLOAT32_FEW_ROWS_TILE,) if (problem.lhs, problem.out) == ("mk", "mn") else ()
-
-
-def _float32_tile(problem: RaggedProblem) -> TileConfig:
-    tiles = _more_float32_tiles(problem)
-    return tiles[0] if tiles and float32.has_few_rows(problem) else DEFAULT_TILE
-
-
-FLOAT32 = KernelFamily(
-    FLOAT32_TILE_CONFIGS,
-    _unsupported_reason,
-    _with_kernel_result,
-    _more_float32_tiles,
-    _float32_tile,
-)
-"""The kernels for two operands of float32."""
-
-
-def _family(problem: RaggedProblem) -> KernelFamily:
-    return FLOAT32 if is_float32(problem) else SAME_DTYPE
-
-
-def _accumulating(family: KernelFamily) -> KernelFamily:
-    """The kernels of `family`: to results that TMA can address as they are, some add in place."""
-
-    def kernel_form(problem: RaggedProblem) -> RaggedProblem:
-        form = family.kernel_form(problem)
         is_padded = addressable_problem(form).shape(form.out) != form.shape(form.out)
-        if is_padded or is_float32(form):
-            return dataclasses.replace(form, op="ragged_contracting")
-        return form
+        if is_padded or form.is_float32:
+            form = dataclasses.replace(form, op="ragged_contracting")
+    return form
 
-    return dataclasses.replace(family, kernel_form=kernel_form)
+
+def plan_product(
+    problem: R,
+    params: Mapping[str, Any],
+    target: Target,
+    *,
+    table: Sequence[Choice],
+    form: R,
+    unsupported: str,
+) -> Plan[R]:
+    """Plans a ragged product of any operands.
+
+    Args:
+      problem: what is computed.
+      params: of the primitive.
+      target: the device to plan for.
+      table: the configurations of the kernels.
+      form: `problem` with the layouts and the result's dtype that the kernels have.
+      unsupported: why no kernel can run it, empty if one can.
+
+    Raises:
+      ValueError: the parameter `tile` is no configuration that runs `problem`.
+    """
+    product = params.get("product")
+    override = params.get("tile")
+    compiled = choices.runnable(table, form)
+    unsupported = unsupported or _size_reason(problem)
+    if override is not None and not unsupported:
+        _check_compiled(override, compiled, problem)
+    if params["implementation"] == "reference":
+        return Plan(problem, "reference", AS_ASKED, product=product)
+    if unsupported:
+        return Plan(problem, "reference", unsupported, product=product)
+    if 0 in (*problem.batch, problem.num_groups, *problem.shape("mkng")):
+        return Plan(problem, "zeros", "there is nothing to multiply", product=product)
+    exact = problem
+    if not is_static(exact.m):
+        rows = SYMBOLIC_ROWS_OF_GROUP * exact.num_groups
+        problem, form = (dataclasses.replace(x, m=rows) for x in (problem, form))
+    addressable = addressable_problem(form)
+    compiled = choices.runnable(table, addressable)
+    if override is None:
+        choice = choices.choose(compiled, addressable, target)
+    else:
+        choice = next(choice for choice in compiled if choice.tile == override)
+    tile, places = choice.tile, choice.places(target)
+    terms = float32.num_terms(params["precision"]) if problem.is_float32 else 0
+    useful = math.prod(problem.shape("mkn")) / math.prod(addressable.shape("mkn"))
+    utilization = schedules.utilization(addressable, tile, places) * useful
+    reason = _copy_reason(problem, addressable)
+    kernel_problem = addressable
+    if problem is not exact:
+        kernel_problem = dataclasses.replace(addressable, m=exact.m)
+    return Plan(
+        problem=exact,
+        path="copied" if reason else "tma",
+        reason=reason,
+        kernel_problem=kernel_problem,
+        tile=tile,
+        grid=_grid(addressable, tile, places),
+        workspace_bytes=workspace_bytes(kernel_problem, tile, terms, target),
+        terms=terms,
+        utilization=utilization,
+        prediction=_prediction(problem, tile, terms, utilization, target),
+        chosen_by="default" if override is None else "override",
+        candidates=tuple(choice.tile for choice in compiled),
+        product=product,
+        notes=(float32.described(terms, few_rows=tile.transposed),) if terms else (),
+    )
+
+
+def _size_reason(problem: RaggedProblem) -> str:
+    """Returns which sizes of `problem` no kernel takes, or an empty string."""
+    sizes = {name: getattr(problem, name) for name in "mkng"}
+    sizes |= dict(zip(["the batch"], problem.batch, strict=False))
+    too_large = [f"{name} = {x}" for name, x in sizes.items() if is_static(x) and x > LARGEST_SIZE]
+    if too_large:
+        return f"the kernels count to 2^31 - 1, got {', '.join(too_large)}"
+    symbolic = {name: size for name, size in sizes.items() if not is_static(size)}
+    # Rows that stay where they are need nothing of the plan but a workspace of a symbolic size.
+    if not symbolic or (choices.rows_stay(problem) and list(symbolic) == ["m"]):
+        return ""
+    found = ", ".join(f"{name} = {size}" for name, size in symbolic.items())
+    return (
+        "only m of a product [m, k] x [g, k, n] may be symbolic for a kernel; k, n, g, the batch, "
+        f"and m of a weight gradient must be static, got {found}"
+    )
+
+
+def _check_compiled(tile: TileConfig, compiled: Sequence[Choice], problem: RaggedProblem) -> None:
+    tiles = [choice.tile for choice in compiled]
+    if tile not in tiles:
+        raise ValueError(
+            f"use_tiles has the tile {tile} for {problem}, which is not compiled. Compiled are: "
+            + "; ".join(map(str, tiles))
+        )
+
+
+def _grid(problem: RaggedProblem, tile: TileConfig, places: int) -> int:
+    if schedules.can_be_skewed(problem):
+        return places
+    num_tiles = schedules.num_tiles(problem, tile)
+    if tile.stream_k:
+        most_ranges, _ = schedules.RATIOS[0]
+        num_tiles *= most_ranges
+    return min(round_up(num_tiles, tile.cluster), places)
+
+
+def _prediction(
+    problem: RaggedProblem, tile: TileConfig, terms: int, utilization: float, target: Target
+) -> Prediction:
+    """For groups of equal size, those outside the window included."""
+    products = terms
+    if terms and tile.transposed:
+        products = float32.few_rows_products(terms)
+    lhs_bytes, rhs_bytes, result_bytes = problem.array_bytes()
+    if problem.op == ACCUMULATE:
+        result_bytes *= 2
+    split_terms = 0 if tile.transposed else terms
+    operand_bytes, split_bytes = float32.bytes_of_split(lhs_bytes + rhs_bytes, split_terms)
+    return predict(
+        problem.lhs_dtype,
+        multiply_adds=problem.multiply_adds,
+        utilization=utilization,
+        num_bytes=operand_bytes + result_bytes,
+        target=target,
+        products=max(products, 1),
+        split_bytes=split_bytes,
+    )
+
+
+def addressable_problem(problem: R) -> R:
+    """`problem` with every row of every array a multiple of what TMA can address."""
+    padded: dict[str, Any] = {}
+    for names, dtype in problem.arrays:
+        row = names[-1]
+        # Of float32 operands, TMA addresses the float16 parts.
+        itemsize = 2 if problem.is_float32 else dtype.itemsize
+        multiple = max(TMA_ALIGNMENT_BYTES // itemsize, 1)
+        padded[row] = max(round_up(getattr(problem, row), multiple), padded.get(row, 0))
+    return dataclasses.replace(problem, **padded)
+
+
+def _copy_reason(problem: RaggedProblem, addressable: RaggedProblem) -> str:
+    """Why the kernels cannot read the arrays of `problem` as they are, empty if they can."""
+    of_what = " of float16 parts" if problem.is_float32 else ""
+    reasons = [
+        f"rows of {name}={getattr(problem, name)} elements are not a multiple of 16 bytes{of_what}"
+        for name in "mkn"
+        if getattr(problem, name) != getattr(addressable, name)
+    ]
+    reasons += [
+        f"the kernels want {name} with dimensions {'/'.join(getattr(addressable, name))} in memory"
+        for name in ("lhs", "rhs")
+        if getattr(problem, name) != getattr(addressable, name)
+    ]
+    return "; ".join(reasons)

@@ -12,8 +12,8 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jax.interpreters import ad
 
+from jax_grouped_gemm._src.autodiff import is_zero, tangent_of
 from jax_grouped_gemm._src.op import Op
 from jax_grouped_gemm._src.ragged import call, plan, reference
 from jax_grouped_gemm._src.ragged.bilinear import (
@@ -181,14 +181,12 @@ def _accumulate_jvp(primals, tangents, **params):
     accumulator_dot, lhs_dot, rhs_dot, *_ = tangents
     out = ACCUMULATE.bind(*primals, **params)
     product = _product_into(accumulator, params)
-    terms = [] if type(accumulator_dot) is ad.Zero else [accumulator_dot]
-    if type(lhs_dot) is not ad.Zero:
+    terms = [] if is_zero(accumulator_dot) else [accumulator_dot]
+    if not is_zero(lhs_dot):
         terms.append(product(lhs_dot, rhs, *indices))
-    if type(rhs_dot) is not ad.Zero:
+    if not is_zero(rhs_dot):
         terms.append(product(lhs, rhs_dot, *indices))
-    if not terms:
-        return out, ad.Zero(jax.typeof(out).to_tangent_aval())
-    return out, functools.reduce(ad.add_tangents, terms)
+    return out, tangent_of(out, terms)
 
 
 def _accumulate_batching(operands, dims, **params):

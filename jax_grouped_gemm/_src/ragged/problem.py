@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
-from jax_grouped_gemm._src.ragged import stream_k
+ACCUMULATE = "ragged_accumulate"
+STORED_TRANSPOSED = ("km", "gnk", "nm")
+"""Dimensions of operands that are not stored as the product names them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,14 +45,14 @@ class RaggedProblem:
     batched: tuple[bool, ...]
 
     @classmethod
-    def noncontracting(cls, avals: Sequence[Any], params: Mapping[str, Any]) -> RaggedProblem:
+    def noncontracting(cls, avals: Sequence[Any], params: Mapping[str, Any]) -> Self:
         """The problem of a `ragged_noncontracting` with operands of the given abstract values."""
         lhs = "km" if params["transpose_lhs"] else "mk"
         rhs = "gnk" if params["transpose_rhs"] else "gkn"
         return cls.of("ragged_noncontracting", avals, params, lhs=lhs, rhs=rhs, out="mn")
 
     @classmethod
-    def contracting(cls, avals: Sequence[Any], params: Mapping[str, Any]) -> RaggedProblem:
+    def contracting(cls, avals: Sequence[Any], params: Mapping[str, Any]) -> Self:
         """The problem of a `ragged_contracting` with operands of the given abstract values."""
         lhs = "km" if params["transpose_lhs"] else "mk"
         rhs = "nm" if params["transpose_rhs"] else "mn"
@@ -67,10 +69,10 @@ class RaggedProblem:
         rhs: str,
         out: str,
         **fields: Any,
-    ) -> RaggedProblem:
+    ) -> Self:
         """The problem of (lhs, rhs, group_sizes, group_offset) with dimensions named as given."""
         ranks = (len(lhs), len(rhs), 1, 1)
-        sizes = {"g": params.get("num_groups")}
+        sizes: dict[str, Any] = {"g": params.get("num_groups")}
         for names, aval in ((lhs, avals[0]), (rhs, avals[1])):
             sizes |= zip(names, aval.shape[-len(names) :], strict=True)
         batched = tuple(x.ndim > rank for x, rank in zip(avals, ranks, strict=True))
@@ -105,16 +107,41 @@ class RaggedProblem:
         return "m" not in self.out
 
     @property
-    def steps(self) -> int:
-        """Steps along k of a kernel for groups of rows that stay."""
-        itemsize = min(self.lhs_dtype.itemsize, 2)  # of float32, the parts
-        return math.ceil(self.k * itemsize / stream_k.STEP_BYTES)
+    def is_float32(self) -> bool:
+        """Whether operands are multiplied in parts of 16 bits."""
+        return self.lhs_dtype == np.float32
+
+    @property
+    def multiply_adds(self) -> float:
+        """Of all batches, if the groups are equal; only local ones are computed."""
+        local = self.g / max(self.num_groups, 1)
+        return math.prod(self.batch) * self.m * local * self.k * self.n
 
     def shape(self, names: str) -> tuple[int, ...]:
         """Extents of the named dimensions."""
         return tuple(getattr(self, name) for name in names)
 
+    def array_bytes(self) -> tuple[float, float, float]:
+        """What is read of lhs and of rhs, and the size of the result.
+
+        That is rows of local groups, if all groups are equal, and weights of groups with rows.
+        """
+        batch = math.prod(self.batch)
+        lhs, rhs, out = (
+            math.prod(self.shape(names)) * dtype.itemsize for names, dtype in self.arrays
+        )
+        shares = (
+            min(self.m / max(self.g, 1), 1) if "g" in names else self.g / max(self.num_groups, 1)
+            for names in (self.lhs, self.rhs)
+        )
+        lhs_batch, rhs_batch = (batch if batched else 1 for batched in self.batched[:2])
+        lhs_share, rhs_share = shares
+        return lhs * lhs_share * lhs_batch, rhs * rhs_share * rhs_batch, out * batch
+
     def __str__(self) -> str:
-        lhs, rhs, out = (f"{dtype}{list(self.shape(names))}" for names, dtype in self.arrays)
+        lhs, rhs, out = (
+            f"{dtype}{list(self.shape(names))}{'^T' * (names in STORED_TRANSPOSED)}"
+            for names, dtype in self.arrays
+        )
         batch = f", batch {self.batch[0]}" if self.batch else ""
         return f"{self.op} {lhs} x {rhs} -> {out}, {self.num_groups} groups{batch}"

@@ -32,7 +32,7 @@ from jax_grouped_gemm._src.lists.arguments import (
     is_number,
 )
 from jax_grouped_gemm._src.lists.grouped_gemm import primitive
-from jax_grouped_gemm._src.lists.grouped_gemm.plan import SCHEDULERS, Scheduler
+from jax_grouped_gemm._src.lists.grouped_gemm.problem import SCHEDULERS, Scheduler
 from jax_grouped_gemm._src.lists.op import problems_of
 
 

@@ -11,11 +11,8 @@ import numpy as np
 
 from jax_grouped_gemm._src.arithmetic import at_least_float32
 from jax_grouped_gemm._src.lists.call import launch as call_kernel
-from jax_grouped_gemm._src.lists.grouped_gemm.plan import (
-    GroupedGemmPlan,
-    GroupedGemmProblem,
-    Launch,
-)
+from jax_grouped_gemm._src.lists.grouped_gemm.plan import GroupedGemmPlan, Launch
+from jax_grouped_gemm._src.lists.grouped_gemm.problem import GroupedGemmProblem
 from jax_grouped_gemm._src.lists.op import Problem, by_name, present, problems_of
 from jax_grouped_gemm._src.lists.scaling import scaled_c
 from jax_grouped_gemm._src.padding import pad_to
@@ -59,8 +56,9 @@ def _launch(
     plan: GroupedGemmPlan, launch: Launch, problems: Sequence[Problem]
 ) -> Sequence[jax.Array]:
     whole, is_fp64 = plan.problem, plan.path == "direct"
-    entries = [plan.kernel_problem.entries[i] for i in launch.problems]
-    dtype = plan.kernel_problem.result_dtype
+    kernel_problem, _ = plan.kernel
+    entries = [kernel_problem.entries[i] for i in launch.problems]
+    dtype = kernel_problem.result_dtype
     padded = list(zip(problems, entries, strict=True))
     a = [pad_to(x.a, _stored(e.m, e.k, launch.transpose_lhs)) for x, e in padded]
     b = [pad_to(x.b, _stored(e.k, e.n, launch.transpose_rhs)) for x, e in padded]

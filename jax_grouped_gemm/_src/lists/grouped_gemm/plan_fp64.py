@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 
 import numpy as np
 
+from jax_grouped_gemm._src.arithmetic import cdiv
 from jax_grouped_gemm._src.lists.fp64 import KERNELS, Kernel, busy_steps, num_steps, tile_k
 from jax_grouped_gemm._src.lists.grouped_gemm.schedule import Shape
+from jax_grouped_gemm._src.target import H200, Target
 from jax_grouped_gemm._src.tile_config import TileConfig
 
 MAX_MATRICES = 128
@@ -17,7 +18,9 @@ MAX_MATRICES = 128
 
 
 @functools.lru_cache(maxsize=256)
-def simulated(shapes: tuple[Shape, ...], dtype: np.dtype) -> tuple[TileConfig, int, float, float]:
+def simulated(
+    shapes: tuple[Shape, ...], dtype: np.dtype, target: Target = H200
+) -> tuple[TileConfig, int, float, float]:
     """The tile to take, its blocks, the steps of the longest block, and the balance.
 
     As `csrc/scheduler/product_runs.h` has it: the longest tiles first, whatever the order of the
@@ -25,24 +28,26 @@ def simulated(shapes: tuple[Shape, ...], dtype: np.dtype) -> tuple[TileConfig, i
     """
     choices = []
     for kernel in KERNELS[dtype]:
-        busy = [_busy_steps(kernel, part, dtype) for part in _launches(shapes)]
+        places = kernel.places(target)
+        busy = [_busy_steps(kernel, part, dtype, places) for part in _launches(shapes)]
         longest = sum(int(x.max()) for x in busy)
-        balance = sum(int(x.sum()) for x in busy) / kernel.places / longest
-        blocks = max(min(kernel.places, _num_tiles(kernel, part)) for part in _launches(shapes))
-        time = longest * multiply_adds_per_step(dtype, kernel.config) / kernel.rate
+        balance = sum(int(x.sum()) for x in busy) / places / longest
+        blocks = max(min(places, _num_tiles(kernel, part)) for part in _launches(shapes))
+        time = longest * multiply_adds_per_step(dtype, kernel.config, target) / kernel.rate
         choices.append((time, (kernel.config, blocks, float(longest), float(balance))))
     return min(choices, key=lambda choice: choice[0])[1]
 
 
-def multiply_adds_per_step(dtype: np.dtype, tile: TileConfig) -> int:
+def multiply_adds_per_step(dtype: np.dtype, tile: TileConfig, target: Target) -> int:
     """Of all blocks that the device holds at a time."""
     (kernel,) = (kernel for kernel in KERNELS[np.dtype(dtype)] if kernel.config == tile)
-    return kernel.places * kernel.tile**2 * tile_k(dtype)
+    return kernel.places(target) * kernel.tile**2 * tile_k(dtype)
 
 
 def _launches(shapes: Sequence[Shape]) -> list[list[Shape]]:
     """`shapes` cut into what the launches take, in stacks that are all of one launch."""
-    launches, room = [], 0
+    launches: list[list[Shape]] = []
+    room = 0
     for shape in shapes:
         rest = shape.g
         while rest:
@@ -55,14 +60,16 @@ def _launches(shapes: Sequence[Shape]) -> list[list[Shape]]:
     return launches
 
 
-def _busy_steps(kernel: Kernel, shapes: Sequence[Shape], dtype: np.dtype) -> np.ndarray:
+def _busy_steps(
+    kernel: Kernel, shapes: Sequence[Shape], dtype: np.dtype, places: int
+) -> np.ndarray:
     runs = [(num_steps(dtype, shape.k), _num_tiles(kernel, [shape])) for shape in shapes]
     runs.sort(key=lambda run: -run[0])
-    return busy_steps(kernel, *zip(*runs, strict=True))
+    steps, counts = zip(*runs, strict=True)
+    return busy_steps(places, steps, counts)
 
 
 def _num_tiles(kernel: Kernel, shapes: Sequence[Shape]) -> int:
     return sum(
-        shape.g * math.ceil(shape.m / kernel.tile) * math.ceil(shape.n / kernel.tile)
-        for shape in shapes
+        shape.g * cdiv(shape.m, kernel.tile) * cdiv(shape.n, kernel.tile) for shape in shapes
     )

@@ -9,6 +9,7 @@ It is linear in a and in b too, and transposed with respect to either it is such
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -106,60 +107,39 @@ def _alpha_cotangents(cts, problems, params):
     ]
 
 
-def _a_cotangents(cts, problems, params):
-    """Each ct b^T, or its transpose where a is stored transposed."""
-    stored = zip(problems, params["transpose_lhs"], params["transpose_rhs"], strict=True)
-    factors = [
-        ((problem.b, transpose_b), (ct, True))
-        if transpose_a
-        else ((ct, False), (problem.b, not transpose_b))
-        for ct, (problem, transpose_a, transpose_b) in zip(
-            _in_dtype_of_factors(cts, problems), stored, strict=True
-        )
-    ]
-    return _products(problems, factors, params)
-
-
-def _b_cotangents(cts, problems, params):
-    """Each a^T ct, or its transpose where b is stored transposed."""
-    stored = zip(problems, params["transpose_lhs"], params["transpose_rhs"], strict=True)
-    factors = [
-        ((ct, True), (problem.a, transpose_a))
-        if transpose_b
-        else ((problem.a, not transpose_a), (ct, False))
-        for ct, (problem, transpose_a, transpose_b) in zip(
-            _in_dtype_of_factors(cts, problems), stored, strict=True
-        )
-    ]
-    return _products(problems, factors, params)
-
-
-def _in_dtype_of_factors(cts, problems):
-    """Cotangents in the dtype that the forward pass multiplied (bf16 x bf16 may return f32).
-
-    The result is rounded to it anyway, and equal dtypes are what the kernels take.
-    """
-    dtype = _dtype_of_factors(problems)
-    return [ct.astype(dtype) for ct in cts]
-
-
-def _dtype_of_factors(problems):
-    a = problems[0].a
-    return (a.aval if ad.is_undefined_primal(a) else a).dtype
-
-
-def _products(problems, factors, params):
-    """The products of pairs of factors, of each the matrices and whether they are transposed."""
-    terms = [
-        Problem(problem.alpha, a, b)
-        for problem, ((a, _), (b, _)) in zip(problems, factors, strict=True)
-    ]
+def _factor_cotangents(factors, cts, problems, params):
+    """The cotangents of one factor of some problems, as it is stored: one more list of products."""
+    terms, transposes_lhs, transposes_rhs = [], [], []
+    stored = zip(params["transpose_lhs"], params["transpose_rhs"], strict=True)
+    for ct, problem, transposes in zip(cts, problems, stored, strict=True):
+        a = problem.a
+        # Back to the dtype that the forward pass multiplied (bf16 x bf16 may return f32): the
+        # cotangent is rounded to it anyway, and equal dtypes are what the kernels take.
+        dtype = (a.aval if ad.is_undefined_primal(a) else a).dtype
+        lhs, transpose_lhs, rhs, transpose_rhs = factors(ct.astype(dtype), problem, *transposes)
+        terms.append(Problem(problem.alpha, lhs, rhs))
+        transposes_lhs.append(transpose_lhs)
+        transposes_rhs.append(transpose_rhs)
     options = {
-        "transpose_lhs": tuple(transposed for (_, transposed), _ in factors),
-        "transpose_rhs": tuple(transposed for _, (_, transposed) in factors),
-        "result_dtype": _dtype_of_factors(problems),
+        "transpose_lhs": tuple(transposes_lhs),
+        "transpose_rhs": tuple(transposes_rhs),
+        "result_dtype": dtype,
     }
     return grouped_gemm(terms, **{**params, **options})
+
+
+def _factors_of_a(ct, problem, transpose_a, transpose_b):
+    """ct b^T, or its transpose: two factors, and whether each is stored transposed."""
+    if transpose_a:
+        return problem.b, transpose_b, ct, True
+    return ct, False, problem.b, not transpose_b
+
+
+def _factors_of_b(ct, problem, transpose_a, transpose_b):
+    """a^T ct, or its transpose: two factors, and whether each is stored transposed."""
+    if transpose_b:
+        return ct, True, problem.a, transpose_a
+    return problem.a, not transpose_a, ct, False
 
 
 def _fold_rows(problem: Problem, dims: Problem, size: int, params):
@@ -186,5 +166,10 @@ def _fold_rows(problem: Problem, dims: Problem, size: int, params):
 
 
 register_jvp(OP, _product_tangents)
-register_transpose(OP, alpha=_alpha_cotangents, a=_a_cotangents, b=_b_cotangents)
+register_transpose(
+    OP,
+    alpha=_alpha_cotangents,
+    a=functools.partial(_factor_cotangents, _factors_of_a),
+    b=functools.partial(_factor_cotangents, _factors_of_b),
+)
 register_batching(OP, _fold_rows)

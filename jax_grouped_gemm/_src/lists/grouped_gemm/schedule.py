@@ -9,12 +9,12 @@ instead. Rows of a schedule are rounds, columns are clusters, entries are number
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from jax_grouped_gemm._src.arithmetic import cdiv, round_up
 from jax_grouped_gemm._src.tile_config import TileConfig
 
 TILE_K = 64
@@ -22,7 +22,7 @@ BAND_TILES = 16  # of rows that are swept together, see csrc/scheduler/raster.h
 
 # Costs are in mainloop steps of a full tile of 128x256, which take 1040 cycles. Smaller ones are
 # bound by loading: a multiprocessor gets 38 bytes a cycle from L2. Changing tiles takes as long as
-# two steps. All three were measured on an H200 (benchmarks/README.md).
+# two steps. All three were measured on an H200 (docs/notes/lists.md).
 FULL_STEP_AREA = 128 * 256
 FULL_STEP_BYTES = 1040 * 38
 TILE_OVERHEAD = 2.0
@@ -66,18 +66,15 @@ def list_units(shapes: Sequence[Shape], tile: TileConfig) -> Units:
 
 
 def _unit_costs(shape: Shape, tile: TileConfig) -> np.ndarray:
-    rows, columns = raster(
-        math.ceil(shape.m / tile.tile_m), math.ceil(shape.n / tile.tile_n), tile.cluster
-    )
+    rows, columns = raster(cdiv(shape.m, tile.tile_m), cdiv(shape.n, tile.tile_n), tile.cluster)
     height = np.clip(shape.m - rows * tile.tile_m, 0, tile.tile_m)
     width = np.clip(shape.n - columns * tile.tile_n, 0, tile.tile_n)
-    height = -(-height // PART_ROWS) * PART_ROWS
-    width = -(-width // PART_COLUMNS) * PART_COLUMNS
+    height, width = round_up(height, PART_ROWS), round_up(width, PART_COLUMNS)
     # Each CTA of a cluster loads a part of the operand that they share.
     share_lhs = rows[:, :1] == rows[:, -1:]
     loaded = np.where(share_lhs, height / tile.cluster + width, height + width / tile.cluster)
     step = np.maximum(height * width / FULL_STEP_AREA, loaded * ROW_BYTES / FULL_STEP_BYTES)
-    cost = step.max(axis=1) * math.ceil(shape.k / TILE_K) + TILE_OVERHEAD
+    cost = step.max(axis=1) * cdiv(shape.k, TILE_K) + TILE_OVERHEAD
     return np.tile(cost, shape.g)
 
 
@@ -85,8 +82,8 @@ def raster(m_tiles: int, n_tiles: int, cluster: int) -> tuple[np.ndarray, np.nda
     """Row and column of the tiles of each unit, int [units, cluster], as `raster.h` has them."""
     whole, odd = divmod(m_tiles, cluster)
     unit = np.arange(whole * n_tiles + odd * ((n_tiles + 1) // 2))
-    bands = max(math.ceil(whole / (BAND_TILES // cluster)), 1)
-    band_rows = math.ceil(whole / bands)
+    bands = max(cdiv(whole, BAND_TILES // cluster), 1)
+    band_rows = cdiv(whole, bands)
     band = np.minimum(unit // max(band_rows * n_tiles, 1), bands - 1)
     in_band = unit - band * band_rows * n_tiles
     is_last = band == bands - 1
@@ -103,10 +100,8 @@ def raster(m_tiles: int, n_tiles: int, cluster: int) -> tuple[np.ndarray, np.nda
 
 def in_turn(num_units: int, clusters: int, *, serpentine: bool) -> np.ndarray:
     """Units dealt out in their order, every other round in reverse if `serpentine`."""
-    rounds = math.ceil(num_units / clusters)
-    schedule = np.full(rounds * clusters, -1)
-    schedule[:num_units] = np.arange(num_units)
-    schedule = schedule.reshape(rounds, clusters)
+    schedule = np.full((cdiv(num_units, clusters), clusters), -1)
+    schedule.ravel()[:num_units] = np.arange(num_units)
     if serpentine:
         schedule[1::2] = schedule[1::2, ::-1].copy()
     return schedule
@@ -118,7 +113,7 @@ def longest_first(cost: np.ndarray, clusters: int) -> np.ndarray:
     Units of equal cost keep their order, so that those that share operands run side by side.
     """
     free_at = [(0.0, cluster) for cluster in range(clusters)]
-    lists = [[] for _ in range(clusters)]
+    lists: list[list[int]] = [[] for _ in range(clusters)]
     for unit in np.argsort(-cost, kind="stable").tolist():
         time, cluster = heapq.heappop(free_at)
         lists[cluster].append(unit)

@@ -7,15 +7,16 @@ import jax.numpy as jnp
 
 from jax_grouped_gemm._src.lists.call import launch
 from jax_grouped_gemm._src.lists.op import by_name, present, problems_of
-from jax_grouped_gemm._src.lists.rank_k.plan import Plan, launch_order
+from jax_grouped_gemm._src.lists.rank_k.problem import RankKProblem, launch_order
 from jax_grouped_gemm._src.padding import pad_to
+from jax_grouped_gemm._src.plan import Plan
 
 TARGET = "jax_grouped_gemm.rank_k.v2"
 TARGET_F32 = "jax_grouped_gemm.rank_k_f32.v2"
 TARGET_FP64 = "jax_grouped_gemm.rank_k_fp64.v2"
 
 
-def rank_k(plan: Plan, *operands: jax.Array) -> list[jax.Array]:
+def rank_k(plan: Plan[RankKProblem], *operands: jax.Array) -> list[jax.Array]:
     """Runs the kernel of `plan`, whose path is not "reference", on operands of `plan.problem`.
 
     The operands are those of the primitive: alpha, a, b, beta and c of every stack.
@@ -28,8 +29,8 @@ def rank_k(plan: Plan, *operands: jax.Array) -> list[jax.Array]:
     is_fp64, is_rank_2k = plan.path == "direct", problem.op == "rank_2k"
     names = present(has_b=is_rank_2k, has_beta=problem.has_c, has_c=problem.has_c)
     problems = problems_of(by_name(operands, len(outs), names))
-    stacks = plan.kernel_problem.stacks
-    dtype = plan.kernel_problem.result_dtype
+    kernel_problem, tile = plan.kernel
+    stacks, dtype = kernel_problem.stacks, kernel_problem.result_dtype
 
     def padded(name):
         """One factor of every stack, in the order of the launch."""
@@ -52,7 +53,7 @@ def rank_k(plan: Plan, *operands: jax.Array) -> list[jax.Array]:
         [*scales, *factors],
         c,
         [jax.ShapeDtypeStruct((stacks[i].g, stacks[i].n, stacks[i].n), dtype) for i in order],
-        tile=plan.tile,
+        tile=tile,
         terms=plan.terms,
         workspace_bytes=plan.workspace_bytes,
         two_operands=is_rank_2k,

@@ -3,33 +3,39 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from jax_grouped_gemm._src.arithmetic import cdiv
 from jax_grouped_gemm._src.lists.fp64 import KERNELS, Kernel, busy_steps, num_steps, tile_k
+from jax_grouped_gemm._src.lists.rank_k.problem import RankKProblem
 from jax_grouped_gemm._src.plan import Plan
+from jax_grouped_gemm._src.prediction import predict
+from jax_grouped_gemm._src.target import Target
 
-if TYPE_CHECKING:
-    from jax_grouped_gemm._src.lists.rank_k.plan import RankKProblem, Stack
 
-
-def plan(problem: RankKProblem) -> Plan:
+def plan_fp64(problem: RankKProblem, target: Target) -> Plan[RankKProblem]:
     """Plans `problem`, which has results and no `unsupported_reason`."""
     stacks = tuple(dataclasses.replace(s, k=max(s.k, 1)) for s in problem.stacks)
     kernel_problem = dataclasses.replace(problem, stacks=stacks)
     kernels = KERNELS[np.dtype(problem.dtype)]
-    efficiencies = [_efficiency(problem, kernel) for kernel in kernels]
-    best = max(range(len(kernels)), key=lambda i: efficiencies[i] * kernels[i].rate)
+    shares = [_utilization(problem, kernel, target) for kernel in kernels]
+    best = max(range(len(kernels)), key=lambda i: shares[i] * kernels[i].rate)
+    kernel, utilization = kernels[best], shares[best]
     return Plan(
         problem=problem,
         path="direct",
-        reason="",
         kernel_problem=kernel_problem,
-        tile=kernels[best].config,
-        grid=min(kernels[best].places, sum(_steps(kernel_problem, kernels[best])[1])),
-        efficiency=efficiencies[best],
+        tile=kernel.config,
+        grid=min(kernel.places(target), sum(_steps(kernel_problem, kernel)[1])),
+        utilization=utilization,
+        prediction=predict(
+            problem.dtype,
+            multiply_adds=problem.useful,
+            utilization=utilization * kernel.rate,
+            num_bytes=problem.operand_bytes + problem.result_bytes,
+            target=target,
+        ),
     )
 
 
@@ -42,26 +48,16 @@ def _steps(problem: RankKProblem, kernel: Kernel) -> tuple[list[int], list[int]]
     for stack in problem.stacks:
         if 0 in (stack.g, stack.n):
             continue
-        rows = math.ceil(stack.n / kernel.tile)
+        rows = cdiv(stack.n, kernel.tile)
         steps = num_steps(problem.dtype, max(stack.k, 1))
-        runs.append((_num_products(problem) * steps, stack.g * (rows * (rows - 1) // 2)))
+        runs.append((problem.num_products * steps, stack.g * (rows * (rows - 1) // 2)))
         runs.append((steps, stack.g * rows))
     runs.sort(key=lambda run: -run[0])
     return [steps for steps, _ in runs], [tiles for _, tiles in runs]
 
 
-def _efficiency(problem: RankKProblem, kernel: Kernel) -> float:
+def _utilization(problem: RankKProblem, kernel: Kernel, target: Target) -> float:
     """The share of the tensor cores' work that is useful while the longest block is busy."""
-    longest = busy_steps(kernel, *_steps(problem, kernel)).max()
-    per_step = kernel.tile**2 * tile_k(problem.dtype)
-    useful = sum(map(_useful, problem.stacks)) * _num_products(problem)
-    return float(useful / (longest * kernel.places * per_step))
-
-
-def _useful(stack: Stack) -> float:
-    """Multiply-adds of one product in the triangle of each result."""
-    return stack.g * stack.n * (stack.n + 1) / 2 * stack.k
-
-
-def _num_products(problem: RankKProblem) -> int:
-    return 2 if problem.op == "rank_2k" else 1
+    places = kernel.places(target)
+    longest = busy_steps(places, *_steps(problem, kernel)).max()
+    return float(problem.useful / (longest * places * kernel.tile**2 * tile_k(problem.dtype)))

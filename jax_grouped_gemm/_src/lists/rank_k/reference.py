@@ -94,7 +94,8 @@ def _computed(x: jax.Array, upper: bool) -> jax.Array:
 
 def _indices(x: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The row and the column of every element, shaped like `x`."""
-    return tuple(lax.broadcasted_iota(np.int32, x.shape, x.ndim - i) for i in (2, 1))
+    row = lax.broadcasted_iota(np.int32, x.shape, x.ndim - 2)
+    return row, lax.broadcasted_iota(np.int32, x.shape, x.ndim - 1)
 
 
 def _mirrored(x: jax.Array, upper: bool) -> jax.Array:

@@ -1,0 +1,270 @@
+"""Whole mixture-of-experts layers with the routing given: forward, and forward and backward.
+
+python -m benchmarks.moe --output benchmarks/results/moe.json
+
+`ours` is `moe.dropless_mlp`, sorting by expert included; `ours_unfused` the same of separate
+gathers, products and activation; `quack` the same layer made of QuACK's fused kernels, of rows that
+are sorted already. Parts are the kernels' times, summed up by what they do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jax_grouped_gemm as jgg
+from benchmarks.harness import check, report
+from benchmarks.harness.command import Command
+from benchmarks.harness.inputs import LatestInputs
+from benchmarks.harness.measure import Workload
+from benchmarks.harness.peer import Call, JaxPeer, Peer, Role, pinned_implementation
+from benchmarks.harness.session import Job, Session
+from benchmarks.peers.ours import kernels_unavailable_reason
+from benchmarks.peers.quack_moe import QuackLayer
+from jax_grouped_gemm import moe
+
+# Of products whose intermediate results are rounded to bfloat16 in between.
+TOLERANCE = 0.02
+
+
+@dataclass(frozen=True)
+class Layer:
+    """T tokens of D features, each processed by K of E experts with F hidden features."""
+
+    name: str
+    tokens: int
+    embed: int
+    hidden: int
+    experts: int
+    top_k: int
+
+    @property
+    def rows(self) -> int:
+        return self.tokens * self.top_k
+
+
+LAYERS = {
+    layer.name: layer
+    for layer in (
+        Layer("qwen3_30b", 8192, 2048, 768, 128, 8),
+        Layer("sonic_7b", 24576, 1536, 256, 128, 8),
+        Layer("sonic_4096", 8192, 4096, 512, 128, 8),
+        Layer("dsv3_slice", 4096, 7168, 2048, 32, 8),
+        Layer("mixtral", 4096, 4096, 14336, 8, 2),
+        Layer("gptoss", 8192, 2880, 2880, 32, 4),
+    )
+}
+TINY = Layer("tiny", 48, 64, 32, 4, 2)
+OPS = ("moe_forward", "moe_step")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a compiled program depends on."""
+
+    layer: Layer
+    op: str
+
+    @property
+    def is_step(self) -> bool:
+        """Whether the gradients are wanted too."""
+        return self.op == "moe_step"
+
+
+Run = Callable[..., tuple[jax.Array, ...]]
+
+
+def layer_function(problem: Problem, implementation: object) -> Run:
+    """Of (x, experts, weights, wi_0, wi_1, wo, dy): y and, of a step, all gradients."""
+
+    def forward(experts, x, weights, *matrices):
+        # The layer takes no more of the logits than their shape.
+        logits = jnp.zeros((*experts.shape[:-1], problem.layer.experts), jnp.float32)
+        routing = moe.Routing(logits, experts, weights)
+        return moe.dropless_mlp(x, routing, *matrices, implementation=implementation)
+
+    def run(x, experts, weights, wi_0, wi_1, wo, dy):
+        of = functools.partial(forward, experts)
+        if not problem.is_step:
+            return (of(x, weights, wi_0, wi_1, wo),)
+        y, vjp = jax.vjp(of, x, weights, wi_0, wi_1, wo)
+        return y, *vjp(dy)
+
+    return run
+
+
+# What a kernel does, by what its name contains; the first that fits.
+PARTS = (
+    ("gate, up, activation", r"GatedProduct"),
+    ("gradients of gate and up", r"GatedGradient"),
+    ("gradient of x", r"Paired"),
+    ("gradients of weights", r"RaggedContracting"),
+    ("products of rows", r"RaggedNoncontracting"),
+    ("sort", r"sort|Sort|scan|histogram|count"),
+    ("gather", r"gather|dispatch"),
+    ("combine", r"combine"),
+)
+
+
+def part_of(kernel: str) -> str:
+    """The part of the layer that a kernel of this name is."""
+    return next((part for part, names in PARTS if re.search(names, kernel)), "XLA")
+
+
+def peers(problem: Problem) -> list[Peer]:
+    """The fused layer, the composition of our products, and QuACK's kernels."""
+    implementation = pinned_implementation()
+    products = functools.partial(jgg.ragged_dot, implementation=implementation)
+
+    def ours(name: str, role: Role, implementation: object) -> Peer:
+        function = layer_function(problem, implementation)
+        return JaxPeer(name, role, function, kernels_unavailable_reason, part_of=part_of)
+
+    return [
+        ours("ours", Role.OURS, implementation),
+        ours("ours_unfused", Role.VARIANT, products),
+        QuackLayer(tuned=False),
+        QuackLayer(tuned=True),
+    ]
+
+
+def operands(layer: Layer, seed: int) -> tuple[jax.Array, ...]:
+    """x, experts, weights, wi_0, wi_1, wo and dy: tokens choose by Dirichlet(4) popularity."""
+    rng = np.random.default_rng([seed, layer.tokens, layer.experts])
+    popularity = np.log(rng.dirichlet(np.full(layer.experts, 4.0)))
+    scores = popularity + rng.gumbel(size=(layer.tokens, layer.experts))
+    experts = np.argsort(-scores, axis=1)[:, : layer.top_k].astype(np.int32)
+    weights = rng.uniform(0.1, 1, experts.shape).astype(np.float32)
+    weights /= weights.sum(axis=1, keepdims=True)
+    t, d, f, e = layer.tokens, layer.embed, layer.hidden, layer.experts
+    shapes = [(t, d), (e, d, f), (e, d, f), (e, f, d), (t, d)]
+    scales = [1, d**-0.5, d**-0.5, f**-0.5, 1]
+    x, wi_0, wi_1, wo, dy = (
+        (scale * jax.random.normal(key, shape, jnp.float32)).astype(jnp.bfloat16)
+        for key, shape, scale in zip(
+            jax.random.split(jax.random.key(seed), 5), shapes, scales, strict=True
+        )
+    )
+    return x, jnp.asarray(experts), jnp.asarray(weights), wi_0, wi_1, wo, dy
+
+
+@jax.jit
+def _relative_errors(results, expected):
+    def error(one, other):
+        one, other = one.astype(jnp.float32), other.astype(jnp.float32)
+        return jnp.linalg.norm((one - other).ravel()) / jnp.linalg.norm(other.ravel())
+
+    return [error(*pair) for pair in zip(results, expected, strict=True)]
+
+
+def work(problem: Problem, of_layer: tuple[jax.Array, ...], seed: int) -> Workload:
+    """A layer, judged against the composition of the pure JAX reference's products."""
+    layer, passes = problem.layer, 3 if problem.is_step else 1
+    expected = jax.jit(layer_function(problem, "reference"))(*of_layer)
+
+    def judge(call: Call) -> tuple[check.Error, bool]:
+        errors = _relative_errors(tuple(call.to_jax(call.run())), expected)
+        error = check.Error(max(map(float, errors)))
+        return error, error.within(TOLERANCE)
+
+    t, d, f, e = layer.tokens, layer.embed, layer.hidden, layer.experts
+    written = 2 * (t * d + (problem.is_step * (t * d + 3 * e * d * f)))
+    read = 2 * (t * d * (1 + problem.is_step) + 3 * e * d * f)
+    return Workload(
+        f"{layer.name}/{problem.op}",
+        problem,
+        of_layer,
+        judge,
+        description={
+            "shape": dataclasses.asdict(layer),
+            "op": problem.op,
+            "distribution": "random",
+            "dtype": "bfloat16",
+            "out_dtype": "bfloat16",
+        },
+        flops=passes * 6 * layer.rows * d * f,
+        bytes=read + written,
+        written_bytes=written,
+        seed=seed,
+    )
+
+
+def temporary_bytes(peer: Peer, of_layer: tuple[jax.Array, ...]) -> int | None:
+    """What XLA plans besides operands and results; None of peers that are not JAX's."""
+    if not isinstance(peer, JaxPeer) or peer.unavailable_reason():
+        return None
+    compiled = jax.jit(peer.function).lower(*of_layer).compile()
+    return compiled.memory_analysis().temp_size_in_bytes
+
+
+def memory_table(records: Sequence[Mapping]) -> str:
+    """Temporary memory in MiB, a row a case."""
+    rows = [
+        f"{record['case']:26}"
+        + "".join(
+            f"{name}: {peer['temporary_bytes'] / 2**20:.0f} MiB   "
+            for name, peer in record["peers"].items()
+            if "temporary_bytes" in peer
+        )
+        for record in records
+    ]
+    return "\n".join(["temporary memory", *rows]) if rows else ""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Layers, and what of them."""
+    parser.add_argument("--layers", nargs="+", default=list(LAYERS), choices=LAYERS, metavar="NAME")
+    parser.add_argument("--ops", nargs="+", default=list(OPS), choices=OPS)
+
+
+def complete(options: argparse.Namespace) -> None:
+    """Finds the layers."""
+    options.layers = [TINY] if options.dry_run else [LAYERS[name] for name in options.layers]
+
+
+def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
+    """A job a case."""
+    inputs = LatestInputs(lambda layer: operands(layer, options.seed))
+
+    def measure(problem: Problem) -> dict:
+        of_layer = inputs.of(problem.layer)
+        compared = peers(problem)
+        record = session.compare(work(problem, of_layer, options.seed), compared)
+        for peer in compared:
+            if (size := temporary_bytes(peer, of_layer)) is not None:
+                record["peers"][peer.name]["temporary_bytes"] = size
+        return record
+
+    return [
+        Job(f"{layer.name}/{op}", functools.partial(measure, Problem(layer, op)))
+        for layer in options.layers
+        for op in options.ops
+    ]
+
+
+def texts(results: Mapping) -> list[str]:
+    """The harness's tables, and memory."""
+    return [*report.texts(results), memory_table(results["cases"])]
+
+
+COMMAND = Command(
+    "benchmarks.moe",
+    __doc__,
+    jobs,
+    add_arguments=add_arguments,
+    complete=complete,
+    time_limit=480,
+    texts=texts,
+)
+main = COMMAND.main
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,261 @@
+// Bindings of the kernels of an expert MLP: check the buffers, name the sizes, launch.
+#include <array>
+#include <string>
+
+#include "ffi/buffers.h"
+#include "ffi/element_types.h"
+#include "ffi/handlers.h"
+#include "mlp/gated_ragged_dot.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace jgg {
+namespace {
+
+using sm90::TileConfig;
+using Sizes = ffi::Buffer<ffi::S32>;
+using Floats = ffi::Buffer<ffi::F32>;
+using Result = ffi::Result<ffi::AnyBuffer>;
+using WorkspaceResult = ffi::Result<ffi::Buffer<ffi::U8>>;
+
+// Checks buffers of one product one after the other, and keeps what is wrong with the first that
+// does not fit.
+class Check {
+ public:
+  template <int kRank, class Buffer>
+  void shape(char const* name, Buffer const& buffer, std::array<int, kRank> expected) {
+    if (failed_) return;
+    auto const shape = Shape<kRank>::of(name, buffer);
+    if (!shape) return fail(shape.error());
+    if (shape->batched) return fail(invalid(std::string(name) + " has a batch dimension"));
+    if (auto error = shape->expect(expected, 1); error.failure()) fail(error);
+  }
+
+  template <int kRank, class Buffer>
+  std::array<int, kRank> size(char const* name, Buffer const& buffer) {
+    if (failed_) return {};
+    auto const shape = Shape<kRank>::of(name, buffer);
+    if (!shape) {
+      fail(shape.error());
+      return {};
+    }
+    if (shape->batched) fail(invalid(std::string(name) + " has a batch dimension"));
+    return shape->size;
+  }
+
+  // All of the type of the first.
+  void types(sm90::ElementType& type, std::initializer_list<ffi::DataType> buffers) {
+    if (failed_) return;
+    bool const known = element_type(*buffers.begin(), type) && type != sm90::ElementType::kF32;
+    if (!known) return fail(invalid("the kernels of an expert MLP take bf16 or f16"));
+    for (ffi::DataType const other : buffers) {
+      if (other != *buffers.begin()) return fail(invalid("operands and results differ in type"));
+    }
+  }
+
+  void groups(Sizes group_sizes, Sizes group_offset, int& groups) {
+    groups = size<1>("group_sizes", group_sizes)[0];
+    shape<1>("group_offset", group_offset, {1});
+  }
+
+  bool failed() const { return failed_; }
+  ffi::Error error() const { return error_; }
+
+ private:
+  void fail(ffi::Error error) {
+    failed_ = true;
+    error_ = error;
+  }
+
+  bool failed_ = false;
+  ffi::Error error_ = ffi::Error::Success();
+};
+
+mlp::Activation activation(float alpha, float cubic, float limit, float shift) {
+  return {alpha, cubic, limit, shift};
+}
+
+ffi::Error gated_ragged_dot(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer gate_weights,
+                            ffi::AnyBuffer up_weights, Floats weights, Sizes group_sizes,
+                            Sizes group_offset, Result hidden, Result gate, Result up,
+                            WorkspaceResult, bool has_weights, float alpha, float cubic,
+                            float limit, float shift, int32_t tile_m, int32_t tile_n,
+                            int32_t cluster) {
+  Check check;
+  mlp::GatedArguments a{};
+  auto const [m, k] = check.size<2>("x", x);
+  auto const [local_groups, rows, n] = check.size<3>("the gate's weights", gate_weights);
+  check.shape<3>("the gate's weights", gate_weights, {local_groups, k, n});
+  check.shape<3>("the up projection's weights", up_weights, {local_groups, k, n});
+  check.shape<1>("weights", weights, {has_weights ? m : 1});
+  check.groups(group_sizes, group_offset, a.groups);
+  check.shape<2>("hidden", *hidden, {m, n});
+  check.types(a.type, {x.element_type(), gate_weights.element_type(), up_weights.element_type(),
+                       hidden->element_type(), gate->element_type(), up->element_type()});
+  bool const keeps_gate = gate->element_count() > 0;
+  if (keeps_gate) {
+    check.shape<2>("gate", *gate, {m, n});
+    check.shape<2>("up", *up, {m, n});
+  }
+  if (check.failed()) return check.error();
+
+  a.x = x.untyped_data();
+  a.gate_weights = gate_weights.untyped_data();
+  a.up_weights = up_weights.untyped_data();
+  a.weights = has_weights ? weights.typed_data() : nullptr;
+  a.group_sizes = group_sizes.typed_data();
+  a.group_offset = group_offset.typed_data();
+  a.hidden = hidden->untyped_data();
+  a.gate = keeps_gate ? gate->untyped_data() : nullptr;
+  a.up = keeps_gate ? up->untyped_data() : nullptr;
+  a.activation = activation(alpha, cubic, limit, shift);
+  a.local_groups = local_groups;
+  a.m = m;
+  a.k = k;
+  a.n = n;
+  return launched(mlp::gated_ragged_dot(TileConfig{tile_m, tile_n, cluster}, a, stream),
+                  "gated_ragged_dot");
+}
+
+ffi::Error gated_gradient(cudaStream_t stream, ffi::AnyBuffer dy, ffi::AnyBuffer down_weights,
+                          ffi::AnyBuffer gate, ffi::AnyBuffer up, Floats weights, Sizes group_sizes,
+                          Sizes group_offset, Result dgate, Result dup, Result hidden,
+                          ffi::Result<Floats> dweights, WorkspaceResult, bool has_weights,
+                          float alpha, float cubic, float limit, float shift, int32_t tile_m,
+                          int32_t tile_n, int32_t cluster) {
+  Check check;
+  mlp::GatedGradientArguments a{};
+  auto const [m, k] = check.size<2>("dy", dy);
+  auto const [local_groups, n, columns] = check.size<3>("the down projection", down_weights);
+  check.shape<3>("the down projection", down_weights, {local_groups, n, k});
+  check.shape<2>("gate", gate, {m, n});
+  check.shape<2>("up", up, {m, n});
+  check.shape<1>("weights", weights, {has_weights ? m : 1});
+  check.groups(group_sizes, group_offset, a.groups);
+  check.shape<2>("dgate", *dgate, {m, n});
+  check.shape<2>("dup", *dup, {m, n});
+  check.shape<2>("hidden", *hidden, {m, n});
+  int const sums = (n + mlp::kGradientColumns - 1) / mlp::kGradientColumns;
+  check.shape<2>("dweights", *dweights, {sums, m});
+  check.types(a.type, {dy.element_type(), down_weights.element_type(), gate.element_type(),
+                       up.element_type(), dgate->element_type(), dup->element_type(),
+                       hidden->element_type()});
+  if (check.failed()) return check.error();
+
+  a.dy = dy.untyped_data();
+  a.down_weights = down_weights.untyped_data();
+  a.gate = gate.untyped_data();
+  a.up = up.untyped_data();
+  a.weights = has_weights ? weights.typed_data() : nullptr;
+  a.group_sizes = group_sizes.typed_data();
+  a.group_offset = group_offset.typed_data();
+  a.dgate = dgate->untyped_data();
+  a.dup = dup->untyped_data();
+  a.hidden = hidden->untyped_data();
+  a.dweights = dweights->typed_data();
+  a.activation = activation(alpha, cubic, limit, shift);
+  a.local_groups = local_groups;
+  a.m = m;
+  a.k = k;
+  a.n = n;
+  return launched(mlp::gated_gradient(TileConfig{tile_m, tile_n, cluster}, a, stream),
+                  "gated_ragged_dot_transpose");
+}
+
+ffi::Error paired_ragged_dot(cudaStream_t stream, ffi::AnyBuffer first_lhs,
+                             ffi::AnyBuffer second_lhs, ffi::AnyBuffer first_rhs,
+                             ffi::AnyBuffer second_rhs, Sizes group_sizes, Sizes group_offset,
+                             Result out, WorkspaceResult, int32_t tile_m, int32_t tile_n,
+                             int32_t cluster) {
+  Check check;
+  mlp::PairedArguments a{};
+  auto const [m, k] = check.size<2>("the first lhs", first_lhs);
+  auto const [local_groups, n, depth] = check.size<3>("the first rhs", first_rhs);
+  check.shape<2>("the second lhs", second_lhs, {m, k});
+  check.shape<3>("the first rhs", first_rhs, {local_groups, n, k});
+  check.shape<3>("the second rhs", second_rhs, {local_groups, n, k});
+  check.groups(group_sizes, group_offset, a.groups);
+  check.shape<2>("out", *out, {m, n});
+  check.types(a.type, {first_lhs.element_type(), second_lhs.element_type(),
+                       first_rhs.element_type(), second_rhs.element_type(), out->element_type()});
+  if (check.failed()) return check.error();
+
+  a.lhs[0] = first_lhs.untyped_data();
+  a.lhs[1] = second_lhs.untyped_data();
+  a.rhs[0] = first_rhs.untyped_data();
+  a.rhs[1] = second_rhs.untyped_data();
+  a.group_sizes = group_sizes.typed_data();
+  a.group_offset = group_offset.typed_data();
+  a.out = out->untyped_data();
+  a.local_groups = local_groups;
+  a.m = m;
+  a.k = k;
+  a.n = n;
+  return launched(mlp::paired_ragged_dot(TileConfig{tile_m, tile_n, cluster}, a, stream),
+                  "paired_ragged_dot");
+}
+
+}  // namespace
+}  // namespace jgg
+
+// The workspace of each is unused: all kernels of ragged products have one.
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JggGatedRaggedDot, jgg::gated_ragged_dot,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
+                                  .Arg<xla::ffi::AnyBuffer>()  // x
+                                  .Arg<xla::ffi::AnyBuffer>()  // the gate's weights
+                                  .Arg<xla::ffi::AnyBuffer>()  // the up projection's weights
+                                  .Arg<jgg::Floats>()          // weights
+                                  .Arg<jgg::Sizes>()           // group_sizes
+                                  .Arg<jgg::Sizes>()           // group_offset
+                                  .Ret<xla::ffi::AnyBuffer>()  // hidden
+                                  .Ret<xla::ffi::AnyBuffer>()  // gate, empty if it is not wanted
+                                  .Ret<xla::ffi::AnyBuffer>()  // up, likewise
+                                  .Ret<xla::ffi::Buffer<xla::ffi::U8>>()  // workspace
+                                  .Attr<bool>("has_weights")
+                                  .Attr<float>("alpha")
+                                  .Attr<float>("cubic")
+                                  .Attr<float>("limit")
+                                  .Attr<float>("shift")
+                                  .Attr<int32_t>("tile_m")
+                                  .Attr<int32_t>("tile_n")
+                                  .Attr<int32_t>("cluster"),
+                              {xla::ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JggGatedRaggedDotTranspose, jgg::gated_gradient,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
+                                  .Arg<xla::ffi::AnyBuffer>()  // dy
+                                  .Arg<xla::ffi::AnyBuffer>()  // the down projection's weights
+                                  .Arg<xla::ffi::AnyBuffer>()  // gate
+                                  .Arg<xla::ffi::AnyBuffer>()  // up
+                                  .Arg<jgg::Floats>()          // weights
+                                  .Arg<jgg::Sizes>()           // group_sizes
+                                  .Arg<jgg::Sizes>()           // group_offset
+                                  .Ret<xla::ffi::AnyBuffer>()  // dgate
+                                  .Ret<xla::ffi::AnyBuffer>()  // dup
+                                  .Ret<xla::ffi::AnyBuffer>()  // hidden
+                                  .Ret<jgg::Floats>()          // dweights, in parts
+                                  .Ret<xla::ffi::Buffer<xla::ffi::U8>>()  // workspace
+                                  .Attr<bool>("has_weights")
+                                  .Attr<float>("alpha")
+                                  .Attr<float>("cubic")
+                                  .Attr<float>("limit")
+                                  .Attr<float>("shift")
+                                  .Attr<int32_t>("tile_m")
+                                  .Attr<int32_t>("tile_n")
+                                  .Attr<int32_t>("cluster"),
+                              {xla::ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JggPairedRaggedDot, jgg::paired_ragged_dot,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
+                                  .Arg<xla::ffi::AnyBuffer>()             // the first lhs
+                                  .Arg<xla::ffi::AnyBuffer>()             // the second lhs
+                                  .Arg<xla::ffi::AnyBuffer>()             // the first rhs
+                                  .Arg<xla::ffi::AnyBuffer>()             // the second rhs
+                                  .Arg<jgg::Sizes>()                      // group_sizes
+                                  .Arg<jgg::Sizes>()                      // group_offset
+                                  .Ret<xla::ffi::AnyBuffer>()             // out
+                                  .Ret<xla::ffi::Buffer<xla::ffi::U8>>()  // workspace
+                                  .Attr<int32_t>("tile_m")
+                                  .Attr<int32_t>("tile_n")
+                                  .Attr<int32_t>("cluster"),
+                              {xla::ffi::Traits::kCmdBufferCompatible});

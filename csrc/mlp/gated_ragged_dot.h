@@ -1,0 +1,91 @@
+// What the bindings see of the kernels of an expert MLP: arguments in, a launch on a stream out. No
+// CUTLASS here.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "sm90/ragged_dot.h"
+#include "sm90/tile_config.h"
+
+namespace jgg::mlp {
+
+// hidden = g sigmoid(alpha g (1 + cubic g^2)) (u + shift), of g = min(gate, limit) and u = up
+// clamped to +-limit. Zero where gate is.
+struct Activation {
+  float alpha;
+  float cubic;
+  float limit;
+  float shift;
+};
+
+// x [m, k] times weights [local_groups, k, n] each, for gate and up; results are [m, n]. Rows of x
+// are those of `rows`, which says how many groups there are and which of them are local.
+struct GatedArguments {
+  void const* x;
+  void const* gate_weights;
+  void const* up_weights;
+  float const* weights;  // [m], null for ones
+  int const* group_sizes;
+  int const* group_offset;
+  void* hidden;
+  void* gate;  // null if neither gate nor up is wanted
+  void* up;
+  sm90::ElementType type;
+  Activation activation;
+  int groups;
+  int local_groups;
+  int m;
+  int k;
+  int n;
+};
+
+// The gradients of the above, from dy [m, k] and the weights [local_groups, n, k] that hidden was
+// multiplied by: dh = dy weights^T, and from it those of gate and up, and that of a row's weight as
+// one sum for each kGradientColumns columns. Results are [m, n] and [ceil(n / 256), m].
+struct GatedGradientArguments {
+  void const* dy;
+  void const* down_weights;
+  void const* gate;
+  void const* up;
+  float const* weights;  // [m], null for ones
+  int const* group_sizes;
+  int const* group_offset;
+  void* dgate;
+  void* dup;
+  void* hidden;
+  float* dweights;
+  sm90::ElementType type;
+  Activation activation;
+  int groups;
+  int local_groups;
+  int m;
+  int k;
+  int n;
+};
+
+constexpr int kGradientColumns = 256;
+
+// out [m, n] = lhs[0] rhs[0]^T + lhs[1] rhs[1]^T, with lhs [m, k] and rhs [local_groups, n, k].
+struct PairedArguments {
+  void const* lhs[2];
+  void const* rhs[2];
+  int const* group_sizes;
+  int const* group_offset;
+  void* out;
+  sm90::ElementType type;
+  int groups;
+  int local_groups;
+  int m;
+  int k;
+  int n;
+};
+
+// cudaErrorInvalidConfiguration if there is no such kernel.
+cudaError_t gated_ragged_dot(sm90::TileConfig config, GatedArguments const& arguments,
+                             cudaStream_t stream);
+cudaError_t gated_gradient(sm90::TileConfig config, GatedGradientArguments const& arguments,
+                           cudaStream_t stream);
+cudaError_t paired_ragged_dot(sm90::TileConfig config, PairedArguments const& arguments,
+                              cudaStream_t stream);
+
+}  // namespace jgg::mlp

@@ -1,0 +1,79 @@
+// The sum of two products that have the same rows and results: one product whose contracted
+// dimension is that of the first and then that of the second.
+#pragma once
+
+#include "mlp/gated_ragged_dot.h"
+#include "sm90/ragged_noncontracting.h"
+
+namespace jgg::mlp {
+
+template <class Config_>
+struct PairedProduct : sm90::RaggedNoncontracting<Config_> {
+  using Config = Config_;
+  using Rows = sm90::RaggedNoncontracting<Config>;
+  static_assert(!Rows::kHasHeads);
+
+  // Those of the first product, whose k is that of both.
+  struct Params : Rows::Params {
+    CUtensorMap second_lhs;
+    CUtensorMap second_rhs;
+    int second_k;  // where the second product begins: whole steps, the last one filled with zeros
+  };
+
+  template <class Loader>
+  __device__ static void load_lhs(Params const& params, WorkTile const& work, int k, int row,
+                                  Loader const& loader, uint8_t* to, int box, bool shared) {
+    bool const first = k < params.second_k;
+    loader.load(first ? params.lhs : params.second_lhs, to, box, shared,
+                first ? k : k - params.second_k, sm90::kRaggedRows - work.extent + work.m + row,
+                sm90::kRaggedRows, work.begin + work.extent);
+  }
+
+  template <class Loader>
+  __device__ static void load_rhs(Params const& params, WorkTile const& work, int k, int column,
+                                  Loader const& loader, uint8_t* to, int box, bool shared) {
+    bool const first = k < params.second_k;
+    loader.load(first ? params.rhs : params.second_rhs, to, box, shared,
+                first ? k : k - params.second_k, work.n + column, work.group);
+  }
+
+  static cudaError_t make_params(PairedArguments const& a, Params& params) {
+    static_assert(Config::kRhsMajor == cute::GMMA::Major::K);
+    sm90::RaggedDotArguments product{};
+    product.group_sizes = a.group_sizes;
+    product.group_offset = a.group_offset;
+    product.out = a.out;
+    product.type = product.out_type = a.type;
+    product.transpose_rhs = true;
+    product.batches = 1;
+    product.groups = a.groups;
+    product.local_groups = a.local_groups;
+    product.m = a.m;
+    product.k = a.k;
+    product.n = a.n;
+    typename Rows::Params second;
+    product.lhs = a.lhs[1];
+    product.rhs = a.rhs[1];
+    cudaError_t status = Rows::make_params(product, second);
+    if (status != cudaSuccess) return status;
+    product.lhs = a.lhs[0];
+    product.rhs = a.rhs[0];
+    status = Rows::make_params(product, params);
+    if (status != cudaSuccess) return status;
+
+    params.second_lhs = second.lhs;
+    params.second_rhs = second.rhs;
+    params.second_k = ceil_div(a.k, Config::kTileK) * Config::kTileK;
+    params.k = 2 * params.second_k;
+    params.keeps_step =
+        params.k / Config::kTileK >= sm90::kLockstepSteps && a.m / a.groups > sm90::kLockstepRows;
+    return cudaSuccess;
+  }
+
+  static int64_t max_units(PairedArguments const& a) {
+    int64_t const row_tiles = ceil_div(a.m, Config::kTileM) + int64_t(a.groups);
+    return row_tiles * ceil_div(a.n, Config::kTileN);
+  }
+};
+
+}  // namespace jgg::mlp

@@ -1,0 +1,82 @@
+// Adds up the rows of every token.
+#include "rows/vector.h"
+
+namespace jgg::rows {
+namespace {
+
+// `kAtOnce` rows are on their way to a thread at a time: two of them leave registers for more
+// threads than eight do.
+template <class T, bool kAligned, bool kWeighted, int kAtOnce>
+__global__ void __launch_bounds__(kThreads)
+    combine_rows_kernel(CombineArguments arguments, Sharing sharing) {
+  using Part = Vector<T, kAligned>;
+  Pairs const& pairs = arguments.pairs;
+  int const batch = blockIdx.z, columns = arguments.shape.columns;
+  Place const place(sharing, blockIdx.x, gridDim.x);
+  int const column = place.vector * Part::kElements;
+  if (place.row >= pairs.tokens || column >= columns) return;
+
+  unsigned const rows = valid_rows(arguments.rows, batch);
+  int64_t const token = place.row;
+  int const* const row_of = pairs.row.of(batch) + token * pairs.choices;
+  float const* const weight_of =
+      kWeighted ? pairs.weights.of(batch) + token * pairs.choices : nullptr;
+  auto const* const y = reinterpret_cast<T const*>(static_cast<char const*>(arguments.y.data) +
+                                                   batch * arguments.y.stride) +
+                        column;
+  float sum[Part::kElements] = {};
+  for (int first = 0; first < pairs.choices; first += kAtOnce) {
+    unsigned row[kAtOnce];
+    float weight[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      bool const exists = first + i < pairs.choices;
+      row[i] = exists ? __ldg(row_of + first + i) : ~0u;
+      if constexpr (kWeighted) weight[i] = exists ? __ldg(weight_of + first + i) : 0;
+    }
+    Part part[kAtOnce];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      part[i] = {};
+      if (row[i] < rows) part[i] = Part::load_once(y + static_cast<int64_t>(row[i]) * columns);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      // A weight without a row may be anything, and zero times it not a zero.
+      if (row[i] >= rows) continue;
+#pragma unroll
+      for (int j = 0; j < Part::kElements; ++j) {
+        sum[j] = kWeighted ? fmaf(weight[i], part[i][j], sum[j]) : sum[j] + part[i][j];
+      }
+    }
+  }
+  T* const x = static_cast<T*>(arguments.x) +
+               (static_cast<int64_t>(batch) * pairs.tokens + token) * columns + column;
+  Part::of([&](int j) { return sum[j]; }).store(x);
+}
+
+template <class T, bool kAligned, bool kWeighted>
+auto kernel_for(int choices) {
+  if (!kAligned || choices > 4) return combine_rows_kernel<T, kAligned, kWeighted, 8>;
+  if (choices > 2) return combine_rows_kernel < T, kAligned, kWeighted, kAligned ? 4 : 8 > ;
+  return combine_rows_kernel < T, kAligned, kWeighted, kAligned ? 2 : 8 > ;
+}
+
+}  // namespace
+
+cudaError_t combine_rows(CombineArguments const& arguments, cudaStream_t stream) {
+  return with_type(arguments.shape, [&](auto type, auto aligned) {
+    using T = typename decltype(type)::type;
+    using Part = Vector<T, aligned.value>;
+    auto const sharing = Sharing::of(arguments.shape.columns / Part::kElements, 128, true);
+    int64_t const down = divide_up(arguments.pairs.tokens, sharing.down());
+    int const choices = arguments.pairs.choices;
+    auto const kernel = arguments.pairs.weights.data ? kernel_for<T, aligned.value, true>(choices)
+                                                     : kernel_for<T, aligned.value, false>(choices);
+    kernel<<<sharing.grid(down, arguments.shape.batches), sharing.block(), 0, stream>>>(arguments,
+                                                                                        sharing);
+    return cudaGetLastError();
+  });
+}
+
+}  // namespace jgg::rows

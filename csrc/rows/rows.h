@@ -1,0 +1,87 @@
+// The kernels that move rows of a mixture-of-experts layer, as the bindings see them.
+//
+// A token has `choices` pairs, (token, choice), and a pair at most one row of [rows, columns]:
+// its expert's copy of the token. Three functions of tokens x, rows y and weights w are the partial
+// derivatives of the sum of w[t, c] <x[t], y[row of (t, c)]> over all pairs that have a row:
+// `dispatch_rows` that by y, `combine_rows` that by x and `row_dots` that by w.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace jgg::rows {
+
+enum class ElementType { kBf16, kF16, kF32 };
+
+// One operand for each batch, or, with a stride of 0, the same for all.
+template <class T>
+struct Batched {
+  T* data = nullptr;
+  int64_t stride = 0;  // elements from one batch to the next
+
+  __device__ T* of(int batch) const { return data + batch * stride; }
+};
+
+// Rows at or past `count` are neither read nor written, nor are those that no index is in range of.
+struct RowCount {
+  Batched<int const> count;  // null: all rows
+  int rows;
+};
+
+struct Pairs {
+  Batched<int const> row;        // [tokens, choices]: a pair's row, out of range if it has none
+  Batched<float const> weights;  // [tokens, choices], null: ones
+  int tokens;
+  int choices;
+};
+
+struct Shape {
+  ElementType type;
+  int columns;
+  int batches;
+};
+
+// y[i] = w[index[i]] x[index[i] / divisor], zeros where the index is not in [0, tokens * divisor).
+struct GatherArguments {
+  Shape shape;
+  RowCount rows;
+  Batched<void const> x;         // [tokens, columns], the stride in bytes
+  Batched<int const> index;      // [rows]
+  Batched<float const> weights;  // [tokens, divisor], null: ones
+  int tokens;
+  unsigned divisor;
+  void* y;  // [batches, rows, columns]
+};
+
+// y[row of (t, c)] = w[t, c] x[t]: the same where `index` and the pairs are inverse to each other.
+struct DispatchArguments {
+  GatherArguments gather;  // whose weights are those of the pairs
+  Pairs pairs;
+};
+
+// x[t] = sum of w[t, c] y[row of (t, c)], added up in float32 in the order of the choices.
+struct CombineArguments {
+  Shape shape;
+  RowCount rows;
+  Pairs pairs;
+  Batched<void const> y;  // [rows, columns], the stride in bytes
+  void* x;                // [batches, tokens, columns]
+};
+
+// w[t, c] = <x[t], y[row of (t, c)]> in float32, zero for a pair without a row.
+struct DotsArguments {
+  Shape shape;
+  RowCount rows;
+  Pairs pairs;            // without weights
+  Batched<void const> x;  // [tokens, columns], strides in bytes
+  Batched<void const> y;  // [rows, columns]
+  float* weights;         // [batches, tokens, choices]
+};
+
+cudaError_t gather_rows(GatherArguments const& arguments, cudaStream_t stream);
+cudaError_t dispatch_rows(DispatchArguments const& arguments, cudaStream_t stream);
+cudaError_t combine_rows(CombineArguments const& arguments, cudaStream_t stream);
+cudaError_t row_dots(DotsArguments const& arguments, cudaStream_t stream);
+
+}  // namespace jgg::rows

@@ -1,0 +1,117 @@
+"""What a plan of a list of products is made for: static shapes, dtypes and layouts."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from jax_grouped_gemm._src.lists.grouped_gemm.schedule import Shape
+
+Scheduler = Literal["device", "host_precomputed"]
+SCHEDULERS: tuple[Scheduler, ...] = ("device", "host_precomputed")
+
+LISTED = 4  # entries of a list that a description names
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A stack of `g` products of [m, k] and [k, n], and how their operands are stored."""
+
+    g: int
+    m: int
+    n: int
+    k: int
+    transpose_lhs: bool
+    transpose_rhs: bool
+
+    @property
+    def shape(self) -> Shape:
+        """Without the layouts."""
+        return Shape(self.g, self.m, self.n, self.k)
+
+    def __str__(self) -> str:
+        def stored(rows, columns, transposed):
+            shape = [self.g, columns, rows] if transposed else [self.g, rows, columns]
+            return f"{shape}{'^T' * transposed}"
+
+        lhs, rhs = (
+            stored(self.m, self.k, self.transpose_lhs),
+            stored(self.k, self.n, self.transpose_rhs),
+        )
+        return f"{lhs} x {rhs}"
+
+
+@dataclasses.dataclass(frozen=True)
+class GroupedGemmProblem:
+    """Static description of the products of a list.
+
+    Attributes:
+      entries: the shapes, in the caller's order.
+      dtype, result_dtype: element types.
+      has_alpha, has_beta, has_c: which optional operands there are.
+      alpha, beta: the numbers that missing scales stand for.
+      scheduler, sort_problems: as for `grouped_gemm`.
+    """
+
+    entries: tuple[Entry, ...]
+    dtype: np.dtype
+    result_dtype: np.dtype
+    has_alpha: bool
+    has_beta: bool
+    has_c: bool
+    alpha: complex
+    beta: complex
+    scheduler: Scheduler
+    sort_problems: bool
+    op: str = "grouped_gemm"
+
+    @classmethod
+    def of(cls, avals: Sequence[Any], params: Mapping[str, Any]) -> GroupedGemmProblem:
+        """The problem of a `grouped_gemm` primitive with operands of the given abstract values."""
+        count = params["num_problems"]
+        first = count * params["has_alpha"]
+        lhs, rhs = avals[first : first + count], avals[first + count : first + 2 * count]
+        entries = []
+        for a, b, a_transposed, b_transposed in zip(
+            lhs, rhs, params["transpose_lhs"], params["transpose_rhs"], strict=True
+        ):
+            m, k = a.shape[1:][::-1] if a_transposed else a.shape[1:]
+            n = b.shape[1 if b_transposed else 2]
+            entries.append(Entry(a.shape[0], m, n, k, a_transposed, b_transposed))
+        fields = ("has_alpha", "has_beta", "has_c", "alpha", "beta", "scheduler", "sort_problems")
+        return cls(
+            entries=tuple(entries),
+            dtype=lhs[0].dtype,
+            result_dtype=np.dtype(params["result_dtype"]),
+            **{name: params[name] for name in fields},
+        )
+
+    @property
+    def multiply_adds(self) -> int:
+        """Of all products."""
+        return sum(math.prod(entry.shape) for entry in self.entries)
+
+    @property
+    def operand_bytes(self) -> int:
+        """Of the factors."""
+        return self.dtype.itemsize * sum(e.g * e.k * (e.m + e.n) for e in self.entries)
+
+    @property
+    def result_bytes(self) -> int:
+        """Of the results, and of c, which has their dtype in the kernel."""
+        arrays = 1 + self.has_c
+        return arrays * self.result_dtype.itemsize * sum(e.g * e.m * e.n for e in self.entries)
+
+    def __str__(self) -> str:
+        c = ", with c" if self.has_c else ""
+        return f"{self.op} {self.dtype} {listed(self.entries)} -> {self.result_dtype}{c}"
+
+
+def listed(items: Sequence[Any], separator: str = ", ") -> str:
+    """The first items, and how many more there are."""
+    named = separator.join(map(str, items[:LISTED]))
+    return named if len(items) <= LISTED else f"{named} and {len(items) - LISTED} more"

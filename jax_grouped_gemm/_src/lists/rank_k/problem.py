@@ -1,0 +1,101 @@
+"""What a plan of symmetric updates is made for: static shapes and dtypes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Stack:
+    """Matrices of one shape: `g` results of [n, n] from operands of [n, k]."""
+
+    g: int
+    n: int
+    k: int
+
+
+@dataclasses.dataclass(frozen=True)
+class RankKProblem:
+    """Static description of the updates of a list of stacks.
+
+    Attributes:
+      op: "rank_k" or "rank_2k".
+      stacks: the shapes.
+      dtype, result_dtype: element types.
+      transpose: whether operands are stored [g, k, n].
+      has_c: whether c is added, and kept in the other triangle.
+      upper: whether the upper triangle is computed.
+      symmetrize: whether the other triangle is the mirror image.
+      hermitian: whether products are with the conjugate transpose.
+    """
+
+    op: str
+    stacks: tuple[Stack, ...]
+    dtype: np.dtype
+    result_dtype: np.dtype
+    transpose: bool
+    has_c: bool
+    upper: bool
+    symmetrize: bool
+    hermitian: bool
+
+    @classmethod
+    def of(cls, avals: Sequence[Any], params: Mapping[str, Any]) -> RankKProblem:
+        """The problem of a `rank_k` primitive with operands of the given abstract values."""
+        count = params["num_problems"]
+        operands = avals[count : 2 * count]
+        n_axis, k_axis = (2, 1) if params["transpose"] else (1, 2)
+        return cls(
+            op="rank_2k" if params["has_b"] else "rank_k",
+            stacks=tuple(Stack(x.shape[0], x.shape[n_axis], x.shape[k_axis]) for x in operands),
+            dtype=operands[0].dtype,
+            result_dtype=np.dtype(params["result_dtype"]),
+            transpose=params["transpose"],
+            has_c=params["has_c"],
+            upper=params["upper"],
+            symmetrize=params["symmetrize"],
+            hermitian=params["hermitian"],
+        )
+
+    @property
+    def num_products(self) -> int:
+        """Of two factors, that are added up in each result."""
+        return 2 if self.op == "rank_2k" else 1
+
+    @property
+    def useful(self) -> float:
+        """The products of two elements that the results need."""
+        per_product = sum(s.g * s.n * (s.n + 1) / 2 * s.k for s in self.stacks)
+        return per_product * self.num_products
+
+    @property
+    def operand_bytes(self) -> int:
+        """Of the factors."""
+        elements = self.num_products * sum(s.g * s.n * s.k for s in self.stacks)
+        return self.dtype.itemsize * elements
+
+    @property
+    def result_bytes(self) -> float:
+        """Of the triangles that are written, and of c, of which one is read."""
+        elements = sum(s.g * s.n * (s.n + 1) / 2 for s in self.stacks)
+        return self.result_dtype.itemsize * elements * (1 + self.symmetrize + self.has_c)
+
+    def __str__(self) -> str:
+        shapes = ", ".join(
+            f"{[s.g, s.k, s.n]}^T" if self.transpose else str([s.g, s.n, s.k]) for s in self.stacks
+        )
+        triangle = "upper" if self.upper else "lower"
+        form = f"{triangle} triangle, {'mirrored' if self.symmetrize else 'alone'}"
+        c = ", with c" if self.has_c else ""
+        return f"{self.op} {self.dtype} {shapes} -> {self.result_dtype}, {form}{c}"
+
+
+def launch_order(problem: RankKProblem) -> list[int]:
+    """The stacks that have results, longest tiles first: short ones even out the end."""
+    stacks = problem.stacks
+    nonempty = (i for i, s in enumerate(stacks) if 0 not in (s.g, s.n))
+    return sorted(nonempty, key=lambda i: -stacks[i].k)

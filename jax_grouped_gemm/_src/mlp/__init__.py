@@ -1,0 +1,1 @@
+"""The MLPs of experts: ragged products with an activation between them, as one operation."""

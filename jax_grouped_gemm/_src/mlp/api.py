@@ -1,0 +1,259 @@
+"""The MLP of experts on rows sorted by expert: `ragged_mlp`, and its first half alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import ArrayLike, DTypeLike
+
+from jax_grouped_gemm._src.activations import Activation, as_activation
+from jax_grouped_gemm._src.arguments import (
+    Implementation,
+    as_array,
+    canonical_offset,
+    check_group_count,
+    checked_group_sizes,
+    refuse_sharded,
+)
+from jax_grouped_gemm._src.arithmetic import at_least_float32
+from jax_grouped_gemm._src.mlp import plan, primitive, reference
+from jax_grouped_gemm._src.mlp import rows as token_rows
+from jax_grouped_gemm._src.mlp.primitive import Options
+from jax_grouped_gemm._src.moe.biases import with_bias
+from jax_grouped_gemm._src.varying import align_varying
+
+Biases = tuple[jax.Array | None, ...]
+ActivationLike = str | Callable[[jax.Array], jax.Array] | Activation
+
+
+def ragged_mlp(
+    x: ArrayLike,
+    wi_0: ArrayLike,
+    wi_1: ArrayLike | None,
+    wo: ArrayLike,
+    group_sizes: ArrayLike,
+    *,
+    rows: ArrayLike | None = None,
+    weights: ArrayLike | None = None,
+    biases: Biases | None = None,
+    activation: ActivationLike = "silu",
+    precision: lax.PrecisionLike = None,
+    group_offset: ArrayLike | None = None,
+    implementation: Implementation = None,
+) -> jax.Array:
+    """The MLPs of experts: weights * ((activation(x wi_0) * (x wi_1)) wo), [m, D] -> [m, D].
+
+    The first `group_sizes[0]` rows go through the matrices of expert 0, the next `group_sizes[1]`
+    through those of expert 1, and so on. Rows that no group owns are exactly zero in the result and
+    in gradients, whatever they hold, NaN and infinity included.
+
+    On operands of one 16-bit dtype, with `wi_1`, without biases, one kernel computes gate, up and
+    activation, and of the backward pass one the gradients of gate, up and weights, and one the
+    gradient of the rows of x. Everything else is composed of ragged products, and `explain` says
+    why. The result is the same but for the accuracy of the activation: gate and up are rounded to
+    the dtype of the operands, hidden is computed from those and rounded once.
+
+    The backward pass keeps x, gate, up, weights, rows and the group sizes, and no rows of x, where
+    `wi_1` is given, biases are not and all matrices have one dtype. Gate and up have the names
+    "mlpwi_0" and "mlpwi_1" for policies of `jax.checkpoint`; one that keeps neither computes both
+    again. Second derivatives are those of the composition.
+
+    Args:
+      x: tokens [T, D] with `rows`, else rows [m, D] sorted by expert.
+      wi_0, wi_1: gate and up projections [g, D, F]. Without `wi_1` (None) a hidden layer is
+        activation(x wi_0).
+      wo: down projections [g, F, D].
+      group_sizes: [G] of any integer dtype, rows per expert, see `ragged_dot`.
+      rows: integers [m], the token that each row is a copy of; the rows are sorted by expert. A row
+        whose token is not in [0, T) is zero.
+      weights: [m], of each row, such as the router's, by default ones.
+      biases: of wi_0, wi_1 and wo: [g, F], [g, F] and [g, D], each of which may be None. The last
+        is multiplied by the row's weight too.
+      activation: "silu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu_oai" or "clamped_silu" as in
+        `moe.dropless_mlp`; a `moe.Activation`; or an elementwise function of the gate. Kernels have
+        those that are a gate times its sigmoid: not "gelu", "relu", "relu2", nor other functions.
+      precision: of the products, see `ragged_dot`.
+      group_offset: integer scalar or [1], possibly traced: the matrices `[i]` belong to the group
+        `group_offset + i` of `group_sizes`; the rows of all other groups are zero.
+      implementation: None takes the CUDA kernels where they apply and the reference elsewhere;
+        "cuda" insists on kernels, fused or not; "reference" is the pure JAX implementation.
+
+    Returns:
+      [m, D], in the dtype to which x and the matrices promote.
+
+    Raises:
+      TypeError: an argument has an unsuitable type, dtype or shape.
+      ValueError: `activation`, `implementation` or `precision` is invalid, or the number of groups
+        does not fit that of the matrices.
+      NotImplementedError: an operand is sharded over explicit mesh axes, or "cuda" was asked for
+        and no kernel can run; the latter is raised when the function is lowered, with the reason.
+    """
+    given = dict(x=x, wi_0=wi_0, wi_1=wi_1, wo=wo, rows=rows, weights=weights)
+    operands, options = _checked(
+        "ragged_mlp", given, biases, group_sizes, group_offset, activation, precision,
+        implementation,
+    )  # fmt: skip
+    return of_operands(options, operands)
+
+
+def gated_ragged_dot(
+    x: ArrayLike,
+    wi_0: ArrayLike,
+    wi_1: ArrayLike | None,
+    group_sizes: ArrayLike,
+    *,
+    rows: ArrayLike | None = None,
+    weights: ArrayLike | None = None,
+    biases: Biases | None = None,
+    activation: ActivationLike = "silu",
+    preferred_element_type: DTypeLike | None = None,
+    precision: lax.PrecisionLike = None,
+    group_offset: ArrayLike | None = None,
+    implementation: Implementation = None,
+) -> jax.Array:
+    """The hidden layers of experts: weights * activation(x wi_0) * (x wi_1), [m, D] -> [m, F].
+
+    `ragged_mlp` without its down projection: for inference, and for layers with a backward pass of
+    their own. Its derivatives are those of the composition, so to train, take `ragged_mlp`.
+
+    Args:
+      x, wi_0, wi_1, group_sizes, rows, weights, activation, precision, group_offset,
+        implementation: see `ragged_mlp`.
+      biases: of wi_0 and wi_1, [g, F] each, each of which may be None.
+      preferred_element_type: dtype of the result, by default that of gate. Hidden is rounded to
+        that of gate first.
+
+    Returns:
+      [m, F], exactly zero in rows that no group owns.
+
+    Raises:
+      TypeError, ValueError, NotImplementedError: see `ragged_mlp`.
+    """
+    given = dict(x=x, wi_0=wi_0, wi_1=wi_1, rows=rows, weights=weights)
+    operands, options = _checked(
+        "gated_ragged_dot", given, biases, group_sizes, group_offset, activation, precision,
+        implementation,
+    )  # fmt: skip
+    operands["x"] = _on_rows(operands)
+    (hidden,) = primitive.gated_ragged_dot(options, operands, residuals=False)
+    return hidden if preferred_element_type is None else hidden.astype(preferred_element_type)
+
+
+def of_operands(options: Options, operands: Mapping[str, jax.Array]) -> jax.Array:
+    """`ragged_mlp` of checked operands; `inverse` [T, k], the rows of each token, may be one."""
+    operands = dict(zip(operands, align_varying(*operands.values()), strict=True))
+    factors = [operands[name] for name in ("x", "wi_0", "wi_1", "wo") if name in operands]
+    is_uniform = "wi_1" in operands and len({x.dtype for x in factors}) == 1
+    if is_uniform and not operands.keys() & {"b0", "b1", "bo"}:
+        return primitive.ragged_mlp(options, operands)
+    operands["x"] = _on_rows(operands)
+    (hidden,) = primitive.gated_ragged_dot(options, operands, residuals=False)
+    sizes, offset, wo = (operands[name] for name in (*primitive.INDICES, "wo"))
+    owned = reference.owned_rows(sizes, offset, wo.shape[0], hidden.shape[0])
+    return with_bias(
+        reference.Products(**options.of_products).rows,
+        hidden,
+        wo,
+        operands.get("bo"),
+        reference.row_weights(operands.get("weights"), owned, hidden),
+        group_sizes=sizes,
+        group_offset=offset,
+    )
+
+
+def if_fused(options: Options, operands: Mapping[str, jax.Array]) -> jax.Array | None:
+    """`of_operands`, if one kernel computes the hidden layer; None where a composition would."""
+    rows = operands["rows"].shape[0]
+    avals = {name: jax.typeof(x) for name, x in operands.items()}
+    avals["x"] = avals["x"].update(shape=(rows, avals["x"].shape[1]))
+    names = tuple(name for name in primitive.GATED_OPERANDS if name in avals)
+    params = dict(vars(options), names=names, residuals=True)
+    planned = plan.plan_gated([avals[name] for name in names], params)
+    return of_operands(options, operands) if planned.path == "fused" else None
+
+
+def _on_rows(operands: Mapping[str, jax.Array]) -> jax.Array:
+    if "rows" not in operands:
+        return operands["x"]
+    return token_rows.gather(operands["x"], operands["rows"], operands.get("inverse"))
+
+
+def _checked(
+    function: str,
+    operands: Mapping[str, Any],
+    biases: Biases | None,
+    group_sizes: ArrayLike,
+    group_offset: ArrayLike | None,
+    activation: ActivationLike,
+    precision: lax.PrecisionLike,
+    implementation: Implementation,
+) -> tuple[dict[str, jax.Array], Options]:
+    """The operands that are given, as arrays of shapes that fit together, and the options."""
+    options = Options.of(as_activation(activation), precision, implementation)
+    arrays = {name: as_array(name, x) for name, x in operands.items() if x is not None}
+    arrays |= _checked_biases(function, biases, with_down="wo" in operands)
+    for name, x in arrays.items():
+        kind = jnp.integer if name == "rows" else jnp.floating
+        if not jnp.issubdtype(x.dtype, kind):
+            raise TypeError(f"{function}: {name} must be {kind.__name__}, got dtype {x.dtype}")
+    refuse_sharded(function, **arrays)
+    _check_shapes(function, arrays)
+    arrays["group_sizes"] = checked_group_sizes(group_sizes)
+    check_group_count(arrays["group_sizes"], arrays["wi_0"].shape[0], group_offset)
+    arrays["group_offset"] = canonical_offset(group_offset)
+    if "weights" in arrays:
+        dtype = at_least_float32(jnp.result_type(arrays["x"], arrays["wi_0"]))
+        arrays["weights"] = arrays["weights"].astype(dtype)
+    return dict(zip(arrays, align_varying(*arrays.values()), strict=True)), options
+
+
+def _checked_biases(
+    function: str, biases: Biases | None, *, with_down: bool
+) -> dict[str, jax.Array]:
+    names = ("b0", "b1", "bo")[: 2 + with_down]
+    if biases is None:
+        return {}
+    if not isinstance(biases, tuple | list) or len(biases) != len(names):
+        raise TypeError(
+            f"{function}: biases must be a tuple of {len(names)}, each an array or None, got "
+            f"{type(biases).__name__}"
+        )
+    return {
+        name: as_array(f"biases[{i}]", bias)
+        for i, (name, bias) in enumerate(zip(names, biases, strict=True))
+        if bias is not None
+    }
+
+
+def _check_shapes(function: str, arrays: Mapping[str, jax.Array]) -> None:
+    shapes = {name: x.shape for name, x in arrays.items()}
+    if len(shapes["wi_0"]) != 3:
+        raise TypeError(f"{function}: wi_0 must be [g, D, F], got {shapes['wi_0']}")
+    if len(shapes["x"]) != 2:
+        raise TypeError(f"{function}: x must be [T, D] or [m, D], got {shapes['x']}")
+    if len(shapes.get("rows", (0,))) != 1:
+        raise TypeError(f"{function}: rows must be [m], got {shapes['rows']}")
+    experts, embed, hidden = shapes["wi_0"]
+    rows = shapes["rows"][0] if "rows" in shapes else shapes["x"][0]
+    expected = dict(
+        x=(shapes["x"][0], embed),
+        wi_1=(experts, embed, hidden),
+        wo=(experts, hidden, embed),
+        weights=(rows,),
+        b0=(experts, hidden),
+        b1=(experts, hidden),
+        bo=(experts, embed),
+    )
+    if "b1" in shapes and "wi_1" not in shapes:
+        raise TypeError(f"{function}: biases[1] must be None where wi_1 is")
+    for name, shape in expected.items():
+        if name in shapes and shapes[name] != shape:
+            label = f"biases[{('b0', 'b1', 'bo').index(name)}]" if name[0] == "b" else name
+            raise TypeError(
+                f"{function}: {label} must have the shape {shape} to match x {shapes['x']} and "
+                f"wi_0 [g, D, F] = {shapes['wi_0']}, got {shapes[name]}"
+            )

@@ -1,0 +1,96 @@
+"""From a plan of an MLP's operation to one custom call, or to the products that it is made of."""
+
+from __future__ import annotations
+
+import functools
+import operator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_grouped_gemm._src.arithmetic import cdiv
+from jax_grouped_gemm._src.mlp.epilogue import Epilogue
+from jax_grouped_gemm._src.mlp.plan import MlpPlan
+
+GATED = "jax_grouped_gemm.gated_ragged_dot.v1"
+GATED_TRANSPOSE = "jax_grouped_gemm.gated_ragged_dot_transpose.v1"
+PAIRED = "jax_grouped_gemm.paired_ragged_dot.v1"
+
+PARTIAL_SUM_COLUMNS = 256  # of hidden, to each partial sum of a gradient of weights
+
+
+def gated(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
+    """hidden and, if they are kept, gate and up."""
+    if plan.path == "unfused":
+        return plan.compose(*operands)
+    given = dict(zip(plan.operands, operands, strict=True))
+    x, wi_0, wi_1 = given["x"], given["wi_0"], given["wi_1"]
+    hidden = jax.ShapeDtypeStruct((x.shape[0], wi_0.shape[2]), x.dtype)
+    kept = hidden if plan.params["residuals"] else jax.ShapeDtypeStruct((0,), x.dtype)
+    results = _call(GATED, plan, given, (x, wi_0, wi_1), (hidden, kept, kept))
+    return results if plan.params["residuals"] else results[:1]
+
+
+def gated_transpose(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
+    """dgate, dup, hidden and dweights."""
+    if plan.path == "unfused":
+        return plan.compose(*operands)
+    given = dict(zip(plan.operands, operands, strict=True))
+    dy, wo, gate, up = (given[name] for name in ("dy", "wo", "gate", "up"))
+    rows, columns = gate.shape
+    like_gate = jax.ShapeDtypeStruct(gate.shape, gate.dtype)
+    partials = jax.ShapeDtypeStruct((cdiv(columns, PARTIAL_SUM_COLUMNS), rows), jnp.float32)
+    results = _call(
+        GATED_TRANSPOSE,
+        plan,
+        given,
+        (dy, wo, gate, up),
+        (like_gate,) * 3 + (partials,),
+        # The gradients of gate and up are written where gate and up are.
+        input_output_aliases={2: 0, 3: 1},
+    )
+    *gradients, partial_sums = results
+    # One after the other, an order that no compiler's reduction changes.
+    return [*gradients, functools.reduce(operator.add, partial_sums)]
+
+
+def paired(plan: MlpPlan, *operands: jax.Array) -> jax.Array:
+    """a0 w0^T + a1 w1^T."""
+    if plan.path == "unfused":
+        return plan.compose(*operands)
+    a0, _, w0, *_ = operands
+    out = jax.ShapeDtypeStruct((a0.shape[0], w0.shape[1]), a0.dtype)
+    results = (out, jax.ShapeDtypeStruct((plan.workspace_bytes,), jnp.uint8))
+    return jax.ffi.ffi_call(PAIRED, results)(*operands, **_tile(plan))[0]
+
+
+def tangent(plan: MlpPlan, *operands: jax.Array) -> jax.Array:
+    """The tangent of y, for which there is no kernel."""
+    return plan.compose(*operands)
+
+
+def _call(
+    target, plan, given, factors, results, *, input_output_aliases=None, **attributes
+) -> list[jax.Array]:
+    """One call of a kernel with an activation; its results without the workspace."""
+    weights = given.get("weights")
+    epilogue = Epilogue.of(plan.params["activation"])
+    assert epilogue is not None  # the plan has a kernel for it
+    results = (*results, jax.ShapeDtypeStruct((plan.workspace_bytes,), jnp.uint8))
+    call = jax.ffi.ffi_call(target, results, input_output_aliases=input_output_aliases)
+    *results, _ = call(
+        *factors,
+        jnp.ones(1, jnp.float32) if weights is None else weights.astype(jnp.float32),
+        given["group_sizes"],
+        given["group_offset"],
+        has_weights=weights is not None,
+        **epilogue.attributes(),
+        **_tile(plan),
+        **attributes,
+    )
+    return results
+
+
+def _tile(plan) -> dict[str, np.int32]:
+    return {name: np.int32(size) for name, size in plan.tile.sizes().items()}

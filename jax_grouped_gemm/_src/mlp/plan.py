@@ -1,0 +1,178 @@
+"""Plans of the operations of an MLP: one fused kernel, or ragged products and XLA's passes."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_grouped_gemm._src.explain import explain
+from jax_grouped_gemm._src.mlp import reference
+from jax_grouped_gemm._src.mlp.epilogue import Epilogue
+from jax_grouped_gemm._src.plan import AS_ASKED, TMA_ALIGNMENT_BYTES, symbolic_sizes
+from jax_grouped_gemm._src.ragged.workspace import LEAST_BYTES
+from jax_grouped_gemm._src.target import H200, Target
+from jax_grouped_gemm._src.tile_config import DEFAULT_TILE, TileConfig
+
+DTYPES = (jnp.bfloat16, jnp.float16)
+
+
+@dataclasses.dataclass(frozen=True)
+class MlpPlan:
+    """How one operation of an MLP runs on a device of compute capability 9.0.
+
+    Attributes:
+      op: its name.
+      operands: their shapes and dtypes by name.
+      params: of the primitive.
+      path: "fused" is one kernel; "unfused" ragged products and XLA's passes, see `products`;
+        "reference" the pure JAX implementation.
+      reason: why not "fused", empty on that path.
+      tile: configuration of the fused kernel.
+      epilogue: what the fused kernel does to its accumulators, in words.
+      workspace_bytes: scratch memory of the fused kernel.
+      target: the device.
+    """
+
+    op: str
+    operands: Mapping[str, jax.ShapeDtypeStruct]
+    params: Mapping[str, Any]
+    path: Literal["fused", "unfused", "reference"]
+    reason: str
+    tile: TileConfig | None = None
+    epilogue: str = ""
+    workspace_bytes: int = 0
+    target: Target = H200
+
+    def compose(self, *operands: jax.Array) -> Any:
+        """The operation as ragged products."""
+        return _COMPOSITIONS[self.op](*operands, **self.params)
+
+    @functools.cached_property
+    def products(self) -> tuple[Any, ...]:
+        """The plans of the ragged products that run instead of a fused kernel."""
+        if self.path == "fused":
+            return ()
+        count = self.target.multiprocessors
+        return explain(self.compose, *self.operands.values(), multiprocessors=count).plans
+
+    def __str__(self) -> str:
+        operands = (
+            f"{name} {x.dtype}{list(x.shape)}"
+            for name, x in self.operands.items()
+            if name not in ("group_sizes", "group_offset")
+        )
+        groups = self.operands["group_sizes"].shape[0]
+        lines = [
+            f"{self.op} {', '.join(operands)}, {groups} groups",
+            f"path {self.path} ({self.reason})" if self.reason else f"path {self.path}",
+        ]
+        if self.tile:
+            lines.append(f"tile {self.tile}, workspace {self.workspace_bytes} bytes")
+            lines.append(f"epilogue: {self.epilogue}")
+        for product in self.products:
+            lines += [f"- {line.strip()}" for line in str(product).splitlines()[:1]]
+        return "\n   ".join(lines)
+
+
+def plan_gated(avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200) -> MlpPlan:
+    """Plans a `gated_ragged_dot`."""
+    operands = _named(params["names"], avals)
+    activation = params["activation"]
+    reason = ""
+    if "wi_1" not in operands:
+        reason = "the kernel multiplies by gate and up, and wi_1 is missing"
+    elif "b0" in operands or "b1" in operands:
+        reason = "the kernel adds no biases"
+    weighted = " * weights" * ("weights" in operands)
+    kept = ", gate and up kept" if params["residuals"] else ""
+    epilogue = f"{_named_function(activation)}(gate) * up{weighted}{kept}"
+    return _plan("gated_ragged_dot", operands, params, target, reason, epilogue, activation)
+
+
+def plan_gated_transpose(
+    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
+) -> MlpPlan:
+    """Plans a `gated_ragged_dot_transpose`."""
+    operands = _named(params["names"], avals)
+    activation = params["activation"]
+    epilogue = f"gradients of gate, up and weights, {_named_function(activation)}(gate) * up again"
+    return _plan("gated_ragged_dot_transpose", operands, params, target, "", epilogue, activation)
+
+
+def plan_paired(avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200) -> MlpPlan:
+    """Plans a `paired_ragged_dot`."""
+    operands = _named(("a0", "a1", "w0", "w1", "group_sizes", "group_offset"), avals)
+    return _plan("paired_ragged_dot", operands, params, target, "", "none, two products in one sum")
+
+
+def plan_tangent(avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200) -> MlpPlan:
+    """Plans a `ragged_mlp_tangent`, which no kernel fuses."""
+    reason = "no kernel computes tangents, only gradients"
+    operands = _named(params["names"], avals)
+    return _plan("ragged_mlp_tangent", operands, params, target, reason, "")
+
+
+def _plan(op, operands, params, target, reason, epilogue, activation=None) -> MlpPlan:
+    plan = functools.partial(MlpPlan, op, operands, params, target=target)
+    if params["implementation"] == "reference":
+        return plan("reference", AS_ASKED)
+    reason = reason or _unfused_reason(operands, params, activation)
+    if reason:
+        return plan("unfused", reason)
+    return plan("fused", "", DEFAULT_TILE, epilogue, LEAST_BYTES)
+
+
+def _unfused_reason(operands, params, activation) -> str:
+    """Why no fused kernel can run this, empty if one can."""
+    arrays = {name: x for name, x in operands.items() if x.ndim > 1}
+    dtypes = {x.dtype for x in arrays.values()}
+    if len(dtypes) > 1 or not dtypes <= set(map(jnp.dtype, DTYPES)):
+        found = " and ".join(sorted(map(str, dtypes)))
+        return f"the kernels take operands of one dtype, bfloat16 or float16, got {found}"
+    if isinstance(params["precision"], (lax.DotAlgorithm, lax.DotAlgorithmPreset)):
+        return f"the kernels do not implement precision={params['precision']}"
+    if activation is not None and Epilogue.of(activation) is None:
+        return f"no kernel has the activation {_named_function(activation)}"
+    if reason := symbolic_sizes(operands.values()):
+        return reason
+    if any(0 in x.shape for x in arrays.values()):
+        return "there is nothing to multiply"
+    for name, x in arrays.items():
+        if x.shape[-1] * x.dtype.itemsize % TMA_ALIGNMENT_BYTES:
+            return f"rows of {name} {list(x.shape)} are not a multiple of 16 bytes"
+    return ""
+
+
+def _named_function(activation) -> str:
+    """`activation` in words: its function, and what it is given beside the defaults."""
+    function = activation.function
+    name = function if isinstance(function, str) else getattr(function, "__name__", repr(function))
+    options = [
+        f"{field.name}={getattr(activation, field.name):g}"
+        for field in dataclasses.fields(activation)
+        if field.name != "function" and getattr(activation, field.name) != field.default
+    ]
+    return f"{name}[{', '.join(options)}]" if options else name
+
+
+def _named(names, avals) -> dict[str, jax.ShapeDtypeStruct]:
+    return {
+        name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in zip(names, avals, strict=True)
+    }
+
+
+_COMPOSITIONS: dict[str, Callable[..., Any]] = {
+    name: getattr(reference, name)
+    for name in (
+        "gated_ragged_dot",
+        "gated_ragged_dot_transpose",
+        "paired_ragged_dot",
+        "ragged_mlp_tangent",
+    )
+}

@@ -1,0 +1,278 @@
+"""The primitives of an MLP, and its derivative.
+
+Each primitive has the derivative and the vectorisation of the products that it is composed of. Only
+`ragged_mlp` as a whole is differentiated otherwise: its tangent is one primitive, linear in the
+tangents of all operands, which is transposed into three fused operations and the products of the
+weights' gradients.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jax.custom_derivatives import SymbolicZero
+from jax.interpreters import ad
+
+from jax_grouped_gemm._src import tile_choices
+from jax_grouped_gemm._src.activations import Activation, hidden_layer
+from jax_grouped_gemm._src.arguments import (
+    Implementation,
+    canonical_precision,
+    checked_implementation,
+)
+from jax_grouped_gemm._src.arithmetic import at_least_float32
+from jax_grouped_gemm._src.mlp import call, plan, reference
+from jax_grouped_gemm._src.mlp import rows as token_rows
+from jax_grouped_gemm._src.op import Op
+
+INDICES = ("group_sizes", "group_offset")
+GATED_OPERANDS = ("x", "wi_0", "wi_1", "b0", "b1", "weights", *INDICES)
+
+
+def _gated_avals(*operands, names, residuals, **_):
+    x, wi_0 = operands[names.index("x")], operands[names.index("wi_0")]
+    dtype = jnp.result_type(x, wi_0)
+    aval = GATED.unsharded_aval(operands, (x.shape[0], wi_0.shape[2]), dtype)
+    if not residuals:
+        return [aval]
+    wi_1 = operands[names.index("wi_1")]
+    return [aval, aval, aval.update(dtype=jnp.result_type(x, wi_1))]
+
+
+GATED = Op(
+    name="gated_ragged_dot",
+    operand_ranks=None,
+    targets=(call.GATED,),
+    avals=_gated_avals,
+    planner=plan.plan_gated,
+    call=call.gated,
+    reference=reference.gated_ragged_dot,
+    multiple_results=True,
+)
+
+
+def _gated_transpose_avals(*operands, names, **_):
+    gate = operands[names.index("gate")]
+    like_gate = GATED_TRANSPOSE.unsharded_aval(operands, gate.shape, gate.dtype)
+    dtype = at_least_float32(gate.dtype)
+    return [like_gate] * 3 + [GATED_TRANSPOSE.unsharded_aval(operands, gate.shape[:1], dtype)]
+
+
+GATED_TRANSPOSE = Op(
+    name="gated_ragged_dot_transpose",
+    operand_ranks=None,
+    targets=(call.GATED_TRANSPOSE,),
+    avals=_gated_transpose_avals,
+    planner=plan.plan_gated_transpose,
+    call=call.gated_transpose,
+    reference=reference.gated_ragged_dot_transpose,
+    multiple_results=True,
+)
+
+
+def _paired_aval(*operands, **params):
+    a0, _, w0, *_ = operands
+    return PAIRED.unsharded_aval(operands, (a0.shape[0], w0.shape[1]), a0.dtype)
+
+
+PAIRED = Op(
+    name="paired_ragged_dot",
+    operand_ranks=None,
+    targets=(call.PAIRED,),
+    avals=_paired_aval,
+    planner=plan.plan_paired,
+    call=call.paired,
+    reference=reference.paired_ragged_dot,
+)
+
+
+def _tangent_aval(*operands, names, **_):
+    gate, wo = operands[names.index("gate")], operands[names.index("wo")]
+    return TANGENT.unsharded_aval(operands, (gate.shape[0], wo.shape[2]), wo.dtype)
+
+
+TANGENT = Op(
+    name="ragged_mlp_tangent",
+    operand_ranks=None,
+    targets=(),
+    avals=_tangent_aval,
+    planner=plan.plan_tangent,
+    call=call.tangent,
+    reference=reference.ragged_mlp_tangent,
+)
+
+
+def _register_rules(op: Op) -> None:
+    """Differentiates and vectorises `op` as the composition that is its reference."""
+
+    def jvp(primals, tangents, **params):
+        active = [i for i, tangent in enumerate(tangents) if type(tangent) is not ad.Zero]
+
+        def of_active(*operands: Any):
+            given = dict(enumerate(primals)) | dict(zip(active, operands, strict=True))
+            return op.reference(*given.values(), **params)
+
+        return jax.jvp(of_active, [primals[i] for i in active], [tangents[i] for i in active])
+
+    def batch(operands, dims, **params):
+        out = jax.vmap(functools.partial(op.reference, **params), dims)(*operands)
+        return out, jax.tree.map(lambda _: 0, out)
+
+    op.def_jvp(jvp)
+    op.def_batching(batch)
+
+
+for _op in (GATED, GATED_TRANSPOSE, PAIRED, TANGENT):
+    _register_rules(_op)
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The parameters that the primitives have in common."""
+
+    activation: Activation
+    precision: Any
+    implementation: str | None
+    tile_choices: tile_choices.TileChoices
+
+    @classmethod
+    def of(cls, activation: Activation, precision: Any, implementation: Implementation) -> Options:
+        """Checked options, with the current choices of tiles.
+
+        Raises:
+          ValueError: `precision` or `implementation` is none.
+        """
+        precision = canonical_precision(precision)
+        return cls(
+            activation, precision, checked_implementation(implementation), tile_choices.current()
+        )
+
+    @property
+    def of_products(self) -> dict[str, Any]:
+        """Those of the operations without an activation."""
+        return {name: x for name, x in vars(self).items() if name != "activation"}
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def ragged_mlp(options: Options, operands: dict[str, jax.Array]) -> jax.Array:
+    """y [m, D] = hidden wo, of the operands that `reference.ragged_mlp_tangent` has by name.
+
+    Args:
+      options: the parameters of the primitives.
+      operands: x, rows, inverse, wi_0, wi_1, wo, weights, group_sizes and group_offset; rows,
+        inverse and weights may be missing.
+    """
+    (hidden,) = _hidden_layer(options, operands, residuals=False)
+    return _down(options, operands, hidden)
+
+
+@functools.partial(ragged_mlp.defjvp, symbolic_zeros=True)
+def _ragged_mlp_jvp(options, primals, tangents):
+    (operands,), (tangents,) = primals, tangents
+    hidden, gate, up = _hidden_layer(options, operands, residuals=True)
+    kept = operands | {
+        "gate": checkpoint_name(gate, reference.GATE),
+        "up": checkpoint_name(up, reference.UP),
+    }
+    y = _down(options, operands, hidden)
+    active = {
+        f"{name}_dot": tangent
+        for name, tangent in tangents.items()
+        if not isinstance(tangent, SymbolicZero)
+    }
+    if not active:
+        return y, jnp.zeros_like(y)
+    return y, _bind(TANGENT, active | kept, options)
+
+
+def _bind(op: Op, operands: dict[str, jax.Array], options: Options, **params: Any) -> Any:
+    return op.bind(*operands.values(), names=tuple(operands), **vars(options), **params)
+
+
+def gated_ragged_dot(
+    options: Options, operands: dict[str, jax.Array], *, residuals: bool
+) -> list[jax.Array]:
+    """Binds `GATED` to those of its operands that are given."""
+    given = {name: operands[name] for name in GATED_OPERANDS if name in operands}
+    return _bind(GATED, given, options, residuals=residuals)
+
+
+def _hidden_layer(options, operands, *, residuals):
+    x = _on_rows(operands["x"], operands)
+    return gated_ragged_dot(options, operands | {"x": x}, residuals=residuals)
+
+
+def _on_rows(x, operands):
+    if "rows" not in operands:
+        return x
+    return token_rows.gather(x, operands["rows"], operands.get("inverse"))
+
+
+def _products(options) -> reference.Products:
+    return reference.Products(**options.of_products)
+
+
+def _down(options, operands, hidden):
+    indices = (operands[name] for name in INDICES)
+    return _products(options).rows(hidden, operands["wo"], *indices)
+
+
+def _tangent_transpose(dy, *operands, names, **options):
+    given = dict(zip(names, operands, strict=True))
+    wanted = {name[:-4] for name in names if ad.is_undefined_primal(given[name])}
+    if type(dy) is ad.Zero:
+        return [None] * len(names)
+    given = {name: x for name, x in given.items() if not ad.is_undefined_primal(x)}
+    cotangents = _cotangents(dy, given, wanted, Options(**options))
+    return [cotangents.get(name[:-4]) if name.endswith("_dot") else None for name in names]
+
+
+def _cotangents(dy, given, wanted, options) -> dict[str, jax.Array]:
+    """The cotangents of the operands of the names in `wanted`."""
+    gate, up, wo = given["gate"], given["up"], given["wo"]
+    indices = tuple(given[name] for name in INDICES)
+    weights_of = functools.partial(_products(options).weights, num_groups=wo.shape[0])
+    if wanted == {"wo"}:
+        hidden = _hidden_again(gate, up, given, options)
+        return {"wo": weights_of(hidden, dy, *indices)}
+
+    names = ("wo", "gate", "up", "weights", *INDICES)
+    operands = {"dy": dy} | {name: given[name] for name in names if name in given}
+    dgate, dup, hidden, dweights = _bind(GATED_TRANSPOSE, operands, options)
+    cotangents = {}
+    if "weights" in wanted:
+        cotangents["weights"] = dweights.astype(given["weights"].dtype)
+    if "wo" in wanted:
+        cotangents["wo"] = weights_of(hidden, dy, *indices)
+    # One [m, D] array at a time: each is made when what reads the one before it is done. Without
+    # barriers XLA would also find that rows of x were copied before, and keep them instead of x.
+    x, dgate, cotangents = jax.lax.optimization_barrier((given["x"], dgate, cotangents))
+    if wanted & {"wi_0", "wi_1"}:
+        x = _on_rows(x, given)
+        for name, gradient in (("wi_0", dgate), ("wi_1", dup)):
+            if name in wanted:
+                cotangents[name] = weights_of(x, gradient, *indices)
+        dgate, cotangents = jax.lax.optimization_barrier((dgate, cotangents))
+    if "x" in wanted:
+        factors = dgate, dup, given["wi_0"], given["wi_1"]
+        dx = PAIRED.bind(*factors, *indices, **options.of_products)
+        if "rows" in given:
+            rows = given["rows"], given.get("inverse")
+            dx = token_rows.combine(dx, *rows, num_tokens=given["x"].shape[0])
+        cotangents["x"] = dx
+    return cotangents
+
+
+def _hidden_again(gate, up, given, options):
+    sizes, offset = (given[name] for name in INDICES)
+    owned = reference.owned_rows(sizes, offset, given["wo"].shape[0], gate.shape[0])
+    weights = reference.row_weights(given.get("weights"), owned, gate)
+    return hidden_layer(options.activation, gate, up, weights)
+
+
+TANGENT.def_transpose(_tangent_transpose)

@@ -1,0 +1,117 @@
+"""Rows copied from tokens and added up again: each is the other's transpose.
+
+JAX transposes a gather into a scatter-add, which is slow and, on a GPU, adds up in any order. Here
+sums are in float32 at least, in a fixed order, and rounded once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir, xla
+
+from jax_grouped_gemm._src.arithmetic import at_least_float32
+from jax_grouped_gemm._src.rows import primitive as moves
+from jax_grouped_gemm._src.varying import vary_over, varying_axes
+
+# Rows know their tokens, not their pairs.
+BY_TOKEN = dict(divisor=1, implementation=None)
+
+
+def gather(x: jax.Array, rows: jax.Array, inverse: jax.Array | None = None) -> jax.Array:
+    """Tokens [T, D] copied to rows [m, D], zero where `rows` [m] is out of range.
+
+    Args:
+      x: [T, D].
+      rows: integers [m], the token of each row.
+      inverse: integers [T, k], the rows of each token, if they are known.
+    """
+    if inverse is not None:
+        return moves.gather_rows(x, rows, inverse, *_everything(x.shape[0]), **BY_TOKEN)
+    return GATHER.bind(x, rows)
+
+
+def combine(
+    y: jax.Array, rows: jax.Array, inverse: jax.Array | None = None, *, num_tokens: int
+) -> jax.Array:
+    """The sum of each token's rows: [m, D] -> [num_tokens, D], the transpose of `gather`.
+
+    The order of the terms is that of `inverse`, or of the rows without it.
+    """
+    if inverse is not None:
+        return moves.combine_rows(y, rows, inverse, *_everything(num_tokens), **BY_TOKEN)
+    return COMBINE.bind(y, rows, num_tokens=num_tokens)
+
+
+def _everything(num_tokens: int) -> tuple[jax.Array, jax.Array]:
+    """No weights, and no count: all rows are valid."""
+    return jnp.zeros((num_tokens, 0), jnp.float32), jnp.zeros((0,), jnp.int32)
+
+
+def _gather(x, rows):
+    return x.at[rows].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+
+
+def _combine(y, rows, *, num_tokens):
+    dtype = at_least_float32(y.dtype)
+    total = vary_over(jnp.zeros((num_tokens, y.shape[-1]), dtype), varying_axes(y, rows))
+    if 0 in y.shape:
+        return total.astype(y.dtype)
+    order = jnp.argsort(rows, stable=True)
+    tokens = jnp.arange(num_tokens, dtype=rows.dtype)
+    starts, ends = (jnp.searchsorted(rows[order], tokens, side=s) for s in ("left", "right"))
+
+    def add(i, total):
+        at = starts + i
+        row = y[order[jnp.minimum(at, len(order) - 1)]]
+        return total + jnp.where((at < ends)[:, None], row, 0).astype(dtype)
+
+    most = jnp.max(ends - starts, initial=0)
+    return lax.fori_loop(0, most, add, total).astype(y.dtype)
+
+
+def _linear(name, function, transpose) -> Primitive:
+    """A primitive that is linear in its first operand; the others are integers."""
+    primitive = Primitive(name)
+
+    def aval(x, rows, *_, num_tokens=None):
+        count = rows.shape[0] if num_tokens is None else num_tokens
+        return x.update(shape=(count, x.shape[1]), weak_type=False)
+
+    def jvp(primals, tangents, **params):
+        _, *indices = primals
+        out = primitive.bind(*primals, **params)
+        if type(tangents[0]) is ad.Zero:
+            return out, ad.Zero(jax.typeof(out).to_tangent_aval())
+        return out, primitive.bind(tangents[0], *indices, **params)
+
+    def transpose_rule(ct, x, *indices, **params):
+        if type(ct) is ad.Zero:
+            return [None] * (1 + len(indices))
+        return [transpose(ct, x.aval, *indices), *[None] * len(indices)]
+
+    def batch(operands, dims, **params):
+        def one(*operands: Any):
+            return function(*operands, **params)
+
+        return jax.vmap(one, dims)(*operands), 0
+
+    primitive.def_abstract_eval(aval)
+    primitive.def_impl(
+        lambda *operands, **params: xla.apply_primitive(primitive, *operands, **params)
+    )
+    mlir.register_lowering(primitive, mlir.lower_fun(function, multiple_results=False))
+    ad.primitive_jvps[primitive] = jvp
+    ad.primitive_transposes[primitive] = transpose_rule
+    batching.primitive_batchers[primitive] = batch
+    return primitive
+
+
+GATHER = _linear(
+    "gather_rows", _gather, lambda ct, x, *indices: combine(ct, *indices, num_tokens=x.shape[0])
+)
+COMBINE = _linear("combine_rows", _combine, lambda ct, y, *indices: gather(ct, *indices))

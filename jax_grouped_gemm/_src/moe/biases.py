@@ -1,0 +1,57 @@
+"""Biases of experts, added to the rows of ragged products."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+
+from jax_grouped_gemm._src.arguments import canonical_offset
+from jax_grouped_gemm._src.arithmetic import at_least_float32
+from jax_grouped_gemm._src.ragged.api import ragged_dot
+from jax_grouped_gemm._src.varying import vary_over, varying_axes
+
+
+def with_bias(matmul, rows, matrices, bias, weights=None, *, group_sizes, group_offset):
+    """Rows times their expert's matrix, plus its bias (times the row's weight), rounded once."""
+    product = functools.partial(
+        matmul, rows, matrices, group_sizes=group_sizes, group_offset=group_offset
+    )
+    if bias is None:
+        return product()
+    result = jnp.result_type(rows, matrices)
+    dtype = at_least_float32(result)
+    offset = canonical_offset(group_offset)[0]
+    added = _bias_rows(bias.astype(dtype), group_sizes, offset, rows.shape[0])
+    if weights is not None:
+        added *= weights.astype(dtype)[:, None]
+    return (product(preferred_element_type=dtype) + added).astype(result)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
+def _bias_rows(
+    bias: jax.Array, group_sizes: jax.Array, group_offset: jax.Array, num_rows: int
+) -> jax.Array:
+    """The bias [g, n] of each row's expert: [num_rows, n], zero where the expert is not here."""
+    rows = jnp.arange(num_rows, dtype=jnp.int32)
+    ends = jnp.cumsum(group_sizes)
+    local = jnp.searchsorted(ends, rows, side="right", method="compare_all") - group_offset
+    is_here = (local >= 0) & (local < bias.shape[0])
+    return jnp.where(is_here[:, None], jnp.take(bias, local, axis=0, mode="clip"), 0)
+
+
+@_bias_rows.defjvp
+def _bias_rows_jvp(num_rows, primals, tangents):
+    # As the product with a column of ones, whose transpose is a ragged product too. That of a
+    # gather is a scatter-add, which is not reproducible on a GPU.
+    bias, group_sizes, group_offset = primals
+    ones = jnp.ones((num_rows, 1), bias.dtype)
+    tangent = ragged_dot(
+        vary_over(ones, varying_axes(bias, group_sizes)),
+        tangents[0][:, None],
+        group_sizes,
+        precision="highest",
+        group_offset=group_offset,
+    )
+    return _bias_rows(bias, group_sizes, group_offset, num_rows), tangent

@@ -1,0 +1,289 @@
+"""Rows of a mixture of experts: sorted by expert, copied there, and added up on the way back.
+
+A token has k pairs, (token, choice). Row i of those sorted by expert is that of pair `order[i]`,
+which is token * k + choice, and the row of a pair is `inverse[token, choice]`.
+
+Operations copy bit by bit, add up in float32 (float64 of float64) in the order of the choices, and
+round once. An index that is out of range, negative ones included, is no row. `count` is the number
+of valid rows if not all are, an integer on the device: the CUDA kernels neither read nor write rows
+at or past it, whose contents are undefined in results and in cotangents. So a buffer for the worst
+case costs its addresses only.
+
+All moves are differentiable to any order; `dispatch` and `combine` are each other's transpose.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+
+from jax_grouped_gemm._src.arguments import (
+    Implementation,
+    as_array,
+    as_indices,
+    checked_implementation,
+    checked_int,
+    refuse_sharded,
+)
+from jax_grouped_gemm._src.moe.operands import ExpertOrder, check_routing, checked_order
+from jax_grouped_gemm._src.moe.routing import Routing
+from jax_grouped_gemm._src.rows import primitive
+from jax_grouped_gemm._src.rows.reference import accumulator
+
+
+def sort_by_expert(
+    routing: Routing | jax.Array | np.ndarray,
+    num_experts: int | None = None,
+    *,
+    implementation: Implementation = None,
+) -> ExpertOrder:
+    """Order the (token, choice) pairs so that every expert owns one contiguous range of rows.
+
+    Args:
+      routing: the result of `route`, or experts alone: integers [..., k], where those outside
+        [0, E) are not here. Their pairs come last and are not counted.
+      num_experts: E, for experts alone.
+      implementation: see `gather_rows`. The kernel is a stable counting sort, in one launch for up
+        to 4096 pairs and two for more.
+
+    Raises:
+      TypeError: an argument has an unsuitable type, dtype or shape.
+      ValueError: `num_experts` is negative, or `implementation` is invalid.
+      NotImplementedError: see `gather_rows`.
+    """
+    if isinstance(routing, jax.Array | np.ndarray):
+        experts = _integers("sort_by_expert", "experts", routing)
+        # None is no integer either.
+        num_experts = checked_int("num_experts", num_experts)  # type: ignore[arg-type]
+        if num_experts < 0:
+            raise ValueError(f"num_experts must not be negative, got {num_experts}")
+    else:
+        check_routing("sort_by_expert", routing)
+        experts = as_indices("routing.experts", routing.experts)
+        routed = routing.logits.shape[-1]
+        if num_experts not in (None, routed):
+            raise ValueError(
+                f"num_experts must be that of the routing, {routed}, got {num_experts!r}"
+            )
+        num_experts = routed
+    order, inverse, group_sizes = primitive.sort_by_expert(
+        experts.reshape(-1),
+        num_experts=num_experts,
+        implementation=checked_implementation(implementation),
+    )
+    # Not -1: no reshape infers one dimension of a result without elements.
+    inverse = inverse.reshape(math.prod(experts.shape[:-1]), experts.shape[-1])
+    return ExpertOrder(order, inverse, group_sizes)
+
+
+def gather_rows(
+    x: ArrayLike,
+    rows: ArrayLike,
+    count: ArrayLike | None = None,
+    *,
+    inverse: ArrayLike | None = None,
+    implementation: Implementation = None,
+) -> jax.Array:
+    """Copy `x[rows]`, with rows of zeros where an index is not in [0, T).
+
+    Args:
+      x: tokens [T, ...] of any dtype.
+      rows: integers [m], the token that each row is a copy of, such as `order // top_k`.
+      count: integer scalar, how many of the m rows are valid, by default all. The others are
+        undefined.
+      inverse: integers [T, k], where in `rows` each token is, every place once; negative ones or
+        those past the last are none. With it the kernel reads each token once and the gradient
+        with respect to `x` is `combine`. Without it the gradient is XLA's scatter-add.
+      implementation: None takes the CUDA kernel where it can run and the reference elsewhere;
+        "cuda" insists on the kernel; "reference" is pure JAX. Kernels move bfloat16, float16 and
+        float32, in pieces of 16 bytes if a token is a multiple of that.
+
+    Returns:
+      [m, ...], in the dtype of `x`.
+
+    Raises:
+      TypeError: an operand has an unsuitable dtype or shape.
+      ValueError: `implementation` is invalid.
+      NotImplementedError: "cuda" was asked for and no kernel can run, or an operand is sharded over
+        explicit mesh axes.
+    """
+    x = _array("gather_rows", "x", x)
+    rows = _integers("gather_rows", "rows", rows)
+    if rows.ndim != 1:
+        raise TypeError(f"gather_rows: rows must be [m], got {rows.shape}")
+    tokens = x.shape[0]
+    if inverse is None:
+        inverse = jnp.zeros((tokens, 0), jnp.int32)
+    inverse = _integers("gather_rows", "inverse", inverse)
+    if inverse.ndim != 2 or inverse.shape[0] != tokens:
+        raise TypeError(
+            f"gather_rows: inverse must be [T, k] with T = {tokens} of x, got {inverse.shape}"
+        )
+    y = primitive.gather_rows(
+        _as_matrix(x),
+        rows,
+        inverse,
+        _no_weights(tokens),
+        _count("gather_rows", count),
+        divisor=1,
+        implementation=checked_implementation(implementation),
+    )
+    return y.reshape(rows.shape[0], *x.shape[1:])
+
+
+def dispatch(
+    x: ArrayLike,
+    expert_order: ExpertOrder,
+    *,
+    count: ArrayLike | None = None,
+    implementation: Implementation = None,
+) -> jax.Array:
+    """Copy tokens [T, ...] to their experts' rows [T*k, ...], sorted by expert.
+
+    Args:
+      x: see `gather_rows`.
+      expert_order: the result of `sort_by_expert`.
+      count: see `gather_rows`; `expert_order.group_sizes.sum()` leaves out pairs whose experts are
+        not here.
+      implementation: see `gather_rows`.
+
+    Raises:
+      TypeError: `x` has no T tokens, or `expert_order` is no result of `sort_by_expert`.
+      ValueError, NotImplementedError: see `gather_rows`.
+    """
+    order, inverse = checked_order("dispatch", expert_order)
+    x = _array("dispatch", "x", x)
+    tokens, top_k = inverse.shape
+    if x.shape[0] != tokens:
+        raise TypeError(f"dispatch: x must be [T, ...] with T = {tokens} as ordered, got {x.shape}")
+    y = primitive.gather_rows(
+        _as_matrix(x),
+        order,
+        inverse,
+        _no_weights(tokens),
+        _count("dispatch", count),
+        divisor=max(top_k, 1),
+        implementation=checked_implementation(implementation),
+    )
+    return y.reshape(order.size, *x.shape[1:])
+
+
+def combine(
+    rows: ArrayLike,
+    expert_order: ExpertOrder | jax.Array | np.ndarray,
+    top_k: int | None = None,
+    weights: ArrayLike | None = None,
+    *,
+    order: ArrayLike | None = None,
+    count: ArrayLike | None = None,
+    implementation: Implementation = None,
+) -> jax.Array:
+    """Sum the rows of every token: [m, ...] -> [T, ...], the transpose of `dispatch`.
+
+    out[t] = the sum over c of weights[t, c] * rows[inverse[t, c]], for all choices with a row.
+
+    Args:
+      rows: [m, ...] of any dtype.
+      expert_order: the result of `sort_by_expert`, of m = T*k pairs; or only its inverse, integers
+        [T, k], of any number of rows.
+      top_k: k; there is no need to give it.
+      weights: [T, k], floating point, by default ones.
+      order: integers [m], the pair t * k + c of every row, where only the inverse is given. With
+        it, no row may belong to two pairs, and the gradient with respect to `rows` is a gather, as
+        it is with the result of `sort_by_expert`. Without it the gradient is XLA's scatter-add.
+      count: see `gather_rows`.
+      implementation: see `gather_rows`.
+
+    Returns:
+      [T, ...], in the dtype of `rows`.
+
+    Raises:
+      TypeError: an operand has an unsuitable dtype or shape.
+      ValueError: `top_k` is given and is not k, `order` is given twice, or `implementation` is
+        invalid.
+      NotImplementedError: see `gather_rows`.
+    """
+    rows = _array("combine", "rows", rows)
+    order, inverse = _order_of_rows(rows, expert_order, order)
+    tokens, choices = inverse.shape
+    if top_k is not None and checked_int("top_k", top_k) != choices:
+        raise ValueError(f"combine: top_k must be that of expert_order, {choices}, got {top_k}")
+    if weights is None:
+        weights = _no_weights(tokens)
+    else:
+        weights = _array("combine", "weights", weights)
+        if weights.shape != inverse.shape or not jnp.issubdtype(weights.dtype, jnp.floating):
+            raise TypeError(
+                f"combine: weights must be [T, k] = {inverse.shape}, floating point, got "
+                f"{weights.dtype} of shape {weights.shape}"
+            )
+        weights = weights.astype(accumulator(rows.real.dtype))
+    x = primitive.combine_rows(
+        _as_matrix(rows),
+        order,
+        inverse,
+        weights,
+        _count("combine", count),
+        divisor=max(choices, 1),
+        implementation=checked_implementation(implementation),
+    )
+    return x.reshape(tokens, *rows.shape[1:])
+
+
+def _order_of_rows(rows, expert_order, order) -> tuple[jax.Array, jax.Array]:
+    """order [m], or [0] if it is not known, and inverse [T, k]."""
+    if not isinstance(expert_order, jax.Array | np.ndarray):
+        if order is not None:
+            raise ValueError("combine: order is part of expert_order, and given as well")
+        order, inverse = checked_order("combine", expert_order)
+        if rows.shape[0] != order.size:
+            raise TypeError(
+                f"combine: rows must be [{order.size}, ...] as ordered, got {rows.shape}"
+            )
+        return order, inverse
+    inverse = _integers("combine", "expert_order", expert_order)
+    if inverse.ndim != 2:
+        raise TypeError(
+            "combine: expert_order must be a moe.ExpertOrder or integers [T, k], got the shape "
+            f"{inverse.shape}"
+        )
+    if order is None:
+        return jnp.zeros((0,), jnp.int32), inverse
+    order = _integers("combine", "order", order)
+    if order.shape != rows.shape[:1]:
+        raise TypeError(f"combine: order must be [m] = {rows.shape[:1]}, got {order.shape}")
+    return order, inverse
+
+
+def _array(function: str, name: str, x: ArrayLike) -> jax.Array:
+    x = as_array(name, x)
+    refuse_sharded(function, **{name: x})
+    if x.ndim == 0:
+        raise TypeError(f"{function}: {name} must have at least one dimension, got a scalar")
+    return x
+
+
+def _integers(function: str, name: str, x: ArrayLike) -> jax.Array:
+    return _array(function, name, as_indices(f"{function}: {name}", x))
+
+
+def _count(function: str, count: ArrayLike | None) -> jax.Array:
+    """`count` as int32 [1], or [0] if all rows are valid."""
+    if count is None:
+        return jnp.zeros((0,), jnp.int32)
+    count = as_indices(f"{function}: count", count)
+    if count.shape not in ((), (1,)):
+        raise TypeError(f"{function}: count must be a scalar, got shape {count.shape}")
+    return count.reshape(1)
+
+
+def _no_weights(tokens: int) -> jax.Array:
+    return jnp.zeros((tokens, 0), jnp.float32)
+
+
+def _as_matrix(x: jax.Array) -> jax.Array:
+    return x.reshape(x.shape[0], math.prod(x.shape[1:]))

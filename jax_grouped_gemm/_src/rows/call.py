@@ -1,0 +1,74 @@
+"""From a plan of an operation on rows to one custom call."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_grouped_gemm._src.rows.plan import RowsPlan
+
+SORT = "jax_grouped_gemm.sort_by_expert.v1"
+GATHER = "jax_grouped_gemm.gather_rows.v1"
+DISPATCH = "jax_grouped_gemm.dispatch_rows.v1"
+COMBINE = "jax_grouped_gemm.combine_rows.v1"
+DOTS = "jax_grouped_gemm.row_dots.v1"
+
+
+def sort(plan: RowsPlan, experts: jax.Array) -> list[jax.Array]:
+    """Runs the kernel of `plan`, whose path is not "reference", on its primitive's operand."""
+    if plan.path == "zeros":
+        return [jnp.zeros(result.shape, result.dtype) for result in plan.results]
+    *batch, num_experts = plan.results[2].shape
+    workspace = jax.ShapeDtypeStruct((*batch, plan.blocks, num_experts + 1), jnp.int32)
+    return list(jax.ffi.ffi_call(SORT, [*plan.results, workspace])(experts)[:3])
+
+
+def gather(
+    plan: RowsPlan,
+    x: jax.Array,
+    pair_of_row: jax.Array,
+    row_of_pair: jax.Array,
+    weights: jax.Array,
+    count: jax.Array,
+) -> jax.Array:
+    """Runs the kernel of `plan`, whose path is not "reference", on its primitive's operands."""
+    options = dict(divisor=np.int32(plan.divisor), weighted=_is_given(weights))
+    operands = (x, pair_of_row, row_of_pair) if plan.by_token else (x, pair_of_row)
+    return _call(DISPATCH if plan.by_token else GATHER, plan, operands, (weights, count), options)
+
+
+def combine(
+    plan: RowsPlan,
+    y: jax.Array,
+    pair_of_row: jax.Array,
+    row_of_pair: jax.Array,
+    weights: jax.Array,
+    count: jax.Array,
+) -> jax.Array:
+    """Runs the kernel of `plan`, whose path is not "reference", on its primitive's operands."""
+    options = dict(weighted=_is_given(weights))
+    return _call(COMBINE, plan, (y, row_of_pair), (weights, count), options)
+
+
+def dots(
+    plan: RowsPlan,
+    x: jax.Array,
+    y: jax.Array,
+    pair_of_row: jax.Array,
+    row_of_pair: jax.Array,
+    count: jax.Array,
+) -> jax.Array:
+    """Runs the kernel of `plan`, whose path is not "reference", on its primitive's operands."""
+    return _call(DOTS, plan, (x, y, row_of_pair), (count,), {})
+
+
+def _call(target, plan, operands, optional, options) -> jax.Array:
+    (result,) = plan.results
+    if plan.path == "zeros":
+        return jnp.zeros(result.shape, result.dtype)
+    return jax.ffi.ffi_call(target, result)(*operands, *filter(_is_given, optional), **options)
+
+
+def _is_given(operand: jax.Array) -> bool:
+    return operand.shape[-1] > 0

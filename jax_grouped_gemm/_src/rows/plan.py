@@ -1,0 +1,138 @@
+"""Which kernel sorts or moves rows, decided from static shapes alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from jax_grouped_gemm._src.plan import symbolic_sizes
+
+KERNEL_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
+"""Of rows; the kernels sum in float32."""
+
+MOST_BATCHES = 65535
+"""The largest y or z dimension of a grid."""
+
+MOST_EXPERTS = 16384
+"""More than that, and no block has a counter for each."""
+
+PAIRS_OF_A_SORT_IN_ONE_BLOCK = 4096
+PAIRS_OF_A_BLOCK = 1024
+MOST_BLOCKS = 128
+COUNTS_OF_ALL_BLOCKS = 65536
+
+RANKS = {
+    "gather_rows": (2, 1, 2, 2, 1),
+    "combine_rows": (2, 1, 2, 2, 1),
+    "row_dots": (2, 2, 1, 2, 1),
+}
+"""Of the operands of those primitives that move rows, without the batch dimension."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RowsPlan:
+    """How one operation on rows runs on a device of compute capability 9.0.
+
+    Attributes:
+      op: name of the primitive.
+      path: "kernel"; "zeros" for results without elements or without anything to add up;
+        "reference" for the pure JAX implementation.
+      reason: why not "kernel", empty on that path.
+      results: all that the primitive returns.
+      by_token: of a gather, whether the kernel takes one token after the other and writes all of
+        its rows, which reads tokens once. It has to know `row_of_pair`.
+      divisor: of a gather, see `reference`.
+      blocks: of a sort, the thread blocks that share the pairs: one in one launch, more in two.
+    """
+
+    op: str
+    path: Literal["kernel", "zeros", "reference"]
+    reason: str
+    results: tuple[jax.ShapeDtypeStruct, ...]
+    by_token: bool = False
+    divisor: int = 1
+    blocks: int = 0
+
+
+def plan_sort(avals: Sequence[Any], params: Mapping[str, Any], target: Any = None) -> RowsPlan:
+    """Plans a `sort_by_expert` from its operand's aval and its parameters."""
+    (experts,) = avals
+    *batch, n = experts.shape
+    num_experts = params["num_experts"]
+    pairs = jax.ShapeDtypeStruct((*batch, n), jnp.int32)
+    results = (pairs, pairs, jax.ShapeDtypeStruct((*batch, num_experts), jnp.int32))
+    reason = _asked_for_reference(params) or _too_many_batches(batch) or symbolic_sizes(avals)
+    if not 1 <= num_experts <= MOST_EXPERTS:
+        reason = reason or f"the kernel sorts by 1 to {MOST_EXPERTS} experts, got {num_experts}"
+    return _plan(
+        "sort_by_expert",
+        reason,
+        results,
+        0 in experts.shape,
+        blocks=0 if reason else _blocks(n, num_experts),
+    )
+
+
+def _blocks(n: int, num_experts: int) -> int:
+    """As many as keep a sort short: each reads the counts of all others."""
+    if n <= PAIRS_OF_A_SORT_IN_ONE_BLOCK:
+        return 1
+    by_counts = max(8, COUNTS_OF_ALL_BLOCKS // (num_experts + 1))
+    return min(-(-n // PAIRS_OF_A_BLOCK), MOST_BLOCKS, by_counts)
+
+
+def plan_gather(avals: Sequence[Any], params: Mapping[str, Any], target: Any = None) -> RowsPlan:
+    """Plans a `gather_rows` from its operands' avals and its parameters."""
+    x, pair_of_row, row_of_pair, *_ = avals
+    shape = (pair_of_row.shape[-1], x.shape[-1])
+    more = dict(by_token=row_of_pair.shape[-1] > 0, divisor=params["divisor"])
+    return _plan_move("gather_rows", avals, params, shape, x.dtype, **more)
+
+
+def plan_combine(avals: Sequence[Any], params: Mapping[str, Any], target: Any = None) -> RowsPlan:
+    """Plans a `combine_rows` from its operands' avals and its parameters."""
+    y, _, row_of_pair, *_ = avals
+    shape = (row_of_pair.shape[-2], y.shape[-1])
+    return _plan_move("combine_rows", avals, params, shape, y.dtype)
+
+
+def plan_dots(avals: Sequence[Any], params: Mapping[str, Any], target: Any = None) -> RowsPlan:
+    """Plans a `row_dots` from its operands' avals and its parameters."""
+    x, y, _, row_of_pair, _ = avals
+    return _plan_move(
+        "row_dots", avals, params, row_of_pair.shape[-2:], jnp.promote_types(x.dtype, jnp.float32)
+    )
+
+
+def _plan_move(op, avals, params, shape, dtype, **more) -> RowsPlan:
+    batch = max((x.shape[:-rank] for x, rank in zip(avals, RANKS[op], strict=True)), key=len)
+    reason = _asked_for_reference(params) or _too_many_batches(batch)
+    if not reason and avals[0].dtype not in KERNEL_DTYPES:
+        reason = f"the kernels move rows of bfloat16, float16 or float32, got {avals[0].dtype}"
+    result = jax.ShapeDtypeStruct((*batch, *shape), dtype)
+    # Tokens, rows or choices that are not there leave nothing to read.
+    linear = {"gather_rows": avals[:1], "combine_rows": (avals[0], avals[2]), "row_dots": avals[:2]}
+    nothing = any(0 in x.shape for x in (*linear[op], result))
+    return _plan(op, reason, (result,), nothing, **more)
+
+
+def _plan(op, reason, results, nothing, **more) -> RowsPlan:
+    if reason:
+        return RowsPlan(op, "reference", reason, results)
+    if nothing:
+        return RowsPlan(op, "zeros", "there is nothing to move", results)
+    return RowsPlan(op, "kernel", "", results, **more)
+
+
+def _asked_for_reference(params) -> str:
+    asked = params["implementation"] == "reference"
+    return "implementation='reference' was asked for" if asked else ""
+
+
+def _too_many_batches(batch) -> str:
+    too_many = batch and batch[0] > MOST_BATCHES
+    return f"a launch has at most {MOST_BATCHES} batches, got {batch[0]}" if too_many else ""

@@ -1,0 +1,218 @@
+"""Sorting by expert, and the three operations that move rows; see `reference` for the semantics.
+
+`gather_rows`, `combine_rows` and `row_dots` are the partial derivatives of one trilinear form, so
+that each is a cotangent of the others and they are differentiable to any order. The cotangent of a
+gather needs `row_of_pair` and that of a combine `pair_of_row`. Where that is not known, it is a
+scatter-add of XLA's, which takes any indices, repeated ones too.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax.interpreters import ad
+
+from jax_grouped_gemm._src.autodiff import is_zero, tangent_of
+from jax_grouped_gemm._src.op import Op
+from jax_grouped_gemm._src.rows import call, plan, reference
+
+
+def sort_by_expert(experts: jax.Array, **params) -> list[jax.Array]:
+    """experts [b?, n] -> order [b?, n], inverse [b?, n], group_sizes [b?, num_experts].
+
+    Parameters: num_experts, implementation.
+    """
+    return SORT.bind(experts, **params)
+
+
+def _sort_avals(experts, *, num_experts, **_):
+    n = experts.shape[-1]
+    return [SORT.result_aval((experts,), (size,), jnp.int32) for size in (n, n, num_experts)]
+
+
+SORT = Op(
+    name="sort_by_expert",
+    operand_ranks=(1,),
+    targets=(call.SORT,),
+    avals=_sort_avals,
+    planner=plan.plan_sort,
+    call=call.sort,
+    reference=reference.sort_by_expert,
+    multiple_results=True,
+    is_matmul=False,
+)
+
+
+def gather_rows(x, pair_of_row, row_of_pair, weights, count, **params) -> jax.Array:
+    """x [b?, T, D] -> [b?, m, D]. Parameters: divisor, implementation."""
+    return GATHER.bind(x, pair_of_row, row_of_pair, weights, count, **params)
+
+
+def _gather_aval(*operands, **params):
+    x, pair_of_row, *_ = operands
+    return GATHER.result_aval(operands, (pair_of_row.shape[-1], x.shape[-1]), x.dtype)
+
+
+GATHER = Op(
+    name="gather_rows",
+    operand_ranks=plan.RANKS["gather_rows"],
+    targets=(call.GATHER, call.DISPATCH),
+    avals=_gather_aval,
+    planner=plan.plan_gather,
+    call=call.gather,
+    reference=reference.gather_rows,
+    is_matmul=False,
+)
+
+
+def combine_rows(y, pair_of_row, row_of_pair, weights, count, **params) -> jax.Array:
+    """y [b?, m, D] -> [b?, T, D]. Parameters: divisor, implementation."""
+    return COMBINE.bind(y, pair_of_row, row_of_pair, weights, count, **params)
+
+
+def _combine_aval(*operands, **params):
+    y, _, row_of_pair, *_ = operands
+    return COMBINE.result_aval(operands, (row_of_pair.shape[-2], y.shape[-1]), y.dtype)
+
+
+COMBINE = Op(
+    name="combine_rows",
+    operand_ranks=plan.RANKS["combine_rows"],
+    targets=(call.COMBINE,),
+    avals=_combine_aval,
+    planner=plan.plan_combine,
+    call=call.combine,
+    reference=reference.combine_rows,
+    is_matmul=False,
+)
+
+
+def row_dots(x, y, pair_of_row, row_of_pair, count, **params) -> jax.Array:
+    """x [b?, T, D], y [b?, m, D] -> [b?, T, k]. Parameters: divisor, implementation."""
+    return DOTS.bind(x, y, pair_of_row, row_of_pair, count, **params)
+
+
+def _dots_aval(*operands, **_):
+    x, _, _, row_of_pair, _ = operands
+    return DOTS.result_aval(operands, row_of_pair.shape[-2:], reference.accumulator(x.dtype))
+
+
+DOTS = Op(
+    name="row_dots",
+    operand_ranks=plan.RANKS["row_dots"],
+    targets=(call.DOTS,),
+    avals=_dots_aval,
+    planner=plan.plan_dots,
+    call=call.dots,
+    reference=reference.row_dots,
+    is_matmul=False,
+)
+
+
+# Derivatives. Factors are the operands in which an operation is linear, by their places.
+
+_FACTORS = {GATHER: (0, 3), COMBINE: (0, 3), DOTS: (0, 1)}
+
+
+def _register_jvp(op: Op) -> None:
+    def rule(primals, tangents, **params):
+        out = op.bind(*primals, **params)
+        terms = []
+        for place in _FACTORS[op]:
+            # Weights that are not there have a tangent without elements.
+            if not is_zero(tangents[place]) and primals[place].shape[-1]:
+                operands = list(primals)
+                operands[place] = tangents[place]
+                terms.append(op.bind(*operands, **params))
+        return out, tangent_of(out, terms)
+
+    op.def_jvp(rule)
+
+
+def _register_transpose(op: Op, *cotangents) -> None:
+    """`cotangents` give, for each factor, its cotangent from `(ct, aval, *operands, **params)`."""
+
+    def rule(ct, *operands, **params):
+        results: list[jax.Array | None] = [None] * len(operands)
+        if is_zero(ct):
+            return results
+        for place, cotangent in zip(_FACTORS[op], cotangents, strict=True):
+            if not ad.is_undefined_primal(operands[place]):
+                continue
+            aval = operands[place].aval
+            if ct.ndim > 2 and aval.ndim == 2:
+                # One operand for the whole batch, whose cotangents are added up before rounding.
+                ct = ct.astype(reference.accumulator(ct.dtype))
+                result = jnp.sum(cotangent(ct, aval, *operands, **params), axis=0)
+            else:
+                result = cotangent(ct, aval, *operands, **params)
+            results[place] = result.astype(aval.dtype)
+        return results
+
+    op.def_transpose(rule)
+
+
+def _of_tokens(y, aval, pair_of_row, row_of_pair, weights, count, *, divisor, implementation):
+    """The cotangent of x: the sums of the rows y, times the weights."""
+    if row_of_pair.shape[-1]:
+        params = dict(divisor=divisor, implementation=implementation)
+        return combine_rows(y, pair_of_row, row_of_pair, weights, count, **params)
+    return reference.add_rows(y, pair_of_row, count, num_tokens=aval.shape[-2], divisor=divisor)
+
+
+def _of_rows(x, aval, pair_of_row, row_of_pair, weights, count, *, divisor, implementation):
+    """The cotangent of y: copies of the tokens x, times the weights."""
+    if not pair_of_row.shape[-1]:
+        return reference.spread_rows(x, row_of_pair, weights, count, num_rows=aval.shape[-2])
+    params = dict(divisor=divisor, implementation=implementation)
+    y = gather_rows(x, pair_of_row, row_of_pair, weights, count, **params)
+    if y.ndim > aval.ndim and count.shape[-1]:
+        # Of rows that a batch shares, some are valid in one element of it and undefined in another.
+        valid = jnp.arange(y.shape[-2], dtype=jnp.int32) < count
+        y = jnp.where(valid[..., None], y, 0)
+    return y
+
+
+def _gather_x(ct, aval, _, pair_of_row, row_of_pair, weights, count, **params):
+    return _of_tokens(ct, aval, pair_of_row, row_of_pair, weights, count, **params)
+
+
+def _gather_weights(ct, aval, x, pair_of_row, row_of_pair, _, count, **params):
+    return row_dots(x.astype(ct.dtype), ct, pair_of_row, row_of_pair, count, **params)
+
+
+def _combine_y(ct, aval, _, pair_of_row, row_of_pair, weights, count, **params):
+    return _of_rows(ct, aval, pair_of_row, row_of_pair, weights, count, **params)
+
+
+def _combine_weights(ct, aval, y, pair_of_row, row_of_pair, _, count, **params):
+    return row_dots(ct, y.astype(ct.dtype), pair_of_row, row_of_pair, count, **params)
+
+
+def _dots_x(ct, aval, _, y, pair_of_row, row_of_pair, count, **params):
+    return _of_tokens(y, aval, pair_of_row, row_of_pair, ct, count, **params)
+
+
+def _dots_y(ct, aval, x, _, pair_of_row, row_of_pair, count, **params):
+    return _of_rows(x, aval, pair_of_row, row_of_pair, ct, count, **params)
+
+
+_register_transpose(GATHER, _gather_x, _gather_weights)
+_register_transpose(COMBINE, _combine_y, _combine_weights)
+_register_transpose(DOTS, _dots_x, _dots_y)
+
+
+def _sort_jvp(primals, tangents, **params):
+    outs = sort_by_expert(*primals, **params)
+    return outs, [tangent_of(out, []) for out in outs]
+
+
+def _register_batching(op: Op) -> None:
+    op.def_batching(lambda operands, dims, **params: op.bind_batched(operands, dims, params))
+
+
+SORT.def_jvp(_sort_jvp)
+for _op in (GATHER, COMBINE, DOTS):
+    _register_jvp(_op)
+for _op in (SORT, GATHER, COMBINE, DOTS):
+    _register_batching(_op)

@@ -1,0 +1,211 @@
+"""Sorting and moving rows in pure JAX.
+
+A token has k pairs, (token, choice), and a pair at most one row: its expert's copy of the token.
+`gather_rows`, `combine_rows` and `row_dots` are the partial derivatives of the sum over all pairs
+with a row of w[t, c] <x[t], y[row of (t, c)]> by the rows y [m, D], the tokens x [T, D] and the
+weights w [T, k]. Which row belongs to which pair is known from either side:
+
+    row_of_pair [T, k]  the row of each pair, no row if not in [0, m)
+    pair_of_row [m]     the pair of each row, as t * divisor + c; no pair if not in [0, T * divisor)
+
+Here c is the choice if `divisor` is k; with a `divisor` of 1 it is left out, and rows know their
+tokens only. Rows at or past `count` [1] are no rows either. Where both sides are given, they have
+to agree. Sums are float32 at least, in the order of the choices, and rounded once.
+
+Every operand may have a batch dimension in front. `weights` [T, 0], `count` [0], `row_of_pair`
+[T, 0] and `pair_of_row` [0] stand for operands that are not there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_grouped_gemm._src.arithmetic import is_static
+
+
+def sort_by_expert(experts: jax.Array, *, num_experts: int) -> list[jax.Array]:
+    """Sorts pairs by expert, those of no expert in [0, num_experts) last; ties keep their order.
+
+    Returns:
+      order [b?, n], inverse [b?, n], group_sizes [b?, num_experts].
+    """
+
+    def unbatched(experts):
+        here = (0 <= experts) & (experts < num_experts)
+        experts = jnp.where(here, experts, num_experts)
+        order = jnp.argsort(experts, stable=True).astype(jnp.int32)
+        pairs = jnp.arange(order.size, dtype=jnp.int32)
+        inverse = jnp.zeros_like(order).at[order].set(pairs, unique_indices=True)
+        # A search takes neither the memory of a comparison of all pairs with all experts, nor the
+        # time of a scatter-add that piles up on a few addresses.
+        bounds = jnp.arange(num_experts + 1, dtype=jnp.int32)
+        method = "scan_unrolled" if is_static(order.size) else "compare_all"
+        starts = jnp.searchsorted(experts[order], bounds, method=method)
+        group_sizes = jnp.diff(starts).astype(jnp.int32)
+        return [order, inverse, group_sizes]
+
+    return over_batches(unbatched, (experts,), (1,))
+
+
+def gather_rows(
+    x: jax.Array,
+    pair_of_row: jax.Array,
+    row_of_pair: jax.Array,
+    weights: jax.Array,
+    count: jax.Array,
+    *,
+    divisor: int,
+) -> jax.Array:
+    """y[i] = w[t, c] x[t] for the pair (t, c) of row i, zeros for rows that are none or have none.
+
+    Returns:
+      [b?, m, D], in the dtype of x.
+    """
+
+    def unbatched(x, pair_of_row, weights, count):
+        if x.shape[0] == 0:
+            return jnp.zeros((pair_of_row.shape[0], x.shape[1]), x.dtype)
+        exists = _pairs_that_exist(pair_of_row, count, x.shape[0] * divisor)
+        pair = jnp.where(exists, pair_of_row, 0)
+        y = _take(x, pair // divisor)
+        if weights.size:
+            y = _take(weights.reshape(-1), pair)[:, None] * y.astype(accumulator(x.dtype))
+        return jnp.where(exists[:, None], y, 0).astype(x.dtype)
+
+    return over_batches(unbatched, (x, pair_of_row, weights, count), (2, 1, 2, 1))
+
+
+def combine_rows(
+    y: jax.Array,
+    pair_of_row: jax.Array,
+    row_of_pair: jax.Array,
+    weights: jax.Array,
+    count: jax.Array,
+    *,
+    divisor: int,
+) -> jax.Array:
+    """x[t] = the sum over the choices c of w[t, c] y[row of (t, c)].
+
+    Returns:
+      [b?, T, D], in the dtype of y.
+    """
+
+    def unbatched(y, row_of_pair, weights, count):
+        exists, row_of_pair = _rows_that_exist(row_of_pair, count, y.shape[0])
+        dtype = accumulator(y.dtype)
+        x = jnp.zeros((row_of_pair.shape[0], y.shape[1]), dtype)
+        for choice in range(row_of_pair.shape[1] if y.shape[0] else 0):
+            part = _take(y, row_of_pair[:, choice]).astype(dtype)
+            if weights.size:
+                part = weights[:, choice, None] * part
+            x += jnp.where(exists[:, choice, None], part, 0)
+        return x.astype(y.dtype)
+
+    return over_batches(unbatched, (y, row_of_pair, weights, count), (2, 2, 2, 1))
+
+
+def row_dots(
+    x: jax.Array,
+    y: jax.Array,
+    pair_of_row: jax.Array,
+    row_of_pair: jax.Array,
+    count: jax.Array,
+    *,
+    divisor: int,
+) -> jax.Array:
+    """w[t, c] = <x[t], y[row of (t, c)]>, zero for a pair without a row.
+
+    Returns:
+      [b?, T, k], float32 at least.
+    """
+
+    def unbatched(x, y, row_of_pair, count):
+        exists, row_of_pair = _rows_that_exist(row_of_pair, count, y.shape[0])
+        dtype = accumulator(x.dtype)
+        if 0 in (*row_of_pair.shape, y.shape[0]):
+            return jnp.zeros(row_of_pair.shape, dtype)
+        dots = [
+            jnp.sum(x.astype(dtype) * _take(y, row).astype(dtype), axis=-1) for row in row_of_pair.T
+        ]
+        return jnp.where(exists, jnp.stack(dots, axis=-1), 0)
+
+    return over_batches(unbatched, (x, y, row_of_pair, count), (2, 2, 2, 1))
+
+
+def spread_rows(
+    x: jax.Array, row_of_pair: jax.Array, weights: jax.Array, count: jax.Array, *, num_rows: int
+) -> jax.Array:
+    """What `gather_rows` computes, from `row_of_pair` alone; several pairs may have the same row.
+
+    Returns:
+      [b?, num_rows, D], in the dtype of x.
+    """
+
+    def unbatched(x, row_of_pair, weights, count):
+        exists, _ = _rows_that_exist(row_of_pair, count, num_rows)
+        row_of_pair = jnp.where(exists, row_of_pair, num_rows)
+        x = x.astype(accumulator(x.dtype))
+        y = jnp.zeros((num_rows, x.shape[1]), x.dtype)
+        for choice in range(row_of_pair.shape[1]):
+            part = weights[:, choice, None] * x if weights.size else x
+            y = y.at[row_of_pair[:, choice]].add(part, mode="drop")
+        return y
+
+    operands = x, row_of_pair, weights, count
+    return over_batches(unbatched, operands, (2, 2, 2, 1)).astype(x.dtype)
+
+
+def add_rows(
+    y: jax.Array, pair_of_row: jax.Array, count: jax.Array, *, num_tokens: int, divisor: int
+) -> jax.Array:
+    """What `combine_rows` computes without weights, from `pair_of_row` alone.
+
+    Returns:
+      [b?, num_tokens, D], in the dtype of y.
+    """
+
+    def unbatched(y, pair_of_row, count):
+        exists = _pairs_that_exist(pair_of_row, count, num_tokens * divisor)
+        token = jnp.where(exists, pair_of_row // divisor, num_tokens)
+        y = y.astype(accumulator(y.dtype))
+        return jnp.zeros((num_tokens, y.shape[1]), y.dtype).at[token].add(y, mode="drop")
+
+    return over_batches(unbatched, (y, pair_of_row, count), (2, 1, 1)).astype(y.dtype)
+
+
+def accumulator(dtype: np.dtype) -> np.dtype:
+    """The dtype in which numbers of `dtype` are added up."""
+    inexact = jnp.issubdtype(dtype, jnp.inexact)
+    return jnp.promote_types(dtype, jnp.float32) if inexact else np.dtype(dtype)
+
+
+def over_batches(
+    function: Callable[..., Any], operands: tuple[jax.Array, ...], ranks: tuple[int, ...]
+) -> Any:
+    """Maps `function` over the batch dimension of those operands that have more than their rank."""
+    axes = [0 if x.ndim > rank else None for x, rank in zip(operands, ranks, strict=True)]
+    return function(*operands) if set(axes) == {None} else jax.vmap(function, axes)(*operands)
+
+
+def _pairs_that_exist(pair_of_row, count, num_pairs):
+    exists = (0 <= pair_of_row) & (pair_of_row < num_pairs)
+    if count.size:
+        exists &= jnp.arange(pair_of_row.shape[0], dtype=jnp.int32) < count
+    return exists
+
+
+def _rows_that_exist(row_of_pair, count, num_rows):
+    """Whether each pair has a row, and its index, zero if not."""
+    exists = (0 <= row_of_pair) & (row_of_pair < num_rows)
+    if count.size:
+        exists &= row_of_pair < count
+    return exists, jnp.where(exists, row_of_pair, 0)
+
+
+def _take(x, index):
+    return x.at[index].get(mode="promise_in_bounds")

@@ -1,0 +1,121 @@
+"""What XLA makes of the MLPs of experts for an H200: kernels, what runs beside them, and memory."""
+
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jax_grouped_gemm as jgg
+from jax_grouped_gemm import moe
+from tests.support import aot
+
+BF16, F32 = jnp.bfloat16, jnp.float32
+T, D, F, E, K = 512, 256, 384, 4, 2
+M = T * K
+
+FORWARD = dict(gated_ragged_dot=1, ragged_noncontracting=1)
+BACKWARD = dict(gated_ragged_dot_transpose=1, paired_ragged_dot=1, ragged_contracting=3)
+
+
+@pytest.fixture(scope="module")
+def h200(extension) -> aot.Target:
+    pytest.importorskip("jax_plugins.xla_cuda13", reason="the CUDA plugin is not installed")
+    config = Path(__file__).parents[1] / "data" / "h200_target_config.txtpb"
+    return aot.Target(config.read_text())
+
+
+def struct(*shape, dtype=BF16):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+WEIGHTS = struct(E, D, F), struct(E, D, F), struct(E, F, D)
+SIZES = struct(E, dtype=jnp.int32)
+SORTED = struct(M, D), *WEIGHTS, struct(M, dtype=F32), SIZES
+TOKENS = struct(T, D), *WEIGHTS, struct(T, E, dtype=F32)
+
+
+def sorted_rows(x, wi_0, wi_1, wo, weights, sizes):
+    return jgg.ragged_mlp(x, wi_0, wi_1, wo, sizes, weights=weights)
+
+
+def layer(x, wi_0, wi_1, wo, logits):
+    return moe.dropless_mlp(x, moe.route(logits, K), wi_0, wi_1, wo)
+
+
+def both(function):
+    """Value and gradients, of a cotangent that depends on the value."""
+
+    def run(*operands):
+        y, vjp = jax.vjp(lambda *floats: function(*floats, *operands[5:]), *operands[:5])
+        return y, vjp(jnp.sin(y))
+
+    return run
+
+
+def test_rows_in_rows_out_is_two_kernels(h200):
+    program = h200.compile(sorted_rows, *SORTED)
+    assert program.kernels == FORWARD
+    assert program.opcodes <= aot.FREE
+    assert program.temporary_bytes <= 2 * M * F + 4 * aot.ALIGNMENT
+
+
+def test_backward_is_five_more(h200):
+    """Nothing of the size of rows is computed beside the kernels but the cotangent."""
+    program = h200.compile(both(sorted_rows), *SORTED)
+    assert program.kernels == FORWARD | BACKWARD
+    fusions = [i for i in program.entry if i.opcode not in aot.FREE | {"optimization-barrier"}]
+    large = [i.text for i in fusions if f"bf16[{M}," in i.type]
+    assert len(large) == 1, large  # sin(y)
+
+
+def test_gradients_of_gate_and_up_are_written_where_those_are(h200):
+    program = h200.compile(both(sorted_rows), *SORTED)
+    (call,) = [i for i in program.calls if i.kernel == "gated_ragged_dot_transpose"]
+    assert "output_to_operand_aliasing={{0}: (2, {}), {1}: (3, {})}" in call.text
+    assert "copy" not in program.opcodes
+
+
+def test_rows_are_gathered_again(h200):
+    """Between the passes no [m, D] array is alive."""
+    program = h200.compile(both(layer), *TOKENS)
+    assert program.kernels.items() >= (FORWARD | BACKWARD).items()
+    kept = 4 * M * F  # gate and up
+    assert program.temporary_bytes < kept + 2 * M * F + 3 * 2 * M * D
+
+
+def test_what_is_kept(h200):
+    """The results of the forward pass alone: 2 m D + 4 m F bytes beside y and the operands."""
+
+    def forward(*floats):
+        function = partial(sorted_rows, sizes=floats[-1])
+        y, vjp = jax.vjp(lambda *f: function(*f), *floats[:-1])
+        shapes = {(M, F)}
+        return y, [x for x in jax.tree.leaves(vjp) if x.shape in shapes]
+
+    arguments = [
+        jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=jax.NamedSharding(h200.mesh, jax.P()))
+        for x in SORTED
+    ]
+    memory = jax.jit(forward).lower(*arguments).compile().memory_analysis()
+    pointers = 8 * 4
+    assert abs(memory.output_size_in_bytes - (2 * M * D + 4 * M * F)) <= pointers
+
+
+def test_a_policy_that_keeps_neither_multiplies_once_more(h200):
+    remat = jax.checkpoint(sorted_rows, policy=jax.checkpoint_policies.nothing_saveable)
+    program = h200.compile(both(remat), *SORTED)
+    assert program.kernels == FORWARD | BACKWARD | dict(gated_ragged_dot=2)
+
+
+@pytest.mark.parametrize("activation", ["gelu", "relu2"])
+def test_what_no_kernel_has_is_composed_of_those_there_are(activation, h200):
+    def run(*operands):
+        *floats, sizes = operands
+        x, wi_0, wi_1, wo, weights = floats
+        return jgg.ragged_mlp(x, wi_0, wi_1, wo, sizes, weights=weights, activation=activation)
+
+    assert h200.compile(run, *SORTED).kernels == dict(ragged_noncontracting=3)
+    kernels = h200.compile(both(run), *SORTED).kernels
+    assert kernels == dict(ragged_noncontracting=4, ragged_contracting=3, paired_ragged_dot=1)

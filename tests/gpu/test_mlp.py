@@ -1,0 +1,239 @@
+"""The kernels of an expert MLP, and `ragged_mlp` made of them, against float64."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_grouped_gemm as jgg
+from jax_grouped_gemm import moe
+from tests.support import group_sizes as sizes_of
+from tests.support import mlp
+from tests.support.mlp_on_gpu import check_gated, check_gradient, check_paired, unit
+from tests.support.ops import random
+
+BF16, F16 = jnp.bfloat16, jnp.float16
+
+DTYPES = pytest.mark.parametrize("dtype", [BF16, F16])
+FUSED = pytest.mark.parametrize("activation", mlp.FUSED)
+WEIGHTS = pytest.mark.parametrize("weighted", [True, False], ids=["weights", "ones"])
+
+
+def sweep(rng, m, groups, count):
+    """Group sizes of every kind."""
+    yield from sizes_of.typical(rng, m, groups)
+    for _ in range(count):
+        yield sizes_of.any_kind(rng, m, groups)
+
+
+class TestForward:
+    @FUSED
+    @DTYPES
+    @WEIGHTS
+    def test_activations(self, activation, dtype, weighted, rng):
+        for sizes in sizes_of.typical(rng, 1000, 6):
+            check_gated(rng, sizes, dtype=dtype, activation=activation, weighted=weighted)
+
+    @pytest.mark.parametrize(
+        "embed, hidden", [(8, 8), (64, 128), (264, 136), (72, 2880), (2048, 768)]
+    )
+    def test_dimensions_off_the_tile(self, embed, hidden, rng):
+        for sizes in (sizes_of.multinomial(rng, 900, 5), sizes_of.zipf(rng, 700, 5)):
+            check_gated(rng, sizes, embed=embed, hidden=hidden)
+
+    def test_any_group_sizes(self, rng):
+        for sizes in sweep(rng, 1000, 8, 60):
+            check_gated(rng, sizes, embed=72, hidden=200, activation=rng.choice(mlp.FUSED))
+
+    @pytest.mark.parametrize("offset", [-2, 0, 3, 7])
+    def test_windows(self, offset, rng):
+        for _ in range(4):
+            sizes = sizes_of.any_kind(rng, 1000, 8)
+            check_gated(rng, sizes, groups=3, offset=offset)
+
+    def test_many_tiles(self, rng):
+        """Several rounds of the grid."""
+        sizes = sizes_of.multinomial(rng, 20000, 40)
+        check_gated(rng, sizes, m=20000, embed=512, hidden=776)
+
+    def test_what_is_clipped(self, rng):
+        for activation in mlp.CLIPPED:
+            check_gated(rng, sizes_of.uniform(1000, 5), activation=activation, spread=30.0)
+
+
+class TestBackward:
+    @FUSED
+    @DTYPES
+    @WEIGHTS
+    def test_activations(self, activation, dtype, weighted, rng):
+        for sizes in sizes_of.typical(rng, 1000, 6):
+            options = dict(dtype=dtype, activation=activation, weighted=weighted)
+            operands, results = check_gated(rng, sizes, **options)
+            check_gradient(rng, operands, results, sizes, 0, activation)
+
+    @pytest.mark.parametrize(
+        "embed, hidden", [(8, 8), (64, 128), (264, 136), (72, 2880), (2048, 768)]
+    )
+    def test_dimensions_off_the_tile(self, embed, hidden, rng):
+        sizes = sizes_of.multinomial(rng, 900, 5)
+        operands, results = check_gated(rng, sizes, embed=embed, hidden=hidden)
+        check_gradient(rng, operands, results, sizes, 0, "silu")
+
+    def test_any_group_sizes(self, rng):
+        for sizes in sweep(rng, 1000, 8, 60):
+            activation = rng.choice(mlp.FUSED)
+            options = dict(embed=72, hidden=200, activation=activation)
+            operands, results = check_gated(rng, sizes, **options)
+            check_gradient(rng, operands, results, sizes, 0, activation)
+
+    @pytest.mark.parametrize("offset", [-2, 0, 3, 7])
+    def test_windows(self, offset, rng):
+        for _ in range(4):
+            sizes = sizes_of.any_kind(rng, 1000, 8)
+            operands, results = check_gated(rng, sizes, groups=3, offset=offset)
+            check_gradient(rng, operands, results, sizes, offset, "silu")
+
+    def test_what_is_clipped(self, rng):
+        sizes = sizes_of.uniform(1000, 5)
+        for activation in mlp.CLIPPED:
+            options = dict(activation=activation, spread=30.0)
+            operands, results = check_gated(rng, sizes, **options)
+            check_gradient(rng, operands, results, sizes, 0, activation)
+
+
+class TestPaired:
+    @DTYPES
+    def test_group_sizes(self, dtype, rng):
+        for sizes in sweep(rng, 1000, 8, 40):
+            check_paired(rng, sizes, dtype=dtype)
+
+    @pytest.mark.parametrize(
+        "embed, hidden", [(8, 8), (128, 64), (136, 264), (2880, 72), (2048, 768)]
+    )
+    def test_dimensions_off_the_tile(self, embed, hidden, rng):
+        check_paired(rng, sizes_of.multinomial(rng, 900, 5), embed=embed, hidden=hidden)
+
+    @pytest.mark.parametrize("offset", [-2, 0, 3, 7])
+    def test_windows(self, offset, rng):
+        check_paired(rng, sizes_of.any_kind(rng, 1000, 8), groups=3, offset=offset)
+
+
+def layer(case, implementation, activation="silu"):
+    """The value and all gradients of `ragged_mlp`, as a compiled function of its operands."""
+
+    def run(factors, cotangent):
+        function = partial(
+            case.run, jgg.ragged_mlp, implementation=implementation, activation=activation
+        )
+        y, vjp = jax.vjp(function, *factors)
+        return y, *vjp(cotangent)
+
+    return jax.jit(run)
+
+
+def check_layers_agree(case, rng, activation="silu"):
+    """The kernels and the composition of the reference's products."""
+    cotangent = random(rng, (len(case.on_rows), case.x.shape[1]), case.x.dtype)
+    got = layer(case, "cuda", activation)(case.factors, cotangent)
+    want = layer(case, "reference", activation)(case.factors, cotangent)
+    for i, (one, other) in enumerate(zip(got, want, strict=True)):
+        one, other = (np.asarray(a).astype(np.float64) for a in (one, other))
+        norm = np.linalg.norm(other)
+        error = np.linalg.norm(one - other)
+        assert error <= 4 * unit(case.x.dtype) * norm, f"result {i}: {error / max(norm, 1e-30)}"
+        np.testing.assert_array_equal(one[other == 0] == 0, True)
+    return got
+
+
+class TestLayer:
+    @FUSED
+    @DTYPES
+    @pytest.mark.parametrize("with_rows", [True, False])
+    def test_against_the_reference(self, activation, dtype, with_rows, rng):
+        options = dict(tokens=300, top_k=3, embed=136, hidden=264, experts=7)
+        case = mlp.case(rng, dtype=dtype, with_rows=with_rows, **options)
+        check_layers_agree(case, rng, activation)
+
+    def test_against_float64(self, rng):
+        case = mlp.case(rng, tokens=100, top_k=2, embed=64, hidden=72, experts=5, dtype=BF16)
+        y = np.asarray(layer(case, "cuda")(case.factors, jnp.zeros((200, 64), BF16))[0], np.float64)
+        exact = case.exact()
+        assert np.linalg.norm(y - exact) <= 2 * unit(BF16) * np.linalg.norm(exact)
+
+    def test_any_case(self, rng):
+        for _ in range(25):
+            tokens, top_k, experts = rng.integers(1, 200), rng.integers(1, 5), rng.integers(1, 9)
+            local = rng.integers(1, experts + 1)
+            case = mlp.case(
+                rng,
+                tokens=tokens,
+                top_k=top_k,
+                embed=8 * rng.integers(1, 40),
+                hidden=8 * rng.integers(1, 60),
+                experts=experts,
+                local=local,
+                offset=int(rng.integers(-1, experts)),
+                sizes=sizes_of.any_kind(rng, tokens * top_k, experts),
+                dtype=rng.choice([BF16, F16]),
+                with_rows=bool(rng.integers(2)),
+                with_weights=bool(rng.integers(2)),
+            )
+            check_layers_agree(case, rng, rng.choice(mlp.FUSED))
+
+    def test_same_inputs_give_the_same_bits(self, rng):
+        case = mlp.case(rng, tokens=2000, top_k=4, embed=512, hidden=776, experts=16, dtype=BF16)
+        cotangent = random(rng, (8000, 512), BF16)
+        run = layer(case, "cuda")
+        results = {
+            b"".join(np.asarray(a).tobytes() for a in run(case.factors, cotangent))
+            for _ in range(20)
+        }
+        assert len(results) == 1
+
+    def test_what_no_kernel_has(self, rng):
+        options = dict(tokens=300, top_k=3, experts=7, dtype=BF16)
+        case = mlp.case(rng, embed=136, hidden=264, **options)
+        for activation in ("gelu", "relu", "relu2"):
+            check_layers_agree(case, rng, activation)
+        check_layers_agree(mlp.case(rng, embed=133, hidden=261, **options), rng)
+
+    def test_layers_of_tokens(self, rng):
+        """Routing that changes from run to run of one program."""
+        case = mlp.case(rng, tokens=512, embed=256, hidden=384, experts=8, dtype=BF16)
+
+        @partial(jax.jit, static_argnums=2)
+        def run(logits, factors, implementation):
+            def of(logits, *factors):
+                routing = moe.route(logits, 2)
+                return moe.dropless_mlp(
+                    factors[0], routing, *factors[1:], implementation=implementation
+                )
+
+            y, vjp = jax.vjp(of, logits, *factors)
+            return y, *vjp(jnp.cos(y))
+
+        for _ in range(8):
+            logits = rng.standard_normal((512, 8), np.float32) * rng.uniform(0, 5)
+            got, want = (run(logits, case.factors[:4], i) for i in ("cuda", "reference"))
+            for one, other in zip(got, want, strict=True):
+                one, other = (np.asarray(a).astype(np.float64) for a in (one, other))
+                assert np.linalg.norm(one - other) <= 6 * unit(BF16) * np.linalg.norm(other) + 1e-6
+
+    def test_second_derivatives(self, rng):
+        case = mlp.case(rng, tokens=64, embed=64, hidden=72, dtype=BF16)
+        other = mlp.case(rng, tokens=64, embed=64, hidden=72, dtype=BF16)
+
+        def product(implementation):
+            def loss(*factors):
+                y = case.run(jgg.ragged_mlp, *factors, implementation=implementation)
+                return jnp.sum(jnp.sin(y.astype(jnp.float32)))
+
+            every = tuple(range(5))
+            run = jax.jit(lambda *f: jax.jvp(jax.grad(loss, every), f, other.factors)[1])
+            return run(*case.factors)
+
+        for one, want in zip(product("cuda"), product("reference"), strict=True):
+            one, want = (np.asarray(a).astype(np.float64) for a in (one, want))
+            assert np.linalg.norm(one - want) <= 8 * unit(BF16) * np.linalg.norm(want)

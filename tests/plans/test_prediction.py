@@ -1,0 +1,202 @@
+"""The times that plans predict, beside those that were measured on an H200."""
+
+from __future__ import annotations
+
+import functools
+import json
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_grouped_gemm as jgg
+from jax_grouped_gemm._src.fp8 import choices as choices_fp8
+from jax_grouped_gemm._src.fp8 import formats
+from jax_grouped_gemm._src.prediction import predict
+from jax_grouped_gemm._src.ragged import choices
+from jax_grouped_gemm._src.target import H200, Target
+from tests.support.plans import contracting_plan
+
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+E4M3 = jnp.float8_e4m3fn
+
+array = jax.ShapeDtypeStruct
+
+
+def ragged(shape, op, dtype, out_dtype, precision) -> jgg.Plan:
+    """Of a ragged product of operands that are not quantised; `_t` is for weights [g, n, k]."""
+    m, k, n, g = (shape[name] for name in ("rows", "k", "n", "groups"))
+    sizes = array((g,), jnp.int32)
+    kind, _, transposed = op.partition("_t")
+    if kind == "wgrad_add":
+        operands = array((g, k, n), jnp.float32), array((m, k), dtype), array((m, n), dtype)
+        return only(jgg.ragged_dot_accumulate, *operands, sizes)
+    if kind.startswith("wgrad"):
+        plan = functools.partial(contracting_plan, m, k, n, g, dtype, out_dtype)
+        return plan(precision=precision)
+    if kind == "dgrad":
+        k, n = n, k
+    stored_transposed = (kind == "dgrad") != op.endswith("_t")
+    rhs = array((g, n, k) if stored_transposed else (g, k, n), dtype)
+    options = dict(transpose_rhs=stored_transposed, precision=precision)
+    return only(jgg.ragged_dot, array((m, k), dtype), rhs, sizes, **options)
+
+
+def scaled(shape, op) -> jgg.Plan:
+    m, k, n, g = (shape[name] for name in ("rows", "k", "n", "groups"))
+    sizes = array((g,), jnp.int32)
+
+    def blocks(x):
+        return -(-x // 128)
+
+    if op == "fp8_wgrad":
+        b = formats.row_blocks(m, g)
+        pairs = ((array((b, x, 128), E4M3), array((b, x), jnp.float32)) for x in (k, n))
+        (lhs, rhs) = pairs
+        return only(jgg.scaled_ragged_dot_contracting, *lhs, *rhs, sizes, num_rows=m)
+    if op == "fp8_dgrad":
+        k, n = n, k
+    lhs = array((m, k), E4M3), array((m, blocks(k)), jnp.float32)
+    rhs = array((g, n, k), E4M3), array((g, blocks(n), blocks(k)), jnp.float32)
+    return only(jgg.scaled_ragged_dot, *lhs, *rhs, sizes, transpose_rhs=True)
+
+
+def update(shape, op, dtype) -> jgg.Plan:
+    name, *options = op.split("_")
+    x = array((shape["groups"], shape["n"], shape["k"]), dtype)
+    precision = "highest" if options == ["f32"] else None
+    operands = (x, x) if "2" in name else (x,)
+    with jax.enable_x64(True):
+        return only(getattr(jgg, f"grouped_{name}"), *operands, precision=precision)
+
+
+def products(shape, dtype, precision) -> jgg.Plan:
+    problems = shape["problems"]
+    lhs = [array((m, k), dtype) for m, _, k in problems]
+    rhs = [array((k, n), dtype) for _, n, k in problems]
+    return only(jgg.grouped_gemm, lhs, rhs, precision=precision)
+
+
+def only(fn, *args, **kwargs) -> jgg.Plan:
+    (plan,) = jgg.explain(fn, *args, multiprocessors=132, **kwargs).plans
+    return plan
+
+
+def plan_of(case: dict[str, Any]) -> jgg.Plan | None:
+    """What runs a recorded case, None if it is no product."""
+    op, shape, dtype = case["op"], case["shape"], case["dtype"]
+    precision = None if case.get("precision") == "default" else case.get("precision")
+    if op.startswith(("quantize", "fp8_step")):
+        return None
+    if op.startswith("fp8_"):
+        return scaled(shape, op)
+    if op.startswith("grouped_gemm"):
+        return products(shape, dtype, precision)
+    if op.startswith(("syr", "her")):
+        return update(shape, op, dtype)
+    return ragged(shape, op, dtype, case["out_dtype"], precision)
+
+
+def recorded() -> list[tuple[str, dict[str, Any]]]:
+    """Every case in which our kernels were timed, with the name of its file."""
+    return [
+        (path.name, case)
+        for path in sorted(RESULTS.glob("h200_*.json"))
+        for case in json.loads(path.read_text())["cases"]
+        if "flops" in case and "median_us" in case["peers"].get("ours", {})
+    ]
+
+
+@pytest.fixture(scope="module")
+def times() -> dict[str, np.ndarray]:
+    """Of each file, [cases, 2]: predicted and measured microseconds."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    for name, case in recorded():
+        plan = plan_of(case)
+        if plan is not None:
+            assert plan.prediction is not None, (name, case["case"], str(plan))
+            pair = plan.prediction.seconds * 1e6, case["peers"]["ours"]["median_us"]
+            found.setdefault(name, []).append(pair)
+    return {name: np.array(pairs) for name, pairs in found.items()}
+
+
+def rank_correlation(pairs: np.ndarray) -> float:
+    """Spearman's, equal values having the mean of their ranks."""
+    ranks = []
+    for column in pairs.T:
+        _, inverse, counts = np.unique(column, return_inverse=True, return_counts=True)
+        ranks.append((np.cumsum(counts) - (counts - 1) / 2)[inverse])
+    return float(np.corrcoef(ranks)[0, 1])
+
+
+def test_ranks_all_recorded_products(times):
+    pairs = np.concatenate(list(times.values()))
+    assert len(pairs) >= 200
+    assert rank_correlation(pairs) >= 0.95
+
+
+@pytest.mark.parametrize(
+    "name", ["main", "majors", "fp8", "rank_k", "lists", "lists_float32", "float32_highest"]
+)
+def test_ranks_the_products_of_a_record(times, name):
+    """Those of one kind of operands take more nearly the same time than all of them."""
+    assert rank_correlation(times[f"h200_{name}.json"]) >= 0.9
+
+
+def test_is_near_the_measured_time(times):
+    """A bound that nothing else is added to: kernels take longer, and seldom twice as long."""
+    ratios = np.concatenate(
+        [measured / predicted for predicted, measured in (pairs.T for pairs in times.values())]
+    )
+    assert 0.9 < np.median(ratios) < 1.3
+    assert np.mean(ratios < 2) > 0.9 and ratios.min() > 0.6
+
+
+@pytest.mark.parametrize(
+    "choice",
+    choices.SIXTEEN_BITS + choices.FLOAT32 + choices_fp8.NONCONTRACTING + choices_fp8.CONTRACTING,
+    ids=lambda choice: " ".join(choice.record),
+)
+def test_choices_are_those_of_their_records(choice):
+    name, wanted = choice.record
+    (case,) = (case for file, case in recorded() if file == name and case["case"] == wanted)
+    plan = plan_of(case)
+    assert plan.tile == choice.tile and plan.chosen_by == "default"
+
+
+class TestBounds:
+    OPTIONS = dict(utilization=0.5, num_bytes=4.2e9, target=H200)
+
+    def test_the_larger_one_counts(self):
+        few = predict(jnp.bfloat16, multiply_adds=1e6, **self.OPTIONS)
+        many = predict(jnp.bfloat16, multiply_adds=1e15, **self.OPTIONS)
+        assert few.bound == "memory" and few.seconds == few.memory_seconds == pytest.approx(1e-3)
+        assert many.bound == "tensor cores" and many.seconds == many.tensor_seconds
+        assert "bound by memory" in str(few) and "predicted time 1 ms" in str(few)
+        assert "bound by the tensor cores" in str(many)
+
+    def test_rates(self):
+        def seconds(dtype, products=1):
+            return predict(
+                dtype, multiply_adds=1e15, products=products, **self.OPTIONS
+            ).tensor_seconds
+
+        assert seconds(E4M3) < seconds(jnp.bfloat16) == seconds(jnp.float16)
+        assert seconds(jnp.float32, products=3) == pytest.approx(3 * seconds(jnp.float16))
+        assert seconds(jnp.float64) > 10 * seconds(jnp.float16)
+        assert seconds(jnp.complex128) == pytest.approx(4 * seconds(jnp.float64))
+
+    def test_splitting_comes_before(self):
+        options = self.OPTIONS | dict(multiply_adds=1e6)
+        split = predict(jnp.float32, split_bytes=8.4e9, **options)
+        assert split.seconds == pytest.approx(3e-3)
+
+    def test_half_the_multiprocessors_take_twice_as_long_to_multiply(self):
+        options = self.OPTIONS | dict(multiply_adds=1e15)
+        half = predict(jnp.bfloat16, **(options | dict(target=Target(66))))
+        whole = predict(jnp.bfloat16, **options)
+        assert half.tensor_seconds == pytest.approx(2 * whole.tensor_seconds)
+        assert half.memory_seconds == whole.memory_seconds

@@ -1,0 +1,166 @@
+"""MLPs of experts in float64 NumPy, a row at a time, and random ones to try."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import numpy as np
+
+from tests.support import group_sizes as sizes_of
+from tests.support import oracle
+from tests.support.ops import random
+
+
+def _sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def _gated(g, s, slope):
+    """g s and its derivative, where s = sigmoid(z) and slope = dz/dg."""
+    return g * s, s + g * s * (1 - s) * slope
+
+
+def _silu(g, alpha=1.0):
+    return _gated(g, _sigmoid(alpha * g), alpha)
+
+
+def _gelu_tanh(g):
+    c = math.sqrt(2 / math.pi)
+    t = np.tanh(c * (g + 0.044715 * g**3))
+    return 0.5 * g * (1 + t), 0.5 * (1 + t) + 0.5 * g * (1 - t**2) * c * (1 + 3 * 0.044715 * g**2)
+
+
+def _gelu(g):
+    normal = 0.5 * (1 + np.vectorize(math.erf, otypes=[float])(g / math.sqrt(2)))
+    return g * normal, normal + g * np.exp(-(g**2) / 2) / math.sqrt(2 * math.pi)
+
+
+def _relu(g):
+    return np.maximum(g, 0), np.where(g > 0, 1.0, 0.0)
+
+
+def _relu2(g):
+    return np.maximum(g, 0) ** 2, 2 * np.maximum(g, 0)
+
+
+UNCLIPPED = {
+    "silu": _silu,
+    "gelu_tanh": _gelu_tanh,
+    "gelu": _gelu,
+    "relu": _relu,
+    "relu2": _relu2,
+}
+CLIPPED = {  # alpha, limit, what is added to up
+    "swiglu_oai": (1.702, 7.0, 1.0),
+    "clamped_silu": (1.0, 10.0, 0.0),
+}
+ACTIVATIONS = (*UNCLIPPED, *CLIPPED)
+FUSED = ("silu", "gelu_tanh", *CLIPPED)
+
+
+def activated(name: str, gate, up):
+    """The activation of gate and what it is multiplied by, and the slopes of both, in float64."""
+    gate, up = np.asarray(gate).astype(np.float64), np.asarray(up).astype(np.float64)
+    if name in UNCLIPPED:
+        value, slope = UNCLIPPED[name](gate)
+        return value, up, slope, np.ones_like(up)
+    alpha, limit, shift = CLIPPED[name]
+    value, slope = _silu(np.minimum(gate, limit), alpha)
+    inside = np.abs(up) <= limit
+    return (
+        value,
+        np.clip(up, -limit, limit) + shift,
+        np.where(gate <= limit, slope, 0),
+        1.0 * inside,
+    )
+
+
+@dataclass
+class Case:
+    """Operands of `ragged_mlp`: x [T, D] with rows [m], or x [m, D] where rows is None."""
+
+    x: np.ndarray
+    wi_0: np.ndarray
+    wi_1: np.ndarray
+    wo: np.ndarray
+    sizes: np.ndarray
+    rows: np.ndarray | None = None
+    weights: np.ndarray | None = None
+    offset: int | None = None
+
+    @property
+    def factors(self):
+        """What there are gradients of."""
+        given = self.x, self.wi_0, self.wi_1, self.wo
+        return given if self.weights is None else (*given, self.weights)
+
+    def run(self, function, x, wi_0, wi_1, wo, weights=None, **options):
+        """`function` of these operands, with the indices of the case."""
+        rows = None if self.rows is None else jnp.asarray(self.rows)
+        options = dict(rows=rows, weights=weights, group_offset=self.offset) | options
+        return function(x, wi_0, wi_1, wo, jnp.asarray(self.sizes), **options)
+
+    @property
+    def on_rows(self) -> np.ndarray:
+        """x [m, D] in float64, not poisoned."""
+        x = np.asarray(self.x).astype(np.float64)
+        return x if self.rows is None else x[self.rows]
+
+    @property
+    def windows(self):
+        """The rows of each local group."""
+        return oracle.group_rows(self.sizes, self.offset or 0, len(self.wi_0), len(self.on_rows))
+
+    def exact(self, activation="silu", biases=(None, None, None)) -> np.ndarray:
+        """y [m, D] in float64, one row at a time."""
+        matrices = [np.asarray(w).astype(np.float64) for w in (self.wi_0, self.wi_1, self.wo)]
+        out = np.zeros((len(self.on_rows), matrices[2].shape[2]))
+        for expert, (start, end) in enumerate(self.windows):
+            wi_0, wi_1, wo = (w[expert] for w in matrices)
+            b0, b1, bo = (0 if b is None else np.asarray(b, np.float64)[expert] for b in biases)
+            for row in range(start, end):
+                x = self.on_rows[row]
+                value, up, _, _ = activated(activation, x @ wi_0 + b0, x @ wi_1 + b1)
+                weight = 1.0 if self.weights is None else float(self.weights[row])
+                out[row] = weight * (value * up @ wo + bo)
+        return out
+
+
+def case(
+    rng: np.random.Generator,
+    *,
+    tokens=24,
+    top_k=2,
+    embed=16,
+    hidden=24,
+    experts=5,
+    dtype=np.float32,
+    with_rows=True,
+    with_weights=True,
+    sizes=None,
+    offset=None,
+    local=None,
+    spread=1.0,
+) -> Case:
+    """A random one; gates are of the size of `spread`."""
+    m = tokens * top_k
+    local = experts if local is None else local
+    x = random(rng, (tokens if with_rows else m, embed), dtype)
+    wi_0, wi_1 = (
+        (spread * max(embed, 1) ** -0.5 * rng.standard_normal((local, embed, hidden))).astype(dtype)
+        for _ in range(2)
+    )
+    wo = (max(hidden, 1) ** -0.5 * rng.standard_normal((local, hidden, embed))).astype(dtype)
+    rows = rng.permutation(np.repeat(np.arange(tokens, dtype=np.int32), top_k))
+    return Case(
+        x,
+        wi_0,
+        wi_1,
+        wo,
+        sizes_of.multinomial(rng, m, experts) if sizes is None else np.asarray(sizes, np.int32),
+        rows if with_rows else None,
+        rng.uniform(0.2, 1, m).astype(np.float32) if with_weights else None,
+        offset,
+    )

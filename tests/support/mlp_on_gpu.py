@@ -1,0 +1,183 @@
+"""Checks of the kernels of an expert MLP on random operands, against float64."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_grouped_gemm._src.activations import as_activation
+from jax_grouped_gemm._src.mlp import primitive
+from jax_grouped_gemm._src.mlp.primitive import Options
+from tests.support import mlp, oracle
+from tests.support.ops import random
+
+BF16 = jnp.bfloat16
+
+
+def unit(dtype) -> float:
+    return float(jnp.finfo(dtype).eps) / 2
+
+
+@partial(jax.jit, static_argnames=("activation", "residuals"))
+def gated(operands, *, activation, residuals=True):
+    """hidden and, with `residuals`, gate and up."""
+    options = Options.of(as_activation(activation), None, "cuda")
+    return primitive.gated_ragged_dot(options, operands, residuals=residuals)
+
+
+@partial(jax.jit, static_argnames="activation")
+def gradient(operands, *, activation):
+    """dgate, dup, hidden and dweights."""
+    options = Options.of(as_activation(activation), None, "cuda")
+    return primitive.GATED_TRANSPOSE.bind(
+        *operands.values(), names=tuple(operands), **vars(options)
+    )
+
+
+@jax.jit
+def paired(*operands):
+    options = Options.of(as_activation("silu"), None, "cuda")
+    return primitive.PAIRED.bind(*operands, **options.of_products)
+
+
+def indices(sizes, offset=0):
+    return dict(
+        group_sizes=jnp.asarray(sizes, jnp.int32),
+        group_offset=jnp.asarray([offset], jnp.int32),
+    )
+
+
+def matrices(rng, shape, dtype, spread=1.0):
+    """Products of whose rows with normal values are of the size of `spread`."""
+    return (spread * shape[-2] ** -0.5 * rng.standard_normal(shape, np.float32)).astype(dtype)
+
+
+def owned_rows(sizes, offset, groups, m):
+    owned = np.zeros(m, bool)
+    for start, end in oracle.group_rows(sizes, offset, groups, m):
+        owned[start:end] = True
+    return owned
+
+
+def close(actual, exact, tolerance, what):
+    """Asserts an elementwise bound, and zeros exactly where it is zero."""
+    actual = np.asarray(actual).astype(np.float64)
+    error = np.abs(actual - exact)
+    wrong = ~(error <= tolerance)
+    if wrong.any():
+        at = tuple(int(i) for i in np.argwhere(wrong)[0])
+        raise AssertionError(
+            f"{what}: {wrong.sum()} of {wrong.size} elements are wrong, the first at {at}: "
+            f"{actual[at]} for {exact[at]}, allowed error {tolerance[at]}"
+        )
+
+
+def check_hidden(hidden, gate, up, weights, activation):
+    """`hidden` of the rounded gate and up that the kernel returned, rounded once."""
+    dtype = hidden.dtype
+    value, factor, *_ = mlp.activated(activation, gate, up)
+    exact = value * factor * (1 if weights is None else weights.astype(np.float64)[:, None])
+    # ex2.approx and rcp.approx; near -inf gelu_tanh and silu are tiny, with a small absolute error.
+    tolerance = (1.02 * unit(dtype) + 2**-18) * np.abs(exact)
+    tolerance += float(jnp.finfo(dtype).smallest_subnormal) * (exact != 0)
+    tolerance += 2**-19 * np.abs(np.asarray(gate).astype(np.float64) * factor) * (exact != 0)
+    close(hidden, exact, tolerance, "hidden")
+
+
+def check_gated(
+    rng, sizes, *, m=1000, embed=264, hidden=392, groups=None, offset=0, dtype=BF16,
+    weighted=True, activation="silu", spread=3.0, poison=True,
+):  # fmt: skip
+    """The forward kernel on random operands; returns them and its results."""
+    groups = len(sizes) if groups is None else groups
+    x = random(rng, (m, embed), dtype)
+    wi_0, wi_1 = (matrices(rng, (groups, embed, hidden), dtype, spread) for _ in range(2))
+    weights = rng.uniform(0.1, 1, m).astype(np.float32) if weighted else None
+    owned = owned_rows(sizes, offset, groups, m)
+    if poison:
+        x[~owned] = np.nan
+        if weighted:
+            weights[~owned] = np.nan
+    operands = dict(x=x, wi_0=wi_0, wi_1=wi_1)
+    operands |= {} if weights is None else dict(weights=weights)
+    operands |= indices(sizes, offset)
+    out, gate, up = map(np.asarray, gated(operands, activation=activation))
+    oracle.check(gate, oracle.ragged_noncontracting(x, wi_0, sizes, offset))
+    oracle.check(up, oracle.ragged_noncontracting(x, wi_1, sizes, offset))
+    clean = None if weights is None else np.where(owned, weights, 0)
+    check_hidden(out, gate, up, clean, activation)
+    assert not out[~owned].any()
+    (alone,) = gated(operands, activation=activation, residuals=False)
+    np.testing.assert_array_equal(alone, out)
+    return operands, (out, gate, up)
+
+
+def check_gradient(rng, operands, results, sizes, offset, activation):
+    """The backward kernel, on what the forward kernel returned."""
+    hidden, gate, up = results
+    groups, embed, columns = operands["wi_0"].shape
+    m, dtype = len(gate), gate.dtype
+    owned = owned_rows(sizes, offset, groups, m)
+    dy = random(rng, (m, embed), dtype)
+    wo = matrices(rng, (groups, columns, embed), dtype)
+    dirty_gate, dirty_up = gate.copy(), up.copy()
+    dy[~owned] = dirty_gate[~owned] = dirty_up[~owned] = np.nan
+    given = dict(dy=dy, wo=wo, gate=dirty_gate, up=dirty_up)
+    if "weights" in operands:
+        given["weights"] = operands["weights"]
+    got = gradient(given | indices(sizes, offset), activation=activation)
+    dgate, dup, again, dweights = map(np.asarray, got)
+    np.testing.assert_array_equal(again, hidden)
+
+    dh = oracle.ragged_noncontracting(dy, wo, sizes, offset, transpose_rhs=True)
+    # dh is rounded; its error is that of the sum, and of the rounding.
+    dh_error = (1.01 * unit(dtype)) * np.abs(dh.value) + 2.0**-22 * dh.depth * dh.magnitude
+    dh_error += float(jnp.finfo(dtype).smallest_subnormal) * owned[:, None]
+    value, factor, slope, factor_slope = mlp.activated(activation, gate, up)
+    value, factor, slope, factor_slope = (
+        np.where(owned[:, None], a, 0) for a in (value, factor, slope, factor_slope)
+    )
+    weights = np.where(owned, operands.get("weights", np.ones(m)), 0).astype(np.float64)[:, None]
+    smallest = float(jnp.finfo(dtype).smallest_subnormal)
+    for name, actual, by_dh, rough in (
+        ("dgate", dgate, weights * slope * factor, weights * factor),
+        ("dup", dup, weights * value * factor_slope, weights * gate * factor_slope),
+    ):
+        exact = by_dh * dh.value
+        tolerance = np.abs(by_dh) * dh_error + 1.05 * unit(dtype) * (
+            np.abs(exact) + np.abs(by_dh) * dh_error
+        )
+        # The sigmoid's accuracy, where what it multiplies cancels.
+        rough = np.where(owned[:, None], np.abs(rough) * (1 + np.abs(gate.astype(np.float64))), 0)
+        tolerance += 2.0**-17 * rough * (np.abs(dh.value) + dh_error) + smallest * owned[:, None]
+        close(actual, exact, tolerance, name)
+        assert not actual[~owned].any()
+    terms = value * factor
+    exact = (dh.value * terms).sum(1)
+    tolerance = (np.abs(terms) * dh_error).sum(1)
+    tolerance += 2.0**-15 * np.abs(dh.value * gate.astype(np.float64) * factor).sum(1)
+    tolerance += 2.0**-15 * np.abs(dh.value * terms).sum(1)
+    tolerance = np.where(owned, tolerance, 0)
+    assert dweights.dtype == np.float32
+    close(dweights, np.where(owned, exact, 0), tolerance, "dweights")
+
+
+def check_paired(rng, sizes, *, m=1000, embed=264, hidden=392, groups=None, offset=0, dtype=BF16):
+    """The product of two pairs on random operands."""
+    groups = len(sizes) if groups is None else groups
+    lhs = [random(rng, (m, hidden), dtype) for _ in range(2)]
+    rhs = [matrices(rng, (groups, embed, hidden), dtype) for _ in range(2)]
+    owned = owned_rows(sizes, offset, groups, m)
+    for x in lhs:
+        x[~owned] = np.nan
+    out = np.asarray(paired(*lhs, *rhs, *indices(sizes, offset).values()))
+    one, other = (
+        oracle.ragged_noncontracting(a, w, sizes, offset, transpose_rhs=True)
+        for a, w in zip(lhs, rhs, strict=True)
+    )
+    both = (getattr(one, f) + getattr(other, f) for f in ("value", "magnitude", "depth"))
+    oracle.check(out, oracle.Exact(*both, one.blocks))
+    assert not out[~owned].any()
