@@ -21,7 +21,7 @@ from jax_grouped_gemm._src.arguments import Implementation, as_array
 from jax_grouped_gemm._src.lists.rank_k.api import grouped_syrk
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of x (a + b x^2 + c x^4), which moves singular values in (0, 1] to about 1 within five steps."""
+"""Coefficients of x (a + b x^2 + c x^4): moves singular values in (0, 1] to about 1 in 5 steps."""
 
 # No class: `optax.inject_hyperparams` takes whatever can be called for a schedule.
 ITERATION_DTYPE = jnp.dtype(jnp.bfloat16)
@@ -297,7 +297,7 @@ def _direction(
 
 
 def _shape_scale(shape: tuple[int, ...], consistent_rms: float | None) -> float:
-    """By what the update of a kernel [..., in, out] is multiplied."""
+    """The factor by which the update of a kernel [..., in, out] is multiplied."""
     fan_in, fan_out = shape[-2:]
     if consistent_rms is not None:
         return max(fan_in, fan_out) ** 0.5 * consistent_rms

@@ -14,14 +14,23 @@ import pytest
 # JAX reads these when it is imported, so they are set before anything below imports it.
 XLA_FLAGS = [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=4"]
 if not Path("/dev/nvidiactl").exists():
-    # Most of the time goes into compiling small programs for the CPU.
-    XLA_FLAGS.append("--xla_backend_optimization_level=0")
+    # Most of the time goes into compiling small programs for the CPU: unoptimised, by the older
+    # emitters, which take half as long as those that go through MLIR, and in one thread, since the
+    # other cores have tests of their own.
+    XLA_FLAGS += [
+        "--xla_backend_optimization_level=0",
+        "--xla_cpu_use_fusion_emitters=false",
+        "--xla_cpu_parallel_codegen_split_count=1",
+    ]
     # The CUDA plugin can compile for a GPU that is not there, if it may load without cuDNN.
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
 os.environ["XLA_FLAGS"] = " ".join(XLA_FLAGS).strip()
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import jax  # noqa: E402
+
+pytest.register_assert_rewrite("tests.support")
+from tests.support import aot  # noqa: E402
 
 GPU_TESTS = Path(__file__).parent / "gpu"
 
@@ -79,3 +88,10 @@ def default_device(request):
 def extension():
     """Skips a test that needs the compiled kernels, though not a GPU, where they are not built."""
     return pytest.importorskip("jax_grouped_gemm._extension", reason="the extension is not built")
+
+
+@pytest.fixture(scope="session")
+def h200(extension) -> aot.Target:
+    """Compiles for an H200, which need not be there."""
+    pytest.importorskip("jax_plugins.xla_cuda13", reason="the CUDA plugin is not installed")
+    return aot.Target(aot.H200)

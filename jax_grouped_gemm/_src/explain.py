@@ -23,7 +23,7 @@ class Explanation:
 
     @property
     def workspace_bytes(self) -> int:
-        """Of all kernels; XLA gives those that run one after another the same memory."""
+        """What all kernels ask for; XLA gives those that run one after another the same memory."""
         return sum(plan.workspace_bytes for plan in self.plans)
 
     def __str__(self) -> str:
@@ -85,7 +85,7 @@ def _default_target() -> Target:
 
 
 def _plans(jaxpr: Jaxpr, target: Target) -> Iterator[Plan[Any]]:
-    """Of the grouped matmuls of `jaxpr`, in program order, nested ones included."""
+    """Yields those of the grouped matmuls of `jaxpr` in program order, nested ones included."""
     for eqn in jaxpr.eqns:
         op = ops.get(eqn.primitive)
         if op and op.is_matmul:

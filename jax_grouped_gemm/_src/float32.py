@@ -93,10 +93,10 @@ def bytes_of_split(operand_bytes: float, terms: int) -> tuple[float, float]:
 
 
 def num_parts(terms: int) -> int:
-    """Float16 parts of an operand."""
+    """How many float16 parts an operand has."""
     return 1 if terms == 1 else 2
 
 
 def section_bytes(count: int, dtype: Any) -> int:
-    """Of an array in a workspace."""
+    """What an array takes in a workspace."""
     return round_up(count * np.dtype(dtype).itemsize, ALIGNMENT_BYTES)

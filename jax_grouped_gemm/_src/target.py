@@ -22,7 +22,7 @@ class Target:
 
     @classmethod
     def of(cls, device: Any) -> Target:
-        """That of a `jax.Device`, which may be one that is described only, to compile for it."""
+        """Describes a `jax.Device`, which may be one that is described only, to compile for it."""
         count = getattr(device, "core_count", None)
         return cls(count) if count else H200
 

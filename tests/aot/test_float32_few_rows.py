@@ -10,7 +10,6 @@ import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.ragged.choices import FLOAT32_FEW_ROWS_TILE
 from jax_grouped_gemm._src.tile_config import DEFAULT_TILE
 from tests.aot.test_ragged_dot import assert_only_workspaces, cotangents, forward, shapes
-from tests.aot.test_ragged_dot import h200 as h200  # a fixture
 from tests.support.ops import CONTRACTING, NONCONTRACTING
 
 G = 4

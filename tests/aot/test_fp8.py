@@ -2,7 +2,6 @@
 
 import re
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -14,17 +13,10 @@ from jax_grouped_gemm import checkpoint_policies, moe
 from jax_grouped_gemm._src import tile_config
 from jax_grouped_gemm._src.fp8 import choices as choices_fp8
 from jax_grouped_gemm._src.fp8 import formats, primitive
-from tests.support.aot import FREE, Target
+from tests.support.aot import FREE
+from tests.support.dtypes import BF16, E4M3, F32
 
-TARGET_CONFIG = Path(__file__).parents[1] / "data" / "h200_target_config.txtpb"
 M, K, N, G = 512, 256, 384, 4
-BF16, F32, E4M3 = jnp.bfloat16, jnp.float32, jnp.float8_e4m3fn
-
-
-@pytest.fixture(scope="module")
-def h200(extension) -> Target:
-    pytest.importorskip("jax_plugins.xla_cuda13", reason="the CUDA plugin is not installed")
-    return Target(TARGET_CONFIG.read_text())
 
 
 def array(shape, dtype=BF16):

@@ -1,7 +1,6 @@
 """What XLA makes of lists of products for an H200, compiled on a machine that need not have one."""
 
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -9,21 +8,13 @@ import numpy as np
 import pytest
 
 import jax_grouped_gemm as jgg
-from tests.support.aot import Target
+from tests.support.dtypes import BF16
 
-TARGET_CONFIG = Path(__file__).parents[1] / "data" / "h200_target_config.txtpb"
-BF16 = jnp.bfloat16
 # Of which the last alone keeps all multiprocessors busy for more than a round.
 SHAPES = [(128, 64, 256), (64, 8, 8), (16, 512, 24), (3, 32, 16, 40), (2048, 64, 4096)]
 FORMS = pytest.mark.parametrize(
     "transpose_lhs, transpose_rhs", [(a, b) for a in (False, True) for b in (False, True)]
 )
-
-
-@pytest.fixture(scope="module")
-def h200(extension) -> Target:
-    pytest.importorskip("jax_plugins.xla_cuda13", reason="the CUDA plugin is not installed")
-    return Target(TARGET_CONFIG.read_text())
 
 
 def arrays(shapes, transpose_lhs=False, transpose_rhs=False, dtype=BF16):

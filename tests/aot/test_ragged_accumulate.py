@@ -1,26 +1,14 @@
 """What XLA makes of `ragged_dot_accumulate` for an H200: sums where the accumulators are."""
 
 import re
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_grouped_gemm as jgg
-from tests.support.aot import Target
 from tests.support.ops import accumulation_shapes
-
-BF16, F32 = jnp.bfloat16, jnp.float32
-
-
-@pytest.fixture(scope="module")
-def h200(extension) -> Target:
-    pytest.importorskip("jax_plugins.xla_cuda13", reason="the CUDA plugin is not installed")
-    config = Path(__file__).parents[1] / "data" / "h200_target_config.txtpb"
-    return Target(config.read_text())
 
 
 def compiled(h200, function, *arguments, donate=()):

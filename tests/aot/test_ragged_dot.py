@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +13,11 @@ from jax.sharding import PartitionSpec as P
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src import availability, tile_config
 from jax_grouped_gemm._src.ragged import choices
-from tests.support.aot import ALIGNMENT, FREE, Program, Target
-from tests.support.ops import CONTRACTING, NONCONTRACTING, OPS
+from tests.support.aot import ALIGNMENT, FREE, H200, Program, Target
+from tests.support.ops import BOTH_OPS, CONTRACTING, NONCONTRACTING
 
-TARGET_CONFIG = Path(__file__).parents[1] / "data" / "h200_target_config.txtpb"
 M, K, N, G = 256, 128, 192, 4
 
-BOTH_OPS = pytest.mark.parametrize("op", OPS, ids=repr)
 ALL_MAJORS = pytest.mark.parametrize(
     "majors",
     [dict(transpose_lhs=a, transpose_rhs=b) for a in (False, True) for b in (False, True)],
@@ -32,12 +29,6 @@ RAGGED_MAJOR = pytest.mark.parametrize(
     [(NONCONTRACTING, False), (NONCONTRACTING, True), (CONTRACTING, False)],
     ids=repr,
 )
-
-
-@pytest.fixture(scope="module")
-def h200(extension) -> Target:
-    pytest.importorskip("jax_plugins.xla_cuda13", reason="the CUDA plugin is not installed")
-    return Target(TARGET_CONFIG.read_text())
 
 
 def shapes(op, dtype=jnp.bfloat16, *, m=M, k=K, n=N, g=G, transpose_lhs=False, transpose_rhs=False):
@@ -282,7 +273,7 @@ class TestNoKernel:
     @pytest.mark.parametrize("capability", ["8.0", "9.0", "10.0"])
     def test_only_hopper_is_suitable(self, capability, h200):
         major, minor = capability.split(".")
-        config = TARGET_CONFIG.read_text().replace(
+        config = H200.replace(
             "cuda_compute_capability { major: 9 }",
             f"cuda_compute_capability {{ major: {major} minor: {minor} }}",
         )
@@ -349,7 +340,7 @@ class TestTransforms:
 
     def test_expert_parallel_shard_map(self, h200):
         """Each of four devices multiplies by its own experts: one kernel and one all-reduce."""
-        target = Target(TARGET_CONFIG.read_text(), devices=4)
+        target = Target(H200, devices=4)
 
         def body(lhs, rhs, sizes):
             first = jax.lax.axis_index("x") * rhs.shape[0]

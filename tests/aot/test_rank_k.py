@@ -1,7 +1,6 @@
 """What XLA makes of rank-k updates for an H200, compiled on a machine that need not have one."""
 
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -9,17 +8,9 @@ import pytest
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm.optim import orthogonalize
-from tests.support.aot import Target
 from tests.support.updates import SYR2K, SYRK, UPDATES
 
-TARGET_CONFIG = Path(__file__).parents[1] / "data" / "h200_target_config.txtpb"
 BOTH = pytest.mark.parametrize("update", [SYRK, SYR2K], ids=repr)
-
-
-@pytest.fixture(scope="module")
-def h200(extension) -> Target:
-    pytest.importorskip("jax_plugins.xla_cuda13", reason="the CUDA plugin is not installed")
-    return Target(TARGET_CONFIG.read_text())
 
 
 def assert_one_kernel(program, name="rank_k") -> None:

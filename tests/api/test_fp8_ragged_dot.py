@@ -15,9 +15,9 @@ import jax_grouped_gemm as jgg
 from jax_grouped_gemm import checkpoint_policies, moe
 from tests.support import fp8_oracle, oracle
 from tests.support import group_sizes as sizes_of
+from tests.support.dtypes import BF16, F32
 
 M, K, N, G = 220, 256, 136, 4
-BF16, F32 = jnp.bfloat16, jnp.float32
 RECIPES = {
     "default": jgg.Recipe(),
     "powers of two": jgg.Recipe(power_of_two_scales=True),

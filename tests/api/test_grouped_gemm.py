@@ -10,11 +10,10 @@ import pytest
 from jax.test_util import check_grads
 
 import jax_grouped_gemm as jgg
+from tests.support.dtypes import BF16
 from tests.support.ops import swap
-from tests.support.products import LAYOUTS, List, cutlass_like, mixed_layouts, random_list
+from tests.support.products import FORMS, List, cutlass_like, mixed_layouts, random_list
 
-BF16 = jnp.bfloat16
-FORMS = pytest.mark.parametrize("transpose_lhs, transpose_rhs", LAYOUTS)
 # (m, k, n) with each dimension in turn zero, and two stacks of which one is empty.
 SHAPES = [(3, 4, 5), (0, 3, 2), (4, 0, 3), (2, 3, 0), (2, 6, 1, 4), (1, 1, 1), (0, 2, 3, 4)]
 

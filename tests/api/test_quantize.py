@@ -13,8 +13,8 @@ from jax.sharding import PartitionSpec as P
 import jax_grouped_gemm as jgg
 from tests.support import fp8_oracle
 from tests.support import group_sizes as sizes_of
+from tests.support.dtypes import E4M3, E5M2
 
-E4M3, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
 FP8 = pytest.mark.parametrize("dtype", [E4M3, E5M2])
 SOURCES = pytest.mark.parametrize("source", [jnp.bfloat16, jnp.float16, jnp.float32])
 SCALES = pytest.mark.parametrize("power_of_two", [False, True])

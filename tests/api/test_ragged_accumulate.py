@@ -14,15 +14,11 @@ from jax_grouped_gemm._src.ragged import call, choices, reference
 from jax_grouped_gemm._src.ragged.plan import adds_in_place
 from tests.support import group_sizes as sizes_of
 from tests.support import oracle
-from tests.support.ops import CONTRACTING, accumulation_shapes, contracting, random, swap
+from tests.support.dtypes import BF16, F16, F32
+from tests.support.ops import CONTRACTING, MAJORS, accumulation_shapes, contracting, random, swap
 
-BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 M, K, N, G = 48, 16, 24, 6
 SIZES = np.array([9, 0, 17, 1, 0, 14], np.int32)  # 41 of 48 rows
-
-MAJORS = pytest.mark.parametrize(
-    "transpose_lhs, transpose_rhs", [(a, b) for a in (False, True) for b in (False, True)]
-)
 
 
 def operands(rng, m=M, k=K, n=N, g=G, dtype=F32):

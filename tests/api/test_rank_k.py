@@ -14,15 +14,12 @@ from jax.test_util import check_grads
 
 import jax_grouped_gemm as jgg
 from tests.support.ops import random
-from tests.support.updates import HER2K, HERK, SYR2K, SYRK, UPDATES, check_real, full
+from tests.support.updates import FORMS, HER2K, HERK, SYR2K, SYRK, UPDATES, check_real, full
 
 G, N, K = 3, 7, 5
 
 EVERY = pytest.mark.parametrize("update", UPDATES, ids=repr)
 REAL = pytest.mark.parametrize("update", [SYRK, SYR2K], ids=repr)
-FORMS = pytest.mark.parametrize(
-    "uplo, transpose", [(u, t) for u in ("lower", "upper") for t in (False, True)]
-)
 SYMMETRIZE = pytest.mark.parametrize("symmetrize", [False, True])
 
 

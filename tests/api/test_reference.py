@@ -10,11 +10,9 @@ import pytest
 import jax_grouped_gemm as jgg
 from tests.support import group_sizes as sizes_of
 from tests.support import oracle
-from tests.support.ops import NONCONTRACTING, OPS, random
+from tests.support.ops import BOTH_OPS, NONCONTRACTING, random
 
 K, N, G = 6, 7, 4
-
-BOTH_OPS = pytest.mark.parametrize("op", OPS, ids=repr)
 
 
 def call(op, *operands, **options):

@@ -17,8 +17,8 @@ from jax_grouped_gemm._src.fp8 import plan as plan_fp8
 from jax_grouped_gemm._src.fp8 import primitive
 from tests.support import fp8_oracle, fp8_products
 from tests.support import group_sizes as sizes_of
+from tests.support.dtypes import E4M3, E5M2
 
-E4M3, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
 M, K, N, G = 150, 200, 144, 4
 KB, NB = 2, 2  # blocks of 128 in K and N
 

@@ -9,14 +9,13 @@ import pytest
 import jax_grouped_gemm as jgg
 from tests.support import group_sizes as sizes_of
 from tests.support import oracle
-from tests.support.ops import CONTRACTING, NONCONTRACTING, OPS, random, swap
+from tests.support.ops import BOTH_OPS, CONTRACTING, NONCONTRACTING, random, swap
 
 M, K, N, G = 37, 12, 20, 5
 # Every rule shows with these: an empty group, boundaries off any tile, and a tail of 5 rows.
 SIZES = np.array([9, 0, 1, 15, 7], np.int32)
 TAIL = slice(int(SIZES.sum()), M)
 
-BOTH_OPS = pytest.mark.parametrize("op", OPS, ids=repr)
 POISON = pytest.mark.parametrize("poison", [np.nan, np.inf])
 
 

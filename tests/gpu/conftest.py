@@ -1,9 +1,13 @@
 """What the GPU tests have in common."""
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src import tile_config
-from jax_grouped_gemm._src.lists.grouped_gemm import plan as grouped_gemm_plan
+from jax_grouped_gemm._src.lists.rank_k import plan as rank_k_plan
+from tests.support import families
 
 
 @pytest.fixture(params=[tile_config.DEFAULT_TILE], ids=str)
@@ -13,12 +17,19 @@ def tile(request) -> tile_config.TileConfig:
 
 
 @pytest.fixture
-def only_tile(monkeypatch):
-    """Leaves the plan of lists of products no other tile than the one it is called with."""
+def family(request):
+    """The family of kernels for lists that `each` or `each_kernel` names."""
+    with families.use(request.param) as family:
+        yield family
 
-    def choose(tile):
-        monkeypatch.setattr(grouped_gemm_plan, "TILES", (tile,))
-        grouped_gemm_plan._simulated.cache_clear()
 
-    yield choose
-    grouped_gemm_plan._simulated.cache_clear()
+@pytest.fixture
+def rank_k_tile(request, monkeypatch):
+    """Has updates of 16 bits take the tiles that the plan has for many units, or for few."""
+    if request.param is None:
+        return
+    wide = request.param == "wide"
+    monkeypatch.setattr(rank_k_plan, "most_fine_units", lambda target: 0 if wide else 2**31)
+    a = jax.ShapeDtypeStruct((2, 1032, 72), jnp.bfloat16)
+    tile = rank_k_plan.RANK_K_TILE if wide else rank_k_plan.FINE_TILE
+    assert [plan.tile for plan in jgg.explain(jgg.grouped_syrk, a).plans] == [tile]

@@ -9,19 +9,14 @@ import pytest
 
 from tests.support import group_sizes as sizes_of
 from tests.support import oracle
+from tests.support.dtypes import BF16, F32
 from tests.support.float32_errors import PRECISIONS, PRODUCT_ERROR
-from tests.support.ops import CONTRACTING, NONCONTRACTING, OPS, random, swap
+from tests.support.ops import BOTH_OPS, CONTRACTING, MAJORS, NONCONTRACTING, OPS, random, swap
 
-BF16, F32 = jnp.bfloat16, jnp.float32
 M, K, N, G = 776, 264, 520, 8
 # An empty group, groups shorter and longer than a tile, and a tail.
 SIZES = np.array([130, 0, 1, 255, 64, 63, 200, 7], np.int32)
 TAIL = slice(int(SIZES.sum()), M)
-
-BOTH_OPS = pytest.mark.parametrize("op", OPS, ids=repr)
-MAJORS = pytest.mark.parametrize(
-    "transpose_lhs, transpose_rhs", [(a, b) for a in (False, True) for b in (False, True)]
-)
 
 
 def operands(op, rng, m=M, k=K, n=N, g=G):

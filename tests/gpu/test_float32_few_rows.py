@@ -11,10 +11,10 @@ import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.ragged.choices import FLOAT32_FEW_ROWS_TILE
 from tests.support import group_sizes as sizes_of
 from tests.support import oracle
+from tests.support.dtypes import F32
 from tests.support.float32_errors import PRECISIONS, PRODUCT_ERROR
 from tests.support.ops import NONCONTRACTING, random, swap
 
-F32 = jnp.float32
 M, K, N, G = 232, 264, 392, 8
 # An empty group, groups shorter and longer than a tile, and a tail.
 SIZES = np.array([40, 0, 1, 64, 17, 16, 81, 7], np.int32)

@@ -12,9 +12,8 @@ import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.fp8 import choices as choices_fp8
 from tests.support import fp8_oracle, oracle
 from tests.support import group_sizes as sizes_of
+from tests.support.dtypes import E4M3, E5M2
 from tests.support.fp8_products import (
-    E4M3,
-    E5M2,
     OUTPUTS,
     check,
     contracting,

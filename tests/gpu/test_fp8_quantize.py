@@ -11,8 +11,8 @@ import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.fp8 import primitive
 from tests.support import fp8_oracle
 from tests.support import group_sizes as sizes_of
+from tests.support.dtypes import E4M3, E5M2
 
-E4M3, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
 FORMATS = pytest.mark.parametrize(
     "dtype, source, power_of_two",
     [

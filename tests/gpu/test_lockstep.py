@@ -9,9 +9,9 @@ import pytest
 
 from tests.support import group_sizes as sizes_of
 from tests.support import oracle
+from tests.support.dtypes import BF16
 from tests.support.ops import NONCONTRACTING, noncontracting, random, swap
 
-BF16 = jnp.bfloat16
 # Some 300 units of work, five turns of 66 clusters, of 41 steps and one that is not full.
 M, K, N, G = 9001, 2632, 2056, 5
 CHECKED_COLUMNS = 24

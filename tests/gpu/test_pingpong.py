@@ -3,16 +3,15 @@
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jax_grouped_gemm._src.ragged import choices
 from tests.support import group_sizes as sizes_of
 from tests.support import oracle
+from tests.support.dtypes import BF16, F16, F32
 from tests.support.ops import CONTRACTING, contracting, random
 
-BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 TILE = choices.PINGPONG_TILE
 # Three by three output tiles for each group, none of the last ones full.
 M, K, N, G = 776, 264, 392, 8

@@ -13,17 +13,14 @@ from jax_grouped_gemm._src.ragged import call as ragged_call
 from jax_grouped_gemm._src.ragged import choices
 from tests.support import group_sizes as sizes_of
 from tests.support import oracle
+from tests.support.dtypes import BF16, F16, F32
 from tests.support.float32_errors import PRECISIONS, PRODUCT_ERROR
-from tests.support.ops import CONTRACTING, contracting, random, swap
+from tests.support.ops import CONTRACTING, MAJORS, contracting, random, swap
 
-BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 # Three by three output tiles for each group, none of the last ones full.
 M, K, N, G = 776, 264, 520, 8
 CUT_M = 9000  # From 4096 rows on, tiles of unequal groups are cut.
 
-MAJORS = pytest.mark.parametrize(
-    "transpose_lhs, transpose_rhs", [(a, b) for a in (False, True) for b in (False, True)]
-)
 # What the plan may choose where the rows of neither operand are contiguous.
 EVERY_TILE = pytest.mark.parametrize(
     "tile", (tile_config.DEFAULT_TILE,) + (choices.PINGPONG_TILE,), ids=str

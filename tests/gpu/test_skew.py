@@ -12,9 +12,9 @@ from jax_grouped_gemm._src.ragged import call as ragged_call
 from jax_grouped_gemm._src.target import H200
 from tests.support import group_sizes as sizes_of
 from tests.support import oracle
+from tests.support.dtypes import BF16, F16, F32
 from tests.support.ops import CONTRACTING, NONCONTRACTING, contracting, random
 
-BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 CLUSTERS = H200.multiprocessors // tile_config.DEFAULT_TILE.cluster
 
 

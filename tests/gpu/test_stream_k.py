@@ -13,9 +13,9 @@ from jax_grouped_gemm._src.ragged import choices, primitive, schedules
 from jax_grouped_gemm._src.target import H200
 from tests.support import group_sizes as sizes_of
 from tests.support import oracle
+from tests.support.dtypes import BF16, F16, F32
 from tests.support.ops import NONCONTRACTING, random, swap
 
-BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 TILE = choices.STREAM_K_TILE
 UNIT = 256  # rows and columns of what a cluster computes at a time
 CLUSTERS = H200.multiprocessors // TILE.cluster

@@ -11,12 +11,10 @@ from jax.sharding import PartitionSpec as P
 import jax_grouped_gemm as jgg
 from tests.support import group_sizes as sizes_of
 from tests.support import oracle
-from tests.support.ops import NONCONTRACTING, OPS, random
+from tests.support.dtypes import BF16, F32
+from tests.support.ops import BOTH_OPS, NONCONTRACTING, random
 
-BF16, F32 = jnp.bfloat16, jnp.float32
 M, K, N, G = 776, 136, 136, 8
-
-BOTH_OPS = pytest.mark.parametrize("op", OPS, ids=repr)
 
 
 def operands(op, rng, dtype=BF16):

@@ -11,13 +11,11 @@ import pytest
 import jax_grouped_gemm as jgg
 from tests.support import fp8_oracle, oracle
 from tests.support import group_sizes as sizes_of
-from tests.support.ops import OPS, random, swap
+from tests.support.dtypes import BF16, E4M3, F16, F32
+from tests.support.ops import BOTH_OPS, random, swap
 
-BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
-E4M3 = jnp.float8_e4m3fn
 M, K, N, G = 776, 264, 520, 8
 
-BOTH_OPS = pytest.mark.parametrize("op", OPS, ids=repr)
 DTYPES = pytest.mark.parametrize("dtype", [BF16, F16, F32])
 MAJORS = pytest.mark.parametrize("majors", list(np.ndindex(2, 2)))
 

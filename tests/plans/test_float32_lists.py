@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import jax_grouped_gemm as jgg
+from tests.support.dtypes import F32
 from tests.support.float32_errors import PRODUCT_ERROR
 from tests.support.ops import random
 from tests.support.products import random_list
 from tests.support.updates import SYR2K, SYRK, check_real
 
-F32 = jnp.float32
 BOTH = pytest.mark.parametrize("update", [SYRK, SYR2K], ids=repr)
 TERMS = pytest.mark.parametrize("precision, terms", [(None, 1), ("high", 3), ("highest", 3)])
 

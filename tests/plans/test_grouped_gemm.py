@@ -9,9 +9,8 @@ import pytest
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.lists.grouped_gemm import plan as grouped_gemm_plan
+from tests.support.dtypes import BF16
 from tests.support.products import FOUR_PROBLEMS, cutlass_like, mixed_layouts
-
-BF16 = jnp.bfloat16
 
 
 def plan_of(shapes, dtype=BF16, **options) -> jgg.GroupedGemmPlan:

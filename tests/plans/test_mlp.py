@@ -80,7 +80,7 @@ def test_unfused(change, options, reason):
     assert plan.path == "unfused"
     assert re.search(reason, plan.reason)
     assert [p.problem.op for p in plan.products] == ["ragged_noncontracting"] * 2
-    assert str(plan).count("- ragged_noncontracting") == 2
+    assert str(plan).count("- forward: ragged_noncontracting") == 2
 
 
 def test_biases_and_experts_without_a_gate():

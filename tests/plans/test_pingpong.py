@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from functools import partial
 
-import jax.numpy as jnp
 import pytest
 
 from jax_grouped_gemm._src import tile_config
 from jax_grouped_gemm._src.ragged import choices
 from jax_grouped_gemm._src.target import H200
+from tests.support.dtypes import BF16, F16, F32
 from tests.support.plans import contracting_plan
 
-BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 TILE = choices.PINGPONG_TILE
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +25,7 @@ from tests.schedules.test_ragged import (
     check_noncontracting,
     random_problem,
 )
-from tests.support.aot import ALIGNMENT, FREE, Target
+from tests.support.aot import ALIGNMENT, FREE
 from tests.support.ops import CONTRACTING, NONCONTRACTING
 
 HANDS_OVER = -1
@@ -386,9 +385,7 @@ class TestPlanOfFp8:
 
 class TestCompiledForAnH200:
     @pytest.mark.parametrize("transpose_rhs", [False, True])
-    def test_is_one_kernel_and_nothing_else(self, transpose_rhs, extension):
-        pytest.importorskip("jax_plugins.xla_cuda13", reason="the CUDA plugin is not installed")
-        config = Path(__file__).parents[1] / "data" / "h200_target_config.txtpb"
+    def test_is_one_kernel_and_nothing_else(self, transpose_rhs, h200):
         product = partial(
             ragged.ragged_noncontracting,
             transpose_lhs=False,
@@ -398,7 +395,7 @@ class TestCompiledForAnH200:
             implementation="cuda",
             tile=TILE,
         )
-        program = Target(config.read_text()).compile(
+        program = h200.compile(
             product,
             *(jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((512, 2048), (8, 2048, 2048))),
             *(jax.ShapeDtypeStruct(s, jnp.int32) for s in ((8,), (1,))),

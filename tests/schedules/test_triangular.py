@@ -11,11 +11,11 @@ import pytest
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.lists.rank_k import plan as rank_k_plan
+from tests.support.dtypes import BF16
 
 TILE_M = rank_k_plan.RANK_K_TILE.tile_m
 FIELDS = "unit rank owner batch group begin extent head m n k_tiles share".split()
 NOTHING, LHS, RHS = range(3)
-BF16 = jnp.bfloat16
 UPLO = pytest.mark.parametrize("uplo", ["lower", "upper"])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -12,6 +13,8 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+# What XLA has to know of an H200 to compile for it.
+H200 = (Path(__file__).parents[1] / "data" / "h200_target_config.txtpb").read_text()
 ALIGNMENT = 256  # of every buffer in XLA's arena
 
 # What may stand beside the kernels in a program that does nothing else: none of it runs on the GPU.

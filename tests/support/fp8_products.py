@@ -13,8 +13,8 @@ import pytest
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.fp8 import primitive
 from tests.support import fp8_oracle
+from tests.support.dtypes import E4M3
 
-E4M3, E5M2 = jnp.float8_e4m3fn, jnp.float8_e5m2
 OUTPUTS = pytest.mark.parametrize("out_dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
 
 

@@ -9,6 +9,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import jax_grouped_gemm as jgg
 from tests.support import oracle
@@ -113,6 +114,10 @@ CONTRACTING = Op(
     lambda m, k, n, g: ((m, k), (m, n), (g, k, n)),
 )
 OPS = (NONCONTRACTING, CONTRACTING)
+BOTH_OPS = pytest.mark.parametrize("op", OPS, ids=repr)
+MAJORS = pytest.mark.parametrize(
+    "transpose_lhs, transpose_rhs", [(a, b) for a in (False, True) for b in (False, True)]
+)
 
 
 def random(rng: np.random.Generator, shape, dtype) -> np.ndarray:

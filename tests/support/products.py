@@ -10,12 +10,14 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
 
 import jax_grouped_gemm as jgg
 from tests.support import oracle
 from tests.support.ops import random, swap
 
 LAYOUTS = list(product((False, True), repeat=2))
+FORMS = pytest.mark.parametrize("transpose_lhs, transpose_rhs", LAYOUTS)
 # The list of four problems in CUTLASS's notes on its grouped schedulers, as (m, k, n).
 FOUR_PROBLEMS = [(1152, 128, 768), (1152, 1024, 768), (768, 128, 1152), (768, 1024, 1152)]
 
@@ -152,6 +154,32 @@ def swapped(shape, transpose: bool):
 def cutlass_like(rng: np.random.Generator, count: int, multiple: int = 8) -> list[tuple[int, ...]]:
     """Unequal problems in the manner of CUTLASS's tests, 24 to 24 + 63 `multiple` a side."""
     return [tuple(int(x) for x in multiple * rng.integers(0, 64, 3) + 24) for _ in range(count)]
+
+
+def any_list(rng: np.random.Generator, count: int, multiple: int, dtype, **scales) -> List:
+    """As in CUTLASS's tests, every layout, with stacks and empty problems among them, and with c.
+
+    Args:
+      rng: where the operands come from.
+      count: of problems.
+      multiple: of which the sides are, see `cutlass_like`.
+      dtype: of all operands.
+      **scales: alpha and beta.
+    """
+    shapes = cutlass_like(rng, count, multiple)
+    if count > 20:
+        shapes[2], shapes[5], shapes[7] = (0, 8, 16), (40, 0, 24), (16, 8, 0)
+        shapes[11] = (3, *shapes[11])
+    layouts = rng.integers(0, 2, (2, count)).astype(bool)
+    return random_list(
+        rng,
+        shapes,
+        dtype,
+        c_dtype=dtype,
+        transpose_lhs=layouts[0].tolist(),
+        transpose_rhs=layouts[1].tolist(),
+        **scales,
+    )
 
 
 def mixed_layouts(count: int) -> dict[str, list[bool]]:

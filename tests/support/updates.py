@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import pytest
 
 import jax_grouped_gemm as jgg
 from tests.support import oracle
@@ -45,6 +46,9 @@ HERK = Update("herk", hermitian=True, two_operands=False)
 SYR2K = Update("syr2k", hermitian=False, two_operands=True)
 HER2K = Update("her2k", hermitian=True, two_operands=True)
 UPDATES = (SYRK, HERK, SYR2K, HER2K)
+FORMS = pytest.mark.parametrize(
+    "uplo, transpose", [(u, t) for u in ("lower", "upper") for t in (False, True)]
+)
 
 
 def _swap(x):

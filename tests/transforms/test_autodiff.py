@@ -10,12 +10,11 @@ from jax.test_util import check_grads
 
 import jax_grouped_gemm as jgg
 from tests.support import oracle
-from tests.support.ops import NONCONTRACTING, OPS, random, swap
+from tests.support.ops import BOTH_OPS, NONCONTRACTING, random, swap
 
 M, K, N, G = 21, 4, 5, 4
 SIZES = np.array([6, 0, 9, 3], np.int32)
 
-BOTH_OPS = pytest.mark.parametrize("op", OPS, ids=repr)
 ALL_MAJORS = pytest.mark.parametrize(
     "majors",
     [dict(transpose_lhs=a, transpose_rhs=b) for a in (False, True) for b in (False, True)],

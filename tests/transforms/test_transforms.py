@@ -14,12 +14,10 @@ from jax.sharding import PartitionSpec as P
 import jax_grouped_gemm as jgg
 from tests.support import group_sizes as sizes_of
 from tests.support import oracle
-from tests.support.ops import CONTRACTING, NONCONTRACTING, OPS, random
+from tests.support.ops import BOTH_OPS, CONTRACTING, NONCONTRACTING, random
 
 M, K, N, G = 32, 12, 16, 8
 SIZES = np.array([3, 0, 7, 1, 0, 9, 2, 4], np.int32)  # 26 of 32 rows
-
-BOTH_OPS = pytest.mark.parametrize("op", OPS, ids=repr)
 
 
 def operands(op, rng):

@@ -10,12 +10,11 @@ import pytest
 
 import jax_grouped_gemm as jgg
 from tests.support import oracle
-from tests.support.ops import NONCONTRACTING, OPS, random, swap
+from tests.support.ops import BOTH_OPS, NONCONTRACTING, random, swap
 
 M, K, N, G, B, C = 23, 4, 5, 3, 2, 3
 LHS, RHS, SIZES = 0, 1, 2
 
-BOTH_OPS = pytest.mark.parametrize("op", OPS, ids=repr)
 # Which of (lhs, rhs, group_sizes) are mapped: all but none of them.
 PATTERNS = [p for p in product((False, True), repeat=3) if any(p)]
 ALL_PATTERNS = pytest.mark.parametrize(

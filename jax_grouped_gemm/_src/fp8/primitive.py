@@ -103,8 +103,9 @@ def quantize_blocks(x, **params) -> list[jax.Array]:
 
 def _blocks_aval(x, *, dtype, plain, transposed, **_):
     g, rows, cols = x.shape
-    forms = [quantized_blocks(g, rows, cols)] * plain
-    forms += [quantized_blocks(g, cols, rows)] * transposed
+    forms = [quantized_blocks(g, rows, cols)] if plain else []
+    if transposed:
+        forms.append(quantized_blocks(g, cols, rows))
     return _results(BLOCKS, (x,), forms, dtype)
 
 
@@ -128,8 +129,9 @@ def quantize_ragged(x, group_sizes, **params) -> list[jax.Array]:
 
 def _ragged_aval(x, group_sizes, *, dtype, plain, transposed, **_):
     m, cols = x.shape[-2:]
-    forms = [quantized_rows(m, cols)] * plain
-    forms += [quantized_groups(m, cols, group_sizes.shape[-1])] * transposed
+    forms = [quantized_rows(m, cols)] if plain else []
+    if transposed:
+        forms.append(quantized_groups(m, cols, group_sizes.shape[-1]))
     return _results(RAGGED, (x, group_sizes), forms, dtype)
 
 

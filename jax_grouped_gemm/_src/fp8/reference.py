@@ -49,7 +49,8 @@ def quantize_blocks(
     values, scales = quantize(blocks, (2, 4), dtype, power_of_two)
     values = values.reshape(g, blocks.shape[1] * BLOCK, blocks.shape[3] * BLOCK)[:, :rows, :cols]
     scales = scales[:, :, 0, :, 0]
-    return [values, scales] * plain + [values.mT, scales.mT] * transposed
+    forms = [values, scales] if plain else []
+    return [*forms, values.mT, scales.mT] if transposed else forms
 
 
 def quantize_ragged(

@@ -24,7 +24,7 @@ class Epilogue:
 
     @classmethod
     def of(cls, activation: Activation) -> Epilogue | None:
-        """That of `activation`, None if no kernel has it."""
+        """The epilogue with `activation`, None if no kernel has it."""
         limit = math.inf if activation.limit is None else activation.limit
         match activation.function:
             case "silu":
@@ -35,5 +35,5 @@ class Epilogue:
         return None
 
     def attributes(self) -> dict[str, np.float32]:
-        """Those of a custom call."""
+        """The attributes of a custom call."""
         return {name: np.float32(value) for name, value in dataclasses.asdict(self).items()}

@@ -154,7 +154,7 @@ class Options:
 
     @property
     def of_products(self) -> dict[str, Any]:
-        """Those of the operations without an activation."""
+        """The options of operations without an activation."""
         return {name: x for name, x in vars(self).items() if name != "activation"}
 
 

@@ -122,7 +122,7 @@ SIXTEEN_BITS = (
         pays=_taking_turns_pays,
     ),
 )
-"""Of two operands of bfloat16 or float16."""
+"""The table for two operands of bfloat16 or float16."""
 
 FLOAT32 = (
     Choice(DEFAULT_TILE, record=("h200_float32_highest.json", "qwen3_up/forward/random")),
@@ -133,7 +133,7 @@ FLOAT32 = (
         pays=lambda problem, target: has_few_rows(problem, FLOAT32_FEW_ROWS),
     ),
 )
-"""Of two operands of float32."""
+"""The table for two operands of float32."""
 
 
 def table_for(problem: RaggedProblem) -> tuple[Choice, ...]:

@@ -67,7 +67,7 @@ class DimensionNames:
         )
 
     def kept(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Those of one operand's `names` that are in the result because of that operand alone."""
+        """Selects from an operand's `names` those that the result has because of it alone."""
         shared = {*self.batch, *self.contracting, "g"}
         return tuple(name for name in names if name not in shared)
 

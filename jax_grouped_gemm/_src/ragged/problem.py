@@ -113,7 +113,7 @@ class RaggedProblem:
 
     @property
     def multiply_adds(self) -> float:
-        """Of all batches, if the groups are equal; only local ones are computed."""
+        """How many pairs of elements are multiplied if groups are equal: those of local ones."""
         local = self.g / max(self.num_groups, 1)
         return math.prod(self.batch) * self.m * local * self.k * self.n
 

@@ -34,7 +34,7 @@ from jax_grouped_gemm._src.tile_config import DEFAULT_TILE, TileConfig
 
 NUM_CONSUMERS = 2
 STEP_BYTES = 128
-"""Of the contracted dimension of either operand: 64 elements of 16 bits, or 128 of 8."""
+"""What a step reads of a row of either operand: 64 elements of 16 bits, or 128 of 8."""
 
 # Stream-K: (ranges, units), so many clusters share the work of so many units. The first that fits
 # is taken.
@@ -50,7 +50,7 @@ SKEW_MOST_PIECES = 8
 
 
 def steps(problem: RaggedProblem) -> int:
-    """Steps along k of a kernel for groups of rows that stay."""
+    """How many steps along k a kernel takes for groups of rows that stay."""
     itemsize = min(problem.lhs_dtype.itemsize, 2)  # of float32, the parts
     return cdiv(problem.k * itemsize, STEP_BYTES)
 
@@ -64,7 +64,7 @@ def result_tiles(problem: RaggedProblem) -> tuple[int, int, int]:
 
 
 def num_tiles(problem: RaggedProblem, tile: TileConfig) -> int:
-    """Of all groups, if they are equal."""
+    """How many tiles all groups have, if they are equal."""
     count, rows, columns = result_tiles(problem)
     return count * cdiv(rows, tile.tile_m) * cdiv(columns, tile.tile_n)
 

@@ -9,10 +9,11 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
+from jax_grouped_gemm._src.arithmetic import cdiv
 from jax_grouped_gemm._src.plan import symbolic_sizes
 
 KERNEL_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
-"""Of rows; the kernels sum in float32."""
+"""Element types of the rows that kernels move; they sum in float32."""
 
 MOST_BATCHES = 65535
 """The largest y or z dimension of a grid."""
@@ -30,7 +31,7 @@ RANKS = {
     "combine_rows": (2, 1, 2, 2, 1),
     "row_dots": (2, 2, 1, 2, 1),
 }
-"""Of the operands of those primitives that move rows, without the batch dimension."""
+"""Ranks of the operands of primitives that move rows, without the batch dimension."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,11 +79,11 @@ def plan_sort(avals: Sequence[Any], params: Mapping[str, Any], target: Any = Non
 
 
 def _blocks(n: int, num_experts: int) -> int:
-    """As many as keep a sort short: each reads the counts of all others."""
+    """Thread blocks that keep a sort short: each reads the counts of all others."""
     if n <= PAIRS_OF_A_SORT_IN_ONE_BLOCK:
         return 1
     by_counts = max(8, COUNTS_OF_ALL_BLOCKS // (num_experts + 1))
-    return min(-(-n // PAIRS_OF_A_BLOCK), MOST_BLOCKS, by_counts)
+    return min(cdiv(n, PAIRS_OF_A_BLOCK), MOST_BLOCKS, by_counts)
 
 
 def plan_gather(avals: Sequence[Any], params: Mapping[str, Any], target: Any = None) -> RowsPlan:

@@ -41,12 +41,17 @@ def sort_by_expert(experts: jax.Array, *, num_experts: int) -> list[jax.Array]:
         order = jnp.argsort(experts, stable=True).astype(jnp.int32)
         pairs = jnp.arange(order.size, dtype=jnp.int32)
         inverse = jnp.zeros_like(order).at[order].set(pairs, unique_indices=True)
-        # A search takes neither the memory of a comparison of all pairs with all experts, nor the
-        # time of a scatter-add that piles up on a few addresses.
-        bounds = jnp.arange(num_experts + 1, dtype=jnp.int32)
-        method = "scan_unrolled" if is_static(order.size) else "compare_all"
-        starts = jnp.searchsorted(experts[order], bounds, method=method)
-        group_sizes = jnp.diff(starts).astype(jnp.int32)
+        experts = experts[order]
+        if is_static(order.size):
+            # A search takes neither the memory of a comparison of all pairs with all experts, nor
+            # the time of a scatter-add that piles up on a few addresses.
+            bounds = jnp.arange(num_experts + 1, dtype=jnp.int32)
+            group_sizes = jnp.diff(jnp.searchsorted(experts, bounds, method="scan_unrolled"))
+        else:
+            # A search of symbolic length is not to be had.
+            of_expert = experts[:, None] == jnp.arange(num_experts, dtype=jnp.int32)[None]
+            group_sizes = jnp.sum(of_expert, axis=0)
+        group_sizes = group_sizes.astype(jnp.int32)
         return [order, inverse, group_sizes]
 
     return over_batches(unbatched, (experts,), (1,))

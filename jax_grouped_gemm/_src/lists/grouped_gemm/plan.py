@@ -75,7 +75,7 @@ class Launch:
 
     @property
     def workspace_bytes(self) -> int:
-        """Of the schedule, which is an operand of the kernel, and of the parts of operands."""
+        """Bytes of the schedule, which is an operand of the kernel, and of the operands' parts."""
         return self.parts_bytes + (0 if self.schedule is None else self.schedule.nbytes)
 
     def __str__(self) -> str:
@@ -108,7 +108,7 @@ class GroupedGemmPlan(Plan[GroupedGemmProblem]):
 
     @property
     def order(self) -> tuple[int, ...]:
-        """See the class."""
+        """The problems of all launches, one after another; see the class."""
         return tuple(i for launch in self.launches for i in launch.problems)
 
     def describe_launch(self) -> str:

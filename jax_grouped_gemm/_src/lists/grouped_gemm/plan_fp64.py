@@ -39,7 +39,7 @@ def simulated(
 
 
 def multiply_adds_per_step(dtype: np.dtype, tile: TileConfig, target: Target) -> int:
-    """Of all blocks that the device holds at a time."""
+    """Multiply-adds of a step of all blocks that the device holds at a time."""
     (kernel,) = (kernel for kernel in KERNELS[np.dtype(dtype)] if kernel.config == tile)
     return kernel.places(target) * kernel.tile**2 * tile_k(dtype)
 

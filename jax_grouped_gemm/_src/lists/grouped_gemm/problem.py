@@ -30,13 +30,13 @@ class Entry:
 
     @property
     def shape(self) -> Shape:
-        """Without the layouts."""
+        """The extents, without the layouts."""
         return Shape(self.g, self.m, self.n, self.k)
 
     def __str__(self) -> str:
         def stored(rows, columns, transposed):
             shape = [self.g, columns, rows] if transposed else [self.g, rows, columns]
-            return f"{shape}{'^T' * transposed}"
+            return f"{shape}^T" if transposed else str(shape)
 
         lhs, rhs = (
             stored(self.m, self.k, self.transpose_lhs),
@@ -92,17 +92,17 @@ class GroupedGemmProblem:
 
     @property
     def multiply_adds(self) -> int:
-        """Of all products."""
+        """How many pairs of elements all products multiply."""
         return sum(math.prod(entry.shape) for entry in self.entries)
 
     @property
     def operand_bytes(self) -> int:
-        """Of the factors."""
+        """The size of all factors."""
         return self.dtype.itemsize * sum(e.g * e.k * (e.m + e.n) for e in self.entries)
 
     @property
     def result_bytes(self) -> int:
-        """Of the results, and of c, which has their dtype in the kernel."""
+        """The size of all results, and of c, which has their dtype in the kernel."""
         arrays = 1 + self.has_c
         return arrays * self.result_dtype.itemsize * sum(e.g * e.m * e.n for e in self.entries)
 

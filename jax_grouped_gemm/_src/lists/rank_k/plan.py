@@ -85,12 +85,12 @@ def plan_rank_k(
 
 
 def num_clusters(target: Target) -> int:
-    """How many run at a time."""
+    """How many clusters run at a time."""
     return max(target.multiprocessors // RANK_K_TILE.cluster, 1)
 
 
 def most_fine_units(target: Target) -> int:
-    """As many as run at a time."""
+    """How many fine units an update may have: each is a cluster, and all run at a time."""
     return num_clusters(target)
 
 
@@ -123,7 +123,7 @@ def _addressable_problem(problem: RankKProblem) -> RankKProblem:
 
 
 def _workspace_bytes(problem: RankKProblem, terms: int) -> int:
-    """Of the parts of float32 operands."""
+    """Bytes of the parts of float32 operands."""
     operands = problem.num_products
     stacks = [(s.g, s.n * s.k) for s in problem.stacks if 0 not in (s.g, s.n)]
     return float32.list_workspace_bytes(stacks * operands, terms)
@@ -214,14 +214,14 @@ def _unit_counts(problem: RankKProblem, stack: Stack, halves: bool) -> list[tupl
 
 
 def _num_fine_units(stack: Stack) -> int:
-    """Of clusters, as `csrc/scheduler/triangular_fine.h` counts them."""
+    """Units of work for clusters, as `csrc/scheduler/triangular_fine.h` counts them."""
     rows = cdiv(stack.n, FINE_TILE.tile_m)
     diagonal, others = (rows + 1) // 2, (rows * (rows - 1) // 2 - rows // 2) // 2
     return stack.g * (diagonal + others)
 
 
 def _fine_utilization(problem: RankKProblem, stacks: Sequence[Stack], target: Target) -> float:
-    """As `_utilization`, of fine units, one a cluster: those on the diagonal take longest."""
+    """The `_utilization` of fine units, one a cluster: those on the diagonal take longest."""
     steps = problem.num_products * max(cdiv(stack.k, TILE_K) for stack in stacks)
     longest = DIAGONAL_SQUARES * steps
     return float(problem.useful / (longest * target.multiprocessors * SQUARE**2 * TILE_K))

@@ -63,7 +63,7 @@ class RankKProblem:
 
     @property
     def num_products(self) -> int:
-        """Of two factors, that are added up in each result."""
+        """How many products of two factors each result adds up."""
         return 2 if self.op == "rank_2k" else 1
 
     @property
@@ -74,13 +74,13 @@ class RankKProblem:
 
     @property
     def operand_bytes(self) -> int:
-        """Of the factors."""
+        """The size of all factors."""
         elements = self.num_products * sum(s.g * s.n * s.k for s in self.stacks)
         return self.dtype.itemsize * elements
 
     @property
     def result_bytes(self) -> float:
-        """Of the triangles that are written, and of c, of which one is read."""
+        """The size of the triangles that are written, and of those of c, which are read."""
         elements = sum(s.g * s.n * (s.n + 1) / 2 for s in self.stacks)
         return self.result_dtype.itemsize * elements * (1 + self.symmetrize + self.has_c)
 
