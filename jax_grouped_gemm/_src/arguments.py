@@ -111,7 +111,9 @@ def as_indices(name: str, x: Any) -> jax.Array:
     Raises:
       TypeError: `x` is neither an array nor an integer, or not of integers.
     """
-    if isinstance(x, int | np.generic) and not isinstance(x, bool):
+    if isinstance(x, np.generic):
+        x = np.asarray(x)
+    elif isinstance(x, int) and not isinstance(x, bool):
         x = np.asarray(min(max(x, _INT32.min), _INT32.max))
     if not isinstance(x, (jax.Array, np.ndarray)):
         raise TypeError(f"{name} must be integers, got {type(x).__name__}: {reprlib.repr(x)}")

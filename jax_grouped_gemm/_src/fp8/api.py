@@ -356,6 +356,7 @@ def _lhs_scale(scale: jax.Array, m: int, k: int, scaling: LhsScaling) -> jax.Arr
     checked_choice("lhs_scaling", scaling, LHS_SCALINGS)
     blocks = cdiv(k, BLOCK)
     allowed: tuple[Any, ...]
+    wanted: tuple[int, ...]
     if scaling == "1x128":
         allowed, wanted = ((m, blocks),), (m, blocks)
     elif scaling == "1xk":

@@ -145,7 +145,7 @@ def ragged_dot_general(
     """
     if out_sharding is not None:
 
-        def product(lhs, rhs, group_sizes, group_offset):
+        def unsharded(lhs, rhs, group_sizes, group_offset):
             return ragged_dot_general(
                 lhs,
                 rhs,
@@ -159,7 +159,7 @@ def ragged_dot_general(
 
         return _as_sharded(
             out_sharding,
-            product,
+            unsharded,
             as_array("lhs", lhs),
             as_array("rhs", rhs),
             as_indices("group_sizes", group_sizes),
