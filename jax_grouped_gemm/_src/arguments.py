@@ -87,7 +87,8 @@ def refuse_sharded(function: str, **operands: jax.Array) -> None:
 def canonical_precision(precision: Any) -> Any:
     """Returns a hashable form: None, an algorithm, a `jax.lax.Precision` or a pair of those."""
     if precision is None:
-        precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]  # dynamic
+        config: Any = jax.config  # its options are attributes made at run time
+        precision = config.jax_default_matmul_precision
     if isinstance(precision, (tuple, list)):
         return tuple(map(canonical_precision, precision))
     if precision is None or isinstance(precision, (lax.DotAlgorithm, lax.DotAlgorithmPreset)):
