@@ -22,6 +22,7 @@ Which kernel runs, and where:
 
 - `explain` (`Explanation`, `Plan`, `GroupedGemmPlan`), `is_available`, `unavailable_reason`.
 - `use_tiles` (`TileConfig`): another compiled kernel than the one that is chosen.
+- `check_groups`: group sizes and offsets are checked when a program runs.
 - `EXPORT_DISABLED_CHECKS`: for `jax.export`.
 
 Modules: `moe` (mixture-of-experts layers as functions), `flax.linen` and `flax.nnx` (as layers),
@@ -47,6 +48,7 @@ from jax_grouped_gemm._src.fp8.api import (
     scaled_ragged_dot_contracting,
 )
 from jax_grouped_gemm._src.fp8.training import Recipe, fp8_ragged_dot
+from jax_grouped_gemm._src.group_checks import check_groups
 from jax_grouped_gemm._src.lists.grouped_gemm.api import grouped_gemm
 from jax_grouped_gemm._src.lists.grouped_gemm.plan import GroupedGemmPlan
 from jax_grouped_gemm._src.lists.rank_k.api import (
@@ -82,6 +84,7 @@ __all__ = [
     "Recipe",
     "TileConfig",
     "__version__",
+    "check_groups",
     "checkpoint_policies",
     "explain",
     "fp8_ragged_dot",

@@ -17,9 +17,9 @@ from benchmarks.peers import variants
 from benchmarks.peers.ours import kernels_unavailable_reason, ragged_product
 
 
-def scaled_product(problem: Problem) -> Callable[..., jax.Array]:
+def scaled_product(problem: Problem, **options: str) -> Callable[..., jax.Array]:
     """The function of (lhs, its scales, rhs, its scales, group sizes) that is measured."""
-    options = {
+    options |= {
         "preferred_element_type": problem.out_dtype,
         "implementation": pinned_implementation(),
     }
@@ -70,7 +70,7 @@ class OursRowwise:
             raise NotOffered("a weight gradient has scales in blocks")
         lhs, rhs = (Scaled(*rowwise(x.source), x.source) for x in (lhs, rhs))
         operands = (lhs.values, lhs.scales, rhs.values, rhs.scales[..., 0], group_sizes)
-        call = jax_call(jax.jit(scaled_product(problem)), *operands)
+        call = jax_call(jax.jit(scaled_product(problem, lhs_scaling="1xk")), *operands)
         call.reference = lambda: reference(problem, lhs, rhs, group_sizes)
         return call
 

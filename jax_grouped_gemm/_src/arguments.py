@@ -13,6 +13,11 @@ import numpy as np
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
+_INT32 = np.iinfo(np.int32)
+
+# Captured at import, because a user may put our function in its place.
+_jax_ragged_dot_general = lax.ragged_dot_general
+
 KernelName = Literal["cuda", "reference"]
 Implementation = KernelName | None
 
@@ -54,7 +59,9 @@ def as_array(name: str, x: Any) -> jax.Array:
     if not isinstance(x, (jax.Array, np.ndarray)):
         value = reprlib.repr(x)
         raise TypeError(f"{name} must be a JAX or NumPy array, got {type(x).__name__}: {value}")
-    return jnp.asarray(x)
+    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
+        raise TypeError(f"{name} must be an array of numbers, got {jax.typeof(x)}")
+    return x if isinstance(x, jax.Array) else jnp.asarray(x)
 
 
 def checked_int(name: str, value: int) -> int:
@@ -86,46 +93,67 @@ def canonical_precision(precision: Any) -> Any:
         return tuple(map(canonical_precision, precision))
     if precision is None or isinstance(precision, (lax.DotAlgorithm, lax.DotAlgorithmPreset)):
         return precision
-    if precision in lax.DotAlgorithmPreset.__members__:
+    if isinstance(precision, str) and precision in lax.DotAlgorithmPreset.__members__:
         return lax.DotAlgorithmPreset[precision]
-    precision = lax.Precision(precision)
+    try:
+        precision = lax.Precision(precision)
+    except ValueError:
+        raise ValueError(
+            "precision must be None, a jax.lax.Precision or a name of one, a jax.lax.DotAlgorithm "
+            f"or a preset, or a pair of those, got {reprlib.repr(precision)}"
+        ) from None
     # XLA:GPU lets HIGH use TF32. Only DEFAULT may: HIGH is accurate to float32 here.
     return lax.Precision.HIGHEST if precision == lax.Precision.HIGH else precision
 
 
-def to_int32(x: jax.Array) -> jax.Array:
-    """Converts integers of any dtype, those outside the range of int32 to its nearest end."""
-    ours, theirs = jnp.iinfo(jnp.int32), jnp.iinfo(x.dtype)
-    return jnp.clip(x, max(ours.min, theirs.min), min(ours.max, theirs.max)).astype(jnp.int32)
+def as_indices(name: str, x: Any) -> jax.Array:
+    """Returns an array or number of integers as int32, those beyond its range at its nearest end.
+
+    Raises:
+      TypeError: `x` is neither an array nor an integer, or not of integers.
+    """
+    if isinstance(x, np.generic):
+        x = np.asarray(x)
+    elif isinstance(x, int) and not isinstance(x, bool):
+        x = np.asarray(min(max(x, _INT32.min), _INT32.max))
+    if not isinstance(x, (jax.Array, np.ndarray)):
+        raise TypeError(f"{name} must be integers, got {type(x).__name__}: {reprlib.repr(x)}")
+    if not jnp.issubdtype(x.dtype, jnp.integer):
+        raise TypeError(f"{name} must be integers, got dtype {x.dtype}")
+    if x.dtype == jnp.int32:
+        return as_array(name, x)
+    # NumPy's arrays are clipped by NumPy: without x64, JAX would cut 64 bits down to 32.
+    clip = jnp.clip if isinstance(x, jax.Array) else np.clip
+    theirs = jnp.iinfo(x.dtype)
+    low, high = max(_INT32.min, int(theirs.min)), min(_INT32.max, int(theirs.max))
+    return jnp.asarray(clip(x, low, high).astype(np.int32))
 
 
 def canonical_offset(group_offset: ArrayLike | None) -> jax.Array:
-    """Returns `group_offset` as int32 [1]; a `TypeError` or `ValueError` says what is wrong."""
-    offset = jnp.asarray(0 if group_offset is None else group_offset)
-    if not jnp.issubdtype(offset.dtype, jnp.integer):
-        raise TypeError(f"group_offset must be an integer, got dtype {offset.dtype}")
+    """Returns `group_offset` as int32 [1]; a `TypeError` says what is wrong."""
+    if group_offset is None:
+        return jnp.zeros(1, jnp.int32)
+    offset = as_indices("group_offset", group_offset)
     if offset.shape not in ((), (1,)):
-        raise ValueError(f"group_offset must be a scalar or have shape (1,), got {offset.shape}")
-    return to_int32(offset).reshape(1)
+        raise TypeError(f"group_offset must be a scalar or have shape (1,), got {offset.shape}")
+    return offset.reshape(1)
 
 
 def checked_group_sizes(group_sizes: ArrayLike) -> jax.Array:
-    """Returns `group_sizes` [G] as int32; a `TypeError` or `ValueError` says what is wrong."""
-    group_sizes = as_array("group_sizes", group_sizes)
-    if not jnp.issubdtype(group_sizes.dtype, jnp.integer):
-        raise TypeError(f"group_sizes must be integers, got dtype {group_sizes.dtype}")
-    if group_sizes.ndim != 1:
-        raise ValueError(f"group_sizes must have the shape [G], got {group_sizes.shape}")
-    return to_int32(group_sizes)
+    """Returns `group_sizes` [G] as int32; a `TypeError` says what is wrong."""
+    sizes = as_indices("group_sizes", group_sizes)
+    if sizes.ndim != 1:
+        raise TypeError(f"group_sizes must have the shape [G], got {sizes.shape}")
+    return sizes
 
 
 def check_group_count(
     group_sizes: jax.Array, num_matrices: int, group_offset: ArrayLike | None
 ) -> None:
-    """Raises a `ValueError` if there are more matrices than groups, or fewer without an offset."""
+    """Raises a `TypeError` if there are more matrices than groups, or fewer without an offset."""
     count = group_sizes.shape[0]
     if num_matrices > count or (group_offset is None and num_matrices != count):
-        raise ValueError(
+        raise TypeError(
             f"rhs has {num_matrices} matrices but group_sizes has {count} groups; fewer matrices "
             "than groups need group_offset"
         )
@@ -153,23 +181,33 @@ def evaluate_as_jax(
                 f"rhs {jax.typeof(rhs)} and group_sizes {jax.typeof(group_sizes)}"
             )
         sizes_shape = (*sizes_shape[:-1], num_local_groups)
+    try:
+        return _evaluated(
+            (lhs.shape, lhs.dtype),
+            (rhs.shape, rhs.dtype),
+            (sizes_shape, group_sizes.dtype),
+            dimension_numbers,
+            precision,
+            preferred_element_type,
+        )
+    except TypeError as error:
+        raise TypeError(
+            f"{error} Got lhs {jax.typeof(lhs)}, rhs {jax.typeof(rhs)} and group_sizes "
+            f"{jax.typeof(group_sizes)}."
+        ) from None
+
+
+# Tracing takes longer than all else that happens before an eager call's kernel.
+@functools.lru_cache(maxsize=1024)
+def _evaluated(lhs, rhs, group_sizes, dimension_numbers, precision, preferred_element_type):
     evaluate = functools.partial(
-        lax.ragged_dot_general,
+        _jax_ragged_dot_general,
         ragged_dot_dimension_numbers=dimension_numbers,
         precision=precision,
         preferred_element_type=preferred_element_type,
     )
     # The mesh of the context is hidden: jax.lax infers no sharding over explicit axes.
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
-        try:
-            return jax.eval_shape(
-                evaluate,
-                jax.ShapeDtypeStruct(lhs.shape, lhs.dtype),
-                jax.ShapeDtypeStruct(rhs.shape, rhs.dtype),
-                jax.ShapeDtypeStruct(sizes_shape, group_sizes.dtype),
-            )
-        except TypeError as error:
-            raise TypeError(
-                f"{error} Got lhs {jax.typeof(lhs)}, rhs {jax.typeof(rhs)} and group_sizes "
-                f"{jax.typeof(group_sizes)}."
-            ) from None
+        return jax.eval_shape(
+            evaluate, *(jax.ShapeDtypeStruct(*x) for x in (lhs, rhs, group_sizes))
+        )

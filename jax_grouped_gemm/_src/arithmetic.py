@@ -6,6 +6,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import export
 from jax.typing import DTypeLike
 
 
@@ -23,3 +24,8 @@ def at_least_float32(dtype: DTypeLike) -> np.dtype:
     """Returns the dtype in which to sum numbers of `dtype`, floating point or complex."""
     dtype = jnp.dtype(dtype)
     return np.dtype(np.float32) if dtype.itemsize < 4 else dtype
+
+
+def is_static(*sizes: Any) -> bool:
+    """Whether all are numbers: `jax.export` takes symbolic dimensions too."""
+    return not any(map(export.is_symbolic_dim, sizes))

@@ -129,7 +129,8 @@ class Op:
             if any(axes is not None for axes in x.sharding.spec):
                 raise NotImplementedError(
                     f"{self.name} infers no sharding over explicit mesh axes, got an operand of "
-                    f"type {x}; call it inside jax.shard_map or use a mesh with auto axes."
+                    f"type {x}; call it inside jax.shard_map, under jax.sharding.auto_axes, or on "
+                    "a mesh with auto axes (jax_grouped_gemm.ragged_dot takes out_sharding too)."
                 )
         on_mesh = next((x for x in operands if not x.sharding.mesh.empty), operands[0])
         sharding = NamedSharding(on_mesh.sharding.mesh, PartitionSpec(*[None] * len(shape)))

@@ -7,10 +7,12 @@ on the values of the operands. Each operation makes its own, for a problem of it
 from __future__ import annotations
 
 import dataclasses
-from typing import Generic, Literal, Protocol, TypeVar
+from collections.abc import Iterable
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 import jax.numpy as jnp
 
+from jax_grouped_gemm._src.arithmetic import is_static
 from jax_grouped_gemm._src.prediction import Prediction
 from jax_grouped_gemm._src.tile_config import TileConfig
 
@@ -105,3 +107,11 @@ class Plan(Generic[P]):
             f"tile {self.tile}{overridden}, grid {self.grid}, "
             f"workspace {self.workspace_bytes} bytes"
         )
+
+
+def symbolic_sizes(avals: Iterable[Any]) -> str:
+    """Returns why no kernel runs operands with symbolic sizes, or an empty string."""
+    shapes = [x.shape for x in avals if not is_static(*x.shape)]
+    if not shapes:
+        return ""
+    return f"its kernels need static sizes, got {', '.join(map(str, shapes))}"

@@ -78,21 +78,30 @@ class TestQuantisers:
 
 
 class TestScaledProducts:
-    @pytest.mark.parametrize("lhs_scale", [(M, 2), (M, 1), (), (2, M)])
+    @pytest.mark.parametrize(
+        "scaling, lhs_scale",
+        [("1x128", (M, 2)), ("1xk", (M, 1)), ("tensor", ()), ("1x128 column-major", (2, M))],
+    )
     @pytest.mark.parametrize("rhs_scale", [(G, 3, 2), (G, N), (G,)])
     @pytest.mark.parametrize("out", [BF16, jnp.float16, F32])
-    def test_are_one_kernel(self, lhs_scale, rhs_scale, out, h200):
+    def test_are_one_kernel(self, scaling, lhs_scale, rhs_scale, out, h200):
         operands = array((M, K), E4M3), array(lhs_scale, F32), array((G, N, K), jnp.float8_e5m2)
-        function = partial(jgg.scaled_ragged_dot, transpose_rhs=True, preferred_element_type=out)
+        function = partial(
+            jgg.scaled_ragged_dot,
+            lhs_scaling=scaling,
+            transpose_rhs=True,
+            preferred_element_type=out,
+        )
         program = h200.compile(function, *operands, array(rhs_scale, F32), SIZES)
         assert program.kernels == {"scaled_ragged_noncontracting": 1}
         assert not re.search(r" (transpose|copy|convert)\(", program.hlo)
 
     def test_rhs_along_the_wrong_dimension_is_transposed_first(self, h200):
         operands = array((M, K), E4M3), array((), F32), array((G, K, N), E4M3), array((), F32)
-        (plan,) = jgg.explain(jgg.scaled_ragged_dot, *operands, SIZES).plans
+        function = partial(jgg.scaled_ragged_dot, lhs_scaling="tensor")
+        (plan,) = jgg.explain(function, *operands, SIZES).plans
         assert plan.path == "copied" and "rhs with dimensions g/n/k" in plan.reason
-        program = h200.compile(jgg.scaled_ragged_dot, *operands, SIZES)
+        program = h200.compile(function, *operands, SIZES)
         assert program.kernels == {"scaled_ragged_noncontracting": 1}
 
     @pytest.mark.parametrize("k, n", [(40, 51), (37, 64)])
@@ -156,6 +165,7 @@ class TestScaledProducts:
         operands = array((M, K), E4M3), array((), F32), array((G, N, K), E4M3), array((), F32)
         function = partial(
             jgg.scaled_ragged_dot,
+            lhs_scaling="tensor",
             transpose_rhs=True,
             preferred_element_type=E4M3,
             implementation="cuda",

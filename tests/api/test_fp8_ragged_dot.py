@@ -356,14 +356,63 @@ class TestErrors:
         sizes = sizes_of.uniform(M, G)
         for bad, error, match in (
             ((lhs.astype(jnp.int32), rhs, sizes), TypeError, "lhs.*int32"),
-            ((lhs, rhs[0], sizes), ValueError, r"rhs \[g, k, n\].*\(256, 136\)"),
-            ((lhs, rhs.mT, sizes), ValueError, r"\(220, 256\).*\(4, 136, 256\)"),
-            ((lhs, rhs, sizes[:3]), ValueError, "4 matrices.*3 groups"),
+            ((lhs, rhs[0], sizes), TypeError, r"rhs \[g, k, n\].*\(256, 136\)"),
+            ((lhs, rhs.mT, sizes), TypeError, r"\(220, 256\).*\(4, 136, 256\)"),
+            ((lhs, rhs, sizes[:3]), TypeError, "4 matrices.*3 groups"),
         ):
             with pytest.raises(error, match=match):
                 jgg.fp8_ragged_dot(*bad)
         with pytest.raises(TypeError, match="recipe must be.*'fp8'"):
             jgg.fp8_ragged_dot(lhs, rhs, sizes, recipe="fp8")
-        with pytest.raises(ValueError, match="quantized_rhs must be"):
+        with pytest.raises(TypeError, match="quantized_rhs must be"):
             quantized = jgg.quantize_weights(rhs, jnp.float8_e5m2)
             jgg.fp8_ragged_dot(lhs, rhs, sizes, quantized_rhs=quantized)
+
+    @pytest.mark.parametrize(
+        "change, message",
+        [
+            (
+                lambda q: q._replace(scales_t=q.scales_t[:1]),
+                r"scales_t is float32 of .*\(4, 2, 2\)",
+            ),
+            (lambda q: q._replace(scales=q.scales.mT[:, :1]), r"scales is float32 of"),
+            (lambda q: q._replace(scales=q.scales.astype(BF16)), "scales is float32.*bfloat16"),
+            (lambda q: q._replace(values_t=q.values), "values_t is float8_e4m3fn"),
+            (lambda q: q._replace(values=None), "quantized_rhs.values must be a JAX"),
+            (tuple, "must be QuantizedWeights.*got tuple"),
+            (lambda q: q.values, "must be QuantizedWeights"),
+        ],
+    )
+    def test_quantized_weights(self, change, message, rng):
+        lhs, rhs, _ = operands(rng)
+        quantized = change(jgg.quantize_weights(rhs))
+        with pytest.raises(TypeError, match=message):
+            jgg.fp8_ragged_dot(lhs, rhs, sizes_of.uniform(M, G), quantized_rhs=quantized)
+
+
+@pytest.mark.parametrize("m, k, n", [(5, 0, 3), (5, 4, 0), (0, 4, 3), (5, 0, 0), (0, 0, 0)])
+@pytest.mark.parametrize("scaling", ["blockwise", "rowwise"])
+def test_dimensions_of_size_zero(m, k, n, scaling):
+    """Results and gradients are zeros of the right shape."""
+    lhs, rhs = jnp.ones((m, k)), jnp.ones((2, k, n))
+    recipe = jgg.Recipe(scaling=scaling)
+
+    def product(lhs, rhs):
+        return jgg.fp8_ragged_dot(lhs, rhs, jnp.array([m, 0]), recipe=recipe)
+
+    out, pullback = jax.vjp(product, lhs, rhs)
+    assert out.shape == (m, n) and not np.any(out)
+    for gradient, operand in zip(pullback(jnp.ones((m, n))), (lhs, rhs), strict=True):
+        assert gradient.shape == operand.shape and not np.any(gradient)
+
+
+def test_rank_promotion_may_be_an_error(rng):
+    lhs, rhs, _ = operands(rng)
+    sizes = sizes_of.uniform(M, G)
+
+    def loss(lhs, rhs):
+        return jgg.fp8_ragged_dot(lhs, rhs, sizes).astype(jnp.float32).sum()
+
+    with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
+        jax.grad(loss, argnums=(0, 1))(lhs, rhs)
+        jgg.quantize_ragged(lhs, sizes)

@@ -126,8 +126,8 @@ class TestMistakes:
             moe.dropless_mlp(x, routing._replace(weights=routing.weights[:, :1]), *weights)
 
     def test_dispatch_of_other_tokens(self, order, rng):
-        for x in (jnp.ones((T - 1, D)), jnp.ones((T + 1, D)), jnp.ones((T, 1, D)), jnp.ones(T)):
-            with pytest.raises(TypeError, match=r"x must be \[T, D\] with T = 6"):
+        for x in (jnp.ones((T - 1, D)), jnp.ones((T + 1, D)), jnp.ones((1, T, D))):
+            with pytest.raises(TypeError, match=r"x must be \[T, .*\] with T = 6"):
                 moe.dispatch(x, order)
         with pytest.raises(TypeError, match="expert_order must be a moe.ExpertOrder"):
             moe.dispatch(jnp.ones((T, D)), None)
@@ -138,7 +138,7 @@ class TestMistakes:
             moe.combine(rows, order, 3)
         with pytest.raises(TypeError, match="top_k must be an integer, got 2.0"):
             moe.combine(rows, order, 2.0)
-        with pytest.raises(TypeError, match=r"rows must be \[12, D\]"):
+        with pytest.raises(TypeError, match=r"rows must be \[12, "):
             moe.combine(rows[1:], order)
 
     def test_gated_activation(self, rng):

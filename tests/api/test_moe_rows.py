@@ -83,7 +83,7 @@ class TestGatherRows:
             (dict(x=np.float32(1)), TypeError, r"x must be"),
             (dict(rows=np.zeros(3)), TypeError, r"rows must be integers, got dtype float"),
             (dict(rows=np.zeros((3, 2), int)), TypeError, r"rows must be \[m\].*3, 2"),
-            (dict(count=1.0), TypeError, r"count must be an integer scalar, got float32"),
+            (dict(count=1.0), TypeError, r"count must be integers, got"),
             (dict(count=np.zeros(2, int)), TypeError, r"count must be.*\(2,\)"),
             (dict(inverse=np.zeros((4, 2), int)), TypeError, r"inverse.*T = 13.*\(4, 2\)"),
             (dict(implementation="x"), ValueError, r"implementation"),

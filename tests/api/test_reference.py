@@ -122,3 +122,24 @@ class TestMemory:
             memory = jax.jit(function).lower(lhs, rhs, sizes).compile().memory_analysis()
             # All arrays together have 0.3 M elements, one masked copy per group 4 M to 8 M.
             assert memory.temp_size_in_bytes < 4e6
+
+
+@BOTH_OPS
+@pytest.mark.parametrize("name", ["int4", "uint4", "int2", "uint2", "float4_e2m1fn"])
+def test_elements_of_less_than_a_byte(op, name, rng):
+    """Products of the same numbers in wider dtypes, wide or wrapped to the operands' dtype."""
+    dtype = getattr(jnp, name)
+    is_float = name.startswith("float")
+    low, high = (-3, 4) if is_float else (jnp.iinfo(dtype).min, jnp.iinfo(dtype).max + 1)
+    wide = jnp.float32 if is_float else jnp.int32
+    lhs, rhs = (
+        jnp.asarray(rng.integers(low, high, shape)).astype(dtype)
+        for shape in op.shapes(20, K, N, G)[:2]
+    )
+    sizes = sizes_of.multinomial(rng, 17, G)
+    expected = call(op, lhs.astype(wide), rhs.astype(wide), sizes)
+    out = call(op, lhs, rhs, sizes, preferred_element_type=wide)
+    np.testing.assert_array_equal(out, expected)
+    narrow = call(op, lhs, rhs, sizes)
+    assert narrow.dtype == dtype
+    np.testing.assert_array_equal(narrow.astype(wide), expected.astype(dtype).astype(wide))

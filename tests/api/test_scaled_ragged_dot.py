@@ -15,7 +15,7 @@ import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.fp8 import choices as choices_fp8
 from jax_grouped_gemm._src.fp8 import plan as plan_fp8
 from jax_grouped_gemm._src.fp8 import primitive
-from tests.support import fp8_oracle
+from tests.support import fp8_oracle, fp8_products
 from tests.support import group_sizes as sizes_of
 from tests.support.dtypes import E4M3, E5M2
 
@@ -65,6 +65,7 @@ class TestNoncontracting:
         if transpose:
             rhs = np.ascontiguousarray(np.swapaxes(rhs, 1, 2))
             rhs_scale = np.swapaxes(rhs_scale, 1, 2) if rhs_scale.ndim == 3 else rhs_scale
+        options.setdefault("lhs_scaling", fp8_products.lhs_scaling(lhs, lhs_scale))
         function = partial(jgg.scaled_ragged_dot, transpose_rhs=transpose, **options)
         return jax.jit(lambda *args: function(*args[:-1], group_offset=args[-1]))(
             lhs, lhs_scale, rhs, rhs_scale, sizes, offset
@@ -167,6 +168,46 @@ class TestNoncontracting:
             lhs, lhs_scale, rhs.swapaxes(1, 2), rhs_scale.swapaxes(1, 2), sizes
         )
         fp8_oracle.check(out, want)
+
+    def test_layouts_are_never_guessed(self, rng):
+        """As many rows as blocks of columns: scales of one shape mean what `lhs_scaling` says."""
+        lhs, rhs = fp8(rng, (4, 512)), fp8(rng, (1, 512, N))
+        lhs_scale, sizes = scales(rng, (4, 4)), np.array([4])
+        for scaling, full in (("1x128", lhs_scale), ("1x128 column-major", lhs_scale.T)):
+            out = self.run(lhs, lhs_scale, rhs, np.float32(2), sizes, lhs_scaling=scaling)
+            exact = fp8_oracle.noncontracting(lhs, full, rhs, np.full((1, 1, 1), 2.0), sizes)
+            fp8_oracle.check(out, exact)
+
+    @pytest.mark.parametrize("shape", [(M,), (M, 1), (), (KB, 152)])
+    def test_other_layouts_are_named(self, shape, rng):
+        lhs, rhs = fp8(rng, (M, K)), fp8(rng, (G, K, N))
+        with pytest.raises(TypeError, match=r"lhs_scale.*\(150, 2\).*got"):
+            jgg.scaled_ragged_dot(
+                lhs, scales(rng, shape), rhs, np.float32(1), sizes_of.multinomial(rng, M, G)
+            )
+
+    @pytest.mark.parametrize("m, k", [(5, 0), (0, 200), (5, 200)])
+    @pytest.mark.parametrize("n", [0, 3])
+    def test_nothing_to_contract_or_to_write(self, m, k, n, rng):
+        lhs, rhs = fp8(rng, (m, k)), fp8(rng, (2, k, n))
+        kb, nb = -(-k // 128), -(-n // 128)
+        lhs_scale, rhs_scale = scales(rng, (m, kb)), scales(rng, (2, kb, nb))
+        sizes = np.array([m, 0])
+        for transpose in (False, True):
+            out = self.run(lhs, lhs_scale, rhs, rhs_scale, sizes, transpose=transpose)
+            assert out.shape == (m, n)
+            fp8_oracle.check(out, fp8_oracle.noncontracting(lhs, lhs_scale, rhs, rhs_scale, sizes))
+
+    def test_numbers_are_scales(self, rng):
+        lhs, rhs = fp8(rng, (M, K)), fp8(rng, (G, K, N))
+        sizes = sizes_of.multinomial(rng, M, G)
+        exact = fp8_oracle.noncontracting(
+            lhs, np.full((1, 1), 0.5), rhs, np.full((G, 1, 1), 4.0), sizes
+        )
+        for x64 in (False, True):
+            with jax.enable_x64(x64):
+                out = jgg.scaled_ragged_dot(lhs, 0.5, rhs, 4.0, sizes, lhs_scaling="tensor")
+            fp8_oracle.check(out, exact)
 
     def test_no_derivative(self, rng):
         lhs, rhs = fp8(rng, (M, K)), fp8(rng, (G, N, K))
@@ -275,12 +316,12 @@ class TestErrors:
         "change, error, match",
         [
             (dict(lhs=((M, K), jnp.bfloat16)), TypeError, "lhs.*float8.*bfloat16"),
-            (dict(rhs=((G, N, K), E4M3)), ValueError, r"rhs must be \[g, k, n\] with k = 200"),
-            (dict(rhs=((K, N), E4M3)), ValueError, r"rhs must have 3 dimensions.*\(200, 144\)"),
-            (dict(lhs_scale=((M, 3), jnp.float32)), ValueError, r"lhs_scale.*\(150, 3\)"),
+            (dict(rhs=((G, N, K), E4M3)), TypeError, r"rhs must be \[g, k, n\] with k = 200"),
+            (dict(rhs=((K, N), E4M3)), TypeError, r"rhs must have 3 dimensions.*\(200, 144\)"),
+            (dict(lhs_scale=((M, 3), jnp.float32)), TypeError, r"lhs_scale.*\(150, 3\)"),
             (dict(lhs_scale=((M, KB), jnp.bfloat16)), TypeError, "lhs_scale.*bfloat16"),
-            (dict(rhs_scale=((G, NB + 1, KB), jnp.float32)), ValueError, r"rhs_scale.*\(4, 3, 2\)"),
-            (dict(group_sizes=((5,), jnp.int32)), ValueError, "4 matrices.*5 groups"),
+            (dict(rhs_scale=((G, NB + 1, KB), jnp.float32)), TypeError, r"rhs_scale.*\(4, 3, 2\)"),
+            (dict(group_sizes=((5,), jnp.int32)), TypeError, "4 matrices.*5 groups"),
             (dict(group_sizes=((G,), jnp.float32)), TypeError, "group_sizes.*float32"),
         ],
     )
@@ -302,6 +343,30 @@ class TestErrors:
         scale = jax.ShapeDtypeStruct(shape[:2], jnp.float32)
         run = partial(jgg.scaled_ragged_dot_contracting, num_rows=M)
         with pytest.raises(
-            ValueError, match=rf"at least 6 for num_rows=150.*{re.escape(str(shape))}"
+            TypeError, match=rf"at least 6 for num_rows=150.*{re.escape(str(shape))}"
         ):
             jax.eval_shape(run, lhs, scale, lhs, scale, self.SIZES)
+
+    @pytest.mark.parametrize(
+        "options, error, message",
+        [
+            (dict(num_rows=-1), ValueError, "num_rows must not be negative, got -1"),
+            (dict(num_rows=300.0), TypeError, "num_rows must be an integer, got 300.0"),
+            (dict(num_rows="300"), TypeError, "num_rows must be an integer, got '300'"),
+            (dict(num_groups=-1), ValueError, "num_groups must be the 4 of group_sizes.*-1"),
+            (dict(num_groups=5, group_offset=0), ValueError, "num_groups must be the 4.*got 5"),
+            (dict(num_groups=3), ValueError, "fewer with group_offset, got 3"),
+            (dict(preferred_element_type=None), TypeError, "preferred_element_type.*None"),
+        ],
+    )
+    def test_numbers(self, options, error, message):
+        lhs = jax.ShapeDtypeStruct((6, K, 128), E4M3)
+        scale = jax.ShapeDtypeStruct((6, K), jnp.float32)
+        run = partial(jgg.scaled_ragged_dot_contracting, **(dict(num_rows=M) | options))
+        with pytest.raises(error, match=message):
+            jax.eval_shape(run, lhs, scale, lhs, scale, self.SIZES)
+
+    def test_scaling(self):
+        run = partial(jgg.scaled_ragged_dot, lhs_scaling="rows")
+        with pytest.raises(ValueError, match="lhs_scaling must be one of.*1xk.*got 'rows'"):
+            jax.eval_shape(run, self.LHS, self.LHS_SCALE, self.RHS, self.RHS_SCALE, self.SIZES)

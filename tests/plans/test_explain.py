@@ -163,6 +163,11 @@ class TestPath:
         plan = only_plan(jgg.ragged_dot, *shapes(m, k, 48, 2))
         assert plan.path == "zeros" and plan.tile is None
 
+    def test_sizes_that_no_kernel_counts_to(self):
+        plan = only_plan(jgg.ragged_dot, *shapes(2**33, 128, 128, 4))
+        assert plan.path == "reference"
+        assert plan.reason == f"the kernels count to 2^31 - 1, got m = {2**33}"
+
 
 class TestFloat32:
     """Operands in float32 are multiplied as one or two float16 parts, held in the workspace."""

@@ -256,6 +256,12 @@ class TestErrors:
         with jgg.use_tiles(forward=NOT_COMPILED), pytest.raises(ValueError, match="96x96"):
             jgg.ragged_dot(jnp.ones((4, 8)), jnp.ones((1, 8, 8)), jnp.array([4]))
 
+    def test_products_that_no_kernel_runs_are_not_affected(self, rng):
+        lhs, rhs = (rng.integers(-5, 5, shape) for shape in ((4, 8), (1, 8, 8)))
+        expected = jgg.ragged_dot(lhs, rhs, np.array([4]))
+        with jgg.use_tiles(forward=NOT_COMPILED):
+            np.testing.assert_array_equal(jgg.ragged_dot(lhs, rhs, np.array([4])), expected)
+
     @pytest.mark.parametrize("name", ["forward", "dgrad", "wgrad"])
     def test_of_another_type(self, name):
         with pytest.raises(TypeError, match=f"{name} must be .* got '128x256'"):

@@ -28,6 +28,16 @@ def scales(rng, shape):
     return np.exp(rng.uniform(-2, 2, shape)).astype(np.float32)
 
 
+def lhs_scaling(lhs, lhs_scale):
+    """The name of the layout of scales, in tests whose shapes leave no doubt."""
+    m, k = lhs.shape
+    if lhs_scale.shape == (m, -(-k // 128)):
+        return "1x128"
+    if lhs_scale.shape in ((m, 1), (m,)):
+        return "1xk"
+    return "1x128 column-major" if lhs_scale.size > 1 else "tensor"
+
+
 @contextlib.contextmanager
 def use_tile(tile):
     """Has the FP8 products that are traced inside take this configuration."""
@@ -47,6 +57,7 @@ def noncontracting(lhs, lhs_scale, rhs, rhs_scale, sizes, offset=None, tile=None
             rhs,
             rhs_scale,
             sizes,
+            lhs_scaling=lhs_scaling(lhs, lhs_scale),
             transpose_rhs=True,
             group_offset=offset,
             implementation="cuda",

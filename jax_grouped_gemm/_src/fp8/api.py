@@ -17,9 +17,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from jax_grouped_gemm._src import tile_choices
+from jax_grouped_gemm._src import group_checks, tile_choices
 from jax_grouped_gemm._src.arguments import (
     Implementation,
     as_array,
@@ -27,12 +28,20 @@ from jax_grouped_gemm._src.arguments import (
     canonical_offset,
     check_group_count,
     checked_boolean,
+    checked_choice,
     checked_group_sizes,
     checked_implementation,
+    checked_int,
 )
-from jax_grouped_gemm._src.arithmetic import cdiv
+from jax_grouped_gemm._src.arithmetic import cdiv, is_static
 from jax_grouped_gemm._src.fp8 import primitive
-from jax_grouped_gemm._src.fp8.formats import BLOCK, checked_fp8_dtype, row_blocks
+from jax_grouped_gemm._src.fp8.formats import (
+    BLOCK,
+    LHS_SCALINGS,
+    LhsScaling,
+    checked_fp8_dtype,
+    row_blocks,
+)
 
 SOURCE_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 
@@ -85,8 +94,8 @@ def quantize_blockwise(
       [..., ceil(r / 128), ceil(c / 128)].
 
     Raises:
-      TypeError: `x` or `dtype` has an unsuitable dtype.
-      ValueError: `block_shape`, the shape of `x` or `implementation` is invalid.
+      TypeError: the dtype or shape of `x`, or `dtype`, is unsuitable.
+      ValueError: `block_shape` or `implementation` is invalid.
     """
     x, params = _checked(x, dtype, power_of_two_scales, implementation)
     if block_shape == (1, BLOCK):
@@ -132,7 +141,7 @@ def quantize_ragged(
     x, params = _checked(x, dtype, power_of_two_scales, implementation)
     group_sizes = checked_group_sizes(group_sizes)
     if x.ndim != 2:
-        raise ValueError(f"x must have the shape [m, k], got {x.shape}")
+        raise TypeError(f"x must have the shape [m, k], got {x.shape}")
     return QuantizedRows(
         *primitive.quantize_ragged(x, group_sizes, plain=True, transposed=True, **params)
     )
@@ -143,7 +152,7 @@ def _checked(x, dtype, power_of_two_scales, implementation) -> tuple[jax.Array, 
     if x.dtype not in SOURCE_DTYPES:
         raise TypeError(f"x must be bfloat16, float16 or float32, got {x.dtype}")
     if x.ndim < 2:
-        raise ValueError(f"x must have at least two dimensions, got the shape {x.shape}")
+        raise TypeError(f"x must have at least two dimensions, got the shape {x.shape}")
     params = dict(
         dtype=checked_fp8_dtype("dtype", dtype),
         power_of_two=checked_boolean("power_of_two_scales", power_of_two_scales),
@@ -165,6 +174,7 @@ def scaled_ragged_dot(
     rhs_scale: ArrayLike,
     group_sizes: ArrayLike,
     *,
+    lhs_scaling: LhsScaling = "1x128",
     transpose_rhs: bool = False,
     preferred_element_type: DTypeLike = jnp.bfloat16,
     group_offset: ArrayLike | None = None,
@@ -178,17 +188,18 @@ def scaled_ragged_dot(
 
     Args:
       lhs: [m, k], float8_e4m3fn or float8_e5m2.
-      lhs_scale: float32, of the first of these shapes that fits:
-        [m, ceil(k / 128)] for blocks of 1 x 128, as `quantize_blockwise` returns them;
-        [m, 1] or [m] for a scale a row; [], [1] or [1, 1] for one scale;
-        [ceil(k / 128), M] with M >= m a multiple of 4, blocks of 1 x 128 column by column
-        (DeepGEMM's layout on Hopper).
+      lhs_scale: float32 [m, ceil(k / 128)], as `quantize_blockwise` returns them, or what
+        `lhs_scaling` says.
       rhs: [g, k, n], or [g, n, k] with `transpose_rhs`, either FP8 dtype. FP8 tensor cores contract
         the last dimension of both operands, so that [g, k, n] is transposed first, with a copy.
       rhs_scale: float32, [g, ceil(k / 128), ceil(n / 128)] for blocks of 128 x 128, the last two
         exchanged with `transpose_rhs`; [g, n] for a scale a column; [g], [g, 1], [], [1] for a
         scale a matrix.
       group_sizes: [G] of any integer dtype, rows per group.
+      lhs_scaling: what shares a scale of `lhs`, and how scales lie: "1x128", blocks, in the shape
+        above; "1xk", a scale a row, [m, 1] or [m]; "tensor", one scale, [], [1] or [1, 1];
+        "1x128 column-major", blocks column by column, [ceil(k / 128), M] with M >= m a multiple of
+        4 (DeepGEMM's layout on Hopper).
       transpose_rhs: whether the last two dimensions of `rhs` and its blocks are swapped.
       preferred_element_type: dtype of the result; the kernels write bfloat16, float16 or float32.
       group_offset: see `ragged_dot`.
@@ -198,8 +209,8 @@ def scaled_ragged_dot(
       [m, n].
 
     Raises:
-      TypeError: an operand has an unsuitable dtype.
-      ValueError: shapes do not fit together, or `implementation` is invalid.
+      TypeError: an operand has an unsuitable dtype, or shapes do not fit together.
+      ValueError: `lhs_scaling` or `implementation` is invalid.
       NotImplementedError: see `ragged_dot`.
     """
     lhs, rhs = _fp8_array("lhs", lhs, 2), _fp8_array("rhs", rhs, 3)
@@ -210,21 +221,23 @@ def scaled_ragged_dot(
     n = matrix[0 if transpose_rhs else 1]
     if matrix[1 if transpose_rhs else 0] != k:
         form = "[g, n, k]" if transpose_rhs else "[g, k, n]"
-        raise ValueError(
+        raise TypeError(
             f"rhs must be {form} with k = {k} of lhs {lhs.shape}, got {rhs.shape} with "
             f"transpose_rhs={transpose_rhs}"
         )
     check_group_count(group_sizes, g, group_offset)
-    lhs_scale, lhs_scaling = _lhs_scale(_scale_array("lhs_scale", lhs_scale), m, k)
+    lhs_scale = _lhs_scale(_scale_array("lhs_scale", lhs_scale), m, k, lhs_scaling)
     rhs_scale = _scale_array("rhs_scale", rhs_scale)
     rhs_scale, rhs_scaling = _rhs_scale(rhs_scale, g, k, n, transpose_rhs)
+    offset = canonical_offset(group_offset)
+    group_checks.check(group_sizes, m, offset, g)
     return primitive.scaled_ragged_noncontracting(
         lhs,
         lhs_scale,
         rhs,
         rhs_scale,
         group_sizes,
-        canonical_offset(group_offset),
+        offset,
         transpose_rhs=transpose_rhs,
         lhs_scaling=lhs_scaling,
         rhs_scaling=rhs_scaling,
@@ -262,7 +275,7 @@ def scaled_ragged_dot_contracting(
       rhs_scale: float32 [b, n].
       group_sizes: [G] of any integer dtype, rows per group.
       num_rows: m, the rows of all groups.
-      num_groups: g, how many matrices to compute, by default G.
+      num_groups: g, how many matrices to compute, by default G; fewer with `group_offset` only.
       preferred_element_type: dtype of the result.
       group_offset: matrix i belongs to the group `group_offset + i`.
       implementation: see `ragged_dot`.
@@ -275,10 +288,14 @@ def scaled_ragged_dot_contracting(
     """
     lhs, rhs = _fp8_array("lhs", lhs, 3), _fp8_array("rhs", rhs, 3)
     group_sizes = checked_group_sizes(group_sizes)
+    num_rows = checked_int("num_rows", num_rows)
+    if is_static(num_rows) and num_rows < 0:
+        raise ValueError(f"num_rows must not be negative, got {num_rows}")
+    num_groups = _checked_num_groups(num_groups, group_sizes.shape[0], group_offset)
     (b, k, _), (_, n, _) = lhs.shape, rhs.shape
     least = row_blocks(num_rows, group_sizes.shape[0])
     if b < least or (lhs.shape, rhs.shape) != ((b, k, BLOCK), (b, n, BLOCK)):
-        raise ValueError(
+        raise TypeError(
             f"lhs [b, k, 128] and rhs [b, n, 128] must share a b of at least {least} for "
             f"num_rows={num_rows}, got {lhs.shape} and {rhs.shape}"
         )
@@ -286,53 +303,77 @@ def scaled_ragged_dot_contracting(
     for name, scale, size in (("lhs_scale", lhs_scale, k), ("rhs_scale", rhs_scale, n)):
         scale = _scale_array(name, scale)
         if scale.shape != (b, size):
-            raise ValueError(f"{name} must have shape {(b, size)}, got {scale.shape}")
+            raise TypeError(f"{name} must have shape {(b, size)}, got {scale.shape}")
         scales.append(scale)
+    offset = canonical_offset(group_offset)
+    group_checks.check(group_sizes, num_rows, offset, num_groups)
     return primitive.scaled_ragged_contracting(
         lhs,
         scales[0],
         rhs,
         scales[1],
         group_sizes,
-        canonical_offset(group_offset),
+        offset,
         num_rows=num_rows,
-        num_groups=group_sizes.shape[0] if num_groups is None else num_groups,
+        num_groups=num_groups,
         preferred_element_type=canonical_dtype("preferred_element_type", preferred_element_type),
         implementation=checked_implementation(implementation),
         **tile_choices.current().params("forward"),
     )
 
 
+def _checked_num_groups(num_groups: int | None, total: int, group_offset: Any) -> int:
+    if num_groups is None:
+        return total
+    num_groups = checked_int("num_groups", num_groups)
+    if not 0 <= num_groups <= total or (group_offset is None and num_groups != total):
+        raise ValueError(
+            f"num_groups must be the {total} of group_sizes, or fewer with group_offset, got "
+            f"{num_groups}"
+        )
+    return num_groups
+
+
 def _fp8_array(name: str, x: ArrayLike, rank: int) -> jax.Array:
     x = as_array(name, x)
     checked_fp8_dtype(f"the dtype of {name}", x.dtype)
     if x.ndim != rank:
-        raise ValueError(f"{name} must have {rank} dimensions, got the shape {x.shape}")
+        raise TypeError(f"{name} must have {rank} dimensions, got the shape {x.shape}")
     return x
 
 
 def _scale_array(name: str, x: ArrayLike) -> jax.Array:
-    x = jnp.asarray(x)
+    if isinstance(x, float | np.floating):
+        x = np.asarray(x, np.float32)
+    x = as_array(name, x)
     if x.dtype != jnp.float32:
         raise TypeError(f"{name} must be float32, got {x.dtype}")
     return x
 
 
-def _lhs_scale(scale: jax.Array, m: int, k: int) -> tuple[jax.Array, str]:
+def _lhs_scale(scale: jax.Array, m: int, k: int, scaling: LhsScaling) -> jax.Array:
+    """`scale` in the shape that the primitive takes for `scaling`."""
+    checked_choice("lhs_scaling", scaling, LHS_SCALINGS)
     blocks = cdiv(k, BLOCK)
-    if scale.shape == (m, blocks):
-        return scale, "1x128"
-    if scale.shape in ((m, 1), (m,)):
-        return scale.reshape(m, 1), "1xk"
-    if scale.shape in ((), (1,), (1, 1)):
-        return scale.reshape(1, 1), "tensor"
-    if scale.ndim == 2 and scale.shape[0] == blocks and scale.shape[1] >= m:
-        if scale.shape[1] % 4 == 0:
-            return scale, "1x128 column-major"
-    raise ValueError(
-        f"lhs_scale must have shape {(m, blocks)}, {(m, 1)}, {(m,)}, () or {(blocks, 'M')} with "
-        f"M >= {m} a multiple of 4, got {scale.shape}"
-    )
+    allowed: tuple[Any, ...]
+    wanted: tuple[int, ...]
+    if scaling == "1x128":
+        allowed, wanted = ((m, blocks),), (m, blocks)
+    elif scaling == "1xk":
+        allowed, wanted = ((m, 1), (m,)), (m, 1)
+    elif scaling == "tensor":
+        allowed, wanted = ((), (1,), (1, 1)), (1, 1)
+    else:
+        allowed, wanted = ((blocks, "M >= m, a multiple of 4"),), scale.shape
+        fits = scale.ndim == 2 and scale.shape[0] == blocks
+        if fits and scale.shape[1] >= m and scale.shape[1] % 4 == 0:
+            allowed = (scale.shape,)
+    if scale.shape not in allowed:
+        raise TypeError(
+            f"lhs_scale must have the shape {' or '.join(map(str, allowed))} with "
+            f"lhs_scaling={scaling!r}, got {scale.shape}; lhs_scaling={LHS_SCALINGS} names layouts"
+        )
+    return scale.reshape(wanted)
 
 
 def _rhs_scale(
@@ -347,6 +388,6 @@ def _rhs_scale(
         return scale.reshape((g, n, 1) if transpose_rhs else (g, 1, n)), "kx1"
     if scale.shape in ((), (1,), (g,), (g, 1)):
         return jnp.broadcast_to(scale.reshape(-1, 1, 1), (g, 1, 1)), "group"
-    raise ValueError(
+    raise TypeError(
         f"rhs_scale must have shape {blocks}, {(g, n)}, {(g,)} or (), got {scale.shape}"
     )

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
 from jax_grouped_gemm._src.arguments import canonical_dtype
-from jax_grouped_gemm._src.arithmetic import cdiv
+from jax_grouped_gemm._src.arithmetic import cdiv, is_static
 
 BLOCK = 128
 """Elements that share a scale, along each dimension that shares it."""
 
 FP8_DTYPES = (jnp.float8_e4m3fn, jnp.float8_e5m2)
 
-LHS_SCALINGS = ("1x128", "1xk", "tensor", "1x128 column-major")
+LhsScaling = Literal["1x128", "1xk", "tensor", "1x128 column-major"]
+LHS_SCALINGS: tuple[LhsScaling, ...] = get_args(LhsScaling)
 """What shares a scale in lhs [m, k]. The kernels know each by its index."""
 RHS_SCALINGS = ("128x128", "kx1", "group")
 """What shares a scale in rhs [g, k, n]. The kernels know each by its index."""
@@ -24,7 +27,9 @@ Shape = tuple[int, ...]
 
 def row_blocks(m: int, num_groups: int) -> int:
     """Blocks of 128 rows that `m` rows in `num_groups` groups take at most, none of two groups."""
-    return cdiv(m, BLOCK) + min(num_groups, m)
+    # Which of two sizes is less must be known where one is symbolic; the larger will do as well.
+    partial = min(num_groups, m) if is_static(m, num_groups) else num_groups
+    return cdiv(m, BLOCK) + partial
 
 
 def quantized_rows(rows: int, cols: int) -> tuple[Shape, Shape]:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_grouped_gemm._src.arithmetic import cdiv
+from jax_grouped_gemm._src.arithmetic import cdiv, round_up
 from jax_grouped_gemm._src.fp8.formats import BLOCK, row_blocks
 from jax_grouped_gemm._src.ragged import reference
 from jax_grouped_gemm._src.varying import vary_over, varying_axes
@@ -159,7 +159,7 @@ def _group_blocks(x: jax.Array, group_sizes: jax.Array) -> jax.Array:
     exists = group < num_groups
     group = jnp.minimum(group, num_groups - 1)
     first_row = groups.first_row[group] + (block - groups.first_block[group]) * BLOCK
-    rows = first_row[:, None] + jnp.arange(BLOCK)
+    rows = first_row[:, None] + jnp.arange(BLOCK)[None]
     valid = exists[:, None] & (rows < groups.end_row[group][:, None])
     blocks = x[jnp.minimum(rows, m - 1)]
     return jnp.where(valid[:, :, None], blocks, jnp.zeros_like(blocks))
@@ -202,6 +202,8 @@ def scaled_ragged_noncontracting(
         if not transpose_rhs:
             rhs, rhs_scale = rhs.mT, rhs_scale.mT
         n = rhs.shape[1]
+        if 0 in (*lhs.shape, *rhs.shape):
+            return vary_over(jnp.zeros((m, n), preferred_element_type), axes)
         rhs_scale = jnp.repeat(rhs_scale, BLOCK if rhs_scaling == "128x128" else 1, axis=1)
         if rhs_scaling != "group":
             rhs_scale = rhs_scale[:, :n]
@@ -296,7 +298,7 @@ class _Blocks:
     """An FP8 operand [..., k] with scales [..., ceil(k / 128) or 1], a block of 128 at a time."""
 
     def __init__(self, values: jax.Array, scales: jax.Array):
-        growth = -values.shape[-1] % BLOCK
+        growth = round_up(values.shape[-1], BLOCK) - values.shape[-1]
         values = jnp.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, growth)])
         self.dtype, self.scales = values.dtype, scales
         self.bits = reference.to_bits(values)
@@ -305,5 +307,5 @@ class _Blocks:
         """The block in float32, [..., 128]."""
         bits = lax.dynamic_slice_in_dim(self.bits, block * BLOCK, BLOCK, axis=-1)
         values = reference.from_bits(bits, self.dtype).astype(jnp.float32)
-        scale_block = block if self.scales.shape[-1] > 1 else 0
+        scale_block = 0 if self.scales.shape[-1] == 1 else block
         return values * lax.dynamic_slice_in_dim(self.scales, scale_block, 1, axis=-1)

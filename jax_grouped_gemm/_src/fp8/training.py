@@ -12,7 +12,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import ArrayLike, DTypeLike
 
-from jax_grouped_gemm._src import tile_choices
+from jax_grouped_gemm._src import group_checks, tile_choices
 from jax_grouped_gemm._src.arguments import (
     Implementation,
     as_array,
@@ -26,7 +26,7 @@ from jax_grouped_gemm._src.arguments import (
 )
 from jax_grouped_gemm._src.fp8 import primitive
 from jax_grouped_gemm._src.fp8.api import SOURCE_DTYPES, QuantizedWeights
-from jax_grouped_gemm._src.fp8.formats import checked_fp8_dtype
+from jax_grouped_gemm._src.fp8.formats import checked_fp8_dtype, quantized_blocks
 from jax_grouped_gemm._src.fp8.reference import quantize
 from jax_grouped_gemm._src.plan import Product
 from jax_grouped_gemm._src.ragged import primitive as ragged
@@ -112,14 +112,15 @@ def fp8_ragged_dot(
       [m, n].
 
     Raises:
-      TypeError: an operand has an unsuitable dtype.
-      ValueError: shapes do not fit together, or `implementation` is invalid.
+      TypeError: an operand has an unsuitable dtype, or shapes do not fit together.
+      ValueError: `implementation` is invalid, or `quantized_rhs` given for rowwise scales.
       NotImplementedError: see `ragged_dot`; also for a second derivative.
     """
     lhs, rhs = as_array("lhs", lhs), as_array("rhs", rhs)
     group_sizes = checked_group_sizes(group_sizes)
     offset = canonical_offset(group_offset)
     _check_operands(lhs, rhs, group_sizes, group_offset)
+    group_checks.check(group_sizes, lhs.shape[0], offset, rhs.shape[0])
     if not isinstance(recipe, Recipe):
         raise TypeError(f"recipe must be a jax_grouped_gemm.Recipe, got {recipe!r}")
     if quantized_rhs is not None:
@@ -363,19 +364,31 @@ def _check_operands(lhs, rhs, group_sizes, group_offset):
         if x.dtype not in SOURCE_DTYPES:
             raise TypeError(f"{name} must be bfloat16, float16 or float32, got {x.dtype}")
     if lhs.ndim != 2 or rhs.ndim != 3 or rhs.shape[1] != lhs.shape[1]:
-        raise ValueError(
+        raise TypeError(
             f"lhs must be [m, k] and rhs [g, k, n], got lhs {lhs.shape} and rhs {rhs.shape}"
         )
     check_group_count(group_sizes, rhs.shape[0], group_offset)
 
 
 def _check_quantized(quantized: QuantizedWeights, rhs: jax.Array, recipe: Recipe):
+    if not isinstance(quantized, QuantizedWeights):
+        raise TypeError(
+            "quantized_rhs must be QuantizedWeights, as quantize_weights returns them, got "
+            f"{type(quantized).__name__}"
+        )
     if recipe.scaling != "blockwise":
         raise ValueError("quantized_rhs has blockwise scales, but recipe.scaling is 'rowwise'")
-    got = (quantized.values.shape, quantized.values_t.shape, quantized.values.dtype)
-    want = (rhs.shape, rhs.mT.shape, recipe.forward_dtype)
-    if got != want:
-        raise ValueError(
-            f"quantized_rhs must be quantize_weights(rhs) in recipe.forward_dtype, that is {want}, "
-            f"got {got}"
-        )
+    values, scales = quantized_blocks(*rhs.shape)
+    wanted = {
+        "values": (values, recipe.forward_dtype),
+        "scales": (scales, jnp.float32),
+        "values_t": ((*values[:1], *values[:0:-1]), recipe.forward_dtype),
+        "scales_t": ((*scales[:1], *scales[:0:-1]), jnp.float32),
+    }
+    for name, (shape, dtype) in wanted.items():
+        x = as_array(f"quantized_rhs.{name}", getattr(quantized, name))
+        if (x.shape, x.dtype) != (shape, dtype):
+            raise TypeError(
+                "quantized_rhs must be quantize_weights(rhs) in recipe.forward_dtype, of which "
+                f"{name} is {np.dtype(dtype)} of shape {shape}, got {x.dtype} of shape {x.shape}"
+            )

@@ -94,7 +94,7 @@ class MatrixLists:
             x = _scale_array(name, x)
             g = entry.shape[0] if entry.ndim == 3 else 1
             if x.shape not in ((), (g,)[: entry.ndim - 2]):
-                raise ValueError(
+                raise TypeError(
                     f"{name} must be a scalar or have one element for each matrix, got shape "
                     f"{x.shape} for entry {i} of shape {entry.shape}"
                 )
@@ -131,7 +131,7 @@ def _entries(name: str, x: Matrices, is_stack: bool, first: str) -> list[jax.Arr
     if is_stack:
         x = as_array(name, x)
         if x.ndim != 3:
-            raise ValueError(
+            raise TypeError(
                 f"{name} must be a stack [g, n, k] or a sequence of matrices, got one array of "
                 f"shape {x.shape}"
             )
@@ -143,7 +143,7 @@ def _entries(name: str, x: Matrices, is_stack: bool, first: str) -> list[jax.Arr
     entries = [as_array(f"{name}[{i}]", entry) for i, entry in enumerate(x)]
     for i, entry in enumerate(entries):
         if entry.ndim not in (2, 3):
-            raise ValueError(
+            raise TypeError(
                 f"{name}[{i}] must be a matrix or a stack of matrices, got shape {entry.shape}"
             )
     return entries

@@ -14,7 +14,7 @@ from jax import lax
 from jax_grouped_gemm._src.explain import explain
 from jax_grouped_gemm._src.mlp import reference
 from jax_grouped_gemm._src.mlp.epilogue import Epilogue
-from jax_grouped_gemm._src.plan import AS_ASKED, TMA_ALIGNMENT_BYTES
+from jax_grouped_gemm._src.plan import AS_ASKED, TMA_ALIGNMENT_BYTES, symbolic_sizes
 from jax_grouped_gemm._src.ragged.workspace import LEAST_BYTES
 from jax_grouped_gemm._src.target import H200, Target
 from jax_grouped_gemm._src.tile_config import DEFAULT_TILE, TileConfig
@@ -139,6 +139,8 @@ def _unfused_reason(operands, params, activation) -> str:
         return f"the kernels do not implement precision={params['precision']}"
     if activation is not None and Epilogue.of(activation) is None:
         return f"no kernel has the activation {_named_function(activation)}"
+    if reason := symbolic_sizes(operands.values()):
+        return reason
     if any(0 in x.shape for x in arrays.values()):
         return "there is nothing to multiply"
     for name, x in arrays.items():

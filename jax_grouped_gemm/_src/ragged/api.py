@@ -8,19 +8,20 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 
-from jax_grouped_gemm._src import tile_choices
+from jax_grouped_gemm._src import group_checks, tile_choices
 from jax_grouped_gemm._src.arguments import (
     Implementation,
     as_array,
+    as_indices,
     canonical_dtype,
     canonical_offset,
     canonical_precision,
     checked_boolean,
     checked_implementation,
     evaluate_as_jax,
-    to_int32,
 )
 from jax_grouped_gemm._src.ragged import dimension_numbers, primitive
 from jax_grouped_gemm._src.ragged.dimension_numbers import DimensionNames, Mode
@@ -33,6 +34,7 @@ def ragged_dot(
     precision: lax.PrecisionLike = None,
     preferred_element_type: DTypeLike | None = None,
     group_offset: ArrayLike | None = None,
+    out_sharding: NamedSharding | PartitionSpec | None = None,
     *,
     transpose_rhs: bool = False,
     implementation: Implementation = None,
@@ -55,6 +57,8 @@ def ragged_dot(
         Accumulation is in float32 at least.
       group_offset: integer scalar or [1], possibly traced: `rhs[i]` belongs to the group
         `group_offset + i` of `group_sizes`; the rows of all other groups are zero.
+      out_sharding: of the result over explicit mesh axes, as in `jax.lax.ragged_dot`. XLA then
+        decides what each device computes; `jax.shard_map` leaves that to you.
       transpose_rhs: whether the last two dimensions of `rhs` are swapped. Costs no copy.
       implementation: None takes the CUDA kernels where they apply and the reference elsewhere;
         "cuda" insists on the kernels; "reference" is the pure JAX implementation.
@@ -64,13 +68,20 @@ def ragged_dot(
 
     Raises:
       TypeError: an argument has an unsuitable type, dtype or shape, as for `jax.lax.ragged_dot`.
-      ValueError: `implementation`, `precision` or the shape of `group_offset` is invalid.
+      ValueError: `implementation`, `precision` or `out_sharding` is invalid.
       NotImplementedError: `implementation="cuda"` and the kernels cannot run this; raised when the
         function is lowered, with the reason.
     """
     transpose_rhs = checked_boolean("transpose_rhs", transpose_rhs)
+    lhs, rhs = as_array("lhs", lhs), as_array("rhs", rhs)
+    k_axis = 2 if transpose_rhs else 1
+    if lhs.ndim < 2 or rhs.ndim < 3 or lhs.shape[1] != rhs.shape[k_axis]:
+        raise TypeError(
+            f"lhs must be [m, k] and rhs {'[g, n, k]' if transpose_rhs else '[g, k, n]'} with "
+            f"transpose_rhs={transpose_rhs}, got lhs {jax.typeof(lhs)} and rhs {jax.typeof(rhs)}"
+        )
     dimension_numbers = lax.RaggedDotDimensionNumbers(
-        dot_dimension_numbers=(((1,), (2 if transpose_rhs else 1,)), ((), ())),
+        dot_dimension_numbers=(((1,), (k_axis,)), ((), ())),
         lhs_ragged_dimensions=(0,),
         rhs_group_dimensions=(0,),
     )
@@ -82,6 +93,7 @@ def ragged_dot(
         precision,
         preferred_element_type,
         group_offset,
+        out_sharding,
         implementation=implementation,
     )
 
@@ -94,6 +106,7 @@ def ragged_dot_general(
     precision: lax.PrecisionLike = None,
     preferred_element_type: DTypeLike | None = None,
     group_offset: ArrayLike | None = None,
+    out_sharding: NamedSharding | PartitionSpec | None = None,
     *,
     implementation: Implementation = None,
 ) -> jax.Array:
@@ -119,6 +132,7 @@ def ragged_dot_general(
       precision: see `ragged_dot`.
       preferred_element_type: see `ragged_dot`.
       group_offset: see `ragged_dot`. In mode 2, result `i` belongs to group `group_offset + i`.
+      out_sharding: see `ragged_dot`.
       implementation: see `ragged_dot`.
 
     Returns:
@@ -129,6 +143,28 @@ def ragged_dot_general(
       NotImplementedError: several contracting dimensions in mode 2, `group_offset` or
         `implementation="cuda"` in mode 3, and as for `ragged_dot`.
     """
+    if out_sharding is not None:
+
+        def unsharded(lhs, rhs, group_sizes, group_offset):
+            return ragged_dot_general(
+                lhs,
+                rhs,
+                group_sizes,
+                ragged_dot_dimension_numbers,
+                precision,
+                preferred_element_type,
+                group_offset,
+                implementation=implementation,
+            )
+
+        return _as_sharded(
+            out_sharding,
+            unsharded,
+            as_array("lhs", lhs),
+            as_array("rhs", rhs),
+            as_indices("group_sizes", group_sizes),
+            None if group_offset is None else canonical_offset(group_offset),
+        )
     implementation = checked_implementation(implementation)
     if not isinstance(ragged_dot_dimension_numbers, lax.RaggedDotDimensionNumbers):
         raise TypeError(
@@ -136,7 +172,7 @@ def ragged_dot_general(
             f"{ragged_dot_dimension_numbers!r}"
         )
     lhs, rhs = as_array("lhs", lhs), as_array("rhs", rhs)
-    group_sizes = as_array("group_sizes", group_sizes)
+    group_sizes = as_indices("group_sizes", group_sizes)
     precision = canonical_precision(precision)
     if preferred_element_type is not None:
         preferred_element_type = canonical_dtype("preferred_element_type", preferred_element_type)
@@ -157,13 +193,16 @@ def ragged_dot_general(
             )
         numbers = ragged_dot_dimension_numbers.dot_dimension_numbers
         return lax.dot_general(lhs, rhs, numbers, precision, preferred_element_type)
+    offset = canonical_offset(group_offset)
+    num_groups = rhs.shape[names.rhs.index("g")] if "g" in names.rhs else group_sizes.shape[-1]
+    group_checks.check(group_sizes, lhs.shape[names.lhs.index("m")], offset, num_groups)
     is_contracting = names.mode is Mode.CONTRACTING
     product = dimension_numbers.contracting if is_contracting else dimension_numbers.noncontracting
     out = product(
         lhs,
         rhs,
-        to_int32(group_sizes),
-        canonical_offset(group_offset),
+        group_sizes,
+        offset,
         names,
         preferred_element_type=result.dtype,
         precision=precision,
@@ -212,7 +251,7 @@ def ragged_dot_accumulate(
 
     Raises:
       TypeError: an argument has an unsuitable type, dtype or shape.
-      ValueError: `implementation`, `precision` or the shape of `group_offset` is invalid.
+      ValueError: `implementation` or `precision` is invalid.
       NotImplementedError: `implementation="cuda"` and the kernels cannot run this; raised when the
         function is lowered, with the reason.
     """
@@ -221,7 +260,7 @@ def ragged_dot_accumulate(
     transpose_rhs = checked_boolean("transpose_rhs", transpose_rhs)
     accumulator = as_array("accumulator", accumulator)
     lhs, rhs = as_array("lhs", lhs), as_array("rhs", rhs)
-    group_sizes = as_array("group_sizes", group_sizes)
+    group_sizes = as_indices("group_sizes", group_sizes)
     precision = canonical_precision(precision)
     dtype = accumulator.dtype
     if not jnp.issubdtype(dtype, jnp.inexact) or dtype.itemsize < 4:
@@ -254,18 +293,41 @@ def ragged_dot_accumulate(
             f"product, got accumulator {jax.typeof(accumulator)}, lhs {jax.typeof(lhs)}, rhs "
             f"{jax.typeof(rhs)} and group_sizes {jax.typeof(group_sizes)}"
         )
+    offset = canonical_offset(group_offset)
+    group_checks.check(group_sizes, lhs.shape[int(transpose_lhs)], offset, groups)
     return primitive.ragged_accumulate(
         accumulator,
         lhs,
         rhs,
-        to_int32(group_sizes),
-        canonical_offset(group_offset),
+        group_sizes,
+        offset,
         transpose_lhs=transpose_lhs,
         transpose_rhs=transpose_rhs,
         precision=precision,
         implementation=implementation,
         **tile_choices.current().params("wgrad"),
     )
+
+
+def _as_sharded(out_sharding, product, *operands):
+    """`product` under the explicit axes of the mesh, which XLA partitions as it likes."""
+    if not isinstance(out_sharding, NamedSharding | PartitionSpec):
+        raise TypeError(
+            "out_sharding must be None, a jax.sharding.NamedSharding or a PartitionSpec, got "
+            f"{out_sharding!r}"
+        )
+    mesh = jax.sharding.get_abstract_mesh()
+    if isinstance(out_sharding, NamedSharding) and mesh.empty:
+        mesh = out_sharding.mesh.abstract_mesh
+    if mesh.explicit_axes:
+        return jax.sharding.auto_axes(product, out_sharding=out_sharding)(*operands)
+    spec = out_sharding if isinstance(out_sharding, PartitionSpec) else out_sharding.spec
+    if any(axes is not None for axes in spec):
+        raise ValueError(
+            f"out_sharding is for explicit mesh axes, got {out_sharding} where the mesh has none: "
+            f"{mesh}"
+        )
+    return product(*operands)
 
 
 def _check_ranks(lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from jax_grouped_gemm._src import float32
-from jax_grouped_gemm._src.arithmetic import round_up
+from jax_grouped_gemm._src.arithmetic import is_static, round_up
 from jax_grouped_gemm._src.plan import (
     AS_ASKED,
     KERNEL_OPERAND_DTYPES,
@@ -28,6 +28,11 @@ from jax_grouped_gemm._src.target import H200, Target
 from jax_grouped_gemm._src.tile_config import TileConfig
 
 RaggedPlan = Plan[RaggedProblem]
+LARGEST_SIZE = 2**31 - 1
+
+SYMBOLIC_ROWS_OF_GROUP = 128
+"""What a plan takes for the average rows of a group where their number is symbolic."""
+
 R = TypeVar("R", bound=RaggedProblem)
 
 
@@ -143,7 +148,8 @@ def plan_product(
     product = params.get("product")
     override = params.get("tile")
     compiled = choices.runnable(table, form)
-    if override is not None:
+    unsupported = unsupported or _size_reason(problem)
+    if override is not None and not unsupported:
         _check_compiled(override, compiled, problem)
     if params["implementation"] == "reference":
         return Plan(problem, "reference", AS_ASKED, product=product)
@@ -151,6 +157,10 @@ def plan_product(
         return Plan(problem, "reference", unsupported, product=product)
     if 0 in (*problem.batch, problem.num_groups, *problem.shape("mkng")):
         return Plan(problem, "zeros", "there is nothing to multiply", product=product)
+    exact = problem
+    if not is_static(exact.m):
+        rows = SYMBOLIC_ROWS_OF_GROUP * exact.num_groups
+        problem, form = (dataclasses.replace(x, m=rows) for x in (problem, form))
     addressable = addressable_problem(form)
     compiled = choices.runnable(table, addressable)
     if override is None:
@@ -162,14 +172,17 @@ def plan_product(
     useful = math.prod(problem.shape("mkn")) / math.prod(addressable.shape("mkn"))
     utilization = schedules.utilization(addressable, tile, places) * useful
     reason = _copy_reason(problem, addressable)
+    kernel_problem = addressable
+    if problem is not exact:
+        kernel_problem = dataclasses.replace(addressable, m=exact.m)
     return Plan(
-        problem=problem,
+        problem=exact,
         path="copied" if reason else "tma",
         reason=reason,
-        kernel_problem=addressable,
+        kernel_problem=kernel_problem,
         tile=tile,
         grid=_grid(addressable, tile, places),
-        workspace_bytes=workspace_bytes(addressable, tile, terms, target),
+        workspace_bytes=workspace_bytes(kernel_problem, tile, terms, target),
         terms=terms,
         utilization=utilization,
         prediction=_prediction(problem, tile, terms, utilization, target),
@@ -177,6 +190,24 @@ def plan_product(
         candidates=tuple(choice.tile for choice in compiled),
         product=product,
         notes=(float32.described(terms, few_rows=tile.transposed),) if terms else (),
+    )
+
+
+def _size_reason(problem: RaggedProblem) -> str:
+    """Returns which sizes of `problem` no kernel takes, or an empty string."""
+    sizes = {name: getattr(problem, name) for name in "mkng"}
+    sizes |= dict(zip(["the batch"], problem.batch, strict=False))
+    too_large = [f"{name} = {x}" for name, x in sizes.items() if is_static(x) and x > LARGEST_SIZE]
+    if too_large:
+        return f"the kernels count to 2^31 - 1, got {', '.join(too_large)}"
+    symbolic = {name: size for name, size in sizes.items() if not is_static(size)}
+    # Rows that stay where they are need nothing of the plan but a workspace of a symbolic size.
+    if not symbolic or (choices.rows_stay(problem) and list(symbolic) == ["m"]):
+        return ""
+    found = ", ".join(f"{name} = {size}" for name, size in symbolic.items())
+    return (
+        "only m of a product [m, k] x [g, k, n] may be symbolic for a kernel; k, n, g, the batch, "
+        f"and m of a weight gradient must be static, got {found}"
     )
 
 

@@ -17,11 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_grouped_gemm._src.arithmetic import at_least_float32, cdiv
+from jax_grouped_gemm._src.arithmetic import at_least_float32, cdiv, is_static
 from jax_grouped_gemm._src.varying import vary_over, varying_axes
 
 MIN_TILE_ROWS = 16
 MAX_TILE_ROWS = 256
+SYMBOLIC_TILE_ROWS = 64  # for any number of rows
 
 
 def ragged_noncontracting(
@@ -50,18 +51,24 @@ def ragged_noncontracting(
     """
     row_axis = 1 if transpose_lhs else 0
     dimension_numbers = (((1 - row_axis,), (1 if transpose_rhs else 0,)), ((), ()))
-    accumulator_dtype = _accumulator_dtype(lhs, rhs, preferred_element_type)
+    lhs, rhs = (x.astype(_whole_bytes_dtype(x.dtype)) for x in (lhs, rhs))
     lhs_dtype, rhs_dtype = lhs.dtype, rhs.dtype
+    result_dtype = preferred_element_type
+    preferred_element_type = _whole_bytes_dtype(result_dtype)
+    accumulator_dtype = _accumulator_dtype(lhs, rhs, preferred_element_type)
 
     def unbatched(lhs, rhs, group_sizes, group_offset):
         num_rows, num_groups = lhs.shape[row_axis], rhs.shape[0]
-        out = _zero_bits((num_rows, rhs.shape[1 if transpose_rhs else 2]), preferred_element_type)
-        out = vary_over(out, varying_axes(lhs, rhs, group_sizes, group_offset))
+        num_columns = rhs.shape[1 if transpose_rhs else 2]
+        axes = varying_axes(lhs, rhs, group_sizes, group_offset)
         if 0 in (*lhs.shape, *rhs.shape):
-            return out
+            return vary_over(_zero_bits((num_rows, num_columns), preferred_element_type), axes)
 
         starts, ends = local_group_bounds(group_sizes, group_offset, num_groups, num_rows)
         tile_rows = _tile_rows(num_rows, num_groups)
+        lhs = _with_a_window(lhs, row_axis, tile_rows)
+        padded_rows = lhs.shape[row_axis]
+        out = vary_over(_zero_bits((padded_rows, num_columns), preferred_element_type), axes)
         group_tiles = cdiv(ends - starts, tile_rows)
         tile_ends = lax.cumsum(group_tiles)
 
@@ -69,7 +76,7 @@ def ragged_noncontracting(
             group = jnp.sum(tile_ends <= tile)
             tile_in_group = tile - (tile_ends[group] - group_tiles[group])
             first_row = starts[group] + tile_in_group * tile_rows
-            window = _RowWindow(first_row, ends[group], tile_rows, num_rows)
+            window = _RowWindow(first_row, ends[group], tile_rows, padded_rows)
             lhs_tile = from_bits(window.load(lhs, row_axis), lhs_dtype)
             rhs_matrix = from_bits(rhs[group], rhs_dtype)
             product = _dot(lhs_tile, rhs_matrix, dimension_numbers, precision, accumulator_dtype)
@@ -78,10 +85,11 @@ def ragged_noncontracting(
             kept = window.load(out, axis=0)
             return window.store(out, jnp.where(window.mask[:, None], product, kept))
 
-        return lax.fori_loop(0, tile_ends[-1], compute_tile, out)
+        return lax.fori_loop(0, tile_ends[-1], compute_tile, out)[:num_rows]
 
     operands = (to_bits(lhs), to_bits(rhs), group_sizes, group_offset)
-    return from_bits(map_batch(unbatched, operands, ranks=(2, 3, 1, 1)), preferred_element_type)
+    bits = map_batch(unbatched, operands, ranks=(2, 3, 1, 1))
+    return from_bits(bits, preferred_element_type).astype(result_dtype)
 
 
 def ragged_contracting(
@@ -112,8 +120,11 @@ def ragged_contracting(
     """
     lhs_row_axis, rhs_row_axis = (1 if transpose_lhs else 0), (1 if transpose_rhs else 0)
     dimension_numbers = (((lhs_row_axis,), (rhs_row_axis,)), ((), ()))
-    accumulator_dtype = _accumulator_dtype(lhs, rhs, preferred_element_type)
+    lhs, rhs = (x.astype(_whole_bytes_dtype(x.dtype)) for x in (lhs, rhs))
     lhs_dtype, rhs_dtype = lhs.dtype, rhs.dtype
+    result_dtype = preferred_element_type
+    preferred_element_type = _whole_bytes_dtype(result_dtype)
+    accumulator_dtype = _accumulator_dtype(lhs, rhs, preferred_element_type)
 
     def unbatched(lhs, rhs, group_sizes, group_offset):
         num_rows = lhs.shape[lhs_row_axis]
@@ -124,12 +135,15 @@ def ragged_contracting(
             return vary_over(out, axes)
 
         tile_rows = _tile_rows(num_rows, num_groups)
+        lhs = _with_a_window(lhs, lhs_row_axis, tile_rows)
+        rhs = _with_a_window(rhs, rhs_row_axis, tile_rows)
+        padded_rows = lhs.shape[lhs_row_axis]
 
         def compute_group(bounds):
             start, end = bounds
 
             def accumulate_tile(tile, accumulator):
-                window = _RowWindow(start + tile * tile_rows, end, tile_rows, num_rows)
+                window = _RowWindow(start + tile * tile_rows, end, tile_rows, padded_rows)
                 # Both factors are masked: a zero in one does not silence a NaN in the other.
                 lhs_tile = from_bits(window.load_masked(lhs, lhs_row_axis), lhs_dtype)
                 rhs_tile = from_bits(window.load_masked(rhs, rhs_row_axis), rhs_dtype)
@@ -146,7 +160,8 @@ def ragged_contracting(
         )
 
     operands = (to_bits(lhs), to_bits(rhs), group_sizes, group_offset)
-    return from_bits(map_batch(unbatched, operands, ranks=(2, 2, 1, 1)), preferred_element_type)
+    bits = map_batch(unbatched, operands, ranks=(2, 2, 1, 1))
+    return from_bits(bits, preferred_element_type).astype(result_dtype)
 
 
 def ragged_accumulate(
@@ -226,9 +241,18 @@ class _RowWindow:
 
 def _tile_rows(num_rows: int, num_groups: int) -> int:
     """Rows per tile: about one tile for a group of average size."""
+    if not is_static(num_rows, num_groups):
+        return SYMBOLIC_TILE_ROWS
     average = cdiv(num_rows, num_groups)
     power_of_two = 1 << (average - 1).bit_length()
     return min(max(power_of_two, MIN_TILE_ROWS), MAX_TILE_ROWS, num_rows)
+
+
+def _with_a_window(x: jax.Array, axis: int, tile_rows: int) -> jax.Array:
+    """`x` with rows for a window, however few its symbolic number of rows may turn out to be."""
+    if is_static(x.shape[axis]):
+        return x
+    return jnp.pad(x, [(0, tile_rows if i == axis else 0) for i in range(x.ndim)])
 
 
 def _accumulator_dtype(lhs: jax.Array, rhs: jax.Array, out_dtype: np.dtype) -> np.dtype:
@@ -255,6 +279,18 @@ def _convert(accumulator: jax.Array, dtype: np.dtype) -> jax.Array:
         # The cotangent of a real factor, where the other one is complex.
         accumulator = jnp.real(accumulator)
     return accumulator.astype(dtype)
+
+
+def _whole_bytes_dtype(dtype: np.dtype) -> np.dtype:
+    """Returns a dtype of whole bytes that holds `dtype`: XLA slices no elements of fewer bits."""
+    if not jnp.issubdtype(dtype, jnp.integer) and not jnp.issubdtype(dtype, jnp.floating):
+        return dtype
+    is_integer = jnp.issubdtype(dtype, jnp.integer)
+    if (jnp.iinfo(dtype) if is_integer else jnp.finfo(dtype)).bits >= 8:
+        return dtype
+    if not is_integer:
+        return np.dtype(jnp.bfloat16)
+    return np.dtype(np.int8 if jnp.issubdtype(dtype, jnp.signedinteger) else np.uint8)
 
 
 def _bits_dtype(dtype: np.dtype) -> np.dtype:

@@ -24,10 +24,10 @@ from jax.typing import ArrayLike
 from jax_grouped_gemm._src.arguments import (
     Implementation,
     as_array,
+    as_indices,
     checked_implementation,
     checked_int,
     refuse_sharded,
-    to_int32,
 )
 from jax_grouped_gemm._src.moe.operands import ExpertOrder, check_routing, checked_order
 from jax_grouped_gemm._src.moe.routing import Routing
@@ -63,7 +63,8 @@ def sort_by_expert(
             raise ValueError(f"num_experts must not be negative, got {num_experts}")
     else:
         check_routing("sort_by_expert", routing)
-        experts, routed = to_int32(routing.experts), routing.logits.shape[-1]
+        experts = as_indices("routing.experts", routing.experts)
+        routed = routing.logits.shape[-1]
         if num_experts not in (None, routed):
             raise ValueError(
                 f"num_experts must be that of the routing, {routed}, got {num_experts!r}"
@@ -268,22 +269,17 @@ def _array(function: str, name: str, x: ArrayLike) -> jax.Array:
 
 
 def _integers(function: str, name: str, x: ArrayLike) -> jax.Array:
-    x = _array(function, name, x)
-    if not jnp.issubdtype(x.dtype, jnp.integer):
-        raise TypeError(f"{function}: {name} must be integers, got dtype {x.dtype}")
-    return to_int32(x)
+    return _array(function, name, as_indices(f"{function}: {name}", x))
 
 
 def _count(function: str, count: ArrayLike | None) -> jax.Array:
     """`count` as int32 [1], or [0] if all rows are valid."""
     if count is None:
         return jnp.zeros((0,), jnp.int32)
-    count = jnp.asarray(count)
-    if count.shape not in ((), (1,)) or not jnp.issubdtype(count.dtype, jnp.integer):
-        raise TypeError(
-            f"{function}: count must be an integer scalar, got {count.dtype} of shape {count.shape}"
-        )
-    return to_int32(count).reshape(1)
+    count = as_indices(f"{function}: count", count)
+    if count.shape not in ((), (1,)):
+        raise TypeError(f"{function}: count must be a scalar, got shape {count.shape}")
+    return count.reshape(1)
 
 
 def _no_weights(tokens: int) -> jax.Array:

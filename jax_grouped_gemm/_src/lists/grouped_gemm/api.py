@@ -124,8 +124,9 @@ def grouped_gemm(
       A list of [m_i, n_i] and [g_i, m_i, n_i]; one [g, m, n] if lhs is a single stack.
 
     Raises:
-      TypeError: an argument is no array, or neither floating point nor complex.
-      ValueError: shapes do not fit, or an option is invalid.
+      TypeError: an argument is no array, or neither floating point nor complex, or shapes do not
+        fit.
+      ValueError: lists are of unequal lengths, or an option is invalid.
       NotImplementedError: `implementation="cuda"` and the kernel cannot run this; raised when the
         function is lowered, with the reason.
     """
@@ -182,14 +183,14 @@ def _check_shapes(
     for i, (lhs, rhs, lhs_transposed, rhs_transposed) in enumerate(rows):
         (m, k), (rhs_k, n) = _meant(lhs, lhs_transposed), _meant(rhs, rhs_transposed)
         if lhs.ndim != rhs.ndim or lhs.shape[:-2] != rhs.shape[:-2] or k != rhs_k:
-            raise ValueError(
+            raise TypeError(
                 f"lhs[{i}] of shape {lhs.shape}{_transposed(lhs_transposed)} and rhs[{i}] of shape "
                 f"{rhs.shape}{_transposed(rhs_transposed)} must agree in their contracted "
                 "dimension and their number of matrices"
             )
         expected = (*lhs.shape[:-2], m, n)
         if "c" in operands and operands["c"][i].shape != expected:
-            raise ValueError(
+            raise TypeError(
                 f"c[{i}] must have the shape {expected} of its result, got {operands['c'][i].shape}"
             )
 

@@ -25,7 +25,7 @@ from jax_grouped_gemm._src.lists.grouped_gemm.problem import (
     listed,
 )
 from jax_grouped_gemm._src.lists.grouped_gemm.schedule import FULL_STEP_AREA, TILE_K, Shape
-from jax_grouped_gemm._src.plan import Plan
+from jax_grouped_gemm._src.plan import Plan, symbolic_sizes
 from jax_grouped_gemm._src.prediction import predict
 from jax_grouped_gemm._src.target import H200, Target
 from jax_grouped_gemm._src.tile_config import TileConfig
@@ -128,7 +128,7 @@ def plan_grouped_gemm(
 ) -> GroupedGemmPlan:
     """Plans a `grouped_gemm` from its operands' abstract values and its parameters."""
     problem = GroupedGemmProblem.of(avals, params)
-    reason = list_kernels.unsupported_reason(problem, params)
+    reason = list_kernels.unsupported_reason(problem, params) or symbolic_sizes(avals)
     if reason:
         return GroupedGemmPlan(problem, "reference", reason)
     working = [i for i, entry in enumerate(problem.entries) if 0 not in entry.shape]

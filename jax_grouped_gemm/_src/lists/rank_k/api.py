@@ -171,8 +171,9 @@ def grouped_syrk(a: Matrices, c: Matrices | None = None, **options: Unpack[Optio
       [g, n, n] for a stack, else a list of [n_i, n_i] and [g_i, n_i, n_i].
 
     Raises:
-      TypeError: an argument is no array, or neither floating point nor complex.
-      ValueError: shapes do not fit, or an option is invalid.
+      TypeError: an argument is no array, or neither floating point nor complex, or shapes do not
+        fit.
+      ValueError: lists are of unequal lengths, or an option is invalid.
       NotImplementedError: `implementation="cuda"` and the kernel cannot run this; raised when the
         function is lowered, with the reason.
     """
@@ -194,7 +195,7 @@ def grouped_herk(a: Matrices, c: Matrices | None = None, **options: Unpack[Optio
     """Hermitian rank-k updates: one triangle of `alpha A A^H + beta C`, alpha and beta real.
 
     Diagonals are exactly real. For real matrices this is `grouped_syrk`; with `transpose` it is
-    `A^T conj(A)` of what is stored.
+    `A^T conj(A)` of what is stored, the conjugate of what BLAS computes with trans='C'.
 
     Args:
       a: [g, n, k], or a sequence of [n_i, k_i] and [g_i, n_i, k_i].
@@ -268,7 +269,9 @@ def grouped_her2k(
 ) -> Results:
     """Hermitian rank-2k updates: one triangle of `alpha A B^H + conj(alpha) B A^H + beta C`.
 
-    Diagonals are exactly real. For real matrices this is `grouped_syr2k`.
+    Diagonals are exactly real. For real matrices this is `grouped_syr2k`; with `transpose` it is
+    `alpha A^T conj(B) + conj(alpha) B^T conj(A)` of what is stored, the conjugate of what BLAS
+    computes with trans='C'.
 
     Args:
       a: [g, n, k], or a sequence of [n_i, k_i] and [g_i, n_i, k_i].
@@ -296,7 +299,7 @@ def _check_shapes(operands: dict[str, list[jax.Array]], transpose: bool) -> None
         for name in operands.keys() - {"a"}:
             shape = operands[name][i].shape
             if shape != expected[name]:
-                raise ValueError(
+                raise TypeError(
                     f"{name} must have shape {expected[name]} where a has {a.shape}"
                     f"{' transposed' if transpose else ''}, got {shape} (entry {i})"
                 )

@@ -15,7 +15,7 @@ from jax_grouped_gemm._src.lists import fp64 as fp64_kernels
 from jax_grouped_gemm._src.lists import kernels as list_kernels
 from jax_grouped_gemm._src.lists.rank_k.plan_fp64 import plan_fp64
 from jax_grouped_gemm._src.lists.rank_k.problem import RankKProblem, Stack, launch_order
-from jax_grouped_gemm._src.plan import Plan
+from jax_grouped_gemm._src.plan import Plan, symbolic_sizes
 from jax_grouped_gemm._src.prediction import predict
 from jax_grouped_gemm._src.target import H200, Target
 from jax_grouped_gemm._src.tile_config import TileConfig
@@ -41,7 +41,7 @@ def plan_rank_k(
 ) -> RankKPlan:
     """Plans a `rank_k` from its operands' abstract values and its parameters."""
     problem = RankKProblem.of(avals, params)
-    reason = list_kernels.unsupported_reason(problem, params)
+    reason = list_kernels.unsupported_reason(problem, params) or symbolic_sizes(avals)
     if reason:
         return Plan(problem, "reference", reason)
     if all(0 in (stack.g, stack.n) for stack in problem.stacks):

@@ -45,6 +45,9 @@ def update(
       [g, n, n].
     """
     dtype = at_least_float32(result_dtype)
+    k_axis = 1 if transpose else 2
+    if symmetrize and a.shape[k_axis] == 1:
+        a, b = _with_a_zero(a, k_axis), None if b is None else _with_a_zero(b, k_axis)
     other = a if b is None else b
     product = multiply(
         "gki,gkj->gij" if transpose else "gik,gjk->gij",
@@ -72,6 +75,15 @@ def update(
     else:
         result = fill(result, c, upper=upper, hermitian=hermitian, symmetrize=False)
     return result.astype(result_dtype)
+
+
+def _with_a_zero(x: jax.Array, axis: int) -> jax.Array:
+    """Returns operands whose products stay dots.
+
+    XLA makes a multiplication of a dot over one element, computes it again where its result is
+    mirrored, and may contract it to a multiply-add there.
+    """
+    return jnp.pad(x, [(0, 1 if i == axis else 0) for i in range(x.ndim)])
 
 
 def _computed(x: jax.Array, upper: bool) -> jax.Array:

@@ -1,0 +1,112 @@
+"""Group sizes and offsets that are checked when a program runs, because the caller asked for it."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental import checkify
+
+import jax_grouped_gemm as jgg
+from jax_grouped_gemm import moe
+
+M, K, N, G = 10, 4, 3, 3
+GOOD = np.array([4, 0, 6])
+BAD = {
+    "negative": (np.array([12, -2, 0]), 0, "must not be negative"),
+    "past": (np.array([4, 4, 4]), 0, "must not sum past the 10 rows"),
+    "overflow": (np.array([2**31 - 1, 2**31 - 1, 2]), 0, "must not sum past the 10 rows"),
+    "below": (np.array([4, 0, 5]), 0, "must sum to the 10 rows"),
+    "offset_below": (GOOD, -1, "group_offset must be between 0 and 1"),
+    "offset_past": (GOOD, 2, "group_offset must be between 0 and 1"),
+}
+
+
+def products(rng):
+    """Functions of (group_sizes, group_offset) of two of the three groups."""
+    x, dy = (jnp.asarray(rng.standard_normal((M, n)), jnp.float32) for n in (K, N))
+    w = jnp.asarray(rng.standard_normal((2, K, N)), jnp.float32)
+    e4m3 = jnp.float8_e4m3fn
+    blocks = jnp.ones((4, K, 128), e4m3), jnp.ones((4, K))
+    contracting = functools.partial(
+        jgg.scaled_ragged_dot_contracting, *blocks, *blocks, num_rows=M, num_groups=2
+    )
+    scaled = functools.partial(
+        jgg.scaled_ragged_dot, x.astype(e4m3), 1.0, w.astype(e4m3), 1.0, lhs_scaling="tensor"
+    )
+    return {
+        "ragged_dot": functools.partial(jgg.ragged_dot, x, w),
+        "accumulate": functools.partial(jgg.ragged_dot_accumulate, w, x, dy),
+        "fp8": functools.partial(jgg.fp8_ragged_dot, x, w),
+        "scaled": scaled,
+        "scaled_contracting": contracting,
+    }
+
+
+@pytest.fixture(params=["ragged_dot", "accumulate", "fp8", "scaled", "scaled_contracting"])
+def product(request, rng):
+    function = products(rng)[request.param]
+    return lambda sizes, offset: function(sizes, group_offset=offset)
+
+
+@pytest.mark.parametrize("sizes, offset, message", BAD.values(), ids=BAD)
+def test_mistakes_raise_at_once(sizes, offset, message, product):
+    product(sizes, offset)
+    with jgg.check_groups():
+        product(GOOD, 1)
+        with pytest.raises(checkify.JaxRuntimeError, match=message):
+            product(sizes, offset)
+    product(sizes, offset)
+
+
+@pytest.mark.parametrize("sizes, offset, message", BAD.values(), ids=BAD)
+def test_mistakes_inside_jit(sizes, offset, message, product):
+    """A function that was traced outside is traced again, and the result is the same."""
+    jitted = jax.jit(product)
+    expected = jitted(GOOD, 0)
+    with jgg.check_groups():
+        checked = checkify.checkify(jitted)
+        error, out = checked(GOOD, 0)
+        error.throw()
+        np.testing.assert_array_equal(out, expected)
+        error, _ = checked(sizes, offset)
+    with pytest.raises(checkify.JaxRuntimeError, match=message):
+        error.throw()
+
+
+def test_rows_without_a_group_on_request(product):
+    with jgg.check_groups(unowned_rows=True):
+        product(BAD["below"][0], 0)
+        with pytest.raises(checkify.JaxRuntimeError, match="sum past"):
+            product(BAD["past"][0], 0)
+
+
+def test_gradients_and_batches(rng):
+    x = jnp.asarray(rng.standard_normal((2, M, K)), jnp.float32)
+    w = jnp.asarray(rng.standard_normal((G, K, N)), jnp.float32)
+
+    def loss(w, sizes):
+        return jax.vmap(jgg.ragged_dot, in_axes=(0, None, 0))(x, w, sizes).sum()
+
+    with jgg.check_groups():
+        gradient = checkify.checkify(jax.jit(jax.grad(loss)))
+        error, out = gradient(w, np.stack([GOOD, GOOD[::-1]]))
+        error.throw()
+        error, _ = gradient(w, np.stack([GOOD, BAD["below"][0]]))
+    np.testing.assert_allclose(out, jax.grad(loss)(w, np.stack([GOOD, GOOD[::-1]])), rtol=1e-5)
+    with pytest.raises(checkify.JaxRuntimeError, match="sum to the 10 rows"):
+        error.throw()
+
+
+def test_moe_layers_never_fail(rng):
+    x, logits = (jnp.asarray(rng.standard_normal((7, n)), jnp.float32) for n in (K, G))
+    wi, wo = jnp.ones((G, K, N)), jnp.ones((G, N, K))
+    with jgg.check_groups():
+        moe.dropless_mlp(x, moe.route(logits, 2), wi, wi, wo, biases=(wi[:, 0], None, wo[:, 0]))
+
+
+def test_its_argument_is_a_boolean():
+    with pytest.raises(TypeError, match="unowned_rows"):
+        with jgg.check_groups(unowned_rows="yes"):
+            pass
