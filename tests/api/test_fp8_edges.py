@@ -1,0 +1,39 @@
+"""`fp8_ragged_dot` where there is nothing to multiply, and under JAX's strictest settings."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_grouped_gemm as jgg
+from tests.support import group_sizes as sizes_of
+
+
+@pytest.mark.parametrize("m, k, n", [(5, 0, 3), (5, 4, 0), (0, 4, 3), (5, 0, 0), (0, 0, 0)])
+@pytest.mark.parametrize("scaling", ["blockwise", "rowwise"])
+def test_dimensions_of_size_zero(m, k, n, scaling):
+    """Results and gradients are zeros of the right shape."""
+    lhs, rhs = jnp.ones((m, k)), jnp.ones((2, k, n))
+    recipe = jgg.Recipe(scaling=scaling)
+
+    def product(lhs, rhs):
+        return jgg.fp8_ragged_dot(lhs, rhs, jnp.array([m, 0]), recipe=recipe)
+
+    out, pullback = jax.vjp(product, lhs, rhs)
+    assert out.shape == (m, n) and not np.any(out)
+    for gradient, operand in zip(pullback(jnp.ones((m, n))), (lhs, rhs), strict=True):
+        assert gradient.shape == operand.shape and not np.any(gradient)
+
+
+def test_rank_promotion_may_be_an_error(rng):
+    lhs, rhs = (
+        jnp.asarray(rng.standard_normal(s), jnp.bfloat16) for s in ((40, 130), (4, 130, 24))
+    )
+    sizes = sizes_of.multinomial(rng, 37, 4)
+
+    def loss(lhs, rhs):
+        return jgg.fp8_ragged_dot(lhs, rhs, sizes).astype(jnp.float32).sum()
+
+    with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
+        jax.grad(loss, argnums=(0, 1))(lhs, rhs)
+        jgg.quantize_ragged(lhs, sizes)
