@@ -245,6 +245,9 @@ class TestTraining:
             "quantize_blocks": 3,
             "scaled_ragged_noncontracting": 6,
             "scaled_ragged_contracting": 3,
+            "sort_by_expert": 1,
+            "dispatch_rows": 2,
+            "combine_rows": 2,
         }
         assert not re.search(r"= f8e4m3fn\S* (transpose|copy|fusion)\(", program.hlo)
 

@@ -41,7 +41,7 @@ def sort_by_expert(experts: jax.Array, *, num_experts: int) -> list[jax.Array]:
         inverse = jnp.zeros_like(order).at[order].set(pairs, unique_indices=True)
         # Comparing and counting is one fused reduction; a bincount is a scatter-add that piles up
         # on a few addresses.
-        names = jnp.arange(num_experts, dtype=jnp.int32)
+        names = jnp.arange(num_experts, dtype=jnp.int32)[None]
         group_sizes = jnp.sum(experts[:, None] == names, axis=0, dtype=jnp.int32)
         return [order, inverse, group_sizes]
 
