@@ -1,11 +1,11 @@
 // The shell of every persistent kernel: barriers, a warpgroup that brings work and operands, and
 // those that multiply and store.
 //
-//   warpgroup  warp  role             registers          what it does
-//   0          0     Roles::load      kRegisters.load    one thread fills stages by TMA
-//   0          1     Roles::schedule  kRegisters.load    fills the ring of work tiles
-//   0          2, 3                   kRegisters.load    nothing; FP8: scales of each stage, by
-//   cp.async 1, 2             Roles::consume   kRegisters.multiply  WGMMA, fixup, epilogue
+//   warpgroup  warp  role             registers           what it does
+//   0          0     Roles::load      kRegisters.load     one thread fills stages by TMA
+//   0          1     Roles::schedule  kRegisters.load     fills the ring of work tiles
+//   0          2, 3                   kRegisters.load     nothing; FP8: scales, by cp.async
+//   1, 2             Roles::consume   kRegisters.multiply WGMMA, fixup, epilogue
 //
 //   registers (load, multiply)        40, 232 whole tiles; 56, 224 pieces of tiles
 //
