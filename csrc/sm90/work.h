@@ -54,7 +54,8 @@ __device__ void schedule_tiles(typename Problem::Params const& params, Shared& s
 
 // The same of pieces of tiles, whose schedule does better to look for the next one before there is
 // room for it. One loop for both, with functions for what differs, came out with other instructions
-// in the kernels that cut the last wave. `schedule_of(cluster, clusters)` is the schedule of one of the clusters.
+// in the kernels that cut the last wave. `schedule_of(cluster, clusters)` is the schedule of one of
+// the clusters.
 template <class Config, class ScheduleOf, class Shared>
 __device__ void schedule_pieces(ScheduleOf const& schedule_of, Shared& shared, int rank) {
   auto schedule = schedule_of(blockIdx.x / Config::kCluster, gridDim.x / Config::kCluster);
