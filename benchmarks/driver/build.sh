@@ -8,4 +8,4 @@
 set -euo pipefail
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 tree="$1" library="$2" output="$3"
-"${CUDACXX:-nvcc}" -std=c++17 -O3 -arch=sm_90a -I"$tree/csrc" -o "$output" "$here/driver.cu" $library
+"${CUDACXX:-nvcc}" -std=c++20 -O3 -arch=sm_90a -I"$tree/csrc" -o "$output" "$here/driver.cu" $library

@@ -12,8 +12,9 @@
 
 namespace driver {
 
-// A ragged product in the terms of benchmarks/cases.py: `k` is contracted unless `contracting`, in
-// which rows are. For a symmetric update: `groups` matrices of [rows, rows], `k` terms.
+// A ragged product in the terms of benchmarks/harness/cases.py: `k` is contracted unless
+// `contracting`, in which rows are. For a symmetric update: `groups` matrices of [rows, rows], `k`
+// terms.
 struct Problem {
   std::string kind;
   std::string label;

@@ -1,7 +1,7 @@
 // FP8 quantisers of bfloat16 data, and a copy of as much memory as shows what they could reach.
 #pragma once
 
-#include "fp8/quantize.h"
+#include "quantize/quantize.h"
 #include "scaled.h"
 
 namespace driver {

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "problem.h"
-#include "sm90/ragged_dot.h"
+#include "ragged/ragged_dot.h"
 
 namespace driver {
 

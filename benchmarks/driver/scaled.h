@@ -1,8 +1,8 @@
 // FP8 products of ragged rows, with scales in blocks.
 #pragma once
 
-#include "fp8/scaled_ragged_dot.h"
 #include "problem.h"
+#include "scaled/scaled_ragged_dot.h"
 
 namespace driver {
 

@@ -2,9 +2,9 @@
 //
 // x = p0 + p1 + ..., each part the next eight bits of x. Three parts are all of it, two leave out
 // the last eight bits. Bfloat16 has the exponents of float32, so that, unlike the float16 parts of
-// f32/parts.h, these need no scale, and nobody has to look at a whole group first. In exchange
-// there are more of them: six products of three parts are as good as a product of float32, where
-// three of two float16 parts would do.
+// sm90/float16_parts.h, these need no scale, and nobody has to look at a whole group first. In
+// exchange there are more of them: six products of three parts are as good as a product of float32,
+// where three of two float16 parts would do.
 //
 // Products of first parts are kept apart from the others, which are corrections. Where an operand
 // is infinite, its second part is NaN, and so are the corrections: they are dropped then. A NaN has

@@ -69,7 +69,7 @@ def described(terms: int, *, few_rows: bool = False) -> str:
 def list_workspace_bytes(stacks: Iterable[tuple[int, int]], terms: int) -> int:
     """Bytes of the parts of lists of operands, and of the largest magnitude of each matrix.
 
-    The layout is that of `csrc/sm90/f32/list_workspace.cc`.
+    The layout is that of `csrc/parts/listed_workspace.cc`.
 
     Args:
       stacks: of every operand of every product, the number of matrices and the elements of each.

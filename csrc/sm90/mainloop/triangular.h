@@ -1,4 +1,5 @@
-// The mainloop of symmetric updates: that of sm90/mainloop.h, but for narrow tiles on the diagonal.
+// The mainloop of symmetric updates: that of sm90/mainloop/cooperative.h, but for narrow tiles on
+// the diagonal.
 #pragma once
 
 #include "sm90/mainloop/cooperative.h"

@@ -29,7 +29,7 @@ def workspace_bytes(problem: RaggedProblem, tile: TileConfig, terms: int, target
 def _float32_bytes(problem: RaggedProblem, terms: int) -> int:
     """Bytes of the parts of both operands, and of what is noted of groups, rows and matrices.
 
-    The layout is that of `csrc/sm90/f32/workspace.cc`.
+    The layout is that of `csrc/ragged/parts_workspace.cc`.
     """
     lhs_batched, rhs_batched, sizes_batched, offset_batched = problem.batched
     owners_batched = sizes_batched or offset_batched
