@@ -62,13 +62,6 @@ auto set_workspace(T& to, void* workspace, int) -> decltype(to.workspace = works
 template <class T>
 void set_workspace(T&, void*, long) {}
 template <class T, class Value>
-auto set_stream_k(T& to, Value value, int) -> decltype(to.stream_k = value, void()) {
-  to.stream_k = value;
-}
-template <class T, class Value>
-void set_stream_k(T&, Value, long) {}
-
-template <class T, class Value>
 auto set_accumulate(T& to, Value value, int) -> decltype(to.accumulate = value, void()) {
   to.accumulate = value;
 }

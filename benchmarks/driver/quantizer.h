@@ -79,8 +79,8 @@ inline float count_wrong(Quantized const& quantized) {
   return float(count);
 }
 
-constexpr jgg::fp8::QuantizeFormat kQuantizeFormat{jgg::fp8::SourceType::kBf16,
-                                                   jgg::fp8::Fp8Format::kE4m3, false};
+constexpr jgg::quantize::QuantizeFormat kQuantizeFormat{jgg::ElementType::kBf16,
+                                                        jgg::ElementType::kE4m3, false};
 
 // An FP8 form of an operand, for a quantiser to write.
 struct Form {
@@ -109,8 +109,8 @@ inline Prepared prepare_quantize_rows(Problem const& problem) {
   auto* x = quantizer_operand(prepared, m * k);
   Form const form(prepared, m * k, m * blocks(k));
   prepared.launch = [=](cudaStream_t stream) {
-    return jgg::fp8::quantize_rows(kQuantizeFormat, {x, form.q, form.scale, int(m), int(k)},
-                                   stream);
+    return jgg::quantize::quantize_rows(kQuantizeFormat, {x, form.q, form.scale, int(m), int(k)},
+                                        stream);
   };
   prepared.worst_error = [=](int) {
     return count_wrong({x, form.q, form.scale, 1, m, k, 1, int(kBlock)});
@@ -126,7 +126,7 @@ inline Prepared prepare_quantize_weights(Problem const& problem) {
   int64_t const scales = g * blocks(k) * blocks(n);
   Form const plain(prepared, g * k * n, scales), transposed(prepared, g * k * n, scales);
   prepared.launch = [=](cudaStream_t stream) {
-    return jgg::fp8::quantize_blocks(
+    return jgg::quantize::quantize_blocks(
         kQuantizeFormat,
         {x, plain.q, plain.scale, transposed.q, transposed.scale, int(g), int(k), int(n)}, stream);
   };
@@ -152,7 +152,7 @@ inline Prepared prepare_quantize_ragged(Problem const& problem) {
   Form const transposed(prepared, k * row_blocks * kBlock, row_blocks * k);
   auto* sizes = prepared.keep<int>(to_device(problem.sizes));
   prepared.launch = [=, groups = problem.groups](cudaStream_t stream) {
-    return jgg::fp8::quantize_ragged(
+    return jgg::quantize::quantize_ragged(
         kQuantizeFormat,
         {x, sizes, plain.q, plain.scale, transposed.q, transposed.scale, 1, false, false, groups,
          int(m), int(k), int(row_blocks)},

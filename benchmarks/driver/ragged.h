@@ -3,6 +3,7 @@
 
 #include "problem.h"
 #include "ragged/ragged_dot.h"
+#include "ragged/tiles.h"
 
 namespace driver {
 
@@ -37,17 +38,17 @@ inline Prepared prepare_ragged(Problem const& problem, Choice const& choice) {
   jgg::sm90::RaggedDotArguments arguments{};
   arguments.lhs = lhs;
   arguments.rhs = rhs;
-  arguments.group_sizes = prepared.keep<int>(to_device(problem.sizes));
-  arguments.group_offset = prepared.keep<int>(to_device(std::vector<int>{0}));
+  arguments.groups.sizes = prepared.keep<int>(to_device(problem.sizes));
+  arguments.groups.offset = prepared.keep<int>(to_device(std::vector<int>{0}));
   arguments.out = prepared.keep<void>(allocate(prepared.out_bytes));
   set_workspace(arguments, keep_workspace(prepared), 0);
-  arguments.type = jgg::sm90::ElementType::kBf16;
-  arguments.out_type = to_f32 ? jgg::sm90::ElementType::kF32 : jgg::sm90::ElementType::kBf16;
+  arguments.type = jgg::ElementType::kBf16;
+  arguments.out_type = to_f32 ? jgg::ElementType::kF32 : jgg::ElementType::kBf16;
   arguments.contracting = contracting;
   arguments.transpose_rhs = transposed;
-  arguments.batches = 1;
-  arguments.groups = arguments.local_groups = problem.groups;
-  arguments.m = problem.rows;
+  arguments.groups.batches = 1;
+  arguments.groups.groups = arguments.groups.local_groups = problem.groups;
+  arguments.groups.rows = problem.rows;
   arguments.k = problem.k;
   arguments.n = problem.n;
   void* const sums = arguments.out;
@@ -56,10 +57,10 @@ inline Prepared prepare_ragged(Problem const& problem, Choice const& choice) {
   if (adds || then_adds) {
     prepared.initial = prepared.keep<void>(random_data<Sum>(out_size, kOut));
   }
-  auto const& tiles = contracting ? jgg::sm90::contracting_tile_configs()
-                                  : jgg::sm90::noncontracting_tile_configs();
-  jgg::sm90::TileConfig tile = tiles.at(choice.config);
-  set_stream_k(tile, choice.stream_k != 0, 0);
+  auto const tiles =
+      contracting ? list(jgg::sm90::ContractingTiles{}) : list(jgg::sm90::NoncontractingTiles{});
+  jgg::TileConfig tile = tiles.at(choice.config);
+  if (choice.stream_k) tile.kind = jgg::KernelKind::kStreamK;
   prepared.launch = [=](cudaStream_t stream) {
     cudaError_t const status = contracting
                                    ? jgg::sm90::ragged_contracting(tile, arguments, stream)

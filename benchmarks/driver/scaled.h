@@ -36,11 +36,12 @@ inline std::shared_ptr<void> transposed_rows(Problem const& problem, int64_t col
   return data;
 }
 
-// The tiles that the plan takes; see plan_fp8.py.
-constexpr jgg::fp8::ScaledTile kScaledTile{128, 256, 2}, kTransposedTile{32, 128, 1};
+// The tiles that the plan takes; see jax_grouped_gemm/_src/fp8/plan.py.
+constexpr jgg::TileConfig kScaledTile{128, 256, 2},
+    kSwappedTile{32, 128, 1, jgg::KernelKind::kSwapped};
 
 // What both products have in common.
-inline Prepared prepare_common(Problem const& problem, jgg::fp8::ScaledArguments& arguments,
+inline Prepared prepare_common(Problem const& problem, jgg::sm90::ScaledArguments& arguments,
                                size_t out_bytes) {
   Prepared prepared{};
   prepared.out_bytes = out_bytes;
@@ -63,7 +64,7 @@ inline Prepared prepare_common(Problem const& problem, jgg::fp8::ScaledArguments
 // "fp8_nt": lhs [rows, k] scaled by 1 x 128, rhs [groups, n, k] by 128 x 128, into bfloat16.
 inline Prepared prepare_scaled_noncontracting(Problem const& problem, Choice const& choice) {
   int64_t const m = problem.rows, k = problem.k, n = problem.n, groups = problem.groups;
-  jgg::fp8::ScaledArguments arguments{};
+  jgg::sm90::ScaledArguments arguments{};
   Prepared prepared = prepare_common(problem, arguments, m * n * sizeof(__nv_bfloat16));
   auto* lhs = prepared.keep<void>(random_data<__nv_fp8_e4m3>(m * k, kLhs));
   auto* rhs = prepared.keep<void>(random_data<__nv_fp8_e4m3>(groups * n * k, kRhs));
@@ -72,18 +73,19 @@ inline Prepared prepare_scaled_noncontracting(Problem const& problem, Choice con
       prepared.keep<float>(random_data<float>(groups * blocks(n) * blocks(k), kRhsScales));
   arguments.lhs = lhs;
   arguments.rhs = rhs;
-  arguments.out_type = jgg::fp8::OutType::kBf16;
+  arguments.type = arguments.rhs_type = jgg::ElementType::kE4m3;
+  arguments.out_type = jgg::ElementType::kBf16;
   arguments.lhs_scales = {lhs_scales, 0, int(blocks(k)), 1};
   arguments.rhs_scales = {rhs_scales, 0, blocks(n) * blocks(k), int(blocks(k)), 1};
   arguments.m = problem.rows;
   arguments.n = problem.n;
   arguments.k = problem.k;
   set_workspace(arguments, keep_workspace(prepared), 0);
-  bool const transposed = problem.rows <= int64_t(choice.few_rows) * problem.groups;
-  auto tile = transposed ? kTransposedTile : kScaledTile;
-  set_stream_k(tile, !transposed && choice.stream_k, 0);
+  bool const swapped = problem.rows <= int64_t(choice.few_rows) * problem.groups;
+  auto tile = swapped ? kSwappedTile : kScaledTile;
+  if (!swapped && choice.stream_k) tile.kind = jgg::KernelKind::kStreamK;
   prepared.launch = [=](cudaStream_t stream) {
-    return jgg::fp8::scaled_noncontracting(tile, arguments, stream);
+    return jgg::sm90::scaled_ragged_noncontracting(tile, arguments, stream);
   };
 
   Reference& reference = prepared.reference;
@@ -102,7 +104,7 @@ inline Prepared prepare_scaled_noncontracting(Problem const& problem, Choice con
 inline Prepared prepare_scaled_contracting(Problem const& problem) {
   int64_t const k = problem.k, n = problem.n, groups = problem.groups;
   int64_t const padded = kBlock * (blocks(problem.rows) + std::min(problem.groups, problem.rows));
-  jgg::fp8::ScaledArguments arguments{};
+  jgg::sm90::ScaledArguments arguments{};
   bool const to_f32 = problem.kind == "fp8_tn_f32";
   Prepared prepared =
       prepare_common(problem, arguments, groups * k * n * (to_f32 ? sizeof(float) : 2));
@@ -112,14 +114,15 @@ inline Prepared prepare_scaled_contracting(Problem const& problem) {
   auto* rhs_scales = prepared.keep<float>(random_data<float>(padded / kBlock * n, kRhsScales));
   arguments.lhs = lhs;
   arguments.rhs = rhs;
-  arguments.out_type = to_f32 ? jgg::fp8::OutType::kF32 : jgg::fp8::OutType::kBf16;
+  arguments.type = arguments.rhs_type = jgg::ElementType::kE4m3;
+  arguments.out_type = to_f32 ? jgg::ElementType::kF32 : jgg::ElementType::kBf16;
   arguments.lhs_scales = {lhs_scales, 0, 1, problem.k};
   arguments.column_scales = rhs_scales;
   arguments.m = problem.k;
   arguments.n = problem.n;
   arguments.k = int(padded);
   prepared.launch = [=](cudaStream_t stream) {
-    return jgg::fp8::scaled_contracting(kScaledTile, arguments, stream);
+    return jgg::sm90::scaled_ragged_contracting(kScaledTile, arguments, stream);
   };
 
   Reference& reference = prepared.reference;

@@ -2,8 +2,10 @@
 #pragma once
 
 #include "fp64/rank_k.h"
+#include "fp64/tile_table.h"
 #include "problem.h"
 #include "rank_k/rank_k.h"
+#include "rank_k/tiles.h"
 
 namespace driver {
 
@@ -61,7 +63,7 @@ inline double update_flops(Problem const& problem, bool two_products, bool compl
 
 // "syrk": A A^T, "syr2k": A B^T + B A^T of `groups` matrices [rows, k].
 inline Prepared prepare_update(Problem const& problem, Choice const& choice) {
-  using jgg::sm90::ElementType, jgg::sm90::OtherTriangle, jgg::sm90::RankKStack;
+  using jgg::ElementType, jgg::OtherTriangle, jgg::sm90::RankKStack;
   bool const two_products = problem.kind == "syr2k";
   Prepared prepared{};
   auto const stack =
@@ -71,7 +73,7 @@ inline Prepared prepare_update(Problem const& problem, Choice const& choice) {
   arguments.type = arguments.out_type = ElementType::kBf16;
   arguments.uplo = jgg::Uplo::kLower;
   arguments.other = OtherTriangle::kZero;
-  auto const tile = jgg::sm90::rank_k_tile_configs().at(choice.config);
+  auto const tile = list(jgg::sm90::RankKTiles{}).at(choice.config);
   prepared.launch = [=](cudaStream_t stream) { return jgg::sm90::rank_k(tile, arguments, stream); };
   prepared.flops = update_flops(problem, two_products, false);
   prepared.reference = update_reference(problem, stack, Element::kBf16, false);
@@ -80,7 +82,7 @@ inline Prepared prepare_update(Problem const& problem, Choice const& choice) {
 
 // "syr2k_f64": A B^T + B A^T, "her2k_c128": A B^H + B A^H.
 inline Prepared prepare_fp64_update(Problem const& problem, Choice const& choice) {
-  using jgg::fp64::ElementType, jgg::fp64::RankKStack;
+  using jgg::ElementType, jgg::fp64::RankKStack;
   bool const complex = problem.kind == "her2k_c128";
   Prepared prepared{};
   auto const stack = prepare_stack<double, double, RankKStack>(problem, true, complex, prepared);
@@ -88,10 +90,14 @@ inline Prepared prepare_fp64_update(Problem const& problem, Choice const& choice
   arguments.stacks = {stack};
   arguments.type = complex ? ElementType::kC128 : ElementType::kF64;
   arguments.uplo = jgg::Uplo::kLower;
-  arguments.other = jgg::fp64::OtherTriangle::kZero;
+  arguments.other = jgg::OtherTriangle::kZero;
   arguments.hermitian = complex;
-  auto const tile = jgg::fp64::rank_k_tile_configs(arguments.type).at(choice.config);
-  prepared.launch = [=](cudaStream_t stream) { return jgg::fp64::rank_k(tile, arguments, stream); };
+  auto const tiles = complex ? list(jgg::fp64::TilesOf<ElementType::kC128>::Table{})
+                             : list(jgg::fp64::TilesOf<ElementType::kF64>::Table{});
+  auto const tile = tiles.at(choice.config);
+  prepared.launch = [=](cudaStream_t stream) {
+    return jgg::fp64::rank_k_fp64(tile, arguments, stream);
+  };
   prepared.flops = update_flops(problem, true, complex);
   prepared.reference = update_reference(problem, stack, Element::kF64, complex);
   return prepared;
