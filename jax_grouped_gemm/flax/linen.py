@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -10,10 +10,43 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jax_grouped_gemm import moe
-from jax_grouped_gemm._src.fp8.training import Recipe
+from jax_grouped_gemm._src.fp8.recipe import Recipe
+from jax_grouped_gemm._src.fp8.weights import quantize_mlp
 
 default_kernel_init = nn.initializers.lecun_normal(batch_axis=(0,))
 default_gate_init = nn.initializers.lecun_normal()
+
+
+QUANTIZED = "quantized"
+"""The variable collection of weights that are quantised in advance, see `quantize_params`."""
+
+
+def quantize_params(params: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
+    """The collection "quantized" of a model: the weights of every `MoE` in `params`, quantised.
+
+    A layer that finds its weights there does not quantise them. They change when parameters do, so
+    once in an optimiser step, however many microbatches and rematerialised passes it has::
+
+        quantized = quantize_params(params, recipe)
+        y, losses = model.apply({"params": params, "quantized": quantized}, x)
+
+    The collection is a constant of the loss: gradients go to `params`. In `nn.scan` over layers,
+    `variable_axes={"params": 0, "quantized": 0}`; stacked parameters are quantised as they lie.
+    They are quantised as they are, and not rounded to the `dtype` of a layer before.
+
+    Args:
+      params: the collection "params" of a module, with or without partitioning metadata.
+      recipe: that of the layers.
+    """
+    params = nn.meta.unbox(params)
+    if {"wi_0", "wi_1", "wo"} <= params.keys():
+        return {"experts": quantize_mlp(params["wi_0"], params["wi_1"], params["wo"], recipe)}
+    inner = {
+        name: quantize_params(value, recipe)
+        for name, value in params.items()
+        if isinstance(value, Mapping)
+    }
+    return {name: value for name, value in inner.items() if value}
 
 
 class MoE(nn.Module):
@@ -38,7 +71,8 @@ class MoE(nn.Module):
         does, take the place of the above.
       gate_init: initialiser of the router, likewise.
       implementation: who computes the ragged matmuls, see `moe.dropless_mlp`.
-      recipe: recipe of FP8 matmuls, see `moe.dropless_mlp`.
+      recipe: recipe of FP8 matmuls, see `moe.dropless_mlp`. Weights are quantised in each call, or
+        in advance: see `quantize_params`.
     """
 
     hidden_features: int
@@ -83,6 +117,7 @@ class MoE(nn.Module):
             precision=self.precision,
             implementation=self.implementation,
             recipe=self.recipe,
+            quantized=self.get_variable(QUANTIZED, "experts"),
         )
         return y, moe.auxiliary_losses(routing)
 

@@ -35,6 +35,13 @@ def gather(x: jax.Array, rows: jax.Array, inverse: jax.Array | None = None) -> j
     return GATHER.bind(x, rows)
 
 
+def copies(x: jax.Array, rows: jax.Array, inverse: jax.Array | None = None) -> jax.Array:
+    """`gather` of what has no derivative, of any dtype: the bits of quantised tokens, or scales."""
+    if inverse is None:
+        inverse = jnp.zeros((x.shape[0], 0), jnp.int32)
+    return moves.gather_rows(x, rows, inverse, *_everything(x.shape[0]), **BY_TOKEN)
+
+
 def combine(
     y: jax.Array, rows: jax.Array, inverse: jax.Array | None = None, *, num_tokens: int
 ) -> jax.Array:
