@@ -31,6 +31,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -209,7 +210,7 @@ def dropless_mlp(
             f"be None and implementation no function, got precision={precision!r} and "
             f"implementation={implementation!r}"
         )
-    every = dict(x=x, wi_0=wi_0, wi_1=wi_1, wo=wo, b0=b0, b1=b1, bo=bo)
+    every: dict[str, Any] = dict(x=x, wi_0=wi_0, wi_1=wi_1, wo=wo, b0=b0, b1=b1, bo=bo)
     operands = {name: a for name, a in every.items() if a is not None}
     refuse_sharded("dropless_mlp", **operands)
     # Inside shard_map the gradient of replicated tokens is summed over devices where they are cast
@@ -219,8 +220,7 @@ def dropless_mlp(
     expert_order = sort_by_expert(routing, implementation=of_rows)
     order, inverse, group_sizes = expert_order
     tokens = x.reshape(-1, x.shape[-1])
-    weights: jax.Array | None
-    weights = permute_rows(routing.weights.reshape(-1), order, inverse.reshape(-1))
+    weights: Any = permute_rows(routing.weights.reshape(-1), order, inverse.reshape(-1))
     weights = weights.astype(at_least_float32(x.dtype))
     given = {name: a for name, a in operands.items() if name != "x"}
     given |= dict(group_sizes=group_sizes, group_offset=canonical_offset(group_offset))
@@ -232,16 +232,16 @@ def dropless_mlp(
                 "dropless_mlp", options, given, recipe, quantized, precision, combines=True
             )
             return out.reshape(x.shape)
-        out = mlp.if_fused(options, given)
-        if out is not None:
-            out = combine(checkpoint_name(out, "mlpwo"), expert_order, implementation=of_rows)
+        fused = mlp.if_fused(options, given)
+        if fused is not None:
+            out = combine(checkpoint_name(fused, "mlpwo"), expert_order, implementation=of_rows)
             return out.reshape(x.shape)
     rows = dispatch(tokens, expert_order, implementation=of_rows)
     if apply_router_weight_on_input:
         rows = (rows.astype(weights.dtype) * weights[:, None]).astype(x.dtype)
         weights = None
     if has_recipe:
-        options, given["x"] = Options.of(activation, precision, implementation), rows
+        options, given["x"] = Options.of(activation, precision, of_rows), rows
         out = fp8_experts.mlp("dropless_mlp", options, given, recipe, quantized, precision)
         return combine(out, expert_order, implementation=of_rows).reshape(x.shape)
     matmul = functools.partial(

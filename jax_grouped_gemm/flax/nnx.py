@@ -42,8 +42,8 @@ def quantize(model: nnx.Module) -> None:
     """
     for _, module in nnx.iter_graph(model):
         if isinstance(module, MoE) and module.recipe is not None:
-            weights = (w[...] for w in (module.wi_0, module.wi_1, module.wo))
-            quantized = quantize_mlp(*weights, module.recipe)
+            wi_0, wi_1, wo = (w[...] for w in (module.wi_0, module.wi_1, module.wo))
+            quantized = quantize_mlp(wi_0, wi_1, wo, module.recipe)
             if module.quantized is None:
                 module.quantized = Quantized(quantized)
             else:

@@ -53,8 +53,9 @@ def mlp(
             f"None, got precision={precision!r}"
         )
     if quantized is not None:
-        matrices = (operands.get(name) for name in ("wi_0", "wi_1", "wo"))
-        quantized = checked_quantized(function, quantized, *matrices, recipe)
+        wi_0, wi_1, wo = (operands.get(name) for name in ("wi_0", "wi_1", "wo"))
+        assert wi_0 is not None
+        quantized = checked_quantized(function, quantized, wi_0, wi_1, wo, recipe)
     if (recipe.forward, recipe.dgrad) == ("fp8", "fp8"):
         return layer.mlp(
             recipe,

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from jax_grouped_gemm._src.activations import Activation
 from jax_grouped_gemm._src.fp8 import reference
@@ -56,7 +57,7 @@ class HiddenLayer:
 
     def hidden(self, projections: jax.Array, weights: jax.Array) -> jax.Array:
         """[m, F] in the dtype of the projections."""
-        hidden = self._of(*_wide(self.split(projections)), weights)
+        hidden = self._of(weights, *self._wide(projections))
         return hidden.astype(projections.dtype)
 
     def quantized(self, projections: jax.Array, weights: jax.Array) -> Pair:
@@ -68,16 +69,21 @@ class HiddenLayer:
     ) -> HiddenGradients:
         """From the gradient `dh` of hidden."""
         dtype = projections.dtype
-        hidden, vjp = jax.vjp(self._of, *_wide(self.split(projections)), weights)
-        dgate, dup, dweights = vjp(dh.astype(jnp.float32))
-        dgate, dup = (None if x is None else x.astype(dtype) for x in (dgate, dup))
+        hidden, vjp = jax.vjp(self._of, weights, *self._wide(projections))
+        dweights, dgate, dup = vjp(dh.astype(jnp.float32))
+        dgate, dup = dgate.astype(dtype), None if dup is None else dup.astype(dtype)
         rows = self._quantize(self.join(dgate, dup), self.recipe.gradient_dtype)
         return HiddenGradients(rows, dgate, dup, hidden.astype(dtype), dweights)
 
-    def _of(self, gate, up, weights):
+    def _wide(self, projections):
+        gate, up = self.split(projections)
+        return gate.astype(jnp.float32), None if up is None else up.astype(jnp.float32)
+
+    def _of(self, weights, gate, up):
         return self.activation(gate, up) * weights[:, None]
 
-    def _quantize(self, x: jax.Array, dtype: np.dtype) -> Pair:
+    def _quantize(self, x: jax.Array, dtype: DTypeLike) -> Pair:
+        dtype = np.dtype(dtype)
         power_of_two = self.recipe.power_of_two_scales
         if self.recipe.scaling == "blockwise":
             return Pair(*reference.quantize_rows(x, dtype=dtype, power_of_two=power_of_two))
@@ -93,7 +99,3 @@ class HiddenGradients(NamedTuple):
     up: jax.Array | None
     hidden: jax.Array  # [m, F], computed again
     weights: jax.Array  # float32 [m]
-
-
-def _wide(arrays):
-    return [None if x is None else x.astype(jnp.float32) for x in arrays]

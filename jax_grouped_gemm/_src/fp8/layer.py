@@ -69,7 +69,7 @@ class _Layer(Fp8Products):
         return Pair(copy(tokens.values), copy(tokens.scales) if has_scales else tokens.scales)
 
     def weights_gradient(
-        self, name: str, lhs: jax.Array, rhs: jax.Array, indices: tuple[jax.Array, jax.Array]
+        self, name: str, lhs: Any, rhs: Any, indices: tuple[jax.Array, jax.Array]
     ) -> jax.Array:
         """lhs^T rhs of each expert, in the dtype of the matrices of that name."""
         num_rows = lhs.shape[0]
@@ -122,7 +122,9 @@ def mlp(
     bo = operands.pop("bo", None)
     projections = jnp.result_type(*(operands[n] for n in ("x", "wi_0", "wi_1") if n in operands))
     out = jnp.result_type(projections, operands["wo"]) if "wo" in operands else projections
-    dtypes = {n: operands[n].dtype for n in ("x", "wi_0", "wi_1", "wo") if n in operands}
+    dtypes: dict[str, Any] = {
+        n: operands[n].dtype for n in ("x", "wi_0", "wi_1", "wo") if n in operands
+    }
     dtypes |= dict(projections=projections, out=out if bo is None else at_least_float32(out))
     layer = _Layer(
         recipe,

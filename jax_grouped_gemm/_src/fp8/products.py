@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from jax_grouped_gemm._src.arguments import Implementation
 from jax_grouped_gemm._src.fp8 import primitive
@@ -41,11 +42,11 @@ class Fp8Products:
         self,
         x: jax.Array,
         group_sizes: jax.Array,
-        dtype: np.dtype,
+        dtype: DTypeLike,
         *,
         plain: bool,
         transposed: bool = False,
-    ) -> tuple[Pair | None, Pair | None]:
+    ) -> tuple[Any, Any]:
         """x [m, k]: the pairs (plain, transposed) of those asked for, None for the others."""
         params = self._quantize_params(dtype)
         rows = columns = None
@@ -63,9 +64,7 @@ class Fp8Products:
             rows = Pair(*primitive.quantize_rows(x, **params))
         return rows, columns
 
-    def quantize_weights(
-        self, x: jax.Array, *, plain: bool, transposed: bool
-    ) -> tuple[Pair | None, Pair | None]:
+    def quantize_weights(self, x: jax.Array, *, plain: bool, transposed: bool) -> tuple[Any, Any]:
         """x [g, k, n]: the pairs (plain, transposed) of those asked for, None for the others."""
         dtype = np.dtype(self.recipe.forward_dtype)
         if not (plain or transposed):
@@ -86,12 +85,12 @@ class Fp8Products:
         pairs = iter(Pair(*results[i : i + 2]) for i in range(0, len(results), 2))
         return next(pairs) if plain else None, next(pairs) if transposed else None
 
-    def _quantize_whole(self, x: jax.Array, axes: tuple[int, ...], dtype: np.dtype) -> Pair:
-        return Pair(*quantize(x, axes, dtype, self.recipe.power_of_two_scales))
+    def _quantize_whole(self, x: jax.Array, axes: tuple[int, ...], dtype: DTypeLike) -> Pair:
+        return Pair(*quantize(x, axes, np.dtype(dtype), self.recipe.power_of_two_scales))
 
-    def _quantize_params(self, dtype: np.dtype) -> dict[str, Any]:
+    def _quantize_params(self, dtype: DTypeLike) -> dict[str, Any]:
         return dict(
-            dtype=dtype,
+            dtype=np.dtype(dtype),
             power_of_two=self.recipe.power_of_two_scales,
             implementation=self.implementation,
         )
@@ -138,16 +137,17 @@ class Fp8Products:
             implementation=self.implementation,
             **self.tiles.params("wgrad"),
         )
-        indices = group_sizes, offset
         if isinstance(lhs, Pair):
+            assert isinstance(rhs, Pair)
             return primitive.scaled_ragged_contracting(
-                *lhs, *rhs, *indices, num_rows=num_rows, **common
+                *lhs, *rhs, group_sizes, offset, num_rows=num_rows, **common
             )
-        assert isinstance(rhs, jax.Array)
+        assert not isinstance(rhs, Pair)
         return ragged.ragged_contracting(
             lhs,
             rhs.astype(lhs.dtype),
-            *indices,
+            group_sizes,
+            offset,
             transpose_lhs=False,
             transpose_rhs=False,
             precision=None,

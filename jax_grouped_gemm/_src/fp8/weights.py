@@ -102,7 +102,8 @@ def _quantized(products: Fp8Products, wi_0, wi_1, wo) -> QuantizedMlp:
 def quantize_experts(products: Fp8Products, wi_0, wi_1, wo, *, plain: bool, transposed: bool):
     """(plain, transposed) pairs of gate and up in one, and of down; None for what is not asked."""
     quantize = functools.partial(products.quantize_weights, plain=plain, transposed=transposed)
-    return _gate_and_up(products, wi_0, wi_1, quantize), quantize(wo)
+    down = None if wo is None else quantize(wo)
+    return _gate_and_up(products, wi_0, wi_1, quantize), down
 
 
 def _gate_and_up(products, wi_0, wi_1, quantize):
@@ -155,7 +156,7 @@ def checked_quantized(
     Without `wo` it is the `wi` of one, and returned as one whose `wo` is that too.
     """
     check_is_fused(function, recipe)
-    kind = QuantizedMlp if wo is not None else QuantizedWeights
+    kind: Any = QuantizedMlp if wo is not None else QuantizedWeights
     if not isinstance(quantized, kind):
         raise TypeError(
             f"{function}: quantized must be a {kind.__name__}, as quantize_mlp returns it"
