@@ -36,6 +36,8 @@ from jax_grouped_gemm._src.varying import align_varying
 
 Operands = Mapping[str, Any]
 
+_NAME = "an MLP with a recipe"
+
 
 @dataclasses.dataclass(frozen=True)
 class _Layer(Fp8Products):
@@ -190,13 +192,14 @@ def _forward(layer, given, quantized, *, for_gradient):
 
 
 def _mlp_forward(layer, operands, quantized):
+    operands = once_differentiable(_NAME, operands)
     y, projections, matrices = _forward(layer, operands, quantized, for_gradient=True)
     kept = {name: x for name, x in operands.items() if name not in ("wi_0", "wi_1", "wo")}
     return y, (kept, projections, matrices)
 
 
 def _mlp_backward(layer, kept, dy):
-    kept, dy = once_differentiable("an expert MLP with a recipe", (kept, dy))
+    kept, dy = once_differentiable(_NAME, (kept, dy))
     given, projections, (wi, wo) = kept
     indices = given["group_sizes"], given["group_offset"]
     cotangents: dict[str, jax.Array | None] = {}

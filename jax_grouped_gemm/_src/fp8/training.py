@@ -164,6 +164,7 @@ def _dot(product: _Product, lhs, rhs, quantized_rhs, group_sizes, offset):
 
 
 def _dot_forward(product: _Product, lhs, rhs, quantized_rhs, group_sizes, offset):
+    lhs, rhs = once_differentiable("fp8_ragged_dot", (lhs, rhs))
     operands = (lhs, rhs, quantized_rhs, group_sizes, offset)
     out, lhs_columns, weights = _forward(product, *operands, for_gradient=True)
     kept = _Residuals(
