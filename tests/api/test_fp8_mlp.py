@@ -315,7 +315,7 @@ class TestErrors:
             y = one.run(jgg.ragged_mlp, x, *one.factors[1:], recipe=jgg.Recipe())
             return jnp.sum(y**2)
 
-        with pytest.raises(NotImplementedError, match="an MLP with a recipe is differentiable once"):
+        with pytest.raises(NotImplementedError, match="MLP with a recipe is differentiable"):
             jax.grad(lambda x: jnp.sum(jax.grad(loss)(x) ** 2))(jnp.asarray(one.x))
 
 
