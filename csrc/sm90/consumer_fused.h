@@ -28,25 +28,25 @@ __device__ void consume_fused(typename Problem::Params const& params, Shared& sh
     WorkTile const& work = shared.work[slot.stage];
     WorkTile steps{};
     steps.k_tiles = uniform(work.k_tiles);
-    if (steps.k_tiles == kNoMoreWork) {
-      release_work(shared, slot);
-      break;
-    }
     bool const has_rows = uniform(Problem::rows_left(params, work)) > first_row;
-    if (has_rows && steps.k_tiles > 0) {
+    bool const multiplies = has_rows && steps.k_tiles > 0;
+    if (multiplies) {
       Mainloop::multiply(params, steps, shared, stage, consumer, accumulators, [&](int step) {
         if (Problem::Epilogue::stores_in(step, steps.k_tiles)) epilogue.store_next();
       });
-      epilogue.store_rest();
-      epilogue.take(accumulators, work);
     } else {
       Mainloop::skip(steps, shared, stage);
-      epilogue.store_rest();
-      if (has_rows) epilogue.take_zeros(work);
+    }
+    // In one place for all tiles, and for the end of the schedule: an epilogue is a lot of code.
+    epilogue.store_rest();
+    if (multiplies) {
+      epilogue.take(accumulators, work);
+    } else if (has_rows && steps.k_tiles != kNoMoreWork) {
+      epilogue.take_zeros(work);
     }
     release_work(shared, slot);
+    if (steps.k_tiles == kNoMoreWork) break;
   }
-  epilogue.store_rest();
   epilogue.wait();
 }
 
