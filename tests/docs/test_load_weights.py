@@ -47,10 +47,27 @@ def compare(load_moe, torch, theirs, block, kind, top_k, normalize):
         expected = theirs(x)
     expected = expected[0] if isinstance(expected, tuple) else expected
     tensors = {
-        f"model.layers.3.{block}{name}": value.numpy()
-        for name, value in theirs.state_dict().items()
+        f"model.layers.3.{block}{name}": value
+        for name, value in as_published(theirs.state_dict(), kind).items()
     }
     layer = load_moe(tensors, 3, kind, top_k=top_k, renormalize=normalize, dtype=jnp.float32)
     y, _ = layer(x.numpy())
     scale = np.abs(expected.numpy()).max()
     np.testing.assert_allclose(y / scale, expected.numpy() / scale, atol=1e-4)
+
+
+def as_published(state, kind) -> dict[str, np.ndarray]:
+    """A module's parameters as checkpoints have them: a matrix an expert and projection.
+
+    From version 5 on `transformers` stacks them when it loads a checkpoint: gate above up.
+    """
+    found = {name: value.numpy() for name, value in state.items()}
+    if "experts.gate_up_proj" not in found:
+        return found
+    gate_up, down = found.pop("experts.gate_up_proj"), found.pop("experts.down_proj")
+    names = {"mixtral": ("w1", "w3", "w2"), "qwen3_moe": ("gate_proj", "up_proj", "down_proj")}
+    for e in range(len(down)):
+        gate, up = np.split(gate_up[e], 2)
+        for name, value in zip(names[kind], (gate, up, down[e]), strict=True):
+            found[f"experts.{e}.{name}.weight"] = value
+    return found
