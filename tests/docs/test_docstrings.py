@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 import re
+import types
 
 import pytest
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm import moe, optim
+from tests.docs.test_examples import ROOT
 
 
 def public() -> dict[str, object]:
@@ -38,6 +40,20 @@ def documented(docstring: str) -> list[str]:
         rf"^{section[1]}  ([\w*][\w*, \n]*?):(?=\s)", section[2], flags=re.MULTILINE
     )
     return [name.strip() for entry in entries for name in entry.split(",")]
+
+
+def test_every_public_name_has_a_place_in_the_reference():
+    pages = "".join(page.read_text() for page in (ROOT / "docs" / "reference").glob("*.md"))
+    shown = set(re.findall(r"^::: jax_grouped_gemm\.(\S+)$", pages, re.MULTILINE))
+    names = {n for n in jgg.__all__ if not isinstance(getattr(jgg, n), types.ModuleType)}
+    for name, module in (("moe", moe),):
+        own = {
+            n for n, x in vars(module).items() if getattr(x, "__module__", "").startswith("jax_")
+        }
+        names |= {
+            f"{name}.{n}" for n in own if n[0] != "_" and f"{n} as {n}" in inspect.getsource(module)
+        }
+    assert names - shown == {"__version__"}
 
 
 DESCRIBED = {name: x for name, x in public().items() if documented(inspect.getdoc(x) or "")}
