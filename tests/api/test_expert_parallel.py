@@ -68,12 +68,15 @@ OPTIONS = [
     dict(chunks=3),
     dict(chunks=2, combine="all_to_all", save="nothing"),
     dict(implementation=jax.lax.ragged_dot),
+    dict(strategy="ragged_all_to_all"),
+    dict(strategy="ragged_all_to_all", chunks=2, save="nothing"),
 ]
+STRATEGIES = pytest.mark.parametrize("strategy", ["all_gather", "ragged_all_to_all"])
 
 
 class TestIsTheLayerOfOneDevice:
     @pytest.mark.parametrize("devices", [1, 2, 4, 8])
-    @pytest.mark.parametrize("options", OPTIONS[:2], ids=str)
+    @pytest.mark.parametrize("options", [*OPTIONS[:2], OPTIONS[-2]], ids=str)
     def test_devices(self, devices, options, rng):
         check(mesh_of(expert=devices), operands(rng), rng, **options)
 
@@ -90,7 +93,7 @@ class TestIsTheLayerOfOneDevice:
         [[9, 8, *[0] * 6], [0, 0, 9, 9, 0, 0, 0, 0], [-9] * 4 + [0] * 4],
         ids=["first device", "one device", "empty devices"],
     )
-    @pytest.mark.parametrize("options", [dict(), dict(chunks=2)], ids=str)
+    @pytest.mark.parametrize("options", [dict(), dict(chunks=2), OPTIONS[-2]], ids=str)
     def test_skew(self, bias, options, rng):
         check(mesh_of(expert=4), operands(rng, bias=bias), rng, **options)
 
@@ -231,11 +234,12 @@ class TestOptions:
         assert stats[0].overflow == 0
 
     @pytest.mark.parametrize("chunks", [1, 2])
-    def test_a_buffer_that_is_too_small_drops_and_counts(self, chunks, rng):
+    @STRATEGIES
+    def test_a_buffer_that_is_too_small_drops_and_counts(self, strategy, chunks, rng):
         """Each device has room for half of what balanced experts would get."""
         given = operands(rng, bias=[9, 8, 0, 0, 0, 0, 0, 0])
         mesh, stats = mesh_of(expert=4), []
-        options = dict(buffer_factor=0.5, stats=stats, chunks=chunks)
+        options = dict(buffer_factor=0.5, stats=stats, chunks=chunks, strategy=strategy)
         got = jax.jit(parallel(mesh, **options))(*given)
         jax.effects_barrier()
         # All choices are of the two experts of the first device, which has room for an eighth.
@@ -264,12 +268,13 @@ class TestOptions:
 
 
 class TestTransformations:
-    def test_vmap(self, rng):
+    @STRATEGIES
+    def test_vmap(self, strategy, rng):
         several = [operands(rng) for _ in range(3)]
         x, experts, weights = (jnp.stack([g[i] for g in several]) for i in range(3))
         matrices = several[0][3:]
         in_axes = (0, 0, 0, None, None, None)
-        got = jax.jit(jax.vmap(parallel(mesh_of(expert=4)), in_axes))(
+        got = jax.jit(jax.vmap(parallel(mesh_of(expert=4), strategy=strategy), in_axes))(
             x, experts, weights, *matrices
         )
         one = ep.one_device()

@@ -14,7 +14,7 @@ from jax_grouped_gemm._src.expert_parallel import layer
 from jax_grouped_gemm._src.expert_parallel.collectives import Combine
 from jax_grouped_gemm._src.expert_parallel.experts import Experts
 from jax_grouped_gemm._src.expert_parallel.group import AxisNames, Group
-from jax_grouped_gemm._src.expert_parallel.layer import Choices, Save, Schedule
+from jax_grouped_gemm._src.expert_parallel.layer import Choices, Save, Schedule, Strategy
 from jax_grouped_gemm._src.expert_parallel.stats import ExpertParallelStats, group_stats
 from jax_grouped_gemm._src.fp8.training import Recipe
 from jax_grouped_gemm._src.moe.operands import Biases, check_routing, check_shapes, checked_biases
@@ -33,6 +33,7 @@ def expert_parallel_mlp(
     *,
     expert_axis: AxisNames,
     tensor_axis: AxisNames | None = None,
+    strategy: Strategy = "all_gather",
     chunks: int = 1,
     buffer_factor: float | None = None,
     combine: Combine = "psum_scatter",
@@ -100,6 +101,7 @@ def expert_parallel_mlp(
     """
     activation = as_activation(activation)
     checked_boolean("apply_router_weight_on_input", apply_router_weight_on_input)
+    checked_choice("strategy", strategy, ("all_gather", "ragged_all_to_all"))
     checked_choice("combine", combine, ("psum_scatter", "all_to_all"))
     checked_choice("save", save, ("x", "rows", "nothing"))
     factor = _checked_factor(buffer_factor)
@@ -139,7 +141,12 @@ def expert_parallel_mlp(
         vary_over(routing.experts.reshape(-1, top_k), axes),
         vary_over(routing.weights.reshape(-1, top_k), axes),
     )
-    schedule = Schedule(_checked_chunks(chunks, len(tokens)), factor, combine, save)
+    if strategy == "ragged_all_to_all" and group.tokens != group.experts:
+        raise ValueError(
+            f"{FUNCTION}: strategy='ragged_all_to_all' is for tokens that differ along expert_axis "
+            f"and only there, and these differ along {group.tokens or 'no axis of the layer'}"
+        )
+    schedule = Schedule(strategy, _checked_chunks(chunks, len(tokens)), factor, combine, save)
     y, wanted, kept = layer.run(tokens, choices, experts, group, schedule)
     return y.reshape(x.shape), group_stats(wanted, kept, group)
 

@@ -1,0 +1,459 @@
+"""Mixture-of-experts layers whose experts are divided among the GPUs of one host.
+
+NCCL_NVLS_ENABLE=0 python -m benchmarks.expert_parallel --output benchmarks/results/expert_parallel.json
+
+`ours` is `moe.expert_parallel_mlp` as it chooses by itself, other strategies of it have names of
+their own. `naive` gathers all tokens, has `ragged_mlp` run over the rows of all experts with a group
+offset, and scatters the sums: MaxText's "ring of experts" with our products. `local` is one GPU's
+share of the layer without any communication: T tokens and E/N experts. A fraction is the time of
+`local` over that of a strategy. Backward passes start from the forward pass's result, so that
+nothing of them can be done before. `links` are the layer's collectives by themselves.
+
+Times are wall times of a queue of calls, by the host's clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+# Multicast memory is not everybody's to use on a shared host.
+os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+from jax import lax  # noqa: E402
+from jax.sharding import Mesh, NamedSharding  # noqa: E402
+from jax.sharding import PartitionSpec as P  # noqa: E402
+
+import jax_grouped_gemm as jgg  # noqa: E402
+from benchmarks.harness import check  # noqa: E402
+from benchmarks.harness.command import Command  # noqa: E402
+from benchmarks.harness.inputs import LatestInputs  # noqa: E402
+from benchmarks.harness.measure import Workload  # noqa: E402
+from benchmarks.harness.peer import Call, NotOffered, Role, pinned_implementation  # noqa: E402
+from benchmarks.harness.session import Job, Session  # noqa: E402
+from benchmarks.moe import Layer  # noqa: E402
+from jax_grouped_gemm import moe  # noqa: E402
+
+AXIS = "expert"
+SPLIT = P(AXIS)
+
+# Of products and sums whose intermediate results are rounded to bfloat16 in between.
+TOLERANCE = 0.02
+
+LAYERS = {
+    layer.name: layer
+    for layer in (
+        Layer("qwen3_30b", 8192, 2048, 768, 128, 8),
+        Layer("dsv3", 4096, 7168, 2048, 64, 8),
+        Layer("mixtral", 4096, 4096, 14336, 8, 2),
+    )
+}
+"""Tokens are those of one GPU."""
+
+TINY = Layer("tiny", 48, 64, 32, 8, 2)
+OPS = ("forward", "step")
+STRATEGIES: dict[str, dict] = {
+    "ours": dict(),
+    "all_to_all": dict(combine="all_to_all"),
+    "chunks_2": dict(chunks=2),
+    "chunks_2_all_to_all": dict(chunks=2, combine="all_to_all"),
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a compiled program depends on."""
+
+    layer: Layer
+    op: str
+    devices: int
+
+
+def mesh_of(devices: int) -> Mesh:
+    """The first GPUs of this host."""
+    return Mesh(np.array(jax.devices()[:devices]), (AXIS,))
+
+
+Run = Callable[..., tuple[jax.Array, ...]]
+
+
+def result_and_gradients(function: Run, op: str) -> Run:
+    """Of (x, experts, weights, wi_0, wi_1, wo): y and, of a step, all gradients from y."""
+
+    def run(x, experts, *floats):
+        def forward(x, *floats):
+            return function(x, experts, *floats)
+
+        if op == "forward":
+            return (forward(x, *floats),)
+        y, vjp = jax.vjp(forward, x, *floats)
+        return y, *vjp(y)
+
+    return run
+
+
+def routing_of(experts: jax.Array, weights: jax.Array, num_experts: int) -> moe.Routing:
+    """A layer takes no more of the logits than their shape."""
+    return moe.Routing(jnp.zeros((*experts.shape[:-1], num_experts), jnp.float32), experts, weights)
+
+
+def over_devices(problem: Problem, on_device: Run) -> Run:
+    """`on_device` as a function of operands that are split over all devices."""
+    return jax.shard_map(
+        on_device, mesh=mesh_of(problem.devices), in_specs=(SPLIT,) * 6, out_specs=SPLIT
+    )
+
+
+def strategy(problem: Problem, **options: object) -> Run:
+    """`expert_parallel_mlp` with these options."""
+
+    def on_device(x, experts, weights, *matrices):
+        routing = routing_of(experts, weights, problem.layer.experts)
+        return moe.expert_parallel_mlp(
+            x,
+            routing,
+            *matrices,
+            expert_axis=AXIS,
+            implementation=pinned_implementation(),
+            **options,
+        )[0]
+
+    return over_devices(problem, on_device)
+
+
+def naive(problem: Problem) -> Run:
+    """Rows of all experts on every device, all but the local ones zero."""
+    implementation = pinned_implementation()
+
+    def on_device(x, experts, weights, *matrices):
+        x, experts, weights = (lax.all_gather(a, AXIS, tiled=True) for a in (x, experts, weights))
+        order = moe.sort_by_expert(experts, problem.layer.experts, implementation=implementation)
+        row_weights = moe.permute_rows(weights.reshape(-1), order.order, order.inverse.reshape(-1))
+        rows = moe.dispatch(x, order, implementation=implementation)
+        rows = jgg.ragged_mlp(
+            rows,
+            *matrices,
+            order.group_sizes,
+            weights=row_weights,
+            group_offset=lax.axis_index(AXIS) * matrices[0].shape[0],
+            implementation=implementation,
+        )
+        y = moe.combine(rows, order, implementation=implementation)
+        return lax.psum_scatter(y, AXIS, tiled=True)
+
+    return over_devices(problem, on_device)
+
+
+def local(problem: Problem) -> Run:
+    """The layer of one GPU that has its share of tokens and experts."""
+
+    def run(x, experts, weights, *matrices):
+        routing = routing_of(experts, weights, matrices[0].shape[0])
+        implementation = pinned_implementation()
+        return moe.dropless_mlp(x, routing, *matrices, implementation=implementation)
+
+    return run
+
+
+class QueuedCall(Call):
+    """A call whose time is that of several in a queue, so that the host does not count."""
+
+    def __init__(self, run: Callable[[], object]):
+        super().__init__(run)
+        start = time.perf_counter()
+        self.wait(run())
+        self._queue = int(np.clip(0.03 / (time.perf_counter() - start), 2, 16))
+
+    def elapsed_us(self) -> float:
+        """Mean of a queue, in microseconds."""
+        start = time.perf_counter()
+        for _ in range(self._queue):
+            result = self.run()
+        self.wait(result)
+        return (time.perf_counter() - start) * 1e6 / self._queue
+
+
+class MeshPeer:
+    """A function of operands that are split over the devices, or of the share of the first one."""
+
+    slow = False
+
+    def __init__(self, name: str, role: Role, make: Callable[[Problem], Run], alone: bool = False):
+        self.name = name
+        self.role = role
+        self.checked = role.solves_problem
+        self.temporary_bytes: dict[Problem, int] = {}
+        self._make = make
+        self._alone = alone
+
+    def unavailable_reason(self) -> str | None:
+        """On a GPU the kernels have to be there; elsewhere the reference runs."""
+        return jgg.unavailable_reason() if jax.default_backend() == "gpu" else None
+
+    def prepare(self, problem: Problem, *operands: jax.Array) -> Call:
+        """Compiles the function.
+
+        Raises:
+          NotOffered: where the function is not implemented for the operands.
+        """
+        if self._alone:
+            operands = share_of_first_device(problem, operands)
+        function = jax.jit(result_and_gradients(self._make(problem), problem.op))
+        try:
+            compiled = function.lower(*operands).compile()
+        except NotImplementedError as error:
+            raise NotOffered(str(error)) from error
+        memory = compiled.memory_analysis()
+        if memory is not None:
+            self.temporary_bytes[problem] = memory.temp_size_in_bytes
+        jax.block_until_ready(compiled(*operands))
+        return QueuedCall(lambda: compiled(*operands))
+
+
+def peers() -> list[MeshPeer]:
+    """All strategies, what there was before them, and the layer without communication."""
+    ours = [
+        MeshPeer(
+            name,
+            Role.OURS if name == "ours" else Role.VARIANT,
+            functools.partial(strategy, **options),
+        )
+        for name, options in STRATEGIES.items()
+    ]
+    return [
+        *ours,
+        MeshPeer("naive", Role.GROUPED, naive),
+        MeshPeer("local", Role.CEILING, local, alone=True),
+    ]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _random_operands(problem_shape, devices, key):
+    tokens, embed, hidden, experts, top_k = problem_shape
+    keys = jax.random.split(key, 6)
+    scores = jax.random.uniform(keys[0], (tokens * devices, experts))
+    chosen = lax.top_k(scores, top_k)[1]
+    weights = jax.random.uniform(keys[1], chosen.shape, minval=0.1)
+    weights /= weights.sum(axis=1, keepdims=True)
+
+    def normal(key, *shape, scale):
+        # Uniform numbers of that variance take a tenth of the time to make.
+        bound = scale * 3**0.5
+        return jax.random.uniform(key, shape, jnp.bfloat16, -bound, bound)
+
+    return (
+        normal(keys[2], tokens * devices, embed, scale=1),
+        chosen.astype(jnp.int32),
+        weights,
+        normal(keys[3], experts, embed, hidden, scale=embed**-0.5),
+        normal(keys[4], experts, embed, hidden, scale=embed**-0.5),
+        normal(keys[5], experts, hidden, embed, scale=hidden**-0.5),
+    )
+
+
+def operands_of(layer: Layer, devices: int, seed: int) -> tuple[jax.Array, ...]:
+    """x, experts, weights, wi_0, wi_1 and wo, split over the devices; every choice is as likely."""
+    shape = (layer.tokens, layer.embed, layer.hidden, layer.experts, layer.top_k)
+    made = _random_operands(shape, devices, jax.random.key(seed))
+    return jax.device_put(made, NamedSharding(mesh_of(devices), SPLIT))
+
+
+def share_of_first_device(problem: Problem, operands: Sequence[jax.Array]) -> list[jax.Array]:
+    """Its tokens, choices as likely among its experts, and its experts."""
+    x, experts, *rest = (a.addressable_shards[0].data for a in operands)
+    here = problem.layer.experts // problem.devices
+    rng = np.random.default_rng(0)
+    scores = rng.random((len(x), here))
+    chosen = np.argsort(scores, axis=1)[:, : problem.layer.top_k].astype(np.int32)
+    return [x, jax.device_put(chosen, x.device), *rest]
+
+
+def max_over_mean(experts: jax.Array, problem: Problem) -> float:
+    """Rows of the busiest device over their mean."""
+    owner = np.asarray(experts).reshape(-1) // (problem.layer.experts // problem.devices)
+    rows = np.bincount(owner, minlength=problem.devices)
+    return float(rows.max() / rows.mean())
+
+
+@jax.jit
+def _relative_errors(results, expected):
+    def error(one, other):
+        one, other = one.astype(jnp.float32), other.astype(jnp.float32)
+        return jnp.sqrt(jnp.sum((one - other) ** 2) / jnp.sum(other**2))
+
+    return [error(*pair) for pair in zip(results, expected, strict=True)]
+
+
+def work(problem: Problem, operands: tuple[jax.Array, ...], seed: int) -> Workload:
+    """A layer, judged against the naive path."""
+    layer = problem.layer
+    expected = jax.jit(result_and_gradients(naive(problem), problem.op))(*operands)
+
+    def judge(call: Call) -> tuple[check.Error, bool]:
+        errors = _relative_errors(tuple(call.run()), tuple(expected))
+        error = check.Error(max(map(float, errors)))
+        return error, error.within(TOLERANCE)
+
+    passes = 3 if problem.op == "step" else 1
+    return Workload(
+        f"{layer.name}/{problem.op}",
+        problem,
+        operands,
+        judge,
+        description={
+            "shape": dataclasses.asdict(layer),
+            "op": problem.op,
+            "devices": problem.devices,
+            "distribution": "uniform",
+            "max_over_mean": max_over_mean(operands[1], problem),
+            "dtype": "bfloat16",
+        },
+        flops=passes * 6 * layer.rows * layer.embed * layer.hidden,
+        bytes=0,
+        written_bytes=0,
+        seed=seed,
+    )
+
+
+LINKS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "all_gather": lambda x: lax.all_gather(x, AXIS, tiled=True),
+    "psum_scatter": lambda x: lax.psum_scatter(x, AXIS, tiled=True),
+    "all_to_all": lambda x: lax.all_to_all(x, AXIS, 0, 0, tiled=True),
+}
+
+
+def measure_links(layer: Layer, devices: int, rounds: int) -> dict:
+    """Microseconds and GB/s of every collective, of the tokens of the layer."""
+    mesh = mesh_of(devices)
+    tokens = jnp.zeros((layer.tokens * devices, layer.embed), jnp.bfloat16)
+    partial_sums = jnp.zeros((layer.tokens * devices**2, layer.embed), jnp.bfloat16)
+    sent = tokens.nbytes // devices * (devices - 1)
+    results = {}
+    for name, collective in LINKS.items():
+        x = tokens if name == "all_gather" else partial_sums
+        x = jax.device_put(x, NamedSharding(mesh, SPLIT))
+        function = jax.shard_map(collective, mesh=mesh, in_specs=SPLIT, out_specs=SPLIT)
+        call = QueuedCall(functools.partial(_compiled(function, x), x))
+        us = statistics.median(call.elapsed_us() for _ in range(rounds + 1))
+        results[name] = {"us": us, "gb_per_s": sent / us / 1e3}
+    return results
+
+
+def _compiled(function, x):
+    compiled = jax.jit(function).lower(x).compile()
+    jax.block_until_ready(compiled(x))
+    return compiled
+
+
+def fractions(record: Mapping) -> dict[str, float]:
+    """Time of the layer without communication over that of every strategy, medians over rounds."""
+    alone = record["peers"].get("local", {}).get("us")
+    if not alone:
+        return {}
+    return {
+        name: statistics.median(a / b for a, b in zip(alone, peer["us"], strict=True))
+        for name, peer in record["peers"].items()
+        if name != "local" and "us" in peer
+    }
+
+
+def table(results: Mapping) -> str:
+    """Microseconds and fractions, a row a case."""
+    lines = []
+    for record in results["cases"]:
+        lines.append(
+            f"{record['case']}, {record['devices']} devices, max/mean {record['max_over_mean']:.3f}"
+        )
+        for name, peer in record["peers"].items():
+            if "median_us" not in peer:
+                reason = peer.get("reason", "")[:80]
+                lines.append(f"  {name:22} {peer['status']} {reason}")
+                continue
+            fraction = record["fractions"].get(name)
+            size = peer.get("temporary_bytes")
+            lines.append(
+                f"  {name:22}{peer['median_us']:9.0f} us"
+                + (f"   fraction {fraction:.3f}" if fraction else " " * 17)
+                + (f"   {size / 2**20:7.0f} MiB" if size is not None else "")
+                + (f"   error {peer['error']['total']:.1e}" if "error" in peer else "")
+            )
+        for name, link in record.get("links", {}).items():
+            lines.append(f"  link {name:17}{link['us']:9.0f} us   {link['gb_per_s']:.0f} GB/s")
+    return "\n".join(lines)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Layers, what of them, and over how many devices."""
+    parser.add_argument("--layers", nargs="+", default=list(LAYERS), choices=LAYERS, metavar="NAME")
+    parser.add_argument("--ops", nargs="+", default=list(OPS), choices=OPS)
+    parser.add_argument("--devices", type=int, help="by default all that there are")
+    parser.add_argument(
+        "--strategies", nargs="+", default=list(STRATEGIES), choices=STRATEGIES, metavar="NAME"
+    )
+
+
+def complete(options: argparse.Namespace) -> None:
+    """Finds the layers."""
+    options.layers = [TINY] if options.dry_run else [LAYERS[name] for name in options.layers]
+    options.devices = options.devices or len(jax.devices())
+    if options.devices > len(jax.devices()):
+        raise ValueError(f"--devices: there are {len(jax.devices())}, got {options.devices}")
+    # Kernels of several GPUs overlap, and a sum of their times says nothing.
+    options.recorder, options.no_host = "clock", True
+
+
+def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
+    """A job a case."""
+    devices = options.devices
+    inputs = LatestInputs(lambda layer: operands_of(layer, devices, options.seed))
+    compared = [
+        peer for peer in peers() if peer.name in options.strategies or peer.name not in STRATEGIES
+    ]
+
+    def measure(problem: Problem) -> dict:
+        operands = inputs.of(problem.layer)
+        record = session.compare(work(problem, operands, options.seed), compared)
+        for peer in compared:
+            if problem in peer.temporary_bytes and peer.name in record["peers"]:
+                size = peer.temporary_bytes[problem]
+                record["peers"][peer.name]["temporary_bytes"] = size
+        record["fractions"] = fractions(record)
+        if problem.op == "forward":
+            record["links"] = measure_links(problem.layer, devices, options.rounds)
+        return record
+
+    return [
+        Job(f"{layer.name}/{op}", functools.partial(measure, Problem(layer, op, devices)))
+        for layer in options.layers
+        for op in options.ops
+    ]
+
+
+def texts(results: Mapping) -> list[str]:
+    """One table."""
+    return [table(results)]
+
+
+COMMAND = Command(
+    "benchmarks.expert_parallel",
+    __doc__,
+    jobs,
+    add_arguments=add_arguments,
+    complete=complete,
+    rounds=6,
+    time_limit=240,
+    texts=texts,
+)
+main = COMMAND.main
+
+if __name__ == "__main__":
+    main()
