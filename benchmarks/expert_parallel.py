@@ -1,12 +1,12 @@
 """Mixture-of-experts layers whose experts are divided among the GPUs of one host.
 
-NCCL_NVLS_ENABLE=0 python -m benchmarks.expert_parallel --output benchmarks/results/expert_parallel.json
+python -m benchmarks.expert_parallel --output benchmarks/results/expert_parallel.json
 
 `ours` is `moe.expert_parallel_mlp` as it chooses by itself, other strategies of it have names of
-their own. `naive` gathers all tokens, has `ragged_mlp` run over the rows of all experts with a group
-offset, and scatters the sums: MaxText's "ring of experts" with our products. `local` is one GPU's
-share of the layer without any communication: T tokens and E/N experts. A fraction is the time of
-`local` over that of a strategy. Backward passes start from the forward pass's result, so that
+their own. `naive` gathers all tokens, has `ragged_mlp` run over the rows of all experts with a
+group offset, and scatters the sums: MaxText's "ring of experts" with our products.
+`one_update_a_peer` is its other route. `local` is one GPU's share of the layer without any
+communication: T tokens and E/N experts. A fraction is the time of `local` over that of a strategy. Backward passes start from the forward pass's result, so that
 nothing of them can be done before. `links` are the layer's collectives by themselves.
 
 Times are wall times of a queue of calls, by the host's clock.
@@ -19,9 +19,7 @@ import dataclasses
 import functools
 import os
 import statistics
-import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 
 # Multicast memory is not everybody's to use on a shared host.
 os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
@@ -30,21 +28,26 @@ import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 from jax import lax  # noqa: E402
-from jax.sharding import Mesh, NamedSharding  # noqa: E402
-from jax.sharding import PartitionSpec as P  # noqa: E402
+from jax.sharding import NamedSharding  # noqa: E402
 
-import jax_grouped_gemm as jgg  # noqa: E402
 from benchmarks.harness import check  # noqa: E402
 from benchmarks.harness.command import Command  # noqa: E402
 from benchmarks.harness.inputs import LatestInputs  # noqa: E402
 from benchmarks.harness.measure import Workload  # noqa: E402
-from benchmarks.harness.peer import Call, NotOffered, Role, pinned_implementation  # noqa: E402
+from benchmarks.harness.peer import Call  # noqa: E402
 from benchmarks.harness.session import Job, Session  # noqa: E402
 from benchmarks.moe import Layer  # noqa: E402
-from jax_grouped_gemm import moe  # noqa: E402
-
-AXIS = "expert"
-SPLIT = P(AXIS)
+from benchmarks.peers.expert_parallel import (  # noqa: E402
+    AXIS,
+    SPLIT,
+    STRATEGIES,
+    Problem,
+    QueuedCall,
+    mesh_of,
+    naive,
+    peers,
+    result_and_gradients,
+)
 
 # Of products and sums whose intermediate results are rounded to bfloat16 in between.
 TOLERANCE = 0.02
@@ -61,179 +64,6 @@ LAYERS = {
 
 TINY = Layer("tiny", 48, 64, 32, 8, 2)
 OPS = ("forward", "step")
-STRATEGIES: dict[str, dict] = {
-    "ours": dict(),
-    "all_to_all": dict(combine="all_to_all"),
-    "chunks_2": dict(chunks=2),
-    "chunks_2_all_to_all": dict(chunks=2, combine="all_to_all"),
-}
-
-
-@dataclass(frozen=True)
-class Problem:
-    """What a compiled program depends on."""
-
-    layer: Layer
-    op: str
-    devices: int
-
-
-def mesh_of(devices: int) -> Mesh:
-    """The first GPUs of this host."""
-    return Mesh(np.array(jax.devices()[:devices]), (AXIS,))
-
-
-Run = Callable[..., tuple[jax.Array, ...]]
-
-
-def result_and_gradients(function: Run, op: str) -> Run:
-    """Of (x, experts, weights, wi_0, wi_1, wo): y and, of a step, all gradients from y."""
-
-    def run(x, experts, *floats):
-        def forward(x, *floats):
-            return function(x, experts, *floats)
-
-        if op == "forward":
-            return (forward(x, *floats),)
-        y, vjp = jax.vjp(forward, x, *floats)
-        return y, *vjp(y)
-
-    return run
-
-
-def routing_of(experts: jax.Array, weights: jax.Array, num_experts: int) -> moe.Routing:
-    """A layer takes no more of the logits than their shape."""
-    return moe.Routing(jnp.zeros((*experts.shape[:-1], num_experts), jnp.float32), experts, weights)
-
-
-def over_devices(problem: Problem, on_device: Run) -> Run:
-    """`on_device` as a function of operands that are split over all devices."""
-    return jax.shard_map(
-        on_device, mesh=mesh_of(problem.devices), in_specs=(SPLIT,) * 6, out_specs=SPLIT
-    )
-
-
-def strategy(problem: Problem, **options: object) -> Run:
-    """`expert_parallel_mlp` with these options."""
-
-    def on_device(x, experts, weights, *matrices):
-        routing = routing_of(experts, weights, problem.layer.experts)
-        return moe.expert_parallel_mlp(
-            x,
-            routing,
-            *matrices,
-            expert_axis=AXIS,
-            implementation=pinned_implementation(),
-            **options,
-        )[0]
-
-    return over_devices(problem, on_device)
-
-
-def naive(problem: Problem) -> Run:
-    """Rows of all experts on every device, all but the local ones zero."""
-    implementation = pinned_implementation()
-
-    def on_device(x, experts, weights, *matrices):
-        x, experts, weights = (lax.all_gather(a, AXIS, tiled=True) for a in (x, experts, weights))
-        order = moe.sort_by_expert(experts, problem.layer.experts, implementation=implementation)
-        row_weights = moe.permute_rows(weights.reshape(-1), order.order, order.inverse.reshape(-1))
-        rows = moe.dispatch(x, order, implementation=implementation)
-        rows = jgg.ragged_mlp(
-            rows,
-            *matrices,
-            order.group_sizes,
-            weights=row_weights,
-            group_offset=lax.axis_index(AXIS) * matrices[0].shape[0],
-            implementation=implementation,
-        )
-        y = moe.combine(rows, order, implementation=implementation)
-        return lax.psum_scatter(y, AXIS, tiled=True)
-
-    return over_devices(problem, on_device)
-
-
-def local(problem: Problem) -> Run:
-    """The layer of one GPU that has its share of tokens and experts."""
-
-    def run(x, experts, weights, *matrices):
-        routing = routing_of(experts, weights, matrices[0].shape[0])
-        implementation = pinned_implementation()
-        return moe.dropless_mlp(x, routing, *matrices, implementation=implementation)
-
-    return run
-
-
-class QueuedCall(Call):
-    """A call whose time is that of several in a queue, so that the host does not count."""
-
-    def __init__(self, run: Callable[[], object]):
-        super().__init__(run)
-        start = time.perf_counter()
-        self.wait(run())
-        self._queue = int(np.clip(0.03 / (time.perf_counter() - start), 2, 16))
-
-    def elapsed_us(self) -> float:
-        """Mean of a queue, in microseconds."""
-        start = time.perf_counter()
-        for _ in range(self._queue):
-            result = self.run()
-        self.wait(result)
-        return (time.perf_counter() - start) * 1e6 / self._queue
-
-
-class MeshPeer:
-    """A function of operands that are split over the devices, or of the share of the first one."""
-
-    slow = False
-
-    def __init__(self, name: str, role: Role, make: Callable[[Problem], Run], alone: bool = False):
-        self.name = name
-        self.role = role
-        self.checked = role.solves_problem
-        self.temporary_bytes: dict[Problem, int] = {}
-        self._make = make
-        self._alone = alone
-
-    def unavailable_reason(self) -> str | None:
-        """On a GPU the kernels have to be there; elsewhere the reference runs."""
-        return jgg.unavailable_reason() if jax.default_backend() == "gpu" else None
-
-    def prepare(self, problem: Problem, *operands: jax.Array) -> Call:
-        """Compiles the function.
-
-        Raises:
-          NotOffered: where the function is not implemented for the operands.
-        """
-        if self._alone:
-            operands = share_of_first_device(problem, operands)
-        function = jax.jit(result_and_gradients(self._make(problem), problem.op))
-        try:
-            compiled = function.lower(*operands).compile()
-        except NotImplementedError as error:
-            raise NotOffered(str(error)) from error
-        memory = compiled.memory_analysis()
-        if memory is not None:
-            self.temporary_bytes[problem] = memory.temp_size_in_bytes
-        jax.block_until_ready(compiled(*operands))
-        return QueuedCall(lambda: compiled(*operands))
-
-
-def peers() -> list[MeshPeer]:
-    """All strategies, what there was before them, and the layer without communication."""
-    ours = [
-        MeshPeer(
-            name,
-            Role.OURS if name == "ours" else Role.VARIANT,
-            functools.partial(strategy, **options),
-        )
-        for name, options in STRATEGIES.items()
-    ]
-    return [
-        *ours,
-        MeshPeer("naive", Role.GROUPED, naive),
-        MeshPeer("local", Role.CEILING, local, alone=True),
-    ]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -265,16 +95,6 @@ def operands_of(layer: Layer, devices: int, seed: int) -> tuple[jax.Array, ...]:
     shape = (layer.tokens, layer.embed, layer.hidden, layer.experts, layer.top_k)
     made = _random_operands(shape, devices, jax.random.key(seed))
     return jax.device_put(made, NamedSharding(mesh_of(devices), SPLIT))
-
-
-def share_of_first_device(problem: Problem, operands: Sequence[jax.Array]) -> list[jax.Array]:
-    """Its tokens, choices as likely among its experts, and its experts."""
-    x, experts, *rest = (a.addressable_shards[0].data for a in operands)
-    here = problem.layer.experts // problem.devices
-    rng = np.random.default_rng(0)
-    scores = rng.random((len(x), here))
-    chosen = np.argsort(scores, axis=1)[:, : problem.layer.top_k].astype(np.int32)
-    return [x, jax.device_put(chosen, x.device), *rest]
 
 
 def max_over_mean(experts: jax.Array, problem: Problem) -> float:
@@ -328,6 +148,9 @@ LINKS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "all_gather": lambda x: lax.all_gather(x, AXIS, tiled=True),
     "psum_scatter": lambda x: lax.psum_scatter(x, AXIS, tiled=True),
     "all_to_all": lambda x: lax.all_to_all(x, AXIS, 0, 0, tiled=True),
+    "ppermute": lambda x: lax.ppermute(
+        x, AXIS, [(i, (i + 1) % lax.axis_size(AXIS)) for i in range(lax.axis_size(AXIS))]
+    ),
 }
 
 
@@ -339,7 +162,7 @@ def measure_links(layer: Layer, devices: int, rounds: int) -> dict:
     sent = tokens.nbytes // devices * (devices - 1)
     results = {}
     for name, collective in LINKS.items():
-        x = tokens if name == "all_gather" else partial_sums
+        x = tokens if name in ("all_gather", "ppermute") else partial_sums
         x = jax.device_put(x, NamedSharding(mesh, SPLIT))
         function = jax.shard_map(collective, mesh=mesh, in_specs=SPLIT, out_specs=SPLIT)
         call = QueuedCall(functools.partial(_compiled(function, x), x))

@@ -325,6 +325,16 @@ class TestTransformations:
         np.testing.assert_array_equal(jax.jit(again.call)(*whole), expected)
 
 
+class TestProcesses:
+    """One program, whose devices belong to several processes."""
+
+    @pytest.mark.parametrize(("processes", "devices_each"), [(2, 1), (2, 2)])
+    @STRATEGIES
+    def test_result_and_gradients(self, strategy, processes, devices_each):
+        printed = ep.run_processes(processes, "cpu", strategy, devices_each)
+        assert all(text.splitlines()[-1:] == ["equal"] for text in printed), "\n".join(printed)
+
+
 class TestMistakes:
     def run(self, rng, mesh=None, experts=E, **options):
         given = operands(rng, experts=experts)

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jax_grouped_gemm import moe
+
+TIME_LIMIT = 120  # seconds for all processes together
 
 T, D, F, E, K = 24, 16, 8, 8, 2  # tokens of all devices
 
@@ -62,3 +70,32 @@ def assert_equal(got, expected):
         ("y", "x", "weights", "wi_0", "wi_1", "wo"), got, expected, strict=True
     ):
         np.testing.assert_array_equal(one, other, err_msg=name)
+
+
+def run_processes(count: int, platform: str, strategy: str, devices_each: int = 1) -> list[str]:
+    """What that many processes print, of `tests.support.expert_parallel_process`."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        address = f"localhost:{probe.getsockname()[1]}"
+    environment = dict(os.environ)
+    if platform == "cpu":
+        environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices_each}"
+    command = [sys.executable, "-m", "tests.support.expert_parallel_process"]
+    command += ["--address", address, "--processes", str(count)]
+    command += ["--platform", platform, "--strategy", strategy]
+    processes = [
+        subprocess.Popen(
+            [*command, "--process", str(i)],
+            cwd=Path(__file__).parents[2],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for i in range(count)
+    ]
+    try:
+        return [process.communicate(timeout=TIME_LIMIT)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()

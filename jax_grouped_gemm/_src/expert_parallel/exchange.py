@@ -1,8 +1,8 @@
 """Rows sent to the devices that have their experts, and back, by `jax.lax.ragged_all_to_all`.
 
-Rows of a device are sorted by expert, and so are those that arrive, each expert's by source: there is
-nothing to be sorted again. All offsets follow from one matrix, of how many rows each source has for
-each expert, so that neither direction nor a derivative asks other devices for them.
+Rows of a device are sorted by expert, and so are those that arrive, each expert's by source: there
+is nothing to be sorted again. All offsets follow from one matrix, of how many rows each source has
+for each expert, so that neither direction nor a derivative asks other devices for them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jax_grouped_gemm._src.expert_parallel.group import Axes
 from jax_grouped_gemm._src.varying import vary_over, varying_axes
 
 LEAST_UPDATES = 32
-"""XLA copies an update by one block of threads, which alone reaches a fraction of a link's speed."""
+"""XLA copies an update by one block of threads, which reaches a fraction of a link's speed."""
 
 
 class Route(NamedTuple):

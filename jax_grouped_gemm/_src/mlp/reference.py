@@ -197,8 +197,8 @@ def ragged_mlp_tangent(
 
     Args:
       *operands: those of `names`: the tangents, whose names end in "_dot"; x [T, D] with rows [m]
-        and perhaps inverse [T, k] and count [1], or x [m, D]; wi_0, wi_1, wo, gate, up, weights, group_sizes and
-        group_offset as above.
+        and perhaps inverse [T, k] and count [1], or x [m, D]; wi_0, wi_1, wo, gate, up, weights,
+        group_sizes and group_offset as above.
       names: of the operands.
       activation: of the hidden layer.
       **options: of `Products`.
