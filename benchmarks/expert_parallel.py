@@ -6,8 +6,9 @@ python -m benchmarks.expert_parallel --output benchmarks/results/expert_parallel
 their own. `naive` gathers all tokens, has `ragged_mlp` run over the rows of all experts with a
 group offset, and scatters the sums: MaxText's "ring of experts" with our products.
 `one_update_a_peer` is its other route. `local` is one GPU's share of the layer without any
-communication: T tokens and E/N experts. A fraction is the time of `local` over that of a strategy. Backward passes start from the forward pass's result, so that
-nothing of them can be done before. `links` are the layer's collectives by themselves.
+communication: T tokens and E/N experts. A fraction is the time of `local` over that of a strategy.
+Backward passes start from the forward pass's result, so that nothing of them can be done before.
+`links` are the layer's collectives by themselves.
 
 Times are wall times of a queue of calls, by the host's clock.
 """
@@ -222,6 +223,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--strategies", nargs="+", default=list(STRATEGIES), choices=STRATEGIES, metavar="NAME"
     )
+    others = [peer.name for peer in peers() if peer.name not in STRATEGIES]
+    parser.add_argument("--peers", nargs="*", default=others, choices=others, metavar="NAME")
 
 
 def complete(options: argparse.Namespace) -> None:
@@ -238,9 +241,8 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
     """A job a case."""
     devices = options.devices
     inputs = LatestInputs(lambda layer: operands_of(layer, devices, options.seed))
-    compared = [
-        peer for peer in peers() if peer.name in options.strategies or peer.name not in STRATEGIES
-    ]
+    wanted = {*options.strategies, *options.peers}
+    compared = [peer for peer in peers() if peer.name in wanted]
 
     def measure(problem: Problem) -> dict:
         operands = inputs.of(problem.layer)
