@@ -46,6 +46,13 @@ from jax_grouped_gemm._src.arguments import (
 )
 from jax_grouped_gemm._src.arithmetic import at_least_float32
 from jax_grouped_gemm._src.expert_parallel.api import expert_parallel_mlp as expert_parallel_mlp
+from jax_grouped_gemm._src.expert_parallel.explain import (
+    ExpertParallelExplanation as ExpertParallelExplanation,
+)
+from jax_grouped_gemm._src.expert_parallel.explain import (
+    explain_expert_parallel as explain_expert_parallel,
+)
+from jax_grouped_gemm._src.expert_parallel.mesh import expert_parallel as expert_parallel
 from jax_grouped_gemm._src.expert_parallel.stats import (
     ExpertParallelStats as ExpertParallelStats,
 )

@@ -60,6 +60,12 @@ def check(mesh, given, rng, **options):
     ep.assert_equal(got, expected)
 
 
+def title(options) -> str:
+    """Of a test: options by name, and functions too."""
+    given = (f"{name}={getattr(x, '__name__', x)}" for name, x in options.items())
+    return ", ".join(given) or "default"
+
+
 OPTIONS = [
     dict(),
     dict(combine="all_to_all"),
@@ -76,11 +82,11 @@ STRATEGIES = pytest.mark.parametrize("strategy", ["all_gather", "ragged_all_to_a
 
 class TestIsTheLayerOfOneDevice:
     @pytest.mark.parametrize("devices", [1, 2, 4, 8])
-    @pytest.mark.parametrize("options", [*OPTIONS[:2], OPTIONS[-2]], ids=str)
+    @pytest.mark.parametrize("options", [*OPTIONS[:2], OPTIONS[-2]], ids=title)
     def test_devices(self, devices, options, rng):
         check(mesh_of(expert=devices), operands(rng), rng, **options)
 
-    @pytest.mark.parametrize("options", OPTIONS, ids=str)
+    @pytest.mark.parametrize("options", OPTIONS, ids=title)
     def test_options(self, options, rng):
         check(mesh_of(expert=4), operands(rng), rng, **options)
 
@@ -93,7 +99,7 @@ class TestIsTheLayerOfOneDevice:
         [[9, 8, *[0] * 6], [0, 0, 9, 9, 0, 0, 0, 0], [-9] * 4 + [0] * 4],
         ids=["first device", "one device", "empty devices"],
     )
-    @pytest.mark.parametrize("options", [dict(), dict(chunks=2), OPTIONS[-2]], ids=str)
+    @pytest.mark.parametrize("options", [dict(), dict(chunks=2), OPTIONS[-2]], ids=title)
     def test_skew(self, bias, options, rng):
         check(mesh_of(expert=4), operands(rng, bias=bias), rng, **options)
 

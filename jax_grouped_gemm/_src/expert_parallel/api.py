@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 
-from jax_grouped_gemm._src import arguments
 from jax_grouped_gemm._src.activations import as_activation
 from jax_grouped_gemm._src.arguments import as_array, checked_boolean, checked_choice
-from jax_grouped_gemm._src.expert_parallel import layer
-from jax_grouped_gemm._src.expert_parallel.collectives import Combine
+from jax_grouped_gemm._src.expert_parallel import layer, prediction
 from jax_grouped_gemm._src.expert_parallel.experts import Experts
 from jax_grouped_gemm._src.expert_parallel.group import AxisNames, Group
-from jax_grouped_gemm._src.expert_parallel.layer import Choices, Save, Schedule, Strategy
+from jax_grouped_gemm._src.expert_parallel.layer import Choices, Save, Schedule
+from jax_grouped_gemm._src.expert_parallel.options import (
+    COMBINES,
+    SAVES,
+    STRATEGIES,
+    checked_chunks,
+    checked_factor,
+)
+from jax_grouped_gemm._src.expert_parallel.prediction import Combine, Strategy
 from jax_grouped_gemm._src.expert_parallel.stats import ExpertParallelStats, group_stats
 from jax_grouped_gemm._src.fp8.training import Recipe
 from jax_grouped_gemm._src.moe.operands import Biases, check_routing, check_shapes, checked_biases
@@ -33,8 +39,8 @@ def expert_parallel_mlp(
     *,
     expert_axis: AxisNames,
     tensor_axis: AxisNames | None = None,
-    strategy: Strategy = "all_gather",
-    chunks: int = 1,
+    strategy: Strategy | Literal["auto"] = "auto",
+    chunks: int | Literal["auto"] = "auto",
     buffer_factor: float | None = None,
     combine: Combine = "psum_scatter",
     save: Save = "x",
@@ -57,10 +63,12 @@ def expert_parallel_mlp(
         specs = P("expert"), P(), P("expert"), P("expert"), P("expert")
         jax.shard_map(layer, mesh=mesh, in_specs=specs, out_specs=(P("expert"), P()))
 
-    Tokens of all devices are gathered, each device computes what its experts have to say to them,
-    and partial results are added up where the tokens came from. Only rows of experts that are here
-    are moved and multiplied. No row is dropped, and the host waits for nothing: buffers have room
-    for the worst case, whose end no kernel reads or writes but for zeros.
+    With "all_gather" tokens of all devices are gathered, each device computes what its experts have
+    to say to them, and partial results are added up where the tokens came from. With
+    "ragged_all_to_all" each row travels to its expert and back, which is less where tokens choose
+    fewer experts than there are devices. Only rows of experts that are here are moved and
+    multiplied. No row is dropped, and the host waits for nothing: buffers have room for the worst
+    case, whose end no kernel reads or writes but for zeros.
 
     Tokens that are the same along a mesh axis of the layer (their type does not vary over it) are
     not gathered along it, and results are added up along it by a `psum`.
@@ -73,8 +81,12 @@ def expert_parallel_mlp(
       wo: [E/N, F, D].
       expert_axis: the mesh axis, or axes, along which experts are divided, in order.
       tensor_axis: the mesh axis, or axes, along which hidden features are divided.
+      strategy: "all_gather", "ragged_all_to_all", or "auto" for the one that is predicted to be
+        faster, see `explain_expert_parallel`. The exchange is for tokens that differ along
+        `expert_axis` and only there; elsewhere than on GPUs it is a reference that gathers.
       chunks: into how many parts tokens are divided, one after the other, so that XLA can send one
-        while another is multiplied, and buffers for the worst case are smaller.
+        while another is multiplied, and buffers for the worst case are smaller; "auto" goes by
+        predicted time.
       buffer_factor: None drops nothing. A number is the room for rows on a device, over those of
         balanced experts; rows past it are dropped, those of a device's last experts first, and
         counted in `overflow`.
@@ -101,10 +113,10 @@ def expert_parallel_mlp(
     """
     activation = as_activation(activation)
     checked_boolean("apply_router_weight_on_input", apply_router_weight_on_input)
-    checked_choice("strategy", strategy, ("all_gather", "ragged_all_to_all"))
-    checked_choice("combine", combine, ("psum_scatter", "all_to_all"))
-    checked_choice("save", save, ("x", "rows", "nothing"))
-    factor = _checked_factor(buffer_factor)
+    checked_choice("strategy", strategy, STRATEGIES)
+    checked_choice("combine", combine, COMBINES)
+    checked_choice("save", save, SAVES)
+    factor = checked_factor(buffer_factor)
     x, wi_0, wo = as_array("x", x), as_array("wi_0", wi_0), as_array("wo", wo)
     wi_1 = None if wi_1 is None else as_array("wi_1", wi_1)
     check_routing(FUNCTION, routing)
@@ -141,14 +153,47 @@ def expert_parallel_mlp(
         vary_over(routing.experts.reshape(-1, top_k), axes),
         vary_over(routing.weights.reshape(-1, top_k), axes),
     )
-    if strategy == "ragged_all_to_all" and group.tokens != group.experts:
+    schedule = _schedule(group, tokens, experts, top_k, strategy, chunks, combine, factor, save)
+    y, wanted, kept = layer.run(tokens, choices, experts, group, schedule)
+    return y.reshape(x.shape), group_stats(wanted, kept, group)
+
+
+def _schedule(
+    group: Group,
+    tokens: jax.Array,
+    experts: Experts,
+    top_k: int,
+    strategy: str,
+    chunks: int | str,
+    combine: Combine,
+    factor: float | None,
+    save: Save,
+) -> Schedule:
+    """What is asked for, and what is fastest of the rest."""
+    can_exchange = group.tokens == group.experts
+    if strategy == "ragged_all_to_all" and not can_exchange:
         raise ValueError(
             f"{FUNCTION}: strategy='ragged_all_to_all' is for tokens that differ along expert_axis "
             f"and only there, and these differ along {group.tokens or 'no axis of the layer'}"
         )
-    schedule = Schedule(strategy, _checked_chunks(chunks, len(tokens)), factor, combine, save)
-    y, wanted, kept = layer.run(tokens, choices, experts, group, schedule)
-    return y.reshape(x.shape), group_stats(wanted, kept, group)
+    shape = prediction.Shape(
+        *tokens.shape,
+        experts.matrices["wi_0"].shape[2],
+        experts.count * group.num_slices,
+        top_k,
+        group.num_slices,
+        tokens.dtype.itemsize,
+        group.num_sources,
+    )
+    chosen = prediction.choose(
+        shape,
+        None if strategy == "auto" else strategy,  # type: ignore[arg-type]
+        checked_chunks(chunks, len(tokens)),
+        combine,
+        factor,
+        can_exchange=can_exchange,
+    )
+    return Schedule(chosen.strategy, chosen.chunks, factor, combine, save)
 
 
 def _given(**arrays: jax.Array | None) -> dict[str, jax.Array]:
@@ -163,20 +208,3 @@ def _check_experts(here: int, routed: int, group: Group) -> None:
             f"but the router has {routed}; their product must be that, so the number of experts "
             "must be a multiple of the number of devices"
         )
-
-
-def _checked_factor(factor: float | None) -> float | None:
-    if factor is None:
-        return None
-    if isinstance(factor, bool) or not isinstance(factor, int | float) or not factor > 0:
-        raise ValueError(f"buffer_factor must be None or a positive number, got {factor!r}")
-    return float(factor)
-
-
-def _checked_chunks(chunks: int, tokens: int) -> int:
-    chunks = arguments.checked_int("chunks", chunks)
-    if chunks < 1 or tokens % chunks:
-        raise ValueError(
-            f"chunks must be a positive divisor of the {tokens} tokens of a device, got {chunks}"
-        )
-    return chunks

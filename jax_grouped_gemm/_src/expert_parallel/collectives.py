@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import functools
 import operator
-from typing import Literal
 
 import jax
 from jax import lax
 
 from jax_grouped_gemm._src.arithmetic import at_least_float32
 from jax_grouped_gemm._src.expert_parallel.group import Axes, Group
-
-Combine = Literal["psum_scatter", "all_to_all"]
+from jax_grouped_gemm._src.expert_parallel.prediction import Combine
 
 
 def gather(x: jax.Array, group: Group, combine: Combine) -> jax.Array:

@@ -12,10 +12,10 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jax_grouped_gemm._src.arithmetic import at_least_float32
 from jax_grouped_gemm._src.expert_parallel import collectives, exchange
-from jax_grouped_gemm._src.expert_parallel.collectives import Combine
 from jax_grouped_gemm._src.expert_parallel.experts import Experts, weights_of_rows
 from jax_grouped_gemm._src.expert_parallel.group import Group
 from jax_grouped_gemm._src.expert_parallel.pairs import LocalPairs, buffer_rows, local_pairs
+from jax_grouped_gemm._src.expert_parallel.prediction import Combine, Strategy
 
 Save = Literal["x", "rows", "nothing"]
 
@@ -40,9 +40,6 @@ class Schedule:
     buffer_factor: float | None
     combine: Combine
     save: Save
-
-
-Strategy = Literal["all_gather", "ragged_all_to_all"]
 
 
 class Choices(NamedTuple):
