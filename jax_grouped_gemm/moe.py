@@ -33,7 +33,6 @@ import functools
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from jax_grouped_gemm._src import arguments
@@ -46,6 +45,17 @@ from jax_grouped_gemm._src.arguments import (
     refuse_sharded,
 )
 from jax_grouped_gemm._src.arithmetic import at_least_float32
+from jax_grouped_gemm._src.expert_parallel.api import expert_parallel_mlp as expert_parallel_mlp
+from jax_grouped_gemm._src.expert_parallel.explain import (
+    ExpertParallelExplanation as ExpertParallelExplanation,
+)
+from jax_grouped_gemm._src.expert_parallel.explain import (
+    explain_expert_parallel as explain_expert_parallel,
+)
+from jax_grouped_gemm._src.expert_parallel.mesh import expert_parallel as expert_parallel
+from jax_grouped_gemm._src.expert_parallel.stats import (
+    ExpertParallelStats as ExpertParallelStats,
+)
 from jax_grouped_gemm._src.fp8.training import Recipe, fp8_ragged_dot
 from jax_grouped_gemm._src.mlp import api as mlp
 from jax_grouped_gemm._src.mlp.primitive import Options
@@ -57,6 +67,7 @@ from jax_grouped_gemm._src.moe.operands import (
     checked_biases,
 )
 from jax_grouped_gemm._src.moe.operands import ExpertOrder as ExpertOrder
+from jax_grouped_gemm._src.moe.permutation import permute_rows as permute_rows
 from jax_grouped_gemm._src.moe.routing import AuxiliaryLosses as AuxiliaryLosses
 from jax_grouped_gemm._src.moe.routing import Routing as Routing
 from jax_grouped_gemm._src.moe.routing import auxiliary_losses as auxiliary_losses
@@ -72,30 +83,6 @@ from jax_grouped_gemm._src.varying import vary_over, varying_axes
 
 Implementation = arguments.Implementation | Callable[..., jax.Array]
 ActivationLike = str | Callable[[jax.Array], jax.Array] | Activation
-
-
-@jax.custom_jvp
-def permute_rows(rows: jax.Array, permutation: jax.Array, inverse: jax.Array) -> jax.Array:
-    """``rows[permutation]`` along axis 0, whose gradient is the gather ``ct[inverse]``.
-
-    ``inverse`` must be the inverse of ``permutation``, both [rows.shape[0]]; this is not checked.
-    """
-    return jnp.asarray(rows).at[permutation].get(unique_indices=True, mode="promise_in_bounds")
-
-
-@permute_rows.defjvp
-def _permute_rows_jvp(primals, tangents):
-    # JAX transposes a gather into a scatter-add, which is slow and, in general, not reproducible
-    # on a GPU, and a scatter into a gather. A permutation is both, so the tangent map is written
-    # as the scatter: reverse mode then runs gathers only.
-    rows, permutation, inverse = primals
-    tangent, _, _ = tangents
-    permuted_tangent = (
-        jnp.zeros_like(tangent)
-        .at[inverse]
-        .set(tangent, unique_indices=True, mode="promise_in_bounds")
-    )
-    return permute_rows(rows, permutation, inverse), permuted_tangent
 
 
 def gated_activation(

@@ -1,4 +1,4 @@
-"""Test environment: four CPU devices, JAX's CPU backend unless a test asks for the GPU, seeds."""
+"""Test environment: eight CPU devices, JAX's CPU backend unless a test asks for the GPU, seeds."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 # JAX reads these when it is imported, so they are set before anything below imports it.
-XLA_FLAGS = [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=4"]
+XLA_FLAGS = [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"]
 if not Path("/dev/nvidiactl").exists():
     # Most of the time goes into compiling small programs for the CPU: unoptimised, and in one
     # thread, since the other cores have tests of their own.
