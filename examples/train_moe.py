@@ -3,6 +3,10 @@
 python -m examples.train_moe --steps 20 --microbatches 2 --checkpoints /tmp/run
 python -m examples.train_moe --steps 40 --microbatches 2 --checkpoints /tmp/run    # resumes at 20
 python -m examples.train_moe --preset h200 --recipe fp8                            # on a GPU
+python -m examples.train_moe --preset h200 --devices 4                             # on four
+
+With `--devices`, the experts and the tokens are divided over that many devices, and everything else
+is on each of them. Checkpoints are the same, so that a run may resume on another number.
 
 The text is the Python sources of the standard library, byte by byte. On a GPU of compute
 capability 9.0 the experts' matmuls run the kernels; elsewhere, the reference.
@@ -23,11 +27,14 @@ import numpy as np
 import optax
 import orbax.checkpoint as ocp
 from flax import nnx
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm.demo.data import batches, load_corpus
 from jax_grouped_gemm.flax.nnx import MoE
 
+EXPERTS = "expert"  # the axis of devices along which experts and tokens are divided
 LOAD_BALANCING, ROUTER_Z = 1e-2, 1e-3  # weights of the router's losses
 
 
@@ -55,7 +62,9 @@ PRESETS = {
 class Block(nnx.Module):
     """Causal attention, then a mixture of experts: [batch, length, embed] -> same."""
 
-    def __init__(self, config: Config, recipe: jgg.Recipe | None, rngs: nnx.Rngs):
+    def __init__(
+        self, config: Config, recipe: jgg.Recipe | None, expert_axis: str | None, rngs: nnx.Rngs
+    ):
         self.heads = config.heads
         dense = dict(use_bias=False, dtype=config.dtype, rngs=rngs)
         self.attention_norm = nnx.RMSNorm(config.embed, dtype=config.dtype, rngs=rngs)
@@ -69,6 +78,7 @@ class Block(nnx.Module):
             config.top_k,
             dtype=config.dtype,
             recipe=recipe,
+            expert_axis=expert_axis,
             rngs=rngs,
         )
 
@@ -83,11 +93,19 @@ class Block(nnx.Module):
 class Transformer(nnx.Module):
     """Logits of the next byte: [batch, length] -> [batch, length, 256], and router losses."""
 
-    def __init__(self, config: Config, recipe: jgg.Recipe | None, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        config: Config,
+        recipe: jgg.Recipe | None = None,
+        expert_axis: str | None = None,
+        *,
+        rngs: nnx.Rngs,
+    ):
         options = dict(dtype=config.dtype, rngs=rngs)
         self.embed = nnx.Embed(256, config.embed, **options)
         self.positions = nnx.Embed(config.length, config.embed, **options)
-        self.blocks = nnx.List([Block(config, recipe, rngs) for _ in range(config.layers)])
+        blocks = [Block(config, recipe, expert_axis, rngs) for _ in range(config.layers)]
+        self.blocks = nnx.List(blocks)
         self.norm = nnx.RMSNorm(config.embed, **options)
         self.head = nnx.Linear(config.embed, 256, **options)
 
@@ -126,12 +144,15 @@ def make_step(graph: nnx.GraphDef, optimizer: optax.GradientTransformation) -> C
     return jax.jit(step, donate_argnums=(0, 1))
 
 
-def train(options: argparse.Namespace) -> list[float]:
+def train(options: argparse.Namespace, mesh: Mesh) -> list[float]:
     """Returns the loss of every step that this run made."""
     config = PRESETS[options.preset]
     recipe = jgg.Recipe() if options.recipe == "fp8" else None
-    graph, params = nnx.split(Transformer(config, recipe, nnx.Rngs(options.seed)), nnx.Param)
+    expert_axis = EXPERTS if options.devices > 1 else None
+    model = Transformer(config, recipe, expert_axis, rngs=nnx.Rngs(options.seed))
+    graph, params = nnx.split(model, nnx.Param)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(options.learning_rate))
+    params = jax.device_put(params, shardings(params, mesh))
     state = optimizer.init(params)
     print(jgg.unavailable_reason() or "the kernels run on this machine")
 
@@ -147,6 +168,7 @@ def train(options: argparse.Namespace) -> list[float]:
     step = make_step(graph, optimizer)
     losses = []
     for number, windows in enumerate(text(config, options, done), start=done + 1):
+        windows = jax.device_put(windows, NamedSharding(mesh, P(None, EXPERTS)))
         params, state, loss = step(params, state, windows)
         losses.append(float(loss))
         if number % options.report_every == 0 or number == options.steps:
@@ -155,6 +177,15 @@ def train(options: argparse.Namespace) -> list[float]:
         checkpoints.save(options.steps, args=ocp.args.StandardSave((params, state)))
         checkpoints.close()
     return losses
+
+
+def shardings(params: nnx.State, mesh: Mesh) -> nnx.State:
+    """Of the parameters: those of experts are divided along their first axis, others are whole."""
+
+    def of(spec: P) -> NamedSharding:
+        return NamedSharding(mesh, P(*(EXPERTS if axis == "exp" else None for axis in spec)))
+
+    return jax.tree.map(of, nnx.get_partition_spec(params), is_leaf=lambda x: isinstance(x, P))
 
 
 def text(config: Config, options: argparse.Namespace, done: int) -> Iterator[np.ndarray]:
@@ -178,10 +209,14 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
     parser.add_argument("--steps", type=int, default=40, help="in all, those resumed from included")
     parser.add_argument("--microbatches", type=int, default=2, help="a step")
     parser.add_argument("--checkpoints", type=Path, help="folder to resume from and to save in")
+    parser.add_argument("--devices", type=int, default=1, help="that divide experts and tokens")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--report-every", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
-    return train(parser.parse_args(arguments))
+    options = parser.parse_args(arguments)
+    mesh = jax.make_mesh((options.devices,), (EXPERTS,), (AxisType.Auto,))
+    with jax.set_mesh(mesh):
+        return train(options, mesh)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ def test_accumulated_gradients_are_those_of_the_whole_batch():
     from examples import train_moe
 
     config = train_moe.PRESETS["cpu"]
-    model = train_moe.Transformer(config, None, nnx.Rngs(0))
+    model = train_moe.Transformer(config, rngs=nnx.Rngs(0))
     graph, params = nnx.split(model, nnx.Param)
     optimizer = optax.sgd(1.0)
     window = np.random.default_rng().integers(0, 256, (2, config.batch, config.length + 1))
@@ -46,6 +46,17 @@ def test_accumulated_gradients_are_those_of_the_whole_batch():
     np.testing.assert_allclose(loss_of_two, loss_of_one, rtol=1e-5)
     for a, b in zip(jax.tree.leaves(two), jax.tree.leaves(one), strict=True):
         np.testing.assert_allclose(a, b, atol=2e-3)
+
+
+def test_experts_on_several_devices_train_alike(tmp_path):
+    pytest.importorskip("orbax.checkpoint")
+    from examples import train_moe
+
+    one = train_moe.main(["--steps", "12"])
+    first = train_moe.main(["--steps", "6", "--devices", "4", "--checkpoints", str(tmp_path)])
+    # Resumes on another number of devices.
+    then = train_moe.main(["--steps", "12", "--devices", "2", "--checkpoints", str(tmp_path)])
+    np.testing.assert_allclose(first + then, one, rtol=5e-3)
 
 
 def test_training_in_fp8():
