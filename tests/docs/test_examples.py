@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from pathlib import Path
 
@@ -27,7 +28,11 @@ def pages(language: str) -> list[Path]:
 
 
 @pytest.mark.parametrize("page", pages("python"), ids=lambda page: str(page.relative_to(ROOT)))
-def test_python(page):
+def test_python(page, monkeypatch):
+    # A page may change how much is logged.
+    logger = logging.getLogger("jax_grouped_gemm")
+    monkeypatch.setattr(logger, "level", logger.level)
+    monkeypatch.setattr(logging.root, "handlers", list(logging.root.handlers))
     namespace = {"__name__": "example"}
     for line, block in blocks(page, "python"):
         # With the page's own line numbers in a traceback.
