@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from jax_grouped_gemm._src.op import ops
+
 ROOT = Path(__file__).parents[2]
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -33,10 +35,15 @@ def test_python(page, monkeypatch):
     logger = logging.getLogger("jax_grouped_gemm")
     monkeypatch.setattr(logger, "level", logger.level)
     monkeypatch.setattr(logging.root, "handlers", list(logging.root.handlers))
+    # And it may make an operation.
+    known = dict(ops)
     namespace = {"__name__": "example"}
     for line, block in blocks(page, "python"):
         # With the page's own line numbers in a traceback.
-        exec(compile("\n" * line + block, str(page), "exec"), namespace)
+        code = compile("\n" * line + block, str(page), "exec", dont_inherit=True)
+        exec(code, namespace)
+    for primitive in ops.keys() - known.keys():
+        del ops[primitive]
 
 
 def test_gradients_of_the_first_example_are_explained(capsys):
