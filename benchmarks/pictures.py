@@ -8,7 +8,7 @@ python -m benchmarks.pictures          # after recording anew; writes docs/image
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -78,21 +78,15 @@ def _as_memory(count: float) -> str:
 
 
 def layer() -> plt.Figure:
-    """Where the time of a whole layer goes, forward and with its gradients."""
+    """Where the time of a whole layer goes, forward and with its gradients, beside QuACK's."""
     results = load([quotes.RESULTS / "h200_moe.json"])
-    rows = [case for case in results["cases"] if "parts_us" in quotes.ours(case)]
-    parts = list(dict.fromkeys(part for case in rows for part in quotes.ours(case)["parts_us"]))
+    cases = [case for case in results["cases"] if "parts_us" in quotes.ours(case)]
+    parts = list(dict.fromkeys(part for case in cases for part in quotes.ours(case)["parts_us"]))
     figure, panels = plt.subplots(2, 1, figsize=(WIDTH, 6.2), layout="constrained")
     for axes, op, title in zip(
         panels, ("moe_forward", "moe_step"), ("forward", "forward and backward"), strict=True
     ):
-        of_op = [case for case in rows if case["op"] == op]
-        names = [case["shape"]["name"] for case in of_op]
-        left = np.zeros(len(of_op))
-        for part, color in zip(parts, (*PALETTE, BLACK), strict=False):
-            values = np.array([quotes.ours(case)["parts_us"].get(part, 0) for case in of_op]) / 1e3
-            axes.barh(names, values, 0.7, left, color=color, label=part)
-            left += values
+        _layer_panel(axes, [case for case in cases if case["op"] == op], parts)
         axes.set(title=title, xlabel="ms")
         axes.invert_yaxis()
         axes.spines[["top", "right"]].set_visible(False)
@@ -100,6 +94,27 @@ def layer() -> plt.Figure:
     handles, labels = panels[-1].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4)
     return figure
+
+
+def _layer_panel(axes: plt.Axes, cases: Sequence[Mapping], parts: Sequence[str]) -> None:
+    rows = np.arange(len(cases))
+    quack = [_fastest_ms(case, "quack", "quack_tuned") for case in cases]
+    height, offset = (0.36, -0.19) if any(quack) else (0.7, 0)
+    left = np.zeros(len(cases))
+    for part, color in zip(parts, (*PALETTE, BLACK), strict=False):
+        values = np.array([quotes.ours(case)["parts_us"].get(part, 0) for case in cases]) / 1e3
+        axes.barh(rows + offset, values, height, left, color=color, label=part)
+        left += values
+    if any(quack):
+        style = dict(color="white", edgecolor=BLACK, hatch="//")
+        axes.barh(rows - offset, quack, height, label="QuACK, tuned or not", **style)
+    axes.set_yticks(rows, [case["shape"]["name"] for case in cases])
+
+
+def _fastest_ms(case: Mapping, *peers: str) -> float:
+    """The least time of the peers that were measured; 0 if none was."""
+    found = (case["peers"].get(name, {}).get("median_us") for name in peers)
+    return min((us / 1e3 for us in found if us), default=0.0)
 
 
 def losses() -> plt.Figure:
