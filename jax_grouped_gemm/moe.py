@@ -2,14 +2,14 @@
 
 Every token is processed by its ``top_k`` best experts: there is no capacity, so no token is ever
 dropped and no row is ever padded. Tokens are sorted by expert, and the experts' matrices meet them
-in three ragged matmuls::
+in three ragged matmuls:
 
     logits = jnp.dot(x, gate, precision="highest")             # [..., D] -> [..., E]
     routing = moe.route(logits, top_k=2)                       # experts and weights [..., 2]
     y = moe.dropless_mlp(x, routing, wi_0, wi_1, wo)           # [..., D] -> [..., D]
     loss = task_loss + 1e-2 * moe.load_balancing_loss(routing) + 1e-3 * moe.router_z_loss(routing)
 
-GPT-OSS has biases and clips what its activation gets, Llama 4 weights the input of its experts::
+GPT-OSS has biases and clips what its activation gets, Llama 4 weights the input of its experts:
 
     routing = moe.route(logits + gate_bias, top_k=4)
     y = moe.dropless_mlp(x, routing, wi_0, wi_1, wo, biases=(b0, b1, bo), activation="swiglu_oai")
