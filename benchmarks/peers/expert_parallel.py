@@ -28,6 +28,7 @@ STRATEGIES: dict[str, dict] = {
     "all_to_all": dict(strategy="all_gather", chunks=1, combine="all_to_all"),
     "chunks_2": dict(strategy="all_gather", chunks=2, combine="psum_scatter"),
     "chunks_2_all_to_all": dict(strategy="all_gather", chunks=2, combine="all_to_all"),
+    "room_for_1.25": dict(strategy="all_gather", buffer_factor=1.25),
     "gather_again": dict(strategy="all_gather", chunks=1, save="nothing"),
     "ragged": dict(strategy="ragged_all_to_all", chunks=1),
 }

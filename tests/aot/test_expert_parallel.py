@@ -82,8 +82,10 @@ def test_gathered_forward(chunks, combine, target):
     """One collective for all choices, and two for each chunk of tokens."""
     options = dict(strategy="all_gather", chunks=chunks, combine=combine)
     program = compile_layer(target, step=False, **options)
-    back = "reduce-scatter" if combine == "psum_scatter" else "all-to-all"
-    assert collectives(program) == {"all-gather": 1 + chunks, back: chunks}
+    expected = {"all-gather": 1, "all-to-all": 2 * chunks}
+    if combine == "psum_scatter":
+        expected = {"all-gather": 1 + chunks, "reduce-scatter": chunks}
+    assert collectives(program) == expected
     assert program.kernels == {name: chunks for name in FORWARD}
     assert not any(i.opcode == "copy" for i in program.entry)
 
@@ -96,15 +98,19 @@ def test_chunks_travel_beside_products(target):
         assert any(products & beside for beside in kernels_beside(program, kind)), kind
 
 
-def test_gathered_step(target):
+@pytest.mark.parametrize("combine", ["psum_scatter", "all_to_all"])
+def test_gathered_step(combine, target):
     """Choices, tokens and cotangents are gathered; results, gradients of tokens and of router
-    weights are scattered, and those of tokens beside the products of weight gradients."""
-    options = dict(strategy="all_gather", chunks=1, combine="psum_scatter")
+    weights are scattered, and none of them beside a product, whose blocks it would displace."""
+    options = dict(strategy="all_gather", chunks=1, combine=combine)
     program = compile_layer(target, step=True, **options)
-    assert collectives(program) == {"all-gather": 3, "reduce-scatter": 3}
-    assert {"ragged_contracting"} in [
-        beside & {"ragged_contracting"} for beside in kernels_beside(program, "reduce-scatter")
-    ]
+    expected = {"all-gather": 1, "reduce-scatter": 1, "all-to-all": 4}
+    if combine == "psum_scatter":
+        expected = {"all-gather": 3, "reduce-scatter": 3}
+    assert collectives(program) == expected
+    for kind in COLLECTIVES:
+        for kernels in kernels_beside(program, kind):
+            assert not {name for name in kernels if name.endswith(("dot", "contracting"))}
 
 
 @pytest.mark.parametrize("step", [False, True])

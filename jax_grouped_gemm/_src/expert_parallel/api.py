@@ -42,7 +42,7 @@ def expert_parallel_mlp(
     strategy: Strategy | Literal["auto"] = "auto",
     chunks: int | Literal["auto"] = "auto",
     buffer_factor: float | None = None,
-    combine: Combine = "psum_scatter",
+    combine: Combine = "all_to_all",
     save: Save = "x",
     biases: Biases | None = None,
     activation: Any = "silu",
@@ -83,17 +83,18 @@ def expert_parallel_mlp(
       tensor_axis: the mesh axis, or axes, along which hidden features are divided.
       strategy: "all_gather", "ragged_all_to_all", or "auto" for the one that is predicted to be
         faster, see `explain_expert_parallel`. The exchange is for tokens that differ along
-        `expert_axis` and only there; elsewhere than on GPUs it is a reference that gathers.
-      chunks: into how many parts tokens are divided, one after the other, so that XLA can send one
-        while another is multiplied, and buffers for the worst case are smaller; "auto" goes by
-        predicted time.
+        `expert_axis` and only there, and for GPUs of one process, which XLA needs for it by
+        default; on other platforms it is a reference that gathers.
+      chunks: into how many parts tokens are divided, one after the other. Buffers for the worst
+        case are so many times smaller; matrices are read, and their gradients added, as many times.
+        "auto" is one: XLA sends a part while another is multiplied, but that has not been faster,
+        because kernels of collectives take the place of blocks of the products.
       buffer_factor: None drops nothing. A number is the room for rows on a device, over those of
         balanced experts; rows past it are dropped, those of a device's last experts first, and
         counted in `overflow`.
-      combine: "psum_scatter" adds partial results in the order and precision of XLA's collective;
-        "all_to_all" sends as much and adds in float32, in the order of the devices, with one
-        rounding. Gradients of tokens are added likewise. The latter is differentiable in reverse
-        mode only.
+      combine: "all_to_all" sends partial results where they are added up in float32 at least, in
+        the order of the devices, with one rounding; "psum_scatter" leaves that to XLA's collective.
+        Tokens are gathered by the transpose, so that their gradients are added up likewise.
       save: of the tokens, what is kept for the backward pass: "x" everybody's tokens; "rows" the
         local rows; "nothing", which gathers them again.
       biases: of this device's experts, see `moe.dropless_mlp`; along `tensor_axis` that of wo is
@@ -170,14 +171,15 @@ def _schedule(
     save: Save,
 ) -> Schedule:
     """What is asked for, and what is fastest of the rest."""
-    can_exchange = group.tokens == group.experts
-    if strategy == "ragged_all_to_all" and not can_exchange:
+    differ = group.tokens == group.experts
+    if strategy == "ragged_all_to_all" and not differ:
         raise ValueError(
             f"{FUNCTION}: strategy='ragged_all_to_all' is for tokens that differ along expert_axis "
             f"and only there, and these differ along {group.tokens or 'no axis of the layer'}"
         )
     shape = prediction.Shape(
-        *tokens.shape,
+        tokens.shape[0],
+        tokens.shape[1],
         experts.matrices["wi_0"].shape[2],
         experts.count * group.num_slices,
         top_k,
@@ -191,7 +193,7 @@ def _schedule(
         checked_chunks(chunks, len(tokens)),
         combine,
         factor,
-        can_exchange=can_exchange,
+        can_exchange=differ and jax.process_count() == 1,
     )
     return Schedule(chosen.strategy, chosen.chunks, factor, combine, save)
 

@@ -5,10 +5,8 @@ The two are each other's transpose.
 
 from __future__ import annotations
 
-import functools
-import operator
-
 import jax
+import jax.numpy as jnp
 from jax import lax
 
 from jax_grouped_gemm._src.arithmetic import at_least_float32
@@ -17,7 +15,7 @@ from jax_grouped_gemm._src.expert_parallel.prediction import Combine
 
 
 def gather(x: jax.Array, group: Group, combine: Combine) -> jax.Array:
-    """[T, ...] of each device -> [sources * T, ...]; its gradient is added up as `combine` says."""
+    """[T, ...] of each device -> [sources * T, ...], by the transpose of what `combine` says."""
     if not group.tokens:
         return x
     if combine == "all_to_all":
@@ -35,22 +33,19 @@ def scatter(y: jax.Array, group: Group, combine: Combine) -> jax.Array:
     return lax.psum(y, group.summed) if group.summed else y
 
 
-# What JAX makes of the derivatives of an all_to_all and a sum would broadcast before sending.
+# The two below are made of the same steps backwards, so that JAX transposes one into the other. The
+# sum over devices, which is that of copies' cotangents, is in float32 at least for that reason.
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _gather(x: jax.Array, axes: Axes) -> jax.Array:
-    return lax.all_gather(x, axes, tiled=True)
+    """Everybody sends everybody a copy, as an all_gather does."""
+    copies = jnp.broadcast_to(x.astype(at_least_float32(x.dtype)), (lax.axis_size(axes), *x.shape))
+    everybody = lax.all_to_all(copies.astype(x.dtype), axes, 0, 0)
+    return everybody.reshape(-1, *x.shape[1:])
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _scatter(y: jax.Array, axes: Axes) -> jax.Array:
-    """Added up in float32 at least, in the order of the devices, and rounded once."""
+    """Added up in the order of the devices, and rounded once."""
     parts = y.reshape(lax.axis_size(axes), -1, *y.shape[1:])
     parts = lax.all_to_all(parts, axes, 0, 0)
-    total = functools.reduce(operator.add, parts.astype(at_least_float32(y.dtype)))
-    return total.astype(y.dtype)
-
-
-_gather.defvjp(lambda x, axes: (_gather(x, axes), None), lambda axes, _, ct: (_scatter(ct, axes),))
-_scatter.defvjp(lambda y, axes: (_scatter(y, axes), None), lambda axes, _, ct: (_gather(ct, axes),))
+    return jnp.sum(parts, axis=0, dtype=at_least_float32(y.dtype)).astype(y.dtype)

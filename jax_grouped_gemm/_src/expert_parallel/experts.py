@@ -57,7 +57,7 @@ class Experts:
         return None if callable(self.implementation) else self.implementation
 
     def on_tokens(self, x: jax.Array, pairs: LocalPairs, weights: jax.Array) -> jax.Array:
-        """Tokens [T, D] and weights [m] -> rows [m, D], of which `pairs.count` are valid."""
+        """Tokens [T, D] and weights [m] -> rows [m, D], of which `pairs.valid_rows` are valid."""
         if self._is_composed:
             return self.on_rows(self.copy(x, pairs), pairs, weights)
         return self._fused(x, pairs, weights, rows=pairs.token_of_row, inverse=pairs.inverse)
@@ -88,13 +88,13 @@ class Experts:
     def copy(self, x: jax.Array, pairs: LocalPairs) -> jax.Array:
         """Tokens [T, D] -> rows [m, D], sorted by expert."""
         # A product that is not ours may multiply rows that no group owns.
-        count = None if callable(self.implementation) else pairs.count
+        count = None if callable(self.implementation) else pairs.valid_rows
         options = dict(inverse=pairs.inverse, implementation=self.of_rows)
         return gather_rows(x, pairs.token_of_row, count, **options)
 
     def add_up(self, rows: jax.Array, pairs: LocalPairs) -> jax.Array:
         """Rows [m, D] -> the sum of each token's: [T, D]."""
-        options = dict(count=pairs.count, implementation=self.of_rows)
+        options = dict(count=pairs.valid_rows, implementation=self.of_rows)
         return combine(rows, pairs.inverse, order=pairs.pair_of_row, **options)
 
     @property
@@ -108,7 +108,7 @@ class Experts:
         operands["weights"] = weights.astype(at_least_float32(x.dtype))
         operands |= dict(group_sizes=pairs.group_sizes, group_offset=canonical_offset(None))
         if "inverse" in more:
-            operands["count"] = pairs.count
+            operands["count"] = pairs.valid_rows
         return mlp.of_operands(options, operands)
 
     @property

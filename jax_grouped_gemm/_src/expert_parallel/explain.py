@@ -60,7 +60,7 @@ def explain_expert_parallel(
     dtype: DTypeLike = jnp.bfloat16,
     strategy: str = "auto",
     chunks: int | str = "auto",
-    combine: Combine = "psum_scatter",
+    combine: Combine = "all_to_all",
     buffer_factor: float | None = None,
 ) -> ExpertParallelExplanation:
     """Says how `expert_parallel_mlp` would compute a layer, and how long that may take.

@@ -39,9 +39,8 @@ class Group:
           TypeError: an axis is not named by a string.
           ValueError: no axis, an axis that is named twice, or one that is none of a mesh here.
         """
-        experts, tensor = axis_names("expert_axis", expert_axis), ()
-        if tensor_axis is not None:
-            tensor = axis_names("tensor_axis", tensor_axis)
+        experts = axis_names("expert_axis", expert_axis)
+        tensor = () if tensor_axis is None else axis_names("tensor_axis", tensor_axis)
         every = experts + tensor
         if len(set(every)) < len(every):
             raise ValueError(
@@ -98,13 +97,9 @@ def axis_names(argument: str, axes: AxisNames) -> Axes:
       TypeError: something is no name.
       ValueError: there is none.
     """
-    names = (axes,) if isinstance(axes, str) else tuple(axes) if _is_sequence(axes) else (axes,)
+    names = tuple(axes) if isinstance(axes, tuple | list) else (axes,)
     if not all(isinstance(name, str) for name in names):
         raise TypeError(f"{argument} must be the name of a mesh axis or several, got {axes!r}")
     if not names:
         raise ValueError(f"{argument} must name at least one mesh axis, got {axes!r}")
     return names
-
-
-def _is_sequence(axes) -> bool:
-    return isinstance(axes, tuple | list)

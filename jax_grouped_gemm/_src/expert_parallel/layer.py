@@ -82,9 +82,8 @@ def _gather_choices(choices: Choices, group: Group) -> Choices:
 
 
 def _local_pairs(choices, experts, group, schedule) -> LocalPairs:
-    num_rows = buffer_rows(
-        *choices.experts.shape, experts.count, group.num_slices, schedule.buffer_factor
-    )
+    tokens, top_k = choices.experts.shape
+    num_rows = buffer_rows(tokens, top_k, experts.count, group.num_slices, schedule.buffer_factor)
     first = group.slice_index() * experts.count
     return local_pairs(choices.experts, first, experts.count, num_rows, experts.of_rows)
 
@@ -95,6 +94,7 @@ def _gathered(x, choices, experts, group, schedule):
 
     def layer(x, weights):
         everybody = collectives.gather(x, group, schedule.combine)
+        everybody, weights = _together(everybody, weights)
         weights = weights_of_rows(weights, pairs)
         if schedule.save == "rows":
             rows = experts.on_rows(experts.copy(everybody, pairs), pairs, weights)
@@ -104,7 +104,7 @@ def _gathered(x, choices, experts, group, schedule):
         return collectives.scatter(partial_sums, group, schedule.combine)
 
     y = _keeping(schedule, layer)(x, choices.weights)
-    return y, pairs.wanted, pairs.count[0]
+    return y, pairs.wanted, pairs.valid_rows[0]
 
 
 def _exchanged(x, choices, experts, group, schedule):
@@ -127,6 +127,7 @@ def _exchanged(x, choices, experts, group, schedule):
     def layer(x, weights):
         rows = experts.copy(x, own)
         rows = exchange.exchange(rows, ways, group.experts, pairs.num_rows, all_arrive)
+        rows, weights = _together(rows, weights)
         rows = experts.on_rows(rows, pairs, weights_of_rows(weights, pairs))
         back = exchange.Routes(ways.back, ways.there)
         rows = checkpoint_name(rows, "mlpwo")
@@ -135,7 +136,16 @@ def _exchanged(x, choices, experts, group, schedule):
         return lax.psum(y, group.summed) if group.summed else y
 
     y = _keeping(schedule, layer)(x, choices.weights)
-    return y, pairs.wanted, pairs.count[0]
+    return y, pairs.wanted, pairs.valid_rows[0]
+
+
+def _together(rows: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Both, whose gradients travel one after the other when both are done.
+
+    On its way beside a product, that of the weights would wait for other devices in the place of
+    thread blocks of the product, which all run at once.
+    """
+    return tuple(lax.optimization_barrier((rows, weights)))
 
 
 def _keeping(schedule, layer):

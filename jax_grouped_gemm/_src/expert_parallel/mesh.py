@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 from jax_grouped_gemm._src.expert_parallel.api import expert_parallel_mlp
 from jax_grouped_gemm._src.expert_parallel.group import Axes, AxisNames, axis_names
 from jax_grouped_gemm._src.expert_parallel.stats import ExpertParallelStats
+from jax_grouped_gemm._src.moe.operands import Biases
 from jax_grouped_gemm._src.moe.routing import Routing
 from jax_grouped_gemm._src.varying import varying_axes
 
@@ -121,7 +122,7 @@ def _on_device(operands, *, experts: Axes, tensor: Axes, fsdp: Axes, options):
         for name, axis in dict(wi_0=1, wi_1=1, wo=2, bo=1).items():
             if name in given:
                 given[name] = lax.all_gather(given[name], fsdp, axis=axis, tiled=True)
-    biases = tuple(given.get(name) for name in ("b0", "b1", "bo"))
+    biases: Biases = given.get("b0"), given.get("b1"), given.get("bo")
     y, stats = expert_parallel_mlp(
         given["x"],
         Routing(*(given[name] for name in Routing._fields)),

@@ -18,8 +18,8 @@ def checked_factor(factor: float | None) -> float | None:
     return float(factor)
 
 
-def checked_chunks(chunks: int | str, tokens: int) -> int | None:
-    """A divisor of the tokens, or None for "auto".
+def checked_chunks(chunks: int | str, tokens: int) -> int:
+    """A divisor of the tokens; one for "auto", since more have never been faster.
 
     Raises:
       TypeError: it is neither a string nor an integer.
@@ -27,7 +27,7 @@ def checked_chunks(chunks: int | str, tokens: int) -> int | None:
     """
     if isinstance(chunks, str):
         if chunks == "auto":
-            return None
+            return 1
     elif (count := checked_int("chunks", chunks)) >= 1 and tokens % count == 0:
         return count
     raise ValueError(

@@ -15,9 +15,9 @@ class LocalPairs(NamedTuple):
     """Rows for the local experts of T tokens with k choices each, in a buffer of m rows."""
 
     order: jax.Array  # [T*k] int32, the pair of each row, those that are elsewhere last
-    inverse: jax.Array  # [T, k] int32, the row of each pair; none if it is not below `count`
+    inverse: jax.Array  # [T, k] int32, the row of each pair; none if not below `valid_rows`
     group_sizes: jax.Array  # [experts here] int32, rows of each expert in the buffer
-    count: jax.Array  # [1] int32, their sum
+    valid_rows: jax.Array  # [1] int32, their sum
     wanted: jax.Array  # int32 scalar, how many rows there would be in a buffer without end
     num_rows: int  # m
 
@@ -34,7 +34,7 @@ class LocalPairs(NamedTuple):
     @property
     def valid(self) -> jax.Array:
         """Which rows of the buffer belong to a pair: booleans [m]."""
-        return jnp.arange(self.num_rows, dtype=jnp.int32) < self.count
+        return jnp.arange(self.num_rows, dtype=jnp.int32) < self.valid_rows
 
 
 def local_pairs(

@@ -16,10 +16,10 @@ Strategy = Literal["all_gather", "ragged_all_to_all"]
 Combine = Literal["psum_scatter", "all_to_all"]
 
 GIGA = 1e9
-ALL_GATHER = 190 * GIGA
-PSUM_SCATTER = 190 * GIGA
-ALL_TO_ALL = 270 * GIGA
-RAGGED_ALL_TO_ALL = 60 * GIGA
+ALL_GATHER = 185 * GIGA
+PSUM_SCATTER = 165 * GIGA
+ALL_TO_ALL = 220 * GIGA
+RAGGED_ALL_TO_ALL = 80 * GIGA
 """Bytes a second that leave a GPU, of tens of megabytes."""
 
 LATENCY = 20e-6
@@ -27,8 +27,6 @@ LATENCY = 20e-6
 
 ROWS_LOST_TO_TILES = 64
 """Of each expert, on the average: half a tile."""
-
-CHUNKS = (1, 2, 4)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,7 +115,7 @@ def predict(
     shape: Shape,
     strategy: Strategy,
     chunks: int = 1,
-    combine: Combine = "psum_scatter",
+    combine: Combine = "all_to_all",
     buffer_factor: float | None = None,
 ) -> Prediction:
     """Bytes and seconds of one way to compute a layer."""
@@ -125,7 +123,7 @@ def predict(
     row_bytes = shape.embed * shape.itemsize
     if strategy == "all_gather":
         there = back = (sources - 1) * shape.tokens * row_bytes
-        rates = ALL_GATHER, PSUM_SCATTER if combine == "psum_scatter" else ALL_TO_ALL
+        rates = (ALL_TO_ALL,) * 2 if combine == "all_to_all" else (ALL_GATHER, PSUM_SCATTER)
     else:
         there = back = shape.tokens * shape.top_k * row_bytes * (devices - 1) // devices
         rates = RAGGED_ALL_TO_ALL, RAGGED_ALL_TO_ALL
@@ -135,10 +133,14 @@ def predict(
     )
     local_forward, local_backward = _local_seconds(shape, 1)
     forward, backward = _local_seconds(shape, chunks)
-    # Of every leg one chunk is waited for, and the last leg backward runs beside the products of
-    # weight gradients.
-    exposed = sum(legs) / chunks
-    exposed_backward = (legs[1] + max(0.0, legs[0] - backward / 3)) / chunks
+    # Kernels of a collective and of a product, whose blocks all run at once, displace each other:
+    # what one gains from the other's time is lost again, so that every leg counts.
+    communication = sum(legs) + (LATENCY if sources > 1 else 0)
+    # Rows without a pair are written as zeros: gate, up and hidden, and the result.
+    unused = max(0, rows * chunks - shape.balanced_rows)
+    zeros = unused * (3 * shape.hidden + shape.embed) * shape.itemsize / BANDWIDTH
+    forward += communication + zeros
+    backward += communication + zeros
     return Prediction(
         strategy,
         chunks,
@@ -146,9 +148,10 @@ def predict(
         there,
         back,
         rows * row_bytes,
-        *legs,
-        forward_seconds=forward + exposed,
-        step_seconds=forward + backward + exposed + exposed_backward,
+        dispatch_seconds=legs[0],
+        combine_seconds=legs[1],
+        forward_seconds=forward,
+        step_seconds=forward + backward,
         local_forward_seconds=local_forward,
         local_step_seconds=local_forward + local_backward,
     )
@@ -157,29 +160,26 @@ def predict(
 def choose(
     shape: Shape,
     strategy: Strategy | None = None,
-    chunks: int | None = None,
-    combine: Combine = "psum_scatter",
+    chunks: int = 1,
+    combine: Combine = "all_to_all",
     buffer_factor: float | None = None,
     *,
     can_exchange: bool = True,
 ) -> Prediction:
-    """The fastest step among the ways that are left open.
+    """The strategy with the faster step.
 
     Args:
       shape: of the layer.
-      strategy, chunks: None where they are to be chosen.
-      combine, buffer_factor: see `expert_parallel_mlp`.
+      strategy: None if it is to be chosen.
+      chunks, combine, buffer_factor: see `expert_parallel_mlp`.
       can_exchange: whether "ragged_all_to_all" may be chosen.
     """
     strategies: list[Strategy] = ["all_gather"]
     if can_exchange and shape.devices > 1:
         strategies.append("ragged_all_to_all")
-    every = [
-        predict(shape, one, count, combine, buffer_factor)
-        for one in (strategies if strategy is None else [strategy])
-        for count in (CHUNKS if chunks is None else [chunks])
-        if shape.tokens % count == 0
-    ]
+    if strategy is not None:
+        strategies = [strategy]
+    every = [predict(shape, one, chunks, combine, buffer_factor) for one in strategies]
     return min(every, key=lambda prediction: prediction.step_seconds)
 
 

@@ -251,21 +251,20 @@ def _cotangents(dy, given, wanted, options) -> dict[str, jax.Array]:
         cotangents["wo"] = weights_of(hidden, dy, *indices)
     # One [m, D] array at a time: each is made when what reads the one before it is done. Without
     # barriers XLA would also find that rows of x were copied before, and keep them instead of x.
-    # The gradient of x comes before those of wi_0 and wi_1, so that those can be computed while it
-    # travels to the devices that the tokens came from.
     x, dgate, cotangents = jax.lax.optimization_barrier((given["x"], dgate, cotangents))
+    if wanted & {"wi_0", "wi_1"}:
+        x = _on_rows(x, given)
+        for name, gradient in (("wi_0", dgate), ("wi_1", dup)):
+            if name in wanted:
+                cotangents[name] = weights_of(x, gradient, *indices)
+        dgate, cotangents = jax.lax.optimization_barrier((dgate, cotangents))
     if "x" in wanted:
         factors = dgate, dup, given["wi_0"], given["wi_1"]
         dx = PAIRED.bind(*factors, *indices, **options.of_products)
         if "rows" in given:
             rows = (given.get(name) for name in ("rows", "inverse", "count"))
             dx = token_rows.combine(dx, *rows, num_tokens=given["x"].shape[0])
-        x, cotangents["x"] = jax.lax.optimization_barrier((x, dx))
-    if wanted & {"wi_0", "wi_1"}:
-        x = _on_rows(x, given)
-        for name, gradient in (("wi_0", dgate), ("wi_1", dup)):
-            if name in wanted:
-                cotangents[name] = weights_of(x, gradient, *indices)
+        cotangents["x"] = dx
     return cotangents
 
 
