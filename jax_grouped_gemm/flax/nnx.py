@@ -11,6 +11,7 @@ from flax import nnx
 
 from jax_grouped_gemm import moe
 from jax_grouped_gemm._src.fp8.training import Recipe
+from jax_grouped_gemm.flax._experts import apply_experts
 
 default_kernel_init = nnx.initializers.lecun_normal(batch_axis=(0,))
 default_gate_init = nnx.initializers.lecun_normal()
@@ -41,6 +42,10 @@ class MoE(nnx.Module):
       gate_init: initialiser of the router.
       implementation: who computes the ragged matmuls, see `moe.dropless_mlp`.
       recipe: recipe of FP8 matmuls, see `moe.dropless_mlp`.
+      expert_axis: mesh axis, or axes, along which experts are divided, see `moe.expert_parallel`;
+        None computes on one device. The parameters are the same, and so are checkpoints.
+      mesh, fsdp_axis, tensor_axis, strategy, chunks, buffer_factor: with `expert_axis`, see
+        `moe.expert_parallel`.
       rngs: the "params" stream makes the parameters.
     """
 
@@ -60,6 +65,13 @@ class MoE(nnx.Module):
         gate_init: Callable[..., jax.Array] = default_gate_init,
         implementation: moe.Implementation = None,
         recipe: Recipe | None = None,
+        expert_axis: str | tuple[str, ...] | None = None,
+        mesh: jax.sharding.Mesh | None = None,
+        fsdp_axis: str | tuple[str, ...] | None = None,
+        tensor_axis: str | tuple[str, ...] | None = None,
+        strategy: str = "auto",
+        chunks: int | str = "auto",
+        buffer_factor: float | None = None,
         rngs: nnx.Rngs,
     ):
         self.top_k = top_k
@@ -70,6 +82,13 @@ class MoE(nnx.Module):
         self.precision = precision
         self.implementation = implementation
         self.recipe = recipe
+        self.expert_axis = expert_axis
+        self.mesh = mesh
+        self.fsdp_axis = fsdp_axis
+        self.tensor_axis = tensor_axis
+        self.strategy = strategy
+        self.chunks = chunks
+        self.buffer_factor = buffer_factor
 
         def experts(shape: tuple[int, ...], axes: tuple[str, ...]) -> nnx.Param:
             return nnx.Param(kernel_init(rngs.params(), shape, param_dtype), **_annotation(axes))
@@ -94,17 +113,8 @@ class MoE(nnx.Module):
     def __call__(self, x: jax.Array) -> tuple[jax.Array, moe.AuxiliaryLosses]:
         dtype = jnp.result_type(x, self.param_dtype) if self.dtype is None else self.dtype
         routing = moe.route(self.gate(x), self.top_k, renormalize=self.renormalize)
-        y = moe.dropless_mlp(
-            x.astype(dtype),
-            routing,
-            self.wi_0[...].astype(dtype),
-            self.wi_1[...].astype(dtype),
-            self.wo[...].astype(dtype),
-            activation=self.activation,
-            precision=self.precision,
-            implementation=self.implementation,
-            recipe=self.recipe,
-        )
+        matrices = (w[...].astype(dtype) for w in (self.wi_0, self.wi_1, self.wo))
+        y, _ = apply_experts(self, x.astype(dtype), routing, *matrices)
         return y, moe.auxiliary_losses(routing)
 
 

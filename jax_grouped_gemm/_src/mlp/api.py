@@ -121,8 +121,8 @@ def gated_ragged_dot(
     their own. Its derivatives are those of the composition, so to train, take `ragged_mlp`.
 
     Args:
-      x, wi_0, wi_1, group_sizes, rows, weights, activation, precision, group_offset,
-        implementation: see `ragged_mlp`.
+      x, wi_0, wi_1, group_sizes, rows, weights: see `ragged_mlp`.
+      activation, precision, group_offset, implementation: likewise.
       biases: of wi_0 and wi_1, [g, F] each, each of which may be None.
       preferred_element_type: dtype of the result, by default that of gate. Hidden is rounded to
         that of gate first.
@@ -144,7 +144,11 @@ def gated_ragged_dot(
 
 
 def of_operands(options: Options, operands: Mapping[str, jax.Array]) -> jax.Array:
-    """`ragged_mlp` of checked operands; `inverse` [T, k], the rows of each token, may be one."""
+    """`ragged_mlp` of checked operands.
+
+    `inverse` [T, k], the rows of each token, may be one, and with it `count` [1], how many rows are
+    valid.
+    """
     operands = dict(zip(operands, align_varying(*operands.values()), strict=True))
     factors = [operands[name] for name in ("x", "wi_0", "wi_1", "wo") if name in operands]
     is_uniform = "wi_1" in operands and len({x.dtype for x in factors}) == 1
@@ -179,7 +183,8 @@ def if_fused(options: Options, operands: Mapping[str, jax.Array]) -> jax.Array |
 def _on_rows(operands: Mapping[str, jax.Array]) -> jax.Array:
     if "rows" not in operands:
         return operands["x"]
-    return token_rows.gather(operands["x"], operands["rows"], operands.get("inverse"))
+    more = operands.get("inverse"), operands.get("count")
+    return token_rows.gather(operands["x"], operands["rows"], *more)
 
 
 def _checked(
