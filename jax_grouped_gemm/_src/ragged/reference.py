@@ -84,7 +84,7 @@ def ragged_noncontracting(
         out = vary_over(_zero_bits((padded_rows, num_columns), preferred_element_type), axes)
 
         def compute_tile(tile, out):
-            group, first, end, _ = tiles.at(tile)
+            group, first, end = tiles.at(tile)
             window = _RowWindow(first, end, tile_rows, padded_rows)
             lhs_tile = from_bits(window.load(lhs, row_axis), lhs_dtype)
             rhs_matrix = from_bits(_element(rhs, group), rhs_dtype)
@@ -164,7 +164,7 @@ def ragged_contracting(
 
         def accumulate_tile(tile, carry):
             accumulator, out = carry
-            group, first, end, begins = tiles.at(tile)
+            group, first, end = tiles.at(tile)
             window = _RowWindow(first, end, tile_rows, padded_rows)
             # Both factors are masked: a zero in one does not silence a NaN in the other.
             lhs_tile = from_bits(window.load_masked(lhs, lhs_row_axis), lhs_dtype)
@@ -172,7 +172,9 @@ def ragged_contracting(
             product = _dot(lhs_tile, rhs_tile, dimension_numbers, precision, accumulator_dtype)
             # A group starts from nothing. The sum before may be NaN.
             before = lax.select(
-                lax.broadcast(begins, accumulator.shape), jnp.zeros_like(accumulator), accumulator
+                lax.broadcast(first == _element(tiles.start, group), accumulator.shape),
+                jnp.zeros_like(accumulator),
+                accumulator,
             )
             accumulator = before + product
             # The sum so far; that of the group's last tile stays.
@@ -288,11 +290,11 @@ class _Tiles(NamedTuple):
         group = jnp.sum(is_past, axis=1, dtype=jnp.int32)
         return cls(group, start - (last - tiles) * tile_rows, start, end, last[-1], tile_rows)
 
-    def at(self, tile: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-        """The group of a tile, its first row, its group's end, and whether it is the first."""
+    def at(self, tile: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """The group of a tile, its first row, and its group's end."""
         group = _element(self.group, tile)
         first = _element(self.base, group) + tile * self.tile_rows
-        return group, first, _element(self.end, group), first == _element(self.start, group)
+        return group, first, _element(self.end, group)
 
 
 def _element(x: jax.Array, index: jax.Array) -> jax.Array:
