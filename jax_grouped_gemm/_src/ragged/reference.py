@@ -9,8 +9,9 @@ An operand may carry a leading batch dimension; one without it is shared by the 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -75,7 +76,7 @@ def ragged_noncontracting(
                 accumulator_dtype,
             )
             product = to_bits(_convert(product, preferred_element_type))
-            return _select_rows(mask, product, jnp.zeros_like(product), axis=0)
+            return _where_owned(mask, product, axis=0)
 
         tile_rows = _tile_rows(num_rows, num_groups)
         tiles = _Tiles.of(bounds, tile_rows, num_rows)
@@ -146,14 +147,9 @@ def ragged_contracting(
         bounds = local_group_bounds(group_sizes, group_offset, num_groups, num_rows)
         if group_sizes.shape == (1,) and num_groups == 1:
             mask = _rows_between(num_rows, *bounds)
-            factors = (
-                from_bits(_select_rows(mask, x, jnp.zeros_like(x), axis), dtype)
-                for x, axis, dtype in (
-                    (lhs, lhs_row_axis, lhs_dtype),
-                    (rhs, rhs_row_axis, rhs_dtype),
-                )
-            )
-            product = _dot(*factors, dimension_numbers, precision, accumulator_dtype)
+            owned_lhs = from_bits(_where_owned(mask, lhs, lhs_row_axis), lhs_dtype)
+            owned_rhs = from_bits(_where_owned(mask, rhs, rhs_row_axis), rhs_dtype)
+            product = _dot(owned_lhs, owned_rhs, dimension_numbers, precision, accumulator_dtype)
             return to_bits(_convert(product, preferred_element_type))[None]
 
         tile_rows = _tile_rows(num_rows, num_groups)
@@ -255,7 +251,8 @@ def _rows_between(num_rows: int, start: jax.Array, end: jax.Array) -> jax.Array:
     return (rows >= start) & (rows < end)
 
 
-class _Tiles(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class _Tiles:
     """The tiles of all groups, in order; all are [T], of which the first `count` exist.
 
     Made as far as possible before the loop over tiles: what products of the same groups do there
@@ -307,6 +304,11 @@ def _with_element(x: jax.Array, element: jax.Array, index: jax.Array) -> jax.Arr
     return lax.dynamic_update_index_in_dim(x, element, index, 0, allow_negative_indices=False)
 
 
+def _where_owned(mask: jax.Array, x: jax.Array, axis: int) -> jax.Array:
+    """Rows along `axis` of `x` where `mask` is true, else zeros."""
+    return _select_rows(mask, x, jnp.zeros_like(x), axis)
+
+
 def _select_rows(mask: jax.Array, x: jax.Array, other: jax.Array, axis: int) -> jax.Array:
     """Rows along `axis` of `x` where `mask` is true, else of `other`."""
     # Not a product: what is left out may hold NaN or Inf.
@@ -332,8 +334,7 @@ class _RowWindow:
         )
 
     def load_masked(self, x: jax.Array, axis: int) -> jax.Array:
-        tile = self.load(x, axis)
-        return _select_rows(self.mask, tile, jnp.zeros_like(tile), axis)
+        return _where_owned(self.mask, self.load(x, axis), axis)
 
     def store(self, x: jax.Array, tile: jax.Array) -> jax.Array:
         return lax.dynamic_update_slice_in_dim(
