@@ -4,8 +4,9 @@ python -m benchmarks.never_slower --output never_slower.json
 
 Small, thin, shallow and deep shapes at random, `--shapes` of them for each operation, each against
 the expressions and loops that it takes the place of. The summary counts the cases under 0.98 of the
-best of those and names the worst. Symmetric updates have two variants that are candidates for a
-plan to take instead: both triangles by our own `grouped_gemm`, with and without the sum.
+best of those and names the worst. "ours" of a symmetric update is what its plan takes, which may be
+XLA's own product; "kernel" is a variant that always is one, and "both triangles" one that computes
+them by our `grouped_gemm`.
 """
 
 from __future__ import annotations
@@ -112,14 +113,29 @@ def both_triangles(update: rank_k.Update, *, summed: bool) -> Callable[..., jax.
 def peers_of_update(update: rank_k.Update) -> list[Peer]:
     """Ours, what a user of JAX writes, and what a plan could take."""
     summed = update.two_operands
-    names = ("ours", "symmetric", *(("A@B.T + B@A.T", "P + P.T") if summed else ("A@A.T",)))
+    names = ("symmetric", *(("A@B.T + B@A.T", "P + P.T") if summed else ("A@A.T",)))
+    ours = [
+        JaxPeer(
+            name,
+            role,
+            rank_k.at_precision(
+                rank_k.ours(update, implementation=implementation), update.precision
+            ),
+            kernels_unavailable_reason,
+        )
+        for name, role, implementation in (
+            ("ours", Role.OURS, None),
+            ("kernel", Role.VARIANT, pinned_implementation()),
+        )
+    ]
     alternative = JaxPeer(
         "both triangles",
         Role.VARIANT,
         rank_k.at_precision(both_triangles(update, summed=summed), update.precision),
         kernels_unavailable_reason,
     )
-    return [*(peer for peer in rank_k.peers(update) if peer.name in names), alternative]
+    replaced = [peer for peer in rank_k.peers(update) if peer.name in names]
+    return [*ours, *replaced, alternative]
 
 
 def peers_of_ragged(shape: Shape, dtype: str) -> list[Peer]:
