@@ -11,10 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
 from jax_grouped_gemm._src.arithmetic import at_least_float32
+from jax_grouped_gemm._src.op import Primitive
 from jax_grouped_gemm._src.rows import primitive as moves
 from jax_grouped_gemm._src.varying import vary_over, varying_axes
 
