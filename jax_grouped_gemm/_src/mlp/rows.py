@@ -42,6 +42,13 @@ def gather(
     return GATHER.bind(x, rows)
 
 
+def copies(x: jax.Array, rows: jax.Array, inverse: jax.Array | None = None) -> jax.Array:
+    """`gather` of what has no derivative, of any dtype: the bits of quantised tokens, or scales."""
+    if inverse is None:
+        inverse = jnp.zeros((x.shape[0], 0), jnp.int32)
+    return moves.gather_rows(x, rows, inverse, *_optional(x.shape[0], None), **BY_TOKEN)
+
+
 def combine(
     y: jax.Array,
     rows: jax.Array,
