@@ -17,7 +17,7 @@ import optax
 from flax import nnx
 from tqdm import tqdm
 
-from jax_grouped_gemm._src.fp8.training import Recipe
+from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm.demo.data import Corpus, batches
 from jax_grouped_gemm.demo.model import LanguageModel
 from jax_grouped_gemm.demo.presets import Preset
