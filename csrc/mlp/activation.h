@@ -7,6 +7,28 @@
 
 namespace jgg::mlp {
 
+// An Activation as kernels compute it: what depends on the parameters alone is a constant of the
+// launch.
+struct GatedFunction {
+  GatedFunction() = default;
+  explicit GatedFunction(Activation const& a)
+      : power(-1.4426950408889634f * a.alpha),
+        cubic(a.cubic),
+        slope(a.alpha),
+        slope_of_square(3.0f * a.alpha * a.cubic),
+        limit(a.limit),
+        shift(a.shift) {}
+
+  // sigmoid(alpha g (1 + cubic g^2)) = 1 / (1 + 2^(power g (1 + cubic g^2)))
+  float power;
+  float cubic;
+  // The derivative of what the sigmoid is taken of: slope + slope_of_square g^2.
+  float slope;
+  float slope_of_square;
+  float limit;
+  float shift;
+};
+
 // Of gate and up, each rounded to the type in which it is stored.
 struct Gated {
   float activation;
@@ -15,26 +37,32 @@ struct Gated {
   float up_slope;    // of `up` by the argument: 0 where it is clamped
 };
 
-__device__ inline float sigmoid(float x) {
-  constexpr float kLog2E = 1.4426950408889634f;
+// A NaN stays one: fminf would return the limit.
+__device__ inline float at_most(float limit, float x) {
+  float least;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(x), "f"(limit));
+  return least;
+}
+
+// 1 / (1 + 2^power).
+__device__ inline float sigmoid(float power) {
   // Volatile keeps one element's arithmetic from being spread over that of many others, for which
   // an epilogue has no registers.
-  float power, inverse;
-  asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(-kLog2E * x));
-  asm volatile("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.0f + power));
+  float exponential, inverse;
+  asm volatile("ex2.approx.ftz.f32 %0, %1;" : "=f"(exponential) : "f"(power));
+  asm volatile("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(1.0f + exponential));
   return inverse;
 }
 
 // The compiler drops what is not used of the result.
-__device__ inline Gated gated(Activation const& by, float gate, float up) {
-  // A NaN stays one: fminf would return the limit.
-  float const g = gate > by.limit ? by.limit : gate;
-  float const u = up > by.limit ? by.limit : up < -by.limit ? -by.limit : up;
-  float const square = by.cubic * g * g;
-  float const s = sigmoid(by.alpha * g * (1.0f + square));
-  float const slope = by.alpha * (1.0f + 3.0f * square);
-  float const derivative = s + g * s * (1.0f - s) * slope;
-  return {g * s, u + by.shift, gate > by.limit ? 0.0f : derivative, u == up ? 1.0f : 0.0f};
+__device__ inline Gated gated(GatedFunction const& by, float gate, float up) {
+  float const g = at_most(by.limit, gate);
+  float const u = -at_most(by.limit, -at_most(by.limit, up));
+  float const square = g * g;
+  float const s = sigmoid(by.power * g * (1.0f + by.cubic * square));
+  float const activation = g * s;
+  float const derivative = s + activation * (1.0f - s) * (by.slope + by.slope_of_square * square);
+  return {activation, u + by.shift, derivative * float(g == gate), float(u == up)};
 }
 
 }  // namespace jgg::mlp

@@ -28,7 +28,7 @@ struct GatedProduct {
     typename Rows::Params up;
     CUtensorMap hidden;
     float const* weights;
-    Activation activation;
+    GatedFunction activation;
     bool keeps_gate;
     bool keeps_step;
   };
@@ -92,7 +92,7 @@ struct GatedProduct {
     if (status != cudaSuccess) return status;
     params.gate.n = scheduled_columns(a);
     params.weights = a.weights;
-    params.activation = a.activation;
+    params.activation = GatedFunction(a.activation);
     params.keeps_step = params.gate.keeps_step;
     return sm90::encode_ragged_store(&params.hidden, sm90::view<Output>(a.hidden), a.n,
                                      kRowsPerConsumer, params.gate.store_shift);

@@ -19,11 +19,11 @@ struct GatedGradient : sm90::RaggedNoncontracting<Config_> {
     CUtensorMap dgate;
     CUtensorMap dup;
     CUtensorMap hidden;
-    void const* gate;
-    void const* up;
+    CUtensorMap gate;
+    CUtensorMap up;
     float const* weights;
     float* dweights;
-    Activation activation;
+    GatedFunction activation;
     int columns;
     int rows;
   };
@@ -42,11 +42,9 @@ struct GatedGradient : sm90::RaggedNoncontracting<Config_> {
     cudaError_t status = Rows::make_params(product, params);
     if (status != cudaSuccess) return status;
 
-    params.gate = a.gate;
-    params.up = a.up;
     params.weights = a.weights;
     params.dweights = a.dweights;
-    params.activation = a.activation;
+    params.activation = GatedFunction(a.activation);
     params.columns = a.n;
     params.rows = a.groups.rows;
     CUtensorMap* const maps[] = {&params.dgate, &params.dup, &params.hidden};
@@ -55,6 +53,15 @@ struct GatedGradient : sm90::RaggedNoncontracting<Config_> {
       sm90::TensorView view = sm90::view<Output>(results[i]);
       view.box_bytes = Epilogue::kChunkRowBytes;
       status = sm90::encode_ragged_store(maps[i], view, a.n, kRowsPerConsumer, params.store_shift);
+      if (status != cudaSuccess) return status;
+    }
+    CUtensorMap* const loads[] = {&params.gate, &params.up};
+    void const* const operands[] = {a.gate, a.up};
+    for (int i = 0; i < 2; ++i) {
+      sm90::TensorView view = sm90::view<Output>(operands[i]);
+      view.fetch = sm90::kFetchBox;
+      view.box_bytes = Epilogue::kChunkRowBytes;
+      status = sm90::encode_ragged_load(loads[i], view, a.n, kRowsPerConsumer);
       if (status != cudaSuccess) return status;
     }
     return cudaSuccess;

@@ -1,121 +1,133 @@
 // The epilogue of the gradient of hidden: the gradients of gate, of up and of a row's weight, and
 // hidden itself, which is not kept from the forward pass.
 //
-// A tile is rounded and packed when it is done. While the next one is multiplied, it leaves in
-// pieces of 16 columns: gate and up are read straight into the registers that need them, and the
-// three results leave through shared memory, 32 columns at a time.
+// A consumer does this while the other one multiplies. Gate and up arrive in shared memory by TMA,
+// 64 rows by 32 columns at a time; the gradients take their places there, hidden a place beside
+// them, and all three leave by TMA.
 #pragma once
 
 #include "mlp/gated_epilogue.h"
+#include "mlp/matrix_copies.h"
 
 namespace jgg::mlp {
-
-// Accesses by some threads without a branch: the compiler serialises products that are under way
-// while threads part.
-__device__ inline uint32_t load_if(bool condition, void const* from, uint32_t otherwise) {
-  uint32_t value;
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "setp.ne.s32 p, %2, 0;\n"
-      "mov.b32 %0, %3;\n"
-      "@p ld.global.b32 %0, [%1];\n"
-      "}"
-      : "=&r"(value)
-      : "l"(from), "r"(int(condition)), "r"(otherwise));
-  return value;
-}
-__device__ inline void store_if(bool condition, float* to, float value) {
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "setp.ne.s32 p, %1, 0;\n"
-      "@p st.global.f32 [%0], %2;\n"
-      "}" ::"l"(to),
-      "r"(int(condition)), "f"(value)
-      : "memory");
-}
 
 template <class Problem>
 class GradientEpilogue {
   using Config = typename Problem::Config;
   using Params = typename Problem::Params;
   using Element = typename Config::Output;
-  static_assert(sizeof(Element) == 2 && Config::kTileN == kGradientColumns);
-
-  static constexpr int kPacked = kRowsPerConsumer * Config::kTileN / kWarpgroup / 2;
-  static constexpr int kUnitColumns = 16;
-  static constexpr int kUnits = Config::kTileN / kUnitColumns;
-  static constexpr int kPackedAUnit = kPacked / kUnits;
-  static_assert(kPackedAUnit == 4, "a stmatrix of four registers");
-  static constexpr int kBodies = 4;
+  static_assert(sizeof(Element) == 2 && Config::kTakesTurns);
 
  public:
   static constexpr int kChunkColumns = 32;
   static constexpr int kChunkRowBytes = kChunkColumns * sizeof(Element);
 
  private:
-  static constexpr int kUnitsAChunk = kChunkColumns / kUnitColumns;
-  static constexpr int kChunkBytes = kRowsPerConsumer * kChunkRowBytes;
-  // Behind the chunks, for each warp: where the half tile goes, for which there are no registers.
-  static constexpr int kPlaceBytes = 16;
-  static_assert(3 * kChunkBytes + kWarpgroup / kWarpSize * kPlaceBytes <=
-                Config::kChunkSlots * Config::kChunkBytes);
+  static constexpr int kHalves = Config::kTileM / kRowsPerConsumer;
+  static constexpr int kChunksAHalf = Config::kTileN / kChunkColumns;
+  // 16 columns are one stmatrix, of which a thread has four registers.
+  static constexpr int kParts = 2, kPackedAPart = 4;
+  static constexpr int kPackedAChunk = kParts * kPackedAPart;
+  static constexpr int kPacked = kHalves * kChunksAHalf * kPackedAChunk;
+  // Chunks that are under way, and have code of their own: the registers of a chunk must be known
+  // at compile time.
+  static constexpr int kSets = 2;
+  static_assert(kChunksAHalf % kSets == 0);
+
+  // What a consumer has in shared memory, in place of the chunks of other epilogues.
+  struct Set {
+    alignas(1024) uint8_t gate[kRowsPerConsumer * kChunkRowBytes];
+    uint8_t up[kRowsPerConsumer * kChunkRowBytes];
+    uint8_t hidden[kRowsPerConsumer * kChunkRowBytes];
+  };
+  struct Storage {
+    Set sets[kSets];
+    float weights[Config::kTileM];
+    alignas(8) sm90::Barrier loaded[kSets];
+  };
+  static_assert(sizeof(Storage) <= Config::kChunkSlots * Config::kChunkBytes);
 
  public:
-  // Not while stages are released early, when a step that is waited for is the only one under way.
-  __device__ static bool stores_in(int step, int steps) {
-    return steps < 24 || (step >= sm90::kFirstSteps && (steps < 40 || step % 2 == 1));
-  }
-
   __device__ GradientEpilogue(sm90::SharedStorage<Config>& shared, Params const& params,
                               int consumer)
       : params_(params),
-        chunks_(cute::cast_smem_ptr_to_uint(&shared.chunks[consumer][0][0])),
-        next_(kUnits),
-        rows_(0) {}
+        storage_(reinterpret_cast<Storage&>(shared.chunks[consumer])),
+        consumer_(consumer),
+        rounds_(0) {
+    if (issues()) {
+      for (sm90::Barrier& loaded : storage_.loaded) loaded.init(1);
+      cutlass::arch::fence_barrier_init();
+    }
+  }
 
-  // Nothing that was taken before is left to be stored.
+  // What the epilogue of a tile reads is on its way while the tile is multiplied.
+  __device__ void begin(WorkTile const& work) {
+    at_ = Problem::store_at(params_, work, 0);
+    rows_ = work.extent - work.m;
+    chunks_ = rows_ > kRowsPerConsumer ? kHalves * kChunksAHalf : kChunksAHalf;
+    if (issues()) cute::tma_store_wait<0>();
+    // Everyone is done with the tile before.
+    sm90::sync_consumer(consumer_);
+    if (work.k_tiles == 0) return;
+    int const row = threadIdx.x % kWarpgroup;
+    static_assert(Config::kTileM == kWarpgroup);
+    if (params_.weights == nullptr) {
+      storage_.weights[row] = 1.0f;
+    } else {
+      float const* const weights = params_.weights + work.begin + work.m;
+      copy_or_zero(&storage_.weights[row], weights + row, row < rows_);
+    }
+    if (issues()) {
+      for (int chunk = 0; chunk < kSets; ++chunk) load(chunk);
+    }
+  }
+
   template <class Accumulators>
-  __device__ void take(Accumulators const& accumulators, WorkTile const& work) {
-    begin(work);
+  __device__ void store(Accumulators const& accumulators) {
+    uint32_t packed[kPacked];
 #pragma unroll
     for (int i = 0; i < kPacked; ++i) {
-      packed_[i] = pack<Element>(accumulators(2 * i), accumulators(2 * i + 1));
+      packed[i] = pack<Element>(accumulators(2 * i), accumulators(2 * i + 1));
     }
-  }
-
-  // Rows that no local group owns. Nothing is read of them, and all their gradients are zero.
-  __device__ void take_zeros(WorkTile const& work) {
-    begin(work);
-    store_sums();
-    rows_ = 0;
+    wait_for_copies();
+    sm90::sync_consumer(consumer_);
+    float sums[2] = {};
+#pragma unroll 1
+    for (int chunk = 0; chunk < chunks_; chunk += kSets) {
 #pragma unroll
-    for (int i = 0; i < kPacked; ++i) packed_[i] = 0;
-  }
-
-  __device__ void store_next() {
-    if (next_ >= kUnits) return;
-    // Registers must be known at compile time. One body for each of a few pieces, and those that
-    // follow moved to their registers: with one for each of all, the compiler serialises products.
+      for (int set = 0; set < kSets; ++set) {
+        store_chunk(chunk + set, storage_.sets[set], set, packed + set * kPackedAChunk, sums);
+      }
+      // The next ones take the registers that the code is for.
 #pragma unroll
-    for (int unit = 0; unit < kBodies; ++unit) {
-      if (unit == next_ % kBodies) store(unit, packed_ + unit * kPackedAUnit);
-    }
-    ++next_;
-    if (next_ % kBodies == 0) {
-#pragma unroll
-      for (int i = 0; i + kBodies * kPackedAUnit < kPacked; ++i) {
-        packed_[i] = packed_[i + kBodies * kPackedAUnit];
+      for (int i = 0; i + kSets * kPackedAChunk < kPacked; ++i) {
+        packed[i] = packed[i + kSets * kPackedAChunk];
+      }
+      ++rounds_;
+      if ((chunk + kSets) % kChunksAHalf == 0) {
+        store_sums(chunk / kChunksAHalf * kRowsPerConsumer, sums);
+        sums[0] = sums[1] = 0.0f;
       }
     }
   }
 
-  // Sums wait until here: threads that exchange them must not do so while products are under way.
-  __device__ void store_rest() {
-    while (next_ < kUnits) store_next();
-    store_sums();
-    rows_ = 0;
+  // Rows that no local group owns: nothing is read of them, and all their gradients are zero.
+  __device__ void store_zeros() {
+    Set& set = storage_.sets[0];
+    auto* const units = reinterpret_cast<uint4*>(set.gate);
+    for (int i = threadIdx.x % kWarpgroup; i < int(sizeof(set.gate) / sizeof(uint4));
+         i += kWarpgroup) {
+      units[i] = {};
+    }
+    cute::tma_store_fence();
+    sm90::sync_consumer(consumer_);
+    for (int chunk = 0; chunk < chunks_; ++chunk) {
+      if (issues()) issue(chunk, set.gate, set.gate, set.gate);
+    }
+    float const zeros[2] = {};
+    for (int row = 0; row < kHalves * kRowsPerConsumer; row += kRowsPerConsumer) {
+      store_sums(row, zeros);
+    }
   }
 
   __device__ void wait() const {
@@ -123,120 +135,84 @@ class GradientEpilogue {
   }
 
  private:
-  __device__ void begin(WorkTile const& work) {
-    int const row = consumer() * kRowsPerConsumer;
-    put(Problem::store_at(params_, work, row));
-    next_ = 0;
-    rows_ = work.extent - work.m - row;
-    sum_[0] = sum_[1] = 0.0f;
+  __device__ static bool issues() { return threadIdx.x % kWarpgroup == 0; }
+
+  // Where a chunk is stored.
+  __device__ sm90::StoreCoordinates place(int chunk) const {
+    return {at_.column + chunk % kChunksAHalf * kChunkColumns,
+            at_.row + chunk / kChunksAHalf * kRowsPerConsumer, at_.outer};
   }
 
-  // The thread's number in its warpgroup. What follows from it would be kept in registers from tile
-  // to tile, of which there are none, if the compiler knew that it is always the same.
-  __device__ static int thread() {
-    int index;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(index));
-    return index % kWarpgroup;
+  __device__ void load(int chunk) {
+    Set& set = storage_.sets[chunk % kSets];
+    sm90::Barrier& loaded = storage_.loaded[chunk % kSets];
+    loaded.arrive_and_expect_tx(sizeof(set.gate) + sizeof(set.up));
+    load(params_.gate, set.gate, loaded, place(chunk));
+    load(params_.up, set.up, loaded, place(chunk));
   }
-  __device__ static int consumer() { return threadIdx.x / kWarpgroup - 1; }
-  // The first of the two rows of the half tile that a thread has, and its first column of eight.
-  __device__ static int row_of(int thread) { return thread / 32 * 16 + thread % 32 / 4; }
-  __device__ static int column_of(int thread) { return thread % 4 * 2; }
-
-  __device__ bool issues() const { return threadIdx.x % kWarpgroup == 0; }
-
-  __device__ uint32_t place_address() const {
-    return chunks_ + 3 * kChunkBytes + thread() / kWarpSize * kPlaceBytes;
-  }
-  __device__ void put(sm90::StoreCoordinates at) const {
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, 0};" ::"r"(place_address()), "r"(at.column),
-                 "r"(at.row), "r"(at.outer));
-  }
-  __device__ sm90::StoreCoordinates place() const {
-    sm90::StoreCoordinates at;
-    int unused;
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(at.column), "=r"(at.row), "=r"(at.outer), "=r"(unused)
-                 : "r"(place_address()));
-    return at;
+  __device__ void load(CUtensorMap const& from, uint8_t* to, sm90::Barrier& loaded,
+                       sm90::StoreCoordinates const& at) const {
+    // Stores and loads count a group's rows from its end, each from another number. Neighbouring
+    // chunks have lines of memory in common: let go first, as data that is read once would be, they
+    // were read several times, and the kernel took up to 1.6 times as long.
+    int const last = sm90::kRaggedRows, row = last - params_.store_shift + at.row;
+    cute::SM90_TMA_LOAD_4D::copy(&from, loaded.address(),
+                                 static_cast<uint64_t>(sm90::LoadHint::kNormal), to, at.column, row,
+                                 last, at.outer);
   }
 
-  // Of a row of the half tile, the row in the arrays: `at` has the group's end and the distance.
-  __device__ int row_in_arrays(sm90::StoreCoordinates const& at, int row) const {
-    return at.outer + at.row - params_.store_shift + row;
+  __device__ void issue(int chunk, uint8_t const* dgate, uint8_t const* dup,
+                        uint8_t const* hidden) const {
+    sm90::StoreCoordinates const at = place(chunk);
+    auto const store = [&](CUtensorMap const& to, uint8_t const* from) {
+      sm90::store_box(to, from, at.column, at.row, at.outer, sm90::StoreHint::kNormal);
+    };
+    store(params_.dgate, dgate);
+    store(params_.dup, dup);
+    store(params_.hidden, hidden);
+    cute::tma_store_arrive();
   }
 
-  // Piece next_, of which `unit` says whether it begins or ends a chunk.
-  __device__ __forceinline__ void store(int unit, uint32_t const* packed) {
-    int const part = unit % kUnitsAChunk;
-    if (part == 0) {
-      if (issues()) cute::tma_store_wait<0>();
-      sm90::sync_consumer(consumer());
-    }
-    int const thread = GradientEpilogue::thread();
-    // All that is read is under way before the first of it is used.
-    uint32_t gate[4], up[4];
-    float weight[2];
-    sm90::StoreCoordinates const at = place();
+  __device__ __forceinline__ void store_chunk(int chunk, Set& set, int number, uint32_t* packed,
+                                              float (&sums)[2]) {
+    int const thread = threadIdx.x % kWarpgroup;
+    // Rows of 64 bytes, whose four units are permuted as TMA's swizzle of 64 bytes has them.
+    int const row = thread / kWarpSize * 16 + thread % 16, half = thread % kWarpSize / 16;
+    uint32_t const rows = cute::cast_smem_ptr_to_uint(set.gate) + row * kChunkRowBytes;
+    float const* const weights =
+        storage_.weights + chunk / kChunksAHalf * kRowsPerConsumer + sm90::accumulator_row(0);
+    float const weight[] = {weights[0], weights[8]};
+    storage_.loaded[number].wait(rounds_ % 2);
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      int const row = row_of(thread) + 8 * half;
-      weight[half] = read_weight(at, row);
+    for (int part = 0; part < kParts; ++part) {
+      uint32_t const matrices = rows + ((2 * part + half) ^ (row / 2 % 4)) * 16;
+      uint32_t* const hidden = packed + part * kPackedAPart;
+      uint32_t gate[kPackedAPart], up[kPackedAPart];
+      read_matrices<offsetof(Set, gate)>(matrices, gate);
+      read_matrices<offsetof(Set, up)>(matrices, up);
 #pragma unroll
-      for (int eight = 0; eight < 2; ++eight) {
-        int const column = at.column + next_ * kUnitColumns + 8 * eight + column_of(thread);
-        int const i = 2 * eight + half;
-        gate[i] = read(params_.gate, at, row, column);
-        up[i] = read(params_.up, at, row, column);
+      for (int i = 0; i < kPackedAPart; ++i) {
+        differentiate(gate[i], up[i], hidden[i], weight[i % 2], sums[i % 2]);
+      }
+      write_matrices<offsetof(Set, gate)>(matrices, gate);
+      write_matrices<offsetof(Set, up)>(matrices, up);
+      write_matrices<offsetof(Set, hidden)>(matrices, hidden);
+      // The chunk before has left by now, and makes room for the one after this.
+      if (part == 0 && issues() && chunk > 0 && chunk + 1 < chunks_) {
+        cute::tma_store_wait<0>();
+        load(chunk + 1);
       }
     }
-    // Two results of each kind are all that there are registers for.
-#pragma unroll
-    for (int eight = 0; eight < 2; ++eight) {
-      uint32_t dgate[2], dup[2], hidden[2];
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        int const i = 2 * eight + half;
-        differentiate(packed[i], gate[i], up[i], weight[half], sum_[half], dgate[half], dup[half],
-                      hidden[half]);
-      }
-      write(thread, 0, 2 * part + eight, dgate);
-      write(thread, 1, 2 * part + eight, dup);
-      write(thread, 2, 2 * part + eight, hidden);
-    }
-    if (part == kUnitsAChunk - 1) {
-      cute::tma_store_fence();
-      sm90::sync_consumer(consumer());
-      if (issues()) {
-        sm90::StoreCoordinates at = place();
-        at.column += next_ / kUnitsAChunk * kChunkColumns;
-        store_chunk(params_.dgate, 0, at);
-        store_chunk(params_.dup, 1, at);
-        store_chunk(params_.hidden, 2, at);
-        cute::tma_store_arrive();
-      }
-    }
+    cute::tma_store_fence();
+    sm90::sync_consumer(consumer_);
+    if (issues()) issue(chunk, set.gate, set.up, set.hidden);
   }
 
-  // Two columns of one row of gate or up; zeros outside the group and the array. Rows are a
-  // multiple of 16 bytes: both columns are inside, or both outside.
-  __device__ __forceinline__ uint32_t read(void const* from, sm90::StoreCoordinates const& at,
-                                           int row, int column) const {
-    bool const inside = (row < rows_) & (column < params_.columns);
-    int64_t const place = int64_t(row_in_arrays(at, row)) * params_.columns + column;
-    return load_if(inside, static_cast<Element const*>(from) + place, 0);
-  }
-  __device__ __forceinline__ float read_weight(sm90::StoreCoordinates const& at, int row) const {
-    bool const inside = (row < rows_) & (params_.weights != nullptr);
-    float const* const from = params_.weights + row_in_arrays(at, row);
-    return __uint_as_float(load_if(inside, from, __float_as_uint(1.0f)));
-  }
-
-  // Of two columns of one row, where `dh` is the gradient of hidden.
-  __device__ __forceinline__ void differentiate(uint32_t dh, uint32_t gate, uint32_t up,
-                                                float weight, float& sum, uint32_t& dgate,
-                                                uint32_t& dup, uint32_t& hidden) const {
-    float2 const d = unpack<Element>(dh), g = unpack<Element>(gate), u = unpack<Element>(up);
+  // Of two columns of one row: gate and up become their gradients, the gradient of hidden becomes
+  // hidden.
+  __device__ __forceinline__ void differentiate(uint32_t& gate, uint32_t& up, uint32_t& hidden,
+                                                float weight, float& sum) const {
+    float2 const g = unpack<Element>(gate), u = unpack<Element>(up), d = unpack<Element>(hidden);
     float dgates[2], dups[2], products[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -249,51 +225,35 @@ class GradientEpilogue {
       dups[i] = weighted * a.activation * a.up_slope;
     }
     hidden = pack<Element>(products[0], products[1]);
-    dgate = pack<Element>(dgates[0], dgates[1]);
-    dup = pack<Element>(dups[0], dups[1]);
-  }
-
-  // Unit `unit` of 16 bytes of the chunk of result number `which`: rows of 64 bytes, whose four
-  // units are permuted as TMA's swizzle of 64 bytes has them. One stmatrix takes 16 rows of each
-  // warp.
-  __device__ void write(int thread, int which, int unit, uint32_t const* source) const {
-    int const row = thread / kWarpSize * 16 + thread % 16;
-    uint32_t const to =
-        chunks_ + which * kChunkBytes + row * kChunkRowBytes + (unit ^ (row / 2 % 4)) * 16;
-    asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(to),
-                 "r"(source[0]), "r"(source[1])
-                 : "memory");
-  }
-
-  __device__ void store_chunk(CUtensorMap const& to, int which,
-                              sm90::StoreCoordinates const& at) const {
-    sm90::store_box(to, chunks_ + which * kChunkBytes, at.column, at.row, at.outer,
-                    sm90::StoreHint::kNormal);
+    gate = pack<Element>(dgates[0], dgates[1]);
+    up = pack<Element>(dups[0], dups[1]);
   }
 
   // The four threads that have a row's columns add up what they have of them, always in one order.
-  __device__ void store_sums() const {
-    int const thread = GradientEpilogue::thread();
-    sm90::StoreCoordinates const at = place();
-    int64_t const column_tile = at.column / Config::kTileN;
+  __device__ void store_sums(int first_row, float const (&sums)[2]) const {
+    int64_t const first = int64_t(at_.column / Config::kTileN) * params_.rows + at_.outer +
+                          at_.row - params_.store_shift;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      float sum = sum_[half];
+      float sum = sums[half];
       sum += __shfl_xor_sync(~0u, sum, 1);
       sum += __shfl_xor_sync(~0u, sum, 2);
-      int const row = row_of(thread) + 8 * half;
+      int const row = first_row + sm90::accumulator_row(2 * half);
       // The second block of a cluster may have a tile that lies past the last column.
-      store_if((thread % 4 == 0) & (row < rows_) & (at.column < params_.columns),
-               params_.dweights + column_tile * params_.rows + row_in_arrays(at, row), sum);
+      if (threadIdx.x % 4 == 0 && row < rows_ && at_.column < params_.columns) {
+        params_.dweights[first + row] = sum;
+      }
     }
   }
 
   Params const& params_;
-  uint32_t chunks_;  // an address in shared memory
-  int next_;         // piece of the half tile taken last; kUnits once all are stored
-  int rows_;         // of the half tile that have gates and sums
-  float sum_[2];
-  uint32_t packed_[kPacked];
+  Storage& storage_;
+  int consumer_;
+  int rounds_;  // of both sets, in all tiles so far
+  // Of the tile:
+  sm90::StoreCoordinates at_;
+  int rows_;    // to the end of its group
+  int chunks_;  // that have rows
 };
 
 }  // namespace jgg::mlp

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import checkify
 
 from jax_grouped_gemm._src.arguments import checked_boolean
 
@@ -69,6 +68,8 @@ def check(
     checks: _Checks | None = _context.value
     if checks is None:
         return
+    from jax.experimental import checkify  # which brings Pallas with it
+
     checkify.check(
         jnp.all(group_sizes >= 0),
         "group_sizes must not be negative, got {sizes}",

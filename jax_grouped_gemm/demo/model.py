@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jax_grouped_gemm._src.fp8.training import Recipe
+from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.moe.routing import count_tokens
 from jax_grouped_gemm.demo.presets import ModelConfig
 from jax_grouped_gemm.flax.nnx import MoE

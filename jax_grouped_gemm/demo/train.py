@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 from tqdm import tqdm
 
-from jax_grouped_gemm._src.fp8.training import Recipe
+from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm.demo.data import Corpus, batches
 from jax_grouped_gemm.demo.model import EXPERT_AXIS, LanguageModel
 from jax_grouped_gemm.demo.presets import Preset

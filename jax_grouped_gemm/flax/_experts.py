@@ -12,7 +12,7 @@ OF_MESH = ("expert_axis", "fsdp_axis", "tensor_axis", "strategy", "chunks", "buf
 
 
 def apply_experts(
-    layer: Any, x: jax.Array, routing: moe.Routing, *matrices: jax.Array
+    layer: Any, x: jax.Array, routing: moe.Routing, *matrices: jax.Array, quantized: Any = None
 ) -> tuple[jax.Array, moe.ExpertParallelStats | None]:
     """`moe.dropless_mlp` with the options of a layer, or over its mesh if it has an expert axis."""
     names = ("activation", "precision", "implementation", "recipe")
@@ -20,6 +20,10 @@ def apply_experts(
     if layer.expert_axis is None:
         if layer.mesh is not None or layer.fsdp_axis is not None or layer.tensor_axis is not None:
             raise ValueError("MoE: mesh, fsdp_axis and tensor_axis need an expert_axis")
-        return moe.dropless_mlp(x, routing, *matrices, **options), None
+        return moe.dropless_mlp(x, routing, *matrices, quantized=quantized, **options), None
+    if quantized is not None:
+        raise ValueError(
+            "MoE: weights quantised in advance are for one device, without expert_axis"
+        )
     of_mesh = {name: getattr(layer, name) for name in OF_MESH}
     return moe.expert_parallel(layer.mesh, **of_mesh, **options)(x, routing, *matrices)

@@ -27,9 +27,10 @@ def _silu(g, alpha=1.0):
 
 
 def _gelu_tanh(g):
-    c = math.sqrt(2 / math.pi)
-    t = np.tanh(c * (g + 0.044715 * g**3))
-    return 0.5 * g * (1 + t), 0.5 * (1 + t) + 0.5 * g * (1 - t**2) * c * (1 + 3 * 0.044715 * g**2)
+    # (1 + tanh y) / 2 = sigmoid(2 y), which does not cancel where it is tiny.
+    c = math.sqrt(8 / math.pi)
+    s = _sigmoid(c * (g + 0.044715 * g**3))
+    return g * s, s + g * s * (1 - s) * c * (1 + 3 * 0.044715 * g**2)
 
 
 def _gelu(g):

@@ -15,7 +15,8 @@ from jax_grouped_gemm._src.activations import Activation, hidden_layer
 from jax_grouped_gemm._src.arguments import canonical_offset
 from jax_grouped_gemm._src.arithmetic import at_least_float32
 from jax_grouped_gemm._src.expert_parallel.pairs import LocalPairs
-from jax_grouped_gemm._src.fp8.training import Recipe, fp8_ragged_dot
+from jax_grouped_gemm._src.fp8.recipe import Recipe
+from jax_grouped_gemm._src.fp8.training import fp8_ragged_dot
 from jax_grouped_gemm._src.mlp import api as mlp
 from jax_grouped_gemm._src.mlp.primitive import Options
 from jax_grouped_gemm._src.moe.biases import with_bias

@@ -20,6 +20,10 @@ from jax_grouped_gemm._src.arguments import (
     refuse_sharded,
 )
 from jax_grouped_gemm._src.arithmetic import at_least_float32
+from jax_grouped_gemm._src.fp8 import experts as fp8_experts
+from jax_grouped_gemm._src.fp8.api import QuantizedWeights
+from jax_grouped_gemm._src.fp8.recipe import Recipe
+from jax_grouped_gemm._src.fp8.weights import QuantizedMlp
 from jax_grouped_gemm._src.mlp import plan, primitive, reference
 from jax_grouped_gemm._src.mlp import rows as token_rows
 from jax_grouped_gemm._src.mlp.primitive import Options
@@ -44,6 +48,8 @@ def ragged_mlp(
     precision: lax.PrecisionLike = None,
     group_offset: ArrayLike | None = None,
     implementation: Implementation = None,
+    recipe: Recipe | None = None,
+    quantized: QuantizedMlp | None = None,
 ) -> jax.Array:
     """The MLPs of experts: weights * ((activation(x wi_0) * (x wi_1)) wo), [m, D] -> [m, D].
 
@@ -81,6 +87,11 @@ def ragged_mlp(
         `group_offset + i` of `group_sizes`; the rows of all other groups are zero.
       implementation: None takes the CUDA kernels where they apply and the reference elsewhere;
         "cuda" insists on kernels, fused or not; "reference" is the pure JAX implementation.
+      recipe: computes the products in FP8, differentiable once in reverse mode. With forward and
+        dgrad in FP8, tokens are quantised before they are copied to rows, and the backward pass
+        keeps gate, up and x as above; other recipes are composed of `fp8_ragged_dot`.
+      quantized: what `quantize_mlp` returns for these weights and this recipe, to quantise weights
+        once for several calls. Gradients still go to `wi_0`, `wi_1` and `wo`.
 
     Returns:
       [m, D], in the dtype to which x and the matrices promote.
@@ -88,7 +99,7 @@ def ragged_mlp(
     Raises:
       TypeError: an argument has an unsuitable type, dtype or shape.
       ValueError: `activation`, `implementation` or `precision` is invalid, or the number of groups
-        does not fit that of the matrices.
+        does not fit that of the matrices, or a recipe is given together with a precision.
       NotImplementedError: an operand is sharded over explicit mesh axes, or "cuda" was asked for
         and no kernel can run; the latter is raised when the function is lowered, with the reason.
     """
@@ -97,6 +108,8 @@ def ragged_mlp(
         "ragged_mlp", given, biases, group_sizes, group_offset, activation, precision,
         implementation,
     )  # fmt: skip
+    if recipe is not None or quantized is not None:
+        return fp8_experts.mlp("ragged_mlp", options, operands, recipe, quantized, precision)
     return of_operands(options, operands)
 
 
@@ -114,6 +127,8 @@ def gated_ragged_dot(
     precision: lax.PrecisionLike = None,
     group_offset: ArrayLike | None = None,
     implementation: Implementation = None,
+    recipe: Recipe | None = None,
+    quantized: QuantizedWeights | None = None,
 ) -> jax.Array:
     """The hidden layers of experts: weights * activation(x wi_0) * (x wi_1), [m, D] -> [m, F].
 
@@ -121,8 +136,9 @@ def gated_ragged_dot(
     their own. Its derivatives are those of the composition, so to train, take `ragged_mlp`.
 
     Args:
-      x, wi_0, wi_1, group_sizes, rows, weights: see `ragged_mlp`.
-      activation, precision, group_offset, implementation: likewise.
+      x, wi_0, wi_1, group_sizes, rows, weights, activation, precision, group_offset,
+        implementation, recipe: see `ragged_mlp`. Hidden is not quantised.
+      quantized: the `wi` of what `quantize_mlp` returns.
       biases: of wi_0 and wi_1, [g, F] each, each of which may be None.
       preferred_element_type: dtype of the result, by default that of gate. Hidden is rounded to
         that of gate first.
@@ -138,8 +154,13 @@ def gated_ragged_dot(
         "gated_ragged_dot", given, biases, group_sizes, group_offset, activation, precision,
         implementation,
     )  # fmt: skip
-    operands["x"] = _on_rows(operands)
-    (hidden,) = primitive.gated_ragged_dot(options, operands, residuals=False)
+    if recipe is not None or quantized is not None:
+        hidden = fp8_experts.mlp(
+            "gated_ragged_dot", options, operands, recipe, quantized, precision
+        )
+    else:
+        operands["x"] = _on_rows(operands)
+        (hidden,) = primitive.gated_ragged_dot(options, operands, residuals=False)
     return hidden if preferred_element_type is None else hidden.astype(preferred_element_type)
 
 

@@ -14,10 +14,8 @@ from jax_grouped_gemm._src.mlp.epilogue import Epilogue
 from jax_grouped_gemm._src.mlp.plan import MlpPlan
 
 GATED = "jax_grouped_gemm.gated_ragged_dot.v1"
-GATED_TRANSPOSE = "jax_grouped_gemm.gated_ragged_dot_transpose.v1"
+GATED_TRANSPOSE = "jax_grouped_gemm.gated_ragged_dot_transpose.v2"
 PAIRED = "jax_grouped_gemm.paired_ragged_dot.v1"
-
-PARTIAL_SUM_COLUMNS = 256  # of hidden, to each partial sum of a gradient of weights
 
 
 def gated(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
@@ -40,7 +38,9 @@ def gated_transpose(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
     dy, wo, gate, up = (given[name] for name in ("dy", "wo", "gate", "up"))
     rows, columns = gate.shape
     like_gate = jax.ShapeDtypeStruct(gate.shape, gate.dtype)
-    partials = jax.ShapeDtypeStruct((cdiv(columns, PARTIAL_SUM_COLUMNS), rows), jnp.float32)
+    assert plan.tile is not None
+    # Of a gradient of weights, one sum for each tile's columns.
+    partials = jax.ShapeDtypeStruct((cdiv(columns, plan.tile.tile_n), rows), jnp.float32)
     results = _call(
         GATED_TRANSPOSE,
         plan,

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jax_grouped_gemm._src.arithmetic import round_up
 from jax_grouped_gemm._src.explain import explain
 from jax_grouped_gemm._src.mlp import reference
 from jax_grouped_gemm._src.mlp.epilogue import Epilogue
@@ -20,6 +21,11 @@ from jax_grouped_gemm._src.target import H200, Target
 from jax_grouped_gemm._src.tile_config import DEFAULT_TILE, TileConfig
 
 DTYPES = (jnp.bfloat16, jnp.float16)
+
+# Tiles of the gradient of hidden, which consumers take in turn.
+WIDE_GRADIENT, NARROW_GRADIENT = TileConfig(128, 192, 2), TileConfig(128, 128, 2)
+# What a column of a narrow tile takes, in columns of a wide one: its operands are read more often.
+NARROW_COLUMN = 1.2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +108,17 @@ def plan_gated_transpose(
     operands = _named(params["names"], avals)
     activation = params["activation"]
     epilogue = f"gradients of gate, up and weights, {_named_function(activation)}(gate) * up again"
-    return _plan("gated_ragged_dot_transpose", operands, params, target, "", epilogue, activation)
+    plan = _plan("gated_ragged_dot_transpose", operands, params, target, "", epilogue, activation)
+    if plan.tile is None:
+        return plan
+    return dataclasses.replace(plan, tile=_gradient_tile(operands["gate"].shape[1]))
+
+
+def _gradient_tile(columns: int) -> TileConfig:
+    """The tile that wastes least at the last columns."""
+    wide = round_up(columns, WIDE_GRADIENT.tile_n)
+    narrow = round_up(columns, NARROW_GRADIENT.tile_n)
+    return WIDE_GRADIENT if wide <= NARROW_COLUMN * narrow else NARROW_GRADIENT
 
 
 def plan_paired(avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200) -> MlpPlan:

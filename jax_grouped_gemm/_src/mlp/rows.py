@@ -11,10 +11,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir, xla
 
 from jax_grouped_gemm._src.arithmetic import at_least_float32
+from jax_grouped_gemm._src.op import Primitive
 from jax_grouped_gemm._src.rows import primitive as moves
 from jax_grouped_gemm._src.varying import vary_over, varying_axes
 
@@ -40,6 +40,13 @@ def gather(
     if inverse is not None:
         return moves.gather_rows(x, rows, inverse, *_optional(x.shape[0], count), **BY_TOKEN)
     return GATHER.bind(x, rows)
+
+
+def copies(x: jax.Array, rows: jax.Array, inverse: jax.Array | None = None) -> jax.Array:
+    """`gather` of what has no derivative, of any dtype: the bits of quantised tokens, or scales."""
+    if inverse is None:
+        inverse = jnp.zeros((x.shape[0], 0), jnp.int32)
+    return moves.gather_rows(x, rows, inverse, *_optional(x.shape[0], None), **BY_TOKEN)
 
 
 def combine(

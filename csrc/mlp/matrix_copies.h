@@ -1,0 +1,49 @@
+// Copies between registers and shared or global memory that an epilogue may do while products are
+// under way: none of them makes threads part.
+#pragma once
+
+#include <cstdint>
+#include <cute/arch/util.hpp>
+
+namespace jgg::mlp {
+
+// 16 rows by 16 columns of 16-bit numbers, laid out as WGMMA has its results. Lane l gives the
+// address of 8 columns of a row, less the offset: row l % 16, the second eight from lane 16 on.
+template <int kOffset>
+__device__ void read_matrices(uint32_t from, uint32_t (&to)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4 + %5];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
+               : "r"(from), "n"(kOffset)
+               : "memory");
+}
+template <int kOffset>
+__device__ void write_matrices(uint32_t to, uint32_t const* from) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0 + %5], {%1, %2, %3, %4};" ::"r"(to),
+               "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3]), "n"(kOffset)
+               : "memory");
+}
+
+// Not moved to where its register would be in use for longer.
+__device__ inline uint32_t volatile_read(uint32_t const* shared) {
+  uint32_t value;
+  asm volatile("ld.shared.u32 %0, [%1];"
+               : "=r"(value)
+               : "r"(cute::cast_smem_ptr_to_uint(shared))
+               : "memory");
+  return value;
+}
+__device__ inline float volatile_read(float const* shared) {
+  return __uint_as_float(volatile_read(reinterpret_cast<uint32_t const*>(shared)));
+}
+
+// A copy to shared memory that nobody waits for here; zero if `condition` is false, when nothing is
+// read.
+__device__ inline void copy_or_zero(float* to, float const* from, bool condition) {
+  asm volatile(
+      "cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(cute::cast_smem_ptr_to_uint(to)),
+      "l"(from), "r"(condition ? 4 : 0)
+      : "memory");
+}
+__device__ inline void wait_for_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
+}  // namespace jgg::mlp
