@@ -2,14 +2,14 @@
 
 Every token is processed by its ``top_k`` best experts: there is no capacity, so no token is ever
 dropped and no row is ever padded. Tokens are sorted by expert, and the experts' matrices meet them
-in three ragged matmuls::
+in three ragged matmuls:
 
     logits = jnp.dot(x, gate, precision="highest")             # [..., D] -> [..., E]
     routing = moe.route(logits, top_k=2)                       # experts and weights [..., 2]
     y = moe.dropless_mlp(x, routing, wi_0, wi_1, wo)           # [..., D] -> [..., D]
     loss = task_loss + 1e-2 * moe.load_balancing_loss(routing) + 1e-3 * moe.router_z_loss(routing)
 
-GPT-OSS has biases and clips what its activation gets, Llama 4 weights the input of its experts::
+GPT-OSS has biases and clips what its activation gets, Llama 4 weights the input of its experts:
 
     routing = moe.route(logits + gate_bias, top_k=4)
     y = moe.dropless_mlp(x, routing, wi_0, wi_1, wo, biases=(b0, b1, bo), activation="swiglu_oai")
@@ -34,7 +34,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from jax_grouped_gemm._src import arguments
@@ -47,6 +46,17 @@ from jax_grouped_gemm._src.arguments import (
     refuse_sharded,
 )
 from jax_grouped_gemm._src.arithmetic import at_least_float32
+from jax_grouped_gemm._src.expert_parallel.api import expert_parallel_mlp as expert_parallel_mlp
+from jax_grouped_gemm._src.expert_parallel.explain import (
+    ExpertParallelExplanation as ExpertParallelExplanation,
+)
+from jax_grouped_gemm._src.expert_parallel.explain import (
+    explain_expert_parallel as explain_expert_parallel,
+)
+from jax_grouped_gemm._src.expert_parallel.mesh import expert_parallel as expert_parallel
+from jax_grouped_gemm._src.expert_parallel.stats import (
+    ExpertParallelStats as ExpertParallelStats,
+)
 from jax_grouped_gemm._src.fp8 import experts as fp8_experts
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.fp8.weights import QuantizedMlp
@@ -60,6 +70,7 @@ from jax_grouped_gemm._src.moe.operands import (
     checked_biases,
 )
 from jax_grouped_gemm._src.moe.operands import ExpertOrder as ExpertOrder
+from jax_grouped_gemm._src.moe.permutation import permute_rows as permute_rows
 from jax_grouped_gemm._src.moe.routing import AuxiliaryLosses as AuxiliaryLosses
 from jax_grouped_gemm._src.moe.routing import Routing as Routing
 from jax_grouped_gemm._src.moe.routing import auxiliary_losses as auxiliary_losses
@@ -75,30 +86,6 @@ from jax_grouped_gemm._src.varying import vary_over, varying_axes
 
 Implementation = arguments.Implementation | Callable[..., jax.Array]
 ActivationLike = str | Callable[[jax.Array], jax.Array] | Activation
-
-
-@jax.custom_jvp
-def permute_rows(rows: jax.Array, permutation: jax.Array, inverse: jax.Array) -> jax.Array:
-    """``rows[permutation]`` along axis 0, whose gradient is the gather ``ct[inverse]``.
-
-    ``inverse`` must be the inverse of ``permutation``, both [rows.shape[0]]; this is not checked.
-    """
-    return jnp.asarray(rows).at[permutation].get(unique_indices=True, mode="promise_in_bounds")
-
-
-@permute_rows.defjvp
-def _permute_rows_jvp(primals, tangents):
-    # JAX transposes a gather into a scatter-add, which is slow and, in general, not reproducible
-    # on a GPU, and a scatter into a gather. A permutation is both, so the tangent map is written
-    # as the scatter: reverse mode then runs gathers only.
-    rows, permutation, inverse = primals
-    tangent, _, _ = tangents
-    permuted_tangent = (
-        jnp.zeros_like(tangent)
-        .at[inverse]
-        .set(tangent, unique_indices=True, mode="promise_in_bounds")
-    )
-    return permute_rows(rows, permutation, inverse), permuted_tangent
 
 
 def gated_activation(

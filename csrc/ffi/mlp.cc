@@ -41,13 +41,18 @@ class Check {
     return shape->size;
   }
 
-  // All of the type of the first.
-  void types(ElementType& type, std::initializer_list<ffi::DataType> buffers) {
+  // All of the type of the first, in rows that TMA can address.
+  void matrices(ElementType& type, std::initializer_list<ffi::AnyBuffer> buffers) {
     if (failed_) return;
-    bool const known = element_type(*buffers.begin(), type) && type != ElementType::kF32;
+    ffi::DataType const first = buffers.begin()->element_type();
+    bool const known = element_type(first, {ElementType::kBf16, ElementType::kF16}, type);
     if (!known) return fail(invalid("the kernels of an expert MLP take bf16 or f16"));
-    for (ffi::DataType const other : buffers) {
-      if (other != *buffers.begin()) return fail(invalid("operands and results differ in type"));
+    for (ffi::AnyBuffer const& buffer : buffers) {
+      if (buffer.element_type() != first) {
+        return fail(invalid("operands and results differ in type"));
+      }
+      auto const error = whole_vectors("an operand or a result", buffer);
+      if (error.failure()) return fail(error);
     }
   }
 
@@ -91,8 +96,7 @@ ffi::Error gated_ragged_dot(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffe
   check.shape<1>("weights", weights, {has_weights ? m : 1});
   check.groups(a.groups, group_sizes, group_offset, local_groups, m);
   check.shape<2>("hidden", *hidden, {m, n});
-  check.types(a.type, {x.element_type(), gate_weights.element_type(), up_weights.element_type(),
-                       hidden->element_type(), gate->element_type(), up->element_type()});
+  check.matrices(a.type, {x, gate_weights, up_weights, *hidden, *gate, *up});
   bool const keeps_gate = gate->element_count() > 0;
   if (keeps_gate) {
     check.shape<2>("gate", *gate, {m, n});
@@ -133,10 +137,8 @@ ffi::Error gated_gradient(cudaStream_t stream, ffi::AnyBuffer dy, ffi::AnyBuffer
   check.shape<2>("dup", *dup, {m, n});
   check.shape<2>("hidden", *hidden, {m, n});
   if (tile_n <= 0) return invalid("tile_n must be positive, got " + std::to_string(tile_n));
-  check.shape<2>("dweights", *dweights, {(n + tile_n - 1) / tile_n, m});
-  check.types(a.type, {dy.element_type(), down_weights.element_type(), gate.element_type(),
-                       up.element_type(), dgate->element_type(), dup->element_type(),
-                       hidden->element_type()});
+  check.shape<2>("dweights", *dweights, {n / tile_n + (n % tile_n != 0), m});
+  check.matrices(a.type, {dy, down_weights, gate, up, *dgate, *dup, *hidden});
   if (check.failed()) return check.error();
 
   a.dy = dy.untyped_data();
@@ -170,8 +172,7 @@ ffi::Error paired_ragged_dot(cudaStream_t stream, ffi::AnyBuffer first_lhs,
   check.shape<3>("the second rhs", second_rhs, {local_groups, n, k});
   check.groups(a.groups, group_sizes, group_offset, local_groups, m);
   check.shape<2>("out", *out, {m, n});
-  check.types(a.type, {first_lhs.element_type(), second_lhs.element_type(),
-                       first_rhs.element_type(), second_rhs.element_type(), out->element_type()});
+  check.matrices(a.type, {first_lhs, second_lhs, first_rhs, second_rhs, *out});
   if (check.failed()) return check.error();
 
   a.lhs[0] = first_lhs.untyped_data();

@@ -106,6 +106,7 @@ ffi::Error gather_arguments(ffi::AnyBuffer const& x, Int32 const& index,
   if (!copies) return copies.error();
   auto const [rows, columns] = copies->size;
   if (divisor < 1) return invalid("divisor has to be positive");
+  if (y.element_type() != x.element_type()) return invalid("x and the result have one type");
   Checker checker(copies->batches);
   int bytes;
   bool const is_fp8 = has_fp8(x);
@@ -168,6 +169,7 @@ ffi::Error combine_rows(cudaStream_t stream, ffi::AnyBuffer y, Int32 row_of_pair
   if (!pairs) return pairs.error();
   auto const sums = Shape<2>::of("the result", *x);
   if (!sums) return sums.error();
+  if (x->element_type() != y.element_type()) return invalid("rows and the result have one type");
   auto const [rows, columns] = copies->size;
   auto const [tokens, choices] = pairs->size;
   Checker checker(sums->batches);

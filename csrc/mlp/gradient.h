@@ -59,6 +59,7 @@ struct GatedGradient : sm90::RaggedNoncontracting<Config_> {
     void const* const operands[] = {a.gate, a.up};
     for (int i = 0; i < 2; ++i) {
       sm90::TensorView view = sm90::view<Output>(operands[i]);
+      view.fetch = sm90::kFetchBox;
       view.box_bytes = Epilogue::kChunkRowBytes;
       status = sm90::encode_ragged_load(loads[i], view, a.n, kRowsPerConsumer);
       if (status != cudaSuccess) return status;

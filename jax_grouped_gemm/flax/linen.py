@@ -12,6 +12,7 @@ from flax import linen as nn
 from jax_grouped_gemm import moe
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.fp8.weights import quantize_mlp
+from jax_grouped_gemm.flax._experts import apply_experts
 
 default_kernel_init = nn.initializers.lecun_normal(batch_axis=(0,))
 default_gate_init = nn.initializers.lecun_normal()
@@ -73,6 +74,11 @@ class MoE(nn.Module):
       implementation: who computes the ragged matmuls, see `moe.dropless_mlp`.
       recipe: recipe of FP8 matmuls, see `moe.dropless_mlp`. Weights are quantised in each call, or
         in advance: see `quantize_params`.
+      expert_axis: mesh axis, or axes, along which experts are divided, see `moe.expert_parallel`;
+        None computes on one device. The parameters are the same, and so are checkpoints. Statistics
+        are sown as "expert_parallel" in "intermediates".
+      mesh, fsdp_axis, tensor_axis, strategy, chunks, buffer_factor: with `expert_axis`, see
+        `moe.expert_parallel`.
     """
 
     hidden_features: int
@@ -87,6 +93,13 @@ class MoE(nn.Module):
     gate_init: Callable[..., jax.Array] = default_gate_init
     implementation: moe.Implementation = None
     recipe: Recipe | None = None
+    expert_axis: str | tuple[str, ...] | None = None
+    mesh: jax.sharding.Mesh | None = None
+    fsdp_axis: str | tuple[str, ...] | None = None
+    tensor_axis: str | tuple[str, ...] | None = None
+    strategy: str = "auto"
+    chunks: int | str = "auto"
+    buffer_factor: float | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array) -> tuple[jax.Array, moe.AuxiliaryLosses]:
@@ -107,18 +120,16 @@ class MoE(nn.Module):
 
         dtype = jnp.result_type(x, self.param_dtype) if self.dtype is None else self.dtype
         routing = moe.route(logits, self.top_k, renormalize=self.renormalize)
-        y = moe.dropless_mlp(
+        matrices = (w.astype(dtype) for w in (wi_0, wi_1, wo))
+        y, stats = apply_experts(
+            self,
             x.astype(dtype),
             routing,
-            wi_0.astype(dtype),
-            wi_1.astype(dtype),
-            wo.astype(dtype),
-            activation=self.activation,
-            precision=self.precision,
-            implementation=self.implementation,
-            recipe=self.recipe,
+            *matrices,
             quantized=self.get_variable(QUANTIZED, "experts"),
         )
+        if stats is not None:
+            self.sow("intermediates", "expert_parallel", stats)
         return y, moe.auxiliary_losses(routing)
 
     def _experts(self, name: str, shape: tuple[int, ...], axes: tuple[str, ...]) -> jax.Array:

@@ -12,6 +12,7 @@ from flax import nnx
 from jax_grouped_gemm import moe
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.fp8.weights import quantize_mlp
+from jax_grouped_gemm.flax._experts import apply_experts
 
 default_kernel_init = nnx.initializers.lecun_normal(batch_axis=(0,))
 default_gate_init = nnx.initializers.lecun_normal()
@@ -76,6 +77,10 @@ class MoE(nnx.Module):
       implementation: who computes the ragged matmuls, see `moe.dropless_mlp`.
       recipe: recipe of FP8 matmuls, see `moe.dropless_mlp`. Weights are quantised in each call, or
         in advance: see `quantize`.
+      expert_axis: mesh axis, or axes, along which experts are divided, see `moe.expert_parallel`;
+        None computes on one device. The parameters are the same, and so are checkpoints.
+      mesh, fsdp_axis, tensor_axis, strategy, chunks, buffer_factor: with `expert_axis`, see
+        `moe.expert_parallel`.
       rngs: the "params" stream makes the parameters.
     """
 
@@ -95,6 +100,13 @@ class MoE(nnx.Module):
         gate_init: Callable[..., jax.Array] = default_gate_init,
         implementation: moe.Implementation = None,
         recipe: Recipe | None = None,
+        expert_axis: str | tuple[str, ...] | None = None,
+        mesh: jax.sharding.Mesh | None = None,
+        fsdp_axis: str | tuple[str, ...] | None = None,
+        tensor_axis: str | tuple[str, ...] | None = None,
+        strategy: str = "auto",
+        chunks: int | str = "auto",
+        buffer_factor: float | None = None,
         rngs: nnx.Rngs,
     ):
         self.top_k = top_k
@@ -105,6 +117,13 @@ class MoE(nnx.Module):
         self.precision = precision
         self.implementation = implementation
         self.recipe = recipe
+        self.expert_axis = expert_axis
+        self.mesh = mesh
+        self.fsdp_axis = fsdp_axis
+        self.tensor_axis = tensor_axis
+        self.strategy = strategy
+        self.chunks = chunks
+        self.buffer_factor = buffer_factor
         self.quantized: Quantized | None = nnx.data(None)
 
         def experts(shape: tuple[int, ...], axes: tuple[str, ...]) -> nnx.Param:
@@ -130,18 +149,9 @@ class MoE(nnx.Module):
     def __call__(self, x: jax.Array) -> tuple[jax.Array, moe.AuxiliaryLosses]:
         dtype = jnp.result_type(x, self.param_dtype) if self.dtype is None else self.dtype
         routing = moe.route(self.gate(x), self.top_k, renormalize=self.renormalize)
-        y = moe.dropless_mlp(
-            x.astype(dtype),
-            routing,
-            self.wi_0[...].astype(dtype),
-            self.wi_1[...].astype(dtype),
-            self.wo[...].astype(dtype),
-            activation=self.activation,
-            precision=self.precision,
-            implementation=self.implementation,
-            recipe=self.recipe,
-            quantized=None if self.quantized is None else self.quantized.get_value(),
-        )
+        matrices = (w[...].astype(dtype) for w in (self.wi_0, self.wi_1, self.wo))
+        quantized = None if self.quantized is None else self.quantized.get_value()
+        y, _ = apply_experts(self, x.astype(dtype), routing, *matrices, quantized=quantized)
         return y, moe.auxiliary_losses(routing)
 
 

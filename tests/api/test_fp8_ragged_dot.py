@@ -273,7 +273,7 @@ class TestTransforms:
 
             return jax.grad(loss, (0, 1))(lhs, rhs)
 
-        mesh = Mesh(np.array(jax.devices("cpu")), ("x",))
+        mesh = Mesh(np.array(jax.devices("cpu")[:4]), ("x",))
         specs = dict(in_specs=(P(), P("x"), P()), out_specs=(P(), P("x")))
         got = jax.jit(jax.shard_map(body, mesh=mesh, **specs))(lhs, rhs, ct)
         for one, want in zip(got, products(lhs, rhs, sizes, ct)[1:], strict=True):

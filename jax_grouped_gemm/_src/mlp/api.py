@@ -165,7 +165,11 @@ def gated_ragged_dot(
 
 
 def of_operands(options: Options, operands: Mapping[str, jax.Array]) -> jax.Array:
-    """`ragged_mlp` of checked operands; `inverse` [T, k], the rows of each token, may be one."""
+    """`ragged_mlp` of checked operands.
+
+    `inverse` [T, k], the rows of each token, may be one, and with it `count` [1], how many rows are
+    valid.
+    """
     operands = dict(zip(operands, align_varying(*operands.values()), strict=True))
     factors = [operands[name] for name in ("x", "wi_0", "wi_1", "wo") if name in operands]
     is_uniform = "wi_1" in operands and len({x.dtype for x in factors}) == 1
@@ -200,7 +204,8 @@ def if_fused(options: Options, operands: Mapping[str, jax.Array]) -> jax.Array |
 def _on_rows(operands: Mapping[str, jax.Array]) -> jax.Array:
     if "rows" not in operands:
         return operands["x"]
-    return token_rows.gather(operands["x"], operands["rows"], operands.get("inverse"))
+    more = operands.get("inverse"), operands.get("count")
+    return token_rows.gather(operands["x"], operands["rows"], *more)
 
 
 def _checked(

@@ -164,8 +164,8 @@ def ragged_mlp(options: Options, operands: dict[str, jax.Array]) -> jax.Array:
 
     Args:
       options: the parameters of the primitives.
-      operands: x, rows, inverse, wi_0, wi_1, wo, weights, group_sizes and group_offset; rows,
-        inverse and weights may be missing.
+      operands: x, rows, inverse, count, wi_0, wi_1, wo, weights, group_sizes and group_offset;
+        rows, inverse, count and weights may be missing.
     """
     (hidden,) = _hidden_layer(options, operands, residuals=False)
     return _down(options, operands, hidden)
@@ -210,7 +210,7 @@ def _hidden_layer(options, operands, *, residuals):
 def _on_rows(x, operands):
     if "rows" not in operands:
         return x
-    return token_rows.gather(x, operands["rows"], operands.get("inverse"))
+    return token_rows.gather(x, operands["rows"], operands.get("inverse"), operands.get("count"))
 
 
 def _products(options) -> reference.Products:
@@ -262,7 +262,7 @@ def _cotangents(dy, given, wanted, options) -> dict[str, jax.Array]:
         factors = dgate, dup, given["wi_0"], given["wi_1"]
         dx = PAIRED.bind(*factors, *indices, **options.of_products)
         if "rows" in given:
-            rows = given["rows"], given.get("inverse")
+            rows = (given.get(name) for name in ("rows", "inverse", "count"))
             dx = token_rows.combine(dx, *rows, num_tokens=given["x"].shape[0])
         cotangents["x"] = dx
     return cotangents

@@ -197,8 +197,8 @@ def ragged_mlp_tangent(
 
     Args:
       *operands: those of `names`: the tangents, whose names end in "_dot"; x [T, D] with rows [m]
-        and perhaps inverse [T, k], or x [m, D]; wi_0, wi_1, wo, gate, up, weights, group_sizes and
-        group_offset as above.
+        and perhaps inverse [T, k] and count [1], or x [m, D]; wi_0, wi_1, wo, gate, up, weights,
+        group_sizes and group_offset as above.
       names: of the operands.
       activation: of the hidden layer.
       **options: of `Products`.
@@ -214,7 +214,7 @@ def ragged_mlp_tangent(
     def on_rows(x):
         if "rows" not in given:
             return x
-        return token_rows.gather(x, given["rows"], given.get("inverse"))
+        return token_rows.gather(x, given["rows"], given.get("inverse"), given.get("count"))
 
     def projected(name, like):
         """The tangent of x times the weights of that name."""
