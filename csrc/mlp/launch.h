@@ -48,8 +48,11 @@ cudaError_t gated(TileConfig tile, GatedArguments const& arguments, cudaStream_t
 
 template <ElementType kType>
 cudaError_t gradient(TileConfig tile, GradientArguments const& arguments, cudaStream_t stream) {
-  return with_config<kType, cute::GMMA::Major::K, GradientTiles>(tile, [&](auto config) {
-    return launch<GatedGradient<decltype(config)>, sm90::FusedRoles>(arguments, stream);
+  return Flag{is_plain(arguments.activation)}([&](auto plain) {
+    return with_config<kType, cute::GMMA::Major::K, GradientTiles>(tile, [&](auto config) {
+      using Problem = GatedGradient<decltype(config), plain.value>;
+      return launch<Problem, sm90::FusedRoles>(arguments, stream);
+    });
   });
 }
 
