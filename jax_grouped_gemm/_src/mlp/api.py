@@ -136,8 +136,9 @@ def gated_ragged_dot(
     their own. Its derivatives are those of the composition, so to train, take `ragged_mlp`.
 
     Args:
-      x, wi_0, wi_1, group_sizes, rows, weights, activation, precision, group_offset,
-        implementation, recipe: see `ragged_mlp`. Hidden is not quantised.
+      x, wi_0, wi_1, group_sizes, rows, weights: see `ragged_mlp`.
+      activation, precision, group_offset, implementation: likewise.
+      recipe: likewise; hidden is not quantised.
       quantized: the `wi` of what `quantize_mlp` returns.
       biases: of wi_0 and wi_1, [g, F] each, each of which may be None.
       preferred_element_type: dtype of the result, by default that of gate. Hidden is rounded to
