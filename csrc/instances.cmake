@@ -160,6 +160,19 @@ jgg_add_instances(
 )
 
 jgg_add_product(
+  few_rows_dot
+  NAMESPACE jgg::few_rows
+  ARGUMENTS Arguments
+  HEADER few_rows/few_rows.h
+)
+jgg_add_instances(
+  few_rows_dot few_rows
+  HEADER few_rows/launch.h
+  TYPES kBf16 kF16
+  KINDS kSwapped
+)
+
+jgg_add_product(
   gemm_fp64
   NAMESPACE jgg::fp64
   ARGUMENTS GemmArguments

@@ -50,6 +50,7 @@ nb::dict registrations() {
   targets["jax_grouped_gemm.gated_ragged_dot_transpose.v1"] =
       encapsulate(JggGatedRaggedDotTranspose);
   targets["jax_grouped_gemm.paired_ragged_dot.v1"] = encapsulate(JggPairedRaggedDot);
+  targets["jax_grouped_gemm.few_rows_dot.v1"] = encapsulate(JggFewRowsDot);
   return targets;
 }
 

@@ -9,13 +9,18 @@
 
 namespace jgg::mlp {
 
-// hidden = g sigmoid(alpha g (1 + cubic g^2)) (u + shift), of g = min(gate, limit) and u = up
-// clamped to +-limit. Zero where gate is.
+// What is applied to the gate: g sigmoid(alpha g (1 + cubic g^2)), which silu and the tanh form of
+// gelu are; gelu, g Phi(g); relu, or its square.
+enum class Function : int { kSigmoid, kGelu, kRelu, kSquaredRelu };
+
+// hidden = function(g) (u + shift), of g = min(gate, limit) and u = up clamped to +-limit. Zero
+// where gate is.
 struct Activation {
   float alpha;
   float cubic;
   float limit;
   float shift;
+  Function function = Function::kSigmoid;
 };
 
 // x [m, k] times weights [local_groups, k, n] each, for gate and up; results are [m, n].
