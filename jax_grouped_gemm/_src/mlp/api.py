@@ -20,10 +20,8 @@ from jax_grouped_gemm._src.arguments import (
     refuse_sharded,
 )
 from jax_grouped_gemm._src.arithmetic import at_least_float32
-from jax_grouped_gemm._src.mlp import plan, primitive, reference
-from jax_grouped_gemm._src.mlp import rows as token_rows
+from jax_grouped_gemm._src.mlp import plan, primitive
 from jax_grouped_gemm._src.mlp.primitive import Options
-from jax_grouped_gemm._src.moe.biases import with_bias
 from jax_grouped_gemm._src.varying import align_varying
 
 Biases = tuple[jax.Array | None, ...]
@@ -138,7 +136,6 @@ def gated_ragged_dot(
         "gated_ragged_dot", given, biases, group_sizes, group_offset, activation, precision,
         implementation,
     )  # fmt: skip
-    operands["x"] = _on_rows(operands)
     (hidden,) = primitive.gated_ragged_dot(options, operands, residuals=False)
     return hidden if preferred_element_type is None else hidden.astype(preferred_element_type)
 
@@ -150,36 +147,16 @@ def of_operands(options: Options, operands: Mapping[str, jax.Array]) -> jax.Arra
     is_uniform = "wi_1" in operands and len({x.dtype for x in factors}) == 1
     if is_uniform and not operands.keys() & {"b0", "b1", "bo"}:
         return primitive.ragged_mlp(options, operands)
-    operands["x"] = _on_rows(operands)
     (hidden,) = primitive.gated_ragged_dot(options, operands, residuals=False)
-    sizes, offset, wo = (operands[name] for name in (*primitive.INDICES, "wo"))
-    owned = reference.owned_rows(sizes, offset, wo.shape[0], hidden.shape[0])
-    return with_bias(
-        reference.Products(**options.of_products).rows,
-        hidden,
-        wo,
-        operands.get("bo"),
-        reference.row_weights(operands.get("weights"), owned, hidden),
-        group_sizes=sizes,
-        group_offset=offset,
-    )
+    return primitive.down(options, operands, hidden)
 
 
 def if_fused(options: Options, operands: Mapping[str, jax.Array]) -> jax.Array | None:
     """`of_operands`, if one kernel computes the hidden layer; None where a composition would."""
-    rows = operands["rows"].shape[0]
-    avals = {name: jax.typeof(x) for name, x in operands.items()}
-    avals["x"] = avals["x"].update(shape=(rows, avals["x"].shape[1]))
-    names = tuple(name for name in primitive.GATED_OPERANDS if name in avals)
+    names = tuple(name for name in primitive.GATED_OPERANDS if name in operands)
     params = dict(vars(options), names=names, residuals=True)
-    planned = plan.plan_gated([avals[name] for name in names], params)
+    planned = plan.plan_gated([jax.typeof(operands[name]) for name in names], params)
     return of_operands(options, operands) if planned.path == "fused" else None
-
-
-def _on_rows(operands: Mapping[str, jax.Array]) -> jax.Array:
-    if "rows" not in operands:
-        return operands["x"]
-    return token_rows.gather(operands["x"], operands["rows"], operands.get("inverse"))
 
 
 def _checked(

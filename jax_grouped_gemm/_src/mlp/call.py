@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 
 import jax
@@ -12,11 +13,14 @@ import numpy as np
 from jax_grouped_gemm._src.arithmetic import cdiv
 from jax_grouped_gemm._src.mlp.epilogue import Epilogue
 from jax_grouped_gemm._src.mlp.plan import MlpPlan
+from jax_grouped_gemm._src.mlp.reference import on_rows
 
 GATED = "jax_grouped_gemm.gated_ragged_dot.v1"
 GATED_TRANSPOSE = "jax_grouped_gemm.gated_ragged_dot_transpose.v1"
 PAIRED = "jax_grouped_gemm.paired_ragged_dot.v1"
+FEW_ROWS = "jax_grouped_gemm.few_rows_dot.v1"
 
+NO_ACTIVATION = Epilogue(alpha=1.0, cubic=0.0, limit=math.inf, shift=0.0)
 PARTIAL_SUM_COLUMNS = 256  # of hidden, to each partial sum of a gradient of weights
 
 
@@ -25,11 +29,58 @@ def gated(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
     if plan.path == "unfused":
         return plan.compose(*operands)
     given = dict(zip(plan.operands, operands, strict=True))
-    x, wi_0, wi_1 = given["x"], given["wi_0"], given["wi_1"]
+    if plan.tile.transposed:
+        return _gated_few_rows(plan, given)
+    x, wi_0, wi_1 = on_rows(given["x"], given), given["wi_0"], given["wi_1"]
     hidden = jax.ShapeDtypeStruct((x.shape[0], wi_0.shape[2]), x.dtype)
     kept = hidden if plan.params["residuals"] else jax.ShapeDtypeStruct((0,), x.dtype)
     results = _call(GATED, plan, given, (x, wi_0, wi_1), (hidden, kept, kept))
     return results if plan.params["residuals"] else results[:1]
+
+
+def biased(plan: MlpPlan, *operands: jax.Array) -> jax.Array:
+    """hidden wo + weights bo."""
+    if plan.path == "unfused":
+        return plan.compose(*operands)
+    given = dict(zip(plan.operands, operands, strict=True))
+    hidden, wo = given["hidden"], given["wo"]
+    y = jax.ShapeDtypeStruct((hidden.shape[0], wo.shape[2]), hidden.dtype)
+    return _few_rows(plan, given, (hidden, wo), ("bo",), [y], activation=None)[0]
+
+
+def _gated_few_rows(plan, given) -> list[jax.Array]:
+    rows = given.get("rows", given["x"]).shape[0]
+    hidden = jax.ShapeDtypeStruct((rows, given["wi_0"].shape[2]), given["x"].dtype)
+    kept = ["wi_0", "wi_1"] if plan.params["residuals"] else []
+    return _few_rows(
+        plan,
+        given,
+        (given["x"], given["wi_0"]),
+        ("wi_1", "rows", "b0", "b1"),
+        [hidden, *[hidden for name in kept if name in given]],
+        activation=Epilogue.of(plan.params["activation"]),
+    )
+
+
+def _few_rows(plan, given, factors, optional, results, *, activation) -> list[jax.Array]:
+    """One call of the kernel for groups of few rows."""
+    optional = {name: given[name] for name in optional if name in given}
+    if "weights" in given:
+        optional["weights"] = given["weights"].astype(jnp.float32)
+    function = -1 if activation is None else activation.function
+    attributes = (activation or NO_ACTIVATION).attributes()
+    call = jax.ffi.ffi_call(FEW_ROWS, results)
+    return call(
+        *factors,
+        given["group_sizes"],
+        given["group_offset"],
+        *optional.values(),
+        optional=" ".join(optional),
+        function=np.int32(function),
+        divisor=np.int32(1),
+        **attributes,
+        **_tile(plan),
+    )
 
 
 def gated_transpose(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:

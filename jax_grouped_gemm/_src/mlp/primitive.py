@@ -31,28 +31,47 @@ from jax_grouped_gemm._src.mlp import rows as token_rows
 from jax_grouped_gemm._src.op import Op
 
 INDICES = ("group_sizes", "group_offset")
-GATED_OPERANDS = ("x", "wi_0", "wi_1", "b0", "b1", "weights", *INDICES)
+ROWS = ("rows", "inverse")
+GATED_OPERANDS = ("x", *ROWS, "wi_0", "wi_1", "b0", "b1", "weights", *INDICES)
+DOWN_OPERANDS = ("wo", "bo", "weights", *INDICES)
 
 
 def _gated_avals(*operands, names, residuals, **_):
-    x, wi_0 = operands[names.index("x")], operands[names.index("wi_0")]
-    dtype = jnp.result_type(x, wi_0)
-    aval = GATED.unsharded_aval(operands, (x.shape[0], wi_0.shape[2]), dtype)
+    given = dict(zip(names, operands, strict=True))
+    x, wi_0 = given["x"], given["wi_0"]
+    rows = given.get("rows", x).shape[0]
+    aval = GATED.unsharded_aval(operands, (rows, wi_0.shape[2]), jnp.result_type(x, wi_0))
     if not residuals:
         return [aval]
-    wi_1 = operands[names.index("wi_1")]
-    return [aval, aval, aval.update(dtype=jnp.result_type(x, wi_1))]
+    return [aval, aval, aval.update(dtype=jnp.result_type(x, given["wi_1"]))]
 
 
 GATED = Op(
     name="gated_ragged_dot",
     operand_ranks=None,
-    targets=(call.GATED,),
+    targets=(call.GATED, call.FEW_ROWS),
     avals=_gated_avals,
     planner=plan.plan_gated,
     call=call.gated,
     reference=reference.gated_ragged_dot,
     multiple_results=True,
+)
+
+
+def _biased_aval(*operands, names, **_):
+    hidden, wo = operands[names.index("hidden")], operands[names.index("wo")]
+    shape = hidden.shape[0], wo.shape[2]
+    return BIASED.unsharded_aval(operands, shape, jnp.result_type(hidden, wo))
+
+
+BIASED = Op(
+    name="biased_ragged_dot",
+    operand_ranks=None,
+    targets=(call.FEW_ROWS,),
+    avals=_biased_aval,
+    planner=plan.plan_biased,
+    call=call.biased,
+    reference=reference.biased_ragged_dot,
 )
 
 
@@ -127,7 +146,7 @@ def _register_rules(op: Op) -> None:
     op.def_batching(batch)
 
 
-for _op in (GATED, GATED_TRANSPOSE, PAIRED, TANGENT):
+for _op in (GATED, BIASED, GATED_TRANSPOSE, PAIRED, TANGENT):
     _register_rules(_op)
 
 
@@ -167,19 +186,19 @@ def ragged_mlp(options: Options, operands: dict[str, jax.Array]) -> jax.Array:
       operands: x, rows, inverse, wi_0, wi_1, wo, weights, group_sizes and group_offset; rows,
         inverse and weights may be missing.
     """
-    (hidden,) = _hidden_layer(options, operands, residuals=False)
-    return _down(options, operands, hidden)
+    (hidden,) = gated_ragged_dot(options, operands, residuals=False)
+    return down(options, operands, hidden)
 
 
 @functools.partial(ragged_mlp.defjvp, symbolic_zeros=True)
 def _ragged_mlp_jvp(options, primals, tangents):
     (operands,), (tangents,) = primals, tangents
-    hidden, gate, up = _hidden_layer(options, operands, residuals=True)
+    hidden, gate, up = gated_ragged_dot(options, operands, residuals=True)
     kept = operands | {
         "gate": checkpoint_name(gate, reference.GATE),
         "up": checkpoint_name(up, reference.UP),
     }
-    y = _down(options, operands, hidden)
+    y = down(options, operands, hidden)
     active = {
         f"{name}_dot": tangent
         for name, tangent in tangents.items()
@@ -202,24 +221,22 @@ def gated_ragged_dot(
     return _bind(GATED, given, options, residuals=residuals)
 
 
-def _hidden_layer(options, operands, *, residuals):
-    x = _on_rows(operands["x"], operands)
-    return gated_ragged_dot(options, operands | {"x": x}, residuals=residuals)
-
-
-def _on_rows(x, operands):
-    if "rows" not in operands:
-        return x
-    return token_rows.gather(x, operands["rows"], operands.get("inverse"))
+def down(options: Options, operands: dict[str, jax.Array], hidden: jax.Array) -> jax.Array:
+    """y [m, D] = hidden wo + weights bo, of those operands that are given."""
+    given = {"hidden": hidden} | {
+        name: operands[name] for name in DOWN_OPERANDS if name in operands
+    }
+    if "bo" not in given:
+        given.pop("weights", None)
+    params = dict(vars(options), names=tuple(given))
+    if plan.plan_biased([jax.typeof(x) for x in given.values()], params).path == "fused":
+        return _bind(BIASED, given, options)
+    # Not as one primitive, so that derivatives of the product are those of the ragged product.
+    return reference.biased_ragged_dot(*given.values(), **params)
 
 
 def _products(options) -> reference.Products:
     return reference.Products(**options.of_products)
-
-
-def _down(options, operands, hidden):
-    indices = (operands[name] for name in INDICES)
-    return _products(options).rows(hidden, operands["wo"], *indices)
 
 
 def _tangent_transpose(dy, *operands, names, **options):
@@ -253,7 +270,7 @@ def _cotangents(dy, given, wanted, options) -> dict[str, jax.Array]:
     # barriers XLA would also find that rows of x were copied before, and keep them instead of x.
     x, dgate, cotangents = jax.lax.optimization_barrier((given["x"], dgate, cotangents))
     if wanted & {"wi_0", "wi_1"}:
-        x = _on_rows(x, given)
+        x = reference.on_rows(x, given)
         for name, gradient in (("wi_0", dgate), ("wi_1", dup)):
             if name in wanted:
                 cotangents[name] = weights_of(x, gradient, *indices)

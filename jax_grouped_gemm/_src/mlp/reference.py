@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -109,6 +109,13 @@ def row_weights(weights, owned, like) -> jax.Array:
     return jnp.where(owned, weights, 0).astype(at_least_float32(like.dtype))
 
 
+def on_rows(x: jax.Array, operands: Mapping[str, jax.Array]) -> jax.Array:
+    """The rows of x [m, D], copies of tokens if `operands` has the rows of them."""
+    if "rows" not in operands:
+        return x
+    return token_rows.gather(x, operands["rows"], operands.get("inverse"))
+
+
 def gated_ragged_dot(
     *operands: jax.Array,
     names: Sequence[str],
@@ -119,9 +126,10 @@ def gated_ragged_dot(
     """hidden [m, F] = weights * activation(x wi_0 + b0) * (x wi_1 + b1).
 
     Args:
-      *operands: those of `names`: x [m, D]; wi_0 and, unless a hidden layer has no gate, wi_1
-        [g, D, F]; the biases b0 and b1 [g, F], if there are any; weights [m], if they are not ones;
-        group_sizes int32 [G] and group_offset int32 [1].
+      *operands: those of `names`: x [m, D], or [T, D] with rows [m] and perhaps inverse [T, k];
+        wi_0 and, unless a hidden layer has no gate, wi_1 [g, D, F]; the biases b0 and b1 [g, F], if
+        there are any; weights [m], if they are not ones; group_sizes int32 [G] and group_offset
+        int32 [1].
       names: of the operands.
       activation: of the hidden layer.
       residuals: whether gate and up are results too.
@@ -131,7 +139,7 @@ def gated_ragged_dot(
       hidden and, with `residuals`, gate and up. All are zero in rows that no local group owns.
     """
     given = dict(zip(names, operands, strict=True))
-    x, wi_0, wi_1 = given["x"], given["wi_0"], given.get("wi_1")
+    x, wi_0, wi_1 = on_rows(given["x"], given), given["wi_0"], given.get("wi_1")
     sizes, offset = given["group_sizes"], given["group_offset"]
     matmul = functools.partial(
         with_bias, Products(**options).rows, group_sizes=sizes, group_offset=offset
@@ -144,6 +152,36 @@ def gated_ragged_dot(
         return [hidden]
     assert up is not None, "residuals are those of a gate and an up projection"
     return [hidden, gate, up]
+
+
+def biased_ragged_dot(
+    *operands: jax.Array, names: Sequence[str], activation: Activation | None = None, **options: Any
+) -> jax.Array:
+    """y [m, D] = hidden wo + weights bo, added up in float32 at least and rounded once.
+
+    Args:
+      *operands: those of `names`: hidden [m, F]; wo [g, F, D]; bo [g, D] and weights [m], if there
+        are any; group_sizes and group_offset.
+      names: of the operands.
+      activation: none is applied.
+      **options: of `Products`.
+    """
+    given = dict(zip(names, operands, strict=True))
+    hidden, wo = given["hidden"], given["wo"]
+    sizes, offset = given["group_sizes"], given["group_offset"]
+    weights = None
+    if "bo" in given:
+        owned = owned_rows(sizes, offset, wo.shape[0], hidden.shape[0])
+        weights = row_weights(given.get("weights"), owned, hidden)
+    return with_bias(
+        Products(**options).rows,
+        hidden,
+        wo,
+        given.get("bo"),
+        weights,
+        group_sizes=sizes,
+        group_offset=offset,
+    )
 
 
 def gated_ragged_dot_transpose(
@@ -211,18 +249,13 @@ def ragged_mlp_tangent(
     indices = given["group_sizes"], given["group_offset"]
     product = Products(**options).rows
 
-    def on_rows(x):
-        if "rows" not in given:
-            return x
-        return token_rows.gather(x, given["rows"], given.get("inverse"))
-
     def projected(name, like):
         """The tangent of x times the weights of that name."""
         terms = []
         if "x_dot" in given:
-            terms.append(product(on_rows(given["x_dot"]), given[name], *indices))
+            terms.append(product(on_rows(given["x_dot"], given), given[name], *indices))
         if f"{name}_dot" in given:
-            terms.append(product(on_rows(given["x"]), given[f"{name}_dot"], *indices))
+            terms.append(product(on_rows(given["x"], given), given[f"{name}_dot"], *indices))
         return sum(terms) if terms else jnp.zeros_like(like)
 
     owned = owned_rows(*indices, wo.shape[0], gate.shape[0])
