@@ -10,20 +10,26 @@
 
 namespace jgg::few_rows {
 
-__device__ inline float activated(mlp::Activation const& by, float gate) {
+// Of gate alone, and what up becomes.
+struct Activated {
+  float activation;
+  float up;
+};
+
+__device__ inline Activated activated(Params const& params, float gate, float up) {
   constexpr float kInverseRoot2 = 0.7071067811865476f;
-  // A NaN stays one.
-  float const g = gate > by.limit ? by.limit : gate;
+  mlp::Gated const gated = mlp::gated(params.activation, gate, up);
+  float const g = mlp::at_most(params.activation.limit, gate);
   float const positive = g < 0.0f ? 0.0f : g;
-  switch (by.function) {
+  switch (params.function) {
     case mlp::Function::kGelu:
-      return 0.5f * g * erfcf(-kInverseRoot2 * g);
+      return {0.5f * g * erfcf(-kInverseRoot2 * g), gated.up};
     case mlp::Function::kRelu:
-      return positive;
+      return {positive, gated.up};
     case mlp::Function::kSquaredRelu:
-      return positive * positive;
+      return {positive * positive, gated.up};
     default:
-      return g * mlp::sigmoid(by.alpha * g * (1.0f + by.cubic * g * g));
+      return {gated.activation, gated.up};
   }
 }
 
@@ -82,15 +88,16 @@ class Epilogue {
       return;
     }
     Element const g = static_cast<Element>(gate + gate_bias);
-    float hidden = activated(params_.activation, static_cast<float>(g));
     if (params_.kept_gate) static_cast<Element*>(params_.kept_gate)[at] = g;
     if constexpr (Config::kHasUp) {
       Element const u = static_cast<Element>(up + bias(params_.up_bias, column));
       if (params_.kept_up) static_cast<Element*>(params_.kept_up)[at] = u;
-      float const limit = params_.activation.limit, wide = static_cast<float>(u);
-      hidden *= (wide > limit ? limit : wide < -limit ? -limit : wide) + params_.activation.shift;
+      auto const a = activated(params_, static_cast<float>(g), static_cast<float>(u));
+      out[at] = static_cast<Element>(a.activation * a.up * weight);
+    } else {
+      auto const a = activated(params_, static_cast<float>(g), 0.0f);
+      out[at] = static_cast<Element>(a.activation * weight);
     }
-    out[at] = static_cast<Element>(hidden * weight);
   }
 
   Params const& params_;

@@ -26,7 +26,8 @@ cudaError_t make_params(Arguments const& a, Params& params) {
   params.kept_gate = a.kept_gate;
   params.kept_up = a.kept_up;
   params.has_activation = a.has_activation;
-  params.activation = a.activation;
+  params.function = a.activation.function;
+  params.activation = mlp::GatedFunction(a.activation);
   params.groups = a.groups;
   params.k = a.k;
   params.n = a.n;

@@ -4,6 +4,7 @@
 #include <cuda.h>
 
 #include "few_rows/few_rows.h"
+#include "mlp/activation.h"
 #include "sm90/tma/load.h"
 
 namespace jgg::few_rows {
@@ -29,7 +30,8 @@ struct Params {
   void* kept_gate;
   void* kept_up;
   bool has_activation;
-  mlp::Activation activation;
+  mlp::Function function;
+  mlp::GatedFunction activation;
   GroupSizes groups;
   int k;
   int n;
