@@ -6,32 +6,8 @@
 
 #include "few_rows/multiply.h"
 #include "few_rows/params.h"
-#include "mlp/activation.h"
 
 namespace jgg::few_rows {
-
-// Of gate alone, and what up becomes.
-struct Activated {
-  float activation;
-  float up;
-};
-
-__device__ inline Activated activated(Params const& params, float gate, float up) {
-  constexpr float kInverseRoot2 = 0.7071067811865476f;
-  mlp::Gated const gated = mlp::gated(params.activation, gate, up);
-  float const g = mlp::at_most(params.activation.limit, gate);
-  float const positive = g < 0.0f ? 0.0f : g;
-  switch (params.function) {
-    case mlp::Function::kGelu:
-      return {0.5f * g * erfcf(-kInverseRoot2 * g), gated.up};
-    case mlp::Function::kRelu:
-      return {positive, gated.up};
-    case mlp::Function::kSquaredRelu:
-      return {positive * positive, gated.up};
-    default:
-      return {gated.activation, gated.up};
-  }
-}
 
 template <class Config>
 class Epilogue {
@@ -71,7 +47,7 @@ class Epilogue {
   }
 
  private:
-  __device__ float bias(Params::Bias const& biases, int column) const {
+  __device__ float bias(mlp::Bias const& biases, int column) const {
     if (biases.data == nullptr) return 0.0f;
     int64_t const at = int64_t(work_.group) * params_.n + column;
     if (biases.is_float32) return static_cast<float const*>(biases.data)[at];
@@ -92,10 +68,11 @@ class Epilogue {
     if constexpr (Config::kHasUp) {
       Element const u = static_cast<Element>(up + bias(params_.up_bias, column));
       if (params_.kept_up) static_cast<Element*>(params_.kept_up)[at] = u;
-      auto const a = activated(params_, static_cast<float>(g), static_cast<float>(u));
+      mlp::Activated const a =
+          mlp::activated(params_.activation, static_cast<float>(g), static_cast<float>(u));
       out[at] = static_cast<Element>(a.activation * a.up * weight);
     } else {
-      auto const a = activated(params_, static_cast<float>(g), 0.0f);
+      mlp::Activated const a = mlp::activated(params_.activation, static_cast<float>(g), 0.0f);
       out[at] = static_cast<Element>(a.activation * weight);
     }
   }

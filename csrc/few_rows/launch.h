@@ -12,22 +12,21 @@
 namespace jgg::few_rows {
 
 template <class Config>
-cudaError_t make_params(Arguments const& a, Params& params) {
+cudaError_t make_params(mlp::GatedArguments const& a, Params& params) {
   using Element = typename Config::Element;
   params.x = static_cast<char const*>(a.x);
   params.rows = a.rows;
   params.divisor = a.divisor;
   params.tokens = a.tokens;
-  params.gate_bias = {a.gate_bias, a.gate_bias_is_float32};
-  params.up_bias = {a.up_bias, a.up_bias_is_float32};
+  params.gate_bias = a.gate_bias;
+  params.up_bias = a.up_bias;
   params.weights = a.weights;
   params.weights_of_pairs = a.weights_of_pairs;
-  params.out = a.out;
-  params.kept_gate = a.kept_gate;
-  params.kept_up = a.kept_up;
+  params.out = a.hidden;
+  params.kept_gate = a.gate;
+  params.kept_up = a.up;
   params.has_activation = a.has_activation;
-  params.function = a.activation.function;
-  params.activation = mlp::GatedFunction(a.activation);
+  params.activation = mlp::GeneralFunction(a.activation);
   params.groups = a.groups;
   params.k = a.k;
   params.n = a.n;
@@ -41,13 +40,13 @@ cudaError_t make_params(Arguments const& a, Params& params) {
     return sm90::encode_plain(&descriptor, view, a.groups.local_groups, a.k, columns,
                               Config::kTileK);
   };
-  cudaError_t const status = encode(params.gate, a.gate);
+  cudaError_t const status = encode(params.gate, a.gate_weights);
   if (status != cudaSuccess || !Config::kHasUp) return status;
-  return encode(params.up, a.is_concatenated ? a.gate : a.up);
+  return encode(params.up, a.is_concatenated ? a.gate_weights : a.up_weights);
 }
 
 template <class Config>
-cudaError_t launch(Arguments const& a, cudaStream_t stream) {
+cudaError_t launch(mlp::GatedArguments const& a, cudaStream_t stream) {
   Params params{};
   if (auto const status = make_params<Config>(a, params); status != cudaSuccess) return status;
   int multiprocessors;
@@ -63,14 +62,13 @@ cudaError_t launch(Arguments const& a, cudaStream_t stream) {
 }
 
 template <ElementType kType>
-cudaError_t few_rows(TileConfig config, Arguments const& arguments, cudaStream_t stream) {
-  bool const has_up = arguments.up != nullptr || arguments.is_concatenated;
+cudaError_t few_rows(TileConfig config, mlp::GatedArguments const& arguments, cudaStream_t stream) {
   return with_constants(
       [&](auto tile, auto has_up) {
         return launch<Config<sm90::Typed<kType>, decltype(tile)::kTileM, has_up.value>>(arguments,
                                                                                         stream);
       },
-      OneTileOf<Tiles>{config}, Flag{has_up});
+      OneTileOf<Tiles>{config}, Flag{arguments.has_up()});
 }
 
 }  // namespace jgg::few_rows

@@ -3,8 +3,8 @@
 
 #include <cuda.h>
 
-#include "few_rows/few_rows.h"
-#include "mlp/activation.h"
+#include "mlp/activated.h"
+#include "mlp/gated_ragged_dot.h"
 #include "sm90/tma/load.h"
 
 namespace jgg::few_rows {
@@ -18,20 +18,15 @@ struct Params {
   int const* rows;
   unsigned divisor;
   int tokens;
-  struct Bias {
-    void const* data;
-    bool is_float32;
-  };
-  Bias gate_bias;
-  Bias up_bias;
+  mlp::Bias gate_bias;
+  mlp::Bias up_bias;
   float const* weights;
   bool weights_of_pairs;
   void* out;
   void* kept_gate;
   void* kept_up;
   bool has_activation;
-  mlp::Function function;
-  mlp::GatedFunction activation;
+  mlp::GeneralFunction activation;
   GroupSizes groups;
   int k;
   int n;

@@ -1,6 +1,4 @@
-// Binding of the products for groups of few rows: check the buffers, name the sizes, launch.
-#include "few_rows/few_rows.h"
-
+// Bindings of the forward kernels of an expert MLP: check the buffers, name the sizes, launch.
 #include <array>
 #include <string>
 #include <string_view>
@@ -9,11 +7,10 @@
 #include "ffi/element_types.h"
 #include "ffi/groups.h"
 #include "ffi/handlers.h"
+#include "mlp/gated_ragged_dot.h"
 
 namespace jgg {
 namespace {
-
-using few_rows::Arguments;
 
 // No activation: the value of the attribute `function` for a product and its bias alone.
 constexpr int kNoFunction = -1;
@@ -73,12 +70,14 @@ class OptionalOperands {
   ffi::Error error_ = ffi::Error::Success();
 };
 
-ffi::Error few_rows_dot(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer matrices,
-                        Sizes group_sizes, Sizes group_offset, ffi::RemainingArgs operands,
-                        ffi::RemainingRets results, std::string_view optional, int32_t function,
-                        int32_t divisor, float alpha, float cubic, float limit, float shift,
-                        int32_t tile_m, int32_t tile_n, int32_t cluster) {
-  Arguments a{};
+// A product of rows with matrices, and what is done to its sums.
+ffi::Error launch(KernelKind kind, char const* name, cudaStream_t stream, ffi::AnyBuffer x,
+                  ffi::AnyBuffer matrices, Sizes group_sizes, Sizes group_offset,
+                  ffi::RemainingArgs operands, ffi::RemainingRets results,
+                  std::string_view optional, int32_t function, int32_t divisor, float alpha,
+                  float cubic, float limit, float shift, int32_t tile_m, int32_t tile_n,
+                  int32_t cluster) {
+  mlp::GatedArguments a{};
   auto const tokens = Shape<2>::of("x", x);
   if (!tokens) return tokens.error();
   auto const stack = Shape<3>::of("the matrices", matrices);
@@ -89,23 +88,23 @@ ffi::Error few_rows_dot(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer ma
   auto const rows = Shape<2>::of("the result", **out);
   if (!rows) return rows.error();
   if (tokens->batched || stack->batched || rows->batched) {
-    return invalid("the kernel for groups of few rows has no batch dimension");
+    return invalid("the kernels of an expert MLP have no batch dimension");
   }
   auto const [local_groups, k, columns] = stack->size;
   int const m = rows->size[0], n = rows->size[1];
+  auto const type = x.element_type();
   if (tokens->size[1] != k) return invalid("x does not fit the matrices");
   if (divisor < 1) return invalid("divisor has to be positive");
-  bool const is_known =
-      element_type(x.element_type(), {ElementType::kBf16, ElementType::kF16}, a.type);
-  if (!is_known || matrices.element_type() != x.element_type()) {
-    return invalid("the kernel for groups of few rows takes operands of bf16 or of f16");
+  if (!element_type(type, {ElementType::kBf16, ElementType::kF16}, a.type) ||
+      matrices.element_type() != type || (*out)->element_type() != type) {
+    return invalid("the kernels of an expert MLP take operands and results of bf16 or of f16");
   }
 
   auto const groups = groups_of(group_sizes, group_offset, 1, local_groups, m);
   if (!groups) return groups.error();
   a.groups = *groups;
   a.has_activation = function != kNoFunction;
-  a.is_concatenated = a.has_activation && columns == 2 * n;
+  a.is_concatenated = a.has_activation && columns == 2 * int64_t(n);
   if (!a.is_concatenated && columns != n) return invalid("the matrices do not fit the result");
   a.activation = {alpha, cubic, limit, shift, static_cast<mlp::Function>(function)};
   a.tokens = tokens->size[0];
@@ -113,16 +112,18 @@ ffi::Error few_rows_dot(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer ma
   a.k = k;
   a.n = n;
   a.x = x.untyped_data();
-  a.gate = matrices.untyped_data();
+  a.gate_weights = matrices.untyped_data();
 
   OptionalOperands given(operands, optional);
-  auto const type = x.element_type();
   constexpr auto kFloat = ffi::DataType::F32;
-  a.up = given.take("wi_1", std::array{local_groups, k, n}, {type});
+  auto const bias = [&](char const* name) {
+    void const* const data = given.take(name, std::array{local_groups, n}, {type, kFloat});
+    return mlp::Bias{data, data && given.type_of(name) == kFloat};
+  };
+  a.up_weights = given.take("wi_1", std::array{local_groups, k, n}, {type});
   a.rows = static_cast<int const*>(given.take("rows", std::array{m}, {ffi::DataType::S32}));
-  char const* const first = given.has("bo") ? "bo" : "b0";
-  a.gate_bias = given.take(first, std::array{local_groups, n}, {type, kFloat});
-  a.up_bias = given.take("b1", std::array{local_groups, n}, {type, kFloat});
+  a.gate_bias = bias(given.has("bo") ? "bo" : "b0");
+  a.up_bias = bias("b1");
   a.weights = static_cast<float const*>(given.take("weights", std::array{m}, {kFloat}));
   if (given.has("weights_of_pairs")) {
     std::array const pairs{a.tokens, divisor};
@@ -131,43 +132,56 @@ ffi::Error few_rows_dot(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer ma
   }
   if (given.error().failure()) return given.error();
   if (a.weights_of_pairs && !a.rows) return invalid("weights of pairs need to know the pairs");
-  a.gate_bias_is_float32 = a.gate_bias && given.type_of(first) == kFloat;
-  a.up_bias_is_float32 = a.up_bias && given.type_of("b1") == kFloat;
-
   if (!a.rows && a.tokens != m) return invalid("x does not fit the result");
-  a.out = (*out)->untyped_data();
+
+  a.hidden = (*out)->untyped_data();
   for (size_t i = 1; i < results.size(); ++i) {
     auto kept = results.get<ffi::AnyBuffer>(i);
     if (!kept) return kept.error();
-    if ((*kept)->element_count() != (*out)->element_count()) {
-      return invalid("results differ in size");
+    if ((*kept)->element_count() != (*out)->element_count() || (*kept)->element_type() != type) {
+      return invalid("results differ in size or in type");
     }
-    (i == 1 ? a.kept_gate : a.kept_up) = (*kept)->untyped_data();
+    (i == 1 ? a.gate : a.up) = (*kept)->untyped_data();
   }
-  TileConfig const tile{tile_m, tile_n, cluster, KernelKind::kSwapped};
-  return launched(few_rows::few_rows_dot(tile, a, stream), "few_rows_dot");
+  return launched(mlp::gated_ragged_dot({tile_m, tile_n, cluster, kind}, a, stream), name);
+}
+
+template <class... Arguments>
+ffi::Error gated_ragged_dot(cudaStream_t stream, Arguments... arguments) {
+  return launch(KernelKind::kCooperative, "gated_ragged_dot", stream, arguments...);
+}
+template <class... Arguments>
+ffi::Error few_rows_dot(cudaStream_t stream, Arguments... arguments) {
+  return launch(KernelKind::kSwapped, "few_rows_dot", stream, arguments...);
+}
+
+auto binding() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::PlatformStream<cudaStream_t>>()
+      .Arg<ffi::AnyBuffer>()  // x
+      .Arg<ffi::AnyBuffer>()  // matrices: of the gate, or of gate and up
+      .Arg<Sizes>()           // group_sizes
+      .Arg<Sizes>()           // group_offset
+      .RemainingArgs()        // as `optional` names them
+      .RemainingRets()        // the result; gate and up, if they are kept
+      .Attr<std::string_view>("optional")
+      .Attr<int32_t>("function")
+      .Attr<int32_t>("divisor")
+      .Attr<float>("alpha")
+      .Attr<float>("cubic")
+      .Attr<float>("limit")
+      .Attr<float>("shift")
+      .Attr<int32_t>("tile_m")
+      .Attr<int32_t>("tile_n")
+      .Attr<int32_t>("cluster");
 }
 
 }  // namespace
 }  // namespace jgg
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JggFewRowsDot, jgg::few_rows_dot,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .Arg<xla::ffi::AnyBuffer>()  // x
-                                  .Arg<xla::ffi::AnyBuffer>()  // matrices, those of the gate first
-                                  .Arg<jgg::Sizes>()           // group_sizes
-                                  .Arg<jgg::Sizes>()           // group_offset
-                                  .RemainingArgs()             // as `optional` names them
-                                  .RemainingRets()  // the result; gate and up, if they are kept
-                                  .Attr<std::string_view>("optional")
-                                  .Attr<int32_t>("function")
-                                  .Attr<int32_t>("divisor")
-                                  .Attr<float>("alpha")
-                                  .Attr<float>("cubic")
-                                  .Attr<float>("limit")
-                                  .Attr<float>("shift")
-                                  .Attr<int32_t>("tile_m")
-                                  .Attr<int32_t>("tile_n")
-                                  .Attr<int32_t>("cluster"),
-                              {xla::ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JggGatedRaggedDot,
+                              [](auto... arguments) { return jgg::gated_ragged_dot(arguments...); },
+                              jgg::binding(), {xla::ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JggFewRowsDot,
+                              [](auto... arguments) { return jgg::few_rows_dot(arguments...); },
+                              jgg::binding(), {xla::ffi::Traits::kCmdBufferCompatible});
