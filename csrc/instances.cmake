@@ -163,6 +163,7 @@ jgg_add_instances(
   gated_gradient gradient
   HEADER mlp/launch.h
   TYPES kBf16 kF16
+  KINDS kPingpong
 )
 
 jgg_add_product(

@@ -94,8 +94,8 @@ ffi::Error gated_gradient(cudaStream_t stream, ffi::AnyBuffer dy, ffi::AnyBuffer
   check.shape<2>("dgate", *dgate, {m, n});
   check.shape<2>("dup", *dup, {m, n});
   check.shape<2>("hidden", *hidden, {m, n});
-  int const sums = (n + mlp::kGradientColumns - 1) / mlp::kGradientColumns;
-  check.shape<2>("dweights", *dweights, {sums, m});
+  if (tile_n <= 0) return invalid("tile_n must be positive, got " + std::to_string(tile_n));
+  check.shape<2>("dweights", *dweights, {(n + tile_n - 1) / tile_n, m});
   check.types(a.type, {dy.element_type(), down_weights.element_type(), gate.element_type(),
                        up.element_type(), dgate->element_type(), dup->element_type(),
                        hidden->element_type()});
@@ -113,8 +113,9 @@ ffi::Error gated_gradient(cudaStream_t stream, ffi::AnyBuffer dy, ffi::AnyBuffer
   a.activation = activation(alpha, cubic, limit, shift);
   a.k = k;
   a.n = n;
-  return launched(mlp::gated_gradient(TileConfig{tile_m, tile_n, cluster}, a, stream),
-                  "gated_ragged_dot_transpose");
+  return launched(
+      mlp::gated_gradient(TileConfig{tile_m, tile_n, cluster, KernelKind::kPingpong}, a, stream),
+      "gated_ragged_dot_transpose");
 }
 
 ffi::Error paired_ragged_dot(cudaStream_t stream, ffi::AnyBuffer first_lhs,

@@ -65,7 +65,7 @@ struct GatedArguments {
 
 // The gradients of the above, from dy [m, k] and the weights [local_groups, n, k] that hidden was
 // multiplied by: dh = dy weights^T, and from it those of gate and up, and that of a row's weight as
-// one sum for each kGradientColumns columns. Results are [m, n] and [ceil(n / 256), m].
+// one sum for each of the tile's columns. Results are [m, n] and [ceil(n / tile_n), m].
 struct GradientArguments {
   void const* dy;
   void const* down_weights;
@@ -82,8 +82,6 @@ struct GradientArguments {
   int k;
   int n;
 };
-
-constexpr int kGradientColumns = 256;
 
 // out [m, n] = lhs[0] rhs[0]^T + lhs[1] rhs[1]^T, with lhs [m, k] and rhs [local_groups, n, k].
 struct PairedArguments {

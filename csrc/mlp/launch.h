@@ -12,16 +12,23 @@ namespace jgg::mlp {
 
 template <class Problem, template <class, class> class Roles, class Arguments>
 cudaError_t launch(Arguments const& arguments, cudaStream_t stream) {
-  using Loop = sm90::CooperativeMainloop<Problem>;
+  using Config = typename Problem::Config;
+  using Loop = std::conditional_t<Config::kTakesTurns, sm90::PingpongMainloop<Problem>,
+                                  sm90::CooperativeMainloop<Problem>>;
   typename Problem::Params params;
   cudaError_t const status = Problem::make_params(arguments, params);
   if (status != cudaSuccess) return status;
-  return sm90::launch_persistent<typename Problem::Config>(
-      sm90::persistent_kernel<Roles<Problem, Loop>>, params, Problem::max_units(arguments), stream);
+  return sm90::launch_persistent<Config>(sm90::persistent_kernel<Roles<Problem, Loop>>, params,
+                                         Problem::max_units(arguments), stream);
 }
 
+// Consumers take turns where the epilogue is as long as the product.
+using GradientTiles =
+    TileTable<Tile<128, 192, 2, KernelKind::kPingpong>, Tile<128, 128, 2, KernelKind::kPingpong>>;
+
 // lhs [m, k] is contiguous along K, and so is rhs [g, n, k]; rhs [g, k, n] is along N.
-template <ElementType kType, cute::GMMA::Major kRhsMajor, class Function>
+template <ElementType kType, cute::GMMA::Major kRhsMajor, class Tiles = sm90::NoncontractingTiles,
+          class Function>
 cudaError_t with_config(TileConfig config, Function function) {
   return with_constants(
       [&](auto tile) {
@@ -29,7 +36,7 @@ cudaError_t with_config(TileConfig config, Function function) {
         return function(
             sm90::ConfigOf<decltype(tile), Element, Element, cute::GMMA::Major::K, kRhsMajor>{});
       },
-      OneTileOf<sm90::NoncontractingTiles>{config});
+      OneTileOf<Tiles>{config});
 }
 
 template <ElementType kType>
@@ -57,7 +64,7 @@ cudaError_t activated(TileConfig tile, GatedArguments const& a, cudaStream_t str
 
 template <ElementType kType>
 cudaError_t gradient(TileConfig tile, GradientArguments const& arguments, cudaStream_t stream) {
-  return with_config<kType, cute::GMMA::Major::K>(tile, [&](auto config) {
+  return with_config<kType, cute::GMMA::Major::K, GradientTiles>(tile, [&](auto config) {
     return launch<GatedGradient<decltype(config)>, sm90::FusedRoles>(arguments, stream);
   });
 }

@@ -55,12 +55,14 @@ struct KernelConfig {
   static_assert(kTileM == 2 * kRowsPerConsumer, "an operand tile arrives in two boxes");
 
   // The result leaves through chunks of 64 rows by 128 bytes. Each consumer has its own slots for
-  // them, or they have the same ones in turn.
+  // them, or they have the same ones in turn. Where 16-bit tiles are computed in turn, an epilogue
+  // does more with them than to store them, and has room for it.
+  static constexpr bool kSharesSlots = kTakesTurns && sizeof(Output) == 4;
   static constexpr int kChunkColumns = kRowBytes / sizeof(Output);
   static constexpr int kChunks = kTileN / kChunkColumns;
   static constexpr int kChunkBytes = kRowsPerConsumer * kRowBytes;
-  static constexpr int kChunkSlots = kTakesTurns ? 3 : 2;
-  static constexpr int kChunkRings = kTakesTurns ? 1 : kConsumers;
+  static constexpr int kChunkSlots = kSharesSlots ? 3 : kTakesTurns ? 4 : 2;
+  static constexpr int kChunkRings = kSharesSlots ? 1 : kConsumers;
 
   static constexpr int kLhsBytes = kTileM * kRowBytes;
   static constexpr int kRhsBytes = kTileN * kRowBytes;

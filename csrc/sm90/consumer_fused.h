@@ -2,6 +2,7 @@
 // than there are registers for.
 #pragma once
 
+#include "sm90/consumer_pingpong.h"
 #include "sm90/roles.h"
 
 namespace jgg::sm90 {
@@ -50,6 +51,47 @@ __device__ void consume_fused(typename Problem::Params const& params, Shared& sh
   epilogue.wait();
 }
 
+// The same of consumers that take turns: what an epilogue does takes as long as the other one's
+// products.
+//   Problem::Epilogue  begin(work) before a tile is multiplied, store(sums), store_zeros() for rows
+//                      that no local group owns, wait()
+template <class Problem, class Mainloop, class Shared>
+__device__ void consume_fused_in_turn(typename Problem::Params const& params, Shared& shared,
+                                      int consumer) {
+  using Config = typename Problem::Config;
+  typename Problem::Epilogue epilogue(shared, params, consumer);
+  Turn const turn(kMultiplyTurn, consumer);
+  StageIterator<Config::kStages> stage;
+  WorkIterator slot;
+
+  if (consumer == 1 && !pass_over(shared, slot, stage)) return;
+  do {
+    WorkTile const work = read_work(shared, slot);
+    if (work.k_tiles == kNoMoreWork) {
+      turn.wait();
+      break;
+    }
+    epilogue.begin(work);
+    if (work.k_tiles > 0) {
+      // The contracted dimension is the same for all groups: past its end are zeros.
+      WorkTile steps{};
+      steps.k_tiles = work.k_tiles;
+      steps.extent = work.k_tiles * Config::kTileK;
+      typename Mainloop::Accumulators accumulators;
+      cute::clear(accumulators);
+      cute::warpgroup_fence_operand(accumulators);
+      turn.wait();
+      Mainloop::multiply(steps, shared, stage, accumulators, [&] { turn.pass(); });
+      epilogue.store(accumulators);
+    } else {
+      turn.wait();
+      turn.pass();
+      epilogue.store_zeros();
+    }
+  } while (pass_over(shared, slot, stage));
+  epilogue.wait();
+}
+
 // Whole tiles with such an epilogue.
 template <class Problem, class Mainloop>
 struct FusedRoles : LoadingRoles<Problem, Mainloop> {
@@ -64,7 +106,11 @@ struct FusedRoles : LoadingRoles<Problem, Mainloop> {
   }
 
   __device__ static void consume(Params const& params, Shared& shared, int consumer) {
-    consume_fused<Problem, Mainloop>(params, shared, consumer);
+    if constexpr (Config::kTakesTurns) {
+      consume_fused_in_turn<Problem, Mainloop>(params, shared, consumer);
+    } else {
+      consume_fused<Problem, Mainloop>(params, shared, consumer);
+    }
   }
 };
 

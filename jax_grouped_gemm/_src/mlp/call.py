@@ -13,15 +13,14 @@ import numpy as np
 from jax_grouped_gemm._src.arithmetic import cdiv
 from jax_grouped_gemm._src.mlp.epilogue import Epilogue
 from jax_grouped_gemm._src.mlp.plan import MlpPlan
-from jax_grouped_gemm._src.mlp.reference import on_rows
+from jax_grouped_gemm._src.mlp.reference import has_up, hidden_columns, on_rows
 
-GATED = "jax_grouped_gemm.gated_ragged_dot.v1"
-GATED_TRANSPOSE = "jax_grouped_gemm.gated_ragged_dot_transpose.v1"
+GATED = "jax_grouped_gemm.gated_ragged_dot.v2"
+GATED_TRANSPOSE = "jax_grouped_gemm.gated_ragged_dot_transpose.v2"
 PAIRED = "jax_grouped_gemm.paired_ragged_dot.v1"
 FEW_ROWS = "jax_grouped_gemm.few_rows_dot.v1"
 
 NO_ACTIVATION = Epilogue(alpha=1.0, cubic=0.0, limit=math.inf, shift=0.0)
-PARTIAL_SUM_COLUMNS = 256  # of hidden, to each partial sum of a gradient of weights
 
 
 def gated(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
@@ -29,13 +28,16 @@ def gated(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
     if plan.path == "unfused":
         return plan.compose(*operands)
     given = dict(zip(plan.operands, operands, strict=True))
-    if plan.tile.transposed:
-        return _gated_few_rows(plan, given)
-    x, wi_0, wi_1 = on_rows(given["x"], given), given["wi_0"], given["wi_1"]
-    hidden = jax.ShapeDtypeStruct((x.shape[0], wi_0.shape[2]), x.dtype)
-    kept = hidden if plan.params["residuals"] else jax.ShapeDtypeStruct((0,), x.dtype)
-    results = _call(GATED, plan, given, (x, wi_0, wi_1), (hidden, kept, kept))
-    return results if plan.params["residuals"] else results[:1]
+    rows = given.get("rows", given["x"]).shape[0]
+    if plan.gather == "before":
+        given["x"] = on_rows(given["x"], given)
+        del given["rows"]
+    hidden = jax.ShapeDtypeStruct((rows, hidden_columns(given)), given["x"].dtype)
+    kept = (1 + has_up(given)) * bool(plan.params["residuals"])
+    wi = given["wi" if "wi" in given else "wi_0"]
+    optional = ("wi_1", "rows", "b0", "b1")
+    activation = Epilogue.of(plan.params["activation"])
+    return _activated(plan, given, (given["x"], wi), optional, [hidden] * (1 + kept), activation)
 
 
 def biased(plan: MlpPlan, *operands: jax.Array) -> jax.Array:
@@ -45,31 +47,17 @@ def biased(plan: MlpPlan, *operands: jax.Array) -> jax.Array:
     given = dict(zip(plan.operands, operands, strict=True))
     hidden, wo = given["hidden"], given["wo"]
     y = jax.ShapeDtypeStruct((hidden.shape[0], wo.shape[2]), hidden.dtype)
-    return _few_rows(plan, given, (hidden, wo), ("bo",), [y], activation=None)[0]
+    return _activated(plan, given, (hidden, wo), ("bo",), [y], None)[0]
 
 
-def _gated_few_rows(plan, given) -> list[jax.Array]:
-    rows = given.get("rows", given["x"]).shape[0]
-    hidden = jax.ShapeDtypeStruct((rows, given["wi_0"].shape[2]), given["x"].dtype)
-    kept = ["wi_0", "wi_1"] if plan.params["residuals"] else []
-    return _few_rows(
-        plan,
-        given,
-        (given["x"], given["wi_0"]),
-        ("wi_1", "rows", "b0", "b1"),
-        [hidden, *[hidden for name in kept if name in given]],
-        activation=Epilogue.of(plan.params["activation"]),
-    )
-
-
-def _few_rows(plan, given, factors, optional, results, *, activation) -> list[jax.Array]:
-    """One call of the kernel for groups of few rows."""
+def _activated(plan, given, factors, optional, results, activation) -> list[jax.Array]:
+    """One call of a forward kernel, with those of the optional operands that are given."""
     optional = {name: given[name] for name in optional if name in given}
     if "weights" in given:
         optional["weights"] = given["weights"].astype(jnp.float32)
     function = -1 if activation is None else activation.function
     attributes = (activation or NO_ACTIVATION).attributes()
-    call = jax.ffi.ffi_call(FEW_ROWS, results)
+    call = jax.ffi.ffi_call(FEW_ROWS if plan.tile.transposed else GATED, results)
     return call(
         *factors,
         given["group_sizes"],
@@ -77,7 +65,7 @@ def _few_rows(plan, given, factors, optional, results, *, activation) -> list[ja
         *optional.values(),
         optional=" ".join(optional),
         function=np.int32(function),
-        divisor=np.int32(1),
+        divisor=np.int32(1),  # rows are tokens, not pairs
         **attributes,
         **_tile(plan),
     )
@@ -91,7 +79,9 @@ def gated_transpose(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
     dy, wo, gate, up = (given[name] for name in ("dy", "wo", "gate", "up"))
     rows, columns = gate.shape
     like_gate = jax.ShapeDtypeStruct(gate.shape, gate.dtype)
-    partials = jax.ShapeDtypeStruct((cdiv(columns, PARTIAL_SUM_COLUMNS), rows), jnp.float32)
+    assert plan.tile is not None
+    # Of a gradient of weights, one sum for each tile's columns.
+    partials = jax.ShapeDtypeStruct((cdiv(columns, plan.tile.tile_n), rows), jnp.float32)
     results = _call(
         GATED_TRANSPOSE,
         plan,

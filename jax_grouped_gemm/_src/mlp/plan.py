@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_grouped_gemm._src.arithmetic import is_static
+from jax_grouped_gemm._src.arithmetic import is_static, round_up
 from jax_grouped_gemm._src.explain import explain
 from jax_grouped_gemm._src.mlp import reference
 from jax_grouped_gemm._src.mlp.epilogue import Epilogue
@@ -24,9 +24,16 @@ DTYPES = (jnp.bfloat16, jnp.float16)
 
 BIASES = ("b0", "b1", "bo")
 
+SLAB_COLUMNS = 64  # what kernels load of a matrix at a time
+
 FEW_ROWS = 8
 FEW_ROWS_TILE = TileConfig(tile_m=32, tile_n=128, cluster=1)
 """Mean rows of a group up to which the kernel for reading weights once is faster, and its tile."""
+
+# Tiles of the gradient of hidden, which consumers take in turn.
+WIDE_GRADIENT, NARROW_GRADIENT = TileConfig(128, 192, 2), TileConfig(128, 128, 2)
+# What a column of a narrow tile takes, in columns of a wide one: its operands are read more often.
+NARROW_COLUMN = 1.2
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +105,7 @@ def plan_gated(avals: Sequence[Any], params: Mapping[str, Any], target: Target =
     activation = params["activation"]
     gate, up = (f" + {name}" * (name in operands) for name in ("b0", "b1"))
     factors = [f"{_named_function(activation)}(gate{gate})"]
-    if "wi_1" in operands:
+    if reference.has_up(operands):
         factors.append(f"(up{up})" if up else "up")
     factors += ["weights"] * ("weights" in operands)
     kept = ", gate and up kept" if params["residuals"] else ""
@@ -106,16 +113,18 @@ def plan_gated(avals: Sequence[Any], params: Mapping[str, Any], target: Target =
     rows = operands.get("rows", operands["x"]).shape[0]
     few_rows = _few_rows_tile(operands, params, rows)
     reason = ""
-    if few_rows is None and "wi_1" not in operands:
-        reason = "the kernel multiplies by gate and up, and wi_1 is missing"
-    elif few_rows is None and gate + up:
-        reason = "the kernel adds no biases"
+    if few_rows is None and "wi" in operands and operands["wi"].shape[2] % (2 * SLAB_COLUMNS):
+        reason = (
+            f"gate and up in one matrix {list(operands['wi'].shape)} need a multiple of "
+            f"{SLAB_COLUMNS} columns each"
+        )
     plan = _plan(
         "gated_ragged_dot", operands, params, target, reason, epilogue, activation, few_rows
     )
-    if "rows" not in operands:
+    if "rows" not in operands or plan.path == "reference":
         return plan
-    return dataclasses.replace(plan, gather="in place" if plan.tile == few_rows else "before")
+    in_place = plan.path == "fused" and few_rows is not None
+    return dataclasses.replace(plan, gather="in place" if in_place else "before")
 
 
 def plan_biased(avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200) -> MlpPlan:
@@ -145,7 +154,23 @@ def plan_gated_transpose(
     operands = _named(params["names"], avals)
     activation = params["activation"]
     epilogue = f"gradients of gate, up and weights, {_named_function(activation)}(gate) * up again"
-    return _plan("gated_ragged_dot_transpose", operands, params, target, "", epilogue, activation)
+    reason = (
+        "" if "up" in operands else "the kernel has gradients of gate and up, and there is no up"
+    )
+    known = Epilogue.of(activation)
+    if not reason and (known is None or not known.is_sigmoid):
+        reason = f"no kernel has the gradient of the activation {_named_function(activation)}"
+    plan = _plan("gated_ragged_dot_transpose", operands, params, target, reason, epilogue)
+    if plan.tile is None:
+        return plan
+    return dataclasses.replace(plan, tile=_gradient_tile(operands["gate"].shape[1]))
+
+
+def _gradient_tile(columns: int) -> TileConfig:
+    """The tile that wastes least at the last columns."""
+    wide = round_up(columns, WIDE_GRADIENT.tile_n)
+    narrow = round_up(columns, NARROW_GRADIENT.tile_n)
+    return WIDE_GRADIENT if wide <= NARROW_COLUMN * narrow else NARROW_GRADIENT
 
 
 def plan_paired(avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200) -> MlpPlan:
@@ -167,7 +192,7 @@ def _plan(
     plan = functools.partial(MlpPlan, op, operands, params, target=target)
     if params["implementation"] == "reference":
         return plan("reference", AS_ASKED)
-    reason = reason or _unfused_reason(operands, params, activation, few_rows)
+    reason = reason or _unfused_reason(operands, params, activation)
     if reason:
         return plan("unfused", reason)
     if few_rows:
@@ -175,23 +200,19 @@ def _plan(
     return plan("fused", "", DEFAULT_TILE, epilogue, workspace_bytes=LEAST_BYTES)
 
 
-def _unfused_reason(operands, params, activation, few_rows) -> str:
+def _unfused_reason(operands, params, activation) -> str:
     """Why no fused kernel can run this, empty if one can."""
     arrays = {name: x for name, x in operands.items() if x.ndim > 1 and name != "inverse"}
     dtypes = {
-        x.dtype
-        for name, x in arrays.items()
-        if not (few_rows and name in BIASES and x.dtype == jnp.float32)
+        x.dtype for name, x in arrays.items() if not (name in BIASES and x.dtype == jnp.float32)
     }
     if len(dtypes) > 1 or not dtypes <= set(map(jnp.dtype, DTYPES)):
         found = " and ".join(sorted(map(str, dtypes)))
         return f"the kernels take operands of one dtype, bfloat16 or float16, got {found}"
     if isinstance(params["precision"], (lax.DotAlgorithm, lax.DotAlgorithmPreset)):
         return f"the kernels do not implement precision={params['precision']}"
-    if activation is not None:
-        known = Epilogue.of(activation)
-        if known is None or not (few_rows or known.is_sigmoid):
-            return f"no kernel has the activation {_named_function(activation)}"
+    if activation is not None and Epilogue.of(activation) is None:
+        return f"no kernel has the activation {_named_function(activation)}"
     if reason := symbolic_sizes(operands.values()):
         return reason
     if any(0 in x.shape for x in arrays.values()):

@@ -32,18 +32,21 @@ from jax_grouped_gemm._src.op import Op
 
 INDICES = ("group_sizes", "group_offset")
 ROWS = ("rows", "inverse")
-GATED_OPERANDS = ("x", *ROWS, "wi_0", "wi_1", "b0", "b1", "weights", *INDICES)
+GATED_OPERANDS = ("x", *ROWS, "wi", "wi_0", "wi_1", "b0", "b1", "weights", *INDICES)
 DOWN_OPERANDS = ("wo", "bo", "weights", *INDICES)
 
 
 def _gated_avals(*operands, names, residuals, **_):
     given = dict(zip(names, operands, strict=True))
-    x, wi_0 = given["x"], given["wi_0"]
-    rows = given.get("rows", x).shape[0]
-    aval = GATED.unsharded_aval(operands, (rows, wi_0.shape[2]), jnp.result_type(x, wi_0))
+    x, wi = given["x"], given["wi" if "wi" in given else "wi_0"]
+    rows = given["rows"] if "rows" in given else x
+    shape = rows.shape[0], reference.hidden_columns(given)
+    aval = GATED.unsharded_aval(operands, shape, jnp.result_type(x, wi))
     if not residuals:
         return [aval]
-    return [aval, aval, aval.update(dtype=jnp.result_type(x, given["wi_1"]))]
+    if not reference.has_up(given):
+        return [aval, aval]
+    return [aval, aval, aval.update(dtype=jnp.result_type(x, given.get("wi_1", wi)))]
 
 
 GATED = Op(
@@ -79,7 +82,9 @@ def _gated_transpose_avals(*operands, names, **_):
     gate = operands[names.index("gate")]
     like_gate = GATED_TRANSPOSE.unsharded_aval(operands, gate.shape, gate.dtype)
     dtype = at_least_float32(gate.dtype)
-    return [like_gate] * 3 + [GATED_TRANSPOSE.unsharded_aval(operands, gate.shape[:1], dtype)]
+    return [like_gate] * (2 + ("up" in names)) + [
+        GATED_TRANSPOSE.unsharded_aval(operands, gate.shape[:1], dtype)
+    ]
 
 
 GATED_TRANSPOSE = Op(
@@ -179,12 +184,12 @@ class Options:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def ragged_mlp(options: Options, operands: dict[str, jax.Array]) -> jax.Array:
-    """y [m, D] = hidden wo, of the operands that `reference.ragged_mlp_tangent` has by name.
+    """y [m, D] = hidden wo + weights bo, of operands of one dtype.
 
     Args:
       options: the parameters of the primitives.
-      operands: x, rows, inverse, wi_0, wi_1, wo, weights, group_sizes and group_offset; rows,
-        inverse and weights may be missing.
+      operands: x, rows, inverse, wi_0, wi_1, wi, wo, b0, b1, bo, weights, group_sizes and
+        group_offset, as `reference.ragged_mlp_tangent` has them, without those that are not given.
     """
     (hidden,) = gated_ragged_dot(options, operands, residuals=False)
     return down(options, operands, hidden)
@@ -193,11 +198,12 @@ def ragged_mlp(options: Options, operands: dict[str, jax.Array]) -> jax.Array:
 @functools.partial(ragged_mlp.defjvp, symbolic_zeros=True)
 def _ragged_mlp_jvp(options, primals, tangents):
     (operands,), (tangents,) = primals, tangents
-    hidden, gate, up = gated_ragged_dot(options, operands, residuals=True)
-    kept = operands | {
-        "gate": checkpoint_name(gate, reference.GATE),
-        "up": checkpoint_name(up, reference.UP),
-    }
+    hidden, *projected = gated_ragged_dot(options, operands, residuals=True)
+    # The tangent is linear in the biases of gate and up.
+    kept = {name: x for name, x in operands.items() if name not in ("b0", "b1")}
+    names = ("gate", reference.GATE), ("up", reference.UP)
+    for (operand, name), x in zip(names, projected, strict=False):
+        kept[operand] = checkpoint_name(x, name)
     y = down(options, operands, hidden)
     active = {
         f"{name}_dot": tangent
@@ -246,38 +252,61 @@ def _tangent_transpose(dy, *operands, names, **options):
         return [None] * len(names)
     given = {name: x for name, x in given.items() if not ad.is_undefined_primal(x)}
     cotangents = _cotangents(dy, given, wanted, Options(**options))
-    return [cotangents.get(name[:-4]) if name.endswith("_dot") else None for name in names]
+    avals = dict(zip(names, operands, strict=True))
+    return [
+        cotangents[name[:-4]].astype(avals[name].aval.dtype) if name.endswith("_dot") else None
+        for name in names
+    ]
 
 
 def _cotangents(dy, given, wanted, options) -> dict[str, jax.Array]:
     """The cotangents of the operands of the names in `wanted`."""
-    gate, up, wo = given["gate"], given["up"], given["wo"]
+    wo = given["wo"]
     indices = tuple(given[name] for name in INDICES)
     weights_of = functools.partial(_products(options).weights, num_groups=wo.shape[0])
-    if wanted == {"wo"}:
-        hidden = _hidden_again(gate, up, given, options)
-        return {"wo": weights_of(hidden, dy, *indices)}
+    sums_of = functools.partial(
+        reference.sums_of_groups, num_groups=wo.shape[0], implementation=options.implementation
+    )
+    cotangents = {}
+    if "bo" in wanted:
+        cotangents["bo"] = sums_of(dy, given.get("weights"), *indices)
+    if wanted <= {"bo", "wo"}:
+        if "wo" in wanted:
+            cotangents["wo"] = weights_of(_hidden_again(given, options), dy, *indices)
+        return cotangents
 
     names = ("wo", "gate", "up", "weights", *INDICES)
     operands = {"dy": dy} | {name: given[name] for name in names if name in given}
-    dgate, dup, hidden, dweights = _bind(GATED_TRANSPOSE, operands, options)
-    cotangents = {}
+    *gradients, hidden, dweights = _bind(GATED_TRANSPOSE, operands, options)
     if "weights" in wanted:
+        if "bo" in given:
+            dweights += reference.dots_with_biases(dy, given["bo"], *indices)
         cotangents["weights"] = dweights.astype(given["weights"].dtype)
+    for name, gradient in zip(("b0", "b1"), gradients, strict=False):
+        if name in wanted:
+            cotangents[name] = sums_of(gradient, None, *indices)
     if "wo" in wanted:
         cotangents["wo"] = weights_of(hidden, dy, *indices)
+    matrices = ("wi",) if "wi" in given else ("wi_0", "wi_1")[: len(gradients)]
+    if "wi" in given:
+        gradients = [jnp.concatenate(gradients, axis=1)]
     # One [m, D] array at a time: each is made when what reads the one before it is done. Without
     # barriers XLA would also find that rows of x were copied before, and keep them instead of x.
-    x, dgate, cotangents = jax.lax.optimization_barrier((given["x"], dgate, cotangents))
-    if wanted & {"wi_0", "wi_1"}:
+    x, gradients[0], cotangents = jax.lax.optimization_barrier(
+        (given["x"], gradients[0], cotangents)
+    )
+    if wanted.intersection(matrices):
         x = reference.on_rows(x, given)
-        for name, gradient in (("wi_0", dgate), ("wi_1", dup)):
+        for name, gradient in zip(matrices, gradients, strict=True):
             if name in wanted:
                 cotangents[name] = weights_of(x, gradient, *indices)
-        dgate, cotangents = jax.lax.optimization_barrier((dgate, cotangents))
+        gradients[0], cotangents = jax.lax.optimization_barrier((gradients[0], cotangents))
     if "x" in wanted:
-        factors = dgate, dup, given["wi_0"], given["wi_1"]
-        dx = PAIRED.bind(*factors, *indices, **options.of_products)
+        factors = *gradients, *(given[name] for name in matrices)
+        if len(matrices) == 2:
+            dx = PAIRED.bind(*factors, *indices, **options.of_products)
+        else:
+            dx = _products(options).rows(*factors, *indices, transpose_rhs=True)
         if "rows" in given:
             rows = given["rows"], given.get("inverse")
             dx = token_rows.combine(dx, *rows, num_tokens=given["x"].shape[0])
@@ -285,7 +314,8 @@ def _cotangents(dy, given, wanted, options) -> dict[str, jax.Array]:
     return cotangents
 
 
-def _hidden_again(gate, up, given, options):
+def _hidden_again(given, options):
+    gate, up = given["gate"], given.get("up")
     sizes, offset = (given[name] for name in INDICES)
     owned = reference.owned_rows(sizes, offset, given["wo"].shape[0], gate.shape[0])
     weights = reference.row_weights(given.get("weights"), owned, gate)

@@ -24,14 +24,14 @@ def with_bias(matmul, rows, matrices, bias, weights=None, *, group_sizes, group_
     result = jnp.result_type(rows, matrices)
     dtype = at_least_float32(result)
     offset = canonical_offset(group_offset)[0]
-    added = _bias_rows(bias.astype(dtype), group_sizes, offset, rows.shape[0])
+    added = bias_rows(bias.astype(dtype), group_sizes, offset, rows.shape[0])
     if weights is not None:
         added *= weights.astype(dtype)[:, None]
     return (product(preferred_element_type=dtype) + added).astype(result)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
-def _bias_rows(
+def bias_rows(
     bias: jax.Array, group_sizes: jax.Array, group_offset: jax.Array, num_rows: int
 ) -> jax.Array:
     """The bias [g, n] of each row's expert: [num_rows, n], zero where the expert is not here."""
@@ -44,7 +44,7 @@ def _bias_rows(
     return jnp.where(owns.any(axis=1)[:, None], jnp.take(bias, local, axis=0, mode="clip"), 0)
 
 
-@_bias_rows.defjvp
+@bias_rows.defjvp
 def _bias_rows_jvp(num_rows, primals, tangents):
     # As the product with a column of ones, whose transpose is a ragged product too. That of a
     # gather is a scatter-add, which is not reproducible on a GPU.
@@ -57,4 +57,4 @@ def _bias_rows_jvp(num_rows, primals, tangents):
         precision="highest",
         group_offset=group_offset,
     )
-    return _bias_rows(bias, group_sizes, group_offset, num_rows), tangent
+    return bias_rows(bias, group_sizes, group_offset, num_rows), tangent
