@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_grouped_gemm as jgg
+from benchmarks.harness.peer import on_gpu
 from jax_grouped_gemm import moe
 from jax_grouped_gemm._src.fp8 import choices as fp8_choices
 from jax_grouped_gemm._src.op import ops
@@ -49,14 +50,14 @@ class FfiCall:
         return dataclasses.replace(self, **changes)
 
     def lower(self) -> jax.stages.Lowered:
-        """A program of this call, for the GPU."""
+        """A program of this call for the GPU, be it there or not."""
         function = jax.ffi.ffi_call(
             self.target, list(self.results), input_output_aliases=self.aliases
         )
         traced = jax.jit(lambda *operands: function(*operands, **self.attributes)).trace(
             *self.operands
         )
-        return traced.lower(lowering_platforms=("cuda",))
+        return traced.lower(lowering_platforms=None if on_gpu() else ("cuda",))
 
 
 @contextlib.contextmanager

@@ -8,9 +8,10 @@
 
 namespace jgg::mlp {
 
-template <class Config_>
+template <class Config_, bool kIsPlain_>
 struct GatedGradient : sm90::RaggedNoncontracting<Config_> {
   using Config = Config_;
+  static constexpr bool kIsPlain = kIsPlain_;
   using Rows = sm90::RaggedNoncontracting<Config>;
   using Epilogue = GradientEpilogue<GatedGradient>;
   static_assert(!Rows::kHasHeads);

@@ -216,7 +216,8 @@ class GradientEpilogue {
     float dgates[2], dups[2], products[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      Gated const a = gated(params_.activation, i == 0 ? g.x : g.y, i == 0 ? u.x : u.y);
+      Gated const a =
+          gated<Problem::kIsPlain>(params_.activation, i == 0 ? g.x : g.y, i == 0 ? u.x : u.y);
       float const product = a.activation * a.up, of_hidden = i == 0 ? d.x : d.y;
       float const weighted = of_hidden * weight;
       sum += of_hidden * product;

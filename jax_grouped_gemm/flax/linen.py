@@ -26,7 +26,7 @@ def quantize_params(params: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]
     """The collection "quantized" of a model: the weights of every `MoE` in `params`, quantised.
 
     A layer that finds its weights there does not quantise them. They change when parameters do, so
-    once in an optimiser step, however many microbatches and rematerialised passes it has::
+    once in an optimiser step, however many microbatches and rematerialised passes it has:
 
         quantized = quantize_params(params, recipe)
         y, losses = model.apply({"params": params, "quantized": quantized}, x)

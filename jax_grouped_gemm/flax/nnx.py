@@ -27,7 +27,7 @@ def quantize(model: nnx.Module) -> None:
 
     A layer whose weights are quantised does not quantise them again: neither for each microbatch
     nor where rematerialisation computes a layer again. Parameters change in an optimiser step, and
-    so must these::
+    so must these:
 
         quantize(model)
 

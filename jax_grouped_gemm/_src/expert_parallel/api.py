@@ -53,7 +53,7 @@ def expert_parallel_mlp(
 ) -> tuple[jax.Array, ExpertParallelStats]:
     """`moe.dropless_mlp` over the devices of a mesh, each of which has a slice of the experts.
 
-    Called inside `jax.shard_map`, as one of N devices along `expert_axis`::
+    Called inside `jax.shard_map`, as one of N devices along `expert_axis`:
 
         def layer(x, gate, wi_0, wi_1, wo):
             routing = moe.route(x @ gate, top_k=2)

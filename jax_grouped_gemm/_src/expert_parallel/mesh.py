@@ -36,7 +36,7 @@ def expert_parallel(
 ) -> Layer:
     """`expert_parallel_mlp` as a function of whole arrays, for code under `jax.jit`.
 
-    ::
+    For example:
 
         mesh = jax.make_mesh((2, 4), ("data", "expert"), (jax.sharding.AxisType.Auto,) * 2)
         layer = moe.expert_parallel(mesh, expert_axis="expert")

@@ -44,7 +44,7 @@ def quantize_mlp(
     """Quantises the weights of `ragged_mlp` or `moe.dropless_mlp` for several calls.
 
     Weights change once in an optimiser step: quantised next to the update, they serve all
-    microbatches, both passes, and what rematerialisation computes again::
+    microbatches, both passes, and what rematerialisation computes again:
 
         quantized = jax_grouped_gemm.quantize_mlp(wi_0, wi_1, wo, recipe)
         y = moe.dropless_mlp(x, routing, wi_0, wi_1, wo, recipe=recipe, quantized=quantized)

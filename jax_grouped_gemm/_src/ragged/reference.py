@@ -283,7 +283,7 @@ class _Tiles:
         # Every group may have a partial tile.
         most = cdiv(num_rows, tile_rows) + num_groups
         tile = lax.broadcasted_iota(jnp.int32, (most, num_groups), 0)
-        is_past = (last <= tile).astype(jnp.int32)
+        is_past = (lax.broadcast_in_dim(last, tile.shape, (1,)) <= tile).astype(jnp.int32)
         group = jnp.sum(is_past, axis=1, dtype=jnp.int32)
         return cls(group, start - (last - tiles) * tile_rows, start, end, last[-1], tile_rows)
 
