@@ -15,6 +15,7 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 
+from benchmarks.expert_parallel_plots import FORWARD, STEP, draw_parts, draw_scaling
 from benchmarks.harness.measure import best_grouped, geometric_mean
 from benchmarks.harness.peer import Role
 from benchmarks.harness.results_file import load
@@ -171,6 +172,16 @@ def updates(results: Mapping) -> plt.Figure:
     return figure
 
 
+def expert_parallel(results: Mapping) -> plt.Figure:
+    """Scaling, predicted and measured, and what the time of a call is made of."""
+    figure, grid = panels(4, [3.6, 2.6])
+    for column, op in enumerate((FORWARD, STEP)):
+        draw_scaling(grid[column], results["cases"], op, PALETTE)
+        draw_parts(grid[COLUMNS + column], results["cases"], op, PALETTE)
+    figure.suptitle(title(results))
+    return figure
+
+
 def _others(record: Mapping) -> list[str]:
     """Whom a record has ratios to, but for our own variants."""
     peers = record["peers"]
@@ -284,10 +295,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     paths = parser.parse_args(arguments).results
     results = load(paths)
     figures = {}
-    of_layers = any("fractions" in record for record in results["cases"])
-    if of_layers:
-        figures = {"scaling": scaling(results)}
-    elif any(record["op"] in OP_MARKERS for record in results["cases"]):
+    if any("fractions" in record for record in results["cases"]):
+        figures = {"scaling": scaling(results), "predicted": expert_parallel(results)}
+    if any(record["op"] in OP_MARKERS for record in results["cases"]):
         figures = {"roofline": roofline(results), "relative_speed": relative_speed(results)}
     if any(record["op"] in UPDATES for record in results["cases"]):
         figures["updates"] = updates(results)
