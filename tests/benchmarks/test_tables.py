@@ -102,7 +102,6 @@ SKEWED = "h200_skew"
         "layer",
         "losses",
         SKEWED,
-        SEVERAL_GPUS,
     ],
 )
 def test_labels_of_pictures_do_not_overlap(name):
