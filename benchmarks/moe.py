@@ -106,8 +106,8 @@ PARTS = (
     ("gate, up, activation", r"GatedProduct"),
     ("gradients of gate and up", r"GatedGradient"),
     ("gradient of x", r"Paired"),
-    ("gradients of weights", r"RaggedContracting"),
-    ("products of rows", r"RaggedNoncontracting"),
+    ("gradients of weights", r"Contracting"),
+    ("products of rows", r"Noncontracting"),
     ("sort", r"sort|Sort|scan|histogram|count"),
     ("gather", r"gather|dispatch"),
     ("combine", r"combine"),
@@ -119,8 +119,8 @@ def part_of(kernel: str) -> str:
     return next((part for part, names in PARTS if re.search(names, kernel)), "XLA")
 
 
-def peers(problem: Problem) -> list[Peer]:
-    """The fused layer, the composition of our products, and QuACK's kernels."""
+def peers(problem: Problem, stock: bool) -> list[Peer]:
+    """The fused layer, the composition of our products, QuACK's kernels and JAX's own product."""
     implementation = pinned_implementation()
     products = functools.partial(jgg.ragged_dot, implementation=implementation)
 
@@ -133,6 +133,7 @@ def peers(problem: Problem) -> list[Peer]:
         ours("ours_unfused", Role.VARIANT, products),
         QuackLayer(tuned=False),
         QuackLayer(tuned=True),
+        *([ours("stock", Role.GROUPED, jax.lax.ragged_dot)] if stock else []),
     ]
 
 
@@ -223,6 +224,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Layers, and what of them."""
     parser.add_argument("--layers", nargs="+", default=list(LAYERS), choices=LAYERS, metavar="NAME")
     parser.add_argument("--ops", nargs="+", default=list(OPS), choices=OPS)
+    parser.add_argument(
+        "--stock", action="store_true", help="the layer of jax.lax.ragged_dot too: up to 100 GiB"
+    )
 
 
 def complete(options: argparse.Namespace) -> None:
@@ -236,7 +240,7 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
 
     def measure(problem: Problem) -> dict:
         of_layer = inputs.of(problem.layer)
-        compared = peers(problem)
+        compared = peers(problem, options.stock)
         record = session.compare(work(problem, of_layer, options.seed), compared)
         for peer in compared:
             if (size := temporary_bytes(peer, of_layer)) is not None:

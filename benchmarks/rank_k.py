@@ -108,11 +108,8 @@ def ours(update: Update, **options) -> Callable[..., jax.Array]:
         (False, True): jgg.grouped_herk,
         (True, True): jgg.grouped_her2k,
     }
-    function = functools.partial(
-        functions[update.two_operands, update.hermitian],
-        implementation=pinned_implementation(),
-        **options,
-    )
+    options = {"implementation": pinned_implementation()} | options
+    function = functools.partial(functions[update.two_operands, update.hermitian], **options)
     return function if update.two_operands else lambda a, b: function(a)
 
 

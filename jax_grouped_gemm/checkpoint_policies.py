@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
-from jax.extend.core import Primitive
 
 from jax_grouped_gemm._src.fp8.training import FP8_LHS, FP8_RHS
 from jax_grouped_gemm._src.op import ops
+
+if TYPE_CHECKING:
+    from jax.extend.core import Primitive
 
 
 def grouped_matmuls_saveable(primitive: Primitive, *_: Any, **__: Any) -> bool:

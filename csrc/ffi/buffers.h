@@ -13,13 +13,38 @@ namespace jgg {
 
 namespace ffi = ::xla::ffi;
 
+constexpr int64_t kVectorBytes = 16;
+
 inline ffi::Error invalid(std::string const& message) {
   return ffi::Error::InvalidArgument(message);
 }
 
 inline ffi::Error launched(cudaError_t status, char const* product) {
   if (status == cudaSuccess) return ffi::Error::Success();
+  if (status == cudaErrorInvalidConfiguration) {
+    return invalid(std::string(product) +
+                   ": no kernel is compiled for this tile, kind, element types and majors, or a "
+                   "launch has no room for these sizes");
+  }
   return ffi::Error::Internal(std::string(product) + ": " + cudaGetErrorString(status));
+}
+
+// Whether rows are whole vectors of `bytes`, as TMA and wide loads have to find them.
+inline ffi::Error whole_vectors(char const* name, ffi::AnyBuffer const& buffer,
+                                int64_t bytes = kVectorBytes) {
+  auto const dimensions = buffer.dimensions();
+  if (dimensions.size() == 0) return invalid(std::string(name) + " has no rows");
+  int64_t const columns = dimensions.back();
+  auto const row = columns * static_cast<int64_t>(ffi::ByteWidth(buffer.element_type()));
+  if (row % bytes == 0) return ffi::Error::Success();
+  return invalid(std::string(name) + " has rows of " + std::to_string(columns) +
+                 " elements, which are no multiple of " + std::to_string(bytes) + " bytes");
+}
+
+// The same of an operand that is multiplied in parts of 16 bits if it is float32.
+inline ffi::Error operand_vectors(char const* name, ffi::AnyBuffer const& buffer) {
+  bool const in_parts = buffer.element_type() == ffi::F32;
+  return whole_vectors(name, buffer, in_parts ? 2 * kVectorBytes : kVectorBytes);
 }
 
 // The dimensions of a buffer, told apart from the batch dimension that may come before them.

@@ -1,6 +1,7 @@
 // Binding of products of lists of matrices: check the buffers, list the problems, launch.
 #include "grouped/grouped_gemm.h"
 
+#include <limits>
 #include <string>
 #include <utility>
 
@@ -28,6 +29,10 @@ ffi::ErrorOr<GroupedGemmProblem> problem_of(ffi::AnyBuffer const& lhs, ffi::AnyB
   auto const shape =
       ProductShape::of(lhs, rhs, out, arguments.transpose_lhs, arguments.transpose_rhs);
   if (!shape) return ffi::Unexpected(shape.error());
+  for (auto error :
+       {operand_vectors("lhs", lhs), operand_vectors("rhs", rhs), whole_vectors("a result", out)}) {
+    if (error.failure()) return ffi::Unexpected(error);
+  }
   return GroupedGemmProblem{lhs.untyped_data(),
                             rhs.untyped_data(),
                             out.untyped_data(),
@@ -106,7 +111,8 @@ ffi::ErrorOr<GroupedGemmArguments> grouped_gemm_arguments(ffi::RemainingArgs ope
     auto const schedule = operands.get<ffi::Buffer<ffi::S32, 3>>(next);
     if (!schedule) return ffi::Unexpected(schedule.error());
     auto const shape = schedule->dimensions();
-    if (shape[0] < 1 || shape[1] < 1 || shape[2] != 2) {
+    if (shape[0] < 1 || shape[1] < 1 || shape[2] != 2 ||
+        schedule->element_count() > std::numeric_limits<int>::max()) {
       return unexpected("a schedule has shape [rounds, clusters, 2]");
     }
     arguments.schedule = reinterpret_cast<ScheduledUnit const*>(schedule->typed_data());

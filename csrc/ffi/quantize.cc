@@ -2,6 +2,8 @@
 #include "quantize/quantize.h"
 
 #include <algorithm>
+#include <optional>
+#include <string>
 
 #include "ffi/buffers.h"
 #include "ffi/element_types.h"
@@ -16,6 +18,13 @@ using Values = ffi::Result<ffi::AnyBuffer>;
 
 int blocks(int size) { return size / kScaleBlock + (size % kScaleBlock != 0); }
 
+// What is asked for, once every form of the result has been looked at.
+ffi::Error fp8_type(std::optional<ElementType> fp8, QuantizeFormat& format) {
+  if (!fp8) return invalid("no result is asked of a quantiser");
+  format.fp8 = *fp8;
+  return ffi::Error::Success();
+}
+
 ffi::Error source_type(ffi::AnyBuffer const& x, ElementType& type) {
   if (element_type(x.element_type(), kFloats, type)) return ffi::Error::Success();
   return invalid("the quantisers take bf16, f16 or f32");
@@ -29,11 +38,14 @@ struct Form {
 
   ffi::Error set(char const* name, Values buffer, Scales scale_buffer,
                  std::array<int, kRank> expected, std::array<int, kScaleRank> expected_scales,
-                 int batches, ElementType& fp8) {
+                 int batches, std::optional<ElementType>& fp8) {
     if (buffer->element_count() == 0) return ffi::Error::Success();
-    if (!element_type(buffer->element_type(), kFloat8s, fp8)) {
+    ElementType type;
+    if (!element_type(buffer->element_type(), kFloat8s, type)) {
       return invalid("the quantisers return f8e4m3fn or f8e5m2");
     }
+    if (fp8 && *fp8 != type) return invalid("both forms of a result have one FP8 type");
+    fp8 = type;
     auto const shape = Shape<kRank>::of(name, *buffer);
     if (!shape) return shape.error();
     auto const scale_shape = Shape<kScaleRank>::of("the scales", *scale_buffer);
@@ -57,10 +69,11 @@ ffi::Error quantize_rows(cudaStream_t stream, ffi::AnyBuffer x, Values values, S
   if (!shape) return shape.error();
   auto const [rows, columns] = shape->size;
   Form<2> form;
-  if (auto error = form.set("values", values, scales, {rows, columns}, {rows, blocks(columns)}, 1,
-                            format.fp8);
-      error.failure()) {
-    return error;
+  std::optional<ElementType> fp8;
+  for (auto error :
+       {form.set("values", values, scales, {rows, columns}, {rows, blocks(columns)}, 1, fp8),
+        fp8_type(fp8, format)}) {
+    if (error.failure()) return error;
   }
   return launched(quantize::quantize_rows(
                       format, {x.untyped_data(), form.values, form.scales, rows, columns}, stream),
@@ -75,10 +88,12 @@ ffi::Error quantize_blocks(cudaStream_t stream, ffi::AnyBuffer x, Values values,
   if (!shape) return shape.error();
   auto const [matrices, rows, columns] = shape->size;
   Form<3> plain, transposed;
+  std::optional<ElementType> fp8;
   for (auto error : {plain.set("values", values, scales, {matrices, rows, columns},
-                               {matrices, blocks(rows), blocks(columns)}, 1, format.fp8),
+                               {matrices, blocks(rows), blocks(columns)}, 1, fp8),
                      transposed.set("values_t", values_t, scales_t, {matrices, columns, rows},
-                                    {matrices, blocks(columns), blocks(rows)}, 1, format.fp8)}) {
+                                    {matrices, blocks(columns), blocks(rows)}, 1, fp8),
+                     fp8_type(fp8, format)}) {
     if (error.failure()) return error;
   }
   return launched(
@@ -104,15 +119,25 @@ ffi::Error quantize_ragged(cudaStream_t stream, ffi::AnyBuffer x, ffi::Buffer<ff
   if (auto error = sizes->expect({sizes->size[0]}, batches); error.failure()) return error;
 
   // One of each group that is not empty may be partial: no more are ever needed.
-  int row_blocks = blocks(rows) + std::min(sizes->size[0], rows);
-  if (values_t->element_count() != 0) row_blocks = values_t->dimensions().end()[-3];
+  int const most_blocks = blocks(rows) + std::min(sizes->size[0], rows);
+  int row_blocks = most_blocks;
+  if (values_t->element_count() != 0) {
+    auto const shape_t = Shape<3>::of("values_t", *values_t);
+    if (!shape_t) return shape_t.error();
+    row_blocks = shape_t->size[0];
+    if (row_blocks < most_blocks) {
+      return invalid("values_t has " + std::to_string(row_blocks) + " blocks of rows, but " +
+                     std::to_string(most_blocks) + " may be needed");
+    }
+  }
   Form<2> plain;
   Form<3, 2> transposed;
+  std::optional<ElementType> fp8;
   for (auto error :
-       {plain.set("values", values, scales, {rows, columns}, {rows, blocks(columns)}, batches,
-                  format.fp8),
+       {plain.set("values", values, scales, {rows, columns}, {rows, blocks(columns)}, batches, fp8),
         transposed.set("values_t", values_t, scales_t, {row_blocks, columns, kScaleBlock},
-                       {row_blocks, columns}, batches, format.fp8)}) {
+                       {row_blocks, columns}, batches, fp8),
+        fp8_type(fp8, format)}) {
     if (error.failure()) return error;
   }
   return launched(quantize::quantize_ragged(

@@ -35,6 +35,10 @@ ffi::Error common_arguments(ffi::AnyBuffer lhs, ffi::AnyBuffer rhs, ffi::AnyBuff
       !are_products(lhs.element_type(), out.element_type(), arguments.type, arguments.out_type)) {
     return invalid("the kernels multiply bf16, f16 or f32 into the same type or f32");
   }
+  for (auto error : {operand_vectors("lhs", lhs), operand_vectors("rhs", rhs),
+                     whole_vectors("the result", out)}) {
+    if (error.failure()) return error;
+  }
   arguments.lhs = lhs.untyped_data();
   arguments.rhs = rhs.untyped_data();
   arguments.out = out.untyped_data();

@@ -1,6 +1,8 @@
 // Binding of rank-k and rank-2k updates: check the buffers, list the stacks, launch.
 #include "rank_k/rank_k.h"
 
+#include <string>
+
 #include "ffi/buffers.h"
 #include "ffi/element_types.h"
 #include "ffi/float32_workspace.h"
@@ -28,7 +30,17 @@ ffi::ErrorOr<RankKArguments> rank_k_arguments(ffi::RemainingArgs operands,
         invalid("the kernels multiply bf16, f16 or f32 into the same type or f32"));
   }
   set_update(has_c, transpose, upper, symmetrize, arguments);
+  // Operands are of 16 bits, or multiplied in parts of 16 bits.
+  int64_t const operand_elements = kVectorBytes / 2;
+  int64_t const result_elements =
+      arguments.out_type == ElementType::kF32 ? kVectorBytes / 4 : kVectorBytes / 2;
   for (RankKBuffers const& stack : *stacks) {
+    int const columns = transpose ? stack.n : stack.k;
+    if (columns % operand_elements != 0 || stack.n % result_elements != 0) {
+      return ffi::Unexpected(invalid("rows of " + std::to_string(columns) + " elements, or of " +
+                                     std::to_string(stack.n) +
+                                     " of the result, are no multiple of 16 bytes"));
+    }
     arguments.stacks.push_back({stack.a, stack.b, stack.out,
                                 static_cast<float const*>(stack.alpha.values),
                                 static_cast<float const*>(stack.beta.values), stack.matrices,

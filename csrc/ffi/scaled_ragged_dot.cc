@@ -44,6 +44,10 @@ ffi::Error element_types(ffi::AnyBuffer lhs, ffi::AnyBuffer rhs, ffi::AnyBuffer 
       !element_type(out.element_type(), kFloats, arguments.out_type)) {
     return invalid("the kernels multiply float8_e4m3fn or float8_e5m2 into bf16, f16 or f32");
   }
+  for (auto error :
+       {whole_vectors("lhs", lhs), whole_vectors("rhs", rhs), whole_vectors("the result", out)}) {
+    if (error.failure()) return error;
+  }
   return ffi::Error::Success();
 }
 
@@ -181,6 +185,10 @@ ffi::Error scaled_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, Scales lh
   ScaledArguments arguments{};
   auto const [local_groups, k, n] = out_shape->size;
   int const row_blocks = lhs_shape->size[0], batches = out_shape->batches;
+  if (m < 1 || row_blocks < blocks(m)) {
+    return invalid("m is " + std::to_string(m) + ", but there are " + std::to_string(row_blocks) +
+                   " blocks of 128 rows");
+  }
   if (lhs_scale_shape->batched != lhs_shape->batched ||
       rhs_scale_shape->batched != rhs_shape->batched) {
     return invalid("an operand and its scales are both batched, or neither is");

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
-from jax.extend.core import Jaxpr, jaxprs_in_params
 
 from jax_grouped_gemm._src.availability import default_device, unsuitable_device_reason
 from jax_grouped_gemm._src.op import ops
 from jax_grouped_gemm._src.plan import Plan
 from jax_grouped_gemm._src.target import H200, Target
+
+if TYPE_CHECKING:
+    from jax.extend.core import Jaxpr
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +88,8 @@ def _default_target() -> Target:
 
 def _plans(jaxpr: Jaxpr, target: Target) -> Iterator[Plan[Any]]:
     """Yields those of the grouped matmuls of `jaxpr` in program order, nested ones included."""
+    from jax.extend.core import jaxprs_in_params  # as slow to import as `op.py` says
+
     for eqn in jaxpr.eqns:
         op = ops.get(eqn.primitive)
         if op and op.is_matmul:

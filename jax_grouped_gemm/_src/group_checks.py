@@ -14,7 +14,6 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.experimental import checkify
 
 from jax_grouped_gemm._src.arguments import checked_boolean
 
@@ -34,7 +33,7 @@ def check_groups(*, unowned_rows: bool = False) -> Iterator[None]:
 
     Sizes must not be negative, their sum must be the number of rows, and a group offset must leave
     all local groups inside the global ones. Outside of `jax.jit` a failed check raises at once.
-    Inside of it, `jax.experimental.checkify` has to carry the errors out::
+    Inside of it, `jax.experimental.checkify` has to carry the errors out:
 
         with jgg.check_groups():
             error, y = checkify.checkify(jax.jit(layer))(x, weights)
@@ -69,6 +68,8 @@ def check(
     checks: _Checks | None = _context.value
     if checks is None:
         return
+    from jax.experimental import checkify  # which brings Pallas with it
+
     checkify.check(
         jnp.all(group_sizes >= 0),
         "group_sizes must not be negative, got {sizes}",

@@ -14,13 +14,12 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import export
-from jax.extend.core import Primitive
+from jax import export, lax
 from jax.interpreters import ad, batching, mlir, xla
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -28,6 +27,13 @@ from jax_grouped_gemm._src import ffi
 from jax_grouped_gemm._src.availability import unsuitable_device_reason
 from jax_grouped_gemm._src.target import H200, Target
 from jax_grouped_gemm._src.varying import align_varying
+
+if TYPE_CHECKING:
+    from jax.extend.core import Primitive
+else:
+    # It is in `jax.extend.core`, importing which takes as long as a fifth of this package does,
+    # because that brings Pallas with it.
+    Primitive = type(lax.add_p)
 
 logger = logging.getLogger(__name__)
 

@@ -75,7 +75,8 @@ def test_fp64_kernel_on_the_arrays_as_they_are(dtype, update, transpose, h200):
     """Whatever their sizes: nothing is padded."""
     with jax.enable_x64(True):
         arrays = [array(3, 37, 51, dtype=dtype)] * 2
-        program = h200.compile(lambda a, b: partial(update, transpose=transpose)(a, b), *arrays)
+        call = partial(update, transpose=transpose, implementation="cuda")
+        program = h200.compile(lambda a, b: call(a, b), *arrays)
     assert program.kernels == {"rank_k_fp64": 1}
     (call,) = program.calls
     hermitian = "true" if update.hermitian and dtype == jnp.complex128 else "false"
@@ -108,7 +109,8 @@ def test_complex64_has_a_kernel_at_the_highest_precision(precision, kernels, h20
 @BOTH
 def test_float32_kernel_on_the_arrays_as_they_are(update, precision, terms, transpose, h200):
     """Their parts are made by the kernel's own passes, in memory that XLA plans."""
-    call = partial(update, precision=precision, transpose=transpose, symmetrize_output=True)
+    options = dict(precision=precision, transpose=transpose, symmetrize_output=True)
+    call = partial(update, implementation="cuda", **options)
     arrays = [array(3, 64, 64, dtype=jnp.float32)] * 2
     program = h200.compile(lambda a, b: call(a, b), *arrays)
     assert_one_kernel(program, "rank_k_f32")
@@ -119,7 +121,8 @@ def test_float32_kernel_on_the_arrays_as_they_are(update, precision, terms, tran
 
 def test_float32_list_and_c_in_place(h200):
     def accumulate(a, stack, c, d):
-        return jgg.grouped_syrk([a, stack], [c * 2, d * 2], beta=0.5, precision="highest")
+        options = dict(precision="highest", implementation="cuda")
+        return jgg.grouped_syrk([a, stack], [c * 2, d * 2], beta=0.5, **options)
 
     shapes = (64, 32), (5, 128, 8), (64, 64), (5, 128, 128)
     program = h200.compile(accumulate, *(array(*s, dtype=jnp.float32) for s in shapes))
@@ -133,7 +136,8 @@ def test_float32_list_and_c_in_place(h200):
 
 def test_float32_derivatives(h200):
     def loss(a, b):
-        return jnp.sum(jgg.grouped_syr2k(a, b, precision="highest") ** 2)
+        options = dict(precision="highest", implementation="cuda")
+        return jnp.sum(jgg.grouped_syr2k(a, b, **options) ** 2)
 
     arrays = [array(3, 64, 64, dtype=jnp.float32)] * 4
     program = h200.compile(lambda a, b, da, db: jax.jvp(loss, (a, b), (da, db)), *arrays)

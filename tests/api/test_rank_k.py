@@ -355,7 +355,8 @@ class TestExplain:
 
     def test_small_float64_results_have_small_tiles(self):
         for n, tile in ((64, 64), (128, 128)):
-            plan = self.plan(jgg.grouped_syr2k, *2 * [self.array(132, n, 512, dtype=np.float64)])
+            arrays = 2 * [self.array(132, n, 512, dtype=np.float64)]
+            plan = self.plan(partial(jgg.grouped_syr2k, implementation="cuda"), *arrays)
             assert plan.tile.tile_m == tile
 
     def test_empty_fp64_results(self):
@@ -384,7 +385,8 @@ class TestExplain:
         assert (plan.tile.tile_m, plan.tile.tile_n) == (128, tile_n)
 
     def test_float32_has_no_fine_tiles(self):
-        plan = self.plan(jgg.grouped_syrk, self.array(16, 512, 512, dtype=np.float32))
+        update = partial(jgg.grouped_syrk, implementation="cuda")
+        plan = self.plan(update, self.array(16, 512, 512, dtype=np.float32))
         assert plan.tile.tile_n == 256
 
     def test_more_tiles_use_the_device_better(self):

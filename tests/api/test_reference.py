@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import jax_grouped_gemm as jgg
+from jax_grouped_gemm import moe
 from tests.support import group_sizes as sizes_of
 from tests.support import oracle
 from tests.support.ops import BOTH_OPS, NONCONTRACTING, random
@@ -143,3 +144,46 @@ def test_elements_of_less_than_a_byte(op, name, rng):
     narrow = call(op, lhs, rhs, sizes)
     assert narrow.dtype == dtype
     np.testing.assert_array_equal(narrow.astype(wide), expected.astype(dtype).astype(wide))
+
+
+@BOTH_OPS
+@pytest.mark.parametrize("size", [0, 5, 13, 20, -3])
+def test_one_group_is_one_dot(op, size, rng):
+    """Rows that it does not own may hold NaN, and are zero in the result."""
+    lhs, rhs, _ = (random(rng, shape, np.float32) for shape in op.shapes(13, 6, 7, 1))
+    sizes = np.array([size], np.int32)
+    exact = op.exact(lhs, rhs, sizes)
+    for array in (lhs, rhs):
+        if len(array) == 13:
+            array[max(size, 0) :] = np.nan
+    lowered = jax.jit(lambda *x: call(op, *x)).lower(lhs, rhs, sizes)
+    assert "stablehlo.while" not in lowered.as_text()
+    oracle.check(lowered.compile()(lhs, rhs, sizes), exact)
+
+
+def test_gradients_of_layers_are_programs_of_moderate_size():
+    """XLA's passes take time for each instruction before they have shared or removed any."""
+    embed, hidden, experts = 16, 24, 4
+
+    def instructions(**options):
+        def loss(layers, x):
+            for router, *weights in layers:
+                x += moe.dropless_mlp(x, moe.route(x @ router, 2), *weights, **options)
+            return x.sum()
+
+        shapes = (embed, experts), *[(experts, embed, hidden)] * 2, (experts, hidden, embed)
+        layers = [[jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]] * 4
+        x = jax.ShapeDtypeStruct((32, embed), jnp.float32)
+        hlo = jax.jit(jax.grad(loss)).lower(layers, x).compiler_ir("hlo").as_hlo_text()
+        return hlo.count(" = ")
+
+    assert instructions() <= 3 * instructions(implementation=jax.lax.ragged_dot)
+
+
+@BOTH_OPS
+def test_rank_promotion_may_be_an_error(op, rng):
+    lhs, rhs = operands(op, rng, m=40)
+    sizes = sizes_of.multinomial(rng, 37, G)
+    with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
+        out, pullback = jax.vjp(lambda *x: call(op, *x, sizes), lhs, rhs)
+        pullback(out)

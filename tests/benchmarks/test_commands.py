@@ -20,6 +20,7 @@ from benchmarks import (
     rows,
     run,
     targets,
+    training,
 )
 from benchmarks.fp8 import __main__ as fp8
 from benchmarks.fp8.cases import PRODUCTS, QUANTIZERS, STEP
@@ -167,6 +168,12 @@ def test_bfloat16_has_one_precision(capsys):
 
 def test_training(dry_run):
     pytest.importorskip("flax")
+    (record,) = dry_run(training.main, "--peers", "ours", "stock").values()
+    ours, stock = (record["peers"][name]["run"] for name in ("ours", "stock"))
+    ratio = stock["step_seconds"] / ours["step_seconds"]
+    assert record["ratios"]["stock"] == pytest.approx(ratio, rel=1e-3)
+    assert abs(ours["before"]["train"] - stock["before"]["train"]) < 1e-2
+
     (record,) = dry_run(fp8_training.main, "--seeds", "1", "--seed", "2").values()
     assert record["case"] == "dry_run/fp8_training/2"
     # The same start: the runs differ by the rounding of three steps.

@@ -36,7 +36,8 @@ def pairs(shapes):
 class TestUpdates:
     def plan(self, update, *shapes, **options):
         arrays = [array(*shape) for shape in shapes]
-        return only_plan(lambda x: partial(update, **options)(x, x), arrays)
+        update = partial(update, **dict(implementation="cuda") | options)
+        return only_plan(lambda x: update(x, x), arrays)
 
     @TERMS
     @BOTH
@@ -91,7 +92,7 @@ class TestUpdates:
     @BOTH
     def test_gradients_have_the_precision_of_the_update(self, update):
         def loss(a, b):
-            return jnp.sum(update(a, b, precision="highest"))
+            return jnp.sum(update(a, b, precision="highest", implementation="cuda"))
 
         # The derivatives of an update are rank-2k updates or plain products.
         explanation = jgg.explain(

@@ -69,8 +69,9 @@ def update(shape, op, dtype) -> jgg.Plan:
     x = array((shape["groups"], shape["n"], shape["k"]), dtype)
     precision = "highest" if options == ["f32"] else None
     operands = (x, x) if "2" in name else (x,)
+    options = dict(precision=precision, implementation="cuda")
     with jax.enable_x64(True):
-        return only(getattr(jgg, f"grouped_{name}"), *operands, precision=precision)
+        return only(getattr(jgg, f"grouped_{name}"), *operands, **options)
 
 
 def products(shape, dtype, precision) -> jgg.Plan:

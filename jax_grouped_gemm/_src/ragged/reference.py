@@ -9,6 +9,7 @@ An operand may carry a leading batch dimension; one without it is shared by the 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -64,28 +65,37 @@ def ragged_noncontracting(
         if 0 in (*lhs.shape, *rhs.shape):
             return vary_over(_zero_bits((num_rows, num_columns), preferred_element_type), axes)
 
-        starts, ends = local_group_bounds(group_sizes, group_offset, num_groups, num_rows)
+        bounds = local_group_bounds(group_sizes, group_offset, num_groups, num_rows)
+        if group_sizes.shape == (1,) and num_groups == 1:
+            mask = _rows_between(num_rows, *bounds)
+            product = _dot(
+                from_bits(lhs, lhs_dtype),
+                from_bits(rhs[0], rhs_dtype),
+                dimension_numbers,
+                precision,
+                accumulator_dtype,
+            )
+            product = to_bits(_convert(product, preferred_element_type))
+            return _where_owned(mask, product, axis=0)
+
         tile_rows = _tile_rows(num_rows, num_groups)
+        tiles = _Tiles.of(bounds, tile_rows, num_rows)
         lhs = _with_a_window(lhs, row_axis, tile_rows)
         padded_rows = lhs.shape[row_axis]
         out = vary_over(_zero_bits((padded_rows, num_columns), preferred_element_type), axes)
-        group_tiles = cdiv(ends - starts, tile_rows)
-        tile_ends = lax.cumsum(group_tiles)
 
         def compute_tile(tile, out):
-            group = jnp.sum(tile_ends <= tile)
-            tile_in_group = tile - (tile_ends[group] - group_tiles[group])
-            first_row = starts[group] + tile_in_group * tile_rows
-            window = _RowWindow(first_row, ends[group], tile_rows, padded_rows)
+            group, first, end = tiles.at(tile)
+            window = _RowWindow(first, end, tile_rows, padded_rows)
             lhs_tile = from_bits(window.load(lhs, row_axis), lhs_dtype)
-            rhs_matrix = from_bits(rhs[group], rhs_dtype)
+            rhs_matrix = from_bits(_element(rhs, group), rhs_dtype)
             product = _dot(lhs_tile, rhs_matrix, dimension_numbers, precision, accumulator_dtype)
             product = to_bits(_convert(product, preferred_element_type))
             # The window may reach into rows of other groups: those keep what they have.
             kept = window.load(out, axis=0)
-            return window.store(out, jnp.where(window.mask[:, None], product, kept))
+            return window.store(out, _select_rows(window.mask, product, kept, axis=0))
 
-        return lax.fori_loop(0, tile_ends[-1], compute_tile, out)[:num_rows]
+        return lax.fori_loop(0, tiles.count, compute_tile, out)[:num_rows]
 
     operands = (to_bits(lhs), to_bits(rhs), group_sizes, group_offset)
     bits = map_batch(unbatched, operands, ranks=(2, 3, 1, 1))
@@ -134,30 +144,42 @@ def ragged_contracting(
             out = _zero_bits((num_groups, *slice_shape), preferred_element_type)
             return vary_over(out, axes)
 
+        bounds = local_group_bounds(group_sizes, group_offset, num_groups, num_rows)
+        if group_sizes.shape == (1,) and num_groups == 1:
+            mask = _rows_between(num_rows, *bounds)
+            owned_lhs = from_bits(_where_owned(mask, lhs, lhs_row_axis), lhs_dtype)
+            owned_rhs = from_bits(_where_owned(mask, rhs, rhs_row_axis), rhs_dtype)
+            product = _dot(owned_lhs, owned_rhs, dimension_numbers, precision, accumulator_dtype)
+            return to_bits(_convert(product, preferred_element_type))[None]
+
         tile_rows = _tile_rows(num_rows, num_groups)
+        tiles = _Tiles.of(bounds, tile_rows, num_rows)
         lhs = _with_a_window(lhs, lhs_row_axis, tile_rows)
         rhs = _with_a_window(rhs, rhs_row_axis, tile_rows)
         padded_rows = lhs.shape[lhs_row_axis]
 
-        def compute_group(bounds):
-            start, end = bounds
+        def accumulate_tile(tile, carry):
+            accumulator, out = carry
+            group, first, end = tiles.at(tile)
+            window = _RowWindow(first, end, tile_rows, padded_rows)
+            # Both factors are masked: a zero in one does not silence a NaN in the other.
+            lhs_tile = from_bits(window.load_masked(lhs, lhs_row_axis), lhs_dtype)
+            rhs_tile = from_bits(window.load_masked(rhs, rhs_row_axis), rhs_dtype)
+            product = _dot(lhs_tile, rhs_tile, dimension_numbers, precision, accumulator_dtype)
+            # A group starts from nothing. The sum before may be NaN.
+            before = lax.select(
+                lax.broadcast(first == _element(tiles.start, group), accumulator.shape),
+                jnp.zeros_like(accumulator),
+                accumulator,
+            )
+            accumulator = before + product
+            # The sum so far; that of the group's last tile stays.
+            result = to_bits(_convert(accumulator, preferred_element_type))
+            return accumulator, _with_element(out, result, group)
 
-            def accumulate_tile(tile, accumulator):
-                window = _RowWindow(start + tile * tile_rows, end, tile_rows, padded_rows)
-                # Both factors are masked: a zero in one does not silence a NaN in the other.
-                lhs_tile = from_bits(window.load_masked(lhs, lhs_row_axis), lhs_dtype)
-                rhs_tile = from_bits(window.load_masked(rhs, rhs_row_axis), rhs_dtype)
-                product = _dot(lhs_tile, rhs_tile, dimension_numbers, precision, accumulator_dtype)
-                return accumulator + product
-
-            accumulator = vary_over(jnp.zeros(slice_shape, accumulator_dtype), axes)
-            num_tiles = cdiv(end - start, tile_rows)
-            accumulator = lax.fori_loop(0, num_tiles, accumulate_tile, accumulator)
-            return to_bits(_convert(accumulator, preferred_element_type))
-
-        return lax.map(
-            compute_group, local_group_bounds(group_sizes, group_offset, num_groups, num_rows)
-        )
+        accumulator = vary_over(jnp.zeros(slice_shape, accumulator_dtype), axes)
+        out = vary_over(_zero_bits((num_groups, *slice_shape), preferred_element_type), axes)
+        return lax.fori_loop(0, tiles.count, accumulate_tile, (accumulator, out))[1]
 
     operands = (to_bits(lhs), to_bits(rhs), group_sizes, group_offset)
     bits = map_batch(unbatched, operands, ranks=(2, 2, 1, 1))
@@ -204,14 +226,93 @@ def local_group_bounds(
     if total_groups == 0:
         empty = jnp.zeros(num_groups, jnp.int32)
         return empty, empty
-    sizes = jnp.clip(group_sizes, 0, num_rows)
-    # A plain cumsum could overflow; this sum saturates without ever exceeding num_rows.
-    ends = lax.associative_scan(lambda a, b: a + jnp.minimum(b, num_rows - a), sizes)
-    starts = jnp.concatenate([jnp.zeros_like(ends[:1]), ends[:-1]])
-    groups = jnp.clip(group_offset, -num_groups, total_groups) + jnp.arange(num_groups)
-    exists = (groups >= 0) & (groups < total_groups)
-    groups = jnp.clip(groups, 0, total_groups - 1)
-    return jnp.where(exists, starts[groups], 0), jnp.where(exists, ends[groups], 0)
+    sizes = jnp.minimum(jnp.maximum(group_sizes, 0), num_rows)
+    if is_static(num_rows, total_groups) and num_rows * total_groups < 2**31:
+        ends = jnp.minimum(lax.cumsum(sizes), num_rows)
+    else:
+        # A plain sum could overflow; this one saturates without ever exceeding num_rows.
+        ends = lax.associative_scan(lambda a, b: a + jnp.minimum(b, num_rows - a), sizes)
+    # Beside the global groups there are as many empty ones as an offset can reach.
+    none = jnp.zeros(num_groups, ends.dtype)
+    offset = jnp.minimum(jnp.maximum(group_offset, -num_groups), total_groups) + num_groups
+
+    def local(bounds):
+        padded = lax.concatenate([none, *bounds, none], 0)
+        return lax.dynamic_slice_in_dim(
+            padded, offset.reshape(()), num_groups, allow_negative_indices=False
+        )
+
+    return local([jnp.zeros_like(ends[:1]), ends[:-1]]), local([ends])
+
+
+def _rows_between(num_rows: int, start: jax.Array, end: jax.Array) -> jax.Array:
+    """Which rows are in [start, end), of bounds [1]."""
+    rows = lax.broadcasted_iota(jnp.int32, (num_rows,), 0)
+    return (rows >= start) & (rows < end)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tiles:
+    """The tiles of all groups, in order; all are [T], of which the first `count` exist.
+
+    Made as far as possible before the loop over tiles: what products of the same groups do there
+    XLA compiles once, but the body of a loop once for each product.
+
+    Attributes:
+      group: [T], whose rows they are, in order; the first `count` exist.
+      base: [G], the first row of a group's tile 0, had it one.
+      start, end: [G], first and end row of each group.
+      count: how many tiles there are.
+      tile_rows: rows of each.
+    """
+
+    group: jax.Array
+    base: jax.Array
+    start: jax.Array
+    end: jax.Array
+    count: jax.Array
+    tile_rows: int
+
+    @classmethod
+    def of(cls, bounds: tuple[jax.Array, jax.Array], tile_rows: int, num_rows: int) -> _Tiles:
+        """The tiles of groups with these first and end rows."""
+        start, end = bounds
+        num_groups = start.shape[0]
+        tiles = lax.div(end - start + (tile_rows - 1), jnp.int32(tile_rows))
+        last = lax.cumsum(tiles)
+        # Every group may have a partial tile.
+        most = cdiv(num_rows, tile_rows) + num_groups
+        tile = lax.broadcasted_iota(jnp.int32, (most, num_groups), 0)
+        is_past = (lax.broadcast_in_dim(last, tile.shape, (1,)) <= tile).astype(jnp.int32)
+        group = jnp.sum(is_past, axis=1, dtype=jnp.int32)
+        return cls(group, start - (last - tiles) * tile_rows, start, end, last[-1], tile_rows)
+
+    def at(self, tile: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """The group of a tile, its first row, and its group's end."""
+        group = _element(self.group, tile)
+        first = _element(self.base, group) + tile * self.tile_rows
+        return group, first, _element(self.end, group)
+
+
+def _element(x: jax.Array, index: jax.Array) -> jax.Array:
+    """x[index], for an index that is in range."""
+    return lax.dynamic_index_in_dim(x, index, keepdims=False, allow_negative_indices=False)
+
+
+def _with_element(x: jax.Array, element: jax.Array, index: jax.Array) -> jax.Array:
+    """x.at[index].set(element), likewise."""
+    return lax.dynamic_update_index_in_dim(x, element, index, 0, allow_negative_indices=False)
+
+
+def _where_owned(mask: jax.Array, x: jax.Array, axis: int) -> jax.Array:
+    """Rows along `axis` of `x` where `mask` is true, else zeros."""
+    return _select_rows(mask, x, jnp.zeros_like(x), axis)
+
+
+def _select_rows(mask: jax.Array, x: jax.Array, other: jax.Array, axis: int) -> jax.Array:
+    """Rows along `axis` of `x` where `mask` is true, else of `other`."""
+    # Not a product: what is left out may hold NaN or Inf.
+    return lax.select(lax.broadcast_in_dim(mask, x.shape, (axis,)), x, other)
 
 
 class _RowWindow:
@@ -224,19 +325,21 @@ class _RowWindow:
     def __init__(self, first: jax.Array, end: jax.Array, tile_rows: int, num_rows: int):
         self.tile_rows = tile_rows
         self.start = jnp.minimum(first, num_rows - tile_rows)
-        rows = self.start + jnp.arange(tile_rows)
+        rows = self.start + lax.iota(jnp.int32, tile_rows)
         self.mask = (rows >= first) & (rows < end)
 
     def load(self, x: jax.Array, axis: int) -> jax.Array:
-        return lax.dynamic_slice_in_dim(x, self.start, self.tile_rows, axis)
+        return lax.dynamic_slice_in_dim(
+            x, self.start, self.tile_rows, axis, allow_negative_indices=False
+        )
 
     def load_masked(self, x: jax.Array, axis: int) -> jax.Array:
-        tile = self.load(x, axis)
-        # A select, not a product: rows outside the group may hold NaN or Inf.
-        return jnp.where(jnp.expand_dims(self.mask, 1 - axis), tile, jnp.zeros_like(tile))
+        return _where_owned(self.mask, self.load(x, axis), axis)
 
     def store(self, x: jax.Array, tile: jax.Array) -> jax.Array:
-        return lax.dynamic_update_slice_in_dim(x, tile, self.start, axis=0)
+        return lax.dynamic_update_slice_in_dim(
+            x, tile, self.start, axis=0, allow_negative_indices=False
+        )
 
 
 def _tile_rows(num_rows: int, num_groups: int) -> int:
@@ -305,12 +408,12 @@ def _bits_dtype(dtype: np.dtype) -> np.dtype:
 
 def to_bits(x: jax.Array) -> jax.Array:
     """`x` in the dtype in which to slice and update it."""
-    return lax.bitcast_convert_type(x, _bits_dtype(x.dtype))
+    return from_bits(x, _bits_dtype(x.dtype))
 
 
 def from_bits(x: jax.Array, dtype: np.dtype) -> jax.Array:
     """The array of `dtype` of which `to_bits` made `x`."""
-    return lax.bitcast_convert_type(x, dtype)
+    return x if x.dtype == dtype else lax.bitcast_convert_type(x, dtype)
 
 
 def _zero_bits(shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:

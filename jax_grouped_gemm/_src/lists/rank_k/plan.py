@@ -15,6 +15,7 @@ from jax_grouped_gemm._src.lists import fp64 as fp64_kernels
 from jax_grouped_gemm._src.lists import kernels as list_kernels
 from jax_grouped_gemm._src.lists.rank_k.plan_fp64 import plan_fp64
 from jax_grouped_gemm._src.lists.rank_k.problem import RankKProblem, Stack, launch_order
+from jax_grouped_gemm._src.lists.rank_k.whole import faster_reason
 from jax_grouped_gemm._src.plan import Plan, symbolic_sizes
 from jax_grouped_gemm._src.prediction import predict
 from jax_grouped_gemm._src.target import H200, Target
@@ -39,7 +40,18 @@ CHANGE_HALF_STEPS, EXCHANGE_HALF_STEPS = 4, 6
 def plan_rank_k(
     avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
 ) -> RankKPlan:
-    """Plans a `rank_k` from its operands' abstract values and its parameters."""
+    """Plans a `rank_k` from its operands' abstract values and its parameters.
+
+    A kernel runs wherever one can if the implementation is "cuda", else where it is faster.
+    """
+    plan = _plan_of_kernel(avals, params, target)
+    if params["implementation"] == "cuda" or plan.prediction is None:
+        return plan
+    reason = faster_reason(plan.problem, plan.prediction, plan.terms, target)
+    return Plan(plan.problem, "reference", reason) if reason else plan
+
+
+def _plan_of_kernel(avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> RankKPlan:
     problem = RankKProblem.of(avals, params)
     reason = list_kernels.unsupported_reason(problem, params) or symbolic_sizes(avals)
     if reason:

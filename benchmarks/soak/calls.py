@@ -1,0 +1,218 @@
+"""The custom calls that our functions make, recorded while they are compiled for a GPU.
+
+No GPU is needed: a call is recorded when a function is lowered, with the shapes and dtypes of its
+operands and results and its attributes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jax_grouped_gemm as jgg
+from benchmarks.harness.peer import on_gpu
+from jax_grouped_gemm import moe
+from jax_grouped_gemm._src.fp8 import choices as fp8_choices
+from jax_grouped_gemm._src.op import ops
+
+Aval = jax.ShapeDtypeStruct
+M, K, N, G = 200, 136, 264, 5
+FEW_ROWS = 16
+
+
+@dataclass(frozen=True)
+class FfiCall:
+    """A custom call of one of our targets.
+
+    Attributes:
+      target: its name.
+      operands, results: their shapes and dtypes.
+      attributes: as `jax.ffi.ffi_call` takes them.
+      aliases: from operands to the results that take over their memory.
+    """
+
+    target: str
+    operands: tuple[Aval, ...]
+    results: tuple[Aval, ...]
+    attributes: dict[str, Any]
+    aliases: dict[int, int]
+
+    def replace(self, **changes: Any) -> FfiCall:
+        """The same call with other fields."""
+        return dataclasses.replace(self, **changes)
+
+    def lower(self) -> jax.stages.Lowered:
+        """A program of this call for the GPU, be it there or not."""
+        function = jax.ffi.ffi_call(
+            self.target, list(self.results), input_output_aliases=self.aliases
+        )
+        traced = jax.jit(lambda *operands: function(*operands, **self.attributes)).trace(
+            *self.operands
+        )
+        return traced.lower(lowering_platforms=None if on_gpu() else ("cuda",))
+
+
+@contextlib.contextmanager
+def recording() -> Iterator[list[FfiCall]]:
+    """Yields a list to which every custom call that is lowered inside is added."""
+    calls: list[FfiCall] = []
+    original = jax.ffi.ffi_call
+
+    def ffi_call(target, results, *, input_output_aliases=None, **options):
+        function = original(target, results, input_output_aliases=input_output_aliases, **options)
+
+        def call(*operands, **attributes):
+            calls.append(
+                FfiCall(
+                    target,
+                    tuple(Aval(x.shape, x.dtype) for x in operands),
+                    tuple(Aval(x.shape, x.dtype) for x in jax.tree.leaves(results)),
+                    attributes,
+                    dict(input_output_aliases or {}),
+                )
+            )
+            return function(*operands, **attributes)
+
+        return call
+
+    with mock.patch.object(jax.ffi, "ffi_call", ffi_call):
+        yield calls
+
+
+def _lower(function, *operands: Aval) -> None:
+    jax.jit(function).trace(*operands).lower(lowering_platforms=("cuda",))
+
+
+def _a(*shape: int, dtype=jnp.bfloat16) -> Aval:
+    return Aval(shape, dtype)
+
+
+def _ragged_products() -> None:
+    for dtype, m in ((jnp.bfloat16, M), (jnp.float32, M), (jnp.float32, FEW_ROWS)):
+        lhs, rhs, sizes = _a(m, K, dtype=dtype), _a(G, K, N, dtype=dtype), _a(G, dtype=jnp.int32)
+
+        def loss(lhs, rhs, sizes):
+            return jgg.ragged_dot(lhs, rhs, sizes).astype(jnp.float32).sum()
+
+        _lower(jax.grad(loss, (0, 1)), lhs, rhs, sizes)
+        # Whose last wave is cut along K.
+        _lower(jgg.ragged_dot, _a(2048, 8192), _a(2, 8192, 4096), _a(2, dtype=jnp.int32))
+    _lower(
+        jgg.ragged_dot_accumulate,
+        _a(G, K, N, dtype=jnp.float32), _a(M, K), _a(M, N), _a(G, dtype=jnp.int32),
+    )  # fmt: skip
+
+
+def _mlps() -> None:
+    def loss(x, wi_0, wi_1, wo, weights, sizes):
+        y = jgg.ragged_mlp(x, wi_0, wi_1, wo, sizes, weights=weights)
+        return y.astype(jnp.float32).sum()
+
+    operands = _a(M, K), _a(G, K, N), _a(G, K, N), _a(G, N, K), _a(M, dtype=jnp.float32)
+    _lower(jax.grad(loss, (0, 1, 2, 3, 4)), *operands, _a(G, dtype=jnp.int32))
+
+
+def _fp8_products() -> None:
+    def loss(lhs, rhs, sizes):
+        return jgg.fp8_ragged_dot(lhs, rhs, sizes).astype(jnp.float32).sum()
+
+    for m in (M, FEW_ROWS):
+        _lower(jax.grad(loss, (0, 1)), _a(m, K), _a(G, K, N), _a(G, dtype=jnp.int32))
+    for choice in fp8_choices.NONCONTRACTING:
+        with jgg.use_tiles(forward=choice.tile):
+            _lower(
+                lambda *x: jgg.scaled_ragged_dot(*x, transpose_rhs=True),
+                _a(M, K, dtype=jnp.float8_e4m3fn), _a(M, 2, dtype=jnp.float32),
+                _a(G, N, K, dtype=jnp.float8_e4m3fn), _a(G, 3, 2, dtype=jnp.float32),
+                _a(G, dtype=jnp.int32),
+            )  # fmt: skip
+    _lower(jgg.quantize_blockwise, _a(M, K))
+    _lower(lambda x: jgg.quantize_weights(x), _a(G, K, N))
+
+
+def _lists() -> None:
+    for dtype in (jnp.bfloat16, jnp.float32, jnp.float64, jnp.complex64):
+        with jax.enable_x64(True):
+            lists = [[_a(M, K, dtype=dtype), _a(3, 72, 40, dtype=dtype)],
+                     [_a(K, N, dtype=dtype), _a(3, 40, 24, dtype=dtype)],
+                     [_a(M, N, dtype=dtype), _a(3, 72, 24, dtype=dtype)]]  # fmt: skip
+            for scheduler in ("device", "host_precomputed"):
+                _lower(
+                    lambda a, b, c, alpha, s=scheduler: jgg.grouped_gemm(
+                        a, b, c, alpha=alpha, beta=2.0, scheduler=s
+                    ),
+                    *lists,
+                    _a(dtype=dtype),
+                )
+            stack = _a(3, 264, 136, dtype=dtype)
+            square = _a(3, 264, 264, dtype=dtype)
+            _lower(jgg.grouped_syrk, stack)
+            _lower(lambda a, b, c: jgg.grouped_her2k(a, b, c, beta=2.0), stack, stack, square)
+
+
+def _rows() -> None:
+    def moved(x, y, weights, rows, tokens, experts):
+        gathered = moe.gather_rows(x, tokens), moe.gather_rows(x, tokens, inverse=rows)
+        total = moe.combine(y, rows, weights=weights, order=tokens)
+        return *gathered, total, moe.sort_by_expert(experts, 8)
+
+    def loss(x, y, weights, rows, tokens, experts):
+        results = moved(x, y, weights, rows, tokens, experts)
+        return sum(result.astype(jnp.float32).sum() for result in results[:3])
+
+    operands = (
+        _a(61, 40), _a(183, 40), _a(61, 3, dtype=jnp.float32),
+        *(_a(*shape, dtype=jnp.int32) for shape in ((61, 3), (183,), (9000,))),
+    )  # fmt: skip
+    _lower(moved, *operands)
+    _lower(jax.grad(loss, (0, 1, 2)), *operands)
+
+
+def _in_other_versions(call: FfiCall) -> Iterator[FfiCall]:
+    """The same call by the other version of its target that takes the same operands."""
+    name, _, version = call.target.rpartition(".v")
+    if "stream_k" in call.attributes:
+        attributes = {k: v for k, v in call.attributes.items() if k != "stream_k"}
+        tile = attributes["tile_m"], attributes["tile_n"]
+        kinds = {(64, 128): "swapped", (128, 192): "pingpong"}
+        swapped = "scaled" in name and tile[0] < 64
+        kind = "swapped" if swapped else kinds.get(tile, "cooperative")
+        attributes["kind"] = "stream_k" if call.attributes["stream_k"] else kind
+        yield call.replace(target=f"{name}.v{int(version) + 1}", attributes=attributes)
+    if name.endswith(".rank_k") and "kind" not in call.attributes:
+        kind = "fine" if call.attributes["tile_m"] == call.attributes["tile_n"] else "cooperative"
+        attributes = call.attributes | {"kind": kind}
+        yield call.replace(target=f"{name}.v{int(version) + 1}", attributes=attributes)
+
+
+def valid_calls() -> list[FfiCall]:
+    """At least one call of every target, each different from the others."""
+    with recording() as calls:
+        for part in (_ragged_products, _mlps, _fp8_products, _lists, _rows):
+            part()
+    calls += [other for call in calls for other in _in_other_versions(call)]
+    return list({repr(call): call for call in calls}.values())
+
+
+def targets() -> set[str]:
+    """The targets that our operations call."""
+    return {target for op in ops.values() for target in op.targets}
+
+
+def random_operand(rng: np.random.Generator, aval: Aval) -> np.ndarray:
+    """Small values: as group sizes, indices and rows of a few, in range and out of it."""
+    if aval.dtype == np.int32 and len(aval.shape) == 3:
+        return np.zeros(aval.shape, np.int32)  # a schedule: the first unit of the first problem
+    if aval.dtype == np.int32:
+        return rng.integers(-2, 40, aval.shape).astype(np.int32)
+    if np.issubdtype(aval.dtype, np.integer) or aval.dtype == bool:
+        return rng.integers(0, 2, aval.shape).astype(aval.dtype)
+    return rng.standard_normal(aval.shape, np.float32).astype(aval.dtype)

@@ -1,0 +1,80 @@
+"""When XLA's products of whole matrices are faster than the kernels, which compute a triangle.
+
+Half of the products is saved where matrices are many tiles large. A matrix smaller than a tile, or
+too few of them for the multiprocessors, leaves most of the tensor cores idle, where cuBLAS has
+smaller tiles and cuts the contracted dimension; and float32 operands are split in passes of their
+own, which cost the same however little there is to multiply.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+
+from jax_grouped_gemm._src.arithmetic import at_least_float32
+from jax_grouped_gemm._src.float32 import FULL_TERMS
+from jax_grouped_gemm._src.lists.rank_k.problem import RankKProblem
+from jax_grouped_gemm._src.prediction import BANDWIDTH, FP64, SIXTEEN_BITS, Prediction
+from jax_grouped_gemm._src.target import H200, Target
+
+# Multiply-adds a second of XLA's float32 products, at the default precision and exact, as
+# benchmarks/results/h200_rank_k.json has them.
+TF32, FLOAT32 = 170e12, 24e12
+# What a call takes beside what is predicted: its launches, which XLA has for each stack, and the
+# ends of kernels.
+XLA_SECONDS = 5e-6
+KERNEL_SECONDS, SPLITTING_KERNEL_SECONDS = 3e-6, 25e-6
+# How much longer float32 kernels were measured to take than the rate of 16 bits predicts.
+SPLITTING_SHARE = 1.15
+# Predictions are not that exact: XLA has to be faster by more than this.
+MARGIN = 0.9
+
+
+def faster_reason(problem: RankKProblem, kernel: Prediction, terms: int, target: Target) -> str:
+    """Why XLA should compute `problem`, empty if the kernel should.
+
+    Args:
+      problem: the updates.
+      kernel: what is predicted of the kernel.
+      terms: products of 16-bit parts for one of float32, 0 for other operands.
+      target: the device.
+    """
+    if problem.dtype == jnp.complex64:
+        return ""  # the kernels accumulate in float64, which XLA does not
+    whole = _seconds(problem, terms, target)
+    if terms:
+        triangle = SPLITTING_SHARE * kernel.seconds + SPLITTING_KERNEL_SECONDS
+    else:
+        triangle = kernel.seconds + KERNEL_SECONDS
+    if whole > MARGIN * triangle:
+        return ""
+    return (
+        f"XLA's products of whole matrices are predicted to take {whole * 1e6:.3g} us, "
+        f"the kernel {triangle * 1e6:.3g} us"
+    )
+
+
+def _seconds(problem: RankKProblem, terms: int, target: Target) -> float:
+    """What XLA's product takes, and the pass over it that adds, mirrors and masks."""
+    elements = sum(s.g * s.n * s.n for s in problem.stacks)
+    sums_bytes = np.dtype(at_least_float32(problem.result_dtype)).itemsize * elements
+    multiplying = sum(s.g * s.n * s.n * s.k for s in problem.stacks) / _rate(problem, terms, target)
+    moving = (problem.operand_bytes + sums_bytes) / BANDWIDTH
+    # Sums and, where results are symmetric or sums of two products, their mirror images are read.
+    reads = sums_bytes * (1 + (problem.num_products > 1 or problem.symmetrize))
+    results = problem.result_dtype.itemsize * elements * (1 + problem.has_c)
+    launching = XLA_SECONDS * sum(0 not in (s.g, s.n) for s in problem.stacks)
+    return max(multiplying, moving) + (reads + results) / BANDWIDTH + launching
+
+
+def _rate(problem: RankKProblem, terms: int, target: Target) -> float:
+    """Multiply-adds a second."""
+    if jnp.issubdtype(problem.dtype, jnp.complexfloating):
+        rate = FP64 / 4
+    elif problem.dtype.itemsize == 8:
+        rate = FP64
+    elif terms:
+        rate = FLOAT32 if terms == FULL_TERMS else TF32
+    else:
+        rate = SIXTEEN_BITS
+    return rate * target.multiprocessors / H200.multiprocessors

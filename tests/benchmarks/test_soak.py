@@ -1,0 +1,159 @@
+"""The soak benchmark's own logic, with the reference and without a GPU."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from benchmarks.soak import __main__ as command
+from benchmarks.soak import calls, exports, handlers
+from benchmarks.soak.products import Program, run_again
+from benchmarks.soak.surroundings import SURROUNDINGS
+from benchmarks.soak.trials import IN_TURN, trial
+
+
+def program(number: int, seed: int) -> Program:
+    return Program.first_runs(seed, number, draws=2, implementation="reference", most=40)
+
+
+@pytest.mark.parametrize("number", [IN_TURN.index(family) for family in dict.fromkeys(IN_TURN)])
+def test_every_family_is_right_and_sees_what_is_wrong(number, rng):
+    seed = int(rng.integers(2**31))
+    found = program(number, seed)
+    assert found.failures == []
+    of_family = found.trial
+    drawn = jax.device_get(found.drawn[0])
+    with jax.enable_x64(of_family.x64):
+        results = jax.device_get(found.run(0))
+    of_family.judge(drawn, results)
+
+    def spoiled(x):
+        x = np.asarray(x)
+        if x.size == 0:
+            return x
+        wrong = x.astype(np.complex128 if x.dtype.kind == "c" else np.float64)
+        return (wrong + 3 * (1 + np.abs(wrong).max())).astype(x.dtype)
+
+    leaves, tree = jax.tree.flatten(results)
+    assert any(leaf.size for leaf in leaves)
+    with pytest.raises(AssertionError):
+        of_family.judge(drawn, tree.unflatten(map(spoiled, leaves)))
+
+
+def test_a_trial_is_made_again_from_its_number(rng):
+    seed = int(rng.integers(2**31))
+    for number in range(len(IN_TURN)):
+        (_, one), (_, again) = (trial(seed, number, "reference", 40) for _ in "ab")
+        assert one.name == again.name
+        for a, b in zip(*map(jax.tree.leaves, (one.operands, again.operands)), strict=True):
+            assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+
+
+def test_other_bits_are_a_failure(rng):
+    found = program(0, int(rng.integers(2**31)))
+    assert run_again([(found, 0), (found, 1)]) == 2
+    assert found.failures == []
+    found.digests[1] = found.digests[0][::-1]
+    run_again([(found, 0), (found, 1)])
+    (failure,) = found.failures
+    assert "run 1 has other bits" in failure and found.trial.name in failure
+
+
+def test_wrong_results_of_another_program_are_a_failure(rng):
+    found = program(0, int(rng.integers(2**31)))
+    results = jax.device_get(found.run(0))
+    assert found.is_right(0, results, "here")
+    wrong = jax.tree.map(lambda x: np.asarray(x) + np.asarray(2000, x.dtype), results)
+    assert not found.is_right(0, wrong, "there")
+    assert "wrong there" in found.failures[-1]
+
+
+def test_calls_of_every_target_are_known(extension):
+    found = {call.target for call in calls.valid_calls()}
+    assert found >= calls.targets()
+    assert found <= set(extension.registrations())
+
+
+def test_misfits_differ_from_the_call_in_one_thing():
+    for call in calls.valid_calls():
+        seen = list(handlers.misfits(call))
+        assert len(seen) > 20
+        for what, other in seen:
+            assert what and other.target == call.target
+            assert repr(other) != repr(call), what
+            changed = [
+                field.name
+                for field in dataclasses.fields(call)
+                if repr(getattr(call, field.name)) != repr(getattr(other, field.name))
+            ]
+            assert set(changed) <= {"operands", "results", "attributes", "aliases"}
+            assert len(set(changed) - {"aliases"}) <= 1, (what, changed)
+
+
+def test_what_handlers_did_is_summed_up():
+    def line(change, **outcome):
+        return {"target": "t", "change": change} | outcome
+
+    lines = [
+        line("as it is"),
+        line("as it is", ran=""),
+        line("a"),
+        line("a", refused="INVALID_ARGUMENT: no", by="handler"),
+        line("b"),
+        line("b", ran=""),
+    ]
+    found = handlers.summary(lines, 0)
+    assert found["failures"] == [] and found["calls"] == 3
+    assert found["ran"] == 2 and found["ran_though_changed"] == ["t, b"]
+    crashed = handlers.summary([*lines, line("c")], -11)
+    (failure,) = crashed["failures"]
+    assert "-11" in failure and "'c'" in failure
+    fatal = handlers.summary([*lines, line("d", fatal="illegal address", by="handler")], 0)
+    assert "illegal address" in fatal["failures"][0]
+    refused = handlers.summary([line("as it is", refused="no", by="compiler")], 0)
+    assert "does not run" in refused["failures"][0]
+
+
+def test_exported_programs_get_targets_of_another_version():
+    for exported in exports.exported_products().values():
+        other, targets = exports.in_another_version(exported)
+        assert targets
+        text = other.mlir_module()
+        for target in targets:
+            assert target in text
+            assert target not in exported.mlir_module()
+
+
+def test_all_parts_on_any_machine(tmp_path, capsys, rng):
+    output = tmp_path / "soak.json"
+    arguments = ["--dry-run", "--commit", "abc", "--seed", str(rng.integers(2**31))]
+    command.main([*arguments, "--output", str(output)])
+    results = json.loads(output.read_text())
+    assert results["not_measured"] == []
+    found = {case["op"]: case for case in results["cases"]}
+    assert list(found) == ["products", *SURROUNDINGS, "handlers", "exports"]
+    assert all(case["failures"] == [] for case in found.values())
+    counts = {op: case["counts"] for op, case in found.items()}
+    assert counts["products"]["products"] == 42
+    assert sum(counts["products"]["programs_by_family"].values()) == len(IN_TURN)
+    for name in SURROUNDINGS:
+        assert counts[name]["products"] > 0, name
+    assert counts["handlers"]["calls"] >= 30
+    assert counts["exports"]["programs"] == 5
+    assert "threads" in capsys.readouterr().out
+
+
+def test_a_failure_ends_with_an_error(monkeypatch):
+    monkeypatch.setattr(exports, "check", lambda: {"programs": 1, "failures": ["it ran"]})
+    with pytest.raises(SystemExit, match="1 failures"):
+        command.main(["--dry-run", "--only", "exports"])
+
+
+def test_random_operands_have_the_shape_and_dtype(rng):
+    for dtype in (jnp.bfloat16, jnp.float8_e4m3fn, np.int32, np.complex64, bool, np.uint8):
+        aval = jax.ShapeDtypeStruct((3, 5), dtype)
+        operand = calls.random_operand(rng, aval)
+        assert operand.shape == aval.shape and operand.dtype == aval.dtype

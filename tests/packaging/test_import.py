@@ -1,0 +1,33 @@
+"""What importing the package brings with it, beside JAX itself."""
+
+import json
+import subprocess
+import sys
+
+# Of them all, how many modules of its own an import may load: it takes about a millisecond each.
+MOST_MODULES = 120
+
+PROGRAM = """
+import json, sys
+import jax
+before = set(sys.modules)
+import jax_grouped_gemm as jgg
+jgg.moe, jgg.optim, jgg.checkpoint_policies
+print(json.dumps(sorted(set(sys.modules) - before)))
+"""
+
+
+def test_importing_loads_this_package_alone():
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True
+    )
+    loaded = json.loads(done.stdout)
+    others = [name for name in loaded if name.split(".")[0] != "jax_grouped_gemm"]
+    # An alias of what JAX has loaded anyway; neither Pallas, checkify, Flax nor Optax.
+    assert set(others) <= {"jax.ad_checkpoint"}
+    assert not [
+        name
+        for name in loaded
+        if name.startswith(("jax_grouped_gemm.flax", "jax_grouped_gemm.demo"))
+    ]
+    assert len(loaded) <= MOST_MODULES
