@@ -19,6 +19,8 @@ XLA_FFI_Error* JggRankKFp64(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggQuantizeRows(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggQuantizeBlocks(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggQuantizeRagged(XLA_FFI_CallFrame* call_frame);
+XLA_FFI_Error* JggQuantizeHidden(XLA_FFI_CallFrame* call_frame);
+XLA_FFI_Error* JggQuantizeGradients(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggSortByExpert(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggGatherRows(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggDispatchRows(XLA_FFI_CallFrame* call_frame);

@@ -250,6 +250,8 @@ class TestTraining:
             "sort_by_expert": 1,
             "dispatch_rows": 6,
             "combine_rows": 2,
+            "quantize_hidden": 1,
+            "quantize_gradients": 1,
         }
 
 

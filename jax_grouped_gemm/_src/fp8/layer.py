@@ -25,6 +25,7 @@ from jax_grouped_gemm._src.arithmetic import at_least_float32
 from jax_grouped_gemm._src.autodiff import once_differentiable
 from jax_grouped_gemm._src.fp8.api import SOURCE_DTYPES
 from jax_grouped_gemm._src.fp8.hidden import HiddenLayer
+from jax_grouped_gemm._src.fp8.hidden_op import hidden_gradients, quantized_hidden
 from jax_grouped_gemm._src.fp8.products import Fp8Products, Pair, narrow
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.fp8.training import FP8_LHS, FP8_RHS
@@ -184,7 +185,7 @@ def _forward(layer, given, quantized, *, for_gradient):
     if wo is None:
         y = layer.hidden_layer.hidden(projections, weights)
     else:
-        hidden = layer.hidden_layer.quantized(projections, weights)
+        hidden = quantized_hidden(layer.hidden_layer, projections, weights, layer.implementation)
         y = layer.rows_by_weights("forward", hidden, wo[1], *indices, layer.dtype("out"))
     if layer.combines:
         y = _combined(y, given, given["x"].shape[0])
@@ -214,7 +215,7 @@ def _mlp_backward(layer, kept, dy):
         )
         dy_rows = _on_rows(_for_wgrad(layer, dy), rows)
     weights = _weights_of_rows(layer, given, projections)
-    gradients = layer.hidden_layer.gradients(projections, dh, weights)
+    gradients = hidden_gradients(layer.hidden_layer, projections, dh, weights, layer.implementation)
     if "weights" in given:
         cotangents["weights"] = gradients.weights.astype(given["weights"].dtype)
     if dy_rows is not None:
