@@ -31,6 +31,7 @@ import numpy as np  # noqa: E402
 from jax import lax  # noqa: E402
 from jax.sharding import NamedSharding  # noqa: E402
 
+from benchmarks.expert_parallel_plots import FORWARD, STEP  # noqa: E402
 from benchmarks.harness import check  # noqa: E402
 from benchmarks.harness.command import Command  # noqa: E402
 from benchmarks.harness.inputs import LatestInputs  # noqa: E402
@@ -64,7 +65,7 @@ LAYERS = {
 """Tokens are those of one GPU."""
 
 TINY = Layer("tiny", 48, 64, 32, 8, 2)
-OPS = ("forward", "step")
+OPS = (FORWARD, STEP)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -124,7 +125,7 @@ def work(problem: Problem, operands: tuple[jax.Array, ...], seed: int) -> Worklo
         error = check.Error(max(map(float, errors)))
         return error, error.within(TOLERANCE)
 
-    passes = 3 if problem.op == "step" else 1
+    passes = 3 if problem.op == STEP else 1
     return Workload(
         f"{layer.name}/{problem.op}",
         problem,
@@ -252,7 +253,7 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
                 size = peer.temporary_bytes[problem]
                 record["peers"][peer.name]["temporary_bytes"] = size
         record["fractions"] = fractions(record)
-        if problem.op == "forward":
+        if problem.op == FORWARD:
             record["links"] = measure_links(problem.layer, devices, options.rounds)
         return record
 

@@ -1,4 +1,5 @@
-"""Plots of results: a roofline, speed beside the best grouped peer, updates, several GPUs.
+"""Plots of results: a roofline, speed relative to the best grouped peer, symmetric updates, and
+layers over several GPUs.
 
 python -m benchmarks.plots benchmarks/results/h200_main.json
 
@@ -15,6 +16,7 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 
+from benchmarks.expert_parallel_plots import FORWARD, STEP, draw_parts, draw_scaling
 from benchmarks.harness.measure import best_grouped, geometric_mean
 from benchmarks.harness.peer import Role
 from benchmarks.harness.results_file import load
@@ -171,6 +173,16 @@ def updates(results: Mapping) -> plt.Figure:
     return figure
 
 
+def expert_parallel(results: Mapping) -> plt.Figure:
+    """Scaling, predicted and measured, and what the time of a call is made of."""
+    figure, grid = panels(4, [3.6, 2.6])
+    for column, op in enumerate((FORWARD, STEP)):
+        draw_scaling(grid[column], results["cases"], op, PALETTE)
+        draw_parts(grid[COLUMNS + column], results["cases"], op, PALETTE)
+    figure.suptitle(title(results))
+    return figure
+
+
 def _others(record: Mapping) -> list[str]:
     """Whom a record has ratios to, but for our own variants."""
     peers = record["peers"]
@@ -197,39 +209,6 @@ def _updates_panel(axes: plt.Axes, records: Sequence[Mapping], colors: Mapping) 
     axes.invert_yaxis()
     axes.axvline(1, color=BLACK, linewidth=1)
     axes.set_xlabel("times as fast")
-
-
-# Of layers on several GPUs.
-WAYS = {
-    "ours": "jax_grouped_gemm",
-    "naive": "gather all, compute, scatter",
-    "one_update_a_peer": "ragged_all_to_all, an update a GPU",
-}
-
-
-def scaling(results: Mapping) -> plt.Figure:
-    """Layers on several GPUs: the time of one's share without communication over the time taken."""
-    records = [record for record in results["cases"] if "fractions" in record]
-    ops = list(dict.fromkeys(record["op"] for record in records))
-    of_ops = [[record for record in records if record["op"] == op] for op in ops]
-    figure, found = panels(len(ops), [1.0 + 0.6 * max(map(len, of_ops))])
-    for axes, op, of_op in zip(found, ops, of_ops, strict=True):
-        rows = np.arange(len(of_op))
-        for offset, (way, label), color in zip(
-            (-0.27, 0, 0.27), WAYS.items(), PALETTE, strict=False
-        ):
-            values = [record["fractions"].get(way, np.nan) for record in of_op]
-            bars = axes.barh(rows + offset, values, 0.25, color=color, label=label)
-            texts = ["" if np.isnan(value) else f"{value:.2f}" for value in values]
-            axes.bar_label(bars, texts, padding=3, fontsize=9)
-        names = [f"{record['shape']['name']}, {record['devices']} GPUs" for record in of_op]
-        axes.set_yticks(rows, names, fontsize=9)
-        axes.invert_yaxis()
-        axes.set(title=op, xlim=(0, 1.15), xlabel="share of the speed without communication")
-        axes.axvline(1, color=BLACK, linewidth=1)
-    figure.suptitle(title(results))
-    _legend(figure, found[0])
-    return figure
 
 
 def _legend(figure: plt.Figure, axes: plt.Axes) -> None:
@@ -279,18 +258,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "results", type=Path, nargs="+", help="JSON files of one suite, read as one"
+        "results", type=Path, nargs="+", help="JSON files of one command, read as one"
     )
     paths = parser.parse_args(arguments).results
     results = load(paths)
     figures = {}
-    of_layers = any("fractions" in record for record in results["cases"])
-    if of_layers:
-        figures = {"scaling": scaling(results)}
-    elif any(record["op"] in OP_MARKERS for record in results["cases"]):
+    if any(record["op"] in OP_MARKERS for record in results["cases"]):
         figures = {"roofline": roofline(results), "relative_speed": relative_speed(results)}
     if any(record["op"] in UPDATES for record in results["cases"]):
         figures["updates"] = updates(results)
+    if any(record["op"] in (FORWARD, STEP) for record in results["cases"]):
+        figures["scaling"] = expert_parallel(results)
     for name, figure in figures.items():
         image = paths[0].with_name(f"{paths[0].stem}_{name}.png")
         figure.savefig(image, dpi=DPI)

@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jax_grouped_gemm as jgg
+from benchmarks.expert_parallel_plots import FORWARD
 from benchmarks.harness.peer import Call, NotOffered, Role, pinned_implementation, without_gpu
 from benchmarks.moe import Layer
 from jax_grouped_gemm import moe
@@ -58,7 +59,7 @@ def result_and_gradients(function: Run, op: str) -> Run:
         def forward(x, *floats):
             return function(x, experts, *floats)
 
-        if op == "forward":
+        if op == FORWARD:
             return (forward(x, *floats),)
         y, vjp = jax.vjp(forward, x, *floats)
         return y, *vjp(y)

@@ -61,14 +61,19 @@ cudaError_t launch(mlp::GatedArguments const& a, cudaStream_t stream) {
       kThreads, stream);
 }
 
+}  // namespace jgg::few_rows
+
+namespace jgg::mlp {
+
 template <ElementType kType>
-cudaError_t few_rows(TileConfig config, mlp::GatedArguments const& arguments, cudaStream_t stream) {
+cudaError_t few_rows(TileConfig config, GatedArguments const& arguments, cudaStream_t stream) {
   return with_constants(
       [&](auto tile, auto has_up) {
-        return launch<Config<sm90::Typed<kType>, decltype(tile)::kTileM, has_up.value>>(arguments,
-                                                                                        stream);
+        using Element = sm90::Typed<kType>;
+        using Config = few_rows::Config<Element, decltype(tile)::kTileM, has_up.value>;
+        return few_rows::launch<Config>(arguments, stream);
       },
-      OneTileOf<Tiles>{config}, Flag{arguments.has_up()});
+      OneTileOf<few_rows::Tiles>{config}, Flag{arguments.has_up()});
 }
 
-}  // namespace jgg::few_rows
+}  // namespace jgg::mlp

@@ -90,7 +90,6 @@ def test_every_record_is_in_the_index_and_has_the_format():
 
 
 SKEWED = "h200_skew"
-SEVERAL_GPUS = "several GPUs"
 
 
 @pytest.mark.parametrize(
@@ -103,7 +102,6 @@ SEVERAL_GPUS = "several GPUs"
         "layer",
         "losses",
         SKEWED,
-        SEVERAL_GPUS,
     ],
 )
 def test_labels_of_pictures_do_not_overlap(name):
@@ -118,11 +116,6 @@ def test_labels_of_pictures_do_not_overlap(name):
                 case["peers"]["torch_grouped_mm"] = {"role": "grouped", "tflops": 1.0}
                 case["ratios"]["torch_grouped_mm"] = 1.0
         figure = plots.relative_speed(results)
-    elif name == SEVERAL_GPUS:
-        results = results_file.load([quotes.RESULTS / "h200_moe.json"])
-        for case in results["cases"]:
-            case |= {"devices": 8, "fractions": {"ours": 0.97, "naive": 0.9}}
-        figure = plots.scaling(results)
     else:
         figure = pictures.PICTURES[name]()
     figure.set_dpi(plots.DPI)
