@@ -81,7 +81,8 @@ def _unfused_reason(layer: HiddenLayer, avals: Sequence[Any]) -> str:
         return f"the kernels scale blocks of 128, not {layer.recipe.scaling}"
     if not layer.has_up:
         return "the kernels multiply gate and up, and there is no up"
-    if Epilogue.of(layer.activation) is None:
+    epilogue = Epilogue.of(layer.activation)
+    if epilogue is None or not epilogue.is_sigmoid:
         return f"no kernel has the activation {layer.activation.function}"
     if projections.dtype not in KERNEL_DTYPES or any(
         x.dtype != projections.dtype for x in avals[1:-1]
