@@ -244,7 +244,8 @@ class TestTraining:
         assert program.kernels == {
             "quantize_rows": 2,
             "quantize_ragged": 5,
-            "quantize_blocks": 3,
+            "quantize_joined": 1,
+            "quantize_blocks": 1,
             "scaled_ragged_noncontracting": 4,
             "scaled_ragged_contracting": 3,
             "sort_by_expert": 1,
@@ -253,6 +254,7 @@ class TestTraining:
             "quantize_hidden": 1,
             "quantize_gradients": 1,
         }
+        assert not re.search(r"= f8e4m3fn\S* (transpose|copy|fusion)\(", program.hlo)
 
 
 def test_explain():

@@ -11,9 +11,12 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jax_grouped_gemm._src.arguments import Implementation
+from jax_grouped_gemm._src.arithmetic import round_up
 from jax_grouped_gemm._src.fp8 import primitive
+from jax_grouped_gemm._src.fp8.formats import BLOCK
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.fp8.reference import quantize
+from jax_grouped_gemm._src.padding import pad_to
 from jax_grouped_gemm._src.plan import Product
 from jax_grouped_gemm._src.ragged import primitive as ragged
 from jax_grouped_gemm._src.tile_choices import TileChoices
@@ -79,11 +82,21 @@ class Fp8Products:
             both = self._quantize_whole(x, (1, 2), dtype)
             swapped = Pair(both.values.mT, both.scales)
             return both if plain else None, swapped if transposed else None
-        results = primitive.quantize_blocks(
-            x, plain=plain, transposed=transposed, **self._quantize_params(dtype)
-        )
-        pairs = iter(Pair(*results[i : i + 2]) for i in range(0, len(results), 2))
-        return next(pairs) if plain else None, next(pairs) if transposed else None
+        params = self._quantize_params(dtype)
+        return _in_pairs(primitive.quantize_blocks, x, plain=plain, transposed=transposed, **params)
+
+    def quantize_joined(
+        self, x: jax.Array, y: jax.Array, *, plain: bool, transposed: bool
+    ) -> tuple[Any, Any]:
+        """`quantize_weights` of x and y [g, k, n] side by side, each with zeros up to a multiple of
+        128 columns."""
+        forms = dict(plain=plain, transposed=transposed)
+        if self.recipe.scaling == "blockwise":
+            params = self._quantize_params(self.recipe.forward_dtype)
+            return _in_pairs(primitive.quantize_joined, x, y, **forms, **params)
+        # Both share scales with each other, so that they have to meet before.
+        padded = [pad_to(z, (*z.shape[:2], round_up(z.shape[2], BLOCK))) for z in (x, y)]
+        return self.quantize_weights(jnp.concatenate(padded, axis=2), **forms)
 
     def _quantize_whole(self, x: jax.Array, axes: tuple[int, ...], dtype: DTypeLike) -> Pair:
         return Pair(*quantize(x, axes, np.dtype(dtype), self.recipe.power_of_two_scales))
@@ -153,6 +166,12 @@ class Fp8Products:
             precision=None,
             **common,
         )
+
+
+def _in_pairs(quantize, *operands, plain, transposed, **params):
+    results = quantize(*operands, plain=plain, transposed=transposed, **params)
+    pairs = iter(Pair(*results[i : i + 2]) for i in range(0, len(results), 2))
+    return next(pairs) if plain else None, next(pairs) if transposed else None
 
 
 def narrow(x: jax.Array) -> jax.Array:

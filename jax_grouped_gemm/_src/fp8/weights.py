@@ -7,7 +7,6 @@ import math
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jax_grouped_gemm._src import tile_choices
@@ -15,9 +14,8 @@ from jax_grouped_gemm._src.arguments import Implementation, as_array, checked_im
 from jax_grouped_gemm._src.arithmetic import round_up
 from jax_grouped_gemm._src.fp8.api import SOURCE_DTYPES, QuantizedWeights
 from jax_grouped_gemm._src.fp8.formats import BLOCK
-from jax_grouped_gemm._src.fp8.products import Fp8Products, Pair
+from jax_grouped_gemm._src.fp8.products import Fp8Products
 from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
-from jax_grouped_gemm._src.padding import pad_to
 from jax_grouped_gemm._src.tile_choices import TileChoices
 
 
@@ -101,32 +99,11 @@ def _quantized(products: Fp8Products, wi_0, wi_1, wo) -> QuantizedMlp:
 
 def quantize_experts(products: Fp8Products, wi_0, wi_1, wo, *, plain: bool, transposed: bool):
     """(plain, transposed) pairs of gate and up in one, and of down; None for what is not asked."""
-    quantize = functools.partial(products.quantize_weights, plain=plain, transposed=transposed)
-    down = None if wo is None else quantize(wo)
-    return _gate_and_up(products, wi_0, wi_1, quantize), down
-
-
-def _gate_and_up(products, wi_0, wi_1, quantize):
+    forms = dict(plain=plain, transposed=transposed)
+    down = None if wo is None else products.quantize_weights(wo, **forms)
     if wi_1 is None:
-        return quantize(wi_0)
-    if products.recipe.scaling != "blockwise":
-        # Both share scales with each other, so that they have to meet before.
-        padded = padded_columns(wi_0.shape[2])
-        both = [pad_to(w, (*w.shape[:2], padded)) for w in (wi_0, wi_1)]
-        return quantize(jnp.concatenate(both, axis=2))
-    gate, up = quantize(wi_0), quantize(wi_1)
-    columns = padded_columns(wi_0.shape[2])
-    return tuple(
-        None if one is None else Pair(*map(functools.partial(_join, axis, columns), one, other))
-        for one, other, axis in zip(gate, up, (2, 1), strict=True)
-    )
-
-
-def _join(axis: int, columns: int, one: jax.Array, other: jax.Array) -> jax.Array:
-    """Values, or the scales of blocks, of two matrices next to each other along `axis`."""
-    size = columns if one.dtype != jnp.float32 else columns // BLOCK
-    shape = tuple(size if i == axis else x for i, x in enumerate(one.shape))
-    return jnp.concatenate([pad_to(x, shape) for x in (one, other)], axis=axis)
+        return products.quantize_weights(wi_0, **forms), down
+    return products.quantize_joined(wi_0, wi_1, **forms), down
 
 
 def padded_columns(hidden: int) -> int:
