@@ -4,7 +4,9 @@ python -m benchmarks.moe --output benchmarks/results/moe.json
 
 `ours` is `moe.dropless_mlp`, sorting by expert included; `ours_unfused` the same of separate
 gathers, products and activation; `quack` the same layer made of QuACK's fused kernels, of rows that
-are sorted already. Parts are the kernels' times, summed up by what they do.
+are sorted already. With `--recipe`, layers in FP8: `fp8_NAME_quantized` gets weights that are
+quantised before, as once in an optimiser step of many microbatches; `fp8_NAME` quantises them in
+each call, as in a step of one microbatch. Parts are the kernels' times, summed up by what they do.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from benchmarks.harness.inputs import LatestInputs
 from benchmarks.harness.measure import Workload
 from benchmarks.harness.peer import Call, JaxPeer, Peer, Role, pinned_implementation
 from benchmarks.harness.session import Job, Session
+from benchmarks.peers.fp8_layer import RECIPES, Fp8Layer
 from benchmarks.peers.ours import kernels_unavailable_reason
 from benchmarks.peers.quack_moe import QuackLayer
 from jax_grouped_gemm import moe
@@ -85,14 +88,15 @@ Run = Callable[..., tuple[jax.Array, ...]]
 def layer_function(problem: Problem, implementation: object) -> Run:
     """Of (x, experts, weights, wi_0, wi_1, wo, dy): y and, of a step, all gradients."""
 
-    def forward(experts, x, weights, *matrices):
+    def forward(experts, options, x, weights, *matrices):
         # The layer takes no more of the logits than their shape.
         logits = jnp.zeros((*experts.shape[:-1], problem.layer.experts), jnp.float32)
         routing = moe.Routing(logits, experts, weights)
-        return moe.dropless_mlp(x, routing, *matrices, implementation=implementation)
+        options = dict(implementation=implementation) | options
+        return moe.dropless_mlp(x, routing, *matrices, **options)
 
-    def run(x, experts, weights, wi_0, wi_1, wo, dy):
-        of = functools.partial(forward, experts)
+    def run(x, experts, weights, wi_0, wi_1, wo, dy, **options):
+        of = functools.partial(forward, experts, options)
         if not problem.is_step:
             return (of(x, weights, wi_0, wi_1, wo),)
         y, vjp = jax.vjp(of, x, weights, wi_0, wi_1, wo)
@@ -106,8 +110,10 @@ PARTS = (
     ("gate, up, activation", r"GatedProduct"),
     ("gradients of gate and up", r"GatedGradient"),
     ("gradient of x", r"Paired"),
-    ("gradients of weights", r"RaggedContracting"),
-    ("products of rows", r"RaggedNoncontracting"),
+    ("gradients of weights", r"Contracting"),
+    ("products of rows", r"Noncontracting"),
+    ("hidden and gradients, quantised", r"quantize_(hidden|gradients)"),
+    ("quantise", r"quantize"),
     ("sort", r"sort|Sort|scan|histogram|count"),
     ("gather", r"gather|dispatch"),
     ("combine", r"combine"),
@@ -119,8 +125,9 @@ def part_of(kernel: str) -> str:
     return next((part for part, names in PARTS if re.search(names, kernel)), "XLA")
 
 
-def peers(problem: Problem) -> list[Peer]:
-    """The fused layer, the composition of our products, and QuACK's kernels."""
+def peers(problem: Problem, stock: bool, recipes: Sequence[str] = ()) -> list[Peer]:
+    """The fused layer, the composition of our products, QuACK's kernels, JAX's own product, and
+    layers in FP8."""
     implementation = pinned_implementation()
     products = functools.partial(jgg.ragged_dot, implementation=implementation)
 
@@ -133,6 +140,12 @@ def peers(problem: Problem) -> list[Peer]:
         ours("ours_unfused", Role.VARIANT, products),
         QuackLayer(tuned=False),
         QuackLayer(tuned=True),
+        *([ours("stock", Role.GROUPED, jax.lax.ragged_dot)] if stock else []),
+        *(
+            Fp8Layer(name, layer_function(problem, implementation), part_of=part_of, quantized=q)
+            for name in recipes
+            for q in (True, False)
+        ),
     ]
 
 
@@ -173,7 +186,7 @@ def work(problem: Problem, of_layer: tuple[jax.Array, ...], seed: int) -> Worklo
     def judge(call: Call) -> tuple[check.Error, bool]:
         errors = _relative_errors(tuple(call.to_jax(call.run())), expected)
         error = check.Error(max(map(float, errors)))
-        return error, error.within(TOLERANCE)
+        return error, error.within(call.tolerance or TOLERANCE)
 
     t, d, f, e = layer.tokens, layer.embed, layer.hidden, layer.experts
     written = 2 * (t * d + (problem.is_step * (t * d + 3 * e * d * f)))
@@ -201,7 +214,8 @@ def temporary_bytes(peer: Peer, of_layer: tuple[jax.Array, ...]) -> int | None:
     """What XLA plans besides operands and results; None of peers that are not JAX's."""
     if not isinstance(peer, JaxPeer) or peer.unavailable_reason():
         return None
-    compiled = jax.jit(peer.function).lower(*of_layer).compile()
+    arguments = peer.arguments(*of_layer) if isinstance(peer, Fp8Layer) else of_layer
+    compiled = jax.jit(peer.function).lower(*arguments).compile()
     return compiled.memory_analysis().temp_size_in_bytes
 
 
@@ -223,6 +237,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Layers, and what of them."""
     parser.add_argument("--layers", nargs="+", default=list(LAYERS), choices=LAYERS, metavar="NAME")
     parser.add_argument("--ops", nargs="+", default=list(OPS), choices=OPS)
+    parser.add_argument(
+        "--stock", action="store_true", help="the layer of jax.lax.ragged_dot too: up to 100 GiB"
+    )
+    parser.add_argument(
+        "--recipe",
+        nargs="+",
+        default=[],
+        choices=RECIPES,
+        metavar="NAME",
+        help=f"layers in FP8 too, with weights quantised before and in each call: {[*RECIPES]}",
+    )
 
 
 def complete(options: argparse.Namespace) -> None:
@@ -236,7 +261,7 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
 
     def measure(problem: Problem) -> dict:
         of_layer = inputs.of(problem.layer)
-        compared = peers(problem)
+        compared = peers(problem, options.stock, options.recipe)
         record = session.compare(work(problem, of_layer, options.seed), compared)
         for peer in compared:
             if (size := temporary_bytes(peer, of_layer)) is not None:

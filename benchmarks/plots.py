@@ -1,4 +1,5 @@
-"""Plots of results: a roofline, speed relative to the best grouped peer, and symmetric updates.
+"""Plots of results: a roofline, speed relative to the best grouped peer, symmetric updates, and
+layers over several GPUs.
 
 python -m benchmarks.plots benchmarks/results/h200_main.json
 
@@ -15,6 +16,7 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 
+from benchmarks.expert_parallel_plots import FORWARD, STEP, draw_parts, draw_scaling
 from benchmarks.harness.measure import best_grouped, geometric_mean
 from benchmarks.harness.peer import Role
 from benchmarks.harness.results_file import load
@@ -171,6 +173,16 @@ def updates(results: Mapping) -> plt.Figure:
     return figure
 
 
+def expert_parallel(results: Mapping) -> plt.Figure:
+    """Scaling, predicted and measured, and what the time of a call is made of."""
+    figure, grid = panels(4, [3.6, 2.6])
+    for column, op in enumerate((FORWARD, STEP)):
+        draw_scaling(grid[column], results["cases"], op, PALETTE)
+        draw_parts(grid[COLUMNS + column], results["cases"], op, PALETTE)
+    figure.suptitle(title(results))
+    return figure
+
+
 def _others(record: Mapping) -> list[str]:
     """Whom a record has ratios to, but for our own variants."""
     peers = record["peers"]
@@ -246,7 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "results", type=Path, nargs="+", help="JSON files of run, fp8 or rank_k, read as one"
+        "results", type=Path, nargs="+", help="JSON files of one command, read as one"
     )
     paths = parser.parse_args(arguments).results
     results = load(paths)
@@ -255,6 +267,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         figures = {"roofline": roofline(results), "relative_speed": relative_speed(results)}
     if any(record["op"] in UPDATES for record in results["cases"]):
         figures["updates"] = updates(results)
+    if any(record["op"] in (FORWARD, STEP) for record in results["cases"]):
+        figures["scaling"] = expert_parallel(results)
     for name, figure in figures.items():
         image = paths[0].with_name(f"{paths[0].stem}_{name}.png")
         figure.savefig(image, dpi=DPI)

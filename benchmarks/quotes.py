@@ -128,6 +128,40 @@ def ragged_peers() -> str:
     return table(["geometric mean (range)", *columns], rows)
 
 
+def ragged_summary() -> str:
+    """The first page's table: ratios to those that read the sizes on the device too."""
+    ops = {"forward": "forward", "dgrad": "dgrad", "wgrad": "wgrad"}
+    rows = []
+    for name in ("quack", "torch_grouped_mm", "pallas_mgpu"):
+        found = (mean_and_span(ratios("ragged", name, [op])) for op in ops)
+        rows.append([f"over {PEERS[name][1]}", *found])
+    found = (mean_and_span(ratios("stock", "stock", [op])) for op in ops)
+    rows.append(["over `jax.lax.ragged_dot`", *found])
+    return table(["", *ops.values()], rows)
+
+
+def decode() -> str:
+    """Products of few rows a group in bf16 and in FP8."""
+    rows = []
+    for shape in SUITES["main"]:
+        if not shape.name.startswith("decode"):
+            continue
+        bf16 = case("ragged", f"{shape.name}/forward/random")
+        fp8 = case("fp8", f"{shape.name}/fp8_forward/random")
+        rows.append(
+            [
+                f"`{shape.name}`: {shape.groups} experts, {shape.k} x {shape.n}",
+                f"{shape.rows} ({shape.rows / shape.groups:.0f})",
+                microseconds(bf16),
+                ratio(bf16, "floor"),
+                microseconds(fp8),
+                ratio(fp8, "byte_floor"),
+            ]
+        )
+    header = ["product", "rows (an expert)", "bf16 us", "of the floor", "FP8 us", "of the floor"]
+    return table(header, rows)
+
+
 def commits(topic: str) -> str:
     """The commits of a topic's records."""
     stems = RECORDS[topic]
@@ -383,7 +417,8 @@ def cutlass_updates() -> str:
 QUOTES: dict[str, Callable[[], str]] = {
     text.__name__: text
     for text in (
-        ragged, ragged_letters, ragged_peers, skew, accumulate, stock_example, memory, float32,
+        ragged, ragged_summary, decode, ragged_letters, ragged_peers, skew, accumulate,
+        stock_example, memory, float32,
         float32_speedups, fp8, fp8_range, fp8_rest, training, lists, lists_example, updates,
         wide_updates, updates_at_8192, cutlass_updates, loop_shortfall, tf32_shortfall,
     )

@@ -1,4 +1,4 @@
-"""Writes what README.md and results/README.md print of the recorded results.
+"""Writes what README.md, docs/ and results/README.md print of the recorded results.
 
 python -m benchmarks.tables            # after recording anew
 python -m benchmarks.tables --check    # returns 1 where a page and the records differ
@@ -21,7 +21,8 @@ from pathlib import Path
 from benchmarks import quotes
 
 ROOT = Path(__file__).parents[1]
-README = ROOT / "README.md"
+# Every page that has a region.
+PAGES = (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")))
 INDEX = ROOT / "benchmarks" / "results" / "README.md"
 REGION = re.compile(r"(<!-- records: (\w+) -->)(.*?)(<!-- end of records -->)", re.DOTALL)
 
@@ -81,7 +82,7 @@ def command(results: Mapping) -> str:
 def pages() -> dict[Path, str]:
     """What each page should be."""
     return {
-        README: filled(README.read_text(), quotes.QUOTES),
+        **{page: filled(page.read_text(), quotes.QUOTES) for page in PAGES},
         INDEX: index(INDEX.parent) + "\n",
     }
 

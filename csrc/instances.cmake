@@ -134,6 +134,24 @@ jgg_add_instances(
   HEADER mlp/launch.h
   TYPES kBf16 kF16
 )
+jgg_add_instances(
+  gated_ragged_dot few_rows
+  HEADER few_rows/launch.h
+  TYPES kBf16 kF16
+  KINDS kSwapped
+)
+
+jgg_add_product(
+  activated_ragged_dot
+  NAMESPACE jgg::mlp
+  ARGUMENTS GatedArguments
+  HEADER mlp/gated_ragged_dot.h
+)
+jgg_add_instances(
+  activated_ragged_dot activated
+  HEADER mlp/launch.h
+  TYPES kBf16 kF16
+)
 
 jgg_add_product(
   gated_gradient

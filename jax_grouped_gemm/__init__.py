@@ -8,7 +8,8 @@ Ragged matmuls, whose rows belong to groups with a matrix each (mixture of exper
 
 The same in FP8:
 
-- `fp8_ragged_dot` with a `Recipe`: quantises, multiplies and can be trained through.
+- `fp8_ragged_dot` with a `Recipe`: quantises, multiplies and can be trained through. MLPs of
+  experts take a recipe too, and weights that are quantised once: `quantize_mlp` (`QuantizedMlp`).
 - `quantize_blockwise`, `quantize_weights` (`QuantizedWeights`), `quantize_ragged`
   (`QuantizedRows`): values and scales.
 - `scaled_ragged_dot`, `scaled_ragged_dot_contracting`: products of quantised operands.
@@ -47,7 +48,9 @@ from jax_grouped_gemm._src.fp8.api import (
     scaled_ragged_dot,
     scaled_ragged_dot_contracting,
 )
-from jax_grouped_gemm._src.fp8.training import Recipe, fp8_ragged_dot
+from jax_grouped_gemm._src.fp8.recipe import Recipe
+from jax_grouped_gemm._src.fp8.training import fp8_ragged_dot
+from jax_grouped_gemm._src.fp8.weights import QuantizedMlp, quantize_mlp
 from jax_grouped_gemm._src.group_checks import check_groups
 from jax_grouped_gemm._src.lists.grouped_gemm.api import grouped_gemm
 from jax_grouped_gemm._src.lists.grouped_gemm.plan import GroupedGemmPlan
@@ -79,6 +82,7 @@ __all__ = [
     "GroupedGemmPlan",
     "MlpPlan",
     "Plan",
+    "QuantizedMlp",
     "QuantizedRows",
     "QuantizedWeights",
     "Recipe",
@@ -98,6 +102,7 @@ __all__ = [
     "moe",
     "optim",
     "quantize_blockwise",
+    "quantize_mlp",
     "quantize_ragged",
     "quantize_weights",
     "ragged_dot",

@@ -38,7 +38,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         parser.error("--recipe fp8: stock JAX has no FP8 ragged matmul")
     if args.output:
         _check_output(parser, args.output)
+    if args.devices > 1:
+        _divide_cpu(args.devices)
     print(report.environment(), end="\n\n")
+    if args.devices > len(jax.devices()):
+        parser.error(f"--devices: there are {len(jax.devices())}, got {args.devices}")
     reason = jgg.unavailable_reason()
     if "cuda" in implementations and reason is not None:
         parser.error(f"--implementation cuda: {reason}")
@@ -70,6 +74,11 @@ def main(argv: Sequence[str] | None = None) -> None:
 
     corpus = data.load_corpus()
     print(report.task(name, preset, corpus, steps, args.seed), end="\n\n")
+    if args.devices > 1:
+        for what, size in dict(experts=preset.model.num_experts, sequences=preset.batch).items():
+            if size % args.devices:
+                parser.error(f"--devices must divide the {size} {what}, got {args.devices}")
+        print(report.expert_parallelism(preset, args.devices), end="\n\n")
     runs = []
     interrupted = False
     for implementation, recipe in runs_to_make:
@@ -82,6 +91,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 recipe=jgg.Recipe() if recipe == "fp8" else None,
                 steps=steps,
                 seed=args.seed,
+                devices=args.devices,
             )
         except KeyboardInterrupt:
             interrupted = True
@@ -137,6 +147,13 @@ def make_parser() -> argparse.ArgumentParser:
         "quantises what the ragged matmuls multiply",
     )
     parser.add_argument(
+        "--devices",
+        type=_devices,
+        default=1,
+        help="that divide experts and tokens (default 1); on a machine without GPUs the CPU is as "
+        "many",
+    )
+    parser.add_argument(
         "--compare",
         action="store_true",
         help="train with stock JAX beside the given implementations or all; fewer steps",
@@ -145,6 +162,16 @@ def make_parser() -> argparse.ArgumentParser:
         "--output", type=Path, help="directory for runs.json and, with Matplotlib, loss.png"
     )
     return parser
+
+
+def _divide_cpu(devices: int) -> None:
+    """For a machine without GPUs: the CPU is so many devices, unless something said otherwise."""
+    if "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", ""):
+        return
+    try:
+        jax.config.update("jax_num_cpu_devices", devices)
+    except RuntimeError:
+        pass  # JAX has started, with as many as it has
 
 
 def _check_output(parser: argparse.ArgumentParser, directory: Path) -> None:
@@ -169,6 +196,13 @@ def _steps(text: str) -> int:
     if steps < 2:
         raise argparse.ArgumentTypeError(f"{steps} is too few: the first step is not timed")
     return steps
+
+
+def _devices(text: str) -> int:
+    devices = _whole_number(text)
+    if devices < 1:
+        raise argparse.ArgumentTypeError(f"{devices} is not positive")
+    return devices
 
 
 def _seed(text: str) -> int:

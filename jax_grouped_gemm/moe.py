@@ -2,14 +2,14 @@
 
 Every token is processed by its ``top_k`` best experts: there is no capacity, so no token is ever
 dropped and no row is ever padded. Tokens are sorted by expert, and the experts' matrices meet them
-in three ragged matmuls::
+in three ragged matmuls:
 
     logits = jnp.dot(x, gate, precision="highest")             # [..., D] -> [..., E]
     routing = moe.route(logits, top_k=2)                       # experts and weights [..., 2]
     y = moe.dropless_mlp(x, routing, wi_0, wi_1, wo)           # [..., D] -> [..., D]
     loss = task_loss + 1e-2 * moe.load_balancing_loss(routing) + 1e-3 * moe.router_z_loss(routing)
 
-GPT-OSS has biases and clips what its activation gets, Llama 4 weights the input of its experts::
+GPT-OSS has biases and clips what its activation gets, Llama 4 weights the input of its experts:
 
     routing = moe.route(logits + gate_bias, top_k=4)
     y = moe.dropless_mlp(x, routing, wi_0, wi_1, wo, biases=(b0, b1, bo), activation="swiglu_oai")
@@ -31,9 +31,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from jax_grouped_gemm._src import arguments
@@ -46,7 +46,20 @@ from jax_grouped_gemm._src.arguments import (
     refuse_sharded,
 )
 from jax_grouped_gemm._src.arithmetic import at_least_float32
-from jax_grouped_gemm._src.fp8.training import Recipe, fp8_ragged_dot
+from jax_grouped_gemm._src.expert_parallel.api import expert_parallel_mlp as expert_parallel_mlp
+from jax_grouped_gemm._src.expert_parallel.explain import (
+    ExpertParallelExplanation as ExpertParallelExplanation,
+)
+from jax_grouped_gemm._src.expert_parallel.explain import (
+    explain_expert_parallel as explain_expert_parallel,
+)
+from jax_grouped_gemm._src.expert_parallel.mesh import expert_parallel as expert_parallel
+from jax_grouped_gemm._src.expert_parallel.stats import (
+    ExpertParallelStats as ExpertParallelStats,
+)
+from jax_grouped_gemm._src.fp8 import experts as fp8_experts
+from jax_grouped_gemm._src.fp8.recipe import Recipe
+from jax_grouped_gemm._src.fp8.weights import QuantizedMlp
 from jax_grouped_gemm._src.mlp import api as mlp
 from jax_grouped_gemm._src.mlp.primitive import Options
 from jax_grouped_gemm._src.moe.biases import with_bias
@@ -57,6 +70,7 @@ from jax_grouped_gemm._src.moe.operands import (
     checked_biases,
 )
 from jax_grouped_gemm._src.moe.operands import ExpertOrder as ExpertOrder
+from jax_grouped_gemm._src.moe.permutation import permute_rows as permute_rows
 from jax_grouped_gemm._src.moe.routing import AuxiliaryLosses as AuxiliaryLosses
 from jax_grouped_gemm._src.moe.routing import Routing as Routing
 from jax_grouped_gemm._src.moe.routing import auxiliary_losses as auxiliary_losses
@@ -72,30 +86,6 @@ from jax_grouped_gemm._src.varying import vary_over, varying_axes
 
 Implementation = arguments.Implementation | Callable[..., jax.Array]
 ActivationLike = str | Callable[[jax.Array], jax.Array] | Activation
-
-
-@jax.custom_jvp
-def permute_rows(rows: jax.Array, permutation: jax.Array, inverse: jax.Array) -> jax.Array:
-    """``rows[permutation]`` along axis 0, whose gradient is the gather ``ct[inverse]``.
-
-    ``inverse`` must be the inverse of ``permutation``, both [rows.shape[0]]; this is not checked.
-    """
-    return jnp.asarray(rows).at[permutation].get(unique_indices=True, mode="promise_in_bounds")
-
-
-@permute_rows.defjvp
-def _permute_rows_jvp(primals, tangents):
-    # JAX transposes a gather into a scatter-add, which is slow and, in general, not reproducible
-    # on a GPU, and a scatter into a gather. A permutation is both, so the tangent map is written
-    # as the scatter: reverse mode then runs gathers only.
-    rows, permutation, inverse = primals
-    tangent, _, _ = tangents
-    permuted_tangent = (
-        jnp.zeros_like(tangent)
-        .at[inverse]
-        .set(tangent, unique_indices=True, mode="promise_in_bounds")
-    )
-    return permute_rows(rows, permutation, inverse), permuted_tangent
 
 
 def gated_activation(
@@ -154,6 +144,7 @@ def dropless_mlp(
     group_offset: jax.Array | None = None,
     implementation: Implementation = None,
     recipe: Recipe | None = None,
+    quantized: QuantizedMlp | None = None,
 ) -> jax.Array:
     """Expert MLPs: sum over a token's experts e of w_e * ((act(x wi_0) * (x wi_1)) wo).
 
@@ -177,8 +168,11 @@ def dropless_mlp(
         is the whole layer.
       implementation: of the ragged matmuls: None, "cuda" or "reference" as in
         `jax_grouped_gemm.ragged_dot`, or any function with the signature of `jax.lax.ragged_dot`.
-      recipe: computes the matmuls in FP8 with `jax_grouped_gemm.fp8_ragged_dot`, differentiable
-        once; None computes them in the dtype of their operands.
+      recipe: computes the matmuls in FP8, see `jax_grouped_gemm.ragged_mlp`; tokens, and the
+        gradient of the result, are then quantised once each. Differentiable once, in reverse mode.
+        None computes the matmuls in the dtype of their operands.
+      quantized: what `jax_grouped_gemm.quantize_mlp` returns for these weights and this recipe, to
+        quantise weights once for several calls. Gradients still go to `wi_0`, `wi_1` and `wo`.
 
     Returns:
       [..., D], in the dtype to which x and the weights promote.
@@ -186,7 +180,7 @@ def dropless_mlp(
     Raises:
       TypeError: an operand is no array, or shapes of the operands do not fit together.
       ValueError: `activation` is no name of one, or a recipe is given together with a precision or
-        with a function as the implementation.
+        with a function as the implementation, or `quantized` without a recipe.
       NotImplementedError: an operand is sharded over explicit mesh axes.
     """
     activation = as_activation(activation)
@@ -196,7 +190,14 @@ def dropless_mlp(
     check_routing("dropless_mlp", routing)
     check_shapes(x, routing, wi_0, wi_1, wo, group_offset)
     b0, b1, bo = checked_biases(biases, wi_0, wi_1, wo)
-    every = dict(x=x, wi_0=wi_0, wi_1=wi_1, wo=wo, b0=b0, b1=b1, bo=bo)
+    has_recipe = recipe is not None or quantized is not None
+    if has_recipe and (callable(implementation) or precision is not None):
+        raise ValueError(
+            "dropless_mlp: recipe decides how the matmuls are computed, so that precision must "
+            f"be None and implementation no function, got precision={precision!r} and "
+            f"implementation={implementation!r}"
+        )
+    every: dict[str, Any] = dict(x=x, wi_0=wi_0, wi_1=wi_1, wo=wo, b0=b0, b1=b1, bo=bo)
     operands = {name: a for name, a in every.items() if a is not None}
     refuse_sharded("dropless_mlp", **operands)
     # Inside shard_map the gradient of replicated tokens is summed over devices where they are cast
@@ -205,29 +206,37 @@ def dropless_mlp(
     of_rows = None if callable(implementation) else implementation
     expert_order = sort_by_expert(routing, implementation=of_rows)
     order, inverse, group_sizes = expert_order
-    matmul = functools.partial(
-        with_bias,
-        _ragged_dot(implementation, precision, recipe),
-        group_sizes=group_sizes,
-        group_offset=group_offset,
-    )
     tokens = x.reshape(-1, x.shape[-1])
-    weights: jax.Array | None
-    weights = permute_rows(routing.weights.reshape(-1), order, inverse.reshape(-1))
-    if recipe is None and not callable(implementation) and not apply_router_weight_on_input:
+    weights: Any = permute_rows(routing.weights.reshape(-1), order, inverse.reshape(-1))
+    weights = weights.astype(at_least_float32(x.dtype))
+    given = {name: a for name, a in operands.items() if name != "x"}
+    given |= dict(group_sizes=group_sizes, group_offset=canonical_offset(group_offset))
+    if not callable(implementation) and not apply_router_weight_on_input:
         options = Options.of(activation, precision, implementation)
-        given = operands | dict(x=tokens, rows=order // inverse.shape[1], inverse=inverse)
-        given["weights"] = weights.astype(at_least_float32(x.dtype))
-        given |= dict(group_sizes=group_sizes, group_offset=canonical_offset(group_offset))
-        out = mlp.if_fused(options, given)
-        if out is not None:
-            out = combine(checkpoint_name(out, "mlpwo"), expert_order, implementation=of_rows)
+        given |= dict(x=tokens, rows=order // inverse.shape[1], inverse=inverse, weights=weights)
+        if has_recipe:
+            out = fp8_experts.mlp(
+                "dropless_mlp", options, given, recipe, quantized, precision, combines=True
+            )
+            return out.reshape(x.shape)
+        fused = mlp.if_fused(options, given)
+        if fused is not None:
+            out = combine(checkpoint_name(fused, "mlpwo"), expert_order, implementation=of_rows)
             return out.reshape(x.shape)
     rows = dispatch(tokens, expert_order, implementation=of_rows)
     if apply_router_weight_on_input:
-        dtype = at_least_float32(x.dtype)
-        rows = (rows.astype(dtype) * weights.astype(dtype)[:, None]).astype(x.dtype)
+        rows = (rows.astype(weights.dtype) * weights[:, None]).astype(x.dtype)
         weights = None
+    if has_recipe:
+        options, given["x"] = Options.of(activation, precision, of_rows), rows
+        out = fp8_experts.mlp("dropless_mlp", options, given, recipe, quantized, precision)
+        return combine(out, expert_order, implementation=of_rows).reshape(x.shape)
+    matmul = functools.partial(
+        with_bias,
+        _ragged_dot(implementation, precision),
+        group_sizes=group_sizes,
+        group_offset=group_offset,
+    )
     # The names that MaxText's remat policies use.
     gate = checkpoint_name(matmul(rows, wi_0, b0), "mlpwi_0")
     up = None if wi_1 is None else checkpoint_name(matmul(rows, wi_1, b1), "mlpwi_1")
@@ -238,15 +247,7 @@ def dropless_mlp(
     return combine(out, expert_order, implementation=of_rows).reshape(x.shape)
 
 
-def _ragged_dot(implementation, precision, recipe) -> Callable[..., jax.Array]:
-    if recipe is not None:
-        if callable(implementation) or precision is not None:
-            raise ValueError(
-                "dropless_mlp: recipe decides how the matmuls are computed, so that precision must "
-                f"be None and implementation no function, got precision={precision!r} and "
-                f"implementation={implementation!r}"
-            )
-        return functools.partial(fp8_ragged_dot, recipe=recipe, implementation=implementation)
+def _ragged_dot(implementation, precision) -> Callable[..., jax.Array]:
     if callable(implementation):
         return functools.partial(implementation, precision=precision)
     return functools.partial(ragged_dot, precision=precision, implementation=implementation)

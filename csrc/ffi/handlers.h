@@ -18,7 +18,10 @@ XLA_FFI_Error* JggRankKF32(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggRankKFp64(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggQuantizeRows(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggQuantizeBlocks(XLA_FFI_CallFrame* call_frame);
+XLA_FFI_Error* JggQuantizeJoined(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggQuantizeRagged(XLA_FFI_CallFrame* call_frame);
+XLA_FFI_Error* JggQuantizeHidden(XLA_FFI_CallFrame* call_frame);
+XLA_FFI_Error* JggQuantizeGradients(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggSortByExpert(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggGatherRows(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggDispatchRows(XLA_FFI_CallFrame* call_frame);
@@ -30,4 +33,5 @@ XLA_FFI_Error* JggScaledRaggedContracting(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggGatedRaggedDot(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggGatedRaggedDotTranspose(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggPairedRaggedDot(XLA_FFI_CallFrame* call_frame);
+XLA_FFI_Error* JggFewRowsDot(XLA_FFI_CallFrame* call_frame);
 }

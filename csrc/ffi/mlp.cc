@@ -81,43 +81,6 @@ mlp::Activation activation(float alpha, float cubic, float limit, float shift) {
   return {alpha, cubic, limit, shift};
 }
 
-ffi::Error gated_ragged_dot(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer gate_weights,
-                            ffi::AnyBuffer up_weights, Floats weights, Sizes group_sizes,
-                            Sizes group_offset, Result hidden, Result gate, Result up,
-                            WorkspaceResult, bool has_weights, float alpha, float cubic,
-                            float limit, float shift, int32_t tile_m, int32_t tile_n,
-                            int32_t cluster) {
-  Check check;
-  mlp::GatedArguments a{};
-  auto const [m, k] = check.size<2>("x", x);
-  auto const [local_groups, rows, n] = check.size<3>("the gate's weights", gate_weights);
-  check.shape<3>("the gate's weights", gate_weights, {local_groups, k, n});
-  check.shape<3>("the up projection's weights", up_weights, {local_groups, k, n});
-  check.shape<1>("weights", weights, {has_weights ? m : 1});
-  check.groups(a.groups, group_sizes, group_offset, local_groups, m);
-  check.shape<2>("hidden", *hidden, {m, n});
-  check.matrices(a.type, {x, gate_weights, up_weights, *hidden, *gate, *up});
-  bool const keeps_gate = gate->element_count() > 0;
-  if (keeps_gate) {
-    check.shape<2>("gate", *gate, {m, n});
-    check.shape<2>("up", *up, {m, n});
-  }
-  if (check.failed()) return check.error();
-
-  a.x = x.untyped_data();
-  a.gate_weights = gate_weights.untyped_data();
-  a.up_weights = up_weights.untyped_data();
-  a.weights = has_weights ? weights.typed_data() : nullptr;
-  a.hidden = hidden->untyped_data();
-  a.gate = keeps_gate ? gate->untyped_data() : nullptr;
-  a.up = keeps_gate ? up->untyped_data() : nullptr;
-  a.activation = activation(alpha, cubic, limit, shift);
-  a.k = k;
-  a.n = n;
-  return launched(mlp::gated_ragged_dot(TileConfig{tile_m, tile_n, cluster}, a, stream),
-                  "gated_ragged_dot");
-}
-
 ffi::Error gated_gradient(cudaStream_t stream, ffi::AnyBuffer dy, ffi::AnyBuffer down_weights,
                           ffi::AnyBuffer gate, ffi::AnyBuffer up, Floats weights, Sizes group_sizes,
                           Sizes group_offset, Result dgate, Result dup, Result hidden,
@@ -190,28 +153,6 @@ ffi::Error paired_ragged_dot(cudaStream_t stream, ffi::AnyBuffer first_lhs,
 }  // namespace jgg
 
 // The workspace of each is unused: all kernels of ragged products have one.
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JggGatedRaggedDot, jgg::gated_ragged_dot,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .Arg<xla::ffi::AnyBuffer>()  // x
-                                  .Arg<xla::ffi::AnyBuffer>()  // the gate's weights
-                                  .Arg<xla::ffi::AnyBuffer>()  // the up projection's weights
-                                  .Arg<jgg::Floats>()          // weights
-                                  .Arg<jgg::Sizes>()           // group_sizes
-                                  .Arg<jgg::Sizes>()           // group_offset
-                                  .Ret<xla::ffi::AnyBuffer>()  // hidden
-                                  .Ret<xla::ffi::AnyBuffer>()  // gate, empty if it is not wanted
-                                  .Ret<xla::ffi::AnyBuffer>()  // up, likewise
-                                  .Ret<xla::ffi::Buffer<xla::ffi::U8>>()  // workspace
-                                  .Attr<bool>("has_weights")
-                                  .Attr<float>("alpha")
-                                  .Attr<float>("cubic")
-                                  .Attr<float>("limit")
-                                  .Attr<float>("shift")
-                                  .Attr<int32_t>("tile_m")
-                                  .Attr<int32_t>("tile_n")
-                                  .Attr<int32_t>("cluster"),
-                              {xla::ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER_SYMBOL(JggGatedRaggedDotTranspose, jgg::gated_gradient,
                               xla::ffi::Ffi::Bind()
                                   .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()

@@ -104,6 +104,46 @@ ffi::Error quantize_blocks(cudaStream_t stream, ffi::AnyBuffer x, Values values,
       "quantize_blocks");
 }
 
+// Two stacks of matrices next to each other, each of them filled up with zeros to whole blocks.
+ffi::Error quantize_joined(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer y, Values values,
+                           Scales scales, Values values_t, Scales scales_t, bool power_of_two) {
+  QuantizeFormat format{{}, {}, power_of_two};
+  if (auto error = source_type(x, format.source); error.failure()) return error;
+  if (x.element_type() != y.element_type()) return invalid("the stacks differ in type");
+  auto const shape = Shape<3>::of("x", x);
+  if (!shape) return shape.error();
+  auto const other = Shape<3>::of("y", y);
+  if (!other) return other.error();
+  auto const [matrices, rows, columns] = shape->size;
+  if (auto error = other->expect({matrices, rows, columns}, 1); error.failure()) return error;
+  int const padded = blocks(columns) * kScaleBlock, joined = 2 * padded;
+  Form<3> plain, transposed;
+  std::optional<ElementType> fp8;
+  for (auto error : {plain.set("values", values, scales, {matrices, rows, joined},
+                               {matrices, blocks(rows), 2 * blocks(columns)}, 1, fp8),
+                     transposed.set("values_t", values_t, scales_t, {matrices, joined, rows},
+                                    {matrices, 2 * blocks(columns), blocks(rows)}, 1, fp8),
+                     fp8_type(fp8, format)}) {
+    if (error.failure()) return error;
+  }
+  cudaError_t status = cudaSuccess;
+  for (int const half : {0, 1}) {
+    int64_t const first = half * padded, first_block = half * blocks(columns);
+    auto const at = [&](auto* data, int64_t offset) { return data ? data + offset : nullptr; };
+    quantize::BlocksArguments const arguments{(half ? y : x).untyped_data(),
+                                              at(plain.values, first),
+                                              at(plain.scales, first_block),
+                                              at(transposed.values, first * rows),
+                                              at(transposed.scales, first_block * blocks(rows)),
+                                              matrices,
+                                              rows,
+                                              columns,
+                                              joined};
+    if (status == cudaSuccess) status = quantize::quantize_blocks(format, arguments, stream);
+  }
+  return launched(status, "quantize_joined");
+}
+
 ffi::Error quantize_ragged(cudaStream_t stream, ffi::AnyBuffer x, ffi::Buffer<ffi::S32> group_sizes,
                            Values values, Scales scales, Values values_t, Scales scales_t,
                            bool power_of_two) {
@@ -164,6 +204,17 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(JggQuantizeBlocks, jgg::quantize_blocks,
                               xla::ffi::Ffi::Bind()
                                   .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
                                   .Arg<xla::ffi::AnyBuffer>()              // x
+                                  .Ret<xla::ffi::AnyBuffer>()              // values
+                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales
+                                  .Ret<xla::ffi::AnyBuffer>()              // values_t
+                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales_t
+                                  .Attr<bool>("power_of_two"),
+                              {xla::ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JggQuantizeJoined, jgg::quantize_joined,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
+                                  .Arg<xla::ffi::AnyBuffer>()              // x
+                                  .Arg<xla::ffi::AnyBuffer>()              // y
                                   .Ret<xla::ffi::AnyBuffer>()              // values
                                   .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales
                                   .Ret<xla::ffi::AnyBuffer>()              // values_t

@@ -34,6 +34,11 @@ ffi::Error element_type_of_rows(ffi::AnyBuffer const& x, ElementType& type, int&
   }
 }
 
+// What has no sums: its pairs of bytes are moved as numbers of 16 bits.
+bool has_fp8(ffi::AnyBuffer const& x) {
+  return x.element_type() == ffi::DataType::F8E4M3FN || x.element_type() == ffi::DataType::F8E5M2;
+}
+
 // The operands and the result of a call, checked against each other one by one; the first that does
 // not fit is the error.
 class Checker {
@@ -104,8 +109,16 @@ ffi::Error gather_arguments(ffi::AnyBuffer const& x, Int32 const& index,
   if (y.element_type() != x.element_type()) return invalid("x and the result have one type");
   Checker checker(copies->batches);
   int bytes;
-  checker.fail(element_type_of_rows(x, arguments.shape.type, bytes));
-  arguments.shape.columns = columns;
+  bool const is_fp8 = has_fp8(x);
+  if (is_fp8 && (weighted || columns % 2 != 0 || x.element_type() != y.element_type())) {
+    return invalid("FP8 rows are copied as they are, two columns at a time");
+  }
+  if (is_fp8) {
+    arguments.shape.type = ElementType::kBf16, bytes = 1;
+  } else {
+    checker.fail(element_type_of_rows(x, arguments.shape.type, bytes));
+  }
+  arguments.shape.columns = is_fp8 ? columns / 2 : columns;
   arguments.shape.batches = copies->batches;
   arguments.tokens = tokens->size[0];
   arguments.divisor = divisor;

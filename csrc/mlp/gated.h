@@ -1,6 +1,8 @@
 // gate and up of an expert MLP as one product: coordinates of its tiles in memory.
 #pragma once
 
+#include <type_traits>
+
 #include "mlp/gated_epilogue.h"
 #include "mlp/gated_ragged_dot.h"
 #include "ragged/noncontracting.h"
@@ -10,9 +12,14 @@ namespace jgg::mlp {
 // A tile of 256 columns is 128 of the gate's weights and the same 128 of the up projection's, each
 // one box of an operand tile. So the product has twice the columns of a result, rounded up to whole
 // tiles.
-template <class Config_>
+//
+// Without up, a tile has 256 columns of the gate, and the activation of them is all. A general one
+// has biases, which may be zeros, and any activation.
+template <class Config_, bool kHasUp_ = true, bool kIsGeneral_ = false>
 struct GatedProduct {
   using Config = Config_;
+  static constexpr bool kHasUp = kHasUp_;
+  static constexpr bool kIsGeneral = kIsGeneral_;
   using Rows = sm90::RaggedNoncontracting<Config>;
   using Epilogue = GatedEpilogue<GatedProduct>;
   static constexpr bool kMasksRows = false;
@@ -20,15 +27,19 @@ struct GatedProduct {
   static constexpr bool kSpreadsStores = true;
   static constexpr int kEarlyReleaseSteps = Rows::kEarlyReleaseSteps;
   static constexpr bool kKeepsStep = Rows::kKeepsStep;
-  static constexpr int kColumns = Config::kTileN / 2;
-  static_assert(!Rows::kHasHeads && kColumns == Config::kRhsBoxColumns);
+  static constexpr int kColumns = Config::kTileN / (kHasUp ? 2 : 1);
+  static_assert(!Rows::kHasHeads && (!kHasUp || kColumns == Config::kRhsBoxColumns));
 
   struct Params {
     typename Rows::Params gate;  // with x and the gate's weights; n is that of the product
     typename Rows::Params up;
     CUtensorMap hidden;
+    Bias gate_bias;
+    Bias up_bias;
+    int up_column;  // of `up`, the first
+    int columns;    // of the result
     float const* weights;
-    GatedFunction activation;
+    std::conditional_t<kIsGeneral, GeneralFunction, GatedFunction> activation;
     bool keeps_gate;
     bool keeps_step;
   };
@@ -60,17 +71,25 @@ struct GatedProduct {
   template <class Loader>
   __device__ static void load_rhs(Params const& params, WorkTile const& work, int k, int column,
                                   Loader const& loader, uint8_t* to, int box, bool shared) {
-    auto const& weights = column == 0 ? params.gate : params.up;
-    // Rows::load_rhs adds it to the tile's first column.
-    Rows::load_rhs(weights, work, k, work.n / 2 - work.n, loader, to, box, shared);
+    if constexpr (!kHasUp) {
+      Rows::load_rhs(params.gate, work, k, column, loader, to, box, shared);
+    } else {
+      auto const& weights = column == 0 ? params.gate : params.up;
+      int const first = column == 0 ? 0 : params.up_column;
+      // Rows::load_rhs adds it to the tile's first column.
+      Rows::load_rhs(weights, work, k, first + work.n / 2 - work.n, loader, to, box, shared);
+    }
   }
 
   __device__ static sm90::StoreCoordinates store_at(Params const& params, WorkTile const& work,
                                                     int row) {
     auto at = Rows::store_at(params.gate, work, row);
-    at.column = work.n / 2;
+    at.column = column_of(work);
     return at;
   }
+
+  // Of the result.
+  __device__ static int column_of(WorkTile const& work) { return kHasUp ? work.n / 2 : work.n; }
 
   static cudaError_t make_params(GatedArguments const& a, Params& params) {
     sm90::RaggedDotArguments product{};
@@ -78,21 +97,33 @@ struct GatedProduct {
     product.groups = a.groups;
     product.type = product.out_type = a.type;
     product.k = a.k;
-    product.n = a.n;
+    product.n = a.is_concatenated ? 2 * a.n : a.n;
 
     using Output = typename Config::Output;
     params.keeps_gate = a.gate != nullptr;
-    product.rhs = a.gate_weights;
-    product.out = params.keeps_gate ? a.gate : a.hidden;
-    cudaError_t status = Rows::make_params(product, params.gate);
-    if (status != cudaSuccess) return status;
-    product.rhs = a.up_weights;
-    product.out = params.keeps_gate ? a.up : a.hidden;
-    status = Rows::make_params(product, params.up);
+    auto const make = [&](typename Rows::Params& to, void const* weights, void* kept) {
+      product.rhs = weights;
+      product.out = params.keeps_gate ? kept : a.hidden;
+      cudaError_t const status = Rows::make_params(product, to);
+      if (status != cudaSuccess || !a.is_concatenated) return status;
+      return sm90::encode_ragged_store(&to.out, sm90::view<Output>(product.out), a.n,
+                                       kRowsPerConsumer, to.store_shift);
+    };
+    // Slabs of 64 columns have to begin where up does.
+    if (a.is_concatenated && a.n % Config::kSlab != 0) return cudaErrorInvalidConfiguration;
+    if (a.rows != nullptr || !a.has_activation) return cudaErrorInvalidConfiguration;
+    cudaError_t status = make(params.gate, a.gate_weights, a.gate);
+    if (status == cudaSuccess && kHasUp) {
+      status = make(params.up, a.is_concatenated ? a.gate_weights : a.up_weights, a.up);
+    }
     if (status != cudaSuccess) return status;
     params.gate.n = scheduled_columns(a);
+    params.columns = a.n;
+    params.gate_bias = a.gate_bias;
+    params.up_bias = a.up_bias;
+    params.up_column = a.is_concatenated ? a.n : 0;
     params.weights = a.weights;
-    params.activation = GatedFunction(a.activation);
+    params.activation = decltype(params.activation)(a.activation);
     params.keeps_step = params.gate.keeps_step;
     return sm90::encode_ragged_store(&params.hidden, sm90::view<Output>(a.hidden), a.n,
                                      kRowsPerConsumer, params.gate.store_shift);

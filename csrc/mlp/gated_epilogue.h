@@ -11,7 +11,7 @@
 #include <cute/arch/copy_sm90.hpp>
 #include <cute/arch/copy_sm90_tma.hpp>
 
-#include "mlp/activation.h"
+#include "mlp/activated.h"
 #include "scheduler/warp.h"
 #include "sm90/config.h"
 #include "sm90/consumer.h"
@@ -46,10 +46,15 @@ class GatedEpilogue {
 
   static constexpr int kPacked = kRowsPerConsumer * Config::kTileN / kWarpgroup / 2;
   static constexpr int kPackedAChunk = kPacked / Config::kChunks;
-  static constexpr int kHiddenChunks = Config::kChunks / 2;
-  // Of each chunk of hidden: gate, up, and hidden in two halves.
-  static constexpr int kUnits = 4 * kHiddenChunks;
-  static constexpr int kFirstHidden = 2;
+  static constexpr bool kHasUp = Problem::kHasUp;
+  static constexpr int kHiddenChunks = Config::kChunks / (kHasUp ? 2 : 1);
+  // Of each chunk of hidden: gate, up if there is one, and hidden, in two halves unless there are
+  // so many chunks that the compiler would make a table of their code.
+  static constexpr int kFirstHidden = kHasUp ? 2 : 1;
+  static constexpr int kHiddenParts = kHasUp ? 2 : 1;
+  static constexpr int kPairs = 4 / kHiddenParts;  // of 16 columns, of a part
+  static constexpr int kParts = kFirstHidden + kHiddenParts;
+  static constexpr int kUnits = kParts * kHiddenChunks;
 
  public:
   __device__ static bool stores_in(int step, int steps) { return sm90::stores_in(step, steps); }
@@ -70,9 +75,13 @@ class GatedEpilogue {
       bool const owned = params_.weights && row + 8 * half < work.extent;
       weight_[half] = owned ? params_.weights[work.begin + row + 8 * half] : 1.0f;
     }
+    if constexpr (Problem::kIsGeneral) {
+      take_biased(accumulators, work);
+    } else {
 #pragma unroll
-    for (int i = 0; i < kPacked; ++i) {
-      packed_[i] = pack<Element>(accumulators(2 * i), accumulators(2 * i + 1));
+      for (int i = 0; i < kPacked; ++i) {
+        packed_[i] = pack<Element>(accumulators(2 * i), accumulators(2 * i + 1));
+      }
     }
   }
 
@@ -89,10 +98,10 @@ class GatedEpilogue {
     // Registers must be known at compile time.
 #pragma unroll
     for (int unit = 0; unit < kUnits; ++unit) {
-      if (unit == next_) store(unit / 4, unit % 4);
+      if (unit == next_) store(unit / kParts, unit % kParts);
     }
     ++next_;
-    if (!params_.keeps_gate && next_ % 4 == 0) next_ += kFirstHidden;
+    if (!params_.keeps_gate && next_ % kParts == 0) next_ += kFirstHidden;
   }
 
   __device__ void store_rest() {
@@ -109,21 +118,52 @@ class GatedEpilogue {
     next_ = params_.keeps_gate ? 0 : kFirstHidden;
   }
 
+  // The packed sums with biases. Two packed numbers of a thread are those of the same two columns
+  // in either of its rows.
+  template <class Accumulators>
+  __device__ __forceinline__ void take_biased(Accumulators const& accumulators,
+                                              WorkTile const& work) {
+    int const column = Problem::column_of(work) + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < kPacked; i += 2) {
+      bool const is_up = kHasUp && i >= kPacked / 2;
+      int const at = column + (is_up ? i - kPacked / 2 : i) / 2 * 8;
+      float2 const bias = bias_at(is_up ? params_.up_bias : params_.gate_bias, work.group, at);
+#pragma unroll
+      for (int row = i; row < i + 2; ++row) {
+        packed_[row] =
+            pack<Element>(accumulators(2 * row) + bias.x, accumulators(2 * row + 1) + bias.y);
+      }
+    }
+  }
+
+  // Of two columns, of which either both exist or none.
+  __device__ float2 bias_at(Bias const& bias, int group, int column) const {
+    if (bias.data == nullptr || column >= params_.columns) return {0.0f, 0.0f};
+    int64_t const at = int64_t(group) * params_.columns + column;
+    if (bias.is_float32) {
+      return __ldg(reinterpret_cast<float2 const*>(static_cast<float const*>(bias.data) + at));
+    }
+    return unpack<Element>(
+        __ldg(reinterpret_cast<unsigned const*>(static_cast<Element const*>(bias.data) + at)));
+  }
+
   __device__ bool issues() const { return threadIdx.x % kWarpgroup == 0; }
 
   // `part` of hidden's chunk `j`, see kUnits.
   __device__ __forceinline__ void store(int j, int part) {
     uint32_t const* const gate = packed_ + j * kPackedAChunk;
-    uint32_t const* const up = gate + kHiddenChunks * kPackedAChunk;
-    // Gate, up, hidden take the two slots in turn, and so does hidden alone.
-    int const slot = part < kFirstHidden ? (j + part) % 2 : j % 2;
+    uint32_t const* const up = gate + (kHasUp ? kHiddenChunks * kPackedAChunk : 0);
+    // All that leaves takes the two slots in turn: gate, up, hidden, and so does hidden alone.
+    int slot = part < kFirstHidden ? (j + part) % 2 : j % 2;
+    if (!kHasUp && params_.keeps_gate) slot = part < kFirstHidden ? 0 : 1;
     uint8_t* const chunk = chunks_ + slot * Config::kChunkBytes;
     if (part == 0) {
       begin_chunk();
 #pragma unroll
       for (int pair = 0; pair < 4; ++pair) write(chunk, pair, gate + 4 * pair);
       end_chunk(params_.gate.out, chunk, j);
-    } else if (part == 1) {
+    } else if (kHasUp && part == 1) {
       begin_chunk();
 #pragma unroll
       for (int pair = 0; pair < 4; ++pair) write(chunk, pair, up + 4 * pair);
@@ -131,22 +171,24 @@ class GatedEpilogue {
     } else {
       if (part == kFirstHidden) begin_chunk();
 #pragma unroll
-      for (int pair = 2 * (part - kFirstHidden); pair < 2 * (part - kFirstHidden) + 2; ++pair) {
+      for (int i = 0; i < kPairs; ++i) {
+        int const pair = kPairs * (part - kFirstHidden) + i;
         uint32_t hidden[4];
 #pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          hidden[i] = multiply(gate[4 * pair + i], up[4 * pair + i], weight_[i % 2]);
+        for (int k = 0; k < 4; ++k) {
+          hidden[k] = multiply(gate[4 * pair + k], up[4 * pair + k], weight_[k % 2]);
         }
         write(chunk, pair, hidden);
       }
-      if (part != kFirstHidden) end_chunk(params_.hidden, chunk, j);
+      if (part == kParts - 1) end_chunk(params_.hidden, chunk, j);
     }
   }
 
   __device__ uint32_t multiply(uint32_t gate, uint32_t up, float weight) const {
     float2 const g = unpack<Element>(gate), u = unpack<Element>(up);
-    Gated const a = gated(params_.activation, g.x, u.x);
-    Gated const b = gated(params_.activation, g.y, u.y);
+    Activated const a = activated(params_.activation, g.x, u.x);
+    Activated const b = activated(params_.activation, g.y, u.y);
+    if constexpr (!kHasUp) return pack<Element>(a.activation * weight, b.activation * weight);
     return pack<Element>(a.activation * a.up * weight, b.activation * b.up * weight);
   }
 

@@ -9,29 +9,58 @@
 
 namespace jgg::mlp {
 
-// hidden = g sigmoid(alpha g (1 + cubic g^2)) (u + shift), of g = min(gate, limit) and u = up
-// clamped to +-limit. Zero where gate is.
+// What is applied to the gate: g sigmoid(alpha g (1 + cubic g^2)), which silu and the tanh form of
+// gelu are; gelu, g Phi(g); relu, or its square.
+enum class Function : int { kSigmoid, kGelu, kRelu, kSquaredRelu };
+
+// hidden = function(g) (u + shift), of g = min(gate, limit) and u = up clamped to +-limit. Zero
+// where gate is.
 struct Activation {
   float alpha;
   float cubic;
   float limit;
   float shift;
+  Function function = Function::kSigmoid;
 };
 
-// x [m, k] times weights [local_groups, k, n] each, for gate and up; results are [m, n].
+// [local_groups, n], of the type of the matrices or of float32; null for zeros.
+struct Bias {
+  void const* data = nullptr;
+  bool is_float32 = false;
+};
+
+// hidden [m, n] of x [tokens, k] and weights [local_groups, k, n]: with an activation
+//
+//   hidden = weight activation(x gate_weights + gate_bias) (x up_weights + up_bias)
+//
+// where the factor of up may be missing, and without one
+//
+//   hidden = x gate_weights + weight gate_bias.
 struct GatedArguments {
   void const* x;
+  // [m], `divisor` times the token of each row, or up to that less than the next; not of a token if
+  // out of range. Null: row i is token i.
+  int const* rows;
+  int divisor;
+  int tokens;
   void const* gate_weights;
-  void const* up_weights;
-  float const* weights;  // [m], null for ones
+  void const* up_weights;  // null if there are none, or if
+  bool is_concatenated;    // gate_weights are [local_groups, k, 2 n], of gate and up
+  Bias gate_bias;
+  Bias up_bias;
+  float const* weights;   // [m], null for ones; or
+  bool weights_of_pairs;  // [tokens, divisor], that of row i at rows[i]
   void* hidden;
   void* gate;  // null if neither gate nor up is wanted
-  void* up;
+  void* up;    // null if there is none, too
   ElementType type;
+  bool has_activation;
   Activation activation;
   GroupSizes groups;  // of m
   int k;
   int n;
+
+  bool has_up() const { return up_weights != nullptr || is_concatenated; }
 };
 
 // The gradients of the above, from dy [m, k] and the weights [local_groups, n, k] that hidden was
@@ -65,9 +94,13 @@ struct PairedArguments {
   int n;
 };
 
-// cudaErrorInvalidConfiguration if there is no such kernel.
+// cudaErrorInvalidConfiguration if there is no such kernel. Those for groups of few rows have all
+// of it, the others rows in the order of x alone. activated_ragged_dot is the part of it with
+// biases, without up, or with another function than a sigmoid.
 cudaError_t gated_ragged_dot(TileConfig config, GatedArguments const& arguments,
                              cudaStream_t stream);
+cudaError_t activated_ragged_dot(TileConfig config, GatedArguments const& arguments,
+                                 cudaStream_t stream);
 cudaError_t gated_gradient(TileConfig config, GradientArguments const& arguments,
                            cudaStream_t stream);
 cudaError_t paired_ragged_dot(TileConfig config, PairedArguments const& arguments,

@@ -8,9 +8,10 @@
 
 namespace jgg::mlp {
 
-template <class Config_>
+template <class Config_, bool kIsPlain_>
 struct GatedGradient : sm90::RaggedNoncontracting<Config_> {
   using Config = Config_;
+  static constexpr bool kIsPlain = kIsPlain_;
   using Rows = sm90::RaggedNoncontracting<Config>;
   using Epilogue = GradientEpilogue<GatedGradient>;
   static_assert(!Rows::kHasHeads);
@@ -59,6 +60,7 @@ struct GatedGradient : sm90::RaggedNoncontracting<Config_> {
     void const* const operands[] = {a.gate, a.up};
     for (int i = 0; i < 2; ++i) {
       sm90::TensorView view = sm90::view<Output>(operands[i]);
+      view.fetch = sm90::kFetchBox;
       view.box_bytes = Epilogue::kChunkRowBytes;
       status = sm90::encode_ragged_load(loads[i], view, a.n, kRowsPerConsumer);
       if (status != cudaSuccess) return status;

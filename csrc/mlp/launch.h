@@ -40,16 +40,35 @@ cudaError_t with_config(TileConfig config, Function function) {
 }
 
 template <ElementType kType>
-cudaError_t gated(TileConfig tile, GatedArguments const& arguments, cudaStream_t stream) {
+cudaError_t gated(TileConfig tile, GatedArguments const& a, cudaStream_t stream) {
+  bool const is_plain = a.has_up() && a.activation.function == Function::kSigmoid &&
+                        !a.gate_bias.data && !a.up_bias.data;
+  if (!is_plain) return activated_ragged_dot(tile, a, stream);
   return with_config<kType, cute::GMMA::Major::MN>(tile, [&](auto config) {
-    return launch<GatedProduct<decltype(config)>, sm90::FusedRoles>(arguments, stream);
+    return launch<GatedProduct<decltype(config)>, sm90::FusedRoles>(a, stream);
+  });
+}
+
+// Biases, other activations, and experts without up.
+template <ElementType kType>
+cudaError_t activated(TileConfig tile, GatedArguments const& a, cudaStream_t stream) {
+  return with_config<kType, cute::GMMA::Major::MN>(tile, [&](auto config) {
+    return with_constants(
+        [&](auto has_up) {
+          using Product = GatedProduct<decltype(config), has_up.value, /*kIsGeneral=*/true>;
+          return launch<Product, sm90::FusedRoles>(a, stream);
+        },
+        Flag{a.has_up()});
   });
 }
 
 template <ElementType kType>
 cudaError_t gradient(TileConfig tile, GradientArguments const& arguments, cudaStream_t stream) {
-  return with_config<kType, cute::GMMA::Major::K, GradientTiles>(tile, [&](auto config) {
-    return launch<GatedGradient<decltype(config)>, sm90::FusedRoles>(arguments, stream);
+  return Flag{is_plain(arguments.activation)}([&](auto plain) {
+    return with_config<kType, cute::GMMA::Major::K, GradientTiles>(tile, [&](auto config) {
+      using Problem = GatedGradient<decltype(config), plain.value>;
+      return launch<Problem, sm90::FusedRoles>(arguments, stream);
+    });
   });
 }
 

@@ -15,12 +15,12 @@ __global__ void __launch_bounds__(kTileThreads)
 
   int const rows = arguments.rows, columns = arguments.columns;
   int const row = blockIdx.y * kScaleBlock, column = blockIdx.x * kScaleBlock;
-  int64_t const matrix = static_cast<int64_t>(blockIdx.z) * rows * columns;
+  int64_t const matrix = blockIdx.z;
   TileExtent const extent{rows - row, columns - column};
 
-  int64_t const first = matrix + static_cast<int64_t>(row) * columns + column;
   auto patch = Patch<Source>::template load<kAligned>(
-      static_cast<Source const*>(arguments.x) + first, columns, extent);
+      static_cast<Source const*>(arguments.x) + (matrix * rows + row) * columns + column, columns,
+      extent);
   uint32_t largest = 0;
 #pragma unroll
   for (auto& octet : patch.row) {
@@ -35,20 +35,24 @@ __global__ void __launch_bounds__(kTileThreads)
 
   Scale const s = scale_of<kFormat>(Word<Source>::element(largest, 0), power_of_two);
   auto const inverse = [&](int) { return s.inverse; };
+  int const pitch = arguments.pitch();
+  int64_t const blocks_across = ceil_div(pitch, kScaleBlock), blocks_down = gridDim.y;
+  TileExtent const stored{extent.rows, arguments.stored_columns() - column};
   if (arguments.q) {
-    patch.template store_rows<kFormat, kAligned>(arguments.q + first, columns, extent, inverse);
+    patch.template store_rows<kFormat, kAligned>(
+        arguments.q + (matrix * rows + row) * pitch + column, pitch, stored, inverse);
     if (threadIdx.x == 0) {
-      arguments.scale[(blockIdx.z * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x] = s.scale;
+      arguments.scale[(matrix * blocks_down + blockIdx.y) * blocks_across + blockIdx.x] = s.scale;
     }
   }
   patch.stay_packed();
   if (arguments.q_t) {
     buffer.put<kFormat>(patch, inverse);
     __syncthreads();
-    buffer.store<kAligned>(arguments.q_t + matrix + static_cast<int64_t>(column) * rows + row, rows,
-                           {extent.columns, extent.rows});
+    buffer.store<kAligned>(arguments.q_t + (matrix * pitch + column) * rows + row, rows,
+                           {stored.columns, stored.rows});
     if (threadIdx.x == 0) {
-      arguments.scale_t[(blockIdx.z * gridDim.x + blockIdx.x) * gridDim.y + blockIdx.y] = s.scale;
+      arguments.scale_t[(matrix * blocks_across + blockIdx.x) * blocks_down + blockIdx.y] = s.scale;
     }
   }
 }

@@ -26,6 +26,9 @@ struct RowsArguments {
 
 // x [matrices, rows, columns] -> q as x with scale [matrices, ceil(rows / 128),
 // ceil(columns / 128)], and both with their last two dimensions exchanged. Either pair may be null.
+//
+// Results may be some columns of wider matrices, of `joined_columns`, a multiple of 128. Then
+// pointers are to the first of those columns, and zeros are written up to the end of a block.
 struct BlocksArguments {
   void const* x;
   uint8_t* q;
@@ -35,6 +38,12 @@ struct BlocksArguments {
   int matrices;
   int rows;
   int columns;
+  int joined_columns = 0;  // 0: results are not joined
+
+  __host__ __device__ int pitch() const { return joined_columns ? joined_columns : columns; }
+  __host__ __device__ int stored_columns() const {
+    return joined_columns ? (columns + kScaleBlock - 1) / kScaleBlock * kScaleBlock : columns;
+  }
 };
 
 // x [b, rows, columns] -> q and scale as of RowsArguments, and q_t [b, row_blocks, columns, 128]

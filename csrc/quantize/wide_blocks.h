@@ -53,13 +53,15 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   using Words = Word<Source>;
   int const rows = arguments.rows, columns = arguments.columns;
   WidePosition const at;
-  auto const offset_of = [&](WidePlace const& tile) {
-    return (tile.matrix * rows + tile.row + at.row) * columns + tile.column + at.column;
+  int const pitch = arguments.pitch();
+  auto const offset_of = [&](WidePlace const& tile, int pitch) {
+    return (tile.matrix * rows + tile.row + at.row) * pitch + tile.column + at.column;
   };
   auto const fetch = [&](int tile) {
     if (tile >= tiles) return;
     shared.staging.fetch(
-        static_cast<Source const*>(arguments.x) + offset_of(WidePlace(tile, arguments)), columns);
+        static_cast<Source const*>(arguments.x) + offset_of(WidePlace(tile, arguments), columns),
+        columns);
   };
 
   fetch(blockIdx.x);
@@ -79,12 +81,12 @@ __global__ void __launch_bounds__(kWideThreads, 1)
 
     Scale const s = scale_of<kFormat>(Words::element(largest, 0), power_of_two);
     WidePlace const tile(number, arguments);
-    int const blocks_down = rows / kScaleBlock, blocks_across = columns / kScaleBlock;
+    int const blocks_down = rows / kScaleBlock, blocks_across = pitch / kScaleBlock;
     int const block_row = (tile.row + at.row) / kScaleBlock;
     int const block_column = (tile.column + at.column) / kScaleBlock;
     bool const leads = at.row % kScaleBlock == 0 && at.column % kScaleBlock == 0;
     if (arguments.q) {
-      patch.template store_rows<kFormat>(arguments.q + offset_of(tile), columns, s.inverse);
+      patch.template store_rows<kFormat>(arguments.q + offset_of(tile, pitch), pitch, s.inverse);
       if (leads) {
         int64_t const row_of_blocks = tile.matrix * blocks_down + block_row;
         arguments.scale[row_of_blocks * blocks_across + block_column] = s.scale;
@@ -94,7 +96,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
     if (arguments.q_t) shared.transpose.put<kFormat>(patch, s.inverse);
     __syncthreads();
     if (arguments.q_t) {
-      int64_t const first_row = tile.matrix * columns + tile.column;
+      int64_t const first_row = tile.matrix * pitch + tile.column;
       shared.transpose.store(arguments.q_t + first_row * rows + tile.row, rows);
       if (leads) {
         int64_t const row_of_blocks = tile.matrix * blocks_across + block_column;

@@ -101,10 +101,14 @@ template <int kTileM, int kTileN, int kTileK, int kCluster>
 struct ContractingGrid {
   // Groups of a step or less all cost the same, whatever their size.
   static constexpr int kEqualRows = kTileK / 2;
+  // So small are groups, and so few their units, that finding out who is free would take longer
+  // than a unit: once a group, by every cluster.
+  static constexpr int kSmallRows = 8, kFewUnits = 16;
 
   Raster<kCluster> raster;
   int units;     // of each group
   int hot_rows;  // groups of more rows come first
+  bool in_turn;  // clusters take units in turn
 
   ContractingGrid() = default;
   // Groups of at most `few_rows` rows in the mean keep their order.
@@ -114,6 +118,7 @@ struct ContractingGrid {
         hot_rows(groups.rows) {
     int const mean = groups.rows / groups.groups;
     if (mean > few_rows) hot_rows = 2 * mean;
+    in_turn = mean <= kSmallRows && units <= kFewUnits;
   }
 };
 
@@ -149,6 +154,8 @@ class ContractingSchedule {
     work.share = at.share;
     return true;
   }
+
+  JGG_HOST_DEVICE bool in_turn() const { return grid_.in_turn; }
 
   // The units of one group cost the same.
   JGG_HOST_DEVICE bool run(int unit, Run& run) {

@@ -33,7 +33,7 @@ def check_groups(*, unowned_rows: bool = False) -> Iterator[None]:
 
     Sizes must not be negative, their sum must be the number of rows, and a group offset must leave
     all local groups inside the global ones. Outside of `jax.jit` a failed check raises at once.
-    Inside of it, `jax.experimental.checkify` has to carry the errors out::
+    Inside of it, `jax.experimental.checkify` has to carry the errors out:
 
         with jgg.check_groups():
             error, y = checkify.checkify(jax.jit(layer))(x, weights)

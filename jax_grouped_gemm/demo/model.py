@@ -6,12 +6,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jax_grouped_gemm._src.fp8.training import Recipe
+from jax_grouped_gemm._src.fp8.recipe import Recipe
+from jax_grouped_gemm._src.moe.routing import count_tokens
 from jax_grouped_gemm.demo.presets import ModelConfig
 from jax_grouped_gemm.flax.nnx import MoE
-from jax_grouped_gemm.moe import AuxiliaryLosses, Implementation
+from jax_grouped_gemm.moe import AuxiliaryLosses, Implementation, route
 
 NUM_BYTES = 256
+EXPERT_AXIS = "expert"  # of a mesh, along which experts and tokens are divided
 
 
 class Attention(nnx.Module):
@@ -38,6 +40,7 @@ class Block(nnx.Module):
         config: ModelConfig,
         implementation: Implementation,
         recipe: Recipe | None,
+        mesh: jax.sharding.Mesh | None,
         *,
         rngs: nnx.Rngs,
     ):
@@ -52,11 +55,17 @@ class Block(nnx.Module):
             dtype=config.dtype,
             implementation=implementation,
             recipe=recipe,
+            mesh=mesh,
+            expert_axis=None if mesh is None else EXPERT_AXIS,
             rngs=rngs,
         )
 
+    def attend(self, x: jax.Array) -> jax.Array:
+        """The first half of the block."""
+        return x + self.attention(self.attention_norm(x))
+
     def __call__(self, x: jax.Array) -> tuple[jax.Array, AuxiliaryLosses]:
-        x = x + self.attention(self.attention_norm(x))
+        x = self.attend(x)
         y, losses = self.moe(self.moe_norm(x))
         return x + y, losses
 
@@ -69,12 +78,16 @@ class LanguageModel(nnx.Module):
         config: ModelConfig,
         implementation: Implementation = None,
         recipe: Recipe | None = None,
+        mesh: jax.sharding.Mesh | None = None,
         *,
         rngs: nnx.Rngs,
     ):
         self.embed = nnx.Embed(NUM_BYTES, config.embed, dtype=config.dtype, rngs=rngs)
         self.blocks = nnx.List(
-            [Block(config, implementation, recipe, rngs=rngs) for _ in range(config.num_layers)]
+            [
+                Block(config, implementation, recipe, mesh, rngs=rngs)
+                for _ in range(config.num_layers)
+            ]
         )
         self.norm = nnx.RMSNorm(config.embed, dtype=config.dtype, rngs=rngs)
         self.head = nnx.Linear(
@@ -90,6 +103,16 @@ class LanguageModel(nnx.Module):
             losses.append(block_losses)
         logits = self.head(self.norm(x)).astype(jnp.float32)
         return logits, jax.tree.map(lambda *values: sum(values) / len(values), *losses)
+
+    def choices(self, text: jax.Array) -> jax.Array:
+        """How many choices of tokens fall on each expert: int32 [layers, experts]."""
+        x, counts = self.embed(text), []
+        for block in self.blocks:
+            x = block.attend(x)
+            tokens = block.moe_norm(x)
+            counts.append(count_tokens(route(block.moe.gate(tokens), block.moe.top_k)))
+            x = x + block.moe(tokens)[0]
+        return jnp.stack(counts)
 
 
 def rotate(x: jax.Array) -> jax.Array:

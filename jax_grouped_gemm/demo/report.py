@@ -18,6 +18,7 @@ import numpy as np
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm.demo.data import Corpus
 from jax_grouped_gemm.demo.presets import Preset
+from jax_grouped_gemm.moe import explain_expert_parallel
 
 if TYPE_CHECKING:  # Training needs Flax; the environment report does not.
     from jax_grouped_gemm.demo.train import TrainingRun
@@ -65,6 +66,7 @@ def result(run: TrainingRun) -> str:
         + (f", interrupted after {len(run.curve)} steps)" if run.interrupted else ")"),
         {
             "ragged matmuls": _what_ran(run),
+            **_of_devices(run),
             "parameters": f"{run.num_parameters / 1e6:.1f} M",
             "speed": f"{run.tokens_per_second:,.0f} tokens/s, {_milliseconds(run)} ms a step",
             "compilation": f"{run.compile_seconds:.1f} s",
@@ -73,6 +75,21 @@ def result(run: TrainingRun) -> str:
             "held-out loss": f"{run.before.held_out:.3f} -> {run.after.held_out:.3f} nats/byte",
         },
     )
+
+
+def expert_parallelism(preset: Preset, devices: int) -> str:
+    """What the devices send each other, as predicted for H200 GPUs."""
+    model = preset.model
+    explanation = explain_expert_parallel(
+        preset.tokens_per_step // devices,
+        model.embed,
+        model.hidden,
+        model.num_experts,
+        model.top_k,
+        devices,
+        dtype=model.dtype,
+    )
+    return f"Communication of a layer, predicted for H200 GPUs of one host\n  {explanation}"
 
 
 def comparison(runs: Sequence[TrainingRun]) -> str:
@@ -136,6 +153,15 @@ def _what_ran(run: TrainingRun) -> str:
     if run.kernel_calls:
         return f"CUDA kernels, {run.kernel_calls} calls a step"
     return "jax.lax.ragged_dot" if _is_stock(run) else "reference in pure JAX"
+
+
+def _of_devices(run: TrainingRun) -> dict[str, str]:
+    if run.devices == 1:
+        return {}
+    return {
+        "devices": f"{run.devices} divide experts and tokens; the busiest has "
+        f"{run.largest_share:.2f} times its share of the rows"
+    }
 
 
 def _is_stock(run: TrainingRun) -> bool:

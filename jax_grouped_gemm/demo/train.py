@@ -9,17 +9,21 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jax.typing import ArrayLike
 from tqdm import tqdm
 
-from jax_grouped_gemm._src.fp8.training import Recipe
+from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm.demo.data import Corpus, batches
-from jax_grouped_gemm.demo.model import LanguageModel
+from jax_grouped_gemm.demo.model import EXPERT_AXIS, LanguageModel
 from jax_grouped_gemm.demo.presets import Preset
 from jax_grouped_gemm.moe import Implementation
 
@@ -51,6 +55,9 @@ class TrainingRun:
     after: Losses
     curve: list[float]  # training cross-entropy of every step
     interrupted: bool = False  # whether Ctrl-C ended it before its last step
+    devices: int = 1  # that divide experts and tokens
+    # Of the devices' rows in the end, over their mean; averaged over the layers.
+    largest_share: float = 1.0
 
 
 def train(
@@ -62,12 +69,18 @@ def train(
     recipe: Recipe | None = None,
     steps: int,
     seed: int,
+    devices: int = 1,
 ) -> TrainingRun:
     """Train a new model for ``steps`` steps; equal seeds see equal parameters and batches.
 
+    Several devices divide experts and tokens; everything else is on each of them.
+
     Ctrl-C while it trains ends it after the present step, with what it has measured so far.
     """
-    model = LanguageModel(preset.model, implementation, recipe, rngs=nnx.Rngs(seed))
+    mesh = None
+    if devices > 1:
+        mesh = Mesh(jax.devices()[:devices], (EXPERT_AXIS,), axis_types=(AxisType.Auto,))
+    model = LanguageModel(preset.model, implementation, recipe, mesh, rngs=nnx.Rngs(seed))
     optimizer = nnx.Optimizer(model, adamw(preset, steps), wrt=nnx.Param)
     num_parameters = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
 
@@ -76,6 +89,9 @@ def train(
     graph, state = nnx.split((model, optimizer))
     del model, optimizer
     stream = batches(corpus.train, preset.batch, preset.sequence_length, seed)
+    if mesh is not None:
+        state = jax.device_put(state, shardings(state, mesh))
+        stream = (jax.device_put(x, NamedSharding(mesh, P(EXPERT_AXIS))) for x in stream)
     first = next(stream)
     started = time.perf_counter()
     step = jax.jit(make_train_step(graph), donate_argnums=0).lower(state, first).compile()
@@ -116,7 +132,33 @@ def train(
         after=evaluate(state),
         curve=[float(loss) for loss in curve],
         interrupted=len(curve) < steps,
+        devices=devices,
+        largest_share=largest_share(graph, state, first, devices) if devices > 1 else 1.0,
     )
+
+
+def shardings(state: Any, mesh: Mesh) -> Any:
+    """Of all parameters and of what an optimizer keeps of them: experts are divided."""
+
+    def of(spec: P) -> NamedSharding:
+        axes = (EXPERT_AXIS if axis == "exp" else None for axis in spec or ())
+        return NamedSharding(mesh, P(*axes))
+
+    specs = nnx.get_partition_spec(state)
+    return jax.tree.map(of, specs, is_leaf=lambda x: isinstance(x, P))
+
+
+def largest_share(graph: nnx.GraphDef, state: Any, windows: ArrayLike, devices: int) -> float:
+    """Rows of the busiest device over their mean, averaged over the layers."""
+
+    @jax.jit
+    def choices(state, windows):
+        model, _ = nnx.merge(graph, state)
+        return model.choices(windows.astype(jnp.int32)[:, :-1])
+
+    counts = np.asarray(choices(state, windows))
+    rows = counts.reshape(len(counts), devices, -1).sum(axis=2)
+    return float((rows.max(axis=1) / rows.mean(axis=1)).mean())
 
 
 @contextlib.contextmanager

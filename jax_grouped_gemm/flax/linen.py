@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -10,10 +10,44 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jax_grouped_gemm import moe
-from jax_grouped_gemm._src.fp8.training import Recipe
+from jax_grouped_gemm._src.fp8.recipe import Recipe
+from jax_grouped_gemm._src.fp8.weights import quantize_mlp
+from jax_grouped_gemm.flax._experts import apply_experts
 
 default_kernel_init = nn.initializers.lecun_normal(batch_axis=(0,))
 default_gate_init = nn.initializers.lecun_normal()
+
+
+QUANTIZED = "quantized"
+"""The variable collection of weights that are quantised in advance, see `quantize_params`."""
+
+
+def quantize_params(params: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
+    """The collection "quantized" of a model: the weights of every `MoE` in `params`, quantised.
+
+    A layer that finds its weights there does not quantise them. They change when parameters do, so
+    once in an optimiser step, however many microbatches and rematerialised passes it has:
+
+        quantized = quantize_params(params, recipe)
+        y, losses = model.apply({"params": params, "quantized": quantized}, x)
+
+    The collection is a constant of the loss: gradients go to `params`. In `nn.scan` over layers,
+    `variable_axes={"params": 0, "quantized": 0}`; stacked parameters are quantised as they lie.
+    They are quantised as they are, and not rounded to the `dtype` of a layer before.
+
+    Args:
+      params: the collection "params" of a module, with or without partitioning metadata.
+      recipe: that of the layers.
+    """
+    params = nn.meta.unbox(params)
+    if {"wi_0", "wi_1", "wo"} <= params.keys():
+        return {"experts": quantize_mlp(params["wi_0"], params["wi_1"], params["wo"], recipe)}
+    inner = {
+        name: quantize_params(value, recipe)
+        for name, value in params.items()
+        if isinstance(value, Mapping)
+    }
+    return {name: value for name, value in inner.items() if value}
 
 
 class MoE(nn.Module):
@@ -38,7 +72,13 @@ class MoE(nn.Module):
         does, take the place of the above.
       gate_init: initialiser of the router, likewise.
       implementation: who computes the ragged matmuls, see `moe.dropless_mlp`.
-      recipe: recipe of FP8 matmuls, see `moe.dropless_mlp`.
+      recipe: recipe of FP8 matmuls, see `moe.dropless_mlp`. Weights are quantised in each call, or
+        in advance: see `quantize_params`.
+      expert_axis: mesh axis, or axes, along which experts are divided, see `moe.expert_parallel`;
+        None computes on one device. The parameters are the same, and so are checkpoints. Statistics
+        are sown as "expert_parallel" in "intermediates".
+      mesh, fsdp_axis, tensor_axis, strategy, chunks, buffer_factor: with `expert_axis`, see
+        `moe.expert_parallel`.
     """
 
     hidden_features: int
@@ -53,6 +93,13 @@ class MoE(nn.Module):
     gate_init: Callable[..., jax.Array] = default_gate_init
     implementation: moe.Implementation = None
     recipe: Recipe | None = None
+    expert_axis: str | tuple[str, ...] | None = None
+    mesh: jax.sharding.Mesh | None = None
+    fsdp_axis: str | tuple[str, ...] | None = None
+    tensor_axis: str | tuple[str, ...] | None = None
+    strategy: str = "auto"
+    chunks: int | str = "auto"
+    buffer_factor: float | None = None
 
     @nn.compact
     def __call__(self, x: jax.Array) -> tuple[jax.Array, moe.AuxiliaryLosses]:
@@ -73,17 +120,16 @@ class MoE(nn.Module):
 
         dtype = jnp.result_type(x, self.param_dtype) if self.dtype is None else self.dtype
         routing = moe.route(logits, self.top_k, renormalize=self.renormalize)
-        y = moe.dropless_mlp(
+        matrices = (w.astype(dtype) for w in (wi_0, wi_1, wo))
+        y, stats = apply_experts(
+            self,
             x.astype(dtype),
             routing,
-            wi_0.astype(dtype),
-            wi_1.astype(dtype),
-            wo.astype(dtype),
-            activation=self.activation,
-            precision=self.precision,
-            implementation=self.implementation,
-            recipe=self.recipe,
+            *matrices,
+            quantized=self.get_variable(QUANTIZED, "experts"),
         )
+        if stats is not None:
+            self.sow("intermediates", "expert_parallel", stats)
         return y, moe.auxiliary_losses(routing)
 
     def _experts(self, name: str, shape: tuple[int, ...], axes: tuple[str, ...]) -> jax.Array:

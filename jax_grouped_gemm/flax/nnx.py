@@ -10,10 +10,45 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jax_grouped_gemm import moe
-from jax_grouped_gemm._src.fp8.training import Recipe
+from jax_grouped_gemm._src.fp8.recipe import Recipe
+from jax_grouped_gemm._src.fp8.weights import quantize_mlp
+from jax_grouped_gemm.flax._experts import apply_experts
 
 default_kernel_init = nnx.initializers.lecun_normal(batch_axis=(0,))
 default_gate_init = nnx.initializers.lecun_normal()
+
+
+class Quantized(nnx.Variable):
+    """The weights of an `MoE` as `jax_grouped_gemm.quantize_mlp` returns them."""
+
+
+def quantize(model: nnx.Module) -> None:
+    """Quantises the weights of every `MoE` of `model` that has a recipe, in place.
+
+    A layer whose weights are quantised does not quantise them again: neither for each microbatch
+    nor where rematerialisation computes a layer again. Parameters change in an optimiser step, and
+    so must these:
+
+        quantize(model)
+
+        @nnx.jit
+        def step(model, optimizer, batch):
+            gradients = nnx.grad(loss)(model, batch)
+            optimizer.update(model, gradients)
+            quantize(model)
+
+    They are variables of the type `Quantized`, constants of the loss, and may be left out of a
+    checkpoint. Stacked parameters, of layers under `nnx.scan`, are quantised as they lie. They are
+    quantised as they are, and not rounded to the `dtype` of a layer before.
+    """
+    for _, module in nnx.iter_graph(model):
+        if isinstance(module, MoE) and module.recipe is not None:
+            wi_0, wi_1, wo = (w[...] for w in (module.wi_0, module.wi_1, module.wo))
+            quantized = quantize_mlp(wi_0, wi_1, wo, module.recipe)
+            if module.quantized is None:
+                module.quantized = Quantized(quantized)
+            else:
+                module.quantized.set_value(quantized)
 
 
 class MoE(nnx.Module):
@@ -40,7 +75,12 @@ class MoE(nnx.Module):
       kernel_init: initialiser of wi_0, wi_1 and wo.
       gate_init: initialiser of the router.
       implementation: who computes the ragged matmuls, see `moe.dropless_mlp`.
-      recipe: recipe of FP8 matmuls, see `moe.dropless_mlp`.
+      recipe: recipe of FP8 matmuls, see `moe.dropless_mlp`. Weights are quantised in each call, or
+        in advance: see `quantize`.
+      expert_axis: mesh axis, or axes, along which experts are divided, see `moe.expert_parallel`;
+        None computes on one device. The parameters are the same, and so are checkpoints.
+      mesh, fsdp_axis, tensor_axis, strategy, chunks, buffer_factor: with `expert_axis`, see
+        `moe.expert_parallel`.
       rngs: the "params" stream makes the parameters.
     """
 
@@ -60,6 +100,13 @@ class MoE(nnx.Module):
         gate_init: Callable[..., jax.Array] = default_gate_init,
         implementation: moe.Implementation = None,
         recipe: Recipe | None = None,
+        expert_axis: str | tuple[str, ...] | None = None,
+        mesh: jax.sharding.Mesh | None = None,
+        fsdp_axis: str | tuple[str, ...] | None = None,
+        tensor_axis: str | tuple[str, ...] | None = None,
+        strategy: str = "auto",
+        chunks: int | str = "auto",
+        buffer_factor: float | None = None,
         rngs: nnx.Rngs,
     ):
         self.top_k = top_k
@@ -70,6 +117,14 @@ class MoE(nnx.Module):
         self.precision = precision
         self.implementation = implementation
         self.recipe = recipe
+        self.expert_axis = expert_axis
+        self.mesh = mesh
+        self.fsdp_axis = fsdp_axis
+        self.tensor_axis = tensor_axis
+        self.strategy = strategy
+        self.chunks = chunks
+        self.buffer_factor = buffer_factor
+        self.quantized: Quantized | None = nnx.data(None)
 
         def experts(shape: tuple[int, ...], axes: tuple[str, ...]) -> nnx.Param:
             return nnx.Param(kernel_init(rngs.params(), shape, param_dtype), **_annotation(axes))
@@ -94,17 +149,9 @@ class MoE(nnx.Module):
     def __call__(self, x: jax.Array) -> tuple[jax.Array, moe.AuxiliaryLosses]:
         dtype = jnp.result_type(x, self.param_dtype) if self.dtype is None else self.dtype
         routing = moe.route(self.gate(x), self.top_k, renormalize=self.renormalize)
-        y = moe.dropless_mlp(
-            x.astype(dtype),
-            routing,
-            self.wi_0[...].astype(dtype),
-            self.wi_1[...].astype(dtype),
-            self.wo[...].astype(dtype),
-            activation=self.activation,
-            precision=self.precision,
-            implementation=self.implementation,
-            recipe=self.recipe,
-        )
+        matrices = (w[...].astype(dtype) for w in (self.wi_0, self.wi_1, self.wo))
+        quantized = None if self.quantized is None else self.quantized.get_value()
+        y, _ = apply_experts(self, x.astype(dtype), routing, *matrices, quantized=quantized)
         return y, moe.auxiliary_losses(routing)
 
 

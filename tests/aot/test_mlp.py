@@ -110,15 +110,56 @@ def test_a_policy_that_keeps_neither_multiplies_once_more(h200):
 
 
 @pytest.mark.parametrize("activation", ["gelu", "relu2"])
-def test_what_no_kernel_has_is_composed_of_those_there_are(activation, h200):
+def test_gradients_that_no_kernel_has_are_composed_of_those_there_are(activation, h200):
     def run(*operands):
         *floats, sizes = operands
         x, wi_0, wi_1, wo, weights = floats
         return jgg.ragged_mlp(x, wi_0, wi_1, wo, sizes, weights=weights, activation=activation)
 
-    assert h200.compile(run, *SORTED).kernels == dict(ragged_noncontracting=3)
+    assert h200.compile(run, *SORTED).kernels == FORWARD
     kernels = h200.compile(both(run), *SORTED).kernels
-    assert kernels == dict(ragged_noncontracting=4, ragged_contracting=3, paired_ragged_dot=1)
+    assert kernels == FORWARD | dict(
+        ragged_noncontracting=2, ragged_contracting=3, paired_ragged_dot=1
+    )
+
+
+def test_biases_of_gate_and_up_are_added_by_the_kernel(h200):
+    def run(x, wi_0, wi_1, wo, weights, sizes, b0, b1):
+        biases = b0, b1, None
+        return jgg.ragged_mlp(x, wi_0, wi_1, wo, sizes, weights=weights, biases=biases)
+
+    program = h200.compile(run, *SORTED, struct(E, F), struct(E, F, dtype=F32))
+    assert program.kernels == FORWARD
+    assert program.opcodes <= aot.FREE
+
+
+def test_gate_and_up_in_one_matrix_are_not_copied(h200):
+    def run(x, wi, wo, weights, sizes):
+        return jgg.ragged_mlp(x, wi, None, wo, sizes, weights=weights)
+
+    x, wi_0, _, wo, *rest = SORTED
+    operands = x, struct(E, D, 2 * F), wo, *rest
+    program = h200.compile(run, *operands)
+    assert program.kernels == FORWARD and program.opcodes <= aot.FREE
+
+    def gradient(*floats):
+        y, vjp = jax.vjp(lambda *f: run(*f, floats[-1]), *floats[:-1])
+        return vjp(jnp.sin(y))
+
+    program = h200.compile(gradient, *operands)
+    backward = dict(gated_ragged_dot_transpose=1, ragged_noncontracting=2, ragged_contracting=2)
+    assert program.kernels == FORWARD | backward
+    like_matrix = [i for i in program.entry if f"[{E},{D},{2 * F}]" in i.type]
+    assert {i.opcode for i in like_matrix} <= aot.FREE | {"optimization-barrier"}
+
+
+def test_experts_without_an_up_projection(h200):
+    def run(x, wi_0, wo, weights, sizes):
+        return jgg.ragged_mlp(x, wi_0, None, wo, sizes, weights=weights, activation="relu2")
+
+    x, wi_0, _, *rest = SORTED
+    program = h200.compile(run, x, wi_0, *rest)
+    assert program.kernels == FORWARD and program.opcodes <= aot.FREE
 
 
 @pytest.mark.parametrize(

@@ -238,3 +238,31 @@ def test_presets_fit_their_heads():
         assert model.embed % (2 * model.num_heads) == 0
         assert model.top_k <= model.num_experts
         assert dataclasses.replace(preset, batch=3).tokens_per_step == 3 * preset.sequence_length
+
+
+class TestDevices:
+    def test_trains_as_one_device_does(self, tiny, capsys, tmp_path):
+        """Over four devices, whose tokens choose among each other's experts."""
+        runs = []
+        for devices in ("1", "4"):
+            main(["--steps", "6", "--devices", devices, "--output", str(tmp_path / devices)])
+            runs.append(json.loads((tmp_path / devices / "runs.json").read_text())[0])
+        printed = capsys.readouterr().out
+        assert "4 divide experts and tokens" in printed
+        assert "4 experts on 4 devices" in printed
+        one, many = runs
+        np.testing.assert_allclose(many["curve"], one["curve"], rtol=2e-3)
+        assert many["devices"] == 4 and many["largest_share"] >= 1
+
+    @pytest.mark.parametrize(
+        ("devices", "reason"),
+        [
+            ("3", "must divide the 4 experts, got 3"),
+            ("0", "0 is not positive"),
+            ("99", "there are"),
+        ],
+    )
+    def test_numbers_that_cannot_be(self, devices, reason, tiny, capsys):
+        with pytest.raises(SystemExit):
+            main(["--devices", devices])
+        assert reason in capsys.readouterr().err

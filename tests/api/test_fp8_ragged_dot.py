@@ -273,7 +273,7 @@ class TestTransforms:
 
             return jax.grad(loss, (0, 1))(lhs, rhs)
 
-        mesh = Mesh(np.array(jax.devices("cpu")), ("x",))
+        mesh = Mesh(np.array(jax.devices("cpu")[:4]), ("x",))
         specs = dict(in_specs=(P(), P("x"), P()), out_specs=(P(), P("x")))
         got = jax.jit(jax.shard_map(body, mesh=mesh, **specs))(lhs, rhs, ct)
         for one, want in zip(got, products(lhs, rhs, sizes, ct)[1:], strict=True):
@@ -285,7 +285,7 @@ class TestTransforms:
         def loss(lhs):
             return jnp.sum(jgg.fp8_ragged_dot(lhs, rhs, sizes_of.uniform(M, G)).astype(F32) ** 2)
 
-        with pytest.raises(NotImplementedError, match="no derivative"):
+        with pytest.raises(NotImplementedError, match="fp8_ragged_dot is differentiable once"):
             jax.grad(lambda lhs: jnp.sum(jax.grad(loss)(lhs).astype(F32)))(lhs)
 
 

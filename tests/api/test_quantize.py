@@ -199,7 +199,7 @@ class TestTransforms:
 
     def test_shard_map(self, rng):
         x = random(rng, (8, 256))
-        mesh = Mesh(np.array(jax.devices("cpu")), ("x",))
+        mesh = Mesh(np.array(jax.devices("cpu")[:4]), ("x",))
         run = jax.shard_map(jgg.quantize_blockwise, mesh=mesh, in_specs=P("x"), out_specs=P("x"))
         assert_all_same_bits(jax.jit(run)(x), fp8_oracle.quantize(x, (1, 128), E4M3))
 

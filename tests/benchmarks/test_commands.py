@@ -10,6 +10,8 @@ import pytest
 
 from benchmarks import (
     accumulate,
+    expert_parallel,
+    expert_parallel_plots,
     first_call,
     fp8_training,
     grouped_gemm,
@@ -20,6 +22,7 @@ from benchmarks import (
     rows,
     run,
     targets,
+    training,
 )
 from benchmarks.fp8 import __main__ as fp8
 from benchmarks.fp8.cases import PRODUCTS, QUANTIZERS, STEP
@@ -71,6 +74,30 @@ def test_ragged_products(dry_run, capsys):
 def test_choices_are_listed(capsys):
     assert run.main(["--list"]) is None
     assert "suite main" in capsys.readouterr().out
+
+
+def test_layers_over_devices(dry_run, tmp_path):
+    """Every strategy against the naive path, and a picture of the result."""
+    options = "--devices", "2", "--strategies", "ours", "ragged"
+    found = dry_run(expert_parallel.main, *options)
+    assert set(found) == {"tiny/ep_forward", "tiny/ep_step"}
+    for record in found.values():
+        statuses = {name: peer["status"] for name, peer in record["peers"].items()}
+        measured = dict.fromkeys(("ours", "ragged", "naive", "local"), "measured")
+        assert statuses == measured | {"one_update_a_peer": "skipped"}
+        assert 0 < record["fractions"]["ours"] and record["max_over_mean"] >= 1
+    forward = found["tiny/ep_forward"]
+    assert forward["links"]["all_gather"]["us"] > 0
+    parts = expert_parallel_plots.parts(forward, forward["links"])
+    whole = forward["peers"]["ours"]["median_us"] / 1e3
+    assert sum(parts.values()) >= whole * 0.999
+
+    pytest.importorskip("matplotlib", reason="Matplotlib is not installed")
+    from benchmarks import plots
+
+    plots.main([str(tmp_path / "out.json")])
+    for figure in ("scaling", "predicted"):
+        assert (tmp_path / f"out_{figure}.png").stat().st_size > 10_000
 
 
 def test_host(dry_run):
@@ -167,6 +194,12 @@ def test_bfloat16_has_one_precision(capsys):
 
 def test_training(dry_run):
     pytest.importorskip("flax")
+    (record,) = dry_run(training.main, "--peers", "ours", "stock").values()
+    ours, stock = (record["peers"][name]["run"] for name in ("ours", "stock"))
+    ratio = stock["step_seconds"] / ours["step_seconds"]
+    assert record["ratios"]["stock"] == pytest.approx(ratio, rel=1e-3)
+    assert abs(ours["before"]["train"] - stock["before"]["train"]) < 1e-2
+
     (record,) = dry_run(fp8_training.main, "--seeds", "1", "--seed", "2").values()
     assert record["case"] == "dry_run/fp8_training/2"
     # The same start: the runs differ by the rounding of three steps.

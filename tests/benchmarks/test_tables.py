@@ -21,7 +21,7 @@ def test_a_difference_is_found_and_mended(tmp_path, monkeypatch, capsys):
     stale = "before <!-- records: loop_shortfall -->99 %<!-- end of records --> after\n"
     page.write_text(stale)
     monkeypatch.setattr(tables, "ROOT", tmp_path)
-    monkeypatch.setattr(tables, "README", page)
+    monkeypatch.setattr(tables, "PAGES", (page,))
     monkeypatch.setattr(tables, "INDEX", index)
     assert tables.main(["--check"]) == 1 and page.read_text() == stale
     assert "-before" in capsys.readouterr().out
@@ -89,31 +89,64 @@ def test_every_record_is_in_the_index_and_has_the_format():
             assert {"case", "shape", "op", "peers", "ratios"} <= set(case), path
 
 
-@pytest.mark.parametrize("stem", ["h200_main", "h200_rank_k", "h200_skew"])
-def test_labels_of_plots_do_not_overlap(stem):
-    pytest.importorskip("matplotlib")
-    from benchmarks import plots
+SKEWED = "h200_skew"
 
-    results = results_file.load([quotes.RESULTS / f"{stem}.json"])
-    if stem == "h200_skew":
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "beside_stock",
+        "relative_speed",
+        "roofline",
+        "updates",
+        "layer",
+        "losses",
+        SKEWED,
+    ],
+)
+def test_labels_of_pictures_do_not_overlap(name):
+    pytest.importorskip("matplotlib")
+    from benchmarks import pictures, plots
+
+    if name == SKEWED:
         # Cases that differ by their sizes alone, with names as long as they get.
+        results = results_file.load([quotes.RESULTS / f"{SKEWED}.json"])
         for case in results["cases"]:
             if "bytes" in case:
                 case["peers"]["torch_grouped_mm"] = {"role": "grouped", "tflops": 1.0}
                 case["ratios"]["torch_grouped_mm"] = 1.0
-    figure = plots.updates(results) if "rank_k" in stem else plots.relative_speed(results)
+        figure = plots.relative_speed(results)
+    else:
+        figure = pictures.PICTURES[name]()
     figure.set_dpi(plots.DPI)
     figure.canvas.draw()
-    boxes = []
+    texts = [(legend, legend) for legend in figure.legends]
+    if figure._suptitle:
+        texts.append(("title of all", figure._suptitle))
     for axes in figure.axes:
-        for text in (axes.title, axes.xaxis.label, *axes.get_yticklabels()):
-            if text.get_text() and axes.axison:
-                boxes.append((text.get_text(), text.get_window_extent()))
-    boxes.append(("legend", figure.legends[0].get_window_extent()))
-    boxes.append(("title", figure._suptitle.get_window_extent()))
+        if axes.axison:
+            # Ticks past the axes' limits have labels, which are not drawn.
+            low, high = sorted(axes.get_ylim())
+            ticks = [
+                each for each in axes.get_yticklabels() if low <= each.get_position()[1] <= high
+            ]
+            labels = (axes.title, axes.xaxis.label, axes.yaxis.label, *ticks, *axes.texts)
+            texts += [(each.get_text(), each) for each in labels]
+    boxes = [(text, each.get_window_extent()) for text, each in texts if text]
     for (one, box), (other, other_box) in itertools.combinations(boxes, 2):
         assert not box.overlaps(other_box), (one, other)
     width, height = figure.get_size_inches() * plots.DPI
     assert width <= 900
-    for name, box in boxes:
-        assert box.x0 >= 0 and box.x1 <= width and box.y0 >= 0 and box.y1 <= height, name
+    for text, box in boxes:
+        assert box.x0 >= 0 and box.x1 <= width and box.y0 >= 0 and box.y1 <= height, text
+
+
+def test_pictures_are_drawn(tmp_path):
+    pytest.importorskip("matplotlib")
+    from benchmarks import pictures
+
+    pictures.main(["beside_stock", "--folder", str(tmp_path)])
+    assert (tmp_path / "beside_stock.png").stat().st_size > 5000
+    assert {f"{name}.png" for name in pictures.PICTURES} == {
+        path.name for path in pictures.IMAGES.glob("*.png")
+    }

@@ -39,7 +39,7 @@ def plans_of_gradient(*arrays, **options):
     return jgg.explain(jax.grad(loss, (0, 1, 2, 3)), *arrays)
 
 
-@pytest.mark.parametrize("activation", mlp.FUSED)
+@pytest.mark.parametrize("activation", mlp.ACTIVATIONS)
 @pytest.mark.parametrize("dtype", [BF16, jnp.float16])
 def test_fused(activation, dtype):
     plan = hidden_plan(*shapes(dtype=dtype), activation=activation)
@@ -60,13 +60,11 @@ def swish(gate):
 @pytest.mark.parametrize(
     "change, options, reason",
     [
-        ({}, dict(activation="gelu"), "no kernel has the activation gelu"),
-        ({}, dict(activation="relu"), "no kernel has the activation relu"),
         ({}, dict(activation=swish), "no kernel has the activation swish"),
         (
             {},
-            dict(activation=moe.Activation("relu2", limit=3.0)),
-            r"activation relu2\[limit=3\]",
+            dict(activation=moe.Activation(swish, limit=3.0)),
+            r"activation swish\[limit=3\]",
         ),
         (dict(dtype=F32), {}, "one dtype, bfloat16 or float16, got float32"),
         (dict(hidden=260), {}, r"rows of wi_0 \[4, 128, 260\] are not a multiple of 16 bytes"),
@@ -83,18 +81,44 @@ def test_unfused(change, options, reason):
     assert str(plan).count("- forward: ragged_noncontracting") == 2
 
 
-def test_biases_and_experts_without_a_gate():
+@pytest.mark.parametrize("dtype", [BF16, F32])
+def test_biases(dtype):
     x, wi_0, wi_1, wo, sizes = shapes()
-    bias = jax.ShapeDtypeStruct((4, 256), BF16)
+    bias = jax.ShapeDtypeStruct((4, 256), dtype)
 
-    def with_bias(x, wi_0, wi_1, sizes, bias):
+    def run(x, wi_0, wi_1, sizes, bias):
         return jgg.gated_ragged_dot(x, wi_0, wi_1, sizes, biases=(bias, None))
 
-    (plan,) = jgg.explain(with_bias, x, wi_0, wi_1, sizes, bias).plans
-    assert (plan.path, len(plan.products)) == ("unfused", 2) and "biases" in plan.reason
-    alone = jgg.explain(lambda x, w, s: jgg.gated_ragged_dot(x, w, None, s), x, wi_0, sizes)
-    (plan,) = alone.plans
-    assert (plan.path, len(plan.products)) == ("unfused", 1) and "wi_1" in plan.reason
+    (plan,) = jgg.explain(run, x, wi_0, wi_1, sizes, bias).plans
+    assert plan.path == "fused" and "silu(gate + b0) * up" in str(plan)
+
+
+def test_experts_without_an_up_projection():
+    x, wi_0, _, _, sizes = shapes()
+    run = partial(jgg.gated_ragged_dot, activation="relu2")
+    (plan,) = jgg.explain(lambda x, w, s: run(x, w, None, s), x, wi_0, sizes).plans
+    assert plan.path == "fused" and "epilogue: relu2(gate)" in str(plan)
+
+
+def test_gate_and_up_in_one_matrix():
+    x, wi, _, wo, sizes = shapes(hidden=512)
+    wo = jax.ShapeDtypeStruct((4, 256, 128), BF16)
+    up, _ = jgg.explain(
+        lambda x, w, wo, s: jgg.ragged_mlp(x, w, None, wo, s), x, wi, wo, sizes
+    ).plans
+    assert up.path == "fused" and "wi bfloat16[4, 128, 512]" in str(up)
+    run = partial(jgg.gated_ragged_dot, concatenated=True)
+    x, wi, _, _, sizes = shapes(hidden=2 * 72)
+    (plan,) = jgg.explain(lambda x, w, s: run(x, w, None, s), x, wi, sizes).plans
+    assert (plan.path, len(plan.products)) == ("unfused", 1) and "multiple of 64" in plan.reason
+
+
+@pytest.mark.parametrize("activation", ["gelu", "relu", "relu2"])
+def test_gradients_that_no_kernel_has(activation):
+    plans = plans_of_gradient(*shapes(), activation=activation).plans
+    up, transpose = (p for p in plans if isinstance(p, jgg.MlpPlan) and p.op.startswith("gated"))
+    assert up.path == "fused" and transpose.path == "unfused"
+    assert f"the gradient of the activation {activation}" in transpose.reason
 
 
 def test_the_seven_products_of_a_gradient():
@@ -142,7 +166,7 @@ def test_chosen_tiles_are_those_of_the_products():
     tile = jgg.TileConfig(tile_m=128, tile_n=256, cluster=2, stream_k=True)
     with jgg.use_tiles(forward=tile):
         plans = plans_of_gradient(*shapes()).plans
-        composed = hidden_plan(*shapes(), activation="gelu")
+        composed = hidden_plan(*shapes(), activation=swish)
     down = next(p for p in plans if isinstance(p, jgg.Plan))
     assert down.tile == tile
     assert {p.tile for p in composed.products} == {tile}

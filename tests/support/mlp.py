@@ -34,7 +34,7 @@ def _gelu_tanh(g):
 
 
 def _gelu(g):
-    normal = 0.5 * (1 + np.vectorize(math.erf, otypes=[float])(g / math.sqrt(2)))
+    normal = 0.5 * np.vectorize(math.erfc, otypes=[float])(-g / math.sqrt(2))
     return g * normal, normal + g * np.exp(-(g**2) / 2) / math.sqrt(2 * math.pi)
 
 

@@ -219,8 +219,7 @@ class TestShardMap:
 
     @pytest.fixture
     def shard_map(self):
-        devices = jax.devices("cpu")
-        assert len(devices) == 4, "tests/conftest.py asks for four CPU devices"
+        devices = jax.devices("cpu")[:4]
         return partial(jax.shard_map, mesh=jax.sharding.Mesh(devices, ("x",)), check_vma=True)
 
     @pytest.mark.parametrize("function", SHARDINGS, ids=lambda f: f.__name__)

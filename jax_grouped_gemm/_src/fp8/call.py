@@ -18,7 +18,7 @@ NONCONTRACTING = "jax_grouped_gemm.scaled_ragged_noncontracting.v4"
 CONTRACTING = "jax_grouped_gemm.scaled_ragged_contracting.v3"
 QUANTIZERS = {
     name: f"jax_grouped_gemm.{name}.v1"
-    for name in ("quantize_rows", "quantize_blocks", "quantize_ragged")
+    for name in ("quantize_rows", "quantize_blocks", "quantize_joined", "quantize_ragged")
 }
 
 
@@ -84,7 +84,7 @@ def scaled_contracting(
     )
 
 
-def quantize(plan: QuantizePlan, x: jax.Array, *group_sizes: jax.Array) -> list[jax.Array]:
+def quantize(plan: QuantizePlan, x: jax.Array, *others: jax.Array) -> list[jax.Array]:
     """Runs the quantiser of `plan`, whose path is not "reference", on its primitive's operands."""
     wanted = [result is not None for result in plan.results]
     nothing = jax.ShapeDtypeStruct((0,), jnp.float32)
@@ -95,8 +95,8 @@ def quantize(plan: QuantizePlan, x: jax.Array, *group_sizes: jax.Array) -> list[
         outs = [jnp.zeros(result.shape, result.dtype) for result in results]
     else:
         # A kernel's buffers are never empty.
-        sizes = [y if y.size else jnp.zeros((1,), y.dtype) for y in group_sizes]
+        others = tuple(y if y.size else jnp.zeros((1,), y.dtype) for y in others)
         outs = jax.ffi.ffi_call(QUANTIZERS[plan.problem.op], results)(
-            x, *sizes, power_of_two=plan.problem.power_of_two
+            x, *others, power_of_two=plan.problem.power_of_two
         )
     return [out for out, is_wanted in zip(outs, wanted, strict=True) if is_wanted]

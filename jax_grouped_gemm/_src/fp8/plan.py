@@ -10,8 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_grouped_gemm._src.arithmetic import round_up
 from jax_grouped_gemm._src.fp8 import choices
 from jax_grouped_gemm._src.fp8.formats import (
+    BLOCK,
     Shape,
     quantized_blocks,
     quantized_groups,
@@ -173,6 +175,20 @@ def plan_quantize_blocks(
         quantized_blocks(g, cols, rows) if params["transposed"] else None,
     ]
     return _plan_quantizer("quantize_blocks", x, params, (), forms)
+
+
+def plan_quantize_joined(
+    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
+) -> QuantizePlan:
+    """Plans a `quantize_joined` from its operands' avals and its parameters."""
+    x, _ = avals
+    g, rows, cols = x.shape
+    joined = 2 * round_up(cols, BLOCK)
+    forms = [
+        quantized_blocks(g, rows, joined) if params["plain"] else None,
+        quantized_blocks(g, joined, rows) if params["transposed"] else None,
+    ]
+    return _plan_quantizer("quantize_joined", x, params, (), forms)
 
 
 def plan_quantize_ragged(

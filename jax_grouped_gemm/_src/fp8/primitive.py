@@ -2,8 +2,8 @@
 
 None has a derivative of its own. Operands of the products are (lhs, lhs_scale, rhs, rhs_scale,
 group_sizes, group_offset); an operand and its scales have the native batch dimension together.
-Parameters of all quantisers: dtype, power_of_two, implementation; of `quantize_blocks` and
-`quantize_ragged` also plain and transposed, the forms to return.
+Parameters of all quantisers: dtype, power_of_two, implementation; of all but `quantize_rows` also
+plain and transposed, the forms to return.
 """
 
 from __future__ import annotations
@@ -12,8 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_grouped_gemm._src.arithmetic import round_up
 from jax_grouped_gemm._src.fp8 import call, plan, reference
-from jax_grouped_gemm._src.fp8.formats import quantized_blocks, quantized_groups, quantized_rows
+from jax_grouped_gemm._src.fp8.formats import (
+    BLOCK,
+    quantized_blocks,
+    quantized_groups,
+    quantized_rows,
+)
 from jax_grouped_gemm._src.op import Op
 
 
@@ -122,6 +128,33 @@ BLOCKS = Op(
 )
 
 
+def quantize_joined(x, y, **params) -> list[jax.Array]:
+    """x, y [g, rows, cols] -> values, scales if plain; values, scales if transposed; of both."""
+    return JOINED.bind(x, y, **params)
+
+
+def _joined_aval(x, y, *, dtype, plain, transposed, **_):
+    g, rows, cols = x.shape
+    joined = 2 * round_up(cols, BLOCK)
+    forms = [quantized_blocks(g, rows, joined)] if plain else []
+    if transposed:
+        forms.append(quantized_blocks(g, joined, rows))
+    return _results(JOINED, (x, y), forms, dtype)
+
+
+JOINED = Op(
+    name="quantize_joined",
+    operand_ranks=(3, 3),
+    targets=(call.QUANTIZERS["quantize_joined"],),
+    avals=_joined_aval,
+    planner=plan.plan_quantize_joined,
+    call=call.quantize,
+    reference=reference.quantize_joined,
+    multiple_results=True,
+    is_matmul=False,
+)
+
+
 def quantize_ragged(x, group_sizes, **params) -> list[jax.Array]:
     """x [b?, m, cols] -> values, scales if plain; values, scales if transposed."""
     return RAGGED.bind(x, group_sizes, **params)
@@ -176,10 +209,13 @@ def _register_folding(op: Op) -> None:
     """A mapped axis becomes part of the first dimension, whose elements are independent."""
 
     def rule(operands, dims, **params):
-        (x,), (dim,) = operands, dims
-        x = jnp.moveaxis(x, dim, 0)
-        leading = x.shape[:2]
-        results = op.bind(x.reshape(-1, *x.shape[2:]), **params)
+        size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
+        operands = [
+            jnp.broadcast_to(x, (size, *x.shape)) if d is None else jnp.moveaxis(x, d, 0)
+            for x, d in zip(operands, dims, strict=True)
+        ]
+        leading = operands[0].shape[:2]
+        results = op.bind(*(x.reshape(-1, *x.shape[2:]) for x in operands), **params)
         results = [y.reshape(*leading, *y.shape[1:]) for y in results]
         return results, [0] * len(results)
 
@@ -188,8 +224,8 @@ def _register_folding(op: Op) -> None:
 
 for _op in (NONCONTRACTING, CONTRACTING):
     _register_batching(_op)
-for _op in (ROWS, BLOCKS):
+for _op in (ROWS, BLOCKS, JOINED):
     _register_folding(_op)
 RAGGED.def_batching(lambda operands, dims, **params: RAGGED.bind_batched(operands, dims, params))
-for _op in (NONCONTRACTING, CONTRACTING, ROWS, BLOCKS, RAGGED):
+for _op in (NONCONTRACTING, CONTRACTING, ROWS, BLOCKS, JOINED, RAGGED):
     _op.has_no_derivative()

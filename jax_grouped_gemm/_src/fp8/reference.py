@@ -53,6 +53,28 @@ def quantize_blocks(
     return [*forms, values.mT, scales.mT] if transposed else forms
 
 
+def quantize_joined(
+    x: jax.Array,
+    y: jax.Array,
+    *,
+    dtype: np.dtype,
+    power_of_two: bool,
+    plain: bool,
+    transposed: bool,
+) -> list[jax.Array]:
+    """x and y [g, rows, cols] in blocks of 128 x 128, next to each other in one matrix of each.
+
+    Returns:
+      what `quantize_blocks` does of the columns of x, zeros up to the next multiple of 128, and the
+      same of y.
+    """
+    growth = round_up(x.shape[2], BLOCK) - x.shape[2]
+    joined = jnp.concatenate([jnp.pad(z, [(0, 0), (0, 0), (0, growth)]) for z in (x, y)], axis=2)
+    return quantize_blocks(
+        joined, dtype=dtype, power_of_two=power_of_two, plain=plain, transposed=transposed
+    )
+
+
 def quantize_ragged(
     x: jax.Array,
     group_sizes: jax.Array,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Literal, NamedTuple, get_args
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,63 +19,20 @@ from jax_grouped_gemm._src.arguments import (
     canonical_dtype,
     canonical_offset,
     check_group_count,
-    checked_boolean,
-    checked_choice,
     checked_group_sizes,
     checked_implementation,
 )
-from jax_grouped_gemm._src.fp8 import primitive
+from jax_grouped_gemm._src.autodiff import once_differentiable
 from jax_grouped_gemm._src.fp8.api import SOURCE_DTYPES, QuantizedWeights
-from jax_grouped_gemm._src.fp8.formats import checked_fp8_dtype, quantized_blocks
-from jax_grouped_gemm._src.fp8.reference import quantize
-from jax_grouped_gemm._src.plan import Product
+from jax_grouped_gemm._src.fp8.formats import quantized_blocks
+from jax_grouped_gemm._src.fp8.products import Fp8Products, Pair, narrow
+from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
 from jax_grouped_gemm._src.ragged import primitive as ragged
 from jax_grouped_gemm._src.ragged.api import ragged_dot
 from jax_grouped_gemm._src.varying import align_varying
 
 FP8_LHS, FP8_RHS = "fp8_lhs", "fp8_rhs"
 """The names under which `fp8_ragged_dot` keeps its quantised operands."""
-
-Precision = Literal["fp8", "bf16"]
-Scaling = Literal["blockwise", "rowwise"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Recipe:
-    """Which products of `fp8_ragged_dot` are computed in FP8, and how operands are quantised.
-
-    Attributes:
-      forward: the product itself, "fp8" or "bf16".
-      dgrad: the cotangent of lhs.
-      wgrad: the cotangent of rhs.
-      forward_dtype: FP8 dtype of lhs and rhs. e4m3 has the precision.
-      gradient_dtype: FP8 dtype of the result's cotangent. Scales a block make e4m3 wide enough;
-        e5m2 has more range within a block.
-      scaling: what shares a scale in the forward product and dgrad: "blockwise", 1 x 128 of rows
-        and 128 x 128 of weights, or "rowwise", each row of lhs and each column of the weights.
-        wgrad is always in blocks of 1 x 128 along the rows of a group.
-      power_of_two_scales: rounds scales up to powers of two.
-
-    "bf16" products multiply 16-bit operands as they are and round wider ones to bfloat16.
-
-    The default is the recipe of DeepSeek-V3 (arXiv:2412.19437, section 3.3).
-    """
-
-    forward: Precision = "fp8"
-    dgrad: Precision = "fp8"
-    wgrad: Precision = "fp8"
-    forward_dtype: DTypeLike = jnp.float8_e4m3fn
-    gradient_dtype: DTypeLike = jnp.float8_e4m3fn
-    scaling: Scaling = "blockwise"
-    power_of_two_scales: bool = False
-
-    def __post_init__(self):
-        for name in ("forward", "dgrad", "wgrad"):
-            checked_choice(name, getattr(self, name), get_args(Precision))
-        checked_choice("scaling", self.scaling, get_args(Scaling))
-        checked_boolean("power_of_two_scales", self.power_of_two_scales)
-        for name in ("forward_dtype", "gradient_dtype"):
-            object.__setattr__(self, name, checked_fp8_dtype(name, getattr(self, name)))
 
 
 def fp8_ragged_dot(
@@ -113,7 +70,8 @@ def fp8_ragged_dot(
 
     Raises:
       TypeError: an operand has an unsuitable dtype, or shapes do not fit together.
-      ValueError: `implementation` is invalid, or `quantized_rhs` given for rowwise scales.
+      ValueError: `implementation` is invalid, or `quantized_rhs` given for scales that are not
+        blockwise.
       NotImplementedError: see `ragged_dot`; also for a second derivative.
     """
     lhs, rhs = as_array("lhs", lhs), as_array("rhs", rhs)
@@ -121,8 +79,7 @@ def fp8_ragged_dot(
     offset = canonical_offset(group_offset)
     _check_operands(lhs, rhs, group_sizes, group_offset)
     group_checks.check(group_sizes, lhs.shape[0], offset, rhs.shape[0])
-    if not isinstance(recipe, Recipe):
-        raise TypeError(f"recipe must be a jax_grouped_gemm.Recipe, got {recipe!r}")
+    checked_recipe(recipe)
     if quantized_rhs is not None:
         _check_quantized(quantized_rhs, rhs, recipe)
     out_dtype = jnp.result_type(lhs, rhs)
@@ -130,121 +87,31 @@ def fp8_ragged_dot(
         out_dtype = canonical_dtype("preferred_element_type", preferred_element_type)
     product = _Product(
         recipe,
+        checked_implementation(implementation),
+        tile_choices.current(),
         out_dtype,
         lhs.dtype,
         rhs.dtype,
-        checked_implementation(implementation),
-        tile_choices.current(),
     )
     # Outside the custom derivative, where the casts have transposes.
     leaves, tree = jax.tree.flatten((lhs, rhs, quantized_rhs, group_sizes, offset))
     return _dot(product, *jax.tree.unflatten(tree, align_varying(*leaves)))
 
 
-class _Pair(NamedTuple):
-    """An FP8 operand and its scales."""
-
-    values: jax.Array
-    scales: jax.Array
-
-
 @dataclasses.dataclass(frozen=True)
-class _Product:
+class _Product(Fp8Products):
     """The static part of one matmul, and the three products that it consists of."""
 
-    recipe: Recipe
     out_dtype: np.dtype
     lhs_dtype: np.dtype
     rhs_dtype: np.dtype
-    implementation: Implementation
-    tiles: tile_choices.TileChoices
-
-    @property
-    def is_rowwise(self) -> bool:
-        return self.recipe.scaling == "rowwise"
-
-    def quantize_rows(self, x, group_sizes, dtype, *, plain: bool, transposed: bool):
-        """x [m, k]: the pairs (plain, transposed) of those asked for, None for the others."""
-        params = self._quantize_params(dtype)
-        rows = columns = None
-        if plain and self.is_rowwise:
-            rows = self._quantize_whole(x, 1, dtype)
-            plain = False
-        if transposed:
-            *rest, values, scales = primitive.quantize_ragged(
-                x, group_sizes, plain=plain, transposed=True, **params
-            )
-            columns = _Pair(values, scales)
-            rows = _Pair(*rest) if plain else rows
-        elif plain:
-            rows = _Pair(*primitive.quantize_rows(x, **params))
-        return rows, columns
-
-    def quantize_weights(self, x, *, plain: bool, transposed: bool):
-        """x [g, k, n]: the pairs (plain, transposed) of those asked for, None for the others."""
-        dtype = self.recipe.forward_dtype
-        if self.is_rowwise:
-            # A product contracts the last dimension, so that is what shares a scale.
-            return (
-                self._quantize_whole(x, 2, dtype) if plain else None,
-                self._quantize_whole(x.mT, 2, dtype) if transposed else None,
-            )
-        if not (plain or transposed):
-            return None, None
-        results = primitive.quantize_blocks(
-            x, plain=plain, transposed=transposed, **self._quantize_params(dtype)
-        )
-        pairs = iter(_Pair(*results[i : i + 2]) for i in range(0, len(results), 2))
-        return next(pairs) if plain else None, next(pairs) if transposed else None
-
-    def _quantize_whole(self, x, axis: int, dtype):
-        values, scales = quantize(x, (axis,), dtype, self.recipe.power_of_two_scales)
-        return _Pair(values, scales)
-
-    def _quantize_params(self, dtype):
-        return dict(
-            dtype=dtype,
-            power_of_two=self.recipe.power_of_two_scales,
-            implementation=self.implementation,
-        )
-
-    def rows_by_weights(
-        self, which: Product, rows: _Pair, weights: _Pair, group_sizes, offset, dtype
-    ):
-        """rows [m, k] times weights [g, n, k] -> [m, n], for "forward" or "dgrad"."""
-        return primitive.scaled_ragged_noncontracting(
-            *rows,
-            *weights,
-            group_sizes,
-            offset,
-            transpose_rhs=True,
-            lhs_scaling="1xk" if self.is_rowwise else "1x128",
-            rhs_scaling="kx1" if self.is_rowwise else "128x128",
-            preferred_element_type=dtype,
-            implementation=self.implementation,
-            **self.tiles.params(which),
-        )
-
-    def rows_by_rows(self, lhs: _Pair, rhs: _Pair, group_sizes, offset, m: int, g: int):
-        """Transposed blocks of rows [b, k, 128] with [b, n, 128] -> [g, k, n]."""
-        return primitive.scaled_ragged_contracting(
-            *lhs,
-            *rhs,
-            group_sizes,
-            offset,
-            num_rows=m,
-            num_groups=g,
-            preferred_element_type=self.rhs_dtype,
-            implementation=self.implementation,
-            **self.tiles.params("wgrad"),
-        )
 
     def narrow_products(self, lhs, rhs, group_sizes, offset):
         """The ragged matmul of operands that are not quantised."""
         with tile_choices.using(self.tiles):
             return ragged_dot(
-                _narrow(lhs),
-                _narrow(rhs),
+                narrow(lhs),
+                narrow(rhs),
                 group_sizes,
                 preferred_element_type=self.out_dtype,
                 group_offset=offset,
@@ -255,8 +122,8 @@ class _Product:
 class _Residuals(NamedTuple):
     """What the backward pass needs: of each operand the FP8 form or, for "bf16", itself."""
 
-    lhs: _Pair | jax.Array
-    rhs: _Pair | jax.Array
+    lhs: Pair | jax.Array
+    rhs: Pair | jax.Array
     group_sizes: jax.Array
     offset: jax.Array
 
@@ -277,7 +144,7 @@ def _forward(product: _Product, lhs, rhs, quantized_rhs, group_sizes, offset, *,
             rhs, plain=for_gradient and recipe.dgrad == "fp8", transposed=is_fp8
         )
     else:
-        weights, weights_t = _Pair(*quantized_rhs[:2]), _Pair(*quantized_rhs[2:])
+        weights, weights_t = Pair(*quantized_rhs[:2]), Pair(*quantized_rhs[2:])
     if for_gradient:
         lhs_rows, lhs_columns = checkpoint_name((lhs_rows, lhs_columns), FP8_LHS)
         weights, weights_t = checkpoint_name((weights, weights_t), FP8_RHS)
@@ -297,11 +164,12 @@ def _dot(product: _Product, lhs, rhs, quantized_rhs, group_sizes, offset):
 
 
 def _dot_forward(product: _Product, lhs, rhs, quantized_rhs, group_sizes, offset):
+    lhs, rhs = once_differentiable("fp8_ragged_dot", (lhs, rhs))
     operands = (lhs, rhs, quantized_rhs, group_sizes, offset)
     out, lhs_columns, weights = _forward(product, *operands, for_gradient=True)
     kept = _Residuals(
-        lhs=lhs_columns if product.recipe.wgrad == "fp8" else _narrow(lhs),
-        rhs=weights if product.recipe.dgrad == "fp8" else _narrow(rhs),
+        lhs=lhs_columns if product.recipe.wgrad == "fp8" else narrow(lhs),
+        rhs=weights if product.recipe.dgrad == "fp8" else narrow(rhs),
         group_sizes=group_sizes,
         offset=offset,
     )
@@ -310,6 +178,7 @@ def _dot_forward(product: _Product, lhs, rhs, quantized_rhs, group_sizes, offset
 
 def _dot_backward(product: _Product, kept: _Residuals, ct):
     recipe = product.recipe
+    kept, ct = once_differentiable("fp8_ragged_dot", (kept, ct))
     groups = kept.group_sizes, kept.offset
     ct_rows, ct_columns = product.quantize_rows(
         ct,
@@ -318,45 +187,32 @@ def _dot_backward(product: _Product, kept: _Residuals, ct):
         plain=recipe.dgrad == "fp8",
         transposed=recipe.wgrad == "fp8",
     )
-    num_groups = jax.tree.leaves(kept.rhs)[0].shape[0]
-    common = dict(precision=None, implementation=product.implementation)
-    if isinstance(kept.rhs, _Pair):
+    if isinstance(kept.rhs, Pair):
         d_lhs = product.rows_by_weights("dgrad", ct_rows, kept.rhs, *groups, product.lhs_dtype)
     else:
         d_lhs = ragged.ragged_noncontracting(
             ct.astype(kept.rhs.dtype),
             kept.rhs,
-            kept.group_sizes,
-            kept.offset,
+            *groups,
             transpose_lhs=False,
             transpose_rhs=True,
             preferred_element_type=product.lhs_dtype,
-            **common,
+            precision=None,
+            implementation=product.implementation,
             **product.tiles.params("dgrad"),
         )
-    if isinstance(kept.lhs, _Pair):
-        d_rhs = product.rows_by_rows(kept.lhs, ct_columns, *groups, ct.shape[0], num_groups)
-    else:
-        d_rhs = ragged.ragged_contracting(
-            kept.lhs,
-            ct.astype(kept.lhs.dtype),
-            kept.group_sizes,
-            kept.offset,
-            num_groups=num_groups,
-            transpose_lhs=False,
-            transpose_rhs=False,
-            preferred_element_type=product.rhs_dtype,
-            **common,
-            **product.tiles.params("wgrad"),
-        )
+    d_rhs = product.rows_by_rows(
+        kept.lhs,
+        ct_columns or ct,
+        *groups,
+        product.rhs_dtype,
+        num_rows=ct.shape[0],
+        num_groups=jax.tree.leaves(kept.rhs)[0].shape[0],
+    )
     return d_lhs, d_rhs, None, None, None
 
 
 _dot.defvjp(_dot_forward, _dot_backward)
-
-
-def _narrow(x: jax.Array) -> jax.Array:
-    return x if x.dtype.itemsize == 2 else x.astype(jnp.bfloat16)
 
 
 def _check_operands(lhs, rhs, group_sizes, group_offset):
@@ -377,7 +233,9 @@ def _check_quantized(quantized: QuantizedWeights, rhs: jax.Array, recipe: Recipe
             f"{type(quantized).__name__}"
         )
     if recipe.scaling != "blockwise":
-        raise ValueError("quantized_rhs has blockwise scales, but recipe.scaling is 'rowwise'")
+        raise ValueError(
+            f"quantized_rhs has blockwise scales, but recipe.scaling is {recipe.scaling!r}"
+        )
     values, scales = quantized_blocks(*rhs.shape)
     wanted = {
         "values": (values, recipe.forward_dtype),

@@ -16,14 +16,17 @@ from jax_grouped_gemm._src.arguments import (
     as_array,
     canonical_offset,
     check_group_count,
+    checked_boolean,
     checked_group_sizes,
     refuse_sharded,
 )
 from jax_grouped_gemm._src.arithmetic import at_least_float32
-from jax_grouped_gemm._src.mlp import plan, primitive, reference
-from jax_grouped_gemm._src.mlp import rows as token_rows
+from jax_grouped_gemm._src.fp8 import experts as fp8_experts
+from jax_grouped_gemm._src.fp8.api import QuantizedWeights
+from jax_grouped_gemm._src.fp8.recipe import Recipe
+from jax_grouped_gemm._src.fp8.weights import QuantizedMlp
+from jax_grouped_gemm._src.mlp import plan, primitive
 from jax_grouped_gemm._src.mlp.primitive import Options
-from jax_grouped_gemm._src.moe.biases import with_bias
 from jax_grouped_gemm._src.varying import align_varying
 
 Biases = tuple[jax.Array | None, ...]
@@ -44,6 +47,8 @@ def ragged_mlp(
     precision: lax.PrecisionLike = None,
     group_offset: ArrayLike | None = None,
     implementation: Implementation = None,
+    recipe: Recipe | None = None,
+    quantized: QuantizedMlp | None = None,
 ) -> jax.Array:
     """The MLPs of experts: weights * ((activation(x wi_0) * (x wi_1)) wo), [m, D] -> [m, D].
 
@@ -51,21 +56,23 @@ def ragged_mlp(
     through those of expert 1, and so on. Rows that no group owns are exactly zero in the result and
     in gradients, whatever they hold, NaN and infinity included.
 
-    On operands of one 16-bit dtype, with `wi_1`, without biases, one kernel computes gate, up and
-    activation, and of the backward pass one the gradients of gate, up and weights, and one the
-    gradient of the rows of x. Everything else is composed of ragged products, and `explain` says
-    why. The result is the same but for the accuracy of the activation: gate and up are rounded to
-    the dtype of the operands, hidden is computed from those and rounded once.
+    On operands of one 16-bit dtype one kernel computes gate, up and activation, biases included,
+    and of the backward pass one the gradients of gate, up and weights, and one the gradient of the
+    rows of x. With few rows to a group, as in decoding, kernels read tokens in place and add `bo`
+    too. Everything else is composed of ragged products, and `explain` says why. The result is the
+    same but for the accuracy of the activation: gate and up are rounded to the dtype of the
+    operands, hidden is computed from those and rounded once.
 
     The backward pass keeps x, gate, up, weights, rows and the group sizes, and no rows of x, where
-    `wi_1` is given, biases are not and all matrices have one dtype. Gate and up have the names
+    x and all matrices have one dtype. Gate and up have the names
     "mlpwi_0" and "mlpwi_1" for policies of `jax.checkpoint`; one that keeps neither computes both
     again. Second derivatives are those of the composition.
 
     Args:
       x: tokens [T, D] with `rows`, else rows [m, D] sorted by expert.
       wi_0, wi_1: gate and up projections [g, D, F]. Without `wi_1` (None) a hidden layer is
-        activation(x wi_0).
+        activation(x wi_0), or, if `wi_0` is [g, D, 2 F], of the gate in its first F columns and of
+        the up projection in the others.
       wo: down projections [g, F, D].
       group_sizes: [G] of any integer dtype, rows per expert, see `ragged_dot`.
       rows: integers [m], the token that each row is a copy of; the rows are sorted by expert. A row
@@ -75,12 +82,17 @@ def ragged_mlp(
         is multiplied by the row's weight too.
       activation: "silu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu_oai" or "clamped_silu" as in
         `moe.dropless_mlp`; a `moe.Activation`; or an elementwise function of the gate. Kernels have
-        those that are a gate times its sigmoid: not "gelu", "relu", "relu2", nor other functions.
+        those with names, and gradients of all but "gelu", "relu" and "relu2".
       precision: of the products, see `ragged_dot`.
       group_offset: integer scalar or [1], possibly traced: the matrices `[i]` belong to the group
         `group_offset + i` of `group_sizes`; the rows of all other groups are zero.
       implementation: None takes the CUDA kernels where they apply and the reference elsewhere;
         "cuda" insists on kernels, fused or not; "reference" is the pure JAX implementation.
+      recipe: computes the products in FP8, differentiable once in reverse mode. With forward and
+        dgrad in FP8, tokens are quantised before they are copied to rows, and the backward pass
+        keeps gate, up and x as above; other recipes are composed of `fp8_ragged_dot`.
+      quantized: what `quantize_mlp` returns for these weights and this recipe, to quantise weights
+        once for several calls. Gradients still go to `wi_0`, `wi_1` and `wo`.
 
     Returns:
       [m, D], in the dtype to which x and the matrices promote.
@@ -88,7 +100,7 @@ def ragged_mlp(
     Raises:
       TypeError: an argument has an unsuitable type, dtype or shape.
       ValueError: `activation`, `implementation` or `precision` is invalid, or the number of groups
-        does not fit that of the matrices.
+        does not fit that of the matrices, or a recipe is given together with a precision.
       NotImplementedError: an operand is sharded over explicit mesh axes, or "cuda" was asked for
         and no kernel can run; the latter is raised when the function is lowered, with the reason.
     """
@@ -97,6 +109,8 @@ def ragged_mlp(
         "ragged_mlp", given, biases, group_sizes, group_offset, activation, precision,
         implementation,
     )  # fmt: skip
+    if recipe is not None or quantized is not None:
+        return _in_fp8("ragged_mlp", options, operands, recipe, quantized, precision)
     return of_operands(options, operands)
 
 
@@ -114,6 +128,9 @@ def gated_ragged_dot(
     precision: lax.PrecisionLike = None,
     group_offset: ArrayLike | None = None,
     implementation: Implementation = None,
+    recipe: Recipe | None = None,
+    quantized: QuantizedWeights | None = None,
+    concatenated: bool = False,
 ) -> jax.Array:
     """The hidden layers of experts: weights * activation(x wi_0) * (x wi_1), [m, D] -> [m, F].
 
@@ -121,9 +138,12 @@ def gated_ragged_dot(
     their own. Its derivatives are those of the composition, so to train, take `ragged_mlp`.
 
     Args:
-      x, wi_0, wi_1, group_sizes, rows, weights, activation, precision, group_offset,
-        implementation: see `ragged_mlp`.
+      x, wi_0, wi_1, group_sizes, rows, weights: see `ragged_mlp`.
+      activation, precision, group_offset, implementation: likewise.
+      recipe: likewise; hidden is not quantised.
+      quantized: the `wi` of what `quantize_mlp` returns.
       biases: of wi_0 and wi_1, [g, F] each, each of which may be None.
+      concatenated: whether `wi_0` is [g, D, 2 F], of gate and up, and `wi_1` None.
       preferred_element_type: dtype of the result, by default that of gate. Hidden is rounded to
         that of gate first.
 
@@ -136,50 +156,50 @@ def gated_ragged_dot(
     given = dict(x=x, wi_0=wi_0, wi_1=wi_1, rows=rows, weights=weights)
     operands, options = _checked(
         "gated_ragged_dot", given, biases, group_sizes, group_offset, activation, precision,
-        implementation,
+        implementation, checked_boolean("concatenated", concatenated),
     )  # fmt: skip
-    operands["x"] = _on_rows(operands)
-    (hidden,) = primitive.gated_ragged_dot(options, operands, residuals=False)
+    if recipe is not None or quantized is not None:
+        hidden = _in_fp8("gated_ragged_dot", options, operands, recipe, quantized, precision)
+    else:
+        (hidden,) = primitive.gated_ragged_dot(options, operands, residuals=False)
     return hidden if preferred_element_type is None else hidden.astype(preferred_element_type)
 
 
 def of_operands(options: Options, operands: Mapping[str, jax.Array]) -> jax.Array:
-    """`ragged_mlp` of checked operands; `inverse` [T, k], the rows of each token, may be one."""
+    """`ragged_mlp` of checked operands.
+
+    `inverse` [T, k], the rows of each token, may be one, and with it `count` [1], how many rows are
+    valid.
+    """
     operands = dict(zip(operands, align_varying(*operands.values()), strict=True))
-    factors = [operands[name] for name in ("x", "wi_0", "wi_1", "wo") if name in operands]
-    is_uniform = "wi_1" in operands and len({x.dtype for x in factors}) == 1
-    if is_uniform and not operands.keys() & {"b0", "b1", "bo"}:
+    factors = [operands[name] for name in ("x", "wi", "wi_0", "wi_1", "wo") if name in operands]
+    if len({x.dtype for x in factors}) == 1:
         return primitive.ragged_mlp(options, operands)
-    operands["x"] = _on_rows(operands)
     (hidden,) = primitive.gated_ragged_dot(options, operands, residuals=False)
-    sizes, offset, wo = (operands[name] for name in (*primitive.INDICES, "wo"))
-    owned = reference.owned_rows(sizes, offset, wo.shape[0], hidden.shape[0])
-    return with_bias(
-        reference.Products(**options.of_products).rows,
-        hidden,
-        wo,
-        operands.get("bo"),
-        reference.row_weights(operands.get("weights"), owned, hidden),
-        group_sizes=sizes,
-        group_offset=offset,
-    )
+    return primitive.down(options, operands, hidden)
 
 
 def if_fused(options: Options, operands: Mapping[str, jax.Array]) -> jax.Array | None:
     """`of_operands`, if one kernel computes the hidden layer; None where a composition would."""
-    rows = operands["rows"].shape[0]
-    avals = {name: jax.typeof(x) for name, x in operands.items()}
-    avals["x"] = avals["x"].update(shape=(rows, avals["x"].shape[1]))
-    names = tuple(name for name in primitive.GATED_OPERANDS if name in avals)
+    names = tuple(name for name in primitive.GATED_OPERANDS if name in operands)
     params = dict(vars(options), names=names, residuals=True)
-    planned = plan.plan_gated([avals[name] for name in names], params)
+    planned = plan.plan_gated([jax.typeof(operands[name]) for name in names], params)
     return of_operands(options, operands) if planned.path == "fused" else None
 
 
-def _on_rows(operands: Mapping[str, jax.Array]) -> jax.Array:
-    if "rows" not in operands:
-        return operands["x"]
-    return token_rows.gather(operands["x"], operands["rows"], operands.get("inverse"))
+def _in_fp8(
+    function: str,
+    options: Options,
+    operands: dict[str, jax.Array],
+    recipe: Recipe | None,
+    quantized: Any,
+    precision: lax.PrecisionLike,
+) -> jax.Array:
+    if "wi" in operands:
+        # Each half is quantised on its own, as `quantize_mlp` does.
+        halves = jnp.split(operands.pop("wi"), 2, axis=2)
+        operands["wi_0"], operands["wi_1"] = halves
+    return fp8_experts.mlp(function, options, operands, recipe, quantized, precision)
 
 
 def _checked(
@@ -191,6 +211,7 @@ def _checked(
     activation: ActivationLike,
     precision: lax.PrecisionLike,
     implementation: Implementation,
+    concatenated: bool | None = None,
 ) -> tuple[dict[str, jax.Array], Options]:
     """The operands that are given, as arrays of shapes that fit together, and the options."""
     options = Options.of(as_activation(activation), precision, implementation)
@@ -201,12 +222,17 @@ def _checked(
         if not jnp.issubdtype(x.dtype, kind):
             raise TypeError(f"{function}: {name} must be {kind.__name__}, got dtype {x.dtype}")
     refuse_sharded(function, **arrays)
-    _check_shapes(function, arrays)
+    _check_shapes(function, arrays, concatenated)
+    if _is_concatenated(arrays, concatenated):
+        arrays["wi"] = arrays.pop("wi_0")
+    num_experts = (arrays["wi"] if "wi" in arrays else arrays["wi_0"]).shape[0]
     arrays["group_sizes"] = checked_group_sizes(group_sizes)
-    check_group_count(arrays["group_sizes"], arrays["wi_0"].shape[0], group_offset)
+    check_group_count(arrays["group_sizes"], num_experts, group_offset)
     arrays["group_offset"] = canonical_offset(group_offset)
     if "weights" in arrays:
-        dtype = at_least_float32(jnp.result_type(arrays["x"], arrays["wi_0"]))
+        dtype = at_least_float32(
+            jnp.result_type(arrays["x"], arrays["wi"] if "wi" in arrays else arrays["wi_0"])
+        )
         arrays["weights"] = arrays["weights"].astype(dtype)
     return dict(zip(arrays, align_varying(*arrays.values()), strict=True)), options
 
@@ -229,7 +255,17 @@ def _checked_biases(
     }
 
 
-def _check_shapes(function: str, arrays: Mapping[str, jax.Array]) -> None:
+def _is_concatenated(arrays: Mapping[str, jax.Array], asked: bool | None) -> bool:
+    """Whether wi_0 is gate and up; None where wo tells how many columns a gate has."""
+    if asked is not None or "wi_1" in arrays or arrays["wo"].ndim != 3:
+        return bool(asked)
+    columns = arrays["wo"].shape[1]
+    return columns > 0 and arrays["wi_0"].shape[2] == 2 * columns
+
+
+def _check_shapes(
+    function: str, arrays: Mapping[str, jax.Array], concatenated: bool | None
+) -> None:
     shapes = {name: x.shape for name, x in arrays.items()}
     if len(shapes["wi_0"]) != 3:
         raise TypeError(f"{function}: wi_0 must be [g, D, F], got {shapes['wi_0']}")
@@ -238,6 +274,14 @@ def _check_shapes(function: str, arrays: Mapping[str, jax.Array]) -> None:
     if len(shapes.get("rows", (0,))) != 1:
         raise TypeError(f"{function}: rows must be [m], got {shapes['rows']}")
     experts, embed, hidden = shapes["wi_0"]
+    if is_both := _is_concatenated(arrays, concatenated):
+        if "wi_1" in shapes:
+            raise TypeError(f"{function}: wi_1 must be None where wi_0 has gate and up")
+        if hidden % 2:
+            raise TypeError(
+                f"{function}: wi_0 must be [g, D, 2 F] to have gate and up, got {shapes['wi_0']}"
+            )
+        hidden //= 2
     rows = shapes["rows"][0] if "rows" in shapes else shapes["x"][0]
     expected = dict(
         x=(shapes["x"][0], embed),
@@ -248,7 +292,7 @@ def _check_shapes(function: str, arrays: Mapping[str, jax.Array]) -> None:
         b1=(experts, hidden),
         bo=(experts, embed),
     )
-    if "b1" in shapes and "wi_1" not in shapes:
+    if "b1" in shapes and "wi_1" not in shapes and not is_both:
         raise TypeError(f"{function}: biases[1] must be None where wi_1 is")
     for name, shape in expected.items():
         if name in shapes and shapes[name] != shape:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import operator
 
 import jax
@@ -12,10 +13,14 @@ import numpy as np
 from jax_grouped_gemm._src.arithmetic import cdiv
 from jax_grouped_gemm._src.mlp.epilogue import Epilogue
 from jax_grouped_gemm._src.mlp.plan import MlpPlan
+from jax_grouped_gemm._src.mlp.reference import has_up, hidden_columns, on_rows
 
-GATED = "jax_grouped_gemm.gated_ragged_dot.v1"
+GATED = "jax_grouped_gemm.gated_ragged_dot.v2"
 GATED_TRANSPOSE = "jax_grouped_gemm.gated_ragged_dot_transpose.v2"
 PAIRED = "jax_grouped_gemm.paired_ragged_dot.v1"
+FEW_ROWS = "jax_grouped_gemm.few_rows_dot.v1"
+
+NO_ACTIVATION = Epilogue(alpha=1.0, cubic=0.0, limit=math.inf, shift=0.0)
 
 
 def gated(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
@@ -23,11 +28,49 @@ def gated(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
     if plan.path == "unfused":
         return plan.compose(*operands)
     given = dict(zip(plan.operands, operands, strict=True))
-    x, wi_0, wi_1 = given["x"], given["wi_0"], given["wi_1"]
-    hidden = jax.ShapeDtypeStruct((x.shape[0], wi_0.shape[2]), x.dtype)
-    kept = hidden if plan.params["residuals"] else jax.ShapeDtypeStruct((0,), x.dtype)
-    results = _call(GATED, plan, given, (x, wi_0, wi_1), (hidden, kept, kept))
-    return results if plan.params["residuals"] else results[:1]
+    rows = given.get("rows", given["x"]).shape[0]
+    if plan.gather == "before":
+        given["x"] = on_rows(given["x"], given)
+        del given["rows"]
+    hidden = jax.ShapeDtypeStruct((rows, hidden_columns(given)), given["x"].dtype)
+    kept = (1 + has_up(given)) * bool(plan.params["residuals"])
+    wi = given["wi" if "wi" in given else "wi_0"]
+    optional = ("wi_1", "rows", "b0", "b1")
+    activation = Epilogue.of(plan.params["activation"])
+    return _activated(plan, given, (given["x"], wi), optional, [hidden] * (1 + kept), activation)
+
+
+def biased(plan: MlpPlan, *operands: jax.Array) -> jax.Array:
+    """hidden wo + weights bo."""
+    if plan.path == "unfused":
+        return plan.compose(*operands)
+    given = dict(zip(plan.operands, operands, strict=True))
+    hidden, wo = given["hidden"], given["wo"]
+    y = jax.ShapeDtypeStruct((hidden.shape[0], wo.shape[2]), hidden.dtype)
+    return _activated(plan, given, (hidden, wo), ("bo",), [y], None)[0]
+
+
+def _activated(plan, given, factors, optional, results, activation) -> list[jax.Array]:
+    """One call of a forward kernel, with those of the optional operands that are given."""
+    optional = {name: given[name] for name in optional if name in given}
+    if "rows" in optional:
+        optional["rows"] = _as_int32(optional["rows"], factors[0].shape[0])
+    if "weights" in given:
+        optional["weights"] = given["weights"].astype(jnp.float32)
+    function = -1 if activation is None else activation.function
+    attributes = (activation or NO_ACTIVATION).attributes()
+    call = jax.ffi.ffi_call(FEW_ROWS if plan.tile.transposed else GATED, results)
+    return call(
+        *factors,
+        given["group_sizes"],
+        given["group_offset"],
+        *optional.values(),
+        optional=" ".join(optional),
+        function=np.int32(function),
+        divisor=np.int32(1),  # rows are tokens, not pairs
+        **attributes,
+        **_tile(plan),
+    )
 
 
 def gated_transpose(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
@@ -90,6 +133,14 @@ def _call(
         **attributes,
     )
     return results
+
+
+def _as_int32(rows, num_tokens):
+    """Tokens of rows, which stay out of range if they are."""
+    if rows.dtype.itemsize < 4 or rows.dtype == jnp.int32:
+        return rows.astype(jnp.int32)
+    is_token = (rows >= 0) & (rows < num_tokens)
+    return jnp.where(is_token, rows, num_tokens).astype(jnp.int32)
 
 
 def _tile(plan) -> dict[str, np.int32]:

@@ -9,18 +9,23 @@ import numpy as np
 
 from jax_grouped_gemm._src.activations import Activation
 
+FUNCTIONS = ("silu", "gelu", "relu", "relu2")
+"""As the kernels number them; the first stands for all that multiply by a sigmoid."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Epilogue:
-    """hidden = g sigmoid(alpha g (1 + cubic g^2)) (up + shift), named as the kernels' attributes.
+    """hidden = function(g) (up + shift), named as the kernels' attributes.
 
-    Before that, gate is cut at `limit` from above, to g, and up on both sides.
+    Before that, gate is cut at `limit` from above, to g, and up on both sides. A `function` is
+    g sigmoid(alpha g (1 + cubic g^2)), gelu, relu, or its square, by their places in `FUNCTIONS`.
     """
 
     alpha: float
     cubic: float
     limit: float
     shift: float
+    function: int = 0
 
     @classmethod
     def of(cls, activation: Activation) -> Epilogue | None:
@@ -32,8 +37,16 @@ class Epilogue:
             case "gelu_tanh":
                 # (1 + tanh x) / 2 = sigmoid(2 x)
                 return cls(math.sqrt(8 / math.pi), 0.044715, limit, activation.up_offset)
+            case str(name) if name in FUNCTIONS:
+                return cls(1.0, 0.0, limit, activation.up_offset, FUNCTIONS.index(name))
         return None
 
+    @property
+    def is_sigmoid(self) -> bool:
+        """Whether the function is a gate times its sigmoid, which all kernels have."""
+        return self.function == 0
+
     def attributes(self) -> dict[str, np.float32]:
-        """The attributes of a custom call."""
-        return {name: np.float32(value) for name, value in dataclasses.asdict(self).items()}
+        """The attributes of a custom call, but for the function."""
+        values = dataclasses.asdict(self)
+        return {name: np.float32(value) for name, value in values.items() if name != "function"}

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_grouped_gemm._src.arithmetic import round_up
+from jax_grouped_gemm._src.arithmetic import is_static, round_up
 from jax_grouped_gemm._src.explain import explain
 from jax_grouped_gemm._src.mlp import reference
 from jax_grouped_gemm._src.mlp.epilogue import Epilogue
@@ -21,6 +21,14 @@ from jax_grouped_gemm._src.target import H200, Target
 from jax_grouped_gemm._src.tile_config import DEFAULT_TILE, TileConfig
 
 DTYPES = (jnp.bfloat16, jnp.float16)
+
+BIASES = ("b0", "b1", "bo")
+
+SLAB_COLUMNS = 64  # what kernels load of a matrix at a time
+
+FEW_ROWS = 8
+FEW_ROWS_TILE = TileConfig(tile_m=32, tile_n=128, cluster=1)
+"""Mean rows of a group up to which the kernel for reading weights once is faster, and its tile."""
 
 # Tiles of the gradient of hidden, which consumers take in turn.
 WIDE_GRADIENT, NARROW_GRADIENT = TileConfig(128, 192, 2), TileConfig(128, 128, 2)
@@ -41,6 +49,8 @@ class MlpPlan:
       reason: why not "fused", empty on that path.
       tile: configuration of the fused kernel.
       epilogue: what the fused kernel does to its accumulators, in words.
+      gather: how rows of tokens get there: "in place", where the kernel reads them from the tokens;
+        "before", by a kernel that copies them; empty if x has the rows.
       workspace_bytes: scratch memory of the fused kernel.
       target: the device.
     """
@@ -52,6 +62,7 @@ class MlpPlan:
     reason: str
     tile: TileConfig | None = None
     epilogue: str = ""
+    gather: Literal["", "before", "in place"] = ""
     workspace_bytes: int = 0
     target: Target = H200
 
@@ -71,7 +82,7 @@ class MlpPlan:
         operands = (
             f"{name} {x.dtype}{list(x.shape)}"
             for name, x in self.operands.items()
-            if name not in ("group_sizes", "group_offset")
+            if name not in ("group_sizes", "group_offset", "inverse")
         )
         groups = self.operands["group_sizes"].shape[0]
         lines = [
@@ -81,6 +92,8 @@ class MlpPlan:
         if self.tile:
             lines.append(f"tile {self.tile}, workspace {self.workspace_bytes} bytes")
             lines.append(f"epilogue: {self.epilogue}")
+        if self.gather:
+            lines.append(f"rows of tokens are read {_GATHERS[self.gather]}")
         for product in self.products:
             lines += [f"- {line.strip()}" for line in str(product).splitlines()[:1]]
         return "\n   ".join(lines)
@@ -90,15 +103,48 @@ def plan_gated(avals: Sequence[Any], params: Mapping[str, Any], target: Target =
     """Plans a `gated_ragged_dot`."""
     operands = _named(params["names"], avals)
     activation = params["activation"]
-    reason = ""
-    if "wi_1" not in operands:
-        reason = "the kernel multiplies by gate and up, and wi_1 is missing"
-    elif "b0" in operands or "b1" in operands:
-        reason = "the kernel adds no biases"
-    weighted = " * weights" * ("weights" in operands)
+    gate, up = (f" + {name}" * (name in operands) for name in ("b0", "b1"))
+    factors = [f"{_named_function(activation)}(gate{gate})"]
+    if reference.has_up(operands):
+        factors.append(f"(up{up})" if up else "up")
+    factors += ["weights"] * ("weights" in operands)
     kept = ", gate and up kept" if params["residuals"] else ""
-    epilogue = f"{_named_function(activation)}(gate) * up{weighted}{kept}"
-    return _plan("gated_ragged_dot", operands, params, target, reason, epilogue, activation)
+    epilogue = " * ".join(factors) + kept
+    rows = operands.get("rows", operands["x"]).shape[0]
+    few_rows = _few_rows_tile(operands, params, rows)
+    reason = ""
+    if few_rows is None and "wi" in operands and operands["wi"].shape[2] % (2 * SLAB_COLUMNS):
+        reason = (
+            f"gate and up in one matrix {list(operands['wi'].shape)} need a multiple of "
+            f"{SLAB_COLUMNS} columns each"
+        )
+    plan = _plan(
+        "gated_ragged_dot", operands, params, target, reason, epilogue, activation, few_rows
+    )
+    if "rows" not in operands or plan.path == "reference":
+        return plan
+    in_place = plan.path == "fused" and few_rows is not None
+    return dataclasses.replace(plan, gather="in place" if in_place else "before")
+
+
+def plan_biased(avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200) -> MlpPlan:
+    """Plans a `biased_ragged_dot`, for which only groups of few rows have a kernel."""
+    operands = _named(params["names"], avals)
+    tile = _few_rows_tile(operands, params, operands["hidden"].shape[0])
+    reason = "" if tile else "the ragged product has a kernel for groups of so many rows"
+    biased = " + weights * bo" if "weights" in operands else " + bo"
+    epilogue = "hidden wo" + biased * ("bo" in operands)
+    return _plan("biased_ragged_dot", operands, params, target, reason, epilogue, None, tile)
+
+
+def _few_rows_tile(operands, params, rows) -> TileConfig | None:
+    """The tile of the kernel for groups of few rows, None if it is not taken."""
+    if (chosen := params["tile_choices"].forward) is not None:
+        return chosen if chosen == FEW_ROWS_TILE else None
+    groups = operands["group_sizes"].shape[0]
+    if not is_static(rows, groups) or rows > FEW_ROWS * groups:
+        return None
+    return FEW_ROWS_TILE
 
 
 def plan_gated_transpose(
@@ -108,7 +154,13 @@ def plan_gated_transpose(
     operands = _named(params["names"], avals)
     activation = params["activation"]
     epilogue = f"gradients of gate, up and weights, {_named_function(activation)}(gate) * up again"
-    plan = _plan("gated_ragged_dot_transpose", operands, params, target, "", epilogue, activation)
+    reason = (
+        "" if "up" in operands else "the kernel has gradients of gate and up, and there is no up"
+    )
+    known = Epilogue.of(activation)
+    if not reason and (known is None or not known.is_sigmoid):
+        reason = f"no kernel has the gradient of the activation {_named_function(activation)}"
+    plan = _plan("gated_ragged_dot_transpose", operands, params, target, reason, epilogue)
     if plan.tile is None:
         return plan
     return dataclasses.replace(plan, tile=_gradient_tile(operands["gate"].shape[1]))
@@ -134,20 +186,26 @@ def plan_tangent(avals: Sequence[Any], params: Mapping[str, Any], target: Target
     return _plan("ragged_mlp_tangent", operands, params, target, reason, "")
 
 
-def _plan(op, operands, params, target, reason, epilogue, activation=None) -> MlpPlan:
+def _plan(
+    op, operands, params, target, reason, epilogue, activation=None, few_rows=None
+) -> MlpPlan:
     plan = functools.partial(MlpPlan, op, operands, params, target=target)
     if params["implementation"] == "reference":
         return plan("reference", AS_ASKED)
     reason = reason or _unfused_reason(operands, params, activation)
     if reason:
         return plan("unfused", reason)
-    return plan("fused", "", DEFAULT_TILE, epilogue, LEAST_BYTES)
+    if few_rows:
+        return plan("fused", "", few_rows, epilogue)
+    return plan("fused", "", DEFAULT_TILE, epilogue, workspace_bytes=LEAST_BYTES)
 
 
 def _unfused_reason(operands, params, activation) -> str:
     """Why no fused kernel can run this, empty if one can."""
-    arrays = {name: x for name, x in operands.items() if x.ndim > 1}
-    dtypes = {x.dtype for x in arrays.values()}
+    arrays = {name: x for name, x in operands.items() if x.ndim > 1 and name != "inverse"}
+    dtypes = {
+        x.dtype for name, x in arrays.items() if not (name in BIASES and x.dtype == jnp.float32)
+    }
     if len(dtypes) > 1 or not dtypes <= set(map(jnp.dtype, DTYPES)):
         found = " and ".join(sorted(map(str, dtypes)))
         return f"the kernels take operands of one dtype, bfloat16 or float16, got {found}"
@@ -183,10 +241,13 @@ def _named(names, avals) -> dict[str, jax.ShapeDtypeStruct]:
     }
 
 
+_GATHERS = {"before": "by a kernel before", "in place": "where they are"}
+
 _COMPOSITIONS: dict[str, Callable[..., Any]] = {
     name: getattr(reference, name)
     for name in (
         "gated_ragged_dot",
+        "biased_ragged_dot",
         "gated_ragged_dot_transpose",
         "paired_ragged_dot",
         "ragged_mlp_tangent",

@@ -31,23 +31,28 @@ from jax_grouped_gemm._src.mlp import rows as token_rows
 from jax_grouped_gemm._src.op import Op
 
 INDICES = ("group_sizes", "group_offset")
-GATED_OPERANDS = ("x", "wi_0", "wi_1", "b0", "b1", "weights", *INDICES)
+ROWS = ("rows", "inverse", "count")
+GATED_OPERANDS = ("x", *ROWS, "wi", "wi_0", "wi_1", "b0", "b1", "weights", *INDICES)
+DOWN_OPERANDS = ("wo", "bo", "weights", *INDICES)
 
 
 def _gated_avals(*operands, names, residuals, **_):
-    x, wi_0 = operands[names.index("x")], operands[names.index("wi_0")]
-    dtype = jnp.result_type(x, wi_0)
-    aval = GATED.unsharded_aval(operands, (x.shape[0], wi_0.shape[2]), dtype)
+    given = dict(zip(names, operands, strict=True))
+    x, wi = given["x"], given["wi" if "wi" in given else "wi_0"]
+    rows = given["rows"] if "rows" in given else x
+    shape = rows.shape[0], reference.hidden_columns(given)
+    aval = GATED.unsharded_aval(operands, shape, jnp.result_type(x, wi))
     if not residuals:
         return [aval]
-    wi_1 = operands[names.index("wi_1")]
-    return [aval, aval, aval.update(dtype=jnp.result_type(x, wi_1))]
+    if not reference.has_up(given):
+        return [aval, aval]
+    return [aval, aval, aval.update(dtype=jnp.result_type(x, given.get("wi_1", wi)))]
 
 
 GATED = Op(
     name="gated_ragged_dot",
     operand_ranks=None,
-    targets=(call.GATED,),
+    targets=(call.GATED, call.FEW_ROWS),
     avals=_gated_avals,
     planner=plan.plan_gated,
     call=call.gated,
@@ -56,11 +61,30 @@ GATED = Op(
 )
 
 
+def _biased_aval(*operands, names, **_):
+    hidden, wo = operands[names.index("hidden")], operands[names.index("wo")]
+    shape = hidden.shape[0], wo.shape[2]
+    return BIASED.unsharded_aval(operands, shape, jnp.result_type(hidden, wo))
+
+
+BIASED = Op(
+    name="biased_ragged_dot",
+    operand_ranks=None,
+    targets=(call.FEW_ROWS,),
+    avals=_biased_aval,
+    planner=plan.plan_biased,
+    call=call.biased,
+    reference=reference.biased_ragged_dot,
+)
+
+
 def _gated_transpose_avals(*operands, names, **_):
     gate = operands[names.index("gate")]
     like_gate = GATED_TRANSPOSE.unsharded_aval(operands, gate.shape, gate.dtype)
     dtype = at_least_float32(gate.dtype)
-    return [like_gate] * 3 + [GATED_TRANSPOSE.unsharded_aval(operands, gate.shape[:1], dtype)]
+    return [like_gate] * (2 + ("up" in names)) + [
+        GATED_TRANSPOSE.unsharded_aval(operands, gate.shape[:1], dtype)
+    ]
 
 
 GATED_TRANSPOSE = Op(
@@ -127,7 +151,7 @@ def _register_rules(op: Op) -> None:
     op.def_batching(batch)
 
 
-for _op in (GATED, GATED_TRANSPOSE, PAIRED, TANGENT):
+for _op in (GATED, BIASED, GATED_TRANSPOSE, PAIRED, TANGENT):
     _register_rules(_op)
 
 
@@ -160,26 +184,27 @@ class Options:
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def ragged_mlp(options: Options, operands: dict[str, jax.Array]) -> jax.Array:
-    """y [m, D] = hidden wo, of the operands that `reference.ragged_mlp_tangent` has by name.
+    """y [m, D] = hidden wo + weights bo, of operands of one dtype.
 
     Args:
       options: the parameters of the primitives.
-      operands: x, rows, inverse, wi_0, wi_1, wo, weights, group_sizes and group_offset; rows,
-        inverse and weights may be missing.
+      operands: x, rows, inverse, count, wi_0, wi_1, wi, wo, b0, b1, bo, weights, group_sizes and
+        group_offset, as `reference.ragged_mlp_tangent` has them, without those that are not given.
     """
-    (hidden,) = _hidden_layer(options, operands, residuals=False)
-    return _down(options, operands, hidden)
+    (hidden,) = gated_ragged_dot(options, operands, residuals=False)
+    return down(options, operands, hidden)
 
 
 @functools.partial(ragged_mlp.defjvp, symbolic_zeros=True)
 def _ragged_mlp_jvp(options, primals, tangents):
     (operands,), (tangents,) = primals, tangents
-    hidden, gate, up = _hidden_layer(options, operands, residuals=True)
-    kept = operands | {
-        "gate": checkpoint_name(gate, reference.GATE),
-        "up": checkpoint_name(up, reference.UP),
-    }
-    y = _down(options, operands, hidden)
+    hidden, *projected = gated_ragged_dot(options, operands, residuals=True)
+    # The tangent is linear in the biases of gate and up.
+    kept = {name: x for name, x in operands.items() if name not in ("b0", "b1")}
+    names = ("gate", reference.GATE), ("up", reference.UP)
+    for (operand, name), x in zip(names, projected, strict=False):
+        kept[operand] = checkpoint_name(x, name)
+    y = down(options, operands, hidden)
     active = {
         f"{name}_dot": tangent
         for name, tangent in tangents.items()
@@ -202,24 +227,22 @@ def gated_ragged_dot(
     return _bind(GATED, given, options, residuals=residuals)
 
 
-def _hidden_layer(options, operands, *, residuals):
-    x = _on_rows(operands["x"], operands)
-    return gated_ragged_dot(options, operands | {"x": x}, residuals=residuals)
-
-
-def _on_rows(x, operands):
-    if "rows" not in operands:
-        return x
-    return token_rows.gather(x, operands["rows"], operands.get("inverse"))
+def down(options: Options, operands: dict[str, jax.Array], hidden: jax.Array) -> jax.Array:
+    """y [m, D] = hidden wo + weights bo, of those operands that are given."""
+    given = {"hidden": hidden} | {
+        name: operands[name] for name in DOWN_OPERANDS if name in operands
+    }
+    if "bo" not in given:
+        given.pop("weights", None)
+    params = dict(vars(options), names=tuple(given))
+    if plan.plan_biased([jax.typeof(x) for x in given.values()], params).path == "fused":
+        return _bind(BIASED, given, options)
+    # Not as one primitive, so that derivatives of the product are those of the ragged product.
+    return reference.biased_ragged_dot(*given.values(), **params)
 
 
 def _products(options) -> reference.Products:
     return reference.Products(**options.of_products)
-
-
-def _down(options, operands, hidden):
-    indices = (operands[name] for name in INDICES)
-    return _products(options).rows(hidden, operands["wo"], *indices)
 
 
 def _tangent_transpose(dy, *operands, names, **options):
@@ -229,46 +252,70 @@ def _tangent_transpose(dy, *operands, names, **options):
         return [None] * len(names)
     given = {name: x for name, x in given.items() if not ad.is_undefined_primal(x)}
     cotangents = _cotangents(dy, given, wanted, Options(**options))
-    return [cotangents.get(name[:-4]) if name.endswith("_dot") else None for name in names]
+    avals = dict(zip(names, operands, strict=True))
+    return [
+        cotangents[name[:-4]].astype(avals[name].aval.dtype) if name.endswith("_dot") else None
+        for name in names
+    ]
 
 
 def _cotangents(dy, given, wanted, options) -> dict[str, jax.Array]:
     """The cotangents of the operands of the names in `wanted`."""
-    gate, up, wo = given["gate"], given["up"], given["wo"]
+    wo = given["wo"]
     indices = tuple(given[name] for name in INDICES)
     weights_of = functools.partial(_products(options).weights, num_groups=wo.shape[0])
-    if wanted == {"wo"}:
-        hidden = _hidden_again(gate, up, given, options)
-        return {"wo": weights_of(hidden, dy, *indices)}
+    sums_of = functools.partial(
+        reference.sums_of_groups, num_groups=wo.shape[0], implementation=options.implementation
+    )
+    cotangents = {}
+    if "bo" in wanted:
+        cotangents["bo"] = sums_of(dy, given.get("weights"), *indices)
+    if wanted <= {"bo", "wo"}:
+        if "wo" in wanted:
+            cotangents["wo"] = weights_of(_hidden_again(given, options), dy, *indices)
+        return cotangents
 
     names = ("wo", "gate", "up", "weights", *INDICES)
     operands = {"dy": dy} | {name: given[name] for name in names if name in given}
-    dgate, dup, hidden, dweights = _bind(GATED_TRANSPOSE, operands, options)
-    cotangents = {}
+    *gradients, hidden, dweights = _bind(GATED_TRANSPOSE, operands, options)
     if "weights" in wanted:
+        if "bo" in given:
+            dweights += reference.dots_with_biases(dy, given["bo"], *indices)
         cotangents["weights"] = dweights.astype(given["weights"].dtype)
+    for name, gradient in zip(("b0", "b1"), gradients, strict=False):
+        if name in wanted:
+            cotangents[name] = sums_of(gradient, None, *indices)
     if "wo" in wanted:
         cotangents["wo"] = weights_of(hidden, dy, *indices)
+    matrices = ("wi",) if "wi" in given else ("wi_0", "wi_1")[: len(gradients)]
+    if "wi" in given:
+        gradients = [jnp.concatenate(gradients, axis=1)]
     # One [m, D] array at a time: each is made when what reads the one before it is done. Without
     # barriers XLA would also find that rows of x were copied before, and keep them instead of x.
-    x, dgate, cotangents = jax.lax.optimization_barrier((given["x"], dgate, cotangents))
-    if wanted & {"wi_0", "wi_1"}:
-        x = _on_rows(x, given)
-        for name, gradient in (("wi_0", dgate), ("wi_1", dup)):
+    x, gradients[0], cotangents = jax.lax.optimization_barrier(
+        (given["x"], gradients[0], cotangents)
+    )
+    if wanted.intersection(matrices):
+        x = reference.on_rows(x, given)
+        for name, gradient in zip(matrices, gradients, strict=True):
             if name in wanted:
                 cotangents[name] = weights_of(x, gradient, *indices)
-        dgate, cotangents = jax.lax.optimization_barrier((dgate, cotangents))
+        gradients[0], cotangents = jax.lax.optimization_barrier((gradients[0], cotangents))
     if "x" in wanted:
-        factors = dgate, dup, given["wi_0"], given["wi_1"]
-        dx = PAIRED.bind(*factors, *indices, **options.of_products)
+        factors = *gradients, *(given[name] for name in matrices)
+        if len(matrices) == 2:
+            dx = PAIRED.bind(*factors, *indices, **options.of_products)
+        else:
+            dx = _products(options).rows(*factors, *indices, transpose_rhs=True)
         if "rows" in given:
-            rows = given["rows"], given.get("inverse")
+            rows = (given.get(name) for name in ROWS)
             dx = token_rows.combine(dx, *rows, num_tokens=given["x"].shape[0])
         cotangents["x"] = dx
     return cotangents
 
 
-def _hidden_again(gate, up, given, options):
+def _hidden_again(given, options):
+    gate, up = given["gate"], given.get("up")
     sizes, offset = (given[name] for name in INDICES)
     owned = reference.owned_rows(sizes, offset, given["wo"].shape[0], gate.shape[0])
     weights = reference.row_weights(given.get("weights"), owned, gate)

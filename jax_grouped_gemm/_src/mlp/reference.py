@@ -12,21 +12,23 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jax_grouped_gemm._src.activations import Activation, hidden_layer
 from jax_grouped_gemm._src.arithmetic import at_least_float32
 from jax_grouped_gemm._src.mlp import rows as token_rows
-from jax_grouped_gemm._src.moe.biases import with_bias
+from jax_grouped_gemm._src.moe.biases import bias_rows, with_bias
 from jax_grouped_gemm._src.ragged.primitive import ragged_contracting, ragged_noncontracting
 from jax_grouped_gemm._src.ragged.reference import local_group_bounds
 from jax_grouped_gemm._src.tile_choices import TileChoices
+from jax_grouped_gemm._src.varying import vary_over, varying_axes
 
 # The names that MaxText's remat policies use.
 GATE, UP = "mlpwi_0", "mlpwi_1"
@@ -109,6 +111,24 @@ def row_weights(weights, owned, like) -> jax.Array:
     return jnp.where(owned, weights, 0).astype(at_least_float32(like.dtype))
 
 
+def on_rows(x: jax.Array, operands: Mapping[str, jax.Array]) -> jax.Array:
+    """The rows of x [m, D], copies of tokens if `operands` has the rows of them."""
+    if "rows" not in operands:
+        return x
+    more = operands.get("inverse"), operands.get("count")
+    return token_rows.gather(x, operands["rows"], *more)
+
+
+def has_up(operands: Mapping[str, Any]) -> bool:
+    """Whether a hidden layer has a gate and an up projection, in one matrix or in two."""
+    return "wi" in operands or "wi_1" in operands
+
+
+def hidden_columns(operands: Mapping[str, Any]) -> int:
+    """F."""
+    return operands["wi"].shape[2] // 2 if "wi" in operands else operands["wi_0"].shape[2]
+
+
 def gated_ragged_dot(
     *operands: jax.Array,
     names: Sequence[str],
@@ -119,8 +139,9 @@ def gated_ragged_dot(
     """hidden [m, F] = weights * activation(x wi_0 + b0) * (x wi_1 + b1).
 
     Args:
-      *operands: those of `names`: x [m, D]; wi_0 and, unless a hidden layer has no gate, wi_1
-        [g, D, F]; the biases b0 and b1 [g, F], if there are any; weights [m], if they are not ones;
+      *operands: those of `names`: x [m, D], or [T, D] with rows [m] and perhaps inverse [T, k] and
+        count [1]; wi_0 and, unless a hidden layer has no gate, wi_1 [g, D, F], or wi [g, D, 2 F] of
+        both; the biases b0 and b1 [g, F], if there are any; weights [m], if they are not ones;
         group_sizes int32 [G] and group_offset int32 [1].
       names: of the operands.
       activation: of the hidden layer.
@@ -131,19 +152,119 @@ def gated_ragged_dot(
       hidden and, with `residuals`, gate and up. All are zero in rows that no local group owns.
     """
     given = dict(zip(names, operands, strict=True))
-    x, wi_0, wi_1 = given["x"], given["wi_0"], given.get("wi_1")
+    x = on_rows(given["x"], given)
     sizes, offset = given["group_sizes"], given["group_offset"]
     matmul = functools.partial(
         with_bias, Products(**options).rows, group_sizes=sizes, group_offset=offset
     )
-    gate = checkpoint_name(matmul(x, wi_0, given.get("b0")), GATE)
-    up = None if wi_1 is None else checkpoint_name(matmul(x, wi_1, given.get("b1")), UP)
-    owned = owned_rows(sizes, offset, wi_0.shape[0], x.shape[0])
+    wi = given["wi" if "wi" in given else "wi_0"]
+    up = None
+    if "wi" in given:
+        gate, up = jnp.split(matmul(x, wi, _both_biases(given)), 2, axis=1)
+    else:
+        gate = matmul(x, wi, given.get("b0"))
+        if "wi_1" in given:
+            up = matmul(x, given["wi_1"], given.get("b1"))
+    gate = checkpoint_name(gate, GATE)
+    up = None if up is None else checkpoint_name(up, UP)
+    owned = owned_rows(sizes, offset, wi.shape[0], x.shape[0])
     hidden = _hidden(activation, gate, up, row_weights(given.get("weights"), owned, gate))
     if not residuals:
         return [hidden]
-    assert up is not None, "residuals are those of a gate and an up projection"
-    return [hidden, gate, up]
+    return [hidden, gate] if up is None else [hidden, gate, up]
+
+
+def _both_biases(given):
+    """The biases of gate and up as one [g, 2 F], None if there are none."""
+    biases = [given.get(name) for name in ("b0", "b1")]
+    known = [bias for bias in biases if bias is not None]
+    if not known:
+        return None
+    zeros = jnp.zeros_like(known[0])
+    return jnp.concatenate([zeros if bias is None else bias for bias in biases], axis=1)
+
+
+def biased_ragged_dot(
+    *operands: jax.Array, names: Sequence[str], activation: Activation | None = None, **options: Any
+) -> jax.Array:
+    """y [m, D] = hidden wo + weights bo, added up in float32 at least and rounded once.
+
+    Args:
+      *operands: those of `names`: hidden [m, F]; wo [g, F, D]; bo [g, D] and weights [m], if there
+        are any; group_sizes and group_offset.
+      names: of the operands.
+      activation: none is applied.
+      **options: of `Products`.
+    """
+    given = dict(zip(names, operands, strict=True))
+    hidden, wo = given["hidden"], given["wo"]
+    sizes, offset = given["group_sizes"], given["group_offset"]
+    weights = None
+    if "bo" in given:
+        owned = owned_rows(sizes, offset, wo.shape[0], hidden.shape[0])
+        weights = row_weights(given.get("weights"), owned, hidden)
+    return with_bias(
+        Products(**options).rows,
+        hidden,
+        wo,
+        given.get("bo"),
+        weights,
+        group_sizes=sizes,
+        group_offset=offset,
+    )
+
+
+def sums_of_groups(
+    rows: jax.Array,
+    weights: jax.Array | None,
+    group_sizes: jax.Array,
+    group_offset: jax.Array,
+    *,
+    num_groups: int,
+    implementation: str | None,
+) -> jax.Array:
+    """The sum of each group's rows [m, n], times `weights` [m]: [num_groups, n], float32 at least.
+
+    A product with the weights as columns of the rows' dtype, so that rows are read once and as they
+    are: their parts, which add up to as much of them as float32 has.
+    """
+    dtype = rows.dtype
+    weights = jnp.ones(rows.shape[:1], dtype) if weights is None else weights
+    columns = [weights.astype(dtype)]
+    if dtype.itemsize < 4:
+        columns = []
+        for _ in range(3 if weights.dtype != dtype else 1):
+            # Not a conversion there and back, which XLA may leave out.
+            bits = jnp.finfo(dtype)
+            part = lax.reduce_precision(weights, bits.nexp, bits.nmant)
+            columns.append(part.astype(dtype))
+            weights = weights - part
+        # As many as TMA can address.
+        columns += [jnp.zeros_like(columns[0])] * (16 // dtype.itemsize - len(columns))
+    sums = ragged_contracting(
+        vary_over(jnp.stack(columns, axis=1), varying_axes(rows)),
+        rows,
+        group_sizes,
+        group_offset,
+        num_groups=num_groups,
+        transpose_lhs=False,
+        transpose_rhs=False,
+        preferred_element_type=at_least_float32(dtype),
+        precision=lax.Precision.HIGHEST,
+        implementation=implementation,
+    )
+    return sums.sum(axis=1)
+
+
+def dots_with_biases(
+    rows: jax.Array, biases: jax.Array, group_sizes: jax.Array, group_offset: jax.Array
+) -> jax.Array:
+    """<row, bias of its group> of rows [m, n] and biases [g, n]: [m], zero for rows of no group."""
+    dtype = at_least_float32(rows.dtype)
+    added = bias_rows(biases.astype(dtype), group_sizes, group_offset[0], rows.shape[0])
+    dots = jnp.sum(rows.astype(dtype) * added, axis=1)
+    owned = owned_rows(group_sizes, group_offset, biases.shape[0], rows.shape[0])
+    return jnp.where(owned, dots, 0)
 
 
 def gated_ragged_dot_transpose(
@@ -152,27 +273,31 @@ def gated_ragged_dot_transpose(
     """The gradients of a hidden layer, which is computed again, from that of its product with wo.
 
     Args:
-      *operands: those of `names`: dy [m, D]; wo [g, F, D]; gate and up [m, F]; weights float32 [m],
-        if they are not ones; group_sizes and group_offset.
+      *operands: those of `names`: dy [m, D]; wo [g, F, D]; gate and, if there is one, up [m, F];
+        weights float32 [m], if they are not ones; group_sizes and group_offset.
       names: of the operands.
       activation: of the hidden layer.
       **options: of `Products`.
 
     Returns:
-      dgate, dup and hidden [m, F], and dweights float32 [m]. With dh = dy wo^T, rounded, dweights
-      is the sum of dh * activation(gate) * up along a row. All are zero in rows that no local group
-      owns.
+      dgate, dup if there is an up, and hidden [m, F], and dweights float32 [m]. With dh = dy wo^T,
+      rounded, dweights is the sum of dh * activation(gate) * up along a row. All are zero in rows
+      that no local group owns.
     """
     given = dict(zip(names, operands, strict=True))
-    gate, up, wo = given["gate"], given["up"], given["wo"]
+    gate, wo = given["gate"], given["wo"]
     sizes, offset = given["group_sizes"], given["group_offset"]
     dh = Products(**options).rows(given["dy"], wo, sizes, offset, gate.dtype, transpose_rhs=True)
     owned = owned_rows(sizes, offset, wo.shape[0], gate.shape[0])
-    gate, up = (jnp.where(owned[:, None], x, 0) for x in (gate, up))
+    projected = [jnp.where(owned[:, None], given[x], 0) for x in ("gate", "up") if x in given]
     weights = row_weights(given.get("weights"), owned, gate)
-    hidden, vjp = jax.vjp(functools.partial(hidden_layer, activation), gate, up, weights)
-    dgate, dup, dweights = vjp(dh)
-    return [dgate, dup, hidden, dweights]
+
+    def of_projected(weights, gate, up=None):
+        return hidden_layer(activation, gate, up, weights)
+
+    hidden, vjp = jax.vjp(of_projected, weights, *projected)
+    dweights, *gradients = vjp(dh)
+    return [*gradients, hidden, dweights]
 
 
 def paired_ragged_dot(
@@ -193,12 +318,12 @@ def paired_ragged_dot(
 def ragged_mlp_tangent(
     *operands: jax.Array, names: Sequence[str], activation: Activation, **options: Any
 ) -> jax.Array:
-    """The tangent of y = hidden wo, linear in those of x, wi_0, wi_1, wo and weights.
+    """The tangent of y = hidden wo + weights bo, linear in those of all factors and biases.
 
     Args:
       *operands: those of `names`: the tangents, whose names end in "_dot"; x [T, D] with rows [m]
-        and perhaps inverse [T, k], or x [m, D]; wi_0, wi_1, wo, gate, up, weights, group_sizes and
-        group_offset as above.
+        and perhaps inverse [T, k] and count [1], or x [m, D]; wi_0, wi_1, wi, wo, bo, gate, up,
+        weights, group_sizes and group_offset as above.
       names: of the operands.
       activation: of the hidden layer.
       **options: of `Products`.
@@ -207,22 +332,22 @@ def ragged_mlp_tangent(
       [m, D].
     """
     given = dict(zip(names, operands, strict=True))
-    gate, up, wo = given["gate"], given["up"], given["wo"]
+    gate, wo = given["gate"], given["wo"]
     indices = given["group_sizes"], given["group_offset"]
     product = Products(**options).rows
 
-    def on_rows(x):
-        if "rows" not in given:
-            return x
-        return token_rows.gather(x, given["rows"], given.get("inverse"))
+    def bias(name):
+        """The bias of that name of each row, in float32 at least."""
+        dtype = at_least_float32(gate.dtype)
+        return bias_rows(given[name].astype(dtype), indices[0], indices[1][0], gate.shape[0])
 
     def projected(name, like):
         """The tangent of x times the weights of that name."""
         terms = []
         if "x_dot" in given:
-            terms.append(product(on_rows(given["x_dot"]), given[name], *indices))
+            terms.append(product(on_rows(given["x_dot"], given), given[name], *indices))
         if f"{name}_dot" in given:
-            terms.append(product(on_rows(given["x"]), given[f"{name}_dot"], *indices))
+            terms.append(product(on_rows(given["x"], given), given[f"{name}_dot"], *indices))
         return sum(terms) if terms else jnp.zeros_like(like)
 
     owned = owned_rows(*indices, wo.shape[0], gate.shape[0])
@@ -230,12 +355,24 @@ def ragged_mlp_tangent(
     weights_dot = jnp.zeros_like(weights)
     if "weights_dot" in given:
         weights_dot = row_weights(given["weights_dot"], owned, gate)
-    hidden, hidden_dot = jax.jvp(
-        functools.partial(hidden_layer, activation),
-        (gate, up, weights),
-        (projected("wi_0", gate), projected("wi_1", up), weights_dot),
-    )
+    primals = [given[name] for name in ("gate", "up") if name in given]
+    if "wi" in given:
+        tangents = jnp.split(projected("wi", jnp.concatenate(primals, axis=1)), 2, axis=1)
+    else:
+        tangents = [projected(f"wi_{i}", like) for i, like in enumerate(primals)]
+    for i, name in enumerate(("b0_dot", "b1_dot")):
+        if name in given:
+            tangents[i] += bias(name).astype(gate.dtype)
+
+    def of_projected(weights, gate, up=None):
+        return hidden_layer(activation, gate, up, weights)
+
+    hidden, hidden_dot = jax.jvp(of_projected, (weights, *primals), (weights_dot, *tangents))
     out = product(hidden_dot, wo, *indices)
     if "wo_dot" in given:
         out += product(hidden, given["wo_dot"], *indices)
+    if "bo_dot" in given:
+        out += (weights[:, None] * bias("bo_dot")).astype(out.dtype)
+    if "bo" in given and "weights_dot" in given:
+        out += (weights_dot[:, None] * bias("bo")).astype(out.dtype)
     return out

@@ -22,34 +22,54 @@ from jax_grouped_gemm._src.varying import vary_over, varying_axes
 BY_TOKEN = dict(divisor=1, implementation=None)
 
 
-def gather(x: jax.Array, rows: jax.Array, inverse: jax.Array | None = None) -> jax.Array:
+def gather(
+    x: jax.Array,
+    rows: jax.Array,
+    inverse: jax.Array | None = None,
+    count: jax.Array | None = None,
+) -> jax.Array:
     """Tokens [T, D] copied to rows [m, D], zero where `rows` [m] is out of range.
 
     Args:
       x: [T, D].
       rows: integers [m], the token of each row.
       inverse: integers [T, k], the rows of each token, if they are known.
+      count: int32 [1], how many rows are valid if not all are, only with `inverse`. The others are
+        undefined.
     """
     if inverse is not None:
-        return moves.gather_rows(x, rows, inverse, *_everything(x.shape[0]), **BY_TOKEN)
+        return moves.gather_rows(x, rows, inverse, *_optional(x.shape[0], count), **BY_TOKEN)
     return GATHER.bind(x, rows)
 
 
+def copies(x: jax.Array, rows: jax.Array, inverse: jax.Array | None = None) -> jax.Array:
+    """`gather` of what has no derivative, of any dtype: the bits of quantised tokens, or scales."""
+    if inverse is None:
+        inverse = jnp.zeros((x.shape[0], 0), jnp.int32)
+    return moves.gather_rows(x, rows, inverse, *_optional(x.shape[0], None), **BY_TOKEN)
+
+
 def combine(
-    y: jax.Array, rows: jax.Array, inverse: jax.Array | None = None, *, num_tokens: int
+    y: jax.Array,
+    rows: jax.Array,
+    inverse: jax.Array | None = None,
+    count: jax.Array | None = None,
+    *,
+    num_tokens: int,
 ) -> jax.Array:
     """The sum of each token's rows: [m, D] -> [num_tokens, D], the transpose of `gather`.
 
     The order of the terms is that of `inverse`, or of the rows without it.
     """
     if inverse is not None:
-        return moves.combine_rows(y, rows, inverse, *_everything(num_tokens), **BY_TOKEN)
+        return moves.combine_rows(y, rows, inverse, *_optional(num_tokens, count), **BY_TOKEN)
     return COMBINE.bind(y, rows, num_tokens=num_tokens)
 
 
-def _everything(num_tokens: int) -> tuple[jax.Array, jax.Array]:
-    """No weights, and no count: all rows are valid."""
-    return jnp.zeros((num_tokens, 0), jnp.float32), jnp.zeros((0,), jnp.int32)
+def _optional(num_tokens: int, count: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    """No weights, and the count, without elements if all rows are valid."""
+    count = jnp.zeros((0,), jnp.int32) if count is None else count
+    return jnp.zeros((num_tokens, 0), jnp.float32), count
 
 
 def _gather(x, rows):

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax_grouped_gemm._src.arguments import canonical_offset
 from jax_grouped_gemm._src.arithmetic import at_least_float32
 from jax_grouped_gemm._src.ragged.api import ragged_dot
+from jax_grouped_gemm._src.ragged.reference import local_group_bounds
 from jax_grouped_gemm._src.varying import vary_over, varying_axes
 
 
@@ -23,25 +24,27 @@ def with_bias(matmul, rows, matrices, bias, weights=None, *, group_sizes, group_
     result = jnp.result_type(rows, matrices)
     dtype = at_least_float32(result)
     offset = canonical_offset(group_offset)[0]
-    added = _bias_rows(bias.astype(dtype), group_sizes, offset, rows.shape[0])
+    added = bias_rows(bias.astype(dtype), group_sizes, offset, rows.shape[0])
     if weights is not None:
         added *= weights.astype(dtype)[:, None]
     return (product(preferred_element_type=dtype) + added).astype(result)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
-def _bias_rows(
+def bias_rows(
     bias: jax.Array, group_sizes: jax.Array, group_offset: jax.Array, num_rows: int
 ) -> jax.Array:
     """The bias [g, n] of each row's expert: [num_rows, n], zero where the expert is not here."""
-    rows = jnp.arange(num_rows, dtype=jnp.int32)
-    ends = jnp.cumsum(group_sizes)
-    local = jnp.searchsorted(ends, rows, side="right", method="compare_all") - group_offset
-    is_here = (local >= 0) & (local < bias.shape[0])
-    return jnp.where(is_here[:, None], jnp.take(bias, local, axis=0, mode="clip"), 0)
+    if 0 in (num_rows, *bias.shape):
+        return jnp.zeros((num_rows, bias.shape[1]), bias.dtype)
+    starts, ends = local_group_bounds(group_sizes, group_offset, bias.shape[0], num_rows)
+    rows = jnp.arange(num_rows, dtype=jnp.int32)[:, None]
+    owns = (starts <= rows) & (rows < ends)
+    local = jnp.argmax(owns, axis=1)
+    return jnp.where(owns.any(axis=1)[:, None], jnp.take(bias, local, axis=0, mode="clip"), 0)
 
 
-@_bias_rows.defjvp
+@bias_rows.defjvp
 def _bias_rows_jvp(num_rows, primals, tangents):
     # As the product with a column of ones, whose transpose is a ragged product too. That of a
     # gather is a scatter-add, which is not reproducible on a GPU.
@@ -54,4 +57,4 @@ def _bias_rows_jvp(num_rows, primals, tangents):
         precision="highest",
         group_offset=group_offset,
     )
-    return _bias_rows(bias, group_sizes, group_offset, num_rows), tangent
+    return bias_rows(bias, group_sizes, group_offset, num_rows), tangent

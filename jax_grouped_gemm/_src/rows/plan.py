@@ -15,6 +15,9 @@ from jax_grouped_gemm._src.arithmetic import cdiv
 KERNEL_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 """Element types of the rows that kernels move; they sum in float32."""
 
+COPIED_DTYPES = (*KERNEL_DTYPES, jnp.float8_e4m3fn, jnp.float8_e5m2)
+"""Those of rows that kernels copy without a weight; FP8 two columns at a time."""
+
 MOST_BATCHES = 65535
 """The largest y or z dimension of a grid."""
 
@@ -107,13 +110,23 @@ def plan_dots(avals: Sequence[Any], params: Mapping[str, Any], target: Any = Non
 def _plan_move(op, avals, params, shape, dtype, **more) -> RowsPlan:
     batch = max((x.shape[:-rank] for x, rank in zip(avals, RANKS[op], strict=True)), key=len)
     reason = _no_kernel_reason(avals, params, batch)
-    if not reason and avals[0].dtype not in KERNEL_DTYPES:
-        reason = f"the kernels move rows of bfloat16, float16 or float32, got {avals[0].dtype}"
+    if not reason:
+        reason = _unsuitable_rows_reason(op, *avals[:4])
     result = jax.ShapeDtypeStruct((*batch, *shape), dtype)
     # Tokens, rows or choices that are not there leave nothing to read.
     linear = {"gather_rows": avals[:1], "combine_rows": (avals[0], avals[2]), "row_dots": avals[:2]}
     nothing = any(0 in x.shape for x in (*linear[op], result))
     return _plan(op, reason, (result,), nothing, **more)
+
+
+def _unsuitable_rows_reason(op, x, *operands) -> str:
+    """Why no kernel moves rows of this type, empty if one does."""
+    if x.dtype in KERNEL_DTYPES:
+        return ""
+    is_copy = op == "gather_rows" and 0 in operands[2].shape
+    if not is_copy or x.dtype not in COPIED_DTYPES:
+        return f"the kernels move rows of bfloat16, float16 or float32, got {x.dtype}"
+    return "FP8 rows are copied two columns at a time" if x.shape[-1] % 2 else ""
 
 
 def _plan(op, reason, results, nothing, **more) -> RowsPlan:

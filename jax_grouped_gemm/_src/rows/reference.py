@@ -25,6 +25,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_grouped_gemm._src.varying import vary_over, varying_axes
+
 
 def sort_by_expert(experts: jax.Array, *, num_experts: int) -> list[jax.Array]:
     """Sorts pairs by expert, those of no expert in [0, num_experts) last; ties keep their order.
@@ -146,7 +148,7 @@ def spread_rows(
         exists, _ = _rows_that_exist(row_of_pair, count, num_rows)
         row_of_pair = jnp.where(exists, row_of_pair, num_rows)
         x = x.astype(accumulator(x.dtype))
-        y = jnp.zeros((num_rows, x.shape[1]), x.dtype)
+        y = _varying_zeros((num_rows, x.shape[1]), x, row_of_pair)
         for choice in range(row_of_pair.shape[1]):
             part = weights[:, choice, None] * x if weights.size else x
             y = y.at[row_of_pair[:, choice]].add(part, mode="drop")
@@ -169,7 +171,7 @@ def add_rows(
         exists = _pairs_that_exist(pair_of_row, count, num_tokens * divisor)
         token = jnp.where(exists, pair_of_row // divisor, num_tokens)
         y = y.astype(accumulator(y.dtype))
-        return jnp.zeros((num_tokens, y.shape[1]), y.dtype).at[token].add(y, mode="drop")
+        return _varying_zeros((num_tokens, y.shape[1]), y, token).at[token].add(y, mode="drop")
 
     return over_batches(unbatched, (y, pair_of_row, count), (2, 1, 1)).astype(y.dtype)
 
@@ -201,6 +203,11 @@ def _rows_that_exist(row_of_pair, count, num_rows):
     if count.size:
         exists &= row_of_pair < count
     return exists, jnp.where(exists, row_of_pair, 0)
+
+
+def _varying_zeros(shape, x, indices):
+    """Zeros of the dtype of `x`, to which nothing may be added, that vary as if something were."""
+    return vary_over(jnp.zeros(shape, x.dtype), varying_axes(x, indices))
 
 
 def _take(x, index):

@@ -238,9 +238,9 @@ def grouped_syr2k(
       a: [g, n, k], or a sequence of [n_i, k_i] and [g_i, n_i, k_i].
       b: shaped like `a`.
       c: shaped like the results.
-      alpha, beta, uplo, symmetrize_output, transpose, precision, preferred_element_type,
-        implementation: as for `grouped_syrk`; with `transpose` it is `A^T B + B^T A` of what is
-        stored.
+      alpha, beta, uplo, symmetrize_output, precision: as for `grouped_syrk`.
+      transpose: likewise; it gives `A^T B + B^T A` of what is stored.
+      preferred_element_type, implementation: likewise.
 
     Returns:
       [g, n, n] for a stack, else a list of [n_i, n_i] and [g_i, n_i, n_i].

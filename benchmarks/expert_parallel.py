@@ -1,0 +1,285 @@
+"""Mixture-of-experts layers whose experts are divided among the GPUs of one host.
+
+python -m benchmarks.expert_parallel --output benchmarks/results/expert_parallel.json
+
+`ours` is `moe.expert_parallel_mlp` as it chooses by itself, other strategies of it have names of
+their own. `naive` gathers all tokens, has `ragged_mlp` run over the rows of all experts with a
+group offset, and scatters the sums: MaxText's "ring of experts" with our products.
+`one_update_a_peer` is its other route. `local` is one GPU's share of the layer without any
+communication: T tokens and E/N experts. A fraction is the time of `local` over that of a strategy.
+Backward passes start from the forward pass's result, so that nothing of them can be done before.
+`links` are the layer's collectives by themselves.
+
+Times are wall times of a queue of calls, by the host's clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import os
+import statistics
+from collections.abc import Callable, Mapping
+
+# Multicast memory is not everybody's to use on a shared host.
+os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
+
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+from jax import lax  # noqa: E402
+from jax.sharding import NamedSharding  # noqa: E402
+
+from benchmarks.expert_parallel_plots import FORWARD, STEP  # noqa: E402
+from benchmarks.harness import check  # noqa: E402
+from benchmarks.harness.command import Command  # noqa: E402
+from benchmarks.harness.inputs import LatestInputs  # noqa: E402
+from benchmarks.harness.measure import Workload  # noqa: E402
+from benchmarks.harness.peer import Call  # noqa: E402
+from benchmarks.harness.session import Job, Session  # noqa: E402
+from benchmarks.moe import Layer  # noqa: E402
+from benchmarks.peers.expert_parallel import (  # noqa: E402
+    AXIS,
+    SPLIT,
+    STRATEGIES,
+    Problem,
+    QueuedCall,
+    mesh_of,
+    naive,
+    peers,
+    result_and_gradients,
+)
+
+# Of products and sums whose intermediate results are rounded to bfloat16 in between.
+TOLERANCE = 0.02
+
+LAYERS = {
+    layer.name: layer
+    for layer in (
+        Layer("qwen3_30b", 8192, 2048, 768, 128, 8),
+        Layer("dsv3", 4096, 7168, 2048, 64, 8),
+        Layer("mixtral", 4096, 4096, 14336, 8, 2),
+    )
+}
+"""Tokens are those of one GPU."""
+
+TINY = Layer("tiny", 48, 64, 32, 8, 2)
+OPS = (FORWARD, STEP)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _random_operands(problem_shape, devices, key):
+    tokens, embed, hidden, experts, top_k = problem_shape
+    keys = jax.random.split(key, 6)
+    scores = jax.random.uniform(keys[0], (tokens * devices, experts))
+    chosen = lax.top_k(scores, top_k)[1]
+    weights = jax.random.uniform(keys[1], chosen.shape, minval=0.1)
+    weights /= weights.sum(axis=1, keepdims=True)
+
+    def normal(key, *shape, scale):
+        # Uniform numbers of that variance take a tenth of the time to make.
+        bound = scale * 3**0.5
+        return jax.random.uniform(key, shape, jnp.bfloat16, -bound, bound)
+
+    return (
+        normal(keys[2], tokens * devices, embed, scale=1),
+        chosen.astype(jnp.int32),
+        weights,
+        normal(keys[3], experts, embed, hidden, scale=embed**-0.5),
+        normal(keys[4], experts, embed, hidden, scale=embed**-0.5),
+        normal(keys[5], experts, hidden, embed, scale=hidden**-0.5),
+    )
+
+
+def operands_of(layer: Layer, devices: int, seed: int) -> tuple[jax.Array, ...]:
+    """x, experts, weights, wi_0, wi_1 and wo, split over the devices; every choice is as likely."""
+    shape = (layer.tokens, layer.embed, layer.hidden, layer.experts, layer.top_k)
+    made = _random_operands(shape, devices, jax.random.key(seed))
+    return jax.device_put(made, NamedSharding(mesh_of(devices), SPLIT))
+
+
+def max_over_mean(experts: jax.Array, problem: Problem) -> float:
+    """Rows of the busiest device over their mean."""
+    owner = np.asarray(experts).reshape(-1) // (problem.layer.experts // problem.devices)
+    rows = np.bincount(owner, minlength=problem.devices)
+    return float(rows.max() / rows.mean())
+
+
+@jax.jit
+def _relative_errors(results, expected):
+    def error(one, other):
+        one, other = one.astype(jnp.float32), other.astype(jnp.float32)
+        return jnp.sqrt(jnp.sum((one - other) ** 2) / jnp.sum(other**2))
+
+    return [error(*pair) for pair in zip(results, expected, strict=True)]
+
+
+def work(problem: Problem, operands: tuple[jax.Array, ...], seed: int) -> Workload:
+    """A layer, judged against the naive path."""
+    layer = problem.layer
+    expected = jax.jit(result_and_gradients(naive(problem), problem.op))(*operands)
+
+    def judge(call: Call) -> tuple[check.Error, bool]:
+        errors = _relative_errors(tuple(call.run()), tuple(expected))
+        error = check.Error(max(map(float, errors)))
+        return error, error.within(TOLERANCE)
+
+    passes = 3 if problem.op == STEP else 1
+    return Workload(
+        f"{layer.name}/{problem.op}",
+        problem,
+        operands,
+        judge,
+        description={
+            "shape": dataclasses.asdict(layer),
+            "op": problem.op,
+            "devices": problem.devices,
+            "distribution": "uniform",
+            "max_over_mean": max_over_mean(operands[1], problem),
+            "dtype": "bfloat16",
+        },
+        flops=passes * 6 * layer.rows * layer.embed * layer.hidden,
+        bytes=0,
+        written_bytes=0,
+        seed=seed,
+    )
+
+
+LINKS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "all_gather": lambda x: lax.all_gather(x, AXIS, tiled=True),
+    "psum_scatter": lambda x: lax.psum_scatter(x, AXIS, tiled=True),
+    "all_to_all": lambda x: lax.all_to_all(x, AXIS, 0, 0, tiled=True),
+    "ppermute": lambda x: lax.ppermute(
+        x, AXIS, [(i, (i + 1) % lax.axis_size(AXIS)) for i in range(lax.axis_size(AXIS))]
+    ),
+}
+
+
+def measure_links(layer: Layer, devices: int, rounds: int) -> dict:
+    """Microseconds and GB/s of every collective, of the tokens of the layer."""
+    mesh = mesh_of(devices)
+    tokens = jnp.zeros((layer.tokens * devices, layer.embed), jnp.bfloat16)
+    partial_sums = jnp.zeros((layer.tokens * devices**2, layer.embed), jnp.bfloat16)
+    sent = tokens.nbytes // devices * (devices - 1)
+    results = {}
+    for name, collective in LINKS.items():
+        x = tokens if name in ("all_gather", "ppermute") else partial_sums
+        x = jax.device_put(x, NamedSharding(mesh, SPLIT))
+        function = jax.shard_map(collective, mesh=mesh, in_specs=SPLIT, out_specs=SPLIT)
+        call = QueuedCall(functools.partial(_compiled(function, x), x))
+        us = statistics.median(call.elapsed_us() for _ in range(rounds + 1))
+        results[name] = {"us": us, "gb_per_s": sent / us / 1e3}
+    return results
+
+
+def _compiled(function, x):
+    compiled = jax.jit(function).lower(x).compile()
+    jax.block_until_ready(compiled(x))
+    return compiled
+
+
+def fractions(record: Mapping) -> dict[str, float]:
+    """Time of the layer without communication over that of every strategy, medians over rounds."""
+    alone = record["peers"].get("local", {}).get("us")
+    if not alone:
+        return {}
+    return {
+        name: statistics.median(a / b for a, b in zip(alone, peer["us"], strict=True))
+        for name, peer in record["peers"].items()
+        if name != "local" and "us" in peer
+    }
+
+
+def table(results: Mapping) -> str:
+    """Microseconds and fractions, a row a case."""
+    lines = []
+    for record in results["cases"]:
+        lines.append(
+            f"{record['case']}, {record['devices']} devices, max/mean {record['max_over_mean']:.3f}"
+        )
+        for name, peer in record["peers"].items():
+            if "median_us" not in peer:
+                reason = peer.get("reason", "")[:80]
+                lines.append(f"  {name:22} {peer['status']} {reason}")
+                continue
+            fraction = record["fractions"].get(name)
+            size = peer.get("temporary_bytes")
+            lines.append(
+                f"  {name:22}{peer['median_us']:9.0f} us"
+                + (f"   fraction {fraction:.3f}" if fraction else " " * 17)
+                + (f"   {size / 2**20:7.0f} MiB" if size is not None else "")
+                + (f"   error {peer['error']['total']:.1e}" if "error" in peer else "")
+            )
+        for name, link in record.get("links", {}).items():
+            lines.append(f"  link {name:17}{link['us']:9.0f} us   {link['gb_per_s']:.0f} GB/s")
+    return "\n".join(lines)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Layers, what of them, and over how many devices."""
+    parser.add_argument("--layers", nargs="+", default=list(LAYERS), choices=LAYERS, metavar="NAME")
+    parser.add_argument("--ops", nargs="+", default=list(OPS), choices=OPS)
+    parser.add_argument("--devices", type=int, help="by default all that there are")
+    parser.add_argument(
+        "--strategies", nargs="+", default=list(STRATEGIES), choices=STRATEGIES, metavar="NAME"
+    )
+    others = [peer.name for peer in peers() if peer.name not in STRATEGIES]
+    parser.add_argument("--peers", nargs="*", default=others, choices=others, metavar="NAME")
+
+
+def complete(options: argparse.Namespace) -> None:
+    """Finds the layers."""
+    options.layers = [TINY] if options.dry_run else [LAYERS[name] for name in options.layers]
+    options.devices = options.devices or len(jax.devices())
+    if options.devices > len(jax.devices()):
+        raise ValueError(f"--devices: there are {len(jax.devices())}, got {options.devices}")
+    # Kernels of several GPUs overlap, and a sum of their times says nothing.
+    options.recorder, options.no_host = "clock", True
+
+
+def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
+    """A job a case."""
+    devices = options.devices
+    inputs = LatestInputs(lambda layer: operands_of(layer, devices, options.seed))
+    wanted = {*options.strategies, *options.peers}
+    compared = [peer for peer in peers() if peer.name in wanted]
+
+    def measure(problem: Problem) -> dict:
+        operands = inputs.of(problem.layer)
+        record = session.compare(work(problem, operands, options.seed), compared)
+        for peer in compared:
+            if problem in peer.temporary_bytes and peer.name in record["peers"]:
+                size = peer.temporary_bytes[problem]
+                record["peers"][peer.name]["temporary_bytes"] = size
+        record["fractions"] = fractions(record)
+        if problem.op == FORWARD:
+            record["links"] = measure_links(problem.layer, devices, options.rounds)
+        return record
+
+    return [
+        Job(f"{layer.name}/{op}", functools.partial(measure, Problem(layer, op, devices)))
+        for layer in options.layers
+        for op in options.ops
+    ]
+
+
+def texts(results: Mapping) -> list[str]:
+    """One table."""
+    return [table(results)]
+
+
+COMMAND = Command(
+    "benchmarks.expert_parallel",
+    __doc__,
+    jobs,
+    add_arguments=add_arguments,
+    complete=complete,
+    rounds=6,
+    time_limit=240,
+    texts=texts,
+)
+main = COMMAND.main
+
+if __name__ == "__main__":
+    main()

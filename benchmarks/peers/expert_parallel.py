@@ -1,0 +1,263 @@
+"""Layers over several GPUs: ours in all its ways, and how they are written without it."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+import jax_grouped_gemm as jgg
+from benchmarks.expert_parallel_plots import FORWARD
+from benchmarks.harness.peer import Call, NotOffered, Role, pinned_implementation, without_gpu
+from benchmarks.moe import Layer
+from jax_grouped_gemm import moe
+
+AXIS = "expert"
+SPLIT = P(AXIS)
+
+STRATEGIES: dict[str, dict] = {
+    "ours": dict(),
+    "psum_scatter": dict(strategy="all_gather", chunks=1, combine="psum_scatter"),
+    "all_to_all": dict(strategy="all_gather", chunks=1, combine="all_to_all"),
+    "chunks_2": dict(strategy="all_gather", chunks=2, combine="psum_scatter"),
+    "chunks_2_all_to_all": dict(strategy="all_gather", chunks=2, combine="all_to_all"),
+    "room_for_1.25": dict(strategy="all_gather", buffer_factor=1.25),
+    "gather_again": dict(strategy="all_gather", chunks=1, save="nothing"),
+    "ragged": dict(strategy="ragged_all_to_all", chunks=1),
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What a compiled program depends on."""
+
+    layer: Layer
+    op: str
+    devices: int
+
+
+def mesh_of(devices: int) -> Mesh:
+    """The first GPUs of this host."""
+    return Mesh(np.array(jax.devices()[:devices]), (AXIS,))
+
+
+Run = Callable[..., tuple[jax.Array, ...]]
+
+
+def result_and_gradients(function: Run, op: str) -> Run:
+    """Of (x, experts, weights, wi_0, wi_1, wo): y and, of a step, all gradients from y."""
+
+    def run(x, experts, *floats):
+        def forward(x, *floats):
+            return function(x, experts, *floats)
+
+        if op == FORWARD:
+            return (forward(x, *floats),)
+        y, vjp = jax.vjp(forward, x, *floats)
+        return y, *vjp(y)
+
+    return run
+
+
+def routing_of(experts: jax.Array, weights: jax.Array, num_experts: int) -> moe.Routing:
+    """A layer takes no more of the logits than their shape."""
+    return moe.Routing(jnp.zeros((*experts.shape[:-1], num_experts), jnp.float32), experts, weights)
+
+
+def over_devices(problem: Problem, on_device: Run) -> Run:
+    """`on_device` as a function of operands that are split over all devices."""
+    return jax.shard_map(
+        on_device, mesh=mesh_of(problem.devices), in_specs=(SPLIT,) * 6, out_specs=SPLIT
+    )
+
+
+def strategy(problem: Problem, **options: object) -> Run:
+    """`expert_parallel_mlp` with these options."""
+
+    def on_device(x, experts, weights, *matrices):
+        routing = routing_of(experts, weights, problem.layer.experts)
+        return moe.expert_parallel_mlp(
+            x,
+            routing,
+            *matrices,
+            expert_axis=AXIS,
+            implementation=pinned_implementation(),
+            **options,
+        )[0]
+
+    return over_devices(problem, on_device)
+
+
+def naive(problem: Problem) -> Run:
+    """Rows of all experts on every device, all but the local ones zero."""
+    implementation = pinned_implementation()
+
+    def on_device(x, experts, weights, *matrices):
+        x, experts, weights = (lax.all_gather(a, AXIS, tiled=True) for a in (x, experts, weights))
+        order = moe.sort_by_expert(experts, problem.layer.experts, implementation=implementation)
+        row_weights = moe.permute_rows(weights.reshape(-1), order.order, order.inverse.reshape(-1))
+        rows = moe.dispatch(x, order, implementation=implementation)
+        rows = jgg.ragged_mlp(
+            rows,
+            *matrices,
+            order.group_sizes,
+            weights=row_weights,
+            group_offset=lax.axis_index(AXIS) * matrices[0].shape[0],
+            implementation=implementation,
+        )
+        y = moe.combine(rows, order, implementation=implementation)
+        return lax.psum_scatter(y, AXIS, tiled=True)
+
+    return over_devices(problem, on_device)
+
+
+def one_update_a_peer(problem: Problem) -> Run:
+    """Rows sent by one update of a ragged_all_to_all to each peer, sorted again where they arrive.
+
+    That is how MaxText exchanges rows, with our products and our copies of rows.
+    """
+    implementation = pinned_implementation()
+
+    def on_device(x, experts, weights, *matrices):
+        devices, here = problem.devices, matrices[0].shape[0]
+        index = lax.axis_index(AXIS)
+        order = moe.sort_by_expert(experts, problem.layer.experts, implementation=implementation)
+        rows = moe.dispatch(x, order, implementation=implementation)
+        counts = lax.all_gather(order.group_sizes, AXIS).reshape(devices, devices, here)
+        sizes = counts.sum(axis=2, dtype=jnp.int32)  # [source, peer]
+        starts = jnp.cumsum(sizes, axis=1) - sizes
+        arrivals = jnp.cumsum(sizes, axis=0) - sizes
+        there = starts[index], sizes[index], arrivals[index], sizes[:, index]
+        back = arrivals[:, index], sizes[:, index], starts[:, index], sizes[index]
+        arrived = _exchange(rows, there, len(rows) * devices)
+
+        mine = counts[:, index].reshape(-1)
+        at = jnp.arange(len(arrived))
+        segment = jnp.searchsorted(jnp.cumsum(mine), at, side="right", method="compare_all")
+        expert = jnp.where(segment < len(mine), segment % here, here)
+        again = moe.sort_by_expert(expert[:, None], here, implementation=implementation)
+        arrived = moe.dispatch(arrived, again, implementation=implementation)
+        arrived = jgg.ragged_mlp(
+            arrived, *matrices, again.group_sizes, implementation=implementation
+        )
+        arrived = moe.combine(arrived, again, implementation=implementation)
+        rows = _exchange(arrived, back, len(rows))
+        return moe.combine(rows, order, weights=weights, implementation=implementation)
+
+    return over_devices(problem, on_device)
+
+
+def _exchange(rows, route, num_rows):
+    buffer = lax.pcast(lax.empty((num_rows, rows.shape[1]), rows.dtype), AXIS, to="varying")
+    return lax.ragged_all_to_all(rows, buffer, *route, axis_name=AXIS)
+
+
+def local(problem: Problem) -> Run:
+    """The layer of one GPU that has its share of tokens and experts."""
+
+    def run(x, experts, weights, *matrices):
+        routing = routing_of(experts, weights, matrices[0].shape[0])
+        implementation = pinned_implementation()
+        return moe.dropless_mlp(x, routing, *matrices, implementation=implementation)
+
+    return run
+
+
+def share_of_first_device(problem: Problem, operands: Sequence[jax.Array]) -> list[jax.Array]:
+    """Its tokens, choices as likely among its experts, and its experts."""
+    x, experts, *rest = (a.addressable_shards[0].data for a in operands)
+    here = problem.layer.experts // problem.devices
+    rng = np.random.default_rng(0)
+    scores = rng.random((len(x), here))
+    chosen = np.argsort(scores, axis=1)[:, : problem.layer.top_k].astype(np.int32)
+    return [x, jax.device_put(chosen, x.device), *rest]
+
+
+class QueuedCall(Call):
+    """A call whose time is that of several in a queue, so that the host does not count."""
+
+    def __init__(self, run: Callable[[], object]):
+        super().__init__(run)
+        start = time.perf_counter()
+        self.wait(run())
+        self._queue = int(np.clip(0.03 / (time.perf_counter() - start), 2, 16))
+
+    def elapsed_us(self) -> float:
+        """Mean of a queue, in microseconds."""
+        start = time.perf_counter()
+        for _ in range(self._queue):
+            result = self.run()
+        self.wait(result)
+        return (time.perf_counter() - start) * 1e6 / self._queue
+
+
+class MeshPeer:
+    """A function of operands that are split over the devices, or of the share of the first one."""
+
+    slow = False
+
+    def __init__(
+        self,
+        name: str,
+        role: Role,
+        make: Callable[[Problem], Run],
+        unavailable: Callable[[], str | None] = lambda: None,
+        alone: bool = False,
+    ):
+        self.name = name
+        self.role = role
+        self.checked = role.solves_problem
+        self.temporary_bytes: dict[Problem, int] = {}
+        self._make = make
+        self._unavailable = unavailable
+        self._alone = alone
+
+    def unavailable_reason(self) -> str | None:
+        """On a GPU the kernels have to be there; elsewhere the reference runs."""
+        kernels = jgg.unavailable_reason() if without_gpu() is None else None
+        return kernels or self._unavailable()
+
+    def prepare(self, problem: Problem, *operands: jax.Array) -> Call:
+        """Compiles the function.
+
+        Raises:
+          NotOffered: where the function is not implemented for the operands.
+        """
+        if self._alone:
+            operands = share_of_first_device(problem, operands)
+        function = jax.jit(result_and_gradients(self._make(problem), problem.op))
+        try:
+            compiled = function.lower(*operands).compile()
+        except NotImplementedError as error:
+            raise NotOffered(str(error)) from error
+        memory = compiled.memory_analysis()
+        if memory is not None:
+            self.temporary_bytes[problem] = memory.temp_size_in_bytes
+        jax.block_until_ready(compiled(*operands))
+        return QueuedCall(lambda: compiled(*operands))
+
+
+def peers() -> list[MeshPeer]:
+    """All strategies, what there was before them, and the layer without communication."""
+    ours = [
+        MeshPeer(
+            name,
+            Role.OURS if name == "ours" else Role.VARIANT,
+            functools.partial(strategy, **options),
+        )
+        for name, options in STRATEGIES.items()
+    ]
+    return [
+        *ours,
+        MeshPeer("naive", Role.GROUPED, naive),
+        MeshPeer("one_update_a_peer", Role.GROUPED, one_update_a_peer, without_gpu),
+        MeshPeer("local", Role.CEILING, local, alone=True),
+    ]

@@ -1,0 +1,79 @@
+"""Whole mixture-of-experts layers in FP8, with weights quantised in each call or before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+import jax_grouped_gemm as jgg
+from benchmarks.harness.peer import Call, JaxPeer, NotOffered, Role, jax_call
+from benchmarks.peers.ours import kernels_unavailable_reason
+
+RECIPES = {
+    "blockwise": jgg.Recipe.blockwise(),
+    "blockwise_bf16_wgrad": jgg.Recipe.blockwise(wgrad="bf16"),
+    "rowwise_bf16_wgrad": jgg.Recipe.rowwise(wgrad="bf16"),
+    "tensorwise_bf16_wgrad": jgg.Recipe.tensorwise(wgrad="bf16"),
+}
+TOLERANCE = 0.1
+"""Of what four products of operands with three bits of mantissa are from the exact layer."""
+
+
+class Fp8Layer(JaxPeer):
+    """A layer with a recipe.
+
+    Args:
+      name: of the recipe.
+      function: of the layer's operands, a recipe and quantised weights or None.
+      quantized: whether weights are quantised before, as once in an optimiser step of many
+        microbatches; else each call quantises them.
+      part_of: see `Call`.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Any],
+        *,
+        quantized: bool,
+        part_of: Callable[[str], str],
+    ):
+        recipe = RECIPES[name]
+
+        def run(*operands):
+            *operands, weights = operands
+            return function(*operands, recipe=recipe, quantized=weights)
+
+        super().__init__(
+            f"fp8_{name}{'_quantized' * quantized}",
+            Role.VARIANT,
+            run,
+            kernels_unavailable_reason,
+            checked=True,
+            part_of=part_of,
+        )
+        self.recipe = recipe
+        self.quantized = quantized
+
+    def arguments(self, *operands: jax.Array) -> tuple[Any, ...]:
+        """The operands of the function: those of the layer and, if there are any, weights."""
+        *_, wi_0, wi_1, wo, _ = operands
+        if not self.quantized:
+            return *operands, None
+        return *operands, jax.jit(jgg.quantize_mlp, static_argnums=3)(wi_0, wi_1, wo, self.recipe)
+
+    def prepare(self, problem: Any, *operands: jax.Array) -> Call:
+        """Compiles the layer, and quantises the weights before if it is one of those.
+
+        Raises:
+          NotOffered: where the function is not implemented for the operands.
+        """
+        try:
+            call = jax_call(jax.jit(self.function), *self.arguments(*operands))
+        except NotImplementedError as error:
+            raise NotOffered(str(error)) from error
+        call.part_of = self.part_of
+        call.tolerance = TOLERANCE
+        return call

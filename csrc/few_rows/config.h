@@ -1,0 +1,61 @@
+// What is fixed at compile time of a product for groups of few rows, and its shared memory.
+#pragma once
+
+#include "scheduler/warp.h"
+#include "scheduler/work_tile.h"
+#include "sm90/config.h"
+
+namespace jgg::few_rows {
+
+using sm90::Barrier;
+using sm90::kRowBytes;
+using sm90::kWorkStages;
+
+// Warps: one copies matrices, one schedules, two bring rows, and the rest multiply.
+constexpr int kRowWarps = 2;
+constexpr int kFirstConsumer = 2 + kRowWarps;
+constexpr int kConsumerWarps = 4;
+constexpr int kThreads = (kFirstConsumer + kConsumerWarps) * kWarpSize;
+constexpr int kRowThreads = kRowWarps * kWarpSize;
+
+// Of a multiprocessor: while one ends a tile, the other loads.
+constexpr int kBlocks = 2;
+constexpr int kSharedMemory = sm90::kSharedMemoryLimit / kBlocks - 1024;
+
+// Sizes of as many groups are read at once before anything else. More are read where they are
+// needed.
+constexpr int kGroupsAtOnce = 512;
+
+// One stage has 64 of K of 128 columns: those of one matrix, or 64 of gate and the same of up.
+template <class Element_, int kTileM_, bool kHasUp_>
+struct Config {
+  using Element = Element_;
+  static constexpr int kTileM = kTileM_;
+  static constexpr bool kHasUp = kHasUp_;
+  static constexpr int kBoxColumns = kRowBytes / sizeof(Element);
+  static constexpr int kBoxes = 2;
+  static constexpr int kTileN = kHasUp ? kBoxColumns : kBoxes * kBoxColumns;  // of the result
+  static constexpr int kTileK = kRowBytes / sizeof(Element);
+  static constexpr int kCluster = 1;
+
+  static constexpr int kBoxBytes = kTileK * kRowBytes;
+  static constexpr int kMatrixBytes = kBoxes * kBoxBytes;
+  static constexpr int kLhsBytes = kTileM * kRowBytes;
+  static constexpr int kReserve = sm90::kSharedMemoryReserve + kGroupsAtOnce * sizeof(int);
+  static constexpr int kStages = (kSharedMemory - kReserve) / (kMatrixBytes + kLhsBytes);
+};
+
+template <class Config>
+struct SharedStorage {
+  alignas(1024) uint8_t matrices[Config::kStages][Config::kMatrixBytes];
+  alignas(1024) uint8_t rows[Config::kStages][Config::kLhsBytes];
+  WorkTile work[kWorkStages];
+  int sizes[kGroupsAtOnce];
+  int offset;
+  alignas(8) Barrier full[Config::kStages];
+  alignas(8) Barrier empty[Config::kStages];
+  alignas(8) Barrier work_full[kWorkStages];
+  alignas(8) Barrier work_empty[kWorkStages];
+};
+
+}  // namespace jgg::few_rows

@@ -1,0 +1,100 @@
+// From sums to results, of one warp: biases, activation and the weights of rows.
+//
+// Gate and up are rounded to the type in which they could be stored, and what follows is computed
+// from those in float32 and rounded once, as it is where each step is a kernel of its own.
+#pragma once
+
+#include "few_rows/multiply.h"
+#include "few_rows/params.h"
+
+namespace jgg::few_rows {
+
+template <class Config>
+class Epilogue {
+  using Element = typename Config::Element;
+
+ public:
+  // Of the tile's columns that a lane of the warp has, in the order of the sums.
+  __device__ Epilogue(Params const& params, WorkTile const& work, int warp)
+      : params_(params), work_(work) {
+    int const first = warp * (Config::kHasUp ? 1 : 2) * kMmaColumns;
+    column_ = work.n + first + lane_column();
+  }
+
+  template <int kBlocks>
+  __device__ void store(Sums<kBlocks> const& sums) const {
+    int const left = work_.extent - work_.m;
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+#pragma unroll
+      for (int odd = 0; odd < 2; ++odd) {
+        int const row = block * kMmaRows + lane_row() + odd;
+        if (row >= left) continue;
+        int const at = work_.begin + work_.m + row;
+        float const weight = params_.weight(at);
+#pragma unroll
+        for (int high = 0; high < 2; ++high) {
+          int const i = 2 * high + odd;
+          if constexpr (Config::kHasUp) {
+            store_one(at, column_ + 8 * high, weight, sums[0][block][i], sums[1][block][i]);
+          } else {
+            store_one(at, column_ + 8 * high, weight, sums[0][block][i], 0.0f);
+            store_one(at, column_ + kMmaColumns + 8 * high, weight, sums[1][block][i], 0.0f);
+          }
+        }
+      }
+    }
+  }
+
+ private:
+  __device__ float bias(mlp::Bias const& biases, int column) const {
+    if (biases.data == nullptr) return 0.0f;
+    int64_t const at = int64_t(work_.group) * params_.n + column;
+    if (biases.is_float32) return static_cast<float const*>(biases.data)[at];
+    return static_cast<float>(static_cast<Element const*>(biases.data)[at]);
+  }
+
+  __device__ void store_one(int64_t row, int column, float weight, float gate, float up) const {
+    if (column >= params_.n) return;
+    int64_t const at = row * params_.n + column;
+    Element* const out = static_cast<Element*>(params_.out);
+    float const gate_bias = bias(params_.gate_bias, column);
+    if (!params_.has_activation) {
+      out[at] = static_cast<Element>(gate + weight * gate_bias);
+      return;
+    }
+    Element const g = static_cast<Element>(gate + gate_bias);
+    if (params_.kept_gate) static_cast<Element*>(params_.kept_gate)[at] = g;
+    if constexpr (Config::kHasUp) {
+      Element const u = static_cast<Element>(up + bias(params_.up_bias, column));
+      if (params_.kept_up) static_cast<Element*>(params_.kept_up)[at] = u;
+      mlp::Activated const a =
+          mlp::activated(params_.activation, static_cast<float>(g), static_cast<float>(u));
+      out[at] = static_cast<Element>(a.activation * a.up * weight);
+    } else {
+      mlp::Activated const a = mlp::activated(params_.activation, static_cast<float>(g), 0.0f);
+      out[at] = static_cast<Element>(a.activation * weight);
+    }
+  }
+
+  Params const& params_;
+  WorkTile const& work_;
+  int column_;
+};
+
+// Zeros in a tile's rows, which no local group owns. `thread` is one of `threads`.
+template <class Config>
+__device__ void store_zeros(Params const& params, WorkTile const& work, int thread, int threads) {
+  using Element = typename Config::Element;
+  int const rows = min(work.extent - work.m, Config::kTileM);
+  for (int i = thread; i < rows * Config::kTileN; i += threads) {
+    int const row = i / Config::kTileN, column = work.n + i % Config::kTileN;
+    if (column >= params.n) continue;
+    int64_t const at = (int64_t(work.begin) + work.m + row) * params.n + column;
+    for (void* const out : {params.out, params.kept_gate, params.kept_up}) {
+      if (out) static_cast<Element*>(out)[at] = Element(0.0f);
+    }
+  }
+}
+
+}  // namespace jgg::few_rows

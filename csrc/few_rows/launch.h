@@ -1,0 +1,79 @@
+// From run-time arguments to one compiled kernel for groups of few rows, and its launch.
+#pragma once
+
+#include <algorithm>
+
+#include "few_rows/kernel.h"
+#include "few_rows/tiles.h"
+#include "sm90/config_of.h"
+#include "sm90/launch.h"
+#include "sm90/tma/views.h"
+
+namespace jgg::few_rows {
+
+template <class Config>
+cudaError_t make_params(mlp::GatedArguments const& a, Params& params) {
+  using Element = typename Config::Element;
+  params.x = static_cast<char const*>(a.x);
+  params.rows = a.rows;
+  params.divisor = a.divisor;
+  params.tokens = a.tokens;
+  params.gate_bias = a.gate_bias;
+  params.up_bias = a.up_bias;
+  params.weights = a.weights;
+  params.weights_of_pairs = a.weights_of_pairs;
+  params.out = a.hidden;
+  params.kept_gate = a.gate;
+  params.kept_up = a.up;
+  params.has_activation = a.has_activation;
+  params.activation = mlp::GeneralFunction(a.activation);
+  params.groups = a.groups;
+  params.k = a.k;
+  params.n = a.n;
+  params.up_column = a.is_concatenated ? a.n : 0;
+  params.hint = sm90::LoadHint::kEvictFirst;
+
+  auto const encode = [&](CUtensorMap& descriptor, void const* matrices) {
+    sm90::TensorView view = sm90::view<Element>(matrices);
+    view.fetch = sm90::kFetchBox;
+    int64_t const columns = a.is_concatenated ? 2 * int64_t(a.n) : a.n;
+    return sm90::encode_plain(&descriptor, view, a.groups.local_groups, a.k, columns,
+                              Config::kTileK);
+  };
+  cudaError_t const status = encode(params.gate, a.gate_weights);
+  if (status != cudaSuccess || !Config::kHasUp) return status;
+  return encode(params.up, a.is_concatenated ? a.gate_weights : a.up_weights);
+}
+
+template <class Config>
+cudaError_t launch(mlp::GatedArguments const& a, cudaStream_t stream) {
+  Params params{};
+  if (auto const status = make_params<Config>(a, params); status != cudaSuccess) return status;
+  int multiprocessors;
+  if (auto const status = count_multiprocessors(multiprocessors); status != cudaSuccess) {
+    return status;
+  }
+  int64_t const row_tiles = ceil_div(a.groups.rows, Config::kTileM) + int64_t(a.groups.groups) + 1;
+  int64_t const units = std::min<int64_t>(row_tiles, a.groups.rows) * ceil_div(a.n, Config::kTileN);
+  static_assert(sizeof(SharedStorage<Config>) <= kSharedMemory);
+  return sm90::launch_clusters<Config, sizeof(SharedStorage<Config>)>(
+      few_rows_kernel<Config>, params, std::clamp<int64_t>(units, 1, kBlocks * multiprocessors),
+      kThreads, stream);
+}
+
+}  // namespace jgg::few_rows
+
+namespace jgg::mlp {
+
+template <ElementType kType>
+cudaError_t few_rows(TileConfig config, GatedArguments const& arguments, cudaStream_t stream) {
+  return with_constants(
+      [&](auto tile, auto has_up) {
+        using Element = sm90::Typed<kType>;
+        using Config = few_rows::Config<Element, decltype(tile)::kTileM, has_up.value>;
+        return few_rows::launch<Config>(arguments, stream);
+      },
+      OneTileOf<few_rows::Tiles>{config}, Flag{arguments.has_up()});
+}
+
+}  // namespace jgg::mlp

@@ -1,0 +1,48 @@
+// What the kernel gets.
+#pragma once
+
+#include <cuda.h>
+
+#include "mlp/activated.h"
+#include "mlp/gated_ragged_dot.h"
+#include "sm90/tma/load.h"
+
+namespace jgg::few_rows {
+
+struct Params {
+  CUtensorMap gate;
+  CUtensorMap up;
+  sm90::LoadHint hint;
+  int up_column;  // of `up`, the first
+  char const* x;
+  int const* rows;
+  unsigned divisor;
+  int tokens;
+  mlp::Bias gate_bias;
+  mlp::Bias up_bias;
+  float const* weights;
+  bool weights_of_pairs;
+  void* out;
+  void* kept_gate;
+  void* kept_up;
+  bool has_activation;
+  mlp::GeneralFunction activation;
+  GroupSizes groups;
+  int k;
+  int n;
+
+  // The token of a row, which may be out of range.
+  __device__ unsigned token(int row) const {
+    return rows ? static_cast<unsigned>(__ldg(rows + row)) / divisor : row;
+  }
+
+  // Of a row that may have no token: whatever it is, it is multiplied by zeros.
+  __device__ float weight(int row) const {
+    if (weights == nullptr) return 1.0f;
+    if (!weights_of_pairs) return __ldg(weights + row);
+    auto const pair = static_cast<unsigned>(__ldg(rows + row));
+    return pair / divisor < unsigned(tokens) ? __ldg(weights + pair) : 0.0f;
+  }
+};
+
+}  // namespace jgg::few_rows

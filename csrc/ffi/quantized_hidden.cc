@@ -1,0 +1,160 @@
+// Bindings of the elementwise steps of an expert MLP in FP8.
+#include "mlp/quantized_hidden.h"
+
+#include <array>
+
+#include "ffi/buffers.h"
+#include "ffi/element_types.h"
+#include "ffi/handlers.h"
+
+namespace jgg {
+namespace {
+
+using Floats = ffi::Buffer<ffi::F32>;
+using Result = ffi::Result<ffi::AnyBuffer>;
+
+// Checks buffers one after the other, and keeps what is wrong with the first that does not fit.
+class Fit {
+ public:
+  template <class Buffer>
+  void matrix(char const* name, Buffer const& buffer, int rows, int columns) {
+    if (error_.failure()) return;
+    auto const shape = Shape<2>::of(name, buffer);
+    if (!shape) {
+      error_ = shape.error();
+    } else if (shape->batched) {
+      error_ = invalid(std::string(name) + " has a batch dimension");
+    } else {
+      error_ = shape->expect({rows, columns}, 1);
+    }
+  }
+
+  template <class Buffer>
+  void vector(char const* name, Buffer const& buffer, int size) {
+    if (error_.failure()) return;
+    auto const shape = Shape<1>::of(name, buffer);
+    error_ = !shape            ? shape.error()
+             : !shape->batched ? shape->expect({size}, 1)
+                               : invalid(std::string(name) + " has a batch dimension");
+  }
+
+  // All of the type of the first.
+  void source(ElementType& type, std::initializer_list<ffi::DataType> buffers) {
+    if (error_.failure()) return;
+    if (!element_type(*buffers.begin(), {ElementType::kBf16, ElementType::kF16}, type)) {
+      error_ = invalid("the elementwise steps of an MLP take bf16 or f16");
+    }
+    for (ffi::DataType const other : buffers) {
+      if (other != *buffers.begin()) error_ = invalid("operands and results differ in type");
+    }
+  }
+
+  void fp8(ElementType& type, ffi::DataType buffer) {
+    if (error_.failure() || element_type(buffer, kFloat8s, type)) return;
+    error_ = invalid("the quantisers return f8e4m3fn or f8e5m2");
+  }
+
+  ffi::Error const& error() const { return error_; }
+
+ private:
+  ffi::Error error_ = ffi::Error::Success();
+};
+
+// The rows of a result of `columns` columns.
+mlp::Projections of_rows(ffi::AnyBuffer const& projections, Floats const& weights, int rows,
+                         int columns, mlp::Activation activation, Fit& fit) {
+  mlp::Projections result{projections.untyped_data(), weights.typed_data(), activation, rows,
+                          columns};
+  fit.matrix("the projections", projections, rows, 2 * result.pitch());
+  fit.vector("the weights", weights, rows);
+  return result;
+}
+
+ffi::Error quantize_hidden(cudaStream_t stream, ffi::AnyBuffer projections, Floats weights,
+                           Result values, ffi::Result<Floats> scales, bool power_of_two,
+                           float alpha, float cubic, float limit, float shift) {
+  auto const hidden = Shape<2>::of("the values", *values);
+  if (!hidden) return hidden.error();
+  auto const [rows, columns] = hidden->size;
+  Fit fit;
+  mlp::QuantizedHidden a{};
+  mlp::QuantizedHiddenFormat format{{}, {}, power_of_two};
+  a.projections = of_rows(projections, weights, rows, columns, {alpha, cubic, limit, shift}, fit);
+  fit.matrix("the values", *values, rows, columns);
+  fit.matrix("the scales", *scales, rows, a.projections.blocks());
+  fit.source(format.source, {projections.element_type()});
+  fit.fp8(format.fp8, values->element_type());
+  if (fit.error().failure()) return fit.error();
+  a.q = static_cast<uint8_t*>(values->untyped_data());
+  a.scale = scales->typed_data();
+  return launched(mlp::quantize_hidden(format, a, stream), "quantize_hidden");
+}
+
+ffi::Error quantize_gradients(cudaStream_t stream, ffi::AnyBuffer projections, ffi::AnyBuffer dh,
+                              Floats weights, Result values, ffi::Result<Floats> scales,
+                              Result dgate, Result dup, Result hidden, ffi::Result<Floats> dweights,
+                              bool power_of_two, float alpha, float cubic, float limit,
+                              float shift) {
+  auto const shape = Shape<2>::of("the gradient of hidden", dh);
+  if (!shape) return shape.error();
+  auto const [rows, columns] = shape->size;
+  Fit fit;
+  mlp::QuantizedGradients a{};
+  mlp::QuantizedHiddenFormat format{{}, {}, power_of_two};
+  a.projections = of_rows(projections, weights, rows, columns, {alpha, cubic, limit, shift}, fit);
+  int const blocks = a.projections.blocks();
+  fit.matrix("the gradient of hidden", dh, rows, columns);
+  fit.matrix("the values", *values, rows, 2 * a.projections.pitch());
+  fit.matrix("the scales", *scales, rows, 2 * blocks);
+  fit.matrix("the gradient of gate", *dgate, rows, columns);
+  fit.matrix("the gradient of up", *dup, rows, columns);
+  fit.matrix("hidden", *hidden, rows, columns);
+  fit.matrix("the gradients of weights", *dweights, rows, blocks);
+  fit.source(format.source, {projections.element_type(), dh.element_type(), dgate->element_type(),
+                             dup->element_type(), hidden->element_type()});
+  fit.fp8(format.fp8, values->element_type());
+  if (fit.error().failure()) return fit.error();
+  a.dh = dh.untyped_data();
+  a.q = static_cast<uint8_t*>(values->untyped_data());
+  a.scale = scales->typed_data();
+  a.dgate = dgate->untyped_data();
+  a.dup = dup->untyped_data();
+  a.hidden = hidden->untyped_data();
+  a.dweights = dweights->typed_data();
+  return launched(mlp::quantize_gradients(format, a, stream), "quantize_gradients");
+}
+
+}  // namespace
+}  // namespace jgg
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JggQuantizeHidden, jgg::quantize_hidden,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
+                                  .Arg<xla::ffi::AnyBuffer>()              // projections
+                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()  // weights
+                                  .Ret<xla::ffi::AnyBuffer>()              // values
+                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales
+                                  .Attr<bool>("power_of_two")
+                                  .Attr<float>("alpha")
+                                  .Attr<float>("cubic")
+                                  .Attr<float>("limit")
+                                  .Attr<float>("shift"),
+                              {xla::ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JggQuantizeGradients, jgg::quantize_gradients,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
+                                  .Arg<xla::ffi::AnyBuffer>()              // projections
+                                  .Arg<xla::ffi::AnyBuffer>()              // gradient of hidden
+                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()  // weights
+                                  .Ret<xla::ffi::AnyBuffer>()              // values
+                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales
+                                  .Ret<xla::ffi::AnyBuffer>()              // gradient of gate
+                                  .Ret<xla::ffi::AnyBuffer>()              // gradient of up
+                                  .Ret<xla::ffi::AnyBuffer>()              // hidden
+                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // gradients of weights
+                                  .Attr<bool>("power_of_two")
+                                  .Attr<float>("alpha")
+                                  .Attr<float>("cubic")
+                                  .Attr<float>("limit")
+                                  .Attr<float>("shift"),
+                              {xla::ffi::Traits::kCmdBufferCompatible});

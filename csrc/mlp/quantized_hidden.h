@@ -1,0 +1,62 @@
+// The elementwise steps of an expert MLP in FP8: what the products leave in 16 bits is read once,
+// and leaves quantised for the next product. No CUTLASS here.
+//
+// Projections [rows, 2 * pitch] are the columns of gate, zeros up to `pitch`, which is the next
+// multiple of 128, and up likewise. Quantised rows have a scale for each 1 x 128.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "mlp/gated_ragged_dot.h"
+#include "scheduler/ceil_div.h"
+
+namespace jgg::mlp {
+
+struct QuantizedHiddenFormat {
+  ElementType source;  // kBf16 or kF16
+  ElementType fp8;
+  bool power_of_two;  // scales are rounded up to powers of two
+};
+
+// Rows of projections and how they become hidden = weight * activation(gate) * up, rounded to the
+// type of the projections.
+struct Projections {
+  void const* data;
+  float const* weights;  // [rows]
+  Activation activation;
+  int rows;
+  int columns;  // of hidden
+
+  __host__ __device__ int blocks() const { return ceil_div(columns, kScaleBlock); }
+  __host__ __device__ int pitch() const { return blocks() * kScaleBlock; }
+};
+
+// q [rows, columns] and scale [rows, blocks] of hidden.
+struct QuantizedHidden {
+  Projections projections;
+  uint8_t* q;
+  float* scale;
+};
+
+// From the gradient of hidden, dh [rows, columns]: those of gate and up, [rows, columns] each, and
+// both quantised as projections lie; hidden again; and the gradient of each row's weight as a sum
+// for each block of columns, [rows, blocks].
+struct QuantizedGradients {
+  Projections projections;
+  void const* dh;
+  uint8_t* q;    // [rows, 2 * pitch]
+  float* scale;  // [rows, 2 * blocks]
+  void* dgate;
+  void* dup;
+  void* hidden;
+  float* dweights;
+};
+
+cudaError_t quantize_hidden(QuantizedHiddenFormat format, QuantizedHidden const& arguments,
+                            cudaStream_t stream);
+cudaError_t quantize_gradients(QuantizedHiddenFormat format, QuantizedGradients const& arguments,
+                               cudaStream_t stream);
+
+}  // namespace jgg::mlp

@@ -1,0 +1,155 @@
+"""A MoE layer with FP8 weights is exported once and serves requests of any number of tokens.
+
+python -m examples.serve
+python -m examples.serve --preset h200 --requests 200       # on a GPU
+
+The weights are quantised once. The program is exported with a symbolic number of tokens, so that a
+server needs the file and this package, and no model code. Requests are padded to a few sizes: XLA
+compiles once for each. On a GPU of compute capability 9.0 the program runs the kernels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import export
+
+import jax_grouped_gemm as jgg
+from jax_grouped_gemm import moe
+
+
+@dataclass(frozen=True)
+class Config:
+    """Sizes of a layer, and the numbers of tokens that requests are padded to."""
+
+    embed: int
+    hidden: int
+    experts: int
+    top_k: int
+    buckets: tuple[int, ...]
+    dtype: Any
+
+
+PRESETS = {
+    "cpu": Config(128, 256, 8, 2, (4, 16), jnp.float32),
+    "h200": Config(2048, 768, 128, 8, (1, 16, 64, 256), jnp.bfloat16),
+}
+
+
+def quantized(config: Config, seed: int) -> dict[str, Any]:
+    """The parameters of a layer, in the form that is served: a checkpoint takes their place."""
+    shapes = {
+        "wi_0": (config.experts, config.embed, config.hidden),
+        "wi_1": (config.experts, config.embed, config.hidden),
+        "wo": (config.experts, config.hidden, config.embed),
+    }
+    keys = jax.random.split(jax.random.key(seed), len(shapes) + 1)
+    params = {"gate": jax.random.normal(keys[-1], (config.embed, config.experts))}
+    for key, (name, shape) in zip(keys, shapes.items(), strict=False):
+        weights = jax.random.normal(key, shape, config.dtype) * shape[1] ** -0.5
+        in_fp8 = jgg.quantize_weights(weights)
+        params[name] = (in_fp8.values_t, in_fp8.scales_t)  # the form that forward products read
+    return params
+
+
+def layer(config: Config, params: Mapping[str, Any], x: jax.Array) -> jax.Array:
+    """Tokens [T, D] -> [T, D]."""
+    routing = moe.route(x.astype(jnp.float32) @ params["gate"], config.top_k)
+    order = moe.sort_by_expert(routing)
+
+    def product(rows, weights):
+        values, scales = jgg.quantize_blockwise(rows)
+        return jgg.scaled_ragged_dot(
+            values,
+            scales,
+            *weights,
+            order.group_sizes,
+            transpose_rhs=True,
+            preferred_element_type=config.dtype,
+        )
+
+    rows = moe.dispatch(x, order)
+    hidden = moe.gated_activation(
+        product(rows, params["wi_0"]), product(rows, params["wi_1"]), None
+    )
+    return moe.combine(product(hidden, params["wo"]), order, weights=routing.weights)
+
+
+def export_layer(config: Config, params: Mapping[str, Any]) -> bytes:
+    """The layer as a program for CPUs and GPUs, of (parameters, tokens [T, D]) for any T."""
+    tokens = jax.ShapeDtypeStruct(export.symbolic_shape(f"t, {config.embed}"), config.dtype)
+    like = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), params)
+    exported = export.export(
+        jax.jit(lambda params, x: layer(config, params, x)),
+        platforms=["cpu", "cuda"],
+        disabled_checks=jgg.EXPORT_DISABLED_CHECKS,
+    )(like, tokens)
+    return bytes(exported.serialize())
+
+
+class Server:
+    """Answers requests with an exported program."""
+
+    def __init__(self, program: Path, params: Mapping[str, Any], buckets: Sequence[int]):
+        self.call = jax.jit(export.deserialize(bytearray(program.read_bytes())).call)
+        self.params = params
+        self.buckets = sorted(buckets)
+
+    def __call__(self, x: np.ndarray) -> np.ndarray:
+        """Tokens [T, D] -> [T, D], padded to the next bucket in between."""
+        size = next(bucket for bucket in self.buckets if bucket >= len(x))
+        padded = np.zeros((size, x.shape[1]), x.dtype)
+        padded[: len(x)] = x
+        return np.asarray(self.call(self.params, padded))[: len(x)]
+
+
+def main(arguments: Sequence[str] | None = None) -> dict[int, float]:
+    """Entry point; the median milliseconds of a request by the bucket that it went to."""
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.serve",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--preset", choices=PRESETS, default="cpu")
+    parser.add_argument("--requests", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    config = PRESETS[options.preset]
+    print(jgg.unavailable_reason() or "the kernels run on this machine")
+
+    params = quantized(config, options.seed)
+    rng = np.random.default_rng(options.seed)
+    with TemporaryDirectory() as folder:
+        program = Path(folder, "layer.bin")
+        program.write_bytes(export_layer(config, params))
+        print(f"exported: {program.stat().st_size / 1e3:.0f} kB")
+        server = Server(program, params, config.buckets)
+
+    for bucket in config.buckets:  # A server compiles before it is open.
+        server(np.zeros((bucket, config.embed), config.dtype))
+    times: dict[int, list[float]] = {bucket: [] for bucket in config.buckets}
+    for _ in range(options.requests):
+        bucket = int(rng.choice(config.buckets))
+        count = int(rng.integers(bucket // 2, bucket, endpoint=True)) or 1
+        tokens = rng.standard_normal((count, config.embed)).astype(config.dtype)
+        started = time.perf_counter()
+        server(tokens)
+        times[bucket].append((time.perf_counter() - started) * 1e3)
+    medians = {bucket: statistics.median(each) for bucket, each in times.items() if each}
+    for bucket, median in medians.items():
+        print(f"up to {bucket} tokens: {median:.2f} ms, with the way to the device and back")
+    return medians
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,223 @@
+"""A MoE transformer that trains on text, with gradient accumulation, FP8 and checkpoints.
+
+python -m examples.train_moe --steps 20 --microbatches 2 --checkpoints /tmp/run
+python -m examples.train_moe --steps 40 --microbatches 2 --checkpoints /tmp/run    # resumes at 20
+python -m examples.train_moe --preset h200 --recipe fp8                            # on a GPU
+python -m examples.train_moe --preset h200 --devices 4                             # on four
+
+With `--devices`, the experts and the tokens are divided over that many devices, and everything else
+is on each of them. Checkpoints are the same, so that a run may resume on another number.
+
+The text is the Python sources of the standard library, byte by byte. On a GPU of compute
+capability 9.0 the experts' matmuls run the kernels; elsewhere, the reference.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import orbax.checkpoint as ocp
+from flax import nnx
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jax_grouped_gemm as jgg
+from jax_grouped_gemm.demo.data import batches, load_corpus
+from jax_grouped_gemm.flax.nnx import MoE
+
+EXPERTS = "expert"  # the axis of devices along which experts and tokens are divided
+LOAD_BALANCING, ROUTER_Z = 1e-2, 1e-3  # weights of the router's losses
+
+
+@dataclass(frozen=True)
+class Config:
+    """Sizes of the model and of a batch."""
+
+    layers: int
+    embed: int
+    heads: int
+    hidden: int  # of an expert
+    experts: int
+    top_k: int
+    batch: int
+    length: int
+    dtype: Any
+
+
+PRESETS = {
+    "cpu": Config(1, 64, 2, 64, 4, 2, 8, 64, jnp.float32),
+    "h200": Config(4, 2048, 16, 1408, 32, 4, 16, 1024, jnp.bfloat16),
+}
+
+
+class Block(nnx.Module):
+    """Causal attention, then a mixture of experts: [batch, length, embed] -> same."""
+
+    def __init__(
+        self, config: Config, recipe: jgg.Recipe | None, expert_axis: str | None, rngs: nnx.Rngs
+    ):
+        self.heads = config.heads
+        dense = dict(use_bias=False, dtype=config.dtype, rngs=rngs)
+        self.attention_norm = nnx.RMSNorm(config.embed, dtype=config.dtype, rngs=rngs)
+        self.qkv = nnx.Linear(config.embed, 3 * config.embed, **dense)
+        self.out = nnx.Linear(config.embed, config.embed, **dense)
+        self.moe_norm = nnx.RMSNorm(config.embed, dtype=config.dtype, rngs=rngs)
+        self.moe = MoE(
+            config.embed,
+            config.hidden,
+            config.experts,
+            config.top_k,
+            dtype=config.dtype,
+            recipe=recipe,
+            expert_axis=expert_axis,
+            rngs=rngs,
+        )
+
+    def __call__(self, x):
+        qkv = self.qkv(self.attention_norm(x)).reshape(*x.shape[:2], 3 * self.heads, -1)
+        y = jax.nn.dot_product_attention(*jnp.split(qkv, 3, axis=2), is_causal=True)
+        x = x + self.out(y.reshape(x.shape))
+        y, losses = self.moe(self.moe_norm(x))
+        return x + y, losses
+
+
+class Transformer(nnx.Module):
+    """Logits of the next byte: [batch, length] -> [batch, length, 256], and router losses."""
+
+    def __init__(
+        self,
+        config: Config,
+        recipe: jgg.Recipe | None = None,
+        expert_axis: str | None = None,
+        *,
+        rngs: nnx.Rngs,
+    ):
+        options = dict(dtype=config.dtype, rngs=rngs)
+        self.embed = nnx.Embed(256, config.embed, **options)
+        self.positions = nnx.Embed(config.length, config.embed, **options)
+        blocks = [Block(config, recipe, expert_axis, rngs) for _ in range(config.layers)]
+        self.blocks = nnx.List(blocks)
+        self.norm = nnx.RMSNorm(config.embed, **options)
+        self.head = nnx.Linear(config.embed, 256, **options)
+
+    def __call__(self, text):
+        x = self.embed(text) + self.positions(jnp.arange(text.shape[1]))
+        router = 0.0
+        for block in self.blocks:
+            x, losses = block(x)
+            router += LOAD_BALANCING * losses.load_balancing + ROUTER_Z * losses.router_z
+        return self.head(self.norm(x)).astype(jnp.float32), router
+
+
+def make_step(graph: nnx.GraphDef, optimizer: optax.GradientTransformation) -> Callable:
+    """(params, optimizer state, windows [microbatches, batch, length + 1]) -> the same and a loss.
+
+    Gradients of the microbatches are added up in float32, in the parameters' own layout, by a
+    scan: only one microbatch's activations are alive at a time.
+    """
+
+    def loss_fn(params, window):
+        logits, router = nnx.merge(graph, params)(window[:, :-1])
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, window[:, 1:])
+        return losses.mean() + router, losses.mean()
+
+    def step(params, state, windows):
+        def add(so_far, window):
+            gradients, loss = jax.grad(loss_fn, has_aux=True)(params, window)
+            return jax.tree.map(lambda a, b: a + b.astype(a.dtype), so_far, gradients), loss
+
+        zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
+        gradients, losses = jax.lax.scan(add, zeros, windows)
+        gradients = jax.tree.map(lambda g: g / windows.shape[0], gradients)
+        updates, state = optimizer.update(gradients, state, params)
+        return optax.apply_updates(params, updates), state, losses.mean()
+
+    return jax.jit(step, donate_argnums=(0, 1))
+
+
+def train(options: argparse.Namespace, mesh: Mesh) -> list[float]:
+    """Returns the loss of every step that this run made."""
+    config = PRESETS[options.preset]
+    recipe = jgg.Recipe() if options.recipe == "fp8" else None
+    expert_axis = EXPERTS if options.devices > 1 else None
+    model = Transformer(config, recipe, expert_axis, rngs=nnx.Rngs(options.seed))
+    graph, params = nnx.split(model, nnx.Param)
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(options.learning_rate))
+    params = jax.device_put(params, shardings(params, mesh))
+    state = optimizer.init(params)
+    print(jgg.unavailable_reason() or "the kernels run on this machine")
+
+    done = 0
+    if options.checkpoints is not None:
+        checkpoints = ocp.CheckpointManager(options.checkpoints.absolute())
+        done = checkpoints.latest_step() or 0
+    if done:
+        like = jax.tree.map(ocp.utils.to_shape_dtype_struct, (params, state))
+        params, state = checkpoints.restore(done, args=ocp.args.StandardRestore(like))
+        print(f"resumed after {done} steps")
+
+    step = make_step(graph, optimizer)
+    losses = []
+    for number, windows in enumerate(text(config, options, done), start=done + 1):
+        windows = jax.device_put(windows, NamedSharding(mesh, P(None, EXPERTS)))
+        params, state, loss = step(params, state, windows)
+        losses.append(float(loss))
+        if number % options.report_every == 0 or number == options.steps:
+            print(f"step {number}: {loss:.3f} nats a byte")
+    if options.checkpoints is not None and losses:
+        checkpoints.save(options.steps, args=ocp.args.StandardSave((params, state)))
+        checkpoints.close()
+    return losses
+
+
+def shardings(params: nnx.State, mesh: Mesh) -> nnx.State:
+    """Of the parameters: those of experts are divided along their first axis, others are whole."""
+
+    def of(spec: P) -> NamedSharding:
+        return NamedSharding(mesh, P(*(EXPERTS if axis == "exp" else None for axis in spec)))
+
+    return jax.tree.map(of, nnx.get_partition_spec(params), is_leaf=lambda x: isinstance(x, P))
+
+
+def text(config: Config, options: argparse.Namespace, done: int) -> Iterator[np.ndarray]:
+    """Windows [microbatches, batch, length + 1] of the steps that are left, the same in any run."""
+    stream = batches(load_corpus().train, config.batch, config.length, options.seed)
+    for number in range(options.steps):
+        windows = np.stack(list(islice(stream, options.microbatches)))
+        if number >= done:
+            yield windows.astype(np.int32)
+
+
+def main(arguments: Sequence[str] | None = None) -> list[float]:
+    """Entry point."""
+    parser = argparse.ArgumentParser(
+        prog="python -m examples.train_moe",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--preset", choices=PRESETS, default="cpu")
+    parser.add_argument("--recipe", choices=["none", "fp8"], default="none")
+    parser.add_argument("--steps", type=int, default=40, help="in all, those resumed from included")
+    parser.add_argument("--microbatches", type=int, default=2, help="a step")
+    parser.add_argument("--checkpoints", type=Path, help="folder to resume from and to save in")
+    parser.add_argument("--devices", type=int, default=1, help="that divide experts and tokens")
+    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--report-every", type=int, default=10)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args(arguments)
+    mesh = jax.make_mesh((options.devices,), (EXPERTS,), (AxisType.Auto,))
+    with jax.set_mesh(mesh):
+        return train(options, mesh)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""`expert_parallel_mlp`: a layer whose experts are divided among devices, inside shard_map."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+
+from jax_grouped_gemm._src.activations import as_activation
+from jax_grouped_gemm._src.arguments import as_array, checked_boolean, checked_choice
+from jax_grouped_gemm._src.expert_parallel import layer, prediction
+from jax_grouped_gemm._src.expert_parallel.experts import Experts
+from jax_grouped_gemm._src.expert_parallel.group import AxisNames, Group
+from jax_grouped_gemm._src.expert_parallel.layer import Choices, Save, Schedule
+from jax_grouped_gemm._src.expert_parallel.options import (
+    COMBINES,
+    SAVES,
+    STRATEGIES,
+    checked_chunks,
+    checked_factor,
+)
+from jax_grouped_gemm._src.expert_parallel.prediction import Combine, Strategy
+from jax_grouped_gemm._src.expert_parallel.stats import ExpertParallelStats, group_stats
+from jax_grouped_gemm._src.fp8.recipe import Recipe
+from jax_grouped_gemm._src.moe.operands import Biases, check_routing, check_shapes, checked_biases
+from jax_grouped_gemm._src.moe.routing import Routing
+from jax_grouped_gemm._src.varying import vary_over
+
+FUNCTION = "expert_parallel_mlp"
+
+
+def expert_parallel_mlp(
+    x: jax.Array,
+    routing: Routing,
+    wi_0: jax.Array,
+    wi_1: jax.Array | None,
+    wo: jax.Array,
+    *,
+    expert_axis: AxisNames,
+    tensor_axis: AxisNames | None = None,
+    strategy: Strategy | Literal["auto"] = "auto",
+    chunks: int | Literal["auto"] = "auto",
+    buffer_factor: float | None = None,
+    combine: Combine = "all_to_all",
+    save: Save = "x",
+    biases: Biases | None = None,
+    activation: Any = "silu",
+    apply_router_weight_on_input: bool = False,
+    precision: jax.lax.PrecisionLike = None,
+    implementation: Any = None,
+    recipe: Recipe | None = None,
+) -> tuple[jax.Array, ExpertParallelStats]:
+    """`moe.dropless_mlp` over the devices of a mesh, each of which has a slice of the experts.
+
+    Called inside `jax.shard_map`, as one of N devices along `expert_axis`:
+
+        def layer(x, gate, wi_0, wi_1, wo):
+            routing = moe.route(x @ gate, top_k=2)
+            y, stats = moe.expert_parallel_mlp(x, routing, wi_0, wi_1, wo, expert_axis="expert")
+            return y, stats.max_over_mean
+
+        specs = P("expert"), P(), P("expert"), P("expert"), P("expert")
+        jax.shard_map(layer, mesh=mesh, in_specs=specs, out_specs=(P("expert"), P()))
+
+    With "all_gather" tokens of all devices are gathered, each device computes what its experts have
+    to say to them, and partial results are added up where the tokens came from. With
+    "ragged_all_to_all" each row travels to its expert and back, which is less where tokens choose
+    fewer experts than there are devices. Only rows of experts that are here are moved and
+    multiplied. No row is dropped, and the host waits for nothing: buffers have room for the worst
+    case, whose end no kernel reads or writes but for zeros.
+
+    Tokens that are the same along a mesh axis of the layer (their type does not vary over it) are
+    not gathered along it, and results are added up along it by a `psum`.
+
+    Args:
+      x: this device's tokens [..., D], as many as all others have.
+      routing: of these tokens, the result of `moe.route` on logits [..., E] of all E experts.
+      wi_0, wi_1: this device's experts [E/N, D, F]; without `wi_1` (None) a hidden layer is
+        act(x wi_0). With `tensor_axis` F is this device's slice.
+      wo: [E/N, F, D].
+      expert_axis: the mesh axis, or axes, along which experts are divided, in order.
+      tensor_axis: the mesh axis, or axes, along which hidden features are divided.
+      strategy: "all_gather", "ragged_all_to_all", or "auto" for the one that is predicted to be
+        faster, see `explain_expert_parallel`. The exchange is for tokens that differ along
+        `expert_axis` and only there, and for GPUs of one process, which XLA needs for it by
+        default; on other platforms it is a reference that gathers.
+      chunks: into how many parts tokens are divided, one after the other. Buffers for the worst
+        case are so many times smaller; matrices are read, and their gradients added, as many times.
+        "auto" is one: XLA sends a part while another is multiplied, but that has not been faster,
+        because kernels of collectives take the place of blocks of the products.
+      buffer_factor: None drops nothing. A number is the room for rows on a device, over those of
+        balanced experts; rows past it are dropped, those of a device's last experts first, and
+        counted in `overflow`.
+      combine: "all_to_all" sends partial results where they are added up in float32 at least, in
+        the order of the devices, with one rounding; "psum_scatter" leaves that to XLA's collective.
+        Tokens are gathered by the transpose, so that their gradients are added up likewise.
+      save: of the tokens, what is kept for the backward pass: "x" everybody's tokens; "rows" the
+        local rows; "nothing", which gathers them again.
+      biases: of this device's experts, see `moe.dropless_mlp`; along `tensor_axis` that of wo is
+        the same for all and added once.
+      activation, apply_router_weight_on_input, precision, implementation, recipe: see
+        `moe.dropless_mlp`.
+
+    Returns:
+      y: [..., D] for this device's tokens, in the dtype to which x and the matrices promote.
+      stats: the rows of each device, their largest share, and how many were dropped. Whoever does
+        not look at them does not pay for them.
+
+    Raises:
+      TypeError: an operand is no array, or shapes of the operands do not fit together, such as E
+        and the number of local experts.
+      ValueError: an axis is none of the mesh, or an option is none.
+    """
+    activation = as_activation(activation)
+    checked_boolean("apply_router_weight_on_input", apply_router_weight_on_input)
+    checked_choice("strategy", strategy, STRATEGIES)
+    checked_choice("combine", combine, COMBINES)
+    checked_choice("save", save, SAVES)
+    factor = checked_factor(buffer_factor)
+    x, wi_0, wo = as_array("x", x), as_array("wi_0", wi_0), as_array("wo", wo)
+    wi_1 = None if wi_1 is None else as_array("wi_1", wi_1)
+    check_routing(FUNCTION, routing)
+    group = Group.of(expert_axis, tensor_axis, x, routing.experts, routing.weights)
+    check_shapes(x, routing, wi_0, wi_1, wo, jnp.zeros((), jnp.int32))
+    _check_experts(wi_0.shape[0], routing.logits.shape[-1], group)
+    b0, b1, bo = checked_biases(biases, wi_0, wi_1, wo)
+    if bo is not None and group.tensor:
+        bo = jnp.where(group.tensor_index() == 0, bo, 0)
+    if recipe is not None and (callable(implementation) or precision is not None):
+        raise ValueError(
+            f"{FUNCTION}: recipe decides how the matmuls are computed, so that precision must be "
+            f"None and implementation no function, got precision={precision!r} and "
+            f"implementation={implementation!r}"
+        )
+    experts = Experts(
+        _given(wi_0=wi_0, wi_1=wi_1, wo=wo),
+        _given(b0=b0, b1=b1, bo=bo),
+        apply_router_weight_on_input,
+        activation,
+        precision,
+        implementation,
+        recipe,
+    )
+    if not x.size:
+        # Nothing travels; XLA does not get to the end of collectives without elements either.
+        nothing = vary_over(jnp.zeros((), jnp.int32), frozenset(group.every))
+        y = x.astype(jnp.result_type(*(a for a in (x, wi_0, wi_1, wo) if a is not None)))
+        return y, group_stats(nothing, nothing, group)
+    axes = frozenset(group.tokens)
+    tokens = vary_over(x.reshape(-1, x.shape[-1]), axes)
+    top_k = routing.experts.shape[-1]
+    choices = Choices(
+        vary_over(routing.experts.reshape(-1, top_k), axes),
+        vary_over(routing.weights.reshape(-1, top_k), axes),
+    )
+    schedule = _schedule(group, tokens, experts, top_k, strategy, chunks, combine, factor, save)
+    y, wanted, kept = layer.run(tokens, choices, experts, group, schedule)
+    return y.reshape(x.shape), group_stats(wanted, kept, group)
+
+
+def _schedule(
+    group: Group,
+    tokens: jax.Array,
+    experts: Experts,
+    top_k: int,
+    strategy: str,
+    chunks: int | str,
+    combine: Combine,
+    factor: float | None,
+    save: Save,
+) -> Schedule:
+    """What is asked for, and what is fastest of the rest."""
+    differ = group.tokens == group.experts
+    if strategy == "ragged_all_to_all" and not differ:
+        raise ValueError(
+            f"{FUNCTION}: strategy='ragged_all_to_all' is for tokens that differ along expert_axis "
+            f"and only there, and these differ along {group.tokens or 'no axis of the layer'}"
+        )
+    shape = prediction.Shape(
+        tokens.shape[0],
+        tokens.shape[1],
+        experts.matrices["wi_0"].shape[2],
+        experts.count * group.num_slices,
+        top_k,
+        group.num_slices,
+        tokens.dtype.itemsize,
+        group.num_sources,
+    )
+    chosen = prediction.choose(
+        shape,
+        None if strategy == "auto" else strategy,  # type: ignore[arg-type]
+        checked_chunks(chunks, len(tokens)),
+        combine,
+        factor,
+        can_exchange=differ and jax.process_count() == 1,
+    )
+    return Schedule(chosen.strategy, chosen.chunks, factor, combine, save)
+
+
+def _given(**arrays: jax.Array | None) -> dict[str, jax.Array]:
+    return {name: x for name, x in arrays.items() if x is not None}
+
+
+def _check_experts(here: int, routed: int, group: Group) -> None:
+    if here * group.num_slices != routed:
+        axes = ", ".join(group.experts)
+        raise TypeError(
+            f"{FUNCTION}: the {group.num_slices} devices along {axes} hold {here} experts each, "
+            f"but the router has {routed}; their product must be that, so the number of experts "
+            "must be a multiple of the number of devices"
+        )

@@ -1,0 +1,51 @@
+"""Tokens gathered from all devices of a group, and partial results added up where they came from.
+
+The two are each other's transpose.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_grouped_gemm._src.arithmetic import at_least_float32
+from jax_grouped_gemm._src.expert_parallel.group import Axes, Group
+from jax_grouped_gemm._src.expert_parallel.prediction import Combine
+
+
+def gather(x: jax.Array, group: Group, combine: Combine) -> jax.Array:
+    """[T, ...] of each device -> [sources * T, ...], by the transpose of what `combine` says."""
+    if not group.tokens:
+        return x
+    if combine == "all_to_all":
+        return _gather(x, group.tokens)
+    return lax.all_gather(x, group.tokens, tiled=True)
+
+
+def scatter(y: jax.Array, group: Group, combine: Combine) -> jax.Array:
+    """Partial results [sources * T, ...] of each device -> their sums [T, ...] for its tokens."""
+    if group.tokens:
+        if combine == "all_to_all":
+            y = _scatter(y, group.tokens)
+        else:
+            y = lax.psum_scatter(y, group.tokens, tiled=True)
+    return lax.psum(y, group.summed) if group.summed else y
+
+
+# The two below are made of the same steps backwards, so that JAX transposes one into the other. The
+# sum over devices, which is that of copies' cotangents, is in float32 at least for that reason.
+
+
+def _gather(x: jax.Array, axes: Axes) -> jax.Array:
+    """Everybody sends everybody a copy, as an all_gather does."""
+    copies = jnp.broadcast_to(x.astype(at_least_float32(x.dtype)), (lax.axis_size(axes), *x.shape))
+    everybody = lax.all_to_all(copies.astype(x.dtype), axes, 0, 0)
+    return everybody.reshape(-1, *x.shape[1:])
+
+
+def _scatter(y: jax.Array, axes: Axes) -> jax.Array:
+    """Added up in the order of the devices, and rounded once."""
+    parts = y.reshape(lax.axis_size(axes), -1, *y.shape[1:])
+    parts = lax.all_to_all(parts, axes, 0, 0)
+    return jnp.sum(parts, axis=0, dtype=at_least_float32(y.dtype)).astype(y.dtype)

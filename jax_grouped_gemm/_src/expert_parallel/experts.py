@@ -1,0 +1,131 @@
+"""The MLPs of the experts that a device has, on as many rows as there happen to be."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from jax_grouped_gemm._src.activations import Activation, hidden_layer
+from jax_grouped_gemm._src.arguments import canonical_offset
+from jax_grouped_gemm._src.arithmetic import at_least_float32
+from jax_grouped_gemm._src.expert_parallel.pairs import LocalPairs
+from jax_grouped_gemm._src.fp8.recipe import Recipe
+from jax_grouped_gemm._src.fp8.training import fp8_ragged_dot
+from jax_grouped_gemm._src.mlp import api as mlp
+from jax_grouped_gemm._src.mlp.primitive import Options
+from jax_grouped_gemm._src.moe.biases import with_bias
+from jax_grouped_gemm._src.moe.permutation import permute_rows
+from jax_grouped_gemm._src.ragged.api import ragged_dot
+from jax_grouped_gemm._src.rows.api import combine, gather_rows
+
+# Of the elementwise step only gate and up are kept, not its float32 intermediates.
+_hidden = jax.checkpoint(hidden_layer, static_argnums=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Experts:
+    """The matrices of the local experts, and how their MLPs are computed.
+
+    Attributes:
+      matrices: wi_0, wi_1 and wo, by name; wi_1 may be missing.
+      biases: b0, b1 and bo, by name, those that there are.
+      weights_on_input: whether a router weight multiplies the input instead of the result.
+      activation, precision, implementation, recipe: see `moe.dropless_mlp`.
+    """
+
+    matrices: dict[str, jax.Array]
+    biases: dict[str, jax.Array]
+    weights_on_input: bool
+    activation: Activation
+    precision: Any
+    implementation: Any
+    recipe: Recipe | None
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return self.matrices["wi_0"].shape[0]
+
+    @property
+    def of_rows(self) -> Any:
+        """The implementation of what moves rows."""
+        return None if callable(self.implementation) else self.implementation
+
+    def on_tokens(self, x: jax.Array, pairs: LocalPairs, weights: jax.Array) -> jax.Array:
+        """Tokens [T, D] and weights [m] -> rows [m, D], of which `pairs.valid_rows` are valid."""
+        if self._is_composed:
+            return self.on_rows(self.copy(x, pairs), pairs, weights)
+        return self._fused(x, pairs, weights, rows=pairs.token_of_row, inverse=pairs.inverse)
+
+    def on_rows(self, rows: jax.Array, pairs: LocalPairs, weights: jax.Array) -> jax.Array:
+        """Rows [m, D], sorted by expert, and weights [m] -> rows [m, D]."""
+        if not self._is_composed:
+            return self._fused(rows, pairs, weights)
+        matmul = functools.partial(
+            with_bias, self._product, group_sizes=pairs.group_sizes, group_offset=None
+        )
+        of_result: jax.Array | None = weights
+        if self.weights_on_input:
+            dtype = at_least_float32(rows.dtype)
+            rows = (rows.astype(dtype) * weights.astype(dtype)[:, None]).astype(rows.dtype)
+            of_result = None
+        # The names that MaxText's remat policies use.
+        gate = checkpoint_name(
+            matmul(rows, self.matrices["wi_0"], self.biases.get("b0")), "mlpwi_0"
+        )
+        up = None
+        if "wi_1" in self.matrices:
+            up = matmul(rows, self.matrices["wi_1"], self.biases.get("b1"))
+            up = checkpoint_name(up, "mlpwi_1")
+        hidden = _hidden(self.activation, gate, up, of_result)
+        return matmul(hidden, self.matrices["wo"], self.biases.get("bo"), of_result)
+
+    def copy(self, x: jax.Array, pairs: LocalPairs) -> jax.Array:
+        """Tokens [T, D] -> rows [m, D], sorted by expert."""
+        # A product that is not ours may multiply rows that no group owns.
+        count = None if callable(self.implementation) else pairs.valid_rows
+        options = dict(inverse=pairs.inverse, implementation=self.of_rows)
+        return gather_rows(x, pairs.token_of_row, count, **options)
+
+    def add_up(self, rows: jax.Array, pairs: LocalPairs) -> jax.Array:
+        """Rows [m, D] -> the sum of each token's: [T, D]."""
+        options = dict(count=pairs.valid_rows, implementation=self.of_rows)
+        return combine(rows, pairs.inverse, order=pairs.pair_of_row, **options)
+
+    @property
+    def _is_composed(self) -> bool:
+        given = self.recipe is not None or callable(self.implementation)
+        return given or self.weights_on_input
+
+    def _fused(self, x, pairs, weights, **more) -> jax.Array:
+        options = Options.of(self.activation, self.precision, self.implementation)
+        operands = dict(x=x, **self.matrices, **self.biases, **more)
+        operands["weights"] = weights.astype(at_least_float32(x.dtype))
+        operands |= dict(group_sizes=pairs.group_sizes, group_offset=canonical_offset(None))
+        if "inverse" in more:
+            operands["count"] = pairs.valid_rows
+        return mlp.of_operands(options, operands)
+
+    @property
+    def _product(self) -> Callable[..., jax.Array]:
+        if self.recipe is not None:
+            return functools.partial(
+                fp8_ragged_dot, recipe=self.recipe, implementation=self.implementation
+            )
+        if callable(self.implementation):
+            return functools.partial(self.implementation, precision=self.precision)
+        return functools.partial(
+            ragged_dot, precision=self.precision, implementation=self.implementation
+        )
+
+
+def weights_of_rows(weights: jax.Array, pairs: LocalPairs) -> jax.Array:
+    """Router weights [T, k] -> [m], zero for rows that belong to no pair."""
+    rows = permute_rows(weights.reshape(-1), pairs.order, pairs.inverse.reshape(-1))
+    return jnp.where(pairs.valid, rows[: pairs.num_rows], 0)

@@ -1,0 +1,131 @@
+"""`explain_expert_parallel`: what a layer over several devices would do, without any device."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from jax_grouped_gemm._src.arguments import canonical_dtype, checked_choice, checked_int
+from jax_grouped_gemm._src.expert_parallel.options import (
+    COMBINES,
+    STRATEGIES,
+    checked_chunks,
+    checked_factor,
+)
+from jax_grouped_gemm._src.expert_parallel.prediction import Combine, Prediction, Shape, choose
+
+
+@dataclasses.dataclass(frozen=True)
+class ExpertParallelExplanation:
+    """The ways that were compared; `str()` for reading.
+
+    Attributes:
+      shape: of the layer, as one of its devices sees it.
+      chosen: what `expert_parallel_mlp` does.
+      others: the best of every other strategy.
+    """
+
+    shape: Shape
+    chosen: Prediction
+    others: tuple[Prediction, ...]
+
+    def __str__(self) -> str:
+        shape, chosen = self.shape, self.chosen
+        lines = [
+            f"expert_parallel_mlp, {shape.tokens} tokens a device, embed {shape.embed}, hidden "
+            f"{shape.hidden}, {shape.num_experts} experts on {shape.devices} devices, top_k "
+            f"{shape.top_k}",
+            f"strategy {chosen.strategy}, chunks {chosen.chunks}, combine {chosen.combine}",
+            f"dispatch {_megabytes(chosen.dispatch_bytes)} leave a device in "
+            f"{_us(chosen.dispatch_seconds)}, combine {_megabytes(chosen.combine_bytes)} in "
+            f"{_us(chosen.combine_seconds)}",
+            f"rows buffer {_megabytes(chosen.buffer_bytes)}",
+            _times(chosen),
+        ]
+        lines += [f"instead of {p.strategy}, chunks {p.chunks}: {_times(p)}" for p in self.others]
+        return "\n   ".join(lines)
+
+
+def explain_expert_parallel(
+    tokens: int,
+    embed: int,
+    hidden: int,
+    num_experts: int,
+    top_k: int,
+    devices: int,
+    *,
+    tensor_devices: int = 1,
+    dtype: DTypeLike = jnp.bfloat16,
+    strategy: str = "auto",
+    chunks: int | str = "auto",
+    combine: Combine = "all_to_all",
+    buffer_factor: float | None = None,
+) -> ExpertParallelExplanation:
+    """Says how `expert_parallel_mlp` would compute a layer, and how long that may take.
+
+    Times are predicted for balanced experts on H200 GPUs of one host, without what launching takes:
+    products at the speed of large ones, collectives as two of them measured.
+
+    Args:
+      tokens: T, of one device.
+      embed, hidden: D and F.
+      num_experts: E, of all devices together.
+      top_k: experts a token.
+      devices: N, along `expert_axis`.
+      tensor_devices: along `tensor_axis`, with the same tokens.
+      dtype: of tokens and matrices.
+      strategy, chunks, combine, buffer_factor: see `expert_parallel_mlp`.
+
+    Raises:
+      TypeError, ValueError: an argument has an unsuitable type, or the experts cannot be divided.
+    """
+    numbers = dict(
+        tokens=tokens, embed=embed, hidden=hidden, num_experts=num_experts, top_k=top_k,
+        devices=devices, tensor_devices=tensor_devices,
+    )  # fmt: skip
+    for name, number in numbers.items():
+        if checked_int(name, number) < 1:
+            raise ValueError(f"{name} must be positive, got {number}")
+    if num_experts % devices or hidden % tensor_devices:
+        raise ValueError(
+            f"devices must divide num_experts = {num_experts} and tensor_devices hidden = {hidden},"
+            f" got {devices} and {tensor_devices}"
+        )
+    checked_choice("strategy", strategy, STRATEGIES)
+    checked_choice("combine", combine, COMBINES)
+    shape = Shape(
+        tokens,
+        embed,
+        hidden // tensor_devices,
+        num_experts,
+        top_k,
+        devices,
+        canonical_dtype("dtype", dtype).itemsize,
+    )
+    count = checked_chunks(chunks, tokens)
+    factor = checked_factor(buffer_factor)
+    of_each = {
+        name: choose(shape, name, count, combine, factor)  # type: ignore[arg-type]
+        for name in STRATEGIES[1:]
+    }
+    wanted = None if strategy == "auto" else strategy
+    chosen = choose(shape, wanted, count, combine, factor)  # type: ignore[arg-type]
+    others = tuple(p for name, p in of_each.items() if name != chosen.strategy)
+    return ExpertParallelExplanation(shape, chosen, others)
+
+
+def _times(p: Prediction) -> str:
+    return (
+        f"predicted forward {_us(p.forward_seconds)} ({p.forward_fraction:.2f} of no "
+        f"communication), forward and backward {_us(p.step_seconds)} ({p.step_fraction:.2f})"
+    )
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:.3g} MB"
+
+
+def _us(seconds: float) -> str:
+    return f"{seconds * 1e6:.0f} us"

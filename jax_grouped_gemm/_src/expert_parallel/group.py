@@ -1,0 +1,105 @@
+"""The devices that share the experts of one layer, as mesh axes inside `jax.shard_map`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+from jax import lax
+
+from jax_grouped_gemm._src.varying import varying_axes
+
+Axes = tuple[str, ...]
+AxisNames = str | Sequence[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """The mesh axes over which one layer is divided.
+
+    Attributes:
+      experts: each device along these has a slice of the experts.
+      tensor: each device along these has a slice of every expert's hidden features.
+      tokens: those of the above along which each device has tokens of its own. They are gathered,
+        and results scattered. Tokens are the same along the others, and results are added up.
+    """
+
+    experts: Axes
+    tensor: Axes
+    tokens: Axes
+
+    @classmethod
+    def of(
+        cls, expert_axis: AxisNames, tensor_axis: AxisNames | None, *of_tokens: jax.Array
+    ) -> Group:
+        """The group of tokens and their routing, whose types say over which axes they vary.
+
+        Raises:
+          TypeError: an axis is not named by a string.
+          ValueError: no axis, an axis that is named twice, or one that is none of a mesh here.
+        """
+        experts = axis_names("expert_axis", expert_axis)
+        tensor = () if tensor_axis is None else axis_names("tensor_axis", tensor_axis)
+        every = experts + tensor
+        if len(set(every)) < len(every):
+            raise ValueError(
+                f"expert_axis and tensor_axis must be different mesh axes, got {expert_axis!r} and "
+                f"{tensor_axis!r}"
+            )
+        for name in every:
+            try:
+                lax.axis_size(name)
+            except NameError as error:
+                raise ValueError(
+                    f"expert_parallel_mlp: {name!r} is no mesh axis here; call it inside "
+                    "jax.shard_map over that axis, or take moe.expert_parallel(mesh, ...)"
+                ) from error
+        if not varying_axes(lax.axis_index(every)):
+            # With check_vma=False no type says anything.
+            return cls(experts, tensor, every)
+        varying = varying_axes(*of_tokens)
+        return cls(experts, tensor, tuple(name for name in every if name in varying))
+
+    @property
+    def every(self) -> Axes:
+        """All axes."""
+        return self.experts + self.tensor
+
+    @property
+    def summed(self) -> Axes:
+        """The axes along which tokens are the same."""
+        return tuple(name for name in self.every if name not in self.tokens)
+
+    @property
+    def num_slices(self) -> int:
+        """Into how many slices the experts are divided."""
+        return lax.axis_size(self.experts)
+
+    @property
+    def num_sources(self) -> int:
+        """How many devices bring tokens of their own."""
+        return lax.axis_size(self.tokens) if self.tokens else 1
+
+    def slice_index(self) -> jax.Array:
+        """Which slice of the experts this device has."""
+        return lax.axis_index(self.experts)
+
+    def tensor_index(self) -> jax.Array | int:
+        """Which slice of the hidden features this device has."""
+        return lax.axis_index(self.tensor) if self.tensor else 0
+
+
+def axis_names(argument: str, axes: AxisNames) -> Axes:
+    """One name or several as a tuple.
+
+    Raises:
+      TypeError: something is no name.
+      ValueError: there is none.
+    """
+    names = tuple(axes) if isinstance(axes, tuple | list) else (axes,)
+    if not all(isinstance(name, str) for name in names):
+        raise TypeError(f"{argument} must be the name of a mesh axis or several, got {axes!r}")
+    if not names:
+        raise ValueError(f"{argument} must name at least one mesh axis, got {axes!r}")
+    return names

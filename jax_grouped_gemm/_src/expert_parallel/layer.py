@@ -1,0 +1,156 @@
+"""One layer over the devices of a group, by either way of bringing tokens to their experts."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+from jax_grouped_gemm._src.arithmetic import at_least_float32
+from jax_grouped_gemm._src.expert_parallel import collectives, exchange
+from jax_grouped_gemm._src.expert_parallel.experts import Experts, weights_of_rows
+from jax_grouped_gemm._src.expert_parallel.group import Group
+from jax_grouped_gemm._src.expert_parallel.pairs import LocalPairs, buffer_rows, local_pairs
+from jax_grouped_gemm._src.expert_parallel.prediction import Combine, Strategy
+
+Save = Literal["x", "rows", "nothing"]
+
+# What a backward pass keeps that gathers tokens again.
+_GATE_AND_UP = ("mlpwi_0", "mlpwi_1")
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """How a layer is computed.
+
+    Attributes:
+      strategy: how tokens come to their experts.
+      chunks: into how many parts the tokens of a device are divided.
+      buffer_factor: see `expert_parallel_mlp`.
+      combine: how partial results are added up.
+      save: what the backward pass has of the tokens.
+    """
+
+    strategy: Strategy
+    chunks: int
+    buffer_factor: float | None
+    combine: Combine
+    save: Save
+
+
+class Choices(NamedTuple):
+    """The choices of tokens [T, k]."""
+
+    experts: jax.Array
+    weights: jax.Array
+
+
+def run(
+    x: jax.Array, choices: Choices, experts: Experts, group: Group, schedule: Schedule
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Tokens [T, D] of this device -> their results, rows wanted here and rows that were kept."""
+    tokens, top_k = choices.experts.shape
+    everyone = _gather_choices(choices, group)
+    # [sources * T, k] -> [sources, chunks, T / chunks, k]
+    parts = (group.num_sources, schedule.chunks, tokens // schedule.chunks, top_k)
+    of_chunks = jax.tree.map(lambda c: c.reshape(parts), everyone)
+    of_chunk = _gathered if schedule.strategy == "all_gather" else _exchanged
+    results = []
+    for chunk, part in enumerate(jnp.split(x, schedule.chunks)):
+        of_part = jax.tree.map(lambda c: c[:, chunk].reshape(-1, top_k), of_chunks)  # noqa: B023
+        results.append(of_chunk(part, of_part, experts, group, schedule))
+    ys, wanted, kept = zip(*results, strict=True)
+    return jnp.concatenate(ys), sum(wanted), sum(kept)
+
+
+def _gather_choices(choices: Choices, group: Group) -> Choices:
+    """The choices of all sources, by one collective."""
+    if not group.tokens:
+        return choices
+    # Integers up to 2^24 are floats exactly.
+    top_k = choices.experts.shape[1]
+    dtype = at_least_float32(choices.weights.dtype)
+    experts = lax.stop_gradient(choices.experts.astype(dtype))
+    both = jnp.concatenate([experts, choices.weights.astype(dtype)], axis=1)
+    both = lax.all_gather(both, group.tokens, tiled=True)
+    experts, weights = both[:, :top_k], both[:, top_k:]
+    return Choices(lax.stop_gradient(experts).astype(jnp.int32), weights)
+
+
+def _local_pairs(choices, experts, group, schedule) -> LocalPairs:
+    tokens, top_k = choices.experts.shape
+    num_rows = buffer_rows(tokens, top_k, experts.count, group.num_slices, schedule.buffer_factor)
+    first = group.slice_index() * experts.count
+    return local_pairs(choices.experts, first, experts.count, num_rows, experts.of_rows)
+
+
+def _gathered(x, choices, experts, group, schedule):
+    """Everybody's tokens come here, and partial results go back."""
+    pairs = _local_pairs(choices, experts, group, schedule)
+
+    def layer(x, weights):
+        everybody = collectives.gather(x, group, schedule.combine)
+        everybody, weights = _together(everybody, weights)
+        weights = weights_of_rows(weights, pairs)
+        if schedule.save == "rows":
+            rows = experts.on_rows(experts.copy(everybody, pairs), pairs, weights)
+        else:
+            rows = experts.on_tokens(everybody, pairs, weights)
+        partial_sums = experts.add_up(checkpoint_name(rows, "mlpwo"), pairs)
+        return collectives.scatter(partial_sums, group, schedule.combine)
+
+    y = _keeping(schedule, layer)(x, choices.weights)
+    return y, pairs.wanted, pairs.valid_rows[0]
+
+
+def _exchanged(x, choices, experts, group, schedule):
+    """Rows travel to their experts and back, where they are added up.
+
+    What arrives are the rows that `_gathered` would copy, in the same order.
+    """
+    pairs = _local_pairs(choices, experts, group, schedule)
+    num_experts = experts.count * group.num_slices
+    of_devices = choices.experts.reshape(group.num_slices, -1)
+    counts = exchange.count_matrix(of_devices, num_experts)
+    device = group.slice_index()
+    ways = exchange.routes(counts, device, pairs.num_rows)
+    mine = lax.dynamic_index_in_dim(of_devices, device, keepdims=False)
+    mine = mine.reshape(len(x), -1)
+    # Nobody has room for what was dropped, but every pair has a row here.
+    own = local_pairs(mine, jnp.int32(0), num_experts, mine.size, experts.of_rows)
+    all_arrive = schedule.buffer_factor is None
+
+    def layer(x, weights):
+        rows = experts.copy(x, own)
+        rows = exchange.exchange(rows, ways, group.experts, pairs.num_rows, all_arrive)
+        rows, weights = _together(rows, weights)
+        rows = experts.on_rows(rows, pairs, weights_of_rows(weights, pairs))
+        back = exchange.Routes(ways.back, ways.there)
+        rows = checkpoint_name(rows, "mlpwo")
+        rows = exchange.exchange(rows, back, group.experts, mine.size, all_arrive)
+        y = experts.add_up(rows, own)
+        return lax.psum(y, group.summed) if group.summed else y
+
+    y = _keeping(schedule, layer)(x, choices.weights)
+    return y, pairs.wanted, pairs.valid_rows[0]
+
+
+def _together(rows: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Both, whose gradients travel one after the other when both are done.
+
+    On its way beside a product, that of the weights would wait for other devices in the place of
+    thread blocks of the product, which all run at once.
+    """
+    return tuple(lax.optimization_barrier((rows, weights)))
+
+
+def _keeping(schedule, layer):
+    """`layer`, whose backward pass has what `save` says."""
+    if schedule.save != "nothing":
+        return layer
+    policy = jax.checkpoint_policies.save_only_these_names(*_GATE_AND_UP)
+    return jax.checkpoint(layer, policy=policy)

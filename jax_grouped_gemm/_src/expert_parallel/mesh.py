@@ -1,0 +1,182 @@
+"""`expert_parallel`: the layer for code under jit, which sees whole arrays."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jax_grouped_gemm._src.expert_parallel.api import expert_parallel_mlp
+from jax_grouped_gemm._src.expert_parallel.group import Axes, AxisNames, axis_names
+from jax_grouped_gemm._src.expert_parallel.stats import ExpertParallelStats
+from jax_grouped_gemm._src.moe.operands import Biases
+from jax_grouped_gemm._src.moe.routing import Routing
+from jax_grouped_gemm._src.varying import varying_axes
+
+FUNCTION = "expert_parallel"
+
+Layer = Callable[..., tuple[jax.Array, ExpertParallelStats]]
+
+
+def expert_parallel(
+    mesh: Mesh | AbstractMesh | None = None,
+    *,
+    expert_axis: AxisNames,
+    tensor_axis: AxisNames | None = None,
+    fsdp_axis: AxisNames | None = None,
+    token_axes: AxisNames | None = None,
+    **options: Any,
+) -> Layer:
+    """`expert_parallel_mlp` as a function of whole arrays, for code under `jax.jit`.
+
+    For example:
+
+        mesh = jax.make_mesh((2, 4), ("data", "expert"), (jax.sharding.AxisType.Auto,) * 2)
+        layer = moe.expert_parallel(mesh, expert_axis="expert")
+
+        @jax.jit
+        def apply(x, gate, wi_0, wi_1, wo):
+            y, stats = layer(x, moe.route(x @ gate, top_k=2), wi_0, wi_1, wo)
+            return y
+
+    Matrices are divided by ``P(expert_axis, fsdp_axis, tensor_axis)``, that of the down projection
+    by ``P(expert_axis, tensor_axis, fsdp_axis)``, the axes of MaxText's logical names exp, embed
+    and mlp. Arrays that are elsewhere are sent to where they belong.
+
+    Args:
+      mesh: the devices, with auto or explicit axes; by default the mesh of `jax.set_mesh`.
+      expert_axis: the mesh axis, or axes, along which experts are divided.
+      tensor_axis: along which hidden features are divided. Tokens are the same along it, unless it
+        is one of `token_axes`.
+      fsdp_axis: along which the matrices' embed dimension is divided. They are gathered before they
+        are used, and their gradients scattered.
+      token_axes: along which the first dimension of the tokens is divided; by default all axes of
+        the mesh but `tensor_axis`.
+      **options: of `expert_parallel_mlp`.
+
+    Returns:
+      A function of x [B, ..., D], routing, wi_0 [E, D, F], wi_1 (or None), wo [E, F, D], and
+      perhaps biases of those three, that returns y [B, ..., D] and statistics: rows of each slice
+      of the experts and dropped rows as sums over the whole mesh, the largest `max_over_mean`.
+
+    Raises:
+      TypeError, ValueError: an axis is none of the mesh or has two meanings; when it is called, a
+        dimension is no multiple of its devices, and whatever `expert_parallel_mlp` raises.
+    """
+    if mesh is None:
+        mesh = jax.sharding.get_abstract_mesh()
+        if mesh.empty:
+            raise ValueError(f"{FUNCTION}: give a mesh, or set one with jax.set_mesh")
+    if not isinstance(mesh, Mesh | AbstractMesh):
+        raise TypeError(f"{FUNCTION}: mesh must be a jax.sharding.Mesh, got {mesh!r}")
+    named = dict(expert_axis=expert_axis, tensor_axis=tensor_axis, fsdp_axis=fsdp_axis)
+    axes = {name: _axes(name, value, mesh) for name, value in named.items()}
+    experts, tensor, fsdp = axes.values()
+    if token_axes is None:
+        tokens = tuple(name for name in mesh.axis_names if name not in tensor)
+    else:
+        tokens = _axes("token_axes", token_axes, mesh)
+    of_matrices = experts + tensor + fsdp
+    if len(set(of_matrices)) < len(of_matrices):
+        raise ValueError(f"{FUNCTION}: a mesh axis has two meanings in {named}")
+
+    wi, wo_spec = P(experts, fsdp or None, tensor or None), P(experts, tensor or None, fsdp or None)
+    bias, bias_out = P(experts, tensor or None), P(experts, fsdp or None)
+
+    def layer(x, routing, wi_0, wi_1, wo, biases=None):
+        if not isinstance(routing, Routing):
+            raise TypeError(
+                f"{FUNCTION}: routing must be a moe.Routing, as moe.route returns, got "
+                f"{type(routing).__name__}"
+            )
+        b0, b1, bo = (None, None, None) if biases is None else biases
+        named = dict(x=x, wi_0=wi_0, wi_1=wi_1, wo=wo, b0=b0, b1=b1, bo=bo)
+        specs = dict(x=P(tokens), wi_0=wi, wi_1=wi, wo=wo_spec, b0=bias, b1=bias, bo=bias_out)
+        operands = {name: a for name, a in named.items() if a is not None}
+        specs = {name: spec for name, spec in specs.items() if name in operands}
+        operands |= routing._asdict()
+        specs |= dict.fromkeys(routing._fields, P(tokens))
+        for name, a in operands.items():
+            _check_divisible(name, a, specs[name], mesh)
+            operands[name] = _placed(a, mesh, specs[name])
+        on_device = functools.partial(
+            _on_device, experts=experts, tensor=tensor, fsdp=fsdp, options=options
+        )
+        mapped = jax.shard_map(on_device, mesh=mesh, in_specs=(specs,), out_specs=(P(tokens), P()))
+        return mapped(operands)
+
+    return layer
+
+
+def _on_device(operands, *, experts: Axes, tensor: Axes, fsdp: Axes, options):
+    given = dict(operands)
+    if fsdp:
+        # Of every matrix, the dimension that is embed.
+        for name, axis in dict(wi_0=1, wi_1=1, wo=2, bo=1).items():
+            if name in given:
+                given[name] = lax.all_gather(given[name], fsdp, axis=axis, tiled=True)
+    biases: Biases = given.get("b0"), given.get("b1"), given.get("bo")
+    y, stats = expert_parallel_mlp(
+        given["x"],
+        Routing(*(given[name] for name in Routing._fields)),
+        given["wi_0"],
+        given.get("wi_1"),
+        given["wo"],
+        biases=None if all(bias is None for bias in biases) else biases,
+        expert_axis=experts,
+        tensor_axis=tensor or None,
+        **options,
+    )
+    return y, _of_mesh(stats)
+
+
+def _of_mesh(stats: ExpertParallelStats) -> ExpertParallelStats:
+    """Statistics of all groups of the mesh together."""
+    others = tuple(sorted(varying_axes(*stats)))
+    if not others:
+        return stats
+    return ExpertParallelStats(
+        lax.psum(stats.rows_per_device, others),
+        lax.pmax(stats.max_over_mean, others),
+        lax.psum(stats.overflow, others),
+    )
+
+
+def _axes(argument: str, axes: AxisNames | None, mesh: Mesh | AbstractMesh) -> Axes:
+    if axes is None:
+        return ()
+    names = axis_names(argument, axes)
+    for name in names:
+        if name not in mesh.axis_names:
+            raise ValueError(
+                f"{FUNCTION}: {argument} {name!r} is no axis of the mesh {mesh.axis_names}"
+            )
+    return names
+
+
+def _check_divisible(name: str, x: jax.Array, spec: P, mesh: Mesh | AbstractMesh) -> None:
+    for dimension, axes in enumerate(spec):
+        if axes is None or dimension >= x.ndim:
+            continue
+        axes = (axes,) if isinstance(axes, str) else axes
+        devices = math.prod(mesh.shape[axis] for axis in axes)
+        if x.shape[dimension] % devices:
+            raise ValueError(
+                f"{FUNCTION}: dimension {dimension} of {name} {x.shape} must be a multiple of the "
+                f"{devices} devices along {', '.join(axes)}"
+            )
+
+
+def _placed(x: jax.Array, mesh: Mesh | AbstractMesh, spec: P) -> jax.Array:
+    """`x` as the layer takes it; with auto axes that is XLA's to see to."""
+    x = jnp.asarray(x)
+    if AxisType.Explicit not in mesh.axis_types:
+        return x
+    return jax.sharding.reshard(x, NamedSharding(mesh, spec))

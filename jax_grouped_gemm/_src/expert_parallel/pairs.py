@@ -1,0 +1,80 @@
+"""The (token, choice) pairs whose experts this device has, sorted by expert."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jax_grouped_gemm._src.arguments import Implementation
+from jax_grouped_gemm._src.rows.api import sort_by_expert
+
+
+class LocalPairs(NamedTuple):
+    """Rows for the local experts of T tokens with k choices each, in a buffer of m rows."""
+
+    order: jax.Array  # [T*k] int32, the pair of each row, those that are elsewhere last
+    inverse: jax.Array  # [T, k] int32, the row of each pair; none if not below `valid_rows`
+    group_sizes: jax.Array  # [experts here] int32, rows of each expert in the buffer
+    valid_rows: jax.Array  # [1] int32, their sum
+    wanted: jax.Array  # int32 scalar, how many rows there would be in a buffer without end
+    num_rows: int  # m
+
+    @property
+    def pair_of_row(self) -> jax.Array:
+        """The pair t * k + c of each row of the buffer: [m]."""
+        return self.order[: self.num_rows]
+
+    @property
+    def token_of_row(self) -> jax.Array:
+        """The token of each row of the buffer: [m]."""
+        return self.pair_of_row // max(self.inverse.shape[1], 1)
+
+    @property
+    def valid(self) -> jax.Array:
+        """Which rows of the buffer belong to a pair: booleans [m]."""
+        return jnp.arange(self.num_rows, dtype=jnp.int32) < self.valid_rows
+
+
+def local_pairs(
+    experts: jax.Array,
+    first_expert: jax.Array,
+    num_experts: int,
+    num_rows: int,
+    implementation: Implementation,
+) -> LocalPairs:
+    """Sorts the pairs of the experts [first_expert, first_expert + num_experts).
+
+    Args:
+      experts: [T, k].
+      first_expert: int32 scalar.
+      num_experts: of this device.
+      num_rows: of the buffer; rows past it are dropped, those of the last experts first.
+      implementation: of the sort.
+    """
+    order, inverse, sizes = sort_by_expert(
+        experts - first_expert, num_experts, implementation=implementation
+    )
+    wanted = jnp.sum(sizes)
+    if num_rows < order.size:
+        ends = jnp.minimum(jnp.cumsum(sizes), num_rows)
+        sizes = jnp.diff(ends, prepend=0)
+    count = jnp.minimum(wanted, num_rows).reshape(1)
+    return LocalPairs(order, inverse, sizes, count, wanted, num_rows)
+
+
+def most_local_rows(num_tokens: int, top_k: int, num_experts: int) -> int:
+    """Rows that tokens with different choices can ever have here."""
+    return num_tokens * min(top_k, num_experts)
+
+
+def buffer_rows(
+    num_tokens: int, top_k: int, num_experts: int, num_slices: int, factor: float | None
+) -> int:
+    """Rows of the buffer: the most there can be, or `factor` times those of balanced experts."""
+    most = most_local_rows(num_tokens, top_k, num_experts)
+    if factor is None:
+        return most
+    balanced = num_tokens * top_k / num_slices
+    return min(most, max(1, round(factor * balanced)))

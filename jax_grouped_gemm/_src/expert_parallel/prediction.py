@@ -1,0 +1,203 @@
+"""What a layer over several GPUs moves, and how long it takes: what `strategy="auto"` goes by.
+
+Pure functions of shapes and of the number of devices. Rates are those of GPUs of one host that
+NVLink connects all to all, as a program on two H200 saw them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from jax_grouped_gemm._src.expert_parallel.pairs import buffer_rows
+from jax_grouped_gemm._src.prediction import BANDWIDTH, SIXTEEN_BITS
+
+Strategy = Literal["all_gather", "ragged_all_to_all"]
+Combine = Literal["psum_scatter", "all_to_all"]
+
+GIGA = 1e9
+ALL_GATHER = 185 * GIGA
+PSUM_SCATTER = 165 * GIGA
+ALL_TO_ALL = 220 * GIGA
+RAGGED_ALL_TO_ALL = 80 * GIGA
+"""Bytes a second that leave a GPU, of tens of megabytes."""
+
+LATENCY = 20e-6
+"""Seconds that a collective takes however little it moves."""
+
+ROWS_LOST_TO_TILES = 64
+"""Of each expert, on the average: half a tile."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Shape:
+    """A layer as one of its devices sees it.
+
+    Attributes:
+      tokens: of this device.
+      embed: D.
+      hidden: F, of which a device has a slice if there is a tensor axis.
+      num_experts: E, of all devices.
+      top_k: choices of a token.
+      devices: N, into how many slices the experts are divided.
+      itemsize: bytes of an element of tokens and matrices.
+      sources: how many devices bring tokens of their own, N if None.
+    """
+
+    tokens: int
+    embed: int
+    hidden: int
+    num_experts: int
+    top_k: int
+    devices: int
+    itemsize: int = 2
+    sources: int | None = None
+
+    @property
+    def num_sources(self) -> int:
+        """How many devices bring tokens of their own."""
+        return self.devices if self.sources is None else self.sources
+
+    @property
+    def balanced_rows(self) -> int:
+        """Rows of a device if all experts are chosen as often."""
+        return self.tokens * self.num_sources * self.top_k // self.devices
+
+    @property
+    def experts_here(self) -> int:
+        """Experts of a device."""
+        return self.num_experts // self.devices
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of the matrices of a device."""
+        return 3 * self.experts_here * self.embed * self.hidden * self.itemsize
+
+
+@dataclasses.dataclass(frozen=True)
+class Prediction:
+    """One way to compute a layer.
+
+    Attributes:
+      strategy, chunks, combine: see `expert_parallel_mlp`.
+      dispatch_bytes, combine_bytes: what leaves a device on the way to the experts and back.
+      buffer_bytes: of the rows of D features that a device has room for at a time.
+      dispatch_seconds, combine_seconds: what the two legs take if nothing else runs.
+      forward_seconds, step_seconds: the layer, and with its backward pass, for balanced experts.
+      local_forward_seconds, local_step_seconds: the same rows without communication.
+    """
+
+    strategy: Strategy
+    chunks: int
+    combine: Combine
+    dispatch_bytes: int
+    combine_bytes: int
+    buffer_bytes: int
+    dispatch_seconds: float
+    combine_seconds: float
+    forward_seconds: float
+    step_seconds: float
+    local_forward_seconds: float
+    local_step_seconds: float
+
+    @property
+    def forward_fraction(self) -> float:
+        """Of the speed of a layer that does not communicate."""
+        return self.local_forward_seconds / self.forward_seconds
+
+    @property
+    def step_fraction(self) -> float:
+        """The same of forward and backward passes together."""
+        return self.local_step_seconds / self.step_seconds
+
+
+def predict(
+    shape: Shape,
+    strategy: Strategy,
+    chunks: int = 1,
+    combine: Combine = "all_to_all",
+    buffer_factor: float | None = None,
+) -> Prediction:
+    """Bytes and seconds of one way to compute a layer."""
+    sources, devices = shape.num_sources, shape.devices
+    row_bytes = shape.embed * shape.itemsize
+    if strategy == "all_gather":
+        there = back = (sources - 1) * shape.tokens * row_bytes
+        rates = (ALL_TO_ALL,) * 2 if combine == "all_to_all" else (ALL_GATHER, PSUM_SCATTER)
+    else:
+        there = back = shape.tokens * shape.top_k * row_bytes * (devices - 1) // devices
+        rates = RAGGED_ALL_TO_ALL, RAGGED_ALL_TO_ALL
+    legs = [_leg(size, rate, chunks) for size, rate in zip((there, back), rates, strict=True)]
+    rows = buffer_rows(
+        shape.tokens // chunks * sources, shape.top_k, shape.experts_here, devices, buffer_factor
+    )
+    local_forward, local_backward = _local_seconds(shape, 1)
+    forward, backward = _local_seconds(shape, chunks)
+    # Kernels of a collective and of a product, whose blocks all run at once, displace each other:
+    # what one gains from the other's time is lost again, so that every leg counts.
+    communication = sum(legs) + (LATENCY if sources > 1 else 0)
+    # Rows without a pair are written as zeros: gate, up and hidden, and the result.
+    unused = max(0, rows * chunks - shape.balanced_rows)
+    zeros = unused * (3 * shape.hidden + shape.embed) * shape.itemsize / BANDWIDTH
+    forward += communication + zeros
+    backward += communication + zeros
+    return Prediction(
+        strategy,
+        chunks,
+        combine,
+        there,
+        back,
+        rows * row_bytes,
+        dispatch_seconds=legs[0],
+        combine_seconds=legs[1],
+        forward_seconds=forward,
+        step_seconds=forward + backward,
+        local_forward_seconds=local_forward,
+        local_step_seconds=local_forward + local_backward,
+    )
+
+
+def choose(
+    shape: Shape,
+    strategy: Strategy | None = None,
+    chunks: int = 1,
+    combine: Combine = "all_to_all",
+    buffer_factor: float | None = None,
+    *,
+    can_exchange: bool = True,
+) -> Prediction:
+    """The strategy with the faster step.
+
+    Args:
+      shape: of the layer.
+      strategy: None if it is to be chosen.
+      chunks, combine, buffer_factor: see `expert_parallel_mlp`.
+      can_exchange: whether "ragged_all_to_all" may be chosen.
+    """
+    strategies: list[Strategy] = ["all_gather"]
+    if can_exchange and shape.devices > 1:
+        strategies.append("ragged_all_to_all")
+    if strategy is not None:
+        strategies = [strategy]
+    every = [predict(shape, one, chunks, combine, buffer_factor) for one in strategies]
+    return min(every, key=lambda prediction: prediction.step_seconds)
+
+
+def _leg(num_bytes: int, rate: float, chunks: int) -> float:
+    return num_bytes / rate + chunks * LATENCY if num_bytes else 0.0
+
+
+def _local_seconds(shape: Shape, chunks: int) -> tuple[float, float]:
+    """Products and moves of rows, forward and backward."""
+    rows, embed = shape.balanced_rows, shape.embed
+    padded = rows + ROWS_LOST_TO_TILES * shape.experts_here * chunks
+    rate = SIXTEEN_BITS * 2 / shape.itemsize
+    products = 3 * padded * embed * shape.hidden / rate
+    read = chunks * shape.weight_bytes / BANDWIDTH
+    moved = 4 * rows * embed * shape.itemsize / BANDWIDTH
+    # Each chunk has weight gradients of its own, which are written, read again and added.
+    written = (3 * chunks - 2) * shape.weight_bytes / BANDWIDTH
+    weight_gradients = 3 * rows * embed * shape.hidden / rate + written / 2
+    forward = max(products, read) + moved
+    backward = max(products, read) + weight_gradients + 1.5 * moved
+    return forward, backward

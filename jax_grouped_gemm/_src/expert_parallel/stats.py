@@ -1,0 +1,31 @@
+"""How evenly a layer's rows fell on the devices that share its experts."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_grouped_gemm._src.expert_parallel.group import Group
+
+
+class ExpertParallelStats(NamedTuple):
+    """Counts of one call, on the device and the same on all of its group."""
+
+    rows_per_device: jax.Array  # [slices] int32, (token, choice) pairs of each slice of the experts
+    max_over_mean: jax.Array  # float32, of those; one for balanced experts
+    overflow: jax.Array  # int32, pairs that were dropped because `buffer_factor` left no room
+
+
+def group_stats(wanted: jax.Array, kept: jax.Array, group: Group) -> ExpertParallelStats:
+    """From what experts of this device were wanted for, and what its buffer had room for."""
+    here = jnp.arange(group.num_slices, dtype=jnp.int32) == group.slice_index()
+    # Devices that share the hidden features of the same experts count the same pairs.
+    here &= group.tensor_index() == 0
+    both = jnp.stack([wanted, wanted - kept])
+    rows, dropped = lax.psum(jnp.where(here[None], both[:, None], 0), group.every)
+    most, mean = jnp.max(rows), jnp.sum(rows) / group.num_slices
+    ratio = jnp.where(mean > 0, most / jnp.maximum(mean, 1e-9), 1)
+    return ExpertParallelStats(rows, ratio.astype(jnp.float32), jnp.sum(dropped))

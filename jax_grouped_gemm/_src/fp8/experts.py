@@ -1,0 +1,94 @@
+"""The MLP of experts with a recipe: the fused layer, or a composition for other recipes."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import jax
+
+from jax_grouped_gemm._src import tile_choices
+from jax_grouped_gemm._src.activations import hidden_layer
+from jax_grouped_gemm._src.fp8 import layer
+from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
+from jax_grouped_gemm._src.fp8.training import fp8_ragged_dot
+from jax_grouped_gemm._src.fp8.weights import checked_quantized
+from jax_grouped_gemm._src.mlp import reference
+from jax_grouped_gemm._src.mlp import rows as token_rows
+from jax_grouped_gemm._src.moe.biases import with_bias
+
+_hidden = jax.checkpoint(hidden_layer, static_argnums=0)
+
+
+def mlp(
+    function: str,
+    options: Any,
+    operands: dict[str, jax.Array],
+    recipe: Recipe | None,
+    quantized: Any,
+    precision: Any,
+    *,
+    combines: bool = False,
+) -> jax.Array:
+    """`layer.mlp` of checked operands, its arguments checked further.
+
+    Args:
+      function: whose arguments they are.
+      options: `mlp.primitive.Options`.
+      operands: see `layer.mlp`.
+      recipe: which products are in FP8.
+      quantized: a `QuantizedMlp`, or its `wi` where there is no wo; None without.
+      precision: None, as a recipe leaves nothing to it.
+      combines: see `layer.mlp`.
+
+    Raises:
+      TypeError, ValueError: the recipe or what is quantised does not fit the rest.
+    """
+    if recipe is None:
+        raise ValueError(f"{function}: quantized needs the recipe that it was made with")
+    recipe = checked_recipe(recipe)
+    if precision is not None:
+        raise ValueError(
+            f"{function}: recipe decides how the matmuls are computed, so that precision must be "
+            f"None, got precision={precision!r}"
+        )
+    if quantized is not None:
+        wi_0, wi_1, wo = (operands.get(name) for name in ("wi_0", "wi_1", "wo"))
+        assert wi_0 is not None
+        quantized = checked_quantized(function, quantized, wi_0, wi_1, wo, recipe)
+    if (recipe.forward, recipe.dgrad) == ("fp8", "fp8"):
+        return layer.mlp(
+            recipe,
+            options.activation,
+            operands,
+            quantized,
+            options.implementation,
+            combines=combines,
+        )
+    y = _composed(options, operands, recipe)
+    if not combines:
+        return y
+    rows = operands["rows"], operands.get("inverse")
+    return token_rows.combine(y, *rows, num_tokens=operands["x"].shape[0])
+
+
+def _composed(options, given, recipe) -> jax.Array:
+    sizes, offset = given["group_sizes"], given["group_offset"]
+    matmul = functools.partial(
+        with_bias,
+        functools.partial(fp8_ragged_dot, recipe=recipe, implementation=options.implementation),
+        group_sizes=sizes,
+        group_offset=offset,
+    )
+    x, wi_0, wi_1 = given["x"], given["wi_0"], given.get("wi_1")
+    if "rows" in given:
+        x = token_rows.gather(x, given["rows"], given.get("inverse"))
+    with tile_choices.using(options.tile_choices):
+        gate = matmul(x, wi_0, given.get("b0"))
+        up = None if wi_1 is None else matmul(x, wi_1, given.get("b1"))
+        owned = reference.owned_rows(sizes, offset, wi_0.shape[0], x.shape[0])
+        weights = reference.row_weights(given.get("weights"), owned, gate)
+        hidden = _hidden(options.activation, gate, up, weights)
+        if "wo" not in given:
+            return hidden
+        return matmul(hidden, given["wo"], given.get("bo"), weights)

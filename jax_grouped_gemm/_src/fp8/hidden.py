@@ -1,0 +1,101 @@
+"""The elementwise steps of an MLP in FP8: what the products leave, quantised for the next one.
+
+Projections [m, P] are gate [m, F], with `wi_1` zeros up to the next multiple of 128 columns, and up
+after them, as the product with `QuantizedMlp.wi` leaves them. As without FP8, hidden and gradients
+are computed in float32 from projections as they are rounded, and rounded to their dtype; that is
+what is quantised, so that products in FP8 and in 16 bits see the same numbers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from jax_grouped_gemm._src.activations import Activation
+from jax_grouped_gemm._src.fp8 import reference
+from jax_grouped_gemm._src.fp8.products import Pair
+from jax_grouped_gemm._src.fp8.recipe import Recipe
+from jax_grouped_gemm._src.fp8.weights import padded_columns
+from jax_grouped_gemm._src.padding import pad_to
+
+
+@dataclasses.dataclass(frozen=True)
+class HiddenLayer:
+    """hidden = weights * activation(gate) * up, and how it is quantised.
+
+    Attributes:
+      activation: of the hidden layer.
+      columns: F.
+      has_up: whether there is an up projection.
+      recipe: formats of the quantised results.
+    """
+
+    activation: Activation
+    columns: int
+    has_up: bool
+    recipe: Recipe
+
+    def split(self, projections: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+        """Gate and up, [m, F] each."""
+        gate = projections[:, : self.columns]
+        if not self.has_up:
+            return gate, None
+        first = padded_columns(self.columns)
+        return gate, projections[:, first : first + self.columns]
+
+    def join(self, gate: jax.Array, up: jax.Array | None) -> jax.Array:
+        """The inverse of `split`."""
+        if up is None:
+            return gate
+        padded = [pad_to(x, (x.shape[0], padded_columns(self.columns))) for x in (gate, up)]
+        return jnp.concatenate(padded, axis=1)
+
+    def hidden(self, projections: jax.Array, weights: jax.Array) -> jax.Array:
+        """[m, F] in the dtype of the projections."""
+        hidden = self._of(weights, *self._wide(projections))
+        return hidden.astype(projections.dtype)
+
+    def quantized(self, projections: jax.Array, weights: jax.Array) -> Pair:
+        """Hidden, as the operand of the product with wo."""
+        return self._quantize(self.hidden(projections, weights), self.recipe.forward_dtype)
+
+    def gradients(
+        self, projections: jax.Array, dh: jax.Array, weights: jax.Array
+    ) -> HiddenGradients:
+        """From the gradient `dh` of hidden."""
+        dtype = projections.dtype
+        hidden, vjp = jax.vjp(self._of, weights, *self._wide(projections))
+        dweights, dgate, dup = vjp(dh.astype(jnp.float32))
+        dgate, dup = dgate.astype(dtype), None if dup is None else dup.astype(dtype)
+        rows = self._quantize(self.join(dgate, dup), self.recipe.gradient_dtype)
+        return HiddenGradients(rows, dgate, dup, hidden.astype(dtype), dweights)
+
+    def _wide(self, projections):
+        gate, up = self.split(projections)
+        return gate.astype(jnp.float32), None if up is None else up.astype(jnp.float32)
+
+    def _of(self, weights, gate, up):
+        return self.activation(gate, up) * weights[:, None]
+
+    def _quantize(self, x: jax.Array, dtype: DTypeLike) -> Pair:
+        dtype = np.dtype(dtype)
+        power_of_two = self.recipe.power_of_two_scales
+        if self.recipe.scaling == "blockwise":
+            return Pair(*reference.quantize_rows(x, dtype=dtype, power_of_two=power_of_two))
+        axes = (1,) if self.recipe.scaling == "rowwise" else (0, 1)
+        return Pair(*reference.quantize(x, axes, dtype, power_of_two))
+
+
+class HiddenGradients(NamedTuple):
+    """What the backward pass makes of the gradient of hidden."""
+
+    projections: Pair  # the gradients of gate and up as projections lie, quantised
+    gate: jax.Array  # [m, F]
+    up: jax.Array | None
+    hidden: jax.Array  # [m, F], computed again
+    weights: jax.Array  # float32 [m]

@@ -1,0 +1,210 @@
+"""The elementwise steps of an MLP in FP8 as primitives: one kernel each, or XLA's passes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_grouped_gemm._src.arguments import Implementation
+from jax_grouped_gemm._src.arithmetic import cdiv
+from jax_grouped_gemm._src.fp8.formats import BLOCK, quantized_rows
+from jax_grouped_gemm._src.fp8.hidden import HiddenGradients, HiddenLayer
+from jax_grouped_gemm._src.fp8.products import Pair
+from jax_grouped_gemm._src.mlp.epilogue import Epilogue
+from jax_grouped_gemm._src.op import Op
+from jax_grouped_gemm._src.plan import AS_ASKED, symbolic_sizes
+from jax_grouped_gemm._src.target import H200, Target
+
+HIDDEN_TARGET = "jax_grouped_gemm.quantize_hidden.v1"
+GRADIENTS_TARGET = "jax_grouped_gemm.quantize_gradients.v1"
+KERNEL_DTYPES = (jnp.bfloat16, jnp.float16)
+
+
+@dataclasses.dataclass(frozen=True)
+class HiddenPlan:
+    """How an elementwise step runs on a device of compute capability 9.0.
+
+    Attributes:
+      op: its name.
+      layer: what is computed.
+      path: "direct" is one kernel, "unfused" XLA's passes, "reference" the same because that was
+        asked for.
+      reason: why not "direct", empty on that path.
+    """
+
+    op: str
+    layer: HiddenLayer
+    path: Literal["direct", "unfused", "reference"]
+    reason: str
+
+
+def quantized_hidden(
+    layer: HiddenLayer,
+    projections: jax.Array,
+    weights: jax.Array,
+    implementation: Implementation,
+) -> Pair:
+    """`layer.quantized` of projections [m, P] and weights [m]."""
+    return Pair(*HIDDEN.bind(projections, weights, layer=layer, implementation=implementation))
+
+
+def hidden_gradients(
+    layer: HiddenLayer,
+    projections: jax.Array,
+    dh: jax.Array,
+    weights: jax.Array,
+    implementation: Implementation,
+) -> HiddenGradients:
+    """`layer.gradients` of projections [m, P], dh [m, F] and weights [m]."""
+    params = dict(layer=layer, implementation=implementation)
+    values, scales, *rest, hidden, dweights = GRADIENTS.bind(projections, dh, weights, **params)
+    gate, up = rest if layer.has_up else (*rest, None)
+    return HiddenGradients(Pair(values, scales), gate, up, hidden, dweights)
+
+
+def _plan(op: str, avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> HiddenPlan:
+    layer = params["layer"]
+    if params["implementation"] == "reference":
+        return HiddenPlan(op, layer, "reference", AS_ASKED)
+    reason = _unfused_reason(layer, avals)
+    return HiddenPlan(op, layer, "unfused" if reason else "direct", reason)
+
+
+def _unfused_reason(layer: HiddenLayer, avals: Sequence[Any]) -> str:
+    projections = avals[0]
+    if layer.recipe.scaling != "blockwise":
+        return f"the kernels scale blocks of 128, not {layer.recipe.scaling}"
+    if not layer.has_up:
+        return "the kernels multiply gate and up, and there is no up"
+    if Epilogue.of(layer.activation) is None:
+        return f"no kernel has the activation {layer.activation.function}"
+    if projections.dtype not in KERNEL_DTYPES or any(
+        x.dtype != projections.dtype for x in avals[1:-1]
+    ):
+        return f"the kernels take bfloat16 or float16, got {projections.dtype}"
+    if reason := symbolic_sizes(avals):
+        return reason
+    return "there is nothing to compute" if any(0 in x.shape for x in avals) else ""
+
+
+def plan_hidden(
+    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
+) -> HiddenPlan:
+    """Plans a `quantize_hidden`."""
+    return _plan("quantize_hidden", avals, params, target)
+
+
+def plan_gradients(
+    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
+) -> HiddenPlan:
+    """Plans a `quantize_gradients`."""
+    return _plan("quantize_gradients", avals, params, target)
+
+
+def _hidden_reference(projections, weights, *, layer):
+    return list(layer.quantized(projections, weights))
+
+
+def _gradients_reference(projections, dh, weights, *, layer):
+    found = layer.gradients(projections, dh, weights)
+    return [x for x in jax.tree.leaves(found) if x is not None]
+
+
+def _call_hidden(plan: HiddenPlan, projections, weights):
+    if plan.path == "unfused":
+        return _hidden_reference(projections, weights, layer=plan.layer)
+    results = _quantized(plan, plan.layer.recipe.forward_dtype, projections.shape[0])
+    return list(_call(HIDDEN_TARGET, plan, results, projections, weights))
+
+
+def _call_gradients(plan: HiddenPlan, projections, dh, weights):
+    if plan.path == "unfused":
+        return _gradients_reference(projections, dh, weights, layer=plan.layer)
+    rows, columns = dh.shape
+    results = _quantized(plan, plan.layer.recipe.gradient_dtype, *projections.shape)
+    results += [jax.ShapeDtypeStruct(dh.shape, dh.dtype)] * 3
+    results.append(jax.ShapeDtypeStruct((rows, cdiv(columns, BLOCK)), jnp.float32))
+    *found, partial_sums = _call(GRADIENTS_TARGET, plan, results, projections, dh, weights)
+    return [*found, partial_sums.sum(axis=1)]
+
+
+def _quantized(plan, dtype, rows, columns=None):
+    shapes = quantized_rows(rows, plan.layer.columns if columns is None else columns)
+    dtypes = np.dtype(dtype), jnp.float32
+    return [jax.ShapeDtypeStruct(*x) for x in zip(shapes, dtypes, strict=True)]
+
+
+def _call(target, plan, results, *operands):
+    epilogue = Epilogue.of(plan.layer.activation)
+    assert epilogue is not None  # the plan has a kernel for it
+    return jax.ffi.ffi_call(target, results)(
+        *operands,
+        power_of_two=plan.layer.recipe.power_of_two_scales,
+        **epilogue.attributes(),
+    )
+
+
+def _hidden_avals(*operands, layer, **_):
+    abstract = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]
+    results = jax.eval_shape(lambda *x: _hidden_reference(*x, layer=layer), *abstract)
+    return [HIDDEN.unsharded_aval(operands, x.shape, x.dtype) for x in results]
+
+
+def _gradients_avals(*operands, layer, **_):
+    abstract = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]
+    results = jax.eval_shape(lambda *x: _gradients_reference(*x, layer=layer), *abstract)
+    return [GRADIENTS.unsharded_aval(operands, x.shape, x.dtype) for x in results]
+
+
+HIDDEN = Op(
+    name="quantize_hidden",
+    operand_ranks=(2, 1),
+    targets=(HIDDEN_TARGET,),
+    avals=_hidden_avals,
+    planner=plan_hidden,
+    call=_call_hidden,
+    reference=_hidden_reference,
+    multiple_results=True,
+    is_matmul=False,
+)
+
+GRADIENTS = Op(
+    name="quantize_gradients",
+    operand_ranks=(2, 2, 1),
+    targets=(GRADIENTS_TARGET,),
+    avals=_gradients_avals,
+    planner=plan_gradients,
+    call=_call_gradients,
+    reference=_gradients_reference,
+    multiple_results=True,
+    is_matmul=False,
+)
+
+
+def _register_batching(op: Op) -> None:
+    def rule(operands, dims, *, layer, implementation):
+        if layer.recipe.scaling == "tensorwise":
+            # Each element of the batch has a scale of its own.
+            out = jax.vmap(lambda *x: op.reference(*x, layer=layer), dims)(*operands)
+            return out, [0] * len(out)
+        size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
+        every = [
+            jnp.broadcast_to(x, (size, *x.shape)) if d is None else jnp.moveaxis(x, d, 0)
+            for x, d in zip(operands, dims, strict=True)
+        ]
+        rows = every[0].shape[1]
+        folded = [x.reshape(size * rows, *x.shape[2:]) for x in every]
+        out = op.bind(*folded, layer=layer, implementation=implementation)
+        return [x.reshape(size, rows, *x.shape[1:]) for x in out], [0] * len(out)
+
+    op.def_batching(rule)
+
+
+for _op in (HIDDEN, GRADIENTS):
+    _register_batching(_op)
+    _op.has_no_derivative()

@@ -1,0 +1,294 @@
+"""The MLP of experts in FP8, with a derivative of its own.
+
+Tokens are quantised before they are copied to the rows of their experts, so that half the bytes are
+copied, and scales with them; the same holds for the gradient of what is combined to tokens. Gate
+and up are one product forward and one backward. No operand of a product in FP8 is read from an
+array of more bits: the elementwise steps between products quantise what they compute.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+
+from jax_grouped_gemm._src import tile_choices
+from jax_grouped_gemm._src.arguments import Implementation
+from jax_grouped_gemm._src.arithmetic import at_least_float32
+from jax_grouped_gemm._src.autodiff import once_differentiable
+from jax_grouped_gemm._src.fp8.api import SOURCE_DTYPES
+from jax_grouped_gemm._src.fp8.hidden import HiddenLayer
+from jax_grouped_gemm._src.fp8.hidden_op import hidden_gradients, quantized_hidden
+from jax_grouped_gemm._src.fp8.products import Fp8Products, Pair, narrow
+from jax_grouped_gemm._src.fp8.recipe import Recipe
+from jax_grouped_gemm._src.fp8.training import FP8_LHS, FP8_RHS
+from jax_grouped_gemm._src.fp8.weights import QuantizedMlp, quantize_experts
+from jax_grouped_gemm._src.mlp import rows as token_rows
+from jax_grouped_gemm._src.mlp.reference import GATE, UP, owned_rows, row_weights
+from jax_grouped_gemm._src.moe.biases import bias_rows
+from jax_grouped_gemm._src.varying import align_varying
+
+Operands = Mapping[str, Any]
+
+_NAME = "an MLP with a recipe"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Layer(Fp8Products):
+    """The static part of one layer.
+
+    Attributes:
+      hidden_layer: the elementwise step.
+      dtypes: those of x, wi_0, wi_1, wo and of the result, by name; "projections" is that of gate
+        and up.
+      num_experts: matrices of each kind.
+      combines: whether rows are summed up to tokens in the end.
+    """
+
+    hidden_layer: HiddenLayer
+    dtypes: tuple[tuple[str, np.dtype], ...]
+    num_experts: int
+    combines: bool
+
+    def dtype(self, name: str) -> np.dtype:
+        return dict(self.dtypes)[name]
+
+    def copied(self, tokens: Pair, given: Operands) -> Pair:
+        """Quantised tokens on the rows of their experts."""
+        if "rows" not in given:
+            return tokens
+        copy = functools.partial(
+            token_rows.copies, rows=given["rows"], inverse=given.get("inverse")
+        )
+        # The one scale of all tokens is that of all rows.
+        has_scales = self.recipe.scaling != "tensorwise"
+        return Pair(copy(tokens.values), copy(tokens.scales) if has_scales else tokens.scales)
+
+    def weights_gradient(
+        self, name: str, lhs: Any, rhs: Any, indices: tuple[jax.Array, jax.Array]
+    ) -> jax.Array:
+        """lhs^T rhs of each expert, in the dtype of the matrices of that name."""
+        num_rows = lhs.shape[0]
+        if self.recipe.wgrad == "fp8":
+            dtypes = self.recipe.forward_dtype, self.recipe.gradient_dtype
+            lhs, rhs = (
+                self.quantize_rows(x, indices[0], dtype, plain=False, transposed=True)[1]
+                for x, dtype in zip((lhs, rhs), dtypes, strict=True)
+            )
+        return self.rows_by_rows(
+            lhs,
+            rhs,
+            *indices,
+            self.dtype(name),
+            num_rows=num_rows,
+            num_groups=self.num_experts,
+        )
+
+
+def mlp(
+    recipe: Recipe,
+    activation: Any,
+    operands: Operands,
+    quantized: QuantizedMlp | None,
+    implementation: Implementation,
+    *,
+    combines: bool = False,
+) -> jax.Array:
+    """The MLP of checked operands: [m, D], or [T, D] where it `combines`; without wo [m, F].
+
+    Args:
+      recipe: with forward and dgrad in FP8.
+      activation: an `Activation`.
+      operands: x, rows, inverse, wi_0, wi_1, wo, b0, b1, bo, weights, group_sizes, group_offset, as
+        of `mlp.api`; all but x, wi_0 and the last two may be missing.
+      quantized: the matrices, if they are quantised already.
+      implementation: of the kernels.
+      combines: whether the rows of each token, which `inverse` knows, are summed up.
+    """
+    for name in operands.keys() & {"x", "wi_0", "wi_1", "wo"}:
+        if operands[name].dtype not in SOURCE_DTYPES:
+            raise TypeError(
+                f"{name} must be bfloat16, float16 or float32 for a recipe, got "
+                f"{operands[name].dtype}"
+            )
+    leaves, tree = jax.tree.flatten((dict(operands), quantized))
+    # Outside the custom derivative, where the casts have transposes.
+    operands, quantized = jax.tree.unflatten(tree, align_varying(*leaves))
+    operands = dict(operands)
+    bo = operands.pop("bo", None)
+    projections = jnp.result_type(*(operands[n] for n in ("x", "wi_0", "wi_1") if n in operands))
+    out = jnp.result_type(projections, operands["wo"]) if "wo" in operands else projections
+    dtypes: dict[str, Any] = {
+        n: operands[n].dtype for n in ("x", "wi_0", "wi_1", "wo") if n in operands
+    }
+    dtypes |= dict(projections=projections, out=out if bo is None else at_least_float32(out))
+    layer = _Layer(
+        recipe,
+        implementation,
+        tile_choices.current(),
+        HiddenLayer(activation, operands["wi_0"].shape[2], "wi_1" in operands, recipe),
+        tuple(dtypes.items()),
+        operands["wi_0"].shape[0],
+        combines and bo is None,
+    )
+    y = _mlp(layer, operands, quantized)
+    if bo is None:
+        return y
+    indices = operands["group_sizes"], operands["group_offset"]
+    added = bias_rows(bo.astype(y.dtype), indices[0], indices[1][0], y.shape[0])
+    if "weights" in operands:
+        added *= operands["weights"].astype(y.dtype)[:, None]
+    y = (y + added).astype(out)
+    return _combined(y, operands, operands["x"].shape[0]) if combines else y
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _mlp(layer: _Layer, operands: Operands, quantized: QuantizedMlp | None) -> jax.Array:
+    return _forward(layer, operands, quantized, for_gradient=False)[0]
+
+
+def _forward(layer, given, quantized, *, for_gradient):
+    """The result; projections; and the matrices for the gradients of rows."""
+    indices = given["group_sizes"], given["group_offset"]
+    tokens, _ = layer.quantize_rows(
+        given["x"], given["group_sizes"], layer.recipe.forward_dtype, plain=True
+    )
+    wi, wo = _matrices(layer, given, quantized, for_gradient)
+    if for_gradient:
+        tokens, wi, wo = (
+            checkpoint_name(tokens, FP8_LHS),
+            checkpoint_name(wi, FP8_RHS),
+            checkpoint_name(wo, FP8_RHS),
+        )
+    dtype = layer.dtype("projections")
+    has_biases = "b0" in given or "b1" in given
+    projections = layer.rows_by_weights(
+        "forward",
+        layer.copied(tokens, given),
+        wi[1],
+        *indices,
+        at_least_float32(dtype) if has_biases else dtype,
+    )
+    if has_biases:
+        projections = _with_biases(layer, projections, given).astype(dtype)
+    if for_gradient:
+        # Both in one array, so that a policy with either name keeps it.
+        projections = checkpoint_name(checkpoint_name(projections, GATE), UP)
+    weights = _weights_of_rows(layer, given, projections)
+    if wo is None:
+        y = layer.hidden_layer.hidden(projections, weights)
+    else:
+        hidden = quantized_hidden(layer.hidden_layer, projections, weights, layer.implementation)
+        y = layer.rows_by_weights("forward", hidden, wo[1], *indices, layer.dtype("out"))
+    if layer.combines:
+        y = _combined(y, given, given["x"].shape[0])
+    return y, projections, (wi[0], None if wo is None else wo[0])
+
+
+def _mlp_forward(layer, operands, quantized):
+    operands = once_differentiable(_NAME, operands)
+    y, projections, matrices = _forward(layer, operands, quantized, for_gradient=True)
+    kept = {name: x for name, x in operands.items() if name not in ("wi_0", "wi_1", "wo")}
+    return y, (kept, projections, matrices)
+
+
+def _mlp_backward(layer, kept, dy):
+    kept, dy = once_differentiable(_NAME, (kept, dy))
+    given, projections, (wi, wo) = kept
+    indices = given["group_sizes"], given["group_offset"]
+    cotangents: dict[str, jax.Array | None] = {}
+    dy_rows = None
+    if wo is None:
+        dh = dy
+    else:
+        rows = given if layer.combines else {}
+        tokens, _ = layer.quantize_rows(dy, indices[0], layer.recipe.gradient_dtype, plain=True)
+        dh = layer.rows_by_weights(
+            "dgrad", layer.copied(tokens, rows), wo, *indices, layer.dtype("projections")
+        )
+        dy_rows = _on_rows(_for_wgrad(layer, dy), rows)
+    weights = _weights_of_rows(layer, given, projections)
+    gradients = hidden_gradients(layer.hidden_layer, projections, dh, weights, layer.implementation)
+    if "weights" in given:
+        cotangents["weights"] = gradients.weights.astype(given["weights"].dtype)
+    if dy_rows is not None:
+        cotangents["wo"] = layer.weights_gradient(
+            "wo", _for_wgrad(layer, gradients.hidden), dy_rows, indices
+        )
+    for name, gradient in (("b0", gradients.gate), ("b1", gradients.up)):
+        if name in given:
+            cotangents[name] = _bias_gradient(layer, name, gradient, given)
+    # One [m, D] array at a time: each is made when what reads the one before it is done.
+    x, gradients, cotangents = lax.optimization_barrier((given["x"], gradients, cotangents))
+    x_rows = _on_rows(_for_wgrad(layer, x), given)
+    for name, gradient in (("wi_0", gradients.gate), ("wi_1", gradients.up)):
+        if gradient is not None:
+            cotangents[name] = layer.weights_gradient(name, x_rows, gradient, indices)
+    rows, cotangents = lax.optimization_barrier((gradients.projections, cotangents))
+    dx = layer.rows_by_weights("dgrad", rows, wi, *indices, layer.dtype("x"))
+    cotangents["x"] = _combined(dx, given, x.shape[0]) if "rows" in given else dx
+    names = (*given, *(n for n in ("wi_0", "wi_1", "wo") if n in dict(layer.dtypes)))
+    return {name: cotangents.get(name) for name in names}, None
+
+
+_mlp.defvjp(_mlp_forward, _mlp_backward)
+
+
+def _matrices(layer, given, quantized, for_gradient):
+    """(plain, transposed) pairs of gate and up, and of down."""
+    wo = given.get("wo")
+    if quantized is not None:
+        pairs = ((Pair(*w[:2]), Pair(*w[2:])) for w in quantized)
+        wi, down = pairs
+        return wi, None if wo is None else down
+    forms = dict(plain=for_gradient, transposed=True)
+    return quantize_experts(layer, given["wi_0"], given.get("wi_1"), wo, **forms)
+
+
+def _weights_of_rows(layer, given, projections):
+    owned = owned_rows(
+        given["group_sizes"], given["group_offset"], layer.num_experts, projections.shape[0]
+    )
+    return row_weights(given.get("weights"), owned, projections)
+
+
+def _with_biases(layer, projections, given):
+    halves = layer.hidden_layer.split(projections)
+    sums = [
+        x + _bias_rows(given[name].astype(x.dtype), given, x.shape[0]) if name in given else x
+        for name, x in zip(("b0", "b1"), halves, strict=True)
+    ]
+    return layer.hidden_layer.join(*sums)
+
+
+def _bias_rows(bias, given, num_rows):
+    return bias_rows(bias, given["group_sizes"], given["group_offset"][0], num_rows)
+
+
+def _bias_gradient(layer, name, gradient, given):
+    wide = at_least_float32(gradient.dtype)
+    bias = given[name]
+    _, vjp = jax.vjp(lambda bias: _bias_rows(bias, given, gradient.shape[0]), bias.astype(wide))
+    return vjp(gradient.astype(wide))[0].astype(bias.dtype)
+
+
+def _for_wgrad(layer, x):
+    """`x` before its copies are made, in the bits of the products that read them."""
+    return x if layer.recipe.wgrad == "fp8" else narrow(x)
+
+
+def _on_rows(x, given):
+    if "rows" not in given:
+        return x
+    return token_rows.gather(x, given["rows"], given.get("inverse"))
+
+
+def _combined(y, given, num_tokens):
+    return token_rows.combine(y, given["rows"], given.get("inverse"), num_tokens=num_tokens)

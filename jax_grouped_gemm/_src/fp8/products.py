@@ -1,0 +1,179 @@
+"""The three products of a ragged matmul as a recipe says, and the quantised operands of each."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from jax_grouped_gemm._src.arguments import Implementation
+from jax_grouped_gemm._src.arithmetic import round_up
+from jax_grouped_gemm._src.fp8 import primitive
+from jax_grouped_gemm._src.fp8.formats import BLOCK
+from jax_grouped_gemm._src.fp8.recipe import Recipe
+from jax_grouped_gemm._src.fp8.reference import quantize
+from jax_grouped_gemm._src.padding import pad_to
+from jax_grouped_gemm._src.plan import Product
+from jax_grouped_gemm._src.ragged import primitive as ragged
+from jax_grouped_gemm._src.tile_choices import TileChoices
+
+
+class Pair(NamedTuple):
+    """An FP8 operand and its scales."""
+
+    values: jax.Array
+    scales: jax.Array
+
+
+LHS_SCALING = {"blockwise": "1x128", "rowwise": "1xk", "tensorwise": "tensor"}
+RHS_SCALING = {"blockwise": "128x128", "rowwise": "kx1", "tensorwise": "group"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Fp8Products:
+    """What a call's products have in common, all of it static."""
+
+    recipe: Recipe
+    implementation: Implementation
+    tiles: TileChoices
+
+    def quantize_rows(
+        self,
+        x: jax.Array,
+        group_sizes: jax.Array,
+        dtype: DTypeLike,
+        *,
+        plain: bool,
+        transposed: bool = False,
+    ) -> tuple[Any, Any]:
+        """x [m, k]: the pairs (plain, transposed) of those asked for, None for the others."""
+        params = self._quantize_params(dtype)
+        rows = columns = None
+        if plain and self.recipe.scaling != "blockwise":
+            axes = (1,) if self.recipe.scaling == "rowwise" else (0, 1)
+            rows = self._quantize_whole(x, axes, dtype)
+            plain = False
+        if transposed:
+            *rest, values, scales = primitive.quantize_ragged(
+                x, group_sizes, plain=plain, transposed=True, **params
+            )
+            columns = Pair(values, scales)
+            rows = Pair(*rest) if plain else rows
+        elif plain:
+            rows = Pair(*primitive.quantize_rows(x, **params))
+        return rows, columns
+
+    def quantize_weights(self, x: jax.Array, *, plain: bool, transposed: bool) -> tuple[Any, Any]:
+        """x [g, k, n]: the pairs (plain, transposed) of those asked for, None for the others."""
+        dtype = np.dtype(self.recipe.forward_dtype)
+        if not (plain or transposed):
+            return None, None
+        if self.recipe.scaling == "rowwise":
+            # A product contracts the last dimension, so that is what shares a scale.
+            return (
+                self._quantize_whole(x, (2,), dtype) if plain else None,
+                self._quantize_whole(x.mT, (2,), dtype) if transposed else None,
+            )
+        if self.recipe.scaling == "tensorwise":
+            both = self._quantize_whole(x, (1, 2), dtype)
+            swapped = Pair(both.values.mT, both.scales)
+            return both if plain else None, swapped if transposed else None
+        params = self._quantize_params(dtype)
+        return _in_pairs(primitive.quantize_blocks, x, plain=plain, transposed=transposed, **params)
+
+    def quantize_joined(
+        self, x: jax.Array, y: jax.Array, *, plain: bool, transposed: bool
+    ) -> tuple[Any, Any]:
+        """`quantize_weights` of x and y [g, k, n] side by side, each with zeros up to a multiple of
+        128 columns."""
+        forms = dict(plain=plain, transposed=transposed)
+        if self.recipe.scaling == "blockwise":
+            params = self._quantize_params(self.recipe.forward_dtype)
+            return _in_pairs(primitive.quantize_joined, x, y, **forms, **params)
+        # Both share scales with each other, so that they have to meet before.
+        padded = [pad_to(z, (*z.shape[:2], round_up(z.shape[2], BLOCK))) for z in (x, y)]
+        return self.quantize_weights(jnp.concatenate(padded, axis=2), **forms)
+
+    def _quantize_whole(self, x: jax.Array, axes: tuple[int, ...], dtype: DTypeLike) -> Pair:
+        return Pair(*quantize(x, axes, np.dtype(dtype), self.recipe.power_of_two_scales))
+
+    def _quantize_params(self, dtype: DTypeLike) -> dict[str, Any]:
+        return dict(
+            dtype=np.dtype(dtype),
+            power_of_two=self.recipe.power_of_two_scales,
+            implementation=self.implementation,
+        )
+
+    def rows_by_weights(
+        self,
+        which: Product,
+        rows: Pair,
+        weights: Pair,
+        group_sizes: jax.Array,
+        offset: jax.Array,
+        dtype: np.dtype,
+    ) -> jax.Array:
+        """rows [m, k] times weights [g, n, k] -> [m, n], for "forward" or "dgrad"."""
+        return primitive.scaled_ragged_noncontracting(
+            *rows,
+            *weights,
+            group_sizes,
+            offset,
+            transpose_rhs=True,
+            lhs_scaling=LHS_SCALING[self.recipe.scaling],
+            rhs_scaling=RHS_SCALING[self.recipe.scaling],
+            preferred_element_type=dtype,
+            implementation=self.implementation,
+            **self.tiles.params(which),
+        )
+
+    def rows_by_rows(
+        self,
+        lhs: Pair | jax.Array,
+        rhs: Pair | jax.Array,
+        group_sizes: jax.Array,
+        offset: jax.Array,
+        dtype: np.dtype,
+        *,
+        num_rows: int,
+        num_groups: int,
+    ) -> jax.Array:
+        """The cotangent of weights [g, k, n], of transposed blocks [b, k, 128] and [b, n, 128], or
+        of rows [m, k] and [m, n] of one 16-bit dtype."""
+        common: dict[str, Any] = dict(
+            num_groups=num_groups,
+            preferred_element_type=dtype,
+            implementation=self.implementation,
+            **self.tiles.params("wgrad"),
+        )
+        if isinstance(lhs, Pair):
+            assert isinstance(rhs, Pair)
+            return primitive.scaled_ragged_contracting(
+                *lhs, *rhs, group_sizes, offset, num_rows=num_rows, **common
+            )
+        assert not isinstance(rhs, Pair)
+        return ragged.ragged_contracting(
+            lhs,
+            rhs.astype(lhs.dtype),
+            group_sizes,
+            offset,
+            transpose_lhs=False,
+            transpose_rhs=False,
+            precision=None,
+            **common,
+        )
+
+
+def _in_pairs(quantize, *operands, plain, transposed, **params):
+    results = quantize(*operands, plain=plain, transposed=transposed, **params)
+    pairs = iter(Pair(*results[i : i + 2]) for i in range(0, len(results), 2))
+    return next(pairs) if plain else None, next(pairs) if transposed else None
+
+
+def narrow(x: jax.Array) -> jax.Array:
+    """`x` as an operand of a product in "bf16"."""
+    return x if x.dtype.itemsize == 2 else x.astype(jnp.bfloat16)

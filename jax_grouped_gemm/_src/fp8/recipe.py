@@ -1,0 +1,78 @@
+"""Recipes: what of a ragged matmul, or of an MLP, is computed in FP8, and what shares a scale."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Literal, get_args
+
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from jax_grouped_gemm._src.arguments import checked_boolean, checked_choice
+from jax_grouped_gemm._src.fp8.formats import checked_fp8_dtype
+
+Precision = Literal["fp8", "bf16"]
+Scaling = Literal["blockwise", "rowwise", "tensorwise"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """Which products of a ragged matmul are computed in FP8, and how operands are quantised.
+
+    Attributes:
+      forward: the product itself, "fp8" or "bf16".
+      dgrad: the cotangent of lhs.
+      wgrad: the cotangent of rhs. In "bf16" nothing is quantised for it, which is the faster choice
+        where groups are short: with 512 rows a group an FP8 product gains less than its operands,
+        transposed and quantised once more, cost.
+      forward_dtype: FP8 dtype of lhs and rhs. e4m3 has the precision.
+      gradient_dtype: FP8 dtype of the result's cotangent. Scales a block make e4m3 wide enough;
+        e5m2 has more range within a block.
+      scaling: what shares a scale in the forward product and dgrad: "blockwise", 1 x 128 of rows
+        and 128 x 128 of weights; "rowwise", each row of lhs and each column of a matrix;
+        "tensorwise", all of lhs and each matrix. wgrad in FP8 is always in blocks of 1 x 128 along
+        the rows of a group.
+      power_of_two_scales: rounds scales up to powers of two.
+
+    "bf16" products multiply 16-bit operands as they are and round wider ones to bfloat16.
+
+    The default is the recipe of DeepSeek-V3 (arXiv:2412.19437, section 3.3).
+    """
+
+    forward: Precision = "fp8"
+    dgrad: Precision = "fp8"
+    wgrad: Precision = "fp8"
+    forward_dtype: DTypeLike = jnp.float8_e4m3fn
+    gradient_dtype: DTypeLike = jnp.float8_e4m3fn
+    scaling: Scaling = "blockwise"
+    power_of_two_scales: bool = False
+
+    def __post_init__(self):
+        for name in ("forward", "dgrad", "wgrad"):
+            checked_choice(name, getattr(self, name), get_args(Precision))
+        checked_choice("scaling", self.scaling, get_args(Scaling))
+        checked_boolean("power_of_two_scales", self.power_of_two_scales)
+        for name in ("forward_dtype", "gradient_dtype"):
+            object.__setattr__(self, name, checked_fp8_dtype(name, getattr(self, name)))
+
+    @classmethod
+    def blockwise(cls, **options: Any) -> Recipe:
+        """DeepSeek-V3's: a scale for 1 x 128 of rows and 128 x 128 of weights."""
+        return cls(scaling="blockwise", **options)
+
+    @classmethod
+    def rowwise(cls, **options: Any) -> Recipe:
+        """A scale for each row and each column of a matrix, as in torch's `_scaled_grouped_mm`."""
+        return cls(scaling="rowwise", **options)
+
+    @classmethod
+    def tensorwise(cls, **options: Any) -> Recipe:
+        """One scale for all rows of a product, found anew each time, and one for each matrix."""
+        return cls(scaling="tensorwise", **options)
+
+
+def checked_recipe(recipe: Any) -> Recipe:
+    """`recipe`, if it is one, else a `TypeError`."""
+    if not isinstance(recipe, Recipe):
+        raise TypeError(f"recipe must be a jax_grouped_gemm.Recipe, got {recipe!r}")
+    return recipe

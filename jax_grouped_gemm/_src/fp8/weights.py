@@ -1,0 +1,158 @@
+"""The weights of an expert MLP, quantised once for all products that they take part in."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+from jax.typing import ArrayLike
+
+from jax_grouped_gemm._src import tile_choices
+from jax_grouped_gemm._src.arguments import Implementation, as_array, checked_implementation
+from jax_grouped_gemm._src.arithmetic import round_up
+from jax_grouped_gemm._src.fp8.api import SOURCE_DTYPES, QuantizedWeights
+from jax_grouped_gemm._src.fp8.formats import BLOCK
+from jax_grouped_gemm._src.fp8.products import Fp8Products
+from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
+from jax_grouped_gemm._src.tile_choices import TileChoices
+
+
+class QuantizedMlp(NamedTuple):
+    """The matrices of experts as the products of a layer read them, with scales as the recipe says.
+
+    `values` [..., k, n] with `scales` are for the gradients of rows, `values_t` [..., n, k] with
+    `scales_t` for the forward products. Gate and up are one matrix: the n of `wi` are the F columns
+    of wi_0, zeros up to the next multiple of 128, and the same of wi_1.
+    """
+
+    wi: QuantizedWeights  # of [..., D, 2 F]
+    wo: QuantizedWeights  # of [..., F, D]
+
+
+def quantize_mlp(
+    wi_0: ArrayLike,
+    wi_1: ArrayLike | None,
+    wo: ArrayLike,
+    recipe: Recipe = Recipe(),  # noqa: B008 - immutable
+    *,
+    implementation: Implementation = None,
+) -> QuantizedMlp:
+    """Quantises the weights of `ragged_mlp` or `moe.dropless_mlp` for several calls.
+
+    Weights change once in an optimiser step: quantised next to the update, they serve all
+    microbatches, both passes, and what rematerialisation computes again:
+
+        quantized = jax_grouped_gemm.quantize_mlp(wi_0, wi_1, wo, recipe)
+        y = moe.dropless_mlp(x, routing, wi_0, wi_1, wo, recipe=recipe, quantized=quantized)
+
+    Gradients still go to `wi_0`, `wi_1` and `wo`, whose values are then not read.
+
+    Args:
+      wi_0, wi_1: gate and up projections [..., D, F], bfloat16, float16 or float32; no `wi_1` where
+        a hidden layer has none.
+      wo: down projections [..., F, D].
+      recipe: that of the layer, with both the forward product and dgrad in FP8.
+      implementation: of the quantisers, see `quantize_blockwise`.
+
+    Raises:
+      TypeError: an operand has an unsuitable dtype or shape.
+      ValueError: `recipe` has products of rows in bf16, or `implementation` is invalid.
+    """
+    recipe = checked_recipe(recipe)
+    check_is_fused("quantize_mlp", recipe)
+    given = {"wi_0": wi_0, "wo": wo} | ({} if wi_1 is None else {"wi_1": wi_1})
+    arrays = {name: as_array(name, x) for name, x in given.items()}
+    shape = arrays["wi_0"].shape
+    for name, x in arrays.items():
+        if x.dtype not in SOURCE_DTYPES:
+            raise TypeError(f"{name} must be bfloat16, float16 or float32, got {x.dtype}")
+        expected = (*shape[:-2], shape[-1], shape[-2]) if name == "wo" else shape
+        if x.ndim < 3 or x.shape != expected:
+            raise TypeError(
+                f"{name} must be {'[..., F, D]' if name == 'wo' else '[..., D, F]'}, {expected} as "
+                f"wi_0 {shape}, got {x.shape}"
+            )
+    return _quantized(
+        Fp8Products(recipe, checked_implementation(implementation), tile_choices.current()),
+        arrays["wi_0"],
+        arrays.get("wi_1"),
+        arrays["wo"],
+    )
+
+
+def _quantized(products: Fp8Products, wi_0, wi_1, wo) -> QuantizedMlp:
+    leading = wi_0.shape[:-2]
+
+    def flat(x):
+        return None if x is None else x.reshape(math.prod(leading), *x.shape[-2:])
+
+    pairs = quantize_experts(products, *map(flat, (wi_0, wi_1, wo)), plain=True, transposed=True)
+    return QuantizedMlp(
+        *(
+            QuantizedWeights(*(x.reshape(*leading, *x.shape[1:]) for pair in both for x in pair))
+            for both in pairs
+        )
+    )
+
+
+def quantize_experts(products: Fp8Products, wi_0, wi_1, wo, *, plain: bool, transposed: bool):
+    """(plain, transposed) pairs of gate and up in one, and of down; None for what is not asked."""
+    forms = dict(plain=plain, transposed=transposed)
+    down = None if wo is None else products.quantize_weights(wo, **forms)
+    if wi_1 is None:
+        return products.quantize_weights(wi_0, **forms), down
+    return products.quantize_joined(wi_0, wi_1, **forms), down
+
+
+def padded_columns(hidden: int) -> int:
+    """The columns of gate, with those of zeros after which up begins."""
+    return round_up(hidden, BLOCK)
+
+
+def check_is_fused(function: str, recipe: Recipe) -> None:
+    """A `ValueError` unless the products of rows are all in FP8."""
+    if (recipe.forward, recipe.dgrad) != ("fp8", "fp8"):
+        raise ValueError(
+            f"{function}: quantised weights are for recipes with forward='fp8' and dgrad='fp8', "
+            f"got {recipe}"
+        )
+
+
+def checked_quantized(
+    function: str,
+    quantized: Any,
+    wi_0: jax.Array,
+    wi_1: jax.Array | None,
+    wo: jax.Array | None,
+    recipe: Recipe,
+) -> QuantizedMlp:
+    """`quantized` if it has the shapes and dtypes of `quantize_mlp` of these weights.
+
+    Without `wo` it is the `wi` of one, and returned as one whose `wo` is that too.
+    """
+    check_is_fused(function, recipe)
+    kind: Any = QuantizedMlp if wo is not None else QuantizedWeights
+    if not isinstance(quantized, kind):
+        raise TypeError(
+            f"{function}: quantized must be a {kind.__name__}, as quantize_mlp returns it"
+            f"{' in its wi' * (wo is None)}, got {type(quantized).__name__}"
+        )
+    if wo is None:
+        quantized = QuantizedMlp(quantized, quantized)
+    of = functools.partial(_quantized, Fp8Products(recipe, "reference", TileChoices()))
+    wanted = jax.eval_shape(of, wi_0, wi_1, wi_0 if wo is None else wo)
+    if wo is None:
+        wanted = QuantizedMlp(wanted.wi, wanted.wi)
+    for (path, want), x in zip(
+        jax.tree_util.tree_leaves_with_path(wanted), jax.tree.leaves(quantized), strict=True
+    ):
+        if (x.shape, x.dtype) != (want.shape, want.dtype):
+            name = jax.tree_util.keystr(path).lstrip(".")
+            raise TypeError(
+                f"{function}: quantized must be quantize_mlp of these weights and this recipe, of "
+                f"which {name} is {want.dtype} of shape {want.shape}, got {x.dtype} of shape "
+                f"{x.shape}"
+            )
+    return quantized

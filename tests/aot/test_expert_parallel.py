@@ -1,0 +1,150 @@
+"""What XLA makes of a layer over 2, 4 and 8 H200: collectives, what runs beside them, memory."""
+
+import re
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from jax_grouped_gemm import moe
+from tests.support import aot
+
+# So many tokens of a device that XLA combines no collectives.
+T, D, F, E, K = 8192, 4096, 768, 64, 4
+BF16, F32 = jnp.bfloat16, jnp.float32
+COLLECTIVES = "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all", "all-reduce"
+FORWARD = dict(
+    sort_by_expert=1, dispatch_rows=1, gated_ragged_dot=1, ragged_noncontracting=1, combine_rows=1
+)
+
+
+@pytest.fixture(scope="module", params=[2, 4, 8])
+def target(request, extension) -> aot.Target:
+    pytest.importorskip("jax_plugins.xla_cuda13", reason="the CUDA plugin is not installed")
+    return aot.Target(aot.H200, devices=request.param)
+
+
+def collectives(program) -> Counter:
+    """How many of each kind there are, started or done at once."""
+    found = Counter()
+    for instruction in program.entry:
+        kind = re.sub(r"-start$", "", instruction.opcode)
+        if kind in COLLECTIVES:
+            found[kind] += 1
+    return found
+
+
+def kernels_beside(program, kind) -> list[set[str]]:
+    """Our kernels between start and done of every collective of that kind."""
+    pending, beside = {}, []
+    for instruction in program.entry:
+        if instruction.opcode == f"{kind}-start":
+            pending[instruction.name] = set()
+        elif instruction.opcode == f"{kind}-done":
+            beside.append(pending.pop(instruction.operands[0]))
+        elif instruction.kernel:
+            for kernels in pending.values():
+                kernels.add(instruction.kernel)
+    return beside
+
+
+def compile_layer(target, *, step, tokens=T, **options):
+    def on_device(x, experts, weights, *matrices):
+        routing = moe.Routing(jnp.zeros((*experts.shape[:-1], E), F32), experts, weights)
+        return moe.expert_parallel_mlp(x, routing, *matrices, expert_axis="x", **options)[0]
+
+    layer = jax.shard_map(on_device, mesh=target.mesh, in_specs=(P("x"),) * 6, out_specs=P("x"))
+
+    def run(x, experts, *floats):
+        if not step:
+            return layer(x, experts, *floats)
+        y, vjp = jax.vjp(lambda x, *floats: layer(x, experts, *floats), x, *floats)
+        return y, vjp(jnp.sin(y))
+
+    rows = tokens * target.mesh.size
+    shapes = [
+        ((rows, D), BF16),
+        ((rows, K), jnp.int32),
+        ((rows, K), F32),
+        ((E, D, F), BF16),
+        ((E, D, F), BF16),
+        ((E, F, D), BF16),
+    ]
+    operands = [jax.ShapeDtypeStruct(*shape) for shape in shapes]
+    return target.compile(run, *operands, specs=[P("x")] * 6)
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+@pytest.mark.parametrize("combine", ["psum_scatter", "all_to_all"])
+def test_gathered_forward(chunks, combine, target):
+    """One collective for all choices, and two for each chunk of tokens."""
+    options = dict(strategy="all_gather", chunks=chunks, combine=combine)
+    program = compile_layer(target, step=False, **options)
+    expected = {"all-gather": 1, "all-to-all": 2 * chunks}
+    if combine == "psum_scatter":
+        expected = {"all-gather": 1 + chunks, "reduce-scatter": chunks}
+    assert collectives(program) == expected
+    assert program.kernels == {name: chunks for name in FORWARD}
+    assert not any(i.opcode == "copy" for i in program.entry)
+
+
+def test_chunks_travel_beside_products(target):
+    options = dict(strategy="all_gather", chunks=2, combine="psum_scatter")
+    program = compile_layer(target, step=False, **options)
+    products = {"gated_ragged_dot", "ragged_noncontracting"}
+    for kind in ("all-gather", "reduce-scatter"):
+        assert any(products & beside for beside in kernels_beside(program, kind)), kind
+
+
+@pytest.mark.parametrize("combine", ["psum_scatter", "all_to_all"])
+def test_gathered_step(combine, target):
+    """Choices, tokens and cotangents are gathered; results, gradients of tokens and of router
+    weights are scattered, and none of them beside a product, whose blocks it would displace."""
+    options = dict(strategy="all_gather", chunks=1, combine=combine)
+    program = compile_layer(target, step=True, **options)
+    expected = {"all-gather": 1, "reduce-scatter": 1, "all-to-all": 4}
+    if combine == "psum_scatter":
+        expected = {"all-gather": 3, "reduce-scatter": 3}
+    assert collectives(program) == expected
+    for kind in COLLECTIVES:
+        for kernels in kernels_beside(program, kind):
+            assert not {name for name in kernels if name.endswith(("dot", "contracting"))}
+
+
+@pytest.mark.parametrize("step", [False, True])
+def test_exchange(step, target):
+    """One more gather for all choices; derivatives ask for no offsets."""
+    program = compile_layer(target, step=step, strategy="ragged_all_to_all", chunks=1)
+    expected = {"all-gather": 1, "ragged-all-to-all": 2}
+    if step:
+        expected |= {"ragged-all-to-all": 4, "reduce-scatter": 1}
+    assert collectives(program) == expected
+    # Receive buffers are neither filled nor copied.
+    rows = rf"bf16\[\d+,{D}\]"
+    written = [i.text for i in program.entry if re.match(rows, i.type)]
+    assert not [text for text in written if " broadcast(" in text or " copy(" in text]
+
+
+def test_sends_as_many_updates_as_it_takes(target):
+    """At least 32 to each peer, whose offsets and sizes are four arrays."""
+    program = compile_layer(target, step=False, strategy="ragged_all_to_all", chunks=1)
+    starts = [i for i in program.entry if i.opcode.startswith("ragged-all-to-all")]
+    sizes = re.findall(r"s64\[(\d+)\]", starts[0].type)
+    assert sizes and all(int(size) >= 32 * target.mesh.size for size in sizes)
+
+
+def test_statistics_that_nobody_looks_at_cost_nothing(target):
+    program = compile_layer(target, step=False, strategy="all_gather")
+    assert "all-reduce" not in collectives(program)
+
+
+def test_memory(target):
+    """In as many chunks as devices, the rows of a chunk are those of the layer on one GPU."""
+    devices = target.mesh.size
+    options = dict(strategy="all_gather", chunks=devices, combine="psum_scatter")
+    program = compile_layer(target, step=False, **options)
+    one_gpu = 2 * T * K * (2 * D + F)
+    gathered = 2 * devices * T * D
+    assert program.temporary_bytes < 1.3 * one_gpu + gathered

@@ -1,0 +1,100 @@
+"""What XLA compiles of an MLP with a recipe for an H200."""
+
+import re
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jax_grouped_gemm as jgg
+from jax_grouped_gemm import checkpoint_policies, moe
+from tests.support.aot import FREE
+from tests.support.dtypes import BF16, F32
+
+array = jax.ShapeDtypeStruct
+
+T, D, F, E, K = 512, 256, 384, 8, 4
+X, LOGITS = array((T, D), BF16), array((T, E), F32)
+MATRICES = array((E, D, F), BF16), array((E, D, F), BF16), array((E, F, D), BF16)
+BF16_WGRAD = jgg.Recipe.blockwise(wgrad="bf16")
+
+
+def layer(x, logits, *matrices, recipe=BF16_WGRAD, **options):
+    return moe.dropless_mlp(x, moe.route(logits, K), *matrices, recipe=recipe, **options)
+
+
+def gradients(x, logits, *matrices, remat=lambda f: f, **options):
+    def loss(x, *matrices):
+        return jnp.sum(jnp.sin(layer(x, logits, *matrices, **options).astype(F32)))
+
+    return jax.grad(remat(loss), range(4))(x, *matrices)
+
+
+def quantized_avals(recipe=BF16_WGRAD):
+    return jax.eval_shape(partial(jgg.quantize_mlp, recipe=recipe), *MATRICES)
+
+
+def compiled(h200, function, quantized=None, **options):
+    """`function` with weights that are quantised before, if `quantized` is given."""
+    if quantized is None:
+        return h200.compile(partial(function, **options), X, LOGITS, *MATRICES)
+    leaves, tree = jax.tree.flatten(quantized)
+
+    def run(x, logits, *rest):
+        matrices, leaves = rest[:3], rest[3:]
+        return function(x, logits, *matrices, quantized=tree.unflatten(leaves), **options)
+
+    return h200.compile(run, X, LOGITS, *MATRICES, *leaves)
+
+
+def kernels(program, *names):
+    return {name: program.kernels[name] for name in names}
+
+
+class TestForward:
+    def test_tokens_are_quantised_once_and_before_they_are_copied(self, h200):
+        program = compiled(h200, layer, quantized_avals())
+        assert program.kernels["quantize_rows"] == 1
+        assert program.kernels["quantize_blocks"] == 0
+        assert program.kernels["scaled_ragged_noncontracting"] == 2
+        copies = re.findall(r"= (\w+)\[\S+ custom-call.*dispatch_rows", program.hlo)
+        assert sorted(copies) == ["f32", "f8e4m3fn"]
+
+
+class TestGradients:
+    def test_nothing_is_quantised_for_the_gradients_of_weights(self, h200):
+        program = compiled(h200, gradients, quantized_avals())
+        assert program.kernels["quantize_ragged"] == 0
+        assert program.kernels["quantize_rows"] == 2
+        assert kernels(
+            program, "scaled_ragged_noncontracting", "ragged_contracting", "combine_rows"
+        ) == {"scaled_ragged_noncontracting": 4, "ragged_contracting": 3, "combine_rows": 2}
+
+    def test_weights_are_quantised_once(self, h200):
+        program = compiled(h200, gradients)
+        names = "quantize_joined", "quantize_blocks"
+        assert kernels(program, *names) == dict.fromkeys(names, 1)
+
+    @pytest.mark.parametrize("given", [True, False])
+    def test_remat_quantises_nothing_twice(self, given, h200):
+        remat = partial(jax.checkpoint, policy=checkpoint_policies.quantized_operands_saveable)
+        quantized = quantized_avals() if given else None
+        program = compiled(h200, gradients, quantized, remat=remat)
+        assert program.kernels["quantize_rows"] == 2
+        names = "quantize_joined", "quantize_blocks"
+        assert kernels(program, *names) == dict.fromkeys(names, 0 if given else 1)
+
+
+@pytest.mark.parametrize("name", ["blockwise", "rowwise", "tensorwise"])
+def test_every_recipe_compiles_to_kernels(name, h200):
+    recipe = getattr(jgg.Recipe, name)()
+    program = compiled(h200, gradients, quantized_avals(recipe), recipe=recipe)
+    assert program.kernels["scaled_ragged_noncontracting"] == 4
+    assert program.kernels["scaled_ragged_contracting"] == 3
+
+
+def test_quantising_weights_is_free_of_other_passes(h200):
+    program = h200.compile(jgg.quantize_mlp, *MATRICES)
+    assert program.kernels == {"quantize_joined": 1, "quantize_blocks": 1}
+    assert program.opcodes <= FREE

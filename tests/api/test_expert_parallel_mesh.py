@@ -1,0 +1,126 @@
+"""The layer as a function of whole arrays under jit: the layer of one device, bit by bit."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jax_grouped_gemm import moe
+from tests.support import expert_parallel as ep
+from tests.support.expert_parallel import D, E, K, T, operands, routing
+
+
+def mesh_of(kind=AxisType.Auto, **axes) -> Mesh:
+    shape = tuple(axes.values())
+    devices = np.array(jax.devices("cpu")[: int(np.prod(shape))]).reshape(shape)
+    return Mesh(devices, tuple(axes), axis_types=(kind,) * len(shape))
+
+
+def whole(mesh, **options):
+    """(x, experts, weights, *matrices) -> y."""
+    layer = moe.expert_parallel(mesh, **dict(expert_axis="expert", activation="relu") | options)
+
+    def run(x, experts, weights, *matrices):
+        return layer(x, routing(experts, weights), *matrices)[0]
+
+    return run
+
+
+MESHES = {
+    "expert": (dict(expert=4), dict()),
+    "data, expert": (dict(data=2, expert=4), dict()),
+    "fsdp": (dict(fsdp=2, expert=4), dict(fsdp_axis="fsdp")),
+    "tensor": (dict(expert=2, tensor=4), dict(tensor_axis="tensor")),
+    "tokens along tensor": (
+        dict(expert=2, tensor=4),
+        dict(tensor_axis="tensor", token_axes=("expert", "tensor")),
+    ),
+    "fsdp and tensor": (
+        dict(fsdp=2, expert=2, tensor=2),
+        dict(fsdp_axis="fsdp", tensor_axis="tensor"),
+    ),
+    "experts along two": (dict(a=2, b=4), dict(expert_axis=("a", "b"))),
+}
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
+@pytest.mark.parametrize("name", MESHES)
+def test_is_the_layer_of_one_device(name, kind, rng):
+    axes, options = MESHES[name]
+    mesh, given = mesh_of(kind, **axes), operands(rng)
+    cotangent = jnp.asarray(rng.integers(-2, 3, (T, D)), jnp.float32)
+    expected = ep.with_gradients(ep.one_device(), cotangent)(*given)
+    with jax.set_mesh(mesh):
+        everywhere = NamedSharding(mesh, P())
+        split = NamedSharding(mesh, P(options.get("expert_axis", "expert")))
+        given = [jax.device_put(a, everywhere) for a in given]
+        # Matrices may be elsewhere than the layer wants them.
+        given[3:] = [jax.device_put(m, split) for m in given[3:]]
+
+        @jax.jit
+        def run(x, experts, *floats):
+            layer = whole(mesh, **options)
+            y, vjp = jax.vjp(lambda x, *floats: layer(x, experts, *floats), x, *floats)
+            ct = cotangent
+            if kind == AxisType.Explicit:
+                ct = jax.sharding.reshard(ct, jax.typeof(y).sharding)
+            return y, *vjp(ct)
+
+        got = run(*given)
+    ep.assert_equal(got, expected)
+
+
+def test_leading_dimensions_and_the_mesh_that_is_set(rng):
+    x, experts, weights, *matrices = operands(rng)
+    expected = jax.jit(ep.one_device())(x, experts, weights, *matrices)
+    with jax.set_mesh(mesh_of(expert=4)):
+        shape = (8, T // 8)
+        got = jax.jit(whole(None))(
+            x.reshape(*shape, D),
+            experts.reshape(*shape, K),
+            weights.reshape(*shape, K),
+            *matrices,
+        )
+    np.testing.assert_array_equal(got.reshape(T, D), expected)
+
+
+def test_biases_and_no_gate(rng):
+    x, experts, weights, wi_0, _, wo = operands(rng)
+    b0, bo = (jnp.asarray(rng.integers(-2, 3, (E, n)), jnp.float32) for n in (wi_0.shape[2], D))
+    options = dict(activation="relu")
+    chosen, biases = routing(experts, weights), (b0, None, bo)
+    expected = moe.dropless_mlp(x, chosen, wi_0, None, wo, biases=biases, **options)
+    mesh = mesh_of(fsdp=2, expert=2, tensor=2)
+    layer = moe.expert_parallel(
+        mesh, expert_axis="expert", tensor_axis="tensor", fsdp_axis="fsdp", **options
+    )
+    got, stats = jax.jit(layer)(x, chosen, wi_0, None, wo, biases)
+    np.testing.assert_array_equal(got, expected)
+    rows = np.bincount(np.asarray(experts).reshape(-1) // (E // 2), minlength=2)
+    np.testing.assert_array_equal(stats.rows_per_device, rows)
+    assert stats.overflow == 0 and stats.max_over_mean >= 1
+
+
+class TestMistakes:
+    def test_meshes_and_axes(self):
+        mesh = mesh_of(data=2, expert=4)
+        with pytest.raises(ValueError, match="give a mesh, or set one"):
+            moe.expert_parallel(expert_axis="expert")
+        with pytest.raises(TypeError, match="mesh must be a jax.sharding.Mesh, got 'expert'"):
+            moe.expert_parallel("expert", expert_axis="expert")
+        with pytest.raises(ValueError, match=r"fsdp_axis 'x' is no axis of the mesh \('data'"):
+            moe.expert_parallel(mesh, expert_axis="expert", fsdp_axis="x")
+        with pytest.raises(ValueError, match="two meanings"):
+            moe.expert_parallel(mesh, expert_axis="expert", tensor_axis="expert")
+
+    def test_dimensions(self, rng):
+        x, experts, weights, *matrices = operands(rng)
+        layer = whole(mesh_of(data=2, expert=4))
+        with pytest.raises(ValueError, match=r"dimension 0 of x \(23, 16\).* 8 devices along data"):
+            layer(x[1:], experts[1:], weights[1:], *matrices)
+        with pytest.raises(ValueError, match="dimension 0 of wi_0 .* 4 devices along expert"):
+            layer(x, experts, weights, *(m[:6] for m in matrices))
+        with pytest.raises(TypeError, match="routing must be a moe.Routing"):
+            moe.expert_parallel(mesh_of(expert=4), expert_axis="expert")(x, experts, *matrices)

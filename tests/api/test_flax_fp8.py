@@ -1,0 +1,154 @@
+"""Flax layers with a recipe, and weights that are quantised once in an optimiser step."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+pytest.importorskip("flax", reason="Flax is not installed")
+
+from flax import linen as nn  # noqa: E402
+from flax import nnx  # noqa: E402
+
+import jax_grouped_gemm as jgg  # noqa: E402
+import jax_grouped_gemm.flax as jgg_flax  # noqa: E402
+from tests.api.test_fp8_ragged_dot import count_primitives  # noqa: E402
+
+D, F, E, K, LAYERS = 128, 136, 4, 2, 3
+RECIPE = jgg.Recipe.blockwise(wgrad="bf16")
+OPTIONS = dict(param_dtype=jnp.bfloat16, dtype=jnp.bfloat16, recipe=RECIPE)
+
+
+@pytest.fixture
+def x(rng):
+    return jnp.asarray(rng.standard_normal((2, 16, D)), jnp.bfloat16)
+
+
+def equal(one, other):
+    one, other = (jax.tree.map(np.float32, nn.meta.unbox(tree)) for tree in (one, other))
+    jax.tree.map(np.testing.assert_array_equal, one, other)
+
+
+def quantisations(function, *operands):
+    """How often weights are quantised in a program, however often parts of it run."""
+    counts = count_primitives(jax.make_jaxpr(function)(*operands).jaxpr)
+    return counts["quantize_blocks"] + counts["quantize_joined"]
+
+
+class Block(nn.Module):
+    @nn.compact
+    def __call__(self, x, _):
+        y, losses = jgg_flax.linen.MoE(F, E, K, **OPTIONS)(x)
+        return x + y, losses
+
+
+class Net(nn.Module):
+    """Layers under scan and remat."""
+
+    @nn.compact
+    def __call__(self, x):
+        layers = nn.scan(
+            nn.remat(Block, prevent_cse=False),
+            variable_axes={"params": 0, "quantized": 0},
+            split_rngs={"params": True},
+            length=LAYERS,
+            metadata_params={nn.PARTITION_NAME: "layers"},
+        )
+        return layers()(x, None)[0]
+
+
+class TestLinen:
+    def test_scan_and_remat(self, x, rng):
+        net = Net()
+        params = net.init(jax.random.key(int(rng.integers(2**31))), x)["params"]
+        quantized = jgg_flax.linen.quantize_params(params, RECIPE)
+
+        def loss(params, quantized):
+            y = net.apply({"params": params, "quantized": quantized}, x)
+            return jnp.sum(jnp.sin(y.astype(jnp.float32)))
+
+        gradient = jax.grad(loss)
+        assert quantisations(gradient, params, quantized) == 0
+        assert quantisations(gradient, params, {}) == 4  # a layer's, and the same under remat
+        equal(jax.jit(gradient)(params, quantized), jax.jit(gradient)(params, {}))
+
+    def test_accumulation_quantises_once(self, x, rng):
+        layer = jgg_flax.linen.MoE(F, E, K, **OPTIONS)
+        params = layer.init(jax.random.key(int(rng.integers(2**31))), x)["params"]
+
+        def loss(params, quantized, x):
+            y, _ = layer.apply({"params": params, "quantized": quantized}, x)
+            return jnp.sum(jnp.sin(y.astype(jnp.float32)))
+
+        def step(params, batches):
+            quantized = jgg_flax.linen.quantize_params(params, RECIPE)
+
+            def add(total, x):
+                gradient = jax.grad(loss)(params, quantized, x)
+                return jax.tree.map(jnp.add, total, gradient), None
+
+            return jax.lax.scan(add, jax.tree.map(jnp.zeros_like, params), batches)[0]
+
+        batches = jnp.stack([x, 2 * x])
+        assert quantisations(step, params, batches) == 2
+        want = jax.tree.map(
+            jnp.add, *(jax.jit(jax.grad(loss))(params, {}, batch) for batch in batches)
+        )
+        equal(jax.jit(step)(params, batches), want)
+
+    def test_only_layers_are_quantised(self, x, rng):
+        params = nn.Dense(4).init(jax.random.key(0), x)["params"]
+        assert jgg_flax.linen.quantize_params({"dense": params}, RECIPE) == {}
+
+
+class TestNnx:
+    def layer(self, rng, **options):
+        return jgg_flax.nnx.MoE(
+            D, F, E, K, rngs=nnx.Rngs(int(rng.integers(2**31))), **OPTIONS | options
+        )
+
+    def test_step(self, x, rng):
+        """Quantised next to the update; the same layer without is the judge."""
+        model = self.layer(rng)
+        plain = nnx.clone(model)
+        jgg_flax.nnx.quantize(model)
+
+        def loss(model, x):
+            return jnp.sum(jnp.sin(model(x)[0].astype(jnp.float32)))
+
+        def update(model, x):
+            gradients = nnx.grad(loss)(model, x)
+            for name in ("wi_0", "wi_1", "wo"):
+                weights = getattr(model, name)
+                weights[...] = weights[...] - 0.1 * getattr(gradients, name)[...]
+
+        @nnx.jit
+        def step(model, x):
+            update(model, x)
+            jgg_flax.nnx.quantize(model)
+
+        for _ in range(2):
+            step(model, x)
+            nnx.jit(update)(plain, x)
+        for name in ("wi_0", "wi_1", "wo"):
+            equal(getattr(model, name)[...], getattr(plain, name)[...])
+        equal(model(x)[0], plain(x)[0])
+
+    def test_variables(self, x, rng):
+        """They are no parameters, and no part of a layer that has no recipe."""
+        model = self.layer(rng)
+        assert not nnx.state(model, jgg_flax.nnx.Quantized)
+        jgg_flax.nnx.quantize(model)
+        (found,) = jax.tree.leaves(
+            nnx.state(model, jgg_flax.nnx.Quantized), is_leaf=lambda v: isinstance(v, nnx.Variable)
+        )
+        assert isinstance(found.get_value(), jgg.QuantizedMlp)
+        graph, params, rest = nnx.split(model, nnx.Param, ...)
+
+        def run(params, x):
+            return nnx.merge(graph, params, rest)(x)[0].astype(jnp.float32).sum()
+
+        assert quantisations(jax.grad(run), params, x) == 0
+        without = self.layer(rng, recipe=None)
+        jgg_flax.nnx.quantize(without)
+        assert without.quantized is None

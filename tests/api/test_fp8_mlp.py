@@ -1,0 +1,349 @@
+"""MLPs of experts with a recipe: against exact products of the operands that are quantised."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_grouped_gemm as jgg
+from jax_grouped_gemm import moe
+from tests.support import fp8_mlp, fp8_oracle, mlp
+from tests.support import group_sizes as sizes_of
+from tests.support.dtypes import BF16, F32
+
+RECIPES = {
+    "blockwise": jgg.Recipe.blockwise(),
+    "blockwise, bf16 wgrad": jgg.Recipe.blockwise(wgrad="bf16"),
+    "powers of two": jgg.Recipe(power_of_two_scales=True, gradient_dtype=jnp.float8_e5m2),
+    "rowwise": jgg.Recipe.rowwise(),
+    "rowwise, bf16 wgrad": jgg.Recipe.rowwise(wgrad="bf16"),
+    "tensorwise": jgg.Recipe.tensorwise(wgrad="bf16", gradient_dtype=jnp.float8_e5m2),
+}
+EVERY_RECIPE = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+OTHERS = [jgg.Recipe(forward="bf16"), jgg.Recipe(dgrad="bf16")]
+
+
+def case(rng, **options):
+    return mlp.case(rng, **dict(tokens=80, embed=160, hidden=136, experts=4) | options)
+
+
+def with_gradients(case, dy, **options):
+    """y and the gradients of all factors, compiled as one program."""
+
+    @jax.jit
+    def run(factors, dy):
+        y, vjp = jax.vjp(partial(case.run, jgg.ragged_mlp, **options), *factors)
+        return y, *vjp(dy.astype(y.dtype))
+
+    return run([jnp.asarray(x) for x in case.factors], jnp.asarray(dy))
+
+
+def cotangent(case, rng):
+    return rng.standard_normal((len(case.on_rows), case.wo.shape[2])).astype(np.float32)
+
+
+class TestQuantisedOperands:
+    @EVERY_RECIPE
+    @pytest.mark.parametrize("with_rows", [True, False])
+    def test_every_product(self, recipe, with_rows, rng):
+        one = case(rng, with_rows=with_rows, with_weights=with_rows)
+        dy = cotangent(one, rng)
+        got = with_gradients(one, dy, recipe=recipe)
+        for found, want in zip(got, fp8_mlp.layer(one, recipe, "silu", dy), strict=True):
+            assert fp8_oracle.relative_error(found, want) < 2e-3
+
+    @pytest.mark.parametrize("activation", mlp.ACTIVATIONS)
+    def test_every_activation(self, activation, rng):
+        recipe = RECIPES["blockwise, bf16 wgrad"]
+        one = case(rng, spread=4.0)
+        dy = cotangent(one, rng)
+        got = with_gradients(one, dy, recipe=recipe, activation=activation)
+        for found, want in zip(got, fp8_mlp.layer(one, recipe, activation, dy), strict=True):
+            assert fp8_oracle.relative_error(found, want) < 2e-3
+
+    @pytest.mark.parametrize("offset", [0, 1, 3])
+    def test_some_of_the_experts(self, offset, rng):
+        one = case(rng, offset=offset, local=2)
+        dy = cotangent(one, rng)
+        recipe = RECIPES["blockwise, bf16 wgrad"]
+        got = with_gradients(one, dy, recipe=recipe)
+        for found, want in zip(got, fp8_mlp.layer(one, recipe, "silu", dy), strict=True):
+            assert fp8_oracle.relative_error(found, want) < 2e-3 if want.any() else not found.any()
+
+    @pytest.mark.parametrize("embed, hidden", [(40, 24), (130, 257), (8, 128)])
+    def test_dimensions(self, embed, hidden, rng):
+        one = case(rng, embed=embed, hidden=hidden)
+        dy = cotangent(one, rng)
+        for recipe in (RECIPES["blockwise"], RECIPES["rowwise, bf16 wgrad"]):
+            got = with_gradients(one, dy, recipe=recipe)
+            for found, want in zip(got, fp8_mlp.layer(one, recipe, "silu", dy), strict=True):
+                assert found.shape == want.shape
+                assert fp8_oracle.relative_error(found, want) < 2e-3
+
+    def test_sixteen_bits(self, rng):
+        one = case(rng, dtype=BF16)
+        dy = cotangent(one, rng)
+        got = with_gradients(one, dy, recipe=jgg.Recipe.blockwise())
+        for found, want in zip(got, with_gradients(one, dy), strict=True):
+            assert (found.dtype, found.shape) == (want.dtype, want.shape)
+            assert 1e-5 < fp8_oracle.cosine_distance(found, want) < 4e-3
+
+
+class TestQuantizedWeights:
+    @EVERY_RECIPE
+    def test_give_the_same_bits(self, recipe, rng):
+        one = case(rng, dtype=BF16)
+        dy = cotangent(one, rng)
+        quantized = jgg.quantize_mlp(one.wi_0, one.wi_1, one.wo, recipe)
+        got = with_gradients(one, dy, recipe=recipe, quantized=quantized)
+        for x, want in zip(got, with_gradients(one, dy, recipe=recipe), strict=True):
+            np.testing.assert_array_equal(np.float32(x), np.float32(want))
+
+    def test_weights_are_not_read(self, rng):
+        one = case(rng)
+        dy = cotangent(one, rng)
+        recipe = RECIPES["blockwise"]
+        quantized = jgg.quantize_mlp(one.wi_0, one.wi_1, one.wo, recipe)
+        want = with_gradients(one, dy, recipe=recipe)
+        one.wi_0, one.wi_1, one.wo = (np.full_like(w, np.nan) for w in (one.wi_0, one.wi_1, one.wo))
+        for x, y in zip(
+            with_gradients(one, dy, recipe=recipe, quantized=quantized), want, strict=True
+        ):
+            np.testing.assert_array_equal(x, y)
+
+    def test_both_directions(self, rng):
+        """`values` and `values_t` are the same numbers, gate before up, with zeros in between."""
+        one = case(rng)
+        wi, wo = jgg.quantize_mlp(one.wi_0, one.wi_1, one.wo)
+        both = fp8_mlp.joined(one.wi_0, one.wi_1)
+        for found, matrices in ((wi, both), (wo, one.wo)):
+            for values, scales, of in (
+                (found.values, found.scales, matrices),
+                (found.values_t, found.scales_t, matrices.swapaxes(1, 2)),
+            ):
+                for i, matrix in enumerate(of):
+                    want = fp8_oracle.quantize(matrix, (128, 128), jnp.float8_e4m3fn)
+                    np.testing.assert_array_equal(np.float32(values[i]), np.float32(want[0]))
+                    np.testing.assert_array_equal(scales[i], want[1])
+
+    def test_stacked_layers(self, rng):
+        stack = [case(rng) for _ in range(3)]
+        recipe = RECIPES["rowwise"]
+        together = jgg.quantize_mlp(
+            *(np.stack([getattr(c, name) for c in stack]) for name in ("wi_0", "wi_1", "wo")),
+            recipe,
+        )
+        for i, one in enumerate(stack):
+            alone = jgg.quantize_mlp(one.wi_0, one.wi_1, one.wo, recipe)
+            for x, y in zip(jax.tree.leaves(together), jax.tree.leaves(alone), strict=True):
+                np.testing.assert_array_equal(np.float32(x[i]), np.float32(y))
+
+
+class TestSemantics:
+    @EVERY_RECIPE
+    def test_rows_that_no_group_owns(self, recipe, rng):
+        sizes = np.array([30, 0, 50, 40], np.int32)
+        one = case(rng, with_rows=False, sizes=sizes)
+        dy = cotangent(one, rng)
+        clean = with_gradients(one, dy, recipe=recipe)
+        one.x[120:], one.weights[120:], dy[120:] = np.nan, np.inf, np.nan
+        got = with_gradients(one, dy, recipe=recipe)
+        for x, want in zip(got, clean, strict=True):
+            if recipe.scaling != "tensorwise":
+                np.testing.assert_array_equal(x, want)
+            assert np.isfinite(x).all()
+        assert not np.asarray(got[0])[120:].any() and not np.asarray(got[1])[120:].any()
+        assert not np.asarray(got[2])[1].any() and not np.asarray(got[5])[120:].any()
+
+    def test_a_token_with_nan_stays_alone(self, rng):
+        one = case(rng)
+        clean = one.run(jgg.ragged_mlp, *one.factors, recipe=jgg.Recipe())
+        one.x[3, 5] = np.nan
+        got = one.run(jgg.ragged_mlp, *one.factors, recipe=jgg.Recipe())
+        mine = one.rows == 3
+        assert np.isnan(got[mine]).all()
+        np.testing.assert_array_equal(got[~mine], clean[~mine])
+
+    def test_rows_out_of_range_are_zero(self, rng):
+        one = case(rng)
+        one.rows[[1, 7]] = -1, 80
+        y = one.run(jgg.ragged_mlp, *one.factors, recipe=RECIPES["blockwise"])
+        assert not np.asarray(y)[[1, 7]].any() and np.asarray(y)[2].any()
+
+    def test_biases(self, rng):
+        one = case(rng)
+        dy = cotangent(one, rng)
+        biases = tuple(jnp.asarray(0.5 * rng.standard_normal((4, n)), F32) for n in (136, 136, 160))
+
+        def run(recipe, x, biases):
+            y = partial(one.run, jgg.ragged_mlp, recipe=recipe)(x, *one.factors[1:], biases=biases)
+            return jnp.sum(y * dy), y
+
+        def all_of(recipe):
+            gradients = jax.grad(run, (1, 2), has_aux=True)
+            return jax.jit(partial(gradients, recipe))(jnp.asarray(one.x), biases)
+
+        got, want = all_of(jgg.Recipe()), all_of(None)
+        for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            assert fp8_oracle.cosine_distance(x, y) < 4e-3
+
+    def test_without_up(self, rng):
+        one = case(rng)
+
+        def loss(recipe, x, wi_0, wo):
+            y = jgg.ragged_mlp(
+                x, wi_0, None, wo, one.sizes, rows=one.rows, activation="relu2", recipe=recipe
+            )
+            return jnp.sum(jnp.sin(y))
+
+        def all_of(recipe):
+            gradients = jax.value_and_grad(loss, (1, 2, 3))
+            return jax.jit(partial(gradients, recipe))(one.x, one.wi_0, one.wo)
+
+        for recipe in (jgg.Recipe(), *OTHERS):
+            for x, y in zip(
+                jax.tree.leaves(all_of(recipe)[1]), jax.tree.leaves(all_of(None)[1]), strict=True
+            ):
+                assert fp8_oracle.cosine_distance(x, y) < 1e-2
+
+    def test_gated_ragged_dot(self, rng):
+        one = case(rng)
+        recipe = RECIPES["blockwise, bf16 wgrad"]
+        wi = jgg.quantize_mlp(one.wi_0, one.wi_1, one.wo, recipe).wi
+
+        def hidden(x, wi_0, wi_1, **options):
+            options |= dict(rows=one.rows, weights=one.weights)
+            return jgg.gated_ragged_dot(x, wi_0, wi_1, one.sizes, **options)
+
+        def all_of(**options):
+            y, vjp = jax.vjp(partial(hidden, **options), one.x, one.wi_0, one.wi_1)
+            return y, *vjp(jnp.cos(y))
+
+        got, want = all_of(recipe=recipe), all_of()
+        for x, y, same in zip(got, want, all_of(recipe=recipe, quantized=wi), strict=True):
+            assert fp8_oracle.cosine_distance(x, y) < 4e-3
+            np.testing.assert_array_equal(x, same)
+
+    @pytest.mark.parametrize("recipe", OTHERS)
+    def test_products_of_rows_in_bf16(self, recipe, rng):
+        one = case(rng)
+        dy = cotangent(one, rng)
+        for x, y in zip(
+            with_gradients(one, dy, recipe=recipe), with_gradients(one, dy), strict=True
+        ):
+            assert 1e-6 < fp8_oracle.cosine_distance(x, y) < 4e-3
+
+    def test_a_whole_layer_is_its_rows_added_up(self, rng):
+        """`dropless_mlp` quantises what is combined before it is copied to rows."""
+        one = case(rng, top_k=2)
+        logits = jnp.asarray(rng.standard_normal((80, 4)), F32)
+        recipe = RECIPES["rowwise, bf16 wgrad"]
+        dy = jnp.asarray(rng.standard_normal((80, 160)), F32)
+        routing = moe.route(logits, 2)
+        order, inverse, sizes = moe.sort_by_expert(routing)
+        factors = [jnp.asarray(x) for x in one.factors[:4]]
+
+        def whole(x, weights, *matrices):
+            return moe.dropless_mlp(x, routing._replace(weights=weights), *matrices, recipe=recipe)
+
+        def parts(x, weights, *matrices):
+            rows = dict(rows=order // 2, weights=weights.reshape(-1)[order])
+            y = jgg.ragged_mlp(x, *matrices, sizes, recipe=recipe, **rows)
+            return moe.combine(y, inverse, order=order)
+
+        def all_of(function):
+            y, vjp = jax.vjp(function, factors[0], routing.weights, *factors[1:])
+            return y, *vjp(dy)
+
+        for x, y in zip(
+            jax.jit(all_of, static_argnums=0)(whole),
+            jax.jit(all_of, static_argnums=0)(parts),
+            strict=True,
+        ):
+            np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4)
+
+    def test_nothing_to_do(self, rng):
+        for options in (dict(tokens=0), dict(sizes=[0, 0, 0, 0])):
+            one = case(rng, **options)
+            for x in with_gradients(one, cotangent(one, rng), recipe=jgg.Recipe()):
+                assert not np.asarray(x).any()
+
+
+class TestErrors:
+    def test_recipe_and_precision(self, rng):
+        one = case(rng)
+        with pytest.raises(ValueError, match="ragged_mlp: recipe.*precision='highest'"):
+            one.run(jgg.ragged_mlp, *one.factors, recipe=jgg.Recipe(), precision="highest")
+
+    def test_no_recipe(self, rng):
+        one = case(rng)
+        with pytest.raises(TypeError, match="recipe must be a jax_grouped_gemm.Recipe, got 'fp8'"):
+            one.run(jgg.ragged_mlp, *one.factors, recipe="fp8")
+        quantized = jgg.quantize_mlp(one.wi_0, one.wi_1, one.wo)
+        with pytest.raises(ValueError, match="quantized needs the recipe"):
+            one.run(jgg.ragged_mlp, *one.factors, quantized=quantized)
+
+    def test_quantized_for_another_recipe(self, rng):
+        one = case(rng)
+        run = partial(one.run, jgg.ragged_mlp, *one.factors)
+        quantized = jgg.quantize_mlp(one.wi_0, one.wi_1, one.wo)
+        with pytest.raises(TypeError, match=r"quantized must be quantize_mlp.*wi\.scales"):
+            run(recipe=jgg.Recipe.rowwise(), quantized=quantized)
+        with pytest.raises(ValueError, match="forward='fp8' and dgrad='fp8'"):
+            run(recipe=OTHERS[0], quantized=quantized)
+        with pytest.raises(TypeError, match="must be a QuantizedMlp.*got QuantizedWeights"):
+            run(recipe=jgg.Recipe(), quantized=quantized.wi)
+
+    def test_shapes_of_weights(self, rng):
+        one = case(rng)
+        with pytest.raises(TypeError, match=r"wo must be \[..., F, D\]"):
+            jgg.quantize_mlp(one.wi_0, one.wi_1, one.wi_0)
+        with pytest.raises(TypeError, match="wi_1 must be bfloat16, float16 or float32"):
+            jgg.quantize_mlp(one.wi_0, one.wi_1.astype(np.int32), one.wo)
+
+    def test_float64(self, rng):
+        one = case(rng)
+        with jax.enable_x64(True), pytest.raises(TypeError, match="x must be bfloat16"):
+            one.run(jgg.ragged_mlp, np.float64(one.x), *one.factors[1:], recipe=jgg.Recipe())
+
+    def test_second_derivative(self, rng):
+        one = case(rng)
+
+        def loss(x):
+            y = one.run(jgg.ragged_mlp, x, *one.factors[1:], recipe=jgg.Recipe())
+            return jnp.sum(y**2)
+
+        with pytest.raises(NotImplementedError, match="MLP with a recipe is differentiable"):
+            jax.grad(lambda x: jnp.sum(jax.grad(loss)(x) ** 2))(jnp.asarray(one.x))
+
+
+def test_expert_parallel(rng):
+    """Replicated tokens, sharded experts: the layer of the whole."""
+    from jax.sharding import Mesh
+    from jax.sharding import PartitionSpec as P
+
+    devices = np.array(jax.devices("cpu"))
+    one = case(rng, experts=len(devices), sizes=sizes_of.multinomial(rng, 160, len(devices)))
+    recipe = RECIPES["blockwise, bf16 wgrad"]
+    dy = jnp.asarray(cotangent(one, rng))
+
+    def body(x, *matrices):
+        first = jax.lax.axis_index("x") * matrices[0].shape[0]
+
+        def loss(x, *matrices):
+            y = jgg.ragged_mlp(
+                x, *matrices, one.sizes, rows=one.rows, recipe=recipe, group_offset=first
+            )
+            return jnp.sum(jax.lax.psum(y, "x") * dy)
+
+        return jax.grad(loss, range(4))(x, *matrices)
+
+    mesh = Mesh(devices, ("x",))
+    specs = dict(in_specs=(P(), *[P("x")] * 3), out_specs=(P(), *[P("x")] * 3))
+    factors = [jnp.asarray(x) for x in one.factors[:4]]
+    got = jax.jit(jax.shard_map(body, mesh=mesh, **specs))(*factors)
+    one.weights = None
+    for x, want in zip(got, with_gradients(one, dy, recipe=recipe)[1:], strict=True):
+        np.testing.assert_allclose(x, want, rtol=1e-4, atol=1e-3)

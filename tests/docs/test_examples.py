@@ -1,0 +1,54 @@
+"""The Python examples of README and docs run as they stand, one after the other on each page."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+import pytest
+
+from jax_grouped_gemm._src.op import ops
+
+ROOT = Path(__file__).parents[2]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: Path, language: str) -> list[tuple[int, str]]:
+    """The blocks in a language, with the line of the page before each."""
+    text = page.read_text()
+    return [
+        (text.count("\n", 0, block.start()) + 1, block[2])
+        for block in BLOCK.finditer(text)
+        if block[1] == language
+    ]
+
+
+def pages(language: str) -> list[Path]:
+    found = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md"))]
+    return [page for page in found if blocks(page, language)]
+
+
+@pytest.mark.parametrize("page", pages("python"), ids=lambda page: str(page.relative_to(ROOT)))
+def test_python(page, monkeypatch):
+    # A page may change how much is logged.
+    logger = logging.getLogger("jax_grouped_gemm")
+    monkeypatch.setattr(logger, "level", logger.level)
+    monkeypatch.setattr(logging.root, "handlers", list(logging.root.handlers))
+    # And it may make an operation.
+    known = dict(ops)
+    namespace = {"__name__": "example"}
+    for line, block in blocks(page, "python"):
+        # With the page's own line numbers in a traceback.
+        code = compile("\n" * line + block, str(page), "exec", dont_inherit=True)
+        exec(code, namespace)
+    for primitive in ops.keys() - known.keys():
+        del ops[primitive]
+
+
+def test_gradients_of_the_first_example_are_explained(capsys):
+    namespace = {}
+    exec(blocks(ROOT / "README.md", "python")[0][1], namespace)
+    assert abs(namespace["dw"]).sum() > 0
+    printed = capsys.readouterr().out
+    assert "ragged_noncontracting" in printed and "ragged_contracting" in printed

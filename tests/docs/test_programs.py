@@ -1,0 +1,90 @@
+"""The programs of examples/ do what they say."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+pytest.importorskip("flax")
+
+
+def test_training_resumes_where_it_ended(tmp_path, capsys):
+    pytest.importorskip("orbax.checkpoint")
+    from examples import train_moe
+
+    def run(steps, *options):
+        return train_moe.main(["--steps", str(steps), *options])
+
+    straight = run(12)
+    first = run(5, "--checkpoints", str(tmp_path))
+    second = run(12, "--checkpoints", str(tmp_path))
+    assert "resumed after 5 steps" in capsys.readouterr().out
+    np.testing.assert_allclose(first + second, straight, rtol=1e-4)
+    assert straight[-1] < straight[0] - 0.5
+
+
+def test_accumulated_gradients_are_those_of_the_whole_batch():
+    """As many tokens in one microbatch as in two: the same step, but for the router's losses."""
+    pytest.importorskip("orbax.checkpoint")
+    import jax
+    import optax
+    from flax import nnx
+
+    from examples import train_moe
+
+    config = train_moe.PRESETS["cpu"]
+    model = train_moe.Transformer(config, rngs=nnx.Rngs(0))
+    graph, params = nnx.split(model, nnx.Param)
+    optimizer = optax.sgd(1.0)
+    window = np.random.default_rng().integers(0, 256, (2, config.batch, config.length + 1))
+    results = []
+    for windows in (window, window.reshape(1, -1, config.length + 1)):
+        step = train_moe.make_step(graph, optimizer)
+        copy = jax.tree.map(lambda a: a.copy(), params)
+        results.append(step(copy, optimizer.init(copy), windows.astype(np.int32)))
+    (two, _, loss_of_two), (one, _, loss_of_one) = results
+    np.testing.assert_allclose(loss_of_two, loss_of_one, rtol=1e-5)
+    for a, b in zip(jax.tree.leaves(two), jax.tree.leaves(one), strict=True):
+        np.testing.assert_allclose(a, b, atol=2e-3)
+
+
+def test_experts_on_several_devices_train_alike(tmp_path):
+    pytest.importorskip("orbax.checkpoint")
+    from examples import train_moe
+
+    one = train_moe.main(["--steps", "12"])
+    first = train_moe.main(["--steps", "6", "--devices", "4", "--checkpoints", str(tmp_path)])
+    # Resumes on another number of devices.
+    then = train_moe.main(["--steps", "12", "--devices", "2", "--checkpoints", str(tmp_path)])
+    np.testing.assert_allclose(first + then, one, rtol=5e-3)
+
+
+def test_training_in_fp8():
+    pytest.importorskip("orbax.checkpoint")
+    from examples import train_moe
+
+    losses = train_moe.main(["--steps", "12", "--recipe", "fp8"])
+    assert losses[-1] < losses[0] - 0.5
+
+
+def test_a_server_answers_with_what_the_layer_gives(tmp_path):
+    pytest.importorskip("flatbuffers")
+    from examples import serve
+
+    config = serve.PRESETS["cpu"]
+    params = serve.quantized(config, seed=1)
+    program = tmp_path / "layer.bin"
+    program.write_bytes(serve.export_layer(config, params))
+    server = serve.Server(program, params, config.buckets)
+    for count in (1, 3, 4, 16):
+        x = np.random.default_rng().standard_normal((count, config.embed), np.float32)
+        np.testing.assert_allclose(server(x), serve.layer(config, params, x), rtol=1e-3, atol=1e-3)
+
+
+def test_serving(capsys):
+    pytest.importorskip("flatbuffers")
+    from examples import serve
+
+    medians = serve.main(["--requests", "6"])
+    assert medians and all(each > 0 for each in medians.values())
+    assert "exported" in capsys.readouterr().out

@@ -1,0 +1,104 @@
+"""Which strategy a layer over several devices takes, and what is said about it."""
+
+import jax.numpy as jnp
+import pytest
+
+from jax_grouped_gemm import moe
+from jax_grouped_gemm._src.expert_parallel.prediction import Shape, choose, predict
+
+QWEN = 8192, 2048, 768, 128, 8
+DSV3 = 4096, 7168, 2048, 64, 8
+MIXTRAL = 4096, 4096, 14336, 8, 2
+
+
+class TestChoice:
+    @pytest.mark.parametrize("layer", [QWEN, DSV3, MIXTRAL])
+    def test_two_devices_gather(self, layer):
+        """What is gathered from one other device is never more than what would be exchanged."""
+        assert choose(Shape(*layer, 2)).strategy == "all_gather"
+
+    @pytest.mark.parametrize("devices", [2, 4, 8])
+    @pytest.mark.parametrize("layer", [QWEN, DSV3])
+    def test_as_many_choices_as_devices_gather(self, layer, devices):
+        assert choose(Shape(*layer, devices)).strategy == "all_gather"
+
+    def test_few_choices_on_many_devices_are_exchanged(self):
+        tokens, embed, hidden, _, _ = MIXTRAL
+        shape = Shape(tokens, embed, hidden, 64, 1, 32)
+        assert choose(shape).strategy == "ragged_all_to_all"
+        assert choose(shape, can_exchange=False).strategy == "all_gather"
+
+    @pytest.mark.parametrize("layer", [QWEN, DSV3, MIXTRAL])
+    def test_none_of_the_other_ways_is_faster(self, layer):
+        shape = Shape(*layer, 4)
+        best = choose(shape).step_seconds
+        for strategy in ("all_gather", "ragged_all_to_all"):
+            for chunks in (1, 2, 4):
+                assert predict(shape, strategy, chunks).step_seconds >= best
+
+    def test_rows_of_zeros_cost_time(self):
+        dropless = predict(Shape(*QWEN, 4), "all_gather").forward_seconds
+        assert predict(Shape(*QWEN, 4), "all_gather", buffer_factor=1).forward_seconds < dropless
+
+    def test_what_is_asked_for_is_kept(self):
+        shape = Shape(*QWEN, 8)
+        chosen = choose(shape, "ragged_all_to_all", 2, "psum_scatter")
+        assert (chosen.strategy, chosen.chunks) == ("ragged_all_to_all", 2)
+        assert chosen.combine == "psum_scatter"
+
+    def test_one_device_moves_nothing(self):
+        chosen = choose(Shape(*QWEN, 1))
+        assert (chosen.strategy, chosen.chunks) == ("all_gather", 1)
+        assert chosen.dispatch_bytes == chosen.combine_bytes == 0
+        assert chosen.forward_fraction == chosen.step_fraction == 1
+
+
+class TestBytes:
+    def test_gathered_tokens(self):
+        one = predict(Shape(*QWEN, 4), "all_gather")
+        assert one.dispatch_bytes == one.combine_bytes == 3 * 8192 * 2048 * 2
+
+    def test_exchanged_rows(self):
+        """Of k rows a token, those of the other devices travel."""
+        one = predict(Shape(*QWEN, 4), "ragged_all_to_all")
+        assert one.dispatch_bytes == one.combine_bytes == 8192 * 8 * 2048 * 2 * 3 // 4
+
+    @pytest.mark.parametrize("strategy", ["all_gather", "ragged_all_to_all"])
+    def test_buffers(self, strategy):
+        """Room for everything, less in chunks, or as much as is asked for."""
+        shape = Shape(*QWEN, 4)
+        everything = 4 * 8192 * 8 * 2048 * 2
+        assert predict(shape, strategy).buffer_bytes == everything
+        assert predict(shape, strategy, 4).buffer_bytes == everything // 4
+        assert predict(shape, strategy, buffer_factor=1.25).buffer_bytes == 1.25 * everything / 4
+
+    def test_no_more_than_all_experts_of_a_device(self):
+        """A token has one row for each of the two experts of a device at most."""
+        one = predict(Shape(*MIXTRAL[:3], 8, 4, 4), "all_gather")
+        assert one.buffer_bytes == 4 * 4096 * 2 * 4096 * 2
+
+
+class TestExplanation:
+    def test_says_what_is_chosen(self):
+        text = str(moe.explain_expert_parallel(*QWEN, 2))
+        assert "strategy all_gather, chunks 1, combine all_to_all" in text
+        assert "33.6 MB leave a device" in text
+        assert "instead of ragged_all_to_all" in text
+        assert "of no communication" in text
+
+    def test_tensor_devices_and_dtype(self):
+        half = moe.explain_expert_parallel(*MIXTRAL, 4, tensor_devices=2, dtype=jnp.float32)
+        assert half.shape.hidden == 7168 and half.shape.itemsize == 4
+        assert half.chosen.forward_seconds > 0
+
+    def test_mistakes(self):
+        with pytest.raises(ValueError, match="devices must divide num_experts = 128.*got 3"):
+            moe.explain_expert_parallel(*QWEN, 3)
+        with pytest.raises(ValueError, match="tokens must be positive, got 0"):
+            moe.explain_expert_parallel(0, *QWEN[1:], 2)
+        with pytest.raises(TypeError, match="devices must be an integer"):
+            moe.explain_expert_parallel(*QWEN, 2.0)
+        with pytest.raises(ValueError, match="strategy.*got 'ring'"):
+            moe.explain_expert_parallel(*QWEN, 2, strategy="ring")
+        with pytest.raises(ValueError, match="chunks.*got 3"):
+            moe.explain_expert_parallel(*QWEN, 2, chunks=3)

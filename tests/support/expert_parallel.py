@@ -1,0 +1,101 @@
+"""Layers whose results do not depend on the order of sums, and the same on one device."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_grouped_gemm import moe
+
+TIME_LIMIT = 120  # seconds for all processes together
+
+T, D, F, E, K = 24, 16, 8, 8, 2  # tokens of all devices
+
+
+def operands(rng, tokens=T, experts=E, top_k=K, embed=D, hidden=F, bias=None):
+    """x, experts, weights, wi_0, wi_1, wo: small integers as float32."""
+
+    def integers(*shape, most=2):
+        return jnp.asarray(rng.integers(-most, most + 1, shape), jnp.float32)
+
+    scores = rng.standard_normal((tokens, experts)) + (0 if bias is None else np.asarray(bias))
+    chosen = np.argsort(-scores, axis=1)[:, :top_k].astype(np.int32)
+    return (
+        integers(tokens, embed),
+        jnp.asarray(chosen),
+        jnp.asarray(rng.integers(1, 4, chosen.shape), jnp.float32),
+        integers(experts, embed, hidden),
+        integers(experts, embed, hidden, most=1),
+        integers(experts, hidden, embed),
+    )
+
+
+def routing(experts, weights, num_experts=E) -> moe.Routing:
+    """Of choices that are given; a layer takes no more of the logits than their shape."""
+    logits = jnp.zeros((*experts.shape[:-1], num_experts), jnp.float32)
+    return moe.Routing(logits, experts, weights)
+
+
+def one_device(num_experts=E, **options):
+    """(x, experts, weights, *matrices) -> y on one device."""
+
+    def run(x, experts, weights, *matrices):
+        options.setdefault("activation", "relu")
+        return moe.dropless_mlp(x, routing(experts, weights, num_experts), *matrices, **options)
+
+    return run
+
+
+def with_gradients(function, cotangent):
+    """(operands) -> the result and the gradients of all but the choices."""
+
+    @jax.jit
+    def run(x, experts, *floats):
+        y, vjp = jax.vjp(lambda x, *floats: function(x, experts, *floats), x, *floats)
+        return y, *vjp(cotangent)
+
+    return run
+
+
+def assert_equal(got, expected):
+    """Bit by bit, whatever is a multiple of one."""
+    for name, one, other in zip(
+        ("y", "x", "weights", "wi_0", "wi_1", "wo"), got, expected, strict=True
+    ):
+        np.testing.assert_array_equal(one, other, err_msg=name)
+
+
+def run_processes(count: int, platform: str, strategy: str, devices_each: int = 1) -> list[str]:
+    """What that many processes print, of `tests.support.expert_parallel_process`."""
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        address = f"localhost:{probe.getsockname()[1]}"
+    environment = dict(os.environ)
+    if platform == "cpu":
+        environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices_each}"
+    command = [sys.executable, "-m", "tests.support.expert_parallel_process"]
+    command += ["--address", address, "--processes", str(count)]
+    command += ["--platform", platform, "--strategy", strategy]
+    processes = [
+        subprocess.Popen(
+            [*command, "--process", str(i)],
+            cwd=Path(__file__).parents[2],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for i in range(count)
+    ]
+    try:
+        return [process.communicate(timeout=TIME_LIMIT)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()

@@ -1,0 +1,115 @@
+"""The MLP of experts in FP8, in NumPy: every operand quantised as a recipe says, then exact."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import numpy as np
+
+from tests.support import fp8_oracle, mlp, oracle
+
+
+@dataclass
+class Quantiser:
+    """Quantised operands, dequantised to float64 again."""
+
+    recipe: object
+
+    def rows(self, x, dtype):
+        """x [m, k] of a product of rows."""
+        blocks = {"blockwise": (1, 128), "rowwise": (1, x.shape[1]), "tensorwise": x.shape}
+        return self._matrix(x, blocks[self.recipe.scaling], dtype)
+
+    def weights(self, w, axis):
+        """w [g, k, n] of a product that contracts `axis` of its matrices."""
+        _, k, n = w.shape
+        whole = (k, 1) if axis == 0 else (1, n)
+        blocks = {"blockwise": (128, 128), "rowwise": whole, "tensorwise": (k, n)}
+        block = blocks[self.recipe.scaling]
+        return np.stack([self._matrix(x, block, self.recipe.forward_dtype) for x in w])
+
+    def _matrix(self, x, block, dtype):
+        quantized = fp8_oracle.quantize(x, block, dtype, self.recipe.power_of_two_scales)
+        return fp8_oracle.dequantize(*quantized)
+
+    def contracting(self, lhs, rhs, sizes, offset, num_groups):
+        """The gradient of weights of rows [m, k] and [m, n], in FP8 or in bfloat16."""
+        lhs, rhs = np.asarray(lhs, np.float32), np.asarray(rhs, np.float32)
+        if self.recipe.wgrad == "bf16":
+            lhs, rhs = (x.astype(jnp.bfloat16).astype(np.float64) for x in (lhs, rhs))
+            return oracle.ragged_contracting(lhs, rhs, sizes, offset, num_groups=num_groups).value
+        groups = functools.partial(
+            fp8_oracle.quantize_groups,
+            group_sizes=sizes,
+            power_of_two=self.recipe.power_of_two_scales,
+        )
+        pairs = (
+            *groups(lhs, dtype=self.recipe.forward_dtype),
+            *groups(rhs, dtype=self.recipe.gradient_dtype),
+        )
+        return fp8_oracle.contracting(*pairs, sizes, len(lhs), offset, num_groups).value
+
+
+def padded(hidden: int) -> int:
+    """Columns of gate before those of up."""
+    return -(-hidden // 128) * 128
+
+
+def joined(gate, up):
+    """Gate and up along the last axis, as they are quantised together."""
+    growth = [(0, 0)] * (gate.ndim - 1) + [(0, padded(gate.shape[-1]) - gate.shape[-1])]
+    return np.concatenate([np.pad(x, growth) for x in (gate, up)], axis=-1)
+
+
+def layer(case: mlp.Case, recipe, activation: str, dy):
+    """y and the gradients of x, wi_0, wi_1, wo and weights, for the gradient `dy` of y [m, D].
+
+    Intermediate results are float32, as those of float32 operands are; gradients of x are those of
+    its rows, added up.
+    """
+    quantiser = Quantiser(recipe)
+    hidden, experts = case.wi_0.shape[2], len(case.wi_0)
+    forward, gradient = recipe.forward_dtype, recipe.gradient_dtype
+    offset = case.offset or 0
+
+    def times(rows, matrices):
+        """rows [m, k] times the matrices [g, k, n] of their experts, rounded to float32."""
+        return np.float32(oracle.ragged_noncontracting(rows, matrices, case.sizes, offset).value)
+
+    def on_rows(x):
+        return x if case.rows is None else x[case.rows]
+
+    wi = joined(case.wi_0, case.wi_1)
+    up_at = padded(hidden)
+    x_rows = on_rows(quantiser.rows(case.x, forward))
+    projections = times(x_rows, quantiser.weights(wi, 0))
+    gate, up = projections[:, :hidden], projections[:, up_at : up_at + hidden]
+    weights = np.ones(len(gate)) if case.weights is None else case.weights
+    owned = np.zeros(len(gate), bool)
+    for start, end in case.windows:
+        owned[start:end] = True
+    weights = np.where(owned, weights, 0)[:, None].astype(np.float64)
+    value, factor, slope, up_slope = mlp.activated(activation, gate, up)
+    h = np.float32(value * factor * weights)
+    y = times(quantiser.rows(h, forward), quantiser.weights(case.wo, 0))
+
+    dh = times(quantiser.rows(dy, gradient), quantiser.weights(case.wo, 1).swapaxes(1, 2))
+    dh = dh.astype(np.float64)
+    dgate = np.float32(dh * weights * factor * slope)
+    dup = np.float32(dh * weights * value * up_slope)
+    rows = quantiser.rows(joined(dgate, dup), gradient)
+    dx = times(rows, quantiser.weights(wi, 1).swapaxes(1, 2)).astype(np.float64)
+    if case.rows is not None:
+        total = np.zeros((len(case.x), dx.shape[1]))
+        np.add.at(total, case.rows, dx)
+        dx = total
+    of_weights = functools.partial(
+        quantiser.contracting, sizes=case.sizes, offset=offset, num_groups=experts
+    )
+    x = on_rows(case.x)
+    results = [y, dx, of_weights(x, dgate), of_weights(x, dup), of_weights(h, dy)]
+    if case.weights is not None:
+        results.append((dh * value * factor).sum(axis=1) * owned)
+    return results
