@@ -30,7 +30,9 @@ Modules: `moe` (mixture-of-experts layers as functions), `flax.linen` and `flax.
 `optim` (Muon), `checkpoint_policies` (for `jax.checkpoint`).
 """
 
+import importlib as _importlib
 from pkgutil import extend_path as _extend_path
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 # In a checkout, `python -m` finds these sources before the installed package, and the compiled
 # extension only there.
@@ -74,7 +76,10 @@ from jax_grouped_gemm._src.tile_config import TileConfig
 from jax_grouped_gemm._src.version import __version__
 
 # The public modules; the layers in `flax` need the extra of that name.
-from jax_grouped_gemm import checkpoint_policies, moe, optim  # isort: skip
+from jax_grouped_gemm import checkpoint_policies  # isort: skip
+
+if _TYPE_CHECKING:
+    from jax_grouped_gemm import moe, optim
 
 __all__ = [
     "EXPORT_DISABLED_CHECKS",
@@ -121,6 +126,14 @@ EXPORT_DISABLED_CHECKS = _export_disabled_checks()
 A target's name ends in the version of its operands and attributes, so an exported program runs
 wherever that version of the target is registered.
 """
+
+
+def __getattr__(name: str):
+    """Imports the modules that take longest when they are first asked for."""
+    if name in ("moe", "optim"):
+        return _importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
 
 # Now rather than at the first use: raises ImportError if the installed jaxlib cannot run it.
 _ffi.register_targets()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +26,7 @@ from jax_grouped_gemm._src.op import ops
 
 Aval = jax.ShapeDtypeStruct
 M, K, N, G = 200, 136, 264, 5
-FEW_ROWS = 16
+FEW_ROWS = 8
 
 
 @dataclass(frozen=True)
@@ -112,12 +113,15 @@ def _ragged_products() -> None:
 
 
 def _mlps() -> None:
-    def loss(x, wi_0, wi_1, wo, weights, sizes):
-        y = jgg.ragged_mlp(x, wi_0, wi_1, wo, sizes, weights=weights)
+    def loss(x, wi_0, wi_1, wo, weights, sizes, recipe=None):
+        y = jgg.ragged_mlp(x, wi_0, wi_1, wo, sizes, weights=weights, recipe=recipe)
         return y.astype(jnp.float32).sum()
 
-    operands = _a(M, K), _a(G, K, N), _a(G, K, N), _a(G, N, K), _a(M, dtype=jnp.float32)
-    _lower(jax.grad(loss, (0, 1, 2, 3, 4)), *operands, _a(G, dtype=jnp.int32))
+    for m, recipe in ((M, None), (FEW_ROWS, None), (M, jgg.Recipe())):
+        operands = _a(m, K), _a(G, K, N), _a(G, K, N), _a(G, N, K), _a(m, dtype=jnp.float32)
+        function = functools.partial(loss, recipe=recipe)
+        _lower(jax.grad(function, (0, 1, 2, 3, 4)), *operands, _a(G, dtype=jnp.int32))
+        _lower(function, *operands, _a(G, dtype=jnp.int32))
 
 
 def _fp8_products() -> None:
@@ -154,8 +158,12 @@ def _lists() -> None:
                 )
             stack = _a(3, 264, 136, dtype=dtype)
             square = _a(3, 264, 264, dtype=dtype)
-            _lower(jgg.grouped_syrk, stack)
-            _lower(lambda a, b, c: jgg.grouped_her2k(a, b, c, beta=2.0), stack, stack, square)
+            options = dict(precision="highest", implementation="cuda")
+            _lower(lambda a, options=options: jgg.grouped_syrk(a, **options), stack)
+            _lower(
+                lambda a, b, c, options=options: jgg.grouped_her2k(a, b, c, beta=2.0, **options),
+                stack, stack, square,
+            )  # fmt: skip
 
 
 def _rows() -> None:

@@ -73,7 +73,7 @@ def misfits(call: FfiCall) -> Iterator[tuple[str, FfiCall]]:
                 )
         extra = Aval((8,), jnp.float32)
         yield f"one more of {field}", call.replace(**{field: (*avals, extra)})
-        if len(avals) > 1:
+        if avals[::-1] != avals:
             yield f"{field} in reverse", call.replace(**{field: avals[::-1]}, aliases={})
     if call.aliases:
         yield "nothing is aliased", call.replace(aliases={})

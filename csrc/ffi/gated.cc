@@ -137,6 +137,10 @@ ffi::Error launch(KernelKind kind, char const* name, cudaStream_t stream, ffi::A
   if (given.error().failure()) return given.error();
   if (a.weights_of_pairs && !a.rows) return invalid("weights of pairs need to know the pairs");
   if (!a.rows && a.tokens != m) return invalid("x does not fit the result");
+  bool const has_up = a.up_weights != nullptr || a.is_concatenated;
+  if (results.size() > 1 && results.size() != (has_up ? 3 : 2)) {
+    return invalid("gate and up are both kept, or neither is");
+  }
 
   a.hidden = (*out)->untyped_data();
   for (size_t i = 1; i < results.size(); ++i) {

@@ -104,7 +104,7 @@ class TestMain:
         plain, fp8 = json.loads((tmp_path / "runs.json").read_text())
         assert (plain["implementation"], fp8["implementation"]) == ("auto bf16", "auto fp8")
         assert plain["curve"][0] != fp8["curve"][0]
-        np.testing.assert_allclose(fp8["curve"], plain["curve"], rtol=2e-2)
+        np.testing.assert_allclose(fp8["curve"], plain["curve"], rtol=4e-2)
         assert "auto fp8" in capsys.readouterr().out.partition("Comparison\n")[2]
 
     @pytest.mark.parametrize(

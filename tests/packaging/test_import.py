@@ -12,8 +12,12 @@ import json, sys
 import jax
 before = set(sys.modules)
 import jax_grouped_gemm as jgg
-jgg.moe, jgg.optim, jgg.checkpoint_policies
+jgg.checkpoint_policies
 print(json.dumps(sorted(set(sys.modules) - before)))
+jgg.moe.dropless_mlp, jgg.optim.muon
+from jax_grouped_gemm import *
+assert moe is jgg.moe and optim is jgg.optim
+assert not hasattr(jgg, "nothing")
 """
 
 

@@ -120,6 +120,7 @@ class TestReference:
             )
 
 
+@pytest.mark.usefixtures("extension")
 class TestKernels:
     @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
     def test_rows_take_the_kernel(self, dtype):
