@@ -84,9 +84,7 @@ struct ScaledNoncontracting {
                                                    int block) {
     RowScales const& lhs = params.lhs_scales;
     int const row = work.begin + work.m;
-    return {lhs.data + work.batch * lhs.batch_stride + int64_t(row) * lhs.row_stride +
-                block * lhs.block_stride,
-            lhs.block_stride != 0,
+    return {lhs.data + work.batch * lhs.batch_stride + int64_t(row) * lhs.row_stride + block,
             lhs.row_stride,
             params.groups.rows - 1 - row,
             own_rhs_scales(params, work),

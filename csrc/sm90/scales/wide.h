@@ -17,15 +17,13 @@ class WideScales {
  public:
   static constexpr int kSteps = 4;
 
-  // Do the scales start at multiples of 16 bytes in every row of either operand? Those of lhs that
-  // are the same all along K are fetched once a tile.
+  // Do the scales start at multiples of 16 bytes in every row of either operand?
   static bool suit(RowScales const& lhs, BlockScales const& rhs) {
     auto const aligned = [](float const* data) {
       return reinterpret_cast<uintptr_t>(data) % (kSteps * sizeof(float)) == 0;
     };
-    bool const lhs_suits =
-        lhs.block_stride == 0 || (aligned(lhs.data) && lhs.block_stride == 1 &&
-                                  lhs.row_stride % kSteps == 0 && lhs.batch_stride % kSteps == 0);
+    bool const lhs_suits = aligned(lhs.data) && lhs.block_stride == 1 &&
+                           lhs.row_stride % kSteps == 0 && lhs.batch_stride % kSteps == 0;
     bool const rhs_suits = !rhs.data || rhs.block_stride == 0 ||
                            (aligned(rhs.data) && rhs.column_block_stride % kSteps == 0 &&
                             rhs.group_stride % kSteps == 0 && rhs.batch_stride % kSteps == 0);
@@ -35,17 +33,12 @@ class WideScales {
   // `lhs` is where the scales of the tile's first row are, of the first step. Rows past the last
   // one have none and take its. `rhs` is where those of this thread's block of columns are, of step
   // 0, if it has one and there are any.
-  __device__ WideScales(float const* lhs, bool lhs_has_steps, int stride, int last_row,
-                        float const* rhs, bool rhs_has_steps, int first_step)
+  __device__ WideScales(float const* lhs, int stride, int last_row, float const* rhs,
+                        bool rhs_has_steps, int first_step)
       : next_columns_(rhs && rhs_has_steps ? rhs + first_step : nullptr) {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      float const* const row = lhs + int64_t(min(thread() + i * kScaleThreads, last_row)) * stride;
-      next_rows_[i] = lhs_has_steps ? row : nullptr;
-      if (!lhs_has_steps) {
-        float const scale = __ldg(row);
-        rows_[i] = {scale, scale, scale, scale};
-      }
+      next_rows_[i] = lhs + int64_t(min(thread() + i * kScaleThreads, last_row)) * stride;
     }
     float const scale = rhs ? __ldg(rhs) : 1.0f;
     columns_ = {scale, scale, scale, scale};
@@ -54,9 +47,7 @@ class WideScales {
   // Those of the next four steps.
   __device__ void fetch() {
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      if (next_rows_[i]) rows_[i] = four(next_rows_[i]);
-    }
+    for (int i = 0; i < kRows; ++i) rows_[i] = four(next_rows_[i]);
     if (next_columns_) columns_ = four(next_columns_);
   }
 
