@@ -40,6 +40,7 @@ from benchmarks.harness.target import (
     over_best_or_dense,
     over_cutlass,
     tflops,
+    without_communication,
 )
 
 # Which records, by op, and what else is asked of them.
@@ -117,6 +118,8 @@ FP8_DENSE = {
     "ds256_n512": 0.42,
 }
 # Microseconds on an H200 of a whole layer, forward and backward, and over QuACK's kernels.
+TWO_GPUS_STEP = {"dsv3": 0.92, "qwen3_30b": 0.86, "mixtral": 0.93}
+TWO_GPUS_FORWARD = {"dsv3": 0.88, "qwen3_30b": 0.78, "mixtral": 0.90}
 LAYER_US = {
     "qwen3_30b": 3050,
     "sonic_7b": 2550,
@@ -183,6 +186,18 @@ TARGETS = (
            of=">= 1.1 to 1.2 of the faster of QuACK's, by layer"),
     Target("MoE layer, forward, over QuACK", of("moe_forward"), over(*QUACK_LAYERS), 1.05,
            cases(LAYER_US, ["moe_forward"])),
+
+    *(
+        Target(
+            f"layer on two GPUs, {what}, of no communication",
+            of(op, distribution="uniform", devices=2), without_communication, by_shape(bounds),
+            cases(bounds, [op]), of=f">= {words}, by layer",
+        )
+        for what, op, bounds, words in (
+            ("forward and backward", "ep_step", TWO_GPUS_STEP, ".86 to .93"),
+            ("forward", "ep_forward", TWO_GPUS_FORWARD, ".78 to .90"),
+        )
+    ),
 
     Target("float64 syr2k over cuBLAS in a loop", of_shapes(WIDE, "syr2k_f64"),
            over("cublas_loop"), by_shape(dict(zip(WIDE, (1.9, 1.0), strict=True))),

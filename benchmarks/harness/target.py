@@ -187,6 +187,14 @@ def microseconds(record: Record, records: Sequence[Record]) -> tuple[float, str]
     return found and (found, f"{found:.0f} us")
 
 
+def without_communication(record: Record, records: Sequence[Record]) -> tuple[float, str] | None:
+    """Of a layer on several devices: the share of the speed that one has without communication."""
+    share = record.get("fractions", {}).get("ours")
+    if share is None:
+        return None
+    return share, f"{share:.2f}, max/mean {record['max_over_mean']:.2f}"
+
+
 def error(record: Record, records: Sequence[Record]) -> tuple[float, str] | None:
     """Our relative error."""
     found = _ours(record).get("error")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import grouped_gemm, moe, rank_k, targets
+from benchmarks import expert_parallel, grouped_gemm, moe, rank_k, targets
 from benchmarks.fp8.cases import default_cases
 from benchmarks.harness import cases, results_file
 from benchmarks.harness.target import Target, Verdict
@@ -184,10 +184,21 @@ def test_every_wanted_case_is_one_that_a_benchmark_measures():
         for shape in update.shapes
     }
     measured |= {f"{layer}/{op}" for layer in moe.LAYERS for op in moe.OPS}
+    measured |= {f"{layer}/{op}" for layer in expert_parallel.LAYERS for op in expert_parallel.OPS}
     measured |= {f"{name}/grouped_gemm" for name in grouped_gemm.lists()}
     measured |= {f"h200/fp8_training/{seed}" for seed in range(3)}
     for target in targets.TARGETS:
         assert set(target.wanted) <= measured, target.name
+
+
+def test_layers_on_two_gpus():
+    """Of no other number of GPUs is anything asked."""
+    name = "layer on two GPUs, forward, of no communication"
+    case = record("mixtral/ep_forward") | {"fractions": {"ours": 0.91}, "max_over_mean": 1.0}
+    case |= {"devices": 2, "distribution": "uniform"}
+    assert judged(name, case).findings[0].margin > 1
+    assert judged(name, case | {"fractions": {"ours": 0.89}}).findings[0].margin < 1
+    assert not judged(name, case | {"devices": 4}).findings
 
 
 def test_recorded_results_are_judged():

@@ -52,10 +52,10 @@ def test_experts_on_several_devices_train_alike(tmp_path):
     pytest.importorskip("orbax.checkpoint")
     from examples import train_moe
 
-    one = train_moe.main(["--steps", "12"])
-    first = train_moe.main(["--steps", "6", "--devices", "4", "--checkpoints", str(tmp_path)])
+    one = train_moe.main(["--steps", "5"])
+    first = train_moe.main(["--steps", "3", "--devices", "4", "--checkpoints", str(tmp_path)])
     # Resumes on another number of devices.
-    then = train_moe.main(["--steps", "12", "--devices", "2", "--checkpoints", str(tmp_path)])
+    then = train_moe.main(["--steps", "5", "--devices", "2", "--checkpoints", str(tmp_path)])
     np.testing.assert_allclose(first + then, one, rtol=5e-3)
 
 

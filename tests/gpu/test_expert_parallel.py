@@ -13,6 +13,7 @@ import pytest  # noqa: E402
 from jax.sharding import Mesh, NamedSharding  # noqa: E402
 from jax.sharding import PartitionSpec as P  # noqa: E402
 
+import jax_grouped_gemm as jgg  # noqa: E402
 from jax_grouped_gemm import moe  # noqa: E402
 from tests.support import expert_parallel as ep  # noqa: E402
 
@@ -89,6 +90,20 @@ def test_fused_kernels_and_repeated_runs(mesh, options, rng):
     for _ in range(10):
         for x, y in zip(run(*split), got, strict=True):
             np.testing.assert_array_equal(np.asarray(x), y)
+
+
+@pytest.mark.parametrize("strategy", ["all_gather", "ragged_all_to_all"])
+def test_fp8(mesh, strategy, rng):
+    given, split = operands(mesh, rng, jnp.bfloat16, embed=256, hidden=128)
+    cotangent = jnp.asarray(rng.standard_normal(given[0].shape), jnp.bfloat16)
+    options = dict(activation="silu", recipe=jgg.Recipe())
+    one = ep.one_device(E, implementation="cuda", **options)
+    expected = ep.with_gradients(one, cotangent)(*given)
+    many = layer(mesh, strategy=strategy, **options)
+    got = ep.with_gradients(many, jax.device_put(cotangent, split[0].sharding))(*split)
+    for x, y in zip(got, expected, strict=True):
+        x, y = np.asarray(x, np.float32), np.asarray(y, np.float32)
+        assert np.linalg.norm(x - y) < 0.06 * np.linalg.norm(y)
 
 
 @pytest.mark.parametrize("strategy", ["all_gather", "ragged_all_to_all"])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -15,13 +14,12 @@ from jax_grouped_gemm._src.activations import Activation, hidden_layer
 from jax_grouped_gemm._src.arguments import canonical_offset
 from jax_grouped_gemm._src.arithmetic import at_least_float32
 from jax_grouped_gemm._src.expert_parallel.pairs import LocalPairs
+from jax_grouped_gemm._src.fp8 import experts as fp8_experts
 from jax_grouped_gemm._src.fp8.recipe import Recipe
-from jax_grouped_gemm._src.fp8.training import fp8_ragged_dot
 from jax_grouped_gemm._src.mlp import api as mlp
 from jax_grouped_gemm._src.mlp.primitive import Options
 from jax_grouped_gemm._src.moe.biases import with_bias
 from jax_grouped_gemm._src.moe.permutation import permute_rows
-from jax_grouped_gemm._src.ragged.api import ragged_dot
 from jax_grouped_gemm._src.rows.api import combine, gather_rows
 
 # Of the elementwise step only gate and up are kept, not its float32 intermediates.
@@ -57,29 +55,36 @@ class Experts:
         """The implementation of what moves rows."""
         return None if callable(self.implementation) else self.implementation
 
+    @property
+    def reads_every_row(self) -> bool:
+        """Whether rows that no expert owns have to be numbers: scales of FP8 are found of all rows,
+        and a product that is not ours may multiply them by zero."""
+        return self.recipe is not None or callable(self.implementation)
+
     def on_tokens(self, x: jax.Array, pairs: LocalPairs, weights: jax.Array) -> jax.Array:
         """Tokens [T, D] and weights [m] -> rows [m, D], of which `pairs.valid_rows` are valid."""
-        if self._is_composed:
+        if callable(self.implementation) or self.weights_on_input:
             return self.on_rows(self.copy(x, pairs), pairs, weights)
-        return self._fused(x, pairs, weights, rows=pairs.token_of_row, inverse=pairs.inverse)
+        return self._mlp(x, pairs, weights, rows=pairs.token_of_row, inverse=pairs.inverse)
 
     def on_rows(self, rows: jax.Array, pairs: LocalPairs, weights: jax.Array) -> jax.Array:
         """Rows [m, D], sorted by expert, and weights [m] -> rows [m, D]."""
-        if not self._is_composed:
-            return self._fused(rows, pairs, weights)
-        matmul = functools.partial(
-            with_bias, self._product, group_sizes=pairs.group_sizes, group_offset=None
-        )
         of_result: jax.Array | None = weights
         if self.weights_on_input:
             dtype = at_least_float32(rows.dtype)
             rows = (rows.astype(dtype) * weights.astype(dtype)[:, None]).astype(rows.dtype)
             of_result = None
-        # The names that MaxText's remat policies use.
-        gate = checkpoint_name(
-            matmul(rows, self.matrices["wi_0"], self.biases.get("b0")), "mlpwi_0"
+        if not callable(self.implementation):
+            return self._mlp(rows, pairs, of_result)
+        matmul = functools.partial(
+            with_bias,
+            functools.partial(self.implementation, precision=self.precision),
+            group_sizes=pairs.group_sizes,
+            group_offset=None,
         )
-        up = None
+        # The names that MaxText's remat policies use.
+        gate = matmul(rows, self.matrices["wi_0"], self.biases.get("b0"))
+        gate, up = checkpoint_name(gate, "mlpwi_0"), None
         if "wi_1" in self.matrices:
             up = matmul(rows, self.matrices["wi_1"], self.biases.get("b1"))
             up = checkpoint_name(up, "mlpwi_1")
@@ -88,41 +93,32 @@ class Experts:
 
     def copy(self, x: jax.Array, pairs: LocalPairs) -> jax.Array:
         """Tokens [T, D] -> rows [m, D], sorted by expert."""
-        # A product that is not ours may multiply rows that no group owns.
-        count = None if callable(self.implementation) else pairs.valid_rows
         options = dict(inverse=pairs.inverse, implementation=self.of_rows)
-        return gather_rows(x, pairs.token_of_row, count, **options)
+        return gather_rows(x, pairs.token_of_row, self._count(pairs), **options)
 
     def add_up(self, rows: jax.Array, pairs: LocalPairs) -> jax.Array:
         """Rows [m, D] -> the sum of each token's: [T, D]."""
-        options = dict(count=pairs.valid_rows, implementation=self.of_rows)
+        options = dict(count=self._count(pairs), implementation=self.of_rows)
         return combine(rows, pairs.inverse, order=pairs.pair_of_row, **options)
 
-    @property
-    def _is_composed(self) -> bool:
-        given = self.recipe is not None or callable(self.implementation)
-        return given or self.weights_on_input
+    def _count(self, pairs: LocalPairs) -> jax.Array | None:
+        """Past which row nothing is moved. Rows that no expert owns are zero where they come back,
+        so that they may be moved as well."""
+        return None if self.reads_every_row else pairs.valid_rows
 
-    def _fused(self, x, pairs, weights, **more) -> jax.Array:
+    def _mlp(self, x, pairs, weights, **more) -> jax.Array:
         options = Options.of(self.activation, self.precision, self.implementation)
         operands = dict(x=x, **self.matrices, **self.biases, **more)
-        operands["weights"] = weights.astype(at_least_float32(x.dtype))
+        if weights is not None:
+            operands["weights"] = weights.astype(at_least_float32(x.dtype))
         operands |= dict(group_sizes=pairs.group_sizes, group_offset=canonical_offset(None))
+        if self.recipe is not None:
+            return fp8_experts.mlp(
+                "expert_parallel_mlp", options, operands, self.recipe, None, self.precision
+            )
         if "inverse" in more:
             operands["count"] = pairs.valid_rows
         return mlp.of_operands(options, operands)
-
-    @property
-    def _product(self) -> Callable[..., jax.Array]:
-        if self.recipe is not None:
-            return functools.partial(
-                fp8_ragged_dot, recipe=self.recipe, implementation=self.implementation
-            )
-        if callable(self.implementation):
-            return functools.partial(self.implementation, precision=self.precision)
-        return functools.partial(
-            ragged_dot, precision=self.precision, implementation=self.implementation
-        )
 
 
 def weights_of_rows(weights: jax.Array, pairs: LocalPairs) -> jax.Array:

@@ -122,7 +122,7 @@ def _exchanged(x, choices, experts, group, schedule):
     mine = mine.reshape(len(x), -1)
     # Nobody has room for what was dropped, but every pair has a row here.
     own = local_pairs(mine, jnp.int32(0), num_experts, mine.size, experts.of_rows)
-    all_arrive = schedule.buffer_factor is None
+    all_arrive = schedule.buffer_factor is None and not experts.reads_every_row
 
     def layer(x, weights):
         rows = experts.copy(x, own)
