@@ -7,7 +7,7 @@ gathers, products and activation; `quack` the same layer made of QuACK's fused k
 are sorted already. With `--recipe`, layers in FP8: `fp8_NAME_quantized` gets weights that are
 quantised before, as once in an optimiser step of many microbatches; `fp8_NAME` quantises them in
 each call, as in a step of one microbatch. With `--tokens`, layers of few tokens, as in decoding:
-only experts that are visited count as read. Parts are the kernels' times, summed up by what they do.
+only visited experts count as read. Parts are the kernels' times, summed up by what they do.
 """
 
 from __future__ import annotations
