@@ -44,11 +44,11 @@ class TestSort:
         assert blocks <= 8 or blocks * (experts + 1) <= plan.COUNTS_OF_ALL_BLOCKS
 
     def test_results(self):
-        shapes = [result.shape for result in sort(100, 7, batch=(3,)).results]
+        shapes = [result.shape for result in sort(100, 7, batch=(3,)).problem.results]
         assert shapes == [(3, 100), (3, 100), (3, 7)]
 
     def test_paths(self):
-        assert sort(100, 7).path == "kernel"
+        assert sort(100, 7).path == "direct"
         assert sort(0, 7).path == "zeros"
         assert "1 to 16384 experts, got 20000" in sort(100, 20000).reason
         assert "1 to 16384 experts, got 0" in sort(100, 0).reason
@@ -62,7 +62,7 @@ class TestMoves:
         assert not gather(choices=0).by_token
 
     def test_paths(self):
-        assert gather().path == "kernel" and not gather().reason
+        assert gather().path == "direct" and not gather().reason
         assert gather(dtype=jnp.float64).path == "reference"
         assert "got int8" in gather(dtype=jnp.int8).reason
         assert "65536" in gather(batch=(65536,)).reason
@@ -74,4 +74,4 @@ class TestMoves:
         avals = [array(64, 32), integers(5, 256), integers(64, 0)]
         avals += [array(64, 0, dtype=jnp.float32), integers(0)]
         result = plan.plan_gather(avals, dict(divisor=1, implementation=None))
-        assert result.results[0].shape == (5, 256, 32)
+        assert result.problem.results[0].shape == (5, 256, 32)

@@ -269,11 +269,8 @@ class TestLayers:
             return moe.dropless_mlp(x, routing, *weights, **options)
 
         def ops(**options):
-            return [p.op for p in plans(partial(layer, **options), *case.factors[:4])]
-
-        def plans(function, *operands):
-            found = jgg.explain(function, *operands).plans
-            return [p if isinstance(p, jgg.MlpPlan) else p.problem for p in found]
+            plans = jgg.explain(partial(layer, **options), *case.factors[:4]).plans
+            return [p.problem.op for p in plans]
 
         products = ["ragged_noncontracting"] * 3
         assert ops() == ["gated_ragged_dot", "ragged_noncontracting"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from jax_grouped_gemm._src.fp8.hidden import HiddenGradients, HiddenLayer
 from jax_grouped_gemm._src.fp8.products import Pair
 from jax_grouped_gemm._src.mlp.epilogue import Epilogue
 from jax_grouped_gemm._src.op import Op
-from jax_grouped_gemm._src.plan import AS_ASKED, symbolic_sizes
+from jax_grouped_gemm._src.plan import AS_ASKED, Plan, symbolic_sizes
 from jax_grouped_gemm._src.target import H200, Target
 
 HIDDEN_TARGET = "jax_grouped_gemm.quantize_hidden.v1"
@@ -26,21 +26,17 @@ KERNEL_DTYPES = (jnp.bfloat16, jnp.float16)
 
 
 @dataclasses.dataclass(frozen=True)
-class HiddenPlan:
-    """How an elementwise step runs on a device of compute capability 9.0.
-
-    Attributes:
-      op: its name.
-      layer: what is computed.
-      path: "direct" is one kernel, "unfused" XLA's passes, "reference" the same because that was
-        asked for.
-      reason: why not "direct", empty on that path.
-    """
+class HiddenProblem:
+    """Static description of one elementwise step: its name and what is computed."""
 
     op: str
     layer: HiddenLayer
-    path: Literal["direct", "unfused", "reference"]
-    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.op} {self.layer}"
+
+
+HiddenPlan = Plan[HiddenProblem]
 
 
 def quantized_hidden(
@@ -68,11 +64,12 @@ def hidden_gradients(
 
 
 def _plan(op: str, avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> HiddenPlan:
-    layer = params["layer"]
+    problem = HiddenProblem(op, params["layer"])
     if params["implementation"] == "reference":
-        return HiddenPlan(op, layer, "reference", AS_ASKED)
-    reason = _unfused_reason(layer, avals)
-    return HiddenPlan(op, layer, "unfused" if reason else "direct", reason)
+        return Plan(problem, "reference", AS_ASKED)
+    if reason := _unfused_reason(problem.layer, avals):
+        return Plan(problem, "unfused", reason)
+    return Plan(problem, "fused", kernel_problem=problem)
 
 
 def _unfused_reason(layer: HiddenLayer, avals: Sequence[Any]) -> str:
@@ -118,16 +115,16 @@ def _gradients_reference(projections, dh, weights, *, layer):
 
 def _call_hidden(plan: HiddenPlan, projections, weights):
     if plan.path == "unfused":
-        return _hidden_reference(projections, weights, layer=plan.layer)
-    results = _quantized(plan, plan.layer.recipe.forward_dtype, projections.shape[0])
+        return _hidden_reference(projections, weights, layer=plan.problem.layer)
+    results = _quantized(plan, plan.problem.layer.recipe.forward_dtype, projections.shape[0])
     return list(_call(HIDDEN_TARGET, plan, results, projections, weights))
 
 
 def _call_gradients(plan: HiddenPlan, projections, dh, weights):
     if plan.path == "unfused":
-        return _gradients_reference(projections, dh, weights, layer=plan.layer)
+        return _gradients_reference(projections, dh, weights, layer=plan.problem.layer)
     rows, columns = dh.shape
-    results = _quantized(plan, plan.layer.recipe.gradient_dtype, *projections.shape)
+    results = _quantized(plan, plan.problem.layer.recipe.gradient_dtype, *projections.shape)
     results += [jax.ShapeDtypeStruct(dh.shape, dh.dtype)] * 3
     results.append(jax.ShapeDtypeStruct((rows, cdiv(columns, BLOCK)), jnp.float32))
     # Hidden is written where its gradient is.
@@ -137,17 +134,17 @@ def _call_gradients(plan: HiddenPlan, projections, dh, weights):
 
 
 def _quantized(plan, dtype, rows, columns=None):
-    shapes = quantized_rows(rows, plan.layer.columns if columns is None else columns)
+    shapes = quantized_rows(rows, plan.problem.layer.columns if columns is None else columns)
     dtypes = np.dtype(dtype), jnp.float32
     return [jax.ShapeDtypeStruct(*x) for x in zip(shapes, dtypes, strict=True)]
 
 
 def _call(target, plan, results, *operands, aliases=None):
-    epilogue = Epilogue.of(plan.layer.activation)
+    epilogue = Epilogue.of(plan.problem.layer.activation)
     assert epilogue is not None  # the plan has a kernel for it
     return jax.ffi.ffi_call(target, results, input_output_aliases=aliases)(
         *operands,
-        power_of_two=plan.layer.recipe.power_of_two_scales,
+        power_of_two=plan.problem.layer.recipe.power_of_two_scales,
         **epilogue.attributes(),
     )
 

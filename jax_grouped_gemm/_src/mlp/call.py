@@ -27,16 +27,16 @@ def gated(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
     """hidden and, if they are kept, gate and up."""
     if plan.path == "unfused":
         return plan.compose(*operands)
-    given = dict(zip(plan.operands, operands, strict=True))
+    given = dict(zip(plan.problem.operands, operands, strict=True))
     rows = given.get("rows", given["x"]).shape[0]
     if plan.gather == "before":
         given["x"] = on_rows(given["x"], given)
         del given["rows"]
     hidden = jax.ShapeDtypeStruct((rows, hidden_columns(given)), given["x"].dtype)
-    kept = (1 + has_up(given)) * bool(plan.params["residuals"])
+    kept = (1 + has_up(given)) * bool(plan.problem.params["residuals"])
     wi = given["wi" if "wi" in given else "wi_0"]
     optional = ("wi_1", "rows", "b0", "b1")
-    activation = Epilogue.of(plan.params["activation"])
+    activation = Epilogue.of(plan.problem.params["activation"])
     return _activated(plan, given, (given["x"], wi), optional, [hidden] * (1 + kept), activation)
 
 
@@ -44,7 +44,7 @@ def biased(plan: MlpPlan, *operands: jax.Array) -> jax.Array:
     """hidden wo + weights bo."""
     if plan.path == "unfused":
         return plan.compose(*operands)
-    given = dict(zip(plan.operands, operands, strict=True))
+    given = dict(zip(plan.problem.operands, operands, strict=True))
     hidden, wo = given["hidden"], given["wo"]
     y = jax.ShapeDtypeStruct((hidden.shape[0], wo.shape[2]), hidden.dtype)
     return _activated(plan, given, (hidden, wo), ("bo",), [y], None)[0]
@@ -77,7 +77,7 @@ def gated_transpose(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
     """dgate, dup, hidden and dweights."""
     if plan.path == "unfused":
         return plan.compose(*operands)
-    given = dict(zip(plan.operands, operands, strict=True))
+    given = dict(zip(plan.problem.operands, operands, strict=True))
     dy, wo, gate, up = (given[name] for name in ("dy", "wo", "gate", "up"))
     rows, columns = gate.shape
     like_gate = jax.ShapeDtypeStruct(gate.shape, gate.dtype)
@@ -118,7 +118,7 @@ def _call(
 ) -> list[jax.Array]:
     """One call of a kernel with an activation; its results without the workspace."""
     weights = given.get("weights")
-    epilogue = Epilogue.of(plan.params["activation"])
+    epilogue = Epilogue.of(plan.problem.params["activation"])
     assert epilogue is not None  # the plan has a kernel for it
     results = (*results, jax.ShapeDtypeStruct((plan.workspace_bytes,), jnp.uint8))
     call = jax.ffi.ffi_call(target, results, input_output_aliases=input_output_aliases)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -15,7 +15,7 @@ from jax_grouped_gemm._src.arithmetic import is_static, round_up
 from jax_grouped_gemm._src.explain import explain
 from jax_grouped_gemm._src.mlp import reference
 from jax_grouped_gemm._src.mlp.epilogue import Epilogue
-from jax_grouped_gemm._src.plan import AS_ASKED, TMA_ALIGNMENT_BYTES, symbolic_sizes
+from jax_grouped_gemm._src.plan import AS_ASKED, TMA_ALIGNMENT_BYTES, Plan, symbolic_sizes
 from jax_grouped_gemm._src.ragged.workspace import LEAST_BYTES
 from jax_grouped_gemm._src.target import H200, Target
 from jax_grouped_gemm._src.tile_config import DEFAULT_TILE, TileConfig
@@ -37,46 +37,18 @@ NARROW_COLUMN = 1.2
 
 
 @dataclasses.dataclass(frozen=True)
-class MlpPlan:
-    """How one operation of an MLP runs on a device of compute capability 9.0.
+class MlpProblem:
+    """Static description of one operation of an MLP.
 
     Attributes:
       op: its name.
       operands: their shapes and dtypes by name.
       params: of the primitive.
-      path: "fused" is one kernel; "unfused" ragged products and XLA's passes, see `products`;
-        "reference" the pure JAX implementation.
-      reason: why not "fused", empty on that path.
-      tile: configuration of the fused kernel.
-      epilogue: what the fused kernel does to its accumulators, in words.
-      gather: how rows of tokens get there: "in place", where the kernel reads them from the tokens;
-        "before", by a kernel that copies them; empty if x has the rows.
-      workspace_bytes: scratch memory of the fused kernel.
-      target: the device.
     """
 
     op: str
     operands: Mapping[str, jax.ShapeDtypeStruct]
     params: Mapping[str, Any]
-    path: Literal["fused", "unfused", "reference"]
-    reason: str
-    tile: TileConfig | None = None
-    epilogue: str = ""
-    gather: Literal["", "before", "in place"] = ""
-    workspace_bytes: int = 0
-    target: Target = H200
-
-    def compose(self, *operands: jax.Array) -> Any:
-        """The operation as ragged products."""
-        return _COMPOSITIONS[self.op](*operands, **self.params)
-
-    @functools.cached_property
-    def products(self) -> tuple[Any, ...]:
-        """The plans of the ragged products that run instead of a fused kernel."""
-        if self.path == "fused":
-            return ()
-        count = self.target.multiprocessors
-        return explain(self.compose, *self.operands.values(), multiprocessors=count).plans
 
     def __str__(self) -> str:
         operands = (
@@ -84,19 +56,50 @@ class MlpPlan:
             for name, x in self.operands.items()
             if name not in ("group_sizes", "group_offset", "inverse")
         )
-        groups = self.operands["group_sizes"].shape[0]
-        lines = [
-            f"{self.op} {', '.join(operands)}, {groups} groups",
-            f"path {self.path} ({self.reason})" if self.reason else f"path {self.path}",
-        ]
-        if self.tile:
-            lines.append(f"tile {self.tile}, workspace {self.workspace_bytes} bytes")
-            lines.append(f"epilogue: {self.epilogue}")
+        return f"{self.op} {', '.join(operands)}, {self.operands['group_sizes'].shape[0]} groups"
+
+
+@dataclasses.dataclass(frozen=True)
+class MlpPlan(Plan[MlpProblem]):
+    """How one operation of an MLP runs on a device of compute capability 9.0.
+
+    On the path "fused" it is one kernel, on "unfused" ragged products and XLA's passes.
+
+    Attributes:
+      epilogue: what the fused kernel does to its accumulators, in words.
+      gather: how rows of tokens get there: "in place", where the kernel reads them from the tokens;
+        "before", by a kernel that copies them; empty if x has the rows.
+      target: the device.
+    """
+
+    epilogue: str = ""
+    gather: Literal["", "before", "in place"] = ""
+    target: Target = H200
+
+    def compose(self, *operands: jax.Array) -> Any:
+        """The operation as ragged products."""
+        return getattr(reference, self.problem.op)(*operands, **self.problem.params)
+
+    @functools.cached_property
+    def products(self) -> tuple[Plan[Any], ...]:
+        """The plans of the ragged products that run instead of a fused kernel."""
+        if self.path == "fused":
+            return ()
+        operands = self.problem.operands.values()
+        count = self.target.multiprocessors
+        return explain(self.compose, *operands, multiprocessors=count).plans
+
+    def __str__(self) -> str:
+        lines = [super().__str__()]
         if self.gather:
             lines.append(f"rows of tokens are read {_GATHERS[self.gather]}")
         for product in self.products:
             lines += [f"- {line.strip()}" for line in str(product).splitlines()[:1]]
         return "\n   ".join(lines)
+
+    def describe_launch(self) -> str:
+        launch = f"tile {self.tile}, workspace {self.workspace_bytes} bytes"
+        return f"{launch}\n   epilogue: {self.epilogue}"
 
 
 def plan_gated(avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200) -> MlpPlan:
@@ -189,15 +192,20 @@ def plan_tangent(avals: Sequence[Any], params: Mapping[str, Any], target: Target
 def _plan(
     op, operands, params, target, reason, epilogue, activation=None, few_rows=None
 ) -> MlpPlan:
-    plan = functools.partial(MlpPlan, op, operands, params, target=target)
+    problem = MlpProblem(op, operands, params)
+    plan = functools.partial(MlpPlan, problem, target=target)
     if params["implementation"] == "reference":
         return plan("reference", AS_ASKED)
     reason = reason or _unfused_reason(operands, params, activation)
     if reason:
         return plan("unfused", reason)
-    if few_rows:
-        return plan("fused", "", few_rows, epilogue)
-    return plan("fused", "", DEFAULT_TILE, epilogue, workspace_bytes=LEAST_BYTES)
+    return plan(
+        "fused",
+        kernel_problem=problem,
+        tile=few_rows or DEFAULT_TILE,
+        workspace_bytes=0 if few_rows else LEAST_BYTES,
+        epilogue=epilogue,
+    )
 
 
 def _unfused_reason(operands, params, activation) -> str:
@@ -242,14 +250,3 @@ def _named(names, avals) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 _GATHERS = {"before": "by a kernel before", "in place": "where they are"}
-
-_COMPOSITIONS: dict[str, Callable[..., Any]] = {
-    name: getattr(reference, name)
-    for name in (
-        "gated_ragged_dot",
-        "biased_ragged_dot",
-        "gated_ragged_dot_transpose",
-        "paired_ragged_dot",
-        "ragged_mlp_tangent",
-    )
-}

@@ -18,10 +18,10 @@ DOTS = "jax_grouped_gemm.row_dots.v1"
 def sort(plan: RowsPlan, experts: jax.Array) -> list[jax.Array]:
     """Runs the kernel of `plan`, whose path is not "reference", on its primitive's operand."""
     if plan.path == "zeros":
-        return [jnp.zeros(result.shape, result.dtype) for result in plan.results]
-    *batch, num_experts = plan.results[2].shape
+        return [jnp.zeros(result.shape, result.dtype) for result in plan.problem.results]
+    *batch, num_experts = plan.problem.results[2].shape
     workspace = jax.ShapeDtypeStruct((*batch, plan.blocks, num_experts + 1), jnp.int32)
-    return list(jax.ffi.ffi_call(SORT, [*plan.results, workspace])(experts)[:3])
+    return list(jax.ffi.ffi_call(SORT, [*plan.problem.results, workspace])(experts)[:3])
 
 
 def gather(
@@ -64,7 +64,7 @@ def dots(
 
 
 def _call(target, plan, operands, optional, options) -> jax.Array:
-    (result,) = plan.results
+    (result,) = plan.problem.results
     if plan.path == "zeros":
         return jnp.zeros(result.shape, result.dtype)
     return jax.ffi.ffi_call(target, result)(*operands, *filter(_is_given, optional), **options)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.export import is_symbolic_dim
 
 from jax_grouped_gemm._src.arithmetic import cdiv
+from jax_grouped_gemm._src.plan import AS_ASKED, KERNEL_OPERAND_DTYPES, Plan
 
-KERNEL_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
+KERNEL_DTYPES = KERNEL_OPERAND_DTYPES
 """Element types of the rows that kernels move; they sum in float32."""
 
 COPIED_DTYPES = (*KERNEL_DTYPES, jnp.float8_e4m3fn, jnp.float8_e5m2)
@@ -38,25 +39,34 @@ RANKS = {
 
 
 @dataclasses.dataclass(frozen=True)
-class RowsPlan:
-    """How one operation on rows runs on a device of compute capability 9.0.
+class RowsProblem:
+    """Static description of one operation on rows.
 
     Attributes:
       op: name of the primitive.
-      path: "kernel"; "zeros" for results without elements or without anything to add up;
-        "reference" for the pure JAX implementation.
-      reason: why not "kernel", empty on that path.
       results: all that the primitive returns.
+    """
+
+    op: str
+    results: tuple[jax.ShapeDtypeStruct, ...]
+
+    def __str__(self) -> str:
+        return f"{self.op} -> {', '.join(f'{x.dtype}{list(x.shape)}' for x in self.results)}"
+
+
+@dataclasses.dataclass(frozen=True)
+class RowsPlan(Plan[RowsProblem]):
+    """How one operation on rows runs on a device of compute capability 9.0.
+
+    The path is "zeros" for results without elements or without anything to add up.
+
+    Attributes:
       by_token: of a gather, whether the kernel takes one token after the other and writes all of
         its rows, which reads tokens once. It has to know `row_of_pair`.
       divisor: of a gather, see `reference`.
       blocks: of a sort, the thread blocks that share the pairs: one in one launch, more in two.
     """
 
-    op: str
-    path: Literal["kernel", "zeros", "reference"]
-    reason: str
-    results: tuple[jax.ShapeDtypeStruct, ...]
     by_token: bool = False
     divisor: int = 1
     blocks: int = 0
@@ -130,17 +140,18 @@ def _unsuitable_rows_reason(op, x, *operands) -> str:
 
 
 def _plan(op, reason, results, nothing, **more) -> RowsPlan:
+    problem = RowsProblem(op, results)
     if reason:
-        return RowsPlan(op, "reference", reason, results)
+        return RowsPlan(problem, "reference", reason)
     if nothing:
-        return RowsPlan(op, "zeros", "there is nothing to move", results)
-    return RowsPlan(op, "kernel", "", results, **more)
+        return RowsPlan(problem, "zeros", "there is nothing to move")
+    return RowsPlan(problem, "direct", kernel_problem=problem, **more)
 
 
 def _no_kernel_reason(avals, params, batch) -> str:
     """Why no kernel can run whatever the operation; empty if one can."""
     if params["implementation"] == "reference":
-        return "implementation='reference' was asked for"
+        return AS_ASKED
     if any(map(is_symbolic_dim, (size for x in avals for size in x.shape))):
         return "a dimension is symbolic, and kernels are planned for known ones"
     if batch and batch[0] > MOST_BATCHES:
