@@ -6,7 +6,8 @@ python -m benchmarks.moe --output benchmarks/results/moe.json
 gathers, products and activation; `quack` the same layer made of QuACK's fused kernels, of rows that
 are sorted already. With `--recipe`, layers in FP8: `fp8_NAME_quantized` gets weights that are
 quantised before, as once in an optimiser step of many microbatches; `fp8_NAME` quantises them in
-each call, as in a step of one microbatch. Parts are the kernels' times, summed up by what they do.
+each call, as in a step of one microbatch. With `--tokens`, layers of few tokens, as in decoding:
+only visited experts count as read. Parts are the kernels' times, summed up by what they do.
 """
 
 from __future__ import annotations
@@ -107,6 +108,7 @@ def layer_function(problem: Problem, implementation: object) -> Run:
 
 # What a kernel does, by what its name contains; the first that fits.
 PARTS = (
+    ("products of few rows", r"few_rows"),
     ("gate, up, activation", r"GatedProduct"),
     ("gradients of gate and up", r"GatedGradient"),
     ("gradient of x", r"Paired"),
@@ -189,8 +191,9 @@ def work(problem: Problem, of_layer: tuple[jax.Array, ...], seed: int) -> Worklo
         return error, error.within(call.tolerance or TOLERANCE)
 
     t, d, f, e = layer.tokens, layer.embed, layer.hidden, layer.experts
+    visited = len(np.unique(of_layer[1]))  # whose weights are read
     written = 2 * (t * d + (problem.is_step * (t * d + 3 * e * d * f)))
-    read = 2 * (t * d * (1 + problem.is_step) + 3 * e * d * f)
+    read = 2 * (t * d * (1 + problem.is_step) + 3 * visited * d * f)
     return Workload(
         f"{layer.name}/{problem.op}",
         problem,
@@ -238,6 +241,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layers", nargs="+", default=list(LAYERS), choices=LAYERS, metavar="NAME")
     parser.add_argument("--ops", nargs="+", default=list(OPS), choices=OPS)
     parser.add_argument(
+        "--tokens", nargs="+", type=int, metavar="T", help="layers of so many tokens each"
+    )
+    parser.add_argument(
         "--stock", action="store_true", help="the layer of jax.lax.ragged_dot too: up to 100 GiB"
     )
     parser.add_argument(
@@ -253,6 +259,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def complete(options: argparse.Namespace) -> None:
     """Finds the layers."""
     options.layers = [TINY] if options.dry_run else [LAYERS[name] for name in options.layers]
+    if options.tokens:
+        options.layers = [
+            dataclasses.replace(layer, name=f"{layer.name}_{tokens}", tokens=tokens)
+            for layer in options.layers
+            for tokens in options.tokens
+        ]
 
 
 def jobs(options: argparse.Namespace, session: Session) -> list[Job]:

@@ -44,7 +44,7 @@ Options parse(int count, char** words) {
 }
 
 Prepared prepare(Problem const& problem, Choice const& choice) {
-  if (problem.kind == "fp8_nt") return prepare_scaled_noncontracting(problem, choice);
+  if (problem.kind.starts_with("fp8_nt")) return prepare_scaled_noncontracting(problem, choice);
   if (problem.kind == "fp8_tn" || problem.kind == "fp8_tn_f32") {
     return prepare_scaled_contracting(problem);
   }

@@ -61,22 +61,32 @@ inline Prepared prepare_common(Problem const& problem, jgg::sm90::ScaledArgument
   return prepared;
 }
 
-// "fp8_nt": lhs [rows, k] scaled by 1 x 128, rhs [groups, n, k] by 128 x 128, into bfloat16.
+// "fp8_nt": lhs [rows, k] scaled by 1 x 128, rhs [groups, n, k] by 128 x 128, into bfloat16;
+// "fp8_nt_padded": the same with rows of scales filled up to multiples of 16 bytes; "fp8_nt_rows":
+// a scale for each row of lhs and rhs.
 inline Prepared prepare_scaled_noncontracting(Problem const& problem, Choice const& choice) {
   int64_t const m = problem.rows, k = problem.k, n = problem.n, groups = problem.groups;
   jgg::sm90::ScaledArguments arguments{};
   Prepared prepared = prepare_common(problem, arguments, m * n * sizeof(__nv_bfloat16));
   auto* lhs = prepared.keep<void>(random_data<__nv_fp8_e4m3>(m * k, kLhs));
   auto* rhs = prepared.keep<void>(random_data<__nv_fp8_e4m3>(groups * n * k, kRhs));
-  auto* lhs_scales = prepared.keep<float>(random_data<float>(m * blocks(k), kLhsScales));
+  bool const by_rows = problem.kind == "fp8_nt_rows";
+  int64_t const along_k = problem.kind == "fp8_nt_padded" ? (blocks(k) + 3) / 4 * 4 : blocks(k);
+  int64_t const lhs_pitch = by_rows ? 1 : along_k, rhs_pitch = by_rows ? 1 : along_k;
+  int64_t const rhs_rows = by_rows ? n : blocks(n), step = by_rows ? 0 : 1;
+  auto* lhs_scales = prepared.keep<float>(random_data<float>(m * lhs_pitch, kLhsScales));
   auto* rhs_scales =
-      prepared.keep<float>(random_data<float>(groups * blocks(n) * blocks(k), kRhsScales));
+      prepared.keep<float>(random_data<float>(groups * rhs_rows * rhs_pitch, kRhsScales));
   arguments.lhs = lhs;
   arguments.rhs = rhs;
   arguments.type = arguments.rhs_type = jgg::ElementType::kE4m3;
   arguments.out_type = jgg::ElementType::kBf16;
-  arguments.lhs_scales = {lhs_scales, 0, int(blocks(k)), 1};
-  arguments.rhs_scales = {rhs_scales, 0, blocks(n) * blocks(k), int(blocks(k)), 1};
+  arguments.lhs_scales = {lhs_scales, 0, int(lhs_pitch), int(step)};
+  if (by_rows) {
+    arguments.channel_scales = rhs_scales;
+  } else {
+    arguments.rhs_scales = {rhs_scales, 0, rhs_rows * rhs_pitch, int(rhs_pitch), 1};
+  }
   arguments.m = problem.rows;
   arguments.n = problem.n;
   arguments.k = problem.k;
@@ -93,9 +103,9 @@ inline Prepared prepare_scaled_noncontracting(Problem const& problem, Choice con
   reference.out_type = Element::kBf16;
   reference.rows = problem.rows;
   reference.terms = problem.k;
-  reference.lhs = {lhs, Element::kFp8, 0, k, 1, lhs_scales, 0, blocks(k), 1, 1};
-  reference.rhs = {rhs,        Element::kFp8,         k * n,     k, 1,
-                   rhs_scales, blocks(n) * blocks(k), blocks(k), 1, int(kBlock)};
+  reference.lhs = {lhs, Element::kFp8, 0, k, 1, lhs_scales, 0, lhs_pitch, step, 1};
+  reference.rhs = {rhs,        Element::kFp8,        k * n,     k,    1,
+                   rhs_scales, rhs_rows * rhs_pitch, rhs_pitch, step, by_rows ? 1 : int(kBlock)};
   return prepared;
 }
 

@@ -41,8 +41,8 @@ struct QuantizedHidden {
 };
 
 // From the gradient of hidden, dh [rows, columns]: those of gate and up, [rows, columns] each, and
-// both quantised as projections lie; hidden again; and the gradient of each row's weight as a sum
-// for each block of columns, [rows, blocks].
+// both quantised as projections lie; hidden again, which may be where dh is; and the gradient of
+// each row's weight as a sum for each block of columns, [rows, blocks].
 struct QuantizedGradients {
   Projections projections;
   void const* dh;

@@ -9,6 +9,7 @@ import pytest
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm import checkpoint_policies, moe
+from tests.support import mlp
 from tests.support.aot import FREE
 from tests.support.dtypes import BF16, F32
 
@@ -98,3 +99,10 @@ def test_quantising_weights_is_free_of_other_passes(h200):
     program = h200.compile(jgg.quantize_mlp, *MATRICES)
     assert program.kernels == {"quantize_joined": 1, "quantize_blocks": 1}
     assert program.opcodes <= FREE
+
+
+@pytest.mark.parametrize("activation", mlp.ACTIVATIONS)
+def test_kernels_apply_only_the_activations_that_they_have(activation, h200):
+    program = compiled(h200, gradients, quantized_avals(), activation=activation)
+    names = "quantize_hidden", "quantize_gradients"
+    assert kernels(program, *names) == dict.fromkeys(names, int(activation in mlp.FUSED))

@@ -209,6 +209,17 @@ class TestNoncontracting:
                 out = jgg.scaled_ragged_dot(lhs, 0.5, rhs, 4.0, sizes, lhs_scaling="tensor")
             fp8_oracle.check(out, exact)
 
+    def test_powers_of_two_in_eight_bits(self, rng):
+        lhs, rhs, sizes = fp8(rng, (M, K)), fp8(rng, (G, K, N)), sizes_of.multinomial(rng, M, G)
+        exponents = [rng.integers(-8, 8, shape) for shape in ((M, KB), (G, KB, NB))]
+        wide = [np.exp2(e).astype(np.float32) for e in exponents]
+        narrow = [jnp.asarray(x).astype(jnp.float8_e8m0fnu) for x in wide]
+        got, want = (
+            jgg.scaled_ragged_dot(lhs, scale[0], rhs, scale[1], sizes) for scale in (narrow, wide)
+        )
+        assert np.any(want)
+        np.testing.assert_array_equal(got, want)
+
     def test_no_derivative(self, rng):
         lhs, rhs = fp8(rng, (M, K)), fp8(rng, (G, N, K))
 

@@ -96,8 +96,7 @@ def test_layers_over_devices(dry_run, tmp_path):
     from benchmarks import plots
 
     plots.main([str(tmp_path / "out.json")])
-    for figure in ("scaling", "predicted"):
-        assert (tmp_path / f"out_{figure}.png").stat().st_size > 10_000
+    assert (tmp_path / "out_scaling.png").stat().st_size > 10_000
 
 
 def test_host(dry_run):

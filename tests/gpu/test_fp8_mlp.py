@@ -109,6 +109,21 @@ def test_rows_of_fp8_are_copied(columns, dtype, rng):
         )
 
 
+@pytest.mark.parametrize("embed, hidden, experts", [(512, 768, 64), (136, 200, 3), (13, 7, 2)])
+@pytest.mark.parametrize("source", [BF16, F32])
+def test_weights_side_by_side(embed, hidden, experts, source, rng):
+    """Gate and up are quantised into one array, with zeros after each, bit for bit."""
+    shapes = [(experts, embed, hidden)] * 2 + [(experts, hidden, embed)]
+    matrices = [jnp.asarray(rng.standard_normal(shape), source) for shape in shapes]
+    for recipe in (jgg.Recipe(), jgg.Recipe(power_of_two_scales=True)):
+        got, want = (
+            jax.jit(partial(jgg.quantize_mlp, recipe=recipe, implementation=name))(*matrices)
+            for name in ("cuda", "reference")
+        )
+        for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+            np.testing.assert_array_equal(np.float32(one), np.float32(other))
+
+
 class TestLayers:
     @pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
     @pytest.mark.parametrize(

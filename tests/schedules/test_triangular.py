@@ -173,7 +173,8 @@ def test_halves_where_the_last_cluster_is_done_sooner(schedules, schedule, tile,
         stack = [int(rng.integers(1, most)) for most in (60, 1500, 80)]
         g, n, steps = stack
         (plan,) = jgg.explain(
-            lambda a: jgg.grouped_syrk(a, uplo=uplo), jax.ShapeDtypeStruct((g, n, 64 * steps), BF16)
+            lambda a: jgg.grouped_syrk(a, uplo=uplo, implementation="cuda"),
+            jax.ShapeDtypeStruct((g, n, 64 * steps), BF16),
         ).plans
         expected = end(stack, True) < end(stack, False)
         problem = plan.kernel_problem

@@ -188,13 +188,13 @@ def scaled_ragged_dot(
 
     Args:
       lhs: [m, k], float8_e4m3fn or float8_e5m2.
-      lhs_scale: float32 [m, ceil(k / 128)], as `quantize_blockwise` returns them, or what
-        `lhs_scaling` says.
+      lhs_scale: [m, ceil(k / 128)], as `quantize_blockwise` returns them, or what `lhs_scaling`
+        says; float32, or powers of two as float8_e8m0fnu.
       rhs: [g, k, n], or [g, n, k] with `transpose_rhs`, either FP8 dtype. FP8 tensor cores contract
         the last dimension of both operands, so that [g, k, n] is transposed first, with a copy.
-      rhs_scale: float32, [g, ceil(k / 128), ceil(n / 128)] for blocks of 128 x 128, the last two
-        exchanged with `transpose_rhs`; [g, n] for a scale a column; [g], [g, 1], [], [1] for a
-        scale a matrix.
+      rhs_scale: [g, ceil(k / 128), ceil(n / 128)] for blocks of 128 x 128, the last two exchanged
+        with `transpose_rhs`; [g, n] for a scale a column; [g], [g, 1], [], [1] for a
+        scale a matrix; float32 or float8_e8m0fnu.
       group_sizes: [G] of any integer dtype, rows per group.
       lhs_scaling: what shares a scale of `lhs`, and how scales lie: "1x128", blocks, in the shape
         above; "1xk", a scale a row, [m, 1] or [m]; "tensor", one scale, [], [1] or [1, 1];
@@ -346,8 +346,10 @@ def _scale_array(name: str, x: ArrayLike) -> jax.Array:
     if isinstance(x, float | np.floating):
         x = np.asarray(x, np.float32)
     x = as_array(name, x)
+    if x.dtype == jnp.float8_e8m0fnu:
+        return x.astype(jnp.float32)
     if x.dtype != jnp.float32:
-        raise TypeError(f"{name} must be float32, got {x.dtype}")
+        raise TypeError(f"{name} must be float32 or float8_e8m0fnu, got {x.dtype}")
     return x
 
 

@@ -81,7 +81,8 @@ def _unfused_reason(layer: HiddenLayer, avals: Sequence[Any]) -> str:
         return f"the kernels scale blocks of 128, not {layer.recipe.scaling}"
     if not layer.has_up:
         return "the kernels multiply gate and up, and there is no up"
-    if Epilogue.of(layer.activation) is None:
+    epilogue = Epilogue.of(layer.activation)
+    if epilogue is None or not epilogue.is_sigmoid:
         return f"no kernel has the activation {layer.activation.function}"
     if projections.dtype not in KERNEL_DTYPES or any(
         x.dtype != projections.dtype for x in avals[1:-1]
@@ -129,7 +130,9 @@ def _call_gradients(plan: HiddenPlan, projections, dh, weights):
     results = _quantized(plan, plan.layer.recipe.gradient_dtype, *projections.shape)
     results += [jax.ShapeDtypeStruct(dh.shape, dh.dtype)] * 3
     results.append(jax.ShapeDtypeStruct((rows, cdiv(columns, BLOCK)), jnp.float32))
-    *found, partial_sums = _call(GRADIENTS_TARGET, plan, results, projections, dh, weights)
+    # Hidden is written where its gradient is.
+    operands, aliases = (projections, dh, weights), {1: 4}
+    *found, partial_sums = _call(GRADIENTS_TARGET, plan, results, *operands, aliases=aliases)
     return [*found, partial_sums.sum(axis=1)]
 
 
@@ -139,10 +142,10 @@ def _quantized(plan, dtype, rows, columns=None):
     return [jax.ShapeDtypeStruct(*x) for x in zip(shapes, dtypes, strict=True)]
 
 
-def _call(target, plan, results, *operands):
+def _call(target, plan, results, *operands, aliases=None):
     epilogue = Epilogue.of(plan.layer.activation)
     assert epilogue is not None  # the plan has a kernel for it
-    return jax.ffi.ffi_call(target, results)(
+    return jax.ffi.ffi_call(target, results, input_output_aliases=aliases)(
         *operands,
         power_of_two=plan.layer.recipe.power_of_two_scales,
         **epilogue.attributes(),
