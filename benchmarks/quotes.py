@@ -31,7 +31,7 @@ RECORDS = {
     "accumulate": ("h200_accumulate",),
     "memory": ("h200_memory",),
     "step": ("h200_training",),
-    "expert_parallel": ("h200_expert_parallel",),
+    "expert_parallel": ("h200_x2_expert_parallel",),
     "fp8": ("h200_fp8",),
     "training": ("h200_fp8_training", "h200_fp8_training_seed_2"),
     "float32_default": ("h200_float32_default",),
@@ -217,7 +217,7 @@ def step() -> str:
     peers = next(iter(cases("step").values()))["peers"]
     found = [peers[name] for name in ("ours", "ours_fp8")]
     ms = [f"{each['median_us'] / 1e3:.0f} ms" for each in found]
-    memory = [f"{each['temporary_bytes'] / GIB:.0f}" for each in found]
+    memory = [f"{each['temporary_bytes'] / GIB:.1f}" for each in found]
     return (
         f"{ms[0]} a step in bf16 and {ms[1]} in FP8, at {memory[0]} and {memory[1]} GiB of "
         "temporary memory"
