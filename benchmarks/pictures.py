@@ -153,6 +153,7 @@ PICTURES: dict[str, Callable[[], plt.Figure]] = {
     "updates": _of(plots.updates, "h200_rank_k"),
     "layer": layer,
     "losses": losses,
+    "scaling": _of(plots.expert_parallel, "h200_x2_expert_parallel"),
 }
 
 

@@ -30,6 +30,8 @@ RECORDS = {
     "skew": ("h200_skew",),
     "accumulate": ("h200_accumulate",),
     "memory": ("h200_memory",),
+    "step": ("h200_training",),
+    "expert_parallel": ("h200_x2_expert_parallel",),
     "fp8": ("h200_fp8",),
     "training": ("h200_fp8_training", "h200_fp8_training_seed_2"),
     "float32_default": ("h200_float32_default",),
@@ -208,6 +210,34 @@ def stock_example() -> str:
         f"{ours(cases('ragged')['qwen3_up/forward/random'])['median_us'] / 1e3:.1f} ms and "
         f"{memory_of('ours', 'qwen3_up', 'forward')} bytes"
     )
+
+
+def step() -> str:
+    """A step of training the demo's model."""
+    peers = next(iter(cases("step").values()))["peers"]
+    found = [peers[name] for name in ("ours", "ours_fp8")]
+    ms = [f"{each['median_us'] / 1e3:.0f} ms" for each in found]
+    memory = [f"{each['temporary_bytes'] / GIB:.1f}" for each in found]
+    return (
+        f"{ms[0]} a step in bf16 and {ms[1]} in FP8, at {memory[0]} and {memory[1]} GiB of "
+        "temporary memory"
+    )
+
+
+def expert_parallel() -> str:
+    """Layers over several GPUs: shares of the speed without communication."""
+    rows = []
+    for name in dict.fromkeys(case["shape"]["name"] for case in cases("expert_parallel").values()):
+        row = [f"`{name}`"]
+        for op in ("ep_forward", "ep_step"):
+            found = case("expert_parallel", f"{name}/{op}")
+            fractions = found.get("fractions", {})
+            for way in ("ours", "room_for_1.25", "naive"):
+                row.append(f"{fractions[way]:.2f}" if way in fractions else "-")
+        rows.append(row)
+    ways = ("", ", room for 1.25", ", all gathered")
+    header = [f"{op}{way}" for op in ("forward", "with gradients") for way in ways]
+    return table(["of the speed without communication", *header], rows)
 
 
 def memory_of(peer: str, shape: str, op: str) -> int:
@@ -418,7 +448,7 @@ QUOTES: dict[str, Callable[[], str]] = {
     text.__name__: text
     for text in (
         ragged, ragged_summary, decode, ragged_letters, ragged_peers, skew, accumulate,
-        stock_example, memory, float32,
+        stock_example, memory, step, expert_parallel, float32,
         float32_speedups, fp8, fp8_range, fp8_rest, training, lists, lists_example, updates,
         wide_updates, updates_at_8192, cutlass_updates, loop_shortfall, tf32_shortfall,
     )

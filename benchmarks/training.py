@@ -117,7 +117,10 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
             return error
 
     def compare() -> dict:
-        return record(name, options.seed, {peer: run(peer) for peer in options.peers})
+        # Stock JAX first, which needs most memory, while that is in one piece.
+        order = sorted(options.peers, key=list(PEERS).index, reverse=True)
+        runs = {peer: run(peer) for peer in order}
+        return record(name, options.seed, {peer: runs[peer] for peer in options.peers})
 
     return [Job(f"{name}/training/{options.seed}", functools.partial(compare))]
 

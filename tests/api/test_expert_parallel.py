@@ -343,7 +343,7 @@ class TestProcesses:
     @STRATEGIES
     def test_result_and_gradients(self, strategy, processes, devices_each):
         printed = ep.run_processes(processes, "cpu", strategy, devices_each)
-        assert all(text.splitlines()[-1:] == ["equal"] for text in printed), "\n".join(printed)
+        assert all("equal" in text.splitlines() for text in printed), "\n".join(printed)
 
 
 class TestMistakes:

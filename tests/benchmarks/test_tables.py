@@ -101,6 +101,7 @@ SKEWED = "h200_skew"
         "updates",
         "layer",
         "losses",
+        "scaling",
         SKEWED,
     ],
 )

@@ -18,7 +18,7 @@ BFLOAT16, FLOAT16 = SIXTEEN_BITS
 def takes_halves(update, uplo, shape) -> bool:
     """Whether both CTAs of a cluster compute one narrow tile, half of its steps each."""
     a = jax.ShapeDtypeStruct(shape, BF16)
-    (plan,) = jgg.explain(partial(update, uplo=uplo), a, a).plans
+    (plan,) = jgg.explain(partial(update, uplo=uplo, implementation="cuda"), a, a).plans
     wide = plan.tile == rank_k_plan.RANK_K_TILE
     return wide and rank_k_plan.gains_by_halves(plan.kernel_problem, plan.kernel_problem.stacks)
 

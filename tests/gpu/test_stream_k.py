@@ -221,7 +221,7 @@ class TestWorkspace:
         for key, out in zip(order, results, strict=True):
             oracle.check(out, exact[key])
 
-    def test_a_small_one_makes_a_small_grid(self, schedules, rng):
+    def test_a_small_one_makes_a_small_grid(self, rng):
         """The kernel runs on as many clusters as there is room for."""
         lhs, rhs = operands(rng)
         sizes = sizes_of.multinomial(rng, M, G)

@@ -87,8 +87,8 @@ def expert_parallel_mlp(
         default; on other platforms it is a reference that gathers.
       chunks: into how many parts tokens are divided, one after the other. Buffers for the worst
         case are so many times smaller; matrices are read, and their gradients added, as many times.
-        "auto" is one: XLA sends a part while another is multiplied, but that has not been faster,
-        because kernels of collectives take the place of blocks of the products.
+        "auto" is one: XLA sends a part while another is multiplied, but on two H200
+        that has been slower.
       buffer_factor: None drops nothing. A number is the room for rows on a device, over those of
         balanced experts; rows past it are dropped, those of a device's last experts first, and
         counted in `overflow`.

@@ -142,8 +142,8 @@ def _exchanged(x, choices, experts, group, schedule):
 def _together(rows: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Both, whose gradients travel one after the other when both are done.
 
-    On its way beside a product, that of the weights would wait for other devices in the place of
-    thread blocks of the product, which all run at once.
+    That of the weights would run beside a product, and wait for other devices on multiprocessors
+    that the product counts on.
     """
     return tuple(lax.optimization_barrier((rows, weights)))
 

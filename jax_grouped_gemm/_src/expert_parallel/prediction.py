@@ -133,8 +133,7 @@ def predict(
     )
     local_forward, local_backward = _local_seconds(shape, 1)
     forward, backward = _local_seconds(shape, chunks)
-    # Kernels of a collective and of a product, whose blocks all run at once, displace each other:
-    # what one gains from the other's time is lost again, so that every leg counts.
+    # No collective runs beside a product, which has never been faster, so that every leg counts.
     communication = sum(legs) + (LATENCY if sources > 1 else 0)
     # Rows without a pair are written as zeros: gate, up and hidden, and the result.
     unused = max(0, rows * chunks - shape.balanced_rows)

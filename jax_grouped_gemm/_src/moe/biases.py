@@ -39,7 +39,7 @@ def bias_rows(
         return jnp.zeros((num_rows, bias.shape[1]), bias.dtype)
     starts, ends = local_group_bounds(group_sizes, group_offset, bias.shape[0], num_rows)
     rows = jnp.arange(num_rows, dtype=jnp.int32)[:, None]
-    owns = (starts <= rows) & (rows < ends)
+    owns = (starts[None] <= rows) & (rows < ends[None])
     local = jnp.argmax(owns, axis=1)
     return jnp.where(owns.any(axis=1)[:, None], jnp.take(bias, local, axis=0, mode="clip"), 0)
 
