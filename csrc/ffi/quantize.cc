@@ -158,9 +158,11 @@ ffi::Error quantize_ragged(cudaStream_t stream, ffi::AnyBuffer x, ffi::Buffer<ff
   if (auto error = shape->expect({rows, columns}, batches); error.failure()) return error;
   if (auto error = sizes->expect({sizes->size[0]}, batches); error.failure()) return error;
 
-  // One of each group that is not empty may be partial: no more are ever needed.
-  int const most_blocks = blocks(rows) + std::min(sizes->size[0], rows);
-  int row_blocks = most_blocks;
+  int const groups = std::min(sizes->size[0], rows);
+  // Most are needed where every group but one has a single row.
+  int const most_blocks = (rows - groups) / kScaleBlock + groups;
+  // One of each group may be partial: enough in any case, and what Python makes room for.
+  int row_blocks = blocks(rows) + groups;
   if (values_t->element_count() != 0) {
     auto const shape_t = Shape<3>::of("values_t", *values_t);
     if (!shape_t) return shape_t.error();
