@@ -1,5 +1,4 @@
-// Copies between registers and shared or global memory that an epilogue may do while products are
-// under way: none of them makes threads part.
+// Copies between registers and shared or global memory that CuTe has no name for.
 #pragma once
 
 #include <cstdint>
@@ -21,19 +20,6 @@ __device__ void write_matrices(uint32_t to, uint32_t const* from) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0 + %5], {%1, %2, %3, %4};" ::"r"(to),
                "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3]), "n"(kOffset)
                : "memory");
-}
-
-// Not moved to where its register would be in use for longer.
-__device__ inline uint32_t volatile_read(uint32_t const* shared) {
-  uint32_t value;
-  asm volatile("ld.shared.u32 %0, [%1];"
-               : "=r"(value)
-               : "r"(cute::cast_smem_ptr_to_uint(shared))
-               : "memory");
-  return value;
-}
-__device__ inline float volatile_read(float const* shared) {
-  return __uint_as_float(volatile_read(reinterpret_cast<uint32_t const*>(shared)));
 }
 
 // A copy to shared memory that nobody waits for here; zero if `condition` is false, when nothing is
