@@ -20,7 +20,7 @@ from jax_grouped_gemm._src.plan import (
     Plan,
 )
 from jax_grouped_gemm._src.prediction import Prediction, predict
-from jax_grouped_gemm._src.ragged import choices, schedules
+from jax_grouped_gemm._src.ragged import choices, schedules, whole
 from jax_grouped_gemm._src.ragged.choices import Choice
 from jax_grouped_gemm._src.ragged.problem import ACCUMULATE, RaggedProblem
 from jax_grouped_gemm._src.ragged.workspace import workspace_bytes
@@ -80,7 +80,7 @@ def adds_in_place(plan: RaggedPlan) -> bool:
 
 
 def _plan(problem: RaggedProblem, params: Mapping[str, Any], target: Target) -> RaggedPlan:
-    return plan_product(
+    plan = plan_product(
         problem,
         params,
         target,
@@ -88,6 +88,12 @@ def _plan(problem: RaggedProblem, params: Mapping[str, Any], target: Target) -> 
         form=_kernel_form(problem),
         unsupported=_unsupported_reason(problem, params),
     )
+    if params["implementation"] == "cuda" or plan.chosen_by == "override":
+        return plan
+    reason = whole.faster_reason(plan, target)
+    if not reason:
+        return plan
+    return Plan(problem, "whole", reason, terms=plan.terms, product=plan.product)
 
 
 def _unsupported_reason(problem: RaggedProblem, params: Mapping[str, Any]) -> str:
