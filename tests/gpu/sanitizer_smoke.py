@@ -27,11 +27,11 @@ import numpy as np
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm import moe
-from jax_grouped_gemm._src import tile_config
-from jax_grouped_gemm._src.fp8 import choices as choices_fp8
+from jax_grouped_gemm._src.fp8 import plan as plan_fp8
 from jax_grouped_gemm._src.fp8 import primitive as fp8_primitive
-from jax_grouped_gemm._src.ragged import choices
+from jax_grouped_gemm._src.plan import DEFAULT_TILE
 from jax_grouped_gemm._src.ragged import primitive as ragged
+from jax_grouped_gemm._src.ragged.plan import FLOAT32_FEW_ROWS_TILE, PINGPONG_TILE, STREAM_K_TILE
 from tests.support import (
     fp8_oracle,
     oracle,
@@ -65,9 +65,9 @@ def ragged_products(rng) -> int:
     for op, transpose_lhs, transpose_rhs in product(OPS, (False, True), (False, True)):
         lhs, rhs, _ = (random(rng, shape, jnp.bfloat16) for shape in op.shapes(M, K, N, G))
         outputs = zip((jnp.bfloat16, jnp.float32, jnp.bfloat16), OFFSETS, strict=True)
-        runs = list(product(outputs, (tile_config.DEFAULT_TILE,)))
+        runs = list(product(outputs, (DEFAULT_TILE,)))
         if op is CONTRACTING and not transpose_lhs and not transpose_rhs:
-            runs += product(zip([jnp.float32] * 3, OFFSETS, strict=True), (choices.PINGPONG_TILE,))
+            runs += product(zip([jnp.float32] * 3, OFFSETS, strict=True), (PINGPONG_TILE,))
         for (out_dtype, offset), tile in runs:
             for sizes in np.array(SIZES, np.int32):
                 out = op.call(
@@ -156,7 +156,7 @@ def products_with_a_cut_last_wave(rng) -> int:
                 preferred_element_type=np.dtype(out_dtype),
                 precision=None,
                 implementation="cuda",
-                tile=choices.STREAM_K_TILE,
+                tile=STREAM_K_TILE,
             )
             oracle.check(out, oracle.ragged_noncontracting(lhs, rhs, sizes))
             launches += 1
@@ -240,7 +240,7 @@ def lists_of_products(rng) -> int:
 def float32_products_of_few_rows(rng) -> int:
     """Both precisions and majors of the weights, K and N off the tile."""
     launches = 0
-    tile = choices.FLOAT32_FEW_ROWS_TILE
+    tile = FLOAT32_FEW_ROWS_TILE
     for transpose_rhs, precision in product((False, True), PRODUCT_ERROR):
         for sizes, offset in zip(SIZES, OFFSETS, strict=True):
             shapes = NONCONTRACTING.shapes(M, K + 4, N + 4, G)
@@ -396,7 +396,7 @@ def fp8_configurations(rng: np.random.Generator, sizes: np.ndarray) -> int:
         rows, weights = jgg.quantize_ragged(lhs, sizes), jgg.quantize_weights(rhs)
         exact = fp8_oracle.noncontracting(*rows[:2], *weights[:2], sizes)
         operands = *rows[:2], *weights[2:], sizes, offset
-        for tile in (choice.tile for choice in choices_fp8.NONCONTRACTING[1:]):
+        for tile in (choice.tile for choice in plan_fp8.NONCONTRACTING[1:]):
             out = fp8_primitive.scaled_ragged_noncontracting(
                 *operands, **forward, **options, tile=tile
             )
@@ -404,7 +404,7 @@ def fp8_configurations(rng: np.random.Generator, sizes: np.ndarray) -> int:
             launches += 1
     columns = [np.asarray(x) for x in 2 * rows[2:]]
     exact = fp8_oracle.contracting(*columns, sizes, M)
-    for tile in (choice.tile for choice in choices_fp8.CONTRACTING[1:]):
+    for tile in (choice.tile for choice in plan_fp8.CONTRACTING[1:]):
         out = fp8_primitive.scaled_ragged_contracting(
             *columns, sizes, offset, num_rows=M, num_groups=G, **options, tile=tile
         )

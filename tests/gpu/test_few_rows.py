@@ -14,7 +14,7 @@ from jax_grouped_gemm._src.activations import as_activation
 from jax_grouped_gemm._src.mlp import primitive
 from jax_grouped_gemm._src.mlp.plan import FEW_ROWS_TILE
 from jax_grouped_gemm._src.mlp.primitive import Options
-from jax_grouped_gemm._src.tile_config import DEFAULT_TILE
+from jax_grouped_gemm._src.plan import DEFAULT_TILE
 from tests.support import group_sizes as sizes_of
 from tests.support import mlp, oracle
 from tests.support.mlp_on_gpu import check_hidden, close, indices, matrices, owned_rows, unit
