@@ -50,6 +50,8 @@ H200 = Target()
 SIXTEEN_BITS = 390e12
 EIGHT_BITS = 680e12
 FP64 = 30e12
+# Of XLA's float32 products, at the default precision and exact, as h200_rank_k.json has them.
+TF32, FLOAT32 = 170e12, 24e12
 BANDWIDTH = 4.2e12
 
 

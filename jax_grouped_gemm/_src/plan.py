@@ -108,7 +108,7 @@ KERNEL_RESULT_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 AS_ASKED = "implementation='reference' was asked for"
 """The reason of plans whose parameter `implementation` is "reference"."""
 
-Path = Literal["tma", "copied", "direct", "fused", "unfused", "zeros", "reference"]
+Path = Literal["tma", "copied", "direct", "fused", "unfused", "whole", "zeros", "reference"]
 ChosenBy = Literal["default", "override"]
 Product = Literal["forward", "dgrad", "wgrad"]
 
@@ -132,8 +132,9 @@ class Plan(Generic[P]):
       problem: what is computed.
       path: "tma" is the kernel on the arrays as they are; "copied" the kernel on copies that TMA
         can address; "direct" a kernel without TMA, on the arrays as they are; "fused" one kernel
-        for what "unfused" does by several operations; "zeros" no kernel at all; "reference" the
-        pure JAX implementation.
+        for what "unfused" does by several operations; "whole" XLA's product of all rows with every
+        group's matrix, where that is faster; "zeros" no kernel at all; "reference" the pure JAX
+        implementation.
       reason: why not "tma", "direct" or "fused", empty on those paths.
       kernel_problem: the problem that the kernel gets, None without a kernel. It equals `problem`
         on the path "tma", unless XLA converts the result to a dtype that no kernel writes.

@@ -17,8 +17,13 @@ from jax_grouped_gemm._src.fp8 import plan as plan_fp8
 from jax_grouped_gemm._src.plan import DEFAULT_TILE
 from jax_grouped_gemm._src.ragged import primitive as ragged
 from jax_grouped_gemm._src.ragged import reference
-from jax_grouped_gemm._src.ragged.plan import LEAST_BYTES, STREAM_K_TILE
-from jax_grouped_gemm._src.ragged.problem import WORTHWHILE_STEPS, stream_k_waves, sums_bytes
+from jax_grouped_gemm._src.ragged.plan import STREAM_K_TILE
+from jax_grouped_gemm._src.ragged.problem import (
+    LEAST_BYTES,
+    WORTHWHILE_STEPS,
+    stream_k_waves,
+    sums_bytes,
+)
 from tests.schedules.test_ragged import (
     FIELDS,
     TILE_K,

@@ -24,7 +24,7 @@ from jax_grouped_gemm._src.plan import (
     TileConfig,
     symbolic_sizes,
 )
-from jax_grouped_gemm._src.ragged.plan import LEAST_BYTES
+from jax_grouped_gemm._src.ragged.problem import LEAST_BYTES
 
 DTYPES = (jnp.bfloat16, jnp.float16)
 

@@ -28,6 +28,7 @@ from jax_grouped_gemm._src.plan import (
     choose,
     runnable,
 )
+from jax_grouped_gemm._src.ragged import whole
 from jax_grouped_gemm._src.ragged.problem import (
     ACCUMULATE,
     RATIOS,
@@ -36,10 +37,9 @@ from jax_grouped_gemm._src.ragged.problem import (
     can_be_skewed,
     copy_reason,
     count_tiles,
-    skew_bytes,
     steps,
-    sums_bytes,
     tile_utilization,
+    workspace_bytes,
 )
 
 STREAM_K_TILE = dataclasses.replace(DEFAULT_TILE, stream_k=True)
@@ -184,7 +184,7 @@ def adds_in_place(plan: RaggedPlan) -> bool:
 
 
 def _plan(problem: RaggedProblem, params: Mapping[str, Any], target: Target) -> RaggedPlan:
-    return plan_product(
+    plan = plan_product(
         problem,
         params,
         target,
@@ -192,6 +192,12 @@ def _plan(problem: RaggedProblem, params: Mapping[str, Any], target: Target) -> 
         form=_kernel_form(problem),
         unsupported=_unsupported_reason(problem, params),
     )
+    if params["implementation"] == "cuda" or plan.chosen_by == "override":
+        return plan
+    reason = whole.faster_reason(plan, target)
+    if not reason:
+        return plan
+    return Plan(problem, "whole", reason, terms=plan.terms, product=plan.product)
 
 
 def _unsupported_reason(problem: RaggedProblem, params: Mapping[str, Any]) -> str:
@@ -356,43 +362,3 @@ def _prediction(
         products=products,
         split_bytes=split_bytes,
     )
-
-
-LEAST_BYTES = 16
-"""A kernel's buffers are never empty."""
-
-
-def workspace_bytes(problem: RaggedProblem, tile: TileConfig, terms: int, target: Target) -> int:
-    """What the kernel of a plan asks for."""
-    if tile.stream_k:
-        return sums_bytes(tile.tile_m, tile.tile_n, target.multiprocessors)
-    if can_be_skewed(problem):
-        return max(skew_bytes(problem, target.multiprocessors), LEAST_BYTES)
-    needs_parts = terms and not tile.transposed
-    return _float32_bytes(problem, terms) if needs_parts else LEAST_BYTES
-
-
-def _float32_bytes(problem: RaggedProblem, terms: int) -> int:
-    """Bytes of the parts of both operands, and of what is noted of groups, rows and matrices.
-
-    The layout is that of `csrc/ragged/parts_workspace.cc`.
-    """
-    lhs_batched, rhs_batched, sizes_batched, offset_batched = problem.batched
-    owners_batched = sizes_batched or offset_batched
-    lhs_batched |= owners_batched
-    is_contracting = problem.contracts_rows
-    rhs_batched |= owners_batched and is_contracting
-    batch = math.prod(problem.batch)
-    lhs_batches, rhs_batches, owner_batches = (
-        batch if batched else 1 for batched in (lhs_batched, rhs_batched, owners_batched)
-    )
-    parts = float32.num_parts(terms)
-    sections = (
-        (lhs_batches * problem.g, np.uint32),
-        (rhs_batches * problem.g, np.uint32),
-        (0 if is_contracting else rhs_batches * problem.g, np.int32),
-        (owner_batches * problem.m, np.int32),
-        (parts * lhs_batches * math.prod(problem.shape(problem.lhs)), float32.PART_DTYPE),
-        (parts * rhs_batches * math.prod(problem.shape(problem.rhs)), float32.PART_DTYPE),
-    )
-    return sum(float32.section_bytes(*section) for section in sections)

@@ -33,7 +33,9 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
+from jax_grouped_gemm._src import float32
 from jax_grouped_gemm._src.arrays import cdiv, round_up
+from jax_grouped_gemm._src.device import Target
 from jax_grouped_gemm._src.plan import DEFAULT_TILE, TMA_ALIGNMENT_BYTES, TileConfig
 
 ACCUMULATE = "ragged_accumulate"
@@ -321,3 +323,43 @@ def copy_reason(problem: RaggedProblem, addressable: RaggedProblem) -> str:
         if getattr(problem, name) != getattr(addressable, name)
     ]
     return "; ".join(reasons)
+
+
+LEAST_BYTES = 16
+"""A kernel's buffers are never empty."""
+
+
+def workspace_bytes(problem: RaggedProblem, tile: TileConfig, terms: int, target: Target) -> int:
+    """What the kernel of a plan asks for."""
+    if tile.stream_k:
+        return sums_bytes(tile.tile_m, tile.tile_n, target.multiprocessors)
+    if can_be_skewed(problem):
+        return max(skew_bytes(problem, target.multiprocessors), LEAST_BYTES)
+    needs_parts = terms and not tile.transposed
+    return _float32_bytes(problem, terms) if needs_parts else LEAST_BYTES
+
+
+def _float32_bytes(problem: RaggedProblem, terms: int) -> int:
+    """Bytes of the parts of both operands, and of what is noted of groups, rows and matrices.
+
+    The layout is that of `csrc/ragged/parts_workspace.cc`.
+    """
+    lhs_batched, rhs_batched, sizes_batched, offset_batched = problem.batched
+    owners_batched = sizes_batched or offset_batched
+    lhs_batched |= owners_batched
+    is_contracting = problem.contracts_rows
+    rhs_batched |= owners_batched and is_contracting
+    batch = math.prod(problem.batch)
+    lhs_batches, rhs_batches, owner_batches = (
+        batch if batched else 1 for batched in (lhs_batched, rhs_batched, owners_batched)
+    )
+    parts = float32.num_parts(terms)
+    sections = (
+        (lhs_batches * problem.g, np.uint32),
+        (rhs_batches * problem.g, np.uint32),
+        (0 if is_contracting else rhs_batches * problem.g, np.int32),
+        (owner_batches * problem.m, np.int32),
+        (parts * lhs_batches * math.prod(problem.shape(problem.lhs)), float32.PART_DTYPE),
+        (parts * rhs_batches * math.prod(problem.shape(problem.rhs)), float32.PART_DTYPE),
+    )
+    return sum(float32.section_bytes(*section) for section in sections)
