@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_grouped_gemm._src.arithmetic import at_least_float32
+from jax_grouped_gemm._src.arrays import at_least_float32
 
 # Past it all functions are those at infinity, in float64 too, and its cube is no infinity.
 _SATURATED = 1024.0
