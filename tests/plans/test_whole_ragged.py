@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import jax_grouped_gemm as jgg
+from jax_grouped_gemm._src.plan import DEFAULT_TILE
 from jax_grouped_gemm._src.ragged import plan as ragged_plan
 from jax_grouped_gemm._src.ragged import whole
-from jax_grouped_gemm._src.tile_config import DEFAULT_TILE
 from tests.support import group_sizes as sizes_of
 from tests.support import oracle
 from tests.support.dtypes import BF16, F16, F32

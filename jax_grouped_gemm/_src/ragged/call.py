@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_grouped_gemm._src.padding import pad_to
+from jax_grouped_gemm._src.arrays import pad_to
 from jax_grouped_gemm._src.plan import Plan
 from jax_grouped_gemm._src.ragged import whole
 from jax_grouped_gemm._src.ragged.plan import adds_in_place

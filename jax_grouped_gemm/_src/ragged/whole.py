@@ -14,13 +14,20 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_grouped_gemm._src.arithmetic import is_static
+from jax_grouped_gemm._src.arrays import is_static
+from jax_grouped_gemm._src.device import (
+    BANDWIDTH,
+    FLOAT32,
+    H200,
+    SIXTEEN_BITS,
+    TF32,
+    Prediction,
+    Target,
+)
 from jax_grouped_gemm._src.float32 import FULL_TERMS
 from jax_grouped_gemm._src.plan import Plan
-from jax_grouped_gemm._src.prediction import BANDWIDTH, FLOAT32, SIXTEEN_BITS, TF32, Prediction
 from jax_grouped_gemm._src.ragged.problem import ACCUMULATE, RaggedProblem
 from jax_grouped_gemm._src.ragged.reference import local_group_bounds
-from jax_grouped_gemm._src.target import H200, Target
 
 # What a call takes beside what is predicted: XLA's product, and its kernels for the rows of several
 # groups; ours, that of a weight gradient, and those of one of float32, which has some for each

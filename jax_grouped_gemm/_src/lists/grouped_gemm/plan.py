@@ -13,7 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_grouped_gemm._src import float32
-from jax_grouped_gemm._src.arithmetic import cdiv, round_up
+from jax_grouped_gemm._src.arrays import cdiv, round_up
+from jax_grouped_gemm._src.device import H200, Target, predict
 from jax_grouped_gemm._src.lists import fp64 as fp64_kernels
 from jax_grouped_gemm._src.lists import kernels as list_kernels
 from jax_grouped_gemm._src.lists.grouped_gemm import plan_fp64, whole
@@ -25,10 +26,7 @@ from jax_grouped_gemm._src.lists.grouped_gemm.problem import (
     listed,
 )
 from jax_grouped_gemm._src.lists.grouped_gemm.schedule import FULL_STEP_AREA, TILE_K, Shape
-from jax_grouped_gemm._src.plan import Plan, symbolic_sizes
-from jax_grouped_gemm._src.prediction import predict
-from jax_grouped_gemm._src.target import H200, Target
-from jax_grouped_gemm._src.tile_config import TileConfig
+from jax_grouped_gemm._src.plan import Plan, TileConfig, symbolic_sizes
 
 TILES = (
     TileConfig(tile_m=128, tile_n=256, cluster=2),

@@ -8,10 +8,17 @@ from __future__ import annotations
 
 import math
 
+from jax_grouped_gemm._src.device import (
+    BANDWIDTH,
+    FLOAT32,
+    H200,
+    SIXTEEN_BITS,
+    TF32,
+    Prediction,
+    Target,
+)
 from jax_grouped_gemm._src.float32 import FULL_TERMS
 from jax_grouped_gemm._src.lists.grouped_gemm.problem import GroupedGemmProblem
-from jax_grouped_gemm._src.prediction import BANDWIDTH, FLOAT32, SIXTEEN_BITS, TF32, Prediction
-from jax_grouped_gemm._src.target import H200, Target
 
 # What each call of XLA takes beside what is predicted, with operands of 16 bits and of float32, and
 # what arithmetic on its result does; then a kernel's own. From tiny lists on an H200

@@ -11,18 +11,19 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 
-from jax_grouped_gemm._src.arithmetic import at_least_float32
-from jax_grouped_gemm._src.float32 import FULL_TERMS
-from jax_grouped_gemm._src.lists.rank_k.problem import RankKProblem
-from jax_grouped_gemm._src.prediction import (
+from jax_grouped_gemm._src.arrays import at_least_float32
+from jax_grouped_gemm._src.device import (
     BANDWIDTH,
     FLOAT32,
     FP64,
+    H200,
     SIXTEEN_BITS,
     TF32,
     Prediction,
+    Target,
 )
-from jax_grouped_gemm._src.target import H200, Target
+from jax_grouped_gemm._src.float32 import FULL_TERMS
+from jax_grouped_gemm._src.lists.rank_k.problem import RankKProblem
 
 # What a call takes beside what is predicted: its launches, which XLA has for each stack, and the
 # ends of kernels.
