@@ -49,11 +49,11 @@ nb::dict registrations() {
       encapsulate(JggScaledRaggedNoncontractingV4);
   targets["jax_grouped_gemm.scaled_ragged_contracting.v3"] =
       encapsulate(JggScaledRaggedContracting);
-  targets["jax_grouped_gemm.gated_ragged_dot.v2"] = encapsulate(JggGatedRaggedDot);
-  targets["jax_grouped_gemm.gated_ragged_dot_transpose.v2"] =
+  targets["jax_grouped_gemm.gated_ragged_dot.v3"] = encapsulate(JggGatedRaggedDot);
+  targets["jax_grouped_gemm.gated_ragged_dot_transpose.v3"] =
       encapsulate(JggGatedRaggedDotTranspose);
-  targets["jax_grouped_gemm.paired_ragged_dot.v1"] = encapsulate(JggPairedRaggedDot);
-  targets["jax_grouped_gemm.few_rows_dot.v1"] = encapsulate(JggFewRowsDot);
+  targets["jax_grouped_gemm.paired_ragged_dot.v2"] = encapsulate(JggPairedRaggedDot);
+  targets["jax_grouped_gemm.few_rows_dot.v2"] = encapsulate(JggFewRowsDot);
   return targets;
 }
 

@@ -43,6 +43,7 @@ class Products:
     precision: Any
     implementation: str | None = "reference"
     tile_choices: TileChoices = TileChoices()
+    zeroes_unowned: bool = True
 
     def rows(
         self,
@@ -65,6 +66,7 @@ class Products:
             preferred_element_type=preferred_element_type or jnp.result_type(lhs, rhs),
             precision=self.precision,
             implementation=self.implementation,
+            zeroes_unowned=self.zeroes_unowned,
             **self.tile_choices.params("dgrad" if transpose_rhs else "forward"),
         )
 
