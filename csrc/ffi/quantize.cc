@@ -8,6 +8,7 @@
 #include "ffi/buffers.h"
 #include "ffi/element_types.h"
 #include "ffi/handlers.h"
+#include "ffi/row_blocks.h"
 
 namespace jgg {
 namespace {
@@ -158,19 +159,13 @@ ffi::Error quantize_ragged(cudaStream_t stream, ffi::AnyBuffer x, ffi::Buffer<ff
   if (auto error = shape->expect({rows, columns}, batches); error.failure()) return error;
   if (auto error = sizes->expect({sizes->size[0]}, batches); error.failure()) return error;
 
-  int const groups = std::min(sizes->size[0], rows);
-  // Most are needed where every group but one has a single row.
-  int const most_blocks = (rows - groups) / kScaleBlock + groups;
   // One of each group may be partial: enough in any case, and what Python makes room for.
-  int row_blocks = blocks(rows) + groups;
+  int row_blocks = blocks(rows) + std::min(sizes->size[0], rows);
   if (values_t->element_count() != 0) {
     auto const shape_t = Shape<3>::of("values_t", *values_t);
     if (!shape_t) return shape_t.error();
     row_blocks = shape_t->size[0];
-    if (row_blocks < most_blocks) {
-      return invalid("values_t has " + std::to_string(row_blocks) + " blocks of rows, but " +
-                     std::to_string(most_blocks) + " may be needed");
-    }
+    if (auto error = enough_blocks(rows, sizes->size[0], row_blocks); error.failure()) return error;
   }
   Form<2> plain;
   Form<3, 2> transposed;
@@ -189,6 +184,52 @@ ffi::Error quantize_ragged(cudaStream_t stream, ffi::AnyBuffer x, ffi::Buffer<ff
                        sizes->batched, sizes->size[0], rows, columns, row_blocks},
                       stream),
                   "quantize_ragged");
+}
+
+// Rows of a ragged product that are copies of tokens: the transposed form of `quantize_ragged`.
+ffi::Error quantize_gathered(cudaStream_t stream, ffi::AnyBuffer x,
+                             ffi::Buffer<ffi::S32> source_rows, ffi::Buffer<ffi::S32> group_sizes,
+                             Values values_t, Scales scales_t, bool power_of_two) {
+  QuantizeFormat format{{}, {}, power_of_two};
+  if (auto error = source_type(x, format.source); error.failure()) return error;
+  auto const shape = Shape<2>::of("x", x);
+  if (!shape) return shape.error();
+  auto const index = Shape<1>::of("the rows", source_rows);
+  if (!index) return index.error();
+  auto const sizes = Shape<1>::of("group_sizes", group_sizes);
+  if (!sizes) return sizes.error();
+  auto const blocks_t = Shape<3>::of("values_t", *values_t);
+  if (!blocks_t) return blocks_t.error();
+  if (shape->batched || index->batched || sizes->batched) {
+    return invalid("quantize_gathered has no batch dimension");
+  }
+  auto const [tokens, columns] = shape->size;
+  int const rows = index->size[0], row_blocks = blocks_t->size[0];
+  if (auto error = enough_blocks(rows, sizes->size[0], row_blocks); error.failure()) return error;
+  Form<3, 2> transposed;
+  std::optional<ElementType> fp8;
+  for (auto error :
+       {transposed.set("values_t", values_t, scales_t, {row_blocks, columns, kScaleBlock},
+                       {row_blocks, columns}, 1, fp8),
+        fp8_type(fp8, format)}) {
+    if (error.failure()) return error;
+  }
+  quantize::RaggedArguments arguments{x.untyped_data(),
+                                      group_sizes.typed_data(),
+                                      nullptr,
+                                      nullptr,
+                                      transposed.values,
+                                      transposed.scales,
+                                      1,
+                                      false,
+                                      false,
+                                      sizes->size[0],
+                                      rows,
+                                      columns,
+                                      row_blocks};
+  arguments.source_rows = source_rows.typed_data();
+  arguments.source_count = tokens;
+  return launched(quantize::quantize_ragged(format, arguments, stream), "quantize_gathered");
 }
 
 }  // namespace
@@ -230,6 +271,16 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(JggQuantizeRagged, jgg::quantize_ragged,
                                   .Arg<xla::ffi::Buffer<xla::ffi::S32>>()  // group_sizes
                                   .Ret<xla::ffi::AnyBuffer>()              // values
                                   .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales
+                                  .Ret<xla::ffi::AnyBuffer>()              // values_t
+                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales_t
+                                  .Attr<bool>("power_of_two"),
+                              {xla::ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JggQuantizeGathered, jgg::quantize_gathered,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
+                                  .Arg<xla::ffi::AnyBuffer>()              // x
+                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()  // source_rows
+                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()  // group_sizes
                                   .Ret<xla::ffi::AnyBuffer>()              // values_t
                                   .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales_t
                                   .Attr<bool>("power_of_two"),

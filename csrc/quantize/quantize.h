@@ -49,6 +49,9 @@ struct BlocksArguments {
 // x [b, rows, columns] -> q and scale as of RowsArguments, and q_t [b, row_blocks, columns, 128]
 // with scale_t [b, row_blocks, columns]: scaled along the rows, in transposed blocks of at most 128
 // rows of one group, filled up with zeros. Either pair may be null.
+//
+// With `source_rows` [rows], x is [source_count, columns], row i of what is quantised is its
+// source_rows[i]-th, zeros where there is none, and only the transpose is written, of one batch.
 struct RaggedArguments {
   void const* x;
   int const* group_sizes;  // [b, groups]
@@ -63,6 +66,8 @@ struct RaggedArguments {
   int rows;
   int columns;
   int row_blocks;
+  int const* source_rows = nullptr;
+  int source_count = 0;
 };
 
 cudaError_t quantize_rows(QuantizeFormat format, RowsArguments const& arguments,

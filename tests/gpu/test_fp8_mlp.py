@@ -10,8 +10,13 @@ import pytest
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm import moe
 from jax_grouped_gemm._src.activations import ACTIVATIONS
+from jax_grouped_gemm._src.fp8 import primitive
 from jax_grouped_gemm._src.fp8.hidden import HiddenLayer
-from jax_grouped_gemm._src.fp8.hidden_op import hidden_gradients, quantized_hidden
+from jax_grouped_gemm._src.fp8.hidden_op import (
+    hidden_gradients,
+    quantized_hidden,
+    ragged_hidden_gradients,
+)
 from tests.support import fp8_oracle, mlp
 from tests.support.dtypes import BF16, E4M3, E5M2, F32
 
@@ -56,6 +61,27 @@ def assert_quantised(pair, want):
     assert np.all(np.abs(one - other) <= bound)
 
 
+def assert_same_bits(got, want):
+    for one, other in zip(got, want, strict=True):
+        np.testing.assert_array_equal(np.float32(one), np.float32(other))
+
+
+@pytest.mark.parametrize("source", [BF16, jnp.float16, F32])
+@pytest.mark.parametrize("columns", [128, 100, 203, 1536])
+def test_gathered_rows_are_those_of_separate_kernels(columns, source, rng):
+    tokens, rows = 300, 1000
+    x = jnp.asarray(rng.standard_normal((tokens, columns)), source)
+    where = jnp.asarray(rng.integers(-2, tokens + 2, rows), jnp.int32)
+    copies = x.at[where].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+    for sizes in ([rows], [0, 1, 400, 599], [7, 0, 130, 60], [1] * 200, [0, 0]):
+        sizes = jnp.asarray(sizes, jnp.int32)
+        for dtype, power_of_two in ((E4M3, False), (E5M2, True)):
+            params = dict(dtype=np.dtype(dtype), power_of_two=power_of_two, implementation="cuda")
+            got = jax.jit(partial(primitive.quantize_gathered, **params))(x, where, sizes)
+            want = partial(primitive.quantize_ragged, plain=False, transposed=True, **params)
+            assert_same_bits(got, jax.jit(want)(copies, sizes))
+
+
 class TestElementwiseSteps:
     def operands(self, rng, rows, columns, dtype):
         layer = HiddenLayer(ACTIVATIONS["silu"], columns, True, jgg.Recipe())
@@ -88,6 +114,39 @@ class TestElementwiseSteps:
                 np.testing.assert_allclose(
                     one, other, rtol=2**-6, atol=1e-4 * max(np.abs(other).max(), 1e-6)
                 )
+
+    @FORMATS
+    @pytest.mark.parametrize("activation", mlp.FUSED)
+    def test_transposed_gradients_are_those_of_separate_kernels(
+        self, activation, dtype, recipe, rng
+    ):
+        """Bit for bit, whatever the groups: none, empty ones, partial blocks, rows of no group."""
+        for rows, columns in [(300, 256), (1000, 768), (130, 200), (700, 136)]:
+            layer = HiddenLayer(ACTIVATIONS[activation], columns, True, recipe)
+            operands = self.operands(rng, rows, columns, dtype)
+            for sizes in ([rows], [0, 1, rows - 1], [7, 0, 130, 60], [rows // 3] * 2, [0, 0]):
+                sizes = jnp.asarray(sizes, jnp.int32)
+                got = jax.jit(partial(ragged_hidden_gradients, layer, implementation="cuda"))(
+                    *operands, sizes
+                )
+                want = jax.jit(partial(hidden_gradients, layer, implementation="cuda"))(*operands)
+                assert_same_bits(got.projections, want.projections)
+                np.testing.assert_allclose(got.weights, want.weights, rtol=1e-5, atol=1e-5)
+                for name, fp8 in (
+                    ("gate", recipe.gradient_dtype),
+                    ("up", recipe.gradient_dtype),
+                    ("hidden", recipe.forward_dtype),
+                ):
+                    assert_same_bits(
+                        getattr(got, name),
+                        jgg.quantize_ragged(
+                            getattr(want, name),
+                            sizes,
+                            dtype=fp8,
+                            power_of_two_scales=recipe.power_of_two_scales,
+                            implementation="cuda",
+                        )[2:],
+                    )
 
     def test_nan_and_infinity_stay_in_their_rows(self, rng):
         layer = HiddenLayer(ACTIVATIONS["silu"], 256, True, jgg.Recipe())
@@ -123,13 +182,14 @@ def test_weights_side_by_side(embed, hidden, experts, source, rng):
     """Gate and up are quantised into one array, with zeros after each, bit for bit."""
     shapes = [(experts, embed, hidden)] * 2 + [(experts, hidden, embed)]
     matrices = [jnp.asarray(rng.standard_normal(shape), source) for shape in shapes]
-    for recipe in (jgg.Recipe(), jgg.Recipe(power_of_two_scales=True)):
-        got, want = (
-            jax.jit(partial(jgg.quantize_mlp, recipe=recipe, implementation=name))(*matrices)
-            for name in ("cuda", "reference")
-        )
-        for one, other in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-            np.testing.assert_array_equal(np.float32(one), np.float32(other))
+    padding = [(0, 0), (0, 0), (0, -hidden % 128)]
+    joined = jnp.concatenate([jnp.pad(x, padding) for x in matrices[:2]], axis=2)
+    for power_of_two in (False, True):
+        recipe = jgg.Recipe(power_of_two_scales=power_of_two)
+        got = jax.jit(partial(jgg.quantize_mlp, recipe=recipe, implementation="cuda"))(*matrices)
+        for one, w in zip(got, (joined, matrices[2]), strict=True):
+            other = jgg.quantize_weights(w, power_of_two_scales=power_of_two, implementation="cuda")
+            assert_same_bits(jax.tree.leaves(one), jax.tree.leaves(other))
 
 
 class TestLayers:

@@ -18,7 +18,13 @@ NONCONTRACTING = "jax_grouped_gemm.scaled_ragged_noncontracting.v4"
 CONTRACTING = "jax_grouped_gemm.scaled_ragged_contracting.v3"
 QUANTIZERS = {
     name: f"jax_grouped_gemm.{name}.v1"
-    for name in ("quantize_rows", "quantize_blocks", "quantize_joined", "quantize_ragged")
+    for name in (
+        "quantize_rows",
+        "quantize_blocks",
+        "quantize_joined",
+        "quantize_ragged",
+        "quantize_gathered",
+    )
 }
 
 

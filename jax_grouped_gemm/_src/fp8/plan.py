@@ -205,6 +205,15 @@ def plan_quantize_ragged(
     return _plan_quantizer("quantize_ragged", x, params, batch, forms)
 
 
+def plan_quantize_gathered(
+    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
+) -> QuantizePlan:
+    """Plans a `quantize_gathered` from its operands' avals and its parameters."""
+    x, rows, group_sizes = avals
+    forms = [quantized_groups(rows.shape[0], x.shape[1], group_sizes.shape[0])]
+    return _plan_quantizer("quantize_gathered", x, params, (), forms)
+
+
 def _plan_quantizer(
     op: str,
     x: Any,

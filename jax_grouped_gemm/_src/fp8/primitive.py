@@ -2,8 +2,8 @@
 
 None has a derivative of its own. Operands of the products are (lhs, lhs_scale, rhs, rhs_scale,
 group_sizes, group_offset); an operand and its scales have the native batch dimension together.
-Parameters of all quantisers: dtype, power_of_two, implementation; of all but `quantize_rows` also
-plain and transposed, the forms to return.
+Parameters of all quantisers: dtype, power_of_two, implementation; of all that can return several
+forms also plain and transposed, those to return.
 """
 
 from __future__ import annotations
@@ -181,6 +181,29 @@ RAGGED = Op(
 )
 
 
+def quantize_gathered(x, rows, group_sizes, **params) -> list[jax.Array]:
+    """x [T, cols], rows [m] -> values, scales of the transposed form of `quantize_ragged`."""
+    return GATHERED.bind(x, rows, group_sizes, **params)
+
+
+def _gathered_aval(x, rows, group_sizes, *, dtype, **_):
+    forms = [quantized_groups(rows.shape[0], x.shape[1], group_sizes.shape[0])]
+    return _results(GATHERED, (x, rows, group_sizes), forms, dtype)
+
+
+GATHERED = Op(
+    name="quantize_gathered",
+    operand_ranks=(2, 1, 1),
+    targets=(call.QUANTIZERS["quantize_gathered"],),
+    avals=_gathered_aval,
+    planner=plan.plan_quantize_gathered,
+    call=call.quantize,
+    reference=reference.quantize_gathered,
+    multiple_results=True,
+    is_matmul=False,
+)
+
+
 def _results(op, operands, forms, dtype):
     return [
         op.result_aval(operands, shape, kind)
@@ -222,10 +245,22 @@ def _register_folding(op: Op) -> None:
     op.def_batching(rule)
 
 
+def _batch_gathered(operands, dims, **params):
+    """Rows are copied first, since the kernel has no batch dimension."""
+
+    def one(x, rows, group_sizes):
+        copies = x.at[rows].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+        return quantize_ragged(copies, group_sizes, plain=False, transposed=True, **params)
+
+    out = jax.vmap(one, dims)(*operands)
+    return out, [0] * len(out)
+
+
 for _op in (NONCONTRACTING, CONTRACTING):
     _register_batching(_op)
 for _op in (ROWS, BLOCKS, JOINED):
     _register_folding(_op)
 RAGGED.def_batching(lambda operands, dims, **params: RAGGED.bind_batched(operands, dims, params))
-for _op in (NONCONTRACTING, CONTRACTING, ROWS, BLOCKS, JOINED, RAGGED):
+GATHERED.def_batching(_batch_gathered)
+for _op in (NONCONTRACTING, CONTRACTING, ROWS, BLOCKS, JOINED, RAGGED, GATHERED):
     _op.has_no_derivative()

@@ -110,6 +110,27 @@ def quantize_ragged(
     return (unbatched if in_axes == (None, None) else jax.vmap(unbatched, in_axes))(x, group_sizes)
 
 
+def quantize_gathered(
+    x: jax.Array,
+    rows: jax.Array,
+    group_sizes: jax.Array,
+    *,
+    dtype: np.dtype,
+    power_of_two: bool,
+) -> list[jax.Array]:
+    """The transposed form of `quantize_ragged`, of rows of x.
+
+    Args:
+      x: [T, cols].
+      rows: int32 [m], which of x each row of the ragged product is; zeros if none.
+      group_sizes: int32 [G].
+    """
+    copies = x.at[rows].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+    return quantize_ragged(
+        copies, group_sizes, dtype=dtype, power_of_two=power_of_two, plain=False, transposed=True
+    )
+
+
 def quantize(
     x: jax.Array, axes: tuple[int, ...], dtype: np.dtype, power_of_two: bool
 ) -> tuple[jax.Array, jax.Array]:
