@@ -52,7 +52,6 @@ from jax_grouped_gemm._src.fp8.api import (
 )
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.fp8.training import fp8_ragged_dot
-from jax_grouped_gemm._src.fp8.weights import QuantizedMlp, quantize_mlp
 from jax_grouped_gemm._src.group_checks import check_groups
 from jax_grouped_gemm._src.lists.grouped_gemm.api import grouped_gemm
 from jax_grouped_gemm._src.lists.grouped_gemm.plan import GroupedGemmPlan
@@ -63,6 +62,7 @@ from jax_grouped_gemm._src.lists.rank_k.api import (
     grouped_syrk,
 )
 from jax_grouped_gemm._src.mlp.api import gated_ragged_dot, ragged_mlp
+from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp, quantize_mlp
 from jax_grouped_gemm._src.mlp.plan import MlpPlan
 from jax_grouped_gemm._src.op import export_disabled_checks as _export_disabled_checks
 from jax_grouped_gemm._src.plan import Plan

@@ -23,8 +23,8 @@ from jax_grouped_gemm._src.expert_parallel.options import (
 from jax_grouped_gemm._src.expert_parallel.prediction import Combine, Strategy
 from jax_grouped_gemm._src.expert_parallel.stats import ExpertParallelStats, group_stats
 from jax_grouped_gemm._src.fp8.recipe import Recipe
-from jax_grouped_gemm._src.moe.operands import Biases, check_routing, check_shapes, checked_biases
-from jax_grouped_gemm._src.moe.routing import Routing
+from jax_grouped_gemm._src.rows.operands import Biases, check_routing, check_shapes, checked_biases
+from jax_grouped_gemm._src.rows.routing import Routing
 from jax_grouped_gemm._src.varying import vary_over
 
 FUNCTION = "expert_parallel_mlp"

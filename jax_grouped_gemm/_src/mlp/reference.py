@@ -24,7 +24,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax_grouped_gemm._src.activations import Activation, hidden_layer
 from jax_grouped_gemm._src.arithmetic import at_least_float32
 from jax_grouped_gemm._src.mlp import rows as token_rows
-from jax_grouped_gemm._src.moe.biases import bias_rows, with_bias
+from jax_grouped_gemm._src.mlp.biases import bias_rows, with_bias
 from jax_grouped_gemm._src.ragged.primitive import ragged_contracting, ragged_noncontracting
 from jax_grouped_gemm._src.ragged.reference import local_group_bounds
 from jax_grouped_gemm._src.tile_choices import TileChoices

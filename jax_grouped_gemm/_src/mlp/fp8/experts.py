@@ -9,13 +9,13 @@ import jax
 
 from jax_grouped_gemm._src import tile_choices
 from jax_grouped_gemm._src.activations import hidden_layer
-from jax_grouped_gemm._src.fp8 import layer
 from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
 from jax_grouped_gemm._src.fp8.training import fp8_ragged_dot
-from jax_grouped_gemm._src.fp8.weights import checked_quantized
 from jax_grouped_gemm._src.mlp import reference
 from jax_grouped_gemm._src.mlp import rows as token_rows
-from jax_grouped_gemm._src.moe.biases import with_bias
+from jax_grouped_gemm._src.mlp.biases import with_bias
+from jax_grouped_gemm._src.mlp.fp8 import layer
+from jax_grouped_gemm._src.mlp.fp8.weights import checked_quantized
 
 _hidden = jax.checkpoint(hidden_layer, static_argnums=0)
 

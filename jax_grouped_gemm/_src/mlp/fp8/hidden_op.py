@@ -15,9 +15,9 @@ from jax_grouped_gemm._src.arguments import Implementation
 from jax_grouped_gemm._src.arithmetic import cdiv
 from jax_grouped_gemm._src.fp8 import primitive, reference
 from jax_grouped_gemm._src.fp8.formats import BLOCK, quantized_groups, quantized_rows
-from jax_grouped_gemm._src.fp8.hidden import HiddenGradients, HiddenLayer
 from jax_grouped_gemm._src.fp8.products import Pair
 from jax_grouped_gemm._src.mlp.epilogue import Epilogue
+from jax_grouped_gemm._src.mlp.fp8.hidden import HiddenGradients, HiddenLayer
 from jax_grouped_gemm._src.op import Op
 from jax_grouped_gemm._src.plan import AS_ASKED, Plan, symbolic_sizes
 from jax_grouped_gemm._src.target import H200, Target

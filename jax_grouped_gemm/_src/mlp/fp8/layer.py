@@ -26,19 +26,19 @@ from jax_grouped_gemm._src.arithmetic import at_least_float32
 from jax_grouped_gemm._src.autodiff import once_differentiable
 from jax_grouped_gemm._src.fp8 import primitive
 from jax_grouped_gemm._src.fp8.api import SOURCE_DTYPES
-from jax_grouped_gemm._src.fp8.hidden import HiddenGradients, HiddenLayer
-from jax_grouped_gemm._src.fp8.hidden_op import (
+from jax_grouped_gemm._src.fp8.products import Fp8Products, Pair, narrow
+from jax_grouped_gemm._src.fp8.recipe import Recipe
+from jax_grouped_gemm._src.fp8.training import FP8_LHS, FP8_RHS
+from jax_grouped_gemm._src.mlp import rows as token_rows
+from jax_grouped_gemm._src.mlp.biases import bias_rows
+from jax_grouped_gemm._src.mlp.fp8.hidden import HiddenGradients, HiddenLayer
+from jax_grouped_gemm._src.mlp.fp8.hidden_op import (
     hidden_gradients,
     quantized_hidden,
     ragged_hidden_gradients,
 )
-from jax_grouped_gemm._src.fp8.products import Fp8Products, Pair, narrow
-from jax_grouped_gemm._src.fp8.recipe import Recipe
-from jax_grouped_gemm._src.fp8.training import FP8_LHS, FP8_RHS
-from jax_grouped_gemm._src.fp8.weights import QuantizedMlp, quantize_experts
-from jax_grouped_gemm._src.mlp import rows as token_rows
+from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp, quantize_experts
 from jax_grouped_gemm._src.mlp.reference import GATE, UP, owned_rows, row_weights
-from jax_grouped_gemm._src.moe.biases import bias_rows
 from jax_grouped_gemm._src.varying import align_varying
 
 Operands = Mapping[str, Any]
