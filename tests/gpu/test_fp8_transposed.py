@@ -1,4 +1,4 @@
-"""Operands of FP8 gradients of weights, quantised as they are copied and computed, on the device."""
+"""Operands of FP8 gradients of weights, as they are copied and computed, on the device."""
 
 from functools import partial
 
