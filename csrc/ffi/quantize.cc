@@ -186,50 +186,41 @@ ffi::Error quantize_ragged(cudaStream_t stream, ffi::AnyBuffer x, ffi::Buffer<ff
                   "quantize_ragged");
 }
 
-// Rows of a ragged product that are copies of tokens: the transposed form of `quantize_ragged`.
-ffi::Error quantize_gathered(cudaStream_t stream, ffi::AnyBuffer x,
-                             ffi::Buffer<ffi::S32> source_rows, ffi::Buffer<ffi::S32> group_sizes,
-                             Values values_t, Scales scales_t, bool power_of_two) {
+// Rows of a ragged product that are copies of tokens, transposed, with scales of tokens' columns.
+ffi::Error quantize_gathered(cudaStream_t stream, ffi::AnyBuffer x, ffi::Buffer<ffi::S32> row_of,
+                             ffi::Buffer<ffi::F32> scale, ffi::Buffer<ffi::S32> group_sizes,
+                             Values values_t, bool power_of_two) {
   QuantizeFormat format{{}, {}, power_of_two};
   if (auto error = source_type(x, format.source); error.failure()) return error;
   auto const shape = Shape<2>::of("x", x);
   if (!shape) return shape.error();
-  auto const index = Shape<1>::of("the rows", source_rows);
+  auto const index = Shape<1>::of("row_of", row_of);
   if (!index) return index.error();
+  auto const scales = Shape<1>::of("scale", scale);
+  if (!scales) return scales.error();
   auto const sizes = Shape<1>::of("group_sizes", group_sizes);
   if (!sizes) return sizes.error();
   auto const blocks_t = Shape<3>::of("values_t", *values_t);
   if (!blocks_t) return blocks_t.error();
-  if (shape->batched || index->batched || sizes->batched) {
+  if (shape->batched || index->batched || scales->batched || sizes->batched || blocks_t->batched) {
     return invalid("quantize_gathered has no batch dimension");
   }
   auto const [tokens, columns] = shape->size;
   int const rows = index->size[0], row_blocks = blocks_t->size[0];
-  if (auto error = enough_blocks(rows, sizes->size[0], row_blocks); error.failure()) return error;
-  Form<3, 2> transposed;
-  std::optional<ElementType> fp8;
-  for (auto error :
-       {transposed.set("values_t", values_t, scales_t, {row_blocks, columns, kScaleBlock},
-                       {row_blocks, columns}, 1, fp8),
-        fp8_type(fp8, format)}) {
+  for (auto error : {enough_blocks(rows, sizes->size[0], row_blocks), scales->expect({columns}, 1),
+                     blocks_t->expect({row_blocks, columns, kScaleBlock}, 1)}) {
     if (error.failure()) return error;
   }
-  quantize::RaggedArguments arguments{x.untyped_data(),
-                                      group_sizes.typed_data(),
-                                      nullptr,
-                                      nullptr,
-                                      transposed.values,
-                                      transposed.scales,
-                                      1,
-                                      false,
-                                      false,
-                                      sizes->size[0],
-                                      rows,
-                                      columns,
-                                      row_blocks};
-  arguments.source_rows = source_rows.typed_data();
-  arguments.source_count = tokens;
-  return launched(quantize::quantize_ragged(format, arguments, stream), "quantize_gathered");
+  if (!element_type(values_t->element_type(), kFloat8s, format.fp8)) {
+    return invalid("the quantisers return f8e4m3fn or f8e5m2");
+  }
+  return launched(quantize::quantize_gathered(
+                      format,
+                      {x.untyped_data(), row_of.typed_data(), scale.typed_data(),
+                       group_sizes.typed_data(), static_cast<uint8_t*>(values_t->untyped_data()),
+                       tokens, sizes->size[0], rows, columns, row_blocks},
+                      stream),
+                  "quantize_gathered");
 }
 
 }  // namespace
@@ -279,9 +270,9 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(JggQuantizeGathered, jgg::quantize_gathered,
                               xla::ffi::Ffi::Bind()
                                   .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
                                   .Arg<xla::ffi::AnyBuffer>()              // x
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()  // source_rows
+                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()  // row_of
+                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()  // scale
                                   .Arg<xla::ffi::Buffer<xla::ffi::S32>>()  // group_sizes
                                   .Ret<xla::ffi::AnyBuffer>()              // values_t
-                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales_t
                                   .Attr<bool>("power_of_two"),
                               {xla::ffi::Traits::kCmdBufferCompatible});

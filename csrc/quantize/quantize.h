@@ -49,9 +49,6 @@ struct BlocksArguments {
 // x [b, rows, columns] -> q and scale as of RowsArguments, and q_t [b, row_blocks, columns, 128]
 // with scale_t [b, row_blocks, columns]: scaled along the rows, in transposed blocks of at most 128
 // rows of one group, filled up with zeros. Either pair may be null.
-//
-// With `source_rows` [rows], x is [source_count, columns], row i of what is quantised is its
-// source_rows[i]-th, zeros where there is none, and only the transpose is written, of one batch.
 struct RaggedArguments {
   void const* x;
   int const* group_sizes;  // [b, groups]
@@ -66,8 +63,22 @@ struct RaggedArguments {
   int rows;
   int columns;
   int row_blocks;
-  int const* source_rows = nullptr;
-  int source_count = 0;
+};
+
+// x [tokens, columns] -> q_t [row_blocks, columns, 128] as of RaggedArguments, of rows [rows] that
+// are copies of tokens: row i of the row_of[i]-th, zeros where there is none. All rows have the
+// scales of x's columns, [columns].
+struct GatheredArguments {
+  void const* x;
+  int const* row_of;
+  float const* scale;
+  int const* group_sizes;  // [groups]
+  uint8_t* q_t;
+  int tokens;
+  int groups;
+  int rows;
+  int columns;
+  int row_blocks;
 };
 
 cudaError_t quantize_rows(QuantizeFormat format, RowsArguments const& arguments,
@@ -76,5 +87,8 @@ cudaError_t quantize_blocks(QuantizeFormat format, BlocksArguments const& argume
                             cudaStream_t stream);
 cudaError_t quantize_ragged(QuantizeFormat format, RaggedArguments const& arguments,
                             cudaStream_t stream);
+// `power_of_two` does not matter.
+cudaError_t quantize_gathered(QuantizeFormat format, GatheredArguments const& arguments,
+                              cudaStream_t stream);
 
 }  // namespace jgg::quantize

@@ -120,11 +120,12 @@ struct ColumnScales {
   }
 };
 
-// Of a block without a row: zeros, with scales of one.
+// Of a block without a row: zeros, with scales of one if there are any.
 __device__ inline void clear_columns(uint8_t* q_t, float* scale_t, int columns) {
   auto* const pieces = reinterpret_cast<uint4*>(q_t);
   int const count = columns * (kScaleBlock / static_cast<int>(sizeof(uint4)));
   for (int piece = threadIdx.x; piece < count; piece += kTileThreads) pieces[piece] = {};
+  if (scale_t == nullptr) return;
   for (int column = threadIdx.x; column < columns; column += kTileThreads) scale_t[column] = 1;
 }
 

@@ -135,5 +135,5 @@ def test_transposed_gradients_come_from_one_kernel_where_it_has_the_form(hidden,
     one_kernel = int(hidden % 8 == 0 and not biases)
     names = "quantize_ragged_gradients", "quantize_gradients", "quantize_ragged"
     assert kernels(program, *names) == dict(
-        zip(names, (one_kernel, 1 - one_kernel, 5 - 3 * one_kernel), strict=True)
+        zip(names, (one_kernel, 1 - one_kernel, 3 - 3 * one_kernel), strict=True)
     )

@@ -9,10 +9,10 @@ import pytest
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.activations import ACTIVATIONS
-from jax_grouped_gemm._src.fp8 import primitive
+from jax_grouped_gemm._src.fp8 import primitive, reference
 from jax_grouped_gemm._src.mlp.fp8.hidden import HiddenLayer
 from jax_grouped_gemm._src.mlp.fp8.hidden_op import hidden_gradients, ragged_hidden_gradients
-from tests.support import mlp
+from tests.support import fp8_oracle, mlp
 from tests.support.dtypes import BF16, E4M3, E5M2, F32
 from tests.support.fp8_mlp_on_gpu import elementwise_operands
 
@@ -33,18 +33,52 @@ def assert_same_bits(got, want):
 
 @pytest.mark.parametrize("source", [BF16, jnp.float16, F32])
 @pytest.mark.parametrize("columns", [128, 100, 203, 1536])
-def test_gathered_rows_are_those_of_separate_kernels(columns, source, rng):
+def test_gathered_rows_are_what_the_reference_computes(columns, source, rng):
+    """Bit for bit on the CPU: a GPU's division is not rounded as IEEE asks."""
     tokens, rows = 300, 1000
-    x = jnp.asarray(rng.standard_normal((tokens, columns)), source)
-    where = jnp.asarray(rng.integers(-2, tokens + 2, rows), jnp.int32)
-    copies = x.at[where].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+    x = np.asarray(rng.standard_normal((tokens, columns)), source)
+    x[7, :3], x[8, 1] = np.nan, np.inf
+    where = np.asarray(rng.integers(-2, tokens + 2, rows), np.int32)
     for sizes in ([rows], [0, 1, 400, 599], [7, 0, 130, 60], [1] * 200, [0, 0]):
-        sizes = jnp.asarray(sizes, jnp.int32)
         for dtype, power_of_two in ((E4M3, False), (E5M2, True)):
-            params = dict(dtype=np.dtype(dtype), power_of_two=power_of_two, implementation="cuda")
-            got = jax.jit(partial(primitive.quantize_gathered, **params))(x, where, sizes)
-            want = partial(primitive.quantize_ragged, plain=False, transposed=True, **params)
-            assert_same_bits(got, jax.jit(want)(copies, sizes))
+            params = dict(dtype=np.dtype(dtype), power_of_two=power_of_two)
+            with jax.default_device(jax.devices("cpu")[0]):
+                scale = reference.column_scales(jnp.asarray(x), **params)
+                operands = x, where, np.asarray(scale), np.asarray(sizes, np.int32)
+                (want,) = reference.quantize_gathered(*map(jnp.asarray, operands), **params)
+            run = partial(primitive.quantize_gathered, **params, implementation="cuda")
+            got = jax.jit(run)(*operands)
+            np.testing.assert_array_equal(np.float32(got), np.float32(want))
+
+
+@pytest.mark.parametrize("out", [BF16, jnp.float16, F32])
+@pytest.mark.parametrize("types", [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3)])
+@pytest.mark.parametrize("even", ["lhs", "rhs", "both"])
+def test_products_with_a_scale_a_column(even, types, out, rng):
+    for rows, k, n, sizes in [
+        (700, 256, 384, [300, 0, 130, 270]),
+        (1000, 136, 264, [1, 2, 500, 400]),
+        (5000, 72, 1000, [5000]),
+        (300, 640, 64, [0, 0, 0]),
+        (2000, 520, 776, [128, 256, 64, 1000, 3, 200]),
+    ]:
+        sizes = np.asarray(sizes, np.int32)
+        pairs = []
+        for name, width, dtype in zip(("lhs", "rhs"), (k, n), types, strict=True):
+            x = jnp.asarray(rng.standard_normal((rows, width)), BF16)
+            values, scales = jgg.quantize_ragged(x, sizes, dtype=dtype)[2:]
+            if even in (name, "both"):
+                scales = jnp.asarray(rng.uniform(0.5, 2, (1, width)), F32)
+            pairs += [values, scales]
+        params = dict(num_rows=rows, num_groups=len(sizes), preferred_element_type=np.dtype(out))
+        run = partial(primitive.scaled_ragged_contracting, **params, implementation="cuda")
+        got = jax.jit(run)(*pairs, sizes, np.zeros(1, np.int32))
+        blocks = len(pairs[0])
+        exact = [
+            np.broadcast_to(x, (blocks, x.shape[1])) if x.ndim == 2 else x
+            for x in map(np.asarray, pairs)
+        ]
+        fp8_oracle.check(got, fp8_oracle.contracting(*exact, sizes, rows))
 
 
 @FORMATS

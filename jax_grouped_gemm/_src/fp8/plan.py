@@ -66,8 +66,8 @@ class ScaledProblem(RaggedProblem):
             lhs="bkr",
             rhs="bnr",
             out="gkn",
-            lhs_scaling="1x128",
-            rhs_scaling="1x128",
+            lhs_scaling=_rows_scaling(avals[1]),
+            rhs_scaling=_rows_scaling(avals[3]),
             m=params["num_rows"],
         )
 
@@ -108,6 +108,11 @@ def plan_scaled_contracting(
         form=problem,
         unsupported=_unsupported_reason(problem),
     )
+
+
+def _rows_scaling(scale: Any) -> str:
+    """Of rows in transposed blocks: a scale for each block and column, or for each column."""
+    return "column" if scale.shape[-2] == 1 else "1x128"
 
 
 def _without_scales(avals: Sequence[Any]) -> Sequence[Any]:
@@ -209,9 +214,10 @@ def plan_quantize_gathered(
     avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
 ) -> QuantizePlan:
     """Plans a `quantize_gathered` from its operands' avals and its parameters."""
-    x, rows, group_sizes = avals
+    x, rows, _, group_sizes = avals
     forms = [quantized_groups(rows.shape[0], x.shape[1], group_sizes.shape[0])]
-    return _plan_quantizer("quantize_gathered", x, params, (), forms)
+    found = _plan_quantizer("quantize_gathered", x, params, (), forms)
+    return dataclasses.replace(found, results=found.results[:1])
 
 
 def _plan_quantizer(

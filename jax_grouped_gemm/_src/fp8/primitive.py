@@ -11,6 +11,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jax_grouped_gemm._src.arithmetic import round_up
 from jax_grouped_gemm._src.fp8 import call, plan, reference
@@ -56,6 +57,8 @@ def scaled_ragged_contracting(
     lhs, lhs_scale, rhs, rhs_scale, group_sizes, group_offset, **params
 ) -> jax.Array:
     """lhs [b?, blocks, k, 128] with rhs [b?, blocks, n, 128] -> [b?, num_groups, k, n].
+
+    Scales are of each block and column, or [b?, 1, k] and [b?, 1, n], of each column.
 
     Parameters: num_rows, num_groups, preferred_element_type, implementation, and optionally tile.
     """
@@ -181,19 +184,21 @@ RAGGED = Op(
 )
 
 
-def quantize_gathered(x, rows, group_sizes, **params) -> list[jax.Array]:
-    """x [T, cols], rows [m] -> values, scales of the transposed form of `quantize_ragged`."""
-    return GATHERED.bind(x, rows, group_sizes, **params)
+def quantize_gathered(x, rows, scale, group_sizes, **params) -> jax.Array:
+    """x [T, cols], rows [m], scale [cols] -> values in transposed blocks."""
+    (values,) = GATHERED.bind(x, rows, scale, group_sizes, **params)
+    return values
 
 
-def _gathered_aval(x, rows, group_sizes, *, dtype, **_):
-    forms = [quantized_groups(rows.shape[0], x.shape[1], group_sizes.shape[0])]
-    return _results(GATHERED, (x, rows, group_sizes), forms, dtype)
+def _gathered_aval(*operands, dtype, **_):
+    x, rows, _, group_sizes = operands
+    shape, _ = quantized_groups(rows.shape[0], x.shape[1], group_sizes.shape[0])
+    return [GATHERED.result_aval(operands, shape, dtype)]
 
 
 GATHERED = Op(
     name="quantize_gathered",
-    operand_ranks=(2, 1, 1),
+    operand_ranks=(2, 1, 1, 1),
     targets=(call.QUANTIZERS["quantize_gathered"],),
     avals=_gathered_aval,
     planner=plan.plan_quantize_gathered,
@@ -246,13 +251,19 @@ def _register_folding(op: Op) -> None:
 
 
 def _batch_gathered(operands, dims, **params):
-    """Rows are copied first, since the kernel has no batch dimension."""
+    """One element of the batch after the other: the kernel has no batch dimension."""
+    size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
 
-    def one(x, rows, group_sizes):
-        copies = x.at[rows].get(mode="fill", fill_value=0, wrap_negative_indices=False)
-        return quantize_ragged(copies, group_sizes, plain=False, transposed=True, **params)
+    def one(i):
+        return GATHERED.bind(
+            *(
+                x if d is None else lax.dynamic_index_in_dim(x, i, d, keepdims=False)
+                for x, d in zip(operands, dims, strict=True)
+            ),
+            **params,
+        )
 
-    out = jax.vmap(one, dims)(*operands)
+    out = lax.map(one, jnp.arange(size))
     return out, [0] * len(out)
 
 

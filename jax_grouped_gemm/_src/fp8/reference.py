@@ -110,43 +110,64 @@ def quantize_ragged(
     return (unbatched if in_axes == (None, None) else jax.vmap(unbatched, in_axes))(x, group_sizes)
 
 
+def column_scales(x: jax.Array, *, dtype: np.dtype, power_of_two: bool) -> jax.Array:
+    """The scales float32 [cols] of the columns of x [T, cols], each of all rows."""
+    return scales_of(x, (0,), dtype, power_of_two)[0]
+
+
 def quantize_gathered(
     x: jax.Array,
     rows: jax.Array,
+    scale: jax.Array,
     group_sizes: jax.Array,
     *,
     dtype: np.dtype,
     power_of_two: bool,
 ) -> list[jax.Array]:
-    """The transposed form of `quantize_ragged`, of rows of x.
+    """Rows of x [T, cols] in transposed blocks of 128 rows of one group.
 
     Args:
-      x: [T, cols].
-      rows: int32 [m], which of x each row of the ragged product is; zeros if none.
+      x: tokens.
+      rows: int32 [m], the token of each row of a ragged product; zeros if none.
+      scale: float32 [cols], see `column_scales`.
       group_sizes: int32 [G].
+
+    Returns:
+      values [blocks, cols, 128], of `row_blocks(m, G)` blocks.
     """
     copies = x.at[rows].get(mode="fill", fill_value=0, wrap_negative_indices=False)
-    return quantize_ragged(
-        copies, group_sizes, dtype=dtype, power_of_two=power_of_two, plain=False, transposed=True
-    )
+    return [divided(_group_blocks(copies, group_sizes), scale, dtype).mT]
 
 
 def quantize(
     x: jax.Array, axes: tuple[int, ...], dtype: np.dtype, power_of_two: bool
 ) -> tuple[jax.Array, jax.Array]:
     """`x` in blocks that span `axes`: values of `x`'s shape, scales with `axes` of extent 1."""
-    largest_value = float(jnp.finfo(dtype).max)
+    scale = scales_of(x, axes, dtype, power_of_two)
+    return divided(x, scale, dtype), scale
+
+
+def scales_of(
+    x: jax.Array, axes: tuple[int, ...], dtype: np.dtype, power_of_two: bool
+) -> jax.Array:
+    """The scales of `quantize`."""
     x = x.astype(jnp.float32)
-    finite = jnp.isfinite(x)
-    largest = jnp.max(jnp.where(finite, jnp.abs(x), 0), axes, keepdims=True, initial=0)
+    largest = jnp.max(jnp.where(jnp.isfinite(x), jnp.abs(x), 0), axes, keepdims=True, initial=0)
+    largest_value = float(jnp.finfo(dtype).max)
     scale = jnp.maximum(largest * np.float32(1 / largest_value), np.float32(SMALLEST_SCALE))
     if power_of_two:
         bits = lax.bitcast_convert_type(scale, jnp.uint32)
         scale = lax.bitcast_convert_type((bits + 0x7FFFFF) & 0x7F800000, jnp.float32)
-    scale = jnp.where(largest < jnp.finfo(jnp.float32).tiny, np.float32(1), scale)
+    return jnp.where(largest < jnp.finfo(jnp.float32).tiny, np.float32(1), scale)
+
+
+def divided(x: jax.Array, scale: jax.Array, dtype: np.dtype) -> jax.Array:
+    """`x` over `scale`, rounded to FP8; what is not finite becomes NaN."""
+    x = x.astype(jnp.float32)
+    largest_value = float(jnp.finfo(dtype).max)
     # The kernels multiply: a division an element would cost more than their memory traffic.
     scaled = jnp.clip(x * (1 / scale), -largest_value, largest_value)
-    return jnp.where(finite, _round(scaled, dtype), np.nan).astype(dtype), scale
+    return jnp.where(jnp.isfinite(x), _round(scaled, dtype), np.nan).astype(dtype)
 
 
 def _round(x: jax.Array, dtype: np.dtype) -> jax.Array:
@@ -288,9 +309,9 @@ def scaled_ragged_contracting(
 
     Args:
       lhs: [b?, blocks, k, 128].
-      lhs_scale: float32 [b?, blocks, k].
+      lhs_scale: float32 [b?, blocks, k], or [b?, 1, k] where all blocks have the same.
       rhs: [b?, blocks, n, 128].
-      rhs_scale: float32 [b?, blocks, n].
+      rhs_scale: float32 [b?, blocks, n] or [b?, 1, n].
       group_sizes, group_offset: see `reference.ragged_contracting`.
       num_rows: rows of all groups, at which the running sum of the sizes is cut.
       num_groups: number of results.
@@ -311,7 +332,7 @@ def scaled_ragged_contracting(
 
         def dequantized(bits, dtype, scale, block):
             values = reference.from_bits(bits[block], dtype).astype(jnp.float32)
-            return values * scale[block][:, None]
+            return values * scale[block if scale.shape[0] > 1 else 0][:, None]
 
         def compute_group(group):
             exists = (group >= 0) & (group < total_groups)
