@@ -68,7 +68,7 @@ def test_products_with_a_scale_a_column(even, types, out, rng):
             x = jnp.asarray(rng.standard_normal((rows, width)), BF16)
             values, scales = jgg.quantize_ragged(x, sizes, dtype=dtype)[2:]
             if even in (name, "both"):
-                scales = jnp.asarray(rng.uniform(0.5, 2, (1, width)), F32)
+                scales = jnp.asarray(rng.uniform(2, 8, (1, width)) / jnp.finfo(dtype).max, F32)
             pairs += [values, scales]
         params = dict(num_rows=rows, num_groups=len(sizes), preferred_element_type=np.dtype(out))
         run = partial(primitive.scaled_ragged_contracting, **params, implementation="cuda")
