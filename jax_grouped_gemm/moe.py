@@ -45,7 +45,7 @@ from jax_grouped_gemm._src.arguments import (
     checked_boolean,
     refuse_sharded,
 )
-from jax_grouped_gemm._src.arithmetic import at_least_float32
+from jax_grouped_gemm._src.arrays import at_least_float32, vary_over, varying_axes
 from jax_grouped_gemm._src.expert_parallel.api import expert_parallel_mlp as expert_parallel_mlp
 from jax_grouped_gemm._src.expert_parallel.explain import (
     ExpertParallelExplanation as ExpertParallelExplanation,
@@ -77,7 +77,6 @@ from jax_grouped_gemm._src.rows.routing import auxiliary_losses as auxiliary_los
 from jax_grouped_gemm._src.rows.routing import load_balancing_loss as load_balancing_loss
 from jax_grouped_gemm._src.rows.routing import route as route
 from jax_grouped_gemm._src.rows.routing import router_z_loss as router_z_loss
-from jax_grouped_gemm._src.varying import vary_over, varying_axes
 
 Implementation = arguments.Implementation | Callable[..., jax.Array]
 ActivationLike = str | Callable[[jax.Array], jax.Array] | Activation

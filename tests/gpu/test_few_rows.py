@@ -11,7 +11,7 @@ import pytest
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm import moe
 from jax_grouped_gemm._src.mlp.plan import FEW_ROWS_TILE
-from jax_grouped_gemm._src.tile_config import DEFAULT_TILE
+from jax_grouped_gemm._src.plan import DEFAULT_TILE
 from tests.support import group_sizes as sizes_of
 from tests.support import mlp, oracle
 from tests.support.few_rows_on_gpu import check_random, gated

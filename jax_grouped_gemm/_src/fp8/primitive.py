@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_grouped_gemm._src.arithmetic import round_up
+from jax_grouped_gemm._src.arrays import round_up
 from jax_grouped_gemm._src.fp8 import call, plan, reference
 from jax_grouped_gemm._src.fp8.formats import (
     BLOCK,

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm._src.fp8 import choices as choices_fp8
+from jax_grouped_gemm._src.fp8 import plan as plan_fp8
 from jax_grouped_gemm._src.fp8 import primitive as fp8_primitive
 from tests.gpu.sanitizer import SIZES, G, K, M, N
 from tests.support import fp8_oracle, mlp
@@ -60,7 +60,7 @@ def fp8_configurations(rng: np.random.Generator, sizes: np.ndarray) -> int:
         rows, weights = jgg.quantize_ragged(lhs, sizes), jgg.quantize_weights(rhs)
         exact = fp8_oracle.noncontracting(*rows[:2], *weights[:2], sizes)
         operands = *rows[:2], *weights[2:], sizes, offset
-        for tile in (choice.tile for choice in choices_fp8.NONCONTRACTING[1:]):
+        for tile in (choice.tile for choice in plan_fp8.NONCONTRACTING[1:]):
             out = fp8_primitive.scaled_ragged_noncontracting(
                 *operands, **forward, **options, tile=tile
             )
@@ -68,7 +68,7 @@ def fp8_configurations(rng: np.random.Generator, sizes: np.ndarray) -> int:
             launches += 1
     columns = [np.asarray(x) for x in 2 * rows[2:]]
     exact = fp8_oracle.contracting(*columns, sizes, M)
-    for tile in (choice.tile for choice in choices_fp8.CONTRACTING[1:]):
+    for tile in (choice.tile for choice in plan_fp8.CONTRACTING[1:]):
         out = fp8_primitive.scaled_ragged_contracting(
             *columns, sizes, offset, num_rows=M, num_groups=G, **options, tile=tile
         )

@@ -8,7 +8,7 @@ import numpy as np
 
 from jax_grouped_gemm import moe
 from jax_grouped_gemm._src.mlp.plan import FEW_ROWS_TILE
-from jax_grouped_gemm._src.tile_config import DEFAULT_TILE
+from jax_grouped_gemm._src.plan import DEFAULT_TILE
 from tests.gpu.sanitizer import OFFSETS, SIZES, K, M, N
 from tests.support import rows as rows_oracle
 from tests.support.few_rows_on_gpu import check_random

@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm._src import tile_config
-from jax_grouped_gemm._src.ragged import choices
+from jax_grouped_gemm._src.plan import DEFAULT_TILE
 from jax_grouped_gemm._src.ragged import primitive as ragged
+from jax_grouped_gemm._src.ragged.plan import FLOAT32_FEW_ROWS_TILE, PINGPONG_TILE, STREAM_K_TILE
 from tests.gpu.sanitizer import OFFSETS, SIZES, G, K, M, N
 from tests.support import (
     oracle,
@@ -37,7 +37,7 @@ def ragged_products(rng) -> int:
                     swap(rhs, transpose_rhs),
                     sizes,
                     offset,
-                    tile=tile_config.DEFAULT_TILE,
+                    tile=DEFAULT_TILE,
                     transpose_lhs=transpose_lhs,
                     transpose_rhs=transpose_rhs,
                     preferred_element_type=out_dtype,
@@ -76,7 +76,7 @@ def gradients_of_consumers_in_turn(rng) -> int:
                 sizes,
                 offset,
                 preferred_element_type=jnp.float32,
-                tile=choices.PINGPONG_TILE,
+                tile=PINGPONG_TILE,
                 implementation="cuda",
             )
             oracle.check(out, oracle.ragged_contracting(lhs, rhs, sizes, offset or 0))
@@ -124,7 +124,7 @@ def products_with_a_cut_last_wave(rng) -> int:
                 preferred_element_type=np.dtype(out_dtype),
                 precision=None,
                 implementation="cuda",
-                tile=choices.STREAM_K_TILE,
+                tile=STREAM_K_TILE,
             )
             oracle.check(out, oracle.ragged_noncontracting(lhs, rhs, sizes))
             launches += 1
@@ -162,7 +162,7 @@ def gradients_of_unequal_groups(rng) -> int:
 def float32_products_of_few_rows(rng) -> int:
     """Both precisions and majors of the weights, K and N off the tile."""
     launches = 0
-    tile = choices.FLOAT32_FEW_ROWS_TILE
+    tile = FLOAT32_FEW_ROWS_TILE
     for transpose_rhs, precision in product((False, True), PRODUCT_ERROR):
         for sizes, offset in zip(SIZES, OFFSETS, strict=True):
             shapes = NONCONTRACTING.shapes(M, K + 4, N + 4, G)

@@ -20,9 +20,8 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
-from jax_grouped_gemm._src import tile_choices
 from jax_grouped_gemm._src.arguments import Implementation
-from jax_grouped_gemm._src.arithmetic import at_least_float32
+from jax_grouped_gemm._src.arrays import align_varying, at_least_float32
 from jax_grouped_gemm._src.autodiff import once_differentiable
 from jax_grouped_gemm._src.fp8 import primitive, reference
 from jax_grouped_gemm._src.fp8.api import SOURCE_DTYPES
@@ -39,7 +38,7 @@ from jax_grouped_gemm._src.mlp.fp8.hidden_op import (
 )
 from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp, quantize_experts
 from jax_grouped_gemm._src.mlp.reference import GATE, UP, owned_rows, row_weights
-from jax_grouped_gemm._src.varying import align_varying
+from jax_grouped_gemm._src.plan import current_tiles
 
 Operands = Mapping[str, Any]
 
@@ -177,7 +176,7 @@ def mlp(
     layer = _Layer(
         recipe,
         implementation,
-        tile_choices.current(),
+        current_tiles(),
         HiddenLayer(activation, operands["wi_0"].shape[2], "wi_1" in operands, recipe),
         tuple(dtypes.items()),
         operands["wi_0"].shape[0],
