@@ -20,6 +20,7 @@ XLA_FFI_Error* JggQuantizeRows(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggQuantizeBlocks(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggQuantizeJoined(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggQuantizeRagged(XLA_FFI_CallFrame* call_frame);
+XLA_FFI_Error* JggColumnMaxima(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggQuantizeGathered(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggQuantizeHidden(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggQuantizeGradients(XLA_FFI_CallFrame* call_frame);

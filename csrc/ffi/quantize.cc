@@ -9,6 +9,7 @@
 #include "ffi/element_types.h"
 #include "ffi/handlers.h"
 #include "ffi/row_blocks.h"
+#include "scheduler/ceil_div.h"
 
 namespace jgg {
 namespace {
@@ -186,6 +187,31 @@ ffi::Error quantize_ragged(cudaStream_t stream, ffi::AnyBuffer x, ffi::Buffer<ff
                   "quantize_ragged");
 }
 
+ffi::Error column_maxima(cudaStream_t stream, ffi::AnyBuffer x, ffi::Buffer<ffi::S32> window,
+                         ffi::Result<ffi::Buffer<ffi::F32>> maxima) {
+  ElementType source;
+  if (auto error = source_type(x, source); error.failure()) return error;
+  auto const shape = Shape<2>::of("x", x);
+  if (!shape) return shape.error();
+  auto const limits = Shape<1>::of("window", window);
+  if (!limits) return limits.error();
+  auto const found = Shape<2>::of("maxima", *maxima);
+  if (!found) return found.error();
+  auto const [rows, columns] = shape->size;
+  if (shape->batched || limits->batched || found->batched) {
+    return invalid("column_maxima has no batch dimension");
+  }
+  for (auto error : {limits->expect({2}, 1),
+                     found->expect({ceil_div(rows, quantize::kColumnRows), columns}, 1)}) {
+    if (error.failure()) return error;
+  }
+  return launched(
+      quantize::column_maxima(
+          source, {x.untyped_data(), window.typed_data(), maxima->typed_data(), rows, columns},
+          stream),
+      "column_maxima");
+}
+
 // Rows of a ragged product that are copies of tokens, transposed, with scales of tokens' columns.
 ffi::Error quantize_gathered(cudaStream_t stream, ffi::AnyBuffer x, ffi::Buffer<ffi::S32> row_of,
                              ffi::Buffer<ffi::F32> scale, ffi::Buffer<ffi::S32> group_sizes,
@@ -265,6 +291,13 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(JggQuantizeRagged, jgg::quantize_ragged,
                                   .Ret<xla::ffi::AnyBuffer>()              // values_t
                                   .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales_t
                                   .Attr<bool>("power_of_two"),
+                              {xla::ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JggColumnMaxima, jgg::column_maxima,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
+                                  .Arg<xla::ffi::AnyBuffer>()               // x
+                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()   // window
+                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>(),  // maxima
                               {xla::ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER_SYMBOL(JggQuantizeGathered, jgg::quantize_gathered,
                               xla::ffi::Ffi::Bind()

@@ -81,6 +81,19 @@ struct GatheredArguments {
   int row_blocks;
 };
 
+// x [rows, columns] -> maxima [ceil(rows / kColumnRows), columns]: the largest finite magnitude of
+// each column, of so many rows each, of those in the window [first, end).
+constexpr int kColumnRows = 256;
+struct ColumnsArguments {
+  void const* x;
+  int const* window;
+  float* maxima;
+  int rows;
+  int columns;
+};
+
+cudaError_t column_maxima(ElementType source, ColumnsArguments const& arguments,
+                          cudaStream_t stream);
 cudaError_t quantize_rows(QuantizeFormat format, RowsArguments const& arguments,
                           cudaStream_t stream);
 cudaError_t quantize_blocks(QuantizeFormat format, BlocksArguments const& arguments,

@@ -32,6 +32,20 @@ def assert_same_bits(got, want):
 
 
 @pytest.mark.parametrize("source", [BF16, jnp.float16, F32])
+@pytest.mark.parametrize("rows, columns", [(1, 8), (255, 100), (1000, 203), (3000, 1536)])
+def test_largest_of_columns(rows, columns, source, rng):
+    x = np.asarray(rng.standard_normal((rows, columns)), source)
+    x[0, :3], x[rows // 2, 1] = np.nan, -np.inf
+    for window in ([0, rows], [rows // 3, rows // 2 + 1], [5, 5]):
+        got = primitive.column_maxima(x, np.asarray(window, np.int32), implementation="cuda")
+        kept = np.zeros(x.shape, np.float32)
+        rows_kept = slice(*window)
+        kept[rows_kept] = np.abs(np.where(np.isfinite(x[rows_kept]), x[rows_kept], 0))
+        want = [kept[i : i + 256].max(axis=0) for i in range(0, rows, 256)]
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("source", [BF16, jnp.float16, F32])
 @pytest.mark.parametrize("columns", [128, 100, 203, 1536])
 def test_gathered_rows_are_what_the_reference_computes(columns, source, rng):
     """Bit for bit on the CPU: a GPU's division is not rounded as IEEE asks."""
@@ -43,7 +57,8 @@ def test_gathered_rows_are_what_the_reference_computes(columns, source, rng):
         for dtype, power_of_two in ((E4M3, False), (E5M2, True)):
             params = dict(dtype=np.dtype(dtype), power_of_two=power_of_two)
             with jax.default_device(jax.devices("cpu")[0]):
-                scale = reference.column_scales(jnp.asarray(x), **params)
+                (maxima,) = reference.column_maxima(jnp.asarray(x), jnp.array([0, tokens]))
+                scale = reference.column_scales(maxima, **params)
                 operands = x, where, np.asarray(scale), np.asarray(sizes, np.int32)
                 (want,) = reference.quantize_gathered(*map(jnp.asarray, operands), **params)
             run = partial(primitive.quantize_gathered, **params, implementation="cuda")

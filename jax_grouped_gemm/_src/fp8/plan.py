@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_grouped_gemm._src.arrays import round_up
+from jax_grouped_gemm._src.arrays import cdiv, round_up
 from jax_grouped_gemm._src.device import H200, Target
 from jax_grouped_gemm._src.fp8.formats import (
     BLOCK,
+    COLUMN_ROWS,
     Shape,
     quantized_blocks,
     quantized_groups,
@@ -244,6 +245,21 @@ def plan_quantize_ragged(
         quantized_groups(m, cols, group_sizes.shape[-1]) if params["transposed"] else None,
     ]
     return _plan_quantizer("quantize_ragged", x, params, batch, forms)
+
+
+def plan_column_maxima(
+    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
+) -> QuantizePlan:
+    """Plans a `column_maxima` from its operands' avals and its parameters."""
+    x, _ = avals
+    is_reference = params["implementation"] == "reference"
+    shape = cdiv(x.shape[0], COLUMN_ROWS), x.shape[1]
+    return QuantizePlan(
+        QuantizeProblem("column_maxima", x.shape, np.dtype(np.float32), False),
+        path="reference" if is_reference else "direct",
+        reason=AS_ASKED if is_reference else "",
+        results=(jax.ShapeDtypeStruct(shape, jnp.float32),),
+    )
 
 
 def plan_quantize_gathered(

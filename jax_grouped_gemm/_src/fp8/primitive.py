@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_grouped_gemm._src.arrays import round_up
+from jax_grouped_gemm._src.arrays import cdiv, round_up
 from jax_grouped_gemm._src.fp8 import call, plan, reference
 from jax_grouped_gemm._src.fp8.formats import (
     BLOCK,
+    COLUMN_ROWS,
     quantized_blocks,
     quantized_groups,
     quantized_rows,
@@ -184,6 +185,30 @@ RAGGED = Op(
 )
 
 
+def column_maxima(x, window, **params) -> jax.Array:
+    """x [m, cols], window [2] -> float32 [ceil(m / 256), cols], see `reference.column_maxima`."""
+    (maxima,) = MAXIMA.bind(x, window, **params)
+    return maxima
+
+
+def _maxima_aval(x, window, **_):
+    shape = cdiv(x.shape[0], COLUMN_ROWS), x.shape[1]
+    return [MAXIMA.result_aval((x, window), shape, np.dtype(np.float32))]
+
+
+MAXIMA = Op(
+    name="column_maxima",
+    operand_ranks=(2, 1),
+    targets=(call.COLUMN_MAXIMA,),
+    avals=_maxima_aval,
+    planner=plan.plan_column_maxima,
+    call=call.column_maxima,
+    reference=reference.column_maxima,
+    multiple_results=True,
+    is_matmul=False,
+)
+
+
 def quantize_gathered(x, rows, scale, group_sizes, **params) -> jax.Array:
     """x [T, cols], rows [m], scale [cols] -> values in transposed blocks."""
     (values,) = GATHERED.bind(x, rows, scale, group_sizes, **params)
@@ -250,21 +275,25 @@ def _register_folding(op: Op) -> None:
     op.def_batching(rule)
 
 
-def _batch_gathered(operands, dims, **params):
+def _register_map(op: Op) -> None:
     """One element of the batch after the other: the kernel has no batch dimension."""
-    size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
 
-    def one(i):
-        return GATHERED.bind(
-            *(
-                x if d is None else lax.dynamic_index_in_dim(x, i, d, keepdims=False)
-                for x, d in zip(operands, dims, strict=True)
-            ),
-            **params,
-        )
+    def rule(operands, dims, **params):
+        size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
 
-    out = lax.map(one, jnp.arange(size))
-    return out, [0] * len(out)
+        def one(i):
+            return op.bind(
+                *(
+                    x if d is None else lax.dynamic_index_in_dim(x, i, d, keepdims=False)
+                    for x, d in zip(operands, dims, strict=True)
+                ),
+                **params,
+            )
+
+        out = lax.map(one, jnp.arange(size))
+        return out, [0] * len(out)
+
+    op.def_batching(rule)
 
 
 for _op in (NONCONTRACTING, CONTRACTING):
@@ -272,6 +301,7 @@ for _op in (NONCONTRACTING, CONTRACTING):
 for _op in (ROWS, BLOCKS, JOINED):
     _register_folding(_op)
 RAGGED.def_batching(lambda operands, dims, **params: RAGGED.bind_batched(operands, dims, params))
-GATHERED.def_batching(_batch_gathered)
-for _op in (NONCONTRACTING, CONTRACTING, ROWS, BLOCKS, JOINED, RAGGED, GATHERED):
+for _op in (GATHERED, MAXIMA):
+    _register_map(_op)
+for _op in (NONCONTRACTING, CONTRACTING, ROWS, BLOCKS, JOINED, RAGGED, GATHERED, MAXIMA):
     _op.has_no_derivative()

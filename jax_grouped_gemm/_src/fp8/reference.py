@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 
 from jax_grouped_gemm._src.arrays import cdiv, round_up, vary_over, varying_axes
-from jax_grouped_gemm._src.fp8.formats import BLOCK, row_blocks
+from jax_grouped_gemm._src.fp8.formats import BLOCK, COLUMN_ROWS, row_blocks
 from jax_grouped_gemm._src.ragged import reference
 
 SMALLEST_SCALE = 2.0**-100
@@ -109,9 +109,28 @@ def quantize_ragged(
     return (unbatched if in_axes == (None, None) else jax.vmap(unbatched, in_axes))(x, group_sizes)
 
 
-def column_scales(x: jax.Array, *, dtype: np.dtype, power_of_two: bool) -> jax.Array:
-    """The scales float32 [cols] of the columns of x [T, cols], each of all rows."""
-    return scales_of(x, (0,), dtype, power_of_two)[0]
+def column_maxima(x: jax.Array, window: jax.Array) -> list[jax.Array]:
+    """The largest finite magnitude of each column of x [m, cols], of 256 rows each.
+
+    Args:
+      x: [m, cols].
+      window: int32 [2], the first of the rows that count and the end of them.
+
+    Returns:
+      float32 [ceil(m / 256), cols].
+    """
+    m, cols = x.shape
+    row = jnp.arange(m)[:, None]
+    counts = (row >= window[0]) & (row < window[1]) & jnp.isfinite(x)
+    magnitudes = jnp.where(counts, jnp.abs(x), jnp.zeros_like(x)).astype(jnp.float32)
+    chunks = cdiv(m, COLUMN_ROWS)
+    padded = jnp.pad(magnitudes, ((0, chunks * COLUMN_ROWS - m), (0, 0)))
+    return [padded.reshape(chunks, COLUMN_ROWS, cols).max(axis=1)]
+
+
+def column_scales(maxima: jax.Array, *, dtype: np.dtype, power_of_two: bool) -> jax.Array:
+    """The scales float32 [cols] of columns whose largest magnitudes are `column_maxima`."""
+    return scales_of(maxima, (0,), dtype, power_of_two)[0]
 
 
 def quantize_gathered(

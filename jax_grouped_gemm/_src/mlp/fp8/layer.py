@@ -37,7 +37,7 @@ from jax_grouped_gemm._src.mlp.fp8.hidden_op import (
     ragged_hidden_gradients,
 )
 from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp, quantize_experts
-from jax_grouped_gemm._src.mlp.reference import GATE, UP, owned_rows, row_weights
+from jax_grouped_gemm._src.mlp.reference import GATE, UP, owned_rows, owned_window, row_weights
 from jax_grouped_gemm._src.plan import current_tiles
 
 Operands = Mapping[str, Any]
@@ -88,16 +88,19 @@ class _Layer(Fp8Products):
         if self.recipe.wgrad == "bf16":
             x = narrow(x)
             return token_rows.gather(x, given["rows"], given.get("inverse")) if copied else x
-        params = self._quantize_params(dtype)
         sizes, offset = given["group_sizes"], given["group_offset"]
         if copied:
-            rows, counted = given["rows"], x
+            rows, window = given["rows"], jnp.array([0, x.shape[0]])
         else:
+            # Rows of no local expert have no say in the scales.
+            window = jnp.stack(owned_window(sizes, offset, self.num_experts, x.shape[0]))
             rows = jnp.arange(x.shape[0])
-            owned = owned_rows(sizes, offset, self.num_experts, x.shape[0])
-            counted = jnp.where(owned[:, None], x, jnp.zeros_like(x))
+        maxima = primitive.column_maxima(
+            x, window.astype(jnp.int32), implementation=self.implementation
+        )
+        params = self._quantize_params(dtype)
         scale = reference.column_scales(
-            counted, dtype=params["dtype"], power_of_two=params["power_of_two"]
+            maxima, dtype=params["dtype"], power_of_two=params["power_of_two"]
         )
         values = primitive.quantize_gathered(x, rows.astype(jnp.int32), scale, sizes, **params)
         return Pair(values, scale[None])
