@@ -4,14 +4,15 @@ python -m benchmarks.never_slower --output never_slower.json
 
 Small, thin, shallow and deep shapes at random, `--shapes` of them for each operation, each against
 the expressions and loops that it takes the place of. The summary counts the cases under 0.98 of the
-best of those and names the worst. "ours" of a symmetric update is what its plan takes, which may be
-XLA's own product; "kernel" is a variant that always is one, and "both triangles" one that computes
-them by our `grouped_gemm`.
+best of those and names the worst. "ours" is what the plan takes, which may be XLA's own product;
+"kernel" is a variant that always is one, and "both triangles" of a symmetric update one that
+computes them by our `grouped_gemm`.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 
@@ -28,7 +29,7 @@ from benchmarks.harness.measure import ragged_work
 from benchmarks.harness.peer import JaxPeer, Peer, Role, pinned_implementation
 from benchmarks.harness.session import Job, Session, leave_memory_to_torch
 from benchmarks.peers.cublas import CublasLoop
-from benchmarks.peers.ours import Ours, kernels_unavailable_reason
+from benchmarks.peers.ours import Kernel, Planned, kernels_unavailable_reason
 from benchmarks.peers.stock import Stock
 from benchmarks.peers.torch_grouped_mm import TorchGroupedMm
 
@@ -140,15 +141,20 @@ def peers_of_update(update: rank_k.Update) -> list[Peer]:
 
 def peers_of_ragged(shape: Shape, dtype: str) -> list[Peer]:
     """Ours, and what takes the same operands; stock JAX where its copies are not gigabytes."""
-    found: list[Peer] = [Ours(), TorchGroupedMm(), CublasLoop()]
+    found: list[Peer] = [Planned(), Kernel(), TorchGroupedMm(), CublasLoop()]
     width = 4 if dtype == "float32" else 2
     copies = shape.groups * shape.rows * max(shape.k, shape.n) * width
     return [*found, Stock()] if copies <= MOST_STOCK_BYTES else found
 
 
 def peers_of_list(kind: grouped_gemm.Kind) -> list[Peer]:
-    """Ours and the loop."""
-    return [peer for peer in grouped_gemm.peers(kind) if peer.name in ("ours", "cublas_loop")]
+    """What the plan takes, the kernel, and the loop."""
+    planned = functools.partial(jgg.grouped_gemm, precision=kind.precision)
+    kernel, *others = (
+        peer for peer in grouped_gemm.peers(kind) if peer.name in ("ours", "cublas_loop")
+    )
+    kernel.name, kernel.role = "kernel", Role.VARIANT
+    return [JaxPeer("ours", Role.OURS, planned, kernels_unavailable_reason), kernel, *others]
 
 
 def job_of(op: str, number: int, options: argparse.Namespace, session: Session) -> Job:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-import json
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping
 
+from benchmarks import quotes_layers as layers
 from benchmarks.harness.cases import SUITES
 from benchmarks.harness.measure import best_grouped
 from benchmarks.harness.quoting import (
-    NO_CASE,
     mean_and_span,
     microseconds,
     ratio,
@@ -19,27 +17,8 @@ from benchmarks.harness.quoting import (
     time_and_rate,
 )
 from benchmarks.harness.results_file import load
+from benchmarks.records_by_topic import GIB, RECORDS, RESULTS, case, cases, commits, ours, ratios
 
-RESULTS = Path(__file__).parent / "results"
-# The records that a topic is quoted from.
-RECORDS = {
-    "ragged": ("h200_main",),
-    "majors": ("h200_majors",),
-    "stock": ("h200_stock",),
-    "tokamax": ("h200_tokamax",),
-    "skew": ("h200_skew",),
-    "accumulate": ("h200_accumulate",),
-    "memory": ("h200_memory",),
-    "step": ("h200_training",),
-    "expert_parallel": ("h200_x2_expert_parallel",),
-    "fp8": ("h200_fp8",),
-    "training": ("h200_fp8_training", "h200_fp8_training_seed_2"),
-    "float32_default": ("h200_float32_default",),
-    "float32_highest": ("h200_float32_highest",),
-    "lists": ("h200_lists", "h200_lists_large", "h200_lists_300"),
-    "lists_float32": ("h200_lists_float32",),
-    "updates": ("h200_rank_k",),
-}
 # In a table of the fastest, and in words.
 PEERS = {
     "quack": ("q", "QuACK"),
@@ -51,30 +30,6 @@ PEERS = {
     "stock": ("s", "`jax.lax.ragged_dot_general`"),
 }
 DENSE_FP8 = ("cublas_dense", "cublas_dense_exact")
-GIB = 2**30
-
-
-@functools.cache
-def cases(topic: str) -> dict[str, Mapping]:
-    """The cases of a topic's records by name."""
-    found = load([RESULTS / f"{stem}.json" for stem in RECORDS[topic]])
-    return {case["case"]: case for case in found["cases"]}
-
-
-def case(topic: str, name: str) -> Mapping:
-    """One of them, or an empty one."""
-    return cases(topic).get(name, NO_CASE)
-
-
-def ours(case: Mapping) -> Mapping:
-    """What was measured of ours."""
-    return case["peers"]["ours"]
-
-
-def ratios(topic: str, peer: str, ops: Sequence[str]) -> list[float]:
-    """A peer's ratios to us in all cases of some ops."""
-    found = [case for case in cases(topic).values() if case["op"] in ops]
-    return [case["ratios"][peer] for case in found if peer in case["ratios"]]
 
 
 def ragged() -> str:
@@ -164,13 +119,6 @@ def decode() -> str:
     return table(header, rows)
 
 
-def commits(topic: str) -> str:
-    """The commits of a topic's records."""
-    stems = RECORDS[topic]
-    found = (json.loads((RESULTS / f"{stem}.json").read_text())["commit"] for stem in stems)
-    return ", ".join(dict.fromkeys(commit[:7] for commit in found))
-
-
 def skew() -> str:
     """Weight gradients of unequal groups: time for a useful FLOP over that of equal ones."""
 
@@ -210,34 +158,6 @@ def stock_example() -> str:
         f"{ours(cases('ragged')['qwen3_up/forward/random'])['median_us'] / 1e3:.1f} ms and "
         f"{memory_of('ours', 'qwen3_up', 'forward')} bytes"
     )
-
-
-def step() -> str:
-    """A step of training the demo's model."""
-    peers = next(iter(cases("step").values()))["peers"]
-    found = [peers[name] for name in ("ours", "ours_fp8")]
-    ms = [f"{each['median_us'] / 1e3:.0f} ms" for each in found]
-    memory = [f"{each['temporary_bytes'] / GIB:.1f}" for each in found]
-    return (
-        f"{ms[0]} a step in bf16 and {ms[1]} in FP8, at {memory[0]} and {memory[1]} GiB of "
-        "temporary memory"
-    )
-
-
-def expert_parallel() -> str:
-    """Layers over several GPUs: shares of the speed without communication."""
-    rows = []
-    for name in dict.fromkeys(case["shape"]["name"] for case in cases("expert_parallel").values()):
-        row = [f"`{name}`"]
-        for op in ("ep_forward", "ep_step"):
-            found = case("expert_parallel", f"{name}/{op}")
-            fractions = found.get("fractions", {})
-            for way in ("ours", "room_for_1.25", "naive"):
-                row.append(f"{fractions[way]:.2f}" if way in fractions else "-")
-        rows.append(row)
-    ways = ("", ", room for 1.25", ", all gathered")
-    header = [f"{op}{way}" for op in ("forward", "with gradients") for way in ways]
-    return table(["of the speed without communication", *header], rows)
 
 
 def memory_of(peer: str, shape: str, op: str) -> int:
@@ -332,13 +252,6 @@ def fp8_rest() -> str:
             f"blocks at {copies[2]}.",
         ]
     )
-
-
-def training() -> str:
-    """FP8's held-out loss over bf16's, seed by seed."""
-    found = sorted(cases("training").values(), key=lambda case: case["seed"])
-    *first, last = (f"{case['loss_ratio']:.3f}" for case in found)
-    return f"{', '.join(first)} and {last} times"
 
 
 LISTS = {
@@ -448,9 +361,11 @@ QUOTES: dict[str, Callable[[], str]] = {
     text.__name__: text
     for text in (
         ragged, ragged_summary, decode, ragged_letters, ragged_peers, skew, accumulate,
-        stock_example, memory, step, expert_parallel, float32,
-        float32_speedups, fp8, fp8_range, fp8_rest, training, lists, lists_example, updates,
+        stock_example, memory, float32,
+        float32_speedups, fp8, fp8_range, fp8_rest, lists, lists_example, updates,
         wide_updates, updates_at_8192, cutlass_updates, loop_shortfall, tf32_shortfall,
+        layers.layers, layers.layers_fp8_range, layers.layers_decode, layers.step,
+        layers.expert_parallel, layers.training,
     )
 }  # fmt: skip
 QUOTES |= {f"{topic}_commits": functools.partial(commits, topic) for topic in RECORDS}

@@ -3,7 +3,8 @@
 python -m benchmarks.training --output benchmarks/results/training.json
 
 All start from equal parameters and see equal batches. A peer that runs out of memory is recorded as
-failed. Times are the host's, over all steps but the first; memory is what XLA plans for a step.
+failed; with a smaller `--batch` all may fit. Times are the host's, over all steps but the first;
+memory is what XLA plans for a step.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from benchmarks.harness.measure import geometric_mean
 from benchmarks.harness.peer import Role
 from benchmarks.harness.session import Job, Session
 from jax_grouped_gemm.demo.data import load_corpus
-from jax_grouped_gemm.demo.presets import PRESETS
+from jax_grouped_gemm.demo.presets import PRESETS, Preset
 from jax_grouped_gemm.demo.train import TrainingRun, train
 
 OURS = object()  # stands for the kernels, pinned where there is a GPU
@@ -36,7 +37,9 @@ PEERS: dict[str, tuple[Role, Any, jgg.Recipe | None]] = {
 }
 
 
-def record(preset: str, seed: int, runs: Mapping[str, TrainingRun | Exception]) -> dict:
+def record(
+    model: str, preset: Preset, seed: int, runs: Mapping[str, TrainingRun | Exception]
+) -> dict:
     """A record of all runs; ratios are of the times of a step."""
     peers: dict[str, dict] = {}
     for name, run in runs.items():
@@ -52,8 +55,8 @@ def record(preset: str, seed: int, runs: Mapping[str, TrainingRun | Exception]) 
         }
     times = {name: peer["median_us"] for name, peer in peers.items() if "median_us" in peer}
     return {
-        "case": f"{preset}/training/{seed}",
-        "shape": {"name": preset},
+        "case": f"{model}/training/{seed}",
+        "shape": {"name": model, "batch": preset.batch, "length": preset.sequence_length},
         "op": "training",
         "seed": seed,
         "peers": peers,
@@ -88,6 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The model, how long, and who."""
     parser.add_argument("--preset", default="h200", choices=PRESETS, help="size of the model")
     parser.add_argument("--steps", type=int, help="training steps (default: those of --compare)")
+    parser.add_argument("--batch", type=int, help="sequences of a step (default: the preset's)")
     parser.add_argument("--peers", nargs="+", default=list(PEERS), choices=PEERS)
 
 
@@ -95,6 +99,8 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
     """One job."""
     preset = dry_run_preset() if options.dry_run else PRESETS[options.preset]
     name = "dry_run" if options.dry_run else options.preset
+    if options.batch:
+        preset = dataclasses.replace(preset, batch=options.batch)
     steps = options.steps or (preset.steps if options.dry_run else preset.compare_steps)
     pinned = "cuda" if jax.default_backend() == "gpu" else None
     corpus = load_corpus()
@@ -120,7 +126,7 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
         # Stock JAX first, which needs most memory, while that is in one piece.
         order = sorted(options.peers, key=list(PEERS).index, reverse=True)
         runs = {peer: run(peer) for peer in order}
-        return record(name, options.seed, {peer: runs[peer] for peer in options.peers})
+        return record(name, preset, options.seed, {peer: runs[peer] for peer in options.peers})
 
     return [Job(f"{name}/training/{options.seed}", functools.partial(compare))]
 

@@ -38,8 +38,9 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 # extension only there.
 __path__ = _extend_path(__path__, __name__)
 
-from jax_grouped_gemm._src import ffi as _ffi
-from jax_grouped_gemm._src.availability import is_available, unavailable_reason
+from jax_grouped_gemm._src.arguments import check_groups
+from jax_grouped_gemm._src.device import is_available, unavailable_reason
+from jax_grouped_gemm._src.device import register_targets as _register_targets
 from jax_grouped_gemm._src.explain import Explanation, explain
 from jax_grouped_gemm._src.fp8.api import (
     QuantizedRows,
@@ -52,8 +53,6 @@ from jax_grouped_gemm._src.fp8.api import (
 )
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.fp8.training import fp8_ragged_dot
-from jax_grouped_gemm._src.fp8.weights import QuantizedMlp, quantize_mlp
-from jax_grouped_gemm._src.group_checks import check_groups
 from jax_grouped_gemm._src.lists.grouped_gemm.api import grouped_gemm
 from jax_grouped_gemm._src.lists.grouped_gemm.plan import GroupedGemmPlan
 from jax_grouped_gemm._src.lists.rank_k.api import (
@@ -63,16 +62,15 @@ from jax_grouped_gemm._src.lists.rank_k.api import (
     grouped_syrk,
 )
 from jax_grouped_gemm._src.mlp.api import gated_ragged_dot, ragged_mlp
+from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp, quantize_mlp
 from jax_grouped_gemm._src.mlp.plan import MlpPlan
 from jax_grouped_gemm._src.op import export_disabled_checks as _export_disabled_checks
-from jax_grouped_gemm._src.plan import Plan
+from jax_grouped_gemm._src.plan import Plan, TileConfig, use_tiles
 from jax_grouped_gemm._src.ragged.api import (
     ragged_dot,
     ragged_dot_accumulate,
     ragged_dot_general,
 )
-from jax_grouped_gemm._src.tile_choices import use_tiles
-from jax_grouped_gemm._src.tile_config import TileConfig
 from jax_grouped_gemm._src.version import __version__
 
 # The public modules; the layers in `flax` need the extra of that name.
@@ -136,4 +134,4 @@ def __getattr__(name: str):
 
 
 # Now rather than at the first use: raises ImportError if the installed jaxlib cannot run it.
-_ffi.register_targets()
+_register_targets()

@@ -45,7 +45,7 @@ from jax_grouped_gemm._src.arguments import (
     checked_boolean,
     refuse_sharded,
 )
-from jax_grouped_gemm._src.arithmetic import at_least_float32
+from jax_grouped_gemm._src.arrays import at_least_float32, vary_over, varying_axes
 from jax_grouped_gemm._src.expert_parallel.api import expert_parallel_mlp as expert_parallel_mlp
 from jax_grouped_gemm._src.expert_parallel.explain import (
     ExpertParallelExplanation as ExpertParallelExplanation,
@@ -57,32 +57,26 @@ from jax_grouped_gemm._src.expert_parallel.mesh import expert_parallel as expert
 from jax_grouped_gemm._src.expert_parallel.stats import (
     ExpertParallelStats as ExpertParallelStats,
 )
-from jax_grouped_gemm._src.fp8 import experts as fp8_experts
 from jax_grouped_gemm._src.fp8.recipe import Recipe
-from jax_grouped_gemm._src.fp8.weights import QuantizedMlp
 from jax_grouped_gemm._src.mlp import api as mlp
+from jax_grouped_gemm._src.mlp.biases import with_bias
+from jax_grouped_gemm._src.mlp.fp8 import experts as fp8_experts
+from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp
 from jax_grouped_gemm._src.mlp.primitive import Options
-from jax_grouped_gemm._src.moe.biases import with_bias
-from jax_grouped_gemm._src.moe.operands import (
-    Biases,
-    check_routing,
-    check_shapes,
-    checked_biases,
-)
-from jax_grouped_gemm._src.moe.operands import ExpertOrder as ExpertOrder
-from jax_grouped_gemm._src.moe.permutation import permute_rows as permute_rows
-from jax_grouped_gemm._src.moe.routing import AuxiliaryLosses as AuxiliaryLosses
-from jax_grouped_gemm._src.moe.routing import Routing as Routing
-from jax_grouped_gemm._src.moe.routing import auxiliary_losses as auxiliary_losses
-from jax_grouped_gemm._src.moe.routing import load_balancing_loss as load_balancing_loss
-from jax_grouped_gemm._src.moe.routing import route as route
-from jax_grouped_gemm._src.moe.routing import router_z_loss as router_z_loss
 from jax_grouped_gemm._src.ragged.api import ragged_dot
 from jax_grouped_gemm._src.rows.api import combine as combine
 from jax_grouped_gemm._src.rows.api import dispatch as dispatch
 from jax_grouped_gemm._src.rows.api import gather_rows as gather_rows
 from jax_grouped_gemm._src.rows.api import sort_by_expert as sort_by_expert
-from jax_grouped_gemm._src.varying import vary_over, varying_axes
+from jax_grouped_gemm._src.rows.operands import Biases, check_routing, check_shapes, checked_biases
+from jax_grouped_gemm._src.rows.operands import ExpertOrder as ExpertOrder
+from jax_grouped_gemm._src.rows.permutation import permute_rows as permute_rows
+from jax_grouped_gemm._src.rows.routing import AuxiliaryLosses as AuxiliaryLosses
+from jax_grouped_gemm._src.rows.routing import Routing as Routing
+from jax_grouped_gemm._src.rows.routing import auxiliary_losses as auxiliary_losses
+from jax_grouped_gemm._src.rows.routing import load_balancing_loss as load_balancing_loss
+from jax_grouped_gemm._src.rows.routing import route as route
+from jax_grouped_gemm._src.rows.routing import router_z_loss as router_z_loss
 
 Implementation = arguments.Implementation | Callable[..., jax.Array]
 ActivationLike = str | Callable[[jax.Array], jax.Array] | Activation

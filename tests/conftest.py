@@ -33,6 +33,8 @@ os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 import jax  # noqa: E402
 
 pytest.register_assert_rewrite("tests.support")
+from jax_grouped_gemm._src.lists.grouped_gemm import whole as whole_lists  # noqa: E402
+from jax_grouped_gemm._src.ragged import whole as whole_ragged  # noqa: E402
 from tests.support import aot  # noqa: E402
 
 GPU_TESTS = Path(__file__).parent / "gpu"
@@ -55,6 +57,17 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if GPU_TESTS in item.path.parents:
             item.add_marker(pytest.mark.gpu)
+
+
+@pytest.fixture(autouse=True)
+def small_products_have_kernels(request, monkeypatch):
+    """Problems of tests are small, to be quick: most are those that a plan would leave to XLA.
+
+    A test with the marker `plans_as_users_get_them` sees what it does.
+    """
+    if not request.node.get_closest_marker("plans_as_users_get_them"):
+        monkeypatch.setattr(whole_ragged, "MARGIN", 0.0)
+        monkeypatch.setattr(whole_lists, "MARGIN", 0.0)
 
 
 @pytest.fixture

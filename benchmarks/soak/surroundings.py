@@ -19,7 +19,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental.compute_on import compute_on
+from jax.experimental import compute_on
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from benchmarks.harness.measure import first_line
@@ -31,7 +31,8 @@ ALL_RUNS = 3  # of every program in threads, little memory and company
 THREADS = 4
 GRAPH = {"xla_gpu_graph_min_graph_size": 1}
 # What stays free of the device's memory, and the smallest array that is worth allocating.
-FREE_BYTES, LEAST_BYTES = 96 << 20, 1 << 20
+FREE_BYTES, LEAST_BYTES = 96 << 20, 1 << 24
+MOST_FAILURES = 4  # to allocate what should be free
 NEIGHBOR_MEMORY = "0.08"
 
 
@@ -59,6 +60,16 @@ def threads(programs: Sequence[Program]) -> Counts:
     return {"threads": THREADS, "products": sum(counts)}
 
 
+def on_stream(number: int, function: Callable) -> Callable:
+    """`function` on a CUDA stream of its own."""
+    # JAX 0.11 has given the new function the old one's name.
+    compute = getattr(compute_on, "compute_on2", compute_on.compute_on)
+    options: Any = dict(
+        compute_type=f"gpu_stream:{number}", out_memory_spaces=jax.memory.Space.Device
+    )
+    return compute(function, **options)
+
+
 def streams(programs: Sequence[Program]) -> Counts:
     """Two programs in one, each on a stream of its own."""
     done, same, refused = 0, 0, []
@@ -67,11 +78,7 @@ def streams(programs: Sequence[Program]) -> Counts:
             continue
 
         def both(a, b, first=first, second=second):
-            with compute_on("gpu_stream:1"):
-                one = jax.jit(first.trial.function)(*a)
-            with compute_on("gpu_stream:2"):
-                other = jax.jit(second.trial.function)(*b)
-            return one, other
+            return on_stream(1, first.trial.function)(*a), on_stream(2, second.trial.function)(*b)
 
         arguments = [(*p.operands, *p.drawn[0]) for p in (first, second)]
         try:
@@ -113,12 +120,15 @@ def command_buffers(programs: Sequence[Program]) -> Counts:
 @contextlib.contextmanager
 def little_memory() -> Iterator[int]:
     """Takes all memory of the device but `FREE_BYTES`; yields how many bytes those are."""
-    held, size = [], 1 << 38 if on_gpu() else 1 << 24
-    while size >= LEAST_BYTES:
+    held: list[jax.Array] = []
+    # An allocation that fails is tried again for ten seconds, so few may: sizes are those of what
+    # is free, and smaller only where that is in pieces.
+    failures = 0
+    while failures < MOST_FAILURES and (size := _largest_size(failures)) >= LEAST_BYTES:
         try:
             held.append(jnp.zeros(size, jnp.uint8).block_until_ready())
         except Exception:  # out of memory
-            size //= 2
+            failures += 1
         if not on_gpu():
             break
     taken = sum(x.size for x in held)
@@ -130,6 +140,15 @@ def little_memory() -> Iterator[int]:
         yield taken - freed
     finally:
         held.clear()
+
+
+def _largest_size(halvings: int) -> int:
+    """The largest power of two of bytes that are free, halved so many times."""
+    stats = jax.local_devices()[0].memory_stats()
+    if not stats:  # a CPU has none
+        return LEAST_BYTES
+    free = stats["bytes_limit"] - stats["bytes_in_use"]
+    return 1 << max(free.bit_length() - 1 - halvings, 0)
 
 
 def memory(programs: Sequence[Program]) -> Counts:

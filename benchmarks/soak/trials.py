@@ -422,8 +422,10 @@ def moved_rows(rng: Rng, implementation: str, most: int) -> Trial:
         np.testing.assert_array_equal(np.float32(rows), np.float32(want))
         exact = rows_oracle.combine(y, pairs, pairs.weights)
         magnitude = rows_oracle.combine_magnitude(y, pairs, pairs.weights)
-        allowed = float(jnp.finfo(dtype).eps) * np.abs(exact) + 1e-6 * choices * magnitude
-        assert (np.abs(np.asarray(total, np.float64) - exact) <= allowed + 1e-30).all()
+        limits = jnp.finfo(dtype)
+        allowed = float(limits.eps) * np.abs(exact) + 1e-6 * choices * magnitude
+        allowed += float(limits.smallest_subnormal)
+        assert (np.abs(np.asarray(total, np.float64) - exact) <= allowed).all()
 
     return Trial(
         f"rows {np.dtype(dtype)} {(tokens, choices, experts, width)}",

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from jax_grouped_gemm._src.availability import default_device, unsuitable_device_reason
+from jax_grouped_gemm._src.device import H200, Target, default_device, unsuitable_device_reason
 from jax_grouped_gemm._src.op import ops
 from jax_grouped_gemm._src.plan import Plan
-from jax_grouped_gemm._src.target import H200, Target
 
 if TYPE_CHECKING:
     from jax.extend.core import Jaxpr

@@ -37,7 +37,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from jax_grouped_gemm._src.arithmetic import round_up
+from jax_grouped_gemm._src.arrays import round_up
 
 ALIGNMENT_BYTES = 256
 FULL_TERMS = 3

@@ -23,10 +23,13 @@ from jax import export, lax
 from jax.interpreters import ad, batching, mlir, xla
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jax_grouped_gemm._src import ffi
-from jax_grouped_gemm._src.availability import unsuitable_device_reason
-from jax_grouped_gemm._src.target import H200, Target
-from jax_grouped_gemm._src.varying import align_varying
+from jax_grouped_gemm._src.arrays import align_varying
+from jax_grouped_gemm._src.device import (
+    H200,
+    Target,
+    missing_extension_reason,
+    unsuitable_device_reason,
+)
 
 if TYPE_CHECKING:
     from jax.extend.core import Primitive
@@ -236,7 +239,7 @@ class Op:
         if not reason and device is not None:
             reason = unsuitable_device_reason(device)
         if not reason:
-            reason = ffi.missing_extension_reason()
+            reason = missing_extension_reason()
             if reason and implementation is None:
                 _warn_once(reason)
         if not reason:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jax_grouped_gemm._src.fp8.recipe import Recipe
-from jax_grouped_gemm._src.moe.routing import count_tokens
+from jax_grouped_gemm._src.rows.routing import count_tokens
 from jax_grouped_gemm.demo.presets import ModelConfig
 from jax_grouped_gemm.flax.nnx import MoE
 from jax_grouped_gemm.moe import AuxiliaryLosses, Implementation, route

@@ -11,7 +11,7 @@ from flax import nnx
 
 from jax_grouped_gemm import moe
 from jax_grouped_gemm._src.fp8.recipe import Recipe
-from jax_grouped_gemm._src.fp8.weights import quantize_mlp
+from jax_grouped_gemm._src.mlp.fp8.weights import quantize_mlp
 from jax_grouped_gemm.flax._experts import apply_experts
 
 default_kernel_init = nnx.initializers.lecun_normal(batch_axis=(0,))

@@ -11,8 +11,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm._src import availability, tile_config
-from jax_grouped_gemm._src.ragged import choices
+from jax_grouped_gemm._src.device import unsuitable_device_reason
+from jax_grouped_gemm._src.plan import DEFAULT_TILE
+from jax_grouped_gemm._src.ragged.plan import PINGPONG_TILE, STREAM_K_TILE
 from tests.support.aot import ALIGNMENT, FREE, H200, Program, Target
 from tests.support.ops import BOTH_OPS, CONTRACTING, NONCONTRACTING
 
@@ -78,9 +79,9 @@ def planned_workspace(op, dtype=jnp.bfloat16, *, m=M, **options) -> int:
 @BOTH_OPS
 def test_the_tiles_that_a_plan_can_choose_are_those_compiled(op, schedules):
     compiled = [config for config in schedules.kernel_configs() if config["op"] == f"ragged_{op}"]
-    tiles = (tile_config.DEFAULT_TILE,)
+    tiles = (DEFAULT_TILE,)
     if repr(op) == "contracting":
-        tiles += (choices.PINGPONG_TILE,)
+        tiles += (PINGPONG_TILE,)
     assert [dict(op=f"ragged_{op}", **tile.sizes()) for tile in tiles] == compiled
 
 
@@ -110,7 +111,7 @@ class TestForward:
         assert_only_workspaces(program, workspace_bytes)
 
     @BOTH_OPS
-    @pytest.mark.parametrize("tile", (tile_config.DEFAULT_TILE,), ids=str)
+    @pytest.mark.parametrize("tile", (DEFAULT_TILE,), ids=str)
     def test_tile_reaches_the_call(self, op, tile, h200):
         *arguments, _ = shapes(op)
         program = h200.compile(forward(op, tile=tile), *arguments)
@@ -121,7 +122,7 @@ class TestForward:
 
     def test_a_tile_is_for_one_product(self, h200):
         """The cotangents are other products, and theirs is the plan's choice."""
-        tile = choices.STREAM_K_TILE
+        tile = STREAM_K_TILE
         program = h200.compile(cotangents(NONCONTRACTING, tile=tile), *shapes(NONCONTRACTING))
         assert len(program.calls) == 2
         for call in program.calls:
@@ -279,7 +280,7 @@ class TestNoKernel:
         )
         device = Target(config).mesh.devices[0]
         assert device.compute_capability == capability
-        reason = availability.unsuitable_device_reason(device)
+        reason = unsuitable_device_reason(device)
         if capability == "9.0":
             assert reason is None
         else:

@@ -9,9 +9,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm._src import tile_config
-from jax_grouped_gemm._src.ragged import call, choices, reference
-from jax_grouped_gemm._src.ragged.plan import adds_in_place
+from jax_grouped_gemm._src.plan import DEFAULT_TILE
+from jax_grouped_gemm._src.ragged import call, reference
+from jax_grouped_gemm._src.ragged.plan import PINGPONG_TILE, adds_in_place
 from tests.support import group_sizes as sizes_of
 from tests.support import oracle
 from tests.support.dtypes import BF16, F16, F32
@@ -252,13 +252,13 @@ class TestPlans:
         arguments = accumulation_shapes(8 * rows, 1024, 768, 8, dtype)
         mine = planned(*arguments)
         (product,) = jgg.explain(
-            partial(contracting, preferred_element_type=F32, tile=tile_config.DEFAULT_TILE),
+            partial(contracting, preferred_element_type=F32, tile=DEFAULT_TILE),
             *arguments[1:],
         ).plans
         assert adds_in_place(mine) and mine.path == "tma"
         for name in ("tile", "grid", "workspace_bytes", "terms", "utilization"):
             assert getattr(mine, name) == getattr(product, name), name
-        assert mine.candidates == (tile_config.DEFAULT_TILE,)
+        assert mine.candidates == (DEFAULT_TILE,)
         assert not adds_in_place(product)
         assert "added in place by the kernel" in str(mine)
         assert "added" not in str(product)
@@ -286,10 +286,10 @@ class TestPlans:
 
     def test_tile_of_weight_gradients(self):
         arguments = accumulation_shapes(8 * 512, 1024, 768, 8)
-        with jgg.use_tiles(wgrad=tile_config.DEFAULT_TILE):
+        with jgg.use_tiles(wgrad=DEFAULT_TILE):
             mine = planned(*arguments)
-        assert (mine.tile, mine.chosen_by) == (tile_config.DEFAULT_TILE, "override")
-        turns = choices.PINGPONG_TILE
+        assert (mine.tile, mine.chosen_by) == (DEFAULT_TILE, "override")
+        turns = PINGPONG_TILE
         with jgg.use_tiles(wgrad=turns), pytest.raises(ValueError, match="not compiled"):
             planned(*arguments)
 

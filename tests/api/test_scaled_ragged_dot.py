@@ -12,7 +12,6 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm._src.fp8 import choices as choices_fp8
 from jax_grouped_gemm._src.fp8 import plan as plan_fp8
 from jax_grouped_gemm._src.fp8 import primitive
 from tests.support import fp8_oracle, fp8_products
@@ -269,7 +268,7 @@ class TestTile:
     """The primitives' parameter `tile`, for a kernel that a plan would not choose."""
 
     TILES = pytest.mark.parametrize(
-        "tile", [choice.tile for choice in choices_fp8.NONCONTRACTING], ids=str
+        "tile", [choice.tile for choice in plan_fp8.NONCONTRACTING], ids=str
     )
     PARAMS = dict(
         transpose_rhs=True,
@@ -299,7 +298,7 @@ class TestTile:
     @TILES
     def test_plans_take_it(self, tile):
         assert self.plan(tile=tile).tile == tile
-        assert self.plan(tile=None).tile == self.plan().tile == choices_fp8.NONCONTRACTING[0].tile
+        assert self.plan(tile=None).tile == self.plan().tile == plan_fp8.NONCONTRACTING[0].tile
 
     def test_another_one_is_refused(self):
         other = jgg.TileConfig(tile_m=128, tile_n=192, cluster=2)

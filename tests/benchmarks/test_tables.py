@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from benchmarks import quotes, tables
+from benchmarks import quotes, records_by_topic, tables
 from benchmarks.harness import results_file
 
 
@@ -69,7 +69,8 @@ def test_what_was_not_measured_is_a_dash(monkeypatch):
             found[name] = case | {"peers": kept, "ratios": {}}
         return found
 
-    monkeypatch.setattr(quotes, "cases", fewer)
+    for module in (quotes, records_by_topic):
+        monkeypatch.setattr(module, "cases", fewer)
     tables_of = (quotes.ragged, quotes.float32, quotes.fp8, quotes.lists, quotes.updates)
     for text in (*tables_of, quotes.wide_updates, quotes.ragged_peers):
         header, rule, *rows = text().splitlines()

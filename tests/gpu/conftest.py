@@ -5,13 +5,13 @@ import jax.numpy as jnp
 import pytest
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm._src import tile_config
 from jax_grouped_gemm._src.lists.rank_k import plan as rank_k_plan
+from jax_grouped_gemm._src.plan import DEFAULT_TILE, TileConfig
 from tests.support import families
 
 
-@pytest.fixture(params=[tile_config.DEFAULT_TILE], ids=str)
-def tile(request) -> tile_config.TileConfig:
+@pytest.fixture(params=[DEFAULT_TILE], ids=str)
+def tile(request) -> TileConfig:
     """Each configuration that is compiled for products of 16-bit operands."""
     return request.param
 

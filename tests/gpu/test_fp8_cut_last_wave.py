@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm._src import tile_config
-from jax_grouped_gemm._src.fp8 import choices as choices_fp8
-from jax_grouped_gemm._src.ragged import choices
-from jax_grouped_gemm._src.target import H200
+from jax_grouped_gemm._src.device import H200
+from jax_grouped_gemm._src.fp8 import plan as plan_fp8
+from jax_grouped_gemm._src.plan import DEFAULT_TILE
+from jax_grouped_gemm._src.ragged.plan import STREAM_K_TILE
 from tests.support import fp8_oracle
 from tests.support import group_sizes as sizes_of
 from tests.support.fp8_products import OUTPUTS, check, fp8, noncontracting, scales
 
-TILE = choices.STREAM_K_TILE
+TILE = STREAM_K_TILE
 M, N, G = 1500, 776, 6
 
 
@@ -90,7 +90,7 @@ def test_same_inputs_give_the_same_bits(schedules, rng):
 
 def test_chosen_by_the_plan_at_full_size(rng):
     """Whole waves and one that is cut, against the kernel that cuts nothing."""
-    m, k, n, groups = 4096, 128 * choices_fp8.FP8_STREAM_K_LEAST_STEPS, 4096, 8
+    m, k, n, groups = 4096, 128 * plan_fp8.FP8_STREAM_K_LEAST_STEPS, 4096, 8
     sizes = sizes_of.multinomial(rng, m - 9, groups)
     lhs, rhs = fp8(rng, (m, k)), fp8(rng, (groups, n, k))
     kb = k // 128
@@ -98,6 +98,6 @@ def test_chosen_by_the_plan_at_full_size(rng):
     options = dict(preferred_element_type=jnp.float32)
     call = partial(jgg.scaled_ragged_dot, transpose_rhs=True)
     assert jgg.explain(call, *operands, sizes).plans[0].tile == TILE
-    whole = noncontracting(*operands, sizes, tile=tile_config.DEFAULT_TILE, **options)
+    whole = noncontracting(*operands, sizes, tile=DEFAULT_TILE, **options)
     out = noncontracting(*operands, sizes, **options)
     assert fp8_oracle.relative_error(np.float64(out), np.float64(whole)) < 1e-5

@@ -10,10 +10,15 @@ import pytest
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm import moe
 from jax_grouped_gemm._src.activations import ACTIVATIONS
-from jax_grouped_gemm._src.fp8.hidden import HiddenLayer
-from jax_grouped_gemm._src.fp8.hidden_op import hidden_gradients, quantized_hidden
+from jax_grouped_gemm._src.mlp.fp8.hidden import HiddenLayer
+from jax_grouped_gemm._src.mlp.fp8.hidden_op import quantized_hidden
 from tests.support import fp8_oracle, mlp
 from tests.support.dtypes import BF16, E4M3, E5M2, F32
+from tests.support.fp8_mlp_on_gpu import (
+    check_elementwise_steps,
+    dequantised,
+    elementwise_operands,
+)
 
 FORMATS = pytest.mark.parametrize(
     "dtype, recipe",
@@ -32,66 +37,16 @@ RECIPES = {
 }
 
 
-def dequantised(pair):
-    return fp8_oracle.dequantize(*map(np.asarray, pair))
-
-
-def assert_quantised(pair, want):
-    """Equal but where the activation's last bit decides how a number is rounded."""
-    values, scales = map(np.asarray, pair)
-    exact = np.asarray(want.values), np.asarray(want.scales)
-    one, other = dequantised(pair), dequantised(want)
-    # The reference's gelu has 1 + tanh, which cancels where the gate is negative: all bits of a
-    # number that is that small beside others are noise, and so is the scale of a block of such.
-    noise = 4e-6 * np.abs(other).max()
-    blocks = np.pad(np.abs(other), [(0, 0), (0, -other.shape[1] % 128)])
-    matters = blocks.reshape(len(blocks), -1, 128).max(axis=2) > 2**9 * noise
-    np.testing.assert_allclose(scales[matters], exact[1][matters], rtol=2**-7)
-    matters = np.repeat(matters, 128, axis=1)[:, : one.shape[1]]
-    same = values.astype(np.float32) == exact[0].astype(np.float32)
-    assert same[matters].sum() >= 0.9 * matters.sum()
-    step = 2.0 ** -jnp.finfo(values.dtype).nmant
-    floor = np.repeat(exact[1], 128, axis=1)[:, : one.shape[1]] * 2.0**-6
-    bound = 1.02 * step * np.abs(other) + np.where(matters, floor, 0) + noise
-    assert np.all(np.abs(one - other) <= bound)
-
-
 class TestElementwiseSteps:
-    def operands(self, rng, rows, columns, dtype):
-        layer = HiddenLayer(ACTIVATIONS["silu"], columns, True, jgg.Recipe())
-        gate, up, dh = (
-            jnp.asarray(2 * rng.standard_normal((rows, columns)), dtype) for _ in range(3)
-        )
-        weights = jnp.asarray(rng.uniform(0, 1, rows), F32).at[rows // 2].set(0)
-        return layer.join(gate, up), dh, weights
-
     @FORMATS
     @pytest.mark.parametrize("activation", mlp.FUSED)
     def test_are_what_the_reference_computes(self, activation, dtype, recipe, rng):
         for rows, columns in ROWS_AND_COLUMNS:
-            layer = HiddenLayer(ACTIVATIONS[activation], columns, True, recipe)
-            projections, dh, weights = self.operands(rng, rows, columns, dtype)
-            got, want = (
-                jax.jit(partial(quantized_hidden, layer, implementation=name))(projections, weights)
-                for name in ("cuda", "reference")
-            )
-            assert_quantised(got, want)
-            got, want = (
-                jax.jit(partial(hidden_gradients, layer, implementation=name))(
-                    projections, dh, weights
-                )
-                for name in ("cuda", "reference")
-            )
-            assert_quantised(got.projections, want.projections)
-            for name in ("gate", "up", "hidden", "weights"):
-                one, other = (np.float64(getattr(x, name)) for x in (got, want))
-                np.testing.assert_allclose(
-                    one, other, rtol=2**-6, atol=1e-4 * max(np.abs(other).max(), 1e-6)
-                )
+            check_elementwise_steps(rng, activation, rows, columns, dtype, recipe)
 
     def test_nan_and_infinity_stay_in_their_rows(self, rng):
         layer = HiddenLayer(ACTIVATIONS["silu"], 256, True, jgg.Recipe())
-        projections, _, weights = self.operands(rng, 40, 256, BF16)
+        projections, _, weights = elementwise_operands(rng, layer, 40, BF16)
         run = jax.jit(partial(quantized_hidden, layer, implementation="cuda"))
         clean = dequantised(run(projections, weights))
         poisoned = projections.at[3, 7].set(jnp.nan).at[9, 300].set(jnp.inf)

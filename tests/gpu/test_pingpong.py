@@ -6,13 +6,13 @@ import jax
 import numpy as np
 import pytest
 
-from jax_grouped_gemm._src.ragged import choices
+from jax_grouped_gemm._src.ragged.plan import PINGPONG_TILE
 from tests.support import group_sizes as sizes_of
 from tests.support import oracle
 from tests.support.dtypes import BF16, F16, F32
 from tests.support.ops import CONTRACTING, contracting, random
 
-TILE = choices.PINGPONG_TILE
+TILE = PINGPONG_TILE
 # Three by three output tiles for each group, none of the last ones full.
 M, K, N, G = 776, 264, 392, 8
 

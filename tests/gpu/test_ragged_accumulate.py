@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm._src import tile_config
+from jax_grouped_gemm._src.plan import DEFAULT_TILE
 from jax_grouped_gemm._src.ragged import call as ragged_call
-from jax_grouped_gemm._src.ragged import choices
+from jax_grouped_gemm._src.ragged.plan import PINGPONG_TILE
 from tests.support import group_sizes as sizes_of
 from tests.support import oracle
 from tests.support.dtypes import BF16, F16, F32
@@ -22,9 +22,7 @@ M, K, N, G = 776, 264, 520, 8
 CUT_M = 9000  # From 4096 rows on, tiles of unequal groups are cut.
 
 # What the plan may choose where the rows of neither operand are contiguous.
-EVERY_TILE = pytest.mark.parametrize(
-    "tile", (tile_config.DEFAULT_TILE,) + (choices.PINGPONG_TILE,), ids=str
-)
+EVERY_TILE = pytest.mark.parametrize("tile", (DEFAULT_TILE,) + (PINGPONG_TILE,), ids=str)
 
 
 @partial(
@@ -314,7 +312,7 @@ def with_workspace(accumulator, lhs, rhs, sizes, memory):
         [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (accumulator, memory)],
         input_output_aliases={0: 0},
     )
-    tile = {name: np.int32(size) for name, size in tile_config.DEFAULT_TILE.sizes().items()}
+    tile = {name: np.int32(size) for name, size in DEFAULT_TILE.sizes().items()}
     flags = dict(transpose_lhs=False, transpose_rhs=False)
     return call(accumulator, lhs, rhs, sizes, jnp.zeros(1, jnp.int32), **flags, **tile)
 

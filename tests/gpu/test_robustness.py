@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_grouped_gemm._src import tile_config
+from jax_grouped_gemm._src.plan import DEFAULT_TILE
 from tests.support import group_sizes as sizes_of
 from tests.support import oracle
 from tests.support.dtypes import BF16, F32
@@ -29,7 +29,7 @@ def run(op, lhs, rhs, sizes, cotangent, *, tile, transpose_lhs, transpose_rhs):
     options = dict(transpose_lhs=transpose_lhs, transpose_rhs=transpose_rhs, implementation="cuda")
     stored = swap(lhs, transpose_lhs), swap(rhs, transpose_rhs), sizes
     out = np.asarray(op.call(*stored, tile=tile, **options))
-    if tile != tile_config.DEFAULT_TILE:
+    if tile != DEFAULT_TILE:
         return (out,)
     d_lhs, d_rhs = op.cotangents(*stored, cotangent, **options)
     return out, swap(d_lhs, transpose_lhs), swap(d_rhs, transpose_rhs)

@@ -7,15 +7,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_grouped_gemm._src import tile_config
+from jax_grouped_gemm._src.device import H200
+from jax_grouped_gemm._src.plan import DEFAULT_TILE
 from jax_grouped_gemm._src.ragged import call as ragged_call
-from jax_grouped_gemm._src.target import H200
 from tests.support import group_sizes as sizes_of
 from tests.support import oracle
 from tests.support.dtypes import BF16, F16, F32
 from tests.support.ops import CONTRACTING, NONCONTRACTING, contracting, random
 
-CLUSTERS = H200.multiprocessors // tile_config.DEFAULT_TILE.cluster
+CLUSTERS = H200.multiprocessors // DEFAULT_TILE.cluster
 
 
 def operands(rng, m, k, n, groups, dtype=BF16):
@@ -173,7 +173,7 @@ def with_workspace(lhs, rhs, sizes, memory, groups):
             jax.ShapeDtypeStruct(memory.shape, memory.dtype),
         ],
     )
-    tile = {name: np.int32(size) for name, size in tile_config.DEFAULT_TILE.sizes().items()}
+    tile = {name: np.int32(size) for name, size in DEFAULT_TILE.sizes().items()}
     return call(
         lhs,
         rhs,

@@ -8,18 +8,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jax_grouped_gemm._src.device import H200
 from jax_grouped_gemm._src.ragged import call as ragged_call
-from jax_grouped_gemm._src.ragged import choices, primitive, schedules
-from jax_grouped_gemm._src.target import H200
+from jax_grouped_gemm._src.ragged import primitive
+from jax_grouped_gemm._src.ragged.plan import STREAM_K_TILE
+from jax_grouped_gemm._src.ragged.problem import sums_bytes
 from tests.support import group_sizes as sizes_of
 from tests.support import oracle
 from tests.support.dtypes import BF16, F16, F32
 from tests.support.ops import NONCONTRACTING, random, swap
 
-TILE = choices.STREAM_K_TILE
+TILE = STREAM_K_TILE
 UNIT = 256  # rows and columns of what a cluster computes at a time
 CLUSTERS = H200.multiprocessors // TILE.cluster
-WORKSPACE = schedules.sums_bytes(TILE.tile_m, TILE.tile_n, H200.multiprocessors)
+WORKSPACE = sums_bytes(TILE.tile_m, TILE.tile_n, H200.multiprocessors)
 SUM_BYTES = 4 * TILE.tile_m * TILE.tile_n * H200.multiprocessors
 # Less than one wave for most group sizes, all of it cut.
 M, K, N, G = 1500, 3400, 776, 6
@@ -228,7 +230,7 @@ class TestWorkspace:
         exact = oracle.ragged_noncontracting(lhs, rhs, sizes)
         for clusters in (1, 2, 7, 40):
             blocks = clusters * TILE.cluster
-            size = schedules.sums_bytes(TILE.tile_m, TILE.tile_n, blocks)
+            size = sums_bytes(TILE.tile_m, TILE.tile_n, blocks)
             out, _ = with_workspace(
                 lhs, rhs, sizes, np.zeros(1, np.int32), jnp.full(size, 255, jnp.uint8)
             )

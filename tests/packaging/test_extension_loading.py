@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from jax_grouped_gemm._src import ffi as _ffi
+from jax_grouped_gemm._src.device import installed_ffi_api_version, register_targets
 
 EXTENSION = "jax_grouped_gemm._extension"
 
@@ -17,7 +17,7 @@ def load(monkeypatch):
 
     def load_in_place(module):
         monkeypatch.setitem(sys.modules, EXTENSION, module)
-        return _ffi.register_targets.__wrapped__()
+        return register_targets.__wrapped__()
 
     return load_in_place
 
@@ -34,14 +34,14 @@ def test_missing(load):
 
 
 def test_of_this_version_or_older(load):
-    major, minor = _ffi.installed_ffi_api_version()
+    major, minor = installed_ffi_api_version()
     assert load(extension(major, minor)) is None
     assert load(extension(major, minor - 1)) is None
 
 
 @pytest.mark.parametrize("major, minor", [(0, 1), (1, 0)])
 def test_of_a_newer_version(load, major, minor):
-    installed_major, installed_minor = _ffi.installed_ffi_api_version()
+    installed_major, installed_minor = installed_ffi_api_version()
     with pytest.raises(ImportError, match=f"{installed_major}.{installed_minor}"):
         load(extension(installed_major + major, installed_minor + minor))
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm._src.ragged.choices import STREAM_K_TILE
-from jax_grouped_gemm._src.tile_config import DEFAULT_TILE, TileConfig
+from jax_grouped_gemm._src.plan import DEFAULT_TILE, TileConfig
+from jax_grouped_gemm._src.ragged.plan import STREAM_K_TILE
 from tests.support.ops import CONTRACTING, NONCONTRACTING, OPS
 
 NUM_SMS = 132

@@ -6,20 +6,20 @@ from functools import partial
 
 import pytest
 
-from jax_grouped_gemm._src import tile_config
-from jax_grouped_gemm._src.ragged import choices
-from jax_grouped_gemm._src.target import H200
+from jax_grouped_gemm._src.device import H200
+from jax_grouped_gemm._src.plan import DEFAULT_TILE
+from jax_grouped_gemm._src.ragged.plan import PINGPONG_LEAST_ROWS, PINGPONG_MOST_ROWS, PINGPONG_TILE
 from tests.support.dtypes import BF16, F16, F32
 from tests.support.plans import contracting_plan
 
-TILE = choices.PINGPONG_TILE
+TILE = PINGPONG_TILE
 
 
 planned = partial(contracting_plan, m=65536, k=2048, n=1536, groups=128, out_dtype=F32)
 
 
 @pytest.mark.parametrize("dtype", [BF16, F16])
-@pytest.mark.parametrize("rows", [choices.PINGPONG_LEAST_ROWS, 1024, choices.PINGPONG_MOST_ROWS])
+@pytest.mark.parametrize("rows", [PINGPONG_LEAST_ROWS, 1024, PINGPONG_MOST_ROWS])
 def test_is_taken_for_float32_results(rows, dtype):
     found = planned(m=8 * rows, groups=8, dtype=dtype)
     assert found.tile == TILE and found.chosen_by == "default"
@@ -39,19 +39,19 @@ def test_is_taken_for_results_that_xla_converts():
         dict(transpose_lhs=True),
         dict(transpose_rhs=True),
         dict(dtype=F32),
-        dict(m=128 * choices.PINGPONG_LEAST_ROWS - 1),
-        dict(m=128 * choices.PINGPONG_MOST_ROWS + 1),
+        dict(m=128 * PINGPONG_LEAST_ROWS - 1),
+        dict(m=128 * PINGPONG_MOST_ROWS + 1),
     ],
 )
 def test_is_not_taken(options):
-    assert planned(**options).tile == tile_config.DEFAULT_TILE
+    assert planned(**options).tile == DEFAULT_TILE
 
 
 @pytest.mark.parametrize("rows", [1, 128, 512, 8192])
 def test_can_be_asked_for_and_measured_for_any_rows(rows):
     found = planned(m=4 * rows, groups=4, tile=TILE)
     assert found.tile == TILE and found.chosen_by == "override"
-    assert found.candidates == (tile_config.DEFAULT_TILE, TILE)
+    assert found.candidates == (DEFAULT_TILE, TILE)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_is_not_compiled_for_others(options):
 @pytest.mark.parametrize("m", [4095, 4096, 65536])
 def test_has_the_workspace_and_the_grid_of_tiles_that_are_cut(m):
     """Unequal groups run the same pieces, whichever tile whole ones have."""
-    turns, halves = (planned(m=m, groups=8, tile=tile) for tile in (TILE, tile_config.DEFAULT_TILE))
+    turns, halves = (planned(m=m, groups=8, tile=tile) for tile in (TILE, DEFAULT_TILE))
     assert turns.workspace_bytes == halves.workspace_bytes
     if m >= 4096:
         assert turns.grid == halves.grid == H200.multiprocessors

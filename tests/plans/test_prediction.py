@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm._src.fp8 import choices as choices_fp8
+from jax_grouped_gemm._src.device import H200, Target, predict
 from jax_grouped_gemm._src.fp8 import formats
-from jax_grouped_gemm._src.prediction import predict
-from jax_grouped_gemm._src.ragged import choices
-from jax_grouped_gemm._src.target import H200, Target
+from jax_grouped_gemm._src.fp8 import plan as plan_fp8
+from jax_grouped_gemm._src.ragged.plan import FLOAT32, SIXTEEN_BITS
 from tests.support.plans import contracting_plan
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -159,7 +158,7 @@ def test_is_near_the_measured_time(times):
 
 @pytest.mark.parametrize(
     "choice",
-    choices.SIXTEEN_BITS + choices.FLOAT32 + choices_fp8.NONCONTRACTING + choices_fp8.CONTRACTING,
+    SIXTEEN_BITS + FLOAT32 + plan_fp8.NONCONTRACTING + plan_fp8.CONTRACTING,
     ids=lambda choice: " ".join(choice.record),
 )
 def test_choices_are_those_of_their_records(choice):

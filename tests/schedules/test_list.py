@@ -14,7 +14,7 @@ from jax_grouped_gemm._src.lists.grouped_gemm import (
     schedule as list_schedule,
 )
 from jax_grouped_gemm._src.lists.grouped_gemm.schedule import Shape
-from jax_grouped_gemm._src.tile_config import TileConfig
+from jax_grouped_gemm._src.plan import TileConfig
 from tests.support.products import FOUR_PROBLEMS
 
 FIELDS = "unit rank owner batch group begin extent head m n k_tiles share".split()

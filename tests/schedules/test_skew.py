@@ -11,17 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_grouped_gemm._src import tile_config
-from jax_grouped_gemm._src.ragged import schedules as rules
-from jax_grouped_gemm._src.ragged import workspace
-from jax_grouped_gemm._src.target import H200
+from jax_grouped_gemm._src.device import H200
+from jax_grouped_gemm._src.plan import DEFAULT_TILE
+from jax_grouped_gemm._src.ragged.problem import LEAST_BYTES, skew_is_possible, sums_bytes
 from tests.schedules.test_ragged import LHS, RHS, TILE_CHANGE, TILE_K, Problem, random_problem
 from tests.support import group_sizes as sizes_of
 from tests.support.plans import contracting_plan
 
 HANDS_OVER = -1
-CLUSTERS = H200.multiprocessors // tile_config.DEFAULT_TILE.cluster
-KERNEL_TILE = tile_config.DEFAULT_TILE.sizes()
+CLUSTERS = H200.multiprocessors // DEFAULT_TILE.cluster
+KERNEL_TILE = DEFAULT_TILE.sizes()
 END = 2**31 - 1  # of a chain
 LEAST_PIECE = 8
 PIECE_FIELDS = (
@@ -343,7 +342,7 @@ class TestPlan:
         )
         sums = schedules.most_chain_sums(units_of(problem), CLUSTERS)
         blocks = sums * found.tile.cluster
-        assert found.workspace_bytes == rules.sums_bytes(128, 256, blocks) > 10**6
+        assert found.workspace_bytes == sums_bytes(128, 256, blocks) > 10**6
         assert str(found.workspace_bytes) in str(found)
 
     def test_all_processors_whatever_the_tiles(self):
@@ -364,7 +363,7 @@ class TestPlan:
         found, usual = self.plan(**options), self.plan()
         assert found.workspace_bytes != usual.workspace_bytes
         if options.get("dtype") is None:
-            assert found.workspace_bytes == workspace.LEAST_BYTES
+            assert found.workspace_bytes == LEAST_BYTES
 
     @pytest.mark.parametrize("rows", [4095, 4096, 10**6])
     @pytest.mark.parametrize("units", [1, 40, 2**16 - 1, 2**16])
@@ -373,7 +372,7 @@ class TestPlan:
         """The plan has room if sizes can be such that the kernel cuts."""
         sizes = sizes_of.one_hot(rows, groups, 1)
         cut = worthwhile_length(schedules, sizes, units) > 0
-        possible = rules.skew_is_possible(rows=rows, units=units, groups=groups)
+        possible = skew_is_possible(rows=rows, units=units, groups=groups)
         assert possible or not cut
         if rows == 10**6 and units == 40:
             assert cut == possible

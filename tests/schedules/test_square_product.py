@@ -6,7 +6,7 @@ import pytest
 from jax_grouped_gemm._src.lists.fp64 import KERNELS
 from jax_grouped_gemm._src.lists.grouped_gemm import plan_fp64 as grouped_gemm_plan_fp64
 from jax_grouped_gemm._src.lists.grouped_gemm.schedule import Shape
-from jax_grouped_gemm._src.tile_config import TileConfig
+from jax_grouped_gemm._src.plan import TileConfig
 
 FIELDS = "turn block product m n steps".split()
 TILE = pytest.mark.parametrize("tile", [64, 128])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jax_grouped_gemm._src.lists.rank_k.plan_fp64 import KERNELS
-from jax_grouped_gemm._src.tile_config import TileConfig
+from jax_grouped_gemm._src.plan import TileConfig
 
 FIELDS = "turn block stack matrix m n steps on_diagonal".split()
 UPLO = pytest.mark.parametrize("uplo", ["lower", "upper"])

@@ -12,13 +12,18 @@ import numpy as np
 import pytest
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm._src import tile_config
-from jax_grouped_gemm._src.fp8 import choices as choices_fp8
+from jax_grouped_gemm._src.device import H200
 from jax_grouped_gemm._src.fp8 import plan as plan_fp8
-from jax_grouped_gemm._src.ragged import choices, reference, workspace
+from jax_grouped_gemm._src.plan import DEFAULT_TILE
 from jax_grouped_gemm._src.ragged import primitive as ragged
-from jax_grouped_gemm._src.ragged import schedules as rules
-from jax_grouped_gemm._src.target import H200
+from jax_grouped_gemm._src.ragged import reference
+from jax_grouped_gemm._src.ragged.plan import STREAM_K_TILE
+from jax_grouped_gemm._src.ragged.problem import (
+    LEAST_BYTES,
+    WORTHWHILE_STEPS,
+    stream_k_waves,
+    sums_bytes,
+)
 from tests.schedules.test_ragged import (
     FIELDS,
     TILE_K,
@@ -30,7 +35,7 @@ from tests.support.aot import ALIGNMENT, FREE
 from tests.support.ops import CONTRACTING, NONCONTRACTING
 
 HANDS_OVER = -1
-TILE = choices.STREAM_K_TILE
+TILE = STREAM_K_TILE
 CLUSTERS = H200.multiprocessors // TILE.cluster
 
 
@@ -75,8 +80,8 @@ def check_balance(pieces: np.recarray, units: int, steps: int, clusters: int) ->
     longest = np.bincount(pieces.cluster, pieces.steps).max(initial=0)
     whole = -(-units // clusters) * steps
     cut = (pieces.partials == HANDS_OVER).any()
-    assert longest <= whole - (rules.WORTHWHILE_STEPS if cut else 0)
-    assert longest == pytest.approx(steps * rules.stream_k_waves(units, steps, clusters))
+    assert longest <= whole - (WORTHWHILE_STEPS if cut else 0)
+    assert longest == pytest.approx(steps * stream_k_waves(units, steps, clusters))
 
 
 @pytest.mark.parametrize("clusters", [1, 2, 3, 4, 5, 6, 7, 8, 11, CLUSTERS])
@@ -92,7 +97,7 @@ def test_every_number_of_units(clusters, steps, schedules):
         cuts += (pieces.partials == HANDS_OVER).any()
     # A single unit can be cut into as many parts as there are clusters, four at most.
     parts = min(clusters, 4)
-    assert (cuts > 0) == (steps - -(-steps // parts) >= rules.WORTHWHILE_STEPS)
+    assert (cuts > 0) == (steps - -(-steps // parts) >= WORTHWHILE_STEPS)
 
 
 def test_longest_contracted_dimension(schedules):
@@ -236,7 +241,7 @@ class TestPlan:
     )
     def test_off_elsewhere(self, options):
         found = self.plan(tile=None, **options)
-        assert found.tile == tile_config.DEFAULT_TILE
+        assert found.tile == DEFAULT_TILE
         assert "stream-k" not in str(found)
 
     def test_workspace_is_what_the_kernel_takes(self, schedules):
@@ -248,14 +253,14 @@ class TestPlan:
 
     def test_utilization_counts_the_part_of_the_last_wave(self):
         # 5 waves of 66 units and one of 54, too full to be cut; then two waves and one of 4.
-        whole = tile_config.DEFAULT_TILE
+        whole = DEFAULT_TILE
         assert self.plan(m=8 * 768).utilization == self.plan(m=8 * 768, tile=whole).utilization
         whole, cut = (self.plan(m=8 * 256, n=17 * 256, tile=t) for t in (whole, TILE))
         assert whole.utilization == pytest.approx(136 / (3 * 66))
         assert cut.utilization == pytest.approx(136 / (2.25 * 66))
 
     def test_few_units_still_fill_the_grid(self):
-        whole = self.plan(m=8 * 100, n=256, tile=tile_config.DEFAULT_TILE)
+        whole = self.plan(m=8 * 100, n=256, tile=DEFAULT_TILE)
         assert whole.grid < self.plan(m=8 * 100, n=256).grid
 
     @pytest.mark.parametrize(
@@ -274,7 +279,7 @@ class TestPlan:
     def test_every_tile_is_compiled(self, schedules):
         op = "ragged_noncontracting_stream_k"
         compiled = [config for config in schedules.kernel_configs() if config["op"] == op]
-        planned = [dict(op=op, **tile.sizes()) for tile in (choices.STREAM_K_TILE,)]
+        planned = [dict(op=op, **tile.sizes()) for tile in (STREAM_K_TILE,)]
         assert compiled == planned
 
     def test_the_reference_ignores_it(self, rng):
@@ -351,7 +356,7 @@ class TestPlanOfFp8:
         found = self.plan()
         assert found.tile == TILE and found.chosen_by == "default"
         assert "stream-k, grid" in str(found)
-        assert found.workspace_bytes == rules.sums_bytes(
+        assert found.workspace_bytes == sums_bytes(
             found.tile.tile_m, found.tile.tile_n, H200.multiprocessors
         )
 
@@ -359,22 +364,19 @@ class TestPlanOfFp8:
         "options",
         [
             dict(m=8 * 200),  # few rows a group
-            dict(k=128 * (choices_fp8.FP8_STREAM_K_LEAST_STEPS - 1)),  # few steps
+            dict(k=128 * (plan_fp8.FP8_STREAM_K_LEAST_STEPS - 1)),  # few steps
             dict(m=8 * 4096),  # many waves
         ],
     )
     def test_off_elsewhere(self, options):
         found = self.plan(**options)
-        assert (
-            found.tile == tile_config.DEFAULT_TILE
-            and found.workspace_bytes == workspace.LEAST_BYTES
-        )
+        assert found.tile == DEFAULT_TILE and found.workspace_bytes == LEAST_BYTES
 
     def test_steps_are_128_elements_long(self):
         # 136 units are two waves of 66 and one of 4, each cut into quarters.
         assert self.plan(m=8 * 256, n=17 * 256).utilization == pytest.approx(136 / (2.25 * 66))
         # A unit of 20 steps is too short for quarters of it to be worth it, were they 40 or not.
-        tile = choices.STREAM_K_TILE
+        tile = STREAM_K_TILE
         short = self.plan(tile, m=8 * 256, n=17 * 256, k=20 * 128)
         assert short.utilization == pytest.approx(136 / (3 * 66))
 
@@ -403,14 +405,14 @@ class TestCompiledForAnH200:
         )
         assert program.kernels == {"ragged_noncontracting": 1}
         assert program.opcodes <= FREE
-        workspace = rules.sums_bytes(TILE.tile_m, TILE.tile_n, H200.multiprocessors)
+        workspace = sums_bytes(TILE.tile_m, TILE.tile_n, H200.multiprocessors)
         assert workspace <= program.temporary_bytes <= workspace + 2 * ALIGNMENT
         assert "stream_k = true" in program.calls[0].text
 
 
 class TestPrediction:
     def test_waves(self):
-        waves = partial(rules.stream_k_waves, clusters=66)
+        waves = partial(stream_k_waves, clusters=66)
         assert waves(66, 100) == 1 and waves(132, 100) == 2
         assert waves(67, 100) == 1.25 and waves(17, 100) == pytest.approx(0.34)
         # Too short to be worth it, and too nearly full.

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm._src.fp8 import choices as choices_fp8
-from jax_grouped_gemm._src.ragged import choices
+from jax_grouped_gemm._src.fp8 import plan as plan_fp8
+from jax_grouped_gemm._src.plan import Choice
+from jax_grouped_gemm._src.ragged import plan as plan_ragged
 
 A, B, C = (
     jgg.TileConfig(tile_m=m, tile_n=n, cluster=1) for m, n in ((192, 96), (64, 96), (192, 32))
@@ -17,11 +18,11 @@ NOT_COMPILED = jgg.TileConfig(tile_m=96, tile_n=96, cluster=1)
 def add_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Has plans choose among A, B and C too, after the configurations that exist."""
     tables = (
-        (choices, "SIXTEEN_BITS"),
-        (choices, "FLOAT32"),
-        (choices_fp8, "NONCONTRACTING"),
-        (choices_fp8, "CONTRACTING"),
+        (plan_ragged, "SIXTEEN_BITS"),
+        (plan_ragged, "FLOAT32"),
+        (plan_fp8, "NONCONTRACTING"),
+        (plan_fp8, "CONTRACTING"),
     )
-    more = tuple(choices.Choice(tile, record=("", "")) for tile in (A, B, C))
+    more = tuple(Choice(tile, record=("", "")) for tile in (A, B, C))
     for module, name in tables:
         monkeypatch.setattr(module, name, getattr(module, name) + more)

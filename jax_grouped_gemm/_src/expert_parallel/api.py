@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from jax_grouped_gemm._src.activations import as_activation
 from jax_grouped_gemm._src.arguments import as_array, checked_boolean, checked_choice
+from jax_grouped_gemm._src.arrays import vary_over
 from jax_grouped_gemm._src.expert_parallel import layer, prediction
 from jax_grouped_gemm._src.expert_parallel.experts import Experts
 from jax_grouped_gemm._src.expert_parallel.group import AxisNames, Group
@@ -23,9 +24,8 @@ from jax_grouped_gemm._src.expert_parallel.options import (
 from jax_grouped_gemm._src.expert_parallel.prediction import Combine, Strategy
 from jax_grouped_gemm._src.expert_parallel.stats import ExpertParallelStats, group_stats
 from jax_grouped_gemm._src.fp8.recipe import Recipe
-from jax_grouped_gemm._src.moe.operands import Biases, check_routing, check_shapes, checked_biases
-from jax_grouped_gemm._src.moe.routing import Routing
-from jax_grouped_gemm._src.varying import vary_over
+from jax_grouped_gemm._src.rows.operands import Biases, check_routing, check_shapes, checked_biases
+from jax_grouped_gemm._src.rows.routing import Routing
 
 FUNCTION = "expert_parallel_mlp"
 

@@ -14,9 +14,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_grouped_gemm._src.arithmetic import cdiv
+from jax_grouped_gemm._src.arrays import cdiv, vary_over, varying_axes
 from jax_grouped_gemm._src.expert_parallel.group import Axes
-from jax_grouped_gemm._src.varying import vary_over, varying_axes
 
 LEAST_UPDATES = 32
 """XLA copies an update by one block of threads, which reaches a fraction of a link's speed."""

@@ -12,15 +12,15 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jax_grouped_gemm._src.activations import Activation, hidden_layer
 from jax_grouped_gemm._src.arguments import canonical_offset
-from jax_grouped_gemm._src.arithmetic import at_least_float32
+from jax_grouped_gemm._src.arrays import at_least_float32
 from jax_grouped_gemm._src.expert_parallel.pairs import LocalPairs
-from jax_grouped_gemm._src.fp8 import experts as fp8_experts
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.mlp import api as mlp
+from jax_grouped_gemm._src.mlp.biases import with_bias
+from jax_grouped_gemm._src.mlp.fp8 import experts as fp8_experts
 from jax_grouped_gemm._src.mlp.primitive import Options
-from jax_grouped_gemm._src.moe.biases import with_bias
-from jax_grouped_gemm._src.moe.permutation import permute_rows
 from jax_grouped_gemm._src.rows.api import combine, gather_rows
+from jax_grouped_gemm._src.rows.permutation import permute_rows
 
 # Of the elementwise step only gate and up are kept, not its float32 intermediates.
 _hidden = jax.checkpoint(hidden_layer, static_argnums=0)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import jax
 from jax import lax
 
-from jax_grouped_gemm._src.varying import varying_axes
+from jax_grouped_gemm._src.arrays import varying_axes
 
 Axes = tuple[str, ...]
 AxisNames = str | Sequence[str]

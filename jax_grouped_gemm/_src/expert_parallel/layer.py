@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from jax_grouped_gemm._src.arithmetic import at_least_float32
+from jax_grouped_gemm._src.arrays import at_least_float32
 from jax_grouped_gemm._src.expert_parallel import collectives, exchange
 from jax_grouped_gemm._src.expert_parallel.experts import Experts, weights_of_rows
 from jax_grouped_gemm._src.expert_parallel.group import Group

@@ -13,12 +13,12 @@ from jax import lax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jax_grouped_gemm._src.arrays import varying_axes
 from jax_grouped_gemm._src.expert_parallel.api import expert_parallel_mlp
 from jax_grouped_gemm._src.expert_parallel.group import Axes, AxisNames, axis_names
 from jax_grouped_gemm._src.expert_parallel.stats import ExpertParallelStats
-from jax_grouped_gemm._src.moe.operands import Biases
-from jax_grouped_gemm._src.moe.routing import Routing
-from jax_grouped_gemm._src.varying import varying_axes
+from jax_grouped_gemm._src.rows.operands import Biases
+from jax_grouped_gemm._src.rows.routing import Routing
 
 FUNCTION = "expert_parallel"
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
+from jax_grouped_gemm._src.device import BANDWIDTH, SIXTEEN_BITS
 from jax_grouped_gemm._src.expert_parallel.pairs import buffer_rows
-from jax_grouped_gemm._src.prediction import BANDWIDTH, SIXTEEN_BITS
 
 Strategy = Literal["all_gather", "ragged_all_to_all"]
 Combine = Literal["psum_scatter", "all_to_all"]

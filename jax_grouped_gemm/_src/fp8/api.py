@@ -20,7 +20,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 
-from jax_grouped_gemm._src import group_checks, tile_choices
 from jax_grouped_gemm._src.arguments import (
     Implementation,
     as_array,
@@ -32,8 +31,9 @@ from jax_grouped_gemm._src.arguments import (
     checked_group_sizes,
     checked_implementation,
     checked_int,
+    run_group_checks,
 )
-from jax_grouped_gemm._src.arithmetic import cdiv, is_static
+from jax_grouped_gemm._src.arrays import cdiv, is_static
 from jax_grouped_gemm._src.fp8 import primitive
 from jax_grouped_gemm._src.fp8.formats import (
     BLOCK,
@@ -42,6 +42,7 @@ from jax_grouped_gemm._src.fp8.formats import (
     checked_fp8_dtype,
     row_blocks,
 )
+from jax_grouped_gemm._src.plan import current_tiles
 
 SOURCE_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 
@@ -230,7 +231,7 @@ def scaled_ragged_dot(
     rhs_scale = _scale_array("rhs_scale", rhs_scale)
     rhs_scale, rhs_scaling = _rhs_scale(rhs_scale, g, k, n, transpose_rhs)
     offset = canonical_offset(group_offset)
-    group_checks.check(group_sizes, m, offset, g)
+    run_group_checks(group_sizes, m, offset, g)
     return primitive.scaled_ragged_noncontracting(
         lhs,
         lhs_scale,
@@ -243,7 +244,7 @@ def scaled_ragged_dot(
         rhs_scaling=rhs_scaling,
         preferred_element_type=canonical_dtype("preferred_element_type", preferred_element_type),
         implementation=checked_implementation(implementation),
-        **tile_choices.current().params("forward"),
+        **current_tiles().params("forward"),
     )
 
 
@@ -306,7 +307,7 @@ def scaled_ragged_dot_contracting(
             raise TypeError(f"{name} must have shape {(b, size)}, got {scale.shape}")
         scales.append(scale)
     offset = canonical_offset(group_offset)
-    group_checks.check(group_sizes, num_rows, offset, num_groups)
+    run_group_checks(group_sizes, num_rows, offset, num_groups)
     return primitive.scaled_ragged_contracting(
         lhs,
         scales[0],
@@ -318,7 +319,7 @@ def scaled_ragged_dot_contracting(
         num_groups=num_groups,
         preferred_element_type=canonical_dtype("preferred_element_type", preferred_element_type),
         implementation=checked_implementation(implementation),
-        **tile_choices.current().params("forward"),
+        **current_tiles().params("forward"),
     )
 
 

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_grouped_gemm._src.arrays import pad_to
 from jax_grouped_gemm._src.fp8.formats import LHS_SCALINGS, RHS_SCALINGS
 from jax_grouped_gemm._src.fp8.plan import QuantizePlan, ScaledProblem
-from jax_grouped_gemm._src.padding import pad_to
 from jax_grouped_gemm._src.plan import Plan
 from jax_grouped_gemm._src.ragged.call import call_kernel, zeros
 

@@ -9,7 +9,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jax_grouped_gemm._src.arguments import canonical_dtype
-from jax_grouped_gemm._src.arithmetic import cdiv, is_static
+from jax_grouped_gemm._src.arrays import cdiv, is_static
 
 BLOCK = 128
 """Elements that share a scale, along each dimension that shares it."""

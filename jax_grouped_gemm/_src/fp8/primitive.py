@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_grouped_gemm._src.arithmetic import round_up
+from jax_grouped_gemm._src.arrays import round_up
 from jax_grouped_gemm._src.fp8 import call, plan, reference
 from jax_grouped_gemm._src.fp8.formats import (
     BLOCK,

@@ -11,15 +11,13 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jax_grouped_gemm._src.arguments import Implementation
-from jax_grouped_gemm._src.arithmetic import round_up
+from jax_grouped_gemm._src.arrays import pad_to, round_up
 from jax_grouped_gemm._src.fp8 import primitive
 from jax_grouped_gemm._src.fp8.formats import BLOCK
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.fp8.reference import quantize
-from jax_grouped_gemm._src.padding import pad_to
-from jax_grouped_gemm._src.plan import Product
+from jax_grouped_gemm._src.plan import Product, TileChoices
 from jax_grouped_gemm._src.ragged import primitive as ragged
-from jax_grouped_gemm._src.tile_choices import TileChoices
 
 
 class Pair(NamedTuple):

@@ -14,10 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_grouped_gemm._src.arithmetic import cdiv, round_up
+from jax_grouped_gemm._src.arrays import cdiv, round_up, vary_over, varying_axes
 from jax_grouped_gemm._src.fp8.formats import BLOCK, row_blocks
 from jax_grouped_gemm._src.ragged import reference
-from jax_grouped_gemm._src.varying import vary_over, varying_axes
 
 SMALLEST_SCALE = 2.0**-100
 """Below it a scale's inverse could overflow, and denormal inputs would not all round to zero."""

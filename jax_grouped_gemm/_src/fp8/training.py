@@ -12,7 +12,6 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import ArrayLike, DTypeLike
 
-from jax_grouped_gemm._src import group_checks, tile_choices
 from jax_grouped_gemm._src.arguments import (
     Implementation,
     as_array,
@@ -21,15 +20,17 @@ from jax_grouped_gemm._src.arguments import (
     check_group_count,
     checked_group_sizes,
     checked_implementation,
+    run_group_checks,
 )
+from jax_grouped_gemm._src.arrays import align_varying
 from jax_grouped_gemm._src.autodiff import once_differentiable
 from jax_grouped_gemm._src.fp8.api import SOURCE_DTYPES, QuantizedWeights
 from jax_grouped_gemm._src.fp8.formats import quantized_blocks
 from jax_grouped_gemm._src.fp8.products import Fp8Products, Pair, narrow
 from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
+from jax_grouped_gemm._src.plan import current_tiles, using_tiles
 from jax_grouped_gemm._src.ragged import primitive as ragged
 from jax_grouped_gemm._src.ragged.api import ragged_dot
-from jax_grouped_gemm._src.varying import align_varying
 
 FP8_LHS, FP8_RHS = "fp8_lhs", "fp8_rhs"
 """The names under which `fp8_ragged_dot` keeps its quantised operands."""
@@ -78,7 +79,7 @@ def fp8_ragged_dot(
     group_sizes = checked_group_sizes(group_sizes)
     offset = canonical_offset(group_offset)
     _check_operands(lhs, rhs, group_sizes, group_offset)
-    group_checks.check(group_sizes, lhs.shape[0], offset, rhs.shape[0])
+    run_group_checks(group_sizes, lhs.shape[0], offset, rhs.shape[0])
     checked_recipe(recipe)
     if quantized_rhs is not None:
         _check_quantized(quantized_rhs, rhs, recipe)
@@ -88,7 +89,7 @@ def fp8_ragged_dot(
     product = _Product(
         recipe,
         checked_implementation(implementation),
-        tile_choices.current(),
+        current_tiles(),
         out_dtype,
         lhs.dtype,
         rhs.dtype,
@@ -108,7 +109,7 @@ class _Product(Fp8Products):
 
     def narrow_products(self, lhs, rhs, group_sizes, offset):
         """The ragged matmul of operands that are not quantised."""
-        with tile_choices.using(self.tiles):
+        with using_tiles(self.tiles):
             return ragged_dot(
                 narrow(lhs),
                 narrow(rhs),

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_grouped_gemm._src.arithmetic import cdiv
-from jax_grouped_gemm._src.target import Target
-from jax_grouped_gemm._src.tile_config import TileConfig
+from jax_grouped_gemm._src.arrays import cdiv
+from jax_grouped_gemm._src.device import Target
+from jax_grouped_gemm._src.plan import TileConfig
 
 DTYPES = (jnp.float64, jnp.complex64, jnp.complex128)
 STEP_BYTES = 128  # of a row of an operand, that a step of the mainloop multiplies

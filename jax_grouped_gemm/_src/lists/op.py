@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import ad
 
-from jax_grouped_gemm._src.arithmetic import at_least_float32
+from jax_grouped_gemm._src.arrays import at_least_float32
 from jax_grouped_gemm._src.autodiff import is_zero, tangent_of
 from jax_grouped_gemm._src.lists.scaling import per_matrix
 from jax_grouped_gemm._src.op import Op

@@ -11,15 +11,25 @@ from jax import lax
 
 
 def multiply(
-    spec: str, x: jax.Array, y: jax.Array, precision: lax.PrecisionLike, dtype: np.dtype
+    spec: str,
+    x: jax.Array,
+    y: jax.Array,
+    precision: lax.PrecisionLike,
+    dtype: np.dtype,
+    result_dtype: np.dtype | None = None,
 ) -> jax.Array:
-    """`jnp.einsum` with sums and result of `dtype`."""
-    einsum = functools.partial(jnp.einsum, spec, precision=precision, preferred_element_type=dtype)
+    """`jnp.einsum` with sums of `dtype`, rounded to `result_dtype` if that is given."""
+    result_dtype = dtype if result_dtype is None else result_dtype
+    einsum = functools.partial(jnp.einsum, spec, precision=precision)
     if x.dtype.itemsize >= 4:
-        return einsum(x, y)
-    # XLA:CPU has no batched product of 16-bit operands with a wider result.
+        return einsum(x, y, preferred_element_type=dtype).astype(result_dtype)
+    # XLA:CPU has no batched product of 16-bit operands with a wider result. On a GPU the product
+    # itself rounds its sums, which are float32.
     return lax.platform_dependent(
-        x, y, cpu=lambda x, y: einsum(x.astype(dtype), y.astype(dtype)), default=einsum
+        x,
+        y,
+        cpu=lambda x, y: einsum(x.astype(dtype), y.astype(dtype)).astype(result_dtype),
+        default=functools.partial(einsum, preferred_element_type=result_dtype),
     )
 
 

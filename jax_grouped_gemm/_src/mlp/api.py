@@ -20,14 +20,13 @@ from jax_grouped_gemm._src.arguments import (
     checked_group_sizes,
     refuse_sharded,
 )
-from jax_grouped_gemm._src.arithmetic import at_least_float32
-from jax_grouped_gemm._src.fp8 import experts as fp8_experts
+from jax_grouped_gemm._src.arrays import align_varying, at_least_float32
 from jax_grouped_gemm._src.fp8.api import QuantizedWeights
 from jax_grouped_gemm._src.fp8.recipe import Recipe
-from jax_grouped_gemm._src.fp8.weights import QuantizedMlp
 from jax_grouped_gemm._src.mlp import plan, primitive
+from jax_grouped_gemm._src.mlp.fp8 import experts as fp8_experts
+from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp
 from jax_grouped_gemm._src.mlp.primitive import Options
-from jax_grouped_gemm._src.varying import align_varying
 
 Biases = tuple[jax.Array | None, ...]
 ActivationLike = str | Callable[[jax.Array], jax.Array] | Activation

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_grouped_gemm._src.arithmetic import cdiv
+from jax_grouped_gemm._src.arrays import cdiv
 from jax_grouped_gemm._src.mlp.epilogue import Epilogue
 from jax_grouped_gemm._src.mlp.plan import MlpPlan
 from jax_grouped_gemm._src.mlp.reference import has_up, hidden_columns, on_rows

@@ -11,14 +11,20 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_grouped_gemm._src.arithmetic import is_static, round_up
+from jax_grouped_gemm._src.arrays import is_static, round_up
+from jax_grouped_gemm._src.device import H200, Target
 from jax_grouped_gemm._src.explain import explain
 from jax_grouped_gemm._src.mlp import reference
 from jax_grouped_gemm._src.mlp.epilogue import Epilogue
-from jax_grouped_gemm._src.plan import AS_ASKED, TMA_ALIGNMENT_BYTES, Plan, symbolic_sizes
-from jax_grouped_gemm._src.ragged.workspace import LEAST_BYTES
-from jax_grouped_gemm._src.target import H200, Target
-from jax_grouped_gemm._src.tile_config import DEFAULT_TILE, TileConfig
+from jax_grouped_gemm._src.plan import (
+    AS_ASKED,
+    DEFAULT_TILE,
+    TMA_ALIGNMENT_BYTES,
+    Plan,
+    TileConfig,
+    symbolic_sizes,
+)
+from jax_grouped_gemm._src.ragged.problem import LEAST_BYTES
 
 DTYPES = (jnp.bfloat16, jnp.float16)
 

@@ -18,17 +18,17 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
 from jax.interpreters import ad
 
-from jax_grouped_gemm._src import tile_choices
 from jax_grouped_gemm._src.activations import Activation, hidden_layer
 from jax_grouped_gemm._src.arguments import (
     Implementation,
     canonical_precision,
     checked_implementation,
 )
-from jax_grouped_gemm._src.arithmetic import at_least_float32
+from jax_grouped_gemm._src.arrays import at_least_float32
 from jax_grouped_gemm._src.mlp import call, plan, reference
 from jax_grouped_gemm._src.mlp import rows as token_rows
 from jax_grouped_gemm._src.op import Op
+from jax_grouped_gemm._src.plan import TileChoices, current_tiles
 
 INDICES = ("group_sizes", "group_offset")
 ROWS = ("rows", "inverse", "count")
@@ -162,7 +162,7 @@ class Options:
     activation: Activation
     precision: Any
     implementation: Implementation
-    tile_choices: tile_choices.TileChoices
+    tile_choices: TileChoices
 
     @classmethod
     def of(cls, activation: Activation, precision: Any, implementation: Implementation) -> Options:
@@ -172,9 +172,7 @@ class Options:
           ValueError: `precision` or `implementation` is none.
         """
         precision = canonical_precision(precision)
-        return cls(
-            activation, precision, checked_implementation(implementation), tile_choices.current()
-        )
+        return cls(activation, precision, checked_implementation(implementation), current_tiles())
 
     @property
     def of_products(self) -> dict[str, Any]:

@@ -22,13 +22,12 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jax_grouped_gemm._src.activations import Activation, hidden_layer
-from jax_grouped_gemm._src.arithmetic import at_least_float32
+from jax_grouped_gemm._src.arrays import at_least_float32, vary_over, varying_axes
 from jax_grouped_gemm._src.mlp import rows as token_rows
-from jax_grouped_gemm._src.moe.biases import bias_rows, with_bias
+from jax_grouped_gemm._src.mlp.biases import bias_rows, with_bias
+from jax_grouped_gemm._src.plan import TileChoices
 from jax_grouped_gemm._src.ragged.primitive import ragged_contracting, ragged_noncontracting
 from jax_grouped_gemm._src.ragged.reference import local_group_bounds
-from jax_grouped_gemm._src.tile_choices import TileChoices
-from jax_grouped_gemm._src.varying import vary_over, varying_axes
 
 # The names that MaxText's remat policies use.
 GATE, UP = "mlpwi_0", "mlpwi_1"

@@ -13,10 +13,9 @@ import jax.numpy as jnp
 from jax import lax
 from jax.interpreters import ad, batching, mlir, xla
 
-from jax_grouped_gemm._src.arithmetic import at_least_float32
+from jax_grouped_gemm._src.arrays import at_least_float32, vary_over, varying_axes
 from jax_grouped_gemm._src.op import Primitive
 from jax_grouped_gemm._src.rows import primitive as moves
-from jax_grouped_gemm._src.varying import vary_over, varying_axes
 
 # Rows know their tokens, not their pairs.
 BY_TOKEN = dict(divisor=1, implementation=None)

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import ArrayLike, DTypeLike
 
-from jax_grouped_gemm._src import group_checks, tile_choices
 from jax_grouped_gemm._src.arguments import (
     Implementation,
     as_array,
@@ -22,7 +23,9 @@ from jax_grouped_gemm._src.arguments import (
     checked_boolean,
     checked_implementation,
     evaluate_as_jax,
+    run_group_checks,
 )
+from jax_grouped_gemm._src.plan import current_tiles
 from jax_grouped_gemm._src.ragged import dimension_numbers, primitive
 from jax_grouped_gemm._src.ragged.dimension_numbers import DimensionNames, Mode
 
@@ -80,21 +83,27 @@ def ragged_dot(
             f"lhs must be [m, k] and rhs {'[g, n, k]' if transpose_rhs else '[g, k, n]'} with "
             f"transpose_rhs={transpose_rhs}, got lhs {jax.typeof(lhs)} and rhs {jax.typeof(rhs)}"
         )
-    dimension_numbers = lax.RaggedDotDimensionNumbers(
+    numbers = lax.RaggedDotDimensionNumbers(
         dot_dimension_numbers=(((1,), (k_axis,)), ((), ())),
         lhs_ragged_dimensions=(0,),
         rhs_group_dimensions=(0,),
     )
-    return ragged_dot_general(
+    given = numbers, precision, preferred_element_type, group_offset
+    if out_sharding is not None or (lhs.ndim, rhs.ndim) != (2, 3):
+        return ragged_dot_general(
+            lhs, rhs, group_sizes, *given, out_sharding, implementation=implementation
+        )
+    group_sizes, options, _ = _checked(lhs, rhs, group_sizes, *given, implementation)
+    offset = canonical_offset(group_offset)
+    run_group_checks(group_sizes, lhs.shape[0], offset, rhs.shape[0])
+    return primitive.ragged_noncontracting(
         lhs,
         rhs,
         group_sizes,
-        dimension_numbers,
-        precision,
-        preferred_element_type,
-        group_offset,
-        out_sharding,
-        implementation=implementation,
+        offset,
+        transpose_lhs=False,
+        transpose_rhs=transpose_rhs,
+        **options,
     )
 
 
@@ -165,25 +174,16 @@ def ragged_dot_general(
             as_indices("group_sizes", group_sizes),
             None if group_offset is None else canonical_offset(group_offset),
         )
-    implementation = checked_implementation(implementation)
-    if not isinstance(ragged_dot_dimension_numbers, lax.RaggedDotDimensionNumbers):
-        raise TypeError(
-            "ragged_dot_dimension_numbers must be jax.lax.RaggedDotDimensionNumbers, got "
-            f"{ragged_dot_dimension_numbers!r}"
-        )
     lhs, rhs = as_array("lhs", lhs), as_array("rhs", rhs)
-    group_sizes = as_indices("group_sizes", group_sizes)
-    precision = canonical_precision(precision)
-    if preferred_element_type is not None:
-        preferred_element_type = canonical_dtype("preferred_element_type", preferred_element_type)
-    result = evaluate_as_jax(
+    group_sizes, options, shape = _checked(
         lhs,
         rhs,
         group_sizes,
         ragged_dot_dimension_numbers,
         precision,
         preferred_element_type,
-        is_window=group_offset is not None,
+        group_offset,
+        implementation,
     )
     names = DimensionNames.of(ragged_dot_dimension_numbers, lhs.ndim, rhs.ndim)
     if names.mode is Mode.BATCH:
@@ -192,24 +192,48 @@ def ragged_dot_general(
                 "a ragged batch dimension supports neither group_offset nor implementation='cuda'"
             )
         numbers = ragged_dot_dimension_numbers.dot_dimension_numbers
-        return lax.dot_general(lhs, rhs, numbers, precision, preferred_element_type)
+        asked = None if preferred_element_type is None else options["preferred_element_type"]
+        return lax.dot_general(lhs, rhs, numbers, options["precision"], asked)
     offset = canonical_offset(group_offset)
     num_groups = rhs.shape[names.rhs.index("g")] if "g" in names.rhs else group_sizes.shape[-1]
-    group_checks.check(group_sizes, lhs.shape[names.lhs.index("m")], offset, num_groups)
+    run_group_checks(group_sizes, lhs.shape[names.lhs.index("m")], offset, num_groups)
     is_contracting = names.mode is Mode.CONTRACTING
     product = dimension_numbers.contracting if is_contracting else dimension_numbers.noncontracting
-    out = product(
-        lhs,
-        rhs,
-        group_sizes,
-        offset,
-        names,
+    return product(lhs, rhs, group_sizes, offset, names, **options).reshape(shape)
+
+
+def _checked(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    group_sizes: ArrayLike,
+    numbers: lax.RaggedDotDimensionNumbers,
+    precision: lax.PrecisionLike,
+    preferred_element_type: DTypeLike | None,
+    group_offset: ArrayLike | None,
+    implementation: Implementation,
+) -> tuple[jax.Array, dict[str, Any], tuple[int, ...]]:
+    """The group sizes, the parameters of the primitive, and the shape of the result."""
+    implementation = checked_implementation(implementation)
+    if not isinstance(numbers, lax.RaggedDotDimensionNumbers):
+        raise TypeError(
+            "ragged_dot_dimension_numbers must be jax.lax.RaggedDotDimensionNumbers, got "
+            f"{numbers!r}"
+        )
+    group_sizes = as_indices("group_sizes", group_sizes)
+    precision = canonical_precision(precision)
+    if preferred_element_type is not None:
+        preferred_element_type = canonical_dtype("preferred_element_type", preferred_element_type)
+    is_window = group_offset is not None
+    result = evaluate_as_jax(
+        lhs, rhs, group_sizes, numbers, precision, preferred_element_type, is_window
+    )
+    options = dict(
         preferred_element_type=result.dtype,
         precision=precision,
         implementation=implementation,
-        **tile_choices.current().params("forward"),
+        **current_tiles().params("forward"),
     )
-    return out.reshape(result.shape)
+    return group_sizes, options, result.shape
 
 
 def ragged_dot_accumulate(
@@ -294,7 +318,7 @@ def ragged_dot_accumulate(
             f"{jax.typeof(rhs)} and group_sizes {jax.typeof(group_sizes)}"
         )
     offset = canonical_offset(group_offset)
-    group_checks.check(group_sizes, lhs.shape[int(transpose_lhs)], offset, groups)
+    run_group_checks(group_sizes, lhs.shape[int(transpose_lhs)], offset, groups)
     return primitive.ragged_accumulate(
         accumulator,
         lhs,
@@ -305,7 +329,7 @@ def ragged_dot_accumulate(
         transpose_rhs=transpose_rhs,
         precision=precision,
         implementation=implementation,
-        **tile_choices.current().params("wgrad"),
+        **current_tiles().params("wgrad"),
     )
 
 

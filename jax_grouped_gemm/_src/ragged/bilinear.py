@@ -14,10 +14,10 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import ad
 
-from jax_grouped_gemm._src import tile_choices
-from jax_grouped_gemm._src.arithmetic import at_least_float32
+from jax_grouped_gemm._src.arrays import at_least_float32
 from jax_grouped_gemm._src.autodiff import is_zero, tangent_of
 from jax_grouped_gemm._src.op import Op
+from jax_grouped_gemm._src.plan import for_cotangent
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -75,7 +75,7 @@ def register_transpose(
             ct = ct.astype(aval.dtype)
         shared_by_batch = ct.ndim > op.result_rank and aval.ndim == op.operand_ranks[missing]
         dtype = at_least_float32(aval.dtype) if shared_by_batch else aval.dtype
-        params = tile_choices.for_cotangent(params, ("dgrad", "wgrad")[missing])
+        params = for_cotangent(params, ("dgrad", "wgrad")[missing])
         result = cotangent(
             ct, factor, *indices, aval, **{**params, "preferred_element_type": dtype}
         )

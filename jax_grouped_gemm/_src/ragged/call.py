@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_grouped_gemm._src.padding import pad_to
+from jax_grouped_gemm._src.arrays import pad_to
 from jax_grouped_gemm._src.plan import Plan
+from jax_grouped_gemm._src.ragged import whole
 from jax_grouped_gemm._src.ragged.plan import adds_in_place
 from jax_grouped_gemm._src.ragged.problem import RaggedProblem
 
@@ -27,6 +28,8 @@ def ragged(
 ) -> jax.Array:
     """Runs the kernel of `plan`, whose path is not "reference", on operands of `plan.problem`."""
     problem = plan.problem
+    if plan.path == "whole":
+        return whole.product(plan, lhs, rhs, group_sizes, group_offset)
     if plan.kernel_problem is None:
         return zeros(problem)
     _, tile = plan.kernel

@@ -1,4 +1,8 @@
-"""Plans of the ragged products."""
+"""Plans of the ragged products, and the tables of configurations that they choose from.
+
+For each kind of operands there is one table. Its first entry is the default; of the others, those
+are taken that run the problem and pay. `use_tiles` takes any that run it.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +15,121 @@ import numpy as np
 from jax import lax
 
 from jax_grouped_gemm._src import float32
-from jax_grouped_gemm._src.arithmetic import is_static, round_up
+from jax_grouped_gemm._src.arrays import cdiv, is_static, round_up
+from jax_grouped_gemm._src.device import H200, Prediction, Target, predict
 from jax_grouped_gemm._src.plan import (
     AS_ASKED,
+    DEFAULT_TILE,
     KERNEL_OPERAND_DTYPES,
     KERNEL_RESULT_DTYPES,
-    TMA_ALIGNMENT_BYTES,
+    Choice,
     Plan,
+    TileConfig,
+    choose,
+    runnable,
 )
-from jax_grouped_gemm._src.prediction import Prediction, predict
-from jax_grouped_gemm._src.ragged import choices, schedules
-from jax_grouped_gemm._src.ragged.choices import Choice
-from jax_grouped_gemm._src.ragged.problem import ACCUMULATE, RaggedProblem
-from jax_grouped_gemm._src.ragged.workspace import workspace_bytes
-from jax_grouped_gemm._src.target import H200, Target
-from jax_grouped_gemm._src.tile_config import TileConfig
+from jax_grouped_gemm._src.ragged import whole
+from jax_grouped_gemm._src.ragged.problem import (
+    ACCUMULATE,
+    RATIOS,
+    RaggedProblem,
+    addressable_problem,
+    can_be_skewed,
+    copy_reason,
+    count_tiles,
+    steps,
+    tile_utilization,
+    workspace_bytes,
+)
+
+STREAM_K_TILE = dataclasses.replace(DEFAULT_TILE, stream_k=True)
+PINGPONG_TILE = TileConfig(tile_m=128, tile_n=192, cluster=2)
+FLOAT32_FEW_ROWS_TILE = TileConfig(tile_m=64, tile_n=128, cluster=1)
+
+# Cutting the last wave gives 6 % of 8.2 waves of 224 steps and nothing of 30 waves, and costs 1 %
+# where groups or steps are few. Elsewhere it gives nothing, or loses up to 1 % (2 % in FP8).
+STREAM_K_LEAST_ROWS = 256
+STREAM_K_LEAST_STEPS = 64
+STREAM_K_MOST_WAVES = 16
+
+# Mean rows of a group, between which it was measured to pay that consumers take turns.
+PINGPONG_LEAST_ROWS = 384
+PINGPONG_MOST_ROWS = 2048
+
+FLOAT32_FEW_ROWS = 64
+"""Rows a group, on average, up to which float32 operands are split on their way to the tensor
+cores: reading the weights takes longer than multiplying them, and passes over them longer still."""
+
+
+def rows_stay(problem: RaggedProblem) -> bool:
+    """Whether lhs [m, k] is multiplied by weights."""
+    return (problem.lhs, problem.out) == ("mk", "mn")
+
+
+def has_few_rows(problem: RaggedProblem, most: int) -> bool:
+    """Whether groups have `most` rows at most, on average."""
+    return problem.m <= most * problem.num_groups
+
+
+def stream_k_pays(problem: RaggedProblem, target: Target, least_steps: int) -> bool:
+    """Whether to cut the last wave, from the mean size of a group, steps and waves of tiles."""
+    waves = count_tiles(problem, STREAM_K_TILE) / target.multiprocessors
+    return (
+        cdiv(problem.m, problem.num_groups) >= STREAM_K_LEAST_ROWS
+        and steps(problem) >= least_steps
+        and waves <= STREAM_K_MOST_WAVES
+    )
+
+
+def _can_take_turns(problem: RaggedProblem) -> bool:
+    # The stages of kernels that accumulate hold what is added to, until both consumers have read
+    # it.
+    layouts = problem.lhs, problem.rhs, problem.out
+    return (
+        layouts == ("mk", "mn", "gkn")
+        and problem.out_dtype == np.float32
+        and problem.op != ACCUMULATE
+    )
+
+
+def _taking_turns_pays(problem: RaggedProblem, target: Target) -> bool:
+    least, most = (x * problem.num_groups for x in (PINGPONG_LEAST_ROWS, PINGPONG_MOST_ROWS))
+    return least <= problem.m <= most
+
+
+SIXTEEN_BITS = (
+    Choice(DEFAULT_TILE, record=("h200_main.json", "qwen3_up/forward/random")),
+    Choice(
+        STREAM_K_TILE,
+        record=("h200_main.json", "mixtral_down/forward/random"),
+        runs=rows_stay,
+        pays=lambda problem, target: stream_k_pays(problem, target, STREAM_K_LEAST_STEPS),
+    ),
+    Choice(
+        PINGPONG_TILE,
+        record=("h200_main.json", "qwen3_up/wgrad_f32/random"),
+        runs=_can_take_turns,
+        pays=_taking_turns_pays,
+    ),
+)
+"""The table for two operands of bfloat16 or float16."""
+
+FLOAT32 = (
+    Choice(DEFAULT_TILE, record=("h200_float32_highest.json", "qwen3_up/forward/random")),
+    Choice(
+        FLOAT32_FEW_ROWS_TILE,
+        record=("h200_float32_highest.json", "decode_up/forward/random"),
+        runs=rows_stay,
+        pays=lambda problem, target: has_few_rows(problem, FLOAT32_FEW_ROWS),
+    ),
+)
+"""The table for two operands of float32."""
+
+
+def table_for(problem: RaggedProblem) -> tuple[Choice, ...]:
+    """The configurations for operands that are not FP8."""
+    return FLOAT32 if problem.is_float32 else SIXTEEN_BITS
+
 
 RaggedPlan = Plan[RaggedProblem]
 LARGEST_SIZE = 2**31 - 1
@@ -80,14 +184,20 @@ def adds_in_place(plan: RaggedPlan) -> bool:
 
 
 def _plan(problem: RaggedProblem, params: Mapping[str, Any], target: Target) -> RaggedPlan:
-    return plan_product(
+    plan = plan_product(
         problem,
         params,
         target,
-        table=choices.table_for(problem),
+        table=table_for(problem),
         form=_kernel_form(problem),
         unsupported=_unsupported_reason(problem, params),
     )
+    if params["implementation"] == "cuda" or plan.chosen_by == "override":
+        return plan
+    reason = whole.faster_reason(plan, target)
+    if not reason:
+        return plan
+    return Plan(problem, "whole", reason, terms=plan.terms, product=plan.product)
 
 
 def _unsupported_reason(problem: RaggedProblem, params: Mapping[str, Any]) -> str:
@@ -147,7 +257,7 @@ def plan_product(
     """
     product = params.get("product")
     override = params.get("tile")
-    compiled = choices.runnable(table, form)
+    compiled = runnable(table, form)
     unsupported = unsupported or _size_reason(problem)
     if override is not None and not unsupported:
         _check_compiled(override, compiled, problem)
@@ -162,16 +272,16 @@ def plan_product(
         rows = SYMBOLIC_ROWS_OF_GROUP * exact.num_groups
         problem, form = (dataclasses.replace(x, m=rows) for x in (problem, form))
     addressable = addressable_problem(form)
-    compiled = choices.runnable(table, addressable)
+    compiled = runnable(table, addressable)
     if override is None:
-        choice = choices.choose(compiled, addressable, target)
+        choice = choose(compiled, addressable, target)
     else:
         choice = next(choice for choice in compiled if choice.tile == override)
     tile, places = choice.tile, choice.places(target)
     terms = float32.num_terms(params["precision"]) if problem.is_float32 else 0
     useful = math.prod(problem.shape("mkn")) / math.prod(addressable.shape("mkn"))
-    utilization = schedules.utilization(addressable, tile, places) * useful
-    reason = _copy_reason(problem, addressable)
+    utilization = tile_utilization(addressable, tile, places) * useful
+    reason = copy_reason(problem, addressable)
     kernel_problem = addressable
     if problem is not exact:
         kernel_problem = dataclasses.replace(addressable, m=exact.m)
@@ -202,7 +312,7 @@ def _size_reason(problem: RaggedProblem) -> str:
         return f"the kernels count to 2^31 - 1, got {', '.join(too_large)}"
     symbolic = {name: size for name, size in sizes.items() if not is_static(size)}
     # Rows that stay where they are need nothing of the plan but a workspace of a symbolic size.
-    if not symbolic or (choices.rows_stay(problem) and list(symbolic) == ["m"]):
+    if not symbolic or (rows_stay(problem) and list(symbolic) == ["m"]):
         return ""
     found = ", ".join(f"{name} = {size}" for name, size in symbolic.items())
     return (
@@ -221,11 +331,11 @@ def _check_compiled(tile: TileConfig, compiled: Sequence[Choice], problem: Ragge
 
 
 def _grid(problem: RaggedProblem, tile: TileConfig, places: int) -> int:
-    if schedules.can_be_skewed(problem):
+    if can_be_skewed(problem):
         return places
-    num_tiles = schedules.num_tiles(problem, tile)
+    num_tiles = count_tiles(problem, tile)
     if tile.stream_k:
-        most_ranges, _ = schedules.RATIOS[0]
+        most_ranges, _ = RATIOS[0]
         num_tiles *= most_ranges
     return min(round_up(num_tiles, tile.cluster), places)
 
@@ -234,48 +344,21 @@ def _prediction(
     problem: RaggedProblem, tile: TileConfig, terms: int, utilization: float, target: Target
 ) -> Prediction:
     """For groups of equal size, those outside the window included."""
-    products = terms
-    if terms and tile.transposed:
-        products = float32.few_rows_products(terms)
     lhs_bytes, rhs_bytes, result_bytes = problem.array_bytes()
     if problem.op == ACCUMULATE:
         result_bytes *= 2
-    split_terms = 0 if tile.transposed else terms
-    operand_bytes, split_bytes = float32.bytes_of_split(lhs_bytes + rhs_bytes, split_terms)
+    products, operand_bytes, split_bytes = 1, lhs_bytes + rhs_bytes, 0.0
+    if terms and tile.transposed:
+        products = float32.few_rows_products(terms)
+    elif terms:
+        products = terms
+        operand_bytes, split_bytes = float32.bytes_of_split(operand_bytes, terms)
     return predict(
         problem.lhs_dtype,
         multiply_adds=problem.multiply_adds,
         utilization=utilization,
         num_bytes=operand_bytes + result_bytes,
         target=target,
-        products=max(products, 1),
+        products=products,
         split_bytes=split_bytes,
     )
-
-
-def addressable_problem(problem: R) -> R:
-    """`problem` with every row of every array a multiple of what TMA can address."""
-    padded: dict[str, Any] = {}
-    for names, dtype in problem.arrays:
-        row = names[-1]
-        # Of float32 operands, TMA addresses the float16 parts.
-        itemsize = 2 if problem.is_float32 else dtype.itemsize
-        multiple = max(TMA_ALIGNMENT_BYTES // itemsize, 1)
-        padded[row] = max(round_up(getattr(problem, row), multiple), padded.get(row, 0))
-    return dataclasses.replace(problem, **padded)
-
-
-def _copy_reason(problem: RaggedProblem, addressable: RaggedProblem) -> str:
-    """Why the kernels cannot read the arrays of `problem` as they are, empty if they can."""
-    of_what = " of float16 parts" if problem.is_float32 else ""
-    reasons = [
-        f"rows of {name}={getattr(problem, name)} elements are not a multiple of 16 bytes{of_what}"
-        for name in "mkn"
-        if getattr(problem, name) != getattr(addressable, name)
-    ]
-    reasons += [
-        f"the kernels want {name} with dimensions {'/'.join(getattr(addressable, name))} in memory"
-        for name in ("lhs", "rhs")
-        if getattr(problem, name) != getattr(addressable, name)
-    ]
-    return "; ".join(reasons)

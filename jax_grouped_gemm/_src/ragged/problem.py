@@ -1,13 +1,42 @@
-"""What a plan is made for: a ragged product's static shapes, dtypes and layouts."""
+"""What a plan is made for: a ragged product, and how its kernels deal out tiles.
+
+How many tiles there are depends on the group sizes, so the kernels do this arithmetic themselves,
+on the device. What is here is for plans: groups are of equal size, and workspaces large enough for
+any sizes. Three schedules differ from tiles that are dealt out whole:
+
+Stream-K (Osama et al., 2023) cuts the last wave of tiles along K (`csrc/scheduler/assignment.h`).
+A persistent kernel computes its tiles in waves, one tile on each multiprocessor, and in the last
+wave most multiprocessors may have none. Stream-K deals out steps of the contracted dimension
+instead of tiles; here that is done to the last wave alone, whose sums then pass through memory.
+
+Skew: a tile of a contracting product takes as many steps as its group has rows, so where one group
+has most of the rows, its few tiles keep few multiprocessors busy. The kernel looks at the group
+sizes when it starts (`csrc/scheduler/skew.h`). Where whole tiles can be dealt out evenly, it does
+that. Otherwise it cuts tiles into pieces whose sums pass through memory
+(`csrc/scheduler/chains.h`), and warps without other work write the zeros of empty groups. Which
+sums are added, and in which order, depends on the sizes alone, so the same inputs give the same
+bits.
+
+Ping-pong: the two consumer warpgroups of a thread block usually have half of every tile each, and
+both wait while a float32 tile leaves, which is too much to be kept in registers meanwhile. Taking
+turns, each has whole tiles, smaller ones, and stores its tile while the other one multiplies
+(`csrc/sm90/pingpong/`). Smaller tiles read more from L2, so this pays where tiles are changed
+often, but not where there is less to multiply than to store.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
+
+from jax_grouped_gemm._src import float32
+from jax_grouped_gemm._src.arrays import cdiv, round_up
+from jax_grouped_gemm._src.device import Target
+from jax_grouped_gemm._src.plan import DEFAULT_TILE, TMA_ALIGNMENT_BYTES, TileConfig
 
 ACCUMULATE = "ragged_accumulate"
 STORED_TRANSPOSED = ("km", "gnk", "nm")
@@ -145,3 +174,192 @@ class RaggedProblem:
         )
         batch = f", batch {self.batch[0]}" if self.batch else ""
         return f"{self.op} {lhs} x {rhs} -> {out}, {self.num_groups} groups{batch}"
+
+
+NUM_CONSUMERS = 2
+STEP_BYTES = 128
+"""What a step reads of a row of either operand: 64 elements of 16 bits, or 128 of 8."""
+
+# Stream-K: (ranges, units), so many clusters share the work of so many units. The first that fits
+# is taken.
+RATIOS = ((4, 1), (3, 1), (2, 1), (3, 2), (4, 3))
+WORTHWHILE_STEPS = 16
+"""What cutting the last wave must save."""
+
+# Skew: shapes of which no sizes are worth cutting, or of which the kernel would look too long.
+SKEW_LEAST_STEPS = 64
+SKEW_MOST_UNITS = 1 << 16
+SKEW_MOST_GROUPS = 1 << 10
+SKEW_MOST_PIECES = 8
+
+
+def steps(problem: RaggedProblem) -> int:
+    """How many steps along k a kernel takes for groups of rows that stay."""
+    itemsize = min(problem.lhs_dtype.itemsize, 2)  # of float32, the parts
+    return cdiv(problem.k * itemsize, STEP_BYTES)
+
+
+def result_tiles(problem: RaggedProblem) -> tuple[int, int, int]:
+    """Number of dense results of equal size and their rows and columns, for equal groups."""
+    count = math.prod(problem.batch) * problem.g
+    if problem.contracts_rows:
+        return count, problem.k, problem.n
+    return count, cdiv(problem.m, problem.num_groups), problem.n
+
+
+def count_tiles(problem: RaggedProblem, tile: TileConfig) -> int:
+    """How many tiles all groups have, if they are equal."""
+    count, rows, columns = result_tiles(problem)
+    return count * cdiv(rows, tile.tile_m) * cdiv(columns, tile.tile_n)
+
+
+def tile_utilization(problem: RaggedProblem, tile: TileConfig, places: int) -> float:
+    """Share of the tensor cores' work that is useful, with `places` tiles computed at a time."""
+    count, rows, columns = result_tiles(problem)
+    units = cdiv(count_tiles(problem, tile), tile.cluster)
+    clusters = places // tile.cluster
+    waves: float = cdiv(units, clusters)
+    if tile.stream_k:
+        waves = stream_k_waves(units, steps(problem), clusters)
+    return count * rows * columns / (waves * places * tile.tile_m * tile.tile_n)
+
+
+def stream_k_waves(units: int, steps: int, clusters: int) -> float:
+    """How long `units` units of `steps` steps take on `clusters` clusters, in whole units.
+
+    What it costs to hand sums over is left out.
+    """
+    full, last = divmod(units, clusters)
+    if last == 0:
+        return full
+    ranges = next((last * p // q for p, q in RATIOS if last * p // q <= clusters), last)
+    longest = cdiv(last * steps, ranges)
+    return full + (longest / steps if steps - longest >= WORTHWHILE_STEPS else 1)
+
+
+def sums_bytes(tile_m: int, tile_n: int, num_blocks: int) -> int:
+    """Room for one tile in float32 from each thread block, and where its consumers announce it."""
+    return num_blocks * (4 * tile_m * tile_n + 4 * NUM_CONSUMERS)
+
+
+def can_be_skewed(problem: RaggedProblem) -> bool:
+    """Whether the kernel cuts tiles for some group sizes, whichever it has for others."""
+    return (
+        problem.contracts_rows
+        and (problem.lhs, problem.rhs) == ("mk", "mn")
+        and not problem.is_float32
+        and skew_is_possible(
+            rows=problem.m,
+            units=_units_of_result(problem, DEFAULT_TILE),
+            groups=math.prod(problem.batch) * problem.g,
+        )
+    )
+
+
+def skew_is_possible(*, rows: int, units: int, groups: int) -> bool:
+    """Whether there are group sizes for which tiles are cut.
+
+    Args:
+      rows: extent of the ragged dimension.
+      units: tiles of one group, those counted once that a cluster computes together.
+      groups: local groups of all batches.
+    """
+    return (
+        rows // (STEP_BYTES // 2) >= SKEW_LEAST_STEPS
+        and units < SKEW_MOST_UNITS
+        and groups <= SKEW_MOST_GROUPS
+    )
+
+
+def skew_bytes(problem: RaggedProblem, num_blocks: int) -> int:
+    """Room for all sums that `num_blocks` thread blocks can hand over.
+
+    Tiles of one group that are left over when every cluster has the same number are cut into as
+    many pieces as there are clusters for, and then once more for those that have none.
+    """
+    tile = DEFAULT_TILE
+    clusters = num_blocks // tile.cluster
+    left_over = _units_of_result(problem, tile) % clusters
+    if left_over == 0:
+        return 0
+    sums = left_over * (min(clusters // left_over, SKEW_MOST_PIECES) + 1)
+    return sums_bytes(tile.tile_m, tile.tile_n, sums * tile.cluster)
+
+
+def _units_of_result(problem: RaggedProblem, tile: TileConfig) -> int:
+    """What clusters compute of the result of one group, two tiles at a time where they are two."""
+    _, rows, columns = result_tiles(problem)
+    rows, columns = cdiv(rows, tile.tile_m), cdiv(columns, tile.tile_n)
+    pairs, single = divmod(rows, tile.cluster)
+    return pairs * columns + single * cdiv(columns, 2)
+
+
+R = TypeVar("R", bound=RaggedProblem)
+
+
+def addressable_problem(problem: R) -> R:
+    """`problem` with every row of every array a multiple of what TMA can address."""
+    padded: dict[str, Any] = {}
+    for names, dtype in problem.arrays:
+        row = names[-1]
+        # Of float32 operands, TMA addresses the float16 parts.
+        itemsize = 2 if problem.is_float32 else dtype.itemsize
+        multiple = max(TMA_ALIGNMENT_BYTES // itemsize, 1)
+        padded[row] = max(round_up(getattr(problem, row), multiple), padded.get(row, 0))
+    return dataclasses.replace(problem, **padded)
+
+
+def copy_reason(problem: RaggedProblem, addressable: RaggedProblem) -> str:
+    """Why the kernels cannot read the arrays of `problem` as they are, empty if they can."""
+    of_what = " of float16 parts" if problem.is_float32 else ""
+    reasons = [
+        f"rows of {name}={getattr(problem, name)} elements are not a multiple of 16 bytes{of_what}"
+        for name in "mkn"
+        if getattr(problem, name) != getattr(addressable, name)
+    ]
+    reasons += [
+        f"the kernels want {name} with dimensions {'/'.join(getattr(addressable, name))} in memory"
+        for name in ("lhs", "rhs")
+        if getattr(problem, name) != getattr(addressable, name)
+    ]
+    return "; ".join(reasons)
+
+
+LEAST_BYTES = 16
+"""A kernel's buffers are never empty."""
+
+
+def workspace_bytes(problem: RaggedProblem, tile: TileConfig, terms: int, target: Target) -> int:
+    """What the kernel of a plan asks for."""
+    if tile.stream_k:
+        return sums_bytes(tile.tile_m, tile.tile_n, target.multiprocessors)
+    if can_be_skewed(problem):
+        return max(skew_bytes(problem, target.multiprocessors), LEAST_BYTES)
+    needs_parts = terms and not tile.transposed
+    return _float32_bytes(problem, terms) if needs_parts else LEAST_BYTES
+
+
+def _float32_bytes(problem: RaggedProblem, terms: int) -> int:
+    """Bytes of the parts of both operands, and of what is noted of groups, rows and matrices.
+
+    The layout is that of `csrc/ragged/parts_workspace.cc`.
+    """
+    lhs_batched, rhs_batched, sizes_batched, offset_batched = problem.batched
+    owners_batched = sizes_batched or offset_batched
+    lhs_batched |= owners_batched
+    is_contracting = problem.contracts_rows
+    rhs_batched |= owners_batched and is_contracting
+    batch = math.prod(problem.batch)
+    lhs_batches, rhs_batches, owner_batches = (
+        batch if batched else 1 for batched in (lhs_batched, rhs_batched, owners_batched)
+    )
+    parts = float32.num_parts(terms)
+    sections = (
+        (lhs_batches * problem.g, np.uint32),
+        (rhs_batches * problem.g, np.uint32),
+        (0 if is_contracting else rhs_batches * problem.g, np.int32),
+        (owner_batches * problem.m, np.int32),
+        (parts * lhs_batches * math.prod(problem.shape(problem.lhs)), float32.PART_DTYPE),
+        (parts * rhs_batches * math.prod(problem.shape(problem.rhs)), float32.PART_DTYPE),
+    )
+    return sum(float32.section_bytes(*section) for section in sections)

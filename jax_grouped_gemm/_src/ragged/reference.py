@@ -18,8 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_grouped_gemm._src.arithmetic import at_least_float32, cdiv, is_static
-from jax_grouped_gemm._src.varying import vary_over, varying_axes
+from jax_grouped_gemm._src.arrays import at_least_float32, cdiv, is_static, vary_over, varying_axes
 
 MIN_TILE_ROWS = 16
 MAX_TILE_ROWS = 256

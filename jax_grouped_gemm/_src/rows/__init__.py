@@ -1,1 +1,1 @@
-"""Sorting the rows of a mixture of experts, and moving them to their experts and back."""
+"""Routing tokens to experts, and moving their rows there and back."""

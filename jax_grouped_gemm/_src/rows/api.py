@@ -29,10 +29,10 @@ from jax_grouped_gemm._src.arguments import (
     checked_int,
     refuse_sharded,
 )
-from jax_grouped_gemm._src.moe.operands import ExpertOrder, check_routing, checked_order
-from jax_grouped_gemm._src.moe.routing import Routing
 from jax_grouped_gemm._src.rows import primitive
+from jax_grouped_gemm._src.rows.operands import ExpertOrder, check_routing, checked_order
 from jax_grouped_gemm._src.rows.reference import accumulator
+from jax_grouped_gemm._src.rows.routing import Routing
 
 
 def sort_by_expert(

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.export import is_symbolic_dim
 
-from jax_grouped_gemm._src.arithmetic import cdiv
+from jax_grouped_gemm._src.arrays import cdiv
 from jax_grouped_gemm._src.plan import AS_ASKED, KERNEL_OPERAND_DTYPES, Plan
 
 KERNEL_DTYPES = KERNEL_OPERAND_DTYPES

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_grouped_gemm._src.varying import vary_over, varying_axes
+from jax_grouped_gemm._src.arrays import vary_over, varying_axes
 
 
 def sort_by_expert(experts: jax.Array, *, num_experts: int) -> list[jax.Array]:

@@ -20,7 +20,7 @@ from jax_grouped_gemm._src.arguments import (
     checked_choice,
     checked_implementation,
 )
-from jax_grouped_gemm._src.arithmetic import at_least_float32
+from jax_grouped_gemm._src.arrays import at_least_float32
 from jax_grouped_gemm._src.lists.arguments import (
     Matrices,
     MatrixLists,

@@ -9,13 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_grouped_gemm._src.arithmetic import at_least_float32
+from jax_grouped_gemm._src.arrays import at_least_float32, pad_to
 from jax_grouped_gemm._src.lists.call import launch as call_kernel
 from jax_grouped_gemm._src.lists.grouped_gemm.plan import GroupedGemmPlan, Launch
 from jax_grouped_gemm._src.lists.grouped_gemm.problem import GroupedGemmProblem
 from jax_grouped_gemm._src.lists.op import Problem, by_name, present, problems_of
 from jax_grouped_gemm._src.lists.scaling import scaled_c
-from jax_grouped_gemm._src.padding import pad_to
 
 TARGET = "jax_grouped_gemm.grouped_gemm.v1"
 TARGET_F32 = "jax_grouped_gemm.grouped_gemm_f32.v1"

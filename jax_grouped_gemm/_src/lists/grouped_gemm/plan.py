@@ -13,10 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_grouped_gemm._src import float32
-from jax_grouped_gemm._src.arithmetic import cdiv, round_up
+from jax_grouped_gemm._src.arrays import cdiv, round_up
+from jax_grouped_gemm._src.device import H200, Target, predict
 from jax_grouped_gemm._src.lists import fp64 as fp64_kernels
 from jax_grouped_gemm._src.lists import kernels as list_kernels
-from jax_grouped_gemm._src.lists.grouped_gemm import plan_fp64
+from jax_grouped_gemm._src.lists.grouped_gemm import plan_fp64, whole
 from jax_grouped_gemm._src.lists.grouped_gemm import schedule as list_schedule
 from jax_grouped_gemm._src.lists.grouped_gemm.problem import (
     Entry,
@@ -25,10 +26,7 @@ from jax_grouped_gemm._src.lists.grouped_gemm.problem import (
     listed,
 )
 from jax_grouped_gemm._src.lists.grouped_gemm.schedule import FULL_STEP_AREA, TILE_K, Shape
-from jax_grouped_gemm._src.plan import Plan, symbolic_sizes
-from jax_grouped_gemm._src.prediction import predict
-from jax_grouped_gemm._src.target import H200, Target
-from jax_grouped_gemm._src.tile_config import TileConfig
+from jax_grouped_gemm._src.plan import Plan, TileConfig, symbolic_sizes
 
 TILES = (
     TileConfig(tile_m=128, tile_n=256, cluster=2),
@@ -142,6 +140,19 @@ def plan_grouped_gemm(
     products = max(terms, 1)
     utilization = _utilization(problem, launches, target) * products
     operand_bytes, split_bytes = float32.bytes_of_split(problem.operand_bytes, terms)
+    prediction = predict(
+        problem.dtype,
+        multiply_adds=problem.multiply_adds,
+        utilization=utilization,
+        num_bytes=operand_bytes + problem.result_bytes,
+        target=target,
+        products=products,
+        split_bytes=split_bytes,
+    )
+    if not is_fp64 and params["implementation"] != "cuda":
+        faster = whole.faster_reason(problem, prediction, terms, target)
+        if faster:
+            return GroupedGemmPlan(problem, "reference", faster)
     return GroupedGemmPlan(
         problem=problem,
         path="direct" if is_fp64 else "copied" if reason else "tma",
@@ -152,15 +163,7 @@ def plan_grouped_gemm(
         workspace_bytes=sum(launch.workspace_bytes for launch in launches),
         terms=terms,
         utilization=utilization,
-        prediction=predict(
-            problem.dtype,
-            multiply_adds=problem.multiply_adds,
-            utilization=utilization,
-            num_bytes=operand_bytes + problem.result_bytes,
-            target=target,
-            products=products,
-            split_bytes=split_bytes,
-        ),
+        prediction=prediction,
         notes=(float32.described(terms),) if terms else (),
         launches=launches,
     )

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from jax_grouped_gemm._src.arithmetic import cdiv
+from jax_grouped_gemm._src.arrays import cdiv
+from jax_grouped_gemm._src.device import H200, Target
 from jax_grouped_gemm._src.lists.fp64 import KERNELS, Kernel, busy_steps, num_steps, tile_k
 from jax_grouped_gemm._src.lists.grouped_gemm.schedule import Shape
-from jax_grouped_gemm._src.target import H200, Target
-from jax_grouped_gemm._src.tile_config import TileConfig
+from jax_grouped_gemm._src.plan import TileConfig
 
 MAX_MATRICES = 128
 """Products to a launch, which are parameters of the kernel: kMaxProblems of gemm_problem.h."""

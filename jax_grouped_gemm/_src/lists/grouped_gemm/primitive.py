@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import ad
 
-from jax_grouped_gemm._src.arithmetic import at_least_float32
+from jax_grouped_gemm._src.arrays import at_least_float32
 from jax_grouped_gemm._src.lists.grouped_gemm import call, plan, reference
 from jax_grouped_gemm._src.lists.op import (
     ListOp,

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from jax_grouped_gemm._src.arithmetic import at_least_float32
+from jax_grouped_gemm._src.arrays import at_least_float32
 from jax_grouped_gemm._src.lists.scaling import multiply, per_matrix, scaled_c
 
 
@@ -40,9 +40,11 @@ def product(
     """
     dtype = at_least_float32(result_dtype)
     spec = f"g{'ki' if transpose_lhs else 'ik'},g{'jk' if transpose_rhs else 'kj'}->gij"
+    if not isinstance(alpha, jax.Array) and alpha == 1 and c is None:
+        return multiply(spec, lhs, rhs, precision, dtype, result_dtype)
     result = multiply(spec, lhs, rhs, precision, dtype)
     if not isinstance(alpha, jax.Array):
-        result = result if alpha == 1 else alpha * result
+        result = alpha * result
     else:
         result = per_matrix(alpha, dtype) * result
     if c is not None:

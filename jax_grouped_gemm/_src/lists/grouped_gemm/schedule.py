@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jax_grouped_gemm._src.arithmetic import cdiv, round_up
-from jax_grouped_gemm._src.tile_config import TileConfig
+from jax_grouped_gemm._src.arrays import cdiv, round_up
+from jax_grouped_gemm._src.plan import TileConfig
 
 TILE_K = 64
 BAND_TILES = 16  # of rows that are swept together, see csrc/scheduler/raster.h

@@ -5,10 +5,10 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from jax_grouped_gemm._src.arrays import pad_to
 from jax_grouped_gemm._src.lists.call import launch
 from jax_grouped_gemm._src.lists.op import by_name, present, problems_of
 from jax_grouped_gemm._src.lists.rank_k.problem import RankKProblem, launch_order
-from jax_grouped_gemm._src.padding import pad_to
 from jax_grouped_gemm._src.plan import Plan
 
 TARGET = "jax_grouped_gemm.rank_k.v2"

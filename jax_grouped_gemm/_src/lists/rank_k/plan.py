@@ -10,16 +10,14 @@ from typing import Any
 import jax.numpy as jnp
 
 from jax_grouped_gemm._src import float32
-from jax_grouped_gemm._src.arithmetic import cdiv, round_up
+from jax_grouped_gemm._src.arrays import cdiv, round_up
+from jax_grouped_gemm._src.device import H200, Target, predict
 from jax_grouped_gemm._src.lists import fp64 as fp64_kernels
 from jax_grouped_gemm._src.lists import kernels as list_kernels
 from jax_grouped_gemm._src.lists.rank_k.plan_fp64 import plan_fp64
 from jax_grouped_gemm._src.lists.rank_k.problem import RankKProblem, Stack, launch_order
 from jax_grouped_gemm._src.lists.rank_k.whole import faster_reason
-from jax_grouped_gemm._src.plan import Plan, symbolic_sizes
-from jax_grouped_gemm._src.prediction import predict
-from jax_grouped_gemm._src.target import H200, Target
-from jax_grouped_gemm._src.tile_config import TileConfig
+from jax_grouped_gemm._src.plan import Plan, TileConfig, symbolic_sizes
 
 RankKPlan = Plan[RankKProblem]
 

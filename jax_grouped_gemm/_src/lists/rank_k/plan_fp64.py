@@ -6,12 +6,11 @@ import dataclasses
 
 import numpy as np
 
-from jax_grouped_gemm._src.arithmetic import cdiv
+from jax_grouped_gemm._src.arrays import cdiv
+from jax_grouped_gemm._src.device import Target, predict
 from jax_grouped_gemm._src.lists.fp64 import KERNELS, Kernel, busy_steps, num_steps, tile_k
 from jax_grouped_gemm._src.lists.rank_k.problem import RankKProblem
 from jax_grouped_gemm._src.plan import Plan
-from jax_grouped_gemm._src.prediction import predict
-from jax_grouped_gemm._src.target import Target
 
 
 def plan_fp64(problem: RankKProblem, target: Target) -> Plan[RankKProblem]:

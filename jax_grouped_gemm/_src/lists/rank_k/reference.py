@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_grouped_gemm._src.arithmetic import at_least_float32
+from jax_grouped_gemm._src.arrays import at_least_float32
 from jax_grouped_gemm._src.lists.scaling import multiply, per_matrix, scaled_c
 
 

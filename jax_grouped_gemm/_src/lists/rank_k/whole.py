@@ -11,15 +11,20 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 
-from jax_grouped_gemm._src.arithmetic import at_least_float32
+from jax_grouped_gemm._src.arrays import at_least_float32
+from jax_grouped_gemm._src.device import (
+    BANDWIDTH,
+    FLOAT32,
+    FP64,
+    H200,
+    SIXTEEN_BITS,
+    TF32,
+    Prediction,
+    Target,
+)
 from jax_grouped_gemm._src.float32 import FULL_TERMS
 from jax_grouped_gemm._src.lists.rank_k.problem import RankKProblem
-from jax_grouped_gemm._src.prediction import BANDWIDTH, FP64, SIXTEEN_BITS, Prediction
-from jax_grouped_gemm._src.target import H200, Target
 
-# Multiply-adds a second of XLA's float32 products, at the default precision and exact, as
-# benchmarks/results/h200_rank_k.json has them.
-TF32, FLOAT32 = 170e12, 24e12
 # What a call takes beside what is predicted: its launches, which XLA has for each stack, and the
 # ends of kernels.
 XLA_SECONDS = 5e-6

@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 
 from jax_grouped_gemm._src.arguments import canonical_offset
-from jax_grouped_gemm._src.arithmetic import at_least_float32
+from jax_grouped_gemm._src.arrays import at_least_float32, vary_over, varying_axes
 from jax_grouped_gemm._src.ragged.api import ragged_dot
 from jax_grouped_gemm._src.ragged.reference import local_group_bounds
-from jax_grouped_gemm._src.varying import vary_over, varying_axes
 
 
 def with_bias(matmul, rows, matrices, bias, weights=None, *, group_sizes, group_offset):

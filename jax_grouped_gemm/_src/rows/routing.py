@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax.typing import ArrayLike
 
 from jax_grouped_gemm._src.arguments import as_array, checked_boolean, checked_int
-from jax_grouped_gemm._src.arithmetic import at_least_float32
+from jax_grouped_gemm._src.arrays import at_least_float32
 
 Scoring = Literal["softmax", "sigmoid", "sqrt_softplus"] | Callable[[jax.Array], jax.Array]
 

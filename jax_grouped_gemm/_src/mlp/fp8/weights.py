@@ -9,14 +9,13 @@ from typing import Any, NamedTuple
 import jax
 from jax.typing import ArrayLike
 
-from jax_grouped_gemm._src import tile_choices
 from jax_grouped_gemm._src.arguments import Implementation, as_array, checked_implementation
-from jax_grouped_gemm._src.arithmetic import round_up
+from jax_grouped_gemm._src.arrays import round_up
 from jax_grouped_gemm._src.fp8.api import SOURCE_DTYPES, QuantizedWeights
 from jax_grouped_gemm._src.fp8.formats import BLOCK
 from jax_grouped_gemm._src.fp8.products import Fp8Products
 from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
-from jax_grouped_gemm._src.tile_choices import TileChoices
+from jax_grouped_gemm._src.plan import TileChoices, current_tiles
 
 
 class QuantizedMlp(NamedTuple):
@@ -75,7 +74,7 @@ def quantize_mlp(
                 f"wi_0 {shape}, got {x.shape}"
             )
     return _quantized(
-        Fp8Products(recipe, checked_implementation(implementation), tile_choices.current()),
+        Fp8Products(recipe, checked_implementation(implementation), current_tiles()),
         arrays["wi_0"],
         arrays.get("wi_1"),
         arrays["wo"],

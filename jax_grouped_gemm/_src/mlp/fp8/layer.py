@@ -19,21 +19,20 @@ import numpy as np
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
-from jax_grouped_gemm._src import tile_choices
 from jax_grouped_gemm._src.arguments import Implementation
-from jax_grouped_gemm._src.arithmetic import at_least_float32
+from jax_grouped_gemm._src.arrays import align_varying, at_least_float32
 from jax_grouped_gemm._src.autodiff import once_differentiable
 from jax_grouped_gemm._src.fp8.api import SOURCE_DTYPES
-from jax_grouped_gemm._src.fp8.hidden import HiddenLayer
-from jax_grouped_gemm._src.fp8.hidden_op import hidden_gradients, quantized_hidden
 from jax_grouped_gemm._src.fp8.products import Fp8Products, Pair, narrow
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.fp8.training import FP8_LHS, FP8_RHS
-from jax_grouped_gemm._src.fp8.weights import QuantizedMlp, quantize_experts
 from jax_grouped_gemm._src.mlp import rows as token_rows
+from jax_grouped_gemm._src.mlp.biases import bias_rows
+from jax_grouped_gemm._src.mlp.fp8.hidden import HiddenLayer
+from jax_grouped_gemm._src.mlp.fp8.hidden_op import hidden_gradients, quantized_hidden
+from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp, quantize_experts
 from jax_grouped_gemm._src.mlp.reference import GATE, UP, owned_rows, row_weights
-from jax_grouped_gemm._src.moe.biases import bias_rows
-from jax_grouped_gemm._src.varying import align_varying
+from jax_grouped_gemm._src.plan import current_tiles
 
 Operands = Mapping[str, Any]
 
@@ -132,7 +131,7 @@ def mlp(
     layer = _Layer(
         recipe,
         implementation,
-        tile_choices.current(),
+        current_tiles(),
         HiddenLayer(activation, operands["wi_0"].shape[2], "wi_1" in operands, recipe),
         tuple(dtypes.items()),
         operands["wi_0"].shape[0],

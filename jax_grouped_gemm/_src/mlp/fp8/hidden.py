@@ -17,11 +17,11 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jax_grouped_gemm._src.activations import Activation
+from jax_grouped_gemm._src.arrays import pad_to
 from jax_grouped_gemm._src.fp8 import reference
 from jax_grouped_gemm._src.fp8.products import Pair
 from jax_grouped_gemm._src.fp8.recipe import Recipe
-from jax_grouped_gemm._src.fp8.weights import padded_columns
-from jax_grouped_gemm._src.padding import pad_to
+from jax_grouped_gemm._src.mlp.fp8.weights import padded_columns
 
 
 @dataclasses.dataclass(frozen=True)

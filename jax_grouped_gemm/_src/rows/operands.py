@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 
 from jax_grouped_gemm._src.arguments import as_array, refuse_sharded
-from jax_grouped_gemm._src.moe.routing import Routing
+from jax_grouped_gemm._src.rows.routing import Routing
 
 Biases = tuple[jax.Array | None, jax.Array | None, jax.Array | None]
 """The biases of wi_0, wi_1 and wo: [E, F], [E, F] and [E, D]."""

@@ -11,14 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_grouped_gemm._src.arguments import Implementation
-from jax_grouped_gemm._src.arithmetic import cdiv
+from jax_grouped_gemm._src.arrays import cdiv
+from jax_grouped_gemm._src.device import H200, Target
 from jax_grouped_gemm._src.fp8.formats import BLOCK, quantized_rows
-from jax_grouped_gemm._src.fp8.hidden import HiddenGradients, HiddenLayer
 from jax_grouped_gemm._src.fp8.products import Pair
 from jax_grouped_gemm._src.mlp.epilogue import Epilogue
+from jax_grouped_gemm._src.mlp.fp8.hidden import HiddenGradients, HiddenLayer
 from jax_grouped_gemm._src.op import Op
 from jax_grouped_gemm._src.plan import AS_ASKED, Plan, symbolic_sizes
-from jax_grouped_gemm._src.target import H200, Target
 
 HIDDEN_TARGET = "jax_grouped_gemm.quantize_hidden.v1"
 GRADIENTS_TARGET = "jax_grouped_gemm.quantize_gradients.v1"

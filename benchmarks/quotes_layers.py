@@ -1,0 +1,97 @@
+"""What the pages say of whole layers and of training: tables and numbers from the records."""
+
+from __future__ import annotations
+
+from benchmarks.harness.measure import geometric_mean
+from benchmarks.harness.quoting import microseconds, table
+from benchmarks.records_by_topic import GIB, MIB, case, cases, ours
+
+RECIPES = ("blockwise_bf16_wgrad", "blockwise")
+
+
+def layer_names(topic: str) -> list[str]:
+    """The layers of a topic's records, in their order."""
+    return list(dict.fromkeys(found["shape"]["name"] for found in cases(topic).values()))
+
+
+def layers() -> str:
+    """Layers in bfloat16, and what FP8 gains."""
+    rows = []
+    for name in layer_names("layers"):
+        forward, both = (case("layers", f"{name}/{op}") for op in ("moe_forward", "moe_step"))
+        shape = both["shape"]
+        row = [
+            f"`{name}` {shape['tokens']}, {shape['embed']}, {shape['hidden']}, "
+            f"{shape['top_k']} of {shape['experts']}",
+            microseconds(forward),
+            f"{microseconds(both)} ({ours(both)['tflops']:.0f})",
+            f"{ours(both)['temporary_bytes'] / MIB:.0f}",
+        ]
+        for recipe in RECIPES:
+            gains = (f"{fp8_gain(name, recipe, when):.2f}" for when in ("_quantized", ""))
+            row.append(", ".join(gains))
+        rows.append(row)
+    header = ["layer: tokens, D, F, experts", "forward us", "with gradients us (TFLOP/s)"]
+    header += ["temporaries MiB", 'FP8, `wgrad="bf16"`', "FP8"]
+    return table(header, rows)
+
+
+def fp8_gain(name: str, recipe: str, when: str) -> float:
+    """How many times as fast as in bfloat16 a layer with gradients is by a recipe."""
+    return case("layers_fp8", f"{name}/moe_step")["ratios"][f"fp8_{recipe}{when}"] ** -1
+
+
+def layers_fp8_range() -> str:
+    """What the recipe with weight gradients in bfloat16 gains, weights quantised before."""
+    gains = [fp8_gain(name, RECIPES[0], "_quantized") for name in layer_names("layers_fp8")]
+    return f"{min(gains):.2f} to {max(gains):.2f} times, {geometric_mean(gains):.2f} in the mean,"
+
+
+def layers_decode() -> str:
+    """Layers of few tokens."""
+    names = layer_names("layers_decode")
+    tokens = list(dict.fromkeys(name.rpartition("_")[2] for name in names))
+    rows = [
+        [
+            f"`{layer}`",
+            *(microseconds(case("layers_decode", f"{layer}_{t}/moe_forward")) for t in tokens),
+        ]
+        for layer in dict.fromkeys(name.rpartition("_")[0] for name in names)
+    ]
+    header = ["whole layer, us", *(f"{t} token{'s' if t != '1' else ''}" for t in tokens)]
+    return table(header, rows)
+
+
+def step() -> str:
+    """A step of training the demo's model."""
+    peers = next(iter(cases("step").values()))["peers"]
+    found = [peers[name] for name in ("ours", "ours_fp8")]
+    ms = [f"{each['median_us'] / 1e3:.0f} ms" for each in found]
+    memory = [f"{each['temporary_bytes'] / GIB:.1f}" for each in found]
+    return (
+        f"{ms[0]} a step in bf16 and {ms[1]} in FP8, at {memory[0]} and {memory[1]} GiB of "
+        "temporary memory"
+    )
+
+
+def expert_parallel() -> str:
+    """Layers over several GPUs: shares of the speed without communication."""
+    rows = []
+    for name in layer_names("expert_parallel"):
+        row = [f"`{name}`"]
+        for op in ("ep_forward", "ep_step"):
+            found = case("expert_parallel", f"{name}/{op}")
+            fractions = found.get("fractions", {})
+            for way in ("ours", "room_for_1.25", "naive"):
+                row.append(f"{fractions[way]:.2f}" if way in fractions else "-")
+        rows.append(row)
+    ways = ("", ", room for 1.25", ", all gathered")
+    header = [f"{op}{way}" for op in ("forward", "with gradients") for way in ways]
+    return table(["of the speed without communication", *header], rows)
+
+
+def training() -> str:
+    """FP8's held-out loss over bf16's, seed by seed."""
+    found = sorted(cases("training").values(), key=lambda case: case["seed"])
+    *first, last = (f"{case['loss_ratio']:.3f}" for case in found)
+    return f"{', '.join(first)} and {last} times"

@@ -1,0 +1,66 @@
+"""The records that the pages quote, by topic, and their cases."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from benchmarks.harness.quoting import NO_CASE
+from benchmarks.harness.results_file import load
+
+RESULTS = Path(__file__).parent / "results"
+# The records that a topic is quoted from.
+RECORDS = {
+    "ragged": ("h200_main",),
+    "majors": ("h200_majors",),
+    "stock": ("h200_stock",),
+    "tokamax": ("h200_tokamax",),
+    "skew": ("h200_skew",),
+    "accumulate": ("h200_accumulate",),
+    "memory": ("h200_memory",),
+    "layers": ("h200_moe",),
+    "layers_fp8": ("h200_moe_fp8",),
+    "layers_decode": ("h200_moe_decode",),
+    "step": ("h200_training",),
+    "expert_parallel": ("h200_x2_expert_parallel",),
+    "fp8": ("h200_fp8",),
+    "training": ("h200_fp8_training", "h200_fp8_training_seed_2"),
+    "float32_default": ("h200_float32_default",),
+    "float32_highest": ("h200_float32_highest",),
+    "lists": ("h200_lists", "h200_lists_large", "h200_lists_300"),
+    "lists_float32": ("h200_lists_float32",),
+    "updates": ("h200_rank_k",),
+}
+MIB, GIB = 2**20, 2**30
+
+
+@functools.cache
+def cases(topic: str) -> dict[str, Mapping]:
+    """The cases of a topic's records by name."""
+    found = load([RESULTS / f"{stem}.json" for stem in RECORDS[topic]])
+    return {case["case"]: case for case in found["cases"]}
+
+
+def case(topic: str, name: str) -> Mapping:
+    """One of them, or an empty one."""
+    return cases(topic).get(name, NO_CASE)
+
+
+def ours(case: Mapping) -> Mapping:
+    """What was measured of ours."""
+    return case["peers"]["ours"]
+
+
+def ratios(topic: str, peer: str, ops: Sequence[str]) -> list[float]:
+    """A peer's ratios to us in all cases of some ops."""
+    found = [case for case in cases(topic).values() if case["op"] in ops]
+    return [case["ratios"][peer] for case in found if peer in case["ratios"]]
+
+
+def commits(topic: str) -> str:
+    """The commits of a topic's records."""
+    stems = RECORDS[topic]
+    found = (json.loads((RESULTS / f"{stem}.json").read_text())["commit"] for stem in stems)
+    return ", ".join(dict.fromkeys(commit[:7] for commit in found))

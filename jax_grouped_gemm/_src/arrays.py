@@ -1,0 +1,63 @@
+"""Arrays: their sizes rounded up, the dtype of their sums, and the mesh axes over which they vary.
+
+Inside `jax.shard_map` every array's type says over which manual axes it varies. Primitives whose
+operands vary over different axes are ill-typed. JAX's own operations insert the missing casts; ours
+do it with these helpers. The transpose of a cast is the `psum` that the gradient of a replicated
+operand needs, so it must be visible to autodiff and cannot be left to the lowering.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import export, lax
+from jax.typing import DTypeLike
+
+
+def cdiv(a: Any, b: int) -> Any:
+    """Divides integers, or arrays of them, none of them negative, and rounds up."""
+    return (a + (b - 1)) // b
+
+
+def round_up(a: Any, multiple: int) -> Any:
+    """Returns the least multiple of `multiple` that is no less than `a`."""
+    return cdiv(a, multiple) * multiple
+
+
+def at_least_float32(dtype: DTypeLike) -> np.dtype:
+    """Returns the dtype in which to sum numbers of `dtype`, floating point or complex."""
+    dtype = jnp.dtype(dtype)
+    return np.dtype(np.float32) if dtype.itemsize < 4 else dtype
+
+
+def is_static(*sizes: Any) -> bool:
+    """Whether all are numbers: `jax.export` takes symbolic dimensions too."""
+    return not any(map(export.is_symbolic_dim, sizes))
+
+
+def pad_to(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+    """Pads the last dimensions of `x` with zeros up to `shape`."""
+    batch_rank = x.ndim - len(shape)
+    growth = [new - old for new, old in zip(shape, x.shape[batch_rank:], strict=True)]
+    config = [(0, 0, 0)] * batch_rank + [(0, g, 0) for g in growth]
+    return lax.pad(x, jnp.zeros((), x.dtype), config)
+
+
+def varying_axes(*arrays: jax.Array) -> frozenset[str]:
+    """The manual axes over which at least one of `arrays` varies."""
+    return frozenset().union(*(jax.typeof(x).manual_axis_type.varying for x in arrays))
+
+
+def vary_over(x: jax.Array, axes: frozenset[str]) -> jax.Array:
+    """Casts `x` so that it varies over all of `axes` too."""
+    missing = axes - varying_axes(x)
+    return jax.lax.pcast(x, tuple(sorted(missing)), to="varying") if missing else x
+
+
+def align_varying(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """Casts all arrays to the union of the axes over which any of them varies."""
+    axes = varying_axes(*arrays)
+    return tuple(vary_over(x, axes) for x in arrays)

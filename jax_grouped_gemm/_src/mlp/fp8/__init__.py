@@ -1,0 +1,1 @@
+"""The MLP of experts in FP8."""

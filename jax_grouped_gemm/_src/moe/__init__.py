@@ -1,1 +1,0 @@
-"""What `jax_grouped_gemm.moe` is made of."""

@@ -1,0 +1,139 @@
+"""When XLA's products of all rows with every group's matrix are faster than the kernels.
+
+A kernel has tiles of 128 rows, and float32 operands are split in passes before it. With a few
+groups of a few rows most of a tile is nothing, where cuBLAS has smaller tiles and cuts the
+contracted dimension; multiplying every row by the matrices of all groups then costs less than it
+saves.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_grouped_gemm._src.arrays import is_static
+from jax_grouped_gemm._src.device import (
+    BANDWIDTH,
+    FLOAT32,
+    H200,
+    SIXTEEN_BITS,
+    TF32,
+    Prediction,
+    Target,
+)
+from jax_grouped_gemm._src.float32 import FULL_TERMS
+from jax_grouped_gemm._src.plan import Plan
+from jax_grouped_gemm._src.ragged.problem import ACCUMULATE, RaggedProblem
+from jax_grouped_gemm._src.ragged.reference import local_group_bounds
+
+# What a call takes beside what is predicted: XLA's product, and its kernels for the rows of several
+# groups; ours, that of a weight gradient, and those of one of float32, which has some for each
+# group. From tiny problems on an H200 (docs/notes/ragged.md).
+XLA_SECONDS, SELECTING_SECONDS = 4e-6, 2e-6
+KERNEL_SECONDS, WGRAD_SECONDS = 4.5e-6, 6e-6
+FLOAT32_WGRAD_SECONDS, FLOAT32_GROUP_SECONDS = 17e-6, 0.25e-6
+SPLITTING_SECONDS = 12e-6
+# Predictions are not that exact: XLA has to be faster by more than this.
+MARGIN = 0.8
+# Copies of the rows for each group are temporary memory.
+MOST_TEMPORARY_BYTES = 32 << 20
+
+
+def faster_reason(plan: Plan[RaggedProblem], target: Target) -> str:
+    """Why XLA should compute the problem of a plan with a kernel, empty if the kernel should."""
+    problem, prediction = plan.problem, plan.prediction
+    if (
+        prediction is None
+        or problem.op == ACCUMULATE
+        or problem.batch
+        or not is_static(*problem.shape("mkng"))
+        or temporary_bytes(problem) > MOST_TEMPORARY_BYTES
+    ):
+        return ""
+    whole = _seconds(problem, plan.terms, target)
+    kernel = prediction.seconds + _kernel_overhead(plan, prediction)
+    if whole > MARGIN * kernel:
+        return ""
+    return (
+        f"XLA's products of all rows are predicted to take {whole * 1e6:.3g} us, "
+        f"the kernel {kernel * 1e6:.3g} us"
+    )
+
+
+def _kernel_overhead(plan: Plan[RaggedProblem], prediction: Prediction) -> float:
+    if plan.problem.contracts_rows:
+        by_group = FLOAT32_GROUP_SECONDS * plan.problem.g
+        return FLOAT32_WGRAD_SECONDS + by_group if plan.terms else WGRAD_SECONDS
+    return SPLITTING_SECONDS if prediction.split_seconds else KERNEL_SECONDS
+
+
+def temporary_bytes(problem: RaggedProblem) -> int:
+    """What `product` has beside its operands and its result."""
+    (lhs, lhs_dtype), (rhs, rhs_dtype), (_, out_dtype) = problem.arrays
+    g = problem.g
+    copies = math.prod(problem.shape(lhs)) * lhs_dtype.itemsize
+    if problem.contracts_rows:
+        return g * (copies + math.prod(problem.shape(rhs)) * rhs_dtype.itemsize)
+    rows = problem.m * problem.n * out_dtype.itemsize
+    return rows if g == 1 else g * (copies + rows)
+
+
+def _seconds(problem: RaggedProblem, terms: int, target: Target) -> float:
+    rate = SIXTEEN_BITS
+    if terms:
+        rate = FLOAT32 if terms == FULL_TERMS else TF32
+    rate *= target.multiprocessors / H200.multiprocessors
+    multiplying = math.prod(problem.shape("gmkn")) / rate
+    # What is temporary is written and read.
+    moved = 2 * temporary_bytes(problem)
+    moved += sum(math.prod(problem.shape(names)) * x.itemsize for names, x in problem.arrays)
+    selects = problem.g > 1 and not problem.contracts_rows
+    launching = XLA_SECONDS + (SELECTING_SECONDS if selects else 0)
+    return max(multiplying, moved / BANDWIDTH) + launching
+
+
+def product(
+    plan: Plan[RaggedProblem],
+    lhs: jax.Array,
+    rhs: jax.Array,
+    group_sizes: jax.Array,
+    group_offset: jax.Array,
+) -> jax.Array:
+    """What the reference computes, by one batched product and masks.
+
+    A NaN or Inf in another group's matrix or rows reaches no result: what does not belong to a
+    group is left out by selection, before or after the product.
+    """
+    problem = plan.problem
+    g, m = problem.shape("gm")
+    starts, ends = local_group_bounds(group_sizes, group_offset, g, m)
+    rows = lax.broadcasted_iota(jnp.int32, (g, m), 1)
+    owned = (rows >= starts[:, None]) & (rows < ends[:, None])
+
+    def dot(lhs, rhs, lhs_axis, rhs_axis):
+        return lax.dot_general(
+            lhs,
+            rhs,
+            (((lhs_axis,), (rhs_axis,)), ((0,), (0,))),
+            precision=lax.Precision.HIGHEST if plan.terms == FULL_TERMS else None,
+            preferred_element_type=problem.out_dtype,
+        )
+
+    lhs = jnp.broadcast_to(lhs, (g, *lhs.shape))
+    row_axis = 1 + problem.lhs.index("m")
+    if not problem.contracts_rows:
+        products = dot(lhs, rhs, 1 + problem.lhs.index("k"), problem.rhs.index("k"))
+        # A row has one group at most.
+        return _select(owned, products, 1).sum(axis=0)
+    rhs = jnp.broadcast_to(rhs, (g, *rhs.shape))
+    rhs_axis = 1 + problem.rhs.index("m")
+    # Both factors are masked: a zero in one does not silence a NaN in the other.
+    return dot(_select(owned, lhs, row_axis), _select(owned, rhs, rhs_axis), row_axis, rhs_axis)
+
+
+def _select(owned: jax.Array, x: jax.Array, row_axis: int) -> jax.Array:
+    """The rows that each group owns of x [g, ...], zeros elsewhere."""
+    return lax.select(lax.broadcast_in_dim(owned, x.shape, (0, row_axis)), x, jnp.zeros_like(x))

@@ -1,0 +1,105 @@
+"""Quantisers, FP8 products and MLPs in FP8."""
+
+from functools import partial
+from itertools import product
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import jax_grouped_gemm as jgg
+from jax_grouped_gemm._src.fp8 import plan as plan_fp8
+from jax_grouped_gemm._src.fp8 import primitive as fp8_primitive
+from tests.gpu.sanitizer import SIZES, G, K, M, N
+from tests.support import fp8_oracle, mlp
+from tests.support.fp8_mlp_on_gpu import check_elementwise_steps
+from tests.support.ops import random
+
+
+def fp8_products(rng: np.random.Generator, sizes: np.ndarray) -> int:
+    """Quantises and multiplies; returns the number of launches."""
+    on_gpu = dict(implementation="cuda")
+    shapes = (M, K), (G, K, N), (M, N)
+    lhs, rhs, cotangent = (random(rng, shape, jnp.bfloat16) for shape in shapes)
+    rows, cotangents = (jgg.quantize_ragged(x, sizes, **on_gpu) for x in (lhs, cotangent))
+    weights = jgg.quantize_weights(rhs, **on_gpu)
+    for got, want in zip(
+        (*rows, *jgg.quantize_blockwise(lhs, **on_gpu)),
+        (
+            *fp8_oracle.quantize(lhs, (1, 128), jnp.float8_e4m3fn),
+            *fp8_oracle.quantize_groups(lhs, sizes, jnp.float8_e4m3fn),
+            *fp8_oracle.quantize(lhs, (1, 128), jnp.float8_e4m3fn),
+        ),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(np.float32(got), np.float32(want))
+    out = jgg.scaled_ragged_dot(*rows[:2], *weights[2:], sizes, transpose_rhs=True, **on_gpu)
+    fp8_oracle.check(out, fp8_oracle.noncontracting(*rows[:2], *weights[:2], sizes))
+    columns = *rows[2:], *cotangents[2:]
+    out = jgg.scaled_ragged_dot_contracting(*columns, sizes, num_rows=M, **on_gpu)
+    columns = [np.asarray(x) for x in columns]
+    fp8_oracle.check(out, fp8_oracle.contracting(*columns, sizes, M))
+    # More than two tiles of 256 x 256 for each processor, which take a kernel of their own.
+    many = random(rng, (34, 512, 1024), jnp.bfloat16)
+    values, scales = fp8_oracle.quantize(many[-1], (128, 128), jnp.float8_e4m3fn)
+    for got, want in zip(
+        jgg.quantize_weights(many, **on_gpu), (values, scales, values.T, scales.T), strict=True
+    ):
+        np.testing.assert_array_equal(np.float32(got[-1]), np.float32(want))
+    return 7
+
+
+def fp8_configurations(rng: np.random.Generator, sizes: np.ndarray) -> int:
+    """Every compiled configuration of the FP8 products; returns the number of launches."""
+    offset = np.zeros(1, np.int32)
+    options = dict(preferred_element_type=np.dtype(jnp.bfloat16), implementation="cuda")
+    forward = dict(transpose_rhs=True, lhs_scaling="1x128", rhs_scaling="128x128")
+    launches = 0
+    for k in (K, 496):  # whose scales are read one at a time, and four
+        lhs, rhs = (random(rng, shape, jnp.bfloat16) for shape in ((M, k), (G, k, N)))
+        rows, weights = jgg.quantize_ragged(lhs, sizes), jgg.quantize_weights(rhs)
+        exact = fp8_oracle.noncontracting(*rows[:2], *weights[:2], sizes)
+        operands = *rows[:2], *weights[2:], sizes, offset
+        for tile in (choice.tile for choice in plan_fp8.NONCONTRACTING[1:]):
+            out = fp8_primitive.scaled_ragged_noncontracting(
+                *operands, **forward, **options, tile=tile
+            )
+            fp8_oracle.check(out, exact)
+            launches += 1
+    columns = [np.asarray(x) for x in 2 * rows[2:]]
+    exact = fp8_oracle.contracting(*columns, sizes, M)
+    for tile in (choice.tile for choice in plan_fp8.CONTRACTING[1:]):
+        out = fp8_primitive.scaled_ragged_contracting(
+            *columns, sizes, offset, num_rows=M, num_groups=G, **options, tile=tile
+        )
+        fp8_oracle.check(out, exact)
+        launches += 1
+    return launches
+
+
+def fp8(rng: np.random.Generator) -> int:
+    return sum(
+        fp8_products(rng, sizes) + fp8_configurations(rng, sizes)
+        for sizes in np.array(SIZES, np.int32)
+    )
+
+
+def fp8_mlps(rng: np.random.Generator) -> int:
+    """The elementwise steps by themselves, off their blocks, and a layer with its gradients."""
+    launches = 0
+    for activation, (rows, columns) in product(
+        ("silu", "swiglu_oai"), ((1, 128), (129, 200), (65, 203), (300, 256))
+    ):
+        check_elementwise_steps(rng, activation, rows, columns, jnp.bfloat16, jgg.Recipe())
+        launches += 2
+    case = mlp.case(rng, tokens=64, top_k=3, embed=136, hidden=200, experts=5, dtype=jnp.bfloat16)
+    for recipe in (jgg.Recipe(), jgg.Recipe.blockwise(wgrad="bf16")):
+        results = {}
+        for name in ("cuda", "reference"):
+            layer = partial(case.run, jgg.ragged_mlp, recipe=recipe, implementation=name)
+            y, vjp = jax.vjp(layer, *case.factors)
+            results[name] = y, *vjp(jnp.ones_like(y))
+        for one, other in zip(*map(jax.tree.leaves, results.values()), strict=True):
+            assert fp8_oracle.relative_error(one, other) < 3e-2
+        launches += 1
+    return launches

@@ -1,0 +1,86 @@
+"""What expert MLPs and layers are made of, in 16 bits."""
+
+from itertools import product
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_grouped_gemm import moe
+from jax_grouped_gemm._src.mlp.plan import FEW_ROWS_TILE
+from jax_grouped_gemm._src.plan import DEFAULT_TILE
+from tests.gpu.sanitizer import OFFSETS, SIZES, K, M, N
+from tests.support import rows as rows_oracle
+from tests.support.few_rows_on_gpu import check_random
+from tests.support.mlp_on_gpu import check_gated, check_gradient, check_paired
+from tests.support.ops import (
+    random,
+)
+
+
+def expert_mlps(rng: np.random.Generator) -> int:
+    """The gradients with tiles of either width."""
+    launches = 0
+    for (weighted, hidden), activation in product(
+        ((False, N), (True, 200)), ("silu", "swiglu_oai")
+    ):
+        for sizes, offset in zip(np.array(SIZES, np.int32), OFFSETS, strict=True):
+            options = dict(m=M, embed=K, hidden=hidden, offset=offset or 0)
+            operands, results = check_gated(
+                rng, sizes, weighted=weighted, activation=activation, **options
+            )
+            check_gradient(rng, operands, results, sizes, offset or 0, activation)
+            check_paired(rng, sizes, **options)
+            launches += 4
+    return launches
+
+
+def expert_mlps_of_few_rows(rng: np.random.Generator) -> int:
+    """Both tiles of the forward kernels, with biases, gathered rows and weights or without."""
+    launches = 0
+    for tile, dtype in product((FEW_ROWS_TILE, DEFAULT_TILE), (jnp.bfloat16, jnp.float16)):
+        for sizes, offset in zip(np.array(SIZES, np.int32), OFFSETS, strict=True):
+            options = dict(embed=K, hidden=N, offset=offset or 0, dtype=dtype)
+            check_random(rng, tile, sizes, M, **options)
+            launches += 3
+        few = np.array([3, 0, 1, 17, 8], np.int32)
+        check_random(rng, tile, few, 40, embed=K, hidden=192, dtype=dtype)
+        launches += 3
+    return launches
+
+
+def rows(rng: np.random.Generator) -> int:
+    """Sorts in one launch and in two, and every move, in vectors and element by element."""
+    launches = 0
+    for pairs, experts in ((1, 1), (700, 24), (9001, 24), (9001, 4096)):
+        values = rng.integers(-2, experts + 2, pairs).astype(np.int32)
+        result = moe.sort_by_expert(values, experts, implementation="cuda")
+        rows_oracle.check_sorted(result, values, experts)
+        launches += 1 if pairs <= 4096 else 2
+    for width, dtype, counted in product(
+        (24, 37, 1032), (jnp.bfloat16, jnp.float32), (False, True)
+    ):
+        pairs = rows_oracle.Pairs.random(rng, 61, 9, 570, counted=counted)
+        x, y = (random(rng, (size, width), dtype) for size in (61, 570))
+        options = dict(implementation="cuda")
+        want = rows_oracle.gather(x, pairs.token_of_row(), pairs.valid)
+        for inverse in (None, pairs.row_of_pair):
+            got = moe.gather_rows(x, pairs.token_of_row(), pairs.count, inverse=inverse, **options)
+            np.testing.assert_array_equal(got[: pairs.valid], want)
+
+        def weighted(y, weights, pairs=pairs, options=options):
+            return moe.combine(
+                y,
+                pairs.row_of_pair,
+                weights=weights,
+                order=pairs.pair_of_row,
+                count=pairs.count,
+                **options,
+            )
+
+        got, vjp = jax.vjp(weighted, y, pairs.weights)
+        exact = rows_oracle.combine(y, pairs, pairs.weights)
+        assert np.linalg.norm(np.float64(got) - exact) <= 2.0**-8 * np.linalg.norm(exact)
+        jax.block_until_ready(vjp(got))
+        launches += 5
+    return launches

@@ -1,0 +1,154 @@
+"""Which ragged products and lists go to XLA because its products are faster there."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_grouped_gemm as jgg
+from jax_grouped_gemm._src.plan import DEFAULT_TILE
+from jax_grouped_gemm._src.ragged import plan as ragged_plan
+from jax_grouped_gemm._src.ragged import whole
+from tests.support import group_sizes as sizes_of
+from tests.support import oracle
+from tests.support.dtypes import BF16, F16, F32
+from tests.support.ops import CONTRACTING, OPS, random, swap
+
+pytestmark = pytest.mark.plans_as_users_get_them
+
+# Groups, rows, k and n of products that XLA was measured on an H200 to have done in less than .8 of
+# the kernel's time, and of some where it takes longer.
+FASTER_IN_XLA = [
+    ("forward", (2, 8, 1856, 2816), BF16),
+    ("dgrad", (2, 8, 448, 832), BF16),
+    ("dgrad", (1, 512, 1600, 5312), BF16),
+    ("wgrad", (2, 2, 96, 128), BF16),
+    ("wgrad", (2, 64, 384, 512), BF16),
+    ("forward", (1, 4, 384, 1344), F32),
+    ("dgrad", (1, 1, 960, 3400), F32),
+    ("wgrad", (4, 8, 640, 1952), F32),
+    ("wgrad", (128, 256, 104, 80), F32),
+]
+FASTER_IN_OURS = [
+    ("forward", (8, 4096, 2048, 1024), BF16),
+    ("forward", (128, 2048, 448, 256), BF16),
+    ("forward", (64, 64, 2048, 1024), BF16),
+    ("dgrad", (16, 8192, 952, 6656), BF16),
+    ("wgrad", (8, 2048, 4160, 832), BF16),
+    ("wgrad", (128, 128, 448, 128), BF16),
+    ("forward", (1, 8192, 4096, 4096), BF16),
+    ("forward", (8, 256, 112, 2496), F32),
+    ("wgrad", (32, 512, 896, 384), F32),
+]
+
+
+def plan(op, sizes, dtype, **options):
+    g, m, k, n = sizes
+    x, w, dy = (jax.ShapeDtypeStruct(s, dtype) for s in ((m, k), (g, k, n), (m, n)))
+    group_sizes = jax.ShapeDtypeStruct((g,), jnp.int32)
+
+    def product(x, w, group_sizes):
+        return jgg.ragged_dot(x, w, group_sizes, **options)
+
+    if op == "forward":
+        return jgg.explain(product, x, w, group_sizes).plans[0]
+
+    def gradient(x, w, dy, group_sizes):
+        _, vjp = jax.vjp(lambda x, w: product(x, w, group_sizes), x, w)
+        return vjp(dy)[op == "wgrad"]
+
+    plans = jgg.explain(gradient, x, w, dy, group_sizes).plans
+    (found,) = (plan for plan in plans if plan.product == op)
+    return found
+
+
+@pytest.mark.parametrize("op, sizes, dtype", FASTER_IN_XLA)
+def test_xla_multiplies_what_it_was_measured_to_multiply_faster(op, sizes, dtype):
+    found = plan(op, sizes, dtype)
+    assert found.path == "whole" and "XLA's products of all rows" in str(found)
+
+
+@pytest.mark.parametrize("op, sizes, dtype", FASTER_IN_OURS)
+def test_kernels_run_where_they_were_measured_to_be_faster(op, sizes, dtype):
+    assert plan(op, sizes, dtype).path == "tma"
+
+
+@pytest.mark.parametrize("op, sizes, dtype", FASTER_IN_XLA)
+def test_cuda_is_always_a_kernel(op, sizes, dtype):
+    assert plan(op, sizes, dtype, implementation="cuda").path == "tma"
+
+
+def test_a_tile_that_is_asked_for_is_a_kernel():
+    with jgg.use_tiles(forward=DEFAULT_TILE):
+        assert plan("forward", (2, 8, 1856, 2816), BF16).path == "tma"
+
+
+def test_copies_of_rows_are_bounded():
+    found = plan("wgrad", (128, 256, 320, 64), F32)  # 48 MiB of them
+    assert found.path == "tma"
+    assert whole.temporary_bytes(found.problem) > whole.MOST_TEMPORARY_BYTES
+
+
+def test_the_program_has_no_kernel_of_ours(h200):
+    x, w = (jax.ShapeDtypeStruct(s, BF16) for s in ((8, 1856), (2, 1856, 2816)))
+    sizes = jax.ShapeDtypeStruct((2,), jnp.int32)
+    assert h200.compile(jgg.ragged_dot, x, w, sizes).kernels == {}
+
+
+@pytest.mark.parametrize("transpose_lhs", [False, True])
+@pytest.mark.parametrize("transpose_rhs", [False, True])
+@pytest.mark.parametrize("op", OPS, ids=["noncontracting", "contracting"])
+@pytest.mark.parametrize("dtype", [BF16, F16, F32])
+def test_results_are_the_products(op, transpose_lhs, transpose_rhs, dtype, rng):
+    """Windows, empty groups, sizes out of range, and NaN in rows and matrices of others."""
+    for g, offset in ((1, 0), (3, 0), (3, 1), (3, -1)):
+        m, k, n = 40, 24, 17
+        sizes = sizes_of.any_kind(rng, m, 4) if offset else sizes_of.any_kind(rng, m, g)
+        lhs, rhs, _ = (random(rng, shape, dtype) for shape in op.shapes(m, k, n, g))
+        windows = oracle.group_rows(sizes, offset, g, m)
+        for group, (start, end) in enumerate(windows):
+            if op is not CONTRACTING and start == end:
+                rhs[group] = np.nan
+        owned = np.zeros(m, bool)
+        for start, end in windows:
+            owned[start:end] = True
+        lhs[~owned] = np.nan
+        options = dict(num_groups=g) if op is CONTRACTING else {}
+        exact = op.exact(lhs, rhs, sizes, offset, **options)
+        lhs, rhs = swap(lhs, transpose_lhs), swap(rhs, transpose_rhs)
+        params = dict(
+            transpose_lhs=transpose_lhs,
+            transpose_rhs=transpose_rhs,
+            preferred_element_type=np.dtype(dtype),
+            precision=None,
+            implementation=None,
+        )
+        make = ragged_plan.plan_noncontracting
+        if op is CONTRACTING:
+            make, params["num_groups"] = ragged_plan.plan_contracting, g
+        operands = lhs, rhs, jnp.asarray(sizes), jnp.asarray([offset], jnp.int32)
+        made = make([jax.typeof(jnp.asarray(x)) for x in operands], params)
+        out = jax.jit(lambda *a, made=made: whole.product(made, *a))(*operands)
+        oracle.check(out, exact)
+
+
+LISTS = [
+    ([(96, 24, 40)], BF16, "reference"),
+    ([(72, 320, 88)], BF16, "reference"),
+    ([(24, 192, 136)], F32, "reference"),
+    ([(576, 512, 24), (384, 48, 88), (104, 16, 120)], F32, "reference"),
+    ([(40, 24, 192), (72, 16, 16), (40, 64, 48), (72, 40, 16)], BF16, "tma"),
+    ([(32, 432, 80), (120, 448, 24), (256, 888, 896), (72, 24, 512)] * 2, F32, "tma"),
+    ([(4096, 4096, 4096)], BF16, "tma"),
+]
+
+
+@pytest.mark.parametrize("problems, dtype, path", LISTS)
+def test_short_lists_of_small_problems_are_a_call_each(problems, dtype, path):
+    lhs = [jax.ShapeDtypeStruct((m, k), dtype) for m, k, _ in problems]
+    rhs = [jax.ShapeDtypeStruct((k, n), dtype) for _, k, n in problems]
+    (found,) = jgg.explain(jgg.grouped_gemm, lhs, rhs).plans
+    assert found.path == path
+    assert ("a call each" in found.reason) == (path == "reference")
+    kernel = jgg.explain(lambda a, b: jgg.grouped_gemm(a, b, implementation="cuda"), lhs, rhs)
+    assert kernel.plans[0].path == "tma"
