@@ -182,9 +182,9 @@ def plan_gated(avals: Sequence[Any], params: Mapping[str, Any], target: Target =
     return dataclasses.replace(plan, gather="in place" if in_place else "before")
 
 
-def _reads_in_place(operands, epilogue: Epilogue) -> bool:
+def _reads_in_place(operands, epilogue: Epilogue | None) -> bool:
     """Whether the product of large groups reads tokens faster than copies of them."""
-    is_plain = epilogue.is_sigmoid and not {"b0", "b1"} & set(operands)
+    is_plain = epilogue is not None and epilogue.is_sigmoid and not {"b0", "b1"} & set(operands)
     return (
         reference.has_up(operands)
         and is_plain
