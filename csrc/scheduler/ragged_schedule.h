@@ -31,7 +31,8 @@ enum class Owner : int { kAny, kLocal, kNone };
 
 // out[m, n] = lhs[m, k] . rhs[group of row m][k, n]: every row of the output belongs to one tile
 // row, those that no local group owns to tiles without a mainloop.
-template <class Warp, int kTileM, int kTileN, int kTileK, int kCluster, int kAlign = 1>
+template <class Warp, int kTileM, int kTileN, int kTileK, int kCluster, int kAlign = 1,
+          bool kSharesLhs = false>
 class NoncontractingSchedule {
  public:
   JGG_HOST_DEVICE NoncontractingSchedule(GroupSizes const& groups, int n, int k,
@@ -70,8 +71,8 @@ class NoncontractingSchedule {
     return group >= 0 && group < local_groups;
   }
 
-  JGG_HOST_DEVICE static Raster<kCluster> raster(Rows const& rows, int n_tiles) {
-    return Raster<kCluster>(ceil_div(rows.extent, kTileM), n_tiles);
+  JGG_HOST_DEVICE static auto raster(Rows const& rows, int n_tiles) {
+    return Raster<kCluster, kSharesLhs>(ceil_div(rows.extent, kTileM), n_tiles);
   }
 
   struct Units {

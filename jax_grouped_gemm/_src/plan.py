@@ -71,14 +71,15 @@ class Choice:
 
     Attributes:
       tile: the configuration.
-      record: the file in benchmarks/results and the case in it that were measured with this choice.
+      record: the file in benchmarks/results and the case in it that were measured with this choice;
+        None if none was, and it is taken by a prediction.
       runs: whether it can run a problem, as the kernels get it.
       pays: whether it is faster than the default, for a problem that it can run.
       blocks: thread blocks that share a multiprocessor.
     """
 
     tile: TileConfig
-    record: tuple[str, str]
+    record: tuple[str, str] | None
     runs: Callable[[Any], bool] = lambda problem: True
     pays: Callable[[Any, Target], bool] = lambda problem, target: False
     blocks: int = 1
@@ -94,7 +95,17 @@ def runnable(table: Sequence[Choice], problem: Any) -> list[Choice]:
     return [choice for choice in table if choice.runs(problem)]
 
 
-def choose(choices: Sequence[Choice], problem: Any, target: Target) -> Choice:
+class Alternative(Protocol):
+    """An entry of a table: taken where it pays."""
+
+    @property
+    def pays(self) -> Callable[[Any, Any], bool]: ...
+
+
+A = TypeVar("A", bound=Alternative)
+
+
+def choose(choices: Sequence[A], problem: Any, target: Target | None) -> A:
     """What to take of the entries that can run `problem`."""
     default, *others = choices
     return next((choice for choice in others if choice.pays(problem, target)), default)

@@ -13,10 +13,16 @@ import numpy as np
 import pytest
 
 import jax_grouped_gemm as jgg
+from jax_grouped_gemm import moe
 from jax_grouped_gemm._src.device import H200, Target, predict
 from jax_grouped_gemm._src.fp8 import formats
 from jax_grouped_gemm._src.fp8 import plan as plan_fp8
+from jax_grouped_gemm._src.lists import fp64
+from jax_grouped_gemm._src.lists.grouped_gemm import plan as plan_lists
+from jax_grouped_gemm._src.lists.rank_k import plan as plan_rank_k
+from jax_grouped_gemm._src.mlp import plan as plan_mlp
 from jax_grouped_gemm._src.ragged.plan import FLOAT32, SIXTEEN_BITS
+from jax_grouped_gemm._src.rows import plan as plan_rows
 from tests.support.plans import contracting_plan
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
@@ -158,14 +164,57 @@ def test_is_near_the_measured_time(times):
 
 @pytest.mark.parametrize(
     "choice",
-    SIXTEEN_BITS + FLOAT32 + plan_fp8.NONCONTRACTING + plan_fp8.CONTRACTING,
+    (
+        *(SIXTEEN_BITS + FLOAT32 + plan_fp8.NONCONTRACTING + plan_fp8.CONTRACTING),
+        *(plan_lists.TILES + plan_rank_k.TILES),
+        *(kernel for kernels in fp64.KERNELS.values() for kernel in kernels if kernel.record),
+    ),
     ids=lambda choice: " ".join(choice.record),
 )
 def test_choices_are_those_of_their_records(choice):
-    name, wanted = choice.record
-    (case,) = (case for file, case in recorded() if file == name and case["case"] == wanted)
-    plan = plan_of(case)
+    plan = plan_of(case_of(choice))
     assert plan.tile == choice.tile and plan.chosen_by == "default"
+
+
+@pytest.mark.parametrize(
+    "choice", plan_mlp.FORWARD + plan_mlp.GRADIENT, ids=lambda choice: " ".join(choice.record)
+)
+def test_choices_of_layers_are_those_of_their_records(choice):
+    shape = case_of(choice)["shape"]
+    tokens, embed, hidden, experts, top_k = (
+        shape[name] for name in ("tokens", "embed", "hidden", "experts", "top_k")
+    )
+    wi, wo = ((experts, *dims) for dims in ((embed, hidden), (hidden, embed)))
+    operands = (array(dims, jnp.bfloat16) for dims in ((tokens, embed), wi, wi, wo))
+
+    def loss(x, wi_0, wi_1, wo, logits):
+        return (
+            moe.dropless_mlp(x, moe.route(logits, top_k), wi_0, wi_1, wo).astype(jnp.float32).sum()
+        )
+
+    logits = array((tokens, experts), jnp.float32)
+    wanted = "gated_ragged_dot" + "_transpose" * (choice in plan_mlp.GRADIENT)
+    plans = jgg.explain(jax.grad(loss), *operands, logits, multiprocessors=132).plans
+    (plan,) = (plan for plan in plans if plan.problem.op == wanted)
+    assert plan.path == "fused" and plan.tile == choice.tile
+
+
+@pytest.mark.parametrize("choice", plan_rows.SORTS, ids=lambda choice: " ".join(choice.record))
+def test_sorts_are_those_of_their_records(choice):
+    shape = case_of(choice)["shape"]
+    pairs, experts = shape["tokens"] * shape["top_k"], shape["experts"]
+    params = dict(num_experts=experts, implementation=None)
+    plan = plan_rows.plan_sort([array((pairs,), jnp.int32)], params, H200)
+    assert plan.blocks == choice.blocks(pairs, experts)
+    assert (plan.blocks == 1) == (choice is not plan_rows.SORTS[0])
+
+
+def case_of(choice) -> dict[str, Any]:
+    """What was measured with it."""
+    name, wanted = choice.record
+    cases = json.loads((RESULTS / name).read_text())["cases"]
+    (case,) = (case for case in cases if case["case"] == wanted)
+    return case
 
 
 class TestBounds:

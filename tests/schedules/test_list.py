@@ -22,7 +22,8 @@ NOTHING, LHS, RHS = range(3)
 TILE_K = 64
 ON_DEVICE = np.zeros((0, 0, 2), np.int32)
 
-TILES = pytest.mark.parametrize("tile", grouped_gemm_plan.TILES, ids=lambda t: str(t.tile_n))
+COMPILED = [choice.tile for choice in grouped_gemm_plan.TILES]
+TILES = pytest.mark.parametrize("tile", COMPILED, ids=lambda t: str(t.tile_n))
 # Made for the 132 multiprocessors of an H200, walked by fewer or more, too.
 CLUSTERS = pytest.mark.parametrize("clusters", [None, 1, 7, 57, 200])
 
@@ -164,7 +165,7 @@ class TestBalance:
     """In the simulation, which knows what every tile costs."""
 
     @staticmethod
-    def longest(shapes, tile=grouped_gemm_plan.TILES[0]):
+    def longest(shapes, tile=COMPILED[0]):
         """Steps of the longest cluster by the way of dealing out units, and the mean."""
         cost = list_schedule.list_units(shapes, tile).cost
         clusters = most_clusters(tile)
@@ -195,7 +196,7 @@ class TestBalance:
     def test_sorting_evens_out_the_example_of_cutlass(self):
         """Deep and shallow problems in turn: unsorted, some clusters get nothing but deep tiles."""
         shapes = [Shape(1, m, n, k) for m, k, n in FOUR_PROBLEMS]
-        tile = grouped_gemm_plan.TILES[1]
+        tile = COMPILED[1]
         unsorted, _, _ = self.longest(shapes, tile)
         by_k, _, _ = self.longest(sorted(shapes, key=lambda s: -s.k), tile)
         assert by_k["in turn"] < 0.7 * unsorted["in turn"]
@@ -205,4 +206,4 @@ class TestBalance:
 def test_the_compiled_limits_are_those_of_the_plan(schedules):
     assert schedules.MAX_LISTED_PROBLEMS == grouped_gemm_plan.MAX_PROBLEMS
     compiled = [c for c in schedules.kernel_configs() if c.pop("op") == "grouped_gemm"]
-    assert [TileConfig(**config) for config in compiled] == list(grouped_gemm_plan.TILES)
+    assert [TileConfig(**config) for config in compiled] == COMPILED

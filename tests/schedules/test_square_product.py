@@ -93,5 +93,5 @@ def test_plans_know_the_compiled_tiles(schedules):
         if op == "grouped_gemm" and name in names:
             compiled[names[name]].append(TileConfig(**config))
     assert compiled == {
-        str(dtype): [kernel.config for kernel in kernels] for dtype, kernels in KERNELS.items()
+        str(dtype): [kernel.tile for kernel in kernels] for dtype, kernels in KERNELS.items()
     }

@@ -14,6 +14,7 @@ import pytest
 
 from jax_grouped_gemm._src.lists import fp64
 from jax_grouped_gemm._src.lists.grouped_gemm import plan, plan_fp64, problem
+from jax_grouped_gemm._src.plan import Choice
 from tests.support.dtypes import BF16, C64, C128, F16, F32, F64
 from tests.support.float32_errors import PRODUCT_ERROR
 from tests.support.products import List, draw
@@ -45,8 +46,8 @@ class Family:
     @property
     def kernels(self) -> list[Kernel]:
         """Each of its tiles."""
-        tiles = fp64.KERNELS[np.dtype(self.dtype)] if self.is_double else plan.TILES
-        return [Kernel(self, tile) for tile in tiles]
+        choices = fp64.KERNELS[np.dtype(self.dtype)] if self.is_double else plan.TILES
+        return [Kernel(self, choice) for choice in choices]
 
     @property
     def schedulers(self) -> tuple[str, ...]:
@@ -107,10 +108,10 @@ class Kernel:
     """One tile of a family."""
 
     family: Family
-    tile: Any
+    choice: Choice
 
     def __repr__(self) -> str:
-        return f"{self.family}-{getattr(self.tile, 'tile_n', None) or self.tile.tile}"
+        return f"{self.family}-{self.choice.tile.tile_n}"
 
 
 def label(parameter) -> str | None:
@@ -136,7 +137,7 @@ def use(parameter: Family | Kernel):
     simulated = plan_fp64.simulated if family.is_double else plan._simulated
     with pytest.MonkeyPatch.context() as patch, jax.enable_x64(family.is_double):
         if isinstance(parameter, Kernel):
-            only = (parameter.tile,)
+            only = (parameter.choice,)
             if family.is_double:
                 patch.setitem(fp64.KERNELS, np.dtype(family.dtype), only)
             else:

@@ -25,6 +25,10 @@ RHS_SCALINGS = ("128x128", "kx1", "group")
 Shape = tuple[int, ...]
 
 
+COLUMN_ROWS = 256
+"""Rows of which `column_maxima` finds the largest of each column."""
+
+
 def row_blocks(m: int, num_groups: int) -> int:
     """Blocks of 128 rows that `m` rows in `num_groups` groups take at most, none of two groups."""
     # Which of two sizes is less must be known where one is symbolic; the larger will do as well.

@@ -11,44 +11,43 @@ import numpy as np
 from jax import lax
 
 from jax_grouped_gemm._src.arrays import cdiv
-from jax_grouped_gemm._src.device import Target
-from jax_grouped_gemm._src.plan import TileConfig
+from jax_grouped_gemm._src.plan import Choice, TileConfig
 
 DTYPES = (jnp.float64, jnp.complex64, jnp.complex128)
 STEP_BYTES = 128  # of a row of an operand, that a step of the mainloop multiplies
 
 
 @dataclasses.dataclass(frozen=True)
-class Kernel:
-    """A compiled tile, `tile` x `tile`.
+class Kernel(Choice):
+    """A compiled tile, as many rows as columns.
 
     Attributes:
-      tile: rows and columns of the tile.
-      blocks: thread blocks that a multiprocessor holds at a time.
       rate: the share of the tensor cores' rate that it can reach: small tiles read more bytes for
         each product than L2 delivers. An estimate from bytes, not a measurement.
     """
 
-    tile: int
-    blocks: int
     rate: float = 1.0
 
-    def places(self, target: Target) -> int:
-        """How many thread blocks the device holds at a time."""
-        return target.multiprocessors * self.blocks
-
     @property
-    def config(self) -> TileConfig:
-        """The configuration under which the extension has this kernel."""
-        return TileConfig(self.tile, self.tile, 1)
+    def side(self) -> int:
+        """Rows and columns of the tile."""
+        return self.tile.tile_m
 
 
-# The tiles in csrc/fp64/tile_table.h, the same for all operations.
+LARGE, SMALL = TileConfig(128, 128, 1), TileConfig(64, 64, 1)
+
 KERNELS = {
-    np.dtype(jnp.float64): (Kernel(128, 1), Kernel(64, 2, rate=0.65)),
-    np.dtype(jnp.complex64): (Kernel(64, 2),),
-    np.dtype(jnp.complex128): (Kernel(64, 2),),
+    np.dtype(jnp.float64): (
+        Kernel(LARGE, record=("h200_rank_k.json", "16x1024x1024/syr2k_f64")),
+        Kernel(SMALL, record=None, blocks=2, rate=0.65),
+    ),
+    np.dtype(jnp.complex64): (Kernel(SMALL, record=None, blocks=2),),
+    np.dtype(jnp.complex128): (
+        Kernel(SMALL, record=("h200_rank_k.json", "16x1024x1024/her2k_c128"), blocks=2),
+    ),
 }
+"""The tables, the same for all operations: what is predicted to be done first is taken. The tiles
+are those of csrc/fp64/tile_table.h."""
 
 
 class ListProblem(Protocol):

@@ -20,8 +20,10 @@ from jax_grouped_gemm._src.plan import (
     AS_ASKED,
     DEFAULT_TILE,
     TMA_ALIGNMENT_BYTES,
+    Choice,
     Plan,
     TileConfig,
+    choose,
     symbolic_sizes,
 )
 from jax_grouped_gemm._src.ragged.problem import LEAST_BYTES
@@ -57,6 +59,11 @@ class MlpProblem:
     operands: Mapping[str, jax.ShapeDtypeStruct]
     params: Mapping[str, Any]
 
+    @property
+    def num_rows(self) -> Any:
+        """Rows of x, of the rows that are copies of it, or of hidden."""
+        return next(self.operands[name] for name in _WITH_ROWS if name in self.operands).shape[0]
+
     def __str__(self) -> str:
         operands = (
             f"{name} {x.dtype}{list(x.shape)}"
@@ -64,6 +71,38 @@ class MlpProblem:
             if name not in ("group_sizes", "group_offset", "inverse")
         )
         return f"{self.op} {', '.join(operands)}, {self.operands['group_sizes'].shape[0]} groups"
+
+
+_WITH_ROWS = ("rows", "x", "hidden", "gate")
+
+
+def _few_rows_pay(problem: MlpProblem, target: Target) -> bool:
+    rows, groups = problem.num_rows, problem.operands["group_sizes"].shape[0]
+    return is_static(rows, groups) and rows <= FEW_ROWS * groups
+
+
+def _narrow_pays(problem: MlpProblem, target: Target) -> bool:
+    """Whether it wastes less at the last columns."""
+    columns = problem.operands["gate"].shape[1]
+    wide, narrow = (round_up(columns, tile.tile_n) for tile in (WIDE_GRADIENT, NARROW_GRADIENT))
+    return wide > NARROW_COLUMN * narrow
+
+
+FORWARD = (
+    Choice(DEFAULT_TILE, record=("h200_moe.json", "qwen3_30b/moe_forward")),
+    Choice(
+        FEW_ROWS_TILE,
+        record=("h200_moe_decode.json", "qwen3_30b_16/moe_forward"),
+        pays=_few_rows_pay,
+    ),
+)
+"""The table for hidden layers and for products that add biases."""
+
+GRADIENT = (
+    Choice(WIDE_GRADIENT, record=("h200_moe.json", "qwen3_30b/moe_step")),
+    Choice(NARROW_GRADIENT, record=("h200_moe.json", "sonic_7b/moe_step"), pays=_narrow_pays),
+)
+"""The table for gradients of hidden layers."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,8 +159,7 @@ def plan_gated(avals: Sequence[Any], params: Mapping[str, Any], target: Target =
     factors += ["weights"] * ("weights" in operands)
     kept = ", gate and up kept" if params["residuals"] else ""
     epilogue = " * ".join(factors) + kept
-    rows = operands.get("rows", operands["x"]).shape[0]
-    few_rows = _few_rows_tile(operands, params, rows)
+    few_rows = _few_rows_tile(MlpProblem("gated_ragged_dot", operands, params), target)
     reason = ""
     if few_rows is None and "wi" in operands and operands["wi"].shape[2] % (2 * SLAB_COLUMNS):
         reason = (
@@ -140,21 +178,19 @@ def plan_gated(avals: Sequence[Any], params: Mapping[str, Any], target: Target =
 def plan_biased(avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200) -> MlpPlan:
     """Plans a `biased_ragged_dot`, for which only groups of few rows have a kernel."""
     operands = _named(params["names"], avals)
-    tile = _few_rows_tile(operands, params, operands["hidden"].shape[0])
+    tile = _few_rows_tile(MlpProblem("biased_ragged_dot", operands, params), target)
     reason = "" if tile else "the ragged product has a kernel for groups of so many rows"
     biased = " + weights * bo" if "weights" in operands else " + bo"
     epilogue = "hidden wo" + biased * ("bo" in operands)
     return _plan("biased_ragged_dot", operands, params, target, reason, epilogue, None, tile)
 
 
-def _few_rows_tile(operands, params, rows) -> TileConfig | None:
+def _few_rows_tile(problem: MlpProblem, target: Target) -> TileConfig | None:
     """The tile of the kernel for groups of few rows, None if it is not taken."""
-    if (chosen := params["tile_choices"].forward) is not None:
-        return chosen if chosen == FEW_ROWS_TILE else None
-    groups = operands["group_sizes"].shape[0]
-    if not is_static(rows, groups) or rows > FEW_ROWS * groups:
-        return None
-    return FEW_ROWS_TILE
+    chosen = problem.params["tile_choices"].forward
+    if chosen is None:
+        chosen = choose(FORWARD, problem, target).tile
+    return chosen if chosen == FEW_ROWS_TILE else None
 
 
 def plan_gated_transpose(
@@ -173,14 +209,7 @@ def plan_gated_transpose(
     plan = _plan("gated_ragged_dot_transpose", operands, params, target, reason, epilogue)
     if plan.tile is None:
         return plan
-    return dataclasses.replace(plan, tile=_gradient_tile(operands["gate"].shape[1]))
-
-
-def _gradient_tile(columns: int) -> TileConfig:
-    """The tile that wastes least at the last columns."""
-    wide = round_up(columns, WIDE_GRADIENT.tile_n)
-    narrow = round_up(columns, NARROW_GRADIENT.tile_n)
-    return WIDE_GRADIENT if wide <= NARROW_COLUMN * narrow else NARROW_GRADIENT
+    return dataclasses.replace(plan, tile=choose(GRADIENT, plan.problem, target).tile)
 
 
 def plan_paired(avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200) -> MlpPlan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax.export import is_symbolic_dim
 
 from jax_grouped_gemm._src.arrays import cdiv
-from jax_grouped_gemm._src.plan import AS_ASKED, KERNEL_OPERAND_DTYPES, Plan
+from jax_grouped_gemm._src.plan import AS_ASKED, KERNEL_OPERAND_DTYPES, Plan, choose
 
 KERNEL_DTYPES = KERNEL_OPERAND_DTYPES
 """Element types of the rows that kernels move; they sum in float32."""
@@ -29,6 +29,39 @@ PAIRS_OF_A_SORT_IN_ONE_BLOCK = 4096
 PAIRS_OF_A_BLOCK = 1024
 MOST_BLOCKS = 128
 COUNTS_OF_ALL_BLOCKS = 65536
+
+
+@dataclasses.dataclass(frozen=True)
+class Sort:
+    """A way to sort.
+
+    Attributes:
+      record: as that of a `Choice`.
+      blocks: thread blocks for so many pairs and experts.
+      pays: whether it is faster than the default for a number of pairs.
+    """
+
+    record: tuple[str, str]
+    blocks: Callable[[int, int], int]
+    pays: Callable[[int, Any], bool] = lambda pairs, target: False
+
+
+def _several_blocks(pairs: int, num_experts: int) -> int:
+    """Blocks that keep a sort short: each reads the counts of all others."""
+    by_counts = max(8, COUNTS_OF_ALL_BLOCKS // (num_experts + 1))
+    return min(cdiv(pairs, PAIRS_OF_A_BLOCK), MOST_BLOCKS, by_counts)
+
+
+SORTS = (
+    Sort(record=("h200_moe.json", "qwen3_30b/moe_forward"), blocks=_several_blocks),
+    Sort(
+        record=("h200_moe_decode.json", "qwen3_30b_16/moe_forward"),
+        blocks=lambda pairs, num_experts: 1,
+        pays=lambda pairs, target: pairs <= PAIRS_OF_A_SORT_IN_ONE_BLOCK,
+    ),
+)
+"""The table for sorts: in two launches, or in one. What moves rows has one kernel, but for gathers,
+which go by tokens where they know the rows of each."""
 
 RANKS = {
     "gather_rows": (2, 1, 2, 2, 1),
@@ -82,16 +115,8 @@ def plan_sort(avals: Sequence[Any], params: Mapping[str, Any], target: Any = Non
     reason = _no_kernel_reason(avals, params, batch)
     if not reason and not 1 <= num_experts <= MOST_EXPERTS:
         reason = f"the kernel sorts by 1 to {MOST_EXPERTS} experts, got {num_experts}"
-    blocks = 0 if reason else _blocks(n, num_experts)
+    blocks = 0 if reason else choose(SORTS, n, target).blocks(n, num_experts)
     return _plan("sort_by_expert", reason, results, 0 in experts.shape, blocks=blocks)
-
-
-def _blocks(n: int, num_experts: int) -> int:
-    """Thread blocks that keep a sort short: each reads the counts of all others."""
-    if n <= PAIRS_OF_A_SORT_IN_ONE_BLOCK:
-        return 1
-    by_counts = max(8, COUNTS_OF_ALL_BLOCKS // (num_experts + 1))
-    return min(cdiv(n, PAIRS_OF_A_BLOCK), MOST_BLOCKS, by_counts)
 
 
 def plan_gather(avals: Sequence[Any], params: Mapping[str, Any], target: Any = None) -> RowsPlan:

@@ -26,12 +26,22 @@ from jax_grouped_gemm._src.lists.grouped_gemm.problem import (
     listed,
 )
 from jax_grouped_gemm._src.lists.grouped_gemm.schedule import FULL_STEP_AREA, TILE_K, Shape
-from jax_grouped_gemm._src.plan import Plan, TileConfig, symbolic_sizes
+from jax_grouped_gemm._src.plan import Choice, Plan, TileConfig, symbolic_sizes
 
 TILES = (
-    TileConfig(tile_m=128, tile_n=256, cluster=2),
-    TileConfig(tile_m=128, tile_n=128, cluster=1),
+    Choice(
+        TileConfig(tile_m=128, tile_n=256, cluster=2),
+        record=("h200_lists.json", "random_24/grouped_gemm"),
+    ),
+    Choice(
+        TileConfig(tile_m=128, tile_n=128, cluster=1),
+        record=("h200_lists.json", "cutlass_24/grouped_gemm"),
+    ),
 )
+"""The table for operands of 16 bits and float32, of which a launch takes the tile that is predicted
+to be done first; `lists.fp64.KERNELS` is that for all others. What XLA computes instead is for
+`whole` to say."""
+
 MAX_PROBLEMS = 79
 """Problems to a launch, whose descriptors are parameters of the kernel."""
 
@@ -257,7 +267,7 @@ def _simulated(
     multiprocessors get one.
     """
     choices = []
-    for tile in TILES:
+    for tile in (choice.tile for choice in TILES):
         most_clusters = max(target.multiprocessors // tile.cluster, 1)
         units = list_schedule.list_units(shapes, tile)
         clusters = min(most_clusters, len(units.cost))

@@ -33,15 +33,15 @@ def simulated(
         longest = sum(int(x.max()) for x in busy)
         balance = sum(int(x.sum()) for x in busy) / places / longest
         blocks = max(min(places, _num_tiles(kernel, part)) for part in _launches(shapes))
-        time = longest * multiply_adds_per_step(dtype, kernel.config, target) / kernel.rate
-        choices.append((time, (kernel.config, blocks, float(longest), float(balance))))
+        time = longest * multiply_adds_per_step(dtype, kernel.tile, target) / kernel.rate
+        choices.append((time, (kernel.tile, blocks, float(longest), float(balance))))
     return min(choices, key=lambda choice: choice[0])[1]
 
 
 def multiply_adds_per_step(dtype: np.dtype, tile: TileConfig, target: Target) -> int:
     """Multiply-adds of a step of all blocks that the device holds at a time."""
-    (kernel,) = (kernel for kernel in KERNELS[np.dtype(dtype)] if kernel.config == tile)
-    return kernel.places(target) * kernel.tile**2 * tile_k(dtype)
+    (kernel,) = (kernel for kernel in KERNELS[np.dtype(dtype)] if kernel.tile == tile)
+    return kernel.places(target) * kernel.side**2 * tile_k(dtype)
 
 
 def _launches(shapes: Sequence[Shape]) -> list[list[Shape]]:
@@ -71,5 +71,5 @@ def _busy_steps(
 
 def _num_tiles(kernel: Kernel, shapes: Sequence[Shape]) -> int:
     return sum(
-        shape.g * cdiv(shape.m, kernel.tile) * cdiv(shape.n, kernel.tile) for shape in shapes
+        shape.g * cdiv(shape.m, kernel.side) * cdiv(shape.n, kernel.side) for shape in shapes
     )

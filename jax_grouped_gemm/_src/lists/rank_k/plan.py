@@ -17,12 +17,11 @@ from jax_grouped_gemm._src.lists import kernels as list_kernels
 from jax_grouped_gemm._src.lists.rank_k.plan_fp64 import plan_fp64
 from jax_grouped_gemm._src.lists.rank_k.problem import RankKProblem, Stack, launch_order
 from jax_grouped_gemm._src.lists.rank_k.whole import faster_reason
-from jax_grouped_gemm._src.plan import Plan, TileConfig, symbolic_sizes
+from jax_grouped_gemm._src.plan import Choice, Plan, TileConfig, choose, runnable, symbolic_sizes
 
 RankKPlan = Plan[RankKProblem]
 
 RANK_K_TILE = TileConfig(tile_m=128, tile_n=256, cluster=2)
-# Of 16-bit operands, where results are so few or small that all are computed at a time.
 FINE_TILE = TileConfig(tile_m=128, tile_n=128, cluster=2)
 # One launch has descriptors for so many.
 MAX_FINE_STACKS = 4
@@ -61,7 +60,8 @@ def _plan_of_kernel(avals: Sequence[Any], params: Mapping[str, Any], target: Tar
     addressable = _addressable_problem(problem)
     reason = _copy_reason(problem, addressable)
     stacks = [addressable.stacks[i] for i in launch_order(problem)]
-    tile = _tile(addressable, stacks, target)
+    choices = runnable(TILES, addressable)
+    tile = choose(choices, addressable, target).tile
     if tile == FINE_TILE:
         clusters = sum(map(_num_fine_units, stacks))
         utilization = _fine_utilization(problem, stacks, target)
@@ -104,18 +104,31 @@ def most_fine_units(target: Target) -> int:
     return num_clusters(target)
 
 
-def _tile(problem: RankKProblem, stacks: Sequence[Stack], target: Target) -> TileConfig:
-    """The fine one if that is one tile for each multiprocessor, at most.
+def _fine_runs(problem: RankKProblem) -> bool:
+    return problem.dtype != jnp.float32 and len(launch_order(problem)) <= MAX_FINE_STACKS
+
+
+def _fine_pays(problem: RankKProblem, target: Target) -> bool:
+    """Whether it is one tile for each multiprocessor, at most.
 
     A matrix of one tile is none of it: half of what a unit loads and multiplies would be nothing.
     """
-    small = (
-        problem.dtype != jnp.float32
-        and len(stacks) <= MAX_FINE_STACKS
-        and any(stack.n > FINE_TILE.tile_m for stack in stacks)
-        and sum(map(_num_fine_units, stacks)) <= most_fine_units(target)
-    )
-    return FINE_TILE if small else RANK_K_TILE
+    stacks = [problem.stacks[i] for i in launch_order(problem)]
+    units = sum(map(_num_fine_units, stacks))
+    return any(s.n > FINE_TILE.tile_m for s in stacks) and units <= most_fine_units(target)
+
+
+TILES = (
+    Choice(RANK_K_TILE, record=("h200_rank_k.json", "8x2048x2048/syrk")),
+    Choice(
+        FINE_TILE,
+        record=("h200_rank_k.json", "64x256x1024/syrk"),
+        runs=_fine_runs,
+        pays=_fine_pays,
+    ),
+)
+"""The table for operands of 16 bits and float32; `lists.fp64.KERNELS` is that for all others. What
+XLA computes instead is for `whole` to say."""
 
 
 def _addressable_problem(problem: RankKProblem) -> RankKProblem:

@@ -25,7 +25,7 @@ def plan_fp64(problem: RankKProblem, target: Target) -> Plan[RankKProblem]:
         problem=problem,
         path="direct",
         kernel_problem=kernel_problem,
-        tile=kernel.config,
+        tile=kernel.tile,
         grid=min(kernel.places(target), sum(_steps(kernel_problem, kernel)[1])),
         utilization=utilization,
         prediction=predict(
@@ -47,7 +47,7 @@ def _steps(problem: RankKProblem, kernel: Kernel) -> tuple[list[int], list[int]]
     for stack in problem.stacks:
         if 0 in (stack.g, stack.n):
             continue
-        rows = cdiv(stack.n, kernel.tile)
+        rows = cdiv(stack.n, kernel.side)
         steps = num_steps(problem.dtype, max(stack.k, 1))
         runs.append((problem.num_products * steps, stack.g * (rows * (rows - 1) // 2)))
         runs.append((steps, stack.g * rows))
@@ -59,4 +59,4 @@ def _utilization(problem: RankKProblem, kernel: Kernel, target: Target) -> float
     """The share of the tensor cores' work that is useful while the longest block is busy."""
     places = kernel.places(target)
     longest = busy_steps(places, *_steps(problem, kernel)).max()
-    return float(problem.useful / (longest * places * kernel.tile**2 * tile_k(problem.dtype)))
+    return float(problem.useful / (longest * places * kernel.side**2 * tile_k(problem.dtype)))
