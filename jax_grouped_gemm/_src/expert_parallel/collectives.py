@@ -5,6 +5,8 @@ The two are each other's transpose.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -70,8 +72,27 @@ def _gather_by_shifts(x: jax.Array, axes: Axes) -> jax.Array:
 def _scatter_by_shifts(y: jax.Array, axes: Axes) -> jax.Array:
     """Added up in the order of `_gather_by_shifts`, and rounded once."""
     parts = jnp.split(y, lax.axis_size(axes))
-    parts = [_shifted(part, axes, shift) for shift, part in enumerate(parts)]
-    return sum(part.astype(at_least_float32(y.dtype)) for part in parts).astype(y.dtype)
+    return _sum(_shifted(part, axes, shift) for shift, part in enumerate(parts))
+
+
+def made_and_scattered(make: Callable[[jax.Array], jax.Array], of: jax.Array, axes: Axes):
+    """`_scatter_by_shifts` of what `make` makes of `of` [sources * T, ...], a source at a time.
+
+    What is for other devices is made first, and travels while the rest is made.
+    """
+    own, *others = jnp.split(of, lax.axis_size(axes))
+    parts = []
+    for shift, part in enumerate(others, 1):
+        made = make(part)
+        parts.append(_shifted(made, axes, shift))
+        own, made = lax.optimization_barrier((own, made))
+    return _sum([make(own), *parts])
+
+
+def _sum(parts: Iterable[jax.Array]) -> jax.Array:
+    parts = list(parts)
+    total = sum(part.astype(at_least_float32(part.dtype)) for part in parts)
+    return total.astype(parts[0].dtype)
 
 
 def _shifted(x: jax.Array, axes: Axes, by: int) -> jax.Array:

@@ -103,11 +103,41 @@ def _gathered(x, choices, experts, group, schedule):
             rows = experts.on_rows(experts.copy(everybody, pairs), pairs, weights)
         else:
             rows = experts.on_tokens(everybody, pairs, weights)
-        partial_sums = experts.add_up(checkpoint_name(rows, "mlpwo"), pairs)
-        return collectives.scatter(partial_sums, group, schedule.combine)
+        rows = checkpoint_name(rows, "mlpwo")
+        return _returned(rows, pairs, experts, group, schedule.combine)
 
     y = _keeping(schedule, layer)(x, choices.weights)
     return y, pairs.wanted, pairs.valid_rows[0]
+
+
+def _returned(
+    rows: jax.Array, pairs: LocalPairs, experts: Experts, group: Group, combine: Combine
+) -> jax.Array:
+    """The sums of each token's rows, on the device that has the token."""
+
+    def at_once(rows, pairs):
+        return collectives.scatter(experts.add_up(rows, pairs), group, combine)
+
+    if combine != "ppermute" or not group.tokens:
+        return at_once(rows, pairs)
+
+    @jax.custom_jvp
+    def one_by_one(rows, order, inverse, sizes, valid_rows, wanted):
+        pairs = LocalPairs(order, inverse, sizes, valid_rows, wanted, rows.shape[0])
+
+        def sums(inverse):
+            return experts.add_up(rows, pairs._replace(inverse=inverse))
+
+        y = collectives.made_and_scattered(sums, inverse, group.tokens)
+        return lax.psum(y, group.summed) if group.summed else y
+
+    @one_by_one.defjvp
+    def _(primals, tangents):
+        # Transposed, one copy of all tokens to rows, not the sum of one for each device.
+        pairs = LocalPairs(*primals[1:], rows.shape[0])
+        return one_by_one(*primals), at_once(tangents[0], pairs)
+
+    return one_by_one(rows, *pairs[:-1])
 
 
 def _exchanged(x, choices, experts, group, schedule):
