@@ -123,7 +123,8 @@ class TestInPlace:
             copies = np.where(valid[:, None], x[np.clip(rows, 0, tokens - 1)], 0).astype(dtype)
             got = run(x, wi_0, wi_1, np.asarray(sizes, np.int32), rows=rows)
             want = run(copies, wi_0, wi_1, np.asarray(sizes, np.int32))
-            np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
+            # Sizes may own all rows. NaN of bfloat16 are not equal to NumPy.
+            np.testing.assert_array_equal(*(np.asarray(x, np.float32) for x in (got, want)))
 
     def test_is_planned(self, rng):
         x, rows = jnp.ones((512, 64), BF16), jnp.zeros(2048, jnp.int32)

@@ -181,7 +181,7 @@ def with_workspace(lhs, rhs, sizes, memory, groups):
         jnp.zeros(1, jnp.int32),
         transpose_lhs=False,
         transpose_rhs=False,
-        stream_k=False,
+        kind="cooperative",
         terms=np.int32(0),
         **tile,
     )

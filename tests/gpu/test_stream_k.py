@@ -56,7 +56,7 @@ def with_workspace(lhs, rhs, sizes, offset, memory):
         ],
     )
     tile = {name: np.int32(size) for name, size in TILE.sizes().items()}
-    tile |= dict(stream_k=TILE.stream_k)
+    tile |= dict(kind="stream_k", zeroes_unowned=True)
     majors = dict(transpose_lhs=False, transpose_rhs=False)
     return call(lhs, rhs, sizes, offset, terms=np.int32(0), **tile, **majors)
 
