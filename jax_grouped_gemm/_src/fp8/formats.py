@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
@@ -23,6 +24,13 @@ RHS_SCALINGS = ("128x128", "kx1", "group")
 """What shares a scale in rhs [g, k, n]. The kernels know each by its index."""
 
 Shape = tuple[int, ...]
+
+
+class Pair(NamedTuple):
+    """An FP8 operand and its scales."""
+
+    values: jax.Array
+    scales: jax.Array
 
 
 def row_blocks(m: int, num_groups: int) -> int:

@@ -136,6 +136,11 @@ class RaggedProblem:
         return "m" not in self.out
 
     @property
+    def accumulates(self) -> bool:
+        """Whether the product is added to an accumulator; of a kernel's problem, in place."""
+        return self.op == ACCUMULATE
+
+    @property
     def is_float32(self) -> bool:
         """Whether operands are multiplied in parts of 16 bits."""
         return self.lhs_dtype == np.float32
