@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 
+from benchmarks import quotes_h100
 from benchmarks import quotes_layers as layers
 from benchmarks.harness.cases import SUITES
 from benchmarks.harness.measure import best_grouped
@@ -365,7 +366,7 @@ QUOTES: dict[str, Callable[[], str]] = {
         float32_speedups, fp8, fp8_range, fp8_rest, lists, lists_example, updates,
         wide_updates, updates_at_8192, cutlass_updates, loop_shortfall, tf32_shortfall,
         layers.layers, layers.layers_fp8_range, layers.layers_decode, layers.step,
-        layers.expert_parallel, layers.training,
+        layers.expert_parallel, layers.training, quotes_h100.h100, quotes_h100.h100_products,
     )
 }  # fmt: skip
 QUOTES |= {f"{topic}_commits": functools.partial(commits, topic) for topic in RECORDS}

@@ -32,6 +32,7 @@ RECORDS = {
     "lists": ("h200_lists", "h200_lists_large", "h200_lists_300"),
     "lists_float32": ("h200_lists_float32",),
     "updates": ("h200_rank_k",),
+    "h100": ("h100_main",),  # which need not be there, see `quotes_h100`
 }
 MIB, GIB = 2**20, 2**30
 

@@ -87,6 +87,18 @@ jgg_add_instances(
   TYPES kE4m3 kE5m2
   ADDITIONS_PER_PAUSE 3
 )
+jgg_add_product(
+  channel_scaled_contracting
+  NAMESPACE jgg::sm90
+  ARGUMENTS ScaledArguments
+  HEADER scaled/scaled_ragged_dot.h
+)
+jgg_add_instances(
+  channel_scaled_contracting scaled_contracting_channels
+  HEADER scaled/contracting_launch.h
+  TYPES kE4m3 kE5m2
+  ADDITIONS_PER_PAUSE 10
+)
 
 jgg_add_product(
   grouped_gemm

@@ -74,9 +74,9 @@ class OptionalOperands {
 ffi::Error launch(KernelKind kind, char const* name, cudaStream_t stream, ffi::AnyBuffer x,
                   ffi::AnyBuffer matrices, Sizes group_sizes, Sizes group_offset,
                   ffi::RemainingArgs operands, ffi::RemainingRets results,
-                  std::string_view optional, int32_t function, int32_t divisor, float alpha,
-                  float cubic, float limit, float shift, int32_t tile_m, int32_t tile_n,
-                  int32_t cluster) {
+                  std::string_view optional, bool zeroes_unowned, int32_t function, int32_t divisor,
+                  float alpha, float cubic, float limit, float shift, int32_t tile_m,
+                  int32_t tile_n, int32_t cluster) {
   mlp::GatedArguments a{};
   auto const tokens = Shape<2>::of("x", x);
   if (!tokens) return tokens.error();
@@ -104,7 +104,7 @@ ffi::Error launch(KernelKind kind, char const* name, cudaStream_t stream, ffi::A
     if (error.failure()) return error;
   }
 
-  auto const groups = groups_of(group_sizes, group_offset, 1, local_groups, m);
+  auto const groups = groups_of(group_sizes, group_offset, 1, local_groups, m, zeroes_unowned);
   if (!groups) return groups.error();
   a.groups = *groups;
   a.has_activation = function != kNoFunction;
@@ -173,6 +173,7 @@ auto binding() {
       .RemainingArgs()        // as `optional` names them
       .RemainingRets()        // the result; gate and up, if they are kept
       .Attr<std::string_view>("optional")
+      .Attr<bool>("zeroes_unowned")
       .Attr<int32_t>("function")
       .Attr<int32_t>("divisor")
       .Attr<float>("alpha")

@@ -16,7 +16,7 @@ constexpr int64_t kMostRaggedRows = std::numeric_limits<int>::max();
 
 // Of `rows` rows in each of `batches` batches.
 inline ffi::ErrorOr<GroupSizes> groups_of(Sizes group_sizes, Sizes group_offset, int batches,
-                                          int local_groups, int rows) {
+                                          int local_groups, int rows, bool zeroes_unowned = true) {
   if (int64_t(batches) * rows > kMostRaggedRows) {
     return ffi::Unexpected(invalid(std::to_string(rows) + " rows in each of " +
                                    std::to_string(batches) +
@@ -39,6 +39,7 @@ inline ffi::ErrorOr<GroupSizes> groups_of(Sizes group_sizes, Sizes group_offset,
   groups.groups = count;
   groups.local_groups = local_groups;
   groups.rows = rows;
+  groups.zeroes_unowned = zeroes_unowned;
   return groups;
 }
 

@@ -56,10 +56,10 @@ class Check {
     }
   }
 
-  void groups(GroupSizes& result, Sizes group_sizes, Sizes group_offset, int local_groups,
-              int rows) {
+  void groups(GroupSizes& result, Sizes group_sizes, Sizes group_offset, int local_groups, int rows,
+              bool zeroes_unowned) {
     if (failed_) return;
-    auto const groups = groups_of(group_sizes, group_offset, 1, local_groups, rows);
+    auto const groups = groups_of(group_sizes, group_offset, 1, local_groups, rows, zeroes_unowned);
     if (!groups) return fail(groups.error());
     result = *groups;
   }
@@ -85,8 +85,8 @@ ffi::Error gated_gradient(cudaStream_t stream, ffi::AnyBuffer dy, ffi::AnyBuffer
                           ffi::AnyBuffer gate, ffi::AnyBuffer up, Floats weights, Sizes group_sizes,
                           Sizes group_offset, Result dgate, Result dup, Result hidden,
                           ffi::Result<Floats> dweights, WorkspaceResult, bool has_weights,
-                          float alpha, float cubic, float limit, float shift, int32_t tile_m,
-                          int32_t tile_n, int32_t cluster) {
+                          bool zeroes_unowned, float alpha, float cubic, float limit, float shift,
+                          int32_t tile_m, int32_t tile_n, int32_t cluster) {
   Check check;
   mlp::GradientArguments a{};
   auto const [m, k] = check.size<2>("dy", dy);
@@ -95,7 +95,7 @@ ffi::Error gated_gradient(cudaStream_t stream, ffi::AnyBuffer dy, ffi::AnyBuffer
   check.shape<2>("gate", gate, {m, n});
   check.shape<2>("up", up, {m, n});
   check.shape<1>("weights", weights, {has_weights ? m : 1});
-  check.groups(a.groups, group_sizes, group_offset, local_groups, m);
+  check.groups(a.groups, group_sizes, group_offset, local_groups, m, zeroes_unowned);
   check.shape<2>("dgate", *dgate, {m, n});
   check.shape<2>("dup", *dup, {m, n});
   check.shape<2>("hidden", *hidden, {m, n});
@@ -124,8 +124,8 @@ ffi::Error gated_gradient(cudaStream_t stream, ffi::AnyBuffer dy, ffi::AnyBuffer
 ffi::Error paired_ragged_dot(cudaStream_t stream, ffi::AnyBuffer first_lhs,
                              ffi::AnyBuffer second_lhs, ffi::AnyBuffer first_rhs,
                              ffi::AnyBuffer second_rhs, Sizes group_sizes, Sizes group_offset,
-                             Result out, WorkspaceResult, int32_t tile_m, int32_t tile_n,
-                             int32_t cluster) {
+                             Result out, WorkspaceResult, bool zeroes_unowned, int32_t tile_m,
+                             int32_t tile_n, int32_t cluster) {
   Check check;
   mlp::PairedArguments a{};
   auto const [m, k] = check.size<2>("the first lhs", first_lhs);
@@ -133,7 +133,7 @@ ffi::Error paired_ragged_dot(cudaStream_t stream, ffi::AnyBuffer first_lhs,
   check.shape<2>("the second lhs", second_lhs, {m, k});
   check.shape<3>("the first rhs", first_rhs, {local_groups, n, k});
   check.shape<3>("the second rhs", second_rhs, {local_groups, n, k});
-  check.groups(a.groups, group_sizes, group_offset, local_groups, m);
+  check.groups(a.groups, group_sizes, group_offset, local_groups, m, zeroes_unowned);
   check.shape<2>("out", *out, {m, n});
   check.matrices(a.type, {first_lhs, second_lhs, first_rhs, second_rhs, *out});
   if (check.failed()) return check.error();
@@ -169,6 +169,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(JggGatedRaggedDotTranspose, jgg::gated_gradient,
                                   .Ret<jgg::Floats>()          // dweights, in parts
                                   .Ret<xla::ffi::Buffer<xla::ffi::U8>>()  // workspace
                                   .Attr<bool>("has_weights")
+                                  .Attr<bool>("zeroes_unowned")
                                   .Attr<float>("alpha")
                                   .Attr<float>("cubic")
                                   .Attr<float>("limit")
@@ -188,6 +189,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(JggPairedRaggedDot, jgg::paired_ragged_dot,
                                   .Arg<jgg::Sizes>()                      // group_offset
                                   .Ret<xla::ffi::AnyBuffer>()             // out
                                   .Ret<xla::ffi::Buffer<xla::ffi::U8>>()  // workspace
+                                  .Attr<bool>("zeroes_unowned")
                                   .Attr<int32_t>("tile_m")
                                   .Attr<int32_t>("tile_n")
                                   .Attr<int32_t>("cluster"),

@@ -36,8 +36,12 @@ nb::dict registrations() {
   targets["jax_grouped_gemm.quantize_blocks.v1"] = encapsulate(JggQuantizeBlocks);
   targets["jax_grouped_gemm.quantize_joined.v1"] = encapsulate(JggQuantizeJoined);
   targets["jax_grouped_gemm.quantize_ragged.v1"] = encapsulate(JggQuantizeRagged);
+  targets["jax_grouped_gemm.column_maxima.v1"] = encapsulate(JggColumnMaxima);
+  targets["jax_grouped_gemm.quantize_gathered.v1"] = encapsulate(JggQuantizeGathered);
   targets["jax_grouped_gemm.quantize_hidden.v1"] = encapsulate(JggQuantizeHidden);
   targets["jax_grouped_gemm.quantize_gradients.v1"] = encapsulate(JggQuantizeGradients);
+  targets["jax_grouped_gemm.quantize_ragged_gradients.v1"] =
+      encapsulate(JggQuantizeRaggedGradients);
   targets["jax_grouped_gemm.sort_by_expert.v1"] = encapsulate(JggSortByExpert);
   targets["jax_grouped_gemm.gather_rows.v1"] = encapsulate(JggGatherRows);
   targets["jax_grouped_gemm.dispatch_rows.v1"] = encapsulate(JggDispatchRows);
@@ -49,11 +53,11 @@ nb::dict registrations() {
       encapsulate(JggScaledRaggedNoncontractingV4);
   targets["jax_grouped_gemm.scaled_ragged_contracting.v3"] =
       encapsulate(JggScaledRaggedContracting);
-  targets["jax_grouped_gemm.gated_ragged_dot.v2"] = encapsulate(JggGatedRaggedDot);
-  targets["jax_grouped_gemm.gated_ragged_dot_transpose.v2"] =
+  targets["jax_grouped_gemm.gated_ragged_dot.v3"] = encapsulate(JggGatedRaggedDot);
+  targets["jax_grouped_gemm.gated_ragged_dot_transpose.v3"] =
       encapsulate(JggGatedRaggedDotTranspose);
-  targets["jax_grouped_gemm.paired_ragged_dot.v1"] = encapsulate(JggPairedRaggedDot);
-  targets["jax_grouped_gemm.few_rows_dot.v1"] = encapsulate(JggFewRowsDot);
+  targets["jax_grouped_gemm.paired_ragged_dot.v2"] = encapsulate(JggPairedRaggedDot);
+  targets["jax_grouped_gemm.few_rows_dot.v2"] = encapsulate(JggFewRowsDot);
   return targets;
 }
 

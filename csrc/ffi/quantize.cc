@@ -8,6 +8,8 @@
 #include "ffi/buffers.h"
 #include "ffi/element_types.h"
 #include "ffi/handlers.h"
+#include "ffi/row_blocks.h"
+#include "scheduler/ceil_div.h"
 
 namespace jgg {
 namespace {
@@ -158,19 +160,13 @@ ffi::Error quantize_ragged(cudaStream_t stream, ffi::AnyBuffer x, ffi::Buffer<ff
   if (auto error = shape->expect({rows, columns}, batches); error.failure()) return error;
   if (auto error = sizes->expect({sizes->size[0]}, batches); error.failure()) return error;
 
-  int const groups = std::min(sizes->size[0], rows);
-  // Most are needed where every group but one has a single row.
-  int const most_blocks = (rows - groups) / kScaleBlock + groups;
   // One of each group may be partial: enough in any case, and what Python makes room for.
-  int row_blocks = blocks(rows) + groups;
+  int row_blocks = blocks(rows) + std::min(sizes->size[0], rows);
   if (values_t->element_count() != 0) {
     auto const shape_t = Shape<3>::of("values_t", *values_t);
     if (!shape_t) return shape_t.error();
     row_blocks = shape_t->size[0];
-    if (row_blocks < most_blocks) {
-      return invalid("values_t has " + std::to_string(row_blocks) + " blocks of rows, but " +
-                     std::to_string(most_blocks) + " may be needed");
-    }
+    if (auto error = enough_blocks(rows, sizes->size[0], row_blocks); error.failure()) return error;
   }
   Form<2> plain;
   Form<3, 2> transposed;
@@ -189,6 +185,68 @@ ffi::Error quantize_ragged(cudaStream_t stream, ffi::AnyBuffer x, ffi::Buffer<ff
                        sizes->batched, sizes->size[0], rows, columns, row_blocks},
                       stream),
                   "quantize_ragged");
+}
+
+ffi::Error column_maxima(cudaStream_t stream, ffi::AnyBuffer x, ffi::Buffer<ffi::S32> window,
+                         ffi::Result<ffi::Buffer<ffi::F32>> maxima) {
+  ElementType source;
+  if (auto error = source_type(x, source); error.failure()) return error;
+  auto const shape = Shape<2>::of("x", x);
+  if (!shape) return shape.error();
+  auto const limits = Shape<1>::of("window", window);
+  if (!limits) return limits.error();
+  auto const found = Shape<2>::of("maxima", *maxima);
+  if (!found) return found.error();
+  auto const [rows, columns] = shape->size;
+  if (shape->batched || limits->batched || found->batched) {
+    return invalid("column_maxima has no batch dimension");
+  }
+  for (auto error : {limits->expect({2}, 1),
+                     found->expect({ceil_div(rows, quantize::kColumnRows), columns}, 1)}) {
+    if (error.failure()) return error;
+  }
+  return launched(
+      quantize::column_maxima(
+          source, {x.untyped_data(), window.typed_data(), maxima->typed_data(), rows, columns},
+          stream),
+      "column_maxima");
+}
+
+// Rows of a ragged product that are copies of tokens, transposed, with scales of tokens' columns.
+ffi::Error quantize_gathered(cudaStream_t stream, ffi::AnyBuffer x, ffi::Buffer<ffi::S32> row_of,
+                             ffi::Buffer<ffi::F32> scale, ffi::Buffer<ffi::S32> group_sizes,
+                             Values values_t, bool power_of_two) {
+  QuantizeFormat format{{}, {}, power_of_two};
+  if (auto error = source_type(x, format.source); error.failure()) return error;
+  auto const shape = Shape<2>::of("x", x);
+  if (!shape) return shape.error();
+  auto const index = Shape<1>::of("row_of", row_of);
+  if (!index) return index.error();
+  auto const scales = Shape<1>::of("scale", scale);
+  if (!scales) return scales.error();
+  auto const sizes = Shape<1>::of("group_sizes", group_sizes);
+  if (!sizes) return sizes.error();
+  auto const blocks_t = Shape<3>::of("values_t", *values_t);
+  if (!blocks_t) return blocks_t.error();
+  if (shape->batched || index->batched || scales->batched || sizes->batched || blocks_t->batched) {
+    return invalid("quantize_gathered has no batch dimension");
+  }
+  auto const [tokens, columns] = shape->size;
+  int const rows = index->size[0], row_blocks = blocks_t->size[0];
+  for (auto error : {enough_blocks(rows, sizes->size[0], row_blocks), scales->expect({columns}, 1),
+                     blocks_t->expect({row_blocks, columns, kScaleBlock}, 1)}) {
+    if (error.failure()) return error;
+  }
+  if (!element_type(values_t->element_type(), kFloat8s, format.fp8)) {
+    return invalid("the quantisers return f8e4m3fn or f8e5m2");
+  }
+  return launched(quantize::quantize_gathered(
+                      format,
+                      {x.untyped_data(), row_of.typed_data(), scale.typed_data(),
+                       group_sizes.typed_data(), static_cast<uint8_t*>(values_t->untyped_data()),
+                       tokens, sizes->size[0], rows, columns, row_blocks},
+                      stream),
+                  "quantize_gathered");
 }
 
 }  // namespace
@@ -232,5 +290,22 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(JggQuantizeRagged, jgg::quantize_ragged,
                                   .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales
                                   .Ret<xla::ffi::AnyBuffer>()              // values_t
                                   .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales_t
+                                  .Attr<bool>("power_of_two"),
+                              {xla::ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JggColumnMaxima, jgg::column_maxima,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
+                                  .Arg<xla::ffi::AnyBuffer>()               // x
+                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()   // window
+                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>(),  // maxima
+                              {xla::ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JggQuantizeGathered, jgg::quantize_gathered,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
+                                  .Arg<xla::ffi::AnyBuffer>()              // x
+                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()  // row_of
+                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()  // scale
+                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()  // group_sizes
+                                  .Ret<xla::ffi::AnyBuffer>()              // values_t
                                   .Attr<bool>("power_of_two"),
                               {xla::ffi::Traits::kCmdBufferCompatible});

@@ -2,10 +2,12 @@
 #include "mlp/quantized_hidden.h"
 
 #include <array>
+#include <utility>
 
 #include "ffi/buffers.h"
 #include "ffi/element_types.h"
 #include "ffi/handlers.h"
+#include "ffi/row_blocks.h"
 
 namespace jgg {
 namespace {
@@ -27,6 +29,15 @@ class Fit {
     } else {
       error_ = shape->expect({rows, columns}, 1);
     }
+  }
+
+  template <class Buffer>
+  void cube(char const* name, Buffer const& buffer, std::array<int, 3> size) {
+    if (error_.failure()) return;
+    auto const shape = Shape<3>::of(name, buffer);
+    error_ = !shape            ? shape.error()
+             : !shape->batched ? shape->expect(size, 1)
+                               : invalid(std::string(name) + " has a batch dimension");
   }
 
   template <class Buffer>
@@ -124,6 +135,58 @@ ffi::Error quantize_gradients(cudaStream_t stream, ffi::AnyBuffer projections, f
   return launched(mlp::quantize_gradients(format, a, stream), "quantize_gradients");
 }
 
+ffi::Error quantize_ragged_gradients(
+    cudaStream_t stream, ffi::AnyBuffer projections, ffi::AnyBuffer dh, Floats weights,
+    ffi::Buffer<ffi::S32> group_sizes, Result values, ffi::Result<Floats> scales, Result dgate,
+    ffi::Result<Floats> dgate_scales, Result dup, ffi::Result<Floats> dup_scales, Result hidden,
+    ffi::Result<Floats> hidden_scales, ffi::Result<Floats> dweights, bool power_of_two, float alpha,
+    float cubic, float limit, float shift) {
+  auto const shape = Shape<2>::of("the gradient of hidden", dh);
+  if (!shape) return shape.error();
+  auto const [rows, columns] = shape->size;
+  auto const sizes = Shape<1>::of("group_sizes", group_sizes);
+  if (!sizes) return sizes.error();
+  auto const transposed = Shape<3>::of("the gradient of gate", *dgate);
+  if (!transposed) return transposed.error();
+  int const row_blocks = transposed->size[0];
+  if (auto error = enough_blocks(rows, sizes->size[0], row_blocks); error.failure()) return error;
+  Fit fit;
+  mlp::RaggedGradients a{};
+  mlp::RaggedGradientsFormat format{{}, {}, {}, power_of_two};
+  a.projections = of_rows(projections, weights, rows, columns, {alpha, cubic, limit, shift}, fit);
+  int const blocks = a.projections.blocks();
+  fit.matrix("the gradient of hidden", dh, rows, columns);
+  fit.vector("group_sizes", group_sizes, sizes->size[0]);
+  fit.matrix("the values", *values, rows, 2 * a.projections.pitch());
+  fit.matrix("the scales", *scales, rows, 2 * blocks);
+  std::array<std::pair<Result, ffi::Result<Floats>>, 3> const results{
+      {{dgate, dgate_scales}, {dup, dup_scales}, {hidden, hidden_scales}}};
+  for (size_t i = 0; i < results.size(); ++i) {
+    auto [blocks_of_rows, their_scales] = results[i];
+    fit.cube("transposed blocks", *blocks_of_rows, {row_blocks, columns, kScaleBlock});
+    fit.matrix("their scales", *their_scales, row_blocks, columns);
+    a.transposed[i] = {static_cast<uint8_t*>(blocks_of_rows->untyped_data()),
+                       their_scales->typed_data()};
+  }
+  fit.matrix("the gradients of weights", *dweights, rows, blocks);
+  fit.source(format.source, {projections.element_type(), dh.element_type()});
+  fit.fp8(format.gradient, values->element_type());
+  fit.fp8(format.forward, hidden->element_type());
+  if (fit.error().failure()) return fit.error();
+  if (dgate->element_type() != values->element_type() ||
+      dup->element_type() != values->element_type()) {
+    return invalid("both forms of gradients have one FP8 type");
+  }
+  a.dh = dh.untyped_data();
+  a.group_sizes = group_sizes.typed_data();
+  a.groups = sizes->size[0];
+  a.row_blocks = row_blocks;
+  a.q = static_cast<uint8_t*>(values->untyped_data());
+  a.scale = scales->typed_data();
+  a.dweights = dweights->typed_data();
+  return launched(mlp::quantize_ragged_gradients(format, a, stream), "quantize_ragged_gradients");
+}
+
 }  // namespace
 }  // namespace jgg
 
@@ -151,6 +214,28 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(JggQuantizeGradients, jgg::quantize_gradients,
                                   .Ret<xla::ffi::AnyBuffer>()              // gradient of gate
                                   .Ret<xla::ffi::AnyBuffer>()              // gradient of up
                                   .Ret<xla::ffi::AnyBuffer>()              // hidden
+                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // gradients of weights
+                                  .Attr<bool>("power_of_two")
+                                  .Attr<float>("alpha")
+                                  .Attr<float>("cubic")
+                                  .Attr<float>("limit")
+                                  .Attr<float>("shift"),
+                              {xla::ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JggQuantizeRaggedGradients, jgg::quantize_ragged_gradients,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
+                                  .Arg<xla::ffi::AnyBuffer>()              // projections
+                                  .Arg<xla::ffi::AnyBuffer>()              // gradient of hidden
+                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()  // weights
+                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()  // group_sizes
+                                  .Ret<xla::ffi::AnyBuffer>()              // values
+                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales
+                                  .Ret<xla::ffi::AnyBuffer>()              // gradient of gate
+                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // its scales
+                                  .Ret<xla::ffi::AnyBuffer>()              // gradient of up
+                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // its scales
+                                  .Ret<xla::ffi::AnyBuffer>()              // hidden
+                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // its scales
                                   .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // gradients of weights
                                   .Attr<bool>("power_of_two")
                                   .Attr<float>("alpha")

@@ -51,7 +51,7 @@ ffi::Error common_arguments(ffi::AnyBuffer lhs, ffi::AnyBuffer rhs, ffi::AnyBuff
 ffi::ErrorOr<RaggedDotArguments> noncontracting_arguments(ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
                                                           Sizes group_sizes, Sizes group_offset,
                                                           ffi::AnyBuffer out, bool transpose_lhs,
-                                                          bool transpose_rhs) {
+                                                          bool transpose_rhs, bool zeroes_unowned) {
   auto const lhs_shape = Shape<2>::of("lhs", lhs);
   if (!lhs_shape) return ffi::Unexpected(lhs_shape.error());
   auto const rhs_shape = Shape<3>::of("rhs", rhs);
@@ -63,7 +63,8 @@ ffi::ErrorOr<RaggedDotArguments> noncontracting_arguments(ffi::AnyBuffer lhs, ff
   auto const [m, n] = out_shape->size;
   int const k = lhs_shape->size[transpose_lhs ? 0 : 1], local_groups = rhs_shape->size[0];
   int const batches = out_shape->batches;
-  auto const groups = groups_of(group_sizes, group_offset, batches, local_groups, m);
+  auto const groups =
+      groups_of(group_sizes, group_offset, batches, local_groups, m, zeroes_unowned);
   for (auto error :
        {common_arguments(lhs, rhs, out, groups, transpose_lhs, transpose_rhs, arguments),
         lhs_shape->expect(matrix(m, k, transpose_lhs), batches),
@@ -128,11 +129,11 @@ ffi::Error ragged_noncontracting(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::A
                                  ffi::Result<ffi::AnyBuffer> out, WorkspaceResult workspace,
                                  bool transpose_lhs, bool transpose_rhs, int32_t tile_m,
                                  int32_t tile_n, int32_t cluster, std::string_view kind,
-                                 int32_t terms) {
+                                 int32_t terms, bool zeroes_unowned) {
   auto const tile = tile_config(tile_m, tile_n, cluster, kind);
   if (!tile) return tile.error();
   auto arguments = noncontracting_arguments(lhs, rhs, group_sizes, group_offset, *out,
-                                            transpose_lhs, transpose_rhs);
+                                            transpose_lhs, transpose_rhs, zeroes_unowned);
   if (!arguments) return arguments.error();
   if (auto error = use_workspace(workspace, *tile, terms, *arguments); error.failure()) {
     return error;
@@ -177,7 +178,7 @@ ffi::Error ragged_accumulate(cudaStream_t stream, ffi::AnyBuffer accumulator, ff
   return launched(sm90::ragged_contracting(tile, *arguments, stream), "ragged_accumulate");
 }
 
-// Targets without the attribute `kind`.
+// Targets without the attributes `kind` and `zeroes_unowned`.
 ffi::Error ragged_noncontracting_v3(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
                                     Sizes group_sizes, Sizes group_offset,
                                     ffi::Result<ffi::AnyBuffer> out, WorkspaceResult workspace,
@@ -185,8 +186,8 @@ ffi::Error ragged_noncontracting_v3(cudaStream_t stream, ffi::AnyBuffer lhs, ffi
                                     int32_t tile_n, int32_t cluster, bool stream_k, int32_t terms) {
   return ragged_noncontracting(stream, lhs, rhs, group_sizes, group_offset, out, workspace,
                                transpose_lhs, transpose_rhs, tile_m, tile_n, cluster,
-                               stream_k ? "stream_k" : kind_of_size(tile_m == 64, "swapped"),
-                               terms);
+                               stream_k ? "stream_k" : kind_of_size(tile_m == 64, "swapped"), terms,
+                               /*zeroes_unowned=*/true);
 }
 
 ffi::Error ragged_contracting_v3(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::AnyBuffer rhs,
@@ -225,6 +226,7 @@ auto on_stream() { return ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>
 auto binding() {
   return with_operands(on_stream()).Attr<std::string_view>("kind").Attr<int32_t>("terms");
 }
+auto noncontracting_binding() { return binding().Attr<bool>("zeroes_unowned"); }
 auto binding_v3() {
   return with_operands(on_stream()).Attr<bool>("stream_k").Attr<int32_t>("terms");
 }
@@ -235,7 +237,8 @@ auto accumulate_binding() { return with_operands(on_stream().Arg<ffi::AnyBuffer>
 }  // namespace
 }  // namespace jgg
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JggRaggedNoncontracting, jgg::ragged_noncontracting, jgg::binding(),
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JggRaggedNoncontracting, jgg::ragged_noncontracting,
+                              jgg::noncontracting_binding(),
                               {xla::ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER_SYMBOL(JggRaggedContracting, jgg::ragged_contracting, jgg::binding(),
                               {xla::ffi::Traits::kCmdBufferCompatible});

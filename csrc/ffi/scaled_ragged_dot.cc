@@ -4,6 +4,7 @@
 #include <array>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "ffi/buffers.h"
 #include "ffi/element_types.h"
@@ -196,25 +197,44 @@ ffi::Error scaled_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, Scales lh
   auto const groups = groups_of(group_sizes, group_offset, batches, local_groups, m);
   if (!groups) return groups.error();
   arguments.groups = *groups;
+  // One row of scales is that of all blocks.
+  bool const lhs_is_even = lhs_scale_shape->size[0] == 1;
+  bool const rhs_is_even = rhs_scale_shape->size[0] == 1;
   for (auto error : {element_types(lhs, rhs, *out, arguments),
                      lhs_shape->expect({row_blocks, k, kScaleBlock}, batches),
                      rhs_shape->expect({row_blocks, n, kScaleBlock}, batches),
-                     lhs_scale_shape->expect({row_blocks, k}, batches),
-                     rhs_scale_shape->expect({row_blocks, n}, batches)}) {
+                     lhs_scale_shape->expect({lhs_is_even ? 1 : row_blocks, k}, batches),
+                     rhs_scale_shape->expect({rhs_is_even ? 1 : row_blocks, n}, batches)}) {
     if (error.failure()) return error;
   }
   arguments.lhs = lhs.untyped_data();
   arguments.rhs = rhs.untyped_data();
   arguments.out = out->untyped_data();
-  int64_t const batch_stride = lhs_shape->batched ? int64_t(row_blocks) * k : 0;
-  arguments.lhs_scales = {lhs_scale.typed_data(), batch_stride, 1, k};
-  arguments.column_scales = rhs_scale.typed_data();
   arguments.lhs_batched = lhs_shape->batched;
   arguments.rhs_batched = rhs_shape->batched;
   arguments.m = k;
   arguments.n = n;
   arguments.k = row_blocks * kScaleBlock;
-  return launched(sm90::scaled_ragged_contracting({tile_m, tile_n, cluster}, arguments, stream),
+  if (arguments.transposes_out = lhs_is_even && !rhs_is_even; arguments.transposes_out) {
+    std::swap(arguments.lhs, arguments.rhs);
+    std::swap(arguments.type, arguments.rhs_type);
+    std::swap(arguments.lhs_batched, arguments.rhs_batched);
+    std::swap(arguments.m, arguments.n);
+    std::swap(lhs_scale, rhs_scale);
+  }
+  int const steps = lhs_is_even && rhs_is_even ? 1 : row_blocks;
+  arguments.lhs_scales = {lhs_scale.typed_data(),
+                          arguments.lhs_batched ? int64_t(steps) * arguments.m : 0, 1,
+                          steps == 1 ? 0 : arguments.m};
+  TileConfig const tile{tile_m, tile_n, cluster};
+  if (lhs_is_even || rhs_is_even) {
+    arguments.channel_scales = rhs_scale.typed_data();
+    arguments.channel_batch_stride = arguments.rhs_batched ? arguments.n : 0;
+    return launched(sm90::channel_scaled_contracting(tile, arguments, stream),
+                    "scaled_ragged_contracting");
+  }
+  arguments.column_scales = rhs_scale.typed_data();
+  return launched(sm90::scaled_ragged_contracting(tile, arguments, stream),
                   "scaled_ragged_contracting");
 }
 

@@ -15,12 +15,13 @@ namespace jgg::mlp {
 //
 // Without up, a tile has 256 columns of the gate, and the activation of them is all. A general one
 // has biases, which may be zeros, and any activation.
-template <class Config_, bool kHasUp_ = true, bool kIsGeneral_ = false>
+template <class Config_, bool kHasUp_ = true, bool kIsGeneral_ = false, bool kGathersLhs_ = false>
 struct GatedProduct {
   using Config = Config_;
   static constexpr bool kHasUp = kHasUp_;
   static constexpr bool kIsGeneral = kIsGeneral_;
-  using Rows = sm90::RaggedNoncontracting<Config>;
+  static constexpr bool kGathersLhs = kGathersLhs_;
+  using Rows = sm90::RaggedNoncontracting<Config, kGathersLhs>;
   using Epilogue = GatedEpilogue<GatedProduct>;
   static constexpr bool kMasksRows = false;
   static constexpr bool kAdds = false;
@@ -68,6 +69,12 @@ struct GatedProduct {
     Rows::load_lhs(params.gate, work, k, row, loader, to, box, shared);
   }
 
+  __device__ static int gathered_row(Params const& params, WorkTile const& work, int row) {
+    return Rows::gathered_row(params.gate, work, row);
+  }
+
+  __device__ static CUtensorMap const& gathered(Params const& params) { return params.gate.lhs; }
+
   template <class Loader>
   __device__ static void load_rhs(Params const& params, WorkTile const& work, int k, int column,
                                   Loader const& loader, uint8_t* to, int box, bool shared) {
@@ -94,6 +101,7 @@ struct GatedProduct {
   static cudaError_t make_params(GatedArguments const& a, Params& params) {
     sm90::RaggedDotArguments product{};
     product.lhs = a.x;
+    if (kGathersLhs) product.rows = {a.rows, a.divisor, a.tokens};
     product.groups = a.groups;
     product.type = product.out_type = a.type;
     product.k = a.k;
@@ -111,7 +119,9 @@ struct GatedProduct {
     };
     // Slabs of 64 columns have to begin where up does.
     if (a.is_concatenated && a.n % Config::kSlab != 0) return cudaErrorInvalidConfiguration;
-    if (a.rows != nullptr || !a.has_activation) return cudaErrorInvalidConfiguration;
+    if ((a.rows != nullptr) != kGathersLhs || !a.has_activation) {
+      return cudaErrorInvalidConfiguration;
+    }
     cudaError_t status = make(params.gate, a.gate_weights, a.gate);
     if (status == cudaSuccess && kHasUp) {
       status = make(params.up, a.is_concatenated ? a.gate_weights : a.up_weights, a.up);

@@ -95,8 +95,8 @@ struct PairedArguments {
 };
 
 // cudaErrorInvalidConfiguration if there is no such kernel. Those for groups of few rows have all
-// of it, the others rows in the order of x alone. activated_ragged_dot is the part of it with
-// biases, without up, or with another function than a sigmoid.
+// of it. activated_ragged_dot is the part of it with biases, without up, or with another function
+// than a sigmoid; it takes rows in the order of x alone.
 cudaError_t gated_ragged_dot(TileConfig config, GatedArguments const& arguments,
                              cudaStream_t stream);
 cudaError_t activated_ragged_dot(TileConfig config, GatedArguments const& arguments,

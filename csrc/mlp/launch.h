@@ -44,8 +44,12 @@ cudaError_t gated(TileConfig tile, GatedArguments const& a, cudaStream_t stream)
   bool const is_plain = a.has_up() && a.activation.function == Function::kSigmoid &&
                         !a.gate_bias.data && !a.up_bias.data;
   if (!is_plain) return activated_ragged_dot(tile, a, stream);
-  return with_config<kType, cute::GMMA::Major::MN>(tile, [&](auto config) {
-    return launch<GatedProduct<decltype(config)>, sm90::FusedRoles>(a, stream);
+  return Flag{a.rows != nullptr}([&](auto gathers) {
+    return with_config<kType, cute::GMMA::Major::MN>(tile, [&](auto config) {
+      using Product =
+          GatedProduct<decltype(config), /*kHasUp=*/true, /*kIsGeneral=*/false, gathers.value>;
+      return launch<Product, sm90::FusedRoles>(a, stream);
+    });
   });
 }
 

@@ -13,6 +13,7 @@ namespace {
 using quantize::convert_eight;
 using quantize::kOctet;
 using quantize::Octet;
+using quantize::pack_pair;
 using quantize::Scale;
 using quantize::scale_of;
 using quantize::Word;
@@ -93,19 +94,6 @@ struct Block {
   }
 };
 
-template <class Source>
-__device__ __forceinline__ uint32_t pack(float first, float second) {
-  uint32_t word;
-  if constexpr (std::is_same_v<Source, __half>) {
-    __half2 const pair = __floats2half2_rn(first, second);
-    memcpy(&word, &pair, sizeof(word));
-  } else {
-    __nv_bfloat162 const pair = __floats2bfloat162_rn(first, second);
-    memcpy(&word, &pair, sizeof(word));
-  }
-  return word;
-}
-
 template <class Source, ElementType kFormat, bool kAligned>
 __global__ void __launch_bounds__(kThreads)
     quantize_hidden_kernel(QuantizedHidden arguments, GatedFunction function, bool power_of_two) {
@@ -126,7 +114,7 @@ __global__ void __launch_bounds__(kThreads)
       Gated const a = gated(function, gate.octet[j][i], up.octet[j][i]);
       Gated const b = gated(function, gate.octet[j][i + 1], up.octet[j][i + 1]);
       gate.octet[j].word[i / 2] =
-          pack<Source>(a.activation * a.up * weight, b.activation * b.up * weight);
+          pack_pair<Source>(a.activation * a.up * weight, b.activation * b.up * weight);
     }
   }
   int const count = at.exists ? p.columns - at.column : 0;
@@ -169,9 +157,9 @@ __global__ void __launch_bounds__(kThreads)
         dup[e] = weighted * a.activation * a.up_slope;
         h[e] = unweighted * weight;
       }
-      gate.octet[j].word[i / 2] = pack<Source>(dgate[0], dgate[1]);
-      up.octet[j].word[i / 2] = pack<Source>(dup[0], dup[1]);
-      hidden.octet[j].word[i / 2] = pack<Source>(h[0], h[1]);
+      gate.octet[j].word[i / 2] = pack_pair<Source>(dgate[0], dgate[1]);
+      up.octet[j].word[i / 2] = pack_pair<Source>(dup[0], dup[1]);
+      hidden.octet[j].word[i / 2] = pack_pair<Source>(h[0], h[1]);
     }
   }
 #pragma unroll

@@ -54,9 +54,39 @@ struct QuantizedGradients {
   float* dweights;
 };
 
+struct RaggedGradientsFormat {
+  ElementType source;    // kBf16 or kF16
+  ElementType forward;   // of hidden
+  ElementType gradient;  // of the gradients
+  bool power_of_two;
+};
+
+// q [row_blocks, columns, 128] and scale [row_blocks, columns]: scaled along the rows, in
+// transposed blocks of at most 128 rows of one group, see `quantize::RaggedArguments`.
+struct TransposedBlocks {
+  uint8_t* q;
+  float* scale;
+};
+
+// What QuantizedGradients are, but that the gradients of gate and up and hidden leave in transposed
+// blocks, in this order. `columns` is a multiple of 8.
+struct RaggedGradients {
+  Projections projections;
+  void const* dh;
+  int const* group_sizes;
+  int groups;
+  int row_blocks;
+  uint8_t* q;
+  float* scale;
+  TransposedBlocks transposed[3];
+  float* dweights;
+};
+
 cudaError_t quantize_hidden(QuantizedHiddenFormat format, QuantizedHidden const& arguments,
                             cudaStream_t stream);
 cudaError_t quantize_gradients(QuantizedHiddenFormat format, QuantizedGradients const& arguments,
                                cudaStream_t stream);
+cudaError_t quantize_ragged_gradients(RaggedGradientsFormat format,
+                                      RaggedGradients const& arguments, cudaStream_t stream);
 
 }  // namespace jgg::mlp

@@ -79,4 +79,18 @@ struct Word {
   }
 };
 
+// Two numbers of a 16-bit type in a word, rounded to the nearest.
+template <class Source>
+__device__ __forceinline__ uint32_t pack_pair(float first, float second) {
+  uint32_t word;
+  if constexpr (std::is_same_v<Source, __half>) {
+    __half2 const pair = __floats2half2_rn(first, second);
+    memcpy(&word, &pair, sizeof(word));
+  } else {
+    __nv_bfloat162 const pair = __floats2bfloat162_rn(first, second);
+    memcpy(&word, &pair, sizeof(word));
+  }
+  return word;
+}
+
 }  // namespace jgg::quantize

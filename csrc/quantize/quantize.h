@@ -65,11 +65,43 @@ struct RaggedArguments {
   int row_blocks;
 };
 
+// x [tokens, columns] -> q_t [row_blocks, columns, 128] as of RaggedArguments, of rows [rows] that
+// are copies of tokens: row i of the row_of[i]-th, zeros where there is none. All rows have the
+// scales of x's columns, [columns].
+struct GatheredArguments {
+  void const* x;
+  int const* row_of;
+  float const* scale;
+  int const* group_sizes;  // [groups]
+  uint8_t* q_t;
+  int tokens;
+  int groups;
+  int rows;
+  int columns;
+  int row_blocks;
+};
+
+// x [rows, columns] -> maxima [ceil(rows / kColumnRows), columns]: the largest finite magnitude of
+// each column, of so many rows each, of those in the window [first, end).
+constexpr int kColumnRows = 256;
+struct ColumnsArguments {
+  void const* x;
+  int const* window;
+  float* maxima;
+  int rows;
+  int columns;
+};
+
+cudaError_t column_maxima(ElementType source, ColumnsArguments const& arguments,
+                          cudaStream_t stream);
 cudaError_t quantize_rows(QuantizeFormat format, RowsArguments const& arguments,
                           cudaStream_t stream);
 cudaError_t quantize_blocks(QuantizeFormat format, BlocksArguments const& arguments,
                             cudaStream_t stream);
 cudaError_t quantize_ragged(QuantizeFormat format, RaggedArguments const& arguments,
                             cudaStream_t stream);
+// `power_of_two` does not matter.
+cudaError_t quantize_gathered(QuantizeFormat format, GatheredArguments const& arguments,
+                              cudaStream_t stream);
 
 }  // namespace jgg::quantize

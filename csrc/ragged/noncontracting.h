@@ -5,16 +5,19 @@
 #include "scheduler/ragged_schedule.h"
 #include "sm90/config.h"
 #include "sm90/epilogue/cooperative.h"
+#include "sm90/gather.h"
 #include "sm90/lockstep.h"
 #include "sm90/tma/load.h"
 #include "sm90/tma/views.h"
 
 namespace jgg::sm90 {
 
-template <class Config_>
+// With `kGathersLhs_`, rows of lhs are anywhere (sm90/gather.h).
+template <class Config_, bool kGathersLhs_ = false>
 struct RaggedNoncontracting {
   using Config = Config_;
   using Epilogue = CooperativeEpilogue<Config>;
+  static constexpr bool kGathersLhs = kGathersLhs_;
   static constexpr bool kRowsContiguous = Config::kLhsMajor == cute::GMMA::Major::MN;
   // Tiles of contiguous rows start at a multiple of 16 bytes, so a group's first one begins with
   // rows of the group before, which it must not store. Rows are not contracted, so nothing is
@@ -40,12 +43,14 @@ struct RaggedNoncontracting {
     LoadHint rhs_hint;
     bool keeps_step;
     int store_shift;
+    GatheredRows rows;
   };
+  static_assert(!kGathersLhs || !kRowsContiguous);
 
   template <class Warp>
   using Schedule =
       NoncontractingSchedule<Warp, Config::kTileM, Config::kTileN, Config::kTileK, Config::kCluster,
-                             kRowsContiguous ? Config::kBoxAlign : 1>;
+                             kRowsContiguous ? Config::kBoxAlign : 1, kGathersLhs>;
 
   template <class Warp>
   using Turns = RoundRobin;
@@ -80,6 +85,16 @@ struct RaggedNoncontracting {
                   kRaggedRows, batch * params.groups.rows + work.begin + work.extent);
     }
   }
+
+  // The row of memory that a row of the group is, -1 if none is.
+  __device__ static int gathered_row(Params const& params, WorkTile const& work, int row) {
+    if (row >= work.extent) return -1;
+    int const index = params.rows.of[work.begin + row];
+    return index < 0 ? -1 : index / params.rows.divisor;
+  }
+
+  // Rows of memory, in boxes of one.
+  __device__ static CUtensorMap const& gathered(Params const& params) { return params.lhs; }
 
   template <class Loader>
   __device__ static void load_rhs(Params const& params, WorkTile const& work, int k, int column,
@@ -125,6 +140,7 @@ struct RaggedNoncontracting {
     params.rhs_batched = a.rhs_batched;
     params.store_shift = a.groups.rows;
     params.out_data = static_cast<typename Config::Output*>(a.out);
+    params.rows = a.rows;
 
     params.rhs_in_slabs = a.n % Config::kSlab == 0;
     params.rhs_hint = Config::kRhsMajor == cute::GMMA::Major::MN && streams_weights(a)
@@ -140,10 +156,11 @@ struct RaggedNoncontracting {
     if (streams_weights(a) && a.groups.rows > kDecodingRows * a.groups.groups)
       rhs.fetch = kFetchBox;
     int const rhs_groups = (a.rhs_batched ? a.groups.batches : 1) * a.groups.local_groups;
-    cudaError_t status = kRowsContiguous
-                             ? encode_plain(&params.lhs, lhs, a.lhs_batched ? a.groups.batches : 1,
-                                            a.k, a.groups.rows, Config::kTileK)
-                             : encode_ragged_load(&params.lhs, lhs, a.k, kRowsPerConsumer);
+    cudaError_t status =
+        kRowsContiguous ? encode_plain(&params.lhs, lhs, a.lhs_batched ? a.groups.batches : 1, a.k,
+                                       a.groups.rows, Config::kTileK)
+        : kGathersLhs   ? encode_rows(&params.lhs, lhs, a.rows.tokens, a.k)
+                        : encode_ragged_load(&params.lhs, lhs, a.k, kRowsPerConsumer);
     if (status != cudaSuccess) return status;
     if constexpr (Config::kRhsMajor == cute::GMMA::Major::K) {
       status = encode_plain(&params.rhs, rhs, rhs_groups, a.n, a.k, Config::kRhsBoxColumns);

@@ -10,6 +10,15 @@
 
 namespace jgg::sm90 {
 
+// An operand whose rows are `tokens` others in any order, with repeats: row i of it is row
+// of[i] / divisor of what it points to, and zero if that is out of range. Null if the rows are
+// there.
+struct GatheredRows {
+  int const* of = nullptr;
+  int divisor = 1;
+  int tokens = 0;
+};
+
 // Operands of both ragged products, with b the batch dimension that each operand may have or share:
 //   noncontracting  lhs [b, m, k], rhs [b, local_groups, k, n], out [b, m, n]
 //   contracting     lhs [b, m, k], rhs [b, m, n], out [b, local_groups, k, n]
@@ -34,6 +43,7 @@ struct RaggedDotArguments {
   // Whether a contracting product of 16-bit operands is added to what `out` has, of float32. Groups
   // without rows leave theirs alone.
   bool accumulate;
+  GatheredRows rows;  // of the operand that is gathered, if one is
 };
 
 // cudaErrorInvalidConfiguration if there is no such kernel.

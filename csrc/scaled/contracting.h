@@ -1,6 +1,10 @@
 // out[group] = lhs[m, tokens of group] . rhs[n, tokens of group], scaled: coordinates of its tiles
 // in memory. Tokens are in blocks of one step, [m, 128] and [n, 128], so that all of a tile's rows
-// of a step lie next to each other.
+// of a step lie next to each other. Scales of rhs are those of each block, or the same of all.
+//
+// Multiplying by two scales that change from step to step takes a fifth of the kernel's time. Where
+// those of one operand do not change they are left to the end, and the result is transposed if that
+// operand should have been lhs.
 #pragma once
 
 #include "ragged/hints.h"
@@ -14,6 +18,7 @@ namespace jgg::sm90 {
 template <class Config_>
 struct ScaledContracting {
   using Config = Config_;
+  static constexpr bool kHasWideScales = false;
 
   struct Params {
     CUtensorMap lhs;
@@ -23,6 +28,7 @@ struct ScaledContracting {
     ContractingGrid<Config::kTileM, Config::kTileN, Config::kTileK, Config::kCluster> grid;
     RowScales lhs_scales;
     float const* column_scales;
+    int64_t column_scales_stride;  // between batches
     ElementType out_type;
     int blocks;  // of the ragged dimension
     int m;
@@ -71,28 +77,41 @@ struct ScaledContracting {
     ScaleLoader::copy_rows<Config::kTileM>(
         lhs, lhs.data + work.batch * lhs.batch_stride + int64_t(row) * lhs.block_stride, work.m,
         params.m - 1, to_lhs);
-    float const* rhs = params.column_scales +
-                       (int64_t(work.batch) * params.rhs_batched * params.blocks + row) * params.n;
-    for (int i = threadIdx.x % kScaleThreads * 4; i < Config::kTileN; i += kScaleThreads * 4) {
-      // Rows of scales are a multiple of four long, as rows of the result are of 16 bytes.
-      ScaleLoader::copy4(to_rhs + i, rhs + min(work.n + i, params.n - 4));
+    if constexpr (Config::kColumnScales) {
+      float const* rhs =
+          params.column_scales +
+          (int64_t(work.batch) * params.rhs_batched * params.blocks + row) * params.n;
+      for (int i = threadIdx.x % kScaleThreads * 4; i < Config::kTileN; i += kScaleThreads * 4) {
+        // Rows of scales are a multiple of four long, as rows of the result are of 16 bytes.
+        ScaleLoader::copy4(to_rhs + i, rhs + min(work.n + i, params.n - 4));
+      }
     }
   }
 
   template <class Sums>
   __device__ static void finish(Params const&, WorkTile const&, Sums&) {}
 
+  template <class Epilogue>
+  __device__ static void fetch_channel_scales(Params const& params, WorkTile const& work,
+                                              Epilogue const& epilogue) {
+    epilogue.fetch_scales(params.column_scales + work.batch * params.column_scales_stride, work.n,
+                          params.n);
+  }
+
   __device__ static StoreHint store_hint(Params const& params) { return params.store_hint; }
 
   __device__ static StoreCoordinates store_at(Params const& params, WorkTile const& work, int row) {
-    return {work.n, work.m + row, work.batch * params.groups.local_groups + work.group};
+    int const group = work.batch * params.groups.local_groups + work.group;
+    if constexpr (Config::kTransposesOut) return {work.m + row, work.n, group};
+    return {work.n, work.m + row, group};
   }
 
   static cudaError_t make_params(ScaledArguments const& a, Params& params) {
     params.groups = a.groups;
     params.grid = {a.groups, a.m, a.n};
     params.lhs_scales = a.lhs_scales;
-    params.column_scales = a.column_scales;
+    params.column_scales = Config::kColumnScales ? a.column_scales : a.channel_scales;
+    params.column_scales_stride = a.channel_batch_stride;
     params.out_type = a.out_type;
     params.blocks = a.k / kScaleBlock;
     params.m = a.m;
@@ -105,9 +124,9 @@ struct ScaledContracting {
     if (status != cudaSuccess) return status;
     status = encode_blocks(&params.rhs, a.rhs, a.rhs_batched, a.n, a, Config::kTileN);
     if (status != cudaSuccess) return status;
-    return encode_plain(&params.out, view_out(a.out, a.out_type),
-                        int64_t(a.groups.batches) * a.groups.local_groups, a.m, a.n,
-                        kRowsPerConsumer);
+    return encode_plain(
+        &params.out, view_out(a.out, a.out_type), int64_t(a.groups.batches) * a.groups.local_groups,
+        Config::kTransposesOut ? a.n : a.m, Config::kTransposesOut ? a.m : a.n, kRowsPerConsumer);
   }
 
   static int64_t max_units(ScaledArguments const& a) {

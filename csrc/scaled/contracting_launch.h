@@ -13,4 +13,17 @@ cudaError_t scaled_contracting(TileConfig config, ScaledArguments const& argumen
                        /*kColumnScales=*/true, kType>(config, arguments, stream);
 }
 
+template <ElementType kType>
+cudaError_t scaled_contracting_channels(TileConfig config, ScaledArguments const& arguments,
+                                        cudaStream_t stream) {
+  if (arguments.transposes_out && arguments.out_type == ElementType::kF32) {
+    return cudaErrorInvalidConfiguration;
+  }
+  return Flag{arguments.transposes_out}([&](auto transposes_out) {
+    return launch_scaled<ScaledContractingTiles, ScaledContracting, WholeScaledTiles,
+                         /*kColumnScales=*/false, kType, /*kChannelScales=*/true,
+                         transposes_out.value>(config, arguments, stream);
+  });
+}
+
 }  // namespace jgg::sm90

@@ -23,14 +23,15 @@ cudaError_t launch_scaled_problem(ScaledArguments const& arguments, cudaStream_t
 
 // `kType` is that of lhs.
 template <class Tiles, template <class> class Problem, template <class> class Roles,
-          bool kColumnScales, ElementType kType>
+          bool kColumnScales, ElementType kType, bool kChannelScales = false,
+          bool kTransposesOut = false>
 cudaError_t launch_scaled(TileConfig config, ScaledArguments const& arguments,
                           cudaStream_t stream) {
   return with_constants(
       [&](auto tile, auto rhs_type) {
         using Tile = decltype(tile);
         using Config = ScaledConfig<Typed<kType>, Typed<rhs_type>, Tile::kTileN, Tile::kCluster,
-                                    kColumnScales>;
+                                    kColumnScales, kChannelScales, kTransposesOut>;
         return launch_scaled_problem<Problem<Config>, Roles<Problem<Config>>>(arguments, stream);
       },
       OneTileOf<Tiles>{config}, OneOf<ElementType::kE4m3, ElementType::kE5m2>{arguments.rhs_type});

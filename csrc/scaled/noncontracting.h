@@ -12,6 +12,7 @@ namespace jgg::sm90 {
 template <class Config_>
 struct ScaledNoncontracting {
   using Config = Config_;
+  static constexpr bool kHasWideScales = true;
 
   struct Params {
     CUtensorMap lhs;

@@ -25,8 +25,10 @@ struct ScaledArguments {
   ElementType rhs_type;
   ElementType out_type;
   RowScales lhs_scales;
-  BlockScales rhs_scales;       // noncontracting; no data means ones
-  float const* channel_scales;  // noncontracting: [b, local_groups, n] or none
+  BlockScales rhs_scales;  // noncontracting; no data means ones
+  // noncontracting: [b, local_groups, n] or none; contracting with the same scales for all blocks:
+  // [b, n]
+  float const* channel_scales;
   int64_t channel_batch_stride;
   float const* column_scales;  // contracting: [b, k / 128, n]
   void* workspace;             // of kernels that cut the last wave
@@ -37,6 +39,7 @@ struct ScaledArguments {
   int m;
   int n;
   int k;
+  bool transposes_out;  // contracting with channel_scales: out [b, local_groups, n, m]
 };
 
 // cudaErrorInvalidConfiguration if there is no such kernel.
@@ -44,5 +47,8 @@ cudaError_t scaled_ragged_noncontracting(TileConfig tile, ScaledArguments const&
                                          cudaStream_t stream);
 cudaError_t scaled_ragged_contracting(TileConfig tile, ScaledArguments const& arguments,
                                       cudaStream_t stream);
+// With `channel_scales` instead of `column_scales`.
+cudaError_t channel_scaled_contracting(TileConfig tile, ScaledArguments const& arguments,
+                                       cudaStream_t stream);
 
 }  // namespace jgg::sm90

@@ -14,6 +14,9 @@ struct GroupSizes {
   int groups;
   int local_groups;
   int rows;
+  // Whether rows of a result that no local group owns are zero, or undefined: then nothing of them
+  // is read or written.
+  bool zeroes_unowned = true;
 
   // Whether batches differ in which rows their groups own.
   constexpr bool batched() const { return sizes_batch_stride != 0 || offset_batch_stride != 0; }

@@ -31,7 +31,8 @@ enum class Owner : int { kAny, kLocal, kNone };
 
 // out[m, n] = lhs[m, k] . rhs[group of row m][k, n]: every row of the output belongs to one tile
 // row, those that no local group owns to tiles without a mainloop.
-template <class Warp, int kTileM, int kTileN, int kTileK, int kCluster, int kAlign = 1>
+template <class Warp, int kTileM, int kTileN, int kTileK, int kCluster, int kAlign = 1,
+          bool kSharesLhs = false>
 class NoncontractingSchedule {
  public:
   JGG_HOST_DEVICE NoncontractingSchedule(GroupSizes const& groups, int n, int k,
@@ -39,12 +40,11 @@ class NoncontractingSchedule {
       : local_groups_(groups.local_groups),
         n_tiles_(ceil_div(n, kTileN)),
         k_tiles_(ceil_div(k, kTileK)),
-        cursor_(groups, Units{n_tiles_, local_groups_, owner}) {}
+        zeroes_unowned_(groups.zeroes_unowned),
+        cursor_(groups, units_of(owner)) {}
 
   // Back to the first unit, of rows that `owner` says.
-  JGG_HOST_DEVICE void restart(Owner owner) {
-    cursor_.restart(Units{n_tiles_, local_groups_, owner});
-  }
+  JGG_HOST_DEVICE void restart(Owner owner) { cursor_.restart(units_of(owner)); }
 
   // How many units there are. Nothing can be asked for before a restart.
   JGG_HOST_DEVICE int count() { return cursor_.count(); }
@@ -71,25 +71,30 @@ class NoncontractingSchedule {
     return group >= 0 && group < local_groups;
   }
 
-  JGG_HOST_DEVICE static Raster<kCluster> raster(Rows const& rows, int n_tiles) {
-    return Raster<kCluster>(ceil_div(rows.extent, kTileM), n_tiles);
+  JGG_HOST_DEVICE static auto raster(Rows const& rows, int n_tiles) {
+    return Raster<kCluster, kSharesLhs>(ceil_div(rows.extent, kTileM), n_tiles);
   }
 
   struct Units {
     int n_tiles;
     int local_groups;
     Owner owner;
+    bool zeroes_unowned;
     JGG_HOST_DEVICE int operator()(int group, int begin, int end) const {
-      if (owner != Owner::kAny && is_local(group, local_groups) != (owner == Owner::kLocal)) {
-        return 0;
-      }
+      bool const is_owned = is_local(group, local_groups);
+      if (is_owned ? owner == Owner::kNone : owner == Owner::kLocal || !zeroes_unowned) return 0;
       return raster(Rows(begin, end), n_tiles).units();
     }
   };
 
+  JGG_HOST_DEVICE Units units_of(Owner owner) const {
+    return {n_tiles_, local_groups_, owner, zeroes_unowned_};
+  }
+
   int local_groups_;
   int n_tiles_;
   int k_tiles_;
+  bool zeroes_unowned_;
   SegmentCursor<Warp, Units> cursor_;
 };
 

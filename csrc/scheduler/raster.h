@@ -21,21 +21,25 @@ struct TileCoordinate {
 // along N instead and shares the lhs tile. No unit of work lies wholly outside the grid; only when
 // both counts are odd has one unit a second tile past the last column.
 //
+// With kSharesLhs, all tiles are paired along N, and where n_tiles is odd, the last unit of each
+// row has a second tile past the last column.
+//
 // Units are walked in bands of up to kBand along M, each band column by column. While a band is
 // swept, its lhs rows stay in L2 and every rhs column is read once, so the traffic of the units in
 // flight is that of a roughly square patch of the output.
-template <int kCluster>
+template <int kCluster, bool kSharesLhs = false>
 class Raster {
   static_assert(kCluster == 1 || kCluster == 2, "clusters of one or two CTAs");
 
  public:
-  static constexpr int kBand = 16 / kCluster;
+  static constexpr int kRowsAUnit = kSharesLhs ? 1 : kCluster;
+  static constexpr int kBand = 16 / kRowsAUnit;
 
   Raster() = default;
   JGG_HOST_DEVICE Raster(int m_tiles, int n_tiles)
-      : n_tiles_(n_tiles),
-        rows_(m_tiles / kCluster),
-        odd_(m_tiles % kCluster),
+      : n_tiles_(kSharesLhs ? (n_tiles + kCluster - 1) / kCluster : n_tiles),
+        rows_(m_tiles / kRowsAUnit),
+        odd_(m_tiles % kRowsAUnit),
         bands_(rows_ > kBand ? (rows_ + kBand - 1) / kBand : 1),
         band_rows_((rows_ + bands_ - 1) / bands_) {}
 
@@ -60,6 +64,9 @@ class Raster {
     }
     int const column = in_pair / rows;
     int const row = band * band_rows_ + in_pair - column * rows;
+    if constexpr (kSharesLhs) {
+      return {row, kCluster * (2 * column_pair + column) + rank, Share::kLhs};
+    }
     return {kCluster * row + rank, 2 * column_pair + column,
             kCluster == 2 ? Share::kRhs : Share::kNothing};
   }
@@ -67,9 +74,9 @@ class Raster {
  private:
   JGG_HOST_DEVICE static int min(int a, int b) { return a < b ? a : b; }
 
-  int n_tiles_;
-  int rows_;  // rows of units that pair along M
-  int odd_;   // 1 if a last row of tiles is left over
+  int n_tiles_;  // or units along N, if those are all paired along it
+  int rows_;     // rows of units that pair along M, or of all
+  int odd_;      // 1 if a last row of tiles is left over
   int bands_;
   int band_rows_;
 };

@@ -4,7 +4,9 @@
 //   warpgroup  warp  role             registers           what it does
 //   0          0     Roles::load      kRegisters.load     one thread fills stages by TMA
 //   0          1     Roles::schedule  kRegisters.load     fills the ring of work tiles
-//   0          2, 3                   kRegisters.load     nothing; FP8: scales, by cp.async
+//   0          2, 3  Roles::gather    kRegisters.load     rows in any order, by TMA, if there are
+//   any;
+//                                                        FP8: scales, by cp.async
 //   1, 2             Roles::consume   kRegisters.multiply WGMMA, fixup, epilogue
 //
 //   registers (load, multiply)        40, 232 whole tiles; 56, 224 pieces of tiles
@@ -46,6 +48,9 @@ __device__ __forceinline__ void run_roles(Params const& params, Shared& shared, 
     int const warp = threadIdx.x / kWarpSize;
     if (warp == 0) Role::load(params, shared, rank);
     if (warp == 1) Role::schedule(params, shared, rank, more...);
+    if constexpr (requires { Role::gather(params, shared, rank, warp); }) {
+      if (warp >= 2) Role::gather(params, shared, rank, warp - 2);
+    }
   } else {
     cutlass::arch::warpgroup_reg_alloc<Role::kRegisters.multiply>();
     Role::consume(params, shared, warpgroup - 1);

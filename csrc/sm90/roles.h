@@ -7,6 +7,7 @@
 #include "sm90/consumer_pingpong.h"
 #include "sm90/fixup/none.h"
 #include "sm90/fixup/pieces.h"
+#include "sm90/gather.h"
 #include "sm90/kernel.h"
 #include "sm90/mainloop/cooperative.h"
 #include "sm90/producer.h"
@@ -15,13 +16,13 @@
 namespace jgg::sm90 {
 
 template <class Mainloop, class Config>
-__device__ void initialize_barriers(SharedStorage<Config>& shared) {
+__device__ void initialize_barriers(SharedStorage<Config>& shared, int loading_warps = 1) {
   if (threadIdx.x == 0) {
     for (int i = 0; i < Config::kStages; ++i) {
       shared.full[i].init(1);
       shared.empty[i].init(Mainloop::kEmptyArrivals);
     }
-    initialize_work(shared, /*loading_warps=*/1);
+    initialize_work(shared, loading_warps);
     cutlass::arch::fence_barrier_init();
   }
 }
@@ -34,10 +35,18 @@ struct LoadingRoles {
   using Params = typename Problem::Params;
   using Shared = SharedStorage<Config>;
 
-  __device__ static void initialize(Shared& shared) { initialize_barriers<Mainloop>(shared); }
+  __device__ static void initialize(Shared& shared) {
+    initialize_barriers<Mainloop>(shared, 1 + kGatheringWarps<Problem>);
+  }
 
   __device__ static void load(Params const& params, Shared& shared, int rank) {
     produce<Problem, Mainloop>(params, shared, rank);
+  }
+
+  __device__ static void gather(Params const& params, Shared& shared, int rank, int warp)
+    requires kGathersLhs<Problem>
+  {
+    gather_rows<Problem>(params, shared, rank, warp);
   }
 };
 

@@ -70,6 +70,7 @@ __device__ void consume_scaled(typename Problem::Params const& params, Shared& s
       epilogue.flush(sums);
     }
     if (is_result && Problem::rows_left(params, work) > first_row) {
+      if constexpr (Config::kChannelScales) Problem::fetch_channel_scales(params, work, epilogue);
       epilogue.finish(Problem::store_at(params, work, first_row));
     }
     __syncwarp();

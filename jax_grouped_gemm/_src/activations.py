@@ -6,18 +6,45 @@ A kernel that applies one needs no more of it than the fields of an `Activation`
 from __future__ import annotations
 
 import dataclasses
-import functools
+import math
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jax_grouped_gemm._src.arrays import at_least_float32
 
+# Past it all functions are those at infinity, in float64 too, and its cube is no infinity.
+_SATURATED = 1024.0
+
+
+def _saturating(x: jax.Array) -> jax.Array:
+    """`x` for a function that is constant past `_SATURATED`, where its slope has to be zero.
+
+    Without it the slope of a large gate is zero times an infinity: of its square, or of its product
+    with another number.
+    """
+    return jnp.where(jnp.abs(x) > _SATURATED, jnp.sign(x) * _SATURATED, x)
+
+
+def _silu(gate: jax.Array, alpha: float = 1.0) -> jax.Array:
+    return gate * jax.nn.sigmoid(alpha * _saturating(gate))
+
+
+def _gelu(gate: jax.Array) -> jax.Array:
+    return 0.5 * gate * lax.erfc(-_saturating(gate) * math.sqrt(0.5))
+
+
+def _gelu_tanh(gate: jax.Array) -> jax.Array:
+    x = _saturating(gate)
+    return 0.5 * gate * (1 + jnp.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
 FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "silu": jax.nn.silu,
-    "gelu": functools.partial(jax.nn.gelu, approximate=False),
-    "gelu_tanh": jax.nn.gelu,
+    "silu": _silu,
+    "gelu": _gelu,
+    "gelu_tanh": _gelu_tanh,
     "relu": jax.nn.relu,
     "relu2": lambda x: jnp.square(jax.nn.relu(x)),
 }
@@ -56,7 +83,7 @@ class Activation:
             # Selects: at the limit itself the slope is one, as in the kernels, and not a half.
             gate = jnp.where(gate > self.limit, self.limit, gate)
         if self.alpha != 1:
-            hidden = gate * jax.nn.sigmoid(self.alpha * gate)
+            hidden = _silu(gate, self.alpha)
         else:
             function = self.function
             hidden = (FUNCTIONS[function] if isinstance(function, str) else function)(gate)

@@ -59,7 +59,9 @@ class Op:
     """A primitive with the stages of its calls; constructing it registers them.
 
     The primitive has a parameter `implementation`: None, "cuda" or "reference". The ragged products
-    have `product`, `tile` and `tile_choices` too, which only a planner reads.
+    have `product`, `tile`, `tile_choices` and `zeroes_unowned` too, which only a planner reads. The
+    last, True by default, says whether rows that no local group owns are zero or, False, whatever
+    was in memory: kernels then neither read nor write them.
 
     Attributes:
       name: name of the primitive.
@@ -220,8 +222,9 @@ class Op:
         return lower(ctx, *operands)
 
     def _lower_reference(
-        self, ctx, operands, *, implementation, product=None, tile=None, tile_choices=None, **p
-    ):
+        self, ctx, operands, *, implementation, product=None, tile=None, tile_choices=None,
+        zeroes_unowned=None, **p,
+    ):  # fmt: skip
         return self._lower(ctx, functools.partial(self.reference, **p), operands)
 
     def _lower_default(self, ctx, *operands, **params):

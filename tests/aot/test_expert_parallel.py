@@ -108,6 +108,15 @@ def test_gathered_step(combine, target):
     if combine == "psum_scatter":
         expected = {"all-gather": 3, "reduce-scatter": 3}
     assert collectives(program) == expected
+    of_rows = [call for call in program.calls if "zeroes_unowned" in call.text]
+    assert {call.kernel for call in of_rows} == {
+        "gated_ragged_dot",
+        "gated_ragged_dot_transpose",
+        "paired_ragged_dot",
+        "ragged_noncontracting",
+    }
+    for call in of_rows:  # as many rows as may come, of which most are nobody's
+        assert "zeroes_unowned = false" in call.text
     for kind in COLLECTIVES:
         for kernels in kernels_beside(program, kind):
             assert not {name for name in kernels if name.endswith(("dot", "contracting"))}

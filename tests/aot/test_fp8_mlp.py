@@ -72,6 +72,15 @@ class TestGradients:
             program, "scaled_ragged_noncontracting", "ragged_contracting", "combine_rows"
         ) == {"scaled_ragged_noncontracting": 4, "ragged_contracting": 3, "combine_rows": 2}
 
+    def test_no_rows_of_16_bits_are_quantised(self, h200):
+        """An FP8 gradient of weights reads nothing that was written in 16 bits to be quantised."""
+        recipe = jgg.Recipe.blockwise()
+        program = compiled(h200, gradients, quantized_avals(recipe), recipe=recipe)
+        names = "quantize_ragged", "quantize_gathered", "quantize_ragged_gradients"
+        assert kernels(program, *names) == dict(zip(names, (0, 2, 1), strict=True))
+        copies = re.findall(r"= (\w+)\[\S+ custom-call.*dispatch_rows", program.hlo)
+        assert sorted(copies) == ["f32", "f32", "f8e4m3fn", "f8e4m3fn"]
+
     def test_weights_are_quantised_once(self, h200):
         program = compiled(h200, gradients)
         names = "quantize_joined", "quantize_blocks"
@@ -106,3 +115,25 @@ def test_kernels_apply_only_the_activations_that_they_have(activation, h200):
     program = compiled(h200, gradients, quantized_avals(), activation=activation)
     names = "quantize_hidden", "quantize_gradients"
     assert kernels(program, *names) == dict.fromkeys(names, int(activation in mlp.FUSED))
+
+
+@pytest.mark.parametrize("hidden", [F, 204])
+@pytest.mark.parametrize("biases", [False, True])
+def test_transposed_gradients_come_from_one_kernel_where_it_has_the_form(hidden, biases, h200):
+    """Not with biases, whose gradients are sums of numbers that are not quantised, nor for columns
+    that are no multiple of eight."""
+    recipe = jgg.Recipe.blockwise()
+
+    def loss(x, wi_0, wi_1, wo, b0, sizes):
+        given = (b0, None, None) if biases else None
+        y = jgg.ragged_mlp(x, wi_0, wi_1, wo, sizes, biases=given, recipe=recipe)
+        return jnp.sum(jnp.sin(y.astype(F32)))
+
+    up, down = array((E, D, hidden), BF16), array((E, hidden, D), BF16)
+    operands = X, up, up, down, array((E, hidden), BF16), array((E,), jnp.int32)
+    program = h200.compile(jax.grad(loss, range(4)), *operands)
+    one_kernel = int(hidden % 8 == 0 and not biases)
+    names = "quantize_ragged_gradients", "quantize_gradients", "quantize_ragged"
+    assert kernels(program, *names) == dict(
+        zip(names, (one_kernel, 1 - one_kernel, 3 - 3 * one_kernel), strict=True)
+    )

@@ -68,7 +68,7 @@ def test_carried_through_a_scan(h200):
 def test_added_outside_if_rows_have_to_be_padded(h200):
     arguments = accumulation_shapes(512, 250, 384, 4)
     text = compiled(h200, jgg.ragged_dot_accumulate, *arguments, donate=0).as_text()
-    assert "jax_grouped_gemm.ragged_contracting.v3" in text
+    assert "jax_grouped_gemm.ragged_contracting.v4" in text
     assert "ragged_accumulate.v" not in text
 
 

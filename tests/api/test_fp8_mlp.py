@@ -9,6 +9,9 @@ import pytest
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm import moe
+from jax_grouped_gemm._src.activations import as_activation
+from jax_grouped_gemm._src.mlp.fp8 import experts
+from jax_grouped_gemm._src.mlp.primitive import Options
 from tests.support import fp8_mlp, fp8_oracle, mlp
 from tests.support import group_sizes as sizes_of
 from tests.support.dtypes import BF16, F32
@@ -347,3 +350,12 @@ def test_expert_parallel(rng):
     one.weights = None
     for x, want in zip(got, with_gradients(one, dy, recipe=recipe)[1:], strict=True):
         np.testing.assert_allclose(x, want, rtol=1e-4, atol=1e-3)
+
+
+def test_rows_that_hold_anything_are_refused(rng):
+    """Scales are found of all rows, so that a count of those which are valid is not ignored."""
+    x = jnp.ones((4, 128))
+    options = Options.of(as_activation("silu"), None, None)
+    operands = dict(x=x, wi_0=jnp.ones((2, 128, 8)), count=jnp.array([3]))
+    with pytest.raises(TypeError, match="count of valid rows"):
+        experts.mlp("a layer", options, operands, jgg.Recipe(), None, None)

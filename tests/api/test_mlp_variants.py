@@ -13,6 +13,7 @@ import pytest
 from jax.test_util import check_grads
 
 import jax_grouped_gemm as jgg
+from jax_grouped_gemm._src.activations import ACTIVATIONS, hidden_layer
 from tests.support import group_sizes as sizes_of
 from tests.support import mlp
 
@@ -282,3 +283,24 @@ def test_errors_of_one_matrix(columns, wi_1, message, rng):
     sizes = sizes_of.uniform(M, E)
     with pytest.raises(TypeError, match=message):
         jgg.gated_ragged_dot(x, wi, wi if wi_1 else None, sizes, concatenated=True)
+
+
+@pytest.mark.parametrize("activation", mlp.ACTIVATIONS)
+@pytest.mark.parametrize("gate", [-3e38, -2e19, -1e13, 1e13, 2e19])
+def test_slopes_of_large_gates_are_finite(activation, gate):
+    """Their squares, and their products with the other factors, are infinite in float32."""
+    up = 3.0
+    if activation == "relu2" and gate > 1e13:
+        gate = 1e13  # its square is the value itself
+
+    def hidden(gate, up):
+        return hidden_layer(ACTIVATIONS[activation], gate[None, None], up[None, None], None).sum()
+
+    value, slopes = jax.value_and_grad(hidden, (0, 1))(jnp.float32(gate), jnp.float32(up))
+    with np.errstate(over="ignore"):  # of the exponential, where the sigmoid is zero
+        exact, factor, slope, factor_slope = mlp.activated(
+            activation, np.float64(gate), np.float64(up)
+        )
+    np.testing.assert_allclose(value, exact * factor, rtol=1e-6)
+    np.testing.assert_allclose(slopes[0], slope * factor, rtol=1e-6)
+    np.testing.assert_allclose(slopes[1], exact * factor_slope, rtol=1e-6)

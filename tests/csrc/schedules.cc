@@ -75,9 +75,10 @@ constexpr int kTileK = 64;  // of 16-bit operands
 // simulated warps.
 TileArray ragged_noncontracting_tiles(Sizes const& group_sizes, Offsets const& group_offset,
                                       int batches, int local_groups, int m, int k, int n,
-                                      int tile_m, int tile_n, int cluster, int align,
-                                      int clusters) {
-  GroupSizes const groups = groups_of(group_sizes, group_offset, batches, local_groups, m);
+                                      int tile_m, int tile_n, int cluster, int align, int clusters,
+                                      bool zeroes_unowned) {
+  GroupSizes groups = groups_of(group_sizes, group_offset, batches, local_groups, m);
+  groups.zeroes_unowned = zeroes_unowned;
   std::vector<ListedTile> tiles;
   list_first(
       [&](auto tile) {
@@ -313,7 +314,7 @@ void define_schedules(nb::module_& module) {
   using nb::literals::operator""_a;
   module.def("ragged_noncontracting_tiles", &ragged_noncontracting_tiles, "group_sizes"_a,
              "group_offset"_a, "batches"_a, "local_groups"_a, "m"_a, "k"_a, "n"_a, "tile_m"_a,
-             "tile_n"_a, "cluster"_a, "align"_a, "clusters"_a = 1);
+             "tile_n"_a, "cluster"_a, "align"_a, "clusters"_a = 1, "zeroes_unowned"_a = true);
   module.def("ragged_contracting_tiles", &ragged_contracting_tiles, "group_sizes"_a,
              "group_offset"_a, "batches"_a, "local_groups"_a, "m"_a, "k"_a, "n"_a, "tile_m"_a,
              "tile_n"_a, "cluster"_a, "align"_a, "clusters"_a = 1);

@@ -39,7 +39,7 @@ class TestImplementation:
         lhs, rhs, _ = operands(op, rng)
         sizes = sizes_of.multinomial(rng, M, G)
         program = op.call.lower(lhs, rhs, sizes).compile()
-        assert f'custom_call_target="jax_grouped_gemm.ragged_{op}.v3"' in program.as_text()
+        assert f'custom_call_target="jax_grouped_gemm.ragged_{op}.v4"' in program.as_text()
         default, kernel = (
             np.asarray(op.call(lhs, rhs, sizes, implementation=i)) for i in (None, "cuda")
         )

@@ -57,7 +57,7 @@ class Problem:
 def schedule(schedules):
     """problem -> its tiles, a record array with FIELDS, in the order of their units."""
 
-    def run(problem: Problem) -> np.recarray:
+    def run(problem: Problem, **options: bool) -> np.recarray:
         function = getattr(schedules, f"{problem.op}_tiles")
         tiles = function(
             np.ascontiguousarray(np.atleast_2d(problem.group_sizes), np.int32),
@@ -72,6 +72,7 @@ def schedule(schedules):
             cluster=problem.cluster,
             align=problem.align,
             clusters=problem.clusters,
+            **options,
         )
         return np.rec.fromarrays(tiles.T, names=FIELDS)
 
@@ -307,3 +308,17 @@ def test_sizes_of_the_largest_ragged_dimension(schedule, compiled_tiles):
         for order in (sizes, sizes[::-1], np.roll(sizes, 2)):
             problem = Problem(op, order, np.array(0), 1, 5, m=m, k=128, n=256, **tile)
             check(problem, schedule(problem))
+
+
+@pytest.mark.parametrize("offset", [0, 2])
+def test_unowned_rows_can_do_without_tiles(schedule, offset, rng):
+    """The others keep theirs, in their order."""
+    sizes = rng.integers(0, 300, 6)
+    problem = Problem(
+        "ragged_noncontracting", sizes, np.array([offset]), 1, 3, m=int(sizes.sum()) + 700, k=100,
+        n=600, tile_m=128, tile_n=256, cluster=2,
+    )  # fmt: skip
+    tiles, owned = schedule(problem), schedule(problem, zeroes_unowned=False)
+    assert (tiles.k_tiles == 0).any() and (owned.k_tiles > 0).all()
+    for field in ("group", "begin", "extent", "m", "n", "share"):
+        np.testing.assert_array_equal(owned[field], tiles[tiles.k_tiles > 0][field])

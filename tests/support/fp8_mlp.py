@@ -34,22 +34,26 @@ class Quantiser:
         quantized = fp8_oracle.quantize(x, block, dtype, self.recipe.power_of_two_scales)
         return fp8_oracle.dequantize(*quantized)
 
-    def contracting(self, lhs, rhs, sizes, offset, num_groups):
-        """The gradient of weights of rows [m, k] and [m, n], in FP8 or in bfloat16."""
-        lhs, rhs = np.asarray(lhs, np.float32), np.asarray(rhs, np.float32)
+    def tokens(self, x, dtype, owned=slice(None)):
+        """Tokens [T, c] whose copies are contracted: in FP8 a scale a column, of those `owned`."""
+        x = np.asarray(x, np.float32)
         if self.recipe.wgrad == "bf16":
-            lhs, rhs = (x.astype(jnp.bfloat16).astype(np.float64) for x in (lhs, rhs))
-            return oracle.ragged_contracting(lhs, rhs, sizes, offset, num_groups=num_groups).value
-        groups = functools.partial(
-            fp8_oracle.quantize_groups,
-            group_sizes=sizes,
-            power_of_two=self.recipe.power_of_two_scales,
-        )
-        pairs = (
-            *groups(lhs, dtype=self.recipe.forward_dtype),
-            *groups(rhs, dtype=self.recipe.gradient_dtype),
-        )
-        return fp8_oracle.contracting(*pairs, sizes, len(lhs), offset, num_groups).value
+            return x.astype(jnp.bfloat16).astype(np.float64)
+        tokens = np.zeros(x.shape)
+        if len(x[owned]):
+            tokens[owned] = self._matrix(x[owned], (len(x[owned]), 1), dtype)
+        return tokens
+
+    def contracted(self, x, sizes, dtype):
+        """Rows [m, c] that are contracted: in FP8 in blocks of 128 rows of a group by one."""
+        x = np.asarray(x, np.float32)
+        if self.recipe.wgrad == "bf16":
+            return x.astype(jnp.bfloat16).astype(np.float64)
+        rows = np.zeros(x.shape)
+        for start, end in oracle.group_rows(sizes, 0, len(sizes), len(x)):
+            if end > start:
+                rows[start:end] = self._matrix(x[start:end], (128, 1), dtype)
+        return rows
 
 
 def padded(hidden: int) -> int:
@@ -106,10 +110,14 @@ def layer(case: mlp.Case, recipe, activation: str, dy):
         np.add.at(total, case.rows, dx)
         dx = total
     of_weights = functools.partial(
-        quantiser.contracting, sizes=case.sizes, offset=offset, num_groups=experts
+        oracle.ragged_contracting, group_sizes=case.sizes, group_offset=offset, num_groups=experts
     )
-    x = on_rows(case.x)
-    results = [y, dx, of_weights(x, dgate), of_weights(x, dup), of_weights(h, dy)]
+    x = on_rows(quantiser.tokens(case.x, forward, owned if case.rows is None else slice(None)))
+    dy = quantiser.tokens(dy, gradient, owned)
+    dgate, dup = (quantiser.contracted(z, case.sizes, gradient) for z in (dgate, dup))
+    h = quantiser.contracted(h, case.sizes, forward)
+    weights_gradients = [of_weights(x, dgate), of_weights(x, dup), of_weights(h, dy)]
+    results = [y, dx, *(exact.value for exact in weights_gradients)]
     if case.weights is not None:
         results.append((dh * value * factor).sum(axis=1) * owned)
     return results

@@ -21,25 +21,25 @@ def unit(dtype) -> float:
     return float(jnp.finfo(dtype).eps) / 2
 
 
-@partial(jax.jit, static_argnames=("activation", "residuals"))
-def gated(operands, *, activation, residuals=True):
+@partial(jax.jit, static_argnames=("activation", "residuals", "zeroes_unowned"))
+def gated(operands, *, activation, residuals=True, zeroes_unowned=True):
     """hidden and, with `residuals`, gate and up."""
-    options = Options.of(as_activation(activation), None, "cuda")
+    options = Options.of(as_activation(activation), None, "cuda", zeroes_unowned=zeroes_unowned)
     return primitive.gated_ragged_dot(options, operands, residuals=residuals)
 
 
-@partial(jax.jit, static_argnames="activation")
-def gradient(operands, *, activation):
+@partial(jax.jit, static_argnames=("activation", "zeroes_unowned"))
+def gradient(operands, *, activation, zeroes_unowned=True):
     """dgate, dup, hidden and dweights."""
-    options = Options.of(as_activation(activation), None, "cuda")
+    options = Options.of(as_activation(activation), None, "cuda", zeroes_unowned=zeroes_unowned)
     return primitive.GATED_TRANSPOSE.bind(
         *operands.values(), names=tuple(operands), **vars(options)
     )
 
 
-@jax.jit
-def paired(*operands):
-    options = Options.of(as_activation("silu"), None, "cuda")
+@partial(jax.jit, static_argnames="zeroes_unowned")
+def paired(*operands, zeroes_unowned=True):
+    options = Options.of(as_activation("silu"), None, "cuda", zeroes_unowned=zeroes_unowned)
     return primitive.PAIRED.bind(*operands, **options.of_products)
 
 

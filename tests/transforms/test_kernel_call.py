@@ -30,10 +30,11 @@ def stand_in(target, results, input_output_aliases=None):
         *,
         transpose_lhs,
         transpose_rhs,
-        stream_k,
+        kind,
+        zeroes_unowned=True,
         **tile,
     ):
-        assert stream_k is False
+        assert kind in ("cooperative", "swapped") and zeroes_unowned
         assert tile.keys() == {"tile_m", "tile_n", "cluster", "terms"}
         assert (tile["terms"] in (1, 3)) == (lhs.dtype == jnp.float32)
         assert {type(attribute) for attribute in tile.values()} == {np.int32}
@@ -46,10 +47,10 @@ def stand_in(target, results, input_output_aliases=None):
             preferred_element_type=np.dtype(out.dtype),
             precision=None,
         )
-        if target == "jax_grouped_gemm.ragged_noncontracting.v3":
+        if target == "jax_grouped_gemm.ragged_noncontracting.v4":
             product = reference.ragged_noncontracting
         else:
-            assert target == "jax_grouped_gemm.ragged_contracting.v3"
+            assert target == "jax_grouped_gemm.ragged_contracting.v4"
             product, options["num_groups"] = reference.ragged_contracting, out.shape[-3]
         result = product(lhs, rhs, group_sizes, group_offset, **options)
         assert result.shape == out.shape

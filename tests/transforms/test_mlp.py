@@ -244,7 +244,7 @@ class TestTransformations:
 
     @pytest.mark.parametrize(
         "tokens, forward",
-        [(12, "few_rows_dot.v1"), (60, "gated_ragged_dot.v2")],
+        [(12, "few_rows_dot.v2"), (60, "gated_ragged_dot.v3")],
         ids=["few", "many"],
     )
     def test_export(self, tokens, forward, rng, extension):

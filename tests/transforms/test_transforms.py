@@ -304,10 +304,10 @@ class TestExport:
             return out, vjp(cotangent)
 
         module = self.exported(step, lhs, rhs, SIZES, cotangent).mlir_module()
-        assert module.count("@jax_grouped_gemm.ragged_noncontracting.v3") == 2
-        assert module.count("@jax_grouped_gemm.ragged_contracting.v3") == 1
+        assert module.count("@jax_grouped_gemm.ragged_noncontracting.v4") == 2
+        assert module.count("@jax_grouped_gemm.ragged_contracting.v4") == 1
 
     def test_without_our_checks_export_refuses_the_kernels(self, extension, rng):
         lhs, rhs, _ = (jnp.asarray(a, jnp.bfloat16) for a in operands(NONCONTRACTING, rng))
-        with pytest.raises(ValueError, match="jax_grouped_gemm.ragged_noncontracting.v3"):
+        with pytest.raises(ValueError, match="jax_grouped_gemm.ragged_noncontracting.v4"):
             jax.export.export(jax.jit(jgg.ragged_dot), platforms=("cuda", "cpu"))(lhs, rhs, SIZES)

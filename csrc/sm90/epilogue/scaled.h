@@ -9,6 +9,7 @@
 #include "sm90/epilogue/cooperative.h"
 #include "sm90/epilogue/pack.h"
 #include "sm90/mainloop/scaled_config.h"
+#include "sm90/scales/loader.h"
 #include "sm90/tma/store.h"
 #include "types.h"
 
@@ -25,11 +26,21 @@ class ScaledEpilogue {
   __device__ ScaledEpilogue(ScaledStorage<Config>& shared, CUtensorMap const& descriptor,
                             ElementType type, int consumer, StoreHint hint)
       : chunks_(&shared.chunks[consumer][0][0]),
+        channel_scales_(shared.channel_scales[consumer]),
         descriptor_(descriptor),
         hint_(hint),
         type_(type),
         consumer_(consumer),
         pending_(false) {}
+
+  // Before `finish`, sends for the scales of the finished tile's columns, which are `first` and on.
+  __device__ void fetch_scales(float const* scales, int first, int columns) const {
+#pragma unroll
+    for (int i = 0; i < Config::kTileN; i += kWarpgroup) {
+      int const column = min(first + i + thread(), columns - 1);
+      ScaleLoader::copy(channel_scales_ + i + thread(), scales + column);
+    }
+  }
 
   // The sums are a finished tile's from here on.
   __device__ void finish(StoreCoordinates at) {
@@ -40,10 +51,10 @@ class ScaledEpilogue {
   // Stores a slice of the finished tile, if there is one, and leaves zeros for the next.
   __device__ void store(Slice& sums, int slice) {
     if (!pending_) return;
-    if (type_ == ElementType::kF32) {
-      store_chunks<float>(sums, slice);
-    } else {
+    if (Config::kTransposesOut || type_ != ElementType::kF32) {
       store_chunks<uint16_t>(sums, slice);
+    } else {
+      store_chunks<float>(sums, slice);
     }
 #pragma unroll
     for (int i = 0; i < kSums; ++i) sums[i] = 0.0f;
@@ -80,19 +91,23 @@ class ScaledEpilogue {
 #pragma unroll
     for (int first = 0; first < kChunks; first += Config::kChunkSlots) {
       if (issues()) cute::tma_store_wait<0>();
+      if (Config::kChannelScales && first == 0) cute::cp_async_wait<0>();
       sync_consumer(consumer_);
 #pragma unroll
       for (int slot = 0; slot < Config::kChunkSlots; ++slot) {
-        write<Element>(&sums[(first + slot) * kColumns / 2], chunks_ + slot * Config::kChunkBytes);
+        write<Element>(&sums[(first + slot) * kColumns / 2], chunks_ + slot * Config::kChunkBytes,
+                       slice * Config::kMmaN + (first + slot) * kColumns);
       }
       cute::tma_store_fence();
       sync_consumer(consumer_);
       if (issues()) {
-        int const column = at_.column + slice * Config::kMmaN + first * kColumns;
+        int const ahead = slice * Config::kMmaN + first * kColumns;
 #pragma unroll
         for (int slot = 0; slot < Config::kChunkSlots; ++slot) {
-          store_box(descriptor_, chunks_ + slot * Config::kChunkBytes, column + slot * kColumns,
-                    at_.row, at_.outer, hint_);
+          int const across = ahead + slot * kColumns;
+          store_box(descriptor_, chunks_ + slot * Config::kChunkBytes,
+                    at_.column + (Config::kTransposesOut ? 0 : across),
+                    at_.row + (Config::kTransposesOut ? across : 0), at_.outer, hint_);
         }
         cute::tma_store_arrive();
       }
@@ -100,27 +115,60 @@ class ScaledEpilogue {
   }
 
   template <class Element>
-  __device__ void write(float const* sums, uint8_t* slot) const {
+  __device__ void write(float const* sums, uint8_t* slot, int column) const {
     if constexpr (sizeof(Element) == sizeof(float)) {
-      write_floats(sums, slot);
+      write_floats(sums, slot, column);
+    } else if constexpr (Config::kTransposesOut) {
+      write_transposed(sums, slot, column);
     } else {
-      write_halves(sums, slot);
+      write_halves(sums, slot, column);
     }
+  }
+
+  // Two neighbouring sums of one row, from number `i` on, of a chunk whose first column is
+  // `column`.
+  __device__ float2 scaled(float const* sums, int i, int column) const {
+    float2 pair{sums[i], sums[i + 1]};
+    if constexpr (Config::kChannelScales) {
+      auto const scale =
+          *reinterpret_cast<float2 const*>(channel_scales_ + column + i / 4 * 8 + thread() % 4 * 2);
+      pair = {pair.x * scale.x, pair.y * scale.y};
+    }
+    return pair;
   }
 
   // WGMMA leaves thread t of a warp with columns 2 (t % 4) and the next of rows t / 4 and t / 4 + 8
   // of each 8 columns: the fragments of stmatrix. One instruction takes 16 rows by 16 columns; lane
   // l gives the address of row l % 16 of its left half if l < 16, of its right half otherwise.
-  __device__ void write_halves(float const* sums, uint8_t* slot) const {
+  __device__ void write_halves(float const* sums, uint8_t* slot, int column) const {
     int const lane = thread() % 32, warp = thread() / 32;
     int const row = warp * 16 + lane % 16;
 #pragma unroll
     for (int pair = 0; pair < 4; ++pair) {
       int const unit = (2 * pair + lane / 16) ^ (row % 8);
       auto& target = *reinterpret_cast<cute::uint128_t*>(slot + row * kRowBytes + unit * 16);
-      float const* source = sums + pair * 8;
-      auto const two = [&](int i) { return pack(type_, source[i], source[i + 1]); };
+      auto const two = [&](int i) {
+        float2 const values = scaled(sums, pair * 8 + i, column);
+        return pack(type_, values.x, values.y);
+      };
       cute::SM90_U32x4_STSM_N::copy(two(0), two(2), two(4), two(6), target);
+    }
+  }
+
+  // The same of the transposed chunk, which has as many rows as columns. A fragment of 8 x 8
+  // becomes eight rows of 16 bytes: lane l gives the address of row l % 8 of fragment l / 8.
+  __device__ void write_transposed(float const* sums, uint8_t* slot, int column) const {
+    int const lane = thread() % 32, warp = thread() / 32;
+#pragma unroll
+    for (int pair = 0; pair < 4; ++pair) {
+      int const row = pair * 16 + lane / 16 * 8 + lane % 8;
+      int const unit = (2 * warp + lane / 8 % 2) ^ (row % 8);
+      auto& target = *reinterpret_cast<cute::uint128_t*>(slot + row * kRowBytes + unit * 16);
+      auto const two = [&](int i) {
+        float2 const values = scaled(sums, pair * 8 + i, column);
+        return pack(type_, values.x, values.y);
+      };
+      cute::SM90_U16x8_STSM_T::copy(two(0), two(2), two(4), two(6), target);
     }
   }
 
@@ -129,7 +177,7 @@ class ScaledEpilogue {
   // would then read one bank two or three times, where WGMMA leaves half of the reads. So that
   // neither store has two lanes in one bank of shared memory, half of the lanes store the right sum
   // first.
-  __device__ void write_floats(float const* sums, uint8_t* slot) const {
+  __device__ void write_floats(float const* sums, uint8_t* slot, int column) const {
     int const lane = thread() % 32, warp = thread() / 32;
     bool const swap = (lane ^ lane / 4) % 2;
 #pragma unroll
@@ -139,7 +187,7 @@ class ScaledEpilogue {
         int const row = warp * 16 + half * 8 + lane / 4;
         int const unit = (2 * eight + lane % 4 / 2) ^ (row % 8);
         float* to = reinterpret_cast<float*>(slot + row * kRowBytes + unit * 16 + lane % 2 * 8);
-        float const left = sums[eight * 4 + half * 2], right = sums[eight * 4 + half * 2 + 1];
+        auto const [left, right] = scaled(sums, eight * 4 + half * 2, column);
         to[swap] = swap ? right : left;
         to[!swap] = swap ? left : right;
       }
@@ -147,6 +195,7 @@ class ScaledEpilogue {
   }
 
   uint8_t* chunks_;
+  float* channel_scales_;
   CUtensorMap const& descriptor_;
   StoreHint hint_;
   ElementType type_;

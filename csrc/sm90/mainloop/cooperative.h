@@ -6,6 +6,7 @@
 
 #include "scheduler/warp.h"
 #include "sm90/config.h"
+#include "sm90/gather.h"
 #include "sm90/tma/load.h"
 #include "sm90/wgmma.h"
 
@@ -78,7 +79,7 @@ class CooperativeMainloop {
       auto* rhs = reinterpret_cast<uint8_t*>(shared.rhs[stage.stage]);
 #pragma unroll
       for (int box = 0; box < Config::kBoxes; ++box) {
-        if (box < lhs_boxes) {
+        if (!kGathersLhs<Problem> && box < lhs_boxes) {
           Problem::load_lhs(params, work, k_tile * Config::kTileK, box * kRowsPerConsumer, loader,
                             lhs + box * Config::kLhsBoxBytes, box, share_lhs);
         }

@@ -1,6 +1,8 @@
 // Everything about an FP8 kernel that is fixed at compile time, and the shared memory that follows.
 #pragma once
 
+#include <algorithm>
+
 #include "sm90/config.h"
 #include "types.h"
 
@@ -12,7 +14,8 @@ constexpr int kScaleThreads = 64;          // the two warps that bring scales
 // FP8 tensor cores add up with few mantissa bits, so the products of a step go into an accumulator
 // of their own and from there, scaled, into float32 sums. Both take registers: a consumer therefore
 // covers its kTileN columns in slices of kMmaN, one after the other through the same accumulator.
-template <class Lhs_, class Rhs_, int kTileN_, int kCluster_, bool kColumnScales_>
+template <class Lhs_, class Rhs_, int kTileN_, int kCluster_, bool kColumnScales_,
+          bool kChannelScales_ = false, bool kTransposesOut_ = false>
 struct ScaledConfig {
   using Lhs = Lhs_;
   using Rhs = Rhs_;
@@ -34,14 +37,22 @@ struct ScaledConfig {
   static constexpr int kRhsScales = kColumnScales ? kTileN : kTileN / kScaleColumns;
   static_assert(kTileN % kScaleColumns == 0);
 
+  // Does every column of rhs have one scale in all steps, which the epilogue multiplies by?
+  static constexpr bool kChannelScales = kChannelScales_;
+  static_assert(!kChannelScales || !kColumnScales);
+  // Is the result stored with its rows and columns exchanged? Only if it has 16 bits.
+  static constexpr bool kTransposesOut = kTransposesOut_;
+
   static constexpr int kChunkBytes = kRowsPerConsumer * kRowBytes;
-  static constexpr int kChunkSlots = kColumnScales ? 1 : 2;
+  static constexpr int kChunkSlots = kColumnScales || kChannelScales ? 1 : 2;
+  static constexpr int kChannels = kChannelScales ? kTileN : 0;  // of a consumer
 
   static constexpr int kLhsBytes = kTileM * kRowBytes;
   static constexpr int kRhsBytes = kTileN * kRowBytes;
   static constexpr int kScaleBytes = (kTileM + kRhsScales) * sizeof(float);
   static constexpr int kStages =
-      (kSharedMemoryLimit - kScaledMemoryReserve - kConsumers * kChunkSlots * kChunkBytes) /
+      (kSharedMemoryLimit - kScaledMemoryReserve - kConsumers * kChunkSlots * kChunkBytes -
+       kConsumers * kChannels * int(sizeof(float))) /
       (kLhsBytes + kRhsBytes + kScaleBytes);
   static_assert(kStages >= 2, "the tile is too large for shared memory");
 };
@@ -53,6 +64,7 @@ struct ScaledStorage {
   alignas(1024) uint8_t chunks[kConsumers][Config::kChunkSlots][Config::kChunkBytes];
   alignas(16) float lhs_scales[Config::kStages][Config::kTileM];
   alignas(16) float rhs_scales[Config::kStages][Config::kRhsScales];
+  alignas(16) float channel_scales[kConsumers][std::max(Config::kChannels, 4)];
   WorkTile work[kWorkStages];
   alignas(8) Barrier full[Config::kStages];
   alignas(8) Barrier scales_full[Config::kStages];

@@ -29,7 +29,7 @@ __device__ void bring_wide_scales(typename Problem::Params const& params, WorkTi
 template <class Problem, class Shared, class Stage>
 __device__ void bring_scales(typename Problem::Params const& params, WorkTile const& work,
                              Shared& shared, Stage& stage) {
-  if constexpr (!Problem::Config::kColumnScales) {
+  if constexpr (Problem::kHasWideScales) {
     if (params.wide_scales) return bring_wide_scales<Problem>(params, work, shared, stage);
   }
 #pragma unroll 1  // for want of registers

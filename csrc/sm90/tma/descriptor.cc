@@ -94,6 +94,12 @@ cudaError_t encode_slabs(CUtensorMap* descriptor, TensorView tensor, int64_t out
                  {cuuint64_t(outer), shape.pitch * rows}});
 }
 
+cudaError_t encode_rows(CUtensorMap* descriptor, TensorView tensor, int64_t rows, int64_t columns) {
+  Shape const shape(tensor, columns);
+  return encode(descriptor, tensor, shape.base,
+                {{shape.columns, 0, shape.box}, {cuuint64_t(rows), shape.pitch, 1}});
+}
+
 cudaError_t encode_ragged_load(CUtensorMap* descriptor, TensorView tensor, int64_t columns,
                                int box_rows) {
   Shape const shape(tensor, columns);

@@ -38,6 +38,9 @@ cudaError_t encode_plain(CUtensorMap* descriptor, TensorView tensor, int64_t out
 cudaError_t encode_slabs(CUtensorMap* descriptor, TensorView tensor, int64_t outer, int64_t rows,
                          int64_t columns, int box_rows, int box_slabs);
 
+// [rows, columns], row-major, in boxes of one row, found at {column, row}.
+cudaError_t encode_rows(CUtensorMap* descriptor, TensorView tensor, int64_t rows, int64_t columns);
+
 // [rows, columns] for loads that end with a group. Row r of the group that ends before row `end`
 // and has `extent` rows is read at {column, kRaggedRows - extent + r, kRaggedRows, end}: past the
 // extent, the second coordinate leaves its dimension and the hardware fills in zeros; inside it,

@@ -107,7 +107,13 @@ class Experts:
         return None if self.reads_every_row else pairs.valid_rows
 
     def _mlp(self, x, pairs, weights, **more) -> jax.Array:
-        options = Options.of(self.activation, self.precision, self.implementation)
+        # What moves rows ends at the last valid one, and nothing but biases reads the others.
+        options = Options.of(
+            self.activation,
+            self.precision,
+            self.implementation,
+            zeroes_unowned="inverse" not in more or bool(self.biases),
+        )
         operands = dict(x=x, **self.matrices, **self.biases, **more)
         if weights is not None:
             operands["weights"] = weights.astype(at_least_float32(x.dtype))

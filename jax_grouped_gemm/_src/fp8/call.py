@@ -16,9 +16,16 @@ from jax_grouped_gemm._src.ragged.call import call_kernel, zeros
 
 NONCONTRACTING = "jax_grouped_gemm.scaled_ragged_noncontracting.v4"
 CONTRACTING = "jax_grouped_gemm.scaled_ragged_contracting.v3"
+COLUMN_MAXIMA = "jax_grouped_gemm.column_maxima.v1"
 QUANTIZERS = {
     name: f"jax_grouped_gemm.{name}.v1"
-    for name in ("quantize_rows", "quantize_blocks", "quantize_joined", "quantize_ragged")
+    for name in (
+        "quantize_rows",
+        "quantize_blocks",
+        "quantize_joined",
+        "quantize_ragged",
+        "quantize_gathered",
+    )
 }
 
 
@@ -71,6 +78,10 @@ def scaled_contracting(
     if plan.kernel_problem is None:
         return zeros(problem)
     addressable, _ = plan.kernel
+    if (problem.lhs_scaling, problem.out_dtype) == ("column", np.float32):
+        # The kernel that scales lhs at the end transposes its result, which 16 bits allow alone.
+        lhs_scale = jnp.broadcast_to(lhs_scale, (*lhs.shape[:-3], problem.b, problem.k))
+        rhs_scale = jnp.broadcast_to(rhs_scale, (*rhs.shape[:-3], problem.b, problem.n))
     return call_kernel(
         CONTRACTING,
         plan,
@@ -82,6 +93,14 @@ def scaled_contracting(
         group_offset,
         m=np.int32(problem.m),
     )
+
+
+def column_maxima(plan: QuantizePlan, x: jax.Array, window: jax.Array) -> list[jax.Array]:
+    """Runs the kernel of `plan`, whose path is not "reference"."""
+    (result,) = plan.results
+    if 0 in x.shape:
+        return [jnp.zeros(result.shape, result.dtype)]
+    return [jax.ffi.ffi_call(COLUMN_MAXIMA, result)(x, window)]
 
 
 def quantize(plan: QuantizePlan, x: jax.Array, *others: jax.Array) -> list[jax.Array]:

@@ -26,6 +26,10 @@ RHS_SCALINGS = ("128x128", "kx1", "group")
 Shape = tuple[int, ...]
 
 
+COLUMN_ROWS = 256
+"""Rows of which `column_maxima` finds the largest of each column."""
+
+
 class Pair(NamedTuple):
     """An FP8 operand and its scales."""
 

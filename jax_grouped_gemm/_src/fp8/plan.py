@@ -10,10 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_grouped_gemm._src.arrays import round_up
+from jax_grouped_gemm._src.arrays import cdiv, round_up
 from jax_grouped_gemm._src.device import H200, Target
 from jax_grouped_gemm._src.fp8.formats import (
     BLOCK,
+    COLUMN_ROWS,
     Shape,
     quantized_blocks,
     quantized_groups,
@@ -102,8 +103,8 @@ class ScaledProblem(RaggedProblem):
             lhs="bkr",
             rhs="bnr",
             out="gkn",
-            lhs_scaling="1x128",
-            rhs_scaling="1x128",
+            lhs_scaling=_rows_scaling(avals[1]),
+            rhs_scaling=_rows_scaling(avals[3]),
             m=params["num_rows"],
         )
 
@@ -144,6 +145,11 @@ def plan_scaled_contracting(
         form=problem,
         unsupported=_unsupported_reason(problem),
     )
+
+
+def _rows_scaling(scale: Any) -> str:
+    """Of rows in transposed blocks: a scale for each block and column, or for each column."""
+    return "column" if scale.shape[-2] == 1 else "1x128"
 
 
 def _without_scales(avals: Sequence[Any]) -> Sequence[Any]:
@@ -239,6 +245,31 @@ def plan_quantize_ragged(
         quantized_groups(m, cols, group_sizes.shape[-1]) if params["transposed"] else None,
     ]
     return _plan_quantizer("quantize_ragged", x, params, batch, forms)
+
+
+def plan_column_maxima(
+    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
+) -> QuantizePlan:
+    """Plans a `column_maxima` from its operands' avals and its parameters."""
+    x, _ = avals
+    is_reference = params["implementation"] == "reference"
+    shape = cdiv(x.shape[0], COLUMN_ROWS), x.shape[1]
+    return QuantizePlan(
+        QuantizeProblem("column_maxima", x.shape, np.dtype(np.float32), False),
+        path="reference" if is_reference else "direct",
+        reason=AS_ASKED if is_reference else "",
+        results=(jax.ShapeDtypeStruct(shape, jnp.float32),),
+    )
+
+
+def plan_quantize_gathered(
+    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
+) -> QuantizePlan:
+    """Plans a `quantize_gathered` from its operands' avals and its parameters."""
+    x, rows, _, group_sizes = avals
+    forms = [quantized_groups(rows.shape[0], x.shape[1], group_sizes.shape[0])]
+    found = _plan_quantizer("quantize_gathered", x, params, (), forms)
+    return dataclasses.replace(found, results=found.results[:1])
 
 
 def _plan_quantizer(

@@ -2,8 +2,8 @@
 
 None has a derivative of its own. Operands of the products are (lhs, lhs_scale, rhs, rhs_scale,
 group_sizes, group_offset); an operand and its scales have the native batch dimension together.
-Parameters of all quantisers: dtype, power_of_two, implementation; of all but `quantize_rows` also
-plain and transposed, the forms to return.
+Parameters of all quantisers: dtype, power_of_two, implementation; of all that can return several
+forms also plain and transposed, those to return.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
-from jax_grouped_gemm._src.arrays import round_up
+from jax_grouped_gemm._src.arrays import cdiv, round_up
 from jax_grouped_gemm._src.fp8 import call, plan, reference
 from jax_grouped_gemm._src.fp8.formats import (
     BLOCK,
+    COLUMN_ROWS,
     quantized_blocks,
     quantized_groups,
     quantized_rows,
@@ -56,6 +58,8 @@ def scaled_ragged_contracting(
     lhs, lhs_scale, rhs, rhs_scale, group_sizes, group_offset, **params
 ) -> jax.Array:
     """lhs [b?, blocks, k, 128] with rhs [b?, blocks, n, 128] -> [b?, num_groups, k, n].
+
+    Scales are of each block and column, or [b?, 1, k] and [b?, 1, n], of each column.
 
     Parameters: num_rows, num_groups, preferred_element_type, implementation, and optionally tile.
     """
@@ -181,6 +185,55 @@ RAGGED = Op(
 )
 
 
+def column_maxima(x, window, **params) -> jax.Array:
+    """x [m, cols], window [2] -> float32 [ceil(m / 256), cols], see `reference.column_maxima`."""
+    (maxima,) = MAXIMA.bind(x, window, **params)
+    return maxima
+
+
+def _maxima_aval(x, window, **_):
+    shape = cdiv(x.shape[0], COLUMN_ROWS), x.shape[1]
+    return [MAXIMA.result_aval((x, window), shape, np.dtype(np.float32))]
+
+
+MAXIMA = Op(
+    name="column_maxima",
+    operand_ranks=(2, 1),
+    targets=(call.COLUMN_MAXIMA,),
+    avals=_maxima_aval,
+    planner=plan.plan_column_maxima,
+    call=call.column_maxima,
+    reference=reference.column_maxima,
+    multiple_results=True,
+    is_matmul=False,
+)
+
+
+def quantize_gathered(x, rows, scale, group_sizes, **params) -> jax.Array:
+    """x [T, cols], rows [m], scale [cols] -> values in transposed blocks."""
+    (values,) = GATHERED.bind(x, rows, scale, group_sizes, **params)
+    return values
+
+
+def _gathered_aval(*operands, dtype, **_):
+    x, rows, _, group_sizes = operands
+    shape, _ = quantized_groups(rows.shape[0], x.shape[1], group_sizes.shape[0])
+    return [GATHERED.result_aval(operands, shape, dtype)]
+
+
+GATHERED = Op(
+    name="quantize_gathered",
+    operand_ranks=(2, 1, 1, 1),
+    targets=(call.QUANTIZERS["quantize_gathered"],),
+    avals=_gathered_aval,
+    planner=plan.plan_quantize_gathered,
+    call=call.quantize,
+    reference=reference.quantize_gathered,
+    multiple_results=True,
+    is_matmul=False,
+)
+
+
 def _results(op, operands, forms, dtype):
     return [
         op.result_aval(operands, shape, kind)
@@ -222,10 +275,33 @@ def _register_folding(op: Op) -> None:
     op.def_batching(rule)
 
 
+def _register_map(op: Op) -> None:
+    """One element of the batch after the other: the kernel has no batch dimension."""
+
+    def rule(operands, dims, **params):
+        size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
+
+        def one(i):
+            return op.bind(
+                *(
+                    x if d is None else lax.dynamic_index_in_dim(x, i, d, keepdims=False)
+                    for x, d in zip(operands, dims, strict=True)
+                ),
+                **params,
+            )
+
+        out = lax.map(one, jnp.arange(size))
+        return out, [0] * len(out)
+
+    op.def_batching(rule)
+
+
 for _op in (NONCONTRACTING, CONTRACTING):
     _register_batching(_op)
 for _op in (ROWS, BLOCKS, JOINED):
     _register_folding(_op)
 RAGGED.def_batching(lambda operands, dims, **params: RAGGED.bind_batched(operands, dims, params))
-for _op in (NONCONTRACTING, CONTRACTING, ROWS, BLOCKS, JOINED, RAGGED):
+for _op in (GATHERED, MAXIMA):
+    _register_map(_op)
+for _op in (NONCONTRACTING, CONTRACTING, ROWS, BLOCKS, JOINED, RAGGED, GATHERED, MAXIMA):
     _op.has_no_derivative()

@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 
 from jax_grouped_gemm._src.arrays import cdiv, round_up, vary_over, varying_axes
-from jax_grouped_gemm._src.fp8.formats import BLOCK, row_blocks
+from jax_grouped_gemm._src.fp8.formats import BLOCK, COLUMN_ROWS, row_blocks
 from jax_grouped_gemm._src.ragged import reference
 
 SMALLEST_SCALE = 2.0**-100
@@ -109,22 +109,83 @@ def quantize_ragged(
     return (unbatched if in_axes == (None, None) else jax.vmap(unbatched, in_axes))(x, group_sizes)
 
 
+def column_maxima(x: jax.Array, window: jax.Array) -> list[jax.Array]:
+    """The largest finite magnitude of each column of x [m, cols], of 256 rows each.
+
+    Args:
+      x: [m, cols].
+      window: int32 [2], the first of the rows that count and the end of them.
+
+    Returns:
+      float32 [ceil(m / 256), cols].
+    """
+    m, cols = x.shape
+    row = jnp.arange(m)[:, None]
+    counts = (row >= window[0]) & (row < window[1]) & jnp.isfinite(x)
+    magnitudes = jnp.where(counts, jnp.abs(x), jnp.zeros_like(x)).astype(jnp.float32)
+    chunks = cdiv(m, COLUMN_ROWS)
+    padded = jnp.pad(magnitudes, ((0, chunks * COLUMN_ROWS - m), (0, 0)))
+    return [padded.reshape(chunks, COLUMN_ROWS, cols).max(axis=1)]
+
+
+def column_scales(maxima: jax.Array, *, dtype: np.dtype, power_of_two: bool) -> jax.Array:
+    """The scales float32 [cols] of columns whose largest magnitudes are `column_maxima`."""
+    return scales_of(maxima, (0,), dtype, power_of_two)[0]
+
+
+def quantize_gathered(
+    x: jax.Array,
+    rows: jax.Array,
+    scale: jax.Array,
+    group_sizes: jax.Array,
+    *,
+    dtype: np.dtype,
+    power_of_two: bool,
+) -> list[jax.Array]:
+    """Rows of x [T, cols] in transposed blocks of 128 rows of one group.
+
+    Args:
+      x: tokens.
+      rows: int32 [m], the token of each row of a ragged product; zeros if none.
+      scale: float32 [cols], see `column_scales`.
+      group_sizes: int32 [G].
+
+    Returns:
+      values [blocks, cols, 128], of `row_blocks(m, G)` blocks.
+    """
+    copies = x.at[rows].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+    return [divided(_group_blocks(copies, group_sizes), scale, dtype).mT]
+
+
 def quantize(
     x: jax.Array, axes: tuple[int, ...], dtype: np.dtype, power_of_two: bool
 ) -> tuple[jax.Array, jax.Array]:
     """`x` in blocks that span `axes`: values of `x`'s shape, scales with `axes` of extent 1."""
-    largest_value = float(jnp.finfo(dtype).max)
+    scale = scales_of(x, axes, dtype, power_of_two)
+    return divided(x, scale, dtype), scale
+
+
+def scales_of(
+    x: jax.Array, axes: tuple[int, ...], dtype: np.dtype, power_of_two: bool
+) -> jax.Array:
+    """The scales of `quantize`."""
     x = x.astype(jnp.float32)
-    finite = jnp.isfinite(x)
-    largest = jnp.max(jnp.where(finite, jnp.abs(x), 0), axes, keepdims=True, initial=0)
+    largest = jnp.max(jnp.where(jnp.isfinite(x), jnp.abs(x), 0), axes, keepdims=True, initial=0)
+    largest_value = float(jnp.finfo(dtype).max)
     scale = jnp.maximum(largest * np.float32(1 / largest_value), np.float32(SMALLEST_SCALE))
     if power_of_two:
         bits = lax.bitcast_convert_type(scale, jnp.uint32)
         scale = lax.bitcast_convert_type((bits + 0x7FFFFF) & 0x7F800000, jnp.float32)
-    scale = jnp.where(largest < jnp.finfo(jnp.float32).tiny, np.float32(1), scale)
+    return jnp.where(largest < jnp.finfo(jnp.float32).tiny, np.float32(1), scale)
+
+
+def divided(x: jax.Array, scale: jax.Array, dtype: np.dtype) -> jax.Array:
+    """`x` over `scale`, rounded to FP8; what is not finite becomes NaN."""
+    x = x.astype(jnp.float32)
+    largest_value = float(jnp.finfo(dtype).max)
     # The kernels multiply: a division an element would cost more than their memory traffic.
     scaled = jnp.clip(x * (1 / scale), -largest_value, largest_value)
-    return jnp.where(finite, _round(scaled, dtype), np.nan).astype(dtype), scale
+    return jnp.where(jnp.isfinite(x), _round(scaled, dtype), np.nan).astype(dtype)
 
 
 def _round(x: jax.Array, dtype: np.dtype) -> jax.Array:
@@ -266,9 +327,9 @@ def scaled_ragged_contracting(
 
     Args:
       lhs: [b?, blocks, k, 128].
-      lhs_scale: float32 [b?, blocks, k].
+      lhs_scale: float32 [b?, blocks, k], or [b?, 1, k] where all blocks have the same.
       rhs: [b?, blocks, n, 128].
-      rhs_scale: float32 [b?, blocks, n].
+      rhs_scale: float32 [b?, blocks, n] or [b?, 1, n].
       group_sizes, group_offset: see `reference.ragged_contracting`.
       num_rows: rows of all groups, at which the running sum of the sizes is cut.
       num_groups: number of results.
@@ -289,7 +350,7 @@ def scaled_ragged_contracting(
 
         def dequantized(bits, dtype, scale, block):
             values = reference.from_bits(bits[block], dtype).astype(jnp.float32)
-            return values * scale[block][:, None]
+            return values * scale[block if scale.shape[0] > 1 else 0][:, None]
 
         def compute_group(group):
             exists = (group >= 0) & (group < total_groups)

@@ -16,10 +16,10 @@ from jax_grouped_gemm._src.mlp.plan import MlpPlan
 from jax_grouped_gemm._src.mlp.problem import has_up, hidden_columns
 from jax_grouped_gemm._src.mlp.rows import on_rows
 
-GATED = "jax_grouped_gemm.gated_ragged_dot.v2"
-GATED_TRANSPOSE = "jax_grouped_gemm.gated_ragged_dot_transpose.v2"
-PAIRED = "jax_grouped_gemm.paired_ragged_dot.v1"
-FEW_ROWS = "jax_grouped_gemm.few_rows_dot.v1"
+GATED = "jax_grouped_gemm.gated_ragged_dot.v3"
+GATED_TRANSPOSE = "jax_grouped_gemm.gated_ragged_dot_transpose.v3"
+PAIRED = "jax_grouped_gemm.paired_ragged_dot.v2"
+FEW_ROWS = "jax_grouped_gemm.few_rows_dot.v2"
 
 NO_ACTIVATION = Epilogue(alpha=1.0, cubic=0.0, limit=math.inf, shift=0.0)
 
@@ -67,6 +67,7 @@ def _activated(plan, given, factors, optional, results, activation) -> list[jax.
         given["group_offset"],
         *optional.values(),
         optional=" ".join(optional),
+        zeroes_unowned=plan.problem.params["zeroes_unowned"],
         function=np.int32(function),
         divisor=np.int32(1),  # rows are tokens, not pairs
         **attributes,
@@ -106,7 +107,9 @@ def paired(plan: MlpPlan, *operands: jax.Array) -> jax.Array:
     a0, _, w0, *_ = operands
     out = jax.ShapeDtypeStruct((a0.shape[0], w0.shape[1]), a0.dtype)
     results = (out, jax.ShapeDtypeStruct((plan.workspace_bytes,), jnp.uint8))
-    return jax.ffi.ffi_call(PAIRED, results)(*operands, **_tile(plan))[0]
+    zeroes_unowned = plan.problem.params["zeroes_unowned"]
+    call = jax.ffi.ffi_call(PAIRED, results)
+    return call(*operands, zeroes_unowned=zeroes_unowned, **_tile(plan))[0]
 
 
 def tangent(plan: MlpPlan, *operands: jax.Array) -> jax.Array:
@@ -129,6 +132,7 @@ def _call(
         given["group_sizes"],
         given["group_offset"],
         has_weights=weights is not None,
+        zeroes_unowned=plan.problem.params["zeroes_unowned"],
         **epilogue.attributes(),
         **_tile(plan),
         **attributes,

@@ -164,16 +164,28 @@ class Options:
     precision: Any
     implementation: Implementation
     tile_choices: TileChoices
+    zeroes_unowned: bool = True
 
     @classmethod
-    def of(cls, activation: Activation, precision: Any, implementation: Implementation) -> Options:
+    def of(
+        cls,
+        activation: Activation,
+        precision: Any,
+        implementation: Implementation,
+        *,
+        zeroes_unowned: bool = True,
+    ) -> Options:
         """Checked options, with the current choices of tiles.
+
+        Without `zeroes_unowned`, rows that no local group owns are undefined, in results and
+        gradients.
 
         Raises:
           ValueError: `precision` or `implementation` is none.
         """
         precision = canonical_precision(precision)
-        return cls(activation, precision, checked_implementation(implementation), current_tiles())
+        implementation = checked_implementation(implementation)
+        return cls(activation, precision, implementation, current_tiles(), zeroes_unowned)
 
     @property
     def of_products(self) -> dict[str, Any]:

@@ -43,6 +43,7 @@ class Products:
     precision: Any
     implementation: str | None = "reference"
     tile_choices: TileChoices = TileChoices()
+    zeroes_unowned: bool = True
 
     def rows(
         self,
@@ -65,6 +66,7 @@ class Products:
             preferred_element_type=preferred_element_type or jnp.result_type(lhs, rhs),
             precision=self.precision,
             implementation=self.implementation,
+            zeroes_unowned=self.zeroes_unowned,
             **self.tile_choices.params("dgrad" if transpose_rhs else "forward"),
         )
 
@@ -97,11 +99,19 @@ def owned_rows(
     group_sizes: jax.Array, group_offset: jax.Array, num_groups: int, num_rows: int
 ) -> jax.Array:
     """Which rows a local group owns: booleans [num_rows]."""
+    first, end = owned_window(group_sizes, group_offset, num_groups, num_rows)
+    rows = jnp.arange(num_rows, dtype=jnp.int32)
+    return (rows >= first) & (rows < end)
+
+
+def owned_window(
+    group_sizes: jax.Array, group_offset: jax.Array, num_groups: int, num_rows: int
+) -> tuple[jax.Array, jax.Array]:
+    """The first row that a local group owns, and the end of those."""
     # Local groups follow each other without a gap; those that do not exist are 0 to 0.
     starts, ends = local_group_bounds(group_sizes, group_offset, num_groups, num_rows)
     first = jnp.min(jnp.where(ends > starts, starts, num_rows), initial=num_rows)
-    rows = jnp.arange(num_rows, dtype=jnp.int32)
-    return (rows >= first) & (rows < jnp.max(ends, initial=0))
+    return first, jnp.max(ends, initial=0)
 
 
 def row_weights(weights, owned, like) -> jax.Array:

@@ -11,10 +11,10 @@ import numpy as np
 from jax_grouped_gemm._src.arrays import pad_to
 from jax_grouped_gemm._src.plan import Plan
 from jax_grouped_gemm._src.ragged import whole
-from jax_grouped_gemm._src.ragged.problem import RaggedProblem
+from jax_grouped_gemm._src.ragged.problem import PINGPONG_TILE, RaggedProblem
 
-NONCONTRACTING = "jax_grouped_gemm.ragged_noncontracting.v3"
-CONTRACTING = "jax_grouped_gemm.ragged_contracting.v3"
+NONCONTRACTING = "jax_grouped_gemm.ragged_noncontracting.v4"
+CONTRACTING = "jax_grouped_gemm.ragged_contracting.v4"
 ACCUMULATE = "jax_grouped_gemm.ragged_accumulate.v1"
 
 
@@ -31,7 +31,9 @@ def ragged(
         return whole.product(plan, lhs, rhs, group_sizes, group_offset)
     if plan.kernel_problem is None:
         return zeros(problem)
-    _, tile = plan.kernel
+    rows: dict[str, Any] = (
+        {} if problem.contracts_rows else {"zeroes_unowned": problem.zeroes_unowned}
+    )
     return call_kernel(
         CONTRACTING if problem.contracts_rows else NONCONTRACTING,
         plan,
@@ -39,9 +41,18 @@ def ragged(
         group_sizes,
         group_offset,
         **_majors(problem),
-        stream_k=tile.stream_k,
+        **rows,
+        kind=_kind(plan),
         terms=np.int32(plan.terms),
     )
+
+
+def _kind(plan: Plan[RaggedProblem]) -> str:
+    """How the kernel divides its work; but for the last wave, the sizes of its tile say it."""
+    _, tile = plan.kernel
+    if plan.problem.contracts_rows:
+        return "pingpong" if tile.tile_n == PINGPONG_TILE.tile_n else "cooperative"
+    return "stream_k" if tile.stream_k else "swapped" if tile.transposed else "cooperative"
 
 
 def accumulate(

@@ -31,6 +31,7 @@ from jax_grouped_gemm._src.plan import (
 from jax_grouped_gemm._src.ragged import whole
 from jax_grouped_gemm._src.ragged.problem import (
     ACCUMULATE,
+    PINGPONG_TILE,
     RATIOS,
     RaggedProblem,
     addressable_problem,
@@ -43,7 +44,6 @@ from jax_grouped_gemm._src.ragged.problem import (
 )
 
 STREAM_K_TILE = dataclasses.replace(DEFAULT_TILE, stream_k=True)
-PINGPONG_TILE = TileConfig(tile_m=128, tile_n=192, cluster=2)
 FLOAT32_FEW_ROWS_TILE = TileConfig(tile_m=64, tile_n=128, cluster=1)
 
 # Cutting the last wave gives 6 % of 8.2 waves of 224 steps and nothing of 30 waves, and costs 1 %

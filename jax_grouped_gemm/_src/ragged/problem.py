@@ -56,6 +56,7 @@ class RaggedProblem:
       num_groups: number of global groups.
       batch: extent of the native batch dimension, () without one.
       batched: which of lhs, rhs, group sizes and group offset have that dimension.
+      zeroes_unowned: whether rows of the result that no local group owns are zero, or undefined.
     """
 
     op: str
@@ -72,13 +73,16 @@ class RaggedProblem:
     num_groups: int
     batch: tuple[int, ...]
     batched: tuple[bool, ...]
+    zeroes_unowned: bool = dataclasses.field(default=True, kw_only=True)
 
     @classmethod
     def noncontracting(cls, avals: Sequence[Any], params: Mapping[str, Any]) -> Self:
         """The problem of a `ragged_noncontracting` with operands of the given abstract values."""
         lhs = "km" if params["transpose_lhs"] else "mk"
         rhs = "gnk" if params["transpose_rhs"] else "gkn"
-        return cls.of("ragged_noncontracting", avals, params, lhs=lhs, rhs=rhs, out="mn")
+        dims = dict(lhs=lhs, rhs=rhs, out="mn")
+        zeroes = params.get("zeroes_unowned", True)
+        return cls.of("ragged_noncontracting", avals, params, **dims, zeroes_unowned=zeroes)
 
     @classmethod
     def contracting(cls, avals: Sequence[Any], params: Mapping[str, Any]) -> Self:
@@ -181,6 +185,7 @@ class RaggedProblem:
         return f"{self.op} {lhs} x {rhs} -> {out}, {self.num_groups} groups{batch}"
 
 
+PINGPONG_TILE = TileConfig(tile_m=128, tile_n=192, cluster=2)
 NUM_CONSUMERS = 2
 STEP_BYTES = 128
 """What a step reads of a row of either operand: 64 elements of 16 bits, or 128 of 8."""

@@ -44,6 +44,11 @@ def mlp(
     Raises:
       TypeError, ValueError: the recipe or what is quantised does not fit the rest.
     """
+    if "count" in operands:
+        raise TypeError(
+            f"{function}: a recipe takes no count of valid rows: the others hold anything, and "
+            "scales are found of all rows"
+        )
     if recipe is None:
         raise ValueError(f"{function}: quantized needs the recipe that it was made with")
     recipe = checked_recipe(recipe)

@@ -94,9 +94,9 @@ class HiddenGradients(NamedTuple):
     """What the backward pass makes of the gradient of hidden."""
 
     projections: Pair  # the gradients of gate and up as projections lie, quantised
-    gate: jax.Array  # [m, F]
-    up: jax.Array | None
-    hidden: jax.Array  # [m, F], computed again
+    gate: jax.Array | Pair  # [m, F], or quantised in transposed blocks
+    up: jax.Array | Pair | None
+    hidden: jax.Array | Pair  # the same, computed again
     weights: jax.Array  # float32 [m]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,8 @@ import numpy as np
 from jax_grouped_gemm._src.arguments import Implementation
 from jax_grouped_gemm._src.arrays import cdiv
 from jax_grouped_gemm._src.device import H200, Target
-from jax_grouped_gemm._src.fp8.formats import BLOCK, Pair, quantized_rows
+from jax_grouped_gemm._src.fp8 import primitive, reference
+from jax_grouped_gemm._src.fp8.formats import BLOCK, Pair, quantized_groups, quantized_rows
 from jax_grouped_gemm._src.mlp.epilogue import Epilogue
 from jax_grouped_gemm._src.mlp.fp8.hidden import HiddenGradients, HiddenLayer
 from jax_grouped_gemm._src.op import Op
@@ -21,6 +23,7 @@ from jax_grouped_gemm._src.plan import AS_ASKED, Plan, symbolic_sizes
 
 HIDDEN_TARGET = "jax_grouped_gemm.quantize_hidden.v1"
 GRADIENTS_TARGET = "jax_grouped_gemm.quantize_gradients.v1"
+RAGGED_GRADIENTS_TARGET = "jax_grouped_gemm.quantize_ragged_gradients.v1"
 KERNEL_DTYPES = (jnp.bfloat16, jnp.float16)
 
 
@@ -60,6 +63,24 @@ def hidden_gradients(
     values, scales, *rest, hidden, dweights = GRADIENTS.bind(projections, dh, weights, **params)
     gate, up = rest if layer.has_up else (*rest, None)
     return HiddenGradients(Pair(values, scales), gate, up, hidden, dweights)
+
+
+def ragged_hidden_gradients(
+    layer: HiddenLayer,
+    projections: jax.Array,
+    dh: jax.Array,
+    weights: jax.Array,
+    group_sizes: jax.Array,
+    implementation: Implementation,
+) -> HiddenGradients:
+    """`hidden_gradients`, but gate, up and hidden as operands of an FP8 product of rows by rows:
+    in transposed blocks of the rows of each group, see `primitive.quantize_ragged`."""
+    params = dict(layer=layer, implementation=implementation)
+    *leaves, dweights = RAGGED_GRADIENTS.bind(projections, dh, weights, group_sizes, **params)
+    pairs = [Pair(*leaves[i : i + 2]) for i in range(0, len(leaves), 2)]
+    rows, *gradients, hidden = pairs
+    gate, up = gradients if layer.has_up else (*gradients, None)
+    return HiddenGradients(rows, gate, up, hidden, dweights)
 
 
 def _plan(op: str, avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> HiddenPlan:
@@ -103,6 +124,25 @@ def plan_gradients(
     return _plan("quantize_gradients", avals, params, target)
 
 
+def plan_ragged_gradients(
+    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
+) -> HiddenPlan:
+    """Plans a `quantize_ragged_gradients`."""
+    found = _plan("quantize_ragged_gradients", avals[:3], params, target)
+    if found.path == "fused" and (reason := _unsuitable_groups(avals)):
+        return Plan(found.problem, "unfused", reason)
+    return found
+
+
+def _unsuitable_groups(avals: Sequence[Any]) -> str:
+    _, dh, _, group_sizes = avals
+    if reason := symbolic_sizes(avals):
+        return reason
+    if 0 in group_sizes.shape:
+        return "there are no groups"
+    return f"the kernel has columns in eights, got {dh.shape[1]}" if dh.shape[1] % 8 else ""
+
+
 def _hidden_reference(projections, weights, *, layer):
     return list(layer.quantized(projections, weights))
 
@@ -110,6 +150,34 @@ def _hidden_reference(projections, weights, *, layer):
 def _gradients_reference(projections, dh, weights, *, layer):
     found = layer.gradients(projections, dh, weights)
     return [x for x in jax.tree.leaves(found) if x is not None]
+
+
+def _ragged_gradients_reference(projections, dh, weights, group_sizes, *, layer):
+    found = layer.gradients(projections, dh, weights)
+    quantize = functools.partial(_transposed, reference.quantize_ragged, layer, group_sizes)
+    return _in_blocks(layer, found, quantize)
+
+
+def _transposed(quantize, layer, group_sizes, x, dtype, **params):
+    return quantize(
+        x,
+        group_sizes,
+        dtype=np.dtype(dtype),
+        power_of_two=layer.recipe.power_of_two_scales,
+        plain=False,
+        transposed=True,
+        **params,
+    )
+
+
+def _in_blocks(layer, found: HiddenGradients, quantize) -> list[jax.Array]:
+    """The results of `RAGGED_GRADIENTS`."""
+    recipe = layer.recipe
+    operands = [(found.gate, recipe.gradient_dtype), (found.up, recipe.gradient_dtype)]
+    operands = [(x, dtype) for x, dtype in operands if x is not None]
+    operands.append((found.hidden, recipe.forward_dtype))
+    transposed = [y for x, dtype in operands for y in quantize(x, dtype)]
+    return [*found.projections, *transposed, found.weights]
 
 
 def _call_hidden(plan: HiddenPlan, projections, weights):
@@ -129,6 +197,26 @@ def _call_gradients(plan: HiddenPlan, projections, dh, weights):
     # Hidden is written where its gradient is.
     operands, aliases = (projections, dh, weights), {1: 4}
     *found, partial_sums = _call(GRADIENTS_TARGET, plan, results, *operands, aliases=aliases)
+    return [*found, partial_sums.sum(axis=1)]
+
+
+def _call_ragged_gradients(plan: HiddenPlan, projections, dh, weights, group_sizes):
+    layer = plan.problem.layer
+    if plan.path == "unfused":
+        found = hidden_gradients(layer, projections, dh, weights, "cuda")
+        quantize = functools.partial(
+            _transposed, primitive.quantize_ragged, layer, group_sizes, implementation="cuda"
+        )
+        return _in_blocks(layer, found, quantize)
+    recipe, (rows, columns) = layer.recipe, dh.shape
+    results = _quantized(plan, recipe.gradient_dtype, *projections.shape)
+    shapes = quantized_groups(rows, columns, group_sizes.shape[0])
+    for dtype in (recipe.gradient_dtype, recipe.gradient_dtype, recipe.forward_dtype):
+        dtypes = np.dtype(dtype), jnp.float32
+        results += [jax.ShapeDtypeStruct(*x) for x in zip(shapes, dtypes, strict=True)]
+    results.append(jax.ShapeDtypeStruct((rows, cdiv(columns, BLOCK)), jnp.float32))
+    operands = projections, dh, weights, group_sizes
+    *found, partial_sums = _call(RAGGED_GRADIENTS_TARGET, plan, results, *operands)
     return [*found, partial_sums.sum(axis=1)]
 
 
@@ -160,6 +248,12 @@ def _gradients_avals(*operands, layer, **_):
     return [GRADIENTS.unsharded_aval(operands, x.shape, x.dtype) for x in results]
 
 
+def _ragged_gradients_avals(*operands, layer, **_):
+    abstract = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]
+    results = jax.eval_shape(lambda *x: _ragged_gradients_reference(*x, layer=layer), *abstract)
+    return [RAGGED_GRADIENTS.unsharded_aval(operands, x.shape, x.dtype) for x in results]
+
+
 HIDDEN = Op(
     name="quantize_hidden",
     operand_ranks=(2, 1),
@@ -185,6 +279,37 @@ GRADIENTS = Op(
 )
 
 
+RAGGED_GRADIENTS = Op(
+    name="quantize_ragged_gradients",
+    operand_ranks=(2, 2, 1, 1),
+    targets=(RAGGED_GRADIENTS_TARGET,),
+    avals=_ragged_gradients_avals,
+    planner=plan_ragged_gradients,
+    call=_call_ragged_gradients,
+    reference=_ragged_gradients_reference,
+    multiple_results=True,
+    is_matmul=False,
+)
+
+
+def _batch_ragged_gradients(operands, dims, *, layer, implementation):
+    """As separate operations, which have batch dimensions."""
+
+    def one(projections, dh, weights, group_sizes):
+        found = hidden_gradients(layer, projections, dh, weights, implementation)
+        quantize = functools.partial(
+            _transposed,
+            primitive.quantize_ragged,
+            layer,
+            group_sizes,
+            implementation=implementation,
+        )
+        return _in_blocks(layer, found, quantize)
+
+    out = jax.vmap(one, dims)(*operands)
+    return out, [0] * len(out)
+
+
 def _register_batching(op: Op) -> None:
     def rule(operands, dims, *, layer, implementation):
         if layer.recipe.scaling == "tensorwise":
@@ -206,4 +331,6 @@ def _register_batching(op: Op) -> None:
 
 for _op in (HIDDEN, GRADIENTS):
     _register_batching(_op)
+RAGGED_GRADIENTS.def_batching(_batch_ragged_gradients)
+for _op in (HIDDEN, GRADIENTS, RAGGED_GRADIENTS):
     _op.has_no_derivative()

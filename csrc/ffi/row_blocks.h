@@ -1,0 +1,21 @@
+// How many blocks of 128 rows, each of one group, a transposed quantisation needs.
+#pragma once
+
+#include <algorithm>
+#include <string>
+
+#include "ffi/buffers.h"
+#include "types.h"
+
+namespace jgg {
+
+inline ffi::Error enough_blocks(int rows, int group_sizes, int row_blocks) {
+  int const groups = std::min(group_sizes, rows);
+  // Most are needed where every group but one has a single row.
+  int const most = (rows - groups) / kScaleBlock + groups;
+  if (row_blocks >= most) return ffi::Error::Success();
+  return invalid("values_t has " + std::to_string(row_blocks) + " blocks of rows, but " +
+                 std::to_string(most) + " may be needed");
+}
+
+}  // namespace jgg

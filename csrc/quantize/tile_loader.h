@@ -1,0 +1,76 @@
+// Tiles of 128 x 128 side by side, one on its way while another is quantised.
+#pragma once
+
+#include "quantize/tile.h"
+
+namespace jgg::quantize {
+
+// Two CTAs keep the memory busy while one of them computes, if a tile leaves the registers for it.
+template <class Source, bool kAligned>
+constexpr int kCtasPerProcessor = sizeof(Source) == 2 && kAligned ? 2 : 1;
+
+// Rows that follow one another from the block's first on.
+struct Consecutive {
+  __device__ __forceinline__ int operator()(int row) const { return row; }
+};
+
+// Rows that are elsewhere, nowhere if negative.
+struct Elsewhere {
+  int const* source_rows;
+  __device__ __forceinline__ int operator()(int row) const { return source_rows[row]; }
+};
+
+// Tiles side by side, one after the other; the next is on its way while one is quantised.
+template <class Source, bool kAligned, class RowSource>
+class TileLoader {
+ public:
+  using Stagings = Staging<Source>[2];
+
+  __device__ __forceinline__ TileLoader(Stagings& stagings, Source const* rows, int pitch,
+                                        int num_rows, int first_column, int end_column,
+                                        RowSource const& source)
+      : stagings_(stagings),
+        rows_(rows),
+        pitch_(pitch),
+        num_rows_(num_rows),
+        column_(first_column),
+        end_(end_column),
+        source_(source) {
+    fetch();
+  }
+
+  __device__ __forceinline__ Patch<Source> next() {
+    if constexpr (kAligned) {
+      fetch();
+      __pipeline_wait_prior(1);
+      return stagings_[turn_].take();
+    } else {
+      Source const* tile = rows_ + column_;
+      TileExtent const extent{num_rows_, end_ - column_};
+      column_ += kScaleBlock;
+      return Patch<Source>::template load<false>(tile, pitch_, extent, source_);
+    }
+  }
+
+ private:
+  // Into the staging whose tile was taken last.
+  __device__ __forceinline__ void fetch() {
+    if constexpr (kAligned) {
+      stagings_[turn_].fetch(rows_ + column_, pitch_, {num_rows_, end_ - column_}, source_);
+      __pipeline_commit();
+      column_ += kScaleBlock;
+      turn_ ^= 1;
+    }
+  }
+
+  Stagings& stagings_;
+  Source const* rows_;
+  int pitch_;
+  int num_rows_;
+  int column_;  // of the tile to fetch next
+  int end_;
+  RowSource source_;
+  int turn_ = 0;
+};
+
+}  // namespace jgg::quantize

@@ -1,0 +1,77 @@
+// Warps that load an lhs whose rows lie anywhere in memory.
+//
+// A TMA box may have a single row. Where the swizzle puts its pieces follows from bits of the
+// address in shared memory, so a row lands where the box of a whole tile would have put it, and the
+// stage is the same. Such a box is multicast, bounds-checked and counted in bytes like any other.
+//
+// What limits them is how fast they are issued: 128 of them take longer than a step's products. So
+// clusters share the lhs of all their tiles, and each CTA loads half of the rows for both, by two
+// warps, a box in about 20 cycles each. The thread that issues has to be an elected one: of any
+// other choice the compiler does not know that it is one, makes a loop over lanes of each
+// instruction, and a box takes 65 cycles.
+#pragma once
+
+#include <cute/arch/cluster_sm90.hpp>
+
+#include "sm90/tma/load.h"
+#include "sm90/work.h"
+
+namespace jgg::sm90 {
+
+// Whether a problem's lhs has such rows.
+template <class Problem>
+constexpr bool kGathersLhs = requires { requires Problem::kGathersLhs; };
+
+// Warps that load them.
+template <class Problem>
+constexpr int kGatheringWarps = kGathersLhs<Problem> ? 2 : 0;
+
+// One of these warps.
+template <class Problem, class Shared>
+__device__ void gather_rows(typename Problem::Params const& params, Shared& shared, int rank,
+                            int warp) {
+  using Config = typename Problem::Config;
+  static_assert(Config::kCluster == Config::kBoxes, "each CTA of a cluster loads a box for all");
+  static_assert(kRowsPerConsumer == kGatheringWarps<Problem> * kWarpSize);
+  constexpr int kBatch = 16;  // rows whose places are in registers at a time
+  int const first_row = warp * kWarpSize;
+  uint32_t const rows = cute::cast_smem_ptr_to_uint(&shared.rows[first_row]);
+  for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
+    int const in_tile = rank * kRowsPerConsumer + first_row, lane = threadIdx.x % kWarpSize;
+    if (work.k_tiles > 0) {
+      shared.rows[first_row + lane] = Problem::gathered_row(params, work, work.m + in_tile + lane);
+    }
+    __syncwarp();
+    if (cute::elect_one_sync()) {
+      // A box without rows is not waited for, but nobody may wait for a stage two rounds ahead.
+      bool const has_rows = Problem::rows_left(params, work) > rank * kRowsPerConsumer;
+      auto at = stage;
+      for (int step = 0; step < work.k_tiles; ++step, ++at) {
+        shared.empty[at.stage].wait(at.phase ^ 1);
+        if (!has_rows) continue;
+        uint32_t const full = cute::cast_smem_ptr_to_uint(shared.full[at.stage].address());
+        uint32_t const to = cute::cast_smem_ptr_to_uint(shared.lhs[at.stage]) + in_tile * kRowBytes;
+#pragma unroll
+        for (int first = 0; first < kWarpSize; first += kBatch) {
+          int row[kBatch];
+#pragma unroll
+          for (int i = 0; i < kBatch; i += 4) {
+            asm volatile("ld.shared.v4.s32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(row[i]), "=r"(row[i + 1]), "=r"(row[i + 2]), "=r"(row[i + 3])
+                         : "r"(rows + (first + i) * 4));
+          }
+#pragma unroll
+          for (int i = 0; i < kBatch; ++i) {
+            multicast_row<Config::kCluster>(Problem::gathered(params), full,
+                                            to + (first + i) * kRowBytes, step * Config::kTileK,
+                                            row[i]);
+          }
+        }
+      }
+    }
+    __syncwarp();
+    stage += work.k_tiles;
+  });
+}
+
+}  // namespace jgg::sm90

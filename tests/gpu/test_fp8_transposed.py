@@ -1,0 +1,128 @@
+"""Operands of FP8 gradients of weights, as they are copied and computed, on the device."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_grouped_gemm as jgg
+from jax_grouped_gemm._src.activations import ACTIVATIONS
+from jax_grouped_gemm._src.fp8 import primitive, reference
+from jax_grouped_gemm._src.mlp.fp8.hidden import HiddenLayer
+from jax_grouped_gemm._src.mlp.fp8.hidden_op import hidden_gradients, ragged_hidden_gradients
+from tests.support import fp8_oracle, mlp
+from tests.support.dtypes import BF16, E4M3, E5M2, F32
+from tests.support.fp8_mlp_on_gpu import elementwise_operands
+
+FORMATS = pytest.mark.parametrize(
+    "dtype, recipe",
+    [
+        (BF16, jgg.Recipe()),
+        (BF16, jgg.Recipe(gradient_dtype=E5M2, power_of_two_scales=True)),
+        (jnp.float16, jgg.Recipe(forward_dtype=E5M2)),
+    ],
+)
+
+
+def assert_same_bits(got, want):
+    for one, other in zip(got, want, strict=True):
+        np.testing.assert_array_equal(np.float32(one), np.float32(other))
+
+
+@pytest.mark.parametrize("source", [BF16, jnp.float16, F32])
+@pytest.mark.parametrize("rows, columns", [(1, 8), (255, 100), (1000, 203), (3000, 1536)])
+def test_largest_of_columns(rows, columns, source, rng):
+    x = np.asarray(rng.standard_normal((rows, columns)), source)
+    x[0, :3], x[rows // 2, 1] = np.nan, -np.inf
+    for window in ([0, rows], [rows // 3, rows // 2 + 1], [5, 5]):
+        got = primitive.column_maxima(x, np.asarray(window, np.int32), implementation="cuda")
+        kept = np.zeros(x.shape, np.float32)
+        rows_kept = slice(*window)
+        kept[rows_kept] = np.abs(np.where(np.isfinite(x[rows_kept]), x[rows_kept], 0))
+        want = [kept[i : i + 256].max(axis=0) for i in range(0, rows, 256)]
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("source", [BF16, jnp.float16, F32])
+@pytest.mark.parametrize("columns", [128, 100, 203, 1536])
+def test_gathered_rows_are_what_the_reference_computes(columns, source, rng):
+    """Bit for bit on the CPU: a GPU's division is not rounded as IEEE asks."""
+    tokens, rows = 300, 1000
+    x = np.asarray(rng.standard_normal((tokens, columns)), source)
+    x[7, :3], x[8, 1] = np.nan, np.inf
+    where = np.asarray(rng.integers(-2, tokens + 2, rows), np.int32)
+    for sizes in ([rows], [0, 1, 400, 599], [7, 0, 130, 60], [1] * 200, [0, 0]):
+        for dtype, power_of_two in ((E4M3, False), (E5M2, True)):
+            params = dict(dtype=np.dtype(dtype), power_of_two=power_of_two)
+            with jax.default_device(jax.devices("cpu")[0]):
+                (maxima,) = reference.column_maxima(jnp.asarray(x), jnp.array([0, tokens]))
+                scale = reference.column_scales(maxima, **params)
+                operands = x, where, np.asarray(scale), np.asarray(sizes, np.int32)
+                (want,) = reference.quantize_gathered(*map(jnp.asarray, operands), **params)
+            run = partial(primitive.quantize_gathered, **params, implementation="cuda")
+            got = jax.jit(run)(*operands)
+            np.testing.assert_array_equal(np.float32(got), np.float32(want))
+
+
+@pytest.mark.parametrize("out", [BF16, jnp.float16, F32])
+@pytest.mark.parametrize("types", [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3)])
+@pytest.mark.parametrize("even", ["lhs", "rhs", "both"])
+def test_products_with_a_scale_a_column(even, types, out, rng):
+    for rows, k, n, sizes in [
+        (700, 256, 384, [300, 0, 130, 270]),
+        (1000, 136, 264, [1, 2, 500, 400]),
+        (5000, 72, 1000, [5000]),
+        (300, 640, 64, [0, 0, 0]),
+        (2000, 520, 776, [128, 256, 64, 1000, 3, 200]),
+    ]:
+        sizes = np.asarray(sizes, np.int32)
+        pairs = []
+        for name, width, dtype in zip(("lhs", "rhs"), (k, n), types, strict=True):
+            x = jnp.asarray(rng.standard_normal((rows, width)), BF16)
+            values, scales = jgg.quantize_ragged(x, sizes, dtype=dtype)[2:]
+            if even in (name, "both"):
+                scales = jnp.asarray(rng.uniform(2, 8, (1, width)) / jnp.finfo(dtype).max, F32)
+            pairs += [values, scales]
+        params = dict(num_rows=rows, num_groups=len(sizes), preferred_element_type=np.dtype(out))
+        run = partial(primitive.scaled_ragged_contracting, **params, implementation="cuda")
+        got = jax.jit(run)(*pairs, sizes, np.zeros(1, np.int32))
+        blocks = len(pairs[0])
+        exact = [
+            np.broadcast_to(x, (blocks, x.shape[1])) if x.ndim == 2 else x
+            for x in map(np.asarray, pairs)
+        ]
+        fp8_oracle.check(got, fp8_oracle.contracting(*exact, sizes, rows))
+
+
+@FORMATS
+@pytest.mark.parametrize("activation", mlp.FUSED)
+def test_transposed_gradients_are_those_of_separate_kernels(activation, dtype, recipe, rng):
+    """Bit for bit, whatever the groups: none, empty ones, partial blocks, rows of no group."""
+    for rows, columns in [(300, 256), (1000, 768), (130, 200), (700, 136)]:
+        layer = HiddenLayer(ACTIVATIONS[activation], columns, True, recipe)
+        operands = elementwise_operands(rng, layer, rows, dtype)
+        for sizes in ([rows], [0, 1, rows - 1], [7, 0, 130, 60], [rows // 3] * 2, [0, 0]):
+            sizes = jnp.asarray(sizes, jnp.int32)
+            got = jax.jit(partial(ragged_hidden_gradients, layer, implementation="cuda"))(
+                *operands, sizes
+            )
+            want = jax.jit(partial(hidden_gradients, layer, implementation="cuda"))(*operands)
+            assert_same_bits(got.projections, want.projections)
+            np.testing.assert_allclose(got.weights, want.weights, rtol=1e-5, atol=1e-5)
+            for name, fp8 in (
+                ("gate", recipe.gradient_dtype),
+                ("up", recipe.gradient_dtype),
+                ("hidden", recipe.forward_dtype),
+            ):
+                assert_same_bits(
+                    getattr(got, name),
+                    jgg.quantize_ragged(
+                        getattr(want, name),
+                        sizes,
+                        dtype=fp8,
+                        power_of_two_scales=recipe.power_of_two_scales,
+                        implementation="cuda",
+                    )[2:],
+                )
