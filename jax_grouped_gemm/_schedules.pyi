@@ -26,6 +26,8 @@ def ragged_noncontracting_tiles(
     cluster: int,
     align: int,
     clusters: int = 1,
+    zeroes_unowned: bool = True,
+    shares_lhs: bool = False,
 ) -> np.ndarray:
     """The tiles of lhs [b, m, k] . rhs [b, local_groups, k, n], from the code the kernels run.
 
@@ -35,6 +37,8 @@ def ragged_noncontracting_tiles(
       align: rows at a multiple of which tiles start: 8 where rows are the contiguous dimension of
         an operand, else 1.
       clusters: how many clusters share the work.
+      zeroes_unowned: whether rows that no local group owns have tiles.
+      shares_lhs: whether the CTAs of every cluster have the same rows.
 
     Returns:
       int32 [tiles, 12], in the order of the schedule. Columns: unit of work; rank of the CTA in its

@@ -85,6 +85,23 @@ def test_rows_are_gathered_again(h200):
     assert program.temporary_bytes < kept + 2 * M * F + 3 * 2 * M * D
 
 
+def test_narrow_experts_read_tokens_in_place(h200):
+    """No kernel copies rows for the forward pass; for the weight gradients one does."""
+
+    def kernels_of(function, hidden):
+        w = struct(E, D, hidden), struct(E, D, hidden), struct(E, hidden, D)
+        return h200.compile(function, TOKENS[0], *w, TOKENS[-1]).kernels
+
+    copies = {"dispatch_rows", "gather_rows"}
+    assert not copies & set(kernels_of(layer, 256))
+    assert kernels_of(layer, 264).keys() & copies
+    counts = [
+        sum(kernels_of(both(layer), hidden).get(name, 0) for name in copies)
+        for hidden in (256, 264)
+    ]
+    assert counts[0] == counts[1] - 1
+
+
 def test_what_is_kept(h200):
     """The results of the forward pass alone: 2 m D + 4 m F bytes beside y and the operands."""
 

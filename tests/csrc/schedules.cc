@@ -76,7 +76,7 @@ constexpr int kTileK = 64;  // of 16-bit operands
 TileArray ragged_noncontracting_tiles(Sizes const& group_sizes, Offsets const& group_offset,
                                       int batches, int local_groups, int m, int k, int n,
                                       int tile_m, int tile_n, int cluster, int align, int clusters,
-                                      bool zeroes_unowned) {
+                                      bool zeroes_unowned, bool shares_lhs) {
   GroupSizes groups = groups_of(group_sizes, group_offset, batches, local_groups, m);
   groups.zeroes_unowned = zeroes_unowned;
   std::vector<ListedTile> tiles;
@@ -85,9 +85,13 @@ TileArray ragged_noncontracting_tiles(Sizes const& group_sizes, Offsets const& g
         using Tile = decltype(tile);
         if (!is_tile<Tile>(tile_m, tile_n, cluster)) return false;
         tiles = with_alignment(align, [&](auto alignment) {
-          using Schedule = NoncontractingSchedule<SimulatedWarp, Tile::kTileM, Tile::kTileN, kTileK,
-                                                  Tile::kCluster, alignment.value>;
-          return list_tiles<RoundRobin>(Schedule(groups, n, k), cluster, clusters);
+          auto const list = [&](auto shares_lhs) {
+            using Schedule =
+                NoncontractingSchedule<SimulatedWarp, Tile::kTileM, Tile::kTileN, kTileK,
+                                       Tile::kCluster, alignment.value, shares_lhs.value>;
+            return list_tiles<RoundRobin>(Schedule(groups, n, k), cluster, clusters);
+          };
+          return shares_lhs ? list(std::true_type{}) : list(std::false_type{});
         });
         return true;
       },
@@ -314,7 +318,8 @@ void define_schedules(nb::module_& module) {
   using nb::literals::operator""_a;
   module.def("ragged_noncontracting_tiles", &ragged_noncontracting_tiles, "group_sizes"_a,
              "group_offset"_a, "batches"_a, "local_groups"_a, "m"_a, "k"_a, "n"_a, "tile_m"_a,
-             "tile_n"_a, "cluster"_a, "align"_a, "clusters"_a = 1, "zeroes_unowned"_a = true);
+             "tile_n"_a, "cluster"_a, "align"_a, "clusters"_a = 1, "zeroes_unowned"_a = true,
+             "shares_lhs"_a = false);
   module.def("ragged_contracting_tiles", &ragged_contracting_tiles, "group_sizes"_a,
              "group_offset"_a, "batches"_a, "local_groups"_a, "m"_a, "k"_a, "n"_a, "tile_m"_a,
              "tile_n"_a, "cluster"_a, "align"_a, "clusters"_a = 1);

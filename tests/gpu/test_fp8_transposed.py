@@ -110,7 +110,9 @@ def test_transposed_gradients_are_those_of_separate_kernels(activation, dtype, r
             )
             want = jax.jit(partial(hidden_gradients, layer, implementation="cuda"))(*operands)
             assert_same_bits(got.projections, want.projections)
-            np.testing.assert_allclose(got.weights, want.weights, rtol=1e-5, atol=1e-5)
+            # Sums in another order, of terms that cancel.
+            bound = 2e-6 * np.abs(np.asarray(want.weights)).max()
+            np.testing.assert_allclose(got.weights, want.weights, rtol=1e-5, atol=bound)
             for name, fp8 in (
                 ("gate", recipe.gradient_dtype),
                 ("up", recipe.gradient_dtype),

@@ -103,6 +103,36 @@ class TestBackward:
             check_gradient(rng, operands, results, sizes, 0, activation)
 
 
+class TestInPlace:
+    """Rows that the product reads from tokens are those of copies, bit by bit."""
+
+    @DTYPES
+    @pytest.mark.parametrize("embed, hidden", [(64, 256), (1536, 256), (136, 200), (2056, 64)])
+    def test_rows_of_tokens(self, embed, hidden, dtype, rng):
+        tokens, m = 500, 3040
+        run = jax.jit(partial(jgg.gated_ragged_dot, implementation="cuda"))
+        wi_0, wi_1 = (random(rng, (16, embed, hidden), dtype) for _ in range(2))
+        for sizes in sweep(rng, m - 40, 16, 12):
+            x = random(rng, (tokens, embed), dtype)
+            # Some rows are not of a token, and what no group owns may hold anything.
+            rows = rng.integers(-20, tokens + 20, m).astype(np.int32)
+            x[rows[-1] % tokens] = np.nan
+            rows[:-40] = np.where(rows[:-40] == rows[-1] % tokens, -1, rows[:-40])
+            rows[-40:] = rows[-1] % tokens
+            valid = (rows >= 0) & (rows < tokens)
+            copies = np.where(valid[:, None], x[np.clip(rows, 0, tokens - 1)], 0).astype(dtype)
+            got = run(x, wi_0, wi_1, np.asarray(sizes, np.int32), rows=rows)
+            want = run(copies, wi_0, wi_1, np.asarray(sizes, np.int32))
+            np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
+
+    def test_is_planned(self, rng):
+        x, rows = jnp.ones((512, 64), BF16), jnp.zeros(2048, jnp.int32)
+        wi = jnp.ones((4, 64, 256), BF16)
+        run = partial(jgg.gated_ragged_dot, rows=rows)
+        (plan,) = jgg.explain(run, x, wi, wi, jnp.full(4, 512, jnp.int32)).plans
+        assert plan.gather == "in place"
+
+
 class TestPaired:
     @DTYPES
     def test_group_sizes(self, dtype, rng):

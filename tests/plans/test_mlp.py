@@ -48,6 +48,25 @@ def test_fused(activation, dtype):
     assert "path fused" in str(plan) and "128x256" in str(plan)
 
 
+@pytest.mark.parametrize(
+    "hidden, options, gather",
+    [
+        (256, {}, "in place"),
+        (72, dict(activation="swiglu_oai"), "in place"),
+        (264, {}, "before"),
+        (256, dict(activation="relu"), "before"),
+        (256, dict(biases=(jnp.ones((4, 256), BF16), None)), "before"),
+    ],
+)
+def test_narrow_experts_read_tokens_in_place(hidden, options, gather):
+    *arrays, _, sizes = shapes(m=64, hidden=hidden)
+    run = partial(jgg.gated_ragged_dot, rows=jnp.zeros(512, jnp.int32), **options)
+    (plan, *_) = (p for p in jgg.explain(run, *arrays, sizes).plans if "gated" in p.problem.op)
+    assert (plan.path, plan.gather) == ("fused", gather)
+    words = {"in place": "where they are", "before": "by a kernel before"}
+    assert f"rows of tokens are read {words[gather]}" in str(plan)
+
+
 def test_epilogues_are_named():
     plan = hidden_plan(*shapes(), activation="swiglu_oai")
     assert "silu[alpha=1.702, limit=7, up_offset=1](gate) * up" in str(plan)

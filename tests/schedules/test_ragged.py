@@ -310,6 +310,16 @@ def test_sizes_of_the_largest_ragged_dimension(schedule, compiled_tiles):
             check(problem, schedule(problem))
 
 
+def test_clusters_can_share_all_rows(schedule, compiled_tiles, rng):
+    """What a product needs that gathers them."""
+    (tile,) = compiled_tiles("ragged_noncontracting")
+    for _ in range(1000):
+        problem = random_problem(rng, "ragged_noncontracting", [tile])
+        tiles = schedule(problem, shares_lhs=True)
+        check(problem, tiles)
+        assert (tiles.share == LHS).all()
+
+
 @pytest.mark.parametrize("offset", [0, 2])
 def test_unowned_rows_can_do_without_tiles(schedule, offset, rng):
     """The others keep theirs, in their order."""

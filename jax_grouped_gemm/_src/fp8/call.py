@@ -78,7 +78,7 @@ def scaled_contracting(
     if plan.kernel_problem is None:
         return zeros(problem)
     addressable, _ = plan.kernel
-    if (problem.lhs_scaling, problem.out_dtype) == ("column", np.float32):
+    if problem.lhs_scaling == "column" and problem.out_dtype == np.dtype(np.float32):
         # The kernel that scales lhs at the end transposes its result, which 16 bits allow alone.
         lhs_scale = jnp.broadcast_to(lhs_scale, (*lhs.shape[:-3], problem.b, problem.k))
         rhs_scale = jnp.broadcast_to(rhs_scale, (*rhs.shape[:-3], problem.b, problem.n))
@@ -98,6 +98,7 @@ def scaled_contracting(
 def column_maxima(plan: QuantizePlan, x: jax.Array, window: jax.Array) -> list[jax.Array]:
     """Runs the kernel of `plan`, whose path is not "reference"."""
     (result,) = plan.results
+    assert result is not None
     if 0 in x.shape:
         return [jnp.zeros(result.shape, result.dtype)]
     return [jax.ffi.ffi_call(COLUMN_MAXIMA, result)(x, window)]

@@ -216,9 +216,9 @@ def quantize_gathered(x, rows, scale, group_sizes, **params) -> jax.Array:
 
 
 def _gathered_aval(*operands, dtype, **_):
-    x, rows, _, group_sizes = operands
-    shape, _ = quantized_groups(rows.shape[0], x.shape[1], group_sizes.shape[0])
-    return [GATHERED.result_aval(operands, shape, dtype)]
+    x, rows, _scale, group_sizes = operands
+    values, _scales = quantized_groups(rows.shape[0], x.shape[1], group_sizes.shape[0])
+    return [GATHERED.result_aval(operands, values, dtype)]
 
 
 GATHERED = Op(

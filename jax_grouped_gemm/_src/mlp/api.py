@@ -58,9 +58,10 @@ def ragged_mlp(
     On operands of one 16-bit dtype one kernel computes gate, up and activation, biases included,
     and of the backward pass one the gradients of gate, up and weights, and one the gradient of the
     rows of x. With few rows to a group, as in decoding, kernels read tokens in place and add `bo`
-    too. Everything else is composed of ragged products, and `explain` says why. The result is the
-    same but for the accuracy of the activation: gate and up are rounded to the dtype of the
-    operands, hidden is computed from those and rounded once.
+    too; with narrow experts, the forward pass reads them in place. Everything else is composed of
+    ragged products, and `explain` says why. The result is the same but for the accuracy of the
+    activation: gate and up are rounded to the dtype of the operands, hidden is computed from those
+    and rounded once.
 
     The backward pass keeps x, gate, up, weights, rows and the group sizes, and no rows of x, where
     x and all matrices have one dtype. Gate and up have the names

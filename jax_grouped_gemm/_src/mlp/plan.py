@@ -39,6 +39,11 @@ FEW_ROWS = 8
 FEW_ROWS_TILE = TileConfig(tile_m=32, tile_n=128, cluster=1)
 """Mean rows of a group up to which the kernel for reading weights once is faster, and its tile."""
 
+# Columns of hidden up to which reading tokens in place is faster than copies: those of the two
+# tiles that a cluster computes from the same rows. With more, weights are read more often
+# (docs/notes/moe.md).
+MOST_COLUMNS_IN_PLACE = 256
+
 # Tiles of the gradient of hidden, which consumers take in turn.
 WIDE_GRADIENT, NARROW_GRADIENT = TileConfig(128, 192, 2), TileConfig(128, 128, 2)
 # What a column of a narrow tile takes, in columns of a wide one: its operands are read more often.
@@ -141,8 +146,20 @@ def plan_gated(avals: Sequence[Any], params: Mapping[str, Any], target: Target =
     )
     if "rows" not in operands or plan.path == "reference":
         return plan
-    in_place = plan.path == "fused" and few_rows is not None
+    in_place = plan.path == "fused" and (
+        few_rows is not None or _reads_in_place(operands, Epilogue.of(activation))
+    )
     return dataclasses.replace(plan, gather="in place" if in_place else "before")
+
+
+def _reads_in_place(operands, epilogue: Epilogue | None) -> bool:
+    """Whether the product of large groups reads tokens faster than copies of them."""
+    is_plain = epilogue is not None and epilogue.is_sigmoid and not {"b0", "b1"} & set(operands)
+    return (
+        reference.has_up(operands)
+        and is_plain
+        and reference.hidden_columns(operands) <= MOST_COLUMNS_IN_PLACE
+    )
 
 
 def plan_biased(avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200) -> MlpPlan:

@@ -77,10 +77,8 @@ def ragged_hidden_gradients(
     in transposed blocks of the rows of each group, see `primitive.quantize_ragged`."""
     params = dict(layer=layer, implementation=implementation)
     *leaves, dweights = RAGGED_GRADIENTS.bind(projections, dh, weights, group_sizes, **params)
-    pairs = [Pair(*leaves[i : i + 2]) for i in range(0, len(leaves), 2)]
-    rows, *gradients, hidden = pairs
-    gate, up = gradients if layer.has_up else (*gradients, None)
-    return HiddenGradients(rows, gate, up, hidden, dweights)
+    rows, gate, *rest, hidden = (Pair(*leaves[i : i + 2]) for i in range(0, len(leaves), 2))
+    return HiddenGradients(rows, gate, rest[0] if rest else None, hidden, dweights)
 
 
 def _plan(op: str, avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> HiddenPlan:
