@@ -15,7 +15,7 @@ from jax_grouped_gemm._src.arrays import is_static, round_up
 from jax_grouped_gemm._src.device import H200, Target
 from jax_grouped_gemm._src.explain import explain
 from jax_grouped_gemm._src.mlp.epilogue import Epilogue
-from jax_grouped_gemm._src.mlp.problem import MlpProblem, has_up
+from jax_grouped_gemm._src.mlp.problem import MlpProblem, has_up, hidden_columns
 from jax_grouped_gemm._src.op import op_named
 from jax_grouped_gemm._src.plan import (
     AS_ASKED,
@@ -156,9 +156,9 @@ def _reads_in_place(operands, epilogue: Epilogue | None) -> bool:
     """Whether the product of large groups reads tokens faster than copies of them."""
     is_plain = epilogue is not None and epilogue.is_sigmoid and not {"b0", "b1"} & set(operands)
     return (
-        reference.has_up(operands)
+        has_up(operands)
         and is_plain
-        and reference.hidden_columns(operands) <= MOST_COLUMNS_IN_PLACE
+        and hidden_columns(operands) <= MOST_COLUMNS_IN_PLACE
     )
 
 
