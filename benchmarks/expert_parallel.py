@@ -3,12 +3,13 @@
 python -m benchmarks.expert_parallel --output benchmarks/results/expert_parallel.json
 
 `ours` is `moe.expert_parallel_mlp` as it chooses by itself, other strategies of it have names of
-their own. `naive` gathers all tokens, has `ragged_mlp` run over the rows of all experts with a
-group offset, and scatters the sums: MaxText's "ring of experts" with our products.
-`one_update_a_peer` is its other route. `local` is one GPU's share of the layer without any
-communication: T tokens and E/N experts. A fraction is the time of `local` over that of a strategy.
-Backward passes start from the forward pass's result, so that nothing of them can be done before.
-`links` are the layer's collectives by themselves.
+their own. `overlap` has gradients of tokens travel beside products; that is for copy engines, which
+send what a ppermute sends with XLA_FLAGS=--xla_gpu_collective_permute_mode=peer. `naive` gathers
+all tokens, has `ragged_mlp` run over the rows of all experts with a group offset, and scatters the
+sums: MaxText's "ring of experts" with our products. `one_update_a_peer` is its other route. `local`
+is one GPU's share of the layer without any communication: T tokens and E/N experts. A fraction is
+the time of `local` over that of a strategy. Backward passes start from the forward pass's result,
+so that nothing of them can be done before. `links` are the layer's collectives by themselves.
 
 Times are wall times of a queue of calls, by the host's clock.
 """
@@ -138,6 +139,7 @@ def work(problem: Problem, operands: tuple[jax.Array, ...], seed: int) -> Worklo
             "distribution": "uniform",
             "max_over_mean": max_over_mean(operands[1], problem),
             "dtype": "bfloat16",
+            "xla_flags": os.environ.get("XLA_FLAGS", ""),
         },
         flops=passes * 6 * layer.rows * layer.embed * layer.hidden,
         bytes=0,

@@ -6,7 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.moe import Layer
-from jax_grouped_gemm._src.expert_parallel.prediction import Prediction, Shape, choose
+from jax_grouped_gemm._src.expert_parallel.prediction import (
+    Prediction,
+    Shape,
+    choose,
+    chosen_combine,
+)
 
 FORWARD, STEP = "ep_forward", "ep_step"
 DEVICES = (1, 2, 4, 8)
@@ -16,7 +21,11 @@ LEGS = {FORWARD: 2, STEP: 4}  # of tokens or their gradients
 def predictions(layer: Layer) -> list[Prediction]:
     """Of as many experts a GPU as there are in the record, by the number of GPUs."""
     sizes = layer.tokens, layer.embed, layer.hidden, layer.experts, layer.top_k
-    return [choose(Shape(*sizes, n)) for n in DEVICES if layer.experts % n == 0]
+    return [
+        choose(Shape(*sizes, n), combine=chosen_combine("auto", n, overlap=False))
+        for n in DEVICES
+        if layer.experts % n == 0
+    ]
 
 
 def fraction(prediction: Prediction, op: str) -> float:
@@ -45,7 +54,7 @@ def parts(record: Mapping, links: Mapping) -> dict[str, float]:
     """Milliseconds of a call of ours: the layer alone, its legs by themselves, and what is left."""
     whole = record["peers"]["ours"]["median_us"]
     alone = record["peers"]["local"]["median_us"]
-    legs = LEGS[record["op"]] * links["all_to_all"]["us"]
+    legs = LEGS[record["op"]] * links["ppermute"]["us"]
     found = {"one GPU's share": alone, "collectives": legs, "the rest": whole - alone - legs}
     return {name: max(us, 0.0) / 1e3 for name, us in found.items()}
 

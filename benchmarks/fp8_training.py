@@ -3,7 +3,7 @@
 python -m benchmarks.fp8_training --seeds 3 --output benchmarks/results/fp8_training.json
 
 Equal seeds start from equal parameters and see equal batches, so that the runs of a seed differ by
-the arithmetic alone.
+the arithmetic alone. All recipes of a seed are compared with the same run in bf16.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from collections.abc import Mapping, Sequence
 
 import jax
 
-import jax_grouped_gemm as jgg
 from benchmarks.harness.command import Command
 from benchmarks.harness.measure import geometric_mean
 from benchmarks.harness.peer import Role
 from benchmarks.harness.session import Job, Session
+from benchmarks.peers.fp8_layer import RECIPES
 from jax_grouped_gemm.demo.data import load_corpus
 from jax_grouped_gemm.demo.presets import PRESETS, Preset
 from jax_grouped_gemm.demo.train import TrainingRun, train
 
-RECIPES = {"ours": jgg.Recipe(), "ours_bf16": None}
+DEFAULT = "blockwise"
 
 
 def dry_run_preset() -> Preset:
@@ -38,11 +38,15 @@ def dry_run_preset() -> Preset:
     )
 
 
-def record(preset: str, seed: int, steps: int, runs: Mapping[str, TrainingRun]) -> dict:
+def record(
+    preset: str, recipe: str, seed: int, steps: int, runs: Mapping[str, TrainingRun]
+) -> dict:
     """A record of both runs of a seed; `loss_ratio` is FP8's held-out loss over bf16's."""
     losses = {name: run.after.held_out for name, run in runs.items()}
+    case = f"{preset}/fp8_training/{seed}"
     return {
-        "case": f"{preset}/fp8_training/{seed}",
+        "case": case if recipe == DEFAULT else f"{case}/{recipe}",
+        "recipe": recipe,
         "shape": {"name": preset},
         "op": "fp8_training",
         "seed": seed,
@@ -76,8 +80,8 @@ def texts(results: Mapping) -> list[str]:
     for record in results["cases"]:
         ours, bf16 = (record["peers"][name]["held_out_loss"] for name in ("ours", "ours_bf16"))
         lines.append(
-            f"seed {record['seed']}: held-out loss {bf16:.4f} in bf16, {ours:.4f} in FP8, "
-            f"ratio {record['loss_ratio']:.4f}"
+            f"{record.get('recipe', DEFAULT)}, seed {record['seed']}: held-out loss {bf16:.4f} in "
+            f"bf16, {ours:.4f} in FP8, ratio {record['loss_ratio']:.4f}"
         )
     return ["\n".join(lines)]
 
@@ -86,6 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The model and the seeds, which count from `--seed`."""
     parser.add_argument("--preset", default="h200", choices=PRESETS, help="size of the model")
     parser.add_argument("--seeds", type=int, default=3, help="how many, from --seed on")
+    parser.add_argument("--recipe", nargs="+", default=[DEFAULT], choices=RECIPES)
     parser.add_argument("--steps", type=int, help="training steps (default: the preset's)")
 
 
@@ -98,24 +103,26 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
     steps = options.steps or preset.steps
     corpus = load_corpus()
 
-    def compare(seed: int) -> dict:
-        runs = {
-            name: train(
-                preset,
-                corpus,
-                name=f"{name}, seed {seed}",
-                implementation=implementation,
-                recipe=recipe,
-                steps=steps,
-                seed=seed,
-            )
-            for name, recipe in RECIPES.items()
-        }
-        return record(preset_name, seed, steps, runs)
+    @functools.cache
+    def trained(recipe: str | None, seed: int) -> TrainingRun:
+        return train(
+            preset,
+            corpus,
+            name=f"{recipe or 'bf16'}, seed {seed}",
+            implementation=implementation,
+            recipe=recipe and RECIPES[recipe],
+            steps=steps,
+            seed=seed,
+        )
+
+    def compare(recipe: str, seed: int) -> dict:
+        runs = {"ours": trained(recipe, seed), "ours_bf16": trained(None, seed)}
+        return record(preset_name, recipe, seed, steps, runs)
 
     return [
-        Job(f"{preset_name}/fp8_training/{seed}", functools.partial(compare, seed))
+        Job(f"{preset_name}/fp8_training/{seed}/{name}", functools.partial(compare, name, seed))
         for seed in range(options.seed, options.seed + options.seeds)
+        for name in options.recipe
     ]
 
 

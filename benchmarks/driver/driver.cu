@@ -8,6 +8,7 @@
 // rounding explains, or how many bytes a quantiser got wrong; ok or WRONG.
 #include <cstring>
 
+#include "gated.h"
 #include "hidden.h"
 #include "quantizer.h"
 #include "ragged.h"
@@ -54,6 +55,9 @@ Prepared prepare(Problem const& problem, Choice const& choice) {
   if (problem.kind == "quantize_hidden") return prepare_hidden(problem, false);
   if (problem.kind == "quantize_gradients") return prepare_hidden(problem, true);
   if (problem.kind == "dispatch_fp8") return prepare_dispatch(problem);
+  if (problem.kind == "gated_in_place" || problem.kind == "gated_copies") {
+    return prepare_gated(problem);
+  }
   if (problem.kind == "copy") return prepare_copy();
   if (problem.kind == "syrk" || problem.kind == "syr2k") return prepare_update(problem, choice);
   if (problem.kind == "syr2k_f64" || problem.kind == "her2k_c128") {

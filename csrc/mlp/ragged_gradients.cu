@@ -41,34 +41,32 @@ template <class Source>
 struct Patches {
   Patch<Source> of[kOperands];
 
-  // Gate, up and the gradient of hidden become their gradients and hidden, in place. Returns the
-  // gradient of the weights of the patch's rows, of the patch's columns.
+  // Of row `r`, gate, up and the gradient of hidden become their gradients and hidden, in place.
+  // Returns the gradient of the row's weight, of the patch's columns.
   template <bool kIsPlain>
-  __device__ __forceinline__ std::array<float, kPatchRows> apply(
-      GatedFunction const& function, std::array<float, kPatchRows> const& weights) {
-    std::array<float, kPatchRows> dweights{};
+  __device__ __forceinline__ float apply(int r, GatedFunction const& function, float weight) {
+    float dweight = 0;
 #pragma unroll
-    for (int r = 0; r < kPatchRows; ++r) {
-      float const weight = weights[r];
+    for (int i = 0; i < kOctet; i += 2) {
+      float dgate[2], dup[2], hidden[2];
 #pragma unroll
-      for (int i = 0; i < kOctet; i += 2) {
-        float dgate[2], dup[2], hidden[2];
-#pragma unroll
-        for (int e = 0; e < 2; ++e) {
-          Gated const a = gated<kIsPlain>(function, of[0].row[r][i + e], of[1].row[r][i + e]);
-          float const dh = of[2].row[r][i + e], weighted = dh * weight;
-          float const unweighted = a.activation * a.up;
-          dweights[r] += dh * unweighted;
-          dgate[e] = weighted * a.up * a.derivative;
-          dup[e] = weighted * a.activation * a.up_slope;
-          hidden[e] = unweighted * weight;
-        }
-        of[0].row[r].word[i / 2] = pack_pair<Source>(dgate[0], dgate[1]);
-        of[1].row[r].word[i / 2] = pack_pair<Source>(dup[0], dup[1]);
-        of[2].row[r].word[i / 2] = pack_pair<Source>(hidden[0], hidden[1]);
+      for (int e = 0; e < 2; ++e) {
+        Gated const a = gated<kIsPlain>(function, of[0].row[r][i + e], of[1].row[r][i + e]);
+        float const dh = of[2].row[r][i + e], weighted = dh * weight;
+        float const unweighted = a.activation * a.up;
+        dweight += dh * unweighted;
+        dgate[e] = weighted * a.up * a.derivative;
+        dup[e] = weighted * a.activation * a.up_slope;
+        hidden[e] = unweighted * weight;
       }
+      of[0].row[r].word[i / 2] = pack_pair<Source>(dgate[0], dgate[1]);
+      of[1].row[r].word[i / 2] = pack_pair<Source>(dup[0], dup[1]);
+      of[2].row[r].word[i / 2] = pack_pair<Source>(hidden[0], hidden[1]);
     }
-    return dweights;
+    // A row after the other: several at once take more registers than there are.
+#pragma unroll
+    for (auto& patch : of) patch.row[r].stay_packed();
+    return dweight;
   }
 };
 
@@ -79,7 +77,7 @@ __global__ void __launch_bounds__(kTileThreads, 1)
   extern __shared__ __align__(16) char shared_bytes[];
   auto& shared = *reinterpret_cast<SharedStorage<Source>*>(shared_bytes);
   Projections const& p = arguments.projections;
-  int const blocks = p.blocks(), pitch = p.pitch(), columns = p.columns;
+  int pitch = p.pitch(), columns = p.columns;
   int const row_block = blockIdx.y;
   RowBlock const block =
       quantize::find_block(arguments.group_sizes, arguments.groups, p.rows, row_block);
@@ -101,28 +99,29 @@ __global__ void __launch_bounds__(kTileThreads, 1)
     return;
   }
 
-  int64_t const first_row = block.first;
-  auto const* const gate = static_cast<Source const*>(p.data) + first_row * 2 * pitch;
-  auto const* const dh = static_cast<Source const*>(arguments.dh) + first_row * columns;
+  int first = block.first;
   auto const fetch = [&](int column) {
     if (column < end) {
+      int64_t const first_row = first;
+      auto const* const gate = static_cast<Source const*>(p.data) + first_row * 2 * pitch + column;
       TileExtent const all{block.rows, kScaleBlock};
-      shared.staging[0].fetch(gate + column, 2 * pitch, all);
-      shared.staging[1].fetch(gate + pitch + column, 2 * pitch, all);
-      shared.staging[2].fetch(dh + column, columns, {block.rows, columns - column});
+      shared.staging[0].fetch(gate, 2 * pitch, all);
+      shared.staging[1].fetch(gate + pitch, 2 * pitch, all);
+      shared.staging[2].fetch(
+          static_cast<Source const*>(arguments.dh) + first_row * columns + column, columns,
+          {block.rows, columns - column});
     }
     __pipeline_commit();
   };
   PatchPosition const at;
-  std::array<float, kPatchRows> weights;
-#pragma unroll
-  for (int i = 0; i < kPatchRows; ++i) {
-    weights[i] = at.row + i < block.rows ? __ldg(p.weights + first_row + at.row + i) : 0.0f;
-  }
 
   fetch(column);
 #pragma unroll 1
   for (; column < end; column += kScaleBlock) {
+    // Otherwise the compiler keeps the addresses of all rows of all arrays for the next tile.
+    asm volatile("" : "+r"(first), "+r"(pitch), "+r"(columns));
+    int64_t const first_row = first;
+    int const blocks = pitch / kScaleBlock;
     __pipeline_wait_prior(0);
     Patches<Source> patches;
 #pragma unroll
@@ -132,16 +131,19 @@ __global__ void __launch_bounds__(kTileThreads, 1)
     // A thread fetches what it takes itself, so that no barrier is needed.
     fetch(column + kScaleBlock);
 
-    auto dweights = patches.template apply<kIsPlain>(function, weights);
     int const this_block = column / kScaleBlock;
 #pragma unroll
     for (int i = 0; i < kPatchRows; ++i) {
+      int const row = at.row + i;
+      // From L1, but for the first tile: there are no registers to keep weights in.
+      float const weight = row < block.rows ? __ldg(p.weights + first_row + row) : 0.0f;
+      float dweight = patches.template apply<kIsPlain>(i, function, weight);
 #pragma unroll
       for (int distance = kPatchesAcross / 2; distance > 0; distance /= 2) {
-        dweights[i] += __shfl_xor_sync(~0u, dweights[i], distance);
+        dweight += __shfl_xor_sync(~0u, dweight, distance);
       }
-      if (threadIdx.x % kPatchesAcross == i && at.row + i < block.rows) {
-        arguments.dweights[(first_row + at.row + i) * blocks + this_block] = dweights[i];
+      if (threadIdx.x % kPatchesAcross == i && row < block.rows) {
+        arguments.dweights[(first_row + row) * blocks + this_block] = dweight;
       }
     }
 

@@ -4,9 +4,8 @@
 //   warpgroup  warp  role             registers           what it does
 //   0          0     Roles::load      kRegisters.load     one thread fills stages by TMA
 //   0          1     Roles::schedule  kRegisters.load     fills the ring of work tiles
-//   0          2, 3  Roles::gather    kRegisters.load     rows in any order, by TMA, if there are
-//   any;
-//                                                        FP8: scales, by cp.async
+//   0          2, 3  Roles::gather    kRegisters.load     rows by their numbers, if there are any
+//                                                        (FP8: scales, by cp.async)
 //   1, 2             Roles::consume   kRegisters.multiply WGMMA, fixup, epilogue
 //
 //   registers (load, multiply)        40, 232 whole tiles; 56, 224 pieces of tiles

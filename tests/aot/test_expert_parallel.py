@@ -14,7 +14,10 @@ from tests.support import aot
 # So many tokens of a device that XLA combines no collectives.
 T, D, F, E, K = 8192, 4096, 768, 64, 4
 BF16, F32 = jnp.bfloat16, jnp.float32
-COLLECTIVES = "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all", "all-reduce"
+COLLECTIVES = (
+    "all-gather", "reduce-scatter", "all-to-all", "ragged-all-to-all", "all-reduce",
+    "collective-permute",
+)  # fmt: skip
 FORWARD = dict(
     sort_by_expert=1, dispatch_rows=1, gated_ragged_dot=1, ragged_noncontracting=1, combine_rows=1
 )
@@ -77,16 +80,25 @@ def compile_layer(target, *, step, tokens=T, **options):
 
 
 @pytest.mark.parametrize("chunks", [1, 2])
-@pytest.mark.parametrize("combine", ["psum_scatter", "all_to_all"])
+@pytest.mark.parametrize("combine", ["psum_scatter", "all_to_all", "ppermute"])
 def test_gathered_forward(chunks, combine, target):
-    """One collective for all choices, and two for each chunk of tokens."""
+    """One collective for all choices, and two for each chunk of tokens, or as many as there are
+    other devices."""
     options = dict(strategy="all_gather", chunks=chunks, combine=combine)
     program = compile_layer(target, step=False, **options)
     expected = {"all-gather": 1, "all-to-all": 2 * chunks}
     if combine == "psum_scatter":
         expected = {"all-gather": 1 + chunks, "reduce-scatter": chunks}
+    kernels = dict.fromkeys(FORWARD, chunks)
+    if combine == "ppermute":
+        devices = target.mesh.size
+        expected = {"collective-permute": (1 + 2 * chunks) * (devices - 1)}
+        kernels["combine_rows"] *= devices
+        # Results for other devices travel while those of this one are added up.
+        *_, last = kernels_beside(program, "collective-permute")
+        assert last == {"combine_rows"}
     assert collectives(program) == expected
-    assert program.kernels == {name: chunks for name in FORWARD}
+    assert program.kernels == kernels
     assert not any(i.opcode == "copy" for i in program.entry)
 
 
@@ -98,7 +110,7 @@ def test_chunks_travel_beside_products(target):
         assert any(products & beside for beside in kernels_beside(program, kind)), kind
 
 
-@pytest.mark.parametrize("combine", ["psum_scatter", "all_to_all"])
+@pytest.mark.parametrize("combine", ["psum_scatter", "all_to_all", "ppermute"])
 def test_gathered_step(combine, target):
     """Choices, tokens and cotangents are gathered; results, gradients of tokens and of router
     weights are scattered, and none of them beside a product, whose blocks it would displace."""
@@ -107,6 +119,8 @@ def test_gathered_step(combine, target):
     expected = {"all-gather": 1, "reduce-scatter": 1, "all-to-all": 4}
     if combine == "psum_scatter":
         expected = {"all-gather": 3, "reduce-scatter": 3}
+    if combine == "ppermute":
+        expected = {"collective-permute": 6 * (target.mesh.size - 1)}
     assert collectives(program) == expected
     of_rows = [call for call in program.calls if "zeroes_unowned" in call.text]
     assert {call.kernel for call in of_rows} == {
@@ -120,6 +134,16 @@ def test_gathered_step(combine, target):
     for kind in COLLECTIVES:
         for kernels in kernels_beside(program, kind):
             assert not {name for name in kernels if name.endswith(("dot", "contracting"))}
+
+
+def test_gradients_of_tokens_travel_beside_products(target):
+    """Of the weights' gradients, if that is asked for; nothing else travels beside a product."""
+    program = compile_layer(target, step=True, strategy="all_gather", overlap=True)
+    assert collectives(program) == {"collective-permute": 6 * (target.mesh.size - 1)}
+    *before, last = kernels_beside(program, "collective-permute")
+    assert "ragged_contracting" in last
+    products = {"gated_ragged_dot", "gated_ragged_dot_transpose", "ragged_noncontracting"}
+    assert not any(products & beside for beside in before)
 
 
 @pytest.mark.parametrize("step", [False, True])

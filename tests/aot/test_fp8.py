@@ -243,6 +243,7 @@ class TestTraining:
         program = h200.compile(jax.grad(loss, (0, 2, 3, 4)), *operands)
         assert program.kernels == {
             "quantize_rows": 2,
+            "column_maxima": 2,
             "quantize_gathered": 2,
             "quantize_joined": 1,
             "quantize_blocks": 1,

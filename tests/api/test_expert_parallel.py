@@ -69,11 +69,15 @@ def title(options) -> str:
 
 OPTIONS = [
     dict(),
+    dict(combine="ppermute", overlap=True),
     dict(combine="all_to_all"),
+    dict(combine="psum_scatter"),
     dict(save="rows"),
     dict(save="nothing"),
     dict(chunks=3),
     dict(chunks=2, combine="all_to_all", save="nothing"),
+    dict(chunks=2, combine="ppermute", save="nothing"),
+    dict(overlap=True, save="rows"),
     dict(implementation=jax.lax.ragged_dot),
     dict(strategy="ragged_all_to_all"),
     dict(strategy="ragged_all_to_all", chunks=2, save="nothing"),
@@ -137,10 +141,11 @@ class TestMeshes:
     def test_experts_along_two_axes(self, rng):
         matrices = (P(("a", "b")),) * 3
         options = dict(expert_axis=("a", "b"), tokens=P(("a", "b")), matrices=matrices)
-        check(mesh_of(a=2, b=4), operands(rng), rng, **options)
+        for combine in ("all_to_all", "ppermute"):
+            check(mesh_of(a=2, b=4), operands(rng), rng, combine=combine, **options)
 
     @pytest.mark.parametrize("tokens", [SPLIT, P(("expert", "tensor"))], ids=str)
-    @pytest.mark.parametrize("combine", ["psum_scatter", "all_to_all"])
+    @pytest.mark.parametrize("combine", ["psum_scatter", "all_to_all", "ppermute"])
     def test_tensor_axis(self, tokens, combine, rng):
         """Tokens may be the same along the tensor axis or not."""
         wi, wo = P("expert", None, "tensor"), P("expert", "tensor")

@@ -21,6 +21,9 @@ SPLIT = P("expert")
 E = 16
 OPTIONS = [
     dict(),
+    dict(overlap=True),
+    dict(overlap=True, chunks=2, save="nothing"),
+    dict(combine="all_to_all"),
     dict(combine="psum_scatter"),
     dict(save="rows"),
     dict(save="nothing"),

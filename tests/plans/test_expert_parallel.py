@@ -4,7 +4,12 @@ import jax.numpy as jnp
 import pytest
 
 from jax_grouped_gemm import moe
-from jax_grouped_gemm._src.expert_parallel.prediction import Shape, choose, predict
+from jax_grouped_gemm._src.expert_parallel.prediction import (
+    Shape,
+    choose,
+    chosen_combine,
+    predict,
+)
 
 QWEN = 8192, 2048, 768, 128, 8
 DSV3 = 4096, 7168, 2048, 64, 8
@@ -36,9 +41,25 @@ class TestChoice:
             for chunks in (1, 2, 4):
                 assert predict(shape, strategy, chunks).step_seconds >= best
 
-    def test_rows_of_zeros_cost_time(self):
+    def test_rows_that_are_not_there_cost_nothing(self):
         dropless = predict(Shape(*QWEN, 4), "all_gather").forward_seconds
-        assert predict(Shape(*QWEN, 4), "all_gather", buffer_factor=1).forward_seconds < dropless
+        assert predict(Shape(*QWEN, 4), "all_gather", buffer_factor=1).forward_seconds == dropless
+
+    @pytest.mark.parametrize("layer", [QWEN, DSV3, MIXTRAL])
+    def test_gradients_beside_products_are_faster(self, layer):
+        shape = Shape(*layer, 2)
+        overlapped = choose(shape, combine="ppermute", overlap=True)
+        apart = choose(shape, combine="ppermute")
+        assert overlapped.step_seconds < apart.step_seconds
+        assert overlapped.forward_seconds < apart.forward_seconds  # copy engines are faster
+        hidden = overlapped.step_seconds - 2 * overlapped.forward_seconds
+        assert hidden < apart.step_seconds - 2 * apart.forward_seconds
+
+    def test_what_sends(self):
+        assert chosen_combine("auto", 2, overlap=False) == "ppermute"
+        assert chosen_combine("auto", 4, overlap=False) == "all_to_all"
+        assert chosen_combine("auto", 4, overlap=True) == "ppermute"
+        assert chosen_combine("psum_scatter", 2, overlap=True) == "psum_scatter"
 
     def test_what_is_asked_for_is_kept(self):
         shape = Shape(*QWEN, 8)
@@ -81,7 +102,7 @@ class TestBytes:
 class TestExplanation:
     def test_says_what_is_chosen(self):
         text = str(moe.explain_expert_parallel(*QWEN, 2))
-        assert "strategy all_gather, chunks 1, combine all_to_all" in text
+        assert "strategy all_gather, chunks 1, combine ppermute" in text
         assert "33.6 MB leave a device" in text
         assert "instead of ragged_all_to_all" in text
         assert "of no communication" in text

@@ -52,8 +52,9 @@ def test_fused(activation, dtype):
     "hidden, options, gather",
     [
         (256, {}, "in place"),
-        (72, dict(activation="swiglu_oai"), "in place"),
+        (136, dict(activation="swiglu_oai"), "in place"),
         (264, {}, "before"),
+        (128, {}, "before"),
         (256, dict(activation="relu"), "before"),
         (256, dict(biases=(jnp.ones((4, 256), BF16), None)), "before"),
     ],

@@ -42,7 +42,8 @@ def expert_parallel_mlp(
     strategy: Strategy | Literal["auto"] = "auto",
     chunks: int | Literal["auto"] = "auto",
     buffer_factor: float | None = None,
-    combine: Combine = "all_to_all",
+    combine: Combine | Literal["auto"] = "auto",
+    overlap: bool = False,
     save: Save = "x",
     biases: Biases | None = None,
     activation: Any = "silu",
@@ -92,9 +93,16 @@ def expert_parallel_mlp(
       buffer_factor: None drops nothing. A number is the room for rows on a device, over those of
         balanced experts; rows past it are dropped, those of a device's last experts first, and
         counted in `overflow`.
-      combine: "all_to_all" sends partial results where they are added up in float32 at least, in
-        the order of the devices, with one rounding; "psum_scatter" leaves that to XLA's collective.
-        Tokens are gathered by the transpose, so that their gradients are added up likewise.
+      combine: "all_to_all" and "ppermute" send partial results where they are added up in float32
+        at least, in a fixed order, with one rounding: the former by one collective, the latter by
+        one to every other device; "psum_scatter" leaves that to XLA's collective. Tokens are
+        gathered by the transpose, so that their gradients are added up likewise. "auto" is
+        "ppermute" for two devices and with `overlap`, and "all_to_all" else.
+      overlap: whether gradients of tokens travel beside the products of weights' gradients. That
+        takes collectives without kernels, which XLA has with `--xla_gpu_collective_permute_mode=
+        peer` in XLA_FLAGS, or as an option of `jax.jit(compiler_options=...)`, for the GPUs of one
+        host: copy engines send what "ppermute" sends. NCCL's kernels have been slower beside
+        products than after them.
       save: of the tokens, what is kept for the backward pass: "x" everybody's tokens; "rows" the
         local rows; "nothing", which gathers them again.
       biases: of this device's experts, see `moe.dropless_mlp`; along `tensor_axis` that of wo is
@@ -116,6 +124,7 @@ def expert_parallel_mlp(
     checked_boolean("apply_router_weight_on_input", apply_router_weight_on_input)
     checked_choice("strategy", strategy, STRATEGIES)
     checked_choice("combine", combine, COMBINES)
+    checked_boolean("overlap", overlap)
     checked_choice("save", save, SAVES)
     factor = checked_factor(buffer_factor)
     x, wi_0, wo = as_array("x", x), as_array("wi_0", wi_0), as_array("wo", wo)
@@ -154,7 +163,10 @@ def expert_parallel_mlp(
         vary_over(routing.experts.reshape(-1, top_k), axes),
         vary_over(routing.weights.reshape(-1, top_k), axes),
     )
-    schedule = _schedule(group, tokens, experts, top_k, strategy, chunks, combine, factor, save)
+    combine = prediction.chosen_combine(combine, group.num_sources, overlap)
+    schedule = _schedule(
+        group, tokens, experts, top_k, strategy, chunks, combine, overlap, factor, save
+    )
     y, wanted, kept = layer.run(tokens, choices, experts, group, schedule)
     return y.reshape(x.shape), group_stats(wanted, kept, group)
 
@@ -167,6 +179,7 @@ def _schedule(
     strategy: str,
     chunks: int | str,
     combine: Combine,
+    overlap: bool,
     factor: float | None,
     save: Save,
 ) -> Schedule:
@@ -193,9 +206,10 @@ def _schedule(
         checked_chunks(chunks, len(tokens)),
         combine,
         factor,
+        overlap=overlap,
         can_exchange=differ and jax.process_count() == 1,
     )
-    return Schedule(chosen.strategy, chosen.chunks, factor, combine, save)
+    return Schedule(chosen.strategy, chosen.chunks, factor, combine, save, overlap)
 
 
 def _given(**arrays: jax.Array | None) -> dict[str, jax.Array]:

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from jax_grouped_gemm._src.arguments import canonical_dtype, checked_choice, checked_int
+from jax_grouped_gemm._src.arguments import (
+    canonical_dtype,
+    checked_boolean,
+    checked_choice,
+    checked_int,
+)
 from jax_grouped_gemm._src.expert_parallel.options import (
     COMBINES,
     STRATEGIES,
     checked_chunks,
     checked_factor,
 )
-from jax_grouped_gemm._src.expert_parallel.prediction import Combine, Prediction, Shape, choose
+from jax_grouped_gemm._src.expert_parallel.prediction import (
+    Combine,
+    Prediction,
+    Shape,
+    choose,
+    chosen_combine,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +72,8 @@ def explain_expert_parallel(
     dtype: DTypeLike = jnp.bfloat16,
     strategy: str = "auto",
     chunks: int | str = "auto",
-    combine: Combine = "all_to_all",
+    combine: Combine | Literal["auto"] = "auto",
+    overlap: bool = False,
     buffer_factor: float | None = None,
 ) -> ExpertParallelExplanation:
     """Says how `expert_parallel_mlp` would compute a layer, and how long that may take.
@@ -76,7 +89,7 @@ def explain_expert_parallel(
       devices: N, along `expert_axis`.
       tensor_devices: along `tensor_axis`, with the same tokens.
       dtype: of tokens and matrices.
-      strategy, chunks, combine, buffer_factor: see `expert_parallel_mlp`.
+      strategy, chunks, combine, overlap, buffer_factor: see `expert_parallel_mlp`.
 
     Raises:
       TypeError, ValueError: an argument has an unsuitable type, or the experts cannot be divided.
@@ -95,6 +108,7 @@ def explain_expert_parallel(
         )
     checked_choice("strategy", strategy, STRATEGIES)
     checked_choice("combine", combine, COMBINES)
+    checked_boolean("overlap", overlap)
     shape = Shape(
         tokens,
         embed,
@@ -104,14 +118,15 @@ def explain_expert_parallel(
         devices,
         canonical_dtype("dtype", dtype).itemsize,
     )
+    combine = chosen_combine(combine, devices, overlap)
     count = checked_chunks(chunks, tokens)
     factor = checked_factor(buffer_factor)
     of_each = {
-        name: choose(shape, name, count, combine, factor)  # type: ignore[arg-type]
+        name: choose(shape, name, count, combine, factor, overlap=overlap)  # type: ignore[arg-type]
         for name in STRATEGIES[1:]
     }
     wanted = None if strategy == "auto" else strategy
-    chosen = choose(shape, wanted, count, combine, factor)  # type: ignore[arg-type]
+    chosen = choose(shape, wanted, count, combine, factor, overlap=overlap)  # type: ignore[arg-type]
     others = tuple(p for name, p in of_each.items() if name != chosen.strategy)
     return ExpertParallelExplanation(shape, chosen, others)
 

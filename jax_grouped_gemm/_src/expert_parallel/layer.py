@@ -33,6 +33,7 @@ class Schedule:
       buffer_factor: see `expert_parallel_mlp`.
       combine: how partial results are added up.
       save: what the backward pass has of the tokens.
+      overlap: whether collectives run beside products.
     """
 
     strategy: Strategy
@@ -40,6 +41,7 @@ class Schedule:
     buffer_factor: float | None
     combine: Combine
     save: Save
+    overlap: bool
 
 
 class Choices(NamedTuple):
@@ -54,7 +56,7 @@ def run(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Tokens [T, D] of this device -> their results, rows wanted here and rows that were kept."""
     tokens, top_k = choices.experts.shape
-    everyone = _gather_choices(choices, group)
+    everyone = _gather_choices(choices, group, schedule)
     # [sources * T, k] -> [sources, chunks, T / chunks, k]
     parts = (group.num_sources, schedule.chunks, tokens // schedule.chunks, top_k)
     of_chunks = jax.tree.map(lambda c: c.reshape(parts), everyone)
@@ -67,8 +69,8 @@ def run(
     return jnp.concatenate(ys), sum(wanted), sum(kept)
 
 
-def _gather_choices(choices: Choices, group: Group) -> Choices:
-    """The choices of all sources, by one collective."""
+def _gather_choices(choices: Choices, group: Group, schedule: Schedule) -> Choices:
+    """The choices of all sources, in the order in which their tokens come."""
     if not group.tokens:
         return choices
     # Integers up to 2^24 are floats exactly.
@@ -76,7 +78,8 @@ def _gather_choices(choices: Choices, group: Group) -> Choices:
     dtype = at_least_float32(choices.weights.dtype)
     experts = lax.stop_gradient(choices.experts.astype(dtype))
     both = jnp.concatenate([experts, choices.weights.astype(dtype)], axis=1)
-    both = lax.all_gather(both, group.tokens, tiled=True)
+    of_shifts = schedule.strategy == "all_gather" and schedule.combine == "ppermute"
+    both = collectives.gather(both, group, "ppermute" if of_shifts else "psum_scatter")
     experts, weights = both[:, :top_k], both[:, top_k:]
     return Choices(lax.stop_gradient(experts).astype(jnp.int32), weights)
 
@@ -92,19 +95,49 @@ def _gathered(x, choices, experts, group, schedule):
     """Everybody's tokens come here, and partial results go back."""
     pairs = _local_pairs(choices, experts, group, schedule)
 
-    def layer(x, weights):
+    def layer(x, weights, experts=experts):
         everybody = collectives.gather(x, group, schedule.combine)
-        everybody, weights = _together(everybody, weights)
+        everybody, weights, experts = _together(everybody, weights, experts, schedule)
         weights = weights_of_rows(weights, pairs)
         if schedule.save == "rows":
             rows = experts.on_rows(experts.copy(everybody, pairs), pairs, weights)
         else:
             rows = experts.on_tokens(everybody, pairs, weights)
-        partial_sums = experts.add_up(checkpoint_name(rows, "mlpwo"), pairs)
-        return collectives.scatter(partial_sums, group, schedule.combine)
+        rows = checkpoint_name(rows, "mlpwo")
+        return _returned(rows, pairs, experts, group, schedule.combine)
 
     y = _keeping(schedule, layer)(x, choices.weights)
     return y, pairs.wanted, pairs.valid_rows[0]
+
+
+def _returned(
+    rows: jax.Array, pairs: LocalPairs, experts: Experts, group: Group, combine: Combine
+) -> jax.Array:
+    """The sums of each token's rows, on the device that has the token."""
+
+    def at_once(rows, pairs):
+        return collectives.scatter(experts.add_up(rows, pairs), group, combine)
+
+    if combine != "ppermute" or not group.tokens:
+        return at_once(rows, pairs)
+
+    @jax.custom_jvp
+    def one_by_one(rows, order, inverse, sizes, valid_rows, wanted):
+        pairs = LocalPairs(order, inverse, sizes, valid_rows, wanted, rows.shape[0])
+
+        def sums(inverse):
+            return experts.add_up(rows, pairs._replace(inverse=inverse))
+
+        y = collectives.made_and_scattered(sums, inverse, group.tokens)
+        return lax.psum(y, group.summed) if group.summed else y
+
+    @one_by_one.defjvp
+    def _(primals, tangents):
+        # Transposed, one copy of all tokens to rows, not the sum of one for each device.
+        pairs = LocalPairs(*primals[1:], rows.shape[0])
+        return one_by_one(*primals), at_once(tangents[0], pairs)
+
+    return one_by_one(rows, *pairs[:-1])
 
 
 def _exchanged(x, choices, experts, group, schedule):
@@ -124,10 +157,10 @@ def _exchanged(x, choices, experts, group, schedule):
     own = local_pairs(mine, jnp.int32(0), num_experts, mine.size, experts.of_rows)
     all_arrive = schedule.buffer_factor is None and not experts.reads_every_row
 
-    def layer(x, weights):
+    def layer(x, weights, experts=experts):
         rows = experts.copy(x, own)
         rows = exchange.exchange(rows, ways, group.experts, pairs.num_rows, all_arrive)
-        rows, weights = _together(rows, weights)
+        rows, weights, experts = _together(rows, weights, experts, schedule)
         rows = experts.on_rows(rows, pairs, weights_of_rows(weights, pairs))
         back = exchange.Routes(ways.back, ways.there)
         rows = checkpoint_name(rows, "mlpwo")
@@ -139,13 +172,19 @@ def _exchanged(x, choices, experts, group, schedule):
     return y, pairs.wanted, pairs.valid_rows[0]
 
 
-def _together(rows: jax.Array, weights: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Both, whose gradients travel one after the other when both are done.
+def _together(
+    rows: jax.Array, weights: jax.Array, experts: Experts, schedule: Schedule
+) -> tuple[jax.Array, jax.Array, Experts]:
+    """All three. But for `overlap`, no gradient travels before all are done.
 
-    That of the weights would run beside a product, and wait for other devices on multiprocessors
-    that the product counts on.
+    It would run beside a product, and wait for other devices on multiprocessors that the product
+    counts on.
     """
-    return tuple(lax.optimization_barrier((rows, weights)))
+    if schedule.overlap:
+        return rows, weights, experts
+    matrices = experts.matrices
+    rows, weights, matrices = lax.optimization_barrier((rows, weights, matrices))
+    return rows, weights, dataclasses.replace(experts, matrices=matrices)
 
 
 def _keeping(schedule, layer):

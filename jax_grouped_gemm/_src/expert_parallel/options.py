@@ -5,7 +5,7 @@ from __future__ import annotations
 from jax_grouped_gemm._src.arguments import checked_int
 
 STRATEGIES = ("auto", "all_gather", "ragged_all_to_all")
-COMBINES = ("psum_scatter", "all_to_all")
+COMBINES = ("auto", "psum_scatter", "all_to_all", "ppermute")
 SAVES = ("x", "rows", "nothing")
 
 

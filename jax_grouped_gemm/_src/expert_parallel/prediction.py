@@ -13,17 +13,24 @@ from jax_grouped_gemm._src.device import BANDWIDTH, SIXTEEN_BITS
 from jax_grouped_gemm._src.expert_parallel.pairs import buffer_rows
 
 Strategy = Literal["all_gather", "ragged_all_to_all"]
-Combine = Literal["psum_scatter", "all_to_all"]
+Combine = Literal["psum_scatter", "all_to_all", "ppermute"]
 
 GIGA = 1e9
 ALL_GATHER = 185 * GIGA
 PSUM_SCATTER = 165 * GIGA
 ALL_TO_ALL = 220 * GIGA
+PPERMUTE = 215 * GIGA
 RAGGED_ALL_TO_ALL = 80 * GIGA
 """Bytes a second that leave a GPU, of tens of megabytes."""
 
+COPY_ENGINES = 390 * GIGA
+"""The same, where copy engines send what a ppermute sends."""
+
 LATENCY = 20e-6
 """Seconds that a collective takes however little it moves."""
+
+COPY_ENGINES_LATENCY = 35e-6
+"""The same of copy engines, beside a product too."""
 
 ROWS_LOST_TO_TILES = 64
 """Of each expert, on the average: half a tile."""
@@ -111,35 +118,53 @@ class Prediction:
         return self.local_step_seconds / self.step_seconds
 
 
+def chosen_combine(combine: Combine | Literal["auto"], sources: int, overlap: bool) -> Combine:
+    """What is asked for; else one collective to every other device where that is faster."""
+    if combine != "auto":
+        return combine
+    return "ppermute" if overlap or sources == 2 else "all_to_all"
+
+
 def predict(
     shape: Shape,
     strategy: Strategy,
     chunks: int = 1,
     combine: Combine = "all_to_all",
     buffer_factor: float | None = None,
+    *,
+    overlap: bool = False,
 ) -> Prediction:
     """Bytes and seconds of one way to compute a layer."""
     sources, devices = shape.num_sources, shape.devices
     row_bytes = shape.embed * shape.itemsize
     if strategy == "all_gather":
         there = back = (sources - 1) * shape.tokens * row_bytes
-        rates = (ALL_TO_ALL,) * 2 if combine == "all_to_all" else (ALL_GATHER, PSUM_SCATTER)
+        rates = _RATES[combine]
     else:
         there = back = shape.tokens * shape.top_k * row_bytes * (devices - 1) // devices
         rates = RAGGED_ALL_TO_ALL, RAGGED_ALL_TO_ALL
-    legs = [_leg(size, rate, chunks) for size, rate in zip((there, back), rates, strict=True)]
+    collectives = chunks
+    latency = LATENCY
+    if strategy == "all_gather" and combine == "ppermute":
+        collectives *= sources - 1
+        if overlap:
+            rates, latency = (COPY_ENGINES,) * 2, COPY_ENGINES_LATENCY
+    fixed = collectives * latency
+    legs = [
+        size / rate + fixed if size else 0.0
+        for size, rate in zip((there, back), rates, strict=True)
+    ]
     rows = buffer_rows(
         shape.tokens // chunks * sources, shape.top_k, shape.experts_here, devices, buffer_factor
     )
     local_forward, local_backward = _local_seconds(shape, 1)
     forward, backward = _local_seconds(shape, chunks)
-    # No collective runs beside a product, which has never been faster, so that every leg counts.
+    # Every leg counts, but for gradients of tokens beside products of weights' gradients.
     communication = sum(legs) + (LATENCY if sources > 1 else 0)
-    # Rows without a pair are written as zeros: gate, up and hidden, and the result.
-    unused = max(0, rows * chunks - shape.balanced_rows)
-    zeros = unused * (3 * shape.hidden + shape.embed) * shape.itemsize / BANDWIDTH
-    forward += communication + zeros
-    backward += communication + zeros
+    forward += communication
+    backward += communication
+    if latency == COPY_ENGINES_LATENCY and back:
+        backward -= legs[1] - fixed
     return Prediction(
         strategy,
         chunks,
@@ -163,6 +188,7 @@ def choose(
     combine: Combine = "all_to_all",
     buffer_factor: float | None = None,
     *,
+    overlap: bool = False,
     can_exchange: bool = True,
 ) -> Prediction:
     """The strategy with the faster step.
@@ -170,7 +196,7 @@ def choose(
     Args:
       shape: of the layer.
       strategy: None if it is to be chosen.
-      chunks, combine, buffer_factor: see `expert_parallel_mlp`.
+      chunks, combine, buffer_factor, overlap: see `expert_parallel_mlp`.
       can_exchange: whether "ragged_all_to_all" may be chosen.
     """
     strategies: list[Strategy] = ["all_gather"]
@@ -178,12 +204,17 @@ def choose(
         strategies.append("ragged_all_to_all")
     if strategy is not None:
         strategies = [strategy]
-    every = [predict(shape, one, chunks, combine, buffer_factor) for one in strategies]
+    every = [
+        predict(shape, one, chunks, combine, buffer_factor, overlap=overlap) for one in strategies
+    ]
     return min(every, key=lambda prediction: prediction.step_seconds)
 
 
-def _leg(num_bytes: int, rate: float, chunks: int) -> float:
-    return num_bytes / rate + chunks * LATENCY if num_bytes else 0.0
+_RATES = {
+    "psum_scatter": (ALL_GATHER, PSUM_SCATTER),
+    "all_to_all": (ALL_TO_ALL, ALL_TO_ALL),
+    "ppermute": (PPERMUTE, PPERMUTE),
+}
 
 
 def _local_seconds(shape: Shape, chunks: int) -> tuple[float, float]:

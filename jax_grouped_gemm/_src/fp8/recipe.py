@@ -23,15 +23,17 @@ class Recipe:
       forward: the product itself, "fp8" or "bf16".
       dgrad: the cotangent of lhs.
       wgrad: the cotangent of rhs. In "bf16" nothing is quantised for it, which is the faster choice
-        where groups are short: with 512 rows a group an FP8 product gains less than its operands,
-        transposed and quantised once more, cost.
+        for `fp8_ragged_dot` where groups are short: with 512 rows a group an FP8 product gains less
+        than its operands, transposed and quantised once more, cost. Layers quantise them on the
+        way, and are faster with "fp8".
       forward_dtype: FP8 dtype of lhs and rhs. e4m3 has the precision.
       gradient_dtype: FP8 dtype of the result's cotangent. Scales a block make e4m3 wide enough;
         e5m2 has more range within a block.
       scaling: what shares a scale in the forward product and dgrad: "blockwise", 1 x 128 of rows
         and 128 x 128 of weights; "rowwise", each row of lhs and each column of a matrix;
-        "tensorwise", all of lhs and each matrix. wgrad in FP8 is always in blocks of 1 x 128 along
-        the rows of a group.
+        "tensorwise", all of lhs and each matrix. wgrad in FP8 is in blocks of 1 x 128 along the
+        rows of a group whatever this says, but for tokens in layers, and the gradient of what is
+        summed up to tokens: each of their columns has one scale.
       power_of_two_scales: rounds scales up to powers of two.
 
     "bf16" products multiply 16-bit operands as they are and round wider ones to bfloat16.

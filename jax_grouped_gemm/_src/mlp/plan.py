@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_grouped_gemm._src.arrays import is_static, round_up
+from jax_grouped_gemm._src.arrays import cdiv, is_static, round_up
 from jax_grouped_gemm._src.device import H200, Target
 from jax_grouped_gemm._src.explain import explain
 from jax_grouped_gemm._src.mlp.epilogue import Epilogue
@@ -39,10 +39,11 @@ FEW_ROWS = 8
 FEW_ROWS_TILE = TileConfig(tile_m=32, tile_n=128, cluster=1)
 """Mean rows of a group up to which the kernel for reading weights once is faster, and its tile."""
 
-# Columns of hidden up to which reading tokens in place is faster than copies: those of the two
-# tiles that a cluster computes from the same rows. With more, weights are read more often
-# (docs/notes/moe.md).
-MOST_COLUMNS_IN_PLACE = 256
+# Columns of hidden in a tile. Reading tokens in place is faster than copies where there are two: a
+# cluster computes both from the same rows. One would leave half of the chip without work, and for
+# more than two, weights are read more often (docs/notes/moe.md).
+COLUMNS_OF_TILE = 128
+TILES_IN_PLACE = 2
 
 # Tiles of the gradient of hidden, which consumers take in turn.
 WIDE_GRADIENT, NARROW_GRADIENT = TileConfig(128, 192, 2), TileConfig(128, 128, 2)
@@ -154,11 +155,12 @@ def plan_gated(avals: Sequence[Any], params: Mapping[str, Any], target: Target =
 
 def _reads_in_place(operands, epilogue: Epilogue | None) -> bool:
     """Whether the product of large groups reads tokens faster than copies of them."""
-    is_plain = epilogue is not None and epilogue.is_sigmoid and not {"b0", "b1"} & set(operands)
     return (
-        has_up(operands)
-        and is_plain
-        and hidden_columns(operands) <= MOST_COLUMNS_IN_PLACE
+        epilogue is not None
+        and epilogue.is_sigmoid
+        and has_up(operands)
+        and not {"b0", "b1"} & set(operands)
+        and cdiv(hidden_columns(operands), COLUMNS_OF_TILE) == TILES_IN_PLACE
     )
 
 

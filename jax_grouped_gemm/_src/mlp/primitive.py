@@ -301,17 +301,10 @@ def _cotangents(dy, given, wanted, options) -> dict[str, jax.Array]:
     matrices = ("wi",) if "wi" in given else ("wi_0", "wi_1")[: len(gradients)]
     if "wi" in given:
         gradients = [jnp.concatenate(gradients, axis=1)]
-    # One [m, D] array at a time: each is made when what reads the one before it is done. Without
-    # barriers XLA would also find that rows of x were copied before, and keep them instead of x.
-    x, gradients[0], cotangents = jax.lax.optimization_barrier(
-        (given["x"], gradients[0], cotangents)
-    )
-    if wanted.intersection(matrices):
-        x = token_rows.on_rows(x, given)
-        for name, gradient in zip(matrices, gradients, strict=True):
-            if name in wanted:
-                cotangents[name] = weights_of(x, gradient, *indices)
-        gradients[0], cotangents = jax.lax.optimization_barrier((gradients[0], cotangents))
+    # One [m, D] array at a time: each is made when what reads the one before it is done. That of x
+    # comes first, since it may have to travel to other devices, which takes as long as products of
+    # weights' gradients.
+    gradients[0], cotangents = jax.lax.optimization_barrier((gradients[0], cotangents))
     if "x" in wanted:
         factors = *gradients, *(given[name] for name in matrices)
         if len(matrices) == 2:
@@ -322,6 +315,16 @@ def _cotangents(dy, given, wanted, options) -> dict[str, jax.Array]:
             rows = (given.get(name) for name in ROWS)
             dx = token_rows.combine(dx, *rows, num_tokens=given["x"].shape[0])
         cotangents["x"] = dx
+    if wanted.intersection(matrices):
+        # Without a barrier XLA would find that rows of x were copied before, and keep them instead
+        # of x.
+        x, gradients[0], cotangents = jax.lax.optimization_barrier(
+            (given["x"], gradients[0], cotangents)
+        )
+        x = token_rows.on_rows(x, given)
+        for name, gradient in zip(matrices, gradients, strict=True):
+            if name in wanted:
+                cotangents[name] = weights_of(x, gradient, *indices)
     return cotangents
 
 
