@@ -114,7 +114,7 @@ PARTS = (
     ("gradient of x", r"Paired"),
     ("gradients of weights", r"Contracting"),
     ("products of rows", r"Noncontracting"),
-    ("hidden and gradients, quantised", r"quantize_(hidden|gradients)"),
+    ("hidden and gradients, quantised", r"quantize_(hidden|(ragged_)?gradients)"),
     ("quantise", r"quantize"),
     ("sort", r"sort|Sort|scan|histogram|count"),
     ("gather", r"gather|dispatch"),

@@ -26,6 +26,7 @@ SPLIT = P(AXIS)
 STRATEGIES: dict[str, dict] = {
     "ours": dict(),
     "overlap": dict(overlap=True),
+    "overlap_rows": dict(overlap=True, save="rows"),
     "overlap_room_for_1.25": dict(overlap=True, buffer_factor=1.25),
     "overlap_chunks_2": dict(overlap=True, chunks=2),
     "psum_scatter": dict(strategy="all_gather", chunks=1, combine="psum_scatter"),

@@ -5,6 +5,7 @@ The two are each other's transpose.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 
 import jax
@@ -62,11 +63,30 @@ def _scatter(y: jax.Array, axes: Axes) -> jax.Array:
     return jnp.sum(parts, axis=0, dtype=at_least_float32(y.dtype)).astype(y.dtype)
 
 
+@functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
 def _gather_by_shifts(x: jax.Array, axes: Axes) -> jax.Array:
-    """Everybody sends to the device before it, then to the one before that, and so on."""
+    """Everybody sends to the device before it, then to the one before that, and so on.
+
+    A device's own tokens are copied while the others' are on their way.
+    """
+    _, *others = _copies_by_shifts(x, axes)
+    buffer = jnp.pad(x, ((0, len(others) * len(x)), *((0, 0),) * (x.ndim - 1)))
+    buffer = lax.optimization_barrier(buffer)
+    for place, part in enumerate(others, 1):
+        buffer = lax.dynamic_update_slice_in_dim(buffer, part, place * len(x), axis=0)
+    return buffer
+
+
+@_gather_by_shifts.defjvp
+def _(axes, primals, tangents):
+    # The copy's transpose would write zeros where the others' tokens are.
+    (x,), (tangent,) = primals, tangents
+    return _gather_by_shifts(x, axes), jnp.concatenate(_copies_by_shifts(tangent, axes))
+
+
+def _copies_by_shifts(x: jax.Array, axes: Axes) -> list[jax.Array]:
     copies = x.astype(at_least_float32(x.dtype))
-    shifts = range(lax.axis_size(axes))
-    return jnp.concatenate([_shifted(copies.astype(x.dtype), axes, -shift) for shift in shifts])
+    return [_shifted(copies.astype(x.dtype), axes, -by) for by in range(lax.axis_size(axes))]
 
 
 def _scatter_by_shifts(y: jax.Array, axes: Axes) -> jax.Array:
@@ -90,9 +110,11 @@ def made_and_scattered(make: Callable[[jax.Array], jax.Array], of: jax.Array, ax
 
 
 def _sum(parts: Iterable[jax.Array]) -> jax.Array:
-    parts = list(parts)
-    total = sum(part.astype(at_least_float32(part.dtype)) for part in parts)
-    return total.astype(parts[0].dtype)
+    first, *others = parts
+    total = first.astype(at_least_float32(first.dtype))
+    for part in others:
+        total += part.astype(total.dtype)
+    return total.astype(first.dtype)
 
 
 def _shifted(x: jax.Array, axes: Axes, by: int) -> jax.Array:

@@ -112,7 +112,7 @@ class Experts:
             self.activation,
             self.precision,
             self.implementation,
-            zeroes_unowned="inverse" not in more or bool(self.biases),
+            zeroes_unowned=self.reads_every_row or bool(self.biases),
         )
         operands = dict(x=x, **self.matrices, **self.biases, **more)
         if weights is not None:

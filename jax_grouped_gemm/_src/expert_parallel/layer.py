@@ -121,9 +121,11 @@ def _returned(
     if combine != "ppermute" or not group.tokens:
         return at_once(rows, pairs)
 
+    num_rows = pairs.num_rows
+
     @jax.custom_jvp
     def one_by_one(rows, order, inverse, sizes, valid_rows, wanted):
-        pairs = LocalPairs(order, inverse, sizes, valid_rows, wanted, rows.shape[0])
+        pairs = LocalPairs(order, inverse, sizes, valid_rows, wanted, num_rows)
 
         def sums(inverse):
             return experts.add_up(rows, pairs._replace(inverse=inverse))
@@ -134,10 +136,12 @@ def _returned(
     @one_by_one.defjvp
     def _(primals, tangents):
         # Transposed, one copy of all tokens to rows, not the sum of one for each device.
-        pairs = LocalPairs(*primals[1:], rows.shape[0])
+        _, order, inverse, sizes, valid_rows, wanted = primals
+        pairs = LocalPairs(order, inverse, sizes, valid_rows, wanted, num_rows)
         return one_by_one(*primals), at_once(tangents[0], pairs)
 
-    return one_by_one(rows, *pairs[:-1])
+    indices = pairs.order, pairs.inverse, pairs.group_sizes, pairs.valid_rows, pairs.wanted
+    return one_by_one(rows, *indices)
 
 
 def _exchanged(x, choices, experts, group, schedule):
