@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
-from jax_grouped_gemm._src.fp8.training import FP8_LHS, FP8_RHS
+from jax_grouped_gemm._src.fp8.products import FP8_LHS, FP8_RHS
 from jax_grouped_gemm._src.op import ops
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Arrays: their sizes rounded up, the dtype of their sums, and the mesh axes over which they vary.
+"""Arrays: sizes rounded up, the dtypes of sums and of slices, and the mesh axes they vary over.
 
 Inside `jax.shard_map` every array's type says over which manual axes it varies. Primitives whose
 operands vary over different axes are ill-typed. JAX's own operations insert the missing casts; ours
@@ -8,6 +8,7 @@ operand needs, so it must be visible to autodiff and cannot be left to the lower
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -44,6 +45,58 @@ def pad_to(x: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     growth = [new - old for new, old in zip(shape, x.shape[batch_rank:], strict=True)]
     config = [(0, 0, 0)] * batch_rank + [(0, g, 0) for g in growth]
     return lax.pad(x, jnp.zeros((), x.dtype), config)
+
+
+def whole_bytes_dtype(dtype: np.dtype) -> np.dtype:
+    """Returns a dtype of whole bytes that holds `dtype`: XLA slices no elements of fewer bits."""
+    if not jnp.issubdtype(dtype, jnp.integer) and not jnp.issubdtype(dtype, jnp.floating):
+        return dtype
+    is_integer = jnp.issubdtype(dtype, jnp.integer)
+    if (jnp.iinfo(dtype) if is_integer else jnp.finfo(dtype)).bits >= 8:
+        return dtype
+    if not is_integer:
+        return np.dtype(jnp.bfloat16)
+    return np.dtype(np.int8 if jnp.issubdtype(dtype, jnp.signedinteger) else np.uint8)
+
+
+def _bits_dtype(dtype: np.dtype) -> np.dtype:
+    """Returns the dtype as which arrays of `dtype` are sliced and updated.
+
+    XLA computes narrow floats on the CPU in float32 and converts the whole array around every
+    dynamic slice and update, in each turn of a loop. Unsigned integers it leaves alone.
+    """
+    is_narrow_float = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4
+    return np.dtype(f"uint{8 * dtype.itemsize}") if is_narrow_float else dtype
+
+
+def to_bits(x: jax.Array) -> jax.Array:
+    """`x` in the dtype in which to slice and update it."""
+    return from_bits(x, _bits_dtype(x.dtype))
+
+
+def from_bits(x: jax.Array, dtype: np.dtype) -> jax.Array:
+    """The array of `dtype` of which `to_bits` made `x`."""
+    return x if x.dtype == dtype else lax.bitcast_convert_type(x, dtype)
+
+
+def zero_bits(shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
+    """Zeros of `dtype`, as bits."""
+    return jnp.zeros(shape, _bits_dtype(dtype))
+
+
+def map_batch(
+    fn: Callable[..., jax.Array], operands: Sequence[jax.Array], ranks: Sequence[int]
+) -> jax.Array:
+    """Applies `fn` to each batch element of the operands that exceed their rank."""
+    batched = [x.ndim > rank for x, rank in zip(operands, ranks, strict=True)]
+    if not any(batched):
+        return fn(*operands)
+
+    def body(mapped):
+        mapped = iter(mapped)
+        return fn(*(next(mapped) if b else x for b, x in zip(batched, operands, strict=True)))
+
+    return lax.map(body, [x for b, x in zip(batched, operands, strict=True) if b])
 
 
 def varying_axes(*arrays: jax.Array) -> frozenset[str]:

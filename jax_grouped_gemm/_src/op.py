@@ -260,6 +260,11 @@ ops: dict[Primitive, Op] = {}
 """All operations by their primitives, in the order in which they were defined."""
 
 
+def op_named(name: str) -> Op:
+    """The operation whose primitive has that name."""
+    return next(op for op in ops.values() if op.name == name)
+
+
 def export_disabled_checks() -> tuple[export.DisabledSafetyCheck, ...]:
     """The checks to disable so that programs with any operation's custom calls are exported."""
     targets = (target for op in ops.values() for target in op.targets)

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.plan import DEFAULT_TILE
 from jax_grouped_gemm._src.ragged import call, reference
-from jax_grouped_gemm._src.ragged.plan import PINGPONG_TILE, adds_in_place
+from jax_grouped_gemm._src.ragged.plan import PINGPONG_TILE
 from tests.support import group_sizes as sizes_of
 from tests.support import oracle
 from tests.support.dtypes import BF16, F16, F32
@@ -19,6 +19,10 @@ from tests.support.ops import CONTRACTING, MAJORS, accumulation_shapes, contract
 
 M, K, N, G = 48, 16, 24, 6
 SIZES = np.array([9, 0, 17, 1, 0, 14], np.int32)  # 41 of 48 rows
+
+
+def adds_in_place(plan: jgg.Plan) -> bool:
+    return plan.kernel_problem is not None and plan.kernel_problem.accumulates
 
 
 def operands(rng, m=M, k=K, n=N, g=G, dtype=F32):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
@@ -27,6 +28,13 @@ Shape = tuple[int, ...]
 
 COLUMN_ROWS = 256
 """Rows of which `column_maxima` finds the largest of each column."""
+
+
+class Pair(NamedTuple):
+    """An FP8 operand and its scales."""
+
+    values: jax.Array
+    scales: jax.Array
 
 
 def row_blocks(m: int, num_groups: int) -> int:

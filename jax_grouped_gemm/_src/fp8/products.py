@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,19 +13,14 @@ from jax.typing import DTypeLike
 from jax_grouped_gemm._src.arguments import Implementation
 from jax_grouped_gemm._src.arrays import pad_to, round_up
 from jax_grouped_gemm._src.fp8 import primitive
-from jax_grouped_gemm._src.fp8.formats import BLOCK
+from jax_grouped_gemm._src.fp8.formats import BLOCK, Pair
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.fp8.reference import quantize
 from jax_grouped_gemm._src.plan import Product, TileChoices
 from jax_grouped_gemm._src.ragged import primitive as ragged
 
-
-class Pair(NamedTuple):
-    """An FP8 operand and its scales."""
-
-    values: jax.Array
-    scales: jax.Array
-
+FP8_LHS, FP8_RHS = "fp8_lhs", "fp8_rhs"
+"""The names under which backward passes have their quantised operands."""
 
 LHS_SCALING = {"blockwise": "1x128", "rowwise": "1xk", "tensorwise": "tensor"}
 RHS_SCALING = {"blockwise": "128x128", "rowwise": "kx1", "tensorwise": "group"}

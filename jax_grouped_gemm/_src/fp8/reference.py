@@ -14,7 +14,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_grouped_gemm._src.arrays import cdiv, round_up, vary_over, varying_axes
+from jax_grouped_gemm._src.arrays import (
+    cdiv,
+    from_bits,
+    map_batch,
+    round_up,
+    to_bits,
+    vary_over,
+    varying_axes,
+)
 from jax_grouped_gemm._src.fp8.formats import BLOCK, COLUMN_ROWS, row_blocks
 from jax_grouped_gemm._src.ragged import reference
 
@@ -308,7 +316,7 @@ def scaled_ragged_noncontracting(
         return out.astype(preferred_element_type)
 
     operands = (lhs, lhs_scale, rhs, rhs_scale, group_sizes, group_offset)
-    return reference.map_batch(unbatched, operands, ranks=(2, 2, 3, 3, 1, 1))
+    return map_batch(unbatched, operands, ranks=(2, 2, 3, 3, 1, 1))
 
 
 def scaled_ragged_contracting(
@@ -346,10 +354,10 @@ def scaled_ragged_contracting(
         if 0 in (*lhs.shape, *rhs.shape, num_groups, total_groups):
             return vary_over(jnp.zeros((num_groups, *shape), preferred_element_type), axes)
         blocks = _GroupBlocks.of(group_sizes, num_rows)
-        lhs_bits, rhs_bits = reference.to_bits(lhs), reference.to_bits(rhs)
+        lhs_bits, rhs_bits = to_bits(lhs), to_bits(rhs)
 
         def dequantized(bits, dtype, scale, block):
-            values = reference.from_bits(bits[block], dtype).astype(jnp.float32)
+            values = from_bits(bits[block], dtype).astype(jnp.float32)
             return values * scale[block if scale.shape[0] > 1 else 0][:, None]
 
         def compute_group(group):
@@ -373,7 +381,7 @@ def scaled_ragged_contracting(
         return lax.map(compute_group, first + jnp.arange(num_groups, dtype=jnp.int32))
 
     operands = (lhs, lhs_scale, rhs, rhs_scale, group_sizes, group_offset)
-    return reference.map_batch(unbatched, operands, ranks=(3, 2, 3, 2, 1, 1))
+    return map_batch(unbatched, operands, ranks=(3, 2, 3, 2, 1, 1))
 
 
 class _Blocks:
@@ -383,11 +391,11 @@ class _Blocks:
         growth = round_up(values.shape[-1], BLOCK) - values.shape[-1]
         values = jnp.pad(values, [(0, 0)] * (values.ndim - 1) + [(0, growth)])
         self.dtype, self.scales = values.dtype, scales
-        self.bits = reference.to_bits(values)
+        self.bits = to_bits(values)
 
     def dequantized(self, block: jax.Array) -> jax.Array:
         """The block in float32, [..., 128]."""
         bits = lax.dynamic_slice_in_dim(self.bits, block * BLOCK, BLOCK, axis=-1)
-        values = reference.from_bits(bits, self.dtype).astype(jnp.float32)
+        values = from_bits(bits, self.dtype).astype(jnp.float32)
         scale_block = 0 if self.scales.shape[-1] == 1 else block
         return values * lax.dynamic_slice_in_dim(self.scales, scale_block, 1, axis=-1)

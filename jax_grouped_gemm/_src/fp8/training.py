@@ -25,15 +25,12 @@ from jax_grouped_gemm._src.arguments import (
 from jax_grouped_gemm._src.arrays import align_varying
 from jax_grouped_gemm._src.autodiff import once_differentiable
 from jax_grouped_gemm._src.fp8.api import SOURCE_DTYPES, QuantizedWeights
-from jax_grouped_gemm._src.fp8.formats import quantized_blocks
-from jax_grouped_gemm._src.fp8.products import Fp8Products, Pair, narrow
+from jax_grouped_gemm._src.fp8.formats import Pair, quantized_blocks
+from jax_grouped_gemm._src.fp8.products import FP8_LHS, FP8_RHS, Fp8Products, narrow
 from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
 from jax_grouped_gemm._src.plan import current_tiles, using_tiles
 from jax_grouped_gemm._src.ragged import primitive as ragged
 from jax_grouped_gemm._src.ragged.api import ragged_dot
-
-FP8_LHS, FP8_RHS = "fp8_lhs", "fp8_rhs"
-"""The names under which `fp8_ragged_dot` keeps its quantised operands."""
 
 
 def fp8_ragged_dot(

@@ -6,10 +6,12 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
-from jax_grouped_gemm._src.arguments import canonical_offset
+from jax_grouped_gemm._src.arguments import as_indices, canonical_offset
 from jax_grouped_gemm._src.arrays import at_least_float32, vary_over, varying_axes
-from jax_grouped_gemm._src.ragged.api import ragged_dot
+from jax_grouped_gemm._src.plan import current_tiles
+from jax_grouped_gemm._src.ragged.primitive import ragged_noncontracting
 from jax_grouped_gemm._src.ragged.reference import local_group_bounds
 
 
@@ -49,11 +51,16 @@ def _bias_rows_jvp(num_rows, primals, tangents):
     # gather is a scatter-add, which is not reproducible on a GPU.
     bias, group_sizes, group_offset = primals
     ones = jnp.ones((num_rows, 1), bias.dtype)
-    tangent = ragged_dot(
+    tangent = ragged_noncontracting(
         vary_over(ones, varying_axes(bias, group_sizes)),
         tangents[0][:, None],
-        group_sizes,
-        precision="highest",
-        group_offset=group_offset,
+        as_indices("group_sizes", group_sizes),
+        canonical_offset(group_offset),
+        transpose_lhs=False,
+        transpose_rhs=False,
+        preferred_element_type=bias.dtype,
+        precision=lax.Precision.HIGHEST,
+        implementation=None,
+        **current_tiles().params("forward"),
     )
     return bias_rows(bias, group_sizes, group_offset, num_rows), tangent

@@ -13,7 +13,8 @@ import numpy as np
 from jax_grouped_gemm._src.arrays import cdiv
 from jax_grouped_gemm._src.mlp.epilogue import Epilogue
 from jax_grouped_gemm._src.mlp.plan import MlpPlan
-from jax_grouped_gemm._src.mlp.reference import has_up, hidden_columns, on_rows
+from jax_grouped_gemm._src.mlp.problem import has_up, hidden_columns
+from jax_grouped_gemm._src.mlp.rows import on_rows
 
 GATED = "jax_grouped_gemm.gated_ragged_dot.v3"
 GATED_TRANSPOSE = "jax_grouped_gemm.gated_ragged_dot_transpose.v3"

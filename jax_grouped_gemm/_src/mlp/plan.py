@@ -14,8 +14,9 @@ from jax import lax
 from jax_grouped_gemm._src.arrays import cdiv, is_static, round_up
 from jax_grouped_gemm._src.device import H200, Target
 from jax_grouped_gemm._src.explain import explain
-from jax_grouped_gemm._src.mlp import reference
 from jax_grouped_gemm._src.mlp.epilogue import Epilogue
+from jax_grouped_gemm._src.mlp.problem import MlpProblem, has_up, hidden_columns
+from jax_grouped_gemm._src.op import op_named
 from jax_grouped_gemm._src.plan import (
     AS_ASKED,
     DEFAULT_TILE,
@@ -49,37 +50,6 @@ WIDE_GRADIENT, NARROW_GRADIENT = TileConfig(128, 192, 2), TileConfig(128, 128, 2
 # What a column of a narrow tile takes, in columns of a wide one: its operands are read more often.
 # 1.13 to 1.33 in the kernel alone (docs/notes/moe.md).
 NARROW_COLUMN = 1.2
-
-
-@dataclasses.dataclass(frozen=True)
-class MlpProblem:
-    """Static description of one operation of an MLP.
-
-    Attributes:
-      op: its name.
-      operands: their shapes and dtypes by name.
-      params: of the primitive.
-    """
-
-    op: str
-    operands: Mapping[str, jax.ShapeDtypeStruct]
-    params: Mapping[str, Any]
-
-    @property
-    def num_rows(self) -> Any:
-        """Rows of x, of the rows that are copies of it, or of hidden."""
-        return next(self.operands[name] for name in _WITH_ROWS if name in self.operands).shape[0]
-
-    def __str__(self) -> str:
-        operands = (
-            f"{name} {x.dtype}{list(x.shape)}"
-            for name, x in self.operands.items()
-            if name not in ("group_sizes", "group_offset", "inverse")
-        )
-        return f"{self.op} {', '.join(operands)}, {self.operands['group_sizes'].shape[0]} groups"
-
-
-_WITH_ROWS = ("rows", "x", "hidden", "gate")
 
 
 def _few_rows_pay(problem: MlpProblem, target: Target) -> bool:
@@ -130,7 +100,7 @@ class MlpPlan(Plan[MlpProblem]):
 
     def compose(self, *operands: jax.Array) -> Any:
         """The operation as ragged products."""
-        return getattr(reference, self.problem.op)(*operands, **self.problem.params)
+        return op_named(self.problem.op).reference(*operands, **self.problem.params)
 
     @functools.cached_property
     def products(self) -> tuple[Plan[Any], ...]:
@@ -160,7 +130,7 @@ def plan_gated(avals: Sequence[Any], params: Mapping[str, Any], target: Target =
     activation = params["activation"]
     gate, up = (f" + {name}" * (name in operands) for name in ("b0", "b1"))
     factors = [f"{_named_function(activation)}(gate{gate})"]
-    if reference.has_up(operands):
+    if has_up(operands):
         factors.append(f"(up{up})" if up else "up")
     factors += ["weights"] * ("weights" in operands)
     kept = ", gate and up kept" if params["residuals"] else ""
@@ -188,9 +158,9 @@ def _reads_in_place(operands, epilogue: Epilogue | None) -> bool:
     return (
         epilogue is not None
         and epilogue.is_sigmoid
-        and reference.has_up(operands)
+        and has_up(operands)
         and not {"b0", "b1"} & set(operands)
-        and cdiv(reference.hidden_columns(operands), COLUMNS_OF_TILE) == TILES_IN_PLACE
+        and cdiv(hidden_columns(operands), COLUMNS_OF_TILE) == TILES_IN_PLACE
     )
 
 

@@ -27,6 +27,7 @@ from jax_grouped_gemm._src.arguments import (
 from jax_grouped_gemm._src.arrays import at_least_float32
 from jax_grouped_gemm._src.mlp import call, plan, reference
 from jax_grouped_gemm._src.mlp import rows as token_rows
+from jax_grouped_gemm._src.mlp.problem import has_up, hidden_columns
 from jax_grouped_gemm._src.op import Op
 from jax_grouped_gemm._src.plan import TileChoices, current_tiles
 
@@ -40,11 +41,11 @@ def _gated_avals(*operands, names, residuals, **_):
     given = dict(zip(names, operands, strict=True))
     x, wi = given["x"], given["wi" if "wi" in given else "wi_0"]
     rows = given["rows"] if "rows" in given else x
-    shape = rows.shape[0], reference.hidden_columns(given)
+    shape = rows.shape[0], hidden_columns(given)
     aval = GATED.unsharded_aval(operands, shape, jnp.result_type(x, wi))
     if not residuals:
         return [aval]
-    if not reference.has_up(given):
+    if not has_up(given):
         return [aval, aval]
     return [aval, aval, aval.update(dtype=jnp.result_type(x, given.get("wi_1", wi)))]
 
@@ -320,7 +321,7 @@ def _cotangents(dy, given, wanted, options) -> dict[str, jax.Array]:
         x, gradients[0], cotangents = jax.lax.optimization_barrier(
             (given["x"], gradients[0], cotangents)
         )
-        x = reference.on_rows(x, given)
+        x = token_rows.on_rows(x, given)
         for name, gradient in zip(matrices, gradients, strict=True):
             if name in wanted:
                 cotangents[name] = weights_of(x, gradient, *indices)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -120,24 +120,6 @@ def row_weights(weights, owned, like) -> jax.Array:
     return jnp.where(owned, weights, 0).astype(at_least_float32(like.dtype))
 
 
-def on_rows(x: jax.Array, operands: Mapping[str, jax.Array]) -> jax.Array:
-    """The rows of x [m, D], copies of tokens if `operands` has the rows of them."""
-    if "rows" not in operands:
-        return x
-    more = operands.get("inverse"), operands.get("count")
-    return token_rows.gather(x, operands["rows"], *more)
-
-
-def has_up(operands: Mapping[str, Any]) -> bool:
-    """Whether a hidden layer has a gate and an up projection, in one matrix or in two."""
-    return "wi" in operands or "wi_1" in operands
-
-
-def hidden_columns(operands: Mapping[str, Any]) -> int:
-    """F."""
-    return operands["wi"].shape[2] // 2 if "wi" in operands else operands["wi_0"].shape[2]
-
-
 def gated_ragged_dot(
     *operands: jax.Array,
     names: Sequence[str],
@@ -161,7 +143,7 @@ def gated_ragged_dot(
       hidden and, with `residuals`, gate and up. All are zero in rows that no local group owns.
     """
     given = dict(zip(names, operands, strict=True))
-    x = on_rows(given["x"], given)
+    x = token_rows.on_rows(given["x"], given)
     sizes, offset = given["group_sizes"], given["group_offset"]
     matmul = functools.partial(
         with_bias, Products(**options).rows, group_sizes=sizes, group_offset=offset
@@ -354,9 +336,12 @@ def ragged_mlp_tangent(
         """The tangent of x times the weights of that name."""
         terms = []
         if "x_dot" in given:
-            terms.append(product(on_rows(given["x_dot"], given), given[name], *indices))
+            dx = token_rows.on_rows(given["x_dot"], given)
+            terms.append(product(dx, given[name], *indices))
         if f"{name}_dot" in given:
-            terms.append(product(on_rows(given["x"], given), given[f"{name}_dot"], *indices))
+            terms.append(
+                product(token_rows.on_rows(given["x"], given), given[f"{name}_dot"], *indices)
+            )
         return sum(terms) if terms else jnp.zeros_like(like)
 
     owned = owned_rows(*indices, wo.shape[0], gate.shape[0])

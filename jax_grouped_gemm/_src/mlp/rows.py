@@ -6,6 +6,7 @@ sums are in float32 at least, in a fixed order, and rounded once.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -39,6 +40,14 @@ def gather(
     if inverse is not None:
         return moves.gather_rows(x, rows, inverse, *_optional(x.shape[0], count), **BY_TOKEN)
     return GATHER.bind(x, rows)
+
+
+def on_rows(x: jax.Array, operands: Mapping[str, jax.Array]) -> jax.Array:
+    """The rows of x [m, D], copies of tokens if `operands` has the rows of them."""
+    if "rows" not in operands:
+        return x
+    more = operands.get("inverse"), operands.get("count")
+    return gather(x, operands["rows"], *more)
 
 
 def copies(x: jax.Array, rows: jax.Array, inverse: jax.Array | None = None) -> jax.Array:

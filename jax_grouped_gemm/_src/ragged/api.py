@@ -197,9 +197,11 @@ def ragged_dot_general(
     offset = canonical_offset(group_offset)
     num_groups = rhs.shape[names.rhs.index("g")] if "g" in names.rhs else group_sizes.shape[-1]
     run_group_checks(group_sizes, lhs.shape[names.lhs.index("m")], offset, num_groups)
-    is_contracting = names.mode is Mode.CONTRACTING
-    product = dimension_numbers.contracting if is_contracting else dimension_numbers.noncontracting
-    return product(lhs, rhs, group_sizes, offset, names, **options).reshape(shape)
+    if names.mode is Mode.CONTRACTING:
+        of_any_rank, product = dimension_numbers.contracting, primitive.ragged_contracting
+    else:
+        of_any_rank, product = dimension_numbers.noncontracting, primitive.ragged_noncontracting
+    return of_any_rank(product, lhs, rhs, group_sizes, offset, names, **options).reshape(shape)
 
 
 def _checked(

@@ -11,8 +11,7 @@ import numpy as np
 from jax_grouped_gemm._src.arrays import pad_to
 from jax_grouped_gemm._src.plan import Plan
 from jax_grouped_gemm._src.ragged import whole
-from jax_grouped_gemm._src.ragged.plan import PINGPONG_TILE, adds_in_place
-from jax_grouped_gemm._src.ragged.problem import RaggedProblem
+from jax_grouped_gemm._src.ragged.problem import PINGPONG_TILE, RaggedProblem
 
 NONCONTRACTING = "jax_grouped_gemm.ragged_noncontracting.v4"
 CONTRACTING = "jax_grouped_gemm.ragged_contracting.v4"
@@ -67,7 +66,7 @@ def accumulate(
     """Adds what `ragged` returns to `accumulator`, in place if the kernel can."""
     if plan.kernel_problem is None:
         return accumulator
-    if not adds_in_place(plan):
+    if not plan.kernel_problem.accumulates:
         return accumulator + ragged(plan, lhs, rhs, group_sizes, group_offset)
     return call_kernel(
         ACCUMULATE,

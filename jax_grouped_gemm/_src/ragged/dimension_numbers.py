@@ -17,8 +17,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_grouped_gemm._src.ragged.primitive import ragged_contracting, ragged_noncontracting
-
 
 class Mode(enum.Enum):
     """Kind of the ragged dimension of lhs."""
@@ -107,6 +105,7 @@ class _Named:
 
 
 def noncontracting(
+    primitive: Callable[..., jax.Array],
     lhs: jax.Array,
     rhs: jax.Array,
     group_sizes: jax.Array,
@@ -114,13 +113,13 @@ def noncontracting(
     names: DimensionNames,
     **params: Any,
 ) -> jax.Array:
-    """Ragged non-contracting product of any rank, up to dimensions of size 1 in the result."""
+    """`primitive` for operands of any rank, up to dimensions of size 1 in the result."""
     rhs_kept = names.kept(names.rhs)
     rows = _Named(lhs, names.lhs).merge(names.contracting, "k")
     matrices = _Named(rhs, names.rhs).merge(names.contracting, "k").merge(rhs_kept[-1:], "n")
 
-    def product(lhs_core, rhs_core, sizes, offset):
-        return ragged_noncontracting(
+    def of_core(lhs_core, rhs_core, sizes, offset):
+        return primitive(
             lhs_core,
             jnp.moveaxis(rhs_core, matrices.order("g", "k", "n").index("g"), 0),
             sizes,
@@ -132,10 +131,11 @@ def noncontracting(
 
     sizes = _Named(group_sizes, names.group_sizes(group_sizes.ndim))
     out = (*names.batch, *names.kept(names.lhs), *rhs_kept[:-1], "n")
-    return _map_unknown(product, rows, matrices, sizes, group_offset, core=("m", "n"), out=out)
+    return _map_unknown(of_core, rows, matrices, sizes, group_offset, core=("m", "n"), out=out)
 
 
 def contracting(
+    primitive: Callable[..., jax.Array],
     lhs: jax.Array,
     rhs: jax.Array,
     group_sizes: jax.Array,
@@ -143,7 +143,7 @@ def contracting(
     names: DimensionNames,
     **params: Any,
 ) -> jax.Array:
-    """Ragged contracting product of any rank, up to dimensions of size 1 in the result."""
+    """`primitive` for operands of any rank, up to dimensions of size 1 in the result."""
     if names.contracting != ("m",):
         raise NotImplementedError(
             "a ragged contracting dimension must be the only contracting dimension, got "
@@ -153,8 +153,8 @@ def contracting(
     left = _Named(lhs, names.lhs).merge(lhs_kept[-1:], "k")
     right = _Named(rhs, names.rhs).merge(rhs_kept[-1:], "n")
 
-    def product(lhs_core, rhs_core, sizes, offset):
-        return ragged_contracting(
+    def of_core(lhs_core, rhs_core, sizes, offset):
+        return primitive(
             lhs_core,
             rhs_core,
             sizes,
@@ -167,7 +167,7 @@ def contracting(
 
     sizes = _Named(group_sizes, names.group_sizes(group_sizes.ndim))
     out = ("g", *names.batch, *lhs_kept[:-1], "k", *rhs_kept[:-1], "n")
-    return _map_unknown(product, left, right, sizes, group_offset, core=("g", "k", "n"), out=out)
+    return _map_unknown(of_core, left, right, sizes, group_offset, core=("g", "k", "n"), out=out)
 
 
 def _map_unknown(

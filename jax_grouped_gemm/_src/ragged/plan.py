@@ -31,6 +31,7 @@ from jax_grouped_gemm._src.plan import (
 from jax_grouped_gemm._src.ragged import whole
 from jax_grouped_gemm._src.ragged.problem import (
     ACCUMULATE,
+    PINGPONG_TILE,
     RATIOS,
     RaggedProblem,
     addressable_problem,
@@ -43,7 +44,6 @@ from jax_grouped_gemm._src.ragged.problem import (
 )
 
 STREAM_K_TILE = dataclasses.replace(DEFAULT_TILE, stream_k=True)
-PINGPONG_TILE = TileConfig(tile_m=128, tile_n=192, cluster=2)
 FLOAT32_FEW_ROWS_TILE = TileConfig(tile_m=64, tile_n=128, cluster=1)
 
 # Cutting the last wave gives 6 % of 8.2 waves of 224 steps and nothing of 30 waves, and costs 1 %
@@ -88,7 +88,7 @@ def _can_take_turns(problem: RaggedProblem) -> bool:
     return (
         layouts == ("mk", "mn", "gkn")
         and problem.out_dtype == np.float32
-        and problem.op != ACCUMULATE
+        and not problem.accumulates
     )
 
 
@@ -171,16 +171,11 @@ def plan_accumulate(
         return plan
     how = (
         "added in place by the kernel"
-        if adds_in_place(plan)
+        if plan.kernel_problem.accumulates
         else "written to memory and added by XLA: the kernels add products of 16-bit "
         "operands to rows that need no padding"
     )
     return dataclasses.replace(plan, notes=(how, *plan.notes))
-
-
-def adds_in_place(plan: RaggedPlan) -> bool:
-    """Whether the kernel adds its product to an accumulator; otherwise XLA does, if any."""
-    return plan.kernel_problem is not None and plan.kernel_problem.op == ACCUMULATE
 
 
 def _plan(problem: RaggedProblem, params: Mapping[str, Any], target: Target) -> RaggedPlan:
@@ -226,7 +221,7 @@ def _kernel_form(problem: RaggedProblem) -> RaggedProblem:
     form = problem
     if problem.out_dtype != problem.lhs_dtype:
         form = dataclasses.replace(form, out_dtype=np.dtype(np.float32))
-    if problem.op == ACCUMULATE:
+    if problem.accumulates:
         is_padded = addressable_problem(form).shape(form.out) != form.shape(form.out)
         if is_padded or form.is_float32:
             form = dataclasses.replace(form, op="ragged_contracting")
@@ -345,7 +340,7 @@ def _prediction(
 ) -> Prediction:
     """For groups of equal size, those outside the window included."""
     lhs_bytes, rhs_bytes, result_bytes = problem.array_bytes()
-    if problem.op == ACCUMULATE:
+    if problem.accumulates:
         result_bytes *= 2
     products, operand_bytes, split_bytes = 1, lhs_bytes + rhs_bytes, 0.0
     if terms and tile.transposed:

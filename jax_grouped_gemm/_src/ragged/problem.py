@@ -140,6 +140,11 @@ class RaggedProblem:
         return "m" not in self.out
 
     @property
+    def accumulates(self) -> bool:
+        """Whether the product is added to an accumulator; of a kernel's problem, in place."""
+        return self.op == ACCUMULATE
+
+    @property
     def is_float32(self) -> bool:
         """Whether operands are multiplied in parts of 16 bits."""
         return self.lhs_dtype == np.float32
@@ -180,6 +185,7 @@ class RaggedProblem:
         return f"{self.op} {lhs} x {rhs} -> {out}, {self.num_groups} groups{batch}"
 
 
+PINGPONG_TILE = TileConfig(tile_m=128, tile_n=192, cluster=2)
 NUM_CONSUMERS = 2
 STEP_BYTES = 128
 """What a step reads of a row of either operand: 64 elements of 16 bits, or 128 of 8."""

@@ -10,7 +10,6 @@ An operand may carry a leading batch dimension; one without it is shared by the 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -18,7 +17,18 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jax_grouped_gemm._src.arrays import at_least_float32, cdiv, is_static, vary_over, varying_axes
+from jax_grouped_gemm._src.arrays import (
+    at_least_float32,
+    cdiv,
+    from_bits,
+    is_static,
+    map_batch,
+    to_bits,
+    vary_over,
+    varying_axes,
+    whole_bytes_dtype,
+    zero_bits,
+)
 
 MIN_TILE_ROWS = 16
 MAX_TILE_ROWS = 256
@@ -51,10 +61,10 @@ def ragged_noncontracting(
     """
     row_axis = 1 if transpose_lhs else 0
     dimension_numbers = (((1 - row_axis,), (1 if transpose_rhs else 0,)), ((), ()))
-    lhs, rhs = (x.astype(_whole_bytes_dtype(x.dtype)) for x in (lhs, rhs))
+    lhs, rhs = (x.astype(whole_bytes_dtype(x.dtype)) for x in (lhs, rhs))
     lhs_dtype, rhs_dtype = lhs.dtype, rhs.dtype
     result_dtype = preferred_element_type
-    preferred_element_type = _whole_bytes_dtype(result_dtype)
+    preferred_element_type = whole_bytes_dtype(result_dtype)
     accumulator_dtype = _accumulator_dtype(lhs, rhs, preferred_element_type)
 
     def unbatched(lhs, rhs, group_sizes, group_offset):
@@ -62,7 +72,7 @@ def ragged_noncontracting(
         num_columns = rhs.shape[1 if transpose_rhs else 2]
         axes = varying_axes(lhs, rhs, group_sizes, group_offset)
         if 0 in (*lhs.shape, *rhs.shape):
-            return vary_over(_zero_bits((num_rows, num_columns), preferred_element_type), axes)
+            return vary_over(zero_bits((num_rows, num_columns), preferred_element_type), axes)
 
         bounds = local_group_bounds(group_sizes, group_offset, num_groups, num_rows)
         if group_sizes.shape == (1,) and num_groups == 1:
@@ -81,7 +91,7 @@ def ragged_noncontracting(
         tiles = _Tiles.of(bounds, tile_rows, num_rows)
         lhs = _with_a_window(lhs, row_axis, tile_rows)
         padded_rows = lhs.shape[row_axis]
-        out = vary_over(_zero_bits((padded_rows, num_columns), preferred_element_type), axes)
+        out = vary_over(zero_bits((padded_rows, num_columns), preferred_element_type), axes)
 
         def compute_tile(tile, out):
             group, first, end = tiles.at(tile)
@@ -129,10 +139,10 @@ def ragged_contracting(
     """
     lhs_row_axis, rhs_row_axis = (1 if transpose_lhs else 0), (1 if transpose_rhs else 0)
     dimension_numbers = (((lhs_row_axis,), (rhs_row_axis,)), ((), ()))
-    lhs, rhs = (x.astype(_whole_bytes_dtype(x.dtype)) for x in (lhs, rhs))
+    lhs, rhs = (x.astype(whole_bytes_dtype(x.dtype)) for x in (lhs, rhs))
     lhs_dtype, rhs_dtype = lhs.dtype, rhs.dtype
     result_dtype = preferred_element_type
-    preferred_element_type = _whole_bytes_dtype(result_dtype)
+    preferred_element_type = whole_bytes_dtype(result_dtype)
     accumulator_dtype = _accumulator_dtype(lhs, rhs, preferred_element_type)
 
     def unbatched(lhs, rhs, group_sizes, group_offset):
@@ -140,7 +150,7 @@ def ragged_contracting(
         slice_shape = (lhs.shape[1 - lhs_row_axis], rhs.shape[1 - rhs_row_axis])
         axes = varying_axes(lhs, rhs, group_sizes, group_offset)
         if 0 in (num_rows, num_groups):
-            out = _zero_bits((num_groups, *slice_shape), preferred_element_type)
+            out = zero_bits((num_groups, *slice_shape), preferred_element_type)
             return vary_over(out, axes)
 
         bounds = local_group_bounds(group_sizes, group_offset, num_groups, num_rows)
@@ -177,7 +187,7 @@ def ragged_contracting(
             return accumulator, _with_element(out, result, group)
 
         accumulator = vary_over(jnp.zeros(slice_shape, accumulator_dtype), axes)
-        out = vary_over(_zero_bits((num_groups, *slice_shape), preferred_element_type), axes)
+        out = vary_over(zero_bits((num_groups, *slice_shape), preferred_element_type), axes)
         return lax.fori_loop(0, tiles.count, accumulate_tile, (accumulator, out))[1]
 
     operands = (to_bits(lhs), to_bits(rhs), group_sizes, group_offset)
@@ -381,54 +391,3 @@ def _convert(accumulator: jax.Array, dtype: np.dtype) -> jax.Array:
         # The cotangent of a real factor, where the other one is complex.
         accumulator = jnp.real(accumulator)
     return accumulator.astype(dtype)
-
-
-def _whole_bytes_dtype(dtype: np.dtype) -> np.dtype:
-    """Returns a dtype of whole bytes that holds `dtype`: XLA slices no elements of fewer bits."""
-    if not jnp.issubdtype(dtype, jnp.integer) and not jnp.issubdtype(dtype, jnp.floating):
-        return dtype
-    is_integer = jnp.issubdtype(dtype, jnp.integer)
-    if (jnp.iinfo(dtype) if is_integer else jnp.finfo(dtype)).bits >= 8:
-        return dtype
-    if not is_integer:
-        return np.dtype(jnp.bfloat16)
-    return np.dtype(np.int8 if jnp.issubdtype(dtype, jnp.signedinteger) else np.uint8)
-
-
-def _bits_dtype(dtype: np.dtype) -> np.dtype:
-    """Returns the dtype as which arrays of `dtype` are sliced and updated.
-
-    XLA computes narrow floats on the CPU in float32 and converts the whole array around every
-    dynamic slice and update, in each turn of a loop. Unsigned integers it leaves alone.
-    """
-    is_narrow_float = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4
-    return np.dtype(f"uint{8 * dtype.itemsize}") if is_narrow_float else dtype
-
-
-def to_bits(x: jax.Array) -> jax.Array:
-    """`x` in the dtype in which to slice and update it."""
-    return from_bits(x, _bits_dtype(x.dtype))
-
-
-def from_bits(x: jax.Array, dtype: np.dtype) -> jax.Array:
-    """The array of `dtype` of which `to_bits` made `x`."""
-    return x if x.dtype == dtype else lax.bitcast_convert_type(x, dtype)
-
-
-def _zero_bits(shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
-    return jnp.zeros(shape, _bits_dtype(dtype))
-
-
-def map_batch(
-    fn: Callable[..., jax.Array], operands: Sequence[jax.Array], ranks: Sequence[int]
-) -> jax.Array:
-    """Applies `fn` to each batch element of the operands that exceed their rank."""
-    batched = [x.ndim > rank for x, rank in zip(operands, ranks, strict=True)]
-    if not any(batched):
-        return fn(*operands)
-
-    def body(mapped):
-        mapped = iter(mapped)
-        return fn(*(next(mapped) if b else x for b, x in zip(batched, operands, strict=True)))
-
-    return lax.map(body, [x for b, x in zip(batched, operands, strict=True) if b])

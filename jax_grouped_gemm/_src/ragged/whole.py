@@ -26,7 +26,7 @@ from jax_grouped_gemm._src.device import (
 )
 from jax_grouped_gemm._src.float32 import FULL_TERMS
 from jax_grouped_gemm._src.plan import Plan
-from jax_grouped_gemm._src.ragged.problem import ACCUMULATE, RaggedProblem
+from jax_grouped_gemm._src.ragged.problem import RaggedProblem
 from jax_grouped_gemm._src.ragged.reference import local_group_bounds
 
 # What a call takes beside what is predicted: XLA's product, and its kernels for the rows of several
@@ -47,7 +47,7 @@ def faster_reason(plan: Plan[RaggedProblem], target: Target) -> str:
     problem, prediction = plan.problem, plan.prediction
     if (
         prediction is None
-        or problem.op == ACCUMULATE
+        or problem.accumulates
         or problem.batch
         or not is_static(*problem.shape("mkng"))
         or temporary_bytes(problem) > MOST_TEMPORARY_BYTES

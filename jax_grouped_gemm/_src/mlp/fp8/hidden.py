@@ -17,11 +17,10 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from jax_grouped_gemm._src.activations import Activation
-from jax_grouped_gemm._src.arrays import pad_to
+from jax_grouped_gemm._src.arrays import pad_to, round_up
 from jax_grouped_gemm._src.fp8 import reference
-from jax_grouped_gemm._src.fp8.products import Pair
+from jax_grouped_gemm._src.fp8.formats import BLOCK, Pair
 from jax_grouped_gemm._src.fp8.recipe import Recipe
-from jax_grouped_gemm._src.mlp.fp8.weights import padded_columns
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,3 +98,8 @@ class HiddenGradients(NamedTuple):
     up: jax.Array | Pair | None
     hidden: jax.Array | Pair  # the same, computed again
     weights: jax.Array  # float32 [m]
+
+
+def padded_columns(hidden: int) -> int:
+    """The columns of gate, with those of zeros after which up begins."""
+    return round_up(hidden, BLOCK)

@@ -15,8 +15,7 @@ from jax_grouped_gemm._src.arguments import Implementation
 from jax_grouped_gemm._src.arrays import cdiv
 from jax_grouped_gemm._src.device import H200, Target
 from jax_grouped_gemm._src.fp8 import primitive, reference
-from jax_grouped_gemm._src.fp8.formats import BLOCK, quantized_groups, quantized_rows
-from jax_grouped_gemm._src.fp8.products import Pair
+from jax_grouped_gemm._src.fp8.formats import BLOCK, Pair, quantized_groups, quantized_rows
 from jax_grouped_gemm._src.mlp.epilogue import Epilogue
 from jax_grouped_gemm._src.mlp.fp8.hidden import HiddenGradients, HiddenLayer
 from jax_grouped_gemm._src.op import Op

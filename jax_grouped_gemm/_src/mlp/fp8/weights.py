@@ -10,9 +10,7 @@ import jax
 from jax.typing import ArrayLike
 
 from jax_grouped_gemm._src.arguments import Implementation, as_array, checked_implementation
-from jax_grouped_gemm._src.arrays import round_up
 from jax_grouped_gemm._src.fp8.api import SOURCE_DTYPES, QuantizedWeights
-from jax_grouped_gemm._src.fp8.formats import BLOCK
 from jax_grouped_gemm._src.fp8.products import Fp8Products
 from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
 from jax_grouped_gemm._src.plan import TileChoices, current_tiles
@@ -103,11 +101,6 @@ def quantize_experts(products: Fp8Products, wi_0, wi_1, wo, *, plain: bool, tran
     if wi_1 is None:
         return products.quantize_weights(wi_0, **forms), down
     return products.quantize_joined(wi_0, wi_1, **forms), down
-
-
-def padded_columns(hidden: int) -> int:
-    """The columns of gate, with those of zeros after which up begins."""
-    return round_up(hidden, BLOCK)
 
 
 def check_is_fused(function: str, recipe: Recipe) -> None:

@@ -1,0 +1,58 @@
+"""Folders of the package import from floors below alone."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "jax_grouped_gemm"
+FLOORS = (
+    {"_src"},
+    {"_src/ragged", "_src/rows", "_src/lists"},
+    {"_src/fp8", "optim"},
+    {"_src/mlp", "checkpoint_policies"},
+    {"_src/expert_parallel"},
+    {"moe"},
+    {"flax", ""},
+    {"demo"},
+    {"__main__"},
+)
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+
+def room(parts: tuple[str, ...]) -> str:
+    """The folder or public module that a module belongs to, "" for the package itself."""
+    if parts[:1] == ("_src",):
+        is_folder = len(parts) > 1 and (PACKAGE / "_src" / parts[1]).is_dir()
+        return f"_src/{parts[1]}" if is_folder else "_src"
+    return parts[0] if parts else ""
+
+
+def parts_of(path: Path) -> tuple[str, ...]:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return parts[:-1] if parts[-1] == "__init__" else parts
+
+
+def imported(path: Path) -> Iterator[tuple[str, ...]]:
+    """What a module imports of the package, in functions too."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if not isinstance(node, ast.ImportFrom) or not node.module:
+            continue
+        package, *inner = node.module.split(".")
+        if package == PACKAGE.name:
+            for alias in node.names:
+                whole = PACKAGE.joinpath(*inner, alias.name)
+                is_module = whole.is_dir() or whole.with_suffix(".py").exists()
+                yield (*inner, alias.name) if is_module else tuple(inner)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_from_below(path):
+    floor = {name: i for i, names in enumerate(FLOORS) for name in names}
+    here = room(parts_of(path))
+    for parts in imported(path):
+        there = room(parts)
+        assert there == here or floor[there] < floor[here], ".".join(parts)
