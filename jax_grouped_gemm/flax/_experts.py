@@ -8,7 +8,15 @@ import jax
 
 from jax_grouped_gemm import moe
 
-OF_MESH = ("expert_axis", "fsdp_axis", "tensor_axis", "strategy", "chunks", "buffer_factor")
+OF_MESH = (
+    "expert_axis",
+    "fsdp_axis",
+    "tensor_axis",
+    "strategy",
+    "chunks",
+    "buffer_factor",
+    "overlap",
+)
 
 
 def apply_experts(

@@ -101,3 +101,25 @@ def test_options_of_a_mesh_need_an_expert_axis(option, mesh, x):
     layer = jgg_flax.linen.MoE(F, E, K, **{option: mesh if option == "mesh" else "tensor"})
     with pytest.raises(ValueError, match="need an expert_axis"):
         layer.init(jax.random.key(0), x)
+
+
+@pytest.mark.parametrize("library", ["linen", "nnx"])
+def test_overlap_is_the_layers(library, mesh, x):
+    """Asked of a layer, tokens are sent by ppermutes, to however many devices."""
+    mesh = Mesh(mesh.devices.reshape(8), ("expert",), axis_types=(AxisType.Auto,))
+    x = jnp.tile(x, (2, 1, 1))
+    options = dict(mesh=mesh, expert_axis="expert", strategy="all_gather", overlap=True)
+    if library == "linen":
+        layer = jgg_flax.linen.MoE(F, E, K, **options)
+        variables = layer.init(jax.random.key(0), x)
+
+        def apply(x):
+            return layer.apply(variables, x)[0]
+    else:
+        layer = jgg_flax.nnx.MoE(D, F, E, K, rngs=nnx.Rngs(0), **options)
+
+        def apply(x):
+            return layer(x)[0]
+
+    program = str(jax.make_jaxpr(jax.grad(lambda x: apply(x).sum()))(x))
+    assert "ppermute[" in program and "all_to_all[" not in program
