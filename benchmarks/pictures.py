@@ -28,9 +28,10 @@ MODELS = {
 
 
 def beside_stock() -> plt.Figure:
-    """Time and temporary memory of a product, ours and `jax.lax.ragged_dot`'s."""
+    """Time and temporary memory of a product and of a training step, ours and with
+    `jax.lax.ragged_dot`."""
     figure, (times, memory) = plt.subplots(
-        1, 2, figsize=(WIDTH, 3.4), layout="constrained", sharey=True
+        1, 2, figsize=(WIDTH, 4.0), layout="constrained", sharey=True
     )
     figure.get_layout_engine().set(w_pad=0.1)
     stock_ms, ours_ms, stock_bytes, ours_bytes = [], [], [], []
@@ -40,14 +41,21 @@ def beside_stock() -> plt.Figure:
         ours_ms.append(quotes.ours(quotes.cases("ragged")[case])["median_us"] / 1e3)
         stock_bytes.append(quotes.memory_of("stock", shape, "forward"))
         ours_bytes.append(quotes.memory_of("ours", shape, "forward"))
+    (step,) = quotes.cases("step").values()
+    stock_step, our_step = (step["peers"][name] for name in ("stock", "ours"))
+    stock_ms.append(stock_step["median_us"] / 1e3)
+    ours_ms.append(our_step["median_us"] / 1e3)
+    stock_bytes.append(stock_step["temporary_bytes"])
+    ours_bytes.append(our_step["temporary_bytes"])
     _pairs(times, stock_ms, ours_ms, lambda ms: f"{ms:.1f} ms")
     times.set(title="time", xlabel="ms, log scale")
     _pairs(memory, stock_bytes, ours_bytes, _as_memory)
     memory.set(title="temporary memory", xlabel="bytes, log scale")
-    times.set_yticks(range(len(MODELS)), MODELS.values())
+    labels = (*MODELS.values(), "training, 1.2 B parameters")
+    times.set_yticks(range(len(labels)), labels)
     times.invert_yaxis()
     device = load([quotes.RESULTS / "h200_main.json"])["device"]
-    figure.suptitle(f"A ragged product in bf16, one {device}")
+    figure.suptitle(f"Ragged products and a step of training in bf16, one {device}")
     handles, labels = times.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2)
     return figure

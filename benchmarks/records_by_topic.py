@@ -26,6 +26,7 @@ RECORDS = {
     "step": ("h200_training",),
     "expert_parallel": ("h200_x2_expert_parallel",),
     "fp8": ("h200_fp8",),
+    "training_columns": ("h200_fp8_training_columns",),
     "training": ("h200_fp8_training", "h200_fp8_training_seed_2"),
     "float32_default": ("h200_float32_default",),
     "float32_highest": ("h200_float32_highest",),
