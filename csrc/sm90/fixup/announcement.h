@@ -1,11 +1,11 @@
 // How a thread block tells another one of the same launch that its partial sums are in memory.
 //
-// A flag in the workspace does it only where a memset before each launch clears it, which takes 1 to
-// 2 us (docs/notes/ragged.md): the workspace holds anything when a launch begins, the flags of the
-// launch before included. No number that the host hands out tells one launch from the next either:
-// a CUDA graph launches with the parameters that it recorded. And a handshake that outwits stale
-// memory needs both blocks to be running, which nobody promises while other kernels hold part of
-// the device.
+// A flag in the workspace does it only where a memset before each launch clears it, which takes 1
+// to 2 us (docs/notes/ragged.md): the workspace holds anything when a launch begins, the flags of
+// the launch before included. No number that the host hands out tells one launch from the next
+// either: a CUDA graph launches with the parameters that it recorded. And a handshake that outwits
+// stale memory needs both blocks to be running, which nobody promises while other kernels hold part
+// of the device.
 //
 // What is always in a known state is a variable of the device: zero when the module is loaded, and
 // from then on written by nothing but this file. Kernels that run at the same time share it, so it
