@@ -82,13 +82,20 @@ def test_what_it_does_not_run(change, reason):
     assert all(not isinstance(plan, jgg.MlpPlan) for plan in down)
 
 
-@pytest.mark.parametrize("m, gather", [(16, "where they are"), (256, "by a kernel before")])
-def test_how_rows_of_tokens_get_there(m, gather):
+@pytest.mark.parametrize(
+    "m, hidden, gather",
+    [
+        (16, 768, "where they are"),
+        (256, 768, "by a kernel before"),
+        (256, 256, "where they are"),  # one cluster has all columns
+    ],
+)
+def test_how_rows_of_tokens_get_there(m, hidden, gather):
     def run(rows, *arrays):
         return jgg.ragged_mlp(*arrays, rows=rows)
 
     rows = jax.ShapeDtypeStruct((m,), jnp.int32)
-    up, _ = jgg.explain(run, rows, *shapes(7)[:1], *shapes(m)[1:]).plans
+    up, _ = jgg.explain(run, rows, *shapes(7)[:1], *shapes(m, hidden=hidden)[1:]).plans
     assert f"rows of tokens are read {gather}" in str(up)
 
 

@@ -134,6 +134,9 @@ def table_for(problem: RaggedProblem) -> tuple[Choice, ...]:
 RaggedPlan = Plan[RaggedProblem]
 LARGEST_SIZE = 2**31 - 1
 
+# Copies of rows for each group are temporary memory.
+MOST_BYTES_BY_GROUP = 32 << 20
+
 SYMBOLIC_ROWS_OF_GROUP = 128
 """What a plan takes for the average rows of a group where their number is symbolic."""
 
@@ -188,6 +191,8 @@ def _plan(problem: RaggedProblem, params: Mapping[str, Any], target: Target) -> 
         unsupported=_unsupported_reason(problem, params),
     )
     if params["implementation"] == "cuda" or plan.chosen_by == "override":
+        return plan
+    if not is_static(*problem.shape("mkng")) or problem.bytes_by_group > MOST_BYTES_BY_GROUP:
         return plan
     reason = whole.faster_reason(plan, target)
     if not reason:

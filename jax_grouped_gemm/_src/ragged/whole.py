@@ -14,7 +14,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_grouped_gemm._src.arrays import is_static
 from jax_grouped_gemm._src.device import (
     BANDWIDTH,
     FLOAT32,
@@ -38,20 +37,12 @@ FLOAT32_WGRAD_SECONDS, FLOAT32_GROUP_SECONDS = 17e-6, 0.25e-6
 SPLITTING_SECONDS = 12e-6
 # Predictions are not that exact: XLA has to be faster by more than this.
 MARGIN = 0.8
-# Copies of the rows for each group are temporary memory.
-MOST_TEMPORARY_BYTES = 32 << 20
 
 
 def faster_reason(plan: Plan[RaggedProblem], target: Target) -> str:
     """Why XLA should compute the problem of a plan with a kernel, empty if the kernel should."""
     problem, prediction = plan.problem, plan.prediction
-    if (
-        prediction is None
-        or problem.accumulates
-        or problem.batch
-        or not is_static(*problem.shape("mkng"))
-        or temporary_bytes(problem) > MOST_TEMPORARY_BYTES
-    ):
+    if prediction is None or problem.accumulates or problem.batch:
         return ""
     whole = _seconds(problem, plan.terms, target)
     kernel = prediction.seconds + _kernel_overhead(plan, prediction)
@@ -70,17 +61,6 @@ def _kernel_overhead(plan: Plan[RaggedProblem], prediction: Prediction) -> float
     return SPLITTING_SECONDS if prediction.split_seconds else KERNEL_SECONDS
 
 
-def temporary_bytes(problem: RaggedProblem) -> int:
-    """What `product` has beside its operands and its result."""
-    (lhs, lhs_dtype), (rhs, rhs_dtype), (_, out_dtype) = problem.arrays
-    g = problem.g
-    copies = math.prod(problem.shape(lhs)) * lhs_dtype.itemsize
-    if problem.contracts_rows:
-        return g * (copies + math.prod(problem.shape(rhs)) * rhs_dtype.itemsize)
-    rows = problem.m * problem.n * out_dtype.itemsize
-    return rows if g == 1 else g * (copies + rows)
-
-
 def _seconds(problem: RaggedProblem, terms: int, target: Target) -> float:
     rate = SIXTEEN_BITS
     if terms:
@@ -88,7 +68,7 @@ def _seconds(problem: RaggedProblem, terms: int, target: Target) -> float:
     rate *= target.multiprocessors / H200.multiprocessors
     multiplying = math.prod(problem.shape("gmkn")) / rate
     # What is temporary is written and read.
-    moved = 2 * temporary_bytes(problem)
+    moved = 2 * problem.bytes_by_group
     moved += sum(math.prod(problem.shape(names)) * x.itemsize for names, x in problem.arrays)
     selects = problem.g > 1 and not problem.contracts_rows
     launching = XLA_SECONDS + (SELECTING_SECONDS if selects else 0)
