@@ -37,3 +37,20 @@ def test_rank_promotion_may_be_an_error(rng):
     with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
         jax.grad(loss, argnums=(0, 1))(lhs, rhs)
         jgg.quantize_ragged(lhs, sizes)
+
+
+@pytest.mark.parametrize("wgrad", ["fp8", "bf16"])
+@pytest.mark.parametrize("scaling", ["blockwise", "rowwise", "tensorwise"])
+def test_rank_promotion_may_be_an_error_in_an_mlp(scaling, wgrad, rng):
+    recipe = getattr(jgg.Recipe, scaling)(wgrad=wgrad)
+    x, wi_0, wi_1, wo = (
+        jnp.asarray(rng.standard_normal(s), jnp.bfloat16)
+        for s in ((40, 136), (4, 136, 24), (4, 136, 24), (4, 24, 136))
+    )
+    sizes = sizes_of.multinomial(rng, 37, 4)
+
+    def loss(*factors):
+        return jgg.ragged_mlp(*factors, sizes, recipe=recipe).astype(jnp.float32).sum()
+
+    with jax.numpy_rank_promotion("raise"):
+        jax.grad(loss, argnums=(0, 1, 2, 3))(x, wi_0, wi_1, wo)

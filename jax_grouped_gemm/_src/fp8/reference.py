@@ -162,7 +162,7 @@ def quantize_gathered(
       values [blocks, cols, 128], of `row_blocks(m, G)` blocks.
     """
     copies = x.at[rows].get(mode="fill", fill_value=0, wrap_negative_indices=False)
-    return [divided(_group_blocks(copies, group_sizes), scale, dtype).mT]
+    return [divided(_group_blocks(copies, group_sizes), scale[None, None], dtype).mT]
 
 
 def quantize(
