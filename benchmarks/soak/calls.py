@@ -117,7 +117,8 @@ def _mlps() -> None:
         y = jgg.ragged_mlp(x, wi_0, wi_1, wo, sizes, weights=weights, recipe=recipe)
         return y.astype(jnp.float32).sum()
 
-    for m, recipe in ((M, None), (FEW_ROWS, None), (M, jgg.Recipe())):
+    recipes = jgg.Recipe(), jgg.Recipe(wgrad="bf16")
+    for m, recipe in ((M, None), (FEW_ROWS, None), *((M, recipe) for recipe in recipes)):
         operands = _a(m, K), _a(G, K, N), _a(G, K, N), _a(G, N, K), _a(m, dtype=jnp.float32)
         function = functools.partial(loss, recipe=recipe)
         _lower(jax.grad(function, (0, 1, 2, 3, 4)), *operands, _a(G, dtype=jnp.int32))
@@ -195,6 +196,11 @@ def _in_other_versions(call: FfiCall) -> Iterator[FfiCall]:
         kind = "swapped" if swapped else kinds.get(tile, "cooperative")
         attributes["kind"] = "stream_k" if call.attributes["stream_k"] else kind
         yield call.replace(target=f"{name}.v{int(version) + 1}", attributes=attributes)
+    if name.endswith((".ragged_noncontracting", ".ragged_contracting")) and version == "4":
+        newer = "kind", "zeroes_unowned"
+        attributes = {k: v for k, v in call.attributes.items() if k not in newer}
+        attributes["stream_k"] = call.attributes["kind"] == "stream_k"
+        yield call.replace(target=f"{name}.v3", attributes=attributes)
     if name.endswith(".rank_k") and "kind" not in call.attributes:
         kind = "fine" if call.attributes["tile_m"] == call.attributes["tile_n"] else "cooperative"
         attributes = call.attributes | {"kind": kind}

@@ -407,7 +407,7 @@ class TestCompiledForAnH200:
         assert program.opcodes <= FREE
         workspace = sums_bytes(TILE.tile_m, TILE.tile_n, H200.multiprocessors)
         assert workspace <= program.temporary_bytes <= workspace + 2 * ALIGNMENT
-        assert "stream_k = true" in program.calls[0].text
+        assert 'kind = "stream_k"' in program.calls[0].text
 
 
 class TestPrediction:
