@@ -187,59 +187,63 @@ ffi::Error quantize_ragged_gradients(
   return launched(mlp::quantize_ragged_gradients(format, a, stream), "quantize_ragged_gradients");
 }
 
+auto on_stream() { return ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>(); }
+
+template <class Buffers>
+auto with_format(Buffers buffers) {
+  return std::move(buffers)
+      .template Attr<bool>("power_of_two")
+      .template Attr<float>("alpha")
+      .template Attr<float>("cubic")
+      .template Attr<float>("limit")
+      .template Attr<float>("shift");
+}
+
+auto hidden_binding() {
+  return with_format(on_stream()
+                         .Arg<ffi::AnyBuffer>()           // projections
+                         .Arg<ffi::Buffer<ffi::F32>>()    // weights
+                         .Ret<ffi::AnyBuffer>()           // values
+                         .Ret<ffi::Buffer<ffi::F32>>());  // scales
+}
+
+auto gradients_binding() {
+  return with_format(on_stream()
+                         .Arg<ffi::AnyBuffer>()           // projections
+                         .Arg<ffi::AnyBuffer>()           // gradient of hidden
+                         .Arg<ffi::Buffer<ffi::F32>>()    // weights
+                         .Ret<ffi::AnyBuffer>()           // values
+                         .Ret<ffi::Buffer<ffi::F32>>()    // scales
+                         .Ret<ffi::AnyBuffer>()           // gradient of gate
+                         .Ret<ffi::AnyBuffer>()           // gradient of up
+                         .Ret<ffi::AnyBuffer>()           // hidden
+                         .Ret<ffi::Buffer<ffi::F32>>());  // gradients of weights
+}
+
+auto ragged_gradients_binding() {
+  return with_format(on_stream()
+                         .Arg<ffi::AnyBuffer>()           // projections
+                         .Arg<ffi::AnyBuffer>()           // gradient of hidden
+                         .Arg<ffi::Buffer<ffi::F32>>()    // weights
+                         .Arg<ffi::Buffer<ffi::S32>>()    // group_sizes
+                         .Ret<ffi::AnyBuffer>()           // values
+                         .Ret<ffi::Buffer<ffi::F32>>()    // scales
+                         .Ret<ffi::AnyBuffer>()           // gradient of gate
+                         .Ret<ffi::Buffer<ffi::F32>>()    // its scales
+                         .Ret<ffi::AnyBuffer>()           // gradient of up
+                         .Ret<ffi::Buffer<ffi::F32>>()    // its scales
+                         .Ret<ffi::AnyBuffer>()           // hidden
+                         .Ret<ffi::Buffer<ffi::F32>>()    // its scales
+                         .Ret<ffi::Buffer<ffi::F32>>());  // gradients of weights
+}
+
 }  // namespace
 }  // namespace jgg
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JggQuantizeHidden, jgg::quantize_hidden,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .Arg<xla::ffi::AnyBuffer>()              // projections
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()  // weights
-                                  .Ret<xla::ffi::AnyBuffer>()              // values
-                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales
-                                  .Attr<bool>("power_of_two")
-                                  .Attr<float>("alpha")
-                                  .Attr<float>("cubic")
-                                  .Attr<float>("limit")
-                                  .Attr<float>("shift"),
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JggQuantizeHidden, jgg::quantize_hidden, jgg::hidden_binding(),
                               {xla::ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER_SYMBOL(JggQuantizeGradients, jgg::quantize_gradients,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .Arg<xla::ffi::AnyBuffer>()              // projections
-                                  .Arg<xla::ffi::AnyBuffer>()              // gradient of hidden
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()  // weights
-                                  .Ret<xla::ffi::AnyBuffer>()              // values
-                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales
-                                  .Ret<xla::ffi::AnyBuffer>()              // gradient of gate
-                                  .Ret<xla::ffi::AnyBuffer>()              // gradient of up
-                                  .Ret<xla::ffi::AnyBuffer>()              // hidden
-                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // gradients of weights
-                                  .Attr<bool>("power_of_two")
-                                  .Attr<float>("alpha")
-                                  .Attr<float>("cubic")
-                                  .Attr<float>("limit")
-                                  .Attr<float>("shift"),
-                              {xla::ffi::Traits::kCmdBufferCompatible});
+                              jgg::gradients_binding(), {xla::ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER_SYMBOL(JggQuantizeRaggedGradients, jgg::quantize_ragged_gradients,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .Arg<xla::ffi::AnyBuffer>()              // projections
-                                  .Arg<xla::ffi::AnyBuffer>()              // gradient of hidden
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()  // weights
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()  // group_sizes
-                                  .Ret<xla::ffi::AnyBuffer>()              // values
-                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales
-                                  .Ret<xla::ffi::AnyBuffer>()              // gradient of gate
-                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // its scales
-                                  .Ret<xla::ffi::AnyBuffer>()              // gradient of up
-                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // its scales
-                                  .Ret<xla::ffi::AnyBuffer>()              // hidden
-                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // its scales
-                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // gradients of weights
-                                  .Attr<bool>("power_of_two")
-                                  .Attr<float>("alpha")
-                                  .Attr<float>("cubic")
-                                  .Attr<float>("limit")
-                                  .Attr<float>("shift"),
+                              jgg::ragged_gradients_binding(),
                               {xla::ffi::Traits::kCmdBufferCompatible});

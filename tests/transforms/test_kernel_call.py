@@ -34,7 +34,7 @@ def stand_in(target, results, input_output_aliases=None):
         zeroes_unowned=True,
         **tile,
     ):
-        assert kind in ("cooperative", "swapped") and zeroes_unowned
+        assert kind == ("swapped" if tile["tile_m"] == 64 else "cooperative") and zeroes_unowned
         assert tile.keys() == {"tile_m", "tile_n", "cluster", "terms"}
         assert (tile["terms"] in (1, 3)) == (lhs.dtype == jnp.float32)
         assert {type(attribute) for attribute in tile.values()} == {np.int32}

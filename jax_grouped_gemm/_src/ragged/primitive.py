@@ -28,7 +28,8 @@ from jax_grouped_gemm._src.ragged.bilinear import (
 def ragged_noncontracting(lhs, rhs, group_sizes, group_offset, **params) -> jax.Array:
     """lhs [b?, m, k] times rhs [b?, g, k, n] -> [b?, m, n]; see `reference` for the semantics.
 
-    Parameters: transpose_lhs, transpose_rhs, preferred_element_type, precision, implementation.
+    Parameters: transpose_lhs, transpose_rhs, preferred_element_type, precision, implementation, and
+    zeroes_unowned, see `Op`.
     """
     return NONCONTRACTING.bind(lhs, rhs, group_sizes, group_offset, **params)
 

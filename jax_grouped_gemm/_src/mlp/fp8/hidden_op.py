@@ -234,29 +234,22 @@ def _call(target, plan, results, *operands, aliases=None):
     )
 
 
-def _hidden_avals(*operands, layer, **_):
-    abstract = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]
-    results = jax.eval_shape(lambda *x: _hidden_reference(*x, layer=layer), *abstract)
-    return [HIDDEN.unsharded_aval(operands, x.shape, x.dtype) for x in results]
+def _avals_of(reference, op):
+    """The abstract results of an operation are those of its reference; `op` returns it."""
+
+    def avals(*operands, layer, **_):
+        abstract = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]
+        results = jax.eval_shape(functools.partial(reference, layer=layer), *abstract)
+        return [op().unsharded_aval(operands, x.shape, x.dtype) for x in results]
+
+    return avals
 
 
-def _gradients_avals(*operands, layer, **_):
-    abstract = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]
-    results = jax.eval_shape(lambda *x: _gradients_reference(*x, layer=layer), *abstract)
-    return [GRADIENTS.unsharded_aval(operands, x.shape, x.dtype) for x in results]
-
-
-def _ragged_gradients_avals(*operands, layer, **_):
-    abstract = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]
-    results = jax.eval_shape(lambda *x: _ragged_gradients_reference(*x, layer=layer), *abstract)
-    return [RAGGED_GRADIENTS.unsharded_aval(operands, x.shape, x.dtype) for x in results]
-
-
-HIDDEN = Op(
+HIDDEN: Op = Op(
     name="quantize_hidden",
     operand_ranks=(2, 1),
     targets=(HIDDEN_TARGET,),
-    avals=_hidden_avals,
+    avals=_avals_of(_hidden_reference, lambda: HIDDEN),
     planner=plan_hidden,
     call=_call_hidden,
     reference=_hidden_reference,
@@ -264,11 +257,11 @@ HIDDEN = Op(
     is_matmul=False,
 )
 
-GRADIENTS = Op(
+GRADIENTS: Op = Op(
     name="quantize_gradients",
     operand_ranks=(2, 2, 1),
     targets=(GRADIENTS_TARGET,),
-    avals=_gradients_avals,
+    avals=_avals_of(_gradients_reference, lambda: GRADIENTS),
     planner=plan_gradients,
     call=_call_gradients,
     reference=_gradients_reference,
@@ -277,11 +270,11 @@ GRADIENTS = Op(
 )
 
 
-RAGGED_GRADIENTS = Op(
+RAGGED_GRADIENTS: Op = Op(
     name="quantize_ragged_gradients",
     operand_ranks=(2, 2, 1, 1),
     targets=(RAGGED_GRADIENTS_TARGET,),
-    avals=_ragged_gradients_avals,
+    avals=_avals_of(_ragged_gradients_reference, lambda: RAGGED_GRADIENTS),
     planner=plan_ragged_gradients,
     call=_call_ragged_gradients,
     reference=_ragged_gradients_reference,
