@@ -47,6 +47,9 @@ from jax_grouped_gemm._src.arguments import (
 )
 from jax_grouped_gemm._src.arrays import at_least_float32, vary_over, varying_axes
 from jax_grouped_gemm._src.expert_parallel.api import expert_parallel_mlp as expert_parallel_mlp
+from jax_grouped_gemm._src.expert_parallel.compiler import (
+    expert_parallel_compiler_options as expert_parallel_compiler_options,
+)
 from jax_grouped_gemm._src.expert_parallel.explain import (
     ExpertParallelExplanation as ExpertParallelExplanation,
 )
