@@ -57,6 +57,7 @@ nb::dict registrations() {
   targets["jax_grouped_gemm.gated_ragged_dot_transpose.v3"] =
       encapsulate(JggGatedRaggedDotTranspose);
   targets["jax_grouped_gemm.paired_ragged_dot.v2"] = encapsulate(JggPairedRaggedDot);
+  targets["jax_grouped_gemm.paired_weight_gradients.v1"] = encapsulate(JggPairedWeightGradients);
   targets["jax_grouped_gemm.few_rows_dot.v2"] = encapsulate(JggFewRowsDot);
   return targets;
 }
