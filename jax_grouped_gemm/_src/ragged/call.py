@@ -42,9 +42,15 @@ def ragged(
         group_offset,
         **_majors(problem),
         **rows,
+        **limit(problem.max_sms),
         kind=_kind(plan),
         terms=np.int32(plan.terms),
     )
+
+
+def limit(max_sms: int | None) -> dict[str, np.int32]:
+    """The attribute of a product that fills so many multiprocessors at most, if it is limited."""
+    return {} if max_sms is None else {"max_sms": np.int32(max_sms)}
 
 
 def _kind(plan: Plan[RaggedProblem]) -> str:
