@@ -191,6 +191,18 @@ jgg_add_instances(
 )
 
 jgg_add_product(
+  weight_gradients
+  NAMESPACE jgg::mlp
+  ARGUMENTS WeightGradientArguments
+  HEADER mlp/gated_ragged_dot.h
+)
+jgg_add_instances(
+  weight_gradients weight_gradients_of
+  HEADER mlp/weight_gradients_launch.h
+  TYPES kBf16 kF16
+)
+
+jgg_add_product(
   gemm_fp64
   NAMESPACE jgg::fp64
   ARGUMENTS GemmArguments

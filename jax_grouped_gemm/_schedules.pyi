@@ -61,6 +61,7 @@ def ragged_contracting_tiles(
     cluster: int,
     align: int,
     clusters: int = 1,
+    shares_lhs: bool = False,
 ) -> np.ndarray:
     """The tiles of lhs [b, m, k]^T . rhs [b, m, n]; see `ragged_noncontracting_tiles`."""
 
@@ -99,6 +100,7 @@ def ragged_contracting_pieces(
     cluster: int,
     clusters: int,
     length: int,
+    shares_lhs: bool = False,
 ) -> np.ndarray:
     """The tiles of groups with rows where they are cut along their rows.
 

@@ -36,5 +36,6 @@ XLA_FFI_Error* JggScaledRaggedContracting(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggGatedRaggedDot(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggGatedRaggedDotTranspose(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggPairedRaggedDot(XLA_FFI_CallFrame* call_frame);
+XLA_FFI_Error* JggPairedWeightGradients(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggFewRowsDot(XLA_FFI_CallFrame* call_frame);
 }

@@ -149,10 +149,46 @@ ffi::Error paired_ragged_dot(cudaStream_t stream, ffi::AnyBuffer first_lhs,
                   "paired_ragged_dot");
 }
 
+ffi::Error weight_gradients(cudaStream_t stream, ffi::AnyBuffer x, Sizes rows,
+                            ffi::AnyBuffer first_rhs, ffi::AnyBuffer second_rhs, Sizes group_sizes,
+                            Sizes group_offset, Result first_out, Result second_out,
+                            WorkspaceResult workspace, bool has_rows, int32_t divisor,
+                            int32_t tile_m, int32_t tile_n, int32_t cluster) {
+  Check check;
+  mlp::WeightGradientArguments a{};
+  auto const [tokens, k] = check.size<2>("x", x);
+  auto const [m, n] = check.size<2>("the first rhs", first_rhs);
+  auto const [local_groups, columns, depth] = check.size<3>("the first result", *first_out);
+  check.shape<2>("x", x, {has_rows ? tokens : m, k});
+  check.shape<1>("rows", rows, {has_rows ? m : 1});
+  check.shape<2>("the second rhs", second_rhs, {m, n});
+  check.shape<3>("the first result", *first_out, {local_groups, k, n});
+  check.shape<3>("the second result", *second_out, {local_groups, k, n});
+  check.groups(a.groups, group_sizes, group_offset, local_groups, m, /*zeroes_unowned=*/true);
+  check.matrices(a.type, {x, first_rhs, second_rhs, *first_out, *second_out});
+  if (check.failed()) return check.error();
+  if (divisor < 1) return invalid("divisor has to be positive");
+
+  a.x = x.untyped_data();
+  a.rows = has_rows ? rows.typed_data() : nullptr;
+  a.divisor = divisor;
+  a.tokens = tokens;
+  a.rhs[0] = first_rhs.untyped_data();
+  a.rhs[1] = second_rhs.untyped_data();
+  a.out[0] = first_out->untyped_data();
+  a.out[1] = second_out->untyped_data();
+  a.workspace = workspace->typed_data();
+  a.workspace_bytes = static_cast<int64_t>(workspace->size_bytes());
+  a.k = k;
+  a.n = n;
+  return launched(mlp::weight_gradients(TileConfig{tile_m, tile_n, cluster}, a, stream),
+                  "paired_weight_gradients");
+}
+
 }  // namespace
 }  // namespace jgg
 
-// The workspace of each is unused: all kernels of ragged products have one.
+// The workspace of the first two is unused: all kernels of ragged products have one.
 XLA_FFI_DEFINE_HANDLER_SYMBOL(JggGatedRaggedDotTranspose, jgg::gated_gradient,
                               xla::ffi::Ffi::Bind()
                                   .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
@@ -190,6 +226,24 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(JggPairedRaggedDot, jgg::paired_ragged_dot,
                                   .Ret<xla::ffi::AnyBuffer>()             // out
                                   .Ret<xla::ffi::Buffer<xla::ffi::U8>>()  // workspace
                                   .Attr<bool>("zeroes_unowned")
+                                  .Attr<int32_t>("tile_m")
+                                  .Attr<int32_t>("tile_n")
+                                  .Attr<int32_t>("cluster"),
+                              {xla::ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER_SYMBOL(JggPairedWeightGradients, jgg::weight_gradients,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
+                                  .Arg<xla::ffi::AnyBuffer>()             // x
+                                  .Arg<jgg::Sizes>()                      // rows
+                                  .Arg<xla::ffi::AnyBuffer>()             // the first rhs
+                                  .Arg<xla::ffi::AnyBuffer>()             // the second rhs
+                                  .Arg<jgg::Sizes>()                      // group_sizes
+                                  .Arg<jgg::Sizes>()                      // group_offset
+                                  .Ret<xla::ffi::AnyBuffer>()             // the first result
+                                  .Ret<xla::ffi::AnyBuffer>()             // the second result
+                                  .Ret<xla::ffi::Buffer<xla::ffi::U8>>()  // workspace
+                                  .Attr<bool>("has_rows")
+                                  .Attr<int32_t>("divisor")
                                   .Attr<int32_t>("tile_m")
                                   .Attr<int32_t>("tile_n")
                                   .Attr<int32_t>("cluster"),

@@ -62,6 +62,7 @@ nb::dict registrations() {
   targets["jax_grouped_gemm.gated_ragged_dot.v3"] = product<JggGatedRaggedDot>();
   targets["jax_grouped_gemm.gated_ragged_dot_transpose.v3"] = product<JggGatedRaggedDotTranspose>();
   targets["jax_grouped_gemm.paired_ragged_dot.v2"] = product<JggPairedRaggedDot>();
+  targets["jax_grouped_gemm.paired_weight_gradients.v1"] = product<JggPairedWeightGradients>();
   targets["jax_grouped_gemm.few_rows_dot.v2"] = product<JggFewRowsDot>();
   return targets;
 }

@@ -69,8 +69,11 @@ struct GatedProduct {
     Rows::load_lhs(params.gate, work, k, row, loader, to, box, shared);
   }
 
-  __device__ static int gathered_row(Params const& params, WorkTile const& work, int row) {
-    return Rows::gathered_row(params.gate, work, row);
+  __device__ static int gathered_index(Params const& params, WorkTile const& work, int row) {
+    return Rows::gathered_index(params.gate, work, row);
+  }
+  __device__ static int gathered_row(Params const& params, int index) {
+    return Rows::gathered_row(params.gate, index);
   }
 
   __device__ static CUtensorMap const& gathered(Params const& params) { return params.gate.lhs; }

@@ -83,6 +83,23 @@ struct GradientArguments {
   int n;
 };
 
+// out[i] [local_groups, k, n] = x^T rhs[i] of the rows of each group, with x [tokens, k] and rhs
+// [m, n].
+struct WeightGradientArguments {
+  void const* x;
+  int const* rows;  // those of GatedArguments
+  int divisor;
+  int tokens;
+  void const* rhs[2];
+  void* out[2];
+  void* workspace;
+  int64_t workspace_bytes;
+  ElementType type;
+  GroupSizes groups;  // of m
+  int k;
+  int n;
+};
+
 // out [m, n] = lhs[0] rhs[0]^T + lhs[1] rhs[1]^T, with lhs [m, k] and rhs [local_groups, n, k].
 struct PairedArguments {
   void const* lhs[2];
@@ -105,5 +122,7 @@ cudaError_t gated_gradient(TileConfig config, GradientArguments const& arguments
                            cudaStream_t stream);
 cudaError_t paired_ragged_dot(TileConfig config, PairedArguments const& arguments,
                               cudaStream_t stream);
+cudaError_t weight_gradients(TileConfig config, WeightGradientArguments const& arguments,
+                             cudaStream_t stream);
 
 }  // namespace jgg::mlp

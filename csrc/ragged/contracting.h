@@ -3,24 +3,29 @@
 
 #include "ragged/hints.h"
 #include "ragged/ragged_dot.h"
+#include "ragged/zeros.h"
 #include "scheduler/ragged_schedule.h"
 #include "sm90/config.h"
 #include "sm90/epilogue/cooperative.h"
+#include "sm90/gather.h"
 #include "sm90/tma/views.h"
 
 namespace jgg::sm90 {
 
-// With `kAdds_`, tiles are added to what the result, of float32, held before.
-template <class Config_, bool kAdds_ = false>
+// With `kAdds_`, tiles are added to what the result, of float32, held before; with `kGathersLhs_`,
+// rows of lhs are anywhere (sm90/gather.h).
+template <class Config_, bool kAdds_ = false, bool kGathersLhs_ = false>
 struct RaggedContracting {
   using Config = Config_;
   using Epilogue = CooperativeEpilogue<Config>;
   static constexpr bool kAdds = kAdds_;
+  static constexpr bool kGathersLhs = kGathersLhs_;
   static_assert(!kAdds || std::is_same_v<typename Config::Output, float>);
   // Boxes of an operand whose rows are contiguous start at a multiple of 16 bytes and cannot end
   // inside one: stages then hold rows of the groups before and after, which are masked.
   static constexpr bool kMasksRows =
       Config::kLhsMajor == cute::GMMA::Major::K || Config::kRhsMajor == cute::GMMA::Major::K;
+  static_assert(!kGathersLhs || !kMasksRows);
   static constexpr bool kHasHeads = false;
   static constexpr int kEarlyReleaseSteps = kAllSteps;
   static constexpr bool kKeepsStep = false;
@@ -28,7 +33,8 @@ struct RaggedContracting {
 
   template <class Warp>
   using Schedule = ContractingSchedule<Warp, Config::kTileM, Config::kTileN, Config::kTileK,
-                                       Config::kCluster, kMasksRows ? Config::kBoxAlign : 1>;
+                                       Config::kCluster, kMasksRows ? Config::kBoxAlign : 1,
+                                       /*kPad=*/1, kGathersLhs>;
   template <class Warp>
   using Turns = EarliestFree<Warp, kMaxClusters<Config>>;
 
@@ -37,7 +43,9 @@ struct RaggedContracting {
     CUtensorMap rhs;
     CUtensorMap out;
     GroupSizes groups;
-    ContractingGrid<Config::kTileM, Config::kTileN, Config::kTileK, Config::kCluster> grid;
+    ContractingGrid<Config::kTileM, Config::kTileN, Config::kTileK, Config::kCluster, kGathersLhs>
+        grid;
+    GatheredRows rows;
     int m;
     int n;
     int lhs_batched;
@@ -69,20 +77,37 @@ struct RaggedContracting {
     }
   }
 
+  // What a row of the group is of, -1 past the last one: the row of memory that it stands for.
+  __device__ static int gathered_index(Params const& params, WorkTile const& work, int row) {
+    return row < work.extent ? params.rows.of[work.begin + row] : -1;
+  }
+  __device__ static int gathered_row(Params const& params, int index) {
+    return params.rows.row(index);
+  }
+
+  // Rows of memory, in boxes of one.
+  __device__ static CUtensorMap const& gathered(Params const& params) { return params.lhs; }
+
   template <class Loader>
   __device__ static void load_rhs(Params const& params, WorkTile const& work, int k, int column,
                                   Loader const& loader, uint8_t* to, int box, bool shared) {
+    load_rhs(params, params.rhs, work, k, column, loader, to, box, shared);
+  }
+  template <class Loader>
+  __device__ static void load_rhs(Params const& params, CUtensorMap const& rhs,
+                                  WorkTile const& work, int k, int column, Loader const& loader,
+                                  uint8_t* to, int box, bool shared) {
     int const n = work.n + column, row = kRaggedRows - work.extent + k;
     int const group_end = end(params, work, params.rhs_batched);
     if constexpr (Config::kRhsMajor == cute::GMMA::Major::K) {
-      loader.load(params.rhs, to, box, shared, work.begin + k, n, work.batch * params.rhs_batched);
+      loader.load(rhs, to, box, shared, work.begin + k, n, work.batch * params.rhs_batched);
     } else if (params.rhs_in_slabs) {
-      loader.load(params.rhs, to, box, shared, 0, row, kRaggedRows, group_end, n / Config::kSlab);
+      loader.load(rhs, to, box, shared, 0, row, kRaggedRows, group_end, n / Config::kSlab);
     } else {
 #pragma unroll
       for (int slab = 0; slab < Config::kRhsBoxColumns; slab += Config::kSlab) {
-        loader.load(params.rhs, to + slab / Config::kSlab * Config::kSlabBytes, box, shared,
-                    n + slab, row, kRaggedRows, group_end);
+        loader.load(rhs, to + slab / Config::kSlab * Config::kSlabBytes, box, shared, n + slab, row,
+                    kRaggedRows, group_end);
       }
     }
   }
@@ -105,6 +130,7 @@ struct RaggedContracting {
     params.rhs_batched = a.rhs_batched;
     params.rhs_in_slabs = a.n % Config::kSlab == 0;
     params.store_hint = result_hint(params.groups);
+    params.rows = a.rows;
 
     TensorView const lhs =
         operand_view<typename Config::Element>(a.lhs, Config::kLhsMajor == cute::GMMA::Major::K);
@@ -114,6 +140,8 @@ struct RaggedContracting {
     if constexpr (Config::kLhsMajor == cute::GMMA::Major::K) {
       status = encode_plain(&params.lhs, lhs, a.lhs_batched ? a.groups.batches : 1, a.k,
                             a.groups.rows, kRowsPerConsumer);
+    } else if constexpr (kGathersLhs) {
+      status = encode_rows(&params.lhs, lhs, a.rows.tokens, a.k);
     } else {
       status = encode_ragged_load(&params.lhs, lhs, a.k, Config::kTileK);
     }
@@ -132,6 +160,12 @@ struct RaggedContracting {
     return encode_plain(&params.out, view<typename Config::Output>(a.out),
                         int64_t(a.groups.batches) * a.groups.local_groups, a.k, a.n,
                         kRowsPerConsumer);
+  }
+
+  // Of both results together, if the product is two.
+  static int columns(RaggedDotArguments const& a) { return a.n; }
+  static ResultMatrices results(RaggedDotArguments const& a) {
+    return result_matrices<typename Config::Output>(a.k, a.n, a.out);
   }
 
   static int64_t max_units(RaggedDotArguments const& a) {

@@ -17,11 +17,11 @@ __device__ inline unsigned cycles_a_chunk(SkewedWork const& work, ResultMatrices
 }
 
 // Shared memory whose barriers are there for all blocks of the cluster.
-template <class Mainloop, class Config>
-__device__ SharedStorage<Config>& prepared_storage(uint8_t* dynamic_shared) {
-  auto& shared = aligned_storage<SharedStorage<Config>>(dynamic_shared);
-  initialize_barriers<Mainloop>(shared);
-  sync_cluster<Config>();
+template <class Role>
+__device__ typename Role::Shared& prepared_storage(uint8_t* dynamic_shared) {
+  auto& shared = aligned_storage<typename Role::Shared>(dynamic_shared);
+  Role::initialize(shared);
+  sync_cluster<typename Role::Config>();
   return shared;
 }
 
@@ -38,7 +38,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   using Config = typename Whole::Config;
   using CutConfig = typename Cut::Config;
   static_assert(Config::kCluster == CutConfig::kCluster);
-  using CutLoop = CooperativeMainloop<typename Cut::Whole>;
+  using CutRoles = PieceRoles<Cut, CooperativeMainloop<typename Cut::Whole>>;
+  using WholeRoles = WholeTileRoles<Whole, WholeLoop>;
   extern __shared__ uint8_t dynamic_shared[];
   __shared__ bool is_skewed;
   __shared__ SkewedWork skewed_work;
@@ -57,17 +58,17 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   __syncthreads();
   if (is_skewed) {
-    auto& shared = prepared_storage<CutLoop, CutConfig>(dynamic_shared);
-    run_roles<PieceRoles<Cut, CutLoop>>(params.cut, shared, rank, skewed_work.cuts);
+    auto& shared = prepared_storage<CutRoles>(dynamic_shared);
+    run_roles<CutRoles>(params.cut, shared, rank, skewed_work.cuts);
     if constexpr (!Cut::kAdds) {
       // All warps end here, those without a role at once.
-      bool const is_idle = warp == 2 || warp == 3;
+      bool const is_idle = !kGathersLhs<Cut> && (warp == 2 || warp == 3);
       write_zeros(params.cut.groups, params.cut.results, &zeros_taken,
                   is_idle ? cycles_a_chunk(skewed_work, params.cut.results) : 0);
     }
   } else {
-    auto& shared = prepared_storage<WholeLoop, Config>(dynamic_shared);
-    run_roles<WholeTileRoles<Whole, WholeLoop>>(params.whole, shared, rank);
+    auto& shared = prepared_storage<WholeRoles>(dynamic_shared);
+    run_roles<WholeRoles>(params.whole, shared, rank);
   }
   // A CTA's shared memory must outlive the arrivals and multicasts of its peer.
   sync_cluster<Config>();

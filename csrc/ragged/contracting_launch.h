@@ -9,8 +9,8 @@
 namespace jgg::sm90 {
 
 // Hands a value of the mainloop for whole tiles to `function`.
-template <class Problem, class Function>
-cudaError_t with_mainloop(RaggedDotArguments const& arguments, Function function) {
+template <class Problem, class Arguments, class Function>
+cudaError_t with_mainloop(Arguments const& arguments, Function function) {
   if constexpr (Problem::Config::kTakesTurns) {
     return function(PingpongMainloop<Problem>{});
   } else if constexpr (Problem::kMasksRows) {
@@ -23,15 +23,11 @@ cudaError_t with_mainloop(RaggedDotArguments const& arguments, Function function
   }
 }
 
-template <class Config, bool kAdds>
-cudaError_t launch_contracting(RaggedDotArguments const& arguments, cudaStream_t stream) {
-  using Whole = RaggedContracting<Config, kAdds>;
+// In whole tiles, or in pieces of `Cut` where sizes can be such that they are better.
+template <class Whole, class Cut, class Arguments>
+cudaError_t launch_contracting(Arguments const& arguments, cudaStream_t stream) {
+  using Config = typename Whole::Config;
   if constexpr (!Whole::kMasksRows) {
-    // Consumers share a tile of a part of the rows, whatever they do with whole ones.
-    using CutConfig =
-        KernelConfig<typename Config::Element, typename Config::Output, Config::kLhsMajor,
-                     Config::kRhsMajor, CutTile::kTileM, CutTile::kTileN, CutTile::kCluster>;
-    using Cut = CutContracting<CutConfig, kAdds>;
     if (Cut::can_be_skewed(arguments)) {
       ContractingParams<Whole, Cut> params;
       cudaError_t status = Whole::make_params(arguments, params.whole);
@@ -39,7 +35,8 @@ cudaError_t launch_contracting(RaggedDotArguments const& arguments, cudaStream_t
       status = Cut::make_params(arguments, params.cut);
       if (status != cudaSuccess) return status;
       constexpr size_t kSharedBytes =
-          std::max(sizeof(SharedStorage<Config>), sizeof(SharedStorage<CutConfig>)) + 1024;
+          std::max(sizeof(SharedStorage<Config>), sizeof(SharedStorage<typename Cut::Config>)) +
+          1024;
       return with_mainloop<Whole>(arguments, [&](auto loop) {
         // However few tiles there are, all clusters can have pieces of them.
         return launch_persistent<Config, kSharedBytes>(
@@ -65,7 +62,12 @@ cudaError_t contracting(TileConfig config, RaggedDotArguments const& arguments,
         constexpr bool kIsBuilt =
             Config::kTakesTurns ? kIsFloat && !kMasks && !accumulate : kIsFloat || !accumulate;
         if constexpr (kIsBuilt) {
-          return launch_contracting<Config, accumulate>(arguments, stream);
+          // Consumers share a tile of a part of the rows, whatever they do with whole ones.
+          using CutConfig =
+              KernelConfig<typename Config::Element, typename Config::Output, Config::kLhsMajor,
+                           Config::kRhsMajor, CutTile::kTileM, CutTile::kTileN, CutTile::kCluster>;
+          using Cut = CutContracting<RaggedContracting<CutConfig, accumulate>>;
+          return launch_contracting<RaggedContracting<Config, accumulate>, Cut>(arguments, stream);
         }
         return cudaErrorInvalidConfiguration;
       },

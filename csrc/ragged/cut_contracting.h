@@ -10,11 +10,12 @@
 
 namespace jgg::sm90 {
 
-template <class Config_, bool kAdds>
-struct CutContracting : RaggedContracting<Config_, kAdds> {
-  using Config = Config_;
+// `Whole_` is the product in whole tiles.
+template <class Whole_>
+struct CutContracting : Whole_ {
+  using Whole = Whole_;
+  using Config = typename Whole::Config;
   static constexpr bool kSpreadsStores = false;
-  using Whole = RaggedContracting<Config_, kAdds>;
 
   struct Params : Whole::Params {
     PartialSumsWorkspace workspace;
@@ -22,9 +23,10 @@ struct CutContracting : RaggedContracting<Config_, kAdds> {
   };
 
   // Whether sizes can be such that tiles are cut.
-  static bool can_be_skewed(RaggedDotArguments const& a) {
+  template <class Arguments>
+  static bool can_be_skewed(Arguments const& a) {
     GroupSizes const groups = a.groups;
-    decltype(Params::grid) const grid(groups, a.k, a.n);
+    decltype(Params::grid) const grid(groups, a.k, Whole::columns(a));
     return skew_of<SimulatedWarp>(groups, grid).is_possible();
   }
 
@@ -46,15 +48,15 @@ struct CutContracting : RaggedContracting<Config_, kAdds> {
     static_assert(!Whole::kMasksRows, "masks take registers that pieces need");
     static_assert(kMaxClusters<Config> <= ChainCuts::kMostClusters);
     return ContractingPieces<DeviceWarp, Config::kTileM, Config::kTileN, Config::kTileK,
-                             Config::kCluster>(params.groups, params.grid, cuts, cluster, clusters);
+                             Config::kCluster, Whole::kGathersLhs>(params.groups, params.grid, cuts,
+                                                                   cluster, clusters);
   }
 
-  static cudaError_t make_params(RaggedDotArguments const& a, Params& params) {
+  template <class Arguments>
+  static cudaError_t make_params(Arguments const& a, Params& params) {
     params.workspace =
         PartialSumsWorkspace(a.workspace, a.workspace_bytes, PartialSums<Config>::kFloats);
-    // Rows of a result are multiples of 16 bytes, as its descriptor demands.
-    int64_t const bytes = int64_t(a.k) * a.n * sizeof(typename Config::Output);
-    params.results = {static_cast<uint4*>(a.out), bytes / int64_t(sizeof(uint4))};
+    params.results = Whole::results(a);
     return Whole::make_params(a, params);
   }
 
@@ -66,7 +68,7 @@ struct CutContracting : RaggedContracting<Config_, kAdds> {
   JGG_HOST_DEVICE static auto skew_of(GroupSizes const& groups, Grid const& grid) {
     constexpr int kBytes = Config::kTileM * Config::kTileN * sizeof(typename Config::Output);
     constexpr int kZerosCost = (kBytes + kBytesAStep - 1) / kBytesAStep;
-    return Skew<Warp, Config::kTileK>(groups, grid.units, kAdds ? 0 : kZerosCost);
+    return Skew<Warp, Config::kTileK>(groups, grid.units, Whole::kAdds ? 0 : kZerosCost);
   }
 };
 

@@ -17,8 +17,8 @@ template <class Problem>
 using DefaultMainloop = std::conditional_t<Problem::Config::kTakesTurns, PingpongMainloop<Problem>,
                                            CooperativeMainloop<Problem>>;
 
-template <class Problem, class Loop = DefaultMainloop<Problem>>
-cudaError_t launch(RaggedDotArguments const& arguments, cudaStream_t stream) {
+template <class Problem, class Loop = DefaultMainloop<Problem>, class Arguments>
+cudaError_t launch(Arguments const& arguments, cudaStream_t stream) {
   using Config = typename Problem::Config;
   typename Problem::Params params;
   cudaError_t status = Problem::make_params(arguments, params);

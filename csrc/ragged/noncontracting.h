@@ -86,11 +86,12 @@ struct RaggedNoncontracting {
     }
   }
 
-  // The row of memory that a row of the group is, -1 if none is.
-  __device__ static int gathered_row(Params const& params, WorkTile const& work, int row) {
-    if (row >= work.extent) return -1;
-    int const index = params.rows.of[work.begin + row];
-    return index < 0 ? -1 : index / params.rows.divisor;
+  // What a row of the group is of, -1 past the last one: the row of memory that it stands for.
+  __device__ static int gathered_index(Params const& params, WorkTile const& work, int row) {
+    return row < work.extent ? params.rows.of[work.begin + row] : -1;
+  }
+  __device__ static int gathered_row(Params const& params, int index) {
+    return params.rows.row(index);
   }
 
   // Rows of memory, in boxes of one.

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "scheduler/group_sizes.h"
+#include "scheduler/host_device.h"
 #include "types.h"
 
 namespace jgg::sm90 {
@@ -17,6 +18,11 @@ struct GatheredRows {
   int const* of = nullptr;
   int divisor = 1;
   int tokens = 0;
+
+  // The row of memory that `index` stands for, -1 if none does.
+  JGG_HOST_DEVICE int row(int index) const {
+    return index < 0 ? -1 : divisor == 1 ? index : index / divisor;
+  }
 };
 
 // Operands of both ragged products, with b the batch dimension that each operand may have or share:

@@ -8,11 +8,18 @@
 
 namespace jgg::sm90 {
 
-// Stacked results in memory, as 16-byte vectors.
+// Stacked results in memory, as 16-byte vectors: one, or two of one shape.
 struct ResultMatrices {
-  uint4* data;      // [batches, local_groups, vectors]
+  uint4* data[2];   // [batches, local_groups, vectors] each; the second may be null
   int64_t vectors;  // of each matrix
 };
+
+// Rows are multiples of 16 bytes, as their descriptors demand.
+template <class Output>
+ResultMatrices result_matrices(int64_t rows, int64_t columns, void* first, void* second = nullptr) {
+  return {{static_cast<uint4*>(first), static_cast<uint4*>(second)},
+          rows * columns * int64_t(sizeof(Output)) / int64_t(sizeof(uint4))};
+}
 
 // What one warp writes at a time: 8 KB.
 constexpr int kChunkVectors = 512;
@@ -20,16 +27,19 @@ constexpr int kChunkVectors = 512;
 // Chunks of local groups without rows.
 struct EmptyChunks {
   int local_groups;
-  int chunks;  // of each matrix
+  int chunks;  // of each group's matrices
 
   __device__ int operator()(int local_group, int begin, int end) const {
     return local_group >= 0 && local_group < local_groups && begin == end ? chunks : 0;
   }
 };
 
-// Chunks of each matrix.
-__device__ inline int chunks_of(ResultMatrices const& results) {
+// Chunks of a matrix, and of each group's one or two.
+__device__ inline int chunks_of_one(ResultMatrices const& results) {
   return static_cast<int>((results.vectors + kChunkVectors - 1) / kChunkVectors);
+}
+__device__ inline int chunks_of(ResultMatrices const& results) {
+  return chunks_of_one(results) * (results.data[1] == nullptr ? 1 : 2);
 }
 
 // Writes zeros until all of this block's are written. Blocks have equal shares, in an order in
@@ -50,9 +60,12 @@ __device__ inline void write_zeros(GroupSizes const& groups, ResultMatrices cons
     if (!cursor.seek(chunk, segment)) return;
     while (unsigned(clock()) - start < number * cycles_a_chunk) __nanosleep(50);
     int64_t const matrix = int64_t(segment.batch) * groups.local_groups + segment.local_group;
-    int64_t const first = int64_t(chunk - segment.first_unit) * kChunkVectors;
+    int const of_group = chunk - segment.first_unit, chunks = chunks_of_one(results);
+    bool const is_second = of_group >= chunks;
+    int64_t const first = int64_t(is_second ? of_group - chunks : of_group) * kChunkVectors;
     int const vectors = static_cast<int>(min(int64_t(kChunkVectors), results.vectors - first));
-    uint4* const to = results.data + matrix * results.vectors + first;
+    uint4* const to =
+        (is_second ? results.data[1] : results.data[0]) + matrix * results.vectors + first;
     // Not to be kept in L2, where the operands are.
 #pragma unroll 8
     for (int i = DeviceWarp::lanes(); i < vectors; i += kWarpSize) __stcs(to + i, uint4{});

@@ -26,10 +26,10 @@ struct ChainSteps {
 //
 // The cuts may be those of chains that are a little longer or shorter than these: then the last
 // range of a chain ends where the chain does.
-template <class Warp, int kTileM, int kTileN, int kTileK, int kCluster>
+template <class Warp, int kTileM, int kTileN, int kTileK, int kCluster, bool kSharesLhs = false>
 class ContractingPieces {
  public:
-  using Grid = ContractingGrid<kTileM, kTileN, kTileK, kCluster>;
+  using Grid = ContractingGrid<kTileM, kTileN, kTileK, kCluster, kSharesLhs>;
 
   // `cuts` is not copied.
   JGG_HOST_DEVICE ContractingPieces(GroupSizes const& groups, Grid const& grid,

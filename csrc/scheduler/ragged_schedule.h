@@ -102,7 +102,7 @@ class NoncontractingSchedule {
 constexpr int kTileChange = 2;
 
 // What all groups of a contracting product have in common, worked out on the host.
-template <int kTileM, int kTileN, int kTileK, int kCluster>
+template <int kTileM, int kTileN, int kTileK, int kCluster, bool kSharesLhs = false>
 struct ContractingGrid {
   // Groups of a step or less all cost the same, whatever their size.
   static constexpr int kEqualRows = kTileK / 2;
@@ -110,7 +110,7 @@ struct ContractingGrid {
   // than a unit: once a group, by every cluster.
   static constexpr int kSmallRows = 8, kFewUnits = 16;
 
-  Raster<kCluster> raster;
+  Raster<kCluster, kSharesLhs> raster;
   int units;     // of each group
   int hot_rows;  // groups of more rows come first
   bool in_turn;  // clusters take units in turn
@@ -134,10 +134,10 @@ struct ContractingGrid {
 // Groups of more than twice the mean size come first, unless there are few rows to a group: their
 // long tiles, begun last, would keep a few clusters busy when all others are done.
 template <class Warp, int kTileM, int kTileN, int kTileK, int kCluster, int kAlign = 1,
-          int kPad = 1>
+          int kPad = 1, bool kSharesLhs = false>
 class ContractingSchedule {
  public:
-  using Grid = ContractingGrid<kTileM, kTileN, kTileK, kCluster>;
+  using Grid = ContractingGrid<kTileM, kTileN, kTileK, kCluster, kSharesLhs>;
 
   JGG_HOST_DEVICE ContractingSchedule(GroupSizes const& groups, Grid const& grid)
       : grid_(grid), cursor_(groups, Units{groups.local_groups, grid.units}, grid.hot_rows) {}

@@ -26,20 +26,43 @@ constexpr bool kGathersLhs = requires { requires Problem::kGathersLhs; };
 template <class Problem>
 constexpr int kGatheringWarps = kGathersLhs<Problem> ? 2 : 0;
 
-// One of these warps.
+// Loads a warp's boxes to rows of shared memory that follow one another, from the rows of memory
+// whose numbers are in shared memory at `rows`.
+template <class Problem>
+__device__ __forceinline__ void load_rows(CUtensorMap const& from, uint32_t rows, uint32_t full,
+                                          uint32_t to, int column) {
+  constexpr int kBatch = 16;  // numbers that are in registers at a time
+#pragma unroll
+  for (int first = 0; first < kWarpSize; first += kBatch) {
+    int row[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; i += 4) {
+      asm volatile("ld.shared.v4.s32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(row[i]), "=r"(row[i + 1]), "=r"(row[i + 2]), "=r"(row[i + 3])
+                   : "r"(rows + (first + i) * 4));
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+      multicast_row<Problem::Config::kCluster>(from, full, to + (first + i) * kRowBytes, column,
+                                               row[i]);
+    }
+  }
+}
+
+// One of these warps, where rows of lhs are those of the result.
 template <class Problem, class Shared>
 __device__ void gather_rows(typename Problem::Params const& params, Shared& shared, int rank,
                             int warp) {
   using Config = typename Problem::Config;
   static_assert(Config::kCluster == Config::kBoxes, "each CTA of a cluster loads a box for all");
   static_assert(kRowsPerConsumer == kGatheringWarps<Problem> * kWarpSize);
-  constexpr int kBatch = 16;  // rows whose places are in registers at a time
   int const first_row = warp * kWarpSize;
   uint32_t const rows = cute::cast_smem_ptr_to_uint(&shared.rows[first_row]);
   for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
     int const in_tile = rank * kRowsPerConsumer + first_row, lane = threadIdx.x % kWarpSize;
     if (work.k_tiles > 0) {
-      shared.rows[first_row + lane] = Problem::gathered_row(params, work, work.m + in_tile + lane);
+      int const index = Problem::gathered_index(params, work, work.m + in_tile + lane);
+      shared.rows[first_row + lane] = Problem::gathered_row(params, index);
     }
     __syncwarp();
     if (cute::elect_one_sync()) {
@@ -51,26 +74,51 @@ __device__ void gather_rows(typename Problem::Params const& params, Shared& shar
         if (!has_rows) continue;
         uint32_t const full = cute::cast_smem_ptr_to_uint(shared.full[at.stage].address());
         uint32_t const to = cute::cast_smem_ptr_to_uint(shared.lhs[at.stage]) + in_tile * kRowBytes;
-#pragma unroll
-        for (int first = 0; first < kWarpSize; first += kBatch) {
-          int row[kBatch];
-#pragma unroll
-          for (int i = 0; i < kBatch; i += 4) {
-            asm volatile("ld.shared.v4.s32 {%0, %1, %2, %3}, [%4];"
-                         : "=r"(row[i]), "=r"(row[i + 1]), "=r"(row[i + 2]), "=r"(row[i + 3])
-                         : "r"(rows + (first + i) * 4));
-          }
-#pragma unroll
-          for (int i = 0; i < kBatch; ++i) {
-            multicast_row<Config::kCluster>(Problem::gathered(params), full,
-                                            to + (first + i) * kRowBytes, step * Config::kTileK,
-                                            row[i]);
-          }
-        }
+        load_rows<Problem>(Problem::gathered(params), rows, full, to, step * Config::kTileK);
       }
     }
     __syncwarp();
     stage += work.k_tiles;
+  });
+}
+
+// One of them, where rows are contracted: a step has other rows than the one before, and each CTA
+// loads its half of their columns for both.
+template <class Problem, class Shared>
+__device__ void gather_contracted_rows(typename Problem::Params const& params, Shared& shared,
+                                       int rank, int warp) {
+  using Config = typename Problem::Config;
+  static_assert(Config::kCluster == Config::kBoxes && kRowsPerConsumer == Config::kSlab);
+  static_assert(Config::kTileK == kGatheringWarps<Problem> * kWarpSize);
+  // Volatile, so that it is worked out here and takes no register of the consumers.
+  int lane;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+  int const first_row = warp * kWarpSize;
+  uint32_t const rows = cute::cast_smem_ptr_to_uint(&shared.rows[first_row]);
+  for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
+    int const in_tile = rank * kRowsPerConsumer;
+    bool const has_columns = Problem::rows_left(params, work) > in_tile;
+    auto const index_of = [&](int step) {
+      return Problem::gathered_index(params, work, step * Config::kTileK + first_row + lane);
+    };
+    int index = work.k_tiles > 0 ? index_of(0) : -1;
+    for (int step = 0; step < work.k_tiles; ++step, ++stage) {
+      shared.rows[first_row + lane] = Problem::gathered_row(params, index);
+      __syncwarp();
+      // It comes from far: nothing is done with it before the rows of this step are on their way.
+      index = index_of(step + 1);
+      if (cute::elect_one_sync()) {
+        shared.empty[stage.stage].wait(stage.phase ^ 1);
+        if (has_columns) {
+          load_rows<Problem>(Problem::gathered(params), rows,
+                             cute::cast_smem_ptr_to_uint(shared.full[stage.stage].address()),
+                             cute::cast_smem_ptr_to_uint(shared.lhs[stage.stage]) +
+                                 rank * Config::kLhsBoxBytes + first_row * kRowBytes,
+                             work.m + in_tile);
+        }
+      }
+      __syncwarp();
+    }
   });
 }
 

@@ -46,7 +46,11 @@ struct LoadingRoles {
   __device__ static void gather(Params const& params, Shared& shared, int rank, int warp)
     requires kGathersLhs<Problem>
   {
-    gather_rows<Problem>(params, shared, rank, warp);
+    if constexpr (Config::kLhsMajor == cute::GMMA::Major::K) {
+      gather_rows<Problem>(params, shared, rank, warp);
+    } else {
+      gather_contracted_rows<Problem>(params, shared, rank, warp);
+    }
   }
 };
 

@@ -11,7 +11,13 @@ import jax_grouped_gemm as jgg
 from jax_grouped_gemm import moe
 from tests.support import group_sizes as sizes_of
 from tests.support import mlp
-from tests.support.mlp_on_gpu import check_gated, check_gradient, check_paired, unit
+from tests.support.mlp_on_gpu import (
+    check_gated,
+    check_gradient,
+    check_paired,
+    check_paired_weights,
+    unit,
+)
 from tests.support.ops import random
 
 BF16, F16 = jnp.bfloat16, jnp.float16
@@ -149,6 +155,47 @@ class TestPaired:
     @pytest.mark.parametrize("offset", [-2, 0, 3, 7])
     def test_windows(self, offset, rng):
         check_paired(rng, sizes_of.any_kind(rng, 1000, 8), groups=3, offset=offset)
+
+
+TOKENS = pytest.mark.parametrize("tokens", [None, 300], ids=["rows", "tokens"])
+
+
+class TestPairedWeights:
+    """Up to 256 columns, rows of tokens are read in place."""
+
+    @DTYPES
+    @TOKENS
+    @pytest.mark.parametrize("hidden", [256, 392])
+    def test_group_sizes(self, hidden, dtype, tokens, rng):
+        for sizes in sweep(rng, 1000, 8, 20):
+            check_paired_weights(rng, sizes, hidden=hidden, dtype=dtype, tokens=tokens)
+
+    @TOKENS
+    @pytest.mark.parametrize(
+        "embed, hidden", [(8, 8), (128, 64), (136, 264), (2880, 72), (2048, 768), (1544, 256)]
+    )
+    def test_dimensions_off_the_tile(self, embed, hidden, tokens, rng):
+        sizes = sizes_of.multinomial(rng, 900, 5)
+        check_paired_weights(rng, sizes, embed=embed, hidden=hidden, tokens=tokens)
+
+    @TOKENS
+    @pytest.mark.parametrize("hidden", [200, 520])
+    @pytest.mark.parametrize("offset", [-2, 0, 3, 7])
+    def test_windows(self, offset, hidden, tokens, rng):
+        sizes = sizes_of.any_kind(rng, 1000, 8)
+        check_paired_weights(rng, sizes, hidden=hidden, groups=3, offset=offset, tokens=tokens)
+
+    @TOKENS
+    @pytest.mark.parametrize("embed, hidden", [(520, 256), (1032, 520)])
+    def test_unequal_groups(self, embed, hidden, tokens, rng):
+        """Their tiles are cut along their rows, and zeros are written by other warps."""
+        m, groups = 12000, 9
+        for hot in range(groups):
+            sizes = sizes_of.one_hot(m - 5 * hot, groups, hot)
+            check_paired_weights(rng, sizes, m=m, embed=embed, hidden=hidden, tokens=tokens)
+        for _ in range(10):
+            sizes = sizes_of.zipf(rng, m, groups)
+            check_paired_weights(rng, sizes, m=m, embed=embed, hidden=hidden, tokens=tokens)
 
 
 def layer(case, implementation, activation="silu"):

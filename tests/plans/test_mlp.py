@@ -141,18 +141,43 @@ def test_gradients_that_no_kernel_has(activation):
     assert f"the gradient of the activation {activation}" in transpose.reason
 
 
-def test_the_seven_products_of_a_gradient():
-    plans = plans_of_gradient(*shapes()).plans
+def test_the_products_of_a_gradient():
+    plans = plans_of_gradient(*shapes(m=8192)).plans
     assert [p.problem.op for p in plans] == [
         "gated_ragged_dot",
         "ragged_noncontracting",
         "gated_ragged_dot_transpose",
         "ragged_contracting",
         "paired_ragged_dot",
-        "ragged_contracting",
-        "ragged_contracting",
+        "paired_weight_gradients",
     ]
     assert all(p.path in ("fused", "tma") for p in plans)
+
+
+@pytest.mark.parametrize("hidden, gather", [(256, "in place"), (264, "before")])
+def test_weight_gradients_of_narrow_experts_read_tokens_in_place(hidden, gather):
+    def loss(*operands, **options):
+        return jnp.sum(jgg.ragged_mlp(*operands, **options).astype(F32))
+
+    rows = jnp.zeros(8192, jnp.int32)
+    gradient = jax.grad(partial(loss, rows=rows), (1, 2))
+    *_, plan = jgg.explain(gradient, *shapes(m=1024, hidden=hidden)).plans
+    assert (plan.problem.op, plan.path, plan.gather) == ("paired_weight_gradients", "fused", gather)
+    assert plan.workspace_bytes > 2**20  # unequal groups have sums of pieces of tiles
+
+
+@pytest.mark.plans_as_users_get_them
+def test_weight_gradients_are_two_products_where_xlas_are_faster():
+    plans = plans_of_gradient(*shapes(m=1024, embed=256)).plans
+    assert [(p.problem.op, p.path) for p in plans[-2:]] == [("ragged_contracting", "whole")] * 2
+
+
+def test_the_weight_gradient_of_one_matrix_is_a_product():
+    def loss(x, wi_0, wi_1, wo, sizes):
+        return jnp.sum(jgg.ragged_mlp(x, wi_0, wi_1, wo, sizes).astype(F32))
+
+    *_, plan = jgg.explain(jax.grad(loss, 1), *shapes(m=8192)).plans
+    assert (plan.problem.op, plan.path) == ("ragged_contracting", "tma")
 
 
 def test_gradients_of_float32_are_composed():

@@ -86,7 +86,7 @@ def test_longest_chains(schedules):
             check_chains(ranges_of(schedules, chains, length, clusters), chains, length, clusters)
 
 
-def pieces_of(schedules, problem: Problem, length: int) -> np.recarray:
+def pieces_of(schedules, problem: Problem, length: int, **options: bool) -> np.recarray:
     rows = schedules.ragged_contracting_pieces(
         np.ascontiguousarray(np.atleast_2d(problem.group_sizes), np.int32),
         np.ascontiguousarray(np.atleast_1d(problem.group_offset), np.int32),
@@ -100,6 +100,7 @@ def pieces_of(schedules, problem: Problem, length: int) -> np.recarray:
         cluster=problem.cluster,
         clusters=problem.clusters,
         length=length,
+        **options,
     )
     return np.rec.fromarrays(rows.T, names=PIECE_FIELDS)
 
@@ -184,10 +185,13 @@ def check_pieces(problem: Problem, pieces: np.recarray, most_sums: int) -> int:
     return len(slots)
 
 
-def units_of(problem: Problem) -> int:
-    """Units of work of each group: pairs of tiles, along M as far as possible."""
-    pairs, odd = divmod(-(-problem.k // problem.tile_m), 2)
-    columns = -(-problem.n // problem.tile_n)
+def units_of(problem: Problem, *, shares_lhs: bool = False) -> int:
+    """Units of work of each group: pairs of tiles, along M as far as possible unless all are along
+    N."""
+    rows, columns = -(-problem.k // problem.tile_m), -(-problem.n // problem.tile_n)
+    if shares_lhs:
+        return rows * -(-columns // 2)
+    pairs, odd = divmod(rows, 2)
     return pairs * columns + odd * -(-columns // 2)
 
 
@@ -206,14 +210,13 @@ def test_random_problems(schedules, rng):
         length = chain_length(problem)
         # The kernel's idea of the length is an estimate.
         length = int(rng.choice([length, length, length // 2, 2 * length]))
+        shares_lhs = bool(rng.integers(2))
         try:
-            pieces = pieces_of(schedules, problem, length)
-            num_cut += (
-                check_pieces(
-                    problem, pieces, schedules.most_chain_sums(units_of(problem), problem.clusters)
-                )
-                > 0
-            )
+            pieces = pieces_of(schedules, problem, length, shares_lhs=shares_lhs)
+            assert (pieces.share == LHS).all() or not shares_lhs
+            units = units_of(problem, shares_lhs=shares_lhs)
+            most_sums = schedules.most_chain_sums(units, problem.clusters)
+            num_cut += check_pieces(problem, pieces, most_sums) > 0
         except AssertionError as error:
             raise AssertionError(f"{problem}, length {length}: {error}") from error
     assert num_cut > 100

@@ -43,6 +43,15 @@ def paired(*operands, zeroes_unowned=True):
     return primitive.PAIRED.bind(*operands, **options.of_products)
 
 
+@partial(jax.jit, static_argnames="num_groups")
+def paired_weights(operands, *, num_groups):
+    """x^T d0 and x^T d1."""
+    options = Options.of(as_activation("silu"), None, "cuda")
+    return primitive.PAIRED_WEIGHTS.bind(
+        *operands.values(), names=tuple(operands), num_groups=num_groups, **options.of_products
+    )
+
+
 def indices(sizes, offset=0):
     return dict(
         group_sizes=jnp.asarray(sizes, jnp.int32),
@@ -181,3 +190,38 @@ def check_paired(rng, sizes, *, m=1000, embed=264, hidden=392, groups=None, offs
     both = (getattr(one, f) + getattr(other, f) for f in ("value", "magnitude", "depth"))
     oracle.check(out, oracle.Exact(*both, one.blocks))
     assert not out[~owned].any()
+
+
+def check_paired_weights(
+    rng, sizes, *, m=1000, embed=264, hidden=392, groups=None, offset=0, dtype=BF16, tokens=None
+):
+    """Two weight gradients as one product on random operands, of rows of tokens if there are any.
+
+    What no group owns is NaN, and rows that are not of a token are zero.
+    """
+    groups = len(sizes) if groups is None else groups
+    owned = owned_rows(sizes, offset, groups, m)
+    d0, d1 = (random(rng, (m, hidden), dtype) for _ in range(2))
+    d0[~owned] = d1[~owned] = np.nan
+    if tokens is None:
+        x = rows_of_x = random(rng, (m, embed), dtype)
+        x[~owned] = np.nan
+        given = dict(x=x)
+    else:
+        x = random(rng, (tokens + 1, embed), dtype)
+        x[tokens] = np.nan
+        rows = rng.integers(-20, tokens, m).astype(np.int32)
+        rows[rows < -10] += tokens + 20  # past the last token
+        rows[~owned] = tokens
+        is_token = (rows >= 0) & (rows <= tokens)
+        rows_of_x = np.where(is_token[:, None], x[np.clip(rows, 0, tokens)], 0).astype(dtype)
+        given = dict(x=x, rows=rows)
+    given |= dict(d0=d0, d1=d1) | indices(sizes, offset)
+    results = paired_weights(given, num_groups=groups)
+    for result, d in zip(results, (d0, d1), strict=True):
+        oracle.check(
+            result, oracle.ragged_contracting(rows_of_x, d, sizes, offset, num_groups=groups)
+        )
+    again = paired_weights(given, num_groups=groups)
+    for one, other in zip(results, again, strict=True):
+        np.testing.assert_array_equal(*(np.asarray(x, np.float32) for x in (one, other)))

@@ -2,7 +2,9 @@
 
 #include <cudaTypedefs.h>
 
+#include <algorithm>
 #include <initializer_list>
+#include <numeric>
 
 namespace jgg::sm90 {
 namespace {
@@ -82,6 +84,23 @@ cudaError_t encode_plain(CUtensorMap* descriptor, TensorView tensor, int64_t out
                 {{shape.columns, 0, shape.box},
                  {cuuint64_t(rows), shape.pitch, box_rows},
                  {cuuint64_t(outer), shape.pitch * rows}});
+}
+
+cudaError_t encode_two(CUtensorMap* descriptor, TwoArrays& at, TensorView tensor,
+                       void const* second, int64_t outer, int64_t rows, int64_t columns,
+                       int box_rows) {
+  Shape const shape(tensor, columns);
+  // The outer coordinate counts a part of a matrix that the distance of the arrays is a multiple
+  // of too. Matrices then overlap, which only makes the dimension longer.
+  uintptr_t const other = reinterpret_cast<uintptr_t>(second);
+  uintptr_t const base = std::min(shape.base, other), distance = std::max(shape.base, other) - base;
+  uintptr_t const matrix = shape.pitch * rows, unit = std::gcd(matrix, distance);
+  if ((distance + outer * matrix) / unit >= kUnbounded) return cudaErrorInvalidValue;
+  at = {int(matrix / unit), int((shape.base - base) / unit), int((other - base) / unit)};
+  return encode(descriptor, tensor, base,
+                {{shape.columns, 0, shape.box},
+                 {cuuint64_t(rows), shape.pitch, box_rows},
+                 {kUnbounded, unit}});
 }
 
 cudaError_t encode_slabs(CUtensorMap* descriptor, TensorView tensor, int64_t outer, int64_t rows,

@@ -19,6 +19,7 @@ from jax_grouped_gemm._src.mlp.rows import on_rows
 GATED = "jax_grouped_gemm.gated_ragged_dot.v3"
 GATED_TRANSPOSE = "jax_grouped_gemm.gated_ragged_dot_transpose.v3"
 PAIRED = "jax_grouped_gemm.paired_ragged_dot.v2"
+PAIRED_WEIGHTS = "jax_grouped_gemm.paired_weight_gradients.v1"
 FEW_ROWS = "jax_grouped_gemm.few_rows_dot.v2"
 
 NO_ACTIVATION = Epilogue(alpha=1.0, cubic=0.0, limit=math.inf, shift=0.0)
@@ -110,6 +111,34 @@ def paired(plan: MlpPlan, *operands: jax.Array) -> jax.Array:
     zeroes_unowned = plan.problem.params["zeroes_unowned"]
     call = jax.ffi.ffi_call(PAIRED, results)
     return call(*operands, zeroes_unowned=zeroes_unowned, **_tile(plan))[0]
+
+
+def paired_weights(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
+    """x^T d0 and x^T d1 of each group."""
+    if plan.path == "unfused":
+        return plan.compose(*operands)
+    given = dict(zip(plan.problem.operands, operands, strict=True))
+    if plan.gather == "before":
+        given["x"] = on_rows(given["x"], given)
+    x, d0, d1 = (given[name] for name in ("x", "d0", "d1"))
+    in_place = plan.gather == "in place"
+    rows = _as_int32(given["rows"], x.shape[0]) if in_place else jnp.zeros(1, jnp.int32)
+    num_groups = plan.problem.params["num_groups"]
+    gradient = jax.ShapeDtypeStruct((num_groups, x.shape[1], d0.shape[1]), x.dtype)
+    workspace = jax.ShapeDtypeStruct((plan.workspace_bytes,), jnp.uint8)
+    call = jax.ffi.ffi_call(PAIRED_WEIGHTS, (gradient, gradient, workspace))
+    *gradients, _ = call(
+        x,
+        rows,
+        d0,
+        d1,
+        given["group_sizes"],
+        given["group_offset"],
+        has_rows=in_place,
+        divisor=np.int32(1),  # rows are tokens, not pairs
+        **_tile(plan),
+    )
+    return gradients
 
 
 def tangent(plan: MlpPlan, *operands: jax.Array) -> jax.Array:

@@ -27,7 +27,8 @@ from jax_grouped_gemm._src.plan import (
     choose,
     symbolic_sizes,
 )
-from jax_grouped_gemm._src.ragged.problem import LEAST_BYTES
+from jax_grouped_gemm._src.ragged.plan import plan_contracting
+from jax_grouped_gemm._src.ragged.problem import LEAST_BYTES, RaggedProblem, workspace_bytes
 
 DTYPES = (jnp.bfloat16, jnp.float16)
 
@@ -205,6 +206,44 @@ def plan_paired(avals: Sequence[Any], params: Mapping[str, Any], target: Target 
     """Plans a `paired_ragged_dot`."""
     operands = _named(("a0", "a1", "w0", "w1", "group_sizes", "group_offset"), avals)
     return _plan("paired_ragged_dot", operands, params, target, "", "none, two products in one sum")
+
+
+def plan_paired_weights(
+    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
+) -> MlpPlan:
+    """Plans a `paired_weight_gradients`."""
+    operands = _named(params["names"], avals)
+    one = plan_contracting(*_one_product(operands, params, operands["d0"].shape[1]), target)
+    reason = one.reason if one.path == "whole" else ""
+    if one.tile not in (None, DEFAULT_TILE):
+        reason = f"the product of both has no tile {one.tile}"
+    plan = _plan("paired_weight_gradients", operands, params, target, reason, "none, two results")
+    if plan.tile is None:
+        return plan
+    columns = operands["d0"].shape[1]
+    both = _one_product(operands, params, 2 * round_up(columns, plan.tile.tile_n))
+    problem = RaggedProblem.contracting(*both)
+    # Where the columns are one tile's, a cluster has the same rows of both results, for which it
+    # reads the same rows of x.
+    in_place = columns <= plan.tile.tile_n
+    return dataclasses.replace(
+        plan,
+        gather="" if "rows" not in operands else "in place" if in_place else "before",
+        workspace_bytes=workspace_bytes(problem, plan.tile, 0, target),
+    )
+
+
+def _one_product(operands, params, columns) -> tuple[list[jax.ShapeDtypeStruct], dict[str, Any]]:
+    """The operands and parameters of a weight gradient of so many columns."""
+    x, d0 = operands["x"], operands["d0"]
+    avals = [
+        jax.ShapeDtypeStruct((d0.shape[0], x.shape[1]), x.dtype),
+        jax.ShapeDtypeStruct((d0.shape[0], columns), d0.dtype),
+        operands["group_sizes"],
+        operands["group_offset"],
+    ]
+    layouts = dict(transpose_lhs=False, transpose_rhs=False, preferred_element_type=x.dtype)
+    return avals, {**params, **layouts, **params["tile_choices"].params("wgrad")}
 
 
 def plan_tangent(avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200) -> MlpPlan:

@@ -116,6 +116,24 @@ PAIRED = Op(
 )
 
 
+def _paired_weights_avals(*operands, names, num_groups, **_):
+    x, d0 = (operands[names.index(name)] for name in ("x", "d0"))
+    shape = num_groups, x.shape[1], d0.shape[1]
+    return [PAIRED_WEIGHTS.unsharded_aval(operands, shape, x.dtype)] * 2
+
+
+PAIRED_WEIGHTS = Op(
+    name="paired_weight_gradients",
+    operand_ranks=None,
+    targets=(call.PAIRED_WEIGHTS,),
+    avals=_paired_weights_avals,
+    planner=plan.plan_paired_weights,
+    call=call.paired_weights,
+    reference=reference.paired_weight_gradients,
+    multiple_results=True,
+)
+
+
 def _tangent_aval(*operands, names, **_):
     gate, wo = operands[names.index("gate")], operands[names.index("wo")]
     return TANGENT.unsharded_aval(operands, (gate.shape[0], wo.shape[2]), wo.dtype)
@@ -152,7 +170,7 @@ def _register_rules(op: Op) -> None:
     op.def_batching(batch)
 
 
-for _op in (GATED, BIASED, GATED_TRANSPOSE, PAIRED, TANGENT):
+for _op in (GATED, BIASED, GATED_TRANSPOSE, PAIRED, PAIRED_WEIGHTS, TANGENT):
     _register_rules(_op)
 
 
@@ -321,11 +339,29 @@ def _cotangents(dy, given, wanted, options) -> dict[str, jax.Array]:
         x, gradients[0], cotangents = jax.lax.optimization_barrier(
             (given["x"], gradients[0], cotangents)
         )
-        x = token_rows.on_rows(x, given)
-        for name, gradient in zip(matrices, gradients, strict=True):
-            if name in wanted:
-                cotangents[name] = weights_of(x, gradient, *indices)
+        given["x"] = x
+        of_matrices = dict(zip(matrices, gradients, strict=True))
+        of_matrices = {name: x for name, x in of_matrices.items() if name in wanted}
+        cotangents |= _weight_gradients(given, of_matrices, options)
     return cotangents
+
+
+def _weight_gradients(given, gradients, options) -> dict[str, jax.Array]:
+    """x^T times each of the gradients [m, n], of each group."""
+    params = dict(options.of_products, num_groups=given["wo"].shape[0])
+    indices = {name: given[name] for name in INDICES}
+    x = {name: given[name] for name in ("x", *ROWS) if name in given}
+    if len(gradients) == 2:
+        operands = x | dict(zip(("d0", "d1"), gradients.values(), strict=True)) | indices
+        names = tuple(operands)
+        avals = [jax.typeof(x) for x in operands.values()]
+        if plan.plan_paired_weights(avals, dict(params, names=names)).path == "fused":
+            both = PAIRED_WEIGHTS.bind(*operands.values(), names=names, **params)
+            return dict(zip(gradients, both, strict=True))
+    # Not as one primitive, so that derivatives of the products are those of the ragged products.
+    rows = token_rows.on_rows(x["x"], x)
+    product = functools.partial(_products(options).weights, num_groups=params["num_groups"])
+    return {name: product(rows, d, *indices.values()) for name, d in gradients.items()}
 
 
 def _hidden_again(given, options):

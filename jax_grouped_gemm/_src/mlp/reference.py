@@ -284,6 +284,25 @@ def paired_ragged_dot(
     return (product(a0, w0, *indices) + product(a1, w1, *indices)).astype(a0.dtype)
 
 
+def paired_weight_gradients(
+    *operands: jax.Array, names: Sequence[str], num_groups: int, **options: Any
+) -> list[jax.Array]:
+    """x^T d0 and x^T d1 of the rows of each group, both [num_groups, D, F].
+
+    Args:
+      *operands: those of `names`: x [T, D] with rows [m] and perhaps inverse [T, k] and count [1],
+        or x [m, D]; d0 and d1 [m, F]; group_sizes and group_offset.
+      names: of the operands.
+      num_groups: local groups.
+      **options: of `Products`.
+    """
+    given = dict(zip(names, operands, strict=True))
+    x = token_rows.on_rows(given["x"], given)
+    indices = given["group_sizes"], given["group_offset"]
+    product = functools.partial(Products(**options).weights, num_groups=num_groups)
+    return [product(x, given[name], *indices) for name in ("d0", "d1")]
+
+
 def ragged_mlp_tangent(
     *operands: jax.Array, names: Sequence[str], activation: Activation, **options: Any
 ) -> jax.Array:

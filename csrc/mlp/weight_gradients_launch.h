@@ -1,0 +1,25 @@
+// From run-time arguments to one compiled kernel of the gradients of weights, and its launch.
+#pragma once
+
+#include "mlp/weight_gradients.h"
+#include "ragged/contracting_launch.h"
+
+namespace jgg::mlp {
+
+// Rows are contracted, so x [m, k] and rhs [m, n] are both contiguous along what is kept.
+template <ElementType kType>
+cudaError_t weight_gradients_of(TileConfig config, WeightGradientArguments const& arguments,
+                                cudaStream_t stream) {
+  using cute::GMMA::Major;
+  return with_constants(
+      [&](auto tile, auto gathers) {
+        using Element = sm90::Typed<kType>;
+        using Config = sm90::ConfigOf<decltype(tile), Element, Element, Major::MN, Major::MN>;
+        using Whole = WeightGradients<Config, gathers.value>;
+        using Cut = sm90::CutContracting<Whole>;
+        return sm90::launch_contracting<Whole, Cut>(arguments, stream);
+      },
+      OneTileOf<TileTable<sm90::CutTile>>{config}, Flag{arguments.rows != nullptr});
+}
+
+}  // namespace jgg::mlp
