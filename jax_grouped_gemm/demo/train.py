@@ -94,8 +94,9 @@ def train(
         stream = (jax.device_put(x, NamedSharding(mesh, P(EXPERT_AXIS))) for x in stream)
     first = next(stream)
     started = time.perf_counter()
-    step = jax.jit(make_train_step(graph), donate_argnums=0).lower(state, first)
-    step = step.compile(None if mesh is None else expert_parallel_compiler_options(mesh))
+    options = None if mesh is None else expert_parallel_compiler_options(mesh)
+    jitted = jax.jit(make_train_step(graph), donate_argnums=0, compiler_options=options)
+    step = jitted.lower(state, first).compile()
     compile_seconds = time.perf_counter() - started
     memory = step.memory_analysis()
     assert memory is not None  # CPUs and GPUs have it
