@@ -54,7 +54,7 @@ nb::dict registrations() {
   targets["jax_grouped_gemm.scaled_ragged_contracting.v3"] =
       encapsulate(JggScaledRaggedContracting);
   targets["jax_grouped_gemm.gated_ragged_dot.v3"] = encapsulate(JggGatedRaggedDot);
-  targets["jax_grouped_gemm.gated_ragged_dot_transpose.v3"] =
+  targets["jax_grouped_gemm.gated_ragged_dot_transpose.v4"] =
       encapsulate(JggGatedRaggedDotTranspose);
   targets["jax_grouped_gemm.paired_ragged_dot.v2"] = encapsulate(JggPairedRaggedDot);
   targets["jax_grouped_gemm.paired_weight_gradients.v1"] = encapsulate(JggPairedWeightGradients);
