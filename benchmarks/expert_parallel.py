@@ -3,9 +3,10 @@
 python -m benchmarks.expert_parallel --output benchmarks/results/expert_parallel.json
 
 `ours` is `moe.expert_parallel_mlp` as it chooses by itself, other strategies of it have names of
-their own. `overlap` has gradients of tokens travel beside products; that is for copy engines, which
-send what a ppermute sends with XLA_FLAGS=--xla_gpu_collective_permute_mode=peer. `naive` gathers
-all tokens, has `ragged_mlp` run over the rows of all experts with a group offset, and scatters the
+their own. All are compiled with `moe.expert_parallel_compiler_options`, so that copy engines send
+what a ppermute sends, but for `nccl`, which is `ours` without, and `apart_nccl`. `apart` has
+gradients of tokens travel before the weights' gradients, not beside them. `naive` gathers all
+tokens, has `ragged_mlp` run over the rows of all experts with a group offset, and scatters the
 sums: MaxText's "ring of experts" with our products. `one_update_a_peer` is its other route. `local`
 is one GPU's share of the layer without any communication: T tokens and E/N experts. A fraction is
 the time of `local` over that of a strategy. Backward passes start from the forward pass's result,
@@ -51,6 +52,7 @@ from benchmarks.peers.expert_parallel import (  # noqa: E402
     peers,
     result_and_gradients,
 )
+from jax_grouped_gemm import moe  # noqa: E402
 
 # Of products and sums whose intermediate results are rounded to bfloat16 in between.
 TOLERANCE = 0.02
@@ -139,6 +141,7 @@ def work(problem: Problem, operands: tuple[jax.Array, ...], seed: int) -> Worklo
             "distribution": "uniform",
             "max_over_mean": max_over_mean(operands[1], problem),
             "dtype": "bfloat16",
+            "copy_engines": bool(_compiler_options(problem.devices)),
             "xla_flags": os.environ.get("XLA_FLAGS", ""),
         },
         flops=passes * 6 * layer.rows * layer.embed * layer.hidden,
@@ -158,6 +161,10 @@ LINKS: dict[str, Callable[[jax.Array], jax.Array]] = {
 }
 
 
+def _compiler_options(devices: int) -> dict[str, str]:
+    return moe.expert_parallel_compiler_options(mesh_of(devices))
+
+
 def measure_links(layer: Layer, devices: int, rounds: int) -> dict:
     """Microseconds and GB/s of every collective, of the tokens of the layer."""
     mesh = mesh_of(devices)
@@ -169,16 +176,12 @@ def measure_links(layer: Layer, devices: int, rounds: int) -> dict:
         x = tokens if name in ("all_gather", "ppermute") else partial_sums
         x = jax.device_put(x, NamedSharding(mesh, SPLIT))
         function = jax.shard_map(collective, mesh=mesh, in_specs=SPLIT, out_specs=SPLIT)
-        call = QueuedCall(functools.partial(_compiled(function, x), x))
+        compiled = jax.jit(function).lower(x).compile(_compiler_options(devices))
+        jax.block_until_ready(compiled(x))
+        call = QueuedCall(functools.partial(compiled, x))
         us = statistics.median(call.elapsed_us() for _ in range(rounds + 1))
         results[name] = {"us": us, "gb_per_s": sent / us / 1e3}
     return results
-
-
-def _compiled(function, x):
-    compiled = jax.jit(function).lower(x).compile()
-    jax.block_until_ready(compiled(x))
-    return compiled
 
 
 def fractions(record: Mapping) -> dict[str, float]:

@@ -6,23 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.moe import Layer
-from jax_grouped_gemm._src.expert_parallel.prediction import (
-    Prediction,
-    Shape,
-    choose,
-    chosen_combine,
-)
+from jax_grouped_gemm._src.expert_parallel.prediction import Prediction, Shape, choose
 
 FORWARD, STEP = "ep_forward", "ep_step"
 DEVICES = (1, 2, 4, 8)
 LEGS = {FORWARD: 2, STEP: 4}  # of tokens or their gradients
 
 
-def predictions(layer: Layer) -> list[Prediction]:
-    """Of as many experts a GPU as there are in the record, by the number of GPUs."""
+def predictions(layer: Layer, copy_engines: bool) -> list[Prediction]:
+    """Of as many experts in all as in the record, by the number of GPUs."""
     sizes = layer.tokens, layer.embed, layer.hidden, layer.experts, layer.top_k
     return [
-        choose(Shape(*sizes, n), combine=chosen_combine("auto", n, overlap=False))
+        choose(Shape(*sizes, n), copy_engines=copy_engines)
         for n in DEVICES
         if layer.experts % n == 0
     ]
@@ -38,7 +33,7 @@ def draw_scaling(axes: Any, records: Sequence[Mapping], op: str, colors: Sequenc
     of_op = [record for record in records if record["op"] == op]
     for color, record in zip(colors, of_op, strict=False):
         layer = Layer(**record["shape"])
-        predicted = [fraction(p, op) for p in predictions(layer)]
+        predicted = [fraction(p, op) for p in predictions(layer, record["copy_engines"])]
         axes.plot(DEVICES[: len(predicted)], predicted, color=color, label=layer.name)
         if (measured := record["fractions"].get("ours")) is not None:
             axes.plot([record["devices"]], [measured], "o", color=color)

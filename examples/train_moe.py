@@ -31,6 +31,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_grouped_gemm as jgg
+from jax_grouped_gemm import moe
 from jax_grouped_gemm.demo.data import batches, load_corpus
 from jax_grouped_gemm.flax.nnx import MoE
 
@@ -118,11 +119,13 @@ class Transformer(nnx.Module):
         return self.head(self.norm(x)).astype(jnp.float32), router
 
 
-def make_step(graph: nnx.GraphDef, optimizer: optax.GradientTransformation) -> Callable:
+def make_step(
+    graph: nnx.GraphDef, optimizer: optax.GradientTransformation, **options: Any
+) -> Callable:
     """(params, optimizer state, windows [microbatches, batch, length + 1]) -> the same and a loss.
 
     Gradients of the microbatches are added up in float32, in the parameters' own layout, by a
-    scan: only one microbatch's activations are alive at a time.
+    scan: only one microbatch's activations are alive at a time. `options` are those of `jax.jit`.
     """
 
     def loss_fn(params, window):
@@ -141,7 +144,7 @@ def make_step(graph: nnx.GraphDef, optimizer: optax.GradientTransformation) -> C
         updates, state = optimizer.update(gradients, state, params)
         return optax.apply_updates(params, updates), state, losses.mean()
 
-    return jax.jit(step, donate_argnums=(0, 1))
+    return jax.jit(step, donate_argnums=(0, 1), **options)
 
 
 def train(options: argparse.Namespace, mesh: Mesh) -> list[float]:
@@ -165,7 +168,8 @@ def train(options: argparse.Namespace, mesh: Mesh) -> list[float]:
         params, state = checkpoints.restore(done, args=ocp.args.StandardRestore(like))
         print(f"resumed after {done} steps")
 
-    step = make_step(graph, optimizer)
+    compiler_options = moe.expert_parallel_compiler_options(mesh)
+    step = make_step(graph, optimizer, compiler_options=compiler_options)
     losses = []
     for number, windows in enumerate(text(config, options, done), start=done + 1):
         windows = jax.device_put(windows, NamedSharding(mesh, P(None, EXPERTS)))

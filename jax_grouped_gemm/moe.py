@@ -38,7 +38,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jax_grouped_gemm._src import arguments
 from jax_grouped_gemm._src.activations import Activation as Activation
-from jax_grouped_gemm._src.activations import as_activation, hidden_layer
+from jax_grouped_gemm._src.activations import as_activation
 from jax_grouped_gemm._src.arguments import (
     as_array,
     canonical_offset,
@@ -47,6 +47,9 @@ from jax_grouped_gemm._src.arguments import (
 )
 from jax_grouped_gemm._src.arrays import at_least_float32, vary_over, varying_axes
 from jax_grouped_gemm._src.expert_parallel.api import expert_parallel_mlp as expert_parallel_mlp
+from jax_grouped_gemm._src.expert_parallel.compiler import (
+    expert_parallel_compiler_options as expert_parallel_compiler_options,
+)
 from jax_grouped_gemm._src.expert_parallel.explain import (
     ExpertParallelExplanation as ExpertParallelExplanation,
 )
@@ -59,6 +62,7 @@ from jax_grouped_gemm._src.expert_parallel.stats import (
 )
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.mlp import api as mlp
+from jax_grouped_gemm._src.mlp import composed
 from jax_grouped_gemm._src.mlp.biases import with_bias
 from jax_grouped_gemm._src.mlp.fp8 import experts as fp8_experts
 from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp
@@ -116,12 +120,7 @@ def gated_activation(
         raise TypeError(
             f"gated_activation: weights must be [m] = {gate.shape[:1]}, got {weights.shape}"
         )
-    return _hidden(activation, gate, up, weights)
-
-
-# Only the two matmul results are kept for the backward pass: recomputing this elementwise step is
-# free next to storing its three [T*k, F] float32 intermediates.
-_hidden = jax.checkpoint(hidden_layer, static_argnums=0)
+    return composed.recomputed_hidden(activation, gate, up, weights)
 
 
 def dropless_mlp(
@@ -231,13 +230,7 @@ def dropless_mlp(
         group_sizes=group_sizes,
         group_offset=group_offset,
     )
-    # The names that MaxText's remat policies use.
-    gate = checkpoint_name(matmul(rows, wi_0, b0), "mlpwi_0")
-    up = None if wi_1 is None else checkpoint_name(matmul(rows, wi_1, b1), "mlpwi_1")
-    # The router weight scales a row before the down projection instead of after it: the product is
-    # the same, and the backward pass needs no copy of the [T*k, D] result.
-    hidden = _hidden(activation, gate, up, weights)
-    out = checkpoint_name(matmul(hidden, wo, bo, weights), "mlpwo")
+    out = checkpoint_name(composed.mlp(matmul, activation, rows, given, weights), "mlpwo")
     return combine(out, expert_order, implementation=of_rows).reshape(x.shape)
 
 

@@ -25,18 +25,20 @@ SPLIT = P(AXIS)
 
 STRATEGIES: dict[str, dict] = {
     "ours": dict(),
-    "overlap": dict(overlap=True),
-    "overlap_rows": dict(overlap=True, save="rows"),
-    "overlap_room_for_1.25": dict(overlap=True, buffer_factor=1.25),
-    "overlap_chunks_2": dict(overlap=True, chunks=2),
-    "psum_scatter": dict(strategy="all_gather", chunks=1, combine="psum_scatter"),
-    "all_to_all": dict(strategy="all_gather", chunks=1, combine="all_to_all"),
-    "chunks_2": dict(strategy="all_gather", chunks=2, combine="psum_scatter"),
-    "chunks_2_all_to_all": dict(strategy="all_gather", chunks=2, combine="all_to_all"),
-    "room_for_1.25": dict(strategy="all_gather", buffer_factor=1.25),
-    "gather_again": dict(strategy="all_gather", chunks=1, save="nothing"),
-    "ragged": dict(strategy="ragged_all_to_all", chunks=1),
+    "nccl": dict(),
+    "apart": dict(overlap=False),
+    "apart_nccl": dict(overlap=False),
+    "keeps_x": dict(save="x"),
+    "keeps_rows": dict(save="rows"),
+    "psum_scatter": dict(combine="psum_scatter"),
+    "all_to_all": dict(combine="all_to_all"),
+    "room_for_1.25": dict(buffer_factor=1.25),
+    "gather_again": dict(save="nothing"),
+    "chunks_2": dict(chunks=2),
+    "ragged": dict(strategy="ragged_all_to_all"),
 }
+WITH_NCCL = ("nccl", "apart_nccl")
+"""What is compiled without the package's options; all others have copy engines send ppermutes."""
 
 
 @dataclass(frozen=True)
@@ -215,6 +217,7 @@ class MeshPeer:
         make: Callable[[Problem], Run],
         unavailable: Callable[[], str | None] = lambda: None,
         alone: bool = False,
+        copy_engines: bool = False,
     ):
         self.name = name
         self.role = role
@@ -223,6 +226,7 @@ class MeshPeer:
         self._make = make
         self._unavailable = unavailable
         self._alone = alone
+        self._copy_engines = copy_engines
 
     def unavailable_reason(self) -> str | None:
         """On a GPU the kernels have to be there; elsewhere the reference runs."""
@@ -238,8 +242,10 @@ class MeshPeer:
         if self._alone:
             operands = share_of_first_device(problem, operands)
         function = jax.jit(result_and_gradients(self._make(problem), problem.op))
+        mesh = mesh_of(problem.devices)
+        options = moe.expert_parallel_compiler_options(mesh) if self._copy_engines else {}
         try:
-            compiled = function.lower(*operands).compile()
+            compiled = function.lower(*operands).compile(options)
         except NotImplementedError as error:
             raise NotOffered(str(error)) from error
         memory = compiled.memory_analysis()
@@ -256,6 +262,7 @@ def peers() -> list[MeshPeer]:
             name,
             Role.OURS if name == "ours" else Role.VARIANT,
             functools.partial(strategy, **options),
+            copy_engines=name not in WITH_NCCL,
         )
         for name, options in STRATEGIES.items()
     ]

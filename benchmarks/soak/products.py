@@ -14,7 +14,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from benchmarks.soak.trials import Trial, trial
+from benchmarks.soak.drawing import Trial
+from benchmarks.soak.trials import trial
 
 THREADS = 8  # that trace, compile and judge
 # Of the time for products, what may pass before no further program is compiled.

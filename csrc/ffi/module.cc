@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "ffi/handlers.h"
+#include "ffi/limited.h"
 #include "xla/ffi/api/c_api.h"
 
 namespace jgg {
@@ -16,15 +17,21 @@ nb::capsule encapsulate(XLA_FFI_Handler* handler) {
   return nb::capsule(reinterpret_cast<void*>(handler));
 }
 
+// Products that may run beside a collective.
+template <XLA_FFI_Handler* kHandler>
+nb::capsule product() {
+  return encapsulate(limited<kHandler>);
+}
+
 // A target's name carries the version of its operands and attributes, so that an exported program
 // never meets a handler that reads them differently.
 nb::dict registrations() {
   nb::dict targets;
-  targets["jax_grouped_gemm.ragged_noncontracting.v4"] = encapsulate(JggRaggedNoncontracting);
+  targets["jax_grouped_gemm.ragged_noncontracting.v4"] = product<JggRaggedNoncontracting>();
   targets["jax_grouped_gemm.ragged_noncontracting.v3"] = encapsulate(JggRaggedNoncontractingV3);
-  targets["jax_grouped_gemm.ragged_contracting.v4"] = encapsulate(JggRaggedContracting);
+  targets["jax_grouped_gemm.ragged_contracting.v4"] = product<JggRaggedContracting>();
   targets["jax_grouped_gemm.ragged_contracting.v3"] = encapsulate(JggRaggedContractingV3);
-  targets["jax_grouped_gemm.ragged_accumulate.v1"] = encapsulate(JggRaggedAccumulate);
+  targets["jax_grouped_gemm.ragged_accumulate.v1"] = product<JggRaggedAccumulate>();
   targets["jax_grouped_gemm.grouped_gemm.v1"] = encapsulate(JggGroupedGemm);
   targets["jax_grouped_gemm.grouped_gemm_f32.v1"] = encapsulate(JggGroupedGemmF32);
   targets["jax_grouped_gemm.grouped_gemm_fp64.v1"] = encapsulate(JggGroupedGemmFp64);
@@ -48,17 +55,15 @@ nb::dict registrations() {
   targets["jax_grouped_gemm.combine_rows.v1"] = encapsulate(JggCombineRows);
   targets["jax_grouped_gemm.row_dots.v1"] = encapsulate(JggRowDots);
   targets["jax_grouped_gemm.scaled_ragged_noncontracting.v5"] =
-      encapsulate(JggScaledRaggedNoncontracting);
+      product<JggScaledRaggedNoncontracting>();
   targets["jax_grouped_gemm.scaled_ragged_noncontracting.v4"] =
       encapsulate(JggScaledRaggedNoncontractingV4);
-  targets["jax_grouped_gemm.scaled_ragged_contracting.v3"] =
-      encapsulate(JggScaledRaggedContracting);
-  targets["jax_grouped_gemm.gated_ragged_dot.v3"] = encapsulate(JggGatedRaggedDot);
-  targets["jax_grouped_gemm.gated_ragged_dot_transpose.v4"] =
-      encapsulate(JggGatedRaggedDotTranspose);
-  targets["jax_grouped_gemm.paired_ragged_dot.v2"] = encapsulate(JggPairedRaggedDot);
-  targets["jax_grouped_gemm.paired_weight_gradients.v1"] = encapsulate(JggPairedWeightGradients);
-  targets["jax_grouped_gemm.few_rows_dot.v2"] = encapsulate(JggFewRowsDot);
+  targets["jax_grouped_gemm.scaled_ragged_contracting.v3"] = product<JggScaledRaggedContracting>();
+  targets["jax_grouped_gemm.gated_ragged_dot.v3"] = product<JggGatedRaggedDot>();
+  targets["jax_grouped_gemm.gated_ragged_dot_transpose.v4"] = product<JggGatedRaggedDotTranspose>();
+  targets["jax_grouped_gemm.paired_ragged_dot.v2"] = product<JggPairedRaggedDot>();
+  targets["jax_grouped_gemm.paired_weight_gradients.v1"] = product<JggPairedWeightGradients>();
+  targets["jax_grouped_gemm.few_rows_dot.v2"] = product<JggFewRowsDot>();
   return targets;
 }
 

@@ -42,7 +42,8 @@ cudaError_t launch_persistent(void (*kernel)(Params), Params const& params, int6
   int multiprocessors;
   cudaError_t const status = count_multiprocessors(multiprocessors);
   if (status != cudaSuccess) return status;
-  int64_t const most = std::min(multiprocessors / Config::kCluster, kMaxClusters<Config>);
+  int64_t const most =
+      std::clamp<int64_t>(multiprocessors / Config::kCluster, 1, kMaxClusters<Config>);
   int64_t const clusters = std::min<int64_t>(most, std::max<int64_t>(max_units, 1));
   return launch_clusters<Config, kSharedBytes>(kernel, params, clusters, kThreads, stream);
 }

@@ -25,7 +25,7 @@ from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm.demo.data import Corpus, batches
 from jax_grouped_gemm.demo.model import EXPERT_AXIS, LanguageModel
 from jax_grouped_gemm.demo.presets import Preset
-from jax_grouped_gemm.moe import Implementation
+from jax_grouped_gemm.moe import Implementation, expert_parallel_compiler_options
 
 LOAD_BALANCING_WEIGHT = 1e-2
 ROUTER_Z_WEIGHT = 1e-3
@@ -94,7 +94,9 @@ def train(
         stream = (jax.device_put(x, NamedSharding(mesh, P(EXPERT_AXIS))) for x in stream)
     first = next(stream)
     started = time.perf_counter()
-    step = jax.jit(make_train_step(graph), donate_argnums=0).lower(state, first).compile()
+    options = None if mesh is None else expert_parallel_compiler_options(mesh)
+    jitted = jax.jit(make_train_step(graph), donate_argnums=0, compiler_options=options)
+    step = jitted.lower(state, first).compile()
     compile_seconds = time.perf_counter() - started
     memory = step.memory_analysis()
     assert memory is not None  # CPUs and GPUs have it

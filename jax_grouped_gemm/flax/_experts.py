@@ -16,6 +16,7 @@ OF_MESH = (
     "chunks",
     "buffer_factor",
     "overlap",
+    "save",
 )
 
 

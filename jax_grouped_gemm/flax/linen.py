@@ -77,8 +77,8 @@ class MoE(nn.Module):
       expert_axis: mesh axis, or axes, along which experts are divided, see `moe.expert_parallel`;
         None computes on one device. The parameters are the same, and so are checkpoints. Statistics
         are sown as "expert_parallel" in "intermediates".
-      mesh, fsdp_axis, tensor_axis, strategy, chunks, buffer_factor, overlap: with `expert_axis`,
-        see `moe.expert_parallel`.
+      mesh, fsdp_axis, tensor_axis, strategy, chunks, buffer_factor, overlap, save: with
+        `expert_axis`, see `moe.expert_parallel`.
     """
 
     hidden_features: int
@@ -100,7 +100,8 @@ class MoE(nn.Module):
     strategy: str = "auto"
     chunks: int | str = "auto"
     buffer_factor: float | None = None
-    overlap: bool = False
+    overlap: bool | str = "auto"
+    save: str = "auto"
 
     @nn.compact
     def __call__(self, x: jax.Array) -> tuple[jax.Array, moe.AuxiliaryLosses]:

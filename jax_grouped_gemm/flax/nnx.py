@@ -79,8 +79,8 @@ class MoE(nnx.Module):
         in advance: see `quantize`.
       expert_axis: mesh axis, or axes, along which experts are divided, see `moe.expert_parallel`;
         None computes on one device. The parameters are the same, and so are checkpoints.
-      mesh, fsdp_axis, tensor_axis, strategy, chunks, buffer_factor, overlap: with `expert_axis`,
-        see `moe.expert_parallel`.
+      mesh, fsdp_axis, tensor_axis, strategy, chunks, buffer_factor, overlap, save: with
+        `expert_axis`, see `moe.expert_parallel`.
       rngs: the "params" stream makes the parameters.
     """
 
@@ -107,7 +107,8 @@ class MoE(nnx.Module):
         strategy: str = "auto",
         chunks: int | str = "auto",
         buffer_factor: float | None = None,
-        overlap: bool = False,
+        overlap: bool | str = "auto",
+        save: str = "auto",
         rngs: nnx.Rngs,
     ):
         self.top_k = top_k
@@ -126,6 +127,7 @@ class MoE(nnx.Module):
         self.chunks = chunks
         self.buffer_factor = buffer_factor
         self.overlap = overlap
+        self.save = save
         self.quantized: Quantized | None = nnx.data(None)
 
         def experts(shape: tuple[int, ...], axes: tuple[str, ...]) -> nnx.Param:

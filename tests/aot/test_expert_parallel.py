@@ -114,7 +114,7 @@ def test_chunks_travel_beside_products(target):
 def test_gathered_step(combine, target):
     """Choices, tokens and cotangents are gathered; results, gradients of tokens and of router
     weights are scattered, and none of them beside a product, whose blocks it would displace."""
-    options = dict(strategy="all_gather", chunks=1, combine=combine)
+    options = dict(strategy="all_gather", chunks=1, combine=combine, overlap=False)
     program = compile_layer(target, step=True, **options)
     expected = {"all-gather": 1, "reduce-scatter": 1, "all-to-all": 4}
     if combine == "psum_scatter":
@@ -144,6 +144,23 @@ def test_gradients_of_tokens_travel_beside_products(target):
     assert last & {"ragged_contracting", "paired_weight_gradients"}
     products = {"gated_ragged_dot", "gated_ragged_dot_transpose", "ragged_noncontracting"}
     assert not any(products & beside for beside in before)
+
+
+def test_copy_engines_are_asked_for(target):
+    """XLA takes the options for GPUs that are only described, and marks ppermutes."""
+    options = moe.expert_parallel_compiler_options(target.mesh)
+    x = jax.ShapeDtypeStruct((64 * target.mesh.size, 128), BF16)
+    pairs = [(i, i ^ 1) for i in range(target.mesh.size)]
+
+    def swap(x):
+        return jax.lax.ppermute(x, "x", pairs)
+
+    split = jax.shard_map(swap, mesh=target.mesh, in_specs=P("x"), out_specs=P("x"))
+    marked, unmarked = (
+        target.compile(split, x, specs=[P("x")], **given).hlo for given in (options, {})
+    )
+    assert "COLLECTIVES_PEER_MEMORY" in marked
+    assert "COLLECTIVES_PEER_MEMORY" not in unmarked
 
 
 @pytest.mark.parametrize("step", [False, True])

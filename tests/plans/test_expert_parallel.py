@@ -4,12 +4,8 @@ import jax.numpy as jnp
 import pytest
 
 from jax_grouped_gemm import moe
-from jax_grouped_gemm._src.expert_parallel.prediction import (
-    Shape,
-    choose,
-    chosen_combine,
-    predict,
-)
+from jax_grouped_gemm._src.expert_parallel.options import Wanted
+from jax_grouped_gemm._src.expert_parallel.prediction import Shape, choose, predict
 
 QWEN = 8192, 2048, 768, 128, 8
 DSV3 = 4096, 7168, 2048, 64, 8
@@ -48,24 +44,64 @@ class TestChoice:
     @pytest.mark.parametrize("layer", [QWEN, DSV3, MIXTRAL])
     def test_gradients_beside_products_are_faster(self, layer):
         shape = Shape(*layer, 2)
-        overlapped = choose(shape, combine="ppermute", overlap=True)
-        apart = choose(shape, combine="ppermute")
+        overlapped, apart = (
+            choose(shape, Wanted(overlap=overlap), copy_engines=True) for overlap in (True, False)
+        )
+        assert overlapped.forward_seconds == apart.forward_seconds
         assert overlapped.step_seconds < apart.step_seconds
-        assert overlapped.forward_seconds < apart.forward_seconds  # copy engines are faster
-        hidden = overlapped.step_seconds - 2 * overlapped.forward_seconds
-        assert hidden < apart.step_seconds - 2 * apart.forward_seconds
 
-    def test_what_sends(self):
-        assert chosen_combine("auto", 2, overlap=False) == "ppermute"
-        assert chosen_combine("auto", 4, overlap=False) == "all_to_all"
-        assert chosen_combine("auto", 4, overlap=True) == "ppermute"
-        assert chosen_combine("psum_scatter", 2, overlap=True) == "psum_scatter"
+    @pytest.mark.parametrize("layer", [QWEN, DSV3, MIXTRAL])
+    def test_copy_engines_are_faster_and_change_no_choice(self, layer):
+        ways = [choose(Shape(*layer, 2), copy_engines=engines) for engines in (False, True)]
+        kernels, engines = ways
+        assert engines.forward_seconds < kernels.forward_seconds
+        names = "strategy", "chunks", "combine", "overlap", "save"
+        assert all(getattr(engines, name) == getattr(kernels, name) for name in names)
+        assert engines.copy_engines and not kernels.copy_engines
+
+    @pytest.mark.parametrize("combine", ["psum_scatter", "all_to_all"])
+    def test_copy_engines_send_ppermutes_alone(self, combine):
+        shape, wanted = Shape(*QWEN, 2), Wanted(combine=combine)
+        assert choose(shape, wanted, copy_engines=True) == choose(shape, wanted)
+
+    @pytest.mark.parametrize(
+        ("devices", "wanted", "combine", "overlap"),
+        [
+            (2, Wanted(), "ppermute", True),
+            (2, Wanted(overlap=False), "ppermute", False),
+            (2, Wanted(combine="psum_scatter"), "psum_scatter", False),
+            (4, Wanted(), "all_to_all", False),
+            (4, Wanted(overlap=True), "ppermute", True),
+        ],
+    )
+    def test_what_sends(self, devices, wanted, combine, overlap):
+        chosen = choose(Shape(*QWEN, devices), wanted)
+        assert (chosen.combine, chosen.overlap) == (combine, overlap)
+
+    @pytest.mark.parametrize(
+        ("layer", "devices", "wanted", "save"),
+        [
+            (QWEN, 2, Wanted(), "rows"),  # a copy is much of a step of narrow experts
+            (DSV3, 2, Wanted(), "x"),
+            (MIXTRAL, 2, Wanted(), "x"),
+            (QWEN, 2, Wanted(save="x"), "x"),
+            (QWEN, 2, Wanted(chunks=2), "x"),  # asks for less memory
+            (QWEN, 4, Wanted(), "x"),  # with room for four times the balanced rows
+            (QWEN, 4, Wanted(buffer_factor=1.25), "rows"),
+            ((8192, 2048, 256, 128, 8), 2, Wanted(), "x"),  # read where they are
+        ],
+    )
+    def test_what_is_kept(self, layer, devices, wanted, save):
+        chosen = choose(Shape(*layer, devices), wanted)
+        assert chosen.save == save
+        unkept = choose(Shape(*layer, devices), wanted, can_keep_rows=False)
+        assert unkept.save == "x" and unkept.step_seconds >= chosen.step_seconds
 
     def test_what_is_asked_for_is_kept(self):
         shape = Shape(*QWEN, 8)
-        chosen = choose(shape, "ragged_all_to_all", 2, "psum_scatter")
+        chosen = choose(shape, Wanted("ragged_all_to_all", 2, "psum_scatter", save="nothing"))
         assert (chosen.strategy, chosen.chunks) == ("ragged_all_to_all", 2)
-        assert chosen.combine == "psum_scatter"
+        assert (chosen.combine, chosen.save) == ("psum_scatter", "nothing")
 
     def test_one_device_moves_nothing(self):
         chosen = choose(Shape(*QWEN, 1))
@@ -103,9 +139,15 @@ class TestExplanation:
     def test_says_what_is_chosen(self):
         text = str(moe.explain_expert_parallel(*QWEN, 2))
         assert "strategy all_gather, chunks 1, combine ppermute" in text
+        assert "overlap True, save rows" in text
+        assert "kernels send, copy engines with moe.expert_parallel_compiler_options()" in text
         assert "33.6 MB leave a device" in text
         assert "instead of ragged_all_to_all" in text
         assert "of no communication" in text
+
+    def test_says_who_sends(self):
+        text = str(moe.explain_expert_parallel(*QWEN, 2, copy_engines=True))
+        assert "copy engines send\n" in text and "compiler_options" not in text
 
     def test_tensor_devices_and_dtype(self):
         half = moe.explain_expert_parallel(*MIXTRAL, 4, tensor_devices=2, dtype=jnp.float32)
@@ -121,5 +163,9 @@ class TestExplanation:
             moe.explain_expert_parallel(*QWEN, 2.0)
         with pytest.raises(ValueError, match="strategy.*got 'ring'"):
             moe.explain_expert_parallel(*QWEN, 2, strategy="ring")
+        with pytest.raises(TypeError, match="overlap must be True or False, got 'yes'"):
+            moe.explain_expert_parallel(*QWEN, 2, overlap="yes")
+        with pytest.raises(ValueError, match="save.*got 'y'"):
+            moe.explain_expert_parallel(*QWEN, 2, save="y")
         with pytest.raises(ValueError, match="chunks.*got 3"):
             moe.explain_expert_parallel(*QWEN, 2, chunks=3)

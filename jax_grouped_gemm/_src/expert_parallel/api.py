@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from jax_grouped_gemm._src.activations import as_activation
-from jax_grouped_gemm._src.arguments import as_array, checked_boolean, checked_choice
+from jax_grouped_gemm._src.arguments import as_array, checked_boolean
 from jax_grouped_gemm._src.arrays import vary_over
 from jax_grouped_gemm._src.expert_parallel import layer, prediction
 from jax_grouped_gemm._src.expert_parallel.experts import Experts
 from jax_grouped_gemm._src.expert_parallel.group import AxisNames, Group
-from jax_grouped_gemm._src.expert_parallel.layer import Choices, Save, Schedule
-from jax_grouped_gemm._src.expert_parallel.options import (
-    COMBINES,
-    SAVES,
-    STRATEGIES,
-    checked_chunks,
-    checked_factor,
-)
-from jax_grouped_gemm._src.expert_parallel.prediction import Combine, Strategy
+from jax_grouped_gemm._src.expert_parallel.layer import Choices, Schedule
+from jax_grouped_gemm._src.expert_parallel.options import Auto, Combine, Save, Strategy, Wanted
 from jax_grouped_gemm._src.expert_parallel.stats import ExpertParallelStats, group_stats
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.rows.operands import Biases, check_routing, check_shapes, checked_biases
@@ -39,12 +33,12 @@ def expert_parallel_mlp(
     *,
     expert_axis: AxisNames,
     tensor_axis: AxisNames | None = None,
-    strategy: Strategy | Literal["auto"] = "auto",
-    chunks: int | Literal["auto"] = "auto",
+    strategy: Strategy | Auto = "auto",
+    chunks: int | Auto = "auto",
     buffer_factor: float | None = None,
-    combine: Combine | Literal["auto"] = "auto",
-    overlap: bool = False,
-    save: Save = "x",
+    combine: Combine | Auto = "auto",
+    overlap: bool | Auto = "auto",
+    save: Save | Auto = "auto",
     biases: Biases | None = None,
     activation: Any = "silu",
     apply_router_weight_on_input: bool = False,
@@ -98,13 +92,15 @@ def expert_parallel_mlp(
         one to every other device; "psum_scatter" leaves that to XLA's collective. Tokens are
         gathered by the transpose, so that their gradients are added up likewise. "auto" is
         "ppermute" for two devices and with `overlap`, and "all_to_all" else.
-      overlap: whether gradients of tokens travel beside the products of weights' gradients. That
-        takes collectives without kernels, which XLA has with `--xla_gpu_collective_permute_mode=
-        peer` in XLA_FLAGS, or as an option of `jax.jit(compiler_options=...)`, for the GPUs of one
-        host: copy engines send what "ppermute" sends. NCCL's kernels have been slower beside
-        products than after them.
+      overlap: whether gradients of tokens travel beside the products of weights' gradients, or
+        before them. "auto" has them beside products for two devices and "ppermute". That is faster
+        with collectives that need no kernels, which `expert_parallel_compiler_options` asks XLA
+        for; with NCCL's kernels it makes no difference that could be measured.
       save: of the tokens, what is kept for the backward pass: "x" everybody's tokens; "rows" the
-        local rows; "nothing", which gathers them again.
+        local rows, in buffers for as many as may come; "nothing", which gathers tokens again.
+        "auto" is "rows" where copying tokens to rows again would take more than 2 % of a step and
+        buffers have room for twice the rows of balanced experts at most, but "x" in chunks and
+        with a recipe.
       biases: of this device's experts, see `moe.dropless_mlp`; along `tensor_axis` that of wo is
         the same for all and added once.
       activation, apply_router_weight_on_input, precision, implementation, recipe: see
@@ -122,14 +118,11 @@ def expert_parallel_mlp(
     """
     activation = as_activation(activation)
     checked_boolean("apply_router_weight_on_input", apply_router_weight_on_input)
-    checked_choice("strategy", strategy, STRATEGIES)
-    checked_choice("combine", combine, COMBINES)
-    checked_boolean("overlap", overlap)
-    checked_choice("save", save, SAVES)
-    factor = checked_factor(buffer_factor)
     x, wi_0, wo = as_array("x", x), as_array("wi_0", wi_0), as_array("wo", wo)
     wi_1 = None if wi_1 is None else as_array("wi_1", wi_1)
     check_routing(FUNCTION, routing)
+    options = dict(strategy=strategy, chunks=chunks, combine=combine, overlap=overlap, save=save)
+    wanted = Wanted.checked(math.prod(x.shape[:-1]), **options, buffer_factor=buffer_factor)
     group = Group.of(expert_axis, tensor_axis, x, routing.experts, routing.weights)
     check_shapes(x, routing, wi_0, wi_1, wo, jnp.zeros((), jnp.int32))
     _check_experts(wi_0.shape[0], routing.logits.shape[-1], group)
@@ -163,29 +156,17 @@ def expert_parallel_mlp(
         vary_over(routing.experts.reshape(-1, top_k), axes),
         vary_over(routing.weights.reshape(-1, top_k), axes),
     )
-    combine = prediction.chosen_combine(combine, group.num_sources, overlap)
-    schedule = _schedule(
-        group, tokens, experts, top_k, strategy, chunks, combine, overlap, factor, save
-    )
-    y, wanted, kept = layer.run(tokens, choices, experts, group, schedule)
-    return y.reshape(x.shape), group_stats(wanted, kept, group)
+    schedule = _schedule(group, tokens, experts, top_k, wanted)
+    y, rows, kept = layer.run(tokens, choices, experts, group, schedule)
+    return y.reshape(x.shape), group_stats(rows, kept, group)
 
 
 def _schedule(
-    group: Group,
-    tokens: jax.Array,
-    experts: Experts,
-    top_k: int,
-    strategy: str,
-    chunks: int | str,
-    combine: Combine,
-    overlap: bool,
-    factor: float | None,
-    save: Save,
+    group: Group, tokens: jax.Array, experts: Experts, top_k: int, wanted: Wanted
 ) -> Schedule:
     """What is asked for, and what is fastest of the rest."""
     differ = group.tokens == group.experts
-    if strategy == "ragged_all_to_all" and not differ:
+    if wanted.strategy == "ragged_all_to_all" and not differ:
         raise ValueError(
             f"{FUNCTION}: strategy='ragged_all_to_all' is for tokens that differ along expert_axis "
             f"and only there, and these differ along {group.tokens or 'no axis of the layer'}"
@@ -202,14 +183,18 @@ def _schedule(
     )
     chosen = prediction.choose(
         shape,
-        None if strategy == "auto" else strategy,  # type: ignore[arg-type]
-        checked_chunks(chunks, len(tokens)),
-        combine,
-        factor,
-        overlap=overlap,
+        wanted,
         can_exchange=differ and jax.process_count() == 1,
+        can_keep_rows=experts.recipe is None,
     )
-    return Schedule(chosen.strategy, chosen.chunks, factor, combine, save, overlap)
+    return Schedule(
+        chosen.strategy,
+        chosen.chunks,
+        wanted.buffer_factor,
+        chosen.combine,
+        chosen.save,
+        chosen.overlap,
+    )
 
 
 def _given(**arrays: jax.Array | None) -> dict[str, jax.Array]:

@@ -14,7 +14,7 @@ from jax import lax
 
 from jax_grouped_gemm._src.arrays import at_least_float32
 from jax_grouped_gemm._src.expert_parallel.group import Axes, Group
-from jax_grouped_gemm._src.expert_parallel.prediction import Combine
+from jax_grouped_gemm._src.expert_parallel.options import Combine
 
 
 def gather(x: jax.Array, group: Group, combine: Combine) -> jax.Array:

@@ -8,22 +8,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 
-from jax_grouped_gemm._src.activations import Activation, hidden_layer
+from jax_grouped_gemm._src.activations import Activation
 from jax_grouped_gemm._src.arguments import canonical_offset
 from jax_grouped_gemm._src.arrays import at_least_float32
 from jax_grouped_gemm._src.expert_parallel.pairs import LocalPairs
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.mlp import api as mlp
+from jax_grouped_gemm._src.mlp import composed
 from jax_grouped_gemm._src.mlp.biases import with_bias
 from jax_grouped_gemm._src.mlp.fp8 import experts as fp8_experts
 from jax_grouped_gemm._src.mlp.primitive import Options
 from jax_grouped_gemm._src.rows.api import combine, gather_rows
 from jax_grouped_gemm._src.rows.permutation import permute_rows
-
-# Of the elementwise step only gate and up are kept, not its float32 intermediates.
-_hidden = jax.checkpoint(hidden_layer, static_argnums=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,14 +79,8 @@ class Experts:
             group_sizes=pairs.group_sizes,
             group_offset=None,
         )
-        # The names that MaxText's remat policies use.
-        gate = matmul(rows, self.matrices["wi_0"], self.biases.get("b0"))
-        gate, up = checkpoint_name(gate, "mlpwi_0"), None
-        if "wi_1" in self.matrices:
-            up = matmul(rows, self.matrices["wi_1"], self.biases.get("b1"))
-            up = checkpoint_name(up, "mlpwi_1")
-        hidden = _hidden(self.activation, gate, up, of_result)
-        return matmul(hidden, self.matrices["wo"], self.biases.get("bo"), of_result)
+        given = self.matrices | self.biases
+        return composed.mlp(matmul, self.activation, rows, given, of_result)
 
     def copy(self, x: jax.Array, pairs: LocalPairs) -> jax.Array:
         """Tokens [T, D] -> rows [m, D], sorted by expert."""

@@ -3,30 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
 
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
-from jax_grouped_gemm._src.arguments import (
-    canonical_dtype,
-    checked_boolean,
-    checked_choice,
-    checked_int,
-)
+from jax_grouped_gemm._src.arguments import canonical_dtype, checked_boolean, checked_int
 from jax_grouped_gemm._src.expert_parallel.options import (
-    COMBINES,
     STRATEGIES,
-    checked_chunks,
-    checked_factor,
-)
-from jax_grouped_gemm._src.expert_parallel.prediction import (
+    Auto,
     Combine,
-    Prediction,
-    Shape,
-    choose,
-    chosen_combine,
+    Save,
+    Strategy,
+    Wanted,
 )
+from jax_grouped_gemm._src.expert_parallel.prediction import Prediction, Shape, choose
+
+_ASK_FOR_COPY_ENGINES = ", copy engines with moe.expert_parallel_compiler_options()"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +41,10 @@ class ExpertParallelExplanation:
             f"expert_parallel_mlp, {shape.tokens} tokens a device, embed {shape.embed}, hidden "
             f"{shape.hidden}, {shape.num_experts} experts on {shape.devices} devices, top_k "
             f"{shape.top_k}",
-            f"strategy {chosen.strategy}, chunks {chosen.chunks}, combine {chosen.combine}",
+            f"strategy {chosen.strategy}, chunks {chosen.chunks}, combine {chosen.combine}, "
+            f"overlap {chosen.overlap}, save {chosen.save}",
+            f"{'copy engines' if chosen.copy_engines else 'kernels'} send"
+            + _ASK_FOR_COPY_ENGINES * (chosen.combine == "ppermute" and not chosen.copy_engines),
             f"dispatch {_megabytes(chosen.dispatch_bytes)} leave a device in "
             f"{_us(chosen.dispatch_seconds)}, combine {_megabytes(chosen.combine_bytes)} in "
             f"{_us(chosen.combine_seconds)}",
@@ -70,11 +65,13 @@ def explain_expert_parallel(
     *,
     tensor_devices: int = 1,
     dtype: DTypeLike = jnp.bfloat16,
-    strategy: str = "auto",
-    chunks: int | str = "auto",
-    combine: Combine | Literal["auto"] = "auto",
-    overlap: bool = False,
+    strategy: Strategy | Auto = "auto",
+    chunks: int | Auto = "auto",
+    combine: Combine | Auto = "auto",
+    overlap: bool | Auto = "auto",
+    save: Save | Auto = "auto",
     buffer_factor: float | None = None,
+    copy_engines: bool = False,
 ) -> ExpertParallelExplanation:
     """Says how `expert_parallel_mlp` would compute a layer, and how long that may take.
 
@@ -89,7 +86,9 @@ def explain_expert_parallel(
       devices: N, along `expert_axis`.
       tensor_devices: along `tensor_axis`, with the same tokens.
       dtype: of tokens and matrices.
-      strategy, chunks, combine, overlap, buffer_factor: see `expert_parallel_mlp`.
+      strategy, chunks, combine, overlap, save, buffer_factor: see `expert_parallel_mlp`.
+      copy_engines: whether the program is compiled with `expert_parallel_compiler_options`, so that
+        copy engines send what a ppermute sends.
 
     Raises:
       TypeError, ValueError: an argument has an unsuitable type, or the experts cannot be divided.
@@ -106,9 +105,9 @@ def explain_expert_parallel(
             f"devices must divide num_experts = {num_experts} and tensor_devices hidden = {hidden},"
             f" got {devices} and {tensor_devices}"
         )
-    checked_choice("strategy", strategy, STRATEGIES)
-    checked_choice("combine", combine, COMBINES)
-    checked_boolean("overlap", overlap)
+    checked_boolean("copy_engines", copy_engines)
+    options = dict(chunks=chunks, combine=combine, overlap=overlap, save=save)
+    wanted = Wanted.checked(tokens, strategy=strategy, **options, buffer_factor=buffer_factor)
     shape = Shape(
         tokens,
         embed,
@@ -118,16 +117,12 @@ def explain_expert_parallel(
         devices,
         canonical_dtype("dtype", dtype).itemsize,
     )
-    combine = chosen_combine(combine, devices, overlap)
-    count = checked_chunks(chunks, tokens)
-    factor = checked_factor(buffer_factor)
-    of_each = {
-        name: choose(shape, name, count, combine, factor, overlap=overlap)  # type: ignore[arg-type]
-        for name in STRATEGIES[1:]
-    }
-    wanted = None if strategy == "auto" else strategy
-    chosen = choose(shape, wanted, count, combine, factor, overlap=overlap)  # type: ignore[arg-type]
-    others = tuple(p for name, p in of_each.items() if name != chosen.strategy)
+    chosen = choose(shape, wanted, copy_engines=copy_engines)
+    others = tuple(
+        choose(shape, dataclasses.replace(wanted, strategy=name), copy_engines=copy_engines)
+        for name in STRATEGIES
+        if name != chosen.strategy
+    )
     return ExpertParallelExplanation(shape, chosen, others)
 
 

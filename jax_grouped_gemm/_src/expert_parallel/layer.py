@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +14,8 @@ from jax_grouped_gemm._src.arrays import at_least_float32
 from jax_grouped_gemm._src.expert_parallel import collectives, exchange
 from jax_grouped_gemm._src.expert_parallel.experts import Experts, weights_of_rows
 from jax_grouped_gemm._src.expert_parallel.group import Group
+from jax_grouped_gemm._src.expert_parallel.options import Combine, Save, Strategy
 from jax_grouped_gemm._src.expert_parallel.pairs import LocalPairs, buffer_rows, local_pairs
-from jax_grouped_gemm._src.expert_parallel.prediction import Combine, Strategy
-
-Save = Literal["x", "rows", "nothing"]
 
 # What a backward pass keeps that gathers tokens again.
 _GATE_AND_UP = ("mlpwi_0", "mlpwi_1")

@@ -1,15 +1,59 @@
-"""Options of a layer over several devices, checked."""
+"""Options of a layer over several devices: what is asked for, checked."""
 
 from __future__ import annotations
 
-from jax_grouped_gemm._src.arguments import checked_int
+import dataclasses
+from typing import Any, Literal, Self
 
-STRATEGIES = ("auto", "all_gather", "ragged_all_to_all")
-COMBINES = ("auto", "psum_scatter", "all_to_all", "ppermute")
-SAVES = ("x", "rows", "nothing")
+from jax_grouped_gemm._src.arguments import checked_boolean, checked_choice, checked_int
+
+Auto = Literal["auto"]
+Strategy = Literal["all_gather", "ragged_all_to_all"]
+Combine = Literal["psum_scatter", "all_to_all", "ppermute"]
+Save = Literal["x", "rows", "nothing"]
+
+STRATEGIES: tuple[Strategy, ...] = ("all_gather", "ragged_all_to_all")
+COMBINES: tuple[Combine, ...] = ("psum_scatter", "all_to_all", "ppermute")
+SAVES: tuple[Save, ...] = ("x", "rows", "nothing")
+AUTO = ("auto",)
 
 
-def checked_factor(factor: float | None) -> float | None:
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """The options of `expert_parallel_mlp` that say how a layer is computed; "auto" leaves it open.
+
+    Attributes:
+      strategy, chunks, combine, overlap, save, buffer_factor: see `expert_parallel_mlp`.
+    """
+
+    strategy: Strategy | Auto = "auto"
+    chunks: int | Auto = "auto"
+    combine: Combine | Auto = "auto"
+    overlap: bool | Auto = "auto"
+    save: Save | Auto = "auto"
+    buffer_factor: float | None = None
+
+    @classmethod
+    def checked(cls, tokens: int, **options: Any) -> Self:
+        """Options of a layer of so many tokens a device.
+
+        Raises:
+          TypeError, ValueError: an option is none.
+        """
+        wanted = cls(**options)
+        checked_choice("strategy", wanted.strategy, AUTO + STRATEGIES)
+        checked_choice("combine", wanted.combine, AUTO + COMBINES)
+        checked_choice("save", wanted.save, AUTO + SAVES)
+        if wanted.overlap != "auto":
+            checked_boolean("overlap", wanted.overlap)
+        return dataclasses.replace(
+            wanted,
+            chunks=_checked_chunks(wanted.chunks, tokens),
+            buffer_factor=_checked_factor(wanted.buffer_factor),
+        )
+
+
+def _checked_factor(factor: float | None) -> float | None:
     """None or a positive number; a `ValueError` if it is neither."""
     if factor is None:
         return None
@@ -18,8 +62,8 @@ def checked_factor(factor: float | None) -> float | None:
     return float(factor)
 
 
-def checked_chunks(chunks: int | str, tokens: int) -> int:
-    """A divisor of the tokens; one for "auto", since more have never been faster.
+def _checked_chunks(chunks: int | str, tokens: int) -> int | Auto:
+    """A divisor of the tokens, or "auto".
 
     Raises:
       TypeError: it is neither a string nor an integer.
@@ -27,7 +71,7 @@ def checked_chunks(chunks: int | str, tokens: int) -> int:
     """
     if isinstance(chunks, str):
         if chunks == "auto":
-            return 1
+            return "auto"
     elif (count := checked_int("chunks", chunks)) >= 1 and tokens % count == 0:
         return count
     raise ValueError(

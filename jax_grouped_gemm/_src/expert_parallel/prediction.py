@@ -7,13 +7,13 @@ NVLink connects all to all, as a program on two H200 saw them.
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Any
 
+from jax_grouped_gemm._src.arrays import cdiv
 from jax_grouped_gemm._src.device import BANDWIDTH, SIXTEEN_BITS
+from jax_grouped_gemm._src.expert_parallel.options import Combine, Save, Strategy, Wanted
 from jax_grouped_gemm._src.expert_parallel.pairs import buffer_rows
-
-Strategy = Literal["all_gather", "ragged_all_to_all"]
-Combine = Literal["psum_scatter", "all_to_all", "ppermute"]
+from jax_grouped_gemm._src.mlp.plan import COLUMNS_OF_TILE, TILES_IN_PLACE
 
 GIGA = 1e9
 ALL_GATHER = 185 * GIGA
@@ -34,6 +34,12 @@ COPY_ENGINES_LATENCY = 35e-6
 
 ROWS_LOST_TO_TILES = 64
 """Of each expert, on the average: half a tile."""
+
+SECOND_COPY = 0.02
+"""The part of a step that copying tokens to rows again takes where rows are kept instead."""
+
+SPARE_ROWS = 2
+"""Rows are kept in buffers that have room for so many times the balanced ones at most."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +82,16 @@ class Shape:
         return self.num_experts // self.devices
 
     @property
+    def reads_in_place(self) -> bool:
+        """Whether products read tokens where they are, so that there are no rows to be kept."""
+        return cdiv(self.hidden, COLUMNS_OF_TILE) == TILES_IN_PLACE
+
+    def buffer_rows(self, chunks: int, factor: float | None) -> int:
+        """Rows that a device has room for at a time."""
+        tokens = self.tokens // chunks * self.num_sources
+        return buffer_rows(tokens, self.top_k, self.experts_here, self.devices, factor)
+
+    @property
     def weight_bytes(self) -> int:
         """Of the matrices of a device."""
         return 3 * self.experts_here * self.embed * self.hidden * self.itemsize
@@ -86,7 +102,8 @@ class Prediction:
     """One way to compute a layer.
 
     Attributes:
-      strategy, chunks, combine: see `expert_parallel_mlp`.
+      strategy, chunks, combine, overlap, save: see `expert_parallel_mlp`.
+      copy_engines: whether copy engines send what a ppermute sends.
       dispatch_bytes, combine_bytes: what leaves a device on the way to the experts and back.
       buffer_bytes: of the rows of D features that a device has room for at a time.
       dispatch_seconds, combine_seconds: what the two legs take if nothing else runs.
@@ -97,6 +114,9 @@ class Prediction:
     strategy: Strategy
     chunks: int
     combine: Combine
+    overlap: bool
+    save: Save
+    copy_engines: bool
     dispatch_bytes: int
     combine_bytes: int
     buffer_bytes: int
@@ -118,13 +138,6 @@ class Prediction:
         return self.local_step_seconds / self.step_seconds
 
 
-def chosen_combine(combine: Combine | Literal["auto"], sources: int, overlap: bool) -> Combine:
-    """What is asked for; else one collective to every other device where that is faster."""
-    if combine != "auto":
-        return combine
-    return "ppermute" if overlap or sources == 2 else "all_to_all"
-
-
 def predict(
     shape: Shape,
     strategy: Strategy,
@@ -133,42 +146,51 @@ def predict(
     buffer_factor: float | None = None,
     *,
     overlap: bool = False,
+    save: Save = "x",
+    copy_engines: bool = False,
 ) -> Prediction:
     """Bytes and seconds of one way to compute a layer."""
     sources, devices = shape.num_sources, shape.devices
     row_bytes = shape.embed * shape.itemsize
-    if strategy == "all_gather":
+    gathers = strategy == "all_gather"
+    if gathers:
         there = back = (sources - 1) * shape.tokens * row_bytes
         rates = _RATES[combine]
     else:
         there = back = shape.tokens * shape.top_k * row_bytes * (devices - 1) // devices
         rates = RAGGED_ALL_TO_ALL, RAGGED_ALL_TO_ALL
-    collectives = chunks
-    latency = LATENCY
-    if strategy == "all_gather" and combine == "ppermute":
+    collectives, latency = chunks, LATENCY
+    copy_engines = copy_engines and gathers and combine == "ppermute"
+    if gathers and combine == "ppermute":
         collectives *= sources - 1
-        if overlap:
-            rates, latency = (COPY_ENGINES,) * 2, COPY_ENGINES_LATENCY
+    if copy_engines:
+        rates, latency = (COPY_ENGINES,) * 2, COPY_ENGINES_LATENCY
     fixed = collectives * latency
     legs = [
         size / rate + fixed if size else 0.0
         for size, rate in zip((there, back), rates, strict=True)
     ]
-    rows = buffer_rows(
-        shape.tokens // chunks * sources, shape.top_k, shape.experts_here, devices, buffer_factor
-    )
+    rows = shape.buffer_rows(chunks, buffer_factor)
     local_forward, local_backward = _local_seconds(shape, 1)
     forward, backward = _local_seconds(shape, chunks)
-    # Every leg counts, but for gradients of tokens beside products of weights' gradients.
     communication = sum(legs) + (LATENCY if sources > 1 else 0)
     forward += communication
     backward += communication
-    if latency == COPY_ENGINES_LATENCY and back:
+    if save == "rows":
+        backward -= _copy_seconds(shape)
+    elif save == "nothing":
+        backward += legs[0]
+    # Every leg counts, but for gradients of tokens beside products of weights' gradients: NCCL's
+    # kernels take places of the products for as long as they are there.
+    if overlap and copy_engines and back:
         backward -= legs[1] - fixed
     return Prediction(
         strategy,
         chunks,
         combine,
+        overlap,
+        save,
+        copy_engines,
         there,
         back,
         rows * row_bytes,
@@ -183,31 +205,60 @@ def predict(
 
 def choose(
     shape: Shape,
-    strategy: Strategy | None = None,
-    chunks: int = 1,
-    combine: Combine = "all_to_all",
-    buffer_factor: float | None = None,
+    wanted: Wanted = Wanted(),  # noqa: B008
     *,
-    overlap: bool = False,
     can_exchange: bool = True,
+    can_keep_rows: bool = True,
+    copy_engines: bool = False,
 ) -> Prediction:
-    """The strategy with the faster step.
+    """What is wanted; of what that leaves open, what is faster.
+
+    The choice does not depend on who sends.
 
     Args:
       shape: of the layer.
-      strategy: None if it is to be chosen.
-      chunks, combine, buffer_factor, overlap: see `expert_parallel_mlp`.
+      wanted: the options.
       can_exchange: whether "ragged_all_to_all" may be chosen.
+      can_keep_rows: whether `save="rows"` may be.
+      copy_engines: for the predicted times, whether copy engines send what a ppermute sends.
     """
     strategies: list[Strategy] = ["all_gather"]
     if can_exchange and shape.devices > 1:
         strategies.append("ragged_all_to_all")
-    if strategy is not None:
-        strategies = [strategy]
-    every = [
-        predict(shape, one, chunks, combine, buffer_factor, overlap=overlap) for one in strategies
-    ]
-    return min(every, key=lambda prediction: prediction.step_seconds)
+    if wanted.strategy != "auto":
+        strategies = [wanted.strategy]
+    every = [_with_defaults(shape, one, wanted, can_keep_rows) for one in strategies]
+    best = min(every, key=lambda options: predict(shape, **options).step_seconds)
+    return predict(shape, **best, copy_engines=copy_engines)
+
+
+def _with_defaults(
+    shape: Shape, strategy: Strategy, wanted: Wanted, can_keep_rows: bool
+) -> dict[str, Any]:
+    """The options of `predict` for one strategy."""
+    # More chunks than one have never been faster.
+    chunks = 1 if wanted.chunks == "auto" else wanted.chunks
+    overlap, combine, save = wanted.overlap, wanted.combine, wanted.save
+    if overlap == "auto":
+        by_shifts = strategy == "all_gather" and combine in ("auto", "ppermute")
+        overlap = by_shifts and shape.num_sources == 2
+    if combine == "auto":
+        combine = "ppermute" if overlap or shape.num_sources == 2 else "all_to_all"
+    if save == "auto":
+        # In chunks, it is memory that is wanted, and what is not gathered is there anyway.
+        rows = can_keep_rows and chunks == 1 and shape.num_sources > 1
+        rows = rows and not shape.reads_in_place
+        spare = shape.buffer_rows(chunks, wanted.buffer_factor) / max(shape.balanced_rows, 1)
+        copy = _copy_seconds(shape) / sum(_local_seconds(shape, 1))
+        save = "rows" if rows and spare <= SPARE_ROWS and copy > SECOND_COPY else "x"
+    return dict(
+        strategy=strategy,
+        chunks=chunks,
+        combine=combine,
+        buffer_factor=wanted.buffer_factor,
+        overlap=overlap,
+        save=save,
+    )
 
 
 _RATES = {
@@ -217,6 +268,11 @@ _RATES = {
 }
 
 
+def _copy_seconds(shape: Shape) -> float:
+    """A copy of tokens to rows."""
+    return 2 * shape.balanced_rows * shape.embed * shape.itemsize / BANDWIDTH
+
+
 def _local_seconds(shape: Shape, chunks: int) -> tuple[float, float]:
     """Products and moves of rows, forward and backward."""
     rows, embed = shape.balanced_rows, shape.embed
@@ -224,7 +280,7 @@ def _local_seconds(shape: Shape, chunks: int) -> tuple[float, float]:
     rate = SIXTEEN_BITS * 2 / shape.itemsize
     products = 3 * padded * embed * shape.hidden / rate
     read = chunks * shape.weight_bytes / BANDWIDTH
-    moved = 4 * rows * embed * shape.itemsize / BANDWIDTH
+    moved = 2 * _copy_seconds(shape)
     # Each chunk has weight gradients of its own, which are written, read again and added.
     written = (3 * chunks - 2) * shape.weight_bytes / BANDWIDTH
     weight_gradients = 3 * rows * embed * shape.hidden / rate + written / 2

@@ -25,7 +25,7 @@ from jax_grouped_gemm._src.arguments import (
     checked_implementation,
 )
 from jax_grouped_gemm._src.arrays import at_least_float32
-from jax_grouped_gemm._src.mlp import call, plan, reference
+from jax_grouped_gemm._src.mlp import call, composed, plan, reference
 from jax_grouped_gemm._src.mlp import rows as token_rows
 from jax_grouped_gemm._src.mlp.problem import has_up, hidden_columns
 from jax_grouped_gemm._src.op import Op
@@ -230,7 +230,7 @@ def _ragged_mlp_jvp(options, primals, tangents):
     hidden, *projected = gated_ragged_dot(options, operands, residuals=True)
     # The tangent is linear in the biases of gate and up.
     kept = {name: x for name, x in operands.items() if name not in ("b0", "b1")}
-    names = ("gate", reference.GATE), ("up", reference.UP)
+    names = ("gate", composed.GATE), ("up", composed.UP)
     for (operand, name), x in zip(names, projected, strict=False):
         kept[operand] = checkpoint_name(x, name)
     y = down(options, operands, hidden)

@@ -19,21 +19,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.ad_checkpoint import checkpoint_name
 
 from jax_grouped_gemm._src.activations import Activation, hidden_layer
 from jax_grouped_gemm._src.arrays import at_least_float32, vary_over, varying_axes
+from jax_grouped_gemm._src.mlp import composed
 from jax_grouped_gemm._src.mlp import rows as token_rows
 from jax_grouped_gemm._src.mlp.biases import bias_rows, with_bias
 from jax_grouped_gemm._src.plan import TileChoices
 from jax_grouped_gemm._src.ragged.primitive import ragged_contracting, ragged_noncontracting
 from jax_grouped_gemm._src.ragged.reference import local_group_bounds
-
-# The names that MaxText's remat policies use.
-GATE, UP = "mlpwi_0", "mlpwi_1"
-
-# Of the elementwise step only gate and up are kept, not its float32 intermediates.
-_hidden = jax.checkpoint(hidden_layer, static_argnums=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,31 +142,15 @@ def gated_ragged_dot(
     matmul = functools.partial(
         with_bias, Products(**options).rows, group_sizes=sizes, group_offset=offset
     )
-    wi = given["wi" if "wi" in given else "wi_0"]
-    up = None
-    if "wi" in given:
-        gate, up = jnp.split(matmul(x, wi, _both_biases(given)), 2, axis=1)
-    else:
-        gate = matmul(x, wi, given.get("b0"))
-        if "wi_1" in given:
-            up = matmul(x, given["wi_1"], given.get("b1"))
-    gate = checkpoint_name(gate, GATE)
-    up = None if up is None else checkpoint_name(up, UP)
-    owned = owned_rows(sizes, offset, wi.shape[0], x.shape[0])
-    hidden = _hidden(activation, gate, up, row_weights(given.get("weights"), owned, gate))
+    gate, up = composed.projections(matmul, x, given)
+    num_groups = given["wi" if "wi" in given else "wi_0"].shape[0]
+    weights = row_weights(
+        given.get("weights"), owned_rows(sizes, offset, num_groups, x.shape[0]), gate
+    )
+    hidden = composed.recomputed_hidden(activation, gate, up, weights)
     if not residuals:
         return [hidden]
     return [hidden, gate] if up is None else [hidden, gate, up]
-
-
-def _both_biases(given):
-    """The biases of gate and up as one [g, 2 F], None if there are none."""
-    biases = [given.get(name) for name in ("b0", "b1")]
-    known = [bias for bias in biases if bias is not None]
-    if not known:
-        return None
-    zeros = jnp.zeros_like(known[0])
-    return jnp.concatenate([zeros if bias is None else bias for bias in biases], axis=1)
 
 
 def biased_ragged_dot(

@@ -7,17 +7,14 @@ from typing import Any
 
 import jax
 
-from jax_grouped_gemm._src.activations import hidden_layer
 from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
 from jax_grouped_gemm._src.fp8.training import fp8_ragged_dot
-from jax_grouped_gemm._src.mlp import reference
+from jax_grouped_gemm._src.mlp import composed, reference
 from jax_grouped_gemm._src.mlp import rows as token_rows
 from jax_grouped_gemm._src.mlp.biases import with_bias
 from jax_grouped_gemm._src.mlp.fp8 import layer
 from jax_grouped_gemm._src.mlp.fp8.weights import checked_quantized
 from jax_grouped_gemm._src.plan import using_tiles
-
-_hidden = jax.checkpoint(hidden_layer, static_argnums=0)
 
 
 def mlp(
@@ -85,15 +82,10 @@ def _composed(options, given, recipe) -> jax.Array:
         group_sizes=sizes,
         group_offset=offset,
     )
-    x, wi_0, wi_1 = given["x"], given["wi_0"], given.get("wi_1")
+    x = given["x"]
     if "rows" in given:
         x = token_rows.gather(x, given["rows"], given.get("inverse"))
     with using_tiles(options.tile_choices):
-        gate = matmul(x, wi_0, given.get("b0"))
-        up = None if wi_1 is None else matmul(x, wi_1, given.get("b1"))
-        owned = reference.owned_rows(sizes, offset, wi_0.shape[0], x.shape[0])
-        weights = reference.row_weights(given.get("weights"), owned, gate)
-        hidden = _hidden(options.activation, gate, up, weights)
-        if "wo" not in given:
-            return hidden
-        return matmul(hidden, given["wo"], given.get("bo"), weights)
+        owned = reference.owned_rows(sizes, offset, given["wi_0"].shape[0], x.shape[0])
+        weights = reference.row_weights(given.get("weights"), owned, x)
+        return composed.mlp(matmul, options.activation, x, given, weights)

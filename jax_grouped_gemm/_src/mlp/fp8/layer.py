@@ -30,6 +30,7 @@ from jax_grouped_gemm._src.fp8.products import FP8_LHS, FP8_RHS, Fp8Products, na
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.mlp import rows as token_rows
 from jax_grouped_gemm._src.mlp.biases import bias_rows
+from jax_grouped_gemm._src.mlp.composed import GATE, UP
 from jax_grouped_gemm._src.mlp.fp8.hidden import HiddenGradients, HiddenLayer
 from jax_grouped_gemm._src.mlp.fp8.hidden_op import (
     hidden_gradients,
@@ -37,7 +38,7 @@ from jax_grouped_gemm._src.mlp.fp8.hidden_op import (
     ragged_hidden_gradients,
 )
 from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp, quantize_experts
-from jax_grouped_gemm._src.mlp.reference import GATE, UP, owned_rows, owned_window, row_weights
+from jax_grouped_gemm._src.mlp.reference import owned_rows, owned_window, row_weights
 from jax_grouped_gemm._src.plan import current_tiles
 
 Operands = Mapping[str, Any]

@@ -1,0 +1,39 @@
+"""What XLA has to be asked for, so that copy engines send tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+COPY_ENGINES = {"xla_gpu_collective_permute_mode": "COLLECTIVES_PEER_MEMORY"}
+
+
+def expert_parallel_compiler_options(devices: Mesh | Iterable[Any] | None = None) -> dict[str, str]:
+    """Options of `jax.jit` with which the copy engines of GPUs send what a ppermute sends.
+
+    A layer over two devices sends its tokens and results by ppermutes. NCCL does that by kernels,
+    which take multiprocessors from products and wait for places that products have taken; copy
+    engines are faster, and leave products alone. XLA asks only once a program, so that it is for
+    whoever compiles the whole step to say:
+
+        step = jax.jit(train_step, compiler_options=moe.expert_parallel_compiler_options(mesh))
+
+    The same as XLA_FLAGS=--xla_gpu_collective_permute_mode=peer in the environment. GPUs that
+    cannot reach each other's memory, and those of other processes, still use NCCL.
+
+    Args:
+      devices: a mesh or devices for which a program is compiled; by default those of JAX's default
+        backend.
+
+    Returns:
+      The options; none unless all devices are NVIDIA GPUs.
+    """
+    if isinstance(devices, Mesh):
+        devices = devices.devices.flat
+    found = jax.devices() if devices is None else list(devices)
+    # A GPU that is only described, to compile for it, has the platform's other name.
+    on_gpus = bool(found) and all(device.platform in ("gpu", "cuda") for device in found)
+    return dict(COPY_ENGINES) if on_gpus else {}

@@ -1,0 +1,121 @@
+"""Plans of grouped rank-k and rank-2k updates, as `explain` tells them."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_grouped_gemm as jgg
+from tests.support.updates import SYR2K, SYRK
+
+
+@pytest.fixture(autouse=True)
+def x64():
+    with jax.enable_x64(True):
+        yield
+
+
+class TestExplain:
+    def plan(self, function, *operands):
+        (plan,) = jgg.explain(function, *operands).plans
+        return plan
+
+    def array(self, *shape, dtype=jnp.bfloat16):
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    def test_kernel(self):
+        plan = self.plan(jgg.grouped_syrk, self.array(8, 2048, 1024))
+        assert (plan.path, plan.reason) == ("tma", "")
+        assert 0 < plan.utilization <= 1 and plan.grid == 132
+        assert "rank_k bfloat16 [8, 2048, 1024]" in str(plan)
+
+    def test_padded(self):
+        plan = self.plan(jgg.grouped_syrk, self.array(8, 20, 10))
+        assert plan.path == "copied" and "n=20" in plan.reason and "k=10" in plan.reason
+
+    @pytest.mark.parametrize(
+        "dtype, options, said",
+        [
+            (np.complex64, {}, "TF32"),
+            (
+                np.complex64,
+                dict(precision="highest", preferred_element_type=np.complex128),
+                "complex128",
+            ),
+            (np.float64, dict(preferred_element_type=np.float32), "float64 -> float32"),
+            (np.float64, dict(precision="BF16_BF16_F32_X3"), "X3"),
+            (jnp.bfloat16, dict(implementation="reference"), "reference"),
+            (jnp.bfloat16, dict(precision="BF16_BF16_F32_X3"), "X3"),
+        ],
+    )
+    def test_reference(self, dtype, options, said):
+        array = self.array(2, 64, 64, dtype=dtype)
+        plan = self.plan(partial(jgg.grouped_herk, **options), array)
+        assert plan.path == "reference" and said in plan.reason
+
+    @pytest.mark.parametrize(
+        "dtype, options, tile",
+        [
+            (np.float64, {}, 128),
+            (np.complex128, {}, 64),
+            (np.complex64, dict(precision="highest"), 64),
+            (np.complex64, dict(implementation="cuda"), 64),
+        ],
+    )
+    def test_fp64_tensor_cores(self, dtype, options, tile):
+        array = self.array(16, 1023, 777, dtype=dtype)
+        plan = self.plan(partial(jgg.grouped_her2k, **options), array, array)
+        assert (plan.path, plan.reason) == ("direct", "")
+        assert (plan.tile.tile_m, plan.tile.tile_n, plan.tile.cluster) == (tile, tile, 1)
+        assert plan.kernel_problem == plan.problem
+        assert 0.9 < plan.utilization <= 1 and plan.grid == 132 * (128 // tile)
+
+    def test_small_float64_results_have_small_tiles(self):
+        for n, tile in ((64, 64), (128, 128)):
+            arrays = 2 * [self.array(132, n, 512, dtype=np.float64)]
+            plan = self.plan(partial(jgg.grouped_syr2k, implementation="cuda"), *arrays)
+            assert plan.tile.tile_m == tile
+
+    def test_empty_fp64_results(self):
+        a = [self.array(0, 5, dtype=np.float64), self.array(2, 64, 0, dtype=np.float64)]
+        (plan,) = jgg.explain(jgg.grouped_syrk, a).plans
+        assert plan.path == "direct" and plan.grid == 2
+        assert self.plan(jgg.grouped_syrk, self.array(3, 0, 4, dtype=np.float64)).path == "zeros"
+
+    @pytest.mark.parametrize("update", [SYRK, SYR2K], ids=repr)
+    @pytest.mark.parametrize(
+        "shapes, tile_n",
+        [
+            ([(64, 256, 1024)], 128),
+            ([(16, 512, 512)], 128),
+            ([(16, 1024, 1024)], 256),
+            ([(67, 256, 1024)], 256),
+            ([(100, 128, 512)], 256),
+            ([(20, 256, 1024), (5, 512, 256)], 128),
+            (5 * [(2, 256, 1024)], 256),
+        ],
+    )
+    def test_few_units_have_fine_tiles(self, update, shapes, tile_n):
+        """One to a multiprocessor, and as many stacks as a launch has room for."""
+        arrays = [self.array(*shape) for shape in shapes]
+        plan = self.plan(lambda *a: update(list(a), list(a)), *arrays)
+        assert (plan.tile.tile_m, plan.tile.tile_n) == (128, tile_n)
+
+    def test_float32_has_no_fine_tiles(self):
+        update = partial(jgg.grouped_syrk, implementation="cuda")
+        plan = self.plan(update, self.array(16, 512, 512, dtype=np.float32))
+        assert plan.tile.tile_n == 256
+
+    def test_more_tiles_use_the_device_better(self):
+        small = self.plan(jgg.grouped_syrk, self.array(1, 256, 1024))
+        large = self.plan(jgg.grouped_syrk, self.array(8, 4096, 1024))
+        assert small.utilization < 0.1 < 0.9 < large.utilization
+
+    def test_gradient_has_the_rank_2k_update_only_forward(self):
+        def loss(a):
+            return jnp.sum(jgg.grouped_syrk(a).astype(jnp.float32) ** 2)
+
+        plans = jgg.explain(jax.grad(loss), self.array(2, 64, 64)).plans
+        assert [plan.problem.op for plan in plans] == ["rank_k"]

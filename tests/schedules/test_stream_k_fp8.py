@@ -1,0 +1,75 @@
+"""Cutting the last wave of FP8 products along K: plans."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_grouped_gemm._src.device import H200
+from jax_grouped_gemm._src.fp8 import plan as plan_fp8
+from jax_grouped_gemm._src.plan import DEFAULT_TILE
+from jax_grouped_gemm._src.ragged.plan import STREAM_K_TILE
+from jax_grouped_gemm._src.ragged.problem import (
+    LEAST_BYTES,
+    sums_bytes,
+)
+
+TILE = STREAM_K_TILE
+
+
+class TestPlanOfFp8:
+    def plan(self, tile=None, m=8 * 1024, k=14336, n=4096, g=8):
+        operands = (
+            ((m, k), jnp.float8_e4m3fn),
+            ((m, -(-k // 128)), jnp.float32),
+            ((g, n, k), jnp.float8_e4m3fn),
+            ((g, -(-n // 128), -(-k // 128)), jnp.float32),
+            ((g,), jnp.int32),
+            ((1,), jnp.int32),
+        )
+        params = dict(
+            transpose_rhs=True,
+            lhs_scaling="1x128",
+            rhs_scaling="128x128",
+            preferred_element_type=np.dtype(jnp.bfloat16),
+            implementation=None,
+            tile=tile,
+        )
+        return plan_fp8.plan_scaled_noncontracting(
+            [jax.ShapeDtypeStruct(*operand) for operand in operands], params
+        )
+
+    def test_default_where_it_pays(self):
+        found = self.plan()
+        assert found.tile == TILE and found.chosen_by == "default"
+        assert "stream-k, grid" in str(found)
+        assert found.workspace_bytes == sums_bytes(
+            found.tile.tile_m, found.tile.tile_n, H200.multiprocessors
+        )
+
+    @pytest.mark.parametrize(
+        "options",
+        [
+            dict(m=8 * 200),  # few rows a group
+            dict(k=128 * (plan_fp8.FP8_STREAM_K_LEAST_STEPS - 1)),  # few steps
+            dict(m=8 * 4096),  # many waves
+        ],
+    )
+    def test_off_elsewhere(self, options):
+        found = self.plan(**options)
+        assert found.tile == DEFAULT_TILE and found.workspace_bytes == LEAST_BYTES
+
+    def test_steps_are_128_elements_long(self):
+        # 136 units are two waves of 66 and one of 4, each cut into quarters.
+        assert self.plan(m=8 * 256, n=17 * 256).utilization == pytest.approx(136 / (2.25 * 66))
+        # A unit of 20 steps is too short for quarters of it to be worth it, were they 40 or not.
+        tile = STREAM_K_TILE
+        short = self.plan(tile, m=8 * 256, n=17 * 256, k=20 * 128)
+        assert short.utilization == pytest.approx(136 / (3 * 66))
+
+    def test_every_tile_is_compiled(self, schedules):
+        op = "scaled_ragged_noncontracting_stream_k"
+        compiled = [config for config in schedules.kernel_configs() if config["op"] == op]
+        assert compiled == [dict(op=op, **tile.sizes()) for tile in (TILE,)]
