@@ -36,8 +36,12 @@ STRATEGIES: dict[str, dict] = {
     "gather_again": dict(save="nothing"),
     "chunks_2": dict(chunks=2),
     "ragged": dict(strategy="ragged_all_to_all"),
+    "sms_124": dict(max_sms=124),
+    "nccl_sms_124": dict(max_sms=124),
+    "nccl_sms_116": dict(max_sms=116),
+    "nccl_sms_108": dict(max_sms=108),
 }
-WITH_NCCL = ("nccl", "apart_nccl")
+WITH_NCCL = ("nccl", "apart_nccl", "nccl_sms_124", "nccl_sms_116", "nccl_sms_108")
 """What is compiled without the package's options; all others have copy engines send ppermutes."""
 
 

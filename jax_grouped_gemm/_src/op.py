@@ -59,9 +59,10 @@ class Op:
     """A primitive with the stages of its calls; constructing it registers them.
 
     The primitive has a parameter `implementation`: None, "cuda" or "reference". The ragged products
-    have `product`, `tile`, `tile_choices` and `zeroes_unowned` too, which only a planner reads. The
-    last, True by default, says whether rows that no local group owns are zero or, False, whatever
-    was in memory: kernels then neither read nor write them.
+    have `product`, `tile`, `tile_choices`, `zeroes_unowned` and `max_sms` too, which only a planner
+    reads. `zeroes_unowned`, True by default, says whether rows that no local group owns are zero
+    or, False, whatever was in memory: kernels then neither read nor write them. `max_sms` is how
+    many multiprocessors a kernel fills at most, None for all.
 
     Attributes:
       name: name of the primitive.
@@ -223,7 +224,7 @@ class Op:
 
     def _lower_reference(
         self, ctx, operands, *, implementation, product=None, tile=None, tile_choices=None,
-        zeroes_unowned=None, **p,
+        zeroes_unowned=None, max_sms=None, **p,
     ):  # fmt: skip
         return self._lower(ctx, functools.partial(self.reference, **p), operands)
 

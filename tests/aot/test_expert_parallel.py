@@ -146,6 +146,16 @@ def test_gradients_of_tokens_travel_beside_products(target):
     assert not any(products & beside for beside in before)
 
 
+def test_products_beside_travelling_gradients_are_limited(target):
+    """Those of the first matrices' gradients, and no others."""
+    options = dict(strategy="all_gather", overlap=True)
+    program = compile_layer(target, step=True, max_sms=116, **options)
+    limited = [call for call in program.calls if "max_sms = 116 : i32" in call.text]
+    *_, last = kernels_beside(program, "collective-permute")
+    assert {call.kernel for call in limited} == {"paired_weight_gradients"} <= last
+    assert "max_sms" not in compile_layer(target, step=True, **options).hlo
+
+
 def test_copy_engines_are_asked_for(target):
     """XLA takes the options for GPUs that are only described, and marks ppermutes."""
     options = moe.expert_parallel_compiler_options(target.mesh)

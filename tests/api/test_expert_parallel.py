@@ -77,7 +77,7 @@ OPTIONS = [
     dict(chunks=3),
     dict(chunks=2, combine="all_to_all", save="nothing"),
     dict(chunks=2, combine="ppermute", save="nothing"),
-    dict(overlap=True, save="rows"),
+    dict(overlap=True, save="rows", max_sms=8),
     dict(implementation=jax.lax.ragged_dot),
     dict(strategy="ragged_all_to_all"),
     dict(strategy="ragged_all_to_all", chunks=2, save="nothing"),
@@ -380,6 +380,7 @@ class TestMistakes:
             ("buffer_factor", "all"),
             ("combine", "psum"),
             ("save", "y"),
+            ("max_sms", 0),
         ],
     )
     def test_options(self, option, value, rng):

@@ -21,7 +21,8 @@ SPLIT = P("expert")
 E = 16
 OPTIONS = [
     dict(),
-    dict(overlap=True),
+    dict(overlap=True, max_sms=116),
+    dict(overlap=False),
     dict(overlap=True, chunks=2, save="nothing"),
     dict(combine="all_to_all"),
     dict(combine="psum_scatter"),

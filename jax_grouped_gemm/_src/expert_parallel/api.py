@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_grouped_gemm._src.activations import as_activation
-from jax_grouped_gemm._src.arguments import as_array, checked_boolean
+from jax_grouped_gemm._src.arguments import as_array, checked_boolean, checked_int
 from jax_grouped_gemm._src.arrays import vary_over
 from jax_grouped_gemm._src.expert_parallel import layer, prediction
 from jax_grouped_gemm._src.expert_parallel.experts import Experts
@@ -39,6 +39,7 @@ def expert_parallel_mlp(
     combine: Combine | Auto = "auto",
     overlap: bool | Auto = "auto",
     save: Save | Auto = "auto",
+    max_sms: int | None = None,
     biases: Biases | None = None,
     activation: Any = "silu",
     apply_router_weight_on_input: bool = False,
@@ -101,6 +102,9 @@ def expert_parallel_mlp(
         "auto" is "rows" where copying tokens to rows again would take more than 2 % of a step and
         buffers have room for twice the rows of balanced experts at most, but "x" in chunks and
         with a recipe.
+      max_sms: how many multiprocessors products fill at most beside which gradients of tokens
+        travel, so that NCCL's kernels have the others; None for all, as with copy engines. Products
+        in FP8 are not limited.
       biases: of this device's experts, see `moe.dropless_mlp`; along `tensor_axis` that of wo is
         the same for all and added once.
       activation, apply_router_weight_on_input, precision, implementation, recipe: see
@@ -143,6 +147,7 @@ def expert_parallel_mlp(
         precision,
         implementation,
         recipe,
+        _checked_limit(max_sms),
     )
     if not x.size:
         # Nothing travels; XLA does not get to the end of collectives without elements either.
@@ -195,6 +200,12 @@ def _schedule(
         chosen.save,
         chosen.overlap,
     )
+
+
+def _checked_limit(max_sms: int | None) -> int | None:
+    if max_sms is not None and checked_int("max_sms", max_sms) < 1:
+        raise ValueError(f"{FUNCTION}: max_sms must be positive or None, got {max_sms}")
+    return max_sms
 
 
 def _given(**arrays: jax.Array | None) -> dict[str, jax.Array]:

@@ -32,6 +32,8 @@ class Experts:
       biases: b0, b1 and bo, by name, those that there are.
       weights_on_input: whether a router weight multiplies the input instead of the result.
       activation, precision, implementation, recipe: see `moe.dropless_mlp`.
+      max_sms: how many multiprocessors products fill at most beside which gradients of tokens may
+        travel, None for all.
     """
 
     matrices: dict[str, jax.Array]
@@ -41,6 +43,7 @@ class Experts:
     precision: Any
     implementation: Any
     recipe: Recipe | None
+    max_sms: int | None = None
 
     @property
     def count(self) -> int:
@@ -104,6 +107,7 @@ class Experts:
             self.precision,
             self.implementation,
             zeroes_unowned=self.reads_every_row or bool(self.biases),
+            max_sms=self.max_sms,
         )
         operands = dict(x=x, **self.matrices, **self.biases, **more)
         if weights is not None:

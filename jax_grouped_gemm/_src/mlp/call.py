@@ -15,6 +15,7 @@ from jax_grouped_gemm._src.mlp.epilogue import Epilogue
 from jax_grouped_gemm._src.mlp.plan import MlpPlan
 from jax_grouped_gemm._src.mlp.problem import has_up, hidden_columns
 from jax_grouped_gemm._src.mlp.rows import on_rows
+from jax_grouped_gemm._src.ragged.call import limit
 
 GATED = "jax_grouped_gemm.gated_ragged_dot.v3"
 GATED_TRANSPOSE = "jax_grouped_gemm.gated_ragged_dot_transpose.v4"
@@ -139,6 +140,7 @@ def paired_weights(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
         given["group_offset"],
         has_rows=in_place,
         divisor=np.int32(1),  # rows are tokens, not pairs
+        **limit(plan.problem.params["max_sms"]),
         **_tile(plan),
     )
     return gradients

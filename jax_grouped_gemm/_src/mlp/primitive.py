@@ -183,6 +183,7 @@ class Options:
     implementation: Implementation
     tile_choices: TileChoices
     zeroes_unowned: bool = True
+    max_sms: int | None = None
 
     @classmethod
     def of(
@@ -192,18 +193,21 @@ class Options:
         implementation: Implementation,
         *,
         zeroes_unowned: bool = True,
+        max_sms: int | None = None,
     ) -> Options:
         """Checked options, with the current choices of tiles.
 
         Without `zeroes_unowned`, rows that no local group owns are undefined, in results and
-        gradients.
+        gradients. `max_sms` limits the products of weights' gradients that come after the gradient
+        of x, which may be on its way to other devices beside them.
 
         Raises:
           ValueError: `precision` or `implementation` is none.
         """
         precision = canonical_precision(precision)
         implementation = checked_implementation(implementation)
-        return cls(activation, precision, implementation, current_tiles(), zeroes_unowned)
+        tiles = current_tiles()
+        return cls(activation, precision, implementation, tiles, zeroes_unowned, max_sms)
 
     @property
     def of_products(self) -> dict[str, Any]:
@@ -360,7 +364,9 @@ def _weight_gradients(given, gradients, options) -> dict[str, jax.Array]:
             return dict(zip(gradients, both, strict=True))
     # Not as one primitive, so that derivatives of the products are those of the ragged products.
     rows = token_rows.on_rows(x["x"], x)
-    product = functools.partial(_products(options).weights, num_groups=params["num_groups"])
+    product = functools.partial(
+        _products(options).weights, num_groups=params["num_groups"], is_limited=True
+    )
     return {name: product(rows, d, *indices.values()) for name, d in gradients.items()}
 
 

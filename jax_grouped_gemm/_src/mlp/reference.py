@@ -38,6 +38,7 @@ class Products:
     implementation: str | None = "reference"
     tile_choices: TileChoices = TileChoices()
     zeroes_unowned: bool = True
+    max_sms: int | None = None
 
     def rows(
         self,
@@ -72,8 +73,12 @@ class Products:
         group_offset: jax.Array,
         *,
         num_groups: int,
+        is_limited: bool = False,
     ) -> jax.Array:
-        """[m, k] with [m, n] -> [num_groups, k, n], a cotangent of weights."""
+        """[m, k] with [m, n] -> [num_groups, k, n], a cotangent of weights.
+
+        With `is_limited` it fills `max_sms` multiprocessors at most.
+        """
         return ragged_contracting(
             lhs,
             rhs,
@@ -85,6 +90,7 @@ class Products:
             preferred_element_type=lhs.dtype,
             precision=self.precision,
             implementation=self.implementation,
+            max_sms=self.max_sms if is_limited else None,
             **self.tile_choices.params("wgrad"),
         )
 
@@ -299,7 +305,7 @@ def paired_weight_gradients(
     given = dict(zip(names, operands, strict=True))
     x = token_rows.on_rows(given["x"], given)
     indices = given["group_sizes"], given["group_offset"]
-    product = functools.partial(Products(**options).weights, num_groups=num_groups)
+    product = functools.partial(Products(**options).weights, num_groups=num_groups, is_limited=True)
     return [product(x, given[name], *indices) for name in ("d0", "d1")]
 
 

@@ -31,9 +31,9 @@ def ragged(
         return whole.product(plan, lhs, rhs, group_sizes, group_offset)
     if plan.kernel_problem is None:
         return zeros(problem)
-    rows: dict[str, Any] = (
-        {} if problem.contracts_rows else {"zeroes_unowned": problem.zeroes_unowned}
-    )
+    options: dict[str, Any] = limit(problem.max_sms)
+    if not problem.contracts_rows:
+        options["zeroes_unowned"] = problem.zeroes_unowned
     return call_kernel(
         CONTRACTING if problem.contracts_rows else NONCONTRACTING,
         plan,
@@ -41,10 +41,15 @@ def ragged(
         group_sizes,
         group_offset,
         **_majors(problem),
-        **rows,
+        **options,
         kind=_kind(plan),
         terms=np.int32(plan.terms),
     )
+
+
+def limit(max_sms: int | None) -> dict[str, np.int32]:
+    """The attribute of a product that fills so many multiprocessors at most, if it is limited."""
+    return {} if max_sms is None else {"max_sms": np.int32(max_sms)}
 
 
 def _kind(plan: Plan[RaggedProblem]) -> str:

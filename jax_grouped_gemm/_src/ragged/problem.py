@@ -57,6 +57,7 @@ class RaggedProblem:
       batch: extent of the native batch dimension, () without one.
       batched: which of lhs, rhs, group sizes and group offset have that dimension.
       zeroes_unowned: whether rows of the result that no local group owns are zero, or undefined.
+      max_sms: how many multiprocessors the kernel fills at most, None for all.
     """
 
     op: str
@@ -74,6 +75,7 @@ class RaggedProblem:
     batch: tuple[int, ...]
     batched: tuple[bool, ...]
     zeroes_unowned: bool = dataclasses.field(default=True, kw_only=True)
+    max_sms: int | None = dataclasses.field(default=None, kw_only=True)
 
     @classmethod
     def noncontracting(cls, avals: Sequence[Any], params: Mapping[str, Any]) -> Self:
@@ -120,6 +122,7 @@ class RaggedProblem:
             out_dtype=np.dtype(params["preferred_element_type"]),
             **sizes,
             num_groups=avals[2].shape[-1],
+            max_sms=params.get("max_sms"),
             batch=tuple(batches[:1]),
             batched=batched,
             **fields,

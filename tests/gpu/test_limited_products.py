@@ -1,0 +1,95 @@
+"""Products that leave part of the chip to others: the same results, by fewer thread blocks."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jax_grouped_gemm._src.activations import as_activation
+from jax_grouped_gemm._src.mlp.primitive import PAIRED_WEIGHTS, Options
+from jax_grouped_gemm._src.ragged.call import NONCONTRACTING
+from jax_grouped_gemm._src.ragged.primitive import ragged_contracting, ragged_noncontracting
+from tests.support import mlp_on_gpu as mlp
+from tests.support.ops import random
+
+SIZES = [700, 0, 129, 64, 900, 1]
+M, D, F = sum(SIZES), 520, 392
+LIMITS = [1, 2, 7, 116, 1000]
+OPTIONS = dict(transpose_lhs=False, transpose_rhs=False, precision=None, implementation="cuda")
+
+
+def indices():
+    return mlp.indices(SIZES, 0).values()
+
+
+def assert_close(got, want):
+    """Where tiles of large groups are cut depends on how many blocks share them."""
+    got, want = (np.asarray(x, np.float64) for x in (got, want))
+    assert np.abs(want).max() > 1
+    np.testing.assert_allclose(got, want, rtol=0, atol=2**-8 * np.abs(want).max())
+
+
+@pytest.mark.parametrize("max_sms", LIMITS)
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32], ids=str)
+def test_products(max_sms, dtype, rng):
+    x, dy = random(rng, (M, D), dtype), random(rng, (M, F), dtype)
+    w = mlp.matrices(rng, (len(SIZES), D, F), dtype)
+
+    @partial(jax.jit, static_argnums=0)
+    def both(most):
+        options = dict(OPTIONS, preferred_element_type=np.dtype(dtype), max_sms=most)
+        rows = ragged_noncontracting(x, w, *indices(), **options)
+        return rows, ragged_contracting(x, dy, *indices(), num_groups=len(SIZES), **options)
+
+    (rows, weights), (want_rows, want_weights) = both(max_sms), both(None)
+    np.testing.assert_array_equal(rows, want_rows)
+    assert_close(weights, want_weights)
+
+
+@pytest.mark.parametrize("max_sms", LIMITS)
+def test_both_weight_gradients(max_sms, rng):
+    dtype = jnp.bfloat16
+    x = random(rng, (M, D), dtype)
+    gradients = [random(rng, (M, F), dtype) for _ in range(2)]
+
+    @partial(jax.jit, static_argnums=0)
+    def both(most):
+        options = Options.of(as_activation("silu"), None, "cuda", max_sms=most)
+        return PAIRED_WEIGHTS.bind(
+            x,
+            *gradients,
+            *indices(),
+            names=("x", "d0", "d1", "group_sizes", "group_offset"),
+            num_groups=len(SIZES),
+            **options.of_products,
+        )
+
+    for got, want in zip(both(max_sms), both(None), strict=True):
+        assert_close(got, want)
+
+
+@pytest.mark.parametrize("max_sms", [np.int32(0), np.int32(-1), np.int64(8), True])
+def test_what_is_no_limit_is_refused(max_sms, rng):
+    x, w = random(rng, (M, D), jnp.bfloat16), mlp.matrices(rng, (len(SIZES), D, F), jnp.bfloat16)
+    results = (
+        jax.ShapeDtypeStruct((M, F), jnp.bfloat16),
+        jax.ShapeDtypeStruct((16,), jnp.uint8),
+    )
+    attributes = dict(transpose_lhs=False, transpose_rhs=False, zeroes_unowned=True)
+    sizes = dict(tile_m=np.int32(128), tile_n=np.int32(256), cluster=np.int32(2))
+    call = jax.ffi.ffi_call(NONCONTRACTING, results)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="max_sms has to be a positive int32"):
+        jax.block_until_ready(
+            jax.jit(
+                lambda *operands: call(
+                    *operands,
+                    **attributes,
+                    **sizes,
+                    kind="cooperative",
+                    terms=np.int32(0),
+                    max_sms=max_sms,
+                )
+            )(x, w, *indices())
+        )
