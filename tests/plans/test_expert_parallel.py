@@ -69,6 +69,7 @@ class TestChoice:
         [
             (2, Wanted(), "ppermute", True),
             (2, Wanted(overlap=False), "ppermute", False),
+            (2, Wanted(chunks=2), "ppermute", False),
             (2, Wanted(combine="psum_scatter"), "psum_scatter", False),
             (4, Wanted(), "all_to_all", False),
             (4, Wanted(overlap=True), "ppermute", True),

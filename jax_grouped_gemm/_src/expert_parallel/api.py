@@ -83,8 +83,8 @@ def expert_parallel_mlp(
         default; on other platforms it is a reference that gathers.
       chunks: into how many parts tokens are divided, one after the other. Buffers for the worst
         case are so many times smaller; matrices are read, and their gradients added, as many times.
-        "auto" is one: XLA sends a part while another is multiplied, but on two H200
-        that has been slower.
+        "auto" is one, which is faster. With `overlap` a part travels while another is multiplied;
+        without, there are the buffers of one part at a time.
       buffer_factor: None drops nothing. A number is the room for rows on a device, over those of
         balanced experts; rows past it are dropped, those of a device's last experts first, and
         counted in `overflow`.
@@ -94,14 +94,16 @@ def expert_parallel_mlp(
         gathered by the transpose, so that their gradients are added up likewise. "auto" is
         "ppermute" for two devices and with `overlap`, and "all_to_all" else.
       overlap: whether gradients of tokens travel beside the products of weights' gradients, or
-        before them. "auto" has them beside products for two devices and "ppermute". That is faster
-        with collectives that need no kernels, which `expert_parallel_compiler_options` asks XLA
-        for; with NCCL's kernels it makes no difference that could be measured.
+        before them. "auto" has them beside products for two devices and "ppermute", unless there
+        are chunks. That is faster with collectives that need no kernels, which
+        `expert_parallel_compiler_options` asks XLA for; with NCCL's kernels it makes no difference
+        that could be measured.
       save: of the tokens, what is kept for the backward pass: "x" everybody's tokens; "rows" the
-        local rows, in buffers for as many as may come; "nothing", which gathers tokens again.
-        "auto" is "rows" where copying tokens to rows again would take more than 2 % of a step and
-        buffers have room for twice the rows of balanced experts at most, but "x" in chunks and
-        with a recipe.
+        local rows, in buffers for as many as may come; "nothing", which gathers tokens again and
+        multiplies them with wi_0 and wi_1 again, since of those rows too there may be N times as
+        many as on one device. "auto" is "rows" where copying tokens to rows again would take more
+        than 2 % of a step and buffers have room for twice the rows of balanced experts at most, but
+        "x" in chunks and with a recipe.
       max_sms: how many multiprocessors products fill at most beside which gradients of tokens
         travel, so that NCCL's kernels have the others; None for all, as with copy engines. Products
         in FP8 are not limited.

@@ -17,9 +17,6 @@ from jax_grouped_gemm._src.expert_parallel.group import Group
 from jax_grouped_gemm._src.expert_parallel.options import Combine, Save, Strategy
 from jax_grouped_gemm._src.expert_parallel.pairs import LocalPairs, buffer_rows, local_pairs
 
-# What a backward pass keeps that gathers tokens again.
-_GATE_AND_UP = ("mlpwi_0", "mlpwi_1")
-
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
@@ -31,7 +28,7 @@ class Schedule:
       buffer_factor: see `expert_parallel_mlp`.
       combine: how partial results are added up.
       save: what the backward pass has of the tokens.
-      overlap: whether collectives run beside products.
+      overlap: whether collectives run beside products, those of other chunks too.
     """
 
     strategy: Strategy
@@ -62,9 +59,23 @@ def run(
     results = []
     for chunk, part in enumerate(jnp.split(x, schedule.chunks)):
         of_part = jax.tree.map(lambda c: c[:, chunk].reshape(-1, top_k), of_chunks)  # noqa: B023
+        if results and not schedule.overlap:
+            part, of_part, experts, results[-1] = _after(results[-1], part, of_part, experts)
         results.append(of_chunk(part, of_part, experts, group, schedule))
     ys, wanted, kept = zip(*results, strict=True)
     return jnp.concatenate(ys), sum(wanted), sum(kept)
+
+
+def _after(result, x, choices: Choices, experts: Experts):
+    """The operands of a chunk, once the result of the one before it is there, and that result.
+
+    So that there are the buffers of one chunk at a time, and of gradients of matrices one more than
+    the sum: backwards, a chunk begins when the gradients of the one after it are added up.
+    """
+    y, *counts = result
+    operands = x, choices, experts.matrices, y
+    x, choices, matrices, y = lax.optimization_barrier(operands)
+    return x, choices, dataclasses.replace(experts, matrices=matrices), (y, *counts)
 
 
 def _gather_choices(choices: Choices, group: Group, schedule: Schedule) -> Choices:
@@ -177,12 +188,12 @@ def _exchanged(x, choices, experts, group, schedule):
 def _together(
     rows: jax.Array, weights: jax.Array, experts: Experts, schedule: Schedule
 ) -> tuple[jax.Array, jax.Array, Experts]:
-    """All three. But for `overlap`, no gradient travels before all are done.
+    """All three. But for `overlap` and in chunks, no gradient travels before all are done.
 
     It would run beside a product, and wait for other devices on multiprocessors that the product
     counts on.
     """
-    if schedule.overlap:
+    if schedule.overlap or schedule.chunks > 1:
         return rows, weights, experts
     matrices = experts.matrices
     rows, weights, matrices = lax.optimization_barrier((rows, weights, matrices))
@@ -191,7 +202,4 @@ def _together(
 
 def _keeping(schedule, layer):
     """`layer`, whose backward pass has what `save` says."""
-    if schedule.save != "nothing":
-        return layer
-    policy = jax.checkpoint_policies.save_only_these_names(*_GATE_AND_UP)
-    return jax.checkpoint(layer, policy=policy)
+    return jax.checkpoint(layer) if schedule.save == "nothing" else layer

@@ -173,13 +173,14 @@ def predict(
     rows = shape.buffer_rows(chunks, buffer_factor)
     local_forward, local_backward = _local_seconds(shape, 1)
     forward, backward = _local_seconds(shape, chunks)
-    communication = sum(legs) + (LATENCY if sources > 1 else 0)
-    forward += communication
-    backward += communication
     if save == "rows":
         backward -= _copy_seconds(shape)
     elif save == "nothing":
-        backward += legs[0]
+        products = forward - 2 * _copy_seconds(shape)  # of which one is not repeated
+        backward += legs[0] + 2 / 3 * products + _copy_seconds(shape)
+    communication = sum(legs) + (LATENCY if sources > 1 else 0)
+    forward += communication
+    backward += communication
     # Every leg counts, but for gradients of tokens beside products of weights' gradients: NCCL's
     # kernels take places of the products for as long as they are there.
     if overlap and copy_engines and back:
@@ -241,7 +242,7 @@ def _with_defaults(
     overlap, combine, save = wanted.overlap, wanted.combine, wanted.save
     if overlap == "auto":
         by_shifts = strategy == "all_gather" and combine in ("auto", "ppermute")
-        overlap = by_shifts and shape.num_sources == 2
+        overlap = by_shifts and shape.num_sources == 2 and chunks == 1
     if combine == "auto":
         combine = "ppermute" if overlap or shape.num_sources == 2 else "all_to_all"
     if save == "auto":
