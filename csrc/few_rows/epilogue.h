@@ -68,11 +68,11 @@ class Epilogue {
     if constexpr (Config::kHasUp) {
       Element const u = static_cast<Element>(up + bias(params_.up_bias, column));
       if (params_.kept_up) static_cast<Element*>(params_.kept_up)[at] = u;
-      mlp::Activated const a =
-          mlp::activated(params_.activation, static_cast<float>(g), static_cast<float>(u));
+      mlp::Gated const a =
+          mlp::gated(params_.activation, static_cast<float>(g), static_cast<float>(u));
       out[at] = static_cast<Element>(a.activation * a.up * weight);
     } else {
-      mlp::Activated const a = mlp::activated(params_.activation, static_cast<float>(g), 0.0f);
+      mlp::Gated const a = mlp::gated(params_.activation, static_cast<float>(g), 0.0f);
       out[at] = static_cast<Element>(a.activation * weight);
     }
   }

@@ -3,7 +3,7 @@
 
 #include <cuda.h>
 
-#include "mlp/activated.h"
+#include "mlp/activation.h"
 #include "mlp/gated_ragged_dot.h"
 #include "sm90/tma/load.h"
 

@@ -77,29 +77,30 @@ class Check {
   ffi::Error error_ = ffi::Error::Success();
 };
 
-mlp::Activation activation(float alpha, float cubic, float limit, float shift) {
-  return {alpha, cubic, limit, shift};
-}
-
+// Without up, that and its gradient have one row, which nobody reads or writes.
 ffi::Error gated_gradient(cudaStream_t stream, ffi::AnyBuffer dy, ffi::AnyBuffer down_weights,
                           ffi::AnyBuffer gate, ffi::AnyBuffer up, Floats weights, Sizes group_sizes,
                           Sizes group_offset, Result dgate, Result dup, Result hidden,
                           ffi::Result<Floats> dweights, WorkspaceResult, bool has_weights,
-                          bool zeroes_unowned, float alpha, float cubic, float limit, float shift,
-                          int32_t tile_m, int32_t tile_n, int32_t cluster) {
+                          bool has_up, bool zeroes_unowned, int32_t function, float alpha,
+                          float cubic, float limit, float shift, int32_t tile_m, int32_t tile_n,
+                          int32_t cluster) {
   Check check;
   mlp::GradientArguments a{};
   auto const [m, k] = check.size<2>("dy", dy);
   auto const [local_groups, n, columns] = check.size<3>("the down projection", down_weights);
   check.shape<3>("the down projection", down_weights, {local_groups, n, k});
   check.shape<2>("gate", gate, {m, n});
-  check.shape<2>("up", up, {m, n});
+  check.shape<2>("up", up, {has_up ? m : 1, n});
   check.shape<1>("weights", weights, {has_weights ? m : 1});
   check.groups(a.groups, group_sizes, group_offset, local_groups, m, zeroes_unowned);
   check.shape<2>("dgate", *dgate, {m, n});
-  check.shape<2>("dup", *dup, {m, n});
+  check.shape<2>("dup", *dup, {has_up ? m : 1, n});
   check.shape<2>("hidden", *hidden, {m, n});
   if (tile_n <= 0) return invalid("tile_n must be positive, got " + std::to_string(tile_n));
+  if (function < 0 || function > static_cast<int>(mlp::Function::kSquaredRelu)) {
+    return invalid("no function has the number " + std::to_string(function));
+  }
   check.shape<2>("dweights", *dweights, {n / tile_n + (n % tile_n != 0), m});
   check.matrices(a.type, {dy, down_weights, gate, up, *dgate, *dup, *hidden});
   if (check.failed()) return check.error();
@@ -107,13 +108,13 @@ ffi::Error gated_gradient(cudaStream_t stream, ffi::AnyBuffer dy, ffi::AnyBuffer
   a.dy = dy.untyped_data();
   a.down_weights = down_weights.untyped_data();
   a.gate = gate.untyped_data();
-  a.up = up.untyped_data();
+  a.up = has_up ? up.untyped_data() : nullptr;
   a.weights = has_weights ? weights.typed_data() : nullptr;
   a.dgate = dgate->untyped_data();
-  a.dup = dup->untyped_data();
+  a.dup = has_up ? dup->untyped_data() : nullptr;
   a.hidden = hidden->untyped_data();
   a.dweights = dweights->typed_data();
-  a.activation = activation(alpha, cubic, limit, shift);
+  a.activation = {alpha, cubic, limit, shift, static_cast<mlp::Function>(function)};
   a.k = k;
   a.n = n;
   return launched(
@@ -205,7 +206,9 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(JggGatedRaggedDotTranspose, jgg::gated_gradient,
                                   .Ret<jgg::Floats>()          // dweights, in parts
                                   .Ret<xla::ffi::Buffer<xla::ffi::U8>>()  // workspace
                                   .Attr<bool>("has_weights")
+                                  .Attr<bool>("has_up")
                                   .Attr<bool>("zeroes_unowned")
+                                  .Attr<int32_t>("function")
                                   .Attr<float>("alpha")
                                   .Attr<float>("cubic")
                                   .Attr<float>("limit")

@@ -60,7 +60,7 @@ nb::dict registrations() {
       encapsulate(JggScaledRaggedNoncontractingV4);
   targets["jax_grouped_gemm.scaled_ragged_contracting.v3"] = product<JggScaledRaggedContracting>();
   targets["jax_grouped_gemm.gated_ragged_dot.v3"] = product<JggGatedRaggedDot>();
-  targets["jax_grouped_gemm.gated_ragged_dot_transpose.v3"] = product<JggGatedRaggedDotTranspose>();
+  targets["jax_grouped_gemm.gated_ragged_dot_transpose.v4"] = product<JggGatedRaggedDotTranspose>();
   targets["jax_grouped_gemm.paired_ragged_dot.v2"] = product<JggPairedRaggedDot>();
   targets["jax_grouped_gemm.paired_weight_gradients.v1"] = product<JggPairedWeightGradients>();
   targets["jax_grouped_gemm.few_rows_dot.v2"] = product<JggFewRowsDot>();

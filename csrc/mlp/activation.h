@@ -1,35 +1,80 @@
-// Gated activations and their derivatives, of one element.
+// Gated activations and their derivatives, of one element. All are one form, whose coefficients are
+// constants of the launch: an instance for each function, or a switch, has spills.
 #pragma once
 
 #include <cuda_runtime.h>
 
+#include <cfloat>
 #include <cmath>
 
 #include "mlp/gated_ragged_dot.h"
 
 namespace jgg::mlp {
 
-// An Activation as kernels compute it: what depends on the parameters alone is a constant of the
-// launch.
-struct GatedFunction {
-  GatedFunction() = default;
-  explicit GatedFunction(Activation const& a)
-      : power(-1.4426950408889634f * a.alpha),
-        cubic(a.cubic),
-        slope(a.alpha),
-        slope_of_square(3.0f * a.alpha * a.cubic),
-        limit(a.limit),
-        shift(a.shift) {}
+// hidden = a(g) (u + shift), of g = min(gate, limit) and u = up clamped to +-limit, where
+//
+//   a(g) = g s (linear + squared g),  s = sigmoid(alpha g (1 + c[0] g^2 + c[1] g^4 + ...)).
+//
+// One term is enough for a gate times its sigmoid, which the tanh form of gelu is, too. `linear` is
+// then 1 and `squared` 0.
+//
+// With more terms, and g^2 cut at `most_square` in the polynomial, gelu is one: the logarithm of
+// Phi(g) / (1 - Phi(g)) is odd, and up to |g| = 5 a polynomial of degree 11, fitted for this, gives
+// Phi to 2.3e-7 and the derivative of gelu to 3e-6. Relu is the limit of a large alpha, which turns
+// 0 into 1 between two numbers far smaller than any 16-bit product; its derivative at 0 is 0.
+template <int kTerms_>
+struct GatedForm {
+  static constexpr int kTerms = kTerms_;
+  static constexpr bool kIsGeneral = kTerms > 1;
 
-  // sigmoid(alpha g (1 + cubic g^2)) = 1 / (1 + 2^(power g (1 + cubic g^2)))
+  GatedForm() = default;
+  explicit GatedForm(Activation const& a) : slope(a.alpha), limit(a.limit), shift(a.shift) {
+    terms[0] = a.cubic;
+    if constexpr (kIsGeneral) take(a.function);
+    // 1 / (1 + 2^power) is the sigmoid.
+    power = -1.4426950408889634f * slope;
+    for (int i = 0; i < kTerms; ++i) slopes[i] = float(2 * i + 3) * slope * terms[i];
+  }
+
   float power;
-  float cubic;
-  // The derivative of what the sigmoid is taken of: slope + slope_of_square g^2.
+  float terms[kTerms] = {};
+  // The derivative of what the sigmoid is taken of: slope + slopes[0] g^2 + slopes[1] g^4 + ...
   float slope;
-  float slope_of_square;
+  float slopes[kTerms];
   float limit;
   float shift;
+  float most_square = FLT_MAX;
+  float linear = 1.0f;
+  float squared = 0.0f;
+  float slope_at_zero = 0.5f;  // of the activation
+
+ private:
+  void take(Function function) {
+    constexpr float kSteep = 0x1p100f;
+    constexpr float kGelu[] = {1.595764403684768f,     0.07268943990620473f,
+                               -8.98447067648868e-05f, -0.00010069811378211934f,
+                               6.193451927739846e-06f, -1.3260438506967898e-07f};
+    switch (function) {
+      case Function::kSigmoid:
+        break;
+      case Function::kGelu:
+        slope = kGelu[0];
+        for (int i = 0; i < kTerms; ++i) terms[i] = kGelu[i + 1] / kGelu[0];
+        most_square = 25.0f;
+        break;
+      case Function::kSquaredRelu:
+        linear = 0.0f;
+        squared = 1.0f;
+        [[fallthrough]];
+      case Function::kRelu:
+        slope = kSteep;
+        slope_at_zero = 0.0f;
+    }
+  }
 };
+
+using GatedFunction = GatedForm<1>;
+using GeneralFunction = GatedForm<5>;
 
 // Of gate and up, each rounded to the type in which it is stored.
 struct Gated {
@@ -58,22 +103,37 @@ __device__ inline float sigmoid(float power) {
 
 // Whether it is gate sigmoid(alpha gate) up, which takes two thirds of the arithmetic.
 inline bool is_plain(Activation const& a) {
-  return a.cubic == 0.0f && a.shift == 0.0f && a.limit == INFINITY;
+  return a.function == Function::kSigmoid && a.cubic == 0.0f && a.shift == 0.0f &&
+         a.limit == INFINITY;
 }
 
-// The compiler drops what is not used of the result.
-template <bool kIsPlain = false>
-__device__ Gated gated(GatedFunction const& by, float gate, float up) {
+// The compiler drops what is not used of the result. The forms agree bit by bit where both have a
+// function.
+template <bool kIsPlain = false, int kTerms>
+__device__ __forceinline__ Gated gated(GatedForm<kTerms> const& by, float gate, float up) {
   if constexpr (kIsPlain) {
     float const s = sigmoid(by.power * gate), activation = gate * s;
     return {activation, up, s + activation * (1.0f - s) * by.slope, 1.0f};
   }
+  using Form = GatedForm<kTerms>;
   float const g = at_most(by.limit, gate);
   float const u = -at_most(by.limit, -at_most(by.limit, up));
-  float const square = g * g;
-  float const s = sigmoid(by.power * g * (1.0f + by.cubic * square));
-  float const activation = g * s;
-  float const derivative = s + activation * (1.0f - s) * (by.slope + by.slope_of_square * square);
+  float const square = Form::kIsGeneral ? at_most(by.most_square, g * g) : g * g;
+  float sum = by.terms[kTerms - 1], slope = by.slopes[kTerms - 1];
+#pragma unroll
+  for (int i = kTerms - 2; i >= 0; --i) {
+    sum = sum * square + by.terms[i];
+    slope = slope * square + by.slopes[i];
+  }
+  slope = slope * square + by.slope;
+  float const s = sigmoid(by.power * g * (1.0f + sum * square));
+  float activation = g * s, derivative = s;
+  if constexpr (Form::kIsGeneral) {
+    derivative = s * by.linear + 2.0f * by.squared * activation;
+    activation *= by.linear + by.squared * g;
+  }
+  derivative += activation * (1.0f - s) * slope;
+  if constexpr (Form::kIsGeneral) derivative = g == 0.0f ? by.slope_at_zero : derivative;
   return {activation, u + by.shift, derivative * float(g == gate), float(u == up)};
 }
 

@@ -11,7 +11,7 @@
 #include <cute/arch/copy_sm90.hpp>
 #include <cute/arch/copy_sm90_tma.hpp>
 
-#include "mlp/activated.h"
+#include "mlp/activation.h"
 #include "scheduler/warp.h"
 #include "sm90/config.h"
 #include "sm90/consumer.h"
@@ -186,8 +186,8 @@ class GatedEpilogue {
 
   __device__ uint32_t multiply(uint32_t gate, uint32_t up, float weight) const {
     float2 const g = unpack<Element>(gate), u = unpack<Element>(up);
-    Activated const a = activated(params_.activation, g.x, u.x);
-    Activated const b = activated(params_.activation, g.y, u.y);
+    Gated const a = gated(params_.activation, g.x, u.x);
+    Gated const b = gated(params_.activation, g.y, u.y);
     if constexpr (!kHasUp) return pack<Element>(a.activation * weight, b.activation * weight);
     return pack<Element>(a.activation * a.up * weight, b.activation * b.up * weight);
   }

@@ -64,13 +64,14 @@ struct GatedArguments {
 };
 
 // The gradients of the above, from dy [m, k] and the weights [local_groups, n, k] that hidden was
-// multiplied by: dh = dy weights^T, and from it those of gate and up, and that of a row's weight as
-// one sum for each of the tile's columns. Results are [m, n] and [ceil(n / tile_n), m].
+// multiplied by: dh = dy weights^T, and from it those of gate and up, if there is an up, and that
+// of a row's weight as one sum for each of the tile's columns. Results are [m, n] and [ceil(n /
+// tile_n), m].
 struct GradientArguments {
   void const* dy;
   void const* down_weights;
   void const* gate;
-  void const* up;
+  void const* up;        // null if there is none; then so is its gradient
   float const* weights;  // [m], null for ones
   void* dgate;
   void* dup;
@@ -90,7 +91,7 @@ struct WeightGradientArguments {
   int const* rows;  // those of GatedArguments
   int divisor;
   int tokens;
-  void const* rhs[2];
+  void const* rhs[2];  // the second and its result null for a single one
   void* out[2];
   void* workspace;
   int64_t workspace_bytes;

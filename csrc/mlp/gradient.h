@@ -2,16 +2,26 @@
 // its tiles in memory.
 #pragma once
 
+#include <type_traits>
+
 #include "mlp/gated_ragged_dot.h"
 #include "mlp/gradient_epilogue.h"
 #include "ragged/noncontracting.h"
 
 namespace jgg::mlp {
 
-template <class Config_, bool kIsPlain_>
+// The function of plain ones is gate sigmoid(alpha gate) up, that of general ones any; without up,
+// the general one alone.
+enum class GradientForm : int { kPlain, kGated, kGeneral, kUngated };
+
+template <class Config_, GradientForm kForm>
 struct GatedGradient : sm90::RaggedNoncontracting<Config_> {
   using Config = Config_;
-  static constexpr bool kIsPlain = kIsPlain_;
+  static constexpr bool kIsPlain = kForm == GradientForm::kPlain;
+  static constexpr bool kHasUp = kForm != GradientForm::kUngated;
+  using Function =
+      std::conditional_t<kForm == GradientForm::kPlain || kForm == GradientForm::kGated,
+                         GatedFunction, GeneralFunction>;
   using Rows = sm90::RaggedNoncontracting<Config>;
   using Epilogue = GradientEpilogue<GatedGradient>;
   static_assert(!Rows::kHasHeads);
@@ -24,7 +34,7 @@ struct GatedGradient : sm90::RaggedNoncontracting<Config_> {
     CUtensorMap up;
     float const* weights;
     float* dweights;
-    GatedFunction activation;
+    Function activation;
     int columns;
     int rows;
   };
@@ -45,12 +55,13 @@ struct GatedGradient : sm90::RaggedNoncontracting<Config_> {
 
     params.weights = a.weights;
     params.dweights = a.dweights;
-    params.activation = GatedFunction(a.activation);
+    params.activation = Function(a.activation);
     params.columns = a.n;
     params.rows = a.groups.rows;
     CUtensorMap* const maps[] = {&params.dgate, &params.dup, &params.hidden};
     void* const results[] = {a.dgate, a.dup, a.hidden};
     for (int i = 0; i < 3; ++i) {
+      if (results[i] == nullptr) continue;
       sm90::TensorView view = sm90::view<Output>(results[i]);
       view.box_bytes = Epilogue::kChunkRowBytes;
       status = sm90::encode_ragged_store(maps[i], view, a.n, kRowsPerConsumer, params.store_shift);
@@ -58,7 +69,7 @@ struct GatedGradient : sm90::RaggedNoncontracting<Config_> {
     }
     CUtensorMap* const loads[] = {&params.gate, &params.up};
     void const* const operands[] = {a.gate, a.up};
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < (kHasUp ? 2 : 1); ++i) {
       sm90::TensorView view = sm90::view<Output>(operands[i]);
       view.fetch = sm90::kFetchBox;
       view.box_bytes = Epilogue::kChunkRowBytes;

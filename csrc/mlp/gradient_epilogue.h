@@ -23,6 +23,7 @@ class GradientEpilogue {
   static constexpr int kChunkRowBytes = kChunkColumns * sizeof(Element);
 
  private:
+  static constexpr bool kHasUp = Problem::kHasUp;
   static constexpr int kHalves = Config::kTileM / kRowsPerConsumer;
   static constexpr int kChunksAHalf = Config::kTileN / kChunkColumns;
   // 16 columns are one stmatrix, of which a thread has four registers.
@@ -146,9 +147,9 @@ class GradientEpilogue {
   __device__ void load(int chunk) {
     Set& set = storage_.sets[chunk % kSets];
     sm90::Barrier& loaded = storage_.loaded[chunk % kSets];
-    loaded.arrive_and_expect_tx(sizeof(set.gate) + sizeof(set.up));
+    loaded.arrive_and_expect_tx(sizeof(set.gate) + (kHasUp ? sizeof(set.up) : 0));
     load(params_.gate, set.gate, loaded, place(chunk));
-    load(params_.up, set.up, loaded, place(chunk));
+    if constexpr (kHasUp) load(params_.up, set.up, loaded, place(chunk));
   }
   __device__ void load(CUtensorMap const& from, uint8_t* to, sm90::Barrier& loaded,
                        sm90::StoreCoordinates const& at) const {
@@ -168,7 +169,7 @@ class GradientEpilogue {
       sm90::store_box(to, from, at.column, at.row, at.outer, sm90::StoreHint::kNormal);
     };
     store(params_.dgate, dgate);
-    store(params_.dup, dup);
+    if constexpr (kHasUp) store(params_.dup, dup);
     store(params_.hidden, hidden);
     cute::tma_store_arrive();
   }
@@ -189,13 +190,13 @@ class GradientEpilogue {
       uint32_t* const hidden = packed + part * kPackedAPart;
       uint32_t gate[kPackedAPart], up[kPackedAPart];
       read_matrices<offsetof(Set, gate)>(matrices, gate);
-      read_matrices<offsetof(Set, up)>(matrices, up);
+      if constexpr (kHasUp) read_matrices<offsetof(Set, up)>(matrices, up);
 #pragma unroll
       for (int i = 0; i < kPackedAPart; ++i) {
         differentiate(gate[i], up[i], hidden[i], weight[i % 2], sums[i % 2]);
       }
       write_matrices<offsetof(Set, gate)>(matrices, gate);
-      write_matrices<offsetof(Set, up)>(matrices, up);
+      if constexpr (kHasUp) write_matrices<offsetof(Set, up)>(matrices, up);
       write_matrices<offsetof(Set, hidden)>(matrices, hidden);
       // The chunk before has left by now, and makes room for the one after this.
       if (part == 0 && issues() && chunk > 0 && chunk + 1 < chunks_) {
@@ -212,12 +213,15 @@ class GradientEpilogue {
   // hidden.
   __device__ __forceinline__ void differentiate(uint32_t& gate, uint32_t& up, uint32_t& hidden,
                                                 float weight, float& sum) const {
-    float2 const g = unpack<Element>(gate), u = unpack<Element>(up), d = unpack<Element>(hidden);
+    float2 const g = unpack<Element>(gate), d = unpack<Element>(hidden);
+    float2 u{};
+    if constexpr (kHasUp) u = unpack<Element>(up);
     float dgates[2], dups[2], products[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      Gated const a =
+      Gated a =
           gated<Problem::kIsPlain>(params_.activation, i == 0 ? g.x : g.y, i == 0 ? u.x : u.y);
+      if constexpr (!kHasUp) a.up = 1.0f;
       float const product = a.activation * a.up, of_hidden = i == 0 ? d.x : d.y;
       float const weighted = of_hidden * weight;
       sum += of_hidden * product;
@@ -227,7 +231,7 @@ class GradientEpilogue {
     }
     hidden = pack<Element>(products[0], products[1]);
     gate = pack<Element>(dgates[0], dgates[1]);
-    up = pack<Element>(dups[0], dups[1]);
+    if constexpr (kHasUp) up = pack<Element>(dups[0], dups[1]);
   }
 
   // The four threads that have a row's columns add up what they have of them, always in one order.

@@ -68,9 +68,16 @@ cudaError_t activated(TileConfig tile, GatedArguments const& a, cudaStream_t str
 
 template <ElementType kType>
 cudaError_t gradient(TileConfig tile, GradientArguments const& arguments, cudaStream_t stream) {
-  return Flag{is_plain(arguments.activation)}([&](auto plain) {
+  bool const is_general = arguments.activation.function != Function::kSigmoid;
+  auto const form = arguments.up == nullptr          ? GradientForm::kUngated
+                    : is_general                     ? GradientForm::kGeneral
+                    : is_plain(arguments.activation) ? GradientForm::kPlain
+                                                     : GradientForm::kGated;
+  using Forms = OneOf<GradientForm::kPlain, GradientForm::kGated, GradientForm::kGeneral,
+                      GradientForm::kUngated>;
+  return Forms{form}([&](auto form) {
     return with_config<kType, cute::GMMA::Major::K, GradientTiles>(tile, [&](auto config) {
-      using Problem = GatedGradient<decltype(config), plain.value>;
+      using Problem = GatedGradient<decltype(config), form.value>;
       return launch<Problem, sm90::FusedRoles>(arguments, stream);
     });
   });

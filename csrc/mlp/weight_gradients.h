@@ -2,6 +2,8 @@
 // product of twice the columns: coordinates of its tiles in memory.
 #pragma once
 
+#include <limits>
+
 #include "mlp/gated_ragged_dot.h"
 #include "ragged/contracting.h"
 
@@ -46,25 +48,33 @@ struct WeightGradients : sm90::RaggedContracting<Config_, /*kAdds=*/false, kGath
     product.n = a.n;
     product.lhs = a.x;
     product.rows = {a.rows, a.divisor, a.tokens};
-    typename One::Params second;
-    product.rhs = a.rhs[1];
-    product.out = a.out[1];
-    cudaError_t status = One::make_params(product, second);
-    if (status != cudaSuccess) return status;
     product.rhs = a.rhs[0];
     product.out = a.out[0];
-    status = One::make_params(product, params);
+    cudaError_t status = One::make_params(product, params);
     if (status != cudaSuccess) return status;
+    params.grid = {a.groups, a.k, columns(a), kFewRows};
+    params.at = {1, 0, 0};
+    params.second_n = std::numeric_limits<int>::max();
+    if (a.rhs[1] == nullptr) return cudaSuccess;
 
+    typename One::Params second;
+    product.rhs = a.rhs[1];
+    status = One::make_params(product, second);
+    if (status != cudaSuccess) return status;
     params.second_rhs = second.rhs;
     params.second_n = columns(a) / 2;
-    params.grid = {a.groups, a.k, columns(a), kFewRows};
     return sm90::encode_two(&params.out, params.at, sm90::view<typename Config::Output>(a.out[0]),
                             a.out[1], a.groups.local_groups, a.k, a.n, sm90::kRowsPerConsumer);
   }
 
+  // Whether one descriptor can have both results.
+  static bool are_near(WeightGradientArguments const& a) {
+    return sm90::can_encode_two(sm90::view<typename Config::Output>(a.out[0]), a.out[1],
+                                a.groups.local_groups, a.k, a.n);
+  }
+
   static int columns(WeightGradientArguments const& a) {
-    return 2 * ceil_div(a.n, Config::kTileN) * Config::kTileN;
+    return (a.rhs[1] == nullptr ? 1 : 2) * ceil_div(a.n, Config::kTileN) * Config::kTileN;
   }
   static sm90::ResultMatrices results(WeightGradientArguments const& a) {
     return sm90::result_matrices<typename Config::Output>(a.k, a.n, a.out[0], a.out[1]);

@@ -17,7 +17,18 @@ cudaError_t weight_gradients_of(TileConfig config, WeightGradientArguments const
         using Config = sm90::ConfigOf<decltype(tile), Element, Element, Major::MN, Major::MN>;
         using Whole = WeightGradients<Config, gathers.value>;
         using Cut = sm90::CutContracting<Whole>;
-        return sm90::launch_contracting<Whole, Cut>(arguments, stream);
+        if (Whole::are_near(arguments)) {
+          return sm90::launch_contracting<Whole, Cut>(arguments, stream);
+        }
+        for (int i = 0; i < 2; ++i) {
+          WeightGradientArguments one = arguments;
+          one.rhs[0] = arguments.rhs[i];
+          one.out[0] = arguments.out[i];
+          one.rhs[1] = one.out[1] = nullptr;
+          cudaError_t const status = sm90::launch_contracting<Whole, Cut>(one, stream);
+          if (status != cudaSuccess) return status;
+        }
+        return cudaSuccess;
       },
       OneTileOf<TileTable<sm90::CutTile>>{config}, Flag{arguments.rows != nullptr});
 }

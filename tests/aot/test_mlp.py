@@ -131,21 +131,25 @@ def test_a_policy_that_keeps_neither_multiplies_once_more(h200):
     assert program.kernels == FORWARD | BACKWARD | dict(gated_ragged_dot=2)
 
 
-@pytest.mark.parametrize("activation", ["gelu", "relu2"])
-def test_gradients_that_no_kernel_has_are_composed_of_those_there_are(activation, h200):
-    def run(*operands):
-        *floats, sizes = operands
-        x, wi_0, wi_1, wo, weights = floats
+def of_activation(activation):
+    def run(x, wi_0, wi_1, wo, weights, sizes):
         return jgg.ragged_mlp(x, wi_0, wi_1, wo, sizes, weights=weights, activation=activation)
 
+    return run
+
+
+@pytest.mark.parametrize("activation", ["gelu", "relu2"])
+def test_every_named_activation_is_as_many_kernels(activation, h200):
+    run = of_activation(activation)
     assert h200.compile(run, *SORTED).kernels == FORWARD
-    kernels = h200.compile(both(run), *SORTED).kernels
-    assert kernels == FORWARD | dict(
-        ragged_noncontracting=2,
-        ragged_contracting=1,
-        paired_ragged_dot=1,
-        paired_weight_gradients=1,
-    )
+    assert h200.compile(both(run), *SORTED).kernels == FORWARD | BACKWARD
+
+
+def test_gradients_that_no_kernel_has_are_composed_of_those_there_are(h200):
+    run = of_activation(lambda gate: gate * jax.nn.sigmoid(2 * gate))
+    backward = BACKWARD | dict(ragged_noncontracting=4)
+    del backward["gated_ragged_dot_transpose"]
+    assert h200.compile(both(run), *SORTED).kernels == backward
 
 
 def test_biases_of_gate_and_up_are_added_by_the_kernel(h200):
@@ -185,6 +189,16 @@ def test_experts_without_an_up_projection(h200):
     x, wi_0, _, *rest = SORTED
     program = h200.compile(run, x, wi_0, *rest)
     assert program.kernels == FORWARD and program.opcodes <= aot.FREE
+
+    def step(*operands):
+        *floats, sizes = operands
+        y, vjp = jax.vjp(lambda *f: run(*f, sizes), *floats)
+        return y, vjp(jnp.sin(y))
+
+    program = h200.compile(step, x, wi_0, *rest)
+    backward = dict(gated_ragged_dot_transpose=1, ragged_noncontracting=2, ragged_contracting=2)
+    assert program.kernels == FORWARD | backward
+    assert "copy" not in program.opcodes
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from tests.support.ops import random
 BF16, F16 = jnp.bfloat16, jnp.float16
 
 DTYPES = pytest.mark.parametrize("dtype", [BF16, F16])
-FUSED = pytest.mark.parametrize("activation", mlp.FUSED)
+ACTIVATIONS = pytest.mark.parametrize("activation", mlp.ACTIVATIONS)
 WEIGHTS = pytest.mark.parametrize("weighted", [True, False], ids=["weights", "ones"])
 
 
@@ -35,7 +35,7 @@ def sweep(rng, m, groups, count):
 
 
 class TestForward:
-    @FUSED
+    @ACTIVATIONS
     @DTYPES
     @WEIGHTS
     def test_activations(self, activation, dtype, weighted, rng):
@@ -51,7 +51,7 @@ class TestForward:
 
     def test_any_group_sizes(self, rng):
         for sizes in sweep(rng, 1000, 8, 60):
-            check_gated(rng, sizes, embed=72, hidden=200, activation=rng.choice(mlp.FUSED))
+            check_gated(rng, sizes, embed=72, hidden=200, activation=rng.choice(mlp.ACTIVATIONS))
 
     @pytest.mark.parametrize("offset", [-2, 0, 3, 7])
     def test_windows(self, offset, rng):
@@ -70,12 +70,20 @@ class TestForward:
 
 
 class TestBackward:
-    @FUSED
+    @ACTIVATIONS
     @DTYPES
     @WEIGHTS
     def test_activations(self, activation, dtype, weighted, rng):
         for sizes in sizes_of.typical(rng, 1000, 6):
             options = dict(dtype=dtype, activation=activation, weighted=weighted)
+            operands, results = check_gated(rng, sizes, **options)
+            check_gradient(rng, operands, results, sizes, 0, activation)
+
+    @DTYPES
+    @pytest.mark.parametrize("activation", mlp.UNCLIPPED)
+    def test_without_an_up_projection(self, activation, dtype, rng):
+        for sizes in sizes_of.typical(rng, 1000, 6):
+            options = dict(dtype=dtype, activation=activation, with_up=False)
             operands, results = check_gated(rng, sizes, **options)
             check_gradient(rng, operands, results, sizes, 0, activation)
 
@@ -89,7 +97,7 @@ class TestBackward:
 
     def test_any_group_sizes(self, rng):
         for sizes in sweep(rng, 1000, 8, 60):
-            activation = rng.choice(mlp.FUSED)
+            activation = rng.choice(mlp.ACTIVATIONS)
             options = dict(embed=72, hidden=200, activation=activation)
             operands, results = check_gated(rng, sizes, **options)
             check_gradient(rng, operands, results, sizes, 0, activation)
@@ -228,7 +236,7 @@ def check_layers_agree(case, rng, activation="silu"):
 
 
 class TestLayer:
-    @FUSED
+    @ACTIVATIONS
     @DTYPES
     @pytest.mark.parametrize("with_rows", [True, False])
     def test_against_the_reference(self, activation, dtype, with_rows, rng):
@@ -260,7 +268,7 @@ class TestLayer:
                 with_rows=bool(rng.integers(2)),
                 with_weights=bool(rng.integers(2)),
             )
-            check_layers_agree(case, rng, rng.choice(mlp.FUSED))
+            check_layers_agree(case, rng, rng.choice(mlp.ACTIVATIONS))
 
     def test_same_inputs_give_the_same_bits(self, rng):
         case = mlp.case(rng, tokens=2000, top_k=4, embed=512, hidden=776, experts=16, dtype=BF16)
@@ -274,10 +282,30 @@ class TestLayer:
 
     def test_what_no_kernel_has(self, rng):
         options = dict(tokens=300, top_k=3, experts=7, dtype=BF16)
-        case = mlp.case(rng, embed=136, hidden=264, **options)
-        for activation in ("gelu", "relu", "relu2"):
-            check_layers_agree(case, rng, activation)
+        check_layers_agree(mlp.case(rng, embed=136, hidden=264, **options), rng, jnp.tanh)
         check_layers_agree(mlp.case(rng, embed=133, hidden=261, **options), rng)
+
+    @ACTIVATIONS
+    def test_gates_that_are_zero(self, activation, rng):
+        """Where the slope of relu is zero, whatever up is."""
+        case = mlp.case(rng, tokens=300, embed=64, hidden=72, with_rows=False, dtype=BF16)
+        case.x[::3] = 0
+        cotangent = random(rng, case.x.shape, BF16)
+
+        def gradients(implementation):
+            def of_gate(b0):
+                biases = b0, up, None
+                return case.run(
+                    jgg.ragged_mlp, *case.factors, biases=biases, activation=activation,
+                    implementation=implementation,
+                )  # fmt: skip
+
+            return jax.vjp(of_gate, jnp.zeros_like(up))[1](cotangent)
+
+        up = random(rng, case.wi_0.shape[::2], BF16)
+        (got,), (want,) = (gradients(i) for i in ("cuda", "reference"))
+        got, want = (np.asarray(a).astype(np.float64) for a in (got, want))
+        assert np.linalg.norm(got - want) <= 8 * unit(BF16) * np.linalg.norm(want)
 
     def test_layers_of_tokens(self, rng):
         """Routing that changes from run to run of one program."""

@@ -58,6 +58,7 @@ CLIPPED = {  # alpha, limit, what is added to up
     "clamped_silu": (1.0, 10.0, 0.0),
 }
 ACTIVATIONS = (*UNCLIPPED, *CLIPPED)
+# Those whose sigmoid is of a polynomial of degree 3 at most, which all kernels have.
 FUSED = ("silu", "gelu_tanh", *CLIPPED)
 
 

@@ -56,12 +56,12 @@ def ragged_mlp(
     in gradients, whatever they hold, NaN and infinity included.
 
     On operands of one 16-bit dtype one kernel computes gate, up and activation, biases included,
-    and of the backward pass one the gradients of gate, up and weights, and one the gradient of the
-    rows of x. With few rows to a group, as in decoding, kernels read tokens in place and add `bo`
-    too; with narrow experts, the forward pass reads them in place. Everything else is composed of
-    ragged products, and `explain` says why. The result is the same but for the accuracy of the
-    activation: gate and up are rounded to the dtype of the operands, hidden is computed from those
-    and rounded once.
+    and of the backward pass one the gradients of gate, up and weights, one the gradient of the rows
+    of x, and one those of both projections. With few rows to a group, as in decoding, kernels read
+    tokens in place and add `bo` too; with narrow experts, those of large groups read tokens in
+    place. Everything else is composed of ragged products, and `explain` says why. The result is the
+    same but for the accuracy of the activation: gate and up are rounded to the dtype of the
+    operands, hidden is computed from those and rounded once.
 
     The backward pass keeps x, gate, up, weights, rows and the group sizes, and no rows of x, where
     x and all matrices have one dtype. Gate and up have the names
@@ -82,7 +82,7 @@ def ragged_mlp(
         is multiplied by the row's weight too.
       activation: "silu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu_oai" or "clamped_silu" as in
         `moe.dropless_mlp`; a `moe.Activation`; or an elementwise function of the gate. Kernels have
-        those with names, and gradients of all but "gelu", "relu" and "relu2".
+        those with names.
       precision: of the products, see `ragged_dot`.
       group_offset: integer scalar or [1], possibly traced: the matrices `[i]` belong to the group
         `group_offset + i` of `group_sizes`; the rows of all other groups are zero.

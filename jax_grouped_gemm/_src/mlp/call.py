@@ -18,7 +18,7 @@ from jax_grouped_gemm._src.mlp.rows import on_rows
 from jax_grouped_gemm._src.ragged.call import limit
 
 GATED = "jax_grouped_gemm.gated_ragged_dot.v3"
-GATED_TRANSPOSE = "jax_grouped_gemm.gated_ragged_dot_transpose.v3"
+GATED_TRANSPOSE = "jax_grouped_gemm.gated_ragged_dot_transpose.v4"
 PAIRED = "jax_grouped_gemm.paired_ragged_dot.v2"
 PAIRED_WEIGHTS = "jax_grouped_gemm.paired_weight_gradients.v1"
 FEW_ROWS = "jax_grouped_gemm.few_rows_dot.v2"
@@ -78,13 +78,15 @@ def _activated(plan, given, factors, optional, results, activation) -> list[jax.
 
 
 def gated_transpose(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
-    """dgate, dup, hidden and dweights."""
+    """dgate, dup if there is an up, hidden and dweights."""
     if plan.path == "unfused":
         return plan.compose(*operands)
     given = dict(zip(plan.problem.operands, operands, strict=True))
-    dy, wo, gate, up = (given[name] for name in ("dy", "wo", "gate", "up"))
+    dy, wo, gate = (given[name] for name in ("dy", "wo", "gate"))
     rows, columns = gate.shape
     like_gate = jax.ShapeDtypeStruct(gate.shape, gate.dtype)
+    up = given.get("up", jnp.zeros((1, columns), gate.dtype))
+    like_up = jax.ShapeDtypeStruct(up.shape, up.dtype)
     assert plan.tile is not None
     # Of a gradient of weights, one sum for each tile's columns.
     partials = jax.ShapeDtypeStruct((cdiv(columns, plan.tile.tile_n), rows), jnp.float32)
@@ -93,13 +95,14 @@ def gated_transpose(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
         plan,
         given,
         (dy, wo, gate, up),
-        (like_gate,) * 3 + (partials,),
+        (like_gate, like_up, like_gate, partials),
         # The gradients of gate and up are written where gate and up are.
-        input_output_aliases={2: 0, 3: 1},
+        input_output_aliases={2: 0, 3: 1} if "up" in given else {2: 0},
     )
-    *gradients, partial_sums = results
+    dgate, dup, hidden, partial_sums = results
+    gradients = [dgate, dup] if "up" in given else [dgate]
     # One after the other, an order that no compiler's reduction changes.
-    return [*gradients, functools.reduce(operator.add, partial_sums)]
+    return [*gradients, hidden, functools.reduce(operator.add, partial_sums)]
 
 
 def paired(plan: MlpPlan, *operands: jax.Array) -> jax.Array:
@@ -163,6 +166,8 @@ def _call(
         given["group_sizes"],
         given["group_offset"],
         has_weights=weights is not None,
+        has_up="up" in given,
+        function=np.int32(epilogue.function),
         zeroes_unowned=plan.problem.params["zeroes_unowned"],
         **epilogue.attributes(),
         **_tile(plan),

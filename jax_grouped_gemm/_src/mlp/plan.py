@@ -189,14 +189,12 @@ def plan_gated_transpose(
     """Plans a `gated_ragged_dot_transpose`."""
     operands = _named(params["names"], avals)
     activation = params["activation"]
-    epilogue = f"gradients of gate, up and weights, {_named_function(activation)}(gate) * up again"
-    reason = (
-        "" if "up" in operands else "the kernel has gradients of gate and up, and there is no up"
-    )
-    known = Epilogue.of(activation)
-    if not reason and (known is None or not known.is_sigmoid):
-        reason = f"no kernel has the gradient of the activation {_named_function(activation)}"
-    plan = _plan("gated_ragged_dot_transpose", operands, params, target, reason, epilogue)
+    hidden = f"{_named_function(activation)}(gate)"
+    if "up" in operands:
+        epilogue = f"gradients of gate, up and weights, {hidden} * up again"
+    else:
+        epilogue = f"gradients of gate and weights, {hidden} again"
+    plan = _plan("gated_ragged_dot_transpose", operands, params, target, "", epilogue, activation)
     if plan.tile is None:
         return plan
     return dataclasses.replace(plan, tile=choose(GRADIENT, plan.problem, target).tile)

@@ -31,9 +31,9 @@ def ragged(
         return whole.product(plan, lhs, rhs, group_sizes, group_offset)
     if plan.kernel_problem is None:
         return zeros(problem)
-    rows: dict[str, Any] = (
-        {} if problem.contracts_rows else {"zeroes_unowned": problem.zeroes_unowned}
-    )
+    options: dict[str, Any] = limit(problem.max_sms)
+    if not problem.contracts_rows:
+        options["zeroes_unowned"] = problem.zeroes_unowned
     return call_kernel(
         CONTRACTING if problem.contracts_rows else NONCONTRACTING,
         plan,
@@ -41,8 +41,7 @@ def ragged(
         group_sizes,
         group_offset,
         **_majors(problem),
-        **rows,
-        **limit(problem.max_sms),
+        **options,
         kind=_kind(plan),
         terms=np.int32(plan.terms),
     )

@@ -10,19 +10,25 @@ from jax_grouped_gemm import moe
 from jax_grouped_gemm._src.mlp.plan import FEW_ROWS_TILE
 from jax_grouped_gemm._src.plan import DEFAULT_TILE
 from tests.gpu.sanitizer import OFFSETS, SIZES, K, M, N
+from tests.support import group_sizes as sizes_of
 from tests.support import rows as rows_oracle
 from tests.support.few_rows_on_gpu import check_random
-from tests.support.mlp_on_gpu import check_gated, check_gradient, check_paired
+from tests.support.mlp_on_gpu import (
+    check_gated,
+    check_gradient,
+    check_paired,
+    check_paired_weights,
+)
 from tests.support.ops import (
     random,
 )
 
 
 def expert_mlps(rng: np.random.Generator) -> int:
-    """The gradients with tiles of either width."""
+    """The gradients with tiles of either width, and those of weights with rows of tokens too."""
     launches = 0
     for (weighted, hidden), activation in product(
-        ((False, N), (True, 200)), ("silu", "swiglu_oai")
+        ((False, N), (True, 200)), ("silu", "swiglu_oai", "gelu")
     ):
         for sizes, offset in zip(np.array(SIZES, np.int32), OFFSETS, strict=True):
             options = dict(m=M, embed=K, hidden=hidden, offset=offset or 0)
@@ -31,8 +37,18 @@ def expert_mlps(rng: np.random.Generator) -> int:
             )
             check_gradient(rng, operands, results, sizes, offset or 0, activation)
             check_paired(rng, sizes, **options)
-            launches += 4
-    return launches
+            check_paired_weights(rng, sizes, tokens=40 if weighted else None, **options)
+            launches += 6
+    sizes = np.array(SIZES, np.int32)[0]
+    options = dict(m=M, embed=K, hidden=200, activation="relu2", with_up=False)
+    operands, results = check_gated(rng, sizes, **options)
+    check_gradient(rng, operands, results, sizes, 0, "relu2")
+    # Tiles that are cut, and zeros that other warps write.
+    for tokens in (None, 40):
+        check_paired_weights(
+            rng, sizes_of.one_hot(5000, 4, 2), m=5000, embed=264, hidden=200, tokens=tokens
+        )
+    return launches + 7
 
 
 def expert_mlps_of_few_rows(rng: np.random.Generator) -> int:
