@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -61,7 +61,7 @@ def run(
     parts = (group.num_sources, schedule.chunks, tokens // schedule.chunks, top_k)
     of_chunks = jax.tree.map(lambda c: c.reshape(parts), everyone)
     of_chunk = _gathered if schedule.strategy == "all_gather" else _exchanged
-    results = []
+    results: list[Any] = []
     for chunk, part in enumerate(jnp.split(x, schedule.chunks)):
         of_part = jax.tree.map(lambda c: c[:, chunk].reshape(-1, top_k), of_chunks)  # noqa: B023
         if results and not schedule.overlap:
