@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
+import jax_grouped_gemm as jgg
 from jax_grouped_gemm import moe
 from tests.support import aot
 
@@ -154,6 +155,27 @@ def test_products_beside_travelling_gradients_are_limited(target):
     *_, last = kernels_beside(program, "collective-permute")
     assert {call.kernel for call in limited} == {"paired_weight_gradients"} <= last
     assert "max_sms" not in compile_layer(target, step=True, **options).hlo
+
+
+@pytest.mark.parametrize("combine", ["psum_scatter", "all_to_all", "ppermute"])
+@pytest.mark.parametrize("recipe", [None, jgg.Recipe()], ids=["bf16", "fp8"])
+def test_tokens_travel_in_8_bits(recipe, combine, target):
+    """And their scales, but no more; products in FP8 take them without quantising them again."""
+    options = dict(strategy="all_gather", combine=combine, recipe=recipe)
+    dispatched, plain = (
+        compile_layer(target, step=False, dispatch_recipe=given, **options)
+        for given in (jgg.Recipe(), None)
+    )
+    sent = {dispatched: [], plain: []}
+    for program, types in sent.items():
+        for instruction in program.entry:
+            if re.sub(r"-start$", "", instruction.opcode) in COLLECTIVES:
+                types += re.findall(rf"(\w+)\[(?:\d+,)*{D}\]", instruction.type)[:1]
+    legs = len(sent[plain]) // 2
+    assert sent[plain] == ["bf16"] * 2 * legs
+    assert sorted(sent[dispatched]) == ["bf16"] * legs + ["u8"] * legs
+    quantized = (program.kernels["quantize_rows"] for program in (dispatched, plain))
+    assert list(quantized) == ([1, 0] if recipe is None else [1, 1])
 
 
 def test_copy_engines_are_asked_for(target):

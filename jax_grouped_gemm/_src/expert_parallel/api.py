@@ -12,6 +12,7 @@ from jax_grouped_gemm._src.activations import as_activation
 from jax_grouped_gemm._src.arguments import as_array, checked_boolean, checked_int
 from jax_grouped_gemm._src.arrays import vary_over
 from jax_grouped_gemm._src.expert_parallel import layer, prediction
+from jax_grouped_gemm._src.expert_parallel.dispatch import checked_dispatch_recipe
 from jax_grouped_gemm._src.expert_parallel.experts import Experts
 from jax_grouped_gemm._src.expert_parallel.group import AxisNames, Group
 from jax_grouped_gemm._src.expert_parallel.layer import Choices, Schedule
@@ -40,6 +41,7 @@ def expert_parallel_mlp(
     overlap: bool | Auto = "auto",
     save: Save | Auto = "auto",
     max_sms: int | None = None,
+    dispatch_recipe: Recipe | None = None,
     biases: Biases | None = None,
     activation: Any = "silu",
     apply_router_weight_on_input: bool = False,
@@ -107,6 +109,12 @@ def expert_parallel_mlp(
       max_sms: how many multiprocessors products fill at most beside which gradients of tokens
         travel, so that NCCL's kernels have the others; None for all, as with copy engines. Products
         in FP8 are not limited.
+      dispatch_recipe: quantises tokens before they are gathered, so that half of the bytes of
+        bfloat16 travel, and scales with them: `Recipe.blockwise()` or `Recipe.rowwise()`, of which
+        `scaling`, `forward_dtype` and `power_of_two_scales` count. Products with a `recipe` of the
+        same take tokens as they arrive; otherwise they are rounded to that, and back in the dtype
+        of x. What is summed up, and all gradients, travel in their own dtypes, and the gradient of
+        x is that without rounding. For "all_gather" only, which "auto" then takes.
       biases: of this device's experts, see `moe.dropless_mlp`; along `tensor_axis` that of wo is
         the same for all and added once.
       activation, apply_router_weight_on_input, precision, implementation, recipe: see
@@ -128,6 +136,7 @@ def expert_parallel_mlp(
     wi_1 = None if wi_1 is None else as_array("wi_1", wi_1)
     check_routing(FUNCTION, routing)
     options = dict(strategy=strategy, chunks=chunks, combine=combine, overlap=overlap, save=save)
+    dispatch_recipe = checked_dispatch_recipe(FUNCTION, dispatch_recipe, x)
     wanted = Wanted.checked(math.prod(x.shape[:-1]), **options, buffer_factor=buffer_factor)
     group = Group.of(expert_axis, tensor_axis, x, routing.experts, routing.weights)
     check_shapes(x, routing, wi_0, wi_1, wo, jnp.zeros((), jnp.int32))
@@ -163,13 +172,18 @@ def expert_parallel_mlp(
         vary_over(routing.experts.reshape(-1, top_k), axes),
         vary_over(routing.weights.reshape(-1, top_k), axes),
     )
-    schedule = _schedule(group, tokens, experts, top_k, wanted)
+    schedule = _schedule(group, tokens, experts, top_k, wanted, dispatch_recipe)
     y, rows, kept = layer.run(tokens, choices, experts, group, schedule)
     return y.reshape(x.shape), group_stats(rows, kept, group)
 
 
 def _schedule(
-    group: Group, tokens: jax.Array, experts: Experts, top_k: int, wanted: Wanted
+    group: Group,
+    tokens: jax.Array,
+    experts: Experts,
+    top_k: int,
+    wanted: Wanted,
+    dispatch_recipe: Recipe | None,
 ) -> Schedule:
     """What is asked for, and what is fastest of the rest."""
     differ = group.tokens == group.experts
@@ -178,6 +192,8 @@ def _schedule(
             f"{FUNCTION}: strategy='ragged_all_to_all' is for tokens that differ along expert_axis "
             f"and only there, and these differ along {group.tokens or 'no axis of the layer'}"
         )
+    if wanted.strategy == "ragged_all_to_all" and dispatch_recipe is not None:
+        raise ValueError(f"{FUNCTION}: dispatch_recipe is for strategy='all_gather'")
     shape = prediction.Shape(
         tokens.shape[0],
         tokens.shape[1],
@@ -187,11 +203,12 @@ def _schedule(
         group.num_slices,
         tokens.dtype.itemsize,
         group.num_sources,
+        in_8_bits=dispatch_recipe is not None,
     )
     chosen = prediction.choose(
         shape,
         wanted,
-        can_exchange=differ and jax.process_count() == 1,
+        can_exchange=differ and jax.process_count() == 1 and dispatch_recipe is None,
         can_keep_rows=experts.recipe is None,
     )
     return Schedule(
@@ -201,6 +218,7 @@ def _schedule(
         chosen.combine,
         chosen.save,
         chosen.overlap,
+        dispatch_recipe,
     )
 
 

@@ -12,10 +12,13 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jax_grouped_gemm._src.arrays import at_least_float32
 from jax_grouped_gemm._src.expert_parallel import collectives, exchange
+from jax_grouped_gemm._src.expert_parallel.dispatch import gather_quantized
 from jax_grouped_gemm._src.expert_parallel.experts import Experts, weights_of_rows
 from jax_grouped_gemm._src.expert_parallel.group import Group
 from jax_grouped_gemm._src.expert_parallel.options import Combine, Save, Strategy
 from jax_grouped_gemm._src.expert_parallel.pairs import LocalPairs, buffer_rows, local_pairs
+from jax_grouped_gemm._src.fp8.formats import Pair
+from jax_grouped_gemm._src.fp8.recipe import Recipe
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +32,7 @@ class Schedule:
       combine: how partial results are added up.
       save: what the backward pass has of the tokens.
       overlap: whether collectives run beside products, those of other chunks too.
+      dispatch_recipe: how tokens are quantised before they travel, None if they are not.
     """
 
     strategy: Strategy
@@ -37,6 +41,7 @@ class Schedule:
     combine: Combine
     save: Save
     overlap: bool
+    dispatch_recipe: Recipe | None = None
 
 
 class Choices(NamedTuple):
@@ -105,18 +110,29 @@ def _gathered(x, choices, experts, group, schedule):
     pairs = _local_pairs(choices, experts, group, schedule)
 
     def layer(x, weights, experts=experts):
-        everybody = collectives.gather(x, group, schedule.combine)
+        everybody, quantized = _dispatched(x, experts, group, schedule)
         everybody, weights, experts = _together(everybody, weights, experts, schedule)
         weights = weights_of_rows(weights, pairs)
         if schedule.save == "rows":
             rows = experts.on_rows(experts.copy(everybody, pairs), pairs, weights)
         else:
-            rows = experts.on_tokens(everybody, pairs, weights)
+            rows = experts.on_tokens(everybody, pairs, weights, quantized)
         rows = checkpoint_name(rows, "mlpwo")
         return _returned(rows, pairs, experts, group, schedule.combine)
 
     y = _keeping(schedule, layer)(x, choices.weights)
     return y, pairs.wanted, pairs.valid_rows[0]
+
+
+def _dispatched(
+    x: jax.Array, experts: Experts, group: Group, schedule: Schedule
+) -> tuple[jax.Array, Pair | None]:
+    """Everybody's tokens; and in FP8, where that is how products take them."""
+    recipe = schedule.dispatch_recipe
+    if recipe is None or not group.tokens:
+        return collectives.gather(x, group, schedule.combine), None
+    everybody, pair = gather_quantized(x, group, schedule.combine, recipe, experts.of_rows)
+    return everybody, pair if experts.takes_rows_of(recipe) else None
 
 
 def _returned(
