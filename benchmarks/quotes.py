@@ -367,7 +367,7 @@ QUOTES: dict[str, Callable[[], str]] = {
         wide_updates, updates_at_8192, cutlass_updates, loop_shortfall, tf32_shortfall,
         layers.layers, layers.layers_fp8_range, layers.layers_decode, layers.step,
         layers.expert_parallel, layers.training, layers.training_columns,
-        quotes_h100.h100, quotes_h100.h100_products,
+        quotes_h100.h100, quotes_h100.h100_products, quotes_h100.h100_layers,
     )
 }  # fmt: skip
 QUOTES |= {f"{topic}_commits": functools.partial(commits, topic) for topic in RECORDS}

@@ -1,4 +1,4 @@
-"""What the pages say of an H100, beside the H200, once there is a record of one."""
+"""What the pages say of an H100, beside the H200."""
 
 from __future__ import annotations
 
@@ -6,15 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from benchmarks.harness.measure import best_grouped, geometric_mean
 from benchmarks.harness.quoting import span, table, time_and_rate
-from benchmarks.records_by_topic import RECORDS, RESULTS, cases, commits, ours
+from benchmarks.records_by_topic import cases, commits, ours
 
-NONE = "no records yet"
 OPS = ("forward", "dgrad", "wgrad")
-
-
-def is_recorded() -> bool:
-    """Whether the record is there."""
-    return all((RESULTS / f"{stem}.json").exists() for stem in RECORDS["h100"])
 
 
 def both() -> list[tuple[Mapping, Mapping]]:
@@ -34,8 +28,6 @@ def times_as_long(pairs: Sequence[tuple[Mapping, Mapping]]) -> list[float]:
 
 def h100() -> str:
     """A cell of the first page's table."""
-    if not is_recorded():
-        return NONE
     times = times_as_long(both())
     best = [found[1] for found in (best_grouped(one) for _, one in both()) if found]
     return (
@@ -46,8 +38,6 @@ def h100() -> str:
 
 def h100_products() -> str:
     """Each product on both, and the fastest other on the H100."""
-    if not is_recorded():
-        return table(["product", "H200", "H100"], [[NONE, "", ""]])
     rows = []
     for other, one in both():
         best = best_grouped(one)
@@ -62,3 +52,18 @@ def h100_products() -> str:
         )
     header = ["product", "H200 us (TFLOP/s)", "H100 us (TFLOP/s)", "H100 over H200", "vs best"]
     return table([*header[:4], f"{header[4]} on the H100 ({commits('h100')})"], rows)
+
+
+def h100_layers() -> str:
+    """Whole layers on both."""
+    others, rows = cases("layers"), []
+    for name, one in cases("h100_layers").items():
+        rows.append(
+            [
+                f"`{one['shape']['name']}` {'step' if one['op'] == 'moe_step' else 'forward'}",
+                *(f"{ours(case)['median_us']:.0f}" for case in (others[name], one)),
+                f"{times_as_long([(others[name], one)])[0]:.2f}",
+            ]
+        )
+    header = ["layer", f"H200 us ({commits('layers')})", f"H100 us ({commits('h100_layers')})"]
+    return table([*header, "H100 over H200"], rows)

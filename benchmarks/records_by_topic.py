@@ -33,7 +33,8 @@ RECORDS = {
     "lists": ("h200_lists", "h200_lists_large", "h200_lists_300"),
     "lists_float32": ("h200_lists_float32",),
     "updates": ("h200_rank_k",),
-    "h100": ("h100_main",),  # which need not be there, see `quotes_h100`
+    "h100": ("h100_main",),
+    "h100_layers": ("h100_moe",),
 }
 MIB, GIB = 2**20, 2**30
 

@@ -77,7 +77,7 @@ class Check {
   ffi::Error error_ = ffi::Error::Success();
 };
 
-// Without up, that and its gradient have no rows.
+// Without up, that and its gradient have one row, which nobody reads or writes.
 ffi::Error gated_gradient(cudaStream_t stream, ffi::AnyBuffer dy, ffi::AnyBuffer down_weights,
                           ffi::AnyBuffer gate, ffi::AnyBuffer up, Floats weights, Sizes group_sizes,
                           Sizes group_offset, Result dgate, Result dup, Result hidden,
@@ -91,11 +91,11 @@ ffi::Error gated_gradient(cudaStream_t stream, ffi::AnyBuffer dy, ffi::AnyBuffer
   auto const [local_groups, n, columns] = check.size<3>("the down projection", down_weights);
   check.shape<3>("the down projection", down_weights, {local_groups, n, k});
   check.shape<2>("gate", gate, {m, n});
-  check.shape<2>("up", up, {has_up ? m : 0, n});
+  check.shape<2>("up", up, {has_up ? m : 1, n});
   check.shape<1>("weights", weights, {has_weights ? m : 1});
   check.groups(a.groups, group_sizes, group_offset, local_groups, m, zeroes_unowned);
   check.shape<2>("dgate", *dgate, {m, n});
-  check.shape<2>("dup", *dup, {has_up ? m : 0, n});
+  check.shape<2>("dup", *dup, {has_up ? m : 1, n});
   check.shape<2>("hidden", *hidden, {m, n});
   if (tile_n <= 0) return invalid("tile_n must be positive, got " + std::to_string(tile_n));
   if (function < 0 || function > static_cast<int>(mlp::Function::kSquaredRelu)) {

@@ -21,8 +21,7 @@ namespace jgg::mlp {
 // With more terms, and g^2 cut at `most_square` in the polynomial, gelu is one: the logarithm of
 // Phi(g) / (1 - Phi(g)) is odd, and up to |g| = 5 a polynomial of degree 11, fitted for this, gives
 // Phi to 2.3e-7 and the derivative of gelu to 3e-6. Relu is the limit of a large alpha, which turns
-// 0 into 1 between two numbers far smaller than any 16-bit product; the offset puts 0 before them,
-// where the derivative is 0.
+// 0 into 1 between two numbers far smaller than any 16-bit product; its derivative at 0 is 0.
 template <int kTerms_>
 struct GatedForm {
   static constexpr int kTerms = kTerms_;
@@ -44,14 +43,14 @@ struct GatedForm {
   float slopes[kTerms];
   float limit;
   float shift;
-  float offset = 0.0f;  // of `power`
   float most_square = FLT_MAX;
   float linear = 1.0f;
   float squared = 0.0f;
+  float slope_at_zero = 0.5f;  // of the activation
 
  private:
   void take(Function function) {
-    constexpr float kSteep = 0x1p100f, kNearZero = 200.0f;
+    constexpr float kSteep = 0x1p100f;
     constexpr float kGelu[] = {1.595764403684768f,     0.07268943990620473f,
                                -8.98447067648868e-05f, -0.00010069811378211934f,
                                6.193451927739846e-06f, -1.3260438506967898e-07f};
@@ -69,7 +68,7 @@ struct GatedForm {
         [[fallthrough]];
       case Function::kRelu:
         slope = kSteep;
-        offset = kNearZero;
+        slope_at_zero = 0.0f;
     }
   }
 };
@@ -127,14 +126,14 @@ __device__ __forceinline__ Gated gated(GatedForm<kTerms> const& by, float gate, 
     slope = slope * square + by.slopes[i];
   }
   slope = slope * square + by.slope;
-  float const power = by.power * g * (1.0f + sum * square);
-  float const s = sigmoid(Form::kIsGeneral ? power + by.offset : power);
+  float const s = sigmoid(by.power * g * (1.0f + sum * square));
   float activation = g * s, derivative = s;
   if constexpr (Form::kIsGeneral) {
     derivative = s * by.linear + 2.0f * by.squared * activation;
     activation *= by.linear + by.squared * g;
   }
   derivative += activation * (1.0f - s) * slope;
+  if constexpr (Form::kIsGeneral) derivative = g == 0.0f ? by.slope_at_zero : derivative;
   return {activation, u + by.shift, derivative * float(g == gate), float(u == up)};
 }
 

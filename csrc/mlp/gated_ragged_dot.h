@@ -91,8 +91,8 @@ struct WeightGradientArguments {
   int const* rows;  // those of GatedArguments
   int divisor;
   int tokens;
-  void const* rhs[2];  // the second and its result null for a single one
-  void* out[2];
+  void const* rhs[2];
+  void* out[2];  // one may be null, which is not wanted
   void* workspace;
   int64_t workspace_bytes;
   ElementType type;

@@ -2,8 +2,6 @@
 // product of twice the columns: coordinates of its tiles in memory.
 #pragma once
 
-#include <limits>
-
 #include "mlp/gated_ragged_dot.h"
 #include "ragged/contracting.h"
 
@@ -48,23 +46,27 @@ struct WeightGradients : sm90::RaggedContracting<Config_, /*kAdds=*/false, kGath
     product.n = a.n;
     product.lhs = a.x;
     product.rows = {a.rows, a.divisor, a.tokens};
-    product.rhs = a.rhs[0];
-    product.out = a.out[0];
-    cudaError_t status = One::make_params(product, params);
-    if (status != cudaSuccess) return status;
-    params.grid = {a.groups, a.k, columns(a), kFewRows};
-    params.at = {1, 0, 0};
-    params.second_n = std::numeric_limits<int>::max();
-    if (a.rhs[1] == nullptr) return cudaSuccess;
-
     typename One::Params second;
+    product.out = a.out[0] != nullptr ? a.out[0] : a.out[1];
     product.rhs = a.rhs[1];
-    status = One::make_params(product, second);
+    cudaError_t status = One::make_params(product, second);
     if (status != cudaSuccess) return status;
+    product.rhs = a.rhs[0];
+    status = One::make_params(product, params);
+    if (status != cudaSuccess) return status;
+
     params.second_rhs = second.rhs;
     params.second_n = columns(a) / 2;
-    return sm90::encode_two(&params.out, params.at, sm90::view<typename Config::Output>(a.out[0]),
-                            a.out[1], a.groups.local_groups, a.k, a.n, sm90::kRowsPerConsumer);
+    params.grid = {a.groups, a.k, columns(a), kFewRows};
+    if (a.out[0] != nullptr && a.out[1] != nullptr) {
+      return sm90::encode_two(&params.out, params.at, sm90::view<typename Config::Output>(a.out[0]),
+                              a.out[1], a.groups.local_groups, a.k, a.n, sm90::kRowsPerConsumer);
+    }
+    // What lies past the last group is not stored.
+    int const nowhere = a.groups.local_groups;
+    bool const is_first = a.out[0] != nullptr;
+    params.at = {1, is_first ? 0 : nowhere, is_first ? nowhere : 0};
+    return cudaSuccess;
   }
 
   // Whether one descriptor can have both results.
@@ -74,10 +76,12 @@ struct WeightGradients : sm90::RaggedContracting<Config_, /*kAdds=*/false, kGath
   }
 
   static int columns(WeightGradientArguments const& a) {
-    return (a.rhs[1] == nullptr ? 1 : 2) * ceil_div(a.n, Config::kTileN) * Config::kTileN;
+    return 2 * ceil_div(a.n, Config::kTileN) * Config::kTileN;
   }
   static sm90::ResultMatrices results(WeightGradientArguments const& a) {
-    return sm90::result_matrices<typename Config::Output>(a.k, a.n, a.out[0], a.out[1]);
+    auto const [first, second] = a.out;
+    return sm90::result_matrices<typename Config::Output>(a.k, a.n, first ? first : second,
+                                                          first ? second : nullptr);
   }
 
   static int64_t max_units(WeightGradientArguments const& a) {

@@ -20,11 +20,11 @@ cudaError_t weight_gradients_of(TileConfig config, WeightGradientArguments const
         if (Whole::are_near(arguments)) {
           return sm90::launch_contracting<Whole, Cut>(arguments, stream);
         }
+        // Each has a launch that computes both, so that which tiles are cut, and with it every bit
+        // of a result, does not depend on where in memory it is.
         for (int i = 0; i < 2; ++i) {
           WeightGradientArguments one = arguments;
-          one.rhs[0] = arguments.rhs[i];
-          one.out[0] = arguments.out[i];
-          one.rhs[1] = one.out[1] = nullptr;
+          one.out[1 - i] = nullptr;
           cudaError_t const status = sm90::launch_contracting<Whole, Cut>(one, stream);
           if (status != cudaSuccess) return status;
         }

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
+import jax_grouped_gemm as jgg
 from jax_grouped_gemm import moe
 from tests.support import aot
 
@@ -103,7 +104,7 @@ def test_gathered_forward(chunks, combine, target):
 
 
 def test_chunks_travel_beside_products(target):
-    options = dict(strategy="all_gather", chunks=2, combine="psum_scatter")
+    options = dict(strategy="all_gather", chunks=2, combine="psum_scatter", overlap=True)
     program = compile_layer(target, step=False, **options)
     products = {"gated_ragged_dot", "ragged_noncontracting"}
     for kind in ("all-gather", "reduce-scatter"):
@@ -156,6 +157,27 @@ def test_products_beside_travelling_gradients_are_limited(target):
     assert "max_sms" not in compile_layer(target, step=True, **options).hlo
 
 
+@pytest.mark.parametrize("combine", ["psum_scatter", "all_to_all", "ppermute"])
+@pytest.mark.parametrize("recipe", [None, jgg.Recipe()], ids=["bf16", "fp8"])
+def test_tokens_travel_in_8_bits(recipe, combine, target):
+    """And their scales, but no more; products in FP8 take them without quantising them again."""
+    options = dict(strategy="all_gather", combine=combine, recipe=recipe)
+    dispatched, plain = (
+        compile_layer(target, step=False, dispatch_recipe=given, **options)
+        for given in (jgg.Recipe(), None)
+    )
+    sent = {dispatched: [], plain: []}
+    for program, types in sent.items():
+        for instruction in program.entry:
+            if re.sub(r"-start$", "", instruction.opcode) in COLLECTIVES:
+                types += re.findall(rf"(\w+)\[(?:\d+,)*{D}\]", instruction.type)[:1]
+    legs = len(sent[plain]) // 2
+    assert sent[plain] == ["bf16"] * 2 * legs
+    assert sorted(sent[dispatched]) == ["bf16"] * legs + ["u8"] * legs
+    quantized = (program.kernels["quantize_rows"] for program in (dispatched, plain))
+    assert list(quantized) == ([1, 0] if recipe is None else [1, 1])
+
+
 def test_copy_engines_are_asked_for(target):
     """XLA takes the options for GPUs that are only described, and marks ppermutes."""
     options = moe.expert_parallel_compiler_options(target.mesh)
@@ -198,13 +220,3 @@ def test_sends_as_many_updates_as_it_takes(target):
 def test_statistics_that_nobody_looks_at_cost_nothing(target):
     program = compile_layer(target, step=False, strategy="all_gather")
     assert "all-reduce" not in collectives(program)
-
-
-def test_memory(target):
-    """In as many chunks as devices, the rows of a chunk are those of the layer on one GPU."""
-    devices = target.mesh.size
-    options = dict(strategy="all_gather", chunks=devices, combine="psum_scatter")
-    program = compile_layer(target, step=False, **options)
-    one_gpu = 2 * T * K * (2 * D + F)
-    gathered = 2 * devices * T * D
-    assert program.temporary_bytes < 1.3 * one_gpu + gathered

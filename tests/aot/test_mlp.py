@@ -9,6 +9,7 @@ import pytest
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm import moe
+from jax_grouped_gemm._src.mlp.plan import PAIRED_COLUMNS
 from tests.support import aot
 
 BF16, F32 = jnp.bfloat16, jnp.float32
@@ -225,7 +226,11 @@ def test_memory_of_published_layers(tokens, embed, hidden, experts, top_k, mebib
     x = struct(tokens, embed)
     matrices = [struct(experts, embed, hidden)] * 2 + [struct(experts, hidden, embed)]
     program = h200.compile(run, x, *matrices, struct(tokens, experts, dtype=F32), x)
-    assert program.kernels.items() >= (FORWARD | BACKWARD).items()
+    backward = dict(BACKWARD)
+    if hidden > PAIRED_COLUMNS:
+        del backward["paired_weight_gradients"]
+        backward["ragged_contracting"] = 3
+    assert program.kernels.items() >= (FORWARD | backward).items()
     assert program.temporary_bytes <= mebibytes * 2**20
     moved = [i for i in program.entry if f"bf16[{tokens * top_k},{embed}]" in i.type]
     others = [i.text for i in moved if i.opcode not in aot.FREE | {"optimization-barrier"}]

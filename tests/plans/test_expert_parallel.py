@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import pytest
 
+import jax_grouped_gemm as jgg
 from jax_grouped_gemm import moe
 from jax_grouped_gemm._src.expert_parallel.options import Wanted
 from jax_grouped_gemm._src.expert_parallel.prediction import Shape, choose, predict
@@ -69,6 +70,7 @@ class TestChoice:
         [
             (2, Wanted(), "ppermute", True),
             (2, Wanted(overlap=False), "ppermute", False),
+            (2, Wanted(chunks=2), "ppermute", False),
             (2, Wanted(combine="psum_scatter"), "psum_scatter", False),
             (4, Wanted(), "all_to_all", False),
             (4, Wanted(overlap=True), "ppermute", True),
@@ -114,6 +116,18 @@ class TestBytes:
     def test_gathered_tokens(self):
         one = predict(Shape(*QWEN, 4), "all_gather")
         assert one.dispatch_bytes == one.combine_bytes == 3 * 8192 * 2048 * 2
+
+    def test_tokens_in_8_bits(self):
+        """Half of them, and a scale for 128; what comes back is as it was, and so are gradients."""
+        plain, narrow = (
+            moe.explain_expert_parallel(*QWEN, 4, dispatch_recipe=recipe).chosen
+            for recipe in (None, jgg.Recipe())
+        )
+        assert narrow.dispatch_bytes == 3 * 8192 * (2048 + 16 * 4)
+        assert narrow.combine_bytes == plain.combine_bytes
+        saved = plain.forward_seconds - narrow.forward_seconds
+        assert saved == pytest.approx(plain.dispatch_seconds - narrow.dispatch_seconds)
+        assert plain.step_seconds - narrow.step_seconds == pytest.approx(saved)
 
     def test_exchanged_rows(self):
         """Of k rows a token, those of the other devices travel."""

@@ -185,6 +185,11 @@ def test_weight_gradients_of_narrow_experts_read_tokens_in_place(hidden, gather)
     assert plan.workspace_bytes > 2**20  # unequal groups have sums of pieces of tiles
 
 
+def test_weight_gradients_of_wide_experts_are_two_products():
+    plans = plans_of_gradient(*shapes(m=8192, hidden=2056)).plans
+    assert [(p.problem.op, p.path) for p in plans[-2:]] == [("ragged_contracting", "tma")] * 2
+
+
 @pytest.mark.plans_as_users_get_them
 def test_weight_gradients_are_two_products_where_xlas_are_faster():
     plans = plans_of_gradient(*shapes(m=1024, embed=256)).plans

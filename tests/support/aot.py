@@ -46,10 +46,14 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Program:
-    """A compiled program: its HLO without metadata, and its temporary memory."""
+    """A compiled program: its HLO without metadata, and its memory.
+
+    The peak is that of operands, results and temporary buffers together.
+    """
 
     hlo: str
     temporary_bytes: int
+    peak_bytes: int
 
     @property
     def kernels(self) -> Counter:
@@ -110,4 +114,5 @@ class Target:
         )
         # The metadata tells which JAX transformation made an instruction: "transpose(jvp(...))".
         hlo = re.sub(r", metadata=\{[^}]*\}", "", compiled.as_text())
-        return Program(hlo, compiled.memory_analysis().temp_size_in_bytes)
+        memory = compiled.memory_analysis()
+        return Program(hlo, memory.temp_size_in_bytes, memory.peak_memory_in_bytes)

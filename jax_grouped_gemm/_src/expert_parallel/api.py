@@ -12,6 +12,7 @@ from jax_grouped_gemm._src.activations import as_activation
 from jax_grouped_gemm._src.arguments import as_array, checked_boolean, checked_int
 from jax_grouped_gemm._src.arrays import vary_over
 from jax_grouped_gemm._src.expert_parallel import layer, prediction
+from jax_grouped_gemm._src.expert_parallel.dispatch import checked_dispatch_recipe
 from jax_grouped_gemm._src.expert_parallel.experts import Experts
 from jax_grouped_gemm._src.expert_parallel.group import AxisNames, Group
 from jax_grouped_gemm._src.expert_parallel.layer import Choices, Schedule
@@ -40,6 +41,7 @@ def expert_parallel_mlp(
     overlap: bool | Auto = "auto",
     save: Save | Auto = "auto",
     max_sms: int | None = None,
+    dispatch_recipe: Recipe | None = None,
     biases: Biases | None = None,
     activation: Any = "silu",
     apply_router_weight_on_input: bool = False,
@@ -83,8 +85,8 @@ def expert_parallel_mlp(
         default; on other platforms it is a reference that gathers.
       chunks: into how many parts tokens are divided, one after the other. Buffers for the worst
         case are so many times smaller; matrices are read, and their gradients added, as many times.
-        "auto" is one: XLA sends a part while another is multiplied, but on two H200
-        that has been slower.
+        "auto" is one, which is faster. With `overlap` a part travels while another is multiplied;
+        without, there are the buffers of one part at a time.
       buffer_factor: None drops nothing. A number is the room for rows on a device, over those of
         balanced experts; rows past it are dropped, those of a device's last experts first, and
         counted in `overflow`.
@@ -94,17 +96,25 @@ def expert_parallel_mlp(
         gathered by the transpose, so that their gradients are added up likewise. "auto" is
         "ppermute" for two devices and with `overlap`, and "all_to_all" else.
       overlap: whether gradients of tokens travel beside the products of weights' gradients, or
-        before them. "auto" has them beside products for two devices and "ppermute". That is faster
-        with collectives that need no kernels, which `expert_parallel_compiler_options` asks XLA
-        for; with NCCL's kernels it makes no difference that could be measured.
+        before them. "auto" has them beside products for two devices and "ppermute", unless there
+        are chunks. That is faster with collectives that need no kernels, which
+        `expert_parallel_compiler_options` asks XLA for; with NCCL's kernels it makes no difference
+        that could be measured.
       save: of the tokens, what is kept for the backward pass: "x" everybody's tokens; "rows" the
-        local rows, in buffers for as many as may come; "nothing", which gathers tokens again.
-        "auto" is "rows" where copying tokens to rows again would take more than 2 % of a step and
-        buffers have room for twice the rows of balanced experts at most, but "x" in chunks and
-        with a recipe.
+        local rows, in buffers for as many as may come; "nothing", which gathers tokens again and
+        multiplies them with wi_0 and wi_1 again, since of those rows too there may be N times as
+        many as on one device. "auto" is "rows" where copying tokens to rows again would take more
+        than 2 % of a step and buffers have room for twice the rows of balanced experts at most, but
+        "x" in chunks and with a recipe.
       max_sms: how many multiprocessors products fill at most beside which gradients of tokens
         travel, so that NCCL's kernels have the others; None for all, as with copy engines. Products
         in FP8 are not limited.
+      dispatch_recipe: quantises tokens before they are gathered, so that half of the bytes of
+        bfloat16 travel, and scales with them: `Recipe.blockwise()` or `Recipe.rowwise()`, of which
+        `scaling`, `forward_dtype` and `power_of_two_scales` count. Products with a `recipe` of the
+        same take tokens as they arrive; otherwise they are rounded to that, and back in the dtype
+        of x. What is summed up, and all gradients, travel in their own dtypes, and the gradient of
+        x is that without rounding. For "all_gather" only, which "auto" then takes.
       biases: of this device's experts, see `moe.dropless_mlp`; along `tensor_axis` that of wo is
         the same for all and added once.
       activation, apply_router_weight_on_input, precision, implementation, recipe: see
@@ -126,6 +136,7 @@ def expert_parallel_mlp(
     wi_1 = None if wi_1 is None else as_array("wi_1", wi_1)
     check_routing(FUNCTION, routing)
     options = dict(strategy=strategy, chunks=chunks, combine=combine, overlap=overlap, save=save)
+    dispatch_recipe = checked_dispatch_recipe(FUNCTION, dispatch_recipe, x)
     wanted = Wanted.checked(math.prod(x.shape[:-1]), **options, buffer_factor=buffer_factor)
     group = Group.of(expert_axis, tensor_axis, x, routing.experts, routing.weights)
     check_shapes(x, routing, wi_0, wi_1, wo, jnp.zeros((), jnp.int32))
@@ -161,13 +172,18 @@ def expert_parallel_mlp(
         vary_over(routing.experts.reshape(-1, top_k), axes),
         vary_over(routing.weights.reshape(-1, top_k), axes),
     )
-    schedule = _schedule(group, tokens, experts, top_k, wanted)
+    schedule = _schedule(group, tokens, experts, top_k, wanted, dispatch_recipe)
     y, rows, kept = layer.run(tokens, choices, experts, group, schedule)
     return y.reshape(x.shape), group_stats(rows, kept, group)
 
 
 def _schedule(
-    group: Group, tokens: jax.Array, experts: Experts, top_k: int, wanted: Wanted
+    group: Group,
+    tokens: jax.Array,
+    experts: Experts,
+    top_k: int,
+    wanted: Wanted,
+    dispatch_recipe: Recipe | None,
 ) -> Schedule:
     """What is asked for, and what is fastest of the rest."""
     differ = group.tokens == group.experts
@@ -176,6 +192,8 @@ def _schedule(
             f"{FUNCTION}: strategy='ragged_all_to_all' is for tokens that differ along expert_axis "
             f"and only there, and these differ along {group.tokens or 'no axis of the layer'}"
         )
+    if wanted.strategy == "ragged_all_to_all" and dispatch_recipe is not None:
+        raise ValueError(f"{FUNCTION}: dispatch_recipe is for strategy='all_gather'")
     shape = prediction.Shape(
         tokens.shape[0],
         tokens.shape[1],
@@ -185,11 +203,12 @@ def _schedule(
         group.num_slices,
         tokens.dtype.itemsize,
         group.num_sources,
+        in_8_bits=dispatch_recipe is not None,
     )
     chosen = prediction.choose(
         shape,
         wanted,
-        can_exchange=differ and jax.process_count() == 1,
+        can_exchange=differ and jax.process_count() == 1 and dispatch_recipe is None,
         can_keep_rows=experts.recipe is None,
     )
     return Schedule(
@@ -199,6 +218,7 @@ def _schedule(
         chosen.combine,
         chosen.save,
         chosen.overlap,
+        dispatch_recipe,
     )
 
 

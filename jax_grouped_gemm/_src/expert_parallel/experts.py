@@ -13,6 +13,7 @@ from jax_grouped_gemm._src.activations import Activation
 from jax_grouped_gemm._src.arguments import canonical_offset
 from jax_grouped_gemm._src.arrays import at_least_float32
 from jax_grouped_gemm._src.expert_parallel.pairs import LocalPairs
+from jax_grouped_gemm._src.fp8.formats import Pair
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.mlp import api as mlp
 from jax_grouped_gemm._src.mlp import composed
@@ -61,11 +62,27 @@ class Experts:
         and a product that is not ours may multiply them by zero."""
         return self.recipe is not None or callable(self.implementation)
 
-    def on_tokens(self, x: jax.Array, pairs: LocalPairs, weights: jax.Array) -> jax.Array:
-        """Tokens [T, D] and weights [m] -> rows [m, D], of which `pairs.valid_rows` are valid."""
+    def takes_rows_of(self, recipe: Recipe) -> bool:
+        """Whether products take tokens that are quantised by another recipe as they are."""
+        own = self.recipe
+        if own is None or self.weights_on_input or (own.forward, own.dgrad) != ("fp8", "fp8"):
+            return False
+        names = "scaling", "forward_dtype", "power_of_two_scales"
+        return all(getattr(own, name) == getattr(recipe, name) for name in names)
+
+    def on_tokens(
+        self, x: jax.Array, pairs: LocalPairs, weights: jax.Array, quantized: Pair | None = None
+    ) -> jax.Array:
+        """Tokens [T, D] and weights [m] -> rows [m, D], of which `pairs.valid_rows` are valid.
+
+        What is `quantized`, if anything, are the same tokens for products in FP8.
+        """
         if callable(self.implementation) or self.weights_on_input:
             return self.on_rows(self.copy(x, pairs), pairs, weights)
-        return self._mlp(x, pairs, weights, rows=pairs.token_of_row, inverse=pairs.inverse)
+        rows: dict[str, Any] = dict(rows=pairs.token_of_row, inverse=pairs.inverse)
+        if quantized is not None:
+            rows["tokens"] = quantized
+        return self._mlp(x, pairs, weights, **rows)
 
     def on_rows(self, rows: jax.Array, pairs: LocalPairs, weights: jax.Array) -> jax.Array:
         """Rows [m, D], sorted by expert, and weights [m] -> rows [m, D]."""

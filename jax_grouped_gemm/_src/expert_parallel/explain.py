@@ -17,6 +17,7 @@ from jax_grouped_gemm._src.expert_parallel.options import (
     Wanted,
 )
 from jax_grouped_gemm._src.expert_parallel.prediction import Prediction, Shape, choose
+from jax_grouped_gemm._src.fp8.recipe import Recipe
 
 _ASK_FOR_COPY_ENGINES = ", copy engines with moe.expert_parallel_compiler_options()"
 
@@ -72,6 +73,7 @@ def explain_expert_parallel(
     save: Save | Auto = "auto",
     buffer_factor: float | None = None,
     copy_engines: bool = False,
+    dispatch_recipe: Recipe | None = None,
 ) -> ExpertParallelExplanation:
     """Says how `expert_parallel_mlp` would compute a layer, and how long that may take.
 
@@ -86,7 +88,8 @@ def explain_expert_parallel(
       devices: N, along `expert_axis`.
       tensor_devices: along `tensor_axis`, with the same tokens.
       dtype: of tokens and matrices.
-      strategy, chunks, combine, overlap, save, buffer_factor: see `expert_parallel_mlp`.
+      strategy, chunks, combine, overlap, save, buffer_factor, dispatch_recipe: see
+        `expert_parallel_mlp`.
       copy_engines: whether the program is compiled with `expert_parallel_compiler_options`, so that
         copy engines send what a ppermute sends.
 
@@ -116,12 +119,14 @@ def explain_expert_parallel(
         top_k,
         devices,
         canonical_dtype("dtype", dtype).itemsize,
+        in_8_bits=dispatch_recipe is not None,
     )
-    chosen = choose(shape, wanted, copy_engines=copy_engines)
+    can_exchange = dispatch_recipe is None
+    chosen = choose(shape, wanted, can_exchange=can_exchange, copy_engines=copy_engines)
     others = tuple(
         choose(shape, dataclasses.replace(wanted, strategy=name), copy_engines=copy_engines)
         for name in STRATEGIES
-        if name != chosen.strategy
+        if name != chosen.strategy and can_exchange
     )
     return ExpertParallelExplanation(shape, chosen, others)
 

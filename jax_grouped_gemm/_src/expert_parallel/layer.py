@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,13 +12,13 @@ from jax.ad_checkpoint import checkpoint_name
 
 from jax_grouped_gemm._src.arrays import at_least_float32
 from jax_grouped_gemm._src.expert_parallel import collectives, exchange
+from jax_grouped_gemm._src.expert_parallel.dispatch import gather_quantized
 from jax_grouped_gemm._src.expert_parallel.experts import Experts, weights_of_rows
 from jax_grouped_gemm._src.expert_parallel.group import Group
 from jax_grouped_gemm._src.expert_parallel.options import Combine, Save, Strategy
 from jax_grouped_gemm._src.expert_parallel.pairs import LocalPairs, buffer_rows, local_pairs
-
-# What a backward pass keeps that gathers tokens again.
-_GATE_AND_UP = ("mlpwi_0", "mlpwi_1")
+from jax_grouped_gemm._src.fp8.formats import Pair
+from jax_grouped_gemm._src.fp8.recipe import Recipe
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +31,8 @@ class Schedule:
       buffer_factor: see `expert_parallel_mlp`.
       combine: how partial results are added up.
       save: what the backward pass has of the tokens.
-      overlap: whether collectives run beside products.
+      overlap: whether collectives run beside products, those of other chunks too.
+      dispatch_recipe: how tokens are quantised before they travel, None if they are not.
     """
 
     strategy: Strategy
@@ -40,6 +41,7 @@ class Schedule:
     combine: Combine
     save: Save
     overlap: bool
+    dispatch_recipe: Recipe | None = None
 
 
 class Choices(NamedTuple):
@@ -59,12 +61,27 @@ def run(
     parts = (group.num_sources, schedule.chunks, tokens // schedule.chunks, top_k)
     of_chunks = jax.tree.map(lambda c: c.reshape(parts), everyone)
     of_chunk = _gathered if schedule.strategy == "all_gather" else _exchanged
-    results = []
+    results: list[Any] = []
     for chunk, part in enumerate(jnp.split(x, schedule.chunks)):
         of_part = jax.tree.map(lambda c: c[:, chunk].reshape(-1, top_k), of_chunks)  # noqa: B023
-        results.append(of_chunk(part, of_part, experts, group, schedule))
+        if results and not schedule.overlap:
+            part, of_part, experts, results[-1] = _after(results[-1], part, of_part, experts)
+        *result, experts = of_chunk(part, of_part, experts, group, schedule)
+        results.append(result)
     ys, wanted, kept = zip(*results, strict=True)
     return jnp.concatenate(ys), sum(wanted), sum(kept)
+
+
+def _after(result, x, choices: Choices, experts: Experts):
+    """The operands of a chunk, once the result of the one before it is there, and that result.
+
+    So that there are the buffers of one chunk at a time, and of gradients of matrices one more than
+    the sum: backwards, a chunk begins when the gradients of the one after it are added up.
+    """
+    y, *counts = result
+    operands = x, choices, experts.matrices, y
+    x, choices, matrices, y = lax.optimization_barrier(operands)
+    return x, choices, dataclasses.replace(experts, matrices=matrices), (y, *counts)
 
 
 def _gather_choices(choices: Choices, group: Group, schedule: Schedule) -> Choices:
@@ -90,22 +107,37 @@ def _local_pairs(choices, experts, group, schedule) -> LocalPairs:
 
 
 def _gathered(x, choices, experts, group, schedule):
-    """Everybody's tokens come here, and partial results go back."""
+    """Everybody's tokens come here, and partial results go back.
+
+    The last result are the experts for the next chunk.
+    """
     pairs = _local_pairs(choices, experts, group, schedule)
 
     def layer(x, weights, experts=experts):
-        everybody = collectives.gather(x, group, schedule.combine)
+        everybody, quantized = _dispatched(x, experts, group, schedule)
         everybody, weights, experts = _together(everybody, weights, experts, schedule)
         weights = weights_of_rows(weights, pairs)
         if schedule.save == "rows":
             rows = experts.on_rows(experts.copy(everybody, pairs), pairs, weights)
         else:
-            rows = experts.on_tokens(everybody, pairs, weights)
+            rows = experts.on_tokens(everybody, pairs, weights, quantized)
         rows = checkpoint_name(rows, "mlpwo")
-        return _returned(rows, pairs, experts, group, schedule.combine)
+        return _returned(rows, pairs, experts, group, schedule.combine), experts.matrices
 
-    y = _keeping(schedule, layer)(x, choices.weights)
-    return y, pairs.wanted, pairs.valid_rows[0]
+    y, matrices = _keeping(schedule, layer)(x, choices.weights)
+    experts = dataclasses.replace(experts, matrices=matrices)
+    return y, pairs.wanted, pairs.valid_rows[0], experts
+
+
+def _dispatched(
+    x: jax.Array, experts: Experts, group: Group, schedule: Schedule
+) -> tuple[jax.Array, Pair | None]:
+    """Everybody's tokens; and in FP8, where that is how products take them."""
+    recipe = schedule.dispatch_recipe
+    if recipe is None or not group.tokens:
+        return collectives.gather(x, group, schedule.combine), None
+    everybody, pair = gather_quantized(x, group, schedule.combine, recipe, experts.of_rows)
+    return everybody, pair if experts.takes_rows_of(recipe) else None
 
 
 def _returned(
@@ -171,27 +203,28 @@ def _exchanged(x, choices, experts, group, schedule):
         return lax.psum(y, group.summed) if group.summed else y
 
     y = _keeping(schedule, layer)(x, choices.weights)
-    return y, pairs.wanted, pairs.valid_rows[0]
+    return y, pairs.wanted, pairs.valid_rows[0], experts
 
 
 def _together(
     rows: jax.Array, weights: jax.Array, experts: Experts, schedule: Schedule
 ) -> tuple[jax.Array, jax.Array, Experts]:
-    """All three. But for `overlap`, no gradient travels before all are done.
+    """All three, with an order of their gradients.
 
-    It would run beside a product, and wait for other devices on multiprocessors that the product
-    counts on.
+    Without `overlap` no gradient travels before all are done: it would run beside a product, and
+    wait for other devices on multiprocessors that the product counts on. In chunks, the gradient of
+    wo is added to those of other chunks by then, so that its memory is free for the next matrix's.
     """
     if schedule.overlap:
         return rows, weights, experts
-    matrices = experts.matrices
-    rows, weights, matrices = lax.optimization_barrier((rows, weights, matrices))
+    if schedule.chunks > 1:
+        rows, wo = lax.optimization_barrier((rows, experts.matrices["wo"]))
+        matrices = experts.matrices | {"wo": wo}
+    else:
+        rows, weights, matrices = lax.optimization_barrier((rows, weights, experts.matrices))
     return rows, weights, dataclasses.replace(experts, matrices=matrices)
 
 
 def _keeping(schedule, layer):
     """`layer`, whose backward pass has what `save` says."""
-    if schedule.save != "nothing":
-        return layer
-    policy = jax.checkpoint_policies.save_only_these_names(*_GATE_AND_UP)
-    return jax.checkpoint(layer, policy=policy)
+    return jax.checkpoint(layer) if schedule.save == "nothing" else layer

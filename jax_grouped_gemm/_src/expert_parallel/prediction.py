@@ -13,6 +13,7 @@ from jax_grouped_gemm._src.arrays import cdiv
 from jax_grouped_gemm._src.device import BANDWIDTH, SIXTEEN_BITS
 from jax_grouped_gemm._src.expert_parallel.options import Combine, Save, Strategy, Wanted
 from jax_grouped_gemm._src.expert_parallel.pairs import buffer_rows
+from jax_grouped_gemm._src.fp8.formats import BLOCK
 from jax_grouped_gemm._src.mlp.plan import COLUMNS_OF_TILE, TILES_IN_PLACE
 
 GIGA = 1e9
@@ -55,6 +56,7 @@ class Shape:
       devices: N, into how many slices the experts are divided.
       itemsize: bytes of an element of tokens and matrices.
       sources: how many devices bring tokens of their own, N if None.
+      in_8_bits: whether tokens are gathered in FP8, with a float32 scale for 128 elements.
     """
 
     tokens: int
@@ -65,6 +67,7 @@ class Shape:
     devices: int
     itemsize: int = 2
     sources: int | None = None
+    in_8_bits: bool = False
 
     @property
     def num_sources(self) -> int:
@@ -155,6 +158,8 @@ def predict(
     gathers = strategy == "all_gather"
     if gathers:
         there = back = (sources - 1) * shape.tokens * row_bytes
+        if shape.in_8_bits:
+            there = (sources - 1) * shape.tokens * (shape.embed + 4 * cdiv(shape.embed, BLOCK))
         rates = _RATES[combine]
     else:
         there = back = shape.tokens * shape.top_k * row_bytes * (devices - 1) // devices
@@ -166,20 +171,22 @@ def predict(
     if copy_engines:
         rates, latency = (COPY_ENGINES,) * 2, COPY_ENGINES_LATENCY
     fixed = collectives * latency
+    # Cotangents of results are gathered as they are.
     legs = [
         size / rate + fixed if size else 0.0
-        for size, rate in zip((there, back), rates, strict=True)
+        for size, rate in ((there, rates[0]), (back, rates[1]), (back, rates[0]))
     ]
     rows = shape.buffer_rows(chunks, buffer_factor)
     local_forward, local_backward = _local_seconds(shape, 1)
     forward, backward = _local_seconds(shape, chunks)
-    communication = sum(legs) + (LATENCY if sources > 1 else 0)
-    forward += communication
-    backward += communication
     if save == "rows":
         backward -= _copy_seconds(shape)
     elif save == "nothing":
-        backward += legs[0]
+        products = forward - 2 * _copy_seconds(shape)  # of which one is not repeated
+        backward += legs[0] + 2 / 3 * products + _copy_seconds(shape)
+    of_choices = LATENCY if sources > 1 else 0
+    forward += legs[0] + legs[1] + of_choices
+    backward += legs[2] + legs[1] + of_choices
     # Every leg counts, but for gradients of tokens beside products of weights' gradients: NCCL's
     # kernels take places of the products for as long as they are there.
     if overlap and copy_engines and back:
@@ -241,7 +248,7 @@ def _with_defaults(
     overlap, combine, save = wanted.overlap, wanted.combine, wanted.save
     if overlap == "auto":
         by_shifts = strategy == "all_gather" and combine in ("auto", "ppermute")
-        overlap = by_shifts and shape.num_sources == 2
+        overlap = by_shifts and shape.num_sources == 2 and chunks == 1
     if combine == "auto":
         combine = "ppermute" if overlap or shape.num_sources == 2 else "all_to_all"
     if save == "auto":

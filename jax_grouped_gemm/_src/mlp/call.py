@@ -85,7 +85,7 @@ def gated_transpose(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
     dy, wo, gate = (given[name] for name in ("dy", "wo", "gate"))
     rows, columns = gate.shape
     like_gate = jax.ShapeDtypeStruct(gate.shape, gate.dtype)
-    up = given.get("up", jnp.zeros((0, columns), gate.dtype))
+    up = given.get("up", jnp.zeros((1, columns), gate.dtype))
     like_up = jax.ShapeDtypeStruct(up.shape, up.dtype)
     assert plan.tile is not None
     # Of a gradient of weights, one sum for each tile's columns.

@@ -155,7 +155,8 @@ def mlp(
       recipe: with forward and dgrad in FP8.
       activation: an `Activation`.
       operands: x, rows, inverse, wi_0, wi_1, wo, b0, b1, bo, weights, group_sizes, group_offset, as
-        of `mlp.api`; all but x, wi_0 and the last two may be missing.
+        of `mlp.api`; all but x, wi_0 and the last two may be missing. `tokens` is x as the recipe
+        quantises it, if it is quantised already.
       quantized: the matrices, if they are quantised already.
       implementation: of the kernels.
       combines: whether the rows of each token, which `inverse` knows, are summed up.
@@ -170,7 +171,7 @@ def mlp(
     # Outside the custom derivative, where the casts have transposes.
     operands, quantized = jax.tree.unflatten(tree, align_varying(*leaves))
     operands = dict(operands)
-    bo = operands.pop("bo", None)
+    bo, tokens = operands.pop("bo", None), operands.pop("tokens", None)
     projections = jnp.result_type(*(operands[n] for n in ("x", "wi_0", "wi_1") if n in operands))
     out = jnp.result_type(projections, operands["wo"]) if "wo" in operands else projections
     dtypes: dict[str, Any] = {
@@ -186,7 +187,7 @@ def mlp(
         operands["wi_0"].shape[0],
         combines and bo is None,
     )
-    y = _mlp(layer, operands, quantized)
+    y = _mlp(layer, operands, quantized, tokens)
     if bo is None:
         return y
     indices = operands["group_sizes"], operands["group_offset"]
@@ -198,16 +199,19 @@ def mlp(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _mlp(layer: _Layer, operands: Operands, quantized: QuantizedMlp | None) -> jax.Array:
-    return _forward(layer, operands, quantized, for_gradient=False)[0]
+def _mlp(
+    layer: _Layer, operands: Operands, quantized: QuantizedMlp | None, tokens: Pair | None
+) -> jax.Array:
+    return _forward(layer, operands, quantized, tokens, for_gradient=False)[0]
 
 
-def _forward(layer, given, quantized, *, for_gradient):
+def _forward(layer, given, quantized, tokens, *, for_gradient):
     """The result; projections; and the matrices for the gradients of rows."""
     indices = given["group_sizes"], given["group_offset"]
-    tokens, _ = layer.quantize_rows(
-        given["x"], given["group_sizes"], layer.recipe.forward_dtype, plain=True
-    )
+    if tokens is None:
+        tokens, _ = layer.quantize_rows(
+            given["x"], given["group_sizes"], layer.recipe.forward_dtype, plain=True
+        )
     wi, wo = _matrices(layer, given, quantized, for_gradient)
     if for_gradient:
         tokens, wi, wo = (
@@ -240,9 +244,9 @@ def _forward(layer, given, quantized, *, for_gradient):
     return y, projections, (wi[0], None if wo is None else wo[0])
 
 
-def _mlp_forward(layer, operands, quantized):
+def _mlp_forward(layer, operands, quantized, tokens):
     operands = once_differentiable(_NAME, operands)
-    y, projections, matrices = _forward(layer, operands, quantized, for_gradient=True)
+    y, projections, matrices = _forward(layer, operands, quantized, tokens, for_gradient=True)
     kept = {name: x for name, x in operands.items() if name not in ("wi_0", "wi_1", "wo")}
     return y, (kept, projections, matrices)
 
@@ -285,7 +289,7 @@ def _mlp_backward(layer, kept, dy):
     dx = layer.rows_by_weights("dgrad", rows, wi, *indices, layer.dtype("x"))
     cotangents["x"] = _combined(dx, given, x.shape[0]) if "rows" in given else dx
     names = (*given, *(n for n in ("wi_0", "wi_1", "wo") if n in dict(layer.dtypes)))
-    return {name: cotangents.get(name) for name in names}, None
+    return {name: cotangents.get(name) for name in names}, None, None
 
 
 _mlp.defvjp(_mlp_forward, _mlp_backward)
