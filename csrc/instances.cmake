@@ -76,6 +76,18 @@ jgg_add_instances(
 )
 
 jgg_add_product(
+  channel_scaled_noncontracting
+  NAMESPACE jgg::sm90
+  ARGUMENTS ScaledArguments
+  HEADER scaled/scaled_ragged_dot.h
+)
+jgg_add_instances(
+  channel_scaled_noncontracting scaled_noncontracting_channels
+  HEADER scaled/channel_scaled_launch.h
+  TYPES kE4m3 kE5m2
+)
+
+jgg_add_product(
   scaled_ragged_contracting
   NAMESPACE jgg::sm90
   ARGUMENTS ScaledArguments

@@ -63,14 +63,18 @@ inline Prepared prepare_common(Problem const& problem, jgg::sm90::ScaledArgument
 
 // "fp8_nt": lhs [rows, k] scaled by 1 x 128, rhs [groups, n, k] by 128 x 128, into bfloat16;
 // "fp8_nt_padded": the same with rows of scales filled up to multiples of 16 bytes; "fp8_nt_rows":
-// a scale for each row of lhs and rhs.
+// a scale for each row of lhs and rhs; "fp8_nt_rows_in_steps": the same by the kernel that takes
+// scales of steps; "fp8_nt_rows_fast": sums in the tensor cores alone.
 inline Prepared prepare_scaled_noncontracting(Problem const& problem, Choice const& choice) {
   int64_t const m = problem.rows, k = problem.k, n = problem.n, groups = problem.groups;
   jgg::sm90::ScaledArguments arguments{};
   Prepared prepared = prepare_common(problem, arguments, m * n * sizeof(__nv_bfloat16));
   auto* lhs = prepared.keep<void>(random_data<__nv_fp8_e4m3>(m * k, kLhs));
   auto* rhs = prepared.keep<void>(random_data<__nv_fp8_e4m3>(groups * n * k, kRhs));
-  bool const by_rows = problem.kind == "fp8_nt_rows";
+  bool const by_rows = problem.kind.starts_with("fp8_nt_rows");
+  bool const in_steps = problem.kind == "fp8_nt_rows_in_steps";
+  arguments.fast_accumulation = problem.kind == "fp8_nt_rows_fast";
+  if (arguments.fast_accumulation) prepared.reference.accumulation_error = 1e-2f;
   int64_t const along_k = problem.kind == "fp8_nt_padded" ? (blocks(k) + 3) / 4 * 4 : blocks(k);
   int64_t const lhs_pitch = by_rows ? 1 : along_k, rhs_pitch = by_rows ? 1 : along_k;
   int64_t const rhs_rows = by_rows ? n : blocks(n), step = by_rows ? 0 : 1;
@@ -94,8 +98,10 @@ inline Prepared prepare_scaled_noncontracting(Problem const& problem, Choice con
   bool const swapped = problem.rows <= int64_t(choice.few_rows) * problem.groups;
   auto tile = swapped ? kSwappedTile : kScaledTile;
   if (!swapped && choice.stream_k) tile.kind = jgg::KernelKind::kStreamK;
+  bool const by_channels = by_rows && !in_steps && tile.kind == kScaledTile.kind;
   prepared.launch = [=](cudaStream_t stream) {
-    return jgg::sm90::scaled_ragged_noncontracting(tile, arguments, stream);
+    return by_channels ? jgg::sm90::channel_scaled_noncontracting(tile, arguments, stream)
+                       : jgg::sm90::scaled_ragged_noncontracting(tile, arguments, stream);
   };
 
   Reference& reference = prepared.reference;

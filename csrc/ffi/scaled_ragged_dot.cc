@@ -114,7 +114,7 @@ ffi::Error scaled_noncontracting(cudaStream_t stream, ffi::AnyBuffer lhs, Scales
                                  Sizes group_offset, ffi::Result<ffi::AnyBuffer> out,
                                  ffi::Result<ffi::Buffer<ffi::U8>> workspace, int32_t lhs_scaling,
                                  int32_t rhs_scaling, int32_t tile_m, int32_t tile_n,
-                                 int32_t cluster, std::string_view kind) {
+                                 int32_t cluster, std::string_view kind, bool fast_accumulation) {
   auto const tile = tile_config(tile_m, tile_n, cluster, kind);
   if (!tile) return tile.error();
   auto const lhs_shape = Shape<2>::of("lhs", lhs);
@@ -151,11 +151,16 @@ ffi::Error scaled_noncontracting(cudaStream_t stream, ffi::AnyBuffer lhs, Scales
   if (tile->kind == KernelKind::kStreamK) {
     if (auto error = sums_fit(arguments.workspace_bytes, *tile); error.failure()) return error;
   }
-  return launched(sm90::scaled_ragged_noncontracting(*tile, arguments, stream),
+  arguments.fast_accumulation = fast_accumulation;
+  bool const changes_along_k =
+      arguments.lhs_scales.block_stride != 0 || arguments.rhs_scales.block_stride != 0;
+  bool const by_channels = tile->kind == KernelKind::kCooperative && !changes_along_k;
+  return launched(by_channels ? sm90::channel_scaled_noncontracting(*tile, arguments, stream)
+                              : sm90::scaled_ragged_noncontracting(*tile, arguments, stream),
                   "scaled_ragged_noncontracting");
 }
 
-// Targets without the attribute `kind`.
+// Targets without the attributes `kind` and `fast_accumulation`.
 ffi::Error scaled_noncontracting_v4(cudaStream_t stream, ffi::AnyBuffer lhs, Scales lhs_scale,
                                     ffi::AnyBuffer rhs, Scales rhs_scale, Sizes group_sizes,
                                     Sizes group_offset, ffi::Result<ffi::AnyBuffer> out,
@@ -164,7 +169,8 @@ ffi::Error scaled_noncontracting_v4(cudaStream_t stream, ffi::AnyBuffer lhs, Sca
                                     int32_t tile_n, int32_t cluster, bool stream_k) {
   return scaled_noncontracting(stream, lhs, lhs_scale, rhs, rhs_scale, group_sizes, group_offset,
                                out, workspace, lhs_scaling, rhs_scaling, tile_m, tile_n, cluster,
-                               stream_k ? "stream_k" : kind_of_size(tile_m < 64, "swapped"));
+                               stream_k ? "stream_k" : kind_of_size(tile_m < 64, "swapped"),
+                               /*fast_accumulation=*/false);
 }
 
 ffi::Error scaled_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, Scales lhs_scale,
@@ -264,9 +270,10 @@ auto noncontracting_binding() {
 }  // namespace
 }  // namespace jgg
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JggScaledRaggedNoncontracting, jgg::scaled_noncontracting,
-                              jgg::noncontracting_binding().Attr<std::string_view>("kind"),
-                              {xla::ffi::Traits::kCmdBufferCompatible});
+XLA_FFI_DEFINE_HANDLER_SYMBOL(
+    JggScaledRaggedNoncontracting, jgg::scaled_noncontracting,
+    jgg::noncontracting_binding().Attr<std::string_view>("kind").Attr<bool>("fast_accumulation"),
+    {xla::ffi::Traits::kCmdBufferCompatible});
 XLA_FFI_DEFINE_HANDLER_SYMBOL(JggScaledRaggedNoncontractingV4, jgg::scaled_noncontracting_v4,
                               jgg::noncontracting_binding().Attr<bool>("stream_k"),
                               {xla::ffi::Traits::kCmdBufferCompatible});

@@ -24,14 +24,15 @@ cudaError_t launch_scaled_problem(ScaledArguments const& arguments, cudaStream_t
 // `kType` is that of lhs.
 template <class Tiles, template <class> class Problem, template <class> class Roles,
           bool kColumnScales, ElementType kType, bool kChannelScales = false,
-          bool kTransposesOut = false>
+          bool kTransposesOut = false, bool kStepScales = true, bool kPromotes = true>
 cudaError_t launch_scaled(TileConfig config, ScaledArguments const& arguments,
                           cudaStream_t stream) {
   return with_constants(
       [&](auto tile, auto rhs_type) {
         using Tile = decltype(tile);
-        using Config = ScaledConfig<Typed<kType>, Typed<rhs_type>, Tile::kTileN, Tile::kCluster,
-                                    kColumnScales, kChannelScales, kTransposesOut>;
+        using Config =
+            ScaledConfig<Typed<kType>, Typed<rhs_type>, Tile::kTileN, Tile::kCluster, kColumnScales,
+                         kChannelScales, kTransposesOut, kStepScales, kPromotes>;
         return launch_scaled_problem<Problem<Config>, Roles<Problem<Config>>>(arguments, stream);
       },
       OneTileOf<Tiles>{config}, OneOf<ElementType::kE4m3, ElementType::kE5m2>{arguments.rhs_type});

@@ -39,12 +39,17 @@ struct ScaledArguments {
   int m;
   int n;
   int k;
-  bool transposes_out;  // contracting with channel_scales: out [b, local_groups, n, m]
+  bool transposes_out;     // contracting with channel_scales: out [b, local_groups, n, m]
+  bool fast_accumulation;  // channel_scaled_noncontracting: in the tensor cores alone
 };
 
 // cudaErrorInvalidConfiguration if there is no such kernel.
 cudaError_t scaled_ragged_noncontracting(TileConfig tile, ScaledArguments const& arguments,
                                          cudaStream_t stream);
+// Where no scale changes along K: `lhs_scales` from step to step, or those of rhs, which are
+// `channel_scales`, [b, local_groups, n] or [b, local_groups, 1].
+cudaError_t channel_scaled_noncontracting(TileConfig tile, ScaledArguments const& arguments,
+                                          cudaStream_t stream);
 cudaError_t scaled_ragged_contracting(TileConfig tile, ScaledArguments const& arguments,
                                       cudaStream_t stream);
 // With `channel_scales` instead of `column_scales`.

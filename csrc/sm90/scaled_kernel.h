@@ -38,7 +38,9 @@ __device__ void produce_scales(typename Problem::Params const& params, Shared& s
   while (true) {
     WorkTile const work = read_work(shared, slot);
     if (work.k_tiles == kNoMoreWork) return;
-    bring_scales<Problem>(params, work, shared, stage);
+    if constexpr (Problem::Config::kStepScales) {
+      bring_scales<Problem>(params, work, shared, stage);
+    }
   }
 }
 
@@ -62,8 +64,12 @@ __device__ void consume_scaled(typename Problem::Params const& params, Shared& s
     int const k_tiles = uniform(work.k_tiles);
     bool is_result = more;
     if (rows > first_row && k_tiles > 0) {
-      Mainloop::multiply(k_tiles, shared, stage, consumer, sums,
-                         [&](int slice) { epilogue.store(sums[slice], slice); });
+      auto const store = [&](int slice) { epilogue.store(sums[slice], slice); };
+      if constexpr (Config::kPromotes) {
+        Mainloop::multiply(k_tiles, shared, stage, consumer, sums, store);
+      } else {
+        Mainloop::accumulate(k_tiles, shared, stage, consumer, sums, store);
+      }
       is_result = Roles::complete(params, work, consumer, sums);
     } else {
       Mainloop::skip(work, shared, stage);

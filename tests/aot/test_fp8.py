@@ -13,6 +13,7 @@ from jax_grouped_gemm import checkpoint_policies, moe
 from jax_grouped_gemm._src.fp8 import formats, primitive
 from jax_grouped_gemm._src.fp8 import plan as plan_fp8
 from jax_grouped_gemm._src.plan import DEFAULT_TILE
+from jax_grouped_gemm._src.ragged.call import kind_of
 from tests.support.aot import FREE
 from tests.support.dtypes import BF16, E4M3, F32
 
@@ -104,6 +105,19 @@ class TestScaledProducts:
         program = h200.compile(function, *operands, SIZES)
         assert program.kernels == {"scaled_ragged_noncontracting": 1}
 
+    @pytest.mark.parametrize("scaling", ["rowwise", "tensorwise"])
+    @pytest.mark.parametrize("fast", [False, True])
+    def test_calls_say_how_sums_are_kept(self, scaling, fast, h200):
+        recipe = jgg.Recipe(scaling=scaling, fast_accumulation=fast)
+        operands = array((M, K), BF16), array((G, K, N), BF16), SIZES
+
+        def loss(x, w, sizes):
+            return jgg.fp8_ragged_dot(x, w, sizes, recipe=recipe).astype(F32).sum()
+
+        calls = h200.compile(jax.grad(loss, (0, 1)), *operands).calls
+        texts = [call.text for call in calls if "scaled_ragged_noncontracting" in call.text]
+        assert texts and all(f"fast_accumulation = {str(fast).lower()}" in x for x in texts)
+
     @pytest.mark.parametrize("k, n", [(40, 51), (37, 64)])
     def test_unaligned_rows_take_the_kernel(self, k, n, h200):
         operands = array((M, k), E4M3), array((M, 1), F32), array((G, n, k), E4M3)
@@ -145,7 +159,8 @@ class TestScaledProducts:
         (call,) = program.calls
         for name, size in tile.sizes().items():
             assert f"{name} = {size} : i32" in call.text
-        assert ("stream_k = true" in call.text) == tile.stream_k
+        if op == "scaled_ragged_noncontracting":
+            assert f'kind = "{kind_of(tile)}"' in call.text
 
     @pytest.mark.parametrize("groups, more", [(4, 0), (4, 1), (16, 0)])
     def test_few_rows_a_group_take_the_transposed_tile(self, groups, more, h200):

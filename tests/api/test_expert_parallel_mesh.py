@@ -124,3 +124,11 @@ class TestMistakes:
             layer(x, experts, weights, *(m[:6] for m in matrices))
         with pytest.raises(TypeError, match="routing must be a moe.Routing"):
             moe.expert_parallel(mesh_of(expert=4), expert_axis="expert")(x, experts, *matrices)
+
+
+def test_compiler_options_are_for_gpus():
+    """Elsewhere there are none, and a program compiles with what there are."""
+    for devices in (None, mesh_of(expert=2), jax.devices("cpu")):
+        options = moe.expert_parallel_compiler_options(devices)
+        assert options == {}
+        assert jax.jit(jnp.sin, compiler_options=options)(0.0) == 0

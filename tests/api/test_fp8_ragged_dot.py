@@ -23,6 +23,7 @@ RECIPES = {
     "powers of two": jgg.Recipe(power_of_two_scales=True),
     "e5m2 gradients": jgg.Recipe(gradient_dtype=jnp.float8_e5m2),
     "rowwise": jgg.Recipe(scaling="rowwise"),
+    "rowwise, fast": jgg.Recipe(scaling="rowwise", fast_accumulation=True),
     "bf16 forward": jgg.Recipe(forward="bf16"),
     "bf16 dgrad": jgg.Recipe(dgrad="bf16"),
     "bf16 wgrad": jgg.Recipe(wgrad="bf16"),

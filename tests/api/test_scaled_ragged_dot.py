@@ -275,6 +275,7 @@ class TestTile:
         lhs_scaling="1x128",
         rhs_scaling="128x128",
         preferred_element_type=np.dtype(np.float32),
+        fast_accumulation=False,
         implementation=None,
     )
 
@@ -375,6 +376,16 @@ class TestErrors:
         run = partial(jgg.scaled_ragged_dot_contracting, **(dict(num_rows=M) | options))
         with pytest.raises(error, match=message):
             jax.eval_shape(run, lhs, scale, lhs, scale, self.SIZES)
+
+    @pytest.mark.parametrize(
+        "lhs_scaling, lhs_scale, rhs_scale",
+        [("1x128", (M, KB), (G, N)), ("1xk", (M,), (G, KB, NB)), ("1x128", (M, KB), (G, KB, NB))],
+    )
+    def test_fast_accumulation_of_scales_that_change(self, lhs_scaling, lhs_scale, rhs_scale):
+        run = partial(jgg.scaled_ragged_dot, lhs_scaling=lhs_scaling, fast_accumulation=True)
+        scales = [jax.ShapeDtypeStruct(x, jnp.float32) for x in (lhs_scale, rhs_scale)]
+        with pytest.raises(ValueError, match="fast_accumulation must be False where.* change"):
+            jax.eval_shape(run, self.LHS, scales[0], self.RHS, scales[1], self.SIZES)
 
     def test_scaling(self):
         run = partial(jgg.scaled_ragged_dot, lhs_scaling="rows")

@@ -53,6 +53,40 @@ def test_scale_shapes(lhs_shape, rhs_shape, tile, rng):
         check(lhs, scales(rng, lhs_shape), rhs, scales(rng, rhs_shape), sizes, tile=tile)
 
 
+class TestFastAccumulation:
+    """Sums in the tensor cores, of operands whose scales do not change along K."""
+
+    @DTYPES
+    @OUTPUTS
+    @pytest.mark.parametrize("lhs_shape", [(M, 1), ()], ids=str)
+    @pytest.mark.parametrize("rhs_shape", [(G, N), (G,)], ids=str)
+    def test_is_as_precise_as_the_tensor_cores(self, lhs_shape, rhs_shape, dtypes, out_dtype, rng):
+        lhs, rhs = fp8(rng, (M, K), dtypes[0]), fp8(rng, (G, N, K), dtypes[1])
+        lhs_scale, rhs_scale = scales(rng, lhs_shape), scales(rng, rhs_shape)
+        for sizes in (sizes_of.multinomial(rng, M, G), sizes_of.any_kind(rng, M, G)):
+            operands = lhs, lhs_scale, rhs, rhs_scale, sizes
+            options = dict(preferred_element_type=out_dtype)
+            fast = np.float64(noncontracting(*operands, fast_accumulation=True, **options))
+            exact = np.float64(noncontracting(*operands, **options))
+            # Fewer bits of a sum whose terms cancel in part.
+            np.testing.assert_allclose(fast, exact, rtol=0, atol=4e-3 * np.abs(exact).max())
+            assert not fast[~exact.any(axis=1)].any()
+
+    def test_rows_of_no_group_are_zero_whatever_their_scales(self, rng):
+        lhs, rhs = fp8(rng, (M, K)), fp8(rng, (G, N, K))
+        lhs_scale, rhs_scale = scales(rng, (M, 1)), scales(rng, (G, N))
+        sizes = np.full(G, 80, np.int32)
+        lhs_scale[sizes.sum() :] = np.nan
+        sizes[0], rhs_scale[0] = 0, np.inf
+        owned = sizes.sum()
+        for fast in (False, True):
+            out = np.float64(
+                noncontracting(lhs, lhs_scale, rhs, rhs_scale, sizes, fast_accumulation=fast)
+            )
+            assert np.isfinite(out[:owned]).all() and out[:owned].any()
+            assert not out[owned:].any()
+
+
 @TILES
 @DTYPES
 @OUTPUTS
@@ -262,6 +296,8 @@ class TestTraining:
             jgg.Recipe(power_of_two_scales=True),
             jgg.Recipe(gradient_dtype=E5M2),
             jgg.Recipe(scaling="rowwise"),
+            jgg.Recipe(scaling="rowwise", fast_accumulation=True),
+            jgg.Recipe(scaling="tensorwise", fast_accumulation=True),
             jgg.Recipe(forward="bf16"),
             jgg.Recipe(dgrad="bf16"),
             jgg.Recipe(wgrad="bf16"),

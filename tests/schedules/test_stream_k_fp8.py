@@ -34,6 +34,7 @@ class TestPlanOfFp8:
             lhs_scaling="1x128",
             rhs_scaling="128x128",
             preferred_element_type=np.dtype(jnp.bfloat16),
+            fast_accumulation=False,
             implementation=None,
             tile=tile,
         )

@@ -27,18 +27,33 @@ class ScaledEpilogue {
                             ElementType type, int consumer, StoreHint hint)
       : chunks_(&shared.chunks[consumer][0][0]),
         channel_scales_(shared.channel_scales[consumer]),
+        row_scales_(shared.row_scales[consumer]),
         descriptor_(descriptor),
         hint_(hint),
         type_(type),
         consumer_(consumer),
         pending_(false) {}
 
+  // Of a tile's rows, those of this consumer begin here.
+  __device__ int first_row() const { return consumer_ * kRowsPerConsumer; }
+
   // Before `finish`, sends for the scales of the finished tile's columns, which are `first` and on.
-  __device__ void fetch_scales(float const* scales, int first, int columns) const {
+  // Where there are no products the result is zero, whatever scales may be.
+  __device__ void fetch_scales(float const* scales, int first, int columns,
+                               bool has_products = true) const {
 #pragma unroll
     for (int i = 0; i < Config::kTileN; i += kWarpgroup) {
       int const column = min(first + i + thread(), columns - 1);
-      ScaleLoader::copy(channel_scales_ + i + thread(), scales + column);
+      ScaleLoader::copy_or_zero(channel_scales_ + i + thread(), scales + column, has_products);
+    }
+  }
+
+  // The same of its rows, if theirs do not change from step to step: `scale(i)` is where that of
+  // row i is.
+  template <class Scale>
+  __device__ void fetch_row_scales(bool has_products, Scale const& scale) const {
+    if (thread() < kRowsPerConsumer) {
+      ScaleLoader::copy_or_zero(row_scales_ + thread(), scale(thread()), has_products);
     }
   }
 
@@ -134,6 +149,10 @@ class ScaledEpilogue {
           *reinterpret_cast<float2 const*>(channel_scales_ + column + i / 4 * 8 + thread() % 4 * 2);
       pair = {pair.x * scale.x, pair.y * scale.y};
     }
+    if constexpr (!Config::kStepScales) {
+      float const scale = row_scales_[thread() / 32 * 16 + i / 2 % 2 * 8 + thread() % 32 / 4];
+      pair = {pair.x * scale, pair.y * scale};
+    }
     return pair;
   }
 
@@ -196,6 +215,7 @@ class ScaledEpilogue {
 
   uint8_t* chunks_;
   float* channel_scales_;
+  float* row_scales_;
   CUtensorMap const& descriptor_;
   StoreHint hint_;
   ElementType type_;

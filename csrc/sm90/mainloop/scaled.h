@@ -1,5 +1,6 @@
 // The mainloop: a producer thread fills a ring of stages by TMA; the consumer warpgroups multiply
-// each stage, scale its products and add them to float32 sums.
+// each stage, scale its products and add them to float32 sums, or leave the additions to the tensor
+// cores.
 #pragma once
 
 #include "sm90/mainloop/scaled_config.h"
@@ -65,7 +66,7 @@ class ScaledMainloop {
         bool const last = slice == Config::kSlices - 1;
         issue(lhs_of(lhs, now.stage), rhs_of(rhs, now.stage, slice), products);
         if (k_tile == 0) overlap(slice);
-        if (slice == 0) {
+        if (Config::kStepScales && slice == 0) {
           // Scales come by another way and often later than the stage.
           shared.scales_full[now.stage].wait(now.phase);
           scales.read(shared, now.stage, consumer);
@@ -81,11 +82,51 @@ class ScaledMainloop {
     }
   }
 
+  // The same without promotion: products of all steps add up in the tensor cores. What is left of
+  // the tile before is stored during the first step, which therefore goes by way of registers of
+  // its own, a slice at a time.
+  template <class Sums, class Overlap>
+  __device__ static void accumulate(int k_tiles, Shared& shared, Stage& stage, int consumer,
+                                    Sums& sums, Overlap&& overlap) {
+    auto const first_lhs = lhs_descriptors(shared, consumer);
+    auto const first_rhs = rhs_descriptors(shared);
+    {
+      Products products;
+      shared.full[stage.stage].wait(stage.phase);
+#pragma unroll
+      for (int slice = 0; slice < Config::kSlices; ++slice) {
+        issue(lhs_of(first_lhs, stage.stage), rhs_of(first_rhs, stage.stage, slice), products);
+        overlap(slice);
+        cute::warpgroup_wait<0>();
+        cute::warpgroup_fence_operand(products);
+#pragma unroll
+        for (int i = 0; i < kSums; ++i) sums[slice][i] = products(i);
+      }
+      release(shared, stage.stage);
+      ++stage;
+    }
+    Stage finished = stage;
+    for (int k_tile = 1; k_tile < k_tiles; ++k_tile, ++stage) {
+      shared.full[stage.stage].wait(stage.phase);
+      accumulate_step(lhs_of(first_lhs, stage.stage), first_rhs, stage.stage, sums);
+      // Of the two steps in flight the older one is done with its stage.
+      cute::warpgroup_wait<1>();
+      if (k_tile > 1) {
+        release(shared, finished.stage);
+        ++finished;
+      }
+    }
+    cute::warpgroup_wait<0>();
+    if (k_tiles > 1) release(shared, finished.stage);
+#pragma unroll
+    for (int slice = 0; slice < Config::kSlices; ++slice) fence(sums[slice]);
+  }
+
   // Passes over the stages of a tile in which this consumer has no rows.
   __device__ static void skip(WorkTile const& work, Shared& shared, Stage& stage) {
     for (int k_tile = 0; k_tile < work.k_tiles; ++k_tile, ++stage) {
       shared.full[stage.stage].wait(stage.phase);
-      shared.scales_full[stage.stage].wait(stage.phase);
+      if constexpr (Config::kStepScales) shared.scales_full[stage.stage].wait(stage.phase);
       release(shared, stage.stage);
     }
   }
@@ -154,11 +195,38 @@ class ScaledMainloop {
     issue_batch(mma, lhs, rhs, true, products);
   }
 
+  // All slices of a step to the tensor cores, which add their products to the sums.
+  template <class Lhs, class Rhs, class Sums>
+  __device__ static void accumulate_step(Lhs const& lhs, Rhs const& first_rhs, int stage,
+                                         Sums& sums) {
+    Mma mma;
+#pragma unroll
+    for (int slice = 0; slice < Config::kSlices; ++slice) fence(sums[slice]);
+    cute::warpgroup_arrive();
+#pragma unroll
+    for (int slice = 0; slice < Config::kSlices; ++slice) {
+      auto accumulators =
+          cute::make_tensor(cute::make_rmem_ptr(&sums[slice][0]), typename Products::layout_type{});
+      issue_step(mma, lhs, rhs_of(first_rhs, stage, slice), false, accumulators);
+    }
+    cute::warpgroup_commit_batch();
+#pragma unroll
+    for (int slice = 0; slice < Config::kSlices; ++slice) fence(sums[slice]);
+  }
+
+  __device__ static void fence(float (&sums)[kSums]) {
+#pragma unroll
+    for (float& sum : sums) cute::warpgroup_fence_operand(sum);
+  }
+
   // Scales the products of a slice and adds them to its sums. Element i of a thread's products is
   // in row i / 2 % 2 of its two and in columns i / 4 * 8 and on.
   __device__ static void add(Shared& shared, int stage, int slice, StepScales const& scales,
                              Products const& products, float (&sums)[kSums]) {
-    if constexpr (Config::kColumnScales) {
+    if constexpr (!Config::kStepScales) {
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) sums[i] += products(i);
+    } else if constexpr (Config::kColumnScales) {
       float const* columns = shared.rhs_scales[stage] + slice * Config::kMmaN + threadIdx.x % 4 * 2;
       // The row's scale first, which all multiplications of a row find where the one before left
       // it, and then both rows of a column: that reads 5 % fewer registers than the product of the

@@ -15,7 +15,8 @@ constexpr int kScaleThreads = 64;          // the two warps that bring scales
 // of their own and from there, scaled, into float32 sums. Both take registers: a consumer therefore
 // covers its kTileN columns in slices of kMmaN, one after the other through the same accumulator.
 template <class Lhs_, class Rhs_, int kTileN_, int kCluster_, bool kColumnScales_,
-          bool kChannelScales_ = false, bool kTransposesOut_ = false>
+          bool kChannelScales_ = false, bool kTransposesOut_ = false, bool kStepScales_ = true,
+          bool kPromotes_ = true>
 struct ScaledConfig {
   using Lhs = Lhs_;
   using Rhs = Rhs_;
@@ -40,19 +41,30 @@ struct ScaledConfig {
   // Does every column of rhs have one scale in all steps, which the epilogue multiplies by?
   static constexpr bool kChannelScales = kChannelScales_;
   static_assert(!kChannelScales || !kColumnScales);
+  // Do scales change from step to step? Otherwise the epilogue multiplies by those of rows, too.
+  static constexpr bool kStepScales = kStepScales_;
+  static_assert(kStepScales || kChannelScales);
+  // Are the products of a step added to float32 sums, or left to the tensor cores' accumulators?
+  static constexpr bool kPromotes = kPromotes_;
+  static_assert(kPromotes || !kStepScales);
   // Is the result stored with its rows and columns exchanged? Only if it has 16 bits.
   static constexpr bool kTransposesOut = kTransposesOut_;
 
   static constexpr int kChunkBytes = kRowsPerConsumer * kRowBytes;
-  static constexpr int kChunkSlots = kColumnScales || kChannelScales ? 1 : 2;
-  static constexpr int kChannels = kChannelScales ? kTileN : 0;  // of a consumer
+  static constexpr int kChunkSlots = kStepScales && (kColumnScales || kChannelScales) ? 1 : 2;
+  // Scales that the epilogue multiplies by, of a consumer's columns and of its rows.
+  static constexpr int kChannels = kChannelScales ? kTileN : 0;
+  static constexpr int kRowScales = kStepScales ? 0 : kRowsPerConsumer;
 
   static constexpr int kLhsBytes = kTileM * kRowBytes;
   static constexpr int kRhsBytes = kTileN * kRowBytes;
-  static constexpr int kScaleBytes = (kTileM + kRhsScales) * sizeof(float);
+  // Of one step: of rows, and of blocks or columns of rhs.
+  static constexpr int kLhsStepScales = kStepScales ? kTileM : 0;
+  static constexpr int kRhsStepScales = kStepScales ? kRhsScales : 0;
+  static constexpr int kScaleBytes = (kLhsStepScales + kRhsStepScales) * sizeof(float);
   static constexpr int kStages =
       (kSharedMemoryLimit - kScaledMemoryReserve - kConsumers * kChunkSlots * kChunkBytes -
-       kConsumers * kChannels * int(sizeof(float))) /
+       kConsumers * (kChannels + kRowScales) * int(sizeof(float))) /
       (kLhsBytes + kRhsBytes + kScaleBytes);
   static_assert(kStages >= 2, "the tile is too large for shared memory");
 };
@@ -62,9 +74,10 @@ struct ScaledStorage {
   alignas(1024) uint8_t lhs[Config::kStages][Config::kLhsBytes];
   alignas(1024) uint8_t rhs[Config::kStages][Config::kRhsBytes];
   alignas(1024) uint8_t chunks[kConsumers][Config::kChunkSlots][Config::kChunkBytes];
-  alignas(16) float lhs_scales[Config::kStages][Config::kTileM];
-  alignas(16) float rhs_scales[Config::kStages][Config::kRhsScales];
+  alignas(16) float lhs_scales[Config::kStages][std::max(Config::kLhsStepScales, 1)];
+  alignas(16) float rhs_scales[Config::kStages][std::max(Config::kRhsStepScales, 1)];
   alignas(16) float channel_scales[kConsumers][std::max(Config::kChannels, 4)];
+  alignas(16) float row_scales[kConsumers][std::max(Config::kRowScales, 4)];
   WorkTile work[kWorkStages];
   alignas(8) Barrier full[Config::kStages];
   alignas(8) Barrier scales_full[Config::kStages];

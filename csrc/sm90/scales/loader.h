@@ -22,6 +22,13 @@ class ScaleLoader {
                  : "memory");
   }
 
+  __device__ static void copy_or_zero(float* to, float const* from, bool exists) {
+    asm volatile(
+        "cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(cute::cast_smem_ptr_to_uint(to)),
+        "l"(from), "r"(exists ? 4 : 0)
+        : "memory");
+  }
+
   __device__ static void copy4(float* to, float const* from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(cute::cast_smem_ptr_to_uint(to)),
                  "l"(from)

@@ -66,7 +66,8 @@ def run(
         of_part = jax.tree.map(lambda c: c[:, chunk].reshape(-1, top_k), of_chunks)  # noqa: B023
         if results and not schedule.overlap:
             part, of_part, experts, results[-1] = _after(results[-1], part, of_part, experts)
-        results.append(of_chunk(part, of_part, experts, group, schedule))
+        *result, experts = of_chunk(part, of_part, experts, group, schedule)
+        results.append(result)
     ys, wanted, kept = zip(*results, strict=True)
     return jnp.concatenate(ys), sum(wanted), sum(kept)
 
@@ -106,7 +107,10 @@ def _local_pairs(choices, experts, group, schedule) -> LocalPairs:
 
 
 def _gathered(x, choices, experts, group, schedule):
-    """Everybody's tokens come here, and partial results go back."""
+    """Everybody's tokens come here, and partial results go back.
+
+    The last result are the experts for the next chunk.
+    """
     pairs = _local_pairs(choices, experts, group, schedule)
 
     def layer(x, weights, experts=experts):
@@ -118,10 +122,11 @@ def _gathered(x, choices, experts, group, schedule):
         else:
             rows = experts.on_tokens(everybody, pairs, weights, quantized)
         rows = checkpoint_name(rows, "mlpwo")
-        return _returned(rows, pairs, experts, group, schedule.combine)
+        return _returned(rows, pairs, experts, group, schedule.combine), experts.matrices
 
-    y = _keeping(schedule, layer)(x, choices.weights)
-    return y, pairs.wanted, pairs.valid_rows[0]
+    y, matrices = _keeping(schedule, layer)(x, choices.weights)
+    experts = dataclasses.replace(experts, matrices=matrices)
+    return y, pairs.wanted, pairs.valid_rows[0], experts
 
 
 def _dispatched(
@@ -198,21 +203,25 @@ def _exchanged(x, choices, experts, group, schedule):
         return lax.psum(y, group.summed) if group.summed else y
 
     y = _keeping(schedule, layer)(x, choices.weights)
-    return y, pairs.wanted, pairs.valid_rows[0]
+    return y, pairs.wanted, pairs.valid_rows[0], experts
 
 
 def _together(
     rows: jax.Array, weights: jax.Array, experts: Experts, schedule: Schedule
 ) -> tuple[jax.Array, jax.Array, Experts]:
-    """All three. But for `overlap` and in chunks, no gradient travels before all are done.
+    """All three, with an order of their gradients.
 
-    It would run beside a product, and wait for other devices on multiprocessors that the product
-    counts on.
+    Without `overlap` no gradient travels before all are done: it would run beside a product, and
+    wait for other devices on multiprocessors that the product counts on. In chunks, the gradient of
+    wo is added to those of other chunks by then, so that its memory is free for the next matrix's.
     """
-    if schedule.overlap or schedule.chunks > 1:
+    if schedule.overlap:
         return rows, weights, experts
-    matrices = experts.matrices
-    rows, weights, matrices = lax.optimization_barrier((rows, weights, matrices))
+    if schedule.chunks > 1:
+        rows, wo = lax.optimization_barrier((rows, experts.matrices["wo"]))
+        matrices = experts.matrices | {"wo": wo}
+    else:
+        rows, weights, matrices = lax.optimization_barrier((rows, weights, experts.matrices))
     return rows, weights, dataclasses.replace(experts, matrices=matrices)
 
 

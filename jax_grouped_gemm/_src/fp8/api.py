@@ -179,6 +179,7 @@ def scaled_ragged_dot(
     transpose_rhs: bool = False,
     preferred_element_type: DTypeLike = jnp.bfloat16,
     group_offset: ArrayLike | None = None,
+    fast_accumulation: bool = False,
     implementation: Implementation = None,
 ) -> jax.Array:
     """Ragged matmul of FP8 operands [m, k] x [g, k, n] -> [m, n], each times its scales.
@@ -204,6 +205,10 @@ def scaled_ragged_dot(
       transpose_rhs: whether the last two dimensions of `rhs` and its blocks are swapped.
       preferred_element_type: dtype of the result; the kernels write bfloat16, float16 or float32.
       group_offset: see `ragged_dot`.
+      fast_accumulation: lets the tensor cores add up all products, with about 14 bits of each sum,
+        as `use_fast_accum` of torch's `_scaled_mm` does. Some shapes, those of few rows among them,
+        have no such kernel and keep float32 sums. Only where no scale changes along k: "1xk" or
+        "tensor", with a scale a column or a matrix of `rhs`.
       implementation: see `ragged_dot`.
 
     Returns:
@@ -211,7 +216,7 @@ def scaled_ragged_dot(
 
     Raises:
       TypeError: an operand has an unsuitable dtype, or shapes do not fit together.
-      ValueError: `lhs_scaling` or `implementation` is invalid.
+      ValueError: `lhs_scaling`, `fast_accumulation` or `implementation` is invalid.
       NotImplementedError: see `ragged_dot`.
     """
     lhs, rhs = _fp8_array("lhs", lhs, 2), _fp8_array("rhs", rhs, 3)
@@ -230,6 +235,13 @@ def scaled_ragged_dot(
     lhs_scale = _lhs_scale(_scale_array("lhs_scale", lhs_scale), m, k, lhs_scaling)
     rhs_scale = _scale_array("rhs_scale", rhs_scale)
     rhs_scale, rhs_scaling = _rhs_scale(rhs_scale, g, k, n, transpose_rhs)
+    if checked_boolean("fast_accumulation", fast_accumulation) and (
+        lhs_scaling not in ("1xk", "tensor") or rhs_scaling == "128x128"
+    ):
+        raise ValueError(
+            "fast_accumulation must be False where scales change along k, as with "
+            f"lhs_scaling={lhs_scaling!r} and rhs scaled by {rhs_scaling}"
+        )
     offset = canonical_offset(group_offset)
     run_group_checks(group_sizes, m, offset, g)
     return primitive.scaled_ragged_noncontracting(
@@ -242,6 +254,7 @@ def scaled_ragged_dot(
         transpose_rhs=transpose_rhs,
         lhs_scaling=lhs_scaling,
         rhs_scaling=rhs_scaling,
+        fast_accumulation=fast_accumulation,
         preferred_element_type=canonical_dtype("preferred_element_type", preferred_element_type),
         implementation=checked_implementation(implementation),
         **current_tiles().params("forward"),

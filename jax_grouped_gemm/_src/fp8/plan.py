@@ -70,12 +70,14 @@ class ScaledProblem(RaggedProblem):
       lhs_scaling, rhs_scaling: which elements share a scale.
       b: blocks of 128 rows of a contracting product, each of one group; 0 otherwise.
       r: rows of such a block; 0 otherwise.
+      fast_accumulation: whether tensor cores alone may add up products.
     """
 
     lhs_scaling: str
     rhs_scaling: str
     b: int
     r: int
+    fast_accumulation: bool = False
 
     @classmethod
     def noncontracting(cls, avals: Sequence[Any], params: Mapping[str, Any]) -> Self:
@@ -91,6 +93,7 @@ class ScaledProblem(RaggedProblem):
             rhs_scaling=params["rhs_scaling"],
             b=0,
             r=0,
+            fast_accumulation=params["fast_accumulation"],
         )
 
     @classmethod

@@ -26,15 +26,16 @@ from jax_grouped_gemm._src.op import Op
 
 
 def scaled_ragged_noncontracting(
-    lhs, lhs_scale, rhs, rhs_scale, group_sizes, group_offset, **params
+    lhs, lhs_scale, rhs, rhs_scale, group_sizes, group_offset, *, fast_accumulation=False, **params
 ) -> jax.Array:
     """lhs [b?, m, k] times rhs [b?, g, k, n] -> [b?, m, n].
 
     Parameters: transpose_rhs, lhs_scaling, rhs_scaling, preferred_element_type, implementation,
-    and optionally tile, a `TileConfig` for the kernel instead of the plan's choice.
+    and optionally fast_accumulation, for scales that do not change along k, and tile, a
+    `TileConfig` for the kernel instead of the plan's choice.
     """
     operands = (lhs, lhs_scale, rhs, rhs_scale, group_sizes, group_offset)
-    return NONCONTRACTING.bind(*operands, **params)
+    return NONCONTRACTING.bind(*operands, fast_accumulation=fast_accumulation, **params)
 
 
 def _noncontracting_aval(*operands, transpose_rhs, preferred_element_type, **params):

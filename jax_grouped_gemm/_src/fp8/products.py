@@ -119,6 +119,7 @@ class Fp8Products:
             transpose_rhs=True,
             lhs_scaling=LHS_SCALING[self.recipe.scaling],
             rhs_scaling=RHS_SCALING[self.recipe.scaling],
+            fast_accumulation=self.recipe.fast_accumulation,
             preferred_element_type=dtype,
             implementation=self.implementation,
             **self.tiles.params(which),

@@ -35,6 +35,8 @@ class Recipe:
         rows of a group whatever this says, but for tokens in layers, and the gradient of what is
         summed up to tokens: each of their columns has one scale.
       power_of_two_scales: rounds scales up to powers of two.
+      fast_accumulation: lets tensor cores alone add up the products of forward and dgrad, see
+        `scaled_ragged_dot`; for "rowwise" and "tensorwise" scaling.
 
     "bf16" products multiply 16-bit operands as they are and round wider ones to bfloat16.
 
@@ -48,12 +50,20 @@ class Recipe:
     gradient_dtype: DTypeLike = jnp.float8_e4m3fn
     scaling: Scaling = "blockwise"
     power_of_two_scales: bool = False
+    fast_accumulation: bool = False
 
     def __post_init__(self):
         for name in ("forward", "dgrad", "wgrad"):
             checked_choice(name, getattr(self, name), get_args(Precision))
         checked_choice("scaling", self.scaling, get_args(Scaling))
         checked_boolean("power_of_two_scales", self.power_of_two_scales)
+        if checked_boolean("fast_accumulation", self.fast_accumulation) and (
+            self.scaling == "blockwise"
+        ):
+            raise ValueError(
+                "fast_accumulation must be False with scaling='blockwise', whose scales change "
+                "along the contracted dimension"
+            )
         for name in ("forward_dtype", "gradient_dtype"):
             object.__setattr__(self, name, checked_fp8_dtype(name, getattr(self, name)))
 

@@ -267,6 +267,7 @@ def scaled_ragged_noncontracting(
     lhs_scaling: str,
     rhs_scaling: str,
     preferred_element_type: np.dtype,
+    fast_accumulation: bool,
 ) -> jax.Array:
     """Multiplies each group's rows of `lhs` by the group's own matrix, both dequantised.
 
@@ -279,6 +280,7 @@ def scaled_ragged_noncontracting(
       group_sizes, group_offset: see `reference.ragged_noncontracting`.
       lhs_scaling, rhs_scaling: members of `LHS_SCALINGS` and `RHS_SCALINGS`.
       preferred_element_type: dtype of the result.
+      fast_accumulation: allows less precision, of which no use is made here.
 
     Returns:
       [b?, m, n], zero in the rows that no local group owns.

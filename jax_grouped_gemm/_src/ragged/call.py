@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_grouped_gemm._src.arrays import pad_to
-from jax_grouped_gemm._src.plan import Plan
+from jax_grouped_gemm._src.plan import Plan, TileConfig
 from jax_grouped_gemm._src.ragged import whole
 from jax_grouped_gemm._src.ragged.problem import PINGPONG_TILE, RaggedProblem
 
@@ -57,6 +57,11 @@ def _kind(plan: Plan[RaggedProblem]) -> str:
     _, tile = plan.kernel
     if plan.problem.contracts_rows:
         return "pingpong" if tile.tile_n == PINGPONG_TILE.tile_n else "cooperative"
+    return kind_of(tile)
+
+
+def kind_of(tile: TileConfig) -> str:
+    """How a kernel of a noncontracting product divides its work."""
     return "stream_k" if tile.stream_k else "swapped" if tile.transposed else "cooperative"
 
 

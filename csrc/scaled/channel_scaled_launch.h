@@ -1,0 +1,20 @@
+// The launch of a noncontracting FP8 product whose scales are the same all along K.
+#pragma once
+
+#include "scaled/channel_scaled.h"
+#include "scaled/launch.h"
+
+namespace jgg::sm90 {
+
+template <ElementType kType>
+cudaError_t scaled_noncontracting_channels(TileConfig config, ScaledArguments const& arguments,
+                                           cudaStream_t stream) {
+  return Flag{!arguments.fast_accumulation}([&](auto promotes) {
+    return launch_scaled<ScaledNoncontractingTiles, ChannelScaledNoncontracting, WholeScaledTiles,
+                         /*kColumnScales=*/false, kType, /*kChannelScales=*/true,
+                         /*kTransposesOut=*/false, /*kStepScales=*/false, promotes.value>(
+        config, arguments, stream);
+  });
+}
+
+}  // namespace jgg::sm90
