@@ -48,10 +48,9 @@ from jax_grouped_gemm._src.fp8.api import (
     quantize_blockwise,
     quantize_ragged,
     quantize_weights,
-    scaled_ragged_dot,
-    scaled_ragged_dot_contracting,
 )
 from jax_grouped_gemm._src.fp8.recipe import Recipe
+from jax_grouped_gemm._src.fp8.scaled import scaled_ragged_dot, scaled_ragged_dot_contracting
 from jax_grouped_gemm._src.fp8.training import fp8_ragged_dot
 from jax_grouped_gemm._src.lists.grouped_gemm.api import grouped_gemm
 from jax_grouped_gemm._src.lists.grouped_gemm.plan import GroupedGemmPlan

@@ -137,3 +137,36 @@ def test_transposed_gradients_come_from_one_kernel_where_it_has_the_form(hidden,
     assert kernels(program, *names) == dict(
         zip(names, (one_kernel, 1 - one_kernel, 3 - 3 * one_kernel), strict=True)
     )
+
+
+@pytest.mark.parametrize(
+    "tokens, embed, hidden, experts, top_k, mebibytes",
+    [
+        (8192, 2048, 768, 128, 8, 400),
+        (24576, 1536, 256, 128, 8, 750),
+        (8192, 4096, 512, 128, 8, 570),
+        (4096, 7168, 2048, 32, 8, 600),
+        (4096, 4096, 14336, 8, 2, 530),
+        (8192, 2880, 2880, 32, 4, 430),
+    ],
+)
+def test_memory_of_published_layers(tokens, embed, hidden, experts, top_k, mebibytes, h200):
+    """Weights quantised before, forward and backward: of what is wider, the gradients of
+    projections or their product, one array is there while those of weights are computed."""
+    recipe = jgg.Recipe()
+    x, logits = array((tokens, embed), BF16), array((tokens, experts), F32)
+    up, down = array((experts, embed, hidden), BF16), array((experts, hidden, embed), BF16)
+    quantized = jax.eval_shape(partial(jgg.quantize_mlp, recipe=recipe), up, up, down)
+    leaves, tree = jax.tree.flatten(quantized)
+
+    def run(x, wi_0, wi_1, wo, logits, dy, *leaves):
+        def of(x, wi_0, wi_1, wo, logits):
+            routing = moe.route(logits, top_k)
+            weights = tree.unflatten(leaves)
+            return moe.dropless_mlp(x, routing, wi_0, wi_1, wo, recipe=recipe, quantized=weights)
+
+        y, vjp = jax.vjp(of, x, wi_0, wi_1, wo, logits)
+        return y, vjp(dy)
+
+    program = h200.compile(run, x, up, up, down, logits, x, *leaves)
+    assert program.temporary_bytes <= mebibytes * 2**20

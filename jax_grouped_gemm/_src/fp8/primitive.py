@@ -1,4 +1,4 @@
-"""The scaled ragged products and the quantisers, see `reference` for shapes and semantics.
+"""The scaled ragged products and the quantisers: shapes and semantics are those of the references.
 
 None has a derivative of its own. Operands of the products are (lhs, lhs_scale, rhs, rhs_scale,
 group_sizes, group_offset); an operand and its scales have the native batch dimension together.
@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 
 from jax_grouped_gemm._src.arrays import cdiv, round_up
-from jax_grouped_gemm._src.fp8 import call, plan, reference
+from jax_grouped_gemm._src.fp8 import call, plan, reference, scaled_reference
 from jax_grouped_gemm._src.fp8.formats import (
     BLOCK,
     COLUMN_ROWS,
@@ -51,7 +51,7 @@ NONCONTRACTING = Op(
     avals=_noncontracting_aval,
     planner=plan.plan_scaled_noncontracting,
     call=call.scaled_noncontracting,
-    reference=reference.scaled_ragged_noncontracting,
+    reference=scaled_reference.scaled_ragged_noncontracting,
 )
 
 
@@ -81,7 +81,7 @@ CONTRACTING = Op(
     avals=_contracting_aval,
     planner=plan.plan_scaled_contracting,
     call=call.scaled_contracting,
-    reference=reference.scaled_ragged_contracting,
+    reference=scaled_reference.scaled_ragged_contracting,
 )
 
 

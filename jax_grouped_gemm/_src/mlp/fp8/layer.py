@@ -257,7 +257,6 @@ def _mlp_backward(layer, kept, dy):
     indices = given["group_sizes"], given["group_offset"]
     forward_dtype, gradient_dtype = layer.recipe.forward_dtype, layer.recipe.gradient_dtype
     cotangents: dict[str, jax.Array | None] = {}
-    dy_rows = None
     if wo is None:
         dh = dy
     else:
@@ -266,13 +265,25 @@ def _mlp_backward(layer, kept, dy):
         dh = layer.rows_by_weights(
             "dgrad", layer.copied(tokens, rows), wo, *indices, layer.dtype("projections")
         )
-        dy_rows = layer.tokens_for_wgrad(dy, given, gradient_dtype, copied=layer.combines)
     weights = _weights_of_rows(layer, given, projections)
     gradients = layer.hidden_gradients(projections, dh, weights, given)
     num_rows = projections.shape[0]
     if "weights" in given:
         cotangents["weights"] = gradients.weights.astype(given["weights"].dtype)
-    if dy_rows is not None:
+
+    def rows_gradient(projections):
+        dx = layer.rows_by_weights("dgrad", projections, wi, *indices, layer.dtype("x"))
+        return _combined(dx, given, given["x"].shape[0]) if "rows" in given else dx
+
+    # Of the gradients of projections, [m, 2 F], and their product, [m, D] of 16 bits, the wider one
+    # is there for the shorter time.
+    x_first = layer.hidden_layer.columns >= given["x"].shape[1]
+    if x_first:
+        cotangents["x"] = rows_gradient(gradients.projections)
+        gradients = gradients._replace(projections=None)
+        dy, gradients, cotangents = lax.optimization_barrier((dy, gradients, cotangents))
+    if wo is not None:
+        dy_rows = layer.tokens_for_wgrad(dy, given, gradient_dtype, copied=layer.combines)
         hidden = layer.rows_for_wgrad(gradients.hidden, given, forward_dtype)
         cotangents["wo"] = layer.weights_gradient("wo", hidden, dy_rows, given, num_rows)
     for name, gradient in (("b0", gradients.gate), ("b1", gradients.up)):
@@ -285,9 +296,9 @@ def _mlp_backward(layer, kept, dy):
         if gradient is not None:
             gradient = layer.rows_for_wgrad(gradient, given, gradient_dtype)
             cotangents[name] = layer.weights_gradient(name, x_rows, gradient, given, num_rows)
-    rows, cotangents = lax.optimization_barrier((gradients.projections, cotangents))
-    dx = layer.rows_by_weights("dgrad", rows, wi, *indices, layer.dtype("x"))
-    cotangents["x"] = _combined(dx, given, x.shape[0]) if "rows" in given else dx
+    if not x_first:
+        rows, cotangents = lax.optimization_barrier((gradients.projections, cotangents))
+        cotangents["x"] = rows_gradient(rows)
     names = (*given, *(n for n in ("wi_0", "wi_1", "wo") if n in dict(layer.dtypes)))
     return {name: cotangents.get(name) for name in names}, None, None
 
