@@ -63,7 +63,6 @@ from jax_grouped_gemm._src.expert_parallel.stats import (
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.mlp import api as mlp
 from jax_grouped_gemm._src.mlp import composed
-from jax_grouped_gemm._src.mlp.biases import with_bias
 from jax_grouped_gemm._src.mlp.fp8 import experts as fp8_experts
 from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp
 from jax_grouped_gemm._src.mlp.primitive import Options
@@ -224,13 +223,9 @@ def dropless_mlp(
         options, given["x"] = Options.of(activation, precision, of_rows), rows
         out = fp8_experts.mlp("dropless_mlp", options, given, recipe, quantized, precision)
         return combine(out, expert_order, implementation=of_rows).reshape(x.shape)
-    matmul = functools.partial(
-        with_bias,
-        _ragged_dot(implementation, precision),
-        group_sizes=group_sizes,
-        group_offset=group_offset,
-    )
-    out = checkpoint_name(composed.mlp(matmul, activation, rows, given, weights), "mlpwo")
+    given["group_offset"] = group_offset  # as it is given to a function of the caller's
+    out = composed.mlp(_ragged_dot(implementation, precision), activation, rows, given, weights)
+    out = checkpoint_name(out, "mlpwo")
     return combine(out, expert_order, implementation=of_rows).reshape(x.shape)
 
 

@@ -17,7 +17,6 @@ from jax_grouped_gemm._src.fp8.formats import Pair
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.mlp import api as mlp
 from jax_grouped_gemm._src.mlp import composed
-from jax_grouped_gemm._src.mlp.biases import with_bias
 from jax_grouped_gemm._src.mlp.fp8 import experts as fp8_experts
 from jax_grouped_gemm._src.mlp.primitive import Options
 from jax_grouped_gemm._src.rows.api import combine, gather_rows
@@ -93,14 +92,10 @@ class Experts:
             of_result = None
         if not callable(self.implementation):
             return self._mlp(rows, pairs, of_result)
-        matmul = functools.partial(
-            with_bias,
-            functools.partial(self.implementation, precision=self.precision),
-            group_sizes=pairs.group_sizes,
-            group_offset=None,
-        )
-        given = self.matrices | self.biases
-        return composed.mlp(matmul, self.activation, rows, given, of_result)
+        ragged_dot = functools.partial(self.implementation, precision=self.precision)
+        groups = dict(group_sizes=pairs.group_sizes, group_offset=None)
+        given: dict[str, Any] = self.matrices | self.biases | groups
+        return composed.mlp(ragged_dot, self.activation, rows, given, of_result)
 
     def copy(self, x: jax.Array, pairs: LocalPairs) -> jax.Array:
         """Tokens [T, D] -> rows [m, D], sorted by expert."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 
 import jax
@@ -9,6 +10,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
 from jax_grouped_gemm._src.activations import Activation, hidden_layer
+from jax_grouped_gemm._src.mlp.biases import with_bias
 
 # The names that MaxText's remat policies use.
 GATE, UP = "mlpwi_0", "mlpwi_1"
@@ -17,20 +19,22 @@ GATE, UP = "mlpwi_0", "mlpwi_1"
 # next to storing its three [m, F] float32 intermediates.
 recomputed_hidden = jax.checkpoint(hidden_layer, static_argnums=0)
 
-# Rows, matrices, a bias or None, and weights [m] of that bias or None, to rows.
-Product = Callable[..., jax.Array]
+# The signature of `jax.lax.ragged_dot`.
+RaggedDot = Callable[..., jax.Array]
 
 
 def projections(
-    product: Product, x: jax.Array, given: Mapping[str, jax.Array]
+    ragged_dot: RaggedDot, x: jax.Array, given: Mapping[str, jax.Array]
 ) -> tuple[jax.Array, jax.Array | None]:
     """gate and up [m, F] of rows [m, D], under their checkpoint names; up is None without wi_1.
 
     Args:
-      product: `biases.with_bias` of a ragged product and its groups.
+      ragged_dot: computes the products; its other arguments are bound already.
       x: rows, sorted by expert.
-      given: wi_0 and perhaps wi_1 [g, D, F], or wi [g, D, 2 F] of both; perhaps b0 and b1 [g, F].
+      given: wi_0 and perhaps wi_1 [g, D, F], or wi [g, D, 2 F] of both; perhaps b0 and b1 [g, F];
+        group_sizes [G], and group_offset [1] or None.
     """
+    product = _of_groups(ragged_dot, given)
     up = None
     if "wi" in given:
         gate, up = jnp.split(product(x, given["wi"], _both_biases(given)), 2, axis=1)
@@ -42,7 +46,7 @@ def projections(
 
 
 def mlp(
-    product: Product,
+    ragged_dot: RaggedDot,
     activation: Activation,
     x: jax.Array,
     given: Mapping[str, jax.Array],
@@ -54,14 +58,20 @@ def mlp(
     the same, and the backward pass needs no copy of the [m, D] result.
 
     Args:
-      product, x, given: see `projections`; given may have wo [g, F, D] and bo [g, D].
+      ragged_dot, x, given: see `projections`; given may have wo [g, F, D] and bo [g, D].
       activation: of the hidden layer.
       weights: [m], or None for ones.
     """
-    hidden = recomputed_hidden(activation, *projections(product, x, given), weights)
+    hidden = recomputed_hidden(activation, *projections(ragged_dot, x, given), weights)
     if "wo" not in given:
         return hidden
-    return product(hidden, given["wo"], given.get("bo"), weights)
+    return _of_groups(ragged_dot, given)(hidden, given["wo"], given.get("bo"), weights)
+
+
+def _of_groups(ragged_dot: RaggedDot, given: Mapping[str, jax.Array]) -> RaggedDot:
+    """Rows, matrices, a bias or None, and weights [m] of that bias or None, to rows."""
+    groups = {name: given[name] for name in ("group_sizes", "group_offset")}
+    return functools.partial(with_bias, ragged_dot, **groups)
 
 
 def _both_biases(given: Mapping[str, jax.Array]) -> jax.Array | None:

@@ -145,10 +145,7 @@ def gated_ragged_dot(
     given = dict(zip(names, operands, strict=True))
     x = token_rows.on_rows(given["x"], given)
     sizes, offset = given["group_sizes"], given["group_offset"]
-    matmul = functools.partial(
-        with_bias, Products(**options).rows, group_sizes=sizes, group_offset=offset
-    )
-    gate, up = composed.projections(matmul, x, given)
+    gate, up = composed.projections(Products(**options).rows, x, given)
     num_groups = given["wi" if "wi" in given else "wi_0"].shape[0]
     weights = row_weights(
         given.get("weights"), owned_rows(sizes, offset, num_groups, x.shape[0]), gate

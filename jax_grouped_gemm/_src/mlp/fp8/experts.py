@@ -11,7 +11,6 @@ from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
 from jax_grouped_gemm._src.fp8.training import fp8_ragged_dot
 from jax_grouped_gemm._src.mlp import composed, reference
 from jax_grouped_gemm._src.mlp import rows as token_rows
-from jax_grouped_gemm._src.mlp.biases import with_bias
 from jax_grouped_gemm._src.mlp.fp8 import layer
 from jax_grouped_gemm._src.mlp.fp8.weights import checked_quantized
 from jax_grouped_gemm._src.plan import using_tiles
@@ -75,17 +74,13 @@ def mlp(
 
 
 def _composed(options, given, recipe) -> jax.Array:
-    sizes, offset = given["group_sizes"], given["group_offset"]
-    matmul = functools.partial(
-        with_bias,
-        functools.partial(fp8_ragged_dot, recipe=recipe, implementation=options.implementation),
-        group_sizes=sizes,
-        group_offset=offset,
+    ragged_dot = functools.partial(
+        fp8_ragged_dot, recipe=recipe, implementation=options.implementation
     )
-    x = given["x"]
+    x, sizes, offset = (given[name] for name in ("x", "group_sizes", "group_offset"))
     if "rows" in given:
         x = token_rows.gather(x, given["rows"], given.get("inverse"))
     with using_tiles(options.tile_choices):
         owned = reference.owned_rows(sizes, offset, given["wi_0"].shape[0], x.shape[0])
         weights = reference.row_weights(given.get("weights"), owned, x)
-        return composed.mlp(matmul, options.activation, x, given, weights)
+        return composed.mlp(ragged_dot, options.activation, x, given, weights)
