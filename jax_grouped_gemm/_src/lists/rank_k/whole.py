@@ -72,9 +72,8 @@ def _seconds(problem: RankKProblem, terms: int, target: Target) -> float:
     multiplying = multiplied / _rate(problem, terms, target)
     moving = (problem.operand_bytes + sums_bytes) / BANDWIDTH
     # Sums and, where results are symmetric or sums of two products, their mirror images are read.
-    reads = sums_bytes * (1 + (problem.num_products > 1 or problem.symmetrize))
-    if sums_bytes <= CACHED_BYTES:
-        reads /= CACHE_SPEEDUP
+    passes = 1.0 + (problem.num_products > 1 or problem.symmetrize)
+    reads = sums_bytes * passes / (CACHE_SPEEDUP if sums_bytes <= CACHED_BYTES else 1)
     results = problem.result_dtype.itemsize * elements * (1 + problem.has_c)
     launching = XLA_SECONDS * sum(0 not in (s.g, s.n) for s in problem.stacks)
     return max(multiplying, moving) + (reads + results) / BANDWIDTH + launching
