@@ -88,7 +88,8 @@ def _as_memory(count: float) -> str:
 def layer() -> plt.Figure:
     """Where the time of a whole layer goes, forward and with its gradients, beside QuACK's."""
     results = load([quotes.RESULTS / "h200_moe.json"])
-    cases = [case for case in results["cases"] if "parts_us" in quotes.ours(case)]
+    beside_quack = quotes.cases("layers_quack")
+    cases = [beside_quack.get(case["case"], case) for case in results["cases"]]
     parts = list(dict.fromkeys(part for case in cases for part in quotes.ours(case)["parts_us"]))
     figure, panels = plt.subplots(2, 1, figsize=(WIDTH, 6.2), layout="constrained")
     for axes, op, title in zip(

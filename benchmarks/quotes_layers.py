@@ -36,6 +36,20 @@ def layers() -> str:
     return table(header, rows)
 
 
+def layers_quack() -> str:
+    """Layers beside those of QuACK's fused kernels, of one run."""
+    rows = []
+    for name in layer_names("layers_quack"):
+        row = [f"`{name}`"]
+        for op in ("moe_forward", "moe_step"):
+            found = case("layers_quack", f"{name}/{op}")
+            ratios = (found["ratios"][peer] for peer in ("quack", "quack_tuned"))
+            row += [microseconds(found), ", ".join(f"{ratio:.2f}" for ratio in ratios)]
+        rows.append(row)
+    header = ["forward us", "QuACK, tuned", "with gradients us", "QuACK, tuned"]
+    return table(["layer", *header], rows)
+
+
 def fp8_gain(name: str, recipe: str, when: str) -> float:
     """How many times as fast as in bfloat16 a layer with gradients is by a recipe."""
     return case("layers_fp8", f"{name}/moe_step")["ratios"][f"fp8_{recipe}{when}"] ** -1

@@ -22,6 +22,7 @@ RECORDS = {
     "memory": ("h200_memory",),
     "layers": ("h200_moe",),
     "layers_fp8": ("h200_moe_fp8",),
+    "layers_quack": ("h200_moe_quack",),
     "layers_decode": ("h200_moe_decode",),
     "step": ("h200_training",),
     "expert_parallel": ("h200_x2_expert_parallel",),

@@ -25,6 +25,8 @@ from jax_grouped_gemm._src.lists.grouped_gemm.problem import GroupedGemmProblem
 # (docs/notes/lists.md).
 XLA_SECONDS, FLOAT32_XLA_SECONDS, SCALING_SECONDS = 2.5e-6, 3.2e-6, 2e-6
 KERNEL_SECONDS, SPLITTING_KERNEL_SECONDS = 4.5e-6, 15e-6
+# XLA cuts a product that is deeper: its operands are padded and the parts added by other kernels.
+MOST_UNCUT_K, CUT_SECONDS = 192, 1.5e-6
 # Predictions are not that exact: XLA has to be faster by more than this.
 MARGIN = 0.8
 
@@ -50,7 +52,8 @@ def faster_reason(
     working = [entry for entry in problem.entries if 0 not in entry.shape]
     multiplying = sum(math.prod(entry.shape) for entry in working) / rate
     moving = (problem.operand_bytes + problem.result_bytes) / BANDWIDTH
-    whole = max(multiplying, moving) + launching * len(working)
+    cutting = CUT_SECONDS * sum(entry.k > MOST_UNCUT_K for entry in working)
+    whole = max(multiplying, moving) + launching * len(working) + cutting
     listed = kernel.seconds + (SPLITTING_KERNEL_SECONDS if terms else KERNEL_SECONDS)
     if whole > MARGIN * listed:
         return ""

@@ -80,9 +80,13 @@ class RankKProblem:
 
     @property
     def result_bytes(self) -> float:
-        """The size of the triangles that are written, and of those of c, which are read."""
-        elements = sum(s.g * s.n * (s.n + 1) / 2 for s in self.stacks)
-        return self.result_dtype.itemsize * elements * (1 + self.symmetrize + self.has_c)
+        """The size of what is written, and of the triangles of c, which are read.
+
+        The other triangle is written too, mirrored or as zeros, but where it stays that of c.
+        """
+        triangles = sum(s.g * s.n * (s.n + 1) / 2 for s in self.stacks)
+        writes = 2 if self.symmetrize or not self.has_c else 1
+        return self.result_dtype.itemsize * triangles * (writes + self.has_c)
 
     def __str__(self) -> str:
         shapes = ", ".join(

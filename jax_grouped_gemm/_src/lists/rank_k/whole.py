@@ -11,7 +11,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 
-from jax_grouped_gemm._src.arrays import at_least_float32
+from jax_grouped_gemm._src.arrays import at_least_float32, round_up
 from jax_grouped_gemm._src.device import (
     BANDWIDTH,
     FLOAT32,
@@ -31,6 +31,11 @@ XLA_SECONDS = 5e-6
 KERNEL_SECONDS, SPLITTING_KERNEL_SECONDS = 3e-6, 25e-6
 # How much longer float32 kernels were measured to take than the rate of 16 bits predicts.
 SPLITTING_SHARE = 1.15
+# Sums that stay in the L2 cache, of 50 MB, until they are read, and how much faster that is.
+CACHED_BYTES, CACHE_SPEEDUP = 32e6, 2
+# cuBLAS's tiles of complex products are as wide, and were measured to multiply at half the rate
+# where each multiprocessor has one.
+COMPLEX_TILE, COMPLEX_RATE = 64, FP64 / 8
 # Predictions are not that exact: XLA has to be faster by more than this.
 MARGIN = 0.9
 
@@ -63,19 +68,28 @@ def _seconds(problem: RankKProblem, terms: int, target: Target) -> float:
     """What XLA's product takes, and the pass over it that adds, mirrors and masks."""
     elements = sum(s.g * s.n * s.n for s in problem.stacks)
     sums_bytes = np.dtype(at_least_float32(problem.result_dtype)).itemsize * elements
-    multiplying = sum(s.g * s.n * s.n * s.k for s in problem.stacks) / _rate(problem, terms, target)
+    multiplied = sum(s.g * _multiplied_rows(problem, s.n) ** 2 * s.k for s in problem.stacks)
+    multiplying = multiplied / _rate(problem, terms, target)
     moving = (problem.operand_bytes + sums_bytes) / BANDWIDTH
     # Sums and, where results are symmetric or sums of two products, their mirror images are read.
     reads = sums_bytes * (1 + (problem.num_products > 1 or problem.symmetrize))
+    if sums_bytes <= CACHED_BYTES:
+        reads /= CACHE_SPEEDUP
     results = problem.result_dtype.itemsize * elements * (1 + problem.has_c)
     launching = XLA_SECONDS * sum(0 not in (s.g, s.n) for s in problem.stacks)
     return max(multiplying, moving) + (reads + results) / BANDWIDTH + launching
 
 
+def _multiplied_rows(problem: RankKProblem, n: int) -> int:
+    """Rows of a matrix [n, n] with those that fill up its tiles."""
+    is_complex = jnp.issubdtype(problem.dtype, jnp.complexfloating)
+    return round_up(n, COMPLEX_TILE) if is_complex else n
+
+
 def _rate(problem: RankKProblem, terms: int, target: Target) -> float:
     """Multiply-adds a second."""
     if jnp.issubdtype(problem.dtype, jnp.complexfloating):
-        rate = FP64 / 4
+        rate = COMPLEX_RATE
     elif problem.dtype.itemsize == 8:
         rate = FP64
     elif terms:
