@@ -25,6 +25,9 @@ from jax_grouped_gemm._src.arrays import is_static
 from jax_grouped_gemm._src.device import Prediction, Target
 
 WGMMA_ROWS = 64  # of one instruction
+PINGPONG_COLUMNS = 192  # of tiles that two consumers compute in turn
+
+KernelKind = Literal["cooperative", "pingpong", "stream_k", "swapped"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +50,18 @@ class TileConfig:
     def transposed(self) -> bool:
         """Whether rows and columns change places, in kernels for groups of few rows."""
         return self.tile_m <= WGMMA_ROWS
+
+    @property
+    def kind(self) -> KernelKind:
+        """How the kernel of a product divides its work, in the words that its handler takes.
+
+        One kind is compiled of each size but for the cut last wave, so that the sizes say it.
+        """
+        if self.stream_k:
+            return "stream_k"
+        if self.transposed:
+            return "swapped"
+        return "pingpong" if self.tile_n == PINGPONG_COLUMNS else "cooperative"
 
     def sizes(self) -> dict[str, int]:
         """The numbers by name, as every handler takes them."""

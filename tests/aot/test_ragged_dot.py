@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.device import unsuitable_device_reason
 from jax_grouped_gemm._src.plan import DEFAULT_TILE
-from jax_grouped_gemm._src.ragged.plan import PINGPONG_TILE, STREAM_K_TILE
+from jax_grouped_gemm._src.ragged.plan import FLOAT32_FEW_ROWS_TILE, PINGPONG_TILE, STREAM_K_TILE
 from tests.support.aot import ALIGNMENT, FREE, H200, Program, Target
 from tests.support.ops import BOTH_OPS, CONTRACTING, NONCONTRACTING
 
@@ -118,7 +118,23 @@ class TestForward:
         (call,) = program.calls
         for name, size in tile.sizes().items():
             assert f"{name} = {size} : i32" in call.text
-        assert '"stream_k"' not in call.text
+        assert 'kind = "cooperative"' in call.text
+
+    @pytest.mark.parametrize(
+        ("op", "tile", "kind", "dtypes"),
+        [
+            (NONCONTRACTING, STREAM_K_TILE, "stream_k", (jnp.bfloat16, jnp.bfloat16)),
+            (NONCONTRACTING, FLOAT32_FEW_ROWS_TILE, "swapped", (jnp.float32, jnp.float32)),
+            (CONTRACTING, PINGPONG_TILE, "pingpong", (jnp.bfloat16, jnp.float32)),
+        ],
+        ids=str,
+    )
+    def test_kind_reaches_the_call(self, op, tile, kind, dtypes, h200):
+        dtype, result = dtypes
+        *arguments, _ = shapes(op, dtype)
+        program = h200.compile(forward(op, tile=tile, preferred_element_type=result), *arguments)
+        (call,) = program.calls
+        assert f'kind = "{kind}"' in call.text
 
     def test_a_tile_is_for_one_product(self, h200):
         """The cotangents are other products, and theirs is the plan's choice."""

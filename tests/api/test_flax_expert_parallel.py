@@ -65,7 +65,7 @@ def test_linen(placed, mesh, x):
 
 def test_linen_sows_statistics(mesh, x):
     layer = jgg_flax.linen.MoE(F, E, K, mesh=mesh, **AXES)
-    variables = layer.init(jax.random.key(0), x)
+    variables = jax.jit(layer.init)(jax.random.key(0), x)
     _, sown = jax.jit(lambda v, x: layer.apply(v, x, mutable="intermediates"))(
         {"params": variables["params"]}, x
     )
@@ -111,10 +111,9 @@ def test_overlap_is_the_layers(library, mesh, x):
     options = dict(mesh=mesh, expert_axis="expert", strategy="all_gather", overlap=True)
     if library == "linen":
         layer = jgg_flax.linen.MoE(F, E, K, **options)
-        variables = layer.init(jax.random.key(0), x)
 
         def apply(x):
-            return layer.apply(variables, x)[0]
+            return layer.init_with_output(jax.random.key(0), x)[0][0]
     else:
         layer = jgg_flax.nnx.MoE(D, F, E, K, rngs=nnx.Rngs(0), **options)
 

@@ -143,9 +143,16 @@ class TestTransformations:
     @SYMMETRIZE
     @FORMS
     @EVERY
-    @pytest.mark.parametrize("dtype", [np.float64, np.complex128])
-    def test_gradients(self, update, uplo, transpose, symmetrize, dtype, rng):
+    def test_gradients(self, update, uplo, transpose, symmetrize, rng):
         """Forward and reverse, twice, in every operand and scale."""
+        self.check_gradients(update, np.complex128, uplo, transpose, symmetrize, rng)
+
+    @EVERY
+    def test_gradients_of_real_operands(self, update, rng):
+        self.check_gradients(update, np.float64, "upper", True, True, rng)
+
+    @staticmethod
+    def check_gradients(update, dtype, uplo, transpose, symmetrize, rng):
         a, b, c = operands(rng, dtype, transpose, g=2, n=4, k=3)
         alpha = 0.7 if update is HERK or dtype == np.float64 else 0.7 + 0.3j
         options = dict(uplo=uplo, transpose=transpose, symmetrize_output=symmetrize)

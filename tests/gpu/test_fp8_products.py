@@ -13,14 +13,7 @@ from jax_grouped_gemm._src.fp8 import plan as plan_fp8
 from tests.support import fp8_oracle, oracle
 from tests.support import group_sizes as sizes_of
 from tests.support.dtypes import E4M3, E5M2
-from tests.support.fp8_products import (
-    OUTPUTS,
-    check,
-    contracting,
-    fp8,
-    noncontracting,
-    scales,
-)
+from tests.support.fp8_products import OUTPUTS, check, contracting, fp8, noncontracting, scales
 
 M, K, N, G = 776, 520, 392, 8
 KB, NB = 5, 4  # blocks of 128 in K and N

@@ -12,7 +12,7 @@ from jax_grouped_gemm._src.arrays import pad_to
 from jax_grouped_gemm._src.fp8.formats import LHS_SCALINGS, RHS_SCALINGS
 from jax_grouped_gemm._src.fp8.plan import QuantizePlan, ScaledProblem
 from jax_grouped_gemm._src.plan import Plan
-from jax_grouped_gemm._src.ragged.call import call_kernel, kind_of, zeros
+from jax_grouped_gemm._src.ragged.call import call_kernel, zeros
 
 NONCONTRACTING = "jax_grouped_gemm.scaled_ragged_noncontracting.v5"
 CONTRACTING = "jax_grouped_gemm.scaled_ragged_contracting.v3"
@@ -60,7 +60,7 @@ def scaled_noncontracting(
         group_offset,
         lhs_scaling=np.int32(LHS_SCALINGS.index(problem.lhs_scaling)),
         rhs_scaling=np.int32(RHS_SCALINGS.index(problem.rhs_scaling)),
-        kind=kind_of(tile),
+        kind=tile.kind,
         fast_accumulation=problem.fast_accumulation,
     )
 

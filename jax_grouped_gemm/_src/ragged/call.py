@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_grouped_gemm._src.arrays import pad_to
-from jax_grouped_gemm._src.plan import Plan, TileConfig
+from jax_grouped_gemm._src.plan import Plan
 from jax_grouped_gemm._src.ragged import whole
-from jax_grouped_gemm._src.ragged.problem import PINGPONG_TILE, RaggedProblem
+from jax_grouped_gemm._src.ragged.problem import RaggedProblem
 
 NONCONTRACTING = "jax_grouped_gemm.ragged_noncontracting.v4"
 CONTRACTING = "jax_grouped_gemm.ragged_contracting.v4"
@@ -31,6 +31,7 @@ def ragged(
         return whole.product(plan, lhs, rhs, group_sizes, group_offset)
     if plan.kernel_problem is None:
         return zeros(problem)
+    _, tile = plan.kernel
     options: dict[str, Any] = limit(problem.max_sms)
     if not problem.contracts_rows:
         options["zeroes_unowned"] = problem.zeroes_unowned
@@ -42,7 +43,7 @@ def ragged(
         group_offset,
         **_majors(problem),
         **options,
-        kind=_kind(plan),
+        kind=tile.kind,
         terms=np.int32(plan.terms),
     )
 
@@ -50,19 +51,6 @@ def ragged(
 def limit(max_sms: int | None) -> dict[str, np.int32]:
     """The attribute of a product that fills so many multiprocessors at most, if it is limited."""
     return {} if max_sms is None else {"max_sms": np.int32(max_sms)}
-
-
-def _kind(plan: Plan[RaggedProblem]) -> str:
-    """How the kernel divides its work; but for the last wave, the sizes of its tile say it."""
-    _, tile = plan.kernel
-    if plan.problem.contracts_rows:
-        return "pingpong" if tile.tile_n == PINGPONG_TILE.tile_n else "cooperative"
-    return kind_of(tile)
-
-
-def kind_of(tile: TileConfig) -> str:
-    """How a kernel of a noncontracting product divides its work."""
-    return "stream_k" if tile.stream_k else "swapped" if tile.transposed else "cooperative"
 
 
 def accumulate(

@@ -22,6 +22,7 @@ from jax_grouped_gemm._src.plan import (
     DEFAULT_TILE,
     KERNEL_OPERAND_DTYPES,
     KERNEL_RESULT_DTYPES,
+    PINGPONG_COLUMNS,
     Choice,
     Plan,
     TileConfig,
@@ -31,7 +32,6 @@ from jax_grouped_gemm._src.plan import (
 from jax_grouped_gemm._src.ragged import whole
 from jax_grouped_gemm._src.ragged.problem import (
     ACCUMULATE,
-    PINGPONG_TILE,
     RATIOS,
     RaggedProblem,
     addressable_problem,
@@ -44,6 +44,7 @@ from jax_grouped_gemm._src.ragged.problem import (
 )
 
 STREAM_K_TILE = dataclasses.replace(DEFAULT_TILE, stream_k=True)
+PINGPONG_TILE = TileConfig(tile_m=128, tile_n=PINGPONG_COLUMNS, cluster=2)
 FLOAT32_FEW_ROWS_TILE = TileConfig(tile_m=64, tile_n=128, cluster=1)
 
 # Cutting the last wave gives 6 % of 8.2 waves of 224 steps and nothing of 30 waves, and costs 1 %

@@ -196,7 +196,6 @@ class RaggedProblem:
         return f"{self.op} {lhs} x {rhs} -> {out}, {self.num_groups} groups{batch}"
 
 
-PINGPONG_TILE = TileConfig(tile_m=128, tile_n=192, cluster=2)
 NUM_CONSUMERS = 2
 STEP_BYTES = 128
 """What a step reads of a row of either operand: 64 elements of 16 bits, or 128 of 8."""
