@@ -10,7 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from pace_additions import pace
+from pace_additions import count_of_one_bank, pace
 
 
 def run(log_dir: str, *command: str) -> int:
@@ -18,8 +18,9 @@ def run(log_dir: str, *command: str) -> int:
     messages, status = result.stdout, result.returncode
     if status == 0:
         for period in _additions_per_pause(command):
-            paced = pace(Path(_after("-o", command)), period)
-            messages += f"Additions paced: {paced} instructions\n"
+            path = Path(_after("-o", command))
+            paced, of_one_bank = pace(path, period), count_of_one_bank(path)
+            messages += f"Additions paced: {paced} instructions, {of_one_bank} of one bank\n"
             if not paced:
                 messages += "error: no additions of an FP8 product were found to pace\n"
                 status = 1

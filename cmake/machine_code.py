@@ -41,6 +41,7 @@ class Instruction:
     destination = _Field(16, 8)
     first_source = _Field(24, 8)
     second_source = _Field(32, 8)
+    third_source = _Field(64, 8)
 
     stall = _Field(105, 4)  # cycles until the warp's next instruction may issue
     no_yield = _Field(109, 1)  # 0: rather issue another warp's next

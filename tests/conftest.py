@@ -27,6 +27,10 @@ if not Path("/dev/nvidiactl").exists():
         XLA_FLAGS.append("--xla_cpu_use_fusion_emitters=false")
     # The CUDA plugin can compile for a GPU that is not there, if it may load without cuDNN.
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+else:
+    # On a GPU, most goes into tuning the products that results are compared with, each in as many
+    # threads as there are cores, which those of other processes want too.
+    XLA_FLAGS += ["--xla_gpu_autotune_level=0", "--xla_gpu_force_compilation_parallelism=1"]
 os.environ["XLA_FLAGS"] = " ".join(XLA_FLAGS).strip()
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 

@@ -127,23 +127,15 @@ class Loads {
 };
 
 // For units of unequal cost: each goes to the cluster that is free first. The schedule says what
-// they cost: bool run(unit, run), false past the last unit. It may have bool in_turn(), that it
-// does not matter.
+// they cost: bool run(unit, run), false past the last unit.
 template <class Warp, int kMaxClusters>
 class EarliestFree {
  public:
   JGG_HOST_DEVICE EarliestFree(int cluster, int clusters)
-      : cluster_(cluster), clusters_(clusters), unit_(0), run_{0, 0}, loads_(clusters) {}
+      : cluster_(cluster), unit_(0), run_{0, 0}, loads_(clusters) {}
 
   template <class Schedule>
   JGG_HOST_DEVICE int next(Schedule& schedule) {
-    if constexpr (requires { schedule.in_turn(); }) {
-      if (schedule.in_turn()) {
-        int const unit = unit_ + cluster_;
-        unit_ += clusters_;
-        return unit;
-      }
-    }
     while (true) {
       if (unit_ == run_.end && !schedule.run(unit_, run_)) return unit_;
       int place;
@@ -155,10 +147,21 @@ class EarliestFree {
 
  private:
   int cluster_;
-  int clusters_;
   int unit_;  // all before it are given
   Run run_;
   Loads<Warp, kMaxClusters> loads_;
 };
+
+// Calls `function` with a cluster's turns. A schedule may have bool in_turn(), that it does not
+// matter which `Turns` they are. Asked once, and not within `Turns`: there, the question moved sums
+// of FP8 kernels to registers that cannot be read together with what is added to them.
+template <class Turns, class Schedule, class Function>
+JGG_HOST_DEVICE void with_turns(Schedule const& schedule, int cluster, int clusters,
+                                Function function) {
+  if constexpr (requires { schedule.in_turn(); }) {
+    if (schedule.in_turn()) return function(RoundRobin(cluster, clusters));
+  }
+  function(Turns(cluster, clusters));
+}
 
 }  // namespace jgg

@@ -1,6 +1,7 @@
 // The ring of work tiles: the warp that schedules fills it, all others read it.
 #pragma once
 
+#include "scheduler/turns.h"
 #include "scheduler/warp.h"
 #include "sm90/cluster.h"
 #include "sm90/config.h"
@@ -33,23 +34,25 @@ template <class Problem, class Shared>
 __device__ void schedule_tiles(typename Problem::Params const& params, Shared& shared) {
   using Config = typename Problem::Config;
   auto schedule = Problem::template schedule<DeviceWarp>(params);
-  typename Problem::template Turns<DeviceWarp> turns(blockIdx.x / Config::kCluster,
-                                                     gridDim.x / Config::kCluster);
-  WorkIterator slot;
-  bool more = true;
-  while (more) {
-    int const unit = turns.next(schedule);
-    shared.work_empty[slot.stage].wait(slot.phase ^ 1);
-    // Straight into shared memory: this warp's registers have no room for a whole tile, nor for the
-    // rank between two tiles.
-    WorkTile& work = shared.work[slot.stage];
-    more = schedule.tile(unit, rank_in_cluster<Config>(), work);
-    if (DeviceWarp::leads()) {
-      if (!more) work.k_tiles = kNoMoreWork;
-      shared.work_full[slot.stage].publish();
+  auto const fill = [&](auto turns) {
+    WorkIterator slot;
+    bool more = true;
+    while (more) {
+      int const unit = turns.next(schedule);
+      shared.work_empty[slot.stage].wait(slot.phase ^ 1);
+      // Straight into shared memory: this warp's registers have no room for a whole tile, nor for
+      // the rank between two tiles.
+      WorkTile& work = shared.work[slot.stage];
+      more = schedule.tile(unit, rank_in_cluster<Config>(), work);
+      if (DeviceWarp::leads()) {
+        if (!more) work.k_tiles = kNoMoreWork;
+        shared.work_full[slot.stage].publish();
+      }
+      ++slot;
     }
-    ++slot;
-  }
+  };
+  with_turns<typename Problem::template Turns<DeviceWarp>>(schedule, blockIdx.x / Config::kCluster,
+                                                           gridDim.x / Config::kCluster, fill);
 }
 
 // The same of pieces of tiles, whose schedule does better to look for the next one before there is

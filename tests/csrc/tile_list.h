@@ -24,14 +24,15 @@ std::vector<ListedTile> list_tiles(Schedule const& schedule, int ranks, int clus
   std::vector<ListedTile> tiles;
   for (int cluster = 0; cluster < clusters; ++cluster) {
     Schedule own = schedule;
-    Turns turns(cluster, clusters);
-    WorkTile work;
-    for (int unit = turns.next(own); own.tile(unit, 0, work); unit = turns.next(own)) {
-      for (int rank = 0; rank < ranks; ++rank) {
-        own.tile(unit, rank, work);
-        tiles.push_back(listed_tile(unit, rank, cluster, work));
+    with_turns<Turns>(own, cluster, clusters, [&](auto turns) {
+      WorkTile work;
+      for (int unit = turns.next(own); own.tile(unit, 0, work); unit = turns.next(own)) {
+        for (int rank = 0; rank < ranks; ++rank) {
+          own.tile(unit, rank, work);
+          tiles.push_back(listed_tile(unit, rank, cluster, work));
+        }
       }
-    }
+    });
   }
   std::sort(tiles.begin(), tiles.end());
   return tiles;

@@ -19,6 +19,7 @@ def instruction(operation, destination=1, first=2, second=3, **fields):
     made = machine_code.Instruction(0)
     made.operation, made.predicate = operation, machine_code.ALWAYS
     made.destination, made.first_source, made.second_source = destination, first, second
+    made.third_source = destination
     made.stall = 1
     for name, value in fields.items():
         setattr(made, name, value)
@@ -41,12 +42,13 @@ def test_fields_of_an_instruction():
     one = machine_code.Instruction(FFMA_OF_PTXAS)
     assert (one.operation, one.predicate, one.stall, one.no_yield) == (FFMA, 7, 1, 0)
     assert (one.destination, one.first_source, one.second_source) == (201, 24, 107)
+    assert one.third_source == 201
     assert (one.wait_mask, one.reuse) == (0, 0)
 
 
 @pytest.mark.parametrize(
     "name",
-    "operation predicate destination first_source second_source "
+    "operation predicate destination first_source second_source third_source "
     "stall no_yield wait_mask reuse".split(),
 )
 def test_a_field_is_written_and_no_other(name, rng):
@@ -160,6 +162,26 @@ def test_all_kernels_of_an_object_are_changed(tmp_path):
     assert path.read_bytes() == after
 
 
+@pytest.mark.parametrize(
+    "sources, of_one_bank",
+    [
+        ((8, 9, 20), 0),
+        ((8, 9, 21), 0),
+        ((9, 8, 20), 0),
+        ((7, 9, 21), 1),
+        ((8, 10, 20), 1),
+        ((7, 7, 21), 0),
+    ],
+)
+def test_additions_that_read_one_bank_are_counted(tmp_path, sources, of_one_bank):
+    first, second, third = sources
+    path = tmp_path / "object.o"
+    others = [instruction(FFMA, 101 + 2 * i, 20 + 2 * i, 7) for i in range(20)]
+    one = instruction(FFMA, third, first, second)
+    path.write_bytes(cubin("_Z6kernel", [*others, one, instruction(FMUL, 7, 9, 11)]))
+    assert pace_additions.count_of_one_bank(path) == of_one_bank
+
+
 def test_an_object_without_kernels_stays_as_it_is(tmp_path, rng):
     path = tmp_path / "object.o"
     content = rng.bytes(1000)
@@ -186,7 +208,7 @@ def test_what_the_compiler_wrote_is_paced_and_logged(tmp_path):
     status, log = compile_with(
         tmp_path, f"open(output, 'wb').write({content!r})\nprint('no spills')\n", PACED
     )
-    assert (status, log) == (0, "no spills\nAdditions paced: 32 instructions\n")
+    assert (status, log) == (0, "no spills\nAdditions paced: 32 instructions, 16 of one bank\n")
     assert (tmp_path / "out.o").read_bytes() != content
 
 
