@@ -82,11 +82,16 @@ __device__ void gather_rows(typename Problem::Params const& params, Shared& shar
   });
 }
 
+// To an address in shared memory, which is one register where a pointer is two.
+__device__ inline void store_shared(uint32_t to, int value) {
+  asm volatile("st.shared.s32 [%0], %1;" ::"r"(to), "r"(value) : "memory");
+}
+
 // One of them, where rows are contracted: a step has other rows than the one before, and each CTA
 // loads its half of their columns for both.
 template <class Problem, class Shared>
 __device__ void gather_contracted_rows(typename Problem::Params const& params, Shared& shared,
-                                       int rank, int warp) {
+                                       int warp) {
   using Config = typename Problem::Config;
   static_assert(Config::kCluster == Config::kBoxes && kRowsPerConsumer == Config::kSlab);
   static_assert(Config::kTileK == kGatheringWarps<Problem> * kWarpSize);
@@ -96,14 +101,15 @@ __device__ void gather_contracted_rows(typename Problem::Params const& params, S
   int const first_row = warp * kWarpSize;
   uint32_t const rows = cute::cast_smem_ptr_to_uint(&shared.rows[first_row]);
   for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
-    int const in_tile = rank * kRowsPerConsumer;
-    bool const has_columns = Problem::rows_left(params, work) > in_tile;
+    // Where it is needed, it is asked for again: no register is left to keep it.
+    auto const in_tile = [] { return int(rank_in_cluster<Config>()) * kRowsPerConsumer; };
+    bool const has_columns = Problem::rows_left(params, work) > in_tile();
     auto const index_of = [&](int step) {
       return Problem::gathered_index(params, work, step * Config::kTileK + first_row + lane);
     };
     int index = work.k_tiles > 0 ? index_of(0) : -1;
     for (int step = 0; step < work.k_tiles; ++step, ++stage) {
-      shared.rows[first_row + lane] = Problem::gathered_row(params, index);
+      store_shared(rows + lane * sizeof(int), Problem::gathered_row(params, index));
       __syncwarp();
       // It comes from far: nothing is done with it before the rows of this step are on their way.
       index = index_of(step + 1);
@@ -113,8 +119,9 @@ __device__ void gather_contracted_rows(typename Problem::Params const& params, S
           load_rows<Problem>(Problem::gathered(params), rows,
                              cute::cast_smem_ptr_to_uint(shared.full[stage.stage].address()),
                              cute::cast_smem_ptr_to_uint(shared.lhs[stage.stage]) +
-                                 rank * Config::kLhsBoxBytes + first_row * kRowBytes,
-                             work.m + in_tile);
+                                 rank_in_cluster<Config>() * Config::kLhsBoxBytes +
+                                 first_row * kRowBytes,
+                             work.m + in_tile());
         }
       }
       __syncwarp();

@@ -49,7 +49,7 @@ struct LoadingRoles {
     if constexpr (Config::kLhsMajor == cute::GMMA::Major::K) {
       gather_rows<Problem>(params, shared, rank, warp);
     } else {
-      gather_contracted_rows<Problem>(params, shared, rank, warp);
+      gather_contracted_rows<Problem>(params, shared, warp);
     }
   }
 };
