@@ -9,8 +9,14 @@ import secrets
 import zlib
 from pathlib import Path
 
-import numpy as np
-import pytest
+# Judges in float64 are small products. With a thread for each core in each of the processes that
+# share a machine, NumPy's threads wait for one another. Read when NumPy is imported, in the
+# processes of pytest-xdist too.
+for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
+    os.environ.setdefault(variable, "1")
+
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
 
 # JAX reads these when it is imported, so they are set before anything below imports it.
 XLA_FLAGS = [os.environ.get("XLA_FLAGS", ""), "--xla_force_host_platform_device_count=8"]
@@ -27,10 +33,6 @@ if not Path("/dev/nvidiactl").exists():
         XLA_FLAGS.append("--xla_cpu_use_fusion_emitters=false")
     # The CUDA plugin can compile for a GPU that is not there, if it may load without cuDNN.
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
-else:
-    # On a GPU, most goes into tuning the products that results are compared with, each in as many
-    # threads as there are cores, which those of other processes want too.
-    XLA_FLAGS += ["--xla_gpu_autotune_level=0", "--xla_gpu_force_compilation_parallelism=1"]
 os.environ["XLA_FLAGS"] = " ".join(XLA_FLAGS).strip()
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
