@@ -40,6 +40,7 @@ import jax  # noqa: E402
 
 pytest.register_assert_rewrite("tests.support")
 from jax_grouped_gemm._src.lists.grouped_gemm import whole as whole_lists  # noqa: E402
+from jax_grouped_gemm._src.ragged import reference as ragged_reference  # noqa: E402
 from jax_grouped_gemm._src.ragged import whole as whole_ragged  # noqa: E402
 from tests.support import aot  # noqa: E402
 
@@ -74,6 +75,22 @@ def small_products_have_kernels(request, monkeypatch):
     if not request.node.get_closest_marker("plans_as_users_get_them"):
         monkeypatch.setattr(whole_ragged, "MARGIN", 0.0)
         monkeypatch.setattr(whole_lists, "MARGIN", 0.0)
+
+
+@pytest.fixture(scope="module", params=["chosen", "tiles"])
+def either_form(request):
+    """Products of tests are small: the reference chooses masks for most, which leave tiles untried.
+
+    Of a whole module at a time, because what JAX has traced has to be forgotten in between.
+    """
+    if request.param == "chosen":
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ragged_reference, "MAX_MULTIPLICATIONS", 0)
+        jax.clear_caches()
+        yield
+    jax.clear_caches()
 
 
 @pytest.fixture

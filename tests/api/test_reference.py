@@ -9,9 +9,12 @@ import pytest
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm import moe
+from jax_grouped_gemm._src.ragged import reference
 from tests.support import group_sizes as sizes_of
 from tests.support import oracle
 from tests.support.ops import BOTH_OPS, NONCONTRACTING, random
+
+pytestmark = pytest.mark.usefixtures("either_form")
 
 K, N, G = 6, 7, 4
 
@@ -144,6 +147,54 @@ def test_elements_of_less_than_a_byte(op, name, rng):
     narrow = call(op, lhs, rhs, sizes)
     assert narrow.dtype == dtype
     np.testing.assert_array_equal(narrow.astype(wide), expected.astype(dtype).astype(wide))
+
+
+class TestForm:
+    """Masks where they take no longer than a loop over tiles, which takes longer to compile."""
+
+    LIMIT = 2**19  # multiplications of all rows with all groups' matrices
+
+    @pytest.fixture(autouse=True)
+    def as_users_get_it(self, monkeypatch):
+        monkeypatch.setattr(reference, "MAX_MULTIPLICATIONS", self.LIMIT)
+
+    def has_loop(self, op, m, k, n, g, dtype=jnp.float32, out_dtype=None, total_groups=None):
+        lhs, rhs, _ = (jax.ShapeDtypeStruct(s, dtype) for s in op.shapes(m, k, n, g))
+        sizes = jax.ShapeDtypeStruct((total_groups or g,), jnp.int32)
+        # A new function: what has been traced with another limit is not asked for.
+        lowered = jax.jit(
+            lambda *x: op.call.__wrapped__(*x, 0, preferred_element_type=out_dtype)
+        ).lower(lhs, rhs, sizes)
+        return "stablehlo.while" in lowered.as_text()
+
+    @BOTH_OPS
+    @pytest.mark.parametrize(
+        "m, k, n, g", [(64, 32, 32, 8), (4, 256, 256, 2), (512, 16, 8, 4), (2048, 1, 1, 1)]
+    )
+    def test_up_to_the_limit(self, op, m, k, n, g):
+        assert not self.has_loop(op, m, k, n, g)
+        assert self.has_loop(op, m + 1, k, n, g) == (g > 1)
+
+    @BOTH_OPS
+    @pytest.mark.parametrize(
+        "dtype, out_dtype, is_loop",
+        [
+            (jnp.bfloat16, jnp.bfloat16, False),
+            (jnp.float8_e4m3fn, jnp.float16, False),
+            (jnp.int8, jnp.int8, True),
+            (jnp.int32, jnp.int32, True),
+            (jnp.complex64, jnp.complex64, True),
+        ],
+    )
+    def test_of_what_is_summed_in_float32(self, op, dtype, out_dtype, is_loop):
+        assert self.has_loop(op, 64, 32, 32, 8, dtype, out_dtype) == is_loop
+        assert not self.has_loop(op, 64, 32, 32, 1, dtype, out_dtype)
+
+    def test_one_group_of_several_has_tiles(self):
+        """Of all rows, it may own a few."""
+        shape = 512, 64, 64, 1
+        assert self.has_loop(NONCONTRACTING, *shape, total_groups=8)
+        assert not self.has_loop(NONCONTRACTING, *shape)
 
 
 @BOTH_OPS

@@ -11,6 +11,8 @@ from tests.support import group_sizes as sizes_of
 from tests.support import oracle
 from tests.support.ops import BOTH_OPS, CONTRACTING, NONCONTRACTING, random, swap
 
+pytestmark = pytest.mark.usefixtures("either_form")
+
 M, K, N, G = 37, 12, 20, 5
 # Every rule shows with these: an empty group, boundaries off any tile, and a tail of 5 rows.
 SIZES = np.array([9, 0, 1, 15, 7], np.int32)

@@ -16,6 +16,8 @@ from tests.support import group_sizes as sizes_of
 from tests.support import oracle
 from tests.support.ops import BOTH_OPS, CONTRACTING, NONCONTRACTING, random
 
+pytestmark = pytest.mark.usefixtures("either_form")
+
 M, K, N, G = 32, 12, 16, 8
 SIZES = np.array([3, 0, 7, 1, 0, 9, 2, 4], np.int32)  # 26 of 32 rows
 

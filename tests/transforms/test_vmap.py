@@ -12,6 +12,8 @@ import jax_grouped_gemm as jgg
 from tests.support import oracle
 from tests.support.ops import BOTH_OPS, NONCONTRACTING, random, swap
 
+pytestmark = pytest.mark.usefixtures("either_form")
+
 M, K, N, G, B, C = 23, 4, 5, 3, 2, 3
 LHS, RHS, SIZES = 0, 1, 2
 
