@@ -12,8 +12,6 @@ import jax_grouped_gemm as jgg
 from tests.support import oracle
 from tests.support.ops import BOTH_OPS, NONCONTRACTING, random, swap
 
-pytestmark = pytest.mark.usefixtures("either_form")
-
 M, K, N, G, B, C = 23, 4, 5, 3, 2, 3
 LHS, RHS, SIZES = 0, 1, 2
 
@@ -47,6 +45,7 @@ def one_batch(mapped):
     return [(B,) if m else () for m in mapped]
 
 
+@pytest.mark.usefixtures("either_form")
 class TestOneAxis:
     @BOTH_OPS
     @pytest.mark.parametrize("mapped", [(True, False, False), (False, True, False), (True,) * 3])
