@@ -64,7 +64,9 @@ class TestQuantisedOperands:
         dy = cotangent(one, rng)
         got = with_gradients(one, dy, recipe=recipe, activation=activation)
         for found, want in zip(got, fp8_mlp.layer(one, recipe, activation, dy), strict=True):
-            assert fp8_oracle.relative_error(found, want) < 2e-3
+            # Sums in another order round some elements to the neighbouring FP8 number, a sixteenth
+            # away, and relu's square doubles that.
+            assert fp8_oracle.relative_error(found, want) < 5e-3
 
     @pytest.mark.parametrize("offset", [0, 1, 3])
     def test_some_of_the_experts(self, offset, rng):
