@@ -107,6 +107,8 @@ class Server:
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Tokens [T, D] -> [T, D], padded to the next bucket in between."""
+        if len(x) > self.buckets[-1]:
+            raise ValueError(f"{len(x)} tokens do not fit the largest bucket, {self.buckets[-1]}")
         size = next(bucket for bucket in self.buckets if bucket >= len(x))
         padded = np.zeros((size, x.shape[1]), x.dtype)
         padded[: len(x)] = x
