@@ -68,7 +68,8 @@ def result(run: TrainingRun) -> str:
             "ragged matmuls": _what_ran(run),
             **_of_devices(run),
             "parameters": f"{run.num_parameters / 1e6:.1f} M",
-            "speed": f"{run.tokens_per_second:,.0f} tokens/s, {_milliseconds(run)} ms a step",
+            "speed": f"{run.tokens_per_second:,.0f} tokens/s, {_milliseconds(run)} ms a step"
+            + _caveat(run),
             "compilation": f"{run.compile_seconds:.1f} s",
             "temporary memory": f"{_gibibytes(run)} GiB",
             "training loss": f"{run.before.train:.3f} -> {run.after.train:.3f} nats/byte",
@@ -153,6 +154,11 @@ def _what_ran(run: TrainingRun) -> str:
     if run.kernel_calls:
         return f"CUDA kernels, {run.kernel_calls} calls a step"
     return "jax.lax.ragged_dot" if _is_stock(run) else "reference in pure JAX"
+
+
+def _caveat(run: TrainingRun) -> str:
+    """What a speed without kernels does not say."""
+    return "" if run.kernel_calls else " (without kernels: it says nothing of theirs)"
 
 
 def _of_devices(run: TrainingRun) -> dict[str, str]:
