@@ -64,8 +64,9 @@ class TestQuantisedOperands:
         dy = cotangent(one, rng)
         got = with_gradients(one, dy, recipe=recipe, activation=activation)
         for found, want in zip(got, fp8_mlp.layer(one, recipe, activation, dy), strict=True):
-            # Sums in another order round some elements to the neighbouring FP8 number, a sixteenth
-            # away, and relu's square doubles that.
+            # A sum in another order may round to the next FP8 number, which changes one row.
+            error = np.abs(np.asarray(found) - want)
+            assert np.median(error) < 1e-5 * np.sqrt(np.mean(np.square(want)))
             assert fp8_oracle.relative_error(found, want) < 5e-3
 
     @pytest.mark.parametrize("offset", [0, 1, 3])
