@@ -126,7 +126,7 @@ def work(problem: Problem, operands: tuple[jax.Array, ...], seed: int) -> Worklo
     def judge(call: Call) -> tuple[check.Error, bool]:
         errors = _relative_errors(tuple(call.run()), tuple(expected))
         error = check.Error(max(map(float, errors)))
-        return error, error.within(TOLERANCE)
+        return error, error.within(call.tolerance or TOLERANCE)
 
     passes = 3 if problem.op == STEP else 1
     return Workload(
