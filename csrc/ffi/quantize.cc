@@ -215,7 +215,8 @@ ffi::Error column_maxima(cudaStream_t stream, ffi::AnyBuffer x, ffi::Buffer<ffi:
 // Rows of a ragged product that are copies of tokens, transposed, with scales of tokens' columns.
 ffi::Error quantize_gathered(cudaStream_t stream, ffi::AnyBuffer x, ffi::Buffer<ffi::S32> row_of,
                              ffi::Buffer<ffi::F32> scale, ffi::Buffer<ffi::S32> group_sizes,
-                             Values values_t, bool power_of_two) {
+                             Values values_t, ffi::Result<ffi::Buffer<ffi::U8>> quantized,
+                             bool power_of_two) {
   QuantizeFormat format{{}, {}, power_of_two};
   if (auto error = source_type(x, format.source); error.failure()) return error;
   auto const shape = Shape<2>::of("x", x);
@@ -240,13 +241,26 @@ ffi::Error quantize_gathered(cudaStream_t stream, ffi::AnyBuffer x, ffi::Buffer<
   if (!element_type(values_t->element_type(), kFloat8s, format.fp8)) {
     return invalid("the quantisers return f8e4m3fn or f8e5m2");
   }
-  return launched(quantize::quantize_gathered(
-                      format,
-                      {x.untyped_data(), row_of.typed_data(), scale.typed_data(),
-                       group_sizes.typed_data(), static_cast<uint8_t*>(values_t->untyped_data()),
-                       tokens, sizes->size[0], rows, columns, row_blocks},
-                      stream),
-                  "quantize_gathered");
+  quantize::GatheredArguments arguments{x.untyped_data(),
+                                        nullptr,
+                                        row_of.typed_data(),
+                                        scale.typed_data(),
+                                        group_sizes.typed_data(),
+                                        static_cast<uint8_t*>(values_t->untyped_data()),
+                                        tokens,
+                                        sizes->size[0],
+                                        rows,
+                                        columns,
+                                        row_blocks};
+  if (quantized->element_count() != 0) {
+    auto const room = Shape<2>::of("quantized", *quantized);
+    if (!room) return room.error();
+    if (auto error = room->expect({tokens, arguments.quantized_pitch()}, 1); error.failure()) {
+      return error;
+    }
+    arguments.quantized = quantized->typed_data();
+  }
+  return launched(quantize::quantize_gathered(format, arguments, stream), "quantize_gathered");
 }
 
 }  // namespace
@@ -307,5 +321,6 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(JggQuantizeGathered, jgg::quantize_gathered,
                                   .Arg<xla::ffi::Buffer<xla::ffi::F32>>()  // scale
                                   .Arg<xla::ffi::Buffer<xla::ffi::S32>>()  // group_sizes
                                   .Ret<xla::ffi::AnyBuffer>()              // values_t
+                                  .Ret<xla::ffi::Buffer<xla::ffi::U8>>()   // room, or nothing
                                   .Attr<bool>("power_of_two"),
                               {xla::ffi::Traits::kCmdBufferCompatible});

@@ -1,101 +1,192 @@
 // Copies tokens to the rows of their experts as the gradient of weights reads them: transposed and
 // quantised, which is one pass where a copy and a quantiser would write and read 16 bits between.
 //
-// Scales are those of the tokens' columns, so that nothing has to be known of a block before it is
-// written. All blocks of some columns come before those of others: the tokens' part of these
-// columns stays in L2, however often it is read.
+// Scales are those of the tokens' columns, so that a token is the same in FP8 wherever it goes, and
+// nothing has to be known of a block before it is written. Tokens that are copied several times are
+// quantised once, before; what is left is to move bytes. All blocks of some columns come before
+// those of others: the tokens' part of these columns stays in L2, however often it is read.
 #include <algorithm>
 
 #include "quantize/format.h"
+#include "quantize/octet.h"
 #include "quantize/row_blocks.h"
-#include "quantize/tile_loader.h"
+#include "quantize/scale_rule.h"
 
 namespace jgg::quantize {
 namespace {
 
-constexpr int kTilesPerCta = 8;
+constexpr int kThreads = 256;
+constexpr int kPieceColumns = sizeof(uint4);  // of a token, in FP8
+constexpr int kAcross = kScaleBlock / kPieceColumns;
+constexpr int kDown = kThreads / kAcross;
+constexpr int kRows = kScaleBlock / kDown;  // of a thread, which a word of the transpose holds
+static_assert(kRows == sizeof(uint32_t));
+constexpr int kTilesPerCta = 2;
 constexpr int kLeastCtas = 640;  // two turns and more for every processor
 
-// Warps with and without rows meet at different places of the program.
-constexpr int kTileBarrier = 0;
-
-template <class Source>
-struct SharedStorage {
-  TransposeBuffer transpose;
-  float inverse[kScaleBlock];  // of the columns' scales
-  int row_of[kScaleBlock];
-  Staging<Source> stagings[2];
+// The inverses of the scales of consecutive columns, of those that are there.
+template <int kCount>
+struct Inverses {
+  float of[kCount];
+  __device__ __forceinline__ Inverses(float const* scale, int left) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) of[i] = i < left ? __frcp_rn(__ldg(scale + i)) : 0.0f;
+  }
 };
 
-// Notes which tokens the warp's own rows are.
-template <class Source>
-__device__ __forceinline__ void find_tokens(GatheredArguments const& arguments,
-                                            RowBlock const& block, SharedStorage<Source>& shared) {
-  constexpr int kRowsPerWarp = 32 / kPatchesAcross * kPatchRows;
-  int const lane = threadIdx.x % 32, row = first_row_of_warp() + lane;
-  if (lane < kRowsPerWarp) {
-    int const token = row < block.rows ? __ldg(arguments.row_of + block.first + row) : -1;
-    shared.row_of[row] = token < arguments.tokens ? token : -1;
-  }
-  __syncwarp();
+template <ElementType kFormat, class Source>
+__device__ __forceinline__ uint2 quantized(Octet<Source>& octet, float const* inverse) {
+  octet.largest_after_poisoning();
+  return convert_eight<kFormat>([&](int i) { return octet[i] * inverse[i]; });
 }
 
-template <class Source, ElementType kFormat, bool kAligned>
-__global__ void __launch_bounds__(kTileThreads, kCtasPerProcessor<Source, kAligned>)
-    quantize_gathered_kernel(GatheredArguments arguments, int tiles_per_cta) {
-  extern __shared__ __align__(16) char shared_bytes[];
-  auto& shared = *reinterpret_cast<SharedStorage<Source>*>(shared_bytes);
-  int pitch = arguments.columns;
-  RowBlock const block =
-      find_block(arguments.group_sizes, arguments.groups, arguments.rows, blockIdx.x);
-  int column = blockIdx.y * tiles_per_cta * kScaleBlock;
-  int const end = min(column + tiles_per_cta * kScaleBlock, pitch);
-  auto const q_t_at = [&](int column) {
-    return arguments.q_t + (static_cast<int64_t>(blockIdx.x) * pitch + column) * kScaleBlock;
-  };
-  if (block.rows == 0 || !block.grouped) {
-    clear_columns(q_t_at(column), nullptr, end - column);
-    return;
+// Tokens in FP8, in rows of `pitch` bytes.
+struct QuantizedTokens {
+  static constexpr int kCtas = 6;
+  uint8_t const* q;
+  int pitch;
+
+  __device__ __forceinline__ auto columns(int column) const {
+    return [=, *this](int token) {
+      return *reinterpret_cast<uint4 const*>(q + static_cast<int64_t>(token) * pitch + column);
+    };
   }
-  // Of the tile at `column`, by the first warps.
-  auto const find_inverses = [&](int column) {
-    if (threadIdx.x < kScaleBlock && column + static_cast<int>(threadIdx.x) < end) {
-      shared.inverse[threadIdx.x] = __frcp_rn(__ldg(arguments.scale + column + threadIdx.x));
-    }
-  };
-  // The tile's pieces are all in shared memory.
-  auto const store = [&](int column) {
-    __barrier_sync(kTileBarrier);
-    find_inverses(column + kScaleBlock);
-    shared.transpose.template store<true>(q_t_at(column), kScaleBlock,
-                                          {pitch - column, kScaleBlock});
-  };
-  find_inverses(column);
-  if (first_row_of_warp() >= block.rows) {
-    shared.transpose.clear();
-    for (; column < end; column += kScaleBlock) {
-      __barrier_sync(kTileBarrier);
-      store(column);
-    }
-    return;
+};
+
+// Tokens that are quantised on their way.
+template <class Source, ElementType kFormat, bool kAligned>
+struct SourceTokens {
+  static constexpr int kCtas = 3;
+  Source const* x;
+  float const* scale;
+  int pitch;
+
+  __device__ __forceinline__ auto columns(int column) const {
+    Inverses<kPieceColumns> const inverses(scale + column, pitch - column);
+    return [=, *this](int token) {
+      uint2 halves[2];
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        int const first = column + half * kOctet;
+        auto octet = Octet<Source>::template load<kAligned>(
+            x + static_cast<int64_t>(token) * pitch + first, pitch - first);
+        halves[half] = quantized<kFormat>(octet, inverses.of + half * kOctet);
+      }
+      return uint4{halves[0].x, halves[0].y, halves[1].x, halves[1].y};
+    };
+  }
+};
+
+// A tile's transpose on its way from words of four rows to whole rows of 128 bytes. Word w of a row
+// lies at w ^ 4 * (row / 16): the threads of a warp, of eight pieces of columns and four words
+// each, reach all banks, and quads of words stay together.
+struct Transpose {
+  uint32_t word[kScaleBlock][kScaleBlock / kRows];
+
+  // A thread's piece of four rows.
+  __device__ __forceinline__ void put(uint4 const (&rows)[kRows], int across, int down) {
+    uint32_t* const to = &word[across * kPieceColumns][down ^ (4 * across)];
+    put(to, rows[0].x, rows[1].x, rows[2].x, rows[3].x, 0);
+    put(to, rows[0].y, rows[1].y, rows[2].y, rows[3].y, 4);
+    put(to, rows[0].z, rows[1].z, rows[2].z, rows[3].z, 8);
+    put(to, rows[0].w, rows[1].w, rows[2].w, rows[3].w, 12);
   }
 
-  find_tokens(arguments, block, shared);
-  TileLoader<Source, kAligned, Elsewhere> loader(shared.stagings,
-                                                 static_cast<Source const*>(arguments.x), pitch,
-                                                 block.rows, column, end, {shared.row_of});
+  // After a barrier: the first `columns` of them.
+  __device__ __forceinline__ void store(uint8_t* q_t, int columns) const {
+    int const quad = threadIdx.x % kAcross;
+#pragma unroll
+    for (int row = threadIdx.x / kAcross; row < kScaleBlock; row += kDown) {
+      if (row >= columns) break;
+      auto const* const from =
+          reinterpret_cast<uint4 const*>(&word[row][4 * (quad ^ (row / kPieceColumns))]);
+      // Nothing of it is read before all of it is written.
+      __stcs(reinterpret_cast<uint4*>(q_t + row * kScaleBlock) + quad, *from);
+    }
+  }
+
+ private:
+  // Four columns of four rows.
+  __device__ __forceinline__ static void put(uint32_t* to, uint32_t a, uint32_t b, uint32_t c,
+                                             uint32_t d, int column) {
+    uint32_t const ab = __byte_perm(a, b, 0x5140), cd = __byte_perm(c, d, 0x5140);
+    uint32_t const ab_high = __byte_perm(a, b, 0x7362), cd_high = __byte_perm(c, d, 0x7362);
+    constexpr int kPitch = kScaleBlock / kRows;
+    to[(column + 0) * kPitch] = __byte_perm(ab, cd, 0x5410);
+    to[(column + 1) * kPitch] = __byte_perm(ab, cd, 0x7632);
+    to[(column + 2) * kPitch] = __byte_perm(ab_high, cd_high, 0x5410);
+    to[(column + 3) * kPitch] = __byte_perm(ab_high, cd_high, 0x7632);
+  }
+};
+
+template <class Tokens>
+__global__ void __launch_bounds__(kThreads, Tokens::kCtas)
+    transpose_gathered_kernel(GatheredArguments arguments, Tokens tokens, int tiles_per_cta) {
+  __shared__ Transpose transpose;
+  int const columns = arguments.columns;
+  RowBlock const block =
+      find_block(arguments.group_sizes, arguments.groups, arguments.rows, blockIdx.x);
+  int const rows = block.grouped ? block.rows : 0;
+  int const across = threadIdx.x % kAcross, down = threadIdx.x / kAcross;
+  int token[kRows];
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    int const row = down * kRows + i;
+    token[i] = row < rows ? __ldg(arguments.row_of + block.first + row) : -1;
+    if (token[i] >= arguments.tokens) token[i] = -1;
+  }
+  int column = blockIdx.y * tiles_per_cta * kScaleBlock;
+  int const end = min(column + tiles_per_cta * kScaleBlock, columns);
 #pragma unroll 1
   for (; column < end; column += kScaleBlock) {
-    // Otherwise the compiler keeps the addresses of all rows for the next tile.
-    asm volatile("" : "+r"(pitch));
-    Patch<Source> patch = loader.next();
+    int const mine = column + across * kPieceColumns;
+    uint4 piece[kRows] = {};
+    if (mine < columns) {
+      auto const load = tokens.columns(mine);
 #pragma unroll
-    for (auto& octet : patch.row) octet.largest_after_poisoning();
-    patch.stay_packed();
-    __barrier_sync(kTileBarrier);
-    shared.transpose.template put<kFormat>(
-        patch, [&](int j) { return shared.inverse[PatchPosition().column + j]; });
-    store(column);
+      for (int i = 0; i < kRows; ++i) {
+        if (token[i] >= 0) piece[i] = load(token[i]);
+      }
+    }
+    transpose.put(piece, across, down);
+    __syncthreads();
+    transpose.store(
+        arguments.q_t + (static_cast<int64_t>(blockIdx.x) * columns + column) * kScaleBlock,
+        columns - column);
+    __syncthreads();
+  }
+}
+
+constexpr int kOctetsAcross = 32, kRowsAtOnce = 4;  // of which a thread has loads in flight
+constexpr int kRowsPerCta = 64;
+
+// Tokens in FP8, by scales of columns.
+template <class Source, ElementType kFormat, bool kAligned>
+__global__ void __launch_bounds__(kThreads) quantize_columns_kernel(GatheredArguments arguments) {
+  constexpr int kStep = kThreads / kOctetsAcross;
+  int const column = (blockIdx.x * kOctetsAcross + threadIdx.x % kOctetsAcross) * kOctet;
+  int const left = arguments.columns - column, pitch = arguments.quantized_pitch();
+  if (column >= pitch) return;
+  Inverses<kOctet> const inverses(arguments.scale + column, left);
+  auto const* const x = static_cast<Source const*>(arguments.x) + column;
+  int row = blockIdx.y * kRowsPerCta + threadIdx.x / kOctetsAcross;
+  int const end = min(static_cast<int>(blockIdx.y + 1) * kRowsPerCta, arguments.tokens);
+  for (; row < end; row += kStep * kRowsAtOnce) {
+    Octet<Source> octets[kRowsAtOnce];
+#pragma unroll
+    for (int i = 0; i < kRowsAtOnce; ++i) {
+      int const from = row + i * kStep;
+      octets[i] = Octet<Source>::template load<kAligned>(
+          x + static_cast<int64_t>(from) * arguments.columns, from < end ? left : 0);
+    }
+#pragma unroll
+    for (int i = 0; i < kRowsAtOnce; ++i) {
+      int64_t const to = row + i * kStep;
+      if (to < end) {
+        *reinterpret_cast<uint2*>(arguments.quantized + to * pitch + column) =
+            quantized<kFormat>(octets[i], inverses.of);
+      }
+    }
   }
 }
 
@@ -103,22 +194,31 @@ __global__ void __launch_bounds__(kTileThreads, kCtasPerProcessor<Source, kAlign
 
 cudaError_t quantize_gathered(QuantizeFormat format, GatheredArguments const& arguments,
                               cudaStream_t stream) {
-  int const tiles = blocks_of(arguments.columns);
-  int64_t const all_tiles = static_cast<int64_t>(tiles) * arguments.row_blocks;
+  auto const& a = arguments;
+  int const tiles = blocks_of(a.columns);
+  int64_t const all_tiles = static_cast<int64_t>(tiles) * a.row_blocks;
   int const tiles_per_cta =
       static_cast<int>(std::clamp<int64_t>(all_tiles / kLeastCtas, 1, kTilesPerCta));
-  dim3 const grid(arguments.row_blocks, ceil_div(tiles, tiles_per_cta));
-  bool const is_aligned = arguments.columns % kOctet == 0;
-  return with_format(format, is_aligned, [&](auto source, auto fp8, auto aligned) {
-    using Source = SourceOf<source>;
-    constexpr int kSharedBytes = sizeof(SharedStorage<Source>);
-    auto const kernel = quantize_gathered_kernel<Source, fp8.value, aligned.value>;
-    cudaError_t const status =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
-    if (status != cudaSuccess) return status;
-    kernel<<<grid, kTileThreads, kSharedBytes, stream>>>(arguments, tiles_per_cta);
-    return cudaGetLastError();
-  });
+  dim3 const grid(a.row_blocks, ceil_div(tiles, tiles_per_cta));
+  cudaError_t const status =
+      with_format(format, a.columns % kOctet == 0, [&](auto source, auto fp8, auto aligned) {
+        using Source = SourceOf<source>;
+        if (a.quantized == nullptr) {
+          using Tokens = SourceTokens<Source, fp8.value, aligned.value>;
+          transpose_gathered_kernel<<<grid, kThreads, 0, stream>>>(
+              a, Tokens{static_cast<Source const*>(a.x), a.scale, a.columns}, tiles_per_cta);
+        } else {
+          dim3 const ctas(ceil_div(a.quantized_pitch(), kOctetsAcross * kOctet),
+                          ceil_div(a.tokens, kRowsPerCta));
+          quantize_columns_kernel<Source, fp8.value, aligned.value>
+              <<<ctas, kThreads, 0, stream>>>(a);
+        }
+        return cudaGetLastError();
+      });
+  if (status != cudaSuccess || a.quantized == nullptr) return status;
+  transpose_gathered_kernel<<<grid, kThreads, 0, stream>>>(
+      a, QuantizedTokens{a.quantized, a.quantized_pitch()}, tiles_per_cta);
+  return cudaGetLastError();
 }
 
 }  // namespace jgg::quantize

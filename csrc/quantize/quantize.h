@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "scheduler/host_device.h"
 #include "types.h"
 
 namespace jgg::quantize {
@@ -67,9 +68,10 @@ struct RaggedArguments {
 
 // x [tokens, columns] -> q_t [row_blocks, columns, 128] as of RaggedArguments, of rows [rows] that
 // are copies of tokens: row i of the row_of[i]-th, zeros where there is none. All rows have the
-// scales of x's columns, [columns].
+// scales of x's columns, [columns]. With room for it, x is quantised before it is copied.
 struct GatheredArguments {
   void const* x;
+  uint8_t* quantized;  // [tokens, quantized_pitch()], or null
   int const* row_of;
   float const* scale;
   int const* group_sizes;  // [groups]
@@ -79,6 +81,8 @@ struct GatheredArguments {
   int rows;
   int columns;
   int row_blocks;
+
+  JGG_HOST_DEVICE int quantized_pitch() const { return (columns + 15) / 16 * 16; }
 };
 
 // x [rows, columns] -> maxima [ceil(rows / kColumnRows), columns]: the largest finite magnitude of

@@ -80,6 +80,10 @@ class TestGradients:
         assert kernels(program, *names) == dict(zip(names, (0, 2, 1), strict=True))
         copies = re.findall(r"= (\w+)\[\S+ custom-call.*dispatch_rows", program.hlo)
         assert sorted(copies) == ["f32", "f32", "f8e4m3fn", "f8e4m3fn"]
+        # Tokens and their cotangents have their bits before they are copied.
+        calls = [i.text for i in program.calls if i.kernel == "quantize_gathered"]
+        tokens, embed = X.shape
+        assert [f"u8[{tokens},{embed}]" in text for text in calls] == [True, True]
 
     def test_weights_are_quantised_once(self, h200):
         program = compiled(h200, gradients)

@@ -24,9 +24,9 @@ QUANTIZERS = {
         "quantize_blocks",
         "quantize_joined",
         "quantize_ragged",
-        "quantize_gathered",
     )
 }
+GATHERED = "jax_grouped_gemm.quantize_gathered.v2"
 
 
 def scaled_noncontracting(
@@ -103,6 +103,21 @@ def column_maxima(plan: QuantizePlan, x: jax.Array, window: jax.Array) -> list[j
     if 0 in x.shape:
         return [jnp.zeros(result.shape, result.dtype)]
     return [jax.ffi.ffi_call(COLUMN_MAXIMA, result)(x, window)]
+
+
+def quantize_gathered(
+    plan: QuantizePlan, x: jax.Array, rows: jax.Array, scale: jax.Array, group_sizes: jax.Array
+) -> list[jax.Array]:
+    """Runs the kernels of `plan`, whose path is not "reference"."""
+    values, room = plan.results
+    assert values is not None
+    if 0 in x.shape or 0 in values.shape:
+        return [jnp.zeros(values.shape, values.dtype)]
+    # A kernel's buffers are never empty.
+    rows, sizes = (y if y.size else jnp.zeros((1,), y.dtype) for y in (rows, group_sizes))
+    results = values, room or jax.ShapeDtypeStruct((0,), jnp.uint8)
+    call = jax.ffi.ffi_call(GATHERED, results)
+    return [call(x, rows, scale, sizes, power_of_two=plan.problem.power_of_two)[0]]
 
 
 def quantize(plan: QuantizePlan, x: jax.Array, *others: jax.Array) -> list[jax.Array]:

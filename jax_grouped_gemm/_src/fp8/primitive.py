@@ -225,10 +225,10 @@ def _gathered_aval(*operands, dtype, **_):
 GATHERED = Op(
     name="quantize_gathered",
     operand_ranks=(2, 1, 1, 1),
-    targets=(call.QUANTIZERS["quantize_gathered"],),
+    targets=(call.GATHERED,),
     avals=_gathered_aval,
     planner=plan.plan_quantize_gathered,
-    call=call.quantize,
+    call=call.quantize_gathered,
     reference=reference.quantize_gathered,
     multiple_results=True,
     is_matmul=False,
