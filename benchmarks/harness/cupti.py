@@ -94,6 +94,9 @@ class CuptiRecorder:
     name = "cupti"
 
     def __init__(self):
+        # Attaching takes longer than a short case, so a run that measures no host time may stay so.
+        self.stays_attached = False
+        self._subscriber: ctypes.c_void_p | None = None
         self._cupti = _load_cupti()
         self._driver = ctypes.CDLL("libcuda.so.1")
         self._buffers: dict[int, ctypes.Array] = {}
@@ -103,6 +106,8 @@ class CuptiRecorder:
 
     def __enter__(self) -> CuptiRecorder:
         self._samples, self._activities, self._failure = [], [], None
+        if self._subscriber is not None:
+            return self
         self._subscriber = ctypes.c_void_p()
         self._call("cuptiSubscribe", ctypes.byref(self._subscriber), None, None)
         self._call("cuptiActivityRegisterCallbacks", *self._callbacks)
@@ -112,6 +117,8 @@ class CuptiRecorder:
 
     def __exit__(self, *_) -> None:
         self._drain()
+        if self.stays_attached:
+            return
         for kind in (_CONCURRENT_KERNEL, _MEMCPY, _MEMSET):
             self._call("cuptiActivityDisable", kind)
         # Detaches CUPTI from the driver: left attached, it slows each launch, and host time is
@@ -119,6 +126,7 @@ class CuptiRecorder:
         self._call("cuptiFinalize")
         # Unchecked: some releases count the subscriber as gone once CUPTI is detached.
         self._cupti.cuptiUnsubscribe(self._subscriber)
+        self._subscriber = None
 
     def record(self, call: Call) -> None:
         """Runs a call to its end and adds its sample."""
