@@ -7,10 +7,10 @@ Small, thin, shallow and deep shapes at random, `--shapes` of them for each oper
 the expressions and loops that it takes the place of. First `--workers` processes compile, for
 `--compile-limit` seconds at most, then one process alone measures what they compiled, within
 `--time-limit`. With `--programs FOLDER` what was compiled stays, and a second command goes on from
-there. "ours" is what the plan takes, which may be XLA's own product; "kernel" always is one,
-"configN" another of its configurations and "XLA" XLA's product where a plan with a wider margin
-takes it; "both triangles" of a symmetric update is our `grouped_gemm`. At the end the slowest cases
-and some others are compiled again, on a quiet machine, and measured again.
+there. "ours" is what the plan takes, which may be XLA's own product. Where that is another program,
+"kernel" is our kernel, "configN" another of its configurations and "XLA" XLA's product where a plan
+with a wider margin takes it; "both triangles" of a symmetric update is our `grouped_gemm`. At the
+end the slowest cases and some others are compiled again, on a quiet machine, and measured again.
 """
 
 from __future__ import annotations

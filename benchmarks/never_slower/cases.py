@@ -95,14 +95,12 @@ def judged(measure: Callable[[Any], Error], is_good: Callable[[Error, Call], boo
 
 def _ours(function: Callable[[str | None], Callable], configs: int = 0) -> list[Program]:
     """What the plan takes of a function of `implementation`, and ways that it does not take."""
+    planned, pinned = function(None), function(pinned_implementation())
     return [
-        Program("ours", Role.OURS, function(None)),
-        Program("kernel", Role.VARIANT, function(pinned_implementation())),
-        Program("XLA", Role.VARIANT, function(None), lenient=True),
-        *(
-            Program(f"config{index}", Role.VARIANT, function(pinned_implementation()), config=index)
-            for index in range(configs)
-        ),
+        Program("ours", Role.OURS, planned),
+        Program("kernel", Role.VARIANT, pinned, unplanned=planned),
+        Program("XLA", Role.VARIANT, planned, lenient=True),
+        *(Program(f"config{i}", Role.VARIANT, pinned, config=i) for i in range(configs)),
     ]
 
 

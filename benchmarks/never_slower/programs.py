@@ -54,6 +54,8 @@ class Program:
         kernel's time. Not offered where the plan stays the same, or has no kernel anyway.
       config: the index among the configurations that the plan could take. Not offered where it is
         the one that it takes.
+      unplanned: the same with no implementation asked for. Not offered where the plan takes a
+        kernel then too: it is the same program.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Program:
     compiler_options: Mapping[str, Any] | None = None
     lenient: bool = False
     config: int | None = None
+    unplanned: Callable[..., Any] | None = None
 
     def compile(self, *operands: Any) -> tuple[jax.stages.Compiled, str]:
         """The executable for operands of these shapes, and what there is to say of it.
@@ -70,6 +73,8 @@ class Program:
           NotOffered: there is no such way to run the problem.
         """
         function, detail = self.function, ""
+        if self.unplanned and jgg.explain(self.unplanned, *operands).plans[0].kernel_problem:
+            raise NotOffered("the plan takes the kernel")
         if self.config is not None:
             function, detail = _configured(function, self.config, *operands)
         with contextlib.ExitStack() as margins:

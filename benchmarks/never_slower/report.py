@@ -162,6 +162,12 @@ def _not_right(records: Sequence[Mapping]) -> list[str]:
     ]
 
 
+def _kernels_differ(before: Mapping, after: Mapping, name: str) -> bool:
+    """Whether a peer's program has other kernels; unknown of a case that kept no names."""
+    names = [record["peers"].get(name, {}).get("kernel_names") for record in (before, after)]
+    return None not in names and names[0] != names[1]
+
+
 def _repeated(records: Sequence[Mapping]) -> list[str]:
     by_name = {record["case"]: record for record in records}
     lines = []
@@ -170,5 +176,7 @@ def _repeated(records: Sequence[Mapping]) -> list[str]:
         worst = worst_ratio(before) if before else None
         if worst and worst[1] in record["ratios"]:
             after = record["ratios"][worst[1]]
-            lines.append(f"{before['case']} {worst[1]}: {worst[0]:.2f} {after:.2f}")
+            changed = [name for name in ("ours", worst[1]) if _kernels_differ(before, record, name)]
+            line = f"{before['case']} {worst[1]}: {worst[0]:.2f} {after:.2f}"
+            lines.append(", other kernels: ".join([line, *filter(None, [" ".join(changed)])]))
     return lines

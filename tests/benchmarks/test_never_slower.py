@@ -53,7 +53,10 @@ def test_every_operation_has_a_case(results):
         assert report.worst_ratio(case) is not None
         assert "compiled_here" not in case
     updates = [case for case in first if case["op"] in shapes.UPDATES]
-    assert all({"both triangles", "kernel"} <= set(case["ratios"]) for case in updates)
+    assert all({"both triangles", "symmetric"} <= set(case["ratios"]) for case in updates)
+    # Every product either has a kernel that the plan leaves, or leaves XLA's.
+    left = [{"kernel", "XLA"} & set(case["ratios"]) for case in first]
+    assert {"kernel"} in left and {"XLA"} in left and {"kernel", "XLA"} not in left
 
 
 def test_one_case_is_compiled_again(results):
@@ -212,6 +215,17 @@ def test_half_of_what_is_measured_again_is_the_slowest():
     chosen = command.chosen_again(records, 4, seed=0)
     assert [each["case"] for each in chosen[:2]] == ["forward/1/x", "forward/3/x"]
     assert len({each["case"] for each in chosen}) == 4
+
+
+def test_other_kernels_of_a_repeated_case_are_told():
+    first = record("forward", {"stock": 0.9})
+    repeated = record("forward", {"stock": 1.2}, again=first["case"]) | {"case": "again"}
+    found = {"summary": report.summarize([first]), "cases": [first, repeated]}
+    assert report.texts(found)[-1].splitlines()[1:] == ["forward/0/shape stock: 0.90 1.20"]
+    for each, kernels in ((first, ["a"]), (repeated, ["b"])):
+        each["peers"]["ours"]["kernel_names"] = ["ours"]
+        each["peers"]["stock"]["kernel_names"] = kernels
+    assert report.texts(found)[-1].endswith("0.90 1.20, other kernels: stock")
 
 
 def test_stock_takes_part_where_it_has_little_to_multiply():
