@@ -108,8 +108,9 @@ class CuptiRecorder:
         self._samples, self._activities, self._failure = [], [], None
         if self._subscriber is not None:
             return self
-        self._subscriber = ctypes.c_void_p()
-        self._call("cuptiSubscribe", ctypes.byref(self._subscriber), None, None)
+        subscriber = ctypes.c_void_p()
+        self._call("cuptiSubscribe", ctypes.byref(subscriber), None, None)
+        self._subscriber = subscriber
         self._call("cuptiActivityRegisterCallbacks", *self._callbacks)
         for kind in (_CONCURRENT_KERNEL, _MEMCPY, _MEMSET):
             self._call("cuptiActivityEnable", kind)
@@ -117,12 +118,18 @@ class CuptiRecorder:
 
     def __exit__(self, *_) -> None:
         self._drain()
-        if self.stays_attached:
+        if not self.stays_attached:
+            self.detach()
+
+    def detach(self) -> None:
+        """Detaches CUPTI from the driver, before the process ends at the latest.
+
+        Left attached, it slows each launch, and host time is measured later in the same process.
+        """
+        if self._subscriber is None:
             return
         for kind in (_CONCURRENT_KERNEL, _MEMCPY, _MEMSET):
             self._call("cuptiActivityDisable", kind)
-        # Detaches CUPTI from the driver: left attached, it slows each launch, and host time is
-        # measured later in the same process.
         self._call("cuptiFinalize")
         # Unchecked: some releases count the subscriber as gone once CUPTI is detached.
         self._cupti.cuptiUnsubscribe(self._subscriber)

@@ -118,16 +118,20 @@ def job_of(
 
 def jobs(options: argparse.Namespace, session: Session) -> Iterator[Job]:
     """Every case, then some again."""
-    store = Store(options.programs) if options.workers else None
-    # No host time is measured, and attaching the profiler to the driver would take its share.
-    if isinstance(session.recorder, CuptiRecorder):
-        session.recorder.stays_attached = True
-    for op, number in labels(options):
-        yield job_of(op, number, options, session, store)
-    if not store:
-        return
-    for record in chosen_again(session.results["cases"], options.again, options.seed):
-        yield again(record, options, session)
+    recorder = session.recorder
+    # No host time is measured, and attaching the profiler for each case would take its share.
+    if isinstance(recorder, CuptiRecorder):
+        recorder.stays_attached = True
+    try:
+        store = Store(options.programs) if options.workers else None
+        for op, number in labels(options):
+            yield job_of(op, number, options, session, store)
+        if store:
+            for record in chosen_again(session.results["cases"], options.again, options.seed):
+                yield again(record, options, session)
+    finally:
+        if isinstance(recorder, CuptiRecorder):
+            recorder.detach()
 
 
 def chosen_again(records: Sequence[dict], count: int, seed: int) -> list[dict]:
