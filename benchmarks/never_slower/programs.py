@@ -220,11 +220,8 @@ def sources_digest() -> str:
     digest = hashlib.sha256(jax.__version__.encode())
     package = Path(jgg.__file__).parent
     for root in (package, Path(__file__).parents[1]):
-        for path in sorted(root.rglob("*.py")):
+        for path in sorted((*root.rglob("*.py"), *root.rglob("*.so"))):
             digest.update(path.read_bytes())
-    for path in sorted(package.rglob("*.so")):
-        stat = path.stat()
-        digest.update(f"{path.name} {stat.st_size} {stat.st_mtime_ns}".encode())
     return digest.hexdigest()[:16]
 
 
