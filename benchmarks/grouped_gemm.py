@@ -210,12 +210,24 @@ def work(name: str, problems: Sequence[Problem], kind: Kind, seed: int) -> Workl
         error = check.Error(exact.error(call.to_jax(call.run())))
         return error, error.within(kind.error_limit)
 
-    width = lhs[0].dtype.itemsize
+    return workload(name, problems, kind, seed, (lhs, rhs), judge)
+
+
+def workload(
+    name: str,
+    problems: Sequence[Problem],
+    kind: Kind,
+    seed: int,
+    operands: tuple[list[jax.Array], list[jax.Array]],
+    judge: Callable[[Call], tuple[check.Error, bool]],
+) -> Workload:
+    """A list of given products, judged as asked."""
+    width = operands[0][0].dtype.itemsize
     written = width * sum(m * n for m, _, n in problems)
     return Workload(
         f"{name}/{kind.op}",
         kind,
-        (lhs, rhs),
+        operands,
         judge,
         description={
             "shape": {"name": name, "problems": [list(problem) for problem in problems]},

@@ -201,7 +201,6 @@ def operands(update: Update, shape: Shape, seed: int) -> tuple[jax.Array, jax.Ar
 
 def work(update: Update, shape: Shape, seed: int) -> Workload:
     """An update of random stacks, judged by its lower triangles."""
-    g, n, k = shape
     a, b = operands(update, shape, seed)
     exact = exact_triangle(update, a, b)
 
@@ -209,12 +208,24 @@ def work(update: Update, shape: Shape, seed: int) -> Workload:
         error = check.Error(*map(float, triangle_error(call.to_jax(call.run()), exact)))
         return error, error.within(update.tolerance)
 
+    return workload(update, shape, seed, (a, b), judge)
+
+
+def workload(
+    update: Update,
+    shape: Shape,
+    seed: int,
+    operands: tuple[jax.Array, jax.Array],
+    judge: Callable[[Call], tuple[check.Error, bool]],
+) -> Workload:
+    """An update of given stacks, judged as asked."""
+    (g, n, k), (a, b) = shape, operands
     written = g * n * (n + 1) // 2 * a.dtype.itemsize
-    read = a.nbytes * (2 if update.two_operands else 1)
+    read = a.nbytes + (b.nbytes if update.two_operands else 0)
     return Workload(
         f"{named(shape)}/{update.name}",
         update,
-        (a, b),
+        operands,
         judge,
         description={
             "shape": {"name": named(shape), "groups": g, "n": n, "k": k},

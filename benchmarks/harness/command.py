@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,7 +34,7 @@ class Command:
 
     module: str
     description: str
-    jobs: Callable[[argparse.Namespace, Session], Sequence[Job]]
+    jobs: Callable[[argparse.Namespace, Session], Iterable[Job]]
     add_arguments: Callable[[argparse.ArgumentParser], object] = lambda parser: None
     complete: Callable[[argparse.Namespace], object] = lambda options: None
     timed: bool = True

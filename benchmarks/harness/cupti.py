@@ -94,6 +94,9 @@ class CuptiRecorder:
     name = "cupti"
 
     def __init__(self):
+        # Attaching takes longer than a short case, so a run that measures no host time may stay so.
+        self.stays_attached = False
+        self._subscriber: ctypes.c_void_p | None = None
         self._cupti = _load_cupti()
         self._driver = ctypes.CDLL("libcuda.so.1")
         self._buffers: dict[int, ctypes.Array] = {}
@@ -103,8 +106,11 @@ class CuptiRecorder:
 
     def __enter__(self) -> CuptiRecorder:
         self._samples, self._activities, self._failure = [], [], None
-        self._subscriber = ctypes.c_void_p()
-        self._call("cuptiSubscribe", ctypes.byref(self._subscriber), None, None)
+        if self._subscriber is not None:
+            return self
+        subscriber = ctypes.c_void_p()
+        self._call("cuptiSubscribe", ctypes.byref(subscriber), None, None)
+        self._subscriber = subscriber
         self._call("cuptiActivityRegisterCallbacks", *self._callbacks)
         for kind in (_CONCURRENT_KERNEL, _MEMCPY, _MEMSET):
             self._call("cuptiActivityEnable", kind)
@@ -112,13 +118,22 @@ class CuptiRecorder:
 
     def __exit__(self, *_) -> None:
         self._drain()
+        if not self.stays_attached:
+            self.detach()
+
+    def detach(self) -> None:
+        """Detaches CUPTI from the driver, before the process ends at the latest.
+
+        Left attached, it slows each launch, and host time is measured later in the same process.
+        """
+        if self._subscriber is None:
+            return
         for kind in (_CONCURRENT_KERNEL, _MEMCPY, _MEMSET):
             self._call("cuptiActivityDisable", kind)
-        # Detaches CUPTI from the driver: left attached, it slows each launch, and host time is
-        # measured later in the same process.
         self._call("cuptiFinalize")
         # Unchecked: some releases count the subscriber as gone once CUPTI is detached.
         self._cupti.cuptiUnsubscribe(self._subscriber)
+        self._subscriber = None
 
     def record(self, call: Call) -> None:
         """Runs a call to its end and adds its sample."""

@@ -146,15 +146,22 @@ def measure(
 
 def ragged_work(case: Case, inputs: Inputs) -> Workload:
     """A ragged product of a shape's tensors, judged against a product of plain dots."""
-    problem, sizes = case.problem, case.group_sizes
     operands = inputs.operands(case)
     expected = inputs.reference(case, operands)
 
     def judge(call: Call) -> tuple[check.Error, bool]:
         exact = expected if call.reference is None else call.reference()
         error = check.compare(call.to_jax(call.run()), exact)
-        return error, error.acceptable(problem, call.tolerance)
+        return error, error.acceptable(case.problem, call.tolerance)
 
+    return ragged_workload(case, operands, judge)
+
+
+def ragged_workload(
+    case: Case, operands: tuple, judge: Callable[[Call], tuple[check.Error, bool]]
+) -> Workload:
+    """A ragged product of given operands, judged as asked."""
+    problem, sizes = case.problem, case.group_sizes
     return Workload(
         case.name,
         problem,

@@ -25,6 +25,8 @@ from benchmarks.harness.timing import CacheFlush
 
 # A job that has begun may run past the time limit by this much before the process gives up.
 GRACE_SECONDS = 120
+# Of the time, that writing results may take.
+SAVING_SHARE = 0.02
 
 
 def leave_memory_to_torch() -> None:
@@ -86,6 +88,7 @@ class Session:
         self.options = options
         self.deadline = Deadline(options.time_limit)
         self._summarize = summarize
+        self._next_save = 0.0
         self.recorder = None
         if timed:
             names = [name for name in RECORDERS if options.recorder in ("auto", name)]
@@ -118,10 +121,11 @@ class Session:
             measure_host=host and not self.options.no_host,
         )
 
-    def run(self, jobs: Sequence[Job]) -> None:
+    def run(self, jobs: Iterable[Job]) -> None:
         """Runs jobs within the time limit; one that raises is named and does not end the run.
 
-        The results are written after each, so that an interrupt loses little.
+        The results are written as they grow, so that an interrupt loses little. Jobs may be made
+        from the results of those before.
         """
         records: dict[str, dict] = {}
         progress = tqdm(jobs, unit="case", disable=None)
@@ -139,7 +143,7 @@ class Session:
             name = record["case"]
             records[name] = merge(records[name], record) if name in records else record
             self.results["cases"] = list(records.values())
-            self._save()
+            self._save_now_and_then()
             progress.write(f"{self.deadline.elapsed():4.0f} s  {report.case_line(record)}")
             if job.typical:
                 self.deadline.took(self.deadline.elapsed() - start)
@@ -150,6 +154,17 @@ class Session:
         self.results["summary"] = self._summarize(self.results["cases"])
         self.results["seconds"] = self.deadline.elapsed()
         self._save()
+
+    def _save_now_and_then(self) -> None:
+        """Writes the results, unless that has taken more than its share of the time so far.
+
+        Hundreds of cases take longer to write than one takes to measure.
+        """
+        if self.deadline.elapsed() >= self._next_save:
+            start = self.deadline.elapsed()
+            self._save()
+            end = self.deadline.elapsed()
+            self._next_save = end + (end - start) / SAVING_SHARE
 
     def _save(self) -> None:
         if self.options.output:

@@ -8,7 +8,11 @@ sizes change, with little memory left, beside another process and beside collect
 calls with buffers and attributes that do not fit; exported programs of other versions. The records
 are counts. It ends with an error if anything was wrong.
 
-compute-sanitizer --tool memcheck python -m benchmarks.soak.handlers --summary
+python -m benchmarks.soak --sanitizer memcheck --output soak_memcheck.json
+
+Nothing but the custom calls under compute-sanitizer: every call as it is and some that do not fit,
+each array in an allocation of its own, and XLA compiling in one thread, because the sanitizer
+crashes while several compile.
 """
 
 from __future__ import annotations
@@ -19,20 +23,22 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.command import Command
 from benchmarks.harness.peer import on_gpu
 from benchmarks.harness.session import Job, Session, leave_memory_to_torch
-from benchmarks.soak import exports, handlers
+from benchmarks.soak import exports, handlers, sanitizer
 from benchmarks.soak.products import Products, soak
 from benchmarks.soak.surroundings import SURROUNDINGS
 
 PARTS = ("products", *SURROUNDINGS, "handlers", "exports")
 # Shares of the time limit, whatever else there is.
-SHARES = {"products": 0.5, "handlers": 0.2}
+SHARES = {"products": 0.5, "handlers": 0.2, "sanitizer": 0.8}
 MEMORY_OF_HANDLERS = "0.08"
 
 
@@ -46,6 +52,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--most", type=int, default=700, help="largest k and n; rows are twice that"
     )
+    parser.add_argument(
+        "--sanitizer",
+        choices=sanitizer.TOOLS,
+        help=f"run only the handlers under this tool, {sanitizer.MISFITS} misfits at most",
+    )
     parser.add_argument("--only", nargs="+", default=list(PARTS), choices=PARTS, metavar="PART")
 
 
@@ -54,6 +65,9 @@ def complete(options: argparse.Namespace) -> None:
     if options.dry_run:
         options.products, options.draws, options.repeats = 42, 2, 1
         options.witnesses, options.misfits, options.most = 4, 30, 48
+    if options.sanitizer:
+        options.only = ["handlers"]
+        options.misfits = min(options.misfits, sanitizer.MISFITS)
 
 
 def record(name: str, counts: Mapping[str, Any], failures: Sequence[str], start: float) -> dict:
@@ -107,14 +121,23 @@ def call_handlers(options: argparse.Namespace) -> dict:
     names = ("XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION")
     environment = {name: value for name, value in os.environ.items() if name not in names}
     environment["XLA_CLIENT_MEM_FRACTION"] = MEMORY_OF_HANDLERS
-    limit = SHARES["handlers"] * options.time_limit
+    limit = SHARES["sanitizer" if options.sanitizer else "handlers"] * options.time_limit
     command = [sys.executable, "-m", "benchmarks.soak.handlers", "--seed", str(options.seed)]
     command += ["--count", str(options.misfits), "--time-limit", str(limit)]
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, text=True, env=environment, timeout=2 * limit + 60
-    )
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    counts = handlers.summary(lines, done.returncode)
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "sanitizer.log"
+        if options.sanitizer:
+            command = [*sanitizer.prefix(options.sanitizer, log), *command, "--threads", "1"]
+            environment |= sanitizer.environment(environment)
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, text=True, env=environment, timeout=2 * limit + 60
+        )
+        lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        counts = handlers.summary(lines, done.returncode)
+        if options.sanitizer:
+            found, wrong = sanitizer.summary(log)
+            counts |= {"sanitizer": options.sanitizer, **found}
+            counts["failures"] += wrong
     return record("handlers", counts, counts.pop("failures"), start)
 
 

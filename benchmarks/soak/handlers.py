@@ -3,8 +3,9 @@
 python -m benchmarks.soak.handlers --seed 0 --count 400
 
 Every call has to be refused with an error, or to run because it fits after all; none may touch
-memory that is not its own. `compute-sanitizer` says so of the ones that run. A process of its own,
-since an illegal access is the end of it: the line before names the call.
+memory that is not its own. compute-sanitizer says so of the ones that run: `benchmarks.soak` starts
+this module under it with `--sanitizer`. A process of its own, since an illegal access is the end of
+it: the line before names the call.
 """
 
 from __future__ import annotations
@@ -126,16 +127,22 @@ def outcome(program, call: FfiCall, rng: np.random.Generator) -> dict[str, str]:
     return {"ran": ""}
 
 
-def attempts(seed: int, count: int, seconds: float) -> Iterator[dict[str, Any]]:
-    """Makes the calls one by one; says of each what it is, then what became of it."""
+def attempts(
+    seed: int, count: int, seconds: float, threads: int = THREADS
+) -> Iterator[dict[str, Any]]:
+    """Makes the calls one by one; says of each what it is, then what became of it.
+
+    With one thread nothing is compiled while a call runs.
+    """
     jax.config.update("jax_enable_x64", True)
     end = time.monotonic() + seconds
     rng = np.random.default_rng(seed)
-    with ThreadPoolExecutor(THREADS) as pool:
+    with ThreadPoolExecutor(threads) as pool:
         calls = chosen(seed, count)
-        for start in range(0, len(calls), 4 * THREADS):
-            some = calls[start : start + 4 * THREADS]
-            programs = pool.map(compiled, [call for _, call in some])
+        compile_some = pool.map if threads > 1 else map
+        for start in range(0, len(calls), 4 * threads):
+            some = calls[start : start + 4 * threads]
+            programs = compile_some(compiled, [call for _, call in some])
             for (what, call), program in zip(some, programs, strict=True):
                 named = {"target": call.target, "change": what}
                 yield named
@@ -190,10 +197,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=400, help="calls that do not fit")
     parser.add_argument("--time-limit", type=float, default=600, metavar="SECONDS")
+    parser.add_argument("--threads", type=int, default=THREADS, help="that compile")
     parser.add_argument("--summary", action="store_true", help="print counts, not every call")
     options = parser.parse_args(arguments)
     lines = []
-    for line in attempts(options.seed, options.count, options.time_limit):
+    for line in attempts(options.seed, options.count, options.time_limit, options.threads):
         lines.append(line)
         if not options.summary:
             print(json.dumps(line), flush=True)

@@ -42,6 +42,16 @@ def test_one_kernel_for_a_list(options, h200):
     assert_one_kernel(program)
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_xla_writes_a_product_in_the_type_of_its_result(dtype, h200):
+    """Half the bytes of the float32 sums for the pass that masks them."""
+    call = partial(jgg.grouped_syrk, implementation="reference")
+    program = h200.compile(call, array(8, 256, 64, dtype=dtype))
+    products = [i for i in program.entry if "gemm" in i.name]
+    assert len(products) == 1 and products[0].type.startswith(("bf16[8,256", "f16[8,256"))
+    assert program.temporary_bytes <= 8 * 256 * 256 * 2
+
+
 def test_c_is_updated_in_place_if_it_may_be(h200):
     """Where the program itself makes c and has no other use for it, nothing is copied."""
     a = array(3, 64, 64)

@@ -172,6 +172,38 @@ def test_activities_belong_to_the_window_they_start_in(rng):
     assert xplane.attribute(windows[::-1], shuffled, skew) == expected
 
 
+class Library:
+    """Of which every function succeeds, and is noted."""
+
+    def __init__(self):
+        self.called = []
+
+    def __getattr__(self, name):
+        def function(*arguments):
+            self.called.append(name)
+            return 0
+
+        return function
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_cupti_is_attached_once_or_for_each_case(stays, monkeypatch):
+    library = Library()
+    monkeypatch.setattr(cupti, "_load_cupti", lambda: library)
+    monkeypatch.setattr(cupti.ctypes, "CDLL", lambda name: Library())
+    recorder = cupti.CuptiRecorder()
+    recorder.stays_attached = stays
+    for _ in range(3):
+        with recorder:
+            pass
+        assert recorder.samples() == []
+    assert library.called.count("cuptiSubscribe") == (1 if stays else 3)
+    assert library.called.count("cuptiFinalize") == (0 if stays else 3)
+    recorder.detach()
+    recorder.detach()
+    assert library.called.count("cuptiFinalize") == (1 if stays else 3)
+
+
 def test_cupti_records_are_decoded():
     start, end = 1_700_000_000_123_456_789, 1_700_000_000_123_460_000
     name = ctypes.create_string_buffer(b"my_kernel")

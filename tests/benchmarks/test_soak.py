@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.soak import __main__ as command
-from benchmarks.soak import calls, exports, handlers
+from benchmarks.soak import calls, exports, handlers, sanitizer
 from benchmarks.soak.products import Program, run_again
 from benchmarks.soak.surroundings import SURROUNDINGS
 from benchmarks.soak.trials import IN_TURN, trial
@@ -157,3 +159,76 @@ def test_random_operands_have_the_shape_and_dtype(rng):
         aval = jax.ShapeDtypeStruct((3, 5), dtype)
         operand = calls.random_operand(rng, aval)
         assert operand.shape == aval.shape and operand.dtype == aval.dtype
+
+
+SANITIZER = """#!/usr/bin/env python3
+import json, os, sys
+arguments = sys.argv[1:]
+json.dump([arguments, dict(os.environ)], open(os.environ["SEEN"], "w"))
+log = arguments[arguments.index("--log-file") + 1]
+errors = int(os.environ["ERRORS"])
+with open(log, "w") as file:
+    print("========= COMPUTE-SANITIZER", file=file)
+    if errors > 0:
+        print("========= Invalid __global__ read of size 16 bytes", file=file)
+    if errors >= 0:
+        print(f"========= ERROR SUMMARY: {errors} errors", file=file)
+for outcome in ({}, {"ran": ""}):
+    print(json.dumps({"target": "t", "change": "as it is"} | outcome))
+sys.exit(86 if errors else 0)
+"""
+
+
+@pytest.mark.parametrize("errors", [0, 2, -1])
+def test_only_the_handlers_run_under_a_sanitizer(errors, tmp_path, monkeypatch):
+    """A program in its place says what it was given; -1 is one that has no summary."""
+    program = tmp_path / "compute-sanitizer"
+    program.write_text(SANITIZER)
+    program.chmod(0o755)
+    output, seen = tmp_path / "soak.json", tmp_path / "seen.json"
+    monkeypatch.setenv("SEEN", str(seen))
+    monkeypatch.setenv("ERRORS", str(errors))
+    monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_use_fusion_emitters=true")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    run = ["--sanitizer", "memcheck", "--commit", "abc", "--output", str(output)]
+    if errors:
+        with pytest.raises(SystemExit, match="failures"):
+            command.main(run)
+    else:
+        command.main(run)
+    (case,) = json.loads(output.read_text())["cases"]
+    assert case["op"] == "handlers" and case["counts"]["ran"] == 1
+    assert case["counts"]["sanitizer_errors"] == (None if errors < 0 else errors)
+    assert any("Invalid __global__ read" in x for x in case["failures"]) == (errors > 0)
+    assert any("no summary" in x for x in case["failures"]) == (errors < 0)
+    arguments, environment = json.loads(seen.read_text())
+    assert arguments[:2] == ["--tool", "memcheck"]
+    assert arguments[-2:] == ["--threads", "1"] and "benchmarks.soak.handlers" in arguments
+    assert int(arguments[arguments.index("--count") + 1]) <= sanitizer.MISFITS
+    assert environment["XLA_PYTHON_CLIENT_ALLOCATOR"] == "platform"
+    assert environment["XLA_FLAGS"].split() == [
+        "--xla_cpu_use_fusion_emitters=true",
+        "--xla_gpu_force_compilation_parallelism=1",
+    ]
+
+
+def test_without_a_sanitizer_nothing_is_said_to_be_clean(tmp_path, monkeypatch):
+    monkeypatch.setattr(sanitizer.shutil, "which", lambda name: None)
+    with pytest.raises(SystemExit, match="compute-sanitizer is not installed"):
+        command.main(["--sanitizer", "racecheck", "--commit", "abc"])
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_calls_are_the_same_however_many_threads_compile(threads, monkeypatch):
+    """With one, none is compiled while another thread does anything."""
+    busy = []
+
+    def compiled(call):
+        busy.append(threading.current_thread() is threading.main_thread())
+
+    few = calls.valid_calls()[:7]
+    monkeypatch.setattr(handlers, "compiled", compiled)
+    monkeypatch.setattr(handlers, "chosen", lambda seed, count: [("as it is", x) for x in few])
+    lines = list(handlers.attempts(0, 0, 60, threads))
+    assert [line["target"] for line in lines[1::2]] == [call.target for call in few]
+    assert busy == [threads == 1] * 7

@@ -72,9 +72,11 @@ def update(
         result += scaled_c(beta, c, dtype)
     if symmetrize:
         result = _conjugated_outside(result, upper) if hermitian else result
-    else:
-        result = fill(result, c, upper=upper, hermitian=hermitian, symmetrize=False)
-    return result.astype(result_dtype)
+        return result.astype(result_dtype)
+    # Rounded before the other triangle is added: a product that nothing is done to is written, and
+    # read again where it is masked, in the result's type.
+    result = result.astype(result_dtype)
+    return fill(result, c, upper=upper, hermitian=hermitian, symmetrize=False)
 
 
 def _with_a_zero(x: jax.Array, axis: int) -> jax.Array:

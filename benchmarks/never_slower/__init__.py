@@ -1,0 +1,1 @@
+"""Random shapes against what ours replaces: `python -m benchmarks.never_slower`."""

@@ -1,0 +1,228 @@
+"""A random shape as a case: what is compiled for it, who takes part, and how results are judged."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+import jax_grouped_gemm as jgg
+from benchmarks import grouped_gemm, rank_k
+from benchmarks.harness.cases import OPS as RAGGED_OPS
+from benchmarks.harness.cases import Case as RaggedCase
+from benchmarks.harness.cases import Problem, Shape
+from benchmarks.harness.check import Error
+from benchmarks.harness.inputs import abstract_operands
+from benchmarks.harness.measure import Workload, ragged_workload
+from benchmarks.harness.peer import Call, Peer, Role, on_gpu, pinned_implementation
+from benchmarks.never_slower import exact, shapes
+from benchmarks.never_slower.programs import Program
+from benchmarks.peers import ours, stock
+from benchmarks.peers.cublas import CublasLoop
+from benchmarks.peers.torch_grouped_mm import TorchGroupedMm
+
+# Stock JAX multiplies every row by the matrices of all groups, or copies the rows for each.
+MOST_STOCK_BYTES = 1 << 31
+MOST_STOCK_FLOPS = 2e10  # 25 us at 800 TFLOP/s
+MOST_STOCK_GROUPS = 4
+# XLA's autotuner takes half a second a product.
+MOST_LENIENT_PROBLEMS = 6
+MOST_CONFIGS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One random shape.
+
+    Attributes:
+      label: of the operation and the number.
+      operands: shapes and dtypes of what programs take.
+      x64: whether programs are traced with 64-bit types.
+      programs: to compile.
+      others: peers of other frameworks.
+      work: makes the operands on the device; with its judge, what the session measures.
+    """
+
+    label: str
+    operands: tuple[Any, ...]
+    x64: bool
+    programs: tuple[Program, ...]
+    others: tuple[Peer, ...]
+    work: Callable[[], Workload]
+
+
+def case(op: str, number: int, seed: int, *, tiny: bool = False) -> Case:
+    """Case `number` of an operation; tiny ones run anywhere."""
+    rng = shapes.generator(op, number, seed)
+    label, data_seed = f"{op}/{number}", (seed, shapes.OPS.index(op), number)
+    if op in shapes.RAGGED:
+        name, dtype, precision = shapes.RAGGED[op]
+        shape = Shape("tiny", 2, 24, 16, 8) if tiny else shapes.ragged_shape(rng, dtype)
+        distribution = shapes.DISTRIBUTIONS[number % len(shapes.DISTRIBUTIONS)]
+        return _ragged(
+            label,
+            RaggedCase(shape, RAGGED_OPS[name], distribution, dtype, seed, precision),
+            data_seed,
+        )
+    if op in shapes.UPDATES:
+        update = shapes.UPDATES[op]
+        return _update(
+            label, update, (2, 24, 16) if tiny else shapes.update_shape(rng, update), data_seed
+        )
+    kind = shapes.LISTS[op]
+    problems = [(8, 16, 24)] * 2 if tiny else shapes.list_of_problems(rng, kind)
+    return _list(label, kind, problems, data_seed)
+
+
+def judged(measure: Callable[[Any], Error], is_good: Callable[[Error, Call], bool]):
+    """A judge: the result of a run into memory that was filled with NaN, where that is possible."""
+
+    def judge(call: Call) -> tuple[Error, bool]:
+        first = call.run()
+        call.wait(first)
+        exact.poison(first)
+        del first
+        result = call.run()
+        call.wait(result)
+        error = measure(call.to_jax(result))
+        return error, is_good(error, call)
+
+    return judge
+
+
+def _ours(function: Callable[[str | None], Callable], configs: int = 0) -> list[Program]:
+    """What the plan takes of a function of `implementation`, and ways that it does not take."""
+    planned, pinned = function(None), function(pinned_implementation())
+    return [
+        Program("ours", Role.OURS, planned),
+        Program("kernel", Role.VARIANT, pinned, unplanned=planned),
+        Program("XLA", Role.VARIANT, planned, lenient=True),
+        *(Program(f"config{i}", Role.VARIANT, pinned, config=i) for i in range(configs)),
+    ]
+
+
+class TorchLoop(TorchGroupedMm):
+    """PyTorch's grouped product of float32: it copies the sizes to the host, and calls cuBLAS."""
+
+    role = Role.LOOP
+
+
+def _ragged(label: str, case: RaggedCase, seed: Sequence[int]) -> Case:
+    problem, sizes = case.problem, case.group_sizes
+    lhs, rhs, group_sizes = abstract_operands(problem)
+    function = functools.partial(ours.product, problem)
+    programs = _ours(function, MOST_CONFIGS)
+    if offers_stock(problem):
+        programs.append(Program(stock.Stock.name, Role.GROUPED, stock.ragged_product(problem)))
+
+    def work() -> Workload:
+        a, b = (exact.normal(x.shape, str(x.dtype), (*seed, i)) for i, x in enumerate((lhs, rhs)))
+        expected = exact.ragged_product(problem, a, b, sizes)
+        judge = judged(
+            lambda out: exact.row_errors(out, expected),
+            lambda error, call: error.acceptable(problem, call.tolerance),
+        )
+        return ragged_workload(case, jax.block_until_ready((a, b, jax.numpy.asarray(sizes))), judge)
+
+    grouped = TorchLoop() if problem.dtype == "float32" else TorchGroupedMm()
+    return Case(
+        label, (lhs, rhs, group_sizes), False, tuple(programs), (grouped, CublasLoop()), work
+    )
+
+
+def offers_stock(problem: Problem) -> bool:
+    """Whether stock JAX takes part: where its work for every group may be worth its while."""
+    if problem.groups * problem.m * max(problem.k, problem.n) * 4 > MOST_STOCK_BYTES:
+        return False
+    flops = 2 * problem.groups * problem.m * problem.k * problem.n
+    return problem.groups <= MOST_STOCK_GROUPS or flops <= MOST_STOCK_FLOPS
+
+
+def both_triangles(update: rank_k.Update, a: jax.Array, b: jax.Array) -> jax.Array:
+    """The whole product A B^H by `grouped_gemm`, and for two operands its sum with its mirror."""
+    b = (b if update.two_operands else a).conj()
+    options = dict(implementation=pinned_implementation(), precision=update.precision)
+    product = jgg.grouped_gemm(a, b, transpose_rhs=True, **options)
+    return rank_k.mirrored(product) if update.two_operands else product
+
+
+def masked(update: rank_k.Update, a: jax.Array, b: jax.Array) -> jax.Array:
+    """The triangle that ours returns, zeros beside it, of what a user of JAX multiplies."""
+    product = rank_k.product(a, b if update.two_operands else a)
+    return jax.numpy.tril(rank_k.mirrored(product) if update.two_operands else product)
+
+
+# An expression of all elements that makes nothing of the other triangle: neither zeros nor, bit for
+# bit, the mirror image.
+UNMASKED = "A@A.T"
+
+
+def _update(label: str, update: rank_k.Update, shape: rank_k.Shape, seed: Sequence[int]) -> Case:
+    def of(function: Callable) -> Callable:
+        return rank_k.at_precision(function, update.precision)
+
+    def symmetric(implementation: str | None) -> Callable:
+        return of(rank_k.ours(update, implementation=implementation))
+
+    mirrored = of(rank_k.ours(update, implementation=None, symmetrize_output=True))
+    role, whole = rank_k.EXPRESSIONS[update.two_operands][
+        "P + P.T" if update.two_operands else UNMASKED
+    ]
+    programs = [
+        *_ours(symmetric),
+        Program("symmetric", Role.VARIANT, mirrored),
+        Program("both triangles", Role.VARIANT, of(functools.partial(both_triangles, update))),
+        Program("P + P.T" if update.two_operands else UNMASKED, role, of(whole)),
+    ]
+    if not update.two_operands:
+        programs.append(Program("tril(A@A.T)", role, of(functools.partial(masked, update))))
+    stack = jax.ShapeDtypeStruct(shape, update.dtype)
+
+    def work() -> Workload:
+        a, b = (exact.normal(shape, update.dtype, (*seed, i)) for i in range(2))
+        expected = exact.triangles(a, b if update.two_operands else None)
+        judge = judged(
+            lambda out: exact.triangle_error(out, expected),
+            lambda error, call: error.within(update.tolerance),
+        )
+        return rank_k.workload(update, shape, seed[0], (a, b), judge)
+
+    return Case(label, (stack, stack), True, tuple(programs), (), work)
+
+
+def _list(
+    label: str, kind: grouped_gemm.Kind, problems: Sequence[Any], seed: Sequence[int]
+) -> Case:
+    def function(implementation: str | None) -> Callable:
+        return functools.partial(
+            jgg.grouped_gemm, implementation=implementation, precision=kind.precision
+        )
+
+    loop = functools.partial(grouped_gemm.loop, precision=kind.precision)
+    programs = [
+        program
+        for program in _ours(function)
+        if not program.lenient or len(problems) <= MOST_LENIENT_PROBLEMS
+    ]
+    options: Mapping[str, Any] | None = grouped_gemm.CUBLAS_ONLY if on_gpu() else None
+    programs.append(Program("cublas_loop", Role.LOOP, loop, options))
+    lhs = [jax.ShapeDtypeStruct((m, k), kind.dtype) for m, k, _ in problems]
+    rhs = [jax.ShapeDtypeStruct((k, n), kind.dtype) for _, k, n in problems]
+
+    def work() -> Workload:
+        a, b = (
+            [exact.normal(x.shape, kind.dtype, (*seed, i, j)) for j, x in enumerate(side)]
+            for i, side in enumerate((lhs, rhs))
+        )
+        expected = exact.list_products(a, b)
+        judge = judged(
+            lambda outs: exact.list_error(outs, expected),
+            lambda error, call: error.within(kind.error_limit),
+        )
+        name = f"random{label.split('/')[1]}"
+        return grouped_gemm.workload(name, problems, kind, seed[0], (a, b), judge)
+
+    return Case(label, (lhs, rhs), kind.dtype == "float64", tuple(programs), (), work)

@@ -1,0 +1,165 @@
+"""Operands and float64 references of random shapes, without a program for each.
+
+XLA compiles a program for every shape; PyTorch's kernels take any. So operands are drawn and
+results are judged by PyTorch on the GPU. Elsewhere, and without PyTorch, NumPy does the same: what
+is written here holds for arrays of both.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from benchmarks.harness.cases import Problem, row_ranges
+from benchmarks.harness.check import Error
+from benchmarks.harness.peer import as_torch, on_gpu
+
+NAN_BYTE = 0xFF  # of every byte of a NaN, in all formats
+
+
+def by_torch() -> bool:
+    """Whether PyTorch computes, on the GPU."""
+    return on_gpu() and importlib.util.find_spec("torch") is not None
+
+
+def normal(shape: Sequence[int], dtype: str, seed: Sequence[int]) -> jax.Array:
+    """Normally distributed, drawn in float32 at least."""
+    seeds = np.random.SeedSequence(seed)
+    if not by_torch():
+        rng = np.random.default_rng(seeds)
+        drawn = rng.standard_normal(shape)
+        if dtype.startswith("complex"):
+            drawn = drawn + 1j * rng.standard_normal(shape)
+        return jnp.asarray(drawn, dtype)
+    import torch
+
+    generator = torch.Generator("cuda").manual_seed(int(seeds.generate_state(1)[0]))
+    drawn = "float32" if dtype in ("bfloat16", "float16") else dtype
+    array = torch.randn(
+        tuple(shape), generator=generator, device="cuda", dtype=getattr(torch, drawn)
+    ).to(getattr(torch, dtype))
+    torch.cuda.synchronize()
+    return jax.dlpack.from_dlpack(array)
+
+
+def wide(x: Any) -> Any:
+    """In float64 or complex128: a tensor on the GPU, or NumPy's array."""
+    is_complex = jnp.issubdtype(x.dtype, jnp.complexfloating)
+    if not by_torch():
+        return np.asarray(x).astype(np.complex128 if is_complex else np.float64)
+    import torch
+
+    array = jnp.asarray(x) if isinstance(x, np.ndarray) else x
+    return as_torch(array).to(torch.complex128 if is_complex else torch.float64)
+
+
+def poison(result: Any) -> None:
+    """Fills the memory of a result on the GPU with NaN.
+
+    The next run most likely gets the same memory again, and an element that it does not write is a
+    NaN then instead of the right value of the run before.
+    """
+    if not on_gpu():
+        return
+    driver = ctypes.CDLL("libcuda.so.1")
+    context = ctypes.c_void_p()
+    statuses = [
+        driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0),
+        driver.cuCtxPushCurrent_v2(context),
+    ]
+    for array in jax.tree.leaves(result):
+        if not array.nbytes:
+            continue
+        of_jax = isinstance(array, jax.Array)
+        address = array.unsafe_buffer_pointer() if of_jax else array.data_ptr()
+        size = ctypes.c_size_t(array.nbytes)
+        statuses.append(driver.cuMemsetD8_v2(ctypes.c_uint64(address), NAN_BYTE, size))
+    statuses += [
+        driver.cuCtxSynchronize(),
+        driver.cuCtxPopCurrent_v2(ctypes.byref(context)),
+        driver.cuDevicePrimaryCtxRelease_v2(0),
+    ]
+    if any(statuses):
+        raise RuntimeError(f"CUDA driver errors {statuses} while filling results with NaN")
+
+
+def ragged_product(problem: Problem, lhs: Any, rhs: Any, sizes: np.ndarray) -> Any:
+    """The product of a group's rows and its matrix, or of both operands' rows, group by group."""
+    lhs, rhs = wide(lhs), wide(rhs)
+    ranges = row_ranges(sizes)
+    if problem.contracting:
+        return _module(lhs).stack([lhs[a:b].T @ rhs[a:b] for a, b in ranges])
+    products = [
+        lhs[a:b] @ (rhs[group].T if problem.transpose_rhs else rhs[group])
+        for group, (a, b) in enumerate(ranges)
+    ]
+    return _module(lhs).concatenate(products)
+
+
+def row_errors(out: Any, exact: Any) -> Error:
+    """As `harness.check.compare`: of the whole, and of the worst row."""
+    return Error(_relative(out := wide(out), exact, whole=True), _relative(out, exact, whole=False))
+
+
+def _relative(out: Any, exact: Any, *, whole: bool) -> float:
+    squares, scales = (abs(out - exact) ** 2, abs(exact) ** 2)
+    error, scale = (x.sum() if whole else x.sum(-1) for x in (squares, scales))
+    # What must be exactly zero has no scale.
+    ratios = error / (scale + (scale == 0)) + (scale == 0) * error * 1e300
+    return float(ratios.max() ** 0.5)
+
+
+def triangles(a: Any, b: Any | None) -> Any:
+    """The lower triangles of A A^H, or of A B^H + B A^H."""
+    a = wide(a)
+    if b is None:
+        product = a @ _flipped(a)
+    else:
+        product = a @ _flipped(b := wide(b))
+        product = product + _flipped(product)
+    return _module(a).tril(product)
+
+
+def triangle_error(out: Any, exact: Any) -> Error:
+    """As `rank_k.triangle_error`: a short row's error is relative to a typical one at least."""
+    n = exact.shape[-1]
+    difference = abs(_module(exact).tril(wide(out)) - exact)
+    squares = (abs(exact) ** 2).sum(-1)
+    whole = float(squares.sum()) ** 0.5
+    typical = whole / (exact.shape[0] * n * (n + 1) / 2) ** 0.5
+    least = wide(typical * np.sqrt(1 + np.arange(n, dtype=np.float64)))
+    scale = _module(exact).maximum(squares**0.5, least)
+    errors = (difference**2).sum(-1)
+    return Error(float(errors.sum()) ** 0.5 / whole, float((errors**0.5 / scale).max()))
+
+
+def list_products(lhs: Sequence[Any], rhs: Sequence[Any]) -> list[Any]:
+    """One after the other."""
+    return [wide(a) @ wide(b) for a, b in zip(lhs, rhs, strict=True)]
+
+
+def list_error(outs: Sequence[Any], exact: Sequence[Any]) -> Error:
+    """The worst problem's largest error relative to its largest element; NaN is the worst."""
+    errors = [
+        float(abs(wide(out) - each).max() / abs(each).max())
+        for out, each in zip(outs, exact, strict=True)
+    ]
+    return Error(float(np.max(errors)))
+
+
+def _flipped(x: Any) -> Any:
+    return x.swapaxes(-1, -2).conj()
+
+
+def _module(x: Any) -> Any:
+    if isinstance(x, np.ndarray):
+        return np
+    import torch
+
+    return torch

@@ -1,0 +1,82 @@
+"""Small, thin, shallow and deep shapes at random, of every operation.
+
+Nothing here touches a device. A case is drawn from the seed, its operation and its number alone, so
+that every process that asks for it finds the same.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from benchmarks import grouped_gemm, rank_k
+from benchmarks.harness.cases import Shape
+
+MOST_FLOPS = 4e11  # a case takes a millisecond at most
+MOST_LIST_FLOPS = 1e11
+MOST_BYTES = 1 << 29
+
+# Ragged operations by name: the op, the dtype and the precision.
+RAGGED = {
+    "forward": ("forward", "bfloat16", "default"),
+    "dgrad": ("dgrad", "bfloat16", "default"),
+    "wgrad": ("wgrad", "bfloat16", "default"),
+    "forward_f32": ("forward", "float32", "default"),
+    "dgrad_f32": ("dgrad", "float32", "default"),
+    "wgrad_f32": ("wgrad", "float32", "default"),
+}
+DISTRIBUTIONS = ("random", "uniform", "zipf")
+UPDATES = {
+    name: rank_k.UPDATES[name] for name in ("syrk", "syr2k", "syr2k_f32_default", "her2k_c128")
+} | {"syrk_f32_default": rank_k.Update("syrk_f32_default", False, "float32", (), 1e-3, "default")}
+LISTS = {kind.op: kind for kind in grouped_gemm.KINDS if kind.precision == "default"}
+OPS = (*RAGGED, *UPDATES, *LISTS)
+
+
+def generator(op: str, number: int, seed: int) -> np.random.Generator:
+    """From which the shape of a case is drawn."""
+    return np.random.default_rng([seed, OPS.index(op), number])
+
+
+def size(rng: np.random.Generator, low: int, high: int, multiple: int = 8) -> int:
+    """Between `low` and `high`, as likely to be in any octave; mostly a multiple of 64."""
+    drawn = math.exp(rng.uniform(math.log(low), math.log(high)))
+    multiple = 64 if drawn >= 128 and rng.random() < 0.75 else multiple
+    return max(multiple, multiple * round(drawn / multiple))
+
+
+def ragged_shape(rng: np.random.Generator, dtype: str) -> Shape:
+    """Groups of one to a thousand rows on average."""
+    width = 4 if dtype == "float32" else 2
+    while True:
+        groups = 2 ** int(rng.integers(0, 8))
+        rows = groups * int(2 ** rng.integers(0, 11))
+        k, n = size(rng, 64, 8192), size(rng, 64, 8192)
+        moved = width * (groups * k * n + rows * (k + n))
+        if moved <= MOST_BYTES and 2 * rows * k * n <= MOST_FLOPS:
+            return Shape(f"{groups}x{rows // groups}x{k}x{n}", groups, rows, k, n)
+
+
+def update_shape(rng: np.random.Generator, update: rank_k.Update) -> rank_k.Shape:
+    """g, n, k; a complex product counts four."""
+    width = np.dtype(update.dtype if update.dtype != "bfloat16" else "float16").itemsize
+    slow = {2: 1, 4: 4, 8: 16, 16: 64}[width]
+    while True:
+        g = 2 ** int(rng.integers(0, 8))
+        n, k = size(rng, 32, 4096), size(rng, 16, 8192)
+        if width * g * n * (n + 2 * k) <= MOST_BYTES and slow * 2 * g * n * n * k <= MOST_FLOPS:
+            return g, n, k
+
+
+def list_of_problems(rng: np.random.Generator, kind: grouped_gemm.Kind) -> list:
+    """Up to 40 unequal products."""
+    slow = 1 if kind.dtype == "bfloat16" else 8
+    count = int(2 ** rng.uniform(0, 5.3))
+    high = 2 ** rng.uniform(7, 11.5)
+    problems: list = []
+    while len(problems) < count:
+        m, k, n = (size(rng, 16, high) for _ in "mkn")
+        if slow * 2 * m * k * n * count <= MOST_LIST_FLOPS:
+            problems.append((m, k, n))
+    return problems
