@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.export import register_namedtuple_serialization
 from jax.typing import ArrayLike, DTypeLike
 
 from jax_grouped_gemm._src.arguments import (
@@ -58,6 +59,13 @@ class QuantizedRows(NamedTuple):
     scales: jax.Array  # [m, ceil(k / 128)] float32
     values_t: jax.Array  # [b, k, 128] FP8
     scales_t: jax.Array  # [b, k] float32
+
+
+# Exported programs take and return these. The names are part of what is written, so they stay.
+register_namedtuple_serialization(
+    QuantizedWeights, serialized_name="jax_grouped_gemm.QuantizedWeights"
+)
+register_namedtuple_serialization(QuantizedRows, serialized_name="jax_grouped_gemm.QuantizedRows")
 
 
 def quantize_blockwise(
