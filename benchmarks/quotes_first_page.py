@@ -31,8 +31,8 @@ def stock_example() -> str:
     stock = cases("stock")[f"{name}/forward/random"]["peers"]["stock"]["median_us"] / 1e3
     needed = memory_of("stock", name, "forward") / GIB
     return (
-        f"{stock:.0f} ms and {needed:.0f} GiB of temporary memory for gate and up of a layer of "
-        f"Qwen3-30B-A3B in bf16 ({sizes(SHAPES[name])}). Here the same call takes "
+        f"{stock:.0f} ms and {needed:.0f} GiB of temporary memory for the gate and up projections "
+        f"of a Qwen3-30B-A3B layer in bf16 ({sizes(SHAPES[name])}). Here the same call takes "
         f"{ours(cases('ragged')[f'{name}/forward/random'])['median_us'] / 1e3:.1f} ms and "
         f"{memory_of('ours', name, 'forward')} bytes"
     )
