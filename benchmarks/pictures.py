@@ -101,6 +101,7 @@ def layer() -> plt.Figure:
     cases = [beside_quack.get(case["case"], case) for case in results["cases"]]
     parts = list(dict.fromkeys(part for case in cases for part in quotes.ours(case)["parts_us"]))
     figure, panels = plt.subplots(2, 1, figsize=(WIDTH, 6.2), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.1)
     for axes, op, title in zip(
         panels, ("moe_forward", "moe_step"), ("forward", "forward and backward"), strict=True
     ):
@@ -108,7 +109,7 @@ def layer() -> plt.Figure:
         axes.set(title=title, xlabel="ms")
         axes.invert_yaxis()
         axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(plots.title(results))
+    figure.suptitle(f"{plots.title(results)}; beside QuACK {quotes.commits('layers_quack')}")
     handles, labels = panels[-1].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4)
     return figure
@@ -125,7 +126,7 @@ def _layer_panel(axes: plt.Axes, cases: Sequence[Mapping], parts: Sequence[str])
         left += values
     if any(quack):
         style = dict(color="white", edgecolor=BLACK, hatch="//")
-        axes.barh(rows - offset, quack, height, label="QuACK, tuned or not", **style)
+        axes.barh(rows - offset, quack, height, label="QuACK, the faster way", **style)
     axes.set_yticks(rows, [case["shape"]["name"] for case in cases])
 
 
