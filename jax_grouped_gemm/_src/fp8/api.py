@@ -38,7 +38,8 @@ SOURCE_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 
 class QuantizedWeights(NamedTuple):
     """Matrices [..., k, n] in blocks of 128 x 128, and transposed, since FP8 tensor cores contract
-    the last dimension of both operands: a forward product n x k, its cotangent k x n."""
+    the last dimension of both operands: a forward product n x k, its cotangent k x n. Programs
+    that `jax.export` writes may take and return it."""
 
     values: jax.Array  # [..., k, n] FP8
     scales: jax.Array  # [..., ceil(k / 128), ceil(n / 128)] float32
