@@ -14,24 +14,22 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks import plots, quotes
+from benchmarks.harness.cases import SHAPES
 from benchmarks.harness.results_file import load
 from benchmarks.plots import BLACK, BLUE, DPI, ORANGE, PALETTE, WIDTH, plt
+from benchmarks.quotes_first_page import PROJECTIONS
+from benchmarks.records_by_topic import memory_of
 
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 # Products of published models, of which stock JAX's time and memory are recorded.
-MODELS = {
-    "mixtral_up": "Mixtral 8x7B, up",
-    "dsv3_up": "DeepSeek-V3, 8 experts, up",
-    "qwen3_up": "Qwen3-30B-A3B, up",
-    "qwen3_down": "Qwen3-30B-A3B, down",
-}
+MODELS = ("mixtral_up", "dsv3_up", "qwen3_up", "qwen3_down")
 
 
 def beside_stock() -> plt.Figure:
     """Time and temporary memory of a product and of a training step, ours and with
     `jax.lax.ragged_dot`."""
     figure, (times, memory) = plt.subplots(
-        1, 2, figsize=(WIDTH, 4.0), layout="constrained", sharey=True
+        1, 2, figsize=(WIDTH, 4.4), layout="constrained", sharey=True
     )
     figure.get_layout_engine().set(w_pad=0.1)
     stock_ms, ours_ms, stock_bytes, ours_bytes = [], [], [], []
@@ -39,8 +37,8 @@ def beside_stock() -> plt.Figure:
         case = f"{shape}/forward/random"
         stock_ms.append(quotes.cases("stock")[case]["peers"]["stock"]["median_us"] / 1e3)
         ours_ms.append(quotes.ours(quotes.cases("ragged")[case])["median_us"] / 1e3)
-        stock_bytes.append(quotes.memory_of("stock", shape, "forward"))
-        ours_bytes.append(quotes.memory_of("ours", shape, "forward"))
+        stock_bytes.append(memory_of("stock", shape, "forward"))
+        ours_bytes.append(memory_of("ours", shape, "forward"))
     (step,) = quotes.cases("step").values()
     stock_step, our_step = (step["peers"][name] for name in ("stock", "ours"))
     stock_ms.append(stock_step["median_us"] / 1e3)
@@ -51,14 +49,25 @@ def beside_stock() -> plt.Figure:
     times.set(title="time", xlabel="ms, log scale")
     _pairs(memory, stock_bytes, ours_bytes, _as_memory)
     memory.set(title="temporary memory", xlabel="bytes, log scale")
-    labels = (*MODELS.values(), "training, 1.2 B parameters")
-    times.set_yticks(range(len(labels)), labels)
+    labels = [*map(_with_sizes, MODELS), _training_label(step)]
+    times.set_yticks(range(len(labels)), labels, fontsize=9)
     times.invert_yaxis()
     device = load([quotes.RESULTS / "h200_main.json"])["device"]
     figure.suptitle(f"Ragged products and a step of training in bf16, one {device}")
     handles, labels = times.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2)
     return figure
+
+
+def _with_sizes(name: str) -> str:
+    shape = SHAPES[name]
+    return f"{PROJECTIONS[name]}\n{shape.groups} experts, {shape.rows} rows, {shape.k} to {shape.n}"
+
+
+def _training_label(step: Mapping) -> str:
+    shape, parameters = step["shape"], quotes.ours(step)["run"]["num_parameters"]
+    name = f"training, {parameters / 1e9:.1f} B parameters"
+    return f"{name}\n{shape['batch']} sequences of {shape['length']}"
 
 
 def _pairs(
@@ -92,6 +101,7 @@ def layer() -> plt.Figure:
     cases = [beside_quack.get(case["case"], case) for case in results["cases"]]
     parts = list(dict.fromkeys(part for case in cases for part in quotes.ours(case)["parts_us"]))
     figure, panels = plt.subplots(2, 1, figsize=(WIDTH, 6.2), layout="constrained")
+    figure.get_layout_engine().set(w_pad=0.1)
     for axes, op, title in zip(
         panels, ("moe_forward", "moe_step"), ("forward", "forward and backward"), strict=True
     ):
@@ -99,7 +109,7 @@ def layer() -> plt.Figure:
         axes.set(title=title, xlabel="ms")
         axes.invert_yaxis()
         axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(plots.title(results))
+    figure.suptitle(f"{plots.title(results)}; beside QuACK {quotes.commits('layers_quack')}")
     handles, labels = panels[-1].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4)
     return figure
@@ -116,7 +126,7 @@ def _layer_panel(axes: plt.Axes, cases: Sequence[Mapping], parts: Sequence[str])
         left += values
     if any(quack):
         style = dict(color="white", edgecolor=BLACK, hatch="//")
-        axes.barh(rows - offset, quack, height, label="QuACK, tuned or not", **style)
+        axes.barh(rows - offset, quack, height, label="QuACK, the faster way", **style)
     axes.set_yticks(rows, [case["shape"]["name"] for case in cases])
 
 

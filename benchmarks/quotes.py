@@ -5,11 +5,13 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 
+from benchmarks import quotes_first_page as first_page
 from benchmarks import quotes_h100
 from benchmarks import quotes_layers as layers
 from benchmarks.harness.cases import SUITES
 from benchmarks.harness.measure import best_grouped
 from benchmarks.harness.quoting import (
+    ends,
     mean_and_span,
     microseconds,
     ratio,
@@ -18,7 +20,17 @@ from benchmarks.harness.quoting import (
     time_and_rate,
 )
 from benchmarks.harness.results_file import load
-from benchmarks.records_by_topic import GIB, RECORDS, RESULTS, case, cases, commits, ours, ratios
+from benchmarks.records_by_topic import (
+    GIB,
+    RECORDS,
+    RESULTS,
+    case,
+    cases,
+    commits,
+    memory_of,
+    ours,
+    ratios,
+)
 
 # In a table of the fastest, and in words.
 PEERS = {
@@ -149,23 +161,6 @@ def accumulate() -> str:
     return f"{found[low]:.2f} (`{low}`) to {found[high]:.2f} times (`{high}`)"
 
 
-def stock_example() -> str:
-    """The call that the first page begins with."""
-    stock = cases("stock")["qwen3_up/forward/random"]["peers"]["stock"]["median_us"] / 1e3
-    needed = memory_of("stock", "qwen3_up", "forward") / GIB
-    return (
-        f"{stock:.0f} ms and {needed:.0f} GiB of temporary memory for an up projection of "
-        f"Qwen3-30B-A3B. Here the same call takes "
-        f"{ours(cases('ragged')['qwen3_up/forward/random'])['median_us'] / 1e3:.1f} ms and "
-        f"{memory_of('ours', 'qwen3_up', 'forward')} bytes"
-    )
-
-
-def memory_of(peer: str, shape: str, op: str) -> int:
-    """Bytes that XLA plans besides operands and result."""
-    return cases("memory")[f"{shape}/{op}/memory"]["peers"][peer]["temporary_bytes"]
-
-
 def memory() -> str:
     """What ours and stock JAX need on one shape, and the most that ours need on any."""
     stock = (memory_of("stock", "qwen3_up", op) / GIB for op in ("forward", "wgrad"))
@@ -222,9 +217,15 @@ def fp8() -> str:
 
 def fp8_range() -> str:
     """Of dense cuBLAS, all shapes with many rows a group."""
-    names = [shape.name for shape in SUITES["main"] if shape.rows >= 256 * shape.groups]
-    found = [case("fp8", f"{n}/{op}/random") for n in names for op in ("fp8_forward", "fp8_dgrad")]
-    return span(min(each["ratios"][name] for name in DENSE_FP8) for each in found)
+    found = {
+        f"`{shape.name}` {op.removeprefix('fp8_')}": min(
+            case("fp8", f"{shape.name}/{op}/random")["ratios"][name] for name in DENSE_FP8
+        )
+        for shape in SUITES["main"]
+        for op in ("fp8_forward", "fp8_dgrad")
+        if shape.rows >= 256 * shape.groups
+    }
+    return ends(found)
 
 
 def fp8_rest() -> str:
@@ -340,8 +341,14 @@ def updates_at_8192() -> str:
 
 def loop_shortfall() -> str:
     """How much faster a loop of cuBLAS's products is where it is fastest."""
-    least = min(ratios("ragged", "cublas_loop", ["forward", "dgrad", "wgrad", "wgrad_f32"]))
-    return f"{100 * (1 / least - 1):.0f} %"
+    ops = ("forward", "dgrad", "wgrad", "wgrad_f32")
+    found = {
+        f"`{each['shape']['name']}` {each['op']}": each["ratios"]["cublas_loop"]
+        for each in cases("ragged").values()
+        if each["op"] in ops and "cublas_loop" in each["ratios"]
+    }
+    least = min(found, key=found.__getitem__)
+    return f"{100 * (1 / found[least] - 1):.0f} % ({least})"
 
 
 def tf32_shortfall() -> str:
@@ -362,7 +369,7 @@ QUOTES: dict[str, Callable[[], str]] = {
     text.__name__: text
     for text in (
         ragged, ragged_summary, decode, ragged_letters, ragged_peers, skew, accumulate,
-        stock_example, memory, float32,
+        first_page.stock_example, first_page.products, memory, float32,
         float32_speedups, fp8, fp8_range, fp8_rest, lists, lists_example, updates,
         wide_updates, updates_at_8192, cutlass_updates, loop_shortfall, tf32_shortfall,
         layers.layers, layers.layers_fp8_range, layers.layers_quack, layers.layers_decode,

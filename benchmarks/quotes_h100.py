@@ -28,11 +28,16 @@ def times_as_long(pairs: Sequence[tuple[Mapping, Mapping]]) -> list[float]:
 
 def h100() -> str:
     """A cell of the first page's table."""
-    times = times_as_long(both())
-    best = [found[1] for found in (best_grouped(one) for _, one in both()) if found]
+    pairs = both()
+    times = times_as_long(pairs)
+    best = [found[1] for found in (best_grouped(one) for _, one in pairs) if found]
+    others = cases("layers")
+    layers = times_as_long([(others[name], one) for name, one in cases("h100_layers").items()])
     return (
-        f"products take {geometric_mean(times):.2f} times as long as on an H200 ({span(times)}); "
-        f"over the fastest other, {geometric_mean(best):.2f} ({span(best)})"
+        f"[{len(pairs)} products](#performance) take {geometric_mean(times):.2f} times as long as "
+        f"on an H200 ({span(times)}), [whole layers](docs/performance.md#on-an-h100) "
+        f"{geometric_mean(layers):.2f} times ({span(layers)}). The faster of PyTorch's and "
+        f"Pallas's products takes {geometric_mean(best):.2f} times as long as ours ({span(best)})"
     )
 
 

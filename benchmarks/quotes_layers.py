@@ -5,6 +5,7 @@ from __future__ import annotations
 from benchmarks.harness.measure import geometric_mean
 from benchmarks.harness.quoting import microseconds, table
 from benchmarks.records_by_topic import GIB, MIB, case, cases, ours
+from jax_grouped_gemm.demo.presets import PRESETS
 
 RECIPES = ("blockwise_bf16_wgrad", "blockwise")
 
@@ -78,13 +79,18 @@ def layers_decode() -> str:
 
 def step() -> str:
     """A step of training the demo's model."""
-    peers = next(iter(cases("step").values()))["peers"]
+    (record,) = cases("step").values()
+    peers, shape, model = record["peers"], record["shape"], PRESETS[record["shape"]["name"]].model
     found = [peers[name] for name in ("ours", "ours_fp8", "stock")]
     ms = [f"{each['median_us'] / 1e3:.0f} ms" for each in found]
     memory = [f"{each['temporary_bytes'] / GIB:.1f}" for each in found]
+    parameters = peers["ours"]["run"]["num_parameters"]
     return (
-        f"{ms[0]} a step in bf16 and {ms[1]} in FP8, at {memory[0]} and {memory[1]} GiB of "
-        f"temporary memory, where with `jax.lax.ragged_dot` it takes {ms[2]} at {memory[2]} GiB"
+        f"Training a transformer of {parameters / 1e9:.1f} billion parameters ({model.num_layers} "
+        f"layers, embed {model.embed}, {model.num_experts} experts of width {model.hidden}, "
+        f"{model.top_k} a token; {shape['batch']} sequences of {shape['length']} bytes a step) "
+        f"takes {ms[0]} a step in bf16 and {ms[1]} in FP8, at {memory[0]} and {memory[1]} GiB of "
+        f"temporary memory. With `jax.lax.ragged_dot` it takes {ms[2]} at {memory[2]} GiB in bf16"
     )
 
 

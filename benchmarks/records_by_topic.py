@@ -63,6 +63,11 @@ def ratios(topic: str, peer: str, ops: Sequence[str]) -> list[float]:
     return [case["ratios"][peer] for case in found if peer in case["ratios"]]
 
 
+def memory_of(peer: str, shape: str, op: str) -> int:
+    """Bytes that XLA plans besides operands and result."""
+    return cases("memory")[f"{shape}/{op}/memory"]["peers"][peer]["temporary_bytes"]
+
+
 def commits(topic: str) -> str:
     """The commits of a topic's records."""
     stems = RECORDS[topic]

@@ -22,7 +22,7 @@ def find(package: str, relative_path: str) -> Path:
             return path
     sys.exit(
         f"{relative_path} was not found in the Python package {package!r}. "
-        "It comes with the packages of build-system.requires in pyproject.toml: "
+        "It comes with the dependency group `build` of pyproject.toml: "
         "install them, or build with pip's build isolation."
     )
 

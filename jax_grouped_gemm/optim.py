@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.export import register_namedtuple_serialization
 from jax.typing import ArrayLike, DTypeLike
 
 from jax_grouped_gemm._src.arguments import Implementation, as_array
@@ -43,6 +44,9 @@ class MuonState(NamedTuple):
     count: jax.Array  # type: ignore[assignment]  # int32, updates so far, under Optax's name
     mu: Any  # mean of the gradients
     nu: Any  # mean of their squares for leaves that are no matrices, None for matrices
+
+
+register_namedtuple_serialization(MuonState, serialized_name="jax_grouped_gemm.optim.MuonState")
 
 
 def orthogonalize(

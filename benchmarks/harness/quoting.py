@@ -43,6 +43,12 @@ def span(values: Iterable[float], digits: int = 2) -> str:
     return low if low == high else f"{low} to {high}"
 
 
+def ends(values: Mapping[str, float]) -> str:
+    """The least and the largest of some numbers, with what each is of."""
+    low, high = (each(values, key=values.__getitem__) for each in (min, max))
+    return f"{values[low]:.2f} ({low}) to {values[high]:.2f} ({high})"
+
+
 def mean_and_span(values: Sequence[float]) -> str:
     """The geometric mean, and the least and the largest in brackets."""
     return f"{geometric_mean(values):.2f} ({span(values)})" if values else "-"

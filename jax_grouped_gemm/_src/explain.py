@@ -18,9 +18,15 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Explanation:
-    """The plans of all grouped matmuls of a function, in program order; `str()` for reading."""
+    """The plans of all grouped matmuls of a function, in program order; `str()` for reading.
+
+    Attributes:
+      plans: one for each grouped matmul.
+      device: what they are plans for, in words.
+    """
 
     plans: tuple[Plan[Any], ...]
+    device: str
 
     @property
     def workspace_bytes(self) -> int:
@@ -28,9 +34,10 @@ class Explanation:
         return sum(plan.workspace_bytes for plan in self.plans)
 
     def __str__(self) -> str:
+        lines = [f"A plan for {self.device}; nothing ran."]
         if not self.plans:
-            return "no grouped matmuls"
-        lines = [f"{i}. {plan}" for i, plan in enumerate(self.plans, start=1)]
+            return "\n".join([*lines, "no grouped matmuls"])
+        lines += [f"{i}. {plan}" for i, plan in enumerate(self.plans, start=1)]
         most = max(plan.workspace_bytes for plan in self.plans)
         lines.append(f"workspace {self.workspace_bytes} bytes in all, {most} at a time")
         return "\n".join(lines)
@@ -60,12 +67,17 @@ def explain(
       with what bounds it, the tensor cores or memory. That is for the clock and the memory of an
       H200 and for groups of equal size, without what launching takes. The products of a ragged
       matmul are labelled forward, dgrad and wgrad, and a tile that is not the default is marked as
-      overridden, see `use_tiles`.
+      overridden, see `use_tiles`. Its first line, printed, says that it is a plan, and for which
+      device.
 
     Raises:
       ValueError: `multiprocessors` is not positive.
     """
-    target = _default_target() if multiprocessors is None else Target(multiprocessors)
+    if multiprocessors is None:
+        target, device = _default_target()
+    else:
+        target = Target(multiprocessors)
+        device = f"a Hopper GPU of {multiprocessors} multiprocessors {_TIMES}"
     leaves, tree = jax.tree.flatten((args, kwargs))
     is_array = [hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves]
 
@@ -77,12 +89,21 @@ def explain(
 
     arrays = [leaf for leaf, x in zip(leaves, is_array, strict=True) if x]
     jaxpr = jax.make_jaxpr(of_arrays)(*arrays).jaxpr
-    return Explanation(tuple(_plans(jaxpr, target)))
+    return Explanation(tuple(_plans(jaxpr, target)), device)
 
 
-def _default_target() -> Target:
+_TIMES = "with the clock and the memory of an H200"
+
+
+def _default_target() -> tuple[Target, str]:
+    """The size of the chip that plans are made for by default, and which chip it is, in words."""
     device = default_device()
-    return H200 if unsuitable_device_reason(device) else Target.of(device)
+    if unsuitable_device_reason(device):
+        words = f"an H200 of {H200.multiprocessors} multiprocessors"
+        return H200, f"{words} (the default device, {device.device_kind}, runs no kernel)"
+    target = Target.of(device)
+    words = f"{device.device_kind} of {target.multiprocessors} multiprocessors"
+    return target, words if "H200" in device.device_kind else f"{words}, taken {_TIMES}"
 
 
 def _plans(jaxpr: Jaxpr, target: Target) -> Iterator[Plan[Any]]:

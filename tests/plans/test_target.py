@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -124,6 +126,46 @@ def test_of_a_device():
 
     assert Target.of(Device()) == Target(78)
     assert Target.of(object()) == H200
+
+
+class TestFirstLine:
+    """What is printed begins with what it is: a plan, for which device, and nothing ran."""
+
+    def line(self, **options) -> str:
+        for function, arguments in ((jgg.ragged_dot, operands()), (jnp.sin, [1.0])):
+            line, rest = str(jgg.explain(function, *arguments, **options)).split("\n", 1)
+            assert rest.startswith("1. forward: ") or rest == "no grouped matmuls"
+        return line
+
+    @COUNTS
+    def test_of_a_size_that_was_given(self, count):
+        assert self.line(multiprocessors=count) == (
+            f"A plan for a Hopper GPU of {count} multiprocessors with the clock and the memory of "
+            "an H200; nothing ran."
+        )
+
+    @pytest.mark.parametrize(
+        "kind, capability, count, words",
+        [
+            ("NVIDIA H200", "9.0", 132, "NVIDIA H200 of 132 multiprocessors;"),
+            (
+                *("NVIDIA H20", "9.0", 78),
+                "NVIDIA H20 of 78 multiprocessors, taken with the clock and the memory of an H200;",
+            ),
+            (
+                *("NVIDIA A100-SXM4-80GB", "8.0", 108),
+                "an H200 of 132 multiprocessors (the default device, NVIDIA A100-SXM4-80GB, runs "
+                "no kernel);",
+            ),
+        ],
+    )
+    def test_of_the_default_device(self, kind, capability, count, words, monkeypatch):
+        device = SimpleNamespace(
+            device_kind=kind, compute_capability=capability, core_count=count, platform="gpu"
+        )
+        module = importlib.import_module("jax_grouped_gemm._src.explain")
+        monkeypatch.setattr(module, "default_device", lambda: device)
+        assert self.line() == f"A plan for {words} nothing ran."
 
 
 @COUNTS

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.export import register_namedtuple_serialization
 
 from jax_grouped_gemm._src.expert_parallel.group import Group
 
@@ -17,6 +18,11 @@ class ExpertParallelStats(NamedTuple):
     rows_per_device: jax.Array  # [slices] int32, (token, choice) pairs of each slice of the experts
     max_over_mean: jax.Array  # float32, of those; one for balanced experts
     overflow: jax.Array  # int32, pairs that were dropped because `buffer_factor` left no room
+
+
+register_namedtuple_serialization(
+    ExpertParallelStats, serialized_name="jax_grouped_gemm.moe.ExpertParallelStats"
+)
 
 
 def group_stats(wanted: jax.Array, kept: jax.Array, group: Group) -> ExpertParallelStats:

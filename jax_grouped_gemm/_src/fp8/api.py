@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.export import register_namedtuple_serialization
 from jax.typing import ArrayLike, DTypeLike
 
 from jax_grouped_gemm._src.arguments import (
@@ -37,7 +38,8 @@ SOURCE_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 
 class QuantizedWeights(NamedTuple):
     """Matrices [..., k, n] in blocks of 128 x 128, and transposed, since FP8 tensor cores contract
-    the last dimension of both operands: a forward product n x k, its cotangent k x n."""
+    the last dimension of both operands: a forward product n x k, its cotangent k x n. Programs
+    that `jax.export` writes may take and return it."""
 
     values: jax.Array  # [..., k, n] FP8
     scales: jax.Array  # [..., ceil(k / 128), ceil(n / 128)] float32
@@ -58,6 +60,13 @@ class QuantizedRows(NamedTuple):
     scales: jax.Array  # [m, ceil(k / 128)] float32
     values_t: jax.Array  # [b, k, 128] FP8
     scales_t: jax.Array  # [b, k] float32
+
+
+# Exported programs take and return these. The names are part of what is written, so they stay.
+register_namedtuple_serialization(
+    QuantizedWeights, serialized_name="jax_grouped_gemm.QuantizedWeights"
+)
+register_namedtuple_serialization(QuantizedRows, serialized_name="jax_grouped_gemm.QuantizedRows")
 
 
 def quantize_blockwise(

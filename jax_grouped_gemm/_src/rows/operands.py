@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax
+from jax.export import register_namedtuple_serialization
 
 from jax_grouped_gemm._src.arguments import as_array, refuse_sharded
 from jax_grouped_gemm._src.rows.routing import Routing
@@ -19,6 +20,9 @@ class ExpertOrder(NamedTuple):
     order: jax.Array  # [T*k] int32, the pair that sorted row i holds
     inverse: jax.Array  # [T, k] int32, the sorted row that holds a token's choice
     group_sizes: jax.Array  # [E] int32, number of rows of every expert
+
+
+register_namedtuple_serialization(ExpertOrder, serialized_name="jax_grouped_gemm.moe.ExpertOrder")
 
 
 def check_routing(function: str, routing: Routing) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.export import register_namedtuple_serialization
 from jax.typing import ArrayLike
 
 from jax_grouped_gemm._src.arguments import as_array, checked_boolean, checked_int
@@ -34,6 +35,12 @@ class AuxiliaryLosses(NamedTuple):
 
     load_balancing: jax.Array
     router_z: jax.Array
+
+
+register_namedtuple_serialization(Routing, serialized_name="jax_grouped_gemm.moe.Routing")
+register_namedtuple_serialization(
+    AuxiliaryLosses, serialized_name="jax_grouped_gemm.moe.AuxiliaryLosses"
+)
 
 
 def route(

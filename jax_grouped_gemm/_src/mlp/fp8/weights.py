@@ -7,6 +7,7 @@ import math
 from typing import Any, NamedTuple
 
 import jax
+from jax.export import register_namedtuple_serialization
 from jax.typing import ArrayLike
 
 from jax_grouped_gemm._src.arguments import Implementation, as_array, checked_implementation
@@ -26,6 +27,9 @@ class QuantizedMlp(NamedTuple):
 
     wi: QuantizedWeights  # of [..., D, 2 F]
     wo: QuantizedWeights  # of [..., F, D]
+
+
+register_namedtuple_serialization(QuantizedMlp, serialized_name="jax_grouped_gemm.QuantizedMlp")
 
 
 def quantize_mlp(
