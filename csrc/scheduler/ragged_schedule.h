@@ -106,9 +106,10 @@ template <int kTileM, int kTileN, int kTileK, int kCluster, bool kSharesLhs = fa
 struct ContractingGrid {
   // Groups of a step or less all cost the same, whatever their size.
   static constexpr int kEqualRows = kTileK / 2;
-  // So small are groups, and so few their units, that finding out who is free would take longer
-  // than a unit: once a group, by every cluster.
-  static constexpr int kSmallRows = 8, kFewUnits = 16;
+  // Steps of a group in the mean, of all its units, up to which it does not matter who is free: to
+  // find that out takes about a microsecond a group, and all clusters together do 110 such steps in
+  // one.
+  static constexpr int kFewSteps = 72;
 
   Raster<kCluster, kSharesLhs> raster;
   int units;     // of each group
@@ -123,7 +124,7 @@ struct ContractingGrid {
         hot_rows(groups.rows) {
     int const mean = groups.rows / groups.groups;
     if (mean > few_rows) hot_rows = 2 * mean;
-    in_turn = mean <= kSmallRows && units <= kFewUnits;
+    in_turn = int64_t(units) * (ceil_div(mean, kTileK) + kTileChange) <= kFewSteps;
   }
 };
 
