@@ -19,7 +19,7 @@ __device__ inline unsigned cycles_a_chunk(SkewedWork const& work, ResultMatrices
 // Shared memory whose barriers are there for all blocks of the cluster.
 template <class Role>
 __device__ typename Role::Shared& prepared_storage(uint8_t* dynamic_shared) {
-  auto& shared = aligned_storage<typename Role::Shared>(dynamic_shared);
+  auto& shared = *reinterpret_cast<typename Role::Shared*>(dynamic_shared);
   Role::initialize(shared);
   sync_cluster<typename Role::Config>();
   return shared;
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   static_assert(Config::kCluster == CutConfig::kCluster);
   using CutRoles = PieceRoles<Cut, CooperativeMainloop<typename Cut::Whole>>;
   using WholeRoles = WholeTileRoles<Whole, WholeLoop>;
-  extern __shared__ uint8_t dynamic_shared[];
+  extern __shared__ __align__(1024) uint8_t dynamic_shared[];
   __shared__ bool is_skewed;
   __shared__ SkewedWork skewed_work;
   __shared__ unsigned zeros_taken;

@@ -36,7 +36,7 @@ cudaError_t launch_contracting(Arguments const& arguments, cudaStream_t stream) 
       if (status != cudaSuccess) return status;
       constexpr size_t kSharedBytes =
           std::max(sizeof(SharedStorage<Config>), sizeof(SharedStorage<typename Cut::Config>)) +
-          1024;
+          1024;  // what the kernel has besides comes first
       return with_mainloop<Whole>(arguments, [&](auto loop) {
         // However few tiles there are, all clusters can have pieces of them.
         return launch_persistent<Config, kSharedBytes>(

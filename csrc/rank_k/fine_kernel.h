@@ -78,8 +78,8 @@ __global__ void __launch_bounds__(kFineThreads, 1)
     fine_kernel(const __grid_constant__ typename Problem::Params params) {
   using Config = typename Problem::Config;
   static_assert(sizeof(params) <= kParameterLimit);
-  extern __shared__ uint8_t dynamic_shared[];
-  auto& shared = aligned_storage<SharedStorage<Config>>(dynamic_shared);
+  extern __shared__ __align__(1024) uint8_t dynamic_shared[];
+  auto& shared = *reinterpret_cast<SharedStorage<Config>*>(dynamic_shared);
   int const rank = rank_in_cluster<Config>();
   int const warpgroup = uniform(threadIdx.x / kWarpgroup);
   bool const produces = warpgroup == kConsumers;

@@ -34,14 +34,11 @@ cudaError_t launch_stacks(RankKArguments const& arguments, Launch launch) {
 }
 
 template <class Problem>
-constexpr int kRankKSharedBytes = sizeof(typename Problem::Shared) + 1024;  // to align it
-
-template <class Problem>
 cudaError_t launch_rank_k(void (*kernel)(typename Problem::Params), RankKArguments const& arguments,
                           cudaStream_t stream) {
   return launch_stacks<Problem>(arguments, [&](auto const& params, int units) {
-    return launch_persistent<typename Problem::Config, kRankKSharedBytes<Problem>>(kernel, params,
-                                                                                   units, stream);
+    return launch_persistent<typename Problem::Config, sizeof(typename Problem::Shared)>(
+        kernel, params, units, stream);
   });
 }
 
@@ -51,7 +48,7 @@ cudaError_t launch_fine(RankKArguments const& arguments, cudaStream_t stream) {
   return launch_stacks<Problem>(arguments, [&](auto const& params, int units) {
     bool const is_plain = !params.adds_c && params.other == OtherTriangle::kZero;
     return Flag{is_plain}([&](auto plain) {
-      return launch_clusters<typename Problem::Config, kRankKSharedBytes<Problem>>(
+      return launch_clusters<typename Problem::Config, sizeof(typename Problem::Shared)>(
           fine_kernel<Problem, FineMainloop<Problem>, plain>, params, units, kFineThreads, stream);
     });
   });

@@ -31,7 +31,7 @@ constexpr int kRowsPerConsumer = 64;  // M of one WGMMA instruction
 constexpr int kRowBytes = 128;        // the widest swizzle: every shared-memory row is 128 bytes
 
 constexpr int kSharedMemoryLimit = 232448;
-constexpr int kSharedMemoryReserve = 2048;  // barriers, the ring of work tiles, alignment
+constexpr int kSharedMemoryReserve = 2048;  // barriers, the ring of work tiles
 constexpr int kWorkStages = 4;
 
 template <class Config>

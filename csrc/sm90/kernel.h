@@ -56,19 +56,14 @@ __device__ __forceinline__ void run_roles(Params const& params, Shared& shared, 
   }
 }
 
-// A block's shared memory, aligned as the widest swizzle wants it.
-template <class Shared>
-__device__ Shared& aligned_storage(uint8_t* dynamic_shared) {
-  return *reinterpret_cast<Shared*>((reinterpret_cast<uintptr_t>(dynamic_shared) + 1023) / 1024 *
-                                    1024);
-}
-
 template <Roles Role>
 __global__ void __launch_bounds__(kThreads, 1)
     persistent_kernel(const __grid_constant__ typename Role::Params params) {
   using Config = typename Role::Config;
-  extern __shared__ uint8_t dynamic_shared[];
-  auto& shared = aligned_storage<typename Role::Shared>(dynamic_shared);
+  // As the widest swizzle wants it. Aligned at run time, it would be generic memory to the
+  // compiler.
+  extern __shared__ __align__(1024) uint8_t dynamic_shared[];
+  auto& shared = *reinterpret_cast<typename Role::Shared*>(dynamic_shared);
   int const rank = rank_in_cluster<Config>();
 
   Role::initialize(shared);

@@ -35,8 +35,7 @@ cudaError_t launch_clusters(void (*kernel)(Params), Params const& params, int64_
 
 // Launches a cluster for each pair of multiprocessors, or for each of `max_units` units of work if
 // those are fewer. kSharedBytes: of each thread block.
-template <class Config, int kSharedBytes = sizeof(SharedStorage<Config>) + 1024,  // to align it
-          class Params>
+template <class Config, int kSharedBytes = sizeof(SharedStorage<Config>), class Params>
 cudaError_t launch_persistent(void (*kernel)(Params), Params const& params, int64_t max_units,
                               cudaStream_t stream) {
   int multiprocessors;
