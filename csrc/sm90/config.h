@@ -19,9 +19,11 @@ constexpr int kConsumers = 2;  // warpgroups that multiply
 constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
 
 // Registers a thread, moved from the warpgroup that only issues copies to those that accumulate.
+// `convert` is of a warpgroup that few kernels have.
 struct Registers {
   int load;
   int multiply;
+  int convert = 0;
 };
 constexpr Registers kTileRegisters{40, 232};
 // Schedules of pieces take more registers than those of whole tiles.
