@@ -1,5 +1,5 @@
-// The shell of every kernel with WGMMA, and of few_rows/: barriers, a warpgroup that brings work and operands, and
-// those that multiply and store.
+// The shell of every kernel with WGMMA, and of few_rows/: barriers, a warpgroup that brings work
+// and operands, and those that multiply and store.
 //
 //   warpgroup  warp  role             registers           what it does
 //   0          0     Roles::load      kRegisters.load     one thread fills stages by TMA
