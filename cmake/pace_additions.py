@@ -25,7 +25,7 @@ from machine_code import ALWAYS, ZERO_REGISTER, Instruction, functions
 
 _FFMA, _FMUL = 0x223, 0x220
 _LEAST_RUN = 16
-_MOST_BETWEEN = 3  # other instructions, which load scales or count
+_MOST_BETWEEN = 5  # other instructions, which load scales or count
 
 
 def pace(path: Path, period: int) -> int:

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "few_rows/kernel.h"
+#include "few_rows/roles.h"
 #include "few_rows/tiles.h"
 #include "sm90/config_of.h"
 #include "sm90/launch.h"
@@ -49,16 +49,9 @@ template <class Config>
 cudaError_t launch(mlp::GatedArguments const& a, cudaStream_t stream) {
   Params params{};
   if (auto const status = make_params<Config>(a, params); status != cudaSuccess) return status;
-  int multiprocessors;
-  if (auto const status = count_multiprocessors(multiprocessors); status != cudaSuccess) {
-    return status;
-  }
   int64_t const row_tiles = ceil_div(a.groups.rows, Config::kTileM) + int64_t(a.groups.groups) + 1;
   int64_t const units = std::min<int64_t>(row_tiles, a.groups.rows) * ceil_div(a.n, Config::kTileN);
-  static_assert(sizeof(SharedStorage<Config>) <= kSharedMemory);
-  return sm90::launch_clusters<Config, sizeof(SharedStorage<Config>)>(
-      few_rows_kernel<Config>, params, std::clamp<int64_t>(units, 1, kBlocks * multiprocessors),
-      kThreads, stream);
+  return sm90::launch_persistent<FewRowsRoles<Config>>(params, units, stream);
 }
 
 }  // namespace jgg::few_rows

@@ -3,10 +3,10 @@
 #include <string>
 #include <string_view>
 
+#include "ffi/bindings.h"
 #include "ffi/buffers.h"
 #include "ffi/element_types.h"
 #include "ffi/groups.h"
-#include "ffi/handlers.h"
 #include "mlp/gated_ragged_dot.h"
 
 namespace jgg {
@@ -164,33 +164,26 @@ ffi::Error few_rows_dot(cudaStream_t stream, Arguments... arguments) {
 }
 
 auto binding() {
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::PlatformStream<cudaStream_t>>()
-      .Arg<ffi::AnyBuffer>()  // x
-      .Arg<ffi::AnyBuffer>()  // matrices: of the gate, or of gate and up
-      .Arg<Sizes>()           // group_sizes
-      .Arg<Sizes>()           // group_offset
-      .RemainingArgs()        // as `optional` names them
-      .RemainingRets()        // the result; gate and up, if they are kept
-      .Attr<std::string_view>("optional")
-      .Attr<bool>("zeroes_unowned")
-      .Attr<int32_t>("function")
-      .Attr<int32_t>("divisor")
-      .Attr<float>("alpha")
-      .Attr<float>("cubic")
-      .Attr<float>("limit")
-      .Attr<float>("shift")
-      .Attr<int32_t>("tile_m")
-      .Attr<int32_t>("tile_n")
-      .Attr<int32_t>("cluster");
+  return with_tile_attributes(with_activation_attributes(
+      on_stream()
+          .Arg<ffi::AnyBuffer>()  // x
+          .Arg<ffi::AnyBuffer>()  // matrices: of the gate, or of gate and up
+          .Arg<Sizes>()           // group_sizes
+          .Arg<Sizes>()           // group_offset
+          .RemainingArgs()        // as `optional` names them
+          .RemainingRets()        // the result; gate and up, if they are kept
+          .Attr<std::string_view>("optional")
+          .Attr<bool>("zeroes_unowned")
+          .Attr<int32_t>("function")
+          .Attr<int32_t>("divisor")));
 }
 
 }  // namespace
 }  // namespace jgg
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JggGatedRaggedDot,
-                              [](auto... arguments) { return jgg::gated_ragged_dot(arguments...); },
-                              jgg::binding(), {xla::ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JggFewRowsDot,
-                              [](auto... arguments) { return jgg::few_rows_dot(arguments...); },
-                              jgg::binding(), {xla::ffi::Traits::kCmdBufferCompatible});
+JGG_DEFINE_HANDLER(
+    JggGatedRaggedDot, [](auto... arguments) { return jgg::gated_ragged_dot(arguments...); },
+    jgg::binding());
+JGG_DEFINE_HANDLER(
+    JggFewRowsDot, [](auto... arguments) { return jgg::few_rows_dot(arguments...); },
+    jgg::binding());

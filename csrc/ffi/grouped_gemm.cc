@@ -5,9 +5,9 @@
 #include <string>
 #include <utility>
 
+#include "ffi/bindings.h"
 #include "ffi/element_types.h"
 #include "ffi/float32_workspace.h"
-#include "ffi/handlers.h"
 #include "ffi/stacks.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -155,43 +155,30 @@ ffi::Error grouped_gemm_f32(cudaStream_t stream, ffi::RemainingArgs operands,
                   "grouped_gemm_f32");
 }
 
+template <class Buffers>
+auto with_products(Buffers buffers) {
+  return with_tile_attributes(std::move(buffers)
+                                  .template Attr<bool>("has_alphas")
+                                  .template Attr<bool>("has_betas")
+                                  .template Attr<bool>("has_schedule")
+                                  .template Attr<bool>("has_c")
+                                  .template Attr<float>("alpha")
+                                  .template Attr<float>("beta")
+                                  .template Attr<bool>("transpose_lhs")
+                                  .template Attr<bool>("transpose_rhs"));
+}
+
+// Operands: alpha, beta, schedule, lhs..., rhs..., c... The results are `out`s.
+auto binding() { return with_products(on_stream().RemainingArgs().RemainingRets()); }
+
+// The same with a workspace before them. `terms`: see accuracy_of()
+auto binding_f32() {
+  return with_products(on_stream().RemainingArgs().Ret<ffi::Buffer<ffi::U8>>().RemainingRets())
+      .Attr<int32_t>("terms");
+}
+
 }  // namespace
 }  // namespace jgg
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JggGroupedGemm, jgg::grouped_gemm,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .RemainingArgs()  // alpha, beta, schedule, lhs..., rhs..., c...
-                                  .RemainingRets()  // out...
-                                  .Attr<bool>("has_alphas")
-                                  .Attr<bool>("has_betas")
-                                  .Attr<bool>("has_schedule")
-                                  .Attr<bool>("has_c")
-                                  .Attr<float>("alpha")
-                                  .Attr<float>("beta")
-                                  .Attr<bool>("transpose_lhs")
-                                  .Attr<bool>("transpose_rhs")
-                                  .Attr<int32_t>("tile_m")
-                                  .Attr<int32_t>("tile_n")
-                                  .Attr<int32_t>("cluster"),
-                              {xla::ffi::Traits::kCmdBufferCompatible});
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JggGroupedGemmF32, jgg::grouped_gemm_f32,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .RemainingArgs()  // alpha, beta, schedule, lhs..., rhs..., c...
-                                  .Ret<xla::ffi::Buffer<xla::ffi::U8>>()  // workspace
-                                  .RemainingRets()                        // out...
-                                  .Attr<bool>("has_alphas")
-                                  .Attr<bool>("has_betas")
-                                  .Attr<bool>("has_schedule")
-                                  .Attr<bool>("has_c")
-                                  .Attr<float>("alpha")
-                                  .Attr<float>("beta")
-                                  .Attr<bool>("transpose_lhs")
-                                  .Attr<bool>("transpose_rhs")
-                                  .Attr<int32_t>("tile_m")
-                                  .Attr<int32_t>("tile_n")
-                                  .Attr<int32_t>("cluster")
-                                  .Attr<int32_t>("terms"),  // see accuracy_of()
-                              {xla::ffi::Traits::kCmdBufferCompatible});
+JGG_DEFINE_HANDLER(JggGroupedGemm, jgg::grouped_gemm, jgg::binding());
+JGG_DEFINE_HANDLER(JggGroupedGemmF32, jgg::grouped_gemm_f32, jgg::binding_f32());

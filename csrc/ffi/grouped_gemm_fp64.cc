@@ -1,9 +1,9 @@
 // Binding of products of lists of matrices on the FP64 tensor cores.
 #include <string>
 
+#include "ffi/bindings.h"
 #include "ffi/buffers.h"
 #include "ffi/element_types.h"
-#include "ffi/handlers.h"
 #include "ffi/stacks.h"
 #include "fp64/gemm.h"
 #include "xla/ffi/api/ffi.h"
@@ -88,17 +88,12 @@ ffi::Error grouped_gemm_fp64(cudaStream_t stream, ffi::AnyBuffer alpha, ffi::Any
 }  // namespace
 }  // namespace jgg
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JggGroupedGemmFp64, jgg::grouped_gemm_fp64,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .Arg<xla::ffi::AnyBuffer>()  // alpha
-                                  .Arg<xla::ffi::AnyBuffer>()  // beta
-                                  .RemainingArgs()             // lhs..., rhs..., c...
-                                  .RemainingRets()             // out...
-                                  .Attr<bool>("has_c")
-                                  .Attr<bool>("transpose_lhs")
-                                  .Attr<bool>("transpose_rhs")
-                                  .Attr<int32_t>("tile_m")
-                                  .Attr<int32_t>("tile_n")
-                                  .Attr<int32_t>("cluster"),
-                              {xla::ffi::Traits::kCmdBufferCompatible});
+JGG_DEFINE_HANDLER(JggGroupedGemmFp64, jgg::grouped_gemm_fp64,
+                   jgg::with_tile_attributes(jgg::on_stream()
+                                                 .Arg<xla::ffi::AnyBuffer>()  // alpha
+                                                 .Arg<xla::ffi::AnyBuffer>()  // beta
+                                                 .RemainingArgs()  // lhs..., rhs..., c...
+                                                 .RemainingRets()  // out...
+                                                 .Attr<bool>("has_c")
+                                                 .Attr<bool>("transpose_lhs")
+                                                 .Attr<bool>("transpose_rhs")));

@@ -2,10 +2,10 @@
 #include <array>
 #include <string>
 
+#include "ffi/bindings.h"
 #include "ffi/buffers.h"
 #include "ffi/element_types.h"
 #include "ffi/groups.h"
-#include "ffi/handlers.h"
 #include "mlp/gated_ragged_dot.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -190,36 +190,28 @@ ffi::Error weight_gradients(cudaStream_t stream, ffi::AnyBuffer x, Sizes rows,
 }  // namespace jgg
 
 // The workspace of the first two is unused: all kernels of ragged products have one.
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JggGatedRaggedDotTranspose, jgg::gated_gradient,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .Arg<xla::ffi::AnyBuffer>()  // dy
-                                  .Arg<xla::ffi::AnyBuffer>()  // the down projection's weights
-                                  .Arg<xla::ffi::AnyBuffer>()  // gate
-                                  .Arg<xla::ffi::AnyBuffer>()  // up
-                                  .Arg<jgg::Floats>()          // weights
-                                  .Arg<jgg::Sizes>()           // group_sizes
-                                  .Arg<jgg::Sizes>()           // group_offset
-                                  .Ret<xla::ffi::AnyBuffer>()  // dgate
-                                  .Ret<xla::ffi::AnyBuffer>()  // dup
-                                  .Ret<xla::ffi::AnyBuffer>()  // hidden
-                                  .Ret<jgg::Floats>()          // dweights, in parts
-                                  .Ret<xla::ffi::Buffer<xla::ffi::U8>>()  // workspace
-                                  .Attr<bool>("has_weights")
-                                  .Attr<bool>("has_up")
-                                  .Attr<bool>("zeroes_unowned")
-                                  .Attr<int32_t>("function")
-                                  .Attr<float>("alpha")
-                                  .Attr<float>("cubic")
-                                  .Attr<float>("limit")
-                                  .Attr<float>("shift")
-                                  .Attr<int32_t>("tile_m")
-                                  .Attr<int32_t>("tile_n")
-                                  .Attr<int32_t>("cluster"),
-                              {xla::ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JggPairedRaggedDot, jgg::paired_ragged_dot,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
+JGG_DEFINE_HANDLER(JggGatedRaggedDotTranspose, jgg::gated_gradient,
+                   jgg::with_tile_attributes(jgg::with_activation_attributes(
+                       jgg::on_stream()
+                           .Arg<xla::ffi::AnyBuffer>()             // dy
+                           .Arg<xla::ffi::AnyBuffer>()             // the down projection's weights
+                           .Arg<xla::ffi::AnyBuffer>()             // gate
+                           .Arg<xla::ffi::AnyBuffer>()             // up
+                           .Arg<jgg::Floats>()                     // weights
+                           .Arg<jgg::Sizes>()                      // group_sizes
+                           .Arg<jgg::Sizes>()                      // group_offset
+                           .Ret<xla::ffi::AnyBuffer>()             // dgate
+                           .Ret<xla::ffi::AnyBuffer>()             // dup
+                           .Ret<xla::ffi::AnyBuffer>()             // hidden
+                           .Ret<jgg::Floats>()                     // dweights, in parts
+                           .Ret<xla::ffi::Buffer<xla::ffi::U8>>()  // workspace
+                           .Attr<bool>("has_weights")
+                           .Attr<bool>("has_up")
+                           .Attr<bool>("zeroes_unowned")
+                           .Attr<int32_t>("function"))));
+JGG_DEFINE_HANDLER(
+    JggPairedRaggedDot, jgg::paired_ragged_dot,
+    jgg::with_tile_attributes(jgg::on_stream()
                                   .Arg<xla::ffi::AnyBuffer>()             // the first lhs
                                   .Arg<xla::ffi::AnyBuffer>()             // the second lhs
                                   .Arg<xla::ffi::AnyBuffer>()             // the first rhs
@@ -228,14 +220,10 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(JggPairedRaggedDot, jgg::paired_ragged_dot,
                                   .Arg<jgg::Sizes>()                      // group_offset
                                   .Ret<xla::ffi::AnyBuffer>()             // out
                                   .Ret<xla::ffi::Buffer<xla::ffi::U8>>()  // workspace
-                                  .Attr<bool>("zeroes_unowned")
-                                  .Attr<int32_t>("tile_m")
-                                  .Attr<int32_t>("tile_n")
-                                  .Attr<int32_t>("cluster"),
-                              {xla::ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JggPairedWeightGradients, jgg::weight_gradients,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
+                                  .Attr<bool>("zeroes_unowned")));
+JGG_DEFINE_HANDLER(
+    JggPairedWeightGradients, jgg::weight_gradients,
+    jgg::with_tile_attributes(jgg::on_stream()
                                   .Arg<xla::ffi::AnyBuffer>()             // x
                                   .Arg<jgg::Sizes>()                      // rows
                                   .Arg<xla::ffi::AnyBuffer>()             // the first rhs
@@ -246,8 +234,4 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(JggPairedWeightGradients, jgg::weight_gradients,
                                   .Ret<xla::ffi::AnyBuffer>()             // the second result
                                   .Ret<xla::ffi::Buffer<xla::ffi::U8>>()  // workspace
                                   .Attr<bool>("has_rows")
-                                  .Attr<int32_t>("divisor")
-                                  .Attr<int32_t>("tile_m")
-                                  .Attr<int32_t>("tile_n")
-                                  .Attr<int32_t>("cluster"),
-                              {xla::ffi::Traits::kCmdBufferCompatible});
+                                  .Attr<int32_t>("divisor")));

@@ -5,9 +5,9 @@
 #include <optional>
 #include <string>
 
+#include "ffi/bindings.h"
 #include "ffi/buffers.h"
 #include "ffi/element_types.h"
-#include "ffi/handlers.h"
 #include "ffi/row_blocks.h"
 #include "scheduler/ceil_div.h"
 
@@ -266,61 +266,49 @@ ffi::Error quantize_gathered(cudaStream_t stream, ffi::AnyBuffer x, ffi::Buffer<
 }  // namespace
 }  // namespace jgg
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JggQuantizeRows, jgg::quantize_rows,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .Arg<xla::ffi::AnyBuffer>()              // x
-                                  .Ret<xla::ffi::AnyBuffer>()              // values
-                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales
-                                  .Attr<bool>("power_of_two"),
-                              {xla::ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JggQuantizeBlocks, jgg::quantize_blocks,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .Arg<xla::ffi::AnyBuffer>()              // x
-                                  .Ret<xla::ffi::AnyBuffer>()              // values
-                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales
-                                  .Ret<xla::ffi::AnyBuffer>()              // values_t
-                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales_t
-                                  .Attr<bool>("power_of_two"),
-                              {xla::ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JggQuantizeJoined, jgg::quantize_joined,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .Arg<xla::ffi::AnyBuffer>()              // x
-                                  .Arg<xla::ffi::AnyBuffer>()              // y
-                                  .Ret<xla::ffi::AnyBuffer>()              // values
-                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales
-                                  .Ret<xla::ffi::AnyBuffer>()              // values_t
-                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales_t
-                                  .Attr<bool>("power_of_two"),
-                              {xla::ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JggQuantizeRagged, jgg::quantize_ragged,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .Arg<xla::ffi::AnyBuffer>()              // x
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()  // group_sizes
-                                  .Ret<xla::ffi::AnyBuffer>()              // values
-                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales
-                                  .Ret<xla::ffi::AnyBuffer>()              // values_t
-                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales_t
-                                  .Attr<bool>("power_of_two"),
-                              {xla::ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JggColumnMaxima, jgg::column_maxima,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .Arg<xla::ffi::AnyBuffer>()               // x
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()   // window
-                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>(),  // maxima
-                              {xla::ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JggQuantizeGathered, jgg::quantize_gathered,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .Arg<xla::ffi::AnyBuffer>()              // x
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()  // row_of
-                                  .Arg<xla::ffi::Buffer<xla::ffi::F32>>()  // scale
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()  // group_sizes
-                                  .Ret<xla::ffi::AnyBuffer>()              // values_t
-                                  .Ret<xla::ffi::Buffer<xla::ffi::U8>>()   // room, or nothing
-                                  .Attr<bool>("power_of_two"),
-                              {xla::ffi::Traits::kCmdBufferCompatible});
+JGG_DEFINE_HANDLER(JggQuantizeRows, jgg::quantize_rows,
+                   jgg::on_stream()
+                       .Arg<xla::ffi::AnyBuffer>()              // x
+                       .Ret<xla::ffi::AnyBuffer>()              // values
+                       .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales
+                       .Attr<bool>("power_of_two"));
+JGG_DEFINE_HANDLER(JggQuantizeBlocks, jgg::quantize_blocks,
+                   jgg::on_stream()
+                       .Arg<xla::ffi::AnyBuffer>()              // x
+                       .Ret<xla::ffi::AnyBuffer>()              // values
+                       .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales
+                       .Ret<xla::ffi::AnyBuffer>()              // values_t
+                       .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales_t
+                       .Attr<bool>("power_of_two"));
+JGG_DEFINE_HANDLER(JggQuantizeJoined, jgg::quantize_joined,
+                   jgg::on_stream()
+                       .Arg<xla::ffi::AnyBuffer>()              // x
+                       .Arg<xla::ffi::AnyBuffer>()              // y
+                       .Ret<xla::ffi::AnyBuffer>()              // values
+                       .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales
+                       .Ret<xla::ffi::AnyBuffer>()              // values_t
+                       .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales_t
+                       .Attr<bool>("power_of_two"));
+JGG_DEFINE_HANDLER(JggQuantizeRagged, jgg::quantize_ragged,
+                   jgg::on_stream()
+                       .Arg<xla::ffi::AnyBuffer>()              // x
+                       .Arg<xla::ffi::Buffer<xla::ffi::S32>>()  // group_sizes
+                       .Ret<xla::ffi::AnyBuffer>()              // values
+                       .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales
+                       .Ret<xla::ffi::AnyBuffer>()              // values_t
+                       .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales_t
+                       .Attr<bool>("power_of_two"));
+JGG_DEFINE_HANDLER(JggColumnMaxima, jgg::column_maxima,
+                   jgg::on_stream()
+                       .Arg<xla::ffi::AnyBuffer>()                // x
+                       .Arg<xla::ffi::Buffer<xla::ffi::S32>>()    // window
+                       .Ret<xla::ffi::Buffer<xla::ffi::F32>>());  // maxima
+JGG_DEFINE_HANDLER(JggQuantizeGathered, jgg::quantize_gathered,
+                   jgg::on_stream()
+                       .Arg<xla::ffi::AnyBuffer>()              // x
+                       .Arg<xla::ffi::Buffer<xla::ffi::S32>>()  // row_of
+                       .Arg<xla::ffi::Buffer<xla::ffi::F32>>()  // scale
+                       .Arg<xla::ffi::Buffer<xla::ffi::S32>>()  // group_sizes
+                       .Ret<xla::ffi::AnyBuffer>()              // values_t
+                       .Ret<xla::ffi::Buffer<xla::ffi::U8>>()   // room, or nothing
+                       .Attr<bool>("power_of_two"));

@@ -4,9 +4,9 @@
 #include <array>
 #include <utility>
 
+#include "ffi/bindings.h"
 #include "ffi/buffers.h"
 #include "ffi/element_types.h"
-#include "ffi/handlers.h"
 #include "ffi/row_blocks.h"
 
 namespace jgg {
@@ -187,16 +187,9 @@ ffi::Error quantize_ragged_gradients(
   return launched(mlp::quantize_ragged_gradients(format, a, stream), "quantize_ragged_gradients");
 }
 
-auto on_stream() { return ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>(); }
-
 template <class Buffers>
 auto with_format(Buffers buffers) {
-  return std::move(buffers)
-      .template Attr<bool>("power_of_two")
-      .template Attr<float>("alpha")
-      .template Attr<float>("cubic")
-      .template Attr<float>("limit")
-      .template Attr<float>("shift");
+  return with_activation_attributes(std::move(buffers).template Attr<bool>("power_of_two"));
 }
 
 auto hidden_binding() {
@@ -240,10 +233,7 @@ auto ragged_gradients_binding() {
 }  // namespace
 }  // namespace jgg
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JggQuantizeHidden, jgg::quantize_hidden, jgg::hidden_binding(),
-                              {xla::ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JggQuantizeGradients, jgg::quantize_gradients,
-                              jgg::gradients_binding(), {xla::ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JggQuantizeRaggedGradients, jgg::quantize_ragged_gradients,
-                              jgg::ragged_gradients_binding(),
-                              {xla::ffi::Traits::kCmdBufferCompatible});
+JGG_DEFINE_HANDLER(JggQuantizeHidden, jgg::quantize_hidden, jgg::hidden_binding());
+JGG_DEFINE_HANDLER(JggQuantizeGradients, jgg::quantize_gradients, jgg::gradients_binding());
+JGG_DEFINE_HANDLER(JggQuantizeRaggedGradients, jgg::quantize_ragged_gradients,
+                   jgg::ragged_gradients_binding());

@@ -6,11 +6,11 @@
 #include <string_view>
 #include <utility>
 
+#include "ffi/bindings.h"
 #include "ffi/buffers.h"
 #include "ffi/element_types.h"
 #include "ffi/float32_workspace.h"
 #include "ffi/groups.h"
-#include "ffi/handlers.h"
 #include "ffi/kernel_kind.h"
 #include "ffi/partial_sums.h"
 #include "ragged/parts_workspace.h"
@@ -206,21 +206,16 @@ ffi::Error ragged_contracting_v3(cudaStream_t stream, ffi::AnyBuffer lhs, ffi::A
 // graph.
 template <class Operands>
 auto with_operands(Operands operands) {
-  return std::move(operands)
-      .template Arg<ffi::AnyBuffer>()        // lhs
-      .template Arg<ffi::AnyBuffer>()        // rhs
-      .template Arg<Sizes>()                 // group_sizes
-      .template Arg<Sizes>()                 // group_offset
-      .template Ret<ffi::AnyBuffer>()        // out
-      .template Ret<ffi::Buffer<ffi::U8>>()  // workspace
-      .template Attr<bool>("transpose_lhs")
-      .template Attr<bool>("transpose_rhs")
-      .template Attr<int32_t>("tile_m")
-      .template Attr<int32_t>("tile_n")
-      .template Attr<int32_t>("cluster");
+  return with_tile_attributes(std::move(operands)
+                                  .template Arg<ffi::AnyBuffer>()        // lhs
+                                  .template Arg<ffi::AnyBuffer>()        // rhs
+                                  .template Arg<Sizes>()                 // group_sizes
+                                  .template Arg<Sizes>()                 // group_offset
+                                  .template Ret<ffi::AnyBuffer>()        // out
+                                  .template Ret<ffi::Buffer<ffi::U8>>()  // workspace
+                                  .template Attr<bool>("transpose_lhs")
+                                  .template Attr<bool>("transpose_rhs"));
 }
-
-auto on_stream() { return ffi::Ffi::Bind().Ctx<ffi::PlatformStream<cudaStream_t>>(); }
 
 // `terms`: see accuracy_of()
 auto binding() {
@@ -237,14 +232,9 @@ auto accumulate_binding() { return with_operands(on_stream().Arg<ffi::AnyBuffer>
 }  // namespace
 }  // namespace jgg
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JggRaggedNoncontracting, jgg::ragged_noncontracting,
-                              jgg::noncontracting_binding(),
-                              {xla::ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JggRaggedContracting, jgg::ragged_contracting, jgg::binding(),
-                              {xla::ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JggRaggedAccumulate, jgg::ragged_accumulate,
-                              jgg::accumulate_binding(), {xla::ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JggRaggedNoncontractingV3, jgg::ragged_noncontracting_v3,
-                              jgg::binding_v3(), {xla::ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JggRaggedContractingV3, jgg::ragged_contracting_v3, jgg::binding_v3(),
-                              {xla::ffi::Traits::kCmdBufferCompatible});
+JGG_DEFINE_HANDLER(JggRaggedNoncontracting, jgg::ragged_noncontracting,
+                   jgg::noncontracting_binding());
+JGG_DEFINE_HANDLER(JggRaggedContracting, jgg::ragged_contracting, jgg::binding());
+JGG_DEFINE_HANDLER(JggRaggedAccumulate, jgg::ragged_accumulate, jgg::accumulate_binding());
+JGG_DEFINE_HANDLER(JggRaggedNoncontractingV3, jgg::ragged_noncontracting_v3, jgg::binding_v3());
+JGG_DEFINE_HANDLER(JggRaggedContractingV3, jgg::ragged_contracting_v3, jgg::binding_v3());

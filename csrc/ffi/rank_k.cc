@@ -3,10 +3,10 @@
 
 #include <string>
 
+#include "ffi/bindings.h"
 #include "ffi/buffers.h"
 #include "ffi/element_types.h"
 #include "ffi/float32_workspace.h"
-#include "ffi/handlers.h"
 #include "ffi/kernel_kind.h"
 #include "ffi/rank_k_operands.h"
 #include "xla/ffi/api/ffi.h"
@@ -86,43 +86,28 @@ ffi::Error rank_k_f32(cudaStream_t stream, ffi::RemainingArgs operands, Workspac
   return launched(sm90::rank_k({tile_m, tile_n, cluster}, *arguments, stream), "rank_k_f32");
 }
 
-// Operands: see rank_k_arguments
-auto binding() {
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::PlatformStream<cudaStream_t>>()
-      .RemainingArgs()
-      .RemainingRets()  // out...
-      .Attr<bool>("two_operands")
-      .Attr<bool>("has_c")
-      .Attr<bool>("transpose")
-      .Attr<bool>("upper")
-      .Attr<bool>("symmetrize")
-      .Attr<int32_t>("tile_m")
-      .Attr<int32_t>("tile_n")
-      .Attr<int32_t>("cluster");
+template <class Buffers>
+auto with_update(Buffers buffers) {
+  return with_tile_attributes(std::move(buffers)
+                                  .template Attr<bool>("two_operands")
+                                  .template Attr<bool>("has_c")
+                                  .template Attr<bool>("transpose")
+                                  .template Attr<bool>("upper")
+                                  .template Attr<bool>("symmetrize"));
+}
+
+// Operands: see rank_k_arguments. The results are `out`s.
+auto binding() { return with_update(on_stream().RemainingArgs().RemainingRets()); }
+
+// The same with a workspace before them. `terms`: see accuracy_of()
+auto binding_f32() {
+  return with_update(on_stream().RemainingArgs().Ret<ffi::Buffer<ffi::U8>>().RemainingRets())
+      .Attr<int32_t>("terms");
 }
 
 }  // namespace
 }  // namespace jgg
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JggRankK, jgg::rank_k, jgg::binding().Attr<std::string_view>("kind"),
-                              {xla::ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JggRankKV2, jgg::rank_k_v2, jgg::binding(),
-                              {xla::ffi::Traits::kCmdBufferCompatible});
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JggRankKF32, jgg::rank_k_f32,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .RemainingArgs()                        // see rank_k_arguments
-                                  .Ret<xla::ffi::Buffer<xla::ffi::U8>>()  // workspace
-                                  .RemainingRets()                        // out...
-                                  .Attr<bool>("two_operands")
-                                  .Attr<bool>("has_c")
-                                  .Attr<bool>("transpose")
-                                  .Attr<bool>("upper")
-                                  .Attr<bool>("symmetrize")
-                                  .Attr<int32_t>("tile_m")
-                                  .Attr<int32_t>("tile_n")
-                                  .Attr<int32_t>("cluster")
-                                  .Attr<int32_t>("terms"),  // see accuracy_of()
-                              {xla::ffi::Traits::kCmdBufferCompatible});
+JGG_DEFINE_HANDLER(JggRankK, jgg::rank_k, jgg::binding().Attr<std::string_view>("kind"));
+JGG_DEFINE_HANDLER(JggRankKV2, jgg::rank_k_v2, jgg::binding());
+JGG_DEFINE_HANDLER(JggRankKF32, jgg::rank_k_f32, jgg::binding_f32());

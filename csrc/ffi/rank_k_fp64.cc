@@ -1,7 +1,7 @@
 // Binding of rank-k and rank-2k updates on the FP64 tensor cores.
+#include "ffi/bindings.h"
 #include "ffi/buffers.h"
 #include "ffi/element_types.h"
-#include "ffi/handlers.h"
 #include "ffi/rank_k_operands.h"
 #include "fp64/rank_k.h"
 #include "xla/ffi/api/ffi.h"
@@ -36,18 +36,13 @@ ffi::Error rank_k_fp64(cudaStream_t stream, ffi::RemainingArgs operands, ffi::Re
 }  // namespace
 }  // namespace jgg
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JggRankKFp64, jgg::rank_k_fp64,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .RemainingArgs()  // see rank_k_fp64
-                                  .RemainingRets()  // out...
-                                  .Attr<bool>("two_operands")
-                                  .Attr<bool>("has_c")
-                                  .Attr<bool>("transpose")
-                                  .Attr<bool>("upper")
-                                  .Attr<bool>("symmetrize")
-                                  .Attr<bool>("hermitian")
-                                  .Attr<int32_t>("tile_m")
-                                  .Attr<int32_t>("tile_n")
-                                  .Attr<int32_t>("cluster"),
-                              {xla::ffi::Traits::kCmdBufferCompatible});
+JGG_DEFINE_HANDLER(JggRankKFp64, jgg::rank_k_fp64,
+                   jgg::with_tile_attributes(jgg::on_stream()
+                                                 .RemainingArgs()  // see rank_k_fp64
+                                                 .RemainingRets()  // out...
+                                                 .Attr<bool>("two_operands")
+                                                 .Attr<bool>("has_c")
+                                                 .Attr<bool>("transpose")
+                                                 .Attr<bool>("upper")
+                                                 .Attr<bool>("symmetrize")
+                                                 .Attr<bool>("hermitian")));

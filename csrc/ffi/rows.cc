@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <array>
 
+#include "ffi/bindings.h"
 #include "ffi/buffers.h"
-#include "ffi/handlers.h"
 #include "rows/sort_by_expert.h"
 
 namespace jgg {
@@ -249,51 +249,41 @@ ffi::Error sort_by_expert(cudaStream_t stream, Int32 expert, ffi::Result<Int32> 
 }  // namespace
 }  // namespace jgg
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JggGatherRows, jgg::gather_rows,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .Arg<xla::ffi::AnyBuffer>()              // x
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()  // indices
-                                  .RemainingArgs()                         // weights, count
-                                  .Ret<xla::ffi::AnyBuffer>()              // rows
-                                  .Attr<int32_t>("divisor")
-                                  .Attr<bool>("weighted"),
-                              {xla::ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JggDispatchRows, jgg::dispatch_rows,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .Arg<xla::ffi::AnyBuffer>()              // x
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()  // indices
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()  // rows of pairs
-                                  .RemainingArgs()                         // weights, count
-                                  .Ret<xla::ffi::AnyBuffer>()              // rows
-                                  .Attr<int32_t>("divisor")
-                                  .Attr<bool>("weighted"),
-                              {xla::ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JggCombineRows, jgg::combine_rows,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .Arg<xla::ffi::AnyBuffer>()              // rows
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()  // rows of pairs
-                                  .RemainingArgs()                         // weights, count
-                                  .Ret<xla::ffi::AnyBuffer>()              // sums
-                                  .Attr<bool>("weighted"),
-                              {xla::ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JggRowDots, jgg::row_dots,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .Arg<xla::ffi::AnyBuffer>()               // x
-                                  .Arg<xla::ffi::AnyBuffer>()               // rows
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()   // rows of pairs
-                                  .RemainingArgs()                          // count
-                                  .Ret<xla::ffi::Buffer<xla::ffi::F32>>(),  // inner products
-                              {xla::ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JggSortByExpert, jgg::sort_by_expert,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .Arg<xla::ffi::Buffer<xla::ffi::S32>>()   // experts
-                                  .Ret<xla::ffi::Buffer<xla::ffi::S32>>()   // order
-                                  .Ret<xla::ffi::Buffer<xla::ffi::S32>>()   // inverse
-                                  .Ret<xla::ffi::Buffer<xla::ffi::S32>>()   // group_sizes
-                                  .Ret<xla::ffi::Buffer<xla::ffi::S32>>(),  // workspace
-                              {xla::ffi::Traits::kCmdBufferCompatible});
+JGG_DEFINE_HANDLER(JggGatherRows, jgg::gather_rows,
+                   jgg::on_stream()
+                       .Arg<xla::ffi::AnyBuffer>()              // x
+                       .Arg<xla::ffi::Buffer<xla::ffi::S32>>()  // indices
+                       .RemainingArgs()                         // weights, count
+                       .Ret<xla::ffi::AnyBuffer>()              // rows
+                       .Attr<int32_t>("divisor")
+                       .Attr<bool>("weighted"));
+JGG_DEFINE_HANDLER(JggDispatchRows, jgg::dispatch_rows,
+                   jgg::on_stream()
+                       .Arg<xla::ffi::AnyBuffer>()              // x
+                       .Arg<xla::ffi::Buffer<xla::ffi::S32>>()  // indices
+                       .Arg<xla::ffi::Buffer<xla::ffi::S32>>()  // rows of pairs
+                       .RemainingArgs()                         // weights, count
+                       .Ret<xla::ffi::AnyBuffer>()              // rows
+                       .Attr<int32_t>("divisor")
+                       .Attr<bool>("weighted"));
+JGG_DEFINE_HANDLER(JggCombineRows, jgg::combine_rows,
+                   jgg::on_stream()
+                       .Arg<xla::ffi::AnyBuffer>()              // rows
+                       .Arg<xla::ffi::Buffer<xla::ffi::S32>>()  // rows of pairs
+                       .RemainingArgs()                         // weights, count
+                       .Ret<xla::ffi::AnyBuffer>()              // sums
+                       .Attr<bool>("weighted"));
+JGG_DEFINE_HANDLER(JggRowDots, jgg::row_dots,
+                   jgg::on_stream()
+                       .Arg<xla::ffi::AnyBuffer>()                // x
+                       .Arg<xla::ffi::AnyBuffer>()                // rows
+                       .Arg<xla::ffi::Buffer<xla::ffi::S32>>()    // rows of pairs
+                       .RemainingArgs()                           // count
+                       .Ret<xla::ffi::Buffer<xla::ffi::F32>>());  // inner products
+JGG_DEFINE_HANDLER(JggSortByExpert, jgg::sort_by_expert,
+                   jgg::on_stream()
+                       .Arg<xla::ffi::Buffer<xla::ffi::S32>>()    // experts
+                       .Ret<xla::ffi::Buffer<xla::ffi::S32>>()    // order
+                       .Ret<xla::ffi::Buffer<xla::ffi::S32>>()    // inverse
+                       .Ret<xla::ffi::Buffer<xla::ffi::S32>>()    // group_sizes
+                       .Ret<xla::ffi::Buffer<xla::ffi::S32>>());  // workspace

@@ -6,10 +6,10 @@
 #include <string_view>
 #include <utility>
 
+#include "ffi/bindings.h"
 #include "ffi/buffers.h"
 #include "ffi/element_types.h"
 #include "ffi/groups.h"
-#include "ffi/handlers.h"
 #include "ffi/kernel_kind.h"
 #include "ffi/partial_sums.h"
 #include "xla/ffi/api/ffi.h"
@@ -246,8 +246,7 @@ ffi::Error scaled_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, Scales lh
 
 // The operands and results of both products. The workspace is for partial sums.
 auto binding() {
-  return ffi::Ffi::Bind()
-      .Ctx<ffi::PlatformStream<cudaStream_t>>()
+  return on_stream()
       .Arg<ffi::AnyBuffer>()         // lhs
       .Arg<Scales>()                 // lhs_scale
       .Arg<ffi::AnyBuffer>()         // rhs
@@ -259,26 +258,16 @@ auto binding() {
 }
 
 auto noncontracting_binding() {
-  return binding()
-      .Attr<int32_t>("lhs_scaling")
-      .Attr<int32_t>("rhs_scaling")
-      .Attr<int32_t>("tile_m")
-      .Attr<int32_t>("tile_n")
-      .Attr<int32_t>("cluster");
+  return with_tile_attributes(binding().Attr<int32_t>("lhs_scaling").Attr<int32_t>("rhs_scaling"));
 }
 
 }  // namespace
 }  // namespace jgg
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(
+JGG_DEFINE_HANDLER(
     JggScaledRaggedNoncontracting, jgg::scaled_noncontracting,
-    jgg::noncontracting_binding().Attr<std::string_view>("kind").Attr<bool>("fast_accumulation"),
-    {xla::ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER_SYMBOL(JggScaledRaggedNoncontractingV4, jgg::scaled_noncontracting_v4,
-                              jgg::noncontracting_binding().Attr<bool>("stream_k"),
-                              {xla::ffi::Traits::kCmdBufferCompatible});
-XLA_FFI_DEFINE_HANDLER_SYMBOL(
-    JggScaledRaggedContracting, jgg::scaled_contracting,
-    jgg::binding().Attr<int32_t>("m").Attr<int32_t>("tile_m").Attr<int32_t>("tile_n").Attr<int32_t>(
-        "cluster"),
-    {xla::ffi::Traits::kCmdBufferCompatible});
+    jgg::noncontracting_binding().Attr<std::string_view>("kind").Attr<bool>("fast_accumulation"));
+JGG_DEFINE_HANDLER(JggScaledRaggedNoncontractingV4, jgg::scaled_noncontracting_v4,
+                   jgg::noncontracting_binding().Attr<bool>("stream_k"));
+JGG_DEFINE_HANDLER(JggScaledRaggedContracting, jgg::scaled_contracting,
+                   jgg::with_tile_attributes(jgg::binding().Attr<int32_t>("m")));

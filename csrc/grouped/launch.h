@@ -17,9 +17,8 @@ cudaError_t launch_grouped_gemm(GroupedGemmArguments const& arguments, cudaStrea
   auto const params = std::make_unique<typename Problem::Params>();
   cudaError_t const status = Problem::make_params(arguments, *params);
   if (status != cudaSuccess) return status;
-  return launch_persistent<typename Problem::Config>(
-      persistent_kernel<ListRoles<Problem, Loop>>, *params,
-      Problem::max_clusters(arguments, *params), stream);
+  return launch_persistent<ListRoles<Problem, Loop>>(
+      *params, Problem::max_clusters(arguments, *params), stream);
 }
 
 template <ElementType kType>

@@ -78,11 +78,6 @@ struct GatedGradient : sm90::RaggedNoncontracting<Config_> {
     }
     return cudaSuccess;
   }
-
-  static int64_t max_units(GradientArguments const& a) {
-    int64_t const row_tiles = ceil_div(a.groups.rows, Config::kTileM) + int64_t(a.groups.groups);
-    return row_tiles * ceil_div(a.n, Config::kTileN);
-  }
 };
 
 }  // namespace jgg::mlp

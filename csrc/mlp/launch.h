@@ -12,14 +12,7 @@ namespace jgg::mlp {
 
 template <class Problem, template <class, class> class Roles, class Arguments>
 cudaError_t launch(Arguments const& arguments, cudaStream_t stream) {
-  using Config = typename Problem::Config;
-  using Loop = std::conditional_t<Config::kTakesTurns, sm90::PingpongMainloop<Problem>,
-                                  sm90::CooperativeMainloop<Problem>>;
-  typename Problem::Params params;
-  cudaError_t const status = Problem::make_params(arguments, params);
-  if (status != cudaSuccess) return status;
-  return sm90::launch_persistent<Config>(sm90::persistent_kernel<Roles<Problem, Loop>>, params,
-                                         Problem::max_units(arguments), stream);
+  return sm90::launch<Roles<Problem, sm90::DefaultMainloop<Problem>>>(arguments, stream);
 }
 
 // Consumers take turns where the epilogue is as long as the product.

@@ -64,11 +64,6 @@ struct PairedProduct : sm90::RaggedNoncontracting<Config_> {
                         a.groups.rows / a.groups.groups > sm90::kLockstepRows;
     return cudaSuccess;
   }
-
-  static int64_t max_units(PairedArguments const& a) {
-    int64_t const row_tiles = ceil_div(a.groups.rows, Config::kTileM) + int64_t(a.groups.groups);
-    return row_tiles * ceil_div(a.n, Config::kTileN);
-  }
 };
 
 }  // namespace jgg::mlp

@@ -1,7 +1,7 @@
 // From run-time arguments to one compiled kernel of a contracting product, and its launch.
 #pragma once
 
-#include "ragged/contracting_kernel.h"
+#include "ragged/contracting_roles.h"
 #include "ragged/cut_contracting.h"
 #include "ragged/launch.h"
 #include "ragged/tiles.h"
@@ -34,18 +34,15 @@ cudaError_t launch_contracting(Arguments const& arguments, cudaStream_t stream) 
       if (status != cudaSuccess) return status;
       status = Cut::make_params(arguments, params.cut);
       if (status != cudaSuccess) return status;
-      constexpr size_t kSharedBytes =
-          std::max(sizeof(SharedStorage<Config>), sizeof(SharedStorage<typename Cut::Config>)) +
-          1024;
       return with_mainloop<Whole>(arguments, [&](auto loop) {
         // However few tiles there are, all clusters can have pieces of them.
-        return launch_persistent<Config, kSharedBytes>(
-            contracting_kernel<Whole, decltype(loop), Cut>, params, kMaxClusters<Config>, stream);
+        return launch_persistent<ContractingRoles<Whole, decltype(loop), Cut>>(
+            params, kMaxClusters<Config>, stream);
       });
     }
   }
   return with_mainloop<Whole>(
-      arguments, [&](auto loop) { return launch<Whole, decltype(loop)>(arguments, stream); });
+      arguments, [&](auto loop) { return launch_tiles<Whole, decltype(loop)>(arguments, stream); });
 }
 
 // Rows are contracted, so lhs [m, k] and rhs [m, n] are both contiguous along what is kept.

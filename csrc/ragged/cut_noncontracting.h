@@ -2,7 +2,6 @@
 #pragma once
 
 #include "ragged/noncontracting.h"
-#include "scheduler/stream_k_schedule.h"
 #include "sm90/fixup/partial_sums.h"
 #include "sm90/fixup/workspace.h"
 
@@ -19,12 +18,6 @@ struct CutNoncontracting : RaggedNoncontracting<Config_> {
   struct Params : Base::Params {
     PartialSumsWorkspace workspace;
   };
-
-  __device__ static auto piece_schedule(Params const& params, int cluster, int clusters) {
-    static_assert(!Base::kRowsContiguous, "tiles start at the first row of their group");
-    return StreamKSchedule<DeviceWarp, Config::kTileM, Config::kTileN, Config::kTileK,
-                           Config::kCluster>(params.groups, params.n, params.k, cluster, clusters);
-  }
 
   template <class Loader>
   __device__ static void load_lhs(Params const& params, WorkTile const& work, int k, int row,

@@ -1,7 +1,5 @@
-// From run-time arguments to one compiled kernel, and its launch.
+// The launch of a kernel of whole tiles.
 #pragma once
-
-#include <cuda_runtime.h>
 
 #include <type_traits>
 
@@ -18,14 +16,8 @@ using DefaultMainloop = std::conditional_t<Problem::Config::kTakesTurns, Pingpon
                                            CooperativeMainloop<Problem>>;
 
 template <class Problem, class Loop = DefaultMainloop<Problem>, class Arguments>
-cudaError_t launch(Arguments const& arguments, cudaStream_t stream) {
-  using Config = typename Problem::Config;
-  typename Problem::Params params;
-  cudaError_t status = Problem::make_params(arguments, params);
-  if (status != cudaSuccess) return status;
-
-  return launch_persistent<Config>(persistent_kernel<WholeTileRoles<Problem, Loop>>, params,
-                                   Problem::max_units(arguments), stream);
+cudaError_t launch_tiles(Arguments const& arguments, cudaStream_t stream) {
+  return launch<WholeTileRoles<Problem, Loop>>(arguments, stream);
 }
 
 }  // namespace jgg::sm90

@@ -1,8 +1,8 @@
 // out[m, n] = lhs[m, k] . rhs[group of row m]: coordinates of its tiles in memory.
 #pragma once
 
+#include "ragged/group_rows.h"
 #include "ragged/ragged_dot.h"
-#include "scheduler/ragged_schedule.h"
 #include "sm90/config.h"
 #include "sm90/epilogue/cooperative.h"
 #include "sm90/gather.h"
@@ -14,7 +14,9 @@ namespace jgg::sm90 {
 
 // With `kGathersLhs_`, rows of lhs are anywhere (sm90/gather.h).
 template <class Config_, bool kGathersLhs_ = false>
-struct RaggedNoncontracting {
+struct RaggedNoncontracting
+    : GroupRows<Config_, Config_::kLhsMajor == cute::GMMA::Major::MN ? Config_::kBoxAlign : 1,
+                kGathersLhs_> {
   using Config = Config_;
   using Epilogue = CooperativeEpilogue<Config>;
   static constexpr bool kGathersLhs = kGathersLhs_;
@@ -46,23 +48,6 @@ struct RaggedNoncontracting {
     GatheredRows rows;
   };
   static_assert(!kGathersLhs || !kRowsContiguous);
-
-  template <class Warp>
-  using Schedule =
-      NoncontractingSchedule<Warp, Config::kTileM, Config::kTileN, Config::kTileK, Config::kCluster,
-                             kRowsContiguous ? Config::kBoxAlign : 1, kGathersLhs>;
-
-  template <class Warp>
-  using Turns = RoundRobin;
-
-  template <class Warp>
-  __device__ static Schedule<Warp> schedule(Params const& params) {
-    return Schedule<Warp>(params.groups, params.n, params.k);
-  }
-
-  __device__ static int rows_left(Params const&, WorkTile const& work) {
-    return work.extent - work.m;
-  }
 
   // Not a piece of a tile: those come last, and not all clusters have as many. Nor rows that no
   // local group owns, which take no time.
@@ -114,13 +99,6 @@ struct RaggedNoncontracting {
                     n + slab, k, group);
       }
     }
-  }
-
-  __device__ static StoreHint store_hint(Params const&) { return StoreHint::kNormal; }
-
-  __device__ static StoreCoordinates store_at(Params const& params, WorkTile const& work, int row) {
-    int const end = work.batch * params.groups.rows + work.begin + work.extent;
-    return {work.n, params.store_shift - work.extent + work.m + row, end};
   }
 
   // The first half of a group's first tile, without the rows of the group before.
@@ -188,12 +166,6 @@ struct RaggedNoncontracting {
     constexpr int kManySteps = 32;
     return has_few_rows(a.groups) && a.accuracy == Accuracy::kTf32 &&
            a.k >= kManySteps * Config::kTileK;
-  }
-
-  // Units of work cannot be counted without the group sizes, but never pass this.
-  static int64_t max_units(RaggedDotArguments const& a) {
-    int64_t const row_tiles = ceil_div(a.groups.rows, Config::kTileM) + int64_t(a.groups.groups);
-    return a.groups.batches * row_tiles * ceil_div(a.n, Config::kTileN);
   }
 };
 

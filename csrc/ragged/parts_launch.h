@@ -22,7 +22,7 @@ cudaError_t launch_parts(TileConfig config, RaggedDotArguments const& arguments,
         using Config = ConfigOf<decltype(tile), cutlass::half_t, float,
                                 major(kLhsMajor, transpose_lhs), major(kRhsMajor, transpose_rhs)>;
         using Parts = RaggedParts<Problem<Config>>;
-        return launch<Parts, PartsMainloop<Parts>>(arguments, stream);
+        return launch_tiles<Parts, PartsMainloop<Parts>>(arguments, stream);
       },
       OneTileOf<Float32Tiles>{config}, Flag{arguments.transpose_lhs},
       Flag{arguments.transpose_rhs});

@@ -17,9 +17,8 @@ cudaError_t launch_pieces(RaggedDotArguments const& arguments, cudaStream_t stre
   if (status != cudaSuccess) return status;
   int64_t const clusters = std::min(Assignment::kClustersAUnit * Problem::max_units(arguments),
                                     max_clusters<typename Problem::Config>(params.workspace));
-  return launch_persistent<typename Problem::Config>(
-      persistent_kernel<PieceRoles<Problem, CooperativeMainloop<Problem>>>, params, clusters,
-      stream);
+  return launch_persistent<PieceRoles<Problem, CooperativeMainloop<Problem>>>(params, clusters,
+                                                                              stream);
 }
 
 // lhs [m, k] is contiguous along K, rhs [g, k, n] along N.

@@ -2,8 +2,8 @@
 // its tiles in memory.
 #pragma once
 
+#include "ragged/group_rows.h"
 #include "ragged/ragged_dot.h"
-#include "scheduler/ragged_schedule.h"
 #include "sm90/mainloop/swapped_split_config.h"
 #include "sm90/tma/load.h"
 #include "sm90/tma/views.h"
@@ -11,7 +11,7 @@
 namespace jgg::sm90 {
 
 template <class Config_>
-struct SwappedNoncontracting {
+struct SwappedNoncontracting : GroupRows<Config_> {
   using Config = Config_;
 
   struct Params {
@@ -24,15 +24,6 @@ struct SwappedNoncontracting {
     bool lhs_batched;
     bool rhs_batched;
   };
-
-  template <class Warp>
-  using Turns = RoundRobin;
-
-  template <class Warp>
-  __device__ static auto schedule(Params const& params) {
-    return NoncontractingSchedule<Warp, Config::kTileM, Config::kTileN, Config::kTileK,
-                                  Config::kCluster>(params.groups, params.n, params.k);
-  }
 
   // All boxes of one step.
   __device__ static void load_rhs(Params const& params, WorkTile const& work, int k_tile,
@@ -75,12 +66,6 @@ struct SwappedNoncontracting {
     int64_t const matrices = int64_t(a.rhs_batched ? a.groups.batches : 1) * a.groups.local_groups;
     return encode_plain(&params.rhs, rhs, matrices, Config::kAlongK ? a.n : a.k,
                         Config::kAlongK ? a.k : a.n, Config::kBoxRows);
-  }
-
-  // Units of work cannot be counted without the group sizes, but never pass this.
-  static int64_t max_units(RaggedDotArguments const& a) {
-    int64_t const row_tiles = ceil_div(a.groups.rows, Config::kTileM) + int64_t(a.groups.groups);
-    return a.groups.batches * row_tiles * ceil_div(a.n, Config::kTileN);
   }
 
  private:

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <memory>
 
-#include "rank_k/fine_kernel.h"
+#include "rank_k/fine_roles.h"
 #include "rank_k/problem.h"
 #include "rank_k/tiles.h"
 #include "sm90/config_of.h"
@@ -33,15 +33,10 @@ cudaError_t launch_stacks(RankKArguments const& arguments, Launch launch) {
   return cudaSuccess;
 }
 
-template <class Problem>
-constexpr int kRankKSharedBytes = sizeof(typename Problem::Shared) + 1024;  // to align it
-
-template <class Problem>
-cudaError_t launch_rank_k(void (*kernel)(typename Problem::Params), RankKArguments const& arguments,
-                          cudaStream_t stream) {
+template <class Problem, class Loop>
+cudaError_t launch_rank_k(RankKArguments const& arguments, cudaStream_t stream) {
   return launch_stacks<Problem>(arguments, [&](auto const& params, int units) {
-    return launch_persistent<typename Problem::Config, kRankKSharedBytes<Problem>>(kernel, params,
-                                                                                   units, stream);
+    return launch_persistent<ListRoles<Problem, Loop>>(params, units, stream);
   });
 }
 
@@ -51,8 +46,8 @@ cudaError_t launch_fine(RankKArguments const& arguments, cudaStream_t stream) {
   return launch_stacks<Problem>(arguments, [&](auto const& params, int units) {
     bool const is_plain = !params.adds_c && params.other == OtherTriangle::kZero;
     return Flag{is_plain}([&](auto plain) {
-      return launch_clusters<typename Problem::Config, kRankKSharedBytes<Problem>>(
-          fine_kernel<Problem, FineMainloop<Problem>, plain>, params, units, kFineThreads, stream);
+      return launch_clusters<FineRoles<Problem, FineMainloop<Problem>, plain>>(params, units,
+                                                                               stream);
     });
   });
 }
@@ -67,9 +62,7 @@ cudaError_t rank_k_16bit(TileConfig config, RankKArguments const& arguments, cud
         if constexpr (Config::kKind == KernelKind::kFine) {
           return launch_fine<Problem>(arguments, stream);
         } else {
-          return launch_rank_k<Problem>(
-              persistent_kernel<ListRoles<Problem, TriangularMainloop<Problem>>>, arguments,
-              stream);
+          return launch_rank_k<Problem, TriangularMainloop<Problem>>(arguments, stream);
         }
       },
       OneTileOf<RankKTiles>{config}, Flag{arguments.transpose},

@@ -34,8 +34,7 @@ cudaError_t rank_k_parts(TileConfig config, RankKArguments const& arguments, cud
         constexpr auto kMajor = major(cute::GMMA::Major::K, transpose);
         using Problem =
             RankKOfParts<ConfigOf<decltype(tile), cutlass::half_t, float, kMajor, kMajor>>;
-        return launch_rank_k<Problem>(persistent_kernel<ListRoles<Problem, PartsMainloop<Problem>>>,
-                                      parts, stream);
+        return launch_rank_k<Problem, PartsMainloop<Problem>>(parts, stream);
       },
       OneTileOf<RankKPartsTiles>{config}, Flag{arguments.transpose});
 }

@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "scaled/noncontracting.h"
-#include "scheduler/stream_k_schedule.h"
 #include "sm90/fixup/partial_sums.h"
 #include "sm90/fixup/workspace.h"
 
@@ -18,11 +17,6 @@ struct CutScaledNoncontracting : ScaledNoncontracting<Config_> {
   struct Params : Base::Params {
     PartialSumsWorkspace workspace;
   };
-
-  __device__ static auto piece_schedule(Params const& params, int cluster, int clusters) {
-    return StreamKSchedule<DeviceWarp, Config::kTileM, Config::kTileN, Config::kTileK,
-                           Config::kCluster>(params.groups, params.n, params.k, cluster, clusters);
-  }
 
   __device__ static int first_step(WorkTile const& work) { return work.first_step; }
 

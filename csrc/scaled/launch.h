@@ -1,28 +1,16 @@
 // From run-time arguments to one compiled FP8 kernel, and its launch.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include "scaled/scaled_ragged_dot.h"
 #include "scaled/tiles.h"
 #include "sm90/config_of.h"
 #include "sm90/launch.h"
-#include "sm90/scaled_kernel.h"
+#include "sm90/scaled_roles.h"
 
 namespace jgg::sm90 {
 
-template <class Problem, class Roles>
-cudaError_t launch_scaled_problem(ScaledArguments const& arguments, cudaStream_t stream) {
-  using Config = typename Problem::Config;
-  typename Problem::Params params;
-  cudaError_t const status = Problem::make_params(arguments, params);
-  if (status != cudaSuccess) return status;
-  return launch_persistent<Config, sizeof(ScaledStorage<Config>)>(
-      scaled_kernel<Problem, Roles>, params, Problem::max_units(arguments), stream);
-}
-
 // `kType` is that of lhs.
-template <class Tiles, template <class> class Problem, template <class> class Roles,
+template <class Tiles, template <class> class Problem, template <class> class Work,
           bool kColumnScales, ElementType kType, bool kChannelScales = false,
           bool kTransposesOut = false, bool kStepScales = true, bool kPromotes = true>
 cudaError_t launch_scaled(TileConfig config, ScaledArguments const& arguments,
@@ -33,7 +21,7 @@ cudaError_t launch_scaled(TileConfig config, ScaledArguments const& arguments,
         using Config =
             ScaledConfig<Typed<kType>, Typed<rhs_type>, Tile::kTileN, Tile::kCluster, kColumnScales,
                          kChannelScales, kTransposesOut, kStepScales, kPromotes>;
-        return launch_scaled_problem<Problem<Config>, Roles<Problem<Config>>>(arguments, stream);
+        return launch<ScaledRoles<Work<Problem<Config>>>>(arguments, stream);
       },
       OneTileOf<Tiles>{config}, OneOf<ElementType::kE4m3, ElementType::kE5m2>{arguments.rhs_type});
 }

@@ -1,16 +1,15 @@
 // out[m, n] = lhs[m, k] . rhs[group of row m][n, k], scaled: coordinates of its tiles in memory.
 #pragma once
 
+#include "ragged/group_rows.h"
 #include "scaled/views.h"
-#include "scheduler/ragged_schedule.h"
-#include "sm90/epilogue/cooperative.h"
 #include "sm90/scales/loader.h"
 #include "sm90/scales/wide.h"
 
 namespace jgg::sm90 {
 
 template <class Config_>
-struct ScaledNoncontracting {
+struct ScaledNoncontracting : GroupRows<Config_> {
   using Config = Config_;
   static constexpr bool kHasWideScales = true;
 
@@ -31,22 +30,6 @@ struct ScaledNoncontracting {
     int rhs_batched;
     int store_shift;
   };
-
-  template <class Warp>
-  using Schedule = NoncontractingSchedule<Warp, Config::kTileM, Config::kTileN, Config::kTileK,
-                                          Config::kCluster>;
-
-  template <class Warp>
-  using Turns = RoundRobin;
-
-  template <class Warp>
-  __device__ static Schedule<Warp> schedule(Params const& params) {
-    return Schedule<Warp>(params.groups, params.n, params.k);
-  }
-
-  __device__ static int rows_left(Params const&, WorkTile const& work) {
-    return work.extent - work.m;
-  }
 
   // Rows past the group's end read as zeros: they only reach rows of the result that are not
   // stored, and zeros cost neither bandwidth nor the tensor cores' power.
@@ -110,13 +93,6 @@ struct ScaledNoncontracting {
     }
   }
 
-  __device__ static StoreHint store_hint(Params const&) { return StoreHint::kNormal; }
-
-  __device__ static StoreCoordinates store_at(Params const& params, WorkTile const& work, int row) {
-    int const end = work.batch * params.groups.rows + work.begin + work.extent;
-    return {work.n, params.store_shift - work.extent + work.m + row, end};
-  }
-
   // Of the first step and the block of columns that this thread brings scales of, or none.
   __device__ static float const* own_rhs_scales(Params const& params, WorkTile const& work) {
     BlockScales const& rhs = params.rhs_scales;
@@ -150,12 +126,6 @@ struct ScaledNoncontracting {
     if (status != cudaSuccess) return status;
     return encode_ragged_store(&params.out, view_out(a.out, a.out_type), a.n, Config::kOutBoxRows,
                                params.store_shift);
-  }
-
-  // Units of work cannot be counted without the group sizes, but never pass this.
-  static int64_t max_units(ScaledArguments const& a) {
-    int64_t const row_tiles = ceil_div(a.m, Config::kTileM) + int64_t(a.groups.groups);
-    return a.groups.batches * row_tiles * ceil_div(a.n, Config::kTileN);
   }
 };
 

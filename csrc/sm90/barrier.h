@@ -21,6 +21,12 @@ struct Barrier : cutlass::arch::ClusterTransactionBarrier {
   __device__ uint64_t* address() { return &barrier_; }
 };
 
+// By one thread.
+template <int kBarriers>
+__device__ void set_arrivals(Barrier (&barriers)[kBarriers], int arrivals) {
+  for (int i = 0; i < kBarriers; ++i) barriers[i].init(arrivals);
+}
+
 // Position in a ring of kStages. The phase flips each time round; a producer starts one phase ahead
 // because every stage starts out empty.
 template <int kStages>

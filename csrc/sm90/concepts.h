@@ -52,19 +52,27 @@ concept Problem =
       { P::columns_needed(params, work) } -> std::convertible_to<int>;
     };
 
-// What the warps of a persistent kernel do: kernel.h has the table.
+// What the warps of a kernel do: kernel.h has the table.
 //
-//   Config, Params, Shared   of the kernel
-//   kRegisters               of loading and of multiplying threads
-//   initialize(shared)       barriers, by all threads
-//   load, schedule, consume  of one warp, one warp, and each consumer
+//   Config, Params, Shared      of the kernel
+//   kThreads, kBlocks           of a block, and blocks of a multiprocessor
+//   initialize(params, shared)  barriers, by all threads
+//   kRegisters                  of threads that load, multiply and convert; 0: as launched, or none
+//   load, schedule, consume     of one warp, one warp, and each consumer
+//   bring, convert              if it has them, of two warps, and of a warpgroup
+// or, of roles that have other warps, or choose among roles by what is in memory,
+//   run(params, shared, rank)   all that a block does
 template <class R>
 concept Roles = requires(typename R::Params const& params, typename R::Shared& shared, int index) {
   typename R::Config;
-  { R::kRegisters } -> std::convertible_to<Registers>;
-  R::initialize(shared);
-  R::load(params, shared, index);
-  R::consume(params, shared, index);
+  { R::kThreads } -> std::convertible_to<int>;
+  { R::kBlocks } -> std::convertible_to<int>;
+  requires requires { R::run(params, shared, index); } || requires {
+    R::initialize(params, shared);
+    { R::kRegisters } -> std::convertible_to<Registers>;
+    R::load(params, shared, index);
+    R::consume(params, shared, index);
+  };
 };
 
 // What becomes of a tile's sums before they are stored: fixup/none.h, fixup/pieces.h.

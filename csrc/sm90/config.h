@@ -19,9 +19,11 @@ constexpr int kConsumers = 2;  // warpgroups that multiply
 constexpr int kThreads = (1 + kConsumers) * kWarpgroup;
 
 // Registers a thread, moved from the warpgroup that only issues copies to those that accumulate.
+// `convert` is of a warpgroup that few kernels have.
 struct Registers {
   int load;
   int multiply;
+  int convert = 0;
 };
 constexpr Registers kTileRegisters{40, 232};
 // Schedules of pieces take more registers than those of whole tiles.
@@ -31,7 +33,7 @@ constexpr int kRowsPerConsumer = 64;  // M of one WGMMA instruction
 constexpr int kRowBytes = 128;        // the widest swizzle: every shared-memory row is 128 bytes
 
 constexpr int kSharedMemoryLimit = 232448;
-constexpr int kSharedMemoryReserve = 2048;  // barriers, the ring of work tiles, alignment
+constexpr int kSharedMemoryReserve = 2048;  // barriers, the ring of work tiles
 constexpr int kWorkStages = 4;
 
 template <class Config>

@@ -98,12 +98,7 @@ struct FusedRoles : LoadingRoles<Problem, Mainloop> {
   using Config = typename Problem::Config;
   using Params = typename Problem::Params;
   using Shared = SharedStorage<Config>;
-  static constexpr Registers kRegisters = kTileRegisters;
   static_assert(!Problem::kMasksRows && !Problem::kAdds);
-
-  __device__ static void schedule(Params const& params, Shared& shared, int) {
-    schedule_tiles<Problem>(params, shared);
-  }
 
   __device__ static void consume(Params const& params, Shared& shared, int consumer) {
     if constexpr (Config::kTakesTurns) {

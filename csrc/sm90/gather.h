@@ -77,7 +77,6 @@ __device__ void gather_rows(typename Problem::Params const& params, Shared& shar
         load_rows<Problem>(Problem::gathered(params), rows, full, to, step * Config::kTileK);
       }
     }
-    __syncwarp();
     stage += work.k_tiles;
   });
 }

@@ -1,31 +1,38 @@
-// The shell of every persistent kernel: barriers, a warpgroup that brings work and operands, and
-// those that multiply and store.
+// The shell of every kernel with WGMMA, and of few_rows/: barriers, a warpgroup that brings work
+// and operands, and those that multiply and store.
 //
 //   warpgroup  warp  role             registers           what it does
 //   0          0     Roles::load      kRegisters.load     one thread fills stages by TMA
 //   0          1     Roles::schedule  kRegisters.load     fills the ring of work tiles
-//   0          2, 3  Roles::gather    kRegisters.load     rows by their numbers, if there are any
-//                                                        (FP8: scales, by cp.async)
-//   1, 2             Roles::consume   kRegisters.multiply WGMMA, fixup, epilogue
+//   0          2, 3  Roles::bring     kRegisters.load     what no box of TMA brings, if there is
+//                                                         any: rows by their numbers (gather.h),
+//                                                         scales and rows of tokens by cp.async
+//   1          all   Roles::convert   kRegisters.convert  rows in parts, if operands are split on
+//                                                         the way; without it, consumers come first
+//   1, 2       all   Roles::consume   kRegisters.multiply products, fixup, epilogue
 //
 //   registers (load, multiply)        40, 232 whole tiles; 56, 224 pieces of tiles
+//     three blocks a multiprocessor   40, 64 FP8 groups of few rows
+//     with convert                    40, 88 to convert, 192
+//     as launched                     few_rows/: two blocks of 128 a thread
 //
 //   barrier      arrivals that complete it
-//   full         1 of the thread that loads, and the bytes of the stage
-//   empty        each consumer (FP8: each of its warps) of each CTA of the cluster, as a multicast
-//                fills the stage of all of them; where consumers take turns, the one whose tile it
-//                is
+//   full         1 of the thread that loads, and the bytes of the stage (few_rows/: and every
+//                thread that brings rows)
+//   empty        each consumer (FP8, few_rows/: each of its warps) of each CTA of the cluster, as a
+//                multicast fills the stage of all of them; where consumers take turns, the one
+//                whose tile it is
 //   scales_full  every thread of the warps that load scales
+//   rows_full    each warp that converts rows; their stage's weights have weights_full, as full is
 //   work_full    1 of the warp that schedules
 //   work_empty   each warp that loads, and every warp of the consumers
 //   free, full of fixup/exchange.h: 1 each, and the bytes of the sums
 //
 //   named barriers: barrier.h
 //
-// Kernels of FP8 products have a shell of their own, scaled_kernel.h, of the same roles: through
-// this one, the compiler gives their additions other registers. Those for groups of few rows have
-// warpgroups of other kinds: swapped_split_kernel.h, swapped_scaled_kernel.h. So have kernels of
-// fine tiles, a block for each: rank_k/fine_kernel.h.
+// Kernels of fine tiles, a block for each, have other warps (rank_k/fine_roles.h), and those of
+// contracting products two sets of roles (ragged/contracting_roles.h): both say themselves what a
+// block does, and only its threads, shared memory and launch are the shell's.
 #pragma once
 
 #include <cutlass/arch/reg_reconfig.h>
@@ -41,41 +48,51 @@ namespace jgg::sm90 {
 template <class Role, class Params, class Shared, class... More>
 __device__ __forceinline__ void run_roles(Params const& params, Shared& shared, int rank,
                                           More const&... more) {
-  int const warpgroup = uniform(threadIdx.x / kWarpgroup);
+  constexpr Registers kRegisters = Role::kRegisters;
+  constexpr int kFirstConsumer = kRegisters.convert > 0 ? 2 : 1;
+  // Of a branch that might divide a warp the compiler would make every shuffle twice.
+  int const warp = uniform(threadIdx.x / kWarpSize), warpgroup = warp / (kWarpgroup / kWarpSize);
   if (warpgroup == 0) {
-    cutlass::arch::warpgroup_reg_dealloc<Role::kRegisters.load>();
-    int const warp = threadIdx.x / kWarpSize;
-    if (warp == 0) Role::load(params, shared, rank);
-    if (warp == 1) Role::schedule(params, shared, rank, more...);
-    if constexpr (requires { Role::gather(params, shared, rank, warp); }) {
-      if (warp >= 2) Role::gather(params, shared, rank, warp - 2);
+    if constexpr (kRegisters.load > 0) cutlass::arch::warpgroup_reg_dealloc<kRegisters.load>();
+    if (warp == 0) {
+      Role::load(params, shared, rank);
+    } else if (warp == 1) {
+      Role::schedule(params, shared, rank, more...);
+    } else if constexpr (requires { Role::bring(params, shared, rank, warp); }) {
+      Role::bring(params, shared, rank, warp - 2);
+    }
+  } else if (warpgroup < kFirstConsumer) {
+    if constexpr (kRegisters.convert > 0) {
+      cutlass::arch::warpgroup_reg_dealloc<kRegisters.convert>();
+      Role::convert(params, shared);
     }
   } else {
-    cutlass::arch::warpgroup_reg_alloc<Role::kRegisters.multiply>();
-    Role::consume(params, shared, warpgroup - 1);
+    if constexpr (kRegisters.multiply > 0) {
+      cutlass::arch::warpgroup_reg_alloc<kRegisters.multiply>();
+    }
+    Role::consume(params, shared, warpgroup - kFirstConsumer);
   }
 }
 
-// A block's shared memory, aligned as the widest swizzle wants it.
-template <class Shared>
-__device__ Shared& aligned_storage(uint8_t* dynamic_shared) {
-  return *reinterpret_cast<Shared*>((reinterpret_cast<uintptr_t>(dynamic_shared) + 1023) / 1024 *
-                                    1024);
-}
-
 template <Roles Role>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(Role::kThreads, Role::kBlocks)
     persistent_kernel(const __grid_constant__ typename Role::Params params) {
   using Config = typename Role::Config;
-  extern __shared__ uint8_t dynamic_shared[];
-  auto& shared = aligned_storage<typename Role::Shared>(dynamic_shared);
+  // As the widest swizzle wants it. Aligned at run time instead, it would be generic memory to the
+  // compiler: wider addresses, and the additions of FP8 kernels with registers of one bank.
+  extern __shared__ __align__(1024) uint8_t dynamic_shared[];
+  auto& shared = *reinterpret_cast<typename Role::Shared*>(dynamic_shared);
   int const rank = rank_in_cluster<Config>();
 
-  Role::initialize(shared);
-  sync_cluster<Config>();
-  run_roles<Role>(params, shared, rank);
-  // A CTA's shared memory must outlive the arrivals and multicasts of its peer.
-  sync_cluster<Config>();
+  if constexpr (requires { Role::run(params, shared, rank); }) {
+    Role::run(params, shared, rank);
+  } else {
+    Role::initialize(params, shared);
+    sync_cluster<Config>();
+    run_roles<Role>(params, shared, rank);
+    // A CTA's shared memory must outlive the arrivals and multicasts of its peer.
+    if constexpr (Config::kCluster > 1) sync_cluster<Config>();
+  }
 }
 
 }  // namespace jgg::sm90

@@ -1,4 +1,4 @@
-// Launches of kernels whose blocks come in clusters, persistent ones among them.
+// Launches of the kernels that kernel.h is the shell of.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -7,25 +7,26 @@
 #include <cstdint>
 
 #include "multiprocessors.h"
-#include "sm90/config.h"
+#include "sm90/kernel.h"
 
 namespace jgg::sm90 {
 
-// Launches blocks of so many threads in so many clusters. kSharedBytes: of each block.
-template <class Config, int kSharedBytes, class Params>
-cudaError_t launch_clusters(void (*kernel)(Params), Params const& params, int64_t clusters,
-                            int threads, cudaStream_t stream) {
+template <class Role>
+cudaError_t launch_clusters(typename Role::Params const& params, int64_t clusters,
+                            cudaStream_t stream) {
+  constexpr int kCluster = Role::Config::kCluster, kSharedBytes = sizeof(typename Role::Shared);
   static_assert(kSharedBytes <= kSharedMemoryLimit, "the stages leave no room for the barriers");
+  auto const kernel = persistent_kernel<Role>;
   cudaError_t const status =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   if (status != cudaSuccess) return status;
 
   cudaLaunchAttribute cluster;
   cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim = {Config::kCluster, 1, 1};
+  cluster.val.clusterDim = {kCluster, 1, 1};
   cudaLaunchConfig_t launch{};
-  launch.gridDim = dim3(clusters * Config::kCluster);
-  launch.blockDim = dim3(threads);
+  launch.gridDim = dim3(clusters * kCluster);
+  launch.blockDim = dim3(Role::kThreads);
   launch.dynamicSmemBytes = kSharedBytes;
   launch.stream = stream;
   launch.attrs = &cluster;
@@ -33,19 +34,29 @@ cudaError_t launch_clusters(void (*kernel)(Params), Params const& params, int64_
   return cudaLaunchKernelEx(&launch, kernel, params);
 }
 
-// Launches a cluster for each pair of multiprocessors, or for each of `max_units` units of work if
-// those are fewer. kSharedBytes: of each thread block.
-template <class Config, int kSharedBytes = sizeof(SharedStorage<Config>) + 1024,  // to align it
-          class Params>
-cudaError_t launch_persistent(void (*kernel)(Params), Params const& params, int64_t max_units,
+// Launches as many clusters as run at the same time, or one for each of `max_units` units of work
+// if those are fewer.
+template <class Role>
+cudaError_t launch_persistent(typename Role::Params const& params, int64_t max_units,
                               cudaStream_t stream) {
+  using Config = typename Role::Config;
   int multiprocessors;
   cudaError_t const status = count_multiprocessors(multiprocessors);
   if (status != cudaSuccess) return status;
-  int64_t const most =
-      std::clamp<int64_t>(multiprocessors / Config::kCluster, 1, kMaxClusters<Config>);
+  int64_t const most = std::clamp<int64_t>(multiprocessors * Role::kBlocks / Config::kCluster, 1,
+                                           kMaxClusters<Config> * Role::kBlocks);
   int64_t const clusters = std::min<int64_t>(most, std::max<int64_t>(max_units, 1));
-  return launch_clusters<Config, kSharedBytes>(kernel, params, clusters, kThreads, stream);
+  return launch_clusters<Role>(params, clusters, stream);
+}
+
+// The same of what a problem makes of arguments.
+template <class Role, class Arguments>
+cudaError_t launch(Arguments const& arguments, cudaStream_t stream) {
+  using Problem = typename Role::Problem;
+  typename Role::Params params;
+  cudaError_t const status = Problem::make_params(arguments, params);
+  if (status != cudaSuccess) return status;
+  return launch_persistent<Role>(params, Problem::max_units(arguments), stream);
 }
 
 }  // namespace jgg::sm90

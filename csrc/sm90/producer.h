@@ -35,7 +35,6 @@ __device__ void produce(typename Problem::Params const& params, Shared& shared, 
         }
       }
     }
-    __syncwarp();
   });
 }
 

@@ -11,17 +11,15 @@
 #include "sm90/kernel.h"
 #include "sm90/mainloop/cooperative.h"
 #include "sm90/producer.h"
-#include "sm90/work.h"
+#include "sm90/tile_roles.h"
 
 namespace jgg::sm90 {
 
 template <class Mainloop, class Config>
 __device__ void initialize_barriers(SharedStorage<Config>& shared, int loading_warps = 1) {
   if (threadIdx.x == 0) {
-    for (int i = 0; i < Config::kStages; ++i) {
-      shared.full[i].init(1);
-      shared.empty[i].init(Mainloop::kEmptyArrivals);
-    }
+    set_arrivals(shared.full, 1);
+    set_arrivals(shared.empty, Mainloop::kEmptyArrivals);
     initialize_work(shared, loading_warps);
     cutlass::arch::fence_barrier_init();
   }
@@ -29,13 +27,13 @@ __device__ void initialize_barriers(SharedStorage<Config>& shared, int loading_w
 
 // What kernels of whole tiles and of pieces have in common.
 template <class Problem, class Mainloop>
-struct LoadingRoles {
+struct LoadingRoles : TileRoles<Problem> {
   static_assert(sm90::Problem<Problem>);
   using Config = typename Problem::Config;
   using Params = typename Problem::Params;
   using Shared = SharedStorage<Config>;
 
-  __device__ static void initialize(Shared& shared) {
+  __device__ static void initialize(Params const&, Shared& shared) {
     initialize_barriers<Mainloop>(shared, 1 + kGatheringWarps<Problem>);
   }
 
@@ -43,7 +41,7 @@ struct LoadingRoles {
     produce<Problem, Mainloop>(params, shared, rank);
   }
 
-  __device__ static void gather(Params const& params, Shared& shared, int rank, int warp)
+  __device__ static void bring(Params const& params, Shared& shared, int rank, int warp)
     requires kGathersLhs<Problem>
   {
     if constexpr (Config::kLhsMajor == cute::GMMA::Major::K) {
@@ -60,11 +58,6 @@ struct WholeTileRoles : LoadingRoles<Problem, Mainloop> {
   using Config = typename Problem::Config;
   using Params = typename Problem::Params;
   using Shared = SharedStorage<Config>;
-  static constexpr Registers kRegisters = kTileRegisters;
-
-  __device__ static void schedule(Params const& params, Shared& shared, int) {
-    schedule_tiles<Problem>(params, shared);
-  }
 
   __device__ static void consume(Params const& params, Shared& shared, int consumer) {
     if constexpr (Config::kTakesTurns) {
@@ -102,24 +95,18 @@ struct PieceRoles : LoadingRoles<Problem, Mainloop> {
 
 // Tiles of lists of problems, whose descriptors are parameters of the kernel.
 template <class Problem, class Mainloop>
-struct ListRoles {
-  using Config = typename Problem::Config;
+struct ListRoles : TileRoles<Problem> {
   using Params = typename Problem::Params;
   using Shared = typename Problem::Shared;
-  static constexpr Registers kRegisters = kTileRegisters;
   static_assert(sm90::Problem<Problem> && sizeof(Params) <= kParameterLimit);
 
-  __device__ static void initialize(Shared& shared) {
+  __device__ static void initialize(Params const&, Shared& shared) {
     if (threadIdx.x == 0) Problem::Epilogue::initialize(shared);
     initialize_barriers<Mainloop>(shared);
   }
 
   __device__ static void load(Params const& params, Shared& shared, int rank) {
     produce<Problem, Mainloop>(params, shared, rank);
-  }
-
-  __device__ static void schedule(Params const& params, Shared& shared, int) {
-    schedule_tiles<Problem>(params, shared);
   }
 
   __device__ static void consume(Params const& params, Shared& shared, int consumer) {

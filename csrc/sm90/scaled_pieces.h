@@ -1,14 +1,13 @@
-// The roles of the kernel whose last wave is cut along K.
+// What roles do in the kernel whose last wave is cut along K.
 #pragma once
 
 #include "sm90/fixup/partial_sums.h"
-#include "sm90/scaled_kernel.h"
-#include "sm90/work.h"
+#include "sm90/scaled_roles.h"
 
 namespace jgg::sm90 {
 
 template <class Problem>
-struct ScaledPieces {
+struct ScaledPieces : TileRoles<Problem> {
   static constexpr Registers kRegisters = kPieceRegisters;
 
   template <class Shared>

@@ -21,38 +21,40 @@ constexpr int work_readers(int loading_warps) {
 // By one thread.
 template <class Shared>
 __device__ void initialize_work(Shared& shared, int loading_warps) {
-  for (int i = 0; i < kWorkStages; ++i) {
-    shared.work_full[i].init(1);
-    shared.work_empty[i].init(work_readers(loading_warps));
-  }
+  set_arrivals(shared.work_full, 1);
+  set_arrivals(shared.work_empty, work_readers(loading_warps));
 }
 
 // ---- the warp that schedules ----
 
-// Keeps the ring full, so that finding the next tile costs its readers nothing: whole tiles.
+// Keeps the ring full, so that finding the next tile costs its readers nothing: whole tiles of the
+// units that `turns` chooses.
+template <class Config, class Schedule, class Turns, class Shared>
+__device__ __forceinline__ void fill_ring(Schedule& schedule, Turns turns, Shared& shared) {
+  WorkIterator slot;
+  bool more = true;
+  while (more) {
+    int const unit = turns.next(schedule);
+    shared.work_empty[slot.stage].wait(slot.phase ^ 1);
+    // Straight into shared memory: this warp's registers have no room for a whole tile, nor for
+    // the rank between two tiles.
+    WorkTile& work = shared.work[slot.stage];
+    more = schedule.tile(unit, rank_in_cluster<Config>(), work);
+    if (DeviceWarp::leads()) {
+      if (!more) work.k_tiles = kNoMoreWork;
+      shared.work_full[slot.stage].publish();
+    }
+    ++slot;
+  }
+}
+
 template <class Problem, class Shared>
 __device__ void schedule_tiles(typename Problem::Params const& params, Shared& shared) {
   using Config = typename Problem::Config;
   auto schedule = Problem::template schedule<DeviceWarp>(params);
-  auto const fill = [&](auto turns) {
-    WorkIterator slot;
-    bool more = true;
-    while (more) {
-      int const unit = turns.next(schedule);
-      shared.work_empty[slot.stage].wait(slot.phase ^ 1);
-      // Straight into shared memory: this warp's registers have no room for a whole tile, nor for
-      // the rank between two tiles.
-      WorkTile& work = shared.work[slot.stage];
-      more = schedule.tile(unit, rank_in_cluster<Config>(), work);
-      if (DeviceWarp::leads()) {
-        if (!more) work.k_tiles = kNoMoreWork;
-        shared.work_full[slot.stage].publish();
-      }
-      ++slot;
-    }
-  };
-  with_turns<typename Problem::template Turns<DeviceWarp>>(schedule, blockIdx.x / Config::kCluster,
-                                                           gridDim.x / Config::kCluster, fill);
+  with_turns<typename Problem::template Turns<DeviceWarp>>(
+      schedule, blockIdx.x / Config::kCluster, gridDim.x / Config::kCluster,
+      [&](auto turns) { fill_ring<Config>(schedule, turns, shared); });
 }
 
 // The same of pieces of tiles, whose schedule does better to look for the next one before there is
@@ -98,7 +100,7 @@ __device__ WorkTile read_work(Shared& shared, WorkIterator& slot) {
   return work;
 }
 
-// Calls `function(work, stage)` for each tile.
+// Calls `function(work, stage)` for each tile. After it the warp is together again.
 template <class Config, class Shared, class Function>
 __device__ __forceinline__ void for_each_tile(Shared& shared, Function&& function) {
   StageIterator<Config::kStages> stage;
@@ -107,6 +109,7 @@ __device__ __forceinline__ void for_each_tile(Shared& shared, Function&& functio
     WorkTile const work = read_work(shared, slot);
     if (work.k_tiles == kNoMoreWork) return;
     function(work, stage);
+    __syncwarp();
   }
 }
 

@@ -108,6 +108,11 @@ def test_reuse_flags_of_the_compiler_stay():
     assert code[9].reuse == 2
 
 
+def test_a_few_other_instructions_do_not_end_a_run():
+    code = [each for one in additions(20) for each in (one, *[instruction(LDS)] * 5)]
+    assert pace_additions.pace_instructions(code, 10) == 20
+
+
 def test_other_instructions_stay_as_they_are(rng):
     others = [machine_code.Instruction(int.from_bytes(rng.bytes(16), "little")) for _ in range(6)]
     for each in others:
@@ -121,7 +126,7 @@ def test_other_instructions_stay_as_they_are(rng):
     "code",
     [
         additions(15),
-        [each for one in additions(20) for each in (one, *[instruction(LDS)] * 4)],
+        [each for one in additions(20) for each in (one, *[instruction(LDS)] * 6)],
         [instruction(FMUL, destination=i, first=i) for i in range(40)],
         [instruction(FADD, destination=i, first=i) for i in range(40)],
         additions(40, predicate=1),

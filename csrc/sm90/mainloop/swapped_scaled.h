@@ -2,7 +2,6 @@
 #pragma once
 
 #include "sm90/epilogue/swapped.h"
-#include "sm90/scales/producer.h"
 #include "sm90/swapped.h"
 #include "sm90/tma/load.h"
 #include "sm90/wgmma.h"
@@ -35,27 +34,8 @@ class SwappedScaledMainloop {
   using Sums = float[kColumnsPerConsumer * kRows / kWarpgroup];
 
  public:
-  // One that copies operands and those that bring scales.
-  static constexpr int kLoadingWarps = 1 + kScaleThreads / kWarpSize;
-
-  __device__ static void initialize(Shared& shared) {
-    // Where rhs has no block scales, these stay ones.
-    constexpr int kScales = sizeof(shared.rhs_scales) / sizeof(float);
-    for (int i = threadIdx.x; i < kScales; i += blockDim.x) shared.rhs_scales[0][i] = 1.0f;
-    if (threadIdx.x == 0) {
-      for (int i = 0; i < Config::kStages; ++i) {
-        shared.full[i].init(1);
-        shared.scales_full[i].init(ScaleLoader::kArrivals);
-        // Every warp of the consumers reads scales.
-        shared.empty[i].init(kConsumers * kWarpgroup / kWarpSize);
-      }
-    }
-  }
-
   __device__ static void load(Params const& params, WorkTile const& work, Shared& shared,
-                              Stage& stage, int warp) {
-    if (warp > 0) return bring_scales<Problem>(params, work, shared, stage);
-    if (threadIdx.x > 0) return;
+                              Stage& stage, int) {
     int const rows = rows_of<Config>(work);
     int const boxes = (rows + Config::kBoxRows - 1) / Config::kBoxRows;
     for (int k_tile = 0; k_tile < work.k_tiles; ++k_tile, ++stage) {
@@ -70,6 +50,9 @@ class SwappedScaledMainloop {
       }
     }
   }
+
+  // Every warp of the consumers reads scales.
+  static constexpr int kEmptyArrivals = kConsumers * kWarpgroup / kWarpSize;
 
   // Multiplies and stores the first kRows rows of a tile; it has no more. Boxes that were not
   // loaded hold what they held before, and only reach rows of the result that are not stored.

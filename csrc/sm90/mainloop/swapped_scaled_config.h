@@ -27,7 +27,6 @@ struct SwappedScaledConfig {
   static constexpr int kTileN = kTileN_;
   static constexpr int kTileK = kRowBytes;
   static constexpr int kCluster = 1;
-  static constexpr Registers kRegisters{40, 64};  // a block starts with 56 for each thread
   static_assert(kTileK == kScaleBlock);
   static_assert(kTileN == kConsumers * kColumnsPerConsumer);
 
@@ -39,6 +38,7 @@ struct SwappedScaledConfig {
   static_assert(kTileM % kBoxRows == 0);
 
   static constexpr bool kColumnScales = false;
+  static constexpr bool kStepScales = true;
   static constexpr int kScaleColumns = kScaleBlock;
   static constexpr int kRhsScales = kTileN / kScaleColumns;
   static_assert(kTileN % kScaleColumns == 0);

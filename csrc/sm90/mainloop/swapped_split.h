@@ -30,20 +30,9 @@ class SwappedSplitMainloop {
       Mma<kRows>{}, cute::Shape<cute::Int<kColumnsPerConsumer>, cute::Int<kRows>>{}));
 
  public:
-  // One that copies weights and those that bring rows.
-  static constexpr int kLoadingWarps = 1 + kRowThreads / kWarpSize;
-
   // One thread's sums of a tile of at most kRows rows.
   template <int kRows>
   using Sums = float[kColumnsPerConsumer * kRows / kWarpgroup];
-
-  __device__ static void initialize(Shared& shared) {
-    for (int i = 0; i < Config::kStages; ++i) {
-      shared.weights_full[i].init(1);
-      shared.rows_full[i].init(kRowThreads / kWarpSize);
-      shared.empty[i].init(kConsumers * kWarpgroup / kWarpSize);
-    }
-  }
 
   __device__ static void load_weights(Params const& params, WorkTile const& work, Shared& shared,
                                       Stage& stage) {

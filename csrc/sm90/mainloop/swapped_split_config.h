@@ -18,10 +18,7 @@ namespace jgg::sm90 {
 constexpr int kMmaK = 16;  // its K
 constexpr int kBoxColumns = kRowBytes / sizeof(float);
 
-// Warpgroups: one of which a warp schedules and a thread copies weights, one that brings rows, and
-// the consumers.
-constexpr int kRowThreads = kWarpgroup;
-constexpr int kSplitThreads = (2 + kConsumers) * kWarpgroup;
+constexpr int kRowThreads = kWarpgroup;  // that bring rows
 
 // A tile has at most kTileM rows and kTileN columns. Weights are contiguous along the contracted
 // dimension (K) or along their columns (MN).
@@ -33,8 +30,6 @@ struct SwappedSplitConfig {
   static constexpr int kTileN = kConsumers * kColumnsPerConsumer;
   static constexpr int kTileK = kRowBytes / sizeof(cutlass::bfloat16_t);  // a row of a part
   static constexpr int kCluster = 1;
-  static constexpr Registers kRegisters{40, 192};
-  static constexpr int kRowRegisters = 88;  // of the warpgroup that brings rows
 
   static constexpr bool kAlongK = kRhsMajor == cute::GMMA::Major::K;
   static constexpr int kBoxes = (kAlongK ? kTileK : kTileN) / kBoxColumns;

@@ -1,4 +1,4 @@
-// The kernel of symmetric updates in fine tiles, a block for each: a thread copies, two warpgroups
+// The roles of symmetric updates in fine tiles, a block for each: a thread copies, two warpgroups
 // multiply and store, sharing the squares of a diagonal unit.
 #pragma once
 
@@ -56,51 +56,48 @@ __device__ void consume_fine(typename Problem::Params const& params, WorkTile co
   epilogue.store(row, first_row, first_column);
 }
 
-// The warpgroups that multiply, and the warp of the thread that copies.
-constexpr int kFineThreads = kConsumers * kWarpgroup + kWarpSize;
-
-template <class Loop, class Config>
-__device__ void initialize_stages(SharedStorage<Config>& shared) {
-  for (int i = 0; i < Config::kStages; ++i) {
-    shared.full[i].init(1);
-    shared.empty[i].init(Loop::kEmptyArrivals);
-  }
-  cutlass::arch::fence_barrier_init();
-  // Copies will signal them.
-  cutlass::arch::fence_view_async_shared();
-}
-
 // A kernel as short as these is half over when all is set up: what is read first are its
 // instructions, so the way to the first loads is short, and results without C beside zeros,
-// `kPlain`, have a kernel without the rest.
+// `kPlain`, have a kernel without the rest. Finding the tile takes longer than the barriers of the
+// cluster, so that it is done before these are waited for.
 template <class Problem, class Loop, bool kPlain>
-__global__ void __launch_bounds__(kFineThreads, 1)
-    fine_kernel(const __grid_constant__ typename Problem::Params params) {
+struct FineRoles {
   using Config = typename Problem::Config;
-  static_assert(sizeof(params) <= kParameterLimit);
-  extern __shared__ uint8_t dynamic_shared[];
-  auto& shared = aligned_storage<SharedStorage<Config>>(dynamic_shared);
-  int const rank = rank_in_cluster<Config>();
-  int const warpgroup = uniform(threadIdx.x / kWarpgroup);
-  bool const produces = warpgroup == kConsumers;
-  if (produces && cute::elect_one_sync()) {
-    Problem::prefetch_descriptors(params);
-    initialize_stages<Loop>(shared);
-  }
-  __syncwarp();
-  cute::cluster_arrive_relaxed();  // barriers have a fence of their own
+  using Params = typename Problem::Params;
+  using Shared = SharedStorage<Config>;
+  // The warpgroups that multiply, and the warp of the thread that copies.
+  static constexpr int kThreads = kConsumers * kWarpgroup + kWarpSize;
+  static constexpr int kBlocks = 1;
+  static_assert(sizeof(Params) <= kParameterLimit);
 
-  // Each warp finds the tile on its own, sooner than from another one.
-  typename Problem::Triangle const triangle(params.stacks, params.count, params.uplo);
-  StageIterator<Config::kStages> stage;
-  WorkTile work;
-  triangle.tile(blockIdx.x / Config::kCluster, rank, work);
-  // All barriers of the cluster are ready.
-  cute::cluster_wait();
-  if (produces) Loop::load(params, work, rank, shared, stage);
-  // Keeps the compiler from moving the loads to the end of the instructions.
-  __syncwarp();
-  if (!produces) consume_fine<Problem, Loop, kPlain>(params, work, rank, shared, stage, warpgroup);
-}
+  __device__ __forceinline__ static void run(Params const& params, Shared& shared, int rank) {
+    int const warpgroup = uniform(threadIdx.x / kWarpgroup);
+    bool const produces = warpgroup == kConsumers;
+    if (produces && cute::elect_one_sync()) {
+      Problem::prefetch_descriptors(params);
+      set_arrivals(shared.full, 1);
+      set_arrivals(shared.empty, Loop::kEmptyArrivals);
+      cutlass::arch::fence_barrier_init();
+      // Copies will signal them.
+      cutlass::arch::fence_view_async_shared();
+    }
+    __syncwarp();
+    cute::cluster_arrive_relaxed();  // barriers have a fence of their own
+
+    // Each warp finds the tile on its own, sooner than from another one.
+    typename Problem::Triangle const triangle(params.stacks, params.count, params.uplo);
+    StageIterator<Config::kStages> stage;
+    WorkTile work;
+    triangle.tile(blockIdx.x / Config::kCluster, rank, work);
+    // All barriers of the cluster are ready.
+    cute::cluster_wait();
+    if (produces) Loop::load(params, work, rank, shared, stage);
+    // Keeps the compiler from moving the loads to the end of the instructions.
+    __syncwarp();
+    if (!produces) {
+      consume_fine<Problem, Loop, kPlain>(params, work, rank, shared, stage, warpgroup);
+    }
+  }
+};
 
 }  // namespace jgg::sm90

@@ -1,0 +1,90 @@
+// The roles of products for groups of few rows: a thread copies matrices, two warps bring rows, and
+// four multiply and store.
+#pragma once
+
+#include "few_rows/epilogue.h"
+#include "few_rows/loads.h"
+#include "few_rows/multiply.h"
+#include "scheduler/ragged_schedule.h"
+
+namespace jgg::few_rows {
+
+// All sizes at once: a schedule that walks over many groups would wait for memory once for
+// every 32.
+template <class Config>
+__device__ GroupSizes read_sizes(GroupSizes groups, SharedStorage<Config>& shared) {
+  if (groups.groups > kGroupsAtOnce) return groups;
+  int const lane = threadIdx.x % kWarpSize;
+#pragma unroll 4
+  for (int i = lane; i < groups.groups; i += kWarpSize) shared.sizes[i] = __ldg(groups.sizes + i);
+  if (lane == 0) shared.offset = __ldg(groups.offset);
+  __syncwarp();
+  groups.sizes = shared.sizes;
+  groups.offset = &shared.offset;
+  return groups;
+}
+
+template <class Config>
+__device__ void compute(Params const& params, SharedStorage<Config>& shared, WorkTile const& work,
+                        sm90::StageIterator<Config::kStages>& stage, Places<Config> const& places,
+                        int warp) {
+  if (work.k_tiles == 0) {
+    return store_zeros<Config>(params, work, threadIdx.x - kFirstConsumer * kWarpSize,
+                               kConsumerWarps * kWarpSize);
+  }
+  Epilogue<Config> const epilogue(params, work, warp);
+  with_blocks<Config::kTileM / kMmaRows>(uniform(work.extent - work.m), [&](auto blocks) {
+    Sums<blocks.value> sums = {};
+    multiply<Config, blocks.value>(shared, work.k_tiles, stage, places, sums);
+    epilogue.template store<blocks.value>(sums);
+  });
+}
+
+template <class Config_>
+struct FewRowsRoles {
+  using Config = Config_;
+  using Params = few_rows::Params;
+  using Shared = SharedStorage<Config>;
+  static constexpr sm90::Registers kRegisters{};  // as many as two blocks have
+  static constexpr int kThreads = few_rows::kThreads;
+  static constexpr int kBlocks = few_rows::kBlocks;
+  static_assert(sizeof(Shared) <= kSharedMemory);
+
+  __device__ static void initialize(Params const&, Shared& shared) {
+    if (threadIdx.x == 0) {
+      sm90::set_arrivals(shared.full, 1 + kRowThreads);
+      sm90::set_arrivals(shared.empty, kConsumerWarps);
+      sm90::set_arrivals(shared.work_full, 1);
+      sm90::set_arrivals(shared.work_empty, 1 + kRowWarps + kConsumerWarps);
+      cutlass::arch::fence_barrier_init();
+    }
+  }
+
+  __device__ static void load(Params const& params, Shared& shared, int) {
+    sm90::for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
+      if (DeviceWarp::leads()) load_matrices<Config>(params, shared, work, stage);
+    });
+  }
+
+  __device__ static void schedule(Params const& params, Shared& shared, int) {
+    NoncontractingSchedule<DeviceWarp, Config::kTileM, Config::kTileN, Config::kTileK, 1> schedule(
+        read_sizes(params.groups, shared), params.n, params.k);
+    sm90::fill_ring<Config>(schedule, RoundRobin(blockIdx.x, gridDim.x), shared);
+  }
+
+  __device__ static void bring(Params const& params, Shared& shared, int, int) {
+    sm90::for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
+      load_rows<Config>(params, shared, work, stage);
+    });
+  }
+
+  __device__ static void consume(Params const& params, Shared& shared, int) {
+    int const warp = uniform(threadIdx.x / kWarpSize) - kFirstConsumer;
+    Places<Config> const places(warp);
+    sm90::for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
+      compute<Config>(params, shared, work, stage, places, warp);
+    });
+  }
+};
+
+}  // namespace jgg::few_rows

@@ -1,0 +1,43 @@
+// What FP8 kernels have in common: a thread copies operands, and two warps bring scales.
+#pragma once
+
+#include "sm90/scales/producer.h"
+#include "sm90/work.h"
+
+namespace jgg::sm90 {
+
+// `Work` says what tiles are and who schedules them.
+template <class Work, class Mainloop, class Shared_>
+struct ScaledLoading : Work {
+  using Problem = typename Work::Problem;
+  using Config = typename Problem::Config;
+  using Params = typename Problem::Params;
+  using Shared = Shared_;
+
+  __device__ static void initialize(Params const&, Shared& shared) {
+    if (threadIdx.x == 0) {
+      set_arrivals(shared.full, 1);
+      set_arrivals(shared.scales_full, ScaleLoader::kArrivals);
+      set_arrivals(shared.empty, Mainloop::kEmptyArrivals);
+      initialize_work(shared, 1 + kScaleThreads / kWarpSize);
+      cutlass::arch::fence_barrier_init();
+    }
+    // Where rhs has no block scales, these stay ones.
+    constexpr int kScales = sizeof(shared.rhs_scales) / sizeof(float);
+    for (int i = threadIdx.x; i < kScales; i += blockDim.x) shared.rhs_scales[0][i] = 1.0f;
+  }
+
+  __device__ static void load(Params const& params, Shared& shared, int rank) {
+    for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
+      if (threadIdx.x % kWarpSize == 0) Mainloop::load(params, work, shared, stage, rank);
+    });
+  }
+
+  __device__ static void bring(Params const& params, Shared& shared, int, int) {
+    for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
+      if constexpr (Config::kStepScales) bring_scales<Problem>(params, work, shared, stage);
+    });
+  }
+};
+
+}  // namespace jgg::sm90
