@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,9 +31,7 @@ def load_corpus(root: Path | None = None) -> Corpus:
       FileNotFoundError: there are too few files to hold one out.
     """
     root = root or Path(sysconfig.get_path("stdlib"))
-    files = sorted(
-        path for path in root.rglob("*.py") if NOT_LIBRARY.isdisjoint(path.relative_to(root).parts)
-    )
+    files = sorted(_sources(root))
     if len(files) < HELD_OUT_EVERY:
         raise FileNotFoundError(
             f"the demo trains on Python's own sources but found {len(files)} .py files in {root}"
@@ -49,6 +48,13 @@ def batches(text: np.ndarray, batch: int, length: int, seed: int) -> Iterator[np
     while True:
         starts = rng.integers(0, len(text) - length, size=(batch, 1))
         yield text[starts + window]
+
+
+def _sources(root: Path) -> Iterator[Path]:
+    for folder, folders, files in os.walk(root):
+        # Installed packages may be many times what the library is: they are not even listed.
+        folders[:] = set(folders) - NOT_LIBRARY
+        yield from (Path(folder, name) for name in files if name.endswith(".py"))
 
 
 def _concatenate(files: list[Path]) -> np.ndarray:

@@ -28,8 +28,8 @@ def test_numbers_of_8_bits_lose_nothing(devices, options, rng):
     """Result and gradients, bit by bit."""
     given = operands(rng, embed=D, hidden=8)
     cotangent = jnp.asarray(rng.integers(-2, 3, given[0].shape), jnp.float32)
-    expected = ep.with_gradients(ep.one_device(), cotangent)(*given)
-    got = ep.with_gradients(parallel(mesh_of(expert=devices), **options), cotangent)(*given)
+    expected = ep.one_device_with_gradients()(cotangent, *given)
+    got = ep.with_gradients(parallel(mesh_of(expert=devices), **options))(cotangent, *given)
     ep.assert_equal(got, expected)
 
 
@@ -43,14 +43,14 @@ def test_tokens_are_rounded_once(scaling, combine, rng):
     scales = np.abs(blocks).max(axis=2, keepdims=True) / np.float32(448)
     rounded = (blocks / scales).astype(jnp.float8_e4m3fn).astype(np.float32) * scales
     cotangent = jnp.asarray(rng.standard_normal((T, D)), jnp.float32)
-    one = ep.with_gradients(ep.one_device(activation="silu"), cotangent)
-    expected = one(jnp.asarray(rounded.reshape(T, D)), *others)
+    one = ep.with_gradients(ep.one_device(activation="silu"))
+    expected = one(cotangent, jnp.asarray(rounded.reshape(T, D)), *others)
     options = dict(dispatch_recipe=jgg.Recipe(scaling=scaling), combine=combine)
     many = parallel(mesh_of(expert=2), activation="silu", **options)
-    got = ep.with_gradients(many, cotangent)(jnp.asarray(x, jnp.float32), *others)
+    got = ep.with_gradients(many)(cotangent, jnp.asarray(x, jnp.float32), *others)
     for a, b in zip(got, expected, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * np.abs(b).max())
-    unrounded = one(jnp.asarray(x, jnp.float32), *others)
+    unrounded = one(cotangent, jnp.asarray(x, jnp.float32), *others)
     assert np.abs(unrounded[0] - expected[0]).max() > 1e-3 * np.abs(expected[0]).max()
 
 
@@ -67,8 +67,8 @@ class TestWithProductsInFp8:
         plain = parallel(mesh, **options)
         dispatched = parallel(mesh, **options, dispatch_recipe=dispatch_recipe)
         return (
-            ep.with_gradients(plain, cotangent)(*given),
-            ep.with_gradients(dispatched, cotangent)(*given),
+            ep.with_gradients(plain)(cotangent, *given),
+            ep.with_gradients(dispatched)(cotangent, *given),
         )
 
     @pytest.mark.parametrize("scaling", ["blockwise", "rowwise"])

@@ -51,7 +51,7 @@ def test_is_the_layer_of_one_device(name, kind, rng):
     axes, options = MESHES[name]
     mesh, given = mesh_of(kind, **axes), operands(rng)
     cotangent = jnp.asarray(rng.integers(-2, 3, (T, D)), jnp.float32)
-    expected = ep.with_gradients(ep.one_device(), cotangent)(*given)
+    expected = ep.one_device_with_gradients()(cotangent, *given)
     with jax.set_mesh(mesh):
         everywhere = NamedSharding(mesh, P())
         split = NamedSharding(mesh, P(options.get("expert_axis", "expert")))
@@ -74,7 +74,7 @@ def test_is_the_layer_of_one_device(name, kind, rng):
 
 def test_leading_dimensions_and_the_mesh_that_is_set(rng):
     x, experts, weights, *matrices = operands(rng)
-    expected = jax.jit(ep.one_device())(x, experts, weights, *matrices)
+    expected = ep.layer_of_one_device(x, experts, weights, *matrices)
     with jax.set_mesh(mesh_of(expert=4)):
         shape = (8, T // 8)
         got = jax.jit(whole(None))(

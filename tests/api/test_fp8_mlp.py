@@ -32,17 +32,6 @@ def case(rng, **options):
     return mlp.case(rng, **dict(tokens=80, embed=160, hidden=136, experts=4) | options)
 
 
-def with_gradients(case, dy, **options):
-    """y and the gradients of all factors, compiled as one program."""
-
-    @jax.jit
-    def run(factors, dy):
-        y, vjp = jax.vjp(partial(case.run, jgg.ragged_mlp, **options), *factors)
-        return y, *vjp(dy.astype(y.dtype))
-
-    return run([jnp.asarray(x) for x in case.factors], jnp.asarray(dy))
-
-
 def cotangent(case, rng):
     return rng.standard_normal((len(case.on_rows), case.wo.shape[2])).astype(np.float32)
 
@@ -53,7 +42,7 @@ class TestQuantisedOperands:
     def test_every_product(self, recipe, with_rows, rng):
         one = case(rng, with_rows=with_rows, with_weights=with_rows)
         dy = cotangent(one, rng)
-        got = with_gradients(one, dy, recipe=recipe)
+        got = one.value_and_gradients(dy, recipe=recipe)
         for found, want in zip(got, fp8_mlp.layer(one, recipe, "silu", dy), strict=True):
             assert fp8_oracle.relative_error(found, want) < 2e-3
 
@@ -62,7 +51,7 @@ class TestQuantisedOperands:
         recipe = RECIPES["blockwise, bf16 wgrad"]
         one = case(rng, spread=4.0)
         dy = cotangent(one, rng)
-        got = with_gradients(one, dy, recipe=recipe, activation=activation)
+        got = one.value_and_gradients(dy, recipe=recipe, activation=activation)
         for found, want in zip(got, fp8_mlp.layer(one, recipe, activation, dy), strict=True):
             # A sum in another order may round to the next FP8 number, which changes one row.
             error = np.abs(np.asarray(found) - want)
@@ -74,7 +63,7 @@ class TestQuantisedOperands:
         one = case(rng, offset=offset, local=2)
         dy = cotangent(one, rng)
         recipe = RECIPES["blockwise, bf16 wgrad"]
-        got = with_gradients(one, dy, recipe=recipe)
+        got = one.value_and_gradients(dy, recipe=recipe)
         for found, want in zip(got, fp8_mlp.layer(one, recipe, "silu", dy), strict=True):
             assert fp8_oracle.relative_error(found, want) < 2e-3 if want.any() else not found.any()
 
@@ -83,7 +72,7 @@ class TestQuantisedOperands:
         one = case(rng, embed=embed, hidden=hidden)
         dy = cotangent(one, rng)
         for recipe in (RECIPES["blockwise"], RECIPES["rowwise, bf16 wgrad"]):
-            got = with_gradients(one, dy, recipe=recipe)
+            got = one.value_and_gradients(dy, recipe=recipe)
             for found, want in zip(got, fp8_mlp.layer(one, recipe, "silu", dy), strict=True):
                 assert found.shape == want.shape
                 assert fp8_oracle.relative_error(found, want) < 2e-3
@@ -91,8 +80,8 @@ class TestQuantisedOperands:
     def test_sixteen_bits(self, rng):
         one = case(rng, dtype=BF16)
         dy = cotangent(one, rng)
-        got = with_gradients(one, dy, recipe=jgg.Recipe.blockwise())
-        for found, want in zip(got, with_gradients(one, dy), strict=True):
+        got = one.value_and_gradients(dy, recipe=jgg.Recipe.blockwise())
+        for found, want in zip(got, one.value_and_gradients(dy), strict=True):
             assert (found.dtype, found.shape) == (want.dtype, want.shape)
             assert 1e-5 < fp8_oracle.cosine_distance(found, want) < 4e-3
 
@@ -103,8 +92,8 @@ class TestQuantizedWeights:
         one = case(rng, dtype=BF16)
         dy = cotangent(one, rng)
         quantized = jgg.quantize_mlp(one.wi_0, one.wi_1, one.wo, recipe)
-        got = with_gradients(one, dy, recipe=recipe, quantized=quantized)
-        for x, want in zip(got, with_gradients(one, dy, recipe=recipe), strict=True):
+        got = one.value_and_gradients(dy, recipe=recipe, quantized=quantized)
+        for x, want in zip(got, one.value_and_gradients(dy, recipe=recipe), strict=True):
             np.testing.assert_array_equal(np.float32(x), np.float32(want))
 
     def test_weights_are_not_read(self, rng):
@@ -112,10 +101,10 @@ class TestQuantizedWeights:
         dy = cotangent(one, rng)
         recipe = RECIPES["blockwise"]
         quantized = jgg.quantize_mlp(one.wi_0, one.wi_1, one.wo, recipe)
-        want = with_gradients(one, dy, recipe=recipe)
+        want = one.value_and_gradients(dy, recipe=recipe)
         one.wi_0, one.wi_1, one.wo = (np.full_like(w, np.nan) for w in (one.wi_0, one.wi_1, one.wo))
         for x, y in zip(
-            with_gradients(one, dy, recipe=recipe, quantized=quantized), want, strict=True
+            one.value_and_gradients(dy, recipe=recipe, quantized=quantized), want, strict=True
         ):
             np.testing.assert_array_equal(x, y)
 
@@ -153,9 +142,9 @@ class TestSemantics:
         sizes = np.array([30, 0, 50, 40], np.int32)
         one = case(rng, with_rows=False, sizes=sizes)
         dy = cotangent(one, rng)
-        clean = with_gradients(one, dy, recipe=recipe)
+        clean = one.value_and_gradients(dy, recipe=recipe)
         one.x[120:], one.weights[120:], dy[120:] = np.nan, np.inf, np.nan
-        got = with_gradients(one, dy, recipe=recipe)
+        got = one.value_and_gradients(dy, recipe=recipe)
         for x, want in zip(got, clean, strict=True):
             if recipe.scaling != "tensorwise":
                 np.testing.assert_array_equal(x, want)
@@ -237,7 +226,7 @@ class TestSemantics:
         one = case(rng)
         dy = cotangent(one, rng)
         for x, y in zip(
-            with_gradients(one, dy, recipe=recipe), with_gradients(one, dy), strict=True
+            one.value_and_gradients(dy, recipe=recipe), one.value_and_gradients(dy), strict=True
         ):
             assert 1e-6 < fp8_oracle.cosine_distance(x, y) < 4e-3
 
@@ -273,7 +262,7 @@ class TestSemantics:
     def test_nothing_to_do(self, rng):
         for options in (dict(tokens=0), dict(sizes=[0, 0, 0, 0])):
             one = case(rng, **options)
-            for x in with_gradients(one, cotangent(one, rng), recipe=jgg.Recipe()):
+            for x in one.value_and_gradients(cotangent(one, rng), recipe=jgg.Recipe()):
                 assert not np.asarray(x).any()
 
 
@@ -351,7 +340,7 @@ def test_expert_parallel(rng):
     factors = [jnp.asarray(x) for x in one.factors[:4]]
     got = jax.jit(jax.shard_map(body, mesh=mesh, **specs))(*factors)
     one.weights = None
-    for x, want in zip(got, with_gradients(one, dy, recipe=recipe)[1:], strict=True):
+    for x, want in zip(got, one.value_and_gradients(dy, recipe=recipe)[1:], strict=True):
         np.testing.assert_allclose(x, want, rtol=1e-4, atol=1e-3)
 
 

@@ -18,16 +18,8 @@ ROWS = pytest.mark.parametrize("with_rows", [True, False], ids=["rows", "sorted"
 WEIGHTS = pytest.mark.parametrize("with_weights", [True, False], ids=["weights", "ones"])
 
 
-def run(case, **options):
-    return jax.jit(partial(case.run, jgg.ragged_mlp, **options))(*case.factors)
-
-
 def gradients(case, cotangent, **options):
-    def loss(*factors):
-        y = case.run(jgg.ragged_mlp, *factors, **options)
-        return jnp.sum(y.astype(jnp.float32) * cotangent)
-
-    return jax.jit(jax.grad(loss, tuple(range(len(case.factors)))))(*case.factors)
+    return case.value_and_gradients(cotangent, **options)[1:]
 
 
 def exact_gradients(case, cotangent, activation="silu"):
@@ -64,7 +56,7 @@ class TestValues:
     def test_activations(self, activation, rng):
         # Gates on both sides of every limit.
         case = mlp.case(rng, spread=6.0)
-        y = run(case, activation=activation)
+        y = case.value(activation=activation)
         exact = case.exact(activation)
         np.testing.assert_allclose(y, exact, atol=2e-5 * np.abs(exact).max())
 
@@ -72,7 +64,7 @@ class TestValues:
     @WEIGHTS
     def test_operands_that_may_be_missing(self, with_rows, with_weights, rng):
         case = mlp.case(rng, with_rows=with_rows, with_weights=with_weights)
-        np.testing.assert_allclose(run(case), case.exact(), atol=1e-5)
+        np.testing.assert_allclose(case.value(), case.exact(), atol=1e-5)
 
     @ROWS
     def test_group_sizes(self, with_rows, rng):
@@ -81,18 +73,18 @@ class TestValues:
         lists += [sizes_of.any_kind(rng, M, 5) for _ in range(8)]
         for sizes in lists:
             case = mlp.case(rng, sizes=sizes, with_rows=with_rows)
-            np.testing.assert_allclose(run(case), case.exact(), atol=1e-5)
+            np.testing.assert_allclose(case.value(), case.exact(), atol=1e-5)
 
     @pytest.mark.parametrize("offset", [-2, 0, 2, 4])
     def test_window(self, offset, rng):
         case = mlp.case(rng, local=3, offset=offset)
-        np.testing.assert_allclose(run(case), case.exact(), atol=1e-5)
+        np.testing.assert_allclose(case.value(), case.exact(), atol=1e-5)
 
     def test_biases(self, rng):
         case = mlp.case(rng)
         shapes = [w.shape[::2] for w in (case.wi_0, case.wi_1, case.wo)]
         biases = tuple(rng.standard_normal(shape, np.float32) for shape in shapes)
-        np.testing.assert_allclose(run(case, biases=biases), case.exact(biases=biases), atol=2e-5)
+        np.testing.assert_allclose(case.value(biases=biases), case.exact(biases=biases), atol=2e-5)
 
     def test_without_a_gate(self, rng):
         case = mlp.case(rng)
@@ -107,13 +99,13 @@ class TestValues:
 
     def test_any_function(self, rng):
         case = mlp.case(rng)
-        named = run(case, activation="relu")
-        np.testing.assert_array_equal(run(case, activation=lambda g: jnp.maximum(g, 0)), named)
+        named = case.value(activation="relu")
+        np.testing.assert_array_equal(case.value(activation=lambda g: jnp.maximum(g, 0)), named)
 
     def test_mixed_dtypes(self, rng):
         case = mlp.case(rng)
         case.x = case.x.astype(jnp.bfloat16)
-        y = run(case)
+        y = case.value()
         assert y.dtype == jnp.float32
         np.testing.assert_allclose(y, case.exact(), atol=1e-5)
 
@@ -121,7 +113,7 @@ class TestValues:
         case = mlp.case(rng)
         case.rows = case.rows.copy()
         case.rows[:4] = [-1, 24, 2**31 - 1, -(2**31)]
-        y = np.asarray(run(case))
+        y = np.asarray(case.value())
         assert not y[:4].any()
         (dx, *_) = gradients(case, np.ones_like(y))
         exact = mlp.Case(**(vars(case) | dict(rows=np.where(np.arange(M) < 4, 0, case.rows))))
@@ -139,7 +131,7 @@ class TestValues:
         dirty.x[~owned], dirty.weights[~owned] = np.nan, np.inf
         if with_rows:
             dirty.rows = np.arange(M, dtype=np.int32)
-        y, want = np.asarray(run(dirty)), np.asarray(run(clean))
+        y, want = np.asarray(dirty.value()), np.asarray(clean.value())
         np.testing.assert_array_equal(y, want)
         assert not y[~owned].any() and y[owned].any()
         cotangent = rng.standard_normal(y.shape, np.float32)
@@ -152,7 +144,7 @@ class TestValues:
     @pytest.mark.parametrize("sizes", [dict(tokens=0), dict(hidden=0), dict(embed=0)])
     def test_nothing(self, sizes, rng):
         case = mlp.case(rng, sizes=np.zeros(5), **sizes)
-        y = run(case)
+        y = case.value()
         assert y.shape == case.exact().shape and not np.asarray(y).any()
 
 
@@ -168,7 +160,7 @@ class TestRounding:
         hidden = gated(gate, up, jnp.asarray(case.weights))
         want = jgg.ragged_dot(hidden, case.wo, case.sizes)
         # In one program XLA's tanh may be fused with other neighbours, to another last bit.
-        same = np.asarray(run(case, activation=activation)) == want
+        same = np.asarray(case.value(activation=activation)) == want
         assert same.mean() > 0.97 if activation == "gelu_tanh" else same.all()
         first = jax.jit(partial(jgg.gated_ragged_dot, activation=activation))
         got = first(case.x, case.wi_0, case.wi_1, case.sizes, rows=case.rows, weights=case.weights)
@@ -288,4 +280,4 @@ class TestArguments:
     def test_kernels_can_be_insisted_on(self, rng):
         case = mlp.case(rng)
         with pytest.raises(NotImplementedError, match="gated_ragged_dot.*platform cpu"):
-            run(case, implementation="cuda")
+            case.value(implementation="cuda")

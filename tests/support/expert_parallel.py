@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -53,15 +55,24 @@ def one_device(num_experts=E, **options):
     return run
 
 
-def with_gradients(function, cotangent):
-    """(operands) -> the result and the gradients of all but the choices."""
+def with_gradients(function):
+    """(cotangent, *operands) -> the result and the gradients of all but the choices."""
 
     @jax.jit
-    def run(x, experts, *floats):
+    def run(cotangent, x, experts, *floats):
         y, vjp = jax.vjp(lambda x, *floats: function(x, experts, *floats), x, *floats)
         return y, *vjp(cotangent)
 
     return run
+
+
+@functools.cache
+def one_device_with_gradients(num_experts=E):
+    """The same function in all tests, so that it is compiled once for operands of equal shapes."""
+    return with_gradients(one_device(num_experts))
+
+
+layer_of_one_device = jax.jit(one_device())
 
 
 def assert_equal(got, expected):
@@ -72,17 +83,21 @@ def assert_equal(got, expected):
         np.testing.assert_array_equal(one, other, err_msg=name)
 
 
-def run_processes(count: int, platform: str, strategy: str, devices_each: int = 1) -> list[str]:
-    """What that many processes print, of `tests.support.expert_parallel_process`."""
+def check_processes(
+    count: int, platform: str, strategies: Sequence[str], devices_each: int = 1
+) -> None:
+    """Processes of `tests.support.expert_parallel_process` have what one device has."""
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         address = f"localhost:{probe.getsockname()[1]}"
     environment = dict(os.environ)
     if platform == "cpu":
-        environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices_each}"
+        # The last of equal flags counts.
+        number = f"--xla_force_host_platform_device_count={devices_each}"
+        environment["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {number}".strip()
     command = [sys.executable, "-m", "tests.support.expert_parallel_process"]
     command += ["--address", address, "--processes", str(count)]
-    command += ["--platform", platform, "--strategy", strategy]
+    command += ["--platform", platform, "--strategies", *strategies]
     processes = [
         subprocess.Popen(
             [*command, "--process", str(i)],
@@ -95,7 +110,9 @@ def run_processes(count: int, platform: str, strategy: str, devices_each: int = 
         for i in range(count)
     ]
     try:
-        return [process.communicate(timeout=TIME_LIMIT)[0] for process in processes]
+        printed = [process.communicate(timeout=TIME_LIMIT)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()
+    equal = {f"{strategy} equal" for strategy in strategies}
+    assert all(equal <= set(text.splitlines()) for text in printed), "\n".join(printed)

@@ -1,6 +1,7 @@
 """One of several processes that compute a layer together: `python -m` with its place among them.
 
-Prints "equal" if this process's part of the result and of all gradients is that of one device.
+Prints the name of a strategy and "equal" if this process's part of the result and of all gradients
+is that of one device.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, required=True)
     parser.add_argument("--process", type=int, required=True)
     parser.add_argument("--platform", choices=["cpu", "cuda"], required=True)
-    parser.add_argument("--strategy", required=True)
+    parser.add_argument("--strategies", nargs="+", required=True)
     options = parser.parse_args()
     os.environ["JAX_PLATFORMS"] = options.platform
     os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
@@ -41,7 +42,7 @@ def main() -> None:
     given = ep.operands(np.random.default_rng(7), embed=64, hidden=32)
     cotangent = jnp.asarray(np.random.default_rng(8).integers(-2, 3, given[0].shape), jnp.float32)
     exact = dict(activation="relu", precision="highest")
-    expected = ep.with_gradients(ep.one_device(**exact), cotangent)(*given)
+    expected = ep.with_gradients(ep.one_device(**exact))(cotangent, *given)
 
     split = P("expert")
     mesh = Mesh(np.array(jax.devices()), ("expert",))
@@ -50,28 +51,24 @@ def main() -> None:
         x, sharding = np.asarray(x), NamedSharding(mesh, split)
         return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
 
-    def on_device(x, experts, weights, *matrices):
-        return moe.expert_parallel_mlp(
-            x,
-            ep.routing(experts, weights),
-            *matrices,
-            expert_axis="expert",
-            strategy=options.strategy,
-            **exact,
-        )[0]
+    for strategy in options.strategies:
 
-    layer = jax.shard_map(on_device, mesh=mesh, in_specs=(split,) * 6, out_specs=split)
+        def on_device(x, experts, weights, *matrices, strategy=strategy):
+            return moe.expert_parallel_mlp(
+                x,
+                ep.routing(experts, weights),
+                *matrices,
+                expert_axis="expert",
+                strategy=strategy,
+                **exact,
+            )[0]
 
-    @jax.jit
-    def run(ct, x, experts, *floats):
-        y, vjp = jax.vjp(lambda x, *floats: layer(x, experts, *floats), x, *floats)
-        return y, *vjp(ct)
-
-    got = run(everywhere(cotangent), *map(everywhere, given))
-    for one, whole in zip(got, expected, strict=True):
-        for shard in one.addressable_shards:
-            np.testing.assert_array_equal(shard.data, np.asarray(whole)[shard.index])
-    print("equal", flush=True)
+        layer = jax.shard_map(on_device, mesh=mesh, in_specs=(split,) * 6, out_specs=split)
+        got = ep.with_gradients(layer)(everywhere(cotangent), *map(everywhere, given))
+        for one, whole in zip(got, expected, strict=True):
+            for shard in one.addressable_shards:
+                np.testing.assert_array_equal(shard.data, np.asarray(whole)[shard.index])
+        print(strategy, "equal", flush=True)
     jax.distributed.shutdown()
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
+import jax_grouped_gemm as jgg
 from tests.support import group_sizes as sizes_of
 from tests.support import oracle
 from tests.support.ops import random
@@ -61,6 +64,8 @@ ACTIVATIONS = (*UNCLIPPED, *CLIPPED)
 # Those whose sigmoid is of a polynomial of degree 3 at most, which all kernels have.
 FUSED = ("silu", "gelu_tanh", *CLIPPED)
 
+STATIC = ("activation", "implementation", "recipe")  # options of `ragged_mlp` that are no arrays
+
 
 def activated(name: str, gate, up):
     """The activation of gate and what it is multiplied by, and the slopes of both, in float64."""
@@ -104,6 +109,18 @@ class Case:
         options = dict(rows=rows, weights=weights, group_offset=self.offset) | options
         return function(x, wi_0, wi_1, wo, jnp.asarray(self.sizes), **options)
 
+    def value(self, **options):
+        """y of `ragged_mlp`, compiled once for cases of equal shapes and options."""
+        return _value(*self._arguments(options))
+
+    def value_and_gradients(self, dy, **options):
+        """y and the gradients of the factors, for the gradient `dy` of y, compiled like `value`."""
+        return _value_and_gradients(*self._arguments(options), dy)
+
+    def _arguments(self, options):
+        static = {n: options.pop(n) for n in STATIC if n in options} | dict(offset=self.offset)
+        return tuple(static.items()), self.factors, (self.sizes, self.rows), options
+
     @property
     def on_rows(self) -> np.ndarray:
         """x [m, D] in float64, not poisoned."""
@@ -128,6 +145,23 @@ class Case:
                 weight = 1.0 if self.weights is None else float(self.weights[row])
                 out[row] = weight * (value * up @ wo + bo)
         return out
+
+
+def _layer(static, factors, indices, options):
+    static = dict(static)
+    one = Case(*factors[:4], *indices, *factors[4:], offset=static.pop("offset"))
+    return partial(one.run, jgg.ragged_mlp, **static, **options)
+
+
+@partial(jax.jit, static_argnums=0)
+def _value(static, factors, indices, options):
+    return _layer(static, factors, indices, options)(*factors)
+
+
+@partial(jax.jit, static_argnums=0)
+def _value_and_gradients(static, factors, indices, options, dy):
+    y, vjp = jax.vjp(_layer(static, factors, indices, options), *factors)
+    return y, *vjp(dy.astype(y.dtype))
 
 
 def case(
