@@ -23,13 +23,14 @@ from benchmarks.records_by_topic import memory_of
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 # Products of published models, of which stock JAX's time and memory are recorded.
 MODELS = ("mixtral_up", "dsv3_up", "qwen3_up", "qwen3_down")
+LAYERS = {"mixtral": "Mixtral 8x7B", "qwen3_30b": "Qwen3-30B-A3B", "gptoss": "GPT-OSS"}
 
 
 def beside_stock() -> plt.Figure:
-    """Time and temporary memory of a product and of a training step, ours and with
+    """Time and temporary memory of products, of layers and of a training step, ours and with
     `jax.lax.ragged_dot`."""
     figure, (times, memory) = plt.subplots(
-        1, 2, figsize=(WIDTH, 4.4), layout="constrained", sharey=True
+        1, 2, figsize=(WIDTH, 5.4), layout="constrained", sharey=True
     )
     figure.get_layout_engine().set(w_pad=0.1)
     stock_ms, ours_ms, stock_bytes, ours_bytes = [], [], [], []
@@ -39,21 +40,21 @@ def beside_stock() -> plt.Figure:
         ours_ms.append(quotes.ours(quotes.cases("ragged")[case])["median_us"] / 1e3)
         stock_bytes.append(memory_of("stock", shape, "forward"))
         ours_bytes.append(memory_of("ours", shape, "forward"))
+    layers = quotes.cases("layers_stock").values()
     (step,) = quotes.cases("step").values()
-    stock_step, our_step = (step["peers"][name] for name in ("stock", "ours"))
-    stock_ms.append(stock_step["median_us"] / 1e3)
-    ours_ms.append(our_step["median_us"] / 1e3)
-    stock_bytes.append(stock_step["temporary_bytes"])
-    ours_bytes.append(our_step["temporary_bytes"])
+    for case in (*layers, step):
+        for peer, ms, count in (("stock", stock_ms, stock_bytes), ("ours", ours_ms, ours_bytes)):
+            ms.append(case["peers"][peer]["median_us"] / 1e3)
+            count.append(case["peers"][peer]["temporary_bytes"])
     _pairs(times, stock_ms, ours_ms, lambda ms: f"{ms:.1f} ms")
     times.set(title="time", xlabel="ms, log scale")
     _pairs(memory, stock_bytes, ours_bytes, _as_memory)
     memory.set(title="temporary memory", xlabel="bytes, log scale")
-    labels = [*map(_with_sizes, MODELS), _training_label(step)]
+    labels = [*map(_with_sizes, MODELS), *map(_layer_label, layers), _training_label(step)]
     times.set_yticks(range(len(labels)), labels, fontsize=9)
     times.invert_yaxis()
     device = load([quotes.RESULTS / "h200_main.json"])["device"]
-    figure.suptitle(f"Ragged products and a step of training in bf16, one {device}")
+    figure.suptitle(f"Ragged products, layers and a step of training in bf16, one {device}")
     handles, labels = times.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2)
     return figure
@@ -62,6 +63,12 @@ def beside_stock() -> plt.Figure:
 def _with_sizes(name: str) -> str:
     shape = SHAPES[name]
     return f"{PROJECTIONS[name]}\n{shape.groups} experts, {shape.rows} rows, {shape.k} to {shape.n}"
+
+
+def _layer_label(case: Mapping) -> str:
+    shape = case["shape"]
+    name = f"layer of {LAYERS[shape['name']]}, with gradients"
+    return f"{name}\n{shape['top_k']} of {shape['experts']} experts, {shape['tokens']} tokens"
 
 
 def _training_label(step: Mapping) -> str:

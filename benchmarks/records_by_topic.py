@@ -23,6 +23,7 @@ RECORDS = {
     "layers": ("h200_moe",),
     "layers_fp8": ("h200_moe_fp8",),
     "layers_quack": ("h200_moe_quack",),
+    "layers_stock": ("h200_moe_stock",),
     "layers_decode": ("h200_moe_decode",),
     "step": ("h200_training",),
     "expert_parallel": ("h200_x2_expert_parallel",),
