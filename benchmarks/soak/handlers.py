@@ -134,7 +134,6 @@ def attempts(
 
     With one thread nothing is compiled while a call runs.
     """
-    jax.config.update("jax_enable_x64", True)
     end = time.monotonic() + seconds
     rng = np.random.default_rng(seed)
     with ThreadPoolExecutor(threads) as pool:
@@ -200,6 +199,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=THREADS, help="that compile")
     parser.add_argument("--summary", action="store_true", help="print counts, not every call")
     options = parser.parse_args(arguments)
+    # Of this process, since programs are compiled in threads of their own.
+    jax.config.update("jax_enable_x64", True)
     lines = []
     for line in attempts(options.seed, options.count, options.time_limit, options.threads):
         lines.append(line)

@@ -20,7 +20,7 @@ TILE_K = 64  # rows or columns of 128 bytes
 FIELDS = "unit rank owner batch group begin extent head m n k_tiles share".split()
 NOTHING, LHS, RHS = range(3)
 TILE_CHANGE = 2  # what it costs, in steps of the mainloop
-SMALL_ROWS, FEW_UNITS = 8, 16  # of groups in the mean, and of each
+FEW_STEPS = 66  # of a group of as many rows as in the mean, in all its units
 
 
 @dataclass(frozen=True)
@@ -136,13 +136,15 @@ def check_pairs(problem, tiles):
 def are_small(problem, units):
     _, units_of_groups = np.unique(units[["batch", "group"]], return_counts=True)
     mean_rows = problem.m // problem.group_sizes.shape[-1]
-    return mean_rows <= SMALL_ROWS and max(units_of_groups, default=0) <= FEW_UNITS
+    steps = -(-mean_rows // TILE_K) + TILE_CHANGE
+    return max(units_of_groups, default=0) * steps <= FEW_STEPS
 
 
 def check_turns(problem, units):
     """Units of equal cost are dealt out in turn, others to the cluster that is free first.
 
-    Small groups of few units are too many to keep accounts of: they are dealt out in turn as well.
+    To keep accounts of groups takes longer than groups of little work: those are dealt out in turn
+    as well.
     """
     if problem.op == "ragged_noncontracting" or are_small(problem, units):
         np.testing.assert_array_equal(units.owner, units.unit % problem.clusters)
