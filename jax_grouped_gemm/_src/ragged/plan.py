@@ -29,7 +29,8 @@ from jax_grouped_gemm._src.plan import (
     choose,
     runnable,
 )
-from jax_grouped_gemm._src.ragged import whole
+from jax_grouped_gemm._src.ragged import on_the_way, whole
+from jax_grouped_gemm._src.ragged.on_the_way import FLOAT32_FEW_ROWS_TILE
 from jax_grouped_gemm._src.ragged.problem import (
     ACCUMULATE,
     RATIOS,
@@ -45,7 +46,6 @@ from jax_grouped_gemm._src.ragged.problem import (
 
 STREAM_K_TILE = dataclasses.replace(DEFAULT_TILE, stream_k=True)
 PINGPONG_TILE = TileConfig(tile_m=128, tile_n=PINGPONG_COLUMNS, cluster=2)
-FLOAT32_FEW_ROWS_TILE = TileConfig(tile_m=64, tile_n=128, cluster=1)
 
 # Cutting the last wave gives 6 % of 8.2 waves of 224 steps and nothing of 30 waves, and costs 1 %
 # where groups or steps are few. Elsewhere it gives nothing, or loses up to 1 % (2 % in FP8).
@@ -56,10 +56,6 @@ STREAM_K_MOST_WAVES = 16
 # Mean rows of a group, between which it was measured to pay that consumers take turns.
 PINGPONG_LEAST_ROWS = 384
 PINGPONG_MOST_ROWS = 2048
-
-FLOAT32_FEW_ROWS = 64
-"""Rows a group, on average, up to which float32 operands are split on their way to the tensor
-cores: reading the weights takes longer than multiplying them, and passes over them longer still."""
 
 
 def rows_stay(problem: RaggedProblem) -> bool:
@@ -115,21 +111,29 @@ SIXTEEN_BITS = (
 )
 """The table for two operands of bfloat16 or float16."""
 
-FLOAT32 = (
-    Choice(DEFAULT_TILE, record=("h200_float32_highest.json", "qwen3_up/forward/random")),
-    Choice(
-        FLOAT32_FEW_ROWS_TILE,
-        record=("h200_float32_highest.json", "decode_up/forward/random"),
-        runs=rows_stay,
-        pays=lambda problem, target: has_few_rows(problem, FLOAT32_FEW_ROWS),
-    ),
-)
-"""The table for two operands of float32."""
+
+def _float32_table(terms: int, name: str) -> tuple[Choice, ...]:
+    return (
+        Choice(DEFAULT_TILE, record=(name, "qwen3_up/forward/random")),
+        Choice(
+            FLOAT32_FEW_ROWS_TILE,
+            record=(name, "decode_up/forward/random"),
+            runs=rows_stay,
+            pays=lambda problem, target: on_the_way.pays(problem, terms, target),
+        ),
+    )
 
 
-def table_for(problem: RaggedProblem) -> tuple[Choice, ...]:
+FLOAT32 = _float32_table(1, "h200_float32_default.json")
+FLOAT32_EXACT = _float32_table(float32.FULL_TERMS, "h200_float32_highest.json")
+"""The tables for two operands of float32, by the accuracy that is asked for."""
+
+
+def table_for(problem: RaggedProblem, precision: Any) -> tuple[Choice, ...]:
     """The configurations for operands that are not FP8."""
-    return FLOAT32 if problem.is_float32 else SIXTEEN_BITS
+    if not problem.is_float32:
+        return SIXTEEN_BITS
+    return FLOAT32_EXACT if float32.num_terms(precision) == float32.FULL_TERMS else FLOAT32
 
 
 RaggedPlan = Plan[RaggedProblem]
@@ -187,7 +191,7 @@ def _plan(problem: RaggedProblem, params: Mapping[str, Any], target: Target) -> 
         problem,
         params,
         target,
-        table=table_for(problem),
+        table=table_for(problem, params["precision"]),
         form=_kernel_form(problem),
         unsupported=_unsupported_reason(problem, params),
     )
@@ -275,7 +279,8 @@ def plan_product(
     addressable = addressable_problem(form)
     compiled = runnable(table, addressable)
     if override is None:
-        choice = choose(compiled, addressable, target)
+        # A size that is not known yet may be any, which the default is never far too slow for.
+        choice = choose(compiled, addressable, target) if problem is exact else compiled[0]
     else:
         choice = next(choice for choice in compiled if choice.tile == override)
     tile, places = choice.tile, choice.places(target)
