@@ -40,6 +40,7 @@ from jax_grouped_gemm._src.ragged.problem import (
     copy_reason,
     count_tiles,
     steps,
+    stream_k_waves,
     tile_utilization,
     workspace_bytes,
 )
@@ -52,6 +53,11 @@ PINGPONG_TILE = TileConfig(tile_m=128, tile_n=PINGPONG_COLUMNS, cluster=2)
 STREAM_K_LEAST_ROWS = 256
 STREAM_K_LEAST_STEPS = 64
 STREAM_K_MOST_WAVES = 16
+# Where there are few tiles, whatever the rows: of two waves at most, cutting the last one has to
+# save so many steps. With 25 and more it takes .48 to .97 of the time, with 21 and fewer up to 1.25
+# times as much (docs/notes/ragged.md).
+STREAM_K_FEW_WAVES = 2
+STREAM_K_SAVED_STEPS = 25
 
 # Mean rows of a group, between which it was measured to pay that consumers take turns.
 PINGPONG_LEAST_ROWS = 384
@@ -69,13 +75,26 @@ def has_few_rows(problem: RaggedProblem, most: int) -> bool:
 
 
 def stream_k_pays(problem: RaggedProblem, target: Target, least_steps: int) -> bool:
-    """Whether to cut the last wave, from the mean size of a group, steps and waves of tiles."""
+    """Whether to cut the last of many waves, from the mean size of a group, steps and waves."""
     waves = count_tiles(problem, STREAM_K_TILE) / target.multiprocessors
     return (
         cdiv(problem.m, problem.num_groups) >= STREAM_K_LEAST_ROWS
         and steps(problem) >= least_steps
         and waves <= STREAM_K_MOST_WAVES
     )
+
+
+def _cutting_pays(problem: RaggedProblem, target: Target) -> bool:
+    return _cutting_few_tiles_pays(problem, target) or stream_k_pays(
+        problem, target, STREAM_K_LEAST_STEPS
+    )
+
+
+def _cutting_few_tiles_pays(problem: RaggedProblem, target: Target) -> bool:
+    clusters = max(target.multiprocessors // STREAM_K_TILE.cluster, 1)
+    units = cdiv(count_tiles(problem, STREAM_K_TILE), STREAM_K_TILE.cluster)
+    saved = cdiv(units, clusters) - stream_k_waves(units, steps(problem), clusters)
+    return units <= STREAM_K_FEW_WAVES * clusters and saved * steps(problem) >= STREAM_K_SAVED_STEPS
 
 
 def _can_take_turns(problem: RaggedProblem) -> bool:
@@ -100,7 +119,7 @@ SIXTEEN_BITS = (
         STREAM_K_TILE,
         record=("h200_main.json", "mixtral_down/forward/random"),
         runs=rows_stay,
-        pays=lambda problem, target: stream_k_pays(problem, target, STREAM_K_LEAST_STEPS),
+        pays=_cutting_pays,
     ),
     Choice(
         PINGPONG_TILE,
