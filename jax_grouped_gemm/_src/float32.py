@@ -19,8 +19,9 @@ leave the scales alone; infinity times an element of which nothing is left is Na
 The method is that of Ootomo and Yokota, "Recovering single precision accuracy from Tensor Cores
 while surpassing the FP32 theoretical peak performance" (2022), with scales and with rounded sums.
 
-Where groups have few rows, time is what reading the weights takes, and the two passes that scale
-and split them would take several times as long. There x is the sum of two or three bfloat16 parts,
+Where groups have few rows, or there is little else to multiply, time is what reading the weights
+takes, and the two passes that scale and split them would take several times as long
+(`_src.ragged.on_the_way`). There x is the sum of two or three bfloat16 parts,
 eight bits of it each, which the kernel splits on the way: bfloat16 has all exponents of float32, so
 nothing is scaled, and no group's magnitudes matter. Six products of three parts have the accuracy
 of a float32 product, three products of two parts, of 16 bits, more than TF32's. The parts of an

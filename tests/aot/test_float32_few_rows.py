@@ -22,7 +22,8 @@ def plans(function, *arguments):
 
 @MAJORS
 @pytest.mark.parametrize(
-    "rows, tile", [(1, FLOAT32_FEW_ROWS_TILE), (64, FLOAT32_FEW_ROWS_TILE), (65, DEFAULT_TILE)]
+    "rows, tile",
+    [(1, FLOAT32_FEW_ROWS_TILE), (64, FLOAT32_FEW_ROWS_TILE), (65, FLOAT32_FEW_ROWS_TILE)],
 )
 def test_is_chosen_by_the_rows_of_a_group(rows, tile, transpose_rhs):
     *arguments, _ = shapes(NONCONTRACTING, jnp.float32, m=rows * G, transpose_rhs=transpose_rhs)

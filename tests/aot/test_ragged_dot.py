@@ -102,12 +102,12 @@ class TestForward:
     def test_of_float32_is_one_call_with_its_parts_in_the_workspace(
         self, op, majors, precision, h200
     ):
-        m = 2 * M  # more rows than the kernel without parts takes
-        *arguments, _ = shapes(op, jnp.float32, m=m, **majors)
-        program = h200.compile(forward(op, precision=precision, **majors), *arguments)
+        options = dict(precision=precision, tile=DEFAULT_TILE)
+        *arguments, _ = shapes(op, jnp.float32, **majors)
+        program = h200.compile(forward(op, **options, **majors), *arguments)
         assert program.kernels == {f"ragged_{op}": 1}
         assert program.opcodes <= FREE
-        workspace_bytes = planned_workspace(op, jnp.float32, m=m, precision=precision)
+        workspace_bytes = planned_workspace(op, jnp.float32, **options)
         assert_only_workspaces(program, workspace_bytes)
 
     @BOTH_OPS

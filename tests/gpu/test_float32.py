@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jax_grouped_gemm as jgg
+from jax_grouped_gemm._src.plan import DEFAULT_TILE
 from tests.support import group_sizes as sizes_of
 from tests.support import oracle
 from tests.support.dtypes import BF16, F32
@@ -17,6 +19,13 @@ M, K, N, G = 776, 264, 520, 8
 # An empty group, groups shorter and longer than a tile, and a tail.
 SIZES = np.array([130, 0, 1, 255, 64, 63, 200, 7], np.int32)
 TAIL = slice(int(SIZES.sum()), M)
+
+
+@pytest.fixture(autouse=True)
+def passes():
+    """Takes the kernels after passes, also for products of any number of rows."""
+    with jgg.use_tiles(forward=DEFAULT_TILE, dgrad=DEFAULT_TILE):
+        yield
 
 
 def operands(op, rng, m=M, k=K, n=N, g=G):

@@ -24,6 +24,11 @@ FASTER_IN_XLA = [
     ("dgrad", (1, 512, 1600, 5312), BF16),
     ("wgrad", (2, 2, 96, 128), BF16),
     ("wgrad", (2, 64, 384, 512), BF16),
+    # Few tiles of many steps, which a cut last wave does not make up for.
+    ("forward", (8, 128, 6400, 704), BF16),
+    ("forward", (1, 1024, 2816, 5040), BF16),
+    ("forward", (16, 64, 5696, 128), BF16),
+    ("forward", (4, 1024, 2240, 64), BF16),
     ("forward", (1, 4, 384, 1344), F32),
     ("dgrad", (1, 1, 960, 3400), F32),
     ("wgrad", (4, 8, 640, 1952), F32),
@@ -37,7 +42,9 @@ FASTER_IN_OURS = [
     ("wgrad", (8, 2048, 4160, 832), BF16),
     ("wgrad", (128, 128, 448, 128), BF16),
     ("forward", (1, 8192, 4096, 4096), BF16),
+    ("forward", (8, 256, 6272, 1536), BF16),
     ("forward", (8, 256, 112, 2496), F32),
+    ("forward", (4, 512, 296, 448), F32),
     ("wgrad", (32, 512, 896, 384), F32),
 ]
 

@@ -29,7 +29,8 @@ from jax_grouped_gemm._src.plan import (
     choose,
     runnable,
 )
-from jax_grouped_gemm._src.ragged import whole
+from jax_grouped_gemm._src.ragged import on_the_way, whole
+from jax_grouped_gemm._src.ragged.on_the_way import FLOAT32_FEW_ROWS_TILE
 from jax_grouped_gemm._src.ragged.problem import (
     ACCUMULATE,
     RATIOS,
@@ -39,27 +40,28 @@ from jax_grouped_gemm._src.ragged.problem import (
     copy_reason,
     count_tiles,
     steps,
+    stream_k_waves,
     tile_utilization,
     workspace_bytes,
 )
 
 STREAM_K_TILE = dataclasses.replace(DEFAULT_TILE, stream_k=True)
 PINGPONG_TILE = TileConfig(tile_m=128, tile_n=PINGPONG_COLUMNS, cluster=2)
-FLOAT32_FEW_ROWS_TILE = TileConfig(tile_m=64, tile_n=128, cluster=1)
 
 # Cutting the last wave gives 6 % of 8.2 waves of 224 steps and nothing of 30 waves, and costs 1 %
 # where groups or steps are few. Elsewhere it gives nothing, or loses up to 1 % (2 % in FP8).
 STREAM_K_LEAST_ROWS = 256
 STREAM_K_LEAST_STEPS = 64
 STREAM_K_MOST_WAVES = 16
+# Where there are few tiles, whatever the rows: of two waves at most, cutting the last one has to
+# save so many steps. With 25 and more it takes .48 to .97 of the time, with 21 and fewer up to 1.25
+# times as much (docs/notes/ragged.md).
+STREAM_K_FEW_WAVES = 2
+STREAM_K_SAVED_STEPS = 25
 
 # Mean rows of a group, between which it was measured to pay that consumers take turns.
 PINGPONG_LEAST_ROWS = 384
 PINGPONG_MOST_ROWS = 2048
-
-FLOAT32_FEW_ROWS = 64
-"""Rows a group, on average, up to which float32 operands are split on their way to the tensor
-cores: reading the weights takes longer than multiplying them, and passes over them longer still."""
 
 
 def rows_stay(problem: RaggedProblem) -> bool:
@@ -73,13 +75,26 @@ def has_few_rows(problem: RaggedProblem, most: int) -> bool:
 
 
 def stream_k_pays(problem: RaggedProblem, target: Target, least_steps: int) -> bool:
-    """Whether to cut the last wave, from the mean size of a group, steps and waves of tiles."""
+    """Whether to cut the last of many waves, from the mean size of a group, steps and waves."""
     waves = count_tiles(problem, STREAM_K_TILE) / target.multiprocessors
     return (
         cdiv(problem.m, problem.num_groups) >= STREAM_K_LEAST_ROWS
         and steps(problem) >= least_steps
         and waves <= STREAM_K_MOST_WAVES
     )
+
+
+def _cutting_pays(problem: RaggedProblem, target: Target) -> bool:
+    return _cutting_few_tiles_pays(problem, target) or stream_k_pays(
+        problem, target, STREAM_K_LEAST_STEPS
+    )
+
+
+def _cutting_few_tiles_pays(problem: RaggedProblem, target: Target) -> bool:
+    clusters = max(target.multiprocessors // STREAM_K_TILE.cluster, 1)
+    units = cdiv(count_tiles(problem, STREAM_K_TILE), STREAM_K_TILE.cluster)
+    saved = cdiv(units, clusters) - stream_k_waves(units, steps(problem), clusters)
+    return units <= STREAM_K_FEW_WAVES * clusters and saved * steps(problem) >= STREAM_K_SAVED_STEPS
 
 
 def _can_take_turns(problem: RaggedProblem) -> bool:
@@ -104,7 +119,7 @@ SIXTEEN_BITS = (
         STREAM_K_TILE,
         record=("h200_main.json", "mixtral_down/forward/random"),
         runs=rows_stay,
-        pays=lambda problem, target: stream_k_pays(problem, target, STREAM_K_LEAST_STEPS),
+        pays=_cutting_pays,
     ),
     Choice(
         PINGPONG_TILE,
@@ -115,21 +130,29 @@ SIXTEEN_BITS = (
 )
 """The table for two operands of bfloat16 or float16."""
 
-FLOAT32 = (
-    Choice(DEFAULT_TILE, record=("h200_float32_highest.json", "qwen3_up/forward/random")),
-    Choice(
-        FLOAT32_FEW_ROWS_TILE,
-        record=("h200_float32_highest.json", "decode_up/forward/random"),
-        runs=rows_stay,
-        pays=lambda problem, target: has_few_rows(problem, FLOAT32_FEW_ROWS),
-    ),
-)
-"""The table for two operands of float32."""
+
+def _float32_table(terms: int, name: str) -> tuple[Choice, ...]:
+    return (
+        Choice(DEFAULT_TILE, record=(name, "qwen3_up/forward/random")),
+        Choice(
+            FLOAT32_FEW_ROWS_TILE,
+            record=(name, "decode_up/forward/random"),
+            runs=rows_stay,
+            pays=lambda problem, target: on_the_way.pays(problem, terms, target),
+        ),
+    )
 
 
-def table_for(problem: RaggedProblem) -> tuple[Choice, ...]:
+FLOAT32 = _float32_table(1, "h200_float32_default.json")
+FLOAT32_EXACT = _float32_table(float32.FULL_TERMS, "h200_float32_highest.json")
+"""The tables for two operands of float32, by the accuracy that is asked for."""
+
+
+def table_for(problem: RaggedProblem, precision: Any) -> tuple[Choice, ...]:
     """The configurations for operands that are not FP8."""
-    return FLOAT32 if problem.is_float32 else SIXTEEN_BITS
+    if not problem.is_float32:
+        return SIXTEEN_BITS
+    return FLOAT32_EXACT if float32.num_terms(precision) == float32.FULL_TERMS else FLOAT32
 
 
 RaggedPlan = Plan[RaggedProblem]
@@ -187,7 +210,7 @@ def _plan(problem: RaggedProblem, params: Mapping[str, Any], target: Target) -> 
         problem,
         params,
         target,
-        table=table_for(problem),
+        table=table_for(problem, params["precision"]),
         form=_kernel_form(problem),
         unsupported=_unsupported_reason(problem, params),
     )
@@ -275,7 +298,8 @@ def plan_product(
     addressable = addressable_problem(form)
     compiled = runnable(table, addressable)
     if override is None:
-        choice = choose(compiled, addressable, target)
+        # A size that is not known yet may be any, which the default is never far too slow for.
+        choice = choose(compiled, addressable, target) if problem is exact else compiled[0]
     else:
         choice = next(choice for choice in compiled if choice.tile == override)
     tile, places = choice.tile, choice.places(target)

@@ -1,0 +1,96 @@
+"""Which float32 products are split on their way to the tensor cores, and which in passes before."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_grouped_gemm as jgg
+from jax_grouped_gemm._src.device import Target
+from jax_grouped_gemm._src.plan import DEFAULT_TILE
+from jax_grouped_gemm._src.ragged import on_the_way
+from jax_grouped_gemm._src.ragged.plan import FLOAT32_FEW_ROWS_TILE
+
+# Groups, rows of each, contracted dimension and columns, and how many times the product with passes
+# one took that splits on the way, on an H200 at the default precision.
+MEASURED = [
+    ((128, 256, 2240, 128), 0.31),
+    ((128, 256, 104, 152), 0.35),
+    ((64, 1024, 448, 88), 0.36),
+    ((4, 512, 96, 384), 0.39),
+    ((8, 128, 72, 6208), 0.42),
+    ((32, 128, 448, 4728), 0.52),
+    ((16, 1024, 136, 512), 0.68),
+    ((4, 128, 1616, 5504), 0.70),
+    ((4, 256, 192, 6720), 0.74),
+    ((8, 256, 4992, 88), 0.87),
+    ((4, 128, 4864, 2560), 0.87),
+    ((32, 1024, 1136, 384), 1.06),
+    ((8, 256, 4864, 576), 1.12),
+    ((32, 256, 896, 1728), 1.15),
+    ((16, 512, 352, 4672), 1.29),
+    ((4, 512, 4752, 448), 1.48),
+    ((4, 1024, 240, 3456), 1.49),
+    ((2, 1024, 576, 5632), 1.96),
+]
+# Of the cases of h200_float32_default.json, at which both precisions stay with passes.
+LARGE = [(8, 4096, 7168, 4096), (8, 1024, 14336, 4096), (128, 512, 2048, 1536)]
+
+
+def plan(sizes, precision=None, multiprocessors=132, **options):
+    g, r, k, n = sizes
+    x, w = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((g * r, k), (g, k, n)))
+    groups = jax.ShapeDtypeStruct((g,), jnp.int32)
+
+    def product(x, w, groups):
+        return jgg.ragged_dot(x, w, groups, precision, **options)
+
+    (found,) = jgg.explain(product, x, w, groups, multiprocessors=multiprocessors).plans
+    return found
+
+
+@pytest.mark.parametrize("sizes, ratio", MEASURED)
+def test_what_was_measured_to_be_faster(sizes, ratio):
+    wanted = FLOAT32_FEW_ROWS_TILE if ratio < 1 else DEFAULT_TILE
+    assert plan(sizes, implementation="cuda").tile == wanted
+
+
+def test_predicted_times_are_near_the_measured_ones():
+    target = Target(132)
+    predicted = []
+    for sizes, _ in MEASURED:
+        problem = plan(sizes, implementation="cuda").kernel_problem
+        passes = on_the_way.seconds_with_passes(problem, 1, target)
+        predicted.append(on_the_way.seconds(problem, 1, target) / passes)
+    logarithms = np.log([predicted, [ratio for _, ratio in MEASURED]])
+    assert np.abs(np.subtract(*logarithms)).mean() < 0.2
+    assert np.corrcoef(logarithms)[0, 1] > 0.9
+
+
+@pytest.mark.parametrize("precision", [None, "highest"])
+@pytest.mark.parametrize("sizes", LARGE)
+def test_large_products_have_passes(sizes, precision):
+    assert plan(sizes, precision).tile == DEFAULT_TILE
+
+
+def test_the_exact_product_takes_twice_the_steps():
+    """Six products of parts for three: what passes cost is not twice as much."""
+    assert plan((8, 256, 4992, 88), "default", implementation="cuda").tile != DEFAULT_TILE
+    problem = plan((2, 512, 4992, 88), implementation="cuda").kernel_problem
+    three, six = (on_the_way.seconds(problem, terms, Target(132)) for terms in (1, 3))
+    assert 1.7 < six / three < 2
+
+
+def test_a_symbolic_number_of_rows_has_passes():
+    (m,) = jax.export.symbolic_shape("m")
+    x, w = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((m, 128), (2, 128, 128)))
+    (found,) = jgg.explain(jgg.ragged_dot, x, w, jax.ShapeDtypeStruct((2,), jnp.int32)).plans
+    assert found.tile == DEFAULT_TILE
+    assert plan((2, 128, 128, 128), implementation="cuda").tile == FLOAT32_FEW_ROWS_TILE
+
+
+def test_on_fewer_multiprocessors_waves_are_more():
+    sizes = (8, 512, 1024, 512)
+    problem = plan(sizes, implementation="cuda").kernel_problem
+    times = [on_the_way.seconds(problem, 1, Target(count)) for count in (132, 66)]
+    assert times[1] > 1.5 * times[0]
