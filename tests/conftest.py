@@ -79,6 +79,7 @@ def small_products_have_kernels(request, monkeypatch):
     if not request.node.get_closest_marker("plans_as_users_get_them"):
         monkeypatch.setattr(whole_ragged, "MARGIN", 0.0)
         monkeypatch.setattr(whole_lists, "MARGIN", 0.0)
+        monkeypatch.setattr(whole_lists, "FP64_MARGIN", 0.0)
 
 
 @pytest.fixture(scope="module", params=["chosen", "tiles"])

@@ -79,7 +79,7 @@ class Program:
             function, detail = _configured(function, self.config, *operands)
         with contextlib.ExitStack() as margins:
             if self.lenient:
-                detail = _left_to_xla(function, margins, *operands)
+                function, detail = _left_to_xla(function, margins, *operands)
             options = dict(self.compiler_options or {}) or None
             return jax.jit(function).lower(*operands).compile(compiler_options=options), detail
 
@@ -99,7 +99,9 @@ def _configured(function: Callable, index: int, *operands: Any) -> tuple[Callabl
     return with_config, str(config)
 
 
-def _left_to_xla(function: Callable, margins: contextlib.ExitStack, *operands: Any) -> str:
+def _left_to_xla(
+    function: Callable, margins: contextlib.ExitStack, *operands: Any
+) -> tuple[Callable, str]:
     planned = jgg.explain(function, *operands).plans[0]
     if planned.kernel_problem is None:
         raise NotOffered("the plan leaves it to XLA")
@@ -108,7 +110,8 @@ def _left_to_xla(function: Callable, margins: contextlib.ExitStack, *operands: A
     plan = jgg.explain(function, *operands).plans[0]
     if plan.kernel_problem is not None:
         raise NotOffered(f"XLA is predicted to take over {LENIENT_MARGIN} times as long")
-    return plan.reason
+    # JAX keeps what it has lowered by function, and the plan of `function` itself may be among it.
+    return lambda *operands: function(*operands), plan.reason
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """The benchmark that looks for shapes where ours is slower."""
 
+import contextlib
 import json
 import multiprocessing
 
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jax_grouped_gemm as jgg
 from benchmarks.harness.cases import OPS, Case, Shape
 from benchmarks.harness.peer import Call, NotOffered, Role
 from benchmarks.never_slower import __main__ as command
@@ -245,3 +247,23 @@ def test_shapes_are_of_all_kinds_and_within_limits(rng):
     update = shapes.UPDATES["syrk"]
     sizes = np.array([shapes.update_shape(rng, update) for _ in range(200)])
     assert sizes[:, 2].min() < 64 and sizes[:, 2].max() > 2048 and sizes[:, 1].min() < 128
+
+
+@pytest.mark.plans_as_users_get_them
+def test_what_is_left_to_xla_is_another_program():
+    """JAX keeps what it has lowered, which then is the plan's kernel whatever the margin is."""
+    shapes = (16, 256), (8, 256, 96)
+    operands = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
+    operands.append(jax.ShapeDtypeStruct((8,), jnp.int32))
+
+    def product(*operands):
+        return jgg.ragged_dot(*operands)
+
+    def kernels(function):
+        traced = jax.jit(function).trace(*operands)
+        return traced.lower(lowering_platforms=("cuda",)).as_text().count("ragged_noncontracting")
+
+    assert kernels(product) > 0
+    with contextlib.ExitStack() as margins:
+        left, reason = programs._left_to_xla(product, margins, *operands)
+        assert kernels(left) == 0 and "XLA" in reason

@@ -165,3 +165,30 @@ def test_short_lists_of_small_problems_are_a_call_each(problems, dtype, path):
     assert ("a call each" in found.reason) == (path == "reference")
     kernel = jgg.explain(lambda a, b: jgg.grouped_gemm(a, b, implementation="cuda"), lhs, rhs)
     assert kernel.plans[0].path == "tma"
+
+
+# Rows, contracted dimension and columns, and how many times the kernel's time XLA's calls took.
+FP64_LISTS = [
+    ([(40, 768, 64)], 0.24),
+    ([(448, 384, 192)], 0.29),
+    ([(192, 56, 344), (88, 512, 512)], 0.37),
+    ([(48, 80, 640)], 0.57),
+    ([(128, 368, 112), (1272, 1344, 256)], 0.58),
+    ([(16, 24, 24)], 0.74),
+    ([(64, 40, 320)], 0.73),
+    ([(840, 1472, 1512), (264, 88, 320), (256, 192, 1128)], 0.80),
+    ([(128, 192, 72), (56, 32, 128), (32, 192, 24), (184, 32, 192)], 1.26),
+    ([(152, 24, 320), (320, 24, 80)], 1.47),
+]
+
+
+@pytest.mark.parametrize("problems, ratio", FP64_LISTS)
+def test_lists_of_float64_are_what_was_measured_to_be_faster(problems, ratio):
+    with jax.enable_x64(True):
+        lhs = [jax.ShapeDtypeStruct((m, k), jnp.float64) for m, k, _ in problems]
+        rhs = [jax.ShapeDtypeStruct((k, n), jnp.float64) for _, k, n in problems]
+        (found,) = jgg.explain(jgg.grouped_gemm, lhs, rhs).plans
+        kernel = jgg.explain(lambda a, b: jgg.grouped_gemm(a, b, implementation="cuda"), lhs, rhs)
+        assert kernel.plans[0].path == "direct"
+    assert found.path == ("reference" if ratio < 1 else "direct")
+    assert ("a call each" in found.reason) == (ratio < 1)

@@ -159,7 +159,8 @@ def plan_grouped_gemm(
         products=products,
         split_bytes=split_bytes,
     )
-    if not is_fp64 and params["implementation"] != "cuda":
+    may_be_whole = not is_fp64 or problem.dtype == jnp.float64
+    if may_be_whole and params["implementation"] != "cuda":
         faster = whole.faster_reason(problem, prediction, terms, target)
         if faster:
             return GroupedGemmPlan(problem, "reference", faster)
