@@ -44,6 +44,7 @@ import jax  # noqa: E402
 
 pytest.register_assert_rewrite("tests.support")
 from jax_grouped_gemm._src.lists.grouped_gemm import whole as whole_lists  # noqa: E402
+from jax_grouped_gemm._src.lists.rank_k import whole as whole_updates  # noqa: E402
 from jax_grouped_gemm._src.ragged import reference as ragged_reference  # noqa: E402
 from jax_grouped_gemm._src.ragged import whole as whole_ragged  # noqa: E402
 from tests.support import aot  # noqa: E402
@@ -78,6 +79,7 @@ def small_products_have_kernels(request, monkeypatch):
     """
     if not request.node.get_closest_marker("plans_as_users_get_them"):
         monkeypatch.setattr(whole_ragged, "MARGIN", 0.0)
+        monkeypatch.setattr(whole_updates, "MARGIN", 0.0)
         monkeypatch.setattr(whole_lists, "MARGIN", 0.0)
         monkeypatch.setattr(whole_lists, "FP64_MARGIN", 0.0)
 

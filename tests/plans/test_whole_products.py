@@ -8,6 +8,8 @@ import pytest
 import jax_grouped_gemm as jgg
 from tests.support.dtypes import BF16, C64, C128, F32, F64
 
+pytestmark = pytest.mark.plans_as_users_get_them
+
 
 def plan(function, shape, dtype, *, count=1, **options):
     x = [jax.ShapeDtypeStruct(shape, dtype)] * count
@@ -22,6 +24,11 @@ def plan(function, shape, dtype, *, count=1, **options):
 FASTER_IN_XLA = [
     (jgg.grouped_syrk, (8, 88, 1536), BF16),
     (jgg.grouped_syr2k, (128, 32, 3200), BF16),
+    (jgg.grouped_syrk, (8, 48, 80), BF16),
+    (jgg.grouped_syrk, (64, 88, 432), BF16),
+    (jgg.grouped_syrk, (128, 40, 24), BF16),
+    (jgg.grouped_syr2k, (4, 40, 192), BF16),
+    (jgg.grouped_syr2k, (64, 56, 48), BF16),
     (jgg.grouped_syrk, (4, 88, 768), F32),
     (jgg.grouped_syrk, (1, 112, 1368), F32),
     (jgg.grouped_syr2k, (16, 1024, 1024), F32),
@@ -32,6 +39,8 @@ FASTER_IN_XLA = [
 FASTER_IN_OURS = [
     (jgg.grouped_syrk, (64, 256, 1024), BF16),
     (jgg.grouped_syrk, (16, 512, 512), BF16),
+    (jgg.grouped_syrk, (64, 104, 1448), BF16),
+    (jgg.grouped_syrk, (1, 896, 192), BF16),
     (jgg.grouped_syr2k, (64, 1392, 312), BF16),
     (jgg.grouped_syr2k, (16, 320, 384), BF16),
     (jgg.grouped_syr2k, (8, 2048, 2048), F32),

@@ -44,7 +44,8 @@ def plan_rank_k(
     plan = _plan_of_kernel(avals, params, target)
     if params["implementation"] == "cuda" or plan.prediction is None:
         return plan
-    reason = faster_reason(plan.problem, plan.prediction, plan.terms, target)
+    _, tile = plan.kernel
+    reason = faster_reason(plan.problem, plan.prediction, tile, plan.terms, target)
     return Plan(plan.problem, "reference", reason) if reason else plan
 
 

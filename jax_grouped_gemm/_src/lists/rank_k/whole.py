@@ -24,11 +24,15 @@ from jax_grouped_gemm._src.device import (
 )
 from jax_grouped_gemm._src.float32 import FULL_TERMS
 from jax_grouped_gemm._src.lists.rank_k.problem import RankKProblem
+from jax_grouped_gemm._src.plan import DEFAULT_TILE, TileConfig
 
 # What a call takes beside what is predicted: its launches, which XLA has for each stack, and the
 # ends of kernels.
 XLA_SECONDS = 5e-6
 KERNEL_SECONDS, SPLITTING_KERNEL_SECONDS = 3e-6, 25e-6
+# Of a kernel with tiles of 128x256, which small updates have that are smaller than a tile. From the
+# random updates of h200_never_slower.json (docs/notes/rank_k.md).
+LARGE_TILE_SECONDS = 6.5e-6
 # How much longer float32 kernels were measured to take than the rate of 16 bits predicts.
 SPLITTING_SHARE = 1.15
 # Sums that stay in the L2 cache, of 50 MB, until they are read, and how much faster that is.
@@ -40,12 +44,15 @@ COMPLEX_TILE, COMPLEX_RATE = 64, FP64 / 8
 MARGIN = 0.9
 
 
-def faster_reason(problem: RankKProblem, kernel: Prediction, terms: int, target: Target) -> str:
+def faster_reason(
+    problem: RankKProblem, kernel: Prediction, tile: TileConfig, terms: int, target: Target
+) -> str:
     """Why XLA should compute `problem`, empty if the kernel should.
 
     Args:
       problem: the updates.
       kernel: what is predicted of the kernel.
+      tile: of the kernel.
       terms: products of 16-bit parts for one of float32, 0 for other operands.
       target: the device.
     """
@@ -55,7 +62,8 @@ def faster_reason(problem: RankKProblem, kernel: Prediction, terms: int, target:
     if terms:
         triangle = SPLITTING_SHARE * kernel.seconds + SPLITTING_KERNEL_SECONDS
     else:
-        triangle = kernel.seconds + KERNEL_SECONDS
+        is_large = tile == DEFAULT_TILE
+        triangle = kernel.seconds + (LARGE_TILE_SECONDS if is_large else KERNEL_SECONDS)
     if whole > MARGIN * triangle:
         return ""
     return (
