@@ -226,7 +226,7 @@ class Op:
         self, ctx, operands, *, implementation, product=None, tile=None, tile_choices=None,
         zeroes_unowned=None, max_sms=None, **p,
     ):  # fmt: skip
-        return self._lower(ctx, functools.partial(self.reference, **p), operands)
+        return self._lower(ctx, _traced_once(self.reference, tuple(p.items())), operands)
 
     def _lower_default(self, ctx, *operands, **params):
         if params["implementation"] == "cuda":
@@ -283,6 +283,16 @@ def _target_device(ctx: mlir.LoweringRuleContext) -> jax.Device | None:
     except RuntimeError:  # this machine has no device of that platform
         backend = context.backend
     return backend.devices()[0] if backend else None
+
+
+@functools.lru_cache(maxsize=1024)
+def _traced_once(reference: Callable[..., Any], params: tuple[tuple[str, Any], ...]) -> Any:
+    """The reference of a call, which JAX traces once for operands of equal types.
+
+    Otherwise every program that has the call would trace it anew, which takes as long as to lower
+    it. It is put in line, so that programs are as without.
+    """
+    return jax.jit(functools.partial(reference, **dict(params)), inline=True)
 
 
 @functools.cache
