@@ -38,6 +38,28 @@ def tiny(monkeypatch):
     monkeypatch.setattr("jax_grouped_gemm.unavailable_reason", lambda: "no GPU in this test")
 
 
+@pytest.fixture(scope="module")
+def trained():
+    """The runs of this module by what was asked for: equal seeds train equally."""
+    return {}
+
+
+@pytest.fixture
+def trained_once(trained, monkeypatch):
+    """For tests that do not look at the training itself."""
+    from jax_grouped_gemm.demo import train as training
+
+    train = training.train
+
+    def train_once(preset, corpus, **options):
+        key = repr((preset, sorted(options.items())))
+        if key not in trained:
+            trained[key] = train(preset, corpus, **options)
+        return trained[key]
+
+    monkeypatch.setattr(training, "train", train_once)
+
+
 @pytest.fixture
 def library(tmp_path):
     """Forty files; two of them are held out, and tests and installed packages do not count."""
@@ -135,7 +157,9 @@ class TestMain:
             (["--implementation", "jax", "reference"], ["jax", "reference"]),
         ],
     )
-    def test_compare_honours_its_options(self, options, expected, tiny, capsys, tmp_path):
+    def test_compare_honours_its_options(
+        self, options, expected, tiny, trained_once, capsys, tmp_path
+    ):
         main(["--compare", *options, "--steps=3", "--output", str(tmp_path)])
         runs = json.loads((tmp_path / "runs.json").read_text())
         assert [run["implementation"] for run in runs] == expected
