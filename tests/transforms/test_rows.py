@@ -126,6 +126,22 @@ def test_gradients_with_an_expert_order_run_no_scatter(rng):
         )
 
 
+@jax.jit
+def combine_and_gradients(rows, inverse, weights, count):
+    def loss(rows, weights):
+        return jnp.sin(moe.combine(rows, inverse, weights=weights, count=count)).sum()
+
+    combined = moe.combine(rows, inverse, weights=weights, count=count)
+    return combined, jax.grad(loss, (0, 1))(rows, weights)
+
+
+@jax.jit
+def gather_and_gradient(x, inverse, weights, count):
+    rows = inverse.reshape(-1)
+    gradient = jax.grad(lambda x: jnp.sin(moe.gather_rows(x, rows, count)).sum())
+    return moe.gather_rows(x, rows, count), gradient(x)
+
+
 AXES = [(0, 0, 0, 0), (0, None, None, None), (None, 0, None, None), (None, None, 0, None)]
 AXES += [(None, None, None, 0), (1, -1, None, 1), (None, 0, 0, 0)]
 
@@ -157,7 +173,7 @@ class TestVmap:
             axis if axis is None else min(axis, x.ndim - 1)
             for axis, x in zip(axes, mapped, strict=True)
         )
-        results = jax.vmap(run, axes)(*mapped)
+        results = jax.jit(jax.vmap(run, axes))(*mapped)
         for i, operands in enumerate(single):
             for got, want in zip(
                 jax.tree.leaves(results), jax.tree.leaves(run(*operands)), strict=True
@@ -165,23 +181,10 @@ class TestVmap:
                 np.testing.assert_allclose(got[i], want, atol=1e-5)
 
     def test_combine_and_its_gradients(self, axes, rng):
-        def run(rows, inverse, weights, count):
-            def loss(rows, weights):
-                return jnp.sin(moe.combine(rows, inverse, weights=weights, count=count)).sum()
-
-            return moe.combine(rows, inverse, weights=weights, count=count), jax.grad(loss, (0, 1))(
-                rows, weights
-            )
-
-        self.check(run, axes, *self.operands(axes, rng))
+        self.check(combine_and_gradients, axes, *self.operands(axes, rng))
 
     def test_gather_and_its_gradient(self, axes, rng):
-        def run(x, inverse, weights, count):
-            rows = inverse.reshape(-1)
-            gradient = jax.grad(lambda x: jnp.sin(moe.gather_rows(x, rows, count)).sum())
-            return moe.gather_rows(x, rows, count), gradient(x)
-
-        self.check(run, axes, *self.operands(axes, rng))
+        self.check(gather_and_gradient, axes, *self.operands(axes, rng))
 
 
 def test_gradient_of_operands_that_a_batch_shares(rng):
