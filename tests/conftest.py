@@ -35,6 +35,10 @@ if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
 os.environ["XLA_FLAGS"] = " ".join(XLA_FLAGS).strip()
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+# Without a folder for compiled programs, their keys are computed for nothing; and nobody reads from
+# which lines of Python the instructions of a test's program come.
+os.environ.setdefault("JAX_ENABLE_COMPILATION_CACHE", "false")
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 
 import jax  # noqa: E402
 
