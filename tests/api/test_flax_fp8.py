@@ -60,7 +60,7 @@ class Net(nn.Module):
 class TestLinen:
     def test_scan_and_remat(self, x, rng):
         net = Net()
-        params = net.init(jax.random.key(int(rng.integers(2**31))), x)["params"]
+        params = jax.jit(net.init)(jax.random.key(int(rng.integers(2**31))), x)["params"]
         quantized = jgg_flax.linen.quantize_params(params, RECIPE)
 
         def loss(params, quantized):
@@ -74,7 +74,7 @@ class TestLinen:
 
     def test_accumulation_quantises_once(self, x, rng):
         layer = jgg_flax.linen.MoE(F, E, K, **OPTIONS)
-        params = layer.init(jax.random.key(int(rng.integers(2**31))), x)["params"]
+        params = jax.jit(layer.init)(jax.random.key(int(rng.integers(2**31))), x)["params"]
 
         def loss(params, quantized, x):
             y, _ = layer.apply({"params": params, "quantized": quantized}, x)
@@ -91,9 +91,8 @@ class TestLinen:
 
         batches = jnp.stack([x, 2 * x])
         assert quantisations(step, params, batches) == 2
-        want = jax.tree.map(
-            jnp.add, *(jax.jit(jax.grad(loss))(params, {}, batch) for batch in batches)
-        )
+        gradient = jax.jit(jax.grad(loss))
+        want = jax.tree.map(jnp.add, *(gradient(params, {}, batch) for batch in batches))
         equal(jax.jit(step)(params, batches), want)
 
     def test_only_layers_are_quantised(self, x, rng):
@@ -127,9 +126,10 @@ class TestNnx:
             update(model, x)
             jgg_flax.nnx.quantize(model)
 
+        plain_step = nnx.jit(update)
         for _ in range(2):
             step(model, x)
-            nnx.jit(update)(plain, x)
+            plain_step(plain, x)
         for name in ("wi_0", "wi_1", "wo"):
             equal(getattr(model, name)[...], getattr(plain, name)[...])
         equal(model(x)[0], plain(x)[0])

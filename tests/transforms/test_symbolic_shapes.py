@@ -53,7 +53,7 @@ class TestReference:
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5),
             program.call(*operands),
-            function(*operands),
+            jax.jit(function)(*operands),
         )
 
     @pytest.mark.parametrize("function", [jgg.ragged_dot, jgg.fp8_ragged_dot])
@@ -62,7 +62,7 @@ class TestReference:
         program = export_program(jax.jit(function))(*shaped("m, k; 3, k, n"), SIZES)
         operands = ragged_operands(rng, 11, k, n)
         np.testing.assert_allclose(
-            program.call(*operands), function(*operands), rtol=1e-4, atol=1e-4
+            program.call(*operands), jax.jit(function)(*operands), rtol=1e-4, atol=1e-4
         )
 
     def test_batch(self, rng):
@@ -116,7 +116,7 @@ class TestReference:
             jax.tree.map(
                 lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4),
                 program.call(*operands),
-                layer(*operands),
+                jax.jit(layer)(*operands),
             )
 
 
