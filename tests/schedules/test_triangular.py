@@ -85,7 +85,7 @@ def check(tiles, stacks, uplo, tile, halves=False):
 
     if halves:
         # Both CTAs take the same narrow tile, as many steps of it each; count the first one's.
-        pairs = [is_narrow(t, uplo, tile_m) and t.m < t.extent for t in first]
+        pairs = is_narrow(first, uplo, tile_m) & (first.m < first.extent)
         for field in ("batch", "m", "n"):
             np.testing.assert_array_equal(first[field][pairs], second[field][pairs])
         tiles = tiles[~np.repeat(pairs, 2) | (tiles.rank == 0)]
@@ -100,17 +100,17 @@ def check(tiles, stacks, uplo, tile, halves=False):
         assert (outside.m[outside.share == RHS] == -(-n // tile_n) * tile_n - tile_m).all()
         assert ((0 <= real.batch) & (real.batch < g)).all()
 
-        narrow = np.array([is_narrow(t, uplo, tile_m) for t in real], bool)
+        narrow = is_narrow(real, uplo, tile_m)
         assert (real.k_tiles[~narrow] == steps).all()
         assert (real.k_tiles[narrow] == -(-steps // (4 if halves else 2))).all()
 
         # In elements of tile_m x tile_m: a narrow tile is one of them, the others are two.
         count = -(-n // tile_m)
         computed = np.zeros((g, count, 2 * -(-count // 2) + 1), int)
-        for t in real:
-            width = 1 if is_narrow(t, uplo, tile_m) else 2
-            column = t.n // tile_m
-            computed[t.batch, t.m // tile_m, column : column + width] += 1
+        at = real.batch, real.m // tile_m, real.n // tile_m
+        np.add.at(computed, at, 1)
+        batch, row, column = (x[~narrow] for x in at)
+        np.add.at(computed, (batch, row, column + 1), 1)
         row, column = np.indices(computed.shape[1:])
         needed = (column <= row) if uplo == "lower" else (column >= row) & (column < count)
         assert (computed[:, needed] == 1).all()
@@ -119,9 +119,9 @@ def check(tiles, stacks, uplo, tile, halves=False):
         assert (computed[:, ~needed & ~past] == 0).all()
 
 
-def is_narrow(t, uplo, tile_m):
-    odd = t.m // tile_m % 2 == 1
-    return t.m == t.n and odd == (uplo == "upper")
+def is_narrow(tiles, uplo, tile_m):
+    odd = tiles.m // tile_m % 2 == 1
+    return (tiles.m == tiles.n) & (odd == (uplo == "upper"))
 
 
 @UPLO
@@ -192,7 +192,7 @@ def test_large_matrix(schedule, tile, uplo):
 
 def narrow_units(tiles, uplo):
     """Of the two tiles of a unit one may be padding."""
-    narrow = [is_narrow(t, uplo, TILE_M) and t.m < t.extent for t in tiles]
+    narrow = is_narrow(tiles, uplo, TILE_M) & (tiles.m < tiles.extent)
     return np.reshape(narrow, (-1, 2)).any(axis=1)
 
 
@@ -265,5 +265,5 @@ def check_utilization(schedule, uplo, shapes, halves):
 @UPLO
 def test_no_more_than_half_the_work_of_the_full_grid(schedule, uplo):
     tiles = schedule([[4, 4096, 1]], uplo)
-    narrow = sum(is_narrow(t, uplo, 128) for t in tiles)
+    narrow = is_narrow(tiles, uplo, 128).sum()
     assert (len(tiles) - narrow / 2) / (4 * 32 * 16) < 0.52
