@@ -98,15 +98,20 @@ def variant(rng, form, *, biased=(True, True, True), dtype=np.float32, **options
     return Variant(case, tuple(biases), form)
 
 
+@partial(jax.jit, static_argnames=("form", "offset", "activation"))
+def value_and_gradients(factors, sizes, rows, cotangent, form, offset, activation):
+    """Compiled once for variants of equal shapes."""
+    case = mlp.Case(None, None, None, None, sizes, rows, offset=offset)
+    y, vjp = jax.vjp(partial(Variant(case, (), form).run, activation=activation), factors)
+    return y, vjp(jnp.asarray(cotangent, y.dtype))[0]
+
+
 def check(one: Variant, rng, activation="silu", tolerance=3e-5):
     cotangent = rng.standard_normal((len(one.case.on_rows), D), np.float32)
-
-    @jax.jit
-    def both(factors):
-        y, vjp = jax.vjp(partial(one.run, activation=activation), factors)
-        return y, vjp(jnp.asarray(cotangent, y.dtype))[0]
-
-    y, gradients = both(one.factors)
+    c = one.case
+    y, gradients = value_and_gradients(
+        one.factors, c.sizes, c.rows, cotangent, one.form, c.offset, activation
+    )
     exact, exact_gradients = one.exact(cotangent, activation)
     for name, got, want in [
         ("y", y, exact),
