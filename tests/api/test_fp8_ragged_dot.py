@@ -39,14 +39,16 @@ def operands(rng, m=M, k=K, n=N, g=G, dtype=BF16):
 
 
 def products(lhs, rhs, sizes, cotangent, call=jgg.fp8_ragged_dot, **options):
-    """The result and the cotangents of lhs and rhs."""
+    """The result and the cotangents of lhs and rhs, compiled once for equal shapes and options."""
+    arrays = {n: options.pop(n) for n in ("group_offset", "quantized_rhs") if n in options}
+    return _products(lhs, rhs, sizes, cotangent, arrays, call, tuple(options.items()))
 
-    @jax.jit
-    def run(lhs, rhs, sizes, cotangent):
-        out, vjp = jax.vjp(lambda lhs, rhs: call(lhs, rhs, sizes, **options), lhs, rhs)
-        return out, *vjp(cotangent.astype(out.dtype))
 
-    return run(lhs, rhs, sizes, cotangent)
+@partial(jax.jit, static_argnums=(5, 6))
+def _products(lhs, rhs, sizes, cotangent, arrays, call, options):
+    options = arrays | dict(options)
+    out, vjp = jax.vjp(lambda lhs, rhs: call(lhs, rhs, sizes, **options), lhs, rhs)
+    return out, *vjp(cotangent.astype(out.dtype))
 
 
 def exact_products(lhs, rhs, sizes, cotangent, offset=0):

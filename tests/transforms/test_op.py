@@ -48,7 +48,11 @@ def call(plan, x, scale):
     return jax.ffi.ffi_call("test.scale_rows.v1", result)(x, scale)
 
 
+TRACED = []  # the shapes of which the reference has been traced
+
+
 def reference(x, scale):
+    TRACED.append(x.shape)
     return x * scale[..., None]
 
 
@@ -100,6 +104,16 @@ class TestRuns:
     def test_eagerly(self, scale_rows, operands):
         x, scale = operands
         np.testing.assert_array_equal(scale_rows(x, scale), x * scale[:, None])
+
+    def test_the_reference_is_traced_once_for_all_programs(self, scale_rows, operands):
+        x, scale = operands
+        expected = x * scale[:, None]
+        np.testing.assert_array_equal(jax.jit(scale_rows)(x, scale), expected)
+        traced = len(TRACED)
+        twice = jax.jit(lambda *operands: 2 * scale_rows(*operands))
+        np.testing.assert_array_equal(twice(x, scale), 2 * expected)
+        assert len(TRACED) == traced
+        np.testing.assert_array_equal(jax.jit(scale_rows)(x[:3], scale[:3]), expected[:3])
 
     def test_its_kernel_on_a_gpu(self, scale_rows, operands, extension):
         assert "@test.scale_rows.v1" in cuda_program(scale_rows, *operands)
