@@ -65,21 +65,21 @@ def ours(o, *, activation="silu", gated=True, biased=True, on_input=False, top_k
 
 def token_by_token(o, *, hidden, gated=True, biased=True, on_input=False, top_k=K):
     """The same, one token and one expert at a time."""
-    rows = []
-    for token in range(T):
-        logits = o["logits"][token]
-        chosen = np.argsort(-np.asarray(jax.lax.stop_gradient(logits)))[:top_k]
+
+    def of_expert(x, weight, e):
+        x = x * (weight if on_input else 1)
+        gate = x @ o["wi_0"][e] + (o["b0"][e] if biased else 0)
+        up = x @ o["wi_1"][e] + (o["b1"][e] if biased else 0) if gated else 1.0
+        result = hidden(gate, up) @ o["wo"][e] + (o["bo"][e] if biased else 0)
+        return result if on_input else weight * result
+
+    def of_token(x, logits):
+        chosen = jnp.argsort(-jax.lax.stop_gradient(logits))[:top_k]
         weights = jnp.exp(logits[chosen])
         weights = weights / weights.sum()
-        y = jnp.zeros(D, o["x"].dtype)
-        for w, e in zip(weights, chosen, strict=True):
-            x = o["x"][token] * (w if on_input else 1)
-            gate = x @ o["wi_0"][e] + (o["b0"][e] if biased else 0)
-            up = x @ o["wi_1"][e] + (o["b1"][e] if biased else 0) if gated else 1.0
-            result = hidden(gate, up) @ o["wo"][e] + (o["bo"][e] if biased else 0)
-            y += result if on_input else w * result
-        rows.append(y)
-    return jnp.stack(rows)
+        return jax.vmap(partial(of_expert, x))(weights, chosen).sum(axis=0)
+
+    return jax.vmap(of_token)(o["x"], o["logits"])
 
 
 def value_and_gradients(layer, o, cotangent):
@@ -87,7 +87,7 @@ def value_and_gradients(layer, o, cotangent):
         y = layer(o)
         return (y * cotangent.astype(y.dtype)).sum(), y
 
-    (_, y), gradients = jax.value_and_grad(loss, has_aux=True)(o)
+    (_, y), gradients = jax.jit(jax.value_and_grad(loss, has_aux=True))(o)
     return y, gradients
 
 
@@ -96,7 +96,7 @@ def assert_agree(o, rng, implementation=None, atol=2e-5, **options):
     cotangent = rng.standard_normal((T, D))
     activation = options.pop("activation", "silu")
     hidden = options.pop("hidden", None) or HIDDEN[activation]
-    layer = jax.jit(partial(ours, activation=activation, implementation=implementation, **options))
+    layer = partial(ours, activation=activation, implementation=implementation, **options)
     result = value_and_gradients(layer, o, jnp.asarray(cotangent))
     # As the layer gets them, with all digits.
     exact = {name: np.asarray(x, np.float64) for name, x in o.items()}
