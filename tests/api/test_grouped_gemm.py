@@ -140,7 +140,7 @@ class TestTransformations:
 
         alpha, beta = [dtype(0.7), dtype([0.3, -1.0]), dtype(0.5)], dtype(0.4)
         operands = (problems.lhs, problems.rhs, problems.c, alpha, jnp.asarray(beta))
-        check_grads(function, operands, order=2, modes=("fwd", "rev"))
+        check_grads(jax.jit(function), operands, order=2, modes=("fwd", "rev"))
 
     def test_gradients_with_numbers_as_scales(self, rng):
         problems = random_list(
