@@ -162,7 +162,9 @@ class TestTransformations:
 
         # Differences of second order lose half of the digits, and more where terms cancel.
         tolerance = dict(atol=3e-4, rtol=3e-4)
-        check_grads(jax.jit(function), (a, b, c, alpha, 0.4), order=2, modes=("fwd", "rev"), **tolerance)
+        check_grads(
+            jax.jit(function), (a, b, c, alpha, 0.4), order=2, modes=("fwd", "rev"), **tolerance
+        )
 
     @REAL
     def test_the_cotangents_other_triangle_is_cs(self, update, rng):
