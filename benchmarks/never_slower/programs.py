@@ -241,12 +241,17 @@ def run_workers(count: int, command: Sequence[str], seconds: float) -> float:
     start = time.monotonic()
     flags = f"{os.environ.get('XLA_FLAGS', '')} {ONE_THREAD}".strip()
     environment = os.environ | {
+        # The package that this process has, though `-m` would look in the working folder first.
+        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
         "XLA_FLAGS": flags,
         "OMP_NUM_THREADS": "1",
     }
     with _ended(
-        [subprocess.Popen([sys.executable, "-m", *command], env=environment) for _ in range(count)]
+        [
+            subprocess.Popen([sys.executable, "-P", "-m", *command], env=environment)
+            for _ in range(count)
+        ]
     ) as workers:
         for worker in workers:
             left = start + seconds - time.monotonic()
