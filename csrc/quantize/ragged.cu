@@ -83,11 +83,10 @@ __global__ void __launch_bounds__(kTileThreads, kCtasPerProcessor<Source, kAlign
   auto const first_row_of = [&](int batch) {
     return static_cast<int64_t>(batch) * rows + block.first;
   };
-  TileLoader<Source, kAligned, Consecutive> loader(
-      shared.stagings,
-      static_cast<Source const*>(arguments.x) +
-          first_row_of(arguments.x_batched ? batch : 0) * pitch,
-      pitch, block.rows, column, end, {});
+  TileLoader<Source, kAligned> loader(shared.stagings,
+                                      static_cast<Source const*>(arguments.x) +
+                                          first_row_of(arguments.x_batched ? batch : 0) * pitch,
+                                      pitch, block.rows, column, end);
 #pragma unroll 1
   for (; column < end; column += kScaleBlock) {
     // Otherwise the compiler keeps the addresses of all rows of all arrays for the next tile.

@@ -41,25 +41,18 @@ template <class Source>
 struct Patch {
   Octet<Source> row[kPatchRows];
 
-  // `source` as of `Staging::fetch`.
-  template <bool kAligned, class RowSource>
-  __device__ __forceinline__ static Patch load(Source const* tile, int pitch, TileExtent extent,
-                                               RowSource const& source) {
+  template <bool kAligned>
+  __device__ __forceinline__ static Patch load(Source const* tile, int pitch, TileExtent extent) {
     PatchPosition const at;
     Patch patch;
 #pragma unroll
     for (int i = 0; i < kPatchRows; ++i) {
-      int const row = source(at.row + i);
-      int const count = at.row + i < extent.rows && row >= 0 ? extent.columns - at.column : 0;
+      int const row = at.row + i;
+      int const count = row < extent.rows ? extent.columns - at.column : 0;
       Source const* from = tile + static_cast<int64_t>(row) * pitch + at.column;
       patch.row[i] = Octet<Source>::template load<kAligned>(from, count);
     }
     return patch;
-  }
-
-  template <bool kAligned>
-  __device__ __forceinline__ static Patch load(Source const* tile, int pitch, TileExtent extent) {
-    return load<kAligned>(tile, pitch, extent, [](int row) { return row; });
   }
 
   __device__ __forceinline__ void clear() {
@@ -98,16 +91,12 @@ struct Staging {
   static constexpr int kPieces = Octet<Source>::kWords / 4;
   uint4 piece[kPatchRows][kPieces][kTileThreads];
 
-  // `source(row)` is where a row of the tile is, counted in rows from `tile` on; nowhere if it is
-  // negative.
-  template <class RowSource>
-  __device__ __forceinline__ void fetch(Source const* tile, int pitch, TileExtent extent,
-                                        RowSource const& source) {
+  __device__ __forceinline__ void fetch(Source const* tile, int pitch, TileExtent extent) {
     PatchPosition const at;
 #pragma unroll
     for (int i = 0; i < kPatchRows; ++i) {
-      int const row = source(at.row + i);
-      bool const exists = at.row + i < extent.rows && at.column < extent.columns && row >= 0;
+      int const row = at.row + i;
+      bool const exists = row < extent.rows && at.column < extent.columns;
       Source const* from = tile + static_cast<int64_t>(row) * pitch + at.column;
 #pragma unroll
       for (int j = 0; j < kPieces; ++j) {
@@ -116,10 +105,6 @@ struct Staging {
                                 sizeof(uint4), exists ? 0 : sizeof(uint4));
       }
     }
-  }
-
-  __device__ __forceinline__ void fetch(Source const* tile, int pitch, TileExtent extent) {
-    fetch(tile, pitch, extent, [](int row) { return row; });
   }
 
   __device__ __forceinline__ Patch<Source> take() const {

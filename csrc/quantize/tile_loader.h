@@ -9,33 +9,20 @@ namespace jgg::quantize {
 template <class Source, bool kAligned>
 constexpr int kCtasPerProcessor = sizeof(Source) == 2 && kAligned ? 2 : 1;
 
-// Rows that follow one another from the block's first on.
-struct Consecutive {
-  __device__ __forceinline__ int operator()(int row) const { return row; }
-};
-
-// Rows that are elsewhere, nowhere if negative.
-struct Elsewhere {
-  int const* source_rows;
-  __device__ __forceinline__ int operator()(int row) const { return source_rows[row]; }
-};
-
 // Tiles side by side, one after the other; the next is on its way while one is quantised.
-template <class Source, bool kAligned, class RowSource>
+template <class Source, bool kAligned>
 class TileLoader {
  public:
   using Stagings = Staging<Source>[2];
 
   __device__ __forceinline__ TileLoader(Stagings& stagings, Source const* rows, int pitch,
-                                        int num_rows, int first_column, int end_column,
-                                        RowSource const& source)
+                                        int num_rows, int first_column, int end_column)
       : stagings_(stagings),
         rows_(rows),
         pitch_(pitch),
         num_rows_(num_rows),
         column_(first_column),
-        end_(end_column),
-        source_(source) {
+        end_(end_column) {
     fetch();
   }
 
@@ -48,7 +35,7 @@ class TileLoader {
       Source const* tile = rows_ + column_;
       TileExtent const extent{num_rows_, end_ - column_};
       column_ += kScaleBlock;
-      return Patch<Source>::template load<false>(tile, pitch_, extent, source_);
+      return Patch<Source>::template load<false>(tile, pitch_, extent);
     }
   }
 
@@ -56,7 +43,7 @@ class TileLoader {
   // Into the staging whose tile was taken last.
   __device__ __forceinline__ void fetch() {
     if constexpr (kAligned) {
-      stagings_[turn_].fetch(rows_ + column_, pitch_, {num_rows_, end_ - column_}, source_);
+      stagings_[turn_].fetch(rows_ + column_, pitch_, {num_rows_, end_ - column_});
       __pipeline_commit();
       column_ += kScaleBlock;
       turn_ ^= 1;
@@ -69,7 +56,6 @@ class TileLoader {
   int num_rows_;
   int column_;  // of the tile to fetch next
   int end_;
-  RowSource source_;
   int turn_ = 0;
 };
 
