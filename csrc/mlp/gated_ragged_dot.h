@@ -92,7 +92,7 @@ struct WeightGradientArguments {
   int divisor;
   int tokens;
   void const* rhs[2];
-  void* out[2];  // one may be null, which is not wanted
+  void* out[2];
   void* workspace;
   int64_t workspace_bytes;
   ElementType type;

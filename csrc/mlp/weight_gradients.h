@@ -12,12 +12,13 @@ template <class Config_, bool kGathersLhs_>
 struct WeightGradients : sm90::RaggedContracting<Config_, /*kAdds=*/false, kGathersLhs_> {
   using Config = Config_;
   using One = sm90::RaggedContracting<Config, /*kAdds=*/false, kGathersLhs_>;
+  using Epilogue = sm90::CooperativeEpilogue<Config, /*kResults=*/2>;
   static_assert(!One::kMasksRows);
 
   struct Params : One::Params {
+    CUtensorMap out[2];  // instead of the one
     CUtensorMap second_rhs;
-    sm90::TwoArrays at;  // in `out`
-    int second_n;        // where the second product begins
+    int second_n;  // where the second product begins
   };
 
   template <class Loader>
@@ -33,7 +34,7 @@ struct WeightGradients : sm90::RaggedContracting<Config_, /*kAdds=*/false, kGath
                                                     int row) {
     bool const first = work.n < params.second_n;
     return {first ? work.n : work.n - params.second_n, work.m + row,
-            work.group * params.at.step + (first ? params.at.first : params.at.second)};
+            first ? work.group : Epilogue::in_second(work.group)};
   }
 
   static cudaError_t make_params(WeightGradientArguments const& a, Params& params) {
@@ -46,42 +47,26 @@ struct WeightGradients : sm90::RaggedContracting<Config_, /*kAdds=*/false, kGath
     product.n = a.n;
     product.lhs = a.x;
     product.rows = {a.rows, a.divisor, a.tokens};
-    typename One::Params second;
-    product.out = a.out[0] != nullptr ? a.out[0] : a.out[1];
-    product.rhs = a.rhs[1];
-    cudaError_t status = One::make_params(product, second);
-    if (status != cudaSuccess) return status;
-    product.rhs = a.rhs[0];
-    status = One::make_params(product, params);
-    if (status != cudaSuccess) return status;
-
-    params.second_rhs = second.rhs;
+    typename One::Params both[2];
+    for (int i = 0; i < 2; ++i) {
+      product.rhs = a.rhs[i];
+      product.out = a.out[i];
+      cudaError_t const status = One::make_params(product, both[i]);
+      if (status != cudaSuccess) return status;
+      params.out[i] = both[i].out;
+    }
+    static_cast<typename One::Params&>(params) = both[0];
+    params.second_rhs = both[1].rhs;
     params.second_n = columns(a) / 2;
     params.grid = {a.groups, a.k, columns(a), kFewRows};
-    if (a.out[0] != nullptr && a.out[1] != nullptr) {
-      return sm90::encode_two(&params.out, params.at, sm90::view<typename Config::Output>(a.out[0]),
-                              a.out[1], a.groups.local_groups, a.k, a.n, sm90::kRowsPerConsumer);
-    }
-    // What lies past the last group is not stored.
-    int const nowhere = a.groups.local_groups;
-    bool const is_first = a.out[0] != nullptr;
-    params.at = {1, is_first ? 0 : nowhere, is_first ? nowhere : 0};
     return cudaSuccess;
-  }
-
-  // Whether one descriptor can have both results.
-  static bool are_near(WeightGradientArguments const& a) {
-    return sm90::can_encode_two(sm90::view<typename Config::Output>(a.out[0]), a.out[1],
-                                a.groups.local_groups, a.k, a.n);
   }
 
   static int columns(WeightGradientArguments const& a) {
     return 2 * ceil_div(a.n, Config::kTileN) * Config::kTileN;
   }
   static sm90::ResultMatrices results(WeightGradientArguments const& a) {
-    auto const [first, second] = a.out;
-    return sm90::result_matrices<typename Config::Output>(a.k, a.n, first ? first : second,
-                                                          first ? second : nullptr);
+    return sm90::result_matrices<typename Config::Output>(a.k, a.n, a.out[0], a.out[1]);
   }
 
   static int64_t max_units(WeightGradientArguments const& a) {

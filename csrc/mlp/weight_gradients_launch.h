@@ -17,18 +17,7 @@ cudaError_t weight_gradients_of(TileConfig config, WeightGradientArguments const
         using Config = sm90::ConfigOf<decltype(tile), Element, Element, Major::MN, Major::MN>;
         using Whole = WeightGradients<Config, gathers.value>;
         using Cut = sm90::CutContracting<Whole>;
-        if (Whole::are_near(arguments)) {
-          return sm90::launch_contracting<Whole, Cut>(arguments, stream);
-        }
-        // Each has a launch that computes both, so that which tiles are cut, and with it every bit
-        // of a result, does not depend on where in memory it is.
-        for (int i = 0; i < 2; ++i) {
-          WeightGradientArguments one = arguments;
-          one.out[1 - i] = nullptr;
-          cudaError_t const status = sm90::launch_contracting<Whole, Cut>(one, stream);
-          if (status != cudaSuccess) return status;
-        }
-        return cudaSuccess;
+        return sm90::launch_contracting<Whole, Cut>(arguments, stream);
       },
       OneTileOf<TileTable<sm90::CutTile>>{config}, Flag{arguments.rows != nullptr});
 }

@@ -21,7 +21,9 @@ struct StoreCoordinates {
   int outer;
 };
 
-template <class Config>
+// With two results, which have their descriptors one after the other, the outer coordinate says
+// which of them a tile is of.
+template <class Config, int kResults = 1>
 class CooperativeEpilogue {
   using Output = typename Config::Output;
   // Two columns to a register, or one.
@@ -29,6 +31,11 @@ class CooperativeEpilogue {
   static constexpr int kAccumulators = kRowsPerConsumer * Config::kTileN / kWarpgroup;
 
  public:
+  static_assert(kResults == 1 || kResults == 2);
+
+  // The outer coordinate in the second result, and back.
+  __device__ static int in_second(int outer) { return ~outer; }
+
   __device__ CooperativeEpilogue(SharedStorage<Config>& shared, CUtensorMap const& descriptor,
                                  int consumer, StoreHint hint = StoreHint::kNormal)
       : chunks_(&shared.chunks[consumer][0][0]),
@@ -37,6 +44,11 @@ class CooperativeEpilogue {
         consumer_(consumer),
         next_chunk_(Config::kChunks),
         end_(Config::kChunks) {}
+
+  __device__ CooperativeEpilogue(SharedStorage<Config>& shared,
+                                 CUtensorMap const (&descriptors)[kResults], int consumer,
+                                 StoreHint hint)
+      : CooperativeEpilogue(shared, descriptors[0], consumer, hint) {}
 
   // Takes over a finished half tile, or its first `kColumns` columns. 32-bit results are too many
   // registers to carry along and are stored at once.
@@ -129,8 +141,9 @@ class CooperativeEpilogue {
     cute::tma_store_fence();
     sync_consumer(consumer_);
     if (issues()) {
-      store_box(*descriptor_, slot(chunk), at_.column + chunk * Config::kChunkColumns, at_.row,
-                at_.outer, hint_);
+      bool const second = kResults == 2 && at_.outer < 0;
+      store_box(descriptor_[second], slot(chunk), at_.column + chunk * Config::kChunkColumns,
+                at_.row, second ? in_second(at_.outer) : at_.outer, hint_);
       cute::tma_store_arrive();
     }
   }

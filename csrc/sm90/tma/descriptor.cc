@@ -2,9 +2,7 @@
 
 #include <cudaTypedefs.h>
 
-#include <algorithm>
 #include <initializer_list>
-#include <numeric>
 
 namespace jgg::sm90 {
 namespace {
@@ -75,21 +73,6 @@ struct Shape {
   cuuint64_t slabs;
 };
 
-// Two arrays of matrices whose outer coordinate counts a part of a matrix that the distance of the
-// arrays is a multiple of, too. Matrices then overlap, which only makes the dimension longer.
-struct Pair {
-  Pair(Shape const& first, void const* second_data, int64_t rows)
-      : base(std::min(first.base, reinterpret_cast<uintptr_t>(second_data))),
-        distance(std::max(first.base, reinterpret_cast<uintptr_t>(second_data)) - base),
-        matrix(first.pitch * rows),
-        unit(std::gcd(matrix, distance)) {}
-
-  uintptr_t base;
-  cuuint64_t distance;
-  cuuint64_t matrix;
-  cuuint64_t unit;
-};
-
 }  // namespace
 
 cudaError_t encode_plain(CUtensorMap* descriptor, TensorView tensor, int64_t outer, int64_t rows,
@@ -99,28 +82,6 @@ cudaError_t encode_plain(CUtensorMap* descriptor, TensorView tensor, int64_t out
                 {{shape.columns, 0, shape.box},
                  {cuuint64_t(rows), shape.pitch, box_rows},
                  {cuuint64_t(outer), shape.pitch * rows}});
-}
-
-bool can_encode_two(TensorView tensor, void const* second, int64_t outer, int64_t rows,
-                    int64_t columns) {
-  Pair const pair(Shape(tensor, columns), second, rows);
-  return (pair.distance + outer * pair.matrix) / pair.unit < kUnbounded;
-}
-
-cudaError_t encode_two(CUtensorMap* descriptor, TwoArrays& at, TensorView tensor,
-                       void const* second, int64_t outer, int64_t rows, int64_t columns,
-                       int box_rows) {
-  if (!can_encode_two(tensor, second, outer, rows, columns)) return cudaErrorInvalidValue;
-  Shape const shape(tensor, columns);
-  Pair const pair(shape, second, rows);
-  int const last = static_cast<int>(pair.distance / pair.unit);
-  at.step = static_cast<int>(pair.matrix / pair.unit);
-  at.first = shape.base == pair.base ? 0 : last;
-  at.second = shape.base == pair.base ? last : 0;
-  return encode(descriptor, tensor, pair.base,
-                {{shape.columns, 0, shape.box},
-                 {cuuint64_t(rows), shape.pitch, box_rows},
-                 {kUnbounded, pair.unit}});
 }
 
 cudaError_t encode_slabs(CUtensorMap* descriptor, TensorView tensor, int64_t outer, int64_t rows,

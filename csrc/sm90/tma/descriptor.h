@@ -33,20 +33,6 @@ constexpr int kRaggedRows = 1 << 30;
 cudaError_t encode_plain(CUtensorMap* descriptor, TensorView tensor, int64_t outer, int64_t rows,
                          int64_t columns, int box_rows);
 
-// Two such arrays in one descriptor. What is at `outer` of the first is found at {column, row,
-// outer * step + first}, of the second at {column, row, outer * step + second}. Coordinates reach
-// some hundred gigabytes, but one process may have arrays that are further apart.
-struct TwoArrays {
-  int step;
-  int first;
-  int second;
-};
-bool can_encode_two(TensorView tensor, void const* second, int64_t outer, int64_t rows,
-                    int64_t columns);
-cudaError_t encode_two(CUtensorMap* descriptor, TwoArrays& at, TensorView tensor,
-                       void const* second, int64_t outer, int64_t rows, int64_t columns,
-                       int box_rows);
-
 // The same array as slabs of 128 bytes of columns, `box_slabs` of them in a box, found at {0, row,
 // slab, outer}. The columns are a multiple of a slab's.
 cudaError_t encode_slabs(CUtensorMap* descriptor, TensorView tensor, int64_t outer, int64_t rows,
