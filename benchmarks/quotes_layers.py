@@ -102,10 +102,10 @@ def expert_parallel() -> str:
         for op in ("ep_forward", "ep_step"):
             found = case("expert_parallel", f"{name}/{op}")
             fractions = found.get("fractions", {})
-            for way in ("ours", "nccl", "room_for_1.25", "naive"):
+            for way in ("ours", "nccl", "tokens_fp8", "naive"):
                 row.append(f"{fractions[way]:.2f}" if way in fractions else "-")
         rows.append(row)
-    ways = ("", ", by NCCL", ", room for 1.25", ", all gathered")
+    ways = ("", ", by NCCL", ", tokens in FP8", ", all gathered")
     header = [f"{op}{way}" for op in ("forward", "with gradients") for way in ways]
     return table(["of the speed without communication", *header], rows)
 
