@@ -1,7 +1,8 @@
-// A CTA has a column of tiles: 128 rows of one group by 128 columns of gate, of up and of the
-// gradient of hidden. While it computes with one tile's, the next one's are on their way.
+// A CTA has some tiles: 128 rows of one group by 128 columns of gate, of up and of the gradient of
+// hidden. A thread computes with its own elements row by row and leaves them in shared memory in
+// 16 bits, as words of three results are more registers than a thread has if two CTAs are to share
+// a multiprocessor: while one waits at a barrier or for memory, the other one computes.
 #include <algorithm>
-#include <array>
 
 #include "dispatch.h"
 #include "mlp/activation.h"
@@ -17,6 +18,7 @@ using quantize::kOctet;
 using quantize::kPatchesAcross;
 using quantize::kPatchRows;
 using quantize::kTileThreads;
+using quantize::Octet;
 using quantize::pack_pair;
 using quantize::Patch;
 using quantize::PatchPosition;
@@ -27,51 +29,56 @@ using quantize::TransposeBuffer;
 
 constexpr int kOperands = 3;     // gate, up and the gradient of hidden; dgate, dup and hidden
 constexpr int kTilesPerCta = 8;  // at most
-constexpr int kLeastCtas = 640;
+constexpr int kCtasPerMultiprocessor = 2;
+constexpr int kLeastCtas = 4 * 132 * kCtasPerMultiprocessor;
 
 template <class Source>
 struct SharedStorage {
-  Staging<Source> staging[kOperands];
-  TransposeBuffer transpose[kOperands];
+  // Elements as they come, then what becomes of them, then that in FP8, transposed.
+  union {
+    Staging<Source> staging;
+    TransposeBuffer transpose;
+  } operand[kOperands];
   ColumnScales<Source> columns[kOperands];
+  // Whether a group owns the rows: threads have no register left to keep it in.
+  bool grouped;
 };
 
-// What a thread has of a tile.
+// Eight elements of a row.
 template <class Source>
-struct Patches {
-  Patch<Source> of[kOperands];
+struct Octets {
+  Octet<Source> of[kOperands];
 
-  // Of row `r`, gate, up and the gradient of hidden become their gradients and hidden, in place.
-  // Returns the gradient of the row's weight, of the patch's columns.
+  // Gate, up and the gradient of hidden become their gradients and hidden, in place. Returns the
+  // gradient of the row's weight, of these columns.
   template <bool kIsPlain>
-  __device__ __forceinline__ float apply(int r, GatedFunction const& function, float weight) {
+  __device__ __forceinline__ float apply(GatedFunction const& function, float weight) {
     float dweight = 0;
 #pragma unroll
     for (int i = 0; i < kOctet; i += 2) {
       float dgate[2], dup[2], hidden[2];
 #pragma unroll
       for (int e = 0; e < 2; ++e) {
-        Gated const a = gated<kIsPlain>(function, of[0].row[r][i + e], of[1].row[r][i + e]);
-        float const dh = of[2].row[r][i + e], weighted = dh * weight;
+        Gated const a = gated<kIsPlain>(function, of[0][i + e], of[1][i + e]);
+        float const dh = of[2][i + e], weighted = dh * weight;
         float const unweighted = a.activation * a.up;
         dweight += dh * unweighted;
         dgate[e] = weighted * a.up * a.derivative;
         dup[e] = weighted * a.activation * a.up_slope;
         hidden[e] = unweighted * weight;
       }
-      of[0].row[r].word[i / 2] = pack_pair<Source>(dgate[0], dgate[1]);
-      of[1].row[r].word[i / 2] = pack_pair<Source>(dup[0], dup[1]);
-      of[2].row[r].word[i / 2] = pack_pair<Source>(hidden[0], hidden[1]);
+      of[0].word[i / 2] = pack_pair<Source>(dgate[0], dgate[1]);
+      of[1].word[i / 2] = pack_pair<Source>(dup[0], dup[1]);
+      of[2].word[i / 2] = pack_pair<Source>(hidden[0], hidden[1]);
     }
-    // A row after the other: several at once take more registers than there are.
 #pragma unroll
-    for (auto& patch : of) patch.row[r].stay_packed();
+    for (auto& octet : of) octet.stay_packed();
     return dweight;
   }
 };
 
 template <class Source, ElementType kForward, ElementType kGradient, bool kIsPlain>
-__global__ void __launch_bounds__(kTileThreads, 1)
+__global__ void __launch_bounds__(kTileThreads, kCtasPerMultiprocessor)
     quantize_ragged_gradients_kernel(RaggedGradients arguments, GatedFunction function,
                                      int tiles_per_cta, bool power_of_two) {
   extern __shared__ __align__(16) char shared_bytes[];
@@ -100,44 +107,49 @@ __global__ void __launch_bounds__(kTileThreads, 1)
   }
 
   int first = block.first;
-  auto const fetch = [&](int column) {
+  auto const fetch = [&](int which, int column) {
     if (column < end) {
       int64_t const first_row = first;
-      auto const* const gate = static_cast<Source const*>(p.data) + first_row * 2 * pitch + column;
-      TileExtent const all{block.rows, kScaleBlock};
-      shared.staging[0].fetch(gate, 2 * pitch, all);
-      shared.staging[1].fetch(gate + pitch, 2 * pitch, all);
-      shared.staging[2].fetch(
-          static_cast<Source const*>(arguments.dh) + first_row * columns + column, columns,
-          {block.rows, columns - column});
+      auto& staging = shared.operand[which].staging;
+      if (which < 2) {
+        staging.fetch(static_cast<Source const*>(p.data) + (first_row * 2 + which) * pitch + column,
+                      2 * pitch, {block.rows, kScaleBlock});
+      } else {
+        staging.fetch(static_cast<Source const*>(arguments.dh) + first_row * columns + column,
+                      columns, {block.rows, columns - column});
+      }
     }
-    __pipeline_commit();
   };
   PatchPosition const at;
+  if (threadIdx.x == 0) shared.grouped = block.grouped;
 
-  fetch(column);
+#pragma unroll
+  for (int which = 0; which < kOperands; ++which) fetch(which, column);
 #pragma unroll 1
   for (; column < end; column += kScaleBlock) {
     // Otherwise the compiler keeps the addresses of all rows of all arrays for the next tile.
     asm volatile("" : "+r"(first), "+r"(pitch), "+r"(columns));
     int64_t const first_row = first;
-    int const blocks = pitch / kScaleBlock;
-    __pipeline_wait_prior(0);
-    Patches<Source> patches;
-#pragma unroll
-    for (int which = 0; which < kOperands; ++which) {
-      patches.of[which] = shared.staging[which].take();
-    }
+    int const blocks = pitch / kScaleBlock, this_block = column / kScaleBlock;
     // A thread fetches what it takes itself, so that no barrier is needed.
-    fetch(column + kScaleBlock);
+    __pipeline_commit();
+    __pipeline_wait_prior(0);
 
-    int const this_block = column / kScaleBlock;
+    quantize::LargestOfRows<Source> largest[2]{};
+    Octet<Source> largest_of_columns[kOperands]{};
 #pragma unroll
     for (int i = 0; i < kPatchRows; ++i) {
+      // What is zero stays zero.
+      if (quantize::first_row_of_warp() + i >= block.rows) break;
       int const row = at.row + i;
+      Octets<Source> octets;
+#pragma unroll
+      for (int which = 0; which < kOperands; ++which) {
+        octets.of[which] = shared.operand[which].staging.row(i);
+      }
       // From L1, but for the first tile: there are no registers to keep weights in.
       float const weight = row < block.rows ? __ldg(p.weights + first_row + row) : 0.0f;
-      float dweight = patches.template apply<kIsPlain>(i, function, weight);
+      float dweight = octets.template apply<kIsPlain>(function, weight);
 #pragma unroll
       for (int distance = kPatchesAcross / 2; distance > 0; distance /= 2) {
         dweight += __shfl_xor_sync(~0u, dweight, distance);
@@ -145,57 +157,69 @@ __global__ void __launch_bounds__(kTileThreads, 1)
       if (threadIdx.x % kPatchesAcross == i && row < block.rows) {
         arguments.dweights[(first_row + row) * blocks + this_block] = dweight;
       }
+#pragma unroll
+      for (int which = 0; which < kOperands; ++which) {
+        Octet<Source>& octet = octets.of[which];
+        uint32_t const of_row = octet.largest_after_poisoning();
+        if (which < 2) largest[which].set(i, of_row);
+        largest_of_columns[which].raise(octet);
+        shared.operand[which].staging.set_row(i, octet);
+      }
     }
-
-    std::array<uint32_t, kPatchRows> largest[2];
 #pragma unroll
     for (int which = 0; which < kOperands; ++which) {
-#pragma unroll
-      for (int i = 0; i < kPatchRows; ++i) {
-        uint32_t const of_row = patches.of[which].row[i].largest_after_poisoning();
-        if (which < 2) largest[which][i] = of_row;
-      }
-      patches.of[which].stay_packed();
-      shared.columns[which].reduce(patches.of[which], block.grouped);
+      shared.columns[which].reduce(largest_of_columns[which]);
     }
     __syncthreads();
     {
       int const which = threadIdx.x / kScaleBlock, mine = threadIdx.x % kScaleBlock;
       int const left = columns - column;
+      bool const grouped = shared.grouped;
       if (which < 2) {
         shared.columns[which].template scale<kGradient>(mine, scales_at(which, column), left,
-                                                        power_of_two);
+                                                        grouped, power_of_two);
       } else if (which == 2) {
-        shared.columns[2].template scale<kForward>(mine, scales_at(2, column), left, power_of_two);
+        shared.columns[2].template scale<kForward>(mine, scales_at(2, column), left, grouped,
+                                                   power_of_two);
       }
     }
-#pragma unroll
-    for (int which = 0; which < 2; ++which) {
-      auto const inverse = quantize::scale_rows<kGradient, Source>(
-          largest[which], arguments.scale + (first_row * 2 + which) * blocks + this_block,
-          2 * blocks, block.rows, power_of_two);
-      patches.of[which].template store_rows<kGradient, true>(
-          arguments.q + (first_row * 2 + which) * pitch + column, 2 * pitch,
-          {block.rows, kScaleBlock}, [&](int i) { return inverse[i]; });
-      patches.of[which].stay_packed();
-    }
-    __syncthreads();
+
+    auto const store_transposed = [&](int which) {
+      shared.operand[which].transpose.template store<true>(
+          transposed_at(which, column), kScaleBlock, {columns - column, kScaleBlock});
+    };
 #pragma unroll
     for (int which = 0; which < kOperands; ++which) {
-      if (!block.grouped) patches.of[which].clear();
-      auto const inverse = [&](int j) { return shared.columns[which].inverse[at.column + j]; };
+      auto& operand = shared.operand[which];
+      Patch<Source> patch = operand.staging.take();
       if (which < 2) {
-        shared.transpose[which].template put<kGradient>(patches.of[which], inverse);
+        auto const inverse = quantize::scale_rows<kGradient>(
+            largest[which], arguments.scale + (first_row * 2 + which) * blocks + this_block,
+            2 * blocks, block.rows, power_of_two);
+        patch.template store_rows<kGradient, true>(
+            arguments.q + (first_row * 2 + which) * pitch + column, 2 * pitch,
+            {block.rows, kScaleBlock}, [&](int i) { return inverse[i]; });
+        patch.stay_packed();
+      }
+      // Everybody has taken this operand, and left the one before, whose transpose was put, and
+      // stored the one before that.
+      __syncthreads();
+      if (which >= 1) store_transposed(which - 1);
+      if (which >= 2) fetch(which - 2, column + kScaleBlock);
+      auto const inverse = [&](int j) { return shared.columns[which].inverse[at.column + j]; };
+      if (!shared.grouped) {
+        operand.transpose.clear();
+      } else if (which < 2) {
+        operand.transpose.template put<kGradient>(patch, inverse);
       } else {
-        shared.transpose[which].template put<kForward>(patches.of[which], inverse);
+        operand.transpose.template put<kForward>(patch, inverse);
       }
     }
     __syncthreads();
-#pragma unroll
-    for (int which = 0; which < kOperands; ++which) {
-      shared.transpose[which].template store<true>(transposed_at(which, column), kScaleBlock,
-                                                   {columns - column, kScaleBlock});
-    }
+    store_transposed(2);
+    fetch(1, column + kScaleBlock);
+    __syncthreads();
+    fetch(2, column + kScaleBlock);
   }
 }
 
@@ -206,10 +230,12 @@ cudaError_t quantize_ragged_gradients(RaggedGradientsFormat format,
   Projections const& p = arguments.projections;
   if (p.columns % kOctet != 0) return cudaErrorInvalidConfiguration;
   int64_t const all_tiles = int64_t{1} * p.blocks() * arguments.row_blocks;
-  int const tiles_per_cta =
+  int tiles_per_cta =
       static_cast<int>(std::clamp<int64_t>(all_tiles / kLeastCtas, 1, kTilesPerCta));
-  dim3 const grid(static_cast<unsigned>(ceil_div(p.blocks(), tiles_per_cta)),
-                  static_cast<unsigned>(arguments.row_blocks));
+  // As many for each.
+  int const ctas_across = ceil_div(p.blocks(), tiles_per_cta);
+  tiles_per_cta = ceil_div(p.blocks(), ctas_across);
+  dim3 const grid(static_cast<unsigned>(ctas_across), static_cast<unsigned>(arguments.row_blocks));
   GatedFunction const function(p.activation);
   return with_constants(
       [&](auto source, auto forward, auto gradient, auto plain) {

@@ -52,6 +52,12 @@ struct Octet {
     return result;
   }
 
+  // Each element becomes the larger magnitude of itself and of the other's. Begin with zeros.
+  __device__ __forceinline__ void raise(Octet const& other) {
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) word[i] = Words::max(word[i], Words::magnitude(other.word[i]));
+  }
+
   // Makes the compiler unpack the elements anew from here on. It would rather keep them all as
   // floats, in twice the registers.
   __device__ __forceinline__ void stay_packed() {

@@ -6,7 +6,6 @@
 // group, filled up with zeros. Only the device knows the groups: a CTA looks up the rows of its
 // block itself.
 #include <algorithm>
-#include <array>
 
 #include "quantize/format.h"
 #include "quantize/row_blocks.h"
@@ -31,10 +30,10 @@ struct SharedStorage {
 // By the threads of the first warps, see `ColumnScales::scale`.
 template <ElementType kFormat, class Source>
 __device__ __forceinline__ void scale_columns(SharedStorage<Source>& shared, float* scale,
-                                              int columns, bool power_of_two) {
+                                              int columns, bool counted, bool power_of_two) {
   int const column = threadIdx.x;
   if (column < kScaleBlock) {
-    shared.columns.template scale<kFormat>(column, scale, columns, power_of_two);
+    shared.columns.template scale<kFormat>(column, scale, columns, counted, power_of_two);
   }
 }
 
@@ -70,7 +69,8 @@ __global__ void __launch_bounds__(kTileThreads, kCtasPerProcessor<Source, kAlign
       shared.transpose.clear();
       for (; column < end; column += kScaleBlock) {
         __barrier_sync(kTileBarrier);
-        scale_columns<kFormat>(shared, scale_t_at(column), pitch - column, power_of_two);
+        scale_columns<kFormat>(shared, scale_t_at(column), pitch - column, block.grouped,
+                               power_of_two);
         __barrier_sync(kTileBarrier);
         __barrier_sync(kTileBarrier);
         shared.transpose.template store<true>(q_t_at(column), kScaleBlock,
@@ -92,19 +92,20 @@ __global__ void __launch_bounds__(kTileThreads, kCtasPerProcessor<Source, kAlign
     // Otherwise the compiler keeps the addresses of all rows of all arrays for the next tile.
     asm volatile("" : "+r"(pitch));
     Patch<Source> patch = loader.next();
-    std::array<uint32_t, kPatchRows> largest;
+    LargestOfRows<Source> largest;
 #pragma unroll
-    for (int i = 0; i < kPatchRows; ++i) largest[i] = patch.row[i].largest_after_poisoning();
+    for (int i = 0; i < kPatchRows; ++i) largest.set(i, patch.row[i].largest_after_poisoning());
     patch.stay_packed();
     if (transposed) {
-      shared.columns.reduce(patch, block.grouped);
+      shared.columns.reduce(patch);
       __barrier_sync(kTileBarrier);
-      scale_columns<kFormat>(shared, scale_t_at(column), pitch - column, power_of_two);
+      scale_columns<kFormat>(shared, scale_t_at(column), pitch - column, block.grouped,
+                             power_of_two);
     }
     if (plain) {
       int64_t const first_row = first_row_of(batch);
       int const blocks_per_row = (pitch + kScaleBlock - 1) / kScaleBlock;
-      auto const inverse = scale_rows<kFormat, Source>(
+      auto const inverse = scale_rows<kFormat>(
           largest, arguments.scale + first_row * blocks_per_row + column / kScaleBlock,
           blocks_per_row, block.rows, power_of_two);
       patch.template store_rows<kFormat, kAligned>(arguments.q + first_row * pitch + column, pitch,

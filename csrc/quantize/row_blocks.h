@@ -33,36 +33,42 @@ __device__ inline RowBlock find_block(int const* group_sizes, int num_groups, in
           segment.local_group < num_groups};
 }
 
-// The scales of the patch's rows from the largest of each row's octet, with all 16 threads that
-// share a row. Stores them, one a row, for the `rows` rows that are there; returns their inverses.
+// The largest of the rows' octets, and two rows of 16 bits in a word on their way through the warp.
+template <class Source>
+struct LargestOfRows {
+  static constexpr int kRowsPerWord = Word<Source>::kElements;
+  uint32_t word[kPatchRows / kRowsPerWord];
+
+  // Of row i, after row i - 1. What is the largest is in all elements of `of_octet`.
+  __device__ __forceinline__ void set(int i, uint32_t of_octet) {
+    auto& to = word[i / kRowsPerWord];
+    to = i % kRowsPerWord == 0 ? of_octet : __byte_perm(to, of_octet, 0x5410);
+  }
+
+  // Of row threadIdx.x % kPatchRows, with all 16 threads that share the rows.
+  __device__ __forceinline__ float reduce() const {
+    float largest = 0;
+    int const mine = threadIdx.x % kPatchRows;
+#pragma unroll
+    for (int i = 0; i < kPatchRows; i += kRowsPerWord) {
+      uint32_t const reduced = Word<Source>::max_over(word[i / kRowsPerWord], kPatchesAcross);
+#pragma unroll
+      for (int e = 0; e < kRowsPerWord; ++e) {
+        if (mine == i + e) largest = Word<Source>::element(reduced, e);
+      }
+    }
+    return largest;
+  }
+};
+
+// The scales of the patch's rows, of which each thread works out one. Stores them, one a row, for
+// the `rows` rows that are there; returns their inverses.
 template <ElementType kFormat, class Source>
 __device__ __forceinline__ std::array<float, kPatchRows> scale_rows(
-    std::array<uint32_t, kPatchRows> const& of_octet, float* scale, int pitch, int rows,
-    bool power_of_two) {
-  static_assert(kPatchRows == 4);
-  float largest = 0;
-  int const lane = threadIdx.x % kPatchesAcross, mine = lane % kPatchRows;
-  auto const take = [&](int row, uint32_t word, int element) {
-    if (mine == row) largest = Word<Source>::element(word, element);
-  };
-  if constexpr (Word<Source>::kElements == 2) {
-    // Two rows share a word on their way through the warp.
-#pragma unroll
-    for (int i = 0; i < kPatchRows; i += 2) {
-      uint32_t const both = __byte_perm(of_octet[i], of_octet[i + 1], 0x5410);
-      uint32_t const reduced = Word<Source>::max_over(both, kPatchesAcross);
-      take(i, reduced, 0);
-      take(i + 1, reduced, 1);
-    }
-  } else {
-#pragma unroll
-    for (int i = 0; i < kPatchRows; ++i) {
-      take(i, Word<Source>::max_over(of_octet[i], kPatchesAcross), 0);
-    }
-  }
-  // A thread works out the scale of one row and hands its inverse on.
-  Scale const s = scale_of<kFormat>(largest, power_of_two);
-  int const row = PatchPosition().row + mine;
+    LargestOfRows<Source> const& of_rows, float* scale, int pitch, int rows, bool power_of_two) {
+  int const lane = threadIdx.x % kPatchesAcross;
+  Scale const s = scale_of<kFormat>(of_rows.reduce(), power_of_two);
+  int const row = PatchPosition().row + lane % kPatchRows;
   if (lane < kPatchRows && row < rows) scale[row * static_cast<int64_t>(pitch)] = s.scale;
   std::array<float, kPatchRows> inverse;
 #pragma unroll
@@ -79,23 +85,21 @@ struct ColumnScales {
   uint32_t warp_largest[kTileWarps][kWords];  // of each column, over a warp's rows
   float inverse[kScaleBlock];                 // of the columns' scales
 
-  // The largest of each column over the rows of a warp; zeros if not `counted`.
-  __device__ __forceinline__ void reduce(Patch<Source> const& patch, bool counted) {
-    using Words = Word<Source>;
+  // The largest of each column over the rows of a warp, from those of a thread's patch.
+  __device__ __forceinline__ void reduce(Octet<Source> const& of_patch) {
     constexpr int kOctetWords = Octet<Source>::kWords;
     int const warp = threadIdx.x / 32, lane = threadIdx.x % 32;
 #pragma unroll
     for (int w = 0; w < kOctetWords; ++w) {
-      uint32_t largest = 0;
-#pragma unroll
-      for (auto const& octet : patch.row) {
-        largest = Words::max(largest, Words::magnitude(octet.word[w]));
-      }
-      largest = Words::max_over(largest, 32, kPatchesAcross);
-      if (lane < kPatchesAcross) {
-        warp_largest[warp][lane * kOctetWords + w] = counted ? largest : 0;
-      }
+      uint32_t const largest = Word<Source>::max_over(of_patch.word[w], 32, kPatchesAcross);
+      if (lane < kPatchesAcross) warp_largest[warp][lane * kOctetWords + w] = largest;
     }
+  }
+  __device__ __forceinline__ void reduce(Patch<Source> const& patch) {
+    Octet<Source> largest{};
+#pragma unroll
+    for (auto const& octet : patch.row) largest.raise(octet);
+    reduce(largest);
   }
 
   // The same for a warp without rows.
@@ -104,16 +108,19 @@ struct ColumnScales {
     for (int word = lane; word < kWords; word += 32) warp_largest[warp][word] = 0;
   }
 
-  // After a barrier, the scale of one column, by one thread of each. Stores it, if the column is
-  // there; its inverse is in shared memory after the next barrier.
+  // After a barrier, the scale of one column, by one thread of each; one if its rows are not
+  // `counted`. Stores it, if the column is there; its inverse is in shared memory after the next
+  // barrier.
   template <ElementType kFormat>
-  __device__ __forceinline__ void scale(int column, float* scale, int columns, bool power_of_two) {
+  __device__ __forceinline__ void scale(int column, float* scale, int columns, bool counted,
+                                        bool power_of_two) {
     using Words = Word<Source>;
     uint32_t largest = 0;
 #pragma unroll
     for (auto const& of_warp : warp_largest) {
       largest = Words::max(largest, of_warp[column / Words::kElements]);
     }
+    if (!counted) largest = 0;
     Scale const s = scale_of<kFormat>(Words::element(largest, column), power_of_two);
     inverse[column] = s.inverse;
     if (column < columns) scale[column] = s.scale;

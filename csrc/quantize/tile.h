@@ -107,18 +107,30 @@ struct Staging {
     }
   }
 
+  __device__ __forceinline__ Octet<Source> row(int i) const {
+    Octet<Source> octet;
+#pragma unroll
+    for (int j = 0; j < kPieces; ++j) {
+      uint4 const words = piece[i][j][threadIdx.x];
+      auto& to = octet.word;
+      to[4 * j] = words.x, to[4 * j + 1] = words.y;
+      to[4 * j + 2] = words.z, to[4 * j + 3] = words.w;
+    }
+    return octet;
+  }
+
+  __device__ __forceinline__ void set_row(int i, Octet<Source> const& octet) {
+#pragma unroll
+    for (int j = 0; j < kPieces; ++j) {
+      auto const& from = octet.word;
+      piece[i][j][threadIdx.x] = {from[4 * j], from[4 * j + 1], from[4 * j + 2], from[4 * j + 3]};
+    }
+  }
+
   __device__ __forceinline__ Patch<Source> take() const {
     Patch<Source> patch;
 #pragma unroll
-    for (int i = 0; i < kPatchRows; ++i) {
-#pragma unroll
-      for (int j = 0; j < kPieces; ++j) {
-        uint4 const words = piece[i][j][threadIdx.x];
-        auto& to = patch.row[i].word;
-        to[4 * j] = words.x, to[4 * j + 1] = words.y;
-        to[4 * j + 2] = words.z, to[4 * j + 3] = words.w;
-      }
-    }
+    for (int i = 0; i < kPatchRows; ++i) patch.row[i] = row(i);
     return patch;
   }
 };
