@@ -28,11 +28,11 @@ from jax_grouped_gemm._src.plan import Plan
 from jax_grouped_gemm._src.ragged.problem import RaggedProblem
 from jax_grouped_gemm._src.ragged.reference import local_group_bounds
 
-# What a call takes beside what is predicted: XLA's product, and its kernels for the rows of several
-# groups; ours, that of a weight gradient, and those of one of float32, which has some for each
-# group. From tiny problems on an H200 (docs/notes/ragged.md).
-XLA_SECONDS, SELECTING_SECONDS = 4e-6, 2e-6
-KERNEL_SECONDS, WGRAD_SECONDS = 4.5e-6, 6e-6
+# What a call takes beside what is predicted: XLA's product, and what has each row of several groups
+# take its own; ours, that of a weight gradient, and those of one of float32, which has some for
+# each group. From small problems on an H200 (docs/notes/ragged.md).
+XLA_SECONDS, SELECTING_SECONDS, SELECTING_GROUP_SECONDS = 3.5e-6, 0.5e-6, 0.05e-6
+KERNEL_SECONDS, WGRAD_SECONDS = 5.5e-6, 6e-6
 FLOAT32_WGRAD_SECONDS, FLOAT32_GROUP_SECONDS = 17e-6, 0.25e-6
 SPLITTING_SECONDS = 12e-6
 # Of a kernel whose last wave is cut: sums pass through memory. With this much, no product of
@@ -75,8 +75,9 @@ def _seconds(problem: RaggedProblem, terms: int, target: Target) -> float:
     # What is temporary is written and read.
     moved = 2 * problem.bytes_by_group
     moved += sum(math.prod(problem.shape(names)) * x.itemsize for names, x in problem.arrays)
-    selects = problem.g > 1 and not problem.contracts_rows
-    launching = XLA_SECONDS + (SELECTING_SECONDS if selects else 0)
+    launching = XLA_SECONDS
+    if problem.g > 1 and not problem.contracts_rows:
+        launching += SELECTING_SECONDS + SELECTING_GROUP_SECONDS * problem.g
     return max(multiplying, moved / BANDWIDTH) + launching
 
 
