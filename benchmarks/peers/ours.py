@@ -75,23 +75,6 @@ class Ours:
         return jax_call(ragged_product(problem, implementation), lhs, rhs, group_sizes)
 
 
-class Planned(Ours):
-    """What a caller gets who asks for nothing, which may be XLA's own product."""
-
-    def prepare(
-        self, problem: Problem, lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array
-    ) -> Call:
-        """Compiles the call."""
-        return jax_call(ragged_product(problem, None), lhs, rhs, group_sizes)
-
-
-class Kernel(Ours):
-    """The kernel, beside what the plan takes."""
-
-    name = "kernel"
-    role = Role.VARIANT
-
-
 class Variant(Ours):
     """The same in one of the compiled configurations, whichever the plan would choose."""
 
