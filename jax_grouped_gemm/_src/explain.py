@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 
+from jax_grouped_gemm._src.arguments import checked_int
 from jax_grouped_gemm._src.device import H200, Target, default_device, unsuitable_device_reason
 from jax_grouped_gemm._src.op import ops
 from jax_grouped_gemm._src.plan import Plan
@@ -71,12 +72,12 @@ def explain(
       device.
 
     Raises:
-      ValueError: `multiprocessors` is not positive.
+      TypeError, ValueError: `multiprocessors` is no integer, or not positive.
     """
     if multiprocessors is None:
         target, device = _default_target()
     else:
-        target = Target(multiprocessors)
+        target = Target(checked_int("multiprocessors", multiprocessors))
         device = f"a Hopper GPU of {multiprocessors} multiprocessors {_TIMES}"
     leaves, tree = jax.tree.flatten((args, kwargs))
     is_array = [hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import jax_grouped_gemm as jgg
+from jax_grouped_gemm import moe
 from tests.api.test_expert_parallel import mesh_of, parallel, title
 from tests.support import expert_parallel as ep
 from tests.support.expert_parallel import T, operands
@@ -116,6 +117,8 @@ class TestMistakes:
     def test_recipes(self, options, error, message, rng):
         with pytest.raises(error, match=message):
             jax.jit(parallel(mesh_of(expert=2), **options))(*operands(rng))
+        with pytest.raises(error, match=message):
+            moe.explain_expert_parallel(8, 8, 8, 8, 2, 4, **options)
 
     def test_tokens(self, rng):
         x, *others = operands(rng)

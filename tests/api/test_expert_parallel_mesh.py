@@ -103,6 +103,41 @@ def test_biases_and_no_gate(rng):
     assert stats.overflow == 0 and stats.max_over_mean >= 1
 
 
+@pytest.mark.parametrize("strategy", ["all_gather", "ragged_all_to_all"])
+@pytest.mark.parametrize("mapped", [0, 3, 5], ids=["x", "wi_0", "wo"])
+def test_vmap_of_one_operand(mapped, strategy, rng):
+    """The routing is not mapped over; nested, as in second derivatives by `jacrev`."""
+    given = list(operands(rng))
+    both = jnp.stack([given[mapped], 2 * given[mapped]])
+    axes = [0 if i == mapped else None for i in range(len(given))]
+    given[mapped] = both
+    layer = whole(mesh_of(expert=4), strategy=strategy)
+    expected = jax.vmap(ep.one_device(), axes)(*given)
+    np.testing.assert_array_equal(jax.jit(jax.vmap(layer, axes))(*given), expected)
+    given[mapped] = both[None]
+    np.testing.assert_array_equal(
+        jax.jit(jax.vmap(jax.vmap(layer, axes), axes))(*given)[0], expected
+    )
+
+
+def test_ranks_are_not_promoted(rng):
+    given = operands(rng)
+    for strategy in ("all_gather", "ragged_all_to_all"):
+        with jax.numpy_rank_promotion("raise"):
+            whole(mesh_of(expert=4), strategy=strategy)(*given)
+
+
+def test_losses_of_logits_along_explicit_axes(rng):
+    mesh = mesh_of(AxisType.Explicit, data=2, expert=4)
+    logits = jnp.asarray(rng.standard_normal((4, 8, E)), jnp.float32)
+    expected = moe.auxiliary_losses(moe.route(logits, K))
+    with jax.set_mesh(mesh):
+        logits = jax.device_put(logits, NamedSharding(mesh, P("data", "expert")))
+        got = moe.auxiliary_losses(moe.route(logits, K))
+    for one, other in zip(got, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+
+
 class TestMistakes:
     def test_meshes_and_axes(self):
         mesh = mesh_of(data=2, expert=4)
@@ -114,6 +149,36 @@ class TestMistakes:
             moe.expert_parallel(mesh, expert_axis="expert", fsdp_axis="x")
         with pytest.raises(ValueError, match="two meanings"):
             moe.expert_parallel(mesh, expert_axis="expert", tensor_axis="expert")
+        with pytest.raises(ValueError, match="expert_axis must name a mesh axis, got None"):
+            moe.expert_parallel(mesh, expert_axis=None)
+        with pytest.raises(ValueError, match="token_axes names a mesh axis twice"):
+            moe.expert_parallel(mesh, expert_axis="expert", token_axes=("data", "data"))
+        with pytest.raises(ValueError, match=r"fsdp_axis .* token_axes .* without data"):
+            moe.expert_parallel(mesh, expert_axis="expert", fsdp_axis="data", token_axes="expert")
+
+    def test_operands(self, rng):
+        x, experts, weights, *matrices = operands(rng)
+        layer, chosen = (
+            moe.expert_parallel(mesh_of(expert=4), expert_axis="expert"),
+            routing(experts, weights),
+        )
+        for name, given in (
+            ("x", ([[1.0]], chosen, *matrices)),
+            ("wi_0", (x, chosen, None, *matrices[1:])),
+            ("wo", (x, chosen, *matrices[:2], None)),
+            ("experts", (x, chosen._replace(experts=None), *matrices)),
+        ):
+            with pytest.raises(TypeError, match=f"{name} must be a JAX or NumPy array"):
+                layer(*given)
+        with pytest.raises(TypeError, match="biases must be a triple"):
+            layer(x, chosen, *matrices, (None, None))
+        with pytest.raises(TypeError, match="wi_0 must have 3 dimensions"):
+            layer(x, chosen, matrices[0][0], *matrices[1:])
+        for factor in (float("inf"), 10**400, float("nan"), True):
+            with pytest.raises(ValueError, match="buffer_factor must be None or a positive number"):
+                moe.expert_parallel(mesh_of(expert=4), expert_axis="expert", buffer_factor=factor)(
+                    x, chosen, *matrices
+                )
 
     def test_dimensions(self, rng):
         x, experts, weights, *matrices = operands(rng)

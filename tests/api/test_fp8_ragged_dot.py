@@ -211,9 +211,11 @@ class TestTransforms:
         assert counts(both) == (2, 1)
         assert counts(None) == (3, 2)
         want = jax.jit(jax.grad(loss, (0, 1)))(lhs, rhs)
-        got = jax.jit(jax.grad(jax.checkpoint(loss, policy=both), (0, 1)))(lhs, rhs)
-        for one, other in zip(got, want, strict=True):
-            np.testing.assert_array_equal(np.float32(one), np.float32(other))
+        # What is saved has numbers from 256 on, which JAX would make NaN of float8_e4m3fn.
+        for policy in (both, checkpoint_policies.quantized_operands_saveable):
+            got = jax.jit(jax.grad(jax.checkpoint(loss, policy=policy), (0, 1)))(lhs, rhs)
+            for one, other in zip(got, want, strict=True):
+                np.testing.assert_array_equal(np.float32(one), np.float32(other))
 
     def test_residuals_are_fp8(self, rng):
         lhs, rhs, _ = operands(rng)

@@ -111,6 +111,11 @@ class TestMistakes:
         with pytest.raises(TypeError, match=f"{name} must be a JAX or NumPy array, got list"):
             moe.dropless_mlp(routing=moe.route(logits, K), **given)
 
+    def test_tokens_are_no_integers(self, rng):
+        x, logits, *matrices = operands(rng)
+        with pytest.raises(TypeError, match="x must be floating, got dtype int32"):
+            moe.dropless_mlp(x.astype(jnp.int32), moe.route(logits, K), *matrices)
+
     @pytest.mark.parametrize("routing", [None, (1, 2, 3)])
     def test_routing(self, routing, rng):
         x, _, *weights = operands(rng)

@@ -214,6 +214,7 @@ class TestErrors:
             ),
             (dict(accumulator=np.zeros((G, K, N), BF16)), "accumulator .* got bfloat16"),
             (dict(accumulator=np.zeros((G, K, N), np.int32)), "accumulator .* got int32"),
+            (dict(rhs=np.zeros((M, N), np.complex64)), "accumulator must be complex.* rhs of"),
             (dict(accumulator=0.0), "accumulator must be a JAX or NumPy array"),
             (dict(lhs=np.zeros((1, M, K), np.float32)), r"lhs must have 2 dimensions.*\[1,48,16\]"),
             (dict(rhs=np.zeros(M, np.float32)), r"rhs must have 2 dimensions"),

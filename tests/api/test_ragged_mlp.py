@@ -109,6 +109,22 @@ class TestValues:
         assert y.dtype == jnp.float32
         np.testing.assert_allclose(y, case.exact(), atol=1e-5)
 
+    @pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.int64])
+    def test_rows_of_any_integer_type(self, dtype, rng):
+        """There may be more tokens than the type can count, and rows past the last one."""
+        x, *matrices = (
+            rng.standard_normal(shape).astype(np.float32)
+            for shape in ((300, 3), (2, 3, 5), (2, 3, 5), (2, 5, 3))
+        )
+        rows = np.array([0, 1, 254, 3 if dtype != np.int64 else 2**32 + 1])
+        sizes = np.array([2, 2], np.int32)
+
+        def gradient(rows):
+            return jax.grad(lambda x: jgg.ragged_mlp(x, *matrices, sizes, rows=rows).sum())(x)
+
+        expected = gradient(np.where(rows < 300, rows, -1).astype(np.int32))
+        np.testing.assert_array_equal(gradient(rows.astype(dtype)), expected)
+
     def test_rows_out_of_range_are_zero(self, rng):
         case = mlp.case(rng)
         case.rows = case.rows.copy()

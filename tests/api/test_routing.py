@@ -152,6 +152,11 @@ class TestLosses:
         both = moe.auxiliary_losses(routing, share_of="tokens")
         np.testing.assert_array_equal(both.load_balancing, loss)
 
+    def test_experts_of_a_narrow_type(self):
+        experts, weights = jnp.array([[1, 2], [0, 1]], jnp.uint8), jnp.ones((2, 2))
+        routing = moe.Routing(jnp.zeros((2, 300)), experts, weights)
+        np.testing.assert_allclose(moe.load_balancing_loss(routing), 1, rtol=1e-6)
+
     def test_unknown_share(self, logits):
         with pytest.raises(ValueError, match="share_of.*'rows'"):
             moe.load_balancing_loss(moe.route(jnp.asarray(logits), 1), share_of="rows")

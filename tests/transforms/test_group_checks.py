@@ -41,10 +41,11 @@ def products(rng):
         "fp8": functools.partial(jgg.fp8_ragged_dot, x, w),
         "scaled": scaled,
         "scaled_contracting": contracting,
+        "mlp": functools.partial(jgg.ragged_mlp, x, w, w, w.mT),
     }
 
 
-@pytest.fixture(params=["ragged_dot", "accumulate", "fp8", "scaled", "scaled_contracting"])
+@pytest.fixture(params=["ragged_dot", "accumulate", "fp8", "scaled", "scaled_contracting", "mlp"])
 def product(request, rng):
     function = products(rng)[request.param]
     return lambda sizes, offset: function(sizes, group_offset=offset)

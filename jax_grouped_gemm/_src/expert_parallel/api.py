@@ -12,7 +12,10 @@ from jax_grouped_gemm._src.activations import as_activation
 from jax_grouped_gemm._src.arguments import as_array, checked_boolean, checked_int
 from jax_grouped_gemm._src.arrays import vary_over
 from jax_grouped_gemm._src.expert_parallel import layer, prediction
-from jax_grouped_gemm._src.expert_parallel.dispatch import checked_dispatch_recipe
+from jax_grouped_gemm._src.expert_parallel.dispatch import (
+    check_dispatch_strategy,
+    checked_dispatch_recipe,
+)
 from jax_grouped_gemm._src.expert_parallel.experts import Experts
 from jax_grouped_gemm._src.expert_parallel.group import AxisNames, Group
 from jax_grouped_gemm._src.expert_parallel.layer import Choices, Schedule
@@ -82,7 +85,8 @@ def expert_parallel_mlp(
       strategy: "all_gather", "ragged_all_to_all", or "auto" for the one that is predicted to be
         faster, see `explain_expert_parallel`. The exchange is for tokens that differ along
         `expert_axis` and only there, and for GPUs of one process, which XLA needs for it by
-        default; on other platforms it is a reference that gathers.
+        default; on other platforms it is a reference that gathers. It has no derivative in forward
+        mode.
       chunks: into how many parts tokens are divided, one after the other. Buffers for the worst
         case are so many times smaller; matrices are read, and their gradients added, as many times.
         "auto" is one, which is faster. With `overlap` a part travels while another is multiplied;
@@ -136,7 +140,7 @@ def expert_parallel_mlp(
     wi_1 = None if wi_1 is None else as_array("wi_1", wi_1)
     check_routing(FUNCTION, routing)
     options = dict(strategy=strategy, chunks=chunks, combine=combine, overlap=overlap, save=save)
-    dispatch_recipe = checked_dispatch_recipe(FUNCTION, dispatch_recipe, x)
+    dispatch_recipe = checked_dispatch_recipe(FUNCTION, dispatch_recipe, x.dtype)
     wanted = Wanted.checked(math.prod(x.shape[:-1]), **options, buffer_factor=buffer_factor)
     group = Group.of(expert_axis, tensor_axis, x, routing.experts, routing.weights)
     check_shapes(x, routing, wi_0, wi_1, wo, jnp.zeros((), jnp.int32))
@@ -192,8 +196,7 @@ def _schedule(
             f"{FUNCTION}: strategy='ragged_all_to_all' is for tokens that differ along expert_axis "
             f"and only there, and these differ along {group.tokens or 'no axis of the layer'}"
         )
-    if wanted.strategy == "ragged_all_to_all" and dispatch_recipe is not None:
-        raise ValueError(f"{FUNCTION}: dispatch_recipe is for strategy='all_gather'")
+    check_dispatch_strategy(FUNCTION, dispatch_recipe, wanted.strategy)
     shape = prediction.Shape(
         tokens.shape[0],
         tokens.shape[1],

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from jax_grouped_gemm._src.arguments import Implementation
 from jax_grouped_gemm._src.expert_parallel import collectives
 from jax_grouped_gemm._src.expert_parallel.group import Group
-from jax_grouped_gemm._src.expert_parallel.options import Combine
+from jax_grouped_gemm._src.expert_parallel.options import Auto, Combine, Strategy
 from jax_grouped_gemm._src.fp8.api import SOURCE_DTYPES
 from jax_grouped_gemm._src.fp8.formats import BLOCK, Pair
 from jax_grouped_gemm._src.fp8.products import Fp8Products
@@ -17,7 +18,7 @@ from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
 from jax_grouped_gemm._src.plan import current_tiles
 
 
-def checked_dispatch_recipe(function: str, recipe: Recipe | None, x: jax.Array) -> Recipe | None:
+def checked_dispatch_recipe(function: str, recipe: Recipe | None, dtype: np.dtype) -> Recipe | None:
     """A recipe whose scales travel with their tokens, or None.
 
     Raises:
@@ -31,12 +32,19 @@ def checked_dispatch_recipe(function: str, recipe: Recipe | None, x: jax.Array) 
             f"{function}: dispatch_recipe must scale each row, or each 128 elements of one, got "
             f"scaling={recipe.scaling!r}"
         )
-    if x.dtype not in SOURCE_DTYPES:
+    if dtype not in SOURCE_DTYPES:
         raise TypeError(
-            f"{function}: x must be bfloat16, float16 or float32 for a dispatch_recipe, got "
-            f"{x.dtype}"
+            f"{function}: x must be bfloat16, float16 or float32 for a dispatch_recipe, got {dtype}"
         )
     return recipe
+
+
+def check_dispatch_strategy(
+    function: str, recipe: Recipe | None, strategy: Strategy | Auto
+) -> None:
+    """Raises a `ValueError` if tokens are to be quantised for a strategy that has no use for it."""
+    if recipe is not None and strategy == "ragged_all_to_all":
+        raise ValueError(f"{function}: dispatch_recipe is for strategy='all_gather'")
 
 
 def gather_quantized(

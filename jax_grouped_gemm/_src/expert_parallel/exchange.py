@@ -67,7 +67,7 @@ def routes(counts: jax.Array, device: jax.Array, num_rows: int) -> Routes:
 def count_matrix(experts: jax.Array, num_experts: int) -> jax.Array:
     """Choices [devices, n] -> int32 [devices, E], how many each device has for each expert."""
     names = jnp.arange(num_experts, dtype=experts.dtype)
-    return jnp.sum(experts[:, :, None] == names, axis=1, dtype=jnp.int32)
+    return jnp.sum(experts[:, :, None] == names[None, None], axis=1, dtype=jnp.int32)
 
 
 def _exclusive_cumsum(x: jax.Array, axis: int) -> jax.Array:
@@ -80,11 +80,13 @@ def _cut(starts, sizes, ends_at, received, pieces) -> Route:
     def offsets(x):
         return (x.reshape(-1, 1) + begins(sizes)).reshape(-1)
 
+    piece = jnp.arange(pieces, dtype=jnp.int32)[None]
+
     def begins(sizes):
-        return sizes.reshape(-1, 1) * jnp.arange(pieces, dtype=jnp.int32) // pieces
+        return sizes.reshape(-1, 1) * piece // pieces
 
     def parts(sizes):
-        ends = sizes.reshape(-1, 1) * jnp.arange(1, pieces + 1, dtype=jnp.int32) // pieces
+        ends = sizes.reshape(-1, 1) * (piece + 1) // pieces
         return (ends - begins(sizes)).reshape(-1)
 
     return Route(offsets(starts), parts(sizes), offsets(ends_at), parts(received))
@@ -111,6 +113,9 @@ def exchange(
         empty = lax.empty if all_arrive else jnp.zeros
         # Its type is that of the result.
         buffer = vary_over(empty(like.shape, like.dtype), varying)
+        # Mapped over, rows or a buffer need a route that is, too. XLA folds what this adds.
+        nothing = sum(jnp.sum(x[:1, :1] != x[:1, :1], dtype=jnp.int32) for x in (rows, buffer)) * 0
+        route = (x + nothing for x in route)
         return lax.ragged_all_to_all(rows, buffer, *route, axis_name=axes)
 
     def elsewhere(rows, route):
@@ -141,7 +146,8 @@ def _reference(rows: jax.Array, route: tuple, axes: Axes, num_rows: int) -> jax.
     to_here = lax.dynamic_index_in_dim(offsets, lax.axis_index(axes), axis=2, keepdims=False)
     begins, sizes, places = jnp.moveaxis(to_here, 1, 0)  # [devices, updates] each
     at = jnp.arange(num_rows, dtype=jnp.int32)[:, None, None]
+    begins, sizes, places = begins[None], sizes[None], places[None]
     arrives = (at >= places) & (at < places + sizes)
-    source = jnp.sum(jnp.where(arrives, jnp.arange(devices)[:, None], 0), axis=(1, 2))
+    source = jnp.sum(jnp.where(arrives, jnp.arange(devices)[None, :, None], 0), axis=(1, 2))
     row = jnp.sum(jnp.where(arrives, begins + at - places, 0), axis=(1, 2))
     return jnp.where(jnp.any(arrives, axis=(1, 2))[:, None], everyone[source, row], 0)

@@ -8,6 +8,10 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from jax_grouped_gemm._src.arguments import canonical_dtype, checked_boolean, checked_int
+from jax_grouped_gemm._src.expert_parallel.dispatch import (
+    check_dispatch_strategy,
+    checked_dispatch_recipe,
+)
 from jax_grouped_gemm._src.expert_parallel.options import (
     STRATEGIES,
     Auto,
@@ -19,6 +23,7 @@ from jax_grouped_gemm._src.expert_parallel.options import (
 from jax_grouped_gemm._src.expert_parallel.prediction import Prediction, Shape, choose
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 
+FUNCTION = "explain_expert_parallel"
 _ASK_FOR_COPY_ENGINES = ", copy engines with moe.expert_parallel_compiler_options()"
 
 
@@ -108,7 +113,12 @@ def explain_expert_parallel(
             f"devices must divide num_experts = {num_experts} and tensor_devices hidden = {hidden},"
             f" got {devices} and {tensor_devices}"
         )
+    if top_k > num_experts:
+        raise ValueError(f"top_k must be at most num_experts = {num_experts}, got {top_k}")
     checked_boolean("copy_engines", copy_engines)
+    dtype = canonical_dtype("dtype", dtype)
+    dispatch_recipe = checked_dispatch_recipe(FUNCTION, dispatch_recipe, dtype)
+    check_dispatch_strategy(FUNCTION, dispatch_recipe, strategy)
     options = dict(chunks=chunks, combine=combine, overlap=overlap, save=save)
     wanted = Wanted.checked(tokens, strategy=strategy, **options, buffer_factor=buffer_factor)
     shape = Shape(
@@ -118,7 +128,7 @@ def explain_expert_parallel(
         num_experts,
         top_k,
         devices,
-        canonical_dtype("dtype", dtype).itemsize,
+        dtype.itemsize,
         in_8_bits=dispatch_recipe is not None,
     )
     can_exchange = dispatch_recipe is None

@@ -13,11 +13,12 @@ from jax import lax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jax_grouped_gemm._src.arguments import as_array
 from jax_grouped_gemm._src.arrays import varying_axes
 from jax_grouped_gemm._src.expert_parallel.api import expert_parallel_mlp
 from jax_grouped_gemm._src.expert_parallel.group import Axes, AxisNames, axis_names
 from jax_grouped_gemm._src.expert_parallel.stats import ExpertParallelStats
-from jax_grouped_gemm._src.rows.operands import Biases
+from jax_grouped_gemm._src.rows.operands import Biases, checked_biases
 from jax_grouped_gemm._src.rows.routing import Routing
 
 FUNCTION = "expert_parallel"
@@ -86,6 +87,15 @@ def expert_parallel(
     of_matrices = experts + tensor + fsdp
     if len(set(of_matrices)) < len(of_matrices):
         raise ValueError(f"{FUNCTION}: a mesh axis has two meanings in {named}")
+    if not experts:
+        raise ValueError(f"{FUNCTION}: expert_axis must name a mesh axis, got {expert_axis!r}")
+    if len(set(tokens)) < len(tokens):
+        raise ValueError(f"{FUNCTION}: token_axes names a mesh axis twice: {token_axes!r}")
+    if missing := [name for name in fsdp if name not in tokens]:
+        raise ValueError(
+            f"{FUNCTION}: fsdp_axis is for devices that have other tokens, but token_axes "
+            f"{tokens} are without {', '.join(missing)}"
+        )
 
     wi, wo_spec = P(experts, fsdp or None, tensor or None), P(experts, tensor or None, fsdp or None)
     bias, bias_out = P(experts, tensor or None), P(experts, fsdp or None)
@@ -96,16 +106,24 @@ def expert_parallel(
                 f"{FUNCTION}: routing must be a moe.Routing, as moe.route returns, got "
                 f"{type(routing).__name__}"
             )
-        b0, b1, bo = (None, None, None) if biases is None else biases
-        named = dict(x=x, wi_0=wi_0, wi_1=wi_1, wo=wo, b0=b0, b1=b1, bo=bo)
-        specs = dict(x=P(tokens), wi_0=wi, wi_1=wi, wo=wo_spec, b0=bias, b1=bias, bo=bias_out)
-        operands = {name: a for name, a in named.items() if a is not None}
-        specs = {name: spec for name, spec in specs.items() if name in operands}
-        operands |= routing._asdict()
-        specs |= dict.fromkeys(routing._fields, P(tokens))
-        for name, a in operands.items():
-            _check_divisible(name, a, specs[name], mesh)
-            operands[name] = _placed(a, mesh, specs[name])
+        every = dict(x=P(tokens), wi_0=wi, wi_1=wi, wo=wo_spec, b0=bias, b1=bias, bo=bias_out)
+        every |= dict.fromkeys(routing._fields, P(tokens))
+        specs, operands = {}, {}
+
+        def take(name, operand):
+            x = as_array(name, operand)
+            specs[name] = every[name]
+            _check_divisible(name, x, specs[name], mesh)
+            operands[name] = _placed(x, mesh, specs[name])
+            return x
+
+        take("x", x)
+        gate, down = take("wi_0", wi_0), take("wo", wo)
+        up = None if wi_1 is None else take("wi_1", wi_1)
+        of_experts = zip(("b0", "b1", "bo"), checked_biases(biases, gate, up, down), strict=True)
+        for name, operand in (*of_experts, *routing._asdict().items()):
+            if operand is not None or name in routing._fields:
+                take(name, operand)
         on_device = functools.partial(
             _on_device, experts=experts, tensor=tensor, fsdp=fsdp, options=options
         )
@@ -162,8 +180,12 @@ def _axes(argument: str, axes: AxisNames | None, mesh: Mesh | AbstractMesh) -> A
 
 
 def _check_divisible(name: str, x: jax.Array, spec: P, mesh: Mesh | AbstractMesh) -> None:
+    if x.ndim < len(spec):
+        raise TypeError(
+            f"{FUNCTION}: {name} must have {len(spec)} dimensions or more, got {x.shape}"
+        )
     for dimension, axes in enumerate(spec):
-        if axes is None or dimension >= x.ndim:
+        if axes is None:
             continue
         axes = (axes,) if isinstance(axes, str) else axes
         devices = math.prod(mesh.shape[axis] for axis in axes)

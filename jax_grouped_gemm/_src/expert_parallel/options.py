@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any, Literal, Self
 
+import numpy as np
+
 from jax_grouped_gemm._src.arguments import checked_boolean, checked_choice, checked_int
 
 Auto = Literal["auto"]
@@ -54,11 +56,15 @@ class Wanted:
 
 
 def _checked_factor(factor: float | None) -> float | None:
-    """None or a positive number; a `ValueError` if it is neither."""
+    """None or a positive finite number; a `ValueError` if it is neither."""
     if factor is None:
         return None
-    if isinstance(factor, bool) or not isinstance(factor, int | float) or not factor > 0:
-        raise ValueError(f"buffer_factor must be None or a positive number, got {factor!r}")
+    is_number = isinstance(factor, int | float | np.integer | np.floating)
+    # Beyond the largest buffer that an array can be, there is no need to tell factors apart.
+    if isinstance(factor, bool) or not is_number or not 0 < factor < 2**31:
+        raise ValueError(
+            f"buffer_factor must be None or a positive number below 2^31, got {factor!r}"
+        )
     return float(factor)
 
 

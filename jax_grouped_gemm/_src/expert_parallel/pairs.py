@@ -34,7 +34,7 @@ class LocalPairs(NamedTuple):
     @property
     def valid(self) -> jax.Array:
         """Which rows of the buffer belong to a pair: booleans [m]."""
-        return jnp.arange(self.num_rows, dtype=jnp.int32) < self.valid_rows
+        return jnp.arange(self.num_rows, dtype=jnp.int32) < self.valid_rows[0]
 
 
 def local_pairs(

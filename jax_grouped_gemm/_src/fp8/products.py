@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
 from jax_grouped_gemm._src.arguments import Implementation
@@ -166,6 +168,22 @@ def _in_pairs(quantize, *operands, plain, transposed, **params):
     results = quantize(*operands, plain=plain, transposed=transposed, **params)
     pairs = iter(Pair(*results[i : i + 2]) for i in range(0, len(results), 2))
     return next(pairs) if plain else None, next(pairs) if transposed else None
+
+
+def named(operands: Any, name: str) -> Any:
+    """Quantised operands, any of which a policy of `jax.checkpoint` may save by name.
+
+    As bytes: what is saved as float8_e4m3fn comes back from JAX's reduce_precision with NaN for
+    every number from 256 on.
+    """
+
+    def of(x):
+        if x.dtype.itemsize > 1:
+            return checkpoint_name(x, name)
+        octets = checkpoint_name(lax.bitcast_convert_type(x, jnp.uint8), name)
+        return lax.bitcast_convert_type(octets, x.dtype)
+
+    return jax.tree.map(of, operands)
 
 
 def narrow(x: jax.Array) -> jax.Array:

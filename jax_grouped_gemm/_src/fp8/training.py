@@ -9,7 +9,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.ad_checkpoint import checkpoint_name
 from jax.typing import ArrayLike, DTypeLike
 
 from jax_grouped_gemm._src.arguments import (
@@ -26,7 +25,7 @@ from jax_grouped_gemm._src.arrays import align_varying
 from jax_grouped_gemm._src.autodiff import once_differentiable
 from jax_grouped_gemm._src.fp8.api import SOURCE_DTYPES, QuantizedWeights
 from jax_grouped_gemm._src.fp8.formats import Pair, quantized_blocks
-from jax_grouped_gemm._src.fp8.products import FP8_LHS, FP8_RHS, Fp8Products, narrow
+from jax_grouped_gemm._src.fp8.products import FP8_LHS, FP8_RHS, Fp8Products, named, narrow
 from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
 from jax_grouped_gemm._src.plan import current_tiles, using_tiles
 from jax_grouped_gemm._src.ragged import primitive as ragged
@@ -144,8 +143,8 @@ def _forward(product: _Product, lhs, rhs, quantized_rhs, group_sizes, offset, *,
     else:
         weights, weights_t = Pair(*quantized_rhs[:2]), Pair(*quantized_rhs[2:])
     if for_gradient:
-        lhs_rows, lhs_columns = checkpoint_name((lhs_rows, lhs_columns), FP8_LHS)
-        weights, weights_t = checkpoint_name((weights, weights_t), FP8_RHS)
+        lhs_rows, lhs_columns = named((lhs_rows, lhs_columns), FP8_LHS)
+        weights, weights_t = named((weights, weights_t), FP8_RHS)
     if is_fp8:
         out = product.rows_by_weights(
             "forward", lhs_rows, weights_t, group_sizes, offset, product.out_dtype

@@ -14,11 +14,13 @@ from jax_grouped_gemm._src.activations import Activation, as_activation
 from jax_grouped_gemm._src.arguments import (
     Implementation,
     as_array,
+    as_indices,
     canonical_offset,
     check_group_count,
     checked_boolean,
     checked_group_sizes,
     refuse_sharded,
+    run_group_checks,
 )
 from jax_grouped_gemm._src.arrays import align_varying, at_least_float32
 from jax_grouped_gemm._src.fp8.api import QuantizedWeights
@@ -215,12 +217,15 @@ def _checked(
 ) -> tuple[dict[str, jax.Array], Options]:
     """The operands that are given, as arrays of shapes that fit together, and the options."""
     options = Options.of(as_activation(activation), precision, implementation)
-    arrays = {name: as_array(name, x) for name, x in operands.items() if x is not None}
+    arrays = {
+        name: (as_indices if name == "rows" else as_array)(name, x)
+        for name, x in operands.items()
+        if x is not None or name not in ("wi_1", "rows", "weights")
+    }
     arrays |= _checked_biases(function, biases, with_down="wo" in operands)
     for name, x in arrays.items():
-        kind = jnp.integer if name == "rows" else jnp.floating
-        if not jnp.issubdtype(x.dtype, kind):
-            raise TypeError(f"{function}: {name} must be {kind.__name__}, got dtype {x.dtype}")
+        if name != "rows" and not jnp.issubdtype(x.dtype, jnp.floating):
+            raise TypeError(f"{function}: {name} must be floating, got dtype {x.dtype}")
     refuse_sharded(function, **arrays)
     _check_shapes(function, arrays, concatenated)
     if _is_concatenated(arrays, concatenated):
@@ -229,6 +234,8 @@ def _checked(
     arrays["group_sizes"] = checked_group_sizes(group_sizes)
     check_group_count(arrays["group_sizes"], num_experts, group_offset)
     arrays["group_offset"] = canonical_offset(group_offset)
+    num_rows = arrays.get("rows", arrays["x"]).shape[0]
+    run_group_checks(arrays["group_sizes"], num_rows, arrays["group_offset"], num_experts)
     if "weights" in arrays:
         dtype = at_least_float32(
             jnp.result_type(arrays["x"], arrays["wi"] if "wi" in arrays else arrays["wi_0"])

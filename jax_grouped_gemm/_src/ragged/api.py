@@ -294,6 +294,13 @@ def ragged_dot_accumulate(
             f"accumulator must be of float32, float64, complex64 or complex128, got {dtype}: "
             "narrower sums would lose most of what is added to them"
         )
+    if not jnp.issubdtype(dtype, jnp.complexfloating):
+        for name, x in dict(lhs=lhs, rhs=rhs).items():
+            if jnp.issubdtype(x.dtype, jnp.complexfloating):
+                raise TypeError(
+                    f"accumulator must be complex where an operand is, got {dtype} and "
+                    f"{name} of {x.dtype}"
+                )
     _check_ranks(lhs, rhs, group_sizes)
     product = evaluate_as_jax(
         lhs,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax.export import register_namedtuple_serialization
 
 from jax_grouped_gemm._src.arguments import as_array, refuse_sharded
@@ -67,6 +68,8 @@ def check_shapes(
     group_offset: jax.Array | None,
 ) -> None:
     """A `TypeError` unless tokens, routing and matrices of `dropless_mlp` fit together."""
+    if not jnp.issubdtype(x.dtype, jnp.inexact):
+        raise TypeError(f"dropless_mlp: x must be floating, got dtype {x.dtype}")
     if x.shape[:-1] != routing.experts.shape[:-1]:
         raise TypeError(
             "dropless_mlp: x and routing must have the same leading dimensions, got x "

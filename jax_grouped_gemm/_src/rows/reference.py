@@ -201,7 +201,7 @@ def _rows_that_exist(row_of_pair, count, num_rows):
     """Whether each pair has a row, and its index, zero if not."""
     exists = (0 <= row_of_pair) & (row_of_pair < num_rows)
     if count.size:
-        exists &= row_of_pair < count
+        exists &= row_of_pair < count.reshape((1,) * row_of_pair.ndim)
     return exists, jnp.where(exists, row_of_pair, 0)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
@@ -164,8 +165,11 @@ def count_tokens(routing: Routing) -> jax.Array:
     """How many choices fell on each expert: [E] int32."""
     # Comparing and counting is one fused reduction; a bincount is a scatter-add that piles up on
     # E addresses.
-    experts = jnp.arange(routing.logits.shape[-1], dtype=routing.experts.dtype)
-    return jnp.sum(routing.experts.reshape(-1, 1) == experts[None], axis=0, dtype=jnp.int32)
+    experts = jnp.arange(routing.logits.shape[-1], dtype=jnp.int32)
+    chosen = jnp.expand_dims(routing.experts.astype(jnp.int32), -1)
+    # Not reshaped: tokens may be divided along explicit mesh axes.
+    experts = jnp.expand_dims(experts, range(chosen.ndim - 1))
+    return jnp.sum(chosen == experts, axis=range(chosen.ndim - 1), dtype=jnp.int32)
 
 
 def load_balancing_loss(
@@ -183,15 +187,16 @@ def load_balancing_loss(
     if share_of not in ("choices", "tokens"):
         raise ValueError(f"share_of must be 'choices' or 'tokens', got {share_of!r}")
     num_experts = routing.logits.shape[-1]
-    probabilities = jax.nn.softmax(routing.logits, axis=-1).reshape(-1, num_experts)
-    counted = routing.experts.size if share_of == "choices" else len(probabilities)
+    probabilities = jax.nn.softmax(routing.logits, axis=-1)
+    tokens = probabilities.shape[:-1]
+    counted = routing.experts.size if share_of == "choices" else math.prod(tokens)
     share = count_tokens(routing) / max(counted, 1)
-    return num_experts * jnp.sum(share * _mean(probabilities))
+    return num_experts * jnp.sum(share * _mean(probabilities, len(tokens)))
 
 
 def router_z_loss(routing: Routing) -> jax.Array:
     """Mean squared log-partition of the router: keeps logits small (ST-MoE, arXiv:2202.08906)."""
-    return _mean(jax.nn.logsumexp(routing.logits, axis=-1).reshape(-1) ** 2)
+    return _mean(jax.nn.logsumexp(routing.logits, axis=-1) ** 2, routing.logits.ndim - 1)
 
 
 def auxiliary_losses(
@@ -201,6 +206,6 @@ def auxiliary_losses(
     return AuxiliaryLosses(load_balancing_loss(routing, share_of=share_of), router_z_loss(routing))
 
 
-def _mean(x: jax.Array) -> jax.Array:
-    """Over the first axis; zero where that is empty."""
-    return x.sum(axis=0) / max(x.shape[0], 1)
+def _mean(x: jax.Array, axes: int) -> jax.Array:
+    """Over so many leading axes; zero where one of them is empty."""
+    return x.sum(axis=tuple(range(axes))) / max(math.prod(x.shape[:axes]), 1)

@@ -26,7 +26,7 @@ from jax_grouped_gemm._src.autodiff import once_differentiable
 from jax_grouped_gemm._src.fp8 import primitive, reference
 from jax_grouped_gemm._src.fp8.api import SOURCE_DTYPES
 from jax_grouped_gemm._src.fp8.formats import Pair
-from jax_grouped_gemm._src.fp8.products import FP8_LHS, FP8_RHS, Fp8Products, narrow
+from jax_grouped_gemm._src.fp8.products import FP8_LHS, FP8_RHS, Fp8Products, named, narrow
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.mlp import rows as token_rows
 from jax_grouped_gemm._src.mlp.biases import bias_rows
@@ -215,9 +215,9 @@ def _forward(layer, given, quantized, tokens, *, for_gradient):
     wi, wo = _matrices(layer, given, quantized, for_gradient)
     if for_gradient:
         tokens, wi, wo = (
-            checkpoint_name(tokens, FP8_LHS),
-            checkpoint_name(wi, FP8_RHS),
-            checkpoint_name(wo, FP8_RHS),
+            named(tokens, FP8_LHS),
+            named(wi, FP8_RHS),
+            named(wo, FP8_RHS),
         )
     dtype = layer.dtype("projections")
     has_biases = "b0" in given or "b1" in given
