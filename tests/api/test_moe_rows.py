@@ -183,6 +183,9 @@ class TestCombine:
                 moe.combine(rows, order, top_k)
         with pytest.raises(TypeError, match=r"rows must be \[39, ...\].*\(5, 6\)"):
             moe.combine(rows[:5], order)
+        with pytest.raises(TypeError, match="rows must be floating point .* got int32"):
+            ones = jnp.ones(order.inverse.shape)
+            moe.combine(jnp.ones((order.inverse.size, 2), jnp.int32), order, weights=ones)
         with pytest.raises(ValueError, match="order is part of expert_order"):
             moe.combine(rows, order, order=order.order)
 

@@ -188,7 +188,7 @@ def combine(
     out[t] = the sum over c of weights[t, c] * rows[inverse[t, c]], for all choices with a row.
 
     Args:
-      rows: [m, ...] of any dtype.
+      rows: [m, ...] of any dtype, floating point or complex with `weights`.
       expert_order: the result of `sort_by_expert`, of m = T*k pairs; or only its inverse, integers
         [T, k], of any number of rows.
       top_k: k; there is no need to give it.
@@ -221,6 +221,10 @@ def combine(
             raise TypeError(
                 f"combine: weights must be [T, k] = {inverse.shape}, floating point, got "
                 f"{weights.dtype} of shape {weights.shape}"
+            )
+        if not jnp.issubdtype(rows.dtype, jnp.inexact):
+            raise TypeError(
+                f"combine: rows must be floating point or complex to have weights, got {rows.dtype}"
             )
         weights = weights.astype(accumulator(rows.real.dtype))
     x = primitive.combine_rows(
