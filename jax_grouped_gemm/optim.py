@@ -18,7 +18,12 @@ import numpy as np
 from jax.export import register_namedtuple_serialization
 from jax.typing import ArrayLike, DTypeLike
 
-from jax_grouped_gemm._src.arguments import Implementation, as_array
+from jax_grouped_gemm._src.arguments import (
+    Implementation,
+    as_array,
+    checked_boolean,
+    checked_implementation,
+)
 from jax_grouped_gemm._src.lists.rank_k.api import grouped_syrk
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -208,7 +213,10 @@ def muon(
       A pair (init, update): `init(params)` and `update(gradients, state, params=None)`, which
       returns (updates, state). Further keyword arguments of `update` are ignored.
     """
-    _iterations(ns_coeffs, ns_steps)  # Raises here what update would raise.
+    # Raised here, what update would raise.
+    _iterations(ns_coeffs, ns_steps)
+    checked_boolean("nesterov", nesterov)
+    checked_implementation(implementation)
     if adam_learning_rate is None:
         adam_learning_rate = learning_rate
 

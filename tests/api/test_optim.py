@@ -291,7 +291,11 @@ class TestArguments:
         with pytest.raises(ValueError, match="params"):
             optimizer.update(params, optimizer.init(params))
 
-    def test_coefficients_are_checked_at_once(self):
+    def test_options_are_checked_at_once(self):
+        with pytest.raises(TypeError, match="nesterov"):
+            muon(0.1, nesterov="no")
+        with pytest.raises(ValueError, match="implementation"):
+            muon(0.1, implementation="gpu")
         with pytest.raises(ValueError, match="three"):
             muon(0.1, ns_coeffs=(1.0,))
 
