@@ -93,7 +93,8 @@ def expert_parallel_mlp(
         without, there are the buffers of one part at a time.
       buffer_factor: None drops nothing. A number is the room for rows on a device, over those of
         balanced experts; rows past it are dropped, those of a device's last experts first, and
-        counted in `overflow`.
+        counted in `overflow`. Of one expert, those of tokens that come last: with "all_gather" in
+        the order of devices, but with "ppermute" a device's own come first.
       combine: "all_to_all" and "ppermute" send partial results where they are added up in float32
         at least, in a fixed order, with one rounding: the former by one collective, the latter by
         one to every other device; "psum_scatter" leaves that to XLA's collective. Tokens are
