@@ -113,6 +113,19 @@ jgg_add_instances(
 )
 
 jgg_add_product(
+  paired_scaled_contracting
+  NAMESPACE jgg::sm90
+  ARGUMENTS ScaledArguments
+  HEADER scaled/scaled_ragged_dot.h
+)
+jgg_add_instances(
+  paired_scaled_contracting scaled_contracting_pairs
+  HEADER scaled/contracting_launch.h
+  TYPES kE4m3 kE5m2
+  ADDITIONS_PER_PAUSE 10
+)
+
+jgg_add_product(
   grouped_gemm
   NAMESPACE jgg::sm90
   ARGUMENTS GroupedGemmArguments

@@ -35,6 +35,7 @@ def peers(configurations: bool = False) -> list[Peer]:
         OursScaled(),
         *map(OursScaled, range(count)),
         OursRowwise(),
+        OursRowwise(fast_accumulation=True),
         OursBf16(),
         DeepGemm(),
         TorchScaledGroupedMm(),

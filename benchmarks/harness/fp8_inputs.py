@@ -19,6 +19,9 @@ DTYPE = "float8_e4m3fn"
 BLOCK = 128
 LARGEST = float(jnp.finfo(DTYPE).max)
 
+# Sums that stay in the tensor cores lose more with every term; wrong results are far above this.
+FAST_ACCUMULATION_ERROR = 0.02
+
 
 class Scaled(NamedTuple):
     """An FP8 operand with float32 scales, and the bfloat16 array that it was made of.

@@ -5,19 +5,25 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 
 import jax_grouped_gemm as jgg
 from benchmarks.harness import check
 from benchmarks.harness.cases import Problem
-from benchmarks.harness.fp8_inputs import Scaled, reference, rowwise
+from benchmarks.harness.fp8_inputs import (
+    FAST_ACCUMULATION_ERROR,
+    Scaled,
+    reference,
+    rowwise,
+)
 from benchmarks.harness.peer import Call, NotOffered, Role, jax_call, pinned_implementation
 from benchmarks.peers import variants
 from benchmarks.peers.ours import kernels_unavailable_reason, ragged_product
 
 
-def scaled_product(problem: Problem, **options: str) -> Callable[..., jax.Array]:
+def scaled_product(problem: Problem, **options: Any) -> Callable[..., jax.Array]:
     """The function of (lhs, its scales, rhs, its scales, group sizes) that is measured."""
     options |= {
         "preferred_element_type": problem.out_dtype,
@@ -56,9 +62,13 @@ class OursScaled:
 class OursRowwise:
     """A scale for each row and each column, as `torch._scaled_grouped_mm` has them."""
 
-    name = "ours_rowwise"
     role = Role.VARIANT
     slow = False
+
+    def __init__(self, *, fast_accumulation: bool = False):
+        """`fast_accumulation` leaves sums in the tensor cores, without promotion to float32."""
+        self.name = "ours_rowwise_fast" if fast_accumulation else "ours_rowwise"
+        self._fast = fast_accumulation
 
     def unavailable_reason(self) -> str | None:
         """Why the kernels cannot run here, or None."""
@@ -70,8 +80,10 @@ class OursRowwise:
             raise NotOffered("a weight gradient has scales in blocks")
         lhs, rhs = (Scaled(*rowwise(x.source), x.source) for x in (lhs, rhs))
         operands = (lhs.values, lhs.scales, rhs.values, rhs.scales[..., 0], group_sizes)
-        call = jax_call(jax.jit(scaled_product(problem, lhs_scaling="1xk")), *operands)
+        product = scaled_product(problem, lhs_scaling="1xk", fast_accumulation=self._fast)
+        call = jax_call(jax.jit(product), *operands)
         call.reference = lambda: reference(problem, lhs, rhs, group_sizes)
+        call.tolerance = FAST_ACCUMULATION_ERROR if self._fast else 0.0
         return call
 
 

@@ -87,4 +87,13 @@ struct Shape {
   }
 };
 
+// Whether a buffer has a shape, without a batch dimension.
+template <int kRank, class Buffer>
+ffi::Error has_shape(char const* name, Buffer const& buffer, std::array<int, kRank> expected) {
+  auto const shape = Shape<kRank>::of(name, buffer);
+  if (!shape) return shape.error();
+  if (shape->batched) return invalid(std::string(name) + " has a batch dimension");
+  return shape->expect(expected, 1);
+}
+
 }  // namespace jgg

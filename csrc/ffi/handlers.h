@@ -33,6 +33,7 @@ XLA_FFI_Error* JggRowDots(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggScaledRaggedNoncontracting(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggScaledRaggedNoncontractingV4(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggScaledRaggedContracting(XLA_FFI_CallFrame* call_frame);
+XLA_FFI_Error* JggPairedScaledContracting(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggGatedRaggedDot(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggGatedRaggedDotTranspose(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggPairedRaggedDot(XLA_FFI_CallFrame* call_frame);

@@ -23,10 +23,7 @@ class Check {
   template <int kRank, class Buffer>
   void shape(char const* name, Buffer const& buffer, std::array<int, kRank> expected) {
     if (failed_) return;
-    auto const shape = Shape<kRank>::of(name, buffer);
-    if (!shape) return fail(shape.error());
-    if (shape->batched) return fail(invalid(std::string(name) + " has a batch dimension"));
-    if (auto error = shape->expect(expected, 1); error.failure()) fail(error);
+    if (auto error = has_shape<kRank>(name, buffer, expected); error.failure()) fail(error);
   }
 
   template <int kRank, class Buffer>

@@ -59,6 +59,7 @@ nb::dict registrations() {
   targets["jax_grouped_gemm.scaled_ragged_noncontracting.v4"] =
       encapsulate(JggScaledRaggedNoncontractingV4);
   targets["jax_grouped_gemm.scaled_ragged_contracting.v3"] = product<JggScaledRaggedContracting>();
+  targets["jax_grouped_gemm.paired_scaled_contracting.v1"] = product<JggPairedScaledContracting>();
   targets["jax_grouped_gemm.gated_ragged_dot.v3"] = product<JggGatedRaggedDot>();
   targets["jax_grouped_gemm.gated_ragged_dot_transpose.v4"] = product<JggGatedRaggedDotTranspose>();
   targets["jax_grouped_gemm.paired_ragged_dot.v2"] = product<JggPairedRaggedDot>();

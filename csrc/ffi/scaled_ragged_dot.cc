@@ -244,6 +244,63 @@ ffi::Error scaled_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, Scales lh
                   "scaled_ragged_contracting");
 }
 
+// The gradients of two matrices that rows of lhs were multiplied by. Scales of lhs are of columns,
+// those of both rhs of blocks.
+ffi::Error paired_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, Scales lhs_scale,
+                              ffi::AnyBuffer first, Scales first_scale, ffi::AnyBuffer second,
+                              Scales second_scale, Sizes group_sizes, Sizes group_offset,
+                              ffi::Result<ffi::AnyBuffer> first_out,
+                              ffi::Result<ffi::AnyBuffer> second_out, int32_t m, int32_t tile_m,
+                              int32_t tile_n, int32_t cluster) {
+  auto const shape = Shape<3>::of("the first result", *first_out);
+  if (!shape) return shape.error();
+  auto const lhs_shape = Shape<3>::of("lhs", lhs);
+  if (!lhs_shape) return lhs_shape.error();
+  auto const [local_groups, k, n] = shape->size;
+  int const row_blocks = lhs_shape->size[0];
+  if (m < 1 || row_blocks < blocks(m)) {
+    return invalid("m is " + std::to_string(m) + ", but there are " + std::to_string(row_blocks) +
+                   " blocks of 128 rows");
+  }
+  auto const groups = groups_of(group_sizes, group_offset, 1, local_groups, m);
+  if (!groups) return groups.error();
+
+  ScaledArguments arguments{};
+  ScaledArguments other{};
+  // The kernel has what differs as its rows, and stores results transposed.
+  for (auto error : {element_types(first, lhs, *first_out, arguments),
+                     element_types(second, lhs, *second_out, other),
+                     has_shape<3>("lhs", lhs, {row_blocks, k, kScaleBlock}),
+                     has_shape<2>("lhs_scale", lhs_scale, {1, k}),
+                     has_shape<3>("the first rhs", first, {row_blocks, n, kScaleBlock}),
+                     has_shape<2>("the scales of the first rhs", first_scale, {row_blocks, n}),
+                     has_shape<3>("the second rhs", second, {row_blocks, n, kScaleBlock}),
+                     has_shape<2>("the scales of the second rhs", second_scale, {row_blocks, n}),
+                     has_shape<3>("the first result", *first_out, {local_groups, k, n}),
+                     has_shape<3>("the second result", *second_out, {local_groups, k, n})}) {
+    if (error.failure()) return error;
+  }
+  if (other.type != arguments.type || other.out_type != arguments.out_type) {
+    return invalid("operands or results differ in type");
+  }
+  arguments.groups = *groups;
+  arguments.lhs = first.untyped_data();
+  arguments.second_lhs = second.untyped_data();
+  arguments.rhs = lhs.untyped_data();
+  arguments.out = first_out->untyped_data();
+  arguments.second_out = second_out->untyped_data();
+  arguments.m = n;
+  arguments.n = k;
+  arguments.k = row_blocks * kScaleBlock;
+  arguments.lhs_scales = {first_scale.typed_data(), 0, 1, n};
+  arguments.second_lhs_scales = {second_scale.typed_data(), 0, 1, n};
+  arguments.channel_scales = lhs_scale.typed_data();
+  arguments.transposes_out = true;
+  return launched(
+      sm90::paired_scaled_contracting(TileConfig{tile_m, tile_n, cluster}, arguments, stream),
+      "paired_scaled_contracting");
+}
+
 // The operands and results of both products. The workspace is for partial sums.
 auto binding() {
   return on_stream()
@@ -271,3 +328,16 @@ JGG_DEFINE_HANDLER(JggScaledRaggedNoncontractingV4, jgg::scaled_noncontracting_v
                    jgg::noncontracting_binding().Attr<bool>("stream_k"));
 JGG_DEFINE_HANDLER(JggScaledRaggedContracting, jgg::scaled_contracting,
                    jgg::with_tile_attributes(jgg::binding().Attr<int32_t>("m")));
+JGG_DEFINE_HANDLER(JggPairedScaledContracting, jgg::paired_contracting,
+                   jgg::with_tile_attributes(jgg::on_stream()
+                                                 .Arg<xla::ffi::AnyBuffer>()  // lhs
+                                                 .Arg<jgg::Scales>()          // lhs_scale
+                                                 .Arg<xla::ffi::AnyBuffer>()  // the first rhs
+                                                 .Arg<jgg::Scales>()          // its scales
+                                                 .Arg<xla::ffi::AnyBuffer>()  // the second rhs
+                                                 .Arg<jgg::Scales>()          // its scales
+                                                 .Arg<jgg::Sizes>()           // group_sizes
+                                                 .Arg<jgg::Sizes>()           // group_offset
+                                                 .Ret<xla::ffi::AnyBuffer>()  // the first result
+                                                 .Ret<xla::ffi::AnyBuffer>()  // the second result
+                                                 .Attr<int32_t>("m")));

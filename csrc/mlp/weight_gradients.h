@@ -34,7 +34,7 @@ struct WeightGradients : sm90::RaggedContracting<Config_, /*kAdds=*/false, kGath
                                                     int row) {
     bool const first = work.n < params.second_n;
     return {first ? work.n : work.n - params.second_n, work.m + row,
-            first ? work.group : Epilogue::in_second(work.group)};
+            first ? work.group : sm90::in_second(work.group)};
   }
 
   static cudaError_t make_params(WeightGradientArguments const& a, Params& params) {

@@ -5,6 +5,9 @@
 // Multiplying by two scales that change from step to step takes a fifth of the kernel's time. Where
 // those of one operand do not change they are left to the end, and the result is transposed if that
 // operand should have been lhs.
+//
+// Of two products with the same rhs, rows are those of the first, in whole tiles, and then those of
+// the second.
 #pragma once
 
 #include "ragged/hints.h"
@@ -21,18 +24,19 @@ struct ScaledContracting {
   static constexpr bool kHasWideScales = false;
 
   struct Params {
-    CUtensorMap lhs;
+    CUtensorMap lhs[Config::kResults];
     CUtensorMap rhs;
-    CUtensorMap out;
+    CUtensorMap out[Config::kResults];
     GroupSizes groups;
     ContractingGrid<Config::kTileM, Config::kTileN, Config::kTileK, Config::kCluster> grid;
-    RowScales lhs_scales;
+    RowScales lhs_scales[Config::kResults];
     float const* column_scales;
     int64_t column_scales_stride;  // between batches
     ElementType out_type;
     int blocks;  // of the ragged dimension
-    int m;
+    int m;       // of each product
     int n;
+    int second_m;  // where the second product begins
     int lhs_batched;
     int rhs_batched;
     StoreHint store_hint;
@@ -52,13 +56,13 @@ struct ScaledContracting {
   }
 
   __device__ static int rows_left(Params const& params, WorkTile const& work) {
-    return params.m - work.m;
+    return params.m - row_of(params, work);
   }
 
   template <class Loader>
   __device__ static void load_lhs(Params const& params, WorkTile const& work, int block,
                                   Loader const& loader, uint8_t* to, bool shared) {
-    loader.load(params.lhs, to, block, shared, 0, work.m,
+    loader.load(params.lhs[is_second(params, work)], to, block, shared, 0, row_of(params, work),
                 block_at(params, work, block, params.lhs_batched));
   }
 
@@ -71,12 +75,12 @@ struct ScaledContracting {
 
   __device__ static void load_scales(Params const& params, WorkTile const& work, int block,
                                      float* to_lhs, float* to_rhs) {
-    RowScales const& lhs = params.lhs_scales;
+    RowScales const& lhs = params.lhs_scales[is_second(params, work)];
     // Blocks that are missing are read as zeros by TMA; their scales must exist as well.
     int const row = min(work.begin / kScaleBlock + block, params.blocks - 1);
     ScaleLoader::copy_rows<Config::kTileM>(
-        lhs, lhs.data + work.batch * lhs.batch_stride + int64_t(row) * lhs.block_stride, work.m,
-        params.m - 1, to_lhs);
+        lhs, lhs.data + work.batch * lhs.batch_stride + int64_t(row) * lhs.block_stride,
+        row_of(params, work), params.m - 1, to_lhs);
     if constexpr (Config::kColumnScales) {
       float const* rhs =
           params.column_scales +
@@ -102,14 +106,16 @@ struct ScaledContracting {
 
   __device__ static StoreCoordinates store_at(Params const& params, WorkTile const& work, int row) {
     int const group = work.batch * params.groups.local_groups + work.group;
-    if constexpr (Config::kTransposesOut) return {work.m + row, work.n, group};
-    return {work.n, work.m + row, group};
+    int const outer = is_second(params, work) ? in_second(group) : group;
+    int const first = row_of(params, work) + row;
+    if constexpr (Config::kTransposesOut) return {first, work.n, outer};
+    return {work.n, first, outer};
   }
 
   static cudaError_t make_params(ScaledArguments const& a, Params& params) {
     params.groups = a.groups;
-    params.grid = {a.groups, a.m, a.n};
-    params.lhs_scales = a.lhs_scales;
+    params.second_m = ceil_div(a.m, Config::kTileM) * Config::kTileM;
+    params.grid = {a.groups, rows(a), a.n};
     params.column_scales = Config::kColumnScales ? a.column_scales : a.channel_scales;
     params.column_scales_stride = a.channel_batch_stride;
     params.out_type = a.out_type;
@@ -120,21 +126,40 @@ struct ScaledContracting {
     params.rhs_batched = a.rhs_batched;
     params.store_hint = result_hint(a.groups);
 
-    cudaError_t status = encode_blocks(&params.lhs, a.lhs, a.lhs_batched, a.m, a, Config::kTileM);
-    if (status != cudaSuccess) return status;
-    status = encode_blocks(&params.rhs, a.rhs, a.rhs_batched, a.n, a, Config::kTileN);
-    if (status != cudaSuccess) return status;
-    return encode_plain(
-        &params.out, view_out(a.out, a.out_type), int64_t(a.groups.batches) * a.groups.local_groups,
-        Config::kTransposesOut ? a.n : a.m, Config::kTransposesOut ? a.m : a.n, kRowsPerConsumer);
+    int64_t const results = int64_t(a.groups.batches) * a.groups.local_groups;
+    for (int i = 0; i < Config::kResults; ++i) {
+      params.lhs_scales[i] = i == 0 ? a.lhs_scales : a.second_lhs_scales;
+      cudaError_t status = encode_blocks(&params.lhs[i], i == 0 ? a.lhs : a.second_lhs,
+                                         a.lhs_batched, a.m, a, Config::kTileM);
+      if (status != cudaSuccess) return status;
+      status = encode_plain(&params.out[i], view_out(i == 0 ? a.out : a.second_out, a.out_type),
+                            results, Config::kTransposesOut ? a.n : a.m,
+                            Config::kTransposesOut ? a.m : a.n, kRowsPerConsumer);
+      if (status != cudaSuccess) return status;
+    }
+    return encode_blocks(&params.rhs, a.rhs, a.rhs_batched, a.n, a, Config::kTileN);
   }
 
   static int64_t max_units(ScaledArguments const& a) {
-    return int64_t(a.groups.batches) * a.groups.local_groups * ceil_div(a.m, Config::kTileM) *
+    return int64_t(a.groups.batches) * a.groups.local_groups * ceil_div(rows(a), Config::kTileM) *
            ceil_div(a.n, Config::kTileN);
   }
 
  private:
+  // Of all products together.
+  static int rows(ScaledArguments const& a) {
+    if (Config::kResults == 1) return a.m;
+    return Config::kResults * ceil_div(a.m, Config::kTileM) * Config::kTileM;
+  }
+
+  __device__ static bool is_second(Params const& params, WorkTile const& work) {
+    return Config::kResults == 2 && work.m >= params.second_m;
+  }
+  // The first row of a tile in its own product.
+  __device__ static int row_of(Params const& params, WorkTile const& work) {
+    return is_second(params, work) ? work.m - params.second_m : work.m;
+  }
+
   static constexpr int kPastAllBlocks = 1 << 30;
 
   // Which block of an operand's batches is a tile's block-th one.

@@ -26,4 +26,16 @@ cudaError_t scaled_contracting_channels(TileConfig config, ScaledArguments const
   });
 }
 
+template <ElementType kType>
+cudaError_t scaled_contracting_pairs(TileConfig config, ScaledArguments const& arguments,
+                                     cudaStream_t stream) {
+  if (!arguments.transposes_out || arguments.out_type == ElementType::kF32) {
+    return cudaErrorInvalidConfiguration;
+  }
+  return launch_scaled<ScaledContractingTiles, ScaledContracting, WholeScaledTiles,
+                       /*kColumnScales=*/false, kType, /*kChannelScales=*/true,
+                       /*kTransposesOut=*/true, /*kStepScales=*/true, /*kPromotes=*/true,
+                       /*kResults=*/2>(config, arguments, stream);
+}
+
 }  // namespace jgg::sm90

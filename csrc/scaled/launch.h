@@ -12,7 +12,8 @@ namespace jgg::sm90 {
 // `kType` is that of lhs.
 template <class Tiles, template <class> class Problem, template <class> class Work,
           bool kColumnScales, ElementType kType, bool kChannelScales = false,
-          bool kTransposesOut = false, bool kStepScales = true, bool kPromotes = true>
+          bool kTransposesOut = false, bool kStepScales = true, bool kPromotes = true,
+          int kResults = 1>
 cudaError_t launch_scaled(TileConfig config, ScaledArguments const& arguments,
                           cudaStream_t stream) {
   return with_constants(
@@ -20,7 +21,7 @@ cudaError_t launch_scaled(TileConfig config, ScaledArguments const& arguments,
         using Tile = decltype(tile);
         using Config =
             ScaledConfig<Typed<kType>, Typed<rhs_type>, Tile::kTileN, Tile::kCluster, kColumnScales,
-                         kChannelScales, kTransposesOut, kStepScales, kPromotes>;
+                         kChannelScales, kTransposesOut, kStepScales, kPromotes, kResults>;
         return launch<ScaledRoles<Work<Problem<Config>>>>(arguments, stream);
       },
       OneTileOf<Tiles>{config}, OneOf<ElementType::kE4m3, ElementType::kE5m2>{arguments.rhs_type});

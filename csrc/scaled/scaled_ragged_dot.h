@@ -39,6 +39,10 @@ struct ScaledArguments {
   int m;
   int n;
   int k;
+  // paired_scaled_contracting: of another product with the same rhs
+  void const* second_lhs;
+  RowScales second_lhs_scales;
+  void* second_out;
   bool transposes_out;     // contracting with channel_scales: out [b, local_groups, n, m]
   bool fast_accumulation;  // channel_scaled_noncontracting: in the tensor cores alone
 };
@@ -55,5 +59,8 @@ cudaError_t scaled_ragged_contracting(TileConfig tile, ScaledArguments const& ar
 // With `channel_scales` instead of `column_scales`.
 cudaError_t channel_scaled_contracting(TileConfig tile, ScaledArguments const& arguments,
                                        cudaStream_t stream);
+// Two of these as one launch, with results of 16 bits that are transposed.
+cudaError_t paired_scaled_contracting(TileConfig tile, ScaledArguments const& arguments,
+                                      cudaStream_t stream);
 
 }  // namespace jgg::sm90

@@ -97,6 +97,42 @@ def test_products_with_a_scale_a_column(even, types, out, rng):
         fp8_oracle.check(got, fp8_oracle.contracting(*exact, sizes, rows))
 
 
+@pytest.mark.parametrize("out", [BF16, jnp.float16])
+@pytest.mark.parametrize("types", [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3), (E5M2, E5M2)])
+def test_both_gradients_of_one_launch_are_those_of_two(types, out, rng):
+    """Bit for bit, with columns off the tile, and for some of all groups."""
+    for rows, k, n, sizes in [
+        (700, 256, 384, [300, 0, 130, 270]),
+        (1000, 136, 264, [1, 2, 500, 400]),
+        (5000, 72, 1000, [5000]),
+        (300, 640, 64, [0, 0, 0]),
+        (2000, 520, 776, [128, 256, 64, 1000, 3, 200]),
+    ]:
+        lhs, scales = fp8_columns(rng, rows, k, sizes, types[0])
+        scales = jnp.asarray(rng.uniform(2, 8, (1, k)) / jnp.finfo(types[0]).max, F32)
+        first, second = (fp8_columns(rng, rows, n, sizes, types[1]) for _ in range(2))
+        for groups, offset in ((len(sizes), 0), (2, len(sizes) - 1), (3, -1)):
+            indices = np.asarray(sizes, np.int32), np.asarray([offset], np.int32)
+            params = dict(
+                num_rows=rows,
+                num_groups=groups,
+                preferred_element_type=np.dtype(out),
+                implementation="cuda",
+            )
+            paired = jax.jit(partial(primitive.paired_scaled_contracting, **params))
+            alone = jax.jit(partial(primitive.scaled_ragged_contracting, **params))
+            operands = lhs, scales, *first, *second, *indices
+            assert "paired_scaled_contracting" in paired.lower(*operands).as_text()
+            got = paired(*operands)
+            want = [alone(lhs, scales, *rhs, *indices) for rhs in (first, second)]
+            assert_same_bits(got, want)
+
+
+def fp8_columns(rng, rows, columns, sizes, dtype):
+    x = jnp.asarray(rng.standard_normal((rows, columns)), BF16)
+    return jgg.quantize_ragged(x, np.asarray(sizes, np.int32), dtype=dtype)[2:]
+
+
 @FORMATS
 @pytest.mark.parametrize("activation", mlp.FUSED)
 def test_transposed_gradients_are_those_of_separate_kernels(activation, dtype, recipe, rng):

@@ -1,6 +1,7 @@
 """What plans say of the MLPs of experts."""
 
 import re
+from collections import Counter
 from functools import partial
 
 import jax
@@ -183,6 +184,24 @@ def test_weight_gradients_of_narrow_experts_read_tokens_in_place(hidden, gather)
     *_, plan = jgg.explain(gradient, *shapes(m=1024, hidden=hidden)).plans
     assert (plan.problem.op, plan.path, plan.gather) == ("paired_weight_gradients", "fused", gather)
     assert plan.workspace_bytes > 2**20  # unequal groups have sums of pieces of tiles
+
+
+@pytest.mark.parametrize(
+    "hidden, dtype, wgrad, ops",
+    [
+        (264, BF16, "fp8", {"scaled_ragged_contracting": 1, "paired_scaled_contracting": 1}),
+        (2056, BF16, "fp8", {"scaled_ragged_contracting": 3}),
+        (264, F32, "fp8", {"scaled_ragged_contracting": 3}),
+        (264, BF16, "bf16", {"ragged_contracting": 3}),
+    ],
+    ids=["narrow", "wide", "float32", "bf16"],
+)
+def test_fp8_weight_gradients_of_gate_and_up(hidden, dtype, wgrad, ops):
+    """One launch for both where experts are narrow and results have 16 bits."""
+    recipe = jgg.Recipe.blockwise(wgrad=wgrad)
+    arrays = shapes(m=8192, hidden=hidden, dtype=dtype)
+    plans = plans_of_gradient(*arrays, recipe=recipe).plans
+    assert Counter(p.problem.op for p in plans if "contracting" in p.problem.op.split("_")) == ops
 
 
 def test_weight_gradients_of_wide_experts_are_two_products():

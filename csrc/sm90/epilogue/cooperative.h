@@ -21,8 +21,11 @@ struct StoreCoordinates {
   int outer;
 };
 
-// With two results, which have their descriptors one after the other, the outer coordinate says
-// which of them a tile is of.
+// Of two results, which have their descriptors one after the other, the outer coordinate says which
+// one a tile is of: this is it in the second, and back.
+__device__ inline int in_second(int outer) { return ~outer; }
+__device__ inline bool is_in_second(int outer) { return outer < 0; }
+
 template <class Config, int kResults = 1>
 class CooperativeEpilogue {
   using Output = typename Config::Output;
@@ -32,9 +35,6 @@ class CooperativeEpilogue {
 
  public:
   static_assert(kResults == 1 || kResults == 2);
-
-  // The outer coordinate in the second result, and back.
-  __device__ static int in_second(int outer) { return ~outer; }
 
   __device__ CooperativeEpilogue(SharedStorage<Config>& shared, CUtensorMap const& descriptor,
                                  int consumer, StoreHint hint = StoreHint::kNormal)
@@ -141,7 +141,7 @@ class CooperativeEpilogue {
     cute::tma_store_fence();
     sync_consumer(consumer_);
     if (issues()) {
-      bool const second = kResults == 2 && at_.outer < 0;
+      bool const second = kResults == 2 && is_in_second(at_.outer);
       store_box(descriptor_[second], slot(chunk), at_.column + chunk * Config::kChunkColumns,
                 at_.row, second ? in_second(at_.outer) : at_.outer, hint_);
       cute::tma_store_arrive();

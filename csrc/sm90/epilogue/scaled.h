@@ -28,11 +28,16 @@ class ScaledEpilogue {
       : chunks_(&shared.chunks[consumer][0][0]),
         channel_scales_(shared.channel_scales[consumer]),
         row_scales_(shared.row_scales[consumer]),
-        descriptor_(descriptor),
+        descriptor_(&descriptor),
         hint_(hint),
         type_(type),
         consumer_(consumer),
         pending_(false) {}
+
+  __device__ ScaledEpilogue(ScaledStorage<Config>& shared,
+                            CUtensorMap const (&descriptors)[Config::kResults], ElementType type,
+                            int consumer, StoreHint hint)
+      : ScaledEpilogue(shared, descriptors[0], type, consumer, hint) {}
 
   // Of a tile's rows, those of this consumer begin here.
   __device__ int first_row() const { return consumer_ * kRowsPerConsumer; }
@@ -117,12 +122,14 @@ class ScaledEpilogue {
       sync_consumer(consumer_);
       if (issues()) {
         int const ahead = slice * Config::kMmaN + first * kColumns;
+        bool const second = Config::kResults == 2 && is_in_second(at_.outer);
 #pragma unroll
         for (int slot = 0; slot < Config::kChunkSlots; ++slot) {
           int const across = ahead + slot * kColumns;
-          store_box(descriptor_, chunks_ + slot * Config::kChunkBytes,
+          store_box(descriptor_[second], chunks_ + slot * Config::kChunkBytes,
                     at_.column + (Config::kTransposesOut ? 0 : across),
-                    at_.row + (Config::kTransposesOut ? across : 0), at_.outer, hint_);
+                    at_.row + (Config::kTransposesOut ? across : 0),
+                    second ? in_second(at_.outer) : at_.outer, hint_);
         }
         cute::tma_store_arrive();
       }
@@ -216,7 +223,7 @@ class ScaledEpilogue {
   uint8_t* chunks_;
   float* channel_scales_;
   float* row_scales_;
-  CUtensorMap const& descriptor_;
+  CUtensorMap const* descriptor_;
   StoreHint hint_;
   ElementType type_;
   int consumer_;

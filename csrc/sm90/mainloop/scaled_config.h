@@ -16,7 +16,7 @@ constexpr int kScaleThreads = 64;          // the two warps that bring scales
 // covers its kTileN columns in slices of kMmaN, one after the other through the same accumulator.
 template <class Lhs_, class Rhs_, int kTileN_, int kCluster_, bool kColumnScales_,
           bool kChannelScales_ = false, bool kTransposesOut_ = false, bool kStepScales_ = true,
-          bool kPromotes_ = true>
+          bool kPromotes_ = true, int kResults_ = 1>
 struct ScaledConfig {
   using Lhs = Lhs_;
   using Rhs = Rhs_;
@@ -49,6 +49,8 @@ struct ScaledConfig {
   static_assert(kPromotes || !kStepScales);
   // Is the result stored with its rows and columns exchanged? Only if it has 16 bits.
   static constexpr bool kTransposesOut = kTransposesOut_;
+  // Results of a launch, each of an lhs of its own and of the one rhs.
+  static constexpr int kResults = kResults_;
 
   static constexpr int kChunkBytes = kRowsPerConsumer * kRowBytes;
   static constexpr int kChunkSlots = kStepScales && (kColumnScales || kChannelScales) ? 1 : 2;

@@ -16,6 +16,7 @@ from jax_grouped_gemm._src.ragged.call import call_kernel, zeros
 
 NONCONTRACTING = "jax_grouped_gemm.scaled_ragged_noncontracting.v5"
 CONTRACTING = "jax_grouped_gemm.scaled_ragged_contracting.v3"
+PAIRED_CONTRACTING = "jax_grouped_gemm.paired_scaled_contracting.v1"
 COLUMN_MAXIMA = "jax_grouped_gemm.column_maxima.v1"
 QUANTIZERS = {
     name: f"jax_grouped_gemm.{name}.v1"
@@ -94,6 +95,15 @@ def scaled_contracting(
         group_offset,
         m=np.int32(problem.m),
     )
+
+
+def paired_contracting(plan: Plan[ScaledProblem], *operands: jax.Array) -> list[jax.Array]:
+    """Runs the kernel of `plan`, whose path is "fused"."""
+    problem, tile = plan.kernel
+    out = jax.ShapeDtypeStruct(problem.shape(problem.out), problem.out_dtype)
+    sizes = {name: np.int32(size) for name, size in tile.sizes().items()}
+    call = jax.ffi.ffi_call(PAIRED_CONTRACTING, (out, out))
+    return list(call(*operands, m=np.int32(problem.m), **sizes))
 
 
 def column_maxima(plan: QuantizePlan, x: jax.Array, window: jax.Array) -> list[jax.Array]:

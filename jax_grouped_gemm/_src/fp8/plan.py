@@ -41,6 +41,9 @@ TRANSPOSED_TILE = TileConfig(tile_m=32, tile_n=128, cluster=1)
 FP8_FEW_ROWS = 16
 """Rows a group, on average, up to which the transposed tile is the faster one."""
 
+PAIRED_COLUMNS = 2048
+"""Columns up to which two gradients of weights are one launch, as in 16 bits."""
+
 LEAST_COPIES, PIECE_COLUMNS = 2, 16
 """Copies of a token from which on it is quantised before they are made, and what then is moved."""
 
@@ -100,10 +103,15 @@ class ScaledProblem(RaggedProblem):
         )
 
     @classmethod
-    def contracting(cls, avals: Sequence[Any], params: Mapping[str, Any]) -> Self:
+    def contracting(
+        cls,
+        avals: Sequence[Any],
+        params: Mapping[str, Any],
+        op: str = "scaled_ragged_contracting",
+    ) -> Self:
         """The problem of a `scaled_ragged_contracting` with operands of the given avals."""
         return cls.of(
-            "scaled_ragged_contracting",
+            op,
             _without_scales(avals),
             params,
             lhs="bkr",
@@ -142,7 +150,35 @@ def plan_scaled_contracting(
     avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
 ) -> ScaledPlan:
     """Plans a `scaled_ragged_contracting` from its operands' avals and its parameters."""
-    problem = ScaledProblem.contracting(avals, params)
+    return _plan_contracting(ScaledProblem.contracting(avals, params), params, target)
+
+
+def plan_paired_contracting(
+    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
+) -> ScaledPlan:
+    """Plans a `paired_scaled_contracting`: as one of its two products, on the path "fused" where
+    one kernel computes both, on "unfused" where two are to."""
+    lhs, lhs_scale, first, first_scale, second, _, *groups = avals
+    one = (lhs, lhs_scale, first, first_scale, *groups)
+    problem = ScaledProblem.contracting(one, params, "paired_scaled_contracting")
+    found = _plan_contracting(problem, params, target)
+    if found.path == "reference":
+        return found
+    reason = found.reason
+    if problem.lhs_scaling != "column" or problem.rhs_scaling == "column":
+        reason = "the kernel takes scales of columns of lhs, of blocks of both rhs"
+    elif problem.out_dtype == np.dtype(np.float32):
+        reason = "the kernel stores results transposed, which 16 bits allow alone"
+    elif first.dtype != second.dtype:
+        reason = f"the kernel takes two rhs of one dtype, got {first.dtype} and {second.dtype}"
+    elif problem.n > PAIRED_COLUMNS:
+        reason = f"two products of {problem.n} columns are as fast, and may take less memory"
+    return dataclasses.replace(found, path="unfused" if reason else "fused", reason=reason)
+
+
+def _plan_contracting(
+    problem: ScaledProblem, params: Mapping[str, Any], target: Target
+) -> ScaledPlan:
     return plan_product(
         problem,
         params,

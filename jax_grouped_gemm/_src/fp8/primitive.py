@@ -8,6 +8,9 @@ forms also plain and transposed, those to return.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -82,6 +85,52 @@ CONTRACTING = Op(
     planner=plan.plan_scaled_contracting,
     call=call.scaled_contracting,
     reference=scaled_reference.scaled_ragged_contracting,
+)
+
+
+def paired_scaled_contracting(
+    lhs,
+    lhs_scale,
+    first,
+    first_scale,
+    second,
+    second_scale,
+    group_sizes,
+    group_offset,
+    **params,
+) -> list[jax.Array]:
+    """`scaled_ragged_contracting` of one lhs and each of two rhs of the same shape, all without a
+    batch dimension: as one operation where the plan has a kernel for it."""
+    operands = (
+        *(lhs, lhs_scale, first, first_scale),
+        *(second, second_scale, group_sizes, group_offset),
+    )
+    plan_of = plan.plan_paired_contracting([jax.typeof(x) for x in operands], params)
+    if plan_of.path == "fused":
+        return PAIRED_CONTRACTING.bind(*operands, **params)
+    return _each(scaled_ragged_contracting, *operands, **params)
+
+
+def _each(function: Callable[..., jax.Array], /, *operands, **params) -> list[jax.Array]:
+    lhs, pairs, groups = operands[:2], (operands[2:4], operands[4:6]), operands[6:]
+    return [function(*lhs, *rhs, *groups, **params) for rhs in pairs]
+
+
+def _paired_avals(*operands, num_groups, preferred_element_type, **params):
+    lhs, _, rhs, *_ = operands
+    shape = (num_groups, lhs.shape[1], rhs.shape[1])
+    return [PAIRED_CONTRACTING.unsharded_aval(operands, shape, preferred_element_type)] * 2
+
+
+PAIRED_CONTRACTING = Op(
+    name="paired_scaled_contracting",
+    operand_ranks=(3, 2, 3, 2, 3, 2, 1, 1),
+    targets=(call.PAIRED_CONTRACTING,),
+    avals=_paired_avals,
+    planner=plan.plan_paired_contracting,
+    call=call.paired_contracting,
+    reference=partial(_each, scaled_reference.scaled_ragged_contracting),
+    multiple_results=True,
 )
 
 
@@ -297,12 +346,28 @@ def _register_map(op: Op) -> None:
     op.def_batching(rule)
 
 
+def _batch_each(operands, dims, **params):
+    each = partial(_each, scaled_ragged_contracting, **params)
+    return jax.vmap(each, dims)(*operands), [0, 0]
+
+
 for _op in (NONCONTRACTING, CONTRACTING):
     _register_batching(_op)
+PAIRED_CONTRACTING.def_batching(_batch_each)
 for _op in (ROWS, BLOCKS, JOINED):
     _register_folding(_op)
 RAGGED.def_batching(lambda operands, dims, **params: RAGGED.bind_batched(operands, dims, params))
 for _op in (GATHERED, MAXIMA):
     _register_map(_op)
-for _op in (NONCONTRACTING, CONTRACTING, ROWS, BLOCKS, JOINED, RAGGED, GATHERED, MAXIMA):
+for _op in (
+    NONCONTRACTING,
+    CONTRACTING,
+    PAIRED_CONTRACTING,
+    ROWS,
+    BLOCKS,
+    JOINED,
+    RAGGED,
+    GATHERED,
+    MAXIMA,
+):
     _op.has_no_derivative()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -140,12 +141,7 @@ class Fp8Products:
     ) -> jax.Array:
         """The cotangent of weights [g, k, n], of transposed blocks [b, k, 128] and [b, n, 128], or
         of rows [m, k] and [m, n] of one 16-bit dtype."""
-        common: dict[str, Any] = dict(
-            num_groups=num_groups,
-            preferred_element_type=dtype,
-            implementation=self.implementation,
-            **self.tiles.params("wgrad"),
-        )
+        common = self._wgrad_params(dtype, num_groups)
         if isinstance(lhs, Pair):
             assert isinstance(rhs, Pair)
             return primitive.scaled_ragged_contracting(
@@ -161,6 +157,32 @@ class Fp8Products:
             transpose_rhs=False,
             precision=None,
             **common,
+        )
+
+    def rows_by_each(
+        self,
+        lhs: Pair,
+        rhs: Sequence[Pair],
+        group_sizes: jax.Array,
+        offset: jax.Array,
+        dtype: np.dtype,
+        *,
+        num_rows: int,
+        num_groups: int,
+    ) -> list[jax.Array]:
+        """`rows_by_rows` of one lhs and each of two rhs of the same shape."""
+        first, second = rhs
+        params = dict(self._wgrad_params(dtype, num_groups), num_rows=num_rows)
+        return primitive.paired_scaled_contracting(
+            *lhs, *first, *second, group_sizes, offset, **params
+        )
+
+    def _wgrad_params(self, dtype: np.dtype, num_groups: int) -> dict[str, Any]:
+        return dict(
+            num_groups=num_groups,
+            preferred_element_type=dtype,
+            implementation=self.implementation,
+            **self.tiles.params("wgrad"),
         )
 
 

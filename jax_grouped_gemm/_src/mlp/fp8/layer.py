@@ -125,19 +125,20 @@ class _Layer(Fp8Products):
         # Those of biases are sums of numbers that are not quantised.
         return hidden_gradients(*operands, self.implementation)
 
-    def weights_gradient(
-        self, name: str, lhs: Any, rhs: Any, given: Operands, num_rows: int
-    ) -> jax.Array:
-        """lhs^T rhs of each expert, in the dtype of the matrices of that name."""
-        return self.rows_by_rows(
-            lhs,
-            rhs,
-            given["group_sizes"],
-            given["group_offset"],
-            self.dtype(name),
-            num_rows=num_rows,
-            num_groups=self.num_experts,
-        )
+    def weights_gradients(
+        self, lhs: Any, rhs: Mapping[str, Any], given: Operands, num_rows: int
+    ) -> dict[str, jax.Array]:
+        """lhs^T times each rhs, of each expert, in the dtype of the matrices of its name."""
+        indices = given["group_sizes"], given["group_offset"]
+        sizes: dict[str, Any] = dict(num_rows=num_rows, num_groups=self.num_experts)
+        dtypes = {self.dtype(name) for name in rhs}
+        if len(rhs) == 2 and len(dtypes) == 1 and isinstance(lhs, Pair):
+            both = self.rows_by_each(lhs, [*rhs.values()], *indices, dtypes.pop(), **sizes)
+            return dict(zip(rhs, both, strict=True))
+        return {
+            name: self.rows_by_rows(lhs, x, *indices, self.dtype(name), **sizes)
+            for name, x in rhs.items()
+        }
 
 
 def mlp(
@@ -285,17 +286,19 @@ def _mlp_backward(layer, kept, dy):
     if wo is not None:
         dy_rows = layer.tokens_for_wgrad(dy, given, gradient_dtype, copied=layer.combines)
         hidden = layer.rows_for_wgrad(gradients.hidden, given, forward_dtype)
-        cotangents["wo"] = layer.weights_gradient("wo", hidden, dy_rows, given, num_rows)
+        cotangents |= layer.weights_gradients(hidden, {"wo": dy_rows}, given, num_rows)
     for name, gradient in (("b0", gradients.gate), ("b1", gradients.up)):
         if name in given:
             cotangents[name] = _bias_gradient(layer, name, gradient, given)
     # One [m, D] array at a time: each is made when what reads the one before it is done.
     x, gradients, cotangents = lax.optimization_barrier((given["x"], gradients, cotangents))
     x_rows = layer.tokens_for_wgrad(x, given, forward_dtype, copied=True)
-    for name, gradient in (("wi_0", gradients.gate), ("wi_1", gradients.up)):
-        if gradient is not None:
-            gradient = layer.rows_for_wgrad(gradient, given, gradient_dtype)
-            cotangents[name] = layer.weights_gradient(name, x_rows, gradient, given, num_rows)
+    of_matrices = {
+        name: layer.rows_for_wgrad(gradient, given, gradient_dtype)
+        for name, gradient in (("wi_0", gradients.gate), ("wi_1", gradients.up))
+        if gradient is not None
+    }
+    cotangents |= layer.weights_gradients(x_rows, of_matrices, given, num_rows)
     if not x_first:
         rows, cotangents = lax.optimization_barrier((gradients.projections, cotangents))
         cotangents["x"] = rows_gradient(rows)
