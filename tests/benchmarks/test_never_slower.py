@@ -252,9 +252,9 @@ def test_shapes_are_of_all_kinds_and_within_limits(rng):
 @pytest.mark.plans_as_users_get_them
 def test_what_is_left_to_xla_is_another_program(extension):
     """JAX keeps what it has lowered, which then is the plan's kernel whatever the margin is."""
-    shapes = (64, 256), (32, 256, 96)
+    shapes = (128, 256), (64, 256, 96)
     operands = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
-    operands.append(jax.ShapeDtypeStruct((32,), jnp.int32))
+    operands.append(jax.ShapeDtypeStruct((64,), jnp.int32))
 
     def product(*operands):
         return jgg.ragged_dot(*operands)

@@ -159,7 +159,7 @@ RaggedPlan = Plan[RaggedProblem]
 LARGEST_SIZE = 2**31 - 1
 
 # Copies of rows for each group are temporary memory.
-MOST_BYTES_BY_GROUP = 32 << 20
+MOST_BYTES_BY_GROUP = 64 << 20
 
 SYMBOLIC_ROWS_OF_GROUP = 128
 """What a plan takes for the average rows of a group where their number is symbolic."""

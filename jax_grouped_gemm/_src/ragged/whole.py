@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jax_grouped_gemm._src import xla
 from jax_grouped_gemm._src.device import (
     BANDWIDTH,
     FLOAT32,
@@ -29,17 +30,22 @@ from jax_grouped_gemm._src.ragged.problem import RaggedProblem
 from jax_grouped_gemm._src.ragged.reference import local_group_bounds
 
 # What a call takes beside what is predicted: XLA's product, and what has each row of several groups
-# take its own; ours, that of a weight gradient, and those of one of float32, which has some for
+# take its own, or masks both operands of a weight gradient; the bounds of more groups than XLA adds
+# up in each mask; ours, that of a weight gradient, and those of one of float32, which has some for
 # each group. From small problems on an H200 (docs/notes/ragged.md).
 XLA_SECONDS, SELECTING_SECONDS, SELECTING_GROUP_SECONDS = 3.5e-6, 0.5e-6, 0.05e-6
-KERNEL_SECONDS, WGRAD_SECONDS = 5.5e-6, 6e-6
+MOST_FUSED_GROUPS, BOUNDS_SECONDS = 4, 1e-6
+KERNEL_SECONDS, WGRAD_SECONDS = 5.5e-6, 6.6e-6
 FLOAT32_WGRAD_SECONDS, FLOAT32_GROUP_SECONDS = 17e-6, 0.25e-6
 SPLITTING_SECONDS = 12e-6
 # Of a kernel whose last wave is cut: sums pass through memory. With this much, no product of
 # h200_never_slower.json leaves XLA that was faster there.
 CUT_SECONDS = 22e-6
+# Hopper's TF32 instructions take operands that are contiguous along what is contracted. Rows that
+# are contracted are not, and cuBLAS's kernels for them multiply at this rate.
+TF32_OF_ROWS = 70e12
 # Predictions are not that exact: XLA has to be faster by more than this.
-MARGIN = 0.8
+MARGIN = 0.85
 
 
 def faster_reason(plan: Plan[RaggedProblem], target: Target) -> str:
@@ -67,18 +73,34 @@ def _kernel_overhead(plan: Plan[RaggedProblem], prediction: Prediction) -> float
 
 
 def _seconds(problem: RaggedProblem, terms: int, target: Target) -> float:
+    g, m, k, n = problem.shape("gmkn")
+    multiplying = g * m * k * n / _rate(problem, terms, target)
+    lhs, rhs, out = (math.prod(problem.shape(names)) * x.itemsize for names, x in problem.arrays)
+    moving = (lhs + rhs + out) / BANDWIDTH
+    # What is temporary is written and read.
+    copying = 2 * problem.bytes_by_group / BANDWIDTH
+    launching = XLA_SECONDS
+    if problem.contracts_rows:
+        launching += SELECTING_SECONDS + (BOUNDS_SECONDS if g > MOST_FUSED_GROUPS else 0)
+        return max(multiplying, moving) + copying + launching
+    if g > 1:
+        launching += SELECTING_SECONDS + SELECTING_GROUP_SECONDS * g
+        if xla.fills_device(g, m, n, target):
+            # cuBLAS's product, with copies of the rows before it and a selection after it.
+            return max(multiplying, moving) + copying + launching
+    cutting = 0.0
+    if not terms:
+        cutting = xla.cutting_seconds(g, m, n, k, lhs + rhs, target)
+    return max(multiplying, moving + copying) + launching + cutting
+
+
+def _rate(problem: RaggedProblem, terms: int, target: Target) -> float:
+    """Multiply-adds a second."""
     rate = SIXTEEN_BITS
     if terms:
-        rate = FLOAT32 if terms == FULL_TERMS else TF32
-    rate *= target.multiprocessors / H200.multiprocessors
-    multiplying = math.prod(problem.shape("gmkn")) / rate
-    # What is temporary is written and read.
-    moved = 2 * problem.bytes_by_group
-    moved += sum(math.prod(problem.shape(names)) * x.itemsize for names, x in problem.arrays)
-    launching = XLA_SECONDS
-    if problem.g > 1 and not problem.contracts_rows:
-        launching += SELECTING_SECONDS + SELECTING_GROUP_SECONDS * problem.g
-    return max(multiplying, moved / BANDWIDTH) + launching
+        rate = TF32_OF_ROWS if problem.contracts_rows else TF32
+        rate = FLOAT32 if terms == FULL_TERMS else rate
+    return rate * target.multiprocessors / H200.multiprocessors
 
 
 def product(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 import numpy as np
 
+from jax_grouped_gemm._src import xla
 from jax_grouped_gemm._src.arrays import at_least_float32, round_up
 from jax_grouped_gemm._src.device import (
     BANDWIDTH,
@@ -23,12 +24,14 @@ from jax_grouped_gemm._src.device import (
     Target,
 )
 from jax_grouped_gemm._src.float32 import FULL_TERMS
-from jax_grouped_gemm._src.lists.rank_k.problem import RankKProblem
+from jax_grouped_gemm._src.lists.rank_k.problem import RankKProblem, Stack
 from jax_grouped_gemm._src.plan import DEFAULT_TILE, TileConfig
 
 # What a call takes beside what is predicted: its launches, which XLA has for each stack, and the
-# ends of kernels.
+# ends of kernels. XLA's products of 16 bits and float32 have less to begin with, and what steps
+# along K take until they are cut.
 XLA_SECONDS = 5e-6
+SHALLOW_SECONDS, DEPTH_SECONDS, UNCUT_K = 2.7e-6, 2e-6, 256
 KERNEL_SECONDS, SPLITTING_KERNEL_SECONDS = 3e-6, 25e-6
 # Of a kernel with tiles of 128x256, which small updates have that are smaller than a tile. From the
 # random updates of h200_never_slower.json (docs/notes/rank_k.md).
@@ -83,8 +86,22 @@ def _seconds(problem: RankKProblem, terms: int, target: Target) -> float:
     passes = 1.0 + (problem.num_products > 1 or problem.symmetrize)
     reads = sums_bytes * passes / (CACHE_SPEEDUP if sums_bytes <= CACHED_BYTES else 1)
     results = problem.result_dtype.itemsize * elements * (1 + problem.has_c)
-    launching = XLA_SECONDS * sum(0 not in (s.g, s.n) for s in problem.stacks)
+    launching = sum(_launching_seconds(problem, s, terms, target) for s in problem.stacks)
     return max(multiplying, moving) + (reads + results) / BANDWIDTH + launching
+
+
+def _launching_seconds(problem: RankKProblem, stack: Stack, terms: int, target: Target) -> float:
+    """What XLA's product of a stack takes beside its bytes and multiplications."""
+    g, n, k = stack.g, stack.n, stack.k
+    if 0 in (g, n):
+        return 0.0
+    if problem.dtype.itemsize > 4:
+        return XLA_SECONDS
+    seconds = SHALLOW_SECONDS + DEPTH_SECONDS * min(k / UNCUT_K, 1)
+    if terms:
+        return seconds
+    operand_bytes = problem.dtype.itemsize * problem.num_products * g * n * k
+    return seconds + xla.cutting_seconds(g, n, n, k, operand_bytes, target)
 
 
 def _multiplied_rows(problem: RankKProblem, n: int) -> int:
