@@ -200,7 +200,7 @@ def dropless_mlp(
     order, inverse, group_sizes = expert_order
     tokens = x.reshape(-1, x.shape[-1])
     weights: Any = permute_rows(routing.weights.reshape(-1), order, inverse.reshape(-1))
-    weights = weights.astype(at_least_float32(x.dtype))
+    weights = weights.astype(at_least_float32(composed.promoted_dtype(operands)))
     given = {name: a for name, a in operands.items() if name != "x"}
     given |= dict(group_sizes=group_sizes, group_offset=canonical_offset(group_offset))
     if not callable(implementation) and not apply_router_weight_on_input:

@@ -25,7 +25,7 @@ from jax_grouped_gemm._src.arguments import (
 from jax_grouped_gemm._src.arrays import align_varying, at_least_float32
 from jax_grouped_gemm._src.fp8.api import QuantizedWeights
 from jax_grouped_gemm._src.fp8.recipe import Recipe
-from jax_grouped_gemm._src.mlp import plan, primitive
+from jax_grouped_gemm._src.mlp import composed, plan, primitive
 from jax_grouped_gemm._src.mlp.fp8 import experts as fp8_experts
 from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp
 from jax_grouped_gemm._src.mlp.primitive import Options
@@ -57,18 +57,17 @@ def ragged_mlp(
     through those of expert 1, and so on. Rows that no group owns are exactly zero in the result and
     in gradients, whatever they hold, NaN and infinity included.
 
-    On operands of one 16-bit dtype one kernel computes gate, up and activation, biases included,
-    and of the backward pass one the gradients of gate, up and weights, one the gradient of the rows
-    of x, and one those of both projections. With few rows to a group, as in decoding, kernels read
-    tokens in place and add `bo` too; with narrow experts, those of large groups read tokens in
-    place. Everything else is composed of ragged products, and `explain` says why. The result is the
-    same but for the accuracy of the activation: gate and up are rounded to the dtype of the
-    operands, hidden is computed from those and rounded once.
+    Operands are promoted to one dtype first. In 16 bits one kernel computes gate, up and
+    activation, biases included, and of the backward pass one the gradients of gate, up and weights,
+    one the gradient of the rows of x, and one those of both projections. With few rows to a group,
+    as in decoding, kernels read tokens in place and add `bo` too; with narrow experts, those of
+    large groups read tokens in place. Everything else is composed of ragged products, and `explain`
+    says why. The result is the same but for the accuracy of the activation: gate and up are rounded
+    to the dtype of the operands, hidden is computed from those and rounded once.
 
-    The backward pass keeps x, gate, up, weights, rows and the group sizes, and no rows of x, where
-    x and all matrices have one dtype. Gate and up have the names
-    "mlpwi_0" and "mlpwi_1" for policies of `jax.checkpoint`; one that keeps neither computes both
-    again. Second derivatives are those of the composition.
+    The backward pass keeps x, gate, up, weights, rows and the group sizes, and no rows of x. Gate
+    and up have the names "mlpwi_0" and "mlpwi_1" for policies of `jax.checkpoint`; one that keeps
+    neither computes both again. Second derivatives are those of the composition.
 
     Args:
       x: tokens [T, D] with `rows`, else rows [m, D] sorted by expert.
@@ -146,8 +145,8 @@ def gated_ragged_dot(
       quantized: the `wi` of what `quantize_mlp` returns.
       biases: of wi_0 and wi_1, [g, F] each, each of which may be None.
       concatenated: whether `wi_0` is [g, D, 2 F], of gate and up, and `wi_1` None.
-      preferred_element_type: dtype of the result, by default that of gate. Hidden is rounded to
-        that of gate first.
+      preferred_element_type: dtype of the result, by default that to which x and the matrices
+        promote. Hidden is rounded to that first.
 
     Returns:
       [m, F], exactly zero in rows that no group owns.
@@ -163,7 +162,9 @@ def gated_ragged_dot(
     if recipe is not None or quantized is not None:
         hidden = _in_fp8("gated_ragged_dot", options, operands, recipe, quantized, precision)
     else:
-        (hidden,) = primitive.gated_ragged_dot(options, operands, residuals=False)
+        (hidden,) = primitive.gated_ragged_dot(
+            options, composed.promoted(operands), residuals=False
+        )
     return hidden if preferred_element_type is None else hidden.astype(preferred_element_type)
 
 
@@ -174,11 +175,7 @@ def of_operands(options: Options, operands: Mapping[str, jax.Array]) -> jax.Arra
     valid.
     """
     operands = dict(zip(operands, align_varying(*operands.values()), strict=True))
-    factors = [operands[name] for name in ("x", "wi", "wi_0", "wi_1", "wo") if name in operands]
-    if len({x.dtype for x in factors}) == 1:
-        return primitive.ragged_mlp(options, operands)
-    (hidden,) = primitive.gated_ragged_dot(options, operands, residuals=False)
-    return primitive.down(options, operands, hidden)
+    return primitive.ragged_mlp(options, composed.promoted(operands))
 
 
 def if_fused(options: Options, operands: Mapping[str, jax.Array]) -> jax.Array | None:
@@ -237,9 +234,7 @@ def _checked(
     num_rows = arrays.get("rows", arrays["x"]).shape[0]
     run_group_checks(arrays["group_sizes"], num_rows, arrays["group_offset"], num_experts)
     if "weights" in arrays:
-        dtype = at_least_float32(
-            jnp.result_type(arrays["x"], arrays["wi"] if "wi" in arrays else arrays["wi_0"])
-        )
+        dtype = at_least_float32(composed.promoted_dtype(arrays))
         arrays["weights"] = arrays["weights"].astype(dtype)
     return dict(zip(arrays, align_varying(*arrays.values()), strict=True)), options
 

@@ -39,15 +39,11 @@ DOWN_OPERANDS = ("wo", "bo", "weights", *INDICES)
 
 def _gated_avals(*operands, names, residuals, **_):
     given = dict(zip(names, operands, strict=True))
-    x, wi = given["x"], given["wi" if "wi" in given else "wi_0"]
+    x = given["x"]
     rows = given["rows"] if "rows" in given else x
     shape = rows.shape[0], hidden_columns(given)
-    aval = GATED.unsharded_aval(operands, shape, jnp.result_type(x, wi))
-    if not residuals:
-        return [aval]
-    if not has_up(given):
-        return [aval, aval]
-    return [aval, aval, aval.update(dtype=jnp.result_type(x, given.get("wi_1", wi)))]
+    aval = GATED.unsharded_aval(operands, shape, x.dtype)
+    return [aval] * (1 + residuals * (1 + has_up(given)))
 
 
 GATED = Op(
@@ -65,7 +61,7 @@ GATED = Op(
 def _biased_aval(*operands, names, **_):
     hidden, wo = operands[names.index("hidden")], operands[names.index("wo")]
     shape = hidden.shape[0], wo.shape[2]
-    return BIASED.unsharded_aval(operands, shape, jnp.result_type(hidden, wo))
+    return BIASED.unsharded_aval(operands, shape, wo.dtype)
 
 
 BIASED = Op(
