@@ -66,7 +66,9 @@ from jax_grouped_gemm._src.mlp import composed
 from jax_grouped_gemm._src.mlp.fp8 import experts as fp8_experts
 from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp
 from jax_grouped_gemm._src.mlp.primitive import Options
+from jax_grouped_gemm._src.mlp.reference import row_weights
 from jax_grouped_gemm._src.ragged.api import ragged_dot
+from jax_grouped_gemm._src.ragged.reference import owned_rows
 from jax_grouped_gemm._src.rows.api import combine as combine
 from jax_grouped_gemm._src.rows.api import dispatch as dispatch
 from jax_grouped_gemm._src.rows.api import gather_rows as gather_rows
@@ -215,6 +217,9 @@ def dropless_mlp(
         if fused is not None:
             out = combine(checkpoint_name(fused, "mlpwo"), expert_order, implementation=of_rows)
             return out.reshape(x.shape)
+    # Zero in rows whose expert is not here, where a weight that is no number would stay one.
+    owned = owned_rows(group_sizes, given["group_offset"], wi_0.shape[0], order.shape[0])
+    weights = row_weights(weights, owned, weights)
     rows = dispatch(tokens, expert_order, implementation=of_rows)
     if apply_router_weight_on_input:
         rows = (rows.astype(weights.dtype) * weights[:, None]).astype(x.dtype)

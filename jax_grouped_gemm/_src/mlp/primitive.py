@@ -30,6 +30,7 @@ from jax_grouped_gemm._src.mlp import rows as token_rows
 from jax_grouped_gemm._src.mlp.problem import has_up, hidden_columns
 from jax_grouped_gemm._src.op import Op
 from jax_grouped_gemm._src.plan import TileChoices, current_tiles
+from jax_grouped_gemm._src.ragged.reference import owned_rows
 
 INDICES = ("group_sizes", "group_offset")
 ROWS = ("rows", "inverse", "count")
@@ -369,7 +370,7 @@ def _weight_gradients(given, gradients, options) -> dict[str, jax.Array]:
 def _hidden_again(given, options):
     gate, up = given["gate"], given.get("up")
     sizes, offset = (given[name] for name in INDICES)
-    owned = reference.owned_rows(sizes, offset, given["wo"].shape[0], gate.shape[0])
+    owned = owned_rows(sizes, offset, given["wo"].shape[0], gate.shape[0])
     weights = reference.row_weights(given.get("weights"), owned, gate)
     return hidden_layer(options.activation, gate, up, weights)
 

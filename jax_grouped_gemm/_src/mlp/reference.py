@@ -27,7 +27,7 @@ from jax_grouped_gemm._src.mlp import rows as token_rows
 from jax_grouped_gemm._src.mlp.biases import bias_rows, with_bias
 from jax_grouped_gemm._src.plan import TileChoices
 from jax_grouped_gemm._src.ragged.primitive import ragged_contracting, ragged_noncontracting
-from jax_grouped_gemm._src.ragged.reference import local_group_bounds
+from jax_grouped_gemm._src.ragged.reference import owned_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,25 +93,6 @@ class Products:
             max_sms=self.max_sms if is_limited else None,
             **self.tile_choices.params("wgrad"),
         )
-
-
-def owned_rows(
-    group_sizes: jax.Array, group_offset: jax.Array, num_groups: int, num_rows: int
-) -> jax.Array:
-    """Which rows a local group owns: booleans [num_rows]."""
-    first, end = owned_window(group_sizes, group_offset, num_groups, num_rows)
-    rows = jnp.arange(num_rows, dtype=jnp.int32)
-    return (rows >= first) & (rows < end)
-
-
-def owned_window(
-    group_sizes: jax.Array, group_offset: jax.Array, num_groups: int, num_rows: int
-) -> tuple[jax.Array, jax.Array]:
-    """The first row that a local group owns, and the end of those."""
-    # Local groups follow each other without a gap; those that do not exist are 0 to 0.
-    starts, ends = local_group_bounds(group_sizes, group_offset, num_groups, num_rows)
-    first = jnp.min(jnp.where(ends > starts, starts, num_rows), initial=num_rows)
-    return first, jnp.max(ends, initial=0)
 
 
 def row_weights(weights, owned, like) -> jax.Array:

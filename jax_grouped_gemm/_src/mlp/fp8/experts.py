@@ -9,11 +9,13 @@ import jax
 
 from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
 from jax_grouped_gemm._src.fp8.training import fp8_ragged_dot
-from jax_grouped_gemm._src.mlp import composed, reference
+from jax_grouped_gemm._src.mlp import composed
 from jax_grouped_gemm._src.mlp import rows as token_rows
 from jax_grouped_gemm._src.mlp.fp8 import layer
 from jax_grouped_gemm._src.mlp.fp8.weights import checked_quantized
+from jax_grouped_gemm._src.mlp.reference import row_weights
 from jax_grouped_gemm._src.plan import using_tiles
+from jax_grouped_gemm._src.ragged.reference import owned_rows
 
 
 def mlp(
@@ -81,6 +83,6 @@ def _composed(options, given, recipe) -> jax.Array:
     if "rows" in given:
         x = token_rows.gather(x, given["rows"], given.get("inverse"))
     with using_tiles(options.tile_choices):
-        owned = reference.owned_rows(sizes, offset, given["wi_0"].shape[0], x.shape[0])
-        weights = reference.row_weights(given.get("weights"), owned, x)
+        owned = owned_rows(sizes, offset, given["wi_0"].shape[0], x.shape[0])
+        weights = row_weights(given.get("weights"), owned, x)
         return composed.mlp(ragged_dot, options.activation, x, given, weights)
