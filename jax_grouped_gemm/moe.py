@@ -73,7 +73,13 @@ from jax_grouped_gemm._src.rows.api import combine as combine
 from jax_grouped_gemm._src.rows.api import dispatch as dispatch
 from jax_grouped_gemm._src.rows.api import gather_rows as gather_rows
 from jax_grouped_gemm._src.rows.api import sort_by_expert as sort_by_expert
-from jax_grouped_gemm._src.rows.operands import Biases, check_routing, check_shapes, checked_biases
+from jax_grouped_gemm._src.rows.operands import (
+    Biases,
+    check_real,
+    check_routing,
+    check_shapes,
+    checked_biases,
+)
 from jax_grouped_gemm._src.rows.operands import ExpertOrder as ExpertOrder
 from jax_grouped_gemm._src.rows.permutation import permute_rows as permute_rows
 from jax_grouped_gemm._src.rows.routing import AuxiliaryLosses as AuxiliaryLosses
@@ -105,7 +111,8 @@ def gated_activation(
       [m, F] in the dtype of `gate`, computed in float32 at least.
 
     Raises:
-      TypeError: shapes do not fit together, or `activation` is neither a name nor callable.
+      TypeError: shapes or dtypes do not fit together, or `activation` is neither a name nor
+        callable.
       ValueError: `activation` is no name of one.
     """
     activation = as_activation(activation)
@@ -121,6 +128,9 @@ def gated_activation(
         raise TypeError(
             f"gated_activation: weights must be [m] = {gate.shape[:1]}, got {weights.shape}"
         )
+    for name, operand in (("up", up), ("weights", weights)):
+        if operand is not None:
+            check_real("gated_activation", name, operand, gate)
     return composed.recomputed_hidden(activation, gate, up, weights)
 
 
@@ -172,7 +182,7 @@ def dropless_mlp(
       [..., D], in the dtype to which x and the weights promote.
 
     Raises:
-      TypeError: an operand is no array, or shapes of the operands do not fit together.
+      TypeError: an operand is no array, or shapes or dtypes of the operands do not fit together.
       ValueError: `activation` is no name of one, or a recipe is given together with a precision or
         with a function as the implementation, or `quantized` without a recipe.
       NotImplementedError: an operand is sharded over explicit mesh axes.
@@ -182,8 +192,8 @@ def dropless_mlp(
     x, wi_0, wo = as_array("x", x), as_array("wi_0", wi_0), as_array("wo", wo)
     wi_1 = None if wi_1 is None else as_array("wi_1", wi_1)
     check_routing("dropless_mlp", routing)
-    check_shapes(x, routing, wi_0, wi_1, wo, group_offset)
-    b0, b1, bo = checked_biases(biases, wi_0, wi_1, wo)
+    check_shapes("dropless_mlp", x, routing, wi_0, wi_1, wo, group_offset)
+    b0, b1, bo = checked_biases("dropless_mlp", biases, x, wi_0, wi_1, wo)
     has_recipe = recipe is not None or quantized is not None
     if has_recipe and (callable(implementation) or precision is not None):
         raise ValueError(

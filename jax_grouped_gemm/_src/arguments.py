@@ -71,6 +71,18 @@ def as_array(name: str, x: Any) -> jax.Array:
     return x if isinstance(x, jax.Array) else jnp.asarray(x)
 
 
+def check_floating(function: str, kind: Any = jnp.floating, **operands: jax.Array) -> None:
+    """Raises a `TypeError` unless all operands of an MLP are of `kind`, and of 16 bits at least."""
+    for name, x in operands.items():
+        if not jnp.issubdtype(x.dtype, kind):
+            raise TypeError(f"{function}: {name} must be floating, got dtype {x.dtype}")
+        if x.dtype.itemsize < 2:
+            raise TypeError(
+                f"{function}: {name} must have 16 bits at least, got dtype {x.dtype}; a recipe "
+                "quantises wider operands, and scaled_ragged_dot multiplies quantised ones"
+            )
+
+
 def checked_int(name: str, value: int) -> int:
     """Returns an integer or a symbolic dimension; raises a `TypeError` if `value` is neither."""
     if isinstance(value, bool | np.bool_) or not (

@@ -131,8 +131,8 @@ def expert_parallel_mlp(
         not look at them does not pay for them.
 
     Raises:
-      TypeError: an operand is no array, or shapes of the operands do not fit together, such as E
-        and the number of local experts.
+      TypeError: an operand is no array, or shapes or dtypes of the operands do not fit together,
+        such as E and the number of local experts.
       ValueError: an axis is none of the mesh, or an option is none.
     """
     activation = as_activation(activation)
@@ -144,9 +144,9 @@ def expert_parallel_mlp(
     dispatch_recipe = checked_dispatch_recipe(FUNCTION, dispatch_recipe, x.dtype)
     wanted = Wanted.checked(math.prod(x.shape[:-1]), **options, buffer_factor=buffer_factor)
     group = Group.of(expert_axis, tensor_axis, x, routing.experts, routing.weights)
-    check_shapes(x, routing, wi_0, wi_1, wo, jnp.zeros((), jnp.int32))
+    check_shapes(FUNCTION, x, routing, wi_0, wi_1, wo, jnp.zeros((), jnp.int32))
     _check_experts(wi_0.shape[0], routing.logits.shape[-1], group)
-    b0, b1, bo = checked_biases(biases, wi_0, wi_1, wo)
+    b0, b1, bo = checked_biases(FUNCTION, biases, x, wi_0, wi_1, wo)
     if bo is not None and group.tensor:
         bo = jnp.where(group.tensor_index() == 0, bo, 0)
     if recipe is not None and (callable(implementation) or precision is not None):

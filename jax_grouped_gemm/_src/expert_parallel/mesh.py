@@ -117,10 +117,11 @@ def expert_parallel(
             operands[name] = _placed(x, mesh, specs[name])
             return x
 
-        take("x", x)
+        tokens_array = take("x", x)
         gate, down = take("wi_0", wi_0), take("wo", wo)
         up = None if wi_1 is None else take("wi_1", wi_1)
-        of_experts = zip(("b0", "b1", "bo"), checked_biases(biases, gate, up, down), strict=True)
+        checked = checked_biases(FUNCTION, biases, tokens_array, gate, up, down)
+        of_experts = zip(("b0", "b1", "bo"), checked, strict=True)
         for name, operand in (*of_experts, *routing._asdict().items()):
             if operand is not None or name in routing._fields:
                 take(name, operand)

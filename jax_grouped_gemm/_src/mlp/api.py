@@ -16,6 +16,7 @@ from jax_grouped_gemm._src.arguments import (
     as_array,
     as_indices,
     canonical_offset,
+    check_floating,
     check_group_count,
     checked_boolean,
     checked_group_sizes,
@@ -220,9 +221,7 @@ def _checked(
         if x is not None or name not in ("wi_1", "rows", "weights")
     }
     arrays |= _checked_biases(function, biases, with_down="wo" in operands)
-    for name, x in arrays.items():
-        if name != "rows" and not jnp.issubdtype(x.dtype, jnp.floating):
-            raise TypeError(f"{function}: {name} must be floating, got dtype {x.dtype}")
+    check_floating(function, **{_label(name): x for name, x in arrays.items() if name != "rows"})
     refuse_sharded(function, **arrays)
     _check_shapes(function, arrays, concatenated)
     if _is_concatenated(arrays, concatenated):
@@ -255,6 +254,11 @@ def _checked_biases(
         for i, (name, bias) in enumerate(zip(names, biases, strict=True))
         if bias is not None
     }
+
+
+def _label(name: str) -> str:
+    """What the caller knows an operand as."""
+    return f"biases[{plan.BIASES.index(name)}]" if name in plan.BIASES else name
 
 
 def _is_concatenated(arrays: Mapping[str, jax.Array], asked: bool | None) -> bool:
@@ -298,8 +302,7 @@ def _check_shapes(
         raise TypeError(f"{function}: biases[1] must be None where wi_1 is")
     for name, shape in expected.items():
         if name in shapes and shapes[name] != shape:
-            label = f"biases[{('b0', 'b1', 'bo').index(name)}]" if name[0] == "b" else name
             raise TypeError(
-                f"{function}: {label} must have the shape {shape} to match x {shapes['x']} and "
-                f"wi_0 [g, D, F] = {shapes['wi_0']}, got {shapes[name]}"
+                f"{function}: {_label(name)} must have the shape {shape} to match x "
+                f"{shapes['x']} and wi_0 [g, D, F] = {shapes['wi_0']}, got {shapes[name]}"
             )

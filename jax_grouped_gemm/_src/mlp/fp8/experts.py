@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 
+from jax_grouped_gemm._src.fp8.api import SOURCE_DTYPES
 from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
 from jax_grouped_gemm._src.fp8.training import fp8_ragged_dot
 from jax_grouped_gemm._src.mlp import composed
@@ -55,6 +56,12 @@ def mlp(
             f"{function}: recipe decides how the matmuls are computed, so that precision must be "
             f"None, got precision={precision!r}"
         )
+    for name in composed.FACTORS:
+        if name in operands and operands[name].dtype not in SOURCE_DTYPES:
+            raise TypeError(
+                f"{function}: {name} must be bfloat16, float16 or float32 for a recipe, got "
+                f"{operands[name].dtype}"
+            )
     if quantized is not None:
         wi_0, wi_1, wo = (operands.get(name) for name in ("wi_0", "wi_1", "wo"))
         assert wi_0 is not None

@@ -24,7 +24,6 @@ from jax_grouped_gemm._src.arguments import Implementation
 from jax_grouped_gemm._src.arrays import align_varying, at_least_float32, vary_over, varying_axes
 from jax_grouped_gemm._src.autodiff import once_differentiable
 from jax_grouped_gemm._src.fp8 import primitive, reference
-from jax_grouped_gemm._src.fp8.api import SOURCE_DTYPES
 from jax_grouped_gemm._src.fp8.formats import Pair
 from jax_grouped_gemm._src.fp8.products import FP8_LHS, FP8_RHS, Fp8Products, named, narrow
 from jax_grouped_gemm._src.fp8.recipe import Recipe
@@ -181,12 +180,6 @@ def mlp(
       implementation: of the kernels.
       combines: whether the rows of each token, which `inverse` knows, are summed up.
     """
-    for name in operands.keys() & {"x", "wi_0", "wi_1", "wo"}:
-        if operands[name].dtype not in SOURCE_DTYPES:
-            raise TypeError(
-                f"{name} must be bfloat16, float16 or float32 for a recipe, got "
-                f"{operands[name].dtype}"
-            )
     leaves, tree = jax.tree.flatten((dict(operands), quantized))
     # Outside the custom derivative, where the casts have transposes.
     operands, quantized = jax.tree.unflatten(tree, align_varying(*leaves))
