@@ -16,10 +16,25 @@ from jax_grouped_gemm._src.arrays import at_least_float32
 
 Scoring = Literal["softmax", "sigmoid", "sqrt_softplus"] | Callable[[jax.Array], jax.Array]
 
+
+def _log_sqrt_softplus(x: jax.Array) -> jax.Array:
+    # Far below zero softplus is exp(x) (1 - exp(x) / 2), which would underflow.
+    is_far = x < -20
+    near = jnp.log(jax.nn.softplus(jnp.where(is_far, 0, x)))
+    return jnp.where(is_far, x - jnp.exp(x) / 2, near) / 2
+
+
+# Logarithms of scores, but for a constant of the token's: far below zero the scores underflow.
+LOG_SCORES: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "softmax": lambda logits: logits,
+    "sigmoid": jax.nn.log_sigmoid,
+    "sqrt_softplus": _log_sqrt_softplus,
+}
 SCORES: dict[str, Callable[[jax.Array], jax.Array]] = {
     "softmax": lambda logits: jax.nn.softmax(logits, axis=-1),
     "sigmoid": jax.nn.sigmoid,
-    "sqrt_softplus": lambda logits: jnp.sqrt(jax.nn.softplus(logits)),
+    # The slope of a square root is infinite at zero.
+    "sqrt_softplus": lambda logits: jnp.exp(_log_sqrt_softplus(logits)),
 }
 
 
@@ -71,7 +86,8 @@ def route(
     Args:
       logits: [..., E], floating point.
       top_k: experts a token.
-      renormalize: whether a token's weights are divided by their sum.
+      renormalize: whether a token's weights are divided by their sum, those of a named scoring as
+        logarithms: they sum to one however far below zero all logits are.
       scoring: what makes scores of logits: "softmax" over the experts, "sigmoid", "sqrt_softplus",
         or any elementwise function. Weights are the scores of the chosen experts.
       correction_bias: [E], added to the scores when experts are chosen and not to their weights.
@@ -125,10 +141,10 @@ def route(
     def chosen(x):
         return jnp.take_along_axis(x, experts, axis=-1)
 
-    if scoring == "softmax":
-        picked = chosen(logits)
-        normalizer = jax.nn.logsumexp(picked if renormalize else logits, axis=-1, keepdims=True)
-        weights = jnp.exp(picked - normalizer)
+    if renormalize and not callable(scoring):
+        # Not below all numbers, as where every expert is masked: that has no difference to another.
+        picked = jnp.maximum(chosen(LOG_SCORES[scoring](logits)), jnp.finfo(logits.dtype).min)
+        weights = jax.nn.softmax(picked, axis=-1)
     else:
         score = scoring if callable(scoring) else SCORES[scoring]
         weights = chosen(score(logits))
