@@ -126,6 +126,18 @@ def as_activation(activation: str | Callable | Activation) -> Activation:
     return Activation(_KNOWN.get(activation, activation))
 
 
+def closes_over_traced(activation: Activation, rows: int, columns: int) -> bool:
+    """Whether its function has traced values of its own, for [rows, columns].
+
+    The parameters of a primitive are known when a program is traced, so that none may have it.
+    """
+    function = activation.function
+    if isinstance(function, str):
+        return False
+    traced = jax.make_jaxpr(function)(jax.ShapeDtypeStruct((rows, columns), jnp.float32))
+    return any(isinstance(x, jax.core.Tracer) for x in traced.consts)
+
+
 def hidden_layer(
     activation: Activation, gate: jax.Array, up: jax.Array | None, weights: jax.Array | None
 ) -> jax.Array:

@@ -84,7 +84,8 @@ def ragged_mlp(
         is multiplied by the row's weight too.
       activation: "silu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu_oai" or "clamped_silu" as in
         `moe.dropless_mlp`; a `moe.Activation`; or an elementwise function of the gate. Kernels have
-        those with names.
+        those with names. With a function that closes over traced values, which have gradients too,
+        the layer is composed of its products.
       precision: of the products, see `ragged_dot`.
       group_offset: integer scalar or [1], possibly traced: the matrices `[i]` belong to the group
         `group_offset + i` of `group_sizes`; the rows of all other groups are zero.
@@ -103,8 +104,9 @@ def ragged_mlp(
       TypeError: an argument has an unsuitable type, dtype or shape.
       ValueError: `activation`, `implementation` or `precision` is invalid, or the number of groups
         does not fit that of the matrices, or a recipe is given together with a precision.
-      NotImplementedError: an operand is sharded over explicit mesh axes, or "cuda" was asked for
-        and no kernel can run; the latter is raised when the function is lowered, with the reason.
+      NotImplementedError: an operand is sharded over explicit mesh axes; or `activation` closes
+        over traced values where a recipe has forward and dgrad in FP8; or "cuda" was asked for and
+        no kernel can run, which is raised when the function is lowered, with the reason.
     """
     given = dict(x=x, wi_0=wi_0, wi_1=wi_1, wo=wo, rows=rows, weights=weights)
     operands, options = _checked(
@@ -176,7 +178,11 @@ def of_operands(options: Options, operands: Mapping[str, jax.Array]) -> jax.Arra
     valid.
     """
     operands = dict(zip(operands, align_varying(*operands.values()), strict=True))
-    return primitive.ragged_mlp(options, composed.promoted(operands))
+    operands = composed.promoted(operands)
+    if not primitive.closes_over_traced(options, operands):
+        return primitive.ragged_mlp(options, operands)
+    (hidden,) = primitive.gated_ragged_dot(options, operands, residuals=False)
+    return primitive.down(options, operands, hidden)
 
 
 def if_fused(options: Options, operands: Mapping[str, jax.Array]) -> jax.Array | None:

@@ -18,6 +18,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
 from jax.interpreters import ad
 
+from jax_grouped_gemm._src import activations
 from jax_grouped_gemm._src.activations import Activation, hidden_layer
 from jax_grouped_gemm._src.arguments import (
     Implementation,
@@ -254,7 +255,16 @@ def gated_ragged_dot(
 ) -> list[jax.Array]:
     """Binds `GATED` to those of its operands that are given."""
     given = {name: operands[name] for name in GATED_OPERANDS if name in operands}
+    if closes_over_traced(options, given):
+        params = dict(vars(options), residuals=residuals)
+        return reference.gated_ragged_dot(*given.values(), names=tuple(given), **params)
     return _bind(GATED, given, options, residuals=residuals)
+
+
+def closes_over_traced(options: Options, operands: dict[str, jax.Array]) -> bool:
+    """Whether no primitive may have the activation, only JAX's own operations."""
+    num_rows = operands.get("rows", operands["x"]).shape[0]
+    return activations.closes_over_traced(options.activation, num_rows, hidden_columns(operands))
 
 
 def down(options: Options, operands: dict[str, jax.Array], hidden: jax.Array) -> jax.Array:
@@ -264,9 +274,9 @@ def down(options: Options, operands: dict[str, jax.Array], hidden: jax.Array) ->
     }
     if "bo" not in given:
         given.pop("weights", None)
-    params = dict(vars(options), names=tuple(given))
+    params = dict(options.of_products, names=tuple(given))
     if plan.plan_biased([jax.typeof(x) for x in given.values()], params).path == "fused":
-        return _bind(BIASED, given, options)
+        return BIASED.bind(*given.values(), **params)
     # Not as one primitive, so that derivatives of the product are those of the ragged product.
     return reference.biased_ragged_dot(*given.values(), **params)
 

@@ -137,16 +137,13 @@ def gated_ragged_dot(
     return [hidden, gate] if up is None else [hidden, gate, up]
 
 
-def biased_ragged_dot(
-    *operands: jax.Array, names: Sequence[str], activation: Activation | None = None, **options: Any
-) -> jax.Array:
+def biased_ragged_dot(*operands: jax.Array, names: Sequence[str], **options: Any) -> jax.Array:
     """y [m, D] = hidden wo + weights bo, added up in float32 at least and rounded once.
 
     Args:
       *operands: those of `names`: hidden [m, F]; wo [g, F, D]; bo [g, D] and weights [m], if there
         are any; group_sizes and group_offset.
       names: of the operands.
-      activation: none is applied.
       **options: of `Products`.
     """
     given = dict(zip(names, operands, strict=True))

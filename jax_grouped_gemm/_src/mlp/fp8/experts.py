@@ -14,6 +14,7 @@ from jax_grouped_gemm._src.mlp import composed
 from jax_grouped_gemm._src.mlp import rows as token_rows
 from jax_grouped_gemm._src.mlp.fp8 import layer
 from jax_grouped_gemm._src.mlp.fp8.weights import checked_quantized
+from jax_grouped_gemm._src.mlp.primitive import closes_over_traced
 from jax_grouped_gemm._src.mlp.reference import row_weights
 from jax_grouped_gemm._src.plan import using_tiles
 from jax_grouped_gemm._src.ragged.reference import owned_rows
@@ -67,6 +68,12 @@ def mlp(
         assert wi_0 is not None
         quantized = checked_quantized(function, quantized, wi_0, wi_1, wo, recipe)
     if (recipe.forward, recipe.dgrad) == ("fp8", "fp8"):
+        if closes_over_traced(options, operands):
+            raise NotImplementedError(
+                f"{function}: activation closes over traced values, such as arrays made under "
+                "jax.jit, which a recipe with forward='fp8' and dgrad='fp8' cannot have; take "
+                "Python numbers or NumPy arrays, or another recipe"
+            )
         return layer.mlp(
             recipe,
             options.activation,
