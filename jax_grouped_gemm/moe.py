@@ -30,6 +30,7 @@ accuracy to which a kernel computes the activation.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -44,6 +45,7 @@ from jax_grouped_gemm._src.arguments import (
     canonical_offset,
     checked_boolean,
     refuse_sharded,
+    run_group_checks,
 )
 from jax_grouped_gemm._src.arrays import at_least_float32, vary_over, varying_axes
 from jax_grouped_gemm._src.expert_parallel.api import expert_parallel_mlp as expert_parallel_mlp
@@ -210,11 +212,13 @@ def dropless_mlp(
     of_rows = None if callable(implementation) else implementation
     expert_order = sort_by_expert(routing, implementation=of_rows)
     order, inverse, group_sizes = expert_order
-    tokens = x.reshape(-1, x.shape[-1])
+    # Not -1: no reshape infers one dimension of an array without elements.
+    tokens = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     weights: Any = permute_rows(routing.weights.reshape(-1), order, inverse.reshape(-1))
     weights = weights.astype(at_least_float32(composed.promoted_dtype(operands)))
     given = {name: a for name, a in operands.items() if name != "x"}
     given |= dict(group_sizes=group_sizes, group_offset=canonical_offset(group_offset))
+    run_group_checks(group_sizes, order.shape[0], given["group_offset"], wi_0.shape[0])
     if not callable(implementation) and not apply_router_weight_on_input:
         options = Options.of(activation, precision, implementation)
         given |= dict(x=tokens, rows=order // inverse.shape[1], inverse=inverse, weights=weights)

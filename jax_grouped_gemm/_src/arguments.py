@@ -254,8 +254,9 @@ def check_groups(*, unowned_rows: bool = False) -> Iterator[None]:
         error.throw()
 
     Holds for `ragged_dot`, `ragged_dot_general`, `ragged_dot_accumulate`, `fp8_ragged_dot`, the
-    scaled products and all that call them inside the context, Flax layers included. Costs a few
-    small kernels a product. Can decorate a function.
+    scaled products, `ragged_mlp`, `gated_ragged_dot`, `moe.dropless_mlp` and all that call them
+    inside the context, Flax layers included. In `moe.dropless_mlp` a choice of an expert that there
+    is not is a row without a group. Costs a few small kernels a product. Can decorate a function.
 
     Args:
       unowned_rows: whether the sum may be less than the number of rows, as where rows are padding.

@@ -34,6 +34,38 @@ class TestNoTokens:
             assert gradient.shape == operand.shape
             np.testing.assert_array_equal(gradient, 0)
 
+    @pytest.mark.parametrize("recipe", [None, jgg.Recipe(), jgg.Recipe.tensorwise()])
+    def test_rows_of_no_tokens(self, recipe, rng):
+        _, _, *weights = operands(rng)
+        rows, sizes = np.array([0, 1, -1, 2]), np.array([1, 0, 2, 0])
+
+        def layer(x, *weights):
+            return jgg.ragged_mlp(x, *weights, sizes, rows=rows, recipe=recipe)
+
+        y, vjp = jax.vjp(layer, jnp.ones((0, D)), *weights)
+        for result in (y, *vjp(jnp.ones_like(y))):
+            np.testing.assert_array_equal(result, 0)
+
+    @pytest.mark.parametrize("on_input", [True, False])
+    @pytest.mark.parametrize(
+        "options", [{}, dict(recipe=jgg.Recipe()), dict(implementation=jax.lax.ragged_dot)]
+    )
+    def test_tokens_without_features(self, options, on_input, rng):
+        x, logits = jnp.zeros((T, 0)), operands(rng)[1]
+        weights = [jnp.zeros((E, 0, F)), jnp.zeros((E, 0, F)), jnp.zeros((E, F, 0))]
+
+        def layer(x, logits, *weights):
+            routing = moe.route(logits, K)
+            return moe.dropless_mlp(
+                x, routing, *weights, apply_router_weight_on_input=on_input, **options
+            )
+
+        y, vjp = jax.vjp(layer, x, logits, *weights)
+        assert y.shape == (T, 0)
+        for gradient, operand in zip(vjp(y), (x, logits, *weights), strict=True):
+            assert gradient.shape == operand.shape
+            np.testing.assert_array_equal(gradient, 0)
+
     def test_parts(self):
         order = moe.sort_by_expert(moe.route(jnp.ones((0, E)), K))
         assert order.inverse.shape == (0, K)
