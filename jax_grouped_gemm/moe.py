@@ -78,8 +78,8 @@ from jax_grouped_gemm._src.rows.api import sort_by_expert as sort_by_expert
 from jax_grouped_gemm._src.rows.operands import (
     Biases,
     check_real,
-    check_routing,
     check_shapes,
+    check_whole_routing,
     checked_biases,
 )
 from jax_grouped_gemm._src.rows.operands import ExpertOrder as ExpertOrder
@@ -193,7 +193,7 @@ def dropless_mlp(
     checked_boolean("apply_router_weight_on_input", apply_router_weight_on_input)
     x, wi_0, wo = as_array("x", x), as_array("wi_0", wi_0), as_array("wo", wo)
     wi_1 = None if wi_1 is None else as_array("wi_1", wi_1)
-    check_routing("dropless_mlp", routing)
+    check_whole_routing("dropless_mlp", routing)
     check_shapes("dropless_mlp", x, routing, wi_0, wi_1, wo, group_offset)
     b0, b1, bo = checked_biases("dropless_mlp", biases, x, wi_0, wi_1, wo)
     has_recipe = recipe is not None or quantized is not None

@@ -92,6 +92,15 @@ def checked_int(name: str, value: int) -> int:
     return int(value) if isinstance(value, int | np.integer) else value
 
 
+def checked_real(name: str, value: Any) -> float:
+    """Returns a real number as a Python float; raises a `TypeError` if `value` is none."""
+    if isinstance(value, bool | np.bool_) or not isinstance(
+        value, int | float | np.integer | np.floating
+    ):
+        raise TypeError(f"{name} must be a real number, got {reprlib.repr(value)}")
+    return float(value)
+
+
 def refuse_sharded(function: str, **operands: jax.Array) -> None:
     """Raises a `NotImplementedError` if an operand is sharded over explicit mesh axes."""
     for name, x in operands.items():
@@ -116,7 +125,7 @@ def canonical_precision(precision: Any) -> Any:
         return lax.DotAlgorithmPreset[precision]
     try:
         precision = lax.Precision(precision)
-    except ValueError:
+    except (TypeError, ValueError):  # the former of what has no hash
         raise ValueError(
             "precision must be None, a jax.lax.Precision or a name of one, a jax.lax.DotAlgorithm "
             f"or a preset, or a pair of those, got {reprlib.repr(precision)}"
@@ -167,14 +176,15 @@ def checked_group_sizes(group_sizes: ArrayLike) -> jax.Array:
 
 
 def check_group_count(
-    group_sizes: jax.Array, num_matrices: int, group_offset: ArrayLike | None
+    name: str, group_sizes: jax.Array, num_matrices: int, group_offset: ArrayLike | None
 ) -> None:
-    """Raises a `TypeError` if there are more matrices than groups, or fewer without an offset."""
+    """Raises a `TypeError` if the operand of that name has more matrices than there are groups, or
+    fewer without an offset."""
     count = group_sizes.shape[0]
     if num_matrices > count or (group_offset is None and num_matrices != count):
         raise TypeError(
-            f"rhs has {num_matrices} matrices but group_sizes has {count} groups; fewer matrices "
-            "than groups need group_offset"
+            f"{name} has {num_matrices} matrices but group_sizes has {count} groups; fewer "
+            "matrices than groups need group_offset"
         )
 
 

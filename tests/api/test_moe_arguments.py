@@ -156,6 +156,27 @@ class TestMistakes:
         with pytest.raises(TypeError, match="routing must be a moe.Routing"):
             moe.sort_by_expert(routing)
 
+    @pytest.mark.parametrize(
+        "loss", [moe.load_balancing_loss, moe.router_z_loss, moe.auxiliary_losses]
+    )
+    def test_losses_of_no_routing(self, loss, rng):
+        routing = moe.route(operands(rng)[1], K)
+        for other in (None, routing.logits, tuple(routing)):
+            with pytest.raises(TypeError, match=f"{loss.__name__}: routing must be a moe.Routing"):
+                loss(other)
+        with pytest.raises(TypeError, match=f"{loss.__name__}: routing.logits must be a.* got int"):
+            loss(routing._replace(logits=1))
+        with pytest.raises(TypeError, match=f"{loss.__name__}: routing must have logits"):
+            loss(routing._replace(experts=routing.experts[1:]))
+
+    @pytest.mark.parametrize("value", [["tokens"], np.ones(2), None], ids=repr)
+    def test_options_of_routers(self, value, rng):
+        logits = operands(rng)[1]
+        with pytest.raises(ValueError, match="share_of must be one of"):
+            moe.load_balancing_loss(moe.route(logits, K), share_of=value)
+        with pytest.raises(ValueError, match="scoring must be callable or one of"):
+            moe.route(logits, K, scoring=value)
+
     def test_routing_of_shapes_that_do_not_fit(self, rng):
         x, logits, *weights = operands(rng)
         routing = moe.route(logits, K)

@@ -22,7 +22,12 @@ from jax_grouped_gemm._src.expert_parallel.layer import Choices, Schedule
 from jax_grouped_gemm._src.expert_parallel.options import Auto, Combine, Save, Strategy, Wanted
 from jax_grouped_gemm._src.expert_parallel.stats import ExpertParallelStats, group_stats
 from jax_grouped_gemm._src.fp8.recipe import Recipe
-from jax_grouped_gemm._src.rows.operands import Biases, check_routing, check_shapes, checked_biases
+from jax_grouped_gemm._src.rows.operands import (
+    Biases,
+    check_shapes,
+    check_whole_routing,
+    checked_biases,
+)
 from jax_grouped_gemm._src.rows.routing import Routing
 
 FUNCTION = "expert_parallel_mlp"
@@ -139,7 +144,7 @@ def expert_parallel_mlp(
     checked_boolean("apply_router_weight_on_input", apply_router_weight_on_input)
     x, wi_0, wo = as_array("x", x), as_array("wi_0", wi_0), as_array("wo", wo)
     wi_1 = None if wi_1 is None else as_array("wi_1", wi_1)
-    check_routing(FUNCTION, routing)
+    check_whole_routing(FUNCTION, routing)
     options = dict(strategy=strategy, chunks=chunks, combine=combine, overlap=overlap, save=save)
     dispatch_recipe = checked_dispatch_recipe(FUNCTION, dispatch_recipe, x.dtype)
     wanted = Wanted.checked(math.prod(x.shape[:-1]), **options, buffer_factor=buffer_factor)

@@ -19,7 +19,7 @@ from jax_grouped_gemm._src.expert_parallel.api import expert_parallel_mlp
 from jax_grouped_gemm._src.expert_parallel.group import Axes, AxisNames, axis_names
 from jax_grouped_gemm._src.expert_parallel.stats import ExpertParallelStats
 from jax_grouped_gemm._src.rows.operands import Biases, checked_biases
-from jax_grouped_gemm._src.rows.routing import Routing
+from jax_grouped_gemm._src.rows.routing import Routing, check_routing
 
 FUNCTION = "expert_parallel"
 
@@ -101,11 +101,7 @@ def expert_parallel(
     bias, bias_out = P(experts, tensor or None), P(experts, fsdp or None)
 
     def layer(x, routing, wi_0, wi_1, wo, biases=None):
-        if not isinstance(routing, Routing):
-            raise TypeError(
-                f"{FUNCTION}: routing must be a moe.Routing, as moe.route returns, got "
-                f"{type(routing).__name__}"
-            )
+        check_routing(FUNCTION, routing)
         every = dict(x=P(tokens), wi_0=wi, wi_1=wi, wo=wo_spec, b0=bias, b1=bias, bo=bias_out)
         every |= dict.fromkeys(routing._fields, P(tokens))
         specs, operands = {}, {}

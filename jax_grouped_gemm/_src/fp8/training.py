@@ -222,7 +222,7 @@ def _check_operands(lhs, rhs, group_sizes, group_offset):
         raise TypeError(
             f"lhs must be [m, k] and rhs [g, k, n], got lhs {lhs.shape} and rhs {rhs.shape}"
         )
-    check_group_count(group_sizes, rhs.shape[0], group_offset)
+    check_group_count("rhs", group_sizes, rhs.shape[0], group_offset)
 
 
 def _check_quantized(quantized: QuantizedWeights, rhs: jax.Array, recipe: Recipe):

@@ -234,7 +234,7 @@ def _checked(
         arrays["wi"] = arrays.pop("wi_0")
     num_experts = (arrays["wi"] if "wi" in arrays else arrays["wi_0"]).shape[0]
     arrays["group_sizes"] = checked_group_sizes(group_sizes)
-    check_group_count(arrays["group_sizes"], num_experts, group_offset)
+    check_group_count(f"{function}: wi_0", arrays["group_sizes"], num_experts, group_offset)
     arrays["group_offset"] = canonical_offset(group_offset)
     num_rows = arrays.get("rows", arrays["x"]).shape[0]
     run_group_checks(arrays["group_sizes"], num_rows, arrays["group_offset"], num_experts)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.export import register_namedtuple_serialization
 
 from jax_grouped_gemm._src.arguments import as_array, check_floating, refuse_sharded
-from jax_grouped_gemm._src.rows.routing import Routing
+from jax_grouped_gemm._src.rows.routing import Routing, check_routing
 
 Biases = tuple[jax.Array | None, jax.Array | None, jax.Array | None]
 """The biases of wi_0, wi_1 and wo: [E, F], [E, F] and [E, D]."""
@@ -26,21 +26,10 @@ class ExpertOrder(NamedTuple):
 register_namedtuple_serialization(ExpertOrder, serialized_name="jax_grouped_gemm.moe.ExpertOrder")
 
 
-def check_routing(function: str, routing: Routing) -> None:
-    """A `TypeError` unless `routing` is what `route` returns, of shapes that fit together."""
-    if not isinstance(routing, Routing):
-        raise TypeError(
-            f"{function}: routing must be a moe.Routing, as moe.route returns, got "
-            f"{type(routing).__name__}"
-        )
-    for name, x in zip(routing._fields, routing, strict=True):
-        refuse_sharded(function, **{f"routing.{name}": as_array(f"routing.{name}", x)})
-    logits, experts, weights = (x.shape for x in routing)
-    if not experts or experts != weights or logits[:-1] != experts[:-1]:
-        raise TypeError(
-            f"{function}: routing must have logits [..., E], experts and weights [..., k], got "
-            f"{logits}, {experts} and {weights}"
-        )
+def check_whole_routing(function: str, routing: Routing) -> None:
+    """`check_routing`, and a `NotImplementedError` if it is sharded over explicit mesh axes."""
+    check_routing(function, routing)
+    refuse_sharded(function, **{f"routing.{name}": x for name, x in routing._asdict().items()})
 
 
 def checked_order(function: str, expert_order: ExpertOrder) -> tuple[jax.Array, jax.Array]:
