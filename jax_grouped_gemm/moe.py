@@ -187,7 +187,8 @@ def dropless_mlp(
       TypeError: an operand is no array, or shapes or dtypes of the operands do not fit together.
       ValueError: `activation` is no name of one, or a recipe is given together with a precision or
         with a function as the implementation, or `quantized` without a recipe.
-      NotImplementedError: an operand is sharded over explicit mesh axes.
+      NotImplementedError: an operand is sharded over explicit mesh axes, or `activation` closes
+        over traced values where a recipe has forward and dgrad in FP8.
     """
     activation = as_activation(activation)
     checked_boolean("apply_router_weight_on_input", apply_router_weight_on_input)
