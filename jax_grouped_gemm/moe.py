@@ -30,6 +30,7 @@ accuracy to which a kernel computes the activation.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -44,6 +45,7 @@ from jax_grouped_gemm._src.arguments import (
     canonical_offset,
     checked_boolean,
     refuse_sharded,
+    run_group_checks,
 )
 from jax_grouped_gemm._src.arrays import at_least_float32, vary_over, varying_axes
 from jax_grouped_gemm._src.expert_parallel.api import expert_parallel_mlp as expert_parallel_mlp
@@ -66,12 +68,20 @@ from jax_grouped_gemm._src.mlp import composed
 from jax_grouped_gemm._src.mlp.fp8 import experts as fp8_experts
 from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp
 from jax_grouped_gemm._src.mlp.primitive import Options
+from jax_grouped_gemm._src.mlp.reference import row_weights
 from jax_grouped_gemm._src.ragged.api import ragged_dot
+from jax_grouped_gemm._src.ragged.reference import owned_rows
 from jax_grouped_gemm._src.rows.api import combine as combine
 from jax_grouped_gemm._src.rows.api import dispatch as dispatch
 from jax_grouped_gemm._src.rows.api import gather_rows as gather_rows
 from jax_grouped_gemm._src.rows.api import sort_by_expert as sort_by_expert
-from jax_grouped_gemm._src.rows.operands import Biases, check_routing, check_shapes, checked_biases
+from jax_grouped_gemm._src.rows.operands import (
+    Biases,
+    check_real,
+    check_shapes,
+    check_whole_routing,
+    checked_biases,
+)
 from jax_grouped_gemm._src.rows.operands import ExpertOrder as ExpertOrder
 from jax_grouped_gemm._src.rows.permutation import permute_rows as permute_rows
 from jax_grouped_gemm._src.rows.routing import AuxiliaryLosses as AuxiliaryLosses
@@ -103,7 +113,8 @@ def gated_activation(
       [m, F] in the dtype of `gate`, computed in float32 at least.
 
     Raises:
-      TypeError: shapes do not fit together, or `activation` is neither a name nor callable.
+      TypeError: shapes or dtypes do not fit together, or `activation` is neither a name nor
+        callable.
       ValueError: `activation` is no name of one.
     """
     activation = as_activation(activation)
@@ -119,6 +130,9 @@ def gated_activation(
         raise TypeError(
             f"gated_activation: weights must be [m] = {gate.shape[:1]}, got {weights.shape}"
         )
+    for name, operand in (("up", up), ("weights", weights)):
+        if operand is not None:
+            check_real("gated_activation", name, operand, gate)
     return composed.recomputed_hidden(activation, gate, up, weights)
 
 
@@ -170,18 +184,19 @@ def dropless_mlp(
       [..., D], in the dtype to which x and the weights promote.
 
     Raises:
-      TypeError: an operand is no array, or shapes of the operands do not fit together.
+      TypeError: an operand is no array, or shapes or dtypes of the operands do not fit together.
       ValueError: `activation` is no name of one, or a recipe is given together with a precision or
         with a function as the implementation, or `quantized` without a recipe.
-      NotImplementedError: an operand is sharded over explicit mesh axes.
+      NotImplementedError: an operand is sharded over explicit mesh axes, or `activation` closes
+        over traced values where a recipe has forward and dgrad in FP8.
     """
     activation = as_activation(activation)
     checked_boolean("apply_router_weight_on_input", apply_router_weight_on_input)
     x, wi_0, wo = as_array("x", x), as_array("wi_0", wi_0), as_array("wo", wo)
     wi_1 = None if wi_1 is None else as_array("wi_1", wi_1)
-    check_routing("dropless_mlp", routing)
-    check_shapes(x, routing, wi_0, wi_1, wo, group_offset)
-    b0, b1, bo = checked_biases(biases, wi_0, wi_1, wo)
+    check_whole_routing("dropless_mlp", routing)
+    check_shapes("dropless_mlp", x, routing, wi_0, wi_1, wo, group_offset)
+    b0, b1, bo = checked_biases("dropless_mlp", biases, x, wi_0, wi_1, wo)
     has_recipe = recipe is not None or quantized is not None
     if has_recipe and (callable(implementation) or precision is not None):
         raise ValueError(
@@ -198,11 +213,13 @@ def dropless_mlp(
     of_rows = None if callable(implementation) else implementation
     expert_order = sort_by_expert(routing, implementation=of_rows)
     order, inverse, group_sizes = expert_order
-    tokens = x.reshape(-1, x.shape[-1])
+    # Not -1: no reshape infers one dimension of an array without elements.
+    tokens = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     weights: Any = permute_rows(routing.weights.reshape(-1), order, inverse.reshape(-1))
-    weights = weights.astype(at_least_float32(x.dtype))
+    weights = weights.astype(at_least_float32(composed.promoted_dtype(operands)))
     given = {name: a for name, a in operands.items() if name != "x"}
     given |= dict(group_sizes=group_sizes, group_offset=canonical_offset(group_offset))
+    run_group_checks(group_sizes, order.shape[0], given["group_offset"], wi_0.shape[0])
     if not callable(implementation) and not apply_router_weight_on_input:
         options = Options.of(activation, precision, implementation)
         given |= dict(x=tokens, rows=order // inverse.shape[1], inverse=inverse, weights=weights)
@@ -215,6 +232,9 @@ def dropless_mlp(
         if fused is not None:
             out = combine(checkpoint_name(fused, "mlpwo"), expert_order, implementation=of_rows)
             return out.reshape(x.shape)
+    # Zero in rows whose expert is not here, where a weight that is no number would stay one.
+    owned = owned_rows(group_sizes, given["group_offset"], wi_0.shape[0], order.shape[0])
+    weights = row_weights(weights, owned, weights)
     rows = dispatch(tokens, expert_order, implementation=of_rows)
     if apply_router_weight_on_input:
         rows = (rows.astype(weights.dtype) * weights[:, None]).astype(x.dtype)

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jax_grouped_gemm._src.arguments import checked_real
 from jax_grouped_gemm._src.arrays import at_least_float32
 
 # Past it all functions are those at infinity, in float64 too, and its cube is no infinity.
@@ -68,10 +69,14 @@ class Activation:
     up_offset: float = 0.0
 
     def __post_init__(self):
-        if not callable(self.function) and self.function not in FUNCTIONS:
+        is_name = isinstance(self.function, str) and self.function in FUNCTIONS
+        if not is_name and not callable(self.function):
             raise ValueError(
                 f"function must be callable or one of {sorted(FUNCTIONS)}, got {self.function!r}"
             )
+        for name in ("alpha", "up_offset", "limit"):
+            if name != "limit" or self.limit is not None:
+                object.__setattr__(self, name, checked_real(name, getattr(self, name)))
         if self.alpha != 1 and self.function != "silu":
             raise ValueError(f"alpha is a parameter of 'silu', got {self.function!r}")
         if self.limit is not None and not self.limit > 0:
@@ -124,6 +129,18 @@ def as_activation(activation: str | Callable | Activation) -> Activation:
             f"activation must be callable or one of {sorted(ACTIVATIONS)}, got {activation!r}"
         )
     return Activation(_KNOWN.get(activation, activation))
+
+
+def closes_over_traced(activation: Activation, rows: int, columns: int) -> bool:
+    """Whether its function has traced values of its own, for [rows, columns].
+
+    The parameters of a primitive are known when a program is traced, so that none may have it.
+    """
+    function = activation.function
+    if isinstance(function, str):
+        return False
+    traced = jax.make_jaxpr(function)(jax.ShapeDtypeStruct((rows, columns), jnp.float32))
+    return any(isinstance(x, jax.core.Tracer) for x in traced.consts)
 
 
 def hidden_layer(

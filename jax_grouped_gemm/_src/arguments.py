@@ -71,6 +71,18 @@ def as_array(name: str, x: Any) -> jax.Array:
     return x if isinstance(x, jax.Array) else jnp.asarray(x)
 
 
+def check_floating(function: str, kind: Any = jnp.floating, **operands: jax.Array) -> None:
+    """Raises a `TypeError` unless all operands of an MLP are of `kind`, and of 16 bits at least."""
+    for name, x in operands.items():
+        if not jnp.issubdtype(x.dtype, kind):
+            raise TypeError(f"{function}: {name} must be floating, got dtype {x.dtype}")
+        if x.dtype.itemsize < 2:
+            raise TypeError(
+                f"{function}: {name} must have 16 bits at least, got dtype {x.dtype}; a recipe "
+                "quantises wider operands, and scaled_ragged_dot multiplies quantised ones"
+            )
+
+
 def checked_int(name: str, value: int) -> int:
     """Returns an integer or a symbolic dimension; raises a `TypeError` if `value` is neither."""
     if isinstance(value, bool | np.bool_) or not (
@@ -78,6 +90,15 @@ def checked_int(name: str, value: int) -> int:
     ):
         raise TypeError(f"{name} must be an integer, got {reprlib.repr(value)}")
     return int(value) if isinstance(value, int | np.integer) else value
+
+
+def checked_real(name: str, value: Any) -> float:
+    """Returns a real number as a Python float; raises a `TypeError` if `value` is none."""
+    if isinstance(value, bool | np.bool_) or not isinstance(
+        value, int | float | np.integer | np.floating
+    ):
+        raise TypeError(f"{name} must be a real number, got {reprlib.repr(value)}")
+    return float(value)
 
 
 def refuse_sharded(function: str, **operands: jax.Array) -> None:
@@ -104,7 +125,7 @@ def canonical_precision(precision: Any) -> Any:
         return lax.DotAlgorithmPreset[precision]
     try:
         precision = lax.Precision(precision)
-    except ValueError:
+    except (TypeError, ValueError):  # the former of what has no hash
         raise ValueError(
             "precision must be None, a jax.lax.Precision or a name of one, a jax.lax.DotAlgorithm "
             f"or a preset, or a pair of those, got {reprlib.repr(precision)}"
@@ -155,14 +176,15 @@ def checked_group_sizes(group_sizes: ArrayLike) -> jax.Array:
 
 
 def check_group_count(
-    group_sizes: jax.Array, num_matrices: int, group_offset: ArrayLike | None
+    name: str, group_sizes: jax.Array, num_matrices: int, group_offset: ArrayLike | None
 ) -> None:
-    """Raises a `TypeError` if there are more matrices than groups, or fewer without an offset."""
+    """Raises a `TypeError` if the operand of that name has more matrices than there are groups, or
+    fewer without an offset."""
     count = group_sizes.shape[0]
     if num_matrices > count or (group_offset is None and num_matrices != count):
         raise TypeError(
-            f"rhs has {num_matrices} matrices but group_sizes has {count} groups; fewer matrices "
-            "than groups need group_offset"
+            f"{name} has {num_matrices} matrices but group_sizes has {count} groups; fewer "
+            "matrices than groups need group_offset"
         )
 
 
@@ -242,8 +264,9 @@ def check_groups(*, unowned_rows: bool = False) -> Iterator[None]:
         error.throw()
 
     Holds for `ragged_dot`, `ragged_dot_general`, `ragged_dot_accumulate`, `fp8_ragged_dot`, the
-    scaled products and all that call them inside the context, Flax layers included. Costs a few
-    small kernels a product. Can decorate a function.
+    scaled products, `ragged_mlp`, `gated_ragged_dot`, `moe.dropless_mlp` and all that call them
+    inside the context, Flax layers included. In `moe.dropless_mlp` a choice of an expert that there
+    is not is a row without a group. Costs a few small kernels a product. Can decorate a function.
 
     Args:
       unowned_rows: whether the sum may be less than the number of rows, as where rows are padding.

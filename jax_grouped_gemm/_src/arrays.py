@@ -110,6 +110,14 @@ def vary_over(x: jax.Array, axes: frozenset[str]) -> jax.Array:
     return jax.lax.pcast(x, tuple(sorted(missing)), to="varying") if missing else x
 
 
+def rows_or_zeros(x: jax.Array, rows: jax.Array) -> jax.Array:
+    """The rows [m] of x [T, D], zero where an index is not in [0, T)."""
+    if 0 in x.shape:  # a gather finds nothing that is out of range where there is nothing
+        zeros = jnp.zeros((rows.shape[0], x.shape[1]), x.dtype)
+        return vary_over(zeros, varying_axes(x, rows))
+    return x.at[rows].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+
+
 def align_varying(*arrays: jax.Array) -> tuple[jax.Array, ...]:
     """Casts all arrays to the union of the axes over which any of them varies."""
     axes = varying_axes(*arrays)

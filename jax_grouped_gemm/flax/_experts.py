@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from jax_grouped_gemm import moe
+from jax_grouped_gemm._src.arguments import checked_int
 
 OF_MESH = (
     "expert_axis",
@@ -18,6 +19,24 @@ OF_MESH = (
     "overlap",
     "save",
 )
+
+
+def check_sizes(**sizes: int) -> None:
+    """Raises a `TypeError` or `ValueError` unless all sizes of a layer are positive integers."""
+    for name, size in sizes.items():
+        if checked_int(f"MoE: {name}", size) < 1:
+            raise ValueError(f"MoE: {name} must be positive, got {size}")
+
+
+# Functions of this module, since what `lecun_normal` returns cannot be pickled.
+def default_kernel_init(*args: Any, **options: Any) -> jax.Array:
+    """LeCun's normal distribution for each expert's matrix."""
+    return jax.nn.initializers.lecun_normal(batch_axis=(0,))(*args, **options)
+
+
+def default_gate_init(*args: Any, **options: Any) -> jax.Array:
+    """LeCun's normal distribution for the router."""
+    return jax.nn.initializers.lecun_normal()(*args, **options)
 
 
 def apply_experts(

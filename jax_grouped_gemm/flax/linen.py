@@ -12,11 +12,12 @@ from flax import linen as nn
 from jax_grouped_gemm import moe
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.mlp.fp8.weights import quantize_mlp
-from jax_grouped_gemm.flax._experts import apply_experts
-
-default_kernel_init = nn.initializers.lecun_normal(batch_axis=(0,))
-default_gate_init = nn.initializers.lecun_normal()
-
+from jax_grouped_gemm.flax._experts import (
+    apply_experts,
+    check_sizes,
+    default_gate_init,
+    default_kernel_init,
+)
 
 QUANTIZED = "quantized"
 """The variable collection of weights that are quantised in advance, see `quantize_params`."""
@@ -85,7 +86,7 @@ class MoE(nn.Module):
     num_experts: int
     top_k: int
     renormalize: bool = True
-    activation: moe.ActivationLike = nn.silu
+    activation: moe.ActivationLike = "silu"
     dtype: Any = None
     param_dtype: Any = jnp.float32
     precision: jax.lax.PrecisionLike = None
@@ -105,6 +106,11 @@ class MoE(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> tuple[jax.Array, moe.AuxiliaryLosses]:
+        check_sizes(
+            hidden_features=self.hidden_features, num_experts=self.num_experts, top_k=self.top_k
+        )
+        if not x.shape[-1]:
+            raise ValueError(f"MoE: x must have features, got {x.shape}")
         logits = nn.Dense(
             self.num_experts,
             use_bias=False,

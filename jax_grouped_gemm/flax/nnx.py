@@ -12,10 +12,12 @@ from flax import nnx
 from jax_grouped_gemm import moe
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.mlp.fp8.weights import quantize_mlp
-from jax_grouped_gemm.flax._experts import apply_experts
-
-default_kernel_init = nnx.initializers.lecun_normal(batch_axis=(0,))
-default_gate_init = nnx.initializers.lecun_normal()
+from jax_grouped_gemm.flax._experts import (
+    apply_experts,
+    check_sizes,
+    default_gate_init,
+    default_kernel_init,
+)
 
 
 class Quantized(nnx.Variable):
@@ -92,7 +94,7 @@ class MoE(nnx.Module):
         top_k: int,
         *,
         renormalize: bool = True,
-        activation: moe.ActivationLike = nnx.silu,
+        activation: moe.ActivationLike = "silu",
         dtype: Any = None,
         param_dtype: Any = jnp.float32,
         precision: jax.lax.PrecisionLike = None,
@@ -111,6 +113,12 @@ class MoE(nnx.Module):
         save: str = "auto",
         rngs: nnx.Rngs,
     ):
+        check_sizes(
+            in_features=in_features,
+            hidden_features=hidden_features,
+            num_experts=num_experts,
+            top_k=top_k,
+        )
         self.top_k = top_k
         self.renormalize = renormalize
         self.activation = activation

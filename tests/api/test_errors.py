@@ -278,3 +278,15 @@ def test_scales_that_are_no_numbers(name, value):
 def test_unknown_triangle(uplo):
     with pytest.raises(ValueError, match=r"uplo must be one of \('lower', 'upper'\)"):
         jgg.grouped_syrk(B, uplo=uplo)
+
+
+@pytest.mark.parametrize("value", [{}, [{}], {"highest"}, np.ones(2)], ids=repr)
+def test_precisions_that_are_none(value):
+    matrices = jnp.ones((1, K, K))
+    for function in (
+        partial(jgg.ragged_dot, A, B, np.ones(len(B), np.int32)),
+        partial(jgg.ragged_mlp, A, matrices, matrices, matrices, np.ones(1, np.int32)),
+        partial(jgg.grouped_gemm, B, B),
+    ):
+        with pytest.raises(ValueError, match="precision must be None, a jax.lax.Precision or"):
+            function(precision=value)

@@ -1,5 +1,6 @@
 """The Linen layer: parameters, precision policy, and agreement with the functional layer."""
 
+import pickle
 import sys
 
 import jax
@@ -139,3 +140,23 @@ def test_missing_flax_names_the_extra(monkeypatch):
     monkeypatch.setitem(sys.modules, "flax", None)
     with pytest.raises(ImportError, match=r"pip install 'jax-grouped-gemm\[flax\]'"):
         import jax_grouped_gemm.flax.linen  # noqa: F401
+
+
+def test_pickled(key, x):
+    layer = MoE(F, E, K)
+    again = pickle.loads(pickle.dumps(layer))
+    assert again == layer
+    variables = initialize(layer, key, x)
+    np.testing.assert_array_equal(again.apply(variables, x)[0], layer.apply(variables, x)[0])
+
+
+@pytest.mark.parametrize("name", ["hidden_features", "num_experts", "top_k"])
+def test_sizes(name, key, x):
+    sizes = dict(hidden_features=F, num_experts=E, top_k=K)
+    for size in (0, -1):
+        with pytest.raises(ValueError, match=f"MoE: {name} must be positive, got {size}"):
+            MoE(**sizes | {name: size}).init(key, x)
+    with pytest.raises(TypeError, match=f"MoE: {name} must be an integer, got 1.5"):
+        MoE(**sizes | {name: 1.5}).init(key, x)
+    with pytest.raises(ValueError, match=r"MoE: x must have features, got \(2, 7, 0\)"):
+        MoE(**sizes).init(key, x[..., :0])

@@ -1,5 +1,7 @@
 """The NNX layer: annotations, transforms, and equality with the Linen layer."""
 
+import pickle
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -103,3 +105,19 @@ def test_stack_of_rematerialised_layers(rngs, x):
     gradients = nnx.jit(nnx.grad(scanned))(layers, x)
     expected = jax.jit(jax.grad(looped))(state, x)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), gradients, expected)
+
+
+def test_pickled(rngs, x):
+    layer = jgg_flax.nnx.MoE(D, F, E, K, rngs=rngs)
+    again = pickle.loads(pickle.dumps(layer))
+    np.testing.assert_array_equal(again(x)[0], layer(x)[0])
+
+
+@pytest.mark.parametrize("name", ["in_features", "hidden_features", "num_experts", "top_k"])
+def test_sizes(name, rngs):
+    sizes = dict(in_features=D, hidden_features=F, num_experts=E, top_k=K)
+    for size in (0, -1):
+        with pytest.raises(ValueError, match=f"MoE: {name} must be positive, got {size}"):
+            jgg_flax.nnx.MoE(**sizes | {name: size}, rngs=rngs)
+    with pytest.raises(TypeError, match=f"MoE: {name} must be an integer, got 1.5"):
+        jgg_flax.nnx.MoE(**sizes | {name: 1.5}, rngs=rngs)

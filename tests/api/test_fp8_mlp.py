@@ -291,6 +291,18 @@ class TestErrors:
         with pytest.raises(TypeError, match="must be a QuantizedMlp.*got QuantizedWeights"):
             run(recipe=jgg.Recipe(), quantized=quantized.wi)
 
+    def test_quantized_of_other_fields(self, rng):
+        one = case(rng)
+        run = partial(one.run, jgg.ragged_mlp, *one.factors, recipe=jgg.Recipe())
+        good = jgg.quantize_mlp(one.wi_0, one.wi_1, one.wo)
+        for quantized, message in (
+            (good._replace(wi=None), "quantized.wi must be QuantizedWeights.*got NoneType"),
+            (good._replace(wo=one.wo), "quantized.wo must be QuantizedWeights.*got ndarray"),
+            (good._replace(wo=good.wo._replace(scales=3)), "quantized.wo.scales must be.*got int"),
+        ):
+            with pytest.raises(TypeError, match=f"ragged_mlp: {message}"):
+                run(quantized=quantized)
+
     def test_shapes_of_weights(self, rng):
         one = case(rng)
         with pytest.raises(TypeError, match=r"wo must be \[..., F, D\]"):

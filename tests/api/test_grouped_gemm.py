@@ -111,6 +111,21 @@ class TestValues:
         out = jgg.grouped_gemm(lhs, rhs, alpha=np.arange(3.0))
         np.testing.assert_allclose(out, np.arange(3)[:, None, None] * (lhs @ rhs), atol=1e-12)
 
+    @pytest.mark.parametrize("scales", [[0.5, -1.0, 2], (0.5, np.float32(-1), jnp.float32(2))])
+    def test_sequences_of_scales_of_a_stack(self, scales, rng):
+        lhs, rhs, c = (rng.standard_normal((3, 4, 4)) for _ in range(3))
+        as_array = np.array([0.5, -1.0, 2.0])
+        for function in (jgg.grouped_gemm, jgg.grouped_syr2k):
+            expected = function(lhs, rhs, c, alpha=as_array, beta=-as_array)
+            out = function(lhs, rhs, c, alpha=scales, beta=[-x for x in scales])
+            np.testing.assert_array_equal(out, expected)
+            of_list = function([lhs, lhs[0]], [rhs, rhs[0]], alpha=[scales, 3.0])
+            np.testing.assert_array_equal(of_list[0], function(lhs, rhs, alpha=as_array))
+            with pytest.raises(TypeError, match=r"alpha must .* one .* for each matrix.*\(2,\)"):
+                function(lhs, rhs, alpha=scales[:2])
+            with pytest.raises(TypeError, match="alpha must be a number, .* got None"):
+                function(lhs, rhs, alpha=[1.0, 2.0, None])
+
     @pytest.mark.parametrize("scheduler", ["device", "host_precomputed"])
     @pytest.mark.parametrize("sort_problems", [False, True])
     def test_results_are_in_the_callers_order(self, scheduler, sort_problems, rng):

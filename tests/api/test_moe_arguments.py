@@ -34,6 +34,38 @@ class TestNoTokens:
             assert gradient.shape == operand.shape
             np.testing.assert_array_equal(gradient, 0)
 
+    @pytest.mark.parametrize("recipe", [None, jgg.Recipe(), jgg.Recipe.tensorwise()])
+    def test_rows_of_no_tokens(self, recipe, rng):
+        _, _, *weights = operands(rng)
+        rows, sizes = np.array([0, 1, -1, 2]), np.array([1, 0, 2, 0])
+
+        def layer(x, *weights):
+            return jgg.ragged_mlp(x, *weights, sizes, rows=rows, recipe=recipe)
+
+        y, vjp = jax.vjp(layer, jnp.ones((0, D)), *weights)
+        for result in (y, *vjp(jnp.ones_like(y))):
+            np.testing.assert_array_equal(result, 0)
+
+    @pytest.mark.parametrize("on_input", [True, False])
+    @pytest.mark.parametrize(
+        "options", [{}, dict(recipe=jgg.Recipe()), dict(implementation=jax.lax.ragged_dot)]
+    )
+    def test_tokens_without_features(self, options, on_input, rng):
+        x, logits = jnp.zeros((T, 0)), operands(rng)[1]
+        weights = [jnp.zeros((E, 0, F)), jnp.zeros((E, 0, F)), jnp.zeros((E, F, 0))]
+
+        def layer(x, logits, *weights):
+            routing = moe.route(logits, K)
+            return moe.dropless_mlp(
+                x, routing, *weights, apply_router_weight_on_input=on_input, **options
+            )
+
+        y, vjp = jax.vjp(layer, x, logits, *weights)
+        assert y.shape == (T, 0)
+        for gradient, operand in zip(vjp(y), (x, logits, *weights), strict=True):
+            assert gradient.shape == operand.shape
+            np.testing.assert_array_equal(gradient, 0)
+
     def test_parts(self):
         order = moe.sort_by_expert(moe.route(jnp.ones((0, E)), K))
         assert order.inverse.shape == (0, K)
@@ -123,6 +155,27 @@ class TestMistakes:
             moe.dropless_mlp(x, routing, *weights)
         with pytest.raises(TypeError, match="routing must be a moe.Routing"):
             moe.sort_by_expert(routing)
+
+    @pytest.mark.parametrize(
+        "loss", [moe.load_balancing_loss, moe.router_z_loss, moe.auxiliary_losses]
+    )
+    def test_losses_of_no_routing(self, loss, rng):
+        routing = moe.route(operands(rng)[1], K)
+        for other in (None, routing.logits, tuple(routing)):
+            with pytest.raises(TypeError, match=f"{loss.__name__}: routing must be a moe.Routing"):
+                loss(other)
+        with pytest.raises(TypeError, match=f"{loss.__name__}: routing.logits must be a.* got int"):
+            loss(routing._replace(logits=1))
+        with pytest.raises(TypeError, match=f"{loss.__name__}: routing must have logits"):
+            loss(routing._replace(experts=routing.experts[1:]))
+
+    @pytest.mark.parametrize("value", [["tokens"], np.ones(2), None], ids=repr)
+    def test_options_of_routers(self, value, rng):
+        logits = operands(rng)[1]
+        with pytest.raises(ValueError, match="share_of must be one of"):
+            moe.load_balancing_loss(moe.route(logits, K), share_of=value)
+        with pytest.raises(ValueError, match="scoring must be callable or one of"):
+            moe.route(logits, K, scoring=value)
 
     def test_routing_of_shapes_that_do_not_fit(self, rng):
         x, logits, *weights = operands(rng)

@@ -169,6 +169,17 @@ class TestActivations:
         with pytest.raises(ValueError, match=message):
             moe.Activation(**fields)
 
+    @pytest.mark.parametrize("value", ["1", [1.0], 1j, True, np.ones(1)], ids=repr)
+    @pytest.mark.parametrize("name", ["alpha", "limit", "up_offset"])
+    def test_fields_that_are_no_numbers(self, name, value):
+        with pytest.raises(TypeError, match=f"{name} must be a real number, got"):
+            moe.Activation(**{name: value})
+
+    @pytest.mark.parametrize("value", [["silu"], {}, 3, None], ids=repr)
+    def test_function_that_is_none(self, value):
+        with pytest.raises(ValueError, match="function must be callable or one of"):
+            moe.Activation(value)
+
 
 class TestModels:
     @pytest.mark.parametrize("implementation", [None, jax.lax.ragged_dot], ids=["ours", "stock"])

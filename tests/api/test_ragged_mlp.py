@@ -268,7 +268,7 @@ class TestArguments:
             (dict(x=np.ones((24, 16), np.int32)), TypeError, "x must be floating"),
             (dict(rows=np.ones(48, np.float32)), TypeError, "rows must be integer"),
             (dict(rows=np.ones((4, 12), np.int32)), TypeError, r"rows must be \[m\]"),
-            (dict(sizes=np.ones(6, np.int32)), TypeError, "6 groups"),
+            (dict(sizes=np.ones(6, np.int32)), TypeError, "ragged_mlp: wi_0 has 5 .* 6 groups"),
             (dict(sizes=np.ones(5, np.float32)), TypeError, "group_sizes must be integers"),
         ],
     )

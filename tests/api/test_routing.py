@@ -165,3 +165,55 @@ class TestLosses:
     def test_no_tokens(self, share_of):
         losses = moe.auxiliary_losses(moe.route(jnp.ones((0, E)), 2), share_of=share_of)
         assert losses == (0, 0)
+
+
+NAMED = pytest.mark.parametrize("scoring", SCORES)
+
+
+@NAMED
+@pytest.mark.parametrize("renormalize", [True, False])
+@pytest.mark.parametrize("low", [-20, -45, -80, -100, -250, -5000])
+def test_logits_far_below_zero(scoring, renormalize, low, rng):
+    """Values and gradients are those of float64, whose squares of scores are numbers at -300."""
+    logits = low + rng.uniform(-1, 1, (T, E))
+    shifted = logits if low > -300 else logits - low - 250
+
+    def weights(logits):
+        return moe.route(logits, 4, scoring=scoring, renormalize=renormalize).weights
+
+    ct = rng.standard_normal((T, 4))
+    got, vjp = jax.vjp(weights, jnp.asarray(logits, jnp.float32))
+    (gradient,) = vjp(jnp.asarray(ct, jnp.float32))
+    with jax.enable_x64(True):
+
+        def exact(logits):
+            experts = jax.lax.top_k(logits, 4)[1]
+            if scoring == "softmax":
+                scores = jax.nn.softmax(logits, axis=-1)
+            elif scoring == "sigmoid":
+                scores = 1 / (1 + jnp.exp(-logits))
+            else:
+                scores = jnp.sqrt(jnp.log1p(jnp.exp(logits)))
+            scores = jnp.take_along_axis(scores, experts, axis=-1)
+            return scores / scores.sum(-1, keepdims=True) if renormalize else scores
+
+        # As rounded to float32, which moves logits, and all alike where only differences matter.
+        rounded = np.float64(np.float32(logits)) + (shifted - logits)
+        wanted, exact_vjp = jax.vjp(exact, jnp.asarray(rounded))
+        (wanted_gradient,) = exact_vjp(jnp.asarray(ct))
+    tolerance = dict(rtol=1e-5, atol=1e-6 if renormalize or scoring == "softmax" else 1e-37)
+    np.testing.assert_allclose(got, wanted, **tolerance)
+    np.testing.assert_allclose(gradient, wanted_gradient, **tolerance)
+    if renormalize:
+        np.testing.assert_allclose(got.sum(-1), 1, rtol=1e-6)
+
+
+@NAMED
+@pytest.mark.parametrize("masked", [1, E - 1, E])
+def test_masked_experts(scoring, masked, logits):
+    logits = jnp.asarray(logits).at[:, :masked].set(-jnp.inf)
+    weights, vjp = jax.vjp(lambda x: moe.route(x, 2, scoring=scoring).weights, logits)
+    expected = np.where(masked == E, 0.5, [1, 0]) if masked >= E - 1 else weights
+    np.testing.assert_allclose(weights, np.broadcast_to(expected, weights.shape), atol=1e-6)
+    (gradient,) = vjp(jnp.ones_like(weights))
+    assert np.isfinite(gradient).all()

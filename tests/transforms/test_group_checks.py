@@ -107,6 +107,33 @@ def test_moe_layers_never_fail(rng):
         moe.dropless_mlp(x, moe.route(logits, 2), wi, wi, wo, biases=(wi[:, 0], None, wo[:, 0]))
 
 
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("recipe", [None, jgg.Recipe(), jgg.Recipe(forward="bf16")])
+@pytest.mark.parametrize("on_input", [True, False])
+def test_moe_layers_of_experts_that_there_are_not(dtype, recipe, on_input, rng):
+    x, logits = (jnp.asarray(rng.standard_normal((7, n)), dtype) for n in (16, G))
+    wi, wo = jnp.ones((G, 16, 24), dtype), jnp.ones((G, 24, 16), dtype)
+
+    @jax.jit
+    def layer(experts, offset):
+        routing = moe.route(logits, 1)._replace(experts=experts)
+        return moe.dropless_mlp(
+            x, routing, wi[1:], wi[1:], wo[1:], recipe=recipe, group_offset=offset,
+            apply_router_weight_on_input=on_input,
+        )  # fmt: skip
+
+    experts = jnp.asarray(rng.integers(0, G, (7, 1)), jnp.int32)
+
+    def message(*operands, **options):
+        with jgg.check_groups(**options):
+            return checkify.checkify(layer)(*operands)[0].get()
+
+    assert message(experts, 1) is None
+    assert "group_sizes must sum to the 7 rows" in message(experts.at[3].set(-1), 1)
+    assert message(experts.at[3].set(-1), 1, unowned_rows=True) is None
+    assert "group_offset must be between 0 and 1" in message(experts, 2)
+
+
 def test_its_argument_is_a_boolean():
     with pytest.raises(TypeError, match="unowned_rows"):
         with jgg.check_groups(unowned_rows="yes"):

@@ -22,7 +22,12 @@ from jax_grouped_gemm._src.expert_parallel.layer import Choices, Schedule
 from jax_grouped_gemm._src.expert_parallel.options import Auto, Combine, Save, Strategy, Wanted
 from jax_grouped_gemm._src.expert_parallel.stats import ExpertParallelStats, group_stats
 from jax_grouped_gemm._src.fp8.recipe import Recipe
-from jax_grouped_gemm._src.rows.operands import Biases, check_routing, check_shapes, checked_biases
+from jax_grouped_gemm._src.rows.operands import (
+    Biases,
+    check_shapes,
+    check_whole_routing,
+    checked_biases,
+)
 from jax_grouped_gemm._src.rows.routing import Routing
 
 FUNCTION = "expert_parallel_mlp"
@@ -131,22 +136,22 @@ def expert_parallel_mlp(
         not look at them does not pay for them.
 
     Raises:
-      TypeError: an operand is no array, or shapes of the operands do not fit together, such as E
-        and the number of local experts.
+      TypeError: an operand is no array, or shapes or dtypes of the operands do not fit together,
+        such as E and the number of local experts.
       ValueError: an axis is none of the mesh, or an option is none.
     """
     activation = as_activation(activation)
     checked_boolean("apply_router_weight_on_input", apply_router_weight_on_input)
     x, wi_0, wo = as_array("x", x), as_array("wi_0", wi_0), as_array("wo", wo)
     wi_1 = None if wi_1 is None else as_array("wi_1", wi_1)
-    check_routing(FUNCTION, routing)
+    check_whole_routing(FUNCTION, routing)
     options = dict(strategy=strategy, chunks=chunks, combine=combine, overlap=overlap, save=save)
     dispatch_recipe = checked_dispatch_recipe(FUNCTION, dispatch_recipe, x.dtype)
     wanted = Wanted.checked(math.prod(x.shape[:-1]), **options, buffer_factor=buffer_factor)
     group = Group.of(expert_axis, tensor_axis, x, routing.experts, routing.weights)
-    check_shapes(x, routing, wi_0, wi_1, wo, jnp.zeros((), jnp.int32))
+    check_shapes(FUNCTION, x, routing, wi_0, wi_1, wo, jnp.zeros((), jnp.int32))
     _check_experts(wi_0.shape[0], routing.logits.shape[-1], group)
-    b0, b1, bo = checked_biases(biases, wi_0, wi_1, wo)
+    b0, b1, bo = checked_biases(FUNCTION, biases, x, wi_0, wi_1, wo)
     if bo is not None and group.tensor:
         bo = jnp.where(group.tensor_index() == 0, bo, 0)
     if recipe is not None and (callable(implementation) or precision is not None):

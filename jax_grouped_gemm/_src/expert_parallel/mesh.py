@@ -19,7 +19,7 @@ from jax_grouped_gemm._src.expert_parallel.api import expert_parallel_mlp
 from jax_grouped_gemm._src.expert_parallel.group import Axes, AxisNames, axis_names
 from jax_grouped_gemm._src.expert_parallel.stats import ExpertParallelStats
 from jax_grouped_gemm._src.rows.operands import Biases, checked_biases
-from jax_grouped_gemm._src.rows.routing import Routing
+from jax_grouped_gemm._src.rows.routing import Routing, check_routing
 
 FUNCTION = "expert_parallel"
 
@@ -101,11 +101,7 @@ def expert_parallel(
     bias, bias_out = P(experts, tensor or None), P(experts, fsdp or None)
 
     def layer(x, routing, wi_0, wi_1, wo, biases=None):
-        if not isinstance(routing, Routing):
-            raise TypeError(
-                f"{FUNCTION}: routing must be a moe.Routing, as moe.route returns, got "
-                f"{type(routing).__name__}"
-            )
+        check_routing(FUNCTION, routing)
         every = dict(x=P(tokens), wi_0=wi, wi_1=wi, wo=wo_spec, b0=bias, b1=bias, bo=bias_out)
         every |= dict.fromkeys(routing._fields, P(tokens))
         specs, operands = {}, {}
@@ -117,10 +113,11 @@ def expert_parallel(
             operands[name] = _placed(x, mesh, specs[name])
             return x
 
-        take("x", x)
+        tokens_array = take("x", x)
         gate, down = take("wi_0", wi_0), take("wo", wo)
         up = None if wi_1 is None else take("wi_1", wi_1)
-        of_experts = zip(("b0", "b1", "bo"), checked_biases(biases, gate, up, down), strict=True)
+        checked = checked_biases(FUNCTION, biases, tokens_array, gate, up, down)
+        of_experts = zip(("b0", "b1", "bo"), checked, strict=True)
         for name, operand in (*of_experts, *routing._asdict().items()):
             if operand is not None or name in routing._fields:
                 take(name, operand)

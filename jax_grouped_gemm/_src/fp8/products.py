@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -36,6 +36,13 @@ class Fp8Products:
     recipe: Recipe
     implementation: Implementation
     tiles: TileChoices
+
+    def counted(self, x: jax.Array, owned: Callable[[], jax.Array]) -> jax.Array:
+        """x [m, k] as `quantize_rows` takes it: with the one scale of "tensorwise", zeros where
+        `owned` [m] does not hold, so that no other row has a say in it."""
+        if self.recipe.scaling != "tensorwise":
+            return x
+        return jnp.where(owned()[:, None], x, 0)
 
     def quantize_rows(
         self,

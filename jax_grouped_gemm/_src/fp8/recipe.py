@@ -31,9 +31,10 @@ class Recipe:
         e5m2 has more range within a block.
       scaling: what shares a scale in the forward product and dgrad: "blockwise", 1 x 128 of rows
         and 128 x 128 of weights; "rowwise", each row of lhs and each column of a matrix;
-        "tensorwise", all of lhs and each matrix. wgrad in FP8 is in blocks of 1 x 128 along the
-        rows of a group whatever this says, but for tokens in layers, and the gradient of what is
-        summed up to tokens: each of their columns has one scale.
+        "tensorwise", all rows of lhs that are multiplied and each matrix. wgrad in FP8 is in blocks
+        of 1 x 128 along the rows of a group whatever this says, but for tokens in layers, and the
+        gradient of what is summed up to tokens: each of their columns has one scale, of all tokens,
+        those without an expert here included.
       power_of_two_scales: rounds scales up to powers of two.
       fast_accumulation: lets tensor cores alone add up the products of forward and dgrad, see
         `scaled_ragged_dot`; for "rowwise" and "tensorwise" scaling.

@@ -16,6 +16,7 @@ from jax import lax
 from jax_grouped_gemm._src.arrays import (
     cdiv,
     round_up,
+    rows_or_zeros,
 )
 from jax_grouped_gemm._src.fp8.formats import BLOCK, COLUMN_ROWS, row_blocks
 from jax_grouped_gemm._src.ragged import reference
@@ -155,8 +156,9 @@ def quantize_gathered(
     Returns:
       values [blocks, cols, 128], of `row_blocks(m, G)` blocks.
     """
-    copies = x.at[rows].get(mode="fill", fill_value=0, wrap_negative_indices=False)
-    return [divided(_group_blocks(copies, group_sizes), scale[None, None], dtype).mT]
+    return [
+        divided(_group_blocks(rows_or_zeros(x, rows), group_sizes), scale[None, None], dtype).mT
+    ]
 
 
 def quantize(

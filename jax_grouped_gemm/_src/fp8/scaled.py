@@ -97,7 +97,7 @@ def scaled_ragged_dot(
             f"rhs must be {form} with k = {k} of lhs {lhs.shape}, got {rhs.shape} with "
             f"transpose_rhs={transpose_rhs}"
         )
-    check_group_count(group_sizes, g, group_offset)
+    check_group_count("rhs", group_sizes, g, group_offset)
     lhs_scale = _lhs_scale(_scale_array("lhs_scale", lhs_scale), m, k, lhs_scaling)
     rhs_scale = _scale_array("rhs_scale", rhs_scale)
     rhs_scale, rhs_scaling = _rhs_scale(rhs_scale, g, k, n, transpose_rhs)

@@ -30,6 +30,7 @@ from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
 from jax_grouped_gemm._src.plan import current_tiles, using_tiles
 from jax_grouped_gemm._src.ragged import primitive as ragged
 from jax_grouped_gemm._src.ragged.api import ragged_dot
+from jax_grouped_gemm._src.ragged.reference import owned_rows
 
 
 def fp8_ragged_dot(
@@ -130,7 +131,7 @@ def _forward(product: _Product, lhs, rhs, quantized_rhs, group_sizes, offset, *,
     recipe = product.recipe
     is_fp8 = recipe.forward == "fp8"
     lhs_rows, lhs_columns = product.quantize_rows(
-        lhs,
+        product.counted(lhs, lambda: owned_rows(group_sizes, offset, rhs.shape[0], lhs.shape[0])),
         group_sizes,
         recipe.forward_dtype,
         plain=is_fp8,
@@ -177,8 +178,9 @@ def _dot_backward(product: _Product, kept: _Residuals, ct):
     recipe = product.recipe
     kept, ct = once_differentiable("fp8_ragged_dot", (kept, ct))
     groups = kept.group_sizes, kept.offset
+    num_groups = jax.tree.leaves(kept.rhs)[0].shape[0]
     ct_rows, ct_columns = product.quantize_rows(
-        ct,
+        product.counted(ct, lambda: owned_rows(*groups, num_groups, ct.shape[0])),
         kept.group_sizes,
         recipe.gradient_dtype,
         plain=recipe.dgrad == "fp8",
@@ -204,7 +206,7 @@ def _dot_backward(product: _Product, kept: _Residuals, ct):
         *groups,
         product.rhs_dtype,
         num_rows=ct.shape[0],
-        num_groups=jax.tree.leaves(kept.rhs)[0].shape[0],
+        num_groups=num_groups,
     )
     return d_lhs, d_rhs, None, None, None
 
@@ -220,7 +222,7 @@ def _check_operands(lhs, rhs, group_sizes, group_offset):
         raise TypeError(
             f"lhs must be [m, k] and rhs [g, k, n], got lhs {lhs.shape} and rhs {rhs.shape}"
         )
-    check_group_count(group_sizes, rhs.shape[0], group_offset)
+    check_group_count("rhs", group_sizes, rhs.shape[0], group_offset)
 
 
 def _check_quantized(quantized: QuantizedWeights, rhs: jax.Array, recipe: Recipe):

@@ -15,7 +15,7 @@ from jax_grouped_gemm._src.arguments import as_array, canonical_dtype
 
 Stack = jax.Array | np.ndarray
 Matrices = Stack | Sequence[Stack]
-Scale = ArrayLike | Sequence[ArrayLike]
+Scale = ArrayLike | Sequence[ArrayLike | Sequence[ArrayLike]]
 Results = jax.Array | list[jax.Array]
 
 
@@ -155,6 +155,10 @@ def _check_count(name: str, count: int, first: str, expected: int) -> None:
 
 
 def _scale_array(name: str, x: Any) -> jax.Array:
+    if isinstance(x, Sequence) and x and not isinstance(x, str):
+        scales = [_scale_array(name, entry) for entry in x]
+        if not any(scale.ndim for scale in scales):
+            return jnp.stack(scales)
     if not (is_number(x) or isinstance(x, (jax.Array, np.ndarray))):
         raise TypeError(f"{name} must be a number, an array or a sequence of those, got {x!r}")
     return jnp.asarray(x)

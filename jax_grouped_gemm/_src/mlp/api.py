@@ -16,6 +16,7 @@ from jax_grouped_gemm._src.arguments import (
     as_array,
     as_indices,
     canonical_offset,
+    check_floating,
     check_group_count,
     checked_boolean,
     checked_group_sizes,
@@ -25,7 +26,7 @@ from jax_grouped_gemm._src.arguments import (
 from jax_grouped_gemm._src.arrays import align_varying, at_least_float32
 from jax_grouped_gemm._src.fp8.api import QuantizedWeights
 from jax_grouped_gemm._src.fp8.recipe import Recipe
-from jax_grouped_gemm._src.mlp import plan, primitive
+from jax_grouped_gemm._src.mlp import composed, plan, primitive
 from jax_grouped_gemm._src.mlp.fp8 import experts as fp8_experts
 from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp
 from jax_grouped_gemm._src.mlp.primitive import Options
@@ -57,18 +58,17 @@ def ragged_mlp(
     through those of expert 1, and so on. Rows that no group owns are exactly zero in the result and
     in gradients, whatever they hold, NaN and infinity included.
 
-    On operands of one 16-bit dtype one kernel computes gate, up and activation, biases included,
-    and of the backward pass one the gradients of gate, up and weights, one the gradient of the rows
-    of x, and one those of both projections. With few rows to a group, as in decoding, kernels read
-    tokens in place and add `bo` too; with narrow experts, those of large groups read tokens in
-    place. Everything else is composed of ragged products, and `explain` says why. The result is the
-    same but for the accuracy of the activation: gate and up are rounded to the dtype of the
-    operands, hidden is computed from those and rounded once.
+    Operands are promoted to one dtype first. In 16 bits one kernel computes gate, up and
+    activation, biases included, and of the backward pass one the gradients of gate, up and weights,
+    one the gradient of the rows of x, and one those of both projections. With few rows to a group,
+    as in decoding, kernels read tokens in place and add `bo` too; with narrow experts, those of
+    large groups read tokens in place. Everything else is composed of ragged products, and `explain`
+    says why. The result is the same but for the accuracy of the activation: gate and up are rounded
+    to the dtype of the operands, hidden is computed from those and rounded once.
 
-    The backward pass keeps x, gate, up, weights, rows and the group sizes, and no rows of x, where
-    x and all matrices have one dtype. Gate and up have the names
-    "mlpwi_0" and "mlpwi_1" for policies of `jax.checkpoint`; one that keeps neither computes both
-    again. Second derivatives are those of the composition.
+    The backward pass keeps x, gate, up, weights, rows and the group sizes, and no rows of x. Gate
+    and up have the names "mlpwi_0" and "mlpwi_1" for policies of `jax.checkpoint`; one that keeps
+    neither computes both again. Second derivatives are those of the composition.
 
     Args:
       x: tokens [T, D] with `rows`, else rows [m, D] sorted by expert.
@@ -84,7 +84,8 @@ def ragged_mlp(
         is multiplied by the row's weight too.
       activation: "silu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu_oai" or "clamped_silu" as in
         `moe.dropless_mlp`; a `moe.Activation`; or an elementwise function of the gate. Kernels have
-        those with names.
+        those with names. With a function that closes over traced values, which have gradients too,
+        the layer is composed of its products.
       precision: of the products, see `ragged_dot`.
       group_offset: integer scalar or [1], possibly traced: the matrices `[i]` belong to the group
         `group_offset + i` of `group_sizes`; the rows of all other groups are zero.
@@ -103,8 +104,9 @@ def ragged_mlp(
       TypeError: an argument has an unsuitable type, dtype or shape.
       ValueError: `activation`, `implementation` or `precision` is invalid, or the number of groups
         does not fit that of the matrices, or a recipe is given together with a precision.
-      NotImplementedError: an operand is sharded over explicit mesh axes, or "cuda" was asked for
-        and no kernel can run; the latter is raised when the function is lowered, with the reason.
+      NotImplementedError: an operand is sharded over explicit mesh axes; or `activation` closes
+        over traced values where a recipe has forward and dgrad in FP8; or "cuda" was asked for and
+        no kernel can run, which is raised when the function is lowered, with the reason.
     """
     given = dict(x=x, wi_0=wi_0, wi_1=wi_1, wo=wo, rows=rows, weights=weights)
     operands, options = _checked(
@@ -146,8 +148,8 @@ def gated_ragged_dot(
       quantized: the `wi` of what `quantize_mlp` returns.
       biases: of wi_0 and wi_1, [g, F] each, each of which may be None.
       concatenated: whether `wi_0` is [g, D, 2 F], of gate and up, and `wi_1` None.
-      preferred_element_type: dtype of the result, by default that of gate. Hidden is rounded to
-        that of gate first.
+      preferred_element_type: dtype of the result, by default that to which x and the matrices
+        promote. Hidden is rounded to that first.
 
     Returns:
       [m, F], exactly zero in rows that no group owns.
@@ -163,7 +165,9 @@ def gated_ragged_dot(
     if recipe is not None or quantized is not None:
         hidden = _in_fp8("gated_ragged_dot", options, operands, recipe, quantized, precision)
     else:
-        (hidden,) = primitive.gated_ragged_dot(options, operands, residuals=False)
+        (hidden,) = primitive.gated_ragged_dot(
+            options, composed.promoted(operands), residuals=False
+        )
     return hidden if preferred_element_type is None else hidden.astype(preferred_element_type)
 
 
@@ -174,8 +178,8 @@ def of_operands(options: Options, operands: Mapping[str, jax.Array]) -> jax.Arra
     valid.
     """
     operands = dict(zip(operands, align_varying(*operands.values()), strict=True))
-    factors = [operands[name] for name in ("x", "wi", "wi_0", "wi_1", "wo") if name in operands]
-    if len({x.dtype for x in factors}) == 1:
+    operands = composed.promoted(operands)
+    if not primitive.closes_over_traced(options, operands):
         return primitive.ragged_mlp(options, operands)
     (hidden,) = primitive.gated_ragged_dot(options, operands, residuals=False)
     return primitive.down(options, operands, hidden)
@@ -223,23 +227,19 @@ def _checked(
         if x is not None or name not in ("wi_1", "rows", "weights")
     }
     arrays |= _checked_biases(function, biases, with_down="wo" in operands)
-    for name, x in arrays.items():
-        if name != "rows" and not jnp.issubdtype(x.dtype, jnp.floating):
-            raise TypeError(f"{function}: {name} must be floating, got dtype {x.dtype}")
+    check_floating(function, **{_label(name): x for name, x in arrays.items() if name != "rows"})
     refuse_sharded(function, **arrays)
     _check_shapes(function, arrays, concatenated)
     if _is_concatenated(arrays, concatenated):
         arrays["wi"] = arrays.pop("wi_0")
     num_experts = (arrays["wi"] if "wi" in arrays else arrays["wi_0"]).shape[0]
     arrays["group_sizes"] = checked_group_sizes(group_sizes)
-    check_group_count(arrays["group_sizes"], num_experts, group_offset)
+    check_group_count(f"{function}: wi_0", arrays["group_sizes"], num_experts, group_offset)
     arrays["group_offset"] = canonical_offset(group_offset)
     num_rows = arrays.get("rows", arrays["x"]).shape[0]
     run_group_checks(arrays["group_sizes"], num_rows, arrays["group_offset"], num_experts)
     if "weights" in arrays:
-        dtype = at_least_float32(
-            jnp.result_type(arrays["x"], arrays["wi"] if "wi" in arrays else arrays["wi_0"])
-        )
+        dtype = at_least_float32(composed.promoted_dtype(arrays))
         arrays["weights"] = arrays["weights"].astype(dtype)
     return dict(zip(arrays, align_varying(*arrays.values()), strict=True)), options
 
@@ -260,6 +260,11 @@ def _checked_biases(
         for i, (name, bias) in enumerate(zip(names, biases, strict=True))
         if bias is not None
     }
+
+
+def _label(name: str) -> str:
+    """What the caller knows an operand as."""
+    return f"biases[{plan.BIASES.index(name)}]" if name in plan.BIASES else name
 
 
 def _is_concatenated(arrays: Mapping[str, jax.Array], asked: bool | None) -> bool:
@@ -303,8 +308,7 @@ def _check_shapes(
         raise TypeError(f"{function}: biases[1] must be None where wi_1 is")
     for name, shape in expected.items():
         if name in shapes and shapes[name] != shape:
-            label = f"biases[{('b0', 'b1', 'bo').index(name)}]" if name[0] == "b" else name
             raise TypeError(
-                f"{function}: {label} must have the shape {shape} to match x {shapes['x']} and "
-                f"wi_0 [g, D, F] = {shapes['wi_0']}, got {shapes[name]}"
+                f"{function}: {_label(name)} must have the shape {shape} to match x "
+                f"{shapes['x']} and wi_0 [g, D, F] = {shapes['wi_0']}, got {shapes[name]}"
             )

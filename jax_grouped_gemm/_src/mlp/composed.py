@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from jax_grouped_gemm._src.activations import Activation, hidden_layer
@@ -21,6 +23,20 @@ recomputed_hidden = jax.checkpoint(hidden_layer, static_argnums=0)
 
 # The signature of `jax.lax.ragged_dot`.
 RaggedDot = Callable[..., jax.Array]
+
+
+FACTORS = ("x", "wi", "wi_0", "wi_1", "wo")
+
+
+def promoted_dtype(operands: Mapping[str, jax.Array]) -> np.dtype:
+    """The dtype to which x and the matrices promote, which is that of the result."""
+    return np.dtype(jnp.result_type(*(operands[name] for name in FACTORS if name in operands)))
+
+
+def promoted(operands: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    """`operands`, with x and the matrices in the dtype to which they promote."""
+    dtype = promoted_dtype(operands)
+    return {name: x.astype(dtype) if name in FACTORS else x for name, x in operands.items()}
 
 
 def projections(
@@ -49,7 +65,7 @@ def mlp(
     ragged_dot: RaggedDot,
     activation: Activation,
     x: jax.Array,
-    given: Mapping[str, jax.Array],
+    given: Mapping[str, Any],
     weights: jax.Array | None,
 ) -> jax.Array:
     """weights * (activation(x wi_0 + b0) * (x wi_1 + b1) wo + bo): [m, D], or hidden without wo.
@@ -62,7 +78,8 @@ def mlp(
       activation: of the hidden layer.
       weights: [m], or None for ones.
     """
-    hidden = recomputed_hidden(activation, *projections(ragged_dot, x, given), weights)
+    given = promoted({**given, "x": x})
+    hidden = recomputed_hidden(activation, *projections(ragged_dot, given["x"], given), weights)
     if "wo" not in given:
         return hidden
     return _of_groups(ragged_dot, given)(hidden, given["wo"], given.get("bo"), weights)

@@ -18,6 +18,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.custom_derivatives import SymbolicZero
 from jax.interpreters import ad
 
+from jax_grouped_gemm._src import activations
 from jax_grouped_gemm._src.activations import Activation, hidden_layer
 from jax_grouped_gemm._src.arguments import (
     Implementation,
@@ -30,6 +31,7 @@ from jax_grouped_gemm._src.mlp import rows as token_rows
 from jax_grouped_gemm._src.mlp.problem import has_up, hidden_columns
 from jax_grouped_gemm._src.op import Op
 from jax_grouped_gemm._src.plan import TileChoices, current_tiles
+from jax_grouped_gemm._src.ragged.reference import owned_rows
 
 INDICES = ("group_sizes", "group_offset")
 ROWS = ("rows", "inverse", "count")
@@ -39,15 +41,11 @@ DOWN_OPERANDS = ("wo", "bo", "weights", *INDICES)
 
 def _gated_avals(*operands, names, residuals, **_):
     given = dict(zip(names, operands, strict=True))
-    x, wi = given["x"], given["wi" if "wi" in given else "wi_0"]
+    x = given["x"]
     rows = given["rows"] if "rows" in given else x
     shape = rows.shape[0], hidden_columns(given)
-    aval = GATED.unsharded_aval(operands, shape, jnp.result_type(x, wi))
-    if not residuals:
-        return [aval]
-    if not has_up(given):
-        return [aval, aval]
-    return [aval, aval, aval.update(dtype=jnp.result_type(x, given.get("wi_1", wi)))]
+    aval = GATED.unsharded_aval(operands, shape, x.dtype)
+    return [aval] * (1 + residuals * (1 + has_up(given)))
 
 
 GATED = Op(
@@ -65,7 +63,7 @@ GATED = Op(
 def _biased_aval(*operands, names, **_):
     hidden, wo = operands[names.index("hidden")], operands[names.index("wo")]
     shape = hidden.shape[0], wo.shape[2]
-    return BIASED.unsharded_aval(operands, shape, jnp.result_type(hidden, wo))
+    return BIASED.unsharded_aval(operands, shape, wo.dtype)
 
 
 BIASED = Op(
@@ -257,7 +255,16 @@ def gated_ragged_dot(
 ) -> list[jax.Array]:
     """Binds `GATED` to those of its operands that are given."""
     given = {name: operands[name] for name in GATED_OPERANDS if name in operands}
+    if closes_over_traced(options, given):
+        params = dict(vars(options), residuals=residuals)
+        return reference.gated_ragged_dot(*given.values(), names=tuple(given), **params)
     return _bind(GATED, given, options, residuals=residuals)
+
+
+def closes_over_traced(options: Options, operands: dict[str, jax.Array]) -> bool:
+    """Whether no primitive may have the activation, only JAX's own operations."""
+    num_rows = operands.get("rows", operands["x"]).shape[0]
+    return activations.closes_over_traced(options.activation, num_rows, hidden_columns(operands))
 
 
 def down(options: Options, operands: dict[str, jax.Array], hidden: jax.Array) -> jax.Array:
@@ -267,9 +274,9 @@ def down(options: Options, operands: dict[str, jax.Array], hidden: jax.Array) ->
     }
     if "bo" not in given:
         given.pop("weights", None)
-    params = dict(vars(options), names=tuple(given))
+    params = dict(options.of_products, names=tuple(given))
     if plan.plan_biased([jax.typeof(x) for x in given.values()], params).path == "fused":
-        return _bind(BIASED, given, options)
+        return BIASED.bind(*given.values(), **params)
     # Not as one primitive, so that derivatives of the product are those of the ragged product.
     return reference.biased_ragged_dot(*given.values(), **params)
 
@@ -373,7 +380,7 @@ def _weight_gradients(given, gradients, options) -> dict[str, jax.Array]:
 def _hidden_again(given, options):
     gate, up = given["gate"], given.get("up")
     sizes, offset = (given[name] for name in INDICES)
-    owned = reference.owned_rows(sizes, offset, given["wo"].shape[0], gate.shape[0])
+    owned = owned_rows(sizes, offset, given["wo"].shape[0], gate.shape[0])
     weights = reference.row_weights(given.get("weights"), owned, gate)
     return hidden_layer(options.activation, gate, up, weights)
 

@@ -27,7 +27,7 @@ from jax_grouped_gemm._src.mlp import rows as token_rows
 from jax_grouped_gemm._src.mlp.biases import bias_rows, with_bias
 from jax_grouped_gemm._src.plan import TileChoices
 from jax_grouped_gemm._src.ragged.primitive import ragged_contracting, ragged_noncontracting
-from jax_grouped_gemm._src.ragged.reference import local_group_bounds
+from jax_grouped_gemm._src.ragged.reference import owned_rows
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,25 +95,6 @@ class Products:
         )
 
 
-def owned_rows(
-    group_sizes: jax.Array, group_offset: jax.Array, num_groups: int, num_rows: int
-) -> jax.Array:
-    """Which rows a local group owns: booleans [num_rows]."""
-    first, end = owned_window(group_sizes, group_offset, num_groups, num_rows)
-    rows = jnp.arange(num_rows, dtype=jnp.int32)
-    return (rows >= first) & (rows < end)
-
-
-def owned_window(
-    group_sizes: jax.Array, group_offset: jax.Array, num_groups: int, num_rows: int
-) -> tuple[jax.Array, jax.Array]:
-    """The first row that a local group owns, and the end of those."""
-    # Local groups follow each other without a gap; those that do not exist are 0 to 0.
-    starts, ends = local_group_bounds(group_sizes, group_offset, num_groups, num_rows)
-    first = jnp.min(jnp.where(ends > starts, starts, num_rows), initial=num_rows)
-    return first, jnp.max(ends, initial=0)
-
-
 def row_weights(weights, owned, like) -> jax.Array:
     """Router weights, ones by default, and zero where no group owns the row."""
     weights = 1 if weights is None else weights
@@ -156,16 +137,13 @@ def gated_ragged_dot(
     return [hidden, gate] if up is None else [hidden, gate, up]
 
 
-def biased_ragged_dot(
-    *operands: jax.Array, names: Sequence[str], activation: Activation | None = None, **options: Any
-) -> jax.Array:
+def biased_ragged_dot(*operands: jax.Array, names: Sequence[str], **options: Any) -> jax.Array:
     """y [m, D] = hidden wo + weights bo, added up in float32 at least and rounded once.
 
     Args:
       *operands: those of `names`: hidden [m, F]; wo [g, F, D]; bo [g, D] and weights [m], if there
         are any; group_sizes and group_offset.
       names: of the operands.
-      activation: none is applied.
       **options: of `Products`.
     """
     given = dict(zip(names, operands, strict=True))

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.interpreters import ad, batching, mlir, xla
 
-from jax_grouped_gemm._src.arrays import at_least_float32, vary_over, varying_axes
+from jax_grouped_gemm._src.arrays import at_least_float32, rows_or_zeros, vary_over, varying_axes
 from jax_grouped_gemm._src.op import Primitive
 from jax_grouped_gemm._src.rows import primitive as moves
 
@@ -80,10 +80,6 @@ def _optional(num_tokens: int, count: jax.Array | None) -> tuple[jax.Array, jax.
     return jnp.zeros((num_tokens, 0), jnp.float32), count
 
 
-def _gather(x, rows):
-    return x.at[rows].get(mode="fill", fill_value=0, wrap_negative_indices=False)
-
-
 def _combine(y, rows, *, num_tokens):
     dtype = at_least_float32(y.dtype)
     total = vary_over(jnp.zeros((num_tokens, y.shape[-1]), dtype), varying_axes(y, rows))
@@ -140,6 +136,8 @@ def _linear(name, function, transpose) -> Primitive:
 
 
 GATHER = _linear(
-    "gather_rows", _gather, lambda ct, x, *indices: combine(ct, *indices, num_tokens=x.shape[0])
+    "gather_rows",
+    rows_or_zeros,
+    lambda ct, x, *indices: combine(ct, *indices, num_tokens=x.shape[0]),
 )
 COMBINE = _linear("combine_rows", _combine, lambda ct, y, *indices: gather(ct, *indices))

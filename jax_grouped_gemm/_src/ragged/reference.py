@@ -226,3 +226,22 @@ def _multiplies_all_rows(
         return False
     multiplications = math.prod(max(size, MASKED_COLUMNS) for size in dimensions)
     return num_groups * num_rows * multiplications <= MAX_MULTIPLICATIONS
+
+
+def owned_rows(
+    group_sizes: jax.Array, group_offset: jax.Array, num_groups: int, num_rows: int
+) -> jax.Array:
+    """Which rows a local group owns: booleans [num_rows]."""
+    first, end = owned_window(group_sizes, group_offset, num_groups, num_rows)
+    rows = jnp.arange(num_rows, dtype=jnp.int32)
+    return (rows >= first) & (rows < end)
+
+
+def owned_window(
+    group_sizes: jax.Array, group_offset: jax.Array, num_groups: int, num_rows: int
+) -> tuple[jax.Array, jax.Array]:
+    """The first row that a local group owns, and the end of those."""
+    # Local groups follow each other without a gap; those that do not exist are 0 to 0.
+    starts, ends = local_group_bounds(group_sizes, group_offset, num_groups, num_rows)
+    first = jnp.min(jnp.where(ends > starts, starts, num_rows), initial=num_rows)
+    return first, jnp.max(ends, initial=0)

@@ -30,7 +30,7 @@ from jax_grouped_gemm._src.arguments import (
     refuse_sharded,
 )
 from jax_grouped_gemm._src.rows import primitive
-from jax_grouped_gemm._src.rows.operands import ExpertOrder, check_routing, checked_order
+from jax_grouped_gemm._src.rows.operands import ExpertOrder, check_whole_routing, checked_order
 from jax_grouped_gemm._src.rows.reference import accumulator
 from jax_grouped_gemm._src.rows.routing import Routing
 
@@ -62,7 +62,7 @@ def sort_by_expert(
         if num_experts < 0:
             raise ValueError(f"num_experts must not be negative, got {num_experts}")
     else:
-        check_routing("sort_by_expert", routing)
+        check_whole_routing("sort_by_expert", routing)
         experts = as_indices("routing.experts", routing.experts)
         routed = routing.logits.shape[-1]
         if num_experts not in (None, routed):

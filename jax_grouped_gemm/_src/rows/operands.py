@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax.export import register_namedtuple_serialization
 
-from jax_grouped_gemm._src.arguments import as_array, refuse_sharded
-from jax_grouped_gemm._src.rows.routing import Routing
+from jax_grouped_gemm._src.arguments import as_array, check_floating, refuse_sharded
+from jax_grouped_gemm._src.rows.routing import Routing, check_routing
 
 Biases = tuple[jax.Array | None, jax.Array | None, jax.Array | None]
 """The biases of wi_0, wi_1 and wo: [E, F], [E, F] and [E, D]."""
@@ -26,21 +26,10 @@ class ExpertOrder(NamedTuple):
 register_namedtuple_serialization(ExpertOrder, serialized_name="jax_grouped_gemm.moe.ExpertOrder")
 
 
-def check_routing(function: str, routing: Routing) -> None:
-    """A `TypeError` unless `routing` is what `route` returns, of shapes that fit together."""
-    if not isinstance(routing, Routing):
-        raise TypeError(
-            f"{function}: routing must be a moe.Routing, as moe.route returns, got "
-            f"{type(routing).__name__}"
-        )
-    for name, x in zip(routing._fields, routing, strict=True):
-        refuse_sharded(function, **{f"routing.{name}": as_array(f"routing.{name}", x)})
-    logits, experts, weights = (x.shape for x in routing)
-    if not experts or experts != weights or logits[:-1] != experts[:-1]:
-        raise TypeError(
-            f"{function}: routing must have logits [..., E], experts and weights [..., k], got "
-            f"{logits}, {experts} and {weights}"
-        )
+def check_whole_routing(function: str, routing: Routing) -> None:
+    """`check_routing`, and a `NotImplementedError` if it is sharded over explicit mesh axes."""
+    check_routing(function, routing)
+    refuse_sharded(function, **{f"routing.{name}": x for name, x in routing._asdict().items()})
 
 
 def checked_order(function: str, expert_order: ExpertOrder) -> tuple[jax.Array, jax.Array]:
@@ -60,6 +49,7 @@ def checked_order(function: str, expert_order: ExpertOrder) -> tuple[jax.Array, 
 
 
 def check_shapes(
+    function: str,
     x: jax.Array,
     routing: Routing,
     wi_0: jax.Array,
@@ -67,60 +57,77 @@ def check_shapes(
     wo: jax.Array,
     group_offset: jax.Array | None,
 ) -> None:
-    """A `TypeError` unless tokens, routing and matrices of `dropless_mlp` fit together."""
-    if not jnp.issubdtype(x.dtype, jnp.inexact):
-        raise TypeError(f"dropless_mlp: x must be floating, got dtype {x.dtype}")
+    """A `TypeError` unless tokens, routing and matrices of a layer fit together."""
+    factors = dict(x=x, wi_0=wi_0, wo=wo) | ({} if wi_1 is None else dict(wi_1=wi_1))
+    check_floating(function, jnp.inexact, **factors)
+    check_real(function, "routing.weights", routing.weights, *factors.values())
     if x.shape[:-1] != routing.experts.shape[:-1]:
         raise TypeError(
-            "dropless_mlp: x and routing must have the same leading dimensions, got x "
+            f"{function}: x and routing must have the same leading dimensions, got x "
             f"{x.shape} and routing.experts {routing.experts.shape}"
         )
     if wi_0.ndim != 3 or wi_0.shape[1] != x.shape[-1]:
         raise TypeError(
-            f"dropless_mlp: wi_0 must be [E, D, F] with D = x.shape[-1] = {x.shape[-1]}, "
+            f"{function}: wi_0 must be [E, D, F] with D = x.shape[-1] = {x.shape[-1]}, "
             f"got {wi_0.shape}"
         )
     experts, embed, hidden = wi_0.shape
     if wi_1 is not None and wi_1.shape != wi_0.shape:
         raise TypeError(
-            f"dropless_mlp: wi_1 must have the shape of wi_0 {wi_0.shape}, got {wi_1.shape}"
+            f"{function}: wi_1 must have the shape of wi_0 {wi_0.shape}, got {wi_1.shape}"
         )
     if wo.shape != (experts, hidden, embed):
         raise TypeError(
-            f"dropless_mlp: wo must be [E, F, D] = {(experts, hidden, embed)} to match wi_0 "
+            f"{function}: wo must be [E, F, D] = {(experts, hidden, embed)} to match wi_0 "
             f"{wi_0.shape}, got {wo.shape}"
         )
     routed = routing.logits.shape[-1]
     if experts > routed or (group_offset is None and experts != routed):
         raise TypeError(
-            f"dropless_mlp: the weights hold {experts} experts but the router has {routed} "
+            f"{function}: the weights hold {experts} experts but the router has {routed} "
             f"(routing.logits {routing.logits.shape}); a smaller slice needs group_offset"
         )
 
 
+def check_real(function: str, name: str, operand: jax.Array, *factors: jax.Array) -> None:
+    """A `TypeError` if `operand` is complex and no factor is: its imaginary part would be lost."""
+    if jnp.iscomplexobj(operand) and not any(map(jnp.iscomplexobj, factors)):
+        raise TypeError(
+            f"{function}: {name} must be real where all that it is applied to is, got dtype "
+            f"{operand.dtype}"
+        )
+
+
 def checked_biases(
-    biases: Biases | None, wi_0: jax.Array, wi_1: jax.Array | None, wo: jax.Array
+    function: str,
+    biases: Biases | None,
+    x: jax.Array,
+    wi_0: jax.Array,
+    wi_1: jax.Array | None,
+    wo: jax.Array,
 ) -> list[jax.Array | None]:
-    """The biases of wi_0, wi_1 and wo; a `TypeError` if their shapes don't fit."""
+    """The biases of wi_0, wi_1 and wo; a `TypeError` if their shapes or dtypes don't fit."""
     if biases is None:
         return [None] * 3
     if not isinstance(biases, tuple | list) or len(biases) != 3:
         raise TypeError(
-            "dropless_mlp: biases must be a triple, of wi_0, wi_1 and wo, got "
+            f"{function}: biases must be a triple, of wi_0, wi_1 and wo, got "
             f"{type(biases).__name__}"
         )
     if wi_1 is None and biases[1] is not None:
-        raise TypeError("dropless_mlp: biases[1] must be None where wi_1 is")
+        raise TypeError(f"{function}: biases[1] must be None where wi_1 is")
     checked: list[jax.Array | None] = []
     for i, (bias, matrices) in enumerate(zip(biases, (wi_0, wi_1, wo), strict=True)):
         if bias is None or matrices is None:
             checked.append(None)
             continue
         bias = as_array(f"biases[{i}]", bias)
+        factors = (a for a in (x, wi_0, wi_1, wo) if a is not None)
+        check_real(function, f"biases[{i}]", bias, *factors)
         expected = matrices.shape[::2]
         if bias.shape != expected:
             raise TypeError(
-                f"dropless_mlp: biases[{i}] must have shape {expected} to match "
+                f"{function}: biases[{i}] must have shape {expected} to match "
                 f"{matrices.shape}, got {bias.shape}"
             )
         checked.append(bias)

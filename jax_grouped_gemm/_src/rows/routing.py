@@ -4,22 +4,38 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 from jax.export import register_namedtuple_serialization
 from jax.typing import ArrayLike
 
-from jax_grouped_gemm._src.arguments import as_array, checked_boolean, checked_int
+from jax_grouped_gemm._src.arguments import as_array, checked_boolean, checked_choice, checked_int
 from jax_grouped_gemm._src.arrays import at_least_float32
 
+ShareOf = Literal["choices", "tokens"]
 Scoring = Literal["softmax", "sigmoid", "sqrt_softplus"] | Callable[[jax.Array], jax.Array]
 
+
+def _log_sqrt_softplus(x: jax.Array) -> jax.Array:
+    # Far below zero softplus is exp(x) (1 - exp(x) / 2), which would underflow.
+    is_far = x < -20
+    near = jnp.log(jax.nn.softplus(jnp.where(is_far, 0, x)))
+    return jnp.where(is_far, x - jnp.exp(x) / 2, near) / 2
+
+
+# Logarithms of scores, but for a constant of the token's: far below zero the scores underflow.
+LOG_SCORES: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "softmax": lambda logits: logits,
+    "sigmoid": jax.nn.log_sigmoid,
+    "sqrt_softplus": _log_sqrt_softplus,
+}
 SCORES: dict[str, Callable[[jax.Array], jax.Array]] = {
     "softmax": lambda logits: jax.nn.softmax(logits, axis=-1),
     "sigmoid": jax.nn.sigmoid,
-    "sqrt_softplus": lambda logits: jnp.sqrt(jax.nn.softplus(logits)),
+    # The slope of a square root is infinite at zero.
+    "sqrt_softplus": lambda logits: jnp.exp(_log_sqrt_softplus(logits)),
 }
 
 
@@ -71,7 +87,8 @@ def route(
     Args:
       logits: [..., E], floating point.
       top_k: experts a token.
-      renormalize: whether a token's weights are divided by their sum.
+      renormalize: whether a token's weights are divided by their sum, those of a named scoring as
+        logarithms: they sum to one however far below zero all logits are.
       scoring: what makes scores of logits: "softmax" over the experts, "sigmoid", "sqrt_softplus",
         or any elementwise function. Weights are the scores of the chosen experts.
       correction_bias: [E], added to the scores when experts are chosen and not to their weights.
@@ -103,7 +120,7 @@ def route(
             f"(logits {logits.shape}), got {top_k}"
         )
     checked_boolean("renormalize", renormalize)
-    if not callable(scoring) and scoring not in SCORES:
+    if not callable(scoring) and not (isinstance(scoring, str) and scoring in SCORES):
         raise ValueError(f"scoring must be callable or one of {sorted(SCORES)}, got {scoring!r}")
     logits = logits.astype(at_least_float32(logits.dtype))
     # Each named scoring grows with the logits, which choose the same experts and never tie first.
@@ -125,10 +142,10 @@ def route(
     def chosen(x):
         return jnp.take_along_axis(x, experts, axis=-1)
 
-    if scoring == "softmax":
-        picked = chosen(logits)
-        normalizer = jax.nn.logsumexp(picked if renormalize else logits, axis=-1, keepdims=True)
-        weights = jnp.exp(picked - normalizer)
+    if renormalize and not callable(scoring):
+        # Not below all numbers, as where every expert is masked: that has no difference to another.
+        picked = jnp.maximum(chosen(LOG_SCORES[scoring](logits)), jnp.finfo(logits.dtype).min)
+        weights = jax.nn.softmax(picked, axis=-1)
     else:
         score = scoring if callable(scoring) else SCORES[scoring]
         weights = chosen(score(logits))
@@ -161,6 +178,23 @@ def _within_groups(
     return jnp.where(is_kept[..., None], grouped, -jnp.inf).reshape(criterion.shape)
 
 
+def check_routing(function: str, routing: Routing) -> None:
+    """A `TypeError` unless `routing` is what `route` returns, of shapes that fit together."""
+    if not isinstance(routing, Routing):
+        raise TypeError(
+            f"{function}: routing must be a moe.Routing, as moe.route returns, got "
+            f"{type(routing).__name__}"
+        )
+    for name, x in routing._asdict().items():
+        as_array(f"{function}: routing.{name}", x)
+    logits, experts, weights = (x.shape for x in routing)
+    if not experts or experts != weights or logits[:-1] != experts[:-1]:
+        raise TypeError(
+            f"{function}: routing must have logits [..., E], experts and weights [..., k], got "
+            f"{logits}, {experts} and {weights}"
+        )
+
+
 def count_tokens(routing: Routing) -> jax.Array:
     """How many choices fell on each expert: [E] int32."""
     # Comparing and counting is one fused reduction; a bincount is a scatter-add that piles up on
@@ -172,9 +206,7 @@ def count_tokens(routing: Routing) -> jax.Array:
     return jnp.sum(chosen == experts, axis=range(chosen.ndim - 1), dtype=jnp.int32)
 
 
-def load_balancing_loss(
-    routing: Routing, *, share_of: Literal["choices", "tokens"] = "choices"
-) -> jax.Array:
+def load_balancing_loss(routing: Routing, *, share_of: ShareOf = "choices") -> jax.Array:
     """E * sum_e f_e p_e: f_e the share of choices, p_e the mean probability of expert e.
 
     One for a balanced router, E for a router that sends everything to one expert, zero for no
@@ -184,8 +216,8 @@ def load_balancing_loss(
     coefficients in their configurations are meant for. p is the softmax of the logits, whatever
     the scoring.
     """
-    if share_of not in ("choices", "tokens"):
-        raise ValueError(f"share_of must be 'choices' or 'tokens', got {share_of!r}")
+    check_routing("load_balancing_loss", routing)
+    checked_choice("share_of", share_of, get_args(ShareOf))
     num_experts = routing.logits.shape[-1]
     probabilities = jax.nn.softmax(routing.logits, axis=-1)
     tokens = probabilities.shape[:-1]
@@ -196,13 +228,13 @@ def load_balancing_loss(
 
 def router_z_loss(routing: Routing) -> jax.Array:
     """Mean squared log-partition of the router: keeps logits small (ST-MoE, arXiv:2202.08906)."""
+    check_routing("router_z_loss", routing)
     return _mean(jax.nn.logsumexp(routing.logits, axis=-1) ** 2, routing.logits.ndim - 1)
 
 
-def auxiliary_losses(
-    routing: Routing, *, share_of: Literal["choices", "tokens"] = "choices"
-) -> AuxiliaryLosses:
+def auxiliary_losses(routing: Routing, *, share_of: ShareOf = "choices") -> AuxiliaryLosses:
     """Both router losses; multiply them by about 1e-2 and 1e-3 and add them to the task's loss."""
+    check_routing("auxiliary_losses", routing)
     return AuxiliaryLosses(load_balancing_loss(routing, share_of=share_of), router_z_loss(routing))
 
 

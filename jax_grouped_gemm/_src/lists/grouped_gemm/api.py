@@ -102,7 +102,8 @@ def grouped_gemm(
       c: shaped like the results. Updated in place where XLA finds it unused afterwards, for example
         because it is donated. Not read where beta is zero.
       alpha: a scalar; or one for each problem, which for a stack can again be one for each of its
-        matrices. Python and NumPy scalars are compiled in; arrays may be traced.
+        matrices, as an array or a sequence. Python and NumPy scalars are compiled in; arrays may be
+        traced.
       beta: the same for `c`, without which it must be zero.
       transpose_lhs: whether matrices of lhs are stored [k_i, m_i]: a boolean, or one for each
         problem. Costs no copy.

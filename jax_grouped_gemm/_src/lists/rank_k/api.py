@@ -151,7 +151,7 @@ def grouped_syrk(a: Matrices, c: Matrices | None = None, **options: Unpack[Optio
       c: shaped like the results. Updated in place where XLA finds it unused afterwards, for example
         because it is donated.
       alpha: a scalar, possibly traced; or one for each entry of `a`, which for an entry that is a
-        stack can again be one for each of its matrices.
+        stack can again be one for each of its matrices, as an array or a sequence.
       beta: the same for `c`, without which it must be zero.
       uplo: "lower" or "upper", the triangle that is computed.
       symmetrize_output: whether to mirror it into the other triangle.

@@ -7,13 +7,17 @@ from typing import Any
 
 import jax
 
+from jax_grouped_gemm._src.fp8.api import SOURCE_DTYPES
 from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
 from jax_grouped_gemm._src.fp8.training import fp8_ragged_dot
-from jax_grouped_gemm._src.mlp import composed, reference
+from jax_grouped_gemm._src.mlp import composed
 from jax_grouped_gemm._src.mlp import rows as token_rows
 from jax_grouped_gemm._src.mlp.fp8 import layer
 from jax_grouped_gemm._src.mlp.fp8.weights import checked_quantized
+from jax_grouped_gemm._src.mlp.primitive import closes_over_traced
+from jax_grouped_gemm._src.mlp.reference import row_weights
 from jax_grouped_gemm._src.plan import using_tiles
+from jax_grouped_gemm._src.ragged.reference import owned_rows
 
 
 def mlp(
@@ -53,11 +57,23 @@ def mlp(
             f"{function}: recipe decides how the matmuls are computed, so that precision must be "
             f"None, got precision={precision!r}"
         )
+    for name in composed.FACTORS:
+        if name in operands and operands[name].dtype not in SOURCE_DTYPES:
+            raise TypeError(
+                f"{function}: {name} must be bfloat16, float16 or float32 for a recipe, got "
+                f"{operands[name].dtype}"
+            )
     if quantized is not None:
         wi_0, wi_1, wo = (operands.get(name) for name in ("wi_0", "wi_1", "wo"))
         assert wi_0 is not None
         quantized = checked_quantized(function, quantized, wi_0, wi_1, wo, recipe)
     if (recipe.forward, recipe.dgrad) == ("fp8", "fp8"):
+        if closes_over_traced(options, operands):
+            raise NotImplementedError(
+                f"{function}: activation closes over traced values, such as arrays made under "
+                "jax.jit, which a recipe with forward='fp8' and dgrad='fp8' cannot have; take "
+                "Python numbers or NumPy arrays, or another recipe"
+            )
         return layer.mlp(
             recipe,
             options.activation,
@@ -81,6 +97,6 @@ def _composed(options, given, recipe) -> jax.Array:
     if "rows" in given:
         x = token_rows.gather(x, given["rows"], given.get("inverse"))
     with using_tiles(options.tile_choices):
-        owned = reference.owned_rows(sizes, offset, given["wi_0"].shape[0], x.shape[0])
-        weights = reference.row_weights(given.get("weights"), owned, x)
+        owned = owned_rows(sizes, offset, given["wi_0"].shape[0], x.shape[0])
+        weights = row_weights(given.get("weights"), owned, x)
         return composed.mlp(ragged_dot, options.activation, x, given, weights)

@@ -21,10 +21,9 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
 from jax_grouped_gemm._src.arguments import Implementation
-from jax_grouped_gemm._src.arrays import align_varying, at_least_float32
+from jax_grouped_gemm._src.arrays import align_varying, at_least_float32, vary_over, varying_axes
 from jax_grouped_gemm._src.autodiff import once_differentiable
 from jax_grouped_gemm._src.fp8 import primitive, reference
-from jax_grouped_gemm._src.fp8.api import SOURCE_DTYPES
 from jax_grouped_gemm._src.fp8.formats import Pair
 from jax_grouped_gemm._src.fp8.products import FP8_LHS, FP8_RHS, Fp8Products, named, narrow
 from jax_grouped_gemm._src.fp8.recipe import Recipe
@@ -38,8 +37,9 @@ from jax_grouped_gemm._src.mlp.fp8.hidden_op import (
     ragged_hidden_gradients,
 )
 from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp, quantize_experts
-from jax_grouped_gemm._src.mlp.reference import owned_rows, owned_window, row_weights
+from jax_grouped_gemm._src.mlp.reference import row_weights
 from jax_grouped_gemm._src.plan import current_tiles
+from jax_grouped_gemm._src.ragged.reference import owned_rows, owned_window
 
 Operands = Mapping[str, Any]
 
@@ -65,6 +65,24 @@ class _Layer(Fp8Products):
 
     def dtype(self, name: str) -> np.dtype:
         return dict(self.dtypes)[name]
+
+    def quantize_tokens(
+        self, x: jax.Array, given: Operands, dtype: DTypeLike, *, copied: bool
+    ) -> Pair:
+        """Tokens, or rows where they are not `copied`, as an operand of a product of rows."""
+
+        def owned():
+            num_rows = given["rows"].shape[0] if copied else x.shape[0]
+            indices = given["group_sizes"], given["group_offset"]
+            owned = owned_rows(*indices, self.num_experts, num_rows)
+            if not copied:
+                return owned
+            tokens = jnp.where(owned, given["rows"], x.shape[0])
+            of_tokens = vary_over(jnp.zeros(x.shape[:1], bool), varying_axes(tokens))
+            return of_tokens.at[tokens].set(True, mode="drop", wrap_negative_indices=False)
+
+        x = self.counted(x, owned)
+        return self.quantize_rows(x, given["group_sizes"], dtype, plain=True)[0]
 
     def copied(self, tokens: Pair, given: Operands) -> Pair:
         """Quantised tokens on the rows of their experts."""
@@ -162,12 +180,6 @@ def mlp(
       implementation: of the kernels.
       combines: whether the rows of each token, which `inverse` knows, are summed up.
     """
-    for name in operands.keys() & {"x", "wi_0", "wi_1", "wo"}:
-        if operands[name].dtype not in SOURCE_DTYPES:
-            raise TypeError(
-                f"{name} must be bfloat16, float16 or float32 for a recipe, got "
-                f"{operands[name].dtype}"
-            )
     leaves, tree = jax.tree.flatten((dict(operands), quantized))
     # Outside the custom derivative, where the casts have transposes.
     operands, quantized = jax.tree.unflatten(tree, align_varying(*leaves))
@@ -194,7 +206,7 @@ def mlp(
     indices = operands["group_sizes"], operands["group_offset"]
     added = bias_rows(bo.astype(y.dtype), indices[0], indices[1][0], y.shape[0])
     if "weights" in operands:
-        added *= operands["weights"].astype(y.dtype)[:, None]
+        added *= _weights_of_rows(layer, operands, y)[:, None]
     y = (y + added).astype(out)
     return _combined(y, operands, operands["x"].shape[0]) if combines else y
 
@@ -210,8 +222,8 @@ def _forward(layer, given, quantized, tokens, *, for_gradient):
     """The result; projections; and the matrices for the gradients of rows."""
     indices = given["group_sizes"], given["group_offset"]
     if tokens is None:
-        tokens, _ = layer.quantize_rows(
-            given["x"], given["group_sizes"], layer.recipe.forward_dtype, plain=True
+        tokens = layer.quantize_tokens(
+            given["x"], given, layer.recipe.forward_dtype, copied="rows" in given
         )
     wi, wo = _matrices(layer, given, quantized, for_gradient)
     if for_gradient:
@@ -262,7 +274,7 @@ def _mlp_backward(layer, kept, dy):
         dh = dy
     else:
         rows = given if layer.combines else {}
-        tokens, _ = layer.quantize_rows(dy, indices[0], gradient_dtype, plain=True)
+        tokens = layer.quantize_tokens(dy, given, gradient_dtype, copied=layer.combines)
         dh = layer.rows_by_weights(
             "dgrad", layer.copied(tokens, rows), wo, *indices, layer.dtype("projections")
         )

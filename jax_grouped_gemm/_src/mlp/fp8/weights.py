@@ -141,14 +141,19 @@ def checked_quantized(
     wanted = jax.eval_shape(of, wi_0, wi_1, wi_0 if wo is None else wo)
     if wo is None:
         wanted = QuantizedMlp(wanted.wi, wanted.wi)
-    for (path, want), x in zip(
-        jax.tree_util.tree_leaves_with_path(wanted), jax.tree.leaves(quantized), strict=True
-    ):
-        if (x.shape, x.dtype) != (want.shape, want.dtype):
-            name = jax.tree_util.keystr(path).lstrip(".")
+    for part, of_part in wanted._asdict().items():
+        given = getattr(quantized, part)
+        if not isinstance(given, QuantizedWeights):
             raise TypeError(
-                f"{function}: quantized must be quantize_mlp of these weights and this recipe, of "
-                f"which {name} is {want.dtype} of shape {want.shape}, got {x.dtype} of shape "
-                f"{x.shape}"
+                f"{function}: quantized.{part} must be QuantizedWeights, as quantize_mlp returns "
+                f"them, got {type(given).__name__}"
             )
+        for field, want in of_part._asdict().items():
+            x = as_array(f"{function}: quantized.{part}.{field}", getattr(given, field))
+            if (x.shape, x.dtype) != (want.shape, want.dtype):
+                raise TypeError(
+                    f"{function}: quantized must be quantize_mlp of these weights and this recipe, "
+                    f"of which {part}.{field} is {want.dtype} of shape {want.shape}, got {x.dtype} "
+                    f"of shape {x.shape}"
+                )
     return quantized

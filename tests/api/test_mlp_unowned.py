@@ -1,0 +1,149 @@
+"""What rows that no expert owns hold never reaches anything else: router weights and FP8 scales."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_grouped_gemm as jgg
+from jax_grouped_gemm import moe
+
+T, D, F, E = 8, 16, 24, 3
+SIZES = np.array([2, 0, 3])
+OWNED = np.arange(T) < SIZES.sum()
+RECIPES = {
+    "no recipe": None,
+    "fp8": jgg.Recipe(),
+    "fp8 gradients": jgg.Recipe(forward="bf16"),
+    "rowwise": jgg.Recipe.rowwise(),
+    "tensorwise": jgg.Recipe.tensorwise(),
+}
+EVERY_RECIPE = pytest.mark.parametrize("recipe", RECIPES.values(), ids=RECIPES)
+
+
+def random(rng, *shape):
+    return jnp.asarray(rng.standard_normal(shape), jnp.float32)
+
+
+def operands(rng):
+    """x, wi_0, wi_1 and wo, and the biases of the matrices."""
+    factors = [random(rng, *s) for s in ((T, D), (E, D, F), (E, D, F), (E, F, D))]
+    return factors, tuple(random(rng, E, n) for n in (F, F, D))
+
+
+def absent_experts(rng):
+    """A choice of experts, some of which there are not, and where it is of none that there is."""
+    experts = np.array([0, 2, -1, 1, E, 2**31 - 1, 0, -(2**31)], np.int32)[:, None]
+    routing = moe.Routing(random(rng, T, E), jnp.asarray(experts), random(rng, T, 1))
+    return routing, ~((experts[:, 0] >= 0) & (experts[:, 0] < E))
+
+
+def check_equal(got, expected):
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@EVERY_RECIPE
+@pytest.mark.parametrize("biased", [True, False])
+class TestWeights:
+    def test_ragged_mlp(self, recipe, biased, rng):
+        factors, biases = operands(rng)
+        weights, ct = random(rng, T), random(rng, T, D)
+
+        def run(weights):
+            def layer(*operands):
+                *factors, weights, biases = operands
+                return jgg.ragged_mlp(
+                    *factors, SIZES, weights=weights, biases=biases, recipe=recipe
+                )
+
+            y, vjp = jax.vjp(layer, *factors, weights, biases if biased else None)
+            return y, vjp(ct)
+
+        check_equal(run(jnp.where(OWNED, weights, np.nan)), run(jnp.where(OWNED, weights, 0)))
+
+    @pytest.mark.parametrize("on_input", [True, False])
+    def test_dropless_mlp(self, recipe, biased, on_input, rng):
+        factors, biases = operands(rng)
+        routing, absent = absent_experts(rng)
+        ct = random(rng, T, D)
+        implementations = [None] if recipe is not None else [None, jax.lax.ragged_dot]
+
+        def run(value, implementation):
+            def layer(*operands):
+                x, *matrices, weights, biases = operands
+                return moe.dropless_mlp(
+                    x, routing._replace(weights=weights), *matrices, biases=biases, recipe=recipe,
+                    apply_router_weight_on_input=on_input, implementation=implementation,
+                )  # fmt: skip
+
+            weights = jnp.where(absent[:, None], value, routing.weights)
+            y, vjp = jax.vjp(layer, *factors, weights, biases if biased else None)
+            return y, vjp(ct)
+
+        for implementation in implementations:
+            check_equal(run(np.nan, implementation), run(0, implementation))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
+class TestTensorwiseScales:
+    # Columns of tokens are scaled for weight gradients in FP8, whatever the recipe.
+    LAYER = jgg.Recipe.tensorwise(wgrad="bf16")
+
+    def check(self, function, x, dy, unowned, value):
+        def run(x, dy):
+            y, vjp = jax.vjp(function, x)
+            return y, vjp(dy)
+
+        x, dy = (jnp.where(unowned[:, None], 0, z) for z in (x, dy))
+        expected = run(x, dy)
+        spoilt_x, spoilt_dy = (jnp.where(unowned[:, None], value, z) for z in (x, dy))
+        check_equal(run(spoilt_x, dy), expected)
+        check_equal(run(x, spoilt_dy), expected)
+
+    @pytest.mark.parametrize("offset", [None, 1])
+    def test_product(self, value, offset, rng):
+        (x, w, *_), _ = operands(rng)
+        owned = OWNED if offset is None else OWNED & (np.arange(T) >= SIZES[0])
+        recipe = jgg.Recipe.tensorwise()
+
+        def product(x):
+            matrices = w if offset is None else w[1:]
+            return jgg.fp8_ragged_dot(x, matrices, SIZES, recipe=recipe, group_offset=offset)
+
+        self.check(product, x, random(rng, T, F), ~owned, value)
+
+    @pytest.mark.parametrize("with_rows", [True, False])
+    def test_ragged_mlp(self, value, with_rows, rng):
+        (x, *matrices), _ = operands(rng)
+        order = rng.permutation(T) if with_rows else np.arange(T)
+        rows = dict(rows=order) if with_rows else {}
+
+        def layer(x):
+            return jgg.ragged_mlp(x, *matrices, SIZES, recipe=self.LAYER, **rows)
+
+        unowned = np.zeros(T, bool)
+        unowned[order[~OWNED]] = True
+
+        def run(x, dy):
+            y, vjp = jax.vjp(layer, x)
+            return y, vjp(dy)
+
+        dy = random(rng, T, D)
+        expected = run(jnp.where(unowned[:, None], 0, x), jnp.where(OWNED[:, None], dy, 0))
+        check_equal(
+            run(jnp.where(unowned[:, None], value, x), jnp.where(OWNED[:, None], dy, value)),
+            expected,
+        )
+
+    @pytest.mark.parametrize("on_input", [True, False])
+    def test_dropless_mlp(self, value, on_input, rng):
+        (x, *matrices), _ = operands(rng)
+        routing, absent = absent_experts(rng)
+
+        def layer(x):
+            return moe.dropless_mlp(
+                x, routing, *matrices, recipe=self.LAYER, apply_router_weight_on_input=on_input
+            )
+
+        self.check(layer, x, random(rng, T, D), absent, value)
