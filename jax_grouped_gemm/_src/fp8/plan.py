@@ -41,8 +41,9 @@ TRANSPOSED_TILE = TileConfig(tile_m=32, tile_n=128, cluster=1)
 FP8_FEW_ROWS = 16
 """Rows a group, on average, up to which the transposed tile is the faster one."""
 
-PAIRED_COLUMNS = 2048
-"""Columns up to which two gradients of weights are one launch, as in 16 bits."""
+PAIRED_COLUMNS = 256
+"""Columns up to which two gradients of weights are faster as one launch, by 12 % (docs/notes/fp8.md).
+With 512 or 768 that is as fast as two, and both operands are there until both results are."""
 
 LEAST_COPIES, PIECE_COLUMNS = 2, 16
 """Copies of a token from which on it is quantised before they are made, and what then is moved."""
@@ -173,6 +174,8 @@ def plan_paired_contracting(
         reason = f"the kernel takes two rhs of one dtype, got {first.dtype} and {second.dtype}"
     elif problem.n > PAIRED_COLUMNS:
         reason = f"two products of {problem.n} columns are as fast, and may take less memory"
+    elif found.tile not in (None, DEFAULT_TILE):
+        reason = f"the product of both has no tile {found.tile}"
     return dataclasses.replace(found, path="unfused" if reason else "fused", reason=reason)
 
 
