@@ -26,6 +26,7 @@ from jax_grouped_gemm._src.op import ops
 
 Aval = jax.ShapeDtypeStruct
 M, K, N, G = 200, 136, 264, 5
+NARROW = 72
 FEW_ROWS = 8
 MOST_DRAWN = 1 << 20
 
@@ -118,9 +119,15 @@ def _mlps() -> None:
         y = jgg.ragged_mlp(x, wi_0, wi_1, wo, sizes, weights=weights, recipe=recipe)
         return y.astype(jnp.float32).sum()
 
-    recipes = jgg.Recipe(), jgg.Recipe(wgrad="bf16")
-    for m, recipe in ((M, None), (FEW_ROWS, None), *((M, recipe) for recipe in recipes)):
-        operands = _a(m, K), _a(G, K, N), _a(G, K, N), _a(G, N, K), _a(m, dtype=jnp.float32)
+    for m, n, recipe in (
+        (M, N, None),
+        (FEW_ROWS, N, None),
+        (M, N, jgg.Recipe()),
+        (M, NARROW, jgg.Recipe()),
+        (M, N, jgg.Recipe(wgrad="bf16")),
+        (M, N, jgg.Recipe.rowwise()),
+    ):
+        operands = _a(m, K), _a(G, K, n), _a(G, K, n), _a(G, n, K), _a(m, dtype=jnp.float32)
         function = functools.partial(loss, recipe=recipe)
         _lower(jax.grad(function, (0, 1, 2, 3, 4)), *operands, _a(G, dtype=jnp.int32))
         _lower(function, *operands, _a(G, dtype=jnp.int32))

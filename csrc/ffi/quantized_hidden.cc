@@ -101,6 +101,22 @@ ffi::Error quantize_hidden(cudaStream_t stream, ffi::AnyBuffer projections, Floa
   return launched(mlp::quantize_hidden(format, a, stream), "quantize_hidden");
 }
 
+// What is not quantised of the gradients.
+void of_gradients(ffi::AnyBuffer dh, Result dgate, Result dup, Result hidden,
+                  ffi::Result<Floats> dweights, mlp::QuantizedGradients& a, Fit& fit) {
+  int const rows = a.projections.rows, columns = a.projections.columns;
+  fit.matrix("the gradient of hidden", dh, rows, columns);
+  fit.matrix("the gradient of gate", *dgate, rows, columns);
+  fit.matrix("the gradient of up", *dup, rows, columns);
+  fit.matrix("hidden", *hidden, rows, columns);
+  fit.matrix("the gradients of weights", *dweights, rows, a.projections.blocks());
+  a.dh = dh.untyped_data();
+  a.dgate = dgate->untyped_data();
+  a.dup = dup->untyped_data();
+  a.hidden = hidden->untyped_data();
+  a.dweights = dweights->typed_data();
+}
+
 ffi::Error quantize_gradients(cudaStream_t stream, ffi::AnyBuffer projections, ffi::AnyBuffer dh,
                               Floats weights, Result values, ffi::Result<Floats> scales,
                               Result dgate, Result dup, Result hidden, ffi::Result<Floats> dweights,
@@ -113,26 +129,56 @@ ffi::Error quantize_gradients(cudaStream_t stream, ffi::AnyBuffer projections, f
   mlp::QuantizedGradients a{};
   mlp::QuantizedHiddenFormat format{{}, {}, power_of_two};
   a.projections = of_rows(projections, weights, rows, columns, {alpha, cubic, limit, shift}, fit);
-  int const blocks = a.projections.blocks();
-  fit.matrix("the gradient of hidden", dh, rows, columns);
+  of_gradients(dh, dgate, dup, hidden, dweights, a, fit);
   fit.matrix("the values", *values, rows, 2 * a.projections.pitch());
-  fit.matrix("the scales", *scales, rows, 2 * blocks);
-  fit.matrix("the gradient of gate", *dgate, rows, columns);
-  fit.matrix("the gradient of up", *dup, rows, columns);
-  fit.matrix("hidden", *hidden, rows, columns);
-  fit.matrix("the gradients of weights", *dweights, rows, blocks);
+  fit.matrix("the scales", *scales, rows, 2 * a.projections.blocks());
   fit.source(format.source, {projections.element_type(), dh.element_type(), dgate->element_type(),
                              dup->element_type(), hidden->element_type()});
   fit.fp8(format.fp8, values->element_type());
   if (fit.error().failure()) return fit.error();
-  a.dh = dh.untyped_data();
   a.q = static_cast<uint8_t*>(values->untyped_data());
   a.scale = scales->typed_data();
-  a.dgate = dgate->untyped_data();
-  a.dup = dup->untyped_data();
-  a.hidden = hidden->untyped_data();
-  a.dweights = dweights->typed_data();
   return launched(mlp::quantize_gradients(format, a, stream), "quantize_gradients");
+}
+
+// What the two above compute in 16 bits, and the largest of their blocks instead of scales.
+ffi::Error hidden_maxima(cudaStream_t stream, ffi::AnyBuffer projections, Floats weights,
+                         Result hidden, ffi::Result<Floats> maxima, float alpha, float cubic,
+                         float limit, float shift) {
+  auto const shape = Shape<2>::of("hidden", *hidden);
+  if (!shape) return shape.error();
+  auto const [rows, columns] = shape->size;
+  Fit fit;
+  mlp::QuantizedHidden a{};
+  mlp::QuantizedHiddenFormat format{{}, ElementType::kE4m3, false};
+  a.projections = of_rows(projections, weights, rows, columns, {alpha, cubic, limit, shift}, fit);
+  fit.matrix("hidden", *hidden, rows, columns);
+  fit.matrix("the maxima", *maxima, rows, a.projections.blocks());
+  fit.source(format.source, {projections.element_type(), hidden->element_type()});
+  if (fit.error().failure()) return fit.error();
+  a.hidden = hidden->untyped_data();
+  a.scale = maxima->typed_data();
+  return launched(mlp::quantize_hidden(format, a, stream), "hidden_maxima");
+}
+
+ffi::Error gradient_maxima(cudaStream_t stream, ffi::AnyBuffer projections, ffi::AnyBuffer dh,
+                           Floats weights, Result dgate, Result dup, Result hidden,
+                           ffi::Result<Floats> maxima, ffi::Result<Floats> dweights, float alpha,
+                           float cubic, float limit, float shift) {
+  auto const shape = Shape<2>::of("the gradient of hidden", dh);
+  if (!shape) return shape.error();
+  auto const [rows, columns] = shape->size;
+  Fit fit;
+  mlp::QuantizedGradients a{};
+  mlp::QuantizedHiddenFormat format{{}, ElementType::kE4m3, false};
+  a.projections = of_rows(projections, weights, rows, columns, {alpha, cubic, limit, shift}, fit);
+  of_gradients(dh, dgate, dup, hidden, dweights, a, fit);
+  fit.matrix("the maxima", *maxima, rows, 2 * a.projections.blocks());
+  fit.source(format.source, {projections.element_type(), dh.element_type(), dgate->element_type(),
+                             dup->element_type(), hidden->element_type()});
+  if (fit.error().failure()) return fit.error();
+  a.scale = maxima->typed_data();
+  return launched(mlp::quantize_gradients(format, a, stream), "gradient_maxima");
 }
 
 ffi::Error quantize_ragged_gradients(
@@ -213,6 +259,26 @@ auto gradients_binding() {
                          .Ret<ffi::Buffer<ffi::F32>>());  // gradients of weights
 }
 
+auto hidden_maxima_binding() {
+  return with_activation_attributes(on_stream()
+                                        .Arg<ffi::AnyBuffer>()           // projections
+                                        .Arg<ffi::Buffer<ffi::F32>>()    // weights
+                                        .Ret<ffi::AnyBuffer>()           // hidden
+                                        .Ret<ffi::Buffer<ffi::F32>>());  // maxima
+}
+
+auto gradient_maxima_binding() {
+  return with_activation_attributes(on_stream()
+                                        .Arg<ffi::AnyBuffer>()           // projections
+                                        .Arg<ffi::AnyBuffer>()           // gradient of hidden
+                                        .Arg<ffi::Buffer<ffi::F32>>()    // weights
+                                        .Ret<ffi::AnyBuffer>()           // gradient of gate
+                                        .Ret<ffi::AnyBuffer>()           // gradient of up
+                                        .Ret<ffi::AnyBuffer>()           // hidden
+                                        .Ret<ffi::Buffer<ffi::F32>>()    // maxima
+                                        .Ret<ffi::Buffer<ffi::F32>>());  // gradients of weights
+}
+
 auto ragged_gradients_binding() {
   return with_format(on_stream()
                          .Arg<ffi::AnyBuffer>()           // projections
@@ -235,5 +301,7 @@ auto ragged_gradients_binding() {
 
 JGG_DEFINE_HANDLER(JggQuantizeHidden, jgg::quantize_hidden, jgg::hidden_binding());
 JGG_DEFINE_HANDLER(JggQuantizeGradients, jgg::quantize_gradients, jgg::gradients_binding());
+JGG_DEFINE_HANDLER(JggHiddenMaxima, jgg::hidden_maxima, jgg::hidden_maxima_binding());
+JGG_DEFINE_HANDLER(JggGradientMaxima, jgg::gradient_maxima, jgg::gradient_maxima_binding());
 JGG_DEFINE_HANDLER(JggQuantizeRaggedGradients, jgg::quantize_ragged_gradients,
                    jgg::ragged_gradients_binding());

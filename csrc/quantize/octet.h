@@ -52,6 +52,23 @@ struct Octet {
     return result;
   }
 
+  // Infinities become NaN. Word by word: one branch around all of them would keep elements of 32
+  // bits in local memory.
+  __device__ __forceinline__ void poison() {
+#pragma unroll
+    for (uint32_t& w : word) {
+      if (Words::any_infinite(Words::magnitude(w))) w = Words::poison(w);
+    }
+  }
+
+  // The largest magnitude, in all elements of the word. NaN does not count.
+  __device__ __forceinline__ uint32_t largest() const {
+    uint32_t result = 0;
+#pragma unroll
+    for (uint32_t const w : word) result = Words::max(result, Words::magnitude(w));
+    return Words::fold(result);
+  }
+
   // Each element becomes the larger magnitude of itself and of the other's. Begin with zeros.
   __device__ __forceinline__ void raise(Octet const& other) {
 #pragma unroll
@@ -66,13 +83,6 @@ struct Octet {
   }
 
  private:
-  __device__ __forceinline__ uint32_t largest() const {
-    uint32_t result = 0;
-#pragma unroll
-    for (uint32_t const w : word) result = Words::max(result, Words::magnitude(w));
-    return Words::fold(result);
-  }
-
   __device__ __forceinline__ static uint32_t bits(Source x, int place) {
     if constexpr (sizeof(Source) == 4) {
       return __float_as_uint(x);

@@ -1,4 +1,6 @@
-// The quantisers as the bindings see them. Every one reads its operand once.
+// The quantisers as the bindings see them. Every one reads its operand once, but for those whose
+// scales are of more than fits into a tile: there the largest magnitudes are found in a pass
+// before.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -96,6 +98,43 @@ struct ColumnsArguments {
   int columns;
 };
 
+// x [matrices, rows, columns] -> the largest finite magnitudes of rows, in blocks of 128 columns
+// each, [matrices, rows, ceil(columns / 128)]; and of columns, in blocks of 128 rows, [matrices,
+// ceil(rows / 128), columns]. Either may be null.
+struct MatrixMaximaArguments {
+  void const* x;
+  float* of_rows;
+  float* of_columns;
+  int matrices;
+  int rows;
+  int columns;
+};
+
+// x [matrices, rows, columns] -> q as x, over row_scale [matrices, rows], and q_t with the last two
+// dimensions exchanged, over column_scale [matrices, columns]. Either pair may be null. Results may
+// be joined as those of BlocksArguments; then so are the scales of columns.
+struct ChannelsArguments {
+  void const* x;
+  float const* row_scale;
+  uint8_t* q;
+  float const* column_scale;
+  uint8_t* q_t;
+  int matrices;
+  int rows;
+  int columns;
+  int joined_columns = 0;
+
+  __host__ __device__ int pitch() const { return joined_columns ? joined_columns : columns; }
+  __host__ __device__ int stored_columns() const {
+    return joined_columns ? (columns + kScaleBlock - 1) / kScaleBlock * kScaleBlock : columns;
+  }
+};
+
+cudaError_t matrix_maxima(ElementType source, MatrixMaximaArguments const& arguments,
+                          cudaStream_t stream);
+// `power_of_two` does not matter.
+cudaError_t quantize_channels(QuantizeFormat format, ChannelsArguments const& arguments,
+                              cudaStream_t stream);
 cudaError_t column_maxima(ElementType source, ColumnsArguments const& arguments,
                           cudaStream_t stream);
 cudaError_t quantize_rows(QuantizeFormat format, RowsArguments const& arguments,

@@ -108,20 +108,24 @@ struct ColumnScales {
     for (int word = lane; word < kWords; word += 32) warp_largest[warp][word] = 0;
   }
 
+  // After a barrier, the largest of one column.
+  __device__ __forceinline__ float largest(int column) const {
+    using Words = Word<Source>;
+    uint32_t result = 0;
+#pragma unroll
+    for (auto const& of_warp : warp_largest) {
+      result = Words::max(result, of_warp[column / Words::kElements]);
+    }
+    return Words::element(result, column);
+  }
+
   // After a barrier, the scale of one column, by one thread of each; one if its rows are not
   // `counted`. Stores it, if the column is there; its inverse is in shared memory after the next
   // barrier.
   template <ElementType kFormat>
   __device__ __forceinline__ void scale(int column, float* scale, int columns, bool counted,
                                         bool power_of_two) {
-    using Words = Word<Source>;
-    uint32_t largest = 0;
-#pragma unroll
-    for (auto const& of_warp : warp_largest) {
-      largest = Words::max(largest, of_warp[column / Words::kElements]);
-    }
-    if (!counted) largest = 0;
-    Scale const s = scale_of<kFormat>(Words::element(largest, column), power_of_two);
+    Scale const s = scale_of<kFormat>(counted ? largest(column) : 0.0f, power_of_two);
     inverse[column] = s.inverse;
     if (column < columns) scale[column] = s.scale;
   }

@@ -129,6 +129,21 @@ def test_quantising_weights_is_free_of_other_passes(h200):
     assert program.opcodes <= FREE
 
 
+@pytest.mark.parametrize("scaling", ["rowwise", "tensorwise"])
+def test_whole_rows_columns_and_matrices_are_quantised_by_kernels(scaling, h200):
+    """Both ways round, with nothing of the size of a matrix beside them."""
+    quantize = partial(jgg.quantize_mlp, recipe=jgg.Recipe(scaling=scaling))
+    program = h200.compile(quantize, *MATRICES)
+    assert program.kernels == {"matrix_maxima": 3, "quantize_channels": 2}
+    assert not re.search(
+        r"= (bf16|f8e4m3fn)\S* (?!custom-call|parameter|bitcast|get-tuple)", program.hlo
+    )
+    recipe = jgg.Recipe(scaling=scaling, wgrad="bf16")
+    program = compiled(h200, gradients, quantized_avals(recipe), recipe=recipe)
+    wanted = dict(matrix_maxima=2, hidden_maxima=1, gradient_maxima=1, quantize_channels=4)
+    assert kernels(program, *wanted) == wanted
+
+
 @pytest.mark.parametrize("activation", mlp.ACTIVATIONS)
 def test_kernels_apply_only_the_activations_that_they_have(activation, h200):
     program = compiled(h200, gradients, quantized_avals(), activation=activation)

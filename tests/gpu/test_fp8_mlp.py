@@ -26,12 +26,15 @@ FORMATS = pytest.mark.parametrize(
         (BF16, jgg.Recipe()),
         (BF16, jgg.Recipe(gradient_dtype=E5M2, power_of_two_scales=True)),
         (jnp.float16, jgg.Recipe(forward_dtype=E5M2)),
+        (BF16, jgg.Recipe.rowwise(gradient_dtype=E5M2)),
+        (jnp.float16, jgg.Recipe.tensorwise(power_of_two_scales=True)),
     ],
 )
 ROWS_AND_COLUMNS = [(1, 128), (300, 256), (129, 200), (65, 203), (257, 1), (1000, 768)]
 RECIPES = {
     "blockwise": jgg.Recipe.blockwise(),
     "blockwise, bf16 wgrad": jgg.Recipe.blockwise(wgrad="bf16"),
+    "rowwise": jgg.Recipe.rowwise(),
     "rowwise, bf16 wgrad": jgg.Recipe.rowwise(wgrad="bf16"),
     "tensorwise": jgg.Recipe.tensorwise(),
 }
@@ -44,8 +47,9 @@ class TestElementwiseSteps:
         for rows, columns in ROWS_AND_COLUMNS:
             check_elementwise_steps(rng, activation, rows, columns, dtype, recipe)
 
-    def test_nan_and_infinity_stay_in_their_rows(self, rng):
-        layer = HiddenLayer(ACTIVATIONS["silu"], 256, True, jgg.Recipe())
+    @pytest.mark.parametrize("scaling", ["blockwise", "rowwise"])
+    def test_nan_and_infinity_stay_in_their_rows(self, scaling, rng):
+        layer = HiddenLayer(ACTIVATIONS["silu"], 256, True, jgg.Recipe(scaling=scaling))
         projections, _, weights = elementwise_operands(rng, layer, 40, BF16)
         run = jax.jit(partial(quantized_hidden, layer, implementation="cuda"))
         clean = dequantised(run(projections, weights))

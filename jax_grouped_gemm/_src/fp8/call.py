@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,8 @@ from jax_grouped_gemm._src.ragged.call import call_kernel, zeros
 NONCONTRACTING = "jax_grouped_gemm.scaled_ragged_noncontracting.v5"
 CONTRACTING = "jax_grouped_gemm.scaled_ragged_contracting.v3"
 PAIRED_CONTRACTING = "jax_grouped_gemm.paired_scaled_contracting.v1"
+MATRIX_MAXIMA = "jax_grouped_gemm.matrix_maxima.v1"
+CHANNELS = "jax_grouped_gemm.quantize_channels.v1"
 COLUMN_MAXIMA = "jax_grouped_gemm.column_maxima.v1"
 QUANTIZERS = {
     name: f"jax_grouped_gemm.{name}.v1"
@@ -115,6 +117,42 @@ def column_maxima(plan: QuantizePlan, x: jax.Array, window: jax.Array) -> list[j
     return [jax.ffi.ffi_call(COLUMN_MAXIMA, result)(x, window)]
 
 
+def matrix_maxima(plan: QuantizePlan, x: jax.Array) -> list[jax.Array]:
+    """Runs the kernel of `plan`, whose path is not "reference"."""
+
+    def call(results):
+        return jax.ffi.ffi_call(MATRIX_MAXIMA, results)(x)
+
+    return _those_asked_for(plan, call, x)
+
+
+def quantize_channels(plan: QuantizePlan, *operands: jax.Array) -> list[jax.Array]:
+    """Runs the kernels of `plan`, whose path is not "reference"."""
+    *stacks, row_scale, column_scale = operands
+
+    def call(results):
+        scales = row_scale, column_scale
+        return jax.ffi.ffi_call(CHANNELS, results)(
+            stacks[0], stacks[-1], *scales, joined=len(stacks) == 2
+        )
+
+    return _those_asked_for(plan, call, stacks[0])
+
+
+def _those_asked_for(
+    plan: QuantizePlan, call: Callable[..., Sequence[jax.Array]], x: jax.Array
+) -> list[jax.Array]:
+    """The results of `call`, which gets an empty one for what nobody asks for."""
+    nothing = jax.ShapeDtypeStruct((0,), jnp.float32)
+    results = [nothing if result is None else result for result in plan.results]
+    if 0 in x.shape:
+        # Then there are neither values nor anything that would have a scale.
+        outs: Sequence[jax.Array] = [jnp.zeros(result.shape, result.dtype) for result in results]
+    else:
+        outs = call(results)
+    return [out for out, wanted in zip(outs, plan.results, strict=True) if wanted is not None]
+
+
 def quantize_gathered(
     plan: QuantizePlan, x: jax.Array, rows: jax.Array, scale: jax.Array, group_sizes: jax.Array
 ) -> list[jax.Array]:
@@ -132,17 +170,12 @@ def quantize_gathered(
 
 def quantize(plan: QuantizePlan, x: jax.Array, *others: jax.Array) -> list[jax.Array]:
     """Runs the quantiser of `plan`, whose path is not "reference", on its primitive's operands."""
-    wanted = [result is not None for result in plan.results]
-    nothing = jax.ShapeDtypeStruct((0,), jnp.float32)
-    results = [nothing if result is None else result for result in plan.results]
-    outs: Sequence[jax.Array]
-    if 0 in x.shape:
-        # Then there are neither values nor blocks that would have a scale.
-        outs = [jnp.zeros(result.shape, result.dtype) for result in results]
-    else:
+
+    def call(results):
         # A kernel's buffers are never empty.
-        others = tuple(y if y.size else jnp.zeros((1,), y.dtype) for y in others)
-        outs = jax.ffi.ffi_call(QUANTIZERS[plan.problem.op], results)(
-            x, *others, power_of_two=plan.problem.power_of_two
+        filled = (y if y.size else jnp.zeros((1,), y.dtype) for y in others)
+        return jax.ffi.ffi_call(QUANTIZERS[plan.problem.op], results)(
+            x, *filled, power_of_two=plan.problem.power_of_two
         )
-    return [out for out, is_wanted in zip(outs, wanted, strict=True) if is_wanted]
+
+    return _those_asked_for(plan, call, x)

@@ -16,6 +16,7 @@ from jax_grouped_gemm._src.fp8.formats import (
     BLOCK,
     COLUMN_ROWS,
     Shape,
+    block_maxima,
     quantized_blocks,
     quantized_groups,
     quantized_rows,
@@ -42,8 +43,9 @@ FP8_FEW_ROWS = 16
 """Rows a group, on average, up to which the transposed tile is the faster one."""
 
 PAIRED_COLUMNS = 256
-"""Columns up to which two gradients of weights are faster as one launch, by 12 % (docs/notes/fp8.md).
-With 512 or 768 that is as fast as two, and both operands are there until both results are."""
+"""Columns up to which two gradients of weights are faster as one launch, by 12 %
+(docs/notes/fp8.md). With 512 or 768 that is as fast as two, and both operands are there until both
+results are."""
 
 LEAST_COPIES, PIECE_COLUMNS = 2, 16
 """Copies of a token from which on it is quantised before they are made, and what then is moved."""
@@ -297,13 +299,58 @@ def plan_column_maxima(
 ) -> QuantizePlan:
     """Plans a `column_maxima` from its operands' avals and its parameters."""
     x, _ = avals
-    is_reference = params["implementation"] == "reference"
     shape = cdiv(x.shape[0], COLUMN_ROWS), x.shape[1]
+    return _plan_channels("column_maxima", x, params, np.dtype(np.float32), (shape,))
+
+
+def plan_matrix_maxima(
+    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
+) -> QuantizePlan:
+    """Plans a `matrix_maxima` from its operands' avals and its parameters."""
+    (x,) = avals
+    of_rows, of_columns = block_maxima(*x.shape)
+    return _plan_channels(
+        "matrix_maxima",
+        x,
+        params,
+        np.dtype(np.float32),
+        (of_rows if params["rows"] else None, of_columns if params["columns"] else None),
+    )
+
+
+def plan_quantize_channels(
+    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
+) -> QuantizePlan:
+    """Plans a `quantize_channels` from its operands' avals and its parameters."""
+    x, *_, row_scale, column_scale = avals
+    (g, rows), columns = row_scale.shape, column_scale.shape[1]
+    return _plan_channels(
+        "quantize_channels",
+        x,
+        params,
+        np.dtype(params["dtype"]),
+        (
+            (g, rows, columns) if params["plain"] else None,
+            (g, columns, rows) if params["transposed"] else None,
+        ),
+    )
+
+
+def _plan_channels(
+    op: str,
+    x: Any,
+    params: Mapping[str, Any],
+    dtype: np.dtype,
+    shapes: Sequence[Shape | None],
+) -> QuantizePlan:
+    is_reference = params["implementation"] == "reference"
     return QuantizePlan(
-        QuantizeProblem("column_maxima", x.shape, np.dtype(np.float32), False),
+        QuantizeProblem(op, x.shape, dtype, False),
         path="reference" if is_reference else "direct",
         reason=AS_ASKED if is_reference else "",
-        results=(jax.ShapeDtypeStruct(shape, jnp.float32),),
+        results=tuple(
+            None if shape is None else jax.ShapeDtypeStruct(shape, dtype) for shape in shapes
+        ),
     )
 
 

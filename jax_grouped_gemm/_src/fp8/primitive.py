@@ -259,6 +259,50 @@ MAXIMA = Op(
 )
 
 
+def matrix_maxima(x, *, rows: bool, columns: bool, implementation) -> list[jax.Array]:
+    """x [g, m, n] -> the largest of blocks of rows, of columns, see `reference.matrix_maxima`."""
+    return MATRIX_MAXIMA.bind(x, rows=rows, columns=columns, implementation=implementation)
+
+
+def _planned_avals(op, *operands, **params):
+    """Of what is asked for, in the shapes of the plan's results."""
+    found = op().planner(operands, params | dict(implementation=None)).results
+    return [op().unsharded_aval(operands, x.shape, x.dtype) for x in found if x is not None]
+
+
+MATRIX_MAXIMA: Op = Op(
+    name="matrix_maxima",
+    operand_ranks=(3,),
+    targets=(call.MATRIX_MAXIMA,),
+    avals=partial(_planned_avals, lambda: MATRIX_MAXIMA),
+    planner=plan.plan_matrix_maxima,
+    call=call.matrix_maxima,
+    reference=reference.matrix_maxima,
+    multiple_results=True,
+    is_matmul=False,
+)
+
+
+def quantize_channels(*operands, **params) -> list[jax.Array]:
+    """x, y if there is one, and scales of rows and of columns -> values if plain, values if
+    transposed, see `reference.quantize_channels`; without power_of_two, which scales are already.
+    """
+    return CHANNELS.bind(*operands, **params)
+
+
+CHANNELS: Op = Op(
+    name="quantize_channels",
+    operand_ranks=None,
+    targets=(call.CHANNELS,),
+    avals=partial(_planned_avals, lambda: CHANNELS),
+    planner=plan.plan_quantize_channels,
+    call=call.quantize_channels,
+    reference=reference.quantize_channels,
+    multiple_results=True,
+    is_matmul=False,
+)
+
+
 def quantize_gathered(x, rows, scale, group_sizes, **params) -> jax.Array:
     """x [T, cols], rows [m], scale [cols] -> values in transposed blocks."""
     (values,) = GATHERED.bind(x, rows, scale, group_sizes, **params)
@@ -354,20 +398,12 @@ def _batch_each(operands, dims, **params):
 for _op in (NONCONTRACTING, CONTRACTING):
     _register_batching(_op)
 PAIRED_CONTRACTING.def_batching(_batch_each)
-for _op in (ROWS, BLOCKS, JOINED):
+for _op in (ROWS, BLOCKS, JOINED, MATRIX_MAXIMA, CHANNELS):
     _register_folding(_op)
 RAGGED.def_batching(lambda operands, dims, **params: RAGGED.bind_batched(operands, dims, params))
 for _op in (GATHERED, MAXIMA):
     _register_map(_op)
-for _op in (
-    NONCONTRACTING,
-    CONTRACTING,
-    PAIRED_CONTRACTING,
-    ROWS,
-    BLOCKS,
-    JOINED,
-    RAGGED,
-    GATHERED,
-    MAXIMA,
-):
+for _op in (NONCONTRACTING, CONTRACTING, PAIRED_CONTRACTING):
+    _op.has_no_derivative()
+for _op in (ROWS, BLOCKS, JOINED, RAGGED, GATHERED, MAXIMA, MATRIX_MAXIMA, CHANNELS):
     _op.has_no_derivative()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,11 +15,9 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
 from jax_grouped_gemm._src.arguments import Implementation
-from jax_grouped_gemm._src.arrays import pad_to, round_up
-from jax_grouped_gemm._src.fp8 import primitive
-from jax_grouped_gemm._src.fp8.formats import BLOCK, Pair
+from jax_grouped_gemm._src.fp8 import primitive, reference
+from jax_grouped_gemm._src.fp8.formats import Pair
 from jax_grouped_gemm._src.fp8.recipe import Recipe
-from jax_grouped_gemm._src.fp8.reference import quantize
 from jax_grouped_gemm._src.plan import Product, TileChoices
 from jax_grouped_gemm._src.ragged import primitive as ragged
 
@@ -57,8 +56,8 @@ class Fp8Products:
         params = self._quantize_params(dtype)
         rows = columns = None
         if plain and self.recipe.scaling != "blockwise":
-            axes = (1,) if self.recipe.scaling == "rowwise" else (0, 1)
-            rows = self._quantize_whole(x, axes, dtype)
+            (values, scales), _ = self._quantize_channels([x[None]], dtype, plain=True)
+            rows = Pair(values[0], scales[0])
             plain = False
         if transposed:
             *rest, values, scales = primitive.quantize_ragged(
@@ -72,21 +71,13 @@ class Fp8Products:
 
     def quantize_weights(self, x: jax.Array, *, plain: bool, transposed: bool) -> tuple[Any, Any]:
         """x [g, k, n]: the pairs (plain, transposed) of those asked for, None for the others."""
-        dtype = np.dtype(self.recipe.forward_dtype)
         if not (plain or transposed):
             return None, None
-        if self.recipe.scaling == "rowwise":
-            # A product contracts the last dimension, so that is what shares a scale.
-            return (
-                self._quantize_whole(x, (2,), dtype) if plain else None,
-                self._quantize_whole(x.mT, (2,), dtype) if transposed else None,
-            )
-        if self.recipe.scaling == "tensorwise":
-            both = self._quantize_whole(x, (1, 2), dtype)
-            swapped = Pair(both.values.mT, both.scales)
-            return both if plain else None, swapped if transposed else None
-        params = self._quantize_params(dtype)
-        return _in_pairs(primitive.quantize_blocks, x, plain=plain, transposed=transposed, **params)
+        forms = dict(plain=plain, transposed=transposed)
+        dtype = self.recipe.forward_dtype
+        if self.recipe.scaling != "blockwise":
+            return self._quantize_channels([x], dtype, **forms)
+        return _in_pairs(primitive.quantize_blocks, x, **forms, **self._quantize_params(dtype))
 
     def quantize_joined(
         self, x: jax.Array, y: jax.Array, *, plain: bool, transposed: bool
@@ -97,12 +88,51 @@ class Fp8Products:
         if self.recipe.scaling == "blockwise":
             params = self._quantize_params(self.recipe.forward_dtype)
             return _in_pairs(primitive.quantize_joined, x, y, **forms, **params)
-        # Both share scales with each other, so that they have to meet before.
-        padded = [pad_to(z, (*z.shape[:2], round_up(z.shape[2], BLOCK))) for z in (x, y)]
-        return self.quantize_weights(jnp.concatenate(padded, axis=2), **forms)
+        return self._quantize_channels([x, y], self.recipe.forward_dtype, **forms)
 
-    def _quantize_whole(self, x: jax.Array, axes: tuple[int, ...], dtype: DTypeLike) -> Pair:
-        return Pair(*quantize(x, axes, np.dtype(dtype), self.recipe.power_of_two_scales))
+    def _quantize_channels(
+        self,
+        stacks: Sequence[jax.Array],
+        dtype: DTypeLike,
+        *,
+        plain: bool,
+        transposed: bool = False,
+    ) -> tuple[Any, Any]:
+        """Stacks [g, k, n] side by side as matrices: the pairs (plain, transposed) of those asked
+        for. A product contracts the last dimension of either, so that is what shares a scale with
+        "rowwise" scaling; with "tensorwise", all of a matrix does."""
+        dtype = np.dtype(dtype)
+        by_row = self.recipe.scaling == "rowwise"
+        options: dict[str, Any] = dict(implementation=self.implementation)
+        maxima = [
+            primitive.matrix_maxima(x, rows=True, columns=transposed and by_row, **options)
+            for x in stacks
+        ]
+
+        def scales_of(largest):
+            power_of_two = self.recipe.power_of_two_scales
+            return reference.scales_of_largest(largest, dtype, power_of_two)
+
+        of_rows = functools.reduce(jnp.maximum, (m[0].max(axis=2, initial=0) for m in maxima))
+        columns = jax.eval_shape(reference.side_by_side, stacks).shape[2]
+        if by_row:
+            row_scales = scales_of(of_rows)[:, :, None]
+            column_scales = jnp.ones((of_rows.shape[0], columns, 1), jnp.float32)
+            if transposed:
+                of_columns = [m[1].max(axis=1, initial=0) for m in maxima]
+                column_scales = scales_of(reference.side_by_side(of_columns))[:, :, None]
+        else:
+            row_scales = column_scales = scales_of(of_rows.max(axis=1, initial=0))[:, None, None]
+        scales = (
+            jnp.broadcast_to(scale[:, :, 0], (of_rows.shape[0], count))
+            for scale, count in ((row_scales, of_rows.shape[1]), (column_scales, columns))
+        )
+        options |= dict(dtype=dtype, plain=plain, transposed=transposed)
+        values = iter(primitive.quantize_channels(*stacks, *scales, **options))
+        return (
+            Pair(next(values), row_scales) if plain else None,
+            Pair(next(values), column_scales) if transposed else None,
+        )
 
     def _quantize_params(self, dtype: DTypeLike) -> dict[str, Any]:
         return dict(

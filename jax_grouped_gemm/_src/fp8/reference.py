@@ -6,6 +6,7 @@ division correctly, as on a GPU.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -70,8 +71,7 @@ def quantize_joined(
       what `quantize_blocks` does of the columns of x, zeros up to the next multiple of 128, and the
       same of y.
     """
-    growth = round_up(x.shape[2], BLOCK) - x.shape[2]
-    joined = jnp.concatenate([jnp.pad(z, [(0, 0), (0, 0), (0, growth)]) for z in (x, y)], axis=2)
+    joined = side_by_side((x, y))
     return quantize_blocks(
         joined, dtype=dtype, power_of_two=power_of_two, plain=plain, transposed=transposed
     )
@@ -161,6 +161,50 @@ def quantize_gathered(
     ]
 
 
+def matrix_maxima(x: jax.Array, *, rows: bool, columns: bool) -> list[jax.Array]:
+    """The largest finite magnitudes of blocks of the rows and of the columns of x [g, m, n].
+
+    Returns:
+      with `rows`, float32 [g, m, ceil(n / 128)], of 1 x 128 each; with `columns`, float32 [g,
+      ceil(m / 128), n], of 128 x 1 each.
+    """
+    magnitudes = jnp.abs(jnp.where(jnp.isfinite(x), x, jnp.zeros_like(x))).astype(jnp.float32)
+    found = [_in_blocks(magnitudes, axis=2).max(axis=3)] if rows else []
+    return [*found, _in_blocks(magnitudes, axis=1).max(axis=2)] if columns else found
+
+
+def quantize_channels(
+    *operands: jax.Array, dtype: np.dtype, plain: bool, transposed: bool
+) -> list[jax.Array]:
+    """Matrices over scales of rows, and over scales of columns.
+
+    Args:
+      operands: x [g, m, n], the scales of its rows [g, m] and of its columns [g, n]; or, between x
+        and those, y [g, m, n], which then comes after x with zeros up to the next multiple of 128
+        columns, and as many after itself.
+
+    Returns:
+      with `plain`, values [g, m, n], over scales of rows; with `transposed`, [g, n, m], over scales
+      of columns.
+    """
+    *stacks, row_scale, column_scale = operands
+    x = side_by_side(stacks)
+    values = [divided(x, row_scale[:, :, None], dtype)] if plain else []
+    return [*values, divided(x, column_scale[:, None], dtype).mT] if transposed else values
+
+
+def side_by_side(stacks: Sequence[jax.Array]) -> jax.Array:
+    """One stack as it is; several [..., n] along their last axis, each with zeros up to the next
+    multiple of 128."""
+    if len(stacks) == 1:
+        return stacks[0]
+    padded = [
+        jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, round_up(x.shape[-1], BLOCK) - x.shape[-1])])
+        for x in stacks
+    ]
+    return jnp.concatenate(padded, axis=-1)
+
+
 def quantize(
     x: jax.Array, axes: tuple[int, ...], dtype: np.dtype, power_of_two: bool
 ) -> tuple[jax.Array, jax.Array]:
@@ -175,6 +219,11 @@ def scales_of(
     """The scales of `quantize`."""
     x = x.astype(jnp.float32)
     largest = jnp.max(jnp.where(jnp.isfinite(x), jnp.abs(x), 0), axes, keepdims=True, initial=0)
+    return scales_of_largest(largest, dtype, power_of_two)
+
+
+def scales_of_largest(largest: jax.Array, dtype: np.dtype, power_of_two: bool) -> jax.Array:
+    """The scales of what has these largest finite magnitudes, float32."""
     largest_value = float(jnp.finfo(dtype).max)
     scale = jnp.maximum(largest * np.float32(1 / largest_value), np.float32(SMALLEST_SCALE))
     if power_of_two:

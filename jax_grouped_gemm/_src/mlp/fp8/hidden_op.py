@@ -23,6 +23,8 @@ from jax_grouped_gemm._src.plan import AS_ASKED, Plan, symbolic_sizes
 
 HIDDEN_TARGET = "jax_grouped_gemm.quantize_hidden.v1"
 GRADIENTS_TARGET = "jax_grouped_gemm.quantize_gradients.v1"
+HIDDEN_MAXIMA_TARGET = "jax_grouped_gemm.hidden_maxima.v1"
+GRADIENT_MAXIMA_TARGET = "jax_grouped_gemm.gradient_maxima.v1"
 RAGGED_GRADIENTS_TARGET = "jax_grouped_gemm.quantize_ragged_gradients.v1"
 KERNEL_DTYPES = (jnp.bfloat16, jnp.float16)
 
@@ -92,8 +94,6 @@ def _plan(op: str, avals: Sequence[Any], params: Mapping[str, Any], target: Targ
 
 def _unfused_reason(layer: HiddenLayer, avals: Sequence[Any]) -> str:
     projections = avals[0]
-    if layer.recipe.scaling != "blockwise":
-        return f"the kernels scale blocks of 128, not {layer.recipe.scaling}"
     if not layer.has_up:
         return "the kernels multiply gate and up, and there is no up"
     epilogue = Epilogue.of(layer.activation)
@@ -127,6 +127,9 @@ def plan_ragged_gradients(
 ) -> HiddenPlan:
     """Plans a `quantize_ragged_gradients`."""
     found = _plan("quantize_ragged_gradients", avals[:3], params, target)
+    scaling = found.problem.layer.recipe.scaling
+    if found.path == "fused" and scaling != "blockwise":
+        return Plan(found.problem, "unfused", f"the kernel scales blocks of 128, not {scaling}")
     if found.path == "fused" and (reason := _unsuitable_groups(avals)):
         return Plan(found.problem, "unfused", reason)
     return found
@@ -181,21 +184,63 @@ def _in_blocks(layer, found: HiddenGradients, quantize) -> list[jax.Array]:
 def _call_hidden(plan: HiddenPlan, projections, weights):
     if plan.path == "unfused":
         return _hidden_reference(projections, weights, layer=plan.problem.layer)
-    results = _quantized(plan, plan.problem.layer.recipe.forward_dtype, projections.shape[0])
-    return list(_call(HIDDEN_TARGET, plan, results, projections, weights))
+    layer, rows = plan.problem.layer, projections.shape[0]
+    if layer.recipe.scaling != "blockwise":
+        hidden = jax.ShapeDtypeStruct((rows, layer.columns), projections.dtype)
+        results = [hidden, _of_blocks(rows, layer.columns)]
+        hidden, maxima = _call(HIDDEN_MAXIMA_TARGET, plan, results, projections, weights)
+        return _over_scales(layer, maxima, [hidden], layer.recipe.forward_dtype)
+    results = _quantized(plan, layer.recipe.forward_dtype, rows)
+    return list(_call(HIDDEN_TARGET, plan, results, projections, weights, **_rule(layer)))
 
 
 def _call_gradients(plan: HiddenPlan, projections, dh, weights):
     if plan.path == "unfused":
         return _gradients_reference(projections, dh, weights, layer=plan.problem.layer)
-    rows, columns = dh.shape
-    results = _quantized(plan, plan.problem.layer.recipe.gradient_dtype, *projections.shape)
-    results += [jax.ShapeDtypeStruct(dh.shape, dh.dtype)] * 3
-    results.append(jax.ShapeDtypeStruct((rows, cdiv(columns, BLOCK)), jnp.float32))
+    layer, operands = plan.problem.layer, (projections, dh, weights)
+    like_dh = [jax.ShapeDtypeStruct(dh.shape, dh.dtype)] * 3
+    sums = _of_blocks(*dh.shape)
     # Hidden is written where its gradient is.
-    operands, aliases = (projections, dh, weights), {1: 4}
-    *found, partial_sums = _call(GRADIENTS_TARGET, plan, results, *operands, aliases=aliases)
+    if layer.recipe.scaling != "blockwise":
+        results = [*like_dh, _of_blocks(*projections.shape), sums]
+        *found, maxima, partial_sums = _call(
+            GRADIENT_MAXIMA_TARGET, plan, results, *operands, aliases={1: 2}
+        )
+        rows = _over_scales(layer, maxima, found[:2], layer.recipe.gradient_dtype)
+        return [*rows, *found, partial_sums.sum(axis=1)]
+    quantized = _quantized(plan, layer.recipe.gradient_dtype, *projections.shape)
+    results = [*quantized, *like_dh, sums]
+    *found, partial_sums = _call(
+        GRADIENTS_TARGET, plan, results, *operands, aliases={1: 4}, **_rule(layer)
+    )
     return [*found, partial_sums.sum(axis=1)]
+
+
+def _of_blocks(rows, columns):
+    return jax.ShapeDtypeStruct((rows, cdiv(columns, BLOCK)), jnp.float32)
+
+
+def _rule(layer):
+    return dict(power_of_two=layer.recipe.power_of_two_scales)
+
+
+def _over_scales(layer, maxima, stacks, dtype) -> list[jax.Array]:
+    """Values and scales of what has these largest magnitudes of blocks: of all blocks of a row, or
+    of all rows."""
+    axes = (1,) if layer.recipe.scaling == "rowwise" else (0, 1)
+    largest = maxima.max(axis=axes, keepdims=True)
+    scales = reference.scales_of_largest(largest, np.dtype(dtype), layer.recipe.power_of_two_scales)
+    columns = jax.eval_shape(reference.side_by_side, stacks).shape[1]
+    (values,) = primitive.quantize_channels(
+        *(x[None] for x in stacks),
+        jnp.broadcast_to(scales.T, (1, maxima.shape[0])),
+        jnp.ones((1, columns), jnp.float32),
+        dtype=np.dtype(dtype),
+        plain=True,
+        transposed=False,
+        implementation="cuda",
+    )
+    return [values[0], scales]
 
 
 def _call_ragged_gradients(plan: HiddenPlan, projections, dh, weights, group_sizes):
@@ -214,7 +259,7 @@ def _call_ragged_gradients(plan: HiddenPlan, projections, dh, weights, group_siz
         results += [jax.ShapeDtypeStruct(*x) for x in zip(shapes, dtypes, strict=True)]
     results.append(jax.ShapeDtypeStruct((rows, cdiv(columns, BLOCK)), jnp.float32))
     operands = projections, dh, weights, group_sizes
-    *found, partial_sums = _call(RAGGED_GRADIENTS_TARGET, plan, results, *operands)
+    *found, partial_sums = _call(RAGGED_GRADIENTS_TARGET, plan, results, *operands, **_rule(layer))
     return [*found, partial_sums.sum(axis=1)]
 
 
@@ -224,13 +269,11 @@ def _quantized(plan, dtype, rows, columns=None):
     return [jax.ShapeDtypeStruct(*x) for x in zip(shapes, dtypes, strict=True)]
 
 
-def _call(target, plan, results, *operands, aliases=None):
+def _call(target, plan, results, *operands, aliases=None, **attributes):
     epilogue = Epilogue.of(plan.problem.layer.activation)
     assert epilogue is not None  # the plan has a kernel for it
     return jax.ffi.ffi_call(target, results, input_output_aliases=aliases)(
-        *operands,
-        power_of_two=plan.problem.layer.recipe.power_of_two_scales,
-        **epilogue.attributes(),
+        *operands, **attributes, **epilogue.attributes()
     )
 
 
@@ -248,7 +291,7 @@ def _avals_of(reference, op):
 HIDDEN: Op = Op(
     name="quantize_hidden",
     operand_ranks=(2, 1),
-    targets=(HIDDEN_TARGET,),
+    targets=(HIDDEN_TARGET, HIDDEN_MAXIMA_TARGET),
     avals=_avals_of(_hidden_reference, lambda: HIDDEN),
     planner=plan_hidden,
     call=_call_hidden,
@@ -260,7 +303,7 @@ HIDDEN: Op = Op(
 GRADIENTS: Op = Op(
     name="quantize_gradients",
     operand_ranks=(2, 2, 1),
-    targets=(GRADIENTS_TARGET,),
+    targets=(GRADIENTS_TARGET, GRADIENT_MAXIMA_TARGET),
     avals=_avals_of(_gradients_reference, lambda: GRADIENTS),
     planner=plan_gradients,
     call=_call_gradients,
