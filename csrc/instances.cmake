@@ -86,6 +86,12 @@ jgg_add_instances(
   HEADER scaled/channel_scaled_launch.h
   TYPES kE4m3 kE5m2
 )
+jgg_add_instances(
+  channel_scaled_noncontracting cut_noncontracting_channels
+  HEADER scaled/channel_scaled_launch.h
+  TYPES kE4m3 kE5m2
+  KINDS kStreamK
+)
 
 jgg_add_product(
   scaled_ragged_contracting

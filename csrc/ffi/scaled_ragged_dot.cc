@@ -154,7 +154,7 @@ ffi::Error scaled_noncontracting(cudaStream_t stream, ffi::AnyBuffer lhs, Scales
   arguments.fast_accumulation = fast_accumulation;
   bool const changes_along_k =
       arguments.lhs_scales.block_stride != 0 || arguments.rhs_scales.block_stride != 0;
-  bool const by_channels = tile->kind == KernelKind::kCooperative && !changes_along_k;
+  bool const by_channels = tile->kind != KernelKind::kSwapped && !changes_along_k;
   return launched(by_channels ? sm90::channel_scaled_noncontracting(*tile, arguments, stream)
                               : sm90::scaled_ragged_noncontracting(*tile, arguments, stream),
                   "scaled_ragged_noncontracting");

@@ -1,18 +1,19 @@
-// A noncontracting product whose tiles may be pieces: part of the steps of a unit.
+// Noncontracting products whose tiles may be pieces: part of the steps of a unit.
 #pragma once
 
 #include <algorithm>
 
+#include "scaled/channel_scaled.h"
 #include "scaled/noncontracting.h"
 #include "sm90/fixup/partial_sums.h"
 #include "sm90/fixup/workspace.h"
 
 namespace jgg::sm90 {
 
-template <class Config_>
-struct CutScaledNoncontracting : ScaledNoncontracting<Config_> {
-  using Base = ScaledNoncontracting<Config_>;
-  using Config = Config_;
+template <class Base_>
+struct CutScaled : Base_ {
+  using Base = Base_;
+  using Config = typename Base::Config;
 
   struct Params : Base::Params {
     PartialSumsWorkspace workspace;
@@ -54,5 +55,10 @@ struct CutScaledNoncontracting : ScaledNoncontracting<Config_> {
     return {a.workspace, a.workspace_bytes, PartialSums<Config>::kFloats};
   }
 };
+
+template <class Config>
+using CutScaledNoncontracting = CutScaled<ScaledNoncontracting<Config>>;
+template <class Config>
+using CutChannelScaledNoncontracting = CutScaled<ChannelScaledNoncontracting<Config>>;
 
 }  // namespace jgg::sm90

@@ -46,9 +46,10 @@ def operands_of(rng, k, lhs_shape=None, rhs_shape=None, n=N):
 
 # Scales are read one step at a time, and four, where pieces begin in the middle of four.
 @pytest.mark.parametrize("k", [128 * 43 - 16, 128 * 44, 128 * 62 - 32])
+@pytest.mark.parametrize("shapes", [(None, None), ((M, 1), (G, N))], ids=["blocks", "rows"])
 @OUTPUTS
-def test_any_group_sizes(out_dtype, k, schedules, rng):
-    operands = operands_of(rng, k)
+def test_any_group_sizes(out_dtype, shapes, k, schedules, rng):
+    operands = operands_of(rng, k, *shapes)
     num_cut = 0
     for _ in range(8):
         sizes = sizes_of.any_kind(rng, M, G)
@@ -77,9 +78,10 @@ def test_number_of_units(units, schedules, rng):
     check(*operands, np.array([m], np.int32), tile=TILE)
 
 
-def test_same_inputs_give_the_same_bits(schedules, rng):
+@pytest.mark.parametrize("shapes", [(None, None), ((M, 1), (G, N))], ids=["blocks", "rows"])
+def test_same_inputs_give_the_same_bits(shapes, schedules, rng):
     k = 128 * 44
-    operands = operands_of(rng, k)
+    operands = operands_of(rng, k, *shapes)
     sizes = np.array([300, 200, 1, 500, 0, 300])
     assert is_cut(schedules, sizes, k)
     first = np.float32(noncontracting(*operands, sizes, tile=TILE))
