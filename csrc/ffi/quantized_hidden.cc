@@ -20,33 +20,17 @@ class Fit {
  public:
   template <class Buffer>
   void matrix(char const* name, Buffer const& buffer, int rows, int columns) {
-    if (error_.failure()) return;
-    auto const shape = Shape<2>::of(name, buffer);
-    if (!shape) {
-      error_ = shape.error();
-    } else if (shape->batched) {
-      error_ = invalid(std::string(name) + " has a batch dimension");
-    } else {
-      error_ = shape->expect({rows, columns}, 1);
-    }
+    expect<2>(name, buffer, {rows, columns});
   }
 
   template <class Buffer>
   void cube(char const* name, Buffer const& buffer, std::array<int, 3> size) {
-    if (error_.failure()) return;
-    auto const shape = Shape<3>::of(name, buffer);
-    error_ = !shape            ? shape.error()
-             : !shape->batched ? shape->expect(size, 1)
-                               : invalid(std::string(name) + " has a batch dimension");
+    expect<3>(name, buffer, size);
   }
 
   template <class Buffer>
   void vector(char const* name, Buffer const& buffer, int size) {
-    if (error_.failure()) return;
-    auto const shape = Shape<1>::of(name, buffer);
-    error_ = !shape            ? shape.error()
-             : !shape->batched ? shape->expect({size}, 1)
-                               : invalid(std::string(name) + " has a batch dimension");
+    expect<1>(name, buffer, {size});
   }
 
   // All of the type of the first.
@@ -68,6 +52,11 @@ class Fit {
   ffi::Error const& error() const { return error_; }
 
  private:
+  template <int kRank, class Buffer>
+  void expect(char const* name, Buffer const& buffer, std::array<int, kRank> size) {
+    if (!error_.failure()) error_ = has_shape<kRank>(name, buffer, size);
+  }
+
   ffi::Error error_ = ffi::Error::Success();
 };
 

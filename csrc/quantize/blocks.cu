@@ -35,9 +35,9 @@ __global__ void __launch_bounds__(kTileThreads)
 
   Scale const s = scale_of<kFormat>(Word<Source>::element(largest, 0), power_of_two);
   auto const inverse = [&](int) { return s.inverse; };
-  int const pitch = arguments.pitch();
+  int const pitch = quantize::pitch(arguments);
   int64_t const blocks_across = ceil_div(pitch, kScaleBlock), blocks_down = gridDim.y;
-  TileExtent const stored{extent.rows, arguments.stored_columns() - column};
+  TileExtent const stored{extent.rows, stored_columns(arguments) - column};
   if (arguments.q) {
     patch.template store_rows<kFormat, kAligned>(
         arguments.q + (matrix * rows + row) * pitch + column, pitch, stored, inverse);

@@ -63,9 +63,9 @@ __global__ void __launch_bounds__(kTileThreads)
   __shared__ alignas(16) TransposeBuffer buffer;
   Tile const tile;
   PatchPosition const at;
-  int const rows = arguments.rows, columns = arguments.columns, pitch = arguments.pitch();
+  int const rows = arguments.rows, columns = arguments.columns, pitch = quantize::pitch(arguments);
   TileExtent const extent{rows - tile.row, columns - tile.column};
-  TileExtent const stored{extent.rows, arguments.stored_columns() - tile.column};
+  TileExtent const stored{extent.rows, stored_columns(arguments) - tile.column};
   int64_t const first_row = tile.matrix * rows + tile.row;
   auto patch = Patch<Source>::template load<kAligned>(
       static_cast<Source const*>(arguments.x) + first_row * columns + tile.column, columns, extent);

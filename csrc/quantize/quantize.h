@@ -42,11 +42,6 @@ struct BlocksArguments {
   int rows;
   int columns;
   int joined_columns = 0;  // 0: results are not joined
-
-  __host__ __device__ int pitch() const { return joined_columns ? joined_columns : columns; }
-  __host__ __device__ int stored_columns() const {
-    return joined_columns ? (columns + kScaleBlock - 1) / kScaleBlock * kScaleBlock : columns;
-  }
 };
 
 // x [b, rows, columns] -> q and scale as of RowsArguments, and q_t [b, row_blocks, columns, 128]
@@ -123,12 +118,17 @@ struct ChannelsArguments {
   int rows;
   int columns;
   int joined_columns = 0;
-
-  __host__ __device__ int pitch() const { return joined_columns ? joined_columns : columns; }
-  __host__ __device__ int stored_columns() const {
-    return joined_columns ? (columns + kScaleBlock - 1) / kScaleBlock * kScaleBlock : columns;
-  }
 };
+
+// Columns of the matrices that results are part of, and those of a result with its zeros.
+template <class Arguments>
+JGG_HOST_DEVICE int pitch(Arguments const& a) {
+  return a.joined_columns ? a.joined_columns : a.columns;
+}
+template <class Arguments>
+JGG_HOST_DEVICE int stored_columns(Arguments const& a) {
+  return a.joined_columns ? (a.columns + kScaleBlock - 1) / kScaleBlock * kScaleBlock : a.columns;
+}
 
 cudaError_t matrix_maxima(ElementType source, MatrixMaximaArguments const& arguments,
                           cudaStream_t stream);

@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   using Words = Word<Source>;
   int const rows = arguments.rows, columns = arguments.columns;
   WidePosition const at;
-  int const pitch = arguments.pitch();
+  int const pitch = quantize::pitch(arguments);
   auto const offset_of = [&](WidePlace const& tile, int pitch) {
     return (tile.matrix * rows + tile.row + at.row) * pitch + tile.column + at.column;
   };

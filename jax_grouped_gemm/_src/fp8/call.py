@@ -17,9 +17,8 @@ from jax_grouped_gemm._src.ragged.call import call_kernel, zeros
 NONCONTRACTING = "jax_grouped_gemm.scaled_ragged_noncontracting.v5"
 CONTRACTING = "jax_grouped_gemm.scaled_ragged_contracting.v3"
 PAIRED_CONTRACTING = "jax_grouped_gemm.paired_scaled_contracting.v1"
-MATRIX_MAXIMA = "jax_grouped_gemm.matrix_maxima.v1"
+MAXIMA = {name: f"jax_grouped_gemm.{name}.v1" for name in ("column_maxima", "matrix_maxima")}
 CHANNELS = "jax_grouped_gemm.quantize_channels.v1"
-COLUMN_MAXIMA = "jax_grouped_gemm.column_maxima.v1"
 QUANTIZERS = {
     name: f"jax_grouped_gemm.{name}.v1"
     for name in (
@@ -108,20 +107,11 @@ def paired_contracting(plan: Plan[ScaledProblem], *operands: jax.Array) -> list[
     return list(call(*operands, m=np.int32(problem.m), **sizes))
 
 
-def column_maxima(plan: QuantizePlan, x: jax.Array, window: jax.Array) -> list[jax.Array]:
-    """Runs the kernel of `plan`, whose path is not "reference"."""
-    (result,) = plan.results
-    assert result is not None
-    if 0 in x.shape:
-        return [jnp.zeros(result.shape, result.dtype)]
-    return [jax.ffi.ffi_call(COLUMN_MAXIMA, result)(x, window)]
-
-
-def matrix_maxima(plan: QuantizePlan, x: jax.Array) -> list[jax.Array]:
-    """Runs the kernel of `plan`, whose path is not "reference"."""
+def maxima(plan: QuantizePlan, x: jax.Array, *others: jax.Array) -> list[jax.Array]:
+    """Runs the kernel of `plan`, whose path is not "reference", on its primitive's operands."""
 
     def call(results):
-        return jax.ffi.ffi_call(MATRIX_MAXIMA, results)(x)
+        return jax.ffi.ffi_call(MAXIMA[plan.problem.op], results)(x, *others)
 
     return _those_asked_for(plan, call, x)
 

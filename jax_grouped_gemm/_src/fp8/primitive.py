@@ -13,17 +13,11 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
-from jax_grouped_gemm._src.arrays import cdiv, round_up
 from jax_grouped_gemm._src.fp8 import call, plan, reference, scaled_reference
 from jax_grouped_gemm._src.fp8.formats import (
-    BLOCK,
-    COLUMN_ROWS,
-    quantized_blocks,
     quantized_groups,
-    quantized_rows,
 )
 from jax_grouped_gemm._src.op import Op
 
@@ -134,26 +128,38 @@ PAIRED_CONTRACTING = Op(
 )
 
 
+def _planned_op(name, operand_ranks, target, planner, run, reference) -> Op:
+    """An operation that is no product, whose results are those that its plan has."""
+
+    def avals(*operands, **params):
+        found = planner(operands, params | dict(implementation=None)).results
+        return [op.unsharded_aval(operands, x.shape, x.dtype) for x in found if x is not None]
+
+    op = Op(
+        name=name,
+        operand_ranks=operand_ranks,
+        targets=(target,),
+        avals=avals,
+        planner=planner,
+        call=run,
+        reference=reference,
+        multiple_results=True,
+        is_matmul=False,
+    )
+    return op
+
+
+def _quantizer(name, operand_ranks, planner, reference) -> Op:
+    target = call.QUANTIZERS[name]
+    return _planned_op(name, operand_ranks, target, planner, call.quantize, reference)
+
+
 def quantize_rows(x, **params) -> list[jax.Array]:
     """x [rows, cols] -> values, scales."""
     return ROWS.bind(x, **params)
 
 
-def _rows_aval(x, *, dtype, **_):
-    return _results(ROWS, (x,), [quantized_rows(*x.shape)], dtype)
-
-
-ROWS = Op(
-    name="quantize_rows",
-    operand_ranks=(2,),
-    targets=(call.QUANTIZERS["quantize_rows"],),
-    avals=_rows_aval,
-    planner=plan.plan_quantize_rows,
-    call=call.quantize,
-    reference=reference.quantize_rows,
-    multiple_results=True,
-    is_matmul=False,
-)
+ROWS = _quantizer("quantize_rows", (2,), plan.plan_quantize_rows, reference.quantize_rows)
 
 
 def quantize_blocks(x, **params) -> list[jax.Array]:
@@ -161,25 +167,7 @@ def quantize_blocks(x, **params) -> list[jax.Array]:
     return BLOCKS.bind(x, **params)
 
 
-def _blocks_aval(x, *, dtype, plain, transposed, **_):
-    g, rows, cols = x.shape
-    forms = [quantized_blocks(g, rows, cols)] if plain else []
-    if transposed:
-        forms.append(quantized_blocks(g, cols, rows))
-    return _results(BLOCKS, (x,), forms, dtype)
-
-
-BLOCKS = Op(
-    name="quantize_blocks",
-    operand_ranks=(3,),
-    targets=(call.QUANTIZERS["quantize_blocks"],),
-    avals=_blocks_aval,
-    planner=plan.plan_quantize_blocks,
-    call=call.quantize,
-    reference=reference.quantize_blocks,
-    multiple_results=True,
-    is_matmul=False,
-)
+BLOCKS = _quantizer("quantize_blocks", (3,), plan.plan_quantize_blocks, reference.quantize_blocks)
 
 
 def quantize_joined(x, y, **params) -> list[jax.Array]:
@@ -187,26 +175,7 @@ def quantize_joined(x, y, **params) -> list[jax.Array]:
     return JOINED.bind(x, y, **params)
 
 
-def _joined_aval(x, y, *, dtype, plain, transposed, **_):
-    g, rows, cols = x.shape
-    joined = 2 * round_up(cols, BLOCK)
-    forms = [quantized_blocks(g, rows, joined)] if plain else []
-    if transposed:
-        forms.append(quantized_blocks(g, joined, rows))
-    return _results(JOINED, (x, y), forms, dtype)
-
-
-JOINED = Op(
-    name="quantize_joined",
-    operand_ranks=(3, 3),
-    targets=(call.QUANTIZERS["quantize_joined"],),
-    avals=_joined_aval,
-    planner=plan.plan_quantize_joined,
-    call=call.quantize,
-    reference=reference.quantize_joined,
-    multiple_results=True,
-    is_matmul=False,
-)
+JOINED = _quantizer("quantize_joined", (3, 3), plan.plan_quantize_joined, reference.quantize_joined)
 
 
 def quantize_ragged(x, group_sizes, **params) -> list[jax.Array]:
@@ -214,48 +183,22 @@ def quantize_ragged(x, group_sizes, **params) -> list[jax.Array]:
     return RAGGED.bind(x, group_sizes, **params)
 
 
-def _ragged_aval(x, group_sizes, *, dtype, plain, transposed, **_):
-    m, cols = x.shape[-2:]
-    forms = [quantized_rows(m, cols)] if plain else []
-    if transposed:
-        forms.append(quantized_groups(m, cols, group_sizes.shape[-1]))
-    return _results(RAGGED, (x, group_sizes), forms, dtype)
-
-
-RAGGED = Op(
-    name="quantize_ragged",
-    operand_ranks=(2, 1),
-    targets=(call.QUANTIZERS["quantize_ragged"],),
-    avals=_ragged_aval,
-    planner=plan.plan_quantize_ragged,
-    call=call.quantize,
-    reference=reference.quantize_ragged,
-    multiple_results=True,
-    is_matmul=False,
-)
+RAGGED = _quantizer("quantize_ragged", (2, 1), plan.plan_quantize_ragged, reference.quantize_ragged)
 
 
 def column_maxima(x, window, **params) -> jax.Array:
     """x [m, cols], window [2] -> float32 [ceil(m / 256), cols], see `reference.column_maxima`."""
-    (maxima,) = MAXIMA.bind(x, window, **params)
+    (maxima,) = COLUMN_MAXIMA.bind(x, window, **params)
     return maxima
 
 
-def _maxima_aval(x, window, **_):
-    shape = cdiv(x.shape[0], COLUMN_ROWS), x.shape[1]
-    return [MAXIMA.result_aval((x, window), shape, np.dtype(np.float32))]
-
-
-MAXIMA = Op(
-    name="column_maxima",
-    operand_ranks=(2, 1),
-    targets=(call.COLUMN_MAXIMA,),
-    avals=_maxima_aval,
-    planner=plan.plan_column_maxima,
-    call=call.column_maxima,
-    reference=reference.column_maxima,
-    multiple_results=True,
-    is_matmul=False,
+COLUMN_MAXIMA = _planned_op(
+    "column_maxima",
+    (2, 1),
+    call.MAXIMA["column_maxima"],
+    plan.plan_column_maxima,
+    call.maxima,
+    reference.column_maxima,
 )
 
 
@@ -264,22 +207,13 @@ def matrix_maxima(x, *, rows: bool, columns: bool, implementation) -> list[jax.A
     return MATRIX_MAXIMA.bind(x, rows=rows, columns=columns, implementation=implementation)
 
 
-def _planned_avals(op, *operands, **params):
-    """Of what is asked for, in the shapes of the plan's results."""
-    found = op().planner(operands, params | dict(implementation=None)).results
-    return [op().unsharded_aval(operands, x.shape, x.dtype) for x in found if x is not None]
-
-
-MATRIX_MAXIMA: Op = Op(
-    name="matrix_maxima",
-    operand_ranks=(3,),
-    targets=(call.MATRIX_MAXIMA,),
-    avals=partial(_planned_avals, lambda: MATRIX_MAXIMA),
-    planner=plan.plan_matrix_maxima,
-    call=call.matrix_maxima,
-    reference=reference.matrix_maxima,
-    multiple_results=True,
-    is_matmul=False,
+MATRIX_MAXIMA = _planned_op(
+    "matrix_maxima",
+    (3,),
+    call.MAXIMA["matrix_maxima"],
+    plan.plan_matrix_maxima,
+    call.maxima,
+    reference.matrix_maxima,
 )
 
 
@@ -290,16 +224,13 @@ def quantize_channels(*operands, **params) -> list[jax.Array]:
     return CHANNELS.bind(*operands, **params)
 
 
-CHANNELS: Op = Op(
-    name="quantize_channels",
-    operand_ranks=None,
-    targets=(call.CHANNELS,),
-    avals=partial(_planned_avals, lambda: CHANNELS),
-    planner=plan.plan_quantize_channels,
-    call=call.quantize_channels,
-    reference=reference.quantize_channels,
-    multiple_results=True,
-    is_matmul=False,
+CHANNELS = _planned_op(
+    "quantize_channels",
+    None,
+    call.CHANNELS,
+    plan.plan_quantize_channels,
+    call.quantize_channels,
+    reference.quantize_channels,
 )
 
 
@@ -326,14 +257,6 @@ GATHERED = Op(
     multiple_results=True,
     is_matmul=False,
 )
-
-
-def _results(op, operands, forms, dtype):
-    return [
-        op.result_aval(operands, shape, kind)
-        for form in forms
-        for shape, kind in zip(form, (dtype, np.dtype(np.float32)), strict=True)
-    ]
 
 
 def _register_batching(op: Op) -> None:
@@ -401,9 +324,9 @@ PAIRED_CONTRACTING.def_batching(_batch_each)
 for _op in (ROWS, BLOCKS, JOINED, MATRIX_MAXIMA, CHANNELS):
     _register_folding(_op)
 RAGGED.def_batching(lambda operands, dims, **params: RAGGED.bind_batched(operands, dims, params))
-for _op in (GATHERED, MAXIMA):
+for _op in (GATHERED, COLUMN_MAXIMA):
     _register_map(_op)
 for _op in (NONCONTRACTING, CONTRACTING, PAIRED_CONTRACTING):
     _op.has_no_derivative()
-for _op in (ROWS, BLOCKS, JOINED, RAGGED, GATHERED, MAXIMA, MATRIX_MAXIMA, CHANNELS):
+for _op in (ROWS, BLOCKS, JOINED, RAGGED, GATHERED, COLUMN_MAXIMA, MATRIX_MAXIMA, CHANNELS):
     _op.has_no_derivative()

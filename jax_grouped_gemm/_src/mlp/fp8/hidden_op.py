@@ -1,4 +1,8 @@
-"""The elementwise steps of an MLP in FP8 as primitives: one kernel each, or XLA's passes."""
+"""The elementwise steps of an MLP in FP8 as primitives: a kernel each, or XLA's passes.
+
+Where a scale is that of more than a block of 128, the kernel leaves 16 bits and the largest of each
+block, and another one divides by the scales that follow.
+"""
 
 from __future__ import annotations
 
