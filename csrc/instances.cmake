@@ -76,6 +76,19 @@ jgg_add_instances(
 )
 
 jgg_add_product(
+  gathered_scaled_noncontracting
+  NAMESPACE jgg::sm90
+  ARGUMENTS ScaledArguments
+  HEADER scaled/scaled_ragged_dot.h
+)
+jgg_add_instances(
+  gathered_scaled_noncontracting scaled_gathered
+  HEADER scaled/noncontracting_launch.h
+  TYPES kE4m3 kE5m2
+  ADDITIONS_PER_PAUSE 10
+)
+
+jgg_add_product(
   channel_scaled_noncontracting
   NAMESPACE jgg::sm90
   ARGUMENTS ScaledArguments

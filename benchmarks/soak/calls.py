@@ -147,6 +147,12 @@ def _fp8_products() -> None:
                 _a(G, N, K, dtype=jnp.float8_e4m3fn), _a(G, 3, 2, dtype=jnp.float32),
                 _a(G, dtype=jnp.int32),
             )  # fmt: skip
+    # Which reads tokens in place.
+    _lower(
+        lambda *x: jgg.ragged_mlp(*x[:-1], rows=x[-1], recipe=jgg.Recipe()),
+        _a(M // 3, 512), _a(G, 512, K), _a(G, 512, K), _a(G, K, 512),
+        _a(G, dtype=jnp.int32), _a(M, dtype=jnp.int32),
+    )  # fmt: skip
     _lower(jgg.quantize_blockwise, _a(M, K))
     _lower(lambda x: jgg.quantize_weights(x), _a(G, K, N))
 

@@ -36,6 +36,7 @@ XLA_FFI_Error* JggCombineRows(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggRowDots(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggScaledRaggedNoncontracting(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggScaledRaggedNoncontractingV4(XLA_FFI_CallFrame* call_frame);
+XLA_FFI_Error* JggGatheredScaledNoncontracting(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggScaledRaggedContracting(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggPairedScaledContracting(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggGatedRaggedDot(XLA_FFI_CallFrame* call_frame);

@@ -62,6 +62,8 @@ nb::dict registrations() {
       product<JggScaledRaggedNoncontracting>();
   targets["jax_grouped_gemm.scaled_ragged_noncontracting.v4"] =
       encapsulate(JggScaledRaggedNoncontractingV4);
+  targets["jax_grouped_gemm.gathered_scaled_noncontracting.v1"] =
+      product<JggGatheredScaledNoncontracting>();
   targets["jax_grouped_gemm.scaled_ragged_contracting.v3"] = product<JggScaledRaggedContracting>();
   targets["jax_grouped_gemm.paired_scaled_contracting.v1"] = product<JggPairedScaledContracting>();
   targets["jax_grouped_gemm.gated_ragged_dot.v3"] = product<JggGatedRaggedDot>();

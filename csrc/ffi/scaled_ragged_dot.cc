@@ -173,6 +173,45 @@ ffi::Error scaled_noncontracting_v4(cudaStream_t stream, ffi::AnyBuffer lhs, Sca
                                /*fast_accumulation=*/false);
 }
 
+ffi::Error gathered_noncontracting(cudaStream_t stream, ffi::AnyBuffer lhs, Scales lhs_scale,
+                                   ffi::AnyBuffer rhs, Scales rhs_scale, Sizes group_sizes,
+                                   Sizes group_offset, Sizes rows, ffi::Result<ffi::AnyBuffer> out,
+                                   ffi::Result<ffi::Buffer<ffi::U8>>, int32_t tile_m,
+                                   int32_t tile_n, int32_t cluster) {
+  auto const lhs_shape = Shape<2>::of("lhs", lhs);
+  if (!lhs_shape) return lhs_shape.error();
+  auto const rhs_shape = Shape<3>::of("rhs", rhs);
+  if (!rhs_shape) return rhs_shape.error();
+  auto const out_shape = Shape<2>::of("out", *out);
+  if (!out_shape) return out_shape.error();
+
+  ScaledArguments arguments{};
+  auto const [m, n] = out_shape->size;
+  auto const [tokens, k] = lhs_shape->size;
+  int const local_groups = rhs_shape->size[0];
+  auto const groups = groups_of(group_sizes, group_offset, 1, local_groups, m);
+  if (!groups) return groups.error();
+  for (auto error :
+       {element_types(lhs, rhs, *out, arguments), has_shape<2>("lhs", lhs, {tokens, k}),
+        has_shape<3>("rhs", rhs, {local_groups, n, k}), has_shape<2>("out", *out, {m, n}),
+        has_shape<1>("rows", rows, {m}),
+        row_scales(RowScaling::kBlocks, lhs_scale, 1, tokens, k, arguments.lhs_scales),
+        block_scales(rhs_scale, 1, local_groups, n, k, arguments.rhs_scales)}) {
+    if (error.failure()) return error;
+  }
+  arguments.groups = *groups;
+  arguments.rows = {rows.typed_data(), 1, tokens};
+  arguments.lhs = lhs.untyped_data();
+  arguments.rhs = rhs.untyped_data();
+  arguments.out = out->untyped_data();
+  arguments.m = m;
+  arguments.n = n;
+  arguments.k = k;
+  return launched(
+      sm90::gathered_scaled_noncontracting(TileConfig{tile_m, tile_n, cluster}, arguments, stream),
+      "gathered_scaled_noncontracting");
+}
+
 ffi::Error scaled_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, Scales lhs_scale,
                               ffi::AnyBuffer rhs, Scales rhs_scale, Sizes group_sizes,
                               Sizes group_offset, ffi::Result<ffi::AnyBuffer> out,
@@ -326,6 +365,18 @@ JGG_DEFINE_HANDLER(
     jgg::noncontracting_binding().Attr<std::string_view>("kind").Attr<bool>("fast_accumulation"));
 JGG_DEFINE_HANDLER(JggScaledRaggedNoncontractingV4, jgg::scaled_noncontracting_v4,
                    jgg::noncontracting_binding().Attr<bool>("stream_k"));
+JGG_DEFINE_HANDLER(JggGatheredScaledNoncontracting, jgg::gathered_noncontracting,
+                   jgg::with_tile_attributes(jgg::on_stream()
+                                                 .Arg<xla::ffi::AnyBuffer>()  // lhs
+                                                 .Arg<jgg::Scales>()          // lhs_scale
+                                                 .Arg<xla::ffi::AnyBuffer>()  // rhs
+                                                 .Arg<jgg::Scales>()          // rhs_scale
+                                                 .Arg<jgg::Sizes>()           // group_sizes
+                                                 .Arg<jgg::Sizes>()           // group_offset
+                                                 .Arg<jgg::Sizes>()           // rows
+                                                 .Ret<xla::ffi::AnyBuffer>()  // out
+                                                 // workspace
+                                                 .Ret<xla::ffi::Buffer<xla::ffi::U8>>()));
 JGG_DEFINE_HANDLER(JggScaledRaggedContracting, jgg::scaled_contracting,
                    jgg::with_tile_attributes(jgg::binding().Attr<int32_t>("m")));
 JGG_DEFINE_HANDLER(JggPairedScaledContracting, jgg::paired_contracting,

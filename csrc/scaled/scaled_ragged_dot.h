@@ -6,6 +6,7 @@
 
 #include <cstdint>
 
+#include "rows/gathered_rows.h"
 #include "scheduler/group_sizes.h"
 #include "types.h"
 
@@ -34,6 +35,7 @@ struct ScaledArguments {
   void* workspace;             // of kernels that cut the last wave
   int64_t workspace_bytes;
   GroupSizes groups;
+  GatheredRows rows;  // of lhs [rows.tokens, k] and its scales: gathered_scaled_noncontracting
   bool lhs_batched;
   bool rhs_batched;
   int m;
@@ -54,6 +56,10 @@ cudaError_t scaled_ragged_noncontracting(TileConfig tile, ScaledArguments const&
 // `channel_scales`, [b, local_groups, n] or [b, local_groups, 1].
 cudaError_t channel_scaled_noncontracting(TileConfig tile, ScaledArguments const& arguments,
                                           cudaStream_t stream);
+// With `rows`, without a batch dimension, and with scales of blocks where k / 128 is a multiple of
+// four.
+cudaError_t gathered_scaled_noncontracting(TileConfig tile, ScaledArguments const& arguments,
+                                           cudaStream_t stream);
 cudaError_t scaled_ragged_contracting(TileConfig tile, ScaledArguments const& arguments,
                                       cudaStream_t stream);
 // With `channel_scales` instead of `column_scales`.

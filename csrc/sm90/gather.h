@@ -9,6 +9,9 @@
 // warps, a box in about 20 cycles each. The thread that issues has to be an elected one: of any
 // other choice the compiler does not know that it is one, makes a loop over lanes of each
 // instruction, and a box takes 65 cycles.
+//
+// FP8 kernels, whose steps take longer, have all of a CTA's rows loaded by itself:
+// scales/gather.h.
 #pragma once
 
 #include <cute/arch/cluster_sm90.hpp>
@@ -27,13 +30,12 @@ template <class Problem>
 constexpr int kGatheringWarps = kGathersLhs<Problem> ? 2 : 0;
 
 // Loads a warp's boxes to rows of shared memory that follow one another, from the rows of memory
-// whose numbers are in shared memory at `rows`.
-template <class Problem>
+// whose numbers are in shared memory at `rows`, kBatch of which are in registers at a time.
+template <class Problem, int kBatch = 16, bool kMulticast = true, int kRows = kWarpSize>
 __device__ __forceinline__ void load_rows(CUtensorMap const& from, uint32_t rows, uint32_t full,
                                           uint32_t to, int column) {
-  constexpr int kBatch = 16;  // numbers that are in registers at a time
 #pragma unroll
-  for (int first = 0; first < kWarpSize; first += kBatch) {
+  for (int first = 0; first < kRows; first += kBatch) {
     int row[kBatch];
 #pragma unroll
     for (int i = 0; i < kBatch; i += 4) {
@@ -43,8 +45,12 @@ __device__ __forceinline__ void load_rows(CUtensorMap const& from, uint32_t rows
     }
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      multicast_row<Problem::Config::kCluster>(from, full, to + (first + i) * kRowBytes, column,
-                                               row[i]);
+      uint32_t const to_row = to + (first + i) * kRowBytes;
+      if constexpr (kMulticast) {
+        multicast_row<Problem::Config::kCluster>(from, full, to_row, column, row[i]);
+      } else {
+        load_row(from, full, to_row, column, row[i]);
+      }
     }
   }
 }

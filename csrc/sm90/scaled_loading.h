@@ -1,6 +1,7 @@
 // What FP8 kernels have in common: a thread copies operands, and two warps bring scales.
 #pragma once
 
+#include "sm90/scales/gather.h"
 #include "sm90/scales/producer.h"
 #include "sm90/work.h"
 
@@ -29,13 +30,21 @@ struct ScaledLoading : Work {
 
   __device__ static void load(Params const& params, Shared& shared, int rank) {
     for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
-      if (threadIdx.x % kWarpSize == 0) Mainloop::load(params, work, shared, stage, rank);
+      if constexpr (kGathersLhs<Problem>) {
+        load_weights_and_rows<Problem>(params, work, shared, stage, rank);
+      } else {
+        if (threadIdx.x % kWarpSize == 0) Mainloop::load(params, work, shared, stage, rank);
+      }
     });
   }
 
   __device__ static void bring(Params const& params, Shared& shared, int, int) {
     for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
-      if constexpr (Config::kStepScales) bring_scales<Problem>(params, work, shared, stage);
+      if constexpr (kGathersLhs<Problem>) {
+        bring_scales_and_rows<Problem>(params, work, shared, stage);
+      } else if constexpr (Config::kStepScales) {
+        bring_scales<Problem>(params, work, shared, stage);
+      }
     });
   }
 };

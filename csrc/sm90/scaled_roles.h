@@ -65,7 +65,10 @@ struct WholeScaledTiles : TileRoles<Problem> {
 
 template <class Work, class Problem = typename Work::Problem>
 struct ScaledRoles
-    : ScaledLoading<Work, ScaledMainloop<Problem>, ScaledStorage<typename Problem::Config>> {
+    : ScaledLoading<Work, ScaledMainloop<Problem>,
+                    std::conditional_t<kGathersLhs<Problem>,
+                                       GatheringStorage<ScaledStorage<typename Problem::Config>>,
+                                       ScaledStorage<typename Problem::Config>>> {
   template <class Shared>
   __device__ static void consume(typename Problem::Params const& params, Shared& shared,
                                  int consumer) {

@@ -1,5 +1,6 @@
 """What XLA compiles of an MLP with a recipe for an H200."""
 
+import dataclasses
 import re
 from functools import partial
 
@@ -9,9 +10,10 @@ import pytest
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm import checkpoint_policies, moe
+from jax_grouped_gemm._src.fp8.plan import TILES_IN_PLACE
 from tests.support import mlp
 from tests.support.aot import FREE
-from tests.support.dtypes import BF16, F32
+from tests.support.dtypes import BF16, E5M2, F32
 
 array = jax.ShapeDtypeStruct
 
@@ -121,6 +123,36 @@ def test_weight_gradients_of_narrow_experts_are_one_launch(hidden, alone, h200):
     assert kernels(program, *contracting) == dict(
         zip(contracting, (alone, alone == 1), strict=True)
     )
+
+
+@pytest.mark.parametrize(
+    "hidden, embed, recipe, in_place",
+    [
+        (128 * TILES_IN_PLACE, 512, jgg.Recipe(), ["f8e4m3fn", "f8e5m2"]),
+        (200, 512, jgg.Recipe(), ["f8e4m3fn", "f8e5m2"]),
+        (128 * TILES_IN_PLACE + 8, 512, jgg.Recipe(), ["f8e5m2"]),
+        (256 * TILES_IN_PLACE, 512, jgg.Recipe(), ["f8e5m2"]),
+        (256 * TILES_IN_PLACE + 8, 512, jgg.Recipe(), []),
+        (256, 384, jgg.Recipe(), []),
+        (256, 512, jgg.Recipe.rowwise(), []),
+    ],
+)
+def test_narrow_products_read_quantised_tokens_in_place(hidden, embed, recipe, in_place, h200):
+    """Of gate and up together forward, of the gradient of hidden backward."""
+    recipe = dataclasses.replace(recipe, gradient_dtype=E5M2)
+
+    def loss(x, wi_0, wi_1, wo, logits):
+        y = moe.dropless_mlp(x, moe.route(logits, K), wi_0, wi_1, wo, recipe=recipe)
+        return jnp.sum(jnp.sin(y.astype(F32)))
+
+    up, down = array((E, embed, hidden), BF16), array((E, hidden, embed), BF16)
+    operands = array((T, embed), BF16), up, up, down, LOGITS
+    program = h200.compile(jax.grad(loss, range(4)), *operands)
+    calls = [c.text for c in program.calls if c.kernel == "gathered_scaled_noncontracting"]
+    types = [re.findall(r"(f8\w+)\[512,", text)[0] for text in calls]
+    assert types == in_place
+    copies = re.findall(r"= (f8\w+)\[\S+ custom-call.*dispatch_rows", program.hlo)
+    assert sorted(copies + types) == ["f8e4m3fn", "f8e5m2"]
 
 
 def test_quantising_weights_is_free_of_other_passes(h200):

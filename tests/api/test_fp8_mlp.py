@@ -46,6 +46,32 @@ class TestQuantisedOperands:
         for found, want in zip(got, fp8_mlp.layer(one, recipe, "silu", dy), strict=True):
             assert fp8_oracle.relative_error(found, want) < 2e-3
 
+    def test_tokens_that_are_read_in_place(self, rng):
+        """Mapped, too."""
+        recipe = RECIPES["blockwise"]
+        one = case(rng, embed=512)
+        dy = cotangent(one, rng)
+        got = one.value_and_gradients(dy, recipe=recipe)
+        for found, want in zip(got, fp8_mlp.layer(one, recipe, "silu", dy), strict=True):
+            assert fp8_oracle.relative_error(found, want) < 2e-3
+
+        x, matrices = jnp.asarray(one.x), [jnp.asarray(w) for w in (one.wi_0, one.wi_1, one.wo)]
+
+        def loss(x, rows):
+            routing = moe.route(rows, 2)
+            y = moe.dropless_mlp(x, routing, *matrices, recipe=recipe)
+            return jnp.sum(jnp.sin(y))
+
+        logits = jnp.asarray(rng.standard_normal((3, len(x), 4)), F32)
+        gradient = jax.grad(loss)
+        plans = jgg.explain(gradient, x, logits[0]).plans
+        assert "gathered_scaled_noncontracting" in [p.problem.op for p in plans]
+        many = jnp.stack([x, 2 * x, -x])
+        for axes, operands in (((None, 0), (x, logits)), ((0, 0), (many, logits))):
+            each = [gradient(many[i] if axes[0] == 0 else x, logits[i]) for i in range(len(logits))]
+            got = jax.vmap(gradient, axes)(*operands)
+            assert fp8_oracle.relative_error(got, jnp.stack(each)) < 1e-3
+
     @pytest.mark.parametrize("activation", mlp.ACTIVATIONS)
     def test_every_activation(self, activation, rng):
         recipe = RECIPES["blockwise, bf16 wgrad"]

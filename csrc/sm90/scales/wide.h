@@ -8,6 +8,12 @@
 
 namespace jgg::sm90 {
 
+// An index that is not known when compiling would put the four into local memory.
+__device__ inline float of_step(float4 const& scales, int step) {
+  float const low = step == 0 ? scales.x : scales.y, high = step == 2 ? scales.z : scales.w;
+  return step < 2 ? low : high;
+}
+
 // Scales of one step are far apart where those of a row are contiguous: each is in a line of L1 of
 // its own, and fetching a step's keeps L1 busy for as many cycles as the tile has rows. L1 is
 // shared memory, whose bandwidth WGMMA needs. A quarter of the accesses is left if each brings four
@@ -72,12 +78,6 @@ class WideScales {
     float4 const scales = __ldg(reinterpret_cast<float4 const*>(next));
     next += kSteps;
     return scales;
-  }
-
-  // An index that is not known when compiling would put the four into local memory.
-  __device__ static float of_step(float4 const& scales, int step) {
-    float const low = step == 0 ? scales.x : scales.y, high = step == 2 ? scales.z : scales.w;
-    return step < 2 ? low : high;
   }
 
   float const* next_rows_[kRows];  // every kScaleThreads-th from this thread's on

@@ -89,4 +89,14 @@ __device__ __forceinline__ void multicast_row(CUtensorMap const& descriptor, uin
         "h"(uint16_t((1 << kCluster) - 1)));
 }
 
+// The same into this CTA alone.
+__device__ __forceinline__ void load_row(CUtensorMap const& descriptor, uint32_t barrier,
+                                         uint32_t to, int column, int row) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4}], [%2];"
+      :
+      : "r"(to), "l"(&descriptor), "r"(barrier), "r"(column), "r"(row));
+}
+
 }  // namespace jgg::sm90

@@ -15,6 +15,7 @@ from jax_grouped_gemm._src.plan import Plan
 from jax_grouped_gemm._src.ragged.call import call_kernel, zeros
 
 NONCONTRACTING = "jax_grouped_gemm.scaled_ragged_noncontracting.v5"
+GATHERED_NONCONTRACTING = "jax_grouped_gemm.gathered_scaled_noncontracting.v1"
 CONTRACTING = "jax_grouped_gemm.scaled_ragged_contracting.v3"
 PAIRED_CONTRACTING = "jax_grouped_gemm.paired_scaled_contracting.v1"
 MAXIMA = {name: f"jax_grouped_gemm.{name}.v1" for name in ("column_maxima", "matrix_maxima")}
@@ -65,6 +66,11 @@ def scaled_noncontracting(
         kind=tile.kind,
         fast_accumulation=problem.fast_accumulation,
     )
+
+
+def gathered_noncontracting(plan: Plan[ScaledProblem], *operands: jax.Array) -> jax.Array:
+    """Runs the kernel of `plan`, whose path is "fused"."""
+    return call_kernel(GATHERED_NONCONTRACTING, plan, *operands)
 
 
 def scaled_contracting(

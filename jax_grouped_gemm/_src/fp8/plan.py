@@ -28,6 +28,7 @@ from jax_grouped_gemm._src.plan import (
     Choice,
     Plan,
     TileConfig,
+    symbolic_sizes,
 )
 from jax_grouped_gemm._src.ragged.plan import (
     STREAM_K_TILE,
@@ -46,6 +47,10 @@ PAIRED_COLUMNS = 256
 """Columns up to which two gradients of weights are faster as one launch, by 12 %
 (docs/notes/fp8.md). With 512 or 768 that is as fast as two, and both operands are there until both
 results are."""
+
+TILES_IN_PLACE, STEPS_OF_SCALES = 3, 4
+"""Tiles of columns up to which a product that reads tokens in place is faster than copies of them
+(docs/notes/fp8.md), and steps whose scales it reads at once."""
 
 LEAST_COPIES, PIECE_COLUMNS = 2, 16
 """Copies of a token from which on it is quantised before they are made, and what then is moved."""
@@ -89,10 +94,15 @@ class ScaledProblem(RaggedProblem):
     fast_accumulation: bool = False
 
     @classmethod
-    def noncontracting(cls, avals: Sequence[Any], params: Mapping[str, Any]) -> Self:
+    def noncontracting(
+        cls,
+        avals: Sequence[Any],
+        params: Mapping[str, Any],
+        op: str = "scaled_ragged_noncontracting",
+    ) -> Self:
         """The problem of a `scaled_ragged_noncontracting` with operands of the given avals."""
         return cls.of(
-            "scaled_ragged_noncontracting",
+            op,
             _without_scales(avals),
             params,
             lhs="mk",
@@ -137,7 +147,41 @@ def plan_scaled_noncontracting(
     avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
 ) -> ScaledPlan:
     """Plans a `scaled_ragged_noncontracting` from its operands' avals and its parameters."""
-    problem = ScaledProblem.noncontracting(avals, params)
+    return _plan_noncontracting(ScaledProblem.noncontracting(avals, params), params, target)
+
+
+def plan_gathered_noncontracting(
+    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
+) -> ScaledPlan:
+    """Plans a `gathered_scaled_noncontracting`: on the path "fused" where the product reads rows
+    where they are, on "unfused" where they are to be copied."""
+    lhs, lhs_scale, rhs, rhs_scale, *groups, rows = avals
+    copies = jax.ShapeDtypeStruct((rows.shape[0], lhs.shape[1]), lhs.dtype)
+    problem = ScaledProblem.noncontracting(
+        (copies, lhs_scale, rhs, rhs_scale, *groups), params, "gathered_scaled_noncontracting"
+    )
+    found = _plan_noncontracting(problem, params, target)
+    if found.path == "reference":
+        return found
+    reason = found.reason
+    if (problem.lhs_scaling, problem.rhs_scaling) != ("1x128", "128x128"):
+        reason = "the kernel takes scales of blocks"
+    elif not is_static(*lhs.shape, *rows.shape, problem.n):
+        reason = symbolic_sizes(avals)
+    elif 0 in lhs.shape:
+        reason = "there is nothing to read"
+    elif cdiv(problem.k, BLOCK) % STEPS_OF_SCALES:
+        reason = f"scales of k = {problem.k} are not a multiple of {STEPS_OF_SCALES}"
+    elif cdiv(problem.n, DEFAULT_TILE.tile_n) > TILES_IN_PLACE:
+        reason = f"copies and a product of {problem.n} columns are faster"
+    elif found.tile not in (None, DEFAULT_TILE):
+        reason = f"the product of tokens has no tile {found.tile}"
+    return dataclasses.replace(found, path="unfused" if reason else "fused", reason=reason)
+
+
+def _plan_noncontracting(
+    problem: ScaledProblem, params: Mapping[str, Any], target: Target
+) -> ScaledPlan:
     return plan_product(
         problem,
         params,

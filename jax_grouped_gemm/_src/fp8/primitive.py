@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jax_grouped_gemm._src.arrays import rows_or_zeros
 from jax_grouped_gemm._src.fp8 import call, plan, reference, scaled_reference
 from jax_grouped_gemm._src.fp8.formats import (
     quantized_groups,
@@ -49,6 +50,44 @@ NONCONTRACTING = Op(
     planner=plan.plan_scaled_noncontracting,
     call=call.scaled_noncontracting,
     reference=scaled_reference.scaled_ragged_noncontracting,
+)
+
+
+def gathered_scaled_noncontracting(
+    lhs, lhs_scale, rhs, rhs_scale, group_sizes, group_offset, rows, *, copied, **params
+) -> jax.Array:
+    """`scaled_ragged_noncontracting` of rows `rows` [m] of lhs [T, k], int32, zeros where there is
+    no such row, all without a batch dimension: as one operation where the plan has a kernel for it,
+    else of `copied()`, those rows and their scales."""
+    operands = (lhs, lhs_scale, rhs, rhs_scale, group_sizes, group_offset, rows)
+    params = dict(params, fast_accumulation=params.get("fast_accumulation", False))
+    found = plan.plan_gathered_noncontracting([jax.typeof(x) for x in operands], params)
+    if found.path == "fused":
+        return GATHERED_NONCONTRACTING.bind(*operands, **params)
+    values, scales = copied()
+    return scaled_ragged_noncontracting(values, scales, *operands[2:-1], **params)
+
+
+def _gathered_noncontracting_aval(*operands, transpose_rhs, preferred_element_type, **params):
+    *_, rhs, _, _, _, rows = operands
+    shape = (rows.shape[0], rhs.shape[1 if transpose_rhs else 2])
+    return GATHERED_NONCONTRACTING.unsharded_aval(operands, shape, preferred_element_type)
+
+
+def _gathered_reference(lhs, lhs_scale, *operands, **params):
+    *others, rows = operands
+    copies = (rows_or_zeros(x, rows) for x in (lhs, lhs_scale))
+    return scaled_reference.scaled_ragged_noncontracting(*copies, *others, **params)
+
+
+GATHERED_NONCONTRACTING = Op(
+    name="gathered_scaled_noncontracting",
+    operand_ranks=(2, 2, 3, 3, 1, 1, 1),
+    targets=(call.GATHERED_NONCONTRACTING,),
+    avals=_gathered_noncontracting_aval,
+    planner=plan.plan_gathered_noncontracting,
+    call=call.gathered_noncontracting,
+    reference=_gathered_reference,
 )
 
 
@@ -313,6 +352,15 @@ def _register_map(op: Op) -> None:
     op.def_batching(rule)
 
 
+def _batch_gathered(operands, dims, **params):
+    def one(lhs, lhs_scale, *operands):
+        *others, rows = operands
+        copies = (rows_or_zeros(x, rows) for x in (lhs, lhs_scale))
+        return scaled_ragged_noncontracting(*copies, *others, **params)
+
+    return jax.vmap(one, dims)(*operands), 0
+
+
 def _batch_each(operands, dims, **params):
     each = partial(_each, scaled_ragged_contracting, **params)
     return jax.vmap(each, dims)(*operands), [0, 0]
@@ -320,13 +368,14 @@ def _batch_each(operands, dims, **params):
 
 for _op in (NONCONTRACTING, CONTRACTING):
     _register_batching(_op)
+GATHERED_NONCONTRACTING.def_batching(_batch_gathered)
 PAIRED_CONTRACTING.def_batching(_batch_each)
 for _op in (ROWS, BLOCKS, JOINED, MATRIX_MAXIMA, CHANNELS):
     _register_folding(_op)
 RAGGED.def_batching(lambda operands, dims, **params: RAGGED.bind_batched(operands, dims, params))
 for _op in (GATHERED, COLUMN_MAXIMA):
     _register_map(_op)
-for _op in (NONCONTRACTING, CONTRACTING, PAIRED_CONTRACTING):
+for _op in (NONCONTRACTING, GATHERED_NONCONTRACTING, CONTRACTING, PAIRED_CONTRACTING):
     _op.has_no_derivative()
 for _op in (ROWS, BLOCKS, JOINED, RAGGED, GATHERED, COLUMN_MAXIMA, MATRIX_MAXIMA, CHANNELS):
     _op.has_no_derivative()

@@ -151,11 +151,29 @@ class Fp8Products:
         dtype: np.dtype,
     ) -> jax.Array:
         """rows [m, k] times weights [g, n, k] -> [m, n], for "forward" or "dgrad"."""
-        return primitive.scaled_ragged_noncontracting(
-            *rows,
-            *weights,
-            group_sizes,
-            offset,
+        params = self._product_params(which, dtype)
+        operands = (*rows, *weights, group_sizes, offset)
+        return primitive.scaled_ragged_noncontracting(*operands, **params)
+
+    def tokens_by_weights(
+        self,
+        which: Product,
+        tokens: Pair,
+        rows: jax.Array,
+        copied: Callable[[], Pair],
+        weights: Pair,
+        group_sizes: jax.Array,
+        offset: jax.Array,
+        dtype: np.dtype,
+    ) -> jax.Array:
+        """`rows_by_weights` of the tokens [T, k] with the numbers `rows` [m], int32: read where
+        they are, or as `copied`."""
+        params = self._product_params(which, dtype)
+        operands = (*tokens, *weights, group_sizes, offset, rows)
+        return primitive.gathered_scaled_noncontracting(*operands, copied=copied, **params)
+
+    def _product_params(self, which: Product, dtype: np.dtype) -> dict[str, Any]:
+        return dict(
             transpose_rhs=True,
             lhs_scaling=LHS_SCALING[self.recipe.scaling],
             rhs_scaling=RHS_SCALING[self.recipe.scaling],

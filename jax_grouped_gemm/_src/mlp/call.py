@@ -14,7 +14,7 @@ from jax_grouped_gemm._src.arrays import cdiv
 from jax_grouped_gemm._src.mlp.epilogue import Epilogue
 from jax_grouped_gemm._src.mlp.plan import MlpPlan
 from jax_grouped_gemm._src.mlp.problem import has_up, hidden_columns
-from jax_grouped_gemm._src.mlp.rows import on_rows
+from jax_grouped_gemm._src.mlp.rows import as_int32, on_rows
 from jax_grouped_gemm._src.ragged.call import limit
 
 GATED = "jax_grouped_gemm.gated_ragged_dot.v3"
@@ -57,7 +57,7 @@ def _activated(plan, given, factors, optional, results, activation) -> list[jax.
     """One call of a forward kernel, with those of the optional operands that are given."""
     optional = {name: given[name] for name in optional if name in given}
     if "rows" in optional:
-        optional["rows"] = _as_int32(optional["rows"], factors[0].shape[0])
+        optional["rows"] = as_int32(optional["rows"], factors[0].shape[0])
     if "weights" in given:
         optional["weights"] = given["weights"].astype(jnp.float32)
     function = -1 if activation is None else activation.function
@@ -126,7 +126,7 @@ def paired_weights(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
         given["x"] = on_rows(given["x"], given)
     x, d0, d1 = (given[name] for name in ("x", "d0", "d1"))
     in_place = plan.gather == "in place"
-    rows = _as_int32(given["rows"], x.shape[0]) if in_place else jnp.zeros(1, jnp.int32)
+    rows = as_int32(given["rows"], x.shape[0]) if in_place else jnp.zeros(1, jnp.int32)
     num_groups = plan.problem.params["num_groups"]
     gradient = jax.ShapeDtypeStruct((num_groups, x.shape[1], d0.shape[1]), x.dtype)
     workspace = jax.ShapeDtypeStruct((plan.workspace_bytes,), jnp.uint8)
@@ -174,14 +174,6 @@ def _call(
         **attributes,
     )
     return results
-
-
-def _as_int32(rows, num_tokens):
-    """Tokens of rows, which stay out of range if they are."""
-    if rows.dtype.itemsize < 4 or rows.dtype == jnp.int32:
-        return rows.astype(jnp.int32)
-    is_token = (rows >= 0) & (rows < num_tokens)
-    return jnp.where(is_token, rows, num_tokens).astype(jnp.int32)
 
 
 def _tile(plan) -> dict[str, np.int32]:

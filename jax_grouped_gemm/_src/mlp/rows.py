@@ -50,6 +50,14 @@ def on_rows(x: jax.Array, operands: Mapping[str, jax.Array]) -> jax.Array:
     return gather(x, operands["rows"], *more)
 
 
+def as_int32(rows: jax.Array, num_tokens: int) -> jax.Array:
+    """Numbers of tokens, which stay out of range if they are."""
+    if rows.dtype.itemsize < 4 or rows.dtype == jnp.int32:
+        return rows.astype(jnp.int32)
+    is_token = (rows >= 0) & (rows < num_tokens)
+    return jnp.where(is_token, rows, num_tokens).astype(jnp.int32)
+
+
 def copies(x: jax.Array, rows: jax.Array, inverse: jax.Array | None = None) -> jax.Array:
     """`gather` of what has no derivative, of any dtype: the bits of quantised tokens, or scales."""
     if inverse is None:

@@ -1,9 +1,10 @@
 """The MLP of experts in FP8, with a derivative of its own.
 
 Tokens are quantised before they are copied to the rows of their experts, so that half the bytes are
-copied, and scales with them; the same holds for the gradient of what is combined to tokens. Gate
-and up are one product forward and one backward. No operand of a product in FP8 is read from an
-array of more bits: the elementwise steps between products quantise what they compute.
+copied, and scales with them, or none where the product reads tokens in place; the same holds for
+the gradient of what is combined to tokens. Gate and up are one product forward and one backward. No
+operand of a product in FP8 is read from an array of more bits: the elementwise steps between
+products quantise what they compute.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from jax_grouped_gemm._src.mlp.fp8.hidden_op import (
 )
 from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp, quantize_experts
 from jax_grouped_gemm._src.mlp.reference import row_weights
-from jax_grouped_gemm._src.plan import current_tiles
+from jax_grouped_gemm._src.plan import Product, current_tiles
 from jax_grouped_gemm._src.ragged.reference import owned_rows, owned_window
 
 Operands = Mapping[str, Any]
@@ -84,10 +85,32 @@ class _Layer(Fp8Products):
         x = self.counted(x, owned)
         return self.quantize_rows(x, given["group_sizes"], dtype, plain=True)[0]
 
+    def tokens_by_experts(
+        self,
+        which: Product,
+        tokens: Pair,
+        given: Operands,
+        weights: Pair,
+        dtype: np.dtype,
+        *,
+        copied: bool,
+    ) -> jax.Array:
+        """Quantised tokens, or rows where they are not `copied`, times matrices of experts."""
+        indices = given["group_sizes"], given["group_offset"]
+        if not copied:
+            return self.rows_by_weights(which, tokens, weights, *indices, dtype)
+        return self.tokens_by_weights(
+            which,
+            tokens,
+            token_rows.as_int32(given["rows"], tokens.values.shape[0]),
+            functools.partial(self.copied, tokens, given),
+            weights,
+            *indices,
+            dtype,
+        )
+
     def copied(self, tokens: Pair, given: Operands) -> Pair:
         """Quantised tokens on the rows of their experts."""
-        if "rows" not in given:
-            return tokens
         copy = functools.partial(
             token_rows.copies, rows=given["rows"], inverse=given.get("inverse")
         )
@@ -234,12 +257,13 @@ def _forward(layer, given, quantized, tokens, *, for_gradient):
         )
     dtype = layer.dtype("projections")
     has_biases = "b0" in given or "b1" in given
-    projections = layer.rows_by_weights(
+    projections = layer.tokens_by_experts(
         "forward",
-        layer.copied(tokens, given),
+        tokens,
+        given,
         wi[1],
-        *indices,
         at_least_float32(dtype) if has_biases else dtype,
+        copied="rows" in given,
     )
     if has_biases:
         projections = _with_biases(layer, projections, given).astype(dtype)
@@ -273,10 +297,10 @@ def _mlp_backward(layer, kept, dy):
     if wo is None:
         dh = dy
     else:
-        rows = given if layer.combines else {}
-        tokens = layer.quantize_tokens(dy, given, gradient_dtype, copied=layer.combines)
-        dh = layer.rows_by_weights(
-            "dgrad", layer.copied(tokens, rows), wo, *indices, layer.dtype("projections")
+        copied = layer.combines
+        tokens = layer.quantize_tokens(dy, given, gradient_dtype, copied=copied)
+        dh = layer.tokens_by_experts(
+            "dgrad", tokens, given, wo, layer.dtype("projections"), copied=copied
         )
     weights = _weights_of_rows(layer, given, projections)
     gradients = layer.hidden_gradients(projections, dh, weights, given)

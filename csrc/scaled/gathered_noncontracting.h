@@ -1,0 +1,44 @@
+// The noncontracting product of FP8 operands of which rows of lhs are anywhere in memory
+// (sm90/gather.h), and their scales with them.
+#pragma once
+
+#include "scaled/noncontracting.h"
+#include "sm90/gather.h"
+
+namespace jgg::sm90 {
+
+template <class Config_>
+struct GatheredScaledNoncontracting : ScaledNoncontracting<Config_> {
+  using Base = ScaledNoncontracting<Config_>;
+  using Config = Config_;
+  static constexpr bool kGathersLhs = true;
+
+  struct Params : Base::Params {
+    GatheredRows rows;
+  };
+
+  __device__ static CUtensorMap const& gathered(Params const& params) { return params.lhs; }
+
+  // The number of row `i` of the tile, not of a token if there is no such row.
+  __device__ static int token_of(Params const& params, WorkTile const& work, int i) {
+    int const in_group = work.m + i;
+    return params.rows.row(in_group < work.extent ? params.rows.of[work.begin + in_group] : -1);
+  }
+
+  // Where the scales of a row are of which the number is known, null if there is no such row.
+  __device__ static float const* scales_of(Params const& params, int row) {
+    bool const exists = unsigned(row) < unsigned(params.rows.tokens);
+    RowScales const& lhs = params.lhs_scales;
+    return exists ? lhs.data + int64_t(row) * lhs.row_stride : nullptr;
+  }
+
+  static cudaError_t make_params(ScaledArguments const& a, Params& params) {
+    cudaError_t const status = Base::make_params(a, params);
+    if (status != cudaSuccess) return status;
+    if (!a.rows.of || !params.wide_scales) return cudaErrorInvalidConfiguration;
+    params.rows = a.rows;
+    return encode_rows(&params.lhs, view_bytes(a.lhs), a.rows.tokens, a.k);
+  }
+};
+
+}  // namespace jgg::sm90

@@ -1,0 +1,129 @@
+// FP8 kernels of which rows of lhs lie anywhere in memory (gather.h): who loads those, and the
+// scales of the same rows.
+//
+// Clusters share weights, as they do without: loads from L2 are what a step waits for, and with
+// rows shared instead there are a quarter more of them. So each CTA loads all 128 of its rows, in
+// boxes for which two warps are too few. The two that bring scales load 48 each, the one that loads
+// weights 32.
+#pragma once
+
+#include "sm90/gather.h"
+#include "sm90/mainloop/scaled_config.h"
+#include "sm90/scales/wide.h"
+#include "sm90/tma/load.h"
+
+namespace jgg::sm90 {
+
+template <class Storage>
+struct GatheringStorage : Storage {
+  alignas(16) int rows[2 * kScaleThreads];
+};
+
+// Of the 64 rows of a tile's second half, warp i of those that bring scales loads this many, from
+// row 64 + 32 i on. As many that follow are left to the warp that loads weights.
+constexpr int kRowsBesideScales = kWarpSize / 2;
+
+// Rows from `first` on of a stage, by one thread.
+template <class Problem, int kRows, class Shared, class Stage>
+__device__ __forceinline__ void load_rows_of_stage(typename Problem::Params const& params,
+                                                   Shared& shared, Stage const& at, int first,
+                                                   int step) {
+  constexpr int kBatch = 8;  // no registers are left for more
+  load_rows<Problem, kBatch, /*kMulticast=*/false, kRows>(
+      Problem::gathered(params), cute::cast_smem_ptr_to_uint(&shared.rows[first]),
+      cute::cast_smem_ptr_to_uint(shared.full[at.stage].address()),
+      cute::cast_smem_ptr_to_uint(shared.lhs[at.stage]) + first * kRowBytes,
+      step * Problem::Config::kTileK);
+}
+
+// Does a tile have rows of its second half? If not, those are not waited for.
+template <class Problem>
+__device__ bool has_both_halves(typename Problem::Params const& params, WorkTile const& work) {
+  return Problem::rows_left(params, work) > kRowsPerConsumer;
+}
+
+// The warp that loads weights.
+template <class Problem, class Shared, class Stage>
+__device__ void load_weights_and_rows(typename Problem::Params const& params, WorkTile const& work,
+                                      Shared& shared, Stage& stage, int rank) {
+  using Config = typename Problem::Config;
+  int const lane = threadIdx.x % kWarpSize, own = lane / kRowsBesideScales;
+  int const first = kRowsPerConsumer + kRowsBesideScales;  // and from first + kWarpSize on
+  if (work.k_tiles > 0) {
+    int const row = first + own * kWarpSize + lane % kRowsBesideScales;
+    shared.rows[row] = Problem::token_of(params, work, row);
+  }
+  __syncwarp();
+  if (cute::elect_one_sync()) {
+    bool const both = has_both_halves<Problem>(params, work);
+    unsigned const bytes = Config::kRhsBytes + Config::kLhsBytes / (both ? 1 : 2);
+    auto at = stage;
+    for (int step = 0; step < work.k_tiles; ++step, ++at) {
+      shared.empty[at.stage].wait(at.phase ^ 1);
+      Barrier& full = shared.full[at.stage];
+      full.arrive_and_expect_tx(bytes);
+      BoxLoader<Config::kCluster> const loader(full.address(), rank);
+      Problem::load_rhs(params, work, step, loader, shared.rhs[at.stage],
+                        work.share == Share::kRhs);
+      if (!both) continue;
+      load_rows_of_stage<Problem, kRowsBesideScales>(params, shared, at, first, step);
+      load_rows_of_stage<Problem, kRowsBesideScales>(params, shared, at, first + kWarpSize, step);
+    }
+  }
+  stage += work.k_tiles;
+}
+
+// The warps that bring scales.
+template <class Problem, class Shared, class Stage>
+__device__ void bring_scales_and_rows(typename Problem::Params const& params, WorkTile const& work,
+                                      Shared& shared, Stage& stage) {
+  using Config = typename Problem::Config;
+  constexpr int kRows = 2, kSteps = WideScales<Config>::kSteps;
+  static_assert(Config::kTileM == kRows * kScaleThreads && kRowsPerConsumer == kScaleThreads);
+  if (work.k_tiles == 0) return;  // rows of no group, which have no scales of rhs
+  int const thread = threadIdx.x % kScaleThreads;
+  int row[kRows];
+#pragma unroll
+  for (int i = 0; i < kRows; ++i) {
+    row[i] = Problem::token_of(params, work, thread + i * kScaleThreads);
+    bool const loads = i == 0 || thread % kWarpSize < kRowsBesideScales;
+    if (loads) shared.rows[thread + i * kScaleThreads] = row[i];
+  }
+  __syncwarp();
+  float const* const columns = Problem::own_rhs_scales(params, work);
+  bool const both = has_both_halves<Problem>(params, work);
+  int const first = thread / kWarpSize * kWarpSize;
+  float4 scales[kRows];
+#pragma unroll 1
+  for (int step = 0; step < work.k_tiles; ++step, ++stage) {
+    // All that comes from far is asked for before rows are, and waited for afterwards.
+    if (step % kSteps == 0) {
+#pragma unroll
+      for (int i = 0; i < kRows; ++i) {
+        float const* const from = Problem::scales_of(params, row[i]);
+        scales[i] = from ? __ldg(reinterpret_cast<float4 const*>(from + step)) : float4{};
+      }
+    }
+    float const column = columns ? __ldg(columns + step * params.rhs_scales.block_stride) : 1.0f;
+    shared.empty[stage.stage].wait(stage.phase ^ 1);
+    if (cute::elect_one_sync()) {
+      load_rows_of_stage<Problem, kWarpSize>(params, shared, stage, first, step);
+      if (both) {
+        load_rows_of_stage<Problem, kRowsBesideScales>(params, shared, stage,
+                                                       kRowsPerConsumer + first, step);
+      }
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kRows; ++i) {
+      shared.lhs_scales[stage.stage][thread + i * kScaleThreads] =
+          of_step(scales[i], step % kSteps);
+    }
+    if (thread < Config::kRhsScales) shared.rhs_scales[stage.stage][thread] = column;
+    // CUTLASS's arrival at a barrier does not keep the compiler from moving these past it.
+    asm volatile("" ::: "memory");
+    shared.scales_full[stage.stage].arrive();
+  }
+}
+
+}  // namespace jgg::sm90
