@@ -145,7 +145,8 @@ def _fastest_ms(case: Mapping, *peers: str) -> float:
 
 def losses() -> plt.Figure:
     """Training losses in bf16 and in FP8 of one seed, and their ratios of all; smoothed."""
-    found = sorted(quotes.cases("training").values(), key=lambda case: case["seed"])
+    cases = quotes.cases("training").values()
+    found = sorted((x for x in cases if x["recipe"] == "blockwise"), key=lambda x: x["seed"])
     figure, (curves, ratios) = plt.subplots(1, 2, figsize=(WIDTH, 3.6), layout="constrained")
     for case, color in zip(found, PALETTE, strict=False):
         runs = (case["peers"][peer]["run"]["curve"] for peer in ("ours_bf16", "ours"))

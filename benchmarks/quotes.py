@@ -372,8 +372,9 @@ QUOTES: dict[str, Callable[[], str]] = {
         first_page.stock_example, first_page.products, memory, float32,
         float32_speedups, fp8, fp8_range, fp8_rest, lists, lists_example, updates,
         wide_updates, updates_at_8192, cutlass_updates, loop_shortfall, tf32_shortfall,
-        layers.layers, layers.layers_fp8_range, layers.layers_quack, layers.layers_decode,
-        layers.step, layers.expert_parallel, layers.training, layers.training_columns,
+        layers.layers, layers.layers_fp8_range, layers.layers_recipes, layers.layers_quack,
+        layers.layers_decode, layers.step, layers.expert_parallel, layers.training,
+        layers.training_steps,
         quotes_h100.h100, quotes_h100.h100_products, quotes_h100.h100_layers,
     )
 }  # fmt: skip

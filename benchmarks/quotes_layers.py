@@ -56,6 +56,21 @@ def fp8_gain(name: str, recipe: str, when: str) -> float:
     return case("layers_fp8", f"{name}/moe_step")["ratios"][f"fp8_{recipe}{when}"] ** -1
 
 
+def layers_recipes() -> str:
+    """What each recipe gains over bfloat16, weights quantised before, and in the step."""
+    recipes = ("blockwise", "rowwise", "rowwise_fast", "tensorwise")
+    rows = []
+    for name in layer_names("layers_recipes"):
+        ratios = case("layers_recipes", f"{name}/moe_step")["ratios"]
+        gains = (
+            ", ".join(f"{1 / ratios[f'fp8_{recipe}{when}']:.2f}" for when in ("_quantized", ""))
+            for recipe in recipes
+        )
+        rows.append([f"`{name}`", *gains])
+    named = ("`blockwise()`", "`rowwise()`", "`rowwise(fast_accumulation=True)`", "`tensorwise()`")
+    return table(["times bf16's speed", *named], rows)
+
+
 def layers_fp8_range() -> str:
     """What the default recipe gains, weights quantised before."""
     gains = [fp8_gain(name, "blockwise", "_quantized") for name in layer_names("layers_fp8")]
@@ -111,17 +126,17 @@ def expert_parallel() -> str:
 
 
 def training() -> str:
-    """FP8's held-out loss over bf16's, seed by seed."""
-    *first, last = loss_ratios("training")
-    return f"{', '.join(first)} and {last} times"
+    """FP8's held-out loss over bf16's, by recipe and seed."""
+    found = sorted(cases("training").values(), key=lambda case: case["seed"])
+    by_recipe: dict[str, list[str]] = {}
+    for one in found:
+        by_recipe.setdefault(one["recipe"], []).append(f"{one['loss_ratio']:.3f}")
+    seeds = dict.fromkeys(f"seed {one['seed']}" for one in found)
+    rows = [[f"`Recipe.{name}()`", *ratios] for name, ratios in by_recipe.items()]
+    return table(["FP8's held-out loss over bf16's", *seeds], rows)
 
 
-def training_columns() -> str:
-    """The same where weight gradients scale tokens by column."""
-    return f"{', '.join(loss_ratios('training_columns'))} times"
-
-
-def loss_ratios(topic: str) -> list[str]:
-    """Of a topic's records, by seed."""
-    found = sorted(cases(topic).values(), key=lambda case: case["seed"])
-    return [f"{case['loss_ratio']:.3f}" for case in found]
+def training_steps() -> str:
+    """How long it was trained."""
+    (steps,) = {one["steps"] for one in cases("training").values()}
+    return str(steps)

@@ -70,6 +70,8 @@ def complete(options: argparse.Namespace) -> None:
         options.workers = min(options.workers, 1)
     if options.compile_only and options.programs is None:
         raise ValueError("--compile-only needs --programs, the folder that keeps them")
+    if options.programs is not None and not options.workers:
+        raise ValueError("--workers 0 compiles what it measures, and reads nothing of --programs")
 
 
 def labels(options: argparse.Namespace) -> list[tuple[str, int]]:

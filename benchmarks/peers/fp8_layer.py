@@ -14,7 +14,10 @@ from benchmarks.peers.ours import kernels_unavailable_reason
 RECIPES = {
     "blockwise": jgg.Recipe.blockwise(),
     "blockwise_bf16_wgrad": jgg.Recipe.blockwise(wgrad="bf16"),
+    "rowwise": jgg.Recipe.rowwise(),
+    "rowwise_fast": jgg.Recipe.rowwise(fast_accumulation=True),
     "rowwise_bf16_wgrad": jgg.Recipe.rowwise(wgrad="bf16"),
+    "tensorwise": jgg.Recipe.tensorwise(),
     "tensorwise_bf16_wgrad": jgg.Recipe.tensorwise(wgrad="bf16"),
 }
 TOLERANCE = 0.1
