@@ -64,6 +64,32 @@ class TestForward:
         copies = re.findall(r"= (\w+)\[\S+ custom-call.*dispatch_rows", program.hlo)
         assert sorted(copies) == ["f32", "f8e4m3fn"]
 
+    @pytest.mark.parametrize(
+        "tokens, copies", [(1, ["bf16"]), (16, ["bf16"]), (128, ["f32", "f8e4m3fn"])]
+    )
+    def test_few_tokens(self, tokens, copies, h200):
+        """A kernel for each step, and one of XLA's for the tokens and weights of rows."""
+        operands = array((tokens, 2048), BF16), array((tokens, 128), F32)
+        up, down = array((128, 2048, 768), BF16), array((128, 768, 2048), BF16)
+        quantized = jax.eval_shape(jgg.quantize_mlp, up, up, down)
+        leaves, tree = jax.tree.flatten(quantized)
+
+        def run(x, logits, experts, weights, *rest):
+            routing = moe.Routing(logits, experts, weights)
+            options = dict(recipe=jgg.Recipe(), quantized=tree.unflatten(rest[3:]))
+            return moe.dropless_mlp(x, routing, *rest[:3], **options)
+
+        routing = array((tokens, 8), jnp.int32), array((tokens, 8), F32)
+        program = h200.compile(run, *operands, *routing, up, up, down, *leaves)
+        found = re.findall(r"= (\w+)\[\S+ custom-call.*dispatch_rows", program.hlo)
+        assert sorted(found) == copies
+        once = "sort_by_expert", "quantize_rows", "quantize_hidden", "combine_rows"
+        wanted = dict.fromkeys(once, 1) | dict(
+            scaled_ragged_noncontracting=2, dispatch_rows=len(copies)
+        )
+        assert program.kernels == wanted
+        assert len([i for i in program.entry if i.opcode not in FREE]) == 1
+
 
 class TestGradients:
     def test_nothing_is_quantised_for_the_gradients_of_weights(self, h200):

@@ -112,6 +112,36 @@ class TestQuantisedOperands:
             assert 1e-5 < fp8_oracle.cosine_distance(found, want) < 4e-3
 
 
+class TestFewRows:
+    """Tokens are copied to rows before they are quantised."""
+
+    @EVERY_RECIPE
+    def test_every_product(self, recipe, rng):
+        one = case(rng, tokens=11)
+        dy = cotangent(one, rng)
+        got = one.value_and_gradients(dy, recipe=recipe)
+        for found, want in zip(got, fp8_mlp.layer(one, recipe, "silu", dy), strict=True):
+            assert fp8_oracle.relative_error(found, want) < 2e-3
+
+    @EVERY_RECIPE
+    def test_the_order_makes_no_difference(self, recipe, rng, monkeypatch):
+        """Bit for bit, with tokens that nobody reads, rows without a token, and experts that are
+        not here."""
+        one = case(rng, tokens=11, offset=1, local=2)
+        here = np.concatenate([np.arange(*window) for window in one.windows])
+        one.rows[one.rows == 3] = 5
+        one.rows[[2, 9]] = -1, len(one.x)
+        x, weights = one.x.copy(), one.weights.copy()
+        one.x[3] = np.nan
+        one.weights[np.setdiff1d(np.arange(len(one.rows)), here)] = np.nan
+        got = np.asarray(one.run(jgg.ragged_mlp, *one.factors, recipe=recipe))
+        monkeypatch.setattr("jax_grouped_gemm._src.fp8.plan.COPIED_FIRST", 0)
+        one.x, one.weights = x, weights
+        want = np.asarray(one.run(jgg.ragged_mlp, *one.factors, recipe=recipe))
+        np.testing.assert_array_equal(got, want)
+        assert np.isfinite(got).all() and got[here].any()
+
+
 class TestQuantizedWeights:
     @EVERY_RECIPE
     def test_give_the_same_bits(self, recipe, rng):

@@ -2,7 +2,8 @@
 
 Tokens are quantised before they are copied to the rows of their experts, so that half the bytes are
 copied, and scales with them, or none where the product reads tokens in place; the same holds for
-the gradient of what is combined to tokens. Gate and up are one product forward and one backward. No
+the gradient of what is combined to tokens. Few tokens are copied first, which is a kernel fewer.
+Gate and up are one product forward and one backward. No
 operand of a product in FP8 is read from an array of more bits: the elementwise steps between
 products quantise what they compute.
 """
@@ -26,6 +27,7 @@ from jax_grouped_gemm._src.arrays import align_varying, at_least_float32, vary_o
 from jax_grouped_gemm._src.autodiff import once_differentiable
 from jax_grouped_gemm._src.fp8 import primitive, reference
 from jax_grouped_gemm._src.fp8.formats import Pair
+from jax_grouped_gemm._src.fp8.plan import copies_first
 from jax_grouped_gemm._src.fp8.products import FP8_LHS, FP8_RHS, Fp8Products, named, narrow
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.mlp import rows as token_rows
@@ -244,10 +246,13 @@ def _mlp(
 def _forward(layer, given, quantized, tokens, *, for_gradient):
     """The result; projections; and the matrices for the gradients of rows."""
     indices = given["group_sizes"], given["group_offset"]
+    x, copied = given["x"], "rows" in given
     if tokens is None:
-        tokens = layer.quantize_tokens(
-            given["x"], given, layer.recipe.forward_dtype, copied="rows" in given
-        )
+        if copied and copies_first(
+            given["rows"].shape[0], x.shape[1], given["group_sizes"].shape[0]
+        ):
+            x, copied = token_rows.on_rows(x, given), False
+        tokens = layer.quantize_tokens(x, given, layer.recipe.forward_dtype, copied=copied)
     wi, wo = _matrices(layer, given, quantized, for_gradient)
     if for_gradient:
         tokens, wi, wo = (
@@ -263,14 +268,16 @@ def _forward(layer, given, quantized, tokens, *, for_gradient):
         given,
         wi[1],
         at_least_float32(dtype) if has_biases else dtype,
-        copied="rows" in given,
+        copied=copied,
     )
     if has_biases:
         projections = _with_biases(layer, projections, given).astype(dtype)
     if for_gradient:
         # Both in one array, so that a policy with either name keeps it.
         projections = checkpoint_name(checkpoint_name(projections, GATE), UP)
-    weights = _weights_of_rows(layer, given, projections)
+    # The product with wo takes no row that nobody owns, but one scale of all rows is theirs too.
+    is_taken = wo is not None and layer.recipe.scaling != "tensorwise"
+    weights = _weights_of_rows(layer, given, projections, masked=not is_taken)
     if wo is None:
         y = layer.hidden_layer.hidden(projections, weights)
     else:
@@ -356,10 +363,12 @@ def _matrices(layer, given, quantized, for_gradient):
     return quantize_experts(layer, given["wi_0"], given.get("wi_1"), wo, **forms)
 
 
-def _weights_of_rows(layer, given, projections):
-    owned = owned_rows(
-        given["group_sizes"], given["group_offset"], layer.num_experts, projections.shape[0]
-    )
+def _weights_of_rows(layer, given, projections, *, masked=True):
+    """Ones by default, and zero in rows that nobody owns unless those need not be `masked`."""
+    num_rows = projections.shape[0]
+    owned = jnp.ones(num_rows, bool)
+    if masked:
+        owned = owned_rows(given["group_sizes"], given["group_offset"], layer.num_experts, num_rows)
     return row_weights(given.get("weights"), owned, projections)
 
 
