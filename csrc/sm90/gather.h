@@ -29,9 +29,10 @@ constexpr bool kGathersLhs = requires { requires Problem::kGathersLhs; };
 template <class Problem>
 constexpr int kGatheringWarps = kGathersLhs<Problem> ? 2 : 0;
 
-// Loads a warp's boxes to rows of shared memory that follow one another, from the rows of memory
-// whose numbers are in shared memory at `rows`, kBatch of which are in registers at a time.
-template <class Problem, int kBatch = 16, bool kMulticast = true, int kRows = kWarpSize>
+// Loads kRows boxes to rows of shared memory that follow one another, in each of kCtas CTAs, from
+// the rows of memory whose numbers are in shared memory at `rows`, kBatch of which are in registers
+// at a time.
+template <int kCtas, int kRows = kWarpSize, int kBatch = 16>
 __device__ __forceinline__ void load_rows(CUtensorMap const& from, uint32_t rows, uint32_t full,
                                           uint32_t to, int column) {
 #pragma unroll
@@ -45,12 +46,7 @@ __device__ __forceinline__ void load_rows(CUtensorMap const& from, uint32_t rows
     }
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
-      uint32_t const to_row = to + (first + i) * kRowBytes;
-      if constexpr (kMulticast) {
-        multicast_row<Problem::Config::kCluster>(from, full, to_row, column, row[i]);
-      } else {
-        load_row(from, full, to_row, column, row[i]);
-      }
+      load_row<kCtas>(from, full, to + (first + i) * kRowBytes, column, row[i]);
     }
   }
 }
@@ -80,7 +76,8 @@ __device__ void gather_rows(typename Problem::Params const& params, Shared& shar
         if (!has_rows) continue;
         uint32_t const full = cute::cast_smem_ptr_to_uint(shared.full[at.stage].address());
         uint32_t const to = cute::cast_smem_ptr_to_uint(shared.lhs[at.stage]) + in_tile * kRowBytes;
-        load_rows<Problem>(Problem::gathered(params), rows, full, to, step * Config::kTileK);
+        load_rows<Config::kCluster>(Problem::gathered(params), rows, full, to,
+                                    step * Config::kTileK);
       }
     }
     stage += work.k_tiles;
@@ -121,12 +118,12 @@ __device__ void gather_contracted_rows(typename Problem::Params const& params, S
       if (cute::elect_one_sync()) {
         shared.empty[stage.stage].wait(stage.phase ^ 1);
         if (has_columns) {
-          load_rows<Problem>(Problem::gathered(params), rows,
-                             cute::cast_smem_ptr_to_uint(shared.full[stage.stage].address()),
-                             cute::cast_smem_ptr_to_uint(shared.lhs[stage.stage]) +
-                                 rank_in_cluster<Config>() * Config::kLhsBoxBytes +
-                                 first_row * kRowBytes,
-                             work.m + in_tile());
+          load_rows<Config::kCluster>(
+              Problem::gathered(params), rows,
+              cute::cast_smem_ptr_to_uint(shared.full[stage.stage].address()),
+              cute::cast_smem_ptr_to_uint(shared.lhs[stage.stage]) +
+                  rank_in_cluster<Config>() * Config::kLhsBoxBytes + first_row * kRowBytes,
+              work.m + in_tile());
         }
       }
       __syncwarp();

@@ -51,6 +51,27 @@ def compiled(h200, function, quantized=None, **options):
     return h200.compile(run, X, LOGITS, *MATRICES, *leaves)
 
 
+def compiled_with_routing(h200, tokens, embed, hidden, experts, top_k, *, with_gradients=False):
+    """A layer whose tokens are routed and whose weights are quantised before."""
+    up, down = array((experts, embed, hidden), BF16), array((experts, hidden, embed), BF16)
+    leaves, tree = jax.tree.flatten(jax.eval_shape(jgg.quantize_mlp, up, up, down))
+
+    def run(x, experts, logits, weights, wi_0, wi_1, wo, dy, *leaves):
+        def of(x, weights, wi_0, wi_1, wo):
+            options = dict(recipe=jgg.Recipe(), quantized=tree.unflatten(leaves))
+            routing = moe.Routing(logits, experts, weights)
+            return moe.dropless_mlp(x, routing, wi_0, wi_1, wo, **options)
+
+        if not with_gradients:
+            return of(x, weights, wi_0, wi_1, wo)
+        y, vjp = jax.vjp(of, x, weights, wi_0, wi_1, wo)
+        return y, vjp(dy)
+
+    x, logits = array((tokens, embed), BF16), array((tokens, experts), F32)
+    routing = array((tokens, top_k), jnp.int32), logits, array((tokens, top_k), F32)
+    return h200.compile(run, x, *routing, up, up, down, x, *leaves)
+
+
 def kernels(program, *names):
     return {name: program.kernels[name] for name in names}
 
@@ -69,18 +90,7 @@ class TestForward:
     )
     def test_few_tokens(self, tokens, copies, h200):
         """A kernel for each step, and one of XLA's for the tokens and weights of rows."""
-        operands = array((tokens, 2048), BF16), array((tokens, 128), F32)
-        up, down = array((128, 2048, 768), BF16), array((128, 768, 2048), BF16)
-        quantized = jax.eval_shape(jgg.quantize_mlp, up, up, down)
-        leaves, tree = jax.tree.flatten(quantized)
-
-        def run(x, logits, experts, weights, *rest):
-            routing = moe.Routing(logits, experts, weights)
-            options = dict(recipe=jgg.Recipe(), quantized=tree.unflatten(rest[3:]))
-            return moe.dropless_mlp(x, routing, *rest[:3], **options)
-
-        routing = array((tokens, 8), jnp.int32), array((tokens, 8), F32)
-        program = h200.compile(run, *operands, *routing, up, up, down, *leaves)
+        program = compiled_with_routing(h200, tokens, 2048, 768, 128, 8)
         found = re.findall(r"= (\w+)\[\S+ custom-call.*dispatch_rows", program.hlo)
         assert sorted(found) == copies
         once = "sort_by_expert", "quantize_rows", "quantize_hidden", "combine_rows"
@@ -112,6 +122,12 @@ class TestGradients:
         calls = [i.text for i in program.calls if i.kernel == "quantize_gathered"]
         tokens, embed = X.shape
         assert [f"u8[{tokens},{embed}]" in text for text in calls] == [True, True]
+
+    def test_xla_adds_no_more_than_scales_and_sums(self, h200):
+        """Tokens and weights of rows; what a column's blocks have in common, and its scale, of two
+        operands; the sum of a row's weight, and that of its pair."""
+        program = compiled_with_routing(h200, 16 * T, D, F, E, K, with_gradients=True)
+        assert len([i for i in program.entry if i.opcode not in FREE]) == 7
 
     def test_weights_are_quantised_once(self, h200):
         program = compiled(h200, gradients)

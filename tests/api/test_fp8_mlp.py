@@ -277,6 +277,28 @@ class TestSemantics:
             assert fp8_oracle.cosine_distance(x, y) < 4e-3
             np.testing.assert_array_equal(x, same)
 
+    @EVERY_RECIPE
+    @pytest.mark.parametrize("biases", [False, True])
+    def test_hidden_of_rows_that_no_group_owns(self, recipe, biases, rng):
+        one = case(rng, with_rows=False, sizes=np.array([30, 0, 50, 40], np.int32))
+        b = tuple(jnp.asarray(rng.standard_normal((4, 136)), F32) for _ in range(2))
+        dh = rng.standard_normal((len(one.x), 136)).astype(np.float32)
+
+        def all_of():
+            def hidden(x, wi_0, wi_1, weights, biases):
+                options = dict(weights=weights, biases=biases, recipe=recipe)
+                return jgg.gated_ragged_dot(x, wi_0, wi_1, one.sizes, **options)
+
+            factors = one.x, one.wi_0, one.wi_1, one.weights, b if biases else None
+            y, vjp = jax.vjp(hidden, *factors)
+            return jax.tree.leaves((y, vjp(jnp.asarray(dh))))
+
+        one.x[120:], one.weights[120:], dh[120:] = 0, 0, 0
+        clean = all_of()
+        one.x[120:], one.weights[120:], dh[120:] = np.nan, np.nan, np.nan
+        for x, want in zip(all_of(), clean, strict=True):
+            np.testing.assert_array_equal(x, want)
+
     @pytest.mark.parametrize("recipe", OTHERS)
     def test_products_of_rows_in_bf16(self, recipe, rng):
         one = case(rng)

@@ -29,11 +29,11 @@ __device__ __forceinline__ void load_rows_of_stage(typename Problem::Params cons
                                                    Shared& shared, Stage const& at, int first,
                                                    int step) {
   constexpr int kBatch = 8;  // no registers are left for more
-  load_rows<Problem, kBatch, /*kMulticast=*/false, kRows>(
-      Problem::gathered(params), cute::cast_smem_ptr_to_uint(&shared.rows[first]),
-      cute::cast_smem_ptr_to_uint(shared.full[at.stage].address()),
-      cute::cast_smem_ptr_to_uint(shared.lhs[at.stage]) + first * kRowBytes,
-      step * Problem::Config::kTileK);
+  load_rows<1, kRows, kBatch>(Problem::gathered(params),
+                              cute::cast_smem_ptr_to_uint(&shared.rows[first]),
+                              cute::cast_smem_ptr_to_uint(shared.full[at.stage].address()),
+                              cute::cast_smem_ptr_to_uint(shared.lhs[at.stage]) + first * kRowBytes,
+                              step * Problem::Config::kTileK);
 }
 
 // Does a tile have rows of its second half? If not, those are not waited for.

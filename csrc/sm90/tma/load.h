@@ -75,28 +75,27 @@ class BoxLoader {
   uint64_t hint_;
 };
 
-// Loads a box of one row to the same place in all CTAs of the cluster. Coordinates and addresses
-// are four uniform registers, as few as can be: what limits such boxes is how soon those of the
-// next one are free, and with a third coordinate and a hint to L2 each took 50 cycles.
-template <int kCluster>
-__device__ __forceinline__ void multicast_row(CUtensorMap const& descriptor, uint32_t barrier,
-                                              uint32_t to, int column, int row) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      ".multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;"
-      :
-      : "r"(to), "l"(&descriptor), "r"(barrier), "r"(column), "r"(row),
-        "h"(uint16_t((1 << kCluster) - 1)));
-}
-
-// The same into this CTA alone.
+// Loads a box of one row to the same place in the `kCtas` first CTAs of the cluster, or into this
+// one alone. Coordinates and addresses are four uniform registers, as few as can be: what limits
+// such boxes is how soon those of the next one are free, and with a third coordinate and a hint to
+// L2 each took 50 cycles.
+template <int kCtas>
 __device__ __forceinline__ void load_row(CUtensorMap const& descriptor, uint32_t barrier,
                                          uint32_t to, int column, int row) {
-  asm volatile(
-      "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
-      " [%0], [%1, {%3, %4}], [%2];"
-      :
-      : "r"(to), "l"(&descriptor), "r"(barrier), "r"(column), "r"(row));
+  if constexpr (kCtas == 1) {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        " [%0], [%1, {%3, %4}], [%2];"
+        :
+        : "r"(to), "l"(&descriptor), "r"(barrier), "r"(column), "r"(row));
+  } else {
+    asm volatile(
+        "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+        ".multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;"
+        :
+        : "r"(to), "l"(&descriptor), "r"(barrier), "r"(column), "r"(row),
+          "h"(uint16_t((1 << kCtas) - 1)));
+  }
 }
 
 }  // namespace jgg::sm90

@@ -69,15 +69,18 @@ class _Layer(Fp8Products):
     def dtype(self, name: str) -> np.dtype:
         return dict(self.dtypes)[name]
 
+    def owned_rows(self, given: Operands, num_rows: int) -> jax.Array:
+        """Which rows the experts here own: booleans [num_rows]."""
+        indices = given["group_sizes"], given["group_offset"]
+        return owned_rows(*indices, self.num_experts, num_rows)
+
     def quantize_tokens(
         self, x: jax.Array, given: Operands, dtype: DTypeLike, *, copied: bool
     ) -> Pair:
         """Tokens, or rows where they are not `copied`, as an operand of a product of rows."""
 
         def owned():
-            num_rows = given["rows"].shape[0] if copied else x.shape[0]
-            indices = given["group_sizes"], given["group_offset"]
-            owned = owned_rows(*indices, self.num_experts, num_rows)
+            owned = self.owned_rows(given, given["rows"].shape[0] if copied else x.shape[0])
             if not copied:
                 return owned
             tokens = jnp.where(owned, given["rows"], x.shape[0])
@@ -134,7 +137,8 @@ class _Layer(Fp8Products):
             return token_rows.gather(x, given["rows"], given.get("inverse")) if copied else x
         sizes, offset = given["group_sizes"], given["group_offset"]
         if copied:
-            rows, window = given["rows"], jnp.array([0, x.shape[0]])
+            # From -1, since XLA takes [0, n] for multiples of an iota and computes them.
+            rows, window = given["rows"], jnp.array([-1, x.shape[0]])
         else:
             # Rows of no local expert have no say in the scales.
             window = jnp.stack(owned_window(sizes, offset, self.num_experts, x.shape[0]))
@@ -275,9 +279,7 @@ def _forward(layer, given, quantized, tokens, *, for_gradient):
     if for_gradient:
         # Both in one array, so that a policy with either name keeps it.
         projections = checkpoint_name(checkpoint_name(projections, GATE), UP)
-    # The product with wo takes no row that nobody owns, but one scale of all rows is theirs too.
-    is_taken = wo is not None and layer.recipe.scaling != "tensorwise"
-    weights = _weights_of_rows(layer, given, projections, masked=not is_taken)
+    weights = _weights_of_rows(layer, given, projections)
     if wo is None:
         y = layer.hidden_layer.hidden(projections, weights)
     else:
@@ -313,7 +315,10 @@ def _mlp_backward(layer, kept, dy):
     gradients = layer.hidden_gradients(projections, dh, weights, given)
     num_rows = projections.shape[0]
     if "weights" in given:
-        cotangents["weights"] = gradients.weights.astype(given["weights"].dtype)
+        dweights = gradients.weights
+        if wo is None:  # then dh is what a caller has, in rows that nobody owns too
+            dweights = jnp.where(layer.owned_rows(given, num_rows), dweights, 0)
+        cotangents["weights"] = dweights.astype(given["weights"].dtype)
 
     def rows_gradient(projections):
         dx = layer.rows_by_weights("dgrad", projections, wi, *indices, layer.dtype("x"))
@@ -363,12 +368,16 @@ def _matrices(layer, given, quantized, for_gradient):
     return quantize_experts(layer, given["wi_0"], given.get("wi_1"), wo, **forms)
 
 
-def _weights_of_rows(layer, given, projections, *, masked=True):
-    """Ones by default, and zero in rows that nobody owns unless those need not be `masked`."""
+def _weights_of_rows(layer, given, projections):
+    """Ones by default, and zero in rows that nobody owns, if those matter.
+
+    No product takes such a row. But without wo they are a result, one scale of all rows is theirs
+    too, and biases have gradients that are no products.
+    """
     num_rows = projections.shape[0]
-    owned = jnp.ones(num_rows, bool)
-    if masked:
-        owned = owned_rows(given["group_sizes"], given["group_offset"], layer.num_experts, num_rows)
+    matter = "wo" not in dict(layer.dtypes) or layer.recipe.scaling == "tensorwise"
+    matter = matter or bool(given.keys() & {"b0", "b1"})
+    owned = layer.owned_rows(given, num_rows) if matter else jnp.ones(num_rows, bool)
     return row_weights(given.get("weights"), owned, projections)
 
 
