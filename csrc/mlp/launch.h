@@ -20,7 +20,7 @@ using GradientTiles =
     TileTable<Tile<128, 192, 2, KernelKind::kPingpong>, Tile<128, 128, 2, KernelKind::kPingpong>>;
 
 // lhs [m, k] is contiguous along K, and so is rhs [g, n, k]; rhs [g, k, n] is along N.
-template <ElementType kType, cute::GMMA::Major kRhsMajor, class Tiles = sm90::NoncontractingTiles,
+template <ElementType kType, cute::GMMA::Major kRhsMajor, class Tiles = TileTable<sm90::WideTile>,
           class Function>
 cudaError_t with_config(TileConfig config, Function function) {
   return with_constants(

@@ -19,7 +19,7 @@ cudaError_t weight_gradients_of(TileConfig config, WeightGradientArguments const
         using Cut = sm90::CutContracting<Whole>;
         return sm90::launch_contracting<Whole, Cut>(arguments, stream);
       },
-      OneTileOf<TileTable<sm90::CutTile>>{config}, Flag{arguments.rows != nullptr});
+      OneTileOf<TileTable<sm90::WideTile>>{config}, Flag{arguments.rows != nullptr});
 }
 
 }  // namespace jgg::mlp

@@ -13,7 +13,8 @@ template <class Problem, class Arguments, class Function>
 cudaError_t with_mainloop(Arguments const& arguments, Function function) {
   if constexpr (Problem::Config::kTakesTurns) {
     return function(PingpongMainloop<Problem>{});
-  } else if constexpr (Problem::kMasksRows) {
+  } else if constexpr (Problem::kMasksRows || Problem::Config::kTileN == NarrowTile::kTileN) {
+    // Narrow tiles have more stages to load ahead, and one kernel less.
     return function(CooperativeMainloop<Problem, kNoSteps>{});
   } else {
     // With few rows to a group, writing results takes the time, and early loads delay it.
@@ -57,12 +58,11 @@ cudaError_t contracting(TileConfig config, RaggedDotArguments const& arguments,
         constexpr bool kIsFloat = out_type == ElementType::kF32;
         constexpr bool kMasks = RaggedContracting<Config>::kMasksRows;
         constexpr bool kIsBuilt =
-            Config::kTakesTurns ? kIsFloat && !kMasks && !accumulate : kIsFloat || !accumulate;
+            kIsCompiled<Config, kMasks> &&
+            (Config::kTakesTurns ? kIsFloat && !kMasks && !accumulate : kIsFloat || !accumulate);
         if constexpr (kIsBuilt) {
-          // Consumers share a tile of a part of the rows, whatever they do with whole ones.
-          using CutConfig =
-              KernelConfig<typename Config::Element, typename Config::Output, Config::kLhsMajor,
-                           Config::kRhsMajor, CutTile::kTileM, CutTile::kTileN, CutTile::kCluster>;
+          using CutConfig = ConfigOf<CutTileOf<decltype(tile)>, Typed<kType>, Typed<out_type>,
+                                     Config::kLhsMajor, Config::kRhsMajor>;
           using Cut = CutContracting<RaggedContracting<CutConfig, accumulate>>;
           return launch_contracting<RaggedContracting<Config, accumulate>, Cut>(arguments, stream);
         }

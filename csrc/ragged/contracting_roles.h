@@ -11,8 +11,10 @@ namespace jgg::sm90 {
 
 // Cycles from one chunk of zeros of a block to the next, so that they last nearly as long as the
 // products.
+template <class Config>
 __device__ inline unsigned cycles_a_chunk(SkewedWork const& work, ResultMatrices const& results) {
-  constexpr float kCyclesAStep = 900;
+  // As wide as a tile is, so long are its steps.
+  constexpr float kCyclesAStep = 900 * Config::kTileN / 256;
   float const chunks = float(work.empty) * float(chunks_of(results)) / float(gridDim.x);
   return static_cast<unsigned>(float(work.steps) * kCyclesAStep / max(chunks, 1.0f));
 }
@@ -63,8 +65,9 @@ struct ContractingRoles {
       if constexpr (!Cut::kAdds) {
         // All warps end here, those without a role at once.
         bool const is_idle = !kGathersLhs<Cut> && (warp == 2 || warp == 3);
-        write_zeros(params.cut.groups, params.cut.results, &shared.zeros_taken,
-                    is_idle ? cycles_a_chunk(shared.work, params.cut.results) : 0);
+        write_zeros(
+            params.cut.groups, params.cut.results, &shared.zeros_taken,
+            is_idle ? cycles_a_chunk<typename Cut::Config>(shared.work, params.cut.results) : 0);
       }
     } else {
       WholeRoles::initialize(params.whole, shared.whole);

@@ -61,8 +61,9 @@ struct CutContracting : Whole_ {
   }
 
  private:
-  // What a multiprocessor writes while the tensor cores take a step, if all do.
-  static constexpr int kBytesAStep = 21 << 10;
+  // What a multiprocessor writes while the tensor cores take a step, if all do: 21 KB in those of
+  // 256 columns.
+  static constexpr int kBytesAStep = (21 << 10) * Config::kTileN / 256;
 
   template <class Warp, class Grid>
   JGG_HOST_DEVICE static auto skew_of(GroupSizes const& groups, Grid const& grid) {

@@ -16,7 +16,11 @@ cudaError_t noncontracting(TileConfig config, RaggedDotArguments const& argument
       [&](auto tile, auto transpose_lhs, auto transpose_rhs, auto out_type) {
         using Config = ConfigOf<decltype(tile), Typed<kType>, Typed<out_type>,
                                 major(Major::K, transpose_lhs), major(Major::MN, transpose_rhs)>;
-        return launch_tiles<RaggedNoncontracting<Config>>(arguments, stream);
+        using Problem = RaggedNoncontracting<Config>;
+        if constexpr (kIsCompiled<Config, Problem::kRowsContiguous>) {
+          return launch_tiles<Problem>(arguments, stream);
+        }
+        return cudaErrorInvalidConfiguration;
       },
       OneTileOf<NoncontractingTiles>{config}, Flag{arguments.transpose_lhs},
       Flag{arguments.transpose_rhs}, OneOf<kType, ElementType::kF32>{arguments.out_type});

@@ -1,20 +1,34 @@
 // The tile configurations that are compiled for ragged products. Python's plan chooses among them.
 #pragma once
 
+#include <type_traits>
+
 #include "dispatch.h"
 
 namespace jgg::sm90 {
 
+// Of 16-bit operands. The narrow one is for results that fill half of the other at most. Kernels
+// take long to compile, so it is left out where rows are contiguous in an operand, as they are in
+// none of ragged_dot and its gradients.
+using WideTile = Tile<128, 256, 2>;
+using NarrowTile = Tile<128, 128, 2>;
+template <class Config, bool kRowsContiguous>
+constexpr bool kIsCompiled = Config::kTileN != NarrowTile::kTileN || !kRowsContiguous;
+
 // Noncontracting products of 16-bit operands.
-using NoncontractingTiles = TileTable<Tile<128, 256, 2>>;
-using StreamKTiles = TileTable<Tile<128, 256, 2, KernelKind::kStreamK>>;
+using NoncontractingTiles = TileTable<WideTile, NarrowTile>;
+using StreamKTiles =
+    TileTable<Tile<128, 256, 2, KernelKind::kStreamK>, Tile<128, 128, 2, KernelKind::kStreamK>>;
 
 // Contracting ones. Consumers take turns for float32 results alone, and only where the rows of
 // neither operand are contiguous, so that none are masked.
-using ContractingTiles = TileTable<Tile<128, 256, 2>, Tile<128, 192, 2, KernelKind::kPingpong>>;
+using ContractingTiles = TileTable<WideTile, Tile<128, 192, 2, KernelKind::kPingpong>, NarrowTile>;
 
-// What contracting products of unequal groups are computed in, whichever tile they have otherwise.
-using CutTile = Tile<128, 256, 2>;
+// What contracting products of unequal groups are cut in. Consumers share a tile of a part of the
+// rows, whatever they do with whole ones.
+using CutTiles = TileTable<WideTile, NarrowTile>;
+template <class Whole>
+using CutTileOf = std::conditional_t<Whole::kKind == KernelKind::kCooperative, Whole, WideTile>;
 
 // Products of float32 operands.
 using Float32Tiles = TileTable<Tile<128, 256, 2>>;

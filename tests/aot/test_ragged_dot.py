@@ -13,7 +13,13 @@ from jax.sharding import PartitionSpec as P
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.device import unsuitable_device_reason
 from jax_grouped_gemm._src.plan import DEFAULT_TILE
-from jax_grouped_gemm._src.ragged.plan import FLOAT32_FEW_ROWS_TILE, PINGPONG_TILE, STREAM_K_TILE
+from jax_grouped_gemm._src.ragged.plan import FLOAT32_FEW_ROWS_TILE
+from jax_grouped_gemm._src.ragged.sixteen_bits import (
+    NARROW_STREAM_K_TILE,
+    NARROW_TILE,
+    PINGPONG_TILE,
+    STREAM_K_TILE,
+)
 from tests.support.aot import ALIGNMENT, FREE, H200, Program, Target
 from tests.support.ops import BOTH_OPS, CONTRACTING, NONCONTRACTING
 
@@ -79,9 +85,9 @@ def planned_workspace(op, dtype=jnp.bfloat16, *, m=M, **options) -> int:
 @BOTH_OPS
 def test_the_tiles_that_a_plan_can_choose_are_those_compiled(op, schedules):
     compiled = [config for config in schedules.kernel_configs() if config["op"] == f"ragged_{op}"]
-    tiles = (DEFAULT_TILE,)
+    tiles = (DEFAULT_TILE, NARROW_TILE)
     if repr(op) == "contracting":
-        tiles += (PINGPONG_TILE,)
+        tiles = (DEFAULT_TILE, PINGPONG_TILE, NARROW_TILE)
     assert [dict(op=f"ragged_{op}", **tile.sizes()) for tile in tiles] == compiled
 
 
@@ -111,7 +117,7 @@ class TestForward:
         assert_only_workspaces(program, workspace_bytes)
 
     @BOTH_OPS
-    @pytest.mark.parametrize("tile", (DEFAULT_TILE,), ids=str)
+    @pytest.mark.parametrize("tile", (DEFAULT_TILE, NARROW_TILE), ids=str)
     def test_tile_reaches_the_call(self, op, tile, h200):
         *arguments, _ = shapes(op)
         program = h200.compile(forward(op, tile=tile), *arguments)
@@ -120,10 +126,18 @@ class TestForward:
             assert f"{name} = {size} : i32" in call.text
         assert 'kind = "cooperative"' in call.text
 
+    @BOTH_OPS
+    @pytest.mark.parametrize("n, tile", [(128, NARROW_TILE), (136, DEFAULT_TILE)], ids=str)
+    def test_a_narrow_result_has_narrow_tiles(self, op, n, tile, h200):
+        *arguments, _ = shapes(op, n=n)
+        (call,) = h200.compile(forward(op), *arguments).calls
+        assert f"tile_n = {tile.tile_n} : i32" in call.text
+
     @pytest.mark.parametrize(
         ("op", "tile", "kind", "dtypes"),
         [
             (NONCONTRACTING, STREAM_K_TILE, "stream_k", (jnp.bfloat16, jnp.bfloat16)),
+            (NONCONTRACTING, NARROW_STREAM_K_TILE, "stream_k", (jnp.bfloat16, jnp.bfloat16)),
             (NONCONTRACTING, FLOAT32_FEW_ROWS_TILE, "swapped", (jnp.float32, jnp.float32)),
             (CONTRACTING, PINGPONG_TILE, "pingpong", (jnp.bfloat16, jnp.float32)),
         ],

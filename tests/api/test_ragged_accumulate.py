@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec as P
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.plan import DEFAULT_TILE
 from jax_grouped_gemm._src.ragged import call, reference
-from jax_grouped_gemm._src.ragged.plan import PINGPONG_TILE
+from jax_grouped_gemm._src.ragged.sixteen_bits import NARROW_TILE, PINGPONG_TILE
 from tests.support import group_sizes as sizes_of
 from tests.support import oracle
 from tests.support.dtypes import BF16, F16, F32
@@ -263,7 +263,7 @@ class TestPlans:
         assert adds_in_place(mine) and mine.path == "tma"
         for name in ("tile", "grid", "workspace_bytes", "terms", "utilization"):
             assert getattr(mine, name) == getattr(product, name), name
-        assert mine.candidates == (DEFAULT_TILE,)
+        assert mine.candidates == (DEFAULT_TILE, NARROW_TILE)
         assert not adds_in_place(product)
         assert "added in place by the kernel" in str(mine)
         assert "added" not in str(product)

@@ -85,7 +85,7 @@ TileArray ragged_contracting_pieces(Sizes const& group_sizes, Offsets const& gro
                                     bool shares_lhs) {
   auto const groups = groups_of(group_sizes, group_offset, batches, local_groups, m);
   std::optional<TileArray> pieces;
-  with_tile(TileTable<sm90::CutTile>{}, {tile_m, tile_n, cluster}, [&](auto tile) {
+  with_tile(sm90::CutTiles{}, {tile_m, tile_n, cluster}, [&](auto tile) {
     using Tile = decltype(tile);
     auto const list = [&](auto shares_lhs) {
       using Schedule = ContractingPieces<SimulatedWarp, Tile::kTileM, Tile::kTileN, kTileK,

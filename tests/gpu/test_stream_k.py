@@ -9,22 +9,27 @@ import numpy as np
 import pytest
 
 from jax_grouped_gemm._src.device import H200
+from jax_grouped_gemm._src.plan import TileConfig
 from jax_grouped_gemm._src.ragged import call as ragged_call
 from jax_grouped_gemm._src.ragged import primitive
-from jax_grouped_gemm._src.ragged.plan import STREAM_K_TILE
 from jax_grouped_gemm._src.ragged.problem import sums_bytes
+from jax_grouped_gemm._src.ragged.sixteen_bits import NARROW_STREAM_K_TILE, STREAM_K_TILE
 from tests.support import group_sizes as sizes_of
 from tests.support import oracle
 from tests.support.dtypes import BF16, F16, F32
 from tests.support.ops import NONCONTRACTING, random, swap
 
 TILE = STREAM_K_TILE
-UNIT = 256  # rows and columns of what a cluster computes at a time
+UNIT = 256  # rows of what a cluster computes at a time
 CLUSTERS = H200.multiprocessors // TILE.cluster
-WORKSPACE = sums_bytes(TILE.tile_m, TILE.tile_n, H200.multiprocessors)
-SUM_BYTES = 4 * TILE.tile_m * TILE.tile_n * H200.multiprocessors
 # Less than one wave for most group sizes, all of it cut.
 M, K, N, G = 1500, 3400, 776, 6
+
+
+@pytest.fixture(params=[STREAM_K_TILE, NARROW_STREAM_K_TILE], ids=str)
+def tile(request) -> TileConfig:
+    """Those with a cut last wave."""
+    return request.param
 
 
 def product(lhs, rhs, sizes, offset=None, *, transpose_rhs=False, out_dtype=None, tile=TILE):
@@ -45,8 +50,8 @@ def product(lhs, rhs, sizes, offset=None, *, transpose_rhs=False, out_dtype=None
 jitted = jax.jit(product, static_argnames=("transpose_rhs", "out_dtype", "tile"))
 
 
-@partial(jax.jit, donate_argnums=4, keep_unused=True)
-def with_workspace(lhs, rhs, sizes, offset, memory):
+@partial(jax.jit, static_argnames="tile", donate_argnums=4, keep_unused=True)
+def with_workspace(lhs, rhs, sizes, offset, memory, tile):
     """The result and the workspace, which takes over the bytes of the donated `memory`."""
     call = jax.ffi.ffi_call(
         ragged_call.NONCONTRACTING,
@@ -55,10 +60,10 @@ def with_workspace(lhs, rhs, sizes, offset, memory):
             jax.ShapeDtypeStruct(memory.shape, memory.dtype),
         ],
     )
-    tile = {name: np.int32(size) for name, size in TILE.sizes().items()}
-    tile |= dict(kind="stream_k", zeroes_unowned=True)
+    attributes = {name: np.int32(size) for name, size in tile.sizes().items()}
+    attributes |= dict(kind="stream_k", zeroes_unowned=True)
     majors = dict(transpose_lhs=False, transpose_rhs=False)
-    return call(lhs, rhs, sizes, offset, terms=np.int32(0), **tile, **majors)
+    return call(lhs, rhs, sizes, offset, terms=np.int32(0), **attributes, **majors)
 
 
 def operands(rng, m=M, k=K, n=N, g=G, dtype=BF16):
@@ -66,7 +71,7 @@ def operands(rng, m=M, k=K, n=N, g=G, dtype=BF16):
     return random(rng, lhs, dtype), random(rng, rhs, dtype)
 
 
-def is_cut(schedules, sizes, local_groups, m, k, n) -> bool:
+def is_cut(schedules, sizes, local_groups, m, k, n, tile) -> bool:
     """Whether the kernel will hand over sums, on a device with as many processors as an H200."""
     pieces = schedules.ragged_noncontracting_pieces(
         np.ascontiguousarray(np.atleast_2d(sizes), np.int32),
@@ -76,19 +81,18 @@ def is_cut(schedules, sizes, local_groups, m, k, n) -> bool:
         m=m,
         k=k,
         n=n,
-        tile_m=TILE.tile_m,
-        tile_n=TILE.tile_n,
-        cluster=TILE.cluster,
         clusters=CLUSTERS,
+        **tile.sizes(),
     )
     partials = pieces[:, 12]
     return bool((partials < 0).any())
 
 
-def cut_sizes(schedules, rng, count: int) -> list[np.ndarray]:
+def cut_sizes(schedules, rng, count: int, tile=TILE) -> list[np.ndarray]:
     """Group sizes for which the last wave is cut, of `M` rows."""
     lists = (sizes_of.any_kind(rng, M, G) for _ in range(1000))
-    return list(itertools.islice((s for s in lists if is_cut(schedules, s, G, M, K, N)), count))
+    cut = (s for s in lists if is_cut(schedules, s, G, M, K, N, tile))
+    return list(itertools.islice(cut, count))
 
 
 # All ratios of clusters to units in the last wave, and their limits: 4, 3, 2, 3/2, 4/3, none.
@@ -96,55 +100,63 @@ UNITS = [1, 2, 16, 17, 22, 23, 33, 34, 44, 45, 49, 50, 65, 66, 67, 83]
 
 
 @pytest.mark.parametrize("units", UNITS)
-def test_number_of_units(units, schedules, rng):
-    m, k, n = UNIT, 4160, UNIT * units
+def test_number_of_units(units, tile, schedules, rng):
+    m, k, n = UNIT, 4160, tile.tile_n * units
     lhs, rhs = operands(rng, m, k, n, 1)
     sizes = np.array([m], np.int32)
-    assert is_cut(schedules, sizes, 1, m, k, n) == (units % CLUSTERS not in (0, 50, 65))
-    oracle.check(jitted(lhs, rhs, sizes), oracle.ragged_noncontracting(lhs, rhs, sizes))
+    assert is_cut(schedules, sizes, 1, m, k, n, tile) == (units % CLUSTERS not in (0, 50, 65))
+    out = jitted(lhs, rhs, sizes, tile=tile)
+    oracle.check(out, oracle.ragged_noncontracting(lhs, rhs, sizes))
 
 
-@pytest.mark.parametrize("n", [N, 2600])
+@pytest.mark.parametrize(
+    "n, tile",
+    [(N, TILE), (2600, TILE), (72, NARROW_STREAM_K_TILE), (1300, NARROW_STREAM_K_TILE)],
+    ids=str,
+)
 @pytest.mark.parametrize("transpose_rhs", [False, True])
 @pytest.mark.parametrize("dtype, out_dtype", [(BF16, None), (BF16, F32), (F16, None), (F16, F32)])
-def test_any_group_sizes(dtype, out_dtype, transpose_rhs, n, schedules, rng):
+def test_any_group_sizes(dtype, out_dtype, transpose_rhs, n, tile, schedules, rng):
     """Within the first wave and after it."""
     lhs, rhs = operands(rng, n=n, dtype=dtype)
     stored = swap(rhs, transpose_rhs)
     num_cut = 0
     for _ in range(12):
         sizes = sizes_of.any_kind(rng, M, G)
-        num_cut += is_cut(schedules, sizes, G, M, K, n)
-        out = jitted(lhs, stored, sizes, transpose_rhs=transpose_rhs, out_dtype=out_dtype)
+        num_cut += is_cut(schedules, sizes, G, M, K, n, tile)
+        options = dict(transpose_rhs=transpose_rhs, out_dtype=out_dtype, tile=tile)
+        out = jitted(lhs, stored, sizes, **options)
         assert out.dtype == (out_dtype or dtype)
         oracle.check(out, oracle.ragged_noncontracting(lhs, rhs, sizes))
     assert num_cut > 0
 
 
 @pytest.mark.parametrize("k", [8, 64, 1408, 1416, 2048, 8200, 60000])
-def test_contracted_dimension(k, rng):
+def test_contracted_dimension(k, tile, rng):
     """From a single step, where nothing is cut, to very many; multiples of the tile and others."""
     lhs, rhs = operands(rng, 700, k, 520, 3)
     for sizes in (sizes_of.multinomial(rng, 700, 3), sizes_of.tile_edges(rng, 700, 3)):
-        oracle.check(jitted(lhs, rhs, sizes), oracle.ragged_noncontracting(lhs, rhs, sizes))
+        out = jitted(lhs, rhs, sizes, tile=tile)
+        oracle.check(out, oracle.ragged_noncontracting(lhs, rhs, sizes))
 
 
 @pytest.mark.parametrize("m, n", [(1, 8), (63, 264), (64, 256), (65, 520), (129, 264), (385, 776)])
-def test_tiles_that_are_not_full(m, n, rng):
+def test_tiles_that_are_not_full(m, n, tile, rng):
     """A consumer without rows hands nothing over, and a tile past the last column is paired."""
     lhs, rhs = operands(rng, m, 4096, n, 2)
     for sizes in ([m, 0], [m // 2, m - m // 2], [m // 3, m // 3]):
         sizes = np.array(sizes, np.int32)
-        oracle.check(jitted(lhs, rhs, sizes), oracle.ragged_noncontracting(lhs, rhs, sizes))
+        out = jitted(lhs, rhs, sizes, tile=tile)
+        oracle.check(out, oracle.ragged_noncontracting(lhs, rhs, sizes))
 
 
-def test_group_offset(rng):
+def test_group_offset(tile, rng):
     """Rows that no local group owns are dealt out separately; they come out as zero."""
     local, groups = 3, 9
     lhs, rhs = operands(rng, g=local)
     for offset in range(-local - 1, groups + 2):
         sizes = sizes_of.multinomial(rng, M - int(rng.integers(0, 700)), groups)
-        out = jitted(lhs, rhs, sizes, np.array([offset], np.int32))
+        out = jitted(lhs, rhs, sizes, np.array([offset], np.int32), tile=tile)
         oracle.check(out, oracle.ragged_noncontracting(lhs, rhs, sizes, offset))
 
 
@@ -158,36 +170,39 @@ def test_batches(rng):
         oracle.check(out, oracle.ragged_noncontracting(lhs, rhs, sizes))
 
 
-def test_neighbours_do_not_leak(rng):
+def test_neighbours_do_not_leak(tile, rng):
     """NaN in the tail and in one group stays there, in sums that are handed over too."""
     lhs, rhs = operands(rng)
     sizes = np.array([300, 200, 1, 500, 0, 300], np.int32)
-    clean = np.asarray(jitted(lhs, rhs, sizes))
+    run = partial(jitted, tile=tile)
+    clean = np.asarray(run(lhs, rhs, sizes))
     poisoned = lhs.copy()
     poisoned[sizes.sum() :] = np.nan
-    np.testing.assert_array_equal(jitted(poisoned, rhs, sizes), clean)
+    np.testing.assert_array_equal(run(poisoned, rhs, sizes), clean)
     poisoned[300:500] = np.inf
-    out = np.asarray(jitted(poisoned, rhs, sizes))
+    out = np.asarray(run(poisoned, rhs, sizes))
     assert not np.isfinite(out[300:500].astype(np.float32)).any()
     np.testing.assert_array_equal(
         np.delete(out, np.s_[300:500], 0), np.delete(clean, np.s_[300:500], 0)
     )
 
 
-def test_same_inputs_give_the_same_bits(schedules, rng):
+def test_same_inputs_give_the_same_bits(tile, schedules, rng):
     lhs, rhs = (jnp.asarray(x) for x in operands(rng))
-    for sizes in cut_sizes(schedules, rng, 4):
-        first = np.asarray(jitted(lhs, rhs, sizes)).tobytes()
-        for result in [jitted(lhs, rhs, sizes) for _ in range(50)]:
+    for sizes in cut_sizes(schedules, rng, 4, tile):
+        first = np.asarray(jitted(lhs, rhs, sizes, tile=tile)).tobytes()
+        for result in [jitted(lhs, rhs, sizes, tile=tile) for _ in range(50)]:
             assert np.asarray(result).tobytes() == first
 
 
 class TestWorkspace:
     """Whatever memory holds when a launch begins, sums of the launch before included."""
 
-    def memory(self, rng, kind: str) -> np.ndarray:
-        memory = np.full(WORKSPACE, 255, np.uint8)  # NaN to whoever reads sums
-        hints = memory[SUM_BYTES:].view(np.uint32)
+    def memory(self, rng, tile, kind: str) -> np.ndarray:
+        blocks = H200.multiprocessors
+        # NaN to whoever reads sums.
+        memory = np.full(sums_bytes(tile.tile_m, tile.tile_n, blocks), 255, np.uint8)
+        hints = memory[4 * tile.tile_m * tile.tile_n * blocks :].view(np.uint32)
         hints[:] = {
             "ones": 2**32 - 1,
             "zeros": 0,
@@ -197,51 +212,50 @@ class TestWorkspace:
         return memory
 
     @pytest.mark.parametrize("kind", ["ones", "zeros", "random", "every entry of the table"])
-    def test_poisoned(self, kind, schedules, rng):
+    def test_poisoned(self, kind, tile, schedules, rng):
         lhs, rhs = operands(rng)
-        for sizes in cut_sizes(schedules, rng, 5):
-            memory = jnp.asarray(self.memory(rng, kind))
+        offset = np.zeros(1, np.int32)
+        for sizes in cut_sizes(schedules, rng, 5, tile):
+            memory = jnp.asarray(self.memory(rng, tile, kind))
             address = memory.unsafe_buffer_pointer()
-            out, workspace = with_workspace(lhs, rhs, sizes, np.zeros(1, np.int32), memory)
+            out, workspace = with_workspace(lhs, rhs, sizes, offset, memory, tile)
             assert workspace.unsafe_buffer_pointer() == address
             oracle.check(out, oracle.ragged_noncontracting(lhs, rhs, sizes))
 
-    def test_of_the_launch_before(self, schedules, rng):
+    def test_of_the_launch_before(self, tile, schedules, rng):
         """Complete sums and hints that were right, at the same address, but of other operands."""
-        memory = jnp.asarray(self.memory(rng, "ones"))
-        lists = cut_sizes(schedules, rng, 3)
+        memory = jnp.asarray(self.memory(rng, tile, "ones"))
+        lists = cut_sizes(schedules, rng, 3, tile)
         offset, results = np.zeros(1, np.int32), []
         inputs = [operands(rng) for _ in range(3)]
         on_device = [tuple(map(jnp.asarray, pair)) for pair in inputs]
         order = [(i, j) for _ in range(10) for i in range(3) for j in range(3)]
         address = memory.unsafe_buffer_pointer()
         for i, j in order:
-            out, memory = with_workspace(*on_device[i], lists[j], offset, memory)
+            out, memory = with_workspace(*on_device[i], lists[j], offset, memory, tile)
             assert memory.unsafe_buffer_pointer() == address
             results.append(out)
         exact = {(i, j): oracle.ragged_noncontracting(*inputs[i], lists[j]) for i, j in order[:9]}
         for key, out in zip(order, results, strict=True):
             oracle.check(out, exact[key])
 
-    def test_a_small_one_makes_a_small_grid(self, rng):
+    def test_a_small_one_makes_a_small_grid(self, tile, rng):
         """The kernel runs on as many clusters as there is room for."""
         lhs, rhs = operands(rng)
         sizes = sizes_of.multinomial(rng, M, G)
         exact = oracle.ragged_noncontracting(lhs, rhs, sizes)
         for clusters in (1, 2, 7, 40):
-            blocks = clusters * TILE.cluster
-            size = sums_bytes(TILE.tile_m, TILE.tile_n, blocks)
-            out, _ = with_workspace(
-                lhs, rhs, sizes, np.zeros(1, np.int32), jnp.full(size, 255, jnp.uint8)
-            )
+            blocks = clusters * tile.cluster
+            memory = jnp.full(sums_bytes(tile.tile_m, tile.tile_n, blocks), 255, jnp.uint8)
+            out, _ = with_workspace(lhs, rhs, sizes, np.zeros(1, np.int32), memory, tile)
             oracle.check(out, exact)
 
-    def test_too_small_for_a_cluster(self, rng):
+    def test_too_small_for_a_cluster(self, tile, rng):
         lhs, rhs = operands(rng)
         with pytest.raises(Exception, match="partial sums of one cluster take"):
-            out, _ = with_workspace(
-                lhs, rhs, np.full(G, 9, np.int32), np.zeros(1, np.int32), jnp.zeros(16, jnp.uint8)
-            )
+            sizes, offset = np.full(G, 9, np.int32), np.zeros(1, np.int32)
+            memory = jnp.zeros(16, jnp.uint8)
+            out, _ = with_workspace(lhs, rhs, sizes, offset, memory, tile)
             out.block_until_ready()
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.plan import DEFAULT_TILE, TileConfig
-from jax_grouped_gemm._src.ragged.plan import STREAM_K_TILE
+from jax_grouped_gemm._src.ragged.sixteen_bits import NARROW_TILE, STREAM_K_TILE
 from tests.support.ops import CONTRACTING, NONCONTRACTING, OPS
 
 NUM_SMS = 132
@@ -317,7 +317,8 @@ class TestTile:
             return jax.vjp(lambda lhs, rhs: call(lhs, rhs, sizes), lhs, rhs)[1](cotangent)
 
         plans = jgg.explain(function, lhs, rhs, sizes, out).plans
-        assert [plan.tile for plan in plans] == [tile, DEFAULT_TILE, DEFAULT_TILE]
+        # The cotangent of lhs has 128 columns.
+        assert [plan.tile for plan in plans] == [tile, DEFAULT_TILE, NARROW_TILE]
 
     @pytest.mark.parametrize(
         "tile, dtype",

@@ -8,7 +8,12 @@ import pytest
 
 from jax_grouped_gemm._src.device import H200
 from jax_grouped_gemm._src.plan import DEFAULT_TILE
-from jax_grouped_gemm._src.ragged.plan import PINGPONG_LEAST_ROWS, PINGPONG_MOST_ROWS, PINGPONG_TILE
+from jax_grouped_gemm._src.ragged.sixteen_bits import (
+    NARROW_TILE,
+    PINGPONG_LEAST_ROWS,
+    PINGPONG_MOST_ROWS,
+    PINGPONG_TILE,
+)
 from tests.support.dtypes import BF16, F16, F32
 from tests.support.plans import contracting_plan
 
@@ -51,7 +56,7 @@ def test_is_not_taken(options):
 def test_can_be_asked_for_and_measured_for_any_rows(rows):
     found = planned(m=4 * rows, groups=4, tile=TILE)
     assert found.tile == TILE and found.chosen_by == "override"
-    assert found.candidates == (DEFAULT_TILE, TILE)
+    assert found.candidates == (DEFAULT_TILE, NARROW_TILE, TILE)
 
 
 @pytest.mark.parametrize(

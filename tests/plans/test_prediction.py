@@ -169,11 +169,15 @@ def test_is_near_the_measured_time(times):
 
 @pytest.mark.parametrize(
     "choice",
-    (
-        *(SIXTEEN_BITS + FLOAT32 + plan_fp8.NONCONTRACTING + plan_fp8.CONTRACTING),
-        *(plan_lists.TILES + plan_rank_k.TILES),
-        *(kernel for kernels in fp64.KERNELS.values() for kernel in kernels if kernel.record),
-    ),
+    [
+        choice
+        for table in (
+            *(SIXTEEN_BITS, FLOAT32, plan_fp8.NONCONTRACTING, plan_fp8.CONTRACTING),
+            *(plan_lists.TILES, plan_rank_k.TILES, *fp64.KERNELS.values()),
+        )
+        for choice in table
+        if choice.record
+    ],
     ids=lambda choice: " ".join(choice.record),
 )
 def test_choices_are_those_of_their_records(choice):

@@ -14,6 +14,7 @@ import pytest
 from jax_grouped_gemm._src.device import H200
 from jax_grouped_gemm._src.plan import DEFAULT_TILE
 from jax_grouped_gemm._src.ragged.problem import LEAST_BYTES, skew_is_possible, sums_bytes
+from jax_grouped_gemm._src.ragged.sixteen_bits import NARROW_TILE, PINGPONG_TILE
 from tests.schedules.test_ragged import LHS, RHS, TILE_CHANGE, TILE_K, Problem, random_problem
 from tests.support import group_sizes as sizes_of
 from tests.support.plans import contracting_plan
@@ -198,7 +199,7 @@ def units_of(problem: Problem, *, shares_lhs: bool = False) -> int:
 def test_random_problems(schedules, rng):
     num_cut = 0
     for _ in range(1500):
-        problem = random_problem(rng, "ragged_contracting", [KERNEL_TILE])
+        problem = random_problem(rng, "ragged_contracting", [KERNEL_TILE, NARROW_TILE.sizes()])
         scale = int(rng.choice([1, 20, 100, 100]))
         problem = replace(
             problem,
@@ -339,14 +340,22 @@ class TestPlan:
     @pytest.mark.parametrize("k, n", [(768, 2048), (2048, 1536), (300, 700), (128, 256)])
     @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
     def test_room_for_all_sums(self, k, n, dtype, schedules):
-        found = self.plan(k=k, n=n, dtype=dtype)
-        problem = Problem(
-            "", np.zeros(1), np.zeros(1), 1, 1, m=1, k=k, n=n, clusters=1, **KERNEL_TILE
+        for tile in (DEFAULT_TILE, NARROW_TILE):
+            found = self.plan(k=k, n=n, dtype=dtype, tile=tile)
+            problem = Problem(
+                "", np.zeros(1), np.zeros(1), 1, 1, m=1, k=k, n=n, clusters=1, **tile.sizes()
+            )
+            sums = schedules.most_chain_sums(units_of(problem), CLUSTERS)
+            blocks = sums * tile.cluster
+            assert found.workspace_bytes == sums_bytes(128, tile.tile_n, blocks) > 10**6
+            assert str(found.workspace_bytes) in str(found)
+
+    def test_tiles_in_turn_are_cut_in_wide_ones(self):
+        turns, wide, narrow = (
+            self.plan(out_dtype=jnp.float32, tile=tile)
+            for tile in (PINGPONG_TILE, DEFAULT_TILE, NARROW_TILE)
         )
-        sums = schedules.most_chain_sums(units_of(problem), CLUSTERS)
-        blocks = sums * found.tile.cluster
-        assert found.workspace_bytes == sums_bytes(128, 256, blocks) > 10**6
-        assert str(found.workspace_bytes) in str(found)
+        assert turns.workspace_bytes == wide.workspace_bytes != narrow.workspace_bytes
 
     def test_all_processors_whatever_the_tiles(self):
         assert self.plan(k=128, n=256, groups=1).grid == H200.multiprocessors

@@ -16,12 +16,12 @@ from jax_grouped_gemm._src.device import H200
 from jax_grouped_gemm._src.plan import DEFAULT_TILE
 from jax_grouped_gemm._src.ragged import primitive as ragged
 from jax_grouped_gemm._src.ragged import reference
-from jax_grouped_gemm._src.ragged.plan import STREAM_K_TILE
 from jax_grouped_gemm._src.ragged.problem import (
     WORTHWHILE_STEPS,
     stream_k_waves,
     sums_bytes,
 )
+from jax_grouped_gemm._src.ragged.sixteen_bits import NARROW_STREAM_K_TILE, STREAM_K_TILE
 from tests.schedules.test_ragged import (
     FIELDS,
     TILE_K,
@@ -113,7 +113,11 @@ def test_longest_contracted_dimension(schedules):
         assert starts_unit.sum() == units
 
 
-@pytest.mark.parametrize("op, step", [("ragged", 64), ("scaled_ragged", 128)])
+@pytest.mark.parametrize(
+    "op, step, tile",
+    [("ragged", 64, TILE), ("ragged", 64, NARROW_STREAM_K_TILE), ("scaled_ragged", 128, TILE)],
+    ids=str,
+)
 class TestTiles:
     """The assignment together with tiles, whose number depends on the group sizes."""
 
@@ -149,11 +153,10 @@ class TestTiles:
                 tile.k_tiles += given.k_tiles
         return stored
 
-    def test_random_problems(self, op, step, schedules, rng):
-        tile = dict(tile_m=TILE.tile_m, tile_n=TILE.tile_n, cluster=TILE.cluster)
+    def test_random_problems(self, op, step, tile, schedules, rng):
         num_cut = 0
         for _ in range(800):
-            problem = random_problem(rng, "ragged_noncontracting", [tile])
+            problem = random_problem(rng, "ragged_noncontracting", [tile.sizes()])
             k = TILE_K * int(rng.choice([1, 20, 33, 100])) + int(rng.integers(-3, 1))
             problem = dataclasses.replace(problem, align=1, k=k)
             clusters = int(rng.choice([1, 2, 3, 5, 8, 24, CLUSTERS]))
@@ -171,8 +174,7 @@ class TestTiles:
             num_cut += num_over > 0
         assert num_cut > 50
 
-    def test_rows_without_an_owner_go_to_idle_clusters_first(self, op, step, schedules):
-        tile = dict(tile_m=TILE.tile_m, tile_n=TILE.tile_n, cluster=TILE.cluster)
+    def test_rows_without_an_owner_go_to_idle_clusters_first(self, op, step, tile, schedules):
         # Five units that a group owns, cut into 15 ranges, and three that no group owns.
         problem = Problem(
             "ragged_noncontracting",
@@ -182,8 +184,8 @@ class TestTiles:
             1,
             8 * 256,
             6400,
-            256,
-            **tile,
+            tile.tile_n,
+            **tile.sizes(),
         )
         pieces = self.pieces(op, step, schedules, problem, 18)
         unowned = pieces[pieces.k_tiles == 0]
@@ -242,11 +244,12 @@ class TestPlan:
         assert found.tile == DEFAULT_TILE
         assert "stream-k" not in str(found)
 
-    def test_workspace_is_what_the_kernel_takes(self, schedules):
-        found = self.plan()
-        assert found.tile == TILE and "stream-k (overridden)" in str(found)
+    @pytest.mark.parametrize("tile", [TILE, NARROW_STREAM_K_TILE], ids=str)
+    def test_workspace_is_what_the_kernel_takes(self, tile, schedules):
+        found = self.plan(tile=tile)
+        assert found.tile == tile and "stream-k (overridden)" in str(found)
         assert found.workspace_bytes == schedules.stream_k_workspace_bytes(
-            TILE.tile_m, TILE.tile_n, TILE.cluster, H200.multiprocessors
+            **tile.sizes(), blocks=H200.multiprocessors
         )
 
     def test_utilization_counts_the_part_of_the_last_wave(self):
@@ -277,7 +280,8 @@ class TestPlan:
     def test_every_tile_is_compiled(self, schedules):
         op = "ragged_noncontracting_stream_k"
         compiled = [config for config in schedules.kernel_configs() if config["op"] == op]
-        planned = [dict(op=op, **tile.sizes()) for tile in (STREAM_K_TILE,)]
+        tiles = STREAM_K_TILE, NARROW_STREAM_K_TILE
+        planned = [dict(op=op, **tile.sizes()) for tile in tiles]
         assert compiled == planned
 
     def test_the_reference_ignores_it(self, rng):

@@ -10,11 +10,11 @@ import pytest
 from jax_grouped_gemm._src.device import H200
 from jax_grouped_gemm._src.fp8 import plan as plan_fp8
 from jax_grouped_gemm._src.plan import DEFAULT_TILE
-from jax_grouped_gemm._src.ragged.plan import STREAM_K_TILE
 from jax_grouped_gemm._src.ragged.problem import (
     LEAST_BYTES,
     sums_bytes,
 )
+from jax_grouped_gemm._src.ragged.sixteen_bits import STREAM_K_TILE
 
 TILE = STREAM_K_TILE
 

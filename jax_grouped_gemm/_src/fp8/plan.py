@@ -30,13 +30,9 @@ from jax_grouped_gemm._src.plan import (
     TileConfig,
     symbolic_sizes,
 )
-from jax_grouped_gemm._src.ragged.plan import (
-    STREAM_K_TILE,
-    has_few_rows,
-    plan_product,
-    stream_k_pays,
-)
+from jax_grouped_gemm._src.ragged.plan import plan_product
 from jax_grouped_gemm._src.ragged.problem import RaggedProblem
+from jax_grouped_gemm._src.ragged.sixteen_bits import STREAM_K_TILE, has_few_rows, stream_k_pays
 
 TRANSPOSED_TILE = TileConfig(tile_m=32, tile_n=128, cluster=1)
 

@@ -221,7 +221,7 @@ def plan_paired_weights(
     reason = one.reason if one.path == "whole" else ""
     if is_static(columns) and columns > PAIRED_COLUMNS:
         reason = f"two products of {columns} columns are as fast, and may take less memory"
-    elif one.tile not in (None, DEFAULT_TILE):
+    elif one.chosen_by == "override" and one.tile != DEFAULT_TILE:
         reason = f"the product of both has no tile {one.tile}"
     plan = _plan("paired_weight_gradients", operands, params, target, reason, "none, two results")
     if plan.tile is None:

@@ -262,15 +262,21 @@ def sums_bytes(tile_m: int, tile_n: int, num_blocks: int) -> int:
     return num_blocks * (4 * tile_m * tile_n + 4 * NUM_CONSUMERS)
 
 
-def can_be_skewed(problem: RaggedProblem) -> bool:
-    """Whether the kernel cuts tiles for some group sizes, whichever it has for others."""
+def cut_tile(tile: TileConfig) -> TileConfig:
+    """What tiles of unequal groups are cut in by a kernel that has `tile` for others: consumers
+    share those, whatever they do with whole ones."""
+    return tile if tile.kind == "cooperative" else DEFAULT_TILE
+
+
+def can_be_skewed(problem: RaggedProblem, tile: TileConfig) -> bool:
+    """Whether the kernel cuts tiles for some group sizes, and has `tile` for others."""
     return (
         problem.contracts_rows
         and (problem.lhs, problem.rhs) == ("mk", "mn")
         and not problem.is_float32
         and skew_is_possible(
             rows=problem.m,
-            units=_units_of_result(problem, DEFAULT_TILE),
+            units=_units_of_result(problem, cut_tile(tile)),
             groups=math.prod(problem.batch) * problem.g,
         )
     )
@@ -291,13 +297,13 @@ def skew_is_possible(*, rows: int, units: int, groups: int) -> bool:
     )
 
 
-def skew_bytes(problem: RaggedProblem, num_blocks: int) -> int:
+def skew_bytes(problem: RaggedProblem, tile: TileConfig, num_blocks: int) -> int:
     """Room for all sums that `num_blocks` thread blocks can hand over.
 
     Tiles of one group that are left over when every cluster has the same number are cut into as
     many pieces as there are clusters for, and then once more for those that have none.
     """
-    tile = DEFAULT_TILE
+    tile = cut_tile(tile)
     clusters = num_blocks // tile.cluster
     left_over = _units_of_result(problem, tile) % clusters
     if left_over == 0:
@@ -353,8 +359,8 @@ def workspace_bytes(problem: RaggedProblem, tile: TileConfig, terms: int, target
     """What the kernel of a plan asks for."""
     if tile.stream_k:
         return sums_bytes(tile.tile_m, tile.tile_n, target.multiprocessors)
-    if can_be_skewed(problem):
-        return max(skew_bytes(problem, target.multiprocessors), LEAST_BYTES)
+    if can_be_skewed(problem, tile):
+        return max(skew_bytes(problem, tile, target.multiprocessors), LEAST_BYTES)
     needs_parts = terms and not tile.transposed
     return _float32_bytes(problem, terms) if needs_parts else LEAST_BYTES
 

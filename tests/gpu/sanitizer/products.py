@@ -8,7 +8,13 @@ import numpy as np
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.plan import DEFAULT_TILE
 from jax_grouped_gemm._src.ragged import primitive as ragged
-from jax_grouped_gemm._src.ragged.plan import FLOAT32_FEW_ROWS_TILE, PINGPONG_TILE, STREAM_K_TILE
+from jax_grouped_gemm._src.ragged.plan import FLOAT32_FEW_ROWS_TILE
+from jax_grouped_gemm._src.ragged.sixteen_bits import (
+    NARROW_STREAM_K_TILE,
+    NARROW_TILE,
+    PINGPONG_TILE,
+    STREAM_K_TILE,
+)
 from tests.gpu.sanitizer import OFFSETS, SIZES, G, K, M, N
 from tests.support import (
     oracle,
@@ -23,6 +29,7 @@ from tests.support.ops import (
     random,
     swap,
 )
+from tests.support.tiles import is_compiled
 
 
 def ragged_products(rng) -> int:
@@ -30,14 +37,19 @@ def ragged_products(rng) -> int:
     for op, transpose_lhs, transpose_rhs in product(OPS, (False, True), (False, True)):
         lhs, rhs, _ = (random(rng, shape, jnp.bfloat16) for shape in op.shapes(M, K, N, G))
         outputs = zip((jnp.bfloat16, jnp.float32, jnp.bfloat16), OFFSETS, strict=True)
-        for out_dtype, offset in outputs:
+        tiles = [
+            tile
+            for tile in (DEFAULT_TILE, NARROW_TILE)
+            if is_compiled(tile, op, transpose_lhs, transpose_rhs)
+        ]
+        for tile, (out_dtype, offset) in product(tiles, outputs):
             for sizes in np.array(SIZES, np.int32):
                 out = op.call(
                     swap(lhs, transpose_lhs),
                     swap(rhs, transpose_rhs),
                     sizes,
                     offset,
-                    tile=DEFAULT_TILE,
+                    tile=tile,
                     transpose_lhs=transpose_lhs,
                     transpose_rhs=transpose_rhs,
                     preferred_element_type=out_dtype,
@@ -109,11 +121,13 @@ def products_added_in_place(rng) -> int:
 
 
 def products_with_a_cut_last_wave(rng) -> int:
-    """Five units of work at most, each of them cut into four along K."""
+    """Ten units of work at most, each of them cut into four along K."""
     launches, k = 0, 1544
     lhs, rhs = (random(rng, shape, jnp.bfloat16) for shape in ((M, k), (G, k, N)))
     for sizes in np.array(SIZES, np.int32):
-        for transpose_rhs, out_dtype in product((False, True), (jnp.bfloat16, jnp.float32)):
+        for transpose_rhs, out_dtype, tile in product(
+            (False, True), (jnp.bfloat16, jnp.float32), (STREAM_K_TILE, NARROW_STREAM_K_TILE)
+        ):
             out = ragged.ragged_noncontracting(
                 lhs,
                 swap(rhs, transpose_rhs),
@@ -124,7 +138,7 @@ def products_with_a_cut_last_wave(rng) -> int:
                 preferred_element_type=np.dtype(out_dtype),
                 precision=None,
                 implementation="cuda",
-                tile=STREAM_K_TILE,
+                tile=tile,
             )
             oracle.check(out, oracle.ragged_noncontracting(lhs, rhs, sizes))
             launches += 1

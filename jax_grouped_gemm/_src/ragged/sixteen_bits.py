@@ -1,0 +1,126 @@
+"""The configurations for two operands of bfloat16 or float16, and when each of them is taken."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from jax_grouped_gemm._src.arrays import cdiv
+from jax_grouped_gemm._src.device import Target
+from jax_grouped_gemm._src.plan import DEFAULT_TILE, PINGPONG_COLUMNS, Choice, TileConfig
+from jax_grouped_gemm._src.ragged.problem import (
+    RaggedProblem,
+    count_tiles,
+    steps,
+    stream_k_waves,
+)
+
+STREAM_K_TILE = dataclasses.replace(DEFAULT_TILE, stream_k=True)
+NARROW_TILE = TileConfig(tile_m=128, tile_n=128, cluster=2)
+NARROW_STREAM_K_TILE = dataclasses.replace(NARROW_TILE, stream_k=True)
+PINGPONG_TILE = TileConfig(tile_m=128, tile_n=PINGPONG_COLUMNS, cluster=2)
+
+# Cutting the last wave gives 6 % of 8.2 waves of 224 steps and nothing of 30 waves, and costs 1 %
+# where groups or steps are few. Elsewhere it gives nothing, or loses up to 1 % (2 % in FP8).
+STREAM_K_LEAST_ROWS = 256
+STREAM_K_LEAST_STEPS = 64
+STREAM_K_MOST_WAVES = 16
+# Where there are few tiles, whatever the rows: of two waves at most, cutting the last one has to
+# save so many steps. With 25 and more it takes .48 to .97 of the time, with 21 and fewer up to 1.25
+# times as much (docs/notes/ragged.md).
+STREAM_K_FEW_WAVES = 2
+STREAM_K_SAVED_STEPS = 25
+
+# Mean rows of a group, between which it was measured to pay that consumers take turns.
+PINGPONG_LEAST_ROWS = 384
+PINGPONG_MOST_ROWS = 2048
+
+
+def _can_be_narrow(problem: RaggedProblem) -> bool:
+    # As in `ragged_dot` and its gradients; others would take as long to compile once more.
+    return problem.lhs == "mk" and problem.rhs != "nm"
+
+
+def _narrow_pays(problem: RaggedProblem, target: Target) -> bool:
+    """Whether a tile of half the columns has all of them, so that no row is read more often."""
+    return problem.n <= NARROW_TILE.tile_n
+
+
+def rows_stay(problem: RaggedProblem) -> bool:
+    """Whether lhs [m, k] is multiplied by weights."""
+    return (problem.lhs, problem.out) == ("mk", "mn")
+
+
+def has_few_rows(problem: RaggedProblem, most: int) -> bool:
+    """Whether groups have `most` rows at most, on average."""
+    return problem.m <= most * problem.num_groups
+
+
+def stream_k_pays(problem: RaggedProblem, target: Target, least_steps: int) -> bool:
+    """Whether to cut the last of many waves, from the mean size of a group, steps and waves."""
+    waves = count_tiles(problem, STREAM_K_TILE) / target.multiprocessors
+    return (
+        cdiv(problem.m, problem.num_groups) >= STREAM_K_LEAST_ROWS
+        and steps(problem) >= least_steps
+        and waves <= STREAM_K_MOST_WAVES
+    )
+
+
+def _cutting_pays(problem: RaggedProblem, target: Target) -> bool:
+    # Of narrow tiles too: they are as many where they are taken, and handing over their sums takes
+    # half as long, as their steps do.
+    return _cutting_few_tiles_pays(problem, target) or stream_k_pays(
+        problem, target, STREAM_K_LEAST_STEPS
+    )
+
+
+def _cutting_few_tiles_pays(problem: RaggedProblem, target: Target) -> bool:
+    clusters = max(target.multiprocessors // STREAM_K_TILE.cluster, 1)
+    units = cdiv(count_tiles(problem, STREAM_K_TILE), STREAM_K_TILE.cluster)
+    saved = cdiv(units, clusters) - stream_k_waves(units, steps(problem), clusters)
+    return units <= STREAM_K_FEW_WAVES * clusters and saved * steps(problem) >= STREAM_K_SAVED_STEPS
+
+
+def _can_take_turns(problem: RaggedProblem) -> bool:
+    # The stages of kernels that accumulate hold what is added to, until both consumers have read
+    # it.
+    layouts = problem.lhs, problem.rhs, problem.out
+    return (
+        layouts == ("mk", "mn", "gkn")
+        and problem.out_dtype == np.float32
+        and not problem.accumulates
+    )
+
+
+def _taking_turns_pays(problem: RaggedProblem, target: Target) -> bool:
+    least, most = (x * problem.num_groups for x in (PINGPONG_LEAST_ROWS, PINGPONG_MOST_ROWS))
+    return least <= problem.m <= most
+
+
+SIXTEEN_BITS = (
+    Choice(DEFAULT_TILE, record=("h200_main.json", "qwen3_up/forward/random")),
+    # By prediction: a step takes half as long where half of its columns were nothing.
+    Choice(
+        NARROW_STREAM_K_TILE,
+        record=None,
+        runs=rows_stay,
+        pays=lambda problem, target: (
+            _narrow_pays(problem, target) and _cutting_pays(problem, target)
+        ),
+    ),
+    Choice(NARROW_TILE, record=None, runs=_can_be_narrow, pays=_narrow_pays),
+    Choice(
+        STREAM_K_TILE,
+        record=("h200_main.json", "mixtral_down/forward/random"),
+        runs=rows_stay,
+        pays=_cutting_pays,
+    ),
+    Choice(
+        PINGPONG_TILE,
+        record=("h200_main.json", "qwen3_up/wgrad_f32/random"),
+        runs=_can_take_turns,
+        pays=_taking_turns_pays,
+    ),
+)
+"""The table for two operands of bfloat16 or float16."""
