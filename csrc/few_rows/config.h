@@ -28,7 +28,7 @@ constexpr int kGroupsAtOnce = 512;
 
 // One stage has 128 bytes of K of 128 columns: those of one matrix, or 64 of gate and the same of
 // up. Rows and results are of type Element, and are multiplied as they are, or quantised to 8 bits,
-// as matrices are then, with a scale for each row of a stage and for each box of matrices.
+// as matrices are then, with a scale for each row of a stage and for each box.
 template <class Element_, int kTileM_, bool kHasUp_, bool kQuantizes_ = false>
 struct Config {
   using Element = Element_;
@@ -43,10 +43,7 @@ struct Config {
 
   static constexpr int kBoxBytes = kBoxColumns * kRowBytes;
   static constexpr int kMatrixBytes = kBoxes * kBoxBytes;
-  // Of a row in shared memory: its bytes, or its quantised numbers in 16 bits, and 32 bytes more,
-  // so that four rows are read from all banks.
-  static constexpr int kRowPitch = kQuantizes ? 2 * kTileK + 32 : kRowBytes;
-  static constexpr int kLhsBytes = kTileM * kRowPitch;
+  static constexpr int kLhsBytes = kTileM * kRowBytes;
   static constexpr int kScaleBytes = kQuantizes ? (kTileM + kBoxes) * sizeof(float) : 0;
   static constexpr int kReserve = sm90::kSharedMemoryReserve + kGroupsAtOnce * sizeof(int);
   static constexpr int kStages =

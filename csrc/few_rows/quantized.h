@@ -2,14 +2,12 @@
 // 16 bits that are quantised on the way, 128 of K at a time, by the threads that bring them.
 //
 // A tile's rows are quantised again for each of its columns' tiles. They come from L2, and what
-// limits these products is how fast matrices are read. Numbers of 8 bits are exact in float16, in
-// which they are multiplied: Hopper has no instruction for so few rows of FP8.
+// limits these products is how fast matrices are read. Ada's instruction for FP8, which Hopper
+// makes of two for 16 bits whose operands are unpacked before, is fast enough for that.
 #pragma once
 
-#include <cuda_fp8.h>
-
 #include <cute/arch/copy_sm75.hpp>
-#include <cute/arch/mma_sm80.hpp>
+#include <cute/arch/mma_sm89.hpp>
 #include <type_traits>
 
 #include "few_rows/matrices.h"
@@ -58,7 +56,7 @@ struct QuantizedOperands {
   // Where a lane reads in a stage.
   struct Places {
     int column[2];  // of matrices, for the first 32 of K
-    int row;        // of the first eight rows, four of K
+    int row;        // of the first eight rows, for the same
 
     __device__ explicit Places(int warp) {
       int const lane = threadIdx.x % kWarpSize;
@@ -68,29 +66,27 @@ struct QuantizedOperands {
         int const in_box = run.column + lane % 16;
         column[i] = run.box * Config::kBoxBytes + in_box * kRowBytes + (lane / 16 ^ lane % 8) * 16;
       }
-      row = lane / 4 * Config::kRowPitch + lane % 4 * int(sizeof(uint2));
+      row = lane % 8 * kRowBytes + (lane / 8 % 2 ^ lane % 8) * 16;
     }
   };
 
-  // Adds a stage's product with the first kBlocks eights of a tile's rows, times both scales. Where
-  // the instruction has elements of K does not matter, as long as it is the same of both operands.
+  // Adds a stage's product with the first kBlocks eights of a tile's rows, times both scales.
   template <int kBlocks>
   __device__ __forceinline__ static void add(Shared const& shared, int stage, Places const& places,
                                              Sums<kBlocks>& sums) {
     uint8_t const* const matrices = shared.matrices[stage];
-    uint8_t const* const rows = shared.rows[stage] + places.row;
+    uint8_t const* const rows = shared.rows[stage];
     Sums<kBlocks> products = {};
-#pragma unroll 1
-    for (int k = 0; k < Config::kTileK; k += 2 * kMmaK) {
-      uint2 b[kBlocks][2];
+    // Registers are left for operands of two steps, and with all rows for those of one.
+    constexpr int kAtOnce = kBlocks < 4 ? 2 : 1;
+#pragma unroll kAtOnce
+    for (int k = 0; k < Config::kTileK; k += kMmaK) {
+      uint32_t b[kBlocks][2];
 #pragma unroll
       for (int block = 0; block < kBlocks; ++block) {
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          b[block][half] =
-              *reinterpret_cast<uint2 const*>(rows + block * kMmaRows * Config::kRowPitch +
-                                              (k + half * kMmaK) * int(sizeof(cutlass::half_t)));
-        }
+        uint8_t const* const at = rows + (places.row ^ k) + block * kMmaRows * kRowBytes;
+        cute::SM75_U32x2_LDSM_N::copy(*reinterpret_cast<cute::uint128_t const*>(at), b[block][0],
+                                      b[block][1]);
       }
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
@@ -99,15 +95,11 @@ struct QuantizedOperands {
         cute::SM75_U32x4_LDSM_N::copy(*reinterpret_cast<cute::uint128_t const*>(at), a[0], a[1],
                                       a[2], a[3]);
 #pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          uint2 const first = in_f16(a[2 * half]), second = in_f16(a[2 * half + 1]);
-#pragma unroll
-          for (int block = 0; block < kBlocks; ++block) {
-            float (&d)[4] = products[i][block];
-            cute::SM80_16x8x16_F32F16F16F32_TN::fma(d[0], d[1], d[2], d[3], first.x, second.x,
-                                                    first.y, second.y, b[block][half].x,
-                                                    b[block][half].y, d[0], d[1], d[2], d[3]);
-          }
+        for (int block = 0; block < kBlocks; ++block) {
+          float (&d)[4] = products[i][block];
+          cute::SM89_16x8x32_F32E4M3E4M3F32_TN::fma(d[0], d[1], d[2], d[3], a[0], a[1], a[2], a[3],
+                                                    b[block][0], b[block][1], d[0], d[1], d[2],
+                                                    d[3]);
         }
       }
     }
@@ -117,7 +109,7 @@ struct QuantizedOperands {
           &shared.row_scales[stage][block * kMmaRows + lane_row()]);
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        float const of_box = shared.box_scales[stage][i] * kUnit;
+        float const of_box = shared.box_scales[stage][i];
         float const even = of_rows.x * of_box, odd = of_rows.y * of_box;
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
@@ -128,20 +120,7 @@ struct QuantizedOperands {
   }
 
  private:
-  static constexpr int kMmaK = 16;
-  static constexpr float kUnit = 256;  // of what in_f16 makes
-
-  // Four numbers of e4m3, over kUnit, exactly: the exponents of float16 are 8 more. The
-  // instructions that convert are an eighth as fast as those of integers.
-  __device__ __forceinline__ static uint2 in_f16(uint32_t octets) {
-    auto const convert = [](uint32_t high) {  // each in the upper half of 16 bits
-      uint32_t const magnitude = high >> 1 & 0x3f803f80;
-      // One more than the largest magnitude's last bit is carried into what makes it NaN.
-      uint32_t const nan = magnitude + 0x00800080 & 0x40004000;
-      return high & 0x80008000 | magnitude | nan;
-    };
-    return {convert(__byte_perm(octets, 0, 0x1404)), convert(__byte_perm(octets, 0, 0x3424))};
-  }
+  static constexpr int kMmaK = 32;
   using Octet = quantize::Octet<Source>;
   using Words = quantize::Word<Source>;
 
@@ -219,16 +198,8 @@ struct QuantizedOperands {
     if (row >= rows) return;
     uint2 const q =
         quantize::convert_eight<kFormat>([&](int i) { return octet[i] * scale.inverse; });
-    uint32_t const words[] = {q.x, q.y};
-    uint32_t wide[4];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      auto const two = static_cast<__nv_fp8x2_storage_t>(words[i / 2] >> i % 2 * 16);
-      __half2_raw const pair = __nv_cvt_fp8x2_to_halfraw2(two, __NV_E4M3);
-      wide[i] = pair.x | uint32_t(pair.y) << 16;
-    }
-    *reinterpret_cast<uint4*>(&shared.rows[stage][row * Config::kRowPitch + lane * 16]) =
-        uint4{wide[0], wide[1], wide[2], wide[3]};
+    int const piece = lane / 2 ^ row % 8;
+    *reinterpret_cast<uint2*>(&shared.rows[stage][row * kRowBytes + piece * 16 + lane % 2 * 8]) = q;
     if (lane == 0) shared.row_scales[stage][row] = scale.scale;
   }
 };
