@@ -198,19 +198,6 @@ jgg_add_instances(
 )
 
 jgg_add_product(
-  quantized_ragged_dot
-  NAMESPACE jgg::mlp
-  ARGUMENTS QuantizedArguments
-  HEADER mlp/gated_ragged_dot.h
-)
-jgg_add_instances(
-  quantized_ragged_dot few_rows_quantized
-  HEADER few_rows/quantized_launch.h
-  TYPES kBf16 kF16
-  KINDS kSwapped
-)
-
-jgg_add_product(
   activated_ragged_dot
   NAMESPACE jgg::mlp
   ARGUMENTS GatedArguments

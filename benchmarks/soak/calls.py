@@ -153,12 +153,6 @@ def _fp8_products() -> None:
         _a(M // 3, 512), _a(G, 512, K), _a(G, 512, K), _a(G, K, 512),
         _a(G, dtype=jnp.int32), _a(M, dtype=jnp.int32),
     )  # fmt: skip
-    # Which quantises the rows that it reads.
-    _lower(
-        lambda *x: jgg.ragged_mlp(*x[:-1], rows=x[-1], recipe=jgg.Recipe()),
-        _a(5, 80), _a(G, 80, K), _a(G, 80, K), _a(G, K, 80),
-        _a(G, dtype=jnp.int32), _a(FEW_ROWS, dtype=jnp.int32),
-    )  # fmt: skip
     _lower(jgg.quantize_blockwise, _a(M, K))
     _lower(lambda x: jgg.quantize_weights(x), _a(G, K, N))
 

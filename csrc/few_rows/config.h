@@ -26,28 +26,23 @@ constexpr int kSharedMemory = sm90::kSharedMemoryLimit / kBlocks - 1024;
 // needed.
 constexpr int kGroupsAtOnce = 512;
 
-// One stage has 128 bytes of K of 128 columns: those of one matrix, or 64 of gate and the same of
-// up. Rows and results are of type Element, and are multiplied as they are, or quantised to 8 bits,
-// as matrices are then, with a scale for each row of a stage and for each box.
-template <class Element_, int kTileM_, bool kHasUp_, bool kQuantizes_ = false>
+// One stage has 64 of K of 128 columns: those of one matrix, or 64 of gate and the same of up.
+template <class Element_, int kTileM_, bool kHasUp_>
 struct Config {
   using Element = Element_;
   static constexpr int kTileM = kTileM_;
   static constexpr bool kHasUp = kHasUp_;
-  static constexpr bool kQuantizes = kQuantizes_;
-  static constexpr int kBoxColumns = 64;
+  static constexpr int kBoxColumns = kRowBytes / sizeof(Element);
   static constexpr int kBoxes = 2;
   static constexpr int kTileN = kHasUp ? kBoxColumns : kBoxes * kBoxColumns;  // of the result
-  static constexpr int kTileK = kRowBytes / (kQuantizes ? 1 : sizeof(Element));
+  static constexpr int kTileK = kRowBytes / sizeof(Element);
   static constexpr int kCluster = 1;
 
-  static constexpr int kBoxBytes = kBoxColumns * kRowBytes;
+  static constexpr int kBoxBytes = kTileK * kRowBytes;
   static constexpr int kMatrixBytes = kBoxes * kBoxBytes;
   static constexpr int kLhsBytes = kTileM * kRowBytes;
-  static constexpr int kScaleBytes = kQuantizes ? (kTileM + kBoxes) * sizeof(float) : 0;
   static constexpr int kReserve = sm90::kSharedMemoryReserve + kGroupsAtOnce * sizeof(int);
-  static constexpr int kStages =
-      (kSharedMemory - kReserve) / (kMatrixBytes + kLhsBytes + kScaleBytes);
+  static constexpr int kStages = (kSharedMemory - kReserve) / (kMatrixBytes + kLhsBytes);
 };
 
 template <class Config>

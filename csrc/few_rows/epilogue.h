@@ -4,8 +4,8 @@
 // from those in float32 and rounded once, as it is where each step is a kernel of its own.
 #pragma once
 
+#include "few_rows/multiply.h"
 #include "few_rows/params.h"
-#include "few_rows/sums.h"
 
 namespace jgg::few_rows {
 

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 
-#include "few_rows/plain.h"
 #include "few_rows/roles.h"
 #include "few_rows/tiles.h"
 #include "sm90/config_of.h"
@@ -12,8 +11,9 @@
 
 namespace jgg::few_rows {
 
-// All but the descriptors of matrices.
-inline void set_common(mlp::GatedArguments const& a, Params& params) {
+template <class Config>
+cudaError_t make_params(mlp::GatedArguments const& a, Params& params) {
+  using Element = typename Config::Element;
   params.x = static_cast<char const*>(a.x);
   params.rows = a.rows;
   params.divisor = a.divisor;
@@ -30,15 +30,11 @@ inline void set_common(mlp::GatedArguments const& a, Params& params) {
   params.groups = a.groups;
   params.k = a.k;
   params.n = a.n;
-  params.hint = sm90::LoadHint::kEvictFirst;
-}
-
-template <class Operands, class Config = typename Operands::Config>
-cudaError_t make_params(mlp::GatedArguments const& a, typename Operands::Params& params) {
-  set_common(a, params);
   params.up_column = a.is_concatenated ? a.n : 0;
+  params.hint = sm90::LoadHint::kEvictFirst;
+
   auto const encode = [&](CUtensorMap& descriptor, void const* matrices) {
-    sm90::TensorView view = sm90::view<typename Config::Element>(matrices);
+    sm90::TensorView view = sm90::view<Element>(matrices);
     view.fetch = sm90::kFetchBox;
     int64_t const columns = a.is_concatenated ? 2 * int64_t(a.n) : a.n;
     return sm90::encode_plain(&descriptor, view, a.groups.local_groups, a.k, columns,
@@ -49,14 +45,13 @@ cudaError_t make_params(mlp::GatedArguments const& a, typename Operands::Params&
   return encode(params.up, a.is_concatenated ? a.gate_weights : a.up_weights);
 }
 
-template <class Operands, class Arguments>
-cudaError_t launch(Arguments const& a, cudaStream_t stream) {
-  using Config = typename Operands::Config;
-  typename Operands::Params params{};
-  if (auto const status = make_params<Operands>(a, params); status != cudaSuccess) return status;
+template <class Config>
+cudaError_t launch(mlp::GatedArguments const& a, cudaStream_t stream) {
+  Params params{};
+  if (auto const status = make_params<Config>(a, params); status != cudaSuccess) return status;
   int64_t const row_tiles = ceil_div(a.groups.rows, Config::kTileM) + int64_t(a.groups.groups) + 1;
   int64_t const units = std::min<int64_t>(row_tiles, a.groups.rows) * ceil_div(a.n, Config::kTileN);
-  return sm90::launch_persistent<FewRowsRoles<Operands>>(params, units, stream);
+  return sm90::launch_persistent<FewRowsRoles<Config>>(params, units, stream);
 }
 
 }  // namespace jgg::few_rows
@@ -69,7 +64,7 @@ cudaError_t few_rows(TileConfig config, GatedArguments const& arguments, cudaStr
       [&](auto tile, auto has_up) {
         using Element = sm90::Typed<kType>;
         using Config = few_rows::Config<Element, decltype(tile)::kTileM, has_up.value>;
-        return few_rows::launch<few_rows::PlainOperands<Config>>(arguments, stream);
+        return few_rows::launch<Config>(arguments, stream);
       },
       OneTileOf<few_rows::Tiles>{config}, Flag{arguments.has_up()});
 }

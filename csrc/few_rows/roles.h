@@ -3,7 +3,8 @@
 #pragma once
 
 #include "few_rows/epilogue.h"
-#include "few_rows/sums.h"
+#include "few_rows/loads.h"
+#include "few_rows/multiply.h"
 #include "scheduler/ragged_schedule.h"
 
 namespace jgg::few_rows {
@@ -23,28 +24,27 @@ __device__ GroupSizes read_sizes(GroupSizes groups, SharedStorage<Config>& share
   return groups;
 }
 
-template <class Operands, class Config = typename Operands::Config>
-__device__ void compute(Params const& params, typename Operands::Shared& shared,
-                        WorkTile const& work, typename Operands::Stage& stage,
-                        typename Operands::Places const& places, int warp) {
+template <class Config>
+__device__ void compute(Params const& params, SharedStorage<Config>& shared, WorkTile const& work,
+                        sm90::StageIterator<Config::kStages>& stage, Places<Config> const& places,
+                        int warp) {
   if (work.k_tiles == 0) {
     return store_zeros<Config>(params, work, threadIdx.x - kFirstConsumer * kWarpSize,
                                kConsumerWarps * kWarpSize);
   }
   Epilogue<Config> const epilogue(params, work, warp);
-  with_room_for<kMmaRows, Config::kTileM>(uniform(work.extent - work.m), [&](auto blocks) {
+  with_blocks<Config::kTileM / kMmaRows>(uniform(work.extent - work.m), [&](auto blocks) {
     Sums<blocks.value> sums = {};
-    multiply<Operands, blocks.value>(shared, work.k_tiles, stage, places, sums);
+    multiply<Config, blocks.value>(shared, work.k_tiles, stage, places, sums);
     epilogue.template store<blocks.value>(sums);
   });
 }
 
-// Operands: those of 16 bits (plain.h), or quantised ones (quantized.h).
-template <class Operands>
+template <class Config_>
 struct FewRowsRoles {
-  using Config = typename Operands::Config;
-  using Params = typename Operands::Params;
-  using Shared = typename Operands::Shared;
+  using Config = Config_;
+  using Params = few_rows::Params;
+  using Shared = SharedStorage<Config>;
   static constexpr sm90::Registers kRegisters{};  // as many as two blocks have
   static constexpr int kThreads = few_rows::kThreads;
   static constexpr int kBlocks = few_rows::kBlocks;
@@ -62,7 +62,7 @@ struct FewRowsRoles {
 
   __device__ static void load(Params const& params, Shared& shared, int) {
     sm90::for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
-      if (DeviceWarp::leads()) Operands::load_matrices(params, shared, work, stage);
+      if (DeviceWarp::leads()) load_matrices<Config>(params, shared, work, stage);
     });
   }
 
@@ -74,15 +74,15 @@ struct FewRowsRoles {
 
   __device__ static void bring(Params const& params, Shared& shared, int, int) {
     sm90::for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
-      Operands::load_rows(params, shared, work, stage);
+      load_rows<Config>(params, shared, work, stage);
     });
   }
 
   __device__ static void consume(Params const& params, Shared& shared, int) {
     int const warp = uniform(threadIdx.x / kWarpSize) - kFirstConsumer;
-    typename Operands::Places const places(warp);
+    Places<Config> const places(warp);
     sm90::for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
-      compute<Operands>(params, shared, work, stage, places, warp);
+      compute<Config>(params, shared, work, stage, places, warp);
     });
   }
 };

@@ -2,14 +2,12 @@
 #include <array>
 #include <string>
 #include <string_view>
-#include <utility>
 
 #include "ffi/bindings.h"
 #include "ffi/buffers.h"
 #include "ffi/element_types.h"
 #include "ffi/groups.h"
 #include "mlp/gated_ragged_dot.h"
-#include "scheduler/ceil_div.h"
 
 namespace jgg {
 namespace {
@@ -72,57 +70,55 @@ class OptionalOperands {
   ffi::Error error_ = ffi::Error::Success();
 };
 
-// What is done to the sums of a product.
-struct Step {
-  std::string_view optional;
-  bool zeroes_unowned;
-  int32_t function;
-  int32_t divisor;
-  float alpha;
-  float cubic;
-  float limit;
-  float shift;
-};
-
-// All arguments but the matrices [local_groups, k, ...].
-ffi::Error arguments_of(mlp::GatedArguments& a, int local_groups, int k, ffi::AnyBuffer x,
-                        Sizes group_sizes, Sizes group_offset, ffi::RemainingArgs operands,
-                        ffi::RemainingRets results, Step const& step) {
+// A product of rows with matrices, and what is done to its sums.
+ffi::Error launch(KernelKind kind, char const* name, cudaStream_t stream, ffi::AnyBuffer x,
+                  ffi::AnyBuffer matrices, Sizes group_sizes, Sizes group_offset,
+                  ffi::RemainingArgs operands, ffi::RemainingRets results,
+                  std::string_view optional, bool zeroes_unowned, int32_t function, int32_t divisor,
+                  float alpha, float cubic, float limit, float shift, int32_t tile_m,
+                  int32_t tile_n, int32_t cluster) {
+  mlp::GatedArguments a{};
   auto const tokens = Shape<2>::of("x", x);
   if (!tokens) return tokens.error();
+  auto const stack = Shape<3>::of("the matrices", matrices);
+  if (!stack) return stack.error();
   if (results.size() < 1 || results.size() > 3) return invalid("there are one to three results");
   auto out = results.get<ffi::AnyBuffer>(0);
   if (!out) return out.error();
   auto const rows = Shape<2>::of("the result", **out);
   if (!rows) return rows.error();
-  if (tokens->batched || rows->batched) {
+  if (tokens->batched || stack->batched || rows->batched) {
     return invalid("the kernels of an expert MLP have no batch dimension");
   }
+  auto const [local_groups, k, columns] = stack->size;
   int const m = rows->size[0], n = rows->size[1];
   auto const type = x.element_type();
   if (tokens->size[1] != k) return invalid("x does not fit the matrices");
-  if (step.divisor < 1) return invalid("divisor has to be positive");
+  if (divisor < 1) return invalid("divisor has to be positive");
   if (!element_type(type, {ElementType::kBf16, ElementType::kF16}, a.type) ||
-      (*out)->element_type() != type) {
+      matrices.element_type() != type || (*out)->element_type() != type) {
     return invalid("the kernels of an expert MLP take operands and results of bf16 or of f16");
   }
-  for (auto error : {whole_vectors("x", x), whole_vectors("the result", **out)}) {
+  for (ffi::AnyBuffer const& buffer : {x, matrices, ffi::AnyBuffer(**out)}) {
+    auto const error = whole_vectors("an operand or the result", buffer);
     if (error.failure()) return error;
   }
 
-  auto const groups = groups_of(group_sizes, group_offset, 1, local_groups, m, step.zeroes_unowned);
+  auto const groups = groups_of(group_sizes, group_offset, 1, local_groups, m, zeroes_unowned);
   if (!groups) return groups.error();
   a.groups = *groups;
-  a.has_activation = step.function != kNoFunction;
-  a.activation = {step.alpha, step.cubic, step.limit, step.shift,
-                  static_cast<mlp::Function>(step.function)};
+  a.has_activation = function != kNoFunction;
+  a.is_concatenated = a.has_activation && columns == 2 * int64_t(n);
+  if (!a.is_concatenated && columns != n) return invalid("the matrices do not fit the result");
+  a.activation = {alpha, cubic, limit, shift, static_cast<mlp::Function>(function)};
   a.tokens = tokens->size[0];
-  a.divisor = step.divisor;
+  a.divisor = divisor;
   a.k = k;
   a.n = n;
   a.x = x.untyped_data();
+  a.gate_weights = matrices.untyped_data();
 
-  OptionalOperands given(operands, step.optional);
+  OptionalOperands given(operands, optional);
   constexpr auto kFloat = ffi::DataType::F32;
   auto const bias = [&](char const* name) {
     void const* const data = given.take(name, std::array{local_groups, n}, {type, kFloat});
@@ -134,13 +130,17 @@ ffi::Error arguments_of(mlp::GatedArguments& a, int local_groups, int k, ffi::An
   a.up_bias = bias("b1");
   a.weights = static_cast<float const*>(given.take("weights", std::array{m}, {kFloat}));
   if (given.has("weights_of_pairs")) {
-    std::array const pairs{a.tokens, step.divisor};
+    std::array const pairs{a.tokens, divisor};
     a.weights = static_cast<float const*>(given.take("weights_of_pairs", pairs, {kFloat}));
     a.weights_of_pairs = true;
   }
   if (given.error().failure()) return given.error();
   if (a.weights_of_pairs && !a.rows) return invalid("weights of pairs need to know the pairs");
   if (!a.rows && a.tokens != m) return invalid("x does not fit the result");
+  bool const has_up = a.up_weights != nullptr || a.is_concatenated;
+  if (results.size() > 1 && results.size() != (has_up ? 3 : 2)) {
+    return invalid("gate and up are both kept, or neither is");
+  }
 
   a.hidden = (*out)->untyped_data();
   for (size_t i = 1; i < results.size(); ++i) {
@@ -150,35 +150,6 @@ ffi::Error arguments_of(mlp::GatedArguments& a, int local_groups, int k, ffi::An
       return invalid("results differ in size or in type");
     }
     (i == 1 ? a.gate : a.up) = (*kept)->untyped_data();
-  }
-  return ffi::Error::Success();
-}
-
-// A product of rows with matrices of their type, and what is done to its sums.
-ffi::Error launch(KernelKind kind, char const* name, cudaStream_t stream, ffi::AnyBuffer x,
-                  ffi::AnyBuffer matrices, Sizes group_sizes, Sizes group_offset,
-                  ffi::RemainingArgs operands, ffi::RemainingRets results,
-                  std::string_view optional, bool zeroes_unowned, int32_t function, int32_t divisor,
-                  float alpha, float cubic, float limit, float shift, int32_t tile_m,
-                  int32_t tile_n, int32_t cluster) {
-  mlp::GatedArguments a{};
-  auto const stack = Shape<3>::of("the matrices", matrices);
-  if (!stack) return stack.error();
-  if (stack->batched) return invalid("the kernels of an expert MLP have no batch dimension");
-  auto const [local_groups, k, columns] = stack->size;
-  Step const step{optional, zeroes_unowned, function, divisor, alpha, cubic, limit, shift};
-  auto error =
-      arguments_of(a, local_groups, k, x, group_sizes, group_offset, operands, results, step);
-  if (error.success()) error = whole_vectors("the matrices", matrices);
-  if (error.failure()) return error;
-  if (matrices.element_type() != x.element_type()) {
-    return invalid("the kernels of an expert MLP take operands and results of bf16 or of f16");
-  }
-  a.is_concatenated = a.has_activation && columns == 2 * int64_t(a.n);
-  if (!a.is_concatenated && columns != a.n) return invalid("the matrices do not fit the result");
-  a.gate_weights = matrices.untyped_data();
-  if (results.size() > 1 && results.size() != (a.has_up() ? 3 : 2)) {
-    return invalid("gate and up are both kept, or neither is");
   }
   return launched(mlp::gated_ragged_dot({tile_m, tile_n, cluster, kind}, a, stream), name);
 }
@@ -192,72 +163,19 @@ ffi::Error few_rows_dot(cudaStream_t stream, Arguments... arguments) {
   return launch(KernelKind::kSwapped, "few_rows_dot", stream, arguments...);
 }
 
-// The same with matrices [local_groups, columns, k] that are quantised in blocks.
-ffi::Error quantized_dot(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer matrices,
-                         ffi::Buffer<ffi::F32> scales, Sizes group_sizes, Sizes group_offset,
-                         ffi::RemainingArgs operands, ffi::RemainingRets results,
-                         std::string_view optional, bool zeroes_unowned, int32_t function,
-                         int32_t divisor, float alpha, float cubic, float limit, float shift,
-                         int32_t tile_m, int32_t tile_n, int32_t cluster, bool power_of_two) {
-  mlp::QuantizedArguments a{};
-  auto const stack = Shape<3>::of("the matrices", matrices);
-  if (!stack) return stack.error();
-  if (stack->batched) return invalid("the kernels of an expert MLP have no batch dimension");
-  auto const [local_groups, columns, k] = stack->size;
-  Step const step{optional, zeroes_unowned, function, divisor, alpha, cubic, limit, shift};
-  auto error =
-      arguments_of(a, local_groups, k, x, group_sizes, group_offset, operands, results, step);
-  if (error.success()) error = whole_vectors("the matrices", matrices);
-  int const column_blocks = ceil_div(columns, kScaleBlock), k_blocks = ceil_div(k, kScaleBlock);
-  std::array const scale_blocks{local_groups, column_blocks, k_blocks};
-  if (error.success()) error = has_shape<3>("the scales", scales, scale_blocks);
-  if (error.failure()) return error;
-  if (matrices.element_type() != ffi::DataType::F8E4M3FN) {
-    return invalid("quantised matrices are of float8_e4m3fn");
-  }
-  // Those of up begin at a whole block.
-  a.is_concatenated =
-      a.has_activation && columns == 2 * int64_t(ceil_div(a.n, kScaleBlock)) * kScaleBlock;
-  if (!a.is_concatenated && columns != a.n) return invalid("the matrices do not fit the result");
-  if (a.up_weights != nullptr || results.size() != 1) {
-    return invalid("quantised gate and up are one matrix, and neither is kept");
-  }
-  a.gate_weights = matrices.untyped_data();
-  a.scales = {scales.typed_data(), 0, int64_t(column_blocks) * k_blocks, k_blocks, 1};
-  a.columns = columns;
-  a.power_of_two = power_of_two;
-  return launched(
-      mlp::quantized_ragged_dot({tile_m, tile_n, cluster, KernelKind::kSwapped}, a, stream),
-      "few_rows_quantized_dot");
-}
-
-// What follows the matrices.
-template <class Binding>
-auto with_rest(Binding binding) {
-  return with_tile_attributes(
-      with_activation_attributes(std::move(binding)
-                                     .template Arg<Sizes>()  // group_sizes
-                                     .template Arg<Sizes>()  // group_offset
-                                     .RemainingArgs()        // as `optional` names them
-                                     .RemainingRets()  // the result; gate and up, if they are kept
-                                     .template Attr<std::string_view>("optional")
-                                     .template Attr<bool>("zeroes_unowned")
-                                     .template Attr<int32_t>("function")
-                                     .template Attr<int32_t>("divisor")));
-}
-
 auto binding() {
-  return with_rest(on_stream()
-                       .Arg<ffi::AnyBuffer>()    // x
-                       .Arg<ffi::AnyBuffer>());  // matrices: of the gate, or of gate and up
-}
-
-auto quantized_binding() {
-  return with_rest(on_stream()
-                       .Arg<ffi::AnyBuffer>()          // x
-                       .Arg<ffi::AnyBuffer>()          // matrices
-                       .Arg<ffi::Buffer<ffi::F32>>())  // their scales
-      .Attr<bool>("power_of_two");
+  return with_tile_attributes(with_activation_attributes(
+      on_stream()
+          .Arg<ffi::AnyBuffer>()  // x
+          .Arg<ffi::AnyBuffer>()  // matrices: of the gate, or of gate and up
+          .Arg<Sizes>()           // group_sizes
+          .Arg<Sizes>()           // group_offset
+          .RemainingArgs()        // as `optional` names them
+          .RemainingRets()        // the result; gate and up, if they are kept
+          .Attr<std::string_view>("optional")
+          .Attr<bool>("zeroes_unowned")
+          .Attr<int32_t>("function")
+          .Attr<int32_t>("divisor")));
 }
 
 }  // namespace
@@ -269,4 +187,3 @@ JGG_DEFINE_HANDLER(
 JGG_DEFINE_HANDLER(
     JggFewRowsDot, [](auto... arguments) { return jgg::few_rows_dot(arguments...); },
     jgg::binding());
-JGG_DEFINE_HANDLER(JggFewRowsQuantizedDot, jgg::quantized_dot, jgg::quantized_binding());

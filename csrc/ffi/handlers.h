@@ -44,5 +44,4 @@ XLA_FFI_Error* JggGatedRaggedDotTranspose(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggPairedRaggedDot(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggPairedWeightGradients(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggFewRowsDot(XLA_FFI_CallFrame* call_frame);
-XLA_FFI_Error* JggFewRowsQuantizedDot(XLA_FFI_CallFrame* call_frame);
 }

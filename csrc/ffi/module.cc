@@ -71,7 +71,6 @@ nb::dict registrations() {
   targets["jax_grouped_gemm.paired_ragged_dot.v2"] = product<JggPairedRaggedDot>();
   targets["jax_grouped_gemm.paired_weight_gradients.v1"] = product<JggPairedWeightGradients>();
   targets["jax_grouped_gemm.few_rows_dot.v2"] = product<JggFewRowsDot>();
-  targets["jax_grouped_gemm.few_rows_quantized_dot.v1"] = encapsulate(JggFewRowsQuantizedDot);
   return targets;
 }
 

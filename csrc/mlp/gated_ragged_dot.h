@@ -63,15 +63,6 @@ struct GatedArguments {
   bool has_up() const { return up_weights != nullptr || is_concatenated; }
 };
 
-// The same with matrices in FP8 (e4m3), gate_weights [local_groups, columns, k] with columns n, or
-// those of gate, zeros up to the next multiple of 128, and those of up; and rows of x that are
-// quantised on the way, in blocks of 1 x 128.
-struct QuantizedArguments : GatedArguments {
-  BlockScales scales;
-  int columns;
-  bool power_of_two;  // of the scales of rows
-};
-
 // The gradients of the above, from dy [m, k] and the weights [local_groups, n, k] that hidden was
 // multiplied by: dh = dy weights^T, and from it those of gate and up, if there is an up, and that
 // of a row's weight as one sum for each of the tile's columns. Results are [m, n] and [ceil(n /
@@ -127,9 +118,6 @@ struct PairedArguments {
 cudaError_t gated_ragged_dot(TileConfig config, GatedArguments const& arguments,
                              cudaStream_t stream);
 cudaError_t activated_ragged_dot(TileConfig config, GatedArguments const& arguments,
-                                 cudaStream_t stream);
-// For groups of few rows alone.
-cudaError_t quantized_ragged_dot(TileConfig config, QuantizedArguments const& arguments,
                                  cudaStream_t stream);
 cudaError_t gated_gradient(TileConfig config, GradientArguments const& arguments,
                            cudaStream_t stream);

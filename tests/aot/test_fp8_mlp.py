@@ -85,18 +85,11 @@ class TestForward:
         copies = re.findall(r"= (\w+)\[\S+ custom-call.*dispatch_rows", program.hlo)
         assert sorted(copies) == ["f32", "f8e4m3fn"]
 
-    @pytest.mark.parametrize("tokens", [1, 16, 128])
-    def test_few_tokens(self, tokens, h200):
-        """A kernel for each product, which quantises the rows that it reads, and one of XLA's for
-        the tokens and weights of rows."""
-        program = compiled_with_routing(h200, tokens, 2048, 768, 128, 8)
-        assert program.kernels == dict(sort_by_expert=1, few_rows_quantized_dot=2, combine_rows=1)
-        assert len([i for i in program.entry if i.opcode not in FREE]) == 1
-
-    @pytest.mark.parametrize("tokens, copies", [(16, ["bf16"]), (128, ["f32", "f8e4m3fn"])])
-    def test_few_tokens_of_other_layers(self, tokens, copies, h200, monkeypatch):
-        """A kernel for each step."""
-        monkeypatch.setattr("jax_grouped_gemm._src.mlp.fp8.few_rows.FEW_ROWS", 0)
+    @pytest.mark.parametrize(
+        "tokens, copies", [(1, ["bf16"]), (16, ["bf16"]), (128, ["f32", "f8e4m3fn"])]
+    )
+    def test_few_tokens(self, tokens, copies, h200):
+        """A kernel for each step, and one of XLA's for the tokens and weights of rows."""
         program = compiled_with_routing(h200, tokens, 2048, 768, 128, 8)
         found = re.findall(r"= (\w+)\[\S+ custom-call.*dispatch_rows", program.hlo)
         assert sorted(found) == copies
@@ -105,6 +98,7 @@ class TestForward:
             scaled_ragged_noncontracting=2, dispatch_rows=len(copies)
         )
         assert program.kernels == wanted
+        assert len([i for i in program.entry if i.opcode not in FREE]) == 1
 
 
 class TestGradients:

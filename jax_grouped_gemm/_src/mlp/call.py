@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import operator
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -42,17 +40,7 @@ def gated(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
     wi = given["wi" if "wi" in given else "wi_0"]
     optional = ("wi_1", "rows", "b0", "b1")
     activation = Epilogue.of(plan.problem.params["activation"])
-    zeroes_unowned = plan.problem.params["zeroes_unowned"]
-    return activated(
-        FEW_ROWS if plan.tile.transposed else GATED,
-        plan,
-        given,
-        (given["x"], wi),
-        optional,
-        [hidden] * (1 + kept),
-        activation,
-        zeroes_unowned=zeroes_unowned,
-    )
+    return _activated(plan, given, (given["x"], wi), optional, [hidden] * (1 + kept), activation)
 
 
 def biased(plan: MlpPlan, *operands: jax.Array) -> jax.Array:
@@ -62,50 +50,28 @@ def biased(plan: MlpPlan, *operands: jax.Array) -> jax.Array:
     given = dict(zip(plan.problem.operands, operands, strict=True))
     hidden, wo = given["hidden"], given["wo"]
     y = jax.ShapeDtypeStruct((hidden.shape[0], wo.shape[2]), hidden.dtype)
-    zeroes_unowned = plan.problem.params["zeroes_unowned"]
-    return activated(
-        FEW_ROWS, plan, given, (hidden, wo), ("bo",), [y], None, zeroes_unowned=zeroes_unowned
-    )[0]
+    return _activated(plan, given, (hidden, wo), ("bo",), [y], None)[0]
 
 
-def activated(
-    target: str,
-    plan: MlpPlan,
-    given: Mapping[str, jax.Array],
-    factors: Sequence[jax.Array],
-    optional: Iterable[str],
-    results: Sequence[jax.ShapeDtypeStruct],
-    activation: Epilogue | None,
-    **attributes: Any,
-) -> list[jax.Array]:
-    """One call of a forward kernel.
-
-    Args:
-      target: its name.
-      plan: with the tile of the kernel.
-      given: operands by name; those named below, weights, group_sizes and group_offset are taken.
-      factors: the operands that are always there, x first.
-      optional: names of others, which the kernel gets if they are given.
-      results: the shapes and dtypes of all results.
-      activation: None for a product and its bias.
-      **attributes: of the call, besides those of the tile and of the activation.
-    """
-    taken = {name: given[name] for name in optional if name in given}
-    if "rows" in taken:
-        taken["rows"] = as_int32(taken["rows"], factors[0].shape[0])
+def _activated(plan, given, factors, optional, results, activation) -> list[jax.Array]:
+    """One call of a forward kernel, with those of the optional operands that are given."""
+    optional = {name: given[name] for name in optional if name in given}
+    if "rows" in optional:
+        optional["rows"] = as_int32(optional["rows"], factors[0].shape[0])
     if "weights" in given:
-        taken["weights"] = given["weights"].astype(jnp.float32)
+        optional["weights"] = given["weights"].astype(jnp.float32)
     function = -1 if activation is None else activation.function
-    call = jax.ffi.ffi_call(target, results)
+    attributes = (activation or NO_ACTIVATION).attributes()
+    call = jax.ffi.ffi_call(FEW_ROWS if plan.tile.transposed else GATED, results)
     return call(
         *factors,
         given["group_sizes"],
         given["group_offset"],
-        *taken.values(),
-        optional=" ".join(taken),
+        *optional.values(),
+        optional=" ".join(optional),
+        zeroes_unowned=plan.problem.params["zeroes_unowned"],
         function=np.int32(function),
         divisor=np.int32(1),  # rows are tokens, not pairs
-        **(activation or NO_ACTIVATION).attributes(),
         **attributes,
         **_tile(plan),
     )

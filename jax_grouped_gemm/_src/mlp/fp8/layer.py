@@ -33,7 +33,6 @@ from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.mlp import rows as token_rows
 from jax_grouped_gemm._src.mlp.biases import bias_rows
 from jax_grouped_gemm._src.mlp.composed import GATE, UP
-from jax_grouped_gemm._src.mlp.fp8 import few_rows
 from jax_grouped_gemm._src.mlp.fp8.hidden import HiddenGradients, HiddenLayer
 from jax_grouped_gemm._src.mlp.fp8.hidden_op import (
     hidden_gradients,
@@ -252,15 +251,13 @@ def _forward(layer, given, quantized, tokens, *, for_gradient):
     """The result; projections; and the matrices for the gradients of rows."""
     indices = given["group_sizes"], given["group_offset"]
     x, copied = given["x"], "rows" in given
-    wi, wo = _matrices(layer, given, quantized, for_gradient)
     if tokens is None:
-        if not for_gradient and (y := _of_few_rows(layer, given, wi, wo)) is not None:
-            return y, None, None
         if copied and copies_first(
             given["rows"].shape[0], x.shape[1], given["group_sizes"].shape[0]
         ):
             x, copied = token_rows.on_rows(x, given), False
         tokens = layer.quantize_tokens(x, given, layer.recipe.forward_dtype, copied=copied)
+    wi, wo = _matrices(layer, given, quantized, for_gradient)
     if for_gradient:
         tokens, wi, wo = (
             named(tokens, FP8_LHS),
@@ -278,7 +275,7 @@ def _forward(layer, given, quantized, tokens, *, for_gradient):
         copied=copied,
     )
     if has_biases:
-        projections = few_rows.with_biases(layer.hidden_layer, projections, given).astype(dtype)
+        projections = _with_biases(layer, projections, given).astype(dtype)
     if for_gradient:
         # Both in one array, so that a policy with either name keeps it.
         projections = checkpoint_name(checkpoint_name(projections, GATE), UP)
@@ -291,24 +288,6 @@ def _forward(layer, given, quantized, tokens, *, for_gradient):
     if layer.combines:
         y = _combined(y, given, given["x"].shape[0])
     return y, projections, (wi[0], None if wo is None else wo[0])
-
-
-def _of_few_rows(layer, given, wi, wo):
-    """The result by products that quantise the rows that they read, None where others are taken."""
-    dtypes = {layer.dtype(name) for name in ("x", "projections", "out")}
-    if len(dtypes) > 1:
-        return None
-    y = few_rows.product(layer, layer.hidden_layer, wi[1], given)
-    if y is None or wo is None:
-        return y
-    indices = {name: given[name] for name in ("group_sizes", "group_offset")}
-    hidden, y = y, few_rows.product(layer, None, wo[1], {"x": y} | indices)
-    if y is None:
-        rows, _ = layer.quantize_rows(
-            hidden, given["group_sizes"], layer.recipe.forward_dtype, plain=True
-        )
-        y = layer.rows_by_weights("forward", rows, wo[1], *indices.values(), layer.dtype("out"))
-    return _combined(y, given, given["x"].shape[0]) if layer.combines else y
 
 
 def _mlp_forward(layer, operands, quantized, tokens):
@@ -402,12 +381,23 @@ def _weights_of_rows(layer, given, projections):
     return row_weights(given.get("weights"), owned, projections)
 
 
+def _with_biases(layer, projections, given):
+    halves = layer.hidden_layer.split(projections)
+    sums = [
+        x + _bias_rows(given[name].astype(x.dtype), given, x.shape[0]) if name in given else x
+        for name, x in zip(("b0", "b1"), halves, strict=True)
+    ]
+    return layer.hidden_layer.join(*sums)
+
+
+def _bias_rows(bias, given, num_rows):
+    return bias_rows(bias, given["group_sizes"], given["group_offset"][0], num_rows)
+
+
 def _bias_gradient(layer, name, gradient, given):
     wide = at_least_float32(gradient.dtype)
     bias = given[name]
-    _, vjp = jax.vjp(
-        lambda bias: few_rows.rows_of_bias(bias, given, gradient.shape[0]), bias.astype(wide)
-    )
+    _, vjp = jax.vjp(lambda bias: _bias_rows(bias, given, gradient.shape[0]), bias.astype(wide))
     return vjp(gradient.astype(wide))[0].astype(bias.dtype)
 
 

@@ -1,0 +1,75 @@
+// How operands get to shared memory: matrices by TMA, rows by threads, since no TMA box has rows of
+// any tokens.
+#pragma once
+
+#include <cute/arch/copy_sm80.hpp>
+
+#include "few_rows/config.h"
+#include "few_rows/params.h"
+#include "sm90/tma/load.h"
+#include "sm90/work.h"
+
+namespace jgg::few_rows {
+
+// By one thread.
+template <class Config>
+__device__ void load_matrices(Params const& params, SharedStorage<Config>& shared,
+                              WorkTile const& work, sm90::StageIterator<Config::kStages>& stage) {
+  for (int step = 0; step < work.k_tiles; ++step, ++stage) {
+    shared.empty[stage.stage].wait(stage.phase ^ 1);
+    Barrier& full = shared.full[stage.stage];
+    full.arrive_and_expect_tx(Config::kMatrixBytes);
+    sm90::BoxLoader<1> const loader(full.address(), 0, params.hint);
+    uint8_t* const to = shared.matrices[stage.stage];
+    int const k = step * Config::kTileK;
+    loader.load(params.gate, to, 0, false, work.n, k, work.group);
+    loader.load(Config::kHasUp ? params.up : params.gate, to + Config::kBoxBytes, 1, false,
+                Config::kHasUp ? work.n + params.up_column : work.n + Config::kBoxColumns, k,
+                work.group);
+  }
+}
+
+// By each of the threads that bring rows. A row's 128 bytes of a stage are eight pieces, swizzled
+// so that eight rows of a piece are read from all banks. Rows that a tile does not have are left as
+// they are, and only reach rows of the result that are not stored.
+template <class Config>
+__device__ void load_rows(Params const& params, SharedStorage<Config>& shared, WorkTile const& work,
+                          sm90::StageIterator<Config::kStages>& stage) {
+  constexpr int kPieces = kRowBytes / 16, kElements = 16 / sizeof(typename Config::Element);
+  constexpr int kRowsAtOnce = kRowThreads / kPieces;
+  constexpr int kOwn = Config::kTileM / kRowsAtOnce;
+  if (work.k_tiles == 0) return;
+  int const thread = threadIdx.x % kRowThreads, piece = thread % kPieces;
+  int const first = thread / kPieces, rows = min(work.extent - work.m, Config::kTileM);
+
+  char const* from[kOwn];  // null: zeros
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    int const row = first + i * kRowsAtOnce;
+    from[i] = nullptr;
+    if (row >= rows) continue;
+    unsigned const token = params.token(work.begin + work.m + row);
+    if (token >= static_cast<unsigned>(params.tokens)) continue;
+    from[i] = params.x + (int64_t(token) * params.k + piece * kElements) *
+                             int64_t(sizeof(typename Config::Element));
+  }
+  // Rows are eight apart, so the swizzle is the same for all of a thread's.
+  int const place = first * kRowBytes + (piece ^ first % kPieces) * 16;
+  for (int step = 0; step < work.k_tiles; ++step, ++stage) {
+    shared.empty[stage.stage].wait(stage.phase ^ 1);
+    uint8_t* const to = shared.rows[stage.stage] + place;
+    bool const exists = step * Config::kTileK + piece * kElements < params.k;
+#pragma unroll
+    for (int i = 0; i < kOwn; ++i) {
+      if (first + i * kRowsAtOnce >= rows) break;
+      bool const reads = exists && from[i];
+      char const* const source = reads ? from[i] + int64_t(step) * kRowBytes : params.x;
+      cute::SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<cute::uint128_t>::copy(
+          *reinterpret_cast<cute::uint128_t const*>(source),
+          *reinterpret_cast<cute::uint128_t*>(to + i * kRowsAtOnce * kRowBytes), reads);
+    }
+    cutlass::arch::cpasync_barrier_arrive_noinc(shared.full[stage.stage].address());
+  }
+}
+
+}  // namespace jgg::few_rows
