@@ -17,6 +17,7 @@ XLA_FFI_Error* JggRankKV2(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggRankKF32(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggRankKFp64(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggQuantizeRows(XLA_FFI_CallFrame* call_frame);
+XLA_FFI_Error* JggQuantizeTokens(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggQuantizeBlocks(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggQuantizeJoined(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggQuantizeRagged(XLA_FFI_CallFrame* call_frame);

@@ -40,6 +40,7 @@ nb::dict registrations() {
   targets["jax_grouped_gemm.rank_k_f32.v2"] = encapsulate(JggRankKF32);
   targets["jax_grouped_gemm.rank_k_fp64.v2"] = encapsulate(JggRankKFp64);
   targets["jax_grouped_gemm.quantize_rows.v1"] = encapsulate(JggQuantizeRows);
+  targets["jax_grouped_gemm.quantize_tokens.v1"] = encapsulate(JggQuantizeTokens);
   targets["jax_grouped_gemm.quantize_blocks.v1"] = encapsulate(JggQuantizeBlocks);
   targets["jax_grouped_gemm.quantize_joined.v1"] = encapsulate(JggQuantizeJoined);
   targets["jax_grouped_gemm.quantize_ragged.v1"] = encapsulate(JggQuantizeRagged);

@@ -17,6 +17,7 @@ namespace {
 using quantize::QuantizeFormat;
 using Scales = ffi::Result<ffi::Buffer<ffi::F32>>;
 using Values = ffi::Result<ffi::AnyBuffer>;
+using Indices = ffi::Buffer<ffi::S32>;
 
 int blocks(int size) { return size / kScaleBlock + (size % kScaleBlock != 0); }
 
@@ -63,13 +64,21 @@ struct Form {
   }
 };
 
-ffi::Error quantize_rows(cudaStream_t stream, ffi::AnyBuffer x, Values values, Scales scales,
-                         bool power_of_two) {
+// Of x, or of the rows of it with the numbers `of`, if there are such.
+ffi::Error quantize_rows_of(cudaStream_t stream, ffi::AnyBuffer x, std::optional<Indices> of,
+                            Values values, Scales scales, bool power_of_two) {
   QuantizeFormat format{{}, {}, power_of_two};
   if (auto error = source_type(x, format.source); error.failure()) return error;
   auto const shape = Shape<2>::of("x", x);
   if (!shape) return shape.error();
-  auto const [rows, columns] = shape->size;
+  auto const [tokens, columns] = shape->size;
+  int rows = tokens;
+  if (of) {
+    auto const of_shape = Shape<1>::of("rows", *of);
+    if (!of_shape) return of_shape.error();
+    if (shape->batched || of_shape->batched) return invalid("tokens have no batch dimension");
+    rows = of_shape->size[0];
+  }
   Form<2> form;
   std::optional<ElementType> fp8;
   for (auto error :
@@ -77,9 +86,22 @@ ffi::Error quantize_rows(cudaStream_t stream, ffi::AnyBuffer x, Values values, S
         fp8_type(fp8, format)}) {
     if (error.failure()) return error;
   }
-  return launched(quantize::quantize_rows(
-                      format, {x.untyped_data(), form.values, form.scales, rows, columns}, stream),
-                  "quantize_rows");
+  quantize::RowsArguments arguments{x.untyped_data(), form.values, form.scales, rows, columns};
+  if (of) {
+    arguments.of = of->typed_data();
+    arguments.tokens = tokens;
+  }
+  return launched(quantize::quantize_rows(format, arguments, stream), "quantize_rows");
+}
+
+ffi::Error quantize_rows(cudaStream_t stream, ffi::AnyBuffer x, Values values, Scales scales,
+                         bool power_of_two) {
+  return quantize_rows_of(stream, x, {}, values, scales, power_of_two);
+}
+
+ffi::Error quantize_tokens(cudaStream_t stream, ffi::AnyBuffer x, Indices rows, Values values,
+                           Scales scales, bool power_of_two) {
+  return quantize_rows_of(stream, x, rows, values, scales, power_of_two);
 }
 
 ffi::Error quantize_blocks(cudaStream_t stream, ffi::AnyBuffer x, Values values, Scales scales,
@@ -339,6 +361,13 @@ ffi::Error quantize_gathered(cudaStream_t stream, ffi::AnyBuffer x, ffi::Buffer<
 JGG_DEFINE_HANDLER(JggQuantizeRows, jgg::quantize_rows,
                    jgg::on_stream()
                        .Arg<xla::ffi::AnyBuffer>()              // x
+                       .Ret<xla::ffi::AnyBuffer>()              // values
+                       .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales
+                       .Attr<bool>("power_of_two"));
+JGG_DEFINE_HANDLER(JggQuantizeTokens, jgg::quantize_tokens,
+                   jgg::on_stream()
+                       .Arg<xla::ffi::AnyBuffer>()              // x
+                       .Arg<jgg::Indices>()                     // rows
                        .Ret<xla::ffi::AnyBuffer>()              // values
                        .Ret<xla::ffi::Buffer<xla::ffi::F32>>()  // scales
                        .Attr<bool>("power_of_two"));

@@ -18,13 +18,16 @@ struct QuantizeFormat {
   bool power_of_two;  // scales are rounded up to powers of two
 };
 
-// x [rows, columns] -> q [rows, columns], scale [rows, ceil(columns / 128)].
+// x [rows, columns] -> q [rows, columns], scale [rows, ceil(columns / 128)]. With `of` [rows], x is
+// [tokens, columns], and row i is of[i] of it, zeros if that is out of range.
 struct RowsArguments {
   void const* x;
   uint8_t* q;
   float* scale;
   int rows;
   int columns;
+  int const* of = nullptr;
+  int tokens = 0;
 };
 
 // x [matrices, rows, columns] -> q as x with scale [matrices, ceil(rows / 128),

@@ -32,19 +32,32 @@ struct Position {
     }
     if (block >= blocks) count = 0;
   }
+
+  // The same of the row of memory that this one is a copy of.
+  __device__ __forceinline__ void move_to_token(RowsArguments const& a, unsigned block,
+                                                unsigned blocks_per_row) {
+    if (count <= 0) return;
+    unsigned const row = block / blocks_per_row;
+    auto const token = static_cast<unsigned>(__ldg(a.of + row));
+    offset += (static_cast<int64_t>(token) - row) * a.columns;
+    if (token >= static_cast<unsigned>(a.tokens)) count = 0;
+  }
 };
 
-template <class Source, ElementType kFormat, bool kAligned>
+template <class Source, ElementType kFormat, bool kAligned, bool kOfTokens>
 __global__ void __launch_bounds__(kThreads)
-    quantize_rows_kernel(Source const* x, uint8_t* q, float* scale, unsigned blocks,
-                         unsigned blocks_per_row, int columns, bool power_of_two) {
+    quantize_rows_kernel(const __grid_constant__ RowsArguments a, unsigned blocks,
+                         unsigned blocks_per_row, bool power_of_two) {
+  auto const* const x = static_cast<Source const*>(a.x);
   unsigned const warp = blockIdx.x * (kThreads / 32) + threadIdx.x / 32;
   unsigned const first = warp * kBlocksPerWarp + threadIdx.x % 32 / kLanes;
 
   Octet<Source> octets[kBlocksAtOnce][kOctets];
 #pragma unroll
   for (int i = 0; i < kBlocksAtOnce; ++i) {
-    Position const at(first + i * (32 / kLanes), blocks, blocks_per_row, columns);
+    unsigned const block = first + i * (32 / kLanes);
+    Position at(block, blocks, blocks_per_row, a.columns);
+    if constexpr (kOfTokens) at.move_to_token(a, block, blocks_per_row);
 #pragma unroll
     for (int j = 0; j < kOctets; ++j) {
       int const ahead = j * kLanes * kOctet;
@@ -55,7 +68,7 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
   for (int i = 0; i < kBlocksAtOnce; ++i) {
     unsigned const block = first + i * (32 / kLanes);
-    Position const at(block, blocks, blocks_per_row, columns);
+    Position const at(block, blocks, blocks_per_row, a.columns);
     uint32_t largest = 0;
 #pragma unroll
     for (auto& octet : octets[i]) {
@@ -68,10 +81,10 @@ __global__ void __launch_bounds__(kThreads)
     for (int j = 0; j < kOctets; ++j) {
       int const ahead = j * kLanes * kOctet;
       auto const scaled = [&](int e) { return octets[i][j][e] * s.inverse; };
-      store_bytes<kAligned>(q + at.offset + ahead, convert_eight<kFormat>(scaled),
+      store_bytes<kAligned>(a.q + at.offset + ahead, convert_eight<kFormat>(scaled),
                             at.count - ahead);
     }
-    if (threadIdx.x % kLanes == 0 && block < blocks) scale[block] = s.scale;
+    if (threadIdx.x % kLanes == 0 && block < blocks) a.scale[block] = s.scale;
   }
 }
 
@@ -86,11 +99,13 @@ cudaError_t quantize_rows(QuantizeFormat format, RowsArguments const& arguments,
   int const grid = static_cast<int>((blocks + kBlocksPerCta - 1) / kBlocksPerCta);
   bool const is_aligned = arguments.columns % kOctet == 0;
   return with_format(format, is_aligned, [&](auto source, auto fp8, auto aligned) {
-    using Source = SourceOf<source>;
-    quantize_rows_kernel<Source, fp8.value, aligned.value><<<grid, kThreads, 0, stream>>>(
-        static_cast<Source const*>(arguments.x), arguments.q, arguments.scale,
-        static_cast<unsigned>(blocks), blocks_per_row, arguments.columns, format.power_of_two);
-    return cudaGetLastError();
+    return Flag{arguments.of != nullptr}([&](auto of_tokens) {
+      auto const kernel =
+          quantize_rows_kernel<SourceOf<source>, fp8.value, aligned.value, of_tokens.value>;
+      kernel<<<grid, kThreads, 0, stream>>>(arguments, static_cast<unsigned>(blocks),
+                                            blocks_per_row, format.power_of_two);
+      return cudaGetLastError();
+    });
   });
 }
 

@@ -115,7 +115,7 @@ def rows_or_zeros(x: jax.Array, rows: jax.Array) -> jax.Array:
     if 0 in x.shape:  # a gather finds nothing that is out of range where there is nothing
         zeros = jnp.zeros((rows.shape[0], x.shape[1]), x.dtype)
         return vary_over(zeros, varying_axes(x, rows))
-    return x.at[rows].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+    return jnp.asarray(x).at[rows].get(mode="fill", fill_value=0, wrap_negative_indices=False)
 
 
 def align_varying(*arrays: jax.Array) -> tuple[jax.Array, ...]:

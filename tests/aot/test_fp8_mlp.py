@@ -85,19 +85,12 @@ class TestForward:
         copies = re.findall(r"= (\w+)\[\S+ custom-call.*dispatch_rows", program.hlo)
         assert sorted(copies) == ["f32", "f8e4m3fn"]
 
-    @pytest.mark.parametrize(
-        "tokens, copies", [(1, ["bf16"]), (16, ["bf16"]), (128, ["f32", "f8e4m3fn"])]
-    )
-    def test_few_tokens(self, tokens, copies, h200):
+    @pytest.mark.parametrize("tokens", [1, 16, 128])
+    def test_few_tokens(self, tokens, h200):
         """A kernel for each step, and one of XLA's for the tokens and weights of rows."""
         program = compiled_with_routing(h200, tokens, 2048, 768, 128, 8)
-        found = re.findall(r"= (\w+)\[\S+ custom-call.*dispatch_rows", program.hlo)
-        assert sorted(found) == copies
-        once = "sort_by_expert", "quantize_rows", "quantize_hidden", "combine_rows"
-        wanted = dict.fromkeys(once, 1) | dict(
-            scaled_ragged_noncontracting=2, dispatch_rows=len(copies)
-        )
-        assert program.kernels == wanted
+        once = "sort_by_expert", "quantize_tokens", "quantize_hidden", "combine_rows"
+        assert program.kernels == dict.fromkeys(once, 1) | dict(scaled_ragged_noncontracting=2)
         assert len([i for i in program.entry if i.opcode not in FREE]) == 1
 
 

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jax_grouped_gemm as jgg
+from jax_grouped_gemm._src.fp8 import primitive
 from tests.support import fp8_oracle
 from tests.support import group_sizes as sizes_of
 from tests.support.dtypes import E4M3, E5M2
@@ -196,6 +197,21 @@ class TestTransforms:
         got = jax.vmap(jax.vmap(jgg.quantize_ragged), (0, None))(x, sizes)
         for a, b in np.ndindex(2, 3):
             assert_all_same_bits([y[a, b] for y in got], jgg.quantize_ragged(x[a, b], sizes[b]))
+
+    def test_vmap_of_tokens(self, rng):
+        params = dict(dtype=np.dtype(E4M3), power_of_two=False, implementation=None)
+        quantize = partial(primitive.quantize_tokens, **params)
+        x, rows = random(rng, (3, 7, 200)), rng.integers(-2, 9, (3, 12)).astype(np.int32)
+        for axes in ((0, 0), (0, None), (None, 0)):
+            operands = [y if axis == 0 else y[0] for y, axis in zip((x, rows), axes, strict=True)]
+            got = jax.vmap(quantize, axes)(*operands)
+            for i in range(3):
+                one, of = x[i if axes[0] == 0 else 0], rows[i if axes[1] == 0 else 0]
+                exists = (of >= 0) & (of < 7)
+                copies = np.where(exists[:, None], one[of % 7], 0)
+                assert_all_same_bits(
+                    [y[i] for y in got], fp8_oracle.quantize(copies, (1, 128), E4M3)
+                )
 
     def test_shard_map(self, rng):
         x = random(rng, (8, 256))

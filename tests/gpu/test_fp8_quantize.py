@@ -59,6 +59,22 @@ def test_blockwise(block_shape, dtype, source, power_of_two, rng):
 
 
 @FORMATS
+def test_rows_of_tokens(dtype, source, power_of_two, rng):
+    """As copies of them are quantised; zeros, with scales of one, where there is no token."""
+    params = dict(dtype=dtype, power_of_two=power_of_two, implementation="cuda")
+    run = jax.jit(partial(primitive.quantize_tokens, **params))
+    for shape in SHAPES:
+        x, tokens = random(rng, shape, source), shape[0]
+        for m in (1, 77, 3 * tokens):
+            rows = rng.integers(-2, tokens + 2, m).astype(np.int32)
+            exists = (rows >= 0) & (rows < tokens)
+            copies = np.where(exists[:, None], x[rows % tokens], np.zeros((), source))
+            assert_same_bits(
+                run(x, rows), fp8_oracle.quantize(copies, (1, 128), dtype, power_of_two)
+            )
+
+
+@FORMATS
 def test_weights(dtype, source, power_of_two, rng):
     options = dict(power_of_two_scales=power_of_two, implementation="cuda")
     run = jax.jit(partial(jgg.quantize_weights, dtype=dtype, **options))

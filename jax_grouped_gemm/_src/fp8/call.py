@@ -24,6 +24,7 @@ QUANTIZERS = {
     name: f"jax_grouped_gemm.{name}.v1"
     for name in (
         "quantize_rows",
+        "quantize_tokens",
         "quantize_blocks",
         "quantize_joined",
         "quantize_ragged",

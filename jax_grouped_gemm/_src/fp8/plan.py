@@ -51,9 +51,10 @@ TILES_IN_PLACE, STEPS_OF_SCALES = 3, 4
 LEAST_COPIES, PIECE_COLUMNS = 2, 16
 """Copies of a token from which on it is quantised before they are made, and what then is moved."""
 
-COPIED_FIRST = 2**20
-"""Elements of groups of few rows up to which tokens are copied before they are quantised: a kernel
-fewer, since scales need no copies, and four bytes more of each element, which is in L2."""
+QUANTISED_ON_ROWS = 2**22
+"""Elements of groups of few rows up to which tokens are quantised on their rows, each as often as
+it is on one: a kernel or two fewer, which copy values and scales of quantised tokens, for a byte or
+three more of each element, which is in L2."""
 
 FP8_STREAM_K_LEAST_STEPS = 96
 """Measured at 112 steps and 8.2 waves alone, where 7 % in steps were 4.5 % in time."""
@@ -179,11 +180,11 @@ def plan_gathered_noncontracting(
     return dataclasses.replace(found, path="unfused" if reason else "fused", reason=reason)
 
 
-def copies_first(rows: Any, columns: Any, groups: Any) -> bool:
-    """Whether tokens are copied to `rows` rows of `groups` groups before they are quantised."""
+def quantises_on_rows(rows: Any, columns: Any, groups: Any) -> bool:
+    """Whether tokens are quantised on `rows` rows of `groups` groups, and not before."""
     if not is_static(rows, columns, groups):
         return False
-    return rows <= FP8_FEW_ROWS * groups and rows * columns <= COPIED_FIRST
+    return rows <= FP8_FEW_ROWS * groups and rows * columns <= QUANTISED_ON_ROWS
 
 
 def _plan_noncontracting(
@@ -302,6 +303,15 @@ def plan_quantize_rows(
     """Plans a `quantize_rows` from its operands' avals and its parameters."""
     (x,) = avals
     return _plan_quantizer("quantize_rows", x, params, (), [quantized_rows(*x.shape)])
+
+
+def plan_quantize_tokens(
+    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
+) -> QuantizePlan:
+    """Plans a `quantize_tokens` from its operands' avals and its parameters."""
+    x, rows = avals
+    forms = [quantized_rows(rows.shape[0], x.shape[1])]
+    return _plan_quantizer("quantize_tokens", x, params, (), forms)
 
 
 def plan_quantize_blocks(

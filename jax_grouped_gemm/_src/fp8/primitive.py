@@ -201,6 +201,18 @@ def quantize_rows(x, **params) -> list[jax.Array]:
 ROWS = _quantizer("quantize_rows", (2,), plan.plan_quantize_rows, reference.quantize_rows)
 
 
+def quantize_tokens(x, rows, **params) -> list[jax.Array]:
+    """x [T, cols], rows int32 [m] -> `quantize_rows` of those rows, zeros where one is none."""
+    return TOKENS.bind(x, rows, **params)
+
+
+def _tokens_reference(x, rows, **params):
+    return reference.quantize_rows(rows_or_zeros(x, rows), **params)
+
+
+TOKENS = _quantizer("quantize_tokens", (2, 1), plan.plan_quantize_tokens, _tokens_reference)
+
+
 def quantize_blocks(x, **params) -> list[jax.Array]:
     """x [g, rows, cols] -> values, scales if plain; values, scales if transposed."""
     return BLOCKS.bind(x, **params)
@@ -361,6 +373,11 @@ def _batch_gathered(operands, dims, **params):
     return jax.vmap(one, dims)(*operands), 0
 
 
+def _batch_tokens(operands, dims, **params):
+    out = jax.vmap(lambda x, rows: quantize_rows(rows_or_zeros(x, rows), **params), dims)(*operands)
+    return out, [0, 0]
+
+
 def _batch_each(operands, dims, **params):
     each = partial(_each, scaled_ragged_contracting, **params)
     return jax.vmap(each, dims)(*operands), [0, 0]
@@ -370,6 +387,7 @@ for _op in (NONCONTRACTING, CONTRACTING):
     _register_batching(_op)
 GATHERED_NONCONTRACTING.def_batching(_batch_gathered)
 PAIRED_CONTRACTING.def_batching(_batch_each)
+TOKENS.def_batching(_batch_tokens)
 for _op in (ROWS, BLOCKS, JOINED, MATRIX_MAXIMA, CHANNELS):
     _register_folding(_op)
 RAGGED.def_batching(lambda operands, dims, **params: RAGGED.bind_batched(operands, dims, params))
@@ -377,5 +395,5 @@ for _op in (GATHERED, COLUMN_MAXIMA):
     _register_map(_op)
 for _op in (NONCONTRACTING, GATHERED_NONCONTRACTING, CONTRACTING, PAIRED_CONTRACTING):
     _op.has_no_derivative()
-for _op in (ROWS, BLOCKS, JOINED, RAGGED, GATHERED, COLUMN_MAXIMA, MATRIX_MAXIMA, CHANNELS):
+for _op in (ROWS, TOKENS, BLOCKS, JOINED, RAGGED, GATHERED, COLUMN_MAXIMA, MATRIX_MAXIMA, CHANNELS):
     _op.has_no_derivative()

@@ -2,7 +2,7 @@
 
 Tokens are quantised before they are copied to the rows of their experts, so that half the bytes are
 copied, and scales with them, or none where the product reads tokens in place; the same holds for
-the gradient of what is combined to tokens. Few tokens are copied first, which is a kernel fewer.
+the gradient of what is combined to tokens. Few tokens are quantised on their rows by one kernel.
 Gate and up are one product forward and one backward. No
 operand of a product in FP8 is read from an array of more bits: the elementwise steps between
 products quantise what they compute.
@@ -27,7 +27,7 @@ from jax_grouped_gemm._src.arrays import align_varying, at_least_float32, vary_o
 from jax_grouped_gemm._src.autodiff import once_differentiable
 from jax_grouped_gemm._src.fp8 import primitive, reference
 from jax_grouped_gemm._src.fp8.formats import Pair
-from jax_grouped_gemm._src.fp8.plan import copies_first
+from jax_grouped_gemm._src.fp8.plan import quantises_on_rows
 from jax_grouped_gemm._src.fp8.products import FP8_LHS, FP8_RHS, Fp8Products, named, narrow
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.mlp import rows as token_rows
@@ -89,6 +89,13 @@ class _Layer(Fp8Products):
 
         x = self.counted(x, owned)
         return self.quantize_rows(x, given["group_sizes"], dtype, plain=True)[0]
+
+    def quantize_on_rows(self, x: jax.Array, given: Operands, dtype: DTypeLike) -> Pair:
+        """The rows of tokens as an operand of a product of rows."""
+        if self.recipe.scaling != "blockwise":
+            return self.quantize_tokens(token_rows.on_rows(x, given), given, dtype, copied=False)
+        rows = token_rows.as_int32(given["rows"], x.shape[0])
+        return Pair(*primitive.quantize_tokens(x, rows, **self._quantize_params(dtype)))
 
     def tokens_by_experts(
         self,
@@ -252,11 +259,12 @@ def _forward(layer, given, quantized, tokens, *, for_gradient):
     indices = given["group_sizes"], given["group_offset"]
     x, copied = given["x"], "rows" in given
     if tokens is None:
-        if copied and copies_first(
+        if copied and quantises_on_rows(
             given["rows"].shape[0], x.shape[1], given["group_sizes"].shape[0]
         ):
-            x, copied = token_rows.on_rows(x, given), False
-        tokens = layer.quantize_tokens(x, given, layer.recipe.forward_dtype, copied=copied)
+            tokens, copied = layer.quantize_on_rows(x, given, layer.recipe.forward_dtype), False
+        else:
+            tokens = layer.quantize_tokens(x, given, layer.recipe.forward_dtype, copied=copied)
     wi, wo = _matrices(layer, given, quantized, for_gradient)
     if for_gradient:
         tokens, wi, wo = (
