@@ -56,6 +56,13 @@ SUITES: dict[str, tuple[Shape, ...]] = {
         Shape("wgrad_g8_4096", 8, 32768, 7168, 2048),
         Shape("g256_m128_k512", 256, 32768, 512, 7168),
     ),
+    # Low-rank adapters of experts: results, or what is contracted, are as narrow as the rank.
+    "adapters": (
+        Shape("rank16_down", 64, 32768, 4096, 16),
+        Shape("rank16_up", 64, 32768, 16, 4096),
+        Shape("rank64_down", 8, 2048, 7168, 64),
+        Shape("rank128_down", 128, 65536, 2048, 128),
+    ),
     "decode": tuple(
         Shape(f"decode_r{rows}", 32, 32 * rows, 7168, 4096) for rows in (1, 2, 4, 8, 16, 32, 64)
     ),

@@ -254,7 +254,7 @@ class TestPlans:
     @pytest.mark.parametrize("dtype", [BF16, F16])
     def test_are_those_of_the_product(self, rows, dtype):
         """In the tile that consumers share: the grid and the workspace."""
-        arguments = accumulation_shapes(8 * rows, 1024, 768, 8, dtype)
+        arguments = accumulation_shapes(8 * rows, 1024, 1536, 8, dtype)
         mine = planned(*arguments)
         (product,) = jgg.explain(
             partial(contracting, preferred_element_type=F32, tile=DEFAULT_TILE),

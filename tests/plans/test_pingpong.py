@@ -56,7 +56,7 @@ def test_is_not_taken(options):
 def test_can_be_asked_for_and_measured_for_any_rows(rows):
     found = planned(m=4 * rows, groups=4, tile=TILE)
     assert found.tile == TILE and found.chosen_by == "override"
-    assert found.candidates == (DEFAULT_TILE, NARROW_TILE, TILE)
+    assert found.candidates == (DEFAULT_TILE, TILE, NARROW_TILE)
 
 
 @pytest.mark.parametrize(

@@ -233,6 +233,12 @@ def count_tiles(problem: RaggedProblem, tile: TileConfig) -> int:
     return count * cdiv(rows, tile.tile_m) * cdiv(columns, tile.tile_n)
 
 
+def count_waves(problem: RaggedProblem, tile: TileConfig, clusters: int) -> int:
+    """How many units the busiest of so many clusters computes, if all groups are equal."""
+    count, *_ = result_tiles(problem)
+    return cdiv(count * units_of_result(problem, tile), clusters)
+
+
 def tile_utilization(problem: RaggedProblem, tile: TileConfig, places: int) -> float:
     """Share of the tensor cores' work that is useful, with `places` tiles computed at a time."""
     count, rows, columns = result_tiles(problem)
@@ -276,7 +282,7 @@ def can_be_skewed(problem: RaggedProblem, tile: TileConfig) -> bool:
         and not problem.is_float32
         and skew_is_possible(
             rows=problem.m,
-            units=_units_of_result(problem, cut_tile(tile)),
+            units=units_of_result(problem, cut_tile(tile)),
             groups=math.prod(problem.batch) * problem.g,
         )
     )
@@ -305,14 +311,14 @@ def skew_bytes(problem: RaggedProblem, tile: TileConfig, num_blocks: int) -> int
     """
     tile = cut_tile(tile)
     clusters = num_blocks // tile.cluster
-    left_over = _units_of_result(problem, tile) % clusters
+    left_over = units_of_result(problem, tile) % clusters
     if left_over == 0:
         return 0
     sums = left_over * (min(clusters // left_over, SKEW_MOST_PIECES) + 1)
     return sums_bytes(tile.tile_m, tile.tile_n, sums * tile.cluster)
 
 
-def _units_of_result(problem: RaggedProblem, tile: TileConfig) -> int:
+def units_of_result(problem: RaggedProblem, tile: TileConfig) -> int:
     """What clusters compute of the result of one group, two tiles at a time where they are two."""
     _, rows, columns = result_tiles(problem)
     rows, columns = cdiv(rows, tile.tile_m), cdiv(columns, tile.tile_n)

@@ -12,6 +12,7 @@ from jax_grouped_gemm._src.plan import DEFAULT_TILE, PINGPONG_COLUMNS, Choice, T
 from jax_grouped_gemm._src.ragged.problem import (
     RaggedProblem,
     count_tiles,
+    count_waves,
     steps,
     stream_k_waves,
 )
@@ -31,6 +32,13 @@ STREAM_K_MOST_WAVES = 16
 # times as much (docs/notes/ragged.md).
 STREAM_K_FEW_WAVES = 2
 STREAM_K_SAVED_STEPS = 25
+# Of narrow tiles: with 21 it takes .85 to .94 of the time, with 18 and fewer 1.06 to 1.5 times as
+# much.
+NARROW_SAVED_STEPS = 20
+
+# Waves of narrow tiles up to which they compute weight gradients faster, even if they are twice as
+# many: .72 to .96 of the time, where with four they take 1.07 times as much (docs/notes/ragged.md).
+NARROW_WGRAD_WAVES = 3
 
 # Mean rows of a group, between which it was measured to pay that consumers take turns.
 PINGPONG_LEAST_ROWS = 384
@@ -43,8 +51,10 @@ def _can_be_narrow(problem: RaggedProblem) -> bool:
 
 
 def _narrow_pays(problem: RaggedProblem, target: Target) -> bool:
-    """Whether a tile of half the columns has all of them, so that no row is read more often."""
-    return problem.n <= NARROW_TILE.tile_n
+    """Whether tiles of half the columns take no more waves, each of which is shorter."""
+    clusters = max(target.multiprocessors // DEFAULT_TILE.cluster, 1)
+    wide, narrow = (count_waves(problem, tile, clusters) for tile in (DEFAULT_TILE, NARROW_TILE))
+    return narrow <= (max(wide, NARROW_WGRAD_WAVES) if problem.contracts_rows else wide)
 
 
 def rows_stay(problem: RaggedProblem) -> bool:
@@ -68,18 +78,24 @@ def stream_k_pays(problem: RaggedProblem, target: Target, least_steps: int) -> b
 
 
 def _cutting_pays(problem: RaggedProblem, target: Target) -> bool:
-    # Of narrow tiles too: they are as many where they are taken, and handing over their sums takes
-    # half as long, as their steps do.
-    return _cutting_few_tiles_pays(problem, target) or stream_k_pays(
+    return _cuts_steps(problem, STREAM_K_TILE, STREAM_K_SAVED_STEPS, target) or stream_k_pays(
         problem, target, STREAM_K_LEAST_STEPS
     )
 
 
-def _cutting_few_tiles_pays(problem: RaggedProblem, target: Target) -> bool:
-    clusters = max(target.multiprocessors // STREAM_K_TILE.cluster, 1)
-    units = cdiv(count_tiles(problem, STREAM_K_TILE), STREAM_K_TILE.cluster)
+def _cutting_narrow_pays(problem: RaggedProblem, target: Target) -> bool:
+    return _narrow_pays(problem, target) and (
+        _cuts_steps(problem, NARROW_STREAM_K_TILE, NARROW_SAVED_STEPS, target)
+        or stream_k_pays(problem, target, STREAM_K_LEAST_STEPS)
+    )
+
+
+def _cuts_steps(problem: RaggedProblem, tile: TileConfig, least: int, target: Target) -> bool:
+    """Whether there are few tiles, of which cutting the last wave saves so many steps."""
+    clusters = max(target.multiprocessors // tile.cluster, 1)
+    units = cdiv(count_tiles(problem, tile), tile.cluster)
     saved = cdiv(units, clusters) - stream_k_waves(units, steps(problem), clusters)
-    return units <= STREAM_K_FEW_WAVES * clusters and saved * steps(problem) >= STREAM_K_SAVED_STEPS
+    return units <= STREAM_K_FEW_WAVES * clusters and saved * steps(problem) >= least
 
 
 def _can_take_turns(problem: RaggedProblem) -> bool:
@@ -100,27 +116,29 @@ def _taking_turns_pays(problem: RaggedProblem, target: Target) -> bool:
 
 SIXTEEN_BITS = (
     Choice(DEFAULT_TILE, record=("h200_main.json", "qwen3_up/forward/random")),
-    # By prediction: a step takes half as long where half of its columns were nothing.
-    Choice(
-        NARROW_STREAM_K_TILE,
-        record=None,
-        runs=rows_stay,
-        pays=lambda problem, target: (
-            _narrow_pays(problem, target) and _cutting_pays(problem, target)
-        ),
-    ),
-    Choice(NARROW_TILE, record=None, runs=_can_be_narrow, pays=_narrow_pays),
-    Choice(
-        STREAM_K_TILE,
-        record=("h200_main.json", "mixtral_down/forward/random"),
-        runs=rows_stay,
-        pays=_cutting_pays,
-    ),
     Choice(
         PINGPONG_TILE,
         record=("h200_main.json", "qwen3_up/wgrad_f32/random"),
         runs=_can_take_turns,
         pays=_taking_turns_pays,
+    ),
+    Choice(
+        NARROW_STREAM_K_TILE,
+        record=("h200_adapters.json", "rank64_down/forward/random"),
+        runs=rows_stay,
+        pays=_cutting_narrow_pays,
+    ),
+    Choice(
+        NARROW_TILE,
+        record=("h200_adapters.json", "rank16_down/forward/random"),
+        runs=_can_be_narrow,
+        pays=_narrow_pays,
+    ),
+    Choice(
+        STREAM_K_TILE,
+        record=("h200_main.json", "mixtral_down/forward/random"),
+        runs=rows_stay,
+        pays=_cutting_pays,
     ),
 )
 """The table for two operands of bfloat16 or float16."""

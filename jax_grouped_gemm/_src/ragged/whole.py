@@ -28,6 +28,7 @@ from jax_grouped_gemm._src.float32 import FULL_TERMS
 from jax_grouped_gemm._src.plan import Plan
 from jax_grouped_gemm._src.ragged.problem import RaggedProblem
 from jax_grouped_gemm._src.ragged.reference import local_group_bounds
+from jax_grouped_gemm._src.ragged.sixteen_bits import NARROW_TILE
 
 # What a call takes beside what is predicted: XLA's product, and what has each row of several groups
 # take its own, or masks both operands of a weight gradient; the bounds of more groups than XLA adds
@@ -41,6 +42,8 @@ SPLITTING_SECONDS = 12e-6
 # Of a kernel whose last wave is cut: sums pass through memory. With this much, no product of
 # h200_never_slower.json leaves XLA that was faster there.
 CUT_SECONDS = 22e-6
+# The same in narrow tiles, and of weight gradients in them.
+NARROW_CUT_SECONDS, NARROW_WGRAD_SECONDS = 14e-6, 5.8e-6
 # Hopper's TF32 instructions take operands that are contiguous along what is contracted. Rows that
 # are contracted are not, and cuBLAS's kernels for them multiply at this rate.
 TF32_OF_ROWS = 70e12
@@ -64,11 +67,13 @@ def faster_reason(plan: Plan[RaggedProblem], target: Target) -> str:
 
 
 def _kernel_overhead(plan: Plan[RaggedProblem], prediction: Prediction) -> float:
+    is_narrow = plan.tile is not None and plan.tile.tile_n == NARROW_TILE.tile_n and not plan.terms
     if plan.problem.contracts_rows:
         by_group = FLOAT32_GROUP_SECONDS * plan.problem.g
-        return FLOAT32_WGRAD_SECONDS + by_group if plan.terms else WGRAD_SECONDS
+        of_16_bits = NARROW_WGRAD_SECONDS if is_narrow else WGRAD_SECONDS
+        return FLOAT32_WGRAD_SECONDS + by_group if plan.terms else of_16_bits
     if plan.tile is not None and plan.tile.stream_k:
-        return CUT_SECONDS
+        return NARROW_CUT_SECONDS if is_narrow else CUT_SECONDS
     return SPLITTING_SECONDS if prediction.split_seconds else KERNEL_SECONDS
 
 
