@@ -132,6 +132,22 @@ def decode() -> str:
     return table(header, rows)
 
 
+def adapters() -> str:
+    """Products of low-rank adapters, over torch's and in tiles of 256 columns."""
+    ops = {"forward": "forward", "dgrad": "dgrad", "wgrad": "wgrad"}
+    header = ["groups x rows, k, n"]
+    for name in ops.values():
+        header += [f"{name} us", "vs torch"]
+    rows = []
+    for shape in SUITES["adapters"]:
+        row = [f"`{shape.name}` {shape.groups} x {shape.rows}, {shape.k}, {shape.n}"]
+        for op in ops:
+            found = case("adapters", f"{shape.name}/{op}/random")
+            row += [microseconds(found), ratio(found, "torch_grouped_mm")]
+        rows.append(row)
+    return table(header, rows)
+
+
 def skew() -> str:
     """Weight gradients of unequal groups: time for a useful FLOP over that of equal ones."""
 
@@ -368,7 +384,7 @@ def cutlass_updates() -> str:
 QUOTES: dict[str, Callable[[], str]] = {
     text.__name__: text
     for text in (
-        ragged, ragged_summary, decode, ragged_letters, ragged_peers, skew, accumulate,
+        ragged, ragged_summary, decode, ragged_letters, ragged_peers, adapters, skew, accumulate,
         first_page.stock_example, first_page.products, memory, float32,
         float32_speedups, fp8, fp8_range, fp8_rest, lists, lists_example, updates,
         wide_updates, updates_at_8192, cutlass_updates, loop_shortfall, tf32_shortfall,

@@ -78,17 +78,23 @@ def layers_fp8_range() -> str:
 
 
 def layers_decode() -> str:
-    """Layers of few tokens."""
+    """Layers of few tokens, in bf16 and in FP8 with weights quantised before."""
     names = layer_names("layers_decode")
     tokens = list(dict.fromkeys(name.rpartition("_")[2] for name in names))
+
+    def both(name: str) -> str:
+        found = case("layers_decode", f"{name}/moe_forward")
+        peers = "ours", "fp8_blockwise_quantized"
+        return ", ".join(microseconds(found, peer) for peer in peers)
+
     rows = [
-        [
-            f"`{layer}`",
-            *(microseconds(case("layers_decode", f"{layer}_{t}/moe_forward")) for t in tokens),
-        ]
+        [f"`{layer}`", *(both(f"{layer}_{t}") for t in tokens)]
         for layer in dict.fromkeys(name.rpartition("_")[0] for name in names)
     ]
-    header = ["whole layer, us", *(f"{t} token{'s' if t != '1' else ''}" for t in tokens)]
+    header = [
+        "whole layer, us, bf16 and FP8",
+        *(f"{t} token{'s' if t != '1' else ''}" for t in tokens),
+    ]
     return table(header, rows)
 
 

@@ -17,6 +17,7 @@ RECORDS = {
     "majors": ("h200_majors",),
     "stock": ("h200_stock",),
     "tokamax": ("h200_tokamax",),
+    "adapters": ("h200_adapters",),
     "skew": ("h200_skew",),
     "accumulate": ("h200_accumulate",),
     "memory": ("h200_memory",),

@@ -110,6 +110,8 @@ def _can_take_turns(problem: RaggedProblem) -> bool:
 
 
 def _taking_turns_pays(problem: RaggedProblem, target: Target) -> bool:
+    if problem.n <= NARROW_TILE.tile_n:  # a third of a tile would be nothing: 1.03 to 1.4 times
+        return False
     least, most = (x * problem.num_groups for x in (PINGPONG_LEAST_ROWS, PINGPONG_MOST_ROWS))
     return least <= problem.m <= most
 
@@ -130,7 +132,7 @@ SIXTEEN_BITS = (
     ),
     Choice(
         NARROW_TILE,
-        record=("h200_adapters.json", "rank16_down/forward/random"),
+        record=("h200_adapters.json", "rank128_down/forward/random"),
         runs=_can_be_narrow,
         pays=_narrow_pays,
     ),
