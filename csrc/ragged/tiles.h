@@ -7,9 +7,9 @@
 
 namespace jgg::sm90 {
 
-// Of 16-bit operands. The narrow one is for results that fill half of the other at most. Kernels
-// take long to compile, so it is left out where rows are contiguous in an operand, as they are in
-// none of ragged_dot and its gradients.
+// Of 16-bit operands. The narrow one is for results that fill half of the other at most, and for so
+// few tiles that multiprocessors would have none. Kernels take long to compile, so it is left out
+// where rows are contiguous in an operand, as they are in none of ragged_dot and its gradients.
 using WideTile = Tile<128, 256, 2>;
 using NarrowTile = Tile<128, 128, 2>;
 template <class Config, bool kRowsContiguous>

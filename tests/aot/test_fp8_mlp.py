@@ -93,6 +93,17 @@ class TestForward:
         assert program.kernels == dict.fromkeys(once, 1) | dict(scaled_ragged_noncontracting=2)
         assert len([i for i in program.entry if i.opcode not in FREE]) == 1
 
+    def test_no_rows_are_no_kernel_of_theirs(self, h200):
+        """Whose buffers would be empty."""
+
+        def run(x, wi_0, wi_1, wo, sizes, rows):
+            return jgg.ragged_mlp(x, wi_0, wi_1, wo, sizes, rows=rows, recipe=jgg.Recipe())
+
+        sizes = array((E,), jnp.int32)
+        for rows, count in ((0, 0), (8, 1)):
+            program = h200.compile(run, X, *MATRICES, sizes, array((rows,), jnp.int32))
+            assert program.kernels["quantize_tokens"] == count
+
 
 class TestGradients:
     def test_nothing_is_quantised_for_the_gradients_of_weights(self, h200):

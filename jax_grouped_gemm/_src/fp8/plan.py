@@ -184,7 +184,7 @@ def quantises_on_rows(rows: Any, columns: Any, groups: Any) -> bool:
     """Whether tokens are quantised on `rows` rows of `groups` groups, and not before."""
     if not is_static(rows, columns, groups):
         return False
-    return rows <= FP8_FEW_ROWS * groups and rows * columns <= QUANTISED_ON_ROWS
+    return 0 < rows <= FP8_FEW_ROWS * groups and rows * columns <= QUANTISED_ON_ROWS
 
 
 def _plan_noncontracting(
