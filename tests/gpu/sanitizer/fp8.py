@@ -77,11 +77,28 @@ def fp8_configurations(rng: np.random.Generator, sizes: np.ndarray) -> int:
     return launches
 
 
+def rows_of_tokens(rng: np.random.Generator) -> int:
+    """Tokens quantised on rows, some of which name no token; returns the number of launches."""
+    widths = 1, K, 496
+    for width in widths:
+        x = random(rng, (61, width), jnp.bfloat16)
+        rows = rng.integers(-2, len(x) + 2, M).astype(np.int32)
+        exists = (rows >= 0) & (rows < len(x))
+        got = fp8_primitive.quantize_tokens(
+            x, rows, dtype=np.dtype(jnp.float8_e4m3fn), power_of_two=False, implementation="cuda"
+        )
+        copies = np.where(exists[:, None], x[rows % len(x)], np.zeros((), x.dtype))
+        want = fp8_oracle.quantize(copies, (1, 128), jnp.float8_e4m3fn)
+        for one, other in zip(got, want, strict=True):
+            np.testing.assert_array_equal(np.float32(one), np.float32(other))
+    return len(widths)
+
+
 def fp8(rng: np.random.Generator) -> int:
-    return sum(
-        fp8_products(rng, sizes) + fp8_configurations(rng, sizes)
-        for sizes in np.array(SIZES, np.int32)
-    )
+    launches = rows_of_tokens(rng)
+    for sizes in np.array(SIZES, np.int32):
+        launches += fp8_products(rng, sizes) + fp8_configurations(rng, sizes)
+    return launches
 
 
 def fp8_mlps(rng: np.random.Generator) -> int:
