@@ -58,7 +58,7 @@ def index(folder: Path) -> str:
                 f"{len(results['cases'])}: {what}{note}",
                 results["commit"] or "not recorded",
                 results["device"],
-                f"`{command(results)}`" if results["command"] else "not recorded",
+                f"`{results['command']}`" if results["command"] else "not recorded",
             ]
         )
     return "\n".join(
@@ -72,11 +72,6 @@ def index(folder: Path) -> str:
             quotes.table(["record", "cases", "commit", "device", "command"], rows),
         ]
     )
-
-
-def command(results: Mapping) -> str:
-    """The command of a record, but for where it wrote to."""
-    return re.sub(r" --output \S+", "", results["command"])
 
 
 def pages() -> dict[Path, str]:

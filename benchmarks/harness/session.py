@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import faulthandler
 import os
+import re
 import shlex
 import sys
 import time
@@ -33,6 +34,11 @@ def leave_memory_to_torch() -> None:
     """Called before JAX starts, which reserves its share of the GPU's memory once."""
     if "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:
         os.environ.setdefault("XLA_CLIENT_MEM_FRACTION", "0.7")
+
+
+def command_line(command: Sequence[str]) -> str:
+    """What to type for the same results, without the place where they were written to."""
+    return re.sub(r" --output[ =]('[^']*'|\S+)", "", shlex.join(["python", "-m", *command]))
 
 
 @dataclass(frozen=True)
@@ -97,7 +103,7 @@ class Session:
                 print(f"recorder passed over: {reason}")
         self.flush = CacheFlush() if timed and on_gpu() else lambda: None
         self.results: dict = {
-            "command": shlex.join(["python", "-m", *command]),
+            "command": command_line(command),
             "device": jax.devices()[0].device_kind,
             "commit": machine.commit(options.commit),
             "seed": options.seed,

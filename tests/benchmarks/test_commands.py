@@ -42,6 +42,7 @@ def dry_run(tmp_path):
         results = json.loads(output.read_text())
         assert results["command"].startswith("python -m benchmarks.")
         assert "--dry-run" in results["command"]
+        assert "--output" not in results["command"]
         assert results["device"] and results["commit"] == "abc" and results["seed"] >= 0
         assert results["machine"]["packages"]["jax"]
         assert results["not_measured"] == []
