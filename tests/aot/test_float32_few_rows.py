@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm._src.ragged.plan import FLOAT32_FEW_ROWS_TILE
+from jax_grouped_gemm._src.ragged.tiles import FLOAT32_FEW_ROWS_TILE
 from tests.aot.test_ragged_dot import assert_only_workspaces, cotangents, forward, shapes
 from tests.support.ops import CONTRACTING, NONCONTRACTING
 

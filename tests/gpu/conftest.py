@@ -7,7 +7,7 @@ import pytest
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.lists.rank_k import plan as rank_k_plan
 from jax_grouped_gemm._src.plan import DEFAULT_TILE, TileConfig
-from jax_grouped_gemm._src.ragged.sixteen_bits import NARROW_TILE
+from jax_grouped_gemm._src.ragged.tiles import NARROW_TILE
 from tests.support import families
 from tests.support.ops import CONTRACTING
 from tests.support.tiles import is_compiled

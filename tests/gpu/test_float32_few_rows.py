@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm._src.ragged.plan import FLOAT32_FEW_ROWS_TILE
+from jax_grouped_gemm._src.ragged.tiles import FLOAT32_FEW_ROWS_TILE
 from tests.support import group_sizes as sizes_of
 from tests.support import oracle
 from tests.support.dtypes import F32

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from jax_grouped_gemm._src.ragged.sixteen_bits import PINGPONG_TILE
+from jax_grouped_gemm._src.ragged.tiles import PINGPONG_TILE
 from tests.support import group_sizes as sizes_of
 from tests.support import oracle
 from tests.support.dtypes import BF16, F16, F32

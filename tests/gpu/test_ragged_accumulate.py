@@ -10,7 +10,7 @@ import pytest
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.plan import DEFAULT_TILE
 from jax_grouped_gemm._src.ragged import call as ragged_call
-from jax_grouped_gemm._src.ragged.sixteen_bits import PINGPONG_TILE
+from jax_grouped_gemm._src.ragged.tiles import PINGPONG_TILE
 from tests.support import group_sizes as sizes_of
 from tests.support import oracle
 from tests.support.dtypes import BF16, F16, F32

@@ -10,7 +10,7 @@ import pytest
 from jax_grouped_gemm._src.device import H200
 from jax_grouped_gemm._src.plan import DEFAULT_TILE
 from jax_grouped_gemm._src.ragged import call as ragged_call
-from jax_grouped_gemm._src.ragged.sixteen_bits import NARROW_TILE
+from jax_grouped_gemm._src.ragged.tiles import NARROW_TILE
 from tests.support import group_sizes as sizes_of
 from tests.support import oracle
 from tests.support.dtypes import BF16, F16, F32

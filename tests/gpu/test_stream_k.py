@@ -13,7 +13,7 @@ from jax_grouped_gemm._src.plan import TileConfig
 from jax_grouped_gemm._src.ragged import call as ragged_call
 from jax_grouped_gemm._src.ragged import primitive
 from jax_grouped_gemm._src.ragged.problem import sums_bytes
-from jax_grouped_gemm._src.ragged.sixteen_bits import NARROW_STREAM_K_TILE, STREAM_K_TILE
+from jax_grouped_gemm._src.ragged.tiles import NARROW_STREAM_K_TILE, STREAM_K_TILE
 from tests.support import group_sizes as sizes_of
 from tests.support import oracle
 from tests.support.dtypes import BF16, F16, F32

@@ -9,7 +9,7 @@ import pytest
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.plan import DEFAULT_TILE, TileConfig
-from jax_grouped_gemm._src.ragged.sixteen_bits import NARROW_TILE, STREAM_K_TILE
+from jax_grouped_gemm._src.ragged.tiles import NARROW_TILE, STREAM_K_TILE
 from tests.support.ops import CONTRACTING, NONCONTRACTING, OPS
 
 NUM_SMS = 132

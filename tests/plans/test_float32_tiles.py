@@ -9,7 +9,7 @@ import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.device import Target
 from jax_grouped_gemm._src.plan import DEFAULT_TILE
 from jax_grouped_gemm._src.ragged import on_the_way
-from jax_grouped_gemm._src.ragged.plan import FLOAT32_FEW_ROWS_TILE
+from jax_grouped_gemm._src.ragged.tiles import FLOAT32_FEW_ROWS_TILE
 
 # Groups, rows of each, contracted dimension and columns, and how many times the product with passes
 # one took that splits on the way, on an H200 at the default precision.

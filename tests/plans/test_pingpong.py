@@ -8,7 +8,7 @@ import pytest
 
 from jax_grouped_gemm._src.device import H200
 from jax_grouped_gemm._src.plan import DEFAULT_TILE
-from jax_grouped_gemm._src.ragged.sixteen_bits import (
+from jax_grouped_gemm._src.ragged.tiles import (
     NARROW_TILE,
     PINGPONG_LEAST_ROWS,
     PINGPONG_MOST_ROWS,

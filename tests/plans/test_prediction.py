@@ -21,7 +21,7 @@ from jax_grouped_gemm._src.lists import fp64
 from jax_grouped_gemm._src.lists.grouped_gemm import plan as plan_lists
 from jax_grouped_gemm._src.lists.rank_k import plan as plan_rank_k
 from jax_grouped_gemm._src.mlp import plan as plan_mlp
-from jax_grouped_gemm._src.ragged.plan import FLOAT32, SIXTEEN_BITS
+from jax_grouped_gemm._src.ragged.tiles import FLOAT32, SIXTEEN_BITS
 from jax_grouped_gemm._src.rows import plan as plan_rows
 from tests.support.plans import contracting_plan
 

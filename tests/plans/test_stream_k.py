@@ -8,7 +8,7 @@ import pytest
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.plan import DEFAULT_TILE
-from jax_grouped_gemm._src.ragged.sixteen_bits import (
+from jax_grouped_gemm._src.ragged.tiles import (
     NARROW_STREAM_K_TILE,
     NARROW_TILE,
     STREAM_K_TILE,

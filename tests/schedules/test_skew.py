@@ -14,7 +14,7 @@ import pytest
 from jax_grouped_gemm._src.device import H200
 from jax_grouped_gemm._src.plan import DEFAULT_TILE
 from jax_grouped_gemm._src.ragged.problem import LEAST_BYTES, skew_is_possible, sums_bytes
-from jax_grouped_gemm._src.ragged.sixteen_bits import NARROW_TILE, PINGPONG_TILE
+from jax_grouped_gemm._src.ragged.tiles import NARROW_TILE, PINGPONG_TILE
 from tests.schedules.test_ragged import LHS, RHS, TILE_CHANGE, TILE_K, Problem, random_problem
 from tests.support import group_sizes as sizes_of
 from tests.support.plans import contracting_plan

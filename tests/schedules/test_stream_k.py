@@ -21,7 +21,7 @@ from jax_grouped_gemm._src.ragged.problem import (
     stream_k_waves,
     sums_bytes,
 )
-from jax_grouped_gemm._src.ragged.sixteen_bits import NARROW_STREAM_K_TILE, STREAM_K_TILE
+from jax_grouped_gemm._src.ragged.tiles import NARROW_STREAM_K_TILE, STREAM_K_TILE
 from tests.schedules.test_ragged import (
     FIELDS,
     TILE_K,

@@ -14,7 +14,7 @@ from jax_grouped_gemm._src.ragged.problem import (
     LEAST_BYTES,
     sums_bytes,
 )
-from jax_grouped_gemm._src.ragged.sixteen_bits import STREAM_K_TILE
+from jax_grouped_gemm._src.ragged.tiles import STREAM_K_TILE
 
 TILE = STREAM_K_TILE
 

@@ -9,7 +9,7 @@ import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.fp8 import plan as plan_fp8
 from jax_grouped_gemm._src.plan import Choice
 from jax_grouped_gemm._src.ragged import plan as plan_ragged
-from jax_grouped_gemm._src.ragged.sixteen_bits import NARROW_TILE
+from jax_grouped_gemm._src.ragged.tiles import NARROW_TILE
 from tests.support.ops import CONTRACTING, Op
 
 A, B, C = (

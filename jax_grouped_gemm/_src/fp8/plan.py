@@ -31,8 +31,8 @@ from jax_grouped_gemm._src.plan import (
     symbolic_sizes,
 )
 from jax_grouped_gemm._src.ragged.plan import plan_product
-from jax_grouped_gemm._src.ragged.problem import RaggedProblem
-from jax_grouped_gemm._src.ragged.sixteen_bits import STREAM_K_TILE, has_few_rows, stream_k_pays
+from jax_grouped_gemm._src.ragged.problem import RaggedProblem, has_few_rows
+from jax_grouped_gemm._src.ragged.tiles import STREAM_K_TILE, stream_k_pays
 
 TRANSPOSED_TILE = TileConfig(tile_m=32, tile_n=128, cluster=1)
 

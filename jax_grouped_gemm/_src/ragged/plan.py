@@ -1,8 +1,4 @@
-"""Plans of the ragged products, and the tables of configurations that they choose from.
-
-For each kind of operands there is one table. Its first entry is the default; of the others, those
-are taken that run the problem and pay. `use_tiles` takes any that run it.
-"""
+"""Plans of the ragged products."""
 
 from __future__ import annotations
 
@@ -19,7 +15,6 @@ from jax_grouped_gemm._src.arrays import is_static, round_up
 from jax_grouped_gemm._src.device import H200, Prediction, Target, predict
 from jax_grouped_gemm._src.plan import (
     AS_ASKED,
-    DEFAULT_TILE,
     KERNEL_OPERAND_DTYPES,
     KERNEL_RESULT_DTYPES,
     Choice,
@@ -28,8 +23,7 @@ from jax_grouped_gemm._src.plan import (
     choose,
     runnable,
 )
-from jax_grouped_gemm._src.ragged import on_the_way, whole
-from jax_grouped_gemm._src.ragged.on_the_way import FLOAT32_FEW_ROWS_TILE
+from jax_grouped_gemm._src.ragged import whole
 from jax_grouped_gemm._src.ragged.problem import (
     ACCUMULATE,
     RATIOS,
@@ -38,27 +32,11 @@ from jax_grouped_gemm._src.ragged.problem import (
     can_be_skewed,
     copy_reason,
     count_tiles,
+    rows_stay,
     tile_utilization,
     workspace_bytes,
 )
-from jax_grouped_gemm._src.ragged.sixteen_bits import SIXTEEN_BITS, rows_stay
-
-
-def _float32_table(terms: int, name: str) -> tuple[Choice, ...]:
-    return (
-        Choice(DEFAULT_TILE, record=(name, "qwen3_up/forward/random")),
-        Choice(
-            FLOAT32_FEW_ROWS_TILE,
-            record=(name, "decode_up/forward/random"),
-            runs=rows_stay,
-            pays=lambda problem, target: on_the_way.pays(problem, terms, target),
-        ),
-    )
-
-
-FLOAT32 = _float32_table(1, "h200_float32_default.json")
-FLOAT32_EXACT = _float32_table(float32.FULL_TERMS, "h200_float32_highest.json")
-"""The tables for two operands of float32, by the accuracy that is asked for."""
+from jax_grouped_gemm._src.ragged.tiles import FLOAT32, FLOAT32_EXACT, SIXTEEN_BITS
 
 
 def table_for(problem: RaggedProblem, precision: Any) -> tuple[Choice, ...]:

@@ -227,6 +227,16 @@ def result_tiles(problem: RaggedProblem) -> tuple[int, int, int]:
     return count, cdiv(problem.m, problem.num_groups), problem.n
 
 
+def rows_stay(problem: RaggedProblem) -> bool:
+    """Whether lhs [m, k] is multiplied by weights."""
+    return (problem.lhs, problem.out) == ("mk", "mn")
+
+
+def has_few_rows(problem: RaggedProblem, most: int) -> bool:
+    """Whether groups have `most` rows at most, on average."""
+    return problem.m <= most * problem.num_groups
+
+
 def count_tiles(problem: RaggedProblem, tile: TileConfig) -> int:
     """How many tiles all groups have, if they are equal."""
     count, rows, columns = result_tiles(problem)

@@ -28,7 +28,7 @@ from jax_grouped_gemm._src.float32 import FULL_TERMS
 from jax_grouped_gemm._src.plan import Plan
 from jax_grouped_gemm._src.ragged.problem import RaggedProblem
 from jax_grouped_gemm._src.ragged.reference import local_group_bounds
-from jax_grouped_gemm._src.ragged.sixteen_bits import NARROW_TILE
+from jax_grouped_gemm._src.ragged.tiles import NARROW_TILE
 
 # What a call takes beside what is predicted: XLA's product, and what has each row of several groups
 # take its own, or masks both operands of a weight gradient; the bounds of more groups than XLA adds
@@ -69,9 +69,9 @@ def faster_reason(plan: Plan[RaggedProblem], target: Target) -> str:
 def _kernel_overhead(plan: Plan[RaggedProblem], prediction: Prediction) -> float:
     is_narrow = plan.tile is not None and plan.tile.tile_n == NARROW_TILE.tile_n and not plan.terms
     if plan.problem.contracts_rows:
-        by_group = FLOAT32_GROUP_SECONDS * plan.problem.g
-        of_16_bits = NARROW_WGRAD_SECONDS if is_narrow else WGRAD_SECONDS
-        return FLOAT32_WGRAD_SECONDS + by_group if plan.terms else of_16_bits
+        if plan.terms:
+            return FLOAT32_WGRAD_SECONDS + FLOAT32_GROUP_SECONDS * plan.problem.g
+        return NARROW_WGRAD_SECONDS if is_narrow else WGRAD_SECONDS
     if plan.tile is not None and plan.tile.stream_k:
         return NARROW_CUT_SECONDS if is_narrow else CUT_SECONDS
     return SPLITTING_SECONDS if prediction.split_seconds else KERNEL_SECONDS

@@ -8,8 +8,8 @@ import numpy as np
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.plan import DEFAULT_TILE
 from jax_grouped_gemm._src.ragged import primitive as ragged
-from jax_grouped_gemm._src.ragged.plan import FLOAT32_FEW_ROWS_TILE
-from jax_grouped_gemm._src.ragged.sixteen_bits import (
+from jax_grouped_gemm._src.ragged.tiles import (
+    FLOAT32_FEW_ROWS_TILE,
     NARROW_STREAM_K_TILE,
     NARROW_TILE,
     PINGPONG_TILE,

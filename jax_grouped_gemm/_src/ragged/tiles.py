@@ -1,4 +1,8 @@
-"""The configurations for two operands of bfloat16 or float16, and when each of them is taken."""
+"""The tables of configurations that ragged products choose from, as csrc/ragged/tiles.h has them.
+
+For each kind of operands there is one table. Its first entry is the default; of the others, those
+are taken that run the problem and pay. `use_tiles` takes any that run it.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,17 @@ import dataclasses
 
 import numpy as np
 
+from jax_grouped_gemm._src import float32
 from jax_grouped_gemm._src.arrays import cdiv
 from jax_grouped_gemm._src.device import Target
 from jax_grouped_gemm._src.plan import DEFAULT_TILE, PINGPONG_COLUMNS, Choice, TileConfig
+from jax_grouped_gemm._src.ragged import on_the_way
+from jax_grouped_gemm._src.ragged.on_the_way import FLOAT32_FEW_ROWS_TILE
 from jax_grouped_gemm._src.ragged.problem import (
     RaggedProblem,
     count_tiles,
     count_waves,
+    rows_stay,
     steps,
     stream_k_waves,
 )
@@ -55,16 +63,6 @@ def _narrow_pays(problem: RaggedProblem, target: Target) -> bool:
     clusters = max(target.multiprocessors // DEFAULT_TILE.cluster, 1)
     wide, narrow = (count_waves(problem, tile, clusters) for tile in (DEFAULT_TILE, NARROW_TILE))
     return narrow <= (max(wide, NARROW_WGRAD_WAVES) if problem.contracts_rows else wide)
-
-
-def rows_stay(problem: RaggedProblem) -> bool:
-    """Whether lhs [m, k] is multiplied by weights."""
-    return (problem.lhs, problem.out) == ("mk", "mn")
-
-
-def has_few_rows(problem: RaggedProblem, most: int) -> bool:
-    """Whether groups have `most` rows at most, on average."""
-    return problem.m <= most * problem.num_groups
 
 
 def stream_k_pays(problem: RaggedProblem, target: Target, least_steps: int) -> bool:
@@ -144,3 +142,20 @@ SIXTEEN_BITS = (
     ),
 )
 """The table for two operands of bfloat16 or float16."""
+
+
+def _float32_table(terms: int, name: str) -> tuple[Choice, ...]:
+    return (
+        Choice(DEFAULT_TILE, record=(name, "qwen3_up/forward/random")),
+        Choice(
+            FLOAT32_FEW_ROWS_TILE,
+            record=(name, "decode_up/forward/random"),
+            runs=rows_stay,
+            pays=lambda problem, target: on_the_way.pays(problem, terms, target),
+        ),
+    )
+
+
+FLOAT32 = _float32_table(1, "h200_float32_default.json")
+FLOAT32_EXACT = _float32_table(float32.FULL_TERMS, "h200_float32_highest.json")
+"""The tables for two operands of float32, by the accuracy that is asked for."""
