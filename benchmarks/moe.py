@@ -4,7 +4,8 @@ python -m benchmarks.moe --output benchmarks/results/moe.json
 
 `ours` is `moe.dropless_mlp`, sorting by expert included; `ours_unfused` the same of separate
 gathers, products and activation; `quack` the same layer made of QuACK's fused kernels, of rows that
-are sorted already. With `--recipe`, layers in FP8: `fp8_NAME_quantized` gets weights that are
+are sorted already, `quack_tuned` with the configurations that `benchmarks.tune_quack_moe` found to
+be fastest. With `--recipe`, layers in FP8: `fp8_NAME_quantized` gets weights that are
 quantised before, as once in an optimiser step of many microbatches; `fp8_NAME` quantises them in
 each call, as in a step of one microbatch. With `--tokens`, layers of few tokens, as in decoding:
 only visited experts count as read. Parts are the kernels' times, summed up by what they do.
@@ -127,9 +128,9 @@ def part_of(kernel: str) -> str:
     return next((part for part, names in PARTS if re.search(names, kernel)), "XLA")
 
 
-def peers(problem: Problem, stock: bool, recipes: Sequence[str] = ()) -> list[Peer]:
+def peers(problem: Problem, stock: bool, recipes: Sequence[str] = (), sweep: int = 3) -> list[Peer]:
     """The fused layer, the composition of our products, QuACK's kernels, JAX's own product, and
-    layers in FP8."""
+    layers in FP8; `sweep`: see `QuackLayer`."""
     implementation = pinned_implementation()
     products = functools.partial(jgg.ragged_dot, implementation=implementation)
 
@@ -141,7 +142,7 @@ def peers(problem: Problem, stock: bool, recipes: Sequence[str] = ()) -> list[Pe
         ours("ours", Role.OURS, implementation),
         ours("ours_unfused", Role.VARIANT, products),
         QuackLayer(tuned=False),
-        QuackLayer(tuned=True),
+        QuackLayer(tuned=True, sweep=sweep),
         *([ours("stock", Role.GROUPED, jax.lax.ragged_dot)] if stock else []),
         *(
             Fp8Layer(name, layer_function(problem, implementation), part_of=part_of, quantized=q)
@@ -254,6 +255,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help=f"layers in FP8 too, with weights quantised before and in each call: {[*RECIPES]}",
     )
+    parser.add_argument(
+        "--sweep",
+        type=int,
+        default=3,
+        metavar="N",
+        help="configurations of QuACK's tried a product of which the fastest is not known",
+    )
 
 
 def complete(options: argparse.Namespace) -> None:
@@ -273,7 +281,7 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
 
     def measure(problem: Problem) -> dict:
         of_layer = inputs.of(problem.layer)
-        compared = peers(problem, options.stock, options.recipe)
+        compared = peers(problem, options.stock, options.recipe, options.sweep)
         record = session.compare(work(problem, of_layer, options.seed), compared)
         for peer in compared:
             if (size := temporary_bytes(peer, of_layer)) is not None:

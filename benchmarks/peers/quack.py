@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import os
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import jax
 
@@ -26,8 +31,8 @@ class Config:
         return f"{self.tile_m}x{self.tile_n} {schedule}, cluster {self.cluster_m}x{self.cluster_n}"
 
 
-# QuACK's default for Hopper first, then others of its autotuner's space, likely ones first. The
-# autotuner itself would try twenty of them for each problem and distribution.
+# QuACK's default for Hopper first, then the rest of its autotuner's space, likely ones first. The
+# autotuner itself would try all of them for each problem and distribution.
 CONFIGS = (
     Config(128, 192, True, 2, 1),
     Config(128, 256, False, 2, 1),
@@ -39,7 +44,22 @@ CONFIGS = (
     Config(256, 192, False, 2, 1),
     Config(128, 160, True, 2, 1),
     Config(192, 128, True, 2, 1),
+    Config(256, 160, False, 2, 1),
+    Config(128, 224, False, 2, 1),
+    Config(256, 128, False, 1, 2),
+    Config(256, 192, False, 1, 2),
+    Config(128, 160, True, 1, 2),
+    Config(192, 128, True, 1, 2),
+    Config(256, 160, False, 1, 2),
+    Config(128, 224, False, 1, 2),
+    Config(128, 208, True, 2, 1),
+    Config(128, 208, True, 1, 2),
+    Config(256, 208, False, 2, 1),
+    Config(256, 208, False, 1, 2),
 )
+
+# Seconds that QuACK's worker processes get for what one sweep compiles.
+COMPILE_SECONDS = 120
 
 
 def candidates(problem: Problem) -> list[Config]:
@@ -47,6 +67,45 @@ def candidates(problem: Problem) -> list[Config]:
     # A cluster two tiles high is half idle in a group of fewer rows than one.
     small_groups = not problem.contracting and problem.m <= 64 * problem.groups
     return sorted(CONFIGS, key=lambda config: small_groups and config.cluster_m > 1)
+
+
+@functools.cache
+def gemm_config(config: Config) -> Any:
+    """A configuration as QuACK has it, the same object each time: it keeps plans by their `id`."""
+    from quack.gemm_config import GemmConfig
+
+    return GemmConfig(**{"is_dynamic_persistent": False} | asdict(config), device_capacity=9)
+
+
+def compile_ahead(calls: Iterable[Callable[[], object]]) -> None:
+    """Compiles what the calls need in QuACK's processes: `QUACK_COMPILE_WORKERS` or one a core.
+
+    Kernels go to the cache on disk, from where the calls then take them. A call that fails is left
+    to fail again when it is made in earnest.
+    """
+    from quack.cache import CompilePending
+    from quack.cache.async_compile import activate, deactivate
+
+    def is_ready(call: Callable[[], object]) -> bool:
+        try:
+            call()
+        except CompilePending:
+            return False
+        except Exception:
+            pass
+        return True
+
+    deadline = time.monotonic() + COMPILE_SECONDS
+    waiting = list(calls)
+    activate(int(os.environ.get("QUACK_COMPILE_WORKERS", os.cpu_count() or 1)))
+    try:
+        while waiting := [call for call in waiting if not is_ready(call)]:
+            if time.monotonic() > deadline:
+                break  # The rest is compiled in this process.
+            time.sleep(0.05)
+    finally:
+        # Before the end of this process, which would wait for its processes.
+        deactivate()
 
 
 class Quack:
@@ -72,7 +131,6 @@ class Quack:
     ) -> Call:
         """Shares the operands with PyTorch and compiles the kernels."""
         import torch
-        from quack.gemm_config import GemmConfig
         from quack.gemm_interface import gemm_tuned
 
         a, b = as_torch(lhs), as_torch(rhs)
@@ -88,11 +146,9 @@ class Quack:
 
         def call(config: Config) -> Call:
             # The plain function under the autotuner, as its public `gemm(tuned=False)` calls it.
-            options = GemmConfig(**asdict(config), is_dynamic_persistent=False, device_capacity=9)
-
             def run():
                 out = torch.empty(problem.out_shape, dtype=out_dtype, device=a.device)
-                gemm_tuned.fn(a, b, out, config=options, **ragged)
+                gemm_tuned.fn(a, b, out, config=gemm_config(config), **ragged)
                 return out
 
             prepared = TorchCall(run)

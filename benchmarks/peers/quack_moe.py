@@ -8,7 +8,9 @@ up have their columns in turn, as QuACK wants them; weights are stored k-major, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import jax
@@ -16,11 +18,161 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.harness.peer import Role, TorchCall, as_torch, missing_module, without_gpu
+from benchmarks.peers import quack
+from benchmarks.peers.sweep import Sweep
 
 BLOCK = 1024  # columns that one program of the sum takes
 
+# The products, in the order in which a step needs them.
+KINDS = (
+    "gate_up",
+    "down",
+    "gate_up_gradient",
+    "down_weights",
+    "x_gradient",
+    "gate_up_weights",
+)
+# Those that gather an operand, and those whose epilogue works on pairs of columns.
+GATHERED = ("gate_up", "gate_up_gradient", "down_weights", "gate_up_weights")
+PAIRED = ("gate_up", "gate_up_gradient")
+# Of the norm of a result: how far another configuration's may be from it, in bfloat16.
+TOLERANCE = 0.01
 
-class LayerCall(TorchCall):
+
+@dataclass(frozen=True)
+class Config(quack.Config):
+    """Whether blocks take their tiles from a counter or in a fixed order, besides the tiles."""
+
+    is_dynamic_persistent: bool = False
+
+    def __str__(self) -> str:
+        return super().__str__() + ", dynamic" * self.is_dynamic_persistent
+
+
+def candidates(kind: str) -> list[Config]:
+    """What QuACK's autotuner would try for one of `KINDS`, its default first.
+
+    The gradient of gate and up is dynamic by default, and SonicMoE has it otherwise: both.
+    """
+    return [
+        Config(**asdict(tiles), is_dynamic_persistent=dynamic)
+        for tiles in quack.CONFIGS
+        for dynamic in ((True, False) if kind == "gate_up_gradient" else (False,))
+        # Rows that each block gathers for itself have no neighbour to share them with.
+        if kind not in GATHERED or (tiles.cluster_n == 1 and tiles.tile_n != 208)
+        if kind not in PAIRED or tiles.tile_n % 32 == 0
+    ]
+
+
+@dataclass(frozen=True)
+class Product:
+    """A product as `Problem` has it, of m sorted rows, and which of `KINDS` it is."""
+
+    kind: str
+    groups: int
+    m: int
+    k: int
+    n: int
+    dtype: str = "bfloat16"
+
+    def __str__(self) -> str:
+        return f"{self.kind}/{self.groups}x{self.m}x{self.k}x{self.n}/{self.dtype}"
+
+
+# Of (config or None for QuACK's default, tensors that other products gave): the results.
+Function = Callable[..., Sequence[Any]]
+# Of (kind, tensors that other products gave): the results.
+Choice = Callable[..., Sequence[Any]]
+
+
+def functions(
+    x: Any, dy: Any, rows: Any, starts: Any, weights: Any, w_in: Any, w_out: Any
+) -> dict[str, Function]:
+    """QuACK's products by kind, of PyTorch's tensors.
+
+    Args:
+      x, dy: [T, D].
+      rows: [T * K], the token of each sorted row.
+      starts: [E + 1], the first sorted row of each expert.
+      weights: [T * K], the router's, of the sorted rows.
+      w_in, w_out: [E, 2 F, D] with gate and up in turn, and [E, D, F].
+    """
+    import torch
+    from quack.gemm_interface import gemm_act, gemm_dact, gemm_tuned
+
+    by_row = dict(cu_seqlens_m=starts)
+    by_expert = dict(cu_seqlens_k=starts, A_idx=rows)
+
+    def pinned(config: Config | None) -> Any:
+        return config and quack.gemm_config(config)
+
+    def plain(config: Config | None, a: Any, b: Any, *shape: int, **ragged: Any) -> tuple:
+        # The plain function under the autotuner, as its public `gemm(tuned=False)` calls it.
+        out = torch.empty(shape, dtype=a.dtype, device=a.device)
+        gemm_tuned.fn(a, b, out, config=pinned(config), **ragged)
+        return (out,)
+
+    def gate_up(config: Config | None) -> tuple:
+        options = dict(tuned=False, config=pinned(config))
+        return gemm_act(x, w_in.mT, activation="swiglu", A_idx=rows, **by_row, **options)
+
+    def gate_up_gradient(config: Config | None, gate_up: Any) -> tuple:
+        return gemm_dact(
+            dy,
+            w_out,
+            gate_up,
+            activation="swiglu",
+            A_idx=rows,
+            colvec_scale=weights,
+            colvec_reduce=True,
+            tuned=False,
+            config=pinned(config),
+            # Its own default; a configuration says for itself.
+            dynamic_scheduler=config is None,
+            **by_row,
+        )
+
+    (experts, d, f), m = w_out.shape, rows.shape[0]
+    return {
+        "gate_up": gate_up,
+        "down": lambda config, a: plain(config, a, w_out.mT, m, d, **by_row),
+        "gate_up_gradient": gate_up_gradient,
+        "down_weights": lambda config, a: plain(config, dy.T, a, experts, d, f, **by_expert),
+        "x_gradient": lambda config, a: plain(config, a, w_in, m, d, **by_row),
+        "gate_up_weights": lambda config, a: plain(config, x.T, a, experts, d, 2 * f, **by_expert),
+    }
+
+
+def products(experts: int, m: int, d: int, f: int) -> dict[str, Product]:
+    """What the products are called where configurations are kept."""
+    sizes = {
+        "gate_up": (d, 2 * f),
+        "down": (f, d),
+        "gate_up_gradient": (d, f),
+        "down_weights": (d, f),
+        "x_gradient": (2 * f, d),
+        "gate_up_weights": (d, 2 * f),
+    }
+    return {kind: Product(kind, experts, m, k, n) for kind, (k, n) in sizes.items()}
+
+
+class SeveralResults(TorchCall):
+    """Of which the first tells when the device has finished."""
+
+    def wait(self, result: Sequence[Any]) -> None:
+        """Returns when the device has finished."""
+        super().wait(result[0])
+
+
+class ProductCall(SeveralResults):
+    """A product in one configuration."""
+
+    def __init__(self, run: Callable[[], Sequence[Any]], config: Config):
+        super().__init__(run, str(config))
+        self.config = config
+
+
+class LayerCall(SeveralResults):
     """A layer's results: y and, of a step, the gradients that `QuackLayer` returns.
 
     `inverse` [T, K] is the sorted row of each token's choice.
@@ -29,10 +181,6 @@ class LayerCall(TorchCall):
     def __init__(self, run: Callable[[], Sequence[Any]], detail: str, inverse: np.ndarray):
         super().__init__(run, detail)
         self._inverse = inverse
-
-    def wait(self, result: Sequence[Any]) -> None:
-        """Returns when the device has finished."""
-        super().wait(result[0])
 
     def to_jax(self, result: Sequence[Any]) -> tuple[jax.Array, ...]:
         """In the order and the layouts of the suite's operands."""
@@ -44,15 +192,62 @@ class LayerCall(TorchCall):
         return y, of_x, of_weights, of_in[..., ::2], of_in[..., 1::2], jnp.swapaxes(of_out, 1, 2)
 
 
+def tuned(
+    sweep: Sweep,
+    compose: Callable[[Choice], object],
+    of_kind: Mapping[str, Function],
+    named: Mapping[str, Product],
+) -> dict[str, Config]:
+    """The fastest configuration of each product that `compose` asks for, known or swept for.
+
+    A configuration whose result is not that of QuACK's default does not count.
+    """
+    configs: dict[str, Config] = {}
+
+    def swept(kind: str, *inputs: Any) -> Sequence[Any]:
+        def function(config: Config | None) -> Callable[[], Sequence[Any]]:
+            return functools.partial(of_kind[kind], config, *inputs)
+
+        expected = functools.cache(function(None))
+
+        def prepare(config: Config) -> ProductCall:
+            call = ProductCall(function(config), config)
+            if any(map(differ, call.run(), expected())):
+                raise ValueError(f"{config} gives another result than the default")
+            return call
+
+        def before(configs: Sequence[Config]) -> None:
+            quack.compile_ahead(map(function, configs))
+
+        best = sweep.best(named[kind], candidates(kind), prepare, before=before)
+        configs[kind] = best.config
+        return best.run()
+
+    compose(swept)
+    return configs
+
+
+def differ(one: Any, other: Any) -> bool:
+    """Whether two tensors differ by more than rounding, or are no numbers."""
+    import torch
+
+    error, norm = (x.norm(dtype=torch.float32) for x in (one - other, other))
+    return not error <= TOLERANCE * norm
+
+
 class QuackLayer:
-    """The layer by QuACK, with its default configurations or with those that it tunes."""
+    """The layer by QuACK, with its default configurations or with the best of each product.
+
+    What is not known yet is swept for, as `Quack` does.
+    """
 
     role = Role.GROUPED
     slow = False
 
-    def __init__(self, tuned: bool):
+    def __init__(self, tuned: bool, sweep: int = 3, retune: bool = False):
+        """See `Sweep`; `benchmarks.tune_quack_moe` tries all configurations."""
         self.name = "quack_tuned" if tuned else "quack"
-        self._tuned = tuned
+        self._sweep = Sweep("quack_moe", sweep, retune) if tuned else None
 
     def unavailable_reason(self) -> str | None:
         """Whether PyTorch, Triton, QuACK or a GPU is missing."""
@@ -62,7 +257,6 @@ class QuackLayer:
     def prepare(self, problem: Any, *operands: jax.Array) -> LayerCall:
         """Shares the operands with PyTorch, sorts the rows, and compiles the kernels."""
         import torch
-        from quack.gemm_interface import gemm, gemm_act, gemm_dact
 
         x, experts, weights, wi_0, wi_1, wo, dy = operands
         tokens, top_k = experts.shape
@@ -78,38 +272,36 @@ class QuackLayer:
         in_turn = jnp.stack([wi_0, wi_1], axis=-1).reshape(*wi_0.shape[:2], -1)
         w_in, w_out = (as_torch(jnp.swapaxes(w, 1, 2) + 0) for w in (in_turn, wo))
         x, weights, dy = map(as_torch, (x, weights, dy))
-        by_row = dict(cu_seqlens_m=starts, tuned=self._tuned)
-        by_expert = dict(cu_seqlens_k=starts, A_idx=rows, tuned=self._tuned)
+        of_kind = functions(x, dy, rows, starts, sorted_weights, w_in, w_out)
         add_rows = _sum_of_rows()
 
-        def forward():
-            gate_up, hidden = gemm_act(x, w_in.mT, activation="swiglu", A_idx=rows, **by_row)
-            out = gemm(hidden, w_out.mT, **by_row)
+        def forward(product: Choice) -> tuple:
+            gate_up, hidden = product("gate_up")
+            (out,) = product("down", hidden)
             return gate_up, add_rows(out, places, tokens, weights)
 
-        def step():
-            gate_up, y = forward()
-            gradient, hidden, of_weights = gemm_dact(
-                dy,
-                w_out,
-                gate_up,
-                activation="swiglu",
-                A_idx=rows,
-                colvec_scale=sorted_weights,
-                colvec_reduce=True,
-                **by_row,
-            )
-            of_out = gemm(dy.T, hidden, **by_expert)
-            of_x = add_rows(gemm(gradient, w_in, **by_row), places, tokens)
-            of_in = gemm(x.T, gradient, **by_expert)
+        def step(product: Choice) -> tuple:
+            gate_up, y = forward(product)
+            gradient, hidden, of_weights = product("gate_up_gradient", gate_up)
+            (of_out,) = product("down_weights", hidden)
+            (of_rows,) = product("x_gradient", gradient)
+            of_x = add_rows(of_rows, places, tokens)
+            (of_in,) = product("gate_up_weights", gradient)
             return y, of_x, of_weights, of_in, of_out
 
-        def run():
-            if not problem.is_step:
-                return forward()[1:]
-            return step()
+        def compose(product: Choice) -> tuple:
+            return step(product) if problem.is_step else forward(product)[1:]
 
-        detail = "tuned" if self._tuned else "default configurations"
+        configs: dict[str, Config] = {}
+        detail = "default configurations"
+        if self._sweep:
+            named = products(wo.shape[0], order.size, *w_out.shape[1:])
+            configs = tuned(self._sweep, compose, of_kind, named)
+            detail = "; ".join(f"{kind}: {config}" for kind, config in configs.items())
+
+        def run() -> tuple:
+            return compose(lambda kind, *inputs: of_kind[kind](configs.get(kind), *inputs))
+
         call = LayerCall(run, detail, inverse.reshape(tokens, top_k))
         call.wait(call.run())
         return call

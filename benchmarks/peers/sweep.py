@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,9 @@ from benchmarks.harness.cases import Problem
 from benchmarks.harness.peer import Call, NotOffered
 
 RESULTS = Path(__file__).parents[1] / "results"
+
+# Of the timing, in turns: a chip that warms up is no advantage of what comes first.
+ROUNDS = 3
 
 # A frozen dataclass of plain values.
 Config = Any
@@ -31,19 +34,23 @@ class Sweep:
         self._limit = limit
         self._retune = retune
         # What this run found or looked up: sizes change between distributions, problems do not.
-        self._chosen: dict[Problem, Config] = {}
+        self._chosen: dict[Any, Config] = {}
 
     def best(
         self,
-        problem: Problem,
+        problem: Any,
         candidates: Sequence[Config],
         prepare: Callable[[Config], Call],
         workers: int = 1,
+        before: Callable[[Sequence[Config]], None] = lambda configs: None,
     ) -> Call:
         """The call of the fastest configuration that works; `detail` is the configuration.
 
-        `candidates` come in the order in which to try them. `prepare` compiles, in up to `workers`
-        threads at once.
+        Args:
+          problem: a `Problem`, or one of another suite with `k`, `n` and a text that names it.
+          candidates: in the order in which to try them.
+          prepare: compiles, in up to `workers` threads at once.
+          before: gets the configurations that are about to be compared, if several are.
 
         Raises:
           NotOffered: without candidates.
@@ -53,16 +60,18 @@ class Sweep:
             raise NotOffered(f"no tile divides k={problem.k} and n={problem.n}")
         chosen = self._chosen.get(problem) or self._known(problem, candidates)
         tried = [chosen] if chosen else candidates[: self._limit]
+        if len(tried) > 1:
+            before(tried)
         calls = _prepare_all(tried, prepare, workers)
         config = next(iter(calls))
         if len(calls) > 1:
-            config = min(calls, key=lambda config: _seconds(calls[config]))
+            config = _fastest(calls)
             self._remember(problem, config)
         self._chosen[problem] = config
         calls[config].detail = str(config)
         return calls[config]
 
-    def _known(self, problem: Problem, candidates: Sequence[Config]) -> Config | None:
+    def _known(self, problem: Any, candidates: Sequence[Config]) -> Config | None:
         known = None if self._retune else self._read().get(_key(problem))
         # A configuration that is no longer on the list is no longer known.
         return next((c for c in candidates if dataclasses.asdict(c) == known), None)
@@ -70,7 +79,7 @@ class Sweep:
     def _read(self) -> dict[str, dict[str, Any]]:
         return json.loads(self._path.read_text()) if self._path.exists() else {}
 
-    def _remember(self, problem: Problem, config: Config) -> None:
+    def _remember(self, problem: Any, config: Config) -> None:
         known = self._read() | {_key(problem): dataclasses.asdict(config)}
         self._path.write_text(json.dumps(known, indent=1, sort_keys=True) + "\n")
 
@@ -97,6 +106,12 @@ def _prepare_all(
     return calls
 
 
+def _fastest(calls: Mapping[Config, Call]) -> Config:
+    """By the shortest of a few rounds."""
+    rounds = [{config: _seconds(call) for config, call in calls.items()} for _ in range(ROUNDS)]
+    return min(calls, key=lambda config: min(seconds[config] for seconds in rounds))
+
+
 def _seconds(call: Call, calls: int = 3) -> float:
     """Seconds for a queue of calls after a warm-up."""
     call.wait(call.run())
@@ -107,7 +122,9 @@ def _seconds(call: Call, calls: int = 3) -> float:
     return time.perf_counter() - start
 
 
-def _key(problem: Problem) -> str:
+def _key(problem: Any) -> str:
+    if not isinstance(problem, Problem):
+        return str(problem)
     op = "contracting" if problem.contracting else "nt" if problem.transpose_rhs else "nn"
     out = "" if problem.out_dtype == problem.dtype else f"->{problem.out_dtype}"
     return f"{op}/{problem.groups}x{problem.m}x{problem.k}x{problem.n}/{problem.dtype}{out}"

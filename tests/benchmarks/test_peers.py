@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import json
 import re
+import time
 from pathlib import Path
 
 import jax
@@ -17,9 +20,10 @@ from benchmarks.harness import peer as base
 from benchmarks.harness.fp8_inputs import ScaledInputs, dequantize, reference, rowwise
 from benchmarks.harness.peer import NotOffered
 from benchmarks.peers import cutlass as cutlass_peers
-from benchmarks.peers import deep_gemm, variants
+from benchmarks.peers import deep_gemm, quack, quack_moe, variants
 from benchmarks.peers.ours import Variant
 from benchmarks.peers.ours_fp8 import OursScaled
+from benchmarks.peers.sweep import Sweep
 
 
 def scaled_case(op: str, seed: int):
@@ -138,3 +142,62 @@ def test_a_missing_library_names_the_command_that_builds_it(monkeypatch, tmp_pat
     monkeypatch.setattr(cutlass, "LIBRARY", tmp_path / "absent.so")
     reason = cutlass.unavailable_reason()
     assert cutlass.BUILD in reason and (Path(__file__).parents[2] / cutlass.BUILD).exists()
+
+
+@pytest.mark.parametrize("kind", quack_moe.KINDS)
+def test_configurations_of_quack_layers_are_those_that_the_product_can_have(kind):
+    found = quack_moe.candidates(kind)
+    assert len(set(found)) == len(found) > 8
+    dynamic = kind == "gate_up_gradient"
+    assert str(found[0]) == str(quack.CONFIGS[0]) + ", dynamic" * dynamic
+    assert {config.is_dynamic_persistent for config in found} == {False, dynamic}
+    gathered = "x_gradient" != kind != "down"
+    assert (max(config.cluster_n for config in found) == 1) == gathered
+    if kind.startswith("gate_up") and not kind.endswith("weights"):
+        assert not any(config.tile_n % 32 for config in found)
+
+
+class Tensor:
+    """What stands for PyTorch's where there is none."""
+
+    is_cuda = False
+
+    def __init__(self, value: float):
+        self.value = value
+
+
+def test_each_product_of_a_quack_layer_gets_its_fastest_configuration(tmp_path, monkeypatch):
+    kinds = "down", "gate_up_gradient"
+    fastest = {kind: quack_moe.candidates(kind)[3] for kind in kinds}
+    asked, compiled = [], []
+
+    def function(kind: str, config: quack_moe.Config | None, *inputs: Tensor) -> list[Tensor]:
+        asked.append(config)
+        if config and config.tile_m == 256:
+            raise ValueError("does not fit")
+        # The fastest of all gives a wrong result.
+        wrong = config == quack_moe.candidates(kind)[1]
+        time.sleep(0 if wrong else 1e-3 if config == fastest[kind] else 5e-3)
+        return [Tensor(len(inputs) + wrong)]
+
+    def compose(product) -> float:
+        (out,) = product("down", Tensor(0))
+        (gradient,) = product("gate_up_gradient", out, out)
+        return gradient.value
+
+    monkeypatch.setattr(quack, "compile_ahead", lambda calls: compiled.append(len(list(calls))))
+    monkeypatch.setattr(quack_moe, "differ", lambda one, other: one.value != other.value)
+    named = quack_moe.products(experts=4, m=64, d=32, f=16)
+    of_kind = {kind: functools.partial(function, kind) for kind in kinds}
+
+    def tuned(sweep: int) -> dict[str, quack_moe.Config]:
+        swept = Sweep("imagined", sweep, retune=False, directory=tmp_path)
+        return quack_moe.tuned(swept, compose, of_kind, named)
+
+    assert tuned(sweep=6) == fastest and compiled == [6, 6]
+    kept = json.loads((tmp_path / "imagined_configs.json").read_text())
+    assert set(kept) == {"down/4x64x16x32/bfloat16", "gate_up_gradient/4x64x32x16/bfloat16"}
+    # A later run takes them as they are, beside the default to compare with.
+    asked.clear()
+    assert tuned(sweep=3) == fastest and compiled == [6, 6]
+    assert set(asked) == {None, *fastest.values()}
