@@ -24,7 +24,8 @@ struct GatedGradient : sm90::RaggedNoncontracting<Config_> {
                          GatedFunction, GeneralFunction>;
   using Rows = sm90::RaggedNoncontracting<Config>;
   using Epilogue = GradientEpilogue<GatedGradient>;
-  static_assert(!Rows::kHasHeads);
+  // The sums of a row take in columns past the last one, which have to be loaded as zeros.
+  static_assert(!Rows::kHasHeads && !sm90::kIsNarrow<Config>);
 
   struct Params : Rows::Params {
     CUtensorMap dgate;

@@ -3,6 +3,7 @@
 
 #include "ragged/hints.h"
 #include "ragged/ragged_dot.h"
+#include "ragged/tiles.h"
 #include "ragged/zeros.h"
 #include "scheduler/ragged_schedule.h"
 #include "sm90/config.h"
@@ -63,7 +64,9 @@ struct RaggedContracting {
     return params.m - work.m;
   }
 
-  __device__ static int columns_needed(Params const&, WorkTile const&) { return Config::kTileN; }
+  __device__ static int columns_needed(Params const& params, WorkTile const& work) {
+    return columns_to_load<Config>(params.n, work.n);
+  }
 
   template <class Loader>
   __device__ static void load_lhs(Params const& params, WorkTile const& work, int k, int row,

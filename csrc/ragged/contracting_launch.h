@@ -13,7 +13,7 @@ template <class Problem, class Arguments, class Function>
 cudaError_t with_mainloop(Arguments const& arguments, Function function) {
   if constexpr (Problem::Config::kTakesTurns) {
     return function(PingpongMainloop<Problem>{});
-  } else if constexpr (Problem::kMasksRows || Problem::Config::kTileN == NarrowTile::kTileN) {
+  } else if constexpr (Problem::kMasksRows || kIsNarrow<typename Problem::Config>) {
     // Narrow tiles have more stages to load ahead, and one kernel less.
     return function(CooperativeMainloop<Problem, kNoSteps>{});
   } else {

@@ -1,8 +1,11 @@
 // out[m, n] = lhs[m, k] . rhs[group of row m]: coordinates of its tiles in memory.
 #pragma once
 
+#include <algorithm>
+
 #include "ragged/group_rows.h"
 #include "ragged/ragged_dot.h"
+#include "ragged/tiles.h"
 #include "sm90/config.h"
 #include "sm90/epilogue/cooperative.h"
 #include "sm90/gather.h"
@@ -30,6 +33,8 @@ struct RaggedNoncontracting
   static constexpr int kEarlyReleaseSteps = kFirstSteps;
   static constexpr bool kKeepsStep = true;
   static constexpr bool kSpreadsStores = true;
+  static constexpr bool kHasSmallBoxes =
+      kIsNarrow<Config> && Config::kRhsMajor == cute::GMMA::Major::K;
 
   struct Params {
     CUtensorMap lhs;
@@ -42,6 +47,7 @@ struct RaggedNoncontracting
     int lhs_batched;
     int rhs_batched;
     bool rhs_in_slabs;
+    int rhs_box_columns;  // if boxes can be small
     LoadHint rhs_hint;
     bool keeps_step;
     int store_shift;
@@ -55,7 +61,9 @@ struct RaggedNoncontracting
     return work.k_tiles >= ceil_div(params.k, Config::kTileK);
   }
 
-  __device__ static int columns_needed(Params const&, WorkTile const&) { return Config::kTileN; }
+  __device__ static int columns_needed(Params const& params, WorkTile const& work) {
+    return columns_to_load<Config>(params.n, work.n);
+  }
 
   // Rows outside the group only reach rows of the result that are not stored. Where the descriptor
   // can make those past its end zeros, they cost neither bandwidth nor the tensor cores' power.
@@ -142,7 +150,12 @@ struct RaggedNoncontracting
                         : encode_ragged_load(&params.lhs, lhs, a.k, kRowsPerConsumer);
     if (status != cudaSuccess) return status;
     if constexpr (Config::kRhsMajor == cute::GMMA::Major::K) {
-      status = encode_plain(&params.rhs, rhs, rhs_groups, a.n, a.k, Config::kRhsBoxColumns);
+      // Half of the result's columns, in whole atoms of the swizzle.
+      constexpr int kAtom = 8;
+      int const half = ceil_div(a.n, 2 * kAtom) * kAtom;
+      params.rhs_box_columns =
+          kHasSmallBoxes ? std::min(half, Config::kRhsBoxColumns) : Config::kRhsBoxColumns;
+      status = encode_plain(&params.rhs, rhs, rhs_groups, a.n, a.k, params.rhs_box_columns);
     } else if (params.rhs_in_slabs) {
       // One multicast of 16 KB is much faster than two of 8 KB.
       status = encode_slabs(&params.rhs, rhs, rhs_groups, a.k, a.n, Config::kTileK,

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jax_grouped_gemm._src.ragged.tiles import NARROW_STREAM_K_TILE, NARROW_TILE
 from tests.support import group_sizes as sizes_of
 from tests.support import oracle
 from tests.support.dtypes import BF16, F16, F32
@@ -98,6 +99,20 @@ class TestGroupSizes:
         for some in lengths.reshape(-1, 10):
             sizes = np.concatenate([[first], some, [0, 0, 1, 0, 5, 64, 3]]).astype(np.int32)
             check(CONTRACTING, lhs, rhs, sizes, **majors, tile=tile)
+
+    @BOTH_OPS
+    @pytest.mark.parametrize("transpose_rhs", [False, True])
+    @pytest.mark.parametrize("n", [8, 16, 40, 64, 72, 88, 104, 128])
+    def test_few_columns(self, op, n, transpose_rhs, tile, rng):
+        """Of weights that are fewer than two boxes, with odd numbers of tiles of rows."""
+        lhs, rhs, _ = operands(op, rng, m=1300, k=392, n=n, g=5)
+        tiles = [tile]
+        if op is NONCONTRACTING and tile == NARROW_TILE:
+            tiles.append(NARROW_STREAM_K_TILE)
+        for one in tiles:
+            for sizes in ([100, 300, 0, 520, 380], [129, 1, 64, 65, 900], [0, 0, 1300, 0, 0]):
+                sizes = np.asarray(sizes, np.int32)
+                check(op, lhs, rhs, sizes, transpose_rhs=transpose_rhs, tile=one)
 
     @BOTH_OPS
     def test_all_patterns_of_empty_ones(self, op, tile, rng):

@@ -62,12 +62,14 @@ class CooperativeMainloop {
   __device__ static void load(Params const& params, WorkTile const& work, Shared& shared,
                               Stage& stage, int rank) {
     // The lower half of a tile may lie past its group; its rows are then neither loaded nor
-    // multiplied.
+    // multiplied. Nor may columns be needed that lie past the result's: TMA would fill them with
+    // zeros, slower than it loads, and the products with whatever is there are not stored.
     int const lhs_boxes = Problem::rows_left(params, work) > kRowsPerConsumer ? 2 : 1;
-    bool const all_columns =
-        Config::kRhsBoxesSplitK || Problem::columns_needed(params, work) > Config::kRhsBoxColumns;
-    int const rhs_boxes = all_columns ? 2 : 1;
-    unsigned const bytes = lhs_boxes * Config::kLhsBoxBytes + rhs_boxes * Config::kRhsBoxBytes;
+    int const columns = Problem::columns_needed(params, work),
+              box_columns = rhs_box_columns(params);
+    int const rhs_boxes = Config::kRhsBoxesSplitK ? 2 : (columns > 0) + (columns > box_columns);
+    int const rhs_box_bytes = Config::kRhsBoxBytes / Config::kRhsBoxColumns * box_columns;
+    unsigned const bytes = lhs_boxes * Config::kLhsBoxBytes + rhs_boxes * rhs_box_bytes;
     bool const share_lhs = work.share == Share::kLhs, share_rhs = work.share == Share::kRhs;
 
     for (int k_tile = 0; k_tile < work.k_tiles; ++k_tile, ++stage) {
@@ -88,11 +90,20 @@ class CooperativeMainloop {
       for (int box = 0; box < Config::kBoxes; ++box) {
         if (box < rhs_boxes) {
           int const k = Config::kRhsBoxesSplitK ? box * Config::kRhsBoxDepth : 0;
-          int const column = Config::kRhsBoxesSplitK ? 0 : box * Config::kRhsBoxColumns;
+          int const column = Config::kRhsBoxesSplitK ? 0 : box * box_columns;
           Problem::load_rhs(params, work, k_tile * Config::kTileK + k, column, loader,
-                            rhs + box * Config::kRhsBoxBytes, box, share_rhs);
+                            rhs + box * rhs_box_bytes, box, share_rhs);
         }
       }
+    }
+  }
+
+  // Boxes of a result of few columns may have half of these each.
+  __device__ static int rhs_box_columns(Params const& params) {
+    if constexpr (requires { requires Problem::kHasSmallBoxes; }) {
+      return params.rhs_box_columns;
+    } else {
+      return Config::kRhsBoxColumns;
     }
   }
 
