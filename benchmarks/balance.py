@@ -82,7 +82,8 @@ def cut_imbalance(shape: Shape, sizes: np.ndarray) -> float:
     )
     if length == 0:
         return math.nan
-    owners, _, begin, end, _ = _schedules.chain_ranges(units, length, CLUSTERS).T
+    longest = int((-(-sizes // TILE_K) + TILE_CHANGE).max())
+    owners, _, begin, end, _ = _schedules.chain_ranges(units, length, longest, CLUSTERS).T
     loads = np.bincount(owners, np.minimum(end, length) - begin, minlength=CLUSTERS)
     return float(loads.max() / loads.mean())
 

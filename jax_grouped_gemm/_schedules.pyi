@@ -100,23 +100,25 @@ def ragged_contracting_pieces(
     cluster: int,
     clusters: int,
     length: int,
+    longest: int,
     shares_lhs: bool = False,
 ) -> np.ndarray:
     """The tiles of groups with rows where they are cut along their rows.
 
     Args:
-      length: steps of a chain that the cuts are made for, see `chain_ranges`.
+      length, longest: of the chains that the cuts are made for, see `chain_ranges`.
 
     Returns:
       int32 [tiles, 14], see `ragged_noncontracting_pieces`. First row and number of rows are those
       of the piece; the sums that are added follow one another.
     """
 
-def chain_ranges(chains: int, length: int, clusters: int) -> np.ndarray:
+def chain_ranges(chains: int, length: int, longest: int, clusters: int) -> np.ndarray:
     """How chains, the unit of the same number of each group after one another, are dealt out.
 
     Args:
       length: steps of a chain.
+      longest: steps of the longest tile of a chain.
 
     Returns:
       int32 [ranges, 5], the ranges of one cluster after those of another, each in its order.

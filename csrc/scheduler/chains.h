@@ -2,6 +2,8 @@
 // cut at any step. Whatever their number, all clusters get about the same.
 #pragma once
 
+#include <cmath>
+
 #include "scheduler/ceil_div.h"
 #include "scheduler/host_device.h"
 
@@ -9,9 +11,9 @@ namespace jgg {
 
 // Where chains are cut, the same for all clusters. Full waves, a whole chain for each cluster, are
 // not. The chains that are left over, fewer than clusters, are all cut at the same steps into as
-// many pieces as there are clusters for, so that the clusters of one piece read the same operands
-// at the same time. If clusters remain, the pieces end early, and what is left at the end of the
-// chains, the tails, is laid end to end and dealt to them in equal shares.
+// many pieces as there are clusters for, or as are worth it, so that the clusters of one piece read
+// the same operands at the same time. If clusters remain, the pieces end early, and what is left at
+// the end of the chains, the tails, is laid end to end and dealt to them in equal shares.
 class ChainCuts {
  public:
   // What it costs to hand over the sum of a piece and to add it to another one, in steps: the
@@ -19,9 +21,8 @@ class ChainCuts {
   static constexpr int kHandOver = 5;
   // A cut closer than this to the end of what it cuts is made there.
   static constexpr int kLeastPiece = 8;
-  // The sums of a chain are added by one cluster.
-  static constexpr int kMostPieces = 8;
-  static constexpr int kLeastReach = 32;
+  // Pieces are no shorter.
+  static constexpr int kLeastReach = 16;
   // The end of every chain.
   static constexpr int kEnd = 0x7fffffff;
   // Chains and clusters below these limits keep all arithmetic within 32 bits.
@@ -29,17 +30,20 @@ class ChainCuts {
   static constexpr int kMostClusters = 144;
 
   ChainCuts() = default;
-  JGG_HOST_DEVICE ChainCuts(int chains, int length, int clusters)
+  // `longest` are the steps of the longest tile of a chain, all whose sums one cluster adds.
+  JGG_HOST_DEVICE ChainCuts(int chains, int length, int longest, int clusters)
       : length_(length),
         cut_(chains % clusters),
         whole_(chains - cut_),
         pieces_(0),
         spare_(0),
-        reach_(0) {
+        reach_(0),
+        adding_(0) {
     if (cut_ == 0) return;
     int const most = clusters / cut_;
-    pieces_ = min(min(most, kMostPieces), max(length / kLeastReach, 1));
+    pieces_ = min(most, max(length / least_reach(longest), 1));
     reach_ = ceil_div(length, pieces_);
+    adding_ = cost_of_adding(longest);
     int const spare = clusters - pieces_ * cut_;
     if (pieces_ < most || spare == 0) return;
     int const shared_reach = static_cast<int>(
@@ -49,6 +53,7 @@ class ChainCuts {
     if (reach_ - shared_reach < cost + kLeastPiece) return;
     spare_ = spare;
     reach_ = shared_reach;
+    adding_ = cost_of_adding(longest);
   }
 
   // Chains that one cluster computes from end to end; those from here on are cut.
@@ -61,14 +66,17 @@ class ChainCuts {
 
   JGG_HOST_DEVICE int length() const { return length_; }
 
-  // Steps of the cluster with the most of them, of `clusters`.
-  JGG_HOST_DEVICE int busy(int clusters) const { return whole_ / clusters * length_ + reach_; }
+  // Steps of the cluster with the most of them, of `clusters`, and what adding the sums of the
+  // longest tile takes.
+  JGG_HOST_DEVICE int busy(int clusters) const {
+    return whole_ / clusters * length_ + reach_ + adding_;
+  }
 
   // Sums that can be handed over, and the most for any length.
   JGG_HOST_DEVICE int sums() const { return cut_ * sums_of_chain(); }
   static int most_sums(int chains, int clusters) {
     int const cut = chains % clusters;
-    return cut == 0 ? 0 : cut * (min(clusters / cut, kMostPieces) + 1);
+    return cut == 0 ? 0 : cut * (clusters / cut + 1);
   }
   // The same of one chain: all its pieces and both parts of its tail but the first of them.
   JGG_HOST_DEVICE int sums_of_chain() const { return pieces_ - 1 + (spare_ > 0 ? 2 : 0); }
@@ -110,12 +118,24 @@ class ChainCuts {
   JGG_HOST_DEVICE static int min(int a, int b) { return a < b ? a : b; }
   JGG_HOST_DEVICE static int max(int a, int b) { return a > b ? a : b; }
 
+  // Pieces of r steps take these, and longest / r additions of half of kHandOver each. Together
+  // that is least near the root of their product; a little above it there are fewer sums to wait
+  // for.
+  JGG_HOST_DEVICE static int least_reach(int longest) {
+    return max(kLeastReach, static_cast<int>(sqrtf(float(kHandOver) * float(longest))));
+  }
+  // One sum is handed over, and those of the longest tile are added, each for half of kHandOver.
+  JGG_HOST_DEVICE int cost_of_adding(int longest) const {
+    return (1 + ceil_div(longest, max(reach_, 1))) * kHandOver / 2;
+  }
+
   int length_;
   int cut_;
   int whole_;
   int pieces_;
   int spare_;
-  int reach_;  // of each piece
+  int reach_;   // of each piece
+  int adding_;  // steps that handing sums over and adding them takes
 };
 
 // Consecutive steps of one chain.

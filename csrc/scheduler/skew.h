@@ -48,11 +48,11 @@ class Skew {
   JGG_HOST_DEVICE bool is_worth_cutting(int clusters, int most_sums, SkewedWork& work) const {
     Summary const all = summary();
     if (all.cost >= ChainCuts::kLongest) return false;
-    work.cuts = ChainCuts(units_, all.cost, clusters);
+    work.cuts = ChainCuts(units_, all.cost, all.largest, clusters);
     if (work.cuts.sums() > most_sums) return false;
     float const share = float(units_) / float(clusters);
     float const zeros = share * float(zeros_cost_ * all.empty);
-    float const pieces = max(float(work.cuts.busy(clusters) + ChainCuts::kHandOver), zeros);
+    float const pieces = max(float(work.cuts.busy(clusters)), zeros);
     work.steps = int(pieces);
     work.empty = all.empty;
     float const enough = pieces * (1 + 1.0f / kWorthwhilePart) + kWorthwhileSteps;

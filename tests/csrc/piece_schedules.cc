@@ -81,7 +81,7 @@ TileArray scaled_ragged_noncontracting_pieces(Sizes const& group_sizes, Offsets 
 // The pieces of chains whose length is thought to be `length`.
 TileArray ragged_contracting_pieces(Sizes const& group_sizes, Offsets const& group_offset,
                                     int batches, int local_groups, int m, int k, int n, int tile_m,
-                                    int tile_n, int cluster, int clusters, int length,
+                                    int tile_n, int cluster, int clusters, int length, int longest,
                                     bool shares_lhs) {
   auto const groups = groups_of(group_sizes, group_offset, batches, local_groups, m);
   std::optional<TileArray> pieces;
@@ -91,7 +91,7 @@ TileArray ragged_contracting_pieces(Sizes const& group_sizes, Offsets const& gro
       using Schedule = ContractingPieces<SimulatedWarp, Tile::kTileM, Tile::kTileN, kTileK,
                                          Tile::kCluster, shares_lhs.value>;
       typename Schedule::Grid const grid(groups, k, n);
-      ChainCuts const cuts(grid.units, length, clusters);
+      ChainCuts const cuts(grid.units, length, longest, clusters);
       return list_pieces([&](int own) { return Schedule(groups, grid, cuts, own, clusters); },
                          Tile::kCluster, clusters);
     };
@@ -102,8 +102,8 @@ TileArray ragged_contracting_pieces(Sizes const& group_sizes, Offsets const& gro
   return *pieces;
 }
 
-TileArray chain_ranges(int chains, int length, int clusters) {
-  ChainCuts const cuts(chains, length, clusters);
+TileArray chain_ranges(int chains, int length, int longest, int clusters) {
+  ChainCuts const cuts(chains, length, longest, clusters);
   std::vector<std::array<int, 5>> ranges;
   for (int cluster = 0; cluster < clusters; ++cluster) {
     ChainAssignment own(cuts, cluster, clusters);
@@ -150,8 +150,9 @@ void define_piece_schedules(nb::module_& module) {
              "tile_m"_a, "tile_n"_a, "cluster"_a, "clusters"_a);
   module.def("ragged_contracting_pieces", &ragged_contracting_pieces, "group_sizes"_a,
              "group_offset"_a, "batches"_a, "local_groups"_a, "m"_a, "k"_a, "n"_a, "tile_m"_a,
-             "tile_n"_a, "cluster"_a, "clusters"_a, "length"_a, "shares_lhs"_a = false);
-  module.def("chain_ranges", &chain_ranges, "chains"_a, "length"_a, "clusters"_a);
+             "tile_n"_a, "cluster"_a, "clusters"_a, "length"_a, "longest"_a,
+             "shares_lhs"_a = false);
+  module.def("chain_ranges", &chain_ranges, "chains"_a, "length"_a, "longest"_a, "clusters"_a);
   module.def("most_chain_sums", &most_chain_sums, "chains"_a, "clusters"_a);
   module.def("worthwhile_chain_length", &worthwhile_chain_length, "group_sizes"_a, "group_offset"_a,
              "batches"_a, "local_groups"_a, "m"_a, "units"_a, "zeros_cost"_a, "most_sums"_a,

@@ -112,6 +112,17 @@ def test_many_groups(tile, schedules, rng):
         check(schedules, lhs, rhs, sizes, tile)
 
 
+@pytest.mark.parametrize("k, n", [(104, 72), (264, 16)])
+def test_few_tiles_of_many_groups(k, n, tile, schedules, rng):
+    """Chains of few tiles are cut into many pieces, of which some have several groups."""
+    m, groups = 20000, 64
+    lhs, rhs = operands(rng, m, k, n, groups)
+    for hot in (0, 40, 63):
+        sizes = rng.integers(100, 260, groups, dtype=np.int32)
+        sizes[hot] = 7000
+        check(schedules, lhs, rhs, sizes, tile)
+
+
 SIZES = np.array([50, 0, 8000, 0, 0, 100, 0, 500, 0], np.int32)
 
 

@@ -29,8 +29,11 @@ PIECE_FIELDS = (
 )
 
 
-def ranges_of(schedules, chains: int, length: int, clusters: int) -> np.recarray:
-    rows = schedules.chain_ranges(chains, length, clusters)
+def ranges_of(
+    schedules, chains: int, length: int, clusters: int, longest: int | None = None
+) -> np.recarray:
+    """Of chains that are one tile each, unless `longest` says otherwise."""
+    rows = schedules.chain_ranges(chains, length, length if longest is None else longest, clusters)
     return np.rec.fromarrays(rows.T, names="cluster chain begin end part".split())
 
 
@@ -87,7 +90,9 @@ def test_longest_chains(schedules):
             check_chains(ranges_of(schedules, chains, length, clusters), chains, length, clusters)
 
 
-def pieces_of(schedules, problem: Problem, length: int, **options: bool) -> np.recarray:
+def pieces_of(
+    schedules, problem: Problem, length: int, longest: int, **options: bool
+) -> np.recarray:
     rows = schedules.ragged_contracting_pieces(
         np.ascontiguousarray(np.atleast_2d(problem.group_sizes), np.int32),
         np.ascontiguousarray(np.atleast_1d(problem.group_offset), np.int32),
@@ -101,15 +106,17 @@ def pieces_of(schedules, problem: Problem, length: int, **options: bool) -> np.r
         cluster=problem.cluster,
         clusters=problem.clusters,
         length=length,
+        longest=longest,
         **options,
     )
     return np.rec.fromarrays(rows.T, names=PIECE_FIELDS)
 
 
-def chain_length(problem: Problem) -> int:
-    """Steps of all groups, and the changes of tiles."""
+def chain_of(problem: Problem) -> tuple[int, int]:
+    """Steps of all groups and of the longest one, each with the change of tiles."""
     start, end = np.moveaxis(problem.windows(), -1, 0)
-    return int((-(-(end - start) // TILE_K) + TILE_CHANGE)[end > start].sum())
+    steps = (-(-(end - start) // TILE_K) + TILE_CHANGE)[end > start]
+    return int(steps.sum()), int(steps.max(initial=0))
 
 
 def check_pieces(problem: Problem, pieces: np.recarray, most_sums: int) -> int:
@@ -208,12 +215,13 @@ def test_random_problems(schedules, rng):
             align=1,
             clusters=int(rng.choice([1, 2, 3, 5, 8, 24, CLUSTERS])),
         )
-        length = chain_length(problem)
+        length, most = chain_of(problem)
         # The kernel's idea of the length is an estimate.
         length = int(rng.choice([length, length, length // 2, 2 * length]))
+        most = int(rng.choice([most, most // 8, 8 * most]))
         shares_lhs = bool(rng.integers(2))
         try:
-            pieces = pieces_of(schedules, problem, length, shares_lhs=shares_lhs)
+            pieces = pieces_of(schedules, problem, length, most, shares_lhs=shares_lhs)
             assert (pieces.share == LHS).all() or not shares_lhs
             units = units_of(problem, shares_lhs=shares_lhs)
             most_sums = schedules.most_chain_sums(units, problem.clusters)
@@ -245,15 +253,42 @@ def test_every_number_of_units(units, schedules, rng):
             clusters=CLUSTERS,
             **KERNEL_TILE,
         )
-        length = chain_length(problem)
-        pieces = pieces_of(schedules, problem, length)
+        length, most = chain_of(problem)
+        pieces = pieces_of(schedules, problem, length, most)
         check_pieces(
             problem, pieces, schedules.most_chain_sums(units_of(problem), problem.clusters)
         )
         loads = np.bincount(pieces.owner[::2], pieces.k_tiles[::2], minlength=CLUSTERS)
-        ranges = ranges_of(schedules, units, length, CLUSTERS)
+        ranges = ranges_of(schedules, units, length, CLUSTERS, most)
         # No more than the chains say, but for what is left to the other side of a cut.
         assert loads.max() <= longest(ranges, length, CLUSTERS) + 2 * LEAST_PIECE
+
+
+@pytest.mark.parametrize("columns", [72, 128, 500])
+def test_few_tiles_of_many_groups(columns, schedules, rng):
+    """Every cluster has a piece, and none adds up more sums than pieces are long."""
+    for _ in range(20):
+        sizes = sizes_of.zipf(rng, 32768, 64)
+        problem = Problem(
+            "ragged_contracting",
+            sizes,
+            np.array(0),
+            1,
+            len(sizes),
+            m=32768,
+            k=104,
+            n=columns,
+            clusters=CLUSTERS,
+            **NARROW_TILE.sizes(),
+        )
+        length, most = chain_of(problem)
+        pieces = pieces_of(schedules, problem, length, most)
+        check_pieces(problem, pieces, schedules.most_chain_sums(units_of(problem), CLUSTERS))
+        loads = np.bincount(pieces.owner[::2], pieces.k_tiles[::2], minlength=CLUSTERS)
+        additions = pieces.partials.max()
+        even = length * units_of(problem) / CLUSTERS
+        assert loads.max() <= max(even, (5 * most) ** 0.5) + 2 * LEAST_PIECE
+        assert 2.5 * additions <= loads.max() + LEAST_PIECE
 
 
 def worthwhile_length(schedules, sizes, units, *, m=None, room=10**6, clusters=CLUSTERS) -> int:
@@ -330,7 +365,7 @@ class TestDecision:
             )
             units = units_of(problem)
             length = worthwhile_length(schedules, sizes, units, m=20000)
-            pieces = pieces_of(schedules, problem, length)
+            pieces = pieces_of(schedules, problem, length, chain_of(problem)[1])
             check_pieces(problem, pieces, schedules.most_chain_sums(units, CLUSTERS))
 
 

@@ -210,7 +210,6 @@ WORTHWHILE_STEPS = 16
 SKEW_LEAST_STEPS = 64
 SKEW_MOST_UNITS = 1 << 16
 SKEW_MOST_GROUPS = 1 << 10
-SKEW_MOST_PIECES = 8
 
 
 def steps(problem: RaggedProblem) -> int:
@@ -316,15 +315,15 @@ def skew_is_possible(*, rows: int, units: int, groups: int) -> bool:
 def skew_bytes(problem: RaggedProblem, tile: TileConfig, num_blocks: int) -> int:
     """Room for all sums that `num_blocks` thread blocks can hand over.
 
-    Tiles of one group that are left over when every cluster has the same number are cut into as
-    many pieces as there are clusters for, and then once more for those that have none.
+    Tiles of one group that are left over when every cluster has the same number are cut into at
+    most as many pieces as there are clusters for, and then once more for those that have none.
     """
     tile = cut_tile(tile)
     clusters = num_blocks // tile.cluster
     left_over = units_of_result(problem, tile) % clusters
     if left_over == 0:
         return 0
-    sums = left_over * (min(clusters // left_over, SKEW_MOST_PIECES) + 1)
+    sums = left_over * (clusters // left_over + 1)
     return sums_bytes(tile.tile_m, tile.tile_n, sums * tile.cluster)
 
 
