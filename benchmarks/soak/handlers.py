@@ -40,6 +40,10 @@ OTHER_ATTRIBUTES: dict[type, list[Any]] = {
     np.int32: [np.int32(x) for x in (-1, 0, 1, 3, 64, 127, 256, 2**31 - 1, -(2**31))]
     + [np.int64(128), np.float32(128), True, "128"],
     np.float32: [np.float32(np.nan), np.float32(np.inf), np.float64(1), np.int32(1), "1"],
+    np.ndarray: [
+        np.array(x, np.int64) for x in ([-16, 2, 128], [2**62, 2, 128], [0, 0, 128], [16], [0] * 9)
+    ]
+    + [np.array([0, 2, 128], np.int32), np.int64(0), "0"],
     str: ["", "nonsense", "pingpong", "swapped", "fine", "stream_k", "cooperative", np.int32(1)],
 }
 
@@ -83,7 +87,7 @@ def misfits(call: FfiCall) -> Iterator[tuple[str, FfiCall]]:
         kind = str if isinstance(value, str) else bool if isinstance(value, bool) else type(value)
         others = OTHER_ATTRIBUTES[kind] + ([not value] if kind is bool else [])
         for other in others:
-            if type(other) is not type(value) or other != value:
+            if type(other) is not type(value) or not np.array_equal(other, value):
                 yield f"{name}={other!r}", call.replace(attributes=attributes | {name: other})
         rest = {key: x for key, x in attributes.items() if key != name}
         yield f"without {name}", call.replace(attributes=rest)

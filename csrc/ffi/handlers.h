@@ -30,6 +30,7 @@ XLA_FFI_Error* JggQuantizeGradients(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggHiddenMaxima(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggGradientMaxima(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggQuantizeRaggedGradients(XLA_FFI_CallFrame* call_frame);
+XLA_FFI_Error* JggQuantizeJoinedGradients(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggSortByExpert(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggGatherRows(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggDispatchRows(XLA_FFI_CallFrame* call_frame);

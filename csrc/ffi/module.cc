@@ -6,6 +6,7 @@
 
 #include "ffi/handlers.h"
 #include "ffi/limited.h"
+#include "ffi/slice.h"
 #include "xla/ffi/api/c_api.h"
 
 namespace jgg {
@@ -54,18 +55,22 @@ nb::dict registrations() {
   targets["jax_grouped_gemm.gradient_maxima.v1"] = encapsulate(JggGradientMaxima);
   targets["jax_grouped_gemm.quantize_ragged_gradients.v1"] =
       encapsulate(JggQuantizeRaggedGradients);
+  targets["jax_grouped_gemm.quantize_joined_gradients.v1"] =
+      encapsulate(JggQuantizeJoinedGradients);
   targets["jax_grouped_gemm.sort_by_expert.v1"] = encapsulate(JggSortByExpert);
   targets["jax_grouped_gemm.gather_rows.v1"] = encapsulate(JggGatherRows);
   targets["jax_grouped_gemm.dispatch_rows.v1"] = encapsulate(JggDispatchRows);
   targets["jax_grouped_gemm.combine_rows.v1"] = encapsulate(JggCombineRows);
   targets["jax_grouped_gemm.row_dots.v1"] = encapsulate(JggRowDots);
+  // Their lhs, and their rhs, may be a slice of an array.
   targets["jax_grouped_gemm.scaled_ragged_noncontracting.v5"] =
-      product<JggScaledRaggedNoncontracting>();
+      product<of_slice<JggScaledRaggedNoncontracting, 0>>();
+  targets["jax_grouped_gemm.scaled_ragged_contracting.v3"] =
+      product<of_slice<JggScaledRaggedContracting, 2>>();
   targets["jax_grouped_gemm.scaled_ragged_noncontracting.v4"] =
       encapsulate(JggScaledRaggedNoncontractingV4);
   targets["jax_grouped_gemm.gathered_scaled_noncontracting.v1"] =
       product<JggGatheredScaledNoncontracting>();
-  targets["jax_grouped_gemm.scaled_ragged_contracting.v3"] = product<JggScaledRaggedContracting>();
   targets["jax_grouped_gemm.paired_scaled_contracting.v1"] = product<JggPairedScaledContracting>();
   targets["jax_grouped_gemm.gated_ragged_dot.v3"] = product<JggGatedRaggedDot>();
   targets["jax_grouped_gemm.gated_ragged_dot_transpose.v4"] = product<JggGatedRaggedDotTranspose>();

@@ -8,6 +8,7 @@
 #include "ffi/buffers.h"
 #include "ffi/element_types.h"
 #include "ffi/row_blocks.h"
+#include "ffi/slice.h"
 
 namespace jgg {
 namespace {
@@ -222,6 +223,31 @@ ffi::Error quantize_ragged_gradients(
   return launched(mlp::quantize_ragged_gradients(format, a, stream), "quantize_ragged_gradients");
 }
 
+// The same, with the values and the transposed gradients of gate and up one after the other in one
+// array, which needs memory for one result instead of three.
+ffi::Error quantize_joined_gradients(cudaStream_t stream, ffi::AnyBuffer projections,
+                                     ffi::AnyBuffer dh, Floats weights,
+                                     ffi::Buffer<ffi::S32> group_sizes, Result joined,
+                                     ffi::Result<Floats> scales, ffi::Result<Floats> dgate_scales,
+                                     ffi::Result<Floats> dup_scales, Result hidden,
+                                     ffi::Result<Floats> hidden_scales,
+                                     ffi::Result<Floats> dweights, bool power_of_two, float alpha,
+                                     float cubic, float limit, float shift) {
+  auto const rows = projections.dimensions(), blocks = hidden->dimensions();
+  if (rows.size() != 2 || blocks.size() != 3) return invalid("operands have unsuitable ranks");
+  BufferSlice values(*joined, 0, {rows.begin(), rows.end()});
+  int64_t const of_values = rows[0] * rows[1], of_blocks = blocks[0] * blocks[1] * blocks[2];
+  BufferSlice dgate(*joined, of_values, {blocks.begin(), blocks.end()});
+  BufferSlice dup(*joined, of_values + of_blocks, {blocks.begin(), blocks.end()});
+  if (!values.fits() || !dgate.fits() || !dup.fits()) {
+    return invalid("the joined gradients do not fit into their array");
+  }
+  return quantize_ragged_gradients(stream, projections, dh, weights, group_sizes, Result(*values),
+                                   scales, Result(*dgate), dgate_scales, Result(*dup), dup_scales,
+                                   hidden, hidden_scales, dweights, power_of_two, alpha, cubic,
+                                   limit, shift);
+}
+
 template <class Buffers>
 auto with_format(Buffers buffers) {
   return with_activation_attributes(std::move(buffers).template Attr<bool>("power_of_two"));
@@ -285,6 +311,21 @@ auto ragged_gradients_binding() {
                          .Ret<ffi::Buffer<ffi::F32>>());  // gradients of weights
 }
 
+auto joined_gradients_binding() {
+  return with_format(on_stream()
+                         .Arg<ffi::AnyBuffer>()           // projections
+                         .Arg<ffi::AnyBuffer>()           // gradient of hidden
+                         .Arg<ffi::Buffer<ffi::F32>>()    // weights
+                         .Arg<ffi::Buffer<ffi::S32>>()    // group_sizes
+                         .Ret<ffi::AnyBuffer>()           // values, gradients of gate and of up
+                         .Ret<ffi::Buffer<ffi::F32>>()    // scales of values
+                         .Ret<ffi::Buffer<ffi::F32>>()    // of the gradient of gate
+                         .Ret<ffi::Buffer<ffi::F32>>()    // of the gradient of up
+                         .Ret<ffi::AnyBuffer>()           // hidden
+                         .Ret<ffi::Buffer<ffi::F32>>()    // its scales
+                         .Ret<ffi::Buffer<ffi::F32>>());  // gradients of weights
+}
+
 }  // namespace
 }  // namespace jgg
 
@@ -294,3 +335,5 @@ JGG_DEFINE_HANDLER(JggHiddenMaxima, jgg::hidden_maxima, jgg::hidden_maxima_bindi
 JGG_DEFINE_HANDLER(JggGradientMaxima, jgg::gradient_maxima, jgg::gradient_maxima_binding());
 JGG_DEFINE_HANDLER(JggQuantizeRaggedGradients, jgg::quantize_ragged_gradients,
                    jgg::ragged_gradients_binding());
+JGG_DEFINE_HANDLER(JggQuantizeJoinedGradients, jgg::quantize_joined_gradients,
+                   jgg::joined_gradients_binding());

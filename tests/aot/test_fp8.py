@@ -267,7 +267,7 @@ class TestTraining:
             "dispatch_rows": 4,
             "combine_rows": 2,
             "quantize_hidden": 1,
-            "quantize_ragged_gradients": 1,
+            "quantize_joined_gradients": 1,
         }
         assert not re.search(r"= f8e4m3fn\S* (transpose|copy|fusion)\(", program.hlo)
 

@@ -72,6 +72,37 @@ class TestQuantisedOperands:
             got = jax.vmap(gradient, axes)(*operands)
             assert fp8_oracle.relative_error(got, jnp.stack(each)) < 1e-3
 
+    @pytest.mark.parametrize("recipe", [RECIPES["blockwise"], RECIPES["powers of two"]])
+    def test_gradients_that_share_an_array(self, recipe, rng, monkeypatch):
+        """Those of gate and up where hidden is at least as wide as tokens: bit for bit what they
+        are apart, mapped too."""
+        one = case(rng, embed=136, hidden=264)
+        dy = cotangent(one, rng)
+        got = one.value_and_gradients(dy, recipe=recipe)
+        for found, want in zip(got, fp8_mlp.layer(one, recipe, "silu", dy), strict=True):
+            assert fp8_oracle.relative_error(found, want) < 2e-3
+
+        x, *matrices = (jnp.asarray(w, BF16) for w in (one.x, one.wi_0, one.wi_1, one.wo))
+        routing = moe.route(jnp.asarray(rng.standard_normal((len(x), 4)), F32), 2)
+
+        def loss(x, *matrices):
+            y = moe.dropless_mlp(x, routing, *matrices, recipe=recipe)
+            return jnp.sum(jnp.sin(y.astype(F32)))
+
+        gradient, many = jax.grad(loss, range(4)), jnp.stack([x, 2 * x])
+        together = gradient(x, *matrices)
+        mapped = jax.vmap(gradient, (0, None, None, None))(many, *matrices)
+        arrays = str(jax.make_jaxpr(gradient)(x, *matrices)).count("joined=True")
+        monkeypatch.setattr("jax_grouped_gemm._src.mlp.fp8.layer.PAIRED_COLUMNS", 2**20)
+        jax.clear_caches()
+        assert "joined=True" not in str(jax.make_jaxpr(gradient)(x, *matrices))
+        assert arrays == 1
+        for found, want in zip(together, gradient(x, *matrices), strict=True):
+            np.testing.assert_array_equal(np.float32(found), np.float32(want))
+        for i, one_x in enumerate(many):
+            for found, want in zip(mapped, gradient(one_x, *matrices), strict=True):
+                assert fp8_oracle.relative_error(found[i], want) < 1e-3
+
     @pytest.mark.parametrize("activation", mlp.ACTIVATIONS)
     def test_every_activation(self, activation, rng):
         recipe = RECIPES["blockwise, bf16 wgrad"]

@@ -10,6 +10,7 @@ import pytest
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.activations import ACTIVATIONS
 from jax_grouped_gemm._src.fp8 import call, primitive, reference
+from jax_grouped_gemm._src.fp8.formats import sliced
 from jax_grouped_gemm._src.mlp.fp8.hidden import HiddenLayer
 from jax_grouped_gemm._src.mlp.fp8.hidden_op import hidden_gradients, ragged_hidden_gradients
 from tests.support import fp8_oracle, mlp
@@ -129,6 +130,58 @@ def test_both_gradients_of_one_launch_are_those_of_two(types, out, rng):
             assert_same_bits(got, want)
 
 
+class TestSlices:
+    """Operands that lie in an array with others."""
+
+    @staticmethod
+    def contract(lhs, rhs, sizes, **options):
+        return jax.jit(
+            partial(
+                primitive.scaled_ragged_contracting,
+                num_rows=300,
+                num_groups=len(sizes),
+                preferred_element_type=np.dtype(BF16),
+                implementation="cuda",
+                **options,
+            )
+        )(*lhs, *rhs, jnp.asarray(sizes, jnp.int32), jnp.zeros(1, jnp.int32))
+
+    def test_products_of_rows_by_rows(self, rng):
+        sizes = [100, 0, 150]
+        lhs, rhs = (fp8_columns(rng, 300, columns, sizes, E4M3) for columns in (136, 264))
+        before, after = (jnp.full(n, jnp.nan, E4M3) for n in (144, 16))
+        flat = jnp.concatenate([before, rhs[0].ravel(), after])
+        place = (len(before), *rhs[0].shape)
+        got = self.contract(lhs, (flat, rhs[1]), sizes, slice=place)
+        assert_same_bits([got], [self.contract(lhs, rhs, sizes)])
+
+    def test_products_of_rows(self, rng):
+        sizes = jnp.asarray([100, 0, 150], jnp.int32)
+        x, w = (jnp.asarray(rng.standard_normal(s), BF16) for s in ((300, 256), (3, 256, 136)))
+        rows = jgg.quantize_blockwise(x)
+        weights = jgg.quantize_weights(w)
+        flat = jnp.concatenate([jnp.full(32, jnp.nan, E4M3), rows[0].ravel()])
+        run = partial(
+            primitive.scaled_ragged_noncontracting,
+            transpose_rhs=True,
+            lhs_scaling="1x128",
+            rhs_scaling="128x128",
+            preferred_element_type=np.dtype(BF16),
+            implementation="cuda",
+        )
+        others = rows[1], *weights[2:], sizes, jnp.zeros(1, jnp.int32)
+        got = jax.jit(partial(run, slice=(32, 300, 256)))(flat, *others)
+        assert_same_bits([got], [jax.jit(run)(rows[0], *others)])
+
+    @pytest.mark.parametrize("first, fewer", [(16, 0), (-16, 0), (2**62, 0), (0, 1)])
+    def test_what_is_not_inside_is_refused(self, first, fewer, rng):
+        lhs, rhs = (fp8_columns(rng, 300, columns, [300], E4M3) for columns in (136, 264))
+        flat = rhs[0].ravel()[fewer:]
+        with pytest.raises(jax.errors.JaxRuntimeError, match="the slice is not inside"):
+            place = (first, *rhs[0].shape)
+            jax.block_until_ready(self.contract(lhs, (flat, rhs[1]), [300], slice=place))
+
+
 def fp8_columns(rng, rows, columns, sizes, dtype):
     x = jnp.asarray(rng.standard_normal((rows, columns)), BF16)
     return jgg.quantize_ragged(x, np.asarray(sizes, np.int32), dtype=dtype)[2:]
@@ -148,6 +201,14 @@ def test_transposed_gradients_are_those_of_separate_kernels(activation, dtype, r
             )
             want = jax.jit(partial(hidden_gradients, layer, implementation="cuda"))(*operands)
             assert_same_bits(got.projections, want.projections)
+            joined = jax.jit(
+                partial(ragged_hidden_gradients, layer, implementation="cuda", joined=True)
+            )(*operands, sizes)
+            for name in ("projections", "gate", "up"):
+                found = getattr(joined, name)
+                values = sliced([found.values], 0, found.slice)
+                assert_same_bits((*values, found.scales), getattr(got, name))
+            assert_same_bits((*joined.hidden, joined.weights), (*got.hidden, got.weights))
             # Sums in another order, of terms that cancel.
             bound = 2e-6 * np.abs(np.asarray(want.weights)).max()
             np.testing.assert_allclose(got.weights, want.weights, rtol=1e-5, atol=bound)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -56,7 +57,7 @@ def scaled_noncontracting(
     return call_kernel(
         NONCONTRACTING,
         plan,
-        pad_to(lhs, addressable.shape(addressable.lhs)),
+        lhs if problem.slice else pad_to(lhs, addressable.shape(addressable.lhs)),
         lhs_scale,
         pad_to(rhs, addressable.shape(addressable.rhs)),
         rhs_scale,
@@ -66,6 +67,7 @@ def scaled_noncontracting(
         rhs_scaling=np.int32(RHS_SCALINGS.index(problem.rhs_scaling)),
         kind=tile.kind,
         fast_accumulation=problem.fast_accumulation,
+        **_slice(problem),
     )
 
 
@@ -90,19 +92,25 @@ def scaled_contracting(
     addressable, _ = plan.kernel
     if problem.lhs_scaling == "column" and problem.out_dtype == np.dtype(np.float32):
         # The kernel that scales lhs at the end transposes its result, which 16 bits allow alone.
-        lhs_scale = jnp.broadcast_to(lhs_scale, (*lhs.shape[:-3], problem.b, problem.k))
-        rhs_scale = jnp.broadcast_to(rhs_scale, (*rhs.shape[:-3], problem.b, problem.n))
+        lhs_scale = jnp.broadcast_to(lhs_scale, (*lhs_scale.shape[:-2], problem.b, problem.k))
+        rhs_scale = jnp.broadcast_to(rhs_scale, (*rhs_scale.shape[:-2], problem.b, problem.n))
     return call_kernel(
         CONTRACTING,
         plan,
         lhs,
         lhs_scale,
-        pad_to(rhs, addressable.shape(addressable.rhs)),
+        rhs if problem.slice else pad_to(rhs, addressable.shape(addressable.rhs)),
         pad_to(rhs_scale, (rhs_scale.shape[-2], addressable.n)),
         group_sizes,
         group_offset,
         m=np.int32(problem.m),
+        **_slice(problem),
     )
+
+
+def _slice(problem: ScaledProblem) -> dict[str, Any]:
+    """The attribute that says which slice of a flat array the operand is that may be one."""
+    return dict(slice=np.array(problem.slice, np.int64)) if problem.slice else {}
 
 
 def paired_contracting(plan: Plan[ScaledProblem], *operands: jax.Array) -> list[jax.Array]:

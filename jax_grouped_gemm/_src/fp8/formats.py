@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, get_args
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
 from jax_grouped_gemm._src.arguments import canonical_dtype
@@ -35,6 +39,35 @@ class Pair(NamedTuple):
 
     values: jax.Array
     scales: jax.Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SlicedPair:
+    """An FP8 operand inside an array of several, and its scales.
+
+    Attributes:
+      values: a flat array.
+      scales: of the operand alone.
+      slice: the operand's first element in `values`, and its shape.
+    """
+
+    values: jax.Array
+    scales: jax.Array
+    slice: Shape = dataclasses.field(metadata=dict(static=True))
+
+
+def sliced(operands: Sequence[Any], operand: int, slice: Shape) -> tuple[Any, ...]:
+    """`operands`, arrays or avals, with what is sliced in place of a flat array, if one is."""
+    if not slice:
+        return tuple(operands)
+    flat, (first, *shape) = operands[operand], slice
+    if isinstance(flat, jax.Array):
+        found = flat[first : first + math.prod(shape)].reshape(shape)
+    else:
+        whole = NamedSharding(flat.sharding.mesh, PartitionSpec(*[None] * len(shape)))
+        found = flat.update(shape=tuple(shape), sharding=whole)
+    return (*operands[:operand], found, *operands[operand + 1 :])
 
 
 def row_blocks(m: int, num_groups: int) -> int:

@@ -20,6 +20,7 @@ from jax_grouped_gemm._src.fp8.formats import (
     quantized_blocks,
     quantized_groups,
     quantized_rows,
+    sliced,
 )
 from jax_grouped_gemm._src.plan import (
     AS_ASKED,
@@ -86,6 +87,7 @@ class ScaledProblem(RaggedProblem):
       b: blocks of 128 rows of a contracting product, each of one group; 0 otherwise.
       r: rows of such a block; 0 otherwise.
       fast_accumulation: whether tensor cores alone may add up products.
+      slice: of a flat array, what lhs, or of a contracting product rhs, is; see `SlicedPair`.
     """
 
     lhs_scaling: str
@@ -93,6 +95,7 @@ class ScaledProblem(RaggedProblem):
     b: int
     r: int
     fast_accumulation: bool = False
+    slice: Shape = ()
 
     @classmethod
     def noncontracting(
@@ -102,9 +105,10 @@ class ScaledProblem(RaggedProblem):
         op: str = "scaled_ragged_noncontracting",
     ) -> Self:
         """The problem of a `scaled_ragged_noncontracting` with operands of the given avals."""
+        place = params.get("slice", ())
         return cls.of(
             op,
-            _without_scales(avals),
+            _without_scales(sliced(avals, 0, place)),
             params,
             lhs="mk",
             rhs="gnk" if params["transpose_rhs"] else "gkn",
@@ -114,6 +118,7 @@ class ScaledProblem(RaggedProblem):
             b=0,
             r=0,
             fast_accumulation=params["fast_accumulation"],
+            slice=place,
         )
 
     @classmethod
@@ -124,9 +129,10 @@ class ScaledProblem(RaggedProblem):
         op: str = "scaled_ragged_contracting",
     ) -> Self:
         """The problem of a `scaled_ragged_contracting` with operands of the given avals."""
+        place = params.get("slice", ())
         return cls.of(
             op,
-            _without_scales(avals),
+            _without_scales(sliced(avals, 2, place)),
             params,
             lhs="bkr",
             rhs="bnr",
@@ -134,6 +140,7 @@ class ScaledProblem(RaggedProblem):
             lhs_scaling=_rows_scaling(avals[1]),
             rhs_scaling=_rows_scaling(avals[3]),
             m=params["num_rows"],
+            slice=place,
         )
 
     def __str__(self) -> str:

@@ -17,10 +17,12 @@ from jax import lax
 
 from jax_grouped_gemm._src.arrays import rows_or_zeros
 from jax_grouped_gemm._src.fp8 import call, plan, reference, scaled_reference
-from jax_grouped_gemm._src.fp8.formats import (
-    quantized_groups,
-)
+from jax_grouped_gemm._src.fp8.formats import quantized_groups, sliced
 from jax_grouped_gemm._src.op import Op
+
+
+def _of_sliced(function, operand, *operands, slice=(), **params):
+    return function(*sliced(operands, operand, slice), **params)
 
 
 def scaled_ragged_noncontracting(
@@ -29,15 +31,15 @@ def scaled_ragged_noncontracting(
     """lhs [b?, m, k] times rhs [b?, g, k, n] -> [b?, m, n].
 
     Parameters: transpose_rhs, lhs_scaling, rhs_scaling, preferred_element_type, implementation,
-    and optionally fast_accumulation, for scales that do not change along k, and tile, a
-    `TileConfig` for the kernel instead of the plan's choice.
+    and optionally fast_accumulation, for scales that do not change along k, tile, a `TileConfig`
+    for the kernel instead of the plan's choice, and slice, what lhs is of a flat array.
     """
     operands = (lhs, lhs_scale, rhs, rhs_scale, group_sizes, group_offset)
     return NONCONTRACTING.bind(*operands, fast_accumulation=fast_accumulation, **params)
 
 
-def _noncontracting_aval(*operands, transpose_rhs, preferred_element_type, **params):
-    lhs, _, rhs, *_ = operands
+def _noncontracting_aval(*operands, transpose_rhs, preferred_element_type, slice=(), **params):
+    lhs, _, rhs, *_ = operands = sliced(operands, 0, slice)
     shape = (lhs.shape[-2], rhs.shape[-2 if transpose_rhs else -1])
     return NONCONTRACTING.result_aval(operands, shape, preferred_element_type)
 
@@ -49,7 +51,7 @@ NONCONTRACTING = Op(
     avals=_noncontracting_aval,
     planner=plan.plan_scaled_noncontracting,
     call=call.scaled_noncontracting,
-    reference=scaled_reference.scaled_ragged_noncontracting,
+    reference=partial(_of_sliced, scaled_reference.scaled_ragged_noncontracting, 0),
 )
 
 
@@ -98,14 +100,15 @@ def scaled_ragged_contracting(
 
     Scales are of each block and column, or [b?, 1, k] and [b?, 1, n], of each column.
 
-    Parameters: num_rows, num_groups, preferred_element_type, implementation, and optionally tile.
+    Parameters: num_rows, num_groups, preferred_element_type, implementation, and optionally tile,
+    and slice, what rhs is of a flat array.
     """
     operands = (lhs, lhs_scale, rhs, rhs_scale, group_sizes, group_offset)
     return CONTRACTING.bind(*operands, **params)
 
 
-def _contracting_aval(*operands, num_groups, preferred_element_type, **params):
-    lhs, _, rhs, *_ = operands
+def _contracting_aval(*operands, num_groups, preferred_element_type, slice=(), **params):
+    lhs, _, rhs, *_ = operands = sliced(operands, 2, slice)
     shape = (num_groups, lhs.shape[-2], rhs.shape[-2])
     return CONTRACTING.result_aval(operands, shape, preferred_element_type)
 
@@ -117,7 +120,7 @@ CONTRACTING = Op(
     avals=_contracting_aval,
     planner=plan.plan_scaled_contracting,
     call=call.scaled_contracting,
-    reference=scaled_reference.scaled_ragged_contracting,
+    reference=partial(_of_sliced, scaled_reference.scaled_ragged_contracting, 2),
 )
 
 
@@ -310,9 +313,16 @@ GATHERED = Op(
 )
 
 
-def _register_batching(op: Op) -> None:
-    def rule(operands, dims, **params):
+def _register_batching(op: Op, may_be_sliced: int) -> None:
+    def rule(operands, dims, *, slice=(), **params):
         operands, dims = list(operands), list(dims)
+        if slice:
+            of_one = partial(sliced, operand=0, slice=slice)
+            flat, dim = operands[may_be_sliced], dims[may_be_sliced]
+            (operands[may_be_sliced],) = (
+                of_one([flat]) if dim is None else jax.vmap(lambda x: of_one([x]), dim)(flat)
+            )
+            dims[may_be_sliced] = None if dim is None else 0
         size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
         for pair in ((0, 1), (2, 3)):
             if [dims[i] is None for i in pair].count(True) == 1:
@@ -383,8 +393,8 @@ def _batch_each(operands, dims, **params):
     return jax.vmap(each, dims)(*operands), [0, 0]
 
 
-for _op in (NONCONTRACTING, CONTRACTING):
-    _register_batching(_op)
+_register_batching(NONCONTRACTING, may_be_sliced=0)
+_register_batching(CONTRACTING, may_be_sliced=2)
 GATHERED_NONCONTRACTING.def_batching(_batch_gathered)
 PAIRED_CONTRACTING.def_batching(_batch_each)
 TOKENS.def_batching(_batch_tokens)

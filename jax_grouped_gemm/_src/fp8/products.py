@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 
 from jax_grouped_gemm._src.arguments import Implementation
 from jax_grouped_gemm._src.fp8 import primitive, reference
-from jax_grouped_gemm._src.fp8.formats import Pair
+from jax_grouped_gemm._src.fp8.formats import Pair, SlicedPair
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.plan import Product, TileChoices
 from jax_grouped_gemm._src.ragged import primitive as ragged
@@ -144,15 +144,15 @@ class Fp8Products:
     def rows_by_weights(
         self,
         which: Product,
-        rows: Pair,
+        rows: Pair | SlicedPair,
         weights: Pair,
         group_sizes: jax.Array,
         offset: jax.Array,
         dtype: np.dtype,
     ) -> jax.Array:
         """rows [m, k] times weights [g, n, k] -> [m, n], for "forward" or "dgrad"."""
-        params = self._product_params(which, dtype)
-        operands = (*rows, *weights, group_sizes, offset)
+        params = self._product_params(which, dtype) | _slice(rows)
+        operands = (rows.values, rows.scales, *weights, group_sizes, offset)
         return primitive.scaled_ragged_noncontracting(*operands, **params)
 
     def tokens_by_weights(
@@ -186,7 +186,7 @@ class Fp8Products:
     def rows_by_rows(
         self,
         lhs: Pair | jax.Array,
-        rhs: Pair | jax.Array,
+        rhs: Pair | SlicedPair | jax.Array,
         group_sizes: jax.Array,
         offset: jax.Array,
         dtype: np.dtype,
@@ -198,11 +198,19 @@ class Fp8Products:
         of rows [m, k] and [m, n] of one 16-bit dtype."""
         common = self._wgrad_params(dtype, num_groups)
         if isinstance(lhs, Pair):
-            assert isinstance(rhs, Pair)
+            assert isinstance(rhs, Pair | SlicedPair)
             return primitive.scaled_ragged_contracting(
-                *lhs, *rhs, group_sizes, offset, num_rows=num_rows, **common
+                lhs.values,
+                lhs.scales,
+                rhs.values,
+                rhs.scales,
+                group_sizes,
+                offset,
+                num_rows=num_rows,
+                **common,
+                **_slice(rhs),
             )
-        assert not isinstance(rhs, Pair)
+        assert isinstance(rhs, jax.Array)
         return ragged.ragged_contracting(
             lhs,
             rhs.astype(lhs.dtype),
@@ -239,6 +247,10 @@ class Fp8Products:
             implementation=self.implementation,
             **self.tiles.params("wgrad"),
         )
+
+
+def _slice(x: Pair | SlicedPair) -> dict[str, Any]:
+    return dict(slice=x.slice) if isinstance(x, SlicedPair) else {}
 
 
 def _in_pairs(quantize, *operands, plain, transposed, **params):

@@ -19,7 +19,7 @@ from jax.typing import DTypeLike
 from jax_grouped_gemm._src.activations import Activation
 from jax_grouped_gemm._src.arrays import pad_to, round_up
 from jax_grouped_gemm._src.fp8 import reference
-from jax_grouped_gemm._src.fp8.formats import BLOCK, Pair
+from jax_grouped_gemm._src.fp8.formats import BLOCK, Pair, SlicedPair
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 
 
@@ -93,11 +93,65 @@ class HiddenLayer:
 class HiddenGradients(NamedTuple):
     """What the backward pass makes of the gradient of hidden."""
 
-    projections: Pair  # the gradients of gate and up as projections lie, quantised
+    projections: Pair | None  # the gradients of gate and up as projections lie, quantised
     gate: jax.Array | Pair  # [m, F], or quantised in transposed blocks
     up: jax.Array | Pair | None
     hidden: jax.Array | Pair  # the same, computed again
     weights: jax.Array  # float32 [m]
+
+    def without_projections(self) -> HiddenGradients:
+        """The rest, when projections have been read."""
+        return self._replace(projections=None)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class JoinedGradients:
+    """`HiddenGradients` with those of gate and up, in both forms, in one array.
+
+    XLA has one array at a time in the memory of a result: this one can be in that of the gradient
+    of wo, if that is computed last.
+
+    Attributes:
+      values: flat: the values of `projections`, `gate` and `up`.
+      projections_scales, gate_scales, up_scales: theirs; None for what has been read.
+      hidden, weights: as `HiddenGradients` has them.
+    """
+
+    values: jax.Array
+    projections_scales: jax.Array | None
+    gate_scales: jax.Array
+    up_scales: jax.Array
+    hidden: Pair
+    weights: jax.Array
+
+    @property
+    def projections(self) -> SlicedPair:
+        """[m, 2 F], as projections lie."""
+        assert self.projections_scales is not None
+        rows, blocks = self.projections_scales.shape
+        return SlicedPair(self.values, self.projections_scales, (0, rows, blocks * BLOCK))
+
+    @property
+    def gate(self) -> SlicedPair:
+        """Quantised in transposed blocks."""
+        return self._transposed(self.gate_scales, 2)
+
+    @property
+    def up(self) -> SlicedPair:
+        """The same."""
+        return self._transposed(self.up_scales, 1)
+
+    def _transposed(self, scales: jax.Array, places: int) -> SlicedPair:
+        """What begins that many times its size before the end."""
+        size = scales.size * BLOCK
+        return SlicedPair(
+            self.values, scales, (self.values.size - places * size, *scales.shape, BLOCK)
+        )
+
+    def without_projections(self) -> JoinedGradients:
+        """The rest, when projections have been read."""
+        return dataclasses.replace(self, projections_scales=None)
 
 
 def padded_columns(hidden: int) -> int:

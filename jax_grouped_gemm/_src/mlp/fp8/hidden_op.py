@@ -21,7 +21,7 @@ from jax_grouped_gemm._src.device import H200, Target
 from jax_grouped_gemm._src.fp8 import primitive, reference
 from jax_grouped_gemm._src.fp8.formats import BLOCK, Pair, quantized_groups, quantized_rows
 from jax_grouped_gemm._src.mlp.epilogue import Epilogue
-from jax_grouped_gemm._src.mlp.fp8.hidden import HiddenGradients, HiddenLayer
+from jax_grouped_gemm._src.mlp.fp8.hidden import HiddenGradients, HiddenLayer, JoinedGradients
 from jax_grouped_gemm._src.op import Op
 from jax_grouped_gemm._src.plan import AS_ASKED, Plan, symbolic_sizes
 
@@ -30,15 +30,18 @@ GRADIENTS_TARGET = "jax_grouped_gemm.quantize_gradients.v1"
 HIDDEN_MAXIMA_TARGET = "jax_grouped_gemm.hidden_maxima.v1"
 GRADIENT_MAXIMA_TARGET = "jax_grouped_gemm.gradient_maxima.v1"
 RAGGED_GRADIENTS_TARGET = "jax_grouped_gemm.quantize_ragged_gradients.v1"
+JOINED_GRADIENTS_TARGET = "jax_grouped_gemm.quantize_joined_gradients.v1"
 KERNEL_DTYPES = (jnp.bfloat16, jnp.float16)
 
 
 @dataclasses.dataclass(frozen=True)
 class HiddenProblem:
-    """Static description of one elementwise step: its name and what is computed."""
+    """Static description of one elementwise step: its name, what is computed, and whether the
+    results are `JoinedGradients`."""
 
     op: str
     layer: HiddenLayer
+    joined: bool = False
 
     def __str__(self) -> str:
         return f"{self.op} {self.layer}"
@@ -78,11 +81,21 @@ def ragged_hidden_gradients(
     weights: jax.Array,
     group_sizes: jax.Array,
     implementation: Implementation,
-) -> HiddenGradients:
+    *,
+    joined: bool = False,
+) -> HiddenGradients | JoinedGradients:
     """`hidden_gradients`, but gate, up and hidden as operands of an FP8 product of rows by rows:
-    in transposed blocks of the rows of each group, see `primitive.quantize_ragged`."""
-    params = dict(layer=layer, implementation=implementation)
-    *leaves, dweights = RAGGED_GRADIENTS.bind(projections, dh, weights, group_sizes, **params)
+    in transposed blocks of the rows of each group, see `primitive.quantize_ragged`. If `joined`,
+    and a kernel computes them, `JoinedGradients`."""
+    params: dict[str, Any] = dict(layer=layer, implementation=implementation)
+    operands = projections, dh, weights, group_sizes
+    avals = [jax.typeof(x) for x in operands]
+    joined = joined and plan_ragged_gradients(avals, params).path == "fused"
+    *leaves, dweights = RAGGED_GRADIENTS.bind(*operands, joined=joined, **params)
+    if joined:
+        values, of_rows, of_gate, of_up, hidden, of_hidden = leaves
+        hidden = Pair(hidden, of_hidden)
+        return JoinedGradients(values, of_rows, of_gate, of_up, hidden, dweights)
     rows, gate, *rest, hidden = (Pair(*leaves[i : i + 2]) for i in range(0, len(leaves), 2))
     return HiddenGradients(rows, gate, rest[0] if rest else None, hidden, dweights)
 
@@ -131,6 +144,8 @@ def plan_ragged_gradients(
 ) -> HiddenPlan:
     """Plans a `quantize_ragged_gradients`."""
     found = _plan("quantize_ragged_gradients", avals[:3], params, target)
+    problem = dataclasses.replace(found.problem, joined=params.get("joined", False))
+    found = dataclasses.replace(found, problem=problem)
     scaling = found.problem.layer.recipe.scaling
     if found.path == "fused" and scaling != "blockwise":
         return Plan(found.problem, "unfused", f"the kernel scales blocks of 128, not {scaling}")
@@ -157,10 +172,18 @@ def _gradients_reference(projections, dh, weights, *, layer):
     return [x for x in jax.tree.leaves(found) if x is not None]
 
 
-def _ragged_gradients_reference(projections, dh, weights, group_sizes, *, layer):
+def _ragged_gradients_reference(projections, dh, weights, group_sizes, *, layer, joined=False):
     found = layer.gradients(projections, dh, weights)
     quantize = functools.partial(_transposed, reference.quantize_ragged, layer, group_sizes)
-    return _in_blocks(layer, found, quantize)
+    results = _in_blocks(layer, found, quantize)
+    return _joined(results) if joined else results
+
+
+def _joined(results: Sequence[jax.Array]) -> list[jax.Array]:
+    """The results of `RAGGED_GRADIENTS` with those of gate and up in one."""
+    *pairs, hidden, hidden_scales, dweights = results
+    values, scales = pairs[0::2], pairs[1::2]
+    return [jnp.concatenate([x.ravel() for x in values]), *scales, hidden, hidden_scales, dweights]
 
 
 def _transposed(quantize, layer, group_sizes, x, dtype, **params):
@@ -177,6 +200,7 @@ def _transposed(quantize, layer, group_sizes, x, dtype, **params):
 
 def _in_blocks(layer, found: HiddenGradients, quantize) -> list[jax.Array]:
     """The results of `RAGGED_GRADIENTS`."""
+    assert found.projections is not None
     recipe = layer.recipe
     operands = [(found.gate, recipe.gradient_dtype), (found.up, recipe.gradient_dtype)]
     operands = [(x, dtype) for x, dtype in operands if x is not None]
@@ -254,7 +278,8 @@ def _call_ragged_gradients(plan: HiddenPlan, projections, dh, weights, group_siz
         quantize = functools.partial(
             _transposed, primitive.quantize_ragged, layer, group_sizes, implementation="cuda"
         )
-        return _in_blocks(layer, found, quantize)
+        results = _in_blocks(layer, found, quantize)
+        return _joined(results) if plan.problem.joined else results
     recipe, (rows, columns) = layer.recipe, dh.shape
     results = _quantized(plan, recipe.gradient_dtype, *projections.shape)
     shapes = quantized_groups(rows, columns, group_sizes.shape[0])
@@ -263,7 +288,10 @@ def _call_ragged_gradients(plan: HiddenPlan, projections, dh, weights, group_siz
         results += [jax.ShapeDtypeStruct(*x) for x in zip(shapes, dtypes, strict=True)]
     results.append(jax.ShapeDtypeStruct((rows, cdiv(columns, BLOCK)), jnp.float32))
     operands = projections, dh, weights, group_sizes
-    *found, partial_sums = _call(RAGGED_GRADIENTS_TARGET, plan, results, *operands, **_rule(layer))
+    target = RAGGED_GRADIENTS_TARGET
+    if plan.problem.joined:
+        target, results = JOINED_GRADIENTS_TARGET, jax.eval_shape(_joined, results)
+    *found, partial_sums = _call(target, plan, results, *operands, **_rule(layer))
     return [*found, partial_sums.sum(axis=1)]
 
 
@@ -284,9 +312,9 @@ def _call(target, plan, results, *operands, aliases=None, **attributes):
 def _avals_of(reference, op):
     """The abstract results of an operation are those of its reference; `op` returns it."""
 
-    def avals(*operands, layer, **_):
+    def avals(*operands, implementation, **params):
         abstract = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]
-        results = jax.eval_shape(functools.partial(reference, layer=layer), *abstract)
+        results = jax.eval_shape(functools.partial(reference, **params), *abstract)
         return [op().unsharded_aval(operands, x.shape, x.dtype) for x in results]
 
     return avals
@@ -320,7 +348,7 @@ GRADIENTS: Op = Op(
 RAGGED_GRADIENTS: Op = Op(
     name="quantize_ragged_gradients",
     operand_ranks=(2, 2, 1, 1),
-    targets=(RAGGED_GRADIENTS_TARGET,),
+    targets=(RAGGED_GRADIENTS_TARGET, JOINED_GRADIENTS_TARGET),
     avals=_avals_of(_ragged_gradients_reference, lambda: RAGGED_GRADIENTS),
     planner=plan_ragged_gradients,
     call=_call_ragged_gradients,
@@ -330,7 +358,7 @@ RAGGED_GRADIENTS: Op = Op(
 )
 
 
-def _batch_ragged_gradients(operands, dims, *, layer, implementation):
+def _batch_ragged_gradients(operands, dims, *, layer, joined, implementation):
     """As separate operations, which have batch dimensions."""
 
     def one(projections, dh, weights, group_sizes):
@@ -342,7 +370,8 @@ def _batch_ragged_gradients(operands, dims, *, layer, implementation):
             group_sizes,
             implementation=implementation,
         )
-        return _in_blocks(layer, found, quantize)
+        results = _in_blocks(layer, found, quantize)
+        return _joined(results) if joined else results
 
     out = jax.vmap(one, dims)(*operands)
     return out, [0] * len(out)

@@ -23,17 +23,27 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
 from jax_grouped_gemm._src.arguments import Implementation
-from jax_grouped_gemm._src.arrays import align_varying, at_least_float32, vary_over, varying_axes
+from jax_grouped_gemm._src.arrays import (
+    align_varying,
+    at_least_float32,
+    is_static,
+    vary_over,
+    varying_axes,
+)
 from jax_grouped_gemm._src.autodiff import once_differentiable
 from jax_grouped_gemm._src.fp8 import primitive, reference
-from jax_grouped_gemm._src.fp8.formats import Pair
-from jax_grouped_gemm._src.fp8.plan import quantises_on_rows
+from jax_grouped_gemm._src.fp8.formats import Pair, SlicedPair
+from jax_grouped_gemm._src.fp8.plan import PAIRED_COLUMNS, quantises_on_rows
 from jax_grouped_gemm._src.fp8.products import FP8_LHS, FP8_RHS, Fp8Products, named, narrow
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.mlp import rows as token_rows
 from jax_grouped_gemm._src.mlp.biases import bias_rows
 from jax_grouped_gemm._src.mlp.composed import GATE, UP
-from jax_grouped_gemm._src.mlp.fp8.hidden import HiddenGradients, HiddenLayer
+from jax_grouped_gemm._src.mlp.fp8.hidden import (
+    HiddenGradients,
+    HiddenLayer,
+    JoinedGradients,
+)
 from jax_grouped_gemm._src.mlp.fp8.hidden_op import (
     hidden_gradients,
     quantized_hidden,
@@ -74,7 +84,7 @@ class _Layer(Fp8Products):
         indices = given["group_sizes"], given["group_offset"]
         return owned_rows(*indices, self.num_experts, num_rows)
 
-    def quantize_tokens(
+    def quantize_operand(
         self, x: jax.Array, given: Operands, dtype: DTypeLike, *, copied: bool
     ) -> Pair:
         """Tokens, or rows where they are not `copied`, as an operand of a product of rows."""
@@ -93,7 +103,7 @@ class _Layer(Fp8Products):
     def quantize_on_rows(self, x: jax.Array, given: Operands, dtype: DTypeLike) -> Pair:
         """The rows of tokens as an operand of a product of rows."""
         if self.recipe.scaling != "blockwise":
-            return self.quantize_tokens(token_rows.on_rows(x, given), given, dtype, copied=False)
+            return self.quantize_operand(token_rows.on_rows(x, given), given, dtype, copied=False)
         rows = token_rows.as_int32(given["rows"], x.shape[0])
         return Pair(*primitive.quantize_tokens(x, rows, **self._quantize_params(dtype)))
 
@@ -160,9 +170,11 @@ class _Layer(Fp8Products):
         values = primitive.quantize_gathered(x, rows.astype(jnp.int32), scale, sizes, **params)
         return Pair(values, scale[None])
 
-    def rows_for_wgrad(self, x: jax.Array | Pair, given: Operands, dtype: DTypeLike) -> Any:
+    def rows_for_wgrad(
+        self, x: jax.Array | Pair | SlicedPair, given: Operands, dtype: DTypeLike
+    ) -> Any:
         """Rows, if they are no such operand yet."""
-        if isinstance(x, Pair):
+        if isinstance(x, Pair | SlicedPair):
             return x
         if self.recipe.wgrad == "bf16":
             return narrow(x)
@@ -170,12 +182,21 @@ class _Layer(Fp8Products):
         return self.quantize_rows(x, sizes, dtype, plain=False, transposed=True)[1]
 
     def hidden_gradients(
-        self, projections: jax.Array, dh: jax.Array, weights: jax.Array, given: Operands
-    ) -> HiddenGradients:
-        """The elementwise step backward, in the form that the gradients of weights are of."""
+        self,
+        projections: jax.Array,
+        dh: jax.Array,
+        weights: jax.Array,
+        given: Operands,
+        *,
+        joined: bool,
+    ) -> HiddenGradients | JoinedGradients:
+        """The elementwise step backward, in the form that the gradients of weights are of; in one
+        array, if they may be `joined`."""
         operands = self.hidden_layer, projections, dh, weights
         if self.recipe.wgrad == "fp8" and not given.keys() & {"b0", "b1"}:
-            return ragged_hidden_gradients(*operands, given["group_sizes"], self.implementation)
+            return ragged_hidden_gradients(
+                *operands, given["group_sizes"], self.implementation, joined=joined
+            )
         # Those of biases are sums of numbers that are not quantised.
         return hidden_gradients(*operands, self.implementation)
 
@@ -186,7 +207,8 @@ class _Layer(Fp8Products):
         indices = given["group_sizes"], given["group_offset"]
         sizes: dict[str, Any] = dict(num_rows=num_rows, num_groups=self.num_experts)
         dtypes = {self.dtype(name) for name in rhs}
-        if len(rhs) == 2 and len(dtypes) == 1 and isinstance(lhs, Pair):
+        is_pair = all(isinstance(x, Pair) for x in (lhs, *rhs.values()))
+        if len(rhs) == 2 and len(dtypes) == 1 and is_pair:
             both = self.rows_by_each(lhs, [*rhs.values()], *indices, dtypes.pop(), **sizes)
             return dict(zip(rhs, both, strict=True))
         return {
@@ -264,7 +286,7 @@ def _forward(layer, given, quantized, tokens, *, for_gradient):
         ):
             tokens, copied = layer.quantize_on_rows(x, given, layer.recipe.forward_dtype), False
         else:
-            tokens = layer.quantize_tokens(x, given, layer.recipe.forward_dtype, copied=copied)
+            tokens = layer.quantize_operand(x, given, layer.recipe.forward_dtype, copied=copied)
     wi, wo = _matrices(layer, given, quantized, for_gradient)
     if for_gradient:
         tokens, wi, wo = (
@@ -315,12 +337,19 @@ def _mlp_backward(layer, kept, dy):
         dh = dy
     else:
         copied = layer.combines
-        tokens = layer.quantize_tokens(dy, given, gradient_dtype, copied=copied)
+        tokens = layer.quantize_operand(dy, given, gradient_dtype, copied=copied)
         dh = layer.tokens_by_experts(
             "dgrad", tokens, given, wo, layer.dtype("projections"), copied=copied
         )
     weights = _weights_of_rows(layer, given, projections)
-    gradients = layer.hidden_gradients(projections, dh, weights, given)
+    # Of the gradients of projections, [m, 2 F], and their product, [m, D] of 16 bits, the wider one
+    # is there for the shorter time.
+    hidden_columns = layer.hidden_layer.columns
+    x_first = hidden_columns >= given["x"].shape[1]
+    # One launch for the gradients of gate and up, which narrow ones have, reads them as two arrays.
+    joined = x_first and wo is not None and is_static(hidden_columns)
+    joined = joined and hidden_columns > PAIRED_COLUMNS
+    gradients = layer.hidden_gradients(projections, dh, weights, given, joined=joined)
     num_rows = projections.shape[0]
     if "weights" in given:
         dweights = gradients.weights
@@ -332,29 +361,39 @@ def _mlp_backward(layer, kept, dy):
         dx = layer.rows_by_weights("dgrad", projections, wi, *indices, layer.dtype("x"))
         return _combined(dx, given, given["x"].shape[0]) if "rows" in given else dx
 
-    # Of the gradients of projections, [m, 2 F], and their product, [m, D] of 16 bits, the wider one
-    # is there for the shorter time.
-    x_first = layer.hidden_layer.columns >= given["x"].shape[1]
-    if x_first:
-        cotangents["x"] = rows_gradient(gradients.projections)
-        gradients = gradients._replace(projections=None)
-        dy, gradients, cotangents = lax.optimization_barrier((dy, gradients, cotangents))
-    if wo is not None:
+    def wo_gradient(dy, gradients):
+        if wo is None:
+            return {}
         dy_rows = layer.tokens_for_wgrad(dy, given, gradient_dtype, copied=layer.combines)
         hidden = layer.rows_for_wgrad(gradients.hidden, given, forward_dtype)
-        cotangents |= layer.weights_gradients(hidden, {"wo": dy_rows}, given, num_rows)
+        return layer.weights_gradients(hidden, {"wo": dy_rows}, given, num_rows)
+
+    def wi_gradients(x, gradients):
+        x_rows = layer.tokens_for_wgrad(x, given, forward_dtype, copied=True)
+        of_matrices = {
+            name: layer.rows_for_wgrad(gradient, given, gradient_dtype)
+            for name, gradient in (("wi_0", gradients.gate), ("wi_1", gradients.up))
+            if gradient is not None
+        }
+        return layer.weights_gradients(x_rows, of_matrices, given, num_rows)
+
+    # One [m, D] array at a time: each is made when what reads the one before it is done.
+    steps = [(wo_gradient, dy), (wi_gradients, given["x"])]
+    if isinstance(gradients, JoinedGradients):
+        # The joined array can be where the gradient of wo will be.
+        steps.reverse()
+    if x_first:
+        cotangents["x"] = rows_gradient(gradients.projections)
+        gradients = gradients.without_projections()
     for name, gradient in (("b0", gradients.gate), ("b1", gradients.up)):
         if name in given:
             cotangents[name] = _bias_gradient(layer, name, gradient, given)
-    # One [m, D] array at a time: each is made when what reads the one before it is done.
-    x, gradients, cotangents = lax.optimization_barrier((given["x"], gradients, cotangents))
-    x_rows = layer.tokens_for_wgrad(x, given, forward_dtype, copied=True)
-    of_matrices = {
-        name: layer.rows_for_wgrad(gradient, given, gradient_dtype)
-        for name, gradient in (("wi_0", gradients.gate), ("wi_1", gradients.up))
-        if gradient is not None
-    }
-    cotangents |= layer.weights_gradients(x_rows, of_matrices, given, num_rows)
+    for i, (gradient_of, tokens) in enumerate(steps):
+        if i > 0 or x_first:
+            tokens, gradients, cotangents = lax.optimization_barrier(
+                (tokens, gradients, cotangents)
+            )
+        cotangents |= gradient_of(tokens, gradients)
     if not x_first:
         rows, cotangents = lax.optimization_barrier((gradients.projections, cotangents))
         cotangents["x"] = rows_gradient(rows)
