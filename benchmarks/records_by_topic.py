@@ -22,7 +22,7 @@ RECORDS = {
     "accumulate": ("h200_accumulate",),
     "memory": ("h200_memory",),
     "layers": ("h200_moe",),
-    "layers_fp8": ("h200_moe_fp8", "h200_moe_fp8_fine"),
+    "layers_fp8": ("h200_moe_fp8",),
     "layers_recipes": ("h200_moe_recipes",),
     "layers_quack": ("h200_moe_quack",),
     "layers_stock": ("h200_moe_stock",),

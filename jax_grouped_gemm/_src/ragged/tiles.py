@@ -44,9 +44,10 @@ STREAM_K_SAVED_STEPS = 25
 # much.
 NARROW_SAVED_STEPS = 20
 
-# Waves of narrow tiles up to which they compute weight gradients faster, even if they are twice as
-# many: .72 to .96 of the time, where with four they take 1.07 times as much (docs/notes/ragged.md).
-NARROW_WGRAD_WAVES = 3
+# Waves of narrow tiles up to which they compute weight gradients, and other products of so few
+# steps, faster even if they are twice as many: .72 to .96 and .80 to 1.03 of the time, where with
+# four they take 1.07 times as much (docs/notes/ragged.md).
+NARROW_WAVES, NARROW_STEPS = 3, 4
 
 # Mean rows of a group, between which it was measured to pay that consumers take turns.
 PINGPONG_LEAST_ROWS = 384
@@ -62,7 +63,8 @@ def _narrow_pays(problem: RaggedProblem, target: Target) -> bool:
     """Whether tiles of half the columns take no more waves, each of which is shorter."""
     clusters = max(target.multiprocessors // DEFAULT_TILE.cluster, 1)
     wide, narrow = (count_waves(problem, tile, clusters) for tile in (DEFAULT_TILE, NARROW_TILE))
-    return narrow <= (max(wide, NARROW_WGRAD_WAVES) if problem.contracts_rows else wide)
+    are_short = problem.contracts_rows or steps(problem) <= NARROW_STEPS
+    return narrow <= (max(wide, NARROW_WAVES) if are_short else wide)
 
 
 def stream_k_pays(problem: RaggedProblem, target: Target, least_steps: int) -> bool:
