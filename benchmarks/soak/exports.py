@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from typing import Any
 
@@ -27,13 +28,17 @@ def exported_products() -> dict[str, export.Exported]:
     def of(dtype):
         return [jax.ShapeDtypeStruct(s, dtype) for s in ((m, k), (g, k, n))]
 
+    # Small products would be XLA's own.
+    ragged_dot, fp8_ragged_dot, grouped_syrk = (
+        functools.partial(function, implementation="cuda")
+        for function in (jgg.ragged_dot, jgg.fp8_ragged_dot, jgg.grouped_syrk)
+    )
     programs = {
-        "ragged_dot": (jgg.ragged_dot, (*of(jnp.bfloat16), sizes)),
-        "fp8_ragged_dot": (jgg.fp8_ragged_dot, (*of(jnp.bfloat16), sizes)),
-        "ragged_dot of float32": (jgg.ragged_dot, (*of(jnp.float32), sizes)),
-        "grouped_syrk": (jgg.grouped_syrk, of(jnp.bfloat16)[1:]),
+        "ragged_dot": (ragged_dot, (*of(jnp.bfloat16), sizes)),
+        "fp8_ragged_dot": (fp8_ragged_dot, (*of(jnp.bfloat16), sizes)),
+        "ragged_dot of float32": (ragged_dot, (*of(jnp.float32), sizes)),
+        "grouped_syrk": (grouped_syrk, of(jnp.bfloat16)[1:]),
         "grouped_gemm": (
-            # A single small product would be XLA's own.
             lambda a, b: jgg.grouped_gemm([a], [b], implementation="cuda"),
             (of(jnp.bfloat16)[0], jax.ShapeDtypeStruct((k, n), jnp.bfloat16)),
         ),

@@ -119,6 +119,11 @@ def test_what_handlers_did_is_summed_up():
     assert "does not run" in refused["failures"][0]
 
 
+@pytest.mark.plans_as_users_get_them
+def test_exported_programs_call_our_targets():
+    assert exports.check()["failures"] == []
+
+
 def test_exported_programs_get_targets_of_another_version():
     for exported in exports.exported_products().values():
         other, targets = exports.in_another_version(exported)
