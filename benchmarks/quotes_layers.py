@@ -21,19 +21,21 @@ def layers() -> str:
     for name in layer_names("layers"):
         forward, both = (case("layers", f"{name}/{op}") for op in ("moe_forward", "moe_step"))
         shape = both["shape"]
+        in_fp8 = case("layers_fp8", f"{name}/moe_step")["peers"]["fp8_blockwise_quantized"]
+        memory = (peer["temporary_bytes"] / MIB for peer in (ours(both), in_fp8))
         row = [
             f"`{name}` {shape['tokens']}, {shape['embed']}, {shape['hidden']}, "
             f"{shape['top_k']} of {shape['experts']}",
             microseconds(forward),
             f"{microseconds(both)} ({ours(both)['tflops']:.0f})",
-            f"{ours(both)['temporary_bytes'] / MIB:.0f}",
+            ", ".join(f"{mebibytes:.0f}" for mebibytes in memory),
         ]
         for recipe in RECIPES:
             gains = (f"{fp8_gain(name, recipe, when):.2f}" for when in ("_quantized", ""))
             row.append(", ".join(gains))
         rows.append(row)
     header = ["layer: tokens, D, F, experts", "forward us", "with gradients us (TFLOP/s)"]
-    header += ["temporaries MiB", 'FP8, `wgrad="bf16"`', "FP8"]
+    header += ["temporaries MiB, in FP8", 'FP8, `wgrad="bf16"`', "FP8"]
     return table(header, rows)
 
 
