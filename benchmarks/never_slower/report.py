@@ -24,7 +24,7 @@ BAR = 0.98
 WORTH_IT = 0.95
 AGAIN = "again"
 # Of a peer, what tells why ours is slower.
-ONLY_OF_SLOW = ("us", "kernel_names", "kernels", "kernels_vary", "prepare_s", "detail")
+ONLY_OF_SLOW = ("us", "kernel_names", "kernels", "kernels_vary", "prepare_s")
 
 
 def counts(record: Mapping, name: str) -> bool:

@@ -39,7 +39,9 @@ concept AnyProblem = requires(typename P::Params const& params, WorkTile const& 
 //                       keeps_step, and is_whole(params, work) says of which tiles
 //   kAdds               tiles are added to what the float32 result held: adds_to(work), store_at()
 //   kSpreadsStores      the tile before is stored in steps that stores_in() chooses, not in each
-//   columns_needed(params, work)  columns of the result from the tile's first one on
+//   columns_needed(params, work)  columns to load of rhs, from the tile's first one on; others are
+//                       whatever shared memory holds
+//   kHasSmallBoxes      where it is there and true, Params has rhs_box_columns: of a box of rhs
 template <class P>
 concept Problem =
     AnyProblem<P> && requires(typename P::Params const& params, WorkTile const& work) {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import re
-import time
 from pathlib import Path
 
 import jax
@@ -20,10 +19,9 @@ from benchmarks.harness import peer as base
 from benchmarks.harness.fp8_inputs import ScaledInputs, dequantize, reference, rowwise
 from benchmarks.harness.peer import NotOffered
 from benchmarks.peers import cutlass as cutlass_peers
-from benchmarks.peers import deep_gemm, quack, quack_moe, variants
+from benchmarks.peers import deep_gemm, quack, quack_moe, sweep, variants
 from benchmarks.peers.ours import Variant
 from benchmarks.peers.ours_fp8 import OursScaled
-from benchmarks.peers.sweep import Sweep
 
 
 def scaled_case(op: str, seed: int):
@@ -175,10 +173,14 @@ def test_each_product_of_a_quack_layer_gets_its_fastest_configuration(tmp_path, 
         asked.append(config)
         if config and config.tile_m == 256:
             raise ValueError("does not fit")
-        # The fastest of all gives a wrong result.
         wrong = config == quack_moe.candidates(kind)[1]
-        time.sleep(0 if wrong else 1e-3 if config == fastest[kind] else 5e-3)
         return [Tensor(len(inputs) + wrong)]
+
+    def seconds(call) -> float:
+        kind = call.run.args[0]
+        # The fastest of all gives a wrong result.
+        others = 0 if call.config == quack_moe.candidates(kind)[1] else 5
+        return 1 if call.config == fastest[kind] else others
 
     def compose(product) -> float:
         (out,) = product("down", Tensor(0))
@@ -186,18 +188,19 @@ def test_each_product_of_a_quack_layer_gets_its_fastest_configuration(tmp_path, 
         return gradient.value
 
     monkeypatch.setattr(quack, "compile_ahead", lambda calls: compiled.append(len(list(calls))))
+    monkeypatch.setattr(sweep, "_seconds", seconds)
     monkeypatch.setattr(quack_moe, "differ", lambda one, other: one.value != other.value)
     named = quack_moe.products(experts=4, m=64, d=32, f=16)
     of_kind = {kind: functools.partial(function, kind) for kind in kinds}
 
-    def tuned(sweep: int) -> dict[str, quack_moe.Config]:
-        swept = Sweep("imagined", sweep, retune=False, directory=tmp_path)
+    def tuned(limit: int) -> dict[str, quack_moe.Config]:
+        swept = sweep.Sweep("imagined", limit, retune=False, directory=tmp_path)
         return quack_moe.tuned(swept, compose, of_kind, named)
 
-    assert tuned(sweep=6) == fastest and compiled == [6, 6]
+    assert tuned(limit=6) == fastest and compiled == [6, 6]
     kept = json.loads((tmp_path / "imagined_configs.json").read_text())
     assert set(kept) == {"down/4x64x16x32/bfloat16", "gate_up_gradient/4x64x32x16/bfloat16"}
     # A later run takes them as they are, beside the default to compare with.
     asked.clear()
-    assert tuned(sweep=3) == fastest and compiled == [6, 6]
+    assert tuned(limit=3) == fastest and compiled == [6, 6]
     assert set(asked) == {None, *fastest.values()}

@@ -10,7 +10,7 @@ import pytest
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.activations import ACTIVATIONS
 from jax_grouped_gemm._src.fp8 import call, primitive, reference
-from jax_grouped_gemm._src.fp8.formats import sliced
+from jax_grouped_gemm._src.fp8.formats import slice_of
 from jax_grouped_gemm._src.mlp.fp8.hidden import HiddenLayer
 from jax_grouped_gemm._src.mlp.fp8.hidden_op import hidden_gradients, ragged_hidden_gradients
 from tests.support import fp8_oracle, mlp
@@ -206,8 +206,8 @@ def test_transposed_gradients_are_those_of_separate_kernels(activation, dtype, r
             )(*operands, sizes)
             for name in ("projections", "gate", "up"):
                 found = getattr(joined, name)
-                values = sliced([found.values], 0, found.slice)
-                assert_same_bits((*values, found.scales), getattr(got, name))
+                values = slice_of(found.values, found.slice)
+                assert_same_bits((values, found.scales), getattr(got, name))
             assert_same_bits((*joined.hidden, joined.weights), (*got.hidden, got.weights))
             # Sums in another order, of terms that cancel.
             bound = 2e-6 * np.abs(np.asarray(want.weights)).max()

@@ -266,7 +266,8 @@ def test_every_number_of_units(units, schedules, rng):
 
 @pytest.mark.parametrize("columns", [72, 128, 500])
 def test_few_tiles_of_many_groups(columns, schedules, rng):
-    """Every cluster has a piece, and none adds up more sums than pieces are long."""
+    """No cluster has much more than its share or the shortest piece that is worth it, and none adds
+    up sums for longer than pieces are."""
     for _ in range(20):
         sizes = sizes_of.zipf(rng, 32768, 64)
         problem = Problem(

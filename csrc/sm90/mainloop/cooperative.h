@@ -65,8 +65,8 @@ class CooperativeMainloop {
     // multiplied. Nor may columns be needed that lie past the result's: TMA would fill them with
     // zeros, slower than it loads, and the products with whatever is there are not stored.
     int const lhs_boxes = Problem::rows_left(params, work) > kRowsPerConsumer ? 2 : 1;
-    int const columns = Problem::columns_needed(params, work),
-              box_columns = rhs_box_columns(params);
+    int const columns = Problem::columns_needed(params, work);
+    int const box_columns = rhs_box_columns(params);
     int const rhs_boxes = Config::kRhsBoxesSplitK ? 2 : (columns > 0) + (columns > box_columns);
     int const rhs_box_bytes = Config::kRhsBoxBytes / Config::kRhsBoxColumns * box_columns;
     unsigned const bytes = lhs_boxes * Config::kLhsBoxBytes + rhs_boxes * rhs_box_bytes;

@@ -57,16 +57,27 @@ class SlicedPair:
     slice: Shape = dataclasses.field(metadata=dict(static=True))
 
 
+SLICED_ROWS, SLICED_RHS = 0, 2
+"""Which operand of a product of rows, and of rows by rows, may be a slice; see
+`csrc/ffi/module.cc`."""
+
+
+def slice_of(flat: jax.Array, slice: Shape) -> jax.Array:
+    """What `slice` of a `SlicedPair` says is there."""
+    first, *shape = slice
+    return flat[first : first + math.prod(shape)].reshape(shape)
+
+
 def sliced(operands: Sequence[Any], operand: int, slice: Shape) -> tuple[Any, ...]:
     """`operands`, arrays or avals, with what is sliced in place of a flat array, if one is."""
     if not slice:
         return tuple(operands)
-    flat, (first, *shape) = operands[operand], slice
+    flat, shape = operands[operand], slice[1:]
     if isinstance(flat, jax.Array):
-        found = flat[first : first + math.prod(shape)].reshape(shape)
+        found = slice_of(flat, slice)
     else:
         whole = NamedSharding(flat.sharding.mesh, PartitionSpec(*[None] * len(shape)))
-        found = flat.update(shape=tuple(shape), sharding=whole)
+        found = flat.update(shape=shape, sharding=whole)
     return (*operands[:operand], found, *operands[operand + 1 :])
 
 

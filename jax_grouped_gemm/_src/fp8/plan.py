@@ -15,6 +15,8 @@ from jax_grouped_gemm._src.device import H200, Target
 from jax_grouped_gemm._src.fp8.formats import (
     BLOCK,
     COLUMN_ROWS,
+    SLICED_RHS,
+    SLICED_ROWS,
     Shape,
     block_maxima,
     quantized_blocks,
@@ -108,7 +110,7 @@ class ScaledProblem(RaggedProblem):
         place = params.get("slice", ())
         return cls.of(
             op,
-            _without_scales(sliced(avals, 0, place)),
+            _without_scales(sliced(avals, SLICED_ROWS, place)),
             params,
             lhs="mk",
             rhs="gnk" if params["transpose_rhs"] else "gkn",
@@ -132,7 +134,7 @@ class ScaledProblem(RaggedProblem):
         place = params.get("slice", ())
         return cls.of(
             op,
-            _without_scales(sliced(avals, 2, place)),
+            _without_scales(sliced(avals, SLICED_RHS, place)),
             params,
             lhs="bkr",
             rhs="bnr",

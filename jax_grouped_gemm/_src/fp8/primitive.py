@@ -17,7 +17,13 @@ from jax import lax
 
 from jax_grouped_gemm._src.arrays import rows_or_zeros
 from jax_grouped_gemm._src.fp8 import call, plan, reference, scaled_reference
-from jax_grouped_gemm._src.fp8.formats import quantized_groups, sliced
+from jax_grouped_gemm._src.fp8.formats import (
+    SLICED_RHS,
+    SLICED_ROWS,
+    quantized_groups,
+    slice_of,
+    sliced,
+)
 from jax_grouped_gemm._src.op import Op
 
 
@@ -39,7 +45,7 @@ def scaled_ragged_noncontracting(
 
 
 def _noncontracting_aval(*operands, transpose_rhs, preferred_element_type, slice=(), **params):
-    lhs, _, rhs, *_ = operands = sliced(operands, 0, slice)
+    lhs, _, rhs, *_ = operands = sliced(operands, SLICED_ROWS, slice)
     shape = (lhs.shape[-2], rhs.shape[-2 if transpose_rhs else -1])
     return NONCONTRACTING.result_aval(operands, shape, preferred_element_type)
 
@@ -51,7 +57,7 @@ NONCONTRACTING = Op(
     avals=_noncontracting_aval,
     planner=plan.plan_scaled_noncontracting,
     call=call.scaled_noncontracting,
-    reference=partial(_of_sliced, scaled_reference.scaled_ragged_noncontracting, 0),
+    reference=partial(_of_sliced, scaled_reference.scaled_ragged_noncontracting, SLICED_ROWS),
 )
 
 
@@ -108,7 +114,7 @@ def scaled_ragged_contracting(
 
 
 def _contracting_aval(*operands, num_groups, preferred_element_type, slice=(), **params):
-    lhs, _, rhs, *_ = operands = sliced(operands, 2, slice)
+    lhs, _, rhs, *_ = operands = sliced(operands, SLICED_RHS, slice)
     shape = (num_groups, lhs.shape[-2], rhs.shape[-2])
     return CONTRACTING.result_aval(operands, shape, preferred_element_type)
 
@@ -120,7 +126,7 @@ CONTRACTING = Op(
     avals=_contracting_aval,
     planner=plan.plan_scaled_contracting,
     call=call.scaled_contracting,
-    reference=partial(_of_sliced, scaled_reference.scaled_ragged_contracting, 2),
+    reference=partial(_of_sliced, scaled_reference.scaled_ragged_contracting, SLICED_RHS),
 )
 
 
@@ -317,11 +323,9 @@ def _register_batching(op: Op, may_be_sliced: int) -> None:
     def rule(operands, dims, *, slice=(), **params):
         operands, dims = list(operands), list(dims)
         if slice:
-            of_one = partial(sliced, operand=0, slice=slice)
+            of_one = partial(slice_of, slice=slice)
             flat, dim = operands[may_be_sliced], dims[may_be_sliced]
-            (operands[may_be_sliced],) = (
-                of_one([flat]) if dim is None else jax.vmap(lambda x: of_one([x]), dim)(flat)
-            )
+            operands[may_be_sliced] = of_one(flat) if dim is None else jax.vmap(of_one, dim)(flat)
             dims[may_be_sliced] = None if dim is None else 0
         size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
         for pair in ((0, 1), (2, 3)):
@@ -393,8 +397,8 @@ def _batch_each(operands, dims, **params):
     return jax.vmap(each, dims)(*operands), [0, 0]
 
 
-_register_batching(NONCONTRACTING, may_be_sliced=0)
-_register_batching(CONTRACTING, may_be_sliced=2)
+_register_batching(NONCONTRACTING, may_be_sliced=SLICED_ROWS)
+_register_batching(CONTRACTING, may_be_sliced=SLICED_RHS)
 GATHERED_NONCONTRACTING.def_batching(_batch_gathered)
 PAIRED_CONTRACTING.def_batching(_batch_each)
 TOKENS.def_batching(_batch_tokens)
