@@ -1,13 +1,17 @@
-"""The build backend: scikit-build-core, after a look at what the machine lacks.
+"""The build backend: scikit-build-core, with two decisions made before it.
 
 pip downloads what `get_requires_for_build_wheel` returns before anything is configured. The CUDA
-compiler and JAX's headers are hundreds of megabytes, so what is missing is said before that. CMake
-looks again, and closer.
+compiler and JAX's headers are hundreds of megabytes, so the backend names what the machine lacks
+before that. CMake looks again, and closer.
+
+With the CMake variable JGG_KERNELS off nothing is compiled: scikit-build-core then packs the Python
+files, without CMake, into a wheel that any machine can install.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import sysconfig
@@ -20,6 +24,8 @@ from scikit_build_core.build import *  # noqa: F403 - the hooks that are passed 
 
 Settings = Mapping[str, str | list[str]] | None
 COMPILERS = ("c++", "g++", "clang++")  # those that CMake would find on Linux
+# The values that CMake takes for false.
+OFF = {"", "0", "off", "no", "n", "false", "ignore", "notfound"}
 
 
 def get_requires_for_build_wheel(config_settings: Settings = None) -> list[str]:
@@ -32,12 +38,67 @@ def get_requires_for_build_editable(config_settings: Settings = None) -> list[st
     return _requires(build.get_requires_for_build_editable, config_settings)
 
 
+def prepare_metadata_for_build_wheel(
+    metadata_directory: str, config_settings: Settings = None
+) -> str:
+    """The metadata of the wheel that `build_wheel` makes of the same settings."""
+    return build.prepare_metadata_for_build_wheel(metadata_directory, _passed_on(config_settings))
+
+
+def prepare_metadata_for_build_editable(
+    metadata_directory: str, config_settings: Settings = None
+) -> str:
+    """The same for an editable install."""
+    return build.prepare_metadata_for_build_editable(
+        metadata_directory, _passed_on(config_settings)
+    )
+
+
+def build_wheel(
+    wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None
+) -> str:
+    """A wheel, of Python files alone where the kernels are off."""
+    return build.build_wheel(wheel_directory, _passed_on(config_settings), metadata_directory)
+
+
+def build_editable(
+    wheel_directory: str, config_settings: Settings = None, metadata_directory: str | None = None
+) -> str:
+    """The same for an editable install."""
+    return build.build_editable(wheel_directory, _passed_on(config_settings), metadata_directory)
+
+
 def _requires(of_scikit_build: Callable[[Settings], list[str]], settings: Settings) -> list[str]:
+    if not kernels(settings):
+        return of_scikit_build(_passed_on(settings))
     faults = missing(settings)
     if faults:
-        sys.exit("\n".join(["jax_grouped_gemm cannot be built here:", *faults]))
+        sys.exit(
+            "\n".join(
+                [
+                    "jax_grouped_gemm cannot be built here:",
+                    *faults,
+                    "Without the kernels nothing is compiled: -C cmake.define.JGG_KERNELS=OFF",
+                ]
+            )
+        )
     pyproject = tomllib.loads(Path("pyproject.toml").read_text())
     return [*of_scikit_build(settings), *pyproject["dependency-groups"]["build"]]
+
+
+def kernels(settings: Settings = None) -> bool:
+    """Whether the kernels are built. The settings of pip count before the environment."""
+    given = [f"{name}={value}" for name, value in (settings or {}).items()]
+    given += [os.environ.get(name, "") for name in ("SKBUILD_CMAKE_DEFINE", "CMAKE_ARGS")]
+    found = re.search(r"JGG_KERNELS(?::\w+)?=(\w*)", " ".join(given))
+    return found is None or found[1].lower() not in OFF
+
+
+def _passed_on(settings: Settings) -> Settings:
+    """What scikit-build-core is told: without kernels there is no CMake, and one wheel for all."""
+    if kernels(settings):
+        return settings
+    return {**(settings or {}), "wheel.cmake": "false", "wheel.py-api": "py3"}
 
 
 def missing(settings: Settings = None) -> list[str]:

@@ -77,6 +77,9 @@ __device__ __forceinline__ void run_roles(Params const& params, Shared& shared, 
 template <Roles Role>
 __global__ void __launch_bounds__(Role::kThreads, Role::kBlocks)
     persistent_kernel(const __grid_constant__ typename Role::Params params) {
+  // The compiler's pass over host code would instantiate the body too, and drop it: the longest part
+  // of the build. The host needs the kernel's name and parameters alone.
+#ifdef __CUDA_ARCH__
   using Config = typename Role::Config;
   // As the widest swizzle wants it. Aligned at run time instead, it would be generic memory to the
   // compiler: wider addresses, and the additions of FP8 kernels with registers of one bank.
@@ -93,6 +96,7 @@ __global__ void __launch_bounds__(Role::kThreads, Role::kBlocks)
     // A CTA's shared memory must outlive the arrivals and multicasts of its peer.
     if constexpr (Config::kCluster > 1) sync_cluster<Config>();
   }
+#endif
 }
 
 }  // namespace jgg::sm90

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import importlib.metadata
 import pathlib
 import re
 from typing import Any, Literal
@@ -187,13 +188,28 @@ def register_targets() -> str | None:
     except ModuleNotFoundError as error:
         if error.name != EXTENSION:
             return f"the extension module {EXTENSION} cannot be imported: {error}"
-        return f"the extension module {EXTENSION} is not installed"
+        return f"the extension module {EXTENSION} is not installed{_without_kernels()}"
     except ImportError as error:
         return f"the extension module {EXTENSION} cannot be loaded: {error}"
     _check_ffi_api_version(extension.ffi_api_version())
     for target, handler in extension.registrations().items():
         jax.ffi.register_ffi_target(target, handler, platform="CUDA")
     return None
+
+
+def _without_kernels() -> str:
+    """That the installed package was built without the kernels, and how to get them, if it was."""
+    try:
+        wheel = importlib.metadata.distribution("jax-grouped-gemm").read_text("WHEEL") or ""
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+    # The wheel has a platform if the build compiled anything.
+    if "Root-Is-Purelib: true" not in wheel:
+        return ""
+    return (
+        ": this installation was built without kernels (JGG_KERNELS=OFF). To build them, on Linux, "
+        "install the package again without that setting"
+    )
 
 
 def _check_ffi_api_version(built: tuple[int, int]) -> None:

@@ -79,6 +79,7 @@ def test_calls_of_every_target_are_known(extension):
     assert found <= set(extension.registrations())
 
 
+@pytest.mark.usefixtures("extension")
 def test_misfits_differ_from_the_call_in_one_thing():
     for call in calls.valid_calls():
         seen = list(handlers.misfits(call))
@@ -119,11 +120,13 @@ def test_what_handlers_did_is_summed_up():
     assert "does not run" in refused["failures"][0]
 
 
+@pytest.mark.usefixtures("extension")
 @pytest.mark.plans_as_users_get_them
 def test_exported_programs_call_our_targets():
     assert exports.check()["failures"] == []
 
 
+@pytest.mark.usefixtures("extension")
 def test_exported_programs_get_targets_of_another_version():
     for exported in exports.exported_products().values():
         other, targets = exports.in_another_version(exported)
@@ -134,6 +137,7 @@ def test_exported_programs_get_targets_of_another_version():
             assert target not in exported.mlir_module()
 
 
+@pytest.mark.usefixtures("extension")
 def test_all_parts_on_any_machine(tmp_path, capsys, rng):
     output = tmp_path / "soak.json"
     arguments = ["--dry-run", "--commit", "abc", "--seed", str(rng.integers(2**31))]
@@ -223,6 +227,7 @@ def test_without_a_sanitizer_nothing_is_said_to_be_clean(tmp_path, monkeypatch):
         command.main(["--sanitizer", "racecheck", "--commit", "abc"])
 
 
+@pytest.mark.usefixtures("extension")
 @pytest.mark.parametrize("threads", [1, 3])
 def test_calls_are_the_same_however_many_threads_compile(threads, monkeypatch):
     """With one, none is compiled while another thread does anything."""

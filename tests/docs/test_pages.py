@@ -49,4 +49,4 @@ def test_commands_name_modules_that_exist(page):
 
 
 def test_the_first_page_is_short():
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 220
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150

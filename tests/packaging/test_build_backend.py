@@ -24,7 +24,7 @@ HOOKS = (
 def machine(tmp_path, monkeypatch):
     """One that has a compiler and Python's headers; the test takes them away."""
     monkeypatch.chdir(ROOT)
-    for name in ("CXX", "CMAKE_ARGS"):
+    for name in ("CXX", "CMAKE_ARGS", "SKBUILD_CMAKE_DEFINE"):
         monkeypatch.delenv(name, raising=False)
     compiler = tmp_path / "g++"
     compiler.write_text("#!/bin/sh\n")
@@ -49,7 +49,8 @@ def test_all_that_is_missing_is_said_at_once(hook, machine):
         (machine / name).unlink()
     with pytest.raises(SystemExit) as error:
         hook()
-    compiler, headers = str(error.value).splitlines()[1:]
+    compiler, headers, instead = str(error.value).splitlines()[1:]
+    assert "JGG_KERNELS=OFF" in instead
     assert "No C++ compiler was found (c++, g++, clang++)" in compiler
     assert f"no Python.h in {machine}" in headers
 
