@@ -6,7 +6,9 @@ choices, and one custom call runs it. `reference`, beside them, is the same oper
 and `problem` what plan and call know of the operands. They meet in `primitive`, where the
 operation registers itself.
 
-What all operations share is in the files of this folder: `arrays`, `arguments`, `device`, `op`,
-`plan`. On those stand `ragged`, `rows` and `lists`, on the first `fp8`, on these three `mlp`, on
+What all operations share is in the files of this folder: `arguments` and `arrays` (checks, sizes, mesh
+axes), `device` (the GPU and its rates), `op` and `autodiff` (an operation and its rules under JAX's
+transformations), `plan` and `explain`, `xla` (what XLA's own products cost), `float32` (operands in
+parts), `activations`, `version`. On those stand `ragged`, `rows` and `lists`, on the first `fp8`, on these three `mlp`, on
 that and `rows` `expert_parallel`. No folder imports from one above it.
 """
