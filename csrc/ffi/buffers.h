@@ -7,7 +7,7 @@
 #include <string>
 
 #include "dispatch.h"
-#include "limits.h"
+#include "largest_sizes.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jgg {
