@@ -7,6 +7,6 @@ and `problem` what plan and call know of the operands. They meet in `primitive`,
 operation registers itself.
 
 What all operations share is in the files of this folder: `arrays`, `arguments`, `device`, `op`,
-`plan`, `sizes`. On those stand `ragged`, `rows` and `lists`, on the first `fp8`, on these three `mlp`, on
-that and `rows` `expert_parallel`. No folder imports from one above it.
+`plan`, `sizes`. On those stand `ragged`, `rows` and `lists`, on the first `fp8`, on these three
+`mlp`, on that and `rows` `expert_parallel`. No folder imports from one above it.
 """
