@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "dispatch.h"
 #include "mlp/gated_epilogue.h"
 #include "mlp/gated_ragged_dot.h"
 #include "ragged/noncontracting.h"

@@ -2,6 +2,7 @@
 // product of twice the columns: coordinates of its tiles in memory.
 #pragma once
 
+#include "dispatch.h"
 #include "mlp/gated_ragged_dot.h"
 #include "ragged/contracting.h"
 

@@ -2,6 +2,7 @@
 // (sm90/gather.h), and their scales with them.
 #pragma once
 
+#include "dispatch.h"
 #include "scaled/noncontracting.h"
 #include "sm90/gather.h"
 
