@@ -11,6 +11,9 @@
 
 namespace jgg {
 
+// The status of a call for which no kernel is compiled: none that a launch returns.
+constexpr cudaError_t kNotCompiled = cudaErrorSymbolNotFound;
+
 template <int kTileM_, int kTileN_, int kCluster_, KernelKind kKind_ = KernelKind::kCooperative>
 struct Tile {
   static constexpr int kTileM = kTileM_;
@@ -31,7 +34,7 @@ std::vector<TileConfig> list(TileTable<Tiles...>) {
 // Picks the entry of the table that `config` names and hands it to `function`.
 template <class... Tiles, class Function>
 cudaError_t with_tile(TileTable<Tiles...>, TileConfig config, Function function) {
-  cudaError_t status = cudaErrorInvalidConfiguration;
+  cudaError_t status = kNotCompiled;
   auto const matches = [&](auto tile) {
     if (!(config == decltype(tile)::kConfig)) return false;
     status = function(tile);
@@ -48,7 +51,7 @@ struct OneOf {
 
   template <class Function>
   cudaError_t operator()(Function&& function) const {
-    cudaError_t status = cudaErrorInvalidConfiguration;
+    cudaError_t status = kNotCompiled;
     auto const matches = [&](auto constant) {
       if (value != constant.value) return false;
       status = function(constant);
@@ -72,7 +75,7 @@ struct OneTileOf {
   }
 };
 
-// Calls `function` with a constant for each choice, in their order. cudaErrorInvalidConfiguration
+// Calls `function` with a constant for each choice, in their order. kNotCompiled
 // if a choice does not have its value.
 template <class Function>
 cudaError_t with_constants(Function&& function) {

@@ -14,8 +14,8 @@ constexpr int kMostMultiprocessors = 144;
 // beside them has the others.
 class MultiprocessorLimit {
  public:
-  explicit MultiprocessorLimit(int most) { most_ = most; }
-  ~MultiprocessorLimit() { most_ = kMostMultiprocessors; }
+  explicit MultiprocessorLimit(int most) : outer_(most_) { most_ = std::min(most, outer_); }
+  ~MultiprocessorLimit() { most_ = outer_; }
   MultiprocessorLimit(MultiprocessorLimit const&) = delete;
   MultiprocessorLimit& operator=(MultiprocessorLimit const&) = delete;
 
@@ -23,6 +23,8 @@ class MultiprocessorLimit {
 
  private:
   static inline thread_local int most_ = kMostMultiprocessors;
+
+  int outer_;
 };
 
 inline cudaError_t count_multiprocessors(int& count) {

@@ -68,7 +68,7 @@ __device__ void load_rows(Params const& params, SharedStorage<Config>& shared, W
           *reinterpret_cast<cute::uint128_t const*>(source),
           *reinterpret_cast<cute::uint128_t*>(to + i * kRowsAtOnce * kRowBytes), reads);
     }
-    cutlass::arch::cpasync_barrier_arrive_noinc(shared.full[stage.stage].address());
+    shared.full[stage.stage].arrive_after_copies();
   }
 }
 

@@ -56,7 +56,7 @@ struct FewRowsRoles {
       sm90::set_arrivals(shared.empty, kConsumerWarps);
       sm90::set_arrivals(shared.work_full, 1);
       sm90::set_arrivals(shared.work_empty, 1 + kRowWarps + kConsumerWarps);
-      cutlass::arch::fence_barrier_init();
+      sm90::fence_barriers();
     }
   }
 

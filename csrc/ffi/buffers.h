@@ -4,9 +4,10 @@
 #include <cuda_runtime.h>
 
 #include <array>
-#include <limits>
 #include <string>
 
+#include "dispatch.h"
+#include "largest_sizes.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jgg {
@@ -19,12 +20,18 @@ inline ffi::Error invalid(std::string const& message) {
   return ffi::Error::InvalidArgument(message);
 }
 
+// Whether kernels take a size of `name`, which is not zero.
+inline ffi::Error is_size(std::string const& name, int64_t size) {
+  if (size >= 1 && size <= kMostSize) return ffi::Error::Success();
+  return invalid(name + " is " + std::to_string(size) + ", not one of 1 to " +
+                 std::to_string(kMostSize));
+}
+
 inline ffi::Error launched(cudaError_t status, char const* product) {
   if (status == cudaSuccess) return ffi::Error::Success();
-  if (status == cudaErrorInvalidConfiguration) {
+  if (status == kNotCompiled) {
     return invalid(std::string(product) +
-                   ": no kernel is compiled for this tile, kind, element types and majors, or a "
-                   "launch has no room for these sizes");
+                   ": no kernel is compiled for this tile, kind, element types and majors");
   }
   return ffi::Error::Internal(std::string(product) + ": " + cudaGetErrorString(status));
 }
@@ -65,10 +72,8 @@ struct Shape {
                                      std::to_string(kRank) + " or one more"));
     }
     for (int64_t const size : dimensions) {
-      if (size < 1 || size > std::numeric_limits<int>::max()) {
-        return ffi::Unexpected(
-            invalid(std::string(name) + " has a dimension of " + std::to_string(size)));
-      }
+      auto const error = is_size(std::string("a dimension of ") + name, size);
+      if (error.failure()) return ffi::Unexpected(error);
     }
     Shape shape{name, {}, batched ? static_cast<int>(dimensions[0]) : 1, batched};
     for (int i = 0; i < kRank; ++i) shape.size[i] = static_cast<int>(dimensions[batched + i]);

@@ -1,9 +1,6 @@
 // Group sizes from buffers.
 #pragma once
 
-#include <limits>
-#include <string>
-
 #include "ffi/buffers.h"
 #include "scheduler/group_sizes.h"
 
@@ -11,16 +8,13 @@ namespace jgg {
 
 using Sizes = ffi::Buffer<ffi::S32>;
 
-// Coordinates of rows are 32 bits wide.
-constexpr int64_t kMostRaggedRows = std::numeric_limits<int>::max();
-
 // Of `rows` rows in each of `batches` batches.
 inline ffi::ErrorOr<GroupSizes> groups_of(Sizes group_sizes, Sizes group_offset, int batches,
                                           int local_groups, int rows, bool zeroes_unowned = true) {
-  if (int64_t(batches) * rows > kMostRaggedRows) {
-    return ffi::Unexpected(invalid(std::to_string(rows) + " rows in each of " +
-                                   std::to_string(batches) +
-                                   " batches are more than descriptors count to"));
+  for (auto error :
+       {is_size("the number of rows of all batches", int64_t(batches) * rows),
+        is_size("the number of matrices of all batches", int64_t(batches) * local_groups)}) {
+    if (error.failure()) return ffi::Unexpected(error);
   }
   auto const sizes = Shape<1>::of("group_sizes", group_sizes);
   if (!sizes) return ffi::Unexpected(sizes.error());

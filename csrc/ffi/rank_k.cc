@@ -35,6 +35,9 @@ ffi::ErrorOr<RankKArguments> rank_k_arguments(ffi::RemainingArgs operands,
   int64_t const result_elements =
       arguments.out_type == ElementType::kF32 ? kVectorBytes / 4 : kVectorBytes / 2;
   for (RankKBuffers const& stack : *stacks) {
+    // To the kernels the two products of a rank-2k update are one.
+    auto const error = is_size("k of all products", int64_t(stack.k) * (two_operands ? 2 : 1));
+    if (error.failure()) return ffi::Unexpected(error);
     int const columns = transpose ? stack.n : stack.k;
     if (columns % operand_elements != 0 || stack.n % result_elements != 0) {
       return ffi::Unexpected(invalid("rows of " + std::to_string(columns) + " elements, or of " +

@@ -9,6 +9,11 @@
 
 namespace jgg {
 
+// Whether kernels that contract blocks of rows can count their rows.
+inline ffi::Error countable_blocks(int row_blocks) {
+  return is_size("the number of rows of all blocks of 128", int64_t(row_blocks) * kScaleBlock);
+}
+
 inline ffi::Error enough_blocks(int rows, int group_sizes, int row_blocks) {
   int const groups = std::min(group_sizes, rows);
   // Most are needed where every group but one has a single row.

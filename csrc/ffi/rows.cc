@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <string>
 
 #include "ffi/bindings.h"
 #include "ffi/buffers.h"
@@ -43,7 +44,12 @@ bool has_fp8(ffi::AnyBuffer const& x) {
 // not fit is the error.
 class Checker {
  public:
-  explicit Checker(int batches) : batches_(batches) {}
+  explicit Checker(int batches) : batches_(batches) {
+    if (batches > kMostRowBatches) {
+      fail(invalid("rows of " + std::to_string(batches) + " batches, more than " +
+                   std::to_string(kMostRowBatches)));
+    }
+  }
 
   // The address of a buffer of the expected size, and how far its batches are apart.
   template <class T, class Buffer, size_t kRank>
@@ -108,6 +114,7 @@ ffi::Error gather_arguments(ffi::AnyBuffer const& x, Int32 const& index,
   if (divisor < 1) return invalid("divisor has to be positive");
   if (y.element_type() != x.element_type()) return invalid("x and the result have one type");
   Checker checker(copies->batches);
+  checker.fail(is_size("the number of pairs", int64_t(tokens->size[0]) * divisor));
   int bytes;
   bool const is_fp8 = has_fp8(x);
   if (is_fp8 && (weighted || columns % 2 != 0 || x.element_type() != y.element_type())) {

@@ -12,6 +12,7 @@
 #include "ffi/groups.h"
 #include "ffi/kernel_kind.h"
 #include "ffi/partial_sums.h"
+#include "ffi/row_blocks.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jgg {
@@ -235,6 +236,7 @@ ffi::Error scaled_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, Scales lh
     return invalid("m is " + std::to_string(m) + ", but there are " + std::to_string(row_blocks) +
                    " blocks of 128 rows");
   }
+  if (auto error = countable_blocks(row_blocks); error.failure()) return error;
   if (lhs_scale_shape->batched != lhs_shape->batched ||
       rhs_scale_shape->batched != rhs_shape->batched) {
     return invalid("an operand and its scales are both batched, or neither is");
@@ -301,6 +303,7 @@ ffi::Error paired_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, Scales lh
     return invalid("m is " + std::to_string(m) + ", but there are " + std::to_string(row_blocks) +
                    " blocks of 128 rows");
   }
+  if (auto error = countable_blocks(row_blocks); error.failure()) return error;
   auto const groups = groups_of(group_sizes, group_offset, 1, local_groups, m);
   if (!groups) return groups.error();
 

@@ -1,9 +1,6 @@
 // Buffers that are stacks of matrices.
 #pragma once
 
-#include <limits>
-#include <string>
-
 #include "ffi/buffers.h"
 
 namespace jgg {
@@ -18,9 +15,8 @@ struct StackShape {
     auto const dimensions = buffer.dimensions();
     if (dimensions.size() != 3) return ffi::Unexpected(invalid("operands are stacks of matrices"));
     for (int64_t const size : dimensions) {
-      if (size < 1 || size > std::numeric_limits<int>::max()) {
-        return ffi::Unexpected(invalid("an operand has a dimension of " + std::to_string(size)));
-      }
+      auto const error = is_size("a dimension of an operand", size);
+      if (error.failure()) return ffi::Unexpected(error);
     }
     return StackShape{static_cast<int>(dimensions[0]), static_cast<int>(dimensions[1]),
                       static_cast<int>(dimensions[2])};

@@ -36,7 +36,7 @@ struct RankKArguments {
   bool hermitian;
 };
 
-// cudaErrorInvalidConfiguration if there is no such kernel.
+// kNotCompiled if there is no such kernel.
 cudaError_t rank_k_fp64(TileConfig config, RankKArguments const& arguments, cudaStream_t stream);
 
 }  // namespace jgg::fp64

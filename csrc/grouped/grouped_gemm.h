@@ -57,7 +57,7 @@ struct GroupedGemmArguments {
 // Bytes of workspace that float32 operands need.
 int64_t grouped_gemm_workspace_bytes(GroupedGemmArguments const& arguments);
 
-// cudaErrorInvalidConfiguration if there is no such kernel.
+// kNotCompiled if there is no such kernel.
 cudaError_t grouped_gemm(TileConfig config, GroupedGemmArguments const& arguments,
                          cudaStream_t stream);
 

@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "dispatch.h"
 #include "mlp/gated_epilogue.h"
 #include "mlp/gated_ragged_dot.h"
 #include "ragged/noncontracting.h"
@@ -121,9 +122,9 @@ struct GatedProduct {
                                        kRowsPerConsumer, to.store_shift);
     };
     // Slabs of 64 columns have to begin where up does.
-    if (a.is_concatenated && a.n % Config::kSlab != 0) return cudaErrorInvalidConfiguration;
+    if (a.is_concatenated && a.n % Config::kSlab != 0) return kNotCompiled;
     if ((a.rows != nullptr) != kGathersLhs || !a.has_activation) {
-      return cudaErrorInvalidConfiguration;
+      return kNotCompiled;
     }
     cudaError_t status = make(params.gate, a.gate_weights, a.gate);
     if (status == cudaSuccess && kHasUp) {

@@ -198,7 +198,7 @@ class GatedEpilogue {
   }
 
   __device__ void end_chunk(CUtensorMap const& to, uint8_t const* chunk, int j) const {
-    cute::tma_store_fence();
+    sm90::fence_async_proxy();
     sm90::sync_consumer(consumer_);
     if (issues()) {
       sm90::store_box(to, chunk, at_.column + j * Config::kChunkColumns, at_.row, at_.outer,

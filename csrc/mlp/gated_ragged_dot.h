@@ -112,7 +112,7 @@ struct PairedArguments {
   int n;
 };
 
-// cudaErrorInvalidConfiguration if there is no such kernel. Those for groups of few rows have all
+// kNotCompiled if there is no such kernel. Those for groups of few rows have all
 // of it. activated_ragged_dot is the part of it with biases, without up, or with another function
 // than a sigmoid; it takes rows in the order of x alone.
 cudaError_t gated_ragged_dot(TileConfig config, GatedArguments const& arguments,

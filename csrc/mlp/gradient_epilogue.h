@@ -57,7 +57,7 @@ class GradientEpilogue {
         rounds_(0) {
     if (issues()) {
       for (sm90::Barrier& loaded : storage_.loaded) loaded.init(1);
-      cutlass::arch::fence_barrier_init();
+      sm90::fence_barriers();
     }
   }
 
@@ -120,7 +120,7 @@ class GradientEpilogue {
          i += kWarpgroup) {
       units[i] = {};
     }
-    cute::tma_store_fence();
+    sm90::fence_async_proxy();
     sm90::sync_consumer(consumer_);
     for (int chunk = 0; chunk < chunks_; ++chunk) {
       if (issues()) issue(chunk, set.gate, set.gate, set.gate);
@@ -204,7 +204,7 @@ class GradientEpilogue {
         load(chunk + 1);
       }
     }
-    cute::tma_store_fence();
+    sm90::fence_async_proxy();
     sm90::sync_consumer(consumer_);
     if (issues()) issue(chunk, set.gate, set.up, set.hidden);
   }

@@ -7,6 +7,7 @@
 #include "dispatch.h"
 #include "mlp/activation.h"
 #include "mlp/quantized_hidden.h"
+#include "multiprocessors.h"
 #include "quantize/format.h"
 #include "quantize/row_blocks.h"
 
@@ -30,7 +31,7 @@ using quantize::TransposeBuffer;
 constexpr int kOperands = 3;     // gate, up and the gradient of hidden; dgate, dup and hidden
 constexpr int kTilesPerCta = 8;  // at most
 constexpr int kCtasPerMultiprocessor = 2;
-constexpr int kLeastCtas = 4 * 132 * kCtasPerMultiprocessor;
+constexpr int kTurns = 4;  // of every multiprocessor, at least
 
 template <class Source>
 struct SharedStorage {
@@ -40,7 +41,9 @@ struct SharedStorage {
     TransposeBuffer transpose;
   } operand[kOperands];
   ColumnScales<Source> columns[kOperands];
-  // Whether a group owns the rows: threads have no register left to keep it in.
+  // The block of rows, and whether a group owns them: threads have no register left to keep them
+  // in.
+  int row_block;
   bool grouped;
 };
 
@@ -80,23 +83,30 @@ struct Octets {
 template <class Source, ElementType kForward, ElementType kGradient, bool kIsPlain>
 __global__ void __launch_bounds__(kTileThreads, kCtasPerMultiprocessor)
     quantize_ragged_gradients_kernel(RaggedGradients arguments, GatedFunction function,
-                                     int tiles_per_cta, bool power_of_two) {
+                                     quantize::TileGrid grid, int tiles_per_cta,
+                                     bool power_of_two) {
   extern __shared__ __align__(16) char shared_bytes[];
   auto& shared = *reinterpret_cast<SharedStorage<Source>*>(shared_bytes);
   Projections const& p = arguments.projections;
   int pitch = p.pitch(), columns = p.columns;
-  int const row_block = blockIdx.y;
+  quantize::TileGrid::Place const place = grid.place();
   RowBlock const block =
-      quantize::find_block(arguments.group_sizes, arguments.groups, p.rows, row_block);
-  int column = blockIdx.x * tiles_per_cta * kScaleBlock;
+      quantize::find_block(arguments.group_sizes, arguments.groups, p.rows, place.down);
+  int column = place.across * tiles_per_cta * kScaleBlock;
   int const end = min(column + tiles_per_cta * kScaleBlock, pitch);
 
+  if (threadIdx.x == 0) {
+    shared.row_block = place.down;
+    shared.grouped = block.grouped;
+  }
+  __syncthreads();
   auto const transposed_at = [&](int which, int column) {
     return arguments.transposed[which].q +
-           (static_cast<int64_t>(row_block) * columns + column) * kScaleBlock;
+           (static_cast<int64_t>(shared.row_block) * columns + column) * kScaleBlock;
   };
   auto const scales_at = [&](int which, int column) {
-    return arguments.transposed[which].scale + static_cast<int64_t>(row_block) * columns + column;
+    return arguments.transposed[which].scale + static_cast<int64_t>(shared.row_block) * columns +
+           column;
   };
   if (block.rows == 0) {
     int const count = min(end, columns) - column;
@@ -121,7 +131,6 @@ __global__ void __launch_bounds__(kTileThreads, kCtasPerMultiprocessor)
     }
   };
   PatchPosition const at;
-  if (threadIdx.x == 0) shared.grouped = block.grouped;
 
 #pragma unroll
   for (int which = 0; which < kOperands; ++which) fetch(which, column);
@@ -228,14 +237,18 @@ __global__ void __launch_bounds__(kTileThreads, kCtasPerMultiprocessor)
 cudaError_t quantize_ragged_gradients(RaggedGradientsFormat format,
                                       RaggedGradients const& arguments, cudaStream_t stream) {
   Projections const& p = arguments.projections;
-  if (p.columns % kOctet != 0) return cudaErrorInvalidConfiguration;
+  if (p.columns % kOctet != 0) return kNotCompiled;
+  int multiprocessors;
+  cudaError_t const counted = count_multiprocessors(multiprocessors);
+  if (counted != cudaSuccess) return counted;
   int64_t const all_tiles = int64_t{1} * p.blocks() * arguments.row_blocks;
+  int const least_ctas = kTurns * kCtasPerMultiprocessor * multiprocessors;
   int tiles_per_cta =
-      static_cast<int>(std::clamp<int64_t>(all_tiles / kLeastCtas, 1, kTilesPerCta));
+      static_cast<int>(std::clamp<int64_t>(all_tiles / least_ctas, 1, kTilesPerCta));
   // As many for each.
   int const ctas_across = ceil_div(p.blocks(), tiles_per_cta);
   tiles_per_cta = ceil_div(p.blocks(), ctas_across);
-  dim3 const grid(static_cast<unsigned>(ctas_across), static_cast<unsigned>(arguments.row_blocks));
+  quantize::TileGrid const grid{unsigned(ctas_across), unsigned(arguments.row_blocks)};
   GatedFunction const function(p.activation);
   return with_constants(
       [&](auto source, auto forward, auto gradient, auto plain) {
@@ -246,8 +259,8 @@ cudaError_t quantize_ragged_gradients(RaggedGradientsFormat format,
         cudaError_t const status =
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
         if (status != cudaSuccess) return status;
-        kernel<<<grid, kTileThreads, kSharedBytes, stream>>>(arguments, function, tiles_per_cta,
-                                                             format.power_of_two);
+        kernel<<<grid.blocks(), kTileThreads, kSharedBytes, stream>>>(
+            arguments, function, grid, tiles_per_cta, format.power_of_two);
         return cudaGetLastError();
       },
       OneOf<ElementType::kBf16, ElementType::kF16>{format.source},

@@ -2,6 +2,7 @@
 // product of twice the columns: coordinates of its tiles in memory.
 #pragma once
 
+#include "dispatch.h"
 #include "mlp/gated_ragged_dot.h"
 #include "ragged/contracting.h"
 
@@ -38,7 +39,7 @@ struct WeightGradients : sm90::RaggedContracting<Config_, /*kAdds=*/false, kGath
   }
 
   static cudaError_t make_params(WeightGradientArguments const& a, Params& params) {
-    if ((a.rows != nullptr) != kGathersLhs_) return cudaErrorInvalidConfiguration;
+    if ((a.rows != nullptr) != kGathersLhs_) return kNotCompiled;
     sm90::RaggedDotArguments product{};
     product.groups = a.groups;
     product.type = product.out_type = a.type;

@@ -9,13 +9,14 @@ namespace {
 
 template <class Source, ElementType kFormat, bool kAligned>
 __global__ void __launch_bounds__(kTileThreads)
-    quantize_blocks_kernel(BlocksArguments arguments, bool power_of_two) {
+    quantize_blocks_kernel(BlocksArguments arguments, TileGrid grid, bool power_of_two) {
   __shared__ alignas(16) TransposeBuffer buffer;
   __shared__ uint32_t warp_largest[kTileWarps];
 
   int const rows = arguments.rows, columns = arguments.columns;
-  int const row = blockIdx.y * kScaleBlock, column = blockIdx.x * kScaleBlock;
-  int64_t const matrix = blockIdx.z;
+  TileGrid::Place const place = grid.place();
+  int const row = place.down * kScaleBlock, column = place.across * kScaleBlock;
+  int64_t const matrix = place.matrix;
   TileExtent const extent{rows - row, columns - column};
 
   auto patch = Patch<Source>::template load<kAligned>(
@@ -36,13 +37,13 @@ __global__ void __launch_bounds__(kTileThreads)
   Scale const s = scale_of<kFormat>(Word<Source>::element(largest, 0), power_of_two);
   auto const inverse = [&](int) { return s.inverse; };
   int const pitch = quantize::pitch(arguments);
-  int64_t const blocks_across = ceil_div(pitch, kScaleBlock), blocks_down = gridDim.y;
+  int64_t const blocks_across = ceil_div(pitch, kScaleBlock), blocks_down = grid.down;
   TileExtent const stored{extent.rows, stored_columns(arguments) - column};
   if (arguments.q) {
     patch.template store_rows<kFormat, kAligned>(
         arguments.q + (matrix * rows + row) * pitch + column, pitch, stored, inverse);
     if (threadIdx.x == 0) {
-      arguments.scale[(matrix * blocks_down + blockIdx.y) * blocks_across + blockIdx.x] = s.scale;
+      arguments.scale[(matrix * blocks_down + place.down) * blocks_across + place.across] = s.scale;
     }
   }
   patch.stay_packed();
@@ -52,7 +53,8 @@ __global__ void __launch_bounds__(kTileThreads)
     buffer.store<kAligned>(arguments.q_t + (matrix * pitch + column) * rows + row, rows,
                            {stored.columns, stored.rows});
     if (threadIdx.x == 0) {
-      arguments.scale_t[(matrix * blocks_across + blockIdx.x) * blocks_down + blockIdx.y] = s.scale;
+      arguments.scale_t[(matrix * blocks_across + place.across) * blocks_down + place.down] =
+          s.scale;
     }
   }
 }
@@ -61,7 +63,7 @@ __global__ void __launch_bounds__(kTileThreads)
 
 cudaError_t quantize_blocks(QuantizeFormat format, BlocksArguments const& arguments,
                             cudaStream_t stream) {
-  dim3 const grid(blocks_of(arguments.columns), blocks_of(arguments.rows), arguments.matrices);
+  TileGrid const grid{unsigned(blocks_of(arguments.columns)), unsigned(blocks_of(arguments.rows))};
   bool const is_aligned =
       arguments.columns % kOctet == 0 && arguments.rows % static_cast<int>(sizeof(uint4)) == 0;
   return with_format(format, is_aligned, [&](auto source, auto fp8, auto aligned) {
@@ -72,7 +74,8 @@ cudaError_t quantize_blocks(QuantizeFormat format, BlocksArguments const& argume
       }
     }
     quantize_blocks_kernel<Source, fp8.value, aligned.value>
-        <<<grid, kTileThreads, 0, stream>>>(arguments, format.power_of_two);
+        <<<grid.blocks(arguments.matrices), kTileThreads, 0, stream>>>(arguments, grid,
+                                                                       format.power_of_two);
     return cudaGetLastError();
   });
 }

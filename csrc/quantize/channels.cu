@@ -13,20 +13,21 @@ struct Tile {
   int row;
   int column;
 
-  __device__ __forceinline__ Tile()
-      : matrix(blockIdx.z), row(blockIdx.y * kScaleBlock), column(blockIdx.x * kScaleBlock) {}
+  __device__ __forceinline__ explicit Tile(TileGrid::Place const& place)
+      : matrix(place.matrix), row(place.down * kScaleBlock), column(place.across * kScaleBlock) {}
 };
 
 template <class Arguments>
-dim3 tiles_of(Arguments const& arguments) {
-  return dim3(blocks_of(arguments.columns), blocks_of(arguments.rows), arguments.matrices);
+TileGrid tiles_of(Arguments const& arguments) {
+  return {unsigned(blocks_of(arguments.columns)), unsigned(blocks_of(arguments.rows))};
 }
 
 template <class Source, bool kAligned>
 __global__ void __launch_bounds__(kTileThreads)
-    matrix_maxima_kernel(MatrixMaximaArguments arguments) {
+    matrix_maxima_kernel(MatrixMaximaArguments arguments, TileGrid grid) {
   __shared__ ColumnScales<Source> of_columns;
-  Tile const tile;
+  TileGrid::Place const place = grid.place();
+  Tile const tile(place);
   int const rows = arguments.rows, columns = arguments.columns;
   TileExtent const extent{rows - tile.row, columns - tile.column};
   int64_t const first_row = tile.matrix * rows + tile.row;
@@ -43,7 +44,7 @@ __global__ void __launch_bounds__(kTileThreads)
     int const lane = threadIdx.x % kPatchesAcross;
     int const row = PatchPosition().row + lane % kPatchRows;
     if (lane < kPatchRows && row < extent.rows) {
-      arguments.of_rows[(first_row + row) * gridDim.x + blockIdx.x] = largest;
+      arguments.of_rows[(first_row + row) * grid.across + place.across] = largest;
     }
   }
   if (arguments.of_columns) {
@@ -51,7 +52,7 @@ __global__ void __launch_bounds__(kTileThreads)
     __syncthreads();
     int const column = threadIdx.x;
     if (column < kScaleBlock && column < extent.columns) {
-      int64_t const block = tile.matrix * gridDim.y + blockIdx.y;
+      int64_t const block = tile.matrix * grid.down + place.down;
       arguments.of_columns[block * columns + tile.column + column] = of_columns.largest(column);
     }
   }
@@ -59,9 +60,9 @@ __global__ void __launch_bounds__(kTileThreads)
 
 template <class Source, ElementType kFormat, bool kAligned>
 __global__ void __launch_bounds__(kTileThreads)
-    quantize_channels_kernel(ChannelsArguments arguments) {
+    quantize_channels_kernel(ChannelsArguments arguments, TileGrid grid) {
   __shared__ alignas(16) TransposeBuffer buffer;
-  Tile const tile;
+  Tile const tile(grid.place());
   PatchPosition const at;
   int const rows = arguments.rows, columns = arguments.columns, pitch = quantize::pitch(arguments);
   TileExtent const extent{rows - tile.row, columns - tile.column};
@@ -99,10 +100,11 @@ __global__ void __launch_bounds__(kTileThreads)
 
 cudaError_t matrix_maxima(ElementType source, MatrixMaximaArguments const& arguments,
                           cudaStream_t stream) {
+  TileGrid const grid = tiles_of(arguments);
   return with_constants(
       [&](auto type, auto aligned) {
         matrix_maxima_kernel<SourceOf<type>, aligned.value>
-            <<<tiles_of(arguments), kTileThreads, 0, stream>>>(arguments);
+            <<<grid.blocks(arguments.matrices), kTileThreads, 0, stream>>>(arguments, grid);
         return cudaGetLastError();
       },
       OneOf<ElementType::kBf16, ElementType::kF16, ElementType::kF32>{source},
@@ -114,9 +116,10 @@ cudaError_t quantize_channels(QuantizeFormat format, ChannelsArguments const& ar
   bool const is_aligned =
       arguments.columns % kOctet == 0 &&
       (arguments.q_t == nullptr || arguments.rows % static_cast<int>(sizeof(uint4)) == 0);
+  TileGrid const grid = tiles_of(arguments);
   return with_format(format, is_aligned, [&](auto source, auto fp8, auto aligned) {
     quantize_channels_kernel<SourceOf<source>, fp8.value, aligned.value>
-        <<<tiles_of(arguments), kTileThreads, 0, stream>>>(arguments);
+        <<<grid.blocks(arguments.matrices), kTileThreads, 0, stream>>>(arguments, grid);
     return cudaGetLastError();
   });
 }

@@ -12,14 +12,16 @@ constexpr int kAtOnce = 4;  // rows of which a thread has loads in flight
 static_assert(kColumnRows % (kDown * kAtOnce) == 0);
 
 template <class Source, bool kAligned>
-__global__ void __launch_bounds__(kThreads) column_maxima_kernel(ColumnsArguments arguments) {
+__global__ void __launch_bounds__(kThreads)
+    column_maxima_kernel(ColumnsArguments arguments, TileGrid grid) {
   using Words = Word<Source>;
   using Row = Octet<Source>;
   __shared__ uint32_t shared[kDown][kAcross][Row::kWords + 1];
   int const across = threadIdx.x % kAcross, down = threadIdx.x / kAcross;
-  int const column = (blockIdx.x * kAcross + across) * kOctet;
+  TileGrid::Place const place = grid.place();
+  int const column = (place.across * kAcross + across) * kOctet;
   int const left = arguments.columns - column;
-  int const chunk = blockIdx.y * kColumnRows;
+  int const chunk = place.down * kColumnRows;
   int const begin = max(chunk, __ldg(arguments.window));
   int const end = min(min(chunk + kColumnRows, arguments.rows), __ldg(arguments.window + 1));
   auto const* const x = static_cast<Source const*>(arguments.x) + column;
@@ -51,9 +53,9 @@ __global__ void __launch_bounds__(kThreads) column_maxima_kernel(ColumnsArgument
   int const word = element / Words::kElements;
   uint32_t result = 0;
   for (int i = 0; i < kDown; ++i) result = Words::max(result, shared[i][mine][word]);
-  int const to = (blockIdx.x * kAcross + mine) * kOctet + element;
+  int const to = (place.across * kAcross + mine) * kOctet + element;
   if (to < arguments.columns) {
-    arguments.maxima[static_cast<int64_t>(blockIdx.y) * arguments.columns + to] =
+    arguments.maxima[static_cast<int64_t>(place.down) * arguments.columns + to] =
         Words::element(result, element);
   }
 }
@@ -62,12 +64,12 @@ __global__ void __launch_bounds__(kThreads) column_maxima_kernel(ColumnsArgument
 
 cudaError_t column_maxima(ElementType source, ColumnsArguments const& arguments,
                           cudaStream_t stream) {
-  dim3 const grid(ceil_div(arguments.columns, kAcross * kOctet),
-                  ceil_div(arguments.rows, kColumnRows));
+  TileGrid const grid{unsigned(ceil_div(arguments.columns, kAcross * kOctet)),
+                      unsigned(ceil_div(arguments.rows, kColumnRows))};
   return with_constants(
       [&](auto type, auto aligned) {
         column_maxima_kernel<SourceOf<type>, aligned.value>
-            <<<grid, kThreads, 0, stream>>>(arguments);
+            <<<grid.blocks(), kThreads, 0, stream>>>(arguments, grid);
         return cudaGetLastError();
       },
       OneOf<ElementType::kBf16, ElementType::kF16, ElementType::kF32>{source},

@@ -7,6 +7,7 @@
 // those of others: the tokens' part of these columns stays in L2, however often it is read.
 #include <algorithm>
 
+#include "multiprocessors.h"
 #include "quantize/format.h"
 #include "quantize/octet.h"
 #include "quantize/row_blocks.h"
@@ -22,7 +23,7 @@ constexpr int kDown = kThreads / kAcross;
 constexpr int kRows = kScaleBlock / kDown;  // of a thread, which a word of the transpose holds
 static_assert(kRows == sizeof(uint32_t));
 constexpr int kTilesPerCta = 2;
-constexpr int kLeastCtas = 640;  // two turns and more for every processor
+constexpr int kCtasPerMultiprocessor = 5;  // at least: two turns and more
 
 // The inverses of the scales of consecutive columns, of those that are there.
 template <int kCount>
@@ -121,11 +122,14 @@ struct Transpose {
 
 template <class Tokens>
 __global__ void __launch_bounds__(kThreads, Tokens::kCtas)
-    transpose_gathered_kernel(GatheredArguments arguments, Tokens tokens, int tiles_per_cta) {
+    transpose_gathered_kernel(GatheredArguments arguments, Tokens tokens, TileGrid grid,
+                              int tiles_per_cta) {
   __shared__ Transpose transpose;
   int const columns = arguments.columns;
+  TileGrid::Place const place = grid.place();
+  int const row_block = place.across;
   RowBlock const block =
-      find_block(arguments.group_sizes, arguments.groups, arguments.rows, blockIdx.x);
+      find_block(arguments.group_sizes, arguments.groups, arguments.rows, row_block);
   int const rows = block.grouped ? block.rows : 0;
   int const across = threadIdx.x % kAcross, down = threadIdx.x / kAcross;
   int token[kRows];
@@ -135,7 +139,7 @@ __global__ void __launch_bounds__(kThreads, Tokens::kCtas)
     token[i] = row < rows ? __ldg(arguments.row_of + block.first + row) : -1;
     if (token[i] >= arguments.tokens) token[i] = -1;
   }
-  int column = blockIdx.y * tiles_per_cta * kScaleBlock;
+  int column = place.down * tiles_per_cta * kScaleBlock;
   int const end = min(column + tiles_per_cta * kScaleBlock, columns);
 #pragma unroll 1
   for (; column < end; column += kScaleBlock) {
@@ -151,7 +155,7 @@ __global__ void __launch_bounds__(kThreads, Tokens::kCtas)
     transpose.put(piece, across, down);
     __syncthreads();
     transpose.store(
-        arguments.q_t + (static_cast<int64_t>(blockIdx.x) * columns + column) * kScaleBlock,
+        arguments.q_t + (static_cast<int64_t>(row_block) * columns + column) * kScaleBlock,
         columns - column);
     __syncthreads();
   }
@@ -162,15 +166,17 @@ constexpr int kRowsPerCta = 64;
 
 // Tokens in FP8, by scales of columns.
 template <class Source, ElementType kFormat, bool kAligned>
-__global__ void __launch_bounds__(kThreads) quantize_columns_kernel(GatheredArguments arguments) {
+__global__ void __launch_bounds__(kThreads)
+    quantize_columns_kernel(GatheredArguments arguments, TileGrid grid) {
   constexpr int kStep = kThreads / kOctetsAcross;
-  int const column = (blockIdx.x * kOctetsAcross + threadIdx.x % kOctetsAcross) * kOctet;
+  TileGrid::Place const place = grid.place();
+  int const column = (place.across * kOctetsAcross + threadIdx.x % kOctetsAcross) * kOctet;
   int const left = arguments.columns - column, pitch = arguments.quantized_pitch();
   if (column >= pitch) return;
   Inverses<kOctet> const inverses(arguments.scale + column, left);
   auto const* const x = static_cast<Source const*>(arguments.x) + column;
-  int row = blockIdx.y * kRowsPerCta + threadIdx.x / kOctetsAcross;
-  int const end = min(static_cast<int>(blockIdx.y + 1) * kRowsPerCta, arguments.tokens);
+  int row = place.down * kRowsPerCta + threadIdx.x / kOctetsAcross;
+  int const end = min((place.down + 1) * kRowsPerCta, arguments.tokens);
   for (; row < end; row += kStep * kRowsAtOnce) {
     Octet<Source> octets[kRowsAtOnce];
 #pragma unroll
@@ -195,29 +201,33 @@ __global__ void __launch_bounds__(kThreads) quantize_columns_kernel(GatheredArgu
 cudaError_t quantize_gathered(QuantizeFormat format, GatheredArguments const& arguments,
                               cudaStream_t stream) {
   auto const& a = arguments;
+  int multiprocessors;
+  cudaError_t const counted = count_multiprocessors(multiprocessors);
+  if (counted != cudaSuccess) return counted;
+  int const least_ctas = kCtasPerMultiprocessor * multiprocessors;
   int const tiles = blocks_of(a.columns);
   int64_t const all_tiles = static_cast<int64_t>(tiles) * a.row_blocks;
   int const tiles_per_cta =
-      static_cast<int>(std::clamp<int64_t>(all_tiles / kLeastCtas, 1, kTilesPerCta));
-  dim3 const grid(a.row_blocks, ceil_div(tiles, tiles_per_cta));
+      static_cast<int>(std::clamp<int64_t>(all_tiles / least_ctas, 1, kTilesPerCta));
+  TileGrid const grid{unsigned(a.row_blocks), unsigned(ceil_div(tiles, tiles_per_cta))};
   cudaError_t const status =
       with_format(format, a.columns % kOctet == 0, [&](auto source, auto fp8, auto aligned) {
         using Source = SourceOf<source>;
         if (a.quantized == nullptr) {
           using Tokens = SourceTokens<Source, fp8.value, aligned.value>;
-          transpose_gathered_kernel<<<grid, kThreads, 0, stream>>>(
-              a, Tokens{static_cast<Source const*>(a.x), a.scale, a.columns}, tiles_per_cta);
+          transpose_gathered_kernel<<<grid.blocks(), kThreads, 0, stream>>>(
+              a, Tokens{static_cast<Source const*>(a.x), a.scale, a.columns}, grid, tiles_per_cta);
         } else {
-          dim3 const ctas(ceil_div(a.quantized_pitch(), kOctetsAcross * kOctet),
-                          ceil_div(a.tokens, kRowsPerCta));
+          TileGrid const ctas{unsigned(ceil_div(a.quantized_pitch(), kOctetsAcross * kOctet)),
+                              unsigned(ceil_div(a.tokens, kRowsPerCta))};
           quantize_columns_kernel<Source, fp8.value, aligned.value>
-              <<<ctas, kThreads, 0, stream>>>(a);
+              <<<ctas.blocks(), kThreads, 0, stream>>>(a, ctas);
         }
         return cudaGetLastError();
       });
   if (status != cudaSuccess || a.quantized == nullptr) return status;
-  transpose_gathered_kernel<<<grid, kThreads, 0, stream>>>(
-      a, QuantizedTokens{a.quantized, a.quantized_pitch()}, tiles_per_cta);
+  transpose_gathered_kernel<<<grid.blocks(), kThreads, 0, stream>>>(
+      a, QuantizedTokens{a.quantized, a.quantized_pitch()}, grid, tiles_per_cta);
   return cudaGetLastError();
 }
 

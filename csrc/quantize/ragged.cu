@@ -7,6 +7,7 @@
 // block itself.
 #include <algorithm>
 
+#include "multiprocessors.h"
 #include "quantize/format.h"
 #include "quantize/row_blocks.h"
 #include "quantize/tile_loader.h"
@@ -14,8 +15,8 @@
 namespace jgg::quantize {
 namespace {
 
-constexpr int kTilesPerCta = 4;  // side by side, in a large matrix with few groups
-constexpr int kLeastCtas = 640;  // two turns and more for every processor
+constexpr int kTilesPerCta = 4;            // side by side, in a large matrix with few groups
+constexpr int kCtasPerMultiprocessor = 5;  // at least: two turns and more
 
 // Warps with and without rows meet at different places of the program.
 constexpr int kTileBarrier = 0;
@@ -39,17 +40,19 @@ __device__ __forceinline__ void scale_columns(SharedStorage<Source>& shared, flo
 
 template <class Source, ElementType kFormat, bool kAligned>
 __global__ void __launch_bounds__(kTileThreads, kCtasPerProcessor<Source, kAligned>)
-    quantize_ragged_kernel(RaggedArguments arguments, int tiles_per_cta, bool power_of_two) {
+    quantize_ragged_kernel(RaggedArguments arguments, TileGrid grid, int tiles_per_cta,
+                           bool power_of_two) {
   extern __shared__ __align__(16) char shared_bytes[];
   auto& shared = *reinterpret_cast<SharedStorage<Source>*>(shared_bytes);
-  int const batch = blockIdx.z, rows = arguments.rows;
+  TileGrid::Place const place = grid.place();
+  int const batch = place.matrix, rows = arguments.rows;
   int pitch = arguments.columns;
-  int const block_index = blockIdx.y;
+  int const block_index = place.down;
   int const* const group_sizes =
       arguments.group_sizes +
       static_cast<int64_t>(batch) * (arguments.group_sizes_batched ? arguments.groups : 0);
   RowBlock const block = find_block(group_sizes, arguments.groups, rows, block_index);
-  int column = blockIdx.x * tiles_per_cta * kScaleBlock;
+  int column = place.across * tiles_per_cta * kScaleBlock;
   int const end = min(column + tiles_per_cta * kScaleBlock, pitch);
 
   int64_t const block_t = static_cast<int64_t>(batch) * arguments.row_blocks + block_index;
@@ -129,13 +132,17 @@ __global__ void __launch_bounds__(kTileThreads, kCtasPerProcessor<Source, kAlign
 
 cudaError_t quantize_ragged(QuantizeFormat format, RaggedArguments const& arguments,
                             cudaStream_t stream) {
+  int multiprocessors;
+  cudaError_t const counted = count_multiprocessors(multiprocessors);
+  if (counted != cudaSuccess) return counted;
+  int const least_ctas = kCtasPerMultiprocessor * multiprocessors;
   int const tiles = blocks_of(arguments.columns), row_blocks = arguments.row_blocks;
   // Tiles share a look-up, which steps over 32 groups at a time, and a start, as long as every
   // processor gets several turns.
   int64_t const all_tiles = static_cast<int64_t>(tiles) * row_blocks * arguments.batches;
   int const most = std::max(kTilesPerCta, arguments.groups / kWarpSize);
-  int const tiles_per_cta = static_cast<int>(std::clamp<int64_t>(all_tiles / kLeastCtas, 1, most));
-  dim3 const grid((tiles + tiles_per_cta - 1) / tiles_per_cta, row_blocks, arguments.batches);
+  int const tiles_per_cta = static_cast<int>(std::clamp<int64_t>(all_tiles / least_ctas, 1, most));
+  TileGrid const grid{unsigned(ceil_div(tiles, tiles_per_cta)), unsigned(row_blocks)};
   bool const is_aligned = arguments.columns % kOctet == 0;
   return with_format(format, is_aligned, [&](auto source, auto fp8, auto aligned) {
     using Source = SourceOf<source>;
@@ -144,8 +151,8 @@ cudaError_t quantize_ragged(QuantizeFormat format, RaggedArguments const& argume
     cudaError_t const status =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
     if (status != cudaSuccess) return status;
-    kernel<<<grid, kTileThreads, kSharedBytes, stream>>>(arguments, tiles_per_cta,
-                                                         format.power_of_two);
+    kernel<<<grid.blocks(arguments.batches), kTileThreads, kSharedBytes, stream>>>(
+        arguments, grid, tiles_per_cta, format.power_of_two);
     return cudaGetLastError();
   });
 }

@@ -66,7 +66,7 @@ cudaError_t contracting(TileConfig config, RaggedDotArguments const& arguments,
           using Cut = CutContracting<RaggedContracting<CutConfig, accumulate>>;
           return launch_contracting<RaggedContracting<Config, accumulate>, Cut>(arguments, stream);
         }
-        return cudaErrorInvalidConfiguration;
+        return kNotCompiled;
       },
       OneTileOf<ContractingTiles>{config}, Flag{arguments.transpose_lhs},
       Flag{arguments.transpose_rhs}, OneOf<kType, ElementType::kF32>{arguments.out_type},

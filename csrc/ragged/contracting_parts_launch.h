@@ -11,7 +11,7 @@ template <ElementType>
 cudaError_t contracting_parts(TileConfig config, RaggedDotArguments const& arguments,
                               cudaStream_t stream) {
   using cute::GMMA::Major;
-  if (arguments.accumulate) return cudaErrorInvalidConfiguration;
+  if (arguments.accumulate) return kNotCompiled;
   return launch_parts<RaggedContracting, Major::MN, Major::MN>(config, arguments, stream);
 }
 

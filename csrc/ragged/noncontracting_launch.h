@@ -20,7 +20,7 @@ cudaError_t noncontracting(TileConfig config, RaggedDotArguments const& argument
         if constexpr (kIsCompiled<Config, Problem::kRowsContiguous>) {
           return launch_tiles<Problem>(arguments, stream);
         }
-        return cudaErrorInvalidConfiguration;
+        return kNotCompiled;
       },
       OneTileOf<NoncontractingTiles>{config}, Flag{arguments.transpose_lhs},
       Flag{arguments.transpose_rhs}, OneOf<kType, ElementType::kF32>{arguments.out_type});

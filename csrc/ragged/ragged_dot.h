@@ -38,7 +38,7 @@ struct RaggedDotArguments {
   GatheredRows rows;  // of the operand that is gathered, if one is
 };
 
-// cudaErrorInvalidConfiguration if there is no such kernel.
+// kNotCompiled if there is no such kernel.
 cudaError_t ragged_noncontracting(TileConfig config, RaggedDotArguments const& arguments,
                                   cudaStream_t stream);
 cudaError_t ragged_contracting(TileConfig config, RaggedDotArguments const& arguments,

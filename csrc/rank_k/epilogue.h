@@ -212,7 +212,7 @@ class TriangularEpilogue {
   }
 
   __device__ void store_slot(int row, int column) {
-    cute::tma_store_fence();
+    fence_async_proxy();
     sync_consumer(consumer_);
     if (issues()) {
 #pragma unroll

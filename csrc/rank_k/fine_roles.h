@@ -77,12 +77,12 @@ struct FineRoles {
       Problem::prefetch_descriptors(params);
       set_arrivals(shared.full, 1);
       set_arrivals(shared.empty, Loop::kEmptyArrivals);
-      cutlass::arch::fence_barrier_init();
+      fence_barriers();
       // Copies will signal them.
-      cutlass::arch::fence_view_async_shared();
+      fence_async_proxy();
     }
     __syncwarp();
-    cute::cluster_arrive_relaxed();  // barriers have a fence of their own
+    arrive_at_cluster();
 
     // Each warp finds the tile on its own, sooner than from another one.
     typename Problem::Triangle const triangle(params.stacks, params.count, params.uplo);
@@ -90,7 +90,7 @@ struct FineRoles {
     WorkTile work;
     triangle.tile(blockIdx.x / Config::kCluster, rank, work);
     // All barriers of the cluster are ready.
-    cute::cluster_wait();
+    wait_for_cluster();
     if (produces) Loop::load(params, work, rank, shared, stage);
     // Keeps the compiler from moving the loads to the end of the instructions.
     __syncwarp();

@@ -52,7 +52,7 @@ struct RankKArguments {
 // Bytes of workspace that float32 operands need.
 int64_t rank_k_workspace_bytes(RankKArguments const& arguments);
 
-// cudaErrorInvalidConfiguration if there is no such kernel.
+// kNotCompiled if there is no such kernel.
 cudaError_t rank_k(TileConfig config, RankKArguments const& arguments, cudaStream_t stream);
 
 }  // namespace jgg::sm90

@@ -17,7 +17,7 @@ template <ElementType kType>
 cudaError_t scaled_contracting_channels(TileConfig config, ScaledArguments const& arguments,
                                         cudaStream_t stream) {
   if (arguments.transposes_out && arguments.out_type == ElementType::kF32) {
-    return cudaErrorInvalidConfiguration;
+    return kNotCompiled;
   }
   return Flag{arguments.transposes_out}([&](auto transposes_out) {
     return launch_scaled<ScaledContractingTiles, ScaledContracting, WholeScaledTiles,
@@ -30,7 +30,7 @@ template <ElementType kType>
 cudaError_t scaled_contracting_pairs(TileConfig config, ScaledArguments const& arguments,
                                      cudaStream_t stream) {
   if (!arguments.transposes_out || arguments.out_type == ElementType::kF32) {
-    return cudaErrorInvalidConfiguration;
+    return kNotCompiled;
   }
   return launch_scaled<ScaledContractingTiles, ScaledContracting, WholeScaledTiles,
                        /*kColumnScales=*/false, kType, /*kChannelScales=*/true,

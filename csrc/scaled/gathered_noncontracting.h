@@ -2,6 +2,7 @@
 // (sm90/gather.h), and their scales with them.
 #pragma once
 
+#include "dispatch.h"
 #include "scaled/noncontracting.h"
 #include "sm90/gather.h"
 
@@ -35,7 +36,7 @@ struct GatheredScaledNoncontracting : ScaledNoncontracting<Config_> {
   static cudaError_t make_params(ScaledArguments const& a, Params& params) {
     cudaError_t const status = Base::make_params(a, params);
     if (status != cudaSuccess) return status;
-    if (!a.rows.of || !params.wide_scales) return cudaErrorInvalidConfiguration;
+    if (!a.rows.of || !params.wide_scales) return kNotCompiled;
     params.rows = a.rows;
     return encode_rows(&params.lhs, view_bytes(a.lhs), a.rows.tokens, a.k);
   }

@@ -49,7 +49,7 @@ struct ScaledArguments {
   bool fast_accumulation;  // channel_scaled_noncontracting: in the tensor cores alone
 };
 
-// cudaErrorInvalidConfiguration if there is no such kernel.
+// kNotCompiled if there is no such kernel.
 cudaError_t scaled_ragged_noncontracting(TileConfig tile, ScaledArguments const& arguments,
                                          cudaStream_t stream);
 // Where no scale changes along K: `lhs_scales` from step to step, or those of rhs, which are

@@ -1,30 +1,66 @@
 // Shared-memory barriers and the ring of stages that they guard.
+//
+// CUTLASS 4.2's barriers and fences are volatile, which orders them among each other, but they do
+// not clobber memory: the compiler may move an ordinary load or store across them. Those of this
+// file and of cluster.h are compiler fences as well, and nothing else uses CUTLASS's.
 #pragma once
 
 #include <cutlass/arch/barrier.h>
 
 namespace jgg::sm90 {
 
-// An mbarrier that also orders ordinary loads and stores: CUTLASS's is volatile but clobbers
-// nothing, so the compiler may move a plain shared-memory read above its wait, or a write below its
-// arrival.
-struct Barrier : cutlass::arch::ClusterTransactionBarrier {
+// No load or store is moved across it by the compiler; it is no instruction.
+__device__ __forceinline__ void fence_compiler() { asm volatile("" ::: "memory"); }
+
+// An mbarrier. What comes after wait() is not begun before it, and what comes before an arrival is
+// not left for later.
+struct Barrier : private cutlass::arch::ClusterTransactionBarrier {
+  using Base = cutlass::arch::ClusterTransactionBarrier;
+  using Base::init;
+
   __device__ void wait(unsigned phase) const {
-    cutlass::arch::ClusterTransactionBarrier::wait(phase);
-    asm volatile("" ::: "memory");
+    Base::wait(phase);
+    fence_compiler();
   }
-  // An arrival that says that what was written before it is there.
-  __device__ void publish() const {
-    asm volatile("" ::: "memory");
-    arrive();
+  __device__ void arrive() const {
+    fence_compiler();
+    Base::arrive();
+  }
+  // In the CTA `cta` of the cluster, if `arrives`.
+  __device__ void arrive(int cta, bool arrives) const {
+    fence_compiler();
+    Base::arrive(cta, arrives);
+  }
+  __device__ void arrive_and_expect_tx(unsigned bytes) const {
+    fence_compiler();
+    Base::arrive_and_expect_tx(bytes);
+  }
+  // Once all cp.async of this thread have arrived.
+  __device__ void arrive_after_copies() {
+    fence_compiler();
+    cutlass::arch::cpasync_barrier_arrive_noinc(address());
   }
   __device__ uint64_t* address() { return &barrier_; }
 };
+
+// Before copies and products, which reach shared memory by another way, read what this thread wrote
+// there, or write where it read. The threads that begin them wait for this one behind the fence.
+__device__ __forceinline__ void fence_async_proxy() {
+  fence_compiler();
+  cutlass::arch::fence_view_async_shared();
+  fence_compiler();
+}
 
 // By one thread.
 template <int kBarriers>
 __device__ void set_arrivals(Barrier (&barriers)[kBarriers], int arrivals) {
   for (int i = 0; i < kBarriers; ++i) barriers[i].init(arrivals);
+}
+
+// Behind it, by the same thread: the cluster and copies see them as they were made.
+__device__ __forceinline__ void fence_barriers() {
+  fence_compiler();
+  cutlass::arch::fence_barrier_init();
 }
 
 // Position in a ring of kStages. The phase flips each time round; a producer starts one phase ahead
@@ -48,13 +84,21 @@ struct StageIterator {
   }
 };
 
-// Named barriers of a block, each the first of two, one for either consumer. 0 belongs to
-// __syncthreads, and CUTLASS keeps a few of the last.
+// Named barriers of a block, each the first of two, one for either consumer. CUTLASS adds the
+// number of those that it keeps for itself, 8 of the 16 that there are.
 enum NamedBarrier : int { kConsumerBarrier = 1, kMultiplyTurn = 3, kStoreTurn = 5 };
 
-// Of all threads of one consumer.
-__device__ inline void sync_consumer(int consumer) {
-  cutlass::arch::NamedBarrier::sync(128, kConsumerBarrier + consumer);
+__device__ __forceinline__ void sync_named(int threads, int barrier) {
+  fence_compiler();
+  cutlass::arch::NamedBarrier::sync(threads, barrier);
+  fence_compiler();
 }
+__device__ __forceinline__ void arrive_named(int threads, int barrier) {
+  fence_compiler();
+  cutlass::arch::NamedBarrier::arrive(threads, barrier);
+}
+
+// Of all threads of one consumer.
+__device__ inline void sync_consumer(int consumer) { sync_named(128, kConsumerBarrier + consumer); }
 
 }  // namespace jgg::sm90

@@ -42,7 +42,8 @@ __device__ __forceinline__ void load_rows(CUtensorMap const& from, uint32_t rows
     for (int i = 0; i < kBatch; i += 4) {
       asm volatile("ld.shared.v4.s32 {%0, %1, %2, %3}, [%4];"
                    : "=r"(row[i]), "=r"(row[i + 1]), "=r"(row[i + 2]), "=r"(row[i + 3])
-                   : "r"(rows + (first + i) * 4));
+                   : "r"(rows + (first + i) * 4)
+                   : "memory");
     }
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {

@@ -35,7 +35,9 @@ cudaError_t launch_clusters(typename Role::Params const& params, int64_t cluster
 }
 
 // Launches as many clusters as run at the same time, or one for each of `max_units` units of work
-// if those are fewer.
+// if those are fewer. Where a part of the chip has an odd number of multiprocessors, fewer clusters
+// of two run at the same time. The others begin when earlier ones end, which costs time and nothing
+// else: a cluster waits only for clusters before it in the grid (`scheduler/assignment.h`).
 template <class Role>
 cudaError_t launch_persistent(typename Role::Params const& params, int64_t max_units,
                               cudaStream_t stream) {
@@ -49,7 +51,7 @@ cudaError_t launch_persistent(typename Role::Params const& params, int64_t max_u
   return launch_clusters<Role>(params, clusters, stream);
 }
 
-// The same of what a problem makes of arguments.
+// Builds the kernel's parameters from `arguments`, then launches it.
 template <class Role, class Arguments>
 cudaError_t launch(Arguments const& arguments, cudaStream_t stream) {
   using Problem = typename Role::Problem;

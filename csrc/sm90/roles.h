@@ -21,7 +21,7 @@ __device__ void initialize_barriers(SharedStorage<Config>& shared, int loading_w
     set_arrivals(shared.full, 1);
     set_arrivals(shared.empty, Mainloop::kEmptyArrivals);
     initialize_work(shared, loading_warps);
-    cutlass::arch::fence_barrier_init();
+    fence_barriers();
   }
 }
 

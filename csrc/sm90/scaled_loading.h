@@ -21,7 +21,7 @@ struct ScaledLoading : Work {
       set_arrivals(shared.scales_full, ScaleLoader::kArrivals);
       set_arrivals(shared.empty, Mainloop::kEmptyArrivals);
       initialize_work(shared, 1 + kScaleThreads / kWarpSize);
-      cutlass::arch::fence_barrier_init();
+      fence_barriers();
     }
     // Where rhs has no block scales, these stay ones.
     constexpr int kScales = sizeof(shared.rhs_scales) / sizeof(float);

@@ -37,7 +37,7 @@ struct SwappedSplitRoles : TileRoles<Problem> {
       set_arrivals(shared.rows_full, kRowWarps);
       set_arrivals(shared.empty, kConsumers * kWarpgroup / kWarpSize);
       initialize_work(shared, 1 + kRowWarps);
-      cutlass::arch::fence_barrier_init();
+      fence_barriers();
     }
   }
 

@@ -14,10 +14,8 @@ class Turn {
     if (consumer_ == 1) pass();
   }
 
-  __device__ void wait() const { cutlass::arch::NamedBarrier::sync(kThreadsOfTwo, id(consumer_)); }
-  __device__ void pass() const {
-    cutlass::arch::NamedBarrier::arrive(kThreadsOfTwo, id(1 - consumer_));
-  }
+  __device__ void wait() const { sync_named(kThreadsOfTwo, id(consumer_)); }
+  __device__ void pass() const { arrive_named(kThreadsOfTwo, id(1 - consumer_)); }
 
  private:
   static constexpr int kThreadsOfTwo = kConsumers * kWarpgroup;

@@ -42,7 +42,7 @@ __device__ __forceinline__ void fill_ring(Schedule& schedule, Turns turns, Share
     more = schedule.tile(unit, rank_in_cluster<Config>(), work);
     if (DeviceWarp::leads()) {
       if (!more) work.k_tiles = kNoMoreWork;
-      shared.work_full[slot.stage].publish();
+      shared.work_full[slot.stage].arrive();
     }
     ++slot;
   }
@@ -73,7 +73,7 @@ __device__ void schedule_pieces(ScheduleOf const& schedule_of, Shared& shared, i
     if (DeviceWarp::leads()) {
       if (!more) work.k_tiles = kNoMoreWork;
       shared.work[slot.stage] = work;
-      shared.work_full[slot.stage].publish();
+      shared.work_full[slot.stage].arrive();
     }
     ++slot;
   }

@@ -138,7 +138,7 @@ class CooperativeEpilogue {
   }
 
   __device__ void end_chunk(int chunk) const {
-    cute::tma_store_fence();
+    fence_async_proxy();
     sync_consumer(consumer_);
     if (issues()) {
       bool const second = kResults == 2 && is_in_second(at_.outer);

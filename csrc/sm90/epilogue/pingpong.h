@@ -40,7 +40,7 @@ class PingpongEpilogue {
         for (int chunk = 0; chunk < Config::kChunks; ++chunk) {
           int const number = half * Config::kChunks + chunk;
           write(slot(number), [&](int i) { return accumulators(number * kValues + i); });
-          cute::tma_store_fence();
+          fence_async_proxy();
           // Before anyone goes on to the next chunk, its slot must have been read.
           if (issues()) cute::tma_store_wait<Config::kChunkSlots - 2>();
           sync_consumer(consumer_);
@@ -55,7 +55,7 @@ class PingpongEpilogue {
   __device__ void store_zeros(StoreCoordinates at, int rows) const {
     turn_.wait();
     write(slot(0), [](int) { return 0.0f; });
-    cute::tma_store_fence();
+    fence_async_proxy();
     sync_consumer(consumer_);
     if (issues()) {
       for (int half = 0; half < kHalves && half * kRowsPerConsumer < rows; ++half) {

@@ -3,8 +3,6 @@
 // product is.
 #pragma once
 
-#include <cutlass/arch/barrier.h>
-
 #include <cute/arch/copy_sm90_tma.hpp>
 
 #include "sm90/config.h"
@@ -112,7 +110,7 @@ class PreviousResult {
   // The next loads into the stage must not overtake what any thread has read.
   template <class Mainloop>
   __device__ static void release(Shared& shared, int stage, int consumer) {
-    cutlass::arch::fence_view_async_shared();
+    fence_async_proxy();
     sync_consumer(consumer);
     Mainloop::release(shared, stage);
   }

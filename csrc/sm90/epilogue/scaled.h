@@ -118,7 +118,7 @@ class ScaledEpilogue {
         write<Element>(&sums[(first + slot) * kColumns / 2], chunks_ + slot * Config::kChunkBytes,
                        slice * Config::kMmaN + (first + slot) * kColumns);
       }
-      cute::tma_store_fence();
+      fence_async_proxy();
       sync_consumer(consumer_);
       if (issues()) {
         int const ahead = slice * Config::kMmaN + first * kColumns;

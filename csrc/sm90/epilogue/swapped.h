@@ -67,7 +67,7 @@ class SwappedEpilogue {
     wait();
     sync_consumer(consumer_);
     write();
-    cute::tma_store_fence();
+    fence_async_proxy();
     sync_consumer(consumer_);
     if (!issues()) return;
 #pragma unroll

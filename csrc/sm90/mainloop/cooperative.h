@@ -212,7 +212,7 @@ class CooperativeMainloop {
     mask<Config::kLhsMajor>(shared.lhs[stage] + consumer * kRowsPerConsumer * Config::kTileK,
                             kRowsPerConsumer, first, last);
     mask<Config::kRhsMajor>(shared.rhs[stage], Config::kTileN, first, last);
-    cutlass::arch::fence_view_async_shared();
+    fence_async_proxy();
     sync_consumer(consumer);
   }
 

@@ -131,8 +131,10 @@ class FineMainloop : public CooperativeMainloop<Problem> {
       (warpgroup_fence_operand(products.accumulators), ...);
 
       if (step == 0) overlap();
-      // Of the two steps in flight the older one is done. Nobody waits for the last stages, and the
-      // other CTA, which may have come to its end, can no longer be told.
+      // The older one of the two steps in flight is done. The last kStages releases are skipped,
+      // because a CTA may end before its peer and then has no shared memory to arrive at. Every
+      // other release is waited for by the peer's next load of that stage, and every multicast by
+      // the wait for `full` above, so that nothing is on its way to a CTA that has ended.
       warpgroup_wait<1>();
 #pragma unroll 1
       for (; released < min(step & ~pair, steps - Config::kStages); ++released, ++finished) {

@@ -56,7 +56,7 @@ class SwappedSplitMainloop {
       shared.empty[stage.stage].wait(stage.phase ^ 1);
       rows.store(step, shared.rows[stage.stage]);
       __syncwarp();
-      if (threadIdx.x % kWarpSize == 0) shared.rows_full[stage.stage].publish();
+      if (threadIdx.x % kWarpSize == 0) shared.rows_full[stage.stage].arrive();
     }
   }
 

@@ -66,7 +66,7 @@ class RowLoader {
       }
     }
     // WGMMA reads by another way.
-    cutlass::arch::fence_view_async_shared();
+    fence_async_proxy();
   }
 
  private:

@@ -120,8 +120,6 @@ __device__ void bring_scales_and_rows(typename Problem::Params const& params, Wo
           of_step(scales[i], step % kSteps);
     }
     if (thread < Config::kRhsScales) shared.rhs_scales[stage.stage][thread] = column;
-    // CUTLASS's arrival at a barrier does not keep the compiler from moving these past it.
-    asm volatile("" ::: "memory");
     shared.scales_full[stage.stage].arrive();
   }
 }

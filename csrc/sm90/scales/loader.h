@@ -2,8 +2,6 @@
 // to.
 #pragma once
 
-#include <cutlass/arch/barrier.h>
-
 #include <cute/arch/copy_sm80.hpp>
 
 #include "sm90/mainloop/scaled_config.h"
@@ -36,9 +34,7 @@ class ScaleLoader {
   }
 
   // Every thread arrives once all of its copies have.
-  __device__ static void arrive(Barrier& barrier) {
-    cutlass::arch::cpasync_barrier_arrive_noinc(barrier.address());
-  }
+  __device__ static void arrive(Barrier& barrier) { barrier.arrive_after_copies(); }
   static constexpr int kArrivals = kScaleThreads;
 
   // Scales of kTileM rows. Rows past the last one have none and take its.

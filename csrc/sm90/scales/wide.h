@@ -65,8 +65,6 @@ class WideScales {
       if (row < Config::kTileM) to_lhs[row] = of_step(rows_[i], step);
     }
     if (thread() < Config::kRhsScales) to_rhs[thread()] = of_step(columns_, step);
-    // CUTLASS's arrival at a barrier does not keep the compiler from moving these past it.
-    asm volatile("" ::: "memory");
   }
 
  private:

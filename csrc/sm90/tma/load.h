@@ -87,14 +87,16 @@ __device__ __forceinline__ void load_row(CUtensorMap const& descriptor, uint32_t
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
         " [%0], [%1, {%3, %4}], [%2];"
         :
-        : "r"(to), "l"(&descriptor), "r"(barrier), "r"(column), "r"(row));
+        : "r"(to), "l"(&descriptor), "r"(barrier), "r"(column), "r"(row)
+        : "memory");
   } else {
     asm volatile(
         "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
         ".multicast::cluster [%0], [%1, {%3, %4}], [%2], %5;"
         :
         : "r"(to), "l"(&descriptor), "r"(barrier), "r"(column), "r"(row),
-          "h"(uint16_t((1 << kCtas) - 1)));
+          "h"(uint16_t((1 << kCtas) - 1))
+        : "memory");
   }
 }
 

@@ -29,6 +29,7 @@ from jax_grouped_gemm._src.plan import (
     DEFAULT_TILE,
     KERNEL_RESULT_DTYPES,
     Choice,
+    Path,
     Plan,
     TileConfig,
     symbolic_sizes,
@@ -36,6 +37,7 @@ from jax_grouped_gemm._src.plan import (
 from jax_grouped_gemm._src.ragged.plan import plan_product
 from jax_grouped_gemm._src.ragged.problem import RaggedProblem, has_few_rows
 from jax_grouped_gemm._src.ragged.tiles import STREAM_K_TILE, stream_k_pays
+from jax_grouped_gemm._src.sizes import too_large_operands
 
 TRANSPOSED_TILE = TileConfig(tile_m=32, tile_n=128, cluster=1)
 
@@ -145,6 +147,10 @@ class ScaledProblem(RaggedProblem):
             slice=place,
         )
 
+    def counts(self) -> dict[str, Any]:
+        rows = {"the number of rows of all blocks of 128": self.b * BLOCK} if self.b else {}
+        return super().counts() | rows
+
     def __str__(self) -> str:
         scaling = f"scaled by {self.lhs_scaling} and {self.rhs_scaling}"
         return f"{super().__str__()}, {scaling}"
@@ -180,6 +186,8 @@ def plan_gathered_noncontracting(
         reason = symbolic_sizes(avals)
     elif 0 in lhs.shape:
         reason = "there is nothing to read"
+    elif too_large_operands((lhs,)):
+        reason = too_large_operands((lhs,))
     elif cdiv(problem.k, BLOCK) % STEPS_OF_SCALES:
         reason = f"scales of k = {problem.k} are not a multiple of {STEPS_OF_SCALES}"
     elif cdiv(problem.n, DEFAULT_TILE.tile_n) > TILES_IN_PLACE:
@@ -311,7 +319,7 @@ def plan_quantize_rows(
 ) -> QuantizePlan:
     """Plans a `quantize_rows` from its operands' avals and its parameters."""
     (x,) = avals
-    return _plan_quantizer("quantize_rows", x, params, (), [quantized_rows(*x.shape)])
+    return _plan_quantizer("quantize_rows", avals, params, (), [quantized_rows(*x.shape)])
 
 
 def plan_quantize_tokens(
@@ -320,7 +328,7 @@ def plan_quantize_tokens(
     """Plans a `quantize_tokens` from its operands' avals and its parameters."""
     x, rows = avals
     forms = [quantized_rows(rows.shape[0], x.shape[1])]
-    return _plan_quantizer("quantize_tokens", x, params, (), forms)
+    return _plan_quantizer("quantize_tokens", avals, params, (), forms)
 
 
 def plan_quantize_blocks(
@@ -333,7 +341,7 @@ def plan_quantize_blocks(
         quantized_blocks(g, rows, cols) if params["plain"] else None,
         quantized_blocks(g, cols, rows) if params["transposed"] else None,
     ]
-    return _plan_quantizer("quantize_blocks", x, params, (), forms)
+    return _plan_quantizer("quantize_blocks", avals, params, (), forms)
 
 
 def plan_quantize_joined(
@@ -347,7 +355,7 @@ def plan_quantize_joined(
         quantized_blocks(g, rows, joined) if params["plain"] else None,
         quantized_blocks(g, joined, rows) if params["transposed"] else None,
     ]
-    return _plan_quantizer("quantize_joined", x, params, (), forms)
+    return _plan_quantizer("quantize_joined", avals, params, (), forms)
 
 
 def plan_quantize_ragged(
@@ -361,7 +369,7 @@ def plan_quantize_ragged(
         quantized_rows(m, cols) if params["plain"] else None,
         quantized_groups(m, cols, group_sizes.shape[-1]) if params["transposed"] else None,
     ]
-    return _plan_quantizer("quantize_ragged", x, params, batch, forms)
+    return _plan_quantizer("quantize_ragged", avals, params, batch, forms)
 
 
 def plan_column_maxima(
@@ -370,7 +378,7 @@ def plan_column_maxima(
     """Plans a `column_maxima` from its operands' avals and its parameters."""
     x, _ = avals
     shape = cdiv(x.shape[0], COLUMN_ROWS), x.shape[1]
-    return _plan_channels("column_maxima", x, params, np.dtype(np.float32), (shape,))
+    return _plan_channels("column_maxima", avals, params, np.dtype(np.float32), (shape,))
 
 
 def plan_matrix_maxima(
@@ -381,7 +389,7 @@ def plan_matrix_maxima(
     of_rows, of_columns = block_maxima(*x.shape)
     return _plan_channels(
         "matrix_maxima",
-        x,
+        avals,
         params,
         np.dtype(np.float32),
         (of_rows if params["rows"] else None, of_columns if params["columns"] else None),
@@ -396,7 +404,7 @@ def plan_quantize_channels(
     (g, rows), columns = row_scale.shape, column_scale.shape[1]
     return _plan_channels(
         "quantize_channels",
-        x,
+        avals,
         params,
         np.dtype(params["dtype"]),
         (
@@ -408,20 +416,17 @@ def plan_quantize_channels(
 
 def _plan_channels(
     op: str,
-    x: Any,
+    avals: Sequence[Any],
     params: Mapping[str, Any],
     dtype: np.dtype,
     shapes: Sequence[Shape | None],
 ) -> QuantizePlan:
-    is_reference = params["implementation"] == "reference"
-    return QuantizePlan(
-        QuantizeProblem(op, x.shape, dtype, False),
-        path="reference" if is_reference else "direct",
-        reason=AS_ASKED if is_reference else "",
-        results=tuple(
-            None if shape is None else jax.ShapeDtypeStruct(shape, dtype) for shape in shapes
-        ),
+    x = avals[0]
+    results = tuple(
+        None if shape is None else jax.ShapeDtypeStruct(shape, dtype) for shape in shapes
     )
+    problem = QuantizeProblem(op, x.shape, dtype, False)
+    return _quantize_plan(problem, avals, params, results)
 
 
 def plan_quantize_gathered(
@@ -430,7 +435,7 @@ def plan_quantize_gathered(
     """Plans a `quantize_gathered` from its operands' avals and its parameters."""
     x, rows, _, group_sizes = avals
     forms = [quantized_groups(rows.shape[0], x.shape[1], group_sizes.shape[0])]
-    found = _plan_quantizer("quantize_gathered", x, params, (), forms)
+    found = _plan_quantizer("quantize_gathered", avals, params, (), forms)
     values, _scales = found.results
     # Of a token that is copied several times, bytes are moved that were found once.
     room = None
@@ -442,20 +447,31 @@ def plan_quantize_gathered(
 
 def _plan_quantizer(
     op: str,
-    x: Any,
+    avals: Sequence[Any],
     params: Mapping[str, Any],
     batch: Shape,
     forms: Sequence[tuple[Shape, Shape] | None],
 ) -> QuantizePlan:
+    x = avals[0]
     dtype = np.dtype(params["dtype"])
-    is_reference = params["implementation"] == "reference"
-    return QuantizePlan(
-        QuantizeProblem(op, x.shape, dtype, params["power_of_two"]),
-        path="reference" if is_reference else "direct",
-        reason=AS_ASKED if is_reference else "",
-        results=tuple(
-            None if form is None else jax.ShapeDtypeStruct((*batch, *shape), kind)
-            for form in forms
-            for shape, kind in zip(form or ((), ()), (dtype, jnp.float32), strict=True)
-        ),
+    results = tuple(
+        None if form is None else jax.ShapeDtypeStruct((*batch, *shape), kind)
+        for form in forms
+        for shape, kind in zip(form or ((), ()), (dtype, jnp.float32), strict=True)
     )
+    problem = QuantizeProblem(op, x.shape, dtype, params["power_of_two"])
+    return _quantize_plan(problem, avals, params, results)
+
+
+def _quantize_plan(
+    problem: QuantizeProblem,
+    avals: Sequence[Any],
+    params: Mapping[str, Any],
+    results: tuple[jax.ShapeDtypeStruct | None, ...],
+) -> QuantizePlan:
+    if params["implementation"] == "reference":
+        reason = AS_ASKED
+    else:
+        reason = too_large_operands((*avals, *(x for x in results if x is not None)))
+    path: Path = "reference" if reason else "direct"
+    return QuantizePlan(problem, path, reason, results=results)

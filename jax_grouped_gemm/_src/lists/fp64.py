@@ -61,6 +61,9 @@ class ListProblem(Protocol):
     def result_dtype(self) -> np.dtype:
         """Element type of the results."""
 
+    def sizes(self) -> dict[str, int]:
+        """What kernels count, by name."""
+
 
 def unsupported_reason(problem: ListProblem, params: Mapping[str, Any]) -> str:
     """Why the kernels cannot run a problem of their types, empty if they can."""

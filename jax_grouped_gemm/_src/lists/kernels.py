@@ -17,12 +17,15 @@ from jax_grouped_gemm._src.plan import (
     KERNEL_RESULT_DTYPES,
     TMA_ALIGNMENT_BYTES,
 )
+from jax_grouped_gemm._src.sizes import too_large
 
 
 def unsupported_reason(problem: fp64_kernels.ListProblem, params: Mapping[str, Any]) -> str:
     """Why no kernel can run `problem`, empty if one can."""
     if params["implementation"] == "reference":
         return AS_ASKED
+    if reason := too_large(problem.sizes()):
+        return reason
     if problem.dtype in fp64_kernels.DTYPES:
         return fp64_kernels.unsupported_reason(problem, params)
     if (

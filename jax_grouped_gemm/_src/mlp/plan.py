@@ -29,6 +29,7 @@ from jax_grouped_gemm._src.plan import (
 )
 from jax_grouped_gemm._src.ragged.plan import plan_contracting
 from jax_grouped_gemm._src.ragged.problem import LEAST_BYTES, RaggedProblem, workspace_bytes
+from jax_grouped_gemm._src.sizes import too_large_operands
 
 DTYPES = (jnp.bfloat16, jnp.float16)
 
@@ -290,8 +291,9 @@ def _unfused_reason(operands, params, activation) -> str:
         return f"the kernels do not implement precision={params['precision']}"
     if activation is not None and Epilogue.of(activation) is None:
         return f"no kernel has the activation {_named_function(activation)}"
-    if reason := symbolic_sizes(operands.values()):
-        return reason
+    for reason in (symbolic_sizes(operands.values()), too_large_operands(operands.values())):
+        if reason:
+            return reason
     if any(0 in x.shape for x in arrays.values()):
         return "there is nothing to multiply"
     for name, x in arrays.items():

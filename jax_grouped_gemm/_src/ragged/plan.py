@@ -37,6 +37,7 @@ from jax_grouped_gemm._src.ragged.problem import (
     workspace_bytes,
 )
 from jax_grouped_gemm._src.ragged.tiles import FLOAT32, FLOAT32_EXACT, SIXTEEN_BITS
+from jax_grouped_gemm._src.sizes import too_large
 
 
 def table_for(problem: RaggedProblem, precision: Any) -> tuple[Choice, ...]:
@@ -47,7 +48,6 @@ def table_for(problem: RaggedProblem, precision: Any) -> tuple[Choice, ...]:
 
 
 RaggedPlan = Plan[RaggedProblem]
-LARGEST_SIZE = 2**31 - 1
 
 # Copies of rows for each group are temporary memory.
 MOST_BYTES_BY_GROUP = 64 << 20
@@ -223,9 +223,8 @@ def _size_reason(problem: RaggedProblem) -> str:
     """Returns which sizes of `problem` no kernel takes, or an empty string."""
     sizes = {name: getattr(problem, name) for name in "mkng"}
     sizes |= dict(zip(["the batch"], problem.batch, strict=False))
-    too_large = [f"{name} = {x}" for name, x in sizes.items() if is_static(x) and x > LARGEST_SIZE]
-    if too_large:
-        return f"the kernels count to 2^31 - 1, got {', '.join(too_large)}"
+    if reason := too_large(sizes | problem.counts()):
+        return reason
     symbolic = {name: size for name, size in sizes.items() if not is_static(size)}
     # Rows that stay where they are need nothing of the plan but a workspace of a symbolic size.
     if not symbolic or (rows_stay(problem) and list(symbolic) == ["m"]):

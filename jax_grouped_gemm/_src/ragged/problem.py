@@ -166,6 +166,14 @@ class RaggedProblem:
         local = self.g / max(self.num_groups, 1)
         return math.prod(self.batch) * self.m * local * self.k * self.n
 
+    def counts(self) -> dict[str, Any]:
+        """What kernels count besides the dimensions, by name."""
+        found = {"the number of groups": self.num_groups}
+        if self.batch:
+            (batch,) = self.batch
+            found |= {"m of all batches": batch * self.m, "g of all batches": batch * self.g}
+        return found
+
     def shape(self, names: str) -> tuple[int, ...]:
         """Extents of the named dimensions."""
         return tuple(getattr(self, name) for name in names)

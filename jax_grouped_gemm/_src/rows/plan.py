@@ -12,15 +12,13 @@ from jax.export import is_symbolic_dim
 
 from jax_grouped_gemm._src.arrays import cdiv
 from jax_grouped_gemm._src.plan import AS_ASKED, KERNEL_OPERAND_DTYPES, Plan, choose
+from jax_grouped_gemm._src.sizes import MOST_ROW_BATCHES, too_large, too_large_operands
 
 KERNEL_DTYPES = KERNEL_OPERAND_DTYPES
 """Element types of the rows that kernels move; they sum in float32."""
 
 COPIED_DTYPES = (*KERNEL_DTYPES, jnp.float8_e4m3fn, jnp.float8_e5m2)
 """Those of rows that kernels copy without a weight; FP8 two columns at a time."""
-
-MOST_BATCHES = 65535
-"""The largest y or z dimension of a grid."""
 
 MOST_EXPERTS = 16384
 """More than that, and no block has a counter for each."""
@@ -179,6 +177,10 @@ def _no_kernel_reason(avals, params, batch) -> str:
         return AS_ASKED
     if any(map(is_symbolic_dim, (size for x in avals for size in x.shape))):
         return "a dimension is symbolic, and kernels are planned for known ones"
-    if batch and batch[0] > MOST_BATCHES:
-        return f"a launch has at most {MOST_BATCHES} batches, got {batch[0]}"
-    return ""
+    if batch and batch[0] > MOST_ROW_BATCHES:
+        return f"a launch has at most {MOST_ROW_BATCHES} batches, got {batch[0]}"
+    if reason := too_large_operands(avals):
+        return reason
+    # What a row's index is divided by is the number of choices of each token.
+    pairs = avals[0].shape[-2] * params["divisor"] if "divisor" in params else 0
+    return too_large({"tokens times choices": pairs})

@@ -34,7 +34,21 @@ def symmetric_updates(rng) -> int:
                 )
                 check_real(update, out, a, b, c, symmetrize=symmetrize, **options)
                 launches += 1
-    return launches
+    return launches + short_updates(rng)
+
+
+def short_updates(rng) -> int:
+    """Updates of fewer steps than stages, as many, and more.
+
+    A thread block may end before the other one of its cluster, which must then neither copy to it
+    nor arrive at its barriers (`csrc/sm90/mainloop/fine.h`).
+    """
+    most = 9
+    for update, steps in product((SYRK, SYR2K), range(1, most + 1)):
+        a, b = (random(rng, (1, 264, 64 * steps), jnp.bfloat16) for _ in range(2))
+        out = update(a, b, None, symmetrize_output=True, implementation="cuda")
+        check_real(update, out, a, b, None, symmetrize=True)
+    return 2 * most
 
 
 def lists_of_products(rng) -> int:

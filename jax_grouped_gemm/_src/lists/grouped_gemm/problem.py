@@ -90,6 +90,14 @@ class GroupedGemmProblem:
             **{name: params[name] for name in fields},
         )
 
+    def sizes(self) -> dict[str, int]:
+        """What kernels count, by name."""
+        return {
+            f"{name} of problem {i}": size
+            for i, entry in enumerate(self.entries)
+            for name, size in entry.shape._asdict().items()
+        }
+
     @property
     def multiply_adds(self) -> int:
         """How many pairs of elements all products multiply."""

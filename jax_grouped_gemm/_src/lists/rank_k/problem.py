@@ -66,6 +66,15 @@ class RankKProblem:
         """How many products of two factors each result adds up."""
         return 2 if self.op == "rank_2k" else 1
 
+    def sizes(self) -> dict[str, int]:
+        """What kernels count, by name: both products of a rank-2k update are one to them."""
+        k = "k" if self.num_products == 1 else "twice k"
+        return {
+            f"{name} of stack {i}": size
+            for i, s in enumerate(self.stacks)
+            for name, size in {"g": s.g, "n": s.n, k: self.num_products * s.k}.items()
+        }
+
     @property
     def useful(self) -> float:
         """The products of two elements that the results need."""

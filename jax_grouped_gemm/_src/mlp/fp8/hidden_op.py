@@ -24,6 +24,7 @@ from jax_grouped_gemm._src.mlp.epilogue import Epilogue
 from jax_grouped_gemm._src.mlp.fp8.hidden import HiddenGradients, HiddenLayer, JoinedGradients
 from jax_grouped_gemm._src.op import Op
 from jax_grouped_gemm._src.plan import AS_ASKED, Plan, symbolic_sizes
+from jax_grouped_gemm._src.sizes import too_large_operands
 
 HIDDEN_TARGET = "jax_grouped_gemm.quantize_hidden.v1"
 GRADIENTS_TARGET = "jax_grouped_gemm.quantize_gradients.v1"
@@ -104,6 +105,8 @@ def _plan(op: str, avals: Sequence[Any], params: Mapping[str, Any], target: Targ
     problem = HiddenProblem(op, params["layer"])
     if params["implementation"] == "reference":
         return Plan(problem, "reference", AS_ASKED)
+    if reason := too_large_operands(avals):
+        return Plan(problem, "reference", reason)
     if reason := _unfused_reason(problem.layer, avals):
         return Plan(problem, "unfused", reason)
     return Plan(problem, "fused", kernel_problem=problem)

@@ -1,0 +1,21 @@
+// The largest sizes that kernels take. Python's plans have the same in
+// `jax_grouped_gemm/_src/sizes.py` and say why they refuse what is larger; handlers check them
+// again.
+#pragma once
+
+#include <cstdint>
+
+namespace jgg {
+
+// Of every dimension of an operand, of the rows of all batches together, and of their matrices.
+// What kernels compute with 32 bits stays below 2^31 then:
+//   - rows of both parts of a float32 operand and steps of its three products,
+//   - twice the mean rows of a group, global and local groups together, gate and up together,
+//   - rows from the end of a group, which descriptors count to `sm90::kRaggedRows`,
+//   - tiles and blocks of an array, of which no device of compute capability 9.0 has room for 2^31.
+constexpr int64_t kMostSize = int64_t{1} << 29;
+
+// Of the kernels that move rows, whose batches are a dimension of the grid.
+constexpr int kMostRowBatches = 65535;
+
+}  // namespace jgg

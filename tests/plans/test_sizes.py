@@ -1,0 +1,217 @@
+"""Sizes up to which kernels count, and what becomes of larger ones: no array is made."""
+
+import re
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.core import ShapedArray
+
+import jax_grouped_gemm as jgg
+from jax_grouped_gemm._src.fp8 import plan as fp8_plan
+from jax_grouped_gemm._src.fp8 import primitive as fp8
+from jax_grouped_gemm._src.ragged import primitive as ragged
+from jax_grouped_gemm._src.rows import plan as rows_plan
+from jax_grouped_gemm._src.sizes import LARGEST_SIZE, MOST_ROW_BATCHES
+
+BF16, F32, E4M3 = jnp.bfloat16, jnp.float32, jnp.float8_e4m3fn
+KERNEL_PATHS = {"tma", "copied", "direct", "fused"}
+
+
+def array(*shape, dtype=BF16):
+    return ShapedArray(shape, jnp.dtype(dtype))
+
+
+def integers(*shape):
+    return array(*shape, dtype=jnp.int32)
+
+
+def plan_of(function, *avals):
+    structs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in avals]
+    return jgg.explain(function, *structs).plans[0]
+
+
+def noncontracting(m=64, k=8, n=8, g=1, dtype=BF16):
+    operands = array(m, k, dtype=dtype), array(g, k, n, dtype=dtype), integers(g)
+    return plan_of(partial(jgg.ragged_dot, implementation="cuda"), *operands)
+
+
+def of_batches(batch, m=8, g=1):
+    operands = array(batch, m, 8), array(batch, g, 8, 8), integers(batch, g)
+    return plan_of(jax.vmap(partial(jgg.ragged_dot, implementation="cuda")), *operands)
+
+
+def contracting(m=64, k=8, n=8, g=1, dtype=BF16):
+    call = partial(
+        ragged.ragged_contracting,
+        num_groups=g,
+        preferred_element_type=jnp.dtype(dtype),
+        precision=None,
+        transpose_lhs=False,
+        transpose_rhs=False,
+        implementation="cuda",
+    )
+    operands = array(m, k, dtype=dtype), array(m, n, dtype=dtype), integers(g), integers(1)
+    return plan_of(call, *operands)
+
+
+def scaled(m=64, k=16, n=16, g=1):
+    operands = (
+        array(m, k, dtype=E4M3),
+        array(m, -(-k // 128), dtype=F32),
+        array(g, k, n, dtype=E4M3),
+        array(g, -(-k // 128), -(-n // 128), dtype=F32),
+        integers(g),
+    )
+    return plan_of(partial(jgg.scaled_ragged_dot, implementation="cuda"), *operands)
+
+
+def scaled_contracting(row_blocks):
+    params = dict(num_groups=1, num_rows=128 * (row_blocks - 1), implementation="cuda")
+    params |= dict(preferred_element_type=jnp.dtype(BF16))
+    rows, scales = array(row_blocks, 16, 128, dtype=E4M3), array(row_blocks, 16, dtype=F32)
+    operands = [rows, scales, rows, scales, integers(1), integers(1)]
+    return fp8_plan.plan_scaled_contracting(operands, params)
+
+
+def quantizer(planner, *operands, **params):
+    shared = dict(dtype=E4M3, power_of_two=False, implementation=None, plain=True, transposed=True)
+    return planner(operands, shared | params)
+
+
+def layer(tokens=64, columns=128, hidden=128, experts=2):
+    weights = array(experts, columns, hidden), array(experts, columns, hidden)
+    call = partial(jgg.gated_ragged_dot, implementation="cuda")
+    return plan_of(call, array(tokens, columns), *weights, integers(experts))
+
+
+def gather(tokens, choices=1, batch=()):
+    rows = 8
+    operands = [
+        array(*batch, tokens, 8),
+        integers(rows),
+        integers(0, choices),
+        array(tokens, 0, dtype=F32),
+        integers(0),
+    ]
+    return rows_plan.plan_gather(operands, dict(divisor=choices, implementation=None))
+
+
+def grouped(m=8, k=8, n=8, dtype=BF16):
+    call = partial(jgg.grouped_gemm, implementation="cuda")
+    return plan_of(
+        lambda a, b: call([a], [b]), array(1, m, k, dtype=dtype), array(1, k, n, dtype=dtype)
+    )
+
+
+def update(function, k, dtype=BF16):
+    a = array(1, 8, k, dtype=dtype)
+    operands = [a] * (1 if function is jgg.grouped_syrk else 2)
+    return plan_of(partial(function, implementation="cuda"), *operands)
+
+
+PLANS = {
+    "rows": lambda size: noncontracting(m=size),
+    "k": lambda size: noncontracting(k=size),
+    "n": lambda size: noncontracting(n=size),
+    "groups": lambda size: noncontracting(m=size, g=size),
+    "rows of float32": lambda size: noncontracting(m=size, dtype=F32),
+    "k of float32": lambda size: noncontracting(k=size, dtype=F32),
+    "batches": lambda size: of_batches(size, m=1),
+    "rows of batches": lambda size: of_batches(size // 8),
+    "groups of batches": lambda size: of_batches(size // 16, m=1, g=16),
+    "contracted rows": lambda size: contracting(m=size),
+    "contracted rows of float32": lambda size: contracting(m=size, dtype=F32),
+    "rows of a weight": lambda size: contracting(k=size),
+    "columns of a weight": lambda size: contracting(n=size),
+    "FP8 rows": lambda size: scaled(m=size),
+    "FP8 k": lambda size: scaled(k=size),
+    "FP8 n": lambda size: scaled(n=size),
+    "FP8 row blocks": lambda size: scaled_contracting(size // 128),
+    "quantised rows": lambda size: quantizer(fp8_plan.plan_quantize_rows, array(size, 8)),
+    "quantised columns": lambda size: quantizer(fp8_plan.plan_quantize_rows, array(1, size)),
+    "quantised tokens": lambda size: quantizer(
+        fp8_plan.plan_quantize_tokens, array(8, 8), integers(size)
+    ),
+    "quantised matrices": lambda size: quantizer(fp8_plan.plan_quantize_blocks, array(size, 1, 8)),
+    "joined columns": lambda size: quantizer(
+        fp8_plan.plan_quantize_joined, *[array(1, 8, size // 2)] * 2
+    ),
+    "quantised groups": lambda size: quantizer(
+        fp8_plan.plan_quantize_ragged, array(size, 8), integers(2)
+    ),
+    "gathered groups": lambda size: quantizer(
+        fp8_plan.plan_quantize_gathered,
+        array(8, 8),
+        integers(size),
+        array(8, dtype=F32),
+        integers(2),
+    ),
+    "maxima of columns": lambda size: quantizer(
+        fp8_plan.plan_column_maxima, array(size, 8), integers(2)
+    ),
+    "maxima of matrices": lambda size: quantizer(
+        fp8_plan.plan_matrix_maxima, array(1, size, 8), rows=True, columns=True
+    ),
+    "tokens of a layer": lambda size: layer(tokens=size),
+    "columns of a layer": lambda size: layer(columns=size),
+    "hidden columns": lambda size: layer(hidden=size),
+    "gathered tokens": lambda size: gather(size),
+    "pairs": lambda size: gather(size // 8, choices=8),
+    "sorted pairs": lambda size: rows_plan.plan_sort(
+        [integers(size)], dict(num_experts=8, implementation=None)
+    ),
+    "rows of a list": lambda size: grouped(m=size),
+    "columns of a list": lambda size: grouped(n=size),
+    "k of a list": lambda size: grouped(k=size),
+    "k of a list of float64": lambda size: grouped(k=size, dtype=jnp.float64),
+    "k of an update": lambda size: update(jgg.grouped_syrk, size),
+    "k of two products": lambda size: update(jgg.grouped_syr2k, size // 2),
+    "k of two products of float32": lambda size: update(jgg.grouped_syr2k, size // 2, F32),
+}
+# As many more rows as are a block, a batch of them, or what TMA addresses, of half of what counts.
+STEP = 256
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_largest_and_one_more(name):
+    with jax.enable_x64(True):
+        largest, larger = PLANS[name](LARGEST_SIZE), PLANS[name](LARGEST_SIZE + STEP)
+    assert largest.path in KERNEL_PATHS, largest.reason
+    assert larger.path not in KERNEL_PATHS
+    assert "count to 2^29, got" in larger.reason
+
+
+def test_batches_of_rows():
+    assert gather(8, batch=(MOST_ROW_BATCHES,)).path in KERNEL_PATHS
+    assert str(MOST_ROW_BATCHES) in gather(8, batch=(MOST_ROW_BATCHES + 1,)).reason
+
+
+def test_quantising_one_more_row_for_transposed_blocks():
+    """Kernels that contract quantised rows count those that fill up blocks as well."""
+    assert scaled_contracting(LARGEST_SIZE // 128).path in KERNEL_PATHS
+    reason = scaled_contracting(LARGEST_SIZE // 128 + 1).reason
+    assert f"blocks of 128 = {LARGEST_SIZE + 128}" in reason
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: jgg.ragged_dot(x, jnp.zeros((1, 8, 8), x.dtype), jnp.zeros(1, jnp.int32)),
+        lambda x: fp8.quantize_rows(x, dtype=E4M3, power_of_two=False, implementation=None),
+    ],
+)
+def test_others_run_the_reference(call):
+    """Which has no limit of its own: it lowers, for the CPU as for a GPU."""
+    x = jax.ShapeDtypeStruct((LARGEST_SIZE + 8, 8), BF16)
+    text = jax.jit(call).trace(x).lower(lowering_platforms=("cuda",)).as_text()
+    assert "jax_grouped_gemm." not in text
+
+
+def test_kernels_count_as_far_as_plans_say():
+    header = Path(__file__).parents[2] / "csrc" / "largest_sizes.h"
+    text = header.read_text()
+    assert 1 << int(re.search(r"kMostSize = int64_t\{1\} << (\d+)", text)[1]) == LARGEST_SIZE
+    assert int(re.search(r"kMostRowBatches = (\d+)", text)[1]) == MOST_ROW_BATCHES
