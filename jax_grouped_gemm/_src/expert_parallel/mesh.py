@@ -194,8 +194,14 @@ def _check_divisible(name: str, x: jax.Array, spec: P, mesh: Mesh | AbstractMesh
 
 
 def _placed(x: jax.Array, mesh: Mesh | AbstractMesh, spec: P) -> jax.Array:
-    """`x` as the layer takes it; with auto axes that is XLA's to see to."""
+    """`x` as the layer takes it; along auto axes that is XLA's to see to."""
     x = jnp.asarray(x)
+    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
     if AxisType.Explicit not in mesh.axis_types:
         return x
-    return jax.sharding.reshard(x, NamedSharding(mesh, spec))
+
+    def explicit(axes):
+        names = (axes,) if isinstance(axes, str) else axes or ()
+        return tuple(name for name in names if kinds[name] == AxisType.Explicit) or None
+
+    return jax.sharding.reshard(x, NamedSharding(mesh, P(*map(explicit, spec))))
