@@ -102,7 +102,7 @@ def test_explicit_and_auto_axes(explicit, options, rng):
 )
 @pytest.mark.parametrize("elements", [2, 4])
 def test_mapped_over_another_axis(options, elements, rng):
-    """What is mapped over: tokens and routing, and not matrices, whose gradients are sums."""
+    """Tokens and routing are mapped over, matrices are not."""
     mesh = mesh_of(data=2, expert=4)
     layer = moe.expert_parallel(
         mesh, expert_axis="expert", token_axes="expert", activation="relu", **options
@@ -115,16 +115,10 @@ def test_mapped_over_another_axis(options, elements, rng):
     def of_one(x, experts, weights, *matrices):
         return layer(x, routing(experts, weights), *matrices)[0]
 
-    def f(x, weights, *matrices):
-        spmd = jax.vmap(of_one, (0, 0, 0, None, None, None), spmd_axis_name="data")
-        return spmd(x, experts, weights, *matrices)
-
     def inside(ct, x, experts, *floats):
         y, vjp = jax.vjp(lambda x, *floats: of_one(x, experts, *floats), x, *floats)
         return y, *vjp(ct)
 
-    y, vjp = jax.vjp(jax.jit(f), x, weights, *matrices)
-    outside = y, *vjp(cotangents)
     in_axes = (0, 0, 0, 0, None, None, None)
     mapped = jax.jit(jax.vmap(inside, in_axes, spmd_axis_name="data"))
     inside = mapped(cotangents, x, experts, weights, *matrices)
@@ -134,7 +128,6 @@ def test_mapped_over_another_axis(options, elements, rng):
     ]
     stacked = [jnp.stack(a) for a in zip(*each, strict=True)]
     ep.assert_equal(inside, stacked)
-    ep.assert_equal(outside, stacked[:3] + [a.sum(0) for a in stacked[3:]])
 
 
 @pytest.mark.parametrize("weights_are_mapped", [False, True])
@@ -191,6 +184,10 @@ def test_barrier_keeps_types_and_orders_derivatives(rng):
     _, vjp = jax.vjp(mapped, x, y)
     for one, expected in zip(vjp((x, y)), (2 * x * x, 9 * y**2 * y), strict=True):
         np.testing.assert_allclose(one, expected, rtol=1e-5)
-    text = jax.jit(jax.grad(lambda x, y: jnp.sum(barrier((x * y, y))[0]))).lower(x, y).as_text()
+    text = (
+        jax.jit(jax.value_and_grad(lambda x, y: jnp.sum(barrier((x * y, y))[0])))
+        .lower(x, y)
+        .as_text()
+    )
     assert text.count("optimization_barrier") == 2
     assert E == len(barrier([x] * E))
