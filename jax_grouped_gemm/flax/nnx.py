@@ -49,7 +49,7 @@ def quantize(model: nnx.Module) -> None:
     quantised as they are, and not rounded to the `dtype` of a layer before.
     """
     for _, module in nnx.iter_graph(model):
-        if isinstance(module, MoE) and takes_quantized(module):
+        if isinstance(module, MoE) and module.recipe is not None and takes_quantized(module):
             wi_0, wi_1, wo = (w[...] for w in (module.wi_0, module.wi_1, module.wo))
             quantized = quantize_mlp(wi_0, wi_1, wo, module.recipe)
             if module.quantized is None:

@@ -132,8 +132,8 @@ def route(
     logits = logits.astype(at_least_float32(logits.dtype))
     scale = _checked_scale(scale, logits.dtype)
     # Each named scoring grows with the logits, which choose the same experts and never tie first.
-    given = _checked_scores(scoring(logits), logits) if callable(scoring) else None
-    criterion = logits if given is None else given
+    given = _checked_scores(scoring(logits), logits) if callable(scoring) else logits
+    criterion = given
     if correction_bias is not None:
         bias = as_array("correction_bias", correction_bias)
         if bias.shape != (num_experts,) or not jnp.issubdtype(bias.dtype, jnp.floating):
@@ -141,7 +141,7 @@ def route(
                 f"route: correction_bias must be [E] = ({num_experts},), floating point, got "
                 f"{bias.dtype} of shape {bias.shape}"
             )
-        criterion = SCORES[scoring](logits) if given is None else given
+        criterion = given if callable(scoring) else SCORES[scoring](logits)
         criterion += jnp.expand_dims(bias.astype(logits.dtype), range(logits.ndim - 1))
     if num_groups is not None or top_groups is not None:
         best_of_group = 1 if correction_bias is None else 2
@@ -156,7 +156,7 @@ def route(
         picked = jnp.maximum(chosen(LOG_SCORES[scoring](logits)), jnp.finfo(logits.dtype).min)
         weights = jax.nn.softmax(picked, axis=-1)
     else:
-        weights = chosen(SCORES[scoring](logits) if given is None else given)
+        weights = chosen(given if callable(scoring) else SCORES[scoring](logits))
         if renormalize:
             weights /= weights.sum(axis=-1, keepdims=True) + 1e-20
     return Routing(logits, experts, weights * scale)
