@@ -160,11 +160,17 @@ def as_indices(name: str, x: Any) -> jax.Array:
 def canonical_offset(group_offset: ArrayLike | None) -> jax.Array:
     """Returns `group_offset` as int32 [1]; a `TypeError` says what is wrong."""
     if group_offset is None:
-        return jnp.zeros(1, jnp.int32)
+        return _no_offset()
     offset = as_indices("group_offset", group_offset)
     if offset.shape not in ((), (1,)):
         raise TypeError(f"group_offset must be a scalar or have shape (1,), got {offset.shape}")
     return offset.reshape(1)
+
+
+@functools.partial(jax.jit, inline=True)
+def _no_offset() -> jax.Array:
+    # Made on the device: an eager call sends nothing there.
+    return jnp.zeros(1, jnp.int32)
 
 
 def checked_group_sizes(group_sizes: ArrayLike) -> jax.Array:

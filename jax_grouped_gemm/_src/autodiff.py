@@ -1,9 +1,9 @@
-"""Sums of tangents, of which some may be symbolically zero."""
+"""Sums of tangents, of which some may be symbolically zero, and rematerialisation."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -35,3 +35,28 @@ def _once_differentiable_jvp(function, primals, tangents):
         "which have no derivative. Stop the gradient of what is differentiated twice, or compute "
         "that without a recipe."
     )
+
+
+def is_mapped_over_mesh_axis() -> bool:
+    """Whether this is traced under `jax.vmap` with `spmd_axis_name`.
+
+    There JAX cannot vectorise a program within a program that mixes mapped and unmapped values
+    inside `jax.shard_map`: it gives the former types that do not vary over the axis.
+    """
+    try:
+        from jax._src import core  # no public function tells
+
+        return bool(core.get_axis_env().spmd_axis_names)
+    except (ImportError, AttributeError):
+        return False
+
+
+def recomputed(function: Callable[..., Any], static_argnums: int | tuple[int, ...] = ()) -> Any:
+    """`jax.checkpoint(function)`, or `function` itself where JAX cannot vectorise the former."""
+    checkpointed = jax.checkpoint(function, static_argnums=static_argnums)
+
+    @functools.wraps(function)
+    def run(*args: Any) -> Any:
+        return (function if is_mapped_over_mesh_axis() else checkpointed)(*args)
+
+    return run

@@ -40,6 +40,8 @@ else:
 
 logger = logging.getLogger(__name__)
 
+_MOST_ROWS = np.iinfo(np.int32).max
+
 
 class AnyPlan(Protocol):
     """What the lowering asks of a plan: the path "reference" runs no kernel, and why."""
@@ -108,9 +110,21 @@ class Op:
         Raises:
           ValueError: the parameter `tile` is no compiled configuration.
         """
+        self._check_counts(operands)
         if params.get("tile") is not None:
             self.planner([jax.typeof(x) for x in operands], params, H200)
         return self.primitive.bind(*align_varying(*operands), **params)
+
+    def _check_counts(self, operands: Sequence[Any]) -> None:
+        """Raises a `NotImplementedError` if int32 operands, which count rows, cannot count all."""
+        if not any(x.dtype == jnp.int32 for x in operands):
+            return
+        for place, x in enumerate(operands):
+            if any(isinstance(size, int) and size > _MOST_ROWS for size in x.shape):
+                raise NotImplementedError(
+                    f"{self.name}: operand {place} of shape {x.shape} has a dimension beyond the "
+                    f"limit {_MOST_ROWS} (2^31 - 1) of int32, in which rows are counted"
+                )
 
     def batch_size(self, operands: Sequence[Any]) -> int | None:
         """Native batch size of `operands` (arrays or avals), None without a batch dimension."""

@@ -14,6 +14,7 @@ from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.mlp.fp8.weights import quantize_mlp
 from jax_grouped_gemm.flax._experts import (
     apply_experts,
+    check_options,
     check_sizes,
     default_gate_init,
     default_kernel_init,
@@ -35,6 +36,9 @@ def quantize_params(params: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]
     The collection is a constant of the loss: gradients go to `params`. In `nn.scan` over layers,
     `variable_axes={"params": 0, "quantized": 0}`; stacked parameters are quantised as they lie.
     They are quantised as they are, and not rounded to the `dtype` of a layer before.
+
+    Layers without a recipe, with one whose `forward` or `dgrad` is "bf16", or with an `expert_axis`
+    do not look at theirs, which `params` without them leave out.
 
     Args:
       params: the collection "params" of a module, with or without partitioning metadata.
@@ -104,11 +108,15 @@ class MoE(nn.Module):
     overlap: bool | str = "auto"
     save: str = "auto"
 
-    @nn.compact
-    def __call__(self, x: jax.Array) -> tuple[jax.Array, moe.AuxiliaryLosses]:
+    def __post_init__(self) -> None:
         check_sizes(
             hidden_features=self.hidden_features, num_experts=self.num_experts, top_k=self.top_k
         )
+        check_options(self)
+        super().__post_init__()
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> tuple[jax.Array, moe.AuxiliaryLosses]:
         if not x.shape[-1]:
             raise ValueError(f"MoE: x must have features, got {x.shape}")
         logits = nn.Dense(

@@ -14,9 +14,11 @@ from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.mlp.fp8.weights import quantize_mlp
 from jax_grouped_gemm.flax._experts import (
     apply_experts,
+    check_options,
     check_sizes,
     default_gate_init,
     default_kernel_init,
+    takes_quantized,
 )
 
 
@@ -25,7 +27,10 @@ class Quantized(nnx.Variable):
 
 
 def quantize(model: nnx.Module) -> None:
-    """Quantises the weights of every `MoE` of `model` that has a recipe, in place.
+    """Quantises the weights of every `MoE` of `model` whose recipe is in FP8, in place.
+
+    Layers without a recipe, with one whose `forward` or `dgrad` is "bf16", or with an `expert_axis`
+    stay as they are.
 
     A layer whose weights are quantised does not quantise them again: neither for each microbatch
     nor where rematerialisation computes a layer again. Parameters change in an optimiser step, and
@@ -44,7 +49,7 @@ def quantize(model: nnx.Module) -> None:
     quantised as they are, and not rounded to the `dtype` of a layer before.
     """
     for _, module in nnx.iter_graph(model):
-        if isinstance(module, MoE) and module.recipe is not None:
+        if isinstance(module, MoE) and module.recipe is not None and takes_quantized(module):
             wi_0, wi_1, wo = (w[...] for w in (module.wi_0, module.wi_1, module.wo))
             quantized = quantize_mlp(wi_0, wi_1, wo, module.recipe)
             if module.quantized is None:
@@ -137,6 +142,9 @@ class MoE(nnx.Module):
         self.overlap = overlap
         self.save = save
         self.quantized: Quantized | None = nnx.data(None)
+        self.num_experts = num_experts
+        self.hidden_features = hidden_features
+        check_options(self, in_features)
 
         def experts(shape: tuple[int, ...], axes: tuple[str, ...]) -> nnx.Param:
             return nnx.Param(kernel_init(rngs.params(), shape, param_dtype), **_annotation(axes))

@@ -97,10 +97,9 @@ def test_the_mesh_that_is_set(mesh, x):
 
 
 @pytest.mark.parametrize("option", ["mesh", "fsdp_axis", "tensor_axis"])
-def test_options_of_a_mesh_need_an_expert_axis(option, mesh, x):
-    layer = jgg_flax.linen.MoE(F, E, K, **{option: mesh if option == "mesh" else "tensor"})
+def test_options_of_a_mesh_need_an_expert_axis(option, mesh):
     with pytest.raises(ValueError, match="need an expert_axis"):
-        layer.init(jax.random.key(0), x)
+        jgg_flax.linen.MoE(F, E, K, **{option: mesh if option == "mesh" else "tensor"})
 
 
 @pytest.mark.parametrize("library", ["linen", "nnx"])

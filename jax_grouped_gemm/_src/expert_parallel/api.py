@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax_grouped_gemm._src.activations import as_activation
 from jax_grouped_gemm._src.arguments import as_array, checked_boolean, checked_int
 from jax_grouped_gemm._src.arrays import vary_over
+from jax_grouped_gemm._src.autodiff import is_mapped_over_mesh_axis
 from jax_grouped_gemm._src.expert_parallel import layer, prediction
 from jax_grouped_gemm._src.expert_parallel.dispatch import (
     check_dispatch_strategy,
@@ -91,7 +92,7 @@ def expert_parallel_mlp(
         faster, see `explain_expert_parallel`. The exchange is for tokens that differ along
         `expert_axis` and only there, and for GPUs of one process, which XLA needs for it by
         default; on other platforms it is a reference that gathers. It has no derivative in forward
-        mode.
+        mode. Under `jax.vmap(spmd_axis_name=...)` it is that reference too, and "auto" gathers.
       chunks: into how many parts tokens are divided, one after the other. Buffers for the worst
         case are so many times smaller; matrices are read, and their gradients added, as many times.
         "auto" is one, which is faster. With `overlap` a part travels while another is multiplied;
@@ -217,7 +218,10 @@ def _schedule(
     chosen = prediction.choose(
         shape,
         wanted,
-        can_exchange=differ and jax.process_count() == 1 and dispatch_recipe is None,
+        can_exchange=differ
+        and jax.process_count() == 1
+        and dispatch_recipe is None
+        and not is_mapped_over_mesh_axis(),
         can_keep_rows=experts.recipe is None,
     )
     return Schedule(

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_grouped_gemm._src.arrays import at_least_float32
+from jax_grouped_gemm._src.barrier import barrier
 from jax_grouped_gemm._src.expert_parallel.group import Axes, Group
 from jax_grouped_gemm._src.expert_parallel.options import Combine
 
@@ -71,7 +72,7 @@ def _gather_by_shifts(x: jax.Array, axes: Axes) -> jax.Array:
     """
     _, *others = _copies_by_shifts(x, axes)
     buffer = jnp.pad(x, ((0, len(others) * len(x)), *((0, 0),) * (x.ndim - 1)))
-    buffer = lax.optimization_barrier(buffer)
+    buffer = barrier(buffer)
     for place, part in enumerate(others, 1):
         buffer = lax.dynamic_update_slice_in_dim(buffer, part, place * len(x), axis=0)
     return buffer
@@ -105,7 +106,7 @@ def made_and_scattered(make: Callable[[jax.Array], jax.Array], of: jax.Array, ax
     for shift, part in enumerate(others, 1):
         made = make(part)
         parts.append(_shifted(made, axes, shift))
-        own, made = lax.optimization_barrier((own, made))
+        own, made = barrier((own, made))
     return _sum([make(own), *parts])
 
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jax_grouped_gemm._src.arrays import cdiv, vary_over, varying_axes
+from jax_grouped_gemm._src.autodiff import is_mapped_over_mesh_axis
 from jax_grouped_gemm._src.expert_parallel.group import Axes
 
 LEAST_UPDATES = 32
@@ -122,6 +123,9 @@ def exchange(
         return _reference(rows, route, axes, num_rows)
 
     rows, *route = (vary_over(x, varying) for x in (rows, *ways.there))
+    if is_mapped_over_mesh_axis():
+        # Both branches would be programs within a program.
+        return elsewhere(rows, route)
     return lax.platform_dependent(rows, tuple(route), cuda=on_gpu, default=elsewhere)
 
 

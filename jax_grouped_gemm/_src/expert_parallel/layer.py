@@ -11,6 +11,8 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jax_grouped_gemm._src.arrays import at_least_float32
+from jax_grouped_gemm._src.autodiff import recomputed
+from jax_grouped_gemm._src.barrier import barrier
 from jax_grouped_gemm._src.expert_parallel import collectives, exchange
 from jax_grouped_gemm._src.expert_parallel.dispatch import gather_quantized
 from jax_grouped_gemm._src.expert_parallel.experts import Experts, weights_of_rows
@@ -80,7 +82,7 @@ def _after(result, x, choices: Choices, experts: Experts):
     """
     y, *counts = result
     operands = x, choices, experts.matrices, y
-    x, choices, matrices, y = lax.optimization_barrier(operands)
+    x, choices, matrices, y = barrier(operands)
     return x, choices, dataclasses.replace(experts, matrices=matrices), (y, *counts)
 
 
@@ -218,13 +220,13 @@ def _together(
     if schedule.overlap:
         return rows, weights, experts
     if schedule.chunks > 1:
-        rows, wo = lax.optimization_barrier((rows, experts.matrices["wo"]))
+        rows, wo = barrier((rows, experts.matrices["wo"]))
         matrices = experts.matrices | {"wo": wo}
     else:
-        rows, weights, matrices = lax.optimization_barrier((rows, weights, experts.matrices))
+        rows, weights, matrices = barrier((rows, weights, experts.matrices))
     return rows, weights, dataclasses.replace(experts, matrices=matrices)
 
 
 def _keeping(schedule, layer):
     """`layer`, whose backward pass has what `save` says."""
-    return jax.checkpoint(layer) if schedule.save == "nothing" else layer
+    return recomputed(layer) if schedule.save == "nothing" else layer

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import inspect
 import math
 from collections.abc import Callable
 from typing import Any
@@ -13,10 +15,12 @@ from jax import lax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jax_grouped_gemm._src.activations import as_activation
 from jax_grouped_gemm._src.arguments import as_array
 from jax_grouped_gemm._src.arrays import varying_axes
 from jax_grouped_gemm._src.expert_parallel.api import expert_parallel_mlp
 from jax_grouped_gemm._src.expert_parallel.group import Axes, AxisNames, axis_names
+from jax_grouped_gemm._src.expert_parallel.options import Wanted
 from jax_grouped_gemm._src.expert_parallel.stats import ExpertParallelStats
 from jax_grouped_gemm._src.rows.operands import Biases, checked_biases
 from jax_grouped_gemm._src.rows.routing import Routing, check_routing
@@ -68,8 +72,9 @@ def expert_parallel(
       of the experts and dropped rows as sums over the whole mesh, the largest `max_over_mean`.
 
     Raises:
-      TypeError, ValueError: an axis is none of the mesh or has two meanings; when it is called, a
-        dimension is no multiple of its devices, and whatever `expert_parallel_mlp` raises.
+      TypeError, ValueError: an axis is none of the mesh or has two meanings, or an option is none;
+        when it is called, a dimension is no multiple of its devices, and whatever
+        `expert_parallel_mlp` raises.
     """
     if mesh is None:
         mesh = jax.sharding.get_abstract_mesh()
@@ -97,6 +102,7 @@ def expert_parallel(
             f"{tokens} are without {', '.join(missing)}"
         )
 
+    _check_options(options)
     wi, wo_spec = P(experts, fsdp or None, tensor or None), P(experts, tensor or None, fsdp or None)
     bias, bias_out = P(experts, tensor or None), P(experts, fsdp or None)
 
@@ -164,6 +170,16 @@ def _of_mesh(stats: ExpertParallelStats) -> ExpertParallelStats:
     )
 
 
+def _check_options(options: dict[str, Any]) -> None:
+    """Raises what `expert_parallel_mlp` would, as far as it does not depend on operands."""
+    known = inspect.signature(expert_parallel_mlp).parameters
+    if unknown := [name for name in options if name not in known]:
+        raise TypeError(f"{FUNCTION}: no option is called {', '.join(unknown)}")
+    as_activation(options.get("activation", "silu"))
+    names = [field.name for field in dataclasses.fields(Wanted)]
+    Wanted.checked(None, **{name: options[name] for name in names if name in options})
+
+
 def _axes(argument: str, axes: AxisNames | None, mesh: Mesh | AbstractMesh) -> Axes:
     if axes is None:
         return ()
@@ -194,8 +210,14 @@ def _check_divisible(name: str, x: jax.Array, spec: P, mesh: Mesh | AbstractMesh
 
 
 def _placed(x: jax.Array, mesh: Mesh | AbstractMesh, spec: P) -> jax.Array:
-    """`x` as the layer takes it; with auto axes that is XLA's to see to."""
+    """`x` as the layer takes it; along auto axes that is XLA's to see to."""
     x = jnp.asarray(x)
+    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
     if AxisType.Explicit not in mesh.axis_types:
         return x
-    return jax.sharding.reshard(x, NamedSharding(mesh, spec))
+
+    def explicit(axes):
+        names = (axes,) if isinstance(axes, str) else axes or ()
+        return tuple(name for name in names if kinds[name] == AxisType.Explicit) or None
+
+    return jax.sharding.reshard(x, NamedSharding(mesh, P(*map(explicit, spec))))

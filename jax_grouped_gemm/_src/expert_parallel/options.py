@@ -36,8 +36,8 @@ class Wanted:
     buffer_factor: float | None = None
 
     @classmethod
-    def checked(cls, tokens: int, **options: Any) -> Self:
-        """Options of a layer of so many tokens a device.
+    def checked(cls, tokens: int | None, **options: Any) -> Self:
+        """Options of a layer of so many tokens a device, None if that is not known yet.
 
         Raises:
           TypeError, ValueError: an option is none.
@@ -68,7 +68,7 @@ def _checked_factor(factor: float | None) -> float | None:
     return float(factor)
 
 
-def _checked_chunks(chunks: int | str, tokens: int) -> int | Auto:
+def _checked_chunks(chunks: int | str, tokens: int | None) -> int | Auto:
     """A divisor of the tokens, or "auto".
 
     Raises:
@@ -78,9 +78,10 @@ def _checked_chunks(chunks: int | str, tokens: int) -> int | Auto:
     if isinstance(chunks, str):
         if chunks == "auto":
             return "auto"
-    elif (count := checked_int("chunks", chunks)) >= 1 and tokens % count == 0:
+    elif (count := checked_int("chunks", chunks)) >= 1 and (tokens is None or tokens % count == 0):
         return count
+    known = "" if tokens is None else f"{tokens} "
     raise ValueError(
-        f"chunks must be 'auto' or a positive divisor of the {tokens} tokens of a device, got "
+        f"chunks must be 'auto' or a positive divisor of the {known}tokens of a device, got "
         f"{chunks!r}"
     )

@@ -12,6 +12,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 
 from jax_grouped_gemm._src.activations import Activation, hidden_layer
+from jax_grouped_gemm._src.autodiff import recomputed
 from jax_grouped_gemm._src.mlp.biases import with_bias
 
 # The names that MaxText's remat policies use.
@@ -19,7 +20,7 @@ GATE, UP = "mlpwi_0", "mlpwi_1"
 
 # Only gate and up are kept for the backward pass: computing this elementwise step again is free
 # next to storing its three [m, F] float32 intermediates.
-recomputed_hidden = jax.checkpoint(hidden_layer, static_argnums=0)
+recomputed_hidden = recomputed(hidden_layer, static_argnums=0)
 
 # The signature of `jax.lax.ragged_dot`.
 RaggedDot = Callable[..., jax.Array]

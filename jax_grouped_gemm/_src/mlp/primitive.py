@@ -26,6 +26,7 @@ from jax_grouped_gemm._src.arguments import (
     checked_implementation,
 )
 from jax_grouped_gemm._src.arrays import at_least_float32
+from jax_grouped_gemm._src.barrier import barrier
 from jax_grouped_gemm._src.mlp import call, composed, plan, reference
 from jax_grouped_gemm._src.mlp import rows as token_rows
 from jax_grouped_gemm._src.mlp.problem import has_up, hidden_columns
@@ -333,7 +334,7 @@ def _cotangents(dy, given, wanted, options) -> dict[str, jax.Array]:
     # One [m, D] array at a time: each is made when what reads the one before it is done. That of x
     # comes first, since it may have to travel to other devices, which takes as long as products of
     # weights' gradients.
-    gradients[0], cotangents = jax.lax.optimization_barrier((gradients[0], cotangents))
+    gradients[0], cotangents = barrier((gradients[0], cotangents))
     if "x" in wanted:
         factors = *gradients, *(given[name] for name in matrices)
         if len(matrices) == 2:
@@ -347,9 +348,7 @@ def _cotangents(dy, given, wanted, options) -> dict[str, jax.Array]:
     if wanted.intersection(matrices):
         # Without a barrier XLA would find that rows of x were copied before, and keep them instead
         # of x.
-        x, gradients[0], cotangents = jax.lax.optimization_barrier(
-            (given["x"], gradients[0], cotangents)
-        )
+        x, gradients[0], cotangents = barrier((given["x"], gradients[0], cotangents))
         given["x"] = x
         of_matrices = dict(zip(matrices, gradients, strict=True))
         of_matrices = {name: x for name, x in of_matrices.items() if name in wanted}

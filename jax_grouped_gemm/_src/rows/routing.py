@@ -8,10 +8,17 @@ from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.export import register_namedtuple_serialization
 from jax.typing import ArrayLike
 
-from jax_grouped_gemm._src.arguments import as_array, checked_boolean, checked_choice, checked_int
+from jax_grouped_gemm._src.arguments import (
+    as_array,
+    checked_boolean,
+    checked_choice,
+    checked_int,
+    checked_real,
+)
 from jax_grouped_gemm._src.arrays import at_least_float32
 
 ShareOf = Literal["choices", "tokens"]
@@ -101,8 +108,8 @@ def route(
       The choice of every token.
 
     Raises:
-      TypeError: logits or correction_bias have an unsuitable dtype or shape, or a number is no
-        integer.
+      TypeError: logits, correction_bias or what scoring returns have an unsuitable dtype or shape,
+        scale is no real number, or another number no integer.
       ValueError: top_k, num_groups or top_groups do not fit the number of experts, or no scoring
         has this name.
     """
@@ -123,8 +130,10 @@ def route(
     if not callable(scoring) and not (isinstance(scoring, str) and scoring in SCORES):
         raise ValueError(f"scoring must be callable or one of {sorted(SCORES)}, got {scoring!r}")
     logits = logits.astype(at_least_float32(logits.dtype))
+    scale = _checked_scale(scale, logits.dtype)
     # Each named scoring grows with the logits, which choose the same experts and never tie first.
-    criterion = scoring(logits) if callable(scoring) else logits
+    given = _checked_scores(scoring(logits), logits) if callable(scoring) else logits
+    criterion = given
     if correction_bias is not None:
         bias = as_array("correction_bias", correction_bias)
         if bias.shape != (num_experts,) or not jnp.issubdtype(bias.dtype, jnp.floating):
@@ -132,7 +141,7 @@ def route(
                 f"route: correction_bias must be [E] = ({num_experts},), floating point, got "
                 f"{bias.dtype} of shape {bias.shape}"
             )
-        criterion = criterion if callable(scoring) else SCORES[scoring](logits)
+        criterion = given if callable(scoring) else SCORES[scoring](logits)
         criterion += jnp.expand_dims(bias.astype(logits.dtype), range(logits.ndim - 1))
     if num_groups is not None or top_groups is not None:
         best_of_group = 1 if correction_bias is None else 2
@@ -147,11 +156,33 @@ def route(
         picked = jnp.maximum(chosen(LOG_SCORES[scoring](logits)), jnp.finfo(logits.dtype).min)
         weights = jax.nn.softmax(picked, axis=-1)
     else:
-        score = scoring if callable(scoring) else SCORES[scoring]
-        weights = chosen(score(logits))
+        weights = chosen(given if callable(scoring) else SCORES[scoring](logits))
         if renormalize:
             weights /= weights.sum(axis=-1, keepdims=True) + 1e-20
-    return Routing(logits, experts, weights * jnp.asarray(scale, weights.dtype))
+    return Routing(logits, experts, weights * scale)
+
+
+def _checked_scale(scale: Any, dtype: Any) -> jax.Array | float:
+    """A number, or an array of one, that leaves shape and dtype of weights as they are."""
+    if not isinstance(scale, jax.Array | np.ndarray):
+        return checked_real("route: scale", scale)
+    is_real = jnp.issubdtype(scale.dtype, jnp.floating) or jnp.issubdtype(scale.dtype, jnp.integer)
+    if scale.shape or not is_real:
+        raise TypeError(
+            f"route: scale must be a real number, got {scale.dtype} of shape {scale.shape}"
+        )
+    return jnp.asarray(scale).astype(dtype)
+
+
+def _checked_scores(scores: Any, logits: jax.Array) -> jax.Array:
+    """What a function made of the logits, in their dtype."""
+    scores = as_array("route: what scoring returns", scores)
+    if scores.shape != logits.shape or not jnp.issubdtype(scores.dtype, jnp.floating):
+        raise TypeError(
+            f"route: scoring must return floating point scores of the shape of the logits "
+            f"{logits.shape}, got {scores.dtype} of shape {scores.shape}"
+        )
+    return scores.astype(logits.dtype)
 
 
 def _within_groups(
@@ -187,6 +218,10 @@ def check_routing(function: str, routing: Routing) -> None:
         )
     for name, x in routing._asdict().items():
         as_array(f"{function}: routing.{name}", x)
+    if not jnp.issubdtype(routing.experts.dtype, jnp.integer):
+        raise TypeError(
+            f"{function}: routing.experts must be integers, got dtype {routing.experts.dtype}"
+        )
     logits, experts, weights = (x.shape for x in routing)
     if not experts or experts != weights or logits[:-1] != experts[:-1]:
         raise TypeError(
@@ -221,6 +256,11 @@ def load_balancing_loss(routing: Routing, *, share_of: ShareOf = "choices") -> j
     num_experts = routing.logits.shape[-1]
     probabilities = jax.nn.softmax(routing.logits, axis=-1)
     tokens = probabilities.shape[:-1]
+    if routing.experts.size > np.iinfo(np.int32).max:
+        raise NotImplementedError(
+            f"load_balancing_loss: routing.experts {routing.experts.shape} has "
+            f"{routing.experts.size} choices, beyond the limit 2^31 - 1 of int32 counts"
+        )
     counted = routing.experts.size if share_of == "choices" else math.prod(tokens)
     share = count_tokens(routing) / max(counted, 1)
     return num_experts * jnp.sum(share * _mean(probabilities, len(tokens)))

@@ -18,7 +18,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
@@ -31,6 +30,7 @@ from jax_grouped_gemm._src.arrays import (
     varying_axes,
 )
 from jax_grouped_gemm._src.autodiff import once_differentiable
+from jax_grouped_gemm._src.barrier import barrier
 from jax_grouped_gemm._src.fp8 import primitive, reference
 from jax_grouped_gemm._src.fp8.formats import Pair, SlicedPair
 from jax_grouped_gemm._src.fp8.plan import PAIRED_COLUMNS, quantises_on_rows
@@ -390,12 +390,10 @@ def _mlp_backward(layer, kept, dy):
             cotangents[name] = _bias_gradient(layer, name, gradient, given)
     for i, (gradient_of, tokens) in enumerate(steps):
         if i > 0 or x_first:
-            tokens, gradients, cotangents = lax.optimization_barrier(
-                (tokens, gradients, cotangents)
-            )
+            tokens, gradients, cotangents = barrier((tokens, gradients, cotangents))
         cotangents |= gradient_of(tokens, gradients)
     if not x_first:
-        rows, cotangents = lax.optimization_barrier((gradients.projections, cotangents))
+        rows, cotangents = barrier((gradients.projections, cotangents))
         cotangents["x"] = rows_gradient(rows)
     names = (*given, *(n for n in ("wi_0", "wi_1", "wo") if n in dict(layer.dtypes)))
     return {name: cotangents.get(name) for name in names}, None, None
