@@ -141,6 +141,14 @@ class TestActivations:
         activation = moe.Activation("silu", alpha=0.7, limit=3.0, up_offset=0.25)
         assert_agree(operands(rng), rng, activation=activation, hidden=hidden)
 
+    @pytest.mark.parametrize("up_offset", [0.0, 0.5])
+    def test_limit_after(self, up_offset, rng):
+        def hidden(g, u):
+            return jnp.minimum(g * sigmoid(g), 3) * (jnp.clip(u, -3, 3) + up_offset)
+
+        activation = moe.Activation("silu", limit=3.0, limit_after=True, up_offset=up_offset)
+        assert_agree(operands(rng), rng, activation=activation, hidden=hidden)
+
     def test_without_gate(self, rng):
         hidden = HIDDEN["relu2"]
         assert_agree(operands(rng), rng, activation="relu2", hidden=hidden, gated=False)
@@ -163,6 +171,7 @@ class TestActivations:
             (dict(function="swish"), "function.*'swish'"),
             (dict(function="gelu", alpha=2.0), "alpha.*'gelu'"),
             (dict(limit=-1.0), "limit.*-1"),
+            (dict(limit_after=True), "limit_after needs a limit, got limit=None"),
         ],
     )
     def test_bad_fields(self, fields, message):

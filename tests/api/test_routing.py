@@ -167,6 +167,57 @@ class TestLosses:
         assert losses == (0, 0)
 
 
+class TestMask:
+    @pytest.mark.parametrize("share_of", ["choices", "tokens"])
+    @pytest.mark.parametrize("padding", [np.nan, np.inf, 0.0])
+    @pytest.mark.parametrize("devices", [1, 4])
+    def test_equals_float64_without_padding(self, share_of, padding, devices, rng):
+        mask = rng.random((4, T)) < 0.6
+        logits = rng.standard_normal((4, T, E)).astype(np.float32)
+        padded = jnp.asarray(np.where(mask[..., None], logits, padding), jnp.float32)
+        mesh = jax.sharding.Mesh(jax.devices("cpu")[:devices], "data")
+        sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+        padded, on_devices = jax.device_put((padded, mask), sharding)
+
+        def loss(logits, mask):
+            routing = moe.route(logits, 4)
+            losses = moe.auxiliary_losses(routing, share_of=share_of, mask=mask)
+            return losses.load_balancing + 0.1 * losses.router_z, losses
+
+        (_, losses), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(padded, on_devices)
+        real = logits[mask].astype(np.float64)
+        probabilities = softmax(real)
+        counts = np.bincount(np.argsort(-real)[:, :4].reshape(-1), minlength=E)
+        share = counts / len(real) / (4 if share_of == "choices" else 1)
+        log_partition = np.log(np.exp(real).sum(-1))
+        np.testing.assert_allclose(
+            losses.load_balancing, E * (share * probabilities.mean(0)).sum(), rtol=1e-5
+        )
+        np.testing.assert_allclose(losses.router_z, (log_partition**2).mean(), rtol=1e-5)
+        # d(E f.p) = E p (f - f.p) / T and d(z^2) = 2 z p / T.
+        of_balance = E * probabilities * (share - (probabilities @ share)[:, None])
+        of_z = 2 * log_partition[:, None] * probabilities
+        expected = np.zeros_like(logits, np.float64)
+        expected[mask] = (of_balance + 0.1 * of_z) / len(real)
+        np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-7)
+        assert not np.asarray(gradient)[~mask].any()
+
+    def test_no_token_is_left(self, logits):
+        def losses(logits):
+            return moe.auxiliary_losses(moe.route(logits, 2), mask=np.zeros(T, bool))
+
+        (balance, z), vjp = jax.vjp(losses, jnp.asarray(logits))
+        assert balance == z == 0
+        np.testing.assert_array_equal(vjp(moe.AuxiliaryLosses(balance + 1, z + 1))[0], 0)
+
+    @pytest.mark.parametrize("mask", [np.ones(T), np.ones(T - 1, bool), np.ones((T, 1), bool)])
+    def test_bad_masks(self, mask, logits):
+        routing = moe.route(jnp.asarray(logits), 2)
+        for function in (moe.load_balancing_loss, moe.router_z_loss):
+            with pytest.raises(TypeError, match=r"mask must be bool \(40,\).*got"):
+                function(routing, mask=mask)
+
+
 NAMED = pytest.mark.parametrize("scoring", SCORES)
 
 
