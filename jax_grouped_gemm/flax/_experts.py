@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -10,7 +11,9 @@ import jax
 from jax_grouped_gemm import moe
 from jax_grouped_gemm._src.activations import as_activation
 from jax_grouped_gemm._src.arguments import checked_implementation, checked_int
+from jax_grouped_gemm._src.fp8.api import QuantizedWeights
 from jax_grouped_gemm._src.fp8.recipe import checked_recipe
+from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp
 
 OF_MESH = (
     "expert_axis",
@@ -84,6 +87,16 @@ def default_kernel_init(*args: Any, **options: Any) -> jax.Array:
 def default_gate_init(*args: Any, **options: Any) -> jax.Array:
     """LeCun's normal distribution for the router."""
     return jax.nn.initializers.lecun_normal()(*args, **options)
+
+
+def as_dict(quantized: QuantizedMlp) -> dict[str, dict[str, jax.Array]]:
+    """Quantised weights as nested dictionaries, which checkpoints restore as they were."""
+    return {matrix: forms._asdict() for matrix, forms in quantized._asdict().items()}
+
+
+def from_dict(arrays: Mapping[str, Mapping[str, jax.Array]]) -> QuantizedMlp:
+    """The inverse of `as_dict`."""
+    return QuantizedMlp(**{name: QuantizedWeights(**forms) for name, forms in arrays.items()})
 
 
 def apply_experts(

@@ -14,10 +14,12 @@ from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.mlp.fp8.weights import quantize_mlp
 from jax_grouped_gemm.flax._experts import (
     apply_experts,
+    as_dict,
     check_options,
     check_sizes,
     default_gate_init,
     default_kernel_init,
+    from_dict,
 )
 
 QUANTIZED = "quantized"
@@ -46,7 +48,8 @@ def quantize_params(params: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]
     """
     params = nn.meta.unbox(params)
     if {"wi_0", "wi_1", "wo"} <= params.keys():
-        return {"experts": quantize_mlp(params["wi_0"], params["wi_1"], params["wo"], recipe)}
+        quantized = quantize_mlp(params["wi_0"], params["wi_1"], params["wo"], recipe)
+        return {"experts": as_dict(quantized)}
     inner = {
         name: quantize_params(value, recipe)
         for name, value in params.items()
@@ -137,13 +140,10 @@ class MoE(nn.Module):
         dtype = jnp.result_type(x, self.param_dtype) if self.dtype is None else self.dtype
         routing = moe.route(logits, self.top_k, renormalize=self.renormalize)
         matrices = (w.astype(dtype) for w in (wi_0, wi_1, wo))
-        y, stats = apply_experts(
-            self,
-            x.astype(dtype),
-            routing,
-            *matrices,
-            quantized=self.get_variable(QUANTIZED, "experts"),
-        )
+        quantized = self.get_variable(QUANTIZED, "experts")
+        if isinstance(quantized, Mapping):
+            quantized = from_dict(quantized)
+        y, stats = apply_experts(self, x.astype(dtype), routing, *matrices, quantized=quantized)
         if stats is not None:
             self.sow("intermediates", "expert_parallel", stats)
         return y, moe.auxiliary_losses(routing)

@@ -14,16 +14,18 @@ from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.mlp.fp8.weights import quantize_mlp
 from jax_grouped_gemm.flax._experts import (
     apply_experts,
+    as_dict,
     check_options,
     check_sizes,
     default_gate_init,
     default_kernel_init,
+    from_dict,
     takes_quantized,
 )
 
 
 class Quantized(nnx.Variable):
-    """The weights of an `MoE` as `jax_grouped_gemm.quantize_mlp` returns them."""
+    """An array of an `MoE`'s weights as `jax_grouped_gemm.quantize_mlp` returns them."""
 
 
 def quantize(model: nnx.Module) -> None:
@@ -44,18 +46,22 @@ def quantize(model: nnx.Module) -> None:
             optimizer.update(model, gradients)
             quantize(model)
 
-    They are variables of the type `Quantized`, constants of the loss, and may be left out of a
+    They are variables of the type `Quantized`, one for each array, such as
+    `layer.quantized["wi"]["values"]`. They are constants of the loss, and may be left out of a
     checkpoint. Stacked parameters, of layers under `nnx.scan`, are quantised as they lie. They are
     quantised as they are, and not rounded to the `dtype` of a layer before.
     """
     for _, module in nnx.iter_graph(model):
         if isinstance(module, MoE) and module.recipe is not None and takes_quantized(module):
             wi_0, wi_1, wo = (w[...] for w in (module.wi_0, module.wi_1, module.wo))
-            quantized = quantize_mlp(wi_0, wi_1, wo, module.recipe)
+            arrays = as_dict(quantize_mlp(wi_0, wi_1, wo, module.recipe))
             if module.quantized is None:
-                module.quantized = Quantized(quantized)
+                # A variable for each array: checkpoints make dictionaries of named tuples.
+                module.quantized = nnx.data(jax.tree.map(Quantized, arrays))
             else:
-                module.quantized.set_value(quantized)
+                for matrix, forms in arrays.items():
+                    for form, x in forms.items():
+                        module.quantized[matrix][form].set_value(x)
 
 
 class MoE(nnx.Module):
@@ -141,7 +147,7 @@ class MoE(nnx.Module):
         self.buffer_factor = buffer_factor
         self.overlap = overlap
         self.save = save
-        self.quantized: Quantized | None = nnx.data(None)
+        self.quantized: dict[str, dict[str, Quantized]] | None = nnx.data(None)
         self.num_experts = num_experts
         self.hidden_features = hidden_features
         check_options(self, in_features)
@@ -170,7 +176,14 @@ class MoE(nnx.Module):
         dtype = jnp.result_type(x, self.param_dtype) if self.dtype is None else self.dtype
         routing = moe.route(self.gate(x), self.top_k, renormalize=self.renormalize)
         matrices = (w[...].astype(dtype) for w in (self.wi_0, self.wi_1, self.wo))
-        quantized = None if self.quantized is None else self.quantized.get_value()
+        quantized = None
+        if self.quantized is not None:
+            quantized = from_dict(
+                {
+                    matrix: {form: variable.get_value() for form, variable in forms.items()}
+                    for matrix, forms in self.quantized.items()
+                }
+            )
         y, _ = apply_experts(self, x.astype(dtype), routing, *matrices, quantized=quantized)
         return y, moe.auxiliary_losses(routing)
 
