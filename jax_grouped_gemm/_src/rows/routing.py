@@ -230,6 +230,26 @@ def check_routing(function: str, routing: Routing) -> None:
         )
 
 
+def mask_tokens(routing: Routing, mask: ArrayLike) -> Routing:
+    """The routing in which padding tokens visit no expert: their experts are -1, their weights 0.
+
+    Such tokens take no work, are zero in the results of a layer and have no gradients.
+
+    Args:
+      routing: the result of `route`.
+      mask: booleans [...] of the leading dimensions of the logits, False for padding tokens.
+
+    Raises:
+      TypeError: `routing` is no `Routing`, or `mask` has an unsuitable dtype or shape.
+    """
+    check_routing("mask_tokens", routing)
+    _, checked = _with_mask("mask_tokens", routing, mask)
+    assert checked is not None
+    is_real = checked[..., None]
+    experts = jnp.where(is_real, routing.experts, -1)
+    return routing._replace(experts=experts, weights=jnp.where(is_real, routing.weights, 0))
+
+
 def count_tokens(routing: Routing, mask: jax.Array | None = None) -> jax.Array:
     """How many choices fell on each expert, of tokens in the mask only: [E] int32."""
     # Comparing and counting is one fused reduction; a bincount is a scatter-add that piles up on
