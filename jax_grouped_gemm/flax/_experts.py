@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from jax_grouped_gemm import moe
 from jax_grouped_gemm._src.activations import as_activation
 from jax_grouped_gemm._src.arguments import (
-    as_array,
     checked_boolean,
     checked_implementation,
     checked_int,
@@ -20,7 +19,7 @@ from jax_grouped_gemm._src.arguments import (
 from jax_grouped_gemm._src.fp8.api import QuantizedWeights
 from jax_grouped_gemm._src.fp8.recipe import checked_recipe
 from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp
-from jax_grouped_gemm._src.rows.routing import check_routing
+from jax_grouped_gemm._src.rows.routing import check_routing, checked_mask
 
 OF_MESH = (
     "expert_axis",
@@ -145,13 +144,7 @@ def without_padding(x: jax.Array, mask: Any) -> jax.Array:
     """Tokens, zero where the mask is False: a padding token that is NaN spoils no gradient."""
     if mask is None:
         return x
-    mask = as_array("MoE: mask", mask)
-    if mask.dtype != bool or mask.shape != x.shape[:-1]:
-        raise TypeError(
-            f"MoE: mask must be bool {x.shape[:-1]}, the leading dimensions of x {x.shape}, got "
-            f"{mask.dtype} of shape {mask.shape}"
-        )
-    return jnp.where(mask[..., None], x, 0)
+    return jnp.where(checked_mask("MoE", mask, "x", x)[..., None], x, 0)
 
 
 def routed(layer: Any, logits: jax.Array, mask: Any) -> moe.Routing:

@@ -233,7 +233,10 @@ def check_routing(function: str, routing: Routing) -> None:
 def mask_tokens(routing: Routing, mask: ArrayLike) -> Routing:
     """The routing in which padding tokens visit no expert: their experts are -1, their weights 0.
 
-    Such tokens take no work, are zero in the results of a layer and have no gradients.
+    Padding tokens take no work, are zero in the result of a layer and have no gradients.
+    `sort_by_expert` of this routing counts real tokens only, in `group_sizes` [E]. To
+    `jax_grouped_gemm.check_groups` padding tokens are rows without a group, which it allows with
+    ``unowned_rows=True``.
 
     Args:
       routing: the result of `route`.
@@ -243,11 +246,20 @@ def mask_tokens(routing: Routing, mask: ArrayLike) -> Routing:
       TypeError: `routing` is no `Routing`, or `mask` has an unsuitable dtype or shape.
     """
     check_routing("mask_tokens", routing)
-    _, checked = _with_mask("mask_tokens", routing, mask)
-    assert checked is not None
-    is_real = checked[..., None]
+    is_real = checked_mask("mask_tokens", mask, "logits", routing.logits)[..., None]
     experts = jnp.where(is_real, routing.experts, -1)
     return routing._replace(experts=experts, weights=jnp.where(is_real, routing.weights, 0))
+
+
+def checked_mask(function: str, mask: ArrayLike, name: str, operand: jax.Array) -> jax.Array:
+    """`mask` as an array, if it is booleans [...] for an operand [..., n] with this name."""
+    mask = as_array(f"{function}: mask", mask)
+    if mask.dtype != bool or mask.shape != operand.shape[:-1]:
+        raise TypeError(
+            f"{function}: mask must be bool {operand.shape[:-1]}, the leading dimensions of "
+            f"{name} {operand.shape}, got {mask.dtype} of shape {mask.shape}"
+        )
+    return mask
 
 
 def count_tokens(routing: Routing, mask: jax.Array | None = None) -> jax.Array:
@@ -334,12 +346,7 @@ def _with_mask(
     logits = routing.logits
     if mask is None:
         return logits, None
-    mask = as_array(f"{function}: mask", mask)
-    if mask.dtype != bool or mask.shape != logits.shape[:-1]:
-        raise TypeError(
-            f"{function}: mask must be bool {logits.shape[:-1]}, the leading dimensions of the "
-            f"logits {logits.shape}, got {mask.dtype} of shape {mask.shape}"
-        )
+    mask = checked_mask(function, mask, "logits", logits)
     # Before the loss, because the gradient of a masked NaN would be zero times NaN.
     return jnp.where(mask[..., None], logits, 0), mask
 
