@@ -44,6 +44,7 @@ from jax_grouped_gemm._src.arguments import (
     as_array,
     canonical_offset,
     checked_boolean,
+    checked_int,
     refuse_sharded,
     run_group_checks,
 )
@@ -142,18 +143,23 @@ def deinterleave(gate_up: jax.Array, axis: int = -1) -> tuple[jax.Array, jax.Arr
 
     Args:
       gate_up: matrices [..., 2 F] or their biases, JAX or NumPy: gate, up, gate, up, and so on.
-      axis: that of the 2 F.
+      axis: the axis that has size 2 F.
 
     Returns:
-      gate and up, [..., F] each: `wi_0` and `wi_1`, or their biases. One after the other along
-      `axis` they are the matrix of `gated_ragged_dot(..., concatenated=True)`.
+      gate and up, [..., F] each: `wi_0` and `wi_1`, or their biases. Concatenated along the last
+      axis they are the matrix of `gated_ragged_dot(..., concatenated=True)`.
 
     Raises:
-      TypeError: the axis is none of the array or has an odd size.
+      TypeError: `gate_up` is no array, or has no such axis, or one of odd size.
     """
-    shape = gate_up.shape
+    shape = getattr(gate_up, "shape", None)
+    if shape is None:
+        raise TypeError(f"deinterleave: gate_up must be an array, got {type(gate_up).__name__}")
+    axis = checked_int("deinterleave: axis", axis)
     if not -len(shape) <= axis < len(shape) or shape[axis] % 2:
-        raise TypeError(f"deinterleave: gate_up must have an even axis {axis}, got {shape}")
+        raise TypeError(
+            f"deinterleave: gate_up must have an axis {axis} of even size, got {tuple(shape)}"
+        )
     before = (slice(None),) * (axis % len(shape))
     return gate_up[(*before, slice(0, None, 2))], gate_up[(*before, slice(1, None, 2))]
 

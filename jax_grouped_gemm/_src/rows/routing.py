@@ -14,6 +14,7 @@ from jax.typing import ArrayLike
 
 from jax_grouped_gemm._src.arguments import (
     as_array,
+    as_indices,
     checked_boolean,
     checked_choice,
     checked_int,
@@ -247,7 +248,8 @@ def mask_tokens(routing: Routing, mask: ArrayLike) -> Routing:
     """
     check_routing("mask_tokens", routing)
     is_real = checked_mask("mask_tokens", mask, "logits", routing.logits)[..., None]
-    experts = jnp.where(is_real, routing.experts, -1)
+    # As int32, because -1 of an unsigned dtype would be an expert.
+    experts = jnp.where(is_real, as_indices("routing.experts", routing.experts), -1)
     return routing._replace(experts=experts, weights=jnp.where(is_real, routing.weights, 0))
 
 
@@ -267,7 +269,7 @@ def count_tokens(routing: Routing, mask: jax.Array | None = None) -> jax.Array:
     # Comparing and counting is one fused reduction; a bincount is a scatter-add that piles up on
     # E addresses.
     experts = jnp.arange(routing.logits.shape[-1], dtype=jnp.int32)
-    chosen = jnp.expand_dims(routing.experts.astype(jnp.int32), -1)
+    chosen = jnp.expand_dims(as_indices("routing.experts", routing.experts), -1)
     # Not reshaped: tokens may be divided along explicit mesh axes.
     experts = jnp.expand_dims(experts, range(chosen.ndim - 1))
     is_chosen = chosen == experts
