@@ -77,9 +77,9 @@ class MoE(nn.Module):
       renormalize: whether a token's weights sum to one, see `moe.route`.
       activation: activation of the experts, see `moe.dropless_mlp`.
       apply_router_weight_on_input: see `moe.dropless_mlp`.
-      router: a function of the router's float32 logits [..., E] that returns a `moe.Routing` of
-        `top_k` experts a token, in place of `moe.route`: `functools.partial(moe.route, ...)`, or a
-        module that has a correction bias, say.
+      router: a function that replaces `moe.route`, such as `functools.partial(moe.route, ...)` or a
+        module with a correction bias. It gets float32 logits [..., E] and returns a `moe.Routing`
+        of `top_k` experts a token. `renormalize` must then be True.
       biases: whether experts have biases.
       gate_bias: whether the router's logits have one.
       dtype: dtype of the experts' computation; None promotes the input and the parameters.
@@ -94,7 +94,7 @@ class MoE(nn.Module):
         in advance: see `quantize_params`.
       expert_axis: mesh axis, or axes, along which experts are divided, see `moe.expert_parallel`;
         None computes on one device. The parameters are the same, and so are checkpoints. Statistics
-        are sown as "expert_parallel" in "intermediates".
+        are sown as "expert_parallel" in "intermediates", next to the "routing" of every layer.
       mesh, fsdp_axis, tensor_axis, strategy, chunks, buffer_factor, overlap, save: with
         `expert_axis`, see `moe.expert_parallel`.
     """
@@ -141,8 +141,12 @@ class MoE(nn.Module):
 
         Args:
           x: tokens [..., D].
-          mask: booleans [...], False for padding tokens, which visit no expert, are zero in the
-            result and count in no loss.
+          mask: booleans [...], False for padding tokens, see `moe.mask_tokens`. They visit no
+            expert, are zero in the result and count in no loss. None means that all are real.
+
+        Raises:
+          TypeError: `mask` has an unsuitable dtype or shape, or `router` returns something else
+            than a `moe.Routing` of `top_k` experts a token.
         """
         if not x.shape[-1]:
             raise ValueError(f"MoE: x must have features, got {x.shape}")
@@ -172,6 +176,7 @@ class MoE(nn.Module):
 
         dtype = jnp.result_type(x, self.param_dtype) if self.dtype is None else self.dtype
         routing = routed(self, logits, mask)
+        self.sow("intermediates", "routing", routing)
         matrices = (w.astype(dtype) for w in (wi_0, wi_1, wo))
         quantized: Any = self.get_variable(QUANTIZED, "experts")
         if isinstance(quantized, Mapping):

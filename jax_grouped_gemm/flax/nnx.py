@@ -86,9 +86,9 @@ class MoE(nnx.Module):
       renormalize: whether a token's weights sum to one, see `moe.route`.
       activation: activation of the experts, see `moe.dropless_mlp`.
       apply_router_weight_on_input: see `moe.dropless_mlp`.
-      router: a function of the router's float32 logits [..., E] that returns a `moe.Routing` of
-        `top_k` experts a token, in place of `moe.route`: `functools.partial(moe.route, ...)`, or a
-        module that has a correction bias, say.
+      router: a function that replaces `moe.route`, such as `functools.partial(moe.route, ...)` or a
+        module with a correction bias. It gets float32 logits [..., E] and returns a `moe.Routing`
+        of `top_k` experts a token. `renormalize` must then be True.
       biases: whether experts have biases.
       gate_bias: whether the router's logits have one.
       dtype: dtype of the experts' computation; None promotes the input and the parameters.
@@ -204,8 +204,12 @@ class MoE(nnx.Module):
 
         Args:
           x: tokens [..., D].
-          mask: booleans [...], False for padding tokens, which visit no expert, are zero in the
-            result and count in no loss.
+          mask: booleans [...], False for padding tokens, see `moe.mask_tokens`. They visit no
+            expert, are zero in the result and count in no loss. None means that all are real.
+
+        Raises:
+          TypeError: `mask` has an unsuitable dtype or shape, or `router` returns something else
+            than a `moe.Routing` of `top_k` experts a token.
         """
         x = without_padding(x, mask)
         dtype = jnp.result_type(x, self.param_dtype) if self.dtype is None else self.dtype

@@ -249,6 +249,24 @@ def test_over_a_mesh(strategy, model, mesh, rng, bias, cotangent, x, mask):
     check(rng, model, layer, bias, cotangent, x, mask)
 
 
+@MODELS
+@STRATEGIES
+def test_explicit_axes(strategy, model, mesh, rng, bias, cotangent, x, mask):
+    """Tokens and their mask divided along an explicit axis, as `jax.make_mesh` makes by default."""
+    mesh = Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Explicit,))
+    library = "nnx" if strategy == "all_gather" else "linen"
+    layer = layer_of(library, model, bias, mesh=mesh, expert_axis="expert", strategy=strategy)
+    params = parameters(rng, model)
+    expected = exact_value_and_gradients(model, bias, cotangent, params, x, mask)
+    padded = jnp.where(mask[..., None], x, np.nan)
+    with jax.set_mesh(mesh):
+        divided = jax.device_put((cotangent, padded, mask), P("expert"))
+        whole = jax.device_put(params, P())
+        got = value_and_gradients(layer, divided[0], whole, *divided[1:])
+        assert jax.typeof(got[0][0]).sharding.spec == P("expert", None, None)
+    assert_close(got, expected)
+
+
 def test_biases_beside_fsdp_and_tensor_axes(rng, bias, cotangent, x, mask):
     devices = np.array(jax.devices("cpu")).reshape(2, 2, 2)
     axes = dict(fsdp_axis="fsdp", expert_axis="expert", tensor_axis="tensor")
@@ -342,14 +360,15 @@ def test_nnx_parameters(rng):
     assert specs["wo_bias"] == P("x", None)
 
 
-def test_correction_bias_is_a_variable_of_the_router(rng, x, mask):
-    """It has no gradient, and counts of real tokens update it, as DeepSeek-V3 does."""
-    key = jax.random.key(int(rng.integers(2**31)))
-    layer = of_linen.MoE(F, E, 3, router=LinenRouter())
-    variables = nn.unbox(layer.init(key, x))
-    assert variables.keys() == {"params", "router"}
-    assert variables["router"]["router"]["correction_bias"].shape == (E,)
+def assert_counted(counts, logits, mask):
+    """The choices of the real tokens, of a router whose correction bias is zero."""
+    chosen = moe.route(logits, correction_bias=jnp.zeros(E), **DEEPSEEK).experts
+    expected = np.bincount(np.asarray(chosen)[mask].reshape(-1), minlength=E)
+    np.testing.assert_array_equal(counts, expected)
 
+
+def test_correction_bias_of_nnx(rng, x, mask):
+    """It has no gradient, and counts of real tokens update it, as in DeepSeek-V3."""
     layer = of_nnx.MoE(D, F, E, 3, router=NnxRouter(), rngs=nnx.Rngs(0))
 
     @nnx.jit
@@ -366,15 +385,23 @@ def test_correction_bias_is_a_variable_of_the_router(rng, x, mask):
 
     gradients, counts = step(layer, jnp.where(mask[..., None], x, np.nan))
     assert "router" not in nnx.to_pure_dict(gradients)
-    chosen = np.asarray(layer_choice(layer, x))[mask]
-    np.testing.assert_array_equal(counts, np.bincount(chosen.reshape(-1), minlength=E))
+    assert_counted(counts, layer.gate(x), mask)
     expected = 0.1 * np.sign(mask.sum() * 3 / E - np.asarray(counts))
     np.testing.assert_allclose(layer.router.correction_bias[...], expected, rtol=1e-6)
 
 
-def layer_choice(layer, x):
-    """The experts that the first step of the test above chose."""
-    return moe.route(layer.gate(x), correction_bias=jnp.zeros(E), **DEEPSEEK).experts
+def test_correction_bias_of_linen(rng, x, mask):
+    """It is no parameter, and the routing that a layer sows has the counts of real tokens."""
+    layer = of_linen.MoE(F, E, 3, router=LinenRouter())
+    variables = nn.unbox(layer.init(jax.random.key(int(rng.integers(2**31))), x))
+    assert variables.keys() == {"params", "router"}
+    assert variables["router"]["router"]["correction_bias"].shape == (E,)
+    padded = jnp.where(mask[..., None], x, np.nan)
+    _, sown = layer.apply(variables, padded, mask, mutable="intermediates")
+    (routing,) = sown["intermediates"]["routing"]
+    counts = moe.sort_by_expert(routing).group_sizes
+    logits = jnp.dot(x, variables["params"]["gate"]["kernel"], precision="highest")
+    assert_counted(counts, logits, mask)
 
 
 @LIBRARIES
