@@ -83,6 +83,7 @@ OPTIONS = {
     "gpt_oss": dict(top_k=2, biases=True, gate_bias=True, activation="swiglu_oai"),
     "llama_4": dict(top_k=1, router=LLAMA, apply_router_weight_on_input=True),
 }
+BOTH = dict(biases=True, gate_bias=True, bias_init=jax.nn.initializers.normal(1.0))
 ROUTERS = dict(deepseek_v3=deepseek_v3, gpt_oss=gpt_oss, llama_4=llama_4)
 MODELS = pytest.mark.parametrize("model", OPTIONS)
 
@@ -296,6 +297,24 @@ def test_fp8(on_mesh, library, mesh, rng, bias, cotangent, x, mask):
 
 
 @LIBRARIES
+def test_weights_quantised_in_advance(library, rng, x, mask):
+    """With biases and a mask too they give what weights quantised in the call do."""
+    options = OPTIONS["gpt_oss"] | dict(recipe=jgg.Recipe(), bias_init=BOTH["bias_init"])
+    if library == "nnx":
+        layer = of_nnx.MoE(D, F, E, **options, rngs=nnx.Rngs(int(rng.integers(2**31))))
+        expected, _ = layer(x, mask)
+        of_nnx.quantize(layer)
+        y, _ = layer(x, mask)
+    else:
+        layer = of_linen.MoE(F, E, **options)
+        params = nn.unbox(layer.init(jax.random.key(int(rng.integers(2**31))), x))["params"]
+        expected, _ = layer.apply({"params": params}, x, mask)
+        quantized = of_linen.quantize_params(params, jgg.Recipe())
+        y, _ = layer.apply({"params": params, "quantized": quantized}, x, mask)
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
+
+
+@LIBRARIES
 def test_no_real_token(library, rng, bias, cotangent, x):
     layer = layer_of(library, "gpt_oss", bias)
     nothing = np.zeros(x.shape[:-1], bool)
@@ -316,7 +335,6 @@ def test_bfloat16_experts_with_float32_biases(library, rng, bias, x):
     assert np.linalg.norm(y - expected) < 0.03 * np.linalg.norm(expected)
 
 
-BOTH = dict(biases=True, gate_bias=True, bias_init=jax.nn.initializers.normal(1.0))
 SHAPES = {
     "gate": {"kernel": (D, E), "bias": (E,)},
     "wi_0": (E, D, F),
