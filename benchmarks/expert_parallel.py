@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import math
 import os
 import statistics
 from collections.abc import Callable, Mapping
@@ -252,8 +253,7 @@ def table(results: Mapping) -> str:
                 + (f"   error {peer['error']['total']:.1e}" if "error" in peer else "")
                 + (f"   predicted {peer['predicted_us']:.0f}" if "predicted_us" in peer else "")
             )
-        if "choice" in record:
-            choice = record["choice"]
+        if choice := record.get("choice"):
             lines.append(
                 f"  it chose {choice['chosen_like']}, {choice['over_fastest']:.3f} times the "
                 f"fastest, {choice['fastest']}"
@@ -268,11 +268,13 @@ def choices(record: Mapping) -> dict[str, float | str]:
     medians = {
         name: peer["median_us"] for name, peer in record["peers"].items() if "median_us" in peer
     }
-    chosen = medians.pop("ours")
+    chosen = medians.pop("ours", math.nan)
+    if not medians:
+        return {}
     fastest = min(medians, key=lambda name: medians[name])
     return {
         "fastest": fastest,
-        "over_fastest": chosen / min(chosen, medians[fastest]),
+        "over_fastest": chosen / medians[fastest],
         "chosen_like": record["chosen_like"],
     }
 
@@ -304,8 +306,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def complete(options: argparse.Namespace) -> None:
     """Finds the layers."""
     options.compares_ways = options.layer is not None or "auto" in options.layers
-    if options.layer is None and options.compares_ways:
-        options.layer = [*LAYERS.values(), *UNTUNED]
+    if "auto" in options.layers:
+        options.layer = [*LAYERS.values(), *UNTUNED, *(options.layer or ())]
     if options.compares_ways:
         options.layers, options.ops = options.layer, [STEP]
     else:
