@@ -8,7 +8,7 @@ for each expert, so that neither direction nor a derivative asks other devices f
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -110,7 +110,7 @@ def exchange(
       all_arrive: whether rows to which nothing is sent are never looked at; they are undefined
         then, and zero otherwise.
     """
-    params = dict(axes=axes, num_rows=num_rows, all_arrive=all_arrive)
+    params: dict[str, Any] = dict(axes=axes, num_rows=num_rows, all_arrive=all_arrive)
     varying = varying_axes(rows, *ways.there) | frozenset(axes)
     operands = [vary_over(x, varying) for x in (rows, *ways.there, *ways.back)]
     # Traced here, where the mesh axes have their names; to lower it is to lower this.
