@@ -15,7 +15,8 @@ import jax.numpy as jnp
 
 from jax_grouped_gemm._src.autodiff import is_zero, tangent_of
 from jax_grouped_gemm._src.op import Op
-from jax_grouped_gemm._src.ragged import call, plan, reference
+from jax_grouped_gemm._src.partition import Dims
+from jax_grouped_gemm._src.ragged import call, plan, reference, slices
 from jax_grouped_gemm._src.ragged.bilinear import (
     BilinearOp,
     Fold,
@@ -43,6 +44,11 @@ def _noncontracting_aval(
     return NONCONTRACTING.result_aval(operands, (m, n), preferred_element_type)
 
 
+def _noncontracting_dims(*_, transpose_lhs, transpose_rhs, **params) -> Dims:
+    lhs, rhs = "km" if transpose_lhs else "mk", "gnk" if transpose_rhs else "gkn"
+    return Dims.of(lhs, rhs, "G", "o", to="mn", whole="Go")
+
+
 NONCONTRACTING = BilinearOp(
     name="ragged_noncontracting",
     operand_ranks=(2, 3, 1, 1),
@@ -52,6 +58,8 @@ NONCONTRACTING = BilinearOp(
     planner=plan.plan_noncontracting,
     call=call.ragged,
     reference=reference.ragged_noncontracting,
+    dims=_noncontracting_dims,
+    localizer=slices.of_groups,
 )
 
 
@@ -73,6 +81,11 @@ def _contracting_aval(
     return CONTRACTING.result_aval(operands, (num_groups, k, n), preferred_element_type)
 
 
+def _contracting_dims(*_, transpose_lhs, transpose_rhs, **params) -> Dims:
+    lhs, rhs = "mk" if not transpose_lhs else "km", "mn" if not transpose_rhs else "nm"
+    return Dims.of(lhs, rhs, "G", "o", to="gkn", whole="Go")
+
+
 CONTRACTING = BilinearOp(
     name="ragged_contracting",
     operand_ranks=(2, 2, 1, 1),
@@ -82,6 +95,8 @@ CONTRACTING = BilinearOp(
     planner=plan.plan_contracting,
     call=call.ragged,
     reference=reference.ragged_contracting,
+    dims=_contracting_dims,
+    localizer=slices.of_groups,
 )
 
 
