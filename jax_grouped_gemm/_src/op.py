@@ -80,8 +80,9 @@ class Op:
       call: called as `call(plan, *operands)`, for plans whose path is not "reference".
       reference: called as `reference(*operands, **params)`, without the parameters named above.
       multiple_results: whether the primitive returns a list.
-      dims: called as `dims(*operands, **params)`, gives the `partition.Dims` of the operation
-        without a batch dimension. By default devices split nothing but that.
+      dims: called as `dims(operands, results, **params)` with abstract arrays, gives the
+        `partition.Dims` of the operation without a batch dimension. By default devices split
+        nothing but that.
       localizer: called as `localizer(operands, params, split)` with a device's slices of the
         operands and a `partition.Split`, gives the operands and parameters with which the device
         computes its slice of the results. By default those are what they are.
@@ -173,7 +174,7 @@ class Op:
                 for x in results
             ]
             return partition.whole(unbatched, of_one).with_batch(operands, ranks)
-        dims = self.dims(*operands, **params)
+        dims = self.dims(operands, results, **params)
         return dims.with_batch(operands, self.operand_ranks) if self.operand_ranks else dims
 
     def localize(

@@ -120,6 +120,19 @@ class Dims:
         )
 
 
+def leading(operands: Sequence[Any], results: Sequence[Any], **params: Any) -> Dims:
+    """Dimensions of arrays of independent elements, whose others are whole; if all have as many."""
+    dims = whole(operands, results)
+    if len({x.shape[0] for x in (*operands, *results)}) > 1:
+        return dims
+    first = {letters[0] for letters in (*dims.operands, *dims.results)}
+
+    def named(every):
+        return tuple(("g", *letters[1:]) for letters in every)
+
+    return Dims(named(dims.operands), named(dims.results), dims.whole - first)
+
+
 def whole(operands: Sequence[Any], results: Sequence[Any]) -> Dims:
     """Dimensions none of which is split, but for a native batch that is added to them."""
     letters = (f"w{i}" for i in range(sum(x.ndim for x in (*operands, *results))))

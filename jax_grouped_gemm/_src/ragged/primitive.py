@@ -82,7 +82,7 @@ def _contracting_aval(
 
 
 def _contracting_dims(*_, transpose_lhs, transpose_rhs, **params) -> Dims:
-    lhs, rhs = "mk" if not transpose_lhs else "km", "mn" if not transpose_rhs else "nm"
+    lhs, rhs = "km" if transpose_lhs else "mk", "nm" if transpose_rhs else "mn"
     return Dims.of(lhs, rhs, "G", "o", to="gkn", whole="Go")
 
 
@@ -117,6 +117,11 @@ def _accumulate_aval(*operands, **_) -> jax.core.ShapedArray:
     return ACCUMULATE.result_aval(operands, accumulator.shape[-3:], accumulator.dtype)
 
 
+def _accumulate_dims(*_, transpose_lhs, transpose_rhs, **params) -> Dims:
+    lhs, rhs = "km" if transpose_lhs else "mk", "nm" if transpose_rhs else "mn"
+    return Dims.of("gkn", lhs, rhs, "G", "o", to="gkn", whole="Go")
+
+
 ACCUMULATE = Op(
     name="ragged_accumulate",
     operand_ranks=(3, 2, 2, 1, 1),
@@ -125,6 +130,8 @@ ACCUMULATE = Op(
     planner=plan.plan_accumulate,
     call=call.accumulate,
     reference=reference.ragged_accumulate,
+    dims=_accumulate_dims,
+    localizer=slices.of_accumulator,
 )
 
 

@@ -26,13 +26,23 @@ def of_groups(
         sizes = sizes_in_slice(sizes, split)
     if split.splits("g"):
         offset = offset + split.first("g")
-        params = {name: x for name, x in params.items()}
+        params = dict(params)
         if "num_groups" in params:
             params["num_groups"] = split.part("g")
         if "zeroes_unowned" in params:
             # The rows of other devices' groups are terms of a sum.
             params["zeroes_unowned"] = True
     return (*others, sizes, offset), params
+
+
+def of_accumulator(
+    operands: Sequence[jax.Array], params: dict[str, Any], split: Split
+) -> tuple[Sequence[jax.Array], dict[str, Any]]:
+    """The same of an accumulating product: what it adds to counts once in the sum of devices."""
+    (accumulator, *others), params = of_groups(operands, params, split)
+    if split.splits("m"):
+        accumulator = jnp.where(split.first("m") == 0, accumulator, 0)
+    return (accumulator, *others), params
 
 
 def sizes_in_slice(sizes: jax.Array, split: Split) -> jax.Array:
