@@ -145,7 +145,7 @@ class Op:
         return sizes[0] if sizes else None
 
     def result_aval(self, operands: Sequence[Any], shape: tuple[int, ...], dtype: np.dtype) -> Any:
-        """Abstract result of unbatched `shape`, with the operands' batch and varying manual axes."""
+        """Abstract result of unbatched `shape`, with the operands' batch and varying axes."""
         batch_size = self.batch_size(operands)
         shape = shape if batch_size is None else (batch_size, *shape)
         return self.unsharded_aval(operands, shape, dtype)
@@ -153,7 +153,7 @@ class Op:
     def unsharded_aval(
         self, operands: Sequence[Any], shape: tuple[int, ...], dtype: np.dtype
     ) -> Any:
-        """Abstract result of `shape` and `dtype` that varies over the operands' manual mesh axes."""
+        """Abstract result of `shape` and `dtype`, with the operands' varying manual axes."""
         on_mesh = next((x for x in operands if not x.sharding.mesh.empty), operands[0])
         sharding = NamedSharding(on_mesh.sharding.mesh, PartitionSpec(*[None] * len(shape)))
         return on_mesh.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)

@@ -11,8 +11,8 @@ An operation declares its dimensions once, as a letter each, see `Dims`. What fo
 
 Derivatives, vmap, scan and remat need nothing: the primitives that they bind are split likewise.
 
-This is the one module that relies on internals of JAX: the devices are in the lowering context of
-primitives that are listed in `jax._src.dispatch`. Without that entry, calls lower as for one device.
+This module relies on internals of JAX: the devices are in the lowering context of primitives that
+are listed in `jax._src.dispatch`. Without that entry, calls lower as for one device.
 """
 
 from __future__ import annotations
@@ -109,9 +109,9 @@ class Dims:
         in_order = dict.fromkeys(
             letter for letters in (*self.operands, *self.results) for letter in letters
         )
-        some_sum = {x for i in range(len(self.results)) for x in self.summed(i)}
         # A letter that only some results lack is no reduction to XLA, which would sum all.
-        reduced = {x for x in some_sum if all(x in self.summed(i) for i in range(len(self.results)))}
+        every_sum = [set(self.summed(i)) for i in range(len(self.results))]
+        reduced = set.intersection(*every_sum) if every_sum else set()
         return SdyShardingRule(
             tuple(ArrayMapping(*letters) for letters in self.operands),
             tuple(ArrayMapping(*letters) for letters in self.results),
@@ -175,9 +175,8 @@ class Split:
         wanted: dict[str, Axes] = {}
         for letters, spec in zip((*dims.operands, *dims.results), specs, strict=False):
             for letter, entry in zip(letters, spec, strict=False):
-                entry = (entry,) if isinstance(entry, str) else tuple(entry or ())
                 if entry and letter not in dims.whole:
-                    wanted.setdefault(letter, entry)
+                    wanted.setdefault(letter, names_of(entry))
         summed = {letter for i in range(len(dims.results)) for letter in dims.summed(i)}
         order = sorted(wanted, key=lambda letter: FIRST.index(letter) if letter in FIRST else 2)
         axes, devices, taken = {}, {}, set()
@@ -218,12 +217,15 @@ def local(op: Any, dims: Dims, split: Split, params: Mapping[str, Any]) -> Calla
             tuple(axis for letter in dims.summed(i) for axis in split.axes.get(letter, ()))
             for i in range(len(results))
         ]
-        results = [
-            lax.psum(x, axes) if axes else x for x, axes in zip(results, sums, strict=True)
-        ]
+        results = [lax.psum(x, axes) if axes else x for x, axes in zip(results, sums, strict=True)]
         return results if op.multiple_results else results[0]
 
     return function
+
+
+def names_of(entry: str | Sequence[str] | None) -> Axes:
+    """The mesh axes of an entry of a `PartitionSpec`."""
+    return (entry,) if isinstance(entry, str) else tuple(entry or ())
 
 
 def mesh_of(operands: Sequence[Any]) -> Any:
@@ -365,9 +367,7 @@ def _log_gathers(op, dims, split, operands, mesh) -> None:
     specs, _ = dims.specs(split.axes)
     for number, (x, spec) in enumerate(zip(operands, specs, strict=True)):
         for axis, (had, has) in enumerate(zip(x.sharding.spec, spec, strict=False)):
-            had = (had,) if isinstance(had, str) else tuple(had or ())
-            has = (has,) if isinstance(has, str) else tuple(has or ())
-            if lost := [name for name in had if name not in has]:
+            if lost := [name for name in names_of(had) if name not in names_of(has)]:
                 size = math.prod(x.shape) * x.dtype.itemsize
                 logger.debug(
                     "%s gathers dimension %d of operand %d, %s%s, over %s: %d bytes in full",

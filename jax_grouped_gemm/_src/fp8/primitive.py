@@ -228,9 +228,7 @@ def quantize_rows(x, **params) -> list[jax.Array]:
     return ROWS.bind(x, **params)
 
 
-ROWS = _quantizer(
-    "quantize_rows", (2,), plan.plan_quantize_rows, reference.quantize_rows, leading
-)
+ROWS = _quantizer("quantize_rows", (2,), plan.plan_quantize_rows, reference.quantize_rows, leading)
 
 
 def quantize_tokens(x, rows, **params) -> list[jax.Array]:
