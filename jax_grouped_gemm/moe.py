@@ -230,6 +230,7 @@ def dropless_mlp(
 def _on_device(
     tokens: tuple[jax.Array, Routing],
     whole: dict[str, Any],
+    _axes: tuple[str, ...],
     *,
     activation: Activation,
     weights_on_input: bool,

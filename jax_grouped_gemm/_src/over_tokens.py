@@ -28,11 +28,12 @@ def over_tokens(
     whole: Any,
     token_axes: AxisNames | None,
 ) -> jax.Array:
-    """`layer(tokens, whole)`, on each device for the tokens that it has.
+    """`layer(tokens, whole, axes)`, on each device for the tokens that it has.
 
     Args:
       function: the public function, for messages.
-      layer: returns an array whose leading dimensions are those of the tokens, and one more.
+      layer: returns an array whose leading dimensions are those of the tokens, and one more. `axes`
+        are the mesh axes along which their first dimension is split here.
       tokens: arrays [..., any] with the same leading dimensions, a pytree. The first decides.
       whole: arrays that every device needs in full, a pytree.
       token_axes: the auto mesh axes along which the first dimension is split: all of them whose
@@ -47,7 +48,7 @@ def over_tokens(
     leading = _leading_spec(x, axes)
     # Inside a `jax.shard_map` its caller has split the tokens.
     if not any(leading) or AxisType.Manual in mesh.axis_types:
-        return layer(tokens, whole)
+        return layer(tokens, whole, ())
 
     def spec_of(operand):
         spec = P(*leading, None)
@@ -70,7 +71,8 @@ def over_tokens(
     whole_specs, whole = split(whole, gathered_there)
 
     def on_device(tokens, whole):
-        return layer(tokens, jax.tree.map(_gathered, whole, whole_specs))
+        whole = jax.tree.map(_gathered, whole, whole_specs)
+        return layer(tokens, whole, names_of(leading[0]))
 
     return jax.shard_map(
         on_device, mesh=mesh, in_specs=(token_specs, whole_specs), out_specs=P(*leading, None)

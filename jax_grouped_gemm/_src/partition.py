@@ -191,6 +191,11 @@ class Split:
             taken.update(free)
         return cls(axes, devices, sizes)
 
+    @classmethod
+    def of_rows(cls, axes: Axes, rows: int) -> Split:
+        """Of the rows alone, along manual mesh axes."""
+        return cls({ROWS: axes}, {ROWS: lax.axis_size(axes)}, {ROWS: rows})
+
     def splits(self, letter: str) -> bool:
         """Whether that dimension is split."""
         return letter in self.axes

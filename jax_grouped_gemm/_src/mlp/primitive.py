@@ -54,6 +54,8 @@ OF_ROWS = dict(x="TD", x_dot="TD", rows="m", inverse="Tk", count="c")
 
 
 def _dims(names, to, whole) -> Dims:
+    """Dimensions of operands of those names. With a bias of the result, F must be whole: otherwise
+    each device of a sum would add it."""
     letters = LETTERS | (OF_ROWS if "rows" in names else {})
     if "rows" in names:
         whole += "mTkc"
@@ -100,7 +102,7 @@ BIASED = Op(
     planner=plan.plan_biased,
     call=call.biased,
     reference=reference.biased_ragged_dot,
-    dims=lambda *_, names, **params: _dims(names, "mD", "gF"),  # a bias is added once
+    dims=lambda *_, names, **params: _dims(names, "mD", "gF" if "bo" in names else "g"),
     localizer=slices.of_groups,
 )
 
@@ -183,7 +185,7 @@ TANGENT = Op(
     planner=plan.plan_tangent,
     call=call.tangent,
     reference=reference.ragged_mlp_tangent,
-    dims=lambda *_, names, **params: _dims(names, "mD", "DFUg"),
+    dims=lambda *_, names, **params: _dims(names, "mD", "DgF" if "bo" in names else "Dg"),
     localizer=slices.of_groups,
 )
 
