@@ -52,17 +52,20 @@ Axes = tuple[str, ...]
 class Dims:
     """The dimensions of an operation, a letter each; equal letters are one dimension.
 
-    A letter that a result lacks and that is not `whole` is summed: devices that have parts of it
-    compute terms of the result. Everything else that is not `whole` is independent.
+    A letter that a result lacks and that is neither `whole` nor `apart` is summed: devices that have
+    parts of it compute terms of the result. Everything else that is not `whole` is independent.
 
     Attributes:
       operands, results: the letters of each, in order.
       whole: letters of dimensions that every device needs in full.
+      apart: letters that results without them do not depend on, as those of another problem of a
+        list.
     """
 
     operands: tuple[Letters, ...]
     results: tuple[Letters, ...]
     whole: frozenset[str] = frozenset()
+    apart: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, *operands: str, to: str | Sequence[str], whole: str = "") -> Dims:
@@ -80,6 +83,7 @@ class Dims:
             tuple((BATCH, *letters) if is_batched else letters for letters, is_batched in named),
             tuple((BATCH, *letters) for letters in self.results),
             self.whole,
+            self.apart,
         )
 
     def sizes(self, operands: Sequence[Any], results: Sequence[Any]) -> dict[str, int]:
@@ -94,7 +98,8 @@ class Dims:
     def summed(self, result: int) -> Letters:
         """Letters over whose parts result number `result` is a sum."""
         every = dict.fromkeys(letter for letters in self.operands for letter in letters)
-        return tuple(x for x in every if x not in self.whole and x not in self.results[result])
+        unsummed = {*self.whole, *self.apart, *self.results[result]}
+        return tuple(x for x in every if x not in unsummed)
 
     def specs(self, axes: Mapping[str, Axes]) -> tuple[list[PartitionSpec], list[PartitionSpec]]:
         """How operands and results are split, if each letter is along those mesh axes."""
@@ -169,7 +174,7 @@ class Split:
     ) -> Split:
         """Gives mesh axes to letters, as `specs` of operands, and perhaps of results, have them.
 
-        An axis belongs to one letter. A letter stays whole that has to, or that is summed and does
+        An axis belongs to one letter, or to several that are `apart`. A letter stays whole that has to, or that is summed and does
         not divide: what pads it would be summed as well.
         """
         wanted: dict[str, Axes] = {}
@@ -182,6 +187,8 @@ class Split:
         axes, devices, taken = {}, {}, set()
         for letter in order:
             free = tuple(axis for axis in wanted[letter] if axis not in taken)
+            if letter in dims.apart:
+                free = wanted[letter]
             count = math.prod(mesh_shape[axis] for axis in free)
             if count == 1 or sizes[letter] < count:
                 continue
@@ -270,7 +277,7 @@ def typed(op: Any, operands: Sequence[Any], results: Sequence[Any], params) -> l
 
 
 def as_type(x: Any, aval: Any) -> Any:
-    """A cotangent split over explicit mesh axes as the operand is that it belongs to."""
+    """A tangent or cotangent split over explicit mesh axes as the value is that it belongs to."""
     if not isinstance(x, jax.Array) or not (is_split_explicitly([aval, jax.typeof(x)])):
         return x
     if jax.typeof(x).sharding == aval.sharding:
@@ -316,6 +323,8 @@ def _over_explicit_axes(op, avals, results, params, mesh) -> Callable[..., Any]:
             in_specs=tuple(in_specs),
             out_specs=out_specs if op.multiple_results else out_specs[0],
             axis_names=explicit,
+            # A result that is whole is the same everywhere, though it stands beside split ones.
+            check_vma=False,
         )(*placed)
 
     return function

@@ -69,20 +69,19 @@ class ListOp(Op):
 
 def _dims(operands, results, *, num_problems, **params) -> Dims:
     """Each stack may be split by matrices; scales of one number for all are not."""
-    dims, stacks = whole(operands, results), set()
+    dims = whole(operands, results)
+    stacks = tuple(f"s{problem}" for problem in range(num_problems))
 
     def named(i, letters, x):
         problem = i % num_problems
-        if x.shape[0] != results[problem].shape[0]:
-            return letters
-        stacks.add(letters[0])
-        return (f"s{problem}", *letters[1:])
+        is_stack = x.shape[0] == results[problem].shape[0]
+        return (stacks[problem], *letters[1:]) if is_stack else letters
 
     every = [
         tuple(named(i, letters, x) for i, (letters, x) in enumerate(zip(some, arrays, strict=True)))
         for some, arrays in ((dims.operands, operands), (dims.results, results))
     ]
-    return Dims(*every, dims.whole - stacks)
+    return Dims(*every, dims.whole, frozenset(stacks))
 
 
 def split(

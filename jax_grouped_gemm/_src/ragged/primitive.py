@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from jax_grouped_gemm._src.autodiff import is_zero, tangent_of
 from jax_grouped_gemm._src.op import Op
-from jax_grouped_gemm._src.partition import Dims
+from jax_grouped_gemm._src.partition import Dims, as_type
 from jax_grouped_gemm._src.ragged import call, plan, reference, slices
 from jax_grouped_gemm._src.ragged.bilinear import (
     BilinearOp,
@@ -209,7 +209,8 @@ def _accumulate_jvp(primals, tangents, **params):
         terms.append(product(lhs_dot, rhs, *indices))
     if not is_zero(rhs_dot):
         terms.append(product(lhs, rhs_dot, *indices))
-    return out, tangent_of(out, terms)
+    # The types of both factors say nothing of how the accumulator is split.
+    return out, tangent_of(out, [as_type(term, jax.typeof(out)) for term in terms])
 
 
 def _accumulate_batching(operands, dims, **params):
