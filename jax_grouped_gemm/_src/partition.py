@@ -52,8 +52,8 @@ Axes = tuple[str, ...]
 class Dims:
     """The dimensions of an operation, a letter each; equal letters are one dimension.
 
-    A letter that a result lacks and that is neither `whole` nor `apart` is summed: devices that have
-    parts of it compute terms of the result. Everything else that is not `whole` is independent.
+    A letter that a result lacks and that is neither `whole` nor `apart` is summed: devices that
+    have parts of it compute terms of the result. All else that is not `whole` is independent.
 
     Attributes:
       operands, results: the letters of each, in order.
@@ -174,8 +174,8 @@ class Split:
     ) -> Split:
         """Gives mesh axes to letters, as `specs` of operands, and perhaps of results, have them.
 
-        An axis belongs to one letter, or to several that are `apart`. A letter stays whole that has to, or that is summed and does
-        not divide: what pads it would be summed as well.
+        An axis belongs to one letter, or to several that are `apart`. A letter stays whole that
+        has to, or that is summed and does not divide: what pads it would be summed as well.
         """
         wanted: dict[str, Axes] = {}
         for letters, spec in zip((*dims.operands, *dims.results), specs, strict=False):
