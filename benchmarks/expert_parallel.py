@@ -12,6 +12,10 @@ is one GPU's share of the layer without any communication: T tokens and E/N expe
 the time of `local` over that of a strategy. Backward passes start from the forward pass's result,
 so that nothing of them can be done before. `links` are the layer's collectives by themselves.
 
+With `--layer T,D,F,E,K`, which may be given several times, it measures a step of that layer in each
+way that `moe.expert_parallel_mlp` could choose (T tokens a GPU), and what it does choose: how far
+that is from the fastest. `--layers auto` stands for the layers above and six more.
+
 Times are wall times of a queue of calls, by the host's clock.
 """
 
@@ -20,9 +24,11 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import math
 import os
 import statistics
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 # Multicast memory is not everybody's to use on a shared host.
 os.environ.setdefault("NCCL_NVLS_ENABLE", "0")
@@ -45,17 +51,38 @@ from benchmarks.peers.expert_parallel import (  # noqa: E402
     AXIS,
     SPLIT,
     STRATEGIES,
+    WAYS,
     Problem,
     QueuedCall,
     mesh_of,
     naive,
     peers,
     result_and_gradients,
+    ways,
 )
 from jax_grouped_gemm import moe  # noqa: E402
+from jax_grouped_gemm._src.expert_parallel.prediction import Shape, choose, predict  # noqa: E402
 
 # Of products and sums whose intermediate results are rounded to bfloat16 in between.
 TOLERANCE = 0.02
+
+
+def random_layers(seed: int, count: int = 4) -> list[tuple[int, int, int, int, int]]:
+    """T, D, F, E and k of layers as they might be, whose step takes two GPUs milliseconds."""
+    rng = np.random.default_rng(seed)
+    found: list[tuple[int, int, int, int, int]] = []
+    while len(found) < count:
+        tokens = 2 ** int(rng.integers(11, 15))
+        embed = 128 * int(rng.integers(8, 57))
+        hidden = 64 * int(rng.integers(4, 65))
+        experts = 8 * int(rng.integers(1, 33))
+        top_k = int(rng.integers(1, 9))
+        flops = 18 * tokens * top_k * embed * hidden
+        weights = 3 * experts * embed * hidden
+        if 1e12 < flops < 6e12 and weights < 3e9 and top_k <= experts:
+            found.append((tokens, embed, hidden, experts, top_k))
+    return found
+
 
 LAYERS = {
     layer.name: layer
@@ -66,6 +93,16 @@ LAYERS = {
     )
 }
 """Tokens are those of one GPU."""
+
+UNTUNED = tuple(
+    Layer(f"t{t}_d{d}_f{f}_e{e}_k{k}", t, d, f, e, k)
+    for t, d, f, e, k in (
+        (8192, 2048, 512, 512, 10),
+        (8192, 2880, 2880, 32, 4),
+        *random_layers(2026),
+    )
+)
+"""Layers that nobody tuned anything for."""
 
 TINY = Layer("tiny", 48, 64, 32, 8, 2)
 OPS = (FORWARD, STEP)
@@ -97,8 +134,7 @@ def _random_operands(problem_shape, devices, key):
 
 def operands_of(layer: Layer, devices: int, seed: int) -> tuple[jax.Array, ...]:
     """x, experts, weights, wi_0, wi_1 and wo, split over the devices; every choice is as likely."""
-    shape = (layer.tokens, layer.embed, layer.hidden, layer.experts, layer.top_k)
-    made = _random_operands(shape, devices, jax.random.key(seed))
+    made = _random_operands(_numbers(layer), devices, jax.random.key(seed))
     return jax.device_put(made, NamedSharding(mesh_of(devices), SPLIT))
 
 
@@ -206,24 +242,58 @@ def table(results: Mapping) -> str:
         for name, peer in record["peers"].items():
             if "median_us" not in peer:
                 reason = peer.get("reason", "")[:80]
-                lines.append(f"  {name:22} {peer['status']} {reason}")
+                lines.append(f"  {name:34} {peer['status']} {reason}")
                 continue
             fraction = record["fractions"].get(name)
             size = peer.get("temporary_bytes")
             lines.append(
-                f"  {name:22}{peer['median_us']:9.0f} us"
+                f"  {name:34}{peer['median_us']:9.0f} us"
                 + (f"   fraction {fraction:.3f}" if fraction else " " * 17)
                 + (f"   {size / 2**20:7.0f} MiB" if size is not None else "")
                 + (f"   error {peer['error']['total']:.1e}" if "error" in peer else "")
+                + (f"   predicted {peer['predicted_us']:.0f}" if "predicted_us" in peer else "")
+            )
+        if choice := record.get("choice"):
+            lines.append(
+                f"  it chose {choice['chosen_like']}, {choice['over_fastest']:.3f} times the "
+                f"fastest, {choice['fastest']}"
             )
         for name, link in record.get("links", {}).items():
             lines.append(f"  link {name:17}{link['us']:9.0f} us   {link['gb_per_s']:.0f} GB/s")
     return "\n".join(lines)
 
 
+def choices(record: Mapping) -> dict[str, float | str]:
+    """What the layer chose beside the fastest way, and the difference."""
+    medians = {
+        name: peer["median_us"] for name, peer in record["peers"].items() if "median_us" in peer
+    }
+    chosen = medians.pop("ours", math.nan)
+    if not medians:
+        return {}
+    fastest = min(medians, key=lambda name: medians[name])
+    return {
+        "fastest": fastest,
+        "over_fastest": chosen / medians[fastest],
+        "chosen_like": record["chosen_like"],
+    }
+
+
+def _layer(text: str) -> Layer:
+    numbers = [int(number) for number in text.split(",")]
+    if len(numbers) != 5 or min(numbers) < 1:
+        raise argparse.ArgumentTypeError(f"must be T,D,F,E,K, five positive integers, got {text!r}")
+    t, d, f, e, k = numbers
+    return Layer(f"t{t}_d{d}_f{f}_e{e}_k{k}", t, d, f, e, k)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Layers, what of them, and over how many devices."""
-    parser.add_argument("--layers", nargs="+", default=list(LAYERS), choices=LAYERS, metavar="NAME")
+    parser.add_argument(
+        "--layers", nargs="+", default=list(LAYERS), choices=[*LAYERS, "auto"], metavar="NAME"
+    )
+    parser.add_argument("--layer", action="append", type=_layer, metavar="T,D,F,E,K")
+    parser.add_argument("--workers", type=int, default=os.cpu_count(), help="that compile")
     parser.add_argument("--ops", nargs="+", default=list(OPS), choices=OPS)
     parser.add_argument("--devices", type=int, help="by default all that there are")
     parser.add_argument(
@@ -235,7 +305,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def complete(options: argparse.Namespace) -> None:
     """Finds the layers."""
-    options.layers = [TINY] if options.dry_run else [LAYERS[name] for name in options.layers]
+    options.compares_ways = options.layer is not None or "auto" in options.layers
+    if "auto" in options.layers:
+        options.layer = [*LAYERS.values(), *UNTUNED, *(options.layer or ())]
+    if options.compares_ways:
+        options.layers, options.ops = options.layer, [STEP]
+    else:
+        options.layers = [LAYERS[name] for name in options.layers]
+    if options.dry_run:
+        options.layers = [TINY]
     options.devices = options.devices or len(jax.devices())
     if options.devices > len(jax.devices()):
         raise ValueError(f"--devices: there are {len(jax.devices())}, got {options.devices}")
@@ -248,7 +326,10 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
     devices = options.devices
     inputs = LatestInputs(lambda layer: operands_of(layer, devices, options.seed))
     wanted = {*options.strategies, *options.peers}
-    compared = [peer for peer in peers() if peer.name in wanted]
+    compared = ways() if options.compares_ways else [p for p in peers() if p.name in wanted]
+    problems = [Problem(layer, op, devices) for layer in options.layers for op in options.ops]
+    if options.compares_ways:
+        _compile_before(compared, problems, options.workers)
 
     def measure(problem: Problem) -> dict:
         operands = inputs.of(problem.layer)
@@ -258,15 +339,50 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
                 size = peer.temporary_bytes[problem]
                 record["peers"][peer.name]["temporary_bytes"] = size
         record["fractions"] = fractions(record)
+        if options.compares_ways:
+            shape = _shape_of(problem)
+            record["chosen_like"] = _chosen(shape)
+            for name, way in WAYS.items():
+                seconds = predict(shape, **way, copy_engines=True).step_seconds
+                record["peers"].get(name, {})["predicted_us"] = seconds * 1e6
+            record["choice"] = choices(record)
         if problem.op == FORWARD:
             record["links"] = measure_links(problem.layer, devices, options.rounds)
         return record
 
     return [
-        Job(f"{layer.name}/{op}", functools.partial(measure, Problem(layer, op, devices)))
-        for layer in options.layers
-        for op in options.ops
+        Job(f"{problem.layer.name}/{problem.op}", functools.partial(measure, problem))
+        for problem in problems
     ]
+
+
+def _shape_of(problem: Problem) -> Shape:
+    return Shape(*_numbers(problem.layer), problem.devices)
+
+
+def _chosen(shape: Shape) -> str:
+    """The name of the way that the layer chooses."""
+    chosen = choose(shape)
+    options = {name: getattr(chosen, name) for name in ("strategy", "combine", "overlap", "save")}
+    return next(n for n, way in WAYS.items() if all(options[o] == x for o, x in way.items()))
+
+
+def _compile_before(compared, problems, workers: int) -> None:
+    """Compiles everything at once: XLA does that without Python's lock."""
+    with ThreadPoolExecutor(workers) as pool:
+        for problem in problems:
+            split = NamedSharding(mesh_of(problem.devices), SPLIT)
+            shapes = jax.eval_shape(
+                functools.partial(_random_operands, _numbers(problem.layer), problem.devices),
+                jax.random.key(0),
+            )
+            avals = [jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=split) for x in shapes]
+            for peer in compared:
+                pool.submit(peer.compile_before, problem, *avals)
+
+
+def _numbers(layer: Layer) -> tuple[int, ...]:
+    return layer.tokens, layer.embed, layer.hidden, layer.experts, layer.top_k
 
 
 def texts(results: Mapping) -> list[str]:

@@ -25,7 +25,7 @@ from benchmarks.harness.peer import Role
 from benchmarks.harness.session import Job, Session
 from jax_grouped_gemm.demo.data import load_corpus
 from jax_grouped_gemm.demo.presets import PRESETS, Preset
-from jax_grouped_gemm.demo.train import TrainingRun, train
+from jax_grouped_gemm.demo.train import OutOfMemory, TrainingRun, train
 
 OURS = object()  # stands for the kernels, pinned where there is a GPU
 # By name: role, implementation of the ragged matmul, and recipe.
@@ -38,14 +38,14 @@ PEERS: dict[str, tuple[Role, Any, jgg.Recipe | None]] = {
 
 
 def record(
-    model: str, preset: Preset, seed: int, runs: Mapping[str, TrainingRun | Exception]
+    model: str, preset: Preset, seed: int, runs: Mapping[str, TrainingRun | OutOfMemory]
 ) -> dict:
     """A record of all runs; ratios are of the times of a step."""
     peers: dict[str, dict] = {}
     for name, run in runs.items():
         peers[name] = {"role": PEERS[name][0].value}
-        if isinstance(run, Exception):
-            peers[name] |= {"status": "failed", "reason": str(run).splitlines()[0]}
+        if isinstance(run, OutOfMemory):
+            peers[name] |= {"status": "failed", "reason": str(run)}
             continue
         peers[name] |= {
             "status": "measured",
@@ -60,7 +60,11 @@ def record(
         "op": "training",
         "seed": seed,
         "peers": peers,
-        "ratios": {name: time / times["ours"] for name, time in times.items() if name != "ours"},
+        "ratios": {
+            name: time / times["ours"]
+            for name, time in times.items()
+            if "ours" in times and name != "ours"
+        },
     }
 
 
@@ -105,7 +109,7 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
     pinned = "cuda" if jax.default_backend() == "gpu" else None
     corpus = load_corpus()
 
-    def run(peer: str) -> TrainingRun | Exception:
+    def run(peer: str) -> TrainingRun | OutOfMemory:
         _, implementation, recipe = PEERS[peer]
         try:
             return train(
@@ -117,10 +121,8 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
                 steps=steps,
                 seed=options.seed,
             )
-        except jax.errors.JaxRuntimeError as error:  # out of memory
-            if peer == "ours":
-                raise
-            return error
+        except OutOfMemory as failure:
+            return failure
 
     def compare() -> dict:
         # Stock JAX first, which needs most memory, while that is in one piece.

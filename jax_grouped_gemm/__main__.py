@@ -47,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if "cuda" in implementations and reason is not None:
         parser.error(f"--implementation cuda: {reason}")
     try:
-        from jax_grouped_gemm.demo.train import train
+        from jax_grouped_gemm.demo.train import OutOfMemory, TrainingRun, train
     except ImportError as error:
         parser.error(
             f"training needs more packages ({error}); "
@@ -80,6 +80,9 @@ def main(argv: Sequence[str] | None = None) -> None:
                 parser.error(f"--devices must divide the {size} {what}, got {args.devices}")
         print(report.expert_parallelism(preset, args.devices), end="\n\n")
     runs = []
+    outcomes: list[
+        TrainingRun | OutOfMemory
+    ] = []  # of all implementations, those that ran out of memory too
     interrupted = False
     for implementation, recipe in runs_to_make:
         try:
@@ -96,12 +99,17 @@ def main(argv: Sequence[str] | None = None) -> None:
         except KeyboardInterrupt:
             interrupted = True
             break
+        except OutOfMemory as failure:
+            outcomes.append(failure)
+            print(f"\n{failure.implementation}: {failure}\n", flush=True)
+            continue
         runs.append(run)
+        outcomes.append(run)
         print("", report.result(run), "", sep="\n", flush=True)
         if interrupted := run.interrupted:
             break
-    if len(runs) > 1:
-        print(report.comparison(runs))
+    if len(outcomes) > 1:
+        print(report.comparison(outcomes))
     elif runs:
         print("Next: --compare trains with stock JAX too and shows the ratio of the speeds.")
     if args.output and runs:
@@ -110,6 +118,8 @@ def main(argv: Sequence[str] | None = None) -> None:
             print("No loss.png, which needs Matplotlib: pip install matplotlib")
     if interrupted:
         raise KeyboardInterrupt
+    if not runs:
+        raise SystemExit("No training ran: the model does not fit into the device's memory.")
 
 
 def make_parser() -> argparse.ArgumentParser:

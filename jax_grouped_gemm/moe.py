@@ -44,6 +44,7 @@ from jax_grouped_gemm._src.arguments import (
     as_array,
     canonical_offset,
     checked_boolean,
+    checked_int,
     run_group_checks,
 )
 from jax_grouped_gemm._src.arrays import at_least_float32, vary_over, varying_axes
@@ -88,6 +89,7 @@ from jax_grouped_gemm._src.rows.routing import Routing as Routing
 from jax_grouped_gemm._src.rows.routing import auxiliary_losses as auxiliary_losses
 from jax_grouped_gemm._src.rows.routing import check_routing
 from jax_grouped_gemm._src.rows.routing import load_balancing_loss as load_balancing_loss
+from jax_grouped_gemm._src.rows.routing import mask_tokens as mask_tokens
 from jax_grouped_gemm._src.rows.routing import route as route
 from jax_grouped_gemm._src.rows.routing import router_z_loss as router_z_loss
 
@@ -134,6 +136,32 @@ def gated_activation(
         if operand is not None:
             check_real("gated_activation", name, operand, gate)
     return composed.recomputed_hidden(activation, gate, up, weights)
+
+
+def deinterleave(gate_up: jax.Array, axis: int = -1) -> tuple[jax.Array, jax.Array]:
+    """Splits gate and up projections that alternate along an axis, as in checkpoints of GPT-OSS.
+
+    Args:
+      gate_up: matrices [..., 2 F] or their biases, JAX or NumPy: gate, up, gate, up, and so on.
+      axis: the axis that has size 2 F.
+
+    Returns:
+      gate and up, [..., F] each: `wi_0` and `wi_1`, or their biases. Concatenated along the last
+      axis they are the matrix of `gated_ragged_dot(..., concatenated=True)`.
+
+    Raises:
+      TypeError: `gate_up` is no array, or has no such axis, or one of odd size.
+    """
+    shape = getattr(gate_up, "shape", None)
+    if shape is None:
+        raise TypeError(f"deinterleave: gate_up must be an array, got {type(gate_up).__name__}")
+    axis = checked_int("deinterleave: axis", axis)
+    if not -len(shape) <= axis < len(shape) or shape[axis] % 2:
+        raise TypeError(
+            f"deinterleave: gate_up must have an axis {axis} of even size, got {tuple(shape)}"
+        )
+    before = (slice(None),) * (axis % len(shape))
+    return gate_up[(*before, slice(0, None, 2))], gate_up[(*before, slice(1, None, 2))]
 
 
 def dropless_mlp(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable, Sequence
@@ -43,6 +44,19 @@ STRATEGIES: dict[str, dict] = {
     "tokens_fp8": dict(dispatch_recipe=jgg.Recipe()),
     "nccl_tokens_fp8": dict(dispatch_recipe=jgg.Recipe()),
 }
+WAYS: dict[str, dict] = {
+    f"all_gather-{combine}-{'beside' if overlap else 'apart'}-{save}": dict(
+        strategy="all_gather", combine=combine, overlap=overlap, save=save
+    )
+    for combine in ("ppermute", "all_to_all", "psum_scatter")
+    for overlap in (True, False)
+    for save in ("x", "rows")
+} | {
+    f"ragged_all_to_all-{save}": dict(strategy="ragged_all_to_all", save=save)
+    for save in ("x", "rows")
+}
+"""Every way of a layer that drops no row and does not compute its forward pass twice."""
+
 WITH_NCCL = tuple(name for name in STRATEGIES if "nccl" in name)
 """What is compiled without the package's options; all others have copy engines send ppermutes."""
 
@@ -238,6 +252,7 @@ class MeshPeer:
         self._alone = alone
         self._copy_engines = copy_engines
         self._tolerance = tolerance
+        self._compiled: dict[Problem, jax.stages.Compiled] = {}
 
     def unavailable_reason(self) -> str | None:
         """On a GPU the kernels have to be there; elsewhere the reference runs."""
@@ -252,18 +267,39 @@ class MeshPeer:
         """
         if self._alone:
             operands = share_of_first_device(problem, operands)
-        function = jax.jit(result_and_gradients(self._make(problem), problem.op))
-        mesh = mesh_of(problem.devices)
-        options = moe.expert_parallel_compiler_options(mesh) if self._copy_engines else {}
-        try:
-            compiled = function.lower(*operands).compile(options)
-        except NotImplementedError as error:
-            raise NotOffered(str(error)) from error
+        compiled = self._compiled.pop(problem, None) or self._compile(problem, *operands)
         memory = compiled.memory_analysis()
         if memory is not None:
             self.temporary_bytes[problem] = memory.temp_size_in_bytes
         jax.block_until_ready(compiled(*operands))
         return QueuedCall(lambda: compiled(*operands), self._tolerance)
+
+    def compile_before(self, problem: Problem, *operands: jax.ShapeDtypeStruct) -> None:
+        """Compiles the function for arrays that need not be there yet; `prepare` takes that."""
+        with contextlib.suppress(NotOffered):  # which `prepare` says
+            self._compiled[problem] = self._compile(problem, *operands)
+
+    def _compile(self, problem: Problem, *operands) -> jax.stages.Compiled:
+        function = jax.jit(result_and_gradients(self._make(problem), problem.op))
+        mesh = mesh_of(problem.devices)
+        options = moe.expert_parallel_compiler_options(mesh) if self._copy_engines else {}
+        try:
+            return function.lower(*operands).compile(options)
+        except NotImplementedError as error:
+            raise NotOffered(str(error)) from error
+
+
+def ways() -> list[MeshPeer]:
+    """What the layer chooses, and every way that it could choose."""
+    return [
+        MeshPeer(
+            name,
+            Role.OURS if name == "ours" else Role.VARIANT,
+            functools.partial(strategy, **options),
+            copy_engines=True,
+        )
+        for name, options in {"ours": {}, **WAYS}.items()
+    ]
 
 
 def peers() -> list[MeshPeer]:

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jax_grouped_gemm._src.arguments import checked_real
+from jax_grouped_gemm._src.arguments import checked_boolean, checked_real
 from jax_grouped_gemm._src.arrays import at_least_float32
 
 # Past it all functions are those at infinity, in float64 too, and its cube is no infinity.
@@ -54,19 +54,22 @@ FUNCTIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Activation:
-    """hidden = function(gate) (up + up_offset), of projections that may be clipped first.
+    """hidden = function(gate) (up + up_offset), with clipping before or after the function.
 
     Attributes:
       function: a name ("silu", "gelu", "gelu_tanh", "relu", "relu2") or any elementwise function.
       alpha: for "silu", gate sigmoid(alpha gate).
       limit: if given, gate is cut at `limit` from above and up to [-limit, limit].
       up_offset: added to up.
+      limit_after: whether `limit` cuts function(gate) instead of gate, as in Ling 3:
+        min(silu(gate), limit) clip(up, -limit, limit). No kernel fuses this.
     """
 
     function: str | Callable[[jax.Array], jax.Array] = "silu"
     alpha: float = 1.0
     limit: float | None = None
     up_offset: float = 0.0
+    limit_after: bool = False
 
     def __post_init__(self):
         is_name = isinstance(self.function, str) and self.function in FUNCTIONS
@@ -81,23 +84,41 @@ class Activation:
             raise ValueError(f"alpha is a parameter of 'silu', got {self.function!r}")
         if self.limit is not None and not self.limit > 0:
             raise ValueError(f"limit must be positive or None, got {self.limit!r}")
+        if checked_boolean("limit_after", self.limit_after) and self.limit is None:
+            raise ValueError("limit_after needs a limit, got limit=None")
 
     def __call__(self, gate: jax.Array, up: jax.Array | None = None) -> jax.Array:
         """The hidden layer of `gate` and `up`, or of `gate` alone where experts have no up."""
-        if self.limit is not None:
-            # Selects: at the limit itself the slope is one, as in the kernels, and not a half.
-            gate = jnp.where(gate > self.limit, self.limit, gate)
+        if self.limit is not None and not self.limit_after:
+            gate = _at_most(gate, self.limit)
         if self.alpha != 1:
             hidden = _silu(gate, self.alpha)
         else:
             function = self.function
             hidden = (FUNCTIONS[function] if isinstance(function, str) else function)(gate)
+        if self.limit is not None and self.limit_after:
+            hidden = _at_most(hidden, self.limit)
         if up is None:
             return hidden
         if self.limit is not None:
-            up = jnp.where(up > self.limit, self.limit, up)
-            up = jnp.where(up < -self.limit, -self.limit, up)
+            up = -_at_most(-_at_most(up, self.limit), self.limit)
         return hidden * (up + self.up_offset if self.up_offset else up)
+
+    def __str__(self) -> str:
+        function = self.function
+        if not isinstance(function, str):
+            function = getattr(function, "__name__", repr(function))
+        options = [
+            f"{field.name}={getattr(self, field.name):g}"
+            for field in dataclasses.fields(self)
+            if field.name != "function" and getattr(self, field.name) != field.default
+        ]
+        return f"{function}[{', '.join(options)}]" if options else function
+
+
+def _at_most(x: jax.Array, limit: float) -> jax.Array:
+    # A select: at the limit itself the slope is one, as in the kernels, and not a half.
+    return jnp.where(x > limit, limit, x)
 
 
 ACTIVATIONS = {name: Activation(name) for name in FUNCTIONS} | {

@@ -21,7 +21,7 @@ from jax_grouped_gemm.demo.presets import Preset
 from jax_grouped_gemm.moe import explain_expert_parallel
 
 if TYPE_CHECKING:  # Training needs Flax; the environment report does not.
-    from jax_grouped_gemm.demo.train import TrainingRun
+    from jax_grouped_gemm.demo.train import OutOfMemory, TrainingRun
 
 
 def environment() -> str:
@@ -93,25 +93,31 @@ def expert_parallelism(preset: Preset, devices: int) -> str:
     return f"Communication of a layer, predicted for H200 GPUs of one host\n  {explanation}"
 
 
-def comparison(runs: Sequence[TrainingRun]) -> str:
-    """The same training several times, one a row, with speeds beside that of stock JAX."""
+def comparison(outcomes: Sequence[TrainingRun | OutOfMemory]) -> str:
+    """The same training several times, one a row, with speeds beside that of stock JAX.
+
+    An implementation that ran out of memory has a row that says so.
+    """
+    runs = [outcome for outcome in outcomes if not isinstance(outcome, Exception)]
     stock = next((run for run in runs if _is_stock(run)), None)
-    rows = [
-        ("", "tokens/s", "x stock", "step ms", "temp GiB", "train loss", "held-out loss", "ran")
-    ]
-    rows += [
-        (
-            run.implementation,
-            f"{run.tokens_per_second:,.0f}",
-            f"{stock.step_seconds / run.step_seconds:.2f}" if stock else "-",
-            _milliseconds(run),
-            _gibibytes(run),
-            f"{run.after.train:.3f}",
-            f"{run.after.held_out:.3f}",
-            _what_ran(run),
+    header = "", "tokens/s", "x stock", "step ms", "temp GiB", "train loss", "held-out loss", "ran"
+    rows: list[tuple[str, ...]] = [header]
+    for outcome in outcomes:
+        if isinstance(outcome, Exception):
+            rows.append((outcome.implementation, *["-"] * (len(header) - 2), str(outcome)))
+            continue
+        rows.append(
+            (
+                outcome.implementation,
+                f"{outcome.tokens_per_second:,.0f}",
+                f"{stock.step_seconds / outcome.step_seconds:.2f}" if stock else "-",
+                _milliseconds(outcome),
+                _gibibytes(outcome),
+                f"{outcome.after.train:.3f}",
+                f"{outcome.after.held_out:.3f}",
+                _what_ran(outcome),
+            )
         )
-        for run in runs
-    ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
     for first, *numbers, last in rows:

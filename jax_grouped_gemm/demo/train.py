@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import re
 import signal
 import threading
 import time
@@ -60,6 +62,18 @@ class TrainingRun:
     largest_share: float = 1.0
 
 
+class OutOfMemory(Exception):
+    """A training run needed more device memory than there was; it holds none of the run's arrays.
+
+    Attributes:
+      implementation: the name of the run.
+    """
+
+    def __init__(self, implementation: str, reason: str):
+        super().__init__(reason)
+        self.implementation = implementation
+
+
 def train(
     preset: Preset,
     corpus: Corpus,
@@ -76,7 +90,49 @@ def train(
     Several devices divide experts and tokens; everything else is on each of them.
 
     Ctrl-C while it trains ends it after the present step, with what it has measured so far.
+
+    Raises:
+      OutOfMemory: the model or its step does not fit; the next run finds the memory free.
     """
+    try:
+        return _train(preset, corpus, name, implementation, recipe, steps, seed, devices)
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        failure = OutOfMemory(name, _shortage(str(error), devices))
+    finally:
+        # Flax models are cycles of references, and so are the frames of an error.
+        gc.collect()
+    # Not from the error, whose traceback would keep the state of the run.
+    raise failure
+
+
+def _shortage(message: str, devices: int) -> str:
+    """What was asked for and what there was, as far as XLA's message and the devices say."""
+    asked = re.search(r"allocat\w* ([\d.]+) ?(bytes|[KMGT]iB)", message)
+    text = "out of memory"
+    if asked:
+        number, unit = asked.groups()
+        size = f"{float(number) / 2**30:.2f} GiB" if unit == "bytes" else f"{number} {unit}"
+        text += f": asked for {size}"
+    known = [stats for d in jax.devices()[:devices] if (stats := d.memory_stats())]
+    if known:
+        fullest = min(known, key=lambda stats: stats["bytes_limit"] - stats["bytes_in_use"])
+        limit, used = fullest["bytes_limit"], fullest["bytes_in_use"]
+        text += f", of {limit / 2**30:.2f} GiB {(limit - used) / 2**30:.2f} GiB were free"
+    return text
+
+
+def _train(
+    preset: Preset,
+    corpus: Corpus,
+    name: str,
+    implementation: Implementation,
+    recipe: Recipe | None,
+    steps: int,
+    seed: int,
+    devices: int,
+) -> TrainingRun:
     mesh = None
     if devices > 1:
         mesh = Mesh(jax.devices()[:devices], (EXPERT_AXIS,), axis_types=(AxisType.Auto,))

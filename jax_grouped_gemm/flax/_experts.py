@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jax_grouped_gemm import moe
 from jax_grouped_gemm._src.activations import as_activation
-from jax_grouped_gemm._src.arguments import checked_implementation, checked_int
+from jax_grouped_gemm._src.arguments import (
+    checked_boolean,
+    checked_implementation,
+    checked_int,
+)
+from jax_grouped_gemm._src.fp8.api import QuantizedWeights
 from jax_grouped_gemm._src.fp8.recipe import checked_recipe
+from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp
+from jax_grouped_gemm._src.rows.routing import check_routing, checked_mask
 
 OF_MESH = (
     "expert_axis",
@@ -38,6 +47,13 @@ def check_options(layer: Any, embed: int | None = None) -> None:
             f"MoE: top_k must be at most num_experts = {layer.num_experts}, got {layer.top_k}"
         )
     as_activation(layer.activation)
+    for name in ("renormalize", "apply_router_weight_on_input", "biases", "gate_bias"):
+        checked_boolean(f"MoE: {name}", getattr(layer, name))
+    if layer.router is not None:
+        if not callable(layer.router):
+            raise TypeError(f"MoE: router must be callable or None, got {layer.router!r}")
+        if not layer.renormalize:
+            raise ValueError("MoE: a router computes its own weights, so renormalize must be True")
     if not callable(layer.implementation):
         checked_implementation(layer.implementation)
     if layer.recipe is not None:
@@ -86,15 +102,61 @@ def default_gate_init(*args: Any, **options: Any) -> jax.Array:
     return jax.nn.initializers.lecun_normal()(*args, **options)
 
 
+def as_dict(quantized: QuantizedMlp) -> dict[str, dict[str, jax.Array]]:
+    """Quantised weights as nested dictionaries, which checkpoints restore as they were."""
+    return {matrix: forms._asdict() for matrix, forms in quantized._asdict().items()}
+
+
+def from_dict(arrays: Mapping[str, Mapping[str, jax.Array]]) -> QuantizedMlp:
+    """The inverse of `as_dict`."""
+    return QuantizedMlp(**{name: QuantizedWeights(**forms) for name, forms in arrays.items()})
+
+
 def apply_experts(
-    layer: Any, x: jax.Array, routing: moe.Routing, *matrices: jax.Array, quantized: Any = None
+    layer: Any,
+    x: jax.Array,
+    routing: moe.Routing,
+    *matrices: jax.Array,
+    biases: Any = None,
+    quantized: Any = None,
 ) -> tuple[jax.Array, moe.ExpertParallelStats | None]:
     """`moe.dropless_mlp` with the options of a layer, or over its mesh if it has an expert axis."""
-    names = ("activation", "precision", "implementation", "recipe")
+    names = (
+        "activation",
+        "apply_router_weight_on_input",
+        "precision",
+        "implementation",
+        "recipe",
+    )
     options = {name: getattr(layer, name) for name in names}
     if not takes_quantized(layer):
         quantized = None
     if layer.expert_axis is None:
-        return moe.dropless_mlp(x, routing, *matrices, quantized=quantized, **options), None
+        options |= dict(biases=biases, quantized=quantized)
+        return moe.dropless_mlp(x, routing, *matrices, **options), None
     of_mesh = {name: getattr(layer, name) for name in OF_MESH}
-    return moe.expert_parallel(layer.mesh, **of_mesh, **options)(x, routing, *matrices)
+    return moe.expert_parallel(layer.mesh, **of_mesh, **options)(
+        x, routing, *matrices, biases=biases
+    )
+
+
+def without_padding(x: jax.Array, mask: Any) -> jax.Array:
+    """Tokens, zero where the mask is False: a padding token that is NaN spoils no gradient."""
+    if mask is None:
+        return x
+    return jnp.where(checked_mask("MoE", mask, "x", x)[..., None], x, 0)
+
+
+def routed(layer: Any, logits: jax.Array, mask: Any) -> moe.Routing:
+    """What the router of a layer makes of logits; padding tokens visit no expert."""
+    if layer.router is None:
+        routing = moe.route(logits, layer.top_k, renormalize=layer.renormalize)
+    else:
+        routing = layer.router(logits)
+        check_routing("MoE: router", routing)
+        if routing.experts.shape != (*logits.shape[:-1], layer.top_k):
+            raise TypeError(
+                f"MoE: router must choose top_k = {layer.top_k} experts a token, got experts "
+                f"{routing.experts.shape} for logits {logits.shape}"
+            )
+    return routing if mask is None else moe.mask_tokens(routing, mask)

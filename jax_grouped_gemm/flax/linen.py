@@ -14,10 +14,14 @@ from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.mlp.fp8.weights import quantize_mlp
 from jax_grouped_gemm.flax._experts import (
     apply_experts,
+    as_dict,
     check_options,
     check_sizes,
     default_gate_init,
     default_kernel_init,
+    from_dict,
+    routed,
+    without_padding,
 )
 
 QUANTIZED = "quantized"
@@ -46,7 +50,8 @@ def quantize_params(params: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]
     """
     params = nn.meta.unbox(params)
     if {"wi_0", "wi_1", "wo"} <= params.keys():
-        return {"experts": quantize_mlp(params["wi_0"], params["wi_1"], params["wo"], recipe)}
+        quantized = quantize_mlp(params["wi_0"], params["wi_1"], params["wo"], recipe)
+        return {"experts": as_dict(quantized)}
     inner = {
         name: quantize_params(value, recipe)
         for name, value in params.items()
@@ -60,7 +65,8 @@ class MoE(nn.Module):
 
     Parameters, with their logical axes (MaxText's names):
       gate/kernel [D, E] ("embed", None), wi_0 and wi_1 [E, D, F] ("exp", "embed", "mlp"),
-      wo [E, F, D] ("exp", "mlp", "embed").
+      wo [E, F, D] ("exp", "mlp", "embed"); with `biases` wi_0_bias and wi_1_bias [E, F]
+      ("exp", "mlp") and wo_bias [E, D] ("exp", "embed"), with `gate_bias` gate/bias [E] (None,).
 
     The router runs in float32 whatever ``dtype`` is.
 
@@ -70,18 +76,25 @@ class MoE(nn.Module):
       top_k: experts a token.
       renormalize: whether a token's weights sum to one, see `moe.route`.
       activation: activation of the experts, see `moe.dropless_mlp`.
+      apply_router_weight_on_input: see `moe.dropless_mlp`.
+      router: a function that replaces `moe.route`, such as `functools.partial(moe.route, ...)` or a
+        module with a correction bias. It gets float32 logits [..., E] and returns a `moe.Routing`
+        of `top_k` experts a token. `renormalize` must then be True.
+      biases: whether experts have biases.
+      gate_bias: whether the router's logits have one.
       dtype: dtype of the experts' computation; None promotes the input and the parameters.
       param_dtype: dtype of the parameters.
       precision: precision of the experts' matmuls.
       kernel_init: initialiser of wi_0, wi_1 and wo. Axes that it gives, as `nn.with_partitioning`
         does, take the place of the above.
       gate_init: initialiser of the router, likewise.
+      bias_init: initialiser of all biases, likewise.
       implementation: who computes the ragged matmuls, see `moe.dropless_mlp`.
       recipe: recipe of FP8 matmuls, see `moe.dropless_mlp`. Weights are quantised in each call, or
         in advance: see `quantize_params`.
       expert_axis: mesh axis, or axes, along which experts are divided, see `moe.expert_parallel`;
         None computes on one device. The parameters are the same, and so are checkpoints. Statistics
-        are sown as "expert_parallel" in "intermediates".
+        are sown as "expert_parallel" in "intermediates", next to the "routing" of every layer.
       mesh, fsdp_axis, tensor_axis, strategy, chunks, buffer_factor, overlap, save: with
         `expert_axis`, see `moe.expert_parallel`.
     """
@@ -91,11 +104,16 @@ class MoE(nn.Module):
     top_k: int
     renormalize: bool = True
     activation: moe.ActivationLike = "silu"
+    apply_router_weight_on_input: bool = False
+    router: Callable[[jax.Array], moe.Routing] | None = None
+    biases: bool = False
+    gate_bias: bool = False
     dtype: Any = None
     param_dtype: Any = jnp.float32
     precision: jax.lax.PrecisionLike = None
     kernel_init: Callable[..., jax.Array] = default_kernel_init
     gate_init: Callable[..., jax.Array] = default_gate_init
+    bias_init: Callable[..., jax.Array] = jax.nn.initializers.zeros
     implementation: moe.Implementation = None
     recipe: Recipe | None = None
     expert_axis: str | tuple[str, ...] | None = None
@@ -116,40 +134,63 @@ class MoE(nn.Module):
         super().__post_init__()
 
     @nn.compact
-    def __call__(self, x: jax.Array) -> tuple[jax.Array, moe.AuxiliaryLosses]:
+    def __call__(
+        self, x: jax.Array, mask: jax.Array | None = None
+    ) -> tuple[jax.Array, moe.AuxiliaryLosses]:
+        """Applies the layer.
+
+        Args:
+          x: tokens [..., D].
+          mask: booleans [...], False for padding tokens, see `moe.mask_tokens`. They visit no
+            expert, are zero in the result and count in no loss. None means that all are real.
+
+        Raises:
+          TypeError: `mask` has an unsuitable dtype or shape, or `router` returns something else
+            than a `moe.Routing` of `top_k` experts a token.
+        """
         if not x.shape[-1]:
             raise ValueError(f"MoE: x must have features, got {x.shape}")
+        x = without_padding(x, mask)
         logits = nn.Dense(
             self.num_experts,
-            use_bias=False,
+            use_bias=self.gate_bias,
             dtype=jnp.float32,
             param_dtype=self.param_dtype,
             precision=jax.lax.Precision.HIGHEST,
             kernel_init=_partitioned(self.gate_init, ("embed", None)),
+            bias_init=_partitioned(self.bias_init, (None,)),
             name="gate",
         )(x)
         wi_shape = (self.num_experts, x.shape[-1], self.hidden_features)
         wo_shape = (self.num_experts, self.hidden_features, x.shape[-1])
-        wi_0 = self._experts("wi_0", wi_shape, ("exp", "embed", "mlp"))
-        wi_1 = self._experts("wi_1", wi_shape, ("exp", "embed", "mlp"))
-        wo = self._experts("wo", wo_shape, ("exp", "mlp", "embed"))
+        wi_0 = self._experts("wi_0", self.kernel_init, wi_shape, ("exp", "embed", "mlp"))
+        wi_1 = self._experts("wi_1", self.kernel_init, wi_shape, ("exp", "embed", "mlp"))
+        wo = self._experts("wo", self.kernel_init, wo_shape, ("exp", "mlp", "embed"))
+        biases = None
+        if self.biases:
+            biases = (
+                self._experts("wi_0_bias", self.bias_init, wi_shape[::2], ("exp", "mlp")),
+                self._experts("wi_1_bias", self.bias_init, wi_shape[::2], ("exp", "mlp")),
+                self._experts("wo_bias", self.bias_init, wo_shape[::2], ("exp", "embed")),
+            )
 
         dtype = jnp.result_type(x, self.param_dtype) if self.dtype is None else self.dtype
-        routing = moe.route(logits, self.top_k, renormalize=self.renormalize)
+        routing = routed(self, logits, mask)
+        self.sow("intermediates", "routing", routing)
         matrices = (w.astype(dtype) for w in (wi_0, wi_1, wo))
-        y, stats = apply_experts(
-            self,
-            x.astype(dtype),
-            routing,
-            *matrices,
-            quantized=self.get_variable(QUANTIZED, "experts"),
-        )
+        quantized: Any = self.get_variable(QUANTIZED, "experts")
+        if isinstance(quantized, Mapping):
+            quantized = from_dict(quantized)
+        options = dict(biases=biases, quantized=quantized)
+        y, stats = apply_experts(self, x.astype(dtype), routing, *matrices, **options)
         if stats is not None:
             self.sow("intermediates", "expert_parallel", stats)
-        return y, moe.auxiliary_losses(routing)
+        return y, moe.auxiliary_losses(routing, mask=mask)
 
-    def _experts(self, name: str, shape: tuple[int, ...], axes: tuple[str, ...]) -> jax.Array:
-        return self.param(name, _partitioned(self.kernel_init, axes), shape, self.param_dtype)
+    def _experts(
+        self, name: str, init: Any, shape: tuple[int, ...], axes: tuple[str, ...]
+    ) -> jax.Array:
+        return self.param(name, _partitioned(init, axes), shape, self.param_dtype)
 
 
 def _partitioned(init: Callable[..., Any], axes: tuple[str | None, ...]) -> Callable[..., Any]:

@@ -14,16 +14,20 @@ from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.mlp.fp8.weights import quantize_mlp
 from jax_grouped_gemm.flax._experts import (
     apply_experts,
+    as_dict,
     check_options,
     check_sizes,
     default_gate_init,
     default_kernel_init,
+    from_dict,
+    routed,
     takes_quantized,
+    without_padding,
 )
 
 
 class Quantized(nnx.Variable):
-    """The weights of an `MoE` as `jax_grouped_gemm.quantize_mlp` returns them."""
+    """An array of an `MoE`'s weights as `jax_grouped_gemm.quantize_mlp` returns them."""
 
 
 def quantize(model: nnx.Module) -> None:
@@ -44,18 +48,22 @@ def quantize(model: nnx.Module) -> None:
             optimizer.update(model, gradients)
             quantize(model)
 
-    They are variables of the type `Quantized`, constants of the loss, and may be left out of a
+    They are variables of the type `Quantized`, one for each array, such as
+    `layer.quantized["wi"]["values"]`. They are constants of the loss, and may be left out of a
     checkpoint. Stacked parameters, of layers under `nnx.scan`, are quantised as they lie. They are
     quantised as they are, and not rounded to the `dtype` of a layer before.
     """
     for _, module in nnx.iter_graph(model):
         if isinstance(module, MoE) and module.recipe is not None and takes_quantized(module):
             wi_0, wi_1, wo = (w[...] for w in (module.wi_0, module.wi_1, module.wo))
-            quantized = quantize_mlp(wi_0, wi_1, wo, module.recipe)
+            arrays = as_dict(quantize_mlp(wi_0, wi_1, wo, module.recipe))
             if module.quantized is None:
-                module.quantized = Quantized(quantized)
+                # A variable for each array: checkpoints make dictionaries of named tuples.
+                module.quantized = nnx.data(jax.tree.map(Quantized, arrays))
             else:
-                module.quantized.set_value(quantized)
+                for matrix, forms in arrays.items():
+                    for form, x in forms.items():
+                        module.quantized[matrix][form].set_value(x)
 
 
 class MoE(nnx.Module):
@@ -63,7 +71,8 @@ class MoE(nnx.Module):
 
     Parameters, with their logical axes (MaxText's names) in the ``out_sharding`` metadata:
       gate.kernel [D, E] ("embed", None), wi_0 and wi_1 [E, D, F] ("exp", "embed", "mlp"),
-      wo [E, F, D] ("exp", "mlp", "embed").
+      wo [E, F, D] ("exp", "mlp", "embed"); with `biases` wi_0_bias and wi_1_bias [E, F]
+      ("exp", "mlp") and wo_bias [E, D] ("exp", "embed"), with `gate_bias` gate.bias [E] (None,).
     The axes are annotations only: the constructor needs no mesh and shards nothing, so that a
     layer can be made anywhere; read them with ``nnx.get_partition_spec`` under logical axis rules.
 
@@ -76,11 +85,18 @@ class MoE(nnx.Module):
       top_k: experts a token.
       renormalize: whether a token's weights sum to one, see `moe.route`.
       activation: activation of the experts, see `moe.dropless_mlp`.
+      apply_router_weight_on_input: see `moe.dropless_mlp`.
+      router: a function that replaces `moe.route`, such as `functools.partial(moe.route, ...)` or a
+        module with a correction bias. It gets float32 logits [..., E] and returns a `moe.Routing`
+        of `top_k` experts a token. `renormalize` must then be True.
+      biases: whether experts have biases.
+      gate_bias: whether the router's logits have one.
       dtype: dtype of the experts' computation; None promotes the input and the parameters.
       param_dtype: dtype of the parameters.
       precision: precision of the experts' matmuls.
       kernel_init: initialiser of wi_0, wi_1 and wo.
       gate_init: initialiser of the router.
+      bias_init: initialiser of all biases.
       implementation: who computes the ragged matmuls, see `moe.dropless_mlp`.
       recipe: recipe of FP8 matmuls, see `moe.dropless_mlp`. Weights are quantised in each call, or
         in advance: see `quantize`.
@@ -100,11 +116,16 @@ class MoE(nnx.Module):
         *,
         renormalize: bool = True,
         activation: moe.ActivationLike = "silu",
+        apply_router_weight_on_input: bool = False,
+        router: Callable[[jax.Array], moe.Routing] | None = None,
+        biases: bool = False,
+        gate_bias: bool = False,
         dtype: Any = None,
         param_dtype: Any = jnp.float32,
         precision: jax.lax.PrecisionLike = None,
         kernel_init: Callable[..., jax.Array] = default_kernel_init,
         gate_init: Callable[..., jax.Array] = default_gate_init,
+        bias_init: Callable[..., jax.Array] = jax.nn.initializers.zeros,
         implementation: moe.Implementation = None,
         recipe: Recipe | None = None,
         expert_axis: str | tuple[str, ...] | None = None,
@@ -127,6 +148,10 @@ class MoE(nnx.Module):
         self.top_k = top_k
         self.renormalize = renormalize
         self.activation = activation
+        self.apply_router_weight_on_input = apply_router_weight_on_input
+        self.router = router
+        self.biases = biases
+        self.gate_bias = gate_bias
         self.dtype = dtype
         self.param_dtype = param_dtype
         self.precision = precision
@@ -141,38 +166,69 @@ class MoE(nnx.Module):
         self.buffer_factor = buffer_factor
         self.overlap = overlap
         self.save = save
-        self.quantized: Quantized | None = nnx.data(None)
+        self.quantized: dict[str, dict[str, Quantized]] | None = nnx.data(None)
         self.num_experts = num_experts
         self.hidden_features = hidden_features
         check_options(self, in_features)
 
-        def experts(shape: tuple[int, ...], axes: tuple[str, ...]) -> nnx.Param:
-            return nnx.Param(kernel_init(rngs.params(), shape, param_dtype), **_annotation(axes))
+        def experts(init: Any, shape: tuple[int, ...], axes: tuple[str, ...]) -> nnx.Param:
+            return nnx.Param(init(rngs.params(), shape, param_dtype), **_annotation(axes))
 
         self.gate = nnx.Linear(
             in_features,
             num_experts,
-            use_bias=False,
+            use_bias=gate_bias,
             dtype=jnp.float32,
             param_dtype=param_dtype,
             precision=jax.lax.Precision.HIGHEST,
             kernel_init=gate_init,
+            bias_init=bias_init,
             kernel_metadata=_annotation(("embed", None)),
+            bias_metadata=_annotation((None,)),
             rngs=rngs,
         )
         wi_shape = (num_experts, in_features, hidden_features)
         wo_shape = (num_experts, hidden_features, in_features)
-        self.wi_0 = experts(wi_shape, ("exp", "embed", "mlp"))
-        self.wi_1 = experts(wi_shape, ("exp", "embed", "mlp"))
-        self.wo = experts(wo_shape, ("exp", "mlp", "embed"))
+        self.wi_0 = experts(kernel_init, wi_shape, ("exp", "embed", "mlp"))
+        self.wi_1 = experts(kernel_init, wi_shape, ("exp", "embed", "mlp"))
+        self.wo = experts(kernel_init, wo_shape, ("exp", "mlp", "embed"))
+        if self.biases:
+            self.wi_0_bias = experts(bias_init, wi_shape[::2], ("exp", "mlp"))
+            self.wi_1_bias = experts(bias_init, wi_shape[::2], ("exp", "mlp"))
+            self.wo_bias = experts(bias_init, wo_shape[::2], ("exp", "embed"))
 
-    def __call__(self, x: jax.Array) -> tuple[jax.Array, moe.AuxiliaryLosses]:
+    def __call__(
+        self, x: jax.Array, mask: jax.Array | None = None
+    ) -> tuple[jax.Array, moe.AuxiliaryLosses]:
+        """Applies the layer.
+
+        Args:
+          x: tokens [..., D].
+          mask: booleans [...], False for padding tokens, see `moe.mask_tokens`. They visit no
+            expert, are zero in the result and count in no loss. None means that all are real.
+
+        Raises:
+          TypeError: `mask` has an unsuitable dtype or shape, or `router` returns something else
+            than a `moe.Routing` of `top_k` experts a token.
+        """
+        x = without_padding(x, mask)
         dtype = jnp.result_type(x, self.param_dtype) if self.dtype is None else self.dtype
-        routing = moe.route(self.gate(x), self.top_k, renormalize=self.renormalize)
+        routing = routed(self, self.gate(x), mask)
         matrices = (w[...].astype(dtype) for w in (self.wi_0, self.wi_1, self.wo))
-        quantized = None if self.quantized is None else self.quantized.get_value()
-        y, _ = apply_experts(self, x.astype(dtype), routing, *matrices, quantized=quantized)
-        return y, moe.auxiliary_losses(routing)
+        biases = None
+        if self.biases:
+            biases = tuple(b[...] for b in (self.wi_0_bias, self.wi_1_bias, self.wo_bias))
+        quantized = None
+        if self.quantized is not None:
+            quantized = from_dict(
+                {
+                    matrix: {form: variable.get_value() for form, variable in forms.items()}
+                    for matrix, forms in self.quantized.items()
+                }
+            )
+        options = dict(biases=biases, quantized=quantized)
+        y, _ = apply_experts(self, x.astype(dtype), routing, *matrices, **options)
+        return y, moe.auxiliary_losses(routing, mask=mask)
 
 
 def _annotation(axes: tuple[str | None, ...]) -> dict[str, Any]:

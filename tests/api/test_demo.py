@@ -1,10 +1,12 @@
 """The main job: its text, its training, and what it prints and saves."""
 
 import dataclasses
+import gc
 import json
 import signal
 import sys
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -120,6 +122,75 @@ class TestMain:
         np.testing.assert_allclose(reference["curve"], stock["curve"], atol=1e-3)
         table = capsys.readouterr().out.partition("Comparison\n")[2]
         assert "reference in pure JAX" in table and "jax.lax.ragged_dot" in table
+
+    @pytest.mark.parametrize("asked", ["48855261184 bytes.", "45.5GiB."])
+    @pytest.mark.parametrize("at", ["compile", "run"])
+    def test_stock_out_of_memory_is_a_row(self, at, asked, tiny, monkeypatch, capsys, tmp_path):
+        """Stock JAX is refused memory; what it held is free when the next run begins."""
+        from jax_grouped_gemm.demo import train as training
+
+        def refused(*_):
+            message = f"RESOURCE_EXHAUSTED: Out of memory while trying to allocate {asked}"
+            raise jax.errors.JaxRuntimeError(message)
+
+        held = []
+
+        def make_train_step(graph):
+            held.append(sum(x.nbytes for x in jax.live_arrays()))
+            return refused if at == "compile" and len(held) == 1 else made["step"](graph)
+
+        def make_evaluation(*args):
+            return refused if at == "run" and len(held) == 1 else made["evaluation"](*args)
+
+        made = dict(step=training.make_train_step, evaluation=training.make_evaluation)
+        monkeypatch.setattr(training, "make_train_step", make_train_step)
+        monkeypatch.setattr(training, "make_evaluation", make_evaluation)
+        gc.collect()
+        before = sum(x.nbytes for x in jax.live_arrays())
+        options = ["--implementation", "jax", "reference", "--output", str(tmp_path)]
+        main(["--compare", *options])
+        first, second = (size - before for size in held)
+        assert second < 1.1 * first
+        (run,) = json.loads((tmp_path / "runs.json").read_text())
+        assert run["implementation"] == "reference"
+        stock, reference = capsys.readouterr().out.partition("Comparison\n")[2].splitlines()[1:3]
+        assert "reference in pure JAX" in reference
+        assert stock.split()[0] == "jax" and "out of memory: asked for 45.5" in stock
+
+    def test_says_how_much_was_free(self, monkeypatch):
+        from jax_grouped_gemm.demo import train as training
+
+        class Device:
+            def __init__(self, used):
+                self.used = used
+
+            def memory_stats(self):
+                return {"bytes_limit": 60 * 2**30, "bytes_in_use": self.used * 2**30}
+
+        monkeypatch.setattr(jax, "devices", lambda: [Device(10), Device(20), Device(50)])
+        said = training._shortage("RESOURCE_EXHAUSTED: failed to allocate 45.50GiB.", 2)
+        assert said == "out of memory: asked for 45.50 GiB, of 60.00 GiB 40.00 GiB were free"
+
+    def test_nothing_fits(self, tiny, monkeypatch, capsys):
+        from jax_grouped_gemm.demo import train as training
+
+        def _train(*_):
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+
+        monkeypatch.setattr(training, "_train", _train)
+        with pytest.raises(SystemExit, match="does not fit"):
+            main(["--steps=2"])
+        assert "auto: out of memory" in capsys.readouterr().out
+
+    def test_other_errors_are_not_memory(self, tiny, monkeypatch):
+        from jax_grouped_gemm.demo import train as training
+
+        def _train(*_):
+            raise jax.errors.JaxRuntimeError("INTERNAL: invalid argument")
+
+        monkeypatch.setattr(training, "_train", _train)
+        with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
+            main(["--compare"])
 
     def test_recipes_train_the_same_model(self, tiny, capsys, tmp_path):
         main(["--recipe", "bf16", "fp8", "bf16", "--steps", "25", "--output", str(tmp_path)])

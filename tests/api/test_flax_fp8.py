@@ -139,10 +139,9 @@ class TestNnx:
         model = self.layer(rng)
         assert not nnx.state(model, jgg_flax.nnx.Quantized)
         jgg_flax.nnx.quantize(model)
-        (found,) = jax.tree.leaves(
-            nnx.state(model, jgg_flax.nnx.Quantized), is_leaf=lambda v: isinstance(v, nnx.Variable)
-        )
-        assert isinstance(found.get_value(), jgg.QuantizedMlp)
+        found = nnx.to_pure_dict(nnx.state(model, jgg_flax.nnx.Quantized))["quantized"]
+        want = jgg.quantize_mlp(*(w[...] for w in (model.wi_0, model.wi_1, model.wo)), RECIPE)
+        equal(found, {name: getattr(want, name)._asdict() for name in want._fields})
         graph, params, rest = nnx.split(model, nnx.Param, ...)
 
         def run(params, x):
@@ -152,3 +151,30 @@ class TestNnx:
         without = self.layer(rng, recipe=None)
         jgg_flax.nnx.quantize(without)
         assert without.quantized is None
+
+    def test_restored_from_a_checkpoint(self, x, rng, tmp_path):
+        """Also where what is saved comes back as dictionaries, without a target."""
+        checkpoint = pytest.importorskip("orbax.checkpoint")
+        model, other = self.layer(rng), self.layer(rng)
+        jgg_flax.nnx.quantize(model)
+        jgg_flax.nnx.quantize(other)
+        saved = nnx.to_pure_dict(nnx.state(model))
+        with checkpoint.PyTreeCheckpointer() as checkpointer:
+            checkpointer.save(tmp_path / "model", saved)
+            restored = checkpointer.restore(tmp_path / "model")
+        state = nnx.state(other)
+        nnx.replace_by_pure_dict(state, restored)
+        nnx.update(other, state)
+        equal(nnx.to_pure_dict(nnx.state(other)), saved)
+        equal(other(x)[0], model(x)[0])
+
+
+def test_linen_collection_from_a_checkpoint(x, rng, tmp_path):
+    checkpoint = pytest.importorskip("orbax.checkpoint")
+    layer = jgg_flax.linen.MoE(F, E, K, **OPTIONS)
+    params = nn.unbox(jax.jit(layer.init)(jax.random.key(int(rng.integers(2**31))), x)["params"])
+    variables = {"params": params, "quantized": jgg_flax.linen.quantize_params(params, RECIPE)}
+    with checkpoint.PyTreeCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "model", variables)
+        restored = checkpointer.restore(tmp_path / "model")
+    equal(layer.apply(restored, x)[0], layer.apply(variables, x)[0])

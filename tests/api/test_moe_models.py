@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 
-from jax_grouped_gemm import Recipe, moe
+from jax_grouped_gemm import Recipe, gated_ragged_dot, moe
 
 T, D, F, E, K = 14, 10, 18, 5, 3
 
@@ -141,6 +141,14 @@ class TestActivations:
         activation = moe.Activation("silu", alpha=0.7, limit=3.0, up_offset=0.25)
         assert_agree(operands(rng), rng, activation=activation, hidden=hidden)
 
+    @pytest.mark.parametrize("up_offset", [0.0, 0.5])
+    def test_limit_after(self, up_offset, rng):
+        def hidden(g, u):
+            return jnp.minimum(g * sigmoid(g), 3) * (jnp.clip(u, -3, 3) + up_offset)
+
+        activation = moe.Activation("silu", limit=3.0, limit_after=True, up_offset=up_offset)
+        assert_agree(operands(rng), rng, activation=activation, hidden=hidden)
+
     def test_without_gate(self, rng):
         hidden = HIDDEN["relu2"]
         assert_agree(operands(rng), rng, activation="relu2", hidden=hidden, gated=False)
@@ -163,6 +171,7 @@ class TestActivations:
             (dict(function="swish"), "function.*'swish'"),
             (dict(function="gelu", alpha=2.0), "alpha.*'gelu'"),
             (dict(limit=-1.0), "limit.*-1"),
+            (dict(limit_after=True), "limit_after needs a limit, got limit=None"),
         ],
     )
     def test_bad_fields(self, fields, message):
@@ -286,3 +295,62 @@ class TestModels:
             moe.dropless_mlp(
                 o["x"], routing, o["wi_0"], None, o["wo"], biases=(o["b0"], o["b1"], o["bo"])
             )
+
+
+class TestDeinterleave:
+    @pytest.mark.parametrize("library", [np.asarray, jnp.asarray], ids=["numpy", "jax"])
+    @pytest.mark.parametrize("axis", [-1, 2, 1, -3])
+    def test_gate_and_up_alternate(self, axis, library, rng):
+        gate, up = (rng.standard_normal((4, 6, 8)).astype(np.float32) for _ in range(2))
+        parts = np.moveaxis(gate, axis, -1), np.moveaxis(up, axis, -1)
+        mixed = np.stack(parts, axis=-1).reshape(*parts[0].shape[:-1], -1)
+        got = moe.deinterleave(library(np.moveaxis(mixed, -1, axis)), axis)
+        assert {type(a) for a in got} == {type(library(gate))}
+        np.testing.assert_array_equal(got, (gate, up))
+
+    def test_is_what_gpt_oss_computes(self, rng):
+        """Its expert MLP has gate and up in even and odd columns of one matrix and one bias."""
+        o = operands(rng)
+        w = rng.standard_normal((E, D, 2 * F)).astype(np.float32)
+        b = rng.standard_normal((E, 2 * F)).astype(np.float32)
+        o["wi_0"], o["wi_1"] = moe.deinterleave(jnp.asarray(w))
+        o["b0"], o["b1"] = moe.deinterleave(jnp.asarray(b))
+        y = ours(o, activation="swiglu_oai")
+        exact = {name: np.asarray(a, np.float64) for name, a in o.items()}
+        w, b, expected = w.astype(np.float64), b.astype(np.float64), np.zeros((T, D))
+        for t in range(T):
+            chosen = np.argsort(-exact["logits"][t])[:K]
+            weights = np.exp(exact["logits"][t][chosen])
+            for e, weight in zip(chosen, weights / weights.sum(), strict=True):
+                gate_up = exact["x"][t] @ w[e] + b[e]
+                gate, up = np.minimum(gate_up[::2], 7), np.clip(gate_up[1::2], -7, 7)
+                hidden = gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
+                expected[t] += weight * (hidden @ exact["wo"][e] + exact["bo"][e])
+        np.testing.assert_allclose(y, expected, atol=3e-5 * np.abs(expected).max())
+
+    def test_is_the_concatenated_matrix(self, rng):
+        x = jnp.asarray(rng.standard_normal((T, D)), jnp.float32)
+        sizes = jnp.asarray(rng.multinomial(T, [1 / E] * E), jnp.int32)
+        gate, up = moe.deinterleave(jnp.asarray(rng.standard_normal((E, D, 2 * F)), jnp.float32))
+        both = jnp.concatenate([gate, up], axis=-1)
+        np.testing.assert_allclose(
+            gated_ragged_dot(x, both, None, sizes, concatenated=True),
+            gated_ragged_dot(x, gate, up, sizes),
+            rtol=1e-5,
+            atol=1e-5,
+        )
+
+    @pytest.mark.parametrize(
+        "gate_up, axis, message",
+        [
+            (np.ones((4, 7)), -1, r"axis -1 of even size, got \(4, 7\)"),
+            (np.ones((4, 6)), 2, r"axis 2 of even size, got \(4, 6\)"),
+            (np.ones((4, 6)), -3, r"axis -3 of even size, got \(4, 6\)"),
+            (np.ones(()), -1, r"axis -1 of even size, got \(\)"),
+            (np.ones((4, 6)), 1.0, "axis must be an integer, got 1.0"),
+            ([[1.0, 2.0]], -1, "gate_up must be an array, got list"),
+        ],
+    )
+    def test_mistakes(self, gate_up, axis, message):
+        with pytest.raises(TypeError, match=f"deinterleave: .*{message}"):
+            moe.deinterleave(gate_up, axis)

@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from jax_grouped_gemm import moe
 
@@ -165,6 +167,106 @@ class TestLosses:
     def test_no_tokens(self, share_of):
         losses = moe.auxiliary_losses(moe.route(jnp.ones((0, E)), 2), share_of=share_of)
         assert losses == (0, 0)
+
+
+class TestMask:
+    @pytest.mark.parametrize("share_of", ["choices", "tokens"])
+    @pytest.mark.parametrize("padding", [np.nan, np.inf, 0.0])
+    @pytest.mark.parametrize("axes", [None, AxisType.Auto, AxisType.Explicit], ids=str)
+    def test_equals_float64_without_padding(self, share_of, padding, axes, rng):
+        mask = rng.random((4, T)) < 0.6
+        logits = rng.standard_normal((4, T, E)).astype(np.float32)
+        padded = jnp.asarray(np.where(mask[..., None], logits, padding), jnp.float32)
+        given = mask
+        if axes is not None:
+            mesh = Mesh(jax.devices("cpu")[:4], "data", axis_types=(axes,))
+            padded, given = jax.device_put((padded, mask), NamedSharding(mesh, P("data")))
+
+        def loss(logits, mask):
+            routing = moe.route(logits, 4)
+            losses = moe.auxiliary_losses(routing, share_of=share_of, mask=mask)
+            return losses.load_balancing + 0.1 * losses.router_z, losses
+
+        (_, losses), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(padded, given)
+        real = logits[mask].astype(np.float64)
+        probabilities = softmax(real)
+        counts = np.bincount(np.argsort(-real)[:, :4].reshape(-1), minlength=E)
+        share = counts / len(real) / (4 if share_of == "choices" else 1)
+        log_partition = np.log(np.exp(real).sum(-1))
+        np.testing.assert_allclose(
+            losses.load_balancing, E * (share * probabilities.mean(0)).sum(), rtol=1e-5
+        )
+        np.testing.assert_allclose(losses.router_z, (log_partition**2).mean(), rtol=1e-5)
+        # d(E f.p) = E p (f - f.p) / T and d(z^2) = 2 z p / T.
+        of_balance = E * probabilities * (share - (probabilities @ share)[:, None])
+        of_z = 2 * log_partition[:, None] * probabilities
+        expected = np.zeros_like(logits, np.float64)
+        expected[mask] = (of_balance + 0.1 * of_z) / len(real)
+        np.testing.assert_allclose(gradient, expected, rtol=1e-4, atol=1e-7)
+        assert not np.asarray(gradient)[~mask].any()
+
+    @pytest.mark.parametrize("spec", [P(), P("data"), P(None, "data")], ids=str)
+    def test_explicit_axes(self, spec, rng):
+        """Tokens divided along explicit axes, in a program whose mesh is set; masks likewise."""
+        mask = rng.random((4, T)) < 0.6
+        logits = jnp.asarray(rng.standard_normal((4, T, E)), jnp.float32)
+
+        def run(logits, mask):
+            routing = moe.mask_tokens(moe.route(logits, 4), mask)
+            losses, vjp = jax.vjp(
+                lambda x: moe.auxiliary_losses(moe.route(x, 4), mask=mask), logits
+            )
+            return losses, vjp(losses)[0], routing.experts, routing.weights
+
+        expected = jax.jit(run)(logits, mask)
+        with jax.set_mesh(Mesh(jax.devices("cpu")[:4], "data", axis_types=(AxisType.Explicit,))):
+            got = jax.jit(run)(*(jax.device_put(a, P(*spec)) for a in (logits, mask)))
+            assert jax.typeof(got[1]).sharding.spec == P(*spec, *[None] * (3 - len(spec)))
+            assert jax.typeof(got[2]).sharding == jax.typeof(got[1]).sharding
+        for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
+
+    @pytest.mark.parametrize("jitted", [False, True])
+    def test_masked_tokens_visit_no_expert_and_are_not_counted(self, jitted, logits, rng):
+        mask = rng.random(T) < 0.6
+        padded = jnp.asarray(np.where(mask[:, None], logits, np.nan), jnp.float32)
+
+        def run(logits, mask):
+            routing = moe.mask_tokens(moe.route(logits, 3, scoring="sigmoid"), mask)
+            return routing, moe.sort_by_expert(routing).group_sizes
+
+        routing, counts = (jax.jit(run) if jitted else run)(padded, mask)
+        experts, weights = token_by_token(logits[mask], 3, scoring="sigmoid")
+        np.testing.assert_array_equal(routing.experts[mask], experts)
+        np.testing.assert_allclose(routing.weights[mask], weights, rtol=1e-5)
+        assert (routing.experts[~mask] == -1).all() and (routing.weights[~mask] == 0).all()
+        np.testing.assert_array_equal(counts, np.bincount(experts.reshape(-1), minlength=E))
+
+    def test_experts_of_a_narrow_type(self, logits, rng):
+        """-1 of an unsigned type would be an expert."""
+        mask = rng.random(T) < 0.6
+        chosen = moe.route(jnp.asarray(logits), 2)
+        narrow = chosen._replace(experts=chosen.experts.astype(jnp.uint8))
+        for a, b in zip(moe.mask_tokens(narrow, mask), moe.mask_tokens(chosen, mask), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+    def test_no_token_is_left(self, logits):
+        def losses(logits):
+            return moe.auxiliary_losses(moe.route(logits, 2), mask=np.zeros(T, bool))
+
+        (balance, z), vjp = jax.vjp(losses, jnp.asarray(logits))
+        assert balance == z == 0
+        np.testing.assert_array_equal(vjp(moe.AuxiliaryLosses(balance + 1, z + 1))[0], 0)
+
+    @pytest.mark.parametrize("mask", [np.ones(T), np.ones(T - 1, bool), np.ones((T, 1), bool)])
+    def test_bad_masks(self, mask, logits):
+        routing = moe.route(jnp.asarray(logits), 2)
+        for function in (moe.load_balancing_loss, moe.router_z_loss, moe.mask_tokens):
+            message = rf"{function.__name__}: mask must be bool \(40,\).*got"
+            with pytest.raises(TypeError, match=message):
+                function(routing, mask=mask)
+        with pytest.raises(TypeError, match="mask_tokens: routing must be a moe.Routing, .*got"):
+            moe.mask_tokens(routing.experts, mask)
 
 
 NAMED = pytest.mark.parametrize("scoring", SCORES)

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import struct
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -298,3 +299,30 @@ def test_a_case_reports_who_was_right_wrong_absent_or_broken(op):
     table = report.ratios_table([record])
     assert case.name in table and "right" in table
     assert "out of luck" in report.missing_lines([record])
+
+
+def test_a_peer_without_memory_beside_the_others_ends_no_case():
+    """It was right when it ran alone, and is refused memory when all are prepared."""
+
+    class Greedy(FakePeer):
+        def prepare(self, problem, lhs, rhs, group_sizes):
+            call, runs = super().prepare(problem, lhs, rhs, group_sizes), []
+
+            def run():
+                if runs:
+                    raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+                runs.append(None)
+                return call.run()
+
+            return Call(run)
+
+    case = cases.Case(cases.SHAPES["tiny"], cases.OPS["forward"], "random")
+    peers = [
+        Greedy("stock", Role.GROUPED, lambda out: out),
+        FakePeer("ours", Role.OURS, lambda out: out),
+    ]
+    work = measure.ragged_work(case, Inputs(case.shape, case.dtype, seed=1))
+    record = measure.measure(work, peers, ClockRecorder(), rounds=3, flush=lambda: None)
+    assert record["peers"]["ours"]["status"] == "measured"
+    assert record["peers"]["stock"]["status"] == "failed"
+    assert "RESOURCE_EXHAUSTED" in record["peers"]["stock"]["reason"]

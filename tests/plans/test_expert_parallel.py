@@ -1,9 +1,13 @@
 """Which strategy a layer over several devices takes, and what is said about it."""
 
+import json
+from pathlib import Path
+
 import jax.numpy as jnp
 import pytest
 
 import jax_grouped_gemm as jgg
+from benchmarks.peers.expert_parallel import WAYS
 from jax_grouped_gemm import moe
 from jax_grouped_gemm._src.expert_parallel.options import Wanted
 from jax_grouped_gemm._src.expert_parallel.prediction import Shape, choose, predict
@@ -84,7 +88,7 @@ class TestChoice:
         ("layer", "devices", "wanted", "save"),
         [
             (QWEN, 2, Wanted(), "rows"),  # a copy is much of a step of narrow experts
-            (DSV3, 2, Wanted(), "x"),
+            (DSV3, 2, Wanted(), "rows"),
             (MIXTRAL, 2, Wanted(), "x"),
             (QWEN, 2, Wanted(save="x"), "x"),
             (QWEN, 2, Wanted(chunks=2), "x"),  # asks for less memory
@@ -183,3 +187,22 @@ class TestExplanation:
             moe.explain_expert_parallel(*QWEN, 2, save="y")
         with pytest.raises(ValueError, match="chunks.*got 3"):
             moe.explain_expert_parallel(*QWEN, 2, chunks=3)
+
+
+RECORD = json.loads(
+    (Path(__file__).parents[2] / "benchmarks/results/h100_x2_choices.json").read_text()
+)
+
+
+@pytest.mark.parametrize("case", RECORD["cases"], ids=lambda case: case["case"])
+def test_what_it_chooses_is_within_3_percent_of_the_fastest_way(case):
+    layer = [case["shape"][name] for name in ("tokens", "embed", "hidden", "experts", "top_k")]
+    chosen = choose(Shape(*layer, case["devices"]))
+    names = "strategy", "combine", "overlap", "save"
+    (name,) = (
+        name
+        for name, way in WAYS.items()
+        if all(getattr(chosen, option) == way[option] for option in names if option in way)
+    )
+    medians = {way: case["peers"][way]["median_us"] for way in WAYS}
+    assert medians[name] <= 1.03 * min(medians.values())

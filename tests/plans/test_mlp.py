@@ -82,6 +82,7 @@ def swish(gate):
     "change, options, reason",
     [
         ({}, dict(activation=swish), "no kernel has the activation swish"),
+        ({}, dict(activation=moe.Activation(limit=7.0, limit_after=True)), "silu.*limit_after=1"),
         (
             {},
             dict(activation=moe.Activation(swish, limit=3.0)),

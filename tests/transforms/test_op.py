@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import export
+from jax import export, lax
 from jax.interpreters import ad
 from jax.test_util import check_grads
 
@@ -51,9 +52,15 @@ def call(plan, x, scale):
 TRACED = []  # the shapes of which the reference has been traced
 
 
+@jax.jit
+def unchanged(x):
+    """x on a CPU, something else on a GPU."""
+    return lax.platform_dependent(x, cuda=lambda x: x + 1, default=lambda x: x)
+
+
 def reference(x, scale):
     TRACED.append(x.shape)
-    return x * scale[..., None]
+    return unchanged(x) * scale[..., None]
 
 
 @pytest.fixture
@@ -209,3 +216,21 @@ class TestIsKnownTo:
         assert export.DisabledSafetyCheck.custom_call("test.scale_rows.v1") in checks
         exported = export.export(jax.jit(scale_rows), platforms=["cuda"], disabled_checks=checks)
         assert "test.scale_rows.v1" in exported(*operands).mlir_module()
+
+    @pytest.mark.parametrize("columns", [LARGEST, LARGEST + 1], ids=["kernel", "reference"])
+    def test_export_for_several_platforms(self, scale_rows, rng, columns):
+        """A function inside `jax.jit` is lowered for each platform, not for the first alone."""
+        x, scale = rng.standard_normal((5, columns), np.float32), rng.standard_normal(5, np.float32)
+        exported = export.export(
+            jax.jit(lambda x, scale: unchanged(scale_rows(x, scale))),
+            platforms=["cpu", "cuda"],
+            disabled_checks=export_disabled_checks(),
+        )(x, scale)
+        got = export.deserialize(exported.serialize()).call(x, scale)
+        np.testing.assert_array_equal(got, x * scale[:, None])
+
+    def test_export_for_several_platforms_with_an_unknown_jax(self):
+        module = types.SimpleNamespace(platforms=("cpu", "cuda"))  # keeps functions elsewhere
+        ctx = types.SimpleNamespace(platforms=("cuda",), module_context=module)
+        with pytest.raises(NotImplementedError, match=r"\(cpu, cuda\).*one platform at a time"):
+            op_module._with_own_functions(ctx)

@@ -36,8 +36,9 @@ COPY_ENGINES_LATENCY = 35e-6
 ROWS_LOST_TO_TILES = 64
 """Of each expert, on the average: half a tile."""
 
-SECOND_COPY = 0.02
-"""The part of a step that copying tokens to rows again takes where rows are kept instead."""
+SECOND_COPY = 0.01
+"""Rows are kept where copying tokens to rows again would take a larger part of a step. Keeping them
+is never slower (h100_x2_choices.json); what it costs is memory."""
 
 SPARE_ROWS = 2
 """Rows are kept in buffers that have room for so many times the balanced ones at most."""

@@ -30,6 +30,8 @@ class Epilogue:
     @classmethod
     def of(cls, activation: Activation) -> Epilogue | None:
         """The epilogue with `activation`, None if no kernel has it."""
+        if activation.limit_after:
+            return None
         limit = math.inf if activation.limit is None else activation.limit
         match activation.function:
             case "silu":

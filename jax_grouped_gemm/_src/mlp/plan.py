@@ -136,7 +136,7 @@ def plan_gated(avals: Sequence[Any], params: Mapping[str, Any], target: Target =
     operands = _named(params["names"], avals)
     activation = params["activation"]
     gate, up = (f" + {name}" * (name in operands) for name in ("b0", "b1"))
-    factors = [f"{_named_function(activation)}(gate{gate})"]
+    factors = [f"{activation}(gate{gate})"]
     if has_up(operands):
         factors.append(f"(up{up})" if up else "up")
     factors += ["weights"] * ("weights" in operands)
@@ -195,7 +195,7 @@ def plan_gated_transpose(
     """Plans a `gated_ragged_dot_transpose`."""
     operands = _named(params["names"], avals)
     activation = params["activation"]
-    hidden = f"{_named_function(activation)}(gate)"
+    hidden = f"{activation}(gate)"
     if "up" in operands:
         epilogue = f"gradients of gate, up and weights, {hidden} * up again"
     else:
@@ -290,7 +290,7 @@ def _unfused_reason(operands, params, activation) -> str:
     if isinstance(params["precision"], (lax.DotAlgorithm, lax.DotAlgorithmPreset)):
         return f"the kernels do not implement precision={params['precision']}"
     if activation is not None and Epilogue.of(activation) is None:
-        return f"no kernel has the activation {_named_function(activation)}"
+        return f"no kernel has the activation {activation}"
     for reason in (symbolic_sizes(operands.values()), too_large_operands(operands.values())):
         if reason:
             return reason
@@ -300,18 +300,6 @@ def _unfused_reason(operands, params, activation) -> str:
         if x.shape[-1] * x.dtype.itemsize % TMA_ALIGNMENT_BYTES:
             return f"rows of {name} {list(x.shape)} are not a multiple of 16 bytes"
     return ""
-
-
-def _named_function(activation) -> str:
-    """`activation` in words: its function, and what it is given beside the defaults."""
-    function = activation.function
-    name = function if isinstance(function, str) else getattr(function, "__name__", repr(function))
-    options = [
-        f"{field.name}={getattr(activation, field.name):g}"
-        for field in dataclasses.fields(activation)
-        if field.name != "function" and getattr(activation, field.name) != field.default
-    ]
-    return f"{name}[{', '.join(options)}]" if options else name
 
 
 def _named(names, avals) -> dict[str, jax.ShapeDtypeStruct]:

@@ -14,6 +14,7 @@ from jax.typing import ArrayLike
 
 from jax_grouped_gemm._src.arguments import (
     as_array,
+    as_indices,
     checked_boolean,
     checked_choice,
     checked_int,
@@ -230,18 +231,56 @@ def check_routing(function: str, routing: Routing) -> None:
         )
 
 
-def count_tokens(routing: Routing) -> jax.Array:
-    """How many choices fell on each expert: [E] int32."""
+def mask_tokens(routing: Routing, mask: ArrayLike) -> Routing:
+    """The routing in which padding tokens visit no expert: their experts are -1, their weights 0.
+
+    Padding tokens take no work, are zero in the result of a layer and have no gradients.
+    `sort_by_expert` of this routing counts real tokens only, in `group_sizes` [E]. To
+    `jax_grouped_gemm.check_groups` padding tokens are rows without a group, which it allows with
+    ``unowned_rows=True``.
+
+    Args:
+      routing: the result of `route`.
+      mask: booleans [...] of the leading dimensions of the logits, False for padding tokens.
+
+    Raises:
+      TypeError: `routing` is no `Routing`, or `mask` has an unsuitable dtype or shape.
+    """
+    check_routing("mask_tokens", routing)
+    is_real = checked_mask("mask_tokens", mask, "logits", routing.logits)[..., None]
+    # As int32, because -1 of an unsigned dtype would be an expert.
+    experts = jnp.where(is_real, as_indices("routing.experts", routing.experts), -1)
+    return routing._replace(experts=experts, weights=jnp.where(is_real, routing.weights, 0))
+
+
+def checked_mask(function: str, mask: ArrayLike, name: str, operand: jax.Array) -> jax.Array:
+    """`mask` as an array, if it is booleans [...] for an operand [..., n] with this name."""
+    mask = as_array(f"{function}: mask", mask)
+    if mask.dtype != bool or mask.shape != operand.shape[:-1]:
+        raise TypeError(
+            f"{function}: mask must be bool {operand.shape[:-1]}, the leading dimensions of "
+            f"{name} {operand.shape}, got {mask.dtype} of shape {mask.shape}"
+        )
+    return mask
+
+
+def count_tokens(routing: Routing, mask: jax.Array | None = None) -> jax.Array:
+    """How many choices fell on each expert, of tokens in the mask only: [E] int32."""
     # Comparing and counting is one fused reduction; a bincount is a scatter-add that piles up on
     # E addresses.
     experts = jnp.arange(routing.logits.shape[-1], dtype=jnp.int32)
-    chosen = jnp.expand_dims(routing.experts.astype(jnp.int32), -1)
+    chosen = jnp.expand_dims(as_indices("routing.experts", routing.experts), -1)
     # Not reshaped: tokens may be divided along explicit mesh axes.
     experts = jnp.expand_dims(experts, range(chosen.ndim - 1))
-    return jnp.sum(chosen == experts, axis=range(chosen.ndim - 1), dtype=jnp.int32)
+    is_chosen = chosen == experts
+    if mask is not None:
+        is_chosen &= mask[..., None, None]
+    return jnp.sum(is_chosen, axis=range(chosen.ndim - 1), dtype=jnp.int32)
 
 
-def load_balancing_loss(routing: Routing, *, share_of: ShareOf = "choices") -> jax.Array:
+def load_balancing_loss(
+    routing: Routing, *, share_of: ShareOf = "choices", mask: ArrayLike | None = None
+) -> jax.Array:
     """E * sum_e f_e p_e: f_e the share of choices, p_e the mean probability of expert e.
 
     One for a balanced router, E for a router that sends everything to one expert, zero for no
@@ -250,34 +289,82 @@ def load_balancing_loss(routing: Routing, *, share_of: ShareOf = "choices") -> j
     tokens that choose an expert, k times as much: that is ``share_of="tokens"``, and what the
     coefficients in their configurations are meant for. p is the softmax of the logits, whatever
     the scoring.
+
+    Args:
+      routing: the result of `route`.
+      share_of: "choices" or "tokens".
+      mask: booleans [...] of the leading dimensions of the logits, False for padding tokens. These
+        count nowhere, whatever their logits are, and have zero gradients.
+
+    Raises:
+      TypeError: `routing` is no `Routing`, or `mask` has an unsuitable dtype or shape.
+      ValueError: `share_of` is invalid.
     """
     check_routing("load_balancing_loss", routing)
     checked_choice("share_of", share_of, get_args(ShareOf))
-    num_experts = routing.logits.shape[-1]
-    probabilities = jax.nn.softmax(routing.logits, axis=-1)
-    tokens = probabilities.shape[:-1]
+    logits, mask = _with_mask("load_balancing_loss", routing, mask)
     if routing.experts.size > np.iinfo(np.int32).max:
         raise NotImplementedError(
             f"load_balancing_loss: routing.experts {routing.experts.shape} has "
             f"{routing.experts.size} choices, beyond the limit 2^31 - 1 of int32 counts"
         )
-    counted = routing.experts.size if share_of == "choices" else math.prod(tokens)
-    share = count_tokens(routing) / max(counted, 1)
-    return num_experts * jnp.sum(share * _mean(probabilities, len(tokens)))
+    num_experts = logits.shape[-1]
+    counts = count_tokens(routing, mask)
+    per_token = routing.experts.shape[-1] if share_of == "choices" else 1
+    share = counts / _at_least_one(per_token * _num_tokens(logits, mask))
+    return num_experts * jnp.sum(share * _mean(jax.nn.softmax(logits, axis=-1), logits, mask))
 
 
-def router_z_loss(routing: Routing) -> jax.Array:
-    """Mean squared log-partition of the router: keeps logits small (ST-MoE, arXiv:2202.08906)."""
+def router_z_loss(routing: Routing, *, mask: ArrayLike | None = None) -> jax.Array:
+    """Mean squared log-partition of the router: keeps logits small (ST-MoE, arXiv:2202.08906).
+
+    Args:
+      routing: the result of `route`.
+      mask: see `load_balancing_loss`.
+    """
     check_routing("router_z_loss", routing)
-    return _mean(jax.nn.logsumexp(routing.logits, axis=-1) ** 2, routing.logits.ndim - 1)
+    logits, mask = _with_mask("router_z_loss", routing, mask)
+    return _mean(jax.nn.logsumexp(logits, axis=-1) ** 2, logits, mask)
 
 
-def auxiliary_losses(routing: Routing, *, share_of: ShareOf = "choices") -> AuxiliaryLosses:
-    """Both router losses; multiply them by about 1e-2 and 1e-3 and add them to the task's loss."""
+def auxiliary_losses(
+    routing: Routing, *, share_of: ShareOf = "choices", mask: ArrayLike | None = None
+) -> AuxiliaryLosses:
+    """Both router losses; multiply them by about 1e-2 and 1e-3 and add them to the task's loss.
+
+    Args:
+      routing: the result of `route`.
+      share_of, mask: see `load_balancing_loss`.
+    """
     check_routing("auxiliary_losses", routing)
-    return AuxiliaryLosses(load_balancing_loss(routing, share_of=share_of), router_z_loss(routing))
+    balance = load_balancing_loss(routing, share_of=share_of, mask=mask)
+    return AuxiliaryLosses(balance, router_z_loss(routing, mask=mask))
 
 
-def _mean(x: jax.Array, axes: int) -> jax.Array:
-    """Over so many leading axes; zero where one of them is empty."""
-    return x.sum(axis=tuple(range(axes))) / max(math.prod(x.shape[:axes]), 1)
+def _with_mask(
+    function: str, routing: Routing, mask: ArrayLike | None
+) -> tuple[jax.Array, jax.Array | None]:
+    """The logits, zero for tokens that are not in the mask, and the mask as a checked array."""
+    logits = routing.logits
+    if mask is None:
+        return logits, None
+    mask = checked_mask(function, mask, "logits", logits)
+    # Before the loss, because the gradient of a masked NaN would be zero times NaN.
+    return jnp.where(mask[..., None], logits, 0), mask
+
+
+def _num_tokens(logits: jax.Array, mask: jax.Array | None) -> int | jax.Array:
+    return math.prod(logits.shape[:-1]) if mask is None else jnp.sum(mask, dtype=jnp.int32)
+
+
+def _at_least_one(count: int | jax.Array) -> int | jax.Array:
+    return max(count, 1) if isinstance(count, int) else jnp.maximum(count, 1)
+
+
+def _mean(x: jax.Array, logits: jax.Array, mask: jax.Array | None) -> jax.Array:
+    """Over the leading axes of the logits, of tokens in the mask; zero for no tokens."""
+    axes = tuple(range(logits.ndim - 1))
+    if mask is not None:
+        x = jnp.where(jnp.expand_dims(mask, range(mask.ndim, x.ndim)), x, 0)
+    count = _at_least_one(_num_tokens(logits, mask))
+    return x.sum(axis=axes) / (count if mask is None else jnp.asarray(count, x.dtype))

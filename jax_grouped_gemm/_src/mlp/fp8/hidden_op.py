@@ -118,7 +118,7 @@ def _unfused_reason(layer: HiddenLayer, avals: Sequence[Any]) -> str:
         return "the kernels multiply gate and up, and there is no up"
     epilogue = Epilogue.of(layer.activation)
     if epilogue is None or not epilogue.is_sigmoid:
-        return f"no kernel has the activation {layer.activation.function}"
+        return f"no kernel has the activation {layer.activation}"
     if projections.dtype not in KERNEL_DTYPES or any(
         x.dtype != projections.dtype for x in avals[1:-1]
     ):

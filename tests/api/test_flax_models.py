@@ -1,0 +1,470 @@
+"""Published models as Flax layers, with padding masks, against float64 a token at a time."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+pytest.importorskip("flax", reason="Flax is not installed")
+
+from flax import linen as nn  # noqa: E402
+from flax import nnx  # noqa: E402
+from jax.experimental import checkify  # noqa: E402
+from jax.sharding import AxisType, Mesh  # noqa: E402
+from jax.sharding import PartitionSpec as P  # noqa: E402
+
+import jax_grouped_gemm as jgg  # noqa: E402
+from jax_grouped_gemm import moe  # noqa: E402
+from jax_grouped_gemm.flax import linen as of_linen  # noqa: E402
+from jax_grouped_gemm.flax import nnx as of_nnx  # noqa: E402
+
+BATCH, LENGTH, D, F, E = 4, 6, 16, 8, 8
+DEEPSEEK = dict(top_k=3, scoring="sigmoid", num_groups=4, top_groups=2, scale=2.5)
+LLAMA = partial(moe.route, top_k=1, scoring="sigmoid", renormalize=False)
+LIBRARIES = pytest.mark.parametrize("library", ["linen", "nnx"])
+STRATEGIES = pytest.mark.parametrize("strategy", ["all_gather", "ragged_all_to_all"])
+
+
+class LinenRouter(nn.Module):
+    """DeepSeek-V3's, whose correction bias is no parameter."""
+
+    @nn.compact
+    def __call__(self, logits):
+        bias = self.variable("router", "correction_bias", jnp.zeros, logits.shape[-1:])
+        return moe.route(logits, correction_bias=bias.value, **DEEPSEEK)
+
+
+class NnxRouter(nnx.Module):
+    def __init__(self):
+        self.correction_bias = nnx.Variable(jnp.zeros(E))
+
+    def __call__(self, logits):
+        return moe.route(logits, correction_bias=self.correction_bias[...], **DEEPSEEK)
+
+
+def sigmoid(x):
+    return 1 / (1 + jnp.exp(-x))
+
+
+def silu(gate, up):
+    return gate * sigmoid(gate) * up
+
+
+def clipped(gate, up):
+    gate = jnp.minimum(gate, 7)
+    return gate * sigmoid(1.702 * gate) * (jnp.clip(up, -7, 7) + 1)
+
+
+def deepseek_v3(logits, bias):
+    """Experts and weights of one token: the best 2 of 4 groups by their two best experts."""
+    scores = sigmoid(logits)
+    criterion = scores + bias
+    groups = jnp.sort(criterion.reshape(4, 2), axis=1).sum(axis=1)
+    kept = groups >= jnp.sort(groups)[-2]
+    experts = jnp.argsort(jnp.where(jnp.repeat(kept, 2), criterion, -jnp.inf))[::-1][:3]
+    return experts, 2.5 * scores[experts] / scores[experts].sum()
+
+
+def gpt_oss(logits, bias):
+    experts = jnp.argsort(logits)[::-1][:2]
+    weights = jnp.exp(logits[experts] - logits.max())
+    return experts, weights / weights.sum()
+
+
+def llama_4(logits, bias):
+    experts = jnp.argsort(logits)[::-1][:1]
+    return experts, sigmoid(logits[experts])
+
+
+OPTIONS = {
+    "deepseek_v3": dict(top_k=3),
+    "gpt_oss": dict(top_k=2, biases=True, gate_bias=True, activation="swiglu_oai"),
+    "llama_4": dict(top_k=1, router=LLAMA, apply_router_weight_on_input=True),
+}
+BOTH = dict(biases=True, gate_bias=True, bias_init=jax.nn.initializers.normal(1.0))
+ROUTERS = dict(deepseek_v3=deepseek_v3, gpt_oss=gpt_oss, llama_4=llama_4)
+MODELS = pytest.mark.parametrize("model", OPTIONS)
+
+
+def parameters(rng, model):
+    """Parameters by name; those of GPT-OSS make gates and ups beyond their limit."""
+    scale = 4.0 if model == "gpt_oss" else 1.0
+    gate = dict(kernel=((D, E), D**-0.5))
+    shapes = dict(
+        gate=gate,
+        wi_0=((E, D, F), scale * D**-0.5),
+        wi_1=((E, D, F), scale * D**-0.5),
+        wo=((E, F, D), F**-0.5),
+    )
+    if model == "gpt_oss":
+        gate["bias"] = ((E,), 1.0)
+        shapes |= dict(wi_0_bias=((E, F), 1.0), wi_1_bias=((E, F), 1.0), wo_bias=((E, D), 1.0))
+    return jax.tree.map(
+        lambda leaf: jnp.asarray(leaf[1] * rng.standard_normal(leaf[0]), jnp.float32),
+        shapes,
+        is_leaf=lambda leaf: isinstance(leaf, tuple),
+    )
+
+
+def layer_of(library, model, bias, **options):
+    """(params, x, mask) -> y, losses, of a layer with this correction bias in its router."""
+    options = OPTIONS[model] | options
+    if library == "linen":
+        router = dict(router=LinenRouter()) if model == "deepseek_v3" else {}
+        layer = of_linen.MoE(F, E, **router | options)
+        state = {"router": {"router": {"correction_bias": bias}}} if router else {}
+        return lambda params, x, mask=None: layer.apply({"params": params} | state, x, mask)
+
+    router = dict(router=NnxRouter()) if model == "deepseek_v3" else {}
+    layer = of_nnx.MoE(D, F, E, **router | options, rngs=nnx.Rngs(0))
+    if router:
+        layer.router.correction_bias.set_value(bias)
+    graph, of_params, rest = nnx.split(layer, nnx.Param, ...)
+
+    def apply(params, x, mask=None):
+        state = jax.tree.map(lambda a: a, of_params)
+        assert jax.tree.structure(nnx.to_pure_dict(state)) == jax.tree.structure(params)
+        nnx.replace_by_pure_dict(state, params)
+        return nnx.merge(graph, state, rest)(x, mask)
+
+    return apply
+
+
+def exact_layer(model, bias):
+    """The same in plain jax.numpy, one token and one expert at a time."""
+    hidden = clipped if model == "gpt_oss" else silu
+
+    def of_token(params, x):
+        logits = x @ params["gate"]["kernel"] + params["gate"].get("bias", 0)
+        experts, weights = ROUTERS[model](logits, bias)
+
+        def of_expert(e, weight):
+            token = weight * x if model == "llama_4" else x
+            gate, up, down = (
+                params.get(f"{name}_bias", jnp.zeros((E, 1)))[e] for name in ("wi_0", "wi_1", "wo")
+            )
+            h = hidden(token @ params["wi_0"][e] + gate, token @ params["wi_1"][e] + up)
+            result = h @ params["wo"][e] + down
+            return result if model == "llama_4" else weight * result
+
+        return jax.vmap(of_expert)(experts, weights).sum(axis=0), logits, experts
+
+    def apply(params, x, mask):
+        """Of the real tokens alone, put back where they were."""
+        real = np.nonzero(np.asarray(mask).reshape(-1))[0]
+        y, logits, experts = jax.vmap(partial(of_token, params))(x.reshape(-1, D)[real])
+        share = jnp.zeros(E).at[experts.reshape(-1)].add(1 / experts.size)
+        probabilities = jax.nn.softmax(logits).mean(axis=0)
+        z = (jax.nn.logsumexp(logits, axis=-1) ** 2).mean()
+        y = jnp.zeros((BATCH * LENGTH, D)).at[real].set(y).reshape(x.shape)
+        return y, (E * (share * probabilities).sum(), z)
+
+    return apply
+
+
+def value_and_gradients(layer, cotangent, params, x, mask):
+    def loss(params, x):
+        y, (balance, z) = layer(params, x, mask)
+        return (y * cotangent.astype(y.dtype)).sum() + balance + 0.1 * z, (y, balance, z)
+
+    (_, values), gradients = jax.jit(jax.value_and_grad(loss, (0, 1), has_aux=True))(params, x)
+    return values, gradients
+
+
+def exact_value_and_gradients(model, bias, cotangent, params, x, mask):
+    with jax.enable_x64(True):
+        given = jax.tree.map(
+            lambda a: jnp.asarray(np.asarray(a).astype(np.float64)), (bias, cotangent, params, x)
+        )
+        bias, cotangent, params, x = given
+        layer = exact_layer(model, bias)
+        return jax.tree.map(
+            np.asarray, value_and_gradients(layer, cotangent, params, x, np.asarray(mask))
+        )
+
+
+def assert_close(got, expected, atol=3e-5):
+    """Each array, relative to its largest element."""
+    for (path, b), a in zip(
+        jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(got), strict=True
+    ):
+        error = np.abs(np.asarray(a).astype(np.float64) - b).max()
+        assert error <= atol * max(np.abs(b).max(), 1), jax.tree_util.keystr(path)
+
+
+@pytest.fixture
+def x(rng):
+    return jnp.asarray(rng.standard_normal((BATCH, LENGTH, D)), jnp.float32)
+
+
+@pytest.fixture
+def bias(rng):
+    return jnp.asarray(0.3 * rng.standard_normal(E), jnp.float32)
+
+
+@pytest.fixture
+def cotangent(rng):
+    return jnp.asarray(rng.standard_normal((BATCH, LENGTH, D)), jnp.float32)
+
+
+@pytest.fixture
+def mask(rng):
+    """Of sequences of different lengths, one of which is empty."""
+    lengths = rng.permutation([0, LENGTH, *rng.integers(1, LENGTH, BATCH - 2)])
+    return np.arange(LENGTH) < lengths[:, None]
+
+
+@pytest.fixture
+def mesh():
+    devices = np.array(jax.devices("cpu")[:4])
+    return Mesh(devices, ("expert",), axis_types=(AxisType.Auto,))
+
+
+def check(rng, model, layer, bias, cotangent, x, mask=None, padding=np.nan):
+    params = parameters(rng, model)
+    given = np.ones(x.shape[:-1], bool) if mask is None else mask
+    expected = exact_value_and_gradients(model, bias, cotangent, params, x, given)
+    padded = jnp.where(given[..., None], x, padding)
+    got = value_and_gradients(layer, cotangent, params, padded, mask)
+    assert_close(got, expected)
+    (y, *_), (_, dx) = got
+    assert not np.asarray(y)[~given].any() and not np.asarray(dx)[~given].any()
+
+
+@MODELS
+@LIBRARIES
+@pytest.mark.parametrize("masked", [False, True])
+def test_models(masked, library, model, rng, bias, cotangent, x, mask):
+    layer = layer_of(library, model, bias)
+    check(rng, model, layer, bias, cotangent, x, mask if masked else None)
+
+
+@MODELS
+@STRATEGIES
+def test_over_a_mesh(strategy, model, mesh, rng, bias, cotangent, x, mask):
+    """With padding that differs from device to device, and a device without real tokens."""
+    library = "linen" if strategy == "all_gather" else "nnx"
+    layer = layer_of(library, model, bias, mesh=mesh, expert_axis="expert", strategy=strategy)
+    check(rng, model, layer, bias, cotangent, x, mask)
+
+
+@MODELS
+@STRATEGIES
+def test_explicit_axes(strategy, model, mesh, rng, bias, cotangent, x, mask):
+    """Tokens and their mask divided along an explicit axis, as `jax.make_mesh` makes by default."""
+    mesh = Mesh(mesh.devices, mesh.axis_names, axis_types=(AxisType.Explicit,))
+    library = "nnx" if strategy == "all_gather" else "linen"
+    layer = layer_of(library, model, bias, mesh=mesh, expert_axis="expert", strategy=strategy)
+    params = parameters(rng, model)
+    expected = exact_value_and_gradients(model, bias, cotangent, params, x, mask)
+    padded = jnp.where(mask[..., None], x, np.nan)
+    with jax.set_mesh(mesh):
+        divided = jax.device_put((cotangent, padded, mask), P("expert"))
+        whole = jax.device_put(params, P())
+        got = value_and_gradients(layer, divided[0], whole, *divided[1:])
+        assert jax.typeof(got[0][0]).sharding.spec == P("expert", None, None)
+    assert_close(got, expected)
+
+
+def test_biases_beside_fsdp_and_tensor_axes(rng, bias, cotangent, x, mask):
+    devices = np.array(jax.devices("cpu")).reshape(2, 2, 2)
+    axes = dict(fsdp_axis="fsdp", expert_axis="expert", tensor_axis="tensor")
+    mesh = Mesh(devices, tuple(axes.values()), axis_types=(AxisType.Auto,) * 3)
+    layer = layer_of("nnx", "gpt_oss", bias, mesh=mesh, **axes)
+    check(rng, "gpt_oss", layer, bias, cotangent, x, mask)
+
+
+@LIBRARIES
+@pytest.mark.parametrize("on_mesh", [False, True])
+def test_fp8(on_mesh, library, mesh, rng, bias, cotangent, x, mask):
+    """Values and gradients of GPT-OSS within what FP8 rounds; padding is still exactly zero."""
+    options = dict(mesh=mesh, expert_axis="expert") if on_mesh else {}
+    layer = layer_of(library, "gpt_oss", bias, recipe=jgg.Recipe(), **options)
+    params = parameters(rng, "gpt_oss")
+    params |= {name: params[name] / 4 for name in ("wi_0", "wi_1")}
+    expected = exact_value_and_gradients("gpt_oss", bias, cotangent, params, x, mask)
+    padded = jnp.where(mask[..., None], x, np.nan)
+    got = value_and_gradients(layer, cotangent, params, padded, mask)
+    for (path, b), a in zip(
+        jax.tree_util.tree_leaves_with_path(expected), jax.tree.leaves(got), strict=True
+    ):
+        error = np.linalg.norm(np.asarray(a) - b)
+        assert error < 0.12 * np.linalg.norm(b), jax.tree_util.keystr(path)
+    (y, *_), (_, dx) = got
+    assert not np.asarray(y)[~mask].any() and not np.asarray(dx)[~mask].any()
+
+
+@LIBRARIES
+def test_weights_quantised_in_advance(library, rng, x, mask):
+    """With biases and a mask too they give what weights quantised in the call do."""
+    options = OPTIONS["gpt_oss"] | dict(recipe=jgg.Recipe(), bias_init=BOTH["bias_init"])
+    if library == "nnx":
+        layer = of_nnx.MoE(D, F, E, **options, rngs=nnx.Rngs(int(rng.integers(2**31))))
+        expected, _ = layer(x, mask)
+        of_nnx.quantize(layer)
+        y, _ = layer(x, mask)
+    else:
+        layer = of_linen.MoE(F, E, **options)
+        params = nn.unbox(layer.init(jax.random.key(int(rng.integers(2**31))), x))["params"]
+        expected, _ = layer.apply({"params": params}, x, mask)
+        quantized = of_linen.quantize_params(params, jgg.Recipe())
+        y, _ = layer.apply({"params": params, "quantized": quantized}, x, mask)
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
+
+
+@LIBRARIES
+def test_no_real_token(library, rng, bias, cotangent, x):
+    layer = layer_of(library, "gpt_oss", bias)
+    nothing = np.zeros(x.shape[:-1], bool)
+    params = parameters(rng, "gpt_oss")
+    got = value_and_gradients(layer, cotangent, params, jnp.full_like(x, np.nan), nothing)
+    for a in jax.tree.leaves(got):
+        np.testing.assert_array_equal(a, 0)
+
+
+@LIBRARIES
+def test_bfloat16_experts_with_float32_biases(library, rng, bias, x):
+    """The router stays in float32, and biases do not widen the result."""
+    params = parameters(rng, "gpt_oss")
+    expected, losses = layer_of(library, "gpt_oss", bias)(params, x)
+    y, got = layer_of(library, "gpt_oss", bias, dtype=jnp.bfloat16)(params, x)
+    assert y.dtype == jnp.bfloat16
+    np.testing.assert_array_equal(got, losses)
+    assert np.linalg.norm(y - expected) < 0.03 * np.linalg.norm(expected)
+
+
+SHAPES = {
+    "gate": {"kernel": (D, E), "bias": (E,)},
+    "wi_0": (E, D, F),
+    "wi_1": (E, D, F),
+    "wo": (E, F, D),
+    "wi_0_bias": (E, F),
+    "wi_1_bias": (E, F),
+    "wo_bias": (E, D),
+}
+
+
+def assert_made(params):
+    """All of the parameters are there, and the initialiser of biases made theirs."""
+    assert jax.tree.map(jnp.shape, params) == SHAPES
+    for made in (params["gate"]["bias"], *(params[f"{n}_bias"] for n in ("wi_0", "wi_1", "wo"))):
+        assert len(np.unique(made)) == made.size
+
+
+def test_linen_parameters(rng, x):
+    key = jax.random.key(int(rng.integers(2**31)))
+    boxed = of_linen.MoE(F, E, 2, **BOTH).init(key, x)
+    assert_made(nn.unbox(boxed)["params"])
+    specs = nn.get_partition_spec(boxed)["params"]
+    assert specs["gate"] == {"kernel": P("embed", None), "bias": P(None)}
+    assert specs["wi_0_bias"] == specs["wi_1_bias"] == P("exp", "mlp")
+    assert specs["wo_bias"] == P("exp", "embed")
+    own = nn.with_partitioning(jax.nn.initializers.zeros, ("rows", "columns"))
+    layer = of_linen.MoE(F, E, 2, biases=True, bias_init=own)
+    specs = nn.get_partition_spec(layer.init(key, x))["params"]
+    assert specs["wi_0_bias"] == specs["wi_1_bias"] == specs["wo_bias"] == P("rows", "columns")
+
+
+def test_nnx_parameters(rng):
+    layer = of_nnx.MoE(D, F, E, 2, **BOTH, rngs=nnx.Rngs(int(rng.integers(2**31))))
+    state = nnx.state(layer, nnx.Param)
+    assert_made(nnx.to_pure_dict(state))
+    with nn.logical_axis_rules([("exp", "x"), ("embed", None), ("mlp", "y")]):
+        specs = nnx.to_pure_dict(nnx.get_partition_spec(state))
+    assert specs["gate"] == {"kernel": P(None, None), "bias": P(None)}
+    assert specs["wi_0_bias"] == specs["wi_1_bias"] == P("x", "y")
+    assert specs["wo_bias"] == P("x", None)
+
+
+def assert_counted(counts, logits, mask):
+    """The choices of the real tokens, of a router whose correction bias is zero."""
+    chosen = moe.route(logits, correction_bias=jnp.zeros(E), **DEEPSEEK).experts
+    expected = np.bincount(np.asarray(chosen)[mask].reshape(-1), minlength=E)
+    np.testing.assert_array_equal(counts, expected)
+
+
+def test_correction_bias_of_nnx(rng, x, mask):
+    """It has no gradient, and counts of real tokens update it, as in DeepSeek-V3."""
+    layer = of_nnx.MoE(D, F, E, 3, router=NnxRouter(), rngs=nnx.Rngs(0))
+
+    @nnx.jit
+    def step(layer, x):
+        def loss(layer):
+            y, losses = layer(x, mask)
+            return (y**2).sum() + losses.router_z
+
+        gradients = nnx.grad(loss)(layer)
+        routing = moe.mask_tokens(layer.router(layer.gate(x)), mask)
+        counts = moe.sort_by_expert(routing).group_sizes
+        layer.router.correction_bias[...] += 0.1 * jnp.sign(counts.mean() - counts)
+        return gradients, counts
+
+    gradients, counts = step(layer, jnp.where(mask[..., None], x, np.nan))
+    assert "router" not in nnx.to_pure_dict(gradients)
+    assert_counted(counts, layer.gate(x), mask)
+    expected = 0.1 * np.sign(mask.sum() * 3 / E - np.asarray(counts))
+    np.testing.assert_allclose(layer.router.correction_bias[...], expected, rtol=1e-6)
+
+
+def test_correction_bias_of_linen(rng, x, mask):
+    """It is no parameter, and the routing that a layer sows has the counts of real tokens."""
+    layer = of_linen.MoE(F, E, 3, router=LinenRouter())
+    variables = nn.unbox(layer.init(jax.random.key(int(rng.integers(2**31))), x))
+    assert variables.keys() == {"params", "router"}
+    assert variables["router"]["router"]["correction_bias"].shape == (E,)
+    padded = jnp.where(mask[..., None], x, np.nan)
+    _, sown = layer.apply(variables, padded, mask, mutable="intermediates")
+    (routing,) = sown["intermediates"]["routing"]
+    counts = moe.sort_by_expert(routing).group_sizes
+    logits = jnp.dot(x, variables["params"]["gate"]["kernel"], precision="highest")
+    assert_counted(counts, logits, mask)
+
+
+@LIBRARIES
+def test_groups_are_checked(library, rng, bias, x, mask):
+    """A padding token is a row without a group, which has to be allowed."""
+    layer = layer_of(library, "gpt_oss", bias)
+    params = parameters(rng, "gpt_oss")
+    with jgg.check_groups():
+        layer(params, x)
+        with pytest.raises(checkify.JaxRuntimeError, match="unowned_rows=True"):
+            layer(params, x, mask)
+    with jgg.check_groups(unowned_rows=True):
+        y, _ = layer(params, x, mask)
+    np.testing.assert_array_equal(y, layer(params, x, mask)[0])
+
+
+MASKS = {
+    "floating point": lambda mask: mask.astype(np.float32),
+    "integers": lambda mask: mask.astype(np.int32),
+    "of one sequence": lambda mask: mask[0],
+    "with a dimension more": lambda mask: mask[..., None],
+}
+
+
+@LIBRARIES
+@pytest.mark.parametrize("name", MASKS)
+def test_bad_masks(name, library, rng, bias, x, mask):
+    layer = layer_of(library, "gpt_oss", bias)
+    message = r"MoE: mask must be bool \(4, 6\), the leading dimensions of x \(4, 6, 16\), got"
+    with pytest.raises(TypeError, match=message):
+        layer(parameters(rng, "gpt_oss"), x, MASKS[name](mask))
+
+
+ROUTED = {
+    "routing must be a moe.Routing": lambda logits: jax.lax.top_k(logits, 2),
+    "router must choose top_k = 2 experts a token": lambda logits: moe.route(logits, 3),
+    "experts must be integers": lambda logits: moe.Routing(
+        logits, logits[..., :2], logits[..., :2]
+    ),
+}
+
+
+@LIBRARIES
+@pytest.mark.parametrize("message", ROUTED)
+def test_routers_that_do_not_route(message, library, rng, bias, x):
+    layer = layer_of(library, "gpt_oss", bias, router=ROUTED[message])
+    with pytest.raises(TypeError, match=message):
+        layer(parameters(rng, "gpt_oss"), x)
