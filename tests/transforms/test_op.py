@@ -171,9 +171,7 @@ class TestTransformations:
         mesh = jax.make_mesh((4,), ("i",), axis_types=(jax.sharding.AxisType.Explicit,))
         spec = jax.sharding.PartitionSpec("i")
         x = jax.device_put(jnp.ones((8, 4)), jax.NamedSharding(mesh, spec))
-        with pytest.raises(
-            NotImplementedError, match="scale_rows needs dimension 0 .*8@i"
-        ):
+        with pytest.raises(NotImplementedError, match="scale_rows needs dimension 0 .*8@i"):
             scale_rows(x, jnp.ones(8))
         batch = jax.vmap(scale_rows, (0, None))(x.reshape(8, 2, 2), jnp.full(2, 3.0))
         assert jax.typeof(batch).sharding.spec == jax.sharding.PartitionSpec("i", None, None)

@@ -332,6 +332,21 @@ def test_flax_layer(flavour, kind, rng):
     assert shapes <= {(E, D, F), (E, F, D), (8, 4, E), (32, E)}
 
 
+@pytest.mark.parametrize("axes, tokens", [(None, 4), ("d", 8), ((), 32)])
+def test_token_axes_of_flax_layers(axes, tokens, rng):
+    mesh = mesh_of(FOUR_BY_TWO)
+    x = jax.device_put(np.ones((8, 4, D), np.float32), NamedSharding(mesh, P("d")))
+    of_nnx = jgg_nnx.MoE(D, F, E, TOP, token_axes=axes, rngs=nnx.Rngs(0))
+    of_linen = jgg_linen.MoE(F, E, TOP, token_axes=axes)
+    graph, state = nnx.split(of_nnx)
+    parameters = of_linen.init(jax.random.key(0), x)
+    for lowered in (
+        jax.jit(lambda s, x: nnx.merge(graph, s)(x)[0]).lower(state, x),
+        jax.jit(lambda p, x: of_linen.apply(p, x)[0]).lower(parameters, x),
+    ):
+        assert f"tensor<{tokens}x{D}xf32>" in lowered.as_text()
+
+
 class TestTransformations:
     @pytest.mark.parametrize("kind", KINDS, ids=str)
     def test_scan_and_remat(self, kind, rng):
