@@ -10,6 +10,7 @@ import contextlib
 import dataclasses
 import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -217,6 +218,37 @@ def test_operation(name, rng):
             assert_same(compiled(*split), want, case.tolerance)
         expected = case.explicit if kind == EXPLICIT and case.explicit else case.expected
         assert collectives(compiled) == sorted(expected), kind
+
+
+DOCUMENTED = {
+    ("`ragged_dot`", "rows"): "rows",
+    ("`ragged_dot`", "columns"): "columns",
+    ("`ragged_dot`", "k of both"): "contracted",
+    ("`ragged_dot`", "experts"): "experts",
+    ("`ragged_dot`", "rows, and k of rhs on the same axis"): "fsdp",
+    ("`ragged_dot_accumulate`", "rows"): "accumulate",
+    ("`ragged_mlp`", "rows"): "mlp",
+    ("`ragged_mlp`", "hidden features"): "mlp, tensors",
+    ("`gated_ragged_dot`", "rows"): "gated",
+    ("`vmap` of `ragged_dot`", "the batch of both operands"): "vmap",
+    ("`grouped_gemm`, `grouped_syrk`", "leading axis of stacks"): "two stacks",
+    ("`optim.orthogonalize`, `optim.muon`", "leading axis of stacks"): "orthogonalize",
+    ("`quantize_weights`", "leading axis"): "quantize_weights",
+    ("`quantize_blockwise`", "rows"): "quantize_blockwise",
+}
+"""The cases behind the rows of the table in the documentation."""
+
+
+def test_what_is_documented_is_tested():
+    page = Path(__file__).parents[2] / "docs" / "tutorials" / "several_devices.md"
+    table = page.read_text().split("## What travels")[1].split("\n\n")[1]
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]
+    ]
+    assert {(function, split) for function, split, *_ in rows} == set(DOCUMENTED)
+    for function, split, gathered, summed in rows:
+        expected = {kind for kind, _ in CASES[DOCUMENTED[function, split]].expected}
+        assert (GATHER in expected, SUM in expected) == (gathered != "nothing", summed != "nothing")
 
 
 T, D, F, E, TOP = 64, 16, 24, 8, 2
