@@ -45,7 +45,6 @@ from jax_grouped_gemm._src.arguments import (
     canonical_offset,
     checked_boolean,
     checked_int,
-    refuse_sharded,
     run_group_checks,
 )
 from jax_grouped_gemm._src.arrays import at_least_float32, vary_over, varying_axes
@@ -70,6 +69,7 @@ from jax_grouped_gemm._src.mlp.fp8 import experts as fp8_experts
 from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp
 from jax_grouped_gemm._src.mlp.primitive import Options
 from jax_grouped_gemm._src.mlp.reference import row_weights
+from jax_grouped_gemm._src.over_tokens import AxisNames, over_tokens
 from jax_grouped_gemm._src.ragged.api import ragged_dot
 from jax_grouped_gemm._src.ragged.reference import owned_rows
 from jax_grouped_gemm._src.rows.api import combine as combine
@@ -80,7 +80,6 @@ from jax_grouped_gemm._src.rows.operands import (
     Biases,
     check_real,
     check_shapes,
-    check_whole_routing,
     checked_biases,
 )
 from jax_grouped_gemm._src.rows.operands import ExpertOrder as ExpertOrder
@@ -88,6 +87,7 @@ from jax_grouped_gemm._src.rows.permutation import permute_rows as permute_rows
 from jax_grouped_gemm._src.rows.routing import AuxiliaryLosses as AuxiliaryLosses
 from jax_grouped_gemm._src.rows.routing import Routing as Routing
 from jax_grouped_gemm._src.rows.routing import auxiliary_losses as auxiliary_losses
+from jax_grouped_gemm._src.rows.routing import check_routing
 from jax_grouped_gemm._src.rows.routing import load_balancing_loss as load_balancing_loss
 from jax_grouped_gemm._src.rows.routing import mask_tokens as mask_tokens
 from jax_grouped_gemm._src.rows.routing import route as route
@@ -179,6 +179,7 @@ def dropless_mlp(
     implementation: Implementation = None,
     recipe: Recipe | None = None,
     quantized: QuantizedMlp | None = None,
+    token_axes: AxisNames | None = None,
 ) -> jax.Array:
     """Expert MLPs: sum over a token's experts e of w_e * ((act(x wi_0) * (x wi_1)) wo).
 
@@ -207,6 +208,12 @@ def dropless_mlp(
         None computes the matmuls in the dtype of their operands.
       quantized: what `jax_grouped_gemm.quantize_mlp` returns for these weights and this recipe, to
         quantise weights once for several calls. Gradients still go to `wi_0`, `wi_1` and `wo`.
+      token_axes: the auto mesh axes along which the first dimension of `x` is split, one or
+        several, under `jax.jit` over a mesh: each device then computes its own tokens with whole
+        weights, which are gathered if they are split. None takes all auto axes whose product
+        divides that dimension; () leaves the layer to XLA, which computes every token on every
+        device. Explicit axes are in the types of arrays. Experts that are split are better off in
+        `expert_parallel`, which sends tokens to them instead of gathering matrices.
 
     Returns:
       [..., D], in the dtype to which x and the weights promote.
@@ -214,15 +221,16 @@ def dropless_mlp(
     Raises:
       TypeError: an operand is no array, or shapes or dtypes of the operands do not fit together.
       ValueError: `activation` is no name of one, or a recipe is given together with a precision or
-        with a function as the implementation, or `quantized` without a recipe.
-      NotImplementedError: an operand is sharded over explicit mesh axes, or `activation` closes
-        over traced values where a recipe has forward and dgrad in FP8.
+        with a function as the implementation, or `quantized` without a recipe, or `token_axes`
+        names no auto axis of the mesh or devices that do not divide the first dimension of `x`.
+      NotImplementedError: `activation` closes over traced values where a recipe has forward and
+        dgrad in FP8.
     """
     activation = as_activation(activation)
     checked_boolean("apply_router_weight_on_input", apply_router_weight_on_input)
     x, wi_0, wo = as_array("x", x), as_array("wi_0", wi_0), as_array("wo", wo)
     wi_1 = None if wi_1 is None else as_array("wi_1", wi_1)
-    check_whole_routing("dropless_mlp", routing)
+    check_routing("dropless_mlp", routing)
     check_shapes("dropless_mlp", x, routing, wi_0, wi_1, wo, group_offset)
     b0, b1, bo = checked_biases("dropless_mlp", biases, x, wi_0, wi_1, wo)
     has_recipe = recipe is not None or quantized is not None
@@ -234,7 +242,36 @@ def dropless_mlp(
         )
     every: dict[str, Any] = dict(x=x, wi_0=wi_0, wi_1=wi_1, wo=wo, b0=b0, b1=b1, bo=bo)
     operands = {name: a for name, a in every.items() if a is not None}
-    refuse_sharded("dropless_mlp", **operands)
+    given = {name: a for name, a in operands.items() if name != "x"}
+    whole = dict(given=given, group_offset=group_offset, quantized=quantized)
+    layer = functools.partial(
+        _on_device,
+        activation=activation,
+        weights_on_input=apply_router_weight_on_input,
+        precision=precision,
+        implementation=implementation,
+        recipe=recipe,
+    )
+    return over_tokens("dropless_mlp", layer, (x, routing), whole, token_axes)
+
+
+def _on_device(
+    tokens: tuple[jax.Array, Routing],
+    whole: dict[str, Any],
+    _axes: tuple[str, ...],
+    *,
+    activation: Activation,
+    weights_on_input: bool,
+    precision: jax.lax.PrecisionLike,
+    implementation: Implementation,
+    recipe: Recipe | None,
+) -> jax.Array:
+    """`dropless_mlp` of the tokens that a device has."""
+    (x, routing), given = tokens, dict(whole["given"])
+    group_offset, quantized = whole["group_offset"], whole["quantized"]
+    operands = dict(x=x, **given)
+    has_recipe = recipe is not None or quantized is not None
+    num_experts = given["wi_0"].shape[0]
     # Inside shard_map the gradient of replicated tokens is summed over devices where they are cast
     # to vary. Here that sum carries [T, D]; left to the matmuls it would carry [T*k, D] twice.
     x = vary_over(x, varying_axes(*operands.values()))
@@ -245,10 +282,9 @@ def dropless_mlp(
     tokens = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
     weights: Any = permute_rows(routing.weights.reshape(-1), order, inverse.reshape(-1))
     weights = weights.astype(at_least_float32(composed.promoted_dtype(operands)))
-    given = {name: a for name, a in operands.items() if name != "x"}
     given |= dict(group_sizes=group_sizes, group_offset=canonical_offset(group_offset))
-    run_group_checks(group_sizes, order.shape[0], given["group_offset"], wi_0.shape[0])
-    if not callable(implementation) and not apply_router_weight_on_input:
+    run_group_checks(group_sizes, order.shape[0], given["group_offset"], num_experts)
+    if not callable(implementation) and not weights_on_input:
         options = Options.of(activation, precision, implementation)
         given |= dict(x=tokens, rows=order // inverse.shape[1], inverse=inverse, weights=weights)
         if has_recipe:
@@ -261,10 +297,10 @@ def dropless_mlp(
             out = combine(checkpoint_name(fused, "mlpwo"), expert_order, implementation=of_rows)
             return out.reshape(x.shape)
     # Zero in rows whose expert is not here, where a weight that is no number would stay one.
-    owned = owned_rows(group_sizes, given["group_offset"], wi_0.shape[0], order.shape[0])
+    owned = owned_rows(group_sizes, given["group_offset"], num_experts, order.shape[0])
     weights = row_weights(weights, owned, weights)
     rows = dispatch(tokens, expert_order, implementation=of_rows)
-    if apply_router_weight_on_input:
+    if weights_on_input:
         rows = (rows.astype(weights.dtype) * weights[:, None]).astype(x.dtype)
         weights = None
     if has_recipe:

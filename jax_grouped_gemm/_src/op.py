@@ -23,6 +23,7 @@ from jax import export, lax
 from jax.interpreters import ad, batching, mlir, xla
 from jax.sharding import NamedSharding, PartitionSpec
 
+from jax_grouped_gemm._src import partition
 from jax_grouped_gemm._src.arrays import align_varying
 from jax_grouped_gemm._src.device import (
     H200,
@@ -79,6 +80,12 @@ class Op:
       call: called as `call(plan, *operands)`, for plans whose path is not "reference".
       reference: called as `reference(*operands, **params)`, without the parameters named above.
       multiple_results: whether the primitive returns a list.
+      dims: called as `dims(operands, results, **params)` with abstract arrays, gives the
+        `partition.Dims` of the operation without a batch dimension. By default devices split
+        nothing but that.
+      localizer: called as `localizer(operands, params, split)` with a device's slices of the
+        operands and a `partition.Split`, gives the operands and parameters with which the device
+        computes its slice of the results. By default those are what they are.
       is_matmul: whether `explain` and the checkpoint policies count it as a grouped matmul.
       primitive: the primitive, made from these.
     """
@@ -91,6 +98,8 @@ class Op:
     call: Callable[..., Any]
     reference: Callable[..., Any]
     multiple_results: bool = False
+    dims: Callable[..., partition.Dims] | None = None
+    localizer: Callable[..., tuple[Sequence[Any], dict[str, Any]]] | None = None
     is_matmul: bool = True
     primitive: Primitive = dataclasses.field(init=False)
 
@@ -98,10 +107,12 @@ class Op:
         primitive = Primitive(self.name)
         object.__setattr__(self, "primitive", primitive)
         primitive.multiple_results = self.multiple_results
-        primitive.def_abstract_eval(self.avals)
+        primitive.def_abstract_eval(self._typed_avals)
         primitive.def_impl(functools.partial(xla.apply_primitive, primitive))
-        mlir.register_lowering(primitive, self._lower_default)
-        mlir.register_lowering(primitive, self._lower_cuda, platform="cuda")
+        partition.require_devices(primitive)
+        for platform, lower in ((None, self._lower_default), ("cuda", self._lower_cuda)):
+            rule = functools.partial(self._lower_split, lower)
+            mlir.register_lowering(primitive, rule, platform=platform)
         ops[primitive] = self
 
     def bind(self, *operands: jax.Array, **params: Any) -> Any:
@@ -134,11 +145,7 @@ class Op:
         return sizes[0] if sizes else None
 
     def result_aval(self, operands: Sequence[Any], shape: tuple[int, ...], dtype: np.dtype) -> Any:
-        """Abstract result of unbatched `shape`, with the operands' batch and varying manual axes.
-
-        Raises:
-          NotImplementedError: an operand is sharded over explicit mesh axes.
-        """
+        """Abstract result of unbatched `shape`, with the operands' batch and varying axes."""
         batch_size = self.batch_size(operands)
         shape = shape if batch_size is None else (batch_size, *shape)
         return self.unsharded_aval(operands, shape, dtype)
@@ -146,21 +153,47 @@ class Op:
     def unsharded_aval(
         self, operands: Sequence[Any], shape: tuple[int, ...], dtype: np.dtype
     ) -> Any:
-        """Abstract result of `shape` and `dtype` that varies over the operands' manual mesh axes.
-
-        Raises:
-          NotImplementedError: an operand is sharded over explicit mesh axes.
-        """
-        for x in operands:
-            if any(axes is not None for axes in x.sharding.spec):
-                raise NotImplementedError(
-                    f"{self.name} infers no sharding over explicit mesh axes, got an operand of "
-                    f"type {x}; call it inside jax.shard_map, under jax.sharding.auto_axes, or on "
-                    "a mesh with auto axes (jax_grouped_gemm.ragged_dot takes out_sharding too)."
-                )
+        """Abstract result of `shape` and `dtype`, with the operands' varying manual axes."""
         on_mesh = next((x for x in operands if not x.sharding.mesh.empty), operands[0])
         sharding = NamedSharding(on_mesh.sharding.mesh, PartitionSpec(*[None] * len(shape)))
         return on_mesh.update(shape=shape, dtype=dtype, weak_type=False, sharding=sharding)
+
+    def dims_of(
+        self, operands: Sequence[Any], results: Sequence[Any], params: Mapping[str, Any]
+    ) -> partition.Dims:
+        """The dimensions of a call, the native batch included."""
+        if self.dims is None:
+            ranks = self.operand_ranks or [x.ndim for x in operands]
+            is_batched = any(x.ndim > rank for x, rank in zip(operands, ranks, strict=True))
+            unbatched = [
+                jax.ShapeDtypeStruct(x.shape[x.ndim - rank :], x.dtype)
+                for x, rank in zip(operands, ranks, strict=True)
+            ]
+            of_one = [
+                jax.ShapeDtypeStruct(x.shape[1:] if is_batched else x.shape, x.dtype)
+                for x in results
+            ]
+            return partition.whole(unbatched, of_one).with_batch(operands, ranks)
+        dims = self.dims(operands, results, **params)
+        return dims.with_batch(operands, self.operand_ranks) if self.operand_ranks else dims
+
+    def localize(
+        self, operands: Sequence[Any], params: dict[str, Any], split: partition.Split
+    ) -> tuple[Sequence[Any], dict[str, Any]]:
+        """What a device computes its slice of the results with."""
+        return self.localizer(operands, params, split) if self.localizer else (operands, params)
+
+    def _typed_avals(self, *operands, **params):
+        """The results' types, over explicit mesh axes as well."""
+        results = self.avals(*operands, **params)
+        if not partition.is_split_explicitly(operands):
+            return results
+        leaves = results if self.multiple_results else [results]
+        leaves = partition.typed(self, operands, leaves, params)
+        return leaves if self.multiple_results else leaves[0]
+
+    def _lower_split(self, lower, ctx, *operands, **params):
+        return partition.lower(ctx, self, lower, operands, params)
 
     def bind_batched(
         self, operands: Sequence[Any], dims: Sequence[int | None], params: Mapping[str, Any]
@@ -210,7 +243,15 @@ class Op:
 
     def def_transpose(self, rule: Callable[..., Any]) -> None:
         """Has `rule(cotangents, *operands, **params)` transpose the primitive."""
-        ad.primitive_transposes[self.primitive] = rule
+
+        def typed(cts, *operands, **params):
+            found = rule(cts, *operands, **params)
+            return [
+                partition.as_type(x, operand.aval) if ad.is_undefined_primal(operand) else x
+                for x, operand in zip(found, operands, strict=True)
+            ]
+
+        ad.primitive_transposes[self.primitive] = typed
 
     def def_batching(self, rule: Callable[..., Any]) -> None:
         """Has `rule(operands, dims, **params)` vectorise the primitive."""

@@ -23,6 +23,7 @@ from jax_grouped_gemm._src.rows.routing import check_routing, checked_mask
 
 OF_MESH = (
     "expert_axis",
+    "token_axes",
     "fsdp_axis",
     "tensor_axis",
     "strategy",
@@ -132,7 +133,7 @@ def apply_experts(
     if not takes_quantized(layer):
         quantized = None
     if layer.expert_axis is None:
-        options |= dict(biases=biases, quantized=quantized)
+        options |= dict(biases=biases, quantized=quantized, token_axes=layer.token_axes)
         return moe.dropless_mlp(x, routing, *matrices, **options), None
     of_mesh = {name: getattr(layer, name) for name in OF_MESH}
     return moe.expert_parallel(layer.mesh, **of_mesh, **options)(

@@ -95,6 +95,8 @@ class MoE(nn.Module):
       expert_axis: mesh axis, or axes, along which experts are divided, see `moe.expert_parallel`;
         None computes on one device. The parameters are the same, and so are checkpoints. Statistics
         are sown as "expert_parallel" in "intermediates", next to the "routing" of every layer.
+      token_axes: mesh axes along which the first dimension of x is split, see `moe.dropless_mlp`
+        and, with `expert_axis`, `moe.expert_parallel`.
       mesh, fsdp_axis, tensor_axis, strategy, chunks, buffer_factor, overlap, save: with
         `expert_axis`, see `moe.expert_parallel`.
     """
@@ -117,6 +119,7 @@ class MoE(nn.Module):
     implementation: moe.Implementation = None
     recipe: Recipe | None = None
     expert_axis: str | tuple[str, ...] | None = None
+    token_axes: str | tuple[str, ...] | None = None
     mesh: jax.sharding.Mesh | None = None
     fsdp_axis: str | tuple[str, ...] | None = None
     tensor_axis: str | tuple[str, ...] | None = None

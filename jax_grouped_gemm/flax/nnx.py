@@ -102,6 +102,8 @@ class MoE(nnx.Module):
         in advance: see `quantize`.
       expert_axis: mesh axis, or axes, along which experts are divided, see `moe.expert_parallel`;
         None computes on one device. The parameters are the same, and so are checkpoints.
+      token_axes: mesh axes along which the first dimension of x is split, see `moe.dropless_mlp`
+        and, with `expert_axis`, `moe.expert_parallel`.
       mesh, fsdp_axis, tensor_axis, strategy, chunks, buffer_factor, overlap, save: with
         `expert_axis`, see `moe.expert_parallel`.
       rngs: the "params" stream makes the parameters.
@@ -129,6 +131,7 @@ class MoE(nnx.Module):
         implementation: moe.Implementation = None,
         recipe: Recipe | None = None,
         expert_axis: str | tuple[str, ...] | None = None,
+        token_axes: str | tuple[str, ...] | None = None,
         mesh: jax.sharding.Mesh | None = None,
         fsdp_axis: str | tuple[str, ...] | None = None,
         tensor_axis: str | tuple[str, ...] | None = None,
@@ -158,6 +161,7 @@ class MoE(nnx.Module):
         self.implementation = implementation
         self.recipe = recipe
         self.expert_axis = expert_axis
+        self.token_axes = token_axes
         self.mesh = mesh
         self.fsdp_axis = fsdp_axis
         self.tensor_axis = tensor_axis

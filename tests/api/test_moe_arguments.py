@@ -106,14 +106,26 @@ class TestExplicitAxes:
             jax.device_put(w, whole) for w in weights
         ]
 
-    def test_says_what_to_write(self, rng, mesh):
+    def test_tokens_stay_split(self, rng, mesh):
         with jax.set_mesh(mesh):
             x, logits, *weights = self.sharded(rng, mesh)
+            got = moe.dropless_mlp(x, moe.route(logits, K), *weights)
+            assert jax.typeof(got).sharding.spec == P("data", None)
+            # Routing that lies elsewhere goes where the tokens are.
+            whole = jax.sharding.reshard(logits, P())
+            again = moe.dropless_mlp(x, moe.route(whole, K), *weights)
+        np.testing.assert_array_equal(got, again)
+        expected = moe.dropless_mlp(
+            *(jnp.asarray(np.asarray(x)), moe.route(jnp.asarray(np.asarray(logits)), K)),
+            *(np.asarray(w) for w in weights),
+        )
+        np.testing.assert_allclose(got, expected, atol=1e-5)
+
+    def test_what_needs_all_tokens_says_what_to_write(self, rng, mesh):
+        with jax.set_mesh(mesh):
+            _, logits, *_ = self.sharded(rng, mesh)
             with pytest.raises(NotImplementedError, match=r"shard_map.*auto_axes"):
-                moe.dropless_mlp(x, moe.route(logits, K), *weights)
-            with pytest.raises(NotImplementedError, match=r"x is sharded.*8@data"):
-                whole = jax.sharding.reshard(logits, P())
-                moe.dropless_mlp(x, moe.route(whole, K), *weights)
+                moe.sort_by_expert(moe.route(logits, K))
 
     def test_what_it_says_works(self, rng, mesh):
         with jax.set_mesh(mesh):

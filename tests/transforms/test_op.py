@@ -167,12 +167,15 @@ class TestTransformations:
         scale = rng.standard_normal(2, np.float32)
         np.testing.assert_array_equal(jax.jit(run)(x, scale), x * np.tile(scale, 4)[:, None])
 
-    def test_explicit_axes_are_refused(self, scale_rows):
+    def test_explicit_axes_split_the_batch_alone(self, scale_rows):
         mesh = jax.make_mesh((4,), ("i",), axis_types=(jax.sharding.AxisType.Explicit,))
         spec = jax.sharding.PartitionSpec("i")
         x = jax.device_put(jnp.ones((8, 4)), jax.NamedSharding(mesh, spec))
-        with pytest.raises(NotImplementedError, match="scale_rows infers no sharding"):
+        with pytest.raises(NotImplementedError, match="scale_rows needs dimension 0 .*8@i"):
             scale_rows(x, jnp.ones(8))
+        batch = jax.vmap(scale_rows, (0, None))(x.reshape(8, 2, 2), jnp.full(2, 3.0))
+        assert jax.typeof(batch).sharding.spec == jax.sharding.PartitionSpec("i", None, None)
+        np.testing.assert_array_equal(batch, np.full((8, 2, 2), 3.0))
 
 
 class TestIsKnownTo:

@@ -25,6 +25,8 @@ from jax_grouped_gemm._src.fp8.formats import (
     sliced,
 )
 from jax_grouped_gemm._src.op import Op
+from jax_grouped_gemm._src.partition import Dims, leading, whole
+from jax_grouped_gemm._src.ragged import slices
 
 
 def _of_sliced(function, operand, *operands, slice=(), **params):
@@ -50,6 +52,22 @@ def _noncontracting_aval(*operands, transpose_rhs, preferred_element_type, slice
     return NONCONTRACTING.result_aval(operands, shape, preferred_element_type)
 
 
+def _noncontracting_dims(operands, results, *, slice=(), **params) -> Dims:
+    """Rows and groups may be split, with those of their scales that belong to them."""
+    if slice:
+        return whole(operands, results)
+    lhs, lhs_scale, rhs, rhs_scale, *_ = operands
+    has_row_scales = params["lhs_scaling"] in ("1x128", "1xk")
+    has_group_scales = rhs_scale.shape[-3] == rhs.shape[-3]
+    n_k = "nk" if params["transpose_rhs"] else "kn"
+    return Dims.of(
+        *("mk", "mp" if has_row_scales else "qp", f"g{n_k}"),
+        *("grs" if has_group_scales else "trs", "G", "o"),
+        to="mn",
+        whole="knpqrstGo",
+    )
+
+
 NONCONTRACTING = Op(
     name="scaled_ragged_noncontracting",
     operand_ranks=(2, 2, 3, 3, 1, 1),
@@ -58,6 +76,8 @@ NONCONTRACTING = Op(
     planner=plan.plan_scaled_noncontracting,
     call=call.scaled_noncontracting,
     reference=partial(_of_sliced, scaled_reference.scaled_ragged_noncontracting, SLICED_ROWS),
+    dims=_noncontracting_dims,
+    localizer=slices.of_groups,
 )
 
 
@@ -176,7 +196,7 @@ PAIRED_CONTRACTING = Op(
 )
 
 
-def _planned_op(name, operand_ranks, target, planner, run, reference) -> Op:
+def _planned_op(name, operand_ranks, target, planner, run, reference, dims=None) -> Op:
     """An operation that is no product, whose results are those that its plan has."""
 
     def avals(*operands, **params):
@@ -193,13 +213,14 @@ def _planned_op(name, operand_ranks, target, planner, run, reference) -> Op:
         reference=reference,
         multiple_results=True,
         is_matmul=False,
+        dims=dims,
     )
     return op
 
 
-def _quantizer(name, operand_ranks, planner, reference) -> Op:
+def _quantizer(name, operand_ranks, planner, reference, dims=None) -> Op:
     target = call.QUANTIZERS[name]
-    return _planned_op(name, operand_ranks, target, planner, call.quantize, reference)
+    return _planned_op(name, operand_ranks, target, planner, call.quantize, reference, dims)
 
 
 def quantize_rows(x, **params) -> list[jax.Array]:
@@ -207,7 +228,7 @@ def quantize_rows(x, **params) -> list[jax.Array]:
     return ROWS.bind(x, **params)
 
 
-ROWS = _quantizer("quantize_rows", (2,), plan.plan_quantize_rows, reference.quantize_rows)
+ROWS = _quantizer("quantize_rows", (2,), plan.plan_quantize_rows, reference.quantize_rows, leading)
 
 
 def quantize_tokens(x, rows, **params) -> list[jax.Array]:
@@ -227,7 +248,9 @@ def quantize_blocks(x, **params) -> list[jax.Array]:
     return BLOCKS.bind(x, **params)
 
 
-BLOCKS = _quantizer("quantize_blocks", (3,), plan.plan_quantize_blocks, reference.quantize_blocks)
+BLOCKS = _quantizer(
+    "quantize_blocks", (3,), plan.plan_quantize_blocks, reference.quantize_blocks, leading
+)
 
 
 def quantize_joined(x, y, **params) -> list[jax.Array]:
@@ -235,7 +258,9 @@ def quantize_joined(x, y, **params) -> list[jax.Array]:
     return JOINED.bind(x, y, **params)
 
 
-JOINED = _quantizer("quantize_joined", (3, 3), plan.plan_quantize_joined, reference.quantize_joined)
+JOINED = _quantizer(
+    "quantize_joined", (3, 3), plan.plan_quantize_joined, reference.quantize_joined, leading
+)
 
 
 def quantize_ragged(x, group_sizes, **params) -> list[jax.Array]:
@@ -274,6 +299,7 @@ MATRIX_MAXIMA = _planned_op(
     plan.plan_matrix_maxima,
     call.maxima,
     reference.matrix_maxima,
+    leading,
 )
 
 
@@ -291,6 +317,7 @@ CHANNELS = _planned_op(
     plan.plan_quantize_channels,
     call.quantize_channels,
     reference.quantize_channels,
+    leading,
 )
 
 

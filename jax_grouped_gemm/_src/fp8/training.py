@@ -27,10 +27,13 @@ from jax_grouped_gemm._src.fp8.api import SOURCE_DTYPES, QuantizedWeights
 from jax_grouped_gemm._src.fp8.formats import Pair, quantized_blocks
 from jax_grouped_gemm._src.fp8.products import FP8_LHS, FP8_RHS, Fp8Products, named, narrow
 from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
+from jax_grouped_gemm._src.over_tokens import over_tokens
+from jax_grouped_gemm._src.partition import Split
 from jax_grouped_gemm._src.plan import current_tiles, using_tiles
 from jax_grouped_gemm._src.ragged import primitive as ragged
 from jax_grouped_gemm._src.ragged.api import ragged_dot
 from jax_grouped_gemm._src.ragged.reference import owned_rows
+from jax_grouped_gemm._src.ragged.slices import sizes_in_slice
 
 
 def fp8_ragged_dot(
@@ -91,6 +94,17 @@ def fp8_ragged_dot(
         lhs.dtype,
         rhs.dtype,
     )
+    whole = (rhs, quantized_rhs, group_sizes, offset)
+    # Blocks along the rows are laid out group by group, so that no quantiser takes a part of them.
+    on_device = functools.partial(_on_device, product, lhs.shape[0])
+    return over_tokens("fp8_ragged_dot", on_device, (lhs,), whole, token_axes=())
+
+
+def _on_device(product: _Product, num_rows: int, rows, whole, axes):
+    """The product of the rows that a device has."""
+    (lhs,), (rhs, quantized_rhs, group_sizes, offset) = rows, whole
+    if axes:
+        group_sizes = sizes_in_slice(group_sizes, Split.of_rows(axes, num_rows))
     # Outside the custom derivative, where the casts have transposes.
     leaves, tree = jax.tree.flatten((lhs, rhs, quantized_rhs, group_sizes, offset))
     return _dot(product, *jax.tree.unflatten(tree, align_varying(*leaves)))

@@ -20,6 +20,7 @@ from jax_grouped_gemm._src.arrays import at_least_float32
 from jax_grouped_gemm._src.autodiff import is_zero, tangent_of
 from jax_grouped_gemm._src.lists.scaling import per_matrix
 from jax_grouped_gemm._src.op import Op
+from jax_grouped_gemm._src.partition import Dims, whole
 
 
 class Problem(NamedTuple):
@@ -50,6 +51,7 @@ class ListOp(Op):
 
     operand_ranks: None = None
     multiple_results: bool = True
+    dims: Callable[..., Dims] = dataclasses.field(default_factory=lambda: _dims)
     per_problem: tuple[str, ...] = ()
     single_scales: bool = False
 
@@ -63,6 +65,23 @@ class ListOp(Op):
         """The parameters for some of the problems."""
         some = {name: tuple(params[name][i] for i in indices) for name in self.per_problem}
         return {**params, **some}
+
+
+def _dims(operands, results, *, num_problems, **params) -> Dims:
+    """Each stack may be split by matrices; scales of one number for all are not."""
+    dims = whole(operands, results)
+    stacks = tuple(f"s{problem}" for problem in range(num_problems))
+
+    def named(i, letters, x):
+        problem = i % num_problems
+        is_stack = x.shape[0] == results[problem].shape[0]
+        return (stacks[problem], *letters[1:]) if is_stack else letters
+
+    every = [
+        tuple(named(i, letters, x) for i, (letters, x) in enumerate(zip(some, arrays, strict=True)))
+        for some, arrays in ((dims.operands, operands), (dims.results, results))
+    ]
+    return Dims(*every, dims.whole, frozenset(stacks))
 
 
 def split(

@@ -228,7 +228,8 @@ def _checked(
     }
     arrays |= _checked_biases(function, biases, with_down="wo" in operands)
     check_floating(function, **{_label(name): x for name, x in arrays.items() if name != "rows"})
-    refuse_sharded(function, **arrays)
+    if "rows" in arrays:  # of tokens that are all here
+        refuse_sharded(function, **arrays)
     _check_shapes(function, arrays, concatenated)
     if _is_concatenated(arrays, concatenated):
         arrays["wi"] = arrays.pop("wi_0")

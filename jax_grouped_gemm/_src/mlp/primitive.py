@@ -31,13 +31,38 @@ from jax_grouped_gemm._src.mlp import call, composed, plan, reference
 from jax_grouped_gemm._src.mlp import rows as token_rows
 from jax_grouped_gemm._src.mlp.problem import has_up, hidden_columns
 from jax_grouped_gemm._src.op import Op
+from jax_grouped_gemm._src.partition import Dims
 from jax_grouped_gemm._src.plan import TileChoices, current_tiles
+from jax_grouped_gemm._src.ragged import slices
 from jax_grouped_gemm._src.ragged.reference import owned_rows
 
 INDICES = ("group_sizes", "group_offset")
 ROWS = ("rows", "inverse", "count")
 GATED_OPERANDS = ("x", *ROWS, "wi", "wi_0", "wi_1", "b0", "b1", "weights", *INDICES)
 DOWN_OPERANDS = ("wo", "bo", "weights", *INDICES)
+
+
+LETTERS = dict(
+    x="mD", dy="mD", hidden="mF", gate="mF", up="mF", d0="mF", d1="mF", weights="m",
+    wi_0="gDF", wi_1="gDF", wi="gDU", wo="gFD", b0="gF", b1="gF", bo="gD",
+    group_sizes="G", group_offset="o",
+)  # fmt: skip
+"""The dimensions of operands by name. In `wi`, gate and up lie beside each other: a part of its
+columns is not the same part of both."""
+OF_ROWS = dict(x="TD", x_dot="TD", rows="m", inverse="Tk", count="c")
+"""Those of tokens, whose rows are told of all."""
+
+
+def _dims(names, to, whole) -> Dims:
+    """Dimensions of operands of those names. With a bias of the result, F must be whole: otherwise
+    each device of a sum would add it."""
+    letters = LETTERS | (OF_ROWS if "rows" in names else {})
+    if "rows" in names:
+        whole += "mTkc"
+    if "wi" in names:
+        whole += "FU"
+    operands = (letters.get(name, letters[name.removesuffix("_dot")]) for name in names)
+    return Dims.of(*operands, to=to, whole=f"Go{whole}")
 
 
 def _gated_avals(*operands, names, residuals, **_):
@@ -58,6 +83,8 @@ GATED = Op(
     call=call.gated,
     reference=reference.gated_ragged_dot,
     multiple_results=True,
+    dims=lambda _, results, *, names, **params: _dims(names, ["mF"] * len(results), "Dg"),
+    localizer=slices.of_groups,
 )
 
 
@@ -75,6 +102,8 @@ BIASED = Op(
     planner=plan.plan_biased,
     call=call.biased,
     reference=reference.biased_ragged_dot,
+    dims=lambda *_, names, **params: _dims(names, "mD", "gF" if "bo" in names else "g"),
+    localizer=slices.of_groups,
 )
 
 
@@ -87,6 +116,10 @@ def _gated_transpose_avals(*operands, names, **_):
     ]
 
 
+def _gated_transpose_dims(_, results, *, names, **params) -> Dims:
+    return _dims(names, ["mF"] * (len(results) - 1) + ["m"], "Dg")
+
+
 GATED_TRANSPOSE = Op(
     name="gated_ragged_dot_transpose",
     operand_ranks=None,
@@ -96,6 +129,8 @@ GATED_TRANSPOSE = Op(
     call=call.gated_transpose,
     reference=reference.gated_ragged_dot_transpose,
     multiple_results=True,
+    dims=_gated_transpose_dims,
+    localizer=slices.of_groups,
 )
 
 
@@ -112,6 +147,8 @@ PAIRED = Op(
     planner=plan.plan_paired,
     call=call.paired,
     reference=reference.paired_ragged_dot,
+    dims=lambda *_, **params: Dims.of("mF", "mF", "gDF", "gDF", "G", "o", to="mD", whole="gGo"),
+    localizer=slices.of_groups,
 )
 
 
@@ -130,6 +167,8 @@ PAIRED_WEIGHTS = Op(
     call=call.paired_weights,
     reference=reference.paired_weight_gradients,
     multiple_results=True,
+    dims=lambda *_, names, **params: _dims(names, ["gDF", "gDF"], ""),
+    localizer=slices.of_groups,
 )
 
 
@@ -146,6 +185,8 @@ TANGENT = Op(
     planner=plan.plan_tangent,
     call=call.tangent,
     reference=reference.ragged_mlp_tangent,
+    dims=lambda *_, names, **params: _dims(names, "mD", "DgF" if "bo" in names else "Dg"),
+    localizer=slices.of_groups,
 )
 
 

@@ -118,7 +118,10 @@ def register_batching(
     def rule(operands, dims, **params):
         mapped = [i for i, dim in enumerate(dims) if dim is not None]
         if mapped == [0] or mapped == [1]:
-            factor = mapped[0]
+            (factor,) = mapped
+            if jax.typeof(operands[factor]).sharding.spec[dims[factor]] is not None:
+                # Split over explicit axes, which nothing can say of a part of a dimension.
+                return op.bind_batched(operands, dims, params)
             return _bind_folded(op, operands, factor, dims[factor], folds(params)[factor], params)
         return op.bind_batched(operands, dims, params)
 

@@ -15,7 +15,8 @@ import jax.numpy as jnp
 
 from jax_grouped_gemm._src.autodiff import is_zero, tangent_of
 from jax_grouped_gemm._src.op import Op
-from jax_grouped_gemm._src.ragged import call, plan, reference
+from jax_grouped_gemm._src.partition import Dims, as_type
+from jax_grouped_gemm._src.ragged import call, plan, reference, slices
 from jax_grouped_gemm._src.ragged.bilinear import (
     BilinearOp,
     Fold,
@@ -43,6 +44,11 @@ def _noncontracting_aval(
     return NONCONTRACTING.result_aval(operands, (m, n), preferred_element_type)
 
 
+def _noncontracting_dims(*_, transpose_lhs, transpose_rhs, **params) -> Dims:
+    lhs, rhs = "km" if transpose_lhs else "mk", "gnk" if transpose_rhs else "gkn"
+    return Dims.of(lhs, rhs, "G", "o", to="mn", whole="Go")
+
+
 NONCONTRACTING = BilinearOp(
     name="ragged_noncontracting",
     operand_ranks=(2, 3, 1, 1),
@@ -52,6 +58,8 @@ NONCONTRACTING = BilinearOp(
     planner=plan.plan_noncontracting,
     call=call.ragged,
     reference=reference.ragged_noncontracting,
+    dims=_noncontracting_dims,
+    localizer=slices.of_groups,
 )
 
 
@@ -73,6 +81,11 @@ def _contracting_aval(
     return CONTRACTING.result_aval(operands, (num_groups, k, n), preferred_element_type)
 
 
+def _contracting_dims(*_, transpose_lhs, transpose_rhs, **params) -> Dims:
+    lhs, rhs = "km" if transpose_lhs else "mk", "nm" if transpose_rhs else "mn"
+    return Dims.of(lhs, rhs, "G", "o", to="gkn", whole="Go")
+
+
 CONTRACTING = BilinearOp(
     name="ragged_contracting",
     operand_ranks=(2, 2, 1, 1),
@@ -82,6 +95,8 @@ CONTRACTING = BilinearOp(
     planner=plan.plan_contracting,
     call=call.ragged,
     reference=reference.ragged_contracting,
+    dims=_contracting_dims,
+    localizer=slices.of_groups,
 )
 
 
@@ -102,6 +117,11 @@ def _accumulate_aval(*operands, **_) -> jax.core.ShapedArray:
     return ACCUMULATE.result_aval(operands, accumulator.shape[-3:], accumulator.dtype)
 
 
+def _accumulate_dims(*_, transpose_lhs, transpose_rhs, **params) -> Dims:
+    lhs, rhs = "km" if transpose_lhs else "mk", "nm" if transpose_rhs else "mn"
+    return Dims.of("gkn", lhs, rhs, "G", "o", to="gkn", whole="Go")
+
+
 ACCUMULATE = Op(
     name="ragged_accumulate",
     operand_ranks=(3, 2, 2, 1, 1),
@@ -110,6 +130,8 @@ ACCUMULATE = Op(
     planner=plan.plan_accumulate,
     call=call.accumulate,
     reference=reference.ragged_accumulate,
+    dims=_accumulate_dims,
+    localizer=slices.of_accumulator,
 )
 
 
@@ -187,7 +209,8 @@ def _accumulate_jvp(primals, tangents, **params):
         terms.append(product(lhs_dot, rhs, *indices))
     if not is_zero(rhs_dot):
         terms.append(product(lhs, rhs_dot, *indices))
-    return out, tangent_of(out, terms)
+    # The types of both factors say nothing of how the accumulator is split.
+    return out, tangent_of(out, [as_type(term, jax.typeof(out)) for term in terms])
 
 
 def _accumulate_batching(operands, dims, **params):

@@ -177,6 +177,16 @@ def ragged_accumulate(
     return accumulator + product
 
 
+def ends_of_groups(group_sizes: jax.Array, num_rows: int) -> jax.Array:
+    """The row after the last one of each group [.., G]; see `local_group_bounds`."""
+    sizes = jnp.minimum(jnp.maximum(group_sizes, 0), num_rows)
+    total_groups = sizes.shape[-1]
+    if is_static(num_rows, total_groups) and num_rows * total_groups < 2**31:
+        return jnp.minimum(lax.cumsum(sizes, axis=sizes.ndim - 1), num_rows)
+    # A plain sum could overflow; this one saturates without ever exceeding num_rows.
+    return lax.associative_scan(lambda a, b: a + jnp.minimum(b, num_rows - a), sizes, axis=-1)
+
+
 def local_group_bounds(
     group_sizes: jax.Array, group_offset: jax.Array, num_groups: int, num_rows: int
 ) -> tuple[jax.Array, jax.Array]:
@@ -189,12 +199,7 @@ def local_group_bounds(
     if total_groups == 0:
         empty = jnp.zeros(num_groups, jnp.int32)
         return empty, empty
-    sizes = jnp.minimum(jnp.maximum(group_sizes, 0), num_rows)
-    if is_static(num_rows, total_groups) and num_rows * total_groups < 2**31:
-        ends = jnp.minimum(lax.cumsum(sizes), num_rows)
-    else:
-        # A plain sum could overflow; this one saturates without ever exceeding num_rows.
-        ends = lax.associative_scan(lambda a, b: a + jnp.minimum(b, num_rows - a), sizes)
+    ends = ends_of_groups(group_sizes, num_rows)
     # Beside the global groups there are as many empty ones as an offset can reach.
     none = jnp.zeros(num_groups, ends.dtype)
     offset = jnp.minimum(jnp.maximum(group_offset, -num_groups), total_groups) + num_groups

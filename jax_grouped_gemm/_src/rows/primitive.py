@@ -14,6 +14,7 @@ from jax.interpreters import ad
 
 from jax_grouped_gemm._src.autodiff import is_zero, tangent_of
 from jax_grouped_gemm._src.op import Op
+from jax_grouped_gemm._src.partition import Dims
 from jax_grouped_gemm._src.rows import call, plan, reference
 
 
@@ -43,6 +44,17 @@ SORT = Op(
 )
 
 
+# Which row is whose is told of all rows and tokens, so that devices split columns alone.
+
+
+def _moves_dims(*_, **params) -> Dims:
+    return Dims.of("sD", "r", "ik", "jl", "c", to="tD", whole="srikjlct")
+
+
+def _row_dots_dims(*_, **params) -> Dims:
+    return Dims.of("TD", "nD", "r", "Tk", "c", to="Tk", whole="Tnrkc")
+
+
 def gather_rows(x, pair_of_row, row_of_pair, weights, count, **params) -> jax.Array:
     """x [b?, T, D] -> [b?, m, D]. Parameters: divisor, implementation."""
     return GATHER.bind(x, pair_of_row, row_of_pair, weights, count, **params)
@@ -62,6 +74,7 @@ GATHER = Op(
     call=call.gather,
     reference=reference.gather_rows,
     is_matmul=False,
+    dims=_moves_dims,
 )
 
 
@@ -84,6 +97,7 @@ COMBINE = Op(
     call=call.combine,
     reference=reference.combine_rows,
     is_matmul=False,
+    dims=_moves_dims,
 )
 
 
@@ -106,6 +120,7 @@ DOTS = Op(
     call=call.dots,
     reference=reference.row_dots,
     is_matmul=False,
+    dims=_row_dots_dims,
 )
 
 

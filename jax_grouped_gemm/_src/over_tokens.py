@@ -1,0 +1,147 @@
+"""Layers whose tokens are split over devices: each device sorts and computes those that it has.
+
+The order of rows is the layer's own affair, and tokens do not depend on each other. So what
+`jax.jit` splits by tokens stays split, as `jax.shard_map` of the layer. Matrices are whole on every
+device, gathered where they are split; their gradients are sums over devices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from jax_grouped_gemm._src.partition import names_of
+
+AxisNames = str | Sequence[str]
+
+
+def over_tokens(
+    function: str,
+    layer: Callable[..., jax.Array],
+    tokens: Any,
+    whole: Any,
+    token_axes: AxisNames | None,
+) -> jax.Array:
+    """`layer(tokens, whole, axes)`, on each device for the tokens that it has.
+
+    Args:
+      function: the public function, for messages.
+      layer: returns an array whose leading dimensions are those of the tokens, and one more. `axes`
+        are the mesh axes along which their first dimension is split here.
+      tokens: arrays [..., any] with the same leading dimensions, a pytree. The first decides.
+      whole: arrays that every device needs in full, a pytree.
+      token_axes: the auto mesh axes along which the first dimension is split: all of them whose
+        product divides it if None. What is split over explicit axes is in types.
+
+    Raises:
+      TypeError, ValueError: `token_axes` names no auto axis of the mesh, or does not divide.
+    """
+    x, *_ = leaves = jax.tree.leaves(tokens)
+    mesh = _mesh([*leaves, *jax.tree.leaves(whole)])
+    axes = _auto_axes(function, mesh, x.shape[0] if x.ndim > 1 else 1, token_axes)
+    leading = _leading_spec(x, axes)
+    # Inside a `jax.shard_map` its caller has split the tokens.
+    if not any(leading) or AxisType.Manual in mesh.axis_types:
+        return layer(tokens, whole, ())
+
+    def spec_of(operand):
+        spec = P(*leading, None)
+        return spec, _placed(operand, mesh, spec)
+
+    def split(every, of):
+        leaves, tree = jax.tree.flatten(every)
+        specs, placed = zip(*map(of, leaves), strict=True) if leaves else ((), ())
+        return jax.tree.unflatten(tree, specs), jax.tree.unflatten(tree, placed)
+
+    token_specs, tokens = split(tokens, spec_of)
+    axes_of_tokens = {name for entry in leading for name in names_of(entry)}
+
+    def gathered_there(operand):
+        # What is split along other axes is gathered before, so that it is the same along them.
+        spec = jax.typeof(operand).sharding.spec
+        kept = P(*(entry if axes_of_tokens.issuperset(names_of(entry)) else None for entry in spec))
+        return kept, _placed(operand, mesh, kept)
+
+    whole_specs, whole = split(whole, gathered_there)
+
+    def on_device(tokens, whole):
+        whole = jax.tree.map(_gathered, whole, whole_specs)
+        return layer(tokens, whole, names_of(leading[0]))
+
+    return jax.shard_map(
+        on_device, mesh=mesh, in_specs=(token_specs, whole_specs), out_specs=P(*leading, None)
+    )(tokens, whole)
+
+
+def _mesh(arrays: Sequence[jax.Array]) -> Any:
+    meshes = [jax.typeof(x).sharding.mesh for x in arrays]
+    return next((mesh for mesh in meshes if not mesh.empty), jax.sharding.get_abstract_mesh())
+
+
+def _auto_axes(
+    function: str, mesh: Any, size: int, token_axes: AxisNames | None
+) -> tuple[str, ...]:
+    auto = [
+        name
+        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
+        if kind == AxisType.Auto
+    ]
+    if token_axes is not None:
+        names = names_of(token_axes)
+        for name in names:
+            if name not in auto:
+                raise ValueError(
+                    f"{function}: token_axes must name auto axes of the mesh, got {name!r} where "
+                    f"they are {tuple(auto)}"
+                )
+        devices = math.prod(mesh.shape[name] for name in names)
+        if size % devices:
+            raise ValueError(
+                f"{function}: the first dimension of x, {size}, must be a multiple of the "
+                f"{devices} devices along token_axes {names}"
+            )
+        return names
+    taken: list[str] = []
+    for name in auto:
+        devices = math.prod(mesh.shape[axis] for axis in (*taken, name))
+        if mesh.shape[name] > 1 and size and size % devices == 0:
+            taken.append(name)
+    return tuple(taken)
+
+
+def _leading_spec(x: jax.Array, auto: tuple[str, ...]) -> list[Any]:
+    """How the leading dimensions of the tokens are split."""
+    spec: list[Any] = list(jax.typeof(x).sharding.spec[:-1])
+    if auto and spec:
+        spec[0] = (*names_of(spec[0]), *auto)
+    return spec
+
+
+def _placed(x: jax.Array, mesh: Any, spec: P) -> jax.Array:
+    """`x` as the layer takes it, over explicit axes; over auto axes that is XLA's to see to."""
+    explicit = {
+        name
+        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
+        if kind == AxisType.Explicit
+    }
+
+    def kept(entry):
+        return tuple(name for name in names_of(entry) if name in explicit) or None
+
+    wanted = NamedSharding(mesh, P(*map(kept, spec)))
+    if not explicit or jax.typeof(x).sharding == wanted:
+        return x
+    return jax.sharding.reshard(x, wanted)
+
+
+def _gathered(x: jax.Array, spec: P) -> jax.Array:
+    for axis, names in enumerate(spec):
+        if names is not None:
+            x = lax.all_gather(x, names, axis=axis, tiled=True)
+    return x

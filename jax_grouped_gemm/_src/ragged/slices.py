@@ -1,0 +1,54 @@
+"""What of its groups a device has that has a slice of the rows, or of the groups' matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jax_grouped_gemm._src.partition import Split
+from jax_grouped_gemm._src.ragged.reference import ends_of_groups
+
+
+def of_groups(
+    operands: Sequence[jax.Array], params: dict[str, Any], split: Split
+) -> tuple[Sequence[jax.Array], dict[str, Any]]:
+    """Operands and parameters of a ragged product whose last operands are group sizes and offset.
+
+    Rows m: the local size of a group is how many of its rows lie in the slice. The slice begins
+    with the first group of which it has rows, so that it needs no offset. Groups g: a window of
+    them begins later.
+    """
+    *others, sizes, offset = operands
+    if split.splits("m"):
+        sizes = sizes_in_slice(sizes, split)
+    if split.splits("g"):
+        offset = offset + split.first("g")
+        params = dict(params)
+        if "num_groups" in params:
+            params["num_groups"] = split.part("g")
+        if "zeroes_unowned" in params:
+            # The rows of other devices' groups are terms of a sum.
+            params["zeroes_unowned"] = True
+    return (*others, sizes, offset), params
+
+
+def of_accumulator(
+    operands: Sequence[jax.Array], params: dict[str, Any], split: Split
+) -> tuple[Sequence[jax.Array], dict[str, Any]]:
+    """The same of an accumulating product: what it adds to counts once in the sum of devices."""
+    (accumulator, *others), params = of_groups(operands, params, split)
+    if split.splits("m"):
+        accumulator = jnp.where(split.first("m") == 0, accumulator, 0)
+    return (accumulator, *others), params
+
+
+def sizes_in_slice(sizes: jax.Array, split: Split) -> jax.Array:
+    """How many rows of each group [.., G] lie in this device's slice of the rows."""
+    first, rows = split.first("m"), split.part("m")
+    ends = ends_of_groups(sizes, split.sizes["m"])
+    ends = jnp.clip(ends, first, first + rows)
+    start = jnp.broadcast_to(first, (*ends.shape[:-1], 1)).astype(ends.dtype)
+    return jnp.diff(ends, axis=-1, prepend=start)
