@@ -10,6 +10,7 @@ import pytest
 
 from benchmarks import (
     accumulate,
+    data_parallel,
     expert_parallel,
     expert_parallel_plots,
     first_call,
@@ -55,6 +56,13 @@ def dry_run(tmp_path):
         return {case["case"]: case for case in results["cases"]}
 
     return run_dry
+
+
+def test_data_parallel(dry_run):
+    found = dry_run(data_parallel.main, "--devices", "2")
+    for record in found.values():
+        assert record["devices"] == 2 and record["ratios"]["speedup"] > 0
+        assert min(record["peers"]["one"]["us"] + record["peers"]["ours"]["us"]) > 0
 
 
 def test_ragged_products(dry_run, capsys):

@@ -1,0 +1,156 @@
+"""What several GPUs gain under `jax.jit` alone: batches and stacks are split, nothing else is said.
+
+python -m benchmarks.data_parallel --output benchmarks/results/data_parallel.json
+
+A step of training the demo's model with `--batch` sequences a GPU, parameters whole on each; and
+Muon's update of as many matrices a GPU. "one" is one GPU with its share, "ours" all of them: a
+ratio is the work that all do over what one does in the same time, so N would be perfect. Times are
+the host's, of a queue of calls; the two take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import jax
+from flax import nnx
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jax_grouped_gemm as jgg
+from benchmarks.harness.command import Command
+from benchmarks.harness.session import Job, Session
+from benchmarks.peers.expert_parallel import AXIS, mesh_of
+from jax_grouped_gemm.demo.data import batches, load_corpus
+from jax_grouped_gemm.demo.model import LanguageModel
+from jax_grouped_gemm.demo.presets import PRESETS
+from jax_grouped_gemm.demo.train import adamw, make_train_step
+
+QUEUE = 4
+TINY_STACK = 8, 32, 48
+
+
+def training(devices: int, preset_name: str, batch: int, seed: int) -> Callable[[], object]:
+    """A call is a step of the demo's model, with that many sequences a device."""
+    preset = PRESETS[preset_name]
+    model = LanguageModel(preset.model, rngs=nnx.Rngs(seed))
+    optimizer = nnx.Optimizer(model, adamw(preset, preset.steps), wrt=nnx.Param)
+    graph, state = nnx.split((model, optimizer))
+    del model, optimizer
+    mesh = mesh_of(devices)
+    state = jax.device_put(state, NamedSharding(mesh, P()))
+    stream = batches(load_corpus().train, batch * devices, preset.sequence_length, seed)
+    window = jax.device_put(next(stream), NamedSharding(mesh, P(AXIS)))
+    step = jax.jit(make_train_step(graph), donate_argnums=0).lower(state, window).compile()
+    states = [state]
+
+    def call():
+        state, loss = step(states.pop(), window)
+        states.append(state)
+        return loss
+
+    return call
+
+
+def muon(devices: int, stack: tuple[int, int, int], seed: int) -> Callable[[], object]:
+    """A call is an update of a stack, of that many matrices a device."""
+    count, *matrix = stack
+    split = NamedSharding(mesh_of(devices), P(AXIS))
+    shape = count * devices, *matrix
+    draw = jax.jit(lambda key: jax.random.normal(key, shape), out_shardings=split)
+    gradients = {"w": draw(jax.random.key(seed))}
+    optimizer = jgg.optim.muon(1e-3)
+    state = jax.jit(optimizer.init)(gradients)
+    update = jax.jit(lambda g, s: optimizer.update(g, s, g)).lower(gradients, state).compile()
+    return lambda: update(gradients, state)
+
+
+def measure(make: Callable[[int], Callable[[], object]], devices: int, rounds: int) -> dict:
+    """Microseconds of a call of one device and of all, taking turns."""
+    calls = {"one": make(1), "ours": make(devices)}
+    us: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        jax.block_until_ready(call())
+    for _, (name, call) in itertools.product(range(rounds), calls.items()):
+        start = time.perf_counter()
+        results = [call() for _ in range(QUEUE)]
+        jax.block_until_ready(results[-1])
+        us[name].append((time.perf_counter() - start) * 1e6 / QUEUE)
+    speedups = [devices * a / b for a, b in zip(us["one"], us["ours"], strict=True)]
+    return {
+        "devices": devices,
+        "peers": {
+            name: {"status": "measured", "us": times, "median_us": statistics.median(times)}
+            for name, times in us.items()
+        },
+        "ratios": {"speedup": statistics.median(speedups)},
+    }
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """How much of it a GPU gets."""
+    parser.add_argument("--devices", type=int, help="by default all that there are")
+    parser.add_argument("--preset", default="h200", choices=PRESETS)
+    parser.add_argument("--batch", type=int, default=8, help="sequences a GPU")
+    parser.add_argument("--stack", type=int, nargs=3, default=[192, 768, 2048], metavar="SIZE")
+
+
+def complete(options: argparse.Namespace) -> None:
+    """Makes a dry run small."""
+    options.devices = options.devices or len(jax.devices())
+    options.recorder, options.no_host = "clock", True
+    if options.dry_run:
+        options.preset, options.batch, options.stack = "cpu", 1, TINY_STACK
+
+
+def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
+    """The step of training, and the optimiser's update."""
+    stack = tuple(options.stack)
+    made = {
+        f"{options.preset}/training": functools.partial(
+            training, preset_name=options.preset, batch=options.batch, seed=options.seed
+        ),
+        f"{'x'.join(map(str, stack))}/muon": functools.partial(
+            muon, stack=stack, seed=options.seed
+        ),
+    }
+
+    def case(name: str) -> dict:
+        shape, op = name.split("/")
+        found = measure(made[name], options.devices, options.rounds)
+        return {"case": name, "shape": {"name": shape}, "op": op, **found}
+
+    return [Job(name, functools.partial(case, name)) for name in made]
+
+
+def texts(results: Mapping) -> list[str]:
+    """A line a case."""
+    lines = []
+    for record in results["cases"]:
+        one, ours = (record["peers"][name]["median_us"] for name in ("one", "ours"))
+        lines.append(
+            f"{record['case']}: one GPU {one:.0f} us, {record['devices']} GPUs with as much each "
+            f"{ours:.0f} us, {record['ratios']['speedup']:.3f} times the work in the same time"
+        )
+    return ["\n".join(lines)]
+
+
+COMMAND = Command(
+    "benchmarks.data_parallel",
+    __doc__,
+    jobs,
+    add_arguments=add_arguments,
+    complete=complete,
+    rounds=8,
+    summarize=lambda records: {},
+    texts=texts,
+)
+main = COMMAND.main
+
+if __name__ == "__main__":
+    main()
