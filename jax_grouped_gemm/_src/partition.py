@@ -184,7 +184,9 @@ class Split:
                     wanted.setdefault(letter, names_of(entry))
         summed = {letter for i in range(len(dims.results)) for letter in dims.summed(i)}
         order = sorted(wanted, key=lambda letter: FIRST.index(letter) if letter in FIRST else 2)
-        axes, devices, taken = {}, {}, set()
+        axes: dict[str, Axes] = {}
+        devices: dict[str, int] = {}
+        taken: set[str] = set()
         for letter in order:
             free = tuple(axis for axis in wanted[letter] if axis not in taken)
             if letter in dims.apart:
@@ -340,12 +342,13 @@ def _has_devices_to_split_over(ctx: Any) -> bool:
     context = module.axis_context
     devices = getattr(context, "device_assignment", None)
     parameters = getattr(module, "lowering_parameters", None)
+    config: Any = jax.config  # its options are attributes made at run time
     return (
         devices is not None
         and len(devices) > 1
         and not getattr(parameters, "for_export", True)
         and len(ctx.platforms or module.platforms) == 1
-        and jax.config.jax_use_shardy_partitioner
+        and config.jax_use_shardy_partitioner
     )
 
 

@@ -522,6 +522,32 @@ class TestTransformations:
         assert collectives(compiled) == []
 
 
+def test_fp8_product(rng):
+    """Blocks along the rows are those of a device, so that gradients are rounded otherwise."""
+    shapes = [(2 * M, 128), (G, 128, 128)]
+    arguments = [rng.standard_normal(shape).astype(jnp.bfloat16) for shape in shapes]
+    sizes = np.array([10, 0, 40, 20, -3, 1, 30, 20], np.int32)
+    function = with_gradients(lambda lhs, rhs: jgg.fp8_ragged_dot(lhs, rhs, sizes), 2)
+    want = jax.jit(function)(*arguments)
+    for kind in KINDS:
+        mesh = mesh_of({"d": 4}, kind)
+        with entered(mesh):
+            split = put(mesh, arguments, [P("d"), P()])
+            compiled = jax.jit(function).lower(*split).compile()
+            assert_same(compiled(*split)[0], want[0])
+            assert_same(compiled(*split), want, 0.1)
+        if kind == EXPLICIT:
+            assert {travelling for travelling, _ in collectives(compiled)} == {SUM}
+
+
+def test_vmap_of_rows_over_auto_axes(rng):
+    """They are gathered, and right."""
+    function = jax.vmap(ragged, (0, None))
+    arguments = [integers(rng, 8, M, K), integers(rng, G, K, N)]
+    split = put(mesh_of(EIGHT), arguments, [P("d"), P()])
+    assert_same(jax.jit(function)(*split), jax.jit(function)(*arguments))
+
+
 def test_what_every_device_needs_is_named(rng):
     mesh = mesh_of(EIGHT, EXPLICIT)
     with jax.set_mesh(mesh):

@@ -77,11 +77,16 @@ def _dims(operands, results, *, num_problems, **params) -> Dims:
         is_stack = x.shape[0] == results[problem].shape[0]
         return (stacks[problem], *letters[1:]) if is_stack else letters
 
-    every = [
-        tuple(named(i, letters, x) for i, (letters, x) in enumerate(zip(some, arrays, strict=True)))
-        for some, arrays in ((dims.operands, operands), (dims.results, results))
-    ]
-    return Dims(*every, dims.whole, frozenset(stacks))
+    def all_named(every, arrays):
+        pairs = enumerate(zip(every, arrays, strict=True))
+        return tuple(named(i, letters, x) for i, (letters, x) in pairs)
+
+    return Dims(
+        all_named(dims.operands, operands),
+        all_named(dims.results, results),
+        dims.whole,
+        frozenset(stacks),
+    )
 
 
 def split(
