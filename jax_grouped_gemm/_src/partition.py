@@ -260,18 +260,20 @@ def typed(op: Any, operands: Sequence[Any], results: Sequence[Any], params) -> l
       NotImplementedError: an operand is split along a dimension that every device needs in full.
     """
     dims = op.dims_of(operands, results, params)
+    mesh = mesh_of(operands)
+    split = Split.of(
+        dims, [x.sharding.spec for x in operands], dims.sizes(operands, results), mesh.shape
+    )
+    # What is split along the axis of the rows is gathered, as weights are that lie there (FSDP).
+    of_rows = {axis for letter in FIRST for axis in split.axes.get(letter, ())}
     for x, letters in zip(operands, dims.operands, strict=True):
         for axis, (entry, letter) in enumerate(zip(x.sharding.spec, letters, strict=True)):
-            if entry is not None and letter in dims.whole:
+            if letter in dims.whole and not of_rows.issuperset(names_of(entry)):
                 raise NotImplementedError(
                     f"{op.name} needs dimension {axis} of an operand of type {x} in full on every "
                     f"device: take it there with jax.sharding.reshard, or say what each device "
                     "does with jax.shard_map"
                 )
-    mesh = mesh_of(operands)
-    split = Split.of(
-        dims, [x.sharding.spec for x in operands], dims.sizes(operands, results), mesh.shape
-    )
     _, specs = dims.specs(split.axes)
     return [
         x.update(sharding=NamedSharding(mesh, spec)) for x, spec in zip(results, specs, strict=True)

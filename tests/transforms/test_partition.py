@@ -191,6 +191,12 @@ CASES = {
         mlp, MLP, 4, [P("d"), P(), P(), P()],
         [(SUM, (G, 32, K)), (SUM, (G, K, 32)), (SUM, (G, K, 32))],
     ),
+    "mlp, fsdp": Case(  # over auto axes it depends on where the result is wanted
+        mlp, MLP, 4, [P("d"), P(None, "d"), P(None, "d"), P(None, None, "d")],
+        [(GATHER, (G, 32, K)), (GATHER, (G, K, 32)), (GATHER, (G, K, 32))]
+        + [(SUM, (G, 32, K)), (SUM, (G, K, 32)), (SUM, (G, K, 32))],
+        kinds=[EXPLICIT],
+    ),
     "mlp, tensors": Case(
         mlp, MLP, 4, [P(), P(None, None, "d"), P(None, None, "d"), P(None, "d")],
         [(SUM, (M, K)), (SUM, (M, K))],
@@ -228,6 +234,7 @@ DOCUMENTED = {
     ("`ragged_dot`", "rows, and k of rhs on the same axis"): "fsdp",
     ("`ragged_dot_accumulate`", "rows"): "accumulate",
     ("`ragged_mlp`", "rows"): "mlp",
+    ("`ragged_mlp`", "rows, and matrices on the same axis"): "mlp, fsdp",
     ("`ragged_mlp`", "hidden features"): "mlp, tensors",
     ("`gated_ragged_dot`", "rows"): "gated",
     ("`vmap` of `ragged_dot`", "the batch of both operands"): "vmap",
@@ -520,6 +527,28 @@ class TestTransformations:
             compiled = jax.jit(transformation.update).lower(split, state, split).compile()
             assert_same(compiled(split, state, split)[0], want, 1e-4)
         assert collectives(compiled) == []
+
+
+def test_biases_of_an_mlp_split_by_hidden_features(rng):
+    """They are in one term of the sum, in tangents too."""
+
+    def function(x, wi_0, wi_1, wo, *biases):
+        return jgg.ragged_mlp(x, wi_0, wi_1, wo, SIZES, biases=biases)
+
+    shapes = [*MLP, (G, 32), (G, 32), (G, K)]
+    arguments = [rng.standard_normal(shape).astype(np.float32) / 4 for shape in shapes]
+    columns = P(None, None, "d")
+    specs = [P(), columns, columns, P(None, "d"), P(None, "d"), P(None, "d"), P()]
+
+    def both(*arguments):
+        gradients = jax.grad(lambda *a: jnp.sum(function(*a) ** 2), range(7))(*arguments)
+        return jax.jvp(function, arguments, arguments), gradients
+
+    want = jax.jit(both)(*arguments)
+    for kind in KINDS:
+        mesh = mesh_of(EIGHT, kind)
+        with entered(mesh):
+            assert_same(jax.jit(both)(*put(mesh, arguments, specs)), want, 1e-5)
 
 
 def test_fp8_product(rng):
