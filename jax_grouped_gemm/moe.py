@@ -256,7 +256,7 @@ def dropless_mlp(
 
 
 def _on_device(
-    split: tuple[jax.Array, Routing],
+    given_tokens: tuple[jax.Array, Routing],
     whole: dict[str, Any],
     _axes: tuple[str, ...],
     *,
@@ -267,7 +267,7 @@ def _on_device(
     recipe: Recipe | None,
 ) -> jax.Array:
     """`dropless_mlp` of the tokens that a device has."""
-    (x, routing), given = split, dict(whole["given"])
+    (x, routing), given = given_tokens, dict(whole["given"])
     group_offset, quantized = whole["group_offset"], whole["quantized"]
     operands = dict(x=x, **given)
     has_recipe = recipe is not None or quantized is not None

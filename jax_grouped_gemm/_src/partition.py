@@ -344,13 +344,12 @@ def _has_devices_to_split_over(ctx: Any) -> bool:
     context = module.axis_context
     devices = getattr(context, "device_assignment", None)
     parameters = getattr(module, "lowering_parameters", None)
-    config: Any = jax.config  # its options are attributes made at run time
     return (
         devices is not None
         and len(devices) > 1
         and not getattr(parameters, "for_export", True)
         and len(ctx.platforms or module.platforms) == 1
-        and config.jax_use_shardy_partitioner
+        and bool(getattr(jax.config, "jax_use_shardy_partitioner", True))
     )
 
 

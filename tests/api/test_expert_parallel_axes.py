@@ -191,3 +191,26 @@ def test_barrier_keeps_types_and_orders_derivatives(rng):
     )
     assert text.count("optimization_barrier") == 2
     assert E == len(barrier([x] * E))
+
+
+@pytest.mark.parametrize("strategy", ["ragged_all_to_all", "all_gather"])
+def test_forward_mode(strategy, rng):
+    """The tangent is the product of the Jacobian that reverse mode has."""
+    mesh = mesh_of(expert=8)
+    given = [jnp.asarray(a) for a in operands(rng)]
+    x, experts, weights, *matrices = given
+    layer = moe.expert_parallel(mesh, expert_axis="expert", strategy=strategy)
+
+    def f(x, weights, *matrices):
+        return layer(x, routing(experts, weights), *matrices)[0]
+
+    floats = (x, weights, *matrices)
+    tangents = [jnp.asarray(rng.standard_normal(a.shape), a.dtype) for a in floats]
+    y, y_dot = jax.jit(lambda *a: jax.jvp(f, a, tuple(tangents)))(*floats)
+    ct = jnp.asarray(rng.standard_normal(y.shape), y.dtype)
+    cotangents = jax.jit(lambda ct, *a: jax.vjp(f, *a)[1](ct))(ct, *floats)
+    forward = np.vdot(np.float64(ct), np.float64(y_dot))
+    reverse = sum(
+        np.vdot(np.float64(a), np.float64(b)) for a, b in zip(cotangents, tangents, strict=True)
+    )
+    assert forward == pytest.approx(reverse, rel=1e-4, abs=1e-3)

@@ -8,15 +8,17 @@ for each expert, so that neither direction nor a derivative asks other devices f
 from __future__ import annotations
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.interpreters import ad, batching, mlir
 
 from jax_grouped_gemm._src.arrays import cdiv, vary_over, varying_axes
-from jax_grouped_gemm._src.autodiff import is_mapped_over_mesh_axis
+from jax_grouped_gemm._src.autodiff import is_mapped_over_mesh_axis, is_zero, tangent_of
 from jax_grouped_gemm._src.expert_parallel.group import Axes
+from jax_grouped_gemm._src.op import Primitive
 
 LEAST_UPDATES = 32
 """XLA copies an update by one block of threads, which reaches a fraction of a link's speed."""
@@ -93,11 +95,12 @@ def _cut(starts, sizes, ends_at, received, pieces) -> Route:
     return Route(offsets(starts), parts(sizes), offsets(ends_at), parts(received))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
 def exchange(
     rows: jax.Array, ways: Routes, axes: Axes, num_rows: int, all_arrive: bool
 ) -> jax.Array:
     """Rows [n, D] of this device -> those that arrive here, [num_rows, D].
+
+    It is linear in the rows: its transpose sends the other way.
 
     Args:
       rows: what is sent.
@@ -107,8 +110,18 @@ def exchange(
       all_arrive: whether rows to which nothing is sent are never looked at; they are undefined
         then, and zero otherwise.
     """
-    like = jax.ShapeDtypeStruct((num_rows, rows.shape[1]), rows.dtype)
+    params: dict[str, Any] = dict(axes=axes, num_rows=num_rows, all_arrive=all_arrive)
     varying = varying_axes(rows, *ways.there) | frozenset(axes)
+    operands = [vary_over(x, varying) for x in (rows, *ways.there, *ways.back)]
+    # Traced here, where the mesh axes have their names; to lower it is to lower this.
+    program = jax.make_jaxpr(functools.partial(_send, **params))(*operands)
+    return EXCHANGE.bind(*operands, program=program, **params)
+
+
+def _send(rows, *routes, axes: Axes, num_rows: int, all_arrive: bool) -> jax.Array:
+    varying = varying_axes(rows)
+    like = jax.ShapeDtypeStruct((num_rows, rows.shape[1]), rows.dtype)
+    there = routes[:4]
 
     def on_gpu(rows, route):
         empty = lax.empty if all_arrive else jnp.zeros
@@ -122,23 +135,51 @@ def exchange(
     def elsewhere(rows, route):
         return _reference(rows, route, axes, num_rows)
 
-    rows, *route = (vary_over(x, varying) for x in (rows, *ways.there))
     if is_mapped_over_mesh_axis():
         # Both branches would be programs within a program.
-        return elsewhere(rows, route)
-    return lax.platform_dependent(rows, tuple(route), cuda=on_gpu, default=elsewhere)
+        return elsewhere(rows, there)
+    return lax.platform_dependent(rows, there, cuda=on_gpu, default=elsewhere)
 
 
-def _exchange_forward(rows, ways, axes, num_rows, all_arrive):
-    return exchange(rows, ways, axes, num_rows, all_arrive), (ways, rows.shape[0])
+EXCHANGE = Primitive("exchange_rows")
+EXCHANGE.def_impl(lambda *operands, program, **_: _run(program, *operands)[0])
+EXCHANGE.def_abstract_eval(lambda *_, program, **params: program.out_avals[0])
 
 
-def _exchange_backward(axes, num_rows, all_arrive, kept, ct):
-    (there, back), sent = kept
-    return exchange(ct, Routes(back, there), axes, sent, all_arrive), None
+def _run(program, *operands):
+    from jax.extend.core import jaxpr_as_fun  # as slow to import as `op.py` says
+
+    return jaxpr_as_fun(program)(*operands)
 
 
-exchange.defvjp(_exchange_forward, _exchange_backward)
+def _lower(ctx, *operands, program, **_):
+    return mlir.lower_fun(functools.partial(_run, program))(ctx, *operands)
+
+
+def _jvp(primals, tangents, *, program, **params):
+    rows, *routes = primals
+    ways = Routes(Route(*routes[:4]), Route(*routes[4:]))
+    out = exchange(rows, ways, **params)
+    if is_zero(tangents[0]):
+        return out, tangent_of(out, [])
+    return out, exchange(tangents[0], ways, **params)
+
+
+def _transpose(ct, rows, *routes, program, axes, num_rows, all_arrive):
+    if is_zero(ct):
+        return [None] * 9
+    back = Routes(Route(*routes[4:]), Route(*routes[:4]))
+    return [exchange(ct, back, axes, rows.aval.shape[0], all_arrive), *[None] * 8]
+
+
+def _batch(operands, dims, *, program, **params):
+    return jax.vmap(functools.partial(_send, **params), dims)(*operands), 0
+
+
+mlir.register_lowering(EXCHANGE, _lower)
+ad.primitive_jvps[EXCHANGE] = _jvp
+ad.primitive_transposes[EXCHANGE] = _transpose
+batching.primitive_batchers[EXCHANGE] = _batch
 
 
 def _reference(rows: jax.Array, route: tuple, axes: Axes, num_rows: int) -> jax.Array:

@@ -78,8 +78,9 @@ def _dims(operands, results, *, num_problems, **params) -> Dims:
         return (stacks[problem], *letters[1:]) if is_stack else letters
 
     def all_named(every, arrays):
-        pairs = enumerate(zip(every, arrays, strict=True))
-        return tuple(named(i, letters, x) for i, (letters, x) in pairs)
+        return tuple(
+            named(i, letters, x) for i, (letters, x) in enumerate(zip(every, arrays, strict=True))
+        )
 
     return Dims(
         all_named(dims.operands, operands),
