@@ -32,7 +32,7 @@ from jax.experimental.custom_partitioning import (
     custom_partitioning,
 )
 from jax.interpreters import mlir
-from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from jax_grouped_gemm._src.arrays import align_varying, cdiv
 
@@ -260,18 +260,20 @@ def typed(op: Any, operands: Sequence[Any], results: Sequence[Any], params) -> l
       NotImplementedError: an operand is split along a dimension that every device needs in full.
     """
     dims = op.dims_of(operands, results, params)
+    mesh = mesh_of(operands)
+    split = Split.of(
+        dims, [x.sharding.spec for x in operands], dims.sizes(operands, results), mesh.shape
+    )
+    # What is split along the axis of the rows is gathered, as weights are that lie there (FSDP).
+    of_rows = {axis for letter in FIRST for axis in split.axes.get(letter, ())}
     for x, letters in zip(operands, dims.operands, strict=True):
         for axis, (entry, letter) in enumerate(zip(x.sharding.spec, letters, strict=True)):
-            if entry is not None and letter in dims.whole:
+            if letter in dims.whole and not of_rows.issuperset(names_of(entry)):
                 raise NotImplementedError(
                     f"{op.name} needs dimension {axis} of an operand of type {x} in full on every "
                     f"device: take it there with jax.sharding.reshard, or say what each device "
                     "does with jax.shard_map"
                 )
-    mesh = mesh_of(operands)
-    split = Split.of(
-        dims, [x.sharding.spec for x in operands], dims.sizes(operands, results), mesh.shape
-    )
     _, specs = dims.specs(split.axes)
     return [
         x.update(sharding=NamedSharding(mesh, spec)) for x, spec in zip(results, specs, strict=True)
@@ -371,11 +373,44 @@ def _over_auto_axes(op, avals, results, params) -> Callable[..., Any]:
                 [NamedSharding(mesh, spec) for spec in specs] for specs in dims.specs(split.axes)
             )
         out = returned if op.multiple_results else returned[0]
-        return mesh, local(op, dims, split, params), out, tuple(given)
+        return mesh, _without_types(local(op, dims, split, params)), out, tuple(given)
 
     whole = custom_partitioning(functools.partial(op.primitive.bind, **params))
     whole.def_partition(partition=partition, sharding_rule=lambda *_: dims.sharding_rule())
     return whole
+
+
+_NO_MESH = AbstractMesh((), ())
+_PROGRAM = type(lax.add_p)("program_of_a_device")
+
+
+def _without_types(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function`, traced and lowered as if there were no mesh.
+
+    JAX 0.12 traces the program of a device under the mesh of `jax.set_mesh`. Types over its
+    explicit axes would become constraints in a module that nobody partitions.
+    """
+
+    def traced(*operands):
+        with jax.sharding.use_abstract_mesh(_NO_MESH):
+            types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]
+            jaxpr, shapes = jax.make_jaxpr(function, return_shape=True)(*types)
+        results = _PROGRAM.bind(*operands, jaxpr=jaxpr)
+        return jax.tree.unflatten(jax.tree.structure(shapes), results)
+
+    return traced
+
+
+def _lower_program(ctx, *operands, jaxpr):
+    ctx = ctx.replace(avals_in=jaxpr.in_avals, avals_out=jaxpr.out_avals)
+    with jax.sharding.use_abstract_mesh(_NO_MESH):
+        program = functools.partial(jax.core.eval_jaxpr, jaxpr.jaxpr, jaxpr.consts)
+        return mlir.lower_fun(program, multiple_results=True)(ctx, *operands)
+
+
+_PROGRAM.multiple_results = True
+_PROGRAM.def_abstract_eval(lambda *_, jaxpr: jaxpr.out_avals)
+mlir.register_lowering(_PROGRAM, _lower_program)
 
 
 def _log_gathers(op, dims, split, operands, mesh) -> None:

@@ -191,6 +191,12 @@ CASES = {
         mlp, MLP, 4, [P("d"), P(), P(), P()],
         [(SUM, (G, 32, K)), (SUM, (G, K, 32)), (SUM, (G, K, 32))],
     ),
+    "mlp, fsdp": Case(  # over auto axes it depends on where the result is wanted
+        mlp, MLP, 4, [P("d"), P(None, "d"), P(None, "d"), P(None, None, "d")],
+        [(GATHER, (G, 32, K)), (GATHER, (G, K, 32)), (GATHER, (G, K, 32))]
+        + [(SUM, (G, 32, K)), (SUM, (G, K, 32)), (SUM, (G, K, 32))],
+        kinds=[EXPLICIT],
+    ),
     "mlp, tensors": Case(
         mlp, MLP, 4, [P(), P(None, None, "d"), P(None, None, "d"), P(None, "d")],
         [(SUM, (M, K)), (SUM, (M, K))],
@@ -228,6 +234,7 @@ DOCUMENTED = {
     ("`ragged_dot`", "rows, and k of rhs on the same axis"): "fsdp",
     ("`ragged_dot_accumulate`", "rows"): "accumulate",
     ("`ragged_mlp`", "rows"): "mlp",
+    ("`ragged_mlp`", "rows, and matrices on the same axis"): "mlp, fsdp",
     ("`ragged_mlp`", "hidden features"): "mlp, tensors",
     ("`gated_ragged_dot`", "rows"): "gated",
     ("`vmap` of `ragged_dot`", "the batch of both operands"): "vmap",
@@ -520,6 +527,54 @@ class TestTransformations:
             compiled = jax.jit(transformation.update).lower(split, state, split).compile()
             assert_same(compiled(split, state, split)[0], want, 1e-4)
         assert collectives(compiled) == []
+
+
+def test_biases_of_an_mlp_split_by_hidden_features(rng):
+    """They are in one term of the sum, in tangents too."""
+
+    def function(x, wi_0, wi_1, wo, *biases):
+        return jgg.ragged_mlp(x, wi_0, wi_1, wo, SIZES, biases=biases)
+
+    shapes = [*MLP, (G, 32), (G, 32), (G, K)]
+    arguments = [rng.standard_normal(shape).astype(np.float32) / 4 for shape in shapes]
+    columns = P(None, None, "d")
+    specs = [P(), columns, columns, P(None, "d"), P(None, "d"), P(None, "d"), P()]
+
+    def both(*arguments):
+        gradients = jax.grad(lambda *a: jnp.sum(function(*a) ** 2), range(7))(*arguments)
+        return jax.jvp(function, arguments, arguments), gradients
+
+    want = jax.jit(both)(*arguments)
+    for kind in KINDS:
+        mesh = mesh_of(EIGHT, kind)
+        with entered(mesh):
+            assert_same(jax.jit(both)(*put(mesh, arguments, specs)), want, 1e-5)
+
+
+def test_fp8_product(rng):
+    """Blocks along the rows are those of a device, so that gradients are rounded otherwise."""
+    shapes = [(2 * M, 128), (G, 128, 128)]
+    arguments = [rng.standard_normal(shape).astype(jnp.bfloat16) for shape in shapes]
+    sizes = np.array([10, 0, 40, 20, -3, 1, 30, 20], np.int32)
+    function = with_gradients(lambda lhs, rhs: jgg.fp8_ragged_dot(lhs, rhs, sizes), 2)
+    want = jax.jit(function)(*arguments)
+    for kind in KINDS:
+        mesh = mesh_of({"d": 4}, kind)
+        with entered(mesh):
+            split = put(mesh, arguments, [P("d"), P()])
+            compiled = jax.jit(function).lower(*split).compile()
+            assert_same(compiled(*split)[0], want[0])
+            assert_same(compiled(*split), want, 0.1)
+        if kind == EXPLICIT:
+            assert {travelling for travelling, _ in collectives(compiled)} == {SUM}
+
+
+def test_vmap_of_rows_over_auto_axes(rng):
+    """They are gathered, and right."""
+    function = jax.vmap(ragged, (0, None))
+    arguments = [integers(rng, 8, M, K), integers(rng, G, K, N)]
+    split = put(mesh_of(EIGHT), arguments, [P("d"), P()])
+    assert_same(jax.jit(function)(*split), jax.jit(function)(*arguments))
 
 
 def test_what_every_device_needs_is_named(rng):

@@ -54,8 +54,7 @@ OF_ROWS = dict(x="TD", x_dot="TD", rows="m", inverse="Tk", count="c")
 
 
 def _dims(names, to, whole) -> Dims:
-    """Dimensions of operands of those names. With a bias of the result, F must be whole: otherwise
-    each device of a sum would add it."""
+    """Dimensions of operands of those names."""
     letters = LETTERS | (OF_ROWS if "rows" in names else {})
     if "rows" in names:
         whole += "mTkc"
@@ -63,6 +62,18 @@ def _dims(names, to, whole) -> Dims:
         whole += "FU"
     operands = (letters.get(name, letters[name.removesuffix("_dot")]) for name in names)
     return Dims.of(*operands, to=to, whole=f"Go{whole}")
+
+
+def _with_one_bias(operands, params, split):
+    """A device's operands: one term of a sum over hidden features has the bias of the result."""
+    operands, params = slices.of_groups(operands, params, split)
+    if split.splits("F"):
+        named = zip(params["names"], operands, strict=True)
+        operands = [
+            jnp.where(split.first("F") == 0, x, jnp.zeros_like(x)) if "bo" in name else x
+            for name, x in named
+        ]
+    return operands, params
 
 
 def _gated_avals(*operands, names, residuals, **_):
@@ -102,8 +113,8 @@ BIASED = Op(
     planner=plan.plan_biased,
     call=call.biased,
     reference=reference.biased_ragged_dot,
-    dims=lambda *_, names, **params: _dims(names, "mD", "gF" if "bo" in names else "g"),
-    localizer=slices.of_groups,
+    dims=lambda *_, names, **params: _dims(names, "mD", "g"),
+    localizer=_with_one_bias,
 )
 
 
@@ -185,8 +196,8 @@ TANGENT = Op(
     planner=plan.plan_tangent,
     call=call.tangent,
     reference=reference.ragged_mlp_tangent,
-    dims=lambda *_, names, **params: _dims(names, "mD", "DgF" if "bo" in names else "Dg"),
-    localizer=slices.of_groups,
+    dims=lambda *_, names, **params: _dims(names, "mD", "Dg"),
+    localizer=_with_one_bias,
 )
 
 
