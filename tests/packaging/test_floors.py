@@ -1,4 +1,4 @@
-"""Folders of the package import from floors below alone."""
+"""Folders of the package import from floors below alone, and nothing private of JAX."""
 
 from __future__ import annotations
 
@@ -56,3 +56,16 @@ def test_imports_from_below(path):
     for parts in imported(path):
         there = room(parts)
         assert there == here or floor[there] < floor[here], ".".join(parts)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_nothing_private_of_jax(path):
+    modules = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom):
+            modules += [f"{node.module}.{alias.name}" for alias in node.names]
+        elif isinstance(node, ast.Import):
+            modules += [alias.name for alias in node.names]
+    packages = ("jax", "jaxlib", "flax", "optax")
+    modules = [name.split(".") for name in modules if name.split(".")[0] in packages]
+    assert not [name for name in modules if any(part.startswith("_") for part in name)]
