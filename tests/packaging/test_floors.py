@@ -58,6 +58,10 @@ def test_imports_from_below(path):
         assert there == here or floor[there] < floor[here], ".".join(parts)
 
 
+PRIVATE = {"partition.py": "jax._src.dispatch", "autodiff.py": "jax._src.core"}
+"""What has no public name, imported where an `ImportError` leaves a slower way."""
+
+
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
 def test_imports_nothing_private_of_jax(path):
     modules = []
@@ -67,5 +71,10 @@ def test_imports_nothing_private_of_jax(path):
         elif isinstance(node, ast.Import):
             modules += [alias.name for alias in node.names]
     packages = ("jax", "jaxlib", "flax", "optax")
-    modules = [name.split(".") for name in modules if name.split(".")[0] in packages]
-    assert not [name for name in modules if any(part.startswith("_") for part in name)]
+    private = [
+        name
+        for name in modules
+        if name.split(".")[0] in packages and any(part.startswith("_") for part in name.split("."))
+    ]
+    allowed = PRIVATE.get(path.name)
+    assert all(allowed and f"{name}.".startswith(f"{allowed}.") for name in private), private
