@@ -65,7 +65,10 @@ def muon(devices: int, stack: tuple[int, int, int], seed: int) -> Callable[[], o
     draw = jax.jit(lambda key: jax.random.normal(key, shape), out_shardings=split)
     gradients = {"w": draw(jax.random.key(seed))}
     optimizer = jgg.optim.muon(1e-3)
-    state = jax.jit(optimizer.init)(gradients)
+    state = jax.tree.map(
+        lambda x: jax.device_put(x, split if x.shape == shape else NamedSharding(split.mesh, P())),
+        jax.jit(optimizer.init)(gradients),
+    )
     update = jax.jit(lambda g, s: optimizer.update(g, s, g)).lower(gradients, state).compile()
     return lambda: update(gradients, state)
 
