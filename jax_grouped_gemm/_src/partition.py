@@ -26,11 +26,6 @@ from typing import Any
 
 import jax
 from jax import lax
-from jax.experimental.custom_partitioning import (
-    ArrayMapping,
-    SdyShardingRule,
-    custom_partitioning,
-)
 from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
@@ -109,8 +104,11 @@ class Dims:
 
         return list(map(spec, self.operands)), list(map(spec, self.results))
 
-    def sharding_rule(self) -> SdyShardingRule:
+    def sharding_rule(self) -> Any:
         """The same for XLA's propagation of shardings."""
+        # Not loaded with the package, which few programs need it for.
+        from jax.experimental.custom_partitioning import ArrayMapping, SdyShardingRule
+
         in_order = dict.fromkeys(
             letter for letters in (*self.operands, *self.results) for letter in letters
         )
@@ -354,6 +352,8 @@ def _has_devices_to_split_over(ctx: Any) -> bool:
 
 
 def _over_auto_axes(op, avals, results, params) -> Callable[..., Any]:
+    from jax.experimental.custom_partitioning import custom_partitioning
+
     dims = op.dims_of(avals, results, params)
     sizes = dims.sizes(avals, results)
 
