@@ -16,6 +16,7 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from jax_grouped_gemm._src.arrays import is_static
 from jax_grouped_gemm._src.partition import names_of
 
 AxisNames = str | Sequence[str]
@@ -108,6 +109,8 @@ def _auto_axes(
             )
         return names
     taken: list[str] = []
+    if not is_static(size):  # nobody knows whether devices divide it
+        return ()
     for name in auto:
         devices = math.prod(mesh.shape[axis] for axis in (*taken, name))
         if mesh.shape[name] > 1 and size and size % devices == 0:

@@ -20,7 +20,7 @@ from jax_grouped_gemm._src.arguments import (
     checked_int,
     checked_real,
 )
-from jax_grouped_gemm._src.arrays import at_least_float32
+from jax_grouped_gemm._src.arrays import at_least_float32, is_static
 
 ShareOf = Literal["choices", "tokens"]
 Scoring = Literal["softmax", "sigmoid", "sqrt_softplus"] | Callable[[jax.Array], jax.Array]
@@ -303,7 +303,8 @@ def load_balancing_loss(
     check_routing("load_balancing_loss", routing)
     checked_choice("share_of", share_of, get_args(ShareOf))
     logits, mask = _with_mask("load_balancing_loss", routing, mask)
-    if routing.experts.size > np.iinfo(np.int32).max:
+    is_known = is_static(*routing.experts.shape)
+    if is_known and routing.experts.size > np.iinfo(np.int32).max:
         raise NotImplementedError(
             f"load_balancing_loss: routing.experts {routing.experts.shape} has "
             f"{routing.experts.size} choices, beyond the limit 2^31 - 1 of int32 counts"
