@@ -131,6 +131,9 @@ class Op:
         if not any(x.dtype == jnp.int32 for x in operands):
             return
         for place, x in enumerate(operands):
+            # A vector of values is a buffer that results share, counted in 64 bits.
+            if x.ndim == 1 and x.dtype != jnp.int32:
+                continue
             if any(isinstance(size, int) and size > _MOST_ROWS for size in x.shape):
                 raise NotImplementedError(
                     f"{self.name}: operand {place} of shape {x.shape} has a dimension beyond the "

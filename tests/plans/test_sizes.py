@@ -5,6 +5,7 @@ from functools import partial
 from pathlib import Path
 
 import jax
+import jax.extend.core
 import jax.numpy as jnp
 import pytest
 from jax.core import ShapedArray
@@ -194,6 +195,33 @@ def test_quantising_one_more_row_for_transposed_blocks():
     assert scaled_contracting(LARGEST_SIZE // 128).path in KERNEL_PATHS
     reason = scaled_contracting(LARGEST_SIZE // 128 + 1).reason
     assert f"blocks of 128 = {LARGEST_SIZE + 128}" in reason
+
+
+def test_a_shared_buffer_may_be_larger():
+    """The gradients of an FP8 layer are slices of one vector, of more than 2^31 elements here."""
+    tokens, columns, hidden, experts, choices = 8192, 4096, 14336, 8, 8
+    x = jax.ShapeDtypeStruct((tokens, columns), BF16)
+    logits = jax.ShapeDtypeStruct((tokens, experts), F32)
+    wi = jax.ShapeDtypeStruct((experts, columns, hidden), BF16)
+    wo = jax.ShapeDtypeStruct((experts, hidden, columns), BF16)
+
+    def loss(x, logits, *weights):
+        routing = jgg.moe.route(logits, choices)
+        y = jgg.moe.dropless_mlp(x, routing, *weights, recipe=jgg.Recipe(), implementation="cuda")
+        return y.sum(dtype=F32)
+
+    gradient = jax.grad(loss, (0, 2, 3, 4))
+    plans = jgg.explain(gradient, x, logits, wi, wi, wo).plans
+    assert plans and all(plan.path in KERNEL_PATHS for plan in plans)
+    shapes = [x.aval.shape for x in _values(jax.make_jaxpr(gradient)(x, logits, wi, wi, wo).jaxpr)]
+    assert any(len(shape) == 1 and shape[0] > 2**31 for shape in shapes)
+
+
+def _values(jaxpr):
+    for equation in jaxpr.eqns:
+        yield from equation.outvars
+        for inner in jax.extend.core.jaxprs_in_params(equation.params):
+            yield from _values(inner)
 
 
 @pytest.mark.parametrize(
