@@ -120,9 +120,7 @@ class CooperativeMainloop {
     auto const first_lhs = lhs_descriptors(mma, shared, consumer);
     auto const first_rhs = rhs_descriptors<kColumns>(mma, shared);
     int k_tile = 0;
-    // Inlined in both loops: of a function of its own the compiler would serialise the WGMMAs, and
-    // pass accumulators through memory.
-    auto const issue = [&]() __attribute__((always_inline)) {
+    auto const issue = [&] {
       shared.full[stage.stage].wait(stage.phase);
       if constexpr (Problem::kMasksRows) {
         int const first = k_tile == 0 ? work.head : 0, last = work.extent - k_tile * Config::kTileK;
