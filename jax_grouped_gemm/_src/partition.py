@@ -30,6 +30,7 @@ from jax.interpreters import mlir
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from jax_grouped_gemm._src.arrays import align_varying, cdiv
+from jax_grouped_gemm._src.meshes import Axes, axes_of_kind, names_of, placed
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +41,6 @@ FIRST = (BATCH, ROWS)
 the weights are gathered."""
 
 Letters = tuple[str, ...]
-Axes = tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,11 +235,6 @@ def local(op: Any, dims: Dims, split: Split, params: Mapping[str, Any]) -> Calla
     return function
 
 
-def names_of(entry: str | Sequence[str] | None) -> Axes:
-    """The mesh axes of an entry of a `PartitionSpec`."""
-    return (entry,) if isinstance(entry, str) else tuple(entry or ())
-
-
 def mesh_of(operands: Sequence[Any]) -> Any:
     """The mesh of abstract operands; an empty one if none has any."""
     meshes = (x.sharding.mesh for x in operands)
@@ -306,28 +301,17 @@ def _over_explicit_axes(op, avals, results, params, mesh) -> Callable[..., Any]:
     dims = op.dims_of(avals, results, params)
     split = Split.of(dims, [x.sharding.spec for x in avals], dims.sizes(avals, results), mesh.shape)
     in_specs, out_specs = dims.specs(split.axes)
-    explicit = {
-        name
-        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
-        if kind == AxisType.Explicit
-    }
 
     def function(*operands):
-        placed = [
-            x if x_spec == spec else jax.sharding.reshard(x, NamedSharding(mesh, spec))
-            for x, x_spec, spec in zip(
-                operands, [x.sharding.spec for x in avals], in_specs, strict=True
-            )
-        ]
         return jax.shard_map(
             local(op, dims, split, params),
             mesh=mesh,
             in_specs=tuple(in_specs),
             out_specs=out_specs if op.multiple_results else out_specs[0],
-            axis_names=explicit,
+            axis_names=set(axes_of_kind(mesh, AxisType.Explicit)),
             # A result that is whole is the same everywhere, though it stands beside split ones.
             check_vma=False,
-        )(*placed)
+        )(*(placed(x, mesh, spec) for x, spec in zip(operands, in_specs, strict=True)))
 
     return function
 
