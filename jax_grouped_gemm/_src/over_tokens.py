@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec as P
 
 from jax_grouped_gemm._src.arrays import is_static
 from jax_grouped_gemm._src.meshes import axes_of_kind, names_of, placed
+from jax_grouped_gemm._src.transfers import current_recorder
 
 AxisNames = str | Sequence[str]
 
@@ -60,6 +61,9 @@ def over_tokens(
         specs, arrays = zip(*map(of, leaves), strict=True) if leaves else ((), ())
         return jax.tree.unflatten(tree, specs), jax.tree.unflatten(tree, arrays)
 
+    if recorder := current_recorder():
+        for operand in jax.tree.leaves(whole):
+            recorder.watch(function, operand)
     token_specs, tokens = split(tokens, spec_of)
     axes_of_tokens = {name for entry in leading for name in names_of(entry)}
 
