@@ -7,6 +7,7 @@ Operands are integers in float32, whose products and sums are exact, unless a fu
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -126,6 +127,10 @@ CASES = {
         lambda *a: jgg.optim.orthogonalize(a, dtype=jnp.float32),
         [(8, 16, 24), (16, 8, 16)], 0, [P("d"), P("d")], tolerance=1e-4,
     ),
+    "fp8": Case(  # values are compared below: rounding depends on blocks
+        lambda lhs, rhs: jgg.fp8_ragged_dot(lhs, rhs, SIZES), [(M, 128), (G, 128, 128)], 2,
+        [P("d"), P()], [(SUM, (G, 128, 128))], tolerance=0.5,
+    ),
     "quantize_weights": Case(jgg.quantize_weights, [(8, 128, 256)], 0, [P("d")]),
     "quantize_blockwise": Case(jgg.quantize_blockwise, [(64, 256)], 0, [P("d")]),
     "mlp": Case(
@@ -205,6 +210,7 @@ DOCUMENTED = {
     ("`vmap` of `ragged_dot`", "the batch of both operands"): "vmap",
     ("`grouped_gemm`, `grouped_syrk`", "leading axis of stacks"): "two stacks",
     ("`optim.orthogonalize`, `optim.muon`", "leading axis of stacks"): "orthogonalize",
+    ("`fp8_ragged_dot`", "rows"): "fp8",
     ("`quantize_weights`", "leading axis"): "quantize_weights",
     ("`quantize_blockwise`", "rows"): "quantize_blockwise",
 }
@@ -245,22 +251,52 @@ def test_biases_of_an_mlp_split_by_hidden_features(rng):
             assert_same(jax.jit(both)(*put(mesh, arguments, specs)), want, 1e-5)
 
 
-def test_fp8_product(rng):
+FP8_RECIPES = {
+    "blockwise": jgg.Recipe(),
+    "rowwise": jgg.Recipe(scaling="rowwise"),
+    "tensorwise": jgg.Recipe(scaling="tensorwise"),
+}
+
+
+@pytest.mark.parametrize("recipe", FP8_RECIPES.values(), ids=FP8_RECIPES)
+def test_fp8_product(recipe, rng):
     """Blocks along the rows are those of a device, so that gradients are rounded otherwise."""
-    shapes = [(2 * M, 128), (G, 128, 128)]
+    k, n = 128, 160
+    shapes = [(2 * M, k), (G, k, n)]
     arguments = [rng.standard_normal(shape).astype(jnp.bfloat16) for shape in shapes]
     sizes = np.array([10, 0, 40, 20, -3, 1, 30, 20], np.int32)
-    function = with_gradients(lambda lhs, rhs: jgg.fp8_ragged_dot(lhs, rhs, sizes), 2)
+    product = functools.partial(jgg.fp8_ragged_dot, group_sizes=sizes, recipe=recipe)
+    function = with_gradients(product, 2)
     want = jax.jit(function)(*arguments)
-    for kind in KINDS:
+    of_explicit = {}
+    for kind in reversed(KINDS):
         mesh = mesh_of({"d": 4}, kind)
         with entered(mesh):
             split = put(mesh, arguments, [P("d"), P()])
             compiled = jax.jit(function).lower(*split).compile()
-            assert_same(compiled(*split)[0], want[0])
-            assert_same(compiled(*split), want, 0.1)
-        if kind == EXPLICIT:
-            assert {travelling for travelling, _ in collectives(compiled)} == {SUM}
+            got = compiled(*split)
+        if recipe.scaling == "tensorwise" and kind == EXPLICIT:
+            assert_same(got[0], want[0], 0.1)  # a scale for the rows of each device
+        else:
+            assert_same(got[0], want[0])
+            assert_same(got, want, 0.1)
+            # Both kinds of axes have the same blocks.
+            of_explicit = of_explicit or got
+            assert_same(got, of_explicit)
+        found = [x for x in collectives(compiled) if x[1] != (1,)]  # one scale of all rows
+        assert found == [(SUM, (G, k, n))], kind
+
+
+@pytest.mark.parametrize("specs", [[P(), P("d")], [P(), P(None, None, "d")]], ids=str)
+def test_fp8_product_of_split_weights(specs, rng):
+    """Groups and columns: over auto axes, since explicit ones bring weights to the rows."""
+    shapes = [(2 * M, 128), (G, 128, 1024)]
+    arguments = [rng.standard_normal(shape).astype(jnp.bfloat16) for shape in shapes]
+    sizes = np.array([10, 0, 40, 20, -3, 1, 30, 20], np.int32)
+    function = with_gradients(functools.partial(jgg.fp8_ragged_dot, group_sizes=sizes), 2)
+    want = jax.jit(function)(*arguments)
+    split = put(mesh_of(EIGHT), arguments, specs)
+    assert_same(jax.jit(function)(*split), want, 0.02)
 
 
 def test_vmap_of_rows_over_auto_axes(rng):
