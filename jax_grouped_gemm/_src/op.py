@@ -23,7 +23,7 @@ from jax import export, lax
 from jax.interpreters import ad, batching, mlir, xla
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jax_grouped_gemm._src import partition
+from jax_grouped_gemm._src import lowering, partition
 from jax_grouped_gemm._src.arrays import align_varying
 from jax_grouped_gemm._src.device import (
     H200,
@@ -86,6 +86,8 @@ class Op:
       localizer: called as `localizer(operands, params, split)` with a device's slices of the
         operands and a `partition.Split`, gives the operands and parameters with which the device
         computes its slice of the results. By default those are what they are.
+      instead: what to use where operands are split along dimensions that the operation needs in
+        full on every device.
       is_matmul: whether `explain` and the checkpoint policies count it as a grouped matmul.
       primitive: the primitive, made from these.
     """
@@ -100,6 +102,7 @@ class Op:
     multiple_results: bool = False
     dims: Callable[..., partition.Dims] | None = None
     localizer: Callable[..., tuple[Sequence[Any], dict[str, Any]]] | None = None
+    instead: str = "jax.shard_map, which says what each device does"
     is_matmul: bool = True
     primitive: Primitive = dataclasses.field(init=False)
 
@@ -109,7 +112,7 @@ class Op:
         primitive.multiple_results = self.multiple_results
         primitive.def_abstract_eval(self._typed_avals)
         primitive.def_impl(functools.partial(xla.apply_primitive, primitive))
-        partition.require_devices(primitive)
+        lowering.require_devices(primitive)
         for platform, lower in ((None, self._lower_default), ("cuda", self._lower_cuda)):
             rule = functools.partial(self._lower_split, lower)
             mlir.register_lowering(primitive, rule, platform=platform)
@@ -196,7 +199,7 @@ class Op:
         return leaves if self.multiple_results else leaves[0]
 
     def _lower_split(self, lower, ctx, *operands, **params):
-        return partition.lower(ctx, self, lower, operands, params)
+        return lowering.lower(ctx, self, lower, operands, params)
 
     def bind_batched(
         self, operands: Sequence[Any], dims: Sequence[int | None], params: Mapping[str, Any]

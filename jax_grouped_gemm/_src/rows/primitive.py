@@ -31,6 +31,8 @@ def _sort_avals(experts, *, num_experts, **_):
     return [SORT.result_aval((experts,), (size,), jnp.int32) for size in (n, n, num_experts)]
 
 
+_INSTEAD = "moe.dropless_mlp or jax.shard_map, whose devices sort their own tokens"
+
 SORT = Op(
     name="sort_by_expert",
     operand_ranks=(1,),
@@ -41,6 +43,7 @@ SORT = Op(
     reference=reference.sort_by_expert,
     multiple_results=True,
     is_matmul=False,
+    instead=_INSTEAD,
 )
 
 
@@ -74,6 +77,7 @@ GATHER = Op(
     call=call.gather,
     reference=reference.gather_rows,
     is_matmul=False,
+    instead=_INSTEAD,
     dims=_moves_dims,
 )
 
@@ -97,6 +101,7 @@ COMBINE = Op(
     call=call.combine,
     reference=reference.combine_rows,
     is_matmul=False,
+    instead=_INSTEAD,
     dims=_moves_dims,
 )
 
@@ -120,6 +125,7 @@ DOTS = Op(
     call=call.dots,
     reference=reference.row_dots,
     is_matmul=False,
+    instead=_INSTEAD,
     dims=_row_dots_dims,
 )
 
