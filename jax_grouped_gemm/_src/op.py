@@ -31,6 +31,7 @@ from jax_grouped_gemm._src.device import (
     missing_extension_reason,
     unsuitable_device_reason,
 )
+from jax_grouped_gemm._src.fallback import with_policy
 
 if TYPE_CHECKING:
     from jax.extend.core import Primitive
@@ -61,11 +62,12 @@ Planner = Callable[[Sequence[Any], Mapping[str, Any], Target], Any]
 class Op:
     """A primitive with the stages of its calls; constructing it registers them.
 
-    The primitive has a parameter `implementation`: None, "cuda" or "reference". The ragged products
-    have `product`, `tile`, `tile_choices`, `zeroes_unowned` and `max_sms` too, which only a planner
-    reads. `zeroes_unowned`, True by default, says whether rows that no local group owns are zero
-    or, False, whatever was in memory: kernels then neither read nor write them. `max_sms` is how
-    many multiprocessors a kernel fills at most, None for all.
+    The primitive has a parameter `implementation`: None, "cuda", "reference", or instead of None a
+    policy of `fallback`, "kernels" or "xla". The ragged products have `product`, `tile`,
+    `tile_choices`, `zeroes_unowned` and `max_sms` too, which only a planner reads.
+    `zeroes_unowned`, True by default, says whether rows that no local group owns are zero or,
+    False, whatever was in memory: kernels then neither read nor write them. `max_sms` is how many
+    multiprocessors a kernel fills at most, None for all.
 
     Attributes:
       name: name of the primitive.
@@ -127,7 +129,7 @@ class Op:
         self._check_counts(operands)
         if params.get("tile") is not None:
             self.planner([jax.typeof(x) for x in operands], params, H200)
-        return self.primitive.bind(*align_varying(*operands), **params)
+        return self.primitive.bind(*align_varying(*operands), **with_policy(params))
 
     def _check_counts(self, operands: Sequence[Any]) -> None:
         """Raises a `NotImplementedError` if int32 operands, which count rows, cannot count all."""
@@ -305,7 +307,7 @@ class Op:
             reason = unsuitable_device_reason(device)
         if not reason:
             reason = missing_extension_reason()
-            if reason and implementation is None:
+            if reason and implementation != "cuda":
                 _warn_once(reason)
         if not reason:
             return self._lower(ctx, functools.partial(self.call, plan), operands)
