@@ -29,10 +29,10 @@ accuracy to which a kernel computes the activation.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
@@ -67,6 +67,7 @@ from jax_grouped_gemm._src.mlp import api as mlp
 from jax_grouped_gemm._src.mlp import composed
 from jax_grouped_gemm._src.mlp.fp8 import experts as fp8_experts
 from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp
+from jax_grouped_gemm._src.mlp.operands import ExpertWeights, Groups, MlpOperands, Rows
 from jax_grouped_gemm._src.mlp.primitive import Options
 from jax_grouped_gemm._src.mlp.reference import row_weights
 from jax_grouped_gemm._src.over_tokens import AxisNames, over_tokens
@@ -240,10 +241,8 @@ def dropless_mlp(
             f"be None and implementation no function, got precision={precision!r} and "
             f"implementation={implementation!r}"
         )
-    every: dict[str, Any] = dict(x=x, wi_0=wi_0, wi_1=wi_1, wo=wo, b0=b0, b1=b1, bo=bo)
-    operands = {name: a for name, a in every.items() if a is not None}
-    given = {name: a for name, a in operands.items() if name != "x"}
-    whole = dict(given=given, group_offset=group_offset, quantized=quantized)
+    experts = ExpertWeights(wi_0=wi_0, wi_1=wi_1, b0=b0, b1=b1, wo=wo, bo=bo)
+    whole = experts, group_offset, quantized
     layer = functools.partial(
         _on_device,
         activation=activation,
@@ -257,7 +256,7 @@ def dropless_mlp(
 
 def _on_device(
     given_tokens: tuple[jax.Array, Routing],
-    whole: dict[str, Any],
+    whole: tuple[ExpertWeights, jax.Array | None, QuantizedMlp | None],
     _axes: tuple[str, ...],
     *,
     activation: Activation,
@@ -267,48 +266,50 @@ def _on_device(
     recipe: Recipe | None,
 ) -> jax.Array:
     """`dropless_mlp` of the tokens that a device has."""
-    (x, routing), given = given_tokens, dict(whole["given"])
-    group_offset, quantized = whole["group_offset"], whole["quantized"]
-    operands = dict(x=x, **given)
+    (x, routing), (experts, group_offset, quantized) = given_tokens, whole
     has_recipe = recipe is not None or quantized is not None
-    num_experts = given["wi_0"].shape[0]
     # Inside shard_map the gradient of replicated tokens is summed over devices where they are cast
     # to vary. Here that sum carries [T, D]; left to the matmuls it would carry [T*k, D] twice.
-    x = vary_over(x, varying_axes(*operands.values()))
+    x = vary_over(x, varying_axes(x, *jax.tree.leaves(experts)))
     of_rows = None if callable(implementation) else implementation
     expert_order = sort_by_expert(routing, implementation=of_rows)
     order, inverse, group_sizes = expert_order
+    groups = Groups(group_sizes, canonical_offset(group_offset))
     # Not -1: no reshape infers one dimension of an array without elements.
     tokens = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-    weights: Any = permute_rows(routing.weights.reshape(-1), order, inverse.reshape(-1))
-    weights = weights.astype(at_least_float32(composed.promoted_dtype(operands)))
-    given |= dict(group_sizes=group_sizes, group_offset=canonical_offset(group_offset))
-    run_group_checks(group_sizes, order.shape[0], given["group_offset"], num_experts)
+    weights = permute_rows(routing.weights.reshape(-1), order, inverse.reshape(-1))
+    operands = MlpOperands(Rows(tokens), experts, weights, groups)
+    weights = weights.astype(at_least_float32(operands.dtype))
+    run_group_checks(group_sizes, order.shape[0], groups.indices[1], experts.count)
     if not callable(implementation) and not weights_on_input:
         options = Options.of(activation, precision, implementation)
-        given |= dict(x=tokens, rows=order // inverse.shape[1], inverse=inverse, weights=weights)
+        rows = Rows(tokens, order // inverse.shape[1], inverse)
+        operands = MlpOperands(rows, experts, weights, groups)
         if has_recipe:
             out = fp8_experts.mlp(
-                "dropless_mlp", options, given, recipe, quantized, precision, combines=True
+                "dropless_mlp", options, operands, recipe, quantized, precision, combines=True
             )
             return out.reshape(x.shape)
-        fused = mlp.if_fused(options, given)
+        fused = mlp.if_fused(options, operands)
         if fused is not None:
             out = combine(checkpoint_name(fused, "mlpwo"), expert_order, implementation=of_rows)
             return out.reshape(x.shape)
     # Zero in rows whose expert is not here, where a weight that is no number would stay one.
-    owned = owned_rows(group_sizes, given["group_offset"], num_experts, order.shape[0])
+    owned = owned_rows(*groups.indices, experts.count, order.shape[0])
     weights = row_weights(weights, owned, weights)
-    rows = dispatch(tokens, expert_order, implementation=of_rows)
+    copies = dispatch(tokens, expert_order, implementation=of_rows)
+    of_result: jax.Array | None = weights
     if weights_on_input:
-        rows = (rows.astype(weights.dtype) * weights[:, None]).astype(x.dtype)
-        weights = None
+        copies = (copies.astype(weights.dtype) * weights[:, None]).astype(x.dtype)
+        of_result = None
+    operands = MlpOperands(Rows(copies), experts, of_result, groups)
     if has_recipe:
-        options, given["x"] = Options.of(activation, precision, of_rows), rows
-        out = fp8_experts.mlp("dropless_mlp", options, given, recipe, quantized, precision)
+        options = Options.of(activation, precision, of_rows)
+        out = fp8_experts.mlp("dropless_mlp", options, operands, recipe, quantized, precision)
         return combine(out, expert_order, implementation=of_rows).reshape(x.shape)
-    given["group_offset"] = group_offset  # as it is given to a function of the caller's
-    out = composed.mlp(_ragged_dot(implementation, precision), activation, rows, given, weights)
+    # As it is given to a function of the caller's.
+    operands = dataclasses.replace(operands, groups=Groups(group_sizes, group_offset))
+    out = composed.mlp(_ragged_dot(implementation, precision), activation, operands)
     out = checkpoint_name(out, "mlpwo")
     return combine(out, expert_order, implementation=of_rows).reshape(x.shape)
 

@@ -18,6 +18,7 @@ from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.mlp import api as mlp
 from jax_grouped_gemm._src.mlp import composed
 from jax_grouped_gemm._src.mlp.fp8 import experts as fp8_experts
+from jax_grouped_gemm._src.mlp.operands import ExpertWeights, Groups, MlpOperands, Rows
 from jax_grouped_gemm._src.mlp.primitive import Options
 from jax_grouped_gemm._src.rows.api import combine, gather_rows
 from jax_grouped_gemm._src.rows.permutation import permute_rows
@@ -28,16 +29,14 @@ class Experts:
     """The matrices of the local experts, and how their MLPs are computed.
 
     Attributes:
-      matrices: wi_0, wi_1 and wo, by name; wi_1 may be missing.
-      biases: b0, b1 and bo, by name, those that there are.
+      weights: the matrices and biases.
       weights_on_input: whether a router weight multiplies the input instead of the result.
       activation, precision, implementation, recipe: see `moe.dropless_mlp`.
       max_sms: how many multiprocessors products fill at most beside which gradients of tokens may
         travel, None for all.
     """
 
-    matrices: dict[str, jax.Array]
-    biases: dict[str, jax.Array]
+    weights: ExpertWeights
     weights_on_input: bool
     activation: Activation
     precision: Any
@@ -48,7 +47,7 @@ class Experts:
     @property
     def count(self) -> int:
         """How many there are."""
-        return self.matrices["wi_0"].shape[0]
+        return self.weights.count
 
     @property
     def of_rows(self) -> Any:
@@ -78,10 +77,9 @@ class Experts:
         """
         if callable(self.implementation) or self.weights_on_input:
             return self.on_rows(self.copy(x, pairs), pairs, weights)
-        rows: dict[str, Any] = dict(rows=pairs.token_of_row, inverse=pairs.inverse)
-        if quantized is not None:
-            rows["tokens"] = quantized
-        return self._mlp(x, pairs, weights, **rows)
+        count = None if self.recipe is not None else pairs.valid_rows
+        rows = Rows(x, pairs.token_of_row, pairs.inverse, count)
+        return self._mlp(rows, pairs, weights, quantized)
 
     def on_rows(self, rows: jax.Array, pairs: LocalPairs, weights: jax.Array) -> jax.Array:
         """Rows [m, D], sorted by expert, and weights [m] -> rows [m, D]."""
@@ -91,11 +89,11 @@ class Experts:
             rows = (rows.astype(dtype) * weights.astype(dtype)[:, None]).astype(rows.dtype)
             of_result = None
         if not callable(self.implementation):
-            return self._mlp(rows, pairs, of_result)
+            return self._mlp(Rows(rows), pairs, of_result)
         ragged_dot = functools.partial(self.implementation, precision=self.precision)
-        groups = dict(group_sizes=pairs.group_sizes, group_offset=None)
-        given: dict[str, Any] = self.matrices | self.biases | groups
-        return composed.mlp(ragged_dot, self.activation, rows, given, of_result)
+        groups = Groups(pairs.group_sizes, None)
+        operands = MlpOperands(Rows(rows), self.weights, of_result, groups)
+        return composed.mlp(ragged_dot, self.activation, operands)
 
     def copy(self, x: jax.Array, pairs: LocalPairs) -> jax.Array:
         """Tokens [T, D] -> rows [m, D], sorted by expert."""
@@ -112,26 +110,36 @@ class Experts:
         so that they may be moved as well."""
         return None if self.reads_every_row else pairs.valid_rows
 
-    def _mlp(self, x, pairs, weights, **more) -> jax.Array:
+    def _mlp(
+        self,
+        rows: Rows,
+        pairs: LocalPairs,
+        weights: jax.Array | None,
+        quantized: Pair | None = None,
+    ) -> jax.Array:
         # What moves rows ends at the last valid one, and nothing but biases reads the others.
         options = Options.of(
             self.activation,
             self.precision,
             self.implementation,
-            zeroes_unowned=self.reads_every_row or bool(self.biases),
+            zeroes_unowned=self.reads_every_row or self.weights.has_biases,
             max_sms=self.max_sms,
         )
-        operands = dict(x=x, **self.matrices, **self.biases, **more)
         if weights is not None:
-            operands["weights"] = weights.astype(at_least_float32(x.dtype))
-        operands |= dict(group_sizes=pairs.group_sizes, group_offset=canonical_offset(None))
-        if self.recipe is not None:
-            return fp8_experts.mlp(
-                "expert_parallel_mlp", options, operands, self.recipe, None, self.precision
-            )
-        if "inverse" in more:
-            operands["count"] = pairs.valid_rows
-        return mlp.of_operands(options, operands)
+            weights = weights.astype(at_least_float32(rows.x.dtype))
+        groups = Groups(pairs.group_sizes, canonical_offset(None))
+        operands = MlpOperands(rows, self.weights, weights, groups)
+        if self.recipe is None:
+            return mlp.of_operands(options, operands)
+        return fp8_experts.mlp(
+            "expert_parallel_mlp",
+            options,
+            operands,
+            self.recipe,
+            None,
+            self.precision,
+            tokens=quantized,
+        )
 
 
 def weights_of_rows(weights: jax.Array, pairs: LocalPairs) -> jax.Array:

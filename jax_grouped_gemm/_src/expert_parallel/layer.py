@@ -81,9 +81,8 @@ def _after(result, x, choices: Choices, experts: Experts):
     the sum: backwards, a chunk begins when the gradients of the one after it are added up.
     """
     y, *counts = result
-    operands = x, choices, experts.matrices, y
-    x, choices, matrices, y = barrier(operands)
-    return x, choices, dataclasses.replace(experts, matrices=matrices), (y, *counts)
+    x, choices, matrices, y = barrier((x, choices, experts.weights, y))
+    return x, choices, dataclasses.replace(experts, weights=matrices), (y, *counts)
 
 
 def _gather_choices(choices: Choices, group: Group, schedule: Schedule) -> Choices:
@@ -124,10 +123,10 @@ def _gathered(x, choices, experts, group, schedule):
         else:
             rows = experts.on_tokens(everybody, pairs, weights, quantized)
         rows = checkpoint_name(rows, "mlpwo")
-        return _returned(rows, pairs, experts, group, schedule.combine), experts.matrices
+        return _returned(rows, pairs, experts, group, schedule.combine), experts.weights
 
     y, matrices = _keeping(schedule, layer)(x, choices.weights)
-    experts = dataclasses.replace(experts, matrices=matrices)
+    experts = dataclasses.replace(experts, weights=matrices)
     return y, pairs.wanted, pairs.valid_rows[0], experts
 
 
@@ -220,11 +219,11 @@ def _together(
     if schedule.overlap:
         return rows, weights, experts
     if schedule.chunks > 1:
-        rows, wo = barrier((rows, experts.matrices["wo"]))
-        matrices = experts.matrices | {"wo": wo}
+        rows, wo = barrier((rows, experts.weights.wo))
+        matrices = dataclasses.replace(experts.weights, wo=wo)
     else:
-        rows, weights, matrices = barrier((rows, weights, experts.matrices))
-    return rows, weights, dataclasses.replace(experts, matrices=matrices)
+        rows, weights, matrices = barrier((rows, weights, experts.weights))
+    return rows, weights, dataclasses.replace(experts, weights=matrices)
 
 
 def _keeping(schedule, layer):

@@ -6,7 +6,6 @@ sums are in float32 at least, in a fixed order, and rounded once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -15,6 +14,7 @@ from jax import lax
 from jax.interpreters import ad, batching, mlir, xla
 
 from jax_grouped_gemm._src.arrays import at_least_float32, rows_or_zeros, vary_over, varying_axes
+from jax_grouped_gemm._src.mlp.operands import Rows
 from jax_grouped_gemm._src.op import Primitive
 from jax_grouped_gemm._src.rows import primitive as moves
 
@@ -22,32 +22,14 @@ from jax_grouped_gemm._src.rows import primitive as moves
 BY_TOKEN = dict(divisor=1, implementation=None)
 
 
-def gather(
-    x: jax.Array,
-    rows: jax.Array,
-    inverse: jax.Array | None = None,
-    count: jax.Array | None = None,
-) -> jax.Array:
-    """Tokens [T, D] copied to rows [m, D], zero where `rows` [m] is out of range.
-
-    Args:
-      x: [T, D].
-      rows: integers [m], the token of each row.
-      inverse: integers [T, k], the rows of each token, if they are known.
-      count: int32 [1], how many rows are valid if not all are, only with `inverse`. The others are
-        undefined.
-    """
-    if inverse is not None:
-        return moves.gather_rows(x, rows, inverse, *_optional(x.shape[0], count), **BY_TOKEN)
-    return GATHER.bind(x, rows)
-
-
-def on_rows(x: jax.Array, operands: Mapping[str, jax.Array]) -> jax.Array:
-    """The rows of x [m, D], copies of tokens if `operands` has the rows of them."""
-    if "rows" not in operands:
-        return x
-    more = operands.get("inverse"), operands.get("count")
-    return gather(x, operands["rows"], *more)
+def on_rows(rows: Rows) -> jax.Array:
+    """The rows [m, D], copies of tokens where those are given."""
+    if rows.rows is None:
+        return rows.x
+    if rows.inverse is not None:
+        optional = _optional(rows.x.shape[0], rows.count)
+        return moves.gather_rows(rows.x, rows.rows, rows.inverse, *optional, **BY_TOKEN)
+    return GATHER.bind(rows.x, rows.rows)
 
 
 def as_int32(rows: jax.Array, num_tokens: int) -> jax.Array:
@@ -58,28 +40,24 @@ def as_int32(rows: jax.Array, num_tokens: int) -> jax.Array:
     return jnp.where(is_token, rows, num_tokens).astype(jnp.int32)
 
 
-def copies(x: jax.Array, rows: jax.Array, inverse: jax.Array | None = None) -> jax.Array:
-    """`gather` of what has no derivative, of any dtype: the bits of quantised tokens, or scales."""
+def copies(rows: Rows) -> jax.Array:
+    """`on_rows` of any dtype without a derivative: the bits of quantised tokens, or scales."""
+    x, inverse = rows.x, rows.inverse
     if inverse is None:
         inverse = jnp.zeros((x.shape[0], 0), jnp.int32)
-    return moves.gather_rows(x, rows, inverse, *_optional(x.shape[0], None), **BY_TOKEN)
+    return moves.gather_rows(x, rows.rows, inverse, *_optional(x.shape[0], None), **BY_TOKEN)
 
 
-def combine(
-    y: jax.Array,
-    rows: jax.Array,
-    inverse: jax.Array | None = None,
-    count: jax.Array | None = None,
-    *,
-    num_tokens: int,
-) -> jax.Array:
-    """The sum of each token's rows: [m, D] -> [num_tokens, D], the transpose of `gather`.
+def combine(y: jax.Array, rows: Rows) -> jax.Array:
+    """The sum of each token's rows: y [m, D] -> [T, D], the transpose of `on_rows`.
 
     The order of the terms is that of `inverse`, or of the rows without it.
     """
-    if inverse is not None:
-        return moves.combine_rows(y, rows, inverse, *_optional(num_tokens, count), **BY_TOKEN)
-    return COMBINE.bind(y, rows, num_tokens=num_tokens)
+    num_tokens = rows.x.shape[0]
+    if rows.inverse is not None:
+        optional = _optional(num_tokens, rows.count)
+        return moves.combine_rows(y, rows.rows, rows.inverse, *optional, **BY_TOKEN)
+    return COMBINE.bind(y, rows.rows, num_tokens=num_tokens)
 
 
 def _optional(num_tokens: int, count: jax.Array | None) -> tuple[jax.Array, jax.Array]:
@@ -143,9 +121,9 @@ def _linear(name, function, transpose) -> Primitive:
     return primitive
 
 
-GATHER = _linear(
+GATHER: Primitive = _linear(
     "gather_rows",
     rows_or_zeros,
-    lambda ct, x, *indices: combine(ct, *indices, num_tokens=x.shape[0]),
+    lambda ct, x, rows: COMBINE.bind(ct, rows, num_tokens=x.shape[0]),
 )
-COMBINE = _linear("combine_rows", _combine, lambda ct, y, *indices: gather(ct, *indices))
+COMBINE: Primitive = _linear("combine_rows", _combine, lambda ct, y, rows: GATHER.bind(ct, rows))
