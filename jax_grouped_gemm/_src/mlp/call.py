@@ -20,7 +20,7 @@ from jax_grouped_gemm._src.mlp.operands import (
     PairedWeightsOperands,
 )
 from jax_grouped_gemm._src.mlp.plan import MlpPlan
-from jax_grouped_gemm._src.mlp.rows import as_int32, on_rows
+from jax_grouped_gemm._src.mlp.rows import on_rows
 from jax_grouped_gemm._src.ragged.call import limit
 
 GATED = "jax_grouped_gemm.gated_ragged_dot.v3"
@@ -40,8 +40,6 @@ def gated(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
     x, rows, experts = given.rows.x, given.rows.rows, given.experts
     if plan.gather == "before":
         x, rows = on_rows(given.rows), None
-    if rows is not None:
-        rows = as_int32(rows, x.shape[0])
     hidden = jax.ShapeDtypeStruct((given.num_rows, experts.hidden_columns), x.dtype)
     kept = (1 + experts.has_up) * bool(plan.problem.params["residuals"])
     wi, *wi_1 = experts.projections
@@ -138,9 +136,7 @@ def paired_weights(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
     if plan.gather == "before":
         x = on_rows(given.rows)
     in_place = plan.gather == "in place"
-    tokens = jnp.zeros(1, jnp.int32)
-    if rows is not None and in_place:
-        tokens = as_int32(rows, x.shape[0])
+    tokens = rows if in_place else jnp.zeros(1, jnp.int32)
     num_groups = plan.problem.params["num_groups"]
     gradient = jax.ShapeDtypeStruct((num_groups, x.shape[1], given.d0.shape[1]), x.dtype)
     workspace = jax.ShapeDtypeStruct((plan.workspace_bytes,), jnp.uint8)

@@ -113,7 +113,6 @@ class _Layer(Fp8Products):
             return self.quantize_operand(x, given, dtype, copied=False)
         x, rows = given.rows.x, given.rows.rows
         assert rows is not None
-        rows = token_rows.as_int32(rows, x.shape[0])
         return Pair(*primitive.quantize_tokens(x, rows, **self._quantize_params(dtype)))
 
     def tokens_by_experts(
@@ -134,7 +133,7 @@ class _Layer(Fp8Products):
         return self.tokens_by_weights(
             which,
             tokens,
-            token_rows.as_int32(rows, tokens.values.shape[0]),
+            rows,
             functools.partial(self.copied, tokens, given.rows),
             weights,
             *indices,
