@@ -17,7 +17,7 @@ from jax_grouped_gemm._src.expert_parallel.dispatch import (
     check_dispatch_strategy,
     checked_dispatch_recipe,
 )
-from jax_grouped_gemm._src.expert_parallel.experts import Experts
+from jax_grouped_gemm._src.expert_parallel.experts import LocalExperts
 from jax_grouped_gemm._src.expert_parallel.group import AxisNames, Group
 from jax_grouped_gemm._src.expert_parallel.layer import Choices, Schedule
 from jax_grouped_gemm._src.expert_parallel.options import Auto, Combine, Save, Strategy, Wanted
@@ -162,14 +162,15 @@ def expert_parallel_mlp(
             f"None and implementation no function, got precision={precision!r} and "
             f"implementation={implementation!r}"
         )
-    experts = Experts(
+    experts = LocalExperts(
+        FUNCTION,
         ExpertWeights(wi_0=wi_0, wi_1=wi_1, b0=b0, b1=b1, wo=wo, bo=bo),
         apply_router_weight_on_input,
         activation,
         precision,
         implementation,
         recipe,
-        _checked_limit(max_sms),
+        max_sms=_checked_limit(max_sms),
     )
     if not x.size:
         # Nothing travels; XLA does not get to the end of collectives without elements either.
@@ -191,7 +192,7 @@ def expert_parallel_mlp(
 def _schedule(
     group: Group,
     tokens: jax.Array,
-    experts: Experts,
+    experts: LocalExperts,
     top_k: int,
     wanted: Wanted,
     dispatch_recipe: Recipe | None,
@@ -208,7 +209,7 @@ def _schedule(
         tokens.shape[0],
         tokens.shape[1],
         experts.weights.hidden_columns,
-        experts.count * group.num_slices,
+        experts.weights.count * group.num_slices,
         top_k,
         group.num_slices,
         tokens.dtype.itemsize,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 import jax
@@ -22,14 +21,12 @@ from jax_grouped_gemm._src.arguments import (
     refuse_sharded,
     run_group_checks,
 )
-from jax_grouped_gemm._src.arrays import align_varying, at_least_float32
 from jax_grouped_gemm._src.fp8.api import QuantizedWeights
 from jax_grouped_gemm._src.fp8.recipe import Recipe
-from jax_grouped_gemm._src.mlp import plan, primitive
-from jax_grouped_gemm._src.mlp.fp8 import experts as fp8_experts
+from jax_grouped_gemm._src.mlp import plan
+from jax_grouped_gemm._src.mlp.experts import Experts
 from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp
 from jax_grouped_gemm._src.mlp.operands import ExpertWeights, Groups, MlpOperands, Rows, named
-from jax_grouped_gemm._src.mlp.primitive import Options
 
 Biases = tuple[jax.Array | None, ...]
 ActivationLike = str | Callable[[jax.Array], jax.Array] | Activation
@@ -108,13 +105,13 @@ def ragged_mlp(
         over traced values where a recipe has forward and dgrad in FP8; or "cuda" was asked for and
         no kernel can run, which is raised when the function is lowered, with the reason.
     """
-    operands, options = _checked(
+    operands = _checked(
         "ragged_mlp", x, rows, wi_0, wi_1, as_array("wo", wo), biases, weights, group_sizes,
-        group_offset, activation, precision, implementation,
+        group_offset,
     )  # fmt: skip
-    if recipe is not None or quantized is not None:
-        return fp8_experts.mlp("ragged_mlp", options, operands, recipe, quantized, precision)
-    return of_operands(options, operands)
+    options = as_activation(activation), precision, implementation, recipe, quantized
+    experts = Experts("ragged_mlp", operands.experts, False, *options)
+    return experts.mlp(operands.rows, operands.weights, operands.groups)
 
 
 def gated_ragged_dot(
@@ -156,40 +153,14 @@ def gated_ragged_dot(
     Raises:
       TypeError, ValueError, NotImplementedError: see `ragged_mlp`.
     """
-    operands, options = _checked(
+    operands = _checked(
         "gated_ragged_dot", x, rows, wi_0, wi_1, None, biases, weights, group_sizes,
-        group_offset, activation, precision, implementation,
-        checked_boolean("concatenated", concatenated),
+        group_offset, checked_boolean("concatenated", concatenated),
     )  # fmt: skip
-    if recipe is not None or quantized is not None:
-        hidden = fp8_experts.mlp(
-            "gated_ragged_dot", options, operands, recipe, quantized, precision
-        )
-    else:
-        (hidden,) = primitive.gated_ragged_dot(options, operands.promoted(), residuals=False)
+    options = as_activation(activation), precision, implementation, recipe, quantized
+    experts = Experts("gated_ragged_dot", operands.experts, False, *options)
+    hidden = experts.mlp(operands.rows, operands.weights, operands.groups)
     return hidden if preferred_element_type is None else hidden.astype(preferred_element_type)
-
-
-def of_operands(options: Options, operands: MlpOperands) -> jax.Array:
-    """`ragged_mlp` of checked operands."""
-    operands = aligned(operands).promoted()
-    if not primitive.closes_over_traced(options, operands):
-        return primitive.ragged_mlp(options, operands)
-    (hidden,) = primitive.gated_ragged_dot(options, operands, residuals=False)
-    return primitive.down(options, operands, hidden)
-
-
-def if_fused(options: Options, operands: MlpOperands) -> jax.Array | None:
-    """`of_operands`, if one kernel computes the hidden layer; None where a composition would."""
-    given = operands.with_experts(wo=None, bo=None)
-    planned = primitive.plan_of(primitive.GATED, given, residuals=True, **vars(options))
-    return of_operands(options, operands) if planned.path == "fused" else None
-
-
-def aligned(operands: MlpOperands) -> MlpOperands:
-    """The operands, cast to vary over the same manual mesh axes."""
-    leaves, tree = jax.tree.flatten(operands)
-    return jax.tree.unflatten(tree, align_varying(*leaves))
 
 
 def _checked(
@@ -203,13 +174,9 @@ def _checked(
     weights: ArrayLike | None,
     group_sizes: ArrayLike,
     group_offset: ArrayLike | None,
-    activation: ActivationLike,
-    precision: lax.PrecisionLike,
-    implementation: Implementation,
     concatenated: bool | None = None,
-) -> tuple[MlpOperands, Options]:
-    """The operands as arrays of shapes that fit together, and the options."""
-    options = Options.of(as_activation(activation), precision, implementation)
+) -> MlpOperands:
+    """The operands as arrays of shapes that fit together."""
     tokens = Rows(as_array("x", x), None if rows is None else as_indices("rows", rows))
     wi = as_array("wi_0", wi_0)
     up, down, scales = (
@@ -233,9 +200,7 @@ def _checked(
         operands = operands.with_experts(wi=wi, wi_0=None)
     check_group_count(f"{function}: wi_0", groups.sizes, experts.count, group_offset)
     run_group_checks(groups.sizes, tokens.num_rows, groups.indices[1], experts.count)
-    if scales is not None:
-        scales = scales.astype(at_least_float32(operands.dtype))
-    return aligned(dataclasses.replace(operands, weights=scales)), options
+    return operands
 
 
 def _checked_biases(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -17,14 +16,7 @@ from jax_grouped_gemm._src.ragged.primitive import ragged_noncontracting
 from jax_grouped_gemm._src.ragged.reference import local_group_bounds
 
 
-def with_bias(
-    matmul: Callable[..., jax.Array],
-    groups: Groups,
-    rows: jax.Array,
-    matrices: jax.Array,
-    bias: jax.Array | None,
-    weights: jax.Array | None = None,
-) -> jax.Array:
+def with_bias(matmul, groups: Groups, rows, matrices, bias, weights=None) -> jax.Array:
     """Rows times their expert's matrix, plus its bias (times the row's weight), rounded once."""
     indices = dict(group_sizes=groups.sizes, group_offset=groups.offset)
     product = functools.partial(matmul, rows, matrices, **indices)

@@ -58,12 +58,7 @@ def biased(plan: MlpPlan, *operands: jax.Array) -> jax.Array:
 
 
 def _activated(
-    plan: MlpPlan,
-    given: MlpOperands | DownOperands,
-    factors: tuple[jax.Array, jax.Array],
-    optional: dict[str, jax.Array | None],
-    results: list[jax.ShapeDtypeStruct],
-    activation: Epilogue | None,
+    plan, given: MlpOperands | DownOperands, factors, optional, results, activation
 ) -> list[jax.Array]:
     """One call of a forward kernel, with those of the optional operands that are given."""
     if given.weights is not None:
@@ -71,7 +66,6 @@ def _activated(
     optional = {name: x for name, x in optional.items() if x is not None}
     function = -1 if activation is None else activation.function
     attributes = (activation or NO_ACTIVATION).attributes()
-    assert plan.tile is not None
     call = jax.ffi.ffi_call(FEW_ROWS if plan.tile.transposed else GATED, results)
     found = call(
         *factors,

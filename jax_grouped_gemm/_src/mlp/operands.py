@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_grouped_gemm._src.arrays import align_varying
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -154,6 +156,11 @@ class MlpOperands:
         """The dtype to which x and the matrices promote, which is that of the result."""
         return np.dtype(jnp.result_type(self.rows.x, *self.experts.matrices))
 
+    def aligned(self) -> MlpOperands:
+        """All operands cast to vary over the same manual mesh axes."""
+        leaves, tree = jax.tree.flatten(self)
+        return jax.tree.unflatten(tree, align_varying(*leaves))
+
     def promoted(self) -> MlpOperands:
         """x and the matrices in the dtype to which they promote."""
         rows, experts = self.rows.of(self.rows.x.astype(self.dtype)), self.experts
@@ -247,16 +254,6 @@ class TangentOperands:
     def groups(self) -> Groups:
         """Those of the rows."""
         return self.primals.groups
-
-
-AnyOperands = (
-    MlpOperands
-    | DownOperands
-    | GradientOperands
-    | PairedOperands
-    | PairedWeightsOperands
-    | TangentOperands
-)
 
 
 def named(operands: Any) -> dict[str, Any]:

@@ -31,7 +31,6 @@ from jax_grouped_gemm._src.device import H200
 from jax_grouped_gemm._src.mlp import call, composed, plan, reference
 from jax_grouped_gemm._src.mlp import rows as token_rows
 from jax_grouped_gemm._src.mlp.operands import (
-    AnyOperands,
     Differentials,
     DownOperands,
     GradientOperands,
@@ -313,13 +312,13 @@ def _ragged_mlp_jvp(options, primals, tangents):
     return y, bind(TANGENT, given, **vars(options))
 
 
-def bind(op: Op, operands: AnyOperands, **params: Any) -> Any:
+def bind(op: Op, operands: Any, **params: Any) -> Any:
     """Binds a primitive to those of its operands that are given."""
     leaves, tree = jax.tree.flatten(operands)
     return op.bind(*leaves, tree=tree, **params)
 
 
-def plan_of(op: Op, operands: AnyOperands, **params: Any) -> plan.MlpPlan:
+def plan_of(op: Op, operands: Any, **params: Any) -> plan.MlpPlan:
     """The plan of what `bind` binds."""
     leaves, tree = jax.tree.flatten(operands)
     return op.planner(list(map(jax.typeof, leaves)), dict(params, tree=tree), H200)

@@ -8,9 +8,9 @@ from typing import Any, Generic, TypeVar
 
 import jax
 
-from jax_grouped_gemm._src.mlp.operands import AnyOperands, named
+from jax_grouped_gemm._src.mlp.operands import named
 
-Operands = TypeVar("Operands", bound=AnyOperands)
+Operands = TypeVar("Operands")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,9 +32,10 @@ class MlpProblem(Generic[Operands]):
         return self.params["tree"].unflatten(arrays)
 
     def __str__(self) -> str:
+        every = named(self.operands)
         operands = (
             f"{name} {x.dtype}{list(x.shape)}"
-            for name, x in named(self.operands).items()
+            for name, x in every.items()
             if name not in ("sizes", "offset", "inverse")
         )
-        return f"{self.op} {', '.join(operands)}, {self.operands.groups.sizes.shape[0]} groups"
+        return f"{self.op} {', '.join(operands)}, {every['sizes'].shape[0]} groups"

@@ -225,21 +225,21 @@ class _Layer(Fp8Products):
 def mlp(
     recipe: Recipe,
     activation: Activation,
+    implementation: Implementation,
     operands: MlpOperands,
     quantized: QuantizedMlp | None,
-    implementation: Implementation,
+    tokens: Pair | None,
     *,
-    tokens: Pair | None = None,
-    combines: bool = False,
+    combines: bool,
 ) -> jax.Array:
     """The MLP of checked operands: [m, D], or [T, D] where it `combines`; without wo [m, F].
 
     Args:
       recipe: with forward and dgrad in FP8.
       activation: of the hidden layer.
+      implementation: of the kernels.
       operands: without a count of valid rows, and with gate and up in two matrices.
       quantized: the matrices, if they are quantised already.
-      implementation: of the kernels.
       tokens: x as the recipe quantises it, if it is quantised already.
       combines: whether the rows of each token, which `inverse` knows, are summed up.
     """
