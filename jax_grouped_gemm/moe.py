@@ -230,13 +230,6 @@ def dropless_mlp(
     check_routing("dropless_mlp", routing)
     check_shapes("dropless_mlp", x, routing, wi_0, wi_1, wo, group_offset)
     b0, b1, bo = checked_biases("dropless_mlp", biases, x, wi_0, wi_1, wo)
-    has_recipe = recipe is not None or quantized is not None
-    if has_recipe and (callable(implementation) or precision is not None):
-        raise ValueError(
-            "dropless_mlp: recipe decides how the matmuls are computed, so that precision must "
-            f"be None and implementation no function, got precision={precision!r} and "
-            f"implementation={implementation!r}"
-        )
     experts = ExpertWeights(wi_0=wi_0, wi_1=wi_1, b0=b0, b1=b1, wo=wo, bo=bo)
     whole = experts, group_offset, quantized
     experts_of = functools.partial(

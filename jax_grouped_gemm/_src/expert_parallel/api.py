@@ -156,12 +156,6 @@ def expert_parallel_mlp(
     b0, b1, bo = checked_biases(FUNCTION, biases, x, wi_0, wi_1, wo)
     if bo is not None and group.tensor:
         bo = jnp.where(group.tensor_index() == 0, bo, 0)
-    if recipe is not None and (callable(implementation) or precision is not None):
-        raise ValueError(
-            f"{FUNCTION}: recipe decides how the matmuls are computed, so that precision must be "
-            f"None and implementation no function, got precision={precision!r} and "
-            f"implementation={implementation!r}"
-        )
     experts = LocalExperts(
         FUNCTION,
         ExpertWeights(wi_0=wi_0, wi_1=wi_1, b0=b0, b1=b1, wo=wo, bo=bo),

@@ -27,6 +27,7 @@ from jax_grouped_gemm._src.mlp import plan
 from jax_grouped_gemm._src.mlp.experts import Experts
 from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp
 from jax_grouped_gemm._src.mlp.operands import ExpertWeights, Groups, MlpOperands, Rows, named
+from jax_grouped_gemm._src.mlp.primitive import Options
 
 Biases = tuple[jax.Array | None, ...]
 ActivationLike = str | Callable[[jax.Array], jax.Array] | Activation
@@ -105,12 +106,12 @@ def ragged_mlp(
         over traced values where a recipe has forward and dgrad in FP8; or "cuda" was asked for and
         no kernel can run, which is raised when the function is lowered, with the reason.
     """
+    options = _checked_options(activation, precision, implementation)
     operands = _checked(
         "ragged_mlp", x, rows, wi_0, wi_1, as_array("wo", wo), biases, weights, group_sizes,
         group_offset,
     )  # fmt: skip
-    options = as_activation(activation), precision, implementation, recipe, quantized
-    experts = Experts("ragged_mlp", operands.experts, False, *options)
+    experts = Experts("ragged_mlp", operands.experts, False, *options, recipe, quantized)
     return experts.mlp(operands.rows, operands.weights, operands.groups)
 
 
@@ -153,14 +154,23 @@ def gated_ragged_dot(
     Raises:
       TypeError, ValueError, NotImplementedError: see `ragged_mlp`.
     """
+    options = _checked_options(activation, precision, implementation)
     operands = _checked(
         "gated_ragged_dot", x, rows, wi_0, wi_1, None, biases, weights, group_sizes,
         group_offset, checked_boolean("concatenated", concatenated),
     )  # fmt: skip
-    options = as_activation(activation), precision, implementation, recipe, quantized
-    experts = Experts("gated_ragged_dot", operands.experts, False, *options)
+    experts = Experts("gated_ragged_dot", operands.experts, False, *options, recipe, quantized)
     hidden = experts.mlp(operands.rows, operands.weights, operands.groups)
     return hidden if preferred_element_type is None else hidden.astype(preferred_element_type)
+
+
+def _checked_options(
+    activation: ActivationLike, precision: lax.PrecisionLike, implementation: Implementation
+) -> tuple[Activation, lax.PrecisionLike, Implementation]:
+    """The options of `Experts`; errors in them come before those in operands."""
+    options = as_activation(activation), precision, implementation
+    Options.of(*options)
+    return options
 
 
 def _checked(

@@ -54,6 +54,14 @@ class Experts:
     """Whether only a number of rows that the device knows are moved and multiplied, and the others
     are undefined in results. If not, rows that no expert owns are zero."""
 
+    def __post_init__(self):
+        if self.in_fp8 and (callable(self.implementation) or self.precision is not None):
+            raise ValueError(
+                f"{self.function}: recipe decides how the matmuls are computed, so that precision "
+                f"must be None and implementation no function, got precision={self.precision!r} "
+                f"and implementation={self.implementation!r}"
+            )
+
     @property
     def of_rows(self) -> Any:
         """The implementation of what moves rows."""
@@ -149,7 +157,14 @@ class Experts:
         self, options: Options, operands: MlpOperands, tokens: Pair | None, combines: bool
     ) -> jax.Array:
         """By the fused layer, or as a composition for other recipes."""
-        recipe = self._checked_recipe(operands.rows)
+        if operands.rows.count is not None:
+            raise TypeError(
+                f"{self.function}: a recipe takes no count of valid rows: the others hold "
+                "anything, and scales are found of all rows"
+            )
+        if self.recipe is None:
+            raise ValueError(f"{self.function}: quantized needs the recipe that it was made with")
+        recipe = checked_recipe(self.recipe)
         # Each half is quantised on its own, as `quantize_mlp` does.
         wi_0, wi_1 = operands.experts.halves
         operands = operands.with_experts(wi=None, wi_0=wi_0, wi_1=wi_1)
@@ -180,23 +195,6 @@ class Experts:
         copied = dataclasses.replace(operands, rows=rows, weights=weights)
         y = composed.mlp(matmul, self.activation, copied)
         return combine(y, operands.rows) if combines else y
-
-    def _checked_recipe(self, rows: Rows) -> Recipe:
-        """The recipe; an error if it or anything else does not go with the rest."""
-        if rows.count is not None:
-            raise TypeError(
-                f"{self.function}: a recipe takes no count of valid rows: the others hold "
-                "anything, and scales are found of all rows"
-            )
-        if self.recipe is None:
-            raise ValueError(f"{self.function}: quantized needs the recipe that it was made with")
-        recipe = checked_recipe(self.recipe)
-        if self.precision is not None:
-            raise ValueError(
-                f"{self.function}: recipe decides how the matmuls are computed, so that precision "
-                f"must be None, got precision={self.precision!r}"
-            )
-        return recipe
 
     def _operands(self, rows: Rows, weights: jax.Array | None, groups: Groups) -> MlpOperands:
         operands = MlpOperands(rows, self.weights, weights, groups)

@@ -261,7 +261,7 @@ def named(operands: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for field in dataclasses.fields(operands):
         x = getattr(operands, field.name)
-        if dataclasses.is_dataclass(x):
+        if isinstance(x, Groups | Rows | ExpertWeights | MlpOperands | Differentials):
             dots = "_dot" * (field.name == "dots")
             found |= {f"{name}{dots}": leaf for name, leaf in named(x).items()}
         elif x is not None:
