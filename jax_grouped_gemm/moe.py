@@ -63,6 +63,7 @@ from jax_grouped_gemm._src.expert_parallel.stats import (
 )
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.mlp import composed
+from jax_grouped_gemm._src.mlp.api import ActivationLike as ActivationLike
 from jax_grouped_gemm._src.mlp.experts import Experts
 from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp
 from jax_grouped_gemm._src.mlp.operands import ExpertWeights, Groups, Rows
@@ -91,7 +92,6 @@ from jax_grouped_gemm._src.rows.routing import route as route
 from jax_grouped_gemm._src.rows.routing import router_z_loss as router_z_loss
 
 Implementation = arguments.Implementation | Callable[..., jax.Array]
-ActivationLike = str | Callable[[jax.Array], jax.Array] | Activation
 
 
 def gated_activation(
