@@ -101,7 +101,7 @@ jgg_add_instances(
 )
 jgg_add_instances(
   channel_scaled_noncontracting cut_noncontracting_channels
-  HEADER scaled/channel_scaled_launch.h
+  HEADER scaled/stream_k_launch.h
   TYPES kE4m3 kE5m2
   KINDS kStreamK
 )
