@@ -39,6 +39,7 @@ jgg_add_instances(
   ragged_contracting contracting
   HEADER ragged/contracting_launch.h
   TYPES kBf16 kF16
+  APART
   KINDS kCooperative kPingpong
 )
 jgg_add_instances(
@@ -154,6 +155,7 @@ jgg_add_instances(
   grouped_gemm grouped_gemm_16bit
   HEADER grouped/launch.h
   TYPES kBf16 kF16
+  APART
 )
 jgg_add_instances(
   grouped_gemm grouped_gemm_parts
