@@ -173,6 +173,7 @@ jgg_add_instances(
   rank_k rank_k_16bit
   HEADER rank_k/launch.h
   TYPES kBf16 kF16
+  APART
   KINDS kCooperative kFine
 )
 jgg_add_instances(
