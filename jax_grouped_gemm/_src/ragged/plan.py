@@ -135,12 +135,13 @@ def _unsupported_reason(problem: RaggedProblem, params: Mapping[str, Any]) -> st
 
 
 def _kernel_form(problem: RaggedProblem) -> RaggedProblem:
-    """The same with a result that the kernels have: of their operands' type or float32.
+    """`problem` with the layouts and the result's dtype that the kernels have.
 
-    Those that accumulate add products of 16-bit operands, to results that TMA can address as they
-    are.
+    No operand has contiguous rows, and the result has the operands' dtype or float32. Kernels that
+    accumulate add products of 16-bit operands, to results that TMA can address as they are.
     """
-    form = problem
+    rhs = "mn" if problem.contracts_rows else problem.rhs
+    form = dataclasses.replace(problem, lhs="mk", rhs=rhs)
     if problem.out_dtype != problem.lhs_dtype:
         form = dataclasses.replace(form, out_dtype=np.dtype(np.float32))
     if problem.accumulates:

@@ -363,6 +363,11 @@ def copy_reason(problem: RaggedProblem, addressable: RaggedProblem) -> str:
         for name in ("lhs", "rhs")
         if getattr(problem, name) != getattr(addressable, name)
     ]
+    if problem.lhs_dtype != addressable.lhs_dtype:
+        reasons.append(
+            f"no kernel multiplies two operands of {problem.lhs_dtype}: lhs is split into two of "
+            f"{addressable.lhs_dtype}"
+        )
     return "; ".join(reasons)
 
 
