@@ -11,8 +11,8 @@
 
 namespace jgg::sm90 {
 
-// The types of rhs for one of lhs. No kernel multiplies two operands in E5M2: Python splits lhs into
-// two arrays in E4M3.
+// The types of rhs for one of lhs. No kernel multiplies two operands in E5M2: Python splits lhs
+// into two arrays in E4M3.
 template <ElementType kLhsType>
 using RhsTypes = std::conditional_t<kLhsType == ElementType::kE5m2, OneOf<ElementType::kE4m3>,
                                     OneOf<ElementType::kE4m3, ElementType::kE5m2>>;
