@@ -25,6 +25,26 @@ from jax_grouped_gemm._src.arguments import (
     checked_implementation,
 )
 from jax_grouped_gemm._src.lists.rank_k.api import grouped_syrk
+from jax_grouped_gemm._src.optimizer.api import (
+    AdamWState,
+    Optimizer,
+    OptimizerState,
+    adamw,
+    quantized,
+)
+
+__all__ = [
+    "AdamWState",
+    "COEFFICIENTS",
+    "GradientTransformation",
+    "MuonState",
+    "Optimizer",
+    "OptimizerState",
+    "adamw",
+    "muon",
+    "orthogonalize",
+    "quantized",
+]
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 """Coefficients of x (a + b x^2 + c x^4): moves singular values in (0, 1] to about 1 in 5 steps."""

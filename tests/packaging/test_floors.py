@@ -12,10 +12,10 @@ PACKAGE = Path(__file__).parents[2] / "jax_grouped_gemm"
 FLOORS = (
     {"_src"},
     {"_src/ragged", "_src/rows", "_src/lists"},
-    {"_src/fp8", "optim"},
+    {"_src/fp8"},
     {"_src/mlp", "checkpoint_policies"},
-    {"_src/expert_parallel"},
-    {"moe"},
+    {"_src/expert_parallel", "_src/optimizer"},
+    {"moe", "optim"},
     {"flax", ""},
     {"demo"},
     {"__main__"},

@@ -1,0 +1,508 @@
+"""Optimisers whose state has the FP8 weights of the next forward pass."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.export import register_namedtuple_serialization
+from jax.typing import ArrayLike, DTypeLike
+
+from jax_grouped_gemm._src.arguments import (
+    Implementation,
+    canonical_dtype,
+    checked_boolean,
+    checked_implementation,
+)
+from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
+from jax_grouped_gemm._src.mlp.fp8.weights import check_is_fused
+from jax_grouped_gemm._src.optimizer import fused, reference
+from jax_grouped_gemm._src.optimizer.fused import Options, Weights
+from jax_grouped_gemm._src.optimizer.problem import AdamwScalars
+from jax_grouped_gemm._src.optimizer.weights import (
+    Select,
+    as_arrays,
+    at,
+    experts,
+    groups_of,
+    nested,
+)
+
+Schedule = Callable[[jax.Array], ArrayLike]
+MOMENT_DTYPES = (np.dtype(np.float32), np.dtype(jnp.bfloat16))
+
+
+class OptimizerState(NamedTuple):
+    """What an `Optimizer` keeps beside the parameters."""
+
+    inner: Any  # of AdamW an `AdamWState`, of an Optax transformation its own
+    master: Any  # float32 copies of parameters of 16 bits, None for others
+    quantized: Any  # nested dictionaries with the names of the parameters
+
+
+class AdamWState(NamedTuple):
+    """Moments of the gradients, shaped like the parameters."""
+
+    count: jax.Array  # type: ignore[assignment]  # int32, steps so far, under Optax's name
+    mu: Any  # mean of the gradients
+    nu: Any  # mean of their squares
+
+
+for _class in (OptimizerState, AdamWState):
+    register_namedtuple_serialization(
+        _class, serialized_name=f"jax_grouped_gemm.optim.{_class.__name__}"
+    )
+
+
+class Rule(Protocol):
+    """How an optimiser changes float32 weights."""
+
+    def init(self, masters: Any) -> Any:
+        """The state for a tree of weights."""
+
+    def begin(
+        self, masters: Any, gradients: Any, state: Any, factor: jax.Array, applies: jax.Array
+    ) -> Step:
+        """What one step does to each leaf."""
+
+
+class Step(Protocol):
+    """One step of a `Rule`, leaf by leaf; leaves are counted as `jax.tree.leaves` does."""
+
+    def plain(self, leaf: int, master: jax.Array) -> jax.Array:
+        """The new weights of a leaf that is not quantised."""
+
+    def fused(self, leaf: int, weights: Weights, options: Options) -> Weights:
+        """The new weights of one that is."""
+
+    def end(self) -> Any:
+        """The new state of the rule, once each leaf was asked for."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Optimizer:
+    """An optimiser whose steps write the FP8 weights of the next forward pass.
+
+    It has `step` instead of Optax's `update`, because what Optax returns are differences, from
+    which weights would have to be made and quantised in passes of their own:
+
+        optimizer = optim.adamw(1e-3, recipe=recipe)
+        state = optimizer.init(params)
+        gradients = jax.grad(loss)(params, state.quantized, batch)
+        params, state = optimizer.step(params, gradients, state)
+
+    Donate `params` and `state` to `jax.jit`: the kernels update all of it in place.
+
+    `state.quantized` has the quantised weights at the names of the parameters, in nested
+    dictionaries: for leaves wi_0, wi_1 (if there is one) and wo of one node that fit each other, a
+    `QuantizedMlp` at the node, which is what `moe.dropless_mlp` and `ragged_mlp` take; for other
+    leaves a `QuantizedWeights`. Their bits are those that `quantize_mlp` and `quantize_weights`
+    make of the float32 weights.
+
+    Attributes:
+      rule: how weights change.
+      recipe: that of the layers. Its scaling is "blockwise".
+      select: called with the names of a leaf, a tuple, and the leaf: whether it is quantised. The
+        others are updated in the same step.
+      max_norm: if given, gradients are scaled down to this global norm, as
+        `optax.clip_by_global_norm` does.
+      skip_nonfinite: whether a step of which a gradient is infinite or NaN changes nothing.
+      implementation: None takes the CUDA kernels where they can run and the reference elsewhere;
+        "cuda" insists on the kernels; "reference" is pure JAX.
+    """
+
+    rule: Rule
+    recipe: Recipe
+    select: Select = experts
+    max_norm: ArrayLike | None = None
+    skip_nonfinite: bool = False
+    implementation: Implementation = None
+
+    def __post_init__(self):
+        recipe = checked_recipe(self.recipe)
+        check_is_fused("optim", recipe)
+        if recipe.scaling != "blockwise":
+            raise ValueError(
+                "optim: recipe must have scaling='blockwise', since a scale of whole rows or "
+                f"matrices is not known when a block of them is written; got {recipe.scaling!r}"
+            )
+        if not callable(self.select):
+            raise TypeError(f"optim: select must be callable, got {self.select!r}")
+        checked_boolean("skip_nonfinite", self.skip_nonfinite)
+        checked_implementation(self.implementation)
+
+    def init(self, params: Any) -> OptimizerState:
+        """The state for `params`.
+
+        Parameters of 16 bits get a float32 copy in the state, which is what is optimised.
+
+        Raises:
+          TypeError: a chosen leaf is no stack of matrices, or of an unsuitable dtype.
+        """
+        master = jax.tree.map(lambda x: x.astype(jnp.float32) if _is_short(x) else None, params)
+        masters = _masters(params, master)
+        return OptimizerState(self.rule.init(masters), master, self._quantized(params, masters))
+
+    def quantize(self, params: Any, state: OptimizerState | None = None) -> Any:
+        """`state.quantized` for `params`, as after a checkpoint was read that is without it.
+
+        Args:
+          params: the parameters.
+          state: where the float32 copies of parameters of 16 bits are, if there are any.
+        """
+        return self._quantized(params, params if state is None else _masters(params, state.master))
+
+    def step(
+        self,
+        params: Any,
+        gradients: Any,
+        state: OptimizerState,
+        *,
+        factor: ArrayLike = 1.0,
+        applies: ArrayLike = True,
+    ) -> tuple[Any, OptimizerState]:
+        """The parameters and the state after one step.
+
+        Args:
+          params: the parameters.
+          gradients: shaped like them, of any floating-point dtype. The kernels read bfloat16 and
+            float32; others are converted first.
+          state: from `init` or the last step.
+          factor: what gradients are multiplied by before anything else, such as the inverse of a
+            loss scale or of the number of microbatches. May be traced.
+          applies: whether to take the step; otherwise nothing changes. May be traced.
+        """
+        structure: Any
+        leaves, structure = jax.tree.flatten(params)
+        masters = _masters(params, state.master)
+        grads = structure.flatten_up_to(gradients)
+        _check_gradients(leaves, grads)
+        factor, applies = self._conditions(grads, factor, applies)
+        taken = self.rule.begin(masters, structure.unflatten(grads), state.inner, factor, applies)
+        new: list[Any] = list(leaves)
+        new_masters: list[Any] = structure.flatten_up_to(state.master)
+        flat = structure.flatten_up_to(masters)
+        quantized = {}
+        groups = groups_of(params, self.select)
+        for group in groups:
+            forms, container = as_arrays(at(state.quantized, group.path))
+            found = []
+            for members, old in zip(group.members, forms, strict=True):
+                for member in members:
+                    i = member.leaf
+                    copy = leaves[i] if _is_short(leaves[i]) else None
+                    options = Options(
+                        self.recipe.power_of_two_scales,
+                        self.implementation,
+                        member.part,
+                        member.parts,
+                    )
+                    weights = taken.fused(i, Weights(flat[i], old, copy), options)
+                    old = weights.forms
+                    if copy is None:
+                        new[i] = weights.master
+                    else:
+                        new[i], new_masters[i] = weights.copy, weights.master
+                found.append(old)
+            quantized[group.path] = container(found)
+        quantized_leaves = {m.leaf for group in groups for each in group.members for m in each}
+        for i, leaf in enumerate(leaves):
+            if i not in quantized_leaves:
+                master = taken.plain(i, flat[i])
+                new[i] = master.astype(leaf.dtype)
+                new_masters[i] = master if _is_short(leaf) else None
+        result = OptimizerState(taken.end(), structure.unflatten(new_masters), nested(quantized))
+        return structure.unflatten(new), result
+
+    def _quantized(self, params: Any, masters: Any) -> Any:
+        leaves = jax.tree.leaves(masters)
+        return nested(
+            {
+                group.path: group.quantized(leaves, self.recipe, self.implementation)
+                for group in groups_of(params, self.select)
+            }
+        )
+
+    def _conditions(
+        self, gradients: Sequence[jax.Array], factor: ArrayLike, applies: ArrayLike
+    ) -> tuple[jax.Array, jax.Array]:
+        factor = jnp.asarray(factor, jnp.float32)
+        applies = jnp.asarray(applies, jnp.bool_)
+        if self.skip_nonfinite:
+            for g in gradients:
+                applies = applies & jnp.all(jnp.isfinite(g))
+        if self.max_norm is not None:
+            squares = [jnp.sum(jnp.square(g.astype(jnp.float32) * factor)) for g in gradients]
+            norm = jnp.sqrt(sum(squares, start=jnp.float32(0)))
+            most = jnp.asarray(self.max_norm, jnp.float32)
+            factor = factor * jnp.where(norm < most, 1, most / norm)
+        return factor, applies
+
+
+def _is_short(x: jax.Array) -> bool:
+    return x.dtype in (np.dtype(jnp.bfloat16), np.dtype(np.float16))
+
+
+def _masters(params: Any, master: Any) -> Any:
+    """The weights that are optimised: `master` where there is one, else the parameters."""
+    return jax.tree.map(lambda p, m: p if m is None else m, params, master)
+
+
+def _check_gradients(leaves: Sequence[Any], gradients: Sequence[Any]) -> None:
+    for leaf, gradient in zip(leaves, gradients, strict=True):
+        if gradient.shape != leaf.shape or not jnp.issubdtype(gradient.dtype, jnp.floating):
+            raise TypeError(
+                "optim: a gradient must be floating and of the shape of its parameter, "
+                f"{leaf.shape}, got {gradient.dtype} of shape {gradient.shape}"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class AdamW:
+    """The rule of `optax.adamw`; see `adamw` for the attributes."""
+
+    learning_rate: Any
+    b1: Any
+    b2: Any
+    eps: Any
+    eps_root: Any
+    mu_dtype: np.dtype
+    nu_dtype: np.dtype
+    weight_decay: Any
+    mask: Any
+    nesterov: bool
+
+    def init(self, masters: Any) -> AdamWState:
+        def zeros(dtype):
+            return jax.tree.map(lambda x: jnp.zeros_like(x, dtype=dtype), masters)
+
+        return AdamWState(jnp.zeros([], jnp.int32), zeros(self.mu_dtype), zeros(self.nu_dtype))
+
+    def begin(self, masters, gradients, state, factor, applies):
+        structure: Any = jax.tree.structure(masters)
+        mask = self.mask(masters) if callable(self.mask) else self.mask
+        if mask is None:
+            masks = [True] * structure.num_leaves
+        else:
+            spread = jax.tree.map(lambda m, part: jax.tree.map(lambda _: m, part), mask, masters)
+            masks = structure.flatten_up_to(spread)
+        # The largest count stays what it is, so that it never becomes negative.
+        count = jnp.minimum(state.count, jnp.iinfo(jnp.int32).max - 2) + 1
+        return _AdamWStep(
+            structure,
+            masks,
+            self._scalars(state.count, count, factor, applies),
+            structure.flatten_up_to(gradients),
+            structure.flatten_up_to(state.mu),
+            structure.flatten_up_to(state.nu),
+            jnp.where(applies, count, state.count),
+        )
+
+    def _scalars(self, done, count, factor, applies) -> AdamwScalars:
+        b1, b2 = self.b1, self.b2
+        rate, decay = (
+            jnp.asarray(x(done) if callable(x) else x, jnp.float32)
+            for x in (self.learning_rate, self.weight_decay)
+        )
+        of_mean, of_square = 1 - b1**count, 1 - b2**count
+        if self.nesterov:
+            mean_rate = rate * b1 / (1 - b1 ** (count + 1))
+            gradient_rate = rate * (1 - b1) / of_mean
+        else:
+            mean_rate, gradient_rate = rate / of_mean, 0.0
+        named = AdamwScalars(
+            applies=applies,
+            gradient_factor=factor,
+            mean_decay=b1,
+            mean_share=1 - b1,
+            square_decay=b2,
+            square_share=1 - b2,
+            square_factor=1 / of_square,
+            inner_epsilon=self.eps_root,
+            epsilon=self.eps,
+            mean_rate=mean_rate,
+            gradient_rate=gradient_rate,
+            decay=rate * decay,
+        )
+        return AdamwScalars(*(jnp.asarray(x, jnp.float32) for x in named))
+
+
+@dataclasses.dataclass
+class _AdamWStep:
+    structure: Any
+    masks: list[Any]
+    scalars: AdamwScalars
+    gradients: list[Any]
+    mu: list[Any]
+    nu: list[Any]
+    count: jax.Array
+
+    def _of(self, leaf: int) -> AdamwScalars:
+        return self.scalars._replace(decay=jnp.where(self.masks[leaf], self.scalars.decay, 0))
+
+    def plain(self, leaf, master):
+        scalars = self._of(leaf)
+        old = self.mu[leaf], self.nu[leaf], master
+        new = reference.adamw_step(scalars, self.gradients[leaf], *old)
+        kept = [
+            jnp.where(scalars.applies != 0, x, y).astype(y.dtype)
+            for x, y in zip(new, old, strict=True)
+        ]
+        self.mu[leaf], self.nu[leaf], master = kept
+        return master
+
+    def fused(self, leaf, weights, options):
+        gradient, mu, nu = (x[leaf] for x in (self.gradients, self.mu, self.nu))
+        self.mu[leaf], self.nu[leaf], weights = fused.adamw(
+            jnp.stack(self._of(leaf)), _readable(gradient), mu, nu, weights, options
+        )
+        return weights
+
+    def end(self):
+        return AdamWState(
+            self.count, self.structure.unflatten(self.mu), self.structure.unflatten(self.nu)
+        )
+
+
+def _readable(x: jax.Array) -> jax.Array:
+    """A gradient or update in a dtype that the kernels read."""
+    return x if x.dtype in MOMENT_DTYPES else x.astype(jnp.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class Transformed:
+    """The rule of an Optax transformation."""
+
+    transformation: Any
+
+    def init(self, masters: Any) -> Any:
+        return self.transformation.init(masters)
+
+    def begin(self, masters, gradients, state, factor, applies):
+        scaled = jax.tree.map(lambda g: g * factor.astype(g.dtype), gradients)
+        updates, new = self.transformation.update(scaled, state, masters)
+        kept = jax.tree.map(lambda a, b: jnp.where(applies, a, b), new, state)
+        structure: Any = jax.tree.structure(masters)
+        return _TransformedStep(structure.flatten_up_to(updates), kept, applies)
+
+
+@dataclasses.dataclass
+class _TransformedStep:
+    updates: list[Any]
+    state: Any
+    applies: jax.Array
+
+    def plain(self, leaf, master):
+        return jnp.where(self.applies, (master + self.updates[leaf]).astype(master.dtype), master)
+
+    def fused(self, leaf, weights, options):
+        applies = self.applies.astype(jnp.float32)[None]
+        return fused.apply(applies, _readable(self.updates[leaf]), weights, options)
+
+    def end(self):
+        return self.state
+
+
+def adamw(
+    learning_rate: ArrayLike | Schedule,
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.999,
+    eps: ArrayLike = 1e-8,
+    eps_root: ArrayLike = 0.0,
+    mu_dtype: DTypeLike | None = None,
+    weight_decay: ArrayLike | Schedule = 1e-4,
+    mask: Any = None,
+    *,
+    nesterov: bool = False,
+    recipe: Recipe = Recipe(),  # noqa: B008 - immutable
+    select: Select = experts,
+    nu_dtype: DTypeLike | None = None,
+    max_norm: ArrayLike | None = None,
+    skip_nonfinite: bool = False,
+    implementation: Implementation = None,
+) -> Optimizer:
+    """AdamW, named as `optax.adamw`, that writes FP8 weights in the pass that updates them.
+
+    One kernel reads gradient, moments and float32 weights, and writes moments, weights and their
+    FP8 forms: two bytes a parameter more than without those, where a pass of its own reads the
+    weights again.
+
+    Float32 results are those of `optax.adamw` to rounding. Moments are added up in float32.
+
+    Args:
+      learning_rate: a number or a function of the number of earlier steps. All numbers may be
+        traced.
+      b1, b2: decays of the means of gradients and of their squares.
+      eps, eps_root: added to the root of the mean square, and under it.
+      mu_dtype: of the mean of gradients, float32 (None) or bfloat16.
+      weight_decay: a number or a function of the number of earlier steps; float32 weights times
+        this and the learning rate are subtracted.
+      mask: a tree of booleans, a prefix of the parameters' tree, or a function of the parameters
+        that returns one: which leaves decay. None: all.
+      nesterov: whether to look ahead by one gradient.
+      recipe: that of the layers, with scaling="blockwise" and both products of rows in FP8.
+      select: which leaves are quantised, see `Optimizer`. By default those named wi_0, wi_1 and wo
+        of three dimensions or more.
+      nu_dtype: of the mean of squares, float32 (None) or bfloat16.
+      max_norm, skip_nonfinite, implementation: see `Optimizer`.
+
+    Raises:
+      TypeError: `recipe` is none, a dtype is neither float32 nor bfloat16, or an option is no
+        boolean.
+      ValueError: `recipe` has another scaling, or products of rows in bf16.
+    """
+    dtypes = {}
+    for name, dtype in (("mu_dtype", mu_dtype), ("nu_dtype", nu_dtype)):
+        dtypes[name] = canonical_dtype(name, jnp.float32 if dtype is None else dtype)
+        if dtypes[name] not in MOMENT_DTYPES:
+            raise TypeError(f"{name} must be float32 or bfloat16, got {dtypes[name]}")
+    rule = AdamW(
+        learning_rate=learning_rate,
+        b1=b1,
+        b2=b2,
+        eps=eps,
+        eps_root=eps_root,
+        weight_decay=weight_decay,
+        mask=mask,
+        nesterov=checked_boolean("nesterov", nesterov),
+        **dtypes,
+    )
+    return Optimizer(rule, recipe, select, max_norm, skip_nonfinite, implementation)
+
+
+def quantized(
+    transformation: Any,
+    *,
+    recipe: Recipe = Recipe(),  # noqa: B008 - immutable
+    select: Select = experts,
+    max_norm: ArrayLike | None = None,
+    skip_nonfinite: bool = False,
+    implementation: Implementation = None,
+) -> Optimizer:
+    """An Optax transformation whose updates are added in the pass that writes FP8 weights.
+
+    For chains of any transformations: `optax.MultiSteps`, `optax.inject_hyperparams`, `muon`. XLA
+    computes the updates, and one kernel reads them and the float32 weights, and writes weights and
+    FP8 forms. `adamw` saves the bytes of the updates.
+
+        optimizer = optim.quantized(optax.chain(optax.clip_by_global_norm(1.0), optax.lion(1e-4)))
+
+    Args:
+      transformation: has `init(params)` and `update(gradients, state, params)`.
+      recipe, select, max_norm, skip_nonfinite, implementation: see `adamw`.
+
+    Raises:
+      TypeError: `transformation` has no such functions, or see `adamw`.
+      ValueError: see `adamw`.
+    """
+    for name in ("init", "update"):
+        if not callable(getattr(transformation, name, None)):
+            raise TypeError(
+                f"quantized: transformation must have init and update, got {transformation!r}"
+            )
+    rule = Transformed(transformation)
+    return Optimizer(rule, recipe, select, max_norm, skip_nonfinite, implementation)

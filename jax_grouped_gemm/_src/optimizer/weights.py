@@ -1,0 +1,170 @@
+"""Which leaves of a tree of parameters are quantised, and in what they are kept."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_grouped_gemm._src.arguments import Implementation
+from jax_grouped_gemm._src.fp8.api import QuantizedWeights, quantize_weights
+from jax_grouped_gemm._src.fp8.recipe import Recipe
+from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp, quantize_mlp
+
+Path = tuple[Any, ...]
+Select = Callable[[Path, Any], bool]
+"""Called with the names of a leaf, from the root of the tree on, and the leaf."""
+
+GATE, UP, DOWN = "wi_0", "wi_1", "wo"
+
+
+def experts(path: Path, leaf: Any) -> bool:
+    """Whether a leaf has the name and the rank of an expert MLP's matrices in this package."""
+    return bool(path) and path[-1] in (GATE, UP, DOWN) and leaf.ndim >= 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """One leaf of the parameters in a quantised array.
+
+    Attributes:
+      leaf: its index among all leaves.
+      part, parts: which of the matrices next to each other it is, of how many.
+    """
+
+    leaf: int
+    part: int = 0
+    parts: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Leaves that are quantised together: those of an MLP, or one leaf.
+
+    Attributes:
+      path: where the result is in the tree of all.
+      members: the leaves of each array, one after the other.
+    """
+
+    path: Path
+    members: tuple[tuple[Member, ...], ...]
+
+    @property
+    def is_mlp(self) -> bool:
+        """Whether the result is a `QuantizedMlp`."""
+        return len(self.members) == 2
+
+    def quantized(
+        self, leaves: Sequence[Any], recipe: Recipe, implementation: Implementation
+    ) -> Any:
+        """The quantised weights of `leaves`."""
+        given = [[leaves[member.leaf] for member in each] for each in self.members]
+        if self.is_mlp:
+            (gate, *up), (down,) = given
+            return quantize_mlp(
+                gate, up[0] if up else None, down, recipe, implementation=implementation
+            )
+        ((leaf,),) = given
+        return quantize_weights(
+            leaf,
+            recipe.forward_dtype,
+            power_of_two_scales=recipe.power_of_two_scales,
+            implementation=implementation,
+        )
+
+
+def as_arrays(quantized: Any) -> tuple[list[tuple[Any, ...]], Callable[[Sequence[Any]], Any]]:
+    """The forms of each matrix of a group, and what makes the same container of other forms.
+
+    Forms are values, scales, transposed values and their scales. This is the only place that knows
+    what containers of quantised weights look like.
+    """
+    if isinstance(quantized, QuantizedMlp):
+        return [tuple(part) for part in quantized], lambda forms: QuantizedMlp(
+            *(QuantizedWeights(*each) for each in forms)
+        )
+    return [tuple(quantized)], lambda forms: QuantizedWeights(*forms[0])
+
+
+def groups_of(params: Any, select: Select) -> list[Group]:
+    """What is quantised of the parameters.
+
+    Raises:
+      TypeError: a chosen leaf is no stack of matrices of floating-point numbers.
+    """
+    chosen: dict[Path, int] = {}
+    shapes: dict[Path, Any] = {}
+    for index, (keys, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(params)):
+        path = tuple(map(_name, keys))
+        if not select(path, leaf):
+            continue
+        _check(path, leaf)
+        chosen[path], shapes[path] = index, leaf.shape
+    groups = []
+    taken: set[Path] = set()
+    for path in chosen:
+        if path in taken:
+            continue
+        node = path[:-1]
+        gate, up, down = ((*node, name) for name in (GATE, UP, DOWN))
+        if path in (gate, up, down) and _is_mlp(shapes, gate, up, down):
+            wi = [gate, up] if up in chosen else [gate]
+            taken.update((*wi, down))
+            of_wi = [Member(chosen[x], i, len(wi)) for i, x in enumerate(wi)]
+            groups.append(Group(node, (tuple(of_wi), (Member(chosen[down]),))))
+        else:
+            groups.append(Group(path, ((Member(chosen[path]),),)))
+    return groups
+
+
+def nested(values: Mapping[Path, Any]) -> Any:
+    """Nested dictionaries of values by their paths; a value alone if its path is empty."""
+    if () in values:
+        return values[()]
+    tree: dict[Any, Any] = {}
+    for path, value in values.items():
+        node = tree
+        for name in path[:-1]:
+            node = node.setdefault(name, {})
+        node[path[-1]] = value
+    return tree
+
+
+def at(tree: Any, path: Path) -> Any:
+    """The value of `nested` at a path."""
+    for name in path:
+        tree = tree[name]
+    return tree
+
+
+def _is_mlp(shapes: Mapping[Path, Any], gate: Path, up: Path, down: Path) -> bool:
+    if gate not in shapes or down not in shapes:
+        return False
+    wi = shapes[gate]
+    transposed = (*wi[:-2], wi[-1], wi[-2])
+    return len(wi) >= 3 and shapes[down] == transposed and shapes.get(up, wi) == wi
+
+
+def _name(key: Any) -> Any:
+    """What a key of a path in a tree is called."""
+    for attribute in ("key", "idx", "name"):
+        if hasattr(key, attribute):
+            return getattr(key, attribute)
+    return str(key)
+
+
+def _check(path: Path, leaf: Any) -> None:
+    name = "/".join(map(str, path))
+    if leaf.ndim < 2:
+        raise TypeError(
+            f"a quantised parameter must be [..., k, n], got {name} of shape {leaf.shape}"
+        )
+    if leaf.dtype not in (np.dtype(np.float32), np.dtype(jnp.bfloat16), np.dtype(np.float16)):
+        raise TypeError(
+            "a quantised parameter must be float32, bfloat16 or float16, got "
+            f"{name} of dtype {leaf.dtype}"
+        )
