@@ -31,6 +31,7 @@ from jax_grouped_gemm._src.device import (
     missing_extension_reason,
     unsuitable_device_reason,
 )
+from jax_grouped_gemm._src.plan import XLA, Kernel
 
 if TYPE_CHECKING:
     from jax.extend.core import Primitive
@@ -45,10 +46,10 @@ _MOST_ROWS = np.iinfo(np.int32).max
 
 
 class AnyPlan(Protocol):
-    """What the lowering asks of a plan: the path "reference" runs no kernel, and why."""
+    """What the lowering asks of a plan: `XLA` runs the reference, and why."""
 
     @property
-    def path(self) -> str: ...
+    def kernel(self) -> Kernel: ...
 
     @property
     def reason(self) -> str: ...
@@ -61,11 +62,7 @@ Planner = Callable[[Sequence[Any], Mapping[str, Any], Target], Any]
 class Op:
     """A primitive with the stages of its calls; constructing it registers them.
 
-    The primitive has a parameter `implementation`: None, "cuda" or "reference". The ragged products
-    have `product`, `tile`, `tile_choices`, `zeroes_unowned` and `max_sms` too, which only a planner
-    reads. `zeroes_unowned`, True by default, says whether rows that no local group owns are zero
-    or, False, whatever was in memory: kernels then neither read nor write them. `max_sms` is how
-    many multiprocessors a kernel fills at most, None for all.
+    The primitive has a parameter `implementation`: None, "cuda" or "reference".
 
     Attributes:
       name: name of the primitive.
@@ -77,8 +74,11 @@ class Op:
         result, or a list of them with `multiple_results`.
       planner: called as `planner(operands, params, target)` with abstract operands and the device
         to plan for, gives an `AnyPlan`.
-      call: called as `call(plan, *operands)`, for plans whose path is not "reference".
-      reference: called as `reference(*operands, **params)`, without the parameters named above.
+      call: called as `call(plan, *operands)`, for plans whose kernel is not `XLA`.
+      reference: called as `reference(*operands, **params)`, without those of `planned`.
+      planned: names of parameters besides `implementation` that only the planner reads.
+      check: called as `check(operands, params)` with abstract operands where the primitive is
+        bound, raises an error for parameters that no plan takes.
       multiple_results: whether the primitive returns a list.
       dims: called as `dims(operands, results, **params)` with abstract arrays, gives the
         `partition.Dims` of the operation without a batch dimension. By default devices split
@@ -97,6 +97,8 @@ class Op:
     planner: Planner
     call: Callable[..., Any]
     reference: Callable[..., Any]
+    planned: tuple[str, ...] = ()
+    check: Callable[[Sequence[Any], Mapping[str, Any]], None] = lambda operands, params: None
     multiple_results: bool = False
     dims: Callable[..., partition.Dims] | None = None
     localizer: Callable[..., tuple[Sequence[Any], dict[str, Any]]] | None = None
@@ -119,11 +121,10 @@ class Op:
         """Binds the primitive, its operands cast to vary over the same manual mesh axes.
 
         Raises:
-          ValueError: the parameter `tile` is no compiled configuration.
+          ValueError: of `check`.
         """
         self._check_counts(operands)
-        if params.get("tile") is not None:
-            self.planner([jax.typeof(x) for x in operands], params, H200)
+        self.check([jax.typeof(x) for x in operands], params)
         return self.primitive.bind(*align_varying(*operands), **params)
 
     def _check_counts(self, operands: Sequence[Any]) -> None:
@@ -260,15 +261,11 @@ class Op:
         """Has `rule(operands, dims, **params)` vectorise the primitive."""
         batching.primitive_batchers[self.primitive] = rule
 
-    def has_no_derivative(self) -> None:
-        """Has differentiation with respect to any operand say what to do instead."""
+    def has_no_derivative(self, instead: str) -> None:
+        """Has differentiation with respect to any operand say why, and what to do `instead`."""
 
         def rule(primals, tangents, **params):
-            raise NotImplementedError(
-                f"{self.name} has no derivative: FP8 operands are constants to autodiff. Use "
-                "jax_grouped_gemm.fp8_ragged_dot, which is differentiable once, or "
-                "jax.lax.stop_gradient."
-            )
+            raise NotImplementedError(f"{self.name} has no derivative: {instead}")
 
         self.def_jvp(rule)
 
@@ -280,11 +277,10 @@ class Op:
         lower = mlir.lower_fun(function, multiple_results=self.multiple_results)
         return lower(_with_own_functions(ctx), *operands)
 
-    def _lower_reference(
-        self, ctx, operands, *, implementation, product=None, tile=None, tile_choices=None,
-        zeroes_unowned=None, max_sms=None, **p,
-    ):  # fmt: skip
-        return self._lower(ctx, _traced_once(self.reference, tuple(p.items())), operands)
+    def _lower_reference(self, ctx, operands, **params):
+        planned = "implementation", *self.planned
+        read = tuple((name, x) for name, x in params.items() if name not in planned)
+        return self._lower(ctx, _traced_once(self.reference, read), operands)
 
     def _lower_default(self, ctx, *operands, **params):
         if params["implementation"] == "cuda":
@@ -297,7 +293,7 @@ class Op:
         target = H200 if device is None else Target.of(device)
         plan: AnyPlan = self.planner(ctx.avals_in, params, target)
         implementation = params["implementation"]
-        reason = plan.reason if plan.path == "reference" else None
+        reason = plan.reason if plan.kernel == XLA else None
         if not reason and device is not None:
             reason = unsuitable_device_reason(device)
         if not reason:

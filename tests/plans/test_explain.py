@@ -11,6 +11,7 @@ import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.plan import DEFAULT_TILE, TileConfig
 from jax_grouped_gemm._src.ragged.tiles import NARROW_TILE, STREAM_K_TILE
 from tests.support.ops import CONTRACTING, NONCONTRACTING, OPS
+from tests.support.plans import how
 
 NUM_SMS = 132
 
@@ -91,9 +92,9 @@ class TestWhatIsFound:
         assert plan.terms == 3 and plan.problem.rhs == "gnk"
         assert plan.problem.out_dtype == jnp.bfloat16
         plan = only_plan(jgg.ragged_dot, lhs, rhs, sizes, implementation="reference")
-        assert plan.path == "reference"
+        assert how(plan) == "xla"
         recipe = jgg.Recipe(dgrad="bf16")
-        assert only_plan(jgg.fp8_ragged_dot, lhs, rhs, sizes, recipe=recipe).path == "tma"
+        assert how(only_plan(jgg.fp8_ragged_dot, lhs, rhs, sizes, recipe=recipe)) == "kernel"
 
     def test_arrays_among_others_in_one_argument(self):
         def function(options, lhs):
@@ -116,7 +117,7 @@ class TestWhatIsFound:
 class TestPath:
     def test_tma(self):
         plan = only_plan(jgg.ragged_dot, *shapes(1000, 512, 1024, 8))
-        assert (plan.path, plan.reason) == ("tma", "")
+        assert (how(plan), plan.reason) == ("kernel", "")
         assert plan.tile is not None
 
     @pytest.mark.parametrize(
@@ -137,7 +138,7 @@ class TestPath:
         lhs, rhs = (jax.ShapeDtypeStruct(shape, jnp.float16) for shape in (lhs, rhs))
         sizes = jax.ShapeDtypeStruct((4,), jnp.int32)
         plan = only_plan(partial(op.call.__wrapped__, **majors), lhs, rhs, sizes)
-        assert plan.path == "copied"
+        assert how(plan) == "copies"
         assert {name: getattr(plan.kernel_problem, name) for name in kernel} == kernel
         assert "16 bytes" in plan.reason
 
@@ -154,18 +155,18 @@ class TestPath:
     def test_reference(self, options, dtype, reason):
         with jax.enable_x64(True):
             plan = only_plan(partial(jgg.ragged_dot, **options), *shapes(64, 32, 48, 2, dtype))
-        assert plan.path == "reference"
+        assert how(plan) == "xla"
         assert reason in plan.reason and reason in str(plan)
         assert plan.tile is None and plan.workspace_bytes == 0
 
     @pytest.mark.parametrize("m, k", [(0, 32), (64, 0)])
     def test_zeros(self, m, k):
         plan = only_plan(jgg.ragged_dot, *shapes(m, k, 48, 2))
-        assert plan.path == "zeros" and plan.tile is None
+        assert how(plan) == "nothing" and plan.tile is None
 
     def test_sizes_that_no_kernel_counts_to(self):
         plan = only_plan(jgg.ragged_dot, *shapes(2**30, 128, 128, 4))
-        assert plan.path == "reference"
+        assert how(plan) == "xla"
         assert plan.reason == f"the kernels count to 2^29, got m = {2**30}"
 
 
@@ -197,7 +198,7 @@ class TestFloat32:
     )
     def test_precision_decides_the_terms(self, precision, terms):
         plan = self.plan(partial(jgg.ragged_dot, precision=precision))
-        assert plan.path == "tma" and plan.terms == terms
+        assert how(plan) == "kernel" and plan.terms == terms
         assert f"{terms} products of float16 parts" in str(plan)
 
     def test_default_precision_of_the_context(self):
@@ -260,7 +261,7 @@ class TestFloat32:
     def test_rows_of_parts_are_multiples_of_16_bytes(self, k, kernel_k):
         plan = only_plan(jgg.ragged_dot, *shapes(self.M, k, self.N, self.G, jnp.float32))
         assert plan.kernel_problem.k == kernel_k
-        assert plan.path == ("tma" if k == kernel_k else "copied")
+        assert how(plan) == ("kernel" if k == kernel_k else "copies")
 
     def test_other_operands_have_none(self):
         plan = only_plan(

@@ -1,5 +1,7 @@
 """Which ragged products and lists go to XLA because its products are faster there."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +16,7 @@ from tests.support import group_sizes as sizes_of
 from tests.support import oracle
 from tests.support.dtypes import BF16, F16, F32
 from tests.support.ops import CONTRACTING, OPS, random, swap
+from tests.support.plans import how
 
 pytestmark = pytest.mark.plans_as_users_get_them
 
@@ -95,27 +98,27 @@ def plan(op, sizes, dtype, **options):
 @pytest.mark.parametrize("op, sizes, dtype", FASTER_IN_XLA)
 def test_xla_multiplies_what_it_was_measured_to_multiply_faster(op, sizes, dtype):
     found = plan(op, sizes, dtype)
-    assert found.path == "whole" and "XLA's products of all rows" in str(found)
+    assert how(found) == "xla_all_rows" and "XLA's products of all rows" in str(found)
 
 
 @pytest.mark.parametrize("op, sizes, dtype", FASTER_IN_OURS)
 def test_kernels_run_where_they_were_measured_to_be_faster(op, sizes, dtype):
-    assert plan(op, sizes, dtype).path == "tma"
+    assert how(plan(op, sizes, dtype)) == "kernel"
 
 
 @pytest.mark.parametrize("op, sizes, dtype", FASTER_IN_XLA)
 def test_cuda_is_always_a_kernel(op, sizes, dtype):
-    assert plan(op, sizes, dtype, implementation="cuda").path == "tma"
+    assert how(plan(op, sizes, dtype, implementation="cuda")) == "kernel"
 
 
 def test_a_tile_that_is_asked_for_is_a_kernel():
     with jgg.use_tiles(forward=DEFAULT_TILE):
-        assert plan("forward", (2, 8, 1856, 2816), BF16).path == "tma"
+        assert how(plan("forward", (2, 8, 1856, 2816), BF16)) == "kernel"
 
 
 def test_copies_of_rows_are_bounded():
     found = plan("wgrad", (256, 256, 200, 64), F32)  # 66 MiB of them
-    assert found.path == "tma"
+    assert how(found) == "kernel"
     assert found.problem.bytes_by_group > ragged_plan.MOST_BYTES_BY_GROUP
     assert whole.faster_reason(found, H200)
 
@@ -154,9 +157,10 @@ def test_results_are_the_products(op, transpose_lhs, transpose_rhs, dtype, rng):
             precision=None,
             implementation=None,
         )
-        make = ragged_plan.plan_noncontracting
+        make = partial(ragged_plan.plan_product, ragged_plan.noncontracting)
         if op is CONTRACTING:
-            make, params["num_groups"] = ragged_plan.plan_contracting, g
+            make = partial(ragged_plan.plan_product, ragged_plan.contracting)
+            params["num_groups"] = g
         operands = lhs, rhs, jnp.asarray(sizes), jnp.asarray([offset], jnp.int32)
         made = make([jax.typeof(jnp.asarray(x)) for x in operands], params)
         out = jax.jit(lambda *a, made=made: whole.product(made, *a))(*operands)
@@ -164,19 +168,19 @@ def test_results_are_the_products(op, transpose_lhs, transpose_rhs, dtype, rng):
 
 
 LISTS = [
-    ([(96, 24, 40)], BF16, "reference"),
-    ([(72, 320, 88)], BF16, "reference"),
+    ([(96, 24, 40)], BF16, "xla"),
+    ([(72, 320, 88)], BF16, "xla"),
     (
         [(96, 1664, 128), (384, 128, 576), (24, 560, 192), (120, 1200, 256), (896, 256, 24)],
         BF16,
-        "tma",
+        "kernel",
     ),
-    ([(16, 64, 384), (128, 232, 960), (384, 320, 384)], F32, "reference"),
-    ([(24, 192, 136)], F32, "reference"),
-    ([(576, 512, 24), (384, 48, 88), (104, 16, 120)], F32, "reference"),
-    ([(40, 24, 192), (72, 16, 16), (40, 64, 48), (72, 40, 16)], BF16, "tma"),
-    ([(32, 432, 80), (120, 448, 24), (256, 888, 896), (72, 24, 512)] * 2, F32, "tma"),
-    ([(4096, 4096, 4096)], BF16, "tma"),
+    ([(16, 64, 384), (128, 232, 960), (384, 320, 384)], F32, "xla"),
+    ([(24, 192, 136)], F32, "xla"),
+    ([(576, 512, 24), (384, 48, 88), (104, 16, 120)], F32, "xla"),
+    ([(40, 24, 192), (72, 16, 16), (40, 64, 48), (72, 40, 16)], BF16, "kernel"),
+    ([(32, 432, 80), (120, 448, 24), (256, 888, 896), (72, 24, 512)] * 2, F32, "kernel"),
+    ([(4096, 4096, 4096)], BF16, "kernel"),
 ]
 
 
@@ -185,10 +189,10 @@ def test_short_lists_of_small_problems_are_a_call_each(problems, dtype, path):
     lhs = [jax.ShapeDtypeStruct((m, k), dtype) for m, k, _ in problems]
     rhs = [jax.ShapeDtypeStruct((k, n), dtype) for _, k, n in problems]
     (found,) = jgg.explain(jgg.grouped_gemm, lhs, rhs).plans
-    assert found.path == path
-    assert ("a call each" in found.reason) == (path == "reference")
+    assert how(found) == path
+    assert ("a call each" in found.reason) == (path == "xla")
     kernel = jgg.explain(lambda a, b: jgg.grouped_gemm(a, b, implementation="cuda"), lhs, rhs)
-    assert kernel.plans[0].path == "tma"
+    assert how(kernel.plans[0]) == "kernel"
 
 
 # Rows, contracted dimension and columns, and how many times the kernel's time XLA's calls took.
@@ -213,6 +217,6 @@ def test_lists_of_float64_are_what_was_measured_to_be_faster(problems, ratio):
         rhs = [jax.ShapeDtypeStruct((k, n), jnp.float64) for _, k, n in problems]
         (found,) = jgg.explain(jgg.grouped_gemm, lhs, rhs).plans
         kernel = jgg.explain(lambda a, b: jgg.grouped_gemm(a, b, implementation="cuda"), lhs, rhs)
-        assert kernel.plans[0].path == "direct"
-    assert found.path == ("reference" if ratio < 1 else "direct")
+        assert how(kernel.plans[0]) == "kernel"
+    assert how(found) == ("xla" if ratio < 1 else "kernel")
     assert ("a call each" in found.reason) == (ratio < 1)

@@ -190,7 +190,7 @@ def if_fused(options: Options, operands: Mapping[str, jax.Array]) -> jax.Array |
     names = tuple(name for name in primitive.GATED_OPERANDS if name in operands)
     params = dict(vars(options), names=names, residuals=True)
     planned = plan.plan_gated([jax.typeof(operands[name]) for name in names], params)
-    return of_operands(options, operands) if planned.path == "fused" else None
+    return of_operands(options, operands) if planned.kernel_problem is not None else None
 
 
 def _in_fp8(

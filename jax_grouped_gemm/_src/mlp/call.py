@@ -15,6 +15,7 @@ from jax_grouped_gemm._src.mlp.epilogue import Epilogue
 from jax_grouped_gemm._src.mlp.plan import MlpPlan
 from jax_grouped_gemm._src.mlp.problem import has_up, hidden_columns
 from jax_grouped_gemm._src.mlp.rows import as_int32, on_rows
+from jax_grouped_gemm._src.plan import COMPOSED
 from jax_grouped_gemm._src.ragged.call import limit
 
 GATED = "jax_grouped_gemm.gated_ragged_dot.v3"
@@ -28,7 +29,7 @@ NO_ACTIVATION = Epilogue(alpha=1.0, cubic=0.0, limit=math.inf, shift=0.0)
 
 def gated(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
     """hidden and, if they are kept, gate and up."""
-    if plan.path == "unfused":
+    if plan.kernel == COMPOSED:
         return plan.compose(*operands)
     given = dict(zip(plan.problem.operands, operands, strict=True))
     rows = given.get("rows", given["x"]).shape[0]
@@ -45,7 +46,7 @@ def gated(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
 
 def biased(plan: MlpPlan, *operands: jax.Array) -> jax.Array:
     """hidden wo + weights bo."""
-    if plan.path == "unfused":
+    if plan.kernel == COMPOSED:
         return plan.compose(*operands)
     given = dict(zip(plan.problem.operands, operands, strict=True))
     hidden, wo = given["hidden"], given["wo"]
@@ -62,7 +63,8 @@ def _activated(plan, given, factors, optional, results, activation) -> list[jax.
         optional["weights"] = given["weights"].astype(jnp.float32)
     function = -1 if activation is None else activation.function
     attributes = (activation or NO_ACTIVATION).attributes()
-    call = jax.ffi.ffi_call(FEW_ROWS if plan.tile.transposed else GATED, results)
+    is_few_rows = plan.kernel.schedule == "few_rows"
+    call = jax.ffi.ffi_call(FEW_ROWS if is_few_rows else GATED, results)
     return call(
         *factors,
         given["group_sizes"],
@@ -79,7 +81,7 @@ def _activated(plan, given, factors, optional, results, activation) -> list[jax.
 
 def gated_transpose(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
     """dgate, dup if there is an up, hidden and dweights."""
-    if plan.path == "unfused":
+    if plan.kernel == COMPOSED:
         return plan.compose(*operands)
     given = dict(zip(plan.problem.operands, operands, strict=True))
     dy, wo, gate = (given[name] for name in ("dy", "wo", "gate"))
@@ -107,7 +109,7 @@ def gated_transpose(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
 
 def paired(plan: MlpPlan, *operands: jax.Array) -> jax.Array:
     """a0 w0^T + a1 w1^T."""
-    if plan.path == "unfused":
+    if plan.kernel == COMPOSED:
         return plan.compose(*operands)
     a0, _, w0, *_ = operands
     out = jax.ShapeDtypeStruct((a0.shape[0], w0.shape[1]), a0.dtype)
@@ -119,7 +121,7 @@ def paired(plan: MlpPlan, *operands: jax.Array) -> jax.Array:
 
 def paired_weights(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
     """x^T d0 and x^T d1 of each group."""
-    if plan.path == "unfused":
+    if plan.kernel == COMPOSED:
         return plan.compose(*operands)
     given = dict(zip(plan.problem.operands, operands, strict=True))
     if plan.gather == "before":

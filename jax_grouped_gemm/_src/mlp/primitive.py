@@ -32,7 +32,7 @@ from jax_grouped_gemm._src.mlp import rows as token_rows
 from jax_grouped_gemm._src.mlp.problem import has_up, hidden_columns
 from jax_grouped_gemm._src.op import Op
 from jax_grouped_gemm._src.partition import Dims
-from jax_grouped_gemm._src.plan import TileChoices, current_tiles
+from jax_grouped_gemm._src.plan import OPTIONS, TileChoices, current_tiles
 from jax_grouped_gemm._src.ragged import slices
 from jax_grouped_gemm._src.ragged.reference import owned_rows
 
@@ -91,6 +91,7 @@ GATED = Op(
     targets=(call.GATED, call.FEW_ROWS),
     avals=_gated_avals,
     planner=plan.plan_gated,
+    planned=OPTIONS,
     call=call.gated,
     reference=reference.gated_ragged_dot,
     multiple_results=True,
@@ -111,6 +112,7 @@ BIASED = Op(
     targets=(call.FEW_ROWS,),
     avals=_biased_aval,
     planner=plan.plan_biased,
+    planned=OPTIONS,
     call=call.biased,
     reference=reference.biased_ragged_dot,
     dims=lambda *_, names, **params: _dims(names, "mD", "g"),
@@ -137,6 +139,7 @@ GATED_TRANSPOSE = Op(
     targets=(call.GATED_TRANSPOSE,),
     avals=_gated_transpose_avals,
     planner=plan.plan_gated_transpose,
+    planned=OPTIONS,
     call=call.gated_transpose,
     reference=reference.gated_ragged_dot_transpose,
     multiple_results=True,
@@ -156,6 +159,7 @@ PAIRED = Op(
     targets=(call.PAIRED,),
     avals=_paired_aval,
     planner=plan.plan_paired,
+    planned=OPTIONS,
     call=call.paired,
     reference=reference.paired_ragged_dot,
     dims=lambda *_, **params: Dims.of("mF", "mF", "gDF", "gDF", "G", "o", to="mD", whole="gGo"),
@@ -175,6 +179,7 @@ PAIRED_WEIGHTS = Op(
     targets=(call.PAIRED_WEIGHTS,),
     avals=_paired_weights_avals,
     planner=plan.plan_paired_weights,
+    planned=OPTIONS,
     call=call.paired_weights,
     reference=reference.paired_weight_gradients,
     multiple_results=True,
@@ -194,6 +199,7 @@ TANGENT = Op(
     targets=(),
     avals=_tangent_aval,
     planner=plan.plan_tangent,
+    planned=OPTIONS,
     call=call.tangent,
     reference=reference.ragged_mlp_tangent,
     dims=lambda *_, names, **params: _dims(names, "mD", "Dg"),
@@ -328,7 +334,8 @@ def down(options: Options, operands: dict[str, jax.Array], hidden: jax.Array) ->
     if "bo" not in given:
         given.pop("weights", None)
     params = dict(options.of_products, names=tuple(given))
-    if plan.plan_biased([jax.typeof(x) for x in given.values()], params).path == "fused":
+    planned = plan.plan_biased([jax.typeof(x) for x in given.values()], params)
+    if planned.kernel_problem is not None:
         return BIASED.bind(*given.values(), **params)
     # Not as one primitive, so that derivatives of the product are those of the ragged product.
     return reference.biased_ragged_dot(*given.values(), **params)
@@ -417,7 +424,7 @@ def _weight_gradients(given, gradients, options) -> dict[str, jax.Array]:
         operands = x | dict(zip(("d0", "d1"), gradients.values(), strict=True)) | indices
         names = tuple(operands)
         avals = [jax.typeof(x) for x in operands.values()]
-        if plan.plan_paired_weights(avals, dict(params, names=names)).path == "fused":
+        if plan.is_one_launch(avals, dict(params, names=names)):
             both = PAIRED_WEIGHTS.bind(*operands.values(), names=names, **params)
             return dict(zip(gradients, both, strict=True))
     # Not as one primitive, so that derivatives of the products are those of the ragged products.

@@ -17,7 +17,16 @@ from jax_grouped_gemm._src.lists import kernels as list_kernels
 from jax_grouped_gemm._src.lists.rank_k.plan_fp64 import plan_fp64
 from jax_grouped_gemm._src.lists.rank_k.problem import RankKProblem, Stack, launch_order
 from jax_grouped_gemm._src.lists.rank_k.whole import faster_reason
-from jax_grouped_gemm._src.plan import Choice, Plan, TileConfig, choose, runnable, symbolic_sizes
+from jax_grouped_gemm._src.plan import (
+    NOTHING,
+    XLA,
+    Plan,
+    TileConfig,
+    TiledKernel,
+    choose,
+    runnable,
+    symbolic_sizes,
+)
 
 RankKPlan = Plan[RankKProblem]
 
@@ -44,26 +53,25 @@ def plan_rank_k(
     plan = _plan_of_kernel(avals, params, target)
     if params["implementation"] == "cuda" or plan.prediction is None:
         return plan
-    _, tile = plan.kernel
-    reason = faster_reason(plan.problem, plan.prediction, tile, plan.terms, target)
-    return Plan(plan.problem, "reference", reason) if reason else plan
+    _, kernel = plan.launched
+    reason = faster_reason(plan.problem, plan.prediction, kernel.tile, plan.terms, target)
+    return Plan(plan.problem, XLA, reason) if reason else plan
 
 
 def _plan_of_kernel(avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> RankKPlan:
     problem = RankKProblem.of(avals, params)
     reason = list_kernels.unsupported_reason(problem, params) or symbolic_sizes(avals)
     if reason:
-        return Plan(problem, "reference", reason)
+        return Plan(problem, XLA, reason)
     if all(0 in (stack.g, stack.n) for stack in problem.stacks):
-        return Plan(problem, "zeros", "the results are empty")
+        return Plan(problem, NOTHING, "the results are empty")
     if problem.dtype in fp64_kernels.DTYPES:
         return plan_fp64(problem, target)
     addressable = _addressable_problem(problem)
     reason = _copy_reason(problem, addressable)
     stacks = [addressable.stacks[i] for i in launch_order(problem)]
-    choices = runnable(TILES, addressable)
-    tile = choose(choices, addressable, target).tile
-    if tile == FINE_TILE:
+    kernel = choose(runnable(TILES, addressable), addressable, target)
+    if kernel.schedule == "fine":
         clusters = sum(map(_num_fine_units, stacks))
         utilization = _fine_utilization(problem, stacks, target)
     else:
@@ -74,11 +82,10 @@ def _plan_of_kernel(avals: Sequence[Any], params: Mapping[str, Any], target: Tar
     operand_bytes, split_bytes = float32.bytes_of_split(problem.operand_bytes, terms)
     return Plan(
         problem=problem,
-        path="copied" if reason else "tma",
+        kernel=kernel,
         reason=reason,
         kernel_problem=addressable,
-        tile=tile,
-        grid=clusters * tile.cluster,
+        grid=clusters * kernel.tile.cluster,
         workspace_bytes=_workspace_bytes(addressable, terms) if terms else 0,
         terms=terms,
         utilization=utilization,
@@ -120,9 +127,14 @@ def _fine_pays(problem: RankKProblem, target: Target) -> bool:
 
 
 TILES = (
-    Choice(RANK_K_TILE, record=("h200_rank_k.json", "8x2048x2048/syrk")),
-    Choice(
-        FINE_TILE,
+    TiledKernel(
+        tile=RANK_K_TILE,
+        schedule="triangular",
+        record=("h200_rank_k.json", "8x2048x2048/syrk"),
+    ),
+    TiledKernel(
+        tile=FINE_TILE,
+        schedule="fine",
         record=("h200_rank_k.json", "64x256x1024/syrk"),
         runs=_fine_runs,
         pays=_fine_pays,
