@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ from jax_grouped_gemm._src.device import (
     missing_extension_reason,
     unsuitable_device_reason,
 )
-from jax_grouped_gemm._src.plan import XLA, Kernel
+from jax_grouped_gemm._src.plan import XLA, Plan
 
 if TYPE_CHECKING:
     from jax.extend.core import Primitive
@@ -45,17 +45,7 @@ logger = logging.getLogger(__name__)
 _MOST_ROWS = np.iinfo(np.int32).max
 
 
-class AnyPlan(Protocol):
-    """What the lowering asks of a plan: `XLA` runs the reference, and why."""
-
-    @property
-    def kernel(self) -> Kernel: ...
-
-    @property
-    def reason(self) -> str: ...
-
-
-Planner = Callable[[Sequence[Any], Mapping[str, Any], Target], Any]
+Planner = Callable[[Sequence[Any], Mapping[str, Any], Target], Plan[Any]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -73,7 +63,7 @@ class Op:
       avals: called as `avals(*operands, **params)` with abstract operands, gives the abstract
         result, or a list of them with `multiple_results`.
       planner: called as `planner(operands, params, target)` with abstract operands and the device
-        to plan for, gives an `AnyPlan`.
+        to plan for, gives a `Plan`.
       call: called as `call(plan, *operands)`, for plans whose kernel is not `XLA`.
       reference: called as `reference(*operands, **params)`, without those of `planned`.
       planned: names of parameters besides `implementation` that only the planner reads.
@@ -98,7 +88,7 @@ class Op:
     call: Callable[..., Any]
     reference: Callable[..., Any]
     planned: tuple[str, ...] = ()
-    check: Callable[[Sequence[Any], Mapping[str, Any]], None] = lambda operands, params: None
+    check: Callable[[Sequence[Any], Mapping[str, Any]], None] | None = None
     multiple_results: bool = False
     dims: Callable[..., partition.Dims] | None = None
     localizer: Callable[..., tuple[Sequence[Any], dict[str, Any]]] | None = None
@@ -124,7 +114,8 @@ class Op:
           ValueError: of `check`.
         """
         self._check_counts(operands)
-        self.check([jax.typeof(x) for x in operands], params)
+        if self.check:
+            self.check([jax.typeof(x) for x in operands], params)
         return self.primitive.bind(*align_varying(*operands), **params)
 
     def _check_counts(self, operands: Sequence[Any]) -> None:
@@ -291,7 +282,7 @@ class Op:
     def _lower_cuda(self, ctx, *operands, **params):
         device = _target_device(ctx)
         target = H200 if device is None else Target.of(device)
-        plan: AnyPlan = self.planner(ctx.avals_in, params, target)
+        plan: Plan[Any] = self.planner(ctx.avals_in, params, target)
         implementation = params["implementation"]
         reason = plan.reason if plan.kernel == XLA else None
         if not reason and device is not None:

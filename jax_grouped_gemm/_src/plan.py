@@ -229,6 +229,19 @@ class Plan(Generic[P]):
         )
 
 
+def unaddressable_rows(
+    names: str, problem: Any, addressable: Any, dtype: Any, of_what: str = ""
+) -> list[str]:
+    """Which of the named extents of `problem` are padded in `addressable`, and why."""
+    parts = " of float16 parts" if dtype == jnp.float32 else ""
+    return [
+        f"rows of {name}={getattr(problem, name)} elements{of_what} are not a multiple of 16 bytes"
+        f"{parts}"
+        for name in names
+        if getattr(problem, name) != getattr(addressable, name)
+    ]
+
+
 def symbolic_sizes(avals: Iterable[Any]) -> str:
     """Returns why no kernel runs operands with symbolic sizes, or an empty string."""
     shapes = [x.shape for x in avals if not is_static(*x.shape)]

@@ -30,7 +30,7 @@ from jax_grouped_gemm._src.plan import (
     symbolic_sizes,
 )
 from jax_grouped_gemm._src.ragged.plan import contracting, plan_product
-from jax_grouped_gemm._src.ragged.problem import LEAST_BYTES, RaggedProblem, workspace_bytes
+from jax_grouped_gemm._src.ragged.problem import LEAST_BYTES, workspace_bytes
 from jax_grouped_gemm._src.ragged.tiles import ALL_ROWS
 from jax_grouped_gemm._src.sizes import too_large_operands
 
@@ -232,7 +232,7 @@ def plan_paired_weights(
     return dataclasses.replace(
         plan,
         gather="" if "rows" not in problem.operands else "in place" if in_place else "before",
-        workspace_bytes=workspace_bytes(RaggedProblem.contracting(*both), kernel, 0, target),
+        workspace_bytes=workspace_bytes(contracting(*both).problem, kernel, 0, target),
     )
 
 

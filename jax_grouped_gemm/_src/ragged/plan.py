@@ -97,24 +97,32 @@ def check_tile(
 
 def noncontracting(avals: Sequence[Any], params: Mapping[str, Any]) -> Candidates[RaggedProblem]:
     """The kernels of a `ragged_noncontracting`."""
-    return _candidates(RaggedProblem.noncontracting(avals, params), params)
+    lhs = "km" if params["transpose_lhs"] else "mk"
+    rhs = "gnk" if params["transpose_rhs"] else "gkn"
+    return _candidates("ragged_noncontracting", avals, params, lhs=lhs, rhs=rhs, out="mn")
 
 
-def contracting(avals: Sequence[Any], params: Mapping[str, Any]) -> Candidates[RaggedProblem]:
+def contracting(
+    avals: Sequence[Any], params: Mapping[str, Any], op: str = "ragged_contracting"
+) -> Candidates[RaggedProblem]:
     """The kernels of a `ragged_contracting`."""
-    return _candidates(RaggedProblem.contracting(avals, params), params)
+    lhs = "km" if params["transpose_lhs"] else "mk"
+    rhs = "nm" if params["transpose_rhs"] else "mn"
+    return _candidates(op, avals, params, lhs=lhs, rhs=rhs, out="gkn")
 
 
 def accumulating(avals: Sequence[Any], params: Mapping[str, Any]) -> Candidates[RaggedProblem]:
     """The kernels of a `ragged_accumulate`."""
     accumulator, *operands = avals
     options = dict(num_groups=accumulator.shape[-3], preferred_element_type=accumulator.dtype)
-    problem = RaggedProblem.contracting(operands, {**params, **options})
-    return _candidates(dataclasses.replace(problem, op=ACCUMULATE), params)
+    return contracting(operands, {**params, **options}, ACCUMULATE)
 
 
-def _candidates(problem: RaggedProblem, params: Mapping[str, Any]) -> Candidates[RaggedProblem]:
+def _candidates(
+    op: str, avals: Sequence[Any], params: Mapping[str, Any], **layouts: str
+) -> Candidates[RaggedProblem]:
     """Those for two operands that are not FP8."""
+    problem = RaggedProblem.of(op, avals, params, **layouts)
     table: Sequence[TiledKernel] = SIXTEEN_BITS
     if problem.is_float32:
         is_exact = float32.num_terms(params["precision"]) == float32.FULL_TERMS

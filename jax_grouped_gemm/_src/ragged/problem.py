@@ -41,6 +41,7 @@ from jax_grouped_gemm._src.plan import (
     TMA_ALIGNMENT_BYTES,
     TileConfig,
     TiledKernel,
+    unaddressable_rows,
 )
 
 ACCUMULATE = "ragged_accumulate"
@@ -83,22 +84,6 @@ class RaggedProblem:
     max_sms: int | None = dataclasses.field(default=None, kw_only=True)
 
     @classmethod
-    def noncontracting(cls, avals: Sequence[Any], params: Mapping[str, Any]) -> Self:
-        """The problem of a `ragged_noncontracting` with operands of the given abstract values."""
-        lhs = "km" if params["transpose_lhs"] else "mk"
-        rhs = "gnk" if params["transpose_rhs"] else "gkn"
-        dims = dict(lhs=lhs, rhs=rhs, out="mn")
-        zeroes = params.get("zeroes_unowned", True)
-        return cls.of("ragged_noncontracting", avals, params, **dims, zeroes_unowned=zeroes)
-
-    @classmethod
-    def contracting(cls, avals: Sequence[Any], params: Mapping[str, Any]) -> Self:
-        """The problem of a `ragged_contracting` with operands of the given abstract values."""
-        lhs = "km" if params["transpose_lhs"] else "mk"
-        rhs = "nm" if params["transpose_rhs"] else "mn"
-        return cls.of("ragged_contracting", avals, params, lhs=lhs, rhs=rhs, out="gkn")
-
-    @classmethod
     def of(
         cls,
         op: str,
@@ -127,6 +112,7 @@ class RaggedProblem:
             out_dtype=np.dtype(params["preferred_element_type"]),
             **sizes,
             num_groups=avals[2].shape[-1],
+            zeroes_unowned=params.get("zeroes_unowned", True),
             max_sms=params.get("max_sms"),
             batch=tuple(batches[:1]),
             batched=batched,
@@ -365,12 +351,7 @@ def addressable_problem(problem: R) -> R:
 
 def copy_reason(problem: RaggedProblem, addressable: RaggedProblem) -> str:
     """Why the kernels cannot read the arrays of `problem` as they are, empty if they can."""
-    of_what = " of float16 parts" if problem.is_float32 else ""
-    reasons = [
-        f"rows of {name}={getattr(problem, name)} elements are not a multiple of 16 bytes{of_what}"
-        for name in "mkn"
-        if getattr(problem, name) != getattr(addressable, name)
-    ]
+    reasons = unaddressable_rows("mkn", problem, addressable, problem.lhs_dtype)
     reasons += [
         f"the kernels want {name} with dimensions {'/'.join(getattr(addressable, name))} in memory"
         for name in ("lhs", "rhs")

@@ -33,6 +33,7 @@ from jax_grouped_gemm._src.plan import (
     TileConfig,
     TiledKernel,
     symbolic_sizes,
+    unaddressable_rows,
 )
 
 TILES = (
@@ -212,13 +213,12 @@ def _copy_reason(
     problem: GroupedGemmProblem, addressable: GroupedGemmProblem, working: Sequence[int]
 ) -> str:
     """Why TMA cannot address the arrays of `problem`, empty if it can."""
-    of_what = " of float16 parts" if problem.dtype == jnp.float32 else ""
     reasons = [
-        f"rows of {name}={getattr(problem.entries[i], name)} elements of problem {i} are not a "
-        f"multiple of 16 bytes{of_what}"
+        reason
         for i in working
-        for name in "mkn"
-        if getattr(problem.entries[i], name) != getattr(addressable.entries[i], name)
+        for reason in unaddressable_rows(
+            "mkn", problem.entries[i], addressable.entries[i], problem.dtype, f" of problem {i}"
+        )
     ]
     return listed(reasons, "; ")
 

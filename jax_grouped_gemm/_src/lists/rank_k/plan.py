@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ from jax_grouped_gemm._src.plan import (
     choose,
     runnable,
     symbolic_sizes,
+    unaddressable_rows,
 )
 
 RankKPlan = Plan[RankKProblem]
@@ -167,13 +169,9 @@ def _workspace_bytes(problem: RankKProblem, terms: int) -> int:
 
 def _copy_reason(problem: RankKProblem, addressable: RankKProblem) -> str:
     """Why TMA cannot address the arrays of `problem`, empty if it can."""
-    of_what = " of float16 parts" if problem.dtype == jnp.float32 else ""
-    return "; ".join(
-        f"rows of {name}={getattr(stack, name)} elements are not a multiple of 16 bytes{of_what}"
-        for stack, padded in zip(problem.stacks, addressable.stacks, strict=True)
-        for name in "nk"
-        if getattr(stack, name) != getattr(padded, name)
-    )
+    pairs = zip(problem.stacks, addressable.stacks, strict=True)
+    reasons = (unaddressable_rows("nk", *pair, problem.dtype) for pair in pairs)
+    return "; ".join(itertools.chain(*reasons))
 
 
 @dataclasses.dataclass(frozen=True)
