@@ -157,19 +157,17 @@ def plan_gated(avals: Sequence[Any], params: Mapping[str, Any], target: Target =
         factors.append(f"(up{up})" if up else "up")
     factors += ["weights"] * ("weights" in operands)
     kept = ", gate and up kept" if params["residuals"] else ""
-    reason = ""
-    if "wi" in operands and operands["wi"].shape[2] % (2 * SLAB_COLUMNS):
+    has_few_rows, reason = _kernel(FORWARD, problem).schedule == "few_rows", ""
+    if not has_few_rows and "wi" in operands and operands["wi"].shape[2] % (2 * SLAB_COLUMNS):
         reason = (
             f"gate and up in one matrix {list(operands['wi'].shape)} need a multiple of "
             f"{SLAB_COLUMNS} columns each"
         )
-    if _kernel(FORWARD, problem) == FORWARD[1]:
-        reason = ""
     plan = _plan(problem, target, FORWARD, " * ".join(factors) + kept, reason)
     if "rows" not in operands or plan.kernel == XLA:
         return plan
-    in_place = plan.kernel == FORWARD[1] or (
-        plan.kernel == FORWARD[0] and _reads_in_place(operands, Epilogue.of(activation))
+    in_place = plan.kernel_problem is not None and (
+        has_few_rows or _reads_in_place(operands, Epilogue.of(activation))
     )
     return dataclasses.replace(plan, gather="in place" if in_place else "before")
 
@@ -190,9 +188,8 @@ def plan_biased(avals: Sequence[Any], params: Mapping[str, Any], target: Target 
     problem = _problem("biased_ragged_dot", avals, params)
     biased = " + weights * bo" if "weights" in problem.operands else " + bo"
     epilogue = "hidden wo" + biased * ("bo" in problem.operands)
-    reason = "the ragged product has a kernel for groups of so many rows"
-    if _kernel(FORWARD, problem) == FORWARD[1]:
-        reason = ""
+    has_few_rows = _kernel(FORWARD, problem).schedule == "few_rows"
+    reason = "" if has_few_rows else "the ragged product has a kernel for groups of so many rows"
     return _plan(problem, target, FORWARD, epilogue, reason)
 
 
@@ -201,11 +198,8 @@ def plan_gated_transpose(
 ) -> MlpPlan:
     """Plans a `gated_ragged_dot_transpose`."""
     problem = _problem("gated_ragged_dot_transpose", avals, params)
-    hidden = f"{params['activation']}(gate)"
-    if "up" in problem.operands:
-        epilogue = f"gradients of gate, up and weights, {hidden} * up again"
-    else:
-        epilogue = f"gradients of gate and weights, {hidden} again"
+    of, times = ("gate, up", " * up") if "up" in problem.operands else ("gate", "")
+    epilogue = f"gradients of {of} and weights, {params['activation']}(gate){times} again"
     return _plan(problem, target, GRADIENT, epilogue)
 
 
