@@ -23,7 +23,7 @@ from jax import export, lax
 from jax.interpreters import ad, batching, mlir, xla
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jax_grouped_gemm._src import partition
+from jax_grouped_gemm._src import lowering, partition
 from jax_grouped_gemm._src.arrays import align_varying
 from jax_grouped_gemm._src.device import (
     H200,
@@ -31,6 +31,7 @@ from jax_grouped_gemm._src.device import (
     missing_extension_reason,
     unsuitable_device_reason,
 )
+from jax_grouped_gemm._src.fallback import with_policy
 from jax_grouped_gemm._src.plan import XLA, Plan
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ Planner = Callable[[Sequence[Any], Mapping[str, Any], Target], Plan[Any]]
 class Op:
     """A primitive with the stages of its calls; constructing it registers them.
 
-    The primitive has a parameter `implementation`: None, "cuda" or "reference".
+    The primitive has a parameter `implementation`: None, "cuda", "reference", or instead of None a
+    policy of `fallback`, "kernels" or "xla".
 
     Attributes:
       name: name of the primitive.
@@ -76,6 +78,8 @@ class Op:
       localizer: called as `localizer(operands, params, split)` with a device's slices of the
         operands and a `partition.Split`, gives the operands and parameters with which the device
         computes its slice of the results. By default those are what they are.
+      instead: what to use where operands are split along dimensions that the operation needs in
+        full on every device.
       is_matmul: whether `explain` and the checkpoint policies count it as a grouped matmul.
       primitive: the primitive, made from these.
     """
@@ -92,6 +96,7 @@ class Op:
     multiple_results: bool = False
     dims: Callable[..., partition.Dims] | None = None
     localizer: Callable[..., tuple[Sequence[Any], dict[str, Any]]] | None = None
+    instead: str = "jax.shard_map, which says what each device does"
     is_matmul: bool = True
     primitive: Primitive = dataclasses.field(init=False)
 
@@ -101,7 +106,7 @@ class Op:
         primitive.multiple_results = self.multiple_results
         primitive.def_abstract_eval(self._typed_avals)
         primitive.def_impl(functools.partial(xla.apply_primitive, primitive))
-        partition.require_devices(primitive)
+        lowering.require_devices(primitive)
         for platform, lower in ((None, self._lower_default), ("cuda", self._lower_cuda)):
             rule = functools.partial(self._lower_split, lower)
             mlir.register_lowering(primitive, rule, platform=platform)
@@ -116,7 +121,7 @@ class Op:
         self._check_counts(operands)
         if self.check:
             self.check([jax.typeof(x) for x in operands], params)
-        return self.primitive.bind(*align_varying(*operands), **params)
+        return self.primitive.bind(*align_varying(*operands), **with_policy(params))
 
     def _check_counts(self, operands: Sequence[Any]) -> None:
         """Raises a `NotImplementedError` if int32 operands, which count rows, cannot count all."""
@@ -188,7 +193,7 @@ class Op:
         return leaves if self.multiple_results else leaves[0]
 
     def _lower_split(self, lower, ctx, *operands, **params):
-        return partition.lower(ctx, self, lower, operands, params)
+        return lowering.lower(ctx, self, lower, operands, params)
 
     def bind_batched(
         self, operands: Sequence[Any], dims: Sequence[int | None], params: Mapping[str, Any]
@@ -289,7 +294,7 @@ class Op:
             reason = unsuitable_device_reason(device)
         if not reason:
             reason = missing_extension_reason()
-            if reason and implementation is None:
+            if reason and implementation != "cuda":
                 _warn_once(reason)
         if not reason:
             return self._lower(ctx, functools.partial(self.call, plan), operands)

@@ -173,7 +173,7 @@ def test_the_products_of_a_gradient():
         "paired_ragged_dot",
         "paired_weight_gradients",
     ]
-    assert all(how(p) in ("kernel", "kernel") for p in plans)
+    assert all(how(p) == "kernel" for p in plans)
 
 
 @pytest.mark.parametrize("hidden, gather", [(256, "in place"), (264, "before")])
@@ -217,7 +217,7 @@ def test_weight_gradients_of_wide_experts_are_two_products():
 
 @pytest.mark.plans_as_users_get_them
 def test_weight_gradients_are_two_products_where_xlas_are_faster():
-    plans = plans_of_gradient(*shapes(m=256, embed=256)).plans
+    plans = plans_of_gradient(*shapes(m=64, embed=256)).plans
     assert [(p.problem.op, how(p)) for p in plans[-2:]] == [
         ("ragged_contracting", "xla_all_rows")
     ] * 2

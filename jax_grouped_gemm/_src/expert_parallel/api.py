@@ -17,12 +17,13 @@ from jax_grouped_gemm._src.expert_parallel.dispatch import (
     check_dispatch_strategy,
     checked_dispatch_recipe,
 )
-from jax_grouped_gemm._src.expert_parallel.experts import Experts
+from jax_grouped_gemm._src.expert_parallel.experts import LocalExperts
 from jax_grouped_gemm._src.expert_parallel.group import AxisNames, Group
 from jax_grouped_gemm._src.expert_parallel.layer import Choices, Schedule
 from jax_grouped_gemm._src.expert_parallel.options import Auto, Combine, Save, Strategy, Wanted
 from jax_grouped_gemm._src.expert_parallel.stats import ExpertParallelStats, group_stats
 from jax_grouped_gemm._src.fp8.recipe import Recipe
+from jax_grouped_gemm._src.mlp.operands import ExpertWeights
 from jax_grouped_gemm._src.rows.operands import (
     Biases,
     check_shapes,
@@ -155,26 +156,20 @@ def expert_parallel_mlp(
     b0, b1, bo = checked_biases(FUNCTION, biases, x, wi_0, wi_1, wo)
     if bo is not None and group.tensor:
         bo = jnp.where(group.tensor_index() == 0, bo, 0)
-    if recipe is not None and (callable(implementation) or precision is not None):
-        raise ValueError(
-            f"{FUNCTION}: recipe decides how the matmuls are computed, so that precision must be "
-            f"None and implementation no function, got precision={precision!r} and "
-            f"implementation={implementation!r}"
-        )
-    experts = Experts(
-        _given(wi_0=wi_0, wi_1=wi_1, wo=wo),
-        _given(b0=b0, b1=b1, bo=bo),
+    experts = LocalExperts(
+        FUNCTION,
+        ExpertWeights(wi_0=wi_0, wi_1=wi_1, b0=b0, b1=b1, wo=wo, bo=bo),
         apply_router_weight_on_input,
         activation,
         precision,
         implementation,
         recipe,
-        _checked_limit(max_sms),
+        max_sms=_checked_limit(max_sms),
     )
     if not x.size:
         # Nothing travels; XLA does not get to the end of collectives without elements either.
         nothing = vary_over(jnp.zeros((), jnp.int32), frozenset(group.every))
-        y = x.astype(jnp.result_type(*(a for a in (x, wi_0, wi_1, wo) if a is not None)))
+        y = x.astype(jnp.result_type(x, *experts.weights.matrices))
         return y, group_stats(nothing, nothing, group)
     axes = frozenset(group.tokens)
     tokens = vary_over(x.reshape(-1, x.shape[-1]), axes)
@@ -191,7 +186,7 @@ def expert_parallel_mlp(
 def _schedule(
     group: Group,
     tokens: jax.Array,
-    experts: Experts,
+    experts: LocalExperts,
     top_k: int,
     wanted: Wanted,
     dispatch_recipe: Recipe | None,
@@ -207,8 +202,8 @@ def _schedule(
     shape = prediction.Shape(
         tokens.shape[0],
         tokens.shape[1],
-        experts.matrices["wi_0"].shape[2],
-        experts.count * group.num_slices,
+        experts.weights.hidden_columns,
+        experts.weights.count * group.num_slices,
         top_k,
         group.num_slices,
         tokens.dtype.itemsize,
@@ -239,10 +234,6 @@ def _checked_limit(max_sms: int | None) -> int | None:
     if max_sms is not None and checked_int("max_sms", max_sms) < 1:
         raise ValueError(f"{FUNCTION}: max_sms must be positive or None, got {max_sms}")
     return max_sms
-
-
-def _given(**arrays: jax.Array | None) -> dict[str, jax.Array]:
-    return {name: x for name, x in arrays.items() if x is not None}
 
 
 def _check_experts(here: int, routed: int, group: Group) -> None:

@@ -142,7 +142,7 @@ def noncontracting(
         slice=place,
     )
     # FP8 tensor cores read both operands along the contracted dimension.
-    form = dataclasses.replace(problem, rhs="gnk")
+    form = dataclasses.replace(_kernel_form(problem), rhs="gnk")
     return Candidates(problem, table or NONCONTRACTING, form, _unsupported_reason(problem))
 
 
@@ -173,7 +173,7 @@ def contracting(
         m=params["num_rows"],
         slice=place,
     )
-    return Candidates(problem, CONTRACTING, problem, _unsupported_reason(problem))
+    return Candidates(problem, CONTRACTING, _kernel_form(problem), _unsupported_reason(problem))
 
 
 def paired(avals: Sequence[Any], params: Mapping[str, Any]) -> Candidates[ScaledProblem]:
@@ -223,6 +223,19 @@ def quantises_on_rows(rows: Any, columns: Any, groups: Any) -> bool:
     if not is_static(rows, columns, groups):
         return False
     return 0 < rows <= FP8_FEW_ROWS * groups and rows * columns <= QUANTISED_ON_ROWS
+
+
+def _kernel_form(problem: ScaledProblem) -> ScaledProblem:
+    """`problem` with dtypes that the kernels have: at most one operand of float8_e5m2.
+
+    An lhs of float8_e5m2 next to such an rhs becomes two of float8_e4m3fn, whose products are added
+    in float32: see `formats.split_e5m2`.
+    """
+    if not problem.lhs_dtype == problem.rhs_dtype == jnp.float8_e5m2:
+        return problem
+    return dataclasses.replace(
+        problem, lhs_dtype=np.dtype(jnp.float8_e4m3fn), out_dtype=np.dtype(np.float32)
+    )
 
 
 def _rows_scaling(scale: Any) -> str:

@@ -15,7 +15,14 @@ from jax_grouped_gemm._src.arrays import cdiv, is_static, round_up
 from jax_grouped_gemm._src.device import H200, Target
 from jax_grouped_gemm._src.explain import explain
 from jax_grouped_gemm._src.mlp.epilogue import Epilogue
-from jax_grouped_gemm._src.mlp.problem import MlpProblem, has_up, hidden_columns
+from jax_grouped_gemm._src.mlp.operands import (
+    DownOperands,
+    GradientOperands,
+    MlpOperands,
+    PairedWeightsOperands,
+    named,
+)
+from jax_grouped_gemm._src.mlp.problem import MlpProblem
 from jax_grouped_gemm._src.op import op_named
 from jax_grouped_gemm._src.plan import (
     AS_ASKED,
@@ -62,14 +69,14 @@ WIDE_GRADIENT, NARROW_GRADIENT = TileConfig(128, 192, 2), TileConfig(128, 128, 2
 NARROW_COLUMN = 1.2
 
 
-def _few_rows_pay(problem: MlpProblem, target: Any) -> bool:
-    rows, groups = problem.num_rows, problem.operands["group_sizes"].shape[0]
+def _few_rows_pay(problem: MlpProblem[MlpOperands | DownOperands], target: Any) -> bool:
+    rows, groups = problem.operands.num_rows, problem.operands.groups.sizes.shape[0]
     return is_static(rows, groups) and rows <= FEW_ROWS * groups
 
 
-def _narrow_pays(problem: MlpProblem, target: Target) -> bool:
+def _narrow_pays(problem: MlpProblem[GradientOperands], target: Target) -> bool:
     """Whether it wastes less at the last columns."""
-    columns = problem.operands["gate"].shape[1]
+    columns = problem.operands.gate.shape[1]
     wide, narrow = (round_up(columns, tile.tile_n) for tile in (WIDE_GRADIENT, NARROW_GRADIENT))
     return wide > NARROW_COLUMN * narrow
 
@@ -130,7 +137,7 @@ class MlpPlan(Plan[MlpProblem]):
         """The plans of the ragged products that run instead of a fused kernel."""
         if self.kernel_problem is not None:
             return ()
-        operands = self.problem.operands.values()
+        operands = jax.tree.leaves(self.problem.operands)
         count = self.target.multiprocessors
         return explain(self.compose, *operands, multiprocessors=count).plans
 
@@ -149,22 +156,24 @@ class MlpPlan(Plan[MlpProblem]):
 
 def plan_gated(avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200) -> MlpPlan:
     """Plans a `gated_ragged_dot`."""
-    problem = _problem("gated_ragged_dot", avals, params)
+    problem: MlpProblem[MlpOperands] = _problem("gated_ragged_dot", avals, params)
     operands, activation = problem.operands, params["activation"]
-    gate, up = (f" + {name}" * (name in operands) for name in ("b0", "b1"))
+    experts = operands.experts
+    gate, up = " + b0" * (experts.b0 is not None), " + b1" * (experts.b1 is not None)
     factors = [f"{activation}(gate{gate})"]
-    if has_up(operands):
+    if experts.has_up:
         factors.append(f"(up{up})" if up else "up")
-    factors += ["weights"] * ("weights" in operands)
+    factors += ["weights"] * (operands.weights is not None)
     kept = ", gate and up kept" if params["residuals"] else ""
     has_few_rows, reason = _kernel(FORWARD, problem).schedule == "few_rows", ""
-    if not has_few_rows and "wi" in operands and operands["wi"].shape[2] % (2 * SLAB_COLUMNS):
+    wi = experts.wi
+    if not has_few_rows and wi is not None and wi.shape[2] % (2 * SLAB_COLUMNS):
         reason = (
-            f"gate and up in one matrix {list(operands['wi'].shape)} need a multiple of "
+            f"gate and up in one matrix {list(wi.shape)} need a multiple of "
             f"{SLAB_COLUMNS} columns each"
         )
     plan = _plan(problem, target, FORWARD, " * ".join(factors) + kept, reason)
-    if "rows" not in operands or plan.kernel == XLA:
+    if operands.rows.rows is None or plan.kernel == XLA:
         return plan
     in_place = plan.kernel_problem is not None and (
         has_few_rows or _reads_in_place(operands, Epilogue.of(activation))
@@ -172,22 +181,22 @@ def plan_gated(avals: Sequence[Any], params: Mapping[str, Any], target: Target =
     return dataclasses.replace(plan, gather="in place" if in_place else "before")
 
 
-def _reads_in_place(operands, epilogue: Epilogue | None) -> bool:
+def _reads_in_place(operands: MlpOperands, epilogue: Epilogue | None) -> bool:
     """Whether the product of large groups reads tokens faster than copies of them."""
     return (
         epilogue is not None
         and epilogue.is_sigmoid
-        and has_up(operands)
-        and not {"b0", "b1"} & set(operands)
-        and cdiv(hidden_columns(operands), COLUMNS_OF_TILE) == TILES_IN_PLACE
+        and operands.experts.has_up
+        and not operands.experts.has_biases
+        and cdiv(operands.experts.hidden_columns, COLUMNS_OF_TILE) == TILES_IN_PLACE
     )
 
 
 def plan_biased(avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200) -> MlpPlan:
     """Plans a `biased_ragged_dot`, for which only groups of few rows have a kernel."""
-    problem = _problem("biased_ragged_dot", avals, params)
-    biased = " + weights * bo" if "weights" in problem.operands else " + bo"
-    epilogue = "hidden wo" + biased * ("bo" in problem.operands)
+    problem: MlpProblem[DownOperands] = _problem("biased_ragged_dot", avals, params)
+    biased = " + bo" if problem.operands.weights is None else " + weights * bo"
+    epilogue = "hidden wo" + biased * (problem.operands.bo is not None)
     has_few_rows = _kernel(FORWARD, problem).schedule == "few_rows"
     reason = "" if has_few_rows else "the ragged product has a kernel for groups of so many rows"
     return _plan(problem, target, FORWARD, epilogue, reason)
@@ -197,8 +206,8 @@ def plan_gated_transpose(
     avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
 ) -> MlpPlan:
     """Plans a `gated_ragged_dot_transpose`."""
-    problem = _problem("gated_ragged_dot_transpose", avals, params)
-    of, times = ("gate, up", " * up") if "up" in problem.operands else ("gate", "")
+    problem: MlpProblem[GradientOperands] = _problem("gated_ragged_dot_transpose", avals, params)
+    of, times = ("gate", "") if problem.operands.up is None else ("gate, up", " * up")
     epilogue = f"gradients of {of} and weights, {params['activation']}(gate){times} again"
     return _plan(problem, target, GRADIENT, epilogue)
 
@@ -213,29 +222,29 @@ def plan_paired_weights(
     avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
 ) -> MlpPlan:
     """Plans a `paired_weight_gradients`."""
-    problem = _problem("paired_weight_gradients", avals, params)
+    problem: MlpProblem[PairedWeightsOperands] = _problem("paired_weight_gradients", avals, params)
     plan = _plan(problem, target, PAIRED, "none, two results")
     if plan.kernel_problem is None:
         return plan
     _, kernel = plan.launched
-    columns = problem.operands["d0"].shape[1]
+    columns = problem.operands.d0.shape[1]
     both = _one_product(problem, 2 * round_up(columns, kernel.tile.tile_n))
     # Where the columns are one tile's, a cluster has the same rows of both results, for which it
     # reads the same rows of x.
     in_place = columns <= kernel.tile.tile_n
     return dataclasses.replace(
         plan,
-        gather="" if "rows" not in problem.operands else "in place" if in_place else "before",
+        gather="" if problem.operands.rows.rows is None else "in place" if in_place else "before",
         workspace_bytes=workspace_bytes(contracting(*both).problem, kernel, 0, target),
     )
 
 
-def is_one_launch(avals: Sequence[Any], params: Mapping[str, Any]) -> bool:
+def is_one_launch(operands: PairedWeightsOperands, params: Mapping[str, Any]) -> bool:
     """Whether to bind a `paired_weight_gradients`, and not two products. The default device is to
     decide: which operations there are, a program says before it is known what it is compiled for.
     """
-    problem = _problem("paired_weight_gradients", avals, params)
-    columns = problem.operands["d0"].shape[1]
+    problem = MlpProblem("paired_weight_gradients", operands, params)
+    columns = operands.d0.shape[1]
     if params["implementation"] == "reference" or _unfused_reason(problem):
         return False
     one = plan_product(contracting, *_one_product(problem, columns))
@@ -244,15 +253,14 @@ def is_one_launch(avals: Sequence[Any], params: Mapping[str, Any]) -> bool:
 
 
 def _one_product(
-    problem: MlpProblem, columns: Any
-) -> tuple[list[jax.ShapeDtypeStruct], dict[str, Any]]:
+    problem: MlpProblem[PairedWeightsOperands], columns: Any
+) -> tuple[list[Any], dict[str, Any]]:
     """The operands and parameters of a weight gradient of so many columns."""
-    x, d0 = problem.operands["x"], problem.operands["d0"]
+    x, d0 = problem.operands.rows.x, problem.operands.d0
     avals = [
         jax.ShapeDtypeStruct((d0.shape[0], x.shape[1]), x.dtype),
         jax.ShapeDtypeStruct((d0.shape[0], columns), d0.dtype),
-        problem.operands["group_sizes"],
-        problem.operands["group_offset"],
+        *problem.operands.groups.indices,
     ]
     layouts = dict(transpose_lhs=False, transpose_rhs=False, preferred_element_type=x.dtype)
     params = problem.params
@@ -296,7 +304,7 @@ def _unfused_reason(problem: MlpProblem) -> str:
     """Why no fused kernel can run this, empty if one can."""
     operands, params = problem.operands, problem.params
     activation = params.get("activation")
-    arrays = {name: x for name, x in operands.items() if x.ndim > 1 and name != "inverse"}
+    arrays = {n: x for n, x in named(operands).items() if x.ndim > 1 and n != "inverse"}
     dtypes = {
         x.dtype for name, x in arrays.items() if not (name in BIASES and x.dtype == jnp.float32)
     }
@@ -307,7 +315,8 @@ def _unfused_reason(problem: MlpProblem) -> str:
         return f"the kernels do not implement precision={params['precision']}"
     if activation is not None and Epilogue.of(activation) is None:
         return f"no kernel has the activation {activation}"
-    for reason in (symbolic_sizes(operands.values()), too_large_operands(operands.values())):
+    every = jax.tree.leaves(operands)
+    for reason in (symbolic_sizes(every), too_large_operands(every)):
         if reason:
             return reason
     if any(0 in x.shape for x in arrays.values()):
@@ -318,10 +327,9 @@ def _unfused_reason(problem: MlpProblem) -> str:
     return ""
 
 
-def _problem(op: str, avals: Sequence[Any], params: Mapping[str, Any]) -> MlpProblem:
-    names = params.get("names", ("a0", "a1", "w0", "w1", "group_sizes", "group_offset"))
-    shapes = (jax.ShapeDtypeStruct(x.shape, x.dtype) for x in avals)
-    return MlpProblem(op, dict(zip(names, shapes, strict=True)), params)
+def _problem(op: str, avals: Sequence[Any], params: Mapping[str, Any]) -> MlpProblem[Any]:
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in avals]
+    return MlpProblem(op, params["tree"].unflatten(shapes), params)
 
 
 _GATHERS = {"before": "by a kernel before", "in place": "where they are"}

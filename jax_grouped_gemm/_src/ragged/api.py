@@ -268,8 +268,8 @@ def ragged_dot_accumulate(
       precision: see `ragged_dot`.
       group_offset: integer scalar or [1], possibly traced: `accumulator[i]` belongs to the group
         `group_offset + i` of `group_sizes`.
-      transpose_lhs: whether the dimensions of `lhs` are swapped. Costs no copy.
-      transpose_rhs: whether the dimensions of `rhs` are swapped. Costs no copy.
+      transpose_lhs: whether the dimensions of `lhs` are swapped, which costs a copy.
+      transpose_rhs: whether the dimensions of `rhs` are swapped, which costs a copy.
       implementation: see `ragged_dot`.
 
     Returns:

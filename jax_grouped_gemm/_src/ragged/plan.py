@@ -13,6 +13,7 @@ from jax import lax
 from jax_grouped_gemm._src import float32
 from jax_grouped_gemm._src.arrays import is_static, round_up
 from jax_grouped_gemm._src.device import H200, Prediction, Target, predict
+from jax_grouped_gemm._src.fallback import faster_reason
 from jax_grouped_gemm._src.plan import (
     AS_ASKED,
     KERNEL_OPERAND_DTYPES,
@@ -40,9 +41,6 @@ from jax_grouped_gemm._src.ragged.problem import (
 )
 from jax_grouped_gemm._src.ragged.tiles import ALL_ROWS, FLOAT32, FLOAT32_EXACT, SIXTEEN_BITS
 from jax_grouped_gemm._src.sizes import too_large
-
-# Copies of rows for each group are temporary memory.
-MOST_BYTES_BY_GROUP = 64 << 20
 
 SYMBOLIC_ROWS_OF_GROUP = 128
 """What a plan takes for the average rows of a group where their number is symbolic."""
@@ -149,12 +147,13 @@ def _unsupported_reason(problem: RaggedProblem, params: Mapping[str, Any]) -> st
 
 
 def _kernel_form(problem: RaggedProblem) -> RaggedProblem:
-    """The same with a result that the kernels have: of their operands' type or float32.
+    """`problem` with the layouts and the result's dtype that the kernels have.
 
-    Those that accumulate add products of 16-bit operands, to results that TMA can address as they
-    are.
+    No operand has contiguous rows, and the result has the operands' dtype or float32. Kernels that
+    accumulate add products of 16-bit operands, to results that TMA can address as they are.
     """
-    form = problem
+    rhs = "mn" if problem.contracts_rows else problem.rhs
+    form = dataclasses.replace(problem, lhs="mk", rhs=rhs)
     if problem.out_dtype != problem.lhs_dtype:
         form = dataclasses.replace(form, out_dtype=np.dtype(np.float32))
     if problem.accumulates:
@@ -184,15 +183,13 @@ def plan_product(
     """
     candidates = candidates_of(avals, params)
     plan = _plan_kernel(candidates, params, target)
-    problem = plan.problem
-    may_be_xla = params["implementation"] != "cuda" and plan.chosen_by != "override"
-    if not (candidates.all_rows and may_be_xla and is_static(*problem.shape("mkng"))):
+    if plan.prediction is None or plan.tile is None or plan.chosen_by == "override":
         return plan
-    if problem.bytes_by_group > MOST_BYTES_BY_GROUP:
+    work = whole.xla_work(plan.problem, plan.terms) if candidates.all_rows else None
+    reason = faster_reason(work, plan.prediction, plan.tile, target, params["implementation"])
+    if not reason:
         return plan
-    if reason := whole.faster_reason(plan, target):
-        return Plan(problem, ALL_ROWS, reason, terms=plan.terms, product=plan.product)
-    return plan
+    return Plan(plan.problem, ALL_ROWS, reason, terms=plan.terms, product=plan.product)
 
 
 def _plan_kernel(candidates: Candidates[R], params: Mapping[str, Any], target: Target) -> Plan[R]:
