@@ -20,16 +20,55 @@ import jax.numpy as jnp
 import jaxlib
 import numpy as np
 
+# Multiply-adds a second of all tensor cores of an H200, and bytes a second of its memory, both as
+# large products and large copies of benchmarks/results have them.
+SIXTEEN_BITS = 390e12
+EIGHT_BITS = 680e12
+FP64 = 30e12
+# Of XLA's float32 products, at the default precision and exact, as h200_rank_k.json has them.
+TF32, FLOAT32 = 170e12, 24e12
+BANDWIDTH = 4.2e12
+
 
 @dataclasses.dataclass(frozen=True)
-class Target:
-    """What a plan depends on beside the operation: the size of the chip.
+class Rates:
+    """What a chip sustains.
 
     Attributes:
-      multiprocessors: how many it has.
+      multiprocessors: of the chip that has these rates; others multiply in proportion to theirs.
+      sixteen_bits, eight_bits, fp64: multiply-adds a second of operands of these sizes.
+      tf32, float32: those of XLA's float32 products, at the default precision and exact.
+      bandwidth: bytes a second of its memory.
     """
 
     multiprocessors: int = 132
+    sixteen_bits: float = SIXTEEN_BITS
+    eight_bits: float = EIGHT_BITS
+    fp64: float = FP64
+    tf32: float = TF32
+    float32: float = FLOAT32
+    bandwidth: float = BANDWIDTH
+
+
+ARCHITECTURES = {"9.0": "sm90"}
+"""The architectures that kernels are compiled for, by compute capability."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """The device that a plan is made for, by default an H200.
+
+    An H100 SXM and a GH200 have as many multiprocessors.
+
+    Attributes:
+      multiprocessors: how many it has.
+      arch: which instructions it has.
+      rates: how fast it is.
+    """
+
+    multiprocessors: int = 132
+    arch: str = "sm90"
+    rates: Rates = dataclasses.field(default=Rates(), repr=False)
 
     def __post_init__(self) -> None:
         if self.multiprocessors < 1:
@@ -41,19 +80,19 @@ class Target:
         count = getattr(device, "core_count", None)
         return cls(count) if count else H200
 
+    def multiply_adds(self, dtype: np.dtype) -> float:
+        """Multiply-adds a second of operands of `dtype`; float32 ones are multiplied in parts."""
+        rates, dtype = self.rates, np.dtype(dtype)
+        if jnp.issubdtype(dtype, jnp.complexfloating):
+            rate = rates.fp64 / 4  # of complex numbers, each product is four
+        elif dtype.itemsize == 8:
+            rate = rates.fp64
+        else:
+            rate = rates.eight_bits if dtype.itemsize == 1 else rates.sixteen_bits
+        return rate * (self.multiprocessors / rates.multiprocessors)
+
 
 H200 = Target()
-"""An H100 SXM and a GH200 have as many multiprocessors."""
-
-
-# Multiply-adds a second of all tensor cores of an H200, and bytes a second of its memory, both as
-# large products and large copies of benchmarks/results have them.
-SIXTEEN_BITS = 390e12
-EIGHT_BITS = 680e12
-FP64 = 30e12
-# Of XLA's float32 products, at the default precision and exact, as h200_rank_k.json has them.
-TF32, FLOAT32 = 170e12, 24e12
-BANDWIDTH = 4.2e12
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,23 +149,12 @@ def predict(
       products: products of 16-bit parts for one of float32.
       split_bytes: what is read and written before, to split float32 operands.
     """
-    dtype = np.dtype(dtype)
-    if jnp.issubdtype(dtype, jnp.complexfloating):
-        rate = FP64 / 4  # of complex numbers, each product is four
-    elif dtype.itemsize == 8:
-        rate = FP64
-    else:
-        rate = EIGHT_BITS if dtype.itemsize == 1 else SIXTEEN_BITS
-    rate *= target.multiprocessors / H200.multiprocessors
+    rate = target.multiply_adds(dtype) * utilization
     return Prediction(
-        tensor_seconds=multiply_adds * products / (rate * utilization) if multiply_adds else 0.0,
-        memory_seconds=num_bytes / BANDWIDTH,
-        split_seconds=split_bytes / BANDWIDTH,
+        tensor_seconds=multiply_adds * products / rate if multiply_adds else 0.0,
+        memory_seconds=num_bytes / target.rates.bandwidth,
+        split_seconds=split_bytes / target.rates.bandwidth,
     )
-
-
-COMPUTE_CAPABILITY = "9.0"
-"""The kernels use instructions that only Hopper (sm_90a) has."""
 
 
 def is_available() -> bool:
@@ -156,10 +184,10 @@ def default_device() -> jax.Device:
 def unsuitable_device_reason(device: jax.Device) -> str | None:
     """Why `device` cannot run the kernels, None if it can."""
     capability = getattr(device, "compute_capability", None)
-    if capability == COMPUTE_CAPABILITY:
+    if capability in ARCHITECTURES:
         return None
     return (
-        f"the kernels need a GPU of compute capability {COMPUTE_CAPABILITY}, got "
+        f"the kernels need a GPU of compute capability {', '.join(ARCHITECTURES)}, got "
         f"{device.device_kind} ({device.platform}, compute capability {capability})"
     )
 

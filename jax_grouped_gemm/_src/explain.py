@@ -106,12 +106,12 @@ def explain(
 
     Returns:
       An `Explanation` with a `Plan` for each grouped matmul: shapes and dtypes as operands are
-      stored, the path taken and why, tile, cluster, grid, workspace bytes, and the predicted time
-      with what bounds it, the tensor cores or memory. That is for the clock and the memory of an
-      H200 and for groups of equal size, without what launching takes. The products of a ragged
-      matmul are labelled forward, dgrad and wgrad, and a tile that is not the default is marked as
-      overridden, see `use_tiles`. Its first line, printed, says that it is a plan, and for which
-      device.
+      stored, the kernel or what runs instead and why, tile, cluster, grid, workspace bytes, and the
+      predicted time with what bounds it, the tensor cores or memory. That is for the clock and the
+      memory of an H200 and for groups of equal size, without what launching takes. The products of
+      a ragged matmul are labelled forward, dgrad and wgrad, and a tile that is not the default is
+      marked as overridden, see `use_tiles`. Its first line, printed, says that it is a plan, and
+      for which device.
 
     Raises:
       TypeError, ValueError: `multiprocessors` is no integer, or not positive.

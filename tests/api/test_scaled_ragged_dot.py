@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec as P
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.fp8 import plan as plan_fp8
 from jax_grouped_gemm._src.fp8 import primitive
+from jax_grouped_gemm._src.ragged.plan import plan_product
 from tests.support import fp8_oracle, fp8_products
 from tests.support import group_sizes as sizes_of
 from tests.support.dtypes import E4M3, E5M2
@@ -294,7 +295,7 @@ class TestTile:
     def plan(self, **params):
         operands = self.operands(np.random.default_rng(0))
         avals = [jax.typeof(jnp.asarray(x)) for x in operands]
-        return plan_fp8.plan_scaled_noncontracting(avals, self.PARAMS | params)
+        return plan_product(plan_fp8.noncontracting, avals, self.PARAMS | params)
 
     @TILES
     def test_plans_take_it(self, tile):

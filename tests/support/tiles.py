@@ -6,7 +6,7 @@ import pytest
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.fp8 import plan as plan_fp8
-from jax_grouped_gemm._src.plan import Choice
+from jax_grouped_gemm._src.plan import TiledKernel
 from jax_grouped_gemm._src.ragged import plan as plan_ragged
 
 A, B, C = (
@@ -23,6 +23,6 @@ def add_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
         (plan_fp8, "NONCONTRACTING"),
         (plan_fp8, "CONTRACTING"),
     )
-    more = tuple(Choice(tile, record=("", "")) for tile in (A, B, C))
+    more = tuple(TiledKernel(tile=tile, record=("", "")) for tile in (A, B, C))
     for module, name in tables:
         monkeypatch.setattr(module, name, getattr(module, name) + more)

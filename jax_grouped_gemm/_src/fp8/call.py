@@ -64,11 +64,11 @@ def scaled_noncontracting(
     group_sizes: jax.Array,
     group_offset: jax.Array,
 ) -> jax.Array:
-    """Runs the kernel of `plan`, whose path is not "reference", on operands of `plan.problem`."""
+    """Runs the kernel of `plan`, whose kernel is not `XLA`, on operands of `plan.problem`."""
     problem = plan.problem
     if plan.kernel_problem is None:
         return zeros(problem)
-    addressable, tile = plan.kernel
+    addressable, kernel = plan.launched
     if problem.rhs != addressable.rhs:
         rhs, rhs_scale = rhs.mT, rhs_scale.mT
     if problem.rhs_scaling == "kx1":
@@ -86,14 +86,14 @@ def scaled_noncontracting(
         group_offset,
         lhs_scaling=np.int32(LHS_SCALINGS.index(problem.lhs_scaling)),
         rhs_scaling=np.int32(RHS_SCALINGS.index(problem.rhs_scaling)),
-        kind=tile.kind,
+        kind=kernel.schedule,
         fast_accumulation=problem.fast_accumulation,
         **_slice(problem),
     )
 
 
 def gathered_noncontracting(plan: Plan[ScaledProblem], *operands: jax.Array) -> jax.Array:
-    """Runs the kernel of `plan`, whose path is "fused"."""
+    """Runs the kernel of `plan`."""
     return call_kernel(GATHERED_NONCONTRACTING, plan, *operands)
 
 
@@ -107,11 +107,11 @@ def scaled_contracting(
     group_sizes: jax.Array,
     group_offset: jax.Array,
 ) -> jax.Array:
-    """Runs the kernel of `plan`, whose path is not "reference", on operands of `plan.problem`."""
+    """Runs the kernel of `plan`, whose kernel is not `XLA`, on operands of `plan.problem`."""
     problem = plan.problem
     if plan.kernel_problem is None:
         return zeros(problem)
-    addressable, _ = plan.kernel
+    addressable, _ = plan.launched
     if problem.lhs_scaling == "column" and problem.out_dtype == np.dtype(np.float32):
         # The kernel that scales lhs at the end transposes its result, which 16 bits allow alone.
         lhs_scale = jnp.broadcast_to(lhs_scale, (*lhs_scale.shape[:-2], problem.b, problem.k))
@@ -136,16 +136,16 @@ def _slice(problem: ScaledProblem) -> dict[str, Any]:
 
 
 def paired_contracting(plan: Plan[ScaledProblem], *operands: jax.Array) -> list[jax.Array]:
-    """Runs the kernel of `plan`, whose path is "fused"."""
-    problem, tile = plan.kernel
+    """Runs the kernel of `plan`."""
+    problem, kernel = plan.launched
     out = jax.ShapeDtypeStruct(problem.shape(problem.out), problem.out_dtype)
-    sizes = {name: np.int32(size) for name, size in tile.sizes().items()}
+    sizes = {name: np.int32(size) for name, size in kernel.tile.sizes().items()}
     call = jax.ffi.ffi_call(PAIRED_CONTRACTING, (out, out))
     return list(call(*operands, m=np.int32(problem.m), **sizes))
 
 
 def maxima(plan: QuantizePlan, x: jax.Array, *others: jax.Array) -> list[jax.Array]:
-    """Runs the kernel of `plan`, whose path is not "reference", on its primitive's operands."""
+    """Runs the kernel of `plan`, whose kernel is not `XLA`, on its primitive's operands."""
 
     def call(results):
         return jax.ffi.ffi_call(MAXIMA[plan.problem.op], results)(x, *others)
@@ -154,7 +154,7 @@ def maxima(plan: QuantizePlan, x: jax.Array, *others: jax.Array) -> list[jax.Arr
 
 
 def quantize_channels(plan: QuantizePlan, *operands: jax.Array) -> list[jax.Array]:
-    """Runs the kernels of `plan`, whose path is not "reference"."""
+    """Runs the kernels of `plan`, whose kernel is not `XLA`."""
     *stacks, row_scale, column_scale = operands
 
     def call(results):
@@ -183,7 +183,7 @@ def _those_asked_for(
 def quantize_gathered(
     plan: QuantizePlan, x: jax.Array, rows: jax.Array, scale: jax.Array, group_sizes: jax.Array
 ) -> list[jax.Array]:
-    """Runs the kernels of `plan`, whose path is not "reference"."""
+    """Runs the kernels of `plan`, whose kernel is not `XLA`."""
     values, room = plan.results
     assert values is not None
     if 0 in x.shape or 0 in values.shape:
@@ -196,7 +196,7 @@ def quantize_gathered(
 
 
 def quantize(plan: QuantizePlan, x: jax.Array, *others: jax.Array) -> list[jax.Array]:
-    """Runs the quantiser of `plan`, whose path is not "reference", on its primitive's operands."""
+    """Runs the quantiser of `plan`, whose kernel is not `XLA`, on its primitive's operands."""
 
     def call(results):
         # A kernel's buffers are never empty.

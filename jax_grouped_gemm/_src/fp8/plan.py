@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from typing import Any, Self
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -28,21 +29,21 @@ from jax_grouped_gemm._src.plan import (
     AS_ASKED,
     DEFAULT_TILE,
     KERNEL_RESULT_DTYPES,
-    Choice,
-    Path,
+    XLA,
+    Kernel,
     Plan,
     TileConfig,
-    symbolic_sizes,
+    TiledKernel,
 )
-from jax_grouped_gemm._src.ragged.plan import plan_product
+from jax_grouped_gemm._src.ragged.plan import Candidates, plan_product
 from jax_grouped_gemm._src.ragged.problem import RaggedProblem, has_few_rows
 from jax_grouped_gemm._src.ragged.tiles import STREAM_K_TILE, stream_k_pays
 from jax_grouped_gemm._src.sizes import too_large_operands
 
-TRANSPOSED_TILE = TileConfig(tile_m=32, tile_n=128, cluster=1)
+SWAPPED_TILE = TileConfig(tile_m=32, tile_n=128, cluster=1)
 
 FP8_FEW_ROWS = 16
-"""Rows a group, on average, up to which the transposed tile is the faster one."""
+"""Rows a group, on average, up to which the swapped tile is the faster one."""
 
 PAIRED_COLUMNS = 256
 """Columns up to which two gradients of weights are faster as one launch, by 12 %
@@ -65,21 +66,29 @@ FP8_STREAM_K_LEAST_STEPS = 96
 """Measured at 112 steps and 8.2 waves alone, where 7 % in steps were 4.5 % in time."""
 
 NONCONTRACTING = (
-    Choice(DEFAULT_TILE, record=("h200_fp8.json", "qwen3_up/fp8_forward/random")),
-    Choice(
-        TRANSPOSED_TILE,
+    TiledKernel(tile=DEFAULT_TILE, record=("h200_fp8.json", "qwen3_up/fp8_forward/random")),
+    TiledKernel(
+        tile=SWAPPED_TILE,
+        schedule="swapped",
         record=("h200_fp8.json", "decode_small/fp8_forward/random"),
         pays=lambda problem, target: has_few_rows(problem, FP8_FEW_ROWS),
         blocks=3,
     ),
-    Choice(
-        STREAM_K_TILE,
+    TiledKernel(
+        tile=STREAM_K_TILE,
+        schedule="stream_k",
         record=("h200_fp8.json", "mixtral_down/fp8_forward/random"),
         pays=lambda problem, target: stream_k_pays(problem, target, FP8_STREAM_K_LEAST_STEPS),
     ),
 )
 
-CONTRACTING = (Choice(DEFAULT_TILE, record=("h200_fp8.json", "mixtral_up/fp8_wgrad/random")),)
+GATHERED = NONCONTRACTING[:1]
+"""The table for products that read tokens in place."""
+
+CONTRACTING = (
+    TiledKernel(tile=DEFAULT_TILE, record=("h200_fp8.json", "mixtral_up/fp8_wgrad/random")),
+)
+"""The table for weight gradients, of one rhs and of two."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,52 +110,6 @@ class ScaledProblem(RaggedProblem):
     fast_accumulation: bool = False
     slice: Shape = ()
 
-    @classmethod
-    def noncontracting(
-        cls,
-        avals: Sequence[Any],
-        params: Mapping[str, Any],
-        op: str = "scaled_ragged_noncontracting",
-    ) -> Self:
-        """The problem of a `scaled_ragged_noncontracting` with operands of the given avals."""
-        place = params.get("slice", ())
-        return cls.of(
-            op,
-            _without_scales(sliced(avals, SLICED_ROWS, place)),
-            params,
-            lhs="mk",
-            rhs="gnk" if params["transpose_rhs"] else "gkn",
-            out="mn",
-            lhs_scaling=params["lhs_scaling"],
-            rhs_scaling=params["rhs_scaling"],
-            b=0,
-            r=0,
-            fast_accumulation=params["fast_accumulation"],
-            slice=place,
-        )
-
-    @classmethod
-    def contracting(
-        cls,
-        avals: Sequence[Any],
-        params: Mapping[str, Any],
-        op: str = "scaled_ragged_contracting",
-    ) -> Self:
-        """The problem of a `scaled_ragged_contracting` with operands of the given avals."""
-        place = params.get("slice", ())
-        return cls.of(
-            op,
-            _without_scales(sliced(avals, SLICED_RHS, place)),
-            params,
-            lhs="bkr",
-            rhs="bnr",
-            out="gkn",
-            lhs_scaling=_rows_scaling(avals[1]),
-            rhs_scaling=_rows_scaling(avals[3]),
-            m=params["num_rows"],
-            slice=place,
-        )
-
     def counts(self) -> dict[str, Any]:
         rows = {"the number of rows of all blocks of 128": self.b * BLOCK} if self.b else {}
         return super().counts() | rows
@@ -156,45 +119,103 @@ class ScaledProblem(RaggedProblem):
         return f"{super().__str__()}, {scaling}"
 
 
-ScaledPlan = Plan[ScaledProblem]
+def noncontracting(
+    avals: Sequence[Any],
+    params: Mapping[str, Any],
+    op: str = "scaled_ragged_noncontracting",
+    table: Sequence[TiledKernel] | None = None,
+) -> Candidates[ScaledProblem]:
+    """The kernels of a `scaled_ragged_noncontracting`."""
+    place = params.get("slice", ())
+    problem = ScaledProblem.of(
+        op,
+        _without_scales(sliced(avals, SLICED_ROWS, place)),
+        params,
+        lhs="mk",
+        rhs="gnk" if params["transpose_rhs"] else "gkn",
+        out="mn",
+        lhs_scaling=params["lhs_scaling"],
+        rhs_scaling=params["rhs_scaling"],
+        b=0,
+        r=0,
+        fast_accumulation=params["fast_accumulation"],
+        slice=place,
+    )
+    # FP8 tensor cores read both operands along the contracted dimension.
+    form = dataclasses.replace(_kernel_form(problem), rhs="gnk")
+    return Candidates(problem, table or NONCONTRACTING, form, _unsupported_reason(problem))
 
 
-def plan_scaled_noncontracting(
-    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
-) -> ScaledPlan:
-    """Plans a `scaled_ragged_noncontracting` from its operands' avals and its parameters."""
-    return _plan_noncontracting(ScaledProblem.noncontracting(avals, params), params, target)
-
-
-def plan_gathered_noncontracting(
-    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
-) -> ScaledPlan:
-    """Plans a `gathered_scaled_noncontracting`: on the path "fused" where the product reads rows
-    where they are, on "unfused" where they are to be copied."""
+def gathered(
+    avals: Sequence[Any], params: Mapping[str, Any], table: Sequence[TiledKernel] = GATHERED
+) -> Candidates[ScaledProblem]:
+    """The kernels of a `gathered_scaled_noncontracting`."""
     lhs, lhs_scale, rhs, rhs_scale, *groups, rows = avals
     copies = jax.ShapeDtypeStruct((rows.shape[0], lhs.shape[1]), lhs.dtype)
-    problem = ScaledProblem.noncontracting(
-        (copies, lhs_scale, rhs, rhs_scale, *groups), params, "gathered_scaled_noncontracting"
+    operands = copies, lhs_scale, rhs, rhs_scale, *groups
+    return noncontracting(operands, params, "gathered_scaled_noncontracting", table)
+
+
+def contracting(
+    avals: Sequence[Any], params: Mapping[str, Any], op: str = "scaled_ragged_contracting"
+) -> Candidates[ScaledProblem]:
+    """The kernels of a `scaled_ragged_contracting`."""
+    place = params.get("slice", ())
+    problem = ScaledProblem.of(
+        op,
+        _without_scales(sliced(avals, SLICED_RHS, place)),
+        params,
+        lhs="bkr",
+        rhs="bnr",
+        out="gkn",
+        lhs_scaling=_rows_scaling(avals[1]),
+        rhs_scaling=_rows_scaling(avals[3]),
+        m=params["num_rows"],
+        slice=place,
     )
-    found = _plan_noncontracting(problem, params, target)
-    if found.path == "reference":
-        return found
-    reason = found.reason
-    if (problem.lhs_scaling, problem.rhs_scaling) != ("1x128", "128x128"):
-        reason = "the kernel takes scales of blocks"
-    elif not is_static(*lhs.shape, *rows.shape, problem.n):
-        reason = symbolic_sizes(avals)
-    elif 0 in lhs.shape:
-        reason = "there is nothing to read"
-    elif too_large_operands((lhs,)):
-        reason = too_large_operands((lhs,))
-    elif cdiv(problem.k, BLOCK) % STEPS_OF_SCALES:
-        reason = f"scales of k = {problem.k} are not a multiple of {STEPS_OF_SCALES}"
-    elif cdiv(problem.n, DEFAULT_TILE.tile_n) > TILES_IN_PLACE:
-        reason = f"copies and a product of {problem.n} columns are faster"
-    elif found.tile not in (None, DEFAULT_TILE):
-        reason = f"the product of tokens has no tile {found.tile}"
-    return dataclasses.replace(found, path="unfused" if reason else "fused", reason=reason)
+    return Candidates(problem, CONTRACTING, _kernel_form(problem), _unsupported_reason(problem))
+
+
+def paired(avals: Sequence[Any], params: Mapping[str, Any]) -> Candidates[ScaledProblem]:
+    """The kernels of a `paired_scaled_contracting`, as those of one of its two products."""
+    lhs, lhs_scale, first, first_scale, _, _, *groups = avals
+    one = (lhs, lhs_scale, first, first_scale, *groups)
+    return contracting(one, params, "paired_scaled_contracting")
+
+
+def reads_in_place(avals: Sequence[Any], params: Mapping[str, Any]) -> bool:
+    """Whether to bind a `gathered_scaled_noncontracting`, which reads rows where they are, and not
+    to copy them for a product that may have any kernel. The default device is to decide: which
+    operations there are, a program says before it is known what it is compiled for."""
+    lhs, *_, rows = avals
+    found = plan_product(partial(gathered, table=NONCONTRACTING), avals, params)
+    problem = found.problem
+    return (
+        found.kernel == GATHERED[0]
+        and not found.reason
+        and (problem.lhs_scaling, problem.rhs_scaling) == ("1x128", "128x128")
+        and is_static(*lhs.shape, *rows.shape, problem.n)
+        and 0 not in lhs.shape
+        and not too_large_operands((lhs,))
+        and cdiv(problem.k, BLOCK) % STEPS_OF_SCALES == 0
+        and cdiv(problem.n, DEFAULT_TILE.tile_n) <= TILES_IN_PLACE
+    )
+
+
+def is_one_launch(avals: Sequence[Any], params: Mapping[str, Any]) -> bool:
+    """Whether to bind a `paired_scaled_contracting`, and not two products."""
+    _, _, first, _, second, *_ = avals
+    found = plan_product(paired, avals, params)
+    problem = found.problem
+    return (
+        found.kernel == CONTRACTING[0]
+        and not found.reason
+        and (problem.lhs_scaling, problem.rhs_scaling) == ("column", "1x128")
+        # The kernel stores results transposed, which 16 bits allow alone.
+        and problem.out_dtype != np.dtype(np.float32)
+        and first.dtype == second.dtype
+        and problem.n <= PAIRED_COLUMNS
+    )
 
 
 def quantises_on_rows(rows: Any, columns: Any, groups: Any) -> bool:
@@ -202,65 +223,6 @@ def quantises_on_rows(rows: Any, columns: Any, groups: Any) -> bool:
     if not is_static(rows, columns, groups):
         return False
     return 0 < rows <= FP8_FEW_ROWS * groups and rows * columns <= QUANTISED_ON_ROWS
-
-
-def _plan_noncontracting(
-    problem: ScaledProblem, params: Mapping[str, Any], target: Target
-) -> ScaledPlan:
-    return plan_product(
-        problem,
-        params,
-        target,
-        table=NONCONTRACTING,
-        # FP8 tensor cores read both operands along the contracted dimension.
-        form=dataclasses.replace(_kernel_form(problem), rhs="gnk"),
-        unsupported=_unsupported_reason(problem),
-    )
-
-
-def plan_scaled_contracting(
-    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
-) -> ScaledPlan:
-    """Plans a `scaled_ragged_contracting` from its operands' avals and its parameters."""
-    return _plan_contracting(ScaledProblem.contracting(avals, params), params, target)
-
-
-def plan_paired_contracting(
-    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
-) -> ScaledPlan:
-    """Plans a `paired_scaled_contracting`: as one of its two products, on the path "fused" where
-    one kernel computes both, on "unfused" where two are to."""
-    lhs, lhs_scale, first, first_scale, second, _, *groups = avals
-    one = (lhs, lhs_scale, first, first_scale, *groups)
-    problem = ScaledProblem.contracting(one, params, "paired_scaled_contracting")
-    found = _plan_contracting(problem, params, target)
-    if found.path == "reference":
-        return found
-    reason = found.reason
-    if problem.lhs_scaling != "column" or problem.rhs_scaling == "column":
-        reason = "the kernel takes scales of columns of lhs, of blocks of both rhs"
-    elif problem.out_dtype == np.dtype(np.float32):
-        reason = "the kernel stores results transposed, which 16 bits allow alone"
-    elif first.dtype != second.dtype:
-        reason = f"the kernel takes two rhs of one dtype, got {first.dtype} and {second.dtype}"
-    elif problem.n > PAIRED_COLUMNS:
-        reason = f"two products of {problem.n} columns are as fast, and may take less memory"
-    elif found.tile not in (None, DEFAULT_TILE):
-        reason = f"the product of both has no tile {found.tile}"
-    return dataclasses.replace(found, path="unfused" if reason else "fused", reason=reason)
-
-
-def _plan_contracting(
-    problem: ScaledProblem, params: Mapping[str, Any], target: Target
-) -> ScaledPlan:
-    return plan_product(
-        problem,
-        params,
-        target,
-        table=CONTRACTING,
-        form=_kernel_form(problem),
-        unsupported=_unsupported_reason(problem),
-    )
 
 
 def _kernel_form(problem: ScaledProblem) -> ScaledProblem:
@@ -315,176 +277,102 @@ class QuantizeProblem:
         return f"{self.op} {list(self.shape)} -> {self.dtype}"
 
 
+Results = tuple[jax.ShapeDtypeStruct | None, ...]
+"""All that a quantiser can write, None for what was not asked for."""
+
+
 @dataclasses.dataclass(frozen=True)
 class QuantizePlan(Plan[QuantizeProblem]):
-    """How one quantiser runs on a device of compute capability 9.0: on the path "direct" if not by
-    the reference.
+    """How one quantiser runs on a device of compute capability 9.0.
 
     Attributes:
-      results: all that the kernel can write, None for what was not asked for.
+      results: see `Results`.
     """
 
-    results: tuple[jax.ShapeDtypeStruct | None, ...] = ()
+    results: Results = ()
 
 
-def plan_quantize_rows(
-    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
-) -> QuantizePlan:
-    """Plans a `quantize_rows` from its operands' avals and its parameters."""
-    (x,) = avals
-    return _plan_quantizer("quantize_rows", avals, params, (), [quantized_rows(*x.shape)])
+def _pairs(params: Mapping[str, Any], batch: Shape, *forms: tuple[Shape, Shape] | None) -> Results:
+    """Values and scales of each form."""
+    dtypes = np.dtype(params["dtype"]), jnp.float32
+    return tuple(
+        None if form is None else jax.ShapeDtypeStruct((*batch, *shape), dtype)
+        for form in forms
+        for shape, dtype in zip(form or ((), ()), dtypes, strict=True)
+    )
 
 
-def plan_quantize_tokens(
-    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
-) -> QuantizePlan:
-    """Plans a `quantize_tokens` from its operands' avals and its parameters."""
-    x, rows = avals
-    forms = [quantized_rows(rows.shape[0], x.shape[1])]
-    return _plan_quantizer("quantize_tokens", avals, params, (), forms)
+def _arrays(dtype: Any, *shapes: Shape | None) -> Results:
+    return tuple(None if shape is None else jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)
 
 
-def plan_quantize_blocks(
-    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
-) -> QuantizePlan:
-    """Plans a `quantize_blocks` from its operands' avals and its parameters."""
-    (x,) = avals
+def _blocks(params, x, columns=None):
     g, rows, cols = x.shape
-    forms = [
-        quantized_blocks(g, rows, cols) if params["plain"] else None,
-        quantized_blocks(g, cols, rows) if params["transposed"] else None,
-    ]
-    return _plan_quantizer("quantize_blocks", avals, params, (), forms)
+    cols = columns or cols
+    plain = quantized_blocks(g, rows, cols) if params["plain"] else None
+    transposed = quantized_blocks(g, cols, rows) if params["transposed"] else None
+    return _pairs(params, (), plain, transposed)
 
 
-def plan_quantize_joined(
-    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
-) -> QuantizePlan:
-    """Plans a `quantize_joined` from its operands' avals and its parameters."""
-    x, _ = avals
-    g, rows, cols = x.shape
-    joined = 2 * round_up(cols, BLOCK)
-    forms = [
-        quantized_blocks(g, rows, joined) if params["plain"] else None,
-        quantized_blocks(g, joined, rows) if params["transposed"] else None,
-    ]
-    return _plan_quantizer("quantize_joined", avals, params, (), forms)
-
-
-def plan_quantize_ragged(
-    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
-) -> QuantizePlan:
-    """Plans a `quantize_ragged` from its operands' avals and its parameters."""
-    x, group_sizes = avals
+def _ragged(params, x, group_sizes):
     m, cols = x.shape[-2:]
-    batch = x.shape[:-2] or group_sizes.shape[:-1]
-    forms = [
-        quantized_rows(m, cols) if params["plain"] else None,
-        quantized_groups(m, cols, group_sizes.shape[-1]) if params["transposed"] else None,
-    ]
-    return _plan_quantizer("quantize_ragged", avals, params, batch, forms)
+    plain = quantized_rows(m, cols) if params["plain"] else None
+    groups = quantized_groups(m, cols, group_sizes.shape[-1]) if params["transposed"] else None
+    return _pairs(params, x.shape[:-2] or group_sizes.shape[:-1], plain, groups)
 
 
-def plan_column_maxima(
-    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
-) -> QuantizePlan:
-    """Plans a `column_maxima` from its operands' avals and its parameters."""
-    x, _ = avals
-    shape = cdiv(x.shape[0], COLUMN_ROWS), x.shape[1]
-    return _plan_channels("column_maxima", avals, params, np.dtype(np.float32), (shape,))
-
-
-def plan_matrix_maxima(
-    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
-) -> QuantizePlan:
-    """Plans a `matrix_maxima` from its operands' avals and its parameters."""
-    (x,) = avals
-    of_rows, of_columns = block_maxima(*x.shape)
-    return _plan_channels(
-        "matrix_maxima",
-        avals,
-        params,
-        np.dtype(np.float32),
-        (of_rows if params["rows"] else None, of_columns if params["columns"] else None),
-    )
-
-
-def plan_quantize_channels(
-    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
-) -> QuantizePlan:
-    """Plans a `quantize_channels` from its operands' avals and its parameters."""
-    x, *_, row_scale, column_scale = avals
-    (g, rows), columns = row_scale.shape, column_scale.shape[1]
-    return _plan_channels(
-        "quantize_channels",
-        avals,
-        params,
-        np.dtype(params["dtype"]),
-        (
-            (g, rows, columns) if params["plain"] else None,
-            (g, columns, rows) if params["transposed"] else None,
-        ),
-    )
-
-
-def _plan_channels(
-    op: str,
-    avals: Sequence[Any],
-    params: Mapping[str, Any],
-    dtype: np.dtype,
-    shapes: Sequence[Shape | None],
-) -> QuantizePlan:
-    x = avals[0]
-    results = tuple(
-        None if shape is None else jax.ShapeDtypeStruct(shape, dtype) for shape in shapes
-    )
-    problem = QuantizeProblem(op, x.shape, dtype, False)
-    return _quantize_plan(problem, avals, params, results)
-
-
-def plan_quantize_gathered(
-    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
-) -> QuantizePlan:
-    """Plans a `quantize_gathered` from its operands' avals and its parameters."""
-    x, rows, _, group_sizes = avals
-    forms = [quantized_groups(rows.shape[0], x.shape[1], group_sizes.shape[0])]
-    found = _plan_quantizer("quantize_gathered", avals, params, (), forms)
-    values, _scales = found.results
+def _gathered(params, x, rows, _, group_sizes):
+    form = quantized_groups(rows.shape[0], x.shape[1], group_sizes.shape[0])
+    values, _scales = _pairs(params, (), form)
     # Of a token that is copied several times, bytes are moved that were found once.
     room = None
     if is_static(*rows.shape, *x.shape) and rows.shape[0] >= LEAST_COPIES * x.shape[0]:
         shape = x.shape[0], round_up(x.shape[1], PIECE_COLUMNS)
         room = jax.ShapeDtypeStruct(shape, jnp.uint8)
-    return dataclasses.replace(found, results=(values, room))
+    return values, room
 
 
-def _plan_quantizer(
-    op: str,
-    avals: Sequence[Any],
-    params: Mapping[str, Any],
-    batch: Shape,
-    forms: Sequence[tuple[Shape, Shape] | None],
+def _matrix_maxima(params, x):
+    of_rows, of_columns = block_maxima(*x.shape)
+    shapes = of_rows if params["rows"] else None, of_columns if params["columns"] else None
+    return _arrays(jnp.float32, *shapes)
+
+
+def _channels(params, *operands):
+    *_, row_scale, column_scale = operands
+    (g, rows), columns = row_scale.shape, column_scale.shape[1]
+    plain = (g, rows, columns) if params["plain"] else None
+    transposed = (g, columns, rows) if params["transposed"] else None
+    return _arrays(np.dtype(params["dtype"]), plain, transposed)
+
+
+RESULTS: dict[str, Callable[..., Results]] = {
+    "quantize_rows": lambda params, x: _pairs(params, (), quantized_rows(*x.shape)),
+    "quantize_tokens": lambda params, x, rows: _pairs(
+        params, (), quantized_rows(rows.shape[0], x.shape[1])
+    ),
+    "quantize_blocks": _blocks,
+    "quantize_joined": lambda params, x, _: _blocks(params, x, 2 * round_up(x.shape[2], BLOCK)),
+    "quantize_ragged": _ragged,
+    "quantize_gathered": _gathered,
+    "quantize_channels": _channels,
+    "column_maxima": lambda params, x, _: _arrays(
+        jnp.float32, (cdiv(x.shape[0], COLUMN_ROWS), x.shape[1])
+    ),
+    "matrix_maxima": _matrix_maxima,
+}
+"""What each quantiser writes, from its parameters and its operands' avals."""
+
+
+def plan_quantizer(
+    op: str, avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
 ) -> QuantizePlan:
-    x = avals[0]
-    dtype = np.dtype(params["dtype"])
-    results = tuple(
-        None if form is None else jax.ShapeDtypeStruct((*batch, *shape), kind)
-        for form in forms
-        for shape, kind in zip(form or ((), ()), (dtype, jnp.float32), strict=True)
-    )
-    problem = QuantizeProblem(op, x.shape, dtype, params["power_of_two"])
-    return _quantize_plan(problem, avals, params, results)
-
-
-def _quantize_plan(
-    problem: QuantizeProblem,
-    avals: Sequence[Any],
-    params: Mapping[str, Any],
-    results: tuple[jax.ShapeDtypeStruct | None, ...],
-) -> QuantizePlan:
+    """Plans the quantiser of that name from its operands' avals and its parameters."""
+    results = RESULTS[op](params, *avals)
+    dtype = np.dtype(params.get("dtype", np.float32))
+    problem = QuantizeProblem(op, avals[0].shape, dtype, params.get("power_of_two", False))
+    reason = too_large_operands((*avals, *(x for x in results if x is not None)))
     if params["implementation"] == "reference":
         reason = AS_ASKED
-    else:
-        reason = too_large_operands((*avals, *(x for x in results if x is not None)))
-    path: Path = "reference" if reason else "direct"
-    return QuantizePlan(problem, path, reason, results=results)
+    kernel = XLA if reason else Kernel(op)
+    return QuantizePlan(problem, kernel, reason, None if reason else problem, results=results)

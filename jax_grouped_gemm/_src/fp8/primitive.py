@@ -26,7 +26,9 @@ from jax_grouped_gemm._src.fp8.formats import (
 )
 from jax_grouped_gemm._src.op import Op
 from jax_grouped_gemm._src.partition import Dims, leading, whole
+from jax_grouped_gemm._src.plan import PRODUCT_OPTIONS
 from jax_grouped_gemm._src.ragged import slices
+from jax_grouped_gemm._src.ragged.plan import check_tile, plan_product
 
 
 def _of_sliced(function, operand, *operands, slice=(), **params):
@@ -73,7 +75,9 @@ NONCONTRACTING = Op(
     operand_ranks=(2, 2, 3, 3, 1, 1),
     targets=(call.NONCONTRACTING,),
     avals=_noncontracting_aval,
-    planner=plan.plan_scaled_noncontracting,
+    planner=partial(plan_product, plan.noncontracting),
+    planned=PRODUCT_OPTIONS,
+    check=partial(check_tile, plan.noncontracting),
     call=call.scaled_noncontracting,
     reference=partial(_of_sliced, scaled_reference.scaled_ragged_noncontracting, SLICED_ROWS),
     dims=_noncontracting_dims,
@@ -89,8 +93,7 @@ def gathered_scaled_noncontracting(
     else of `copied()`, those rows and their scales."""
     operands = (lhs, lhs_scale, rhs, rhs_scale, group_sizes, group_offset, rows)
     params = dict(params, fast_accumulation=params.get("fast_accumulation", False))
-    found = plan.plan_gathered_noncontracting([jax.typeof(x) for x in operands], params)
-    if found.path == "fused":
+    if plan.reads_in_place([jax.typeof(x) for x in operands], params):
         return GATHERED_NONCONTRACTING.bind(*operands, **params)
     values, scales = copied()
     return scaled_ragged_noncontracting(values, scales, *operands[2:-1], **params)
@@ -113,7 +116,9 @@ GATHERED_NONCONTRACTING = Op(
     operand_ranks=(2, 2, 3, 3, 1, 1, 1),
     targets=(call.GATHERED_NONCONTRACTING,),
     avals=_gathered_noncontracting_aval,
-    planner=plan.plan_gathered_noncontracting,
+    planner=partial(plan_product, plan.gathered),
+    planned=PRODUCT_OPTIONS,
+    check=partial(check_tile, plan.gathered),
     call=call.gathered_noncontracting,
     reference=_gathered_reference,
 )
@@ -144,7 +149,9 @@ CONTRACTING = Op(
     operand_ranks=(3, 2, 3, 2, 1, 1),
     targets=(call.CONTRACTING,),
     avals=_contracting_aval,
-    planner=plan.plan_scaled_contracting,
+    planner=partial(plan_product, plan.contracting),
+    planned=PRODUCT_OPTIONS,
+    check=partial(check_tile, plan.contracting),
     call=call.scaled_contracting,
     reference=partial(_of_sliced, scaled_reference.scaled_ragged_contracting, SLICED_RHS),
 )
@@ -167,8 +174,7 @@ def paired_scaled_contracting(
         *(lhs, lhs_scale, first, first_scale),
         *(second, second_scale, group_sizes, group_offset),
     )
-    plan_of = plan.plan_paired_contracting([jax.typeof(x) for x in operands], params)
-    if plan_of.path == "fused":
+    if plan.is_one_launch([jax.typeof(x) for x in operands], params):
         return PAIRED_CONTRACTING.bind(*operands, **params)
     return _each(scaled_ragged_contracting, *operands, **params)
 
@@ -189,18 +195,20 @@ PAIRED_CONTRACTING = Op(
     operand_ranks=(3, 2, 3, 2, 3, 2, 1, 1),
     targets=(call.PAIRED_CONTRACTING,),
     avals=_paired_avals,
-    planner=plan.plan_paired_contracting,
+    planner=partial(plan_product, plan.paired),
+    planned=PRODUCT_OPTIONS,
+    check=partial(check_tile, plan.paired),
     call=call.paired_contracting,
     reference=partial(_each, scaled_reference.scaled_ragged_contracting),
     multiple_results=True,
 )
 
 
-def _planned_op(name, operand_ranks, target, planner, run, reference, dims=None) -> Op:
+def _planned_op(name, operand_ranks, target, run, reference, dims=None) -> Op:
     """An operation that is no product, whose results are those that its plan has."""
 
     def avals(*operands, **params):
-        found = planner(operands, params | dict(implementation=None)).results
+        found = plan.RESULTS[name](params, *operands)
         return [op.unsharded_aval(operands, x.shape, x.dtype) for x in found if x is not None]
 
     op = Op(
@@ -208,7 +216,7 @@ def _planned_op(name, operand_ranks, target, planner, run, reference, dims=None)
         operand_ranks=operand_ranks,
         targets=(target,),
         avals=avals,
-        planner=planner,
+        planner=partial(plan.plan_quantizer, name),
         call=run,
         reference=reference,
         multiple_results=True,
@@ -218,9 +226,9 @@ def _planned_op(name, operand_ranks, target, planner, run, reference, dims=None)
     return op
 
 
-def _quantizer(name, operand_ranks, planner, reference, dims=None) -> Op:
+def _quantizer(name, operand_ranks, reference, dims=None) -> Op:
     target = call.QUANTIZERS[name]
-    return _planned_op(name, operand_ranks, target, planner, call.quantize, reference, dims)
+    return _planned_op(name, operand_ranks, target, call.quantize, reference, dims)
 
 
 def quantize_rows(x, **params) -> list[jax.Array]:
@@ -228,7 +236,7 @@ def quantize_rows(x, **params) -> list[jax.Array]:
     return ROWS.bind(x, **params)
 
 
-ROWS = _quantizer("quantize_rows", (2,), plan.plan_quantize_rows, reference.quantize_rows, leading)
+ROWS = _quantizer("quantize_rows", (2,), reference.quantize_rows, leading)
 
 
 def quantize_tokens(x, rows, **params) -> list[jax.Array]:
@@ -240,7 +248,7 @@ def _tokens_reference(x, rows, **params):
     return reference.quantize_rows(rows_or_zeros(x, rows), **params)
 
 
-TOKENS = _quantizer("quantize_tokens", (2, 1), plan.plan_quantize_tokens, _tokens_reference)
+TOKENS = _quantizer("quantize_tokens", (2, 1), _tokens_reference)
 
 
 def quantize_blocks(x, **params) -> list[jax.Array]:
@@ -248,9 +256,7 @@ def quantize_blocks(x, **params) -> list[jax.Array]:
     return BLOCKS.bind(x, **params)
 
 
-BLOCKS = _quantizer(
-    "quantize_blocks", (3,), plan.plan_quantize_blocks, reference.quantize_blocks, leading
-)
+BLOCKS = _quantizer("quantize_blocks", (3,), reference.quantize_blocks, leading)
 
 
 def quantize_joined(x, y, **params) -> list[jax.Array]:
@@ -258,9 +264,7 @@ def quantize_joined(x, y, **params) -> list[jax.Array]:
     return JOINED.bind(x, y, **params)
 
 
-JOINED = _quantizer(
-    "quantize_joined", (3, 3), plan.plan_quantize_joined, reference.quantize_joined, leading
-)
+JOINED = _quantizer("quantize_joined", (3, 3), reference.quantize_joined, leading)
 
 
 def quantize_ragged(x, group_sizes, **params) -> list[jax.Array]:
@@ -268,7 +272,7 @@ def quantize_ragged(x, group_sizes, **params) -> list[jax.Array]:
     return RAGGED.bind(x, group_sizes, **params)
 
 
-RAGGED = _quantizer("quantize_ragged", (2, 1), plan.plan_quantize_ragged, reference.quantize_ragged)
+RAGGED = _quantizer("quantize_ragged", (2, 1), reference.quantize_ragged)
 
 
 def column_maxima(x, window, **params) -> jax.Array:
@@ -281,7 +285,6 @@ COLUMN_MAXIMA = _planned_op(
     "column_maxima",
     (2, 1),
     call.MAXIMA["column_maxima"],
-    plan.plan_column_maxima,
     call.maxima,
     reference.column_maxima,
 )
@@ -303,7 +306,6 @@ MATRIX_MAXIMA = _planned_op(
     "matrix_maxima",
     (3,),
     call.MAXIMA["matrix_maxima"],
-    plan.plan_matrix_maxima,
     call.maxima,
     reference.matrix_maxima,
     _maxima_dims,
@@ -329,7 +331,6 @@ CHANNELS = _planned_op(
     "quantize_channels",
     None,
     call.CHANNELS,
-    plan.plan_quantize_channels,
     call.quantize_channels,
     reference.quantize_channels,
     _channels_dims,
@@ -353,11 +354,17 @@ GATHERED = Op(
     operand_ranks=(2, 1, 1, 1),
     targets=(call.GATHERED,),
     avals=_gathered_aval,
-    planner=plan.plan_quantize_gathered,
+    planner=partial(plan.plan_quantizer, "quantize_gathered"),
     call=call.quantize_gathered,
     reference=reference.quantize_gathered,
     multiple_results=True,
     is_matmul=False,
+)
+
+
+NO_DERIVATIVE = (
+    "FP8 operands are constants to autodiff. Use jax_grouped_gemm.fp8_ragged_dot, which is "
+    "differentiable once, or jax.lax.stop_gradient."
 )
 
 
@@ -450,6 +457,6 @@ RAGGED.def_batching(lambda operands, dims, **params: RAGGED.bind_batched(operand
 for _op in (GATHERED, COLUMN_MAXIMA):
     _register_map(_op)
 for _op in (NONCONTRACTING, GATHERED_NONCONTRACTING, CONTRACTING, PAIRED_CONTRACTING):
-    _op.has_no_derivative()
+    _op.has_no_derivative(NO_DERIVATIVE)
 for _op in (ROWS, TOKENS, BLOCKS, JOINED, RAGGED, GATHERED, COLUMN_MAXIMA, MATRIX_MAXIMA, CHANNELS):
-    _op.has_no_derivative()
+    _op.has_no_derivative(NO_DERIVATIVE)

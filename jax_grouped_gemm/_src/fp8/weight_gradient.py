@@ -17,11 +17,14 @@ from jax.sharding import AxisType
 
 from jax_grouped_gemm._src.fp8 import plan
 from jax_grouped_gemm._src.fp8.formats import quantized_groups
+from jax_grouped_gemm._src.fp8.primitive import NO_DERIVATIVE
 from jax_grouped_gemm._src.fp8.products import Fp8Products
 from jax_grouped_gemm._src.meshes import axes_of_kind
 from jax_grouped_gemm._src.op import Op
 from jax_grouped_gemm._src.partition import Dims
+from jax_grouped_gemm._src.plan import PRODUCT_OPTIONS, Plan
 from jax_grouped_gemm._src.ragged import slices
+from jax_grouped_gemm._src.ragged.plan import Candidates, check_tile, plan_product
 
 
 def may_be_split_later(x: jax.Array) -> bool:
@@ -66,13 +69,13 @@ def _gradient(lhs, rhs, group_sizes, group_offset, *, products, dtype, num_group
 
 
 @dataclasses.dataclass(frozen=True)
-class _Plan(plan.ScaledPlan):
+class _Plan(Plan[plan.ScaledProblem]):
     """That of the product, and what quantises its operands."""
 
     params: tuple[tuple[str, Any], ...] = ()
 
 
-def _planned(avals, params, target) -> _Plan:
+def _candidates(avals, params) -> Candidates[plan.ScaledProblem]:
     lhs, rhs, sizes, offset = avals
     recipe = params["products"].recipe
     blocks: list[Any] = []
@@ -82,7 +85,11 @@ def _planned(avals, params, target) -> _Plan:
         blocks.append(jax.ShapeDtypeStruct(values, dtype))
         blocks.append(jax.ShapeDtypeStruct(scales, "float32"))
     of_product = dict(params, num_rows=lhs.shape[0], preferred_element_type=params["dtype"])
-    found = plan.plan_scaled_contracting([*blocks, sizes, offset], of_product, target)
+    return plan.contracting([*blocks, sizes, offset], of_product)
+
+
+def _planned(avals, params, target) -> _Plan:
+    found = plan_product(_candidates, avals, params, target)
     fields: dict[str, Any] = {x.name: getattr(found, x.name) for x in dataclasses.fields(found)}
     names = ("products", "dtype", "num_groups")
     return _Plan(**fields, params=tuple((name, params[name]) for name in names))
@@ -99,12 +106,14 @@ OP = Op(
     targets=(),
     avals=_aval,
     planner=_planned,
+    planned=PRODUCT_OPTIONS,
+    check=functools.partial(check_tile, _candidates),
     call=lambda plan, *operands: _gradient(*operands, **dict(plan.params)),
     reference=functools.partial(_gradient, implementation="reference"),
     dims=lambda *_, **params: Dims.of("mk", "mn", "G", "o", to="gkn", whole="Go"),
     localizer=slices.of_groups,
 )
-OP.has_no_derivative()
+OP.has_no_derivative(NO_DERIVATIVE)
 OP.def_batching(
     lambda operands, dims, *, implementation, **params: (
         jax.vmap(functools.partial(_gradient, **params), dims)(*operands),

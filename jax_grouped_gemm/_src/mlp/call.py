@@ -21,6 +21,7 @@ from jax_grouped_gemm._src.mlp.operands import (
 )
 from jax_grouped_gemm._src.mlp.plan import MlpPlan
 from jax_grouped_gemm._src.mlp.rows import on_rows
+from jax_grouped_gemm._src.plan import COMPOSED
 from jax_grouped_gemm._src.ragged.call import limit
 
 GATED = "jax_grouped_gemm.gated_ragged_dot.v3"
@@ -34,7 +35,7 @@ NO_ACTIVATION = Epilogue(alpha=1.0, cubic=0.0, limit=math.inf, shift=0.0)
 
 def gated(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
     """hidden and, if they are kept, gate and up."""
-    if plan.path == "unfused":
+    if plan.kernel == COMPOSED:
         return plan.compose(*operands)
     given: MlpOperands = plan.problem.given(operands)
     x, rows, experts = given.rows.x, given.rows.rows, given.experts
@@ -50,7 +51,7 @@ def gated(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
 
 def biased(plan: MlpPlan, *operands: jax.Array) -> jax.Array:
     """hidden wo + weights bo."""
-    if plan.path == "unfused":
+    if plan.kernel == COMPOSED:
         return plan.compose(*operands)
     given: DownOperands = plan.problem.given(operands)
     y = jax.ShapeDtypeStruct((given.num_rows, given.wo.shape[2]), given.hidden.dtype)
@@ -66,7 +67,8 @@ def _activated(
     optional = {name: x for name, x in optional.items() if x is not None}
     function = -1 if activation is None else activation.function
     attributes = (activation or NO_ACTIVATION).attributes()
-    call = jax.ffi.ffi_call(FEW_ROWS if plan.tile.transposed else GATED, results)
+    is_few_rows = plan.kernel.schedule == "few_rows"
+    call = jax.ffi.ffi_call(FEW_ROWS if is_few_rows else GATED, results)
     found = call(
         *factors,
         *given.groups.indices,
@@ -83,7 +85,7 @@ def _activated(
 
 def gated_transpose(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
     """dgate, dup if there is an up, hidden and dweights."""
-    if plan.path == "unfused":
+    if plan.kernel == COMPOSED:
         return plan.compose(*operands)
     given: GradientOperands = plan.problem.given(operands)
     gate, has_up = given.gate, given.up is not None
@@ -111,7 +113,7 @@ def gated_transpose(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
 
 def paired(plan: MlpPlan, *operands: jax.Array) -> jax.Array:
     """a0 w0^T + a1 w1^T."""
-    if plan.path == "unfused":
+    if plan.kernel == COMPOSED:
         return plan.compose(*operands)
     given: PairedOperands = plan.problem.given(operands)
     out = jax.ShapeDtypeStruct((given.a0.shape[0], given.w0.shape[1]), given.a0.dtype)
@@ -123,7 +125,7 @@ def paired(plan: MlpPlan, *operands: jax.Array) -> jax.Array:
 
 def paired_weights(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
     """x^T d0 and x^T d1 of each group."""
-    if plan.path == "unfused":
+    if plan.kernel == COMPOSED:
         return plan.compose(*operands)
     given: PairedWeightsOperands = plan.problem.given(operands)
     x, rows = given.rows.x, given.rows.rows

@@ -108,7 +108,7 @@ class Experts:
         given = self._operands(rows, weights, groups).with_experts(wo=None, bo=None)
         options = vars(self.options)
         planned = primitive.plan_of(primitive.GATED, given, residuals=True, **options)
-        return planned.path == "fused"
+        return planned.kernel_problem is not None
 
     def on_rows(self, x: jax.Array, weights: jax.Array, groups: Groups) -> jax.Array:
         """Rows [m, D], sorted by expert, and weights [m] -> rows [m, D]."""

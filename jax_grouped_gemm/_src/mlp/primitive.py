@@ -44,7 +44,7 @@ from jax_grouped_gemm._src.mlp.operands import (
 )
 from jax_grouped_gemm._src.op import Op
 from jax_grouped_gemm._src.partition import Dims
-from jax_grouped_gemm._src.plan import TileChoices, current_tiles
+from jax_grouped_gemm._src.plan import OPTIONS, Plan, TileChoices, current_tiles
 from jax_grouped_gemm._src.ragged import slices
 from jax_grouped_gemm._src.ragged.reference import owned_rows
 
@@ -110,6 +110,7 @@ GATED = Op(
     targets=(call.GATED, call.FEW_ROWS),
     avals=_gated_avals,
     planner=plan.plan_gated,
+    planned=OPTIONS,
     call=call.gated,
     reference=_of_leaves(reference.gated_ragged_dot),
     multiple_results=True,
@@ -129,6 +130,7 @@ BIASED = Op(
     targets=(call.FEW_ROWS,),
     avals=_biased_aval,
     planner=plan.plan_biased,
+    planned=OPTIONS,
     call=call.biased,
     reference=_of_leaves(reference.biased_ragged_dot),
     dims=lambda *_, tree, **params: _dims(tree, "mD", "g"),
@@ -152,6 +154,7 @@ GATED_TRANSPOSE = Op(
     targets=(call.GATED_TRANSPOSE,),
     avals=_gated_transpose_avals,
     planner=plan.plan_gated_transpose,
+    planned=OPTIONS,
     call=call.gated_transpose,
     reference=_of_leaves(reference.gated_ragged_dot_transpose),
     multiple_results=True,
@@ -173,6 +176,7 @@ PAIRED = Op(
     targets=(call.PAIRED,),
     avals=_paired_aval,
     planner=plan.plan_paired,
+    planned=OPTIONS,
     call=call.paired,
     reference=_of_leaves(reference.paired_ragged_dot),
     dims=lambda *_, tree, **params: _dims(tree, "mD", "g"),
@@ -192,6 +196,7 @@ PAIRED_WEIGHTS = Op(
     targets=(call.PAIRED_WEIGHTS,),
     avals=_paired_weights_avals,
     planner=plan.plan_paired_weights,
+    planned=OPTIONS,
     call=call.paired_weights,
     reference=_of_leaves(reference.paired_weight_gradients),
     multiple_results=True,
@@ -213,6 +218,7 @@ TANGENT = Op(
     targets=(),
     avals=_tangent_aval,
     planner=plan.plan_tangent,
+    planned=OPTIONS,
     call=call.tangent,
     reference=_of_leaves(reference.ragged_mlp_tangent),
     dims=lambda *_, tree, **params: _dims(tree, "mD", "Dg"),
@@ -318,7 +324,7 @@ def bind(op: Op, operands: Any, **params: Any) -> Any:
     return op.bind(*leaves, tree=tree, **params)
 
 
-def plan_of(op: Op, operands: Any, **params: Any) -> plan.MlpPlan:
+def plan_of(op: Op, operands: Any, **params: Any) -> Plan[Any]:
     """The plan of what `bind` binds."""
     leaves, tree = jax.tree.flatten(operands)
     return op.planner(list(map(jax.typeof, leaves)), dict(params, tree=tree), H200)
@@ -346,7 +352,7 @@ def down(options: Options, operands: MlpOperands, hidden: jax.Array) -> jax.Arra
     assert wo is not None
     weights = None if bo is None else operands.weights
     given = DownOperands(hidden, wo, bo, weights, operands.groups)
-    if plan_of(BIASED, given, **options.of_products).path == "fused":
+    if plan_of(BIASED, given, **options.of_products).kernel_problem is not None:
         return bind(BIASED, given, **options.of_products)
     # Not as one primitive, so that derivatives of the product are those of the ragged product.
     return reference.biased_ragged_dot(given, **options.of_products)
@@ -438,7 +444,7 @@ def _weight_gradients(
     if len(gradients) == 2:
         d0, d1 = gradients
         operands = PairedWeightsOperands(rows, d0, d1, groups)
-        if plan_of(PAIRED_WEIGHTS, operands, **params).path == "fused":
+        if plan.is_one_launch(operands, params):
             return bind(PAIRED_WEIGHTS, operands, **params)
     # Not as one primitive, so that derivatives of the products are those of the ragged products.
     x = token_rows.on_rows(rows)

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax_grouped_gemm._src.autodiff import is_zero, tangent_of
 from jax_grouped_gemm._src.op import Op
 from jax_grouped_gemm._src.partition import Dims, as_type
+from jax_grouped_gemm._src.plan import PRODUCT_OPTIONS
 from jax_grouped_gemm._src.ragged import call, plan, reference, slices
 from jax_grouped_gemm._src.ragged.bilinear import (
     BilinearOp,
@@ -30,7 +31,7 @@ def ragged_noncontracting(lhs, rhs, group_sizes, group_offset, **params) -> jax.
     """lhs [b?, m, k] times rhs [b?, g, k, n] -> [b?, m, n]; see `reference` for the semantics.
 
     Parameters: transpose_lhs, transpose_rhs, preferred_element_type, precision, implementation, and
-    zeroes_unowned, see `Op`.
+    those of `PRODUCT_OPTIONS`.
     """
     return NONCONTRACTING.bind(lhs, rhs, group_sizes, group_offset, **params)
 
@@ -55,7 +56,9 @@ NONCONTRACTING = BilinearOp(
     result_rank=2,
     targets=(call.NONCONTRACTING,),
     avals=_noncontracting_aval,
-    planner=plan.plan_noncontracting,
+    planner=functools.partial(plan.plan_product, plan.noncontracting),
+    planned=PRODUCT_OPTIONS,
+    check=functools.partial(plan.check_tile, plan.noncontracting),
     call=call.ragged,
     reference=reference.ragged_noncontracting,
     dims=_noncontracting_dims,
@@ -92,7 +95,9 @@ CONTRACTING = BilinearOp(
     result_rank=3,
     targets=(call.CONTRACTING,),
     avals=_contracting_aval,
-    planner=plan.plan_contracting,
+    planner=functools.partial(plan.plan_product, plan.contracting),
+    planned=PRODUCT_OPTIONS,
+    check=functools.partial(plan.check_tile, plan.contracting),
     call=call.ragged,
     reference=reference.ragged_contracting,
     dims=_contracting_dims,
@@ -127,7 +132,9 @@ ACCUMULATE = Op(
     operand_ranks=(3, 2, 2, 1, 1),
     targets=(call.ACCUMULATE,),
     avals=_accumulate_aval,
-    planner=plan.plan_accumulate,
+    planner=functools.partial(plan.plan_product, plan.accumulating),
+    planned=PRODUCT_OPTIONS,
+    check=functools.partial(plan.check_tile, plan.accumulating),
     call=call.accumulate,
     reference=reference.ragged_accumulate,
     dims=_accumulate_dims,

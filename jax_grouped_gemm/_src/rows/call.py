@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_grouped_gemm._src.plan import NOTHING
 from jax_grouped_gemm._src.rows.plan import RowsPlan
 
 SORT = "jax_grouped_gemm.sort_by_expert.v1"
@@ -16,8 +17,8 @@ DOTS = "jax_grouped_gemm.row_dots.v1"
 
 
 def sort(plan: RowsPlan, experts: jax.Array) -> list[jax.Array]:
-    """Runs the kernel of `plan`, whose path is not "reference", on its primitive's operand."""
-    if plan.path == "zeros":
+    """Runs the kernel of `plan`, whose kernel is not `XLA`, on its primitive's operand."""
+    if plan.kernel == NOTHING:
         return [jnp.zeros(result.shape, result.dtype) for result in plan.problem.results]
     *batch, num_experts = plan.problem.results[2].shape
     workspace = jax.ShapeDtypeStruct((*batch, plan.blocks, num_experts + 1), jnp.int32)
@@ -32,10 +33,11 @@ def gather(
     weights: jax.Array,
     count: jax.Array,
 ) -> jax.Array:
-    """Runs the kernel of `plan`, whose path is not "reference", on its primitive's operands."""
+    """Runs the kernel of `plan`, whose kernel is not `XLA`, on its primitive's operands."""
     options = dict(divisor=np.int32(plan.divisor), weighted=_is_given(weights))
-    operands = (x, pair_of_row, row_of_pair) if plan.by_token else (x, pair_of_row)
-    return _call(DISPATCH if plan.by_token else GATHER, plan, operands, (weights, count), options)
+    by_token = plan.kernel.name == "by_token"
+    operands = (x, pair_of_row, row_of_pair) if by_token else (x, pair_of_row)
+    return _call(DISPATCH if by_token else GATHER, plan, operands, (weights, count), options)
 
 
 def combine(
@@ -46,7 +48,7 @@ def combine(
     weights: jax.Array,
     count: jax.Array,
 ) -> jax.Array:
-    """Runs the kernel of `plan`, whose path is not "reference", on its primitive's operands."""
+    """Runs the kernel of `plan`, whose kernel is not `XLA`, on its primitive's operands."""
     options = dict(weighted=_is_given(weights))
     return _call(COMBINE, plan, (y, row_of_pair), (weights, count), options)
 
@@ -59,13 +61,13 @@ def dots(
     row_of_pair: jax.Array,
     count: jax.Array,
 ) -> jax.Array:
-    """Runs the kernel of `plan`, whose path is not "reference", on its primitive's operands."""
+    """Runs the kernel of `plan`, whose kernel is not `XLA`, on its primitive's operands."""
     return _call(DOTS, plan, (x, y, row_of_pair), (count,), {})
 
 
 def _call(target, plan, operands, optional, options) -> jax.Array:
     (result,) = plan.problem.results
-    if plan.path == "zeros":
+    if plan.kernel == NOTHING:
         return jnp.zeros(result.shape, result.dtype)
     return jax.ffi.ffi_call(target, result)(*operands, *filter(_is_given, optional), **options)
 

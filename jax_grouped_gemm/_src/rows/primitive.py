@@ -8,6 +8,8 @@ without `pair_of_row` is a scatter-add of XLA's, which takes any indices, repeat
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax.interpreters import ad
@@ -73,7 +75,7 @@ GATHER = Op(
     operand_ranks=plan.RANKS["gather_rows"],
     targets=(call.GATHER, call.DISPATCH),
     avals=_gather_aval,
-    planner=plan.plan_gather,
+    planner=functools.partial(plan.plan_move, "gather_rows"),
     call=call.gather,
     reference=reference.gather_rows,
     is_matmul=False,
@@ -97,7 +99,7 @@ COMBINE = Op(
     operand_ranks=plan.RANKS["combine_rows"],
     targets=(call.COMBINE,),
     avals=_combine_aval,
-    planner=plan.plan_combine,
+    planner=functools.partial(plan.plan_move, "combine_rows"),
     call=call.combine,
     reference=reference.combine_rows,
     is_matmul=False,
@@ -121,7 +123,7 @@ DOTS = Op(
     operand_ranks=plan.RANKS["row_dots"],
     targets=(call.DOTS,),
     avals=_dots_aval,
-    planner=plan.plan_dots,
+    planner=functools.partial(plan.plan_move, "row_dots"),
     call=call.dots,
     reference=reference.row_dots,
     is_matmul=False,

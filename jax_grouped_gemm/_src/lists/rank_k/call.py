@@ -17,7 +17,7 @@ TARGET_FP64 = "jax_grouped_gemm.rank_k_fp64.v2"
 
 
 def rank_k(plan: Plan[RankKProblem], *operands: jax.Array) -> list[jax.Array]:
-    """Runs the kernel of `plan`, whose path is not "reference", on operands of `plan.problem`.
+    """Runs the kernel of `plan`, whose kernel is not `XLA`, on operands of `plan.problem`.
 
     The operands are those of the primitive: alpha, a, b, beta and c of every stack.
     """
@@ -26,10 +26,10 @@ def rank_k(plan: Plan[RankKProblem], *operands: jax.Array) -> list[jax.Array]:
     order = launch_order(problem)
     if not order:
         return outs
-    is_fp64, is_rank_2k = plan.path == "direct", problem.op == "rank_2k"
+    kernel_problem, kernel = plan.launched
+    is_fp64, is_rank_2k = kernel.schedule == "square", problem.op == "rank_2k"
     names = present(has_b=is_rank_2k, has_beta=problem.has_c, has_c=problem.has_c)
     problems = problems_of(by_name(operands, len(outs), names))
-    kernel_problem, tile = plan.kernel
     stacks, dtype = kernel_problem.stacks, kernel_problem.result_dtype
 
     def padded(name):
@@ -53,7 +53,7 @@ def rank_k(plan: Plan[RankKProblem], *operands: jax.Array) -> list[jax.Array]:
         [*scales, *factors],
         c,
         [jax.ShapeDtypeStruct((stacks[i].g, stacks[i].n, stacks[i].n), dtype) for i in order],
-        tile=tile,
+        tile=kernel.tile,
         terms=plan.terms,
         workspace_bytes=plan.workspace_bytes,
         two_operands=is_rank_2k,

@@ -23,7 +23,7 @@ from jax_grouped_gemm._src.fp8.formats import BLOCK, Pair, quantized_groups, qua
 from jax_grouped_gemm._src.mlp.epilogue import Epilogue
 from jax_grouped_gemm._src.mlp.fp8.hidden import HiddenGradients, HiddenLayer, JoinedGradients
 from jax_grouped_gemm._src.op import Op
-from jax_grouped_gemm._src.plan import AS_ASKED, Plan, symbolic_sizes
+from jax_grouped_gemm._src.plan import AS_ASKED, COMPOSED, XLA, Kernel, Plan, symbolic_sizes
 from jax_grouped_gemm._src.sizes import too_large_operands
 
 HIDDEN_TARGET = "jax_grouped_gemm.quantize_hidden.v1"
@@ -91,7 +91,7 @@ def ragged_hidden_gradients(
     params: dict[str, Any] = dict(layer=layer, implementation=implementation)
     operands = projections, dh, weights, group_sizes
     avals = [jax.typeof(x) for x in operands]
-    joined = joined and plan_ragged_gradients(avals, params).path == "fused"
+    joined = joined and plan_ragged_gradients(avals, params).kernel_problem is not None
     *leaves, dweights = RAGGED_GRADIENTS.bind(*operands, joined=joined, **params)
     if joined:
         values, of_rows, of_gate, of_up, hidden, of_hidden = leaves
@@ -104,12 +104,12 @@ def ragged_hidden_gradients(
 def _plan(op: str, avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> HiddenPlan:
     problem = HiddenProblem(op, params["layer"])
     if params["implementation"] == "reference":
-        return Plan(problem, "reference", AS_ASKED)
+        return Plan(problem, XLA, AS_ASKED)
     if reason := too_large_operands(avals):
-        return Plan(problem, "reference", reason)
+        return Plan(problem, XLA, reason)
     if reason := _unfused_reason(problem.layer, avals):
-        return Plan(problem, "unfused", reason)
-    return Plan(problem, "fused", kernel_problem=problem)
+        return Plan(problem, COMPOSED, reason)
+    return Plan(problem, Kernel(op), kernel_problem=problem)
 
 
 def _unfused_reason(layer: HiddenLayer, avals: Sequence[Any]) -> str:
@@ -150,11 +150,12 @@ def plan_ragged_gradients(
     problem = dataclasses.replace(found.problem, joined=params.get("joined", False))
     found = dataclasses.replace(found, problem=problem)
     scaling = found.problem.layer.recipe.scaling
-    if found.path == "fused" and scaling != "blockwise":
-        return Plan(found.problem, "unfused", f"the kernel scales blocks of 128, not {scaling}")
-    if found.path == "fused" and (reason := _unsuitable_groups(avals)):
-        return Plan(found.problem, "unfused", reason)
-    return found
+    if found.kernel_problem is None:
+        return found
+    reason = _unsuitable_groups(avals)
+    if scaling != "blockwise":
+        reason = f"the kernel scales blocks of 128, not {scaling}"
+    return Plan(found.problem, COMPOSED, reason) if reason else found
 
 
 def _unsuitable_groups(avals: Sequence[Any]) -> str:
@@ -213,7 +214,7 @@ def _in_blocks(layer, found: HiddenGradients, quantize) -> list[jax.Array]:
 
 
 def _call_hidden(plan: HiddenPlan, projections, weights):
-    if plan.path == "unfused":
+    if plan.kernel == COMPOSED:
         return _hidden_reference(projections, weights, layer=plan.problem.layer)
     layer, rows = plan.problem.layer, projections.shape[0]
     if layer.recipe.scaling != "blockwise":
@@ -226,7 +227,7 @@ def _call_hidden(plan: HiddenPlan, projections, weights):
 
 
 def _call_gradients(plan: HiddenPlan, projections, dh, weights):
-    if plan.path == "unfused":
+    if plan.kernel == COMPOSED:
         return _gradients_reference(projections, dh, weights, layer=plan.problem.layer)
     layer, operands = plan.problem.layer, (projections, dh, weights)
     like_dh = [jax.ShapeDtypeStruct(dh.shape, dh.dtype)] * 3
@@ -276,7 +277,7 @@ def _over_scales(layer, maxima, stacks, dtype) -> list[jax.Array]:
 
 def _call_ragged_gradients(plan: HiddenPlan, projections, dh, weights, group_sizes):
     layer = plan.problem.layer
-    if plan.path == "unfused":
+    if plan.kernel == COMPOSED:
         found = hidden_gradients(layer, projections, dh, weights, "cuda")
         quantize = functools.partial(
             _transposed, primitive.quantize_ragged, layer, group_sizes, implementation="cuda"
@@ -403,4 +404,4 @@ for _op in (HIDDEN, GRADIENTS):
     _register_batching(_op)
 RAGGED_GRADIENTS.def_batching(_batch_ragged_gradients)
 for _op in (HIDDEN, GRADIENTS, RAGGED_GRADIENTS):
-    _op.has_no_derivative()
+    _op.has_no_derivative(primitive.NO_DERIVATIVE)
