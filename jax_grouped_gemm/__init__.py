@@ -42,6 +42,7 @@ from jax_grouped_gemm._src.arguments import check_groups
 from jax_grouped_gemm._src.device import is_available, unavailable_reason
 from jax_grouped_gemm._src.device import register_targets as _register_targets
 from jax_grouped_gemm._src.explain import Explanation, explain
+from jax_grouped_gemm._src.fp8 import weights as _weights  # noqa: F401 - registers formats
 from jax_grouped_gemm._src.fp8.api import (
     QuantizedRows,
     QuantizedWeights,
@@ -65,6 +66,9 @@ from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp, quantize_mlp
 from jax_grouped_gemm._src.mlp.plan import MlpPlan
 from jax_grouped_gemm._src.op import export_disabled_checks as _export_disabled_checks
 from jax_grouped_gemm._src.plan import Plan, TileConfig, use_tiles
+from jax_grouped_gemm._src.quantized.api import dequantize, from_codes, quantize
+from jax_grouped_gemm._src.quantized.array import QuantizedArray
+from jax_grouped_gemm._src.quantized.format import Format
 from jax_grouped_gemm._src.ragged.api import (
     ragged_dot,
     ragged_dot_accumulate,
@@ -81,9 +85,11 @@ if _TYPE_CHECKING:
 __all__ = [
     "EXPORT_DISABLED_CHECKS",
     "Explanation",
+    "Format",
     "GroupedGemmPlan",
     "MlpPlan",
     "Plan",
+    "QuantizedArray",
     "QuantizedMlp",
     "QuantizedRows",
     "QuantizedWeights",
@@ -92,8 +98,10 @@ __all__ = [
     "__version__",
     "check_groups",
     "checkpoint_policies",
+    "dequantize",
     "explain",
     "fp8_ragged_dot",
+    "from_codes",
     "gated_ragged_dot",
     "grouped_gemm",
     "grouped_her2k",
@@ -103,6 +111,7 @@ __all__ = [
     "is_available",
     "moe",
     "optim",
+    "quantize",
     "quantize_blockwise",
     "quantize_mlp",
     "quantize_ragged",

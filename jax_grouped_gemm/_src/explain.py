@@ -113,7 +113,7 @@ def _plans(jaxpr: Jaxpr, target: Target) -> Iterator[Plan[Any]]:
 
     for eqn in jaxpr.eqns:
         op = ops.get(eqn.primitive)
-        if op and op.is_matmul:
+        if op and (op.is_matmul or op.is_listed):
             yield op.planner([x.aval for x in eqn.invars], eqn.params, target)
         for inner in jaxprs_in_params(eqn.params):
             yield from _plans(inner, target)

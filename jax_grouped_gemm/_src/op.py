@@ -87,6 +87,7 @@ class Op:
         operands and a `partition.Split`, gives the operands and parameters with which the device
         computes its slice of the results. By default those are what they are.
       is_matmul: whether `explain` and the checkpoint policies count it as a grouped matmul.
+      is_listed: whether `explain` lists it although it is no matmul.
       primitive: the primitive, made from these.
     """
 
@@ -101,6 +102,7 @@ class Op:
     dims: Callable[..., partition.Dims] | None = None
     localizer: Callable[..., tuple[Sequence[Any], dict[str, Any]]] | None = None
     is_matmul: bool = True
+    is_listed: bool = False
     primitive: Primitive = dataclasses.field(init=False)
 
     def __post_init__(self):
