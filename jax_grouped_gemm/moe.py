@@ -70,6 +70,8 @@ from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp
 from jax_grouped_gemm._src.mlp.primitive import Options
 from jax_grouped_gemm._src.mlp.reference import row_weights
 from jax_grouped_gemm._src.over_tokens import AxisNames, over_tokens
+from jax_grouped_gemm._src.quantized.array import QuantizedArray
+from jax_grouped_gemm._src.quantized.weights import takes_quantized
 from jax_grouped_gemm._src.ragged.api import ragged_dot
 from jax_grouped_gemm._src.ragged.reference import owned_rows
 from jax_grouped_gemm._src.rows.api import combine as combine
@@ -164,12 +166,13 @@ def deinterleave(gate_up: jax.Array, axis: int = -1) -> tuple[jax.Array, jax.Arr
     return gate_up[(*before, slice(0, None, 2))], gate_up[(*before, slice(1, None, 2))]
 
 
+@takes_quantized("wi_0", "wi_1", "wo", like="x")
 def dropless_mlp(
     x: jax.Array,
     routing: Routing,
-    wi_0: jax.Array,
-    wi_1: jax.Array | None,
-    wo: jax.Array,
+    wi_0: jax.Array | QuantizedArray,
+    wi_1: jax.Array | QuantizedArray | None,
+    wo: jax.Array | QuantizedArray,
     *,
     biases: Biases | None = None,
     activation: ActivationLike = "silu",
@@ -188,7 +191,9 @@ def dropless_mlp(
       routing: the result of `route` on logits [..., E] with the same leading dimensions.
       wi_0, wi_1: gate and up projections [E, D, F]. Without `wi_1` (None) a hidden layer is
         act(x wi_0).
-      wo: down projections [E, F, D].
+      wo: down projections [E, F, D]. Each of the three may be a `jax_grouped_gemm.QuantizedArray`,
+        gate and up of one format, which is dequantised to the dtype of x in each call, and has no
+        gradient.
       biases: those of wi_0, wi_1 and wo: [E, F], [E, F] and [E, D], each of which may be None.
       activation: what is done to gate and up, in at least float32: "silu", "gelu", "gelu_tanh",
         "relu" or "relu2" of the gate; "swiglu_oai" (GPT-OSS: both clipped at 7, gate

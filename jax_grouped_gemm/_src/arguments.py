@@ -64,6 +64,11 @@ def canonical_dtype(name: str, dtype: DTypeLike) -> np.dtype:
 def as_array(name: str, x: Any) -> jax.Array:
     """Returns `x` as a JAX array; raises a `TypeError` if it is no array at all."""
     if not isinstance(x, (jax.Array, np.ndarray)):
+        if hasattr(x, "dequantize"):
+            raise TypeError(
+                f"{name} must be an array of numbers, got a {type(x).__name__}: only the weights "
+                "of ragged_dot and of MLPs may be quantised; dequantize() makes an array"
+            )
         value = reprlib.repr(x)
         raise TypeError(f"{name} must be a JAX or NumPy array, got {type(x).__name__}: {value}")
     if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
@@ -283,6 +288,11 @@ def check_groups(*, unowned_rows: bool = False) -> Iterator[None]:
     """
     with _context(_Checks(checked_boolean("unowned_rows", unowned_rows))):
         yield
+
+
+def has_group_checks() -> bool:
+    """Whether the context asks for checks."""
+    return _context.value is not None
 
 
 def run_group_checks(

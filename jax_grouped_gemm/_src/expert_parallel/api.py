@@ -23,6 +23,8 @@ from jax_grouped_gemm._src.expert_parallel.layer import Choices, Schedule
 from jax_grouped_gemm._src.expert_parallel.options import Auto, Combine, Save, Strategy, Wanted
 from jax_grouped_gemm._src.expert_parallel.stats import ExpertParallelStats, group_stats
 from jax_grouped_gemm._src.fp8.recipe import Recipe
+from jax_grouped_gemm._src.quantized.array import QuantizedArray
+from jax_grouped_gemm._src.quantized.weights import takes_quantized
 from jax_grouped_gemm._src.rows.operands import (
     Biases,
     check_shapes,
@@ -34,12 +36,13 @@ from jax_grouped_gemm._src.rows.routing import Routing
 FUNCTION = "expert_parallel_mlp"
 
 
+@takes_quantized("wi_0", "wi_1", "wo", like="x")
 def expert_parallel_mlp(
     x: jax.Array,
     routing: Routing,
-    wi_0: jax.Array,
-    wi_1: jax.Array | None,
-    wo: jax.Array,
+    wi_0: jax.Array | QuantizedArray,
+    wi_1: jax.Array | QuantizedArray | None,
+    wo: jax.Array | QuantizedArray,
     *,
     expert_axis: AxisNames,
     tensor_axis: AxisNames | None = None,
@@ -85,7 +88,8 @@ def expert_parallel_mlp(
       routing: of these tokens, the result of `moe.route` on logits [..., E] of all E experts.
       wi_0, wi_1: this device's experts [E/N, D, F]; without `wi_1` (None) a hidden layer is
         act(x wi_0). With `tensor_axis` F is this device's slice.
-      wo: [E/N, F, D].
+      wo: [E/N, F, D]. Each of the three may be a `jax_grouped_gemm.QuantizedArray`, see
+        `moe.dropless_mlp`.
       expert_axis: the mesh axis, or axes, along which experts are divided, in order.
       tensor_axis: the mesh axis, or axes, along which hidden features are divided.
       strategy: "all_gather", "ragged_all_to_all", or "auto" for the one that is predicted to be

@@ -30,16 +30,19 @@ from jax_grouped_gemm._src.mlp import composed, plan, primitive
 from jax_grouped_gemm._src.mlp.fp8 import experts as fp8_experts
 from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp
 from jax_grouped_gemm._src.mlp.primitive import Options
+from jax_grouped_gemm._src.quantized.array import QuantizedArray
+from jax_grouped_gemm._src.quantized.weights import takes_quantized
 
 Biases = tuple[jax.Array | None, ...]
 ActivationLike = str | Callable[[jax.Array], jax.Array] | Activation
 
 
+@takes_quantized("wi_0", "wi_1", "wo", like="x")
 def ragged_mlp(
     x: ArrayLike,
-    wi_0: ArrayLike,
-    wi_1: ArrayLike | None,
-    wo: ArrayLike,
+    wi_0: ArrayLike | QuantizedArray,
+    wi_1: ArrayLike | QuantizedArray | None,
+    wo: ArrayLike | QuantizedArray,
     group_sizes: ArrayLike,
     *,
     rows: ArrayLike | None = None,
@@ -75,7 +78,8 @@ def ragged_mlp(
       wi_0, wi_1: gate and up projections [g, D, F]. Without `wi_1` (None) a hidden layer is
         activation(x wi_0), or, if `wi_0` is [g, D, 2 F], of the gate in its first F columns and of
         the up projection in the others.
-      wo: down projections [g, F, D].
+      wo: down projections [g, F, D]. Each of the three may be a `QuantizedArray`, gate and up of
+        one format, which is dequantised to the dtype of x in each call, and has no gradient.
       group_sizes: [G] of any integer dtype, rows per expert, see `ragged_dot`.
       rows: integers [m], the token that each row is a copy of; the rows are sorted by expert. A row
         whose token is not in [0, T) is zero.
@@ -118,10 +122,11 @@ def ragged_mlp(
     return of_operands(options, operands)
 
 
+@takes_quantized("wi_0", "wi_1", like="x")
 def gated_ragged_dot(
     x: ArrayLike,
-    wi_0: ArrayLike,
-    wi_1: ArrayLike | None,
+    wi_0: ArrayLike | QuantizedArray,
+    wi_1: ArrayLike | QuantizedArray | None,
     group_sizes: ArrayLike,
     *,
     rows: ArrayLike | None = None,

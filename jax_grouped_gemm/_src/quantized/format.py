@@ -182,7 +182,8 @@ def named(
     if layout is None:
         layouts: tuple[Layout, ...] = get_args(Layout)
         layout = next((each for each in layouts if (name, each) in _REGISTRY), layouts[0])
-    layout = checked_choice("layout", layout, get_args(Layout))
+    checked_choice("layout", layout, get_args(Layout))
+    assert layout is not None
     found = registered(name, layout)
     changed = found.format
     if group_size is not None and checked_int("group_size", group_size) != changed.group_size:

@@ -26,13 +26,16 @@ from jax_grouped_gemm._src.arguments import (
     run_group_checks,
 )
 from jax_grouped_gemm._src.plan import current_tiles
+from jax_grouped_gemm._src.quantized.array import QuantizedArray
+from jax_grouped_gemm._src.quantized.weights import takes_quantized
 from jax_grouped_gemm._src.ragged import dimension_numbers, primitive
 from jax_grouped_gemm._src.ragged.dimension_numbers import DimensionNames, Mode
 
 
+@takes_quantized("rhs", like="lhs", unless=dict(transpose_rhs="quantise the matrices as [g, k, n]"))
 def ragged_dot(
     lhs: ArrayLike,
-    rhs: ArrayLike,
+    rhs: ArrayLike | QuantizedArray,
     group_sizes: ArrayLike,
     precision: lax.PrecisionLike = None,
     preferred_element_type: DTypeLike | None = None,
@@ -50,7 +53,8 @@ def ragged_dot(
 
     Args:
       lhs: [m, k], floating point, complex or integer.
-      rhs: [g, k, n], or [g, n, k] with `transpose_rhs`.
+      rhs: [g, k, n], or [g, n, k] with `transpose_rhs`; or a `QuantizedArray`, which is dequantised
+        to the dtype of `lhs` in each call, and has no gradient.
       group_sizes: [G] of any integer dtype, rows per group. A negative size counts as zero; where
         the running sum exceeds m it is cut at m. G equals g, or is at least g with `group_offset`.
       precision: as in `jax.lax.dot`, for float32 and wider. DEFAULT is as accurate as TF32. HIGH
