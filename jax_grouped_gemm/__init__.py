@@ -66,6 +66,7 @@ from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp, quantize_mlp
 from jax_grouped_gemm._src.mlp.plan import MlpPlan
 from jax_grouped_gemm._src.op import export_disabled_checks as _export_disabled_checks
 from jax_grouped_gemm._src.plan import Plan, TileConfig, use_tiles
+from jax_grouped_gemm._src.quantized import checkpoints
 from jax_grouped_gemm._src.quantized.api import dequantize, from_codes, quantize
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
 from jax_grouped_gemm._src.quantized.format import Format
@@ -98,6 +99,7 @@ __all__ = [
     "__version__",
     "check_groups",
     "checkpoint_policies",
+    "checkpoints",
     "dequantize",
     "explain",
     "fp8_ragged_dot",

@@ -23,7 +23,9 @@ from jax_grouped_gemm._src.quantized.primitive import DEQUANTIZE
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def takes_quantized(*weights: str, like: str, unless: Mapping[str, str] | None = None) -> Any:
+def takes_quantized(
+    *weights: str, like: str, unless: Mapping[str, str] | None = None
+) -> Callable[[F], F]:
     """Has a function take a `QuantizedArray` for the arguments named `weights`.
 
     Args:
