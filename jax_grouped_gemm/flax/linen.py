@@ -12,14 +12,17 @@ from flax import linen as nn
 from jax_grouped_gemm import moe
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.mlp.fp8.weights import quantize_mlp
+from jax_grouped_gemm._src.quantized.format import Format
 from jax_grouped_gemm.flax._experts import (
     apply_experts,
     as_dict,
     check_options,
     check_sizes,
+    checked_weights,
     default_gate_init,
     default_kernel_init,
     from_dict,
+    quantized_weights,
     routed,
     without_padding,
 )
@@ -28,7 +31,9 @@ QUANTIZED = "quantized"
 """The variable collection of weights that are quantised in advance, see `quantize_params`."""
 
 
-def quantize_params(params: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
+def quantize_params(
+    params: Mapping[str, Any], recipe: Recipe | str | Format, **options: Any
+) -> dict[str, Any]:
     """The collection "quantized" of a model: the weights of every `MoE` in `params`, quantised.
 
     A layer that finds its weights there does not quantise them. They change when parameters do, so
@@ -44,16 +49,24 @@ def quantize_params(params: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]
     Layers without a recipe, with one whose `forward` or `dgrad` is "bf16", or with an `expert_axis`
     do not look at theirs, which `params` without them leave out.
 
+    With a format in place of a recipe, for layers without one, weights are frozen, each a
+    `jax_grouped_gemm.QuantizedArray`. Layers then read no wi_0, wi_1 and wo, so that "params" may
+    be without them. The collection may also be written by hand, from a checkpoint:
+    `{"experts": {"wi_0": wi_0, "wi_1": wi_1, "wo": wo}}` at the place of the layer.
+
     Args:
       params: the collection "params" of a module, with or without partitioning metadata.
-      recipe: that of the layers.
+      recipe: that of the layers, or a format of `jax_grouped_gemm.quantize`.
+      **options: of `jax_grouped_gemm.quantize`, such as `group_size`.
     """
     params = nn.meta.unbox(params)
     if {"wi_0", "wi_1", "wo"} <= params.keys():
-        quantized = quantize_mlp(params["wi_0"], params["wi_1"], params["wo"], recipe)
-        return {"experts": as_dict(quantized)}
+        matrices = params["wi_0"], params["wi_1"], params["wo"]
+        if isinstance(recipe, str | Format):
+            return {"experts": quantized_weights(*matrices, recipe, **options)}
+        return {"experts": as_dict(quantize_mlp(*matrices, recipe))}
     inner = {
-        name: quantize_params(value, recipe)
+        name: quantize_params(value, recipe, **options)
         for name, value in params.items()
         if isinstance(value, Mapping)
     }
@@ -166,9 +179,14 @@ class MoE(nn.Module):
         )(x)
         wi_shape = (self.num_experts, x.shape[-1], self.hidden_features)
         wo_shape = (self.num_experts, self.hidden_features, x.shape[-1])
-        wi_0 = self._experts("wi_0", self.kernel_init, wi_shape, ("exp", "embed", "mlp"))
-        wi_1 = self._experts("wi_1", self.kernel_init, wi_shape, ("exp", "embed", "mlp"))
-        wo = self._experts("wo", self.kernel_init, wo_shape, ("exp", "mlp", "embed"))
+        quantized: Any = self.get_variable(QUANTIZED, "experts")
+        is_frozen = isinstance(quantized, Mapping) and "wi_0" in quantized
+        if is_frozen:
+            checked_weights(self, x.shape[-1], **quantized)
+        else:
+            wi_0 = self._experts("wi_0", self.kernel_init, wi_shape, ("exp", "embed", "mlp"))
+            wi_1 = self._experts("wi_1", self.kernel_init, wi_shape, ("exp", "embed", "mlp"))
+            wo = self._experts("wo", self.kernel_init, wo_shape, ("exp", "mlp", "embed"))
         biases = None
         if self.biases:
             biases = (
@@ -180,10 +198,13 @@ class MoE(nn.Module):
         dtype = jnp.result_type(x, self.param_dtype) if self.dtype is None else self.dtype
         routing = routed(self, logits, mask)
         self.sow("intermediates", "routing", routing)
-        matrices = (w.astype(dtype) for w in (wi_0, wi_1, wo))
-        quantized: Any = self.get_variable(QUANTIZED, "experts")
-        if isinstance(quantized, Mapping):
-            quantized = from_dict(quantized)
+        matrices: list[Any]
+        if is_frozen:
+            matrices, quantized = [quantized[name] for name in ("wi_0", "wi_1", "wo")], None
+        else:
+            matrices = [w.astype(dtype) for w in (wi_0, wi_1, wo)]
+            if isinstance(quantized, Mapping):
+                quantized = from_dict(quantized)
         options = dict(biases=biases, quantized=quantized)
         y, stats = apply_experts(self, x.astype(dtype), routing, *matrices, **options)
         if stats is not None:
