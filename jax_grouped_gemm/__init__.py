@@ -42,7 +42,6 @@ from jax_grouped_gemm._src.arguments import check_groups
 from jax_grouped_gemm._src.device import is_available, unavailable_reason
 from jax_grouped_gemm._src.device import register_targets as _register_targets
 from jax_grouped_gemm._src.explain import Explanation, explain
-from jax_grouped_gemm._src.fp8 import weights as _weights  # noqa: F401 - registers formats
 from jax_grouped_gemm._src.fp8.api import (
     QuantizedRows,
     QuantizedWeights,

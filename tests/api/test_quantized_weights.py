@@ -193,6 +193,31 @@ def test_refusals(rng):
             call()
 
 
+def test_two_fp8_operands(rng):
+    x = rng.standard_normal((16, 200)).astype(np.float32)
+    w = rng.standard_normal((EXPERTS, 200, 136)).astype(np.float32)
+    rows = jgg.quantize(x, "fp8_1x128")
+    values, scales = jgg.quantize_blockwise(x)
+    np.testing.assert_array_equal(rows.values, values)
+    np.testing.assert_array_equal(rows.scales, scales)
+    both = jgg.quantize_weights(w)
+    q = jgg.quantize(w, "fp8_128x128", layout="rows")
+    for found, want in zip(jax.tree.leaves(q), jax.tree.leaves(both.array), strict=True):
+        np.testing.assert_array_equal(found, want)
+    want = jgg.scaled_ragged_dot(values, scales, both.values, both.scales, SIZES)
+    np.testing.assert_array_equal(jgg.ragged_dot(rows, both.array, SIZES), want)
+    got = jax.jit(lambda x, w: jgg.ragged_dot(x, w, SIZES, transpose_rhs=True))(
+        rows, both.transposed
+    )
+    np.testing.assert_array_equal(got, want)
+    with pytest.raises(ValueError, match="precision and out_sharding must be None"):
+        jgg.ragged_dot(rows, q, SIZES, precision="highest")
+    with pytest.raises(TypeError, match="lhs must be of the format fp8_1x128.*got fp8_128x128"):
+        jgg.ragged_dot(jgg.quantize(x, "fp8_128x128", layout="rows"), q, SIZES)
+    with pytest.raises(TypeError, match="nothing multiplies rows.*'packed'"):
+        jgg.ragged_dot(rows, jgg.quantize(w, "int8"), SIZES)
+
+
 def test_group_checks(rng):
     q, _ = weights(rng, "int8")
     x = rng.standard_normal((18, EMBED)).astype(np.float32)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import ArrayLike, DTypeLike
 
+from jax_grouped_gemm._src.arguments import Implementation
 from jax_grouped_gemm._src.fp8 import reference
 from jax_grouped_gemm._src.fp8.formats import BLOCK
+from jax_grouped_gemm._src.fp8.scaled import scaled_ragged_dot
 from jax_grouped_gemm._src.quantized import pack
+from jax_grouped_gemm._src.quantized.array import QuantizedArray
 from jax_grouped_gemm._src.quantized.format import (
     Codes,
     Format,
@@ -76,6 +82,42 @@ def _blocks_unpack(parts: Parts, format: Format, matrix: Matrix) -> Codes:
     return Codes(_unpacked_codes(parts.values, matrix), parts.scales.T)
 
 
+def _ragged_dot(
+    lhs: QuantizedArray,
+    rhs: QuantizedArray,
+    group_sizes: ArrayLike,
+    precision: Any = None,
+    preferred_element_type: DTypeLike | None = None,
+    group_offset: ArrayLike | None = None,
+    out_sharding: Any = None,
+    *,
+    transpose_rhs: bool = False,
+    implementation: Implementation = None,
+) -> jax.Array:
+    """`ragged_dot` of rows in blocks of 1 x 128 and weights in blocks of 128 x 128."""
+    if lhs.format != ROWS_1X128:
+        raise TypeError(
+            f"ragged_dot: lhs must be of the format {ROWS_1X128} where rhs is of "
+            f"{rhs.format}, got {lhs.format} in the layout {lhs.format.layout!r}"
+        )
+    if precision is not None or out_sharding is not None:
+        raise ValueError(
+            "ragged_dot: precision and out_sharding must be None for FP8 operands, got "
+            f"{precision!r} and {out_sharding!r}"
+        )
+    return scaled_ragged_dot(
+        lhs.values,
+        lhs.scales,
+        rhs.values,
+        rhs.scales,
+        group_sizes,
+        transpose_rhs=transpose_rhs,
+        preferred_element_type=preferred_element_type or jnp.bfloat16,
+        group_offset=group_offset,
+        implementation=implementation,
+    )
+
+
 def _as_rows(codes: Codes, format: Format) -> Parts:
     return Parts(codes.codes, codes.scales)
 
@@ -98,13 +140,14 @@ BLOCKS = packed(
     pack=_blocks_pack,
     unpack=_blocks_unpack,
 )
-ROWS_128X128, ROWS_1X128 = (
-    packed(
-        Format(name, E4M3, 8, ScaleLayout(block, FLOAT32), layout="rows"),
-        encode=_blocks_encode,
-        decode=_blocks_decode,
-        pack=_as_rows,
-        unpack=_of_rows,
-    )
-    for name, block in (("fp8_128x128", (BLOCK, BLOCK)), ("fp8_1x128", (1, BLOCK)))
+_ROWS: dict[str, Any] = dict(
+    encode=_blocks_encode, decode=_blocks_decode, pack=_as_rows, unpack=_of_rows
+)
+ROWS_128X128 = packed(
+    Format("fp8_128x128", E4M3, 8, ScaleLayout((BLOCK, BLOCK), FLOAT32), layout="rows"),
+    products=dict(ragged_dot=_ragged_dot),
+    **_ROWS,
+)
+ROWS_1X128 = packed(
+    Format("fp8_1x128", E4M3, 8, ScaleLayout((1, BLOCK), FLOAT32), layout="rows"), **_ROWS
 )

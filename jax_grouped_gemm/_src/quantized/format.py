@@ -7,7 +7,7 @@ Operations ask the registry what to do with an operand of a format; none knows a
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
@@ -116,6 +116,8 @@ class Registered:
       unpack: called as `unpack(parts, format, matrix)`, gives `Codes`.
       group_sizes: what `group_size` may be.
       may_have_zero_points: whether `zero_points` may be asked for.
+      products: operations whose rows and weights are both quantised, by the public function's name,
+        each called with that function's arguments. Weights of this format decide.
     """
 
     format: Format
@@ -125,6 +127,7 @@ class Registered:
     unpack: Callable[[Parts, Format, Matrix], Codes] | None = None
     group_sizes: tuple[int, ...] = ()
     may_have_zero_points: bool = False
+    products: Mapping[str, Callable[..., jax.Array]] = dataclasses.field(default_factory=dict)
 
 
 _REGISTRY: dict[tuple[str, Layout], Registered] = {}

@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec
 from jax_grouped_gemm._src.arguments import as_array, has_group_checks
 from jax_grouped_gemm._src.autodiff import recomputed
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
+from jax_grouped_gemm._src.quantized.format import functions_of
 from jax_grouped_gemm._src.quantized.primitive import DEQUANTIZE
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -47,6 +48,8 @@ def takes_quantized(
             packed = {w: given[w] for w in weights if isinstance(given.get(w), QuantizedArray)}
             if not packed:
                 return function(*args, **kwargs)
+            if isinstance(given[like], QuantizedArray):
+                return _product(name, given[like], packed)(**given)
             _check(name, given, packed, refused)
             x = as_array(like, given[like])
             if not jnp.issubdtype(x.dtype, jnp.floating):
@@ -70,6 +73,24 @@ def takes_quantized(
 _RECIPE = (
     "a recipe quantises rows and weights itself: give it weights of 16 or 32 bits, or no recipe"
 )
+
+
+def _product(
+    function: str, lhs: QuantizedArray, packed: Mapping[str, QuantizedArray]
+) -> Callable[..., Any]:
+    """What computes a function of two quantised operands.
+
+    Raises:
+      TypeError: nothing does.
+    """
+    (name, rhs), *_ = packed.items()
+    product = functions_of(rhs.format).products.get(function)
+    if product is None:
+        raise TypeError(
+            f"{function}: nothing multiplies rows of the format {lhs.format} by {name} of the "
+            f"format {rhs.format} in the layout {rhs.format.layout!r}; dequantize() the rows"
+        )
+    return product
 
 
 def _check(

@@ -34,7 +34,7 @@ from jax_grouped_gemm._src.ragged.dimension_numbers import DimensionNames, Mode
 
 @takes_quantized("rhs", like="lhs", unless=dict(transpose_rhs="quantise the matrices as [g, k, n]"))
 def ragged_dot(
-    lhs: ArrayLike,
+    lhs: ArrayLike | QuantizedArray,
     rhs: ArrayLike | QuantizedArray,
     group_sizes: ArrayLike,
     precision: lax.PrecisionLike = None,
@@ -52,9 +52,11 @@ def ragged_dot(
     gradient of `lhs`, whatever they hold, NaN and infinity included.
 
     Args:
-      lhs: [m, k], floating point, complex or integer.
+      lhs: [m, k], floating point, complex or integer; or, with such an rhs, a `QuantizedArray` of
+        the format "fp8_1x128".
       rhs: [g, k, n], or [g, n, k] with `transpose_rhs`; or a `QuantizedArray`, which is dequantised
-        to the dtype of `lhs` in each call, and has no gradient.
+        to the dtype of `lhs` in each call, and has no gradient. With both operands in FP8, and rhs
+        of the format "fp8_128x128" and the layout "rows", `scaled_ragged_dot` multiplies them.
       group_sizes: [G] of any integer dtype, rows per group. A negative size counts as zero; where
         the running sum exceeds m it is cut at m. G equals g, or is at least g with `group_offset`.
       precision: as in `jax.lax.dot`, for float32 and wider. DEFAULT is as accurate as TF32. HIGH
