@@ -14,6 +14,11 @@ The same in FP8:
   (`QuantizedRows`): values and scales.
 - `scaled_ragged_dot`, `scaled_ragged_dot_contracting`: products of quantised operands.
 
+Weights in 4 and 8 bits, which products take in place of arrays:
+
+- `quantize`, `dequantize`, `from_codes`: a `QuantizedArray` in a `Format`.
+- `checkpoints`: readers of published files.
+
 Lists of unequal problems:
 
 - `grouped_gemm`: general products, alpha A B + beta C.
