@@ -369,6 +369,18 @@ def test_transformations(rng):
             r"scales of mxfp4 must be uint8 of shape \(1, 8\)",
         ),
         (
+            lambda: jgg.from_codes(np.zeros((32, 8), np.uint8), np.zeros(8, np.float32), "int8"),
+            TypeError,
+            r"codes of int8 must be int8 of shape \(32, 8\).*got uint8",
+        ),
+        (
+            lambda: jgg.from_codes(
+                np.zeros((2, 32, 8), np.int8), np.zeros((3, 8), np.float32), "int8"
+            ),
+            TypeError,
+            r"must begin with the dimensions \(2,\) of the codes, got float32 of shape \(3, 8\)",
+        ),
+        (
             lambda: jgg.QuantizedArray(
                 np.zeros((1, 1, 1, 2048), np.uint8), format="int8", matrix=(64, 64)
             ),

@@ -27,7 +27,7 @@ from jax_grouped_gemm._src.arguments import (
     checked_group_sizes,
     checked_implementation,
 )
-from jax_grouped_gemm._src.fp8 import primitive, weights
+from jax_grouped_gemm._src.fp8 import primitive, weight_formats
 from jax_grouped_gemm._src.fp8.formats import (
     BLOCK,
     checked_fp8_dtype,
@@ -50,12 +50,12 @@ class QuantizedWeights(NamedTuple):
     @property
     def array(self) -> QuantizedArray:
         """The matrices [..., k, n] as a `QuantizedArray` of the layout "rows"."""
-        return QuantizedArray(self.values, self.scales, format=weights.ROWS_128X128)
+        return QuantizedArray(self.values, self.scales, format=weight_formats.ROWS_128X128)
 
     @property
     def transposed(self) -> QuantizedArray:
         """The matrices [..., n, k] as a `QuantizedArray` of the layout "rows"."""
-        return QuantizedArray(self.values_t, self.scales_t, format=weights.ROWS_128X128)
+        return QuantizedArray(self.values_t, self.scales_t, format=weight_formats.ROWS_128X128)
 
 
 class QuantizedRows(NamedTuple):

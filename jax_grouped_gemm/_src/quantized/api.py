@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -131,9 +132,44 @@ def from_codes(
         ]
         if fits and found.group_size not in fits:
             found = named(found, group_size=fits[0])
-    given = Codes(codes, scales, as_array("zero_points", zero_points) if has_zeros else None)
-    given = _checked_codes(given, found, (k, n))
-    return _of_parts(_packed(given, found), (k, n), found)
+    zeros = as_array("zero_points", zero_points) if has_zeros else None
+    return of_stored(_as_they_are, Codes(codes, scales, zeros), (k, n), found, codes.shape[:-2])
+
+
+def of_stored(
+    read: Callable[[Any], Codes],
+    stored: Any,
+    matrix: Matrix,
+    format: Format,
+    leading: tuple[int, ...],
+) -> QuantizedArray:
+    """Packs matrices that are stored in some form, one after the other.
+
+    Args:
+      read: gives the `Codes` of one matrix from its arrays; a function of a module, since it is
+        part of the key of a cache.
+      stored: a pytree of arrays, which all begin with the dimensions `leading`.
+      matrix: k and n.
+      format: that of the codes.
+      leading: the dimensions in front of a matrix.
+
+    Raises:
+      TypeError: codes, scales or zero points have an unsuitable dtype or shape.
+    """
+    rank = len(leading)
+    for x in jax.tree.leaves(stored):
+        if x.shape[:rank] != leading:
+            raise TypeError(
+                f"all arrays of {format} must begin with the dimensions {leading} of the codes, "
+                f"got {x.dtype} of shape {x.shape}"
+            )
+    of_one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[rank:], x.dtype), stored)
+    _check_codes(jax.eval_shape(read, of_one), format, matrix)
+    return _of_parts(_packed(read, stored, format, leading), matrix, format)
+
+
+def _as_they_are(codes: Codes) -> Codes:
+    return codes
 
 
 def checked(name: str, q: Any) -> QuantizedArray:
@@ -143,33 +179,32 @@ def checked(name: str, q: Any) -> QuantizedArray:
     return q
 
 
-def _checked_codes(codes: Codes, format: Format, matrix: Matrix) -> Codes:
-    """`codes` in the dtypes of the format."""
-    functions = functions_of(format)
-
-    def unpacked():
-        assert functions.quantize is not None and functions.unpack is not None
-        parts = functions.quantize(jnp.zeros(matrix, jnp.float32), format)
-        return functions.unpack(parts, format, matrix)
-
-    wanted = jax.eval_shape(unpacked)
-    leading = codes.codes.shape[:-2]
-    found = {}
-    for name, want in wanted._asdict().items():
+def _check_codes(codes: Codes, format: Format, matrix: Matrix) -> None:
+    """Raises a `TypeError` unless the codes of one matrix can be cast to those of the format."""
+    for name, want in _codes_of(format, matrix)._asdict().items():
         x = getattr(codes, name)
         if want is None or x is None:
-            found[name] = x
             continue
-        both_float = all(jnp.issubdtype(d, jnp.floating) for d in (x.dtype, want.dtype))
-        both_integer = all(jnp.issubdtype(d, jnp.integer) for d in (x.dtype, want.dtype))
-        one_byte = want.dtype.itemsize == 1 and x.dtype != want.dtype and both_float
-        if x.shape != (*leading, *want.shape) or not (both_float or both_integer) or one_byte:
+        kinds = {jnp.issubdtype(each.dtype, jnp.floating) for each in (x, want)}
+        # A cast would change codes of 8 bits. Others have room in any dtype of their kind.
+        fits = len(kinds) == 1 and (name != "codes" or format.bits < 8)
+        if x.shape != want.shape or not (fits or x.dtype == want.dtype):
             raise TypeError(
-                f"{name} of {format} must be {want.dtype} of shape {(*leading, *want.shape)}, got "
-                f"{x.dtype} of shape {x.shape}"
+                f"{name} of {format} must be {want.dtype} of shape {want.shape} for each matrix, "
+                f"got {x.dtype} of shape {x.shape}"
             )
-        found[name] = x.astype(want.dtype)
-    return Codes(**found)
+
+
+@functools.lru_cache(maxsize=1024)
+def _codes_of(format: Format, matrix: Matrix) -> Codes:
+    """Shapes and dtypes of the codes of one matrix."""
+    functions = functions_of(format)
+
+    def unpacked(x: jax.Array) -> Codes:
+        assert functions.quantize is not None and functions.unpack is not None
+        return functions.unpack(functions.quantize(x, format), format, matrix)
+
+    return jax.eval_shape(unpacked, jax.ShapeDtypeStruct(matrix, jnp.float32))
 
 
 def _of_parts(parts: Parts, matrix: Any, format: Format) -> QuantizedArray:
@@ -183,11 +218,22 @@ def _quantized(x: jax.Array, format: Format) -> Parts:
     return _each(lambda x: quantize(x.astype(jnp.float32), format), x, x.shape[:-2])
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def _packed(codes: Codes, format: Format) -> Parts:
-    pack = functions_of(format).pack
-    assert pack is not None
-    return _each(lambda codes: pack(codes, format), codes, codes.codes.shape[:-2])
+@functools.partial(jax.jit, static_argnums=(0, 2, 3))
+def _packed(
+    read: Callable[[Any], Codes], stored: Any, format: Format, leading: tuple[int, ...]
+) -> Parts:
+    functions = functions_of(format)
+
+    def of_one(stored: Any) -> Parts:
+        codes = read(stored)
+        wanted = _codes_of(format, codes.codes.shape)
+        found = [
+            None if x is None else x.astype(w.dtype) for x, w in zip(codes, wanted, strict=True)
+        ]
+        assert functions.pack is not None
+        return functions.pack(Codes(*found), format)
+
+    return _each(of_one, stored, leading)
 
 
 def _each(function: Any, arrays: Any, leading: tuple[int, ...]) -> Any:

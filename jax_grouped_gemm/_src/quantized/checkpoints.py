@@ -1,4 +1,4 @@
-"""Readers of published checkpoints: their tensors as `QuantizedArray`s, bits unchanged.
+"""Readers of published checkpoints: their tensors as `QuantizedArray`s, codes unchanged.
 
 Tensors are NumPy or JAX arrays, as `safetensors.numpy` or `safetensors.flax` load them. Those of
 one expert may have any leading dimensions: stack the experts first.
@@ -16,8 +16,9 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from jax_grouped_gemm._src.arguments import as_array, checked_choice
-from jax_grouped_gemm._src.quantized.api import from_codes
+from jax_grouped_gemm._src.quantized.api import of_stored
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
+from jax_grouped_gemm._src.quantized.format import Codes, Format, named
 
 __all__ = ["Layer", "awq", "compressed_tensors", "fp8", "gpt_oss", "gptq"]
 
@@ -98,9 +99,9 @@ def gpt_oss(tensors: Mapping[str, ArrayLike], layer: int) -> Layer:
                 f"{name} must be [E, columns, k / 32, 16] and its scales [E, columns, k / 32], got "
                 f"{blocks.shape} and {scales.shape}"
             )
-        blocks, scales = blocks[:, rows], scales[:, rows]
-        codes = _nibbles(blocks).reshape(*blocks.shape[:2], -1)
-        return from_codes(codes.mT, scales.mT, "mxfp4")
+        experts, columns, groups, _ = blocks[:, rows].shape
+        stored = blocks[:, rows].reshape(experts, columns, 16 * groups), scales[:, rows]
+        return of_stored(_of_bytes, stored, (32 * groups, columns), named("mxfp4"), (experts,))
 
     every, even, odd = slice(None), slice(0, None, 2), slice(1, None, 2)
     if found["wi"].shape[1] % 2:
@@ -138,10 +139,12 @@ def gptq(
       ValueError: `version` is neither, or g_idx is that of act-order, whose rows are permuted.
     """
     qweight, scales = _words("qweight", qweight), as_array("scales", scales)
+    zeros = None if qzeros is None else _words("qzeros", qzeros)
     if version not in (1, 2):
         raise ValueError(f"gptq: version must be 1 or 2, got {version!r}")
-    codes = _words_along(qweight, -2)
-    k, size = codes.shape[-2], _group_size("gptq", codes, scales)
+    *leading, words, n = qweight.shape
+    k = 8 * words
+    size = _group_size("gptq", scales, (*leading, k, n))
     if g_idx is not None:
         expected = np.arange(k) // size
         given = np.asarray(g_idx)
@@ -151,13 +154,8 @@ def gptq(
                 "expert are permuted in an order of its own, which one product of all experts "
                 "cannot read: quantise without act-order, or dequantise the checkpoint"
             )
-    zero_points = None
-    if qzeros is not None:
-        zero_points = _words_along(_words("qzeros", qzeros), -1)
-        if version == 1:
-            # In four bits 0 - 1 is 15.
-            zero_points = (zero_points + 1) & 15
-    return from_codes(codes, _bf16(scales), "int4", zero_points=zero_points, group_size=size)
+    read = _of_gptq if version == 1 else _of_gptq_v2
+    return of_stored(read, (qweight, scales, zeros), (k, n), _int4(size, zeros), tuple(leading))
 
 
 def awq(qweight: ArrayLike, scales: ArrayLike, qzeros: ArrayLike) -> QuantizedArray:
@@ -171,12 +169,13 @@ def awq(qweight: ArrayLike, scales: ArrayLike, qzeros: ArrayLike) -> QuantizedAr
     Raises:
       TypeError: a tensor has an unsuitable dtype or shape.
     """
-    order = (0, 2, 4, 6, 1, 3, 5, 7)
-    codes = _words_along(_words("qweight", qweight), -1, order)
-    zero_points = _words_along(_words("qzeros", qzeros), -1, order)
+    qweight, qzeros = _words("qweight", qweight), _words("qzeros", qzeros)
     scales = as_array("scales", scales)
-    size = _group_size("awq", codes, scales)
-    return from_codes(codes, _bf16(scales), "int4", zero_points=zero_points, group_size=size)
+    *leading, k, words = qweight.shape
+    matrix = k, 8 * words
+    size = _group_size("awq", scales, (*leading, *matrix))
+    stored = qweight, scales, qzeros
+    return of_stored(_of_awq, stored, matrix, _int4(size, qzeros), tuple(leading))
 
 
 def compressed_tensors(
@@ -219,25 +218,32 @@ def compressed_tensors(
                 f"weight_scale must be [..., n, 1], a scale a channel, got {scales.shape} for a "
                 f"weight of {values.shape}"
             )
-        return from_codes(values.mT, scales[..., 0], "int8" if is_int else "fp8")
+        found = named("int8" if is_int else "fp8")
+        *leading, n, k = values.shape
+        return of_stored(_of_channels, (values, scales), (k, n), found, tuple(leading))
     if format == "mxfp4-pack-quantized":
         packed = tensor("weight_packed")
         _check_dtype("weight_packed", packed, np.uint8)
         _check_dtype("weight_scale", scales, np.uint8)
-        return from_codes(_nibbles(packed).mT, scales.mT, "mxfp4")
-    codes = _words_along(_words("weight_packed", tensor("weight_packed")), -1).mT
-    size = _group_size("compressed_tensors", codes, scales.mT)
+        *leading, n, half = packed.shape
+        matrix = 2 * half, n
+        return of_stored(_of_bytes, (packed, scales), matrix, named("mxfp4"), tuple(leading))
+    words = _words("weight_packed", tensor("weight_packed"))
+    *leading, n, eighth = words.shape
+    k = 8 * eighth
+    size = _group_size("compressed_tensors", scales.mT, (*leading, k, n))
     if "weight_g_idx" in tensors:
         given = np.asarray(tensors["weight_g_idx"])
-        if (given >= 0).any() and (given != np.arange(codes.shape[-2]) // size).any():
+        if (given >= 0).any() and (given != np.arange(k) // size).any():
             raise ValueError(
                 "compressed_tensors: weight_g_idx is that of act-order, whose rows are permuted in "
                 "every expert: quantise without it"
             )
-    zero_points = None
+    zeros = None
     if "weight_zero_point" in tensors:
-        zero_points = _words_along(_words("weight_zero_point", tensor("weight_zero_point")), -2).mT
-    return from_codes(codes, _bf16(scales.mT), "int4", zero_points=zero_points, group_size=size)
+        zeros = _words("weight_zero_point", tensor("weight_zero_point"))
+    stored = words, scales, zeros
+    return of_stored(_of_compressed, stored, (k, n), _int4(size, zeros), tuple(leading))
 
 
 def fp8(weight: ArrayLike, weight_scale_inv: ArrayLike) -> QuantizedArray:
@@ -252,7 +258,57 @@ def fp8(weight: ArrayLike, weight_scale_inv: ArrayLike) -> QuantizedArray:
     """
     weight, scales = as_array("weight", weight), as_array("weight_scale_inv", weight_scale_inv)
     _check_dtype("weight", weight, jnp.float8_e4m3fn)
-    return from_codes(weight.mT, scales.mT, "fp8_128x128")
+    *leading, n, k = weight.shape
+    return of_stored(
+        _of_blocks, (weight, scales), (k, n), named("fp8_128x128", layout="packed"), tuple(leading)
+    )
+
+
+# Codes of one matrix from its tensors.
+
+
+def _of_bytes(stored: Any) -> Codes:
+    packed, scales = stored
+    return Codes(_nibbles(packed).T, scales.T)
+
+
+def _of_channels(stored: Any) -> Codes:
+    values, scales = stored
+    return Codes(values.T, scales[:, 0])
+
+
+def _of_blocks(stored: Any) -> Codes:
+    values, scales = stored
+    return Codes(values.T, scales.T)
+
+
+def _of_gptq(stored: Any) -> Codes:
+    """Files hold zero points less one: in four bits 0 - 1 is 15."""
+    codes = _of_gptq_v2(stored)
+    zeros = codes.zero_points
+    return codes._replace(zero_points=None if zeros is None else (zeros + 1) & 15)
+
+
+def _of_gptq_v2(stored: Any) -> Codes:
+    words, scales, zeros = stored
+    return Codes(_words_along(words, 0), scales, None if zeros is None else _words_along(zeros, 1))
+
+
+def _of_awq(stored: Any) -> Codes:
+    words, scales, zeros = stored
+    order = (0, 2, 4, 6, 1, 3, 5, 7)
+    return Codes(_words_along(words, 1, order), scales, _words_along(zeros, 1, order))
+
+
+def _of_compressed(stored: Any) -> Codes:
+    words, scales, zeros = stored
+    if zeros is not None:
+        zeros = _words_along(zeros, 0).T
+    return Codes(_words_along(words, 1).T, scales.T, zeros)
+
+
+def _int4(size: int, zeros: jax.Array | None) -> Format:
+    return named("int4", group_size=size, zero_points=zeros is not None or None)
 
 
 def _check_dtype(name: str, x: jax.Array, dtype: Any) -> None:
@@ -284,19 +340,15 @@ def _nibbles(packed: jax.Array) -> jax.Array:
     return both.reshape(*packed.shape[:-1], 2 * packed.shape[-1])
 
 
-def _bf16(scales: jax.Array) -> jax.Array:
-    return scales.astype(jnp.bfloat16)
-
-
-def _group_size(function: str, codes: jax.Array, scales: jax.Array) -> int:
-    """Rows that share a scale.
+def _group_size(function: str, scales: jax.Array, shape: tuple[int, ...]) -> int:
+    """Rows of matrices of that shape that share a scale of `scales` [..., groups, n].
 
     Raises:
       TypeError: there is no such number, or no format has it.
     """
-    k, n = codes.shape[-2:]
+    *leading, k, n = shape
     for size in (32, 64, 128):
-        if scales.shape == (*codes.shape[:-2], -(-k // size), n):
+        if scales.shape == (*leading, -(-k // size), n):
             return size
     raise TypeError(
         f"{function}: scales must be [..., groups, {n}] for groups of 32, 64 or 128 of {k} rows, "

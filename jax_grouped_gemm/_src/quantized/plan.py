@@ -11,11 +11,12 @@ import numpy as np
 
 from jax_grouped_gemm._src.arrays import is_static
 from jax_grouped_gemm._src.device import Target
+from jax_grouped_gemm._src.plan import Plan
 from jax_grouped_gemm._src.quantized.format import Format, Matrix
 
 
 @dataclasses.dataclass(frozen=True)
-class DequantizePlan:
+class DequantizeProblem:
     """Weights that are dequantised before they are multiplied.
 
     Attributes:
@@ -32,9 +33,10 @@ class DequantizePlan:
     dtype: np.dtype
     packed_bytes: int
 
-    path = "reference"
-    reason = "no kernel multiplies weights of this format"
-    workspace_bytes = 0
+    @property
+    def op(self) -> str:
+        """Name of the primitive."""
+        return "dequantize_weights"
 
     @property
     def bytes(self) -> int:
@@ -47,17 +49,19 @@ class DequantizePlan:
             return f"dequantises weights first: {self.format} {list(shape)} to {self.dtype}"
         return (
             f"dequantises {readable(self.bytes)} of weights first: {self.format} {list(shape)}, "
-            f"{readable(self.packed_bytes)}, to {self.dtype}\n   {self.reason}"
+            f"{readable(self.packed_bytes)}, to {self.dtype}"
         )
 
 
 def plan_dequantize(
     operands: Sequence[Any], params: Mapping[str, Any], target: Target
-) -> DequantizePlan:
+) -> Plan[DequantizeProblem]:
     """The plan of one call of the primitive."""
-    count = operands[0].shape[0]
-    sizes = [x.size * x.dtype.itemsize for x in operands]
-    return DequantizePlan(params["format"], params["matrix"], count, params["dtype"], sum(sizes))
+    packed_bytes = sum(math.prod(x.shape) * x.dtype.itemsize for x in operands)
+    problem = DequantizeProblem(
+        params["format"], params["matrix"], operands[0].shape[0], params["dtype"], packed_bytes
+    )
+    return Plan(problem, "reference", "no kernel multiplies weights of this format")
 
 
 def readable(size: int) -> str:
