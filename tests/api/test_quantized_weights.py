@@ -62,6 +62,26 @@ def test_ragged_dot(rng, name):
     np.testing.assert_array_equal(got, jgg.ragged_dot(narrow, jgg.dequantize(q), SIZES))
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_sizes_that_fill_no_record(rng, name):
+    q, w = weights(rng, name, (3, 33, 5))
+    x = rng.standard_normal((7, 33)).astype(np.float32)
+    x[6] = np.inf  # a row that no group owns
+    sizes = np.array([4, 0, 2])
+    got = jgg.ragged_dot(x, q, jnp.asarray(sizes))
+    np.testing.assert_allclose(got[:6], grouped(x[:6], w, sizes), atol=1e-5)
+    assert not np.asarray(got[6]).any()
+
+
+def test_a_nan_scale_spoils_its_column_alone(rng):
+    codes = rng.integers(0, 16, (1, 64, 8), dtype=np.uint8)
+    exponents = np.full((1, 2, 8), 120, np.uint8)
+    exponents[0, 1, 3] = 255
+    q = jgg.from_codes(codes, exponents, "mxfp4")
+    y = np.asarray(jgg.ragged_dot(np.zeros((2, 64), np.float32), q, jnp.array([2])))
+    assert np.isnan(y[:, 3]).all() and not np.delete(y, 3, 1).any()
+
+
 def test_derivatives_go_to_activations_alone(rng):
     q, w = weights(rng, "int4")
     x = rng.standard_normal((18, EMBED)).astype(np.float32)
