@@ -194,7 +194,7 @@ def test_what_a_kernel_makes_of_mxfp4(rng):
     want = oracle.mxfp4(codes, exponents)[0]
     slots = np.asarray(q.scales)[0, 0, 0].reshape(32, 2, 2).astype(np.float64)
     channel = np.asarray(q.channel_scales, np.float64)[0]
-    for thread, step, pair, half, column, row in oracle.threads(4):
+    for thread, step, pair, half, column, row in oracle.threads():
         bf16 = (int(pairs[pair][thread, step]) >> 16 * half & 0xFFFF) << 16
         fragment = np.uint32(bf16).view(np.float32).astype(np.float64)
         w, lane = divmod(thread, 32)

@@ -36,8 +36,8 @@ def channels(codes, scales) -> np.ndarray:
     return np.asarray(codes, np.float64) * np.asarray(scales, np.float64)[..., None, :]
 
 
-def threads(step_bytes: int):
-    """For each byte place of a record: what the thread that reads it holds.
+def threads():
+    """What each thread of a record holds.
 
     Yields (thread, step, pair, in_pair, column, row): the element at `row` and `column` of 64 x 64
     is in the low (0) or high (1) half of the register of that pair.
@@ -58,7 +58,7 @@ def record_of_4_bits(record, interleaved: bool) -> np.ndarray:
     words = np.frombuffer(np.asarray(record).tobytes(), "<u4").reshape(128, 4)
     signs, rests = (15, 12, 14, 13), (6, 3, 0, 9)
     out = np.full((64, 64), 255, np.uint8)
-    for thread, step, pair, half, column, row in threads(4):
+    for thread, step, pair, half, column, row in threads():
         x = int(words[thread, step]) >> 16 * half & 0xFFFF
         if interleaved:
             code = (x >> signs[pair] & 1) << 3 | x >> rests[pair] & 7
@@ -72,7 +72,7 @@ def record_of_8_bits(record) -> np.ndarray:
     """Bytes [64, 64] of a record of 4096 bytes."""
     words = np.frombuffer(np.asarray(record).tobytes(), "<u4").reshape(2, 128, 2, 2)
     out = np.full((64, 64), 0, np.uint8)
-    for thread, step, pair, half, column, row in threads(8):
+    for thread, step, pair, half, column, row in threads():
         word = int(words[step // 2, thread, step % 2, pair // 2])
         out[row, column] = word >> 8 * (pair % 2 + 2 * half) & 255
     return out

@@ -11,9 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, get_args
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
 
 from jax_grouped_gemm._src.arguments import checked_choice, checked_int
 
@@ -239,8 +237,3 @@ def of_json(found: dict[str, Any]) -> tuple[Format, Matrix]:
             "weights again"
         )
     return format, (found["k"], found["n"])
-
-
-def float32(x: ArrayLike) -> jax.Array:
-    """`x` in float32."""
-    return jnp.asarray(x).astype(jnp.float32)
