@@ -9,13 +9,20 @@
 # element type in the arguments' `type`.
 #
 # jgg_add_instances(<product> <function>
-#   HEADER <header> TYPES <element type>... [KINDS <kind>...] [ADDITIONS_PER_PAUSE <number>])
+#   HEADER <header> TYPES <element type>... [KINDS <kind>...] [APART] [ADDITIONS_PER_PAUSE <number>])
 #
 # A function template of the header, template <ElementType> with the parameters of the product,
-# compiled for each of the types in a translation unit of its own, so that they compile side by side.
-# KINDS are kCooperative unless given. ADDITIONS_PER_PAUSE: see pace_additions.py.
+# compiled for each of the types. One translation unit has all of them, because headers take longer to
+# compile than a few kernels. With APART each type has a translation unit of its own: for functions of
+# so many kernels that the build would wait for them. KINDS are kCooperative unless given.
+# ADDITIONS_PER_PAUSE: see pace_additions.py.
 #
 # jgg_write_instances(<variable>) writes all of them and sets the variable to the sources.
+
+set(
+  JGG_TYPES ""
+  CACHE STRING "Operand types to compile kernels of templates for (bf16, f16, ...); empty: all"
+)
 
 function(jgg_add_product product)
   cmake_parse_arguments(PARSE_ARGV 1 arg "" "NAMESPACE;ARGUMENTS;HEADER" "")
@@ -25,47 +32,78 @@ function(jgg_add_product product)
   endforeach()
 endfunction()
 
+# Sets `output_variable` to the name of a type in JGG_TYPES and in sources: bf16 of kBf16.
+function(jgg_name_of_type output_variable type)
+  string(REGEX REPLACE "^k" "" name ${type})
+  string(TOLOWER ${name} name)
+  set(${output_variable} ${name} PARENT_SCOPE)
+endfunction()
+
 function(jgg_add_instances product function)
-  cmake_parse_arguments(PARSE_ARGV 2 arg "" "HEADER;ADDITIONS_PER_PAUSE" "TYPES;KINDS")
+  cmake_parse_arguments(PARSE_ARGV 2 arg "APART" "HEADER;ADDITIONS_PER_PAUSE" "TYPES;KINDS")
   if(NOT arg_KINDS)
     set(arg_KINDS kCooperative)
   endif()
   get_property(JGG_NAMESPACE GLOBAL PROPERTY JGG_${product}_NAMESPACE)
   get_property(JGG_ARGUMENTS GLOBAL PROPERTY JGG_${product}_ARGUMENTS)
   set(JGG_HEADER ${arg_HEADER})
-  set(JGG_FUNCTION ${function})
-  string(
-    CONCAT declaration "template <ElementType>\n"
-           "cudaError_t ${function}(TileConfig, ${JGG_ARGUMENTS} const&, cudaStream_t);\n"
-  )
+  set(parameters "(TileConfig, ${JGG_ARGUMENTS} const&, cudaStream_t)")
+  string(CONCAT declaration "template <ElementType>\n" "cudaError_t ${function}${parameters};\n")
   set_property(GLOBAL APPEND_STRING PROPERTY JGG_${product}_DECLARATIONS "${declaration}")
-  foreach(JGG_TYPE IN LISTS arg_TYPES)
-    string(REGEX REPLACE "^k" "" suffix ${JGG_TYPE})
-    string(TOLOWER ${suffix} suffix)
-    set(source ${CMAKE_CURRENT_BINARY_DIR}/instances/${product}/${function}_${suffix}.cu)
-    configure_file(${CMAKE_CURRENT_FUNCTION_LIST_DIR}/instance.cu.in ${source} @ONLY)
-    set_property(GLOBAL APPEND PROPERTY JGG_INSTANCES ${source})
-    if(arg_ADDITIONS_PER_PAUSE)
-      set_source_files_properties(
-        ${source} PROPERTIES COMPILE_DEFINITIONS
-                             JGG_ADDITIONS_PER_PAUSE=${arg_ADDITIONS_PER_PAUSE}
-      )
+  set(JGG_INSTANCES "")
+  foreach(type IN LISTS arg_TYPES)
+    jgg_name_of_type(name ${type})
+    set_property(GLOBAL APPEND PROPERTY JGG_KNOWN_TYPES ${name})
+    if(JGG_TYPES AND NOT name IN_LIST JGG_TYPES)
+      continue()
+    endif()
+    string(
+      APPEND JGG_INSTANCES
+      "template cudaError_t ${function}<ElementType::${type}>${parameters};\n"
+    )
+    if(arg_APART)
+      jgg_write_instance(${product} ${function}_${name})
+      set(JGG_INSTANCES "")
     endif()
     foreach(kind IN LISTS arg_KINDS)
       string(
         CONCAT case
-               "  if (config.kind == KernelKind::${kind} && arguments.type == ElementType::${JGG_TYPE}) {\n"
-               "    return ${function}<ElementType::${JGG_TYPE}>(config, arguments, stream);\n"
+               "  if (config.kind == KernelKind::${kind} && arguments.type == ElementType::${type}) {\n"
+               "    return ${function}<ElementType::${type}>(config, arguments, stream);\n"
                "  }\n"
       )
       set_property(GLOBAL APPEND_STRING PROPERTY JGG_${product}_CASES "${case}")
     endforeach()
   endforeach()
+  if(JGG_INSTANCES)
+    jgg_write_instance(${product} ${function})
+  endif()
+endfunction()
+
+# Writes a source of the caller's JGG_INSTANCES.
+function(jgg_write_instance product name)
+  set(source ${CMAKE_CURRENT_BINARY_DIR}/instances/${product}/${name}.cu)
+  configure_file(${CMAKE_CURRENT_FUNCTION_LIST_DIR}/instance.cu.in ${source} @ONLY)
+  set_property(GLOBAL APPEND PROPERTY JGG_INSTANCES ${source})
+  if(arg_ADDITIONS_PER_PAUSE)
+    # Compressed, machine code could not be changed.
+    set_source_files_properties(
+      ${source} PROPERTIES COMPILE_DEFINITIONS JGG_ADDITIONS_PER_PAUSE=${arg_ADDITIONS_PER_PAUSE}
+                           COMPILE_OPTIONS --no-compress
+    )
+  endif()
 endfunction()
 
 function(jgg_write_instances variable)
   get_property(products GLOBAL PROPERTY JGG_PRODUCTS)
   get_property(sources GLOBAL PROPERTY JGG_INSTANCES)
+  get_property(known_types GLOBAL PROPERTY JGG_KNOWN_TYPES)
+  list(REMOVE_DUPLICATES known_types)
+  foreach(type IN LISTS JGG_TYPES)
+    if(NOT type IN_LIST known_types)
+      message(FATAL_ERROR "JGG_TYPES has ${type}, which is none of ${known_types}")
+    endif()
+  endforeach()
   foreach(JGG_PRODUCT IN LISTS products)
     foreach(property NAMESPACE ARGUMENTS HEADER DECLARATIONS CASES)
       get_property(JGG_${property} GLOBAL PROPERTY JGG_${JGG_PRODUCT}_${property})

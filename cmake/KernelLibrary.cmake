@@ -23,16 +23,24 @@ function(jgg_add_kernel_library name)
   target_include_directories(${name} PUBLIC csrc)
   target_include_directories(${name} SYSTEM PUBLIC ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
   target_include_directories(${name} SYSTEM PRIVATE ${JGG_CUTLASS_INCLUDE_DIR})
-  # -v has ptxas report the registers and spills of each kernel. Compressed, machine code could not be
-  # changed.
+  # -v has ptxas report the registers and spills of each kernel. Instances whose additions are paced
+  # are not compressed: see Instances.cmake.
   target_compile_options(
     ${name}
     PRIVATE $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra>
             $<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr -Xptxas=-v
-                                                 --no-compress>
+                                                 --compress-mode=size>
   )
 
   set(log_dir ${CMAKE_CURRENT_BINARY_DIR}/${name}_logs)
+  # What was said of sources that are gone is not to be installed.
+  file(GLOB stale RELATIVE ${log_dir} ${log_dir}/*.log)
+  set(logs ${ARGN})
+  list(TRANSFORM logs REPLACE ".*/" "")
+  list(TRANSFORM logs APPEND .log)
+  list(REMOVE_ITEM stale ${logs})
+  list(TRANSFORM stale PREPEND ${log_dir}/)
+  file(REMOVE ${stale})
   set(launcher ${Python_EXECUTABLE} ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/compile_kernels.py ${log_dir})
   set_target_properties(
     ${name}

@@ -39,6 +39,7 @@ jgg_add_instances(
   ragged_contracting contracting
   HEADER ragged/contracting_launch.h
   TYPES kBf16 kF16
+  APART
   KINDS kCooperative kPingpong
 )
 jgg_add_instances(
@@ -101,7 +102,7 @@ jgg_add_instances(
 )
 jgg_add_instances(
   channel_scaled_noncontracting cut_noncontracting_channels
-  HEADER scaled/channel_scaled_launch.h
+  HEADER scaled/stream_k_launch.h
   TYPES kE4m3 kE5m2
   KINDS kStreamK
 )
@@ -154,6 +155,7 @@ jgg_add_instances(
   grouped_gemm grouped_gemm_16bit
   HEADER grouped/launch.h
   TYPES kBf16 kF16
+  APART
 )
 jgg_add_instances(
   grouped_gemm grouped_gemm_parts
@@ -171,6 +173,7 @@ jgg_add_instances(
   rank_k rank_k_16bit
   HEADER rank_k/launch.h
   TYPES kBf16 kF16
+  APART
   KINDS kCooperative kFine
 )
 jgg_add_instances(

@@ -4,9 +4,13 @@ python -m examples.train_moe --steps 20 --microbatches 2 --checkpoints /tmp/run
 python -m examples.train_moe --steps 40 --microbatches 2 --checkpoints /tmp/run    # resumes at 20
 python -m examples.train_moe --preset h200 --recipe fp8                            # on a GPU
 python -m examples.train_moe --preset h200 --devices 4                             # on four
+python -m examples.train_moe --preset h200 --devices 4 --split experts
 
-With `--devices`, the experts and the tokens are divided over that many devices, and everything else
-is on each of them. Checkpoints are the same, so that a run may resume on another number.
+With `--devices`, each of that many devices has a part of the batch. `--split` says what else it has
+a part of: of nothing ("data"), so that parameters are whole on each; of every parameter ("fsdp"),
+which is gathered where it is used; or of the experts ("experts"), to which tokens are sent. The
+first two are `jax.jit` of the same program: only the arrays that it gets are split. Checkpoints are
+the same, so that a run may resume on another number and with another split.
 
 The text is the Python sources of the standard library, byte by byte. On a GPU of compute
 capability 9.0 the experts' matmuls run the kernels; elsewhere, the reference.
@@ -35,7 +39,7 @@ from jax_grouped_gemm import moe
 from jax_grouped_gemm.demo.data import batches, load_corpus
 from jax_grouped_gemm.flax.nnx import MoE
 
-EXPERTS = "expert"  # the axis of devices along which experts and tokens are divided
+DEVICES = "device"  # the axis of the mesh
 LOAD_BALANCING, ROUTER_Z = 1e-2, 1e-3  # weights of the router's losses
 
 
@@ -151,11 +155,11 @@ def train(options: argparse.Namespace, mesh: Mesh) -> list[float]:
     """Returns the loss of every step that this run made."""
     config = PRESETS[options.preset]
     recipe = jgg.Recipe() if options.recipe == "fp8" else None
-    expert_axis = EXPERTS if options.devices > 1 else None
+    expert_axis = DEVICES if options.devices > 1 and options.split == "experts" else None
     model = Transformer(config, recipe, expert_axis, rngs=nnx.Rngs(options.seed))
     graph, params = nnx.split(model, nnx.Param)
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(options.learning_rate))
-    params = jax.device_put(params, shardings(params, mesh))
+    params = jax.device_put(params, shardings(params, mesh, options.split))
     state = optimizer.init(params)
     print(jgg.unavailable_reason() or "the kernels run on this machine")
 
@@ -168,11 +172,11 @@ def train(options: argparse.Namespace, mesh: Mesh) -> list[float]:
         params, state = checkpoints.restore(done, args=ocp.args.StandardRestore(like))
         print(f"resumed after {done} steps")
 
-    compiler_options = moe.expert_parallel_compiler_options(mesh)
+    compiler_options = moe.expert_parallel_compiler_options(mesh) if expert_axis else None
     step = make_step(graph, optimizer, compiler_options=compiler_options)
     losses = []
     for number, windows in enumerate(text(config, options, done), start=done + 1):
-        windows = jax.device_put(windows, NamedSharding(mesh, P(None, EXPERTS)))
+        windows = jax.device_put(windows, NamedSharding(mesh, P(None, DEVICES)))
         params, state, loss = step(params, state, windows)
         losses.append(float(loss))
         if number % options.report_every == 0 or number == options.steps:
@@ -183,13 +187,19 @@ def train(options: argparse.Namespace, mesh: Mesh) -> list[float]:
     return losses
 
 
-def shardings(params: nnx.State, mesh: Mesh) -> nnx.State:
-    """Of the parameters: those of experts are divided along their first axis, others are whole."""
+def shardings(params: nnx.State, mesh: Mesh, split: str) -> nnx.State:
+    """Of the parameters: along the first axis that devices divide, that of experts, or whole."""
 
-    def of(spec: P) -> NamedSharding:
-        return NamedSharding(mesh, P(*(EXPERTS if axis == "exp" else None for axis in spec)))
+    def of(param: jax.Array, names: P) -> NamedSharding:
+        divides = [size % mesh.size == 0 for size in param.shape]
+        chosen = {
+            "data": None,
+            "fsdp": divides.index(True) if any(divides) else None,
+            "experts": names.index("exp") if "exp" in names else None,
+        }[split]
+        return NamedSharding(mesh, P() if chosen is None else P(*[None] * chosen, DEVICES))
 
-    return jax.tree.map(of, nnx.get_partition_spec(params), is_leaf=lambda x: isinstance(x, P))
+    return jax.tree.map(of, params, nnx.get_partition_spec(params))
 
 
 def text(config: Config, options: argparse.Namespace, done: int) -> Iterator[np.ndarray]:
@@ -213,12 +223,13 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
     parser.add_argument("--steps", type=int, default=40, help="in all, those resumed from included")
     parser.add_argument("--microbatches", type=int, default=2, help="a step")
     parser.add_argument("--checkpoints", type=Path, help="folder to resume from and to save in")
-    parser.add_argument("--devices", type=int, default=1, help="that divide experts and tokens")
+    parser.add_argument("--devices", type=int, default=1, help="that divide the batch")
+    parser.add_argument("--split", choices=["data", "fsdp", "experts"], default="data")
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--report-every", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
-    mesh = jax.make_mesh((options.devices,), (EXPERTS,), (AxisType.Auto,))
+    mesh = jax.make_mesh((options.devices,), (DEVICES,), (AxisType.Auto,))
     with jax.set_mesh(mesh):
         return train(options, mesh)
 

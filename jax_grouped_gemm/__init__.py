@@ -26,7 +26,8 @@ Lists of unequal problems:
 
 Which kernel runs, and where:
 
-- `explain` (`Explanation`, `Plan`, `GroupedGemmPlan`), `is_available`, `unavailable_reason`.
+- `explain` (`Explanation`, `Plan`, `GroupedGemmPlan`, `Transfer`), `is_available`,
+  `unavailable_reason`.
 - `use_tiles` (`TileConfig`): another compiled kernel than the one that is chosen.
 - `check_groups`: group sizes and offsets are checked when a program runs.
 - `EXPORT_DISABLED_CHECKS`: for `jax.export`.
@@ -79,6 +80,7 @@ from jax_grouped_gemm._src.ragged.api import (
     ragged_dot_accumulate,
     ragged_dot_general,
 )
+from jax_grouped_gemm._src.transfers import Transfer
 from jax_grouped_gemm._src.version import __version__
 
 # The public modules; the layers in `flax` need the extra of that name.
@@ -100,6 +102,7 @@ __all__ = [
     "QuantizedWeights",
     "Recipe",
     "TileConfig",
+    "Transfer",
     "__version__",
     "check_groups",
     "checkpoint_policies",

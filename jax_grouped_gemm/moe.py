@@ -32,7 +32,6 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 from jax.ad_checkpoint import checkpoint_name
@@ -47,7 +46,7 @@ from jax_grouped_gemm._src.arguments import (
     checked_int,
     run_group_checks,
 )
-from jax_grouped_gemm._src.arrays import at_least_float32, vary_over, varying_axes
+from jax_grouped_gemm._src.arrays import vary_over, varying_axes
 from jax_grouped_gemm._src.expert_parallel.api import expert_parallel_mlp as expert_parallel_mlp
 from jax_grouped_gemm._src.expert_parallel.compiler import (
     expert_parallel_compiler_options as expert_parallel_compiler_options,
@@ -63,16 +62,15 @@ from jax_grouped_gemm._src.expert_parallel.stats import (
     ExpertParallelStats as ExpertParallelStats,
 )
 from jax_grouped_gemm._src.fp8.recipe import Recipe
-from jax_grouped_gemm._src.mlp import api as mlp
 from jax_grouped_gemm._src.mlp import composed
-from jax_grouped_gemm._src.mlp.fp8 import experts as fp8_experts
+from jax_grouped_gemm._src.mlp.api import ActivationLike as ActivationLike
+from jax_grouped_gemm._src.mlp.experts import Experts
 from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp
-from jax_grouped_gemm._src.mlp.primitive import Options
+from jax_grouped_gemm._src.mlp.operands import ExpertWeights, Groups, Rows
 from jax_grouped_gemm._src.mlp.reference import row_weights
 from jax_grouped_gemm._src.over_tokens import AxisNames, over_tokens
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
-from jax_grouped_gemm._src.quantized.weights import takes_quantized
-from jax_grouped_gemm._src.ragged.api import ragged_dot
+from jax_grouped_gemm._src.quantized.weights import as_weights
 from jax_grouped_gemm._src.ragged.reference import owned_rows
 from jax_grouped_gemm._src.rows.api import combine as combine
 from jax_grouped_gemm._src.rows.api import dispatch as dispatch
@@ -96,7 +94,6 @@ from jax_grouped_gemm._src.rows.routing import route as route
 from jax_grouped_gemm._src.rows.routing import router_z_loss as router_z_loss
 
 Implementation = arguments.Implementation | Callable[..., jax.Array]
-ActivationLike = str | Callable[[jax.Array], jax.Array] | Activation
 
 
 def gated_activation(
@@ -166,7 +163,6 @@ def deinterleave(gate_up: jax.Array, axis: int = -1) -> tuple[jax.Array, jax.Arr
     return gate_up[(*before, slice(0, None, 2))], gate_up[(*before, slice(1, None, 2))]
 
 
-@takes_quantized("wi_0", "wi_1", "wo", like="x")
 def dropless_mlp(
     x: jax.Array,
     routing: Routing,
@@ -233,92 +229,55 @@ def dropless_mlp(
     """
     activation = as_activation(activation)
     checked_boolean("apply_router_weight_on_input", apply_router_weight_on_input)
-    x, wi_0, wo = as_array("x", x), as_array("wi_0", wi_0), as_array("wo", wo)
-    wi_1 = None if wi_1 is None else as_array("wi_1", wi_1)
+    x, gate, down = as_array("x", x), as_weights("wi_0", wi_0), as_weights("wo", wo)
+    up = None if wi_1 is None else as_weights("wi_1", wi_1)
     check_routing("dropless_mlp", routing)
-    check_shapes("dropless_mlp", x, routing, wi_0, wi_1, wo, group_offset)
-    b0, b1, bo = checked_biases("dropless_mlp", biases, x, wi_0, wi_1, wo)
-    has_recipe = recipe is not None or quantized is not None
-    if has_recipe and (callable(implementation) or precision is not None):
-        raise ValueError(
-            "dropless_mlp: recipe decides how the matmuls are computed, so that precision must "
-            f"be None and implementation no function, got precision={precision!r} and "
-            f"implementation={implementation!r}"
-        )
-    every: dict[str, Any] = dict(x=x, wi_0=wi_0, wi_1=wi_1, wo=wo, b0=b0, b1=b1, bo=bo)
-    operands = {name: a for name, a in every.items() if a is not None}
-    given = {name: a for name, a in operands.items() if name != "x"}
-    whole = dict(given=given, group_offset=group_offset, quantized=quantized)
-    layer = functools.partial(
-        _on_device,
-        activation=activation,
+    check_shapes("dropless_mlp", x, routing, gate, up, down, group_offset)
+    b0, b1, bo = checked_biases("dropless_mlp", biases, x, gate, up, down)
+    experts = ExpertWeights(wi_0=gate, wi_1=up, b0=b0, b1=b1, wo=down, bo=bo)
+    whole = experts, group_offset, quantized
+    experts_of = functools.partial(
+        Experts,
+        "dropless_mlp",
         weights_on_input=apply_router_weight_on_input,
+        activation=activation,
         precision=precision,
         implementation=implementation,
         recipe=recipe,
     )
+    layer = functools.partial(_on_device, experts_of)
     return over_tokens("dropless_mlp", layer, (x, routing), whole, token_axes)
 
 
 def _on_device(
-    given_tokens: tuple[jax.Array, Routing],
-    whole: dict[str, Any],
+    experts_of: Callable[..., Experts],
+    tokens: tuple[jax.Array, Routing],
+    whole: tuple[ExpertWeights, jax.Array | None, QuantizedMlp | None],
     _axes: tuple[str, ...],
-    *,
-    activation: Activation,
-    weights_on_input: bool,
-    precision: jax.lax.PrecisionLike,
-    implementation: Implementation,
-    recipe: Recipe | None,
 ) -> jax.Array:
     """`dropless_mlp` of the tokens that a device has."""
-    (x, routing), given = given_tokens, dict(whole["given"])
-    group_offset, quantized = whole["group_offset"], whole["quantized"]
-    operands = dict(x=x, **given)
-    has_recipe = recipe is not None or quantized is not None
-    num_experts = given["wi_0"].shape[0]
+    (x, routing), (matrices, group_offset, quantized) = tokens, whole
+    experts = experts_of(weights=matrices, quantized=quantized)
+    of_rows = experts.of_rows
     # Inside shard_map the gradient of replicated tokens is summed over devices where they are cast
     # to vary. Here that sum carries [T, D]; left to the matmuls it would carry [T*k, D] twice.
-    x = vary_over(x, varying_axes(*operands.values()))
-    of_rows = None if callable(implementation) else implementation
+    x = vary_over(x, varying_axes(x, *jax.tree.leaves(matrices)))
     expert_order = sort_by_expert(routing, implementation=of_rows)
     order, inverse, group_sizes = expert_order
     # Not -1: no reshape infers one dimension of an array without elements.
-    tokens = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-    weights: Any = permute_rows(routing.weights.reshape(-1), order, inverse.reshape(-1))
-    weights = weights.astype(at_least_float32(composed.promoted_dtype(operands)))
-    given |= dict(group_sizes=group_sizes, group_offset=canonical_offset(group_offset))
-    run_group_checks(group_sizes, order.shape[0], given["group_offset"], num_experts)
-    if not callable(implementation) and not weights_on_input:
-        options = Options.of(activation, precision, implementation)
-        given |= dict(x=tokens, rows=order // inverse.shape[1], inverse=inverse, weights=weights)
-        if has_recipe:
-            out = fp8_experts.mlp(
-                "dropless_mlp", options, given, recipe, quantized, precision, combines=True
-            )
-            return out.reshape(x.shape)
-        fused = mlp.if_fused(options, given)
-        if fused is not None:
-            out = combine(checkpoint_name(fused, "mlpwo"), expert_order, implementation=of_rows)
-            return out.reshape(x.shape)
-    # Zero in rows whose expert is not here, where a weight that is no number would stay one.
-    owned = owned_rows(group_sizes, given["group_offset"], num_experts, order.shape[0])
-    weights = row_weights(weights, owned, weights)
-    rows = dispatch(tokens, expert_order, implementation=of_rows)
-    if weights_on_input:
-        rows = (rows.astype(weights.dtype) * weights[:, None]).astype(x.dtype)
-        weights = None
-    if has_recipe:
-        options, given["x"] = Options.of(activation, precision, of_rows), rows
-        out = fp8_experts.mlp("dropless_mlp", options, given, recipe, quantized, precision)
-        return combine(out, expert_order, implementation=of_rows).reshape(x.shape)
-    given["group_offset"] = group_offset  # as it is given to a function of the caller's
-    out = composed.mlp(_ragged_dot(implementation, precision), activation, rows, given, weights)
-    out = checkpoint_name(out, "mlpwo")
-    return combine(out, expert_order, implementation=of_rows).reshape(x.shape)
-
-
-def _ragged_dot(implementation, precision) -> Callable[..., jax.Array]:
-    if callable(implementation):
-        return functools.partial(implementation, precision=precision)
-    return functools.partial(ragged_dot, precision=precision, implementation=implementation)
+    flat = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    rows, groups = Rows(flat, order // inverse.shape[1], inverse), Groups(group_sizes, group_offset)
+    weights = permute_rows(routing.weights.reshape(-1), order, inverse.reshape(-1))
+    indices = group_sizes, canonical_offset(group_offset)
+    run_group_checks(group_sizes, order.shape[0], indices[1], matrices.count)
+    if takes_tokens := experts.takes_tokens(rows, weights, groups):
+        out = experts.mlp(rows, weights, groups, combines=experts.in_fp8)
+    else:
+        # Zero in rows whose expert is not here, where a weight that is no number would stay one.
+        owned = owned_rows(*indices, matrices.count, order.shape[0])
+        weights = row_weights(weights, owned, weights)
+        copies = dispatch(flat, expert_order, implementation=of_rows)
+        out = experts.on_rows(copies, weights, groups)
+    if not (takes_tokens and experts.in_fp8):
+        out = combine(checkpoint_name(out, "mlpwo"), expert_order, implementation=of_rows)
+    return out.reshape(x.shape)

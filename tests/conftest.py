@@ -43,10 +43,8 @@ os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
 import jax  # noqa: E402
 
 pytest.register_assert_rewrite("tests.support")
-from jax_grouped_gemm._src.lists.grouped_gemm import whole as whole_lists  # noqa: E402
-from jax_grouped_gemm._src.lists.rank_k import whole as whole_updates  # noqa: E402
-from jax_grouped_gemm._src.ragged import reference as ragged_reference  # noqa: E402
-from jax_grouped_gemm._src.ragged import whole as whole_ragged  # noqa: E402
+from jax_grouped_gemm._src import fallback  # noqa: E402
+from jax_grouped_gemm._src.ragged import reference  # noqa: E402
 from tests.support import aot  # noqa: E402
 
 GPU_TESTS = Path(__file__).parent / "gpu"
@@ -72,32 +70,21 @@ def pytest_collection_modifyitems(items):
 
 
 @pytest.fixture(autouse=True)
-def small_products_have_kernels(request, monkeypatch):
-    """Problems of tests are small, to be quick: most are those that a plan would leave to XLA.
+def small_products_have_kernels(request):
+    """Problems of tests are small, so that plans would leave most of them to XLA.
 
-    A test with the marker `plans_as_users_get_them` sees what it does.
+    A test with the marker `plans_as_users_get_them` gets those plans.
     """
-    if not request.node.get_closest_marker("plans_as_users_get_them"):
-        monkeypatch.setattr(whole_ragged, "MARGIN", 0.0)
-        monkeypatch.setattr(whole_updates, "MARGIN", 0.0)
-        monkeypatch.setattr(whole_lists, "MARGIN", 0.0)
-        monkeypatch.setattr(whole_lists, "FP64_MARGIN", 0.0)
+    of_users = request.node.get_closest_marker("plans_as_users_get_them")
+    with fallback.policy("auto" if of_users else "kernels"):
+        yield
 
 
-@pytest.fixture(scope="module", params=["chosen", "tiles"])
+@pytest.fixture(params=reference.FORMS)
 def either_form(request):
-    """Products of tests are small: the reference chooses masks for most, which leave tiles untried.
-
-    Of a whole module at a time, because what JAX has traced has to be forgotten in between.
-    """
-    if request.param == "chosen":
+    """Both forms of the reference, which chooses masks for the small products of tests."""
+    with reference.form(request.param):
         yield
-        return
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ragged_reference, "MAX_MULTIPLICATIONS", 0)
-        jax.clear_caches()
-        yield
-    jax.clear_caches()
 
 
 @pytest.fixture

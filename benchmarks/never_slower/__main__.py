@@ -8,9 +8,10 @@ the expressions and loops that it takes the place of. First `--workers` processe
 `--compile-limit` seconds at most, then one process alone measures what they compiled, within
 `--time-limit`. With `--programs FOLDER` what was compiled stays, and a second command goes on from
 there. "ours" is what the plan takes, which may be XLA's own product. Where that is another program,
-"kernel" is our kernel, "configN" another of its configurations and "XLA" XLA's product where a plan
-with a wider margin takes it; "both triangles" of a symmetric update is our `grouped_gemm`. At the
-end the slowest cases and some others are compiled again, on a quiet machine, and measured again.
+"kernel" is our kernel, "configN" another of its configurations and "XLA" XLA's product; "both
+triangles" of a symmetric update is our `grouped_gemm`. At the end the slowest cases and some others
+are compiled again, on a quiet machine, and measured again. `benchmarks.fit` fits to the record when
+plans fall back to XLA.
 """
 
 from __future__ import annotations

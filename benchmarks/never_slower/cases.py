@@ -29,7 +29,7 @@ MOST_STOCK_BYTES = 1 << 31
 MOST_STOCK_FLOPS = 2e10  # 25 us at 800 TFLOP/s
 MOST_STOCK_GROUPS = 4
 # XLA's autotuner takes half a second a product.
-MOST_LENIENT_PROBLEMS = 6
+MOST_XLA_PROBLEMS = 6
 MOST_CONFIGS = 4
 
 
@@ -54,13 +54,13 @@ class Case:
     work: Callable[[], Workload]
 
 
-def case(op: str, number: int, seed: int, *, tiny: bool = False) -> Case:
-    """Case `number` of an operation; tiny ones run anywhere."""
+def case(op: str, number: int, seed: int, *, tiny: bool = False, sizes: Any = None) -> Case:
+    """Case `number` of an operation, or one of given sizes; tiny ones run anywhere."""
     rng = shapes.generator(op, number, seed)
     label, data_seed = f"{op}/{number}", (seed, shapes.OPS.index(op), number)
     if op in shapes.RAGGED:
         name, dtype, precision = shapes.RAGGED[op]
-        shape = Shape("tiny", 2, 24, 16, 8) if tiny else shapes.ragged_shape(rng, dtype)
+        shape = sizes or (Shape("tiny", 2, 24, 16, 8) if tiny else shapes.ragged_shape(rng, dtype))
         distribution = shapes.DISTRIBUTIONS[number % len(shapes.DISTRIBUTIONS)]
         return _ragged(
             label,
@@ -69,12 +69,11 @@ def case(op: str, number: int, seed: int, *, tiny: bool = False) -> Case:
         )
     if op in shapes.UPDATES:
         update = shapes.UPDATES[op]
-        return _update(
-            label, update, (2, 24, 16) if tiny else shapes.update_shape(rng, update), data_seed
-        )
+        sizes = sizes or ((2, 24, 16) if tiny else shapes.update_shape(rng, update))
+        return _update(label, update, sizes, data_seed)
     kind = shapes.LISTS[op]
-    problems = [(8, 16, 24)] * 2 if tiny else shapes.list_of_problems(rng, kind)
-    return _list(label, kind, problems, data_seed)
+    sizes = sizes or ([(8, 16, 24)] * 2 if tiny else shapes.list_of_problems(rng, kind))
+    return _list(label, kind, sizes, data_seed)
 
 
 def judged(measure: Callable[[Any], Error], is_good: Callable[[Error, Call], bool]):
@@ -93,13 +92,18 @@ def judged(measure: Callable[[Any], Error], is_good: Callable[[Error, Call], boo
     return judge
 
 
-def _ours(function: Callable[[str | None], Callable], configs: int = 0) -> list[Program]:
-    """What the plan takes of a function of `implementation`, and ways that it does not take."""
+def _ours(
+    function: Callable[[str | None], Callable], *, xla: bool = True, configs: int = 0
+) -> list[Program]:
+    """What the plan takes of a function of `implementation`, and ways that it does not take.
+
+    XLA's product is one of those if `xla`.
+    """
     planned, pinned = function(None), function(pinned_implementation())
     return [
         Program("ours", Role.OURS, planned),
         Program("kernel", Role.VARIANT, pinned, unplanned=planned),
-        Program("XLA", Role.VARIANT, planned, lenient=True),
+        *([Program("XLA", Role.VARIANT, planned, left_to_xla=True)] if xla else []),
         *(Program(f"config{i}", Role.VARIANT, pinned, config=i) for i in range(configs)),
     ]
 
@@ -114,7 +118,7 @@ def _ragged(label: str, case: RaggedCase, seed: Sequence[int]) -> Case:
     problem, sizes = case.problem, case.group_sizes
     lhs, rhs, group_sizes = abstract_operands(problem)
     function = functools.partial(ours.product, problem)
-    programs = _ours(function, MOST_CONFIGS)
+    programs = _ours(function, xla=offers_stock(problem), configs=MOST_CONFIGS)
     if offers_stock(problem):
         programs.append(Program(stock.Stock.name, Role.GROUPED, stock.ragged_product(problem)))
 
@@ -202,11 +206,7 @@ def _list(
         )
 
     loop = functools.partial(grouped_gemm.loop, precision=kind.precision)
-    programs = [
-        program
-        for program in _ours(function)
-        if not program.lenient or len(problems) <= MOST_LENIENT_PROBLEMS
-    ]
+    programs = _ours(function, xla=len(problems) <= MOST_XLA_PROBLEMS)
     options: Mapping[str, Any] | None = grouped_gemm.CUBLAS_ONLY if on_gpu() else None
     programs.append(Program("cublas_loop", Role.LOOP, loop, options))
     lhs = [jax.ShapeDtypeStruct((m, k), kind.dtype) for m, k, _ in problems]

@@ -23,7 +23,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import jax
 from jax.experimental import serialize_executable
@@ -32,13 +31,8 @@ import jax_grouped_gemm as jgg
 from benchmarks.harness.measure import first_line
 from benchmarks.harness.peer import Call, NotOffered, Role
 from benchmarks.peers.ours import kernels_unavailable_reason
-from jax_grouped_gemm._src.lists.grouped_gemm import whole as whole_lists
-from jax_grouped_gemm._src.lists.rank_k import whole as whole_updates
-from jax_grouped_gemm._src.ragged import whole as whole_ragged
+from jax_grouped_gemm._src import fallback
 
-# XLA's products are a variant where they are predicted to take less than so many times the kernel's
-# time.
-LENIENT_MARGIN = 2.0
 ONE_THREAD = "--xla_gpu_force_compilation_parallelism=1"
 
 
@@ -50,8 +44,8 @@ class Program:
       name, role: of the peer.
       function: of the case's operands.
       compiler_options: of XLA.
-      lenient: whether plans leave to XLA what it is predicted to do in `LENIENT_MARGIN` of the
-        kernel's time. Not offered where the plan stays the same, or has no kernel anyway.
+      left_to_xla: whether plans leave to XLA whatever it can compute. Not offered where the plan
+        stays the same, or has no kernel anyway.
       config: the index among the configurations that the plan could take. Not offered where it is
         the one that it takes.
       unplanned: the same with no implementation asked for. Not offered where the plan takes a
@@ -62,7 +56,7 @@ class Program:
     role: Role
     function: Callable[..., Any]
     compiler_options: Mapping[str, Any] | None = None
-    lenient: bool = False
+    left_to_xla: bool = False
     config: int | None = None
     unplanned: Callable[..., Any] | None = None
 
@@ -77,11 +71,10 @@ class Program:
             raise NotOffered("the plan takes the kernel")
         if self.config is not None:
             function, detail = _configured(function, self.config, *operands)
-        with contextlib.ExitStack() as margins:
-            if self.lenient:
-                function, detail = _left_to_xla(function, margins, *operands)
-            options = dict(self.compiler_options or {}) or None
-            return jax.jit(function).lower(*operands).compile(compiler_options=options), detail
+        if self.left_to_xla:
+            function, detail = _left_to_xla(function, *operands)
+        options = dict(self.compiler_options or {}) or None
+        return jax.jit(function).lower(*operands).compile(compiler_options=options), detail
 
 
 def _configured(function: Callable, index: int, *operands: Any) -> tuple[Callable, str]:
@@ -99,19 +92,18 @@ def _configured(function: Callable, index: int, *operands: Any) -> tuple[Callabl
     return with_config, str(config)
 
 
-def _left_to_xla(
-    function: Callable, margins: contextlib.ExitStack, *operands: Any
-) -> tuple[Callable, str]:
-    planned = jgg.explain(function, *operands).plans[0]
-    if planned.kernel_problem is None:
+def _left_to_xla(function: Callable, *operands: Any) -> tuple[Callable, str]:
+    if jgg.explain(function, *operands).plans[0].kernel_problem is None:
         raise NotOffered("the plan leaves it to XLA")
-    for module in (whole_ragged, whole_updates, whole_lists):
-        margins.enter_context(mock.patch.object(module, "MARGIN", LENIENT_MARGIN))
-    plan = jgg.explain(function, *operands).plans[0]
+
+    def left(*operands):
+        with fallback.policy("xla"):
+            return function(*operands)
+
+    plan = jgg.explain(left, *operands).plans[0]
     if plan.kernel_problem is not None:
-        raise NotOffered(f"XLA is predicted to take over {LENIENT_MARGIN} times as long")
-    # JAX keeps what it has lowered by function, and the plan of `function` itself may be among it.
-    return lambda *operands: function(*operands), plan.reason
+        raise NotOffered("XLA has no product for it")
+    return left, plan.reason
 
 
 @dataclasses.dataclass(frozen=True)

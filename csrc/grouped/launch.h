@@ -29,7 +29,9 @@ cudaError_t grouped_gemm_16bit(TileConfig config, GroupedGemmArguments const& ar
       [&](auto tile, auto transpose_lhs, auto transpose_rhs, auto out_type, auto few) {
         using Config = ConfigOf<decltype(tile), Typed<kType>, Typed<out_type>,
                                 major(Major::K, transpose_lhs), major(Major::MN, transpose_rhs)>;
-        constexpr int kCapacity = few ? kFewListedProblems : kMaxListedProblems;
+        // With large tiles the time that fewer descriptors save is small next to that of a tile.
+        constexpr bool kIsSmall = decltype(tile)::kTileN < 256;
+        constexpr int kCapacity = few && kIsSmall ? kFewListedProblems : kMaxListedProblems;
         return launch_grouped_gemm<GroupedGemm<Config, kCapacity>>(arguments, stream);
       },
       OneTileOf<GroupedGemmTiles>{config}, Flag{arguments.transpose_lhs},

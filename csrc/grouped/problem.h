@@ -22,7 +22,6 @@ struct GroupedGemm {
   using Shared = SharedStorage<Config>;
   using Epilogue = ListEpilogue<GroupedGemm>;
   static constexpr bool kSpreadsStores = false;
-  static constexpr bool kMasksRows = false;
   static constexpr int kEarlyReleaseSteps = kAllSteps;
   static constexpr bool kKeepsStep = false;
   static constexpr bool kAdds = false;  // but to C, in its epilogue

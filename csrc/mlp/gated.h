@@ -24,13 +24,12 @@ struct GatedProduct {
   static constexpr bool kGathersLhs = kGathersLhs_;
   using Rows = sm90::RaggedNoncontracting<Config, kGathersLhs>;
   using Epilogue = GatedEpilogue<GatedProduct>;
-  static constexpr bool kMasksRows = false;
   static constexpr bool kAdds = false;
   static constexpr bool kSpreadsStores = true;
   static constexpr int kEarlyReleaseSteps = Rows::kEarlyReleaseSteps;
   static constexpr bool kKeepsStep = Rows::kKeepsStep;
   static constexpr int kColumns = Config::kTileN / (kHasUp ? 2 : 1);
-  static_assert(!Rows::kHasHeads && (!kHasUp || kColumns == Config::kRhsBoxColumns));
+  static_assert(!kHasUp || kColumns == Config::kRhsBoxColumns);
 
   struct Params {
     typename Rows::Params gate;  // with x and the gate's weights; n is that of the product

@@ -25,7 +25,7 @@ struct GatedGradient : sm90::RaggedNoncontracting<Config_> {
   using Rows = sm90::RaggedNoncontracting<Config>;
   using Epilogue = GradientEpilogue<GatedGradient>;
   // The sums of a row take in columns past the last one, which have to be loaded as zeros.
-  static_assert(!Rows::kHasHeads && !sm90::kIsNarrow<Config>);
+  static_assert(!sm90::kIsNarrow<Config>);
 
   struct Params : Rows::Params {
     CUtensorMap dgate;

@@ -11,7 +11,6 @@ template <class Config_>
 struct PairedProduct : sm90::RaggedNoncontracting<Config_> {
   using Config = Config_;
   using Rows = sm90::RaggedNoncontracting<Config>;
-  static_assert(!Rows::kHasHeads);
 
   // Those of the first product, whose k is that of both.
   struct Params : Rows::Params {

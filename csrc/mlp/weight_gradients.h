@@ -14,7 +14,7 @@ struct WeightGradients : sm90::RaggedContracting<Config_, /*kAdds=*/false, kGath
   using Config = Config_;
   using One = sm90::RaggedContracting<Config, /*kAdds=*/false, kGathersLhs_>;
   using Epilogue = sm90::CooperativeEpilogue<Config, /*kResults=*/2>;
-  static_assert(!One::kMasksRows && !sm90::kIsNarrow<Config>);
+  static_assert(!sm90::kIsNarrow<Config>);
 
   struct Params : One::Params {
     CUtensorMap out[2];  // instead of the one

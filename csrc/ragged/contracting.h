@@ -22,20 +22,17 @@ struct RaggedContracting {
   static constexpr bool kAdds = kAdds_;
   static constexpr bool kGathersLhs = kGathersLhs_;
   static_assert(!kAdds || std::is_same_v<typename Config::Output, float>);
-  // Boxes of an operand whose rows are contiguous start at a multiple of 16 bytes and cannot end
-  // inside one: stages then hold rows of the groups before and after, which are masked.
-  static constexpr bool kMasksRows =
-      Config::kLhsMajor == cute::GMMA::Major::K || Config::kRhsMajor == cute::GMMA::Major::K;
-  static_assert(!kGathersLhs || !kMasksRows);
-  static constexpr bool kHasHeads = false;
+  // The rows of a box of an operand whose rows are contiguous would start at a multiple of 16 bytes
+  // and could not end inside one, so that stages would hold rows of other groups.
+  static_assert(Config::kLhsMajor == cute::GMMA::Major::MN &&
+                Config::kRhsMajor == cute::GMMA::Major::MN);
   static constexpr int kEarlyReleaseSteps = kAllSteps;
   static constexpr bool kKeepsStep = false;
-  static constexpr bool kSpreadsStores = !kMasksRows;  // masks leave no register for it
+  static constexpr bool kSpreadsStores = true;
 
   template <class Warp>
   using Schedule = ContractingSchedule<Warp, Config::kTileM, Config::kTileN, Config::kTileK,
-                                       Config::kCluster, kMasksRows ? Config::kBoxAlign : 1,
-                                       /*kPad=*/1, kGathersLhs>;
+                                       Config::kCluster, /*kAlign=*/1, /*kPad=*/1, kGathersLhs>;
   template <class Warp>
   using Turns = EarliestFree<Warp, kMaxClusters<Config>>;
 
@@ -71,13 +68,8 @@ struct RaggedContracting {
   template <class Loader>
   __device__ static void load_lhs(Params const& params, WorkTile const& work, int k, int row,
                                   Loader const& loader, uint8_t* to, int box, bool shared) {
-    int const m = work.m + row;
-    if constexpr (Config::kLhsMajor == cute::GMMA::Major::K) {
-      loader.load(params.lhs, to, box, shared, work.begin + k, m, work.batch * params.lhs_batched);
-    } else {
-      loader.load(params.lhs, to, box, shared, m, kRaggedRows - work.extent + k, kRaggedRows,
-                  end(params, work, params.lhs_batched));
-    }
+    loader.load(params.lhs, to, box, shared, work.m + row, kRaggedRows - work.extent + k,
+                kRaggedRows, end(params, work, params.lhs_batched));
   }
 
   // What a row of the group is of, -1 past the last one: the row of memory that it stands for.
@@ -102,9 +94,7 @@ struct RaggedContracting {
                                   uint8_t* to, int box, bool shared) {
     int const n = work.n + column, row = kRaggedRows - work.extent + k;
     int const group_end = end(params, work, params.rhs_batched);
-    if constexpr (Config::kRhsMajor == cute::GMMA::Major::K) {
-      loader.load(rhs, to, box, shared, work.begin + k, n, work.batch * params.rhs_batched);
-    } else if (params.rhs_in_slabs) {
+    if (params.rhs_in_slabs) {
       loader.load(rhs, to, box, shared, 0, row, kRaggedRows, group_end, n / Config::kSlab);
     } else {
 #pragma unroll
@@ -136,23 +126,13 @@ struct RaggedContracting {
     params.rows = a.rows;
 
     TensorView const lhs =
-        operand_view<typename Config::Element>(a.lhs, Config::kLhsMajor == cute::GMMA::Major::K);
+        operand_view<typename Config::Element>(a.lhs, /*contracted_is_contiguous=*/false);
     TensorView const rhs =
-        operand_view<typename Config::Element>(a.rhs, Config::kRhsMajor == cute::GMMA::Major::K);
-    cudaError_t status;
-    if constexpr (Config::kLhsMajor == cute::GMMA::Major::K) {
-      status = encode_plain(&params.lhs, lhs, a.lhs_batched ? a.groups.batches : 1, a.k,
-                            a.groups.rows, kRowsPerConsumer);
-    } else if constexpr (kGathersLhs) {
-      status = encode_rows(&params.lhs, lhs, a.rows.tokens, a.k);
-    } else {
-      status = encode_ragged_load(&params.lhs, lhs, a.k, Config::kTileK);
-    }
+        operand_view<typename Config::Element>(a.rhs, /*contracted_is_contiguous=*/false);
+    cudaError_t status = kGathersLhs ? encode_rows(&params.lhs, lhs, a.rows.tokens, a.k)
+                                     : encode_ragged_load(&params.lhs, lhs, a.k, Config::kTileK);
     if (status != cudaSuccess) return status;
-    if constexpr (Config::kRhsMajor == cute::GMMA::Major::K) {
-      status = encode_plain(&params.rhs, rhs, a.rhs_batched ? a.groups.batches : 1, a.n,
-                            a.groups.rows, Config::kRhsBoxColumns);
-    } else if (params.rhs_in_slabs) {
+    if (params.rhs_in_slabs) {
       // One multicast of 16 KB is much faster than two of 8 KB.
       status = encode_ragged_load_slabs(&params.rhs, rhs, a.n, Config::kRhsBoxDepth,
                                         Config::kRhsBoxColumns / Config::kSlab);

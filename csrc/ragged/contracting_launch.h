@@ -13,7 +13,7 @@ template <class Problem, class Arguments, class Function>
 cudaError_t with_mainloop(Arguments const& arguments, Function function) {
   if constexpr (Problem::Config::kTakesTurns) {
     return function(PingpongMainloop<Problem>{});
-  } else if constexpr (Problem::kMasksRows || kIsNarrow<typename Problem::Config>) {
+  } else if constexpr (kIsNarrow<typename Problem::Config>) {
     // Narrow tiles have more stages to load ahead, and one kernel less.
     return function(CooperativeMainloop<Problem, kNoSteps>{});
   } else {
@@ -28,48 +28,45 @@ cudaError_t with_mainloop(Arguments const& arguments, Function function) {
 template <class Whole, class Cut, class Arguments>
 cudaError_t launch_contracting(Arguments const& arguments, cudaStream_t stream) {
   using Config = typename Whole::Config;
-  if constexpr (!Whole::kMasksRows) {
-    if (Cut::can_be_skewed(arguments)) {
-      ContractingParams<Whole, Cut> params;
-      cudaError_t status = Whole::make_params(arguments, params.whole);
-      if (status != cudaSuccess) return status;
-      status = Cut::make_params(arguments, params.cut);
-      if (status != cudaSuccess) return status;
-      return with_mainloop<Whole>(arguments, [&](auto loop) {
-        // However few tiles there are, all clusters can have pieces of them.
-        return launch_persistent<ContractingRoles<Whole, decltype(loop), Cut>>(
-            params, kMaxClusters<Config>, stream);
-      });
-    }
+  if (Cut::can_be_skewed(arguments)) {
+    ContractingParams<Whole, Cut> params;
+    cudaError_t status = Whole::make_params(arguments, params.whole);
+    if (status != cudaSuccess) return status;
+    status = Cut::make_params(arguments, params.cut);
+    if (status != cudaSuccess) return status;
+    return with_mainloop<Whole>(arguments, [&](auto loop) {
+      // However few tiles there are, all clusters can have pieces of them.
+      return launch_persistent<ContractingRoles<Whole, decltype(loop), Cut>>(
+          params, kMaxClusters<Config>, stream);
+    });
   }
   return with_mainloop<Whole>(
       arguments, [&](auto loop) { return launch_tiles<Whole, decltype(loop)>(arguments, stream); });
 }
 
-// Rows are contracted, so lhs [m, k] and rhs [m, n] are both contiguous along what is kept.
+// Rows are contracted, so lhs [m, k] and rhs [m, n] are both contiguous along what is kept. There
+// are no kernels for operands whose rows are contiguous: XLA transposes such operands.
 template <ElementType kType>
 cudaError_t contracting(TileConfig config, RaggedDotArguments const& arguments,
                         cudaStream_t stream) {
   using cute::GMMA::Major;
   return with_constants(
-      [&](auto tile, auto transpose_lhs, auto transpose_rhs, auto out_type, auto accumulate) {
-        using Config = ConfigOf<decltype(tile), Typed<kType>, Typed<out_type>,
-                                major(Major::MN, transpose_lhs), major(Major::MN, transpose_rhs)>;
+      [&](auto tile, auto, auto, auto out_type, auto accumulate) {
+        using Config =
+            ConfigOf<decltype(tile), Typed<kType>, Typed<out_type>, Major::MN, Major::MN>;
         constexpr bool kIsFloat = out_type == ElementType::kF32;
-        constexpr bool kMasks = RaggedContracting<Config>::kMasksRows;
         constexpr bool kIsBuilt =
-            kIsCompiled<Config, kMasks> &&
-            (Config::kTakesTurns ? kIsFloat && !kMasks && !accumulate : kIsFloat || !accumulate);
+            Config::kTakesTurns ? kIsFloat && !accumulate : kIsFloat || !accumulate;
         if constexpr (kIsBuilt) {
           using CutConfig = ConfigOf<CutTileOf<decltype(tile)>, Typed<kType>, Typed<out_type>,
-                                     Config::kLhsMajor, Config::kRhsMajor>;
+                                     Major::MN, Major::MN>;
           using Cut = CutContracting<RaggedContracting<CutConfig, accumulate>>;
           return launch_contracting<RaggedContracting<Config, accumulate>, Cut>(arguments, stream);
         }
         return kNotCompiled;
       },
-      OneTileOf<ContractingTiles>{config}, Flag{arguments.transpose_lhs},
-      Flag{arguments.transpose_rhs}, OneOf<kType, ElementType::kF32>{arguments.out_type},
+      OneTileOf<ContractingTiles>{config}, OneOf<false>{arguments.transpose_lhs},
+      OneOf<false>{arguments.transpose_rhs}, OneOf<kType, ElementType::kF32>{arguments.out_type},
       Flag{arguments.accumulate});
 }
 

@@ -10,9 +10,9 @@ namespace jgg::sm90 {
 template <ElementType>
 cudaError_t contracting_parts(TileConfig config, RaggedDotArguments const& arguments,
                               cudaStream_t stream) {
-  using cute::GMMA::Major;
   if (arguments.accumulate) return kNotCompiled;
-  return launch_parts<RaggedContracting, Major::MN, Major::MN>(config, arguments, stream);
+  return launch_parts<RaggedContracting, cute::GMMA::Major::MN, OneOf<false>>(config, arguments,
+                                                                              stream);
 }
 
 }  // namespace jgg::sm90

@@ -5,7 +5,7 @@
 
 #include "ragged/zeros.h"
 #include "scheduler/skew.h"
-#include "sm90/roles.h"
+#include "sm90/piece_roles.h"
 
 namespace jgg::sm90 {
 

@@ -45,7 +45,6 @@ struct CutContracting : Whole_ {
   // `cuts` is not copied.
   __device__ static auto piece_schedule(Params const& params, ChainCuts const& cuts, int cluster,
                                         int clusters) {
-    static_assert(!Whole::kMasksRows, "masks take registers that pieces need");
     static_assert(kMaxClusters<Config> <= ChainCuts::kMostClusters);
     return ContractingPieces<DeviceWarp, Config::kTileM, Config::kTileN, Config::kTileK,
                              Config::kCluster, Whole::kGathersLhs>(params.groups, params.grid, cuts,

@@ -9,11 +9,11 @@
 namespace jgg::sm90 {
 
 // Params have `groups`, `k`, `n`, and the `store_shift` of the result's descriptor.
-template <class Config, int kAlign = 1, bool kSharesLhs = false>
+template <class Config, bool kSharesLhs = false>
 struct GroupRows {
   template <class Warp>
   using Schedule = NoncontractingSchedule<Warp, Config::kTileM, Config::kTileN, Config::kTileK,
-                                          Config::kCluster, kAlign, kSharesLhs>;
+                                          Config::kCluster, /*kAlign=*/1, kSharesLhs>;
   template <class Warp>
   using Turns = RoundRobin;
 
@@ -24,7 +24,6 @@ struct GroupRows {
 
   template <class Params>
   __device__ static auto piece_schedule(Params const& params, int cluster, int clusters) {
-    static_assert(kAlign == 1, "tiles start at the first row of their group");
     return StreamKSchedule<DeviceWarp, Config::kTileM, Config::kTileN, Config::kTileK,
                            Config::kCluster>(params.groups, params.n, params.k, cluster, clusters);
   }

@@ -17,19 +17,14 @@ namespace jgg::sm90 {
 
 // With `kGathersLhs_`, rows of lhs are anywhere (sm90/gather.h).
 template <class Config_, bool kGathersLhs_ = false>
-struct RaggedNoncontracting
-    : GroupRows<Config_, Config_::kLhsMajor == cute::GMMA::Major::MN ? Config_::kBoxAlign : 1,
-                kGathersLhs_> {
+struct RaggedNoncontracting : GroupRows<Config_, kGathersLhs_> {
   using Config = Config_;
   using Epilogue = CooperativeEpilogue<Config>;
   static constexpr bool kGathersLhs = kGathersLhs_;
-  static constexpr bool kRowsContiguous = Config::kLhsMajor == cute::GMMA::Major::MN;
-  // Tiles of contiguous rows start at a multiple of 16 bytes, so a group's first one begins with
-  // rows of the group before, which it must not store. Rows are not contracted, so nothing is
-  // masked.
-  static constexpr bool kHasHeads = kRowsContiguous;
+  // The boxes of contiguous rows would start at a multiple of 16 bytes, with rows of the group
+  // before.
+  static_assert(Config::kLhsMajor == cute::GMMA::Major::K);
   static constexpr bool kAdds = false;
-  static constexpr bool kMasksRows = false;
   static constexpr int kEarlyReleaseSteps = kFirstSteps;
   static constexpr bool kKeepsStep = true;
   static constexpr bool kSpreadsStores = true;
@@ -40,7 +35,6 @@ struct RaggedNoncontracting
     CUtensorMap lhs;
     CUtensorMap rhs;
     CUtensorMap out;
-    typename Config::Output* out_data;
     GroupSizes groups;
     int n;
     int k;
@@ -53,7 +47,6 @@ struct RaggedNoncontracting
     int store_shift;
     GatheredRows rows;
   };
-  static_assert(!kGathersLhs || !kRowsContiguous);
 
   // Not a piece of a tile: those come last, and not all clusters have as many. Nor rows that no
   // local group owns, which take no time.
@@ -71,12 +64,8 @@ struct RaggedNoncontracting
   __device__ static void load_lhs(Params const& params, WorkTile const& work, int k, int row,
                                   Loader const& loader, uint8_t* to, int box, bool shared) {
     int const batch = work.batch * params.lhs_batched;
-    if constexpr (kRowsContiguous) {
-      loader.load(params.lhs, to, box, shared, work.begin + work.m + row, k, batch);
-    } else {
-      loader.load(params.lhs, to, box, shared, k, kRaggedRows - work.extent + work.m + row,
-                  kRaggedRows, batch * params.groups.rows + work.begin + work.extent);
-    }
+    loader.load(params.lhs, to, box, shared, k, kRaggedRows - work.extent + work.m + row,
+                kRaggedRows, batch * params.groups.rows + work.begin + work.extent);
   }
 
   // What a row of the group is of, -1 past the last one: the row of memory that it stands for.
@@ -109,15 +98,6 @@ struct RaggedNoncontracting
     }
   }
 
-  // The first half of a group's first tile, without the rows of the group before.
-  template <class Accumulators>
-  __device__ static void store_below_head(Params const& params, WorkTile const& work,
-                                          Accumulators const& accumulators) {
-    int64_t const row = int64_t(work.batch) * params.groups.rows + work.begin;
-    CooperativeEpilogue<Config>::store_rows(accumulators, params.out_data + row * params.n + work.n,
-                                            params.n, params.n - work.n, work.head, work.extent);
-  }
-
   static cudaError_t make_params(RaggedDotArguments const& arguments, Params& params) {
     auto const& a = arguments;
     params.groups = a.groups;
@@ -126,7 +106,6 @@ struct RaggedNoncontracting
     params.lhs_batched = a.lhs_batched;
     params.rhs_batched = a.rhs_batched;
     params.store_shift = a.groups.rows;
-    params.out_data = static_cast<typename Config::Output*>(a.out);
     params.rows = a.rows;
 
     params.rhs_in_slabs = a.n % Config::kSlab == 0;
@@ -137,17 +116,14 @@ struct RaggedNoncontracting
                         a.groups.rows / a.groups.groups > kLockstepRows;
 
     TensorView const lhs =
-        operand_view<typename Config::Element>(a.lhs, Config::kLhsMajor == cute::GMMA::Major::K);
+        operand_view<typename Config::Element>(a.lhs, /*contracted_is_contiguous=*/true);
     TensorView rhs =
         operand_view<typename Config::Element>(a.rhs, Config::kRhsMajor == cute::GMMA::Major::K);
     if (streams_weights(a) && a.groups.rows > kDecodingRows * a.groups.groups)
       rhs.fetch = kFetchBox;
     int const rhs_groups = (a.rhs_batched ? a.groups.batches : 1) * a.groups.local_groups;
-    cudaError_t status =
-        kRowsContiguous ? encode_plain(&params.lhs, lhs, a.lhs_batched ? a.groups.batches : 1, a.k,
-                                       a.groups.rows, Config::kTileK)
-        : kGathersLhs   ? encode_rows(&params.lhs, lhs, a.rows.tokens, a.k)
-                        : encode_ragged_load(&params.lhs, lhs, a.k, kRowsPerConsumer);
+    cudaError_t status = kGathersLhs ? encode_rows(&params.lhs, lhs, a.rows.tokens, a.k)
+                                     : encode_ragged_load(&params.lhs, lhs, a.k, kRowsPerConsumer);
     if (status != cudaSuccess) return status;
     if constexpr (Config::kRhsMajor == cute::GMMA::Major::K) {
       // Half of the result's columns, in whole atoms of the swizzle.

@@ -13,16 +13,12 @@ cudaError_t noncontracting(TileConfig config, RaggedDotArguments const& argument
                            cudaStream_t stream) {
   using cute::GMMA::Major;
   return with_constants(
-      [&](auto tile, auto transpose_lhs, auto transpose_rhs, auto out_type) {
-        using Config = ConfigOf<decltype(tile), Typed<kType>, Typed<out_type>,
-                                major(Major::K, transpose_lhs), major(Major::MN, transpose_rhs)>;
-        using Problem = RaggedNoncontracting<Config>;
-        if constexpr (kIsCompiled<Config, Problem::kRowsContiguous>) {
-          return launch_tiles<Problem>(arguments, stream);
-        }
-        return kNotCompiled;
+      [&](auto tile, auto, auto transpose_rhs, auto out_type) {
+        using Config = ConfigOf<decltype(tile), Typed<kType>, Typed<out_type>, Major::K,
+                                major(Major::MN, transpose_rhs)>;
+        return launch_tiles<RaggedNoncontracting<Config>>(arguments, stream);
       },
-      OneTileOf<NoncontractingTiles>{config}, Flag{arguments.transpose_lhs},
+      OneTileOf<NoncontractingTiles>{config}, OneOf<false>{arguments.transpose_lhs},
       Flag{arguments.transpose_rhs}, OneOf<kType, ElementType::kF32>{arguments.out_type});
 }
 

@@ -9,8 +9,9 @@
 
 namespace jgg::sm90 {
 
-// `Problem` is the family; the majors are those of operands that are not transposed.
-template <template <class> class Problem, cute::GMMA::Major kLhsMajor, cute::GMMA::Major kRhsMajor>
+// `Problem` is the family, `kLhsMajor` that of lhs, which is not transposed, and `TransposesRhs`
+// the choices of how rhs is stored.
+template <template <class> class Problem, cute::GMMA::Major kLhsMajor, class TransposesRhs>
 cudaError_t launch_parts(TileConfig config, RaggedDotArguments const& arguments,
                          cudaStream_t stream) {
   RaggedWorkspace const workspace(arguments);
@@ -18,14 +19,14 @@ cudaError_t launch_parts(TileConfig config, RaggedDotArguments const& arguments,
   cudaError_t const status = prepare(arguments, workspace, stream);
   if (status != cudaSuccess) return status;
   return with_constants(
-      [&](auto tile, auto transpose_lhs, auto transpose_rhs) {
-        using Config = ConfigOf<decltype(tile), cutlass::half_t, float,
-                                major(kLhsMajor, transpose_lhs), major(kRhsMajor, transpose_rhs)>;
+      [&](auto tile, auto, auto transpose_rhs) {
+        using Config = ConfigOf<decltype(tile), cutlass::half_t, float, kLhsMajor,
+                                major(cute::GMMA::Major::MN, transpose_rhs)>;
         using Parts = RaggedParts<Problem<Config>>;
         return launch_tiles<Parts, PartsMainloop<Parts>>(arguments, stream);
       },
-      OneTileOf<Float32Tiles>{config}, Flag{arguments.transpose_lhs},
-      Flag{arguments.transpose_rhs});
+      OneTileOf<Float32Tiles>{config}, OneOf<false>{arguments.transpose_lhs},
+      TransposesRhs{arguments.transpose_rhs});
 }
 
 }  // namespace jgg::sm90

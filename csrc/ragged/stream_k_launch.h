@@ -6,7 +6,7 @@
 #include "ragged/cut_noncontracting.h"
 #include "ragged/launch.h"
 #include "ragged/tiles.h"
-#include "sm90/roles.h"
+#include "sm90/piece_roles.h"
 
 namespace jgg::sm90 {
 

@@ -9,14 +9,11 @@
 namespace jgg::sm90 {
 
 // Of 16-bit operands. The narrow one is for results that fill half of the other at most, and for so
-// few tiles that multiprocessors would have none. Kernels take long to compile, so it is left out
-// where rows are contiguous in an operand, as they are in none of ragged_dot and its gradients.
+// few tiles that multiprocessors would have none.
 using WideTile = Tile<128, 256, 2>;
 using NarrowTile = Tile<128, 128, 2>;
 template <class Config>
 constexpr bool kIsNarrow = Config::kTileN == NarrowTile::kTileN && !Config::kTakesTurns;
-template <class Config, bool kRowsContiguous>
-constexpr bool kIsCompiled = !kIsNarrow<Config> || !kRowsContiguous;
 
 // Of a tile that begins at column `n` of `columns`, those that have to be loaded. The others of a
 // wide tile are loaded as zeros: the tensor cores take more power to multiply what is there
@@ -31,8 +28,7 @@ using NoncontractingTiles = TileTable<WideTile, NarrowTile>;
 using StreamKTiles =
     TileTable<Tile<128, 256, 2, KernelKind::kStreamK>, Tile<128, 128, 2, KernelKind::kStreamK>>;
 
-// Contracting ones. Consumers take turns for float32 results alone, and only where the rows of
-// neither operand are contiguous, so that none are masked.
+// Contracting ones. Consumers take turns for float32 results alone.
 using ContractingTiles = TileTable<WideTile, Tile<128, 192, 2, KernelKind::kPingpong>, NarrowTile>;
 
 // What contracting products of unequal groups are cut in. Consumers share a tile of a part of the

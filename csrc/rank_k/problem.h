@@ -27,7 +27,6 @@ struct RankK {
   static constexpr bool kFine = Config::kTileM == Config::kTileN;
   // Whether a narrow tile may come in halves. Other mainloops do not know where they begin.
   static constexpr bool kHalvesNarrow = !kFine && kNarrowSteps == 2;
-  static constexpr bool kMasksRows = false;
   static constexpr int kEarlyReleaseSteps = kNoSteps;
   static constexpr bool kKeepsStep = false;
   static constexpr bool kAdds = false;  // but to C, in its epilogue

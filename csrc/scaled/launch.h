@@ -1,6 +1,8 @@
 // From run-time arguments to one compiled FP8 kernel, and its launch.
 #pragma once
 
+#include <type_traits>
+
 #include "scaled/scaled_ragged_dot.h"
 #include "scaled/tiles.h"
 #include "sm90/config_of.h"
@@ -8,6 +10,12 @@
 #include "sm90/scaled_roles.h"
 
 namespace jgg::sm90 {
+
+// The types of rhs for one of lhs. No kernel multiplies two operands in E5M2: Python splits lhs
+// into two arrays in E4M3.
+template <ElementType kLhsType>
+using RhsTypes = std::conditional_t<kLhsType == ElementType::kE5m2, OneOf<ElementType::kE4m3>,
+                                    OneOf<ElementType::kE4m3, ElementType::kE5m2>>;
 
 // `kType` is that of lhs.
 template <class Tiles, template <class> class Problem, template <class> class Work,
@@ -24,7 +32,7 @@ cudaError_t launch_scaled(TileConfig config, ScaledArguments const& arguments,
                          kChannelScales, kTransposesOut, kStepScales, kPromotes, kResults>;
         return launch<ScaledRoles<Work<Problem<Config>>>>(arguments, stream);
       },
-      OneTileOf<Tiles>{config}, OneOf<ElementType::kE4m3, ElementType::kE5m2>{arguments.rhs_type});
+      OneTileOf<Tiles>{config}, RhsTypes<kType>{arguments.rhs_type});
 }
 
 }  // namespace jgg::sm90

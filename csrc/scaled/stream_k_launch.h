@@ -1,4 +1,4 @@
-// The launch of a noncontracting FP8 product whose last wave is cut along K.
+// The launches of noncontracting FP8 products whose last wave is cut along K.
 #pragma once
 
 #include "scaled/cut_noncontracting.h"
@@ -12,6 +12,16 @@ cudaError_t scaled_noncontracting_stream_k(TileConfig config, ScaledArguments co
                                            cudaStream_t stream) {
   return launch_scaled<ScaledStreamKTiles, CutScaledNoncontracting, ScaledPieces,
                        /*kColumnScales=*/false, kType>(config, arguments, stream);
+}
+
+// In pieces, sums are promoted whether they have to be or not: without, they and those of another
+// block spill a kilobyte.
+template <ElementType kType>
+cudaError_t cut_noncontracting_channels(TileConfig config, ScaledArguments const& arguments,
+                                        cudaStream_t stream) {
+  return launch_scaled<ScaledStreamKTiles, CutChannelScaledNoncontracting, ScaledPieces,
+                       /*kColumnScales=*/false, kType, /*kChannelScales=*/true,
+                       /*kTransposesOut=*/false, /*kStepScales=*/false>(config, arguments, stream);
 }
 
 }  // namespace jgg::sm90

@@ -1,6 +1,7 @@
 // From run-time arguments to one compiled kernel for groups of few rows, and its launch.
 #pragma once
 
+#include "scaled/launch.h"
 #include "scaled/swapped_noncontracting.h"
 #include "scaled/tiles.h"
 #include "sm90/config_of.h"
@@ -19,8 +20,7 @@ cudaError_t scaled_noncontracting_swapped(TileConfig config, ScaledArguments con
             SwappedScaledConfig<Typed<kType>, Typed<rhs_type>, Tile::kTileM, Tile::kTileN>;
         return launch<SwappedScaledRoles<SwappedScaledNoncontracting<Config>>>(arguments, stream);
       },
-      OneTileOf<ScaledSwappedTiles>{config},
-      OneOf<ElementType::kE4m3, ElementType::kE5m2>{arguments.rhs_type});
+      OneTileOf<ScaledSwappedTiles>{config}, RhsTypes<kType>{arguments.rhs_type});
 }
 
 }  // namespace jgg::sm90

@@ -2,7 +2,9 @@
 //
 // CUTLASS 4.2's barriers and fences are volatile, which orders them among each other, but they do
 // not clobber memory: the compiler may move an ordinary load or store across them. Those of this
-// file and of cluster.h are compiler fences as well, and nothing else uses CUTLASS's.
+// file and of cluster.h are compiler fences as well, and nothing else uses CUTLASS's. What
+// epilogues repeat is one statement each: three of them counted against inlining, and WGMMAs of a
+// loop that is not inlined are serialised (C7520).
 #pragma once
 
 #include <cutlass/arch/barrier.h>
@@ -46,9 +48,7 @@ struct Barrier : private cutlass::arch::ClusterTransactionBarrier {
 // Before copies and products, which reach shared memory by another way, read what this thread wrote
 // there, or write where it read. The threads that begin them wait for this one behind the fence.
 __device__ __forceinline__ void fence_async_proxy() {
-  fence_compiler();
-  cutlass::arch::fence_view_async_shared();
-  fence_compiler();
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 // By one thread.
@@ -84,18 +84,16 @@ struct StageIterator {
   }
 };
 
-// Named barriers of a block, each the first of two, one for either consumer. CUTLASS adds the
-// number of those that it keeps for itself, 8 of the 16 that there are.
+// Named barriers of a block, each the first of two, one for either consumer. CUTLASS keeps the
+// first 8 of the 16 that there are for itself.
 enum NamedBarrier : int { kConsumerBarrier = 1, kMultiplyTurn = 3, kStoreTurn = 5 };
+constexpr int kReservedBarriers = cutlass::arch::NamedBarrier::ReservedNamedBarrierCount;
 
 __device__ __forceinline__ void sync_named(int threads, int barrier) {
-  fence_compiler();
-  cutlass::arch::NamedBarrier::sync(threads, barrier);
-  fence_compiler();
+  asm volatile("bar.sync %0, %1;" ::"r"(barrier + kReservedBarriers), "r"(threads) : "memory");
 }
 __device__ __forceinline__ void arrive_named(int threads, int barrier) {
-  fence_compiler();
-  cutlass::arch::NamedBarrier::arrive(threads, barrier);
+  asm volatile("bar.arrive %0, %1;" ::"r"(barrier + kReservedBarriers), "r"(threads) : "memory");
 }
 
 // Of all threads of one consumer.

@@ -33,7 +33,6 @@ concept AnyProblem = requires(typename P::Params const& params, WorkTile const& 
 // A problem of 16-bit operands, or of float32 ones in 16-bit parts:
 //
 //   Epilogue            what takes its tiles
-//   kMasksRows          stages hold rows of other groups along K, which are zeroed
 //   kEarlyReleaseSteps  steps of a tile that release their stages early: kNoSteps, kAllSteps, ...
 //   kKeepsStep          clusters may begin their tiles together: lockstep.h. Params then has
 //                       keeps_step, and is_whole(params, work) says of which tiles
@@ -46,7 +45,6 @@ template <class P>
 concept Problem =
     AnyProblem<P> && requires(typename P::Params const& params, WorkTile const& work) {
       typename P::Epilogue;
-      { P::kMasksRows } -> std::convertible_to<bool>;
       { P::kEarlyReleaseSteps } -> std::convertible_to<int>;
       { P::kKeepsStep } -> std::convertible_to<bool>;
       { P::kAdds } -> std::convertible_to<bool>;

@@ -38,12 +38,6 @@ __device__ void consume(typename Problem::Params const& params, Shared& shared, 
     StoreCoordinates place;
     if constexpr (Fixup::kIsCut) place = Problem::store_at(params, work, first_row);
     auto const store = [&](auto const& sums) {
-      if constexpr (Problem::kHasHeads) {
-        if (work.head > 0 && work.m + first_row == 0) {
-          Problem::store_below_head(params, work, sums);
-          return;
-        }
-      }
       if constexpr (Fixup::kIsCut) {
         epilogue.take(sums, place);
       } else {

@@ -98,7 +98,7 @@ struct FusedRoles : LoadingRoles<Problem, Mainloop> {
   using Config = typename Problem::Config;
   using Params = typename Problem::Params;
   using Shared = SharedStorage<Config>;
-  static_assert(!Problem::kMasksRows && !Problem::kAdds);
+  static_assert(!Problem::kAdds);
 
   __device__ static void consume(Params const& params, Shared& shared, int consumer) {
     if constexpr (Config::kTakesTurns) {

@@ -6,7 +6,6 @@
 #include "sm90/consumer_listed.h"
 #include "sm90/consumer_pingpong.h"
 #include "sm90/fixup/none.h"
-#include "sm90/fixup/pieces.h"
 #include "sm90/gather.h"
 #include "sm90/kernel.h"
 #include "sm90/mainloop/cooperative.h"
@@ -66,30 +65,6 @@ struct WholeTileRoles : LoadingRoles<Problem, Mainloop> {
       sm90::consume<Problem, Mainloop, NoFixup, typename Problem::Epilogue>(params, shared,
                                                                             consumer);
     }
-  }
-};
-
-// Tiles of which some are cut along K.
-template <class Problem, class Mainloop>
-struct PieceRoles : LoadingRoles<Problem, Mainloop> {
-  using Config = typename Problem::Config;
-  using Params = typename Problem::Params;
-  using Shared = SharedStorage<Config>;
-  static constexpr Registers kRegisters = kPieceRegisters;
-
-  template <class... More>
-  __device__ static void schedule(Params const& params, Shared& shared, int rank,
-                                  More const&... more) {
-    auto const schedule_of = [&](int cluster, int clusters) {
-      return Problem::piece_schedule(params, more..., cluster, clusters);
-    };
-    schedule_pieces<Config>(schedule_of, shared, rank);
-  }
-
-  __device__ static void consume(Params const& params, Shared& shared, int consumer) {
-    static_assert(!Problem::kHasHeads, "storing below a head takes registers that are in use here");
-    sm90::consume<Problem, Mainloop, PiecesFixup<Config>, typename Problem::Epilogue>(
-        params, shared, consumer);
   }
 };
 

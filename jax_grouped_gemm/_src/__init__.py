@@ -8,10 +8,12 @@ operation registers itself.
 
 What all operations share is in the files of this folder: `arguments` and `arrays` (checks, sizes,
 mesh axes), `device` (the GPU and its rates), `sizes` (the largest that kernels take), `op` and
-`autodiff` (an operation and its rules under JAX's transformations), `partition` and `over_tokens`
-(what operations and layers keep split over devices), `plan` and `explain`, `xla` (what XLA's own
-products cost), `float32` (operands in parts), `activations`, `version`. On those stands `quantized`
-(formats, `format` their registry; `weights`, how operations take them), on that `ragged`,
-`rows` and `lists`; `fp8` stands on `ragged`; `mlp` on these; `expert_parallel` on `mlp` and `rows`.
+`autodiff` (an operation and its rules under JAX's transformations), `meshes`, `partition`,
+`lowering` and `over_tokens` (what operations and layers keep split over devices), `transfers` (what
+travels between them), `plan` and `explain`, `fallback` (when XLA's own products are predicted to be
+faster), `float32` (operands in parts), `activations`, `version`. On those stands `quantized`
+(formats, `format` their registry; `weights`, how operations take them), on that `ragged`, `rows`
+and `lists`; `fp8` stands on `ragged`; `mlp` on these; `expert_parallel` on `mlp` and `rows`.
+In `mlp`, `operands` has the types of what layers compute with, and `experts` chooses how they do.
 No folder imports from one above it.
 """

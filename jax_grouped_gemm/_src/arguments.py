@@ -106,15 +106,16 @@ def checked_real(name: str, value: Any) -> float:
     return float(value)
 
 
-def refuse_sharded(function: str, **operands: jax.Array) -> None:
+def refuse_sharded(function: str, **operands: Any) -> None:
     """Raises a `NotImplementedError` if an operand is sharded over explicit mesh axes."""
-    for name, x in operands.items():
-        if any(axes is not None for axes in jax.typeof(x).sharding.spec):
-            raise NotImplementedError(
-                f"{function}: {name} is sharded over explicit mesh axes ({jax.typeof(x)}); call "
-                "it inside jax.shard_map, which says what each device does, or under "
-                "jax.sharding.auto_axes(function, out_sharding=...), which leaves that to XLA"
-            )
+    for name, operand in operands.items():
+        for x in jax.tree.leaves(operand):
+            if any(axes is not None for axes in jax.typeof(x).sharding.spec):
+                raise NotImplementedError(
+                    f"{function}: {name} is sharded over explicit mesh axes ({jax.typeof(x)}); "
+                    "call it inside jax.shard_map, which says what each device does, or under "
+                    "jax.sharding.auto_axes(function, out_sharding=...), which leaves that to XLA"
+                )
 
 
 def canonical_precision(precision: Any) -> Any:

@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-from collections.abc import Callable, Iterator
+import math
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
+from jax.sharding import AxisType, Mesh, NamedSharding
 
 from jax_grouped_gemm._src.arguments import checked_int
 from jax_grouped_gemm._src.device import H200, Target, default_device, unsuitable_device_reason
-from jax_grouped_gemm._src.op import ops
+from jax_grouped_gemm._src.meshes import axes_of_kind
+from jax_grouped_gemm._src.op import Op, ops
+from jax_grouped_gemm._src.partition import (
+    Split,
+    gathers,
+    is_split_explicitly,
+    local,
+    local_shapes,
+    mesh_of,
+)
 from jax_grouped_gemm._src.plan import Plan
+from jax_grouped_gemm._src.transfers import (
+    Call,
+    Recorder,
+    Transfer,
+    key_of,
+    megabytes,
+    of_equation,
+    recording,
+)
 
 if TYPE_CHECKING:
     from jax.extend.core import Jaxpr
@@ -24,10 +46,13 @@ class Explanation:
     Attributes:
       plans: one for each grouped matmul.
       device: what they are plans for, in words.
+      transfers: what the operations and layers of this package, and every `jax.shard_map`, move
+        between devices.
     """
 
     plans: tuple[Plan[Any], ...]
     device: str
+    transfers: tuple[Transfer, ...] = ()
 
     @property
     def workspace_bytes(self) -> int:
@@ -36,12 +61,23 @@ class Explanation:
 
     def __str__(self) -> str:
         lines = [f"A plan for {self.device}; nothing ran."]
-        if not self.plans:
-            return "\n".join([*lines, "no grouped matmuls"])
         lines += [f"{i}. {plan}" for i, plan in enumerate(self.plans, start=1)]
-        most = max(plan.workspace_bytes for plan in self.plans)
-        lines.append(f"workspace {self.workspace_bytes} bytes in all, {most} at a time")
-        return "\n".join(lines)
+        if self.plans:
+            most = max(plan.workspace_bytes for plan in self.plans)
+            lines.append(f"workspace {self.workspace_bytes} bytes in all, {most} at a time")
+        else:
+            lines.append("no grouped matmuls")
+        return "\n".join([*lines, *self._traffic()])
+
+    def _traffic(self) -> Iterator[str]:
+        for transfer, count in collections.Counter(self.transfers).items():
+            yield f"{transfer}{f', {count} times' if count > 1 else ''}"
+        totals: dict[str, int] = collections.defaultdict(int)
+        for transfer in self.transfers:
+            totals[transfer.kind] += transfer.bytes
+        if totals:
+            every = ", ".join(f"{kind} {megabytes(size)}" for kind, size in totals.items())
+            yield f"each device {every} in all"
 
 
 def explain(
@@ -52,12 +88,18 @@ def explain(
     The plans are those for a GPU of compute capability 9.0, whatever devices this process has; see
     `unavailable_reason` for what runs here. A matmul inside a loop is listed once.
 
+    Where arguments are split over several devices, the plans are those of what a device computes,
+    and `transfers` says what travels: an operand that is gathered, a result that is a sum over
+    devices. What XLA moves for other operations, such as `jnp.dot`, is not listed. Over auto axes
+    XLA decides how operands are split, so that a program is compiled in which the operations of
+    this package compute nothing.
+
         jgg.explain(jgg.ragged_dot, lhs, rhs, group_sizes, precision="highest")
 
     Args:
       fn: the function, such as a loss or `jax.grad` of it.
-      *args: its arguments; `jax.ShapeDtypeStruct` does for an array. What has no shape and dtype,
-        such as a string or a number, is passed on as it is.
+      *args: its arguments; `jax.ShapeDtypeStruct` does for an array, with `sharding=` if it is
+        split. What has no shape and dtype, such as a string or a number, is passed on as it is.
       multiprocessors: how many the GPU has; by default as many as JAX's default device, if that can
         run the kernels, and else 132, as an H200 and an H100 SXM have.
       **kwargs: its keyword arguments, likewise.
@@ -89,8 +131,18 @@ def explain(
         return fn(*args, **kwargs)
 
     arrays = [leaf for leaf, x in zip(leaves, is_array, strict=True) if x]
-    jaxpr = jax.make_jaxpr(of_arrays)(*arrays).jaxpr
-    return Explanation(tuple(_plans(jaxpr, target)), device)
+    if any(map(_may_be_split, arrays)):
+        # A name of its own, so that no program that was kept is taken, which would tell nothing.
+        of_arrays.__name__ = f"explained_{uuid.uuid4().hex}"
+        with recording() as recorder:
+            jaxpr = jax.make_jaxpr(of_arrays)(*arrays).jaxpr
+            jax.jit(of_arrays).lower(*arrays).compile()
+    else:
+        jaxpr, recorder = jax.make_jaxpr(of_arrays)(*arrays).jaxpr, Recorder()
+    found = list(_Walk(target, recorder).over(jaxpr, "", {}))
+    plans = (x for x in found if not isinstance(x, Transfer))
+    transfers = (x for x in found if isinstance(x, Transfer))
+    return Explanation(tuple(plans), device, (*transfers, *recorder.transfers))
 
 
 _TIMES = "with the clock and the memory of an H200"
@@ -107,13 +159,77 @@ def _default_target() -> tuple[Target, str]:
     return target, words if "H200" in device.device_kind else f"{words}, taken {_TIMES}"
 
 
-def _plans(jaxpr: Jaxpr, target: Target) -> Iterator[Plan[Any]]:
-    """Yields those of the grouped matmuls of `jaxpr` in program order, nested ones included."""
-    from jax.extend.core import jaxprs_in_params  # as slow to import as `op.py` says
+def _may_be_split(x: Any) -> bool:
+    """Whether XLA may split an array over auto axes of devices."""
+    sharding = getattr(x, "sharding", None)
+    if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, Mesh):
+        return False
+    auto = axes_of_kind(sharding.mesh, AxisType.Auto)
+    return math.prod(sharding.mesh.shape[name] for name in auto) > 1
 
-    for eqn in jaxpr.eqns:
-        op = ops.get(eqn.primitive)
-        if op and (op.is_matmul or op.is_listed):
-            yield op.planner([x.aval for x in eqn.invars], eqn.params, target)
-        for inner in jaxprs_in_params(eqn.params):
-            yield from _plans(inner, target)
+
+_NO_MESH = jax.sharding.AbstractMesh((), ())
+
+
+@dataclasses.dataclass
+class _Walk:
+    """Finds the plans of grouped matmuls, and what travels, in program order."""
+
+    target: Target
+    recorder: Recorder
+
+    def over(
+        self, jaxpr: Jaxpr, owner: str, axis_sizes: Mapping[str, int]
+    ) -> Iterator[Plan[Any] | Transfer]:
+        """Yields those of `jaxpr`, nested ones included, which is said in `owner` for a device
+        with manual axes of those sizes."""
+        from jax.extend.core import jaxprs_in_params  # as slow to import as `op.py` says
+
+        for eqn in jaxpr.eqns:
+            if op := ops.get(eqn.primitive):
+                yield from self._operation(op, eqn, axis_sizes)
+            yield from of_equation(eqn, owner, axis_sizes)
+            inside, sizes = owner, axis_sizes
+            if eqn.primitive.name == "shard_map":
+                inside, sizes = "jax.shard_map", {**axis_sizes, **eqn.params["mesh"].shape}
+            for inner in jaxprs_in_params(eqn.params):
+                yield from self.over(inner, inside, sizes)
+
+    def _operation(self, op: Op, eqn: Any, axis_sizes) -> Iterator[Plan[Any] | Transfer]:
+        operands, results = ([v.aval for v in variables] for variables in (eqn.invars, eqn.outvars))
+        # Over manual axes nothing is split any more.
+        call = None if axis_sizes else self._call(op, operands, results, eqn.params)
+        if call and (call.split.axes or any(map(any, call.specs))):
+            yield from self._split(op, operands, results, eqn.params, call)
+        elif op.is_matmul or op.is_listed:
+            plan = op.planner(operands, eqn.params, self.target)
+            if call and (devices := math.prod(call.mesh_shape.values())) > 1:
+                note = f"each of {devices} devices computes all of it"
+                plan = dataclasses.replace(plan, notes=(*plan.notes, note))
+            yield plan
+
+    def _call(self, op, operands, results, params) -> Call | None:
+        """How it is split, None where that is not known: types of explicit axes say it, or XLA."""
+        if is_split_explicitly(operands):
+            dims = op.dims_of(operands, results, params)
+            mesh_shape = mesh_of(operands).shape
+            specs = [x.sharding.spec for x in operands]
+            split = Split.of(dims, specs, dims.sizes(operands, results), mesh_shape)
+            return Call(split, specs, mesh_shape)
+        calls = self.recorder.calls.get(key_of(op, operands, params))
+        return calls.pop(0) if calls else None
+
+    def _split(
+        self, op: Op, operands: Sequence[Any], results: Sequence[Any], params, call: Call
+    ) -> Iterator[Plan[Any] | Transfer]:
+        dims = op.dims_of(operands, results, params)
+        yield from gathers(op, dims, call.split, operands, call.specs, call.mesh_shape)
+        slices = [
+            jax.ShapeDtypeStruct(shape, x.dtype)
+            for shape, x in zip(local_shapes(dims.operands, call.split), operands, strict=True)
+        ]
+        program = local(op, dims, call.split, params)
+        with jax.sharding.use_abstract_mesh(_NO_MESH):
+            axes = tuple(call.mesh_shape.items())
+            jaxpr = jax.make_jaxpr(program, axis_env=axes)(*slices).jaxpr
+        yield from self.over(jaxpr, op.name, call.mesh_shape)

@@ -23,7 +23,7 @@ from jax import export, lax
 from jax.interpreters import ad, batching, mlir, xla
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jax_grouped_gemm._src import partition
+from jax_grouped_gemm._src import lowering, partition
 from jax_grouped_gemm._src.arrays import align_varying
 from jax_grouped_gemm._src.device import (
     H200,
@@ -31,6 +31,7 @@ from jax_grouped_gemm._src.device import (
     missing_extension_reason,
     unsuitable_device_reason,
 )
+from jax_grouped_gemm._src.fallback import with_policy
 
 if TYPE_CHECKING:
     from jax.extend.core import Primitive
@@ -61,11 +62,12 @@ Planner = Callable[[Sequence[Any], Mapping[str, Any], Target], Any]
 class Op:
     """A primitive with the stages of its calls; constructing it registers them.
 
-    The primitive has a parameter `implementation`: None, "cuda" or "reference". The ragged products
-    have `product`, `tile`, `tile_choices`, `zeroes_unowned` and `max_sms` too, which only a planner
-    reads. `zeroes_unowned`, True by default, says whether rows that no local group owns are zero
-    or, False, whatever was in memory: kernels then neither read nor write them. `max_sms` is how
-    many multiprocessors a kernel fills at most, None for all.
+    The primitive has a parameter `implementation`: None, "cuda", "reference", or instead of None a
+    policy of `fallback`, "kernels" or "xla". The ragged products have `product`, `tile`,
+    `tile_choices`, `zeroes_unowned` and `max_sms` too, which only a planner reads.
+    `zeroes_unowned`, True by default, says whether rows that no local group owns are zero or,
+    False, whatever was in memory: kernels then neither read nor write them. `max_sms` is how many
+    multiprocessors a kernel fills at most, None for all.
 
     Attributes:
       name: name of the primitive.
@@ -86,6 +88,8 @@ class Op:
       localizer: called as `localizer(operands, params, split)` with a device's slices of the
         operands and a `partition.Split`, gives the operands and parameters with which the device
         computes its slice of the results. By default those are what they are.
+      instead: what to use where operands are split along dimensions that the operation needs in
+        full on every device.
       is_matmul: whether `explain` and the checkpoint policies count it as a grouped matmul.
       is_listed: whether `explain` lists it although it is no matmul.
       primitive: the primitive, made from these.
@@ -101,6 +105,7 @@ class Op:
     multiple_results: bool = False
     dims: Callable[..., partition.Dims] | None = None
     localizer: Callable[..., tuple[Sequence[Any], dict[str, Any]]] | None = None
+    instead: str = "jax.shard_map, which says what each device does"
     is_matmul: bool = True
     is_listed: bool = False
     primitive: Primitive = dataclasses.field(init=False)
@@ -111,7 +116,7 @@ class Op:
         primitive.multiple_results = self.multiple_results
         primitive.def_abstract_eval(self._typed_avals)
         primitive.def_impl(functools.partial(xla.apply_primitive, primitive))
-        partition.require_devices(primitive)
+        lowering.require_devices(primitive)
         for platform, lower in ((None, self._lower_default), ("cuda", self._lower_cuda)):
             rule = functools.partial(self._lower_split, lower)
             mlir.register_lowering(primitive, rule, platform=platform)
@@ -126,7 +131,7 @@ class Op:
         self._check_counts(operands)
         if params.get("tile") is not None:
             self.planner([jax.typeof(x) for x in operands], params, H200)
-        return self.primitive.bind(*align_varying(*operands), **params)
+        return self.primitive.bind(*align_varying(*operands), **with_policy(params))
 
     def _check_counts(self, operands: Sequence[Any]) -> None:
         """Raises a `NotImplementedError` if int32 operands, which count rows, cannot count all."""
@@ -198,7 +203,7 @@ class Op:
         return leaves if self.multiple_results else leaves[0]
 
     def _lower_split(self, lower, ctx, *operands, **params):
-        return partition.lower(ctx, self, lower, operands, params)
+        return lowering.lower(ctx, self, lower, operands, params)
 
     def bind_batched(
         self, operands: Sequence[Any], dims: Sequence[int | None], params: Mapping[str, Any]
@@ -304,7 +309,7 @@ class Op:
             reason = unsuitable_device_reason(device)
         if not reason:
             reason = missing_extension_reason()
-            if reason and implementation is None:
+            if reason and implementation != "cuda":
                 _warn_once(reason)
         if not reason:
             return self._lower(ctx, functools.partial(self.call, plan), operands)

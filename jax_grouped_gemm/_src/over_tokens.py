@@ -13,11 +13,12 @@ from typing import Any
 
 import jax
 from jax import lax
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from jax_grouped_gemm._src.arrays import is_static
-from jax_grouped_gemm._src.partition import names_of
+from jax_grouped_gemm._src.meshes import axes_of_kind, names_of, placed
+from jax_grouped_gemm._src.transfers import current_recorder
 
 AxisNames = str | Sequence[str]
 
@@ -53,13 +54,16 @@ def over_tokens(
 
     def spec_of(operand):
         spec = P(*leading, None)
-        return spec, _placed(operand, mesh, spec)
+        return spec, placed(operand, mesh, spec)
 
     def split(every, of):
         leaves, tree = jax.tree.flatten(every)
-        specs, placed = zip(*map(of, leaves), strict=True) if leaves else ((), ())
-        return jax.tree.unflatten(tree, specs), jax.tree.unflatten(tree, placed)
+        specs, arrays = zip(*map(of, leaves), strict=True) if leaves else ((), ())
+        return jax.tree.unflatten(tree, specs), jax.tree.unflatten(tree, arrays)
 
+    if recorder := current_recorder():
+        for operand in jax.tree.leaves(whole):
+            recorder.watch(function, operand)
     token_specs, tokens = split(tokens, spec_of)
     axes_of_tokens = {name for entry in leading for name in names_of(entry)}
 
@@ -67,7 +71,7 @@ def over_tokens(
         # What is split along other axes is gathered before, so that it is the same along them.
         spec = jax.typeof(operand).sharding.spec
         kept = P(*(entry if axes_of_tokens.issuperset(names_of(entry)) else None for entry in spec))
-        return kept, _placed(operand, mesh, kept)
+        return kept, placed(operand, mesh, kept)
 
     whole_specs, whole = split(whole, gathered_there)
 
@@ -88,18 +92,14 @@ def _mesh(arrays: Sequence[jax.Array]) -> Any:
 def _auto_axes(
     function: str, mesh: Any, size: int, token_axes: AxisNames | None
 ) -> tuple[str, ...]:
-    auto = [
-        name
-        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
-        if kind == AxisType.Auto
-    ]
+    auto = axes_of_kind(mesh, AxisType.Auto)
     if token_axes is not None:
         names = names_of(token_axes)
         for name in names:
             if name not in auto:
                 raise ValueError(
                     f"{function}: token_axes must name auto axes of the mesh, got {name!r} where "
-                    f"they are {tuple(auto)}"
+                    f"they are {auto}"
                 )
         devices = math.prod(mesh.shape[name] for name in names)
         if size % devices:
@@ -124,23 +124,6 @@ def _leading_spec(x: jax.Array, auto: tuple[str, ...]) -> list[Any]:
     if auto and spec:
         spec[0] = (*names_of(spec[0]), *auto)
     return spec
-
-
-def _placed(x: jax.Array, mesh: Any, spec: P) -> jax.Array:
-    """`x` as the layer takes it, over explicit axes; over auto axes that is XLA's to see to."""
-    explicit = {
-        name
-        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
-        if kind == AxisType.Explicit
-    }
-
-    def kept(entry):
-        return tuple(name for name in names_of(entry) if name in explicit) or None
-
-    wanted = NamedSharding(mesh, P(*map(kept, spec)))
-    if not explicit or jax.typeof(x).sharding == wanted:
-        return x
-    return jax.sharding.reshard(x, wanted)
 
 
 def _gathered(x: jax.Array, spec: P) -> jax.Array:

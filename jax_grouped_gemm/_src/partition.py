@@ -5,33 +5,26 @@ An operation declares its dimensions once, as a letter each, see `Dims`. What fo
 - the types of results over explicit mesh axes, see `typed`;
 - the program of one device: the same primitive on slices of the operands, and sums over devices of
   results whose contracted dimension is split, see `local`;
-- how XLA splits a call: over explicit axes by `jax.shard_map` of that program, since types say what
-  is split; over auto axes, where that is known once XLA has propagated shardings, by
-  `custom_partitioning` of the same program, see `lower`.
+- how XLA splits a call, see `lowering`;
+- what travels between devices, see `gathers` and `transfers`.
 
 Derivatives, vmap, scan and remat need nothing: the primitives that they bind are split likewise.
-
-This module relies on internals of JAX: the devices are in the lowering context of primitives that
-are listed in `jax._src.dispatch`. Without that entry, calls lower as for one device.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 from jax import lax
-from jax.interpreters import mlir
-from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_grouped_gemm._src.arrays import align_varying, cdiv
-
-logger = logging.getLogger(__name__)
+from jax_grouped_gemm._src.meshes import Axes, names_of
+from jax_grouped_gemm._src.transfers import Transfer, type_of
 
 BATCH = "b"
 ROWS = "m"
@@ -40,7 +33,6 @@ FIRST = (BATCH, ROWS)
 the weights are gathered."""
 
 Letters = tuple[str, ...]
-Axes = tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,6 +210,43 @@ class Split:
         return lax.axis_index(self.axes[letter]) * self.part(letter)
 
 
+def local_shapes(every: Sequence[Letters], split: Split) -> list[tuple[int, ...]]:
+    """The shapes of a device's slices of arrays with those letters."""
+    return [tuple(map(split.part, letters)) for letters in every]
+
+
+def gathers(
+    op: Any,
+    dims: Dims,
+    split: Split,
+    operands: Sequence[Any],
+    specs: Sequence[Sequence[Any]],
+    mesh_shape: Mapping[str, int],
+) -> Iterator[Transfer]:
+    """What has to travel so that abstract `operands`, split by `specs`, are split by `split`."""
+    wanted, _ = dims.specs(split.axes)
+    shapes = local_shapes(dims.operands, split)
+    for number, (x, letters, spec) in enumerate(zip(operands, dims.operands, specs, strict=True)):
+        had = {
+            name: letter
+            for letter, entry in zip(letters, spec, strict=False)
+            for name in names_of(entry)
+        }
+        kept = {name for entry in wanted[number] for name in names_of(entry)}
+        lost = [name for name in had if name not in kept]
+        devices = math.prod(mesh_shape[name] for name in lost)
+        if devices > 1:
+            part = jax.ShapeDtypeStruct(shapes[number], x.dtype)
+            yield Transfer(
+                "gathers",
+                op.name,
+                f"operand {number}, {type_of(x)}",
+                part.size * part.dtype.itemsize,
+                devices,
+                op.instead if any(had[name] in dims.whole for name in lost) else "",
+            )
+
+
 def local(op: Any, dims: Dims, split: Split, params: Mapping[str, Any]) -> Callable[..., Any]:
     """The program of one device: slices of operands to slices of the results."""
 
@@ -233,11 +262,6 @@ def local(op: Any, dims: Dims, split: Split, params: Mapping[str, Any]) -> Calla
         return results if op.multiple_results else results[0]
 
     return function
-
-
-def names_of(entry: str | Sequence[str] | None) -> Axes:
-    """The mesh axes of an entry of a `PartitionSpec`."""
-    return (entry,) if isinstance(entry, str) else tuple(entry or ())
 
 
 def mesh_of(operands: Sequence[Any]) -> Any:
@@ -269,8 +293,7 @@ def typed(op: Any, operands: Sequence[Any], results: Sequence[Any], params) -> l
             if letter in dims.whole and not of_rows.issuperset(names_of(entry)):
                 raise NotImplementedError(
                     f"{op.name} needs dimension {axis} of an operand of type {x} in full on every "
-                    f"device: take it there with jax.sharding.reshard, or say what each device "
-                    "does with jax.shard_map"
+                    f"device: take it there with jax.sharding.reshard, or use {op.instead}"
                 )
     _, specs = dims.specs(split.axes)
     return [
@@ -285,151 +308,3 @@ def as_type(x: Any, aval: Any) -> Any:
     if jax.typeof(x).sharding == aval.sharding:
         return x
     return jax.sharding.reshard(x, aval.sharding)
-
-
-def lower(ctx: Any, op: Any, inner: Callable[..., Any], operands, params) -> Any:
-    """Lowers a call so that it stays split, by `inner` where nothing is or can be."""
-    mesh = mesh_of(ctx.avals_in)
-    types = getattr(mesh, "axis_types", ())
-    if AxisType.Manual in types:
-        return inner(ctx, *operands, **params)
-    if is_split_explicitly(ctx.avals_in):
-        function = _over_explicit_axes(op, ctx.avals_in, ctx.avals_out, params, mesh)
-    elif _has_devices_to_split_over(ctx):
-        function = _over_auto_axes(op, ctx.avals_in, ctx.avals_out, params)
-    else:
-        return inner(ctx, *operands, **params)
-    return mlir.lower_fun(function, multiple_results=op.multiple_results)(ctx, *operands)
-
-
-def _over_explicit_axes(op, avals, results, params, mesh) -> Callable[..., Any]:
-    dims = op.dims_of(avals, results, params)
-    split = Split.of(dims, [x.sharding.spec for x in avals], dims.sizes(avals, results), mesh.shape)
-    in_specs, out_specs = dims.specs(split.axes)
-    explicit = {
-        name
-        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
-        if kind == AxisType.Explicit
-    }
-
-    def function(*operands):
-        placed = [
-            x if x_spec == spec else jax.sharding.reshard(x, NamedSharding(mesh, spec))
-            for x, x_spec, spec in zip(
-                operands, [x.sharding.spec for x in avals], in_specs, strict=True
-            )
-        ]
-        return jax.shard_map(
-            local(op, dims, split, params),
-            mesh=mesh,
-            in_specs=tuple(in_specs),
-            out_specs=out_specs if op.multiple_results else out_specs[0],
-            axis_names=explicit,
-            # A result that is whole is the same everywhere, though it stands beside split ones.
-            check_vma=False,
-        )(*placed)
-
-    return function
-
-
-def _has_devices_to_split_over(ctx: Any) -> bool:
-    """Whether XLA is going to partition the program, and can call back for it.
-
-    Programs to export cannot hold a Python callback, and those for several platforms at once have
-    one module for all.
-    """
-    module = ctx.module_context
-    context = module.axis_context
-    devices = getattr(context, "device_assignment", None)
-    parameters = getattr(module, "lowering_parameters", None)
-    return (
-        devices is not None
-        and len(devices) > 1
-        and not getattr(parameters, "for_export", True)
-        and len(ctx.platforms or module.platforms) == 1
-        and bool(getattr(jax.config, "jax_use_shardy_partitioner", True))
-    )
-
-
-def _over_auto_axes(op, avals, results, params) -> Callable[..., Any]:
-    from jax.experimental.custom_partitioning import custom_partitioning
-
-    dims = op.dims_of(avals, results, params)
-    sizes = dims.sizes(avals, results)
-
-    def partition(mesh, operands, result):
-        leaves = list(result) if op.multiple_results else [result]
-        shardings = [x.sharding for x in (*operands, *leaves)]
-        if not all(isinstance(x, NamedSharding) for x in shardings):
-            # No mesh is known: all operands are on every device.
-            (devices,) = {x._device_assignment for x in shardings if x is not None}
-            whole = type(shardings[0]).get_replicated(devices)
-            given, returned = [whole] * len(operands), [whole] * len(leaves)
-            split = Split({}, {}, sizes)
-        else:
-            split = Split.of(dims, [x.spec for x in shardings], sizes, mesh.shape)
-            _log_gathers(op, dims, split, operands, mesh)
-            given, returned = (
-                [NamedSharding(mesh, spec) for spec in specs] for specs in dims.specs(split.axes)
-            )
-        out = returned if op.multiple_results else returned[0]
-        return mesh, _without_types(local(op, dims, split, params)), out, tuple(given)
-
-    whole = custom_partitioning(functools.partial(op.primitive.bind, **params))
-    whole.def_partition(partition=partition, sharding_rule=lambda *_: dims.sharding_rule())
-    return whole
-
-
-_NO_MESH = AbstractMesh((), ())
-_PROGRAM = type(lax.add_p)("program_of_a_device")
-
-
-def _without_types(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, traced and lowered as if there were no mesh.
-
-    JAX 0.12 traces the program of a device under the mesh of `jax.set_mesh`. Types over its
-    explicit axes would become constraints in a module that nobody partitions.
-    """
-
-    def traced(*operands):
-        with jax.sharding.use_abstract_mesh(_NO_MESH):
-            types = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]
-            jaxpr, shapes = jax.make_jaxpr(function, return_shape=True)(*types)
-        results = _PROGRAM.bind(*operands, jaxpr=jaxpr)
-        return jax.tree.unflatten(jax.tree.structure(shapes), results)
-
-    return traced
-
-
-def _lower_program(ctx, *operands, jaxpr):
-    ctx = ctx.replace(avals_in=jaxpr.in_avals, avals_out=jaxpr.out_avals)
-    with jax.sharding.use_abstract_mesh(_NO_MESH):
-        program = functools.partial(jax.core.eval_jaxpr, jaxpr.jaxpr, jaxpr.consts)
-        return mlir.lower_fun(program, multiple_results=True)(ctx, *operands)
-
-
-_PROGRAM.multiple_results = True
-_PROGRAM.def_abstract_eval(lambda *_, jaxpr: jaxpr.out_avals)
-mlir.register_lowering(_PROGRAM, _lower_program)
-
-
-def _log_gathers(op, dims, split, operands, mesh) -> None:
-    """Says which operands travel, at level DEBUG."""
-    specs, _ = dims.specs(split.axes)
-    for number, (x, spec) in enumerate(zip(operands, specs, strict=True)):
-        for axis, (had, has) in enumerate(zip(x.sharding.spec, spec, strict=False)):
-            if lost := [name for name in names_of(had) if name not in names_of(has)]:
-                size = math.prod(x.shape) * x.dtype.itemsize
-                logger.debug(
-                    "%s gathers dimension %d of operand %d, %s%s, over %s: %d bytes in full",
-                    *(op.name, axis, number, x.dtype, list(x.shape), ", ".join(lost), size),
-                )
-
-
-def require_devices(primitive: Any) -> None:
-    """Has JAX tell the lowering of `primitive` for which devices it is."""
-    try:
-        from jax._src.dispatch import prim_requires_devices_during_lowering as primitives
-    except ImportError:  # then `lower` sees no devices, and splits nothing over auto axes
-        return
-    primitives.add(primitive)

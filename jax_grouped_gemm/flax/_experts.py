@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -135,15 +135,32 @@ def checked_weights(layer: Any, embed: int, **given: Any) -> dict[str, Quantized
     return given
 
 
-def apply_experts(
+def parameters(
+    layer: Any, embed: int, kernel_init: Any, bias_init: Any
+) -> Iterator[tuple[str, Any, tuple[int, ...], tuple[str, ...]]]:
+    """Name, initialiser, shape and logical axes of the matrices, and of biases if there are any."""
+    wi = (layer.num_experts, embed, layer.hidden_features), ("exp", "embed", "mlp")
+    wo = (layer.num_experts, layer.hidden_features, embed), ("exp", "mlp", "embed")
+    matrices = ("wi_0", *wi), ("wi_1", *wi), ("wo", *wo)
+    yield from ((name, kernel_init, shape, axes) for name, shape, axes in matrices)
+    if layer.biases:
+        yield from ((f"{name}_bias", bias_init, x[::2], axes[::2]) for name, x, axes in matrices)
+
+
+def forward(
     layer: Any,
     x: jax.Array,
-    routing: moe.Routing,
-    *matrices: jax.Array | QuantizedArray,
-    biases: Any = None,
-    quantized: Any = None,
-) -> tuple[jax.Array, moe.ExpertParallelStats | None]:
-    """`moe.dropless_mlp` with the options of a layer, or over its mesh if it has an expert axis."""
+    logits: jax.Array,
+    mask: Any,
+    given: Sequence[jax.Array | QuantizedArray],
+    quantized: Any,
+) -> tuple[jax.Array, moe.Routing, moe.ExpertParallelStats | None]:
+    """The result of a layer whose `parameters` are `given`: `moe.dropless_mlp` with its options, or
+    over its mesh if it has an expert axis."""
+    dtype = jnp.result_type(x, layer.param_dtype) if layer.dtype is None else layer.dtype
+    routing = routed(layer, logits, mask)
+    matrices = (w if isinstance(w, QuantizedArray) else w.astype(dtype) for w in given[:3])
+    biases: Any = tuple(given[3:]) or None
     names = (
         "activation",
         "apply_router_weight_on_input",
@@ -156,11 +173,12 @@ def apply_experts(
         quantized = None
     if layer.expert_axis is None:
         options |= dict(biases=biases, quantized=quantized, token_axes=layer.token_axes)
-        return moe.dropless_mlp(x, routing, *matrices, **options), None
+        y = moe.dropless_mlp(x.astype(dtype), routing, *matrices, **options)
+        return y, routing, None
     of_mesh = {name: getattr(layer, name) for name in OF_MESH}
-    return moe.expert_parallel(layer.mesh, **of_mesh, **options)(
-        x, routing, *matrices, biases=biases
-    )
+    run = moe.expert_parallel(layer.mesh, **of_mesh, **options)
+    y, stats = run(x.astype(dtype), routing, *matrices, biases=biases)
+    return y, routing, stats
 
 
 def without_padding(x: jax.Array, mask: Any) -> jax.Array:

@@ -14,16 +14,16 @@ from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.mlp.fp8.weights import quantize_mlp
 from jax_grouped_gemm._src.quantized.format import Format
 from jax_grouped_gemm.flax._experts import (
-    apply_experts,
     as_dict,
     check_options,
     check_sizes,
     checked_weights,
     default_gate_init,
     default_kernel_init,
+    forward,
     from_dict,
+    parameters,
     quantized_weights,
-    routed,
     without_padding,
 )
 
@@ -177,44 +177,25 @@ class MoE(nn.Module):
             bias_init=_partitioned(self.bias_init, (None,)),
             name="gate",
         )(x)
-        wi_shape = (self.num_experts, x.shape[-1], self.hidden_features)
-        wo_shape = (self.num_experts, self.hidden_features, x.shape[-1])
         quantized: Any = self.get_variable(QUANTIZED, "experts")
-        is_frozen = isinstance(quantized, Mapping) and "wi_0" in quantized
-        if is_frozen:
-            checked_weights(self, x.shape[-1], **quantized)
-        else:
-            wi_0 = self._experts("wi_0", self.kernel_init, wi_shape, ("exp", "embed", "mlp"))
-            wi_1 = self._experts("wi_1", self.kernel_init, wi_shape, ("exp", "embed", "mlp"))
-            wo = self._experts("wo", self.kernel_init, wo_shape, ("exp", "mlp", "embed"))
-        biases = None
-        if self.biases:
-            biases = (
-                self._experts("wi_0_bias", self.bias_init, wi_shape[::2], ("exp", "mlp")),
-                self._experts("wi_1_bias", self.bias_init, wi_shape[::2], ("exp", "mlp")),
-                self._experts("wo_bias", self.bias_init, wo_shape[::2], ("exp", "embed")),
-            )
-
-        dtype = jnp.result_type(x, self.param_dtype) if self.dtype is None else self.dtype
-        routing = routed(self, logits, mask)
-        self.sow("intermediates", "routing", routing)
-        matrices: list[Any]
-        if is_frozen:
-            matrices, quantized = [quantized[name] for name in ("wi_0", "wi_1", "wo")], None
-        else:
-            matrices = [w.astype(dtype) for w in (wi_0, wi_1, wo)]
-            if isinstance(quantized, Mapping):
+        frozen: dict[str, Any] = {}
+        if isinstance(quantized, Mapping):
+            if "wi_0" in quantized:
+                frozen, quantized = checked_weights(self, x.shape[-1], **quantized), None
+            else:
                 quantized = from_dict(quantized)
-        options = dict(biases=biases, quantized=quantized)
-        y, stats = apply_experts(self, x.astype(dtype), routing, *matrices, **options)
+        every = parameters(self, x.shape[-1], self.kernel_init, self.bias_init)
+        given = [
+            frozen[name]
+            if name in frozen
+            else self.param(name, _partitioned(init, axes), shape, self.param_dtype)
+            for name, init, shape, axes in every
+        ]
+        y, routing, stats = forward(self, x, logits, mask, given, quantized)
+        self.sow("intermediates", "routing", routing)
         if stats is not None:
             self.sow("intermediates", "expert_parallel", stats)
         return y, moe.auxiliary_losses(routing, mask=mask)
-
-    def _experts(
-        self, name: str, init: Any, shape: tuple[int, ...], axes: tuple[str, ...]
-    ) -> jax.Array:
-        return self.param(name, _partitioned(init, axes), shape, self.param_dtype)
 
 
 def _partitioned(init: Callable[..., Any], axes: tuple[str | None, ...]) -> Callable[..., Any]:

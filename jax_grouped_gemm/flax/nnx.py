@@ -15,16 +15,16 @@ from jax_grouped_gemm._src.mlp.fp8.weights import quantize_mlp
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
 from jax_grouped_gemm._src.quantized.format import Format
 from jax_grouped_gemm.flax._experts import (
-    apply_experts,
     as_dict,
     check_options,
     check_sizes,
     checked_weights,
     default_gate_init,
     default_kernel_init,
+    forward,
     from_dict,
+    parameters,
     quantized_weights,
-    routed,
     takes_quantized,
     without_padding,
 )
@@ -237,9 +237,6 @@ class MoE(nnx.Module):
         self.hidden_features = hidden_features
         check_options(self, in_features)
 
-        def experts(init: Any, shape: tuple[int, ...], axes: tuple[str, ...]) -> nnx.Param:
-            return nnx.Param(init(rngs.params(), shape, param_dtype), **_annotation(axes))
-
         self.gate = nnx.Linear(
             in_features,
             num_experts,
@@ -253,15 +250,12 @@ class MoE(nnx.Module):
             bias_metadata=_annotation((None,)),
             rngs=rngs,
         )
-        wi_shape = (num_experts, in_features, hidden_features)
-        wo_shape = (num_experts, hidden_features, in_features)
-        self.wi_0 = experts(kernel_init, wi_shape, ("exp", "embed", "mlp"))
-        self.wi_1 = experts(kernel_init, wi_shape, ("exp", "embed", "mlp"))
-        self.wo = experts(kernel_init, wo_shape, ("exp", "mlp", "embed"))
-        if self.biases:
-            self.wi_0_bias = experts(bias_init, wi_shape[::2], ("exp", "mlp"))
-            self.wi_1_bias = experts(bias_init, wi_shape[::2], ("exp", "mlp"))
-            self.wo_bias = experts(bias_init, wo_shape[::2], ("exp", "embed"))
+        self.wi_0, self.wi_1, self.wo, *of_biases = (
+            nnx.Param(init(rngs.params(), shape, param_dtype), **_annotation(axes))
+            for _, init, shape, axes in parameters(self, in_features, kernel_init, bias_init)
+        )
+        if of_biases:
+            self.wi_0_bias, self.wi_1_bias, self.wo_bias = of_biases
 
     def __call__(
         self, x: jax.Array, mask: jax.Array | None = None
@@ -278,27 +272,23 @@ class MoE(nnx.Module):
             than a `moe.Routing` of `top_k` experts a token.
         """
         x = without_padding(x, mask)
-        dtype = jnp.result_type(x, self.param_dtype) if self.dtype is None else self.dtype
-        routing = routed(self, self.gate(x), mask)
         arrays = {
             matrix: {form: variable.get_value() for form, variable in forms.items()}
             for matrix, forms in (self.quantized or {}).items()
         }
-        matrices: list[jax.Array | QuantizedArray]
+        given: list[Any]
         quantized = None
         if self.formats is None:
-            matrices = [w[...].astype(dtype) for w in (self.wi_0, self.wi_1, self.wo)]
+            given = [w[...] for w in (self.wi_0, self.wi_1, self.wo)]
             quantized = from_dict(arrays) if arrays else None
         else:
-            matrices = [
+            given = [
                 QuantizedArray(**arrays[name], format=format, matrix=matrix)
                 for name, (format, matrix) in zip(MATRICES, self.formats, strict=True)
             ]
-        biases = None
         if self.biases:
-            biases = tuple(b[...] for b in (self.wi_0_bias, self.wi_1_bias, self.wo_bias))
-        options = dict(biases=biases, quantized=quantized)
-        y, _ = apply_experts(self, x.astype(dtype), routing, *matrices, **options)
+            given += [b[...] for b in (self.wi_0_bias, self.wi_1_bias, self.wo_bias)]
+        y, routing, _ = forward(self, x, self.gate(x), mask, given, quantized)
         return y, moe.auxiliary_losses(routing, mask=mask)
 
 

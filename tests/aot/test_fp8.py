@@ -14,7 +14,7 @@ from jax_grouped_gemm._src.fp8 import formats, primitive
 from jax_grouped_gemm._src.fp8 import plan as plan_fp8
 from jax_grouped_gemm._src.plan import DEFAULT_TILE
 from tests.support.aot import FREE
-from tests.support.dtypes import BF16, E4M3, F32
+from tests.support.dtypes import BF16, E4M3, E5M2, F32
 
 M, K, N, G = 512, 256, 384, 4
 
@@ -85,7 +85,7 @@ class TestScaledProducts:
     @pytest.mark.parametrize("rhs_scale", [(G, 3, 2), (G, N), (G,)])
     @pytest.mark.parametrize("out", [BF16, jnp.float16, F32])
     def test_are_one_kernel(self, scaling, lhs_scale, rhs_scale, out, h200):
-        operands = array((M, K), E4M3), array(lhs_scale, F32), array((G, N, K), jnp.float8_e5m2)
+        operands = array((M, K), E4M3), array(lhs_scale, F32), array((G, N, K), E5M2)
         function = partial(
             jgg.scaled_ragged_dot,
             lhs_scaling=scaling,
@@ -103,6 +103,29 @@ class TestScaledProducts:
         assert plan.path == "copied" and "rhs with dimensions g/n/k" in plan.reason
         program = h200.compile(function, *operands, SIZES)
         assert program.kernels == {"scaled_ragged_noncontracting": 1}
+
+    def test_of_two_operands_in_e5m2_are_two_kernels(self, h200):
+        operands = array((M, K), E5M2), array((M, 2), F32), array((G, N, K), E5M2)
+        function = partial(jgg.scaled_ragged_dot, transpose_rhs=True, implementation="cuda")
+        program = h200.compile(function, *operands, array((G, 3, 2), F32), SIZES)
+        assert program.kernels == {"scaled_ragged_noncontracting": 2}
+
+    def test_of_layers_in_e5m2_alone(self, h200):
+        """No kernel that reads tokens in place, or computes two gradients, has such operands."""
+        recipe = jgg.Recipe(forward_dtype=E5M2, gradient_dtype=E5M2)
+
+        def loss(x, wi_0, wi_1, wo, logits):
+            routing = moe.route(logits, 2)
+            options = dict(recipe=recipe, implementation="cuda")
+            y = moe.dropless_mlp(x, routing, wi_0, wi_1, wo, **options)
+            return jnp.sum(y.astype(F32) ** 2)
+
+        shapes = (1024, 512), *2 * [(8, 512, 256)], (8, 256, 512)
+        operands = *(array(shape, BF16) for shape in shapes), array((1024, 8), F32)
+        program = h200.compile(jax.grad(loss, (0, 1, 2, 3)), *operands)
+        products = {name: n for name, n in program.kernels.items() if "scaled" in name}
+        assert products.keys() <= {"scaled_ragged_noncontracting", "scaled_ragged_contracting"}
+        assert all(n % 2 == 0 for n in products.values()) and sum(products.values()) >= 10
 
     @pytest.mark.parametrize("scaling", ["rowwise", "tensorwise"])
     @pytest.mark.parametrize("fast", [False, True])

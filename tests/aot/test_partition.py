@@ -52,6 +52,23 @@ def test_rows_of_ragged_dot(target):
     assert {kind for kind, _ in travelling(program)} == {"all-reduce"}
 
 
+@pytest.mark.parametrize("scaling", ["blockwise", "rowwise"])
+def test_rows_of_fp8_ragged_dot(scaling, target):
+    """Each device quantises its own rows, for weight gradients too."""
+    recipe = jgg.Recipe(scaling=scaling)
+
+    def step(lhs, rhs, sizes, ct):
+        y, pullback = jax.vjp(lambda *a: jgg.fp8_ragged_dot(*a, sizes, recipe=recipe), lhs, rhs)
+        return y, *pullback(ct)
+
+    arguments = arrays((M, D), (E, D, F)) + arrays((E,), dtype=jnp.int32) + arrays((M, F))
+    program = target.compile(step, *arguments, specs=[AXIS, P(), P(), AXIS])
+    assert program.kernels["scaled_ragged_noncontracting"] == 2
+    assert program.kernels["scaled_ragged_contracting"] == 1
+    assert f"[{M // 4},{D}]" in program.hlo and f"[{M},{D}]" not in program.hlo
+    assert travelling(program) == [("all-reduce", (E, D, F))]
+
+
 @pytest.mark.parametrize("of_matrices", [P(), P(None, "x")], ids=["data", "fsdp"])
 def test_tokens_of_dropless_mlp(of_matrices, target):
     def loss(x, logits, *matrices):

@@ -10,8 +10,8 @@ import pytest
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm import moe
 from jax_grouped_gemm._src.activations import as_activation
-from jax_grouped_gemm._src.mlp.fp8 import experts
-from jax_grouped_gemm._src.mlp.primitive import Options
+from jax_grouped_gemm._src.mlp.experts import Experts
+from jax_grouped_gemm._src.mlp.operands import ExpertWeights, Groups, Rows
 from tests.support import fp8_mlp, fp8_oracle, mlp
 from tests.support import group_sizes as sizes_of
 from tests.support.dtypes import BF16, F32
@@ -468,7 +468,9 @@ def test_expert_parallel(rng):
 def test_rows_that_hold_anything_are_refused(rng):
     """Scales are found of all rows, so that a count of those which are valid is not ignored."""
     x = jnp.ones((4, 128))
-    options = Options.of(as_activation("silu"), None, None)
-    operands = dict(x=x, wi_0=jnp.ones((2, 128, 8)), count=jnp.array([3]))
+    rows = Rows(x, jnp.arange(4), jnp.arange(4)[:, None], jnp.array([3]))
+    groups = Groups(jnp.array([2, 2]), jnp.array([0]))
+    weights = ExpertWeights(wi_0=jnp.ones((2, 128, 8)))
+    options = as_activation("silu"), None, None, jgg.Recipe()
     with pytest.raises(TypeError, match="count of valid rows"):
-        experts.mlp("a layer", options, operands, jgg.Recipe(), None, None)
+        Experts("a layer", weights, False, *options).mlp(rows, None, groups)

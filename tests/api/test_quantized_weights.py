@@ -181,6 +181,7 @@ def test_tokens_that_are_split(rng):
 
 def test_refusals(rng):
     q, w = weights(rng, "mxfp4")
+    down, _ = weights(rng, "mxfp4", (EXPERTS, HIDDEN, EMBED))
     x = rng.standard_normal((16, EMBED)).astype(np.float32)
     sizes = SIZES
     cases = [
@@ -193,7 +194,7 @@ def test_refusals(rng):
             "accumulator must be.*only the weights",
         ),
         (
-            lambda: jgg.ragged_mlp(x, q, None, q, sizes, recipe=jgg.Recipe()),
+            lambda: jgg.ragged_mlp(x, q, None, down, sizes, recipe=jgg.Recipe()),
             ValueError,
             "recipe where wi_0 and wo is quantised",
         ),

@@ -66,7 +66,7 @@ class TestNoncontracting:
 
     @pytest.mark.parametrize("lhs", ["mk", "km"])
     @pytest.mark.parametrize("rhs", ["gkn", "gnk", "bgkn"])
-    def test_majors_cost_no_copy(self, lhs, rhs):
+    def test_majors_reach_the_primitive(self, lhs, rhs):
         batch = "b" * ("b" in rhs)
         dims = numbers(batch + lhs, rhs, "k", batch)
         shapes = [

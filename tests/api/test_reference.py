@@ -9,7 +9,6 @@ import pytest
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm import moe
-from jax_grouped_gemm._src.ragged import reference
 from tests.support import group_sizes as sizes_of
 from tests.support import oracle
 from tests.support.ops import BOTH_OPS, NONCONTRACTING, random
@@ -152,16 +151,13 @@ def test_elements_of_less_than_a_byte(op, name, rng):
 class TestForm:
     """Masks where they take no longer than a loop over tiles, which takes longer to compile."""
 
-    LIMIT = 2**19  # multiplications of all rows with all groups' matrices
-
-    @pytest.fixture(autouse=True)
-    def as_users_get_it(self, monkeypatch):
-        monkeypatch.setattr(reference, "MAX_MULTIPLICATIONS", self.LIMIT)
+    @pytest.fixture
+    def either_form(self):
+        """The form that users get, in place of the fixture of the module."""
 
     def has_loop(self, op, m, k, n, g, dtype=jnp.float32, out_dtype=None, total_groups=None):
         lhs, rhs, _ = (jax.ShapeDtypeStruct(s, dtype) for s in op.shapes(m, k, n, g))
         sizes = jax.ShapeDtypeStruct((total_groups or g,), jnp.int32)
-        # A new function: what has been traced with another limit is not asked for.
         lowered = jax.jit(
             lambda *x: op.call.__wrapped__(*x, 0, preferred_element_type=out_dtype)
         ).lower(lhs, rhs, sizes)

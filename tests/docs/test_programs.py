@@ -54,12 +54,16 @@ def test_accumulated_gradients_are_those_of_the_whole_batch():
         np.testing.assert_allclose(a, b, atol=2e-3)
 
 
-def test_experts_on_several_devices_train_alike(straight, tmp_path):
+@pytest.mark.parametrize("splits", [("experts", "experts"), ("data", "fsdp")], ids=str)
+def test_several_devices_train_alike(splits, straight, tmp_path):
     from examples import train_moe
 
-    first = train_moe.main(["--steps", "3", "--devices", "4", "--checkpoints", str(tmp_path)])
-    # Resumes on another number of devices.
-    then = train_moe.main(["--steps", "5", "--devices", "2", "--checkpoints", str(tmp_path)])
+    def run(steps, devices, split):
+        options = dict(steps=steps, devices=devices, split=split, checkpoints=tmp_path)
+        return train_moe.main([f"--{name}={value}" for name, value in options.items()])
+
+    first = run(3, 4, splits[0])
+    then = run(5, 2, splits[1])  # resumes on another number of devices
     np.testing.assert_allclose(first + then, straight[:5], rtol=5e-3)
 
 

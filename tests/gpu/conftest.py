@@ -9,18 +9,11 @@ from jax_grouped_gemm._src.lists.rank_k import plan as rank_k_plan
 from jax_grouped_gemm._src.plan import DEFAULT_TILE, TileConfig
 from jax_grouped_gemm._src.ragged.tiles import NARROW_TILE
 from tests.support import families
-from tests.support.ops import CONTRACTING
-from tests.support.tiles import is_compiled
 
 
 @pytest.fixture(params=[DEFAULT_TILE, NARROW_TILE], ids=str)
 def tile(request) -> TileConfig:
-    """Each configuration of products of 16-bit operands that are stored as the test says."""
-    names = "transpose", "transpose_lhs", "transpose_rhs"
-    options = request.node.callspec.params
-    both, lhs, rhs = (options.get(name, False) for name in names)
-    if not is_compiled(request.param, options.get("op", CONTRACTING), both or lhs, both or rhs):
-        pytest.skip("not compiled for operands that are stored so")
+    """Each configuration of products of 16-bit operands that consumers share."""
     return request.param
 
 

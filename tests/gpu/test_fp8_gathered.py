@@ -1,7 +1,6 @@
 """FP8 products that read the tokens of their rows in place, on the device."""
 
 from functools import partial
-from itertools import product
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,7 @@ from tests.support import fp8_oracle
 from tests.support.dtypes import BF16, E4M3, E5M2, F32
 from tests.support.fp8_products import OUTPUTS, fp8, scales
 
-DTYPES = pytest.mark.parametrize("dtypes", list(product((E4M3, E5M2), repeat=2)))
+DTYPES = pytest.mark.parametrize("dtypes", [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3)])
 
 
 def tokens_and_rows(rng, tokens, rows, k, dtype):

@@ -99,7 +99,7 @@ def test_products_with_a_scale_a_column(even, types, out, rng):
 
 
 @pytest.mark.parametrize("out", [BF16, jnp.float16])
-@pytest.mark.parametrize("types", [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3), (E5M2, E5M2)])
+@pytest.mark.parametrize("types", [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3)])
 def test_both_gradients_of_one_launch_are_those_of_two(types, out, rng):
     """Bit for bit, with columns off the tile, and for some of all groups: a cluster's two tiles are
     of one product, or of one each."""

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from jax_grouped_gemm._src.activations import as_activation
-from jax_grouped_gemm._src.mlp.primitive import PAIRED_WEIGHTS, Options
+from jax_grouped_gemm._src.mlp.operands import Groups, PairedWeightsOperands, Rows
+from jax_grouped_gemm._src.mlp.primitive import PAIRED_WEIGHTS, Options, bind
 from jax_grouped_gemm._src.ragged.call import NONCONTRACTING
 from jax_grouped_gemm._src.ragged.primitive import ragged_contracting, ragged_noncontracting
 from tests.support import mlp_on_gpu as mlp
@@ -57,14 +58,8 @@ def test_both_weight_gradients(max_sms, rng):
     @partial(jax.jit, static_argnums=0)
     def both(most):
         options = Options.of(as_activation("silu"), None, "cuda", max_sms=most)
-        return PAIRED_WEIGHTS.bind(
-            x,
-            *gradients,
-            *indices(),
-            names=("x", "d0", "d1", "group_sizes", "group_offset"),
-            num_groups=len(SIZES),
-            **options.of_products,
-        )
+        operands = PairedWeightsOperands(Rows(x), *gradients, Groups(*indices()))
+        return bind(PAIRED_WEIGHTS, operands, num_groups=len(SIZES), **options.of_products)
 
     for got, want in zip(both(max_sms), both(None), strict=True):
         assert_close(got, want)

@@ -28,8 +28,11 @@ def test_wgmma_stays_asynchronous_and_registers_move(log):
 def test_additions_of_fp8_products_are_paced():
     # The build fails where it finds none. What is paced: forward products, those whose last wave is
     # cut, those that read tokens in place, and weight gradients, with scales of both operands, of
-    # one, or of one in two results, of two formats each: two kernels of 128 additions at least.
+    # one, or of one in two results, for three pairs of formats each: three kernels of 128 additions
+    # at least.
+    if not any(log.name.startswith("scaled_") for log in LOGS):
+        pytest.skip("built without FP8 kernels: JGG_TYPES")
     found = r"Additions paced: (\d+) instructions, (\d+) of one bank"
     paced = [tuple(map(int, match)) for log in LOGS for match in re.findall(found, log.read_text())]
-    assert len(paced) == 12 and min(count for count, _ in paced) >= 256
+    assert len(paced) == 6 and min(count for count, _ in paced) >= 3 * 128
     assert not any(of_one_bank for _, of_one_bank in paced)

@@ -58,7 +58,7 @@ def test_imports_from_below(path):
         assert there == here or floor[there] < floor[here], ".".join(parts)
 
 
-PRIVATE = {"partition.py": "jax._src.dispatch", "autodiff.py": "jax._src.core"}
+PRIVATE = {"lowering.py": "jax._src.dispatch", "autodiff.py": "jax._src.core"}
 """What has no public name, imported where an `ImportError` leaves a slower way."""
 
 

@@ -1,5 +1,6 @@
 """What `explain` says of a function: which kernels, with which tiles, and why not."""
 
+import itertools
 from functools import partial
 
 import jax
@@ -10,6 +11,7 @@ import pytest
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.plan import DEFAULT_TILE, TileConfig
 from jax_grouped_gemm._src.ragged.tiles import NARROW_TILE, STREAM_K_TILE
+from tests.support.dtypes import E4M3, E5M2
 from tests.support.ops import CONTRACTING, NONCONTRACTING, OPS
 
 NUM_SMS = 132
@@ -124,10 +126,10 @@ class TestPath:
         [
             (NONCONTRACTING, {}, 511, 1024, dict(k=512, n=1024)),
             (NONCONTRACTING, {}, 512, 1023, dict(k=512, n=1024)),
-            (NONCONTRACTING, dict(transpose_lhs=True), 511, 1024, dict(lhs="km", m=104, k=511)),
+            (NONCONTRACTING, dict(transpose_lhs=True), 511, 1024, dict(lhs="mk", m=101, k=512)),
             (NONCONTRACTING, dict(transpose_rhs=True), 511, 1024, dict(rhs="gnk", k=512, n=1024)),
             (CONTRACTING, {}, 511, 1023, dict(k=512, n=1024)),
-            (CONTRACTING, dict(transpose_rhs=True), 512, 1024, dict(rhs="nm", m=104, n=1024)),
+            (CONTRACTING, dict(transpose_rhs=True), 512, 1023, dict(rhs="mn", m=101, n=1024)),
         ],
     )
     def test_copied(self, op, majors, k, n, kernel):
@@ -140,6 +142,35 @@ class TestPath:
         assert plan.path == "copied"
         assert {name: getattr(plan.kernel_problem, name) for name in kernel} == kernel
         assert "16 bytes" in plan.reason
+
+    @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+    @pytest.mark.parametrize(
+        "op, majors, reason",
+        [
+            (NONCONTRACTING, dict(transpose_lhs=True), "lhs with dimensions m/k"),
+            (CONTRACTING, dict(transpose_lhs=True), "lhs with dimensions m/k"),
+            (CONTRACTING, dict(transpose_rhs=True), "rhs with dimensions m/n"),
+        ],
+    )
+    def test_contiguous_rows_are_transposed(self, op, majors, reason, dtype):
+        lhs, rhs, _ = op.shapes(4096, 512, 1024, 4)
+        lhs = lhs[::-1] if majors.get("transpose_lhs") else lhs
+        rhs = rhs[::-1] if majors.get("transpose_rhs") else rhs
+        lhs, rhs = (jax.ShapeDtypeStruct(shape, dtype) for shape in (lhs, rhs))
+        sizes = jax.ShapeDtypeStruct((4,), jnp.int32)
+        function = partial(op.call.__wrapped__, implementation="cuda", **majors)
+        plan = only_plan(function, lhs, rhs, sizes)
+        assert (plan.path, plan.reason) == ("copied", f"the kernels want {reason} in memory")
+
+    @pytest.mark.parametrize("dtypes", list(itertools.product((E4M3, E5M2), repeat=2)))
+    def test_one_of_two_e5m2_operands_is_split(self, dtypes):
+        shapes = (512, 256), (512, 2), (4, 256, 384), (4, 2, 3)
+        types = dtypes[0], jnp.float32, dtypes[1], jnp.float32
+        arrays = [jax.ShapeDtypeStruct(*x) for x in zip(shapes, types, strict=True)]
+        sizes = jax.ShapeDtypeStruct((4,), jnp.int32)
+        function = partial(jgg.scaled_ragged_dot, implementation="cuda")
+        plan = only_plan(function, *arrays, sizes)
+        assert ("split into two of float8_e4m3fn" in plan.reason) == (dtypes == (E5M2, E5M2))
 
     @pytest.mark.parametrize(
         "options, dtype, reason",

@@ -97,11 +97,10 @@ def test_with_a_cut_last_wave(n, tile):
 
 
 @pytest.mark.parametrize("majors", [(True, False), (False, True), (True, True)])
-def test_is_not_compiled_for_contiguous_rows(majors):
+def test_of_contiguous_rows_that_xla_transposes(majors):
     options = dict(zip(("transpose_lhs", "transpose_rhs"), majors, strict=True))
-    assert gradient_plan(n=64, **options).tile == DEFAULT_TILE
-    with pytest.raises(ValueError, match="not compiled"):
-        gradient_plan(n=64, tile=NARROW_TILE, **options)
+    plan = gradient_plan(n=64, **options)
+    assert (plan.tile, plan.path) == (NARROW_TILE, "copied")
 
 
 @pytest.mark.parametrize("precision", ["default", "highest"])

@@ -36,13 +36,17 @@ def test_is_taken_for_results_that_xla_converts():
     assert planned(out_dtype=F16).tile == planned(out_dtype=F16, tile=TILE).tile == TILE
 
 
+@pytest.mark.parametrize("options", [dict(transpose_lhs=True), dict(transpose_rhs=True)])
+def test_is_taken_for_operands_that_xla_transposes(options):
+    found = planned(**options)
+    assert (found.tile, found.path) == (TILE, "copied")
+
+
 @pytest.mark.parametrize(
     "options",
     [
         dict(out_dtype=BF16),
         dict(dtype=F16, out_dtype=F16),
-        dict(transpose_lhs=True),
-        dict(transpose_rhs=True),
         dict(dtype=F32),
         dict(m=128 * PINGPONG_LEAST_ROWS - 1),
         dict(m=128 * PINGPONG_MOST_ROWS + 1),
@@ -61,7 +65,7 @@ def test_can_be_asked_for_and_measured_for_any_rows(rows):
 
 @pytest.mark.parametrize(
     "options",
-    [dict(out_dtype=BF16), dict(transpose_lhs=True), dict(transpose_rhs=True), dict(dtype=F32)],
+    [dict(out_dtype=BF16), dict(dtype=F32)],
 )
 def test_is_not_compiled_for_others(options):
     with pytest.raises(ValueError, match="not compiled"):

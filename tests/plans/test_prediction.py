@@ -106,16 +106,11 @@ def plan_of(case: dict[str, Any]) -> jgg.Plan | None:
     return ragged(shape, op, dtype, case["out_dtype"], precision)
 
 
-# Of calls that XLA's products may run as well, and most of which take what launching them takes.
-NOT_OF_KERNELS = {"h200_never_slower.json", "h200_never_slower_ragged.json"}
-
-
 def recorded() -> list[tuple[str, dict[str, Any]]]:
     """Every case in which our kernels for one product were timed, with the name of its file."""
     return [
         (path.name, case)
         for path in sorted(RESULTS.glob("h200_*.json"))
-        if path.name not in NOT_OF_KERNELS
         for case in json.loads(path.read_text())["cases"]
         if "flops" in case and "median_us" in case["peers"].get("ours", {})
         if not case["op"].startswith(("moe_", "ep_"))  # whole layers

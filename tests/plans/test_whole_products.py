@@ -19,40 +19,24 @@ def plan(function, shape, dtype, *, count=1, **options):
     return found
 
 
-# Stacks [g, n, k] of which cuBLAS was measured to take less than half of the kernel's time on an
-# H200, or less than 0.87 of it.
+# Stacks [g, n, k] of which cuBLAS took less than .8 of the kernel's time on an H200, and some where
+# it takes longer; tests/benchmarks/test_fit.py has them all.
 FASTER_IN_XLA = [
     (jgg.grouped_syrk, (8, 88, 1536), BF16),
-    (jgg.grouped_syr2k, (128, 32, 3200), BF16),
     (jgg.grouped_syrk, (8, 48, 80), BF16),
-    (jgg.grouped_syrk, (64, 88, 432), BF16),
-    (jgg.grouped_syrk, (128, 40, 24), BF16),
-    (jgg.grouped_syrk, (1, 192, 40), BF16),
-    (jgg.grouped_syrk, (8, 256, 520), BF16),
-    (jgg.grouped_syr2k, (4, 40, 192), BF16),
-    (jgg.grouped_syr2k, (64, 56, 48), BF16),
+    (jgg.grouped_syr2k, (128, 32, 3200), BF16),
     (jgg.grouped_syrk, (4, 88, 768), F32),
-    (jgg.grouped_syrk, (1, 112, 1368), F32),
     (jgg.grouped_syr2k, (16, 1024, 1024), F32),
-    (jgg.grouped_syr2k, (4, 1408, 24), F32),
     (jgg.grouped_her2k, (16, 72, 192), C128),
-    (jgg.grouped_her2k, (4, 256, 96), C128),
 ]
 FASTER_IN_OURS = [
     (jgg.grouped_syrk, (64, 256, 1024), BF16),
-    (jgg.grouped_syrk, (16, 512, 512), BF16),
-    (jgg.grouped_syrk, (64, 104, 1448), BF16),
     # No multiple of 64 is contracted: XLA pads what it cuts, and took 67 us for the kernel's 27.
     (jgg.grouped_syrk, (16, 192, 4104), BF16),
-    (jgg.grouped_syrk, (4, 360, 1128), BF16),
-    (jgg.grouped_syrk, (1, 896, 192), BF16),
     (jgg.grouped_syr2k, (64, 1392, 312), BF16),
-    (jgg.grouped_syr2k, (16, 320, 384), BF16),
     (jgg.grouped_syr2k, (8, 2048, 2048), F32),
-    (jgg.grouped_syr2k, (32, 1504, 16), F32),
     (jgg.grouped_syr2k, (16, 1024, 1024), F64),
     (jgg.grouped_her2k, (8, 2048, 2048), C128),
-    (jgg.grouped_her2k, (128, 56, 512), C128),
 ]
 
 

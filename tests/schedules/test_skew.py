@@ -402,8 +402,6 @@ class TestPlan:
             dict(m=64 * 64 - 1),
             dict(groups=1025),
             dict(dtype=jnp.float32),
-            dict(transpose_lhs=True),
-            dict(transpose_rhs=True),
             dict(k=66 * 256, n=256),  # nothing left over
         ],
     )

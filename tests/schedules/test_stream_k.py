@@ -234,7 +234,6 @@ class TestPlan:
             dict(m=8 * 200),  # few rows a group
             dict(k=2048),  # few steps
             dict(m=8 * 4096),  # many waves
-            dict(transpose_lhs=True),
             dict(dtype=jnp.float32),
             dict(op=CONTRACTING),
         ],
@@ -269,7 +268,6 @@ class TestPlan:
         [
             dict(op=CONTRACTING),
             dict(dtype=jnp.float32),
-            dict(transpose_lhs=True),
             dict(tile=dataclasses.replace(TILE, tile_n=64)),
         ],
     )

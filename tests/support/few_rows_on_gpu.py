@@ -13,7 +13,15 @@ from jax_grouped_gemm._src.activations import as_activation
 from jax_grouped_gemm._src.mlp import primitive
 from jax_grouped_gemm._src.mlp.primitive import Options
 from tests.support import mlp, oracle
-from tests.support.mlp_on_gpu import check_hidden, close, indices, matrices, owned_rows, unit
+from tests.support.mlp_on_gpu import (
+    check_hidden,
+    close,
+    indices,
+    matrices,
+    mlp_operands,
+    owned_rows,
+    unit,
+)
 from tests.support.ops import random
 
 BF16 = jnp.bfloat16
@@ -26,12 +34,14 @@ def options_of(tile, activation="silu"):
 
 @partial(jax.jit, static_argnames=("tile", "activation", "residuals"))
 def gated(operands, *, tile, activation, residuals):
-    return primitive.gated_ragged_dot(options_of(tile, activation), operands, residuals=residuals)
+    options = options_of(tile, activation)
+    return primitive.gated_ragged_dot(options, mlp_operands(operands), residuals=residuals)
 
 
 @partial(jax.jit, static_argnames="tile")
 def down(operands, *, tile):
-    return primitive.down(options_of(tile), operands, operands["hidden"])
+    hidden = operands["hidden"]
+    return primitive.down(options_of(tile), mlp_operands(operands | dict(x=hidden)), hidden)
 
 
 def bias_of_rows(bias, sizes, offset, m):

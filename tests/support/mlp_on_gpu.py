@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from functools import partial
 
 import jax
@@ -10,6 +11,15 @@ import numpy as np
 
 from jax_grouped_gemm._src.activations import as_activation
 from jax_grouped_gemm._src.mlp import primitive
+from jax_grouped_gemm._src.mlp.operands import (
+    ExpertWeights,
+    GradientOperands,
+    Groups,
+    MlpOperands,
+    PairedOperands,
+    PairedWeightsOperands,
+    Rows,
+)
 from jax_grouped_gemm._src.mlp.primitive import Options
 from tests.support import mlp, oracle
 from tests.support.ops import random
@@ -25,31 +35,50 @@ def unit(dtype) -> float:
 def gated(operands, *, activation, residuals=True, zeroes_unowned=True):
     """hidden and, with `residuals`, gate and up."""
     options = Options.of(as_activation(activation), None, "cuda", zeroes_unowned=zeroes_unowned)
-    return primitive.gated_ragged_dot(options, operands, residuals=residuals)
+    return primitive.gated_ragged_dot(options, mlp_operands(operands), residuals=residuals)
 
 
 @partial(jax.jit, static_argnames=("activation", "zeroes_unowned"))
 def gradient(operands, *, activation, zeroes_unowned=True):
     """dgate, dup, hidden and dweights."""
     options = Options.of(as_activation(activation), None, "cuda", zeroes_unowned=zeroes_unowned)
-    return primitive.GATED_TRANSPOSE.bind(
-        *operands.values(), names=tuple(operands), **vars(options)
-    )
+    optional = dict(up=operands.get("up"), weights=operands.get("weights"))
+    factors = dict(dy=operands["dy"], wo=operands["wo"], gate=operands["gate"])
+    given = GradientOperands(**factors, **optional, groups=groups_of(operands))
+    return primitive.bind(primitive.GATED_TRANSPOSE, given, **vars(options))
 
 
 @partial(jax.jit, static_argnames="zeroes_unowned")
-def paired(*operands, zeroes_unowned=True):
+def paired(a0, a1, w0, w1, sizes, offset, *, zeroes_unowned=True):
     options = Options.of(as_activation("silu"), None, "cuda", zeroes_unowned=zeroes_unowned)
-    return primitive.PAIRED.bind(*operands, **options.of_products)
+    given = PairedOperands(a0, a1, w0, w1, Groups(sizes, offset))
+    return primitive.bind(primitive.PAIRED, given, **options.of_products)
 
 
 @partial(jax.jit, static_argnames="num_groups")
 def paired_weights(operands, *, num_groups):
     """x^T d0 and x^T d1."""
     options = Options.of(as_activation("silu"), None, "cuda")
-    return primitive.PAIRED_WEIGHTS.bind(
-        *operands.values(), names=tuple(operands), num_groups=num_groups, **options.of_products
+    given = PairedWeightsOperands(
+        Rows(operands["x"], operands.get("rows")),
+        operands["d0"],
+        operands["d1"],
+        groups_of(operands),
     )
+    params = dict(options.of_products, num_groups=num_groups)
+    return primitive.bind(primitive.PAIRED_WEIGHTS, given, **params)
+
+
+def groups_of(operands):
+    return Groups(operands["group_sizes"], operands["group_offset"])
+
+
+def mlp_operands(operands):
+    """The operands of an MLP, from those that there are by name."""
+    names = [field.name for field in fields(ExpertWeights)]
+    experts = ExpertWeights(**{name: operands[name] for name in names if name in operands})
+    rows = Rows(operands["x"], operands.get("rows"))
+    return MlpOperands(rows, experts, operands.get("weights"), groups_of(operands))
 
 
 def indices(sizes, offset=0):

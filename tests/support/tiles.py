@@ -1,5 +1,4 @@
-"""Kernel configurations: which are compiled for what, and some that no extension has, for tests of
-how one is chosen."""
+"""Kernel configurations that no extension has, for tests of how one is chosen."""
 
 from __future__ import annotations
 
@@ -9,19 +8,11 @@ import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.fp8 import plan as plan_fp8
 from jax_grouped_gemm._src.plan import Choice
 from jax_grouped_gemm._src.ragged import plan as plan_ragged
-from jax_grouped_gemm._src.ragged.tiles import NARROW_TILE
-from tests.support.ops import CONTRACTING, Op
 
 A, B, C = (
     jgg.TileConfig(tile_m=m, tile_n=n, cluster=1) for m, n in ((192, 96), (64, 96), (192, 32))
 )
 NOT_COMPILED = jgg.TileConfig(tile_m=96, tile_n=96, cluster=1)
-
-
-def is_compiled(tile: jgg.TileConfig, op: Op, transpose_lhs: bool, transpose_rhs: bool) -> bool:
-    """Whether products of 16-bit operands that are stored so have one of the two plain tiles."""
-    rows_are_contiguous = transpose_lhs or (transpose_rhs and op is CONTRACTING)
-    return tile != NARROW_TILE or not rows_are_contiguous
 
 
 def add_tiles(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ from jax.test_util import check_grads
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm import moe
+from jax_grouped_gemm._src.op import ops
 from tests.support.rows import Pairs
 
 T, D, E, K = 7, 4, 5, 3
@@ -44,11 +45,16 @@ def combine(pairs, known):
 
 def primitives(fn, *args) -> set[str]:
     """The names of all primitives of a program, nested ones included."""
+    return {primitive.name for primitive in all_primitives(fn, *args)}
+
+
+def all_primitives(fn, *args) -> set:
+    """All primitives of a program, nested ones included."""
     found = set()
 
     def visit(jaxpr):
         for eqn in jaxpr.eqns:
-            found.add(eqn.primitive.name)
+            found.add(eqn.primitive)
             for inner in jax.extend.core.jaxprs_in_params(eqn.params):
                 visit(inner)
 
@@ -109,6 +115,36 @@ def test_rows_with_several_tokens_have_the_sum_of_their_gradients(rng):
         check_grads(
             lambda y, w: jnp.sin(moe.combine(y, inverse, weights=w)), operands, order=2, eps=1e-5
         )
+
+
+def test_layers_move_rows_by_the_same_primitives(rng):
+    """As others, to the second order."""
+    sizes, rows = np.array([3, 4], np.int32), rng.integers(0, T, 7)
+    matrices = jnp.ones((2, D, D))
+
+    def loss(x, wi, wo, rows):
+        return jgg.ragged_mlp(x, wi, wi, wo, sizes, rows=rows).sum()
+
+    def of_gradient(*args):
+        return jnp.sin(jax.grad(loss)(*args)).sum()
+
+    found = all_primitives(jax.grad(of_gradient), jnp.ones((T, D)), matrices, matrices, rows)
+    moves = {primitive for primitive in found if primitive.name in ("gather_rows", "combine_rows")}
+    assert {primitive.name for primitive in moves} == {"gather_rows", "combine_rows"}
+    assert moves <= set(ops)
+
+
+def test_rows_are_added_up_in_their_order(rng):
+    """Where only they know their tokens: the sum in float32 from the first row to the last."""
+    rows = rng.integers(-1, T + 1, 5 * T)
+    ct = rng.standard_normal((len(rows), D)).astype(np.float32)
+    x = jnp.zeros((T, D))
+    (got,) = jax.linear_transpose(lambda x: moe.gather_rows(x, rows), x)(ct)
+    want = np.zeros((T, D), np.float32)
+    for token, row in zip(rows, ct, strict=True):
+        if 0 <= token < T:
+            want[token] += row
+    np.testing.assert_array_equal(got, want)
 
 
 def test_gradients_with_an_expert_order_run_no_scatter(rng):

@@ -77,24 +77,6 @@ class CooperativeEpilogue {
     }
   }
 
-  // Stores rows [first, last) of a half tile at once, not by TMA, which cannot leave out rows at
-  // the beginning of a box. `to` is the half tile's first element, of `columns` columns in an array
-  // of `pitch`.
-  template <class Accumulators>
-  __device__ static void store_rows(Accumulators const& accumulators, Output* to, int64_t pitch,
-                                    int columns, int first, int last) {
-    int const lane = threadIdx.x % kWarpSize, warp = threadIdx.x % kWarpgroup / kWarpSize;
-    cutlass::NumericConverter<Output, float> const convert;
-#pragma unroll
-    for (int i = 0; i < kAccumulators; ++i) {
-      int const row = warp * 16 + i / 2 % 2 * 8 + lane / 4;
-      int const column = i / 4 * 8 + lane % 4 * 2 + i % 2;
-      if (row >= first && row < last && column < columns) {
-        to[row * pitch + column] = convert(accumulators(i));
-      }
-    }
-  }
-
   // Stores one chunk of what was taken, if any is left.
   __device__ void store_next() {
     if constexpr (kPacks) {

@@ -120,17 +120,8 @@ class CooperativeMainloop {
     auto const first_lhs = lhs_descriptors(mma, shared, consumer);
     auto const first_rhs = rhs_descriptors<kColumns>(mma, shared);
     int k_tile = 0;
-    // Inlined in both loops: of a function of its own the compiler would serialise the WGMMAs, and
-    // pass accumulators through memory.
-    auto const issue = [&]() __attribute__((always_inline)) {
+    auto const issue = [&] {
       shared.full[stage.stage].wait(stage.phase);
-      if constexpr (Problem::kMasksRows) {
-        int const first = k_tile == 0 ? work.head : 0, last = work.extent - k_tile * Config::kTileK;
-        if (first > 0 || last < Config::kTileK) {
-          mask_rows(shared, stage.stage, consumer, first, last);
-        }
-      }
-
       auto const lhs = advance(first_lhs, stage.stage * Config::kLhsBytes);
       auto const rhs = advance(first_rhs, stage.stage * Config::kRhsBytes);
       issue_batch(mma, lhs, rhs, k_tile == 0, accumulators);
@@ -204,38 +195,6 @@ class CooperativeMainloop {
                                         SmemLayout<Config::kRhsMajor, kColumns>{});
     auto const thread_mma = mma.get_slice(threadIdx.x % kWarpgroup);
     return in_uniform_registers(thread_mma.make_fragment_B(thread_mma.partition_B(tile)));
-  }
-
-  // Zeroes what a stage holds of rows outside [first, last), the group's, along the contracted
-  // dimension. Both operands need it: zero in one alone would still let a NaN through. Each
-  // consumer clears all that it reads, so none waits for the other, and where both clear, they
-  // write the same.
-  __device__ static void mask_rows(Shared& shared, int stage, int consumer, int first, int last) {
-    mask<Config::kLhsMajor>(shared.lhs[stage] + consumer * kRowsPerConsumer * Config::kTileK,
-                            kRowsPerConsumer, first, last);
-    mask<Config::kRhsMajor>(shared.rhs[stage], Config::kTileN, first, last);
-    fence_async_proxy();
-    sync_consumer(consumer);
-  }
-
-  // `columns` of the kept dimension. Rows are elements of each shared-memory row of a K-major
-  // operand, permuted in units of 16 bytes, and whole shared-memory rows of an MN-major one.
-  template <cute::GMMA::Major kMajor>
-  __device__ static void mask(Element* tile, int columns, int first, int last) {
-    int const thread = threadIdx.x % kWarpgroup;
-    for (int k = 0; k < Config::kTileK; ++k) {
-      if (k >= first && k < last) continue;
-      for (int column = thread; column < columns; column += kWarpgroup) {
-        if constexpr (kMajor == cute::GMMA::Major::K) {
-          constexpr int kUnit = 16 / sizeof(Element);
-          int const unit = (k / kUnit) ^ (column % 8);
-          tile[column * Config::kTileK + unit * kUnit + k % kUnit] = Element(0);
-        } else {
-          int const slab = column / Config::kSlab;
-          tile[(slab * Config::kTileK + k) * Config::kSlab + column % Config::kSlab] = Element(0);
-        }
-      }
-    }
   }
 };
 

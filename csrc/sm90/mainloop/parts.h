@@ -121,12 +121,6 @@ class PartsMainloop : public CooperativeMainloop<Problem> {
   __device__ static void enter(WorkTile const& work, int step, Shared& shared, Stage const& stage,
                                int consumer) {
     shared.full[stage.stage].wait(stage.phase);
-    if constexpr (Problem::kMasksRows) {
-      int const first = step == 0 ? work.head : 0, last = work.extent - step * Config::kTileK;
-      if (first > 0 || last < Config::kTileK) {
-        Base::mask_rows(shared, stage.stage, consumer, first, last);
-      }
-    }
   }
 
   // accumulators (+)= the product of the operands in one stage, `rhs` being its columns that count.

@@ -17,14 +17,15 @@ from jax_grouped_gemm._src.expert_parallel.dispatch import (
     check_dispatch_strategy,
     checked_dispatch_recipe,
 )
-from jax_grouped_gemm._src.expert_parallel.experts import Experts
+from jax_grouped_gemm._src.expert_parallel.experts import LocalExperts
 from jax_grouped_gemm._src.expert_parallel.group import AxisNames, Group
 from jax_grouped_gemm._src.expert_parallel.layer import Choices, Schedule
 from jax_grouped_gemm._src.expert_parallel.options import Auto, Combine, Save, Strategy, Wanted
 from jax_grouped_gemm._src.expert_parallel.stats import ExpertParallelStats, group_stats
 from jax_grouped_gemm._src.fp8.recipe import Recipe
+from jax_grouped_gemm._src.mlp.operands import ExpertWeights
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
-from jax_grouped_gemm._src.quantized.weights import takes_quantized
+from jax_grouped_gemm._src.quantized.weights import as_weights
 from jax_grouped_gemm._src.rows.operands import (
     Biases,
     check_shapes,
@@ -36,7 +37,6 @@ from jax_grouped_gemm._src.rows.routing import Routing
 FUNCTION = "expert_parallel_mlp"
 
 
-@takes_quantized("wi_0", "wi_1", "wo", like="x")
 def expert_parallel_mlp(
     x: jax.Array,
     routing: Routing,
@@ -147,38 +147,32 @@ def expert_parallel_mlp(
     """
     activation = as_activation(activation)
     checked_boolean("apply_router_weight_on_input", apply_router_weight_on_input)
-    x, wi_0, wo = as_array("x", x), as_array("wi_0", wi_0), as_array("wo", wo)
-    wi_1 = None if wi_1 is None else as_array("wi_1", wi_1)
+    x, gate, down = as_array("x", x), as_weights("wi_0", wi_0), as_weights("wo", wo)
+    up = None if wi_1 is None else as_weights("wi_1", wi_1)
     check_whole_routing(FUNCTION, routing)
     options = dict(strategy=strategy, chunks=chunks, combine=combine, overlap=overlap, save=save)
     dispatch_recipe = checked_dispatch_recipe(FUNCTION, dispatch_recipe, x.dtype)
     wanted = Wanted.checked(math.prod(x.shape[:-1]), **options, buffer_factor=buffer_factor)
     group = Group.of(expert_axis, tensor_axis, x, routing.experts, routing.weights)
-    check_shapes(FUNCTION, x, routing, wi_0, wi_1, wo, jnp.zeros((), jnp.int32))
-    _check_experts(wi_0.shape[0], routing.logits.shape[-1], group)
-    b0, b1, bo = checked_biases(FUNCTION, biases, x, wi_0, wi_1, wo)
+    check_shapes(FUNCTION, x, routing, gate, up, down, jnp.zeros((), jnp.int32))
+    _check_experts(gate.shape[0], routing.logits.shape[-1], group)
+    b0, b1, bo = checked_biases(FUNCTION, biases, x, gate, up, down)
     if bo is not None and group.tensor:
         bo = jnp.where(group.tensor_index() == 0, bo, 0)
-    if recipe is not None and (callable(implementation) or precision is not None):
-        raise ValueError(
-            f"{FUNCTION}: recipe decides how the matmuls are computed, so that precision must be "
-            f"None and implementation no function, got precision={precision!r} and "
-            f"implementation={implementation!r}"
-        )
-    experts = Experts(
-        _given(wi_0=wi_0, wi_1=wi_1, wo=wo),
-        _given(b0=b0, b1=b1, bo=bo),
+    experts = LocalExperts(
+        FUNCTION,
+        ExpertWeights(wi_0=gate, wi_1=up, b0=b0, b1=b1, wo=down, bo=bo),
         apply_router_weight_on_input,
         activation,
         precision,
         implementation,
         recipe,
-        _checked_limit(max_sms),
+        max_sms=_checked_limit(max_sms),
     )
     if not x.size:
         # Nothing travels; XLA does not get to the end of collectives without elements either.
         nothing = vary_over(jnp.zeros((), jnp.int32), frozenset(group.every))
-        y = x.astype(jnp.result_type(*(a for a in (x, wi_0, wi_1, wo) if a is not None)))
+        y = x.astype(experts.weights.result_dtype(x))
         return y, group_stats(nothing, nothing, group)
     axes = frozenset(group.tokens)
     tokens = vary_over(x.reshape(-1, x.shape[-1]), axes)
@@ -195,7 +189,7 @@ def expert_parallel_mlp(
 def _schedule(
     group: Group,
     tokens: jax.Array,
-    experts: Experts,
+    experts: LocalExperts,
     top_k: int,
     wanted: Wanted,
     dispatch_recipe: Recipe | None,
@@ -211,8 +205,8 @@ def _schedule(
     shape = prediction.Shape(
         tokens.shape[0],
         tokens.shape[1],
-        experts.matrices["wi_0"].shape[2],
-        experts.count * group.num_slices,
+        experts.weights.hidden_columns,
+        experts.weights.count * group.num_slices,
         top_k,
         group.num_slices,
         tokens.dtype.itemsize,
@@ -243,10 +237,6 @@ def _checked_limit(max_sms: int | None) -> int | None:
     if max_sms is not None and checked_int("max_sms", max_sms) < 1:
         raise ValueError(f"{FUNCTION}: max_sms must be positive or None, got {max_sms}")
     return max_sms
-
-
-def _given(**arrays: jax.Array | None) -> dict[str, jax.Array]:
-    return {name: x for name, x in arrays.items() if x is not None}
 
 
 def _check_experts(here: int, routed: int, group: Group) -> None:

@@ -3,71 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-from typing import Any
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from jax_grouped_gemm._src.activations import Activation
-from jax_grouped_gemm._src.arguments import canonical_offset
-from jax_grouped_gemm._src.arrays import at_least_float32
 from jax_grouped_gemm._src.expert_parallel.pairs import LocalPairs
 from jax_grouped_gemm._src.fp8.formats import Pair
-from jax_grouped_gemm._src.fp8.recipe import Recipe
-from jax_grouped_gemm._src.mlp import api as mlp
-from jax_grouped_gemm._src.mlp import composed
-from jax_grouped_gemm._src.mlp.fp8 import experts as fp8_experts
-from jax_grouped_gemm._src.mlp.primitive import Options
+from jax_grouped_gemm._src.mlp.experts import Experts
+from jax_grouped_gemm._src.mlp.operands import Rows
 from jax_grouped_gemm._src.rows.api import combine, gather_rows
 from jax_grouped_gemm._src.rows.permutation import permute_rows
 
 
 @dataclasses.dataclass(frozen=True)
-class Experts:
-    """The matrices of the local experts, and how their MLPs are computed.
+class LocalExperts(Experts):
+    """Those of one device of a group, whose rows are in a buffer for the worst case."""
 
-    Attributes:
-      matrices: wi_0, wi_1 and wo, by name; wi_1 may be missing.
-      biases: b0, b1 and bo, by name, those that there are.
-      weights_on_input: whether a router weight multiplies the input instead of the result.
-      activation, precision, implementation, recipe: see `moe.dropless_mlp`.
-      max_sms: how many multiprocessors products fill at most beside which gradients of tokens may
-        travel, None for all.
-    """
-
-    matrices: dict[str, jax.Array]
-    biases: dict[str, jax.Array]
-    weights_on_input: bool
-    activation: Activation
-    precision: Any
-    implementation: Any
-    recipe: Recipe | None
-    max_sms: int | None = None
-
-    @property
-    def count(self) -> int:
-        """How many there are."""
-        return self.matrices["wi_0"].shape[0]
-
-    @property
-    def of_rows(self) -> Any:
-        """The implementation of what moves rows."""
-        return None if callable(self.implementation) else self.implementation
-
-    @property
-    def reads_every_row(self) -> bool:
-        """Whether rows that no expert owns have to be numbers: scales of FP8 are found of all rows,
-        and a product that is not ours may multiply them by zero."""
-        return self.recipe is not None or callable(self.implementation)
-
-    def takes_rows_of(self, recipe: Recipe) -> bool:
-        """Whether products take tokens that are quantised by another recipe as they are."""
-        own = self.recipe
-        if own is None or self.weights_on_input or (own.forward, own.dgrad) != ("fp8", "fp8"):
-            return False
-        names = "scaling", "forward_dtype", "power_of_two_scales"
-        return all(getattr(own, name) == getattr(recipe, name) for name in names)
+    counts_rows: ClassVar[bool] = True
 
     def on_tokens(
         self, x: jax.Array, pairs: LocalPairs, weights: jax.Array, quantized: Pair | None = None
@@ -76,26 +29,10 @@ class Experts:
 
         What is `quantized`, if anything, are the same tokens for products in FP8.
         """
-        if callable(self.implementation) or self.weights_on_input:
-            return self.on_rows(self.copy(x, pairs), pairs, weights)
-        rows: dict[str, Any] = dict(rows=pairs.token_of_row, inverse=pairs.inverse)
-        if quantized is not None:
-            rows["tokens"] = quantized
-        return self._mlp(x, pairs, weights, **rows)
-
-    def on_rows(self, rows: jax.Array, pairs: LocalPairs, weights: jax.Array) -> jax.Array:
-        """Rows [m, D], sorted by expert, and weights [m] -> rows [m, D]."""
-        of_result: jax.Array | None = weights
-        if self.weights_on_input:
-            dtype = at_least_float32(rows.dtype)
-            rows = (rows.astype(dtype) * weights.astype(dtype)[:, None]).astype(rows.dtype)
-            of_result = None
-        if not callable(self.implementation):
-            return self._mlp(rows, pairs, of_result)
-        ragged_dot = functools.partial(self.implementation, precision=self.precision)
-        groups = dict(group_sizes=pairs.group_sizes, group_offset=None)
-        given: dict[str, Any] = self.matrices | self.biases | groups
-        return composed.mlp(ragged_dot, self.activation, rows, given, of_result)
+        rows = Rows(x, pairs.token_of_row, pairs.inverse, self._count(pairs))
+        if self.takes_tokens(rows, weights, pairs.groups):
+            return self.mlp(rows, weights, pairs.groups, tokens=quantized)
+        return self.on_rows(self.copy(x, pairs), weights, pairs.groups)
 
     def copy(self, x: jax.Array, pairs: LocalPairs) -> jax.Array:
         """Tokens [T, D] -> rows [m, D], sorted by expert."""
@@ -111,27 +48,6 @@ class Experts:
         """Past which row nothing is moved. Rows that no expert owns are zero where they come back,
         so that they may be moved as well."""
         return None if self.reads_every_row else pairs.valid_rows
-
-    def _mlp(self, x, pairs, weights, **more) -> jax.Array:
-        # What moves rows ends at the last valid one, and nothing but biases reads the others.
-        options = Options.of(
-            self.activation,
-            self.precision,
-            self.implementation,
-            zeroes_unowned=self.reads_every_row or bool(self.biases),
-            max_sms=self.max_sms,
-        )
-        operands = dict(x=x, **self.matrices, **self.biases, **more)
-        if weights is not None:
-            operands["weights"] = weights.astype(at_least_float32(x.dtype))
-        operands |= dict(group_sizes=pairs.group_sizes, group_offset=canonical_offset(None))
-        if self.recipe is not None:
-            return fp8_experts.mlp(
-                "expert_parallel_mlp", options, operands, self.recipe, None, self.precision
-            )
-        if "inverse" in more:
-            operands["count"] = pairs.valid_rows
-        return mlp.of_operands(options, operands)
 
 
 def weights_of_rows(weights: jax.Array, pairs: LocalPairs) -> jax.Array:

@@ -22,6 +22,7 @@ from jax_grouped_gemm._src.expert_parallel.options import (
 )
 from jax_grouped_gemm._src.expert_parallel.prediction import Prediction, Shape, choose
 from jax_grouped_gemm._src.fp8.recipe import Recipe
+from jax_grouped_gemm._src.transfers import megabytes
 
 FUNCTION = "explain_expert_parallel"
 _ASK_FOR_COPY_ENGINES = ", copy engines with moe.expert_parallel_compiler_options()"
@@ -51,10 +52,10 @@ class ExpertParallelExplanation:
             f"overlap {chosen.overlap}, save {chosen.save}",
             f"{'copy engines' if chosen.copy_engines else 'kernels'} send"
             + _ASK_FOR_COPY_ENGINES * (chosen.combine == "ppermute" and not chosen.copy_engines),
-            f"dispatch {_megabytes(chosen.dispatch_bytes)} leave a device in "
-            f"{_us(chosen.dispatch_seconds)}, combine {_megabytes(chosen.combine_bytes)} in "
+            f"dispatch {megabytes(chosen.dispatch_bytes)} leave a device in "
+            f"{_us(chosen.dispatch_seconds)}, combine {megabytes(chosen.combine_bytes)} in "
             f"{_us(chosen.combine_seconds)}",
-            f"rows buffer {_megabytes(chosen.buffer_bytes)}",
+            f"rows buffer {megabytes(chosen.buffer_bytes)}",
             _times(chosen),
         ]
         lines += [f"instead of {p.strategy}, chunks {p.chunks}: {_times(p)}" for p in self.others]
@@ -146,10 +147,6 @@ def _times(p: Prediction) -> str:
         f"predicted forward {_us(p.forward_seconds)} ({p.forward_fraction:.2f} of no "
         f"communication), forward and backward {_us(p.step_seconds)} ({p.step_fraction:.2f})"
     )
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e6:.3g} MB"
 
 
 def _us(seconds: float) -> str:

@@ -15,7 +15,7 @@ from jax_grouped_gemm._src.autodiff import recomputed
 from jax_grouped_gemm._src.barrier import barrier
 from jax_grouped_gemm._src.expert_parallel import collectives, exchange
 from jax_grouped_gemm._src.expert_parallel.dispatch import gather_quantized
-from jax_grouped_gemm._src.expert_parallel.experts import Experts, weights_of_rows
+from jax_grouped_gemm._src.expert_parallel.experts import LocalExperts, weights_of_rows
 from jax_grouped_gemm._src.expert_parallel.group import Group
 from jax_grouped_gemm._src.expert_parallel.options import Combine, Save, Strategy
 from jax_grouped_gemm._src.expert_parallel.pairs import LocalPairs, buffer_rows, local_pairs
@@ -54,7 +54,7 @@ class Choices(NamedTuple):
 
 
 def run(
-    x: jax.Array, choices: Choices, experts: Experts, group: Group, schedule: Schedule
+    x: jax.Array, choices: Choices, experts: LocalExperts, group: Group, schedule: Schedule
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Tokens [T, D] of this device -> their results, rows wanted here and rows that were kept."""
     tokens, top_k = choices.experts.shape
@@ -74,16 +74,15 @@ def run(
     return jnp.concatenate(ys), sum(wanted), sum(kept)
 
 
-def _after(result, x, choices: Choices, experts: Experts):
+def _after(result, x, choices: Choices, experts: LocalExperts):
     """The operands of a chunk, once the result of the one before it is there, and that result.
 
     So that there are the buffers of one chunk at a time, and of gradients of matrices one more than
     the sum: backwards, a chunk begins when the gradients of the one after it are added up.
     """
     y, *counts = result
-    operands = x, choices, experts.matrices, y
-    x, choices, matrices, y = barrier(operands)
-    return x, choices, dataclasses.replace(experts, matrices=matrices), (y, *counts)
+    x, choices, matrices, y = barrier((x, choices, experts.weights, y))
+    return x, choices, dataclasses.replace(experts, weights=matrices), (y, *counts)
 
 
 def _gather_choices(choices: Choices, group: Group, schedule: Schedule) -> Choices:
@@ -103,9 +102,11 @@ def _gather_choices(choices: Choices, group: Group, schedule: Schedule) -> Choic
 
 def _local_pairs(choices, experts, group, schedule) -> LocalPairs:
     tokens, top_k = choices.experts.shape
-    num_rows = buffer_rows(tokens, top_k, experts.count, group.num_slices, schedule.buffer_factor)
-    first = group.slice_index() * experts.count
-    return local_pairs(choices.experts, first, experts.count, num_rows, experts.of_rows)
+    num_rows = buffer_rows(
+        tokens, top_k, experts.weights.count, group.num_slices, schedule.buffer_factor
+    )
+    first = group.slice_index() * experts.weights.count
+    return local_pairs(choices.experts, first, experts.weights.count, num_rows, experts.of_rows)
 
 
 def _gathered(x, choices, experts, group, schedule):
@@ -120,19 +121,19 @@ def _gathered(x, choices, experts, group, schedule):
         everybody, weights, experts = _together(everybody, weights, experts, schedule)
         weights = weights_of_rows(weights, pairs)
         if schedule.save == "rows":
-            rows = experts.on_rows(experts.copy(everybody, pairs), pairs, weights)
+            rows = experts.on_rows(experts.copy(everybody, pairs), weights, pairs.groups)
         else:
             rows = experts.on_tokens(everybody, pairs, weights, quantized)
         rows = checkpoint_name(rows, "mlpwo")
-        return _returned(rows, pairs, experts, group, schedule.combine), experts.matrices
+        return _returned(rows, pairs, experts, group, schedule.combine), experts.weights
 
     y, matrices = _keeping(schedule, layer)(x, choices.weights)
-    experts = dataclasses.replace(experts, matrices=matrices)
+    experts = dataclasses.replace(experts, weights=matrices)
     return y, pairs.wanted, pairs.valid_rows[0], experts
 
 
 def _dispatched(
-    x: jax.Array, experts: Experts, group: Group, schedule: Schedule
+    x: jax.Array, experts: LocalExperts, group: Group, schedule: Schedule
 ) -> tuple[jax.Array, Pair | None]:
     """Everybody's tokens; and in FP8, where that is how products take them."""
     recipe = schedule.dispatch_recipe
@@ -143,7 +144,7 @@ def _dispatched(
 
 
 def _returned(
-    rows: jax.Array, pairs: LocalPairs, experts: Experts, group: Group, combine: Combine
+    rows: jax.Array, pairs: LocalPairs, experts: LocalExperts, group: Group, combine: Combine
 ) -> jax.Array:
     """The sums of each token's rows, on the device that has the token."""
 
@@ -182,7 +183,7 @@ def _exchanged(x, choices, experts, group, schedule):
     What arrives are the rows that `_gathered` would copy, in the same order.
     """
     pairs = _local_pairs(choices, experts, group, schedule)
-    num_experts = experts.count * group.num_slices
+    num_experts = experts.weights.count * group.num_slices
     of_devices = choices.experts.reshape(group.num_slices, -1)
     counts = exchange.count_matrix(of_devices, num_experts)
     device = group.slice_index()
@@ -197,7 +198,7 @@ def _exchanged(x, choices, experts, group, schedule):
         rows = experts.copy(x, own)
         rows = exchange.exchange(rows, ways, group.experts, pairs.num_rows, all_arrive)
         rows, weights, experts = _together(rows, weights, experts, schedule)
-        rows = experts.on_rows(rows, pairs, weights_of_rows(weights, pairs))
+        rows = experts.on_rows(rows, weights_of_rows(weights, pairs), pairs.groups)
         back = exchange.Routes(ways.back, ways.there)
         rows = checkpoint_name(rows, "mlpwo")
         rows = exchange.exchange(rows, back, group.experts, mine.size, all_arrive)
@@ -209,8 +210,8 @@ def _exchanged(x, choices, experts, group, schedule):
 
 
 def _together(
-    rows: jax.Array, weights: jax.Array, experts: Experts, schedule: Schedule
-) -> tuple[jax.Array, jax.Array, Experts]:
+    rows: jax.Array, weights: jax.Array, experts: LocalExperts, schedule: Schedule
+) -> tuple[jax.Array, jax.Array, LocalExperts]:
     """All three, with an order of their gradients.
 
     Without `overlap` no gradient travels before all are done: it would run beside a product, and
@@ -220,11 +221,11 @@ def _together(
     if schedule.overlap:
         return rows, weights, experts
     if schedule.chunks > 1:
-        rows, wo = barrier((rows, experts.matrices["wo"]))
-        matrices = experts.matrices | {"wo": wo}
+        rows, wo = barrier((rows, experts.weights.wo))
+        matrices = dataclasses.replace(experts.weights, wo=wo)
     else:
-        rows, weights, matrices = barrier((rows, weights, experts.matrices))
-    return rows, weights, dataclasses.replace(experts, matrices=matrices)
+        rows, weights, matrices = barrier((rows, weights, experts.weights))
+    return rows, weights, dataclasses.replace(experts, weights=matrices)
 
 
 def _keeping(schedule, layer):

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import lax
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
+from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 
 from jax_grouped_gemm._src.activations import as_activation
@@ -21,6 +20,7 @@ from jax_grouped_gemm._src.expert_parallel.api import expert_parallel_mlp
 from jax_grouped_gemm._src.expert_parallel.group import Axes, AxisNames, axis_names
 from jax_grouped_gemm._src.expert_parallel.options import Wanted
 from jax_grouped_gemm._src.expert_parallel.stats import ExpertParallelStats
+from jax_grouped_gemm._src.meshes import names_of, placed
 from jax_grouped_gemm._src.quantized.weights import as_weights, spec_of_weights
 from jax_grouped_gemm._src.rows.operands import Biases, checked_biases
 from jax_grouped_gemm._src.rows.routing import Routing, check_routing
@@ -117,8 +117,8 @@ def expert_parallel(
             x = as_weights(name, operand)
             specs[name] = spec_of_weights(FUNCTION, name, x, every[name])
             _check_divisible(name, x, specs[name], mesh)
-            placed = functools.partial(_placed, mesh=mesh, spec=specs[name])
-            operands[name] = jax.tree.map(placed, x)
+            split = functools.partial(placed, mesh=mesh, spec=specs[name])
+            operands[name] = jax.tree.map(split, x)
             return x
 
         tokens_array = take("x", x)
@@ -200,26 +200,10 @@ def _check_divisible(name: str, x: jax.Array, spec: P, mesh: Mesh | AbstractMesh
             f"{FUNCTION}: {name} must have {len(spec)} dimensions or more, got {x.shape}"
         )
     for dimension, axes in enumerate(spec):
-        if axes is None:
-            continue
-        axes = (axes,) if isinstance(axes, str) else axes
+        axes = names_of(axes)
         devices = math.prod(mesh.shape[axis] for axis in axes)
         if x.shape[dimension] % devices:
             raise ValueError(
                 f"{FUNCTION}: dimension {dimension} of {name} {x.shape} must be a multiple of the "
                 f"{devices} devices along {', '.join(axes)}"
             )
-
-
-def _placed(x: jax.Array, mesh: Mesh | AbstractMesh, spec: P) -> jax.Array:
-    """`x` as the layer takes it; along auto axes that is XLA's to see to."""
-    x = jnp.asarray(x)
-    kinds = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
-    if AxisType.Explicit not in mesh.axis_types:
-        return x
-
-    def explicit(axes):
-        names = (axes,) if isinstance(axes, str) else axes or ()
-        return tuple(name for name in names if kinds[name] == AxisType.Explicit) or None
-
-    return jax.sharding.reshard(x, NamedSharding(mesh, P(*map(explicit, spec))))

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_grouped_gemm._src.arguments import Implementation
+from jax_grouped_gemm._src.mlp.operands import Groups
 from jax_grouped_gemm._src.rows.api import sort_by_expert
 
 
@@ -20,6 +21,11 @@ class LocalPairs(NamedTuple):
     valid_rows: jax.Array  # [1] int32, their sum
     wanted: jax.Array  # int32 scalar, how many rows there would be in a buffer without end
     num_rows: int  # m
+
+    @property
+    def groups(self) -> Groups:
+        """The rows of the experts here."""
+        return Groups(self.group_sizes, None)
 
     @property
     def pair_of_row(self) -> jax.Array:

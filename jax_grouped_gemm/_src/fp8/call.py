@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_grouped_gemm._src.arrays import pad_to
-from jax_grouped_gemm._src.fp8.formats import LHS_SCALINGS, RHS_SCALINGS
+from jax_grouped_gemm._src.fp8.formats import LHS_SCALINGS, RHS_SCALINGS, split_e5m2
 from jax_grouped_gemm._src.fp8.plan import QuantizePlan, ScaledProblem
 from jax_grouped_gemm._src.plan import Plan
 from jax_grouped_gemm._src.ragged.call import call_kernel, zeros
@@ -34,6 +36,25 @@ QUANTIZERS = {
 GATHERED = "jax_grouped_gemm.quantize_gathered.v2"
 
 
+def _splits_lhs(product: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """Has `product` multiply each of the two arrays that the plan's kernel takes for lhs, if so."""
+
+    @functools.wraps(product)
+    def call(plan, lhs, lhs_scale, *others):
+        form = plan.kernel_problem
+        if form is None or form.lhs_dtype == plan.problem.lhs_dtype:
+            return product(plan, lhs, lhs_scale, *others)
+        dtypes = dict(lhs_dtype=form.lhs_dtype, out_dtype=form.out_dtype)
+        part = dataclasses.replace(plan, problem=dataclasses.replace(plan.problem, **dtypes))
+        first, second = (
+            product(part, x, lhs_scale * factor, *others) for x, factor in split_e5m2(lhs)
+        )
+        return (first + second).astype(plan.problem.out_dtype)
+
+    return call
+
+
+@_splits_lhs
 def scaled_noncontracting(
     plan: Plan[ScaledProblem],
     lhs: jax.Array,
@@ -76,6 +97,7 @@ def gathered_noncontracting(plan: Plan[ScaledProblem], *operands: jax.Array) -> 
     return call_kernel(GATHERED_NONCONTRACTING, plan, *operands)
 
 
+@_splits_lhs
 def scaled_contracting(
     plan: Plan[ScaledProblem],
     lhs: jax.Array,

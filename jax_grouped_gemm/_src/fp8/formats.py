@@ -57,6 +57,21 @@ class SlicedPair:
     slice: Shape = dataclasses.field(metadata=dict(static=True))
 
 
+def split_e5m2(x: jax.Array) -> tuple[tuple[jax.Array, float], ...]:
+    """Two arrays of float8_e4m3fn and a factor for each, whose products add up to `x`.
+
+    The sum is exact for all finite values: float8_e4m3fn holds the two mantissa bits of float8_e5m2
+    over 16 powers of two, from 2^-7 on, and `x` has 32 of them, from 2^-16 on. Infinities become
+    NaN.
+    """
+    values = x.astype(jnp.float32)
+    is_large = jnp.abs(values) >= 1
+    return tuple(
+        ((jnp.where(belongs, values, 0) / factor).astype(jnp.float8_e4m3fn), factor)
+        for belongs, factor in ((is_large, 2.0**7), (~is_large, 2.0**-9))
+    )
+
+
 SLICED_ROWS, SLICED_RHS = 0, 2
 """Which operand of a product of rows, and of rows by rows, may be a slice; see
 `csrc/ffi/module.cc`."""

@@ -213,7 +213,7 @@ def _plan_noncontracting(
         target,
         table=NONCONTRACTING,
         # FP8 tensor cores read both operands along the contracted dimension.
-        form=dataclasses.replace(problem, rhs="gnk"),
+        form=dataclasses.replace(_kernel_form(problem), rhs="gnk"),
         unsupported=_unsupported_reason(problem),
     )
 
@@ -258,8 +258,21 @@ def _plan_contracting(
         params,
         target,
         table=CONTRACTING,
-        form=problem,
+        form=_kernel_form(problem),
         unsupported=_unsupported_reason(problem),
+    )
+
+
+def _kernel_form(problem: ScaledProblem) -> ScaledProblem:
+    """`problem` with dtypes that the kernels have: at most one operand of float8_e5m2.
+
+    An lhs of float8_e5m2 next to such an rhs becomes two of float8_e4m3fn, whose products are added
+    in float32: see `formats.split_e5m2`.
+    """
+    if not problem.lhs_dtype == problem.rhs_dtype == jnp.float8_e5m2:
+        return problem
+    return dataclasses.replace(
+        problem, lhs_dtype=np.dtype(jnp.float8_e4m3fn), out_dtype=np.dtype(np.float32)
     )
 
 

@@ -292,6 +292,13 @@ def matrix_maxima(x, *, rows: bool, columns: bool, implementation) -> list[jax.A
     return MATRIX_MAXIMA.bind(x, rows=rows, columns=columns, implementation=implementation)
 
 
+def _maxima_dims(operands, results, *, columns, **params) -> Dims:
+    """Rows are independent, but not in the maxima of columns."""
+    if columns:
+        return leading(operands, results)
+    return Dims.of("gmn", to=["gmp"] * len(results), whole="np")
+
+
 MATRIX_MAXIMA = _planned_op(
     "matrix_maxima",
     (3,),
@@ -299,7 +306,7 @@ MATRIX_MAXIMA = _planned_op(
     plan.plan_matrix_maxima,
     call.maxima,
     reference.matrix_maxima,
-    leading,
+    _maxima_dims,
 )
 
 
@@ -310,6 +317,14 @@ def quantize_channels(*operands, **params) -> list[jax.Array]:
     return CHANNELS.bind(*operands, **params)
 
 
+def _channels_dims(operands, results, *, plain, transposed, **params) -> Dims:
+    """Numbers are independent, each of a row and of a column of stacks side by side."""
+    if len(operands) > 3:
+        return leading(operands, results)
+    to = ["gmn"] * plain + ["gnm"] * transposed
+    return Dims.of("gmn", "gm", "gn", to=to, whole="n")
+
+
 CHANNELS = _planned_op(
     "quantize_channels",
     None,
@@ -317,7 +332,7 @@ CHANNELS = _planned_op(
     plan.plan_quantize_channels,
     call.quantize_channels,
     reference.quantize_channels,
-    leading,
+    _channels_dims,
 )
 
 

@@ -27,6 +27,7 @@ from jax_grouped_gemm._src.fp8.api import SOURCE_DTYPES, QuantizedWeights
 from jax_grouped_gemm._src.fp8.formats import Pair, quantized_blocks
 from jax_grouped_gemm._src.fp8.products import FP8_LHS, FP8_RHS, Fp8Products, named, narrow
 from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
+from jax_grouped_gemm._src.fp8.weight_gradient import may_be_split_later, weight_gradient
 from jax_grouped_gemm._src.over_tokens import over_tokens
 from jax_grouped_gemm._src.partition import Split
 from jax_grouped_gemm._src.plan import current_tiles, using_tiles
@@ -53,7 +54,8 @@ def fp8_ragged_dot(
     the cotangents are those of the matmul, each computed from quantised operands as `recipe` says.
     Reverse mode, first order. What the backward pass needs is kept in FP8, under names that
     `checkpoint_policies.quantized_operands_saveable` saves, so that rematerialisation does not
-    quantise again.
+    quantise again. Over auto mesh axes of several devices it keeps `lhs` itself, from which each
+    device quantises its own rows.
 
     Args:
       lhs: [m, k], bfloat16, float16 or float32.
@@ -95,7 +97,7 @@ def fp8_ragged_dot(
         rhs.dtype,
     )
     whole = (rhs, quantized_rhs, group_sizes, offset)
-    # Blocks along the rows are laid out group by group, so that no quantiser takes a part of them.
+    # Over auto axes XLA decides whether rows are split, or columns or groups.
     on_device = functools.partial(_on_device, product, lhs.shape[0])
     return over_tokens("fp8_ragged_dot", on_device, (lhs,), whole, token_axes=())
 
@@ -132,7 +134,8 @@ class _Product(Fp8Products):
 
 
 class _Residuals(NamedTuple):
-    """What the backward pass needs: of each operand the FP8 form or, for "bf16", itself."""
+    """What the backward pass needs: of each operand the FP8 form or, for "bf16", itself; lhs itself
+    too where it is quantised later."""
 
     lhs: Pair | jax.Array
     rhs: Pair | jax.Array
@@ -144,12 +147,13 @@ def _forward(product: _Product, lhs, rhs, quantized_rhs, group_sizes, offset, *,
     """The result, and the quantised operands for the cotangents: of lhs, of rhs."""
     recipe = product.recipe
     is_fp8 = recipe.forward == "fp8"
+    in_blocks = recipe.wgrad == "fp8" and not may_be_split_later(lhs)
     lhs_rows, lhs_columns = product.quantize_rows(
         product.counted(lhs, lambda: owned_rows(group_sizes, offset, rhs.shape[0], lhs.shape[0])),
         group_sizes,
         recipe.forward_dtype,
         plain=is_fp8,
-        transposed=for_gradient and recipe.wgrad == "fp8",
+        transposed=for_gradient and in_blocks,
     )
     if quantized_rhs is None:
         weights, weights_t = product.quantize_weights(
@@ -180,7 +184,7 @@ def _dot_forward(product: _Product, lhs, rhs, quantized_rhs, group_sizes, offset
     operands = (lhs, rhs, quantized_rhs, group_sizes, offset)
     out, lhs_columns, weights = _forward(product, *operands, for_gradient=True)
     kept = _Residuals(
-        lhs=lhs_columns if product.recipe.wgrad == "fp8" else narrow(lhs),
+        lhs=lhs_columns or (lhs if product.recipe.wgrad == "fp8" else narrow(lhs)),
         rhs=weights if product.recipe.dgrad == "fp8" else narrow(rhs),
         group_sizes=group_sizes,
         offset=offset,
@@ -198,7 +202,7 @@ def _dot_backward(product: _Product, kept: _Residuals, ct):
         kept.group_sizes,
         recipe.gradient_dtype,
         plain=recipe.dgrad == "fp8",
-        transposed=recipe.wgrad == "fp8",
+        transposed=isinstance(kept.lhs, Pair),
     )
     if isinstance(kept.rhs, Pair):
         d_lhs = product.rows_by_weights("dgrad", ct_rows, kept.rhs, *groups, product.lhs_dtype)
@@ -214,14 +218,19 @@ def _dot_backward(product: _Product, kept: _Residuals, ct):
             implementation=product.implementation,
             **product.tiles.params("dgrad"),
         )
-    d_rhs = product.rows_by_rows(
-        kept.lhs,
-        ct_columns or ct,
-        *groups,
-        product.rhs_dtype,
-        num_rows=ct.shape[0],
-        num_groups=num_groups,
-    )
+    if recipe.wgrad == "fp8" and isinstance(kept.lhs, jax.Array):
+        d_rhs = weight_gradient(
+            product, kept.lhs, ct, *groups, product.rhs_dtype, num_groups=num_groups
+        )
+    else:
+        d_rhs = product.rows_by_rows(
+            kept.lhs,
+            ct_columns or ct,
+            *groups,
+            product.rhs_dtype,
+            num_rows=ct.shape[0],
+            num_groups=num_groups,
+        )
     return d_lhs, d_rhs, None, None, None
 
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
@@ -23,21 +21,20 @@ from jax_grouped_gemm._src.arguments import (
     refuse_sharded,
     run_group_checks,
 )
-from jax_grouped_gemm._src.arrays import align_varying, at_least_float32
 from jax_grouped_gemm._src.fp8.api import QuantizedWeights
 from jax_grouped_gemm._src.fp8.recipe import Recipe
-from jax_grouped_gemm._src.mlp import composed, plan, primitive
-from jax_grouped_gemm._src.mlp.fp8 import experts as fp8_experts
+from jax_grouped_gemm._src.mlp import plan
+from jax_grouped_gemm._src.mlp.experts import Experts
 from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp
+from jax_grouped_gemm._src.mlp.operands import ExpertWeights, Groups, MlpOperands, Rows, named
 from jax_grouped_gemm._src.mlp.primitive import Options
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
-from jax_grouped_gemm._src.quantized.weights import takes_quantized
+from jax_grouped_gemm._src.quantized.weights import as_weights
 
 Biases = tuple[jax.Array | None, ...]
 ActivationLike = str | Callable[[jax.Array], jax.Array] | Activation
 
 
-@takes_quantized("wi_0", "wi_1", "wo", like="x")
 def ragged_mlp(
     x: ArrayLike,
     wi_0: ArrayLike | QuantizedArray,
@@ -112,17 +109,15 @@ def ragged_mlp(
         over traced values where a recipe has forward and dgrad in FP8; or "cuda" was asked for and
         no kernel can run, which is raised when the function is lowered, with the reason.
     """
-    given = dict(x=x, wi_0=wi_0, wi_1=wi_1, wo=wo, rows=rows, weights=weights)
-    operands, options = _checked(
-        "ragged_mlp", given, biases, group_sizes, group_offset, activation, precision,
-        implementation,
+    options = _checked_options(activation, precision, implementation)
+    operands = _checked(
+        "ragged_mlp", x, rows, wi_0, wi_1, as_weights("wo", wo), biases, weights, group_sizes,
+        group_offset,
     )  # fmt: skip
-    if recipe is not None or quantized is not None:
-        return _in_fp8("ragged_mlp", options, operands, recipe, quantized, precision)
-    return of_operands(options, operands)
+    experts = Experts("ragged_mlp", operands.experts, False, *options, recipe, quantized)
+    return experts.mlp(operands.rows, operands.weights, operands.groups)
 
 
-@takes_quantized("wi_0", "wi_1", like="x")
 def gated_ragged_dot(
     x: ArrayLike,
     wi_0: ArrayLike | QuantizedArray,
@@ -162,110 +157,80 @@ def gated_ragged_dot(
     Raises:
       TypeError, ValueError, NotImplementedError: see `ragged_mlp`.
     """
-    given = dict(x=x, wi_0=wi_0, wi_1=wi_1, rows=rows, weights=weights)
-    operands, options = _checked(
-        "gated_ragged_dot", given, biases, group_sizes, group_offset, activation, precision,
-        implementation, checked_boolean("concatenated", concatenated),
+    options = _checked_options(activation, precision, implementation)
+    operands = _checked(
+        "gated_ragged_dot", x, rows, wi_0, wi_1, None, biases, weights, group_sizes,
+        group_offset, checked_boolean("concatenated", concatenated),
     )  # fmt: skip
-    if recipe is not None or quantized is not None:
-        hidden = _in_fp8("gated_ragged_dot", options, operands, recipe, quantized, precision)
-    else:
-        (hidden,) = primitive.gated_ragged_dot(
-            options, composed.promoted(operands), residuals=False
-        )
+    experts = Experts("gated_ragged_dot", operands.experts, False, *options, recipe, quantized)
+    hidden = experts.mlp(operands.rows, operands.weights, operands.groups)
     return hidden if preferred_element_type is None else hidden.astype(preferred_element_type)
 
 
-def of_operands(options: Options, operands: Mapping[str, jax.Array]) -> jax.Array:
-    """`ragged_mlp` of checked operands.
-
-    `inverse` [T, k], the rows of each token, may be one, and with it `count` [1], how many rows are
-    valid.
-    """
-    operands = dict(zip(operands, align_varying(*operands.values()), strict=True))
-    operands = composed.promoted(operands)
-    if not primitive.closes_over_traced(options, operands):
-        return primitive.ragged_mlp(options, operands)
-    (hidden,) = primitive.gated_ragged_dot(options, operands, residuals=False)
-    return primitive.down(options, operands, hidden)
-
-
-def if_fused(options: Options, operands: Mapping[str, jax.Array]) -> jax.Array | None:
-    """`of_operands`, if one kernel computes the hidden layer; None where a composition would."""
-    names = tuple(name for name in primitive.GATED_OPERANDS if name in operands)
-    params = dict(vars(options), names=names, residuals=True)
-    planned = plan.plan_gated([jax.typeof(operands[name]) for name in names], params)
-    return of_operands(options, operands) if planned.path == "fused" else None
-
-
-def _in_fp8(
-    function: str,
-    options: Options,
-    operands: dict[str, jax.Array],
-    recipe: Recipe | None,
-    quantized: Any,
-    precision: lax.PrecisionLike,
-) -> jax.Array:
-    if "wi" in operands:
-        # Each half is quantised on its own, as `quantize_mlp` does.
-        halves = jnp.split(operands.pop("wi"), 2, axis=2)
-        operands["wi_0"], operands["wi_1"] = halves
-    return fp8_experts.mlp(function, options, operands, recipe, quantized, precision)
+def _checked_options(
+    activation: ActivationLike, precision: lax.PrecisionLike, implementation: Implementation
+) -> tuple[Activation, lax.PrecisionLike, Implementation]:
+    """The options of `Experts`; errors in them come before those in operands."""
+    options = as_activation(activation), precision, implementation
+    Options.of(*options)
+    return options
 
 
 def _checked(
     function: str,
-    operands: Mapping[str, Any],
+    x: ArrayLike,
+    rows: ArrayLike | None,
+    wi_0: ArrayLike | QuantizedArray,
+    wi_1: ArrayLike | QuantizedArray | None,
+    wo: ArrayLike | QuantizedArray | None,
     biases: Biases | None,
+    weights: ArrayLike | None,
     group_sizes: ArrayLike,
     group_offset: ArrayLike | None,
-    activation: ActivationLike,
-    precision: lax.PrecisionLike,
-    implementation: Implementation,
     concatenated: bool | None = None,
-) -> tuple[dict[str, jax.Array], Options]:
-    """The operands that are given, as arrays of shapes that fit together, and the options."""
-    options = Options.of(as_activation(activation), precision, implementation)
+) -> MlpOperands:
+    """The operands as arrays of shapes that fit together."""
+    tokens = Rows(as_array("x", x), None if rows is None else as_indices("rows", rows))
+    wi = as_weights("wi_0", wi_0)
+    up, down = (
+        None if operand is None else as_weights(name, operand)
+        for name, operand in (("wi_1", wi_1), ("wo", wo))
+    )
+    scales = None if weights is None else as_array("weights", weights)
+    b0, b1, bo = _checked_biases(function, biases, with_down=down is not None)
+    experts = ExpertWeights(wi_0=wi, wi_1=up, b0=b0, b1=b1, wo=down, bo=bo)
+    groups = Groups(checked_group_sizes(group_sizes), canonical_offset(group_offset))
+    operands = MlpOperands(tokens, experts, scales, groups)
     arrays = {
-        name: (as_indices if name == "rows" else as_array)(name, x)
-        for name, x in operands.items()
-        if x is not None or name not in ("wi_1", "rows", "weights")
+        _label(name): operand
+        for name, operand in named(operands).items()
+        if name not in ("rows", "sizes", "offset")
     }
-    arrays |= _checked_biases(function, biases, with_down="wo" in operands)
-    check_floating(function, **{_label(name): x for name, x in arrays.items() if name != "rows"})
-    if "rows" in arrays:  # of tokens that are all here
-        refuse_sharded(function, **arrays)
-    _check_shapes(function, arrays, concatenated)
-    if _is_concatenated(arrays, concatenated):
-        arrays["wi"] = arrays.pop("wi_0")
-    num_experts = (arrays["wi"] if "wi" in arrays else arrays["wi_0"]).shape[0]
-    arrays["group_sizes"] = checked_group_sizes(group_sizes)
-    check_group_count(f"{function}: wi_0", arrays["group_sizes"], num_experts, group_offset)
-    arrays["group_offset"] = canonical_offset(group_offset)
-    num_rows = arrays.get("rows", arrays["x"]).shape[0]
-    run_group_checks(arrays["group_sizes"], num_rows, arrays["group_offset"], num_experts)
-    if "weights" in arrays:
-        dtype = at_least_float32(composed.promoted_dtype(arrays))
-        arrays["weights"] = arrays["weights"].astype(dtype)
-    return dict(zip(arrays, align_varying(*arrays.values()), strict=True)), options
+    check_floating(function, **arrays)
+    if tokens.rows is not None:  # of tokens that are all here
+        refuse_sharded(function, rows=tokens.rows, **arrays)
+    _check_shapes(function, operands, concatenated)
+    if _is_concatenated(experts, concatenated):
+        operands = operands.with_experts(wi=wi, wi_0=None)
+    check_group_count(f"{function}: wi_0", groups.sizes, experts.count, group_offset)
+    run_group_checks(groups.sizes, tokens.num_rows, groups.indices[1], experts.count)
+    return operands
 
 
 def _checked_biases(
     function: str, biases: Biases | None, *, with_down: bool
-) -> dict[str, jax.Array]:
-    names = ("b0", "b1", "bo")[: 2 + with_down]
+) -> list[jax.Array | None]:
+    """Those of gate, up and down."""
+    number = 2 + with_down
     if biases is None:
-        return {}
-    if not isinstance(biases, tuple | list) or len(biases) != len(names):
+        return [None] * 3
+    if not isinstance(biases, tuple | list) or len(biases) != number:
         raise TypeError(
-            f"{function}: biases must be a tuple of {len(names)}, each an array or None, got "
+            f"{function}: biases must be a tuple of {number}, each an array or None, got "
             f"{type(biases).__name__}"
         )
-    return {
-        name: as_array(f"biases[{i}]", bias)
-        for i, (name, bias) in enumerate(zip(names, biases, strict=True))
-        if bias is not None
-    }
+    every = [*biases, None][:3]
+    return [None if x is None else as_array(f"biases[{i}]", x) for i, x in enumerate(every)]
 
 
 def _label(name: str) -> str:
@@ -273,18 +238,17 @@ def _label(name: str) -> str:
     return f"biases[{plan.BIASES.index(name)}]" if name in plan.BIASES else name
 
 
-def _is_concatenated(arrays: Mapping[str, jax.Array], asked: bool | None) -> bool:
+def _is_concatenated(experts: ExpertWeights, asked: bool | None) -> bool:
     """Whether wi_0 is gate and up; None where wo tells how many columns a gate has."""
-    if asked is not None or "wi_1" in arrays or arrays["wo"].ndim != 3:
+    wo = experts.wo
+    if asked is not None or experts.wi_1 is not None or wo is None or wo.ndim != 3:
         return bool(asked)
-    columns = arrays["wo"].shape[1]
-    return columns > 0 and arrays["wi_0"].shape[2] == 2 * columns
+    columns = wo.shape[1]
+    return columns > 0 and experts.hidden_columns == 2 * columns
 
 
-def _check_shapes(
-    function: str, arrays: Mapping[str, jax.Array], concatenated: bool | None
-) -> None:
-    shapes = {name: x.shape for name, x in arrays.items()}
+def _check_shapes(function: str, operands: MlpOperands, concatenated: bool | None) -> None:
+    shapes = {name: x.shape for name, x in named(operands).items()}
     if len(shapes["wi_0"]) != 3:
         raise TypeError(f"{function}: wi_0 must be [g, D, F], got {shapes['wi_0']}")
     if len(shapes["x"]) != 2:
@@ -292,7 +256,7 @@ def _check_shapes(
     if len(shapes.get("rows", (0,))) != 1:
         raise TypeError(f"{function}: rows must be [m], got {shapes['rows']}")
     experts, embed, hidden = shapes["wi_0"]
-    if is_both := _is_concatenated(arrays, concatenated):
+    if is_both := _is_concatenated(operands.experts, concatenated):
         if "wi_1" in shapes:
             raise TypeError(f"{function}: wi_1 must be None where wi_0 has gate and up")
         if hidden % 2:
@@ -300,12 +264,11 @@ def _check_shapes(
                 f"{function}: wi_0 must be [g, D, 2 F] to have gate and up, got {shapes['wi_0']}"
             )
         hidden //= 2
-    rows = shapes["rows"][0] if "rows" in shapes else shapes["x"][0]
     expected = dict(
         x=(shapes["x"][0], embed),
         wi_1=(experts, embed, hidden),
         wo=(experts, hidden, embed),
-        weights=(rows,),
+        weights=(operands.num_rows,),
         b0=(experts, hidden),
         b1=(experts, hidden),
         bo=(experts, embed),

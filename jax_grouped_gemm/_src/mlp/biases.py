@@ -10,22 +10,22 @@ from jax import lax
 
 from jax_grouped_gemm._src.arguments import as_indices, canonical_offset
 from jax_grouped_gemm._src.arrays import at_least_float32, vary_over, varying_axes
+from jax_grouped_gemm._src.mlp.operands import Groups
 from jax_grouped_gemm._src.plan import current_tiles
 from jax_grouped_gemm._src.ragged.primitive import ragged_noncontracting
 from jax_grouped_gemm._src.ragged.reference import local_group_bounds
 
 
-def with_bias(matmul, rows, matrices, bias, weights=None, *, group_sizes, group_offset):
+def with_bias(matmul, groups: Groups, rows, matrices, bias, weights=None) -> jax.Array:
     """Rows times their expert's matrix, plus its bias (times the row's weight), rounded once."""
-    product = functools.partial(
-        matmul, rows, matrices, group_sizes=group_sizes, group_offset=group_offset
-    )
+    indices = dict(group_sizes=groups.sizes, group_offset=groups.offset)
+    product = functools.partial(matmul, rows, matrices, **indices)
     if bias is None:
         return product()
     result = jnp.result_type(rows, matrices)
     dtype = at_least_float32(result)
-    offset = canonical_offset(group_offset)[0]
-    added = bias_rows(bias.astype(dtype), group_sizes, offset, rows.shape[0])
+    offset = canonical_offset(groups.offset)[0]
+    added = bias_rows(bias.astype(dtype), groups.sizes, offset, rows.shape[0])
     if weights is not None:
         added *= weights.astype(dtype)[:, None]
     return (product(preferred_element_type=dtype) + added).astype(result)

@@ -12,9 +12,15 @@ import numpy as np
 
 from jax_grouped_gemm._src.arrays import cdiv
 from jax_grouped_gemm._src.mlp.epilogue import Epilogue
+from jax_grouped_gemm._src.mlp.operands import (
+    DownOperands,
+    GradientOperands,
+    MlpOperands,
+    PairedOperands,
+    PairedWeightsOperands,
+)
 from jax_grouped_gemm._src.mlp.plan import MlpPlan
-from jax_grouped_gemm._src.mlp.problem import has_up, hidden_columns
-from jax_grouped_gemm._src.mlp.rows import as_int32, on_rows
+from jax_grouped_gemm._src.mlp.rows import on_rows
 from jax_grouped_gemm._src.ragged.call import limit
 
 GATED = "jax_grouped_gemm.gated_ragged_dot.v3"
@@ -30,43 +36,40 @@ def gated(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
     """hidden and, if they are kept, gate and up."""
     if plan.path == "unfused":
         return plan.compose(*operands)
-    given = dict(zip(plan.problem.operands, operands, strict=True))
-    rows = given.get("rows", given["x"]).shape[0]
+    given: MlpOperands = plan.problem.given(operands)
+    x, rows, experts = given.rows.x, given.rows.rows, given.experts
     if plan.gather == "before":
-        given["x"] = on_rows(given["x"], given)
-        del given["rows"]
-    hidden = jax.ShapeDtypeStruct((rows, hidden_columns(given)), given["x"].dtype)
-    kept = (1 + has_up(given)) * bool(plan.problem.params["residuals"])
-    wi = given["wi" if "wi" in given else "wi_0"]
-    optional = ("wi_1", "rows", "b0", "b1")
+        x, rows = on_rows(given.rows), None
+    hidden = jax.ShapeDtypeStruct((given.num_rows, experts.hidden_columns), x.dtype)
+    kept = (1 + experts.has_up) * bool(plan.problem.params["residuals"])
+    wi, *wi_1 = experts.projections
+    optional = dict(wi_1=wi_1[0] if wi_1 else None, rows=rows, b0=experts.b0, b1=experts.b1)
     activation = Epilogue.of(plan.problem.params["activation"])
-    return _activated(plan, given, (given["x"], wi), optional, [hidden] * (1 + kept), activation)
+    return _activated(plan, given, (x, wi), optional, [hidden] * (1 + kept), activation)
 
 
 def biased(plan: MlpPlan, *operands: jax.Array) -> jax.Array:
     """hidden wo + weights bo."""
     if plan.path == "unfused":
         return plan.compose(*operands)
-    given = dict(zip(plan.problem.operands, operands, strict=True))
-    hidden, wo = given["hidden"], given["wo"]
-    y = jax.ShapeDtypeStruct((hidden.shape[0], wo.shape[2]), hidden.dtype)
-    return _activated(plan, given, (hidden, wo), ("bo",), [y], None)[0]
+    given: DownOperands = plan.problem.given(operands)
+    y = jax.ShapeDtypeStruct((given.num_rows, given.wo.shape[2]), given.hidden.dtype)
+    return _activated(plan, given, (given.hidden, given.wo), dict(bo=given.bo), [y], None)[0]
 
 
-def _activated(plan, given, factors, optional, results, activation) -> list[jax.Array]:
+def _activated(
+    plan, given: MlpOperands | DownOperands, factors, optional, results, activation
+) -> list[jax.Array]:
     """One call of a forward kernel, with those of the optional operands that are given."""
-    optional = {name: given[name] for name in optional if name in given}
-    if "rows" in optional:
-        optional["rows"] = as_int32(optional["rows"], factors[0].shape[0])
-    if "weights" in given:
-        optional["weights"] = given["weights"].astype(jnp.float32)
+    if given.weights is not None:
+        optional = dict(optional, weights=given.weights.astype(jnp.float32))
+    optional = {name: x for name, x in optional.items() if x is not None}
     function = -1 if activation is None else activation.function
     attributes = (activation or NO_ACTIVATION).attributes()
     call = jax.ffi.ffi_call(FEW_ROWS if plan.tile.transposed else GATED, results)
-    return call(
+    found = call(
         *factors,
-        given["group_sizes"],
-        given["group_offset"],
+        *given.groups.indices,
         *optional.values(),
         optional=" ".join(optional),
         zeroes_unowned=plan.problem.params["zeroes_unowned"],
@@ -75,17 +78,18 @@ def _activated(plan, given, factors, optional, results, activation) -> list[jax.
         **attributes,
         **_tile(plan),
     )
+    return list(found)
 
 
 def gated_transpose(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
     """dgate, dup if there is an up, hidden and dweights."""
     if plan.path == "unfused":
         return plan.compose(*operands)
-    given = dict(zip(plan.problem.operands, operands, strict=True))
-    dy, wo, gate = (given[name] for name in ("dy", "wo", "gate"))
+    given: GradientOperands = plan.problem.given(operands)
+    gate, has_up = given.gate, given.up is not None
     rows, columns = gate.shape
     like_gate = jax.ShapeDtypeStruct(gate.shape, gate.dtype)
-    up = given.get("up", jnp.zeros((1, columns), gate.dtype))
+    up = jnp.zeros((1, columns), gate.dtype) if given.up is None else given.up
     like_up = jax.ShapeDtypeStruct(up.shape, up.dtype)
     assert plan.tile is not None
     # Of a gradient of weights, one sum for each tile's columns.
@@ -94,13 +98,13 @@ def gated_transpose(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
         GATED_TRANSPOSE,
         plan,
         given,
-        (dy, wo, gate, up),
+        (given.dy, given.wo, gate, up),
         (like_gate, like_up, like_gate, partials),
         # The gradients of gate and up are written where gate and up are.
-        input_output_aliases={2: 0, 3: 1} if "up" in given else {2: 0},
+        input_output_aliases={2: 0, 3: 1} if has_up else {2: 0},
     )
     dgate, dup, hidden, partial_sums = results
-    gradients = [dgate, dup] if "up" in given else [dgate]
+    gradients = [dgate, dup] if has_up else [dgate]
     # One after the other, an order that no compiler's reduction changes.
     return [*gradients, hidden, functools.reduce(operator.add, partial_sums)]
 
@@ -109,8 +113,8 @@ def paired(plan: MlpPlan, *operands: jax.Array) -> jax.Array:
     """a0 w0^T + a1 w1^T."""
     if plan.path == "unfused":
         return plan.compose(*operands)
-    a0, _, w0, *_ = operands
-    out = jax.ShapeDtypeStruct((a0.shape[0], w0.shape[1]), a0.dtype)
+    given: PairedOperands = plan.problem.given(operands)
+    out = jax.ShapeDtypeStruct((given.a0.shape[0], given.w0.shape[1]), given.a0.dtype)
     results = (out, jax.ShapeDtypeStruct((plan.workspace_bytes,), jnp.uint8))
     zeroes_unowned = plan.problem.params["zeroes_unowned"]
     call = jax.ffi.ffi_call(PAIRED, results)
@@ -121,23 +125,22 @@ def paired_weights(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
     """x^T d0 and x^T d1 of each group."""
     if plan.path == "unfused":
         return plan.compose(*operands)
-    given = dict(zip(plan.problem.operands, operands, strict=True))
+    given: PairedWeightsOperands = plan.problem.given(operands)
+    x, rows = given.rows.x, given.rows.rows
     if plan.gather == "before":
-        given["x"] = on_rows(given["x"], given)
-    x, d0, d1 = (given[name] for name in ("x", "d0", "d1"))
+        x = on_rows(given.rows)
     in_place = plan.gather == "in place"
-    rows = as_int32(given["rows"], x.shape[0]) if in_place else jnp.zeros(1, jnp.int32)
+    tokens = rows if in_place else jnp.zeros(1, jnp.int32)
     num_groups = plan.problem.params["num_groups"]
-    gradient = jax.ShapeDtypeStruct((num_groups, x.shape[1], d0.shape[1]), x.dtype)
+    gradient = jax.ShapeDtypeStruct((num_groups, x.shape[1], given.d0.shape[1]), x.dtype)
     workspace = jax.ShapeDtypeStruct((plan.workspace_bytes,), jnp.uint8)
     call = jax.ffi.ffi_call(PAIRED_WEIGHTS, (gradient, gradient, workspace))
     *gradients, _ = call(
         x,
-        rows,
-        d0,
-        d1,
-        given["group_sizes"],
-        given["group_offset"],
+        tokens,
+        given.d0,
+        given.d1,
+        *given.groups.indices,
         has_rows=in_place,
         divisor=np.int32(1),  # rows are tokens, not pairs
         **limit(plan.problem.params["max_sms"]),
@@ -152,10 +155,10 @@ def tangent(plan: MlpPlan, *operands: jax.Array) -> jax.Array:
 
 
 def _call(
-    target, plan, given, factors, results, *, input_output_aliases=None, **attributes
+    target, plan, given: GradientOperands, factors, results, *, input_output_aliases=None
 ) -> list[jax.Array]:
     """One call of a kernel with an activation; its results without the workspace."""
-    weights = given.get("weights")
+    weights = given.weights
     epilogue = Epilogue.of(plan.problem.params["activation"])
     assert epilogue is not None  # the plan has a kernel for it
     results = (*results, jax.ShapeDtypeStruct((plan.workspace_bytes,), jnp.uint8))
@@ -163,15 +166,13 @@ def _call(
     *results, _ = call(
         *factors,
         jnp.ones(1, jnp.float32) if weights is None else weights.astype(jnp.float32),
-        given["group_sizes"],
-        given["group_offset"],
+        *given.groups.indices,
         has_weights=weights is not None,
-        has_up="up" in given,
+        has_up=given.up is not None,
         function=np.int32(epilogue.function),
         zeroes_unowned=plan.problem.params["zeroes_unowned"],
         **epilogue.attributes(),
         **_tile(plan),
-        **attributes,
     )
     return results
 

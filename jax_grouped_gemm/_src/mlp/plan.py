@@ -15,7 +15,14 @@ from jax_grouped_gemm._src.arrays import cdiv, is_static, round_up
 from jax_grouped_gemm._src.device import H200, Target
 from jax_grouped_gemm._src.explain import explain
 from jax_grouped_gemm._src.mlp.epilogue import Epilogue
-from jax_grouped_gemm._src.mlp.problem import MlpProblem, has_up, hidden_columns
+from jax_grouped_gemm._src.mlp.operands import (
+    DownOperands,
+    GradientOperands,
+    MlpOperands,
+    PairedWeightsOperands,
+    named,
+)
+from jax_grouped_gemm._src.mlp.problem import MlpProblem
 from jax_grouped_gemm._src.op import op_named
 from jax_grouped_gemm._src.plan import (
     AS_ASKED,
@@ -59,14 +66,14 @@ WIDE_GRADIENT, NARROW_GRADIENT = TileConfig(128, 192, 2), TileConfig(128, 128, 2
 NARROW_COLUMN = 1.2
 
 
-def _few_rows_pay(problem: MlpProblem, target: Target) -> bool:
-    rows, groups = problem.num_rows, problem.operands["group_sizes"].shape[0]
+def _few_rows_pay(problem: MlpProblem[MlpOperands | DownOperands], target: Target) -> bool:
+    rows, groups = problem.operands.num_rows, problem.operands.groups.sizes.shape[0]
     return is_static(rows, groups) and rows <= FEW_ROWS * groups
 
 
-def _narrow_pays(problem: MlpProblem, target: Target) -> bool:
+def _narrow_pays(problem: MlpProblem[GradientOperands], target: Target) -> bool:
     """Whether it wastes less at the last columns."""
-    columns = problem.operands["gate"].shape[1]
+    columns = problem.operands.gate.shape[1]
     wide, narrow = (round_up(columns, tile.tile_n) for tile in (WIDE_GRADIENT, NARROW_GRADIENT))
     return wide > NARROW_COLUMN * narrow
 
@@ -114,7 +121,7 @@ class MlpPlan(Plan[MlpProblem]):
         """The plans of the ragged products that run instead of a fused kernel."""
         if self.path == "fused":
             return ()
-        operands = self.problem.operands.values()
+        operands = jax.tree.leaves(self.problem.operands)
         count = self.target.multiprocessors
         return explain(self.compose, *operands, multiprocessors=count).plans
 
@@ -133,26 +140,27 @@ class MlpPlan(Plan[MlpProblem]):
 
 def plan_gated(avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200) -> MlpPlan:
     """Plans a `gated_ragged_dot`."""
-    operands = _named(params["names"], avals)
-    activation = params["activation"]
-    gate, up = (f" + {name}" * (name in operands) for name in ("b0", "b1"))
+    operands: MlpOperands = _typed(avals, params)
+    activation, experts = params["activation"], operands.experts
+    gate, up = " + b0" * (experts.b0 is not None), " + b1" * (experts.b1 is not None)
     factors = [f"{activation}(gate{gate})"]
-    if has_up(operands):
+    if experts.has_up:
         factors.append(f"(up{up})" if up else "up")
-    factors += ["weights"] * ("weights" in operands)
+    factors += ["weights"] * (operands.weights is not None)
     kept = ", gate and up kept" if params["residuals"] else ""
     epilogue = " * ".join(factors) + kept
     few_rows = _few_rows_tile(MlpProblem("gated_ragged_dot", operands, params), target)
     reason = ""
-    if few_rows is None and "wi" in operands and operands["wi"].shape[2] % (2 * SLAB_COLUMNS):
+    wi = experts.wi
+    if few_rows is None and wi is not None and wi.shape[2] % (2 * SLAB_COLUMNS):
         reason = (
-            f"gate and up in one matrix {list(operands['wi'].shape)} need a multiple of "
+            f"gate and up in one matrix {list(wi.shape)} need a multiple of "
             f"{SLAB_COLUMNS} columns each"
         )
     plan = _plan(
         "gated_ragged_dot", operands, params, target, reason, epilogue, activation, few_rows
     )
-    if "rows" not in operands or plan.path == "reference":
+    if operands.rows.rows is None or plan.path == "reference":
         return plan
     in_place = plan.path == "fused" and (
         few_rows is not None or _reads_in_place(operands, Epilogue.of(activation))
@@ -160,24 +168,24 @@ def plan_gated(avals: Sequence[Any], params: Mapping[str, Any], target: Target =
     return dataclasses.replace(plan, gather="in place" if in_place else "before")
 
 
-def _reads_in_place(operands, epilogue: Epilogue | None) -> bool:
+def _reads_in_place(operands: MlpOperands, epilogue: Epilogue | None) -> bool:
     """Whether the product of large groups reads tokens faster than copies of them."""
     return (
         epilogue is not None
         and epilogue.is_sigmoid
-        and has_up(operands)
-        and not {"b0", "b1"} & set(operands)
-        and cdiv(hidden_columns(operands), COLUMNS_OF_TILE) == TILES_IN_PLACE
+        and operands.experts.has_up
+        and not operands.experts.has_biases
+        and cdiv(operands.experts.hidden_columns, COLUMNS_OF_TILE) == TILES_IN_PLACE
     )
 
 
 def plan_biased(avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200) -> MlpPlan:
     """Plans a `biased_ragged_dot`, for which only groups of few rows have a kernel."""
-    operands = _named(params["names"], avals)
+    operands: DownOperands = _typed(avals, params)
     tile = _few_rows_tile(MlpProblem("biased_ragged_dot", operands, params), target)
     reason = "" if tile else "the ragged product has a kernel for groups of so many rows"
-    biased = " + weights * bo" if "weights" in operands else " + bo"
-    epilogue = "hidden wo" + biased * ("bo" in operands)
+    biased = " + bo" if operands.weights is None else " + weights * bo"
+    epilogue = "hidden wo" + biased * (operands.bo is not None)
     return _plan("biased_ragged_dot", operands, params, target, reason, epilogue, None, tile)
 
 
@@ -193,10 +201,10 @@ def plan_gated_transpose(
     avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
 ) -> MlpPlan:
     """Plans a `gated_ragged_dot_transpose`."""
-    operands = _named(params["names"], avals)
+    operands: GradientOperands = _typed(avals, params)
     activation = params["activation"]
     hidden = f"{activation}(gate)"
-    if "up" in operands:
+    if operands.up is not None:
         epilogue = f"gradients of gate, up and weights, {hidden} * up again"
     else:
         epilogue = f"gradients of gate and weights, {hidden} again"
@@ -208,7 +216,7 @@ def plan_gated_transpose(
 
 def plan_paired(avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200) -> MlpPlan:
     """Plans a `paired_ragged_dot`."""
-    operands = _named(("a0", "a1", "w0", "w1", "group_sizes", "group_offset"), avals)
+    operands = _typed(avals, params)
     return _plan("paired_ragged_dot", operands, params, target, "", "none, two products in one sum")
 
 
@@ -216,8 +224,8 @@ def plan_paired_weights(
     avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
 ) -> MlpPlan:
     """Plans a `paired_weight_gradients`."""
-    operands = _named(params["names"], avals)
-    columns = operands["d0"].shape[1]
+    operands: PairedWeightsOperands = _typed(avals, params)
+    columns = operands.d0.shape[1]
     one = plan_contracting(*_one_product(operands, params, columns), target)
     reason = one.reason if one.path == "whole" else ""
     if is_static(columns) and columns > PAIRED_COLUMNS:
@@ -234,19 +242,20 @@ def plan_paired_weights(
     in_place = columns <= plan.tile.tile_n
     return dataclasses.replace(
         plan,
-        gather="" if "rows" not in operands else "in place" if in_place else "before",
+        gather="" if operands.rows.rows is None else "in place" if in_place else "before",
         workspace_bytes=workspace_bytes(problem, plan.tile, 0, target),
     )
 
 
-def _one_product(operands, params, columns) -> tuple[list[jax.ShapeDtypeStruct], dict[str, Any]]:
+def _one_product(
+    operands: PairedWeightsOperands, params: Mapping[str, Any], columns: Any
+) -> tuple[list[Any], dict[str, Any]]:
     """The operands and parameters of a weight gradient of so many columns."""
-    x, d0 = operands["x"], operands["d0"]
+    x, d0 = operands.rows.x, operands.d0
     avals = [
         jax.ShapeDtypeStruct((d0.shape[0], x.shape[1]), x.dtype),
         jax.ShapeDtypeStruct((d0.shape[0], columns), d0.dtype),
-        operands["group_sizes"],
-        operands["group_offset"],
+        *operands.groups.indices,
     ]
     layouts = dict(transpose_lhs=False, transpose_rhs=False, preferred_element_type=x.dtype)
     return avals, {**params, **layouts, **params["tile_choices"].params("wgrad")}
@@ -255,7 +264,7 @@ def _one_product(operands, params, columns) -> tuple[list[jax.ShapeDtypeStruct],
 def plan_tangent(avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200) -> MlpPlan:
     """Plans a `ragged_mlp_tangent`, which no kernel fuses."""
     reason = "no kernel computes tangents, only gradients"
-    operands = _named(params["names"], avals)
+    operands = _typed(avals, params)
     return _plan("ragged_mlp_tangent", operands, params, target, reason, "")
 
 
@@ -280,7 +289,7 @@ def _plan(
 
 def _unfused_reason(operands, params, activation) -> str:
     """Why no fused kernel can run this, empty if one can."""
-    arrays = {name: x for name, x in operands.items() if x.ndim > 1 and name != "inverse"}
+    arrays = {n: x for n, x in named(operands).items() if x.ndim > 1 and n != "inverse"}
     dtypes = {
         x.dtype for name, x in arrays.items() if not (name in BIASES and x.dtype == jnp.float32)
     }
@@ -291,7 +300,8 @@ def _unfused_reason(operands, params, activation) -> str:
         return f"the kernels do not implement precision={params['precision']}"
     if activation is not None and Epilogue.of(activation) is None:
         return f"no kernel has the activation {activation}"
-    for reason in (symbolic_sizes(operands.values()), too_large_operands(operands.values())):
+    every = jax.tree.leaves(operands)
+    for reason in (symbolic_sizes(every), too_large_operands(every)):
         if reason:
             return reason
     if any(0 in x.shape for x in arrays.values()):
@@ -302,10 +312,9 @@ def _unfused_reason(operands, params, activation) -> str:
     return ""
 
 
-def _named(names, avals) -> dict[str, jax.ShapeDtypeStruct]:
-    return {
-        name: jax.ShapeDtypeStruct(x.shape, x.dtype) for name, x in zip(names, avals, strict=True)
-    }
+def _typed(avals: Sequence[Any], params: Mapping[str, Any]) -> Any:
+    """The operands of a primitive, of shapes and dtypes alone."""
+    return params["tree"].unflatten([jax.ShapeDtypeStruct(x.shape, x.dtype) for x in avals])
 
 
 _GATHERS = {"before": "by a kernel before", "in place": "where they are"}

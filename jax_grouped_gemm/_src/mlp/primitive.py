@@ -27,25 +27,31 @@ from jax_grouped_gemm._src.arguments import (
 )
 from jax_grouped_gemm._src.arrays import at_least_float32
 from jax_grouped_gemm._src.barrier import barrier
+from jax_grouped_gemm._src.device import H200
 from jax_grouped_gemm._src.mlp import call, composed, plan, reference
 from jax_grouped_gemm._src.mlp import rows as token_rows
-from jax_grouped_gemm._src.mlp.problem import has_up, hidden_columns
+from jax_grouped_gemm._src.mlp.operands import (
+    Differentials,
+    DownOperands,
+    GradientOperands,
+    Groups,
+    MlpOperands,
+    PairedOperands,
+    PairedWeightsOperands,
+    Rows,
+    TangentOperands,
+    named,
+)
 from jax_grouped_gemm._src.op import Op
 from jax_grouped_gemm._src.partition import Dims
 from jax_grouped_gemm._src.plan import TileChoices, current_tiles
 from jax_grouped_gemm._src.ragged import slices
 from jax_grouped_gemm._src.ragged.reference import owned_rows
 
-INDICES = ("group_sizes", "group_offset")
-ROWS = ("rows", "inverse", "count")
-GATED_OPERANDS = ("x", *ROWS, "wi", "wi_0", "wi_1", "b0", "b1", "weights", *INDICES)
-DOWN_OPERANDS = ("wo", "bo", "weights", *INDICES)
-
-
 LETTERS = dict(
     x="mD", dy="mD", hidden="mF", gate="mF", up="mF", d0="mF", d1="mF", weights="m",
     wi_0="gDF", wi_1="gDF", wi="gDU", wo="gFD", b0="gF", b1="gF", bo="gD",
-    group_sizes="G", group_offset="o",
+    a0="mF", a1="mF", w0="gDF", w1="gDF", sizes="G", offset="o",
 )  # fmt: skip
 """The dimensions of operands by name. In `wi`, gate and up lie beside each other: a part of its
 columns is not the same part of both."""
@@ -53,8 +59,9 @@ OF_ROWS = dict(x="TD", x_dot="TD", rows="m", inverse="Tk", count="c")
 """Those of tokens, whose rows are told of all."""
 
 
-def _dims(names, to, whole) -> Dims:
-    """Dimensions of operands of those names."""
+def _dims(tree, to, whole) -> Dims:
+    """Dimensions of operands of that structure."""
+    names = _names(tree)
     letters = LETTERS | (OF_ROWS if "rows" in names else {})
     if "rows" in names:
         whole += "mTkc"
@@ -64,25 +71,37 @@ def _dims(names, to, whole) -> Dims:
     return Dims.of(*operands, to=to, whole=f"Go{whole}")
 
 
+def _names(tree) -> list[str]:
+    return list(named(tree.unflatten(range(tree.num_leaves))))
+
+
 def _with_one_bias(operands, params, split):
     """A device's operands: one term of a sum over hidden features has the bias of the result."""
     operands, params = slices.of_groups(operands, params, split)
     if split.splits("F"):
-        named = zip(params["names"], operands, strict=True)
+        by_name = zip(_names(params["tree"]), operands, strict=True)
         operands = [
             jnp.where(split.first("F") == 0, x, jnp.zeros_like(x)) if "bo" in name else x
-            for name, x in named
+            for name, x in by_name
         ]
     return operands, params
 
 
-def _gated_avals(*operands, names, residuals, **_):
-    given = dict(zip(names, operands, strict=True))
-    x = given["x"]
-    rows = given["rows"] if "rows" in given else x
-    shape = rows.shape[0], hidden_columns(given)
-    aval = GATED.unsharded_aval(operands, shape, x.dtype)
-    return [aval] * (1 + residuals * (1 + has_up(given)))
+def _of_leaves(function):
+    """`function` of typed operands as one of the operands of a primitive."""
+
+    @functools.wraps(function)
+    def of_leaves(*leaves, tree, **params):
+        return function(tree.unflatten(leaves), **params)
+
+    return of_leaves
+
+
+def _gated_avals(*leaves, tree, residuals, **_):
+    given: MlpOperands = tree.unflatten(leaves)
+    shape = given.num_rows, given.experts.hidden_columns
+    aval = GATED.unsharded_aval(leaves, shape, given.rows.x.dtype)
+    return [aval] * (1 + residuals * (1 + given.experts.has_up))
 
 
 GATED = Op(
@@ -92,17 +111,16 @@ GATED = Op(
     avals=_gated_avals,
     planner=plan.plan_gated,
     call=call.gated,
-    reference=reference.gated_ragged_dot,
+    reference=_of_leaves(reference.gated_ragged_dot),
     multiple_results=True,
-    dims=lambda _, results, *, names, **params: _dims(names, ["mF"] * len(results), "Dg"),
+    dims=lambda _, results, *, tree, **params: _dims(tree, ["mF"] * len(results), "Dg"),
     localizer=slices.of_groups,
 )
 
 
-def _biased_aval(*operands, names, **_):
-    hidden, wo = operands[names.index("hidden")], operands[names.index("wo")]
-    shape = hidden.shape[0], wo.shape[2]
-    return BIASED.unsharded_aval(operands, shape, wo.dtype)
+def _biased_aval(*leaves, tree, **_):
+    given: DownOperands = tree.unflatten(leaves)
+    return BIASED.unsharded_aval(leaves, (given.num_rows, given.wo.shape[2]), given.wo.dtype)
 
 
 BIASED = Op(
@@ -112,23 +130,20 @@ BIASED = Op(
     avals=_biased_aval,
     planner=plan.plan_biased,
     call=call.biased,
-    reference=reference.biased_ragged_dot,
-    dims=lambda *_, names, **params: _dims(names, "mD", "g"),
+    reference=_of_leaves(reference.biased_ragged_dot),
+    dims=lambda *_, tree, **params: _dims(tree, "mD", "g"),
     localizer=_with_one_bias,
 )
 
 
-def _gated_transpose_avals(*operands, names, **_):
-    gate = operands[names.index("gate")]
-    like_gate = GATED_TRANSPOSE.unsharded_aval(operands, gate.shape, gate.dtype)
+def _gated_transpose_avals(*leaves, tree, **_):
+    given: GradientOperands = tree.unflatten(leaves)
+    gate = given.gate
+    like_gate = GATED_TRANSPOSE.unsharded_aval(leaves, gate.shape, gate.dtype)
     dtype = at_least_float32(gate.dtype)
-    return [like_gate] * (2 + ("up" in names)) + [
-        GATED_TRANSPOSE.unsharded_aval(operands, gate.shape[:1], dtype)
+    return [like_gate] * (2 + (given.up is not None)) + [
+        GATED_TRANSPOSE.unsharded_aval(leaves, gate.shape[:1], dtype)
     ]
-
-
-def _gated_transpose_dims(_, results, *, names, **params) -> Dims:
-    return _dims(names, ["mF"] * (len(results) - 1) + ["m"], "Dg")
 
 
 GATED_TRANSPOSE = Op(
@@ -138,16 +153,18 @@ GATED_TRANSPOSE = Op(
     avals=_gated_transpose_avals,
     planner=plan.plan_gated_transpose,
     call=call.gated_transpose,
-    reference=reference.gated_ragged_dot_transpose,
+    reference=_of_leaves(reference.gated_ragged_dot_transpose),
     multiple_results=True,
-    dims=_gated_transpose_dims,
+    dims=lambda _, results, *, tree, **params: _dims(
+        tree, ["mF"] * (len(results) - 1) + ["m"], "Dg"
+    ),
     localizer=slices.of_groups,
 )
 
 
-def _paired_aval(*operands, **params):
-    a0, _, w0, *_ = operands
-    return PAIRED.unsharded_aval(operands, (a0.shape[0], w0.shape[1]), a0.dtype)
+def _paired_aval(*leaves, tree, **_):
+    given: PairedOperands = tree.unflatten(leaves)
+    return PAIRED.unsharded_aval(leaves, (given.a0.shape[0], given.w0.shape[1]), given.a0.dtype)
 
 
 PAIRED = Op(
@@ -157,16 +174,16 @@ PAIRED = Op(
     avals=_paired_aval,
     planner=plan.plan_paired,
     call=call.paired,
-    reference=reference.paired_ragged_dot,
-    dims=lambda *_, **params: Dims.of("mF", "mF", "gDF", "gDF", "G", "o", to="mD", whole="gGo"),
+    reference=_of_leaves(reference.paired_ragged_dot),
+    dims=lambda *_, tree, **params: _dims(tree, "mD", "g"),
     localizer=slices.of_groups,
 )
 
 
-def _paired_weights_avals(*operands, names, num_groups, **_):
-    x, d0 = (operands[names.index(name)] for name in ("x", "d0"))
-    shape = num_groups, x.shape[1], d0.shape[1]
-    return [PAIRED_WEIGHTS.unsharded_aval(operands, shape, x.dtype)] * 2
+def _paired_weights_avals(*leaves, tree, num_groups, **_):
+    given: PairedWeightsOperands = tree.unflatten(leaves)
+    shape = num_groups, given.rows.x.shape[1], given.d0.shape[1]
+    return [PAIRED_WEIGHTS.unsharded_aval(leaves, shape, given.rows.x.dtype)] * 2
 
 
 PAIRED_WEIGHTS = Op(
@@ -176,16 +193,18 @@ PAIRED_WEIGHTS = Op(
     avals=_paired_weights_avals,
     planner=plan.plan_paired_weights,
     call=call.paired_weights,
-    reference=reference.paired_weight_gradients,
+    reference=_of_leaves(reference.paired_weight_gradients),
     multiple_results=True,
-    dims=lambda *_, names, **params: _dims(names, ["gDF", "gDF"], ""),
+    dims=lambda *_, tree, **params: _dims(tree, ["gDF", "gDF"], ""),
     localizer=slices.of_groups,
 )
 
 
-def _tangent_aval(*operands, names, **_):
-    gate, wo = operands[names.index("gate")], operands[names.index("wo")]
-    return TANGENT.unsharded_aval(operands, (gate.shape[0], wo.shape[2]), wo.dtype)
+def _tangent_aval(*leaves, tree, **_):
+    given: TangentOperands = tree.unflatten(leaves)
+    wo = given.primals.experts.wo
+    assert wo is not None
+    return TANGENT.unsharded_aval(leaves, (given.gate.shape[0], wo.shape[2]), wo.dtype)
 
 
 TANGENT = Op(
@@ -195,8 +214,8 @@ TANGENT = Op(
     avals=_tangent_aval,
     planner=plan.plan_tangent,
     call=call.tangent,
-    reference=reference.ragged_mlp_tangent,
-    dims=lambda *_, names, **params: _dims(names, "mD", "Dg"),
+    reference=_of_leaves(reference.ragged_mlp_tangent),
+    dims=lambda *_, tree, **params: _dims(tree, "mD", "Dg"),
     localizer=_with_one_bias,
 )
 
@@ -267,14 +286,8 @@ class Options:
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def ragged_mlp(options: Options, operands: dict[str, jax.Array]) -> jax.Array:
-    """y [m, D] = hidden wo + weights bo, of operands of one dtype.
-
-    Args:
-      options: the parameters of the primitives.
-      operands: x, rows, inverse, count, wi_0, wi_1, wi, wo, b0, b1, bo, weights, group_sizes and
-        group_offset, as `reference.ragged_mlp_tangent` has them, without those that are not given.
-    """
+def ragged_mlp(options: Options, operands: MlpOperands) -> jax.Array:
+    """y [m, D] = hidden wo + weights bo, of operands of one dtype."""
     (hidden,) = gated_ragged_dot(options, operands, residuals=False)
     return down(options, operands, hidden)
 
@@ -283,157 +296,161 @@ def ragged_mlp(options: Options, operands: dict[str, jax.Array]) -> jax.Array:
 def _ragged_mlp_jvp(options, primals, tangents):
     (operands,), (tangents,) = primals, tangents
     hidden, *projected = gated_ragged_dot(options, operands, residuals=True)
-    # The tangent is linear in the biases of gate and up.
-    kept = {name: x for name, x in operands.items() if name not in ("b0", "b1")}
-    names = ("gate", composed.GATE), ("up", composed.UP)
-    for (operand, name), x in zip(names, projected, strict=False):
-        kept[operand] = checkpoint_name(x, name)
+    gate = checkpoint_name(projected[0], composed.GATE)
+    up = checkpoint_name(projected[1], composed.UP) if operands.experts.has_up else None
     y = down(options, operands, hidden)
     active = {
-        f"{name}_dot": tangent
-        for name, tangent in tangents.items()
+        name: tangent
+        for name, tangent in named(tangents).items()
         if not isinstance(tangent, SymbolicZero)
     }
     if not active:
         return y, jnp.zeros_like(y)
-    return y, _bind(TANGENT, active | kept, options)
+    # The tangent is linear in the biases of gate and up.
+    kept = operands.with_experts(b0=None, b1=None)
+    given = TangentOperands(Differentials(**active), gate, up, kept)
+    return y, bind(TANGENT, given, **vars(options))
 
 
-def _bind(op: Op, operands: dict[str, jax.Array], options: Options, **params: Any) -> Any:
-    return op.bind(*operands.values(), names=tuple(operands), **vars(options), **params)
+def bind(op: Op, operands: Any, **params: Any) -> Any:
+    """Binds a primitive to those of its operands that are given."""
+    leaves, tree = jax.tree.flatten(operands)
+    return op.bind(*leaves, tree=tree, **params)
+
+
+def plan_of(op: Op, operands: Any, **params: Any) -> plan.MlpPlan:
+    """The plan of what `bind` binds."""
+    leaves, tree = jax.tree.flatten(operands)
+    return op.planner(list(map(jax.typeof, leaves)), dict(params, tree=tree), H200)
 
 
 def gated_ragged_dot(
-    options: Options, operands: dict[str, jax.Array], *, residuals: bool
+    options: Options, operands: MlpOperands, *, residuals: bool
 ) -> list[jax.Array]:
     """Binds `GATED` to those of its operands that are given."""
-    given = {name: operands[name] for name in GATED_OPERANDS if name in operands}
+    given = operands.with_experts(wo=None, bo=None)
     if closes_over_traced(options, given):
-        params = dict(vars(options), residuals=residuals)
-        return reference.gated_ragged_dot(*given.values(), names=tuple(given), **params)
-    return _bind(GATED, given, options, residuals=residuals)
+        return reference.gated_ragged_dot(given, residuals=residuals, **vars(options))
+    return bind(GATED, given, residuals=residuals, **vars(options))
 
 
-def closes_over_traced(options: Options, operands: dict[str, jax.Array]) -> bool:
+def closes_over_traced(options: Options, operands: MlpOperands) -> bool:
     """Whether no primitive may have the activation, only JAX's own operations."""
-    num_rows = operands.get("rows", operands["x"]).shape[0]
-    return activations.closes_over_traced(options.activation, num_rows, hidden_columns(operands))
+    shape = operands.num_rows, operands.experts.hidden_columns
+    return activations.closes_over_traced(options.activation, *shape)
 
 
-def down(options: Options, operands: dict[str, jax.Array], hidden: jax.Array) -> jax.Array:
+def down(options: Options, operands: MlpOperands, hidden: jax.Array) -> jax.Array:
     """y [m, D] = hidden wo + weights bo, of those operands that are given."""
-    given = {"hidden": hidden} | {
-        name: operands[name] for name in DOWN_OPERANDS if name in operands
-    }
-    if "bo" not in given:
-        given.pop("weights", None)
-    params = dict(options.of_products, names=tuple(given))
-    if plan.plan_biased([jax.typeof(x) for x in given.values()], params).path == "fused":
-        return BIASED.bind(*given.values(), **params)
+    wo, bo = operands.experts.wo, operands.experts.bo
+    assert wo is not None
+    weights = None if bo is None else operands.weights
+    given = DownOperands(hidden, wo, bo, weights, operands.groups)
+    if plan_of(BIASED, given, **options.of_products).path == "fused":
+        return bind(BIASED, given, **options.of_products)
     # Not as one primitive, so that derivatives of the product are those of the ragged product.
-    return reference.biased_ragged_dot(*given.values(), **params)
+    return reference.biased_ragged_dot(given, **options.of_products)
 
 
 def _products(options) -> reference.Products:
     return reference.Products(**options.of_products)
 
 
-def _tangent_transpose(dy, *operands, names, **options):
-    given = dict(zip(names, operands, strict=True))
-    wanted = {name[:-4] for name in names if ad.is_undefined_primal(given[name])}
+def _tangent_transpose(dy, *leaves, tree, **options):
     if type(dy) is ad.Zero:
-        return [None] * len(names)
-    given = {name: x for name, x in given.items() if not ad.is_undefined_primal(x)}
-    cotangents = _cotangents(dy, given, wanted, Options(**options))
-    avals = dict(zip(names, operands, strict=True))
-    return [
-        cotangents[name[:-4]].astype(avals[name].aval.dtype) if name.endswith("_dot") else None
-        for name in names
+        return [None] * len(leaves)
+    given: TangentOperands = tree.unflatten(leaves)
+    dots = named(given.dots)
+    wanted = {name: x.aval for name, x in dots.items() if ad.is_undefined_primal(x)}
+    found = _cotangents(dy, given, Differentials(**wanted), Options(**options))
+    cotangents = [
+        getattr(found, name).astype(wanted[name].dtype) if name in wanted else None for name in dots
     ]
+    return cotangents + [None] * (len(leaves) - len(dots))
 
 
-def _cotangents(dy, given, wanted, options) -> dict[str, jax.Array]:
-    """The cotangents of the operands of the names in `wanted`."""
-    wo = given["wo"]
-    indices = tuple(given[name] for name in INDICES)
+def _cotangents(
+    dy: jax.Array, given: TangentOperands, wanted: Differentials, options: Options
+) -> Differentials:
+    """The cotangents of the operands that have an abstract array in `wanted`."""
+    rows, experts, weights = given.primals.rows, given.primals.experts, given.primals.weights
+    groups, wo = given.groups, experts.wo
+    assert wo is not None
     weights_of = functools.partial(_products(options).weights, num_groups=wo.shape[0])
     sums_of = functools.partial(
         reference.sums_of_groups, num_groups=wo.shape[0], implementation=options.implementation
     )
-    cotangents = {}
-    if "bo" in wanted:
-        cotangents["bo"] = sums_of(dy, given.get("weights"), *indices)
-    if wanted <= {"bo", "wo"}:
-        if "wo" in wanted:
-            cotangents["wo"] = weights_of(_hidden_again(given, options), dy, *indices)
-        return cotangents
+    found = Differentials()
+    if wanted.bo is not None:
+        found = dataclasses.replace(found, bo=sums_of(dy, weights, groups))
+    if named(wanted).keys() <= {"bo", "wo"}:
+        if wanted.wo is not None:
+            hidden = _hidden_again(given, options)
+            found = dataclasses.replace(found, wo=weights_of(hidden, dy, *groups.indices))
+        return found
 
-    names = ("wo", "gate", "up", "weights", *INDICES)
-    operands = {"dy": dy} | {name: given[name] for name in names if name in given}
-    *gradients, hidden, dweights = _bind(GATED_TRANSPOSE, operands, options)
-    if "weights" in wanted:
-        if "bo" in given:
-            dweights += reference.dots_with_biases(dy, given["bo"], *indices)
-        cotangents["weights"] = dweights.astype(given["weights"].dtype)
-    for name, gradient in zip(("b0", "b1"), gradients, strict=False):
-        if name in wanted:
-            cotangents[name] = sums_of(gradient, None, *indices)
-    if "wo" in wanted:
-        cotangents["wo"] = weights_of(hidden, dy, *indices)
-    matrices = ("wi",) if "wi" in given else ("wi_0", "wi_1")[: len(gradients)]
-    if "wi" in given:
+    operands = GradientOperands(dy, wo, given.gate, given.up, weights, groups)
+    *gradients, hidden, dweights = bind(GATED_TRANSPOSE, operands, **vars(options))
+    if wanted.weights is not None:
+        if experts.bo is not None:
+            dweights += reference.dots_with_biases(dy, experts.bo, groups)
+        found = dataclasses.replace(found, weights=dweights.astype(wanted.weights.dtype))
+    if wanted.b0 is not None:
+        found = dataclasses.replace(found, b0=sums_of(gradients[0], None, groups))
+    if wanted.b1 is not None:
+        found = dataclasses.replace(found, b1=sums_of(gradients[1], None, groups))
+    if wanted.wo is not None:
+        found = dataclasses.replace(found, wo=weights_of(hidden, dy, *groups.indices))
+    if experts.wi is not None:
         gradients = [jnp.concatenate(gradients, axis=1)]
     # One [m, D] array at a time: each is made when what reads the one before it is done. That of x
     # comes first, since it may have to travel to other devices, which takes as long as products of
     # weights' gradients.
-    gradients[0], cotangents = barrier((gradients[0], cotangents))
-    if "x" in wanted:
-        factors = *gradients, *(given[name] for name in matrices)
-        if len(matrices) == 2:
-            dx = PAIRED.bind(*factors, *indices, **options.of_products)
+    gradients[0], found = barrier((gradients[0], found))
+    if wanted.x is not None:
+        if len(gradients) == 2:
+            (d0, d1), (w0, w1) = gradients, experts.projections
+            dx = bind(PAIRED, PairedOperands(d0, d1, w0, w1, groups), **options.of_products)
         else:
-            dx = _products(options).rows(*factors, *indices, transpose_rhs=True)
-        if "rows" in given:
-            rows = (given.get(name) for name in ROWS)
-            dx = token_rows.combine(dx, *rows, num_tokens=given["x"].shape[0])
-        cotangents["x"] = dx
-    if wanted.intersection(matrices):
+            (d0,), (w0,), indices = gradients, experts.projections, groups.indices
+            dx = _products(options).rows(d0, w0, *indices, transpose_rhs=True)
+        if rows.rows is not None:
+            dx = token_rows.combine(dx, rows)
+        found = dataclasses.replace(found, x=dx)
+    matrices = wanted.wi, wanted.wi_0, wanted.wi_1
+    if any(x is not None for x in matrices):
         # Without a barrier XLA would find that rows of x were copied before, and keep them instead
         # of x.
-        x, gradients[0], cotangents = barrier((given["x"], gradients[0], cotangents))
-        given["x"] = x
-        of_matrices = dict(zip(matrices, gradients, strict=True))
-        of_matrices = {name: x for name, x in of_matrices.items() if name in wanted}
-        cotangents |= _weight_gradients(given, of_matrices, options)
-    return cotangents
+        x, gradients[0], found = barrier((rows.x, gradients[0], found))
+        in_order = matrices[1:] if experts.wi is None else matrices[:1]
+        asked = [d for d, aval in zip(gradients, in_order, strict=False) if aval is not None]
+        results = iter(_weight_gradients(rows.of(x), asked, groups, wo.shape[0], options))
+        wi, wi_0, wi_1 = (None if aval is None else next(results) for aval in matrices)
+        found = dataclasses.replace(found, wi=wi, wi_0=wi_0, wi_1=wi_1)
+    return found
 
 
-def _weight_gradients(given, gradients, options) -> dict[str, jax.Array]:
+def _weight_gradients(
+    rows: Rows, gradients: list[jax.Array], groups: Groups, num_groups: int, options: Options
+) -> list[jax.Array]:
     """x^T times each of the gradients [m, n], of each group."""
-    params = dict(options.of_products, num_groups=given["wo"].shape[0])
-    indices = {name: given[name] for name in INDICES}
-    x = {name: given[name] for name in ("x", *ROWS) if name in given}
+    params = dict(options.of_products, num_groups=num_groups)
     if len(gradients) == 2:
-        operands = x | dict(zip(("d0", "d1"), gradients.values(), strict=True)) | indices
-        names = tuple(operands)
-        avals = [jax.typeof(x) for x in operands.values()]
-        if plan.plan_paired_weights(avals, dict(params, names=names)).path == "fused":
-            both = PAIRED_WEIGHTS.bind(*operands.values(), names=names, **params)
-            return dict(zip(gradients, both, strict=True))
+        d0, d1 = gradients
+        operands = PairedWeightsOperands(rows, d0, d1, groups)
+        if plan_of(PAIRED_WEIGHTS, operands, **params).path == "fused":
+            return bind(PAIRED_WEIGHTS, operands, **params)
     # Not as one primitive, so that derivatives of the products are those of the ragged products.
-    rows = token_rows.on_rows(x["x"], x)
-    product = functools.partial(
-        _products(options).weights, num_groups=params["num_groups"], is_limited=True
-    )
-    return {name: product(rows, d, *indices.values()) for name, d in gradients.items()}
+    x = token_rows.on_rows(rows)
+    product = functools.partial(_products(options).weights, num_groups=num_groups, is_limited=True)
+    return [product(x, d, *groups.indices) for d in gradients]
 
 
-def _hidden_again(given, options):
-    gate, up = given["gate"], given.get("up")
-    sizes, offset = (given[name] for name in INDICES)
-    owned = owned_rows(sizes, offset, given["wo"].shape[0], gate.shape[0])
-    weights = reference.row_weights(given.get("weights"), owned, gate)
-    return hidden_layer(options.activation, gate, up, weights)
+def _hidden_again(given: TangentOperands, options: Options) -> jax.Array:
+    experts = given.primals.experts
+    owned = owned_rows(*given.groups.indices, experts.count, given.gate.shape[0])
+    weights = reference.row_weights(given.primals.weights, owned, given.gate)
+    return hidden_layer(options.activation, given.gate, given.up, weights)
 
 
 TANGENT.def_transpose(_tangent_transpose)

@@ -1,49 +1,41 @@
-"""What a plan is made for: the operands of an operation of an MLP, by name."""
+"""What a plan is made for: one operation of an MLP, with its operands."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import jax
 
-_WITH_ROWS = ("rows", "x", "hidden", "gate")
+from jax_grouped_gemm._src.mlp.operands import named
+
+Operands = TypeVar("Operands")
 
 
 @dataclasses.dataclass(frozen=True)
-class MlpProblem:
+class MlpProblem(Generic[Operands]):
     """Static description of one operation of an MLP.
 
     Attributes:
       op: its name.
-      operands: their shapes and dtypes by name.
-      params: of the primitive.
+      operands: their shapes and dtypes.
+      params: of the primitive, of which `tree` is the structure of the operands.
     """
 
     op: str
-    operands: Mapping[str, jax.ShapeDtypeStruct]
+    operands: Operands
     params: Mapping[str, Any]
 
-    @property
-    def num_rows(self) -> Any:
-        """Rows of x, of the rows that are copies of it, or of hidden."""
-        return next(self.operands[name] for name in _WITH_ROWS if name in self.operands).shape[0]
+    def given(self, arrays: tuple[jax.Array, ...]) -> Operands:
+        """The operands of the primitive, typed."""
+        return self.params["tree"].unflatten(arrays)
 
     def __str__(self) -> str:
+        every = named(self.operands)
         operands = (
             f"{name} {x.dtype}{list(x.shape)}"
-            for name, x in self.operands.items()
-            if name not in ("group_sizes", "group_offset", "inverse")
+            for name, x in every.items()
+            if name not in ("sizes", "offset", "inverse")
         )
-        return f"{self.op} {', '.join(operands)}, {self.operands['group_sizes'].shape[0]} groups"
-
-
-def has_up(operands: Mapping[str, Any]) -> bool:
-    """Whether a hidden layer has a gate and an up projection, in one matrix or in two."""
-    return "wi" in operands or "wi_1" in operands
-
-
-def hidden_columns(operands: Mapping[str, Any]) -> int:
-    """F."""
-    return operands["wi"].shape[2] // 2 if "wi" in operands else operands["wi_0"].shape[2]
+        return f"{self.op} {', '.join(operands)}, {every['sizes'].shape[0]} groups"

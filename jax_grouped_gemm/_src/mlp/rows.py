@@ -1,151 +1,46 @@
-"""Rows copied from tokens and added up again: each is the other's transpose.
-
-JAX transposes a gather into a scatter-add, which is slow and, on a GPU, adds up in any order. Here
-sums are in float32 at least, in a fixed order, and rounded once.
-"""
+"""Rows of an MLP: copied from tokens, and added up again; each is the other's transpose."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
-from jax.interpreters import ad, batching, mlir, xla
 
-from jax_grouped_gemm._src.arrays import at_least_float32, rows_or_zeros, vary_over, varying_axes
-from jax_grouped_gemm._src.op import Primitive
+from jax_grouped_gemm._src.mlp.operands import Rows
 from jax_grouped_gemm._src.rows import primitive as moves
 
-# Rows know their tokens, not their pairs.
-BY_TOKEN = dict(divisor=1, implementation=None)
+
+def on_rows(rows: Rows) -> jax.Array:
+    """The rows [m, D], copies of tokens where those are given."""
+    return rows.x if rows.rows is None else moves.gather_rows(rows.x, *_pairs(rows), **_way(rows))
 
 
-def gather(
-    x: jax.Array,
-    rows: jax.Array,
-    inverse: jax.Array | None = None,
-    count: jax.Array | None = None,
-) -> jax.Array:
-    """Tokens [T, D] copied to rows [m, D], zero where `rows` [m] is out of range.
-
-    Args:
-      x: [T, D].
-      rows: integers [m], the token of each row.
-      inverse: integers [T, k], the rows of each token, if they are known.
-      count: int32 [1], how many rows are valid if not all are, only with `inverse`. The others are
-        undefined.
-    """
-    if inverse is not None:
-        return moves.gather_rows(x, rows, inverse, *_optional(x.shape[0], count), **BY_TOKEN)
-    return GATHER.bind(x, rows)
+def copies(rows: Rows) -> jax.Array:
+    """`on_rows` by a kernel whatever is known: the bits of quantised tokens, or scales."""
+    return moves.gather_rows(rows.x, *_pairs(rows), divisor=1, implementation=None)
 
 
-def on_rows(x: jax.Array, operands: Mapping[str, jax.Array]) -> jax.Array:
-    """The rows of x [m, D], copies of tokens if `operands` has the rows of them."""
-    if "rows" not in operands:
-        return x
-    more = operands.get("inverse"), operands.get("count")
-    return gather(x, operands["rows"], *more)
-
-
-def as_int32(rows: jax.Array, num_tokens: int) -> jax.Array:
-    """Numbers of tokens, which stay out of range if they are."""
-    if rows.dtype.itemsize < 4 or rows.dtype == jnp.int32:
-        return rows.astype(jnp.int32)
-    is_token = (rows >= 0) & (rows < num_tokens)
-    return jnp.where(is_token, rows, num_tokens).astype(jnp.int32)
-
-
-def copies(x: jax.Array, rows: jax.Array, inverse: jax.Array | None = None) -> jax.Array:
-    """`gather` of what has no derivative, of any dtype: the bits of quantised tokens, or scales."""
-    if inverse is None:
-        inverse = jnp.zeros((x.shape[0], 0), jnp.int32)
-    return moves.gather_rows(x, rows, inverse, *_optional(x.shape[0], None), **BY_TOKEN)
-
-
-def combine(
-    y: jax.Array,
-    rows: jax.Array,
-    inverse: jax.Array | None = None,
-    count: jax.Array | None = None,
-    *,
-    num_tokens: int,
-) -> jax.Array:
-    """The sum of each token's rows: [m, D] -> [num_tokens, D], the transpose of `gather`.
+def combine(y: jax.Array, rows: Rows) -> jax.Array:
+    """The sum of each token's rows: y [m, D] -> [T, D], the transpose of `on_rows`.
 
     The order of the terms is that of `inverse`, or of the rows without it.
     """
-    if inverse is not None:
-        return moves.combine_rows(y, rows, inverse, *_optional(num_tokens, count), **BY_TOKEN)
-    return COMBINE.bind(y, rows, num_tokens=num_tokens)
+    return moves.combine_rows(y, *_pairs(rows), **_way(rows))
 
 
-def _optional(num_tokens: int, count: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    """No weights, and the count, without elements if all rows are valid."""
-    count = jnp.zeros((0,), jnp.int32) if count is None else count
-    return jnp.zeros((num_tokens, 0), jnp.float32), count
+def _pairs(rows: Rows) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Rows and tokens as `rows.reference` has them, without weights. Rows know their tokens, not
+    their pairs."""
+    assert rows.rows is not None
+    tokens, inverse, count = rows.x.shape[0], rows.inverse, rows.count
+    if inverse is None:
+        inverse = jnp.zeros((tokens, 0), jnp.int32)
+    if count is None:
+        count = jnp.zeros((0,), jnp.int32)
+    return rows.rows, inverse, jnp.zeros((tokens, 0), jnp.float32), count
 
 
-def _combine(y, rows, *, num_tokens):
-    dtype = at_least_float32(y.dtype)
-    total = vary_over(jnp.zeros((num_tokens, y.shape[-1]), dtype), varying_axes(y, rows))
-    if 0 in y.shape:
-        return total.astype(y.dtype)
-    order = jnp.argsort(rows, stable=True)
-    tokens = jnp.arange(num_tokens, dtype=rows.dtype)
-    starts, ends = (jnp.searchsorted(rows[order], tokens, side=s) for s in ("left", "right"))
-
-    def add(i, total):
-        at = starts + i
-        row = y[order[jnp.minimum(at, len(order) - 1)]]
-        return total + jnp.where((at < ends)[:, None], row, 0).astype(dtype)
-
-    most = jnp.max(ends - starts, initial=0)
-    return lax.fori_loop(0, most, add, total).astype(y.dtype)
-
-
-def _linear(name, function, transpose) -> Primitive:
-    """A primitive that is linear in its first operand; the others are integers."""
-    primitive = Primitive(name)
-
-    def aval(x, rows, *_, num_tokens=None):
-        count = rows.shape[0] if num_tokens is None else num_tokens
-        return x.update(shape=(count, x.shape[1]), weak_type=False)
-
-    def jvp(primals, tangents, **params):
-        _, *indices = primals
-        out = primitive.bind(*primals, **params)
-        if type(tangents[0]) is ad.Zero:
-            return out, ad.Zero(jax.typeof(out).to_tangent_aval())
-        return out, primitive.bind(tangents[0], *indices, **params)
-
-    def transpose_rule(ct, x, *indices, **params):
-        if type(ct) is ad.Zero:
-            return [None] * (1 + len(indices))
-        return [transpose(ct, x.aval, *indices), *[None] * len(indices)]
-
-    def batch(operands, dims, **params):
-        def one(*operands: Any):
-            return function(*operands, **params)
-
-        return jax.vmap(one, dims)(*operands), 0
-
-    primitive.def_abstract_eval(aval)
-    primitive.def_impl(
-        lambda *operands, **params: xla.apply_primitive(primitive, *operands, **params)
-    )
-    mlir.register_lowering(primitive, mlir.lower_fun(function, multiple_results=False))
-    ad.primitive_jvps[primitive] = jvp
-    ad.primitive_transposes[primitive] = transpose_rule
-    batching.primitive_batchers[primitive] = batch
-    return primitive
-
-
-GATHER = _linear(
-    "gather_rows",
-    rows_or_zeros,
-    lambda ct, x, *indices: combine(ct, *indices, num_tokens=x.shape[0]),
-)
-COMBINE = _linear("combine_rows", _combine, lambda ct, y, *indices: gather(ct, *indices))
+def _way(rows: Rows) -> dict[str, Any]:
+    """Without `inverse` XLA moves rows, since no kernel adds them up then."""
+    return dict(divisor=1, implementation="reference" if rows.inverse is None else None)

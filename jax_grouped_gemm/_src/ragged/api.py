@@ -27,12 +27,11 @@ from jax_grouped_gemm._src.arguments import (
 )
 from jax_grouped_gemm._src.plan import current_tiles
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
-from jax_grouped_gemm._src.quantized.weights import takes_quantized
+from jax_grouped_gemm._src.quantized.weights import check_weights, product_of, with_arrays
 from jax_grouped_gemm._src.ragged import dimension_numbers, primitive
 from jax_grouped_gemm._src.ragged.dimension_numbers import DimensionNames, Mode
 
 
-@takes_quantized("rhs", like="lhs", unless=dict(transpose_rhs="quantise the matrices as [g, k, n]"))
 def ragged_dot(
     lhs: ArrayLike | QuantizedArray,
     rhs: ArrayLike | QuantizedArray,
@@ -82,6 +81,15 @@ def ragged_dot(
         function is lowered, with the reason.
     """
     transpose_rhs = checked_boolean("transpose_rhs", transpose_rhs)
+    if isinstance(rhs, QuantizedArray):
+        options: dict[str, Any] = dict(
+            precision=precision,
+            preferred_element_type=preferred_element_type,
+            group_offset=group_offset,
+            out_sharding=out_sharding,
+            implementation=implementation,
+        )
+        return _of_quantized(lhs, rhs, group_sizes, transpose_rhs, options)
     lhs, rhs = as_array("lhs", lhs), as_array("rhs", rhs)
     k_axis = 2 if transpose_rhs else 1
     if lhs.ndim < 2 or rhs.ndim < 3 or lhs.shape[1] != rhs.shape[k_axis]:
@@ -111,6 +119,28 @@ def ragged_dot(
         transpose_rhs=transpose_rhs,
         **options,
     )
+
+
+def _of_quantized(
+    lhs: ArrayLike | QuantizedArray,
+    rhs: QuantizedArray,
+    group_sizes: ArrayLike,
+    transpose_rhs: bool,
+    options: dict[str, Any],
+) -> jax.Array:
+    """`ragged_dot` of quantised matrices, and of rows that may be quantised too."""
+    if isinstance(lhs, QuantizedArray):
+        product = product_of("ragged_dot", lhs, "rhs", rhs)
+        return product(lhs, rhs, group_sizes, transpose_rhs=transpose_rhs, **options)
+    refused = dict(transpose_rhs=transpose_rhs)
+    instead = "quantise the matrices as [g, k, n]"
+    check_weights("ragged_dot", dict(rhs=rhs), refused, instead=instead)
+    x = as_array("lhs", lhs)
+
+    def of_arrays(rhs: Any) -> jax.Array:
+        return ragged_dot(x, rhs, group_sizes, **options)
+
+    return with_arrays("ragged_dot", of_arrays, rhs, x=x, name="lhs")
 
 
 def ragged_dot_general(
@@ -274,8 +304,8 @@ def ragged_dot_accumulate(
       precision: see `ragged_dot`.
       group_offset: integer scalar or [1], possibly traced: `accumulator[i]` belongs to the group
         `group_offset + i` of `group_sizes`.
-      transpose_lhs: whether the dimensions of `lhs` are swapped. Costs no copy.
-      transpose_rhs: whether the dimensions of `rhs` are swapped. Costs no copy.
+      transpose_lhs: whether the dimensions of `lhs` are swapped, which costs a copy.
+      transpose_rhs: whether the dimensions of `rhs` are swapped, which costs a copy.
       implementation: see `ragged_dot`.
 
     Returns:

@@ -41,7 +41,7 @@ def ragged(
         *_addressable(plan, lhs, rhs),
         group_sizes,
         group_offset,
-        **_majors(problem),
+        **_majors(plan),
         **options,
         kind=tile.kind,
         terms=np.int32(plan.terms),
@@ -75,24 +75,24 @@ def accumulate(
         group_offset,
         # XLA copies the accumulator first if it is needed later.
         input_output_aliases={0: 0},
-        **_majors(plan.problem),
+        **_majors(plan),
     )
 
 
 def _addressable(
     plan: Plan[RaggedProblem], lhs: jax.Array, rhs: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Pads the operands so that TMA can address their rows."""
+    """Lays the operands out as the kernel has them, padded so that TMA can address their rows."""
     form, _ = plan.kernel
+    lhs = lhs if plan.problem.lhs == form.lhs else lhs.mT
+    rhs = rhs if plan.problem.rhs == form.rhs else rhs.mT
     return pad_to(lhs, form.shape(form.lhs)), pad_to(rhs, form.shape(form.rhs))
 
 
-def _majors(problem: RaggedProblem) -> dict[str, Any]:
-    """Returns the attributes that say how operands lie in memory."""
-    return {
-        "transpose_lhs": problem.lhs == "km",
-        "transpose_rhs": problem.rhs.endswith(("nk", "nm")),
-    }
+def _majors(plan: Plan[RaggedProblem]) -> dict[str, Any]:
+    """Returns the attributes that say how the kernel's operands lie in memory."""
+    form, _ = plan.kernel
+    return {"transpose_lhs": False, "transpose_rhs": form.rhs == "gnk"}
 
 
 def call_kernel(

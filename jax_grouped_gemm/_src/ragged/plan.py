@@ -13,6 +13,7 @@ from jax import lax
 from jax_grouped_gemm._src import float32
 from jax_grouped_gemm._src.arrays import is_static, round_up
 from jax_grouped_gemm._src.device import H200, Prediction, Target, predict
+from jax_grouped_gemm._src.fallback import faster_reason
 from jax_grouped_gemm._src.plan import (
     AS_ASKED,
     KERNEL_OPERAND_DTYPES,
@@ -48,9 +49,6 @@ def table_for(problem: RaggedProblem, precision: Any) -> tuple[Choice, ...]:
 
 
 RaggedPlan = Plan[RaggedProblem]
-
-# Copies of rows for each group are temporary memory.
-MOST_BYTES_BY_GROUP = 64 << 20
 
 SYMBOLIC_ROWS_OF_GROUP = 128
 """What a plan takes for the average rows of a group where their number is symbolic."""
@@ -105,11 +103,15 @@ def _plan(problem: RaggedProblem, params: Mapping[str, Any], target: Target) -> 
         form=_kernel_form(problem),
         unsupported=_unsupported_reason(problem, params),
     )
-    if params["implementation"] == "cuda" or plan.chosen_by == "override":
+    if plan.prediction is None or plan.tile is None or plan.chosen_by == "override":
         return plan
-    if not is_static(*problem.shape("mkng")) or problem.bytes_by_group > MOST_BYTES_BY_GROUP:
-        return plan
-    reason = whole.faster_reason(plan, target)
+    reason = faster_reason(
+        whole.xla_work(problem, plan.terms),
+        plan.prediction,
+        plan.tile,
+        target,
+        params["implementation"],
+    )
     if not reason:
         return plan
     return Plan(problem, "whole", reason, terms=plan.terms, product=plan.product)
@@ -133,12 +135,13 @@ def _unsupported_reason(problem: RaggedProblem, params: Mapping[str, Any]) -> st
 
 
 def _kernel_form(problem: RaggedProblem) -> RaggedProblem:
-    """The same with a result that the kernels have: of their operands' type or float32.
+    """`problem` with the layouts and the result's dtype that the kernels have.
 
-    Those that accumulate add products of 16-bit operands, to results that TMA can address as they
-    are.
+    No operand has contiguous rows, and the result has the operands' dtype or float32. Kernels that
+    accumulate add products of 16-bit operands, to results that TMA can address as they are.
     """
-    form = problem
+    rhs = "mn" if problem.contracts_rows else problem.rhs
+    form = dataclasses.replace(problem, lhs="mk", rhs=rhs)
     if problem.out_dtype != problem.lhs_dtype:
         form = dataclasses.replace(form, out_dtype=np.dtype(np.float32))
     if problem.accumulates:

@@ -138,14 +138,6 @@ class RaggedProblem:
         )
 
     @property
-    def bytes_by_group(self) -> int:
-        """Of copies of rows for each group, which XLA's product of all rows makes."""
-        lhs, rhs, out = (math.prod(self.shape(names)) * x.itemsize for names, x in self.arrays)
-        if self.contracts_rows:
-            return self.g * (lhs + rhs)
-        return out if self.g == 1 else self.g * (lhs + out)
-
-    @property
     def contracts_rows(self) -> bool:
         """Whether the ragged dimension is contracted."""
         return "m" not in self.out
@@ -371,6 +363,11 @@ def copy_reason(problem: RaggedProblem, addressable: RaggedProblem) -> str:
         for name in ("lhs", "rhs")
         if getattr(problem, name) != getattr(addressable, name)
     ]
+    if problem.lhs_dtype != addressable.lhs_dtype:
+        reasons.append(
+            f"no kernel multiplies two operands of {problem.lhs_dtype}: lhs is split into two of "
+            f"{addressable.lhs_dtype}"
+        )
     return "; ".join(reasons)
 
 

@@ -37,6 +37,10 @@ from jax_grouped_gemm._src.ragged.dot import Dot, element, rows_between, where_o
 MAX_MULTIPLICATIONS = 2**19
 MASKED_COLUMNS = 16
 
+FORMS = ("auto", "tiles")
+"""Of what is lowered inside `with form(...)`: masks where they are as fast, or always tiles."""
+form = jax.make_user_context(FORMS[0])
+
 
 def ragged_noncontracting(
     lhs: jax.Array,
@@ -227,7 +231,9 @@ def _multiplies_all_rows(
     """
     if (total_groups, num_groups) == (1, 1):
         return True
-    if dot.accumulator_dtype != np.float32 or not is_static(num_groups, num_rows, *dimensions):
+    if dot.accumulator_dtype != np.float32 or form.value == "tiles":
+        return False
+    if not is_static(num_groups, num_rows, *dimensions):
         return False
     multiplications = math.prod(max(size, MASKED_COLUMNS) for size in dimensions)
     return num_groups * num_rows * multiplications <= MAX_MULTIPLICATIONS

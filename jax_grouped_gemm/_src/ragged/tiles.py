@@ -54,11 +54,6 @@ PINGPONG_LEAST_ROWS = 384
 PINGPONG_MOST_ROWS = 2048
 
 
-def _can_be_narrow(problem: RaggedProblem) -> bool:
-    # As in `ragged_dot` and its gradients; others would take as long to compile once more.
-    return problem.lhs == "mk" and problem.rhs != "nm"
-
-
 def _narrow_pays(problem: RaggedProblem, target: Target) -> bool:
     """Whether tiles of half the columns take no more waves, each of which is shorter."""
     clusters = max(target.multiprocessors // DEFAULT_TILE.cluster, 1)
@@ -101,12 +96,7 @@ def _cuts_steps(problem: RaggedProblem, tile: TileConfig, least: int, target: Ta
 def _can_take_turns(problem: RaggedProblem) -> bool:
     # The stages of kernels that accumulate hold what is added to, until both consumers have read
     # it.
-    layouts = problem.lhs, problem.rhs, problem.out
-    return (
-        layouts == ("mk", "mn", "gkn")
-        and problem.out_dtype == np.float32
-        and not problem.accumulates
-    )
+    return problem.contracts_rows and problem.out_dtype == np.float32 and not problem.accumulates
 
 
 def _taking_turns_pays(problem: RaggedProblem, target: Target) -> bool:
@@ -133,7 +123,6 @@ SIXTEEN_BITS = (
     Choice(
         NARROW_TILE,
         record=("h200_adapters.json", "rank128_down/forward/random"),
-        runs=_can_be_narrow,
         pays=_narrow_pays,
     ),
     Choice(

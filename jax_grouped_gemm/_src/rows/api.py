@@ -97,8 +97,8 @@ def gather_rows(
         undefined.
       inverse: integers [T, k], where in `rows` each token is, every place once; negative ones or
         those past the last are none. With it the kernel reads each token once and the gradient
-        with respect to `x` is `combine`. Without it the gradient is XLA's scatter-add, which is
-        slower and adds up in any order on a GPU.
+        with respect to `x` is `combine`. Without it XLA sorts the rows for the gradient and adds
+        them up in their order, which is slower.
       implementation: None takes the CUDA kernel where it can run and the reference elsewhere;
         "cuda" insists on the kernel; "reference" is pure JAX. Kernels move bfloat16, float16 and
         float32, in pieces of 16 bytes if a token is a multiple of that.

@@ -1,9 +1,9 @@
 """Sorting by expert, and the three operations that move rows; see `reference` for the semantics.
 
 `gather_rows`, `combine_rows` and `row_dots` are the partial derivatives of one trilinear form, so
-that each is a cotangent of the others and they are differentiable to any order. The cotangent of a
-gather needs `row_of_pair` and that of a combine `pair_of_row`. Where that is not known, it is a
-scatter-add of XLA's, which takes any indices, repeated ones too.
+that each is a cotangent of the others and they are differentiable to any order. XLA computes the
+cotangent of a gather without `row_of_pair`, in the order of the rows. The cotangent of a combine
+without `pair_of_row` is a scatter-add of XLA's, which takes any indices, repeated ones too.
 """
 
 from __future__ import annotations
@@ -31,6 +31,8 @@ def _sort_avals(experts, *, num_experts, **_):
     return [SORT.result_aval((experts,), (size,), jnp.int32) for size in (n, n, num_experts)]
 
 
+_INSTEAD = "moe.dropless_mlp or jax.shard_map, whose devices sort their own tokens"
+
 SORT = Op(
     name="sort_by_expert",
     operand_ranks=(1,),
@@ -41,6 +43,7 @@ SORT = Op(
     reference=reference.sort_by_expert,
     multiple_results=True,
     is_matmul=False,
+    instead=_INSTEAD,
 )
 
 
@@ -74,6 +77,7 @@ GATHER = Op(
     call=call.gather,
     reference=reference.gather_rows,
     is_matmul=False,
+    instead=_INSTEAD,
     dims=_moves_dims,
 )
 
@@ -97,6 +101,7 @@ COMBINE = Op(
     call=call.combine,
     reference=reference.combine_rows,
     is_matmul=False,
+    instead=_INSTEAD,
     dims=_moves_dims,
 )
 
@@ -120,6 +125,7 @@ DOTS = Op(
     call=call.dots,
     reference=reference.row_dots,
     is_matmul=False,
+    instead=_INSTEAD,
     dims=_row_dots_dims,
 )
 
@@ -169,10 +175,10 @@ def _register_transpose(op: Op, *cotangents) -> None:
 
 def _of_tokens(y, aval, pair_of_row, row_of_pair, weights, count, *, divisor, implementation):
     """The cotangent of x: the sums of the rows y, times the weights."""
-    if row_of_pair.shape[-1]:
-        params = dict(divisor=divisor, implementation=implementation)
-        return combine_rows(y, pair_of_row, row_of_pair, weights, count, **params)
-    return reference.add_rows(y, pair_of_row, count, num_tokens=aval.shape[-2], divisor=divisor)
+    if not row_of_pair.shape[-1]:
+        implementation = "reference"  # no kernel adds up rows by `pair_of_row`
+    params = dict(divisor=divisor, implementation=implementation)
+    return combine_rows(y, pair_of_row, row_of_pair, weights, count, **params)
 
 
 def _of_rows(x, aval, pair_of_row, row_of_pair, weights, count, *, divisor, implementation):

@@ -10,7 +10,8 @@ weights w [T, k]. Which row belongs to which pair is known from either side:
 
 Here c is the choice if `divisor` is k; with a `divisor` of 1 it is left out, and rows know their
 tokens only. Rows at or past `count` [1] are no rows either. Where both sides are given, they have
-to agree. Sums are float32 at least, in the order of the choices, and rounded once.
+to agree. Sums are float32 at least, in the order of the choices, or of the rows where only rows
+know their pairs, and rounded once.
 
 Every operand may have a batch dimension in front. `weights` [T, 0], `count` [0], `row_of_pair`
 [T, 0] and `pair_of_row` [0] stand for operands that are not there.
@@ -24,6 +25,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jax_grouped_gemm._src.arrays import vary_over, varying_axes
 
@@ -93,7 +95,9 @@ def combine_rows(
       [b?, T, D], in the dtype of y.
     """
 
-    def unbatched(y, row_of_pair, weights, count):
+    def unbatched(y, pair_of_row, row_of_pair, weights, count):
+        if row_of_pair.shape[1] == 0 and 0 not in (*pair_of_row.shape, y.shape[1]):
+            return _sums_of_rows(y, pair_of_row, count, row_of_pair.shape[0], divisor)
         exists, row_of_pair = _rows_that_exist(row_of_pair, count, y.shape[0])
         dtype = accumulator(y.dtype)
         x = jnp.zeros((row_of_pair.shape[0], y.shape[1]), dtype)
@@ -104,7 +108,29 @@ def combine_rows(
             x += jnp.where(exists[:, choice, None], part, 0)
         return x.astype(y.dtype)
 
-    return over_batches(unbatched, (y, row_of_pair, weights, count), (2, 2, 2, 1))
+    operands = y, pair_of_row, row_of_pair, weights, count
+    return over_batches(unbatched, operands, (2, 1, 2, 2, 1))
+
+
+def _sums_of_rows(y, pair_of_row, count, num_tokens, divisor):
+    """The sums of each token's rows, in the order of the rows."""
+    exists = _pairs_that_exist(pair_of_row, count, num_tokens * divisor)
+    token_of_row = jnp.where(exists, pair_of_row // divisor, num_tokens)
+    order = jnp.argsort(token_of_row, stable=True)
+    tokens = jnp.arange(num_tokens, dtype=token_of_row.dtype)
+    starts, ends = (
+        jnp.searchsorted(token_of_row[order], tokens, side=side) for side in ("left", "right")
+    )
+    dtype = accumulator(y.dtype)
+
+    def add(i, total):
+        place = starts + i
+        row = y[order[jnp.minimum(place, len(order) - 1)]]
+        return total + jnp.where((place < ends)[:, None], row, 0).astype(dtype)
+
+    total = _varying_zeros((num_tokens, y.shape[1]), y, pair_of_row).astype(dtype)
+    most = jnp.max(ends - starts, initial=0)
+    return lax.fori_loop(0, most, add, total).astype(y.dtype)
 
 
 def row_dots(
@@ -156,24 +182,6 @@ def spread_rows(
 
     operands = x, row_of_pair, weights, count
     return over_batches(unbatched, operands, (2, 2, 2, 1)).astype(x.dtype)
-
-
-def add_rows(
-    y: jax.Array, pair_of_row: jax.Array, count: jax.Array, *, num_tokens: int, divisor: int
-) -> jax.Array:
-    """What `combine_rows` computes without weights, from `pair_of_row` alone.
-
-    Returns:
-      [b?, num_tokens, D], in the dtype of y.
-    """
-
-    def unbatched(y, pair_of_row, count):
-        exists = _pairs_that_exist(pair_of_row, count, num_tokens * divisor)
-        token = jnp.where(exists, pair_of_row // divisor, num_tokens)
-        y = y.astype(accumulator(y.dtype))
-        return _varying_zeros((num_tokens, y.shape[1]), y, token).at[token].add(y, mode="drop")
-
-    return over_batches(unbatched, (y, pair_of_row, count), (2, 1, 1)).astype(y.dtype)
 
 
 def accumulator(dtype: np.dtype) -> np.dtype:

@@ -15,15 +15,17 @@ import numpy as np
 from jax_grouped_gemm._src import float32
 from jax_grouped_gemm._src.arrays import cdiv, round_up
 from jax_grouped_gemm._src.device import H200, Target, predict
+from jax_grouped_gemm._src.fallback import faster_reason
 from jax_grouped_gemm._src.lists import fp64 as fp64_kernels
 from jax_grouped_gemm._src.lists import kernels as list_kernels
-from jax_grouped_gemm._src.lists.grouped_gemm import plan_fp64, whole
+from jax_grouped_gemm._src.lists.grouped_gemm import plan_fp64
 from jax_grouped_gemm._src.lists.grouped_gemm import schedule as list_schedule
 from jax_grouped_gemm._src.lists.grouped_gemm.problem import (
     Entry,
     GroupedGemmProblem,
     Scheduler,
     listed,
+    xla_work,
 )
 from jax_grouped_gemm._src.lists.grouped_gemm.schedule import FULL_STEP_AREA, TILE_K, Shape
 from jax_grouped_gemm._src.plan import Choice, Plan, TileConfig, symbolic_sizes
@@ -40,7 +42,7 @@ TILES = (
 )
 """The table for operands of 16 bits and float32, of which a launch takes the tile that is predicted
 to be done first; `lists.fp64.KERNELS` is that for all others. What XLA computes instead is for
-`whole` to say."""
+`fallback` to say."""
 
 MAX_PROBLEMS = 79
 """Problems to a launch, whose descriptors are parameters of the kernel."""
@@ -159,11 +161,15 @@ def plan_grouped_gemm(
         products=products,
         split_bytes=split_bytes,
     )
-    may_be_whole = not is_fp64 or problem.dtype == jnp.float64
-    if may_be_whole and params["implementation"] != "cuda":
-        faster = whole.faster_reason(problem, prediction, terms, target)
-        if faster:
-            return GroupedGemmPlan(problem, "reference", faster)
+    faster = faster_reason(
+        xla_work(problem, terms),
+        prediction,
+        launches[0].tile,
+        target,
+        params["implementation"],
+    )
+    if faster:
+        return GroupedGemmPlan(problem, "reference", faster)
     return GroupedGemmPlan(
         problem=problem,
         path="direct" if is_fp64 else "copied" if reason else "tma",

@@ -7,8 +7,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+import jax.numpy as jnp
 import numpy as np
 
+from jax_grouped_gemm._src.fallback import Work
 from jax_grouped_gemm._src.lists.grouped_gemm.schedule import Shape
 
 Scheduler = Literal["device", "host_precomputed"]
@@ -123,3 +125,24 @@ def listed(items: Sequence[Any], separator: str = ", ") -> str:
     """The first items, and how many more there are."""
     named = separator.join(map(str, items[:LISTED]))
     return named if len(items) <= LISTED else f"{named} and {len(items) - LISTED} more"
+
+
+def xla_work(problem: GroupedGemmProblem, terms: int) -> Work | None:
+    """What a call of XLA for each product is to `fallback`, None if there is none.
+
+    A pass over each result scales it and adds c.
+    """
+    if jnp.issubdtype(problem.dtype, jnp.complexfloating):
+        return None  # complex64 would lose accuracy, and complex128 has not been measured
+    products = tuple(entry.shape for entry in problem.entries if 0 not in entry.shape)
+    is_scaled = problem.has_alpha or problem.alpha != 1 or problem.has_c
+    return Work(
+        "list",
+        "XLA's products, a call each,",
+        products,
+        problem.dtype,
+        terms,
+        moved_bytes=problem.operand_bytes + problem.result_bytes,
+        pass_bytes=2 * problem.result_bytes * is_scaled,
+        passes=len(products) * is_scaled,
+    )

@@ -12,11 +12,16 @@ import jax.numpy as jnp
 from jax_grouped_gemm._src import float32
 from jax_grouped_gemm._src.arrays import cdiv, round_up
 from jax_grouped_gemm._src.device import H200, Target, predict
+from jax_grouped_gemm._src.fallback import faster_reason
 from jax_grouped_gemm._src.lists import fp64 as fp64_kernels
 from jax_grouped_gemm._src.lists import kernels as list_kernels
 from jax_grouped_gemm._src.lists.rank_k.plan_fp64 import plan_fp64
-from jax_grouped_gemm._src.lists.rank_k.problem import RankKProblem, Stack, launch_order
-from jax_grouped_gemm._src.lists.rank_k.whole import faster_reason
+from jax_grouped_gemm._src.lists.rank_k.problem import (
+    RankKProblem,
+    Stack,
+    launch_order,
+    xla_work,
+)
 from jax_grouped_gemm._src.plan import Choice, Plan, TileConfig, choose, runnable, symbolic_sizes
 
 RankKPlan = Plan[RankKProblem]
@@ -42,10 +47,16 @@ def plan_rank_k(
     A kernel runs wherever one can if the implementation is "cuda", else where it is faster.
     """
     plan = _plan_of_kernel(avals, params, target)
-    if params["implementation"] == "cuda" or plan.prediction is None:
+    if plan.prediction is None:
         return plan
     _, tile = plan.kernel
-    reason = faster_reason(plan.problem, plan.prediction, tile, plan.terms, target)
+    reason = faster_reason(
+        xla_work(plan.problem, plan.terms),
+        plan.prediction,
+        tile,
+        target,
+        params["implementation"],
+    )
     return Plan(plan.problem, "reference", reason) if reason else plan
 
 
@@ -129,7 +140,7 @@ TILES = (
     ),
 )
 """The table for operands of 16 bits and float32; `lists.fp64.KERNELS` is that for all others. What
-XLA computes instead is for `whole` to say."""
+XLA computes instead is for `fallback` to say."""
 
 
 def _addressable_problem(problem: RankKProblem) -> RankKProblem:

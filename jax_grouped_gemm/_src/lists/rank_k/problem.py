@@ -6,7 +6,11 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
+
+from jax_grouped_gemm._src.arrays import at_least_float32
+from jax_grouped_gemm._src.fallback import Work
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,3 +116,27 @@ def launch_order(problem: RankKProblem) -> list[int]:
     stacks = problem.stacks
     nonempty = (i for i, s in enumerate(stacks) if 0 not in (s.g, s.n))
     return sorted(nonempty, key=lambda i: -stacks[i].k)
+
+
+def xla_work(problem: RankKProblem, terms: int) -> Work | None:
+    """What XLA's products of whole matrices are to `fallback`, None if there are none.
+
+    A pass over the sums adds, mirrors and masks.
+    """
+    if problem.dtype == jnp.complex64:
+        return None  # the kernels accumulate in float64, which XLA does not
+    stacks = [s for s in problem.stacks if 0 not in (s.g, s.n)]
+    elements = sum(s.g * s.n * s.n for s in stacks)
+    sums_bytes = np.dtype(at_least_float32(problem.result_dtype)).itemsize * elements
+    # Where results are symmetric or sums of two products, mirror images are read as well.
+    reads = 1 + (problem.num_products > 1 or problem.symmetrize)
+    results = problem.result_dtype.itemsize * elements * (1 + problem.has_c)
+    return Work(
+        "update",
+        "XLA's products of whole matrices",
+        tuple((s.g, s.n, s.n, s.k) for s in stacks),
+        problem.dtype,
+        terms,
+        moved_bytes=problem.operand_bytes + sums_bytes,
+        pass_bytes=reads * sums_bytes + results,
+    )

@@ -1,0 +1,197 @@
+"""Whether XLA's own products are predicted to be faster than a kernel: one estimate for all.
+
+A kernel has tiles of 128 rows, and float32 operands are split in passes before it. XLA has smaller
+tiles, cuts the contracted dimension, and multiplies float32 operands as they are. So small problems
+fall back to XLA: ragged products to products of all rows with every group's matrix, lists to a call
+for each product, and symmetric updates to products of whole matrices.
+
+Both times are sums: launches, a share of what multiplying and moving bytes take at the rates of
+`device`, and passes over memory. `fallback.json` has the coefficients of each kind of problem, as
+`python -m benchmarks.fit` fits them to measured pairs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_grouped_gemm._src.arrays import cdiv
+from jax_grouped_gemm._src.device import (
+    BANDWIDTH,
+    FLOAT32,
+    FP64,
+    H200,
+    SIXTEEN_BITS,
+    TF32,
+    Prediction,
+    Target,
+)
+from jax_grouped_gemm._src.float32 import FULL_TERMS
+from jax_grouped_gemm._src.plan import TileConfig
+
+COEFFICIENTS = Path(__file__).with_suffix(".json")
+
+# XLA's tiles of large products. With fewer of them than multiprocessors it cuts the contracted
+# dimension from a depth on, and pads operands where that is no multiple of a step.
+TILE, STEP, LEAST_CUT_K = 128, 64, 640
+# Copies of operands for each group are temporary memory.
+MOST_COPIED_BYTES = 64 << 20
+
+Policy = Literal["auto", "kernels", "xla"]
+_context = jax.make_user_context("auto")
+
+
+@contextlib.contextmanager
+def policy(name: Policy) -> Iterator[None]:
+    """Context that says who computes what `implementation=None` leaves open.
+
+    Holds for what this thread calls or traces inside, and for its gradients even if those are
+    computed outside. Can decorate a function.
+
+    Args:
+      name: "auto", the default, falls back to XLA where that is predicted to be faster; "kernels"
+        takes a kernel wherever one can run; "xla" falls back wherever XLA can.
+
+    Raises:
+      ValueError: `name` is none of these.
+    """
+    if name not in get_args(Policy):
+        raise ValueError(f"policy must be one of {get_args(Policy)}, got {name!r}")
+    with _context(name):
+        yield
+
+
+def with_policy(params: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Parameters of a primitive, whose `implementation` None becomes a policy other than "auto"."""
+    if params["implementation"] is not None or _context.value == "auto":
+        return params
+    return {**params, "implementation": _context.value}
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """What XLA computes instead of a kernel.
+
+    Attributes:
+      kind: "noncontracting", "contracting", "list" or "update".
+      description: of the products, for `explain`.
+      products: g, m, n and k of each call: a stack of `g` products of [m, k] and [k, n].
+      dtype: of the operands.
+      terms: products of 16-bit parts for one of float32, 0 for other operands.
+      moved_bytes: of operands and results of the products.
+      pass_bytes: what is read and written by passes before and after them.
+      passes: launches of those, beside what each call has anyway.
+      copied_bytes: of copies of operands, which are temporary memory.
+    """
+
+    kind: str
+    description: str
+    products: tuple[tuple[int, int, int, int], ...]
+    dtype: np.dtype
+    terms: int
+    moved_bytes: float
+    pass_bytes: float = 0.0
+    passes: int = 0
+    copied_bytes: int = 0
+
+    @property
+    def name(self) -> str:
+        """Of the coefficients: the kind and the tensor cores' type."""
+        bits = "64" if self.dtype.itemsize > 4 else "32" if self.terms else "16"
+        return f"{self.kind}_{bits}"
+
+    @property
+    def fits(self) -> bool:
+        """Whether copies take little memory."""
+        return self.copied_bytes <= MOST_COPIED_BYTES
+
+    @property
+    def rate(self) -> float:
+        """Multiply-adds a second of XLA's products on an H200."""
+        if self.dtype.itemsize > 4:
+            return FP64 / (4 if jnp.issubdtype(self.dtype, jnp.complexfloating) else 1)
+        if not self.terms:
+            return SIXTEEN_BITS
+        return FLOAT32 if self.terms == FULL_TERMS else TF32
+
+    def kernel_terms(self, kernel: Prediction, tile: TileConfig) -> dict[str, float]:
+        """The terms of a kernel's time in seconds, before their coefficients."""
+        return {
+            "launch": 1e-6,
+            "group": 1e-6 * sum(g for g, *_ in self.products),
+            "wide_tile": 1e-6 * (tile.tile_n > TILE),
+            "cut": 1e-6 * tile.stream_k,  # sums pass through memory
+            "bound": max(kernel.tensor_seconds, kernel.memory_seconds),
+            "split": kernel.split_seconds,
+        }
+
+    def xla_terms(self, target: Target) -> dict[str, float]:
+        """The terms of XLA's time in seconds, before their coefficients."""
+        rate = self.rate * target.multiprocessors / H200.multiprocessors
+        padded = (
+            g * (m * k + k * n + m * n)
+            for g, m, n, k in self.products
+            if k >= LEAST_CUT_K and k % STEP and not _fills(g, m, n, target)
+        )
+        return {
+            "launch": 1e-6 * (len(self.products) + self.passes),
+            "depth": 1e-9 * sum(k for *_, k in self.products),
+            "bound": max(sum(map(math.prod, self.products)) / rate, self.moved_bytes / BANDWIDTH),
+            "passes": self.pass_bytes / BANDWIDTH,
+            "padding": self.dtype.itemsize * sum(padded) / BANDWIDTH,
+        }
+
+
+def _fills(g: int, m: int, n: int, target: Target) -> bool:
+    """Whether products [g, m, n] have a tile of XLA's for each multiprocessor."""
+    return g * cdiv(m, TILE) * cdiv(n, TILE) >= target.multiprocessors
+
+
+@functools.cache
+def coefficients() -> dict[str, dict[str, Any]]:
+    """By `Work.name`: those of the terms of "kernel" and "xla", and the "margin"."""
+    return json.loads(COEFFICIENTS.read_text())
+
+
+def seconds(terms: Mapping[str, float], factors: Mapping[str, float]) -> float:
+    """The sum of terms by their coefficients."""
+    return sum(factors[name] * term for name, term in terms.items())
+
+
+def faster_reason(
+    work: Work | None,
+    kernel: Prediction,
+    tile: TileConfig,
+    target: Target,
+    implementation: str | None,
+) -> str:
+    """Why XLA should compute a problem that a kernel can run, empty if the kernel should.
+
+    Args:
+      work: what XLA would compute, None if it cannot.
+      kernel: the bounds of the kernel.
+      tile: of the kernel.
+      target: the device.
+      implementation: the parameter of the primitive.
+    """
+    if work is None or not work.fits or implementation in ("cuda", "kernels"):
+        return ""
+    factors = coefficients()[work.name]
+    whole = seconds(work.xla_terms(target), factors["xla"])
+    ours = seconds(work.kernel_terms(kernel, tile), factors["kernel"])
+    if whole > factors["margin"] * ours and implementation != "xla":
+        return ""
+    return (
+        f"{work.description} are predicted to take {whole * 1e6:.3g} us, "
+        f"the kernel {ours * 1e6:.3g} us"
+    )

@@ -1,0 +1,113 @@
+"""The FP8 weight gradient of rows that each device quantises for itself.
+
+Blocks along the rows are laid out group by group. How many there are depends on how rows are split,
+so that quantised rows have no shape that a program over auto mesh axes could be traced with. There,
+both factors are kept as they are, and this operation quantises a device's rows and multiplies them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import AxisType
+
+from jax_grouped_gemm._src.fp8 import plan
+from jax_grouped_gemm._src.fp8.formats import quantized_groups
+from jax_grouped_gemm._src.fp8.products import Fp8Products
+from jax_grouped_gemm._src.meshes import axes_of_kind
+from jax_grouped_gemm._src.op import Op
+from jax_grouped_gemm._src.partition import Dims
+from jax_grouped_gemm._src.ragged import slices
+
+
+def may_be_split_later(x: jax.Array) -> bool:
+    """Whether XLA decides how `x` is split over devices."""
+    mesh = jax.typeof(x).sharding.mesh
+    auto = axes_of_kind(mesh, AxisType.Auto)
+    return not axes_of_kind(mesh, AxisType.Manual) and any(mesh.shape[name] > 1 for name in auto)
+
+
+def weight_gradient(
+    products: Fp8Products,
+    lhs: jax.Array,
+    rhs: jax.Array,
+    group_sizes: jax.Array,
+    group_offset: jax.Array,
+    dtype: np.dtype,
+    *,
+    num_groups: int,
+) -> jax.Array:
+    """lhs [m, k] with rhs [m, n] -> [num_groups, k, n] in `dtype`, quantised as `products` says."""
+    return OP.bind(
+        *(lhs, rhs, group_sizes, group_offset),
+        products=products,
+        dtype=dtype,
+        num_groups=num_groups,
+        implementation=products.implementation,
+        **products.tiles.params("wgrad"),
+    )
+
+
+def _gradient(lhs, rhs, group_sizes, group_offset, *, products, dtype, num_groups, **params):
+    products = dataclasses.replace(products, **params)
+    recipe = products.recipe
+    _, left = products.quantize_rows(
+        lhs, group_sizes, recipe.forward_dtype, plain=False, transposed=True
+    )
+    _, right = products.quantize_rows(
+        rhs, group_sizes, recipe.gradient_dtype, plain=False, transposed=True
+    )
+    sizes = dict(num_rows=lhs.shape[0], num_groups=num_groups)
+    return products.rows_by_rows(left, right, group_sizes, group_offset, dtype, **sizes)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plan(plan.ScaledPlan):
+    """That of the product, and what quantises its operands."""
+
+    params: tuple[tuple[str, Any], ...] = ()
+
+
+def _planned(avals, params, target) -> _Plan:
+    lhs, rhs, sizes, offset = avals
+    recipe = params["products"].recipe
+    blocks: list[Any] = []
+    for x, dtype in ((lhs, recipe.forward_dtype), (rhs, recipe.gradient_dtype)):
+        m, columns = x.shape
+        values, scales = quantized_groups(m, columns, sizes.shape[0])
+        blocks.append(jax.ShapeDtypeStruct(values, dtype))
+        blocks.append(jax.ShapeDtypeStruct(scales, "float32"))
+    of_product = dict(params, num_rows=lhs.shape[0], preferred_element_type=params["dtype"])
+    found = plan.plan_scaled_contracting([*blocks, sizes, offset], of_product, target)
+    fields: dict[str, Any] = {x.name: getattr(found, x.name) for x in dataclasses.fields(found)}
+    names = ("products", "dtype", "num_groups")
+    return _Plan(**fields, params=tuple((name, params[name]) for name in names))
+
+
+def _aval(*operands, dtype, num_groups, **params):
+    lhs, rhs, *_ = operands
+    return OP.result_aval(operands, (num_groups, lhs.shape[-1], rhs.shape[-1]), dtype)
+
+
+OP = Op(
+    name="quantized_weight_gradient",
+    operand_ranks=(2, 2, 1, 1),
+    targets=(),
+    avals=_aval,
+    planner=_planned,
+    call=lambda plan, *operands: _gradient(*operands, **dict(plan.params)),
+    reference=functools.partial(_gradient, implementation="reference"),
+    dims=lambda *_, **params: Dims.of("mk", "mn", "G", "o", to="gkn", whole="Go"),
+    localizer=slices.of_groups,
+)
+OP.has_no_derivative()
+OP.def_batching(
+    lambda operands, dims, *, implementation, **params: (
+        jax.vmap(functools.partial(_gradient, **params), dims)(*operands),
+        0,
+    )
+)

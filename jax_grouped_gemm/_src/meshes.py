@@ -1,0 +1,36 @@
+"""Mesh axes: which of them types speak of, and arrays that are brought to where a spec says."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+Axes = tuple[str, ...]
+
+
+def names_of(entry: str | Sequence[str] | None) -> Axes:
+    """The mesh axes of an entry of a `PartitionSpec`."""
+    return (entry,) if isinstance(entry, str) else tuple(entry or ())
+
+
+def axes_of_kind(mesh: Any, kind: AxisType) -> Axes:
+    """The axes of `mesh` that are auto, explicit or manual, in the order of the mesh."""
+    kinds = zip(mesh.axis_names, mesh.axis_types, strict=True)
+    return tuple(name for name, its_kind in kinds if its_kind == kind)
+
+
+def placed(x: jax.Array, mesh: Any, spec: P) -> jax.Array:
+    """`x` split as `spec` says over the explicit axes; over auto axes that is XLA's to see to."""
+    explicit = axes_of_kind(mesh, AxisType.Explicit)
+
+    def kept(entry):
+        return tuple(name for name in names_of(entry) if name in explicit) or None
+
+    wanted = NamedSharding(mesh, P(*map(kept, spec)))
+    if not explicit or jax.typeof(x).sharding == wanted:
+        return x
+    return jax.sharding.reshard(x, wanted)

@@ -1,0 +1,230 @@
+"""How the MLPs of a device's experts are computed: the one place that chooses, for all layers."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from jax_grouped_gemm._src.activations import Activation
+from jax_grouped_gemm._src.arguments import canonical_offset
+from jax_grouped_gemm._src.arrays import at_least_float32
+from jax_grouped_gemm._src.fp8.api import SOURCE_DTYPES
+from jax_grouped_gemm._src.fp8.formats import Pair
+from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
+from jax_grouped_gemm._src.fp8.training import fp8_ragged_dot
+from jax_grouped_gemm._src.mlp import composed, primitive
+from jax_grouped_gemm._src.mlp.fp8 import layer as fp8_layer
+from jax_grouped_gemm._src.mlp.fp8.weights import checked_quantized
+from jax_grouped_gemm._src.mlp.operands import ExpertWeights, Groups, MlpOperands, Rows, named
+from jax_grouped_gemm._src.mlp.primitive import Options
+from jax_grouped_gemm._src.mlp.reference import row_weights
+from jax_grouped_gemm._src.mlp.rows import combine, on_rows
+from jax_grouped_gemm._src.quantized.weights import abstract_arrays, check_weights, with_arrays
+from jax_grouped_gemm._src.ragged.api import ragged_dot
+from jax_grouped_gemm._src.ragged.reference import owned_rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Experts:
+    """The matrices of the local experts, and how their MLPs are computed.
+
+    Attributes:
+      function: the public function, for messages.
+      weights: the matrices and biases.
+      weights_on_input: whether a router weight multiplies the input instead of the result.
+      activation, precision, implementation, recipe, quantized: see `moe.dropless_mlp`.
+      max_sms: how many multiprocessors products fill at most beside which gradients of tokens may
+        travel, None for all.
+    """
+
+    function: str
+    weights: ExpertWeights
+    weights_on_input: bool
+    activation: Activation
+    precision: Any
+    implementation: Any
+    recipe: Recipe | None
+    quantized: Any = None
+    max_sms: int | None = None
+
+    counts_rows: ClassVar[bool] = False
+    """Whether only a number of rows that the device knows are moved and multiplied, and the others
+    are undefined in results. If not, rows that no expert owns are zero."""
+
+    def __post_init__(self):
+        if self.in_fp8 and (callable(self.implementation) or self.precision is not None):
+            raise ValueError(
+                f"{self.function}: recipe decides how the matmuls are computed, so that precision "
+                f"must be None and implementation no function, got precision={self.precision!r} "
+                f"and implementation={self.implementation!r}"
+            )
+        refused = dict(recipe=self.recipe, quantized=self.quantized)
+        check_weights(self.function, named(self.weights), refused, alike=("wi_0", "wi_1"))
+
+    @property
+    def of_rows(self) -> Any:
+        """The implementation of what moves rows."""
+        return None if callable(self.implementation) else self.implementation
+
+    @property
+    def options(self) -> Options:
+        """The parameters of primitives."""
+        # What moves rows ends at the last valid one, and nothing but biases reads the others.
+        some = self.counts_rows and not self.reads_every_row and not self.weights.has_biases
+        return Options.of(
+            self.activation,
+            self.precision,
+            self.implementation,
+            zeroes_unowned=not some,
+            max_sms=self.max_sms,
+        )
+
+    @property
+    def in_fp8(self) -> bool:
+        """Whether a recipe has a say."""
+        return self.recipe is not None or self.quantized is not None
+
+    @property
+    def reads_every_row(self) -> bool:
+        """Whether rows that no expert owns have to be numbers: scales of FP8 are found of all rows,
+        and a product that is not ours may multiply them by zero."""
+        return self.in_fp8 or callable(self.implementation)
+
+    def takes_rows_of(self, recipe: Recipe) -> bool:
+        """Whether products take tokens that are quantised by another recipe as they are."""
+        own = self.recipe
+        if own is None or self.weights_on_input or (own.forward, own.dgrad) != ("fp8", "fp8"):
+            return False
+        names = "scaling", "forward_dtype", "power_of_two_scales"
+        return all(getattr(own, name) == getattr(recipe, name) for name in names)
+
+    def takes_tokens(self, rows: Rows, weights: jax.Array, groups: Groups) -> bool:
+        """Whether `mlp` takes tokens as they are; if not, `on_rows` takes copies of them."""
+        if callable(self.implementation) or self.weights_on_input:
+            return False
+        if self.in_fp8 or self.counts_rows:
+            return True
+        arrays = dataclasses.replace(self, weights=abstract_arrays(self.weights, rows.x.dtype))
+        given = arrays._operands(rows, weights, groups).with_experts(wo=None, bo=None)
+        options = vars(self.options)
+        planned = primitive.plan_of(primitive.GATED, given, residuals=True, **options)
+        return planned.path == "fused"
+
+    def on_rows(self, x: jax.Array, weights: jax.Array, groups: Groups) -> jax.Array:
+        """Rows [m, D], sorted by expert, and weights [m] -> rows [m, D]."""
+        return self._with_arrays(x, lambda experts: experts._on_rows(x, weights, groups))
+
+    def _on_rows(self, x: jax.Array, weights: jax.Array, groups: Groups) -> jax.Array:
+        of_result: jax.Array | None = weights
+        if self.weights_on_input:
+            dtype = jnp.promote_types(at_least_float32(x.dtype), weights.dtype)
+            x = (x.astype(dtype) * weights.astype(dtype)[:, None]).astype(x.dtype)
+            of_result = None
+        if callable(self.implementation):
+            matmul = functools.partial(self.implementation, precision=self.precision)
+        elif self.in_fp8 or self.counts_rows:
+            return self.mlp(Rows(x), of_result, groups)
+        else:
+            options = dict(precision=self.precision, implementation=self.implementation)
+            matmul = functools.partial(ragged_dot, **options)
+        operands = self._operands(Rows(x), of_result, groups)
+        return composed.mlp(matmul, self.activation, operands)
+
+    def mlp(
+        self,
+        rows: Rows,
+        weights: jax.Array | None,
+        groups: Groups,
+        *,
+        tokens: Pair | None = None,
+        combines: bool = False,
+    ) -> jax.Array:
+        """`ragged_mlp`: tokens or rows to rows [m, D]; without wo the hidden layer [m, F].
+
+        Args:
+          rows, weights, groups: checked operands.
+          tokens: what a recipe quantises of `rows.x`, if it is quantised already.
+          combines: whether the rows of each token are summed up, which products in FP8 do.
+        """
+        given = rows, weights, Groups(groups.sizes, canonical_offset(groups.offset))
+        return self._with_arrays(rows.x, lambda experts: experts._mlp(*given, tokens, combines))
+
+    def _mlp(
+        self,
+        rows: Rows,
+        weights: jax.Array | None,
+        groups: Groups,
+        tokens: Pair | None,
+        combines: bool,
+    ) -> jax.Array:
+        operands, options = self._operands(rows, weights, groups).aligned(), self.options
+        if self.in_fp8:
+            return self._mlp_in_fp8(options, operands, tokens, combines)
+        operands, has_down = operands.promoted(), self.weights.wo is not None
+        if has_down and not primitive.closes_over_traced(options, operands):
+            return primitive.ragged_mlp(options, operands)
+        (hidden,) = primitive.gated_ragged_dot(options, operands, residuals=False)
+        return primitive.down(options, operands, hidden) if has_down else hidden
+
+    def _mlp_in_fp8(
+        self, options: Options, operands: MlpOperands, tokens: Pair | None, combines: bool
+    ) -> jax.Array:
+        """By the fused layer, or as a composition for other recipes."""
+        if operands.rows.count is not None:
+            raise TypeError(
+                f"{self.function}: a recipe takes no count of valid rows: the others hold "
+                "anything, and scales are found of all rows"
+            )
+        if self.recipe is None:
+            raise ValueError(f"{self.function}: quantized needs the recipe that it was made with")
+        recipe = checked_recipe(self.recipe)
+        # Each half is quantised on its own, as `quantize_mlp` does.
+        wi_0, wi_1 = operands.experts.halves
+        operands = operands.with_experts(wi=None, wi_0=wi_0, wi_1=wi_1)
+        for name, x in named(operands).items():
+            if name in ("x", "wi_0", "wi_1", "wo") and x.dtype not in SOURCE_DTYPES:
+                raise TypeError(
+                    f"{self.function}: {name} must be bfloat16, float16 or float32 for a recipe, "
+                    f"got {x.dtype}"
+                )
+        quantized = self.quantized
+        if quantized is not None:
+            matrices = wi_0, wi_1, operands.experts.wo
+            quantized = checked_quantized(self.function, quantized, *matrices, recipe)
+        implementation = options.implementation
+        if (recipe.forward, recipe.dgrad) == ("fp8", "fp8"):
+            if primitive.closes_over_traced(options, operands):
+                raise NotImplementedError(
+                    f"{self.function}: activation closes over traced values, such as arrays made "
+                    "under jax.jit, which a recipe with forward='fp8' and dgrad='fp8' cannot have; "
+                    "take Python numbers or NumPy arrays, or another recipe"
+                )
+            static = recipe, self.activation, implementation
+            return fp8_layer.mlp(*static, operands, quantized, tokens, combines=combines)
+        matmul = functools.partial(fp8_ragged_dot, recipe=recipe, implementation=implementation)
+        rows = Rows(on_rows(operands.rows))
+        owned = owned_rows(*operands.groups.indices, self.weights.count, rows.num_rows)
+        weights = row_weights(operands.weights, owned, rows.x)
+        copied = dataclasses.replace(operands, rows=rows, weights=weights)
+        y = composed.mlp(matmul, self.activation, copied)
+        return combine(y, operands.rows) if combines else y
+
+    def _with_arrays(self, x: jax.Array, compute: Callable[[Any], jax.Array]) -> jax.Array:
+        """`compute` of these experts, with arrays in the place of quantised matrices."""
+
+        def of_arrays(weights: ExpertWeights) -> jax.Array:
+            return compute(dataclasses.replace(self, weights=weights))
+
+        return with_arrays(self.function, of_arrays, self.weights, x=x)
+
+    def _operands(self, rows: Rows, weights: jax.Array | None, groups: Groups) -> MlpOperands:
+        operands = MlpOperands(rows, self.weights, weights, groups)
+        if weights is None:
+            return operands
+        weights = weights.astype(at_least_float32(operands.dtype))
+        return dataclasses.replace(operands, weights=weights)

@@ -1,0 +1,277 @@
+"""The operands of an expert MLP, and of the operations that it is composed of.
+
+Each class is a pytree. Its leaves, in the order of the fields, are the operands of a primitive, and
+a field that is None is an operand that is not given. In a plan the leaves are abstract arrays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_grouped_gemm._src.arrays import align_varying
+from jax_grouped_gemm._src.quantized.array import QuantizedArray
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Groups:
+    """Which rows belong to which group.
+
+    Attributes:
+      sizes: int32 [G], rows of each group.
+      offset: int32 [1], the group of the first local matrix. For functions of the caller's it is
+        what the caller gave, which may be None.
+    """
+
+    sizes: jax.Array
+    offset: jax.Array | None
+
+    @property
+    def indices(self) -> tuple[jax.Array, jax.Array]:
+        """Sizes and offset, as the primitives take them."""
+        assert self.offset is not None
+        return self.sizes, self.offset
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """Rows sorted by group, or the tokens that they are copies of.
+
+    Attributes:
+      x: tokens [T, D] with `rows`, else the rows [m, D].
+      rows: integers [m], the token of each row. A row is zero whose token is out of range.
+      inverse: integers [T, k], the rows of each token, if they are known.
+      count: int32 [1], how many rows are valid if not all are, only with `inverse`. The other rows
+        are undefined.
+    """
+
+    x: jax.Array
+    rows: jax.Array | None = None
+    inverse: jax.Array | None = None
+    count: jax.Array | None = None
+
+    @property
+    def num_rows(self) -> int:
+        """m."""
+        return (self.x if self.rows is None else self.rows).shape[0]
+
+    def of(self, x: jax.Array) -> Rows:
+        """The rows of other tokens, such as tangents."""
+        return dataclasses.replace(self, x=x)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class ExpertWeights:
+    """The matrices and biases of the local experts.
+
+    Matrices may be a `QuantizedArray` each until `Experts` computes with them.
+
+    Attributes:
+      wi: gate and up projections next to each other [g, D, 2 F]; None where `wi_0` is given.
+      wi_0, wi_1: gate and up projections [g, D, F]; `wi_1` is None for experts without an up.
+      b0, b1: biases of gate and up [g, F].
+      wo: down projections [g, F, D]; None for hidden layers alone.
+      bo: biases of wo [g, D].
+    """
+
+    wi: jax.Array | None = None
+    wi_0: jax.Array | None = None
+    wi_1: jax.Array | None = None
+    b0: jax.Array | None = None
+    b1: jax.Array | None = None
+    wo: jax.Array | None = None
+    bo: jax.Array | None = None
+
+    @property
+    def projections(self) -> list[jax.Array]:
+        """The matrices of gate and up: one if they are joined, or if there is no up."""
+        return [x for x in (self.wi, self.wi_0, self.wi_1) if x is not None]
+
+    @property
+    def matrices(self) -> list[jax.Array]:
+        """All matrices."""
+        return self.projections + ([] if self.wo is None else [self.wo])
+
+    @property
+    def has_biases(self) -> bool:
+        """Whether there is any."""
+        return any(x is not None for x in (self.b0, self.b1, self.bo))
+
+    @property
+    def has_up(self) -> bool:
+        """Whether a hidden layer has a gate and an up projection, in one matrix or in two."""
+        return self.wi is not None or self.wi_1 is not None
+
+    @property
+    def count(self) -> int:
+        """g."""
+        return self.projections[0].shape[0]
+
+    @property
+    def hidden_columns(self) -> int:
+        """F."""
+        columns = self.projections[0].shape[2]
+        return columns if self.wi is None else columns // 2
+
+    @property
+    def halves(self) -> tuple[jax.Array, jax.Array | None]:
+        """wi_0 and wi_1, also where they are joined."""
+        if self.wi is not None:
+            gate, up = jnp.split(self.wi, 2, axis=2)
+            return gate, up
+        assert self.wi_0 is not None
+        return self.wi_0, self.wi_1
+
+    def result_dtype(self, x: jax.Array) -> np.dtype:
+        """The dtype to which x and the matrices promote; quantised ones have that of x."""
+        arrays = [w for w in self.matrices if not isinstance(w, QuantizedArray)]
+        return np.dtype(jnp.result_type(x, *arrays))
+
+    def astype(self, dtype: np.dtype) -> ExpertWeights:
+        """The matrices in that dtype, and biases as they are."""
+        names = "wi", "wi_0", "wi_1", "wo"
+        given = {name: x for name, x in named(self).items() if name in names}
+        return dataclasses.replace(self, **{name: x.astype(dtype) for name, x in given.items()})
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class MlpOperands:
+    """The operands of an MLP, and of a hidden layer, for which `wo` and `bo` are None.
+
+    `weights` are those of rows [m], such as the router's; None for ones.
+    """
+
+    rows: Rows
+    experts: ExpertWeights
+    weights: jax.Array | None
+    groups: Groups
+
+    @property
+    def num_rows(self) -> int:
+        """m."""
+        return self.rows.num_rows
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The dtype to which x and the matrices promote, which is that of the result."""
+        return self.experts.result_dtype(self.rows.x)
+
+    def aligned(self) -> MlpOperands:
+        """All operands cast to vary over the same manual mesh axes."""
+        leaves, tree = jax.tree.flatten(self)
+        return jax.tree.unflatten(tree, align_varying(*leaves))
+
+    def promoted(self) -> MlpOperands:
+        """x and the matrices in the dtype to which they promote."""
+        rows, experts = self.rows.of(self.rows.x.astype(self.dtype)), self.experts
+        return dataclasses.replace(self, rows=rows, experts=experts.astype(self.dtype))
+
+    def with_experts(self, **changes: jax.Array | None) -> MlpOperands:
+        """With other matrices or biases of those names."""
+        return dataclasses.replace(self, experts=dataclasses.replace(self.experts, **changes))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DownOperands:
+    """The operands of hidden wo + weights bo; `weights` are those of `bo`."""
+
+    hidden: jax.Array  # [m, F]
+    wo: jax.Array
+    bo: jax.Array | None
+    weights: jax.Array | None
+    groups: Groups
+
+    @property
+    def num_rows(self) -> int:
+        """m."""
+        return self.hidden.shape[0]
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class GradientOperands:
+    """What the gradients of a hidden layer follow from."""
+
+    dy: jax.Array  # [m, D]
+    wo: jax.Array
+    gate: jax.Array  # [m, F]
+    up: jax.Array | None
+    weights: jax.Array | None
+    groups: Groups
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PairedOperands:
+    """The operands of a0 w0^T + a1 w1^T, of [m, F] and [g, D, F]."""
+
+    a0: jax.Array
+    a1: jax.Array
+    w0: jax.Array
+    w1: jax.Array
+    groups: Groups
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PairedWeightsOperands:
+    """The operands of x^T d0 and x^T d1; d0 and d1 are [m, F]."""
+
+    rows: Rows
+    d0: jax.Array
+    d1: jax.Array
+    groups: Groups
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Differentials:
+    """Tangents or cotangents of the operands of an MLP; None for those that are zero."""
+
+    b0: jax.Array | None = None
+    b1: jax.Array | None = None
+    bo: jax.Array | None = None
+    weights: jax.Array | None = None
+    wi: jax.Array | None = None
+    wi_0: jax.Array | None = None
+    wi_1: jax.Array | None = None
+    wo: jax.Array | None = None
+    x: jax.Array | None = None
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TangentOperands:
+    """The tangents of an MLP's operands, in which that of y is linear, and what it depends on."""
+
+    dots: Differentials
+    gate: jax.Array  # [m, F]
+    up: jax.Array | None
+    primals: MlpOperands  # without b0 and b1
+
+    @property
+    def groups(self) -> Groups:
+        """Those of the rows."""
+        return self.primals.groups
+
+
+def named(operands: Any) -> dict[str, Any]:
+    """The leaves in their order by name, for messages; a tangent's name ends in "_dot"."""
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(operands):
+        x = getattr(operands, field.name)
+        if isinstance(x, Groups | Rows | ExpertWeights | MlpOperands | Differentials):
+            dots = "_dot" * (field.name == "dots")
+            found |= {f"{name}{dots}": leaf for name, leaf in named(x).items()}
+        elif x is not None:
+            found[field.name] = x
+    return found

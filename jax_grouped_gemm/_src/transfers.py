@@ -1,0 +1,156 @@
+"""What travels between devices, and how that is known without running anything.
+
+Over explicit axes types say how operands are split. Over auto axes XLA decides that when it
+compiles. A program is compiled under `recording` for it, in which no operation computes anything.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import math
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import jax
+from jax import lax
+
+from jax_grouped_gemm._src.meshes import names_of
+
+
+@dataclasses.dataclass(frozen=True)
+class Transfer:
+    """What one operation moves between devices; `str()` for reading.
+
+    Attributes:
+      kind: "gathers", of what each device has a part; "sums", of terms that each device has, whose
+        sum, or a part of it, each gets; "sends", of other parts than a device has.
+      op: the operation, "jax.shard_map" for what is said in one, or the function of a layer.
+      what: the array.
+      bytes: of the array that a device has after a "gathers", before it else.
+      devices: how many take part.
+      instead: what to use so that the array need not travel, empty where it has to.
+    """
+
+    kind: Literal["gathers", "sums", "sends"]
+    op: str
+    what: str
+    bytes: int
+    devices: int
+    instead: str = ""
+
+    def __str__(self) -> str:
+        to = "on each device" if self.kind == "gathers" else f"over {self.devices} devices"
+        instead = f"; not so with {self.instead}" if self.instead else ""
+        return f"{self.op} {self.kind} {megabytes(self.bytes)} {to}: {self.what}{instead}"
+
+
+def megabytes(size: int) -> str:
+    """`size` bytes in words."""
+    return f"{size / 1e6:.3g} MB"
+
+
+def type_of(x: Any) -> str:
+    """Dtype and shape of an array in words."""
+    return f"{x.dtype}{list(x.shape)}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """How XLA splits one call: its `partition.Split`, and how operands were split before."""
+
+    split: Any
+    specs: Sequence[Sequence[Any]]
+    mesh_shape: Mapping[str, int]
+
+
+class Recorder:
+    """What XLA tells about a program over auto axes.
+
+    Attributes:
+      calls: of operations, by `key_of`, in the order in which XLA compiles them.
+      transfers: of arrays that layers need in full.
+    """
+
+    def __init__(self):
+        self.calls: dict[Hashable, list[Call]] = collections.defaultdict(list)
+        self.transfers: list[Transfer] = []
+
+    def watch(self, function: str, x: jax.Array) -> None:
+        """Records what has to travel so that every device has all of `x`."""
+        what, size = type_of(x), x.size * x.dtype.itemsize
+
+        def record(sharding):
+            axes = [name for entry in getattr(sharding, "spec", ()) for name in names_of(entry)]
+            devices = math.prod(sharding.mesh.shape[name] for name in axes)
+            if devices > 1:
+                self.transfers.append(Transfer("gathers", function, what, size, devices))
+
+        jax.debug.inspect_array_sharding(lax.stop_gradient(x), callback=record)
+
+
+# Part of the key of JAX's caches: what was traced before is traced again.
+_context = jax.make_user_context(None)
+
+
+def current_recorder() -> Recorder | None:
+    """The one of the innermost `recording`."""
+    return _context.value
+
+
+@contextlib.contextmanager
+def recording() -> Iterator[Recorder]:
+    """Context in which programs are compiled only to tell what travels."""
+    recorder = Recorder()
+    with _context(recorder):
+        yield recorder
+
+
+def key_of(op: Any, avals: Sequence[Any], params: Mapping[str, Any]) -> Hashable:
+    """What a call is known by in the program that is traced and in that which is compiled."""
+    shapes = tuple((x.shape, x.dtype) for x in avals)
+    return op.name, shapes, tuple(sorted(params.items(), key=lambda item: item[0]))
+
+
+_COLLECTIVES: dict[str, Literal["gathers", "sums", "sends"]] = {
+    "all_gather": "gathers",
+    "all_gather_invariant": "gathers",
+    "psum": "sums",
+    "psum_invariant": "sums",
+    "reduce_scatter": "sums",
+    "all_to_all": "sends",
+    "ppermute": "sends",
+    "ragged_all_to_all": "sends",
+}
+
+
+def of_equation(eqn: Any, op: str, axis_sizes: Mapping[str, int]) -> Iterator[Transfer]:
+    """What an equation of a jaxpr moves over manual or explicit axes; scalars cost nothing."""
+    name = eqn.primitive.name
+    if name == "reshard":
+        yield from _of_reshard(eqn)
+    if name not in _COLLECTIVES:
+        return
+    kind = _COLLECTIVES[name]
+    params = eqn.params
+    axes = params["axes"] if "axes" in params else params["axis_name"]
+    devices = math.prod(axis_sizes.get(axis, 1) for axis in names_of(axes))
+    arrays = eqn.outvars if kind == "gathers" else eqn.invars
+    arrays = arrays[:1] if name == "ragged_all_to_all" else arrays
+    for x in (var.aval for var in arrays):
+        if x.ndim and devices > 1:
+            yield Transfer(kind, op, type_of(x), math.prod(x.shape) * x.dtype.itemsize, devices)
+
+
+def _of_reshard(eqn: Any) -> Iterator[Transfer]:
+    before, after = (v.aval for v in (*eqn.invars, *eqn.outvars))
+    had, has = (
+        [name for entry in x.sharding.spec for name in names_of(entry)] for x in (before, after)
+    )
+    mesh_shape = after.sharding.mesh.shape
+    devices = math.prod(mesh_shape[name] for name in had if name not in has)
+    if devices > 1:
+        parts = math.prod(mesh_shape[name] for name in has)
+        size = math.prod(after.shape) * after.dtype.itemsize // parts
+        yield Transfer("gathers", "jax.sharding.reshard", type_of(after), size, devices)
