@@ -14,6 +14,11 @@ The same in FP8:
   (`QuantizedRows`): values and scales.
 - `scaled_ragged_dot`, `scaled_ragged_dot_contracting`: products of quantised operands.
 
+Weights in 4 and 8 bits, which products take in place of arrays:
+
+- `quantize`, `dequantize`, `from_codes`: a `QuantizedArray` in a `Format`.
+- `checkpoints`: readers of published files.
+
 Lists of unequal problems:
 
 - `grouped_gemm`: general products, alpha A B + beta C.
@@ -66,6 +71,10 @@ from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp, quantize_mlp
 from jax_grouped_gemm._src.mlp.plan import MlpPlan
 from jax_grouped_gemm._src.op import export_disabled_checks as _export_disabled_checks
 from jax_grouped_gemm._src.plan import Plan, TileConfig, use_tiles
+from jax_grouped_gemm._src.quantized import checkpoints
+from jax_grouped_gemm._src.quantized.api import dequantize, from_codes, quantize
+from jax_grouped_gemm._src.quantized.array import QuantizedArray
+from jax_grouped_gemm._src.quantized.format import Format
 from jax_grouped_gemm._src.ragged.api import (
     ragged_dot,
     ragged_dot_accumulate,
@@ -83,9 +92,11 @@ if _TYPE_CHECKING:
 __all__ = [
     "EXPORT_DISABLED_CHECKS",
     "Explanation",
+    "Format",
     "GroupedGemmPlan",
     "MlpPlan",
     "Plan",
+    "QuantizedArray",
     "QuantizedMlp",
     "QuantizedRows",
     "QuantizedWeights",
@@ -95,8 +106,11 @@ __all__ = [
     "__version__",
     "check_groups",
     "checkpoint_policies",
+    "checkpoints",
+    "dequantize",
     "explain",
     "fp8_ragged_dot",
+    "from_codes",
     "gated_ragged_dot",
     "grouped_gemm",
     "grouped_her2k",
@@ -106,6 +120,7 @@ __all__ = [
     "is_available",
     "moe",
     "optim",
+    "quantize",
     "quantize_blockwise",
     "quantize_mlp",
     "quantize_ragged",

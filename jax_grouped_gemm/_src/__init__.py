@@ -11,7 +11,8 @@ mesh axes), `device` (the GPU and its rates), `sizes` (the largest that kernels 
 `autodiff` (an operation and its rules under JAX's transformations), `meshes`, `partition`,
 `lowering` and `over_tokens` (what operations and layers keep split over devices), `transfers` (what
 travels between them), `plan` and `explain`, `fallback` (when XLA's own products are predicted to be
-faster), `float32` (operands in parts), `activations`, `version`. On those stand `ragged`, `rows`
+faster), `float32` (operands in parts), `activations`, `version`. On those stands `quantized`
+(formats, `format` their registry; `weights`, how operations take them), on that `ragged`, `rows`
 and `lists`; `fp8` stands on `ragged`; `mlp` on these; `expert_parallel` on `mlp` and `rows`;
 `optimizer`, which writes FP8 weights as it updates them, on `mlp`.
 In `mlp`, `operands` has the types of what layers compute with, and `experts` chooses how they do.

@@ -201,7 +201,7 @@ class _Walk:
         call = None if axis_sizes else self._call(op, operands, results, eqn.params)
         if call and (call.split.axes or any(map(any, call.specs))):
             yield from self._split(op, operands, results, eqn.params, call)
-        elif op.is_matmul:
+        elif op.is_matmul or op.is_listed:
             plan = op.planner(operands, eqn.params, self.target)
             if call and (devices := math.prod(call.mesh_shape.values())) > 1:
                 note = f"each of {devices} devices computes all of it"

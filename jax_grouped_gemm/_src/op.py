@@ -81,6 +81,7 @@ class Op:
       instead: what to use where operands are split along dimensions that the operation needs in
         full on every device.
       is_matmul: whether `explain` and the checkpoint policies count it as a grouped matmul.
+      is_listed: whether `explain` lists it although it is no matmul.
       primitive: the primitive, made from these.
     """
 
@@ -98,6 +99,7 @@ class Op:
     localizer: Callable[..., tuple[Sequence[Any], dict[str, Any]]] | None = None
     instead: str = "jax.shard_map, which says what each device does"
     is_matmul: bool = True
+    is_listed: bool = False
     primitive: Primitive = dataclasses.field(init=False)
 
     def __post_init__(self):

@@ -12,26 +12,40 @@ from flax import nnx
 from jax_grouped_gemm import moe
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.mlp.fp8.weights import quantize_mlp
+from jax_grouped_gemm._src.quantized.array import QuantizedArray
+from jax_grouped_gemm._src.quantized.format import Format
 from jax_grouped_gemm.flax._experts import (
     as_dict,
     check_options,
     check_sizes,
+    checked_weights,
     default_gate_init,
     default_kernel_init,
     forward,
     from_dict,
     parameters,
+    quantized_weights,
     takes_quantized,
     without_padding,
 )
 
+MATRICES = ("wi_0", "wi_1", "wo")
+
 
 class Quantized(nnx.Variable):
-    """An array of an `MoE`'s weights as `jax_grouped_gemm.quantize_mlp` returns them."""
+    """An array of an `MoE`'s quantised weights. Optimisers of `nnx.Param` pass it by."""
 
 
-def quantize(model: nnx.Module) -> None:
-    """Quantises the weights of every `MoE` of `model` whose recipe is in FP8, in place.
+def quantize(model: nnx.Module, format: str | Format | None = None, **options: Any) -> None:
+    """Quantises the weights of every `MoE` of `model`, in place.
+
+    With a `format` weights are frozen: the variables take the place of the parameters wi_0, wi_1
+    and wo, which become None. They are multiplied by x in its own dtype, as `moe.dropless_mlp` does
+    with a `jax_grouped_gemm.QuantizedArray`, and gradients go to all other parameters:
+
+        quantize(model, "mxfp4")
+
+    Without, it is for layers whose recipe is in FP8, and weights are quantised as the recipe says.
 
     Layers without a recipe, with one whose `forward` or `dgrad` is "bf16", or with an `expert_axis`
     stay as they are.
@@ -52,7 +66,21 @@ def quantize(model: nnx.Module) -> None:
     `layer.quantized["wi"]["values"]`. They are constants of the loss, and may be left out of a
     checkpoint. Stacked parameters, of layers under `nnx.scan`, are quantised as they lie. They are
     quantised as they are, and not rounded to the `dtype` of a layer before.
+
+    Args:
+      model: a module.
+      format: that of `jax_grouped_gemm.quantize`, or None.
+      **options: of `jax_grouped_gemm.quantize`, such as `group_size`.
+
+    Raises:
+      ValueError: a layer has a recipe and a format is given, or `format` is not registered.
     """
+    if format is not None:
+        for layer in [m for _, m in nnx.iter_graph(model) if isinstance(m, MoE)]:
+            if layer.formats is None:
+                wi_0, wi_1, wo = (w[...] for w in (layer.wi_0, layer.wi_1, layer.wo))
+                set_quantized(layer, **quantized_weights(wi_0, wi_1, wo, format, **options))
+        return
     for _, module in nnx.iter_graph(model):
         if isinstance(module, MoE) and module.recipe is not None and takes_quantized(module):
             wi_0, wi_1, wo = (w[...] for w in (module.wi_0, module.wi_1, module.wo))
@@ -64,6 +92,38 @@ def quantize(model: nnx.Module) -> None:
                 for matrix, forms in arrays.items():
                     for form, x in forms.items():
                         module.quantized[matrix][form].set_value(x)
+
+
+def set_quantized(
+    layer: MoE, wi_0: QuantizedArray, wi_1: QuantizedArray, wo: QuantizedArray
+) -> None:
+    """Puts quantised weights in the place of a layer's parameters, such as those of a checkpoint.
+
+        layer = nnx.eval_shape(lambda: MoE(..., rngs=nnx.Rngs(0)))  # allocates nothing
+        weights = jax_grouped_gemm.checkpoints.gpt_oss(tensors, 0)
+        set_quantized(layer, *weights[:3])
+
+    The parameters wi_0, wi_1 and wo become None. The arrays are variables of the type `Quantized`,
+    such as `layer.quantized["wi_0"]["values"]`.
+
+    Args:
+      layer: a layer without a recipe.
+      wi_0, wi_1: [E, D, F].
+      wo: [E, F, D].
+
+    Raises:
+      TypeError: a weight is no `QuantizedArray`, or has another shape.
+      ValueError: the layer has a recipe.
+    """
+    if layer.recipe is not None:
+        raise ValueError("MoE: weights in a format are for layers without a recipe")
+    given = checked_weights(layer, layer.gate.in_features, wi_0=wi_0, wi_1=wi_1, wo=wo)
+    layer.formats = tuple((q.format, q.matrix) for q in given.values())
+    arrays = {}
+    for name, q in given.items():
+        arrays[name] = {n: x for n, x in q.to_dict().items() if n != "format"}
+        setattr(layer, name, nnx.data(None))
+    layer.quantized = nnx.data(jax.tree.map(Quantized, arrays))
 
 
 class MoE(nnx.Module):
@@ -171,6 +231,8 @@ class MoE(nnx.Module):
         self.overlap = overlap
         self.save = save
         self.quantized: dict[str, dict[str, Quantized]] | None = nnx.data(None)
+        # The format and the sizes of wi_0, wi_1 and wo, where `quantized` takes their place.
+        self.formats: tuple[Any, ...] | None = None
         self.num_experts = num_experts
         self.hidden_features = hidden_features
         check_options(self, in_features)
@@ -210,18 +272,22 @@ class MoE(nnx.Module):
             than a `moe.Routing` of `top_k` experts a token.
         """
         x = without_padding(x, mask)
-        variables = [self.wi_0, self.wi_1, self.wo]
-        if self.biases:
-            variables += [self.wi_0_bias, self.wi_1_bias, self.wo_bias]
+        arrays = {
+            matrix: {form: variable.get_value() for form, variable in forms.items()}
+            for matrix, forms in (self.quantized or {}).items()
+        }
+        given: list[Any]
         quantized = None
-        if self.quantized is not None:
-            quantized = from_dict(
-                {
-                    matrix: {form: variable.get_value() for form, variable in forms.items()}
-                    for matrix, forms in self.quantized.items()
-                }
-            )
-        given = [w[...] for w in variables]
+        if self.formats is None:
+            given = [w[...] for w in (self.wi_0, self.wi_1, self.wo)]
+            quantized = from_dict(arrays) if arrays else None
+        else:
+            given = [
+                QuantizedArray(**arrays[name], format=format, matrix=matrix)
+                for name, (format, matrix) in zip(MATRICES, self.formats, strict=True)
+            ]
+        if self.biases:
+            given += [b[...] for b in (self.wi_0_bias, self.wi_1_bias, self.wo_bias)]
         y, routing, _ = forward(self, x, self.gate(x), mask, given, quantized)
         return y, moe.auxiliary_losses(routing, mask=mask)
 

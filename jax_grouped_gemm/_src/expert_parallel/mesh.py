@@ -15,13 +15,13 @@ from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 
 from jax_grouped_gemm._src.activations import as_activation
-from jax_grouped_gemm._src.arguments import as_array
 from jax_grouped_gemm._src.arrays import varying_axes
 from jax_grouped_gemm._src.expert_parallel.api import expert_parallel_mlp
 from jax_grouped_gemm._src.expert_parallel.group import Axes, AxisNames, axis_names
 from jax_grouped_gemm._src.expert_parallel.options import Wanted
 from jax_grouped_gemm._src.expert_parallel.stats import ExpertParallelStats
 from jax_grouped_gemm._src.meshes import names_of, placed
+from jax_grouped_gemm._src.quantized.weights import as_weights, spec_of_weights
 from jax_grouped_gemm._src.rows.operands import Biases, checked_biases
 from jax_grouped_gemm._src.rows.routing import Routing, check_routing
 
@@ -75,6 +75,7 @@ def expert_parallel(
       TypeError, ValueError: an axis is none of the mesh or has two meanings, or an option is none;
         when it is called, a dimension is no multiple of its devices, and whatever
         `expert_parallel_mlp` raises.
+      NotImplementedError: weights are quantised and `fsdp_axis` or `tensor_axis` divides them.
     """
     if mesh is None:
         mesh = jax.sharding.get_abstract_mesh()
@@ -113,10 +114,11 @@ def expert_parallel(
         specs, operands = {}, {}
 
         def take(name, operand):
-            x = as_array(name, operand)
-            specs[name] = every[name]
+            x = as_weights(name, operand)
+            specs[name] = spec_of_weights(FUNCTION, name, x, every[name])
             _check_divisible(name, x, specs[name], mesh)
-            operands[name] = placed(x, mesh, specs[name])
+            split = functools.partial(placed, mesh=mesh, spec=specs[name])
+            operands[name] = jax.tree.map(split, x)
             return x
 
         tokens_array = take("x", x)

@@ -27,11 +27,12 @@ from jax_grouped_gemm._src.arguments import (
     checked_group_sizes,
     checked_implementation,
 )
-from jax_grouped_gemm._src.fp8 import primitive
+from jax_grouped_gemm._src.fp8 import primitive, weight_formats
 from jax_grouped_gemm._src.fp8.formats import (
     BLOCK,
     checked_fp8_dtype,
 )
+from jax_grouped_gemm._src.quantized.array import QuantizedArray
 
 SOURCE_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 
@@ -45,6 +46,16 @@ class QuantizedWeights(NamedTuple):
     scales: jax.Array  # [..., ceil(k / 128), ceil(n / 128)] float32
     values_t: jax.Array  # [..., n, k] FP8, the same values
     scales_t: jax.Array  # [..., ceil(n / 128), ceil(k / 128)] float32, the same scales
+
+    @property
+    def array(self) -> QuantizedArray:
+        """The matrices [..., k, n] as a `QuantizedArray` of the layout "rows"."""
+        return QuantizedArray(self.values, self.scales, format=weight_formats.ROWS_128X128)
+
+    @property
+    def transposed(self) -> QuantizedArray:
+        """The matrices [..., n, k] as a `QuantizedArray` of the layout "rows"."""
+        return QuantizedArray(self.values_t, self.scales_t, format=weight_formats.ROWS_128X128)
 
 
 class QuantizedRows(NamedTuple):

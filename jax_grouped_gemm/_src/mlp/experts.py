@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
@@ -23,6 +24,7 @@ from jax_grouped_gemm._src.mlp.operands import ExpertWeights, Groups, MlpOperand
 from jax_grouped_gemm._src.mlp.primitive import Options
 from jax_grouped_gemm._src.mlp.reference import row_weights
 from jax_grouped_gemm._src.mlp.rows import combine, on_rows
+from jax_grouped_gemm._src.quantized.weights import abstract_arrays, check_weights, with_arrays
 from jax_grouped_gemm._src.ragged.api import ragged_dot
 from jax_grouped_gemm._src.ragged.reference import owned_rows
 
@@ -61,6 +63,8 @@ class Experts:
                 f"must be None and implementation no function, got precision={self.precision!r} "
                 f"and implementation={self.implementation!r}"
             )
+        refused = dict(recipe=self.recipe, quantized=self.quantized)
+        check_weights(self.function, named(self.weights), refused, alike=("wi_0", "wi_1"))
 
     @property
     def of_rows(self) -> Any:
@@ -105,13 +109,17 @@ class Experts:
             return False
         if self.in_fp8 or self.counts_rows:
             return True
-        given = self._operands(rows, weights, groups).with_experts(wo=None, bo=None)
+        arrays = dataclasses.replace(self, weights=abstract_arrays(self.weights, rows.x.dtype))
+        given = arrays._operands(rows, weights, groups).with_experts(wo=None, bo=None)
         options = vars(self.options)
         planned = primitive.plan_of(primitive.GATED, given, residuals=True, **options)
         return planned.kernel_problem is not None
 
     def on_rows(self, x: jax.Array, weights: jax.Array, groups: Groups) -> jax.Array:
         """Rows [m, D], sorted by expert, and weights [m] -> rows [m, D]."""
+        return self._with_arrays(x, lambda experts: experts._on_rows(x, weights, groups))
+
+    def _on_rows(self, x: jax.Array, weights: jax.Array, groups: Groups) -> jax.Array:
         of_result: jax.Array | None = weights
         if self.weights_on_input:
             dtype = jnp.promote_types(at_least_float32(x.dtype), weights.dtype)
@@ -143,7 +151,17 @@ class Experts:
           tokens: what a recipe quantises of `rows.x`, if it is quantised already.
           combines: whether the rows of each token are summed up, which products in FP8 do.
         """
-        groups = Groups(groups.sizes, canonical_offset(groups.offset))
+        given = rows, weights, Groups(groups.sizes, canonical_offset(groups.offset))
+        return self._with_arrays(rows.x, lambda experts: experts._mlp(*given, tokens, combines))
+
+    def _mlp(
+        self,
+        rows: Rows,
+        weights: jax.Array | None,
+        groups: Groups,
+        tokens: Pair | None,
+        combines: bool,
+    ) -> jax.Array:
         operands, options = self._operands(rows, weights, groups).aligned(), self.options
         if self.in_fp8:
             return self._mlp_in_fp8(options, operands, tokens, combines)
@@ -195,6 +213,14 @@ class Experts:
         copied = dataclasses.replace(operands, rows=rows, weights=weights)
         y = composed.mlp(matmul, self.activation, copied)
         return combine(y, operands.rows) if combines else y
+
+    def _with_arrays(self, x: jax.Array, compute: Callable[[Any], jax.Array]) -> jax.Array:
+        """`compute` of these experts, with arrays in the place of quantised matrices."""
+
+        def of_arrays(weights: ExpertWeights) -> jax.Array:
+            return compute(dataclasses.replace(self, weights=weights))
+
+        return with_arrays(self.function, of_arrays, self.weights, x=x)
 
     def _operands(self, rows: Rows, weights: jax.Array | None, groups: Groups) -> MlpOperands:
         operands = MlpOperands(rows, self.weights, weights, groups)

@@ -26,13 +26,15 @@ from jax_grouped_gemm._src.arguments import (
     run_group_checks,
 )
 from jax_grouped_gemm._src.plan import current_tiles
+from jax_grouped_gemm._src.quantized.array import QuantizedArray
+from jax_grouped_gemm._src.quantized.weights import check_weights, product_of, with_arrays
 from jax_grouped_gemm._src.ragged import dimension_numbers, primitive
 from jax_grouped_gemm._src.ragged.dimension_numbers import DimensionNames, Mode
 
 
 def ragged_dot(
-    lhs: ArrayLike,
-    rhs: ArrayLike,
+    lhs: ArrayLike | QuantizedArray,
+    rhs: ArrayLike | QuantizedArray,
     group_sizes: ArrayLike,
     precision: lax.PrecisionLike = None,
     preferred_element_type: DTypeLike | None = None,
@@ -49,8 +51,11 @@ def ragged_dot(
     gradient of `lhs`, whatever they hold, NaN and infinity included.
 
     Args:
-      lhs: [m, k], floating point, complex or integer.
-      rhs: [g, k, n], or [g, n, k] with `transpose_rhs`.
+      lhs: [m, k], floating point, complex or integer; or, with such an rhs, a `QuantizedArray` of
+        the format "fp8_1x128".
+      rhs: [g, k, n], or [g, n, k] with `transpose_rhs`; or a `QuantizedArray`, which is dequantised
+        to the dtype of `lhs` in each call, and has no gradient. With both operands in FP8, and rhs
+        of the format "fp8_128x128" and the layout "rows", `scaled_ragged_dot` multiplies them.
       group_sizes: [G] of any integer dtype, rows per group. A negative size counts as zero; where
         the running sum exceeds m it is cut at m. G equals g, or is at least g with `group_offset`.
       precision: as in `jax.lax.dot`, for float32 and wider. DEFAULT is as accurate as TF32. HIGH
@@ -76,6 +81,15 @@ def ragged_dot(
         function is lowered, with the reason.
     """
     transpose_rhs = checked_boolean("transpose_rhs", transpose_rhs)
+    if isinstance(rhs, QuantizedArray):
+        options: dict[str, Any] = dict(
+            precision=precision,
+            preferred_element_type=preferred_element_type,
+            group_offset=group_offset,
+            out_sharding=out_sharding,
+            implementation=implementation,
+        )
+        return _of_quantized(lhs, rhs, group_sizes, transpose_rhs, options)
     lhs, rhs = as_array("lhs", lhs), as_array("rhs", rhs)
     k_axis = 2 if transpose_rhs else 1
     if lhs.ndim < 2 or rhs.ndim < 3 or lhs.shape[1] != rhs.shape[k_axis]:
@@ -105,6 +119,28 @@ def ragged_dot(
         transpose_rhs=transpose_rhs,
         **options,
     )
+
+
+def _of_quantized(
+    lhs: ArrayLike | QuantizedArray,
+    rhs: QuantizedArray,
+    group_sizes: ArrayLike,
+    transpose_rhs: bool,
+    options: dict[str, Any],
+) -> jax.Array:
+    """`ragged_dot` of quantised matrices, and of rows that may be quantised too."""
+    if isinstance(lhs, QuantizedArray):
+        product = product_of("ragged_dot", lhs, "rhs", rhs)
+        return product(lhs, rhs, group_sizes, transpose_rhs=transpose_rhs, **options)
+    refused = dict(transpose_rhs=transpose_rhs)
+    instead = "quantise the matrices as [g, k, n]"
+    check_weights("ragged_dot", dict(rhs=rhs), refused, instead=instead)
+    x = as_array("lhs", lhs)
+
+    def of_arrays(rhs: Any) -> jax.Array:
+        return ragged_dot(x, rhs, group_sizes, **options)
+
+    return with_arrays("ragged_dot", of_arrays, rhs, x=x, name="lhs")
 
 
 def ragged_dot_general(
