@@ -11,7 +11,7 @@ import numpy as np
 from jax_grouped_gemm._src.arrays import is_static
 from jax_grouped_gemm._src.device import H200, Target
 from jax_grouped_gemm._src.optimizer.problem import Layout, UpdateProblem
-from jax_grouped_gemm._src.plan import AS_ASKED, Path, Plan, symbolic_sizes
+from jax_grouped_gemm._src.plan import AS_ASKED, XLA, Kernel, Plan, symbolic_sizes
 from jax_grouped_gemm._src.sizes import too_large_operands
 
 MOMENTS = 2
@@ -48,8 +48,7 @@ def _plan(op: str, avals: Sequence[Any], params: Mapping[str, Any], moments: int
         params["power_of_two"],
     )
     reason = _reason(problem, master, params)
-    path: Path = "reference" if reason else "direct"
-    return Plan(problem, path, reason)
+    return Plan(problem, XLA if reason else Kernel(op), reason)
 
 
 def _reason(problem: UpdateProblem, master: Any, params: Mapping[str, Any]) -> str:

@@ -38,7 +38,7 @@ def _update(name: str, target: str, planner: Any, run: Any, of_reference: Any) -
         is_matmul=False,
         dims=_dims,
     )
-    op.has_no_derivative()
+    op.has_no_derivative("take gradients with respect to the weights that the step updates.")
     op.def_batching(_batching(op))
     return op
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from jax_grouped_gemm._src.arrays import is_static
 from jax_grouped_gemm._src.device import Target
-from jax_grouped_gemm._src.plan import Plan
+from jax_grouped_gemm._src.plan import XLA, Plan
 from jax_grouped_gemm._src.quantized.format import Format, Matrix
 
 
@@ -61,7 +61,7 @@ def plan_dequantize(
     problem = DequantizeProblem(
         params["format"], params["matrix"], operands[0].shape[0], params["dtype"], packed_bytes
     )
-    return Plan(problem, "reference", "no kernel multiplies weights of this format")
+    return Plan(problem, XLA, "no kernel multiplies weights of this format")
 
 
 def readable(size: int) -> str:
