@@ -172,8 +172,10 @@ def train(options: argparse.Namespace, mesh: Mesh) -> list[float]:
         params, state = checkpoints.restore(done, args=ocp.args.StandardRestore(like))
         print(f"resumed after {done} steps")
 
-    compiler_options = moe.expert_parallel_compiler_options(mesh) if expert_axis else None
-    step = make_step(graph, optimizer, compiler_options=compiler_options)
+    of_split = (
+        moe.expert_parallel_compiler_options if expert_axis else moe.data_parallel_compiler_options
+    )
+    step = make_step(graph, optimizer, compiler_options=of_split(mesh))
     losses = []
     for number, windows in enumerate(text(config, options, done), start=done + 1):
         windows = jax.device_put(windows, NamedSharding(mesh, P(None, DEVICES)))

@@ -49,6 +49,9 @@ from jax_grouped_gemm._src.arguments import (
 from jax_grouped_gemm._src.arrays import vary_over, varying_axes
 from jax_grouped_gemm._src.expert_parallel.api import expert_parallel_mlp as expert_parallel_mlp
 from jax_grouped_gemm._src.expert_parallel.compiler import (
+    data_parallel_compiler_options as data_parallel_compiler_options,
+)
+from jax_grouped_gemm._src.expert_parallel.compiler import (
     expert_parallel_compiler_options as expert_parallel_compiler_options,
 )
 from jax_grouped_gemm._src.expert_parallel.explain import (
