@@ -2,10 +2,10 @@
 
 python -m benchmarks.data_parallel --output benchmarks/results/data_parallel.json
 
-A step of training the demo's model with `--batch` sequences a GPU, parameters whole on each, compiled
-with `moe.data_parallel_compiler_options`; and
-Muon's update of as many matrices a GPU. "one" is one GPU with its share, "ours" all of them: a
-ratio is the work that all do over what one does in the same time, so N would be perfect. Times are
+A step of training the demo's model with `--batch` sequences a GPU, parameters whole on each,
+compiled with `moe.data_parallel_compiler_options`; and Muon's update of as many matrices a GPU.
+"one" is one GPU with its share, "ours" all of them: a ratio is the work that all do over what one
+does in the same time, so N would be perfect. Times are
 the host's, of a queue of calls; the two take turns.
 """
 
