@@ -28,6 +28,13 @@ ffi::Error check_stack(char const* name, Buffer const& buffer, Stack shape,
   return has_shape<3>(name, buffer, shape);
 }
 
+// The same, as the kernels take it.
+ffi::Error take_stack(char const* name, Buffer const& buffer, Stack shape,
+                      std::initializer_list<ElementType> among, optimizer::Elements& elements) {
+  elements.data = buffer.untyped_data();
+  return check_stack(name, buffer, shape, among, elements.type);
+}
+
 // Whether `result` lies where `operand` does, which the call's aliases promise.
 ffi::Error in_place(char const* name, Buffer const& operand, Buffer const& result) {
   if (operand.untyped_data() == result.untyped_data()) return ffi::Error::Success();
@@ -103,10 +110,8 @@ ffi::ErrorOr<optimizer::Weights> weights_of(WeightBuffers buffers, Options optio
     weights.scale_t = static_cast<float*>(scales_t.untyped_data()) + first_block * blocks_down;
   }
   if (copy.element_count() != 0) {
-    auto const error =
-        check_stack("copy", copy, {matrices, rows, columns}, kCopies, weights.copy_type);
+    auto const error = take_stack("copy", copy, {matrices, rows, columns}, kCopies, weights.copy);
     if (error.failure()) return fail(error);
-    weights.copy = copy.untyped_data();
   }
   weights.master = static_cast<float*>(master.untyped_data());
   weights.power_of_two = options.power_of_two;
@@ -137,16 +142,13 @@ ffi::Error adamw_quantized(cudaStream_t stream, ffi::Buffer<ffi::F32> scalars, B
   optimizer::AdamwArguments arguments{};
   Stack const shape{weights->matrices, weights->rows, weights->columns};
   for (auto error : {check_scalars(scalars, sizeof(optimizer::AdamwScalars) / sizeof(float)),
-                     check_stack("gradient", gradient, shape, kMoments, arguments.gradient_type),
-                     check_stack("mean", mean, shape, kMoments, arguments.mean_type),
-                     check_stack("square", square, shape, kMoments, arguments.square_type),
+                     take_stack("gradient", gradient, shape, kMoments, arguments.gradient),
+                     take_stack("mean", mean, shape, kMoments, arguments.mean),
+                     take_stack("square", square, shape, kMoments, arguments.square),
                      in_place("mean", mean, *new_mean), in_place("square", square, *new_square)}) {
     if (error.failure()) return error;
   }
   arguments.scalars = reinterpret_cast<optimizer::AdamwScalars const*>(scalars.typed_data());
-  arguments.gradient = gradient.untyped_data();
-  arguments.mean = mean.untyped_data();
-  arguments.square = square.untyped_data();
   arguments.weights = *weights;
   return launched(optimizer::adamw_quantized(arguments, stream), "adamw_quantized");
 }
@@ -164,11 +166,10 @@ ffi::Error apply_and_quantize(cudaStream_t stream, ffi::Buffer<ffi::F32> scalars
   optimizer::ApplyArguments arguments{};
   Stack const shape{weights->matrices, weights->rows, weights->columns};
   for (auto error : {check_scalars(scalars, 1),
-                     check_stack("update", update, shape, kMoments, arguments.update_type)}) {
+                     take_stack("update", update, shape, kMoments, arguments.update)}) {
     if (error.failure()) return error;
   }
   arguments.applies = scalars.typed_data();
-  arguments.update = update.untyped_data();
   arguments.weights = *weights;
   return launched(optimizer::apply_and_quantize(arguments, stream), "apply_and_quantize");
 }

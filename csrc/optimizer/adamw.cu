@@ -5,72 +5,62 @@
 namespace jgg::optimizer {
 namespace {
 
-template <class Gradient, class Mean, class Square>
 struct Adamw {
   using Scalars = AdamwScalars;
-  static constexpr int kBlocksOfMultiprocessor = 2;
+  // Elements one by one take more registers.
+  static constexpr int blocks_of_multiprocessor(bool aligned) { return aligned ? 2 : 1; }
   template <bool kAligned>
-  static constexpr int kRowsAtOnce = kAligned && sizeof(Mean) == 4 ? 2 : 1;
+  static constexpr int kRowsAtOnce = kAligned ? 2 : 1;
 
   Scalars const* scalars;
-  Gradient const* gradient;
-  Mean* mean;
-  Square* square;
+  Elements gradient;
+  Elements mean;
+  Elements square;
 
   struct Operands {
-    Quartet<Gradient> gradient;
-    Quartet<Mean> mean;
-    Quartet<Square> square;
-    Quartet<float> master;
+    Loaded gradient;
+    Loaded mean;
+    Loaded square;
   };
 
   __device__ __forceinline__ static bool applies(Scalars const& s) { return s.applies != 0; }
 
   template <bool kAligned>
-  __device__ __forceinline__ Operands load(float const* master, int64_t at, int count) const {
-    return {Quartet<Gradient>::template load<kAligned>(gradient + at, count),
-            Quartet<Mean>::template load<kAligned>(mean + at, count),
-            Quartet<Square>::template load<kAligned>(square + at, count),
-            Quartet<float>::load<kAligned>(master + at, count)};
+  __device__ __forceinline__ Operands load(int64_t at, int count) const {
+    return {optimizer::load<kAligned>(gradient, at, count),
+            optimizer::load<kAligned>(mean, at, count),
+            optimizer::load<kAligned>(square, at, count)};
   }
 
   template <bool kAligned>
-  __device__ __forceinline__ Quartet<float> update(Scalars const& s, Operands const& old,
-                                                   int64_t at, int count) const {
-    Quartet<float> new_mean, new_square, master;
+  __device__ __forceinline__ Quartet update(Scalars const& s, Operands const& old,
+                                            Quartet const& weights, int64_t at, int count) const {
+    Quartet const gradients = old.gradient.as_floats(gradient.type);
+    Quartet means = old.mean.as_floats(mean.type), squares = old.square.as_floats(square.type);
+    Quartet updated;
 #pragma unroll
     for (int i = 0; i < kQuartet; ++i) {
-      float const g = old.gradient[i] * s.gradient_factor;
-      float const m = s.mean_share * g + s.mean_decay * old.mean[i];
-      float const v = s.square_share * (g * g) + s.square_decay * old.square[i];
+      float const g = gradients.x[i] * s.gradient_factor;
+      float const m = s.mean_share * g + s.mean_decay * means.x[i];
+      float const v = s.square_share * (g * g) + s.square_decay * squares.x[i];
       float const size = __fsqrt_rn(v * s.square_factor + s.inner_epsilon) + s.epsilon;
       float const change = __fdiv_rn(s.mean_rate * m + s.gradient_rate * g, size);
-      new_mean.x[i] = m;
-      new_square.x[i] = v;
+      means.x[i] = m;
+      squares.x[i] = v;
       // Of what does not exist, a change is 0 / 0 where `epsilon` is 0.
-      master.x[i] = i < count ? old.master[i] - (change + s.decay * old.master[i]) : 0;
+      updated.x[i] = i < count ? weights.x[i] - (change + s.decay * weights.x[i]) : 0;
     }
-    store_as<kAligned>(mean + at, new_mean, count);
-    store_as<kAligned>(square + at, new_square, count);
-    return master;
+    store<kAligned>(mean, at, means, count);
+    store<kAligned>(square, at, squares, count);
+    return updated;
   }
 };
-
-using Floats = OneOf<ElementType::kBf16, ElementType::kF32>;
 
 }  // namespace
 
 cudaError_t adamw_quantized(AdamwArguments const& arguments, cudaStream_t stream) {
-  return with_constants(
-      [&](auto gradient, auto mean, auto square) {
-        using Rule = Adamw<StoredAs<gradient>, StoredAs<mean>, StoredAs<square>>;
-        return launch(
-            Rule{arguments.scalars, static_cast<StoredAs<gradient> const*>(arguments.gradient),
-                 static_cast<StoredAs<mean>*>(arguments.mean),
-                 static_cast<StoredAs<square>*>(arguments.square)},
-            arguments.weights, stream);
-      },
-      Floats{arguments.gradient_type}, Floats{arguments.mean_type}, Floats{arguments.square_type});
+  return launch(Adamw{arguments.scalars, arguments.gradient, arguments.mean, arguments.square},
+                arguments.weights, stream);
 }
 
 }  // namespace jgg::optimizer

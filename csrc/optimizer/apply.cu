@@ -4,47 +4,38 @@
 namespace jgg::optimizer {
 namespace {
 
-template <class Update>
 struct Apply {
   using Scalars = float;  // whether the step applies
-  static constexpr int kBlocksOfMultiprocessor = 2;
+  static constexpr int blocks_of_multiprocessor(bool) { return 2; }
   template <bool kAligned>
   static constexpr int kRowsAtOnce = kAligned ? 4 : 1;
 
   Scalars const* scalars;
-  Update const* change;
+  Elements change;
 
-  struct Operands {
-    Quartet<Update> change;
-    Quartet<float> master;
-  };
+  using Operands = Loaded;
 
   __device__ __forceinline__ static bool applies(Scalars const& applies) { return applies != 0; }
 
   template <bool kAligned>
-  __device__ __forceinline__ Operands load(float const* master, int64_t at, int count) const {
-    return {Quartet<Update>::template load<kAligned>(change + at, count),
-            Quartet<float>::load<kAligned>(master + at, count)};
+  __device__ __forceinline__ Operands load(int64_t at, int count) const {
+    return optimizer::load<kAligned>(change, at, count);
   }
 
   template <bool kAligned>
-  __device__ __forceinline__ Quartet<float> update(Scalars const&, Operands const& old, int64_t,
-                                                   int) const {
-    return Quartet<float>::of([&](int i) { return old.master[i] + old.change[i]; });
+  __device__ __forceinline__ Quartet update(Scalars const&, Operands const& old,
+                                            Quartet const& weights, int64_t, int) const {
+    Quartet updated = old.as_floats(change.type);
+#pragma unroll
+    for (int i = 0; i < kQuartet; ++i) updated.x[i] += weights.x[i];
+    return updated;
   }
 };
 
 }  // namespace
 
 cudaError_t apply_and_quantize(ApplyArguments const& arguments, cudaStream_t stream) {
-  return with_constants(
-      [&](auto update) {
-        using Update = StoredAs<update>;
-        return launch(
-            Apply<Update>{arguments.applies, static_cast<Update const*>(arguments.update)},
-            arguments.weights, stream);
-      },
-      OneOf<ElementType::kBf16, ElementType::kF32>{arguments.update_type});
+  return launch(Apply{arguments.applies, arguments.update}, arguments.weights, stream);
 }
 
 }  // namespace jgg::optimizer

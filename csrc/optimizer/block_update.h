@@ -89,9 +89,10 @@ union Shared {
 // What `Rule` makes of a block, in FP8.
 //
 // A rule has the `Scalars` of a step and says whether that `applies`; it loads four of its
-// `Operands`, and `updates` them in memory, from which it returns the new weights.
-template <class Rule, ElementType kFp8, bool kAligned>
-__global__ void __launch_bounds__(kThreads, Rule::kBlocksOfMultiprocessor)
+// `Operands`, and `updates` them in memory, from which and from the weights it returns the new
+// ones.
+template <class Rule, bool kAligned, int kBlocksOfMultiprocessor>
+__global__ void __launch_bounds__(kThreads, kBlocksOfMultiprocessor)
     update_kernel(Rule rule, Weights weights, quantize::TileGrid grid) {
   extern __shared__ __align__(16) char shared_bytes[];
   auto& shared = *reinterpret_cast<Shared*>(shared_bytes);
@@ -106,6 +107,7 @@ __global__ void __launch_bounds__(kThreads, Rule::kBlocksOfMultiprocessor)
   int const row = first_row + warp * kRowsOfWarp, column = first_column + lane * kQuartet;
   int64_t const row_of_all = int64_t{1} * place.matrix * weights.rows + row;
 
+  Elements const master{weights.master, ElementType::kF32};
   constexpr int kRows = Rule::template kRowsAtOnce<kAligned>;
   unsigned largest = 0;
 #pragma unroll 1
@@ -115,23 +117,19 @@ __global__ void __launch_bounds__(kThreads, Rule::kBlocksOfMultiprocessor)
       return row + first + i < weights.rows ? weights.columns - column : 0;
     };
     typename Rule::Operands operands[kRows];
+    Loaded old[kRows];
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
-      operands[i] =
-          rule.template load<kAligned>(weights.master, at + i * weights.columns, count(i));
+      operands[i] = rule.template load<kAligned>(at + i * weights.columns, count(i));
+      old[i] = load<kAligned>(master, at + i * weights.columns, count(i));
     }
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       int64_t const here = at + i * weights.columns;
-      Quartet<float> result = rule.template update<kAligned>(scalars, operands[i], here, count(i));
-      result.store<kAligned>(weights.master + here, count(i));
-      if (weights.copy) {
-        if (weights.copy_type == ElementType::kBf16) {
-          store_as<kAligned>(static_cast<__nv_bfloat16*>(weights.copy) + here, result, count(i));
-        } else {
-          store_as<kAligned>(static_cast<__half*>(weights.copy) + here, result, count(i));
-        }
-      }
+      Quartet result = rule.template update<kAligned>(
+          scalars, operands[i], old[i].as_floats(master.type), here, count(i));
+      store<kAligned>(master, here, result, count(i));
+      if (weights.copy.data) store<kAligned>(weights.copy, here, result, count(i));
 #pragma unroll
       for (float& x : result.x) {
         largest = max(largest, finite_magnitude(x));
@@ -145,14 +143,21 @@ __global__ void __launch_bounds__(kThreads, Rule::kBlocksOfMultiprocessor)
   __syncthreads();
   largest = __reduce_max_sync(~0u, warp_largest[lane % kWarps]);
 
-  quantize::Scale const s =
-      quantize::scale_of<kFp8>(__uint_as_float(largest), weights.power_of_two);
+  quantize::Scale s;
   uint32_t rows[kRowsOfWarp];
+  auto const quantize_to = [&](auto fp8) {
+    s = quantize::scale_of<fp8.value>(__uint_as_float(largest), weights.power_of_two);
 #pragma unroll
-  for (int i = 0; i < kRowsOfWarp; ++i) {
-    float4 const x = shared.updated[i][threadIdx.x];
-    rows[i] = quantize::convert<kFp8>(x.x * s.inverse, x.y * s.inverse) |
-              quantize::convert<kFp8>(x.z * s.inverse, x.w * s.inverse) << 16;
+    for (int i = 0; i < kRowsOfWarp; ++i) {
+      float4 const x = shared.updated[i][threadIdx.x];
+      rows[i] = quantize::convert<fp8.value>(x.x * s.inverse, x.y * s.inverse) |
+                quantize::convert<fp8.value>(x.z * s.inverse, x.w * s.inverse) << 16;
+    }
+  };
+  if (weights.fp8 == ElementType::kE4m3) {
+    quantize_to(std::integral_constant<ElementType, ElementType::kE4m3>{});
+  } else {
+    quantize_to(std::integral_constant<ElementType, ElementType::kE5m2>{});
   }
   int const pitch = quantize::pitch(weights), stored = quantize::stored_columns(weights);
   int64_t const blocks_across = ceil_div(pitch, kScaleBlock), blocks_down = grid.down;
@@ -186,8 +191,9 @@ cudaError_t launch(Rule const& rule, Weights const& weights, cudaStream_t stream
   quantize::TileGrid const grid{unsigned(quantize::blocks_of(weights.columns)),
                                 unsigned(quantize::blocks_of(weights.rows))};
   return with_constants(
-      [&](auto fp8, auto aligned) {
-        auto const kernel = update_kernel<Rule, fp8.value, aligned.value>;
+      [&](auto aligned) {
+        constexpr int kBlocks = Rule::blocks_of_multiprocessor(aligned.value);
+        auto const kernel = update_kernel<Rule, aligned.value, kBlocks>;
         cudaError_t const status = cudaFuncSetAttribute(
             kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, sizeof(Shared));
         if (status != cudaSuccess) return status;
@@ -195,7 +201,6 @@ cudaError_t launch(Rule const& rule, Weights const& weights, cudaStream_t stream
                                                                                     grid);
         return cudaGetLastError();
       },
-      OneOf<ElementType::kE4m3, ElementType::kE5m2>{weights.fp8},
       Flag{weights.columns % kQuartet == 0});
 }
 

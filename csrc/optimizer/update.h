@@ -10,13 +10,18 @@
 
 namespace jgg::optimizer {
 
+// An array of bf16, f16 or float32.
+struct Elements {
+  void* data;
+  ElementType type;
+};
+
 // Matrices [matrices, rows, columns] and their FP8 forms in blocks of 128 x 128, all updated in
 // place. Forms are those of `quantize::BlocksArguments`: either pair may be null, and they may be
 // some columns of wider matrices, of `joined_columns`.
 struct Weights {
   float* master;
-  void* copy;  // the same in 16 bits, or null
-  ElementType copy_type;
+  Elements copy;  // the same in 16 bits, or null
   uint8_t* q;
   float* scale;
   uint8_t* q_t;
@@ -49,20 +54,16 @@ struct AdamwScalars {
 // Gradients are bf16 or f32, and so are both moments.
 struct AdamwArguments {
   AdamwScalars const* scalars;
-  void const* gradient;
-  void* mean;
-  void* square;
-  ElementType gradient_type;
-  ElementType mean_type;
-  ElementType square_type;
+  Elements gradient;
+  Elements mean;
+  Elements square;
   Weights weights;
 };
 
 // master += update, which is bf16 or f32, unless *applies is 0.
 struct ApplyArguments {
   float const* applies;
-  void const* update;
-  ElementType update_type;
+  Elements update;
   Weights weights;
 };
 
