@@ -383,7 +383,10 @@ class Transformed:
         return self.transformation.init(masters)
 
     def begin(self, masters, gradients, state, factor, applies):
-        scaled = jax.tree.map(lambda g: g * factor.astype(g.dtype), gradients)
+        # As wide as the weights: of what has 16 bits, Optax would add up squares in 16 bits.
+        scaled = jax.tree.map(
+            lambda g, w: g.astype(w.dtype) * factor.astype(w.dtype), gradients, masters
+        )
         updates, new = self.transformation.update(scaled, state, masters)
         kept = jax.tree.map(lambda a, b: jnp.where(applies, a, b), new, state)
         structure: Any = jax.tree.structure(masters)
