@@ -8,10 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from flax import struct
 
-from jax_grouped_gemm import moe
+from jax_grouped_gemm import moe, optim
 from jax_grouped_gemm._src.fp8.recipe import Recipe
-from jax_grouped_gemm._src.mlp.fp8.weights import quantize_mlp
+from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp, quantize_mlp
 from jax_grouped_gemm._src.quantized.format import Format
 from jax_grouped_gemm.flax._experts import (
     as_dict,
@@ -70,6 +71,75 @@ def quantize_params(
         for name, value in params.items()
         if isinstance(value, Mapping)
     }
+    return {name: value for name, value in inner.items() if value}
+
+
+class TrainState(struct.PyTreeNode):
+    """Parameters, an optimiser of `optim` and its state, in the shape of Flax's `TrainState`:
+
+        state = TrainState.create(
+            apply_fn=model.apply, params=variables["params"], tx=optim.adamw(1e-3, recipe=recipe)
+        )
+
+        def loss(params):
+            y, losses = state.apply_fn(state.variables | {"params": params}, x)
+            ...
+
+        state = state.apply_gradients(grads=jax.grad(loss)(state.compute_params))
+
+    Attributes:
+      step: how often `apply_gradients` was called.
+      apply_fn: `model.apply`.
+      params: the collection "params", without partitioning metadata.
+      tx: the optimiser.
+      opt_state: its state.
+    """
+
+    step: Any
+    apply_fn: Callable[..., Any] = struct.field(pytree_node=False)
+    params: Any
+    tx: optim.Optimizer = struct.field(pytree_node=False)
+    opt_state: optim.OptimizerState
+
+    @classmethod
+    def create(
+        cls, *, apply_fn: Callable[..., Any], params: Any, tx: optim.Optimizer, **rest: Any
+    ) -> TrainState:
+        """The state before the first step; `rest` are fields of a subclass."""
+        params = nn.meta.unbox(params)
+        return cls(
+            step=jnp.zeros((), jnp.int32),
+            apply_fn=apply_fn,
+            params=params,
+            tx=tx,
+            opt_state=tx.init(params),
+            **rest,
+        )
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """The collections "params" and "quantized" for `apply_fn`."""
+        return {"params": self.params, QUANTIZED: _collection(self.opt_state.quantized)}
+
+    @property
+    def compute_params(self) -> Any:
+        """What to differentiate a loss by, see `optim.Optimizer.compute_params`."""
+        return self.tx.compute_params(self.params)
+
+    def apply_gradients(self, *, grads: Any, factor: Any = 1.0, **rest: Any) -> TrainState:
+        """The state after a step; `rest` are fields of a subclass, for `factor` see
+        `optim.Optimizer.step`."""
+        params, opt_state = self.tx.step(self.params, grads, self.opt_state, factor=factor)
+        return self.replace(step=self.step + 1, params=params, opt_state=opt_state, **rest)
+
+
+def _collection(quantized: Any) -> dict[str, Any]:
+    """The collection "quantized" of what an optimiser has."""
+    if isinstance(quantized, QuantizedMlp):
+        return {"experts": as_dict(quantized)}
+    if not isinstance(quantized, dict):
+        return {}
+    inner = {name: _collection(value) for name, value in quantized.items()}
     return {name: value for name, value in inner.items() if value}
 
 

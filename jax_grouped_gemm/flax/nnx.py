@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Container
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jax_grouped_gemm import moe
+from jax_grouped_gemm import moe, optim
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.mlp.fp8.weights import quantize_mlp
+from jax_grouped_gemm._src.optimizer.weights import Path, at, nested
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
 from jax_grouped_gemm._src.quantized.format import Format
 from jax_grouped_gemm.flax._experts import (
@@ -82,16 +84,152 @@ def quantize(model: nnx.Module, format: str | Format | None = None, **options: A
                 set_quantized(layer, **quantized_weights(wi_0, wi_1, wo, format, **options))
         return
     for _, module in nnx.iter_graph(model):
-        if isinstance(module, MoE) and module.recipe is not None and takes_quantized(module):
-            wi_0, wi_1, wo = (w[...] for w in (module.wi_0, module.wi_1, module.wo))
-            arrays = as_dict(quantize_mlp(wi_0, wi_1, wo, module.recipe))
-            if module.quantized is None:
-                # A variable for each array: checkpoints make dictionaries of named tuples.
-                module.quantized = nnx.data(jax.tree.map(Quantized, arrays))
-            else:
-                for matrix, forms in arrays.items():
-                    for form, x in forms.items():
-                        module.quantized[matrix][form].set_value(x)
+        if _is_quantized(module):
+            wi_0, wi_1, wo = (getattr(module, name)[...] for name in MATRICES)
+            _set(module, as_dict(quantize_mlp(wi_0, wi_1, wo, module.recipe)))
+
+
+def _is_quantized(module: Any) -> bool:
+    return isinstance(module, MoE) and module.recipe is not None and takes_quantized(module)
+
+
+def _set(layer: MoE, arrays: dict[str, dict[str, jax.Array]]) -> None:
+    """Gives a layer its quantised weights."""
+    if layer.quantized is None:
+        # A variable for each array: checkpoints make dictionaries of named tuples.
+        layer.quantized = nnx.data(jax.tree.map(Quantized, arrays))
+        return
+    for matrix, forms in arrays.items():
+        for form, x in forms.items():
+            layer.quantized[matrix][form].set_value(x)
+
+
+class Optimizer(nnx.Module):
+    """An optimiser of `optim` for a model, which refreshes the quantised weights of its layers.
+
+    It has the shape of `nnx.Optimizer`:
+
+        optimizer = Optimizer(model, optim.adamw(1e-3, recipe=recipe), wrt=nnx.Param)
+
+        @nnx.jit
+        def step(model, optimizer, batch):
+            gradients = nnx.grad(loss)(model, batch)
+            optimizer.update(model, gradients)
+
+    Quantised are the weights that `quantize` would, of every `MoE` with a recipe in FP8 and without
+    an `expert_axis`, whatever `select` of the optimiser says. They are in the layers, as variables
+    of the type `Quantized`. Layers that share their parameters share those too.
+
+    Attributes:
+      step: how often `update` was called.
+      optimizer: the optimiser.
+      opt_state: its state, as `nnx.OptState` variables, without the quantised weights.
+      wrt: the filter.
+
+    Args:
+      model: an NNX module.
+      optimizer: of `optim.adamw` or `optim.quantized`.
+      wrt: which variables are optimised, as for `nnx.grad`.
+
+    Raises:
+      TypeError: `optimizer` is none.
+      ValueError: layers share some of their weights, but not all, or `wrt` leaves some out, or a
+        layer's recipe quantises weights otherwise.
+    """
+
+    def __init__(self, model: nnx.Module, optimizer: optim.Optimizer, *, wrt: Any = nnx.Param):
+        if not isinstance(optimizer, optim.Optimizer):
+            raise TypeError(
+                "Optimizer: optimizer must be of optim.adamw or optim.quantized, got "
+                f"{optimizer!r}; nnx.Optimizer takes Optax's"
+            )
+        self.optimizer = optimizer
+        self.wrt = wrt
+        self.step = nnx.OptState(jnp.array(0, jnp.uint32))
+        quantize(model)
+        for layers in _layers(model, wrt).values():
+            for layer in layers:
+                if layer.recipe and optimizer.recipe.weights != layer.recipe.weights:
+                    raise ValueError(
+                        "Optimizer: the recipe of the optimiser must quantise weights as that of "
+                        f"the layers does, {layer.recipe}, got {optimizer.recipe}"
+                    )
+            for layer in layers[1:]:
+                layer.quantized = layers[0].quantized
+        # Of variables, so that what is kept of a parameter has its metadata.
+        state = self._selecting(()).init(nnx.state(model, wrt))
+        self.opt_state = nnx.data(_as_opt_state((state.inner, state.master)))
+
+    def update(self, model: nnx.Module, gradients: Any, **options: Any) -> None:
+        """Takes a step: changes the parameters and the quantised weights of `model`.
+
+        Args:
+          model: the model.
+          gradients: of `nnx.grad`.
+          **options: of `optim.Optimizer.step`, such as `factor`.
+        """
+        layers = _layers(model, self.wrt)
+        params = nnx.as_pure(nnx.state(model, self.wrt))
+        inner, master = nnx.as_pure(self.opt_state)
+        quantized = {
+            path: from_dict(
+                jax.tree.map(lambda x: x.get_value(), of_path[0].quantized, is_leaf=_is_variable)
+            )
+            for path, of_path in layers.items()
+        }
+        params, state = self._selecting(layers).step(
+            params,
+            nnx.as_pure(nnx.state(gradients, self.wrt)),
+            optim.OptimizerState(inner, master, nested(quantized)),
+            **options,
+        )
+        nnx.update(model, params)
+        nnx.update(self.opt_state, nnx.state((state.inner, state.master)))
+        for path, of_path in layers.items():
+            _set(of_path[0], as_dict(at(state.quantized, path)))
+        self.step[...] += 1
+
+    def _selecting(self, paths: Container[Path]) -> optim.Optimizer:
+        """The optimiser that quantises the layers at those paths."""
+
+        def select(path: Path, leaf: Any) -> bool:
+            return bool(path) and path[:-1] in paths and path[-1] in MATRICES
+
+        return dataclasses.replace(self.optimizer, select=select)
+
+
+def _is_variable(x: Any) -> bool:
+    return isinstance(x, nnx.Variable)
+
+
+def _as_opt_state(tree: Any) -> Any:
+    """Variables of an optimiser for arrays, and for variables, whose metadata they keep."""
+
+    def of(x: Any) -> nnx.Variable:
+        if not _is_variable(x):
+            return nnx.OptState(x)
+        metadata = x.get_metadata()
+        return nnx.OptState(x.get_value(), **metadata)
+
+    return jax.tree.map(of, tree, is_leaf=_is_variable)
+
+
+def _layers(model: nnx.Module, wrt: Any) -> dict[Path, list[MoE]]:
+    """The layers whose weights are quantised, by the place of their parameters in the state."""
+    place = {id(x): path for path, x in nnx.to_flat_state(nnx.state(model, wrt))}
+    layers: dict[Path, list[MoE]] = {}
+    for _, module in nnx.iter_graph(model):
+        if not _is_quantized(module):
+            continue
+        paths = [place.get(id(getattr(module, name)), ()) for name in MATRICES]
+        (node, *others) = {path[:-1] for path in paths}
+        if others or () in paths:
+            raise ValueError(
+                "Optimizer: wi_0, wi_1 and wo of a layer in FP8 must be optimised, and layers must "
+                f"share all or none of them; got a layer with parameters at {paths}"
+            )
+        layers.setdefault(node, []).append(module)
+    return layers
 
 
 def set_quantized(

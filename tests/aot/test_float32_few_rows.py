@@ -1,6 +1,5 @@
 """Which float32 products are those of few rows, and what XLA makes of them for an H200."""
 
-import jax
 import jax.numpy as jnp
 import pytest
 

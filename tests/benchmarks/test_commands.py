@@ -19,6 +19,7 @@ from benchmarks import (
     host,
     memory,
     moe,
+    optimizer,
     rank_k,
     rows,
     run,
@@ -133,6 +134,20 @@ def test_accumulate(dry_run):
         assert record["peers"]["ours_then_add"]["error"]["total"] > 0
         assert record["peers"]["ours_product"]["status"] == "measured"
         assert record["ratios"]["ours_then_add"] > 0
+
+
+def test_optimizer(dry_run):
+    found = dry_run(optimizer.main)
+    assert set(found) == {
+        f"tiny/{op}/{gradients}" for op in optimizer.OPS for gradients in optimizer.GRADIENTS
+    }
+    for record in found.values():
+        for name, peer in record["peers"].items():
+            assert peer["status"] == "measured", (name, peer)
+        assert record["ratios"]["byte_floor"] > 0
+    step = found["tiny/adamw/float32"]
+    assert step["ratios"]["optax_copy"] > 0 and step["ratios"]["optax_quantize"] > 0
+    assert step["bytes"] == 30 * step["parameters"]
 
 
 def test_moe(dry_run):

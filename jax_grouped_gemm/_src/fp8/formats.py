@@ -113,6 +113,22 @@ def quantized_blocks(g: int, rows: int, cols: int) -> tuple[Shape, Shape]:
     return (g, rows, cols), (g, cdiv(rows, BLOCK), cdiv(cols, BLOCK))
 
 
+def letters_of_blocks(
+    *, plain: bool, transposed: bool, joined: bool
+) -> tuple[list[str], frozenset[str], dict[str, str]]:
+    """The dimensions of matrices "kn" in blocks of 128 x 128, as `partition.Dims` names them.
+
+    Returns:
+      The letters of values and scales, as they are and transposed, those asked for; those that are
+      whole; and what counts blocks. Joined columns, of several matrices, belong together.
+    """
+    n, r = ("p", "s") if joined else ("n", "r")
+    forms = ["k" + n, "q" + r] * plain + [n + "k", r + "q"] * transposed
+    if joined:
+        return forms, frozenset("nps"), {"q": "k"}
+    return forms, frozenset(), {"q": "k", "r": "n"}
+
+
 def quantized_groups(m: int, cols: int, num_groups: int) -> tuple[Shape, Shape]:
     """Shapes of the values and scales of rows transposed in blocks, each of one group."""
     blocks = row_blocks(m, num_groups)

@@ -20,6 +20,7 @@ from jax_grouped_gemm._src.fp8 import call, plan, reference, scaled_reference
 from jax_grouped_gemm._src.fp8.formats import (
     SLICED_RHS,
     SLICED_ROWS,
+    letters_of_blocks,
     quantized_groups,
     slice_of,
     sliced,
@@ -256,7 +257,17 @@ def quantize_blocks(x, **params) -> list[jax.Array]:
     return BLOCKS.bind(x, **params)
 
 
-BLOCKS = _quantizer("quantize_blocks", (3,), reference.quantize_blocks, leading)
+def _blocks_dims(operands, results, *, plain, transposed, **params) -> Dims:
+    """Matrices are independent, and so are blocks of them."""
+    forms, whole, blocks = letters_of_blocks(
+        plain=plain, transposed=transposed, joined=len(operands) > 1
+    )
+    named = [("g", *letters) for letters in (*["kn"] * len(operands), *forms)]
+    count = len(operands)
+    return Dims(tuple(named[:count]), tuple(named[count:]), whole, blocks=blocks)
+
+
+BLOCKS = _quantizer("quantize_blocks", (3,), reference.quantize_blocks, _blocks_dims)
 
 
 def quantize_joined(x, y, **params) -> list[jax.Array]:
@@ -264,7 +275,7 @@ def quantize_joined(x, y, **params) -> list[jax.Array]:
     return JOINED.bind(x, y, **params)
 
 
-JOINED = _quantizer("quantize_joined", (3, 3), reference.quantize_joined, leading)
+JOINED = _quantizer("quantize_joined", (3, 3), reference.quantize_joined, _blocks_dims)
 
 
 def quantize_ragged(x, group_sizes, **params) -> list[jax.Array]:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jax_grouped_gemm._src.fp8.formats import letters_of_blocks
 from jax_grouped_gemm._src.op import Op
 from jax_grouped_gemm._src.optimizer import call, plan, reference
 from jax_grouped_gemm._src.optimizer.problem import Layout
@@ -37,6 +38,7 @@ def _update(name: str, target: str, planner: Any, run: Any, of_reference: Any) -
         multiple_results=True,
         is_matmul=False,
         dims=_dims,
+        instead="shards that are whole blocks of 128 x 128",
     )
     op.has_no_derivative("take gradients with respect to the weights that the step updates.")
     op.def_batching(_batching(op))
@@ -44,14 +46,16 @@ def _update(name: str, target: str, planner: Any, run: Any, of_reference: Any) -
 
 
 def _dims(operands: Sequence[Any], results: Sequence[Any], **params: Any) -> Dims:
-    """Matrices are independent, and so are blocks if all are whole."""
+    """Matrices are independent, and so are blocks of them. Joined columns belong together."""
     layout = Layout.of(params)
-    matrix, forms = layout.letters()
-    leading = tuple(f"l{i}" for i in range(operands[1].ndim - layout.rank))
-    stacks = [matrix] * (len(operands) - 1 - len(forms))
+    forms, whole, blocks = letters_of_blocks(
+        plain=layout.plain, transposed=layout.transposed, joined=layout.is_joined
+    )
+    forms += ["kn"] * layout.copied
+    stacks = ["kn"] * (len(operands) - 1 - len(forms))
+    leading = tuple(f"l{i}" for i in range(operands[1].ndim - 2))
     named = [(*leading, *letters) for letters in (*stacks, *forms)]
-    whole = "abst" if layout.blocked else "knpqrt"
-    return Dims((("t",), *named), tuple(named[1:]), frozenset(whole))
+    return Dims((("t",), *named), tuple(named[1:]), whole | {"t"}, blocks=blocks)
 
 
 def _batching(op: Op) -> Callable[..., Any]:

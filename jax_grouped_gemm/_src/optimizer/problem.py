@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from jax_grouped_gemm._src.arrays import is_static
 from jax_grouped_gemm._src.fp8.formats import BLOCK, Shape
 
 
@@ -46,16 +45,13 @@ class Layout:
     """How the operands of a call are given.
 
     Matrices are [..., k, n], with any leading dimensions, and their forms have the columns of
-    `parts` stacks next to each other, each filled up to whole blocks if there are several. If both
-    k and n are multiples of 128, a call is `blocked`: matrices are [..., k / 128, 128, n / 128,
-    128], and forms likewise, so that devices can split whole blocks.
+    `parts` stacks next to each other, each filled up to whole blocks if there are several.
 
     Attributes:
       plain: whether there are values [..., k, n] and scales [..., k / 128, n / 128].
       transposed: whether there are values [..., n, k] and scales [..., n / 128, k / 128].
       copied: whether there is a copy of the matrices in 16 bits.
       part, parts: which of the stacks this is, of how many.
-      blocked: see above.
     """
 
     plain: bool
@@ -63,7 +59,6 @@ class Layout:
     copied: bool
     part: int
     parts: int
-    blocked: bool
 
     @classmethod
     def of(cls, params: Mapping[str, Any]) -> Layout:
@@ -76,35 +71,14 @@ class Layout:
         return dataclasses.asdict(self)
 
     @property
-    def rank(self) -> int:
-        """Dimensions of a matrix."""
-        return 4 if self.blocked else 2
-
-    @property
     def is_joined(self) -> bool:
         """Whether forms have several parts."""
         return self.parts > 1
 
-    def flat(self, x: Any) -> Shape:
+    def flat(self, master: Any) -> Shape:
         """The shape [matrices, k, n] of stacks of matrices."""
-        *leading, k, n = self._merged(x.shape)
+        *leading, k, n = master.shape
         return math.prod(leading), k, n
-
-    def letters(self) -> tuple[str, list[str]]:
-        """The dimensions of matrices and of all forms but the leading ones, see `partition`."""
-        if self.blocked:
-            matrix, values, scales = "KaNb", "KasNb", "KsN"
-            values_t, scales_t = "sNbKa", "sNK"
-        else:
-            matrix, values, scales, values_t, scales_t = "kn", "kp", "qr", "pk", "rq"
-        forms = [values, scales] * self.plain + [values_t, scales_t] * self.transposed
-        return matrix, [*forms, *[matrix] * self.copied]
-
-    def _merged(self, shape: Sequence[Any]) -> tuple[Any, ...]:
-        if not self.blocked:
-            return tuple(shape)
-        *leading, k, a, n, b = shape
-        return (*leading, k * a, n * b)
 
     def forms(self, master: Any, dtype: np.dtype) -> list[jax.ShapeDtypeStruct]:
         """Shapes and dtypes of the forms that the custom call takes of matrices `master`."""
@@ -118,11 +92,6 @@ class Layout:
         if self.transposed:
             shapes += [((g, pitch, k), dtype), ((g, across, rows), f32)]
         return [jax.ShapeDtypeStruct(*shape) for shape in shapes]
-
-
-def is_blocked(shape: Sequence[Any]) -> bool:
-    """Whether matrices of that shape are whole blocks."""
-    return is_static(*shape) and all(size and size % BLOCK == 0 for size in shape[-2:])
 
 
 @dataclasses.dataclass(frozen=True)

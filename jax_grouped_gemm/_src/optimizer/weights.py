@@ -11,9 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_grouped_gemm._src.arguments import Implementation
-from jax_grouped_gemm._src.fp8.api import QuantizedWeights, quantize_weights
+from jax_grouped_gemm._src.fp8.api import QuantizedWeights
+from jax_grouped_gemm._src.fp8.formats import BLOCK
 from jax_grouped_gemm._src.fp8.recipe import Recipe
-from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp, quantize_mlp
+from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp
+from jax_grouped_gemm._src.optimizer.fused import Options, Weights, apply
 
 Path = tuple[Any, ...]
 Select = Callable[[Path, Any], bool]
@@ -53,41 +55,53 @@ class Group:
     path: Path
     members: tuple[tuple[Member, ...], ...]
 
-    @property
-    def is_mlp(self) -> bool:
-        """Whether the result is a `QuantizedMlp`."""
-        return len(self.members) == 2
-
     def quantized(
         self, leaves: Sequence[Any], recipe: Recipe, implementation: Implementation
     ) -> Any:
-        """The quantised weights of `leaves`."""
-        given = [[leaves[member.leaf] for member in each] for each in self.members]
-        if self.is_mlp:
-            (gate, *up), (down,) = given
-            return quantize_mlp(
-                gate, up[0] if up else None, down, recipe, implementation=implementation
-            )
-        ((leaf,),) = given
-        return quantize_weights(
-            leaf,
-            recipe.forward_dtype,
-            power_of_two_scales=recipe.power_of_two_scales,
-            implementation=implementation,
-        )
+        """The quantised weights of float32 `leaves`."""
+        options = Options(recipe.power_of_two_scales, implementation)
+        forms = []
+        for members in self.members:
+            of_matrix = _no_forms(leaves[members[0].leaf], len(members), recipe)
+            for member in members:
+                leaf = leaves[member.leaf]
+                # What is added changes no number, not even the sign of a zero. A step keeps leaves
+                # of any rank split as they are.
+                nothing = jnp.full_like(leaf, -0.0, jnp.bfloat16)
+                old = Weights(leaf, of_matrix)
+                at = options._replace(part=member.part, parts=member.parts)
+                of_matrix = apply(jnp.ones(1), nothing, old, at).forms
+            forms.append(of_matrix)
+        return as_container(forms)
 
 
-def as_arrays(quantized: Any) -> tuple[list[tuple[Any, ...]], Callable[[Sequence[Any]], Any]]:
-    """The forms of each matrix of a group, and what makes the same container of other forms.
+def as_forms(quantized: Any) -> list[tuple[Any, ...]]:
+    """The forms of each matrix of a group: values, scales, transposed values and their scales.
 
-    Forms are values, scales, transposed values and their scales. This is the only place that knows
-    what containers of quantised weights look like.
+    This function and `as_container` alone know what containers of quantised weights look like.
     """
-    if isinstance(quantized, QuantizedMlp):
-        return [tuple(part) for part in quantized], lambda forms: QuantizedMlp(
-            *(QuantizedWeights(*each) for each in forms)
-        )
-    return [tuple(quantized)], lambda forms: QuantizedWeights(*forms[0])
+    matrices = quantized if isinstance(quantized, QuantizedMlp) else [quantized]
+    return [tuple(matrix) for matrix in matrices]
+
+
+def as_container(forms: Sequence[Sequence[Any]]) -> Any:
+    """The inverse of `as_forms`: of an MLP for two matrices."""
+    matrices = [QuantizedWeights(*each) for each in forms]
+    return QuantizedMlp(*matrices) if len(matrices) > 1 else matrices[0]
+
+
+def _no_forms(leaf: Any, parts: int, recipe: Recipe) -> tuple[jax.Array, ...]:
+    """Zeros for the forms of so many matrices next to each other."""
+    *leading, k, n = leaf.shape
+    rows, blocks = -(-k // BLOCK), -(-n // BLOCK)
+    columns, across = (n if parts == 1 else parts * blocks * BLOCK), parts * blocks
+    shapes = (
+        ((k, columns), recipe.forward_dtype),
+        ((rows, across), jnp.float32),
+        ((columns, k), recipe.forward_dtype),
+        ((across, rows), jnp.float32),
+    )
+    return tuple(jnp.zeros((*leading, *shape), dtype) for shape, dtype in shapes)
 
 
 def groups_of(params: Any, select: Select) -> list[Group]:
@@ -99,7 +113,7 @@ def groups_of(params: Any, select: Select) -> list[Group]:
     chosen: dict[Path, int] = {}
     shapes: dict[Path, Any] = {}
     for index, (keys, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(params)):
-        path = tuple(map(_name, keys))
+        path = path_of(keys)
         if not select(path, leaf):
             continue
         _check(path, leaf)
@@ -119,6 +133,11 @@ def groups_of(params: Any, select: Select) -> list[Group]:
         else:
             groups.append(Group(path, ((Member(chosen[path]),),)))
     return groups
+
+
+def path_of(keys: Any) -> Path:
+    """The names of a leaf."""
+    return tuple(map(_name, keys))
 
 
 def nested(values: Mapping[Path, Any]) -> Any:

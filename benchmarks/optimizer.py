@@ -1,0 +1,327 @@
+"""Steps of optimisers that write FP8 weights, next to Optax's with a copy or a pass more.
+
+python -m benchmarks.optimizer --output benchmarks/results/optimizer.json
+
+The weights are those of a layer's experts, float32, as many experts as --parameters allow: what a
+parameter costs does not depend on their number. All steps are in place. Of `adamw`:
+
+- `ours`: one kernel for each stack of matrices writes moments, weights and FP8.
+- `optax_copy`: `optax.adamw`, and a copy of the new weights in bfloat16.
+- `optax_quantize`: `optax.adamw`, and `quantize_mlp` of the new weights.
+- `ours_optax`: `optim.quantized(optax.adamw(...))`, for any chain: XLA computes the updates.
+- `ours_copy`: as `ours` for parameters in bfloat16, with the float32 weights in the state.
+
+Of `apply`, with given updates: `ours` adds and quantises, and `xla_copy` adds and makes
+a copy in bfloat16. `copy` is the speed of memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import jax_grouped_gemm as jgg
+from benchmarks.harness import check
+from benchmarks.harness.bandwidth import Bandwidth, copy_call
+from benchmarks.harness.command import Command
+from benchmarks.harness.measure import Workload
+from benchmarks.harness.peer import Call, Peer, Role, pinned_implementation
+from benchmarks.harness.session import Job, Session
+from benchmarks.moe import LAYERS, TINY, Layer
+from benchmarks.peers.ours import kernels_unavailable_reason
+from jax_grouped_gemm import optim
+
+ADAMW, APPLY = "adamw", "apply"
+OPS = (ADAMW, APPLY)
+GRADIENTS = ("bfloat16", "float32")
+RATE = 1e-3
+# Of weights of about one, after one step: rounding.
+TOLERANCE = 1e-6
+
+Params = dict[str, jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """What a compiled program depends on."""
+
+    layer: Layer
+    op: str
+    gradients: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.layer.name}/{self.op}/{self.gradients}"
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, int, int]]:
+        """Of the matrices of the experts."""
+        e, d, f = self.layer.experts, self.layer.embed, self.layer.hidden
+        return dict(wi_0=(e, d, f), wi_1=(e, d, f), wo=(e, f, d))
+
+    @property
+    def parameters(self) -> int:
+        return 3 * self.layer.experts * self.layer.embed * self.layer.hidden
+
+    def random(self, seed: int, dtype: str = "float32") -> Params:
+        """Normal numbers in those shapes."""
+        keys = jax.random.split(jax.random.key(seed), len(self.shapes))
+        return {
+            name: jax.random.normal(key, shape, dtype)
+            for key, (name, shape) in zip(keys, self.shapes.items(), strict=True)
+        }
+
+
+class Step:
+    """One way to take a step.
+
+    Attributes:
+      start: of the parameters, gives what changes from step to step.
+      step: of what changes and the gradients, the same after the step.
+      masters: of what changes, the float32 weights.
+      quantized: of what changes, the FP8 weights, or None.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[Params], Any],
+        step: Callable[[Any, Params], Any],
+        masters: Callable[[Any], Params] = lambda state: state[0],
+        quantized: Callable[[Any], Any] = lambda state: None,
+    ):
+        self.start, self.step, self.masters, self.quantized = start, step, masters, quantized
+
+
+def of_optimizer(optimizer: optim.Optimizer, dtype: str = "float32") -> Step:
+    """One of ours, for parameters of `dtype`."""
+
+    def start(params):
+        # A copy, since steps are in place.
+        params = jax.tree.map(lambda x: jnp.array(x, dtype, copy=True), params)
+        return params, jax.jit(optimizer.init)(params)
+
+    def masters(state):
+        return state[0] if dtype == "float32" else state[1].master
+
+    return Step(
+        start,
+        lambda state, gradients: optimizer.step(state[0], gradients, state[1]),
+        masters,
+        lambda state: state[1].quantized,
+    )
+
+
+def of_optax(transformation: Any, form: Callable[[Params], Any], is_quantized: bool) -> Step:
+    """Optax's, and what `form` makes of the new weights."""
+
+    def start(params):
+        params = jax.tree.map(jnp.copy, params)
+        return params, transformation.init(params), jax.jit(form)(params)
+
+    def step(state, gradients):
+        params, inner, _ = state
+        # In bfloat16, Optax would square them in bfloat16. XLA converts on the way.
+        wide = jax.tree.map(lambda g: g.astype(jnp.float32), gradients)
+        updates, inner = transformation.update(wide, inner, params)
+        params = optax.apply_updates(params, updates)
+        return params, inner, form(params)
+
+    return Step(start, step, quantized=lambda state: state[2] if is_quantized else None)
+
+
+def bfloat16_copy(params: Params) -> Params:
+    """What a layer that computes in bfloat16 reads."""
+    return jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+
+
+def quantize(implementation: str, params: Params) -> Any:
+    """What a layer in FP8 reads."""
+    return jgg.quantize_mlp(**params, implementation=implementation)
+
+
+def steps(op: str) -> dict[str, tuple[Role, Step]]:
+    """What is measured, ours first."""
+    pinned = dict(implementation=pinned_implementation())
+    if op == APPLY:
+        identity = optax.identity()
+        return {
+            "ours": (Role.OURS, of_optimizer(optim.quantized(identity, **pinned))),
+            "xla_copy": (Role.GROUPED, of_optax(identity, bfloat16_copy, False)),
+        }
+    adamw = optax.adamw(RATE)
+    ours = optim.adamw(RATE, **pinned)
+    quantizing = functools.partial(quantize, pinned["implementation"])
+    return {
+        "ours": (Role.OURS, of_optimizer(ours)),
+        "optax_copy": (Role.GROUPED, of_optax(adamw, bfloat16_copy, False)),
+        "optax_quantize": (Role.GROUPED, of_optax(adamw, quantizing, True)),
+        "ours_optax": (Role.VARIANT, of_optimizer(optim.quantized(adamw, **pinned))),
+        "ours_copy": (Role.VARIANT, of_optimizer(ours, "bfloat16")),
+    }
+
+
+@jax.jit
+def _largest_difference(found: Params, expected: Params) -> jax.Array:
+    differences = jax.tree.map(lambda a, b: jnp.max(jnp.abs(a - b)), found, expected)
+    return jnp.max(jnp.stack(jax.tree.leaves(differences)))
+
+
+@jax.jit
+def _differing(found: Any, expected: Any) -> jax.Array:
+    """Elements of FP8 weights or scales whose bits differ."""
+
+    def count(a, b):
+        bits = jnp.dtype(f"uint{8 * a.dtype.itemsize}")
+        a, b = (jax.lax.bitcast_convert_type(x, bits) for x in (a, b))
+        return jnp.sum(a != b)
+
+    return sum(jax.tree.leaves(jax.tree.map(count, found, expected)))
+
+
+class Running(Call):
+    """Steps one after the other, each in place of the one before. The first is looked at."""
+
+    def __init__(self, step: Step, params: Params, gradients: Params, expected: Params | None):
+        super().__init__(self._step)
+        self._compiled = jax.jit(step.step, donate_argnums=0)
+        self._gradients = gradients
+        self._state = self._compiled(step.start(params), gradients)
+        masters, quantized = step.masters(self._state), step.quantized(self._state)
+        self.error = 0.0
+        if expected is not None:
+            self.error = float(_largest_difference(masters, expected))
+        if quantized is not None:
+            again = jax.jit(functools.partial(quantize, pinned_implementation()))(masters)
+            if int(_differing(quantized, again)):
+                self.error = float("inf")
+
+    def _step(self) -> Any:
+        self._state = self._compiled(self._state, self._gradients)
+        return self._state
+
+    def wait(self, result: Any) -> None:
+        """Returns when the device has finished: of earlier results, nothing is left."""
+        jax.block_until_ready(self._state)
+
+
+class StepPeer:
+    """One of `steps`."""
+
+    slow = False
+
+    def __init__(self, name: str, op: str):
+        self.name = name
+        self.role, self._step = steps(op)[name]
+
+    def unavailable_reason(self) -> str | None:
+        """Why our kernels cannot run here, or None."""
+        return kernels_unavailable_reason()
+
+    def prepare(self, problem: Problem, params: Params, gradients: Params, expected: Any) -> Call:
+        """Takes the first step. Parameters in 16 bits are other ones, so that there is no judge."""
+        is_rounded = self.name == "ours_copy"
+        return Running(self._step, params, gradients, None if is_rounded else expected)
+
+
+def peers(op: str) -> list[Peer]:
+    """All of `steps`, and a copy."""
+    return [*(StepPeer(name, op) for name in steps(op)), Bandwidth("copy", copy_call)]
+
+
+def moved_bytes(problem: Problem) -> tuple[int, int]:
+    """Bytes that a step has to read and write, and to write, with FP8 weights both ways round."""
+    of_gradient = jnp.dtype(problem.gradients).itemsize
+    moments = 8 if problem.op == ADAMW else 0
+    written = moments + 4 + 2
+    return problem.parameters * (of_gradient + moments + 4 + written), problem.parameters * written
+
+
+def work(problem: Problem, seed: int) -> Workload:
+    """A step, judged by Optax's weights after it and by the bits of FP8."""
+    params = problem.random(seed)
+    gradients = problem.random(seed + 1, problem.gradients)
+    expected = {ADAMW: optax.adamw(RATE), APPLY: optax.identity()}[problem.op]
+
+    @jax.jit
+    def once(params, gradients):
+        wide = jax.tree.map(lambda g: g.astype(jnp.float32), gradients)
+        updates, _ = expected.update(wide, expected.init(params), params)
+        return optax.apply_updates(params, updates)
+
+    traffic, written = moved_bytes(problem)
+    return Workload(
+        problem.name,
+        problem,
+        (params, gradients, once(params, gradients)),
+        lambda call: (check.Error(call.error), call.error <= TOLERANCE),
+        description={
+            "shape": dataclasses.asdict(problem.layer),
+            "op": problem.op,
+            "parameters": problem.parameters,
+            "dtype": problem.gradients,
+        },
+        flops=0,
+        bytes=traffic,
+        written_bytes=written,
+        seed=seed,
+    )
+
+
+def fitting(layer: Layer, parameters: float) -> Layer:
+    """The layer with as many experts as have no more parameters than that."""
+    most = int(parameters // (3 * layer.embed * layer.hidden))
+    return dataclasses.replace(layer, experts=max(1, min(layer.experts, most)))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Layers, steps and gradients."""
+    parser.add_argument("--layers", nargs="+", default=list(LAYERS), choices=LAYERS, metavar="NAME")
+    parser.add_argument("--ops", nargs="+", default=list(OPS), choices=OPS)
+    parser.add_argument("--gradients", nargs="+", default=list(GRADIENTS), choices=GRADIENTS)
+    parser.add_argument(
+        "--parameters", type=float, default=6.1e8, help="of all experts of a layer, at most"
+    )
+
+
+def complete(options: argparse.Namespace) -> None:
+    """Finds the layers."""
+    layers = [TINY] if options.dry_run else [LAYERS[name] for name in options.layers]
+    options.layers = [fitting(layer, options.parameters) for layer in layers]
+
+
+def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
+    """A job for each layer, step and dtype of gradients."""
+
+    def measure(problem: Problem) -> dict:
+        return session.compare(work(problem, options.seed), peers(problem.op), host=False)
+
+    return [
+        Job(problem.name, functools.partial(measure, problem))
+        for problem in (
+            Problem(layer, op, gradients)
+            for layer in options.layers
+            for op in options.ops
+            for gradients in options.gradients
+        )
+    ]
+
+
+COMMAND = Command(
+    "benchmarks.optimizer",
+    __doc__,
+    jobs,
+    add_arguments=add_arguments,
+    complete=complete,
+    time_limit=600,
+)
+main = COMMAND.main
+
+if __name__ == "__main__":
+    main()
