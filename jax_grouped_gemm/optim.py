@@ -36,6 +36,7 @@ from jax_grouped_gemm._src.optimizer.api import (
     adamw,
     quantized,
 )
+from jax_grouped_gemm._src.optimizer.weights import experts
 
 __all__ = [
     "AdamWState",
@@ -45,6 +46,7 @@ __all__ = [
     "Optimizer",
     "OptimizerState",
     "adamw",
+    "experts",
     "muon",
     "orthogonalize",
     "quantized",
