@@ -33,7 +33,7 @@ Which kernel runs, and where:
 - `EXPORT_DISABLED_CHECKS`: for `jax.export`.
 
 Modules: `moe` (mixture-of-experts layers as functions), `flax.linen` and `flax.nnx` (as layers),
-`optim` (Muon), `checkpoint_policies` (for `jax.checkpoint`).
+`optim` (Muon, and FP8 weights out of the optimiser), `checkpoint_policies` (for `jax.checkpoint`).
 """
 
 import importlib as _importlib

@@ -1,7 +1,11 @@
-"""Muon: momentum whose updates are orthogonalised, for all matrices of a model in grouped launches.
+"""Optimisers: AdamW and any Optax chain that write FP8 weights, and Muon.
 
-Newton-Schulz orthogonalisation needs two symmetric products a step. Both are rank-k updates, and
-one launch computes each for every matrix of the model, whatever their shapes.
+`adamw` and `quantized` make an `Optimizer`, whose state has the FP8 weights of the next forward
+pass, written in the pass that updates the float32 weights.
+
+`muon` is momentum whose updates are orthogonalised, for all matrices of a model in grouped
+launches. Newton-Schulz orthogonalisation needs two symmetric products a step. Both are rank-k
+updates, and one launch computes each for every matrix of the model, whatever their shapes.
 
 Muon is described at https://kellerjordan.github.io/posts/muon/.
 """
@@ -32,6 +36,7 @@ from jax_grouped_gemm._src.optimizer.api import (
     adamw,
     quantized,
 )
+from jax_grouped_gemm._src.optimizer.weights import experts
 
 __all__ = [
     "AdamWState",
@@ -41,6 +46,7 @@ __all__ = [
     "Optimizer",
     "OptimizerState",
     "adamw",
+    "experts",
     "muon",
     "orthogonalize",
     "quantized",

@@ -12,7 +12,7 @@ from flax import nnx
 
 from jax_grouped_gemm import moe, optim
 from jax_grouped_gemm._src.fp8.recipe import Recipe
-from jax_grouped_gemm._src.mlp.fp8.weights import quantize_mlp
+from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp, quantize_mlp
 from jax_grouped_gemm._src.optimizer.weights import Path, at, nested
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
 from jax_grouped_gemm._src.quantized.format import Format
@@ -113,7 +113,7 @@ class Optimizer(nnx.Module):
 
         @nnx.jit
         def step(model, optimizer, batch):
-            gradients = nnx.grad(loss)(model, batch)
+            gradients = nnx.grad(loss)(optimizer.compute_model(model), batch)
             optimizer.update(model, gradients)
 
     Quantised are the weights that `quantize` would, of every `MoE` with a recipe in FP8 and without
@@ -160,6 +160,22 @@ class Optimizer(nnx.Module):
         state = self._selecting(()).init(nnx.state(model, wrt))
         self.opt_state = nnx.data(_as_opt_state((state.inner, state.master)))
 
+    def compute_model(self, model: nnx.Module) -> Any:
+        """A copy of `model` to differentiate a loss by, so that gradients of experts have 16 bits.
+
+        The matrices of the quantised layers are cast to their `dtype`, if that has 16 bits, as the
+        layers themselves do. XLA removes the casts, since layers read the quantised weights. What a
+        loss changes in the copy, such as statistics, is not changed in `model`.
+        """
+        copy = nnx.merge(*nnx.split(model))
+        for layers in _layers(copy, self.wrt).values():
+            dtype = layers[0].dtype
+            if dtype is not None and jnp.dtype(dtype).itemsize == 2:
+                for name in MATRICES:
+                    variable = getattr(layers[0], name)
+                    variable.set_value(variable[...].astype(dtype))
+        return copy
+
     def update(self, model: nnx.Module, gradients: Any, **options: Any) -> None:
         """Takes a step: changes the parameters and the quantised weights of `model`.
 
@@ -196,6 +212,23 @@ class Optimizer(nnx.Module):
             return bool(path) and path[:-1] in paths and path[-1] in MATRICES
 
         return dataclasses.replace(self.optimizer, select=select)
+
+
+def quantized_state(quantized: Any) -> nnx.State:
+    """The `Quantized` variables of a model, of what `optim.OptimizerState.quantized` has for its
+    parameters. For functions of `nnx.State`s:
+
+        quantize(model)  # so that the graph has a place for them
+        graph, params, _ = nnx.split(model, nnx.Param, Quantized)
+        model = nnx.merge(graph, params, quantized_state(state.quantized))
+    """
+
+    def of(node: Any) -> dict[Any, Any]:
+        if isinstance(node, QuantizedMlp):
+            return {"quantized": jax.tree.map(Quantized, as_dict(node))}
+        return {name: of(value) for name, value in node.items()}
+
+    return nnx.State(of(quantized))
 
 
 def _is_variable(x: Any) -> bool:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm import optim
+from jax_grouped_gemm import moe, optim
 from tests.support import optimizer as oracle
 from tests.support import optimizer_steps as steps
 from tests.support.dtypes import E4M3, E5M2
@@ -113,6 +113,40 @@ def test_steps_are_those_of_the_reference(sizes, dtype, rng):
     masters = ours if dtype == jnp.float32 else state.master
     want = jgg.quantize_mlp(*masters["experts"].values(), implementation="cuda")
     jax.tree.map(oracle.assert_same_bits, state.quantized["experts"], want)
+
+
+@pytest.mark.parametrize("sizes", [(512, 384), (520, 264)])
+def test_training_is_that_of_weights_quantised_apart(sizes, rng):
+    """200 steps whose losses are, bit for bit, those with `quantize_mlp` of the same weights."""
+    optimizer = optim.adamw(1e-3, b2=0.95, max_norm=1.0, implementation="cuda")
+    d, f = sizes
+    params = jax.tree.map(lambda x: jnp.asarray(x) / d**0.5, model(rng, d, f))
+    x = jnp.asarray(rng.standard_normal((8, 300, d)), jnp.bfloat16)
+    logits = jnp.asarray(rng.standard_normal((8, 300, 4)), jnp.float32)
+
+    def step(params, state, x, logits, apart):
+        def loss(params):
+            matrices = (w.astype(jnp.bfloat16) for w in params["experts"].values())
+            options = dict(recipe=jgg.Recipe(), quantized=quantized)
+            y = moe.dropless_mlp(x, moe.route(logits, 2), *matrices, **options)
+            return jnp.mean((y.astype(jnp.float32) - jnp.tanh(x.astype(jnp.float32))) ** 2)
+
+        quantized = state.quantized["experts"]
+        if apart:
+            quantized = jgg.quantize_mlp(*params["experts"].values(), implementation="cuda")
+        value, gradients = jax.value_and_grad(loss)(optimizer.compute_params(params))
+        return *optimizer.step(params, gradients, state), value
+
+    run = jax.jit(step, static_argnums=4)
+    runs = []
+    for apart in (False, True):
+        now, losses = (params, optimizer.init(params)), []
+        for number in range(200):
+            *now, loss = run(*now, x[number % 8], logits[number % 8], apart)
+            losses.append(loss)
+        runs.append(np.array(losses))
+    np.testing.assert_array_equal(*runs)
+    assert runs[0][-8:].mean() < runs[0][:8].mean()
 
 
 def test_updates_in_place(rng):

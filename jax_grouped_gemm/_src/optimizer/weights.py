@@ -136,7 +136,10 @@ def groups_of(params: Any, select: Select) -> list[Group]:
 
 
 def path_of(keys: Any) -> Path:
-    """The names of a leaf."""
+    """The names of a leaf. An array in one of Flax's variables or boxes has that one's."""
+    *node, last = keys or [None]
+    if isinstance(last, jax.tree_util.GetAttrKey) and last.name == "value":
+        keys = node
     return tuple(map(_name, keys))
 
 
