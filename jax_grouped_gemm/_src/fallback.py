@@ -72,10 +72,11 @@ def policy(name: Policy) -> Iterator[None]:
 
 
 def with_policy(params: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Parameters of a primitive, whose `implementation` None becomes a policy other than "auto"."""
+    """Parameters of a primitive, whose `implementation` None becomes a policy other than "auto",
+    such as "prefer_kernels"."""
     if params["implementation"] is not None or _context.value == "auto":
         return params
-    return {**params, "implementation": _context.value}
+    return {**params, "implementation": f"prefer_{_context.value}"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,12 +185,12 @@ def faster_reason(
       target: the device.
       implementation: the parameter of the primitive.
     """
-    if work is None or not work.fits or implementation in ("cuda", "kernels"):
+    if work is None or not work.fits or implementation in ("cuda", "prefer_kernels"):
         return ""
     factors = coefficients()[work.name]
     whole = seconds(work.xla_terms(target), factors["xla"])
     ours = seconds(work.kernel_terms(kernel, tile), factors["kernel"])
-    if whole > factors["margin"] * ours and implementation != "xla":
+    if whole > factors["margin"] * ours and implementation != "prefer_xla":
         return ""
     return (
         f"{work.description} are predicted to take {whole * 1e6:.3g} us, "

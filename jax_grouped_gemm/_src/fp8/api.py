@@ -85,7 +85,7 @@ def quantize_blockwise(
       dtype: float8_e4m3fn or float8_e5m2.
       power_of_two_scales: rounds scales up to powers of two. Dequantisation is then exact.
       implementation: None takes the CUDA kernel where it can run and the reference, with the same
-        bits, elsewhere; "cuda" insists on the kernel; "reference" is pure JAX.
+        bits, elsewhere; "cuda" insists on the kernel; "xla" is pure JAX.
 
     Returns:
       values [..., r, c] of `dtype`, scales float32 [..., r, ceil(c / 128)] or

@@ -372,7 +372,7 @@ def plan_quantizer(
     dtype = np.dtype(params.get("dtype", np.float32))
     problem = QuantizeProblem(op, avals[0].shape, dtype, params.get("power_of_two", False))
     reason = too_large_operands((*avals, *(x for x in results if x is not None)))
-    if params["implementation"] == "reference":
+    if params["implementation"] == "xla":
         reason = AS_ASKED
     kernel = XLA if reason else Kernel(op)
     return QuantizePlan(problem, kernel, reason, None if reason else problem, results=results)

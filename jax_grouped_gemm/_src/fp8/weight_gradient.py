@@ -109,7 +109,7 @@ OP = Op(
     planned=PRODUCT_OPTIONS,
     check=functools.partial(check_tile, _candidates),
     call=lambda plan, *operands: _gradient(*operands, **dict(plan.params)),
-    reference=functools.partial(_gradient, implementation="reference"),
+    reference=functools.partial(_gradient, implementation="xla"),
     dims=lambda *_, **params: Dims.of("mk", "mn", "G", "o", to="gkn", whole="Go"),
     localizer=slices.of_groups,
 )

@@ -245,7 +245,7 @@ def is_one_launch(operands: PairedWeightsOperands, params: Mapping[str, Any]) ->
     """
     problem = MlpProblem("paired_weight_gradients", operands, params)
     columns = operands.d0.shape[1]
-    if params["implementation"] == "reference" or _unfused_reason(problem):
+    if params["implementation"] == "xla" or _unfused_reason(problem):
         return False
     one = plan_product(contracting, *_one_product(problem, columns))
     is_other = one.chosen_by == "override" and one.tile != PAIRED[0].tile
@@ -283,7 +283,7 @@ def _plan(
     """With a kernel of `table`, or composed for some `reason`. Both follow from the problem alone,
     so that what a traced program has and what is lowered for a device agree."""
     plan = functools.partial(MlpPlan, problem, target=target)
-    if problem.params["implementation"] == "reference":
+    if problem.params["implementation"] == "xla":
         return plan(XLA, AS_ASKED)
     if reason := reason or _unfused_reason(problem):
         return plan(COMPOSED, reason)

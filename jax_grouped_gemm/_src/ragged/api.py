@@ -64,7 +64,7 @@ def ragged_dot(
         decides what each device computes; `jax.shard_map` leaves that to you.
       transpose_rhs: whether the last two dimensions of `rhs` are swapped. Costs no copy.
       implementation: None takes the CUDA kernels where they apply and the reference elsewhere;
-        "cuda" insists on the kernels; "reference" is the pure JAX implementation.
+        "cuda" insists on the kernels; "xla" is the pure JAX implementation, also as "reference".
 
     Returns:
       [m, n].

@@ -196,7 +196,7 @@ def _plan_kernel(candidates: Candidates[R], params: Mapping[str, Any], target: T
     exact = problem = candidates.problem
     product, override = params.get("product"), params.get("tile")
     overriding = None if override is None else candidates.with_tile(override)
-    if params["implementation"] == "reference":
+    if params["implementation"] == "xla":
         return Plan(problem, XLA, AS_ASKED, product=product)
     if candidates.unsupported:
         return Plan(problem, XLA, candidates.unsupported, product=product)

@@ -137,7 +137,7 @@ def checked_quantized(
         )
     if wo is None:
         quantized = QuantizedMlp(quantized, quantized)
-    of = functools.partial(_quantized, Fp8Products(recipe, "reference", TileChoices()))
+    of = functools.partial(_quantized, Fp8Products(recipe, "xla", TileChoices()))
     wanted = jax.eval_shape(of, wi_0, wi_1, wi_0 if wo is None else wo)
     if wo is None:
         wanted = QuantizedMlp(wanted.wi, wanted.wi)
