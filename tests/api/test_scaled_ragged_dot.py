@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jax_grouped_gemm as jgg
+from jax_grouped_gemm._src.device import H200
 from jax_grouped_gemm._src.fp8 import plan as plan_fp8
 from jax_grouped_gemm._src.fp8 import primitive
 from jax_grouped_gemm._src.ragged.plan import plan_product
@@ -295,7 +296,7 @@ class TestTile:
     def plan(self, **params):
         operands = self.operands(np.random.default_rng(0))
         avals = [jax.typeof(jnp.asarray(x)) for x in operands]
-        return plan_product(plan_fp8.noncontracting, avals, self.PARAMS | params)
+        return plan_product(plan_fp8.noncontracting, avals, self.PARAMS | params, H200)
 
     @TILES
     def test_plans_take_it(self, tile):

@@ -43,6 +43,7 @@ class TestPlanOfFp8:
             plan_fp8.noncontracting,
             [jax.ShapeDtypeStruct(*operand) for operand in operands],
             params,
+            H200,
         )
 
     def test_default_where_it_pays(self):

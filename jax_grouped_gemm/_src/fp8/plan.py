@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -12,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_grouped_gemm._src.arrays import cdiv, is_static, round_up
-from jax_grouped_gemm._src.device import H200, Target
+from jax_grouped_gemm._src.device import Target
 from jax_grouped_gemm._src.fp8.formats import (
     BLOCK,
     COLUMN_ROWS,
@@ -35,8 +34,13 @@ from jax_grouped_gemm._src.plan import (
     TileConfig,
     TiledKernel,
 )
-from jax_grouped_gemm._src.ragged.plan import Candidates, plan_product
-from jax_grouped_gemm._src.ragged.problem import RaggedProblem, has_few_rows
+from jax_grouped_gemm._src.ragged.plan import Candidates
+from jax_grouped_gemm._src.ragged.problem import (
+    RaggedProblem,
+    addressable_problem,
+    copy_reason,
+    has_few_rows,
+)
 from jax_grouped_gemm._src.ragged.tiles import STREAM_K_TILE, stream_k_pays
 from jax_grouped_gemm._src.sizes import too_large_operands
 
@@ -146,14 +150,12 @@ def noncontracting(
     return Candidates(problem, table or NONCONTRACTING, form, _unsupported_reason(problem))
 
 
-def gathered(
-    avals: Sequence[Any], params: Mapping[str, Any], table: Sequence[TiledKernel] = GATHERED
-) -> Candidates[ScaledProblem]:
+def gathered(avals: Sequence[Any], params: Mapping[str, Any]) -> Candidates[ScaledProblem]:
     """The kernels of a `gathered_scaled_noncontracting`."""
     lhs, lhs_scale, rhs, rhs_scale, *groups, rows = avals
     copies = jax.ShapeDtypeStruct((rows.shape[0], lhs.shape[1]), lhs.dtype)
     operands = copies, lhs_scale, rhs, rhs_scale, *groups
-    return noncontracting(operands, params, "gathered_scaled_noncontracting", table)
+    return noncontracting(operands, params, "gathered_scaled_noncontracting", GATHERED)
 
 
 def contracting(
@@ -185,16 +187,15 @@ def paired(avals: Sequence[Any], params: Mapping[str, Any]) -> Candidates[Scaled
 
 def reads_in_place(avals: Sequence[Any], params: Mapping[str, Any]) -> bool:
     """Whether to bind a `gathered_scaled_noncontracting`, which reads rows where they are, and not
-    to copy them for a product that may have any kernel. The default device is to decide: which
-    operations there are, a program says before it is known what it is compiled for."""
+    to copy them for a product that may have any kernel."""
     lhs, *_, rows = avals
-    found = plan_product(partial(gathered, table=NONCONTRACTING), avals, params)
-    problem = found.problem
+    candidates = gathered(avals, params)
+    problem = candidates.problem
     return (
-        found.kernel == GATHERED[0]
-        and not found.reason
+        _takes_first(candidates, params)
+        and not has_few_rows(problem, FP8_FEW_ROWS)
         and (problem.lhs_scaling, problem.rhs_scaling) == ("1x128", "128x128")
-        and is_static(*lhs.shape, *rows.shape, problem.n)
+        and is_static(*lhs.shape, *rows.shape)
         and 0 not in lhs.shape
         and not too_large_operands((lhs,))
         and cdiv(problem.k, BLOCK) % STEPS_OF_SCALES == 0
@@ -205,16 +206,30 @@ def reads_in_place(avals: Sequence[Any], params: Mapping[str, Any]) -> bool:
 def is_one_launch(avals: Sequence[Any], params: Mapping[str, Any]) -> bool:
     """Whether to bind a `paired_scaled_contracting`, and not two products."""
     _, _, first, _, second, *_ = avals
-    found = plan_product(paired, avals, params)
-    problem = found.problem
+    candidates = paired(avals, params)
+    problem = candidates.problem
     return (
-        found.kernel == CONTRACTING[0]
-        and not found.reason
+        _takes_first(candidates, params)
         and (problem.lhs_scaling, problem.rhs_scaling) == ("column", "1x128")
         # The kernel stores results transposed, which 16 bits allow alone.
         and problem.out_dtype != np.dtype(np.float32)
         and first.dtype == second.dtype
         and problem.n <= PAIRED_COLUMNS
+    )
+
+
+def _takes_first(candidates: Candidates[ScaledProblem], params: Mapping[str, Any]) -> bool:
+    """Whether the first kernel can compute a product of arrays as they are. Programs are traced by
+    it, before it is known what they are compiled for, so that it follows from shapes alone."""
+    problem = candidates.problem
+    sizes = problem.num_groups, *problem.shape("mkng")
+    return (
+        params["implementation"] != "xla"
+        and not candidates.unsupported
+        and is_static(*sizes)
+        and 0 not in sizes
+        and params.get("tile") in (None, candidates.table[0].tile)
+        and not copy_reason(problem, addressable_problem(candidates.form))
     )
 
 
@@ -365,7 +380,7 @@ RESULTS: dict[str, Callable[..., Results]] = {
 
 
 def plan_quantizer(
-    op: str, avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
+    op: str, avals: Sequence[Any], params: Mapping[str, Any], target: Target
 ) -> QuantizePlan:
     """Plans the quantiser of that name from its operands' avals and its parameters."""
     results = RESULTS[op](params, *avals)

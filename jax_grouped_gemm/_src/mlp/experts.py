@@ -16,7 +16,7 @@ from jax_grouped_gemm._src.fp8.api import SOURCE_DTYPES
 from jax_grouped_gemm._src.fp8.formats import Pair
 from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
 from jax_grouped_gemm._src.fp8.training import fp8_ragged_dot
-from jax_grouped_gemm._src.mlp import composed, primitive
+from jax_grouped_gemm._src.mlp import composed, plan, primitive
 from jax_grouped_gemm._src.mlp.fp8 import layer as fp8_layer
 from jax_grouped_gemm._src.mlp.fp8.weights import checked_quantized
 from jax_grouped_gemm._src.mlp.operands import ExpertWeights, Groups, MlpOperands, Rows, named
@@ -106,9 +106,7 @@ class Experts:
         if self.in_fp8 or self.counts_rows:
             return True
         given = self._operands(rows, weights, groups).with_experts(wo=None, bo=None)
-        options = vars(self.options)
-        planned = primitive.plan_of(primitive.GATED, given, residuals=True, **options)
-        return planned.kernel_problem is not None
+        return plan.is_fused(primitive.GATED.name, given, vars(self.options))
 
     def on_rows(self, x: jax.Array, weights: jax.Array, groups: Groups) -> jax.Array:
         """Rows [m, D], sorted by expert, and weights [m] -> rows [m, D]."""

@@ -27,7 +27,6 @@ from jax_grouped_gemm._src.arguments import (
 )
 from jax_grouped_gemm._src.arrays import at_least_float32
 from jax_grouped_gemm._src.barrier import barrier
-from jax_grouped_gemm._src.device import H200
 from jax_grouped_gemm._src.mlp import call, composed, plan, reference
 from jax_grouped_gemm._src.mlp import rows as token_rows
 from jax_grouped_gemm._src.mlp.operands import (
@@ -44,7 +43,7 @@ from jax_grouped_gemm._src.mlp.operands import (
 )
 from jax_grouped_gemm._src.op import Op
 from jax_grouped_gemm._src.partition import Dims
-from jax_grouped_gemm._src.plan import OPTIONS, Plan, TileChoices, current_tiles
+from jax_grouped_gemm._src.plan import OPTIONS, TileChoices, current_tiles
 from jax_grouped_gemm._src.ragged import slices
 from jax_grouped_gemm._src.ragged.reference import owned_rows
 
@@ -324,12 +323,6 @@ def bind(op: Op, operands: Any, **params: Any) -> Any:
     return op.bind(*leaves, tree=tree, **params)
 
 
-def plan_of(op: Op, operands: Any, **params: Any) -> Plan[Any]:
-    """The plan of what `bind` binds."""
-    leaves, tree = jax.tree.flatten(operands)
-    return op.planner(list(map(jax.typeof, leaves)), dict(params, tree=tree), H200)
-
-
 def gated_ragged_dot(
     options: Options, operands: MlpOperands, *, residuals: bool
 ) -> list[jax.Array]:
@@ -352,7 +345,7 @@ def down(options: Options, operands: MlpOperands, hidden: jax.Array) -> jax.Arra
     assert wo is not None
     weights = None if bo is None else operands.weights
     given = DownOperands(hidden, wo, bo, weights, operands.groups)
-    if plan_of(BIASED, given, **options.of_products).kernel_problem is not None:
+    if plan.is_fused(BIASED.name, given, options.of_products):
         return bind(BIASED, given, **options.of_products)
     # Not as one primitive, so that derivatives of the product are those of the ragged product.
     return reference.biased_ragged_dot(given, **options.of_products)
@@ -444,7 +437,7 @@ def _weight_gradients(
     if len(gradients) == 2:
         d0, d1 = gradients
         operands = PairedWeightsOperands(rows, d0, d1, groups)
-        if plan.is_one_launch(operands, params):
+        if plan.is_fused(PAIRED_WEIGHTS.name, operands, params):
             return bind(PAIRED_WEIGHTS, operands, **params)
     # Not as one primitive, so that derivatives of the products are those of the ragged products.
     x = token_rows.on_rows(rows)

@@ -12,7 +12,7 @@ from jax import lax
 
 from jax_grouped_gemm._src import float32
 from jax_grouped_gemm._src.arrays import is_static, round_up
-from jax_grouped_gemm._src.device import H200, Prediction, Target, predict
+from jax_grouped_gemm._src.device import Prediction, Target, predict
 from jax_grouped_gemm._src.fallback import faster_reason
 from jax_grouped_gemm._src.plan import (
     AS_ASKED,
@@ -167,7 +167,7 @@ def plan_product(
     candidates_of: Callable[[Sequence[Any], Mapping[str, Any]], Candidates[R]],
     avals: Sequence[Any],
     params: Mapping[str, Any],
-    target: Target = H200,
+    target: Target,
 ) -> Plan[R]:
     """Plans a ragged product of any operands: with one of its kernels or, where none runs it or XLA
     is faster, XLA.

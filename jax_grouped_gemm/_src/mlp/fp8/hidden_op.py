@@ -17,7 +17,7 @@ import numpy as np
 
 from jax_grouped_gemm._src.arguments import Implementation
 from jax_grouped_gemm._src.arrays import cdiv
-from jax_grouped_gemm._src.device import H200, Target
+from jax_grouped_gemm._src.device import Target
 from jax_grouped_gemm._src.fp8 import primitive, reference
 from jax_grouped_gemm._src.fp8.formats import BLOCK, Pair, quantized_groups, quantized_rows
 from jax_grouped_gemm._src.mlp.epilogue import Epilogue
@@ -90,8 +90,7 @@ def ragged_hidden_gradients(
     and a kernel computes them, `JoinedGradients`."""
     params: dict[str, Any] = dict(layer=layer, implementation=implementation)
     operands = projections, dh, weights, group_sizes
-    avals = [jax.typeof(x) for x in operands]
-    joined = joined and plan_ragged_gradients(avals, params).kernel_problem is not None
+    joined = joined and implementation != "xla" and not _unfused_ragged_reason(layer, operands)
     *leaves, dweights = RAGGED_GRADIENTS.bind(*operands, joined=joined, **params)
     if joined:
         values, of_rows, of_gate, of_up, hidden, of_hidden = leaves
@@ -101,14 +100,14 @@ def ragged_hidden_gradients(
     return HiddenGradients(rows, gate, rest[0] if rest else None, hidden, dweights)
 
 
-def _plan(op: str, avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> HiddenPlan:
-    problem = HiddenProblem(op, params["layer"])
+def _plan(op: str, avals: Sequence[Any], params: Mapping[str, Any], unfused: str) -> HiddenPlan:
+    problem = HiddenProblem(op, params["layer"], params.get("joined", False))
     if params["implementation"] == "xla":
         return Plan(problem, XLA, AS_ASKED)
     if reason := too_large_operands(avals):
         return Plan(problem, XLA, reason)
-    if reason := _unfused_reason(problem.layer, avals):
-        return Plan(problem, COMPOSED, reason)
+    if unfused:
+        return Plan(problem, COMPOSED, unfused)
     return Plan(problem, Kernel(op), kernel_problem=problem)
 
 
@@ -128,38 +127,31 @@ def _unfused_reason(layer: HiddenLayer, avals: Sequence[Any]) -> str:
     return "there is nothing to compute" if any(0 in x.shape for x in avals) else ""
 
 
-def plan_hidden(
-    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
-) -> HiddenPlan:
+def plan_hidden(avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> HiddenPlan:
     """Plans a `quantize_hidden`."""
-    return _plan("quantize_hidden", avals, params, target)
+    return _plan("quantize_hidden", avals, params, _unfused_reason(params["layer"], avals))
 
 
-def plan_gradients(
-    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
-) -> HiddenPlan:
+def plan_gradients(avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> HiddenPlan:
     """Plans a `quantize_gradients`."""
-    return _plan("quantize_gradients", avals, params, target)
+    return _plan("quantize_gradients", avals, params, _unfused_reason(params["layer"], avals))
 
 
 def plan_ragged_gradients(
-    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
+    avals: Sequence[Any], params: Mapping[str, Any], target: Target
 ) -> HiddenPlan:
     """Plans a `quantize_ragged_gradients`."""
-    found = _plan("quantize_ragged_gradients", avals[:3], params, target)
-    problem = dataclasses.replace(found.problem, joined=params.get("joined", False))
-    found = dataclasses.replace(found, problem=problem)
-    scaling = found.problem.layer.recipe.scaling
-    if found.kernel_problem is None:
-        return found
-    reason = _unsuitable_groups(avals)
-    if scaling != "blockwise":
-        reason = f"the kernel scales blocks of 128, not {scaling}"
-    return Plan(found.problem, COMPOSED, reason) if reason else found
+    reason = _unfused_ragged_reason(params["layer"], avals)
+    return _plan("quantize_ragged_gradients", avals, params, reason)
 
 
-def _unsuitable_groups(avals: Sequence[Any]) -> str:
+def _unfused_ragged_reason(layer: HiddenLayer, avals: Sequence[Any]) -> str:
+    """Why no kernel computes a `quantize_ragged_gradients`, empty if one does."""
     _, dh, _, group_sizes = avals
+    if reason := _unfused_reason(layer, avals[:3]):
+        return reason
+    if layer.recipe.scaling != "blockwise":
+        return f"the kernel scales blocks of 128, not {layer.recipe.scaling}"
     if reason := symbolic_sizes(avals):
         return reason
     if 0 in group_sizes.shape:
