@@ -35,8 +35,8 @@ def with_cotangents(lhs, rhs, sizes, cotangent, **options):
 
 
 TABLES = {
-    "scaled_ragged_noncontracting": plan_fp8.NONCONTRACTING,
-    "scaled_ragged_contracting": plan_fp8.CONTRACTING,
+    "scaled_ragged_noncontracting": plan_fp8.NONCONTRACTING_KERNELS,
+    "scaled_ragged_contracting": plan_fp8.CONTRACTING_KERNELS,
 }
 
 
@@ -188,14 +188,14 @@ class TestScaledProducts:
 
     @pytest.mark.parametrize("groups, more", [(4, 0), (4, 1), (16, 0)])
     def test_few_rows_a_group_take_the_swapped_tile(self, groups, more, h200):
-        m = plan_fp8.FP8_FEW_ROWS * groups + more
+        m = plan_fp8.SWAPPED_MOST_ROWS * groups + more
         tile = DEFAULT_TILE if more else plan_fp8.SWAPPED_TILE
         operands = array((m, K), E4M3), array((m, 2), F32), array((groups, N, K), E4M3)
         operands += array((groups, 3, 2), F32), array((groups,), jnp.int32)
         function = partial(jgg.scaled_ragged_dot, transpose_rhs=True)
         (chosen,) = jgg.explain(function, *operands).plans
         assert (chosen.tile, chosen.chosen_by) == (tile, "default")
-        assert set(chosen.candidates) == {choice.tile for choice in plan_fp8.NONCONTRACTING}
+        assert set(chosen.candidates) == {choice.tile for choice in plan_fp8.NONCONTRACTING_KERNELS}
         (call,) = h200.compile(function, *operands).calls
         for name, size in tile.sizes().items():
             assert f"{name} = {size} : i32" in call.text

@@ -270,7 +270,7 @@ class TestTile:
     """The primitives' parameter `tile`, for a kernel that a plan would not choose."""
 
     TILES = pytest.mark.parametrize(
-        "tile", [choice.tile for choice in plan_fp8.NONCONTRACTING], ids=str
+        "tile", [choice.tile for choice in plan_fp8.NONCONTRACTING_KERNELS], ids=str
     )
     PARAMS = dict(
         transpose_rhs=True,
@@ -301,7 +301,9 @@ class TestTile:
     @TILES
     def test_plans_take_it(self, tile):
         assert self.plan(tile=tile).tile == tile
-        assert self.plan(tile=None).tile == self.plan().tile == plan_fp8.NONCONTRACTING[0].tile
+        assert (
+            self.plan(tile=None).tile == self.plan().tile == plan_fp8.NONCONTRACTING_KERNELS[0].tile
+        )
 
     def test_another_one_is_refused(self):
         other = jgg.TileConfig(tile_m=128, tile_n=192, cluster=2)

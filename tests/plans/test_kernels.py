@@ -64,7 +64,7 @@ def test_a_product_that_reads_tokens_in_place_does_so_on_any_device(count):
     assert plan_fp8.reads_in_place(avals, params)
     target = Target(count) if count != H200.multiprocessors else H200
     plan = plan_product(plan_fp8.gathered, avals, params, target)
-    assert plan.kernel == plan_fp8.GATHERED[0] and not plan.reason
+    assert plan.kernel == plan_fp8.GATHERED_KERNELS[0] and not plan.reason
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ def add_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     tables = (
         (plan_ragged, "SIXTEEN_BITS"),
         (plan_ragged, "FLOAT32"),
-        (plan_fp8, "NONCONTRACTING"),
-        (plan_fp8, "CONTRACTING"),
+        (plan_fp8, "NONCONTRACTING_KERNELS"),
+        (plan_fp8, "CONTRACTING_KERNELS"),
     )
     more = tuple(TiledKernel(tile=tile, record=("", "")) for tile in (A, B, C))
     for module, name in tables:

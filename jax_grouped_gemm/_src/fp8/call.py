@@ -17,12 +17,12 @@ from jax_grouped_gemm._src.fp8.plan import QuantizePlan, ScaledProblem
 from jax_grouped_gemm._src.plan import Plan
 from jax_grouped_gemm._src.ragged.call import call_kernel, zeros
 
-NONCONTRACTING = "jax_grouped_gemm.scaled_ragged_noncontracting.v5"
-GATHERED_NONCONTRACTING = "jax_grouped_gemm.gathered_scaled_noncontracting.v1"
-CONTRACTING = "jax_grouped_gemm.scaled_ragged_contracting.v3"
-PAIRED_CONTRACTING = "jax_grouped_gemm.paired_scaled_contracting.v1"
+NONCONTRACTING_TARGET = "jax_grouped_gemm.scaled_ragged_noncontracting.v5"
+GATHERED_NONCONTRACTING_TARGET = "jax_grouped_gemm.gathered_scaled_noncontracting.v1"
+CONTRACTING_TARGET = "jax_grouped_gemm.scaled_ragged_contracting.v3"
+PAIRED_CONTRACTING_TARGET = "jax_grouped_gemm.paired_scaled_contracting.v1"
 MAXIMA = {name: f"jax_grouped_gemm.{name}.v1" for name in ("column_maxima", "matrix_maxima")}
-CHANNELS = "jax_grouped_gemm.quantize_channels.v1"
+CHANNELS_TARGET = "jax_grouped_gemm.quantize_channels.v1"
 QUANTIZERS = {
     name: f"jax_grouped_gemm.{name}.v1"
     for name in (
@@ -33,7 +33,7 @@ QUANTIZERS = {
         "quantize_ragged",
     )
 }
-GATHERED = "jax_grouped_gemm.quantize_gathered.v2"
+GATHERED_TARGET = "jax_grouped_gemm.quantize_gathered.v2"
 
 
 def _splits_lhs(product: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
@@ -76,7 +76,7 @@ def scaled_noncontracting(
     elif problem.rhs_scaling == "group":
         rhs_scale = rhs_scale[..., 0]
     return call_kernel(
-        NONCONTRACTING,
+        NONCONTRACTING_TARGET,
         plan,
         lhs if problem.slice else pad_to(lhs, addressable.shape(addressable.lhs)),
         lhs_scale,
@@ -94,7 +94,7 @@ def scaled_noncontracting(
 
 def gathered_noncontracting(plan: Plan[ScaledProblem], *operands: jax.Array) -> jax.Array:
     """Runs the kernel of `plan`."""
-    return call_kernel(GATHERED_NONCONTRACTING, plan, *operands)
+    return call_kernel(GATHERED_NONCONTRACTING_TARGET, plan, *operands)
 
 
 @_splits_lhs
@@ -117,7 +117,7 @@ def scaled_contracting(
         lhs_scale = jnp.broadcast_to(lhs_scale, (*lhs_scale.shape[:-2], problem.b, problem.k))
         rhs_scale = jnp.broadcast_to(rhs_scale, (*rhs_scale.shape[:-2], problem.b, problem.n))
     return call_kernel(
-        CONTRACTING,
+        CONTRACTING_TARGET,
         plan,
         lhs,
         lhs_scale,
@@ -140,7 +140,7 @@ def paired_contracting(plan: Plan[ScaledProblem], *operands: jax.Array) -> list[
     problem, kernel = plan.launched
     out = jax.ShapeDtypeStruct(problem.shape(problem.out), problem.out_dtype)
     sizes = {name: np.int32(size) for name, size in kernel.tile.sizes().items()}
-    call = jax.ffi.ffi_call(PAIRED_CONTRACTING, (out, out))
+    call = jax.ffi.ffi_call(PAIRED_CONTRACTING_TARGET, (out, out))
     return list(call(*operands, m=np.int32(problem.m), **sizes))
 
 
@@ -159,7 +159,7 @@ def quantize_channels(plan: QuantizePlan, *operands: jax.Array) -> list[jax.Arra
 
     def call(results):
         scales = row_scale, column_scale
-        return jax.ffi.ffi_call(CHANNELS, results)(
+        return jax.ffi.ffi_call(CHANNELS_TARGET, results)(
             stacks[0], stacks[-1], *scales, joined=len(stacks) == 2
         )
 
@@ -191,7 +191,7 @@ def quantize_gathered(
     # A kernel's buffers are never empty.
     rows, sizes = (y if y.size else jnp.zeros((1,), y.dtype) for y in (rows, group_sizes))
     results = values, room or jax.ShapeDtypeStruct((0,), jnp.uint8)
-    call = jax.ffi.ffi_call(GATHERED, results)
+    call = jax.ffi.ffi_call(GATHERED_TARGET, results)
     return [call(x, rows, scale, sizes, power_of_two=plan.problem.power_of_two)[0]]
 
 

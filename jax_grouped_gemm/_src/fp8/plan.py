@@ -46,15 +46,15 @@ from jax_grouped_gemm._src.sizes import too_large_operands
 
 SWAPPED_TILE = TileConfig(tile_m=32, tile_n=128, cluster=1)
 
-FP8_FEW_ROWS = 16
+SWAPPED_MOST_ROWS = 16
 """Rows a group, on average, up to which the swapped tile is the faster one."""
 
-PAIRED_COLUMNS = 256
+PAIRED_FP8_COLUMNS = 256
 """Columns up to which two gradients of weights are faster as one launch, by 12 %
 (docs/notes/fp8.md). With 512 or 768 that is as fast as two, and both operands are there until both
 results are."""
 
-TILES_IN_PLACE, STEPS_OF_SCALES = 3, 4
+FP8_TILES_IN_PLACE, STEPS_OF_SCALES = 3, 4
 """Tiles of columns up to which a product that reads tokens in place is faster than copies of them
 (docs/notes/fp8.md), and steps whose scales it reads at once."""
 
@@ -69,13 +69,13 @@ three more of each element, which is in L2."""
 FP8_STREAM_K_LEAST_STEPS = 96
 """Measured at 112 steps and 8.2 waves alone, where 7 % in steps were 4.5 % in time."""
 
-NONCONTRACTING = (
+NONCONTRACTING_KERNELS = (
     TiledKernel(tile=DEFAULT_TILE, record=("h200_fp8.json", "qwen3_up/fp8_forward/random")),
     TiledKernel(
         tile=SWAPPED_TILE,
         schedule="swapped",
         record=("h200_fp8.json", "decode_small/fp8_forward/random"),
-        pays=lambda problem, target: has_few_rows(problem, FP8_FEW_ROWS),
+        pays=lambda problem, target: has_few_rows(problem, SWAPPED_MOST_ROWS),
         blocks=3,
     ),
     TiledKernel(
@@ -86,10 +86,10 @@ NONCONTRACTING = (
     ),
 )
 
-GATHERED = NONCONTRACTING[:1]
+GATHERED_KERNELS = NONCONTRACTING_KERNELS[:1]
 """The table for products that read tokens in place."""
 
-CONTRACTING = (
+CONTRACTING_KERNELS = (
     TiledKernel(tile=DEFAULT_TILE, record=("h200_fp8.json", "mixtral_up/fp8_wgrad/random")),
 )
 """The table for weight gradients, of one rhs and of two."""
@@ -147,7 +147,7 @@ def noncontracting(
     )
     # FP8 tensor cores read both operands along the contracted dimension.
     form = dataclasses.replace(_kernel_form(problem), rhs="gnk")
-    return Candidates(problem, table or NONCONTRACTING, form, _unsupported_reason(problem))
+    return Candidates(problem, table or NONCONTRACTING_KERNELS, form, _unsupported_reason(problem))
 
 
 def gathered(avals: Sequence[Any], params: Mapping[str, Any]) -> Candidates[ScaledProblem]:
@@ -155,7 +155,7 @@ def gathered(avals: Sequence[Any], params: Mapping[str, Any]) -> Candidates[Scal
     lhs, lhs_scale, rhs, rhs_scale, *groups, rows = avals
     copies = jax.ShapeDtypeStruct((rows.shape[0], lhs.shape[1]), lhs.dtype)
     operands = copies, lhs_scale, rhs, rhs_scale, *groups
-    return noncontracting(operands, params, "gathered_scaled_noncontracting", GATHERED)
+    return noncontracting(operands, params, "gathered_scaled_noncontracting", GATHERED_KERNELS)
 
 
 def contracting(
@@ -175,7 +175,9 @@ def contracting(
         m=params["num_rows"],
         slice=place,
     )
-    return Candidates(problem, CONTRACTING, _kernel_form(problem), _unsupported_reason(problem))
+    return Candidates(
+        problem, CONTRACTING_KERNELS, _kernel_form(problem), _unsupported_reason(problem)
+    )
 
 
 def paired(avals: Sequence[Any], params: Mapping[str, Any]) -> Candidates[ScaledProblem]:
@@ -193,13 +195,13 @@ def reads_in_place(avals: Sequence[Any], params: Mapping[str, Any]) -> bool:
     problem = candidates.problem
     return (
         _takes_first(candidates, params)
-        and not has_few_rows(problem, FP8_FEW_ROWS)
+        and not has_few_rows(problem, SWAPPED_MOST_ROWS)
         and (problem.lhs_scaling, problem.rhs_scaling) == ("1x128", "128x128")
         and is_static(*lhs.shape, *rows.shape)
         and 0 not in lhs.shape
         and not too_large_operands((lhs,))
         and cdiv(problem.k, BLOCK) % STEPS_OF_SCALES == 0
-        and cdiv(problem.n, DEFAULT_TILE.tile_n) <= TILES_IN_PLACE
+        and cdiv(problem.n, DEFAULT_TILE.tile_n) <= FP8_TILES_IN_PLACE
     )
 
 
@@ -214,7 +216,7 @@ def is_one_launch(avals: Sequence[Any], params: Mapping[str, Any]) -> bool:
         # The kernel stores results transposed, which 16 bits allow alone.
         and problem.out_dtype != np.dtype(np.float32)
         and first.dtype == second.dtype
-        and problem.n <= PAIRED_COLUMNS
+        and problem.n <= PAIRED_FP8_COLUMNS
     )
 
 
@@ -237,7 +239,7 @@ def quantises_on_rows(rows: Any, columns: Any, groups: Any) -> bool:
     """Whether tokens are quantised on `rows` rows of `groups` groups, and not before."""
     if not is_static(rows, columns, groups):
         return False
-    return 0 < rows <= FP8_FEW_ROWS * groups and rows * columns <= QUANTISED_ON_ROWS
+    return 0 < rows <= SWAPPED_MOST_ROWS * groups and rows * columns <= QUANTISED_ON_ROWS
 
 
 def _kernel_form(problem: ScaledProblem) -> ScaledProblem:

@@ -73,7 +73,7 @@ def _noncontracting_dims(operands, results, *, slice=(), **params) -> Dims:
 NONCONTRACTING = Op(
     name="scaled_ragged_noncontracting",
     operand_ranks=(2, 2, 3, 3, 1, 1),
-    targets=(call.NONCONTRACTING,),
+    targets=(call.NONCONTRACTING_TARGET,),
     avals=_noncontracting_aval,
     planner=partial(plan_product, plan.noncontracting),
     planned=PRODUCT_OPTIONS,
@@ -114,7 +114,7 @@ def _gathered_reference(lhs, lhs_scale, *operands, **params):
 GATHERED_NONCONTRACTING = Op(
     name="gathered_scaled_noncontracting",
     operand_ranks=(2, 2, 3, 3, 1, 1, 1),
-    targets=(call.GATHERED_NONCONTRACTING,),
+    targets=(call.GATHERED_NONCONTRACTING_TARGET,),
     avals=_gathered_noncontracting_aval,
     planner=partial(plan_product, plan.gathered),
     planned=PRODUCT_OPTIONS,
@@ -147,7 +147,7 @@ def _contracting_aval(*operands, num_groups, preferred_element_type, slice=(), *
 CONTRACTING = Op(
     name="scaled_ragged_contracting",
     operand_ranks=(3, 2, 3, 2, 1, 1),
-    targets=(call.CONTRACTING,),
+    targets=(call.CONTRACTING_TARGET,),
     avals=_contracting_aval,
     planner=partial(plan_product, plan.contracting),
     planned=PRODUCT_OPTIONS,
@@ -193,7 +193,7 @@ def _paired_avals(*operands, num_groups, preferred_element_type, **params):
 PAIRED_CONTRACTING = Op(
     name="paired_scaled_contracting",
     operand_ranks=(3, 2, 3, 2, 3, 2, 1, 1),
-    targets=(call.PAIRED_CONTRACTING,),
+    targets=(call.PAIRED_CONTRACTING_TARGET,),
     avals=_paired_avals,
     planner=partial(plan_product, plan.paired),
     planned=PRODUCT_OPTIONS,
@@ -330,7 +330,7 @@ def _channels_dims(operands, results, *, plain, transposed, **params) -> Dims:
 CHANNELS = _planned_op(
     "quantize_channels",
     None,
-    call.CHANNELS,
+    call.CHANNELS_TARGET,
     call.quantize_channels,
     reference.quantize_channels,
     _channels_dims,
@@ -352,7 +352,7 @@ def _gathered_aval(*operands, dtype, **_):
 GATHERED = Op(
     name="quantize_gathered",
     operand_ranks=(2, 1, 1, 1),
-    targets=(call.GATHERED,),
+    targets=(call.GATHERED_TARGET,),
     avals=_gathered_aval,
     planner=partial(plan.plan_quantizer, "quantize_gathered"),
     call=call.quantize_gathered,

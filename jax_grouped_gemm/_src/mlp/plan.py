@@ -47,7 +47,7 @@ BIASES = ("b0", "b1", "bo")
 
 SLAB_COLUMNS = 64  # what kernels load of a matrix at a time
 
-FEW_ROWS = 8
+FEW_ROWS_MOST = 8
 FEW_ROWS_TILE = TileConfig(tile_m=32, tile_n=128, cluster=1)
 """Mean rows of a group up to which the kernel for reading weights once is faster, and its tile."""
 
@@ -71,7 +71,7 @@ NARROW_COLUMN = 1.2
 
 def _few_rows_pay(problem: MlpProblem[MlpOperands | DownOperands], target: Any) -> bool:
     rows, groups = problem.operands.num_rows, problem.operands.groups.sizes.shape[0]
-    return is_static(rows, groups) and rows <= FEW_ROWS * groups
+    return is_static(rows, groups) and rows <= FEW_ROWS_MOST * groups
 
 
 def _narrow_pays(problem: MlpProblem[GradientOperands], target: Target) -> bool:
@@ -81,7 +81,7 @@ def _narrow_pays(problem: MlpProblem[GradientOperands], target: Target) -> bool:
     return wide > NARROW_COLUMN * narrow
 
 
-FORWARD = (
+FORWARD_KERNELS = (
     TiledKernel(tile=DEFAULT_TILE, record=("h200_moe.json", "qwen3_30b/moe_forward")),
     TiledKernel(
         tile=FEW_ROWS_TILE,
@@ -92,7 +92,7 @@ FORWARD = (
 )
 """The table for hidden layers and for products that add biases."""
 
-GRADIENT = (
+GRADIENT_KERNELS = (
     TiledKernel(
         tile=WIDE_GRADIENT,
         schedule="pingpong",
@@ -107,7 +107,7 @@ GRADIENT = (
 )
 """The table for gradients of hidden layers."""
 
-PAIRED = (TiledKernel(tile=DEFAULT_TILE, record=("h200_moe.json", "qwen3_30b/moe_step")),)
+PAIRED_KERNELS = (TiledKernel(tile=DEFAULT_TILE, record=("h200_moe.json", "qwen3_30b/moe_step")),)
 """The table for two products in one launch."""
 
 
@@ -165,7 +165,7 @@ def plan_gated(avals: Sequence[Any], params: Mapping[str, Any], target: Target) 
         factors.append(f"(up{up})" if up else "up")
     factors += ["weights"] * (operands.weights is not None)
     kept = ", gate and up kept" if params["residuals"] else ""
-    plan = _plan(problem, target, FORWARD, " * ".join(factors) + kept)
+    plan = _plan(problem, target, FORWARD_KERNELS, " * ".join(factors) + kept)
     if operands.rows.rows is None or plan.kernel == XLA:
         return plan
     in_place = plan.kernel_problem is not None and (
@@ -190,7 +190,7 @@ def plan_biased(avals: Sequence[Any], params: Mapping[str, Any], target: Target)
     problem: MlpProblem[DownOperands] = _problem("biased_ragged_dot", avals, params)
     biased = " + bo" if problem.operands.weights is None else " + weights * bo"
     epilogue = "hidden wo" + biased * (problem.operands.bo is not None)
-    return _plan(problem, target, FORWARD, epilogue)
+    return _plan(problem, target, FORWARD_KERNELS, epilogue)
 
 
 def plan_gated_transpose(
@@ -200,19 +200,19 @@ def plan_gated_transpose(
     problem: MlpProblem[GradientOperands] = _problem("gated_ragged_dot_transpose", avals, params)
     of, times = ("gate", "") if problem.operands.up is None else ("gate, up", " * up")
     epilogue = f"gradients of {of} and weights, {params['activation']}(gate){times} again"
-    return _plan(problem, target, GRADIENT, epilogue)
+    return _plan(problem, target, GRADIENT_KERNELS, epilogue)
 
 
 def plan_paired(avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> MlpPlan:
     """Plans a `paired_ragged_dot`."""
     problem = _problem("paired_ragged_dot", avals, params)
-    return _plan(problem, target, PAIRED, "none, two products in one sum")
+    return _plan(problem, target, PAIRED_KERNELS, "none, two products in one sum")
 
 
 def plan_paired_weights(avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> MlpPlan:
     """Plans a `paired_weight_gradients`."""
     problem: MlpProblem[PairedWeightsOperands] = _problem("paired_weight_gradients", avals, params)
-    plan = _plan(problem, target, PAIRED, "none, two results")
+    plan = _plan(problem, target, PAIRED_KERNELS, "none, two results")
     if plan.kernel_problem is None:
         return plan
     _, kernel = plan.launched
@@ -268,7 +268,7 @@ def _plan(
 
 def _kernel(table: Sequence[TiledKernel], problem: MlpProblem) -> TiledKernel:
     """The kernel to take. A forward tile that is asked for is that of few rows, or is not known."""
-    asked = problem.params["tile_choices"].forward if table is FORWARD else None
+    asked = problem.params["tile_choices"].forward if table is FORWARD_KERNELS else None
     if asked is not None:
         return next((kernel for kernel in table if kernel.tile == asked), table[0])
     return choose(table, problem, None)
@@ -282,7 +282,7 @@ def is_fused(op: str, operands: Any, params: Mapping[str, Any]) -> bool:
 
 
 def _has_few_rows(problem: MlpProblem) -> bool:
-    return _kernel(FORWARD, problem).schedule == "few_rows"
+    return _kernel(FORWARD_KERNELS, problem).schedule == "few_rows"
 
 
 def _unfused_reason(problem: MlpProblem) -> str:
@@ -308,7 +308,11 @@ def _unfused_paired_weights(problem: MlpProblem[PairedWeightsOperands]) -> str:
     columns, asked = problem.operands.d0.shape[1], problem.params["tile_choices"].wgrad
     if columns > PAIRED_COLUMNS:
         return f"two products of {columns} columns are as fast, and may take less memory"
-    return f"no kernel for both has the tile {asked}" if asked not in (None, PAIRED[0].tile) else ""
+    return (
+        f"no kernel for both has the tile {asked}"
+        if asked not in (None, PAIRED_KERNELS[0].tile)
+        else ""
+    )
 
 
 _UNFUSED: dict[str, Callable[[MlpProblem], str]] = {

@@ -106,7 +106,7 @@ def _gated_avals(*leaves, tree, residuals, **_):
 GATED = Op(
     name="gated_ragged_dot",
     operand_ranks=None,
-    targets=(call.GATED, call.FEW_ROWS),
+    targets=(call.GATED_TARGET, call.FEW_ROWS_TARGET),
     avals=_gated_avals,
     planner=plan.plan_gated,
     planned=OPTIONS,
@@ -126,7 +126,7 @@ def _biased_aval(*leaves, tree, **_):
 BIASED = Op(
     name="biased_ragged_dot",
     operand_ranks=None,
-    targets=(call.FEW_ROWS,),
+    targets=(call.FEW_ROWS_TARGET,),
     avals=_biased_aval,
     planner=plan.plan_biased,
     planned=OPTIONS,
@@ -150,7 +150,7 @@ def _gated_transpose_avals(*leaves, tree, **_):
 GATED_TRANSPOSE = Op(
     name="gated_ragged_dot_transpose",
     operand_ranks=None,
-    targets=(call.GATED_TRANSPOSE,),
+    targets=(call.GATED_TRANSPOSE_TARGET,),
     avals=_gated_transpose_avals,
     planner=plan.plan_gated_transpose,
     planned=OPTIONS,
@@ -172,7 +172,7 @@ def _paired_aval(*leaves, tree, **_):
 PAIRED = Op(
     name="paired_ragged_dot",
     operand_ranks=None,
-    targets=(call.PAIRED,),
+    targets=(call.PAIRED_TARGET,),
     avals=_paired_aval,
     planner=plan.plan_paired,
     planned=OPTIONS,
@@ -192,7 +192,7 @@ def _paired_weights_avals(*leaves, tree, num_groups, **_):
 PAIRED_WEIGHTS = Op(
     name="paired_weight_gradients",
     operand_ranks=None,
-    targets=(call.PAIRED_WEIGHTS,),
+    targets=(call.PAIRED_WEIGHTS_TARGET,),
     avals=_paired_weights_avals,
     planner=plan.plan_paired_weights,
     planned=OPTIONS,

@@ -28,7 +28,7 @@ from jax_grouped_gemm._src.plan import (
 )
 from jax_grouped_gemm._src.ragged import whole
 from jax_grouped_gemm._src.ragged.problem import (
-    ACCUMULATE,
+    ACCUMULATE_NAME,
     RATIOS,
     RaggedProblem,
     addressable_problem,
@@ -113,7 +113,7 @@ def accumulating(avals: Sequence[Any], params: Mapping[str, Any]) -> Candidates[
     """The kernels of a `ragged_accumulate`."""
     accumulator, *operands = avals
     options = dict(num_groups=accumulator.shape[-3], preferred_element_type=accumulator.dtype)
-    return contracting(operands, {**params, **options}, ACCUMULATE)
+    return contracting(operands, {**params, **options}, ACCUMULATE_NAME)
 
 
 def _candidates(
@@ -244,7 +244,7 @@ def _notes(
             "written to memory and added by XLA: the kernels add products of 16-bit operands to "
             "rows that need no padding"
         )
-    parts = (float32.described(terms, few_rows=kernel.splits),) if terms else ()
+    parts = (float32.described(terms, in_kernel=kernel.splits),) if terms else ()
     return (how, *parts) if problem.accumulates else parts
 
 
@@ -284,7 +284,7 @@ def _prediction(
         result_bytes *= 2
     products, operand_bytes, split_bytes = 1, lhs_bytes + rhs_bytes, 0.0
     if terms and kernel.splits:
-        products = float32.few_rows_products(terms)
+        products = float32.products_in_kernel(terms)
     elif terms:
         products = terms
         operand_bytes, split_bytes = float32.bytes_of_split(operand_bytes, terms)

@@ -60,7 +60,7 @@ def fp8_configurations(rng: np.random.Generator, sizes: np.ndarray) -> int:
         rows, weights = jgg.quantize_ragged(lhs, sizes), jgg.quantize_weights(rhs)
         exact = fp8_oracle.noncontracting(*rows[:2], *weights[:2], sizes)
         operands = *rows[:2], *weights[2:], sizes, offset
-        for tile in (choice.tile for choice in plan_fp8.NONCONTRACTING[1:]):
+        for tile in (choice.tile for choice in plan_fp8.NONCONTRACTING_KERNELS[1:]):
             out = fp8_primitive.scaled_ragged_noncontracting(
                 *operands, **forward, **options, tile=tile
             )
@@ -68,7 +68,7 @@ def fp8_configurations(rng: np.random.Generator, sizes: np.ndarray) -> int:
             launches += 1
     columns = [np.asarray(x) for x in 2 * rows[2:]]
     exact = fp8_oracle.contracting(*columns, sizes, M)
-    for tile in (choice.tile for choice in plan_fp8.CONTRACTING[1:]):
+    for tile in (choice.tile for choice in plan_fp8.CONTRACTING_KERNELS[1:]):
         out = fp8_primitive.scaled_ragged_contracting(
             *columns, sizes, offset, num_rows=M, num_groups=G, **options, tile=tile
         )

@@ -34,7 +34,7 @@ from jax_grouped_gemm._src.autodiff import once_differentiable
 from jax_grouped_gemm._src.barrier import barrier
 from jax_grouped_gemm._src.fp8 import primitive, reference
 from jax_grouped_gemm._src.fp8.formats import Pair, SlicedPair
-from jax_grouped_gemm._src.fp8.plan import PAIRED_COLUMNS, quantises_on_rows
+from jax_grouped_gemm._src.fp8.plan import PAIRED_FP8_COLUMNS, quantises_on_rows
 from jax_grouped_gemm._src.fp8.products import FP8_LHS, FP8_RHS, Fp8Products, named, narrow
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.mlp import rows as token_rows
@@ -348,7 +348,7 @@ def _mlp_backward(layer: _Layer, kept, dy):
     x_first = hidden_columns >= rows.x.shape[1]
     # One launch for the gradients of gate and up, which narrow ones have, reads them as two arrays.
     joined = x_first and wo is not None and is_static(hidden_columns)
-    joined = joined and hidden_columns > PAIRED_COLUMNS
+    joined = joined and hidden_columns > PAIRED_FP8_COLUMNS
     gradients = layer.hidden_gradients(projections, dh, weights, given, joined=joined)
     num_rows = projections.shape[0]
     if given.weights is not None:
