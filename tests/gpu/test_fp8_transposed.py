@@ -10,7 +10,7 @@ import pytest
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.activations import ACTIVATIONS
 from jax_grouped_gemm._src.fp8 import call, primitive, reference
-from jax_grouped_gemm._src.fp8.formats import slice_of
+from jax_grouped_gemm._src.fp8.formats import view_of
 from jax_grouped_gemm._src.mlp.fp8.hidden import HiddenLayer
 from jax_grouped_gemm._src.mlp.fp8.hidden_op import hidden_gradients, ragged_hidden_gradients
 from tests.support import fp8_oracle, mlp
@@ -152,7 +152,7 @@ class TestSlices:
         before, after = (jnp.full(n, jnp.nan, E4M3) for n in (144, 16))
         flat = jnp.concatenate([before, rhs[0].ravel(), after])
         place = (len(before), *rhs[0].shape)
-        got = self.contract(lhs, (flat, rhs[1]), sizes, slice=place)
+        got = self.contract(lhs, (flat, rhs[1]), sizes, view=place)
         assert_same_bits([got], [self.contract(lhs, rhs, sizes)])
 
     def test_products_of_rows(self, rng):
@@ -170,7 +170,7 @@ class TestSlices:
             implementation="cuda",
         )
         others = rows[1], *weights[2:], sizes, jnp.zeros(1, jnp.int32)
-        got = jax.jit(partial(run, slice=(32, 300, 256)))(flat, *others)
+        got = jax.jit(partial(run, view=(32, 300, 256)))(flat, *others)
         assert_same_bits([got], [jax.jit(run)(rows[0], *others)])
 
     @pytest.mark.parametrize("first, fewer", [(16, 0), (-16, 0), (2**62, 0), (0, 1)])
@@ -179,7 +179,7 @@ class TestSlices:
         flat = rhs[0].ravel()[fewer:]
         with pytest.raises(jax.errors.JaxRuntimeError, match="the slice is not inside"):
             place = (first, *rhs[0].shape)
-            jax.block_until_ready(self.contract(lhs, (flat, rhs[1]), [300], slice=place))
+            jax.block_until_ready(self.contract(lhs, (flat, rhs[1]), [300], view=place))
 
 
 def fp8_columns(rng, rows, columns, sizes, dtype):
@@ -206,7 +206,7 @@ def test_transposed_gradients_are_those_of_separate_kernels(activation, dtype, r
             )(*operands, sizes)
             for name in ("projections", "gate", "up"):
                 found = getattr(joined, name)
-                values = slice_of(found.values, found.slice)
+                values = view_of(found.values, found.view)
                 assert_same_bits((values, found.scales), getattr(got, name))
             assert_same_bits((*joined.hidden, joined.weights), (*got.hidden, got.weights))
             # Sums in another order, of terms that cancel.

@@ -78,7 +78,7 @@ def scaled_noncontracting(
     return call_kernel(
         NONCONTRACTING_TARGET,
         plan,
-        lhs if problem.slice else pad_to(lhs, addressable.shape(addressable.lhs)),
+        lhs if problem.view else pad_to(lhs, addressable.shape(addressable.lhs)),
         lhs_scale,
         pad_to(rhs, addressable.shape(addressable.rhs)),
         rhs_scale,
@@ -88,7 +88,7 @@ def scaled_noncontracting(
         rhs_scaling=np.int32(RHS_SCALINGS.index(problem.rhs_scaling)),
         kind=kernel.schedule,
         fast_accumulation=problem.fast_accumulation,
-        **_slice(problem),
+        **_view(problem),
     )
 
 
@@ -121,18 +121,18 @@ def scaled_contracting(
         plan,
         lhs,
         lhs_scale,
-        rhs if problem.slice else pad_to(rhs, addressable.shape(addressable.rhs)),
+        rhs if problem.view else pad_to(rhs, addressable.shape(addressable.rhs)),
         pad_to(rhs_scale, (rhs_scale.shape[-2], addressable.n)),
         group_sizes,
         group_offset,
         m=np.int32(problem.m),
-        **_slice(problem),
+        **_view(problem),
     )
 
 
-def _slice(problem: ScaledProblem) -> dict[str, Any]:
-    """The attribute that says which slice of a flat array the operand is that may be one."""
-    return dict(slice=np.array(problem.slice, np.int64)) if problem.slice else {}
+def _view(problem: ScaledProblem) -> dict[str, Any]:
+    """The attribute that says which part of a flat array the operand is that may be a view."""
+    return dict(slice=np.array(problem.view, np.int64)) if problem.view else {}
 
 
 def paired_contracting(plan: Plan[ScaledProblem], *operands: jax.Array) -> list[jax.Array]:

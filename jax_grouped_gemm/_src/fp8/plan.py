@@ -15,14 +15,14 @@ from jax_grouped_gemm._src.device import Target
 from jax_grouped_gemm._src.fp8.formats import (
     BLOCK,
     COLUMN_ROWS,
-    SLICED_RHS,
-    SLICED_ROWS,
+    VIEWED_RHS,
+    VIEWED_ROWS,
     Shape,
     block_maxima,
     quantized_blocks,
     quantized_groups,
     quantized_rows,
-    sliced,
+    viewed,
 )
 from jax_grouped_gemm._src.plan import (
     AS_ASKED,
@@ -104,7 +104,7 @@ class ScaledProblem(RaggedProblem):
       b: blocks of 128 rows of a contracting product, each of one group; 0 otherwise.
       r: rows of such a block; 0 otherwise.
       fast_accumulation: whether tensor cores alone may add up products.
-      slice: of a flat array, what lhs, or of a contracting product rhs, is; see `SlicedPair`.
+      view: of a flat array, what lhs, or of a contracting product rhs, is; see `ScaledView`.
     """
 
     lhs_scaling: str
@@ -112,7 +112,7 @@ class ScaledProblem(RaggedProblem):
     b: int
     r: int
     fast_accumulation: bool = False
-    slice: Shape = ()
+    view: Shape = ()
 
     def counts(self) -> dict[str, Any]:
         rows = {"the number of rows of all blocks of 128": self.b * BLOCK} if self.b else {}
@@ -130,10 +130,10 @@ def noncontracting(
     table: Sequence[TiledKernel] | None = None,
 ) -> Candidates[ScaledProblem]:
     """The kernels of a `scaled_ragged_noncontracting`."""
-    place = params.get("slice", ())
+    place = params.get("view", ())
     problem = ScaledProblem.of(
         op,
-        _without_scales(sliced(avals, SLICED_ROWS, place)),
+        _without_scales(viewed(avals, VIEWED_ROWS, place)),
         params,
         lhs="mk",
         rhs="gnk" if params["transpose_rhs"] else "gkn",
@@ -143,7 +143,7 @@ def noncontracting(
         b=0,
         r=0,
         fast_accumulation=params["fast_accumulation"],
-        slice=place,
+        view=place,
     )
     # FP8 tensor cores read both operands along the contracted dimension.
     form = dataclasses.replace(_kernel_form(problem), rhs="gnk")
@@ -162,10 +162,10 @@ def contracting(
     avals: Sequence[Any], params: Mapping[str, Any], op: str = "scaled_ragged_contracting"
 ) -> Candidates[ScaledProblem]:
     """The kernels of a `scaled_ragged_contracting`."""
-    place = params.get("slice", ())
+    place = params.get("view", ())
     problem = ScaledProblem.of(
         op,
-        _without_scales(sliced(avals, SLICED_RHS, place)),
+        _without_scales(viewed(avals, VIEWED_RHS, place)),
         params,
         lhs="bkr",
         rhs="bnr",
@@ -173,7 +173,7 @@ def contracting(
         lhs_scaling=_rows_scaling(avals[1]),
         rhs_scaling=_rows_scaling(avals[3]),
         m=params["num_rows"],
-        slice=place,
+        view=place,
     )
     return Candidates(
         problem, CONTRACTING_KERNELS, _kernel_form(problem), _unsupported_reason(problem)
@@ -309,7 +309,7 @@ class QuantizePlan(Plan[QuantizeProblem]):
     results: Results = ()
 
 
-def _pairs(params: Mapping[str, Any], batch: Shape, *forms: tuple[Shape, Shape] | None) -> Results:
+def _forms(params: Mapping[str, Any], batch: Shape, *forms: tuple[Shape, Shape] | None) -> Results:
     """Values and scales of each form."""
     dtypes = np.dtype(params["dtype"]), jnp.float32
     return tuple(
@@ -328,19 +328,19 @@ def _blocks(params, x, columns=None):
     cols = columns or cols
     plain = quantized_blocks(g, rows, cols) if params["plain"] else None
     transposed = quantized_blocks(g, cols, rows) if params["transposed"] else None
-    return _pairs(params, (), plain, transposed)
+    return _forms(params, (), plain, transposed)
 
 
 def _ragged(params, x, group_sizes):
     m, cols = x.shape[-2:]
     plain = quantized_rows(m, cols) if params["plain"] else None
     groups = quantized_groups(m, cols, group_sizes.shape[-1]) if params["transposed"] else None
-    return _pairs(params, x.shape[:-2] or group_sizes.shape[:-1], plain, groups)
+    return _forms(params, x.shape[:-2] or group_sizes.shape[:-1], plain, groups)
 
 
 def _gathered(params, x, rows, _, group_sizes):
     form = quantized_groups(rows.shape[0], x.shape[1], group_sizes.shape[0])
-    values, _scales = _pairs(params, (), form)
+    values, _scales = _forms(params, (), form)
     # Of a token that is copied several times, bytes are moved that were found once.
     room = None
     if is_static(*rows.shape, *x.shape) and rows.shape[0] >= LEAST_COPIES * x.shape[0]:
@@ -364,8 +364,8 @@ def _channels(params, *operands):
 
 
 RESULTS: dict[str, Callable[..., Results]] = {
-    "quantize_rows": lambda params, x: _pairs(params, (), quantized_rows(*x.shape)),
-    "quantize_tokens": lambda params, x, rows: _pairs(
+    "quantize_rows": lambda params, x: _forms(params, (), quantized_rows(*x.shape)),
+    "quantize_tokens": lambda params, x, rows: _forms(
         params, (), quantized_rows(rows.shape[0], x.shape[1])
     ),
     "quantize_blocks": _blocks,

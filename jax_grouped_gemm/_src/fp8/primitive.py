@@ -18,11 +18,11 @@ from jax import lax
 from jax_grouped_gemm._src.arrays import rows_or_zeros
 from jax_grouped_gemm._src.fp8 import call, plan, reference, scaled_reference
 from jax_grouped_gemm._src.fp8.formats import (
-    SLICED_RHS,
-    SLICED_ROWS,
+    VIEWED_RHS,
+    VIEWED_ROWS,
     quantized_groups,
-    slice_of,
-    sliced,
+    view_of,
+    viewed,
 )
 from jax_grouped_gemm._src.op import Op
 from jax_grouped_gemm._src.partition import Dims, leading, whole
@@ -31,8 +31,8 @@ from jax_grouped_gemm._src.ragged import slices
 from jax_grouped_gemm._src.ragged.plan import check_tile, plan_product
 
 
-def _of_sliced(function, operand, *operands, slice=(), **params):
-    return function(*sliced(operands, operand, slice), **params)
+def _of_viewed(function, operand, *operands, view=(), **params):
+    return function(*viewed(operands, operand, view), **params)
 
 
 def scaled_ragged_noncontracting(
@@ -42,21 +42,21 @@ def scaled_ragged_noncontracting(
 
     Parameters: transpose_rhs, lhs_scaling, rhs_scaling, preferred_element_type, implementation,
     and optionally fast_accumulation, for scales that do not change along k, tile, a `TileConfig`
-    for the kernel instead of the plan's choice, and slice, what lhs is of a flat array.
+    for the kernel instead of the plan's choice, and view, what lhs is of a flat array.
     """
     operands = (lhs, lhs_scale, rhs, rhs_scale, group_sizes, group_offset)
     return NONCONTRACTING.bind(*operands, fast_accumulation=fast_accumulation, **params)
 
 
-def _noncontracting_aval(*operands, transpose_rhs, preferred_element_type, slice=(), **params):
-    lhs, _, rhs, *_ = operands = sliced(operands, SLICED_ROWS, slice)
+def _noncontracting_aval(*operands, transpose_rhs, preferred_element_type, view=(), **params):
+    lhs, _, rhs, *_ = operands = viewed(operands, VIEWED_ROWS, view)
     shape = (lhs.shape[-2], rhs.shape[-2 if transpose_rhs else -1])
     return NONCONTRACTING.result_aval(operands, shape, preferred_element_type)
 
 
-def _noncontracting_dims(operands, results, *, slice=(), **params) -> Dims:
+def _noncontracting_dims(operands, results, *, view=(), **params) -> Dims:
     """Rows and groups may be split, with those of their scales that belong to them."""
-    if slice:
+    if view:
         return whole(operands, results)
     lhs, lhs_scale, rhs, rhs_scale, *_ = operands
     has_row_scales = params["lhs_scaling"] in ("1x128", "1xk")
@@ -79,7 +79,7 @@ NONCONTRACTING = Op(
     planned=PRODUCT_OPTIONS,
     check=partial(check_tile, plan.noncontracting),
     call=call.scaled_noncontracting,
-    reference=partial(_of_sliced, scaled_reference.scaled_ragged_noncontracting, SLICED_ROWS),
+    reference=partial(_of_viewed, scaled_reference.scaled_ragged_noncontracting, VIEWED_ROWS),
     dims=_noncontracting_dims,
     localizer=slices.of_groups,
 )
@@ -132,14 +132,14 @@ def scaled_ragged_contracting(
     Scales are of each block and column, or [b?, 1, k] and [b?, 1, n], of each column.
 
     Parameters: num_rows, num_groups, preferred_element_type, implementation, and optionally tile,
-    and slice, what rhs is of a flat array.
+    and view, what rhs is of a flat array.
     """
     operands = (lhs, lhs_scale, rhs, rhs_scale, group_sizes, group_offset)
     return CONTRACTING.bind(*operands, **params)
 
 
-def _contracting_aval(*operands, num_groups, preferred_element_type, slice=(), **params):
-    lhs, _, rhs, *_ = operands = sliced(operands, SLICED_RHS, slice)
+def _contracting_aval(*operands, num_groups, preferred_element_type, view=(), **params):
+    lhs, _, rhs, *_ = operands = viewed(operands, VIEWED_RHS, view)
     shape = (num_groups, lhs.shape[-2], rhs.shape[-2])
     return CONTRACTING.result_aval(operands, shape, preferred_element_type)
 
@@ -153,7 +153,7 @@ CONTRACTING = Op(
     planned=PRODUCT_OPTIONS,
     check=partial(check_tile, plan.contracting),
     call=call.scaled_contracting,
-    reference=partial(_of_sliced, scaled_reference.scaled_ragged_contracting, SLICED_RHS),
+    reference=partial(_of_viewed, scaled_reference.scaled_ragged_contracting, VIEWED_RHS),
 )
 
 
@@ -368,14 +368,14 @@ NO_DERIVATIVE = (
 )
 
 
-def _register_batching(op: Op, may_be_sliced: int) -> None:
-    def rule(operands, dims, *, slice=(), **params):
+def _register_batching(op: Op, may_be_viewed: int) -> None:
+    def rule(operands, dims, *, view=(), **params):
         operands, dims = list(operands), list(dims)
-        if slice:
-            of_one = partial(slice_of, slice=slice)
-            flat, dim = operands[may_be_sliced], dims[may_be_sliced]
-            operands[may_be_sliced] = of_one(flat) if dim is None else jax.vmap(of_one, dim)(flat)
-            dims[may_be_sliced] = None if dim is None else 0
+        if view:
+            of_one = partial(view_of, view=view)
+            flat, dim = operands[may_be_viewed], dims[may_be_viewed]
+            operands[may_be_viewed] = of_one(flat) if dim is None else jax.vmap(of_one, dim)(flat)
+            dims[may_be_viewed] = None if dim is None else 0
         size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
         for pair in ((0, 1), (2, 3)):
             if [dims[i] is None for i in pair].count(True) == 1:
@@ -446,8 +446,8 @@ def _batch_each(operands, dims, **params):
     return jax.vmap(each, dims)(*operands), [0, 0]
 
 
-_register_batching(NONCONTRACTING, may_be_sliced=SLICED_ROWS)
-_register_batching(CONTRACTING, may_be_sliced=SLICED_RHS)
+_register_batching(NONCONTRACTING, may_be_viewed=VIEWED_ROWS)
+_register_batching(CONTRACTING, may_be_viewed=VIEWED_RHS)
 GATHERED_NONCONTRACTING.def_batching(_batch_gathered)
 PAIRED_CONTRACTING.def_batching(_batch_each)
 TOKENS.def_batching(_batch_tokens)

@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 
 from jax_grouped_gemm._src.arguments import Implementation
 from jax_grouped_gemm._src.fp8 import primitive, reference
-from jax_grouped_gemm._src.fp8.formats import Pair, SlicedPair
+from jax_grouped_gemm._src.fp8.formats import Scaled, ScaledView
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.plan import Product, TileChoices
 from jax_grouped_gemm._src.ragged import primitive as ragged
@@ -52,32 +52,32 @@ class Fp8Products:
         plain: bool,
         transposed: bool = False,
     ) -> tuple[Any, Any]:
-        """x [m, k]: the pairs (plain, transposed) of those asked for, None for the others."""
+        """x [m, k]: the forms (plain, transposed) of those asked for, None for the others."""
         params = self._quantize_params(dtype)
         rows = columns = None
         if plain and self.recipe.scaling != "blockwise":
             (values, scales), _ = self._quantize_channels([x[None]], dtype, plain=True)
-            rows = Pair(values[0], scales[0])
+            rows = Scaled(values[0], scales[0])
             plain = False
         if transposed:
             *rest, values, scales = primitive.quantize_ragged(
                 x, group_sizes, plain=plain, transposed=True, **params
             )
-            columns = Pair(values, scales)
-            rows = Pair(*rest) if plain else rows
+            columns = Scaled(values, scales)
+            rows = Scaled(*rest) if plain else rows
         elif plain:
-            rows = Pair(*primitive.quantize_rows(x, **params))
+            rows = Scaled(*primitive.quantize_rows(x, **params))
         return rows, columns
 
     def quantize_weights(self, x: jax.Array, *, plain: bool, transposed: bool) -> tuple[Any, Any]:
-        """x [g, k, n]: the pairs (plain, transposed) of those asked for, None for the others."""
+        """x [g, k, n]: the forms (plain, transposed) of those asked for, None for the others."""
         if not (plain or transposed):
             return None, None
         forms = dict(plain=plain, transposed=transposed)
         dtype = self.recipe.forward_dtype
         if self.recipe.scaling != "blockwise":
             return self._quantize_channels([x], dtype, **forms)
-        return _in_pairs(primitive.quantize_blocks, x, **forms, **self._quantize_params(dtype))
+        return _in_forms(primitive.quantize_blocks, x, **forms, **self._quantize_params(dtype))
 
     def quantize_joined(
         self, x: jax.Array, y: jax.Array, *, plain: bool, transposed: bool
@@ -87,7 +87,7 @@ class Fp8Products:
         forms = dict(plain=plain, transposed=transposed)
         if self.recipe.scaling == "blockwise":
             params = self._quantize_params(self.recipe.forward_dtype)
-            return _in_pairs(primitive.quantize_joined, x, y, **forms, **params)
+            return _in_forms(primitive.quantize_joined, x, y, **forms, **params)
         return self._quantize_channels([x, y], self.recipe.forward_dtype, **forms)
 
     def _quantize_channels(
@@ -98,7 +98,7 @@ class Fp8Products:
         plain: bool,
         transposed: bool = False,
     ) -> tuple[Any, Any]:
-        """Stacks [g, k, n] side by side as matrices: the pairs (plain, transposed) of those asked
+        """Stacks [g, k, n] side by side as matrices: the forms (plain, transposed) of those asked
         for. A product contracts the last dimension of either, so that is what shares a scale with
         "rowwise" scaling; with "tensorwise", all of a matrix does."""
         dtype = np.dtype(dtype)
@@ -130,8 +130,8 @@ class Fp8Products:
         options |= dict(dtype=dtype, plain=plain, transposed=transposed)
         values = iter(primitive.quantize_channels(*stacks, *scales, **options))
         return (
-            Pair(next(values), row_scales) if plain else None,
-            Pair(next(values), column_scales) if transposed else None,
+            Scaled(next(values), row_scales) if plain else None,
+            Scaled(next(values), column_scales) if transposed else None,
         )
 
     def _quantize_params(self, dtype: DTypeLike) -> dict[str, Any]:
@@ -144,24 +144,24 @@ class Fp8Products:
     def rows_by_weights(
         self,
         which: Product,
-        rows: Pair | SlicedPair,
-        weights: Pair,
+        rows: Scaled | ScaledView,
+        weights: Scaled,
         group_sizes: jax.Array,
         offset: jax.Array,
         dtype: np.dtype,
     ) -> jax.Array:
         """rows [m, k] times weights [g, n, k] -> [m, n], for "forward" or "dgrad"."""
-        params = self._product_params(which, dtype) | _slice(rows)
+        params = self._product_params(which, dtype) | _view(rows)
         operands = (rows.values, rows.scales, *weights, group_sizes, offset)
         return primitive.scaled_ragged_noncontracting(*operands, **params)
 
     def tokens_by_weights(
         self,
         which: Product,
-        tokens: Pair,
+        tokens: Scaled,
         rows: jax.Array,
-        copied: Callable[[], Pair],
-        weights: Pair,
+        copied: Callable[[], Scaled],
+        weights: Scaled,
         group_sizes: jax.Array,
         offset: jax.Array,
         dtype: np.dtype,
@@ -185,8 +185,8 @@ class Fp8Products:
 
     def rows_by_rows(
         self,
-        lhs: Pair | jax.Array,
-        rhs: Pair | SlicedPair | jax.Array,
+        lhs: Scaled | jax.Array,
+        rhs: Scaled | ScaledView | jax.Array,
         group_sizes: jax.Array,
         offset: jax.Array,
         dtype: np.dtype,
@@ -197,8 +197,8 @@ class Fp8Products:
         """The cotangent of weights [g, k, n], of transposed blocks [b, k, 128] and [b, n, 128], or
         of rows [m, k] and [m, n] of one 16-bit dtype."""
         common = self._wgrad_params(dtype, num_groups)
-        if isinstance(lhs, Pair):
-            assert isinstance(rhs, Pair | SlicedPair)
+        if isinstance(lhs, Scaled):
+            assert isinstance(rhs, Scaled | ScaledView)
             return primitive.scaled_ragged_contracting(
                 lhs.values,
                 lhs.scales,
@@ -208,7 +208,7 @@ class Fp8Products:
                 offset,
                 num_rows=num_rows,
                 **common,
-                **_slice(rhs),
+                **_view(rhs),
             )
         assert isinstance(rhs, jax.Array)
         return ragged.ragged_contracting(
@@ -224,8 +224,8 @@ class Fp8Products:
 
     def rows_by_each(
         self,
-        lhs: Pair,
-        rhs: Sequence[Pair],
+        lhs: Scaled,
+        rhs: Sequence[Scaled],
         group_sizes: jax.Array,
         offset: jax.Array,
         dtype: np.dtype,
@@ -249,14 +249,14 @@ class Fp8Products:
         )
 
 
-def _slice(x: Pair | SlicedPair) -> dict[str, Any]:
-    return dict(slice=x.slice) if isinstance(x, SlicedPair) else {}
+def _view(x: Scaled | ScaledView) -> dict[str, Any]:
+    return dict(view=x.view) if isinstance(x, ScaledView) else {}
 
 
-def _in_pairs(quantize, *operands, plain, transposed, **params):
+def _in_forms(quantize, *operands, plain, transposed, **params):
     results = quantize(*operands, plain=plain, transposed=transposed, **params)
-    pairs = iter(Pair(*results[i : i + 2]) for i in range(0, len(results), 2))
-    return next(pairs) if plain else None, next(pairs) if transposed else None
+    forms = iter(Scaled(*results[i : i + 2]) for i in range(0, len(results), 2))
+    return next(forms) if plain else None, next(forms) if transposed else None
 
 
 def named(operands: Any, name: str) -> Any:
@@ -275,6 +275,6 @@ def named(operands: Any, name: str) -> Any:
     return jax.tree.map(of, operands)
 
 
-def narrow(x: jax.Array) -> jax.Array:
+def in_16_bits(x: jax.Array) -> jax.Array:
     """`x` as an operand of a product in "bf16"."""
     return x if x.dtype.itemsize == 2 else x.astype(jnp.bfloat16)

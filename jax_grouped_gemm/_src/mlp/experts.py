@@ -13,7 +13,7 @@ from jax_grouped_gemm._src.activations import Activation
 from jax_grouped_gemm._src.arguments import canonical_offset
 from jax_grouped_gemm._src.arrays import at_least_float32
 from jax_grouped_gemm._src.fp8.api import SOURCE_DTYPES
-from jax_grouped_gemm._src.fp8.formats import Pair
+from jax_grouped_gemm._src.fp8.formats import Scaled
 from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
 from jax_grouped_gemm._src.fp8.training import fp8_ragged_dot
 from jax_grouped_gemm._src.mlp import composed, plan, primitive
@@ -131,7 +131,7 @@ class Experts:
         weights: jax.Array | None,
         groups: Groups,
         *,
-        tokens: Pair | None = None,
+        tokens: Scaled | None = None,
         combines: bool = False,
     ) -> jax.Array:
         """`ragged_mlp`: tokens or rows to rows [m, D]; without wo the hidden layer [m, F].
@@ -152,7 +152,7 @@ class Experts:
         return primitive.down(options, operands, hidden) if has_down else hidden
 
     def _mlp_in_fp8(
-        self, options: Options, operands: MlpOperands, tokens: Pair | None, combines: bool
+        self, options: Options, operands: MlpOperands, tokens: Scaled | None, combines: bool
     ) -> jax.Array:
         """By the fused layer, or as a composition for other recipes."""
         if operands.rows.count is not None:

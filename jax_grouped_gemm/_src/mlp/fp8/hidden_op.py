@@ -19,7 +19,7 @@ from jax_grouped_gemm._src.arguments import Implementation
 from jax_grouped_gemm._src.arrays import cdiv
 from jax_grouped_gemm._src.device import Target
 from jax_grouped_gemm._src.fp8 import primitive, reference
-from jax_grouped_gemm._src.fp8.formats import BLOCK, Pair, quantized_groups, quantized_rows
+from jax_grouped_gemm._src.fp8.formats import BLOCK, Scaled, quantized_groups, quantized_rows
 from jax_grouped_gemm._src.mlp.epilogue import Epilogue
 from jax_grouped_gemm._src.mlp.fp8.hidden import HiddenGradients, HiddenLayer, JoinedGradients
 from jax_grouped_gemm._src.op import Op
@@ -56,9 +56,9 @@ def quantized_hidden(
     projections: jax.Array,
     weights: jax.Array,
     implementation: Implementation,
-) -> Pair:
+) -> Scaled:
     """`layer.quantized` of projections [m, P] and weights [m]."""
-    return Pair(*HIDDEN.bind(projections, weights, layer=layer, implementation=implementation))
+    return Scaled(*HIDDEN.bind(projections, weights, layer=layer, implementation=implementation))
 
 
 def hidden_gradients(
@@ -72,7 +72,7 @@ def hidden_gradients(
     params = dict(layer=layer, implementation=implementation)
     values, scales, *rest, hidden, dweights = GRADIENTS.bind(projections, dh, weights, **params)
     gate, up = rest if layer.has_up else (*rest, None)
-    return HiddenGradients(Pair(values, scales), gate, up, hidden, dweights)
+    return HiddenGradients(Scaled(values, scales), gate, up, hidden, dweights)
 
 
 def ragged_hidden_gradients(
@@ -94,9 +94,9 @@ def ragged_hidden_gradients(
     *leaves, dweights = RAGGED_GRADIENTS.bind(*operands, joined=joined, **params)
     if joined:
         values, of_rows, of_gate, of_up, hidden, of_hidden = leaves
-        hidden = Pair(hidden, of_hidden)
+        hidden = Scaled(hidden, of_hidden)
         return JoinedGradients(values, of_rows, of_gate, of_up, hidden, dweights)
-    rows, gate, *rest, hidden = (Pair(*leaves[i : i + 2]) for i in range(0, len(leaves), 2))
+    rows, gate, *rest, hidden = (Scaled(*leaves[i : i + 2]) for i in range(0, len(leaves), 2))
     return HiddenGradients(rows, gate, rest[0] if rest else None, hidden, dweights)
 
 

@@ -33,9 +33,9 @@ from jax_grouped_gemm._src.arrays import (
 from jax_grouped_gemm._src.autodiff import once_differentiable
 from jax_grouped_gemm._src.barrier import barrier
 from jax_grouped_gemm._src.fp8 import primitive, reference
-from jax_grouped_gemm._src.fp8.formats import Pair, SlicedPair
+from jax_grouped_gemm._src.fp8.formats import Scaled, ScaledView
 from jax_grouped_gemm._src.fp8.plan import PAIRED_FP8_COLUMNS, quantises_on_rows
-from jax_grouped_gemm._src.fp8.products import FP8_LHS, FP8_RHS, Fp8Products, named, narrow
+from jax_grouped_gemm._src.fp8.products import FP8_LHS, FP8_RHS, Fp8Products, in_16_bits, named
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.mlp import rows as token_rows
 from jax_grouped_gemm._src.mlp.biases import bias_rows
@@ -92,7 +92,7 @@ class _Layer(Fp8Products):
 
     def quantize_operand(
         self, x: jax.Array, given: MlpOperands, dtype: DTypeLike, *, copied: bool
-    ) -> Pair:
+    ) -> Scaled:
         """Tokens, or rows where they are not `copied`, as an operand of a product of rows."""
 
         def owned():
@@ -106,21 +106,21 @@ class _Layer(Fp8Products):
         x = self.counted(x, owned)
         return self.quantize_rows(x, given.groups.sizes, dtype, plain=True)[0]
 
-    def quantize_on_rows(self, given: MlpOperands, dtype: DTypeLike) -> Pair:
+    def quantize_on_rows(self, given: MlpOperands, dtype: DTypeLike) -> Scaled:
         """The rows of tokens as an operand of a product of rows."""
         if self.recipe.scaling != "blockwise":
             x = token_rows.on_rows(given.rows)
             return self.quantize_operand(x, given, dtype, copied=False)
         x, rows = given.rows.x, given.rows.rows
         assert rows is not None
-        return Pair(*primitive.quantize_tokens(x, rows, **self._quantize_params(dtype)))
+        return Scaled(*primitive.quantize_tokens(x, rows, **self._quantize_params(dtype)))
 
     def tokens_by_experts(
         self,
         which: Product,
-        tokens: Pair,
+        tokens: Scaled,
         given: MlpOperands,
-        weights: Pair,
+        weights: Scaled,
         dtype: np.dtype,
         *,
         copied: bool,
@@ -140,13 +140,13 @@ class _Layer(Fp8Products):
             dtype,
         )
 
-    def copied(self, tokens: Pair, rows: Rows) -> Pair:
+    def copied(self, tokens: Scaled, rows: Rows) -> Scaled:
         """Quantised tokens on the rows of their experts."""
         scales = tokens.scales
         # The one scale of all tokens is that of all rows.
         if self.recipe.scaling != "tensorwise":
             scales = token_rows.copies(rows.of(scales))
-        return Pair(token_rows.copies(rows.of(tokens.values)), scales)
+        return Scaled(token_rows.copies(rows.of(tokens.values)), scales)
 
     def tokens_for_wgrad(
         self, x: jax.Array, given: MlpOperands, dtype: DTypeLike, *, copied: bool
@@ -158,7 +158,7 @@ class _Layer(Fp8Products):
         """
         rows = given.rows.rows if copied else None
         if self.recipe.wgrad == "bf16":
-            return token_rows.on_rows(given.rows.of(narrow(x))) if copied else narrow(x)
+            return token_rows.on_rows(given.rows.of(in_16_bits(x))) if copied else in_16_bits(x)
         sizes, offset = given.groups.indices
         if rows is not None:
             # From -1, since XLA takes [0, n] for multiples of an iota and computes them.
@@ -175,16 +175,16 @@ class _Layer(Fp8Products):
             maxima, dtype=params["dtype"], power_of_two=params["power_of_two"]
         )
         values = primitive.quantize_gathered(x, rows.astype(jnp.int32), scale, sizes, **params)
-        return Pair(values, scale[None])
+        return Scaled(values, scale[None])
 
     def rows_for_wgrad(
-        self, x: jax.Array | Pair | SlicedPair, given: MlpOperands, dtype: DTypeLike
+        self, x: jax.Array | Scaled | ScaledView, given: MlpOperands, dtype: DTypeLike
     ) -> Any:
         """Rows, if they are no such operand yet."""
-        if isinstance(x, Pair | SlicedPair):
+        if isinstance(x, Scaled | ScaledView):
             return x
         if self.recipe.wgrad == "bf16":
-            return narrow(x)
+            return in_16_bits(x)
         sizes = given.groups.sizes
         return self.quantize_rows(x, sizes, dtype, plain=False, transposed=True)[1]
 
@@ -213,8 +213,8 @@ class _Layer(Fp8Products):
         """lhs^T times each rhs, of each expert, in its dtype."""
         indices = given.groups.indices
         sizes: dict[str, Any] = dict(num_rows=num_rows, num_groups=self.num_experts)
-        is_pair = all(isinstance(x, Pair) for x in (lhs, *rhs))
-        if len(rhs) == 2 and len(set(dtypes)) == 1 and is_pair:
+        are_scaled = all(isinstance(x, Scaled) for x in (lhs, *rhs))
+        if len(rhs) == 2 and len(set(dtypes)) == 1 and are_scaled:
             return self.rows_by_each(lhs, rhs, *indices, dtypes[0], **sizes)
         return [
             self.rows_by_rows(lhs, x, *indices, dtype, **sizes)
@@ -228,7 +228,7 @@ def mlp(
     implementation: Implementation,
     operands: MlpOperands,
     quantized: QuantizedMlp | None,
-    tokens: Pair | None,
+    tokens: Scaled | None,
     *,
     combines: bool,
 ) -> jax.Array:
@@ -275,7 +275,7 @@ def mlp(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _mlp(
-    layer: _Layer, operands: MlpOperands, quantized: QuantizedMlp | None, tokens: Pair | None
+    layer: _Layer, operands: MlpOperands, quantized: QuantizedMlp | None, tokens: Scaled | None
 ) -> jax.Array:
     return _forward(layer, operands, quantized, tokens, for_gradient=False)[0]
 
@@ -413,11 +413,11 @@ _mlp.defvjp(_mlp_forward, _mlp_backward)
 
 
 def _matrices(layer: _Layer, given: MlpOperands, quantized, for_gradient):
-    """(plain, transposed) pairs of gate and up, and of down."""
+    """(plain, transposed) forms of gate and up, and of down."""
     wi_0, wi_1, wo = given.experts.wi_0, given.experts.wi_1, given.experts.wo
     if quantized is not None:
-        pairs = ((Pair(*w[:2]), Pair(*w[2:])) for w in quantized)
-        wi, down = pairs
+        matrices = ((Scaled(*w[:2]), Scaled(*w[2:])) for w in quantized)
+        wi, down = matrices
         return wi, None if wo is None else down
     forms = dict(plain=for_gradient, transposed=True)
     return quantize_experts(layer, wi_0, wi_1, wo, **forms)
