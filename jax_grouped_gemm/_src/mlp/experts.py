@@ -16,7 +16,7 @@ from jax_grouped_gemm._src.fp8.api import SOURCE_DTYPES
 from jax_grouped_gemm._src.fp8.formats import Scaled
 from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
 from jax_grouped_gemm._src.fp8.training import fp8_ragged_dot
-from jax_grouped_gemm._src.mlp import composed, plan, primitive
+from jax_grouped_gemm._src.mlp import composed, layer, plan, primitive
 from jax_grouped_gemm._src.mlp.fp8 import layer as fp8_layer
 from jax_grouped_gemm._src.mlp.fp8.weights import checked_quantized
 from jax_grouped_gemm._src.mlp.operands import ExpertWeights, Groups, MlpOperands, Rows, named
@@ -146,10 +146,10 @@ class Experts:
         if self.in_fp8:
             return self._mlp_in_fp8(options, operands, tokens, combines)
         operands, has_down = operands.promoted(), self.weights.wo is not None
-        if has_down and not primitive.closes_over_traced(options, operands):
-            return primitive.ragged_mlp(options, operands)
-        (hidden,) = primitive.gated_ragged_dot(options, operands, residuals=False)
-        return primitive.down(options, operands, hidden) if has_down else hidden
+        if has_down and not layer.closes_over_traced(options, operands):
+            return layer.ragged_mlp(options, operands)
+        (hidden,) = layer.gated_ragged_dot(options, operands, residuals=False)
+        return layer.down(options, operands, hidden) if has_down else hidden
 
     def _mlp_in_fp8(
         self, options: Options, operands: MlpOperands, tokens: Scaled | None, combines: bool
@@ -178,7 +178,7 @@ class Experts:
             quantized = checked_quantized(self.function, quantized, *matrices, recipe)
         implementation = options.implementation
         if (recipe.forward, recipe.dgrad) == ("fp8", "fp8"):
-            if primitive.closes_over_traced(options, operands):
+            if layer.closes_over_traced(options, operands):
                 raise NotImplementedError(
                     f"{self.function}: activation closes over traced values, such as arrays made "
                     "under jax.jit, which a recipe with forward='fp8' and dgrad='fp8' cannot have; "
