@@ -11,8 +11,8 @@ import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.activations import ACTIVATIONS
 from jax_grouped_gemm._src.fp8 import call, primitive, reference
 from jax_grouped_gemm._src.fp8.formats import view_of
-from jax_grouped_gemm._src.mlp.fp8.hidden import HiddenLayer
-from jax_grouped_gemm._src.mlp.fp8.hidden_op import hidden_gradients, ragged_hidden_gradients
+from jax_grouped_gemm._src.mlp.fp8.hidden.primitive import hidden_gradients, ragged_hidden_gradients
+from jax_grouped_gemm._src.mlp.fp8.hidden.problem import HiddenLayer
 from tests.support import fp8_oracle, mlp
 from tests.support.dtypes import BF16, E4M3, E5M2, F32
 from tests.support.fp8_mlp_on_gpu import elementwise_operands

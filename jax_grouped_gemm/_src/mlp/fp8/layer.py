@@ -35,12 +35,12 @@ from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.mlp import rows as token_rows
 from jax_grouped_gemm._src.mlp.biases import bias_rows
 from jax_grouped_gemm._src.mlp.composed import GATE, UP
-from jax_grouped_gemm._src.mlp.fp8.hidden import (
+from jax_grouped_gemm._src.mlp.fp8.hidden.primitive import (
+    quantized_hidden,
+)
+from jax_grouped_gemm._src.mlp.fp8.hidden.problem import (
     HiddenLayer,
     JoinedGradients,
-)
-from jax_grouped_gemm._src.mlp.fp8.hidden_op import (
-    quantized_hidden,
 )
 from jax_grouped_gemm._src.mlp.fp8.products import Dtypes, Layer
 from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp, quantize_experts

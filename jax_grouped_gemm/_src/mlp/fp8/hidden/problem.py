@@ -157,3 +157,16 @@ class JoinedGradients:
 def padded_columns(hidden: int) -> int:
     """The columns of gate, with those of zeros after which up begins."""
     return round_up(hidden, BLOCK)
+
+
+@dataclasses.dataclass(frozen=True)
+class HiddenProblem:
+    """Static description of one elementwise step: its name, what is computed, and whether the
+    results are `JoinedGradients`."""
+
+    op: str
+    layer: HiddenLayer
+    joined: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.op} {self.layer}"
