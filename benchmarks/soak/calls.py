@@ -21,7 +21,7 @@ import numpy as np
 import jax_grouped_gemm as jgg
 from benchmarks.harness.peer import on_gpu
 from jax_grouped_gemm import moe
-from jax_grouped_gemm._src.fp8 import plan as plan_fp8
+from jax_grouped_gemm._src.fp8.scaled import plan as plan_fp8
 from jax_grouped_gemm._src.op import ops
 
 Aval = jax.ShapeDtypeStruct

@@ -10,6 +10,7 @@ import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.ragged.tiles import SWAPPED_FLOAT32_TILE
 from tests.aot.test_ragged_dot import assert_only_workspaces, cotangents, forward, shapes
 from tests.support.ops import CONTRACTING, NONCONTRACTING
+from tests.support.plans import how
 
 G = 4
 MAJORS = pytest.mark.parametrize("transpose_rhs", [False, True])
@@ -33,7 +34,6 @@ def test_is_chosen_by_the_rows_of_a_group(rows, tile, transpose_rhs):
 @pytest.mark.parametrize(
     "op, dtype, options",
     [
-        (NONCONTRACTING, jnp.float32, dict(transpose_lhs=True)),
         (NONCONTRACTING, jnp.bfloat16, {}),
         (CONTRACTING, jnp.float32, {}),
     ],
@@ -81,7 +81,11 @@ def test_can_be_asked_for():
     with jgg.use_tiles(forward=SWAPPED_FLOAT32_TILE):
         (plan,) = plans(jgg.ragged_dot, *arguments)
     assert plan.tile == SWAPPED_FLOAT32_TILE
+
+
+def test_contiguous_rows_are_transposed_for_it():
+    arguments = shapes(NONCONTRACTING, jnp.float32, m=8 * G)[:3]
     lhs = jax.ShapeDtypeStruct(arguments[0].shape[::-1], jnp.float32)
     call = partial(NONCONTRACTING.call.__wrapped__, transpose_lhs=True)
-    with jgg.use_tiles(forward=SWAPPED_FLOAT32_TILE), pytest.raises(ValueError, match="compiled"):
-        plans(call, lhs, *arguments[1:])
+    (plan,) = plans(call, lhs, *arguments[1:])
+    assert (plan.tile, how(plan)) == (SWAPPED_FLOAT32_TILE, "copies")

@@ -10,8 +10,9 @@ import pytest
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm import checkpoint_policies, moe
-from jax_grouped_gemm._src.fp8 import formats, primitive
-from jax_grouped_gemm._src.fp8 import plan as plan_fp8
+from jax_grouped_gemm._src.fp8 import formats
+from jax_grouped_gemm._src.fp8.scaled import plan as plan_fp8
+from jax_grouped_gemm._src.fp8.scaled import primitive
 from jax_grouped_gemm._src.plan import DEFAULT_TILE
 from tests.support.aot import FREE
 from tests.support.dtypes import BF16, E4M3, E5M2, F32

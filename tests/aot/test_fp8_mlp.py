@@ -10,7 +10,7 @@ import pytest
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm import checkpoint_policies, moe
-from jax_grouped_gemm._src.fp8.plan import FP8_TILES_IN_PLACE
+from jax_grouped_gemm._src.fp8.scaled.plan import FP8_TILES_IN_PLACE
 from tests.support import mlp
 from tests.support.aot import FREE
 from tests.support.dtypes import BF16, E5M2, F32

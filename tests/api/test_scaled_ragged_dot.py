@@ -13,8 +13,8 @@ from jax.sharding import PartitionSpec as P
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.device import H200
-from jax_grouped_gemm._src.fp8 import plan as plan_fp8
-from jax_grouped_gemm._src.fp8 import primitive
+from jax_grouped_gemm._src.fp8.scaled import plan as plan_fp8
+from jax_grouped_gemm._src.fp8.scaled import primitive
 from jax_grouped_gemm._src.ragged.plan import plan_product
 from tests.support import fp8_oracle, fp8_products
 from tests.support import group_sizes as sizes_of

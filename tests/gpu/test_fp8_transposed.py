@@ -9,8 +9,11 @@ import pytest
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.activations import ACTIVATIONS
-from jax_grouped_gemm._src.fp8 import call, primitive, reference
 from jax_grouped_gemm._src.fp8.formats import view_of
+from jax_grouped_gemm._src.fp8.quantize import primitive as quantizers
+from jax_grouped_gemm._src.fp8.quantize import reference
+from jax_grouped_gemm._src.fp8.scaled import call
+from jax_grouped_gemm._src.fp8.scaled import primitive as scaled
 from jax_grouped_gemm._src.mlp.fp8.hidden.primitive import hidden_gradients, ragged_hidden_gradients
 from jax_grouped_gemm._src.mlp.fp8.hidden.problem import HiddenLayer
 from tests.support import fp8_oracle, mlp
@@ -38,7 +41,7 @@ def test_largest_of_columns(rows, columns, source, rng):
     x = np.asarray(rng.standard_normal((rows, columns)), source)
     x[0, :3], x[rows // 2, 1] = np.nan, -np.inf
     for window in ([0, rows], [rows // 3, rows // 2 + 1], [5, 5]):
-        got = primitive.column_maxima(x, np.asarray(window, np.int32), implementation="cuda")
+        got = quantizers.column_maxima(x, np.asarray(window, np.int32), implementation="cuda")
         kept = np.zeros(x.shape, np.float32)
         rows_kept = slice(*window)
         kept[rows_kept] = np.abs(np.where(np.isfinite(x[rows_kept]), x[rows_kept], 0))
@@ -63,7 +66,7 @@ def test_gathered_rows_are_what_the_reference_computes(tokens, columns, source, 
                 scale = reference.column_scales(maxima, **params)
                 operands = x, where, np.asarray(scale), np.asarray(sizes, np.int32)
                 (want,) = reference.quantize_gathered(*map(jnp.asarray, operands), **params)
-            run = partial(primitive.quantize_gathered, **params, implementation="cuda")
+            run = partial(quantizers.quantize_gathered, **params, implementation="cuda")
             got = jax.jit(run)(*operands)
             np.testing.assert_array_equal(np.float32(got), np.float32(want))
 
@@ -88,7 +91,7 @@ def test_products_with_a_scale_a_column(even, types, out, rng):
                 scales = jnp.asarray(rng.uniform(2, 8, (1, width)) / jnp.finfo(dtype).max, F32)
             pairs += [values, scales]
         params = dict(num_rows=rows, num_groups=len(sizes), preferred_element_type=np.dtype(out))
-        run = partial(primitive.scaled_ragged_contracting, **params, implementation="cuda")
+        run = partial(scaled.scaled_ragged_contracting, **params, implementation="cuda")
         got = jax.jit(run)(*pairs, sizes, np.zeros(1, np.int32))
         blocks = len(pairs[0])
         exact = [
@@ -121,8 +124,8 @@ def test_both_gradients_of_one_launch_are_those_of_two(types, out, rng):
                 preferred_element_type=np.dtype(out),
                 implementation="cuda",
             )
-            paired = jax.jit(partial(primitive.paired_scaled_contracting, **params))
-            alone = jax.jit(partial(primitive.scaled_ragged_contracting, **params))
+            paired = jax.jit(partial(scaled.paired_scaled_contracting, **params))
+            alone = jax.jit(partial(scaled.scaled_ragged_contracting, **params))
             operands = lhs, scales, *first, *second, *indices
             assert call.PAIRED_CONTRACTING_TARGET in paired.lower(*operands).as_text()
             got = paired(*operands)
@@ -137,7 +140,7 @@ class TestSlices:
     def contract(lhs, rhs, sizes, **options):
         return jax.jit(
             partial(
-                primitive.scaled_ragged_contracting,
+                scaled.scaled_ragged_contracting,
                 num_rows=300,
                 num_groups=len(sizes),
                 preferred_element_type=np.dtype(BF16),
@@ -162,7 +165,7 @@ class TestSlices:
         weights = jgg.quantize_weights(w)
         flat = jnp.concatenate([jnp.full(32, jnp.nan, E4M3), rows[0].ravel()])
         run = partial(
-            primitive.scaled_ragged_noncontracting,
+            scaled.scaled_ragged_noncontracting,
             transpose_rhs=True,
             lhs_scaling="1x128",
             rhs_scaling="128x128",

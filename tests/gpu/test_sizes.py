@@ -19,7 +19,7 @@ import pytest
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm import moe
 from jax_grouped_gemm._src.activations import ACTIVATIONS
-from jax_grouped_gemm._src.fp8 import primitive as fp8
+from jax_grouped_gemm._src.fp8.quantize import primitive as fp8
 from jax_grouped_gemm._src.mlp.fp8.hidden.primitive import ragged_hidden_gradients
 from jax_grouped_gemm._src.mlp.fp8.hidden.problem import HiddenLayer
 from jax_grouped_gemm._src.mlp.plan import FORWARD_KERNELS

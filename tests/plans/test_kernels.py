@@ -10,7 +10,7 @@ import pytest
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm import moe
 from jax_grouped_gemm._src.device import H200, Target
-from jax_grouped_gemm._src.fp8 import plan as plan_fp8
+from jax_grouped_gemm._src.fp8.scaled import plan as plan_fp8
 from jax_grouped_gemm._src.op import ops
 from jax_grouped_gemm._src.plan import XLA, TileConfig, TiledKernel
 from jax_grouped_gemm._src.ragged import plan as plan_ragged

@@ -16,7 +16,7 @@ import jax_grouped_gemm as jgg
 from jax_grouped_gemm import moe
 from jax_grouped_gemm._src.device import H200, Rates, Target, predict
 from jax_grouped_gemm._src.fp8 import formats
-from jax_grouped_gemm._src.fp8 import plan as plan_fp8
+from jax_grouped_gemm._src.fp8.scaled import plan as plan_fp8
 from jax_grouped_gemm._src.lists import fp64
 from jax_grouped_gemm._src.lists.grouped_gemm import plan as plan_lists
 from jax_grouped_gemm._src.lists.rank_k import plan as plan_rank_k

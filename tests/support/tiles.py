@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm._src.fp8 import plan as plan_fp8
+from jax_grouped_gemm._src.fp8.scaled import plan as plan_fp8
 from jax_grouped_gemm._src.plan import TiledKernel
 from jax_grouped_gemm._src.ragged import plan as plan_ragged
 

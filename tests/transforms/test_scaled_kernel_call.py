@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm._src.fp8 import call, scaled_reference
 from jax_grouped_gemm._src.fp8.formats import LHS_SCALINGS, RHS_SCALINGS, split_e5m2
+from jax_grouped_gemm._src.fp8.scaled import call
+from jax_grouped_gemm._src.fp8.scaled import reference as scaled_reference
 from tests.support import fp8_oracle
 from tests.support.dtypes import E4M3, E5M2
 

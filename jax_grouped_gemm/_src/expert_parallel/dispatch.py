@@ -11,9 +11,9 @@ from jax_grouped_gemm._src.arguments import Implementation
 from jax_grouped_gemm._src.expert_parallel import collectives
 from jax_grouped_gemm._src.expert_parallel.group import Group
 from jax_grouped_gemm._src.expert_parallel.options import Auto, Combine, Strategy
-from jax_grouped_gemm._src.fp8.api import SOURCE_DTYPES
 from jax_grouped_gemm._src.fp8.formats import BLOCK, Scaled
 from jax_grouped_gemm._src.fp8.products import Fp8Products
+from jax_grouped_gemm._src.fp8.quantize.api import SOURCE_DTYPES
 from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
 from jax_grouped_gemm._src.plan import current_tiles
 

@@ -16,6 +16,11 @@ from jax.typing import DTypeLike
 from jax_grouped_gemm._src.arguments import canonical_dtype
 from jax_grouped_gemm._src.arrays import cdiv, is_static
 
+NO_DERIVATIVE = (
+    "FP8 operands are constants to autodiff. Use jax_grouped_gemm.fp8_ragged_dot, which is "
+    "differentiable once, or jax.lax.stop_gradient."
+)
+
 BLOCK = 128
 """Elements that share a scale, along each dimension that shares it."""
 

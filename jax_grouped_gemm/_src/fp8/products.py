@@ -15,9 +15,11 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
 from jax_grouped_gemm._src.arguments import Implementation
-from jax_grouped_gemm._src.fp8 import primitive, reference
 from jax_grouped_gemm._src.fp8.formats import Scaled, ScaledView
+from jax_grouped_gemm._src.fp8.quantize import primitive as quantizers
+from jax_grouped_gemm._src.fp8.quantize import reference
 from jax_grouped_gemm._src.fp8.recipe import Recipe
+from jax_grouped_gemm._src.fp8.scaled import primitive as scaled
 from jax_grouped_gemm._src.plan import Product, TileChoices
 from jax_grouped_gemm._src.ragged import primitive as ragged
 
@@ -60,13 +62,13 @@ class Fp8Products:
             rows = Scaled(values[0], scales[0])
             plain = False
         if transposed:
-            *rest, values, scales = primitive.quantize_ragged(
+            *rest, values, scales = quantizers.quantize_ragged(
                 x, group_sizes, plain=plain, transposed=True, **params
             )
             columns = Scaled(values, scales)
             rows = Scaled(*rest) if plain else rows
         elif plain:
-            rows = Scaled(*primitive.quantize_rows(x, **params))
+            rows = Scaled(*quantizers.quantize_rows(x, **params))
         return rows, columns
 
     def quantize_weights(self, x: jax.Array, *, plain: bool, transposed: bool) -> tuple[Any, Any]:
@@ -77,7 +79,7 @@ class Fp8Products:
         dtype = self.recipe.forward_dtype
         if self.recipe.scaling != "blockwise":
             return self._quantize_channels([x], dtype, **forms)
-        return _in_forms(primitive.quantize_blocks, x, **forms, **self._quantize_params(dtype))
+        return _in_forms(quantizers.quantize_blocks, x, **forms, **self._quantize_params(dtype))
 
     def quantize_joined(
         self, x: jax.Array, y: jax.Array, *, plain: bool, transposed: bool
@@ -87,7 +89,7 @@ class Fp8Products:
         forms = dict(plain=plain, transposed=transposed)
         if self.recipe.scaling == "blockwise":
             params = self._quantize_params(self.recipe.forward_dtype)
-            return _in_forms(primitive.quantize_joined, x, y, **forms, **params)
+            return _in_forms(quantizers.quantize_joined, x, y, **forms, **params)
         return self._quantize_channels([x, y], self.recipe.forward_dtype, **forms)
 
     def _quantize_channels(
@@ -105,7 +107,7 @@ class Fp8Products:
         by_row = self.recipe.scaling == "rowwise"
         options: dict[str, Any] = dict(implementation=self.implementation)
         maxima = [
-            primitive.matrix_maxima(x, rows=True, columns=transposed and by_row, **options)
+            quantizers.matrix_maxima(x, rows=True, columns=transposed and by_row, **options)
             for x in stacks
         ]
 
@@ -128,7 +130,7 @@ class Fp8Products:
             for scale, count in ((row_scales, of_rows.shape[1]), (column_scales, columns))
         )
         options |= dict(dtype=dtype, plain=plain, transposed=transposed)
-        values = iter(primitive.quantize_channels(*stacks, *scales, **options))
+        values = iter(quantizers.quantize_channels(*stacks, *scales, **options))
         return (
             Scaled(next(values), row_scales) if plain else None,
             Scaled(next(values), column_scales) if transposed else None,
@@ -153,7 +155,7 @@ class Fp8Products:
         """rows [m, k] times weights [g, n, k] -> [m, n], for "forward" or "dgrad"."""
         params = self._product_params(which, dtype) | _view(rows)
         operands = (rows.values, rows.scales, *weights, group_sizes, offset)
-        return primitive.scaled_ragged_noncontracting(*operands, **params)
+        return scaled.scaled_ragged_noncontracting(*operands, **params)
 
     def tokens_by_weights(
         self,
@@ -170,7 +172,7 @@ class Fp8Products:
         they are, or as `copied`."""
         params = self._product_params(which, dtype)
         operands = (*tokens, *weights, group_sizes, offset, rows)
-        return primitive.gathered_scaled_noncontracting(*operands, copied=copied, **params)
+        return scaled.gathered_scaled_noncontracting(*operands, copied=copied, **params)
 
     def _product_params(self, which: Product, dtype: np.dtype) -> dict[str, Any]:
         return dict(
@@ -199,7 +201,7 @@ class Fp8Products:
         common = self._wgrad_params(dtype, num_groups)
         if isinstance(lhs, Scaled):
             assert isinstance(rhs, Scaled | ScaledView)
-            return primitive.scaled_ragged_contracting(
+            return scaled.scaled_ragged_contracting(
                 lhs.values,
                 lhs.scales,
                 rhs.values,
@@ -236,7 +238,7 @@ class Fp8Products:
         """`rows_by_rows` of one lhs and each of two rhs of the same shape."""
         first, second = rhs
         params = dict(self._wgrad_params(dtype, num_groups), num_rows=num_rows)
-        return primitive.paired_scaled_contracting(
+        return scaled.paired_scaled_contracting(
             *lhs, *first, *second, group_sizes, offset, **params
         )
 

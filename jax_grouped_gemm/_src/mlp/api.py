@@ -21,7 +21,7 @@ from jax_grouped_gemm._src.arguments import (
     refuse_sharded,
     run_group_checks,
 )
-from jax_grouped_gemm._src.fp8.api import QuantizedWeights
+from jax_grouped_gemm._src.fp8.quantize.api import QuantizedWeights
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.mlp import plan
 from jax_grouped_gemm._src.mlp.experts import Experts

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm._src.fp8 import plan as plan_fp8
-from jax_grouped_gemm._src.fp8 import primitive as fp8_primitive
+from jax_grouped_gemm._src.fp8.quantize import primitive as quantizers
+from jax_grouped_gemm._src.fp8.scaled import plan as plan_fp8
+from jax_grouped_gemm._src.fp8.scaled import primitive as scaled
 from tests.gpu.sanitizer import SIZES, G, K, M, N
 from tests.support import fp8_oracle, mlp
 from tests.support.fp8_mlp_on_gpu import check_elementwise_steps
@@ -61,15 +62,13 @@ def fp8_configurations(rng: np.random.Generator, sizes: np.ndarray) -> int:
         exact = fp8_oracle.noncontracting(*rows[:2], *weights[:2], sizes)
         operands = *rows[:2], *weights[2:], sizes, offset
         for tile in (choice.tile for choice in plan_fp8.NONCONTRACTING_KERNELS[1:]):
-            out = fp8_primitive.scaled_ragged_noncontracting(
-                *operands, **forward, **options, tile=tile
-            )
+            out = scaled.scaled_ragged_noncontracting(*operands, **forward, **options, tile=tile)
             fp8_oracle.check(out, exact)
             launches += 1
     columns = [np.asarray(x) for x in 2 * rows[2:]]
     exact = fp8_oracle.contracting(*columns, sizes, M)
     for tile in (choice.tile for choice in plan_fp8.CONTRACTING_KERNELS[1:]):
-        out = fp8_primitive.scaled_ragged_contracting(
+        out = scaled.scaled_ragged_contracting(
             *columns, sizes, offset, num_rows=M, num_groups=G, **options, tile=tile
         )
         fp8_oracle.check(out, exact)
@@ -84,7 +83,7 @@ def rows_of_tokens(rng: np.random.Generator) -> int:
         x = random(rng, (61, width), jnp.bfloat16)
         rows = rng.integers(-2, len(x) + 2, M).astype(np.int32)
         exists = (rows >= 0) & (rows < len(x))
-        got = fp8_primitive.quantize_tokens(
+        got = quantizers.quantize_tokens(
             x, rows, dtype=np.dtype(jnp.float8_e4m3fn), power_of_two=False, implementation="cuda"
         )
         copies = np.where(exists[:, None], x[rows % len(x)], np.zeros((), x.dtype))

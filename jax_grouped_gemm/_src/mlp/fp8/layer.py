@@ -29,9 +29,9 @@ from jax_grouped_gemm._src.arrays import (
 from jax_grouped_gemm._src.autodiff import once_differentiable
 from jax_grouped_gemm._src.barrier import barrier
 from jax_grouped_gemm._src.fp8.formats import Scaled
-from jax_grouped_gemm._src.fp8.plan import PAIRED_FP8_COLUMNS, quantises_on_rows
 from jax_grouped_gemm._src.fp8.products import FP8_LHS, FP8_RHS, named
 from jax_grouped_gemm._src.fp8.recipe import Recipe
+from jax_grouped_gemm._src.fp8.scaled.plan import PAIRED_FP8_COLUMNS, quantises_on_rows
 from jax_grouped_gemm._src.mlp import rows as token_rows
 from jax_grouped_gemm._src.mlp.biases import bias_rows
 from jax_grouped_gemm._src.mlp.composed import GATE, UP

@@ -16,9 +16,9 @@ from jax_grouped_gemm._src.arrays import (
     vary_over,
     varying_axes,
 )
-from jax_grouped_gemm._src.fp8 import primitive, reference
 from jax_grouped_gemm._src.fp8.formats import Scaled, ScaledView
 from jax_grouped_gemm._src.fp8.products import Fp8Products, in_16_bits
+from jax_grouped_gemm._src.fp8.quantize import primitive, reference
 from jax_grouped_gemm._src.mlp import rows as token_rows
 from jax_grouped_gemm._src.mlp.fp8.hidden.primitive import (
     hidden_gradients,

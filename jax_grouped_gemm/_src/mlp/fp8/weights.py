@@ -11,8 +11,8 @@ from jax.export import register_namedtuple_serialization
 from jax.typing import ArrayLike
 
 from jax_grouped_gemm._src.arguments import Implementation, as_array, checked_implementation
-from jax_grouped_gemm._src.fp8.api import SOURCE_DTYPES, QuantizedWeights
 from jax_grouped_gemm._src.fp8.products import Fp8Products
+from jax_grouped_gemm._src.fp8.quantize.api import SOURCE_DTYPES, QuantizedWeights
 from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
 from jax_grouped_gemm._src.plan import TileChoices, current_tiles
 

@@ -11,13 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_grouped_gemm._src.arrays import cdiv
-from jax_grouped_gemm._src.fp8 import primitive
 from jax_grouped_gemm._src.fp8.formats import (
     BLOCK,
     quantized_groups,
     quantized_rows,
 )
-from jax_grouped_gemm._src.fp8.reference import scales_of_largest, side_by_side
+from jax_grouped_gemm._src.fp8.quantize import primitive
+from jax_grouped_gemm._src.fp8.quantize.reference import scales_of_largest, side_by_side
 from jax_grouped_gemm._src.mlp.epilogue import Epilogue
 from jax_grouped_gemm._src.mlp.fp8.hidden import reference
 from jax_grouped_gemm._src.mlp.fp8.hidden.plan import HiddenPlan

@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from jax_grouped_gemm._src.arguments import Implementation
-from jax_grouped_gemm._src.fp8 import primitive as fp8
-from jax_grouped_gemm._src.fp8.formats import Scaled
+from jax_grouped_gemm._src.fp8.formats import NO_DERIVATIVE, Scaled
+from jax_grouped_gemm._src.fp8.quantize import primitive as quantizers
 from jax_grouped_gemm._src.mlp.fp8.hidden import call, reference
 from jax_grouped_gemm._src.mlp.fp8.hidden.plan import (
     HiddenPlan,
@@ -63,7 +63,7 @@ def ragged_hidden_gradients(
     joined: bool = False,
 ) -> HiddenGradients | JoinedGradients:
     """`hidden_gradients`, but gate, up and hidden as operands of an FP8 product of rows by rows:
-    in transposed blocks of the rows of each group, see `fp8.quantize_ragged`. If `joined`,
+    in transposed blocks of the rows of each group, see `quantizers.quantize_ragged`. If `joined`,
     and a kernel computes them, `JoinedGradients`."""
     params: dict[str, Any] = dict(layer=layer, implementation=implementation)
     operands = projections, dh, weights, group_sizes
@@ -118,7 +118,7 @@ def _composed(projections, dh, weights, group_sizes, *, layer, joined, implement
     found = hidden_gradients(layer, projections, dh, weights, implementation)
     quantize = functools.partial(
         reference.transposed,
-        fp8.quantize_ragged,
+        quantizers.quantize_ragged,
         layer,
         group_sizes,
         implementation=implementation,
@@ -177,4 +177,4 @@ for _op in (HIDDEN, GRADIENTS):
 RAGGED_GRADIENTS.def_batching(_batch_ragged_gradients)
 
 for _op in (HIDDEN, GRADIENTS, RAGGED_GRADIENTS):
-    _op.has_no_derivative(fp8.NO_DERIVATIVE)
+    _op.has_no_derivative(NO_DERIVATIVE)

@@ -18,8 +18,8 @@ from jax.typing import DTypeLike
 
 from jax_grouped_gemm._src.activations import Activation
 from jax_grouped_gemm._src.arrays import pad_to, round_up
-from jax_grouped_gemm._src.fp8 import reference
 from jax_grouped_gemm._src.fp8.formats import BLOCK, Scaled, ScaledView
+from jax_grouped_gemm._src.fp8.quantize import reference
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 
 

@@ -23,7 +23,6 @@ from jax_grouped_gemm._src.arguments import (
     run_group_checks,
 )
 from jax_grouped_gemm._src.arrays import cdiv, is_static
-from jax_grouped_gemm._src.fp8 import primitive
 from jax_grouped_gemm._src.fp8.formats import (
     BLOCK,
     LHS_SCALINGS,
@@ -31,6 +30,7 @@ from jax_grouped_gemm._src.fp8.formats import (
     checked_fp8_dtype,
     row_blocks,
 )
+from jax_grouped_gemm._src.fp8.scaled import primitive
 from jax_grouped_gemm._src.plan import current_tiles
 
 

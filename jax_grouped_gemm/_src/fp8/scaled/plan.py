@@ -1,42 +1,31 @@
-"""Plans of the FP8 operations: scaled ragged products and quantisers."""
+"""Plans of the scaled ragged products."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_grouped_gemm._src.arrays import cdiv, is_static, round_up
-from jax_grouped_gemm._src.device import Target
+from jax_grouped_gemm._src.arrays import cdiv, is_static
 from jax_grouped_gemm._src.fp8.formats import (
     BLOCK,
-    COLUMN_ROWS,
     VIEWED_RHS,
     VIEWED_ROWS,
-    Shape,
-    block_maxima,
-    quantized_blocks,
-    quantized_groups,
-    quantized_rows,
     viewed,
 )
+from jax_grouped_gemm._src.fp8.scaled.problem import ScaledProblem, rows_scaling, without_scales
 from jax_grouped_gemm._src.plan import (
-    AS_ASKED,
     DEFAULT_TILE,
     KERNEL_RESULT_DTYPES,
-    XLA,
-    Kernel,
-    Plan,
     TileConfig,
     TiledKernel,
 )
 from jax_grouped_gemm._src.ragged.plan import Candidates
 from jax_grouped_gemm._src.ragged.problem import (
-    RaggedProblem,
     addressable_problem,
     copy_reason,
     has_few_rows,
@@ -57,9 +46,6 @@ results are."""
 FP8_TILES_IN_PLACE, STEPS_OF_SCALES = 3, 4
 """Tiles of columns up to which a product that reads tokens in place is faster than copies of them
 (docs/notes/fp8.md), and steps whose scales it reads at once."""
-
-LEAST_COPIES, PIECE_COLUMNS = 2, 16
-"""Copies of a token from which on it is quantised before they are made, and what then is moved."""
 
 QUANTISED_ON_ROWS = 2**22
 """Elements of groups of few rows up to which tokens are quantised on their rows, each as often as
@@ -95,34 +81,6 @@ CONTRACTING_KERNELS = (
 """The table for weight gradients, of one rhs and of two."""
 
 
-@dataclasses.dataclass(frozen=True)
-class ScaledProblem(RaggedProblem):
-    """Static description of one product of FP8 operands with scales.
-
-    Attributes:
-      lhs_scaling, rhs_scaling: which elements share a scale.
-      b: blocks of 128 rows of a contracting product, each of one group; 0 otherwise.
-      r: rows of such a block; 0 otherwise.
-      fast_accumulation: whether tensor cores alone may add up products.
-      view: of a flat array, what lhs, or of a contracting product rhs, is; see `ScaledView`.
-    """
-
-    lhs_scaling: str
-    rhs_scaling: str
-    b: int
-    r: int
-    fast_accumulation: bool = False
-    view: Shape = ()
-
-    def counts(self) -> dict[str, Any]:
-        rows = {"the number of rows of all blocks of 128": self.b * BLOCK} if self.b else {}
-        return super().counts() | rows
-
-    def __str__(self) -> str:
-        scaling = f"scaled by {self.lhs_scaling} and {self.rhs_scaling}"
-        return f"{super().__str__()}, {scaling}"
-
-
 def noncontracting(
     avals: Sequence[Any],
     params: Mapping[str, Any],
@@ -133,7 +91,7 @@ def noncontracting(
     place = params.get("view", ())
     problem = ScaledProblem.of(
         op,
-        _without_scales(viewed(avals, VIEWED_ROWS, place)),
+        without_scales(viewed(avals, VIEWED_ROWS, place)),
         params,
         lhs="mk",
         rhs="gnk" if params["transpose_rhs"] else "gkn",
@@ -165,13 +123,13 @@ def contracting(
     place = params.get("view", ())
     problem = ScaledProblem.of(
         op,
-        _without_scales(viewed(avals, VIEWED_RHS, place)),
+        without_scales(viewed(avals, VIEWED_RHS, place)),
         params,
         lhs="bkr",
         rhs="bnr",
         out="gkn",
-        lhs_scaling=_rows_scaling(avals[1]),
-        rhs_scaling=_rows_scaling(avals[3]),
+        lhs_scaling=rows_scaling(avals[1]),
+        rhs_scaling=rows_scaling(avals[3]),
         m=params["num_rows"],
         view=place,
     )
@@ -255,16 +213,6 @@ def _kernel_form(problem: ScaledProblem) -> ScaledProblem:
     )
 
 
-def _rows_scaling(scale: Any) -> str:
-    """Of rows in transposed blocks: a scale for each block and column, or for each column."""
-    return "column" if scale.shape[-2] == 1 else "1x128"
-
-
-def _without_scales(avals: Sequence[Any]) -> Sequence[Any]:
-    lhs, _, rhs, _, group_sizes, group_offset = avals
-    return lhs, rhs, group_sizes, group_offset
-
-
 def _unsupported_reason(problem: ScaledProblem) -> str:
     if problem.out_dtype in KERNEL_RESULT_DTYPES:
         return ""
@@ -272,124 +220,3 @@ def _unsupported_reason(problem: ScaledProblem) -> str:
         f"no kernel for {problem.lhs_dtype} x {problem.rhs_dtype} -> {problem.out_dtype}: the "
         "kernels return bfloat16, float16 or float32"
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class QuantizeProblem:
-    """Static description of one call of a quantiser.
-
-    Attributes:
-      op: name of the primitive.
-      shape: of what is quantised.
-      dtype: of the values.
-      power_of_two: whether scales are rounded up to powers of two.
-    """
-
-    op: str
-    shape: Shape
-    dtype: np.dtype
-    power_of_two: bool
-
-    def __str__(self) -> str:
-        return f"{self.op} {list(self.shape)} -> {self.dtype}"
-
-
-Results = tuple[jax.ShapeDtypeStruct | None, ...]
-"""All that a quantiser can write, None for what was not asked for."""
-
-
-@dataclasses.dataclass(frozen=True)
-class QuantizePlan(Plan[QuantizeProblem]):
-    """How one quantiser runs on a device of compute capability 9.0.
-
-    Attributes:
-      results: see `Results`.
-    """
-
-    results: Results = ()
-
-
-def _forms(params: Mapping[str, Any], batch: Shape, *forms: tuple[Shape, Shape] | None) -> Results:
-    """Values and scales of each form."""
-    dtypes = np.dtype(params["dtype"]), jnp.float32
-    return tuple(
-        None if form is None else jax.ShapeDtypeStruct((*batch, *shape), dtype)
-        for form in forms
-        for shape, dtype in zip(form or ((), ()), dtypes, strict=True)
-    )
-
-
-def _arrays(dtype: Any, *shapes: Shape | None) -> Results:
-    return tuple(None if shape is None else jax.ShapeDtypeStruct(shape, dtype) for shape in shapes)
-
-
-def _blocks(params, x, columns=None):
-    g, rows, cols = x.shape
-    cols = columns or cols
-    plain = quantized_blocks(g, rows, cols) if params["plain"] else None
-    transposed = quantized_blocks(g, cols, rows) if params["transposed"] else None
-    return _forms(params, (), plain, transposed)
-
-
-def _ragged(params, x, group_sizes):
-    m, cols = x.shape[-2:]
-    plain = quantized_rows(m, cols) if params["plain"] else None
-    groups = quantized_groups(m, cols, group_sizes.shape[-1]) if params["transposed"] else None
-    return _forms(params, x.shape[:-2] or group_sizes.shape[:-1], plain, groups)
-
-
-def _gathered(params, x, rows, _, group_sizes):
-    form = quantized_groups(rows.shape[0], x.shape[1], group_sizes.shape[0])
-    values, _scales = _forms(params, (), form)
-    # Of a token that is copied several times, bytes are moved that were found once.
-    room = None
-    if is_static(*rows.shape, *x.shape) and rows.shape[0] >= LEAST_COPIES * x.shape[0]:
-        shape = x.shape[0], round_up(x.shape[1], PIECE_COLUMNS)
-        room = jax.ShapeDtypeStruct(shape, jnp.uint8)
-    return values, room
-
-
-def _matrix_maxima(params, x):
-    of_rows, of_columns = block_maxima(*x.shape)
-    shapes = of_rows if params["rows"] else None, of_columns if params["columns"] else None
-    return _arrays(jnp.float32, *shapes)
-
-
-def _channels(params, *operands):
-    *_, row_scale, column_scale = operands
-    (g, rows), columns = row_scale.shape, column_scale.shape[1]
-    plain = (g, rows, columns) if params["plain"] else None
-    transposed = (g, columns, rows) if params["transposed"] else None
-    return _arrays(np.dtype(params["dtype"]), plain, transposed)
-
-
-RESULTS: dict[str, Callable[..., Results]] = {
-    "quantize_rows": lambda params, x: _forms(params, (), quantized_rows(*x.shape)),
-    "quantize_tokens": lambda params, x, rows: _forms(
-        params, (), quantized_rows(rows.shape[0], x.shape[1])
-    ),
-    "quantize_blocks": _blocks,
-    "quantize_joined": lambda params, x, _: _blocks(params, x, 2 * round_up(x.shape[2], BLOCK)),
-    "quantize_ragged": _ragged,
-    "quantize_gathered": _gathered,
-    "quantize_channels": _channels,
-    "column_maxima": lambda params, x, _: _arrays(
-        jnp.float32, (cdiv(x.shape[0], COLUMN_ROWS), x.shape[1])
-    ),
-    "matrix_maxima": _matrix_maxima,
-}
-"""What each quantiser writes, from its parameters and its operands' avals."""
-
-
-def plan_quantizer(
-    op: str, avals: Sequence[Any], params: Mapping[str, Any], target: Target
-) -> QuantizePlan:
-    """Plans the quantiser of that name from its operands' avals and its parameters."""
-    results = RESULTS[op](params, *avals)
-    dtype = np.dtype(params.get("dtype", np.float32))
-    problem = QuantizeProblem(op, avals[0].shape, dtype, params.get("power_of_two", False))
-    reason = too_large_operands((*avals, *(x for x in results if x is not None)))
-    if params["implementation"] == "xla":
-        reason = AS_ASKED
-    kernel = XLA if reason else Kernel(op)
-    return QuantizePlan(problem, kernel, reason, None if reason else problem, results=results)

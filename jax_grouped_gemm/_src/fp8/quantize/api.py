@@ -27,11 +27,11 @@ from jax_grouped_gemm._src.arguments import (
     checked_group_sizes,
     checked_implementation,
 )
-from jax_grouped_gemm._src.fp8 import primitive
 from jax_grouped_gemm._src.fp8.formats import (
     BLOCK,
     checked_fp8_dtype,
 )
+from jax_grouped_gemm._src.fp8.quantize import primitive
 
 SOURCE_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 

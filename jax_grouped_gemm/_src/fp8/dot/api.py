@@ -23,11 +23,11 @@ from jax_grouped_gemm._src.arguments import (
 )
 from jax_grouped_gemm._src.arrays import align_varying
 from jax_grouped_gemm._src.autodiff import once_differentiable
-from jax_grouped_gemm._src.fp8.api import SOURCE_DTYPES, QuantizedWeights
+from jax_grouped_gemm._src.fp8.dot.primitive import may_be_split_later, weight_gradient
 from jax_grouped_gemm._src.fp8.formats import Scaled, quantized_blocks
 from jax_grouped_gemm._src.fp8.products import FP8_LHS, FP8_RHS, Fp8Products, in_16_bits, named
+from jax_grouped_gemm._src.fp8.quantize.api import SOURCE_DTYPES, QuantizedWeights
 from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
-from jax_grouped_gemm._src.fp8.weight_gradient import may_be_split_later, weight_gradient
 from jax_grouped_gemm._src.over_tokens import over_tokens
 from jax_grouped_gemm._src.partition import Split
 from jax_grouped_gemm._src.plan import current_tiles, using_tiles
