@@ -33,7 +33,7 @@ PEERS: dict[str, tuple[Role, Any, jgg.Recipe | None]] = {
     "ours": (Role.OURS, OURS, None),
     "ours_fp8": (Role.VARIANT, OURS, jgg.Recipe()),
     "ours_fp8_layers": (Role.VARIANT, OURS, jgg.Recipe()),
-    "reference": (Role.VARIANT, "reference", None),
+    "reference": (Role.VARIANT, "xla", None),
     "stock": (Role.GROUPED, jax.lax.ragged_dot, None),
 }
 

@@ -48,7 +48,8 @@ from jax_grouped_gemm._src.arguments import check_groups
 from jax_grouped_gemm._src.device import is_available, unavailable_reason
 from jax_grouped_gemm._src.device import register_targets as _register_targets
 from jax_grouped_gemm._src.explain import Explanation, explain
-from jax_grouped_gemm._src.fp8.api import (
+from jax_grouped_gemm._src.fp8.dot.api import fp8_ragged_dot
+from jax_grouped_gemm._src.fp8.quantize.api import (
     QuantizedRows,
     QuantizedWeights,
     quantize_blockwise,
@@ -56,8 +57,7 @@ from jax_grouped_gemm._src.fp8.api import (
     quantize_weights,
 )
 from jax_grouped_gemm._src.fp8.recipe import Recipe
-from jax_grouped_gemm._src.fp8.scaled import scaled_ragged_dot, scaled_ragged_dot_contracting
-from jax_grouped_gemm._src.fp8.training import fp8_ragged_dot
+from jax_grouped_gemm._src.fp8.scaled.api import scaled_ragged_dot, scaled_ragged_dot_contracting
 from jax_grouped_gemm._src.lists.grouped_gemm.api import grouped_gemm
 from jax_grouped_gemm._src.lists.grouped_gemm.plan import GroupedGemmPlan
 from jax_grouped_gemm._src.lists.rank_k.api import (

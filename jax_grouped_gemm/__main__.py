@@ -21,7 +21,7 @@ from jax_grouped_gemm.demo.presets import PRESETS
 IMPLEMENTATIONS: dict[str, moe.Implementation] = {
     "auto": None,
     "cuda": "cuda",
-    "reference": "reference",
+    "xla": "xla",
     "jax": jax.lax.ragged_dot,
 }
 RECIPES = ("preset", "bf16", "fp8", "fp8-layers")
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     preset = PRESETS[name]
     steps = args.steps or (preset.compare_steps if args.compare else preset.steps)
     if args.compare:
-        everything = ["reference"] if reason else ["auto", "reference"]
+        everything = ["xla"] if reason else ["auto", "xla"]
         implementations = args.implementation or everything
         implementations = [*dict.fromkeys([*implementations, "jax"])]
     runs_to_make = [
@@ -149,9 +149,11 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--implementation",
+        type=lambda name: "xla" if name == "reference" else name,
         choices=IMPLEMENTATIONS,
         nargs="+",
-        help="of the ragged matmul (default: auto); jax is the stock jax.lax.ragged_dot",
+        help="of the ragged matmul (default: auto); xla is this package's in pure JAX, jax the "
+        "stock jax.lax.ragged_dot",
     )
     parser.add_argument(
         "--recipe",

@@ -205,7 +205,7 @@ def dropless_mlp(
         the experts. Other experts then contribute exactly zero, so under shard_map with
         ``group_offset = axis_index * experts_per_device`` the sum over devices (``jax.lax.psum``)
         is the whole layer.
-      implementation: of the ragged matmuls: None, "cuda" or "reference" as in
+      implementation: of the ragged matmuls: None, "cuda" or "xla" as in
         `jax_grouped_gemm.ragged_dot`, or any function with the signature of `jax.lax.ragged_dot`.
       recipe: computes the matmuls in FP8, see `jax_grouped_gemm.ragged_mlp`; tokens, and the
         gradient of the result, are then quantised once each. Differentiable once, in reverse mode.

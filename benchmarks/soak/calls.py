@@ -21,7 +21,7 @@ import numpy as np
 import jax_grouped_gemm as jgg
 from benchmarks.harness.peer import on_gpu
 from jax_grouped_gemm import moe
-from jax_grouped_gemm._src.fp8 import plan as plan_fp8
+from jax_grouped_gemm._src.fp8.scaled import plan as plan_fp8
 from jax_grouped_gemm._src.op import ops
 
 Aval = jax.ShapeDtypeStruct
@@ -139,7 +139,7 @@ def _fp8_products() -> None:
 
     for m in (M, FEW_ROWS):
         _lower(jax.grad(loss, (0, 1)), _a(m, K), _a(G, K, N), _a(G, dtype=jnp.int32))
-    for choice in plan_fp8.NONCONTRACTING:
+    for choice in plan_fp8.NONCONTRACTING_KERNELS:
         with jgg.use_tiles(forward=choice.tile):
             _lower(
                 lambda *x: jgg.scaled_ragged_dot(*x, transpose_rhs=True),

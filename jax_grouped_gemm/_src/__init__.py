@@ -15,6 +15,9 @@ faster), `float32` (operands in parts), `activations`, `version`. On those stand
 (formats, `format` their registry; `weights`, how operations take them), on that `ragged`, `rows`
 and `lists`; `fp8` stands on `ragged`; `mlp` on these; `expert_parallel` on `mlp` and `rows`;
 `optimizer`, which writes FP8 weights as it updates them, on `mlp`.
-In `mlp`, `operands` has the types of what layers compute with, and `experts` chooses how they do.
+`fp8` has a folder for its quantisers, for products of operands with scales, and for the matmul of
+operands that it quantises; what they share is beside them. In `mlp`, `operands` has the types of
+what layers compute with, `layer` the derivative, `fp8` the same with a recipe, and `experts`
+chooses between them.
 No folder imports from one above it.
 """

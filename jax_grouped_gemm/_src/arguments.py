@@ -25,15 +25,17 @@ _INT32 = np.iinfo(np.int32)
 # Captured at import, because a user may put our function in its place.
 _jax_ragged_dot_general = lax.ragged_dot_general
 
-KernelName = Literal["cuda", "reference"]
+KernelName = Literal["cuda", "xla", "reference"]
+"""Who computes an operation: its kernels, or XLA, of which "reference" is another name."""
 Implementation = KernelName | None
 
 Choice = TypeVar("Choice", bound=str | None)
 
 
 def checked_implementation(implementation: Implementation) -> Implementation:
-    """Returns `implementation` if it is one, else raises a `ValueError`."""
-    return checked_choice("implementation", implementation, (None, *get_args(KernelName)))
+    """Returns `implementation` by its first name; raises a `ValueError` if it is none."""
+    checked_choice("implementation", implementation, (None, *get_args(KernelName)))
+    return "xla" if implementation == "reference" else implementation
 
 
 def checked_choice(name: str, value: Choice, choices: Sequence[Choice]) -> Choice:

@@ -20,19 +20,13 @@ import jax.numpy as jnp
 import jaxlib
 import numpy as np
 
-# Multiply-adds a second of all tensor cores of an H200, and bytes a second of its memory, both as
-# large products and large copies of benchmarks/results have them.
-SIXTEEN_BITS = 390e12
-EIGHT_BITS = 680e12
-FP64 = 30e12
-# Of XLA's float32 products, at the default precision and exact, as h200_rank_k.json has them.
-TF32, FLOAT32 = 170e12, 24e12
-BANDWIDTH = 4.2e12
-
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """What a chip sustains.
+    """What a chip sustains, by default an H200.
+
+    The tensor cores' rates and the memory's are those of large products and large copies in
+    benchmarks/results, those of XLA's float32 products are in h200_rank_k.json.
 
     Attributes:
       multiprocessors: of the chip that has these rates; others multiply in proportion to theirs.
@@ -42,12 +36,12 @@ class Rates:
     """
 
     multiprocessors: int = 132
-    sixteen_bits: float = SIXTEEN_BITS
-    eight_bits: float = EIGHT_BITS
-    fp64: float = FP64
-    tf32: float = TF32
-    float32: float = FLOAT32
-    bandwidth: float = BANDWIDTH
+    sixteen_bits: float = 390e12
+    eight_bits: float = 680e12
+    fp64: float = 30e12
+    tf32: float = 170e12
+    float32: float = 24e12
+    bandwidth: float = 4.2e12
 
 
 ARCHITECTURES = {"9.0": "sm90"}

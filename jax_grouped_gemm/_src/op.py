@@ -53,8 +53,8 @@ Planner = Callable[[Sequence[Any], Mapping[str, Any], Target], Plan[Any]]
 class Op:
     """A primitive with the stages of its calls; constructing it registers them.
 
-    The primitive has a parameter `implementation`: None, "cuda", "reference", or instead of None a
-    policy of `fallback`, "kernels" or "xla".
+    The primitive has a parameter `implementation`: None, "cuda", "xla", or instead of None a policy
+    of `fallback`, "prefer_kernels" or "prefer_xla".
 
     Attributes:
       name: name of the primitive.

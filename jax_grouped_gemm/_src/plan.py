@@ -134,8 +134,8 @@ TMA_ALIGNMENT_BYTES = 16
 KERNEL_OPERAND_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 KERNEL_RESULT_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 
-AS_ASKED = "implementation='reference' was asked for"
-"""The reason of plans whose parameter `implementation` is "reference"."""
+AS_ASKED = "implementation='xla' was asked for"
+"""The reason of plans whose parameter `implementation` is "xla"."""
 
 ChosenBy = Literal["default", "override"]
 Product = Literal["forward", "dgrad", "wgrad"]

@@ -16,7 +16,7 @@ from jax_grouped_gemm._src.arguments import (
     checked_implementation,
     checked_int,
 )
-from jax_grouped_gemm._src.fp8.api import QuantizedWeights
+from jax_grouped_gemm._src.fp8.quantize.api import QuantizedWeights
 from jax_grouped_gemm._src.fp8.recipe import checked_recipe
 from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp
 from jax_grouped_gemm._src.quantized.api import checked as checked_quantized

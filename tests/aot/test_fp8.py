@@ -10,8 +10,9 @@ import pytest
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm import checkpoint_policies, moe
-from jax_grouped_gemm._src.fp8 import formats, primitive
-from jax_grouped_gemm._src.fp8 import plan as plan_fp8
+from jax_grouped_gemm._src.fp8 import formats
+from jax_grouped_gemm._src.fp8.scaled import plan as plan_fp8
+from jax_grouped_gemm._src.fp8.scaled import primitive
 from jax_grouped_gemm._src.plan import DEFAULT_TILE
 from tests.support.aot import FREE
 from tests.support.dtypes import BF16, E4M3, E5M2, F32
@@ -35,8 +36,8 @@ def with_cotangents(lhs, rhs, sizes, cotangent, **options):
 
 
 TABLES = {
-    "scaled_ragged_noncontracting": plan_fp8.NONCONTRACTING,
-    "scaled_ragged_contracting": plan_fp8.CONTRACTING,
+    "scaled_ragged_noncontracting": plan_fp8.NONCONTRACTING_KERNELS,
+    "scaled_ragged_contracting": plan_fp8.CONTRACTING_KERNELS,
 }
 
 
@@ -188,14 +189,14 @@ class TestScaledProducts:
 
     @pytest.mark.parametrize("groups, more", [(4, 0), (4, 1), (16, 0)])
     def test_few_rows_a_group_take_the_swapped_tile(self, groups, more, h200):
-        m = plan_fp8.FP8_FEW_ROWS * groups + more
+        m = plan_fp8.SWAPPED_MOST_ROWS * groups + more
         tile = DEFAULT_TILE if more else plan_fp8.SWAPPED_TILE
         operands = array((m, K), E4M3), array((m, 2), F32), array((groups, N, K), E4M3)
         operands += array((groups, 3, 2), F32), array((groups,), jnp.int32)
         function = partial(jgg.scaled_ragged_dot, transpose_rhs=True)
         (chosen,) = jgg.explain(function, *operands).plans
         assert (chosen.tile, chosen.chosen_by) == (tile, "default")
-        assert set(chosen.candidates) == {choice.tile for choice in plan_fp8.NONCONTRACTING}
+        assert set(chosen.candidates) == {choice.tile for choice in plan_fp8.NONCONTRACTING_KERNELS}
         (call,) = h200.compile(function, *operands).calls
         for name, size in tile.sizes().items():
             assert f"{name} = {size} : i32" in call.text

@@ -58,6 +58,24 @@ def test_imports_from_below(path):
         assert there == here or floor[there] < floor[here], ".".join(parts)
 
 
+STAGES = {"Op": "primitive.py", "BilinearOp": "primitive.py", "ffi_call": "call.py"}
+"""The file of an operation's folder that calls a function."""
+MOST_LINES = 400
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_each_stage_of_an_operation_has_its_file(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            assert path.name == STAGES.get(called, path.name), called
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_modules_are_short(path):
+    assert len(path.read_text().splitlines()) <= MOST_LINES
+
+
 PRIVATE = {"lowering.py": "jax._src.dispatch", "autodiff.py": "jax._src.core"}
 """What has no public name, imported where an `ImportError` leaves a slower way."""
 

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 import jax_grouped_gemm as jgg
+from jax_grouped_gemm import moe
 from jax_grouped_gemm._src.device import H200, Target
-from jax_grouped_gemm._src.fp8 import plan as plan_fp8
+from jax_grouped_gemm._src.fp8.scaled import plan as plan_fp8
+from jax_grouped_gemm._src.op import ops
 from jax_grouped_gemm._src.plan import XLA, TileConfig, TiledKernel
 from jax_grouped_gemm._src.ragged import plan as plan_ragged
 from jax_grouped_gemm._src.ragged.plan import plan_product
@@ -62,4 +64,41 @@ def test_a_product_that_reads_tokens_in_place_does_so_on_any_device(count):
     assert plan_fp8.reads_in_place(avals, params)
     target = Target(count) if count != H200.multiprocessors else H200
     plan = plan_product(plan_fp8.gathered, avals, params, target)
-    assert plan.kernel == plan_fp8.GATHERED[0] and not plan.reason
+    assert plan.kernel == plan_fp8.GATHERED_KERNELS[0] and not plan.reason
+
+
+@pytest.fixture
+def planned():
+    """The names of operations that are planned, in order."""
+    names = []
+
+    def counting(name, planner):
+        def plan(*args):
+            names.append(name)
+            return planner(*args)
+
+        return plan
+
+    planners = {op: op.planner for op in ops.values()}
+    for op, planner in planners.items():
+        object.__setattr__(op, "planner", counting(op.name, planner))
+    yield names
+    for op, planner in planners.items():
+        object.__setattr__(op, "planner", planner)
+
+
+@pytest.mark.parametrize("recipe", [None, jgg.Recipe()], ids=["bf16", "fp8"])
+@pytest.mark.parametrize("tokens", [64, 8192])
+def test_tracing_plans_nothing(recipe, tokens, planned):
+    """A program is traced before it is known what it is compiled for."""
+
+    def loss(x, logits, wi_0, wi_1, wo):
+        y = moe.dropless_mlp(x, moe.route(logits, 4), wi_0, wi_1, wo, recipe=recipe)
+        return jnp.sum(y.astype(jnp.float32))
+
+    wi, wo = array(16, 512, 256), array(16, 256, 512)
+    operands = array(tokens, 512), array(tokens, 16, dtype=jnp.float32), wi, wi, wo
+    traced = jax.jit(jax.grad(loss, (0, 2, 3, 4))).trace(*operands)
+    assert planned == []
+    traced.lower(lowering_platforms=("cuda",))
+    assert planned

@@ -16,7 +16,7 @@ import jax_grouped_gemm as jgg
 from jax_grouped_gemm import moe
 from jax_grouped_gemm._src.device import H200, Rates, Target, predict
 from jax_grouped_gemm._src.fp8 import formats
-from jax_grouped_gemm._src.fp8 import plan as plan_fp8
+from jax_grouped_gemm._src.fp8.scaled import plan as plan_fp8
 from jax_grouped_gemm._src.lists import fp64
 from jax_grouped_gemm._src.lists.grouped_gemm import plan as plan_lists
 from jax_grouped_gemm._src.lists.rank_k import plan as plan_rank_k
@@ -167,7 +167,7 @@ def test_is_near_the_measured_time(times):
     [
         choice
         for table in (
-            *(SIXTEEN_BITS, FLOAT32, plan_fp8.NONCONTRACTING, plan_fp8.CONTRACTING),
+            *(SIXTEEN_BITS, FLOAT32, plan_fp8.NONCONTRACTING_KERNELS, plan_fp8.CONTRACTING_KERNELS),
             *(plan_lists.TILES, plan_rank_k.TILES, *fp64.KERNELS.values()),
         )
         for choice in table
@@ -181,7 +181,9 @@ def test_choices_are_those_of_their_records(choice):
 
 
 @pytest.mark.parametrize(
-    "choice", plan_mlp.FORWARD + plan_mlp.GRADIENT, ids=lambda choice: " ".join(choice.record)
+    "choice",
+    plan_mlp.FORWARD_KERNELS + plan_mlp.GRADIENT_KERNELS,
+    ids=lambda choice: " ".join(choice.record),
 )
 def test_choices_of_layers_are_those_of_their_records(choice):
     shape = case_of(choice)["shape"]
@@ -197,7 +199,7 @@ def test_choices_of_layers_are_those_of_their_records(choice):
         )
 
     logits = array((tokens, experts), jnp.float32)
-    wanted = "gated_ragged_dot" + "_transpose" * (choice in plan_mlp.GRADIENT)
+    wanted = "gated_ragged_dot" + "_transpose" * (choice in plan_mlp.GRADIENT_KERNELS)
     plans = jgg.explain(jax.grad(loss), *operands, logits, multiprocessors=132).plans
     (plan,) = (plan for plan in plans if plan.problem.op == wanted)
     assert how(plan) == "kernel" and plan.tile == choice.tile

@@ -47,7 +47,7 @@ class TestExplain:
             ),
             (np.float64, dict(preferred_element_type=np.float32), "float64 -> float32"),
             (np.float64, dict(precision="BF16_BF16_F32_X3"), "X3"),
-            (jnp.bfloat16, dict(implementation="reference"), "reference"),
+            (jnp.bfloat16, dict(implementation="xla"), "was asked for"),
             (jnp.bfloat16, dict(precision="BF16_BF16_F32_X3"), "X3"),
         ],
     )

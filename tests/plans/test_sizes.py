@@ -11,8 +11,10 @@ import pytest
 from jax.core import ShapedArray
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm._src.fp8 import plan as fp8_plan
-from jax_grouped_gemm._src.fp8 import primitive as fp8
+from jax_grouped_gemm._src.device import H200
+from jax_grouped_gemm._src.fp8.quantize import plan as quantize_plan
+from jax_grouped_gemm._src.fp8.quantize import primitive as fp8
+from jax_grouped_gemm._src.fp8.scaled import plan as scaled_plan
 from jax_grouped_gemm._src.ragged import primitive as ragged
 from jax_grouped_gemm._src.ragged.plan import plan_product
 from jax_grouped_gemm._src.rows import plan as rows_plan
@@ -74,12 +76,12 @@ def scaled_contracting(row_blocks):
     params |= dict(preferred_element_type=jnp.dtype(BF16))
     rows, scales = array(row_blocks, 16, 128, dtype=E4M3), array(row_blocks, 16, dtype=F32)
     operands = [rows, scales, rows, scales, integers(1), integers(1)]
-    return plan_product(fp8_plan.contracting, operands, params)
+    return plan_product(scaled_plan.contracting, operands, params, H200)
 
 
 def quantizer(op, *operands, **params):
     shared = dict(dtype=E4M3, power_of_two=False, implementation=None, plain=True, transposed=True)
-    return fp8_plan.plan_quantizer(op, operands, shared | params)
+    return quantize_plan.plan_quantizer(op, operands, shared | params, H200)
 
 
 def layer(tokens=64, columns=128, hidden=128, experts=2):

@@ -15,7 +15,7 @@ import pytest
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.device import H200, Target
-from jax_grouped_gemm._src.fp8.plan import SWAPPED_TILE
+from jax_grouped_gemm._src.fp8.scaled.plan import SWAPPED_TILE
 from jax_grouped_gemm._src.ragged.tiles import STREAM_K_TILE
 from tests.support import aot
 from tests.support.plans import contracting_plan

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jax_grouped_gemm._src.device import H200
-from jax_grouped_gemm._src.fp8 import plan as plan_fp8
+from jax_grouped_gemm._src.fp8.scaled import plan as plan_fp8
 from jax_grouped_gemm._src.plan import DEFAULT_TILE
 from jax_grouped_gemm._src.ragged.plan import plan_product
 from jax_grouped_gemm._src.ragged.problem import (
@@ -43,6 +43,7 @@ class TestPlanOfFp8:
             plan_fp8.noncontracting,
             [jax.ShapeDtypeStruct(*operand) for operand in operands],
             params,
+            H200,
         )
 
     def test_default_where_it_pays(self):

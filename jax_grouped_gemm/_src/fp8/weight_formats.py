@@ -11,9 +11,9 @@ from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
 from jax_grouped_gemm._src.arguments import Implementation
-from jax_grouped_gemm._src.fp8 import reference
 from jax_grouped_gemm._src.fp8.formats import BLOCK
-from jax_grouped_gemm._src.fp8.scaled import scaled_ragged_dot
+from jax_grouped_gemm._src.fp8.quantize import reference
+from jax_grouped_gemm._src.fp8.scaled.api import scaled_ragged_dot
 from jax_grouped_gemm._src.quantized import pack
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
 from jax_grouped_gemm._src.quantized.format import (

@@ -21,7 +21,7 @@ from jax_grouped_gemm._src.arguments import (
     refuse_sharded,
     run_group_checks,
 )
-from jax_grouped_gemm._src.fp8.api import QuantizedWeights
+from jax_grouped_gemm._src.fp8.quantize.api import QuantizedWeights
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.mlp import plan
 from jax_grouped_gemm._src.mlp.experts import Experts
@@ -91,7 +91,7 @@ def ragged_mlp(
       group_offset: integer scalar or [1], possibly traced: the matrices `[i]` belong to the group
         `group_offset + i` of `group_sizes`; the rows of all other groups are zero.
       implementation: None takes the CUDA kernels where they apply and the reference elsewhere;
-        "cuda" insists on kernels, fused or not; "reference" is the pure JAX implementation.
+        "cuda" insists on kernels, fused or not; "xla" is the pure JAX implementation.
       recipe: computes the products in FP8, differentiable once in reverse mode. With forward and
         dgrad in FP8, tokens are quantised before they are copied to rows, and the backward pass
         keeps gate, up and x as above; other recipes are composed of `fp8_ragged_dot`.

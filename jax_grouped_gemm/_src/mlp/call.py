@@ -24,11 +24,11 @@ from jax_grouped_gemm._src.mlp.rows import on_rows
 from jax_grouped_gemm._src.plan import COMPOSED
 from jax_grouped_gemm._src.ragged.call import limit
 
-GATED = "jax_grouped_gemm.gated_ragged_dot.v3"
-GATED_TRANSPOSE = "jax_grouped_gemm.gated_ragged_dot_transpose.v4"
-PAIRED = "jax_grouped_gemm.paired_ragged_dot.v2"
-PAIRED_WEIGHTS = "jax_grouped_gemm.paired_weight_gradients.v1"
-FEW_ROWS = "jax_grouped_gemm.few_rows_dot.v2"
+GATED_TARGET = "jax_grouped_gemm.gated_ragged_dot.v3"
+GATED_TRANSPOSE_TARGET = "jax_grouped_gemm.gated_ragged_dot_transpose.v4"
+PAIRED_TARGET = "jax_grouped_gemm.paired_ragged_dot.v2"
+PAIRED_WEIGHTS_TARGET = "jax_grouped_gemm.paired_weight_gradients.v1"
+FEW_ROWS_TARGET = "jax_grouped_gemm.few_rows_dot.v2"
 
 NO_ACTIVATION = Epilogue(alpha=1.0, cubic=0.0, limit=math.inf, shift=0.0)
 
@@ -68,7 +68,7 @@ def _activated(
     function = -1 if activation is None else activation.function
     attributes = (activation or NO_ACTIVATION).attributes()
     is_few_rows = plan.kernel.schedule == "few_rows"
-    call = jax.ffi.ffi_call(FEW_ROWS if is_few_rows else GATED, results)
+    call = jax.ffi.ffi_call(FEW_ROWS_TARGET if is_few_rows else GATED_TARGET, results)
     found = call(
         *factors,
         *given.groups.indices,
@@ -97,7 +97,7 @@ def gated_transpose(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
     # Of a gradient of weights, one sum for each tile's columns.
     partials = jax.ShapeDtypeStruct((cdiv(columns, plan.tile.tile_n), rows), jnp.float32)
     results = _call(
-        GATED_TRANSPOSE,
+        GATED_TRANSPOSE_TARGET,
         plan,
         given,
         (given.dy, given.wo, gate, up),
@@ -119,7 +119,7 @@ def paired(plan: MlpPlan, *operands: jax.Array) -> jax.Array:
     out = jax.ShapeDtypeStruct((given.a0.shape[0], given.w0.shape[1]), given.a0.dtype)
     results = (out, jax.ShapeDtypeStruct((plan.workspace_bytes,), jnp.uint8))
     zeroes_unowned = plan.problem.params["zeroes_unowned"]
-    call = jax.ffi.ffi_call(PAIRED, results)
+    call = jax.ffi.ffi_call(PAIRED_TARGET, results)
     return call(*operands, zeroes_unowned=zeroes_unowned, **_tile(plan))[0]
 
 
@@ -136,7 +136,7 @@ def paired_weights(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
     num_groups = plan.problem.params["num_groups"]
     gradient = jax.ShapeDtypeStruct((num_groups, x.shape[1], given.d0.shape[1]), x.dtype)
     workspace = jax.ShapeDtypeStruct((plan.workspace_bytes,), jnp.uint8)
-    call = jax.ffi.ffi_call(PAIRED_WEIGHTS, (gradient, gradient, workspace))
+    call = jax.ffi.ffi_call(PAIRED_WEIGHTS_TARGET, (gradient, gradient, workspace))
     *gradients, _ = call(
         x,
         tokens,

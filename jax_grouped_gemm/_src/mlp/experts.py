@@ -13,11 +13,11 @@ import jax.numpy as jnp
 from jax_grouped_gemm._src.activations import Activation
 from jax_grouped_gemm._src.arguments import canonical_offset
 from jax_grouped_gemm._src.arrays import at_least_float32
-from jax_grouped_gemm._src.fp8.api import SOURCE_DTYPES
-from jax_grouped_gemm._src.fp8.formats import Pair
+from jax_grouped_gemm._src.fp8.dot.api import fp8_ragged_dot
+from jax_grouped_gemm._src.fp8.formats import Scaled
+from jax_grouped_gemm._src.fp8.quantize.api import SOURCE_DTYPES
 from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
-from jax_grouped_gemm._src.fp8.training import fp8_ragged_dot
-from jax_grouped_gemm._src.mlp import composed, primitive
+from jax_grouped_gemm._src.mlp import composed, layer, plan, primitive
 from jax_grouped_gemm._src.mlp.fp8 import layer as fp8_layer
 from jax_grouped_gemm._src.mlp.fp8.weights import checked_quantized
 from jax_grouped_gemm._src.mlp.operands import ExpertWeights, Groups, MlpOperands, Rows, named
@@ -111,9 +111,7 @@ class Experts:
             return True
         arrays = dataclasses.replace(self, weights=abstract_arrays(self.weights, rows.x.dtype))
         given = arrays._operands(rows, weights, groups).with_experts(wo=None, bo=None)
-        options = vars(self.options)
-        planned = primitive.plan_of(primitive.GATED, given, residuals=True, **options)
-        return planned.kernel_problem is not None
+        return plan.is_fused(primitive.GATED.name, given, vars(self.options))
 
     def on_rows(self, x: jax.Array, weights: jax.Array, groups: Groups) -> jax.Array:
         """Rows [m, D], sorted by expert, and weights [m] -> rows [m, D]."""
@@ -141,7 +139,7 @@ class Experts:
         weights: jax.Array | None,
         groups: Groups,
         *,
-        tokens: Pair | None = None,
+        tokens: Scaled | None = None,
         combines: bool = False,
     ) -> jax.Array:
         """`ragged_mlp`: tokens or rows to rows [m, D]; without wo the hidden layer [m, F].
@@ -159,20 +157,20 @@ class Experts:
         rows: Rows,
         weights: jax.Array | None,
         groups: Groups,
-        tokens: Pair | None,
+        tokens: Scaled | None,
         combines: bool,
     ) -> jax.Array:
         operands, options = self._operands(rows, weights, groups).aligned(), self.options
         if self.in_fp8:
             return self._mlp_in_fp8(options, operands, tokens, combines)
         operands, has_down = operands.promoted(), self.weights.wo is not None
-        if has_down and not primitive.closes_over_traced(options, operands):
-            return primitive.ragged_mlp(options, operands)
-        (hidden,) = primitive.gated_ragged_dot(options, operands, residuals=False)
-        return primitive.down(options, operands, hidden) if has_down else hidden
+        if has_down and not layer.closes_over_traced(options, operands):
+            return layer.ragged_mlp(options, operands)
+        (hidden,) = layer.gated_ragged_dot(options, operands, residuals=False)
+        return layer.down(options, operands, hidden) if has_down else hidden
 
     def _mlp_in_fp8(
-        self, options: Options, operands: MlpOperands, tokens: Pair | None, combines: bool
+        self, options: Options, operands: MlpOperands, tokens: Scaled | None, combines: bool
     ) -> jax.Array:
         """By the fused layer, or as a composition for other recipes."""
         if operands.rows.count is not None:
@@ -198,7 +196,7 @@ class Experts:
             quantized = checked_quantized(self.function, quantized, *matrices, recipe)
         implementation = options.implementation
         if (recipe.forward, recipe.dgrad) == ("fp8", "fp8"):
-            if primitive.closes_over_traced(options, operands):
+            if layer.closes_over_traced(options, operands):
                 raise NotImplementedError(
                     f"{self.function}: activation closes over traced values, such as arrays made "
                     "under jax.jit, which a recipe with forward='fp8' and dgrad='fp8' cannot have; "

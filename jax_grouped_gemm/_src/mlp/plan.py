@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -47,7 +47,7 @@ BIASES = ("b0", "b1", "bo")
 
 SLAB_COLUMNS = 64  # what kernels load of a matrix at a time
 
-FEW_ROWS = 8
+FEW_ROWS_MOST = 8
 FEW_ROWS_TILE = TileConfig(tile_m=32, tile_n=128, cluster=1)
 """Mean rows of a group up to which the kernel for reading weights once is faster, and its tile."""
 
@@ -71,7 +71,7 @@ NARROW_COLUMN = 1.2
 
 def _few_rows_pay(problem: MlpProblem[MlpOperands | DownOperands], target: Any) -> bool:
     rows, groups = problem.operands.num_rows, problem.operands.groups.sizes.shape[0]
-    return is_static(rows, groups) and rows <= FEW_ROWS * groups
+    return is_static(rows, groups) and rows <= FEW_ROWS_MOST * groups
 
 
 def _narrow_pays(problem: MlpProblem[GradientOperands], target: Target) -> bool:
@@ -81,7 +81,7 @@ def _narrow_pays(problem: MlpProblem[GradientOperands], target: Target) -> bool:
     return wide > NARROW_COLUMN * narrow
 
 
-FORWARD = (
+FORWARD_KERNELS = (
     TiledKernel(tile=DEFAULT_TILE, record=("h200_moe.json", "qwen3_30b/moe_forward")),
     TiledKernel(
         tile=FEW_ROWS_TILE,
@@ -92,7 +92,7 @@ FORWARD = (
 )
 """The table for hidden layers and for products that add biases."""
 
-GRADIENT = (
+GRADIENT_KERNELS = (
     TiledKernel(
         tile=WIDE_GRADIENT,
         schedule="pingpong",
@@ -107,7 +107,7 @@ GRADIENT = (
 )
 """The table for gradients of hidden layers."""
 
-PAIRED = (TiledKernel(tile=DEFAULT_TILE, record=("h200_moe.json", "qwen3_30b/moe_step")),)
+PAIRED_KERNELS = (TiledKernel(tile=DEFAULT_TILE, record=("h200_moe.json", "qwen3_30b/moe_step")),)
 """The table for two products in one launch."""
 
 
@@ -154,7 +154,7 @@ class MlpPlan(Plan[MlpProblem]):
         return f"{launch}\n   epilogue: {self.epilogue}"
 
 
-def plan_gated(avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200) -> MlpPlan:
+def plan_gated(avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> MlpPlan:
     """Plans a `gated_ragged_dot`."""
     problem: MlpProblem[MlpOperands] = _problem("gated_ragged_dot", avals, params)
     operands, activation = problem.operands, params["activation"]
@@ -165,18 +165,11 @@ def plan_gated(avals: Sequence[Any], params: Mapping[str, Any], target: Target =
         factors.append(f"(up{up})" if up else "up")
     factors += ["weights"] * (operands.weights is not None)
     kept = ", gate and up kept" if params["residuals"] else ""
-    has_few_rows, reason = _kernel(FORWARD, problem).schedule == "few_rows", ""
-    wi = experts.wi
-    if not has_few_rows and wi is not None and wi.shape[2] % (2 * SLAB_COLUMNS):
-        reason = (
-            f"gate and up in one matrix {list(wi.shape)} need a multiple of "
-            f"{SLAB_COLUMNS} columns each"
-        )
-    plan = _plan(problem, target, FORWARD, " * ".join(factors) + kept, reason)
+    plan = _plan(problem, target, FORWARD_KERNELS, " * ".join(factors) + kept)
     if operands.rows.rows is None or plan.kernel == XLA:
         return plan
     in_place = plan.kernel_problem is not None and (
-        has_few_rows or _reads_in_place(operands, Epilogue.of(activation))
+        _has_few_rows(problem) or _reads_in_place(operands, Epilogue.of(activation))
     )
     return dataclasses.replace(plan, gather="in place" if in_place else "before")
 
@@ -192,42 +185,41 @@ def _reads_in_place(operands: MlpOperands, epilogue: Epilogue | None) -> bool:
     )
 
 
-def plan_biased(avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200) -> MlpPlan:
+def plan_biased(avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> MlpPlan:
     """Plans a `biased_ragged_dot`, for which only groups of few rows have a kernel."""
     problem: MlpProblem[DownOperands] = _problem("biased_ragged_dot", avals, params)
     biased = " + bo" if problem.operands.weights is None else " + weights * bo"
     epilogue = "hidden wo" + biased * (problem.operands.bo is not None)
-    has_few_rows = _kernel(FORWARD, problem).schedule == "few_rows"
-    reason = "" if has_few_rows else "the ragged product has a kernel for groups of so many rows"
-    return _plan(problem, target, FORWARD, epilogue, reason)
+    return _plan(problem, target, FORWARD_KERNELS, epilogue)
 
 
 def plan_gated_transpose(
-    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
+    avals: Sequence[Any], params: Mapping[str, Any], target: Target
 ) -> MlpPlan:
     """Plans a `gated_ragged_dot_transpose`."""
     problem: MlpProblem[GradientOperands] = _problem("gated_ragged_dot_transpose", avals, params)
     of, times = ("gate", "") if problem.operands.up is None else ("gate, up", " * up")
     epilogue = f"gradients of {of} and weights, {params['activation']}(gate){times} again"
-    return _plan(problem, target, GRADIENT, epilogue)
+    return _plan(problem, target, GRADIENT_KERNELS, epilogue)
 
 
-def plan_paired(avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200) -> MlpPlan:
+def plan_paired(avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> MlpPlan:
     """Plans a `paired_ragged_dot`."""
     problem = _problem("paired_ragged_dot", avals, params)
-    return _plan(problem, target, PAIRED, "none, two products in one sum")
+    return _plan(problem, target, PAIRED_KERNELS, "none, two products in one sum")
 
 
-def plan_paired_weights(
-    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
-) -> MlpPlan:
+def plan_paired_weights(avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> MlpPlan:
     """Plans a `paired_weight_gradients`."""
     problem: MlpProblem[PairedWeightsOperands] = _problem("paired_weight_gradients", avals, params)
-    plan = _plan(problem, target, PAIRED, "none, two results")
+    plan = _plan(problem, target, PAIRED_KERNELS, "none, two results")
     if plan.kernel_problem is None:
         return plan
     _, kernel = plan.launched
     columns = problem.operands.d0.shape[1]
+    one = plan_product(contracting, *_one_product(problem, columns), target)
+    if one.kernel == ALL_ROWS:
+        return MlpPlan(problem, COMPOSED, one.reason, target=target)
     both = _one_product(problem, 2 * round_up(columns, kernel.tile.tile_n))
     # Where the columns are one tile's, a cluster has the same rows of both results, for which it
     # reads the same rows of x.
@@ -237,19 +229,6 @@ def plan_paired_weights(
         gather="" if problem.operands.rows.rows is None else "in place" if in_place else "before",
         workspace_bytes=workspace_bytes(contracting(*both).problem, kernel, 0, target),
     )
-
-
-def is_one_launch(operands: PairedWeightsOperands, params: Mapping[str, Any]) -> bool:
-    """Whether to bind a `paired_weight_gradients`, and not two products. The default device is to
-    decide: which operations there are, a program says before it is known what it is compiled for.
-    """
-    problem = MlpProblem("paired_weight_gradients", operands, params)
-    columns = operands.d0.shape[1]
-    if params["implementation"] == "reference" or _unfused_reason(problem):
-        return False
-    one = plan_product(contracting, *_one_product(problem, columns))
-    is_other = one.chosen_by == "override" and one.tile != PAIRED[0].tile
-    return columns <= PAIRED_COLUMNS and one.kernel != ALL_ROWS and not is_other
 
 
 def _one_product(
@@ -267,25 +246,20 @@ def _one_product(
     return avals, {**params, **layouts, **params["tile_choices"].params("wgrad")}
 
 
-def plan_tangent(avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200) -> MlpPlan:
+def plan_tangent(avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> MlpPlan:
     """Plans a `ragged_mlp_tangent`, which no kernel fuses."""
     problem = _problem("ragged_mlp_tangent", avals, params)
-    return _plan(problem, target, (), "", "no kernel computes tangents, only gradients")
+    return _plan(problem, target, (), "")
 
 
 def _plan(
-    problem: MlpProblem,
-    target: Target,
-    table: Sequence[TiledKernel],
-    epilogue: str,
-    reason: str = "",
+    problem: MlpProblem, target: Target, table: Sequence[TiledKernel], epilogue: str
 ) -> MlpPlan:
-    """With a kernel of `table`, or composed for some `reason`. Both follow from the problem alone,
-    so that what a traced program has and what is lowered for a device agree."""
+    """With a kernel of `table` or, where none runs the problem, composed."""
     plan = functools.partial(MlpPlan, problem, target=target)
-    if problem.params["implementation"] == "reference":
+    if problem.params["implementation"] == "xla":
         return plan(XLA, AS_ASKED)
-    if reason := reason or _unfused_reason(problem):
+    if reason := _unfused_reason(problem):
         return plan(COMPOSED, reason)
     kernel = _kernel(table, problem)
     workspace = 0 if kernel.schedule == "few_rows" else LEAST_BYTES
@@ -294,14 +268,63 @@ def _plan(
 
 def _kernel(table: Sequence[TiledKernel], problem: MlpProblem) -> TiledKernel:
     """The kernel to take. A forward tile that is asked for is that of few rows, or is not known."""
-    asked = problem.params["tile_choices"].forward if table is FORWARD else None
+    asked = problem.params["tile_choices"].forward if table is FORWARD_KERNELS else None
     if asked is not None:
         return next((kernel for kernel in table if kernel.tile == asked), table[0])
     return choose(table, problem, None)
 
 
+def is_fused(op: str, operands: Any, params: Mapping[str, Any]) -> bool:
+    """Whether one kernel computes an operation. Programs are traced by it, before it is known what
+    they are compiled for, so that it follows from shapes alone."""
+    problem = MlpProblem(op, operands, params)
+    return params["implementation"] != "xla" and not _unfused_reason(problem)
+
+
+def _has_few_rows(problem: MlpProblem) -> bool:
+    return _kernel(FORWARD_KERNELS, problem).schedule == "few_rows"
+
+
 def _unfused_reason(problem: MlpProblem) -> str:
-    """Why no fused kernel can run this, empty if one can."""
+    """Why no fused kernel computes this, empty if one does."""
+    return _unsuitable_operands(problem) or _UNFUSED.get(problem.op, lambda _: "")(problem)
+
+
+def _unfused_gated(problem: MlpProblem[MlpOperands]) -> str:
+    wi = problem.operands.experts.wi
+    if wi is None or not wi.shape[2] % (2 * SLAB_COLUMNS) or _has_few_rows(problem):
+        return ""
+    return (
+        f"gate and up in one matrix {list(wi.shape)} need a multiple of {SLAB_COLUMNS} columns each"
+    )
+
+
+def _unfused_biased(problem: MlpProblem[DownOperands]) -> str:
+    few_rows = _has_few_rows(problem)
+    return "" if few_rows else "the ragged product has a kernel for groups of so many rows"
+
+
+def _unfused_paired_weights(problem: MlpProblem[PairedWeightsOperands]) -> str:
+    columns, asked = problem.operands.d0.shape[1], problem.params["tile_choices"].wgrad
+    if columns > PAIRED_COLUMNS:
+        return f"two products of {columns} columns are as fast, and may take less memory"
+    return (
+        f"no kernel for both has the tile {asked}"
+        if asked not in (None, PAIRED_KERNELS[0].tile)
+        else ""
+    )
+
+
+_UNFUSED: dict[str, Callable[[MlpProblem], str]] = {
+    "gated_ragged_dot": _unfused_gated,
+    "biased_ragged_dot": _unfused_biased,
+    "paired_weight_gradients": _unfused_paired_weights,
+    "ragged_mlp_tangent": lambda _: "no kernel computes tangents, only gradients",
+}
+
+
+def _unsuitable_operands(problem: MlpProblem) -> str:
+    """Why no fused kernel takes these operands, empty if they are suitable."""
     operands, params = problem.operands, problem.params
     activation = params.get("activation")
     arrays = {n: x for n, x in named(operands).items() if x.ndim > 1 and n != "inverse"}

@@ -115,7 +115,7 @@ class Optimizer:
         `optax.clip_by_global_norm` does.
       skip_nonfinite: whether a step of which a gradient is infinite or NaN changes nothing.
       implementation: None takes the CUDA kernels where they can run and the reference elsewhere;
-        "cuda" insists on the kernels; "reference" is pure JAX.
+        "cuda" insists on the kernels; "xla" is the pure JAX implementation.
     """
 
     rule: Rule

@@ -52,7 +52,7 @@ def _plan(op: str, avals: Sequence[Any], params: Mapping[str, Any], moments: int
 
 
 def _reason(problem: UpdateProblem, master: Any, params: Mapping[str, Any]) -> str:
-    if params["implementation"] == "reference":
+    if params["implementation"] == "xla":
         return AS_ASKED
     if not is_static(*master.shape):
         return symbolic_sizes([master])

@@ -15,7 +15,7 @@ from jax import lax
 
 from jax_grouped_gemm._src.arrays import from_bits, pad_to, round_up, to_bits
 from jax_grouped_gemm._src.fp8.formats import BLOCK
-from jax_grouped_gemm._src.fp8.reference import quantize_blocks
+from jax_grouped_gemm._src.fp8.quantize.reference import quantize_blocks
 from jax_grouped_gemm._src.optimizer.problem import AdamwScalars, Layout
 
 NUM_SCALARS = len(AdamwScalars._fields)

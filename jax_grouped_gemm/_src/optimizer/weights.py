@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_grouped_gemm._src.arguments import Implementation
-from jax_grouped_gemm._src.fp8.api import QuantizedWeights
 from jax_grouped_gemm._src.fp8.formats import BLOCK
+from jax_grouped_gemm._src.fp8.quantize.api import QuantizedWeights
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp
 from jax_grouped_gemm._src.optimizer.fused import Options, Weights, apply

@@ -67,9 +67,9 @@ def ragged_dot(
         `group_offset + i` of `group_sizes`; the rows of all other groups are zero.
       out_sharding: of the result over explicit mesh axes, as in `jax.lax.ragged_dot`. XLA then
         decides what each device computes; `jax.shard_map` leaves that to you.
-      transpose_rhs: whether the last two dimensions of `rhs` are swapped. Costs no copy.
+      transpose_rhs: whether the last two dimensions of `rhs` are transposed. Costs no copy.
       implementation: None takes the CUDA kernels where they apply and the reference elsewhere;
-        "cuda" insists on the kernels; "reference" is the pure JAX implementation.
+        "cuda" insists on the kernels; "xla" is the pure JAX implementation, also as "reference".
 
     Returns:
       [m, n].
@@ -304,8 +304,8 @@ def ragged_dot_accumulate(
       precision: see `ragged_dot`.
       group_offset: integer scalar or [1], possibly traced: `accumulator[i]` belongs to the group
         `group_offset + i` of `group_sizes`.
-      transpose_lhs: whether the dimensions of `lhs` are swapped, which costs a copy.
-      transpose_rhs: whether the dimensions of `rhs` are swapped, which costs a copy.
+      transpose_lhs: whether the dimensions of `lhs` are transposed, which costs a copy.
+      transpose_rhs: whether the dimensions of `rhs` are transposed, which costs a copy.
       implementation: see `ragged_dot`.
 
     Returns:

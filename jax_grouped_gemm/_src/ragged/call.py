@@ -14,9 +14,9 @@ from jax_grouped_gemm._src.ragged import whole
 from jax_grouped_gemm._src.ragged.problem import RaggedProblem
 from jax_grouped_gemm._src.ragged.tiles import ALL_ROWS
 
-NONCONTRACTING = "jax_grouped_gemm.ragged_noncontracting.v4"
-CONTRACTING = "jax_grouped_gemm.ragged_contracting.v4"
-ACCUMULATE = "jax_grouped_gemm.ragged_accumulate.v1"
+NONCONTRACTING_TARGET = "jax_grouped_gemm.ragged_noncontracting.v4"
+CONTRACTING_TARGET = "jax_grouped_gemm.ragged_contracting.v4"
+ACCUMULATE_TARGET = "jax_grouped_gemm.ragged_accumulate.v1"
 
 
 def ragged(
@@ -37,7 +37,7 @@ def ragged(
     if not problem.contracts_rows:
         options["zeroes_unowned"] = problem.zeroes_unowned
     return call_kernel(
-        CONTRACTING if problem.contracts_rows else NONCONTRACTING,
+        CONTRACTING_TARGET if problem.contracts_rows else NONCONTRACTING_TARGET,
         plan,
         *_addressable(plan, lhs, rhs),
         group_sizes,
@@ -68,7 +68,7 @@ def accumulate(
     if not plan.kernel_problem.accumulates:
         return accumulator + ragged(plan, lhs, rhs, group_sizes, group_offset)
     return call_kernel(
-        ACCUMULATE,
+        ACCUMULATE_TARGET,
         plan,
         accumulator,
         *_addressable(plan, lhs, rhs),

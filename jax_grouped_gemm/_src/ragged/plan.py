@@ -12,7 +12,7 @@ from jax import lax
 
 from jax_grouped_gemm._src import float32
 from jax_grouped_gemm._src.arrays import is_static, round_up
-from jax_grouped_gemm._src.device import H200, Prediction, Target, predict
+from jax_grouped_gemm._src.device import Prediction, Target, predict
 from jax_grouped_gemm._src.fallback import faster_reason
 from jax_grouped_gemm._src.plan import (
     AS_ASKED,
@@ -28,7 +28,7 @@ from jax_grouped_gemm._src.plan import (
 )
 from jax_grouped_gemm._src.ragged import whole
 from jax_grouped_gemm._src.ragged.problem import (
-    ACCUMULATE,
+    ACCUMULATE_NAME,
     RATIOS,
     RaggedProblem,
     addressable_problem,
@@ -113,7 +113,7 @@ def accumulating(avals: Sequence[Any], params: Mapping[str, Any]) -> Candidates[
     """The kernels of a `ragged_accumulate`."""
     accumulator, *operands = avals
     options = dict(num_groups=accumulator.shape[-3], preferred_element_type=accumulator.dtype)
-    return contracting(operands, {**params, **options}, ACCUMULATE)
+    return contracting(operands, {**params, **options}, ACCUMULATE_NAME)
 
 
 def _candidates(
@@ -167,7 +167,7 @@ def plan_product(
     candidates_of: Callable[[Sequence[Any], Mapping[str, Any]], Candidates[R]],
     avals: Sequence[Any],
     params: Mapping[str, Any],
-    target: Target = H200,
+    target: Target,
 ) -> Plan[R]:
     """Plans a ragged product of any operands: with one of its kernels or, where none runs it or XLA
     is faster, XLA.
@@ -196,7 +196,7 @@ def _plan_kernel(candidates: Candidates[R], params: Mapping[str, Any], target: T
     exact = problem = candidates.problem
     product, override = params.get("product"), params.get("tile")
     overriding = None if override is None else candidates.with_tile(override)
-    if params["implementation"] == "reference":
+    if params["implementation"] == "xla":
         return Plan(problem, XLA, AS_ASKED, product=product)
     if candidates.unsupported:
         return Plan(problem, XLA, candidates.unsupported, product=product)
@@ -244,7 +244,7 @@ def _notes(
             "written to memory and added by XLA: the kernels add products of 16-bit operands to "
             "rows that need no padding"
         )
-    parts = (float32.described(terms, few_rows=kernel.splits),) if terms else ()
+    parts = (float32.described(terms, in_kernel=kernel.splits),) if terms else ()
     return (how, *parts) if problem.accumulates else parts
 
 
@@ -284,7 +284,7 @@ def _prediction(
         result_bytes *= 2
     products, operand_bytes, split_bytes = 1, lhs_bytes + rhs_bytes, 0.0
     if terms and kernel.splits:
-        products = float32.few_rows_products(terms)
+        products = float32.products_in_kernel(terms)
     elif terms:
         products = terms
         operand_bytes, split_bytes = float32.bytes_of_split(operand_bytes, terms)

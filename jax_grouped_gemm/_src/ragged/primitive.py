@@ -3,7 +3,7 @@
 With rows r of group i, y[r] = x[r] w[i] gives dx[r] = dy[r] w[i].T, non-contracting again, and
 dw[i] = sum_r x[r].T dy[r], which contracts the ragged dimension; the cotangents of that are
 non-contracting. Layouts only flip the static flags: no factor is ever transposed, and a result
-only where its own dimensions are stored swapped. So the two are differentiable to any order.
+only where its own dimensions are stored transposed. So the two are differentiable to any order.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ NONCONTRACTING = BilinearOp(
     name="ragged_noncontracting",
     operand_ranks=(2, 3, 1, 1),
     result_rank=2,
-    targets=(call.NONCONTRACTING,),
+    targets=(call.NONCONTRACTING_TARGET,),
     avals=_noncontracting_aval,
     planner=functools.partial(plan.plan_product, plan.noncontracting),
     planned=PRODUCT_OPTIONS,
@@ -93,7 +93,7 @@ CONTRACTING = BilinearOp(
     name="ragged_contracting",
     operand_ranks=(2, 2, 1, 1),
     result_rank=3,
-    targets=(call.CONTRACTING,),
+    targets=(call.CONTRACTING_TARGET,),
     avals=_contracting_aval,
     planner=functools.partial(plan.plan_product, plan.contracting),
     planned=PRODUCT_OPTIONS,
@@ -130,7 +130,7 @@ def _accumulate_dims(*_, transpose_lhs, transpose_rhs, **params) -> Dims:
 ACCUMULATE = Op(
     name="ragged_accumulate",
     operand_ranks=(3, 2, 2, 1, 1),
-    targets=(call.ACCUMULATE,),
+    targets=(call.ACCUMULATE_TARGET,),
     avals=_accumulate_aval,
     planner=functools.partial(plan.plan_product, plan.accumulating),
     planned=PRODUCT_OPTIONS,

@@ -44,7 +44,7 @@ from jax_grouped_gemm._src.plan import (
     unaddressable_rows,
 )
 
-ACCUMULATE = "ragged_accumulate"
+ACCUMULATE_NAME = "ragged_accumulate"
 STORED_TRANSPOSED = ("km", "gnk", "nm")
 """Dimensions of operands that are not stored as the product names them."""
 
@@ -136,7 +136,7 @@ class RaggedProblem:
     @property
     def accumulates(self) -> bool:
         """Whether the product is added to an accumulator; of a kernel's problem, in place."""
-        return self.op == ACCUMULATE
+        return self.op == ACCUMULATE_NAME
 
     @property
     def is_float32(self) -> bool:

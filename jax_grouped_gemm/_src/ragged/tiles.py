@@ -14,8 +14,7 @@ from jax_grouped_gemm._src import float32
 from jax_grouped_gemm._src.arrays import cdiv
 from jax_grouped_gemm._src.device import Target
 from jax_grouped_gemm._src.plan import DEFAULT_TILE, Kernel, TileConfig, TiledKernel
-from jax_grouped_gemm._src.ragged import on_the_way
-from jax_grouped_gemm._src.ragged.on_the_way import FLOAT32_FEW_ROWS_TILE
+from jax_grouped_gemm._src.ragged import split_in_kernel
 from jax_grouped_gemm._src.ragged.problem import (
     RaggedProblem,
     count_tiles,
@@ -24,6 +23,7 @@ from jax_grouped_gemm._src.ragged.problem import (
     steps,
     stream_k_waves,
 )
+from jax_grouped_gemm._src.ragged.split_in_kernel import SWAPPED_FLOAT32_TILE
 
 STREAM_K_TILE = dataclasses.replace(DEFAULT_TILE, stream_k=True)
 NARROW_TILE = TileConfig(tile_m=128, tile_n=128, cluster=2)
@@ -145,12 +145,12 @@ def _float32_table(terms: int, name: str) -> tuple[TiledKernel, ...]:
     return (
         TiledKernel(tile=DEFAULT_TILE, record=(name, "qwen3_up/forward/random")),
         TiledKernel(
-            tile=FLOAT32_FEW_ROWS_TILE,
+            tile=SWAPPED_FLOAT32_TILE,
             schedule="swapped",
             splits=True,
             record=(name, "decode_up/forward/random"),
             runs=rows_stay,
-            pays=lambda problem, target: on_the_way.pays(problem, terms, target),
+            pays=lambda problem, target: split_in_kernel.pays(problem, terms, target),
         ),
     )
 

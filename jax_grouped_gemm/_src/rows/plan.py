@@ -168,7 +168,7 @@ def _plan(op, reason, results, nothing, kernel, **more) -> RowsPlan:
 
 def _no_kernel_reason(avals, params, batch) -> str:
     """Why no kernel can run whatever the operation; empty if one can."""
-    if params["implementation"] == "reference":
+    if params["implementation"] == "xla":
         return AS_ASKED
     if any(map(is_symbolic_dim, (size for x in avals for size in x.shape))):
         return "a dimension is symbolic, and kernels are planned for known ones"

@@ -38,7 +38,7 @@ _INSTEAD = "moe.dropless_mlp or jax.shard_map, whose devices sort their own toke
 SORT = Op(
     name="sort_by_expert",
     operand_ranks=(1,),
-    targets=(call.SORT,),
+    targets=(call.SORT_TARGET,),
     avals=_sort_avals,
     planner=plan.plan_sort,
     call=call.sort,
@@ -73,7 +73,7 @@ def _gather_aval(*operands, **params):
 GATHER = Op(
     name="gather_rows",
     operand_ranks=plan.RANKS["gather_rows"],
-    targets=(call.GATHER, call.DISPATCH),
+    targets=(call.GATHER_TARGET, call.DISPATCH_TARGET),
     avals=_gather_aval,
     planner=functools.partial(plan.plan_move, "gather_rows"),
     call=call.gather,
@@ -97,7 +97,7 @@ def _combine_aval(*operands, **params):
 COMBINE = Op(
     name="combine_rows",
     operand_ranks=plan.RANKS["combine_rows"],
-    targets=(call.COMBINE,),
+    targets=(call.COMBINE_TARGET,),
     avals=_combine_aval,
     planner=functools.partial(plan.plan_move, "combine_rows"),
     call=call.combine,
@@ -121,7 +121,7 @@ def _dots_aval(*operands, **_):
 DOTS = Op(
     name="row_dots",
     operand_ranks=plan.RANKS["row_dots"],
-    targets=(call.DOTS,),
+    targets=(call.DOTS_TARGET,),
     avals=_dots_aval,
     planner=functools.partial(plan.plan_move, "row_dots"),
     call=call.dots,
@@ -178,7 +178,7 @@ def _register_transpose(op: Op, *cotangents) -> None:
 def _of_tokens(y, aval, pair_of_row, row_of_pair, weights, count, *, divisor, implementation):
     """The cotangent of x: the sums of the rows y, times the weights."""
     if not row_of_pair.shape[-1]:
-        implementation = "reference"  # no kernel adds up rows by `pair_of_row`
+        implementation = "xla"  # no kernel adds up rows by `pair_of_row`
     params = dict(divisor=divisor, implementation=implementation)
     return combine_rows(y, pair_of_row, row_of_pair, weights, count, **params)
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from jax_grouped_gemm._src import float32
 from jax_grouped_gemm._src.arrays import cdiv, round_up
-from jax_grouped_gemm._src.device import H200, Target, predict
+from jax_grouped_gemm._src.device import Target, predict
 from jax_grouped_gemm._src.fallback import faster_reason
 from jax_grouped_gemm._src.lists import fp64 as fp64_kernels
 from jax_grouped_gemm._src.lists import kernels as list_kernels
@@ -148,7 +148,7 @@ class GroupedGemmPlan(Plan[GroupedGemmProblem]):
 
 
 def plan_grouped_gemm(
-    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
+    avals: Sequence[Any], params: Mapping[str, Any], target: Target
 ) -> GroupedGemmPlan:
     """Plans a `grouped_gemm` from its operands' abstract values and its parameters."""
     problem = GroupedGemmProblem.of(avals, params)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from jax_grouped_gemm._src.arrays import cdiv
-from jax_grouped_gemm._src.device import H200, Target
+from jax_grouped_gemm._src.device import Target
 from jax_grouped_gemm._src.lists.fp64 import KERNELS, Square, busy_steps, num_steps, tile_k
 from jax_grouped_gemm._src.lists.grouped_gemm.schedule import Shape
 from jax_grouped_gemm._src.plan import TiledKernel
@@ -19,7 +19,7 @@ MAX_MATRICES = 128
 
 @functools.lru_cache(maxsize=256)
 def simulated(
-    shapes: tuple[Shape, ...], dtype: np.dtype, target: Target = H200
+    shapes: tuple[Shape, ...], dtype: np.dtype, target: Target
 ) -> tuple[Square, int, float, float]:
     """The kernel to take, its blocks, the steps of the longest block, and the balance.
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from jax_grouped_gemm._src import float32
 from jax_grouped_gemm._src.arrays import cdiv, round_up
-from jax_grouped_gemm._src.device import H200, Target, predict
+from jax_grouped_gemm._src.device import Target, predict
 from jax_grouped_gemm._src.fallback import faster_reason
 from jax_grouped_gemm._src.lists import fp64 as fp64_kernels
 from jax_grouped_gemm._src.lists import kernels as list_kernels
@@ -50,9 +50,7 @@ TILE_K = 64
 CHANGE_HALF_STEPS, EXCHANGE_HALF_STEPS = 4, 6
 
 
-def plan_rank_k(
-    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
-) -> RankKPlan:
+def plan_rank_k(avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> RankKPlan:
     """Plans a `rank_k` from its operands' abstract values and its parameters.
 
     A kernel runs wherever one can if the implementation is "cuda", else where it is faster.
@@ -207,7 +205,7 @@ def _units(problem: RankKProblem, stacks: Sequence[Stack], target: Target) -> li
     return [unit for stack in stacks for unit in _stack_units(problem, stack, halves)]
 
 
-def gains_by_halves(problem: RankKProblem, stacks: Sequence[Stack], target: Target = H200) -> bool:
+def gains_by_halves(problem: RankKProblem, stacks: Sequence[Stack], target: Target) -> bool:
     """Whether both CTAs of a cluster take one narrow tile, half of its steps each."""
     if problem.dtype == jnp.float32 or len(stacks) > 1:
         return False

@@ -23,7 +23,6 @@ from jax_grouped_gemm._src.arguments import (
     run_group_checks,
 )
 from jax_grouped_gemm._src.arrays import cdiv, is_static
-from jax_grouped_gemm._src.fp8 import primitive
 from jax_grouped_gemm._src.fp8.formats import (
     BLOCK,
     LHS_SCALINGS,
@@ -31,6 +30,7 @@ from jax_grouped_gemm._src.fp8.formats import (
     checked_fp8_dtype,
     row_blocks,
 )
+from jax_grouped_gemm._src.fp8.scaled import primitive
 from jax_grouped_gemm._src.plan import current_tiles
 
 
@@ -68,7 +68,7 @@ def scaled_ragged_dot(
         above; "1xk", a scale a row, [m, 1] or [m]; "tensor", one scale, [], [1] or [1, 1];
         "1x128 column-major", blocks column by column, [ceil(k / 128), M] with M >= m a multiple of
         4 (DeepGEMM's layout on Hopper).
-      transpose_rhs: whether the last two dimensions of `rhs` and its blocks are swapped.
+      transpose_rhs: whether the last two dimensions of `rhs` and its blocks are transposed.
       preferred_element_type: dtype of the result; the kernels write bfloat16, float16 or float32.
       group_offset: see `ragged_dot`.
       fast_accumulation: lets the tensor cores add up all products, with about 14 bits of each sum,

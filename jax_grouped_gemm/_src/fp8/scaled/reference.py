@@ -21,7 +21,7 @@ from jax_grouped_gemm._src.arrays import (
     varying_axes,
 )
 from jax_grouped_gemm._src.fp8.formats import BLOCK
-from jax_grouped_gemm._src.fp8.reference import GroupBlocks
+from jax_grouped_gemm._src.fp8.quantize.reference import GroupBlocks
 from jax_grouped_gemm._src.ragged import reference
 
 

@@ -9,22 +9,20 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import AxisType
 
-from jax_grouped_gemm._src.fp8 import plan
-from jax_grouped_gemm._src.fp8.formats import quantized_groups
-from jax_grouped_gemm._src.fp8.primitive import NO_DERIVATIVE
+from jax_grouped_gemm._src.fp8.dot.plan import candidates, plan_gradient
+from jax_grouped_gemm._src.fp8.formats import NO_DERIVATIVE
 from jax_grouped_gemm._src.fp8.products import Fp8Products
 from jax_grouped_gemm._src.meshes import axes_of_kind
 from jax_grouped_gemm._src.op import Op
 from jax_grouped_gemm._src.partition import Dims
-from jax_grouped_gemm._src.plan import PRODUCT_OPTIONS, Plan
+from jax_grouped_gemm._src.plan import PRODUCT_OPTIONS
 from jax_grouped_gemm._src.ragged import slices
-from jax_grouped_gemm._src.ragged.plan import Candidates, check_tile, plan_product
+from jax_grouped_gemm._src.ragged.plan import check_tile
 
 
 def may_be_split_later(x: jax.Array) -> bool:
@@ -68,33 +66,6 @@ def _gradient(lhs, rhs, group_sizes, group_offset, *, products, dtype, num_group
     return products.rows_by_rows(left, right, group_sizes, group_offset, dtype, **sizes)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Plan(Plan[plan.ScaledProblem]):
-    """That of the product, and what quantises its operands."""
-
-    params: tuple[tuple[str, Any], ...] = ()
-
-
-def _candidates(avals, params) -> Candidates[plan.ScaledProblem]:
-    lhs, rhs, sizes, offset = avals
-    recipe = params["products"].recipe
-    blocks: list[Any] = []
-    for x, dtype in ((lhs, recipe.forward_dtype), (rhs, recipe.gradient_dtype)):
-        m, columns = x.shape
-        values, scales = quantized_groups(m, columns, sizes.shape[0])
-        blocks.append(jax.ShapeDtypeStruct(values, dtype))
-        blocks.append(jax.ShapeDtypeStruct(scales, "float32"))
-    of_product = dict(params, num_rows=lhs.shape[0], preferred_element_type=params["dtype"])
-    return plan.contracting([*blocks, sizes, offset], of_product)
-
-
-def _planned(avals, params, target) -> _Plan:
-    found = plan_product(_candidates, avals, params, target)
-    fields: dict[str, Any] = {x.name: getattr(found, x.name) for x in dataclasses.fields(found)}
-    names = ("products", "dtype", "num_groups")
-    return _Plan(**fields, params=tuple((name, params[name]) for name in names))
-
-
 def _aval(*operands, dtype, num_groups, **params):
     lhs, rhs, *_ = operands
     return OP.result_aval(operands, (num_groups, lhs.shape[-1], rhs.shape[-1]), dtype)
@@ -105,15 +76,17 @@ OP = Op(
     operand_ranks=(2, 2, 1, 1),
     targets=(),
     avals=_aval,
-    planner=_planned,
+    planner=plan_gradient,
     planned=PRODUCT_OPTIONS,
-    check=functools.partial(check_tile, _candidates),
+    check=functools.partial(check_tile, candidates),
     call=lambda plan, *operands: _gradient(*operands, **dict(plan.params)),
-    reference=functools.partial(_gradient, implementation="reference"),
+    reference=functools.partial(_gradient, implementation="xla"),
     dims=lambda *_, **params: Dims.of("mk", "mn", "G", "o", to="gkn", whole="Go"),
     localizer=slices.of_groups,
 )
+
 OP.has_no_derivative(NO_DERIVATIVE)
+
 OP.def_batching(
     lambda operands, dims, *, implementation, **params: (
         jax.vmap(functools.partial(_gradient, **params), dims)(*operands),

@@ -18,8 +18,8 @@ from jax.typing import DTypeLike
 
 from jax_grouped_gemm._src.activations import Activation
 from jax_grouped_gemm._src.arrays import pad_to, round_up
-from jax_grouped_gemm._src.fp8 import reference
-from jax_grouped_gemm._src.fp8.formats import BLOCK, Pair, SlicedPair
+from jax_grouped_gemm._src.fp8.formats import BLOCK, Scaled, ScaledView
+from jax_grouped_gemm._src.fp8.quantize import reference
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 
 
@@ -59,7 +59,7 @@ class HiddenLayer:
         hidden = self._of(weights, *self._wide(projections))
         return hidden.astype(projections.dtype)
 
-    def quantized(self, projections: jax.Array, weights: jax.Array) -> Pair:
+    def quantized(self, projections: jax.Array, weights: jax.Array) -> Scaled:
         """Hidden, as the operand of the product with wo."""
         return self._quantize(self.hidden(projections, weights), self.recipe.forward_dtype)
 
@@ -81,22 +81,22 @@ class HiddenLayer:
     def _of(self, weights, gate, up):
         return self.activation(gate, up) * weights[:, None]
 
-    def _quantize(self, x: jax.Array, dtype: DTypeLike) -> Pair:
+    def _quantize(self, x: jax.Array, dtype: DTypeLike) -> Scaled:
         dtype = np.dtype(dtype)
         power_of_two = self.recipe.power_of_two_scales
         if self.recipe.scaling == "blockwise":
-            return Pair(*reference.quantize_rows(x, dtype=dtype, power_of_two=power_of_two))
+            return Scaled(*reference.quantize_rows(x, dtype=dtype, power_of_two=power_of_two))
         axes = (1,) if self.recipe.scaling == "rowwise" else (0, 1)
-        return Pair(*reference.quantize(x, axes, dtype, power_of_two))
+        return Scaled(*reference.quantize(x, axes, dtype, power_of_two))
 
 
 class HiddenGradients(NamedTuple):
     """What the backward pass makes of the gradient of hidden."""
 
-    projections: Pair | None  # the gradients of gate and up as projections lie, quantised
-    gate: jax.Array | Pair  # [m, F], or quantised in transposed blocks
-    up: jax.Array | Pair | None
-    hidden: jax.Array | Pair  # the same, computed again
+    projections: Scaled | None  # the gradients of gate and up as projections lie, quantised
+    gate: jax.Array | Scaled  # [m, F], or quantised in transposed blocks
+    up: jax.Array | Scaled | None
+    hidden: jax.Array | Scaled  # the same, computed again
     weights: jax.Array  # float32 [m]
 
     def without_projections(self) -> HiddenGradients:
@@ -122,30 +122,30 @@ class JoinedGradients:
     projections_scales: jax.Array | None
     gate_scales: jax.Array
     up_scales: jax.Array
-    hidden: Pair
+    hidden: Scaled
     weights: jax.Array
 
     @property
-    def projections(self) -> SlicedPair:
+    def projections(self) -> ScaledView:
         """[m, 2 F], as projections lie."""
         assert self.projections_scales is not None
         rows, blocks = self.projections_scales.shape
-        return SlicedPair(self.values, self.projections_scales, (0, rows, blocks * BLOCK))
+        return ScaledView(self.values, self.projections_scales, (0, rows, blocks * BLOCK))
 
     @property
-    def gate(self) -> SlicedPair:
+    def gate(self) -> ScaledView:
         """Quantised in transposed blocks."""
         return self._transposed(self.gate_scales, 2)
 
     @property
-    def up(self) -> SlicedPair:
+    def up(self) -> ScaledView:
         """The same."""
         return self._transposed(self.up_scales, 1)
 
-    def _transposed(self, scales: jax.Array, places: int) -> SlicedPair:
+    def _transposed(self, scales: jax.Array, places: int) -> ScaledView:
         """What begins that many times its size before the end."""
         size = scales.size * BLOCK
-        return SlicedPair(
+        return ScaledView(
             self.values, scales, (self.values.size - places * size, *scales.shape, BLOCK)
         )
 
@@ -157,3 +157,16 @@ class JoinedGradients:
 def padded_columns(hidden: int) -> int:
     """The columns of gate, with those of zeros after which up begins."""
     return round_up(hidden, BLOCK)
+
+
+@dataclasses.dataclass(frozen=True)
+class HiddenProblem:
+    """Static description of one elementwise step: its name, what is computed, and whether the
+    results are `JoinedGradients`."""
+
+    op: str
+    layer: HiddenLayer
+    joined: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.op} {self.layer}"

@@ -27,11 +27,12 @@ from jax_grouped_gemm._src.arguments import (
     checked_group_sizes,
     checked_implementation,
 )
-from jax_grouped_gemm._src.fp8 import primitive, weight_formats
+from jax_grouped_gemm._src.fp8 import weight_formats
 from jax_grouped_gemm._src.fp8.formats import (
     BLOCK,
     checked_fp8_dtype,
 )
+from jax_grouped_gemm._src.fp8.quantize import primitive
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
 
 SOURCE_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
@@ -96,7 +97,7 @@ def quantize_blockwise(
       dtype: float8_e4m3fn or float8_e5m2.
       power_of_two_scales: rounds scales up to powers of two. Dequantisation is then exact.
       implementation: None takes the CUDA kernel where it can run and the reference, with the same
-        bits, elsewhere; "cuda" insists on the kernel; "reference" is pure JAX.
+        bits, elsewhere; "cuda" insists on the kernel; "xla" is pure JAX.
 
     Returns:
       values [..., r, c] of `dtype`, scales float32 [..., r, ceil(c / 128)] or

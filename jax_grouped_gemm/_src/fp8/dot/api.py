@@ -23,11 +23,11 @@ from jax_grouped_gemm._src.arguments import (
 )
 from jax_grouped_gemm._src.arrays import align_varying
 from jax_grouped_gemm._src.autodiff import once_differentiable
-from jax_grouped_gemm._src.fp8.api import SOURCE_DTYPES, QuantizedWeights
-from jax_grouped_gemm._src.fp8.formats import Pair, quantized_blocks
-from jax_grouped_gemm._src.fp8.products import FP8_LHS, FP8_RHS, Fp8Products, named, narrow
+from jax_grouped_gemm._src.fp8.dot.primitive import may_be_split_later, weight_gradient
+from jax_grouped_gemm._src.fp8.formats import Scaled, quantized_blocks
+from jax_grouped_gemm._src.fp8.products import FP8_LHS, FP8_RHS, Fp8Products, in_16_bits, named
+from jax_grouped_gemm._src.fp8.quantize.api import SOURCE_DTYPES, QuantizedWeights
 from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
-from jax_grouped_gemm._src.fp8.weight_gradient import may_be_split_later, weight_gradient
 from jax_grouped_gemm._src.over_tokens import over_tokens
 from jax_grouped_gemm._src.partition import Split
 from jax_grouped_gemm._src.plan import current_tiles, using_tiles
@@ -120,12 +120,12 @@ class _Product(Fp8Products):
     lhs_dtype: np.dtype
     rhs_dtype: np.dtype
 
-    def narrow_products(self, lhs, rhs, group_sizes, offset):
+    def products_in_16_bits(self, lhs, rhs, group_sizes, offset):
         """The ragged matmul of operands that are not quantised."""
         with using_tiles(self.tiles):
             return ragged_dot(
-                narrow(lhs),
-                narrow(rhs),
+                in_16_bits(lhs),
+                in_16_bits(rhs),
                 group_sizes,
                 preferred_element_type=self.out_dtype,
                 group_offset=offset,
@@ -137,8 +137,8 @@ class _Residuals(NamedTuple):
     """What the backward pass needs: of each operand the FP8 form or, for "bf16", itself; lhs itself
     too where it is quantised later."""
 
-    lhs: Pair | jax.Array
-    rhs: Pair | jax.Array
+    lhs: Scaled | jax.Array
+    rhs: Scaled | jax.Array
     group_sizes: jax.Array
     offset: jax.Array
 
@@ -160,7 +160,7 @@ def _forward(product: _Product, lhs, rhs, quantized_rhs, group_sizes, offset, *,
             rhs, plain=for_gradient and recipe.dgrad == "fp8", transposed=is_fp8
         )
     else:
-        weights, weights_t = Pair(*quantized_rhs[:2]), Pair(*quantized_rhs[2:])
+        weights, weights_t = Scaled(*quantized_rhs[:2]), Scaled(*quantized_rhs[2:])
     if for_gradient:
         lhs_rows, lhs_columns = named((lhs_rows, lhs_columns), FP8_LHS)
         weights, weights_t = named((weights, weights_t), FP8_RHS)
@@ -169,7 +169,7 @@ def _forward(product: _Product, lhs, rhs, quantized_rhs, group_sizes, offset, *,
             "forward", lhs_rows, weights_t, group_sizes, offset, product.out_dtype
         )
     else:
-        out = product.narrow_products(lhs, rhs, group_sizes, offset)
+        out = product.products_in_16_bits(lhs, rhs, group_sizes, offset)
     return out, lhs_columns, weights
 
 
@@ -184,8 +184,8 @@ def _dot_forward(product: _Product, lhs, rhs, quantized_rhs, group_sizes, offset
     operands = (lhs, rhs, quantized_rhs, group_sizes, offset)
     out, lhs_columns, weights = _forward(product, *operands, for_gradient=True)
     kept = _Residuals(
-        lhs=lhs_columns or (lhs if product.recipe.wgrad == "fp8" else narrow(lhs)),
-        rhs=weights if product.recipe.dgrad == "fp8" else narrow(rhs),
+        lhs=lhs_columns or (lhs if product.recipe.wgrad == "fp8" else in_16_bits(lhs)),
+        rhs=weights if product.recipe.dgrad == "fp8" else in_16_bits(rhs),
         group_sizes=group_sizes,
         offset=offset,
     )
@@ -202,9 +202,9 @@ def _dot_backward(product: _Product, kept: _Residuals, ct):
         kept.group_sizes,
         recipe.gradient_dtype,
         plain=recipe.dgrad == "fp8",
-        transposed=isinstance(kept.lhs, Pair),
+        transposed=isinstance(kept.lhs, Scaled),
     )
-    if isinstance(kept.rhs, Pair):
+    if isinstance(kept.rhs, Scaled):
         d_lhs = product.rows_by_weights("dgrad", ct_rows, kept.rhs, *groups, product.lhs_dtype)
     else:
         d_lhs = ragged.ragged_noncontracting(

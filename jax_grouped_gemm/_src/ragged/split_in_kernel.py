@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from jax_grouped_gemm._src import float32
 from jax_grouped_gemm._src.arrays import cdiv
-from jax_grouped_gemm._src.device import BANDWIDTH, Target
+from jax_grouped_gemm._src.device import Target
 from jax_grouped_gemm._src.plan import DEFAULT_TILE, TileConfig
 from jax_grouped_gemm._src.ragged.problem import RaggedProblem, result_tiles, steps
 
-FLOAT32_FEW_ROWS_TILE = TileConfig(tile_m=64, tile_n=128, cluster=1)
+SWAPPED_FLOAT32_TILE = TileConfig(tile_m=64, tile_n=128, cluster=1)
 
-FEW_ROWS = 64
+SPLIT_MOST_ROWS = 64
 """Rows a group, on average, up to which it is always faster: reading the weights takes longer than
 multiplying them, and passes over them longer still."""
 
@@ -34,19 +34,19 @@ MARGIN = 0.95
 
 def pays(problem: RaggedProblem, terms: int, target: Target) -> bool:
     """Whether to split on the way, for float32 rows that stay where they are."""
-    if problem.m <= FEW_ROWS * problem.num_groups:
+    if problem.m <= SPLIT_MOST_ROWS * problem.num_groups:
         return True
     return seconds(problem, terms, target) < MARGIN * seconds_with_passes(problem, terms, target)
 
 
 def seconds(problem: RaggedProblem, terms: int, target: Target) -> float:
     """What is predicted of the kernel that splits on the way."""
-    products = float32.few_rows_products(terms) / float32.few_rows_products(1)
+    products = float32.products_in_kernel(terms) / float32.products_in_kernel(1)
     step = STEP_SECONDS * products
-    multiplying = _waves(problem, FLOAT32_FEW_ROWS_TILE, target) * (
+    multiplying = _waves(problem, SWAPPED_FLOAT32_TILE, target) * (
         steps(problem) * step + WAVE_SECONDS
     )
-    return SECONDS + max(multiplying, sum(problem.array_bytes()) / (SHARE * BANDWIDTH))
+    return SECONDS + max(multiplying, sum(problem.array_bytes()) / (SHARE * target.rates.bandwidth))
 
 
 def seconds_with_passes(problem: RaggedProblem, terms: int, target: Target) -> float:
@@ -56,10 +56,10 @@ def seconds_with_passes(problem: RaggedProblem, terms: int, target: Target) -> f
     step = PASSED_STEP_SECONDS * terms
     waves = _waves(problem, DEFAULT_TILE, target)
     multiplying = waves * (steps(problem) * step + PASSED_WAVE_SECONDS)
-    moving = (operand_bytes + result_bytes) / (PASSED_SHARE * BANDWIDTH)
+    moving = (operand_bytes + result_bytes) / (PASSED_SHARE * target.rates.bandwidth)
     groups, _, _ = result_tiles(problem)
     starting = PASSES_SECONDS + GROUP_SECONDS * groups
-    return starting + split_bytes / BANDWIDTH + max(multiplying, moving)
+    return starting + split_bytes / target.rates.bandwidth + max(multiplying, moving)
 
 
 def _waves(problem: RaggedProblem, tile: TileConfig, target: Target) -> int:
