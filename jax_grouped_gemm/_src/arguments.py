@@ -71,6 +71,11 @@ def as_array(name: str, x: Any) -> jax.Array:
                 f"{name} must be an array of numbers, got a {type(x).__name__}: only the weights "
                 "of ragged_dot and of MLPs may be quantised; dequantize() makes an array"
             )
+        if hasattr(x, "qvalue"):
+            raise TypeError(
+                f"{name} must be an array of numbers, got a {type(x).__name__}: checkpoints.qwix() "
+                "makes a QuantizedArray of it"
+            )
         value = reprlib.repr(x)
         raise TypeError(f"{name} must be a JAX or NumPy array, got {type(x).__name__}: {value}")
     if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -34,3 +35,11 @@ def placed(x: jax.Array, mesh: Any, spec: P) -> jax.Array:
     if not explicit or jax.typeof(x).sharding == wanted:
         return x
     return jax.sharding.reshard(x, wanted)
+
+
+def gathered(x: jax.Array, spec: P) -> jax.Array:
+    """All of what devices along manual axes have slices of, split as `spec` says."""
+    for axis, names in enumerate(spec):
+        if names is not None:
+            x = lax.all_gather(x, names, axis=axis, tiled=True)
+    return x

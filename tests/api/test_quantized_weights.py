@@ -164,8 +164,79 @@ def test_expert_parallel(rng):
     np.testing.assert_allclose(y, want, atol=1e-5)
     both = jax.make_mesh((2, 2), ("expert", "model"), (jax.sharding.AxisType.Auto,) * 2)
     layer = moe.expert_parallel(both, expert_axis="expert", tensor_axis="model")
-    with pytest.raises(NotImplementedError, match="wi_0 is quantised.*tensor_axis"):
+    with pytest.raises(ValueError, match=r"wi_0 \(4, 96, 160\).*mxfp4.*2 slices along n.*64"):
         layer(x, routing, *packed)
+
+
+DIVISIBLE = dict(embed=256, hidden=512)
+
+
+@pytest.mark.parametrize("explicit", [False, True], ids=["auto", "explicit"])
+@pytest.mark.parametrize("name", FORMATS)
+def test_packed_bytes_that_are_split(rng, name, explicit):
+    """Along experts, k and n: gathered packed, and dequantised on each device."""
+    embed, hidden = DIVISIBLE.values()
+    shapes = [(EXPERTS, embed, hidden)] * 2 + [(EXPERTS, hidden, embed)]
+    packed, arrays = zip(*(weights(rng, name, shape) for shape in shapes), strict=True)
+    x = rng.standard_normal((16, embed)).astype(np.float32)
+    routing = moe.route(rng.standard_normal((16, EXPERTS)).astype(np.float32), 2)
+    want, pullback = jax.vjp(lambda x: moe.dropless_mlp(x, routing, *arrays), x)
+    kind = jax.sharding.AxisType.Explicit if explicit else jax.sharding.AxisType.Auto
+    mesh = jax.make_mesh((2, 2, 2), ("expert", "model", "data"), (kind,) * 3)
+    layer = moe.expert_parallel(mesh, expert_axis="expert", tensor_axis="model", fsdp_axis="data")
+    specs = [P("expert", "data", "model")] * 2 + [P("expert", "model", "data")]
+
+    def place(q, spec):
+        return jax.device_put(
+            q, jax.tree.map(lambda s: jax.sharding.NamedSharding(mesh, s), q.specs(spec))
+        )
+
+    placed = [place(q, spec) for q, spec in zip(packed, specs, strict=True)]
+    assert placed[0].values.addressable_shards[0].data.nbytes * 8 == packed[0].values.nbytes
+    tokens = jax.device_put(x, jax.sharding.NamedSharding(mesh, P(("expert", "data"))))
+    y, pullback_of_split = jax.vjp(jax.jit(lambda x: layer(x, routing, *placed)[0]), tokens)
+    np.testing.assert_allclose(y, want, atol=1e-5)
+    dy = rng.standard_normal(x.shape).astype(np.float32)
+    dx = pullback_of_split(jax.device_put(dy, y.sharding))[0]
+    np.testing.assert_allclose(dx, pullback(dy)[0], atol=1e-4)
+    if not explicit:
+        text = jax.jit(layer).lower(tokens, routing, *placed).as_text()
+        gathers = [line for line in text.splitlines() if "all_gather" in line and "ui8" in line]
+        assert gathers, "what travels is packed"
+
+
+def test_slices_inside_shard_map(rng):
+    """A product whose matrices are split along k or n, each device with its slice."""
+    q, w = weights(rng, "int4", (EXPERTS, 256, 128))
+    x = rng.standard_normal((18, 256)).astype(np.float32)
+    mesh = jax.make_mesh((2,), ("i",), (jax.sharding.AxisType.Auto,))
+    want = grouped(x, w, np.asarray(SIZES))
+
+    def columns(x, q):
+        assert q.shape == (EXPERTS, 256, 64)
+        return jgg.ragged_dot(x, q, SIZES)
+
+    split = jax.shard_map(
+        columns, mesh=mesh, in_specs=(P(), q.specs(P(None, None, "i"))), out_specs=P(None, "i")
+    )
+    np.testing.assert_allclose(split(x, q), want, atol=1e-5)
+
+    def rows(x, q):
+        assert q.shape == (EXPERTS, 128, 128)
+        return jax.lax.psum(jgg.ragged_dot(x, q, SIZES), "i")
+
+    split = jax.shard_map(
+        rows, mesh=mesh, in_specs=(P(None, "i"), q.specs(P(None, "i"))), out_specs=P()
+    )
+    np.testing.assert_allclose(split(x, q), want, atol=1e-5)
+    with pytest.raises(TypeError, match="slice of a QuantizedArray along n.*multiples of 64"):
+        uneven, _ = weights(rng, "int4", (EXPERTS, 256, 100))
+        jax.shard_map(
+            columns,
+            mesh=mesh,
+            in_specs=(P(), uneven.specs(P(None, None, "i"))),
+            out_specs=P(None, "i"),
+        )(x, uneven)
 
 
 def test_tokens_that_are_split(rng):

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import export
+from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
 from jax_grouped_gemm._src.arguments import canonical_dtype, checked_int
@@ -41,7 +42,7 @@ class QuantizedArray:
       channel_scales: float32, those of columns, or None.
       zero_points: uint8, those of groups, or None.
       format: a `Format`, static.
-      matrix: k and n, static.
+      matrix: k and n, of the slice where arrays are slices along k or n, as in `jax.shard_map`.
 
     Args:
       values, scales, channel_scales, zero_points: the arrays.
@@ -70,7 +71,7 @@ class QuantizedArray:
                 raise TypeError(f"matrix must be (k, n) for the format {self.format}")
             matrix = tuple(values.shape[-2:])
         k, n = (checked_int("matrix", size) for size in matrix)
-        self.matrix = k, n
+        self._whole = k, n
         self._parts = Parts(values, scales, channel_scales, zero_points)
         self._check()
 
@@ -89,6 +90,27 @@ class QuantizedArray:
     @property
     def zero_points(self) -> Any:
         return self._parts.zero_points
+
+    @property
+    def matrix(self) -> Matrix:
+        """k and n, of a slice if the arrays are slices."""
+        shape = getattr(self.values, "shape", None)
+        if shape is None or functions_of(self.format).quantize is None:
+            return self._whole
+        sizes = dict(zip("kn", self._whole, strict=True))
+        whole = _parts_of(self.format, self._whole).values.shape
+        for letter, have, full in zip(
+            dimensions(self.format).values, shape[-len(whole) :], whole, strict=True
+        ):
+            if letter and have != full:
+                unit = _unit(self.format, letter)
+                if sizes[letter] != unit * full:
+                    raise TypeError(
+                        f"a slice of a QuantizedArray along {letter} must be one of multiples of "
+                        f"{unit}, got values {shape} of matrices {self._whole} in {self.format}"
+                    )
+                sizes[letter] = unit * have
+        return sizes["k"], sizes["n"]
 
     @property
     def leading(self) -> tuple[int, ...]:
@@ -142,9 +164,42 @@ class QuantizedArray:
         codes = jax.vmap(lambda parts: unpack(parts, self.format, self.matrix))(self._flat())
         return jax.tree.map(lambda x: x.reshape(*self.leading, *x.shape[1:]), codes)
 
+    def specs(self, spec: PartitionSpec) -> QuantizedArray:
+        """The `PartitionSpec` of every array where [..., k, n] is split as `spec` says.
+
+        For `jax.shard_map` and `jax.device_put`:
+
+            specs = q.specs(P("expert", None, "model"))
+            q = jax.device_put(q, jax.tree.map(lambda s: NamedSharding(mesh, s), specs))
+
+        Each device then has a `QuantizedArray` of its slice. Slices along k and n must be multiples
+        of 64 in the layout "packed", and of whole groups or blocks.
+
+        Args:
+          spec: of [..., k, n].
+
+        Returns:
+          A `QuantizedArray` with specs in the place of the arrays.
+        """
+        rank = len(self.leading)
+        entries = [*spec, *[None] * (rank + 2 - len(spec))]
+        of_letter = dict(k=entries[rank], n=entries[rank + 1])
+
+        def of_array(letters):
+            split = [of_letter.get(letter) for letter in letters]
+            return PartitionSpec(*entries[:rank], *split)
+
+        named = dimensions(self.format)
+        return self._with(
+            [
+                None if x is None else of_array(letters)
+                for x, letters in zip(self._parts, named, strict=True)
+            ]
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Plain arrays, for checkpoints: those that there are, and "format", JSON as uint8."""
-        text = json.dumps(as_json(self.format, self.matrix)).encode()
+        text = json.dumps(as_json(self.format, self._whole)).encode()
         arrays = {name: x for name, x in self._parts._asdict().items() if x is not None}
         return arrays | {"format": np.frombuffer(text, np.uint8)}
 
@@ -188,18 +243,21 @@ class QuantizedArray:
 
     def tree_flatten_with_keys(self) -> Any:
         keyed = [(jax.tree_util.GetAttrKey(n), x) for n, x in self._parts._asdict().items()]
-        return keyed, (self.format, self.matrix)
+        return keyed, (self.format, self._whole)
 
     def tree_flatten(self) -> Any:
-        return tuple(self._parts), (self.format, self.matrix)
+        return tuple(self._parts), (self.format, self._whole)
 
     @classmethod
     def tree_unflatten(cls, static: Any, leaves: Any) -> QuantizedArray:
         # No checks: JAX puts things in the place of arrays that are none.
         array = object.__new__(cls)
-        array.format, array.matrix = static
+        array.format, array._whole = static
         array._parts = Parts(*leaves)
         return array
+
+    def _with(self, parts: Any) -> QuantizedArray:
+        return self.tree_unflatten((self.format, self._whole), parts)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -211,6 +269,61 @@ def _parts_of(format: Format, matrix: Matrix) -> Parts:
         return jax.eval_shape(
             lambda x: quantize(x, format), jax.ShapeDtypeStruct(matrix, jnp.float32)
         )
+
+
+@functools.lru_cache(maxsize=1024)
+def dimensions(format: Format) -> Parts:
+    """Of each array of a matrix, which dimensions lie along k and along n: "k", "n" or ""."""
+    if functions_of(format).quantize is None:
+        if format.values_rank != 2:
+            raise NotImplementedError(
+                f"nobody knows how arrays of the format {format} may be divided along k and n: "
+                "register a function that quantises"
+            )
+        return Parts(("k", "n"), ("k", "n"), ("n",), ("k", "n"))
+    small, tall, wide = (
+        _parts_of(format, matrix)
+        for matrix in ((_LONG, _LONG), (2 * _LONG, _LONG), (_LONG, 2 * _LONG))
+    )
+
+    def letters(x, with_k, with_n):
+        if x is None:
+            return ()
+        sizes = zip(x.shape, with_k.shape, with_n.shape, strict=True)
+        return tuple("k" if a < b else "n" if a < c else "" for a, b, c in sizes)
+
+    return Parts(*map(letters, small, tall, wide))
+
+
+_LONG = 4096
+"""More than any group, block or record is long."""
+
+
+def _unit(format: Format, letter: str) -> int:
+    """How many elements along k or n the smallest slice of `values` has."""
+    values = _parts_of(format, (_LONG, _LONG)).values.shape
+    return _LONG // values[dimensions(format).values.index(letter)]
+
+
+def check_slices(name: str, q: QuantizedArray, devices: Matrix) -> None:
+    """Raises a `ValueError` unless matrices may be divided into so many slices along k and n."""
+    if functions_of(q.format).quantize is None:
+        return
+    sizes = [size // count for size, count in zip(q.matrix, devices, strict=True)]
+    of_letter = dict(zip("kn", devices, strict=True))
+    whole, local = (_parts_of(q.format, (k, n)) for k, n in (q.matrix, sizes))
+    for letter, size in zip("kn", sizes, strict=True):
+        unit, count = _unit(q.format, letter), of_letter[letter]
+        fits = size * count == q.matrix["kn".index(letter)] and size % unit == 0
+        for letters, x, part in zip(dimensions(q.format), whole, local, strict=True):
+            for dim, each in enumerate(letters):
+                if each == letter:
+                    fits &= part.shape[dim] * count == x.shape[dim]
+        if count > 1 and not fits:
+            raise ValueError(
+                f"{name} {q.shape} of the format {q.format} cannot be divided into {count} slices "
+                f"along {letter}: each must be a multiple of {unit}, and of whole groups or blocks"
+            )
 
 
 # Exported programs take and return arrays; the name and the aux data are part of what is written.

@@ -19,8 +19,9 @@ from jax_grouped_gemm._src.arguments import as_array, checked_choice
 from jax_grouped_gemm._src.quantized.api import of_stored
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
 from jax_grouped_gemm._src.quantized.format import Codes, Format, named
+from jax_grouped_gemm._src.quantized.qwix import qwix
 
-__all__ = ["Layer", "awq", "compressed_tensors", "fp8", "gpt_oss", "gptq"]
+__all__ = ["Layer", "awq", "compressed_tensors", "fp8", "gpt_oss", "gptq", "qwix"]
 
 
 class Layer(NamedTuple):

@@ -8,6 +8,7 @@ memory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -18,7 +19,8 @@ from jax.sharding import PartitionSpec
 
 from jax_grouped_gemm._src.arguments import as_array, has_group_checks
 from jax_grouped_gemm._src.autodiff import recomputed
-from jax_grouped_gemm._src.quantized.array import QuantizedArray
+from jax_grouped_gemm._src.meshes import names_of
+from jax_grouped_gemm._src.quantized.array import QuantizedArray, check_slices
 from jax_grouped_gemm._src.quantized.format import functions_of
 from jax_grouped_gemm._src.quantized.primitive import DEQUANTIZE
 
@@ -142,18 +144,14 @@ def as_weights(name: str, x: Any) -> Any:
     return x if _is_quantized(x) else as_array(name, x)
 
 
-def spec_of_weights(function: str, name: str, x: Any, spec: PartitionSpec) -> PartitionSpec:
-    """How to split all arrays of weights [g, k, n] that `spec` splits.
+def specs_of_weights(name: str, x: Any, spec: PartitionSpec, mesh: Any) -> Any:
+    """The `PartitionSpec` of every array of weights [g, k, n] that are split as `spec` says.
 
     Raises:
-      NotImplementedError: they are quantised, and `spec` divides k or n.
+      ValueError: they are quantised, and what a device would have is no array of the format.
     """
-    if not isinstance(x, QuantizedArray):
+    if not _is_quantized(x):
         return spec
-    experts, *others = spec
-    if any(others):
-        raise NotImplementedError(
-            f"{function}: {name} is quantised, so that devices may divide experts but no matrix: "
-            "leave out fsdp_axis and tensor_axis, or dequantize() first"
-        )
-    return PartitionSpec(experts)
+    sizes = [math.prod(mesh.shape[axis] for axis in names_of(entry)) for entry in spec]
+    check_slices(name, x, (sizes[1], sizes[2]))
+    return x.specs(spec)
