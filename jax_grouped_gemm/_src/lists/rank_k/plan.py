@@ -68,6 +68,9 @@ def _plan_of_kernel(avals: Sequence[Any], params: Mapping[str, Any], target: Tar
     if all(0 in (stack.g, stack.n) for stack in problem.stacks):
         return Plan(problem, "zeros", "the results are empty")
     if problem.dtype in fp64_kernels.DTYPES:
+        if problem.has_diagonal or problem.op == "symm_product":
+            what = "adds a diagonal" if problem.has_diagonal else "computes A B^T alone"
+            return Plan(problem, "reference", f"no kernel of {problem.dtype} {what}")
         return plan_fp64(problem, target)
     addressable = _addressable_problem(problem)
     reason = _copy_reason(problem, addressable)
@@ -117,6 +120,9 @@ def most_fine_units(target: Target) -> int:
 
 
 def _fine_runs(problem: RankKProblem) -> bool:
+    # In a unit on the diagonal a step has rows of a for one side and of b for the other one.
+    if problem.op == "symm_product":
+        return False
     return problem.dtype != jnp.float32 and len(launch_order(problem)) <= MAX_FINE_STACKS
 
 
@@ -159,7 +165,7 @@ def _addressable_problem(problem: RankKProblem) -> RankKProblem:
 
 def _workspace_bytes(problem: RankKProblem, terms: int) -> int:
     """Bytes of the parts of float32 operands."""
-    operands = problem.num_products
+    operands = problem.num_factors
     stacks = [(s.g, s.n * s.k) for s in problem.stacks if 0 not in (s.g, s.n)]
     return float32.list_workspace_bytes(stacks * operands, terms)
 
@@ -199,6 +205,8 @@ def _units(problem: RankKProblem, stacks: Sequence[Stack], target: Target) -> li
 
 def gains_by_halves(problem: RankKProblem, stacks: Sequence[Stack], target: Target = H200) -> bool:
     """Whether both CTAs of a cluster take one narrow tile, half of its steps each."""
+    if problem.whole_tiles or problem.op == "symm_product":
+        return False
     if problem.dtype == jnp.float32 or len(stacks) > 1:
         return False
     with_halves, without = (_end(problem, stacks[0], target, halves) for halves in (True, False))
