@@ -12,8 +12,8 @@ PACKAGE = Path(__file__).parents[2] / "jax_grouped_gemm"
 FLOORS = (
     {"_src"},
     {"_src/ragged", "_src/rows", "_src/lists"},
-    {"_src/fp8", "optim"},
-    {"_src/mlp", "checkpoint_policies"},
+    {"_src/fp8", "_src/muon"},
+    {"_src/mlp", "checkpoint_policies", "optim"},
     {"_src/expert_parallel"},
     {"moe"},
     {"flax", ""},
