@@ -13,6 +13,6 @@ mesh axes), `device` (the GPU and its rates), `sizes` (the largest that kernels 
 travels between them), `plan` and `explain`, `fallback` (when XLA's own products are predicted to be
 faster), `float32` (operands in parts), `activations`, `version`. On those stand `ragged`, `rows`
 and `lists`; `fp8` stands on `ragged`; `muon` on `lists`; `mlp` on `ragged`, `rows` and `fp8`;
-`expert_parallel` on `mlp` and `rows`. In `mlp`, `operands` has the types of what layers compute with,
-and `experts` chooses how they do. No folder imports from one above it.
+`expert_parallel` on `mlp` and `rows`. In `mlp`, `operands` has the types of what layers compute
+with, and `experts` chooses how they do. No folder imports from one above it.
 """

@@ -43,17 +43,17 @@ def with_spectrum(rng, values, shape=SHAPE):
     return ((u * values) @ vt).astype(np.float32)
 
 
-def spectra(rng):
-    n = min(SHAPE)
+def spectra(rng, shape=SHAPE):
+    n = min(shape)
     floor = np.full(n, 1e-4)
     floor[:2] = 1
     return {
-        "gaussian": rng.standard_normal(SHAPE, np.float32),
-        "three decades": with_spectrum(rng, np.geomspace(1, 1e-3, n)),
-        "five decades": with_spectrum(rng, np.geomspace(1, 1e-5, n)),
-        "rank 10": with_spectrum(rng, np.arange(n) < 10),
-        "half zero": with_spectrum(rng, np.arange(n) < n // 2),
-        "two over a floor": with_spectrum(rng, floor),
+        "gaussian": rng.standard_normal(shape, np.float32),
+        "three decades": with_spectrum(rng, np.geomspace(1, 1e-3, n), shape),
+        "five decades": with_spectrum(rng, np.geomspace(1, 1e-5, n), shape),
+        "rank 10": with_spectrum(rng, np.arange(n) < 10, shape),
+        "half zero": with_spectrum(rng, np.arange(n) < n // 2, shape),
+        "two over a floor": with_spectrum(rng, floor, shape),
     }
 
 
