@@ -30,10 +30,19 @@ def test_kernels(method, dtype, rng):
             assert np.linalg.norm(one - want) < most * np.linalg.norm(want)
 
 
-@pytest.mark.parametrize("shape", [(64, 176), (256, 640), (768, 2048), (2048, 2736)])
+@pytest.mark.parametrize("shape", [(64, 176), (256, 640)])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("table", TABLES)
 def test_accuracy(table, method, shape, rng):
+    check_accuracy(table, method, shape, rng)
+
+
+@pytest.mark.parametrize("method", ["standard float16", "gram"])
+def test_accuracy_of_large_matrices(method, rng):
+    check_accuracy("polar_express", method, (768, 2048), rng)
+
+
+def check_accuracy(table, method, shape, rng):
     options, widened, most = METHODS[method]
     matrices = spectra(rng, shape)
     call = jax.jit(lambda xs: orthogonalize(xs, coefficients=table, **options))

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import jax_grouped_gemm as jgg
+from jax_grouped_gemm._src.lists.rank_k import plan as rank_k_plan
 from tests.support.dtypes import F32
 from tests.support.families import (
     OTHER,
@@ -56,9 +57,7 @@ class TestProducts:
 @EVERY
 def test_diagonals(family, update, tile, uplo, transpose, other, rng, monkeypatch):
     """Of either tile: those of few units are for updates of 16 bits."""
-    from jax_grouped_gemm._src.lists.rank_k import plan
-
-    monkeypatch.setattr(plan, "most_fine_units", lambda _: 0 if tile == "wide" else 2**31)
+    monkeypatch.setattr(rank_k_plan, "most_fine_units", lambda _: 0 if tile == "wide" else 2**31)
     options = dict(uplo=uplo, transpose=transpose, other=other, has_diagonal=True)
     for n in (8, 64, 120, 136, 264, 392, 520):
         check_update(family, update, rng, (2, n, int(8 * rng.integers(1, 40))), **options)
