@@ -159,12 +159,12 @@ def test_float32_derivatives(h200):
     "method, updates, products",
     [
         ("standard", 2 * 5, 5),
-        # Segments of three and two steps: R, then Z of every step, and Q, W and R between steps.
+        # Segments of three and two steps: R and P of every step, and three products between steps.
         ("gram", 1 + 3 + 3 * 2 + 1 + 2 + 3 * 1, 2),
     ],
 )
 def test_muon_has_a_few_kernels_for_all_matrices(method, updates, products, h200):
-    """And passes before and after them alone, but for the diagonal of each segment's first Q."""
+    """And passes before and after them alone."""
     shapes = [(128, 256), (256, 128), (4, 64, 128)]
     program = h200.compile(
         lambda *x: orthogonalize(list(x), method=method),

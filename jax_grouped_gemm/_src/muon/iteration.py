@@ -47,14 +47,14 @@ class Products:
         """X X^T."""
         return self._update({"a": xs})
 
-    def square(self, rs: Stacks, triple: Triple, *, whole: bool) -> Stacks:
-        """b R + c R^2, plus a I for the `whole` polynomial."""
+    def polynomial(self, rs: Stacks, triple: Triple) -> Stacks:
+        """a I + b R + c R^2."""
         a, b, c = triple
-        return self._update({"a": rs}, rs, alpha=c, beta=b, diagonal=a if whole else 0.0)
+        return self._update({"a": rs}, rs, alpha=c, beta=b, diagonal=a)
 
-    def add_product(self, a: float, ss: Stacks, ps: Stacks) -> Stacks:
-        """a S + S P, of symmetric S and P that commute."""
-        return self._update({"a": ss, "b": ps}, ss, symm=True, beta=a)
+    def multiply(self, ps: Stacks, qs: Stacks) -> Stacks:
+        """P Q, of polynomials of one matrix, which commute."""
+        return self._update({"a": ps, "b": qs}, symm=True)
 
     def apply(self, ps: Stacks, xs: Stacks, scales: Scales | None = None) -> Stacks:
         """P X, times a scale for each matrix if there are any."""
@@ -94,7 +94,7 @@ def standard(
         if precondition:
             scales, rs = precondition(rs)
             precondition = None
-        xs = products.apply(products.square(rs, triple, whole=True), xs, scales)
+        xs = products.apply(products.polynomial(rs, triple), xs, scales)
     return xs
 
 
@@ -115,16 +115,13 @@ def gram(
         if precondition:
             scales, rs = precondition(rs)
             precondition = None
-        qs: Stacks = []
-        for step, (a, b, c) in enumerate(triples):
-            zs = products.square(rs, (a, b, c), whole=False)
-            if step == 0:
-                qs = [_with_diagonal(z, a) for z in zs]
-            else:
-                qs = products.add_product(a, qs, zs)
+        qs: Stacks | None = None
+        for step, triple in enumerate(triples):
+            ps = products.polynomial(rs, triple)
             if step < len(triples) - 1:
-                # R (a + Z)^2, from which errors grow less than from a I + Z rounded as a whole.
-                rs = products.add_product(a, products.add_product(a, rs, zs), zs)
+                rs = products.multiply(products.multiply(rs, ps), ps)
+            qs = ps if qs is None else products.multiply(qs, ps)
+        assert qs is not None
         xs = products.apply(qs, xs, scales)
     return xs
 
@@ -132,10 +129,3 @@ def gram(
 def traced(xs: Stacks, steps: jax.Array, triple: Triple, products: Products) -> Stacks:
     """`standard`, of a traced number of steps."""
     return jax.lax.fori_loop(0, steps, lambda _, xs: standard(xs, [triple], products), xs)
-
-
-def _with_diagonal(x: jax.Array, scale: float) -> jax.Array:
-    """X + scale I, rounded once."""
-    on = jnp.eye(x.shape[-1], dtype=bool)[None]
-    wide = x.astype(at_least_float32(x.dtype))
-    return jnp.where(on, wide + scale, wide).astype(x.dtype)

@@ -22,6 +22,7 @@ from jax_grouped_gemm._src.lists.rank_k.problem import (
     launch_order,
     xla_work,
 )
+from jax_grouped_gemm._src.lists.rank_k.tile_costs import fine_is_sooner, num_fine_units
 from jax_grouped_gemm._src.plan import Choice, Plan, TileConfig, choose, runnable, symbolic_sizes
 
 RankKPlan = Plan[RankKProblem]
@@ -78,7 +79,7 @@ def _plan_of_kernel(avals: Sequence[Any], params: Mapping[str, Any], target: Tar
     choices = runnable(TILES, addressable)
     tile = choose(choices, addressable, target).tile
     if tile == FINE_TILE:
-        clusters = sum(map(_num_fine_units, stacks))
+        clusters = sum(map(num_fine_units, stacks))
         utilization = _fine_utilization(problem, stacks, target)
     else:
         units = _units(addressable, stacks, target)
@@ -129,11 +130,14 @@ def _fine_runs(problem: RankKProblem) -> bool:
 def _fine_pays(problem: RankKProblem, target: Target) -> bool:
     """Whether it is one tile for each multiprocessor, at most.
 
-    A matrix of one tile is none of it: half of what a unit loads and multiplies would be nothing.
+    Or fewer cycles for many small results. A matrix of one tile is none of it: half of what a unit
+    loads and multiplies would be nothing.
     """
     stacks = [problem.stacks[i] for i in launch_order(problem)]
-    units = sum(map(_num_fine_units, stacks))
-    return any(s.n > FINE_TILE.tile_m for s in stacks) and units <= most_fine_units(target)
+    if all(s.n <= FINE_TILE.tile_m for s in stacks):
+        return False
+    units = sum(map(num_fine_units, stacks))
+    return units <= most_fine_units(target) or fine_is_sooner(problem, stacks, num_clusters(target))
 
 
 TILES = (
@@ -256,17 +260,11 @@ def _unit_counts(problem: RankKProblem, stack: Stack, halves: bool) -> list[tupl
     return [full, (half, stack.g * narrow)]
 
 
-def _num_fine_units(stack: Stack) -> int:
-    """Units of work for clusters, as `csrc/scheduler/triangular_fine.h` counts them."""
-    rows = cdiv(stack.n, FINE_TILE.tile_m)
-    diagonal, others = (rows + 1) // 2, (rows * (rows - 1) // 2 - rows // 2) // 2
-    return stack.g * (diagonal + others)
-
-
 def _fine_utilization(problem: RankKProblem, stacks: Sequence[Stack], target: Target) -> float:
-    """The `_utilization` of fine units, one a cluster: those on the diagonal take longest."""
+    """The `_utilization` of fine units: those on the diagonal take longest."""
     steps = problem.num_products * max(cdiv(stack.k, TILE_K) for stack in stacks)
-    longest = DIAGONAL_SQUARES * steps
+    rounds = cdiv(sum(map(num_fine_units, stacks)), num_clusters(target))
+    longest = DIAGONAL_SQUARES * steps * rounds
     return float(problem.useful / (longest * target.multiprocessors * SQUARE**2 * TILE_K))
 
 
