@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
 
 
 class MuonDimensionNumbers(NamedTuple):
@@ -62,6 +63,27 @@ class Axes(NamedTuple):
         batch = tuple(x.shape[axis] for axis in self.batch)
         return jnp.transpose(x, order).reshape(*batch, *self.sizes(x.shape))
 
+    def sharding_of_matrices(self, sharding: NamedSharding | None) -> NamedSharding | None:
+        """How `to_matrices` of a leaf of that sharding is split.
+
+        Raises:
+          ValueError: an axis is split that becomes one with others.
+        """
+        if sharding is None:
+            return None
+        ndim = len(self.batch) + len(self.reduction) + len(self.output)
+        entries = [*sharding.spec, *[None] * ndim][:ndim]
+        spec = [entries[axis] for axis in self.batch]
+        for axes in self[1:]:
+            split = [entries[axis] for axis in axes if entries[axis] is not None]
+            if split and len(axes) > 1:
+                raise ValueError(
+                    f"{sharding.spec} splits one of the axes {axes}, which are one dimension of a "
+                    "matrix"
+                )
+            spec.append(split[0] if split else None)
+        return NamedSharding(sharding.mesh, PartitionSpec(*spec))
+
     def from_matrices(self, matrices: jax.Array, shape: Sequence[int]) -> jax.Array:
         """The leaf of that shape whose matrices they are."""
         order = [axis for axes in self for axis in axes]
@@ -85,16 +107,18 @@ def spread(numbers: Numbers, tree: Any) -> Any:
     elif numbers is None:
         default = MuonDimensionNumbers()
         return jax.tree.map(lambda x: Spread(default if jnp.ndim(x) >= 2 else None), tree)
+    return over_leaves(numbers, tree, is_numbers)
+
+
+def over_leaves(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool]) -> Any:
+    """For every leaf of `tree` a `Spread` of what a prefix of the tree has for it."""
     return jax.tree.map(
-        lambda own, part: jax.tree.map(lambda _: Spread(own), part),
-        numbers,
-        tree,
-        is_leaf=is_numbers,
+        lambda own, part: jax.tree.map(lambda _: Spread(own), part), prefix, tree, is_leaf=is_leaf
     )
 
 
 class Spread:
-    """A leaf that holds dimension numbers, or None, which are no leaves of their own."""
+    """A leaf that holds what may be no leaf of its own."""
 
-    def __init__(self, numbers: Any):
-        self.numbers = numbers
+    def __init__(self, value: Any):
+        self.value = value

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Sequence
-from typing import Literal, get_args
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 from jax.typing import ArrayLike, DTypeLike
 
 from jax_grouped_gemm._src.arguments import (
@@ -21,6 +22,7 @@ from jax_grouped_gemm._src.arrays import at_least_float32
 from jax_grouped_gemm._src.fallback import policy
 from jax_grouped_gemm._src.muon import iteration
 from jax_grouped_gemm._src.muon.coefficients import Coefficients, iterations, segments
+from jax_grouped_gemm._src.muon.exchange import Split, split_of, whole_on_one_device
 
 # No class: `optax.inject_hyperparams` takes whatever can be called for a schedule.
 ITERATION_DTYPE = jnp.dtype(jnp.float16)
@@ -44,11 +46,17 @@ def orthogonalize(
     restarts: Sequence[int] | None = None,
     scale: ArrayLike | Sequence[ArrayLike] = 1.0,
     preconditioning: Preconditioning = "frobenius",
+    shardings: Sequence[NamedSharding | None] | None = None,
     implementation: Implementation = None,
 ) -> list[jax.Array]:
     """U V^T of each matrix U S V^T, nearly: by Newton-Schulz iteration, without a decomposition.
 
     On a GPU, the bits of a result depend on its matrix alone, not on the other matrices of a call.
+
+    Stacks that are split over devices along their leading axis stay where they are. Matrices that
+    are split inside, along rows or columns, are exchanged: each device gets some of them as a
+    whole, and afterwards its part of all results, in two all-to-alls for all matrices. float32
+    travels as bfloat16 where the iteration is in 16 bits: results are those of rounded matrices.
 
     Args:
       matrices: arrays [..., m, n] of any shapes, floating point; leading dimensions count matrices.
@@ -71,6 +79,8 @@ def orthogonalize(
       scale: by which results are multiplied, one number or one for each entry of `matrices`.
       preconditioning: "frobenius", or "schatten": a division by the Schatten-4 norm before the
         first step, which starts with larger singular values.
+      shardings: how each entry is split inside, a `NamedSharding` or None, of which JAX tells
+        nothing while a function is traced over auto axes. Over explicit axes types say so.
       implementation: as for `grouped_syrk`. None takes kernels wherever they can run.
 
     Returns:
@@ -79,7 +89,8 @@ def orthogonalize(
     Raises:
       TypeError: `matrices` is no sequence of real floating-point arrays of two dimensions at least,
         or `dtype` is not floating point.
-      ValueError: `steps` is negative, `coefficients` are not triples, or an option is invalid.
+      ValueError: `steps` is negative, `coefficients` are not triples, an option is invalid, or
+        both rows and columns are split.
     """
     triples, steps = iterations(coefficients, steps)
     dtype = np.dtype(dtype)
@@ -92,32 +103,68 @@ def orthogonalize(
     parts = [] if is_traced or method == "standard" else segments(triples, restarts, dtype)
     matrices = _checked_matrices(matrices)
     scales = _scales(scale, len(matrices))
+    shardings = [None] * len(matrices) if shardings is None else list(shardings)
+    if len(shardings) != len(matrices):
+        raise ValueError(
+            f"shardings has {len(shardings)} entries, but matrices has {len(matrices)}"
+        )
     precondition = iteration.schatten if preconditioning == "schatten" else None
+    if is_traced and precondition:
+        raise ValueError("preconditioning='schatten' needs a static number of steps")
     products = iteration.Products(implementation)
 
-    # Wide, so that the Gram matrices are the small ones. What has no elements has no norm either.
-    chosen = [i for i, x in enumerate(matrices) if x.size]
-    wide = {i: _transposed_if(_is_tall(matrices[i]), matrices[i]) for i in chosen}
-    outs = list(matrices)
-    for is_gram in (False, True):
-        own = [i for i in chosen if _takes_gram(wide[i], method, dtype) == is_gram]
-        if not own:
-            continue
-        xs = [_normalized(wide[i], eps).astype(dtype) for i in own]
-        xs = [x.reshape(-1, *x.shape[-2:]) for x in xs]
-        with policy("kernels") if implementation is None else contextlib.nullcontext():
+    def iterate(xs: list[jax.Array]) -> list[jax.Array]:
+        """Results in `dtype` of matrices [..., m, n]."""
+        # Wide, so that the Gram matrices are the small ones.
+        wide = [_transposed_if(_is_tall(x), x) for x in xs]
+        outs: list[jax.Array] = list(xs)
+        for is_gram in (False, True):
+            own = [i for i, x in enumerate(wide) if _takes_gram(x, method, dtype) == is_gram]
+            if not own:
+                continue
+            ys = [_normalized(wide[i], eps).astype(dtype) for i in own]
+            ys = [y.reshape(-1, *y.shape[-2:]) for y in ys]
             if is_traced:
-                if precondition:
-                    raise ValueError("preconditioning='schatten' needs a static number of steps")
-                ys = iteration.traced(xs, jnp.asarray(steps), triples[0], products)
+                ys = iteration.traced(ys, jnp.asarray(steps), triples[0], products)
             elif is_gram:
-                ys = iteration.gram(xs, parts, products, precondition)
+                ys = iteration.gram(ys, parts, products, precondition)
             else:
-                ys = iteration.standard(xs, triples, products, precondition)
-        for i, y in zip(own, ys, strict=True):
-            out = _transposed_if(_is_tall(matrices[i]), y.reshape(wide[i].shape))
-            outs[i] = _scaled(out, scales[i], matrices[i].dtype)
+                ys = iteration.standard(ys, triples, products, precondition)
+            for i, y in zip(own, ys, strict=True):
+                outs[i] = _transposed_if(_is_tall(xs[i]), y.reshape(wide[i].shape))
+        return outs
+
+    # What has no elements has no norm either.
+    chosen = [i for i, x in enumerate(matrices) if x.size]
+    splits = {i: split_of(f"shardings[{i}]", matrices[i], shardings[i]) for i in chosen}
+    outs = list(matrices)
+    with policy("kernels") if implementation is None else contextlib.nullcontext():
+        for group in _together(splits):
+            xs = [matrices[i] for i in group]
+            own = [split for i in group if (split := splits[i])]
+            if own:
+                xs = [_travelling(x, dtype) for x in xs]
+                ys = whole_on_one_device(iterate, xs, own)
+            else:
+                ys = iterate(xs)
+            for i, y in zip(group, ys, strict=True):
+                outs[i] = _scaled(y, scales[i], matrices[i].dtype)
     return outs
+
+
+def _together(splits: Mapping[int, Split | None]) -> list[list[int]]:
+    """The entries that are iterated on in one go: those that are exchanged in the same way."""
+    groups: dict[Any, list[int]] = {}
+    for i, split in splits.items():
+        groups.setdefault(split and (split.mesh, split.names), []).append(i)
+    return list(groups.values())
+
+
+def _travelling(x: jax.Array, dtype: np.dtype) -> jax.Array:
+    """In 16 bits, if the iteration is. bfloat16 has the exponents of float32."""
+    if dtype.itemsize > 2:
+        return x.astype(at_least_float32(x.dtype))
+    return x if x.dtype == jnp.float16 else x.astype(jnp.bfloat16)
 
 
 def _checked_method(method: Method, steps: int | jax.Array, dtype: np.dtype) -> Method:

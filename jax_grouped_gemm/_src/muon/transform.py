@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 from jax.typing import ArrayLike, DTypeLike
 
 from jax_grouped_gemm._src.arguments import (
@@ -18,7 +19,7 @@ from jax_grouped_gemm._src.arguments import (
 )
 from jax_grouped_gemm._src.arrays import at_least_float32
 from jax_grouped_gemm._src.muon.coefficients import Coefficients, iterations, table
-from jax_grouped_gemm._src.muon.dimensions import Axes, Numbers, Spread, spread
+from jax_grouped_gemm._src.muon.dimensions import Axes, Numbers, Spread, over_leaves, spread
 from jax_grouped_gemm._src.muon.orthogonalize import ITERATION_DTYPE, Method, orthogonalize
 from jax_grouped_gemm._src.muon.state import MuonState
 
@@ -45,6 +46,7 @@ def scale_by_muon(
     adaptive: bool = False,
     preconditioning: str = "frobenius",
     weight_dimension_numbers: Numbers = None,
+    shardings: Any = None,
     dtype: DTypeLike = ITERATION_DTYPE,
     method: Method = "auto",
     restarts: Sequence[int] | None = None,
@@ -67,6 +69,8 @@ def scale_by_muon(
       weight_dimension_numbers: `MuonDimensionNumbers`, ours or Optax's, for all leaves; or a tree
         of them, a prefix of the parameters' tree; or a function of the parameters that returns
         one. None: the last two axes.
+      shardings: `NamedSharding`s, or None, of parameters that are split over auto axes of a mesh
+        inside of matrices: a tree, a prefix of the parameters' tree. See `orthogonalize`.
       dtype, method, restarts, implementation: as for `orthogonalize`.
 
     Returns:
@@ -118,9 +122,9 @@ def scale_by_muon(
             _direction(beta, mu, g, count, nesterov) for mu, g in zip(mus, leaves, strict=True)
         ]
         matrices = [own.to_matrices(x) for own, x in zip(axes, directions, strict=True)]
+        outs = iterate(matrices, shardings=_of_matrices(shardings, gradients, axes))
         updates = [
-            own.from_matrices(y, x.shape)
-            for own, y, x in zip(axes, iterate(matrices), directions, strict=True)
+            own.from_matrices(y, x.shape) for own, y, x in zip(axes, outs, directions, strict=True)
         ]
         if adaptive:
             updates = [jnp.vdot(x, y) * y for x, y in zip(directions, updates, strict=True)]
@@ -155,6 +159,7 @@ def muon(
     adam_learning_rate: ArrayLike | Schedule | None = None,
     muon_weight_dimension_numbers: Numbers = None,
     consistent_rms: ArrayLike | None = None,
+    shardings: Any = None,
     dtype: DTypeLike = ITERATION_DTYPE,
     method: Method = "auto",
     restarts: Sequence[int] | None = None,
@@ -186,6 +191,7 @@ def muon(
         for all: the last two axes of leaves that have as many.
       consistent_rms: if given, orthogonalised updates are scaled by
         sqrt(max(in, out)) * consistent_rms instead (arXiv:2502.16982 has 0.2).
+      shardings: as for `scale_by_muon`.
       dtype, method, restarts, implementation: as for `orthogonalize`.
 
     Returns:
@@ -200,7 +206,7 @@ def muon(
 
     def labels(params):
         numbers = spread(muon_weight_dimension_numbers, params)
-        return jax.tree.map(lambda x: "adam" if x.numbers is None else "muon", numbers)
+        return jax.tree.map(lambda x: "adam" if x.value is None else "muon", numbers)
 
     matrices = optax.chain(
         scale_by_muon(
@@ -213,6 +219,7 @@ def muon(
             adaptive=adaptive,
             preconditioning=preconditioning,
             weight_dimension_numbers=muon_weight_dimension_numbers,
+            shardings=shardings,
             dtype=dtype,
             method=method,
             restarts=restarts,
@@ -258,13 +265,27 @@ def _axes(numbers: Numbers, tree: Any) -> list[Axes]:
         is_leaf=lambda x: isinstance(x, tuple) and bool(x) and isinstance(x[0], Spread),
     ):
         own, leaf = x
-        if own.numbers is None:
+        if own.value is None:
             raise ValueError(
                 f"scale_by_muon: {jax.tree_util.keystr(path)} of shape {jnp.shape(leaf)} is no "
                 "matrix; muon gives such leaves AdamW"
             )
-        axes.append(Axes.of(jnp.ndim(leaf), own.numbers))
+        axes.append(Axes.of(jnp.ndim(leaf), own.value))
     return axes
+
+
+def _of_matrices(
+    shardings: Any, gradients: Any, axes: Sequence[Axes]
+) -> list[NamedSharding | None] | None:
+    """The shardings of the matrices of each leaf."""
+    if shardings is None:
+        return None
+
+    def is_sharding(x):
+        return x is None or isinstance(x, NamedSharding)
+
+    spread_over = jax.tree.leaves(over_leaves(shardings, gradients, is_sharding))
+    return [own.sharding_of_matrices(x.value) for own, x in zip(axes, spread_over, strict=True)]
 
 
 def _scale_by_shape(
