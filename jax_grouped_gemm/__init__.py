@@ -23,6 +23,7 @@ Lists of unequal problems:
 
 - `grouped_gemm`: general products, alpha A B + beta C.
 - `grouped_syrk`, `grouped_syr2k`, `grouped_herk`, `grouped_her2k`: BLAS's symmetric updates.
+- `grouped_symm_product`: products of symmetric matrices that commute.
 
 Which kernel runs, and where:
 
@@ -63,6 +64,7 @@ from jax_grouped_gemm._src.lists.grouped_gemm.plan import GroupedGemmPlan
 from jax_grouped_gemm._src.lists.rank_k.api import (
     grouped_her2k,
     grouped_herk,
+    grouped_symm_product,
     grouped_syr2k,
     grouped_syrk,
 )
@@ -115,6 +117,7 @@ __all__ = [
     "grouped_gemm",
     "grouped_her2k",
     "grouped_herk",
+    "grouped_symm_product",
     "grouped_syr2k",
     "grouped_syrk",
     "is_available",

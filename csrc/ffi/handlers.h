@@ -15,6 +15,7 @@ XLA_FFI_Error* JggGroupedGemmFp64(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggRankK(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggRankKV2(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggRankKF32(XLA_FFI_CallFrame* call_frame);
+XLA_FFI_Error* JggRankKF32V2(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggRankKFp64(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggQuantizeRows(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggQuantizeTokens(XLA_FFI_CallFrame* call_frame);

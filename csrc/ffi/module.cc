@@ -38,7 +38,8 @@ nb::dict registrations() {
   targets["jax_grouped_gemm.grouped_gemm_fp64.v1"] = encapsulate(JggGroupedGemmFp64);
   targets["jax_grouped_gemm.rank_k.v3"] = encapsulate(JggRankK);
   targets["jax_grouped_gemm.rank_k.v2"] = encapsulate(JggRankKV2);
-  targets["jax_grouped_gemm.rank_k_f32.v2"] = encapsulate(JggRankKF32);
+  targets["jax_grouped_gemm.rank_k_f32.v3"] = encapsulate(JggRankKF32);
+  targets["jax_grouped_gemm.rank_k_f32.v2"] = encapsulate(JggRankKF32V2);
   targets["jax_grouped_gemm.rank_k_fp64.v2"] = encapsulate(JggRankKFp64);
   targets["jax_grouped_gemm.quantize_rows.v1"] = encapsulate(JggQuantizeRows);
   targets["jax_grouped_gemm.quantize_tokens.v1"] = encapsulate(JggQuantizeTokens);

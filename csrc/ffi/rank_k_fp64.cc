@@ -16,7 +16,7 @@ ffi::Error rank_k_fp64(cudaStream_t stream, ffi::RemainingArgs operands, ffi::Re
                        bool two_operands, bool has_c, bool transpose, bool upper, bool symmetrize,
                        bool hermitian, int32_t tile_m, int32_t tile_n, int32_t cluster) {
   auto const stacks =
-      rank_k_buffers(operands, results, two_operands, has_c, transpose, std::nullopt);
+      rank_k_buffers(operands, results, {two_operands, has_c, transpose}, std::nullopt);
   if (!stacks) return stacks.error();
   RankKBuffers const& first = stacks->front();
   RankKArguments arguments{};

@@ -15,7 +15,7 @@ ffi::ErrorOr<RankKScales> scales(ffi::RemainingArgs const& operands, size_t inde
   size_t const count = buffer->element_count();
   if (buffer->element_type() != type || (count != 1 && count != static_cast<size_t>(matrices))) {
     return ffi::Unexpected(
-        invalid("alpha and beta have an element for each matrix, or one, of the kernels' type"));
+        invalid("scales have an element for each matrix, or one, of the kernels' type"));
   }
   return RankKScales{buffer->untyped_data(), count == 1 ? 0 : 1};
 }
@@ -24,15 +24,15 @@ ffi::ErrorOr<RankKScales> scales(ffi::RemainingArgs const& operands, size_t inde
 
 ffi::ErrorOr<std::vector<RankKBuffers>> rank_k_buffers(ffi::RemainingArgs const& operands,
                                                        ffi::RemainingRets const& results,
-                                                       bool two_operands, bool has_c,
-                                                       bool transpose,
+                                                       RankKForm form,
                                                        std::optional<ffi::DataType> scale_type) {
   auto const unexpected = [](std::string const& message) {
     return ffi::Unexpected(invalid(message));
   };
-  size_t const count = results.size(), first = has_c ? 2 * count : count;
-  size_t const first_c = first + (two_operands ? 2 * count : count);
-  if (count == 0 || operands.size() != first_c + (has_c ? count : 0)) {
+  size_t const count = results.size(), first_diagonal = form.has_c ? 2 * count : count;
+  size_t const first = first_diagonal + (form.has_diagonal ? count : 0);
+  size_t const first_c = first + (form.two_operands ? 2 * count : count);
+  if (count == 0 || operands.size() != first_c + (form.has_c ? count : 0)) {
     return unexpected("every operand has as many stacks as there are results");
   }
   std::vector<RankKBuffers> stacks;
@@ -52,8 +52,8 @@ ffi::ErrorOr<std::vector<RankKBuffers>> rank_k_buffers(ffi::RemainingArgs const&
     stack.type = a->element_type();
     stack.out_type = (*out)->element_type();
     stack.matrices = shape->count;
-    stack.n = transpose ? shape->columns : shape->rows;
-    stack.k = transpose ? shape->rows : shape->columns;
+    stack.n = form.transpose ? shape->columns : shape->rows;
+    stack.k = form.transpose ? shape->rows : shape->columns;
     if ((i > 0 && (stack.type != stacks[0].type || stack.out_type != stacks[0].out_type)) ||
         !(*out_shape == StackShape{stack.matrices, stack.n, stack.n})) {
       return unexpected("result " + std::to_string(i) + " does not fit its operand");
@@ -61,11 +61,16 @@ ffi::ErrorOr<std::vector<RankKBuffers>> rank_k_buffers(ffi::RemainingArgs const&
     ffi::DataType const type = scale_type.value_or(stack.type);
     auto const alpha = scales(operands, i, type, stack.matrices);
     if (!alpha) return ffi::Unexpected(alpha.error());
-    auto const beta = scales(operands, has_c ? count + i : i, type, stack.matrices);
+    auto const beta = scales(operands, form.has_c ? count + i : i, type, stack.matrices);
     if (!beta) return ffi::Unexpected(beta.error());
+    auto const diagonal =
+        scales(operands, form.has_diagonal ? first_diagonal + i : i, type, stack.matrices);
+    if (!diagonal) return ffi::Unexpected(diagonal.error());
     stack.alpha = *alpha;
     stack.beta = *beta;
-    if (two_operands) {
+    stack.diagonal = *diagonal;
+    stack.c = stack.out;
+    if (form.two_operands) {
       auto const b = operands.get<ffi::AnyBuffer>(first + count + i);
       if (!b) return ffi::Unexpected(b.error());
       auto const b_shape = StackShape::of(*b);
@@ -75,12 +80,18 @@ ffi::ErrorOr<std::vector<RankKBuffers>> rank_k_buffers(ffi::RemainingArgs const&
       }
       stack.b = b->untyped_data();
     }
-    if (has_c) {
+    if (form.has_c) {
       auto const c = operands.get<ffi::AnyBuffer>(first_c + i);
       if (!c) return ffi::Unexpected(c.error());
-      if (c->untyped_data() != stack.out) {
+      if (form.updates_c && c->untyped_data() != stack.out) {
         return unexpected("c of result " + std::to_string(i) + " is not aliased to it");
       }
+      auto const c_shape = StackShape::of(*c);
+      if (!c_shape) return ffi::Unexpected(c_shape.error());
+      if (c->element_type() != stack.out_type || !(*c_shape == *out_shape)) {
+        return unexpected("c of result " + std::to_string(i) + " differs from it");
+      }
+      stack.c = c->untyped_data();
     }
     stacks.push_back(stack);
   }

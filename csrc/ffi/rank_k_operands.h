@@ -22,22 +22,32 @@ struct RankKBuffers {
   void const* a;
   void const* b;  // null in a rank-k update
   void* out;
+  void const* c;  // `out`, if no c is added
   ffi::DataType type;
   ffi::DataType out_type;
   RankKScales alpha;
-  RankKScales beta;  // alpha, if no c is added
+  RankKScales beta;      // alpha, if no c is added
+  RankKScales diagonal;  // alpha, if there is none
   int matrices;
   int n;
   int k;
 };
 
-// Operands: alpha; beta if there is a c; a; b in a rank-2k update; c if it is added or kept. Each
-// is a list with one for every result. c and the results are the same memory. Types are those of
-// the first stack for all, and `scale_type`, or that of a, for alpha and beta.
+// Which operands there are, and how they are stored.
+struct RankKForm {
+  bool two_operands;
+  bool has_c;
+  bool transpose;
+  bool has_diagonal = false;
+  bool updates_c = true;  // whether c and the result are the same memory
+};
+
+// Operands: alpha; beta if there is a c; the diagonal if there is one; a; b of two operands; c if
+// it is added or kept. Each is a list with one for every result. Types are those of the first stack
+// for all, and `scale_type`, or that of a, for the scales.
 ffi::ErrorOr<std::vector<RankKBuffers>> rank_k_buffers(ffi::RemainingArgs const& operands,
                                                        ffi::RemainingRets const& results,
-                                                       bool two_operands, bool has_c,
-                                                       bool transpose,
+                                                       RankKForm form,
                                                        std::optional<ffi::DataType> scale_type);
 
 // What is asked of every stack, in the arguments of either family of kernels.

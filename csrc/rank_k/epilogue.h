@@ -45,6 +45,8 @@ class TriangularEpilogue {
     auto const& descriptors = params_.descriptors[work.group];
     asm volatile("prefetch.global.L1 [%0];" ::"l"(&descriptors.alpha.at(work.batch)));
     asm volatile("prefetch.global.L1 [%0];" ::"l"(&descriptors.beta.at(work.batch)));
+    if (!params_.adds_diagonal) return;
+    asm volatile("prefetch.global.L1 [%0];" ::"l"(&descriptors.diagonal.at(work.batch)));
   }
 
   // Takes over the first blocks of a finished half tile. 32-bit results are too many registers to
@@ -122,8 +124,12 @@ class TriangularEpilogue {
   }
 
   __device__ Output* out_at(int row, int column) const {
-    Output* const data = params_.descriptors[stack_].out_data;
-    return data + (int64_t(matrix_) * n() + row) * n() + column;
+    return params_.descriptors[stack_].out_data + offset(row, column);
+  }
+
+  // Of an element of the matrix, in a stack.
+  __device__ int64_t offset(int row, int column) const {
+    return (int64_t(matrix_) * n() + row) * n() + column;
   }
 
   template <class Accumulators>
@@ -149,8 +155,11 @@ class TriangularEpilogue {
     auto const& descriptors = params_.descriptors[stack_];
     float const alpha = descriptors.alpha.at(matrix_);
     float const beta = params_.adds_c ? descriptors.beta.at(matrix_) : 0.0f;
-    scale_and_add(accumulators, alpha, beta, out_at(row(), column()), n(), n() - row(),
-                  n() - column());
+    Output const* const c = descriptors.c_data + offset(row(), column());
+    scale_and_add(accumulators, alpha, beta, c, n(), n() - row(), n() - column());
+    if (params_.adds_diagonal) {
+      add_on_diagonal(accumulators, descriptors.diagonal.at(matrix_), row() - column());
+    }
   }
 
   // Step 2b stores block b of `values`, step 2b + 1 its mirror image.

@@ -33,9 +33,12 @@ class FineEpilogue {
                           int consumer)
       : params_(params), n_(work.extent) {
     auto const& descriptors = params.descriptors[work.group];
-    out_ = descriptors.out_data + int64_t(work.batch) * n_ * n_;
+    int64_t const first = int64_t(work.batch) * n_ * n_;
+    out_ = descriptors.out_data + first;
+    c_ = descriptors.c_data + first;
     alpha_ = descriptors.alpha.at(work.batch);
     beta_ = !kPlain && params.adds_c ? descriptors.beta.at(work.batch) : 0.0f;
+    diagonal_ = !kPlain && params.adds_diagonal ? descriptors.diagonal.at(work.batch) : 0.0f;
     staging_ = &shared.chunks[consumer][0][0] + warp() * kStagingSlots * kStagingBytes;
   }
 
@@ -63,7 +66,9 @@ class FineEpilogue {
     constexpr int kBlocks = decltype(cute::size(accumulators))::value / kAccumulatorsPerBlock;
     if (row >= n_ || column >= n_) return;
     __syncwarp();  // of what was stored before
-    scale_and_add(accumulators, alpha_, beta_, at(row, column), n_, n_ - row, n_ - column);
+    Output const* const c = c_ + int64_t(row) * n_ + column;
+    scale_and_add(accumulators, alpha_, beta_, c, n_, n_ - row, n_ - column);
+    if (!kPlain && diagonal_ != 0.0f) add_on_diagonal(accumulators, diagonal_, row - column);
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
       auto const value = [&](int i) { return accumulators(block * kAccumulatorsPerBlock + i); };
@@ -318,8 +323,10 @@ class FineEpilogue {
   Params const& params_;
   int n_;
   Output* out_;
+  Output const* c_;
   float alpha_;
   float beta_;
+  float diagonal_;
   uint8_t* staging_;
 };
 

@@ -44,7 +44,8 @@ cudaError_t launch_rank_k(RankKArguments const& arguments, cudaStream_t stream) 
 template <class Problem>
 cudaError_t launch_fine(RankKArguments const& arguments, cudaStream_t stream) {
   return launch_stacks<Problem>(arguments, [&](auto const& params, int units) {
-    bool const is_plain = !params.adds_c && params.other == OtherTriangle::kZero;
+    bool const is_plain =
+        !params.adds_c && !params.adds_diagonal && params.other == OtherTriangle::kZero;
     return Flag{is_plain}([&](auto plain) {
       return launch_clusters<FineRoles<Problem, FineMainloop<Problem>, plain>>(params, units,
                                                                                stream);

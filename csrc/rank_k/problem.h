@@ -1,4 +1,4 @@
-// One triangle of alpha A A^T or alpha (A B^T + B A^T): coordinates of its tiles in memory.
+// One triangle of A A^T, A B^T + B A^T or A B^T: coordinates of its tiles in memory.
 #pragma once
 
 #include <algorithm>
@@ -45,17 +45,21 @@ struct RankK {
     CUtensorMap b;
     CUtensorMap out;
     Output* out_data;
+    Output const* c_data;
     MatrixScales alpha;
     MatrixScales beta;
+    MatrixScales diagonal;
   };
 
   // What is needed first is together: a block of a short kernel waits for each line of it.
   struct Params {
     int count;
-    bool two_products;  // A B^T and B A^T, not A A^T
+    bool two_products;  // A B^T and B A^T
+    bool one_product;   // A B^T alone
     Uplo uplo;
     OtherTriangle other;
     bool adds_c;
+    bool adds_diagonal;
     TriangularStack stacks[kMaxStacks];
     bool in_slabs[kMaxStacks];
     int first_matrix[kMaxStacks];  // matrices of the stacks before this one
@@ -108,6 +112,11 @@ struct RankK {
     return Triangle::is_narrow(work, params.uplo);
   }
 
+  // Whether both sides of a tile are the same rows, of which a stage then holds two steps.
+  __device__ static bool shares_rows(Params const& params, WorkTile const& work) {
+    return is_narrow(params, work) && !params.one_product;
+  }
+
   // The steps of a rank-2k update alternate between A B^T and B A^T. Nothing but these loads knows:
   // to the consumers it is one product of twice the depth. One product after the other would read
   // both operands twice from memory; this way the second step of each pair finds in L2 what tiles
@@ -132,10 +141,12 @@ struct RankK {
   static cudaError_t make_params(RankKArguments const& arguments, RankKStack const* stacks,
                                  int count, Params& params, int& units) {
     params.count = count;
-    params.two_products = stacks->b != nullptr;
+    params.one_product = stacks->b != nullptr && arguments.one_product;
+    params.two_products = stacks->b != nullptr && !arguments.one_product;
     params.uplo = arguments.uplo;
     params.other = arguments.other;
     params.adds_c = arguments.adds_c;
+    params.adds_diagonal = arguments.adds_diagonal;
     units = 0;
     int matrices = 0;
     for (int i = 0; i < count; ++i) {
@@ -143,9 +154,12 @@ struct RankK {
       int const products = (params.two_products ? 2 : 1) * parts::terms_of(arguments.accuracy);
       int const k_tiles = ceil_div(stack.k, Config::kTileK) * products;
       TriangularStack& scheduled = params.stacks[i];
-      scheduled = {stack.matrices, stack.n, k_tiles, ceil_div(k_tiles, kNarrowSteps), units};
+      // A B^T alone has other rows on each side of a narrow tile too.
+      int const narrow_steps = params.one_product ? 1 : kNarrowSteps;
+      scheduled = {stack.matrices, stack.n, k_tiles, ceil_div(k_tiles, narrow_steps), units};
       // Units of other stacks would fill up the last round.
-      if (kHalvesNarrow && arguments.stacks.size() == 1) {
+      if (kHalvesNarrow && narrow_steps == 2 && arguments.may_halve &&
+          arguments.stacks.size() == 1) {
         int clusters;
         cudaError_t const status = count_clusters(clusters);
         if (status != cudaSuccess) return status;
@@ -158,8 +172,10 @@ struct RankK {
 
       Descriptors& to = params.descriptors[i];
       to.out_data = static_cast<Output*>(stack.out);
+      to.c_data = static_cast<Output const*>(stack.c);
       to.alpha = {stack.alpha, stack.alpha_stride};
       to.beta = {stack.beta, stack.beta_stride};
+      to.diagonal = {stack.diagonal, stack.diagonal_stride};
       for (auto [descriptor, data] :
            {std::pair{&to.a, stack.a}, std::pair{&to.b, stack.b ? stack.b : stack.a}}) {
         int const count_in_memory = stack.matrices * parts::parts_of(arguments.accuracy);

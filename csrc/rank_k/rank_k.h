@@ -17,6 +17,7 @@ struct RankKStack {
   void const* a;
   void const* b;  // null in a rank-k update
   void* out;
+  void const* c;  // may be `out`
   float const* alpha;
   float const* beta;
   int matrices;
@@ -25,6 +26,8 @@ struct RankKStack {
   // From one matrix's alpha or beta to the next one's: 0 where there is one for all.
   int alpha_stride = 1;
   int beta_stride = 1;
+  float const* diagonal = nullptr;
+  int diagonal_stride = 1;
   // Of operands in float16 parts, from this stack's first matrix on: the bits of each matrix's
   // largest magnitude.
   unsigned const* a_maxima = nullptr;
@@ -32,9 +35,10 @@ struct RankKStack {
 };
 
 // One triangle of each result:
-//   rank-k   alpha A A^T + beta C
-//   rank-2k  alpha (A B^T + B A^T) + beta C
-// C is what `out` holds at the start, if `adds_c`.
+//   rank-k            alpha A A^T + beta C + diagonal I
+//   rank-2k           alpha (A B^T + B A^T) + beta C + diagonal I
+//   symmetric product alpha A B^T + beta C + diagonal I
+// C counts if `adds_c`. It is `out` itself where the other triangle is kept.
 struct RankKArguments {
   std::vector<RankKStack> stacks;
   ElementType type;      // of a and b
@@ -43,6 +47,9 @@ struct RankKArguments {
   OtherTriangle other;
   bool adds_c;
   bool transpose;
+  bool one_product = false;  // A B^T alone, where there is a b
+  bool adds_diagonal = false;
+  bool may_halve = true;                // whether tiles may be cut where that is faster
   Accuracy accuracy = Accuracy::kTf32;  // of products of float32
   // Where the parts of float32 operands go.
   void* workspace = nullptr;

@@ -13,7 +13,8 @@ mesh axes), `device` (the GPU and its rates), `sizes` (the largest that kernels 
 travels between them), `plan` and `explain`, `fallback` (when XLA's own products are predicted to be
 faster), `float32` (operands in parts), `activations`, `version`. On those stands `quantized`
 (formats, `format` their registry; `weights`, how operations take them), on that `ragged`, `rows`
-and `lists`; `fp8` stands on `ragged`; `mlp` on these; `expert_parallel` on `mlp` and `rows`;
+and `lists`; `fp8` stands on `ragged`; `muon` on `lists`; `mlp` on `ragged`, `rows` and `fp8`;
+`expert_parallel` on `mlp` and `rows`;
 `optimizer`, which writes FP8 weights as it updates them, on `mlp`.
 `fp8` has a folder for its quantisers, for products of operands with scales, and for the matmul of
 operands that it quantises; what they share is beside them. In `mlp`, `operands` has the types of

@@ -155,10 +155,37 @@ def test_float32_derivatives(h200):
     assert program.kernels == {"rank_k_f32": 3}
 
 
-def test_muon_has_two_kernels_a_step_for_all_matrices(h200):
-    shapes = [(128, 256), (256, 128), (4, 64, 64)]
+@pytest.mark.parametrize(
+    "method, updates, products",
+    [
+        ("standard", 2 * 5, 5),
+        # Segments of three and two steps: R and P of every step, and three products between steps.
+        ("gram", 1 + 3 + 3 * 2 + 1 + 2 + 3 * 1, 2),
+    ],
+)
+def test_muon_has_a_few_kernels_for_all_matrices(method, updates, products, h200):
+    """And passes before and after them alone."""
+    shapes = [(128, 256), (256, 128), (4, 64, 128)]
     program = h200.compile(
-        lambda *x: orthogonalize(list(x), steps=3),
-        *(array(*shape, dtype=jnp.float32) for shape in shapes),
+        lambda *x: orthogonalize(list(x), method=method),
+        *(array(*shape, dtype=jnp.float16) for shape in shapes),
     )
-    assert program.kernels == {"rank_k": 6}
+    assert program.kernels == {"rank_k": updates, "grouped_gemm": products}
+    assert not [i.name for i in program.entry if "copy" in i.name]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda a: jgg.grouped_syrk(a, a, beta=0.5, diagonal=2.0, symmetrize_output=True),
+        lambda a: jgg.grouped_symm_product(a, a * 2, a, beta=0.5, symmetrize_output=True),
+    ],
+)
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+def test_a_factor_that_is_added_is_not_copied(call, dtype, h200):
+    def twice(a):
+        result = call(a)
+        return result, a + result
+
+    program = h200.compile(twice, array(3, 64, 64, dtype=dtype))
+    assert not [i.name for i in program.entry if "copy" in i.name]

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_grouped_gemm.optim import COEFFICIENTS, muon, orthogonalize
+from jax_grouped_gemm.optim import COEFFICIENTS, muon, orthogonalize, scale_by_muon
 
 SHAPES = [(24, 40), (40, 24), (3, 16, 16), (2, 2, 8, 32), (1, 5)]
 
@@ -109,7 +109,7 @@ class TestOrthogonalizeArguments:
             (dict(steps=-1), ValueError, "steps.*-1"),
             (dict(steps=2.5), ValueError, "steps.*2.5"),
             (dict(coefficients=(1.0, 2.0)), ValueError, r"three.*\(1.0, 2.0\)"),
-            (dict(coefficients="dion"), ValueError, "three.*dion"),
+            (dict(coefficients="muon"), ValueError, "one of.*dion.*got 'muon'"),
             (dict(dtype=jnp.int8), TypeError, "dtype.*int8"),
         ],
     )
@@ -228,7 +228,7 @@ class TestAgainstOptax:
             expected, _ = theirs.update(gradient, theirs.init(gradient), gradient)
             np.testing.assert_allclose(one, expected, rtol=2e-3, atol=1e-5)
 
-    def test_bfloat16_iteration_is_near(self, rng):
+    def test_float16_iteration_is_near(self, rng):
         optax = pytest.importorskip("optax")
         for u, expected in trajectories(rng, muon(0.1), optax.contrib.muon(0.1)):
             for name in ("wide", "tall", "square"):
@@ -251,8 +251,10 @@ class TestState:
             return state, updates
 
         state, updates = jax.lax.scan(step, optimizer.init(params), length=2)
-        assert {x.dtype for x in jax.tree.leaves(state.mu)} == {jnp.dtype(mu_dtype or jnp.bfloat16)}
-        assert {x.dtype for x in jax.tree.leaves(state.nu)} == {jnp.dtype(jnp.bfloat16)}
+        matrices, others = (state.inner_states[kind].inner_state[0] for kind in ("muon", "adam"))
+        for mu in (matrices.mu, others.mu):
+            assert {x.dtype for x in jax.tree.leaves(mu)} == {jnp.dtype(mu_dtype or jnp.bfloat16)}
+        assert {x.dtype for x in jax.tree.leaves(others.nu)} == {jnp.dtype(jnp.bfloat16)}
         expected = jnp.promote_types(gradient_dtype, mu_dtype or jnp.bfloat16)
         assert {x.dtype for x in jax.tree.leaves(updates)} == {expected}
 
@@ -276,7 +278,7 @@ class TestState:
     def test_no_leaves(self):
         optimizer = muon(0.1)
         updates, state = optimizer.update({}, optimizer.init({}))
-        assert updates == {} and int(state.count) == 1
+        assert updates == {} and int(state.inner_states["muon"].inner_state[0].count) == 1
 
 
 class TestArguments:
@@ -302,8 +304,12 @@ class TestArguments:
     def test_rank_promotion_may_be_an_error(self, rng):
         params = tree_like(rng)
         optimizer = muon(0.1, weight_decay=0.1)
-        with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
+        with jax.numpy_rank_promotion("raise"):
             optimizer.update(params, optimizer.init(params), params)
+        matrices = {name: params[name] for name in ("wide", "tall")}
+        of_matrices = scale_by_muon()
+        with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
+            of_matrices.update(matrices, of_matrices.init(matrices))
 
     def test_learning_rate_may_be_traced(self, rng):
         params = tree_like(rng)

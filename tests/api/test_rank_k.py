@@ -265,7 +265,7 @@ class TestTransformations:
         )(a, b, c)
         loaded = jax.export.deserialize(exported.serialize(vjp_order=1))
         check_real(SYR2K, loaded.call(a, b, c), a, b, c, beta=0.5)
-        assert "@jax_grouped_gemm.rank_k.v2" in exported.mlir_module()
+        assert "@jax_grouped_gemm.rank_k.v3" in exported.mlir_module()
 
 
 class TestErrors:

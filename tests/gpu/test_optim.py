@@ -1,22 +1,71 @@
-"""Muon's orthogonalisation with the kernel, against the same in float64."""
+"""Muon's orthogonalisation with the kernels, against the same in float64."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jax_grouped_gemm.optim import orthogonalize
 from tests.api.test_optim import plain, spread
+from tests.api.test_orthogonalize import BANDS, METHODS, TABLES, exact, spectra, steps_of
 
 
-def test_bfloat16_kernel(rng):
+def each_matrix(xs):
+    return np.asarray(xs).reshape(-1, *xs.shape[-2:])
+
+
+@pytest.mark.parametrize("method", ["auto", "standard", "gram"])
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32])
+def test_kernels(method, dtype, rng):
+    if method == "gram" and dtype == jnp.bfloat16:
+        pytest.skip("refused")
     shapes = [(256, 384), (384, 256), (3, 128, 128), (2, 136, 72), (100, 50)]
     matrices = [spread(rng, shape) for shape in shapes]
-    outs = jax.jit(lambda m: orthogonalize(m, implementation="cuda"))(matrices)
+    options = dict(implementation="cuda", method=method, dtype=dtype)
+    outs = jax.jit(lambda m: orthogonalize(m, **options))(matrices)
+    most = {jnp.float16: 0.02, jnp.bfloat16: 0.15, jnp.float32: 1e-3}[dtype]
     for out, x in zip(outs, matrices, strict=True):
-        for one, matrix in zip(
-            np.asarray(out).reshape(-1, *x.shape[-2:]), x.reshape(-1, *x.shape[-2:]), strict=True
-        ):
+        for one, matrix in zip(each_matrix(out), each_matrix(x), strict=True):
             want = plain(matrix)
-            # Five steps in bfloat16; singular values differ by what the iteration leaves open.
-            assert np.linalg.norm(one - want) < 0.15 * np.linalg.norm(want)
-            values = np.linalg.svd(one.astype(np.float64), compute_uv=False)
-            assert 0.4 < values.min() and values.max() < 1.4
+            assert np.linalg.norm(one - want) < most * np.linalg.norm(want)
+
+
+@pytest.mark.parametrize("shape", [(64, 176), (256, 640)])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("table", TABLES)
+def test_accuracy(table, method, shape, rng):
+    check_accuracy(table, method, shape, rng)
+
+
+@pytest.mark.parametrize("method", ["standard float16", "gram"])
+def test_accuracy_of_large_matrices(method, rng):
+    check_accuracy("polar_express", method, (768, 2048), rng)
+
+
+def check_accuracy(table, method, shape, rng):
+    options, widened, most = METHODS[method]
+    matrices = spectra(rng, shape)
+    call = jax.jit(lambda xs: orthogonalize(xs, coefficients=table, **options))
+    outs = call(list(matrices.values()))
+    for (name, x), out in zip(matrices.items(), outs, strict=True):
+        out = np.asarray(out, np.float64)
+        values = np.linalg.svd(out, compute_uv=False)
+        assert values.max() < BANDS[table][1] + widened, name
+        if name in ("gaussian", "three decades"):
+            want = exact(x, steps_of(table))
+            error = np.linalg.norm(out - want) / np.linalg.norm(want)
+            assert error < most, (name, error)
+
+
+@pytest.mark.parametrize("method", ["standard", "gram"])
+def test_bits_do_not_depend_on_the_list(method, rng):
+    """Neither on how many matrices there are, nor on which."""
+    shapes = [(12, 256, 640), (520, 1032), (3, 136, 392), (40, 120, 1032), (2, 768, 2048)]
+    matrices = [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+    call = jax.jit(lambda xs: orthogonalize(xs, method=method))
+    together = call(matrices)
+    for x, out in zip(matrices, together, strict=True):
+        np.testing.assert_array_equal(call([x])[0], out)
+        if x.ndim > 2:
+            for i in range(len(x)):
+                np.testing.assert_array_equal(call([x[i]])[0], out[i])

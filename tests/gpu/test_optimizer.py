@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import jax_grouped_gemm as jgg
@@ -174,6 +175,6 @@ def test_not_donated(rng):
 
 
 def _sgd():
-    return optim.GradientTransformation(
+    return optax.GradientTransformation(
         lambda params: (), lambda g, state, params=None: (jax.tree.map(lambda x: -0.1 * x, g), ())
     )

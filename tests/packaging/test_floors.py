@@ -12,7 +12,7 @@ PACKAGE = Path(__file__).parents[2] / "jax_grouped_gemm"
 FLOORS = (
     {"_src"},
     {"_src/ragged", "_src/rows", "_src/lists"},
-    {"_src/fp8"},
+    {"_src/fp8", "_src/muon"},
     {"_src/mlp", "checkpoint_policies"},
     {"_src/expert_parallel", "_src/optimizer"},
     {"moe", "optim"},

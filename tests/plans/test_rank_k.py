@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import jax_grouped_gemm as jgg
+from jax_grouped_gemm._src.lists.rank_k import plan as rank_k_plan
 from tests.support.plans import how
 from tests.support.updates import SYR2K, SYRK
 
@@ -120,3 +121,25 @@ class TestExplain:
 
         plans = jgg.explain(jax.grad(loss), self.array(2, 64, 64)).plans
         assert [plan.problem.op for plan in plans] == ["rank_k"]
+
+
+@pytest.mark.parametrize(
+    "shape, fine",
+    [
+        # As 384 matrices of each shape were measured, 1024 rows being a draw.
+        ((384, 512, 2048), True),
+        ((384, 640, 2048), True),
+        ((384, 768, 2048), True),
+        ((384, 896, 2048), True),
+        ((384, 768, 768), False),
+        ((768, 512, 512), False),
+        ((16, 1024, 1024), False),
+        ((8, 2048, 2048), False),
+    ],
+    ids=str,
+)
+def test_many_small_results_take_the_tile_that_was_faster(shape, fine):
+    a = jax.ShapeDtypeStruct(shape, jnp.float16)
+    (plan,) = jgg.explain(partial(jgg.grouped_syrk, implementation="cuda"), a).plans
+    assert (plan.tile == rank_k_plan.FINE_TILE) == fine
+    assert 0 < plan.utilization <= 1

@@ -182,6 +182,7 @@ def check_update(
     result=None,
     uplo: str = "lower",
     transpose: bool = False,
+    has_diagonal: bool = False,
 ) -> None:
     """Runs an update of a random stack with random scales, and asserts that it is right.
 
@@ -196,6 +197,7 @@ def check_update(
       result: the dtype of the result, if not the operands'.
       uplo: see `jgg.grouped_syrk`.
       transpose: likewise.
+      has_diagonal: whether a random multiple of the identity is added to each result.
     """
     g, n, k = shape
     a, b = (family.draw(rng, (g, k, n) if transpose else (g, n, k)) for _ in "ab")
@@ -215,6 +217,8 @@ def check_update(
             beta[0] = 0
             poisoned[0, triangle(n, uplo)] = np.nan
     options |= dict(alpha=alpha, beta=beta)
+    if has_diagonal:
+        options["diagonal"] = (1 + k**0.5) * family.scales(rng, g)
     out = run_update(
         family, update, a, b, poisoned,
         symmetrize_output=symmetrize, preferred_element_type=result, **options,

@@ -13,11 +13,12 @@ from tests.support import oracle
 
 @dataclass(frozen=True)
 class Update:
-    """One of the four functions."""
+    """One of the functions."""
 
     name: str
     hermitian: bool
     two_operands: bool
+    one_product: bool = False
 
     def __repr__(self) -> str:
         return self.name
@@ -34,6 +35,8 @@ class Update:
         a, b = (_swap(x) if transpose else x for x in (a, b))
         if not self.two_operands:
             return alpha * a @ self.flip(a)
+        if self.one_product:
+            return alpha * a @ _swap(b)
         other = np.conj(alpha) if self.hermitian else alpha
         return alpha * a @ self.flip(b) + other * b @ self.flip(a)
 
@@ -46,6 +49,7 @@ HERK = Update("herk", hermitian=True, two_operands=False)
 SYR2K = Update("syr2k", hermitian=False, two_operands=True)
 HER2K = Update("her2k", hermitian=True, two_operands=True)
 UPDATES = (SYRK, HERK, SYR2K, HER2K)
+SYMM = Update("symm_product", hermitian=False, two_operands=True, one_product=True)
 FORMS = pytest.mark.parametrize(
     "uplo, transpose", [(u, t) for u in ("lower", "upper") for t in (False, True)]
 )
@@ -76,6 +80,7 @@ def check_real(
     *,
     alpha=1.0,
     beta=0.0,
+    diagonal=0.0,
     uplo="lower",
     symmetrize=False,
     transpose=False,
@@ -98,8 +103,11 @@ def check_real(
     if c is not None:
         c = np.where(beta == 0, 0, np.asarray(c).astype(np.float64))
         value, magnitude = value + beta * c, magnitude + np.abs(beta * c)
+    added = np.reshape(diagonal, (-1, 1, 1)) * np.eye(value.shape[-1])
+    value, magnitude = value + added, magnitude + np.abs(added)
     k = a.shape[-2 if transpose else -1]
-    depth = np.full_like(value, (2 if update.two_operands else 1) * k + 2)
+    products = 2 if update.two_operands and not update.one_product else 1
+    depth = np.full_like(value, products * k + 2)
     pick = [np.where(inside, x, 0) for x in (out, value, magnitude, depth)]
     # Off the diagonal, whose squares would outweigh everything else.
     n = out.shape[-1]

@@ -17,8 +17,8 @@ from jax_grouped_gemm import moe, optim
 from tests.support import fp8_oracle
 from tests.support import group_sizes as sizes_of
 
-# What Optax's functions return: no array is in it.
-NO_ARRAYS = {optim.GradientTransformation}
+# Names axes: no array is in it.
+NO_ARRAYS = {optim.MuonDimensionNumbers}
 
 
 def named_tuples() -> list[type]:

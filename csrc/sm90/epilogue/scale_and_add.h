@@ -59,4 +59,17 @@ __device__ void scale_and_add(Accumulators& accumulators, float alpha, float bet
   }
 }
 
+// Adds `value` to the elements of a half tile that are on the diagonal of the matrix, `below` rows
+// below the half tile's first element.
+template <class Accumulators>
+__device__ void add_on_diagonal(Accumulators& accumulators, float value, int below) {
+  constexpr int kCount = decltype(cute::size(accumulators))::value;
+  // Where an accumulator is, relative to the first one, does not depend on the thread.
+  int const place = accumulator_row(0) - accumulator_column(0) + below;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if (place == i / 4 * 8 + i % 2 - i / 2 % 2 * 8) accumulators(i) += value;
+  }
+}
+
 }  // namespace jgg::sm90

@@ -22,7 +22,7 @@ class TriangularMainloop : public CooperativeMainloop<Problem> {
  public:
   __device__ static void load(Params const& params, WorkTile const& work, Shared& shared,
                               Stage& stage, int rank) {
-    if (!Problem::is_narrow(params, work)) return Base::load(params, work, shared, stage, rank);
+    if (!Problem::shares_rows(params, work)) return Base::load(params, work, shared, stage, rank);
     for (int step = 0; step < work.k_tiles; ++step, ++stage) {
       shared.empty[stage.stage].wait(stage.phase ^ 1);
       Barrier& full = shared.full[stage.stage];
@@ -42,7 +42,7 @@ class TriangularMainloop : public CooperativeMainloop<Problem> {
                                   Stage& stage, int consumer, Accumulators& accumulators,
                                   Overlap&& overlap) {
     if constexpr (kColumnsOf<Accumulators> == Config::kRhsBoxColumns) {
-      if (Problem::is_narrow(params, work)) {
+      if (Problem::shares_rows(params, work)) {
         return multiply_narrow(params, work, shared, stage, consumer, accumulators, overlap);
       }
     }

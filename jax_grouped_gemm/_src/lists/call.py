@@ -21,9 +21,10 @@ def launch(
     tile: TileConfig,
     terms: int,
     workspace_bytes: int,
+    in_place: Sequence[bool] | None = None,
     **attributes: Any,
 ) -> Sequence[jax.Array]:
-    """Calls `target`, which updates every c in place; XLA copies those that are needed later.
+    """Calls `target`, which may update c in place.
 
     Args:
       target: name of the custom call.
@@ -34,6 +35,7 @@ def launch(
       terms: products of float16 parts for one of float32; 0 for kernels that make none, which take
         neither this attribute nor a workspace.
       workspace_bytes: size of the parts of float32 operands.
+      in_place: whether each c becomes its result, None for all. XLA copies those needed later.
       **attributes: the others.
 
     Returns:
@@ -47,6 +49,10 @@ def launch(
     call = jax.ffi.ffi_call(
         target,
         [*workspace, *results],
-        input_output_aliases={len(operands) + i: len(workspace) + i for i in range(len(c))},
+        input_output_aliases={
+            len(operands) + i: len(workspace) + i
+            for i in range(len(c))
+            if in_place is None or in_place[i]
+        },
     )
     return call(*operands, *c, has_c=bool(c), **attributes)[len(workspace) :]

@@ -1,9 +1,9 @@
 """Operations on lists of problems, and the rules that products and updates share.
 
 A problem is made of stacks of g matrices: the factors a and b, and c, which is added; alpha scales
-the product of the factors and beta scales c. The result is linear in alpha and affine in c. Its
-tangent is made of operations without c and of elementwise ones on c; so only operations without c
-are ever transposed.
+the product of the factors and beta scales c; `diagonal` times the identity is added. The result is
+linear in alpha and affine in what is added. Its tangent is made of operations without c and
+diagonal and of elementwise ones on those; so only operations without them are ever transposed.
 """
 
 from __future__ import annotations
@@ -31,22 +31,23 @@ class Problem(NamedTuple):
     b: Any = None
     beta: Any = None
     c: Any = None
+    diagonal: Any = None
 
 
-OPTIONAL = ("alpha", "b", "beta", "c")
+OPTIONAL = ("alpha", "b", "beta", "c", "diagonal")
 SHAPE_PARAMS = ("num_problems", *(f"has_{name}" for name in OPTIONAL))
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class ListOp(Op):
-    """An operation whose operands are all alphas of a list of problems, then all a, b, beta and c.
+    """An operation whose operands are all alphas of a list of problems, then all a, then all b, ...
 
-    Parameters of the primitive: num_problems; has_alpha, has_b, has_beta and has_c, whether there
-    are such operands; result_dtype; and those of the operation.
+    Parameters of the primitive: num_problems; has_alpha, has_b, has_beta, has_c and has_diagonal,
+    whether there are such operands; result_dtype; and those of the operation.
 
     Attributes:
       per_problem: names of the parameters that are tuples with an entry for each problem.
-      single_scales: whether alpha and beta may be [1], one number for all matrices of a stack.
+      single_scales: whether scales may be [1], one number for all matrices of a stack.
     """
 
     operand_ranks: None = None
@@ -140,12 +141,20 @@ def register_jvp(
                 products = op.bind_list([terms[i] for i in live], **op.params_of(rest, live))
                 for i, product in zip(live, products, strict=True):
                     sums[i].append(product)
-        if params["has_c"]:
-            for terms, problem, dot in zip(sums, problems, dots, strict=True):
+        for terms, problem, dot, out in zip(sums, problems, dots, outs, strict=True):
+            if params["has_c"]:
                 terms += _c_tangents(problem, dot, rest, place)
+            if params["has_diagonal"] and not is_zero(dot.diagonal):
+                terms.append(_on_diagonal(dot.diagonal, out))
         return outs, list(map(tangent_of, outs, sums))
 
     op.def_jvp(rule)
+
+
+def _on_diagonal(scale: jax.Array, like: jax.Array) -> jax.Array:
+    """Matrices shaped like those of `like`, a number for each on its diagonal."""
+    on = jnp.eye(like.shape[-1], dtype=bool)[None]
+    return jnp.where(on, per_matrix(scale, like.dtype), jnp.zeros_like(like))
 
 
 def _c_tangents(problem, dot, params, place) -> list[jax.Array]:
@@ -173,8 +182,10 @@ def register_transpose(op: ListOp, **cotangents: Callable[..., Sequence[jax.Arra
     """
 
     def rule(cts, *operands, **params):
-        if params["has_c"]:
-            raise NotImplementedError(f"{op.name} with c is not linear in its operands")
+        if params["has_c"] or params["has_diagonal"]:
+            raise NotImplementedError(
+                f"{op.name} with c or a diagonal is not linear in its operands"
+            )
         problems, rest = split(operands, params)
         found = []
         for name in present(**params):
@@ -263,5 +274,6 @@ def _fold_into_stack(
         b=fold(problem.b, dims.b, is_scale=False),
         beta=fold(problem.beta, dims.beta, is_scale=True),
         c=fold(problem.c, dims.c, is_scale=False),
+        diagonal=fold(problem.diagonal, dims.diagonal, is_scale=True),
     )
     return folded, lambda out: out.reshape(size, g, *out.shape[1:])

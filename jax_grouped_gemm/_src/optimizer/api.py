@@ -136,7 +136,7 @@ class Optimizer:
         if not callable(self.select):
             raise TypeError(f"optim: select must be callable, got {self.select!r}")
         checked_boolean("skip_nonfinite", self.skip_nonfinite)
-        checked_implementation(self.implementation)
+        object.__setattr__(self, "implementation", checked_implementation(self.implementation))
 
     def init(self, params: Any) -> OptimizerState:
         """The state for `params`.

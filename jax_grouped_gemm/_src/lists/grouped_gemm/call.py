@@ -27,7 +27,12 @@ def grouped_gemm(plan: GroupedGemmPlan, *operands: jax.Array) -> list[jax.Array]
     The operands are those of the primitive: alpha, a, b, beta and c of every problem.
     """
     problem = plan.problem
-    names = present(has_alpha=problem.has_alpha, has_beta=problem.has_beta, has_c=problem.has_c)
+    names = present(
+        has_alpha=problem.has_alpha,
+        has_beta=problem.has_beta,
+        has_c=problem.has_c,
+        has_diagonal=False,
+    )
     problems = problems_of(by_name(operands, len(problem.entries), names))
     outs = {
         i: _without_product(problem, i, x) for i, x in enumerate(problems) if i not in plan.order

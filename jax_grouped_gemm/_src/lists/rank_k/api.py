@@ -32,6 +32,7 @@ from jax_grouped_gemm._src.lists.arguments import (
     Stack,
     check_beta,
     is_complex,
+    is_number,
 )
 from jax_grouped_gemm._src.lists.op import problems_of
 from jax_grouped_gemm._src.lists.rank_k import primitive
@@ -41,10 +42,11 @@ Stacks = Sequence[Stack]
 
 
 class Options(TypedDict, total=False):
-    """The keyword arguments of all four updates; `_update` has their defaults."""
+    """The keyword arguments of all updates; `update` has their defaults."""
 
     alpha: Scale
     beta: Scale
+    diagonal: Scale
     uplo: Uplo
     symmetrize_output: bool
     transpose: bool
@@ -56,13 +58,16 @@ class Options(TypedDict, total=False):
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-def _update(
+def update(
     factors: dict[str, Matrices],
     c: Matrices | None,
-    hermitian: bool,
+    hermitian: bool = False,
+    symm: bool = False,
+    whole_tiles: bool = False,
     *,
     alpha: Scale = 1.0,
     beta: Scale = 0.0,
+    diagonal: Scale = 0.0,
     uplo: Uplo = "lower",
     symmetrize_output: bool = False,
     transpose: bool = False,
@@ -70,6 +75,7 @@ def _update(
     preferred_element_type: DTypeLike | None = None,
     implementation: Implementation = None,
 ) -> Results:
+    """What all updates are; `symm` and `whole_tiles` are parameters of the primitive."""
     uplo = checked_choice("uplo", uplo, get_args(Uplo))
     implementation = checked_implementation(implementation)
     symmetrize_output = checked_boolean("symmetrize_output", symmetrize_output)
@@ -86,6 +92,8 @@ def _update(
     operands = {"alpha": lists.scales("alpha", alpha, alpha_dtype, keep_single=True)}
     if c is not None:
         operands["beta"] = lists.scales("beta", beta, real, keep_single=True)
+    if not (is_number(diagonal) and diagonal == 0):
+        operands["diagonal"] = lists.scales("diagonal", diagonal, real, keep_single=True)
     for name in lists.entries:
         operands[name] = lists.stacks(name, result_dtype if name == "c" else dtype)
     outs = primitive.rank_k(
@@ -97,15 +105,28 @@ def _update(
         result_dtype=result_dtype,
         precision=canonical_precision(precision),
         implementation=implementation,
+        symm=symm,
+        whole_tiles=whole_tiles,
+        c_is_factor=_c_is_factor(lists),
     )
     return lists.results(outs)
 
 
+def _c_is_factor(lists: MatrixLists) -> tuple[bool, ...]:
+    """Of each entry, whether its c is the same array as one of its factors."""
+    none = [None] * len(lists)
+    factors = [xs for name, xs in lists.entries.items() if name != "c"]
+    return tuple(
+        any(c is factor for factor in own)
+        for c, *own in zip(lists.entries.get("c", none), *factors, strict=True)
+    )
+
+
 def _with_options(function: Function) -> Function:
-    """`function`, whose signature names the options of `_update` in place of its `**options`."""
+    """`function`, whose signature names the options of `update` in place of its `**options`."""
     own = inspect.signature(function)
     parameters = [x for x in own.parameters.values() if x.kind is not x.VAR_KEYWORD]
-    options = inspect.signature(_update).parameters.values()
+    options = inspect.signature(update).parameters.values()
     parameters += [x for x in options if x.kind is x.KEYWORD_ONLY]
     signature = own.replace(parameters=parameters)
 
@@ -149,10 +170,11 @@ def grouped_syrk(a: Matrices, c: Matrices | None = None, **options: Unpack[Optio
       a: a stack [g, n, k], or a sequence of matrices [n_i, k_i] and stacks [g_i, n_i, k_i] whose
         shapes need not agree. Floating point or complex; different dtypes are promoted.
       c: shaped like the results. Updated in place where XLA finds it unused afterwards, for example
-        because it is donated.
+        because it is donated. With `symmetrize_output` it may be `a` itself, which costs no copy.
       alpha: a scalar, possibly traced; or one for each entry of `a`, which for an entry that is a
         stack can again be one for each of its matrices, as an array or a sequence.
       beta: the same for `c`, without which it must be zero.
+      diagonal: the same; it is added to the diagonal of each result, before that is rounded.
       uplo: "lower" or "upper", the triangle that is computed.
       symmetrize_output: whether to mirror it into the other triangle.
       transpose: whether matrices are stored [k, n], which makes it `A^T A` of what is stored. Costs
@@ -177,7 +199,7 @@ def grouped_syrk(a: Matrices, c: Matrices | None = None, **options: Unpack[Optio
       NotImplementedError: `implementation="cuda"` and the kernel cannot run this; raised when the
         function is lowered, with the reason.
     """
-    return _update({"a": a}, c, hermitian=False, **options)
+    return update({"a": a}, c, hermitian=False, **options)
 
 
 @overload
@@ -200,7 +222,7 @@ def grouped_herk(a: Matrices, c: Matrices | None = None, **options: Unpack[Optio
     Args:
       a: [g, n, k], or a sequence of [n_i, k_i] and [g_i, n_i, k_i].
       c: shaped like the results.
-      alpha, beta: real scalars, or one for each entry or matrix.
+      alpha, beta, diagonal: real scalars, or one for each entry or matrix.
       uplo, symmetrize_output, transpose, precision, preferred_element_type, implementation: as for
         `grouped_syrk`; the mirror image is the conjugate one.
 
@@ -211,7 +233,7 @@ def grouped_herk(a: Matrices, c: Matrices | None = None, **options: Unpack[Optio
       TypeError: as for `grouped_syrk`, and for a complex alpha or beta.
       ValueError, NotImplementedError: as for `grouped_syrk`.
     """
-    return _update({"a": a}, c, hermitian=True, **options)
+    return update({"a": a}, c, hermitian=True, **options)
 
 
 @overload
@@ -238,7 +260,7 @@ def grouped_syr2k(
       a: [g, n, k], or a sequence of [n_i, k_i] and [g_i, n_i, k_i].
       b: shaped like `a`.
       c: shaped like the results.
-      alpha, beta, uplo, symmetrize_output, precision: as for `grouped_syrk`.
+      alpha, beta, diagonal, uplo, symmetrize_output, precision: as for `grouped_syrk`.
       transpose: likewise; it gives `A^T B + B^T A` of what is stored.
       preferred_element_type, implementation: likewise.
 
@@ -248,7 +270,7 @@ def grouped_syr2k(
     Raises:
       TypeError, ValueError, NotImplementedError: as for `grouped_syrk`.
     """
-    return _update({"a": a, "b": b}, c, hermitian=False, **options)
+    return update({"a": a, "b": b}, c, hermitian=False, **options)
 
 
 @overload
@@ -278,7 +300,7 @@ def grouped_her2k(
       b: shaped like `a`.
       c: shaped like the results.
       alpha: as for `grouped_syrk`, may be complex.
-      beta: the same, real.
+      beta, diagonal: the same, real.
       uplo, symmetrize_output, transpose, precision, preferred_element_type, implementation: as for
         `grouped_herk`.
 
@@ -289,7 +311,47 @@ def grouped_her2k(
       TypeError: as for `grouped_syrk`, and for a complex beta.
       ValueError, NotImplementedError: as for `grouped_syrk`.
     """
-    return _update({"a": a, "b": b}, c, hermitian=True, **options)
+    return update({"a": a, "b": b}, c, hermitian=True, **options)
+
+
+@overload
+def grouped_symm_product(
+    a: Stack, b: Stack, c: Stack | None = None, **options: Unpack[Options]
+) -> jax.Array: ...
+
+
+@overload
+def grouped_symm_product(
+    a: Stacks, b: Stacks, c: Stacks | None = None, **options: Unpack[Options]
+) -> list[jax.Array]: ...
+
+
+@_with_options
+def grouped_symm_product(
+    a: Matrices, b: Matrices, c: Matrices | None = None, **options: Unpack[Options]
+) -> Results:
+    """Products that are symmetric: one triangle of `alpha A B^T + beta C` for each matrix.
+
+    Half the work of `A @ B.T`, in one kernel launch for all matrices. A B^T is symmetric where A
+    and B are symmetric and commute, as polynomials of one matrix do. That is not checked: the
+    computed triangle is that of A B^T in any case.
+
+    Args:
+      a: [g, n, k], or a sequence of [n_i, k_i] and [g_i, n_i, k_i]. Floating point or complex.
+      b: shaped like `a`.
+      c: shaped like the results. With `symmetrize_output` it may be `a` or `b` itself.
+      alpha, beta, diagonal, uplo, symmetrize_output, precision: as for `grouped_syrk`.
+      transpose: likewise; it gives `A^T B` of what is stored.
+      preferred_element_type, implementation: likewise. The kernel takes bfloat16, float16 and
+        float32.
+
+    Returns:
+      [g, n, n] for a stack, else a list of [n_i, n_i] and [g_i, n_i, n_i].
+
+    Raises:
+      TypeError, ValueError, NotImplementedError: as for `grouped_syrk`.
+    """
+    return update({"a": a, "b": b}, c, symm=True, **options)
 
 
 def _check_shapes(operands: dict[str, list[jax.Array]], transpose: bool) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -11,15 +13,15 @@ from jax_grouped_gemm._src.lists.op import by_name, present, problems_of
 from jax_grouped_gemm._src.lists.rank_k.problem import RankKProblem, launch_order
 from jax_grouped_gemm._src.plan import Plan
 
-TARGET = "jax_grouped_gemm.rank_k.v2"
-TARGET_F32 = "jax_grouped_gemm.rank_k_f32.v2"
+TARGET = "jax_grouped_gemm.rank_k.v3"
+TARGET_F32 = "jax_grouped_gemm.rank_k_f32.v3"
 TARGET_FP64 = "jax_grouped_gemm.rank_k_fp64.v2"
 
 
 def rank_k(plan: Plan[RankKProblem], *operands: jax.Array) -> list[jax.Array]:
     """Runs the kernel of `plan`, whose kernel is not `XLA`, on operands of `plan.problem`.
 
-    The operands are those of the primitive: alpha, a, b, beta and c of every stack.
+    The operands are those of the primitive: alpha, a, b, beta, c and diagonal of every stack.
     """
     problem = plan.problem
     outs = [jnp.zeros((s.g, s.n, s.n), problem.result_dtype) for s in problem.stacks]
@@ -27,8 +29,13 @@ def rank_k(plan: Plan[RankKProblem], *operands: jax.Array) -> list[jax.Array]:
     if not order:
         return outs
     kernel_problem, kernel = plan.launched
-    is_fp64, is_rank_2k = kernel.schedule == "square", problem.op == "rank_2k"
-    names = present(has_b=is_rank_2k, has_beta=problem.has_c, has_c=problem.has_c)
+    is_fp64, has_b = kernel.schedule == "square", problem.num_factors == 2
+    names = present(
+        has_b=has_b,
+        has_beta=problem.has_c,
+        has_c=problem.has_c,
+        has_diagonal=problem.has_diagonal,
+    )
     problems = problems_of(by_name(operands, len(outs), names))
     stacks, dtype = kernel_problem.stacks, kernel_problem.result_dtype
 
@@ -38,16 +45,27 @@ def rank_k(plan: Plan[RankKProblem], *operands: jax.Array) -> list[jax.Array]:
             shape = stacks[i].n, stacks[i].k
             yield pad_to(getattr(problems[i], name), shape[::-1] if problem.transpose else shape)
 
-    factors = [*padded("a"), *(padded("b") if is_rank_2k else ())]
+    factors = [*padded("a"), *(padded("b") if has_b else ())]
     c = []
     if problem.has_c:
         c = [pad_to(problems[i].c.astype(dtype), (stacks[i].n, stacks[i].n)) for i in order]
+    given = {"alpha": True, "beta": problem.has_c, "diagonal": problem.has_diagonal}
     # A number for a whole stack stays one: writing it out would take a kernel of its own.
     scales = [
         getattr(problems[i], name).astype(dtype if is_fp64 else jnp.float32)
-        for name in (("alpha", "beta") if problem.has_c else ("alpha",))
+        for name in given
+        if given[name]
         for i in order
     ]
+    attributes: dict[str, Any] = {"hermitian": problem.hermitian}
+    if not is_fp64:
+        attributes = {
+            "one_product": problem.op == "symm_product",
+            "has_diagonal": problem.has_diagonal,
+        }
+        if not plan.terms:
+            attributes["may_halve"] = not problem.whole_tiles
+            attributes["kind"] = "fine" if kernel.schedule == "fine" else "cooperative"
     results = launch(
         TARGET_FP64 if is_fp64 else TARGET_F32 if plan.terms else TARGET,
         [*scales, *factors],
@@ -56,11 +74,15 @@ def rank_k(plan: Plan[RankKProblem], *operands: jax.Array) -> list[jax.Array]:
         tile=kernel.tile,
         terms=plan.terms,
         workspace_bytes=plan.workspace_bytes,
-        two_operands=is_rank_2k,
+        # Whoever keeps the other triangle of c writes where it is.
+        in_place=[
+            not (problem.symmetrize and problem.c_is_factor[i] and not is_fp64) for i in order
+        ],
+        two_operands=has_b,
         transpose=problem.transpose,
         upper=problem.upper,
         symmetrize=problem.symmetrize,
-        **({"hermitian": problem.hermitian} if is_fp64 else {}),
+        **attributes,
     )
     for i, out in zip(order, results, strict=True):
         n = problem.stacks[i].n

@@ -23,6 +23,7 @@ from jax_grouped_gemm._src.lists.rank_k.problem import (
     launch_order,
     xla_work,
 )
+from jax_grouped_gemm._src.lists.rank_k.tile_costs import fine_is_sooner, num_fine_units
 from jax_grouped_gemm._src.plan import (
     NOTHING,
     XLA,
@@ -77,13 +78,16 @@ def _plan_of_kernel(avals: Sequence[Any], params: Mapping[str, Any], target: Tar
     if all(0 in (stack.g, stack.n) for stack in problem.stacks):
         return Plan(problem, NOTHING, "the results are empty")
     if problem.dtype in fp64_kernels.DTYPES:
+        if problem.has_diagonal or problem.op == "symm_product":
+            what = "adds a diagonal" if problem.has_diagonal else "computes A B^T alone"
+            return Plan(problem, XLA, f"no kernel of {problem.dtype} {what}")
         return plan_fp64(problem, target)
     addressable = _addressable_problem(problem)
     reason = _copy_reason(problem, addressable)
     stacks = [addressable.stacks[i] for i in launch_order(problem)]
     kernel = choose(runnable(TILES, addressable), addressable, target)
     if kernel.schedule == "fine":
-        clusters = sum(map(_num_fine_units, stacks))
+        clusters = sum(map(num_fine_units, stacks))
         utilization = _fine_utilization(problem, stacks, target)
     else:
         units = _units(addressable, stacks, target)
@@ -124,17 +128,23 @@ def most_fine_units(target: Target) -> int:
 
 
 def _fine_runs(problem: RankKProblem) -> bool:
+    # In a unit on the diagonal a step has rows of a for one side and of b for the other one.
+    if problem.op == "symm_product":
+        return False
     return problem.dtype != jnp.float32 and len(launch_order(problem)) <= MAX_FINE_STACKS
 
 
 def _fine_pays(problem: RankKProblem, target: Target) -> bool:
     """Whether it is one tile for each multiprocessor, at most.
 
-    A matrix of one tile is none of it: half of what a unit loads and multiplies would be nothing.
+    Or fewer cycles for many small results. A matrix of one tile is none of it: half of what a unit
+    loads and multiplies would be nothing.
     """
     stacks = [problem.stacks[i] for i in launch_order(problem)]
-    units = sum(map(_num_fine_units, stacks))
-    return any(s.n > FINE_TILE.tile_m for s in stacks) and units <= most_fine_units(target)
+    if all(s.n <= FINE_TILE.tile_m for s in stacks):
+        return False
+    units = sum(map(num_fine_units, stacks))
+    return units <= most_fine_units(target) or fine_is_sooner(problem, stacks, num_clusters(target))
 
 
 TILES = (
@@ -171,7 +181,7 @@ def _addressable_problem(problem: RankKProblem) -> RankKProblem:
 
 def _workspace_bytes(problem: RankKProblem, terms: int) -> int:
     """Bytes of the parts of float32 operands."""
-    operands = problem.num_products
+    operands = problem.num_factors
     stacks = [(s.g, s.n * s.k) for s in problem.stacks if 0 not in (s.g, s.n)]
     return float32.list_workspace_bytes(stacks * operands, terms)
 
@@ -207,6 +217,8 @@ def _units(problem: RankKProblem, stacks: Sequence[Stack], target: Target) -> li
 
 def gains_by_halves(problem: RankKProblem, stacks: Sequence[Stack], target: Target) -> bool:
     """Whether both CTAs of a cluster take one narrow tile, half of its steps each."""
+    if problem.whole_tiles or problem.op == "symm_product":
+        return False
     if problem.dtype == jnp.float32 or len(stacks) > 1:
         return False
     with_halves, without = (_end(problem, stacks[0], target, halves) for halves in (True, False))
@@ -256,17 +268,11 @@ def _unit_counts(problem: RankKProblem, stack: Stack, halves: bool) -> list[tupl
     return [full, (half, stack.g * narrow)]
 
 
-def _num_fine_units(stack: Stack) -> int:
-    """Units of work for clusters, as `csrc/scheduler/triangular_fine.h` counts them."""
-    rows = cdiv(stack.n, FINE_TILE.tile_m)
-    diagonal, others = (rows + 1) // 2, (rows * (rows - 1) // 2 - rows // 2) // 2
-    return stack.g * (diagonal + others)
-
-
 def _fine_utilization(problem: RankKProblem, stacks: Sequence[Stack], target: Target) -> float:
-    """The `_utilization` of fine units, one a cluster: those on the diagonal take longest."""
+    """The `_utilization` of fine units: those on the diagonal take longest."""
     steps = problem.num_products * max(cdiv(stack.k, TILE_K) for stack in stacks)
-    longest = DIAGONAL_SQUARES * steps
+    rounds = cdiv(sum(map(num_fine_units, stacks)), num_clusters(target))
+    longest = DIAGONAL_SQUARES * steps * rounds
     return float(problem.useful / (longest * target.multiprocessors * SQUARE**2 * TILE_K))
 
 

@@ -14,6 +14,7 @@ updates, and the transposes of those are symmetric matrices times the other fact
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,9 +39,12 @@ def rank_k(problems: Sequence[Problem], **params: Any) -> list[jax.Array]:
 
     Args:
       problems: alpha [g], or [1] for all matrices, a and b [g, n, k] ([g, k, n] with `transpose`),
-        beta like alpha, c [g, n, n]; b may be missing, beta and c together.
+        beta and diagonal like alpha, c [g, n, n]; b and diagonal may be missing, and beta and c
+        together.
       **params: hermitian, transpose, upper, symmetrize (see the module), result_dtype, precision,
-        implementation.
+        implementation; `symm`, whether the product is A B^T alone where there is a b;
+        `whole_tiles`, whether no tile is cut, so that the bits of a matrix do not depend on the
+        others; `c_is_factor`, for each problem whether its c is also one of its factors.
     """
     return OP.bind_list(problems, **params)
 
@@ -69,6 +73,7 @@ OP = ListOp(
     call=call.rank_k,
     reference=reference_updates,
     single_scales=True,
+    per_problem=("c_is_factor",),
 )
 
 
@@ -106,7 +111,7 @@ def _alpha_cotangents(cts, problems, params):
 
 def _a_cotangents(cts, problems, params):
     return [
-        _factor_cotangent(ct, problem.alpha, problem.b, problem.a.aval, **params)
+        _factor_cotangent(ct, problem.alpha, problem.b, problem.a.aval, of_b=False, **params)
         for ct, problem in zip(cts, problems, strict=True)
     ]
 
@@ -118,6 +123,7 @@ def _b_cotangents(cts, problems, params):
             jnp.conj(problem.alpha) if params["hermitian"] else problem.alpha,
             problem.a,
             problem.b.aval,
+            of_b=True,
             **params,
         )
         for ct, problem in zip(cts, problems, strict=True)
@@ -125,24 +131,44 @@ def _b_cotangents(cts, problems, params):
 
 
 def _factor_cotangent(
-    ct, alpha, factor, aval, *, hermitian, transpose, upper, symmetrize, precision, **__
+    ct,
+    alpha,
+    factor,
+    aval,
+    *,
+    of_b,
+    hermitian,
+    transpose,
+    upper,
+    symmetrize,
+    symm,
+    precision,
+    **__,
 ):
     """The cotangent of one factor of a rank-2k update: alpha (T + T^T) times the other one.
 
     T is the cotangent's computed triangle; the whole of it if the result was mirrored, because
-    then both triangles depend on the factor.
+    then both triangles depend on the factor. Where the product is A B^T alone, the cotangents are
+    alpha T B and alpha T^T A, and the cotangent of the mirror image is added to T.
     """
     dtype = at_least_float32(ct.dtype)
     ct = ct.astype(dtype)
-    if not symmetrize:
-        ct = reference.fill(ct, None, upper=upper, hermitian=hermitian, symmetrize=False)
-    symmetric = per_matrix(alpha, dtype) * (ct + reference.flip(ct, hermitian))
+    triangle = functools.partial(reference.fill, upper=upper, hermitian=hermitian, symmetrize=False)
+    if symm:
+        if symmetrize:
+            on_diagonal = jnp.eye(ct.shape[-1], dtype=bool)[None]
+            ct = ct + jnp.where(on_diagonal, jnp.zeros_like(ct), reference.flip(ct, False))
+        ct = triangle(ct, None)
+        ct = reference.flip(ct, False) if of_b else ct
+    else:
+        ct = ct if symmetrize else triangle(ct, None)
+        ct = ct + reference.flip(ct, hermitian)
     # The forward pass multiplied this dtype, which the same tensor cores take.
-    symmetric = symmetric.astype(jnp.result_type(factor.dtype, aval.dtype))
+    scaled = (per_matrix(alpha, dtype) * ct).astype(jnp.result_type(factor.dtype, aval.dtype))
     factor = jnp.conj(factor) if hermitian else factor
-    # Symmetric up to the conjugate, [g, i, j]; j runs over the rows of the factor.
+    # [g, i, j]; j runs over the rows of the factor.
     spec = "gij,gkj->gki" if transpose else "gij,gjk->gik"
-    product = multiply(spec, symmetric, factor, precision, dtype)
+    product = multiply(spec, scaled, factor, precision, dtype)
     return product.astype(aval.dtype)
 
 

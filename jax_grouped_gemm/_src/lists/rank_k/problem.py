@@ -27,7 +27,7 @@ class RankKProblem:
     """Static description of the updates of a list of stacks.
 
     Attributes:
-      op: "rank_k" or "rank_2k".
+      op: "rank_k", "rank_2k" or "symm_product".
       stacks: the shapes.
       dtype, result_dtype: element types.
       transpose: whether operands are stored [g, k, n].
@@ -35,6 +35,11 @@ class RankKProblem:
       upper: whether the upper triangle is computed.
       symmetrize: whether the other triangle is the mirror image.
       hermitian: whether products are with the conjugate transpose.
+      has_diagonal: whether a multiple of the identity is added.
+      whole_tiles: whether no tile may be cut, so that the bits of a result do not depend on how
+        many others there are.
+      c_is_factor: of each stack, whether c is a factor too. XLA would copy such a c before a kernel
+        that updates it in place.
     """
 
     op: str
@@ -46,6 +51,9 @@ class RankKProblem:
     upper: bool
     symmetrize: bool
     hermitian: bool
+    has_diagonal: bool = False
+    whole_tiles: bool = False
+    c_is_factor: tuple[bool, ...] = ()
 
     @classmethod
     def of(cls, avals: Sequence[Any], params: Mapping[str, Any]) -> RankKProblem:
@@ -54,7 +62,7 @@ class RankKProblem:
         operands = avals[count : 2 * count]
         n_axis, k_axis = (2, 1) if params["transpose"] else (1, 2)
         return cls(
-            op="rank_2k" if params["has_b"] else "rank_k",
+            op="rank_k" if not params["has_b"] else "symm_product" if params["symm"] else "rank_2k",
             stacks=tuple(Stack(x.shape[0], x.shape[n_axis], x.shape[k_axis]) for x in operands),
             dtype=operands[0].dtype,
             result_dtype=np.dtype(params["result_dtype"]),
@@ -63,12 +71,20 @@ class RankKProblem:
             upper=params["upper"],
             symmetrize=params["symmetrize"],
             hermitian=params["hermitian"],
+            has_diagonal=params["has_diagonal"],
+            whole_tiles=params["whole_tiles"],
+            c_is_factor=params["c_is_factor"],
         )
 
     @property
     def num_products(self) -> int:
         """How many products of two factors each result adds up."""
         return 2 if self.op == "rank_2k" else 1
+
+    @property
+    def num_factors(self) -> int:
+        """How many factors each result has."""
+        return 1 if self.op == "rank_k" else 2
 
     def sizes(self) -> dict[str, int]:
         """What kernels count, by name: both products of a rank-2k update are one to them."""
@@ -88,7 +104,7 @@ class RankKProblem:
     @property
     def operand_bytes(self) -> int:
         """The size of all factors."""
-        elements = self.num_products * sum(s.g * s.n * s.k for s in self.stacks)
+        elements = self.num_factors * sum(s.g * s.n * s.k for s in self.stacks)
         return self.dtype.itemsize * elements
 
     @property
@@ -107,8 +123,9 @@ class RankKProblem:
         )
         triangle = "upper" if self.upper else "lower"
         form = f"{triangle} triangle, {'mirrored' if self.symmetrize else 'alone'}"
-        c = ", with c" if self.has_c else ""
-        return f"{self.op} {self.dtype} {shapes} -> {self.result_dtype}, {form}{c}"
+        added = ", with c" if self.has_c else ""
+        added += ", with a diagonal" if self.has_diagonal else ""
+        return f"{self.op} {self.dtype} {shapes} -> {self.result_dtype}, {form}{added}"
 
 
 def launch_order(problem: RankKProblem) -> list[int]:

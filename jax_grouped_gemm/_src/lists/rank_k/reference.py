@@ -17,6 +17,7 @@ def update(
     b: jax.Array | None,
     beta: jax.Array | None,
     c: jax.Array | None,
+    diagonal: jax.Array | None = None,
     *,
     hermitian: bool,
     transpose: bool,
@@ -24,6 +25,8 @@ def update(
     symmetrize: bool,
     result_dtype: np.dtype,
     precision: lax.PrecisionLike,
+    symm: bool = False,
+    **_,
 ) -> jax.Array:
     """Updates one stack of matrices; see `primitive.rank_k`.
 
@@ -34,12 +37,14 @@ def update(
       beta: [g] or [1], or None.
       c: [g, n, n], or None. Not read in its computed triangle where beta is zero, nor in the other
         one with `symmetrize`.
+      diagonal: [g] or [1], times the identity it is added; or None.
       hermitian: whether products are with the conjugate transpose.
       transpose: whether the last two dimensions of `a` and `b` are exchanged.
       upper: whether the upper triangle is computed.
       symmetrize: whether the other triangle is the mirror image, rather than c's or zero.
       result_dtype: dtype of the result.
       precision: precision of the products.
+      symm: whether the product is A B^T alone where there is a b.
 
     Returns:
       [g, n, n].
@@ -65,11 +70,14 @@ def update(
         c = None if c is None else _mirrored(c, upper)
     scale = per_matrix(alpha, dtype)
     result = scale * product
-    if b is not None:
+    if b is not None and not symm:
         # B A^T is the transpose of A B^T.
         result += jnp.conj(scale * reverse) if hermitian else scale * reverse
     if c is not None and beta is not None:
         result += scaled_c(beta, c, dtype)
+    if diagonal is not None:
+        row, column = _indices(result)
+        result = jnp.where(row == column, result + per_matrix(diagonal, dtype), result)
     if symmetrize:
         result = _conjugated_outside(result, upper) if hermitian else result
         return result.astype(result_dtype)

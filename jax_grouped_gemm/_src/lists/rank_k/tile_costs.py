@@ -1,0 +1,80 @@
+"""Which tile many small updates are done with sooner, from cycles that were measured."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+from jax_grouped_gemm._src.arrays import cdiv
+from jax_grouped_gemm._src.lists.rank_k.problem import RankKProblem, Stack
+
+SIDE, TILE_K = 128, 64
+
+# The largest results of which many were measured with either tile.
+MOST_ROWS = 1024
+# Predictions are within this of each other where the tiles are equally fast.
+MARGIN = 0.97
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """Cycles of a unit of work: of each step of its mainloop, and of all else."""
+
+    step: int
+    rest: int
+
+    def of(self, steps: int) -> int:
+        return self.step * steps + self.rest
+
+
+# Fitted to 384 matrices of [n, 2048], n from 512 to 1024, on an H100. Wide tiles on the diagonal
+# load half as much again for a step as those that share a rhs.
+WIDE, WIDE_DIAGONAL, NARROW = Cost(1125, 9000), Cost(1690, 9000), Cost(845, 9000)
+FINE, FINE_DIAGONAL = Cost(550, 8400), Cost(830, 8400)
+
+
+def num_fine_units(stack: Stack) -> int:
+    """Units of work for clusters, as `csrc/scheduler/triangular_fine.h` counts them."""
+    return stack.g * sum(_fine_units(stack))
+
+
+def _fine_units(stack: Stack) -> tuple[int, int]:
+    """Those of a matrix on the diagonal, and all others."""
+    rows = cdiv(stack.n, SIDE)
+    return (rows + 1) // 2, (rows * (rows - 1) // 2 - rows // 2) // 2
+
+
+def fine_is_sooner(problem: RankKProblem, stacks: Sequence[Stack], clusters: int) -> bool:
+    """Whether many small results are done sooner in fine tiles, which waste less on the diagonal.
+
+    Args:
+      problem: what is computed.
+      stacks: those of its stacks that have results.
+      clusters: how many clusters run at a time.
+    """
+    if problem.op != "rank_k" or max(s.n for s in stacks) > MOST_ROWS:
+        return False
+    wide = sum(_wide_cycles(stack, problem.upper) for stack in stacks)
+    fine = sum(_fine_cycles(stack) for stack in stacks)
+    # Each block has one tile, so that the last round is as long as the others.
+    rounds = sum(map(num_fine_units, stacks)) / clusters
+    return fine * math.ceil(rounds) / rounds < MARGIN * wide
+
+
+def _wide_cycles(stack: Stack, upper: bool) -> float:
+    """Cycles of all clusters together, of units as `csrc/scheduler/triangular.h` lists them."""
+    steps, rows = cdiv(stack.k, TILE_K), cdiv(stack.n, SIDE)
+    upper_tiles, lower_tiles = (rows + 1) // 2, rows // 2
+    wide, narrow = (upper_tiles, lower_tiles) if upper else (lower_tiles, upper_tiles)
+    of_a_matrix = (
+        upper_tiles * (upper_tiles - 1) / 2 * WIDE.of(steps)
+        + wide / 2 * WIDE_DIAGONAL.of(steps)
+        + narrow / 2 * NARROW.of(steps)
+    )
+    return stack.g * of_a_matrix
+
+
+def _fine_cycles(stack: Stack) -> float:
+    steps, (diagonal, others) = cdiv(stack.k, TILE_K), _fine_units(stack)
+    return stack.g * (diagonal * FINE_DIAGONAL.of(steps) + others * FINE.of(steps))

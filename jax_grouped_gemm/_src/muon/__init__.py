@@ -1,0 +1,1 @@
+"""Muon: Newton-Schulz iterations of lists of matrices, and the optimiser made of them."""

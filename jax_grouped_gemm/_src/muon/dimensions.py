@@ -1,0 +1,124 @@
+"""Which axes of a parameter are a matrix: Optax's dimension numbers of Muon."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+
+
+class MuonDimensionNumbers(NamedTuple):
+    """The axes of a leaf that make up a matrix, as those of `optax.contrib`.
+
+    The other axes count matrices. By default matrices are the last two axes, where Optax has the
+    first two.
+    """
+
+    reduction_axis: int | Sequence[int] = -2
+    output_axis: int | Sequence[int] = -1
+
+
+def is_numbers(x: Any) -> bool:
+    """Whether `x` stands for all leaves of a subtree: dimension numbers, Optax's too, or None."""
+    return x is None or (hasattr(x, "reduction_axis") and hasattr(x, "output_axis"))
+
+
+class Axes(NamedTuple):
+    """The axes of one leaf, by kind."""
+
+    batch: tuple[int, ...]
+    reduction: tuple[int, ...]
+    output: tuple[int, ...]
+
+    @classmethod
+    def of(cls, ndim: int, numbers: Any) -> Axes:
+        """The axes of a leaf of so many dimensions.
+
+        Raises:
+          ValueError: `numbers` name an axis twice, or one that the leaf does not have.
+        """
+        named = []
+        for axes in (numbers.reduction_axis, numbers.output_axis):
+            axes = (axes,) if isinstance(axes, int) else tuple(axes)
+            if not all(-ndim <= axis < ndim for axis in axes):
+                raise ValueError(f"{numbers} name axes that a leaf of {ndim} dimensions lacks")
+            named.append(tuple(axis % ndim for axis in axes))
+        reduction, output = named
+        if len({*reduction, *output}) < len(reduction) + len(output):
+            raise ValueError(f"{numbers} name an axis of a leaf of {ndim} dimensions twice")
+        batch = tuple(axis for axis in range(ndim) if axis not in {*reduction, *output})
+        return cls(batch, reduction, output)
+
+    def sizes(self, shape: Sequence[int]) -> tuple[int, int]:
+        """How many inputs and outputs a matrix has."""
+        return tuple(math.prod(shape[i] for i in axes) for axes in self[1:])  # type: ignore[return-value]
+
+    def to_matrices(self, x: jax.Array) -> jax.Array:
+        """The leaf as matrices [..., in, out]."""
+        order = [axis for axes in self for axis in axes]
+        batch = tuple(x.shape[axis] for axis in self.batch)
+        return jnp.transpose(x, order).reshape(*batch, *self.sizes(x.shape))
+
+    def sharding_of_matrices(self, sharding: NamedSharding | None) -> NamedSharding | None:
+        """How `to_matrices` of a leaf of that sharding is split.
+
+        Raises:
+          ValueError: an axis is split that becomes one with others.
+        """
+        if sharding is None:
+            return None
+        ndim = len(self.batch) + len(self.reduction) + len(self.output)
+        entries = [*sharding.spec, *[None] * ndim][:ndim]
+        spec = [entries[axis] for axis in self.batch]
+        for axes in self[1:]:
+            split = [entries[axis] for axis in axes if entries[axis] is not None]
+            if split and len(axes) > 1:
+                raise ValueError(
+                    f"{sharding.spec} splits one of the axes {axes}, which are one dimension of a "
+                    "matrix"
+                )
+            spec.append(split[0] if split else None)
+        return NamedSharding(sharding.mesh, PartitionSpec(*spec))
+
+    def from_matrices(self, matrices: jax.Array, shape: Sequence[int]) -> jax.Array:
+        """The leaf of that shape whose matrices they are."""
+        order = [axis for axes in self for axis in axes]
+        x = matrices.reshape([shape[axis] for axis in order])
+        return jnp.transpose(x, sorted(range(len(order)), key=order.__getitem__))
+
+
+Numbers = Any | Callable[[Any], Any]
+
+
+def spread(numbers: Numbers, tree: Any) -> Any:
+    """The dimension numbers of every leaf of `tree`, None for leaves that are no matrices.
+
+    Args:
+      numbers: None for the last two axes of all leaves that have as many; else dimension numbers,
+        or None, for all leaves of a subtree: a prefix of the tree, or a function of it.
+      tree: parameters, or gradients.
+    """
+    if callable(numbers) and not is_numbers(numbers):
+        numbers = numbers(tree)
+    elif numbers is None:
+        default = MuonDimensionNumbers()
+        return jax.tree.map(lambda x: Spread(default if jnp.ndim(x) >= 2 else None), tree)
+    return over_leaves(numbers, tree, is_numbers)
+
+
+def over_leaves(prefix: Any, tree: Any, is_leaf: Callable[[Any], bool]) -> Any:
+    """For every leaf of `tree` a `Spread` of what a prefix of the tree has for it."""
+    return jax.tree.map(
+        lambda own, part: jax.tree.map(lambda _: Spread(own), part), prefix, tree, is_leaf=is_leaf
+    )
+
+
+class Spread:
+    """A leaf that holds what may be no leaf of its own."""
+
+    def __init__(self, value: Any):
+        self.value = value

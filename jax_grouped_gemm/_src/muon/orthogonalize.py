@@ -1,0 +1,239 @@
+"""Orthogonalisation of lists of matrices by Newton-Schulz iteration."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.typing import ArrayLike, DTypeLike
+
+from jax_grouped_gemm._src.arguments import (
+    Implementation,
+    as_array,
+    checked_choice,
+    checked_implementation,
+)
+from jax_grouped_gemm._src.arrays import at_least_float32
+from jax_grouped_gemm._src.fallback import policy
+from jax_grouped_gemm._src.muon import iteration
+from jax_grouped_gemm._src.muon.coefficients import Coefficients, iterations, segments
+from jax_grouped_gemm._src.muon.exchange import Split, split_of, whole_on_one_device
+
+# No class: `optax.inject_hyperparams` takes whatever can be called for a schedule.
+ITERATION_DTYPE = jnp.dtype(jnp.float16)
+
+Method = Literal["auto", "gram", "standard"]
+Preconditioning = Literal["frobenius", "schatten"]
+
+# From this ratio `a` of sides on, Gram Newton-Schulz multiplies less: 6 a + 14 against 15 a + 5
+# cubes of the shorter side.
+LEAST_GRAM_RATIO = 1.2
+
+
+def orthogonalize(
+    matrices: Iterable[jax.Array],
+    *,
+    steps: int = 5,
+    coefficients: Coefficients = "classic",
+    eps: ArrayLike = 1e-8,
+    dtype: DTypeLike = ITERATION_DTYPE,
+    method: Method = "auto",
+    restarts: Sequence[int] | None = None,
+    scale: ArrayLike | Sequence[ArrayLike] = 1.0,
+    preconditioning: Preconditioning = "frobenius",
+    shardings: Sequence[NamedSharding | None] | None = None,
+    implementation: Implementation = None,
+) -> list[jax.Array]:
+    """U V^T of each matrix U S V^T, nearly: by Newton-Schulz iteration, without a decomposition.
+
+    On a GPU, the bits of a result depend on its matrix alone, not on the other matrices of a call.
+
+    Stacks that are split over devices along their leading axis stay where they are. Matrices that
+    are split inside, along rows or columns, are exchanged: each device gets some of them as a
+    whole, and afterwards its part of all results, in two all-to-alls for all matrices. float32
+    travels as bfloat16 where the iteration is in 16 bits: results are those of rounded matrices.
+
+    Args:
+      matrices: arrays [..., m, n] of any shapes, floating point; leading dimensions count matrices.
+      steps: iterations, possibly traced. Five classic ones bring singular values above 0.002 of the
+        Frobenius norm into 0.68 to 1.21.
+      coefficients: of the iteration X <- a X + (b A + c A^2) X with A = X X^T: (a, b, c); or a
+        sequence of such triples, one for each iteration, whose number then counts for `steps`; or a
+        name. "classic" is one triple, which Optax calls "standard"; "dion" and "polar_express"
+        (arXiv:2505.16932, made for singular values up to 1.05) are five triples.
+      eps: added to the Frobenius norm by which every matrix is first divided.
+      dtype: what is multiplied; bfloat16, float16 and float32 take the CUDA kernel. float16 is as
+        fast as bfloat16 and eight times as accurate.
+      method: "standard" multiplies each matrix in every step. "gram", Gram Newton-Schulz, iterates
+        on the Gram matrix, with fewer operations the less square a matrix is, and multiplies the
+        matrix after `restarts`; not in bfloat16, and not for a traced number of steps. "auto" takes
+        "gram" in float16 where the longer side is 1.2 times the shorter one or more.
+      restarts: of "gram": rising numbers of steps after which it starts again from the matrices, at
+        most three steps apart in 16 bits. None is after every second one, (3,) for five steps.
+        That is as accurate as "standard"; (2,) is as fast and several times less accurate.
+      scale: by which results are multiplied, one number or one for each entry of `matrices`.
+      preconditioning: "frobenius", or "schatten": a division by the Schatten-4 norm before the
+        first step, which starts with larger singular values.
+      shardings: how each entry is split inside, a `NamedSharding` or None, of which JAX tells
+        nothing while a function is traced over auto axes. Over explicit axes types say so.
+      implementation: as for `grouped_syrk`. None takes kernels wherever they can run.
+
+    Returns:
+      Arrays shaped like `matrices`, of their dtypes.
+
+    Raises:
+      TypeError: `matrices` is no sequence of real floating-point arrays of two dimensions at least,
+        or `dtype` is not floating point.
+      ValueError: `steps` is negative, `coefficients` are not triples, an option is invalid, or
+        both rows and columns are split.
+    """
+    triples, steps = iterations(coefficients, steps)
+    dtype = np.dtype(dtype)
+    if not jnp.issubdtype(dtype, jnp.floating):
+        raise TypeError(f"dtype must be real floating point, got {dtype}")
+    method = _checked_method(method, steps, dtype)
+    checked_choice("preconditioning", preconditioning, get_args(Preconditioning))
+    checked_implementation(implementation)
+    is_traced = isinstance(steps, jax.Array)
+    parts = [] if is_traced or method == "standard" else segments(triples, restarts, dtype)
+    matrices = _checked_matrices(matrices)
+    scales = _scales(scale, len(matrices))
+    shardings = [None] * len(matrices) if shardings is None else list(shardings)
+    if len(shardings) != len(matrices):
+        raise ValueError(
+            f"shardings has {len(shardings)} entries, but matrices has {len(matrices)}"
+        )
+    precondition = iteration.schatten if preconditioning == "schatten" else None
+    if is_traced and precondition:
+        raise ValueError("preconditioning='schatten' needs a static number of steps")
+    products = iteration.Products(implementation)
+
+    def iterate(xs: list[jax.Array]) -> list[jax.Array]:
+        """Results in `dtype` of matrices [..., m, n]."""
+        # Wide, so that the Gram matrices are the small ones.
+        wide = [_transposed_if(_is_tall(x), x) for x in xs]
+        outs: list[jax.Array] = list(xs)
+        for is_gram in (False, True):
+            own = [i for i, x in enumerate(wide) if _takes_gram(x, method, dtype) == is_gram]
+            if not own:
+                continue
+            ys = [_normalized(wide[i], eps).astype(dtype) for i in own]
+            ys = [y.reshape(-1, *y.shape[-2:]) for y in ys]
+            if is_traced:
+                ys = iteration.traced(ys, jnp.asarray(steps), triples[0], products)
+            elif is_gram:
+                ys = iteration.gram(ys, parts, products, precondition)
+            else:
+                ys = iteration.standard(ys, triples, products, precondition)
+            for i, y in zip(own, ys, strict=True):
+                outs[i] = _transposed_if(_is_tall(xs[i]), y.reshape(wide[i].shape))
+        return outs
+
+    # What has no elements has no norm either.
+    chosen = [i for i, x in enumerate(matrices) if x.size]
+    splits = {i: split_of(f"shardings[{i}]", matrices[i], shardings[i]) for i in chosen}
+    outs = list(matrices)
+    with policy("kernels") if implementation is None else contextlib.nullcontext():
+        for group in _together(splits):
+            xs = [matrices[i] for i in group]
+            own = [split for i in group if (split := splits[i])]
+            if own:
+                xs = [_travelling(x, dtype) for x in xs]
+                ys = whole_on_one_device(iterate, xs, own)
+            else:
+                ys = iterate(xs)
+            for i, y in zip(group, ys, strict=True):
+                outs[i] = _scaled(y, scales[i], matrices[i].dtype)
+    return outs
+
+
+def _together(splits: Mapping[int, Split | None]) -> list[list[int]]:
+    """The entries that are iterated on in one go: those that are exchanged in the same way."""
+    groups: dict[Any, list[int]] = {}
+    for i, split in splits.items():
+        groups.setdefault(split and (split.mesh, split.names), []).append(i)
+    return list(groups.values())
+
+
+def _travelling(x: jax.Array, dtype: np.dtype) -> jax.Array:
+    """In 16 bits, if the iteration is. bfloat16 has the exponents of float32."""
+    if dtype.itemsize > 2:
+        return x.astype(at_least_float32(x.dtype))
+    return x if x.dtype == jnp.float16 else x.astype(jnp.bfloat16)
+
+
+def _checked_method(method: Method, steps: int | jax.Array, dtype: np.dtype) -> Method:
+    checked_choice("method", method, get_args(Method))
+    if method == "gram" and dtype == jnp.bfloat16:
+        raise ValueError(
+            "method='gram' needs more than the 8 bits of bfloat16, whose errors it would blow up: "
+            "use dtype=float16, which is as fast"
+        )
+    if isinstance(steps, jax.Array):
+        if method == "gram":
+            raise ValueError("method='gram' needs a static number of steps, got a traced one")
+        return "standard"
+    return method
+
+
+def _takes_gram(x: jax.Array, method: Method, dtype: np.dtype) -> bool:
+    """Decides by the shape of a matrix alone, whatever else is in the call."""
+    if method == "auto":
+        rows, columns = x.shape[-2:]
+        return dtype == jnp.float16 and columns >= LEAST_GRAM_RATIO * rows
+    return method == "gram"
+
+
+def _checked_matrices(matrices: Iterable[jax.Array]) -> list[jax.Array]:
+    if hasattr(matrices, "ndim") or not isinstance(matrices, Iterable):
+        shape = f" of shape {matrices.shape}" if hasattr(matrices, "shape") else ""
+        raise TypeError(
+            f"matrices must be a sequence of arrays, got {type(matrices).__name__}{shape}; "
+            "orthogonalize([x]) takes one"
+        )
+    arrays = [as_array(f"matrices[{i}]", x) for i, x in enumerate(matrices)]
+    for i, x in enumerate(arrays):
+        if x.ndim < 2 or not jnp.issubdtype(x.dtype, jnp.floating):
+            raise TypeError(
+                f"matrices[{i}] must be [..., m, n] of a real floating-point dtype, got {x.dtype} "
+                f"of shape {x.shape}"
+            )
+    return arrays
+
+
+def _scales(scale: ArrayLike | Sequence[ArrayLike], count: int) -> list[ArrayLike]:
+    """A number for each entry."""
+    scales = list(scale) if isinstance(scale, Sequence) else [scale] * count
+    if len(scales) != count:
+        raise ValueError(f"scale has {len(scales)} entries, but matrices has {count}")
+    for x in scales:
+        if isinstance(x, str) or jnp.ndim(x):
+            raise ValueError(f"scale must be a number, or one for each entry, got {x!r}")
+    return scales
+
+
+def _is_tall(x: jax.Array) -> bool:
+    return x.shape[-2] > x.shape[-1]
+
+
+def _transposed_if(condition: bool, x: jax.Array) -> jax.Array:
+    return jnp.swapaxes(x, -1, -2) if condition else x
+
+
+def _normalized(x: jax.Array, eps: ArrayLike) -> jax.Array:
+    """Scaled so that no singular value exceeds one."""
+    x = x.astype(at_least_float32(x.dtype))
+    return x / (jnp.linalg.norm(x, axis=(-2, -1), keepdims=True) + eps)
+
+
+def _scaled(x: jax.Array, scale: ArrayLike, dtype: np.dtype) -> jax.Array:
+    """Times a number, rounded once: a scale may be too small or too large for 16 bits."""
+    if isinstance(scale, int | float) and scale == 1:
+        return x.astype(dtype)
+    wide = x.astype(at_least_float32(dtype))
+    return (wide * jnp.asarray(scale, wide.dtype)).astype(dtype)

@@ -1,0 +1,76 @@
+"""States of Muon: the one of version 0.1, and the way from checkpoints to a state of today."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+from jax.export import register_namedtuple_serialization
+
+State = TypeVar("State")
+Path = tuple[str, ...]
+
+# What comes before the parts of a partition in the paths of Optax's states.
+_PARTS = "inner_states"
+
+
+class MuonState(NamedTuple):
+    """The state of `muon` in version 0.1, for `load_muon_state`."""
+
+    count: jax.Array  # type: ignore[assignment]  # int32, updates so far, under Optax's name
+    mu: Any  # mean of the gradients
+    nu: Any  # mean of their squares for leaves that are no matrices, None for matrices
+
+
+register_namedtuple_serialization(MuonState, serialized_name="jax_grouped_gemm.optim.MuonState")
+
+
+def load_muon_state(state: State, checkpoint: Any) -> State:
+    """A state of an optimiser that continues from a checkpoint.
+
+    Args:
+      state: of the optimiser as it is now: `optimizer.init(params)`, alone or within a chain or a
+        partition of Optax's.
+      checkpoint: what was saved: a state of `muon`, of `optax.contrib.muon` with the same dimension
+        numbers, or the `MuonState` of version 0.1, in the same place of the same chain; as the
+        objects themselves or as nested dictionaries and lists, which a checkpoint restores without
+        a target.
+
+    Returns:
+      A state like `state` with the arrays of `checkpoint`, in the dtypes of `state`.
+
+    Raises:
+      ValueError: an array is missing in the checkpoint, or has another shape.
+    """
+    saved = {_name(path): x for path, x in jax.tree_util.tree_leaves_with_path(checkpoint)}
+
+    def load(path, leaf):
+        name = _name(path)
+        # Of the optimiser, not of what it has seen.
+        if name[-1:] == ("ns_coeffs",):
+            return leaf
+        found = next((saved[x] for x in _places(name) if x in saved), None)
+        if found is None:
+            raise ValueError(f"the checkpoint has no {'.'.join(name)}")
+        if jnp.shape(found) != jnp.shape(leaf):
+            raise ValueError(
+                f"{'.'.join(name)} has shape {jnp.shape(leaf)}, but {jnp.shape(found)} in the "
+                "checkpoint"
+            )
+        return jnp.asarray(found, leaf.dtype)
+
+    return jax.tree_util.tree_map_with_path(load, state)
+
+
+def _name(path: Any) -> Path:
+    """A path as names, whether its keys were attributes, entries or indices."""
+    keys = (getattr(k, "name", getattr(k, "key", getattr(k, "idx", None))) for k in path)
+    return tuple(map(str, keys))
+
+
+def _places(name: Path) -> list[Path]:
+    """Where the array of that name may be in a checkpoint: the same place, or 0.1's."""
+    # prefix / inner_states / group / inner_state / index / field / parameter
+    parts = [i for i, part in enumerate(name) if part == _PARTS]
+    return [name, *((*name[:i], *name[i + 4 :]) for i in parts)]

@@ -1,0 +1,380 @@
+"""Muon as a transformation of gradients, of Optax's own parts but for the orthogonalisation."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jax.typing import ArrayLike, DTypeLike
+
+from jax_grouped_gemm._src.arguments import (
+    Implementation,
+    checked_boolean,
+    checked_implementation,
+)
+from jax_grouped_gemm._src.arrays import at_least_float32
+from jax_grouped_gemm._src.muon.coefficients import Coefficients, iterations, table
+from jax_grouped_gemm._src.muon.dimensions import Axes, Numbers, Spread, over_leaves, spread
+from jax_grouped_gemm._src.muon.orthogonalize import ITERATION_DTYPE, Method, orthogonalize
+from jax_grouped_gemm._src.muon.state import MuonState
+
+if TYPE_CHECKING:
+    import optax
+
+Schedule = Callable[[jax.Array], ArrayLike]
+
+OFFERED = ("frobenius", "schatten")
+REFUSED = {
+    "spectral": "a decomposition of every matrix costs more than the iteration",
+    "aol": "it scales the rows of every matrix, a pass over memory that saves no step here",
+}
+
+
+def scale_by_muon(
+    ns_coeffs: Coefficients = "classic",
+    ns_steps: int = 5,
+    beta: ArrayLike = 0.95,
+    eps: ArrayLike = 1e-8,
+    mu_dtype: DTypeLike | None = None,
+    *,
+    nesterov: bool = True,
+    adaptive: bool = False,
+    preconditioning: str = "frobenius",
+    weight_dimension_numbers: Numbers = None,
+    shardings: Any = None,
+    dtype: DTypeLike = ITERATION_DTYPE,
+    method: Method = "auto",
+    restarts: Sequence[int] | None = None,
+    implementation: Implementation = None,
+) -> optax.GradientTransformation:
+    """Orthogonalises the mean of gradients, as `optax.contrib.scale_by_muon` does.
+
+    All leaves are matrices or stacks of matrices, and are orthogonalised together. The state is
+    `optax.contrib.MuonState`; the coefficients in it are those of `ns_coeffs` and are not read.
+    Means are added up in float32 at least and keep their dtype, whatever the gradients have.
+
+    Args:
+      ns_coeffs, ns_steps, eps: `coefficients`, `steps` and `eps` of `orthogonalize`.
+      beta: decay of the mean of gradients.
+      mu_dtype: of the mean of gradients; None: that of the parameters.
+      nesterov: whether to look ahead by one gradient.
+      adaptive: whether updates are multiplied by their dot product with what was orthogonalised.
+      preconditioning: "frobenius" or "schatten", see `orthogonalize`. Optax's "spectral" and "aol"
+        are not offered.
+      weight_dimension_numbers: `MuonDimensionNumbers`, ours or Optax's, for all leaves; or a tree
+        of them, a prefix of the parameters' tree; or a function of the parameters that returns
+        one. None: the last two axes.
+      shardings: `NamedSharding`s, or None, of parameters that are split over auto axes of a mesh
+        inside of matrices: a tree, a prefix of the parameters' tree. See `orthogonalize`.
+      dtype, method, restarts, implementation: as for `orthogonalize`.
+
+    Returns:
+      An `optax.GradientTransformation`.
+
+    Raises:
+      ImportError: Optax is missing.
+      TypeError, ValueError: an option is invalid, as for `orthogonalize`; or, from `init` and
+        `update`, dimension numbers do not fit a leaf.
+    """
+    optax = _optax()
+    _check_preconditioning(preconditioning)
+    checked_boolean("nesterov", nesterov)
+    checked_boolean("adaptive", adaptive)
+    checked_implementation(implementation)
+    # Raised here, what update would raise.
+    iterations(ns_coeffs, ns_steps)
+    iterate = functools.partial(
+        orthogonalize,
+        steps=ns_steps,
+        coefficients=ns_coeffs,
+        eps=eps,
+        dtype=dtype,
+        method=method,
+        restarts=restarts,
+        preconditioning=preconditioning,  # type: ignore[arg-type]  # checked above
+        implementation=implementation,
+    )
+    iterate([])
+
+    def init(params):
+        _axes(weight_dimension_numbers, params)
+        return optax.contrib.MuonState(
+            count=jnp.zeros([], jnp.int32),
+            mu=jax.tree.map(lambda x: jnp.zeros_like(x, dtype=mu_dtype), params),
+            ns_coeffs=jnp.asarray(table(ns_coeffs), jnp.float32),
+        )
+
+    def update(gradients, state, params=None):
+        del params
+        axes = _axes(weight_dimension_numbers, gradients)
+        structure: Any
+        leaves, structure = jax.tree.flatten(gradients)
+        old = structure.flatten_up_to(state.mu)
+        # The largest count stays what it is, so that it never becomes negative.
+        count = jnp.minimum(state.count, jnp.iinfo(jnp.int32).max - 2) + 1
+        mus = [_mean(beta, mu, g) for mu, g in zip(old, leaves, strict=True)]
+        directions = [
+            _direction(beta, mu, g, count, nesterov) for mu, g in zip(mus, leaves, strict=True)
+        ]
+        matrices = [own.to_matrices(x) for own, x in zip(axes, directions, strict=True)]
+        outs = iterate(matrices, shardings=_of_matrices(shardings, gradients, axes))
+        updates = [
+            own.from_matrices(y, x.shape) for own, y, x in zip(axes, outs, directions, strict=True)
+        ]
+        if adaptive:
+            updates = [jnp.vdot(x, y) * y for x, y in zip(directions, updates, strict=True)]
+        updates = [
+            u.astype(jnp.promote_types(g.dtype, mu.dtype))
+            for u, g, mu in zip(updates, leaves, old, strict=True)
+        ]
+        mus = [mu.astype(x.dtype) for mu, x in zip(mus, old, strict=True)]
+        new = state._replace(count=count, mu=structure.unflatten(mus))
+        return structure.unflatten(updates), new
+
+    return optax.GradientTransformation(init, update)
+
+
+def muon(
+    learning_rate: ArrayLike | Schedule,
+    ns_coeffs: Coefficients = "classic",
+    ns_steps: int = 5,
+    beta: ArrayLike = 0.95,
+    eps: ArrayLike = 1e-8,
+    weight_decay: ArrayLike = 0.0,
+    weight_decay_mask: Any = None,
+    mu_dtype: DTypeLike | None = None,
+    *,
+    nesterov: bool = True,
+    adaptive: bool = False,
+    preconditioning: str = "frobenius",
+    adam_b1: ArrayLike = 0.9,
+    adam_b2: ArrayLike = 0.999,
+    adam_eps_root: ArrayLike = 0.0,
+    adam_weight_decay: ArrayLike = 0.0,
+    adam_learning_rate: ArrayLike | Schedule | None = None,
+    muon_weight_dimension_numbers: Numbers = None,
+    consistent_rms: ArrayLike | None = None,
+    shardings: Any = None,
+    dtype: DTypeLike = ITERATION_DTYPE,
+    method: Method = "auto",
+    restarts: Sequence[int] | None = None,
+    implementation: Implementation = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Muon with AdamW for what is no matrix, in the words of `optax.contrib.muon`.
+
+    A leaf [..., in, out] of two or more dimensions is a kernel that multiplies from the right, as
+    in Flax, or a stack of them, such as the experts of a layer or the layers of a scan. Its update
+    is its mean gradient orthogonalised, times sqrt(max(1, out / in)). Leaves of fewer dimensions
+    get AdamW. `muon_weight_dimension_numbers` says which axes of other kernels are a matrix, and
+    which leaves get AdamW: embeddings and output heads should.
+
+    With ``dtype=jnp.float32`` and float32 parameters the updates are those of `optax.contrib.muon`,
+    but for stacks of matrices: without dimension numbers Optax gives them AdamW. The state is
+    Optax's too; `load_muon_state` takes its checkpoints, and those of `muon` of version 0.1.
+
+    Args:
+      learning_rate: scale of the updates, or a function of the number of earlier updates.
+      ns_coeffs, ns_steps, beta, eps, mu_dtype, nesterov, adaptive, preconditioning: as for
+        `scale_by_muon`; `eps`, `mu_dtype` and `nesterov` for AdamW too.
+      weight_decay: the parameters times this are added to an orthogonalised update, before the
+        learning rate. Needs `params` in `update`.
+      weight_decay_mask: tree of booleans, a prefix of the parameters' tree, or a function of the
+        parameters that returns one: which matrices decay. None: all.
+      adam_b1, adam_b2, adam_eps_root, adam_weight_decay: AdamW's.
+      adam_learning_rate: as `learning_rate`, for AdamW; None: the same.
+      muon_weight_dimension_numbers: as for `scale_by_muon`; None for a leaf gives it AdamW. None
+        for all: the last two axes of leaves that have as many.
+      consistent_rms: if given, orthogonalised updates are scaled by
+        sqrt(max(in, out)) * consistent_rms instead (arXiv:2502.16982 has 0.2).
+      shardings: as for `scale_by_muon`.
+      dtype, method, restarts, implementation: as for `orthogonalize`.
+
+    Returns:
+      An `optax.GradientTransformationExtraArgs`.
+
+    Raises:
+      ImportError, TypeError, ValueError: as for `scale_by_muon`.
+    """
+    optax = _optax()
+    if adam_learning_rate is None:
+        adam_learning_rate = learning_rate
+
+    def labels(params):
+        numbers = spread(muon_weight_dimension_numbers, params)
+        return jax.tree.map(lambda x: "adam" if x.value is None else "muon", numbers)
+
+    matrices = optax.chain(
+        scale_by_muon(
+            ns_coeffs,
+            ns_steps,
+            beta,
+            eps,
+            mu_dtype,
+            nesterov=nesterov,
+            adaptive=adaptive,
+            preconditioning=preconditioning,
+            weight_dimension_numbers=muon_weight_dimension_numbers,
+            shardings=shardings,
+            dtype=dtype,
+            method=method,
+            restarts=restarts,
+            implementation=implementation,
+        ),
+        _scale_by_shape(optax, muon_weight_dimension_numbers, consistent_rms),
+        _decayed_weights(optax, weight_decay, weight_decay_mask),
+        optax.scale_by_learning_rate(learning_rate),
+    )
+    others = optax.chain(
+        optax.scale_by_adam(
+            adam_b1, adam_b2, eps, adam_eps_root, mu_dtype=mu_dtype, nesterov=nesterov
+        ),
+        _decayed_weights(optax, adam_weight_decay, None),
+        optax.scale_by_learning_rate(adam_learning_rate),
+    )
+    return _in_float32(optax, optax.partition({"muon": matrices, "adam": others}, labels))
+
+
+def _optax() -> Any:
+    try:
+        import optax
+        import optax.contrib
+    except ImportError as error:
+        raise ImportError(
+            "muon and scale_by_muon are made of Optax: pip install 'optax>=0.2.6'"
+        ) from error
+    return optax
+
+
+def _check_preconditioning(name: str) -> None:
+    if name in OFFERED:
+        return
+    reason = f" ({REFUSED[name]})" if name in REFUSED else ""
+    raise ValueError(f"preconditioning must be one of {OFFERED}, got {name!r}{reason}")
+
+
+def _axes(numbers: Numbers, tree: Any) -> list[Axes]:
+    """The axes of every leaf, each of which must be matrices."""
+    axes = []
+    for path, x in jax.tree_util.tree_leaves_with_path(
+        jax.tree.map(lambda own, x: (own, x), spread(numbers, tree), tree),
+        is_leaf=lambda x: isinstance(x, tuple) and bool(x) and isinstance(x[0], Spread),
+    ):
+        own, leaf = x
+        if own.value is None:
+            raise ValueError(
+                f"scale_by_muon: {jax.tree_util.keystr(path)} of shape {jnp.shape(leaf)} is no "
+                "matrix; muon gives such leaves AdamW"
+            )
+        axes.append(Axes.of(jnp.ndim(leaf), own.value))
+    return axes
+
+
+def _of_matrices(
+    shardings: Any, gradients: Any, axes: Sequence[Axes]
+) -> list[NamedSharding | None] | None:
+    """The shardings of the matrices of each leaf."""
+    if shardings is None:
+        return None
+
+    def is_sharding(x):
+        return x is None or isinstance(x, NamedSharding)
+
+    spread_over = jax.tree.leaves(over_leaves(shardings, gradients, is_sharding))
+    return [own.sharding_of_matrices(x.value) for own, x in zip(axes, spread_over, strict=True)]
+
+
+def _scale_by_shape(
+    optax: Any, numbers: Numbers, consistent_rms: ArrayLike | None
+) -> optax.GradientTransformation:
+    """Multiplies updates by a factor that their matrices' shape gives."""
+
+    def factor(fan_in, fan_out):
+        if consistent_rms is not None:
+            return max(fan_in, fan_out) ** 0.5 * consistent_rms
+        return max(1.0, fan_out / max(fan_in, 1)) ** 0.5
+
+    def update(updates, state, params=None):
+        del params
+        structure: Any
+        leaves, structure = jax.tree.flatten(updates)
+        axes = _axes(numbers, updates)
+        scaled = [factor(*own.sizes(x.shape)) * x for own, x in zip(axes, leaves, strict=True)]
+        return structure.unflatten(scaled), state
+
+    return optax.GradientTransformation(lambda _: optax.EmptyState(), update)
+
+
+def _decayed_weights(optax: Any, decay: ArrayLike, mask: Any) -> optax.GradientTransformation:
+    """`optax.add_decayed_weights`, which needs no parameters where nothing decays."""
+    decayed = optax.add_decayed_weights(decay, mask)
+    if not (isinstance(decay, int | float) and decay == 0):
+        return decayed
+    return optax.GradientTransformation(
+        decayed.init, lambda updates, state, _=None: (updates, state)
+    )
+
+
+def _in_float32(
+    optax: Any, partition: optax.GradientTransformationExtraArgs
+) -> optax.GradientTransformationExtraArgs:
+    """The same with sums in float32 at least, between states and updates of their own dtypes."""
+
+    def update(updates, state, params=None, **extra):
+        if isinstance(state, MuonState):
+            raise TypeError(
+                "the state is that of muon of version 0.1: pass it through load_muon_state"
+            )
+        wide, new = partition.update(*_widened((updates, state)), params, **extra)
+        new = jax.tree.map(lambda x, old: x.astype(old.dtype), new, state)
+        wide = jax.tree.map(
+            lambda u, g, mu: u.astype(jnp.promote_types(g.dtype, mu.dtype)),
+            wide,
+            updates,
+            _momenta(optax, state),
+        )
+        return wide, new
+
+    return optax.GradientTransformationExtraArgs(partition.init, update)
+
+
+def _momenta(optax: Any, state: Any) -> Any:
+    """The mean gradients of all leaves."""
+
+    def is_masked(x):
+        return isinstance(x, optax.MaskedNode)
+
+    ours, theirs = (state.inner_states[name].inner_state[0].mu for name in ("muon", "adam"))
+    return jax.tree.map(lambda x, y: y if is_masked(x) else x, ours, theirs, is_leaf=is_masked)
+
+
+def _widened(tree: Any) -> Any:
+    def widened(x):
+        is_narrow = jnp.issubdtype(x.dtype, jnp.floating)
+        return x.astype(at_least_float32(x.dtype)) if is_narrow else x
+
+    return jax.tree.map(widened, tree)
+
+
+def _mean(decay: Any, old: jax.Array, new: jax.Array) -> jax.Array:
+    """The exponentially decaying mean of what `old` is the mean of, and `new`."""
+    dtype: np.dtype = at_least_float32(jnp.promote_types(old.dtype, new.dtype))
+    return decay * old.astype(dtype) + (1 - decay) * new.astype(dtype)
+
+
+def _unbiased(decay: Any, mean: jax.Array, count: jax.Array) -> jax.Array:
+    """A mean of `count` values that began with zero, without the share of that zero."""
+    return mean / (1 - decay**count).astype(mean.dtype)
+
+
+def _direction(
+    decay: Any, mu: jax.Array, gradient: jax.Array, count: jax.Array, nesterov: bool
+) -> jax.Array:
+    if not nesterov:
+        return _unbiased(decay, mu, count)
+    gradient = _unbiased(decay, gradient.astype(mu.dtype), count)
+    return decay * _unbiased(decay, mu, count + 1) + (1 - decay) * gradient

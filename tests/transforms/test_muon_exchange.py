@@ -1,0 +1,161 @@
+"""Orthogonalisation of matrices that are split inside, over eight devices."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jax_grouped_gemm as jgg
+from jax_grouped_gemm.optim import MuonDimensionNumbers, muon, orthogonalize
+from tests.support.partition import AUTO, EIGHT, FOUR_BY_TWO, KINDS, collectives, entered, mesh_of
+
+SHAPES = [(5, 16, 48), (48, 32), (32, 48), (16, 48), (2, 3, 64, 16)]
+SPECS = [P(None, None, "d"), P(None, "d"), P("d"), P(None, "d"), P(None, None, "d", None)]
+
+
+def draw(rng, dtype=jnp.bfloat16):
+    return [jnp.asarray(rng.standard_normal(shape), dtype) for shape in SHAPES]
+
+
+def placed(mesh, xs, specs):
+    shardings = [NamedSharding(mesh, spec) for spec in specs]
+    return [jax.device_put(x, s) for x, s in zip(xs, shardings, strict=True)], shardings
+
+
+def call(mesh, shardings, **options):
+    """A function of a list, which names shardings where types do not."""
+    given = shardings if mesh.axis_types[0] == AUTO else None
+
+    def function(*xs):
+        return orthogonalize(xs, shardings=given, **options)
+
+    return jax.jit(function, out_shardings=None if given is None else list(shardings))
+
+
+def assert_close(a, b):
+    """Up to the order of sums, in which XLA:CPU multiplies stacks of other lengths."""
+    a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
+    np.testing.assert_allclose(a, b, atol=5e-3, rtol=2**-7)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+class TestExchange:
+    @pytest.mark.parametrize("method", ["auto", "standard"])
+    def test_results_are_those_of_one_device(self, method, kind, rng):
+        mesh = mesh_of(EIGHT, kind)
+        matrices = draw(rng)
+        want = orthogonalize(matrices, method=method)
+        with entered(mesh):
+            xs, shardings = placed(mesh, matrices, SPECS)
+            outs = call(mesh, shardings, method=method)(*xs)
+        for out, one, sharding in zip(outs, want, shardings, strict=True):
+            assert out.sharding.is_equivalent_to(sharding, out.ndim)
+            assert_close(out, one)
+
+    def test_two_exchanges_of_16_bits(self, kind, rng):
+        """For all leaves, and a sixteenth of their padded bytes each."""
+        mesh = mesh_of(EIGHT, kind)
+        for dtype in (jnp.bfloat16, jnp.float32):
+            with entered(mesh):
+                xs, shardings = placed(mesh, draw(rng, dtype), SPECS)
+                program = call(mesh, shardings).lower(*xs).compile()
+            found = collectives(program)
+            assert {name for name, _ in found} == {"all-to-all"}
+            text = program.as_text()
+            assert text.count(" all-to-all(") + text.count(" all-to-all-start(") == 2
+            assert "u16[" in text and "u32[8," not in text
+
+    def test_float32_is_that_of_bfloat16(self, kind, rng):
+        mesh = mesh_of(EIGHT, kind)
+        matrices = draw(rng, jnp.float32)
+        want = orthogonalize([x.astype(jnp.bfloat16).astype(jnp.float32) for x in matrices])
+        with entered(mesh):
+            xs, shardings = placed(mesh, matrices, SPECS)
+            outs = call(mesh, shardings)(*xs)
+        for out, one in zip(outs, want, strict=True):
+            assert_close(out, one)
+
+    def test_float32_iteration_travels_as_it_is(self, kind, rng):
+        mesh = mesh_of(EIGHT, kind)
+        matrices = draw(rng, jnp.float32)
+        want = orthogonalize(matrices, dtype=jnp.float32)
+        with entered(mesh):
+            xs, shardings = placed(mesh, matrices, SPECS)
+            outs = call(mesh, shardings, dtype=jnp.float32)(*xs)
+        for out, one in zip(outs, want, strict=True):
+            np.testing.assert_allclose(out, one, atol=2e-5)
+
+    def test_stacks_that_are_split_too(self, kind, rng):
+        """Over another axis of the mesh; and what is whole is not exchanged."""
+        mesh = mesh_of(FOUR_BY_TWO, kind)
+        shapes = [(4, 16, 48), (8, 16, 48), (16, 48)]
+        specs = [P("e", None, "d"), P("d"), P()]
+        matrices = [jnp.asarray(rng.standard_normal(s), jnp.bfloat16) for s in shapes]
+        want = orthogonalize(matrices)
+        with entered(mesh):
+            xs, shardings = placed(mesh, matrices, specs)
+            compiled = call(mesh, shardings).lower(*xs).compile()
+            outs = compiled(*xs)
+        assert {name for name, _ in collectives(compiled)} == {"all-to-all"}
+        for out, one in zip(outs, want, strict=True):
+            assert_close(out, one)
+
+
+def test_explain_says_what_travels(rng):
+    mesh = mesh_of(EIGHT)
+    xs, shardings = placed(mesh, draw(rng)[:1], SPECS[:1])
+    found = jgg.explain(lambda x: orthogonalize([x], shardings=shardings), *xs).transfers
+    assert [(x.kind, x.devices) for x in found] == [("sends", 8)] * 2
+    assert all(x.what.startswith("uint16") for x in found)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_muon(kind, rng):
+    """A step of split parameters is that of one device, and stays split."""
+    mesh = mesh_of(EIGHT, kind)
+    shapes = {"in": (16, 64), "heads": (16, 4, 8), "bias": (8,)}
+    specs = {"in": P(None, "d"), "heads": P("d"), "bias": P()}
+    numbers = {"in": MuonDimensionNumbers(), "heads": MuonDimensionNumbers(0, (1, 2)), "bias": None}
+    params = {n: jnp.asarray(rng.standard_normal(s), jnp.bfloat16) for n, s in shapes.items()}
+    options = dict(muon_weight_dimension_numbers=numbers)
+    want, _ = muon(0.1, **options).update(params, muon(0.1, **options).init(params), params)
+    shardings = {name: NamedSharding(mesh, spec) for name, spec in specs.items()}
+    optimizer = muon(0.1, shardings=shardings if kind == AUTO else None, **options)
+    with entered(mesh):
+        split = {n: jax.device_put(x, shardings[n]) for n, x in params.items()}
+        got, state = jax.jit(optimizer.update)(split, optimizer.init(split), split)
+    for name in shapes:
+        assert got[name].sharding.is_equivalent_to(shardings[name], got[name].ndim), name
+        assert_close(got[name], want[name])
+
+
+class TestErrors:
+    def test_rows_and_columns(self, rng):
+        mesh = mesh_of(FOUR_BY_TWO)
+        with pytest.raises(ValueError, match=r"shardings\[0\] splits rows and columns"):
+            orthogonalize([np.ones((8, 8))], shardings=[NamedSharding(mesh, P("d", "e"))])
+
+    def test_uneven(self):
+        with pytest.raises(ValueError, match="splits a dimension of 12 over 8 devices"):
+            orthogonalize(
+                [np.ones((8, 12))], shardings=[NamedSharding(mesh_of(EIGHT), P(None, "d"))]
+            )
+
+    def test_what_is_no_sharding(self):
+        with pytest.raises(TypeError, match=r"shardings\[0\] must be a jax.sharding.NamedSharding"):
+            orthogonalize([np.ones((8, 8))], shardings=[P("d")])
+        with pytest.raises(ValueError, match="shardings has 2 entries, but matrices has 1"):
+            orthogonalize([np.ones((8, 8))], shardings=[None, None])
+
+    def test_an_axis_that_becomes_one_with_others(self, rng):
+        mesh = mesh_of(EIGHT)
+        params = {"heads": jnp.ones((16, 8, 4))}
+        optimizer = muon(
+            0.1,
+            muon_weight_dimension_numbers={"heads": MuonDimensionNumbers(0, (1, 2))},
+            shardings={"heads": NamedSharding(mesh, P(None, "d"))},
+        )
+        with pytest.raises(ValueError, match=r"splits one of the axes \(1, 2\)"):
+            optimizer.update(params, optimizer.init(params), params)
