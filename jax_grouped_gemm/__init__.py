@@ -72,6 +72,7 @@ from jax_grouped_gemm._src.mlp.api import gated_ragged_dot, ragged_mlp
 from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp, quantize_mlp
 from jax_grouped_gemm._src.mlp.plan import MlpPlan
 from jax_grouped_gemm._src.op import export_disabled_checks as _export_disabled_checks
+from jax_grouped_gemm._src.optimizer import primitive as _optimizer  # noqa: F401 - exported
 from jax_grouped_gemm._src.plan import Plan, TileConfig, use_tiles
 from jax_grouped_gemm._src.quantized import checkpoints
 from jax_grouped_gemm._src.quantized.api import dequantize, from_codes, quantize

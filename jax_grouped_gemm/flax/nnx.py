@@ -167,7 +167,7 @@ class Optimizer(nnx.Module):
         layers themselves do. XLA removes the casts, since layers read the quantised weights. What a
         loss changes in the copy, such as statistics, is not changed in `model`.
         """
-        copy = nnx.merge(*nnx.split(model))
+        copy = nnx.clone(model)
         for layers in _layers(copy, self.wrt).values():
             dtype = layers[0].dtype
             if dtype is not None and jnp.dtype(dtype).itemsize == 2:

@@ -114,6 +114,35 @@ class TestNnx:
         )
         assert any(np.any(np.asarray(a) != np.asarray(b)) for a, b in pairs)
 
+    def test_gradients_in_16_bits(self, rng):
+        """Of the layers that are quantised, in a copy of the model, which shares what it has."""
+        model = Model(nnx.Rngs(0), shared=True)
+        optimizer = of_nnx.Optimizer(model, optim.adamw(1e-3))
+        gradients = nnx.grad(loss)(optimizer.compute_model(model), tokens(rng))
+        assert gradients["first"]["wo"][...].dtype == jnp.bfloat16
+        assert gradients["third"]["wo"][...].dtype == np.float32
+        assert model.first.wo[...].dtype == np.float32
+        optimizer.update(model, gradients)
+        for one in (model.first, model.second):
+            jax.tree.map(oracle.assert_same_bits, quantized(one), wanted(one))
+
+    def test_functions_of_states(self, rng):
+        """The layers of a merged model find the weights that an optimiser has."""
+        model = Model(nnx.Rngs(0))
+        of_nnx.quantize(model)
+        x = tokens(rng)
+        want = model(x)
+        graph, params, _ = nnx.split(model, nnx.Param, of_nnx.Quantized)
+        optimizer = optim.adamw(
+            1e-3,
+            select=lambda path, leaf: (
+                path[0] in ("first", "second") and path[-1] in of_nnx.MATRICES
+            ),
+        )
+        state = optimizer.init(params)
+        merged = nnx.merge(graph, params, of_nnx.quantized_state(state.quantized))
+        np.testing.assert_array_equal(merged(x), want)
+
     def test_errors(self):
         model = Model(nnx.Rngs(0))
         with pytest.raises(TypeError, match=r"nnx.Optimizer takes Optax's"):

@@ -270,6 +270,20 @@ class TestTransformations:
             close(mine[0], jax.jit(step)(*of_run)[0])
             assert_bits(mine[1], mine[0])
 
+    def test_exported_for_a_gpu(self, rng):
+        """The calls are among those that `EXPORT_DISABLED_CHECKS` allows."""
+        ours = optim.adamw(1e-2)
+        params = model(rng)
+        state = ours.init(params)
+        checks = jgg.EXPORT_DISABLED_CHECKS
+        exported = jax.export.export(
+            jax.jit(ours.step), platforms=["cuda"], disabled_checks=checks
+        )(params, params, state)
+        again = jax.export.deserialize(exported.serialize())
+        assert again.mlir_module().count("jax_grouped_gemm.adamw_quantized.v1") == 3
+        new_params, new_state = jax.tree.unflatten(again.out_tree, again.out_avals)
+        assert new_state.quantized["layer"].wo.values.dtype == jnp.float8_e4m3fn
+
     def test_has_no_derivative(self, rng):
         ours = optim.adamw(1e-2)
         params = model(rng)
