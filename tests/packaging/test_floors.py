@@ -58,6 +58,14 @@ def test_imports_from_below(path):
         assert there == here or floor[there] < floor[here], ".".join(parts)
 
 
+def test_the_map_has_every_shared_file_and_folder():
+    folder = PACKAGE / "_src"
+    map_of = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
+    names = {path.stem for path in folder.iterdir() if path.stem.isidentifier()}
+    missing = {name for name in names if not name.startswith("__") and f"`{name}`" not in map_of}
+    assert not missing
+
+
 STAGES = {"Op": "primitive.py", "BilinearOp": "primitive.py", "ffi_call": "call.py"}
 """The file of an operation's folder that calls a function."""
 MOST_LINES = 400
