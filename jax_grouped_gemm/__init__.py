@@ -46,9 +46,9 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 __path__ = _extend_path(__path__, __name__)
 
 from jax_grouped_gemm._src.arguments import check_groups
-from jax_grouped_gemm._src.device import is_available, unavailable_reason
-from jax_grouped_gemm._src.device import register_targets as _register_targets
 from jax_grouped_gemm._src.explain import Explanation, explain
+from jax_grouped_gemm._src.extension import is_available, unavailable_reason
+from jax_grouped_gemm._src.extension import register_targets as _register_targets
 from jax_grouped_gemm._src.fp8.dot.api import fp8_ragged_dot
 from jax_grouped_gemm._src.fp8.quantize.api import (
     QuantizedRows,

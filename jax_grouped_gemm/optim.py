@@ -16,13 +16,8 @@ from jax_grouped_gemm._src.muon.dimensions import MuonDimensionNumbers
 from jax_grouped_gemm._src.muon.orthogonalize import orthogonalize
 from jax_grouped_gemm._src.muon.state import MuonState, load_muon_state
 from jax_grouped_gemm._src.muon.transform import muon, scale_by_muon
-from jax_grouped_gemm._src.optimizer.api import (
-    AdamWState,
-    Optimizer,
-    OptimizerState,
-    adamw,
-    quantized,
-)
+from jax_grouped_gemm._src.optimizer.api import Optimizer, OptimizerState, adamw, quantized
+from jax_grouped_gemm._src.optimizer.rules import AdamWState
 from jax_grouped_gemm._src.optimizer.weights import experts
 
 __all__ = [

@@ -13,7 +13,8 @@ import jax
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from jax_grouped_gemm._src.arguments import checked_int
-from jax_grouped_gemm._src.device import H200, Target, default_device, unsuitable_device_reason
+from jax_grouped_gemm._src.device import H200, Target
+from jax_grouped_gemm._src.extension import default_device, unsuitable_device_reason
 from jax_grouped_gemm._src.meshes import axes_of_kind
 from jax_grouped_gemm._src.op import Op, ops
 from jax_grouped_gemm._src.partition import (

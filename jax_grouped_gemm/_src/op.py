@@ -25,12 +25,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_grouped_gemm._src import lowering, partition
 from jax_grouped_gemm._src.arrays import align_varying
-from jax_grouped_gemm._src.device import (
-    H200,
-    Target,
-    missing_extension_reason,
-    unsuitable_device_reason,
-)
+from jax_grouped_gemm._src.device import H200, Target
+from jax_grouped_gemm._src.extension import missing_extension_reason, unsuitable_device_reason
 from jax_grouped_gemm._src.fallback import with_policy
 from jax_grouped_gemm._src.plan import XLA, Plan
 

@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm._src.device import unsuitable_device_reason
+from jax_grouped_gemm._src.extension import unsuitable_device_reason
 from jax_grouped_gemm._src.plan import DEFAULT_TILE
 from jax_grouped_gemm._src.ragged.tiles import (
     NARROW_STREAM_K_TILE,

@@ -10,8 +10,8 @@ import pytest
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm import moe
 from jax_grouped_gemm._src.activations import ACTIVATIONS
+from jax_grouped_gemm._src.mlp.fp8.hidden.layer import HiddenLayer
 from jax_grouped_gemm._src.mlp.fp8.hidden.primitive import quantized_hidden
-from jax_grouped_gemm._src.mlp.fp8.hidden.problem import HiddenLayer
 from tests.support import fp8_oracle, mlp
 from tests.support.dtypes import BF16, E4M3, E5M2, F32
 from tests.support.fp8_mlp_on_gpu import (

@@ -14,8 +14,8 @@ from jax_grouped_gemm._src.fp8.quantize import primitive as quantizers
 from jax_grouped_gemm._src.fp8.quantize import reference
 from jax_grouped_gemm._src.fp8.scaled import call
 from jax_grouped_gemm._src.fp8.scaled import primitive as scaled
+from jax_grouped_gemm._src.mlp.fp8.hidden.layer import HiddenLayer
 from jax_grouped_gemm._src.mlp.fp8.hidden.primitive import hidden_gradients, ragged_hidden_gradients
-from jax_grouped_gemm._src.mlp.fp8.hidden.problem import HiddenLayer
 from tests.support import fp8_oracle, mlp
 from tests.support.dtypes import BF16, E4M3, E5M2, F32
 from tests.support.fp8_mlp_on_gpu import elementwise_operands

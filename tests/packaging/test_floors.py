@@ -11,6 +11,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "jax_grouped_gemm"
 FLOORS = (
     {"_src"},
+    {"_src/quantized"},
     {"_src/ragged", "_src/rows", "_src/lists"},
     {"_src/fp8", "_src/muon"},
     {"_src/mlp", "checkpoint_policies"},
@@ -56,6 +57,14 @@ def test_imports_from_below(path):
     for parts in imported(path):
         there = room(parts)
         assert there == here or floor[there] < floor[here], ".".join(parts)
+
+
+def test_the_map_has_every_shared_file_and_folder():
+    folder = PACKAGE / "_src"
+    map_of = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
+    names = {path.stem for path in folder.iterdir() if path.stem.isidentifier()}
+    missing = {name for name in names if not name.startswith("__") and f"`{name}`" not in map_of}
+    assert not missing
 
 
 STAGES = {"Op": "primitive.py", "BilinearOp": "primitive.py", "ffi_call": "call.py"}

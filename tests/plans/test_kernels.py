@@ -27,7 +27,7 @@ PRODUCT = array(4096, 2048), array(8, 2048, 1024), array(8, dtype=jnp.int32)
 
 
 @pytest.mark.parametrize("schedule", ["cooperative", "pingpong"])
-def test_the_schedule_is_that_of_the_table_whatever_the_tile(schedule, monkeypatch):
+def test_the_schedule_is_that_of_the_table_whatever_the_tile(schedule, monkeypatch, extension):
     kernel = TiledKernel(tile=PINGPONG_SIZES, schedule=schedule)
     monkeypatch.setattr(plan_ragged, "SIXTEEN_BITS", (kernel,))
     (plan,) = jgg.explain(jgg.ragged_dot, *PRODUCT).plans

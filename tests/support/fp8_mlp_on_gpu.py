@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_grouped_gemm._src.activations import ACTIVATIONS
+from jax_grouped_gemm._src.mlp.fp8.hidden.layer import HiddenLayer
 from jax_grouped_gemm._src.mlp.fp8.hidden.primitive import hidden_gradients, quantized_hidden
-from jax_grouped_gemm._src.mlp.fp8.hidden.problem import HiddenLayer
 from tests.support import fp8_oracle
 from tests.support.dtypes import F32
 

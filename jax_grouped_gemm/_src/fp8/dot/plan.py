@@ -34,8 +34,12 @@ def candidates(avals, params) -> Candidates[ScaledProblem]:
     return plan.contracting([*blocks, sizes, offset], of_product)
 
 
+READ = ("products", "dtype", "num_groups", "implementation")
+"""The parameters that are read where the operation is composed of others."""
+
+
 def plan_gradient(avals, params, target) -> GradientPlan:
+    """Plans a `quantized_weight_gradient`."""
     found = plan_product(candidates, avals, params, target)
     fields: dict[str, Any] = {x.name: getattr(found, x.name) for x in dataclasses.fields(found)}
-    names = ("products", "dtype", "num_groups")
-    return GradientPlan(**fields, params=tuple((name, params[name]) for name in names))
+    return GradientPlan(**fields, params=tuple((name, params[name]) for name in READ))

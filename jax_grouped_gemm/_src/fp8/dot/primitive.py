@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import AxisType
 
-from jax_grouped_gemm._src.fp8.dot.plan import candidates, plan_gradient
+from jax_grouped_gemm._src.fp8.dot.plan import READ, candidates, plan_gradient
 from jax_grouped_gemm._src.fp8.formats import NO_DERIVATIVE
 from jax_grouped_gemm._src.fp8.products import Fp8Products
 from jax_grouped_gemm._src.meshes import axes_of_kind
@@ -53,8 +53,8 @@ def weight_gradient(
     )
 
 
-def _gradient(lhs, rhs, group_sizes, group_offset, *, products, dtype, num_groups, **params):
-    products = dataclasses.replace(products, **params)
+def _gradient(lhs, rhs, group_sizes, group_offset, *, products, dtype, num_groups, implementation):
+    products = dataclasses.replace(products, implementation=implementation)
     recipe = products.recipe
     _, left = products.quantize_rows(
         lhs, group_sizes, recipe.forward_dtype, plain=False, transposed=True
@@ -87,9 +87,10 @@ OP = Op(
 
 OP.has_no_derivative(NO_DERIVATIVE)
 
-OP.def_batching(
-    lambda operands, dims, *, implementation, **params: (
-        jax.vmap(functools.partial(_gradient, **params), dims)(*operands),
-        0,
-    )
-)
+
+def _batch(operands, dims, **params):
+    read = {name: params[name] for name in READ}
+    return jax.vmap(functools.partial(_gradient, **read), dims)(*operands), 0
+
+
+OP.def_batching(_batch)

@@ -35,12 +35,9 @@ from jax_grouped_gemm._src.fp8.scaled.plan import PAIRED_FP8_COLUMNS, quantises_
 from jax_grouped_gemm._src.mlp import rows as token_rows
 from jax_grouped_gemm._src.mlp.biases import bias_rows
 from jax_grouped_gemm._src.mlp.composed import GATE, UP
+from jax_grouped_gemm._src.mlp.fp8.hidden.layer import HiddenLayer, JoinedGradients
 from jax_grouped_gemm._src.mlp.fp8.hidden.primitive import (
     quantized_hidden,
-)
-from jax_grouped_gemm._src.mlp.fp8.hidden.problem import (
-    HiddenLayer,
-    JoinedGradients,
 )
 from jax_grouped_gemm._src.mlp.fp8.products import Dtypes, Layer
 from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp, quantize_experts

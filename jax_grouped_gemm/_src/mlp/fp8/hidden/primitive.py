@@ -12,17 +12,13 @@ from jax_grouped_gemm._src.arguments import Implementation
 from jax_grouped_gemm._src.fp8.formats import NO_DERIVATIVE, Scaled
 from jax_grouped_gemm._src.fp8.quantize import primitive as quantizers
 from jax_grouped_gemm._src.mlp.fp8.hidden import call, reference
+from jax_grouped_gemm._src.mlp.fp8.hidden.layer import HiddenGradients, HiddenLayer, JoinedGradients
 from jax_grouped_gemm._src.mlp.fp8.hidden.plan import (
     HiddenPlan,
     plan_gradients,
     plan_hidden,
     plan_ragged_gradients,
     unfused_ragged_reason,
-)
-from jax_grouped_gemm._src.mlp.fp8.hidden.problem import (
-    HiddenGradients,
-    HiddenLayer,
-    JoinedGradients,
 )
 from jax_grouped_gemm._src.op import Op
 from jax_grouped_gemm._src.plan import COMPOSED

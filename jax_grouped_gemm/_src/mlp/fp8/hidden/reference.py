@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_grouped_gemm._src.fp8.quantize.reference import quantize_ragged
-from jax_grouped_gemm._src.mlp.fp8.hidden.problem import HiddenGradients
+from jax_grouped_gemm._src.mlp.fp8.hidden.layer import HiddenGradients
 
 
 def hidden(projections, weights, *, layer):
