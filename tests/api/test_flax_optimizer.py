@@ -14,6 +14,8 @@ import jax_grouped_gemm as jgg
 from jax_grouped_gemm import optim
 from jax_grouped_gemm.flax import linen as of_linen
 from jax_grouped_gemm.flax import nnx as of_nnx
+from jax_grouped_gemm.flax._experts import from_dict
+from jax_grouped_gemm.flax.nnx.layer import MATRICES
 from tests.support import optimizer as oracle
 
 D, F, E, K = 64, 40, 4, 2
@@ -31,7 +33,7 @@ class Model(nnx.Module):
 
         self.first, self.second, self.third = layer(recipe), layer(recipe), layer(None)
         if shared:
-            for name in of_nnx.MATRICES:
+            for name in MATRICES:
                 setattr(self.second, name, getattr(self.first, name))
 
     def __call__(self, x):
@@ -48,11 +50,11 @@ def quantized(layer):
     arrays = jax.tree.map(
         lambda v: v.get_value(), layer.quantized, is_leaf=lambda v: isinstance(v, nnx.Variable)
     )
-    return of_nnx.from_dict(arrays)
+    return from_dict(arrays)
 
 
 def wanted(layer):
-    matrices = (getattr(layer, name)[...].astype(jnp.float32) for name in of_nnx.MATRICES)
+    matrices = (getattr(layer, name)[...].astype(jnp.float32) for name in MATRICES)
     return jgg.quantize_mlp(*matrices, RECIPE)
 
 
@@ -135,9 +137,7 @@ class TestNnx:
         graph, params, _ = nnx.split(model, nnx.Param, of_nnx.Quantized)
         optimizer = optim.adamw(
             1e-3,
-            select=lambda path, leaf: (
-                path[0] in ("first", "second") and path[-1] in of_nnx.MATRICES
-            ),
+            select=lambda path, leaf: path[0] in ("first", "second") and path[-1] in MATRICES,
         )
         state = optimizer.init(params)
         merged = nnx.merge(graph, params, of_nnx.quantized_state(state.quantized))

@@ -15,6 +15,7 @@ from flax import nnx  # noqa: E402
 from jax_grouped_gemm._src.quantized.format import register  # noqa: E402
 from jax_grouped_gemm.flax import linen as our_linen  # noqa: E402
 from jax_grouped_gemm.flax import nnx as our_nnx  # noqa: E402
+from jax_grouped_gemm.flax.nnx.layer import MATRICES  # noqa: E402
 
 SIZES = dict(hidden_features=160, num_experts=4, top_k=2)
 EMBED = 96
@@ -35,7 +36,7 @@ def with_dequantised(layer, **packed):
 
 
 def matrices_of(layer):
-    return {name: getattr(layer, name)[...] for name in our_nnx.MATRICES}
+    return {name: getattr(layer, name)[...] for name in MATRICES}
 
 
 @pytest.mark.parametrize("name, options", [("mxfp4", {}), ("int4", dict(group_size=32))])

@@ -25,6 +25,7 @@ from jax_grouped_gemm._src.arguments import (
     evaluate_as_jax,
     run_group_checks,
 )
+from jax_grouped_gemm._src.meshes import as_sharded
 from jax_grouped_gemm._src.plan import current_tiles
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
 from jax_grouped_gemm._src.quantized.weights import check_weights, product_of, with_arrays
@@ -202,7 +203,7 @@ def ragged_dot_general(
                 implementation=implementation,
             )
 
-        return _as_sharded(
+        return as_sharded(
             out_sharding,
             unsharded,
             as_array("lhs", lhs),
@@ -376,27 +377,6 @@ def ragged_dot_accumulate(
         implementation=implementation,
         **current_tiles().params("wgrad"),
     )
-
-
-def _as_sharded(out_sharding, product, *operands):
-    """`product` under the explicit axes of the mesh, which XLA partitions as it likes."""
-    if not isinstance(out_sharding, NamedSharding | PartitionSpec):
-        raise TypeError(
-            "out_sharding must be None, a jax.sharding.NamedSharding or a PartitionSpec, got "
-            f"{out_sharding!r}"
-        )
-    mesh = jax.sharding.get_abstract_mesh()
-    if isinstance(out_sharding, NamedSharding) and mesh.empty:
-        mesh = out_sharding.mesh.abstract_mesh
-    if mesh.explicit_axes:
-        return jax.sharding.auto_axes(product, out_sharding=out_sharding)(*operands)
-    spec = out_sharding if isinstance(out_sharding, PartitionSpec) else out_sharding.spec
-    if any(axes is not None for axes in spec):
-        raise ValueError(
-            f"out_sharding is for explicit mesh axes, got {out_sharding} where the mesh has none: "
-            f"{mesh}"
-        )
-    return product(*operands)
 
 
 def _check_ranks(lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array) -> None:
