@@ -32,3 +32,16 @@ def test_weights_are_dequantised_once_and_a_kernel_multiplies_them(h200, name):
     assert program.kernels == dict(ragged_noncontracting=2)
     dequantised = 2 * G * K * N
     assert program.temporary_bytes < 2.5 * dequantised + 2 * M * N
+
+
+def test_rows_and_weights_in_fp8_are_two_kernels(h200):
+    x = jax.ShapeDtypeStruct((M, K), jnp.bfloat16)
+    w = jax.ShapeDtypeStruct((G, N, K), jnp.bfloat16)
+    sizes = jax.ShapeDtypeStruct((G,), jnp.int32)
+    q = jax.eval_shape(lambda w: jgg.quantize(w, "fp8_128x128", layout="rows"), w)
+
+    def product(x, q, sizes):
+        return jgg.ragged_dot(jgg.quantize(x, "fp8_1x128"), q, sizes, transpose_rhs=True)
+
+    program = h200.compile(product, x, q, sizes)
+    assert program.kernels == dict(quantize_rows=1, scaled_ragged_noncontracting=1)

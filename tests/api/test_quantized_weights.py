@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 
 import jax
@@ -302,12 +303,57 @@ def test_two_fp8_operands(rng):
         rows, both.transposed
     )
     np.testing.assert_array_equal(got, want)
-    with pytest.raises(ValueError, match="precision and out_sharding must be None"):
+    with pytest.raises(ValueError, match="precision None, ANY_F8_ANY_F8_F32 or"):
         jgg.ragged_dot(rows, q, SIZES, precision="highest")
     with pytest.raises(TypeError, match="lhs must be of the format fp8_1x128.*got fp8_128x128"):
         jgg.ragged_dot(jgg.quantize(x, "fp8_128x128", layout="rows"), q, SIZES)
     with pytest.raises(TypeError, match="nothing multiplies rows.*'packed'"):
         jgg.ragged_dot(rows, jgg.quantize(w, "int8"), SIZES)
+
+
+@pytest.mark.parametrize("transposed", [False, True], ids=["plain", "transposed"])
+@pytest.mark.parametrize("weights_format", ["fp8_128x128", "columns", "fp8_tensor"])
+@pytest.mark.parametrize("rows_format", ["fp8_1x128", "fp8_row", "fp8_tensor"])
+def test_two_fp8_operands_of_every_scaling(rng, rows_format, weights_format, transposed):
+    dtypes = [jnp.float8_e4m3fn, jnp.float8_e5m2]
+    x = rng.standard_normal((16, 200)).astype(np.float32)
+    w = rng.standard_normal((EXPERTS, 200, 136)).astype(np.float32)
+    given = np.swapaxes(w, 1, 2) if transposed else w
+    name = weights_format if weights_format != "columns" else "fp8_row" if transposed else "fp8"
+    rows = jgg.quantize(x, rows_format, dtype=rng.choice(dtypes))
+    q = jgg.quantize(given, name, layout="rows", dtype=rng.choice(dtypes))
+    assert rows.shape == x.shape and q.shape == given.shape
+    values = np.asarray(jgg.dequantize(q, np.float32))
+    np.testing.assert_allclose(values, given, atol=0.15 * np.abs(w).max())
+    want = grouped(
+        np.asarray(jgg.dequantize(rows, np.float32)),
+        np.swapaxes(values, 1, 2) if transposed else values,
+        np.asarray(SIZES),
+    )
+    options = dict(transpose_rhs=transposed, preferred_element_type=jnp.float32)
+    got = jgg.ragged_dot(rows, q, SIZES, **options)
+    np.testing.assert_allclose(got, want, atol=1e-4 * np.abs(want).max())
+    if "128" not in rows_format + weights_format:
+        fast = jgg.ragged_dot(rows, q, SIZES, "ANY_F8_ANY_F8_F32_FAST_ACCUM", **options)
+        np.testing.assert_allclose(fast, want, atol=1e-2 * np.abs(want).max())
+    # What is written says which values it has, and the values say which layout.
+    assert jgg.QuantizedArray.from_dict(q.to_dict()).format == q.format
+    parts = q.values, q.scales, q.channel_scales
+    assert jgg.QuantizedArray(*parts, format=name).format == q.format
+
+
+def test_scaling_strings_are_deprecated(rng):
+    x = rng.standard_normal((16, 64)).astype(np.float32)
+    rows = jgg.quantize(x, "fp8_row")
+    q = jgg.quantize(
+        rng.standard_normal((EXPERTS, 64, 40)).astype(np.float32), "fp8", layout="rows"
+    )
+    operands = rows.values, rows.scales, q.values, q.channel_scales, SIZES
+    with pytest.warns(DeprecationWarning, match="lhs_scaling='1xk'.*removed in 0.4.*'fp8_row'"):
+        want = jgg.scaled_ragged_dot(*operands, lhs_scaling="1xk")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DeprecationWarning)
+        np.testing.assert_array_equal(jgg.ragged_dot(rows, q, SIZES), want)
 
 
 def test_group_checks(rng):

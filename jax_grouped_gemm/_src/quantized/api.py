@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import ArrayLike, DTypeLike
 
-from jax_grouped_gemm._src.arguments import as_array, checked_boolean
+from jax_grouped_gemm._src.arguments import as_array, canonical_dtype, checked_boolean
 from jax_grouped_gemm._src.quantized import reference  # noqa: F401 - registers formats
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
 from jax_grouped_gemm._src.quantized.format import (
@@ -33,6 +33,7 @@ def quantize(
     group_size: int | None = None,
     zero_points: bool = False,
     layout: Layout | None = None,
+    dtype: DTypeLike | None = None,
 ) -> QuantizedArray:
     """Quantises weights [..., k, n] to a `QuantizedArray`, which products take in their place.
 
@@ -52,6 +53,10 @@ def quantize(
     | "fp8" | float8_e4m3fn times s | of a column, float32: the largest over 448 |
     | "fp8_128x128" | float8_e4m3fn times s | of a block, float32, as `quantize_weights` |
     | "fp8_1x128" | float8_e4m3fn times s | of 128 along n, float32, as `quantize_blockwise` |
+    | "fp8_row" | float8_e4m3fn times s | of a row, float32 |
+    | "fp8_tensor" | float8_e4m3fn times s | of a matrix, float32 |
+
+    The last three are rows of two FP8 operands, see `ragged_dot`, and have the layout "rows" only.
 
     Args:
       x: [..., k, n], floating.
@@ -60,6 +65,7 @@ def quantize(
       zero_points: whether groups of "int4" have a zero point z, for weights that are not symmetric.
       layout: "packed", which products of bf16 activations and quantised weights read, or "rows",
         which products of two FP8 operands read. By default "packed", where the format has it.
+      dtype: of the values of FP8 formats in the layout "rows", float8_e4m3fn or float8_e5m2.
 
     Raises:
       TypeError: `x` is no floating array of two dimensions at least.
@@ -69,7 +75,13 @@ def quantize(
     if not jnp.issubdtype(x.dtype, jnp.floating) or x.ndim < 2:
         raise TypeError(f"x must be floating, [..., k, n], got {jax.typeof(x)}")
     zero_points = checked_boolean("zero_points", zero_points)
-    found = named(format, layout=layout, group_size=group_size, zero_points=zero_points or None)
+    found = named(
+        format,
+        layout=layout,
+        group_size=group_size,
+        zero_points=zero_points or None,
+        dtype=None if dtype is None else canonical_dtype("dtype", dtype),
+    )
     if functions_of(found).quantize is None:
         raise ValueError(f"the format {found} has no function that quantises")
     return _of_parts(_quantized(x, found), x.shape[-2:], found)
@@ -238,6 +250,8 @@ def _packed(
 
 def _each(function: Any, arrays: Any, leading: tuple[int, ...]) -> Any:
     """`function` of one matrix after the other."""
+    if not leading:
+        return function(arrays)
     rank, count = len(leading), math.prod(leading)
     flat = jax.tree.map(lambda x: x.reshape(count, *x.shape[rank:]), arrays)
     out = lax.map(function, flat)

@@ -25,6 +25,7 @@ from jax_grouped_gemm._src.quantized.format import (
     functions_of,
     named,
     of_json,
+    with_values,
 )
 
 
@@ -65,7 +66,10 @@ class QuantizedArray:
         format: Format | str,
         matrix: Matrix | None = None,
     ):
-        self.format = named(format)
+        if isinstance(format, str) and hasattr(values, "dtype"):
+            self.format = with_values(format, values.dtype)
+        else:
+            self.format = named(format)
         if matrix is None:
             if self.format.values_rank != 2:
                 raise TypeError(f"matrix must be (k, n) for the format {self.format}")

@@ -25,17 +25,12 @@ class ScaleLayout:
     """Which elements of a matrix [k, n] share a scale.
 
     Attributes:
-      block: how many elements along k, and along n.
+      block: how many elements along k, and along n; None for all.
       dtype: of the scales; uint8 holds exponents, e8m0.
     """
 
-    block: tuple[int, int]
+    block: tuple[int | None, int | None]
     dtype: np.dtype
-
-    def counts(self, matrix: Matrix) -> tuple[int, int]:
-        """Scales along k and n of a matrix."""
-        (k, n), (rows, columns) = matrix, self.block
-        return -(-k // rows), -(-n // columns)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +38,8 @@ class Format:
     """What the elements of a `QuantizedArray` are and how they lie in memory.
 
     Attributes:
-      name: "mxfp4", "int4", "int8", "fp8", "fp8_128x128", "fp8_1x128", or one that was registered.
+      name: "mxfp4", "int4", "int8", "fp8", "fp8_128x128", "fp8_1x128", "fp8_row", "fp8_tensor", or
+        one that was registered.
       values: dtype of `QuantizedArray.values`; uint8 where elements share a byte or are packed.
       bits: of one element, without its scale.
       scales: which elements share a scale; None where only columns have them.
@@ -76,6 +72,8 @@ class Format:
             words.append(f"groups of {self.group_size}")
         if self.zero_points:
             words.append("zero points")
+        if self.values != registered(self.name, self.layout).format.values:
+            words.append(str(self.values))
         return ", ".join(words)
 
 
@@ -114,6 +112,7 @@ class Registered:
       unpack: called as `unpack(parts, format, matrix)`, gives `Codes`.
       group_sizes: what `group_size` may be.
       may_have_zero_points: whether `zero_points` may be asked for.
+      dtypes: what the dtype of values may be besides that of the format.
       products: operations whose rows and weights are both quantised, by the public function's name,
         each called with that function's arguments. Weights of this format decide.
     """
@@ -125,6 +124,7 @@ class Registered:
     unpack: Callable[[Parts, Format, Matrix], Codes] | None = None
     group_sizes: tuple[int, ...] = ()
     may_have_zero_points: bool = False
+    dtypes: tuple[np.dtype, ...] = ()
     products: Mapping[str, Callable[..., jax.Array]] = dataclasses.field(default_factory=dict)
 
 
@@ -161,6 +161,7 @@ def named(
     layout: Layout | None = None,
     group_size: int | None = None,
     zero_points: bool | None = None,
+    dtype: np.dtype | None = None,
 ) -> Format:
     """The format of that name with the options that it has.
 
@@ -170,8 +171,9 @@ def named(
     """
     if isinstance(format, Format):
         registered(format.name, format.layout)
-        if layout is None and group_size is None and zero_points is None:
+        if layout is None and group_size is None and zero_points is None and dtype is None:
             return format
+        dtype = format.values if dtype is None else dtype
         layout = layout or format.layout
         group_size = format.group_size if group_size is None else group_size
         zero_points = format.zero_points if zero_points is None else zero_points
@@ -198,7 +200,21 @@ def named(
         )
     if zero_points and not found.may_have_zero_points:
         raise ValueError(f"format {name!r} has no zero points")
+    if dtype is not None and dtype != changed.values:
+        if dtype not in found.dtypes:
+            known = " or ".join(map(str, (changed.values, *found.dtypes)))
+            raise ValueError(f"values of format {name!r} in the layout {layout!r} must be {known}")
+        changed = dataclasses.replace(changed, values=dtype)
     return dataclasses.replace(changed, zero_points=bool(zero_points) or changed.zero_points)
+
+
+def with_values(name: str, dtype: np.dtype) -> Format:
+    """The format of that name, in the layout that has values of `dtype`; errors as `named`."""
+    for layout in get_args(Layout):
+        found = _REGISTRY.get((name, layout))
+        if found and dtype in (found.format.values, *found.dtypes):
+            return named(name, layout=layout, dtype=np.dtype(dtype))
+    return named(name)
 
 
 def _known() -> str:
@@ -211,6 +227,7 @@ def as_json(format: Format, matrix: Matrix) -> dict[str, Any]:
         format=format.name,
         layout=format.layout,
         version=format.version,
+        values=format.values.name,
         group_size=format.group_size,
         zero_points=format.zero_points,
         k=matrix[0],
@@ -229,6 +246,7 @@ def of_json(found: dict[str, Any]) -> tuple[Format, Matrix]:
         layout=found["layout"],
         group_size=found["group_size"],
         zero_points=found["zero_points"],
+        dtype=np.dtype(found["values"]),
     )
     if found["version"] != format.version:
         raise ValueError(

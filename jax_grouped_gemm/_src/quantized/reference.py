@@ -102,7 +102,9 @@ def mxfp4_encode(x: jax.Array, format: Format) -> Codes:
 def mxfp4_decode(codes: Codes, format: Format, dtype: np.dtype) -> jax.Array:
     """Exact in bfloat16 and float32."""
     exponents = each_row(codes.scales, 32, codes.codes.shape[0])
-    return exactly(_e2m1_times(codes.codes, exponents), dtype)
+    # XLA would unpack to integers of 32 bits, several for each code, and keep them in memory.
+    code = lax.optimization_barrier(codes.codes)
+    return exactly(_e2m1_times(code, exponents), dtype)
 
 
 def mxfp4_pack(codes: Codes, format: Format) -> Parts:

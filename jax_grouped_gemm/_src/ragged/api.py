@@ -52,16 +52,20 @@ def ragged_dot(
     gradient of `lhs`, whatever they hold, NaN and infinity included.
 
     Args:
-      lhs: [m, k], floating point, complex or integer; or, with such an rhs, a `QuantizedArray` of
-        the format "fp8_1x128".
+      lhs: [m, k], floating point, complex or integer; or, where rhs is in FP8 too, a
+        `QuantizedArray` of the format "fp8_1x128", "fp8_row" or "fp8_tensor".
       rhs: [g, k, n], or [g, n, k] with `transpose_rhs`; or a `QuantizedArray`, which is dequantised
-        to the dtype of `lhs` in each call, and has no gradient. With both operands in FP8, and rhs
-        of the format "fp8_128x128" and the layout "rows", `scaled_ragged_dot` multiplies them.
+        to the dtype of `lhs` in each call, and has no gradient. Both operands may be in FP8: rhs is
+        in the layout "rows" then, of the format "fp8_128x128", "fp8_tensor", "fp8" or, with
+        `transpose_rhs`, "fp8_row". The product is not differentiable, and bfloat16 by default. FP8
+        tensor cores read [g, n, k]; [g, k, n] is transposed first, with a copy.
       group_sizes: [G] of any integer dtype, rows per group. A negative size counts as zero; where
         the running sum exceeds m it is cut at m. G equals g, or is at least g with `group_offset`.
       precision: as in `jax.lax.dot`, for float32 and wider. DEFAULT is as accurate as TF32. HIGH
         means HIGHEST, never TF32: as accurate as float32. `_src.float32` says how the
-        kernels do both, and what becomes of elements much smaller than others of their group.
+        kernels do both, and what becomes of elements much smaller than others of their group. Of
+        two FP8 operands, "ANY_F8_ANY_F8_F32_FAST_ACCUM" lets tensor cores add up all products, with
+        about 14 bits of each sum, where no scale changes along k.
       preferred_element_type: dtype of the result, by default the promoted dtype of the operands.
         Accumulation is in float32 at least.
       group_offset: integer scalar or [1], possibly traced: `rhs[i]` belongs to the group

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import jax
@@ -52,7 +53,7 @@ def scaled_ragged_dot(
 
     As `ragged_dot`, with the same semantics for group sizes, empty groups, rows that no group owns
     and `group_offset`. Partial sums of 128 products are scaled and added up in float32. Not
-    differentiable; see `fp8_ragged_dot`.
+    differentiable; see `fp8_ragged_dot`. `ragged_dot` of two `QuantizedArray`s is the same.
 
     Args:
       lhs: [m, k], float8_e4m3fn or float8_e5m2.
@@ -67,7 +68,8 @@ def scaled_ragged_dot(
       lhs_scaling: what shares a scale of `lhs`, and how scales lie: "1x128", blocks, in the shape
         above; "1xk", a scale a row, [m, 1] or [m]; "tensor", one scale, [], [1] or [1, 1];
         "1x128 column-major", blocks column by column, [ceil(k / 128), M] with M >= m a multiple of
-        4 (DeepGEMM's layout on Hopper).
+        4 (DeepGEMM's layout on Hopper). Deprecated but for the default, and removed in 0.4: formats
+        of `QuantizedArray` say it, "fp8_1x128", "fp8_row" and "fp8_tensor".
       transpose_rhs: whether the last two dimensions of `rhs` and its blocks are transposed.
       preferred_element_type: dtype of the result; the kernels write bfloat16, float16 or float32.
       group_offset: see `ragged_dot`.
@@ -85,6 +87,44 @@ def scaled_ragged_dot(
       ValueError: `lhs_scaling`, `fast_accumulation` or `implementation` is invalid.
       NotImplementedError: see `ragged_dot`.
     """
+    if lhs_scaling != "1x128" and lhs_scaling in LHS_SCALINGS:
+        warnings.warn(
+            f"scaled_ragged_dot: lhs_scaling={lhs_scaling!r} is deprecated and will be removed in "
+            "0.4: multiply QuantizedArrays of the formats 'fp8_1x128', 'fp8_row' or 'fp8_tensor' "
+            "by ragged_dot",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+    return scaled_product(
+        lhs,
+        lhs_scale,
+        rhs,
+        rhs_scale,
+        group_sizes,
+        lhs_scaling=lhs_scaling,
+        transpose_rhs=transpose_rhs,
+        preferred_element_type=preferred_element_type,
+        group_offset=group_offset,
+        fast_accumulation=fast_accumulation,
+        implementation=implementation,
+    )
+
+
+def scaled_product(
+    lhs: ArrayLike,
+    lhs_scale: ArrayLike,
+    rhs: ArrayLike,
+    rhs_scale: ArrayLike,
+    group_sizes: ArrayLike,
+    *,
+    lhs_scaling: LhsScaling,
+    transpose_rhs: bool,
+    preferred_element_type: DTypeLike,
+    group_offset: ArrayLike | None,
+    fast_accumulation: bool,
+    implementation: Implementation,
+) -> jax.Array:
+    """`scaled_ragged_dot`, without a word about what is deprecated."""
     lhs, rhs = _fp8_array("lhs", lhs, 2), _fp8_array("rhs", rhs, 3)
     transpose_rhs = checked_boolean("transpose_rhs", transpose_rhs)
     group_sizes = checked_group_sizes(group_sizes)
