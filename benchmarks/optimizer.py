@@ -11,6 +11,11 @@ parameter costs does not depend on their number. All steps are in place. Of `ada
 - `ours_optax`: `optim.quantized(optax.adamw(...))`, for any chain: XLA computes the updates.
 - `ours_copy`: as `ours` for parameters in bfloat16, with the float32 weights in the state.
 
+Of `program`, a layer with gradients and its optimiser are one program: `ours` is in FP8 with the
+weights that the optimiser wrote, `bf16` with the copy that `optax_copy` makes, and
+`fp8_layer` in FP8 with weights that the layer quantises. `part_fp8` and `part_bf16` are the layers
+alone, so that the sums of parts can be compared with the programs.
+
 Of `apply`, with given updates: `ours` adds and quantises, and `xla_copy` adds and makes
 a copy in bfloat16. `copy` is the speed of memory.
 """
@@ -34,16 +39,19 @@ from benchmarks.harness.command import Command
 from benchmarks.harness.measure import Workload
 from benchmarks.harness.peer import Call, Peer, Role, pinned_implementation
 from benchmarks.harness.session import Job, Session
-from benchmarks.moe import LAYERS, TINY, Layer
+from benchmarks.moe import LAYERS, TINY, Layer, layer_function, operands
+from benchmarks.moe import Problem as MoeProblem
 from benchmarks.peers.ours import kernels_unavailable_reason
 from jax_grouped_gemm import optim
 
-ADAMW, APPLY = "adamw", "apply"
-OPS = (ADAMW, APPLY)
+ADAMW, APPLY, PROGRAM = "adamw", "apply", "program"
+OPS = (ADAMW, APPLY, PROGRAM)
 GRADIENTS = ("bfloat16", "float32")
 RATE = 1e-3
-# Of weights of about one, after one step: rounding.
-TOLERANCE = 1e-6
+# Of weights of about one, after one step: rounding. The first step of AdamW is the learning rate
+# times the sign of the gradient, which may differ between a layer in FP8 and one in bfloat16.
+TOLERANCE = {ADAMW: 1e-6, APPLY: 1e-6, PROGRAM: 2.1 * RATE}
+RECIPE = jgg.Recipe()
 
 Params = dict[str, jax.Array]
 
@@ -146,8 +154,76 @@ def quantize(implementation: str, params: Params) -> Any:
     return jgg.quantize_mlp(**params, implementation=implementation)
 
 
-def steps(op: str) -> dict[str, tuple[Role, Step]]:
+def layer_gradients(problem: Problem, matrices: Params, batch: Any, **options: Any) -> Params:
+    """The gradients of the matrices of a layer that computes in bfloat16, or in FP8."""
+    x, experts, weights, dy = batch
+    run = layer_function(MoeProblem(problem.layer, "moe_step"), pinned_implementation())
+    half = bfloat16_copy(matrices)
+    _, _, _, *gradients = run(x, experts, weights, *half.values(), dy, **options)
+    return dict(zip(half, gradients, strict=True))
+
+
+def of_layer(problem: Problem, optimizer: optim.Optimizer | None) -> Step:
+    """A layer and its optimiser as one program: ours in FP8, or Optax's with a copy in bfloat16."""
+    if optimizer is None:
+        inner = of_optax(optax.adamw(RATE), bfloat16_copy, False)
+        return Step(
+            inner.start,
+            lambda state, batch: inner.step(state, layer_gradients(problem, state[2], batch)),
+        )
+    inner = of_optimizer(optimizer)
+
+    def step(state, batch):
+        quantized = dict(recipe=RECIPE, quantized=state[1].quantized)
+        return inner.step(state, layer_gradients(problem, state[0], batch, **quantized))
+
+    return Step(inner.start, step, quantized=inner.quantized)
+
+
+def quantizing_layer(problem: Problem) -> Step:
+    """The layer in FP8 that quantises the copy itself, and Optax's AdamW."""
+    inner = of_optax(optax.adamw(RATE), bfloat16_copy, False)
+
+    def step(state, batch):
+        return inner.step(state, layer_gradients(problem, state[2], batch, recipe=RECIPE))
+
+    return Step(inner.start, step)
+
+
+def alone(problem: Problem, form: Callable[[Params], Any], **options: Any) -> Step:
+    """A layer without an optimiser, whose weights stay as they are. `form` makes quantised ones."""
+
+    def start(params):
+        half = bfloat16_copy(params)
+        return half, jax.jit(form)(params), jax.tree.map(jnp.copy, half)
+
+    def step(state, batch):
+        matrices, quantized, _ = state
+        given = options if quantized is None else options | dict(quantized=quantized)
+        return matrices, quantized, layer_gradients(problem, matrices, batch, **given)
+
+    return Step(start, step)
+
+
+def programs(problem: Problem) -> dict[str, tuple[Role, Step]]:
+    """Layers with their optimisers, ours first."""
+    pinned = dict(implementation=pinned_implementation())
+    quantizing = functools.partial(quantize, pinned["implementation"])
+    ours = optim.adamw(RATE, recipe=RECIPE, **pinned)
+    return {
+        "ours": (Role.OURS, of_layer(problem, ours)),
+        "bf16": (Role.GROUPED, of_layer(problem, None)),
+        "fp8_layer": (Role.GROUPED, quantizing_layer(problem)),
+        "part_fp8": (Role.VARIANT, alone(problem, quantizing, recipe=RECIPE)),
+        "part_bf16": (Role.VARIANT, alone(problem, lambda params: None)),
+    }
+
+
+def steps(problem: Problem) -> dict[str, tuple[Role, Step]]:
     """What is measured, ours first."""
+    op = problem.op
+    if op == PROGRAM:
+        return programs(problem)
     pinned = dict(implementation=pinned_implementation())
     if op == APPLY:
         identity = optax.identity()
@@ -216,41 +292,50 @@ class StepPeer:
 
     slow = False
 
-    def __init__(self, name: str, op: str):
-        self.name = name
-        self.role, self._step = steps(op)[name]
+    def __init__(self, name: str, role: Role, step: Step):
+        self.name, self.role, self._step = name, role, step
 
     def unavailable_reason(self) -> str | None:
         """Why our kernels cannot run here, or None."""
         return kernels_unavailable_reason()
 
     def prepare(self, problem: Problem, params: Params, gradients: Params, expected: Any) -> Call:
-        """Takes the first step. Parameters in 16 bits are other ones, so that there is no judge."""
-        is_rounded = self.name == "ours_copy"
-        return Running(self._step, params, gradients, None if is_rounded else expected)
+        """Takes the first step. Parameters in 16 bits are other ones, and a layer alone keeps its
+        own, so that there is no judge."""
+        is_judged = self.name not in ("ours_copy", "part_fp8", "part_bf16")
+        return Running(self._step, params, gradients, expected if is_judged else None)
 
 
-def peers(op: str) -> list[Peer]:
+def peers(problem: Problem) -> list[Peer]:
     """All of `steps`, and a copy."""
-    return [*(StepPeer(name, op) for name in steps(op)), Bandwidth("copy", copy_call)]
+    found = steps(problem).items()
+    return [*(StepPeer(name, *of) for name, of in found), Bandwidth("copy", copy_call)]
 
 
 def moved_bytes(problem: Problem) -> tuple[int, int]:
     """Bytes that a step has to read and write, and to write, with FP8 weights both ways round."""
     of_gradient = jnp.dtype(problem.gradients).itemsize
-    moments = 8 if problem.op == ADAMW else 0
+    moments = 0 if problem.op == APPLY else 8
     written = moments + 4 + 2
     return problem.parameters * (of_gradient + moments + 4 + written), problem.parameters * written
 
 
 def work(problem: Problem, seed: int) -> Workload:
     """A step, judged by Optax's weights after it and by the bits of FP8."""
-    params = problem.random(seed)
-    gradients = problem.random(seed + 1, problem.gradients)
-    expected = {ADAMW: optax.adamw(RATE), APPLY: optax.identity()}[problem.op]
+    if problem.op == PROGRAM:
+        x, experts, weights, *matrices, dy = operands(problem.layer, seed)
+        params = {
+            name: w.astype(jnp.float32) for name, w in zip(problem.shapes, matrices, strict=True)
+        }
+        given: Any = x, experts, weights, dy
+    else:
+        params, given = problem.random(seed), problem.random(seed + 1, problem.gradients)
+    expected = optax.identity() if problem.op == APPLY else optax.adamw(RATE)
 
     @jax.jit
-    def once(params, gradients):
+    def once(params, given):
+        is_layer = problem.op == PROGRAM
+        gradients = layer_gradients(problem, params, given) if is_layer else given
         wide = jax.tree.map(lambda g: g.astype(jnp.float32), gradients)
         updates, _ = expected.update(wide, expected.init(params), params)
         return optax.apply_updates(params, updates)
@@ -259,8 +344,8 @@ def work(problem: Problem, seed: int) -> Workload:
     return Workload(
         problem.name,
         problem,
-        (params, gradients, once(params, gradients)),
-        lambda call: (check.Error(call.error), call.error <= TOLERANCE),
+        (params, given, once(params, given)),
+        lambda call: (check.Error(call.error), call.error <= TOLERANCE[problem.op]),
         description={
             "shape": dataclasses.asdict(problem.layer),
             "op": problem.op,
@@ -286,31 +371,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ops", nargs="+", default=list(OPS), choices=OPS)
     parser.add_argument("--gradients", nargs="+", default=list(GRADIENTS), choices=GRADIENTS)
     parser.add_argument(
-        "--parameters", type=float, default=6.1e8, help="of all experts of a layer, at most"
+        "--parameters", type=float, default=6.1e8, help="of all experts of a step, at most"
     )
 
 
 def complete(options: argparse.Namespace) -> None:
     """Finds the layers."""
-    layers = [TINY] if options.dry_run else [LAYERS[name] for name in options.layers]
-    options.layers = [fitting(layer, options.parameters) for layer in layers]
+    options.layers = [TINY] if options.dry_run else [LAYERS[name] for name in options.layers]
 
 
 def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
     """A job for each layer, step and dtype of gradients."""
 
     def measure(problem: Problem) -> dict:
-        return session.compare(work(problem, options.seed), peers(problem.op), host=False)
+        return session.compare(work(problem, options.seed), peers(problem), host=False)
 
-    return [
-        Job(problem.name, functools.partial(measure, problem))
-        for problem in (
-            Problem(layer, op, gradients)
-            for layer in options.layers
-            for op in options.ops
-            for gradients in options.gradients
-        )
-    ]
+    problems = []
+    for layer in options.layers:
+        fewer = fitting(layer, options.parameters)
+        for op in options.ops:
+            # Rows of an expert are as many as they are, and gradients what layers return.
+            of_op = layer if op == PROGRAM else fewer
+            dtypes = ["bfloat16"] if op == PROGRAM else options.gradients
+            problems += [Problem(of_op, op, gradients) for gradients in dtypes]
+    return [Job(problem.name, functools.partial(measure, problem)) for problem in problems]
 
 
 COMMAND = Command(
