@@ -19,7 +19,6 @@ from benchmarks import (
     host,
     memory,
     moe,
-    optimizer,
     rank_k,
     rows,
     run,
@@ -29,6 +28,7 @@ from benchmarks import (
 from benchmarks.fp8 import __main__ as fp8
 from benchmarks.fp8.cases import PRODUCTS, QUANTIZERS, STEP
 from benchmarks.harness import results_file
+from benchmarks.optimizer import __main__ as optimizer
 
 TARGET_CONFIG = Path(__file__).parents[1] / "data" / "h200_target_config.txtpb"
 
