@@ -34,6 +34,7 @@ PARTS = {
     "skew": products.gradients_of_unequal_groups,
     "pingpong": products.gradients_of_consumers_in_turn,
     "updates": lists.symmetric_updates,
+    "symmetric_products": lists.symmetric_products,
     "lists": lists.lists_of_products,
     "float32_few_rows": products.float32_products_of_few_rows,
     "float32_updates": lists.float32_updates,
