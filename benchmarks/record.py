@@ -68,9 +68,9 @@ def parts(build: str, commit: str | None = None) -> list[Part]:
 
     `commit` goes into every benchmark's results; without one they ask git.
     """
-    run, fp8, rank_k, lists, training, layers = (
+    run, fp8, rank_k, muon, lists, training, layers = (
         python(f"benchmarks.{name}")
-        for name in ("run", "fp8", "rank_k", "grouped_gemm", "fp8_training", "moe")
+        for name in ("run", "fp8", "rank_k", "muon", "grouped_gemm", "fp8_training", "moe")
     )
     limits = "--time-limit {limit}" + (f" --commit {shlex.quote(commit)}" if commit else "")
     smoke = python("tests.gpu.sanitizer_smoke")
@@ -91,6 +91,7 @@ def parts(build: str, commit: str | None = None) -> list[Part]:
         ),
         Part("fp8", 4, (f"{fp8} {limits} --output {{output}}/fp8.json",)),
         Part("rank_k", 2, (f"{rank_k} {limits} --output {{output}}/rank_k.json",)),
+        Part("muon", 2, (f"{muon} {limits} --output {{output}}/muon.json",)),
         Part("moe", 3, (f"{layers} {limits} --no-host --output {{output}}/moe.json",)),
         Part("lists", 2, (f"{lists} {limits} --output {{output}}/lists.json",)),
         Part(

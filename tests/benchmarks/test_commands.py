@@ -19,6 +19,7 @@ from benchmarks import (
     host,
     memory,
     moe,
+    muon,
     rank_k,
     rows,
     run,
@@ -178,6 +179,17 @@ def test_fp8(dry_run, tmp_path):
     judged = {verdict.target.name: verdict.met for verdict in verdicts}
     assert judged["FP8 products, relative error"] is True
     assert judged["FP8 against unquantised, 1 - cosine"] is True
+
+
+def test_muon(dry_run):
+    pytest.importorskip("optax")
+    found = dry_run(muon.main)
+    assert set(found) == {"tiny/newton_schulz", "tiny/step"}
+    iterations, steps = found["tiny/newton_schulz"], found["tiny/step"]
+    assert all(peer["status"] == "measured" for peer in iterations["peers"].values())
+    assert iterations["peers"]["ours"]["error"]["total"] < 0.02
+    assert iterations["ratios"]["einsum_bf16"] > 0
+    assert {"optax_muon", "adamw"} <= set(steps["ratios"])
 
 
 def test_symmetric_updates(dry_run):

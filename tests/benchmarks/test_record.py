@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import fp8_training, grouped_gemm, rank_k, record, run
+from benchmarks import fp8_training, grouped_gemm, muon, rank_k, record, run
 from benchmarks.fp8 import __main__ as fp8
 
 
@@ -63,9 +63,17 @@ def test_time_is_shared_and_kept(tmp_path):
 
 def test_a_dry_run_prints_every_command(capsys):
     names = [part.name for part in record.parts("")]
-    assert {"tests", "sanitizer", "main", "models", "skew", "fp8", "rank_k", "training"} <= set(
-        names
-    )
+    assert {
+        "tests",
+        "sanitizer",
+        "main",
+        "models",
+        "skew",
+        "fp8",
+        "rank_k",
+        "muon",
+        "training",
+    } <= set(names)
     assert record.main(["--dry-run"]) == 0
     printed = capsys.readouterr().out.splitlines()
     assert [line for line in printed if not line.startswith(" ")] == names
@@ -80,6 +88,7 @@ PARSERS = {
         run.COMMAND,
         fp8.COMMAND,
         rank_k.COMMAND,
+        muon.COMMAND,
         grouped_gemm.COMMAND,
         fp8_training.COMMAND,
     )

@@ -35,6 +35,7 @@ PARTS = {
     "pingpong": products.gradients_of_consumers_in_turn,
     "optimizers": optimizers.steps_that_quantize,
     "updates": lists.symmetric_updates,
+    "symmetric_products": lists.symmetric_products,
     "lists": lists.lists_of_products,
     "float32_few_rows": products.float32_products_of_few_rows,
     "float32_updates": lists.float32_updates,

@@ -12,7 +12,7 @@ from tests.support.ops import (
     random,
 )
 from tests.support.products import random_list
-from tests.support.updates import SYR2K, SYRK, UPDATES, check_double, check_real
+from tests.support.updates import SYMM, SYR2K, SYRK, UPDATES, check_double, check_real
 
 
 def symmetric_updates(rng) -> int:
@@ -72,6 +72,31 @@ def lists_of_products(rng) -> int:
                 options = dict(scheduler=scheduler, preferred_element_type=dtype)
                 problems.check(problems(implementation="cuda", **options))
                 launches += 1
+    return launches
+
+
+def symmetric_products(rng) -> int:
+    """Products of one triangle, diagonals, and factors that are added as they are."""
+    launches = 0
+    for dtype, update, transpose in product(
+        (jnp.bfloat16, jnp.float32), (SYRK, SYR2K, SYMM), (False, True)
+    ):
+        for uplo, own in product(("lower", "upper"), (False, True)):
+            a, b, c = (random(rng, (3, N, N), dtype) for _ in range(3))
+            c = a if own else c
+            options = dict(alpha=0.5, beta=-2.0, diagonal=3.0, uplo=uplo, transpose=transpose)
+            errors = {}
+            if dtype == jnp.float32:
+                errors = dict(product_error=PRODUCT_ERROR["highest"])
+            out = update(
+                *(a, b, c),
+                symmetrize_output=True,
+                precision="highest",
+                implementation="cuda",
+                **options,
+            )
+            check_real(update, out, a, b, c, symmetrize=True, **options, **errors)
+            launches += 1
     return launches
 
 

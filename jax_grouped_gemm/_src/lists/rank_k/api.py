@@ -174,7 +174,8 @@ def grouped_syrk(a: Matrices, c: Matrices | None = None, **options: Unpack[Optio
       alpha: a scalar, possibly traced; or one for each entry of `a`, which for an entry that is a
         stack can again be one for each of its matrices, as an array or a sequence.
       beta: the same for `c`, without which it must be zero.
-      diagonal: the same; it is added to the diagonal of each result, before that is rounded.
+      diagonal: the same; it is added to the diagonal of each result, before that is rounded. The
+        kernels of float64 and complex numbers add none: with one, those run the reference.
       uplo: "lower" or "upper", the triangle that is computed.
       symmetrize_output: whether to mirror it into the other triangle.
       transpose: whether matrices are stored [k, n], which makes it `A^T A` of what is stored. Costs

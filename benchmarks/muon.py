@@ -1,0 +1,250 @@
+"""Muon: the orthogonalisation alone, and whole steps of the optimiser beside those of others.
+
+python -m benchmarks.muon --output benchmarks/results/muon.json
+
+`newton_schulz` orthogonalises matrices of 16 bits in five steps, by `optim.orthogonalize` and by
+the same iteration as batched einsums in bfloat16, which is what a JAX user writes today. FLOPs are
+those of that iteration. `step` is a whole step with float32 parameters, by `optim.muon`,
+`optax.contrib.muon` and AdamW: of fewer matrices, so that all states fit beside each other.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from benchmarks.harness import check
+from benchmarks.harness.command import Command
+from benchmarks.harness.measure import Workload
+from benchmarks.harness.peer import (
+    Call,
+    JaxPeer,
+    NotOffered,
+    Peer,
+    Role,
+    missing_module,
+    pinned_implementation,
+)
+from benchmarks.harness.session import Job, Session
+from benchmarks.peers.ours import kernels_unavailable_reason
+from jax_grouped_gemm.optim import COEFFICIENTS, MuonDimensionNumbers, muon, orthogonalize
+
+Shape = tuple[int, int, int]  # g, n, m: matrices [n, m], no taller than wide
+STEPS = 5
+SHAPES: dict[str, tuple[Shape, ...]] = {
+    "384x768x2048": ((384, 768, 2048),),
+    "24x4096x14336": ((24, 4096, 14336),),
+    "seven_of_4096": ((4, 4096, 4096), (3, 4096, 11008)),
+    "96x2048x7168": ((96, 2048, 7168),),
+    "768x512x7168": ((768, 512, 7168),),
+}
+STEP_SHAPES: dict[str, tuple[Shape, ...]] = {
+    "384x768x2048": ((384, 768, 2048),),
+    "10x4096x14336": ((10, 4096, 14336),),
+    "seven_of_4096": ((4, 4096, 4096), (3, 4096, 11008)),
+    "40x2048x7168": ((40, 2048, 7168),),
+    "160x512x7168": ((160, 512, 7168),),
+}
+TINY: dict[str, tuple[Shape, ...]] = {"tiny": ((3, 16, 40), (2, 24, 24))}
+# Relative, of the iteration in float16 and bfloat16.
+TOLERANCE = {"float16": 0.03, "bfloat16": 0.12}
+
+
+def einsums(xs: Sequence[jax.Array]) -> list[jax.Array]:
+    """The iteration without a kernel, in the dtype of the matrices."""
+    a, b, c = COEFFICIENTS
+
+    def step(x):
+        gram = jnp.einsum("gik,gjk->gij", x, x)
+        polynomial = b * gram + c * jnp.einsum("gij,gjk->gik", gram, gram)
+        return a * x + jnp.einsum("gij,gjk->gik", polynomial, x)
+
+    def one(x):
+        wide = x.astype(jnp.float32)
+        norm = jnp.linalg.norm(wide, axis=(1, 2), keepdims=True)
+        x = (wide / norm).astype(x.dtype)
+        return functools.reduce(lambda x, _: step(x), range(STEPS), x)
+
+    return list(map(one, xs))
+
+
+class Iteration(JaxPeer):
+    """A function of a list of matrices, which it gets in its own dtype."""
+
+    def __init__(
+        self, name: str, role: Role, dtype: str, function: Callable[..., Any], ours: bool = True
+    ):
+        unavailable = kernels_unavailable_reason if ours else lambda: None
+        super().__init__(name, role, lambda *xs: function(xs), unavailable)
+        self.dtype = dtype
+
+    def prepare(self, problem: Any, *operands: jax.Array) -> Call:
+        """Compiles the function."""
+        call = super().prepare(problem, *(x.astype(self.dtype) for x in operands))
+        call.detail = self.dtype
+        return call
+
+
+def iterations() -> list[Peer]:
+    """All that orthogonalises."""
+
+    def ours(**options):
+        return functools.partial(orthogonalize, implementation=pinned_implementation(), **options)
+
+    return [
+        Iteration("ours", Role.OURS, "float16", ours()),
+        Iteration("standard", Role.VARIANT, "float16", ours(method="standard")),
+        Iteration("gram", Role.VARIANT, "float16", ours(method="gram")),
+        Iteration("gram_2_4", Role.VARIANT, "float16", ours(method="gram", restarts=(2, 4))),
+        Iteration("standard_bf16", Role.VARIANT, "bfloat16", ours(dtype=jnp.bfloat16)),
+        Iteration("einsum_bf16", Role.LOOP, "bfloat16", einsums, ours=False),
+    ]
+
+
+class OptimizerStep:
+    """A whole step: of gradients, a state and parameters, to new ones of both."""
+
+    slow = False
+
+    def __init__(self, name: str, role: Role, make: Callable[[], Any], dtype: str = "float32"):
+        self.name = name
+        self.role = role
+        self.checked = False
+        self._make = make
+        self._dtype = dtype
+
+    def unavailable_reason(self) -> str | None:
+        """Why this cannot run here, or None."""
+        return missing_module("optax") or (
+            kernels_unavailable_reason() if self.role in (Role.OURS, Role.VARIANT) else None
+        )
+
+    def prepare(self, problem: Any, *operands: jax.Array) -> Call:
+        """Compiles the step and makes its state."""
+        try:
+            optimizer = self._make()
+        except TypeError as error:
+            raise NotOffered(str(error)) from error
+        params = [x.astype(self._dtype) for x in operands]
+
+        @jax.jit
+        def step(gradients, state, params):
+            updates, state = optimizer.update(gradients, state, params)
+            return jax.tree.map(jnp.add, params, updates), state
+
+        state = optimizer.init(params)
+        call = Call(lambda: step(params, state, params), self._dtype)
+        call.wait(call.run())
+        return call
+
+
+def steps() -> list[Peer]:
+    """Optimisers of the same parameters."""
+
+    def ours(**options):
+        return lambda: muon(0.02, implementation=pinned_implementation(), **options)
+
+    def optax_muon():
+        import optax
+
+        return optax.contrib.muon(
+            0.02, muon_weight_dimension_numbers=optax.contrib.MuonDimensionNumbers(1, 2)
+        )
+
+    def adamw():
+        import optax
+
+        return optax.adamw(1e-3)
+
+    numbers = MuonDimensionNumbers()
+    return [
+        OptimizerStep("ours", Role.OURS, ours(muon_weight_dimension_numbers=numbers)),
+        OptimizerStep("ours_bf16", Role.VARIANT, ours(), "bfloat16"),
+        OptimizerStep("optax_muon", Role.LOOP, optax_muon),
+        OptimizerStep("adamw", Role.CEILING, adamw),
+    ]
+
+
+def flops(shapes: Sequence[Shape]) -> int:
+    """Of the standard iteration with full products."""
+    return STEPS * sum(g * (4 * n * n * m + 2 * n**3) for g, n, m in shapes)
+
+
+def work(op: str, name: str, shapes: Sequence[Shape], seed: int) -> Workload:
+    """Normal matrices, of which the first one of each stack is compared with float32."""
+    keys = jax.random.split(jax.random.key(seed, impl="rbg"), len(shapes))
+    drawn = [
+        jax.random.normal(key, shape, jnp.bfloat16) for key, shape in zip(keys, shapes, strict=True)
+    ]
+    exact = []
+    if op == "newton_schulz":
+        with jax.default_matmul_precision("highest"):
+            exact = einsums([x[:1].astype(jnp.float32) for x in drawn])
+
+    def judge(call: Call) -> tuple[check.Error, bool]:
+        pairs = zip(call.run(), exact, strict=True)
+        errors = [
+            float(jnp.linalg.norm(out[:1].astype(jnp.float32) - want) / jnp.linalg.norm(want))
+            for out, want in pairs
+        ]
+        error = check.Error(max(errors))
+        return error, error.total <= TOLERANCE[call.detail]
+
+    elements = sum(map(math.prod, shapes))
+    return Workload(
+        f"{name}/{op}",
+        op,
+        tuple(drawn),
+        judge,
+        description={
+            "shape": {"name": name, "stacks": [list(shape) for shape in shapes]},
+            "op": op,
+            "distribution": "equal",
+            "dtype": "float16" if op == "newton_schulz" else "float32",
+            "parameters": elements,
+        },
+        flops=flops(shapes),
+        bytes=(4 if op == "newton_schulz" else 30) * elements,
+        written_bytes=2 * elements,
+        seed=seed,
+    )
+
+
+OPS: dict[str, tuple[dict[str, tuple[Shape, ...]], Callable[[], list[Peer]]]] = {
+    "newton_schulz": (SHAPES, iterations),
+    "step": (STEP_SHAPES, steps),
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Which parts, and which shapes."""
+    parser.add_argument("--ops", nargs="+", default=list(OPS), choices=OPS, metavar="OP")
+    names = {**SHAPES, **STEP_SHAPES}
+    parser.add_argument("--shapes", nargs="+", default=list(names), choices=names, metavar="SHAPE")
+
+
+def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
+    """A job for each part of each shape."""
+
+    def measure(op: str, name: str, shapes: Sequence[Shape]) -> dict:
+        return session.compare(work(op, name, shapes, options.seed), OPS[op][1](), host=False)
+
+    return [
+        Job(f"{name}/{op}", functools.partial(measure, op, name, shapes))
+        for op in options.ops
+        for name, shapes in (TINY if options.dry_run else OPS[op][0]).items()
+        if options.dry_run or name in options.shapes
+    ]
+
+
+COMMAND = Command("benchmarks.muon", __doc__, jobs, add_arguments=add_arguments, rounds=6)
+main = COMMAND.main
+
+if __name__ == "__main__":
+    main()
