@@ -453,6 +453,13 @@ class TestErrors:
         with pytest.raises(TypeError, match=r"of the shape of its parameter, \(9,\), got float32"):
             ours.step(params, params | dict(bias=jnp.ones(8)), state)
 
+    def test_state_without_quantised_weights(self, rng):
+        ours = optim.adamw(1e-3)
+        params = model(rng)
+        state = ours.init(params)._replace(quantized=None)
+        with pytest.raises(ValueError, match=r"no weights for layer; make them with state\._repl"):
+            ours.step(params, params, state)
+
 
 class TestLeaves:
     def test_single_leaves(self, rng):
