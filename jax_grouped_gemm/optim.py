@@ -29,13 +29,8 @@ from jax_grouped_gemm._src.arguments import (
     checked_implementation,
 )
 from jax_grouped_gemm._src.lists.rank_k.api import grouped_syrk
-from jax_grouped_gemm._src.optimizer.api import (
-    AdamWState,
-    Optimizer,
-    OptimizerState,
-    adamw,
-    quantized,
-)
+from jax_grouped_gemm._src.optimizer.api import Optimizer, OptimizerState, adamw, quantized
+from jax_grouped_gemm._src.optimizer.rules import AdamWState
 from jax_grouped_gemm._src.optimizer.weights import experts
 
 __all__ = [

@@ -270,7 +270,7 @@ class TestTransformations:
             close(mine[0], jax.jit(step)(*of_run)[0])
             assert_bits(mine[1], mine[0])
 
-    def test_exported_for_a_gpu(self, rng):
+    def test_exported_for_a_gpu(self, rng, extension):
         """The calls are among those that `EXPORT_DISABLED_CHECKS` allows."""
         ours = optim.adamw(1e-2)
         params = model(rng)
