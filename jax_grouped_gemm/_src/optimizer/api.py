@@ -21,13 +21,9 @@ from jax_grouped_gemm._src.arguments import (
 from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
 from jax_grouped_gemm._src.mlp.fp8.weights import check_is_fused
 from jax_grouped_gemm._src.optimizer.fused import Options, Weights
-from jax_grouped_gemm._src.optimizer.rules import (
-    MOMENT_DTYPES,
-    AdamW,
-    Rule,
-    Transformed,
-)
+from jax_grouped_gemm._src.optimizer.rules import MOMENT_DTYPES, AdamW, Rule, Transformed
 from jax_grouped_gemm._src.optimizer.weights import (
+    Member,
     Select,
     as_container,
     as_forms,
@@ -167,42 +163,46 @@ class Optimizer:
         masters = _masters(params, state.master)
         grads = structure.flatten_up_to(gradients)
         _check_gradients(leaves, grads)
-        factor, applies = self._conditions(grads, factor, applies)
-        taken = self.rule.begin(masters, structure.unflatten(grads), state.inner, factor, applies)
-        new: list[Any] = list(leaves)
-        new_masters: list[Any] = structure.flatten_up_to(state.master)
-        flat = structure.flatten_up_to(masters)
+        conditions = self._conditions(grads, factor, applies)
+        taken = self.rule.begin(masters, structure.unflatten(grads), state.inner, *conditions)
+        old = [
+            Weights(master, (), leaf if _is_short(leaf) else None)
+            for leaf, master in zip(leaves, structure.flatten_up_to(masters), strict=True)
+        ]
+        new: dict[int, Weights] = {}
         quantized = {}
-        groups = groups_of(params, self.select)
-        for group in groups:
+        for group in groups_of(params, self.select):
             found = []
             forms = as_forms(at(state.quantized, group.path))
-            for members, old in zip(group.members, forms, strict=True):
+            for members, of_matrix in zip(group.members, forms, strict=True):
                 for member in members:
-                    i = member.leaf
-                    copy = leaves[i] if _is_short(leaves[i]) else None
-                    options = Options(
-                        self.recipe.power_of_two_scales,
-                        self.implementation,
-                        member.part,
-                        member.parts,
+                    weights = old[member.leaf]._replace(forms=of_matrix)
+                    new[member.leaf] = weights = taken.fused(
+                        member.leaf, weights, self._options(member)
                     )
-                    weights = taken.fused(i, Weights(flat[i], old, copy), options)
-                    old = weights.forms
-                    if copy is None:
-                        new[i] = weights.master
-                    else:
-                        new[i], new_masters[i] = weights.copy, weights.master
-                found.append(old)
+                    of_matrix = weights.forms
+                found.append(of_matrix)
             quantized[group.path] = as_container(found)
-        quantized_leaves = {m.leaf for group in groups for each in group.members for m in each}
-        for i, leaf in enumerate(leaves):
-            if i not in quantized_leaves:
-                master = taken.plain(i, flat[i])
-                new[i] = master.astype(leaf.dtype)
-                new_masters[i] = master if _is_short(leaf) else None
-        result = OptimizerState(taken.end(), structure.unflatten(new_masters), nested(quantized))
-        return structure.unflatten(new), result
+        for i, (leaf, weights) in enumerate(zip(leaves, old, strict=True)):
+            if i not in new:
+                master = taken.plain(i, weights.master)
+                copy = None if weights.copy is None else master.astype(leaf.dtype)
+                new[i] = Weights(master, (), copy)
+        every = [new[i] for i in range(len(leaves))]
+        return (
+            structure.unflatten([x.master if x.copy is None else x.copy for x in every]),
+            OptimizerState(
+                taken.end(),
+                structure.unflatten([None if x.copy is None else x.master for x in every]),
+                nested(quantized),
+            ),
+        )
+
+    def _options(self, member: Member) -> Options:
+        """Those of the step of one leaf of a group."""
+        return Options(
+            self.recipe.power_of_two_scales, self.implementation, member.part, member.parts
+        )
 
     def _quantized(self, params: Any, masters: Any) -> Any:
         leaves = jax.tree.leaves(masters)

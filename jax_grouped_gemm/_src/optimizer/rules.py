@@ -1,4 +1,4 @@
-"""How optimisers change weights: AdamW, and any Optax transformation."""
+"""How optimisers change float32 weights: AdamW, and whatever an Optax transformation does."""
 
 from __future__ import annotations
 

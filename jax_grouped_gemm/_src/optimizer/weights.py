@@ -157,8 +157,17 @@ def nested(values: Mapping[Path, Any]) -> Any:
 
 
 def at(tree: Any, path: Path) -> Any:
-    """The value of `nested` at a path."""
+    """The value of `nested` at a path.
+
+    Raises:
+      ValueError: there is none.
+    """
     for name in path:
+        if not isinstance(tree, Mapping) or name not in tree:
+            raise ValueError(
+                f"optim: state.quantized has no weights for {'/'.join(map(str, path))}; make them "
+                "with state._replace(quantized=optimizer.quantize(params, state))"
+            )
         tree = tree[name]
     return tree
 
