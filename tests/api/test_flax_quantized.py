@@ -109,3 +109,12 @@ def test_nnx_with_a_format_that_is_added(rng):
     our_nnx.set_quantized(layer, **packed)
     np.testing.assert_allclose(layer(x)[0], want, atol=0.05)
     assert not np.array_equal(layer(x)[0], want)
+
+
+def test_nnx_with_a_recipe(rng):
+    x, layer = tokens(rng), nnx_layer(recipe=jgg.Recipe())
+    want, _ = layer(x)
+    our_nnx.quantize(layer, "fp8_128x128", layout="rows")
+    got, _ = nnx.jit(lambda layer, x: layer(x))(layer, x)
+    np.testing.assert_allclose(got, want, atol=1e-6)
+    assert layer.wi_0 is None
