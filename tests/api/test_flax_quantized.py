@@ -18,6 +18,11 @@ from jax_grouped_gemm.flax import nnx as our_nnx  # noqa: E402
 
 SIZES = dict(hidden_features=160, num_experts=4, top_k=2)
 EMBED = 96
+WEIGHTS = dict(
+    wi_0=np.zeros((4, 96, 160), np.float32),
+    wi_1=np.zeros((4, 96, 160), np.float32),
+    wo=np.zeros((4, 160, 96), np.float32),
+)
 
 
 def tokens(rng):
@@ -118,3 +123,16 @@ def test_nnx_with_a_recipe(rng):
     got, _ = nnx.jit(lambda layer, x: layer(x))(layer, x)
     np.testing.assert_allclose(got, want, atol=1e-6)
     assert layer.wi_0 is None
+
+
+def test_nnx_through_pure_dicts(rng):
+    x, layer = tokens(rng), nnx_layer()
+    our_nnx.quantize(layer, "int4", zero_points=True)
+    stored = jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(layer)))
+    other = nnx.eval_shape(nnx_layer)
+    zeros = {n: jgg.quantize(w, "int4", zero_points=True) for n, w in WEIGHTS.items()}
+    our_nnx.set_quantized(other, **zeros)
+    state = nnx.state(other)
+    nnx.replace_by_pure_dict(state, stored)
+    nnx.update(other, state)
+    np.testing.assert_array_equal(other(x)[0], layer(x)[0])

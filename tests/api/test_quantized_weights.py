@@ -18,6 +18,7 @@ from jax_grouped_gemm._src.quantized.format import register
 FORMATS = ["mxfp4", "int4", "int8", "fp8", "fp8_128x128"]
 SIZES = jnp.array([5, 0, 9, 2])
 EXPERTS, EMBED, HIDDEN = 4, 96, 160
+NUMBERS = jax.lax.RaggedDotDimensionNumbers((((1,), (1,)), ((), ())), (0,), (0,))
 
 
 def weights(rng, name, shape=(EXPERTS, EMBED, HIDDEN)):
@@ -259,6 +260,12 @@ def test_refusals(rng):
     cases = [
         (lambda: jgg.ragged_dot(x, q, sizes, transpose_rhs=True), ValueError, "transpose_rhs"),
         (lambda: jgg.ragged_dot(q, w, sizes), TypeError, "lhs must be.*QuantizedArray"),
+        (
+            lambda: jgg.ragged_dot_general(x, q, sizes, NUMBERS),
+            TypeError,
+            "rhs must be.*only the weights of ragged_dot and of MLPs may be quantised",
+        ),
+        (lambda: jgg.ragged_dot(q, q, sizes), TypeError, "nothing multiplies rows.*mxfp4"),
         (lambda: jgg.ragged_dot(x.astype(np.int8), q, sizes), TypeError, "lhs must be floating"),
         (
             lambda: jgg.ragged_dot_accumulate(q, x, x, sizes),
