@@ -170,6 +170,21 @@ def test_expert_parallel(rng):
         layer(x, routing, *packed)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [dict(chunks=2, overlap=False), dict(save="nothing", overlap=False), dict(save="rows")],
+    ids=str,
+)
+def test_expert_parallel_schedules(rng, options):
+    """Whatever is ordered, or computed again, has packed weights."""
+    packed, arrays = mlp_weights(rng, "mxfp4")
+    x, routing = routed(rng)
+    mesh = jax.make_mesh((4,), ("expert",), (jax.sharding.AxisType.Auto,))
+    layer = moe.expert_parallel(mesh, expert_axis="expert", **options)
+    grad = jax.jit(jax.grad(lambda x, w: (layer(x, routing, *w)[0] ** 2).sum()))
+    np.testing.assert_allclose(grad(x, packed), grad(x, arrays), atol=1e-5)
+
+
 DIVISIBLE = dict(embed=256, hidden=512)
 
 
