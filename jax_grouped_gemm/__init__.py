@@ -9,9 +9,8 @@ Ragged matmuls, whose rows belong to groups with a matrix each (mixture of exper
 The same in FP8:
 
 - `fp8_ragged_dot` with a `Recipe`: quantises, multiplies and can be trained through. MLPs of
-  experts take a recipe too, and weights that are quantised once: `quantize_mlp` (`QuantizedMlp`).
-- `quantize_blockwise`, `quantize_weights` (`QuantizedWeights`), `quantize_ragged`
-  (`QuantizedRows`): values and scales.
+  experts take a recipe too, and weights that are quantised once: `quantize_mlp`.
+- `quantize_blockwise`, `quantize_weights`, `quantize_ragged`: values and scales.
 - `scaled_ragged_dot`, `scaled_ragged_dot_contracting`: products of quantised operands.
 
 Weights in 4 and 8 bits, which products take in place of arrays:
@@ -38,6 +37,7 @@ Modules: `moe` (mixture-of-experts layers as functions), `flax.linen` and `flax.
 """
 
 import importlib as _importlib
+import warnings as _warnings
 from pkgutil import extend_path as _extend_path
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
@@ -51,8 +51,6 @@ from jax_grouped_gemm._src.extension import is_available, unavailable_reason
 from jax_grouped_gemm._src.extension import register_targets as _register_targets
 from jax_grouped_gemm._src.fp8.dot.api import fp8_ragged_dot
 from jax_grouped_gemm._src.fp8.quantize.api import (
-    QuantizedRows,
-    QuantizedWeights,
     quantize_blockwise,
     quantize_ragged,
     quantize_weights,
@@ -69,7 +67,7 @@ from jax_grouped_gemm._src.lists.rank_k.api import (
     grouped_syrk,
 )
 from jax_grouped_gemm._src.mlp.api import gated_ragged_dot, ragged_mlp
-from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp, quantize_mlp
+from jax_grouped_gemm._src.mlp.fp8.weights import quantize_mlp
 from jax_grouped_gemm._src.mlp.plan import MlpPlan
 from jax_grouped_gemm._src.op import export_disabled_checks as _export_disabled_checks
 from jax_grouped_gemm._src.optimizer import primitive as _optimizer  # noqa: F401 - exported
@@ -91,6 +89,8 @@ from jax_grouped_gemm import checkpoint_policies  # isort: skip
 
 if _TYPE_CHECKING:
     from jax_grouped_gemm import moe, optim
+    from jax_grouped_gemm._src.fp8.quantize.api import QuantizedRows, QuantizedWeights
+    from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp
 
 __all__ = [
     "EXPORT_DISABLED_CHECKS",
@@ -147,8 +147,25 @@ wherever that version of the target is registered.
 """
 
 
+_DEPRECATED = {
+    "QuantizedMlp": "_src.mlp.fp8.weights",
+    "QuantizedRows": "_src.fp8.quantize.api",
+    "QuantizedWeights": "_src.fp8.quantize.api",
+}
+"""The module of each name that goes. Exported programs know the classes by names of their own."""
+
+
 def __getattr__(name: str):
-    """Imports the modules that take longest when they are first asked for."""
+    """Imports the modules that take longest when asked for, and names that are deprecated."""
+    if module := _DEPRECATED.get(name):
+        _warnings.warn(
+            f"jax_grouped_gemm.{name} is deprecated and will be removed in 0.4: functions take "
+            "QuantizedArrays in its place, or what quantize_weights, quantize_ragged and "
+            "quantize_mlp return as it is",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return getattr(_importlib.import_module(f"{__name__}.{module}"), name)
     if name in ("moe", "optim"):
         return _importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -19,6 +19,11 @@ from jax_grouped_gemm.flax.nnx.layer import MATRICES  # noqa: E402
 
 SIZES = dict(hidden_features=160, num_experts=4, top_k=2)
 EMBED = 96
+WEIGHTS = dict(
+    wi_0=np.zeros((4, 96, 160), np.float32),
+    wi_1=np.zeros((4, 96, 160), np.float32),
+    wo=np.zeros((4, 160, 96), np.float32),
+)
 
 
 def tokens(rng):
@@ -110,3 +115,25 @@ def test_nnx_with_a_format_that_is_added(rng):
     our_nnx.set_quantized(layer, **packed)
     np.testing.assert_allclose(layer(x)[0], want, atol=0.05)
     assert not np.array_equal(layer(x)[0], want)
+
+
+def test_nnx_with_a_recipe(rng):
+    x, layer = tokens(rng), nnx_layer(recipe=jgg.Recipe())
+    want, _ = layer(x)
+    our_nnx.quantize(layer, "fp8_128x128", layout="rows")
+    got, _ = nnx.jit(lambda layer, x: layer(x))(layer, x)
+    np.testing.assert_allclose(got, want, atol=1e-6)
+    assert layer.wi_0 is None
+
+
+def test_nnx_through_pure_dicts(rng):
+    x, layer = tokens(rng), nnx_layer()
+    our_nnx.quantize(layer, "int4", zero_points=True)
+    stored = jax.tree.map(np.asarray, nnx.to_pure_dict(nnx.state(layer)))
+    other = nnx.eval_shape(nnx_layer)
+    zeros = {n: jgg.quantize(w, "int4", zero_points=True) for n, w in WEIGHTS.items()}
+    our_nnx.set_quantized(other, **zeros)
+    state = nnx.state(other)
+    nnx.replace_by_pure_dict(state, stored)
+    nnx.update(other, state)
+    np.testing.assert_array_equal(other(x)[0], layer(x)[0])

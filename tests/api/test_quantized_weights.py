@@ -18,6 +18,7 @@ from jax_grouped_gemm._src.quantized.format import register
 FORMATS = ["mxfp4", "int4", "int8", "fp8", "fp8_128x128"]
 SIZES = jnp.array([5, 0, 9, 2])
 EXPERTS, EMBED, HIDDEN = 4, 96, 160
+NUMBERS = jax.lax.RaggedDotDimensionNumbers((((1,), (1,)), ((), ())), (0,), (0,))
 
 
 def weights(rng, name, shape=(EXPERTS, EMBED, HIDDEN)):
@@ -169,6 +170,21 @@ def test_expert_parallel(rng):
         layer(x, routing, *packed)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [dict(chunks=2, overlap=False), dict(save="nothing", overlap=False), dict(save="rows")],
+    ids=str,
+)
+def test_expert_parallel_schedules(rng, options):
+    """Whatever is ordered, or computed again, has packed weights."""
+    packed, arrays = mlp_weights(rng, "mxfp4")
+    x, routing = routed(rng)
+    mesh = jax.make_mesh((4,), ("expert",), (jax.sharding.AxisType.Auto,))
+    layer = moe.expert_parallel(mesh, expert_axis="expert", **options)
+    grad = jax.jit(jax.grad(lambda x, w: (layer(x, routing, *w)[0] ** 2).sum()))
+    np.testing.assert_allclose(grad(x, packed), grad(x, arrays), atol=1e-5)
+
+
 DIVISIBLE = dict(embed=256, hidden=512)
 
 
@@ -259,6 +275,12 @@ def test_refusals(rng):
     cases = [
         (lambda: jgg.ragged_dot(x, q, sizes, transpose_rhs=True), ValueError, "transpose_rhs"),
         (lambda: jgg.ragged_dot(q, w, sizes), TypeError, "lhs must be.*QuantizedArray"),
+        (
+            lambda: jgg.ragged_dot_general(x, q, sizes, NUMBERS),
+            TypeError,
+            "rhs must be.*only the weights of ragged_dot and of MLPs may be quantised",
+        ),
+        (lambda: jgg.ragged_dot(q, q, sizes), TypeError, "nothing multiplies rows.*mxfp4"),
         (lambda: jgg.ragged_dot(x.astype(np.int8), q, sizes), TypeError, "lhs must be floating"),
         (
             lambda: jgg.ragged_dot_accumulate(q, x, x, sizes),
@@ -268,7 +290,7 @@ def test_refusals(rng):
         (
             lambda: jgg.ragged_mlp(x, q, None, down, sizes, recipe=jgg.Recipe()),
             ValueError,
-            "recipe where wi_0 and wo is quantised",
+            "with a recipe, wi_0 must be of the format fp8_128x128.*got mxfp4 in the layout",
         ),
         (
             lambda: jgg.gated_ragged_dot(x, q, w, sizes),
@@ -342,6 +364,58 @@ def test_two_fp8_operands_of_every_scaling(rng, rows_format, weights_format, tra
     assert jgg.QuantizedArray(*parts, format=name).format == q.format
 
 
+@pytest.mark.parametrize("with_up", [True, False])
+def test_a_recipe_with_weights_that_are_in_fp8(rng, with_up):
+    """The same bits as of weights that the recipe quantises, and no gradient of weights."""
+    x, routing = routed(rng)
+    shapes = [(EXPERTS, EMBED, HIDDEN)] * 2 + [(EXPERTS, HIDDEN, EMBED)]
+    arrays = [rng.standard_normal(shape).astype(np.float32) / 10 for shape in shapes]
+    q = [jgg.quantize(w, "fp8_128x128", layout="rows") for w in arrays]
+    if not with_up:
+        arrays[1] = q[1] = None
+    layer = partial(moe.dropless_mlp, recipe=jgg.Recipe())
+    dy = rng.standard_normal(x.shape).astype(np.float32)
+
+    def both(x, *weights):
+        y, pullback = jax.vjp(lambda x: layer(x, routing, *weights), x)
+        return y, pullback(dy)[0]
+
+    for got, want in zip(jax.jit(both)(x, *q), jax.jit(both)(x, *arrays), strict=True):
+        np.testing.assert_array_equal(got, want)
+    rows = x[: int(SIZES.sum())]
+    hidden = partial(jgg.gated_ragged_dot, rows, group_sizes=SIZES, recipe=jgg.Recipe())
+    np.testing.assert_array_equal(hidden(*q[:2]), hidden(*arrays[:2]))
+    with pytest.raises(TypeError, match="quantised weights are frozen"):
+        jax.grad(lambda wo: layer(x, routing, *q[:2], wo).sum())(q[2])
+    mesh = jax.make_mesh((2,), ("expert",), (jax.sharding.AxisType.Auto,))
+    many = moe.expert_parallel(mesh, expert_axis="expert", recipe=jgg.Recipe())
+    np.testing.assert_allclose(many(x, routing, *q)[0], many(x, routing, *arrays)[0], atol=1e-6)
+    refused = [
+        (dict(recipe=jgg.Recipe.rowwise()), q, "recipe.scaling 'blockwise'.*'rowwise'"),
+        (dict(recipe=jgg.Recipe(forward="bf16")), q, "forward='fp8'"),
+        ({}, q, "give MLPs a recipe"),
+        (dict(recipe=jgg.Recipe()), [*q[:2], arrays[2]], "recipe where wi_0.* is quantised"),
+        (
+            dict(recipe=jgg.Recipe()),
+            [None if w is None else jgg.quantize(w, "int8") for w in arrays],
+            "with a recipe, wi_0 must be of the format fp8_128x128.*got int8",
+        ),
+    ]
+    for options, weights, message in refused:
+        with pytest.raises(ValueError, match=message):
+            moe.dropless_mlp(x, routing, *weights, **options)
+
+
+def test_fp8_ragged_dot_with_a_quantized_array(rng):
+    x = rng.standard_normal((18, 200)).astype(np.float32)
+    w = rng.standard_normal((EXPERTS, 200, 136)).astype(np.float32)
+    product = partial(jgg.fp8_ragged_dot, x, w, SIZES)
+    got = product(quantized_rhs=jgg.quantize(w, "fp8_128x128", layout="rows"))
+    np.testing.assert_array_equal(got, product(quantized_rhs=jgg.quantize_weights(w)))
+    with pytest.raises(TypeError, match="quantized_rhs must be.*format fp8_128x128, got Quant"):
+        product(quantized_rhs=jgg.quantize(w, "int8"))
+
+
 def test_scaling_strings_are_deprecated(rng):
     x = rng.standard_normal((16, 64)).astype(np.float32)
     rows = jgg.quantize(x, "fp8_row")
@@ -354,6 +428,13 @@ def test_scaling_strings_are_deprecated(rng):
     with warnings.catch_warnings():
         warnings.simplefilter("error", DeprecationWarning)
         np.testing.assert_array_equal(jgg.ragged_dot(rows, q, SIZES), want)
+
+
+@pytest.mark.parametrize("name", ["QuantizedWeights", "QuantizedRows", "QuantizedMlp"])
+def test_containers_are_deprecated(name):
+    with pytest.warns(DeprecationWarning, match=f"{name} is deprecated.*removed in 0.4"):
+        assert getattr(jgg, name).__name__ == name
+    assert name in jgg.__all__
 
 
 def test_group_checks(rng):

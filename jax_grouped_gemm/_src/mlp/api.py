@@ -76,7 +76,7 @@ def ragged_mlp(
         activation(x wi_0), or, if `wi_0` is [g, D, 2 F], of the gate in its first F columns and of
         the up projection in the others.
       wo: down projections [g, F, D]. Each of the three may be a `QuantizedArray`, gate and up of
-        one format, which is dequantised to the dtype of x in each call, and has no gradient.
+        one format, see `moe.dropless_mlp`.
       group_sizes: [G] of any integer dtype, rows per expert, see `ragged_dot`.
       rows: integers [m], the token that each row is a copy of; the rows are sorted by expert. A row
         whose token is not in [0, T) is zero.

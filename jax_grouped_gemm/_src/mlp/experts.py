@@ -19,7 +19,11 @@ from jax_grouped_gemm._src.fp8.quantize.api import SOURCE_DTYPES
 from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
 from jax_grouped_gemm._src.mlp import composed, layer, plan, primitive
 from jax_grouped_gemm._src.mlp.fp8 import layer as fp8_layer
-from jax_grouped_gemm._src.mlp.fp8.weights import checked_quantized
+from jax_grouped_gemm._src.mlp.fp8.weights import (
+    check_arrays,
+    checked_quantized,
+    of_arrays,
+)
 from jax_grouped_gemm._src.mlp.operands import ExpertWeights, Groups, MlpOperands, Rows, named
 from jax_grouped_gemm._src.mlp.primitive import Options
 from jax_grouped_gemm._src.mlp.reference import row_weights
@@ -63,8 +67,11 @@ class Experts:
                 f"must be None and implementation no function, got precision={self.precision!r} "
                 f"and implementation={self.implementation!r}"
             )
-        refused = dict(recipe=self.recipe, quantized=self.quantized)
-        check_weights(self.function, named(self.weights), refused, alike=("wi_0", "wi_1"))
+        if self._is_in_rows:
+            check_arrays(self.function, self.weights, checked_recipe(self.recipe))
+        else:
+            refused = dict(recipe=self.recipe, quantized=self.quantized)
+            check_weights(self.function, named(self.weights), refused, alike=("wi_0", "wi_1"))
 
     @property
     def of_rows(self) -> Any:
@@ -88,6 +95,13 @@ class Experts:
     def in_fp8(self) -> bool:
         """Whether a recipe has a say."""
         return self.recipe is not None or self.quantized is not None
+
+    @property
+    def _is_in_rows(self) -> bool:
+        """Whether all matrices are as a recipe's products of two FP8 operands read them."""
+        given = self.weights.quantized.values()
+        of_recipe = self.recipe is not None and self.quantized is None
+        return of_recipe and len(given) == len(self.weights.matrices)
 
     @property
     def reads_every_row(self) -> bool:
@@ -215,10 +229,15 @@ class Experts:
     def _with_arrays(self, x: jax.Array, compute: Callable[[Any], jax.Array]) -> jax.Array:
         """`compute` of these experts, with arrays in the place of quantised matrices."""
 
-        def of_arrays(weights: ExpertWeights) -> jax.Array:
-            return compute(dataclasses.replace(self, weights=weights))
-
-        return with_arrays(self.function, of_arrays, self.weights, x=x)
+        if self._is_in_rows:
+            weights, quantized = of_arrays(self.weights, x.dtype)
+            return compute(dataclasses.replace(self, weights=weights, quantized=quantized))
+        return with_arrays(
+            self.function,
+            lambda weights: compute(dataclasses.replace(self, weights=weights)),
+            self.weights,
+            x=x,
+        )
 
     def _operands(self, rows: Rows, weights: jax.Array | None, groups: Groups) -> MlpOperands:
         operands = MlpOperands(rows, self.weights, weights, groups)

@@ -100,6 +100,11 @@ class ExpertWeights:
         return self.projections + ([] if self.wo is None else [self.wo])
 
     @property
+    def quantized(self) -> dict[str, QuantizedArray]:
+        """The matrices that are quantised, by name."""
+        return {name: x for name, x in named(self).items() if isinstance(x, QuantizedArray)}
+
+    @property
     def has_biases(self) -> bool:
         """Whether there is any."""
         return any(x is not None for x in (self.b0, self.b1, self.bo))
@@ -131,7 +136,7 @@ class ExpertWeights:
 
     def result_dtype(self, x: jax.Array) -> np.dtype:
         """The dtype to which x and the matrices promote; quantised ones have that of x."""
-        arrays = [w for w in self.matrices if not isinstance(w, QuantizedArray)]
+        arrays = [x for x in self.matrices if not isinstance(x, QuantizedArray)]
         return np.dtype(jnp.result_type(x, *arrays))
 
     def astype(self, dtype: np.dtype) -> ExpertWeights:

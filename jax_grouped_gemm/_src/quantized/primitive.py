@@ -19,6 +19,17 @@ FROZEN = (
 )
 
 
+@jax.custom_jvp
+def frozen(arrays: Any) -> Any:
+    """The arrays, of which there is no derivative."""
+    return arrays
+
+
+@frozen.defjvp
+def _(primals, tangents):
+    raise TypeError(FROZEN)
+
+
 def dequantize(parts: Parts, format: Format, matrix: Matrix, dtype: np.dtype) -> jax.Array:
     """Parts [g, ...] -> [g, k, n] of `dtype`."""
     given = {name: x for name, x in parts._asdict().items() if x is not None}

@@ -80,7 +80,8 @@ def _not_weights(primitive: Any, *_: Any, **__: Any) -> bool:
 
 
 RECIPE = (
-    "a recipe quantises rows and weights itself: give it weights of 16 or 32 bits, or no recipe"
+    "a recipe quantises rows and weights itself: give it weights of 16 or 32 bits; or all of them "
+    "as quantize(w, 'fp8_128x128', layout='rows'), and no quantized="
 )
 
 
@@ -113,7 +114,8 @@ def check_weights(
         if q.format.layout != "packed":
             raise ValueError(
                 f"{function}: {name} has the format {q.format} in the layout {q.format.layout!r}, "
-                "which products of two FP8 operands read; write quantize(..., layout='packed')"
+                "which products of two FP8 operands read; write quantize(..., layout='packed'), or "
+                "give MLPs a recipe"
             )
     # An array of JAX has a `format` too.
     formats = {n: packed[n].format if n in packed else None for n in alike if n in weights}

@@ -124,8 +124,8 @@ def set_quantized(
       TypeError: a weight is no `QuantizedArray`, or has another shape.
       ValueError: the layer has a recipe.
     """
-    if layer.recipe is not None:
-        raise ValueError("MoE: weights in a format are for layers without a recipe")
+    if layer.recipe is not None and any(q.format.layout != "rows" for q in (wi_0, wi_1, wo)):
+        raise ValueError("MoE: weights in the layout 'packed' are for layers without a recipe")
     given = checked_weights(layer, layer.gate.in_features, wi_0=wi_0, wi_1=wi_1, wo=wo)
     layer.formats = tuple((q.format, q.matrix) for q in given.values())
     arrays = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,7 @@ from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
 from jax_grouped_gemm._src.over_tokens import over_tokens
 from jax_grouped_gemm._src.partition import Split
 from jax_grouped_gemm._src.plan import current_tiles, using_tiles
+from jax_grouped_gemm._src.quantized.array import QuantizedArray
 from jax_grouped_gemm._src.ragged import primitive as ragged
 from jax_grouped_gemm._src.ragged.api import ragged_dot
 from jax_grouped_gemm._src.ragged.reference import owned_rows
@@ -43,7 +44,7 @@ def fp8_ragged_dot(
     group_sizes: ArrayLike,
     *,
     recipe: Recipe = Recipe(),  # noqa: B008 - immutable
-    quantized_rhs: QuantizedWeights | None = None,
+    quantized_rhs: QuantizedArray | QuantizedWeights | None = None,
     preferred_element_type: DTypeLike | None = None,
     group_offset: ArrayLike | None = None,
     implementation: Implementation = None,
@@ -63,7 +64,8 @@ def fp8_ragged_dot(
       group_sizes: [G] of any integer dtype, rows per group.
       recipe: see `Recipe`.
       quantized_rhs: what `quantize_weights(rhs)` returns, to quantise weights once for several
-        calls, such as the steps of gradient accumulation. The gradient still goes to `rhs`.
+        calls, such as the steps of gradient accumulation. The gradient still goes to `rhs`. Or
+        `quantize(rhs, "fp8_128x128", layout="rows")`, which is transposed in each call.
       preferred_element_type: dtype of the result, by default the promoted dtype of lhs and rhs.
       group_offset: see `ragged_dot`.
       implementation: see `ragged_dot`.
@@ -84,7 +86,7 @@ def fp8_ragged_dot(
     run_group_checks(group_sizes, lhs.shape[0], offset, rhs.shape[0])
     checked_recipe(recipe)
     if quantized_rhs is not None:
-        _check_quantized(quantized_rhs, rhs, recipe)
+        quantized_rhs = _checked_quantized(quantized_rhs, rhs, recipe)
     out_dtype = jnp.result_type(lhs, rhs)
     if preferred_element_type is not None:
         out_dtype = canonical_dtype("preferred_element_type", preferred_element_type)
@@ -248,11 +250,14 @@ def _check_operands(lhs, rhs, group_sizes, group_offset):
     check_group_count("rhs", group_sizes, rhs.shape[0], group_offset)
 
 
-def _check_quantized(quantized: QuantizedWeights, rhs: jax.Array, recipe: Recipe):
+def _checked_quantized(quantized: Any, rhs: jax.Array, recipe: Recipe) -> QuantizedWeights:
+    if isinstance(quantized, QuantizedArray) and quantized.format.name == "fp8_128x128":
+        values, scales = quantized.values, quantized.scales
+        quantized = QuantizedWeights(values, scales, values.mT, scales.mT)
     if not isinstance(quantized, QuantizedWeights):
         raise TypeError(
-            "quantized_rhs must be QuantizedWeights, as quantize_weights returns them, got "
-            f"{type(quantized).__name__}"
+            "quantized_rhs must be QuantizedWeights, as quantize_weights returns them, or a "
+            f"QuantizedArray of the format fp8_128x128, got {type(quantized).__name__}"
         )
     if recipe.scaling != "blockwise":
         raise ValueError(
@@ -272,3 +277,4 @@ def _check_quantized(quantized: QuantizedWeights, rhs: jax.Array, recipe: Recipe
                 "quantized_rhs must be quantize_weights(rhs) in recipe.forward_dtype, of which "
                 f"{name} is {np.dtype(dtype)} of shape {shape}, got {x.dtype} of shape {x.shape}"
             )
+    return quantized

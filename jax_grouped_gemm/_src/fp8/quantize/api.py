@@ -41,7 +41,8 @@ SOURCE_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 class QuantizedWeights(NamedTuple):
     """Matrices [..., k, n] in blocks of 128 x 128, and transposed, since FP8 tensor cores contract
     the last dimension of both operands: a forward product n x k, its cotangent k x n. Programs
-    that `jax.export` writes may take and return it."""
+    that `jax.export` writes may take and return it. The public name is deprecated, and removed in
+    0.4: `array` and `transposed` are each a `QuantizedArray`."""
 
     values: jax.Array  # [..., k, n] FP8
     scales: jax.Array  # [..., ceil(k / 128), ceil(n / 128)] float32
@@ -65,7 +66,8 @@ class QuantizedRows(NamedTuple):
 
     Blocks are in the order of the rows, and a group's first one starts with its first row. Row r of
     block i has the values `values_t[i, :, r]`, with scales `scales_t[i]`. Where a block has no more
-    rows, values are zero; blocks past the last have scales of one.
+    rows, values are zero; blocks past the last have scales of one. The public name is deprecated,
+    and removed in 0.4.
     """
 
     values: jax.Array  # [m, k] FP8

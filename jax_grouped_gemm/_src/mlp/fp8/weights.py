@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.export import register_namedtuple_serialization
 from jax.typing import ArrayLike
 
 from jax_grouped_gemm._src.arguments import Implementation, as_array, checked_implementation
+from jax_grouped_gemm._src.fp8.formats import BLOCK
 from jax_grouped_gemm._src.fp8.products import Fp8Products
 from jax_grouped_gemm._src.fp8.quantize.api import SOURCE_DTYPES, QuantizedWeights
 from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
+from jax_grouped_gemm._src.fp8.weight_formats import ROWS_128X128
+from jax_grouped_gemm._src.mlp.operands import ExpertWeights
 from jax_grouped_gemm._src.plan import TileChoices, current_tiles
+from jax_grouped_gemm._src.quantized.array import QuantizedArray
+from jax_grouped_gemm._src.quantized.primitive import frozen
 
 
 class QuantizedMlp(NamedTuple):
@@ -22,7 +30,8 @@ class QuantizedMlp(NamedTuple):
 
     `values` [..., k, n] with `scales` are for the gradients of rows, `values_t` [..., n, k] with
     `scales_t` for the forward products. Gate and up are one matrix: the n of `wi` are the F columns
-    of wi_0, zeros up to the next multiple of 128, and the same of wi_1.
+    of wi_0, zeros up to the next multiple of 128, and the same of wi_1. The public name is
+    deprecated, and removed in 0.4.
     """
 
     wi: QuantizedWeights  # of [..., D, 2 F]
@@ -105,6 +114,42 @@ def quantize_experts(products: Fp8Products, wi_0, wi_1, wo, *, plain: bool, tran
     if wi_1 is None:
         return products.quantize_weights(wi_0, **forms), down
     return products.quantize_joined(wi_0, wi_1, **forms), down
+
+
+def check_arrays(function: str, weights: ExpertWeights, recipe: Recipe) -> None:
+    """Raises a `ValueError` unless a recipe multiplies by these `QuantizedArray`s as they are."""
+    check_is_fused(function, recipe)
+    wanted = dataclasses.replace(ROWS_128X128, values=np.dtype(recipe.forward_dtype))
+    for name, q in weights.quantized.items():
+        if recipe.scaling != "blockwise" or q.format != wanted:
+            raise ValueError(
+                f"{function}: with a recipe, {name} must be of the format {wanted} in the layout "
+                f"'rows', and recipe.scaling 'blockwise', got {q.format} in the layout "
+                f"{q.format.layout!r} and {recipe.scaling!r}"
+            )
+
+
+def of_arrays(weights: ExpertWeights, dtype: np.dtype) -> tuple[ExpertWeights, QuantizedMlp]:
+    """What `quantize_mlp` returns, of weights that are `QuantizedArray`s in the layout "rows".
+
+    Returns:
+      weights of `dtype` whose values nobody reads, and the quantised matrices. These are frozen.
+    """
+
+    def both_ways(*matrices: QuantizedArray) -> QuantizedWeights:
+        parts = [frozen((q.values, q.scales)) for q in matrices]
+        padding = -matrices[0].shape[-1] % BLOCK if len(matrices) > 1 else 0
+        values = jnp.concatenate(
+            [jnp.pad(x, ((0, 0), (0, 0), (0, padding))) for x, _ in parts], axis=-1
+        )
+        scales = jnp.concatenate([x for _, x in parts], axis=-1)
+        return QuantizedWeights(values, scales, values.mT, scales.mT)
+
+    given = weights.quantized
+    wi = both_ways(*(q for name, q in given.items() if name != "wo"))
+    unread = {name: jnp.zeros(q.shape, dtype) for name, q in given.items()}
+    quantized: Any = QuantizedMlp(wi, both_ways(given["wo"])) if "wo" in given else wi
+    return dataclasses.replace(weights, **unread), quantized
 
 
 def check_is_fused(function: str, recipe: Recipe) -> None:
