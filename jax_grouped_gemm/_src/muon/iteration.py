@@ -1,6 +1,7 @@
 """Newton-Schulz iterations of lists of stacks of matrices, in grouped launches.
 
-Both methods apply the polynomials x (a + b x^2 + c x^4) to the singular values of wide matrices X.
+Both methods apply the polynomials x (a + b x^2 + c x^4) to the singular values of matrices X, which
+are described as wide. Tall ones stay as they are stored: they have X^T X for X X^T and X P for P X.
 The standard one multiplies X in every step. Gram Newton-Schulz
 (https://github.com/Dao-AILab/gram-newton-schulz) iterates on small square matrices instead, which
 are polynomials of R = X X^T: they commute, so that all products are symmetric and half of each is
@@ -28,8 +29,9 @@ Scales = list[jax.Array]  # [g] of each stack
 class Products:
     """The products of one call, with bits that depend on each matrix alone."""
 
-    def __init__(self, implementation: Implementation):
+    def __init__(self, implementation: Implementation, is_tall: Sequence[bool]):
         self._implementation = implementation
+        self._is_tall = is_tall
 
     def _update(self, factors: dict[str, Any], c: Any = None, **options: Any) -> Stacks:
         """Both triangles. No tile is cut: where it is depends on how many there are."""
@@ -45,7 +47,14 @@ class Products:
 
     def gram(self, xs: Stacks) -> Stacks:
         """X X^T."""
-        return self._update({"a": xs})
+        outs = list(xs)
+        for is_tall in (False, True):
+            own = [i for i, tall in enumerate(self._is_tall) if tall == is_tall]
+            if own:
+                grams = self._update({"a": [xs[i] for i in own]}, transpose=is_tall)
+                for i, gram in zip(own, grams, strict=True):
+                    outs[i] = gram
+        return outs
 
     def polynomial(self, rs: Stacks, triple: Triple) -> Stacks:
         """a I + b R + c R^2."""
@@ -58,9 +67,12 @@ class Products:
 
     def apply(self, ps: Stacks, xs: Stacks, scales: Scales | None = None) -> Stacks:
         """P X, times a scale for each matrix if there are any."""
+        pairs = [
+            (x, p) if tall else (p, x) for p, x, tall in zip(ps, xs, self._is_tall, strict=True)
+        ]
         return grouped_gemm(
-            ps,
-            xs,
+            [left for left, _ in pairs],
+            [right for _, right in pairs],
             alpha=1.0 if scales is None else scales,
             implementation=self._implementation,
         )

@@ -111,18 +111,16 @@ def orthogonalize(
     precondition = iteration.schatten if preconditioning == "schatten" else None
     if is_traced and precondition:
         raise ValueError("preconditioning='schatten' needs a static number of steps")
-    products = iteration.Products(implementation)
 
     def iterate(xs: list[jax.Array]) -> list[jax.Array]:
         """Results in `dtype` of matrices [..., m, n]."""
-        # Wide, so that the Gram matrices are the small ones.
-        wide = [_transposed_if(_is_tall(x), x) for x in xs]
         outs: list[jax.Array] = list(xs)
         for is_gram in (False, True):
-            own = [i for i, x in enumerate(wide) if _takes_gram(x, method, dtype) == is_gram]
+            own = [i for i, x in enumerate(xs) if _takes_gram(x, method, dtype) == is_gram]
             if not own:
                 continue
-            ys = [_normalized(wide[i], eps).astype(dtype) for i in own]
+            products = iteration.Products(implementation, [_is_tall(xs[i]) for i in own])
+            ys = [_normalized(xs[i], eps).astype(dtype) for i in own]
             ys = [y.reshape(-1, *y.shape[-2:]) for y in ys]
             if is_traced:
                 ys = iteration.traced(ys, jnp.asarray(steps), triples[0], products)
@@ -131,7 +129,7 @@ def orthogonalize(
             else:
                 ys = iteration.standard(ys, triples, products, precondition)
             for i, y in zip(own, ys, strict=True):
-                outs[i] = _transposed_if(_is_tall(xs[i]), y.reshape(wide[i].shape))
+                outs[i] = y.reshape(xs[i].shape)
         return outs
 
     # What has no elements has no norm either.
@@ -184,8 +182,8 @@ def _checked_method(method: Method, steps: int | jax.Array, dtype: np.dtype) -> 
 def _takes_gram(x: jax.Array, method: Method, dtype: np.dtype) -> bool:
     """Decides by the shape of a matrix alone, whatever else is in the call."""
     if method == "auto":
-        rows, columns = x.shape[-2:]
-        return dtype == jnp.float16 and columns >= LEAST_GRAM_RATIO * rows
+        shorter, longer = sorted(x.shape[-2:])
+        return dtype == jnp.float16 and longer >= LEAST_GRAM_RATIO * shorter
     return method == "gram"
 
 
@@ -219,10 +217,6 @@ def _scales(scale: ArrayLike | Sequence[ArrayLike], count: int) -> list[ArrayLik
 
 def _is_tall(x: jax.Array) -> bool:
     return x.shape[-2] > x.shape[-1]
-
-
-def _transposed_if(condition: bool, x: jax.Array) -> jax.Array:
-    return jnp.swapaxes(x, -1, -2) if condition else x
 
 
 def _normalized(x: jax.Array, eps: ArrayLike) -> jax.Array:
