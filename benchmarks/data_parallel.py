@@ -2,9 +2,10 @@
 
 python -m benchmarks.data_parallel --output benchmarks/results/data_parallel.json
 
-A step of training the demo's model with `--batch` sequences a GPU, parameters whole on each; and
-Muon's update of as many matrices a GPU. "one" is one GPU with its share, "ours" all of them: a
-ratio is the work that all do over what one does in the same time, so N would be perfect. Times are
+A step of training the demo's model with `--batch` sequences a GPU, parameters whole on each,
+compiled with `moe.data_parallel_compiler_options`; and Muon's update of as many matrices a GPU.
+"one" is one GPU with its share, "ours" all of them: a ratio is the work that all do over what one
+does in the same time, so N would be perfect. Times are
 the host's, of a queue of calls; the two take turns.
 """
 
@@ -26,6 +27,7 @@ import jax_grouped_gemm as jgg
 from benchmarks.harness.command import Command
 from benchmarks.harness.session import Job, Session
 from benchmarks.peers.expert_parallel import AXIS, mesh_of
+from jax_grouped_gemm import moe
 from jax_grouped_gemm.demo.data import batches, load_corpus
 from jax_grouped_gemm.demo.model import LanguageModel
 from jax_grouped_gemm.demo.presets import PRESETS
@@ -46,7 +48,12 @@ def training(devices: int, preset_name: str, batch: int, seed: int) -> Callable[
     state = jax.device_put(state, NamedSharding(mesh, P()))
     stream = batches(load_corpus().train, batch * devices, preset.sequence_length, seed)
     window = jax.device_put(next(stream), NamedSharding(mesh, P(AXIS)))
-    step = jax.jit(make_train_step(graph), donate_argnums=0).lower(state, window).compile()
+    step = jax.jit(
+        make_train_step(graph),
+        donate_argnums=0,
+        compiler_options=moe.data_parallel_compiler_options(mesh),
+    )
+    step = step.lower(state, window).compile()
     states = [state]
 
     def call():

@@ -59,7 +59,7 @@ def described_device(target_config: Path) -> jax.Device:
 
 def record(case: Case, device: jax.Device) -> dict:
     """A record of what both need."""
-    implementation = "reference" if device.platform == "cpu" else "cuda"
+    implementation = "xla" if device.platform == "cpu" else "cuda"
     functions = {
         "ours": (Role.OURS, ours.ragged_product(case.problem, implementation)),
         "stock": (Role.GROUPED, stock.ragged_product(case.problem)),

@@ -184,7 +184,7 @@ def _relative_errors(results, expected):
 def work(problem: Problem, of_layer: tuple[jax.Array, ...], seed: int) -> Workload:
     """A layer, judged against the composition of the pure JAX reference's products."""
     layer, passes = problem.layer, 3 if problem.is_step else 1
-    expected = jax.jit(layer_function(problem, "reference"))(*of_layer)
+    expected = jax.jit(layer_function(problem, "xla"))(*of_layer)
 
     def judge(call: Call) -> tuple[check.Error, bool]:
         errors = _relative_errors(tuple(call.to_jax(call.run())), expected)

@@ -73,7 +73,7 @@ class Inputs:
         rows = jax.random.normal(of_rows, (tokens * top_k, layer.embed), jnp.bfloat16)
         logits = jax.random.normal(of_logits, (tokens, layer.experts))
         experts = jax.lax.top_k(logits, top_k)[1]
-        order = moe.sort_by_expert(experts, layer.experts, implementation="reference")
+        order = moe.sort_by_expert(experts, layer.experts, implementation="xla")
         return cls(x, rows, experts, jax.random.normal(of_weights, (tokens, top_k)), order)
 
 
@@ -113,7 +113,7 @@ def peers(op: str, layer: Layer) -> list[Peer]:
     """Ours, XLA's program for the reference, and a copy."""
     function = functions(layer)[op]
     ours = functools.partial(function, implementation=pinned_implementation())
-    xla = functools.partial(function, implementation="reference")
+    xla = functools.partial(function, implementation="xla")
     return [
         JaxPeer("ours", Role.OURS, ours, kernels_unavailable_reason),
         JaxPeer("xla", Role.GROUPED, xla),
@@ -124,7 +124,7 @@ def peers(op: str, layer: Layer) -> list[Peer]:
 def work(op: str, layer: Layer, inputs: Inputs, seed: int) -> Workload:
     """An operation, judged by the reference: copies bit by bit, sums by their rounding."""
     given = operands(op, layer, inputs)
-    expected = jax.jit(functools.partial(functions(layer)[op], implementation="reference"))(*given)
+    expected = jax.jit(functools.partial(functions(layer)[op], implementation="xla"))(*given)
     is_sum = op.startswith("combine")
 
     def judge(call: Call) -> tuple[check.Error, bool]:

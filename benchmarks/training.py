@@ -32,7 +32,8 @@ OURS = object()  # stands for the kernels, pinned where there is a GPU
 PEERS: dict[str, tuple[Role, Any, jgg.Recipe | None]] = {
     "ours": (Role.OURS, OURS, None),
     "ours_fp8": (Role.VARIANT, OURS, jgg.Recipe()),
-    "reference": (Role.VARIANT, "reference", None),
+    "ours_fp8_layers": (Role.VARIANT, OURS, jgg.Recipe()),
+    "reference": (Role.VARIANT, "xla", None),
     "stock": (Role.GROUPED, jax.lax.ragged_dot, None),
 }
 
@@ -118,6 +119,7 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
                 name=peer,
                 implementation=pinned if implementation is OURS else implementation,
                 recipe=recipe,
+                quantizes="layers" if peer == "ours_fp8_layers" else "optimizer",
                 steps=steps,
                 seed=options.seed,
             )

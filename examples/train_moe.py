@@ -12,6 +12,10 @@ which is gathered where it is used; or of the experts ("experts"), to which toke
 first two are `jax.jit` of the same program: only the arrays that it gets are split. Checkpoints are
 the same, so that a run may resume on another number and with another split.
 
+With `--recipe fp8` the optimiser writes the experts' FP8 weights in the pass that updates them.
+They serve all microbatches of the next step, and are left out of checkpoints. With `--split
+experts` layers quantise weights themselves.
+
 The text is the Python sources of the standard library, byte by byte. On a GPU of compute
 capability 9.0 the experts' matmuls run the kernels; elsewhere, the reference.
 """
@@ -35,9 +39,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm import moe
+from jax_grouped_gemm import moe, optim
 from jax_grouped_gemm.demo.data import batches, load_corpus
-from jax_grouped_gemm.flax.nnx import MoE
+from jax_grouped_gemm.flax.nnx import MoE, Quantized, quantize, quantized_state
 
 DEVICES = "device"  # the axis of the mesh
 LOAD_BALANCING, ROUTER_Z = 1e-2, 1e-3  # weights of the router's losses
@@ -123,30 +127,30 @@ class Transformer(nnx.Module):
         return self.head(self.norm(x)).astype(jnp.float32), router
 
 
-def make_step(
-    graph: nnx.GraphDef, optimizer: optax.GradientTransformation, **options: Any
-) -> Callable:
+def make_step(graph: nnx.GraphDef, optimizer: optim.Optimizer, **options: Any) -> Callable:
     """(params, optimizer state, windows [microbatches, batch, length + 1]) -> the same and a loss.
 
     Gradients of the microbatches are added up in float32, in the parameters' own layout, by a
     scan: only one microbatch's activations are alive at a time. `options` are those of `jax.jit`.
     """
 
-    def loss_fn(params, window):
-        logits, router = nnx.merge(graph, params)(window[:, :-1])
+    def loss_fn(params, quantized, window):
+        model = nnx.merge(graph, params, quantized_state(quantized))
+        logits, router = model(window[:, :-1])
         losses = optax.softmax_cross_entropy_with_integer_labels(logits, window[:, 1:])
         return losses.mean() + router, losses.mean()
 
     def step(params, state, windows):
         def add(so_far, window):
-            gradients, loss = jax.grad(loss_fn, has_aux=True)(params, window)
+            gradients, loss = jax.grad(loss_fn, has_aux=True)(
+                optimizer.compute_params(params), state.quantized, window
+            )
             return jax.tree.map(lambda a, b: a + b.astype(a.dtype), so_far, gradients), loss
 
         zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
         gradients, losses = jax.lax.scan(add, zeros, windows)
-        gradients = jax.tree.map(lambda g: g / windows.shape[0], gradients)
-        updates, state = optimizer.update(gradients, state, params)
-        return optax.apply_updates(params, updates), state, losses.mean()
+        params, state = optimizer.step(params, gradients, state, factor=1 / windows.shape[0])
+        return params, state, losses.mean()
 
     return jax.jit(step, donate_argnums=(0, 1), **options)
 
@@ -157,10 +161,15 @@ def train(options: argparse.Namespace, mesh: Mesh) -> list[float]:
     recipe = jgg.Recipe() if options.recipe == "fp8" else None
     expert_axis = DEVICES if options.devices > 1 and options.split == "experts" else None
     model = Transformer(config, recipe, expert_axis, rngs=nnx.Rngs(options.seed))
-    graph, params = nnx.split(model, nnx.Param)
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(options.learning_rate))
+    quantize(model)  # so that the graph has a place for FP8 weights
+    graph, params, quantized = nnx.split(model, nnx.Param, Quantized)
+    optimizer = optim.adamw(
+        options.learning_rate,
+        max_norm=1.0,
+        select=optim.experts if quantized else lambda path, leaf: False,
+    )
     params = jax.device_put(params, shardings(params, mesh, options.split))
-    state = optimizer.init(params)
+    state = jax.jit(optimizer.init)(params)
     print(jgg.unavailable_reason() or "the kernels run on this machine")
 
     done = 0
@@ -168,12 +177,16 @@ def train(options: argparse.Namespace, mesh: Mesh) -> list[float]:
         checkpoints = ocp.CheckpointManager(options.checkpoints.absolute())
         done = checkpoints.latest_step() or 0
     if done:
-        like = jax.tree.map(ocp.utils.to_shape_dtype_struct, (params, state))
+        saved = params, state._replace(quantized=None)
+        like = jax.tree.map(ocp.utils.to_shape_dtype_struct, saved)
         params, state = checkpoints.restore(done, args=ocp.args.StandardRestore(like))
+        state = state._replace(quantized=jax.jit(optimizer.quantize)(params))
         print(f"resumed after {done} steps")
 
-    compiler_options = moe.expert_parallel_compiler_options(mesh) if expert_axis else None
-    step = make_step(graph, optimizer, compiler_options=compiler_options)
+    of_split = (
+        moe.expert_parallel_compiler_options if expert_axis else moe.data_parallel_compiler_options
+    )
+    step = make_step(graph, optimizer, compiler_options=of_split(mesh))
     losses = []
     for number, windows in enumerate(text(config, options, done), start=done + 1):
         windows = jax.device_put(windows, NamedSharding(mesh, P(None, DEVICES)))
@@ -182,7 +195,8 @@ def train(options: argparse.Namespace, mesh: Mesh) -> list[float]:
         if number % options.report_every == 0 or number == options.steps:
             print(f"step {number}: {loss:.3f} nats a byte")
     if options.checkpoints is not None and losses:
-        checkpoints.save(options.steps, args=ocp.args.StandardSave((params, state)))
+        saved = params, state._replace(quantized=None)
+        checkpoints.save(options.steps, args=ocp.args.StandardSave(saved))
         checkpoints.close()
     return losses
 

@@ -14,6 +14,11 @@ The same in FP8:
   (`QuantizedRows`): values and scales.
 - `scaled_ragged_dot`, `scaled_ragged_dot_contracting`: products of quantised operands.
 
+Weights in 4 and 8 bits, which products take in place of arrays:
+
+- `quantize`, `dequantize`, `from_codes`: a `QuantizedArray` in a `Format`.
+- `checkpoints`: readers of published files.
+
 Lists of unequal problems:
 
 - `grouped_gemm`: general products, alpha A B + beta C.
@@ -29,7 +34,7 @@ Which kernel runs, and where:
 - `EXPORT_DISABLED_CHECKS`: for `jax.export`.
 
 Modules: `moe` (mixture-of-experts layers as functions), `flax.linen` and `flax.nnx` (as layers),
-`optim` (Muon), `checkpoint_policies` (for `jax.checkpoint`).
+`optim` (Muon, and FP8 weights out of the optimiser), `checkpoint_policies` (for `jax.checkpoint`).
 """
 
 import importlib as _importlib
@@ -41,10 +46,11 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 __path__ = _extend_path(__path__, __name__)
 
 from jax_grouped_gemm._src.arguments import check_groups
-from jax_grouped_gemm._src.device import is_available, unavailable_reason
-from jax_grouped_gemm._src.device import register_targets as _register_targets
 from jax_grouped_gemm._src.explain import Explanation, explain
-from jax_grouped_gemm._src.fp8.api import (
+from jax_grouped_gemm._src.extension import is_available, unavailable_reason
+from jax_grouped_gemm._src.extension import register_targets as _register_targets
+from jax_grouped_gemm._src.fp8.dot.api import fp8_ragged_dot
+from jax_grouped_gemm._src.fp8.quantize.api import (
     QuantizedRows,
     QuantizedWeights,
     quantize_blockwise,
@@ -52,8 +58,7 @@ from jax_grouped_gemm._src.fp8.api import (
     quantize_weights,
 )
 from jax_grouped_gemm._src.fp8.recipe import Recipe
-from jax_grouped_gemm._src.fp8.scaled import scaled_ragged_dot, scaled_ragged_dot_contracting
-from jax_grouped_gemm._src.fp8.training import fp8_ragged_dot
+from jax_grouped_gemm._src.fp8.scaled.api import scaled_ragged_dot, scaled_ragged_dot_contracting
 from jax_grouped_gemm._src.lists.grouped_gemm.api import grouped_gemm
 from jax_grouped_gemm._src.lists.grouped_gemm.plan import GroupedGemmPlan
 from jax_grouped_gemm._src.lists.rank_k.api import (
@@ -67,7 +72,12 @@ from jax_grouped_gemm._src.mlp.api import gated_ragged_dot, ragged_mlp
 from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp, quantize_mlp
 from jax_grouped_gemm._src.mlp.plan import MlpPlan
 from jax_grouped_gemm._src.op import export_disabled_checks as _export_disabled_checks
+from jax_grouped_gemm._src.optimizer import primitive as _optimizer  # noqa: F401 - exported
 from jax_grouped_gemm._src.plan import Plan, TileConfig, use_tiles
+from jax_grouped_gemm._src.quantized import checkpoints
+from jax_grouped_gemm._src.quantized.api import dequantize, from_codes, quantize
+from jax_grouped_gemm._src.quantized.array import QuantizedArray
+from jax_grouped_gemm._src.quantized.format import Format
 from jax_grouped_gemm._src.ragged.api import (
     ragged_dot,
     ragged_dot_accumulate,
@@ -85,9 +95,11 @@ if _TYPE_CHECKING:
 __all__ = [
     "EXPORT_DISABLED_CHECKS",
     "Explanation",
+    "Format",
     "GroupedGemmPlan",
     "MlpPlan",
     "Plan",
+    "QuantizedArray",
     "QuantizedMlp",
     "QuantizedRows",
     "QuantizedWeights",
@@ -97,8 +109,11 @@ __all__ = [
     "__version__",
     "check_groups",
     "checkpoint_policies",
+    "checkpoints",
+    "dequantize",
     "explain",
     "fp8_ragged_dot",
+    "from_codes",
     "gated_ragged_dot",
     "grouped_gemm",
     "grouped_her2k",
@@ -109,6 +124,7 @@ __all__ = [
     "is_available",
     "moe",
     "optim",
+    "quantize",
     "quantize_blockwise",
     "quantize_mlp",
     "quantize_ragged",

@@ -21,10 +21,10 @@ from jax_grouped_gemm.demo.presets import PRESETS
 IMPLEMENTATIONS: dict[str, moe.Implementation] = {
     "auto": None,
     "cuda": "cuda",
-    "reference": "reference",
+    "xla": "xla",
     "jax": jax.lax.ragged_dot,
 }
-RECIPES = ("preset", "bf16", "fp8")
+RECIPES = ("preset", "bf16", "fp8", "fp8-layers")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     recipes = list(dict.fromkeys(args.recipe))
     if args.compare and args.implementation == ["jax"]:
         parser.error("--compare compares with stock JAX: name another --implementation, or none")
-    if "fp8" in recipes and "jax" in implementations:
+    if "jax" in implementations and any(map(_is_fp8, recipes)):
         parser.error("--recipe fp8: stock JAX has no FP8 ragged matmul")
     if args.output:
         _check_output(parser, args.output)
@@ -60,14 +60,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     preset = PRESETS[name]
     steps = args.steps or (preset.compare_steps if args.compare else preset.steps)
     if args.compare:
-        everything = ["reference"] if reason else ["auto", "reference"]
+        everything = ["xla"] if reason else ["auto", "xla"]
         implementations = args.implementation or everything
         implementations = [*dict.fromkeys([*implementations, "jax"])]
     runs_to_make = [
         (implementation, recipe)
         for implementation in implementations
         for recipe in recipes
-        if implementation != "jax" or recipe != "fp8"
+        if implementation != "jax" or not _is_fp8(recipe)
     ]
     if args.compare and "jax" not in dict(runs_to_make):
         runs_to_make.append(("jax", "preset"))
@@ -91,7 +91,8 @@ def main(argv: Sequence[str] | None = None) -> None:
                 corpus,
                 name=implementation if recipe == "preset" else f"{implementation} {recipe}",
                 implementation=IMPLEMENTATIONS[implementation],
-                recipe=jgg.Recipe() if recipe == "fp8" else None,
+                recipe=jgg.Recipe() if _is_fp8(recipe) else None,
+                quantizes="layers" if recipe == "fp8-layers" else "optimizer",
                 steps=steps,
                 seed=args.seed,
                 devices=args.devices,
@@ -122,6 +123,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         raise SystemExit("No training ran: the model does not fit into the device's memory.")
 
 
+def _is_fp8(recipe: str) -> bool:
+    return recipe.startswith("fp8")
+
+
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m jax_grouped_gemm",
@@ -144,9 +149,11 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--implementation",
+        type=lambda name: "xla" if name == "reference" else name,
         choices=IMPLEMENTATIONS,
         nargs="+",
-        help="of the ragged matmul (default: auto); jax is the stock jax.lax.ragged_dot",
+        help="of the ragged matmul (default: auto); xla is this package's in pure JAX, jax the "
+        "stock jax.lax.ragged_dot",
     )
     parser.add_argument(
         "--recipe",
@@ -154,7 +161,8 @@ def make_parser() -> argparse.ArgumentParser:
         nargs="+",
         default=["preset"],
         help="of the model: preset (default) computes in the preset's dtype, bf16 in bfloat16, fp8 "
-        "quantises what the ragged matmuls multiply",
+        "quantises what the ragged matmuls multiply, weights in the optimiser's step; with "
+        "fp8-layers, layers quantise weights in each step",
     )
     parser.add_argument(
         "--devices",

@@ -49,6 +49,9 @@ from jax_grouped_gemm._src.arguments import (
 from jax_grouped_gemm._src.arrays import vary_over, varying_axes
 from jax_grouped_gemm._src.expert_parallel.api import expert_parallel_mlp as expert_parallel_mlp
 from jax_grouped_gemm._src.expert_parallel.compiler import (
+    data_parallel_compiler_options as data_parallel_compiler_options,
+)
+from jax_grouped_gemm._src.expert_parallel.compiler import (
     expert_parallel_compiler_options as expert_parallel_compiler_options,
 )
 from jax_grouped_gemm._src.expert_parallel.explain import (
@@ -69,6 +72,8 @@ from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp
 from jax_grouped_gemm._src.mlp.operands import ExpertWeights, Groups, Rows
 from jax_grouped_gemm._src.mlp.reference import row_weights
 from jax_grouped_gemm._src.over_tokens import AxisNames, over_tokens
+from jax_grouped_gemm._src.quantized.array import QuantizedArray
+from jax_grouped_gemm._src.quantized.weights import as_weights
 from jax_grouped_gemm._src.ragged.reference import owned_rows
 from jax_grouped_gemm._src.rows.api import combine as combine
 from jax_grouped_gemm._src.rows.api import dispatch as dispatch
@@ -164,9 +169,9 @@ def deinterleave(gate_up: jax.Array, axis: int = -1) -> tuple[jax.Array, jax.Arr
 def dropless_mlp(
     x: jax.Array,
     routing: Routing,
-    wi_0: jax.Array,
-    wi_1: jax.Array | None,
-    wo: jax.Array,
+    wi_0: jax.Array | QuantizedArray,
+    wi_1: jax.Array | QuantizedArray | None,
+    wo: jax.Array | QuantizedArray,
     *,
     biases: Biases | None = None,
     activation: ActivationLike = "silu",
@@ -185,7 +190,9 @@ def dropless_mlp(
       routing: the result of `route` on logits [..., E] with the same leading dimensions.
       wi_0, wi_1: gate and up projections [E, D, F]. Without `wi_1` (None) a hidden layer is
         act(x wi_0).
-      wo: down projections [E, F, D].
+      wo: down projections [E, F, D]. Each of the three may be a `jax_grouped_gemm.QuantizedArray`,
+        gate and up of one format, which is dequantised to the dtype of x in each call, and has no
+        gradient.
       biases: those of wi_0, wi_1 and wo: [E, F], [E, F] and [E, D], each of which may be None.
       activation: what is done to gate and up, in at least float32: "silu", "gelu", "gelu_tanh",
         "relu" or "relu2" of the gate; "swiglu_oai" (GPT-OSS: both clipped at 7, gate
@@ -198,7 +205,7 @@ def dropless_mlp(
         the experts. Other experts then contribute exactly zero, so under shard_map with
         ``group_offset = axis_index * experts_per_device`` the sum over devices (``jax.lax.psum``)
         is the whole layer.
-      implementation: of the ragged matmuls: None, "cuda" or "reference" as in
+      implementation: of the ragged matmuls: None, "cuda" or "xla" as in
         `jax_grouped_gemm.ragged_dot`, or any function with the signature of `jax.lax.ragged_dot`.
       recipe: computes the matmuls in FP8, see `jax_grouped_gemm.ragged_mlp`; tokens, and the
         gradient of the result, are then quantised once each. Differentiable once, in reverse mode.
@@ -225,12 +232,12 @@ def dropless_mlp(
     """
     activation = as_activation(activation)
     checked_boolean("apply_router_weight_on_input", apply_router_weight_on_input)
-    x, wi_0, wo = as_array("x", x), as_array("wi_0", wi_0), as_array("wo", wo)
-    wi_1 = None if wi_1 is None else as_array("wi_1", wi_1)
+    x, gate, down = as_array("x", x), as_weights("wi_0", wi_0), as_weights("wo", wo)
+    up = None if wi_1 is None else as_weights("wi_1", wi_1)
     check_routing("dropless_mlp", routing)
-    check_shapes("dropless_mlp", x, routing, wi_0, wi_1, wo, group_offset)
-    b0, b1, bo = checked_biases("dropless_mlp", biases, x, wi_0, wi_1, wo)
-    experts = ExpertWeights(wi_0=wi_0, wi_1=wi_1, b0=b0, b1=b1, wo=wo, bo=bo)
+    check_shapes("dropless_mlp", x, routing, gate, up, down, group_offset)
+    b0, b1, bo = checked_biases("dropless_mlp", biases, x, gate, up, down)
+    experts = ExpertWeights(wi_0=gate, wi_1=up, b0=b0, b1=b1, wo=down, bo=bo)
     whole = experts, group_offset, quantized
     experts_of = functools.partial(
         Experts,

@@ -1,7 +1,12 @@
-"""Muon: momentum whose updates are orthogonalised, for all matrices of a model in grouped launches.
+"""Optimisers: AdamW and any Optax chain that write FP8 weights, and Muon.
 
-Newton-Schulz orthogonalisation is made of symmetric products of small matrices and of products with
-the large ones. One launch computes each for every matrix of the model, whatever their shapes.
+`adamw` and `quantized` make an `Optimizer`, whose state has the FP8 weights of the next forward
+pass, written in the pass that updates the float32 weights.
+
+`muon` is momentum whose updates are orthogonalised, for all matrices of a model in grouped
+launches. Newton-Schulz orthogonalisation is made of symmetric products of small matrices and of
+products with the large ones. One launch computes each for every matrix of the model, whatever their
+shapes.
 
 Muon is described at https://kellerjordan.github.io/posts/muon/.
 """
@@ -11,13 +16,22 @@ from jax_grouped_gemm._src.muon.dimensions import MuonDimensionNumbers
 from jax_grouped_gemm._src.muon.orthogonalize import orthogonalize
 from jax_grouped_gemm._src.muon.state import MuonState, load_muon_state
 from jax_grouped_gemm._src.muon.transform import muon, scale_by_muon
+from jax_grouped_gemm._src.optimizer.api import Optimizer, OptimizerState, adamw, quantized
+from jax_grouped_gemm._src.optimizer.rules import AdamWState
+from jax_grouped_gemm._src.optimizer.weights import experts
 
 __all__ = [
+    "AdamWState",
     "COEFFICIENTS",
     "MuonDimensionNumbers",
     "MuonState",
+    "Optimizer",
+    "OptimizerState",
+    "adamw",
+    "experts",
     "load_muon_state",
     "muon",
     "orthogonalize",
+    "quantized",
     "scale_by_muon",
 ]

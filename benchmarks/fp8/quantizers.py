@@ -78,7 +78,7 @@ def peers(op: str) -> list[Peer]:
 def work(case: Fp8Case, inputs: Inputs) -> Workload:
     """A quantiser, judged by the bits of the reference's result."""
     given = operands(case, inputs)
-    expected = tuple(jax.jit(quantizer(case.op, "reference"))(*given))
+    expected = tuple(jax.jit(quantizer(case.op, "xla"))(*given))
 
     def judge(call: Call) -> tuple[check.Error, bool]:
         share = float(differing_share(tuple(call.run()), expected))

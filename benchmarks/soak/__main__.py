@@ -100,7 +100,7 @@ class Soak:
             draws=options.draws,
             repeats=options.repeats,
             seconds=SHARES["products"] * options.time_limit,
-            implementation="cuda" if on_gpu() else "reference",
+            implementation="cuda" if on_gpu() else "xla",
             most=options.most,
         )
         return record("products", self._products.record(), self._products.failures(), start)

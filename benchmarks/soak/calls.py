@@ -20,8 +20,8 @@ import numpy as np
 
 import jax_grouped_gemm as jgg
 from benchmarks.harness.peer import on_gpu
-from jax_grouped_gemm import moe
-from jax_grouped_gemm._src.fp8 import plan as plan_fp8
+from jax_grouped_gemm import moe, optim
+from jax_grouped_gemm._src.fp8.scaled import plan as plan_fp8
 from jax_grouped_gemm._src.op import ops
 
 Aval = jax.ShapeDtypeStruct
@@ -139,7 +139,7 @@ def _fp8_products() -> None:
 
     for m in (M, FEW_ROWS):
         _lower(jax.grad(loss, (0, 1)), _a(m, K), _a(G, K, N), _a(G, dtype=jnp.int32))
-    for choice in plan_fp8.NONCONTRACTING:
+    for choice in plan_fp8.NONCONTRACTING_KERNELS:
         with jgg.use_tiles(forward=choice.tile):
             _lower(
                 lambda *x: jgg.scaled_ragged_dot(*x, transpose_rhs=True),
@@ -205,6 +205,15 @@ def _rows() -> None:
     _lower(jax.grad(loss, (0, 1, 2)), *operands)
 
 
+def _optimizers() -> None:
+    shapes = dict(wi_0=_a(G, K, N), wi_1=_a(G, K, N), wo=_a(G, N, K))
+    identity = optim.GradientTransformation(lambda params: (), lambda g, state, params: (g, state))
+    for optimizer in (optim.adamw(1e-3), optim.quantized(identity)):
+        for dtype in (jnp.float32, jnp.bfloat16):
+            params = {name: Aval(x.shape, dtype) for name, x in shapes.items()}
+            _lower(optimizer.step, params, shapes, jax.eval_shape(optimizer.init, params))
+
+
 def _in_other_versions(call: FfiCall) -> Iterator[FfiCall]:
     """The same call by the other version of its target that takes the same operands."""
     name, _, version = call.target.rpartition(".v")
@@ -230,7 +239,7 @@ def _in_other_versions(call: FfiCall) -> Iterator[FfiCall]:
 def valid_calls() -> list[FfiCall]:
     """At least one call of every target, each different from the others."""
     with recording() as calls:
-        for part in (_ragged_products, _mlps, _fp8_products, _lists, _rows):
+        for part in (_ragged_products, _mlps, _fp8_products, _lists, _rows, _optimizers):
             part()
     calls += [other for call in calls for other in _in_other_versions(call)]
     return list({repr(call): call for call in calls}.values())

@@ -32,6 +32,8 @@ XLA_FFI_Error* JggHiddenMaxima(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggGradientMaxima(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggQuantizeRaggedGradients(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggQuantizeJoinedGradients(XLA_FFI_CallFrame* call_frame);
+XLA_FFI_Error* JggAdamwQuantized(XLA_FFI_CallFrame* call_frame);
+XLA_FFI_Error* JggApplyAndQuantize(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggSortByExpert(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggGatherRows(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggDispatchRows(XLA_FFI_CallFrame* call_frame);

@@ -58,6 +58,8 @@ nb::dict registrations() {
       encapsulate(JggQuantizeRaggedGradients);
   targets["jax_grouped_gemm.quantize_joined_gradients.v1"] =
       encapsulate(JggQuantizeJoinedGradients);
+  targets["jax_grouped_gemm.adamw_quantized.v1"] = encapsulate(JggAdamwQuantized);
+  targets["jax_grouped_gemm.apply_and_quantize.v1"] = encapsulate(JggApplyAndQuantize);
   targets["jax_grouped_gemm.sort_by_expert.v1"] = encapsulate(JggSortByExpert);
   targets["jax_grouped_gemm.gather_rows.v1"] = encapsulate(JggGatherRows);
   targets["jax_grouped_gemm.dispatch_rows.v1"] = encapsulate(JggDispatchRows);

@@ -50,6 +50,7 @@ struct RaggedContracting {
     int rhs_batched;
     bool rhs_in_slabs;
     StoreHint store_hint;
+    int early_steps;  // of whole tiles: sm90/config.h
   };
 
   template <class Warp>
@@ -123,6 +124,8 @@ struct RaggedContracting {
     params.rhs_batched = a.rhs_batched;
     params.rhs_in_slabs = a.n % Config::kSlab == 0;
     params.store_hint = result_hint(params.groups);
+    // With few rows to a group, writing results takes the time, and early loads delay it.
+    params.early_steps = has_few_rows(params.groups) ? kNoSteps : kAllSteps;
     params.rows = a.rows;
 
     TensorView const lhs =

@@ -1,6 +1,8 @@
 // From run-time arguments to one compiled kernel of a contracting product, and its launch.
 #pragma once
 
+#include <type_traits>
+
 #include "ragged/contracting_roles.h"
 #include "ragged/cut_contracting.h"
 #include "ragged/launch.h"
@@ -8,40 +10,26 @@
 
 namespace jgg::sm90 {
 
-// Hands a value of the mainloop for whole tiles to `function`.
-template <class Problem, class Arguments, class Function>
-cudaError_t with_mainloop(Arguments const& arguments, Function function) {
-  if constexpr (Problem::Config::kTakesTurns) {
-    return function(PingpongMainloop<Problem>{});
-  } else if constexpr (kIsNarrow<typename Problem::Config>) {
-    // Narrow tiles have more stages to load ahead, and one kernel less.
-    return function(CooperativeMainloop<Problem, kNoSteps>{});
-  } else {
-    // With few rows to a group, writing results takes the time, and early loads delay it.
-    return Flag{has_few_rows(arguments.groups)}([&](auto few_rows) {
-      return function(CooperativeMainloop<Problem, few_rows ? kNoSteps : kAllSteps>{});
-    });
-  }
-}
+// The mainloop for whole tiles. Narrow tiles have more stages to load ahead.
+template <class Problem>
+using WholeMainloop = std::conditional_t<
+    Problem::Config::kTakesTurns, PingpongMainloop<Problem>,
+    CooperativeMainloop<Problem, kIsNarrow<typename Problem::Config> ? kNoSteps : kStepsOfParams>>;
 
 // In whole tiles, or in pieces of `Cut` where sizes can be such that they are better.
 template <class Whole, class Cut, class Arguments>
 cudaError_t launch_contracting(Arguments const& arguments, cudaStream_t stream) {
   using Config = typename Whole::Config;
-  if (Cut::can_be_skewed(arguments)) {
-    ContractingParams<Whole, Cut> params;
-    cudaError_t status = Whole::make_params(arguments, params.whole);
-    if (status != cudaSuccess) return status;
-    status = Cut::make_params(arguments, params.cut);
-    if (status != cudaSuccess) return status;
-    return with_mainloop<Whole>(arguments, [&](auto loop) {
-      // However few tiles there are, all clusters can have pieces of them.
-      return launch_persistent<ContractingRoles<Whole, decltype(loop), Cut>>(
-          params, kMaxClusters<Config>, stream);
-    });
-  }
-  return with_mainloop<Whole>(
-      arguments, [&](auto loop) { return launch_tiles<Whole, decltype(loop)>(arguments, stream); });
+  using Loop = WholeMainloop<Whole>;
+  if (!Cut::can_be_skewed(arguments)) return launch_tiles<Whole, Loop>(arguments, stream);
+  ContractingParams<Whole, Cut> params;
+  cudaError_t status = Whole::make_params(arguments, params.whole);
+  if (status != cudaSuccess) return status;
+  status = Cut::make_params(arguments, params.cut);
+  if (status != cudaSuccess) return status;
+  // However few tiles there are, all clusters can have pieces of them.
+  return launch_persistent<ContractingRoles<Whole, Loop, Cut>>(params, kMaxClusters<Config>,
+                                                               stream);
 }
 
 // Rows are contracted, so lhs [m, k] and rhs [m, n] are both contiguous along what is kept. There

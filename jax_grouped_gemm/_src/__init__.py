@@ -7,12 +7,18 @@ and `problem` what plan and call know of the operands. They meet in `primitive`,
 operation registers itself.
 
 What all operations share is in the files of this folder: `arguments` and `arrays` (checks, sizes,
-mesh axes), `device` (the GPU and its rates), `sizes` (the largest that kernels take), `op` and
-`autodiff` (an operation and its rules under JAX's transformations), `meshes`, `partition`,
-`lowering` and `over_tokens` (what operations and layers keep split over devices), `transfers` (what
-travels between them), `plan` and `explain`, `fallback` (when XLA's own products are predicted to be
-faster), `float32` (operands in parts), `activations`, `version`. On those stand `ragged`, `rows`
-and `lists`; `fp8` stands on `ragged`; `muon` on `lists`; `mlp` on `ragged`, `rows` and `fp8`;
-`expert_parallel` on `mlp` and `rows`. In `mlp`, `operands` has the types of what layers compute
-with, and `experts` chooses how they do. No folder imports from one above it.
+mesh axes), `device` (the GPU and its rates), `extension` (the kernels, and where they run), `sizes`
+(the largest that kernels take), `op` and `autodiff` (an operation and its rules under JAX's
+transformations), `meshes`, `partition`, `lowering` and `over_tokens` (what operations and layers
+keep split over devices), `transfers` (what travels between them), `barrier` (the order in which XLA
+computes), `plan` and `explain`, `fallback` (when XLA's own products are predicted to be faster),
+`float32` (operands in parts), `activations`, `version`. On those stands `quantized` (formats,
+`format` their registry; `weights`, how operations take them), on that `ragged`, `rows` and `lists`;
+`fp8` stands on `ragged`; `muon` on `lists`; `mlp` on `ragged`, `rows` and `fp8`; `expert_parallel`
+on `mlp` and `rows`; `optimizer`, which writes FP8 weights as it updates them, on `mlp`.
+`fp8` has a folder for its quantisers, for products of operands with scales, and for the matmul of
+operands that it quantises; what they share is beside them. In `mlp`, `operands` has the types of
+what layers compute with, `layer` the derivative, `fp8` the same with a recipe, and `experts`
+chooses between them.
+No folder imports from one above it.
 """

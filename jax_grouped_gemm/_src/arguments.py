@@ -25,15 +25,17 @@ _INT32 = np.iinfo(np.int32)
 # Captured at import, because a user may put our function in its place.
 _jax_ragged_dot_general = lax.ragged_dot_general
 
-KernelName = Literal["cuda", "reference"]
+KernelName = Literal["cuda", "xla", "reference"]
+"""Who computes an operation: its kernels, or XLA, of which "reference" is another name."""
 Implementation = KernelName | None
 
 Choice = TypeVar("Choice", bound=str | None)
 
 
 def checked_implementation(implementation: Implementation) -> Implementation:
-    """Returns `implementation` if it is one, else raises a `ValueError`."""
-    return checked_choice("implementation", implementation, (None, *get_args(KernelName)))
+    """Returns `implementation` by its first name; raises a `ValueError` if it is none."""
+    checked_choice("implementation", implementation, (None, *get_args(KernelName)))
+    return "xla" if implementation == "reference" else implementation
 
 
 def checked_choice(name: str, value: Choice, choices: Sequence[Choice]) -> Choice:
@@ -64,6 +66,16 @@ def canonical_dtype(name: str, dtype: DTypeLike) -> np.dtype:
 def as_array(name: str, x: Any) -> jax.Array:
     """Returns `x` as a JAX array; raises a `TypeError` if it is no array at all."""
     if not isinstance(x, (jax.Array, np.ndarray)):
+        if hasattr(x, "dequantize"):
+            raise TypeError(
+                f"{name} must be an array of numbers, got a {type(x).__name__}: only the weights "
+                "of ragged_dot and of MLPs may be quantised; dequantize() makes an array"
+            )
+        if hasattr(x, "qvalue"):
+            raise TypeError(
+                f"{name} must be an array of numbers, got a {type(x).__name__}: checkpoints.qwix() "
+                "makes a QuantizedArray of it"
+            )
         value = reprlib.repr(x)
         raise TypeError(f"{name} must be a JAX or NumPy array, got {type(x).__name__}: {value}")
     if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
@@ -101,15 +113,16 @@ def checked_real(name: str, value: Any) -> float:
     return float(value)
 
 
-def refuse_sharded(function: str, **operands: jax.Array) -> None:
+def refuse_sharded(function: str, **operands: Any) -> None:
     """Raises a `NotImplementedError` if an operand is sharded over explicit mesh axes."""
-    for name, x in operands.items():
-        if any(axes is not None for axes in jax.typeof(x).sharding.spec):
-            raise NotImplementedError(
-                f"{function}: {name} is sharded over explicit mesh axes ({jax.typeof(x)}); call "
-                "it inside jax.shard_map, which says what each device does, or under "
-                "jax.sharding.auto_axes(function, out_sharding=...), which leaves that to XLA"
-            )
+    for name, operand in operands.items():
+        for x in jax.tree.leaves(operand):
+            if any(axes is not None for axes in jax.typeof(x).sharding.spec):
+                raise NotImplementedError(
+                    f"{function}: {name} is sharded over explicit mesh axes ({jax.typeof(x)}); "
+                    "call it inside jax.shard_map, which says what each device does, or under "
+                    "jax.sharding.auto_axes(function, out_sharding=...), which leaves that to XLA"
+                )
 
 
 def canonical_precision(precision: Any) -> Any:
@@ -283,6 +296,11 @@ def check_groups(*, unowned_rows: bool = False) -> Iterator[None]:
     """
     with _context(_Checks(checked_boolean("unowned_rows", unowned_rows))):
         yield
+
+
+def has_group_checks() -> bool:
+    """Whether the context asks for checks."""
+    return _context.value is not None
 
 
 def run_group_checks(

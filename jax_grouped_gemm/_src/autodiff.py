@@ -51,9 +51,13 @@ def is_mapped_over_mesh_axis() -> bool:
         return False
 
 
-def recomputed(function: Callable[..., Any], static_argnums: int | tuple[int, ...] = ()) -> Any:
+def recomputed(
+    function: Callable[..., Any],
+    static_argnums: int | tuple[int, ...] = (),
+    policy: Callable[..., bool] | None = None,
+) -> Any:
     """`jax.checkpoint(function)`, or `function` itself where JAX cannot vectorise the former."""
-    checkpointed = jax.checkpoint(function, static_argnums=static_argnums)
+    checkpointed = jax.checkpoint(function, static_argnums=static_argnums, policy=policy)
 
     @functools.wraps(function)
     def run(*args: Any) -> Any:

@@ -13,7 +13,8 @@ import jax
 from jax.sharding import AxisType, Mesh, NamedSharding
 
 from jax_grouped_gemm._src.arguments import checked_int
-from jax_grouped_gemm._src.device import H200, Target, default_device, unsuitable_device_reason
+from jax_grouped_gemm._src.device import H200, Target
+from jax_grouped_gemm._src.extension import default_device, unsuitable_device_reason
 from jax_grouped_gemm._src.meshes import axes_of_kind
 from jax_grouped_gemm._src.op import Op, ops
 from jax_grouped_gemm._src.partition import (
@@ -106,12 +107,12 @@ def explain(
 
     Returns:
       An `Explanation` with a `Plan` for each grouped matmul: shapes and dtypes as operands are
-      stored, the path taken and why, tile, cluster, grid, workspace bytes, and the predicted time
-      with what bounds it, the tensor cores or memory. That is for the clock and the memory of an
-      H200 and for groups of equal size, without what launching takes. The products of a ragged
-      matmul are labelled forward, dgrad and wgrad, and a tile that is not the default is marked as
-      overridden, see `use_tiles`. Its first line, printed, says that it is a plan, and for which
-      device.
+      stored, the kernel or what runs instead and why, tile, cluster, grid, workspace bytes, and the
+      predicted time with what bounds it, the tensor cores or memory. That is for the clock and the
+      memory of an H200 and for groups of equal size, without what launching takes. The products of
+      a ragged matmul are labelled forward, dgrad and wgrad, and a tile that is not the default is
+      marked as overridden, see `use_tiles`. Its first line, printed, says that it is a plan, and
+      for which device.
 
     Raises:
       TypeError, ValueError: `multiprocessors` is no integer, or not positive.
@@ -201,7 +202,7 @@ class _Walk:
         call = None if axis_sizes else self._call(op, operands, results, eqn.params)
         if call and (call.split.axes or any(map(any, call.specs))):
             yield from self._split(op, operands, results, eqn.params, call)
-        elif op.is_matmul:
+        elif op.is_matmul or op.is_listed:
             plan = op.planner(operands, eqn.params, self.target)
             if call and (devices := math.prod(call.mesh_shape.values())) > 1:
                 note = f"each of {devices} devices computes all of it"

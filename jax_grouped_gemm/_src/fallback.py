@@ -22,20 +22,10 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jax_grouped_gemm._src.arrays import cdiv
-from jax_grouped_gemm._src.device import (
-    BANDWIDTH,
-    FLOAT32,
-    FP64,
-    H200,
-    SIXTEEN_BITS,
-    TF32,
-    Prediction,
-    Target,
-)
+from jax_grouped_gemm._src.device import Prediction, Target
 from jax_grouped_gemm._src.float32 import FULL_TERMS
 from jax_grouped_gemm._src.plan import TileConfig
 
@@ -72,10 +62,11 @@ def policy(name: Policy) -> Iterator[None]:
 
 
 def with_policy(params: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Parameters of a primitive, whose `implementation` None becomes a policy other than "auto"."""
+    """Parameters of a primitive, whose `implementation` None becomes a policy other than "auto",
+    such as "prefer_kernels"."""
     if params["implementation"] is not None or _context.value == "auto":
         return params
-    return {**params, "implementation": _context.value}
+    return {**params, "implementation": f"prefer_{_context.value}"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,14 +106,13 @@ class Work:
         """Whether copies take little memory."""
         return self.copied_bytes <= MOST_COPIED_BYTES
 
-    @property
-    def rate(self) -> float:
-        """Multiply-adds a second of XLA's products on an H200."""
-        if self.dtype.itemsize > 4:
-            return FP64 / (4 if jnp.issubdtype(self.dtype, jnp.complexfloating) else 1)
+    def rate(self, target: Target) -> float:
+        """Multiply-adds a second of XLA's products."""
         if not self.terms:
-            return SIXTEEN_BITS
-        return FLOAT32 if self.terms == FULL_TERMS else TF32
+            return target.multiply_adds(self.dtype)
+        rates = target.rates
+        rate = rates.float32 if self.terms == FULL_TERMS else rates.tf32
+        return rate * (target.multiprocessors / rates.multiprocessors)
 
     def kernel_terms(self, kernel: Prediction, tile: TileConfig) -> dict[str, float]:
         """The terms of a kernel's time in seconds, before their coefficients."""
@@ -137,7 +127,7 @@ class Work:
 
     def xla_terms(self, target: Target) -> dict[str, float]:
         """The terms of XLA's time in seconds, before their coefficients."""
-        rate = self.rate * target.multiprocessors / H200.multiprocessors
+        bandwidth, multiply_adds = target.rates.bandwidth, sum(map(math.prod, self.products))
         padded = (
             g * (m * k + k * n + m * n)
             for g, m, n, k in self.products
@@ -146,9 +136,9 @@ class Work:
         return {
             "launch": 1e-6 * (len(self.products) + self.passes),
             "depth": 1e-9 * sum(k for *_, k in self.products),
-            "bound": max(sum(map(math.prod, self.products)) / rate, self.moved_bytes / BANDWIDTH),
-            "passes": self.pass_bytes / BANDWIDTH,
-            "padding": self.dtype.itemsize * sum(padded) / BANDWIDTH,
+            "bound": max(multiply_adds / self.rate(target), self.moved_bytes / bandwidth),
+            "passes": self.pass_bytes / bandwidth,
+            "padding": self.dtype.itemsize * sum(padded) / bandwidth,
         }
 
 
@@ -184,12 +174,12 @@ def faster_reason(
       target: the device.
       implementation: the parameter of the primitive.
     """
-    if work is None or not work.fits or implementation in ("cuda", "kernels"):
+    if work is None or not work.fits or implementation in ("cuda", "prefer_kernels"):
         return ""
     factors = coefficients()[work.name]
     whole = seconds(work.xla_terms(target), factors["xla"])
     ours = seconds(work.kernel_terms(kernel, tile), factors["kernel"])
-    if whole > factors["margin"] * ours and implementation != "xla":
+    if whole > factors["margin"] * ours and implementation != "prefer_xla":
         return ""
     return (
         f"{work.description} are predicted to take {whole * 1e6:.3g} us, "

@@ -21,7 +21,7 @@ while surpassing the FP32 theoretical peak performance" (2022), with scales and 
 
 Where groups have few rows, or there is little else to multiply, time is what reading the weights
 takes, and the two passes that scale and split them would take several times as long
-(`_src.ragged.on_the_way`). There x is the sum of two or three bfloat16 parts,
+(`_src.ragged.split_in_kernel`). There x is the sum of two or three bfloat16 parts,
 eight bits of it each, which the kernel splits on the way: bfloat16 has all exponents of float32, so
 nothing is scaled, and no group's magnitudes matter. Six products of three parts have the accuracy
 of a float32 product, three products of two parts, of 16 bits, more than TF32's. The parts of an
@@ -52,16 +52,16 @@ def num_terms(precision: Any) -> int:
     return FULL_TERMS if any(p in exact for p in precisions) else 1
 
 
-def few_rows_products(terms: int) -> int:
+def products_in_kernel(terms: int) -> int:
     """Products of bfloat16 parts, with few rows a group, for the accuracy of `terms`."""
     return 6 if terms == FULL_TERMS else 3
 
 
-def described(terms: int, *, few_rows: bool = False) -> str:
+def described(terms: int, *, in_kernel: bool = False) -> str:
     """What `explain` says of a product."""
     accuracy = "float32" if terms == FULL_TERMS else "TF32"
-    if few_rows:
-        products = f"{few_rows_products(terms)} products of bfloat16 parts"
+    if in_kernel:
+        products = f"{products_in_kernel(terms)} products of bfloat16 parts"
     else:
         products = f"{terms} products of float16 parts"
     return f"{products}, as accurate as {accuracy}"

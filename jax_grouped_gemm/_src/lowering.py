@@ -46,7 +46,8 @@ def lower(ctx: Any, op: Any, inner: Callable[..., Any], operands, params) -> Any
     if is_split_explicitly(ctx.avals_in):
         function = _over_explicit_axes(op, ctx.avals_in, ctx.avals_out, params, mesh)
     elif _has_devices_to_split_over(ctx):
-        function = _over_auto_axes(op, ctx.avals_in, ctx.avals_out, params)
+        devices = len(ctx.module_context.axis_context.device_assignment)
+        function = _over_auto_axes(op, ctx.avals_in, ctx.avals_out, params, devices)
     else:
         return inner(ctx, *operands, **params)
     return mlir.lower_fun(function, multiple_results=op.multiple_results)(ctx, *operands)
@@ -105,7 +106,7 @@ def _has_devices_to_split_over(ctx: Any) -> bool:
     )
 
 
-def _over_auto_axes(op, avals, results, params) -> Callable[..., Any]:
+def _over_auto_axes(op, avals, results, params, devices) -> Callable[..., Any]:
     from jax.experimental.custom_partitioning import custom_partitioning
 
     dims = op.dims_of(avals, results, params)
@@ -140,7 +141,9 @@ def _over_auto_axes(op, avals, results, params) -> Callable[..., Any]:
         return mesh, program, returned if op.multiple_results else returned[0], tuple(given)
 
     whole = custom_partitioning(functools.partial(op.primitive.bind, **params))
-    whole.def_partition(partition=partition, sharding_rule=lambda *_: dims.sharding_rule())
+    whole.def_partition(
+        partition=partition, sharding_rule=lambda *_: dims.sharding_rule(sizes, devices)
+    )
     return whole
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax import lax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -34,3 +35,32 @@ def placed(x: jax.Array, mesh: Any, spec: P) -> jax.Array:
     if not explicit or jax.typeof(x).sharding == wanted:
         return x
     return jax.sharding.reshard(x, wanted)
+
+
+def gathered(x: jax.Array, spec: P) -> jax.Array:
+    """All of what devices along manual axes have slices of, split as `spec` says."""
+    for axis, names in enumerate(spec):
+        if names is not None:
+            x = lax.all_gather(x, names, axis=axis, tiled=True)
+    return x
+
+
+def as_sharded(out_sharding: Any, product: Callable[..., Any], *operands: Any) -> Any:
+    """`product` under the explicit axes of the mesh, which XLA partitions as it likes."""
+    if not isinstance(out_sharding, NamedSharding | P):
+        raise TypeError(
+            "out_sharding must be None, a jax.sharding.NamedSharding or a PartitionSpec, got "
+            f"{out_sharding!r}"
+        )
+    mesh = jax.sharding.get_abstract_mesh()
+    if isinstance(out_sharding, NamedSharding) and mesh.empty:
+        mesh = out_sharding.mesh.abstract_mesh
+    if mesh.explicit_axes:
+        return jax.sharding.auto_axes(product, out_sharding=out_sharding)(*operands)
+    spec = out_sharding if isinstance(out_sharding, P) else out_sharding.spec
+    if any(axes is not None for axes in spec):
+        raise ValueError(
+            f"out_sharding is for explicit mesh axes, got {out_sharding} where the mesh has none: "
+            f"{mesh}"
+        )
+    return product(*operands)

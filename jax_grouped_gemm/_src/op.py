@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -25,13 +25,10 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jax_grouped_gemm._src import lowering, partition
 from jax_grouped_gemm._src.arrays import align_varying
-from jax_grouped_gemm._src.device import (
-    H200,
-    Target,
-    missing_extension_reason,
-    unsuitable_device_reason,
-)
+from jax_grouped_gemm._src.device import H200, Target
+from jax_grouped_gemm._src.extension import missing_extension_reason, unsuitable_device_reason
 from jax_grouped_gemm._src.fallback import with_policy
+from jax_grouped_gemm._src.plan import XLA, Plan
 
 if TYPE_CHECKING:
     from jax.extend.core import Primitive
@@ -45,29 +42,15 @@ logger = logging.getLogger(__name__)
 _MOST_ROWS = np.iinfo(np.int32).max
 
 
-class AnyPlan(Protocol):
-    """What the lowering asks of a plan: the path "reference" runs no kernel, and why."""
-
-    @property
-    def path(self) -> str: ...
-
-    @property
-    def reason(self) -> str: ...
-
-
-Planner = Callable[[Sequence[Any], Mapping[str, Any], Target], Any]
+Planner = Callable[[Sequence[Any], Mapping[str, Any], Target], Plan[Any]]
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Op:
     """A primitive with the stages of its calls; constructing it registers them.
 
-    The primitive has a parameter `implementation`: None, "cuda", "reference", or instead of None a
-    policy of `fallback`, "kernels" or "xla". The ragged products have `product`, `tile`,
-    `tile_choices`, `zeroes_unowned` and `max_sms` too, which only a planner reads.
-    `zeroes_unowned`, True by default, says whether rows that no local group owns are zero or,
-    False, whatever was in memory: kernels then neither read nor write them. `max_sms` is how many
-    multiprocessors a kernel fills at most, None for all.
+    The primitive has a parameter `implementation`: None, "cuda", "xla", or instead of None a policy
+    of `fallback`, "prefer_kernels" or "prefer_xla".
 
     Attributes:
       name: name of the primitive.
@@ -78,9 +61,12 @@ class Op:
       avals: called as `avals(*operands, **params)` with abstract operands, gives the abstract
         result, or a list of them with `multiple_results`.
       planner: called as `planner(operands, params, target)` with abstract operands and the device
-        to plan for, gives an `AnyPlan`.
-      call: called as `call(plan, *operands)`, for plans whose path is not "reference".
-      reference: called as `reference(*operands, **params)`, without the parameters named above.
+        to plan for, gives a `Plan`.
+      call: called as `call(plan, *operands)`, for plans whose kernel is not `XLA`.
+      reference: called as `reference(*operands, **params)`, without those of `planned`.
+      planned: names of parameters besides `implementation` that only the planner reads.
+      check: called as `check(operands, params)` with abstract operands where the primitive is
+        bound, raises an error for parameters that no plan takes.
       multiple_results: whether the primitive returns a list.
       dims: called as `dims(operands, results, **params)` with abstract arrays, gives the
         `partition.Dims` of the operation without a batch dimension. By default devices split
@@ -91,6 +77,7 @@ class Op:
       instead: what to use where operands are split along dimensions that the operation needs in
         full on every device.
       is_matmul: whether `explain` and the checkpoint policies count it as a grouped matmul.
+      is_listed: whether `explain` lists it although it is no matmul.
       primitive: the primitive, made from these.
     """
 
@@ -101,11 +88,14 @@ class Op:
     planner: Planner
     call: Callable[..., Any]
     reference: Callable[..., Any]
+    planned: tuple[str, ...] = ()
+    check: Callable[[Sequence[Any], Mapping[str, Any]], None] | None = None
     multiple_results: bool = False
     dims: Callable[..., partition.Dims] | None = None
     localizer: Callable[..., tuple[Sequence[Any], dict[str, Any]]] | None = None
     instead: str = "jax.shard_map, which says what each device does"
     is_matmul: bool = True
+    is_listed: bool = False
     primitive: Primitive = dataclasses.field(init=False)
 
     def __post_init__(self):
@@ -124,11 +114,11 @@ class Op:
         """Binds the primitive, its operands cast to vary over the same manual mesh axes.
 
         Raises:
-          ValueError: the parameter `tile` is no compiled configuration.
+          ValueError: of `check`.
         """
         self._check_counts(operands)
-        if params.get("tile") is not None:
-            self.planner([jax.typeof(x) for x in operands], params, H200)
+        if self.check:
+            self.check([jax.typeof(x) for x in operands], params)
         return self.primitive.bind(*align_varying(*operands), **with_policy(params))
 
     def _check_counts(self, operands: Sequence[Any]) -> None:
@@ -265,15 +255,11 @@ class Op:
         """Has `rule(operands, dims, **params)` vectorise the primitive."""
         batching.primitive_batchers[self.primitive] = rule
 
-    def has_no_derivative(self) -> None:
-        """Has differentiation with respect to any operand say what to do instead."""
+    def has_no_derivative(self, instead: str) -> None:
+        """Has differentiation with respect to any operand say why, and what to do `instead`."""
 
         def rule(primals, tangents, **params):
-            raise NotImplementedError(
-                f"{self.name} has no derivative: FP8 operands are constants to autodiff. Use "
-                "jax_grouped_gemm.fp8_ragged_dot, which is differentiable once, or "
-                "jax.lax.stop_gradient."
-            )
+            raise NotImplementedError(f"{self.name} has no derivative: {instead}")
 
         self.def_jvp(rule)
 
@@ -285,11 +271,10 @@ class Op:
         lower = mlir.lower_fun(function, multiple_results=self.multiple_results)
         return lower(_with_own_functions(ctx), *operands)
 
-    def _lower_reference(
-        self, ctx, operands, *, implementation, product=None, tile=None, tile_choices=None,
-        zeroes_unowned=None, max_sms=None, **p,
-    ):  # fmt: skip
-        return self._lower(ctx, _traced_once(self.reference, tuple(p.items())), operands)
+    def _lower_reference(self, ctx, operands, **params):
+        planned = "implementation", *self.planned
+        read = tuple((name, x) for name, x in params.items() if name not in planned)
+        return self._lower(ctx, _traced_once(self.reference, read), operands)
 
     def _lower_default(self, ctx, *operands, **params):
         if params["implementation"] == "cuda":
@@ -300,9 +285,9 @@ class Op:
     def _lower_cuda(self, ctx, *operands, **params):
         device = _target_device(ctx)
         target = H200 if device is None else Target.of(device)
-        plan: AnyPlan = self.planner(ctx.avals_in, params, target)
+        plan: Plan[Any] = self.planner(ctx.avals_in, params, target)
         implementation = params["implementation"]
-        reason = plan.reason if plan.path == "reference" else None
+        reason = plan.reason if plan.kernel == XLA else None
         if not reason and device is not None:
             reason = unsuitable_device_reason(device)
         if not reason:

@@ -12,12 +12,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax import lax
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 from jax_grouped_gemm._src.arrays import is_static
-from jax_grouped_gemm._src.meshes import axes_of_kind, names_of, placed
+from jax_grouped_gemm._src.meshes import axes_of_kind, gathered, names_of, placed
 from jax_grouped_gemm._src.transfers import current_recorder
 
 AxisNames = str | Sequence[str]
@@ -76,7 +75,7 @@ def over_tokens(
     whole_specs, whole = split(whole, gathered_there)
 
     def on_device(tokens, whole):
-        whole = jax.tree.map(_gathered, whole, whole_specs)
+        whole = jax.tree.map(gathered, whole, whole_specs)
         return layer(tokens, whole, names_of(leading[0]))
 
     return jax.shard_map(
@@ -124,10 +123,3 @@ def _leading_spec(x: jax.Array, auto: tuple[str, ...]) -> list[Any]:
     if auto and spec:
         spec[0] = (*names_of(spec[0]), *auto)
     return spec
-
-
-def _gathered(x: jax.Array, spec: P) -> jax.Array:
-    for axis, names in enumerate(spec):
-        if names is not None:
-            x = lax.all_gather(x, names, axis=axis, tiled=True)
-    return x

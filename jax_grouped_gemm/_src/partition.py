@@ -26,6 +26,7 @@ from jax_grouped_gemm._src.arrays import align_varying, cdiv
 from jax_grouped_gemm._src.meshes import Axes, names_of
 from jax_grouped_gemm._src.transfers import Transfer, type_of
 
+BLOCK = 128  # elements that share a scale
 BATCH = "b"
 ROWS = "m"
 FIRST = (BATCH, ROWS)
@@ -47,12 +48,15 @@ class Dims:
       whole: letters of dimensions that every device needs in full.
       apart: letters that results without them do not depend on, as those of another problem of a
         list.
+      blocks: of letters that count blocks of `BLOCK` elements, the letter of the elements. Those
+        are split where every device has whole blocks, and the blocks with them.
     """
 
     operands: tuple[Letters, ...]
     results: tuple[Letters, ...]
     whole: frozenset[str] = frozenset()
     apart: frozenset[str] = frozenset()
+    blocks: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(cls, *operands: str, to: str | Sequence[str], whole: str = "") -> Dims:
@@ -71,6 +75,7 @@ class Dims:
             tuple((BATCH, *letters) for letters in self.results),
             self.whole,
             self.apart,
+            self.blocks,
         )
 
     def sizes(self, operands: Sequence[Any], results: Sequence[Any]) -> dict[str, int]:
@@ -85,8 +90,12 @@ class Dims:
     def summed(self, result: int) -> Letters:
         """Letters over whose parts result number `result` is a sum."""
         every = dict.fromkeys(letter for letters in self.operands for letter in letters)
-        unsummed = {*self.whole, *self.apart, *self.results[result]}
-        return tuple(x for x in every if x not in unsummed)
+        unsummed = {*self.whole, *self.apart, *map(self.elements, self.results[result])}
+        return tuple(x for x in every if self.elements(x) not in unsummed)
+
+    def elements(self, letter: str) -> str:
+        """Of a letter that counts blocks, that of their elements; others are what they are."""
+        return self.blocks.get(letter, letter)
 
     def specs(self, axes: Mapping[str, Axes]) -> tuple[list[PartitionSpec], list[PartitionSpec]]:
         """How operands and results are split, if each letter is along those mesh axes."""
@@ -96,22 +105,46 @@ class Dims:
 
         return list(map(spec, self.operands)), list(map(spec, self.results))
 
-    def sharding_rule(self) -> Any:
-        """The same for XLA's propagation of shardings."""
-        # Not loaded with the package, which few programs need it for.
-        from jax.experimental.custom_partitioning import ArrayMapping, SdyShardingRule
+    def sharding_rule(self, sizes: Mapping[str, int], devices: int) -> Any:
+        """The same for XLA's propagation of shardings.
 
-        in_order = dict.fromkeys(
-            letter for letters in (*self.operands, *self.results) for letter in letters
+        Elements that are whole blocks for any number of these devices have two factors, the blocks
+        and what is in one. Of fewer blocks XLA would give a device a part of one.
+        """
+        # Not loaded with the package, which few programs need it for.
+        from jax.experimental.custom_partitioning import (
+            ArrayMapping,
+            CompoundFactor,
+            SdyShardingRule,
         )
+
         # A letter that only some results lack is no reduction to XLA, which would sum all.
         every_sum = [set(self.summed(i)) for i in range(len(self.results))]
         reduced = set.intersection(*every_sum) if every_sum else set()
+        inside = {
+            elements: (blocks, f"in_{blocks}")
+            for blocks, elements in self.blocks.items()
+            if sizes[blocks] % devices == 0 and sizes[elements] == sizes[blocks] * BLOCK
+        }
+        in_order = dict.fromkeys(
+            factor
+            for letters in (*self.operands, *self.results)
+            for letter in letters
+            for factor in inside.get(letter, (letter,))
+        )
+        whole = self.whole.union(name for _, name in inside.values())
+        of_blocks: Any = {name: BLOCK for _, name in inside.values()}
+
+        def mapping(letters: Letters) -> Any:
+            of_each = (inside.get(letter, (letter,)) for letter in letters)
+            return ArrayMapping(*(x[0] if len(x) == 1 else CompoundFactor(*x) for x in of_each))
+
         return SdyShardingRule(
-            tuple(ArrayMapping(*letters) for letters in self.operands),
-            tuple(ArrayMapping(*letters) for letters in self.results),
+            tuple(map(mapping, self.operands)),
+            tuple(map(mapping, self.results)),
             reduction_factors=tuple(x for x in in_order if x in reduced),
-            need_replication_factors=tuple(x for x in in_order if x in self.whole),
+            need_replication_factors=tuple(x for x in in_order if x in whole),
+            **of_blocks,
         )
 
 
@@ -165,13 +198,15 @@ class Split:
         """Gives mesh axes to letters, as `specs` of operands, and perhaps of results, have them.
 
         An axis belongs to one letter, or to several that are `apart`. A letter stays whole that
-        has to, or that is summed and does not divide: what pads it would be summed as well.
+        has to, or that is summed and does not divide: what pads it would be summed as well. So does
+        one of which a device would have a part of a block.
         """
         wanted: dict[str, Axes] = {}
         for letters, spec in zip((*dims.operands, *dims.results), specs, strict=False):
             for letter, entry in zip(letters, spec, strict=False):
-                if entry and letter not in dims.whole:
-                    wanted.setdefault(letter, names_of(entry))
+                of_elements = dims.elements(letter)
+                if entry and of_elements not in dims.whole:
+                    wanted.setdefault(of_elements, names_of(entry))
         summed = {letter for i in range(len(dims.results)) for letter in dims.summed(i)}
         order = sorted(wanted, key=lambda letter: FIRST.index(letter) if letter in FIRST else 2)
         axes: dict[str, Axes] = {}
@@ -186,7 +221,11 @@ class Split:
                 continue
             if letter in summed and sizes[letter] % count:
                 continue
-            axes[letter], devices[letter] = free, count
+            blocks = [x for x, elements in dims.blocks.items() if elements == letter]
+            if blocks and sizes[letter] % (count * BLOCK):
+                continue
+            for split in (letter, *blocks):
+                axes[split], devices[split] = free, count
             taken.update(free)
         return cls(axes, devices, sizes)
 
@@ -226,6 +265,7 @@ def gathers(
     """What has to travel so that abstract `operands`, split by `specs`, are split by `split`."""
     wanted, _ = dims.specs(split.axes)
     shapes = local_shapes(dims.operands, split)
+    whole = dims.whole.union(*dims.blocks.items())
     for number, (x, letters, spec) in enumerate(zip(operands, dims.operands, specs, strict=True)):
         had = {
             name: letter
@@ -243,7 +283,7 @@ def gathers(
                 f"operand {number}, {type_of(x)}",
                 part.size * part.dtype.itemsize,
                 devices,
-                op.instead if any(had[name] in dims.whole for name in lost) else "",
+                op.instead if whole.intersection(had[name] for name in lost) else "",
             )
 
 
@@ -290,7 +330,10 @@ def typed(op: Any, operands: Sequence[Any], results: Sequence[Any], params) -> l
     of_rows = {axis for letter in FIRST for axis in split.axes.get(letter, ())}
     for x, letters in zip(operands, dims.operands, strict=True):
         for axis, (entry, letter) in enumerate(zip(x.sharding.spec, letters, strict=True)):
-            if letter in dims.whole and not of_rows.issuperset(names_of(entry)):
+            is_lost = letter in dims.whole or (
+                letter in dims.blocks.values() and not split.splits(letter)
+            )
+            if is_lost and not of_rows.issuperset(names_of(entry)):
                 raise NotImplementedError(
                     f"{op.name} needs dimension {axis} of an operand of type {x} in full on every "
                     f"device: take it there with jax.sharding.reshard, or use {op.instead}"

@@ -24,10 +24,9 @@ import jax.numpy as jnp
 from jax_grouped_gemm._src.arrays import is_static
 from jax_grouped_gemm._src.device import Prediction, Target
 
-WGMMA_ROWS = 64  # of one instruction
-PINGPONG_COLUMNS = 192  # of tiles that two consumers compute in turn
-
-KernelKind = Literal["cooperative", "pingpong", "stream_k", "swapped"]
+Schedule = Literal[
+    "cooperative", "pingpong", "stream_k", "swapped", "few_rows", "triangular", "fine", "square"
+]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,23 +44,6 @@ class TileConfig:
     tile_n: int
     cluster: int
     stream_k: bool = False
-
-    @property
-    def transposed(self) -> bool:
-        """Whether rows and columns change places, in kernels for groups of few rows."""
-        return self.tile_m <= WGMMA_ROWS
-
-    @property
-    def kind(self) -> KernelKind:
-        """How the kernel of a product divides its work, in the words that its handler takes.
-
-        One kind is compiled of each size but for the cut last wave, so that the sizes say it.
-        """
-        if self.stream_k:
-            return "stream_k"
-        if self.transposed:
-            return "swapped"
-        return "pingpong" if self.tile_n == PINGPONG_COLUMNS else "cooperative"
 
     def sizes(self) -> dict[str, int]:
         """The numbers by name, as every handler takes them."""
@@ -81,23 +63,51 @@ DEFAULT_TILE = TileConfig(tile_m=128, tile_n=256, cluster=2)
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
-    """One compiled configuration.
+class Kernel:
+    """What can compute an operation: a row of its table.
 
     Attributes:
-      tile: the configuration.
+      name: what `explain` calls it.
       record: the file in benchmarks/results and the case in it that were measured with this choice;
         None if none was, and it is taken by a prediction.
       runs: whether it can run a problem, as the kernels get it.
-      pays: whether it is faster than the default, for a problem that it can run.
-      blocks: thread blocks that share a multiprocessor.
+      pays: whether it is faster than the first row, for a problem that it can run.
     """
 
-    tile: TileConfig
-    record: tuple[str, str] | None
+    name: str
+    record: tuple[str, str] | None = None
     runs: Callable[[Any], bool] = lambda problem: True
-    pays: Callable[[Any, Target], bool] = lambda problem, target: False
+    pays: Callable[[Any, Any], bool] = lambda problem, target: False
+
+
+XLA = Kernel("xla")
+"""The pure JAX implementation, as XLA compiles it. Every table has it."""
+COMPOSED = Kernel("composed")
+"""Several operations, each with a plan of its own."""
+NOTHING = Kernel("nothing")
+"""Zeros, or what is added to them: there is nothing to compute."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TiledKernel(Kernel):
+    """A compiled kernel whose thread blocks compute tiles.
+
+    Attributes:
+      tile: its configuration.
+      schedule: how it divides its work, in the words that handlers take.
+      blocks: thread blocks that share a multiprocessor.
+      splits: whether it splits float32 operands itself, so that no passes do so before.
+    """
+
+    name: str = dataclasses.field(init=False)
+    tile: TileConfig
+    schedule: Schedule = "cooperative"
     blocks: int = 1
+    splits: bool = False
+
+    def __post_init__(self) -> None:
+        name = f"{self.schedule}_{self.tile.tile_m}x{self.tile.tile_n}"
+        object.__setattr__(self, "name", name)
 
     def places(self, target: Target) -> int:
         """Thread blocks that the device runs at a time."""
@@ -105,25 +115,18 @@ class Choice:
         return max(target.multiprocessors // cluster, 1) * cluster * self.blocks
 
 
-def runnable(table: Sequence[Choice], problem: Any) -> list[Choice]:
-    """The entries of a table that can run `problem`, the default first."""
-    return [choice for choice in table if choice.runs(problem)]
+K = TypeVar("K", bound=Kernel)
 
 
-class Alternative(Protocol):
-    """An entry of a table: taken where it pays."""
-
-    @property
-    def pays(self) -> Callable[[Any, Any], bool]: ...
+def runnable(table: Sequence[K], problem: Any) -> list[K]:
+    """The rows of a table that can run `problem`, the default first."""
+    return [kernel for kernel in table if kernel.runs(problem)]
 
 
-A = TypeVar("A", bound=Alternative)
-
-
-def choose(choices: Sequence[A], problem: Any, target: Target | None) -> A:
-    """What to take of the entries that can run `problem`."""
-    default, *others = choices
-    return next((choice for choice in others if choice.pays(problem, target)), default)
+def choose(kernels: Sequence[K], problem: Any, target: Target | None) -> K:
+    """What to take of the kernels that can run `problem`."""
+    default, *others = kernels
+    return next((kernel for kernel in others if kernel.pays(problem, target)), default)
 
 
 TMA_ALIGNMENT_BYTES = 16
@@ -131,10 +134,9 @@ TMA_ALIGNMENT_BYTES = 16
 KERNEL_OPERAND_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 KERNEL_RESULT_DTYPES = (jnp.bfloat16, jnp.float16, jnp.float32)
 
-AS_ASKED = "implementation='reference' was asked for"
-"""The reason of plans whose parameter `implementation` is "reference"."""
+AS_ASKED = "implementation='xla' was asked for"
+"""The reason of plans whose parameter `implementation` is "xla"."""
 
-Path = Literal["tma", "copied", "direct", "fused", "unfused", "whole", "zeros", "reference"]
 ChosenBy = Literal["default", "override"]
 Product = Literal["forward", "dgrad", "wgrad"]
 
@@ -156,15 +158,10 @@ class Plan(Generic[P]):
 
     Attributes:
       problem: what is computed.
-      path: "tma" is the kernel on the arrays as they are; "copied" the kernel on copies that TMA
-        can address; "direct" a kernel without TMA, on the arrays as they are; "fused" one kernel
-        for what "unfused" does by several operations; "whole" XLA's product of all rows with every
-        group's matrix, where that is faster; "zeros" no kernel at all; "reference" the pure JAX
-        implementation.
-      reason: why not "tma", "direct" or "fused", empty on those paths.
+      kernel: what computes it: a compiled kernel, `XLA`, several operations, or nothing.
+      reason: why no kernel computes it, or why one gets copies of arrays that TMA cannot address.
       kernel_problem: the problem that the kernel gets, None without a kernel. It equals `problem`
-        on the path "tma", unless XLA converts the result to a dtype that no kernel writes.
-      tile: kernel configuration, None without a kernel.
+        where nothing is copied, unless XLA converts the result to a dtype that no kernel writes.
       grid: thread blocks launched.
       workspace_bytes: scratch memory of the kernel.
       terms: products of float16 parts that make up a product of float32 operands, 1 or 3; with few
@@ -182,10 +179,9 @@ class Plan(Generic[P]):
     """
 
     problem: P
-    path: Path
+    kernel: Kernel
     reason: str = ""
     kernel_problem: P | None = None
-    tile: TileConfig | None = None
     grid: int = 0
     workspace_bytes: int = 0
     terms: int = 0
@@ -197,20 +193,32 @@ class Plan(Generic[P]):
     notes: tuple[str, ...] = ()
 
     @property
-    def kernel(self) -> tuple[P, TileConfig]:
-        """The problem that the kernel gets and its configuration; only plans with a kernel."""
-        assert self.kernel_problem is not None and self.tile is not None, self.path
-        return self.kernel_problem, self.tile
+    def tile(self) -> TileConfig | None:
+        """Kernel configuration, None without a kernel that has tiles."""
+        return self.kernel.tile if isinstance(self.kernel, TiledKernel) else None
+
+    @property
+    def launched(self) -> tuple[P, TiledKernel]:
+        """The problem that the kernel gets, and the kernel; only plans that have one with tiles."""
+        assert self.kernel_problem is not None and isinstance(self.kernel, TiledKernel)
+        return self.kernel_problem, self.kernel
 
     def __str__(self) -> str:
         label = f"{self.product}: " if self.product else ""
-        path = f"{self.path} ({self.reason})" if self.reason else self.path
-        lines = [f"{label}{self.problem}", f"path {path}"]
+        kernel = f"kernel {self.kernel.name}" + ", on copies" * self.copies
+        if self.reason:
+            kernel += f" ({self.reason})"
+        lines = [f"{label}{self.problem}", kernel]
         if self.tile:
             lines.append(self.describe_launch())
         if self.prediction:
             lines.append(str(self.prediction))
         return "\n   ".join([*lines, *self.notes])
+
+    @property
+    def copies(self) -> bool:
+        """Whether the kernel gets copies of arrays."""
+        return self.kernel_problem is not None and bool(self.reason)
 
     def describe_launch(self) -> str:
         """What `explain` says of a kernel's configuration."""
@@ -221,12 +229,34 @@ class Plan(Generic[P]):
         )
 
 
+def unaddressable_rows(
+    names: str, problem: Any, addressable: Any, dtype: Any, of_what: str = ""
+) -> list[str]:
+    """Which of the named extents of `problem` are padded in `addressable`, and why."""
+    parts = " of float16 parts" if dtype == jnp.float32 else ""
+    return [
+        f"rows of {name}={getattr(problem, name)} elements{of_what} are not a multiple of 16 bytes"
+        f"{parts}"
+        for name in names
+        if getattr(problem, name) != getattr(addressable, name)
+    ]
+
+
 def symbolic_sizes(avals: Iterable[Any]) -> str:
     """Returns why no kernel runs operands with symbolic sizes, or an empty string."""
     shapes = [x.shape for x in avals if not is_static(*x.shape)]
     if not shapes:
         return ""
     return f"its kernels need static sizes, got {', '.join(map(str, shapes))}"
+
+
+OPTIONS = ("tile_choices", "zeroes_unowned", "max_sms")
+"""Parameters of products of rows and groups that only planners read: the choices of `use_tiles`;
+whether rows that no local group owns are zero (True, the default) or whatever was in memory, so
+that kernels neither read nor write them; how many multiprocessors a kernel fills at most, None for
+all."""
+PRODUCT_OPTIONS = ("product", "tile", *OPTIONS)
+"""Those of one ragged product: which one it is, and the tile that it must take."""
 
 
 @dataclasses.dataclass(frozen=True)

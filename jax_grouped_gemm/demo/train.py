@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -23,15 +23,20 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import ArrayLike
 from tqdm import tqdm
 
+from jax_grouped_gemm import optim
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm.demo.data import Corpus, batches
 from jax_grouped_gemm.demo.model import EXPERT_AXIS, LanguageModel
 from jax_grouped_gemm.demo.presets import Preset
+from jax_grouped_gemm.flax.nnx import Optimizer
 from jax_grouped_gemm.moe import Implementation, expert_parallel_compiler_options
 
 LOAD_BALANCING_WEIGHT = 1e-2
 ROUTER_Z_WEIGHT = 1e-3
 PROGRESS_EVERY = 10
+
+Quantizes = Literal["optimizer", "layers"]
+"""Who quantises the weights of a recipe in FP8."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,7 @@ def train(
     name: str,
     implementation: Implementation,
     recipe: Recipe | None = None,
+    quantizes: Quantizes = "optimizer",
     steps: int,
     seed: int,
     devices: int = 1,
@@ -89,13 +95,17 @@ def train(
 
     Several devices divide experts and tokens; everything else is on each of them.
 
+    Weights of a recipe in FP8 are quantised by the optimiser, as it updates them, or in the layers,
+    in each step. Layers do so too where the optimiser cannot: scales are of more than a block, or
+    devices divide the experts.
+
     Ctrl-C while it trains ends it after the present step, with what it has measured so far.
 
     Raises:
       OutOfMemory: the model or its step does not fit; the next run finds the memory free.
     """
     try:
-        return _train(preset, corpus, name, implementation, recipe, steps, seed, devices)
+        return _train(preset, corpus, name, implementation, recipe, quantizes, steps, seed, devices)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise
@@ -129,6 +139,7 @@ def _train(
     name: str,
     implementation: Implementation,
     recipe: Recipe | None,
+    quantizes: Quantizes,
     steps: int,
     seed: int,
     devices: int,
@@ -137,7 +148,11 @@ def _train(
     if devices > 1:
         mesh = Mesh(jax.devices()[:devices], (EXPERT_AXIS,), axis_types=(AxisType.Auto,))
     model = LanguageModel(preset.model, implementation, recipe, mesh, rngs=nnx.Rngs(seed))
-    optimizer = nnx.Optimizer(model, adamw(preset, steps), wrt=nnx.Param)
+    optimizer: Any
+    if devices == 1 and quantizes == "optimizer" and recipe and recipe.scaling == "blockwise":
+        optimizer = Optimizer(model, quantizing_adamw(preset, steps, recipe, implementation))
+    else:
+        optimizer = nnx.Optimizer(model, adamw(preset, steps), wrt=nnx.Param)
     num_parameters = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model, nnx.Param)))
 
     # A Flax model is a static graph and a tree of arrays. Compiling a function of the arrays ahead
@@ -239,17 +254,38 @@ def _first_interrupt_noted() -> Iterator[threading.Event]:
         signal.signal(signal.SIGINT, previous)
 
 
-def adamw(preset: Preset, steps: int) -> optax.GradientTransformation:
-    """AdamW with gradient clipping, a warm-up and cosine decay."""
-    schedule = optax.warmup_cosine_decay_schedule(
+def learning_rate(preset: Preset, steps: int) -> optax.Schedule:
+    """A warm-up and cosine decay."""
+    return optax.warmup_cosine_decay_schedule(
         init_value=preset.learning_rate / 10,
         peak_value=preset.learning_rate,
         warmup_steps=max(int(steps * preset.warmup), 1),
         decay_steps=max(steps, 2),
         end_value=preset.learning_rate / 10,
     )
+
+
+ADAMW: dict[str, Any] = dict(b2=0.95, weight_decay=0.1)
+MAX_NORM = 1.0
+
+
+def adamw(preset: Preset, steps: int) -> optax.GradientTransformation:
+    """AdamW with gradient clipping."""
     return optax.chain(
-        optax.clip_by_global_norm(1.0), optax.adamw(schedule, b2=0.95, weight_decay=0.1)
+        optax.clip_by_global_norm(MAX_NORM), optax.adamw(learning_rate(preset, steps), **ADAMW)
+    )
+
+
+def quantizing_adamw(
+    preset: Preset, steps: int, recipe: Recipe, implementation: Implementation
+) -> optim.Optimizer:
+    """The same, which writes FP8 weights."""
+    return optim.adamw(
+        learning_rate(preset, steps),
+        **ADAMW,
+        max_norm=MAX_NORM,
+        recipe=recipe,
+        implementation=None if callable(implementation) else implementation,
     )
 
 
@@ -271,7 +307,8 @@ def make_train_step(graph: nnx.GraphDef) -> Callable:
     def train_step(state, windows: jax.Array):
         model, optimizer = nnx.merge(graph, state)
         gradient = nnx.grad(loss_function, has_aux=True)
-        gradients, loss = gradient(model, windows.astype(jnp.int32))
+        read = optimizer.compute_model(model) if isinstance(optimizer, Optimizer) else model
+        gradients, loss = gradient(read, windows.astype(jnp.int32))
         optimizer.update(model, gradients)
         return nnx.state((model, optimizer)), loss
 

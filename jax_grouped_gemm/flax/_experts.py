@@ -16,9 +16,13 @@ from jax_grouped_gemm._src.arguments import (
     checked_implementation,
     checked_int,
 )
-from jax_grouped_gemm._src.fp8.api import QuantizedWeights
+from jax_grouped_gemm._src.fp8.quantize.api import QuantizedWeights
 from jax_grouped_gemm._src.fp8.recipe import checked_recipe
 from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp
+from jax_grouped_gemm._src.quantized.api import checked as checked_quantized
+from jax_grouped_gemm._src.quantized.api import quantize
+from jax_grouped_gemm._src.quantized.array import QuantizedArray
+from jax_grouped_gemm._src.quantized.format import Format
 from jax_grouped_gemm._src.rows.routing import check_routing, checked_mask
 
 OF_MESH = (
@@ -113,6 +117,24 @@ def from_dict(arrays: Mapping[str, Mapping[str, jax.Array]]) -> QuantizedMlp:
     return QuantizedMlp(**{name: QuantizedWeights(**forms) for name, forms in arrays.items()})
 
 
+def quantized_weights(
+    wi_0: jax.Array, wi_1: jax.Array, wo: jax.Array, format: str | Format, **options: Any
+) -> dict[str, QuantizedArray]:
+    """The weights of a layer in a format, by name."""
+    named = dict(wi_0=wi_0, wi_1=wi_1, wo=wo)
+    return {name: quantize(w, format, **options) for name, w in named.items()}
+
+
+def checked_weights(layer: Any, embed: int, **given: Any) -> dict[str, QuantizedArray]:
+    """`given` if they are the quantised weights of a layer, perhaps with leading dimensions."""
+    wi = layer.num_experts, embed, layer.hidden_features
+    for name, q in given.items():
+        shape = (wi[0], wi[2], wi[1]) if name == "wo" else wi
+        if checked_quantized(f"MoE: {name}", q).shape[-3:] != shape:
+            raise TypeError(f"MoE: {name} must be [..., {shape}] of this layer, got {q.shape}")
+    return given
+
+
 def parameters(
     layer: Any, embed: int, kernel_init: Any, bias_init: Any
 ) -> Iterator[tuple[str, Any, tuple[int, ...], tuple[str, ...]]]:
@@ -130,14 +152,15 @@ def forward(
     x: jax.Array,
     logits: jax.Array,
     mask: Any,
-    given: Sequence[jax.Array],
+    given: Sequence[jax.Array | QuantizedArray],
     quantized: Any,
 ) -> tuple[jax.Array, moe.Routing, moe.ExpertParallelStats | None]:
     """The result of a layer whose `parameters` are `given`: `moe.dropless_mlp` with its options, or
     over its mesh if it has an expert axis."""
     dtype = jnp.result_type(x, layer.param_dtype) if layer.dtype is None else layer.dtype
     routing = routed(layer, logits, mask)
-    matrices, biases = (w.astype(dtype) for w in given[:3]), tuple(given[3:]) or None
+    matrices = (w if isinstance(w, QuantizedArray) else w.astype(dtype) for w in given[:3])
+    biases: Any = tuple(given[3:]) or None
     names = (
         "activation",
         "apply_router_weight_on_input",

@@ -8,19 +8,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from flax import struct
 
-from jax_grouped_gemm import moe
+from jax_grouped_gemm import moe, optim
 from jax_grouped_gemm._src.fp8.recipe import Recipe
-from jax_grouped_gemm._src.mlp.fp8.weights import quantize_mlp
+from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp, quantize_mlp
+from jax_grouped_gemm._src.quantized.format import Format
 from jax_grouped_gemm.flax._experts import (
     as_dict,
     check_options,
     check_sizes,
+    checked_weights,
     default_gate_init,
     default_kernel_init,
     forward,
     from_dict,
     parameters,
+    quantized_weights,
     without_padding,
 )
 
@@ -28,7 +32,9 @@ QUANTIZED = "quantized"
 """The variable collection of weights that are quantised in advance, see `quantize_params`."""
 
 
-def quantize_params(params: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]:
+def quantize_params(
+    params: Mapping[str, Any], recipe: Recipe | str | Format, **options: Any
+) -> dict[str, Any]:
     """The collection "quantized" of a model: the weights of every `MoE` in `params`, quantised.
 
     A layer that finds its weights there does not quantise them. They change when parameters do, so
@@ -44,19 +50,96 @@ def quantize_params(params: Mapping[str, Any], recipe: Recipe) -> dict[str, Any]
     Layers without a recipe, with one whose `forward` or `dgrad` is "bf16", or with an `expert_axis`
     do not look at theirs, which `params` without them leave out.
 
+    With a format in place of a recipe, for layers without one, weights are frozen, each a
+    `jax_grouped_gemm.QuantizedArray`. Layers then read no wi_0, wi_1 and wo, so that "params" may
+    be without them. The collection may also be written by hand, from a checkpoint:
+    `{"experts": {"wi_0": wi_0, "wi_1": wi_1, "wo": wo}}` at the place of the layer.
+
     Args:
       params: the collection "params" of a module, with or without partitioning metadata.
-      recipe: that of the layers.
+      recipe: that of the layers, or a format of `jax_grouped_gemm.quantize`.
+      **options: of `jax_grouped_gemm.quantize`, such as `group_size`.
     """
     params = nn.meta.unbox(params)
     if {"wi_0", "wi_1", "wo"} <= params.keys():
-        quantized = quantize_mlp(params["wi_0"], params["wi_1"], params["wo"], recipe)
-        return {"experts": as_dict(quantized)}
+        matrices = params["wi_0"], params["wi_1"], params["wo"]
+        if isinstance(recipe, str | Format):
+            return {"experts": quantized_weights(*matrices, recipe, **options)}
+        return {"experts": as_dict(quantize_mlp(*matrices, recipe))}
     inner = {
-        name: quantize_params(value, recipe)
+        name: quantize_params(value, recipe, **options)
         for name, value in params.items()
         if isinstance(value, Mapping)
     }
+    return {name: value for name, value in inner.items() if value}
+
+
+class TrainState(struct.PyTreeNode):
+    """Parameters, an optimiser of `optim` and its state, in the shape of Flax's `TrainState`:
+
+        state = TrainState.create(
+            apply_fn=model.apply, params=variables["params"], tx=optim.adamw(1e-3, recipe=recipe)
+        )
+
+        def loss(params):
+            y, losses = state.apply_fn(state.variables | {"params": params}, x)
+            ...
+
+        state = state.apply_gradients(grads=jax.grad(loss)(state.compute_params))
+
+    Attributes:
+      step: how often `apply_gradients` was called.
+      apply_fn: `model.apply`.
+      params: the collection "params", without partitioning metadata.
+      tx: the optimiser.
+      opt_state: its state.
+    """
+
+    step: Any
+    apply_fn: Callable[..., Any] = struct.field(pytree_node=False)
+    params: Any
+    tx: optim.Optimizer = struct.field(pytree_node=False)
+    opt_state: optim.OptimizerState
+
+    @classmethod
+    def create(
+        cls, *, apply_fn: Callable[..., Any], params: Any, tx: optim.Optimizer, **rest: Any
+    ) -> TrainState:
+        """The state before the first step; `rest` are fields of a subclass."""
+        params = nn.meta.unbox(params)
+        return cls(
+            step=jnp.zeros((), jnp.int32),
+            apply_fn=apply_fn,
+            params=params,
+            tx=tx,
+            opt_state=tx.init(params),
+            **rest,
+        )
+
+    @property
+    def variables(self) -> dict[str, Any]:
+        """The collections "params" and "quantized" for `apply_fn`."""
+        return {"params": self.params, QUANTIZED: _collection(self.opt_state.quantized)}
+
+    @property
+    def compute_params(self) -> Any:
+        """What to differentiate a loss by, see `optim.Optimizer.compute_params`."""
+        return self.tx.compute_params(self.params)
+
+    def apply_gradients(self, *, grads: Any, factor: Any = 1.0, **rest: Any) -> TrainState:
+        """The state after a step; `rest` are fields of a subclass, for `factor` see
+        `optim.Optimizer.step`."""
+        params, opt_state = self.tx.step(self.params, grads, self.opt_state, factor=factor)
+        return self.replace(step=self.step + 1, params=params, opt_state=opt_state, **rest)
+
+
+def _collection(quantized: Any) -> dict[str, Any]:
+    """The collection "quantized" of what an optimiser has."""
+    if isinstance(quantized, QuantizedMlp):
+        return {"experts": as_dict(quantized)}
+    if not isinstance(quantized, dict):
+        return {}
+    inner = {name: _collection(value) for name, value in quantized.items()}
     return {name: value for name, value in inner.items() if value}
 
 
@@ -164,14 +247,20 @@ class MoE(nn.Module):
             bias_init=_partitioned(self.bias_init, (None,)),
             name="gate",
         )(x)
+        quantized: Any = self.get_variable(QUANTIZED, "experts")
+        frozen: dict[str, Any] = {}
+        if isinstance(quantized, Mapping):
+            if "wi_0" in quantized:
+                frozen, quantized = checked_weights(self, x.shape[-1], **quantized), None
+            else:
+                quantized = from_dict(quantized)
         every = parameters(self, x.shape[-1], self.kernel_init, self.bias_init)
         given = [
-            self.param(name, _partitioned(init, axes), shape, self.param_dtype)
+            frozen[name]
+            if name in frozen
+            else self.param(name, _partitioned(init, axes), shape, self.param_dtype)
             for name, init, shape, axes in every
         ]
-        quantized: Any = self.get_variable(QUANTIZED, "experts")
-        if isinstance(quantized, Mapping):
-            quantized = from_dict(quantized)
         y, routing, stats = forward(self, x, logits, mask, given, quantized)
         self.sow("intermediates", "routing", routing)
         if stats is not None:

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import pytest
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm._src.ragged.tiles import FLOAT32_FEW_ROWS_TILE
+from jax_grouped_gemm._src.ragged.tiles import SWAPPED_FLOAT32_TILE
 from tests.aot.test_ragged_dot import assert_only_workspaces, cotangents, forward, shapes
 from tests.support.ops import CONTRACTING, NONCONTRACTING
+from tests.support.plans import how
 
 G = 4
 MAJORS = pytest.mark.parametrize("transpose_rhs", [False, True])
@@ -22,7 +23,7 @@ def plans(function, *arguments):
 @MAJORS
 @pytest.mark.parametrize(
     "rows, tile",
-    [(1, FLOAT32_FEW_ROWS_TILE), (64, FLOAT32_FEW_ROWS_TILE), (65, FLOAT32_FEW_ROWS_TILE)],
+    [(1, SWAPPED_FLOAT32_TILE), (64, SWAPPED_FLOAT32_TILE), (65, SWAPPED_FLOAT32_TILE)],
 )
 def test_is_chosen_by_the_rows_of_a_group(rows, tile, transpose_rhs):
     *arguments, _ = shapes(NONCONTRACTING, jnp.float32, m=rows * G, transpose_rhs=transpose_rhs)
@@ -33,7 +34,6 @@ def test_is_chosen_by_the_rows_of_a_group(rows, tile, transpose_rhs):
 @pytest.mark.parametrize(
     "op, dtype, options",
     [
-        (NONCONTRACTING, jnp.float32, dict(transpose_lhs=True)),
         (NONCONTRACTING, jnp.bfloat16, {}),
         (CONTRACTING, jnp.float32, {}),
     ],
@@ -41,7 +41,7 @@ def test_is_chosen_by_the_rows_of_a_group(rows, tile, transpose_rhs):
 def test_others_have_the_other_kernels(op, dtype, options):
     *arguments, _ = shapes(op, dtype, m=8 * G, **options)
     (plan,) = plans(forward(op, **options), *arguments)
-    assert plan.tile != FLOAT32_FEW_ROWS_TILE
+    assert plan.tile != SWAPPED_FLOAT32_TILE
 
 
 @pytest.mark.parametrize(
@@ -73,15 +73,19 @@ def test_cotangents_of_rows_have_it_too(transpose_rhs, h200):
     function = cotangents(NONCONTRACTING, wrt=(0,), transpose_rhs=transpose_rhs)
     program = h200.compile(function, *arguments)
     (call,) = program.calls
-    assert f"tile_m = {FLOAT32_FEW_ROWS_TILE.tile_m} : i32" in call.text
+    assert f"tile_m = {SWAPPED_FLOAT32_TILE.tile_m} : i32" in call.text
 
 
 def test_can_be_asked_for():
     arguments = shapes(NONCONTRACTING, jnp.float32, m=100 * G)[:3]
-    with jgg.use_tiles(forward=FLOAT32_FEW_ROWS_TILE):
+    with jgg.use_tiles(forward=SWAPPED_FLOAT32_TILE):
         (plan,) = plans(jgg.ragged_dot, *arguments)
-    assert plan.tile == FLOAT32_FEW_ROWS_TILE
+    assert plan.tile == SWAPPED_FLOAT32_TILE
+
+
+def test_contiguous_rows_are_transposed_for_it():
+    arguments = shapes(NONCONTRACTING, jnp.float32, m=8 * G)[:3]
     lhs = jax.ShapeDtypeStruct(arguments[0].shape[::-1], jnp.float32)
     call = partial(NONCONTRACTING.call.__wrapped__, transpose_lhs=True)
-    with jgg.use_tiles(forward=FLOAT32_FEW_ROWS_TILE), pytest.raises(ValueError, match="compiled"):
-        plans(call, lhs, *arguments[1:])
+    (plan,) = plans(call, lhs, *arguments[1:])
+    assert (plan.tile, how(plan)) == (SWAPPED_FLOAT32_TILE, "copies")

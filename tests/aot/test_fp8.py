@@ -10,11 +10,13 @@ import pytest
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm import checkpoint_policies, moe
-from jax_grouped_gemm._src.fp8 import formats, primitive
-from jax_grouped_gemm._src.fp8 import plan as plan_fp8
+from jax_grouped_gemm._src.fp8 import formats
+from jax_grouped_gemm._src.fp8.scaled import plan as plan_fp8
+from jax_grouped_gemm._src.fp8.scaled import primitive
 from jax_grouped_gemm._src.plan import DEFAULT_TILE
 from tests.support.aot import FREE
 from tests.support.dtypes import BF16, E4M3, E5M2, F32
+from tests.support.plans import how
 
 M, K, N, G = 512, 256, 384, 4
 
@@ -34,8 +36,8 @@ def with_cotangents(lhs, rhs, sizes, cotangent, **options):
 
 
 TABLES = {
-    "scaled_ragged_noncontracting": plan_fp8.NONCONTRACTING,
-    "scaled_ragged_contracting": plan_fp8.CONTRACTING,
+    "scaled_ragged_noncontracting": plan_fp8.NONCONTRACTING_KERNELS,
+    "scaled_ragged_contracting": plan_fp8.CONTRACTING_KERNELS,
 }
 
 
@@ -100,7 +102,7 @@ class TestScaledProducts:
         operands = array((M, K), E4M3), array((), F32), array((G, K, N), E4M3), array((), F32)
         function = partial(jgg.scaled_ragged_dot, lhs_scaling="tensor")
         (plan,) = jgg.explain(function, *operands, SIZES).plans
-        assert plan.path == "copied" and "rhs with dimensions g/n/k" in plan.reason
+        assert how(plan) == "copies" and "rhs with dimensions g/n/k" in plan.reason
         program = h200.compile(function, *operands, SIZES)
         assert program.kernels == {"scaled_ragged_noncontracting": 1}
 
@@ -162,11 +164,12 @@ class TestScaledProducts:
         assert program.kernels == {"scaled_ragged_noncontracting": 1}
 
     @pytest.mark.parametrize(
-        "op, tile",
-        [(op, choice.tile) for op in TABLES for choice in TABLES[op]],
-        ids=str,
+        "op, kernel",
+        [(op, kernel) for op in TABLES for kernel in TABLES[op]],
+        ids=lambda x: getattr(x, "name", x),
     )
-    def test_take_the_tile_that_is_asked_for(self, op, tile, h200):
+    def test_take_the_tile_that_is_asked_for(self, op, kernel, h200):
+        tile = kernel.tile
         options = dict(preferred_element_type=np.dtype(BF16), implementation="cuda", tile=tile)
         if op == "scaled_ragged_noncontracting":
             shapes = ((M, K), E4M3), ((M, 2), F32), ((G, N, K), E4M3), ((G, 3, 2), F32)
@@ -182,18 +185,18 @@ class TestScaledProducts:
         for name, size in tile.sizes().items():
             assert f"{name} = {size} : i32" in call.text
         if op == "scaled_ragged_noncontracting":
-            assert f'kind = "{tile.kind}"' in call.text
+            assert f'kind = "{kernel.schedule}"' in call.text
 
     @pytest.mark.parametrize("groups, more", [(4, 0), (4, 1), (16, 0)])
-    def test_few_rows_a_group_take_the_transposed_tile(self, groups, more, h200):
-        m = plan_fp8.FP8_FEW_ROWS * groups + more
-        tile = DEFAULT_TILE if more else plan_fp8.TRANSPOSED_TILE
+    def test_few_rows_a_group_take_the_swapped_tile(self, groups, more, h200):
+        m = plan_fp8.SWAPPED_MOST_ROWS * groups + more
+        tile = DEFAULT_TILE if more else plan_fp8.SWAPPED_TILE
         operands = array((m, K), E4M3), array((m, 2), F32), array((groups, N, K), E4M3)
         operands += array((groups, 3, 2), F32), array((groups,), jnp.int32)
         function = partial(jgg.scaled_ragged_dot, transpose_rhs=True)
         (chosen,) = jgg.explain(function, *operands).plans
         assert (chosen.tile, chosen.chosen_by) == (tile, "default")
-        assert set(chosen.candidates) == {choice.tile for choice in plan_fp8.NONCONTRACTING}
+        assert set(chosen.candidates) == {choice.tile for choice in plan_fp8.NONCONTRACTING_KERNELS}
         (call,) = h200.compile(function, *operands).calls
         for name, size in tile.sizes().items():
             assert f"{name} = {size} : i32" in call.text
@@ -302,7 +305,7 @@ def test_explain():
         "scaled_ragged_noncontracting",
         "scaled_ragged_contracting",
     ]
-    assert {plan.path for plan in explanation.plans} == {"tma"}
+    assert {how(plan) for plan in explanation.plans} == {"kernel"}
     text = str(explanation)
     assert "float8_e4m3fn[512, 256] x float8_e4m3fn[4, 384, 256]^T -> bfloat16[512, 384]" in text
     assert "scaled by 1x128 and 128x128" in text and "scaled by 1x128 and 1x128" in text

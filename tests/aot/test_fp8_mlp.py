@@ -10,7 +10,7 @@ import pytest
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm import checkpoint_policies, moe
-from jax_grouped_gemm._src.fp8.plan import TILES_IN_PLACE
+from jax_grouped_gemm._src.fp8.scaled.plan import FP8_TILES_IN_PLACE
 from tests.support import mlp
 from tests.support.aot import FREE
 from tests.support.dtypes import BF16, E5M2, F32
@@ -174,16 +174,16 @@ def test_weight_gradients_of_narrow_experts_are_one_launch(hidden, alone, h200):
 @pytest.mark.parametrize(
     "hidden, embed, recipe, in_place",
     [
-        (128 * TILES_IN_PLACE, 512, jgg.Recipe(), ["f8e4m3fn", "f8e5m2"]),
+        (128 * FP8_TILES_IN_PLACE, 512, jgg.Recipe(), ["f8e4m3fn", "f8e5m2"]),
         (200, 512, jgg.Recipe(), ["f8e4m3fn", "f8e5m2"]),
-        (128 * TILES_IN_PLACE + 8, 512, jgg.Recipe(), ["f8e5m2"]),
-        (256 * TILES_IN_PLACE, 512, jgg.Recipe(), ["f8e5m2"]),
-        (256 * TILES_IN_PLACE + 8, 512, jgg.Recipe(), []),
+        (128 * FP8_TILES_IN_PLACE + 8, 512, jgg.Recipe(), ["f8e5m2"]),
+        (256 * FP8_TILES_IN_PLACE, 512, jgg.Recipe(), ["f8e5m2"]),
+        (256 * FP8_TILES_IN_PLACE + 8, 512, jgg.Recipe(), []),
         (256, 384, jgg.Recipe(), []),
         (256, 512, jgg.Recipe.rowwise(), []),
     ],
 )
-def test_narrow_products_read_quantised_tokens_in_place(hidden, embed, recipe, in_place, h200):
+def test_products_in_16_bits_read_quantised_tokens_in_place(hidden, embed, recipe, in_place, h200):
     """Of gate and up together forward, of the gradient of hidden backward."""
     recipe = dataclasses.replace(recipe, gradient_dtype=E5M2)
 

@@ -107,3 +107,34 @@ def test_stacks(layer, target):
     assert sum(program.kernels.values())
     assert travelling(program) == []
     assert all("[16," not in call.text for call in program.calls)
+
+
+def test_gradients_are_summed_while_others_are_computed(target):
+    """XLA has one collective in flight otherwise, so that most sums come last."""
+
+    def loss(weights, x, sizes):
+        for w in weights:
+            x = jnp.tanh(jgg.ragged_dot(x, w, sizes))
+        return jnp.sum(x, dtype=F32)
+
+    arguments = arrays(*[(E, 4 * D, 4 * D)] * 6, (M, 4 * D)) + arrays((E,), dtype=jnp.int32)
+
+    def gradients(*arguments):
+        *weights, x, sizes = arguments
+        return jax.grad(loss)(weights, x, sizes)
+
+    def most_in_flight(**options) -> int:
+        specs = [P()] * 6 + [AXIS, P()]
+        program = target.compile(gradients, *arguments, specs=specs, **options)
+        flying, found = set(), 0
+        for line in program.entry:
+            if line.opcode == "all-reduce-start":
+                flying.add(line.name)
+            elif line.opcode == "all-reduce-done":
+                flying -= set(line.operands)
+            elif line.kernel:
+                found = max(found, len(flying))
+        return found
+
+    options = moe.data_parallel_compiler_options(target.mesh)
+    assert most_in_flight(**options) > max(1, most_in_flight())

@@ -11,14 +11,14 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm._src.device import unsuitable_device_reason
+from jax_grouped_gemm._src.extension import unsuitable_device_reason
 from jax_grouped_gemm._src.plan import DEFAULT_TILE
 from jax_grouped_gemm._src.ragged.tiles import (
-    FLOAT32_FEW_ROWS_TILE,
     NARROW_STREAM_K_TILE,
     NARROW_TILE,
     PINGPONG_TILE,
     STREAM_K_TILE,
+    SWAPPED_FLOAT32_TILE,
 )
 from tests.support.aot import ALIGNMENT, FREE, H200, Program, Target
 from tests.support.ops import BOTH_OPS, CONTRACTING, NONCONTRACTING
@@ -154,7 +154,7 @@ class TestForward:
         [
             (NONCONTRACTING, STREAM_K_TILE, "stream_k", (jnp.bfloat16, jnp.bfloat16)),
             (NONCONTRACTING, NARROW_STREAM_K_TILE, "stream_k", (jnp.bfloat16, jnp.bfloat16)),
-            (NONCONTRACTING, FLOAT32_FEW_ROWS_TILE, "swapped", (jnp.float32, jnp.float32)),
+            (NONCONTRACTING, SWAPPED_FLOAT32_TILE, "swapped", (jnp.float32, jnp.float32)),
             (CONTRACTING, PINGPONG_TILE, "pingpong", (jnp.bfloat16, jnp.float32)),
         ],
         ids=str,
@@ -315,7 +315,7 @@ class TestNoKernel:
     @BOTH_OPS
     def test_reference_asked_for(self, op, h200):
         *arguments, _ = shapes(op)
-        assert not h200.compile(forward(op, implementation="reference"), *arguments).kernels
+        assert not h200.compile(forward(op, implementation="xla"), *arguments).kernels
 
     @pytest.mark.parametrize("capability", ["8.0", "9.0", "10.0"])
     def test_only_hopper_is_suitable(self, capability, h200):

@@ -45,7 +45,7 @@ def test_one_kernel_for_a_list(options, h200):
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_xla_writes_a_product_in_the_type_of_its_result(dtype, h200):
     """Half the bytes of the float32 sums for the pass that masks them."""
-    call = partial(jgg.grouped_syrk, implementation="reference")
+    call = partial(jgg.grouped_syrk, implementation="xla")
     program = h200.compile(call, array(8, 256, 64, dtype=dtype))
     products = [i for i in program.entry if "gemm" in i.name]
     assert len(products) == 1 and products[0].type.startswith(("bf16[8,256", "f16[8,256"))

@@ -117,7 +117,7 @@ class TestMain:
     def test_compare_trains_the_same_model_with_each_implementation(self, tiny, capsys, tmp_path):
         main(["--compare", "--seed", "7", "--output", str(tmp_path)])
         reference, stock = json.loads((tmp_path / "runs.json").read_text())
-        assert (reference["implementation"], stock["implementation"]) == ("reference", "jax")
+        assert (reference["implementation"], stock["implementation"]) == ("xla", "jax")
         assert len(reference["curve"]) == TINY.compare_steps
         np.testing.assert_allclose(reference["curve"], stock["curve"], atol=1e-3)
         table = capsys.readouterr().out.partition("Comparison\n")[2]
@@ -152,7 +152,7 @@ class TestMain:
         first, second = (size - before for size in held)
         assert second < 1.1 * first
         (run,) = json.loads((tmp_path / "runs.json").read_text())
-        assert run["implementation"] == "reference"
+        assert run["implementation"] == "xla"
         stock, reference = capsys.readouterr().out.partition("Comparison\n")[2].splitlines()[1:3]
         assert "reference in pure JAX" in reference
         assert stock.split()[0] == "jax" and "out of memory: asked for 45.5" in stock
@@ -221,11 +221,11 @@ class TestMain:
     @pytest.mark.parametrize(
         "options, expected",
         [
-            (["--recipe=fp8"], ["reference fp8", "jax"]),
-            (["--recipe", "preset", "fp8"], ["reference", "reference fp8", "jax"]),
-            (["--recipe=bf16"], ["reference bf16", "jax bf16"]),
+            (["--recipe=fp8"], ["xla fp8", "jax"]),
+            (["--recipe", "preset", "fp8"], ["xla", "xla fp8", "jax"]),
+            (["--recipe=bf16"], ["xla bf16", "jax bf16"]),
             (["--implementation=auto"], ["auto", "jax"]),
-            (["--implementation", "jax", "reference"], ["jax", "reference"]),
+            (["--implementation", "jax", "reference"], ["jax", "xla"]),
         ],
     )
     def test_compare_honours_its_options(

@@ -78,9 +78,17 @@ def test_unknown_precision(precision):
 @pytest.mark.parametrize("implementation", ["triton", "CUDA", True, ("cuda",)])
 def test_unknown_implementation(implementation):
     function = partial(jgg.ragged_dot, implementation=implementation)
-    with pytest.raises(ValueError, match="(?s)implementation.*cuda.*reference") as caught:
+    with pytest.raises(ValueError, match="(?s)implementation.*cuda.*xla") as caught:
         jax.eval_shape(function, LHS, RHS, SIZES)
     assert repr(implementation) in str(caught.value)
+
+
+def test_reference_is_another_name_of_xla():
+    programs = (
+        str(jax.make_jaxpr(partial(jgg.ragged_dot, implementation=name))(LHS, RHS, SIZES))
+        for name in ("xla", "reference")
+    )
+    assert len(set(programs)) == 1
 
 
 class TestGroupOffset:

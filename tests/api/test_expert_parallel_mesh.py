@@ -191,9 +191,12 @@ class TestMistakes:
             moe.expert_parallel(mesh_of(expert=4), expert_axis="expert")(x, experts, *matrices)
 
 
-def test_compiler_options_are_for_gpus():
+@pytest.mark.parametrize(
+    "options_of", [moe.expert_parallel_compiler_options, moe.data_parallel_compiler_options]
+)
+def test_compiler_options_are_for_gpus(options_of):
     """Elsewhere there are none, and a program compiles with what there are."""
     for devices in (None, mesh_of(expert=2), jax.devices("cpu")):
-        options = moe.expert_parallel_compiler_options(devices)
+        options = options_of(devices)
         assert options == {}
         assert jax.jit(jnp.sin, compiler_options=options)(0.0) == 0

@@ -93,7 +93,7 @@ class TestQuantisedOperands:
 
             return jax.grad(loss, range(4))
 
-        shared, apart = map(gradients, (None, "reference"))
+        shared, apart = map(gradients, (None, "xla"))
         jaxprs = (str(jax.make_jaxpr(f)(x, *matrices)) for f in (shared, apart))
         assert [jaxpr.count("joined=True") for jaxpr in jaxprs] == [1, 0]
         each = [apart(one_x, *matrices) for one_x in (x, 2 * x)]
@@ -166,7 +166,7 @@ class TestFewRows:
         one.x[3] = np.nan
         one.weights[np.setdiff1d(np.arange(len(one.rows)), here)] = np.nan
         got = np.asarray(one.run(jgg.ragged_mlp, *one.factors, recipe=recipe))
-        monkeypatch.setattr("jax_grouped_gemm._src.fp8.plan.QUANTISED_ON_ROWS", 0)
+        monkeypatch.setattr("jax_grouped_gemm._src.fp8.scaled.plan.QUANTISED_ON_ROWS", 0)
         one.x, one.weights = x, weights
         want = np.asarray(one.run(jgg.ragged_mlp, *one.factors, recipe=recipe))
         np.testing.assert_array_equal(got, want)

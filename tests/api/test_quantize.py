@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm._src.fp8 import primitive
+from jax_grouped_gemm._src.fp8.quantize import primitive
 from tests.support import fp8_oracle
 from tests.support import group_sizes as sizes_of
 from tests.support.dtypes import E4M3, E5M2

@@ -16,6 +16,7 @@ from tests.support import group_sizes as sizes_of
 from tests.support import oracle
 from tests.support.dtypes import BF16, F16, F32
 from tests.support.ops import CONTRACTING, MAJORS, accumulation_shapes, contracting, random, swap
+from tests.support.plans import how
 
 M, K, N, G = 48, 16, 24, 6
 SIZES = np.array([9, 0, 17, 1, 0, 14], np.int32)  # 41 of 48 rows
@@ -260,7 +261,7 @@ class TestPlans:
             partial(contracting, preferred_element_type=F32, tile=DEFAULT_TILE),
             *arguments[1:],
         ).plans
-        assert adds_in_place(mine) and mine.path == "tma"
+        assert adds_in_place(mine) and how(mine) == "kernel"
         for name in ("tile", "grid", "workspace_bytes", "terms", "utilization"):
             assert getattr(mine, name) == getattr(product, name), name
         assert mine.candidates == (DEFAULT_TILE, NARROW_TILE)
@@ -270,24 +271,24 @@ class TestPlans:
 
     def test_float32_operands_are_added_outside(self):
         mine = planned(*accumulation_shapes(512, 64, 64, 4, F32))
-        assert mine.path == "tma" and mine.terms and not adds_in_place(mine)
+        assert how(mine) == "kernel" and mine.terms and not adds_in_place(mine)
         assert "added by XLA" in str(mine)
 
     @pytest.mark.parametrize("k, n", [(36, 64), (64, 36), (1, 1)])
     def test_rows_off_16_bytes_are_added_outside(self, k, n):
         mine = planned(*accumulation_shapes(512, k, n, 4))
-        assert mine.path == "copied" and not adds_in_place(mine)
+        assert how(mine) == "copies" and not adds_in_place(mine)
         assert "added by XLA" in str(mine)
 
     def test_padded_rows_of_operands_alone_do_not_matter(self):
         accumulator, lhs, rhs, sizes = accumulation_shapes(333, 64, 128, 4)
         lhs = jax.ShapeDtypeStruct(lhs.shape[::-1], lhs.dtype)
         mine = planned(accumulator, lhs, rhs, sizes, transpose_lhs=True)
-        assert mine.path == "copied" and adds_in_place(mine)
+        assert how(mine) == "copies" and adds_in_place(mine)
 
     def test_reference(self):
-        mine = planned(*accumulation_shapes(512, 64, 64, 4), implementation="reference")
-        assert mine.path == "reference" and not adds_in_place(mine)
+        mine = planned(*accumulation_shapes(512, 64, 64, 4), implementation="xla")
+        assert how(mine) == "xla" and not adds_in_place(mine)
 
     def test_tile_of_weight_gradients(self):
         arguments = accumulation_shapes(8 * 512, 1024, 768, 8)

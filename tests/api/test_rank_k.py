@@ -55,7 +55,7 @@ class TestValues:
 
         def call(a, b, c):
             options = dict(alpha=0.37, beta=-1.7, uplo=uplo, symmetrize_output=True)
-            return update(a, b, c, implementation="reference", **options)
+            return update(a, b, c, implementation="xla", **options)
 
         optimised = jax.jit(call, compiler_options={"xla_backend_optimization_level": 3})
         out = np.asarray(optimised(a, b, c))

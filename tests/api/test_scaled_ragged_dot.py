@@ -12,8 +12,10 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm._src.fp8 import plan as plan_fp8
-from jax_grouped_gemm._src.fp8 import primitive
+from jax_grouped_gemm._src.device import H200
+from jax_grouped_gemm._src.fp8.scaled import plan as plan_fp8
+from jax_grouped_gemm._src.fp8.scaled import primitive
+from jax_grouped_gemm._src.ragged.plan import plan_product
 from tests.support import fp8_oracle, fp8_products
 from tests.support import group_sizes as sizes_of
 from tests.support.dtypes import E4M3, E5M2
@@ -268,7 +270,7 @@ class TestTile:
     """The primitives' parameter `tile`, for a kernel that a plan would not choose."""
 
     TILES = pytest.mark.parametrize(
-        "tile", [choice.tile for choice in plan_fp8.NONCONTRACTING], ids=str
+        "tile", [choice.tile for choice in plan_fp8.NONCONTRACTING_KERNELS], ids=str
     )
     PARAMS = dict(
         transpose_rhs=True,
@@ -294,12 +296,14 @@ class TestTile:
     def plan(self, **params):
         operands = self.operands(np.random.default_rng(0))
         avals = [jax.typeof(jnp.asarray(x)) for x in operands]
-        return plan_fp8.plan_scaled_noncontracting(avals, self.PARAMS | params)
+        return plan_product(plan_fp8.noncontracting, avals, self.PARAMS | params, H200)
 
     @TILES
     def test_plans_take_it(self, tile):
         assert self.plan(tile=tile).tile == tile
-        assert self.plan(tile=None).tile == self.plan().tile == plan_fp8.NONCONTRACTING[0].tile
+        assert (
+            self.plan(tile=None).tile == self.plan().tile == plan_fp8.NONCONTRACTING_KERNELS[0].tile
+        )
 
     def test_another_one_is_refused(self):
         other = jgg.TileConfig(tile_m=128, tile_n=192, cluster=2)

@@ -29,6 +29,7 @@ from benchmarks import (
 from benchmarks.fp8 import __main__ as fp8
 from benchmarks.fp8.cases import PRODUCTS, QUANTIZERS, STEP
 from benchmarks.harness import results_file
+from benchmarks.optimizer import __main__ as optimizer
 
 TARGET_CONFIG = Path(__file__).parents[1] / "data" / "h200_target_config.txtpb"
 
@@ -134,6 +135,21 @@ def test_accumulate(dry_run):
         assert record["peers"]["ours_then_add"]["error"]["total"] > 0
         assert record["peers"]["ours_product"]["status"] == "measured"
         assert record["ratios"]["ours_then_add"] > 0
+
+
+def test_optimizer(dry_run):
+    found = dry_run(optimizer.main)
+    assert set(found) == {
+        "tiny/program/bfloat16",
+        *(f"tiny/{op}/{g}" for op in ("adamw", "apply") for g in optimizer.GRADIENTS),
+    }
+    for record in found.values():
+        for name, peer in record["peers"].items():
+            assert peer["status"] == "measured", (name, peer)
+        assert record["ratios"]["byte_floor"] > 0
+    step = found["tiny/adamw/float32"]
+    assert step["ratios"]["optax_copy"] > 0 and step["ratios"]["optax_quantize"] > 0
+    assert step["bytes"] == 30 * step["parameters"]
 
 
 def test_moe(dry_run):

@@ -18,7 +18,7 @@ from benchmarks.soak.trials import IN_TURN, trial
 
 
 def program(number: int, seed: int) -> Program:
-    return Program.first_runs(seed, number, draws=2, implementation="reference", most=40)
+    return Program.first_runs(seed, number, draws=2, implementation="xla", most=40)
 
 
 @pytest.mark.parametrize("number", [IN_TURN.index(family) for family in dict.fromkeys(IN_TURN)])
@@ -48,7 +48,7 @@ def test_every_family_is_right_and_sees_what_is_wrong(number, rng):
 def test_a_trial_is_made_again_from_its_number(rng):
     seed = int(rng.integers(2**31))
     for number in range(len(IN_TURN)):
-        (_, one), (_, again) = (trial(seed, number, "reference", 40) for _ in "ab")
+        (_, one), (_, again) = (trial(seed, number, "xla", 40) for _ in "ab")
         assert one.name == again.name
         for a, b in zip(*map(jax.tree.leaves, (one.operands, again.operands)), strict=True):
             assert np.asarray(a).tobytes() == np.asarray(b).tobytes()

@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib.util
 import re
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from jax_grouped_gemm._src import plan
+from jax_grouped_gemm._src.ragged.tiles import ALL_ROWS
 from tests.docs.test_examples import ROOT, blocks
 
 PAGES = [
@@ -50,3 +53,11 @@ def test_commands_name_modules_that_exist(page):
 
 def test_the_first_page_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+
+
+def test_the_glossary_has_the_words_of_explain_and_is_short():
+    _, *rows = re.findall(r"^\| (?!---)(.*) \|$", (ROOT / "docs/glossary.md").read_text(), re.M)
+    assert len(rows) <= 25
+    defined = set(re.findall(r"`(\w+)`", " ".join(row.partition(" | ")[0] for row in rows)))
+    kernels = plan.XLA, plan.COMPOSED, plan.NOTHING, ALL_ROWS
+    assert defined >= {*get_args(plan.Schedule), *(kernel.name for kernel in kernels)}

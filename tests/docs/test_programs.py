@@ -37,11 +37,12 @@ def test_accumulated_gradients_are_those_of_the_whole_batch():
     from flax import nnx
 
     from examples import train_moe
+    from jax_grouped_gemm import optim
 
     config = train_moe.PRESETS["cpu"]
     model = train_moe.Transformer(config, rngs=nnx.Rngs(0))
     graph, params = nnx.split(model, nnx.Param)
-    optimizer = optax.sgd(1.0)
+    optimizer = optim.quantized(optax.sgd(1.0), select=lambda path, leaf: False)
     window = np.random.default_rng().integers(0, 256, (2, config.batch, config.length + 1))
     results = []
     for windows in (window, window.reshape(1, -1, config.length + 1)):
@@ -67,12 +68,30 @@ def test_several_devices_train_alike(splits, straight, tmp_path):
     np.testing.assert_allclose(first + then, straight[:5], rtol=5e-3)
 
 
-def test_training_in_fp8():
+def test_training_in_fp8(tmp_path):
+    """FP8 weights are not in the checkpoint, and a run that resumes makes them again."""
     pytest.importorskip("orbax.checkpoint")
     from examples import train_moe
 
-    losses = train_moe.main(["--steps", "12", "--recipe", "fp8"])
+    def run(steps, *options):
+        return train_moe.main([f"--steps={steps}", "--recipe=fp8", *options])
+
+    losses = run(12)
     assert losses[-1] < losses[0] - 0.5
+    resumed = [run(steps, f"--checkpoints={tmp_path}") for steps in (5, 12)]
+    np.testing.assert_allclose(sum(resumed, []), losses, rtol=1e-4)
+
+
+def test_training_in_fp8_on_several_devices():
+    pytest.importorskip("orbax.checkpoint")
+    from examples import train_moe
+
+    runs = [
+        train_moe.main(["--steps=4", "--recipe=fp8", f"--devices={n}", f"--split={split}"])
+        for n, split in ((1, "data"), (4, "data"), (2, "fsdp"), (2, "experts"))
+    ]
+    for losses in runs[1:]:
+        np.testing.assert_allclose(losses, runs[0], rtol=1e-2)
 
 
 def test_a_server_answers_with_what_the_layer_gives(tmp_path):

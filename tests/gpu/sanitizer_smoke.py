@@ -22,7 +22,7 @@ os.environ["XLA_FLAGS"] = (
 
 import numpy as np
 
-from tests.gpu.sanitizer import fp8, layers, lists, products
+from tests.gpu.sanitizer import fp8, layers, lists, optimizers, products
 
 PARTS = {
     "ragged": products.ragged_products,
@@ -33,6 +33,7 @@ PARTS = {
     "long_tiles": products.long_tiles,
     "skew": products.gradients_of_unequal_groups,
     "pingpong": products.gradients_of_consumers_in_turn,
+    "optimizers": optimizers.steps_that_quantize,
     "updates": lists.symmetric_updates,
     "symmetric_products": lists.symmetric_products,
     "lists": lists.lists_of_products,

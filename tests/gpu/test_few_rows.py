@@ -94,7 +94,7 @@ def test_layers_of_few_tokens(tokens, biased, rng):
 
     for _ in range(6):
         logits = rng.standard_normal((tokens, experts), np.float32) * rng.uniform(0, 5)
-        got, want = (np.asarray(run(i, logits), np.float64) for i in ("cuda", "reference"))
+        got, want = (np.asarray(run(i, logits), np.float64) for i in ("cuda", "xla"))
         assert np.linalg.norm(got - want) <= 4 * unit(BF16) * np.linalg.norm(want)
 
 
@@ -131,7 +131,7 @@ def test_layers_with_biases(activation, form, rng):
         return y, vjp(cotangent)
 
     factors = case.x, matrices, case.weights, biases
-    got, want = (run(i, *factors) for i in ("cuda", "reference"))
+    got, want = (run(i, *factors) for i in ("cuda", "xla"))
     for one, other in zip(*map(jax.tree.leaves, (got, want)), strict=True):
         one, other = (np.asarray(a).astype(np.float64) for a in (one, other))
         assert np.linalg.norm(one - other) <= 8 * unit(BF16) * np.linalg.norm(other)

@@ -383,7 +383,7 @@ class TestSurroundings:
 
             return jax.jit(lambda: jax.jvp(jax.grad(loss, (0, 1)), (lhs, rhs), directions)[1])()
 
-        for a, b in zip(product_of("cuda"), product_of("reference"), strict=True):
+        for a, b in zip(product_of("cuda"), product_of("xla"), strict=True):
             assert jnp.linalg.norm(a - b) <= 1e-5 * jnp.linalg.norm(b)
 
     def test_many_tiles_for_each_processor(self, rng):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm._src.ragged.tiles import FLOAT32_FEW_ROWS_TILE
+from jax_grouped_gemm._src.ragged.tiles import SWAPPED_FLOAT32_TILE
 from tests.support import group_sizes as sizes_of
 from tests.support import oracle
 from tests.support.dtypes import F32
@@ -26,7 +26,7 @@ MAJORS = pytest.mark.parametrize("transpose_rhs", [False, True])
 @pytest.fixture(autouse=True)
 def few_rows_tile():
     """Takes the kernel for products of any number of rows."""
-    with jgg.use_tiles(forward=FLOAT32_FEW_ROWS_TILE, dgrad=FLOAT32_FEW_ROWS_TILE):
+    with jgg.use_tiles(forward=SWAPPED_FLOAT32_TILE, dgrad=SWAPPED_FLOAT32_TILE):
         yield
 
 

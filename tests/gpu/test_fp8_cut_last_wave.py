@@ -11,7 +11,7 @@ import pytest
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.device import H200
-from jax_grouped_gemm._src.fp8 import plan as plan_fp8
+from jax_grouped_gemm._src.fp8.scaled import plan as plan_fp8
 from jax_grouped_gemm._src.plan import DEFAULT_TILE
 from jax_grouped_gemm._src.ragged.tiles import STREAM_K_TILE
 from tests.support import fp8_oracle

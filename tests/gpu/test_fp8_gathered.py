@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm._src.fp8 import call, primitive
+from jax_grouped_gemm._src.fp8.scaled import call, primitive
 from jax_grouped_gemm._src.plan import DEFAULT_TILE
 from tests.support import fp8_oracle
 from tests.support.dtypes import BF16, E4M3, E5M2, F32
@@ -33,7 +33,7 @@ def tokens_and_rows(rng, tokens, rows, k, dtype):
 def test_products_of_tokens_are_those_of_copies(dtypes, out_dtype, rng, monkeypatch):
     """Bit for bit, with columns off the tile, for all groups and some of them; with more columns
     than plans read tokens in place for, too."""
-    monkeypatch.setattr("jax_grouped_gemm._src.fp8.plan.TILES_IN_PLACE", 4)
+    monkeypatch.setattr("jax_grouped_gemm._src.fp8.scaled.plan.FP8_TILES_IN_PLACE", 4)
     for tokens, rows, k, n, sizes in [
         (300, 1000, 512, 512, [300, 0, 430, 270]),
         (77, 900, 1536, 264, [1, 2, 500, 397]),
@@ -62,7 +62,10 @@ def test_products_of_tokens_are_those_of_copies(dtypes, out_dtype, rng, monkeypa
             operands = rhs, rhs_scale, sizes, np.asarray([offset], np.int32)
             in_place = partial(primitive.gathered_scaled_noncontracting, copied=None, **params)
             in_place = jax.jit(in_place)
-            assert call.GATHERED_NONCONTRACTING in in_place.lower(*x, *operands, where).as_text()
+            assert (
+                call.GATHERED_NONCONTRACTING_TARGET
+                in in_place.lower(*x, *operands, where).as_text()
+            )
             got = np.float64(in_place(*x, *operands, where))
             plain = partial(primitive.scaled_ragged_noncontracting, **params)
             np.testing.assert_array_equal(got, np.float64(jax.jit(plain)(*copies, *operands)))
@@ -88,10 +91,10 @@ def test_layers_are_those_of_copied_rows(hidden, embed, dtype, rng, monkeypatch)
 
     def run(in_place):
         if not in_place:
-            monkeypatch.setattr("jax_grouped_gemm._src.fp8.plan.TILES_IN_PLACE", 0)
+            monkeypatch.setattr("jax_grouped_gemm._src.fp8.scaled.plan.FP8_TILES_IN_PLACE", 0)
         gradients = jax.jit(jax.grad(lambda *operands: loss(*operands), (0, 1, 2)))
         text = gradients.lower(x, matrices, logits[0]).as_text()
-        assert (call.GATHERED_NONCONTRACTING in text) == in_place
+        assert (call.GATHERED_NONCONTRACTING_TARGET in text) == in_place
         return [gradients(x, matrices, some) for some in logits]
 
     logits = jnp.asarray(rng.standard_normal((5, tokens, experts)), F32)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm._src.fp8 import plan as plan_fp8
+from jax_grouped_gemm._src.fp8.scaled import plan as plan_fp8
 from tests.support import fp8_oracle, oracle
 from tests.support import group_sizes as sizes_of
 from tests.support.dtypes import E4M3, E5M2
@@ -19,13 +19,13 @@ M, K, N, G = 776, 520, 392, 8
 KB, NB = 5, 4  # blocks of 128 in K and N
 DTYPES = pytest.mark.parametrize("dtypes", list(product((E4M3, E5M2), repeat=2)))
 WHOLE_TILES = pytest.mark.parametrize(
-    "tile", [c.tile for c in plan_fp8.NONCONTRACTING if not c.tile.stream_k], ids=str
+    "tile", [c.tile for c in plan_fp8.NONCONTRACTING_KERNELS if not c.tile.stream_k], ids=str
 )
 TILES = pytest.mark.parametrize(
-    "tile", [choice.tile for choice in plan_fp8.NONCONTRACTING], ids=str
+    "tile", [choice.tile for choice in plan_fp8.NONCONTRACTING_KERNELS], ids=str
 )
 CONTRACTING_TILES = pytest.mark.parametrize(
-    "tile", [choice.tile for choice in plan_fp8.CONTRACTING], ids=str
+    "tile", [choice.tile for choice in plan_fp8.CONTRACTING_KERNELS], ids=str
 )
 
 LHS_SCALES = {
@@ -118,7 +118,7 @@ def test_few_rows_a_group(out_dtype, k, rng):
     n, kb = 264, -(-k // 128)
     some = rng.choice([1, 2, 7, 8, 9, 16, 17, 32, 33, 64, 65, 130], 40)
     m = int(some.sum()) + 40
-    groups = -(-m // plan_fp8.FP8_FEW_ROWS)
+    groups = -(-m // plan_fp8.SWAPPED_MOST_ROWS)
     sizes = rng.permutation(np.pad(some, (0, max(groups - len(some), 9))))
     groups = len(sizes)
     lhs, rhs = fp8(rng, (m, k)), fp8(rng, (groups, n, k))
@@ -325,7 +325,7 @@ class TestTraining:
         with jax.default_device(jax.devices("cpu")[0]):
             out, vjp = jax.vjp(
                 lambda lhs, rhs: jgg.fp8_ragged_dot(
-                    lhs, rhs, sizes, preferred_element_type=jnp.float32, implementation="reference"
+                    lhs, rhs, sizes, preferred_element_type=jnp.float32, implementation="xla"
                 ),
                 lhs,
                 rhs,

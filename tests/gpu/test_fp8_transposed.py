@@ -9,10 +9,13 @@ import pytest
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.activations import ACTIVATIONS
-from jax_grouped_gemm._src.fp8 import call, primitive, reference
-from jax_grouped_gemm._src.fp8.formats import slice_of
-from jax_grouped_gemm._src.mlp.fp8.hidden import HiddenLayer
-from jax_grouped_gemm._src.mlp.fp8.hidden_op import hidden_gradients, ragged_hidden_gradients
+from jax_grouped_gemm._src.fp8.formats import view_of
+from jax_grouped_gemm._src.fp8.quantize import primitive as quantizers
+from jax_grouped_gemm._src.fp8.quantize import reference
+from jax_grouped_gemm._src.fp8.scaled import call
+from jax_grouped_gemm._src.fp8.scaled import primitive as scaled
+from jax_grouped_gemm._src.mlp.fp8.hidden.layer import HiddenLayer
+from jax_grouped_gemm._src.mlp.fp8.hidden.primitive import hidden_gradients, ragged_hidden_gradients
 from tests.support import fp8_oracle, mlp
 from tests.support.dtypes import BF16, E4M3, E5M2, F32
 from tests.support.fp8_mlp_on_gpu import elementwise_operands
@@ -38,7 +41,7 @@ def test_largest_of_columns(rows, columns, source, rng):
     x = np.asarray(rng.standard_normal((rows, columns)), source)
     x[0, :3], x[rows // 2, 1] = np.nan, -np.inf
     for window in ([0, rows], [rows // 3, rows // 2 + 1], [5, 5]):
-        got = primitive.column_maxima(x, np.asarray(window, np.int32), implementation="cuda")
+        got = quantizers.column_maxima(x, np.asarray(window, np.int32), implementation="cuda")
         kept = np.zeros(x.shape, np.float32)
         rows_kept = slice(*window)
         kept[rows_kept] = np.abs(np.where(np.isfinite(x[rows_kept]), x[rows_kept], 0))
@@ -63,7 +66,7 @@ def test_gathered_rows_are_what_the_reference_computes(tokens, columns, source, 
                 scale = reference.column_scales(maxima, **params)
                 operands = x, where, np.asarray(scale), np.asarray(sizes, np.int32)
                 (want,) = reference.quantize_gathered(*map(jnp.asarray, operands), **params)
-            run = partial(primitive.quantize_gathered, **params, implementation="cuda")
+            run = partial(quantizers.quantize_gathered, **params, implementation="cuda")
             got = jax.jit(run)(*operands)
             np.testing.assert_array_equal(np.float32(got), np.float32(want))
 
@@ -88,7 +91,7 @@ def test_products_with_a_scale_a_column(even, types, out, rng):
                 scales = jnp.asarray(rng.uniform(2, 8, (1, width)) / jnp.finfo(dtype).max, F32)
             pairs += [values, scales]
         params = dict(num_rows=rows, num_groups=len(sizes), preferred_element_type=np.dtype(out))
-        run = partial(primitive.scaled_ragged_contracting, **params, implementation="cuda")
+        run = partial(scaled.scaled_ragged_contracting, **params, implementation="cuda")
         got = jax.jit(run)(*pairs, sizes, np.zeros(1, np.int32))
         blocks = len(pairs[0])
         exact = [
@@ -121,10 +124,10 @@ def test_both_gradients_of_one_launch_are_those_of_two(types, out, rng):
                 preferred_element_type=np.dtype(out),
                 implementation="cuda",
             )
-            paired = jax.jit(partial(primitive.paired_scaled_contracting, **params))
-            alone = jax.jit(partial(primitive.scaled_ragged_contracting, **params))
+            paired = jax.jit(partial(scaled.paired_scaled_contracting, **params))
+            alone = jax.jit(partial(scaled.scaled_ragged_contracting, **params))
             operands = lhs, scales, *first, *second, *indices
-            assert call.PAIRED_CONTRACTING in paired.lower(*operands).as_text()
+            assert call.PAIRED_CONTRACTING_TARGET in paired.lower(*operands).as_text()
             got = paired(*operands)
             want = [alone(lhs, scales, *rhs, *indices) for rhs in (first, second)]
             assert_same_bits(got, want)
@@ -137,7 +140,7 @@ class TestSlices:
     def contract(lhs, rhs, sizes, **options):
         return jax.jit(
             partial(
-                primitive.scaled_ragged_contracting,
+                scaled.scaled_ragged_contracting,
                 num_rows=300,
                 num_groups=len(sizes),
                 preferred_element_type=np.dtype(BF16),
@@ -152,7 +155,7 @@ class TestSlices:
         before, after = (jnp.full(n, jnp.nan, E4M3) for n in (144, 16))
         flat = jnp.concatenate([before, rhs[0].ravel(), after])
         place = (len(before), *rhs[0].shape)
-        got = self.contract(lhs, (flat, rhs[1]), sizes, slice=place)
+        got = self.contract(lhs, (flat, rhs[1]), sizes, view=place)
         assert_same_bits([got], [self.contract(lhs, rhs, sizes)])
 
     def test_products_of_rows(self, rng):
@@ -162,7 +165,7 @@ class TestSlices:
         weights = jgg.quantize_weights(w)
         flat = jnp.concatenate([jnp.full(32, jnp.nan, E4M3), rows[0].ravel()])
         run = partial(
-            primitive.scaled_ragged_noncontracting,
+            scaled.scaled_ragged_noncontracting,
             transpose_rhs=True,
             lhs_scaling="1x128",
             rhs_scaling="128x128",
@@ -170,7 +173,7 @@ class TestSlices:
             implementation="cuda",
         )
         others = rows[1], *weights[2:], sizes, jnp.zeros(1, jnp.int32)
-        got = jax.jit(partial(run, slice=(32, 300, 256)))(flat, *others)
+        got = jax.jit(partial(run, view=(32, 300, 256)))(flat, *others)
         assert_same_bits([got], [jax.jit(run)(rows[0], *others)])
 
     @pytest.mark.parametrize("first, fewer", [(16, 0), (-16, 0), (2**62, 0), (0, 1)])
@@ -179,7 +182,7 @@ class TestSlices:
         flat = rhs[0].ravel()[fewer:]
         with pytest.raises(jax.errors.JaxRuntimeError, match="the slice is not inside"):
             place = (first, *rhs[0].shape)
-            jax.block_until_ready(self.contract(lhs, (flat, rhs[1]), [300], slice=place))
+            jax.block_until_ready(self.contract(lhs, (flat, rhs[1]), [300], view=place))
 
 
 def fp8_columns(rng, rows, columns, sizes, dtype):
@@ -206,7 +209,7 @@ def test_transposed_gradients_are_those_of_separate_kernels(activation, dtype, r
             )(*operands, sizes)
             for name in ("projections", "gate", "up"):
                 found = getattr(joined, name)
-                values = slice_of(found.values, found.slice)
+                values = view_of(found.values, found.view)
                 assert_same_bits((values, found.scales), getattr(got, name))
             assert_same_bits((*joined.hidden, joined.weights), (*got.hidden, got.weights))
             # Sums in another order, of terms that cancel.

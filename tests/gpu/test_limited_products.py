@@ -10,7 +10,7 @@ import pytest
 from jax_grouped_gemm._src.activations import as_activation
 from jax_grouped_gemm._src.mlp.operands import Groups, PairedWeightsOperands, Rows
 from jax_grouped_gemm._src.mlp.primitive import PAIRED_WEIGHTS, Options, bind
-from jax_grouped_gemm._src.ragged.call import NONCONTRACTING
+from jax_grouped_gemm._src.ragged.call import NONCONTRACTING_TARGET
 from jax_grouped_gemm._src.ragged.primitive import ragged_contracting, ragged_noncontracting
 from tests.support import mlp_on_gpu as mlp
 from tests.support.ops import random
@@ -74,7 +74,7 @@ def test_what_is_no_limit_is_refused(max_sms, rng):
     )
     attributes = dict(transpose_lhs=False, transpose_rhs=False, zeroes_unowned=True)
     sizes = dict(tile_m=np.int32(128), tile_n=np.int32(256), cluster=np.int32(2))
-    call = jax.ffi.ffi_call(NONCONTRACTING, results)
+    call = jax.ffi.ffi_call(NONCONTRACTING_TARGET, results)
     with pytest.raises(jax.errors.JaxRuntimeError, match="max_sms has to be a positive int32"):
         jax.block_until_ready(
             jax.jit(

@@ -223,7 +223,7 @@ def check_layers_agree(case, rng, activation="silu"):
     """The kernels and the composition of the reference's products."""
     cotangent = random(rng, (len(case.on_rows), case.x.shape[1]), case.x.dtype)
     got = layer(case, "cuda", activation)(case.factors, cotangent)
-    want = layer(case, "reference", activation)(case.factors, cotangent)
+    want = layer(case, "xla", activation)(case.factors, cotangent)
     for i, (one, other) in enumerate(zip(got, want, strict=True)):
         one, other = (np.asarray(a).astype(np.float64) for a in (one, other))
         norm = np.linalg.norm(other)
@@ -303,7 +303,7 @@ class TestLayer:
             return jax.vjp(of_gate, jnp.zeros_like(up))[1](cotangent)
 
         up = random(rng, case.wi_0.shape[::2], BF16)
-        (got,), (want,) = (gradients(i) for i in ("cuda", "reference"))
+        (got,), (want,) = (gradients(i) for i in ("cuda", "xla"))
         got, want = (np.asarray(a).astype(np.float64) for a in (got, want))
         assert np.linalg.norm(got - want) <= 8 * unit(BF16) * np.linalg.norm(want)
 
@@ -324,7 +324,7 @@ class TestLayer:
 
         for _ in range(8):
             logits = rng.standard_normal((512, 8), np.float32) * rng.uniform(0, 5)
-            got, want = (run(logits, case.factors[:4], i) for i in ("cuda", "reference"))
+            got, want = (run(logits, case.factors[:4], i) for i in ("cuda", "xla"))
             for one, other in zip(got, want, strict=True):
                 one, other = (np.asarray(a).astype(np.float64) for a in (one, other))
                 assert np.linalg.norm(one - other) <= 16 * unit(BF16) * np.linalg.norm(other) + 1e-5
@@ -342,6 +342,6 @@ class TestLayer:
             run = jax.jit(lambda *f: jax.jvp(jax.grad(loss, every), f, other.factors)[1])
             return run(*case.factors)
 
-        for one, want in zip(product("cuda"), product("reference"), strict=True):
+        for one, want in zip(product("cuda"), product("xla"), strict=True):
             one, want = (np.asarray(a).astype(np.float64) for a in (one, want))
             assert np.linalg.norm(one - want) <= 16 * unit(BF16) * np.linalg.norm(want)

@@ -308,7 +308,7 @@ def test_gradients(rng):
 def with_workspace(accumulator, lhs, rhs, sizes, memory):
     """The result and the workspace, which takes over the bytes of the donated `memory`."""
     call = jax.ffi.ffi_call(
-        ragged_call.ACCUMULATE,
+        ragged_call.ACCUMULATE_TARGET,
         [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (accumulator, memory)],
         input_output_aliases={0: 0},
     )

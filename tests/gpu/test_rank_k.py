@@ -212,7 +212,7 @@ def test_gradients(family, update, symmetrize, transpose, rng):
         return jnp.vdot(weights, out).real
 
     gradient = jax.jit(jax.grad(loss, (2, 3, 4)), static_argnums=(0, 1))
-    reference = family.options | dict(implementation="reference")
+    reference = family.options | dict(implementation="xla")
     with jax.default_matmul_precision("highest"):
         got = gradient(tuple(family.options.items()), dtype, operands, 0.5, -2.0)
         want = gradient(tuple(reference.items()), wide, operands, 0.5, -2.0)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import jax_grouped_gemm as jgg
+from jax_grouped_gemm._src.device import H200
 from jax_grouped_gemm._src.lists.rank_k import plan as rank_k_plan
 from tests.support.dtypes import BF16, F32
 from tests.support.families import OTHER, SIXTEEN_BITS, check_update, label, run_update
@@ -19,8 +20,8 @@ def takes_halves(update, uplo, shape) -> bool:
     """Whether both CTAs of a cluster compute one narrow tile, half of its steps each."""
     a = jax.ShapeDtypeStruct(shape, BF16)
     (plan,) = jgg.explain(partial(update, uplo=uplo, implementation="cuda"), a, a).plans
-    wide = plan.tile == rank_k_plan.RANK_K_TILE
-    return wide and rank_k_plan.gains_by_halves(plan.kernel_problem, plan.kernel_problem.stacks)
+    wide, problem = plan.tile == rank_k_plan.RANK_K_TILE, plan.kernel_problem
+    return wide and rank_k_plan.gains_by_halves(problem, problem.stacks, H200)
 
 
 @OTHER

@@ -204,7 +204,7 @@ def test_vmap(axes, rng):
             rows_bar = jnp.where(np.arange(160)[:, None] < count, rows_bar, 0)
         return out, rows_bar, weights_bar
 
-    for got, want in zip(both("cuda"), both("reference"), strict=True):
+    for got, want in zip(both("cuda"), both("xla"), strict=True):
         got, want = np.asarray(got, np.float32), np.asarray(want, np.float32)
         assert np.linalg.norm(got - want) <= 2.0**-7 * np.linalg.norm(want)
 
@@ -254,7 +254,7 @@ def test_the_layer_with_and_without_kernels(dtype, rng):
         return out, vjp(out)
 
     for got, want in zip(
-        *(jax.tree.leaves(run(*operands, i)) for i in ("cuda", "reference")), strict=True
+        *(jax.tree.leaves(run(*operands, i)) for i in ("cuda", "xla")), strict=True
     ):
         got, want = np.asarray(got, np.float64), np.asarray(want, np.float64)
         assert np.linalg.norm(got - want) <= 8 * ROUNDING[dtype] * np.linalg.norm(want)

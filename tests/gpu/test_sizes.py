@@ -19,10 +19,10 @@ import pytest
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm import moe
 from jax_grouped_gemm._src.activations import ACTIVATIONS
-from jax_grouped_gemm._src.fp8 import primitive as fp8
-from jax_grouped_gemm._src.mlp.fp8.hidden import HiddenLayer
-from jax_grouped_gemm._src.mlp.fp8.hidden_op import ragged_hidden_gradients
-from jax_grouped_gemm._src.mlp.plan import FORWARD
+from jax_grouped_gemm._src.fp8.quantize import primitive as fp8
+from jax_grouped_gemm._src.mlp.fp8.hidden.layer import HiddenLayer
+from jax_grouped_gemm._src.mlp.fp8.hidden.primitive import ragged_hidden_gradients
+from jax_grouped_gemm._src.mlp.plan import FORWARD_KERNELS
 from jax_grouped_gemm._src.ragged import primitive as ragged
 from jax_grouped_gemm._src.sizes import LARGEST_SIZE
 from tests.support import fp8_oracle
@@ -324,7 +324,7 @@ def test_quantised_gradients_of_hidden(rng):
         np.testing.assert_array_equal(rows_of(got.weights, rows), wide(few.weights))
 
 
-@pytest.mark.parametrize("tile", [choice.tile for choice in FORWARD], ids=str)
+@pytest.mark.parametrize("tile", [choice.tile for choice in FORWARD_KERNELS], ids=str)
 @if_it_fits
 def test_hidden_layer(tile, rng):
     tokens, sizes = SIZE, groups(SIZE)

@@ -187,7 +187,7 @@ def test_same_inputs_give_the_same_bits(tile, schedules, rng):
 def with_workspace(lhs, rhs, sizes, memory, groups, tile):
     """The result and the workspace, which takes over the bytes of the donated `memory`."""
     call = jax.ffi.ffi_call(
-        ragged_call.CONTRACTING,
+        ragged_call.CONTRACTING_TARGET,
         [
             jax.ShapeDtypeStruct((groups, lhs.shape[1], rhs.shape[1]), lhs.dtype),
             jax.ShapeDtypeStruct(memory.shape, memory.dtype),

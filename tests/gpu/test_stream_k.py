@@ -54,7 +54,7 @@ jitted = jax.jit(product, static_argnames=("transpose_rhs", "out_dtype", "tile")
 def with_workspace(lhs, rhs, sizes, offset, memory, tile):
     """The result and the workspace, which takes over the bytes of the donated `memory`."""
     call = jax.ffi.ffi_call(
-        ragged_call.NONCONTRACTING,
+        ragged_call.NONCONTRACTING_TARGET,
         [
             jax.ShapeDtypeStruct((lhs.shape[0], rhs.shape[-1]), lhs.dtype),
             jax.ShapeDtypeStruct(memory.shape, memory.dtype),

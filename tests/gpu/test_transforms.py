@@ -51,9 +51,9 @@ class TestImplementation:
         lhs, rhs, cotangent = operands(op, rng, dtype)
         with jax.default_matmul_precision("highest"):
             for sizes in (sizes_of.any_kind(rng, M, G) for _ in range(5)):
-                out = op.call(lhs, rhs, sizes, implementation="reference")
+                out = op.call(lhs, rhs, sizes, implementation="xla")
                 oracle.check(out, op.exact(lhs, rhs, sizes))
-                got = op.cotangents(lhs, rhs, sizes, cotangent, implementation="reference")
+                got = op.cotangents(lhs, rhs, sizes, cotangent, implementation="xla")
                 oracle.check_all(got, op.exact_cotangents(lhs, rhs, sizes, cotangent))
 
     @pytest.mark.parametrize("precision", ["high", "highest"])
@@ -99,7 +99,7 @@ class TestDifferentiation:
 
             return jax.jit(lambda: jax.jvp(jax.grad(loss, (0, 1)), (lhs, rhs), directions)[1])()
 
-        assert_same(hessian_vector_product("cuda"), hessian_vector_product("reference"), 6)
+        assert_same(hessian_vector_product("cuda"), hessian_vector_product("xla"), 6)
 
 
 class TestStructure:
@@ -127,7 +127,7 @@ class TestStructure:
             loss = partial(self.loss, implementation, wrap)
             return jax.jit(jax.value_and_grad(loss, (0, 1)))(*arguments)
 
-        assert_same(results("cuda"), results("reference"), 8)
+        assert_same(results("cuda"), results("xla"), 8)
 
     def test_shard_map(self, rng):
         """On a mesh of one GPU, with replication checks: forward and gradients."""

@@ -6,7 +6,7 @@ import types
 
 import pytest
 
-from jax_grouped_gemm._src.device import installed_ffi_api_version, register_targets
+from jax_grouped_gemm._src.extension import installed_ffi_api_version, register_targets
 
 EXTENSION = "jax_grouped_gemm._extension"
 

@@ -11,11 +11,12 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "jax_grouped_gemm"
 FLOORS = (
     {"_src"},
+    {"_src/quantized"},
     {"_src/ragged", "_src/rows", "_src/lists"},
     {"_src/fp8", "_src/muon"},
-    {"_src/mlp", "checkpoint_policies", "optim"},
-    {"_src/expert_parallel"},
-    {"moe"},
+    {"_src/mlp", "checkpoint_policies"},
+    {"_src/expert_parallel", "_src/optimizer"},
+    {"moe", "optim"},
     {"flax", ""},
     {"demo"},
     {"__main__"},
@@ -56,6 +57,32 @@ def test_imports_from_below(path):
     for parts in imported(path):
         there = room(parts)
         assert there == here or floor[there] < floor[here], ".".join(parts)
+
+
+def test_the_map_has_every_shared_file_and_folder():
+    folder = PACKAGE / "_src"
+    map_of = ast.get_docstring(ast.parse((folder / "__init__.py").read_text()))
+    names = {path.stem for path in folder.iterdir() if path.stem.isidentifier()}
+    missing = {name for name in names if not name.startswith("__") and f"`{name}`" not in map_of}
+    assert not missing
+
+
+STAGES = {"Op": "primitive.py", "BilinearOp": "primitive.py", "ffi_call": "call.py"}
+"""The file of an operation's folder that calls a function."""
+MOST_LINES = 400
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_each_stage_of_an_operation_has_its_file(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call):
+            called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            assert path.name == STAGES.get(called, path.name), called
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_modules_are_short(path):
+    assert len(path.read_text().splitlines()) <= MOST_LINES
 
 
 PRIVATE = {"lowering.py": "jax._src.dispatch", "autodiff.py": "jax._src.core"}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jax_grouped_gemm._src import device
+from jax_grouped_gemm._src import extension
 
 pytest.importorskip("scikit_build_core", reason="the build requirements are not installed")
 
@@ -99,10 +99,10 @@ def test_the_installed_package_says_so(build, hook, tmp_path, monkeypatch):
     (metadata,) = (tmp_path / "site").glob("*.dist-info")
     installed = importlib.metadata.Distribution.at(metadata)
     monkeypatch.setattr(importlib.metadata, "distribution", lambda name: installed)
-    monkeypatch.setitem(sys.modules, device.EXTENSION, None)
-    reason = device.register_targets.__wrapped__()
+    monkeypatch.setitem(sys.modules, extension.EXTENSION, None)
+    reason = extension.register_targets.__wrapped__()
     assert "built without kernels (JGG_KERNELS=OFF)" in reason
     # One with kernels, whose extension cannot be found, says nothing of the setting.
     wheel = metadata / "WHEEL"
     wheel.write_text(wheel.read_text().replace("Purelib: true", "Purelib: false"))
-    assert "JGG_KERNELS" not in device.register_targets.__wrapped__()
+    assert "JGG_KERNELS" not in extension.register_targets.__wrapped__()

@@ -8,8 +8,8 @@ import pytest
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.device import Target
 from jax_grouped_gemm._src.plan import DEFAULT_TILE
-from jax_grouped_gemm._src.ragged import on_the_way
-from jax_grouped_gemm._src.ragged.tiles import FLOAT32_FEW_ROWS_TILE
+from jax_grouped_gemm._src.ragged import split_in_kernel
+from jax_grouped_gemm._src.ragged.tiles import SWAPPED_FLOAT32_TILE
 
 # Groups, rows of each, contracted dimension and columns, and how many times the product with passes
 # one took that splits on the way, on an H200 at the default precision.
@@ -51,7 +51,7 @@ def plan(sizes, precision=None, multiprocessors=132, **options):
 
 @pytest.mark.parametrize("sizes, ratio", MEASURED)
 def test_what_was_measured_to_be_faster(sizes, ratio):
-    wanted = FLOAT32_FEW_ROWS_TILE if ratio < 1 else DEFAULT_TILE
+    wanted = SWAPPED_FLOAT32_TILE if ratio < 1 else DEFAULT_TILE
     assert plan(sizes, implementation="cuda").tile == wanted
 
 
@@ -60,8 +60,8 @@ def test_predicted_times_are_near_the_measured_ones():
     predicted = []
     for sizes, _ in MEASURED:
         problem = plan(sizes, implementation="cuda").kernel_problem
-        passes = on_the_way.seconds_with_passes(problem, 1, target)
-        predicted.append(on_the_way.seconds(problem, 1, target) / passes)
+        passes = split_in_kernel.seconds_with_passes(problem, 1, target)
+        predicted.append(split_in_kernel.seconds(problem, 1, target) / passes)
     logarithms = np.log([predicted, [ratio for _, ratio in MEASURED]])
     assert np.abs(np.subtract(*logarithms)).mean() < 0.2
     assert np.corrcoef(logarithms)[0, 1] > 0.9
@@ -77,7 +77,7 @@ def test_the_exact_product_takes_twice_the_steps():
     """Six products of parts for three: what passes cost is not twice as much."""
     assert plan((8, 256, 4992, 88), "default", implementation="cuda").tile != DEFAULT_TILE
     problem = plan((2, 512, 4992, 88), implementation="cuda").kernel_problem
-    three, six = (on_the_way.seconds(problem, terms, Target(132)) for terms in (1, 3))
+    three, six = (split_in_kernel.seconds(problem, terms, Target(132)) for terms in (1, 3))
     assert 1.7 < six / three < 2
 
 
@@ -86,11 +86,11 @@ def test_a_symbolic_number_of_rows_has_passes():
     x, w = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((m, 128), (2, 128, 128)))
     (found,) = jgg.explain(jgg.ragged_dot, x, w, jax.ShapeDtypeStruct((2,), jnp.int32)).plans
     assert found.tile == DEFAULT_TILE
-    assert plan((2, 128, 128, 128), implementation="cuda").tile == FLOAT32_FEW_ROWS_TILE
+    assert plan((2, 128, 128, 128), implementation="cuda").tile == SWAPPED_FLOAT32_TILE
 
 
 def test_on_fewer_multiprocessors_waves_are_more():
     sizes = (8, 512, 1024, 512)
     problem = plan(sizes, implementation="cuda").kernel_problem
-    times = [on_the_way.seconds(problem, 1, Target(count)) for count in (132, 66)]
+    times = [split_in_kernel.seconds(problem, 1, Target(count)) for count in (132, 66)]
     assert times[1] > 1.5 * times[0]

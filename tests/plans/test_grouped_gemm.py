@@ -10,6 +10,7 @@ import pytest
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.lists.grouped_gemm import plan as grouped_gemm_plan
 from tests.support.dtypes import BF16
+from tests.support.plans import how
 from tests.support.products import FOUR_PROBLEMS, cutlass_like, mixed_layouts
 
 
@@ -24,7 +25,7 @@ def plan_of(shapes, dtype=BF16, **options) -> jgg.GroupedGemmPlan:
 
 def test_kernel():
     plan = plan_of([(4096, 1024, 4096), (2, 2048, 512, 2048)])
-    assert (plan.path, plan.reason, plan.grid) == ("tma", "", 132)
+    assert (how(plan), plan.reason, plan.grid) == ("kernel", "", 132)
     assert 0.7 < plan.utilization <= 1
     (launch,) = plan.launches
     assert (launch.tile.tile_n, launch.problems) == (256, (0, 1))
@@ -92,7 +93,7 @@ def test_layouts_have_launches_of_their_own():
 
 def test_padded():
     plan = plan_of([(64, 64, 64), (20, 10, 12)])
-    assert plan.path == "copied"
+    assert how(plan) == "copies"
     for part in ("k=10", "n=12", "problem 1"):
         assert part in plan.reason
     assert "problem 0" not in plan.reason and "m=20" not in plan.reason
@@ -100,7 +101,7 @@ def test_padded():
 
 def test_nothing_to_do():
     plan = plan_of([(0, 4, 8), (8, 0, 8), (8, 8, 0)])
-    assert plan.path == "zeros" and not plan.launches
+    assert how(plan) == "nothing" and not plan.launches
 
 
 @pytest.mark.parametrize(
@@ -108,16 +109,16 @@ def test_nothing_to_do():
     [
         (np.float64, dict(preferred_element_type=np.complex128), "float64 -> complex128"),
         (np.float64, dict(precision="BF16_BF16_F32_X3"), "X3"),
-        (np.float64, dict(implementation="reference"), "reference"),
+        (np.float64, dict(implementation="xla"), "was asked for"),
         (np.complex64, {}, "TF32"),
-        (BF16, dict(implementation="reference"), "reference"),
+        (BF16, dict(implementation="xla"), "was asked for"),
         (BF16, dict(precision="BF16_BF16_F32_X3"), "X3"),
     ],
 )
 def test_reference(dtype, options, said):
     with jax.enable_x64(True):
         plan = plan_of([(8, 8, 8)], dtype, **options)
-    assert plan.path == "reference" and said in plan.reason
+    assert how(plan) == "xla" and said in plan.reason
 
 
 class TestFp64TensorCores:
@@ -135,7 +136,7 @@ class TestFp64TensorCores:
         """Odd sizes are as good as any."""
         with jax.enable_x64(True):
             plan = plan_of([(4099, 1021, 4099), (2, 2047, 511, 2049)], dtype, **options)
-        assert (plan.path, plan.reason, plan.workspace_bytes) == ("direct", "", 0)
+        assert (how(plan), plan.reason, plan.workspace_bytes) == ("kernel", "", 0)
         assert plan.kernel_problem == plan.problem
         (launch,) = plan.launches
         assert launch.schedule is None and launch.problems == (0, 1)
@@ -179,7 +180,7 @@ class TestFp64TensorCores:
     def test_nothing_to_do(self):
         with jax.enable_x64(True):
             plan = plan_of([(0, 4, 8), (8, 0, 8), (8, 8, 0)], np.float64)
-        assert plan.path == "zeros" and not plan.launches
+        assert how(plan) == "nothing" and not plan.launches
 
 
 def test_long_lists_are_described_in_a_few_words():

@@ -10,7 +10,9 @@ import pytest
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm import moe
+from jax_grouped_gemm._src import fallback
 from tests.support import mlp
+from tests.support.plans import how
 
 BF16, F32 = jnp.bfloat16, jnp.float32
 
@@ -44,9 +46,9 @@ def plans_of_gradient(*arrays, **options):
 @pytest.mark.parametrize("dtype", [BF16, jnp.float16])
 def test_fused(activation, dtype):
     plan = hidden_plan(*shapes(dtype=dtype), activation=activation)
-    assert (plan.path, plan.reason, plan.products) == ("fused", "", ())
+    assert (how(plan), plan.reason, plan.products) == ("kernel", "", ())
     assert plan.tile.sizes() == dict(tile_m=128, tile_n=256, cluster=2)
-    assert "path fused" in str(plan) and "128x256" in str(plan)
+    assert "kernel cooperative_128x256" in str(plan) and "128x256" in str(plan)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +66,7 @@ def test_narrow_experts_read_tokens_in_place(hidden, options, gather):
     *arrays, _, sizes = shapes(m=64, hidden=hidden)
     run = partial(jgg.gated_ragged_dot, rows=jnp.zeros(512, jnp.int32), **options)
     (plan, *_) = (p for p in jgg.explain(run, *arrays, sizes).plans if "gated" in p.problem.op)
-    assert (plan.path, plan.gather) == ("fused", gather)
+    assert (how(plan), plan.gather) == ("kernel", gather)
     words = {"in place": "where they are", "before": "by a kernel before"}
     assert f"rows of tokens are read {words[gather]}" in str(plan)
 
@@ -97,7 +99,7 @@ def swish(gate):
 )
 def test_unfused(change, options, reason):
     plan = hidden_plan(*shapes(**change), **options)
-    assert plan.path == "unfused"
+    assert how(plan) == "composed"
     assert re.search(reason, plan.reason)
     assert [p.problem.op for p in plan.products] == ["ragged_noncontracting"] * 2
     assert str(plan).count("- forward: ragged_noncontracting") == 2
@@ -112,14 +114,14 @@ def test_biases(dtype):
         return jgg.gated_ragged_dot(x, wi_0, wi_1, sizes, biases=(bias, None))
 
     (plan,) = jgg.explain(run, x, wi_0, wi_1, sizes, bias).plans
-    assert plan.path == "fused" and "silu(gate + b0) * up" in str(plan)
+    assert how(plan) == "kernel" and "silu(gate + b0) * up" in str(plan)
 
 
 def test_experts_without_an_up_projection():
     x, wi_0, _, _, sizes = shapes()
     run = partial(jgg.gated_ragged_dot, activation="relu2")
     (plan,) = jgg.explain(lambda x, w, s: run(x, w, None, s), x, wi_0, sizes).plans
-    assert plan.path == "fused" and "epilogue: relu2(gate)" in str(plan)
+    assert how(plan) == "kernel" and "epilogue: relu2(gate)" in str(plan)
 
 
 def test_gate_and_up_in_one_matrix():
@@ -128,24 +130,24 @@ def test_gate_and_up_in_one_matrix():
     up, _ = jgg.explain(
         lambda x, w, wo, s: jgg.ragged_mlp(x, w, None, wo, s), x, wi, wo, sizes
     ).plans
-    assert up.path == "fused" and "wi bfloat16[4, 128, 512]" in str(up)
+    assert how(up) == "kernel" and "wi bfloat16[4, 128, 512]" in str(up)
     run = partial(jgg.gated_ragged_dot, concatenated=True)
     x, wi, _, _, sizes = shapes(hidden=2 * 72)
     (plan,) = jgg.explain(lambda x, w, s: run(x, w, None, s), x, wi, sizes).plans
-    assert (plan.path, len(plan.products)) == ("unfused", 1) and "multiple of 64" in plan.reason
+    assert (how(plan), len(plan.products)) == ("composed", 1) and "multiple of 64" in plan.reason
 
 
 @pytest.mark.parametrize("activation", mlp.ACTIVATIONS)
 def test_gradients_of_every_named_activation_are_fused(activation):
     plans = plans_of_gradient(*shapes(), activation=activation).plans
     up, transpose = (p for p in plans if p.problem.op.startswith("gated"))
-    assert up.path == transpose.path == "fused"
+    assert how(up) == how(transpose) == "kernel"
 
 
 def test_gradients_that_no_kernel_has():
     plans = plans_of_gradient(*shapes(), activation=swish).plans
     up, transpose = (p for p in plans if p.problem.op.startswith("gated"))
-    assert up.path == transpose.path == "unfused"
+    assert how(up) == how(transpose) == "composed"
     assert "no kernel has the activation swish" in transpose.reason
 
 
@@ -158,7 +160,7 @@ def test_gradients_without_an_up_projection():
 
     plans = jgg.explain(jax.grad(loss, (0, 1, 2)), x, wi_0, wo).plans
     (plan,) = (p for p in plans if p.problem.op == "gated_ragged_dot_transpose")
-    assert plan.path == "fused"
+    assert how(plan) == "kernel"
     assert "epilogue: gradients of gate and weights, relu2(gate) again" in str(plan)
 
 
@@ -172,7 +174,7 @@ def test_the_products_of_a_gradient():
         "paired_ragged_dot",
         "paired_weight_gradients",
     ]
-    assert all(p.path in ("fused", "tma") for p in plans)
+    assert all(how(p) == "kernel" for p in plans)
 
 
 @pytest.mark.parametrize("hidden, gather", [(256, "in place"), (264, "before")])
@@ -183,7 +185,11 @@ def test_weight_gradients_of_narrow_experts_read_tokens_in_place(hidden, gather)
     rows = jnp.zeros(8192, jnp.int32)
     gradient = jax.grad(partial(loss, rows=rows), (1, 2))
     *_, plan = jgg.explain(gradient, *shapes(m=1024, hidden=hidden)).plans
-    assert (plan.problem.op, plan.path, plan.gather) == ("paired_weight_gradients", "fused", gather)
+    assert (plan.problem.op, how(plan), plan.gather) == (
+        "paired_weight_gradients",
+        "kernel",
+        gather,
+    )
     assert plan.workspace_bytes > 2**20  # unequal groups have sums of pieces of tiles
 
 
@@ -207,13 +213,19 @@ def test_fp8_weight_gradients_of_gate_and_up(hidden, dtype, wgrad, ops):
 
 def test_weight_gradients_of_wide_experts_are_two_products():
     plans = plans_of_gradient(*shapes(m=8192, hidden=2056)).plans
-    assert [(p.problem.op, p.path) for p in plans[-2:]] == [("ragged_contracting", "tma")] * 2
+    assert [(p.problem.op, how(p)) for p in plans[-2:]] == [("ragged_contracting", "kernel")] * 2
 
 
 @pytest.mark.plans_as_users_get_them
 def test_weight_gradients_are_two_products_where_xlas_are_faster():
-    plans = plans_of_gradient(*shapes(m=256, embed=256)).plans
-    assert [(p.problem.op, p.path) for p in plans[-2:]] == [("ragged_contracting", "whole")] * 2
+    arrays = shapes(m=64, embed=256)
+    *_, plan = plans_of_gradient(*arrays).plans
+    assert (plan.problem.op, how(plan)) == ("paired_weight_gradients", "composed")
+    assert "XLA's products of all rows" in plan.reason
+    assert [how(product) for product in plan.products] == ["xla_all_rows"] * 2
+    with fallback.policy("kernels"):
+        *_, plan = plans_of_gradient(*arrays).plans
+    assert (plan.problem.op, how(plan)) == ("paired_weight_gradients", "kernel")
 
 
 def test_the_weight_gradient_of_one_matrix_is_a_product():
@@ -221,16 +233,16 @@ def test_the_weight_gradient_of_one_matrix_is_a_product():
         return jnp.sum(jgg.ragged_mlp(x, wi_0, wi_1, wo, sizes).astype(F32))
 
     *_, plan = jgg.explain(jax.grad(loss, 1), *shapes(m=8192)).plans
-    assert (plan.problem.op, plan.path) == ("ragged_contracting", "tma")
+    assert (plan.problem.op, how(plan)) == ("ragged_contracting", "kernel")
 
 
 def test_gradients_of_float32_are_composed():
     plans = plans_of_gradient(*shapes(dtype=F32)).plans
     composed = [p for p in plans if isinstance(p, jgg.MlpPlan)]
-    assert [(p.path, len(p.products)) for p in composed] == [
-        ("unfused", 2),
-        ("unfused", 1),
-        ("unfused", 2),
+    assert [(how(p), len(p.products)) for p in composed] == [
+        ("composed", 2),
+        ("composed", 1),
+        ("composed", 2),
     ]
 
 
@@ -242,13 +254,13 @@ def test_tangents():
         return jax.jvp(lambda *f: jgg.ragged_mlp(*f, sizes), factors, factors)[1]
 
     *_, plan = jgg.explain(tangent, *arrays).plans
-    assert (plan.problem.op, plan.path, len(plan.products)) == ("ragged_mlp_tangent", "unfused", 6)
+    assert (plan.problem.op, how(plan), len(plan.products)) == ("ragged_mlp_tangent", "composed", 6)
 
 
 def test_the_reference():
-    plan = hidden_plan(*shapes(), implementation="reference")
-    assert plan.path == "reference"
-    assert {p.path for p in plan.products} == {"reference"}
+    plan = hidden_plan(*shapes(), implementation="xla")
+    assert how(plan) == "xla"
+    assert {how(p) for p in plan.products} == {"xla"}
 
 
 def test_chosen_tiles_are_those_of_the_products():

@@ -14,16 +14,16 @@ import pytest
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm import moe
-from jax_grouped_gemm._src.device import H200, Target, predict
+from jax_grouped_gemm._src.device import H200, Rates, Target, predict
 from jax_grouped_gemm._src.fp8 import formats
-from jax_grouped_gemm._src.fp8 import plan as plan_fp8
+from jax_grouped_gemm._src.fp8.scaled import plan as plan_fp8
 from jax_grouped_gemm._src.lists import fp64
 from jax_grouped_gemm._src.lists.grouped_gemm import plan as plan_lists
 from jax_grouped_gemm._src.lists.rank_k import plan as plan_rank_k
 from jax_grouped_gemm._src.mlp import plan as plan_mlp
 from jax_grouped_gemm._src.ragged.tiles import FLOAT32, SIXTEEN_BITS
 from jax_grouped_gemm._src.rows import plan as plan_rows
-from tests.support.plans import contracting_plan
+from tests.support.plans import contracting_plan, how
 
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 E4M3 = jnp.float8_e4m3fn
@@ -167,7 +167,7 @@ def test_is_near_the_measured_time(times):
     [
         choice
         for table in (
-            *(SIXTEEN_BITS, FLOAT32, plan_fp8.NONCONTRACTING, plan_fp8.CONTRACTING),
+            *(SIXTEEN_BITS, FLOAT32, plan_fp8.NONCONTRACTING_KERNELS, plan_fp8.CONTRACTING_KERNELS),
             *(plan_lists.TILES, plan_rank_k.TILES, *fp64.KERNELS.values()),
         )
         for choice in table
@@ -181,7 +181,9 @@ def test_choices_are_those_of_their_records(choice):
 
 
 @pytest.mark.parametrize(
-    "choice", plan_mlp.FORWARD + plan_mlp.GRADIENT, ids=lambda choice: " ".join(choice.record)
+    "choice",
+    plan_mlp.FORWARD_KERNELS + plan_mlp.GRADIENT_KERNELS,
+    ids=lambda choice: " ".join(choice.record),
 )
 def test_choices_of_layers_are_those_of_their_records(choice):
     shape = case_of(choice)["shape"]
@@ -197,10 +199,10 @@ def test_choices_of_layers_are_those_of_their_records(choice):
         )
 
     logits = array((tokens, experts), jnp.float32)
-    wanted = "gated_ragged_dot" + "_transpose" * (choice in plan_mlp.GRADIENT)
+    wanted = "gated_ragged_dot" + "_transpose" * (choice in plan_mlp.GRADIENT_KERNELS)
     plans = jgg.explain(jax.grad(loss), *operands, logits, multiprocessors=132).plans
     (plan,) = (plan for plan in plans if plan.problem.op == wanted)
-    assert plan.path == "fused" and plan.tile == choice.tile
+    assert how(plan) == "kernel" and plan.tile == choice.tile
 
 
 @pytest.mark.parametrize("choice", plan_rows.SORTS, ids=lambda choice: " ".join(choice.record))
@@ -254,3 +256,12 @@ class TestBounds:
         whole = predict(jnp.bfloat16, **options)
         assert half.tensor_seconds == pytest.approx(2 * whole.tensor_seconds)
         assert half.memory_seconds == whole.memory_seconds
+
+    def test_rates_are_those_of_the_target(self):
+        options = self.OPTIONS | dict(multiply_adds=1e15, split_bytes=8.4e9)
+        rates = Rates(sixteen_bits=2 * H200.rates.sixteen_bits, bandwidth=H200.rates.bandwidth / 2)
+        other = predict(jnp.bfloat16, **(options | dict(target=Target(rates=rates))))
+        ours = predict(jnp.bfloat16, **options)
+        assert other.tensor_seconds == pytest.approx(ours.tensor_seconds / 2)
+        assert other.memory_seconds == pytest.approx(2 * ours.memory_seconds)
+        assert other.split_seconds == pytest.approx(2 * ours.split_seconds)

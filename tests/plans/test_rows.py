@@ -5,6 +5,7 @@ import pytest
 from jax.core import ShapedArray
 
 from jax_grouped_gemm._src.rows import plan
+from tests.support.plans import how
 
 
 def array(*shape, dtype=jnp.bfloat16):
@@ -28,7 +29,7 @@ def gather(*, tokens=64, width=32, rows=256, choices=4, batch=(), dtype=jnp.bflo
         array(tokens, 0, dtype=jnp.float32),
         integers(0),
     ]
-    return plan.plan_gather(avals, dict(divisor=1, implementation=None) | params)
+    return plan.plan_move("gather_rows", avals, dict(divisor=1, implementation=None) | params)
 
 
 class TestSort:
@@ -48,30 +49,30 @@ class TestSort:
         assert shapes == [(3, 100), (3, 100), (3, 7)]
 
     def test_paths(self):
-        assert sort(100, 7).path == "direct"
-        assert sort(0, 7).path == "zeros"
+        assert how(sort(100, 7)) == "kernel"
+        assert how(sort(0, 7)) == "nothing"
         assert "1 to 16384 experts, got 20000" in sort(100, 20000).reason
         assert "1 to 16384 experts, got 0" in sort(100, 0).reason
         assert "65536" in sort(100, 7, batch=(65536,)).reason
-        assert sort(100, 7, implementation="reference").path == "reference"
+        assert how(sort(100, 7, implementation="xla")) == "xla"
 
 
 class TestMoves:
     def test_a_known_inverse_is_used(self):
-        assert gather().by_token
-        assert not gather(choices=0).by_token
+        assert gather().kernel.name == "by_token"
+        assert gather(choices=0).kernel.name == "by_row"
 
     def test_paths(self):
-        assert gather().path == "direct" and not gather().reason
-        assert gather(dtype=jnp.float64).path == "reference"
+        assert how(gather()) == "kernel" and not gather().reason
+        assert how(gather(dtype=jnp.float64)) == "xla"
         assert "got int8" in gather(dtype=jnp.int8).reason
         assert "65536" in gather(batch=(65536,)).reason
-        assert gather(implementation="reference").path == "reference"
+        assert how(gather(implementation="xla")) == "xla"
         for nothing in (dict(tokens=0), dict(width=0), dict(rows=0), dict(batch=(0,))):
-            assert gather(**nothing).path == "zeros"
+            assert how(gather(**nothing)) == "nothing"
 
     def test_the_batch_may_be_of_any_operand(self):
         avals = [array(64, 32), integers(5, 256), integers(64, 0)]
         avals += [array(64, 0, dtype=jnp.float32), integers(0)]
-        result = plan.plan_gather(avals, dict(divisor=1, implementation=None))
+        result = plan.plan_move("gather_rows", avals, dict(divisor=1, implementation=None))
         assert result.problem.results[0].shape == (5, 256, 32)

@@ -15,7 +15,7 @@ import pytest
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.device import H200, Target
-from jax_grouped_gemm._src.fp8.plan import TRANSPOSED_TILE
+from jax_grouped_gemm._src.fp8.scaled.plan import SWAPPED_TILE
 from jax_grouped_gemm._src.ragged.tiles import STREAM_K_TILE
 from tests.support import aot
 from tests.support.plans import contracting_plan
@@ -48,7 +48,7 @@ class TestGrid:
         pairs = e4m3((m, k)), scales[0], e4m3((g, n, k)), scales[1]
         call = partial(jgg.scaled_ragged_dot, transpose_rhs=True)
         plan = only(call, *pairs, array((g,), jnp.int32), multiprocessors=count)
-        assert plan.tile == TRANSPOSED_TILE and plan.grid == 3 * count
+        assert plan.tile == SWAPPED_TILE and plan.grid == 3 * count
 
     def test_of_an_update(self, count):
         plan = only(jgg.grouped_syrk, array((8, 2048, 2048), BF16), multiprocessors=count)

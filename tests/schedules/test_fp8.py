@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jax_grouped_gemm._src.fp8 import plan as plan_fp8
+from jax_grouped_gemm._src.fp8.scaled import plan as plan_fp8
 from tests.support import group_sizes as sizes_of
 from tests.support.oracle import group_rows
 
@@ -27,7 +27,7 @@ def padded_starts(sizes: np.ndarray, offset: int, local_groups: int, m: int) -> 
 
 
 @pytest.mark.parametrize(
-    "tile", [c.tile for c in plan_fp8.NONCONTRACTING if not c.tile.stream_k], ids=str
+    "tile", [c.tile for c in plan_fp8.NONCONTRACTING_KERNELS if not c.tile.stream_k], ids=str
 )
 def test_rows_that_stay(tile, schedules, rng):
     """Each row is in one tile of each column of tiles, with the steps of its group or with none."""

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from jax_grouped_gemm._src.device import H200
 from jax_grouped_gemm._src.lists.fp64 import KERNELS
 from jax_grouped_gemm._src.lists.grouped_gemm import plan_fp64 as grouped_gemm_plan_fp64
 from jax_grouped_gemm._src.lists.grouped_gemm.schedule import Shape
@@ -78,10 +79,10 @@ def test_a_block_without_a_tile_gets_none_later(schedule, tile, rng):
 def test_the_plan_predicts_the_longest_block(schedule, dtype, rng):
     for count in (1, 20, 128):
         shapes = tuple(Shape(1, *(int(x) for x in rng.integers(1, 900, 3))) for _ in range(count))
-        tile, blocks, steps, _ = grouped_gemm_plan_fp64.simulated(shapes, dtype)
+        kernel, blocks, steps, _ = grouped_gemm_plan_fp64.simulated(shapes, dtype, H200)
         step = 128 // dtype.itemsize
         products = [[s.m, s.n, -(-s.k // step)] for s in shapes]
-        tiles = schedule(products, tile.tile_m, blocks)
+        tiles = schedule(products, kernel.side, blocks)
         assert np.bincount(tiles.block, tiles.steps).max() == steps
 
 

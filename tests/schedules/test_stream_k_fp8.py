@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from jax_grouped_gemm._src.device import H200
-from jax_grouped_gemm._src.fp8 import plan as plan_fp8
+from jax_grouped_gemm._src.fp8.scaled import plan as plan_fp8
 from jax_grouped_gemm._src.plan import DEFAULT_TILE
+from jax_grouped_gemm._src.ragged.plan import plan_product
 from jax_grouped_gemm._src.ragged.problem import (
     LEAST_BYTES,
     sums_bytes,
@@ -38,8 +39,11 @@ class TestPlanOfFp8:
             implementation=None,
             tile=tile,
         )
-        return plan_fp8.plan_scaled_noncontracting(
-            [jax.ShapeDtypeStruct(*operand) for operand in operands], params
+        return plan_product(
+            plan_fp8.noncontracting,
+            [jax.ShapeDtypeStruct(*operand) for operand in operands],
+            params,
+            H200,
         )
 
     def test_default_where_it_pays(self):

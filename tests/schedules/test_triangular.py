@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import jax_grouped_gemm as jgg
+from jax_grouped_gemm._src.device import H200
 from jax_grouped_gemm._src.lists.rank_k import plan as rank_k_plan
 from tests.support.dtypes import BF16
 
@@ -178,7 +179,7 @@ def test_halves_where_the_last_cluster_is_done_sooner(schedules, schedule, tile,
         ).plans
         expected = end(stack, True) < end(stack, False)
         problem = plan.kernel_problem
-        assert rank_k_plan.gains_by_halves(problem, problem.stacks) == expected, stack
+        assert rank_k_plan.gains_by_halves(problem, problem.stacks, H200) == expected, stack
         sizes = dict(clusters=66, upper=uplo == "upper", **tile)
         assert schedules.rank_k_gains_by_halves(g, n, steps, **sizes) == expected, stack
         taken += expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import Counter
 from dataclasses import dataclass
@@ -107,9 +108,14 @@ class Target:
 
     def compile(self, function, *arguments, specs=None, **compiler_options) -> Program:
         specs = specs or [P()] * len(arguments)
+
+        def placed(x, spec):
+            sharding = NamedSharding(self.mesh, spec)
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
         arguments = [
-            jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=NamedSharding(self.mesh, spec))
-            for a, spec in zip(arguments, specs, strict=True)
+            jax.tree.map(functools.partial(placed, spec=spec), argument)
+            for argument, spec in zip(arguments, specs, strict=True)
         ]
         lowered = jax.jit(function).lower(*arguments)
         key = lowered.as_text(), tuple(sorted(compiler_options.items()))

@@ -14,7 +14,7 @@ import pytest
 
 from jax_grouped_gemm._src.lists import fp64
 from jax_grouped_gemm._src.lists.grouped_gemm import plan, plan_fp64, problem
-from jax_grouped_gemm._src.plan import Choice
+from jax_grouped_gemm._src.plan import TiledKernel
 from tests.support.dtypes import BF16, C64, C128, F16, F32, F64
 from tests.support.float32_errors import PRODUCT_ERROR
 from tests.support.products import List, draw
@@ -108,7 +108,7 @@ class Kernel:
     """One tile of a family."""
 
     family: Family
-    choice: Choice
+    choice: TiledKernel
 
     def __repr__(self) -> str:
         return f"{self.family}-{self.choice.tile.tile_n}"

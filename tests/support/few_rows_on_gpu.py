@@ -10,7 +10,7 @@ import numpy as np
 
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.activations import as_activation
-from jax_grouped_gemm._src.mlp import primitive
+from jax_grouped_gemm._src.mlp import layer
 from jax_grouped_gemm._src.mlp.primitive import Options
 from tests.support import mlp, oracle
 from tests.support.mlp_on_gpu import (
@@ -35,13 +35,13 @@ def options_of(tile, activation="silu"):
 @partial(jax.jit, static_argnames=("tile", "activation", "residuals"))
 def gated(operands, *, tile, activation, residuals):
     options = options_of(tile, activation)
-    return primitive.gated_ragged_dot(options, mlp_operands(operands), residuals=residuals)
+    return layer.gated_ragged_dot(options, mlp_operands(operands), residuals=residuals)
 
 
 @partial(jax.jit, static_argnames="tile")
 def down(operands, *, tile):
     hidden = operands["hidden"]
-    return primitive.down(options_of(tile), mlp_operands(operands | dict(x=hidden)), hidden)
+    return layer.down(options_of(tile), mlp_operands(operands | dict(x=hidden)), hidden)
 
 
 def bias_of_rows(bias, sizes, offset, m):

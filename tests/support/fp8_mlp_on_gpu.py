@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_grouped_gemm._src.activations import ACTIVATIONS
-from jax_grouped_gemm._src.mlp.fp8.hidden import HiddenLayer
-from jax_grouped_gemm._src.mlp.fp8.hidden_op import hidden_gradients, quantized_hidden
+from jax_grouped_gemm._src.mlp.fp8.hidden.layer import HiddenLayer
+from jax_grouped_gemm._src.mlp.fp8.hidden.primitive import hidden_gradients, quantized_hidden
 from tests.support import fp8_oracle
 from tests.support.dtypes import F32
 
@@ -58,12 +58,12 @@ def check_elementwise_steps(rng, activation, rows, columns, dtype, recipe):
     projections, dh, weights = elementwise_operands(rng, layer, rows, dtype)
     got, want = (
         jax.jit(partial(quantized_hidden, layer, implementation=name))(projections, weights)
-        for name in ("cuda", "reference")
+        for name in ("cuda", "xla")
     )
     assert_quantised(got, want)
     got, want = (
         jax.jit(partial(hidden_gradients, layer, implementation=name))(projections, dh, weights)
-        for name in ("cuda", "reference")
+        for name in ("cuda", "xla")
     )
     assert_quantised(got.projections, want.projections)
     for name in ("gate", "up", "hidden", "weights"):

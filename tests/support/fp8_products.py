@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm._src.fp8 import primitive
+from jax_grouped_gemm._src.fp8.scaled import primitive
 from tests.support import fp8_oracle
 from tests.support.dtypes import E4M3
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_grouped_gemm._src.activations import as_activation
-from jax_grouped_gemm._src.mlp import primitive
+from jax_grouped_gemm._src.mlp import layer, primitive
 from jax_grouped_gemm._src.mlp.operands import (
     ExpertWeights,
     GradientOperands,
@@ -35,7 +35,7 @@ def unit(dtype) -> float:
 def gated(operands, *, activation, residuals=True, zeroes_unowned=True):
     """hidden and, with `residuals`, gate and up."""
     options = Options.of(as_activation(activation), None, "cuda", zeroes_unowned=zeroes_unowned)
-    return primitive.gated_ragged_dot(options, mlp_operands(operands), residuals=residuals)
+    return layer.gated_ragged_dot(options, mlp_operands(operands), residuals=residuals)
 
 
 @partial(jax.jit, static_argnames=("activation", "zeroes_unowned"))

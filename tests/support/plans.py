@@ -11,6 +11,13 @@ import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.ragged import primitive as ragged
 
 
+def how(plan: jgg.Plan) -> str:
+    """What computes it: "kernel" on the arrays as they are or on "copies", or what else."""
+    if plan.kernel_problem is None:
+        return plan.kernel.name
+    return "copies" if plan.copies else "kernel"
+
+
 def contracting_plan(
     m,
     k,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm._src.fp8 import plan as plan_fp8
-from jax_grouped_gemm._src.plan import Choice
+from jax_grouped_gemm._src.fp8.scaled import plan as plan_fp8
+from jax_grouped_gemm._src.plan import TiledKernel
 from jax_grouped_gemm._src.ragged import plan as plan_ragged
 
 A, B, C = (
@@ -20,9 +20,9 @@ def add_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     tables = (
         (plan_ragged, "SIXTEEN_BITS"),
         (plan_ragged, "FLOAT32"),
-        (plan_fp8, "NONCONTRACTING"),
-        (plan_fp8, "CONTRACTING"),
+        (plan_fp8, "NONCONTRACTING_KERNELS"),
+        (plan_fp8, "CONTRACTING_KERNELS"),
     )
-    more = tuple(Choice(tile, record=("", "")) for tile in (A, B, C))
+    more = tuple(TiledKernel(tile=tile, record=("", "")) for tile in (A, B, C))
     for module, name in tables:
         monkeypatch.setattr(module, name, getattr(module, name) + more)

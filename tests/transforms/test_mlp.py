@@ -276,13 +276,13 @@ class TestLayers:
 
         products = ["ragged_noncontracting"] * 3
         assert ops() == ["gated_ragged_dot", "ragged_noncontracting"]
-        assert ops(implementation="reference") == products
+        assert ops(implementation="xla") == products
         assert ops(activation="gelu") == ops()
         assert ops(activation=lambda gate: gate) == products
         assert ops(apply_router_weight_on_input=True) == products
         np.testing.assert_array_equal(
             jax.jit(layer)(*case.factors[:4]),
-            jax.jit(partial(layer, implementation="reference"))(*case.factors[:4]),
+            jax.jit(partial(layer, implementation="xla"))(*case.factors[:4]),
         )
 
     def test_gradients_of_the_layer_are_the_same_bits(self, rng):
@@ -297,7 +297,7 @@ class TestLayers:
 
         got, want = (
             jax.jit(jax.grad(partial(loss, implementation=i), range(5)))(logits, *case.factors[:4])
-            for i in (None, "reference")
+            for i in (None, "xla")
         )
         for name, one, other in zip(("logits", *FACTORS), got, want, strict=False):
             one, other = np.asarray(one, np.float32), np.asarray(other, np.float32)

@@ -18,7 +18,7 @@ from jax.test_util import check_grads
 import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src import op as op_module
 from jax_grouped_gemm._src.op import Op, export_disabled_checks, ops
-from jax_grouped_gemm._src.plan import AS_ASKED, Plan
+from jax_grouped_gemm._src.plan import AS_ASKED, XLA, Kernel, Plan
 
 LARGEST = 8
 
@@ -37,11 +37,11 @@ class ScaleProblem:
 def plan(avals, params, target):
     """Rows of up to LARGEST elements have a kernel."""
     problem = ScaleProblem(avals[0].shape[-1])
-    if params["implementation"] == "reference":
-        return Plan(problem, "reference", AS_ASKED)
+    if params["implementation"] == "xla":
+        return Plan(problem, XLA, AS_ASKED)
     if problem.columns > LARGEST:
-        return Plan(problem, "reference", f"rows have more than {LARGEST} elements")
-    return Plan(problem, "direct", grid=target.multiprocessors)
+        return Plan(problem, XLA, f"rows have more than {LARGEST} elements")
+    return Plan(problem, Kernel("scale_rows"), grid=target.multiprocessors)
 
 
 def call(plan, x, scale):
@@ -185,9 +185,9 @@ class TestIsKnownTo:
         assert first.startswith("A plan for ")
         assert lines == [
             "1. scale_rows of 4 elements",
-            "   path direct",
+            "   kernel scale_rows",
             "2. scale_rows of 4 elements",
-            "   path direct",
+            "   kernel scale_rows",
             "workspace 0 bytes in all, 0 at a time",
         ]
 

@@ -67,6 +67,12 @@ def mlp(x, wi_0, wi_1, wo):
     return jgg.ragged_mlp(x, wi_0, wi_1, wo, SIZES, activation="relu")
 
 
+def optimizer_step(weights, gradient):
+    optimizer = jgg.optim.adamw(1e-2, select=lambda path, leaf: True)
+    new, state = optimizer.step(weights, gradient, optimizer.init(weights))
+    return new, state.quantized
+
+
 CASES = {
     "rows": Case(ragged, PRODUCT, 2, [P("d"), P()], [(SUM, (G, K, N))]),
     "columns": Case(ragged, PRODUCT, 2, [P(), P(None, None, "d")], [(SUM, (M, K))]),
@@ -132,6 +138,13 @@ CASES = {
         [P("d"), P()], [(SUM, (G, 128, 128))], tolerance=0.5,
     ),
     "quantize_weights": Case(jgg.quantize_weights, [(8, 128, 256)], 0, [P("d")]),
+    "quantize_weights, rows": Case(jgg.quantize_weights, [(2, 1024, 256)], 0, [P(None, "d")]),
+    "optimizer": Case(
+        optimizer_step, [(2, 8, 128, 256)] * 2, 0, [P(None, "d")] * 2, tolerance=1e-6
+    ),
+    "optimizer, columns": Case(
+        optimizer_step, [(2, 256, 1024)] * 2, 0, [P(None, None, "d")] * 2, tolerance=1e-6
+    ),
     "quantize_blockwise": Case(jgg.quantize_blockwise, [(64, 256)], 0, [P("d")]),
     "mlp": Case(
         mlp, MLP, 4, [P("d"), P(), P(), P()],
@@ -212,6 +225,12 @@ DOCUMENTED = {
     ("`optim.orthogonalize`, `optim.muon`", "leading axis of stacks"): "orthogonalize",
     ("`fp8_ragged_dot`", "rows"): "fp8",
     ("`quantize_weights`", "leading axis"): "quantize_weights",
+    ("`quantize_weights`", "rows or columns, in whole blocks of 128"): "quantize_weights, rows",
+    ("`optim.adamw`, `optim.quantized`", "leading axes of experts"): "optimizer",
+    (
+        "`optim.adamw`, `optim.quantized`",
+        "rows or columns, in whole blocks of 128",
+    ): "optimizer, columns",
     ("`quantize_blockwise`", "rows"): "quantize_blockwise",
 }
 """The cases behind the rows of the table in the documentation."""

@@ -71,7 +71,7 @@ class TestJit:
 
     def test_public_functions_can_be_pickled_and_copied(self, rng):
         lhs, rhs, _ = operands(NONCONTRACTING, rng)
-        function = partial(jgg.ragged_dot, implementation="reference")
+        function = partial(jgg.ragged_dot, implementation="xla")
         for clone in (pickle.loads(pickle.dumps(function)), copy.deepcopy(function)):
             np.testing.assert_array_equal(clone(lhs, rhs, SIZES), function(lhs, rhs, SIZES))
 
@@ -86,7 +86,7 @@ class TestJit:
             return eqn.primitive, tuple(sorted(eqn.params.items()))
 
         assert hash(parameters()) == hash(parameters()) and parameters() == parameters()
-        assert parameters() != parameters(implementation="reference")
+        assert parameters() != parameters(implementation="xla")
         assert parameters() != parameters(preferred_element_type=jnp.bfloat16)
 
 

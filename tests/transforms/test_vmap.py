@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 
 import jax_grouped_gemm as jgg
+from jax_grouped_gemm._src.fp8.dot.primitive import weight_gradient
+from jax_grouped_gemm._src.fp8.products import Fp8Products
+from jax_grouped_gemm._src.plan import TileChoices
 from tests.support import oracle
 from tests.support.ops import BOTH_OPS, NONCONTRACTING, random, swap
 
@@ -173,3 +176,16 @@ class TestGradients:
         # Of every element, one rounding to bfloat16 and those of a float32 sum.
         error = np.abs(np.asarray(got, np.float64) - want)
         assert (error <= 2**-8 * np.abs(want) + 2**-16 * magnitude).all()
+
+
+def test_weight_gradients_of_rows_that_devices_quantise(rng):
+    products = Fp8Products(jgg.Recipe(), None, TileChoices())
+    offset, sizes = jnp.zeros(1, jnp.int32), jnp.array([100, 28], jnp.int32)
+
+    def gradient(lhs, rhs):
+        operands = lhs, rhs, sizes, offset, np.dtype(np.float32)
+        return weight_gradient(products, *operands, num_groups=2)
+
+    lhs, rhs = (jnp.asarray(random(rng, (B, 128, n), jnp.bfloat16)) for n in (256, 128))
+    want = np.stack([gradient(*pair) for pair in zip(lhs, rhs, strict=True)])
+    np.testing.assert_array_equal(jax.vmap(gradient)(lhs, rhs), want)

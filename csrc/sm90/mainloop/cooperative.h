@@ -12,7 +12,7 @@
 
 namespace jgg::sm90 {
 
-// The first `kEarlyReleaseSteps` steps of a tile release their stages early (kernel_config.h).
+// The first `kEarlyReleaseSteps` steps of a tile release their stages early (sm90/config.h).
 template <class Problem, int kEarlyReleaseSteps = Problem::kEarlyReleaseSteps>
 class CooperativeMainloop {
  protected:
@@ -112,8 +112,9 @@ class CooperativeMainloop {
   // accumulators = the product of this consumer's rows with the tile's columns, or its first ones.
   // `overlap(step)` is called once a step while the tensor cores are busy with it.
   template <class Accumulators, class Overlap>
-  __device__ static void multiply(Params const&, WorkTile const& work, Shared& shared, Stage& stage,
-                                  int consumer, Accumulators& accumulators, Overlap&& overlap) {
+  __device__ static void multiply(Params const& params, WorkTile const& work, Shared& shared,
+                                  Stage& stage, int consumer, Accumulators& accumulators,
+                                  Overlap&& overlap) {
     using namespace cute;
     constexpr int kColumns = kColumnsOf<Accumulators>;
     Mma<kColumns> mma;
@@ -128,15 +129,15 @@ class CooperativeMainloop {
       overlap(k_tile);
     };
 
-    int const early = min(work.k_tiles, kEarlyReleaseSteps);
-    if constexpr (kEarlyReleaseSteps > kNoSteps) {
+    int const early = min(work.k_tiles, early_steps(params));
+    if constexpr (kEarlyReleaseSteps != kNoSteps) {
       for (; k_tile < early; ++k_tile, ++stage) {
         issue();
         warpgroup_wait<0>();
         release(shared, stage.stage);
       }
     }
-    if constexpr (kEarlyReleaseSteps < kAllSteps) {
+    if constexpr (kEarlyReleaseSteps != kAllSteps) {
       Stage finished = stage;
       for (; k_tile < work.k_tiles; ++k_tile, ++stage) {
         issue();
@@ -178,6 +179,14 @@ class CooperativeMainloop {
   }
 
  protected:
+  __device__ static int early_steps(Params const& params) {
+    if constexpr (kEarlyReleaseSteps == kStepsOfParams) {
+      return params.early_steps;
+    } else {
+      return kEarlyReleaseSteps;
+    }
+  }
+
   // A consumer's rows in the first stage.
   template <class TiledMma>
   __device__ static auto lhs_descriptors(TiledMma const& mma, Shared& shared, int consumer) {

@@ -24,6 +24,8 @@ from jax_grouped_gemm._src.expert_parallel.options import Auto, Combine, Save, S
 from jax_grouped_gemm._src.expert_parallel.stats import ExpertParallelStats, group_stats
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.mlp.operands import ExpertWeights
+from jax_grouped_gemm._src.quantized.array import QuantizedArray
+from jax_grouped_gemm._src.quantized.weights import as_weights
 from jax_grouped_gemm._src.rows.operands import (
     Biases,
     check_shapes,
@@ -38,9 +40,9 @@ FUNCTION = "expert_parallel_mlp"
 def expert_parallel_mlp(
     x: jax.Array,
     routing: Routing,
-    wi_0: jax.Array,
-    wi_1: jax.Array | None,
-    wo: jax.Array,
+    wi_0: jax.Array | QuantizedArray,
+    wi_1: jax.Array | QuantizedArray | None,
+    wo: jax.Array | QuantizedArray,
     *,
     expert_axis: AxisNames,
     tensor_axis: AxisNames | None = None,
@@ -86,7 +88,8 @@ def expert_parallel_mlp(
       routing: of these tokens, the result of `moe.route` on logits [..., E] of all E experts.
       wi_0, wi_1: this device's experts [E/N, D, F]; without `wi_1` (None) a hidden layer is
         act(x wi_0). With `tensor_axis` F is this device's slice.
-      wo: [E/N, F, D].
+      wo: [E/N, F, D]. Each of the three may be a `jax_grouped_gemm.QuantizedArray`, see
+        `moe.dropless_mlp`.
       expert_axis: the mesh axis, or axes, along which experts are divided, in order.
       tensor_axis: the mesh axis, or axes, along which hidden features are divided.
       strategy: "all_gather", "ragged_all_to_all", or "auto" for the one that is predicted to be
@@ -144,21 +147,21 @@ def expert_parallel_mlp(
     """
     activation = as_activation(activation)
     checked_boolean("apply_router_weight_on_input", apply_router_weight_on_input)
-    x, wi_0, wo = as_array("x", x), as_array("wi_0", wi_0), as_array("wo", wo)
-    wi_1 = None if wi_1 is None else as_array("wi_1", wi_1)
+    x, gate, down = as_array("x", x), as_weights("wi_0", wi_0), as_weights("wo", wo)
+    up = None if wi_1 is None else as_weights("wi_1", wi_1)
     check_whole_routing(FUNCTION, routing)
     options = dict(strategy=strategy, chunks=chunks, combine=combine, overlap=overlap, save=save)
     dispatch_recipe = checked_dispatch_recipe(FUNCTION, dispatch_recipe, x.dtype)
     wanted = Wanted.checked(math.prod(x.shape[:-1]), **options, buffer_factor=buffer_factor)
     group = Group.of(expert_axis, tensor_axis, x, routing.experts, routing.weights)
-    check_shapes(FUNCTION, x, routing, wi_0, wi_1, wo, jnp.zeros((), jnp.int32))
-    _check_experts(wi_0.shape[0], routing.logits.shape[-1], group)
-    b0, b1, bo = checked_biases(FUNCTION, biases, x, wi_0, wi_1, wo)
+    check_shapes(FUNCTION, x, routing, gate, up, down, jnp.zeros((), jnp.int32))
+    _check_experts(gate.shape[0], routing.logits.shape[-1], group)
+    b0, b1, bo = checked_biases(FUNCTION, biases, x, gate, up, down)
     if bo is not None and group.tensor:
         bo = jnp.where(group.tensor_index() == 0, bo, 0)
     experts = LocalExperts(
         FUNCTION,
-        ExpertWeights(wi_0=wi_0, wi_1=wi_1, b0=b0, b1=b1, wo=wo, bo=bo),
+        ExpertWeights(wi_0=gate, wi_1=up, b0=b0, b1=b1, wo=down, bo=bo),
         apply_router_weight_on_input,
         activation,
         precision,
@@ -169,7 +172,7 @@ def expert_parallel_mlp(
     if not x.size:
         # Nothing travels; XLA does not get to the end of collectives without elements either.
         nothing = vary_over(jnp.zeros((), jnp.int32), frozenset(group.every))
-        y = x.astype(jnp.result_type(x, *experts.weights.matrices))
+        y = x.astype(experts.weights.result_dtype(x))
         return y, group_stats(nothing, nothing, group)
     axes = frozenset(group.tokens)
     tokens = vary_over(x.reshape(-1, x.shape[-1]), axes)

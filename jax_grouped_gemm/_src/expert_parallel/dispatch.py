@@ -11,9 +11,9 @@ from jax_grouped_gemm._src.arguments import Implementation
 from jax_grouped_gemm._src.expert_parallel import collectives
 from jax_grouped_gemm._src.expert_parallel.group import Group
 from jax_grouped_gemm._src.expert_parallel.options import Auto, Combine, Strategy
-from jax_grouped_gemm._src.fp8.api import SOURCE_DTYPES
-from jax_grouped_gemm._src.fp8.formats import BLOCK, Pair
+from jax_grouped_gemm._src.fp8.formats import BLOCK, Scaled
 from jax_grouped_gemm._src.fp8.products import Fp8Products
+from jax_grouped_gemm._src.fp8.quantize.api import SOURCE_DTYPES
 from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
 from jax_grouped_gemm._src.plan import current_tiles
 
@@ -49,7 +49,7 @@ def check_dispatch_strategy(
 
 def gather_quantized(
     x: jax.Array, group: Group, combine: Combine, recipe: Recipe, implementation: Implementation
-) -> tuple[jax.Array, Pair]:
+) -> tuple[jax.Array, Scaled]:
     """[T, D] of each device -> [sources * T, D] of all, rounded, and the same as it arrives.
 
     The derivative is that of a gather of x: gradients are neither rounded nor quantised.
@@ -61,7 +61,7 @@ def gather_quantized(
     )[0]
     # As bytes, since not every collective of every platform knows the type.
     received = collectives.gather(lax.bitcast_convert_type(values, jnp.uint8), group, combine)
-    pair = Pair(
+    pair = Scaled(
         lax.bitcast_convert_type(received, values.dtype), collectives.gather(scales, group, combine)
     )
 
@@ -76,7 +76,7 @@ def gather_quantized(
     return rounded(x, pair), pair
 
 
-def dequantized(pair: Pair) -> jax.Array:
+def dequantized(pair: Scaled) -> jax.Array:
     """Values times scales, in float32."""
     values, scales = pair.values.astype(jnp.float32), pair.scales
     if scales.shape[1] > 1:

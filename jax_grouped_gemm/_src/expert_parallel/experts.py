@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jax_grouped_gemm._src.expert_parallel.pairs import LocalPairs
-from jax_grouped_gemm._src.fp8.formats import Pair
+from jax_grouped_gemm._src.fp8.formats import Scaled
 from jax_grouped_gemm._src.mlp.experts import Experts
 from jax_grouped_gemm._src.mlp.operands import Rows
 from jax_grouped_gemm._src.rows.api import combine, gather_rows
@@ -23,7 +23,7 @@ class LocalExperts(Experts):
     counts_rows: ClassVar[bool] = True
 
     def on_tokens(
-        self, x: jax.Array, pairs: LocalPairs, weights: jax.Array, quantized: Pair | None = None
+        self, x: jax.Array, pairs: LocalPairs, weights: jax.Array, quantized: Scaled | None = None
     ) -> jax.Array:
         """Tokens [T, D] and weights [m] -> rows [m, D], of which `pairs.valid_rows` are valid.
 

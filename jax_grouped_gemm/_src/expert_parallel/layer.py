@@ -19,7 +19,7 @@ from jax_grouped_gemm._src.expert_parallel.experts import LocalExperts, weights_
 from jax_grouped_gemm._src.expert_parallel.group import Group
 from jax_grouped_gemm._src.expert_parallel.options import Combine, Save, Strategy
 from jax_grouped_gemm._src.expert_parallel.pairs import LocalPairs, buffer_rows, local_pairs
-from jax_grouped_gemm._src.fp8.formats import Pair
+from jax_grouped_gemm._src.fp8.formats import Scaled
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 
 
@@ -134,13 +134,13 @@ def _gathered(x, choices, experts, group, schedule):
 
 def _dispatched(
     x: jax.Array, experts: LocalExperts, group: Group, schedule: Schedule
-) -> tuple[jax.Array, Pair | None]:
+) -> tuple[jax.Array, Scaled | None]:
     """Everybody's tokens; and in FP8, where that is how products take them."""
     recipe = schedule.dispatch_recipe
     if recipe is None or not group.tokens:
         return collectives.gather(x, group, schedule.combine), None
-    everybody, pair = gather_quantized(x, group, schedule.combine, recipe, experts.of_rows)
-    return everybody, pair if experts.takes_rows_of(recipe) else None
+    everybody, scaled = gather_quantized(x, group, schedule.combine, recipe, experts.of_rows)
+    return everybody, scaled if experts.takes_rows_of(recipe) else None
 
 
 def _returned(

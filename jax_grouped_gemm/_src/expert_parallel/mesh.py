@@ -15,13 +15,14 @@ from jax.sharding import AbstractMesh, Mesh
 from jax.sharding import PartitionSpec as P
 
 from jax_grouped_gemm._src.activations import as_activation
-from jax_grouped_gemm._src.arguments import as_array
 from jax_grouped_gemm._src.arrays import varying_axes
 from jax_grouped_gemm._src.expert_parallel.api import expert_parallel_mlp
 from jax_grouped_gemm._src.expert_parallel.group import Axes, AxisNames, axis_names
 from jax_grouped_gemm._src.expert_parallel.options import Wanted
 from jax_grouped_gemm._src.expert_parallel.stats import ExpertParallelStats
-from jax_grouped_gemm._src.meshes import names_of, placed
+from jax_grouped_gemm._src.meshes import gathered, names_of, placed
+from jax_grouped_gemm._src.quantized.array import QuantizedArray
+from jax_grouped_gemm._src.quantized.weights import as_weights, specs_of_weights
 from jax_grouped_gemm._src.rows.operands import Biases, checked_biases
 from jax_grouped_gemm._src.rows.routing import Routing, check_routing
 
@@ -113,10 +114,10 @@ def expert_parallel(
         specs, operands = {}, {}
 
         def take(name, operand):
-            x = as_array(name, operand)
-            specs[name] = every[name]
-            _check_divisible(name, x, specs[name], mesh)
-            operands[name] = placed(x, mesh, specs[name])
+            x = as_weights(name, operand)
+            _check_divisible(name, x, every[name], mesh)
+            specs[name] = specs_of_weights(f"{FUNCTION}: {name}", x, every[name], mesh)
+            operands[name] = jax.tree.map(lambda x, spec: placed(x, mesh, spec), x, specs[name])
             return x
 
         tokens_array = take("x", x)
@@ -140,9 +141,12 @@ def _on_device(operands, *, experts: Axes, tensor: Axes, fsdp: Axes, options):
     given = dict(operands)
     if fsdp:
         # Of every matrix, the dimension that is embed.
-        for name, axis in dict(wi_0=1, wi_1=1, wo=2, bo=1).items():
+        wi, out = P(None, fsdp, None), P(None, None, fsdp)
+        for name, spec in dict(wi_0=wi, wi_1=wi, wo=out, bo=P(None, fsdp)).items():
             if name in given:
-                given[name] = lax.all_gather(given[name], fsdp, axis=axis, tiled=True)
+                x = given[name]
+                specs = x.specs(spec) if isinstance(x, QuantizedArray) else spec
+                given[name] = jax.tree.map(gathered, x, specs)
     biases: Biases = given.get("b0"), given.get("b1"), given.get("bo")
     y, stats = expert_parallel_mlp(
         given["x"],

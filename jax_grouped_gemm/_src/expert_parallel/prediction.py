@@ -10,7 +10,7 @@ import dataclasses
 from typing import Any
 
 from jax_grouped_gemm._src.arrays import cdiv
-from jax_grouped_gemm._src.device import BANDWIDTH, SIXTEEN_BITS
+from jax_grouped_gemm._src.device import H200
 from jax_grouped_gemm._src.expert_parallel.options import Combine, Save, Strategy, Wanted
 from jax_grouped_gemm._src.expert_parallel.pairs import buffer_rows
 from jax_grouped_gemm._src.fp8.formats import BLOCK
@@ -278,19 +278,19 @@ _RATES = {
 
 def _copy_seconds(shape: Shape) -> float:
     """A copy of tokens to rows."""
-    return 2 * shape.balanced_rows * shape.embed * shape.itemsize / BANDWIDTH
+    return 2 * shape.balanced_rows * shape.embed * shape.itemsize / H200.rates.bandwidth
 
 
 def _local_seconds(shape: Shape, chunks: int) -> tuple[float, float]:
     """Products and moves of rows, forward and backward."""
     rows, embed = shape.balanced_rows, shape.embed
     padded = rows + ROWS_LOST_TO_TILES * shape.experts_here * chunks
-    rate = SIXTEEN_BITS * 2 / shape.itemsize
+    rate = H200.rates.sixteen_bits * 2 / shape.itemsize
     products = 3 * padded * embed * shape.hidden / rate
-    read = chunks * shape.weight_bytes / BANDWIDTH
+    read = chunks * shape.weight_bytes / H200.rates.bandwidth
     moved = 2 * _copy_seconds(shape)
     # Each chunk has weight gradients of its own, which are written, read again and added.
-    written = (3 * chunks - 2) * shape.weight_bytes / BANDWIDTH
+    written = (3 * chunks - 2) * shape.weight_bytes / H200.rates.bandwidth
     weight_gradients = 3 * rows * embed * shape.hidden / rate + written / 2
     forward = max(products, read) + moved
     backward = max(products, read) + weight_gradients + 1.5 * moved

@@ -16,6 +16,11 @@ from jax.typing import DTypeLike
 from jax_grouped_gemm._src.arguments import canonical_dtype
 from jax_grouped_gemm._src.arrays import cdiv, is_static
 
+NO_DERIVATIVE = (
+    "FP8 operands are constants to autodiff. Use jax_grouped_gemm.fp8_ragged_dot, which is "
+    "differentiable once, or jax.lax.stop_gradient."
+)
+
 BLOCK = 128
 """Elements that share a scale, along each dimension that shares it."""
 
@@ -34,7 +39,7 @@ COLUMN_ROWS = 256
 """Rows of which `column_maxima` finds the largest of each column."""
 
 
-class Pair(NamedTuple):
+class Scaled(NamedTuple):
     """An FP8 operand and its scales."""
 
     values: jax.Array
@@ -43,18 +48,18 @@ class Pair(NamedTuple):
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class SlicedPair:
+class ScaledView:
     """An FP8 operand inside an array of several, and its scales.
 
     Attributes:
       values: a flat array.
       scales: of the operand alone.
-      slice: the operand's first element in `values`, and its shape.
+      view: the operand's first element in `values`, and its shape.
     """
 
     values: jax.Array
     scales: jax.Array
-    slice: Shape = dataclasses.field(metadata=dict(static=True))
+    view: Shape = dataclasses.field(metadata=dict(static=True))
 
 
 def split_e5m2(x: jax.Array) -> tuple[tuple[jax.Array, float], ...]:
@@ -72,24 +77,24 @@ def split_e5m2(x: jax.Array) -> tuple[tuple[jax.Array, float], ...]:
     )
 
 
-SLICED_ROWS, SLICED_RHS = 0, 2
-"""Which operand of a product of rows, and of rows by rows, may be a slice; see
+VIEWED_ROWS, VIEWED_RHS = 0, 2
+"""Which operand of a product of rows, and of rows by rows, may be a view; see
 `csrc/ffi/module.cc`."""
 
 
-def slice_of(flat: jax.Array, slice: Shape) -> jax.Array:
-    """What `slice` of a `SlicedPair` says is there."""
-    first, *shape = slice
+def view_of(flat: jax.Array, view: Shape) -> jax.Array:
+    """What `view` of a `ScaledView` says is there."""
+    first, *shape = view
     return flat[first : first + math.prod(shape)].reshape(shape)
 
 
-def sliced(operands: Sequence[Any], operand: int, slice: Shape) -> tuple[Any, ...]:
-    """`operands`, arrays or avals, with what is sliced in place of a flat array, if one is."""
-    if not slice:
+def viewed(operands: Sequence[Any], operand: int, view: Shape) -> tuple[Any, ...]:
+    """`operands`, arrays or avals, with what is viewed in place of a flat array, if one is."""
+    if not view:
         return tuple(operands)
-    flat, shape = operands[operand], slice[1:]
+    flat, shape = operands[operand], view[1:]
     if isinstance(flat, jax.Array):
-        found = slice_of(flat, slice)
+        found = view_of(flat, view)
     else:
         whole = NamedSharding(flat.sharding.mesh, PartitionSpec(*[None] * len(shape)))
         found = flat.update(shape=shape, sharding=whole)
@@ -111,6 +116,22 @@ def quantized_rows(rows: int, cols: int) -> tuple[Shape, Shape]:
 def quantized_blocks(g: int, rows: int, cols: int) -> tuple[Shape, Shape]:
     """Shapes of the values and scales of matrices in blocks of 128 x 128."""
     return (g, rows, cols), (g, cdiv(rows, BLOCK), cdiv(cols, BLOCK))
+
+
+def letters_of_blocks(
+    *, plain: bool, transposed: bool, joined: bool
+) -> tuple[list[str], frozenset[str], dict[str, str]]:
+    """The dimensions of matrices "kn" in blocks of 128 x 128, as `partition.Dims` names them.
+
+    Returns:
+      The letters of values and scales, as they are and transposed, those asked for; those that are
+      whole; and what counts blocks. Joined columns, of several matrices, belong together.
+    """
+    n, r = ("p", "s") if joined else ("n", "r")
+    forms = ["k" + n, "q" + r] * plain + [n + "k", r + "q"] * transposed
+    if joined:
+        return forms, frozenset("nps"), {"q": "k"}
+    return forms, frozenset(), {"q": "k", "r": "n"}
 
 
 def quantized_groups(m: int, cols: int, num_groups: int) -> tuple[Shape, Shape]:

@@ -15,9 +15,11 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 
 from jax_grouped_gemm._src.arguments import Implementation
-from jax_grouped_gemm._src.fp8 import primitive, reference
-from jax_grouped_gemm._src.fp8.formats import Pair, SlicedPair
+from jax_grouped_gemm._src.fp8.formats import Scaled, ScaledView
+from jax_grouped_gemm._src.fp8.quantize import primitive as quantizers
+from jax_grouped_gemm._src.fp8.quantize import reference
 from jax_grouped_gemm._src.fp8.recipe import Recipe
+from jax_grouped_gemm._src.fp8.scaled import primitive as scaled
 from jax_grouped_gemm._src.plan import Product, TileChoices
 from jax_grouped_gemm._src.ragged import primitive as ragged
 
@@ -52,32 +54,32 @@ class Fp8Products:
         plain: bool,
         transposed: bool = False,
     ) -> tuple[Any, Any]:
-        """x [m, k]: the pairs (plain, transposed) of those asked for, None for the others."""
+        """x [m, k]: the forms (plain, transposed) of those asked for, None for the others."""
         params = self._quantize_params(dtype)
         rows = columns = None
         if plain and self.recipe.scaling != "blockwise":
             (values, scales), _ = self._quantize_channels([x[None]], dtype, plain=True)
-            rows = Pair(values[0], scales[0])
+            rows = Scaled(values[0], scales[0])
             plain = False
         if transposed:
-            *rest, values, scales = primitive.quantize_ragged(
+            *rest, values, scales = quantizers.quantize_ragged(
                 x, group_sizes, plain=plain, transposed=True, **params
             )
-            columns = Pair(values, scales)
-            rows = Pair(*rest) if plain else rows
+            columns = Scaled(values, scales)
+            rows = Scaled(*rest) if plain else rows
         elif plain:
-            rows = Pair(*primitive.quantize_rows(x, **params))
+            rows = Scaled(*quantizers.quantize_rows(x, **params))
         return rows, columns
 
     def quantize_weights(self, x: jax.Array, *, plain: bool, transposed: bool) -> tuple[Any, Any]:
-        """x [g, k, n]: the pairs (plain, transposed) of those asked for, None for the others."""
+        """x [g, k, n]: the forms (plain, transposed) of those asked for, None for the others."""
         if not (plain or transposed):
             return None, None
         forms = dict(plain=plain, transposed=transposed)
         dtype = self.recipe.forward_dtype
         if self.recipe.scaling != "blockwise":
             return self._quantize_channels([x], dtype, **forms)
-        return _in_pairs(primitive.quantize_blocks, x, **forms, **self._quantize_params(dtype))
+        return _in_forms(quantizers.quantize_blocks, x, **forms, **self._quantize_params(dtype))
 
     def quantize_joined(
         self, x: jax.Array, y: jax.Array, *, plain: bool, transposed: bool
@@ -87,7 +89,7 @@ class Fp8Products:
         forms = dict(plain=plain, transposed=transposed)
         if self.recipe.scaling == "blockwise":
             params = self._quantize_params(self.recipe.forward_dtype)
-            return _in_pairs(primitive.quantize_joined, x, y, **forms, **params)
+            return _in_forms(quantizers.quantize_joined, x, y, **forms, **params)
         return self._quantize_channels([x, y], self.recipe.forward_dtype, **forms)
 
     def _quantize_channels(
@@ -98,14 +100,14 @@ class Fp8Products:
         plain: bool,
         transposed: bool = False,
     ) -> tuple[Any, Any]:
-        """Stacks [g, k, n] side by side as matrices: the pairs (plain, transposed) of those asked
+        """Stacks [g, k, n] side by side as matrices: the forms (plain, transposed) of those asked
         for. A product contracts the last dimension of either, so that is what shares a scale with
         "rowwise" scaling; with "tensorwise", all of a matrix does."""
         dtype = np.dtype(dtype)
         by_row = self.recipe.scaling == "rowwise"
         options: dict[str, Any] = dict(implementation=self.implementation)
         maxima = [
-            primitive.matrix_maxima(x, rows=True, columns=transposed and by_row, **options)
+            quantizers.matrix_maxima(x, rows=True, columns=transposed and by_row, **options)
             for x in stacks
         ]
 
@@ -128,10 +130,10 @@ class Fp8Products:
             for scale, count in ((row_scales, of_rows.shape[1]), (column_scales, columns))
         )
         options |= dict(dtype=dtype, plain=plain, transposed=transposed)
-        values = iter(primitive.quantize_channels(*stacks, *scales, **options))
+        values = iter(quantizers.quantize_channels(*stacks, *scales, **options))
         return (
-            Pair(next(values), row_scales) if plain else None,
-            Pair(next(values), column_scales) if transposed else None,
+            Scaled(next(values), row_scales) if plain else None,
+            Scaled(next(values), column_scales) if transposed else None,
         )
 
     def _quantize_params(self, dtype: DTypeLike) -> dict[str, Any]:
@@ -144,24 +146,24 @@ class Fp8Products:
     def rows_by_weights(
         self,
         which: Product,
-        rows: Pair | SlicedPair,
-        weights: Pair,
+        rows: Scaled | ScaledView,
+        weights: Scaled,
         group_sizes: jax.Array,
         offset: jax.Array,
         dtype: np.dtype,
     ) -> jax.Array:
         """rows [m, k] times weights [g, n, k] -> [m, n], for "forward" or "dgrad"."""
-        params = self._product_params(which, dtype) | _slice(rows)
+        params = self._product_params(which, dtype) | _view(rows)
         operands = (rows.values, rows.scales, *weights, group_sizes, offset)
-        return primitive.scaled_ragged_noncontracting(*operands, **params)
+        return scaled.scaled_ragged_noncontracting(*operands, **params)
 
     def tokens_by_weights(
         self,
         which: Product,
-        tokens: Pair,
+        tokens: Scaled,
         rows: jax.Array,
-        copied: Callable[[], Pair],
-        weights: Pair,
+        copied: Callable[[], Scaled],
+        weights: Scaled,
         group_sizes: jax.Array,
         offset: jax.Array,
         dtype: np.dtype,
@@ -170,7 +172,7 @@ class Fp8Products:
         they are, or as `copied`."""
         params = self._product_params(which, dtype)
         operands = (*tokens, *weights, group_sizes, offset, rows)
-        return primitive.gathered_scaled_noncontracting(*operands, copied=copied, **params)
+        return scaled.gathered_scaled_noncontracting(*operands, copied=copied, **params)
 
     def _product_params(self, which: Product, dtype: np.dtype) -> dict[str, Any]:
         return dict(
@@ -185,8 +187,8 @@ class Fp8Products:
 
     def rows_by_rows(
         self,
-        lhs: Pair | jax.Array,
-        rhs: Pair | SlicedPair | jax.Array,
+        lhs: Scaled | jax.Array,
+        rhs: Scaled | ScaledView | jax.Array,
         group_sizes: jax.Array,
         offset: jax.Array,
         dtype: np.dtype,
@@ -197,9 +199,9 @@ class Fp8Products:
         """The cotangent of weights [g, k, n], of transposed blocks [b, k, 128] and [b, n, 128], or
         of rows [m, k] and [m, n] of one 16-bit dtype."""
         common = self._wgrad_params(dtype, num_groups)
-        if isinstance(lhs, Pair):
-            assert isinstance(rhs, Pair | SlicedPair)
-            return primitive.scaled_ragged_contracting(
+        if isinstance(lhs, Scaled):
+            assert isinstance(rhs, Scaled | ScaledView)
+            return scaled.scaled_ragged_contracting(
                 lhs.values,
                 lhs.scales,
                 rhs.values,
@@ -208,7 +210,7 @@ class Fp8Products:
                 offset,
                 num_rows=num_rows,
                 **common,
-                **_slice(rhs),
+                **_view(rhs),
             )
         assert isinstance(rhs, jax.Array)
         return ragged.ragged_contracting(
@@ -224,8 +226,8 @@ class Fp8Products:
 
     def rows_by_each(
         self,
-        lhs: Pair,
-        rhs: Sequence[Pair],
+        lhs: Scaled,
+        rhs: Sequence[Scaled],
         group_sizes: jax.Array,
         offset: jax.Array,
         dtype: np.dtype,
@@ -236,7 +238,7 @@ class Fp8Products:
         """`rows_by_rows` of one lhs and each of two rhs of the same shape."""
         first, second = rhs
         params = dict(self._wgrad_params(dtype, num_groups), num_rows=num_rows)
-        return primitive.paired_scaled_contracting(
+        return scaled.paired_scaled_contracting(
             *lhs, *first, *second, group_sizes, offset, **params
         )
 
@@ -249,14 +251,14 @@ class Fp8Products:
         )
 
 
-def _slice(x: Pair | SlicedPair) -> dict[str, Any]:
-    return dict(slice=x.slice) if isinstance(x, SlicedPair) else {}
+def _view(x: Scaled | ScaledView) -> dict[str, Any]:
+    return dict(view=x.view) if isinstance(x, ScaledView) else {}
 
 
-def _in_pairs(quantize, *operands, plain, transposed, **params):
+def _in_forms(quantize, *operands, plain, transposed, **params):
     results = quantize(*operands, plain=plain, transposed=transposed, **params)
-    pairs = iter(Pair(*results[i : i + 2]) for i in range(0, len(results), 2))
-    return next(pairs) if plain else None, next(pairs) if transposed else None
+    forms = iter(Scaled(*results[i : i + 2]) for i in range(0, len(results), 2))
+    return next(forms) if plain else None, next(forms) if transposed else None
 
 
 def named(operands: Any, name: str) -> Any:
@@ -275,6 +277,6 @@ def named(operands: Any, name: str) -> Any:
     return jax.tree.map(of, operands)
 
 
-def narrow(x: jax.Array) -> jax.Array:
+def in_16_bits(x: jax.Array) -> jax.Array:
     """`x` as an operand of a product in "bf16"."""
     return x if x.dtype.itemsize == 2 else x.astype(jnp.bfloat16)

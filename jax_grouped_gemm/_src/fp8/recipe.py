@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any, Literal, get_args
 
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 
 from jax_grouped_gemm._src.arguments import checked_boolean, checked_choice
@@ -67,6 +68,11 @@ class Recipe:
             )
         for name in ("forward_dtype", "gradient_dtype"):
             object.__setattr__(self, name, checked_fp8_dtype(name, getattr(self, name)))
+
+    @property
+    def weights(self) -> tuple[Any, ...]:
+        """What quantised weights depend on."""
+        return self.scaling, np.dtype(self.forward_dtype), self.power_of_two_scales
 
     @classmethod
     def blockwise(cls, **options: Any) -> Recipe:

@@ -11,21 +11,22 @@ import numpy as np
 from jax import lax
 
 from jax_grouped_gemm._src.arrays import cdiv
-from jax_grouped_gemm._src.plan import Choice, TileConfig
+from jax_grouped_gemm._src.plan import Schedule, TileConfig, TiledKernel
 
 DTYPES = (jnp.float64, jnp.complex64, jnp.complex128)
 STEP_BYTES = 128  # of a row of an operand, that a step of the mainloop multiplies
 
 
-@dataclasses.dataclass(frozen=True)
-class Kernel(Choice):
-    """A compiled tile, as many rows as columns.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Square(TiledKernel):
+    """A kernel of tiles of as many rows as columns.
 
     Attributes:
       rate: the share of the tensor cores' rate that it can reach: small tiles read more bytes for
         each product than L2 delivers. An estimate from bytes, not a measurement.
     """
 
+    schedule: Schedule = "square"
     rate: float = 1.0
 
     @property
@@ -38,12 +39,12 @@ LARGE, SMALL = TileConfig(128, 128, 1), TileConfig(64, 64, 1)
 
 KERNELS = {
     np.dtype(jnp.float64): (
-        Kernel(LARGE, record=("h200_rank_k.json", "16x1024x1024/syr2k_f64")),
-        Kernel(SMALL, record=None, blocks=2, rate=0.65),
+        Square(tile=LARGE, record=("h200_rank_k.json", "16x1024x1024/syr2k_f64")),
+        Square(tile=SMALL, record=None, blocks=2, rate=0.65),
     ),
-    np.dtype(jnp.complex64): (Kernel(SMALL, record=None, blocks=2),),
+    np.dtype(jnp.complex64): (Square(tile=SMALL, record=None, blocks=2),),
     np.dtype(jnp.complex128): (
-        Kernel(SMALL, record=("h200_rank_k.json", "16x1024x1024/her2k_c128"), blocks=2),
+        Square(tile=SMALL, record=("h200_rank_k.json", "16x1024x1024/her2k_c128"), blocks=2),
     ),
 }
 """The tables, the same for all operations: what is predicted to be done first is taken. The tiles

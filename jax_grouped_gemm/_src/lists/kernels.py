@@ -22,7 +22,7 @@ from jax_grouped_gemm._src.sizes import too_large
 
 def unsupported_reason(problem: fp64_kernels.ListProblem, params: Mapping[str, Any]) -> str:
     """Why no kernel can run `problem`, empty if one can."""
-    if params["implementation"] == "reference":
+    if params["implementation"] == "xla":
         return AS_ASKED
     if reason := too_large(problem.sizes()):
         return reason

@@ -21,13 +21,15 @@ from jax_grouped_gemm._src.arguments import (
     refuse_sharded,
     run_group_checks,
 )
-from jax_grouped_gemm._src.fp8.api import QuantizedWeights
+from jax_grouped_gemm._src.fp8.quantize.api import QuantizedWeights
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.mlp import plan
 from jax_grouped_gemm._src.mlp.experts import Experts
 from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp
 from jax_grouped_gemm._src.mlp.operands import ExpertWeights, Groups, MlpOperands, Rows, named
 from jax_grouped_gemm._src.mlp.primitive import Options
+from jax_grouped_gemm._src.quantized.array import QuantizedArray
+from jax_grouped_gemm._src.quantized.weights import as_weights
 
 Biases = tuple[jax.Array | None, ...]
 ActivationLike = str | Callable[[jax.Array], jax.Array] | Activation
@@ -35,9 +37,9 @@ ActivationLike = str | Callable[[jax.Array], jax.Array] | Activation
 
 def ragged_mlp(
     x: ArrayLike,
-    wi_0: ArrayLike,
-    wi_1: ArrayLike | None,
-    wo: ArrayLike,
+    wi_0: ArrayLike | QuantizedArray,
+    wi_1: ArrayLike | QuantizedArray | None,
+    wo: ArrayLike | QuantizedArray,
     group_sizes: ArrayLike,
     *,
     rows: ArrayLike | None = None,
@@ -73,7 +75,8 @@ def ragged_mlp(
       wi_0, wi_1: gate and up projections [g, D, F]. Without `wi_1` (None) a hidden layer is
         activation(x wi_0), or, if `wi_0` is [g, D, 2 F], of the gate in its first F columns and of
         the up projection in the others.
-      wo: down projections [g, F, D].
+      wo: down projections [g, F, D]. Each of the three may be a `QuantizedArray`, gate and up of
+        one format, which is dequantised to the dtype of x in each call, and has no gradient.
       group_sizes: [G] of any integer dtype, rows per expert, see `ragged_dot`.
       rows: integers [m], the token that each row is a copy of; the rows are sorted by expert. A row
         whose token is not in [0, T) is zero.
@@ -88,7 +91,7 @@ def ragged_mlp(
       group_offset: integer scalar or [1], possibly traced: the matrices `[i]` belong to the group
         `group_offset + i` of `group_sizes`; the rows of all other groups are zero.
       implementation: None takes the CUDA kernels where they apply and the reference elsewhere;
-        "cuda" insists on kernels, fused or not; "reference" is the pure JAX implementation.
+        "cuda" insists on kernels, fused or not; "xla" is the pure JAX implementation.
       recipe: computes the products in FP8, differentiable once in reverse mode. With forward and
         dgrad in FP8, tokens are quantised before they are copied to rows, and the backward pass
         keeps gate, up and x as above; other recipes are composed of `fp8_ragged_dot`.
@@ -108,7 +111,7 @@ def ragged_mlp(
     """
     options = _checked_options(activation, precision, implementation)
     operands = _checked(
-        "ragged_mlp", x, rows, wi_0, wi_1, as_array("wo", wo), biases, weights, group_sizes,
+        "ragged_mlp", x, rows, wi_0, wi_1, as_weights("wo", wo), biases, weights, group_sizes,
         group_offset,
     )  # fmt: skip
     experts = Experts("ragged_mlp", operands.experts, False, *options, recipe, quantized)
@@ -117,8 +120,8 @@ def ragged_mlp(
 
 def gated_ragged_dot(
     x: ArrayLike,
-    wi_0: ArrayLike,
-    wi_1: ArrayLike | None,
+    wi_0: ArrayLike | QuantizedArray,
+    wi_1: ArrayLike | QuantizedArray | None,
     group_sizes: ArrayLike,
     *,
     rows: ArrayLike | None = None,
@@ -177,9 +180,9 @@ def _checked(
     function: str,
     x: ArrayLike,
     rows: ArrayLike | None,
-    wi_0: ArrayLike,
-    wi_1: ArrayLike | None,
-    wo: ArrayLike | None,
+    wi_0: ArrayLike | QuantizedArray,
+    wi_1: ArrayLike | QuantizedArray | None,
+    wo: ArrayLike | QuantizedArray | None,
     biases: Biases | None,
     weights: ArrayLike | None,
     group_sizes: ArrayLike,
@@ -188,11 +191,12 @@ def _checked(
 ) -> MlpOperands:
     """The operands as arrays of shapes that fit together."""
     tokens = Rows(as_array("x", x), None if rows is None else as_indices("rows", rows))
-    wi = as_array("wi_0", wi_0)
-    up, down, scales = (
-        None if operand is None else as_array(name, operand)
-        for name, operand in (("wi_1", wi_1), ("wo", wo), ("weights", weights))
+    wi = as_weights("wi_0", wi_0)
+    up, down = (
+        None if operand is None else as_weights(name, operand)
+        for name, operand in (("wi_1", wi_1), ("wo", wo))
     )
+    scales = None if weights is None else as_array("weights", weights)
     b0, b1, bo = _checked_biases(function, biases, with_down=down is not None)
     experts = ExpertWeights(wi_0=wi, wi_1=up, b0=b0, b1=b1, wo=down, bo=bo)
     groups = Groups(checked_group_sizes(group_sizes), canonical_offset(group_offset))

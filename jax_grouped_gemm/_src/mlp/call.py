@@ -21,20 +21,21 @@ from jax_grouped_gemm._src.mlp.operands import (
 )
 from jax_grouped_gemm._src.mlp.plan import MlpPlan
 from jax_grouped_gemm._src.mlp.rows import on_rows
+from jax_grouped_gemm._src.plan import COMPOSED
 from jax_grouped_gemm._src.ragged.call import limit
 
-GATED = "jax_grouped_gemm.gated_ragged_dot.v3"
-GATED_TRANSPOSE = "jax_grouped_gemm.gated_ragged_dot_transpose.v4"
-PAIRED = "jax_grouped_gemm.paired_ragged_dot.v2"
-PAIRED_WEIGHTS = "jax_grouped_gemm.paired_weight_gradients.v1"
-FEW_ROWS = "jax_grouped_gemm.few_rows_dot.v2"
+GATED_TARGET = "jax_grouped_gemm.gated_ragged_dot.v3"
+GATED_TRANSPOSE_TARGET = "jax_grouped_gemm.gated_ragged_dot_transpose.v4"
+PAIRED_TARGET = "jax_grouped_gemm.paired_ragged_dot.v2"
+PAIRED_WEIGHTS_TARGET = "jax_grouped_gemm.paired_weight_gradients.v1"
+FEW_ROWS_TARGET = "jax_grouped_gemm.few_rows_dot.v2"
 
 NO_ACTIVATION = Epilogue(alpha=1.0, cubic=0.0, limit=math.inf, shift=0.0)
 
 
 def gated(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
     """hidden and, if they are kept, gate and up."""
-    if plan.path == "unfused":
+    if plan.kernel == COMPOSED:
         return plan.compose(*operands)
     given: MlpOperands = plan.problem.given(operands)
     x, rows, experts = given.rows.x, given.rows.rows, given.experts
@@ -50,7 +51,7 @@ def gated(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
 
 def biased(plan: MlpPlan, *operands: jax.Array) -> jax.Array:
     """hidden wo + weights bo."""
-    if plan.path == "unfused":
+    if plan.kernel == COMPOSED:
         return plan.compose(*operands)
     given: DownOperands = plan.problem.given(operands)
     y = jax.ShapeDtypeStruct((given.num_rows, given.wo.shape[2]), given.hidden.dtype)
@@ -66,7 +67,8 @@ def _activated(
     optional = {name: x for name, x in optional.items() if x is not None}
     function = -1 if activation is None else activation.function
     attributes = (activation or NO_ACTIVATION).attributes()
-    call = jax.ffi.ffi_call(FEW_ROWS if plan.tile.transposed else GATED, results)
+    is_few_rows = plan.kernel.schedule == "few_rows"
+    call = jax.ffi.ffi_call(FEW_ROWS_TARGET if is_few_rows else GATED_TARGET, results)
     found = call(
         *factors,
         *given.groups.indices,
@@ -83,7 +85,7 @@ def _activated(
 
 def gated_transpose(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
     """dgate, dup if there is an up, hidden and dweights."""
-    if plan.path == "unfused":
+    if plan.kernel == COMPOSED:
         return plan.compose(*operands)
     given: GradientOperands = plan.problem.given(operands)
     gate, has_up = given.gate, given.up is not None
@@ -95,7 +97,7 @@ def gated_transpose(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
     # Of a gradient of weights, one sum for each tile's columns.
     partials = jax.ShapeDtypeStruct((cdiv(columns, plan.tile.tile_n), rows), jnp.float32)
     results = _call(
-        GATED_TRANSPOSE,
+        GATED_TRANSPOSE_TARGET,
         plan,
         given,
         (given.dy, given.wo, gate, up),
@@ -111,19 +113,19 @@ def gated_transpose(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
 
 def paired(plan: MlpPlan, *operands: jax.Array) -> jax.Array:
     """a0 w0^T + a1 w1^T."""
-    if plan.path == "unfused":
+    if plan.kernel == COMPOSED:
         return plan.compose(*operands)
     given: PairedOperands = plan.problem.given(operands)
     out = jax.ShapeDtypeStruct((given.a0.shape[0], given.w0.shape[1]), given.a0.dtype)
     results = (out, jax.ShapeDtypeStruct((plan.workspace_bytes,), jnp.uint8))
     zeroes_unowned = plan.problem.params["zeroes_unowned"]
-    call = jax.ffi.ffi_call(PAIRED, results)
+    call = jax.ffi.ffi_call(PAIRED_TARGET, results)
     return call(*operands, zeroes_unowned=zeroes_unowned, **_tile(plan))[0]
 
 
 def paired_weights(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
     """x^T d0 and x^T d1 of each group."""
-    if plan.path == "unfused":
+    if plan.kernel == COMPOSED:
         return plan.compose(*operands)
     given: PairedWeightsOperands = plan.problem.given(operands)
     x, rows = given.rows.x, given.rows.rows
@@ -134,7 +136,7 @@ def paired_weights(plan: MlpPlan, *operands: jax.Array) -> list[jax.Array]:
     num_groups = plan.problem.params["num_groups"]
     gradient = jax.ShapeDtypeStruct((num_groups, x.shape[1], given.d0.shape[1]), x.dtype)
     workspace = jax.ShapeDtypeStruct((plan.workspace_bytes,), jnp.uint8)
-    call = jax.ffi.ffi_call(PAIRED_WEIGHTS, (gradient, gradient, workspace))
+    call = jax.ffi.ffi_call(PAIRED_WEIGHTS_TARGET, (gradient, gradient, workspace))
     *gradients, _ = call(
         x,
         tokens,

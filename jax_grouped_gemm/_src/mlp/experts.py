@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import jax
@@ -12,17 +13,18 @@ import jax.numpy as jnp
 from jax_grouped_gemm._src.activations import Activation
 from jax_grouped_gemm._src.arguments import canonical_offset
 from jax_grouped_gemm._src.arrays import at_least_float32
-from jax_grouped_gemm._src.fp8.api import SOURCE_DTYPES
-from jax_grouped_gemm._src.fp8.formats import Pair
+from jax_grouped_gemm._src.fp8.dot.api import fp8_ragged_dot
+from jax_grouped_gemm._src.fp8.formats import Scaled
+from jax_grouped_gemm._src.fp8.quantize.api import SOURCE_DTYPES
 from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
-from jax_grouped_gemm._src.fp8.training import fp8_ragged_dot
-from jax_grouped_gemm._src.mlp import composed, primitive
+from jax_grouped_gemm._src.mlp import composed, layer, plan, primitive
 from jax_grouped_gemm._src.mlp.fp8 import layer as fp8_layer
 from jax_grouped_gemm._src.mlp.fp8.weights import checked_quantized
 from jax_grouped_gemm._src.mlp.operands import ExpertWeights, Groups, MlpOperands, Rows, named
 from jax_grouped_gemm._src.mlp.primitive import Options
 from jax_grouped_gemm._src.mlp.reference import row_weights
 from jax_grouped_gemm._src.mlp.rows import combine, on_rows
+from jax_grouped_gemm._src.quantized.weights import abstract_arrays, check_weights, with_arrays
 from jax_grouped_gemm._src.ragged.api import ragged_dot
 from jax_grouped_gemm._src.ragged.reference import owned_rows
 
@@ -61,6 +63,8 @@ class Experts:
                 f"must be None and implementation no function, got precision={self.precision!r} "
                 f"and implementation={self.implementation!r}"
             )
+        refused = dict(recipe=self.recipe, quantized=self.quantized)
+        check_weights(self.function, named(self.weights), refused, alike=("wi_0", "wi_1"))
 
     @property
     def of_rows(self) -> Any:
@@ -105,13 +109,15 @@ class Experts:
             return False
         if self.in_fp8 or self.counts_rows:
             return True
-        given = self._operands(rows, weights, groups).with_experts(wo=None, bo=None)
-        options = vars(self.options)
-        planned = primitive.plan_of(primitive.GATED, given, residuals=True, **options)
-        return planned.path == "fused"
+        arrays = dataclasses.replace(self, weights=abstract_arrays(self.weights, rows.x.dtype))
+        given = arrays._operands(rows, weights, groups).with_experts(wo=None, bo=None)
+        return plan.is_fused(primitive.GATED.name, given, vars(self.options))
 
     def on_rows(self, x: jax.Array, weights: jax.Array, groups: Groups) -> jax.Array:
         """Rows [m, D], sorted by expert, and weights [m] -> rows [m, D]."""
+        return self._with_arrays(x, lambda experts: experts._on_rows(x, weights, groups))
+
+    def _on_rows(self, x: jax.Array, weights: jax.Array, groups: Groups) -> jax.Array:
         of_result: jax.Array | None = weights
         if self.weights_on_input:
             dtype = jnp.promote_types(at_least_float32(x.dtype), weights.dtype)
@@ -133,7 +139,7 @@ class Experts:
         weights: jax.Array | None,
         groups: Groups,
         *,
-        tokens: Pair | None = None,
+        tokens: Scaled | None = None,
         combines: bool = False,
     ) -> jax.Array:
         """`ragged_mlp`: tokens or rows to rows [m, D]; without wo the hidden layer [m, F].
@@ -143,18 +149,28 @@ class Experts:
           tokens: what a recipe quantises of `rows.x`, if it is quantised already.
           combines: whether the rows of each token are summed up, which products in FP8 do.
         """
-        groups = Groups(groups.sizes, canonical_offset(groups.offset))
+        given = rows, weights, Groups(groups.sizes, canonical_offset(groups.offset))
+        return self._with_arrays(rows.x, lambda experts: experts._mlp(*given, tokens, combines))
+
+    def _mlp(
+        self,
+        rows: Rows,
+        weights: jax.Array | None,
+        groups: Groups,
+        tokens: Scaled | None,
+        combines: bool,
+    ) -> jax.Array:
         operands, options = self._operands(rows, weights, groups).aligned(), self.options
         if self.in_fp8:
             return self._mlp_in_fp8(options, operands, tokens, combines)
         operands, has_down = operands.promoted(), self.weights.wo is not None
-        if has_down and not primitive.closes_over_traced(options, operands):
-            return primitive.ragged_mlp(options, operands)
-        (hidden,) = primitive.gated_ragged_dot(options, operands, residuals=False)
-        return primitive.down(options, operands, hidden) if has_down else hidden
+        if has_down and not layer.closes_over_traced(options, operands):
+            return layer.ragged_mlp(options, operands)
+        (hidden,) = layer.gated_ragged_dot(options, operands, residuals=False)
+        return layer.down(options, operands, hidden) if has_down else hidden
 
     def _mlp_in_fp8(
-        self, options: Options, operands: MlpOperands, tokens: Pair | None, combines: bool
+        self, options: Options, operands: MlpOperands, tokens: Scaled | None, combines: bool
     ) -> jax.Array:
         """By the fused layer, or as a composition for other recipes."""
         if operands.rows.count is not None:
@@ -180,7 +196,7 @@ class Experts:
             quantized = checked_quantized(self.function, quantized, *matrices, recipe)
         implementation = options.implementation
         if (recipe.forward, recipe.dgrad) == ("fp8", "fp8"):
-            if primitive.closes_over_traced(options, operands):
+            if layer.closes_over_traced(options, operands):
                 raise NotImplementedError(
                     f"{self.function}: activation closes over traced values, such as arrays made "
                     "under jax.jit, which a recipe with forward='fp8' and dgrad='fp8' cannot have; "
@@ -195,6 +211,14 @@ class Experts:
         copied = dataclasses.replace(operands, rows=rows, weights=weights)
         y = composed.mlp(matmul, self.activation, copied)
         return combine(y, operands.rows) if combines else y
+
+    def _with_arrays(self, x: jax.Array, compute: Callable[[Any], jax.Array]) -> jax.Array:
+        """`compute` of these experts, with arrays in the place of quantised matrices."""
+
+        def of_arrays(weights: ExpertWeights) -> jax.Array:
+            return compute(dataclasses.replace(self, weights=weights))
+
+        return with_arrays(self.function, of_arrays, self.weights, x=x)
 
     def _operands(self, rows: Rows, weights: jax.Array | None, groups: Groups) -> MlpOperands:
         operands = MlpOperands(rows, self.weights, weights, groups)

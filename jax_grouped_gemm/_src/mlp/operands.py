@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_grouped_gemm._src.arrays import align_varying
+from jax_grouped_gemm._src.quantized.array import QuantizedArray
 
 
 @jax.tree_util.register_dataclass
@@ -69,6 +70,8 @@ class Rows:
 @dataclasses.dataclass(frozen=True)
 class ExpertWeights:
     """The matrices and biases of the local experts.
+
+    Matrices may be a `QuantizedArray` each until `Experts` computes with them.
 
     Attributes:
       wi: gate and up projections next to each other [g, D, 2 F]; None where `wi_0` is given.
@@ -126,6 +129,11 @@ class ExpertWeights:
         assert self.wi_0 is not None
         return self.wi_0, self.wi_1
 
+    def result_dtype(self, x: jax.Array) -> np.dtype:
+        """The dtype to which x and the matrices promote; quantised ones have that of x."""
+        arrays = [w for w in self.matrices if not isinstance(w, QuantizedArray)]
+        return np.dtype(jnp.result_type(x, *arrays))
+
     def astype(self, dtype: np.dtype) -> ExpertWeights:
         """The matrices in that dtype, and biases as they are."""
         names = "wi", "wi_0", "wi_1", "wo"
@@ -154,7 +162,7 @@ class MlpOperands:
     @property
     def dtype(self) -> np.dtype:
         """The dtype to which x and the matrices promote, which is that of the result."""
-        return np.dtype(jnp.result_type(self.rows.x, *self.experts.matrices))
+        return self.experts.result_dtype(self.rows.x)
 
     def aligned(self) -> MlpOperands:
         """All operands cast to vary over the same manual mesh axes."""

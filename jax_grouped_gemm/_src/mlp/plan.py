@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -26,16 +26,19 @@ from jax_grouped_gemm._src.mlp.problem import MlpProblem
 from jax_grouped_gemm._src.op import op_named
 from jax_grouped_gemm._src.plan import (
     AS_ASKED,
+    COMPOSED,
     DEFAULT_TILE,
     TMA_ALIGNMENT_BYTES,
-    Choice,
+    XLA,
     Plan,
     TileConfig,
+    TiledKernel,
     choose,
     symbolic_sizes,
 )
-from jax_grouped_gemm._src.ragged.plan import plan_contracting
-from jax_grouped_gemm._src.ragged.problem import LEAST_BYTES, RaggedProblem, workspace_bytes
+from jax_grouped_gemm._src.ragged.plan import contracting, plan_product
+from jax_grouped_gemm._src.ragged.problem import LEAST_BYTES, workspace_bytes
+from jax_grouped_gemm._src.ragged.tiles import ALL_ROWS
 from jax_grouped_gemm._src.sizes import too_large_operands
 
 DTYPES = (jnp.bfloat16, jnp.float16)
@@ -44,7 +47,7 @@ BIASES = ("b0", "b1", "bo")
 
 SLAB_COLUMNS = 64  # what kernels load of a matrix at a time
 
-FEW_ROWS = 8
+FEW_ROWS_MOST = 8
 FEW_ROWS_TILE = TileConfig(tile_m=32, tile_n=128, cluster=1)
 """Mean rows of a group up to which the kernel for reading weights once is faster, and its tile."""
 
@@ -66,9 +69,9 @@ WIDE_GRADIENT, NARROW_GRADIENT = TileConfig(128, 192, 2), TileConfig(128, 128, 2
 NARROW_COLUMN = 1.2
 
 
-def _few_rows_pay(problem: MlpProblem[MlpOperands | DownOperands], target: Target) -> bool:
+def _few_rows_pay(problem: MlpProblem[MlpOperands | DownOperands], target: Any) -> bool:
     rows, groups = problem.operands.num_rows, problem.operands.groups.sizes.shape[0]
-    return is_static(rows, groups) and rows <= FEW_ROWS * groups
+    return is_static(rows, groups) and rows <= FEW_ROWS_MOST * groups
 
 
 def _narrow_pays(problem: MlpProblem[GradientOperands], target: Target) -> bool:
@@ -78,28 +81,41 @@ def _narrow_pays(problem: MlpProblem[GradientOperands], target: Target) -> bool:
     return wide > NARROW_COLUMN * narrow
 
 
-FORWARD = (
-    Choice(DEFAULT_TILE, record=("h200_moe.json", "qwen3_30b/moe_forward")),
-    Choice(
-        FEW_ROWS_TILE,
+FORWARD_KERNELS = (
+    TiledKernel(tile=DEFAULT_TILE, record=("h200_moe.json", "qwen3_30b/moe_forward")),
+    TiledKernel(
+        tile=FEW_ROWS_TILE,
+        schedule="few_rows",
         record=("h200_moe_decode.json", "qwen3_30b_16/moe_forward"),
         pays=_few_rows_pay,
     ),
 )
 """The table for hidden layers and for products that add biases."""
 
-GRADIENT = (
-    Choice(WIDE_GRADIENT, record=("h200_moe.json", "qwen3_30b/moe_step")),
-    Choice(NARROW_GRADIENT, record=("h200_moe.json", "sonic_7b/moe_step"), pays=_narrow_pays),
+GRADIENT_KERNELS = (
+    TiledKernel(
+        tile=WIDE_GRADIENT,
+        schedule="pingpong",
+        record=("h200_moe.json", "qwen3_30b/moe_step"),
+    ),
+    TiledKernel(
+        tile=NARROW_GRADIENT,
+        schedule="pingpong",
+        record=("h200_moe.json", "sonic_7b/moe_step"),
+        pays=_narrow_pays,
+    ),
 )
 """The table for gradients of hidden layers."""
+
+PAIRED_KERNELS = (TiledKernel(tile=DEFAULT_TILE, record=("h200_moe.json", "qwen3_30b/moe_step")),)
+"""The table for two products in one launch."""
 
 
 @dataclasses.dataclass(frozen=True)
 class MlpPlan(Plan[MlpProblem]):
     """How one operation of an MLP runs on a device of compute capability 9.0.
 
-    On the path "fused" it is one kernel, on "unfused" ragged products and XLA's passes.
+    That is one kernel, or `COMPOSED` of ragged products and XLA's passes.
 
     Attributes:
       epilogue: what the fused kernel does to its accumulators, in words.
@@ -119,7 +135,7 @@ class MlpPlan(Plan[MlpProblem]):
     @functools.cached_property
     def products(self) -> tuple[Plan[Any], ...]:
         """The plans of the ragged products that run instead of a fused kernel."""
-        if self.path == "fused":
+        if self.kernel_problem is not None:
             return ()
         operands = jax.tree.leaves(self.problem.operands)
         count = self.target.multiprocessors
@@ -138,32 +154,22 @@ class MlpPlan(Plan[MlpProblem]):
         return f"{launch}\n   epilogue: {self.epilogue}"
 
 
-def plan_gated(avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200) -> MlpPlan:
+def plan_gated(avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> MlpPlan:
     """Plans a `gated_ragged_dot`."""
-    operands: MlpOperands = _typed(avals, params)
-    activation, experts = params["activation"], operands.experts
+    problem: MlpProblem[MlpOperands] = _problem("gated_ragged_dot", avals, params)
+    operands, activation = problem.operands, params["activation"]
+    experts = operands.experts
     gate, up = " + b0" * (experts.b0 is not None), " + b1" * (experts.b1 is not None)
     factors = [f"{activation}(gate{gate})"]
     if experts.has_up:
         factors.append(f"(up{up})" if up else "up")
     factors += ["weights"] * (operands.weights is not None)
     kept = ", gate and up kept" if params["residuals"] else ""
-    epilogue = " * ".join(factors) + kept
-    few_rows = _few_rows_tile(MlpProblem("gated_ragged_dot", operands, params), target)
-    reason = ""
-    wi = experts.wi
-    if few_rows is None and wi is not None and wi.shape[2] % (2 * SLAB_COLUMNS):
-        reason = (
-            f"gate and up in one matrix {list(wi.shape)} need a multiple of "
-            f"{SLAB_COLUMNS} columns each"
-        )
-    plan = _plan(
-        "gated_ragged_dot", operands, params, target, reason, epilogue, activation, few_rows
-    )
-    if operands.rows.rows is None or plan.path == "reference":
+    plan = _plan(problem, target, FORWARD_KERNELS, " * ".join(factors) + kept)
+    if operands.rows.rows is None or plan.kernel == XLA:
         return plan
-    in_place = plan.path == "fused" and (
-        few_rows is not None or _reads_in_place(operands, Epilogue.of(activation))
+    in_place = plan.kernel_problem is not None and (
+        _has_few_rows(problem) or _reads_in_place(operands, Epilogue.of(activation))
     )
     return dataclasses.replace(plan, gather="in place" if in_place else "before")
 
@@ -179,116 +185,148 @@ def _reads_in_place(operands: MlpOperands, epilogue: Epilogue | None) -> bool:
     )
 
 
-def plan_biased(avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200) -> MlpPlan:
+def plan_biased(avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> MlpPlan:
     """Plans a `biased_ragged_dot`, for which only groups of few rows have a kernel."""
-    operands: DownOperands = _typed(avals, params)
-    tile = _few_rows_tile(MlpProblem("biased_ragged_dot", operands, params), target)
-    reason = "" if tile else "the ragged product has a kernel for groups of so many rows"
-    biased = " + bo" if operands.weights is None else " + weights * bo"
-    epilogue = "hidden wo" + biased * (operands.bo is not None)
-    return _plan("biased_ragged_dot", operands, params, target, reason, epilogue, None, tile)
-
-
-def _few_rows_tile(problem: MlpProblem, target: Target) -> TileConfig | None:
-    """The tile of the kernel for groups of few rows, None if it is not taken."""
-    chosen = problem.params["tile_choices"].forward
-    if chosen is None:
-        chosen = choose(FORWARD, problem, target).tile
-    return chosen if chosen == FEW_ROWS_TILE else None
+    problem: MlpProblem[DownOperands] = _problem("biased_ragged_dot", avals, params)
+    biased = " + bo" if problem.operands.weights is None else " + weights * bo"
+    epilogue = "hidden wo" + biased * (problem.operands.bo is not None)
+    return _plan(problem, target, FORWARD_KERNELS, epilogue)
 
 
 def plan_gated_transpose(
-    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
+    avals: Sequence[Any], params: Mapping[str, Any], target: Target
 ) -> MlpPlan:
     """Plans a `gated_ragged_dot_transpose`."""
-    operands: GradientOperands = _typed(avals, params)
-    activation = params["activation"]
-    hidden = f"{activation}(gate)"
-    if operands.up is not None:
-        epilogue = f"gradients of gate, up and weights, {hidden} * up again"
-    else:
-        epilogue = f"gradients of gate and weights, {hidden} again"
-    plan = _plan("gated_ragged_dot_transpose", operands, params, target, "", epilogue, activation)
-    if plan.tile is None:
-        return plan
-    return dataclasses.replace(plan, tile=choose(GRADIENT, plan.problem, target).tile)
+    problem: MlpProblem[GradientOperands] = _problem("gated_ragged_dot_transpose", avals, params)
+    of, times = ("gate", "") if problem.operands.up is None else ("gate, up", " * up")
+    epilogue = f"gradients of {of} and weights, {params['activation']}(gate){times} again"
+    return _plan(problem, target, GRADIENT_KERNELS, epilogue)
 
 
-def plan_paired(avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200) -> MlpPlan:
+def plan_paired(avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> MlpPlan:
     """Plans a `paired_ragged_dot`."""
-    operands = _typed(avals, params)
-    return _plan("paired_ragged_dot", operands, params, target, "", "none, two products in one sum")
+    problem = _problem("paired_ragged_dot", avals, params)
+    return _plan(problem, target, PAIRED_KERNELS, "none, two products in one sum")
 
 
-def plan_paired_weights(
-    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
-) -> MlpPlan:
+def plan_paired_weights(avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> MlpPlan:
     """Plans a `paired_weight_gradients`."""
-    operands: PairedWeightsOperands = _typed(avals, params)
-    columns = operands.d0.shape[1]
-    one = plan_contracting(*_one_product(operands, params, columns), target)
-    reason = one.reason if one.path == "whole" else ""
-    if is_static(columns) and columns > PAIRED_COLUMNS:
-        reason = f"two products of {columns} columns are as fast, and may take less memory"
-    elif one.chosen_by == "override" and one.tile != DEFAULT_TILE:
-        reason = f"the product of both has no tile {one.tile}"
-    plan = _plan("paired_weight_gradients", operands, params, target, reason, "none, two results")
-    if plan.tile is None:
+    problem: MlpProblem[PairedWeightsOperands] = _problem("paired_weight_gradients", avals, params)
+    plan = _plan(problem, target, PAIRED_KERNELS, "none, two results")
+    if plan.kernel_problem is None:
         return plan
-    both = _one_product(operands, params, 2 * round_up(columns, plan.tile.tile_n))
-    problem = RaggedProblem.contracting(*both)
+    _, kernel = plan.launched
+    columns = problem.operands.d0.shape[1]
+    one = plan_product(contracting, *_one_product(problem, columns), target)
+    if one.kernel == ALL_ROWS:
+        return MlpPlan(problem, COMPOSED, one.reason, target=target)
+    both = _one_product(problem, 2 * round_up(columns, kernel.tile.tile_n))
     # Where the columns are one tile's, a cluster has the same rows of both results, for which it
     # reads the same rows of x.
-    in_place = columns <= plan.tile.tile_n
+    in_place = columns <= kernel.tile.tile_n
     return dataclasses.replace(
         plan,
-        gather="" if operands.rows.rows is None else "in place" if in_place else "before",
-        workspace_bytes=workspace_bytes(problem, plan.tile, 0, target),
+        gather="" if problem.operands.rows.rows is None else "in place" if in_place else "before",
+        workspace_bytes=workspace_bytes(contracting(*both).problem, kernel, 0, target),
     )
 
 
 def _one_product(
-    operands: PairedWeightsOperands, params: Mapping[str, Any], columns: Any
+    problem: MlpProblem[PairedWeightsOperands], columns: Any
 ) -> tuple[list[Any], dict[str, Any]]:
     """The operands and parameters of a weight gradient of so many columns."""
-    x, d0 = operands.rows.x, operands.d0
+    x, d0 = problem.operands.rows.x, problem.operands.d0
     avals = [
         jax.ShapeDtypeStruct((d0.shape[0], x.shape[1]), x.dtype),
         jax.ShapeDtypeStruct((d0.shape[0], columns), d0.dtype),
-        *operands.groups.indices,
+        *problem.operands.groups.indices,
     ]
     layouts = dict(transpose_lhs=False, transpose_rhs=False, preferred_element_type=x.dtype)
+    params = problem.params
     return avals, {**params, **layouts, **params["tile_choices"].params("wgrad")}
 
 
-def plan_tangent(avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200) -> MlpPlan:
+def plan_tangent(avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> MlpPlan:
     """Plans a `ragged_mlp_tangent`, which no kernel fuses."""
-    reason = "no kernel computes tangents, only gradients"
-    operands = _typed(avals, params)
-    return _plan("ragged_mlp_tangent", operands, params, target, reason, "")
+    problem = _problem("ragged_mlp_tangent", avals, params)
+    return _plan(problem, target, (), "")
 
 
 def _plan(
-    op, operands, params, target, reason, epilogue, activation=None, few_rows=None
+    problem: MlpProblem, target: Target, table: Sequence[TiledKernel], epilogue: str
 ) -> MlpPlan:
-    problem = MlpProblem(op, operands, params)
+    """With a kernel of `table` or, where none runs the problem, composed."""
     plan = functools.partial(MlpPlan, problem, target=target)
-    if params["implementation"] == "reference":
-        return plan("reference", AS_ASKED)
-    reason = reason or _unfused_reason(operands, params, activation)
-    if reason:
-        return plan("unfused", reason)
-    return plan(
-        "fused",
-        kernel_problem=problem,
-        tile=few_rows or DEFAULT_TILE,
-        workspace_bytes=0 if few_rows else LEAST_BYTES,
-        epilogue=epilogue,
+    if problem.params["implementation"] == "xla":
+        return plan(XLA, AS_ASKED)
+    if reason := _unfused_reason(problem):
+        return plan(COMPOSED, reason)
+    kernel = _kernel(table, problem)
+    workspace = 0 if kernel.schedule == "few_rows" else LEAST_BYTES
+    return plan(kernel, "", problem, workspace_bytes=workspace, epilogue=epilogue)
+
+
+def _kernel(table: Sequence[TiledKernel], problem: MlpProblem) -> TiledKernel:
+    """The kernel to take. A forward tile that is asked for is that of few rows, or is not known."""
+    asked = problem.params["tile_choices"].forward if table is FORWARD_KERNELS else None
+    if asked is not None:
+        return next((kernel for kernel in table if kernel.tile == asked), table[0])
+    return choose(table, problem, None)
+
+
+def is_fused(op: str, operands: Any, params: Mapping[str, Any]) -> bool:
+    """Whether one kernel computes an operation. Programs are traced by it, before it is known what
+    they are compiled for, so that it follows from shapes alone."""
+    problem = MlpProblem(op, operands, params)
+    return params["implementation"] != "xla" and not _unfused_reason(problem)
+
+
+def _has_few_rows(problem: MlpProblem) -> bool:
+    return _kernel(FORWARD_KERNELS, problem).schedule == "few_rows"
+
+
+def _unfused_reason(problem: MlpProblem) -> str:
+    """Why no fused kernel computes this, empty if one does."""
+    return _unsuitable_operands(problem) or _UNFUSED.get(problem.op, lambda _: "")(problem)
+
+
+def _unfused_gated(problem: MlpProblem[MlpOperands]) -> str:
+    wi = problem.operands.experts.wi
+    if wi is None or not wi.shape[2] % (2 * SLAB_COLUMNS) or _has_few_rows(problem):
+        return ""
+    return (
+        f"gate and up in one matrix {list(wi.shape)} need a multiple of {SLAB_COLUMNS} columns each"
     )
 
 
-def _unfused_reason(operands, params, activation) -> str:
-    """Why no fused kernel can run this, empty if one can."""
+def _unfused_biased(problem: MlpProblem[DownOperands]) -> str:
+    few_rows = _has_few_rows(problem)
+    return "" if few_rows else "the ragged product has a kernel for groups of so many rows"
+
+
+def _unfused_paired_weights(problem: MlpProblem[PairedWeightsOperands]) -> str:
+    columns, asked = problem.operands.d0.shape[1], problem.params["tile_choices"].wgrad
+    if columns > PAIRED_COLUMNS:
+        return f"two products of {columns} columns are as fast, and may take less memory"
+    return (
+        f"no kernel for both has the tile {asked}"
+        if asked not in (None, PAIRED_KERNELS[0].tile)
+        else ""
+    )
+
+
+_UNFUSED: dict[str, Callable[[MlpProblem], str]] = {
+    "gated_ragged_dot": _unfused_gated,
+    "biased_ragged_dot": _unfused_biased,
+    "paired_weight_gradients": _unfused_paired_weights,
+    "ragged_mlp_tangent": lambda _: "no kernel computes tangents, only gradients",
+}
+
+
+def _unsuitable_operands(problem: MlpProblem) -> str:
+    """Why no fused kernel takes these operands, empty if they are suitable."""
+    operands, params = problem.operands, problem.params
+    activation = params.get("activation")
     arrays = {n: x for n, x in named(operands).items() if x.ndim > 1 and n != "inverse"}
     dtypes = {
         x.dtype for name, x in arrays.items() if not (name in BIASES and x.dtype == jnp.float32)
@@ -312,9 +350,9 @@ def _unfused_reason(operands, params, activation) -> str:
     return ""
 
 
-def _typed(avals: Sequence[Any], params: Mapping[str, Any]) -> Any:
-    """The operands of a primitive, of shapes and dtypes alone."""
-    return params["tree"].unflatten([jax.ShapeDtypeStruct(x.shape, x.dtype) for x in avals])
+def _problem(op: str, avals: Sequence[Any], params: Mapping[str, Any]) -> MlpProblem[Any]:
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in avals]
+    return MlpProblem(op, params["tree"].unflatten(shapes), params)
 
 
 _GATHERS = {"before": "by a kernel before", "in place": "where they are"}

@@ -43,7 +43,7 @@ class Products:
     """The ragged products of one MLP, with the options of its call."""
 
     precision: Any
-    implementation: str | None = "reference"
+    implementation: str | None = "xla"
     tile_choices: TileChoices = TileChoices()
     zeroes_unowned: bool = True
     max_sms: int | None = None

@@ -25,14 +25,17 @@ from jax_grouped_gemm._src.arguments import (
     evaluate_as_jax,
     run_group_checks,
 )
+from jax_grouped_gemm._src.meshes import as_sharded
 from jax_grouped_gemm._src.plan import current_tiles
+from jax_grouped_gemm._src.quantized.array import QuantizedArray
+from jax_grouped_gemm._src.quantized.weights import check_weights, product_of, with_arrays
 from jax_grouped_gemm._src.ragged import dimension_numbers, primitive
 from jax_grouped_gemm._src.ragged.dimension_numbers import DimensionNames, Mode
 
 
 def ragged_dot(
-    lhs: ArrayLike,
-    rhs: ArrayLike,
+    lhs: ArrayLike | QuantizedArray,
+    rhs: ArrayLike | QuantizedArray,
     group_sizes: ArrayLike,
     precision: lax.PrecisionLike = None,
     preferred_element_type: DTypeLike | None = None,
@@ -49,22 +52,29 @@ def ragged_dot(
     gradient of `lhs`, whatever they hold, NaN and infinity included.
 
     Args:
-      lhs: [m, k], floating point, complex or integer.
-      rhs: [g, k, n], or [g, n, k] with `transpose_rhs`.
+      lhs: [m, k], floating point, complex or integer; or, where rhs is in FP8 too, a
+        `QuantizedArray` of the format "fp8_1x128", "fp8_row" or "fp8_tensor".
+      rhs: [g, k, n], or [g, n, k] with `transpose_rhs`; or a `QuantizedArray`, which is dequantised
+        to the dtype of `lhs` in each call, and has no gradient. Both operands may be in FP8: rhs is
+        in the layout "rows" then, of the format "fp8_128x128", "fp8_tensor", "fp8" or, with
+        `transpose_rhs`, "fp8_row". The product is not differentiable, and bfloat16 by default. FP8
+        tensor cores read [g, n, k]; [g, k, n] is transposed first, with a copy.
       group_sizes: [G] of any integer dtype, rows per group. A negative size counts as zero; where
         the running sum exceeds m it is cut at m. G equals g, or is at least g with `group_offset`.
       precision: as in `jax.lax.dot`, for float32 and wider. DEFAULT is as accurate as TF32. HIGH
         means HIGHEST, never TF32: as accurate as float32. `_src.float32` says how the
-        kernels do both, and what becomes of elements much smaller than others of their group.
+        kernels do both, and what becomes of elements much smaller than others of their group. Of
+        two FP8 operands, "ANY_F8_ANY_F8_F32_FAST_ACCUM" lets tensor cores add up all products, with
+        about 14 bits of each sum, where no scale changes along k.
       preferred_element_type: dtype of the result, by default the promoted dtype of the operands.
         Accumulation is in float32 at least.
       group_offset: integer scalar or [1], possibly traced: `rhs[i]` belongs to the group
         `group_offset + i` of `group_sizes`; the rows of all other groups are zero.
       out_sharding: of the result over explicit mesh axes, as in `jax.lax.ragged_dot`. XLA then
         decides what each device computes; `jax.shard_map` leaves that to you.
-      transpose_rhs: whether the last two dimensions of `rhs` are swapped. Costs no copy.
+      transpose_rhs: whether the last two dimensions of `rhs` are transposed. Costs no copy.
       implementation: None takes the CUDA kernels where they apply and the reference elsewhere;
-        "cuda" insists on the kernels; "reference" is the pure JAX implementation.
+        "cuda" insists on the kernels; "xla" is the pure JAX implementation, also as "reference".
 
     Returns:
       [m, n].
@@ -76,6 +86,15 @@ def ragged_dot(
         function is lowered, with the reason.
     """
     transpose_rhs = checked_boolean("transpose_rhs", transpose_rhs)
+    if isinstance(rhs, QuantizedArray):
+        options: dict[str, Any] = dict(
+            precision=precision,
+            preferred_element_type=preferred_element_type,
+            group_offset=group_offset,
+            out_sharding=out_sharding,
+            implementation=implementation,
+        )
+        return _of_quantized(lhs, rhs, group_sizes, transpose_rhs, options)
     lhs, rhs = as_array("lhs", lhs), as_array("rhs", rhs)
     k_axis = 2 if transpose_rhs else 1
     if lhs.ndim < 2 or rhs.ndim < 3 or lhs.shape[1] != rhs.shape[k_axis]:
@@ -105,6 +124,28 @@ def ragged_dot(
         transpose_rhs=transpose_rhs,
         **options,
     )
+
+
+def _of_quantized(
+    lhs: ArrayLike | QuantizedArray,
+    rhs: QuantizedArray,
+    group_sizes: ArrayLike,
+    transpose_rhs: bool,
+    options: dict[str, Any],
+) -> jax.Array:
+    """`ragged_dot` of quantised matrices, and of rows that may be quantised too."""
+    if isinstance(lhs, QuantizedArray):
+        product = product_of("ragged_dot", lhs, "rhs", rhs)
+        return product(lhs, rhs, group_sizes, transpose_rhs=transpose_rhs, **options)
+    refused = dict(transpose_rhs=transpose_rhs)
+    instead = "quantise the matrices as [g, k, n]"
+    check_weights("ragged_dot", dict(rhs=rhs), refused, instead=instead)
+    x = as_array("lhs", lhs)
+
+    def of_arrays(rhs: Any) -> jax.Array:
+        return ragged_dot(x, rhs, group_sizes, **options)
+
+    return with_arrays("ragged_dot", of_arrays, rhs, x=x, name="lhs")
 
 
 def ragged_dot_general(
@@ -166,7 +207,7 @@ def ragged_dot_general(
                 implementation=implementation,
             )
 
-        return _as_sharded(
+        return as_sharded(
             out_sharding,
             unsharded,
             as_array("lhs", lhs),
@@ -268,8 +309,8 @@ def ragged_dot_accumulate(
       precision: see `ragged_dot`.
       group_offset: integer scalar or [1], possibly traced: `accumulator[i]` belongs to the group
         `group_offset + i` of `group_sizes`.
-      transpose_lhs: whether the dimensions of `lhs` are swapped, which costs a copy.
-      transpose_rhs: whether the dimensions of `rhs` are swapped, which costs a copy.
+      transpose_lhs: whether the dimensions of `lhs` are transposed, which costs a copy.
+      transpose_rhs: whether the dimensions of `rhs` are transposed, which costs a copy.
       implementation: see `ragged_dot`.
 
     Returns:
@@ -340,27 +381,6 @@ def ragged_dot_accumulate(
         implementation=implementation,
         **current_tiles().params("wgrad"),
     )
-
-
-def _as_sharded(out_sharding, product, *operands):
-    """`product` under the explicit axes of the mesh, which XLA partitions as it likes."""
-    if not isinstance(out_sharding, NamedSharding | PartitionSpec):
-        raise TypeError(
-            "out_sharding must be None, a jax.sharding.NamedSharding or a PartitionSpec, got "
-            f"{out_sharding!r}"
-        )
-    mesh = jax.sharding.get_abstract_mesh()
-    if isinstance(out_sharding, NamedSharding) and mesh.empty:
-        mesh = out_sharding.mesh.abstract_mesh
-    if mesh.explicit_axes:
-        return jax.sharding.auto_axes(product, out_sharding=out_sharding)(*operands)
-    spec = out_sharding if isinstance(out_sharding, PartitionSpec) else out_sharding.spec
-    if any(axes is not None for axes in spec):
-        raise ValueError(
-            f"out_sharding is for explicit mesh axes, got {out_sharding} where the mesh has none: "
-            f"{mesh}"
-        )
-    return product(*operands)
 
 
 def _check_ranks(lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array) -> None:

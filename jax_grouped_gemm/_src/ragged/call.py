@@ -12,10 +12,11 @@ from jax_grouped_gemm._src.arrays import pad_to
 from jax_grouped_gemm._src.plan import Plan
 from jax_grouped_gemm._src.ragged import whole
 from jax_grouped_gemm._src.ragged.problem import RaggedProblem
+from jax_grouped_gemm._src.ragged.tiles import ALL_ROWS
 
-NONCONTRACTING = "jax_grouped_gemm.ragged_noncontracting.v4"
-CONTRACTING = "jax_grouped_gemm.ragged_contracting.v4"
-ACCUMULATE = "jax_grouped_gemm.ragged_accumulate.v1"
+NONCONTRACTING_TARGET = "jax_grouped_gemm.ragged_noncontracting.v4"
+CONTRACTING_TARGET = "jax_grouped_gemm.ragged_contracting.v4"
+ACCUMULATE_TARGET = "jax_grouped_gemm.ragged_accumulate.v1"
 
 
 def ragged(
@@ -25,25 +26,25 @@ def ragged(
     group_sizes: jax.Array,
     group_offset: jax.Array,
 ) -> jax.Array:
-    """Runs the kernel of `plan`, whose path is not "reference", on operands of `plan.problem`."""
+    """Runs the kernel of `plan`, whose kernel is not `XLA`, on operands of `plan.problem`."""
     problem = plan.problem
-    if plan.path == "whole":
+    if plan.kernel == ALL_ROWS:
         return whole.product(plan, lhs, rhs, group_sizes, group_offset)
     if plan.kernel_problem is None:
         return zeros(problem)
-    _, tile = plan.kernel
+    _, kernel = plan.launched
     options: dict[str, Any] = limit(problem.max_sms)
     if not problem.contracts_rows:
         options["zeroes_unowned"] = problem.zeroes_unowned
     return call_kernel(
-        CONTRACTING if problem.contracts_rows else NONCONTRACTING,
+        CONTRACTING_TARGET if problem.contracts_rows else NONCONTRACTING_TARGET,
         plan,
         *_addressable(plan, lhs, rhs),
         group_sizes,
         group_offset,
         **_majors(plan),
         **options,
-        kind=tile.kind,
+        kind=kernel.schedule,
         terms=np.int32(plan.terms),
     )
 
@@ -67,7 +68,7 @@ def accumulate(
     if not plan.kernel_problem.accumulates:
         return accumulator + ragged(plan, lhs, rhs, group_sizes, group_offset)
     return call_kernel(
-        ACCUMULATE,
+        ACCUMULATE_TARGET,
         plan,
         accumulator,
         *_addressable(plan, lhs, rhs),
@@ -83,7 +84,7 @@ def _addressable(
     plan: Plan[RaggedProblem], lhs: jax.Array, rhs: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Lays the operands out as the kernel has them, padded so that TMA can address their rows."""
-    form, _ = plan.kernel
+    form, _ = plan.launched
     lhs = lhs if plan.problem.lhs == form.lhs else lhs.mT
     rhs = rhs if plan.problem.rhs == form.rhs else rhs.mT
     return pad_to(lhs, form.shape(form.lhs)), pad_to(rhs, form.shape(form.rhs))
@@ -91,7 +92,7 @@ def _addressable(
 
 def _majors(plan: Plan[RaggedProblem]) -> dict[str, Any]:
     """Returns the attributes that say how the kernel's operands lie in memory."""
-    form, _ = plan.kernel
+    form, _ = plan.launched
     return {"transpose_lhs": False, "transpose_rhs": form.rhs == "gnk"}
 
 
@@ -103,13 +104,13 @@ def call_kernel(
     **attributes: Any,
 ) -> jax.Array:
     """Calls `target`, and cuts and converts its result to what the problem asks for."""
-    problem, (addressable, tile) = plan.problem, plan.kernel
+    problem, (addressable, kernel) = plan.problem, plan.launched
     result_shape = (*addressable.batch, *addressable.shape(addressable.out))
     results = (
         jax.ShapeDtypeStruct(result_shape, addressable.out_dtype),
         jax.ShapeDtypeStruct((plan.workspace_bytes,), jnp.uint8),
     )
-    sizes = {name: np.int32(size) for name, size in tile.sizes().items()}
+    sizes = {name: np.int32(size) for name, size in kernel.tile.sizes().items()}
     call = jax.ffi.ffi_call(target, results, input_output_aliases=input_output_aliases)
     out, _ = call(*operands, **attributes, **sizes)
     valid = tuple(slice(size) for size in problem.shape(problem.out))

@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from jax import lax
 
 from jax_grouped_gemm._src import float32
 from jax_grouped_gemm._src.arrays import is_static, round_up
-from jax_grouped_gemm._src.device import H200, Prediction, Target, predict
+from jax_grouped_gemm._src.device import Prediction, Target, predict
 from jax_grouped_gemm._src.fallback import faster_reason
 from jax_grouped_gemm._src.plan import (
     AS_ASKED,
     KERNEL_OPERAND_DTYPES,
     KERNEL_RESULT_DTYPES,
-    Choice,
+    NOTHING,
+    XLA,
     Plan,
     TileConfig,
+    TiledKernel,
     choose,
     runnable,
 )
 from jax_grouped_gemm._src.ragged import whole
 from jax_grouped_gemm._src.ragged.problem import (
-    ACCUMULATE,
+    ACCUMULATE_NAME,
     RATIOS,
     RaggedProblem,
     addressable_problem,
@@ -37,18 +39,8 @@ from jax_grouped_gemm._src.ragged.problem import (
     tile_utilization,
     workspace_bytes,
 )
-from jax_grouped_gemm._src.ragged.tiles import FLOAT32, FLOAT32_EXACT, SIXTEEN_BITS
+from jax_grouped_gemm._src.ragged.tiles import ALL_ROWS, FLOAT32, FLOAT32_EXACT, SIXTEEN_BITS
 from jax_grouped_gemm._src.sizes import too_large
-
-
-def table_for(problem: RaggedProblem, precision: Any) -> tuple[Choice, ...]:
-    """The configurations for operands that are not FP8."""
-    if not problem.is_float32:
-        return SIXTEEN_BITS
-    return FLOAT32_EXACT if float32.num_terms(precision) == float32.FULL_TERMS else FLOAT32
-
-
-RaggedPlan = Plan[RaggedProblem]
 
 SYMBOLIC_ROWS_OF_GROUP = 128
 """What a plan takes for the average rows of a group where their number is symbolic."""
@@ -56,65 +48,85 @@ SYMBOLIC_ROWS_OF_GROUP = 128
 R = TypeVar("R", bound=RaggedProblem)
 
 
-def plan_noncontracting(
-    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
-) -> RaggedPlan:
-    """Plans a `ragged_noncontracting` from its operands' abstract values and its parameters."""
-    return _plan(RaggedProblem.noncontracting(avals, params), params, target)
+@dataclasses.dataclass(frozen=True)
+class Candidates(Generic[R]):
+    """A ragged product, and the kernels that it may have.
+
+    Attributes:
+      problem: what is computed.
+      table: the kernels for its operands.
+      form: `problem` with the layouts and the result's dtype that the kernels have.
+      unsupported: why no kernel can run it, empty if one can.
+      all_rows: whether `ALL_ROWS` may compute it too.
+    """
+
+    problem: R
+    table: Sequence[TiledKernel]
+    form: R
+    unsupported: str
+    all_rows: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "unsupported", self.unsupported or _size_reason(self.problem))
+
+    def with_tile(self, tile: TileConfig) -> TiledKernel:
+        """The kernel that has `tile`, or the first one if none runs the problem.
+
+        Raises:
+          ValueError: it is no configuration that runs the problem.
+        """
+        kernels = runnable(self.table, self.form)
+        found = [kernel for kernel in kernels if kernel.tile == tile or self.unsupported]
+        if not found:
+            raise ValueError(
+                f"use_tiles has the tile {tile} for {self.problem}, which is not compiled. "
+                "Compiled are: " + "; ".join(str(kernel.tile) for kernel in kernels)
+            )
+        return found[0]
 
 
-def plan_contracting(
-    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
-) -> RaggedPlan:
-    """Plans a `ragged_contracting` from its operands' abstract values and its parameters."""
-    return _plan(RaggedProblem.contracting(avals, params), params, target)
+def check_tile(
+    candidates_of: Callable[..., Candidates[Any]], avals: Sequence[Any], params: Mapping[str, Any]
+) -> None:
+    """Raises a `ValueError` if the parameter `tile` is no configuration that runs the product."""
+    if params.get("tile") is not None:
+        candidates_of(avals, params).with_tile(params["tile"])
 
 
-def plan_accumulate(
-    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
-) -> RaggedPlan:
-    """Plans a `ragged_accumulate` from its operands' abstract values and its parameters."""
+def noncontracting(avals: Sequence[Any], params: Mapping[str, Any]) -> Candidates[RaggedProblem]:
+    """The kernels of a `ragged_noncontracting`."""
+    lhs = "km" if params["transpose_lhs"] else "mk"
+    rhs = "gnk" if params["transpose_rhs"] else "gkn"
+    return _candidates("ragged_noncontracting", avals, params, lhs=lhs, rhs=rhs, out="mn")
+
+
+def contracting(
+    avals: Sequence[Any], params: Mapping[str, Any], op: str = "ragged_contracting"
+) -> Candidates[RaggedProblem]:
+    """The kernels of a `ragged_contracting`."""
+    lhs = "km" if params["transpose_lhs"] else "mk"
+    rhs = "nm" if params["transpose_rhs"] else "mn"
+    return _candidates(op, avals, params, lhs=lhs, rhs=rhs, out="gkn")
+
+
+def accumulating(avals: Sequence[Any], params: Mapping[str, Any]) -> Candidates[RaggedProblem]:
+    """The kernels of a `ragged_accumulate`."""
     accumulator, *operands = avals
-    options = {
-        **params,
-        "num_groups": accumulator.shape[-3],
-        "preferred_element_type": accumulator.dtype,
-    }
-    problem = RaggedProblem.contracting(operands, options)
-    problem = dataclasses.replace(problem, op=ACCUMULATE)
-    plan = _plan(problem, params, target)
-    if plan.kernel_problem is None:
-        return plan
-    how = (
-        "added in place by the kernel"
-        if plan.kernel_problem.accumulates
-        else "written to memory and added by XLA: the kernels add products of 16-bit "
-        "operands to rows that need no padding"
-    )
-    return dataclasses.replace(plan, notes=(how, *plan.notes))
+    options = dict(num_groups=accumulator.shape[-3], preferred_element_type=accumulator.dtype)
+    return contracting(operands, {**params, **options}, ACCUMULATE_NAME)
 
 
-def _plan(problem: RaggedProblem, params: Mapping[str, Any], target: Target) -> RaggedPlan:
-    plan = plan_product(
-        problem,
-        params,
-        target,
-        table=table_for(problem, params["precision"]),
-        form=_kernel_form(problem),
-        unsupported=_unsupported_reason(problem, params),
-    )
-    if plan.prediction is None or plan.tile is None or plan.chosen_by == "override":
-        return plan
-    reason = faster_reason(
-        whole.xla_work(problem, plan.terms),
-        plan.prediction,
-        plan.tile,
-        target,
-        params["implementation"],
-    )
-    if not reason:
-        return plan
-    return Plan(problem, "whole", reason, terms=plan.terms, product=plan.product)
+def _candidates(
+    op: str, avals: Sequence[Any], params: Mapping[str, Any], **layouts: str
+) -> Candidates[RaggedProblem]:
+    """Those for two operands that are not FP8."""
+    problem = RaggedProblem.of(op, avals, params, **layouts)
+    table: Sequence[TiledKernel] = SIXTEEN_BITS
+    if problem.is_float32:
+        is_exact = float32.num_terms(params["precision"]) == float32.FULL_TERMS
+        table = FLOAT32_EXACT if is_exact else FLOAT32
+    unsupported = _unsupported_reason(problem, params)
+    return Candidates(problem, table, _kernel_form(problem), unsupported, all_rows=True)
 
 
 def _unsupported_reason(problem: RaggedProblem, params: Mapping[str, Any]) -> str:
@@ -152,74 +164,88 @@ def _kernel_form(problem: RaggedProblem) -> RaggedProblem:
 
 
 def plan_product(
-    problem: R,
+    candidates_of: Callable[[Sequence[Any], Mapping[str, Any]], Candidates[R]],
+    avals: Sequence[Any],
     params: Mapping[str, Any],
     target: Target,
-    *,
-    table: Sequence[Choice],
-    form: R,
-    unsupported: str,
 ) -> Plan[R]:
-    """Plans a ragged product of any operands.
+    """Plans a ragged product of any operands: with one of its kernels or, where none runs it or XLA
+    is faster, XLA.
 
     Args:
-      problem: what is computed.
+      candidates_of: gives the product and its kernels, called as `candidates_of(avals, params)`.
+      avals: abstract operands of the primitive.
       params: of the primitive.
       target: the device to plan for.
-      table: the configurations of the kernels.
-      form: `problem` with the layouts and the result's dtype that the kernels have.
-      unsupported: why no kernel can run it, empty if one can.
 
     Raises:
-      ValueError: the parameter `tile` is no configuration that runs `problem`.
+      ValueError: the parameter `tile` is no configuration that runs the problem.
     """
-    product = params.get("product")
-    override = params.get("tile")
-    compiled = runnable(table, form)
-    unsupported = unsupported or _size_reason(problem)
-    if override is not None and not unsupported:
-        _check_compiled(override, compiled, problem)
-    if params["implementation"] == "reference":
-        return Plan(problem, "reference", AS_ASKED, product=product)
-    if unsupported:
-        return Plan(problem, "reference", unsupported, product=product)
+    candidates = candidates_of(avals, params)
+    plan = _plan_kernel(candidates, params, target)
+    if plan.prediction is None or plan.tile is None or plan.chosen_by == "override":
+        return plan
+    work = whole.xla_work(plan.problem, plan.terms) if candidates.all_rows else None
+    reason = faster_reason(work, plan.prediction, plan.tile, target, params["implementation"])
+    if not reason:
+        return plan
+    return Plan(plan.problem, ALL_ROWS, reason, terms=plan.terms, product=plan.product)
+
+
+def _plan_kernel(candidates: Candidates[R], params: Mapping[str, Any], target: Target) -> Plan[R]:
+    exact = problem = candidates.problem
+    product, override = params.get("product"), params.get("tile")
+    overriding = None if override is None else candidates.with_tile(override)
+    if params["implementation"] == "xla":
+        return Plan(problem, XLA, AS_ASKED, product=product)
+    if candidates.unsupported:
+        return Plan(problem, XLA, candidates.unsupported, product=product)
     if 0 in (*problem.batch, problem.num_groups, *problem.shape("mkng")):
-        return Plan(problem, "zeros", "there is nothing to multiply", product=product)
-    exact = problem
+        return Plan(problem, NOTHING, "there is nothing to multiply", product=product)
+    form = candidates.form
     if not is_static(exact.m):
         rows = SYMBOLIC_ROWS_OF_GROUP * exact.num_groups
         problem, form = (dataclasses.replace(x, m=rows) for x in (problem, form))
     addressable = addressable_problem(form)
-    compiled = runnable(table, addressable)
-    if override is None:
-        # A size that is not known yet may be any, which the default is never far too slow for.
-        choice = choose(compiled, addressable, target) if problem is exact else compiled[0]
-    else:
-        choice = next(choice for choice in compiled if choice.tile == override)
-    tile, places = choice.tile, choice.places(target)
+    kernels = runnable(candidates.table, addressable)
+    # A size that is not known yet may be any, which the default is never far too slow for.
+    kernel = choose(kernels, addressable, target) if problem is exact else kernels[0]
+    kernel = overriding or kernel
+    places = kernel.places(target)
     terms = float32.num_terms(params["precision"]) if problem.is_float32 else 0
     useful = math.prod(problem.shape("mkn")) / math.prod(addressable.shape("mkn"))
-    utilization = tile_utilization(addressable, tile, places) * useful
-    reason = copy_reason(problem, addressable)
+    utilization = tile_utilization(addressable, kernel.tile, places) * useful
     kernel_problem = addressable
     if problem is not exact:
         kernel_problem = dataclasses.replace(addressable, m=exact.m)
     return Plan(
         problem=exact,
-        path="copied" if reason else "tma",
-        reason=reason,
+        kernel=kernel,
+        reason=copy_reason(problem, addressable),
         kernel_problem=kernel_problem,
-        tile=tile,
-        grid=_grid(addressable, tile, places),
-        workspace_bytes=workspace_bytes(kernel_problem, tile, terms, target),
+        grid=_grid(addressable, kernel, places),
+        workspace_bytes=workspace_bytes(kernel_problem, kernel, terms, target),
         terms=terms,
         utilization=utilization,
-        prediction=_prediction(problem, tile, terms, utilization, target),
-        chosen_by="default" if override is None else "override",
-        candidates=tuple(choice.tile for choice in compiled),
+        prediction=_prediction(problem, kernel, terms, utilization, target),
+        chosen_by="override" if overriding else "default",
+        candidates=tuple(kernel.tile for kernel in kernels),
         product=product,
-        notes=(float32.described(terms, few_rows=tile.transposed),) if terms else (),
+        notes=_notes(problem, kernel_problem, terms, kernel),
     )
+
+
+def _notes(
+    problem: RaggedProblem, kernel_problem: RaggedProblem, terms: int, kernel: TiledKernel
+) -> tuple[str, ...]:
+    how = "added in place by the kernel"
+    if not kernel_problem.accumulates:
+        how = (
+            "written to memory and added by XLA: the kernels add products of 16-bit operands to "
+            "rows that need no padding"
+        )
+    parts = (float32.described(terms, in_kernel=kernel.splits),) if terms else ()
+    return (how, *parts) if problem.accumulates else parts
 
 
 def _size_reason(problem: RaggedProblem) -> str:
@@ -239,35 +265,26 @@ def _size_reason(problem: RaggedProblem) -> str:
     )
 
 
-def _check_compiled(tile: TileConfig, compiled: Sequence[Choice], problem: RaggedProblem) -> None:
-    tiles = [choice.tile for choice in compiled]
-    if tile not in tiles:
-        raise ValueError(
-            f"use_tiles has the tile {tile} for {problem}, which is not compiled. Compiled are: "
-            + "; ".join(map(str, tiles))
-        )
-
-
-def _grid(problem: RaggedProblem, tile: TileConfig, places: int) -> int:
-    if can_be_skewed(problem, tile):
+def _grid(problem: RaggedProblem, kernel: TiledKernel, places: int) -> int:
+    if can_be_skewed(problem, kernel):
         return places
-    num_tiles = count_tiles(problem, tile)
-    if tile.stream_k:
+    num_tiles = count_tiles(problem, kernel.tile)
+    if kernel.schedule == "stream_k":
         most_ranges, _ = RATIOS[0]
         num_tiles *= most_ranges
-    return min(round_up(num_tiles, tile.cluster), places)
+    return min(round_up(num_tiles, kernel.tile.cluster), places)
 
 
 def _prediction(
-    problem: RaggedProblem, tile: TileConfig, terms: int, utilization: float, target: Target
+    problem: RaggedProblem, kernel: TiledKernel, terms: int, utilization: float, target: Target
 ) -> Prediction:
     """For groups of equal size, those outside the window included."""
     lhs_bytes, rhs_bytes, result_bytes = problem.array_bytes()
     if problem.accumulates:
         result_bytes *= 2
     products, operand_bytes, split_bytes = 1, lhs_bytes + rhs_bytes, 0.0
-    if terms and tile.transposed:
-        products = float32.few_rows_products(terms)
+    if terms and kernel.splits:
+        products = float32.products_in_kernel(terms)
     elif terms:
         products = terms
         operand_bytes, split_bytes = float32.bytes_of_split(operand_bytes, terms)

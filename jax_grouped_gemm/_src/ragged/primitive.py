@@ -3,7 +3,7 @@
 With rows r of group i, y[r] = x[r] w[i] gives dx[r] = dy[r] w[i].T, non-contracting again, and
 dw[i] = sum_r x[r].T dy[r], which contracts the ragged dimension; the cotangents of that are
 non-contracting. Layouts only flip the static flags: no factor is ever transposed, and a result
-only where its own dimensions are stored swapped. So the two are differentiable to any order.
+only where its own dimensions are stored transposed. So the two are differentiable to any order.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax_grouped_gemm._src.autodiff import is_zero, tangent_of
 from jax_grouped_gemm._src.op import Op
 from jax_grouped_gemm._src.partition import Dims, as_type
+from jax_grouped_gemm._src.plan import PRODUCT_OPTIONS
 from jax_grouped_gemm._src.ragged import call, plan, reference, slices
 from jax_grouped_gemm._src.ragged.bilinear import (
     BilinearOp,
@@ -30,7 +31,7 @@ def ragged_noncontracting(lhs, rhs, group_sizes, group_offset, **params) -> jax.
     """lhs [b?, m, k] times rhs [b?, g, k, n] -> [b?, m, n]; see `reference` for the semantics.
 
     Parameters: transpose_lhs, transpose_rhs, preferred_element_type, precision, implementation, and
-    zeroes_unowned, see `Op`.
+    those of `PRODUCT_OPTIONS`.
     """
     return NONCONTRACTING.bind(lhs, rhs, group_sizes, group_offset, **params)
 
@@ -53,9 +54,11 @@ NONCONTRACTING = BilinearOp(
     name="ragged_noncontracting",
     operand_ranks=(2, 3, 1, 1),
     result_rank=2,
-    targets=(call.NONCONTRACTING,),
+    targets=(call.NONCONTRACTING_TARGET,),
     avals=_noncontracting_aval,
-    planner=plan.plan_noncontracting,
+    planner=functools.partial(plan.plan_product, plan.noncontracting),
+    planned=PRODUCT_OPTIONS,
+    check=functools.partial(plan.check_tile, plan.noncontracting),
     call=call.ragged,
     reference=reference.ragged_noncontracting,
     dims=_noncontracting_dims,
@@ -90,9 +93,11 @@ CONTRACTING = BilinearOp(
     name="ragged_contracting",
     operand_ranks=(2, 2, 1, 1),
     result_rank=3,
-    targets=(call.CONTRACTING,),
+    targets=(call.CONTRACTING_TARGET,),
     avals=_contracting_aval,
-    planner=plan.plan_contracting,
+    planner=functools.partial(plan.plan_product, plan.contracting),
+    planned=PRODUCT_OPTIONS,
+    check=functools.partial(plan.check_tile, plan.contracting),
     call=call.ragged,
     reference=reference.ragged_contracting,
     dims=_contracting_dims,
@@ -125,9 +130,11 @@ def _accumulate_dims(*_, transpose_lhs, transpose_rhs, **params) -> Dims:
 ACCUMULATE = Op(
     name="ragged_accumulate",
     operand_ranks=(3, 2, 2, 1, 1),
-    targets=(call.ACCUMULATE,),
+    targets=(call.ACCUMULATE_TARGET,),
     avals=_accumulate_aval,
-    planner=plan.plan_accumulate,
+    planner=functools.partial(plan.plan_product, plan.accumulating),
+    planned=PRODUCT_OPTIONS,
+    check=functools.partial(plan.check_tile, plan.accumulating),
     call=call.accumulate,
     reference=reference.ragged_accumulate,
     dims=_accumulate_dims,

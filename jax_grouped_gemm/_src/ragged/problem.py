@@ -36,9 +36,15 @@ import numpy as np
 from jax_grouped_gemm._src import float32
 from jax_grouped_gemm._src.arrays import cdiv, round_up
 from jax_grouped_gemm._src.device import Target
-from jax_grouped_gemm._src.plan import DEFAULT_TILE, TMA_ALIGNMENT_BYTES, TileConfig
+from jax_grouped_gemm._src.plan import (
+    DEFAULT_TILE,
+    TMA_ALIGNMENT_BYTES,
+    TileConfig,
+    TiledKernel,
+    unaddressable_rows,
+)
 
-ACCUMULATE = "ragged_accumulate"
+ACCUMULATE_NAME = "ragged_accumulate"
 STORED_TRANSPOSED = ("km", "gnk", "nm")
 """Dimensions of operands that are not stored as the product names them."""
 
@@ -78,22 +84,6 @@ class RaggedProblem:
     max_sms: int | None = dataclasses.field(default=None, kw_only=True)
 
     @classmethod
-    def noncontracting(cls, avals: Sequence[Any], params: Mapping[str, Any]) -> Self:
-        """The problem of a `ragged_noncontracting` with operands of the given abstract values."""
-        lhs = "km" if params["transpose_lhs"] else "mk"
-        rhs = "gnk" if params["transpose_rhs"] else "gkn"
-        dims = dict(lhs=lhs, rhs=rhs, out="mn")
-        zeroes = params.get("zeroes_unowned", True)
-        return cls.of("ragged_noncontracting", avals, params, **dims, zeroes_unowned=zeroes)
-
-    @classmethod
-    def contracting(cls, avals: Sequence[Any], params: Mapping[str, Any]) -> Self:
-        """The problem of a `ragged_contracting` with operands of the given abstract values."""
-        lhs = "km" if params["transpose_lhs"] else "mk"
-        rhs = "nm" if params["transpose_rhs"] else "mn"
-        return cls.of("ragged_contracting", avals, params, lhs=lhs, rhs=rhs, out="gkn")
-
-    @classmethod
     def of(
         cls,
         op: str,
@@ -122,6 +112,7 @@ class RaggedProblem:
             out_dtype=np.dtype(params["preferred_element_type"]),
             **sizes,
             num_groups=avals[2].shape[-1],
+            zeroes_unowned=params.get("zeroes_unowned", True),
             max_sms=params.get("max_sms"),
             batch=tuple(batches[:1]),
             batched=batched,
@@ -145,7 +136,7 @@ class RaggedProblem:
     @property
     def accumulates(self) -> bool:
         """Whether the product is added to an accumulator; of a kernel's problem, in place."""
-        return self.op == ACCUMULATE
+        return self.op == ACCUMULATE_NAME
 
     @property
     def is_float32(self) -> bool:
@@ -277,21 +268,21 @@ def sums_bytes(tile_m: int, tile_n: int, num_blocks: int) -> int:
     return num_blocks * (4 * tile_m * tile_n + 4 * NUM_CONSUMERS)
 
 
-def cut_tile(tile: TileConfig) -> TileConfig:
-    """What tiles of unequal groups are cut in by a kernel that has `tile` for others: consumers
-    share those, whatever they do with whole ones."""
-    return tile if tile.kind == "cooperative" else DEFAULT_TILE
+def cut_tile(kernel: TiledKernel) -> TileConfig:
+    """The tile that a kernel cuts where groups are unequal: consumers share it, whatever they do
+    with whole ones."""
+    return kernel.tile if kernel.schedule == "cooperative" else DEFAULT_TILE
 
 
-def can_be_skewed(problem: RaggedProblem, tile: TileConfig) -> bool:
-    """Whether the kernel cuts tiles for some group sizes, and has `tile` for others."""
+def can_be_skewed(problem: RaggedProblem, kernel: TiledKernel) -> bool:
+    """Whether the kernel cuts tiles for some group sizes."""
     return (
         problem.contracts_rows
         and (problem.lhs, problem.rhs) == ("mk", "mn")
         and not problem.is_float32
         and skew_is_possible(
             rows=problem.m,
-            units=units_of_result(problem, cut_tile(tile)),
+            units=units_of_result(problem, cut_tile(kernel)),
             groups=math.prod(problem.batch) * problem.g,
         )
     )
@@ -312,13 +303,13 @@ def skew_is_possible(*, rows: int, units: int, groups: int) -> bool:
     )
 
 
-def skew_bytes(problem: RaggedProblem, tile: TileConfig, num_blocks: int) -> int:
+def skew_bytes(problem: RaggedProblem, kernel: TiledKernel, num_blocks: int) -> int:
     """Room for all sums that `num_blocks` thread blocks can hand over.
 
     Tiles of one group that are left over when every cluster has the same number are cut into at
     most as many pieces as there are clusters for, and then once more for those that have none.
     """
-    tile = cut_tile(tile)
+    tile = cut_tile(kernel)
     clusters = num_blocks // tile.cluster
     left_over = units_of_result(problem, tile) % clusters
     if left_over == 0:
@@ -352,12 +343,7 @@ def addressable_problem(problem: R) -> R:
 
 def copy_reason(problem: RaggedProblem, addressable: RaggedProblem) -> str:
     """Why the kernels cannot read the arrays of `problem` as they are, empty if they can."""
-    of_what = " of float16 parts" if problem.is_float32 else ""
-    reasons = [
-        f"rows of {name}={getattr(problem, name)} elements are not a multiple of 16 bytes{of_what}"
-        for name in "mkn"
-        if getattr(problem, name) != getattr(addressable, name)
-    ]
+    reasons = unaddressable_rows("mkn", problem, addressable, problem.lhs_dtype)
     reasons += [
         f"the kernels want {name} with dimensions {'/'.join(getattr(addressable, name))} in memory"
         for name in ("lhs", "rhs")
@@ -375,14 +361,14 @@ LEAST_BYTES = 16
 """A kernel's buffers are never empty."""
 
 
-def workspace_bytes(problem: RaggedProblem, tile: TileConfig, terms: int, target: Target) -> int:
+def workspace_bytes(problem: RaggedProblem, kernel: TiledKernel, terms: int, target: Target) -> int:
     """What the kernel of a plan asks for."""
-    if tile.stream_k:
+    tile = kernel.tile
+    if kernel.schedule == "stream_k":
         return sums_bytes(tile.tile_m, tile.tile_n, target.multiprocessors)
-    if can_be_skewed(problem, tile):
-        return max(skew_bytes(problem, tile, target.multiprocessors), LEAST_BYTES)
-    needs_parts = terms and not tile.transposed
-    return _float32_bytes(problem, terms) if needs_parts else LEAST_BYTES
+    if can_be_skewed(problem, kernel):
+        return max(skew_bytes(problem, kernel, target.multiprocessors), LEAST_BYTES)
+    return _float32_bytes(problem, terms) if terms and not kernel.splits else LEAST_BYTES
 
 
 def _float32_bytes(problem: RaggedProblem, terms: int) -> int:

@@ -132,13 +132,13 @@ def ragged_contracting(
 
     def unbatched(lhs, rhs, group_sizes, group_offset):
         num_rows = lhs.shape[lhs_axis]
-        slice_shape = (lhs.shape[1 - lhs_axis], rhs.shape[1 - rhs_axis])
+        result_shape = (lhs.shape[1 - lhs_axis], rhs.shape[1 - rhs_axis])
         if 0 in (num_rows, num_groups):
-            out = zero_bits((num_groups, *slice_shape), dot.result_dtype)
+            out = zero_bits((num_groups, *result_shape), dot.result_dtype)
             return vary_over(out, varying_axes(lhs, rhs, group_sizes, group_offset))
 
         bounds = local_group_bounds(group_sizes, group_offset, num_groups, num_rows)
-        if not _multiplies_all_rows(dot, group_sizes.shape[0], num_groups, num_rows, *slice_shape):
+        if not _multiplies_all_rows(dot, group_sizes.shape[0], num_groups, num_rows, *result_shape):
             return tile_loop.contracting(dot, lhs, rhs, bounds)
 
         def of_group(start, end):

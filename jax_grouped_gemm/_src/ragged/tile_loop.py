@@ -70,7 +70,7 @@ def contracting(
     """
     lhs_axis, rhs_axis = dot.contracting
     num_rows, num_groups = lhs.shape[lhs_axis], bounds[0].shape[0]
-    slice_shape = (lhs.shape[1 - lhs_axis], rhs.shape[1 - rhs_axis])
+    result_shape = (lhs.shape[1 - lhs_axis], rhs.shape[1 - rhs_axis])
     axes = varying_axes(lhs, rhs, *bounds)
     tile_rows = _tile_rows(num_rows, num_groups)
     tiles = _Tiles.of(bounds, tile_rows, num_rows)
@@ -95,8 +95,8 @@ def contracting(
         result = dot.result(accumulator)
         return accumulator, _with_element(out, result, group)
 
-    accumulator = vary_over(jnp.zeros(slice_shape, dot.accumulator_dtype), axes)
-    out = vary_over(zero_bits((num_groups, *slice_shape), dot.result_dtype), axes)
+    accumulator = vary_over(jnp.zeros(result_shape, dot.accumulator_dtype), axes)
+    out = vary_over(zero_bits((num_groups, *result_shape), dot.result_dtype), axes)
     return lax.fori_loop(0, tiles.count, accumulate_tile, (accumulator, out))[1]
 
 

@@ -1,4 +1,4 @@
-"""The tables of configurations that ragged products choose from, as csrc/ragged/tiles.h has them.
+"""The tables of kernels that ragged products choose from, as csrc/ragged/tiles.h has them.
 
 For each kind of operands there is one table. Its first entry is the default; of the others, those
 are taken that run the problem and pay. `use_tiles` takes any that run it.
@@ -13,9 +13,8 @@ import numpy as np
 from jax_grouped_gemm._src import float32
 from jax_grouped_gemm._src.arrays import cdiv
 from jax_grouped_gemm._src.device import Target
-from jax_grouped_gemm._src.plan import DEFAULT_TILE, PINGPONG_COLUMNS, Choice, TileConfig
-from jax_grouped_gemm._src.ragged import on_the_way
-from jax_grouped_gemm._src.ragged.on_the_way import FLOAT32_FEW_ROWS_TILE
+from jax_grouped_gemm._src.plan import DEFAULT_TILE, Kernel, TileConfig, TiledKernel
+from jax_grouped_gemm._src.ragged import split_in_kernel
 from jax_grouped_gemm._src.ragged.problem import (
     RaggedProblem,
     count_tiles,
@@ -24,11 +23,12 @@ from jax_grouped_gemm._src.ragged.problem import (
     steps,
     stream_k_waves,
 )
+from jax_grouped_gemm._src.ragged.split_in_kernel import SWAPPED_FLOAT32_TILE
 
 STREAM_K_TILE = dataclasses.replace(DEFAULT_TILE, stream_k=True)
 NARROW_TILE = TileConfig(tile_m=128, tile_n=128, cluster=2)
 NARROW_STREAM_K_TILE = dataclasses.replace(NARROW_TILE, stream_k=True)
-PINGPONG_TILE = TileConfig(tile_m=128, tile_n=PINGPONG_COLUMNS, cluster=2)
+PINGPONG_TILE = TileConfig(tile_m=128, tile_n=192, cluster=2)
 
 # Cutting the last wave gives 6 % of 8.2 waves of 224 steps and nothing of 30 waves, and costs 1 %
 # where groups or steps are few. Elsewhere it gives nothing, or loses up to 1 % (2 % in FP8).
@@ -106,27 +106,33 @@ def _taking_turns_pays(problem: RaggedProblem, target: Target) -> bool:
     return least <= problem.m <= most
 
 
+ALL_ROWS = Kernel("xla_all_rows")
+"""XLA's product of all rows with every group's matrix: `whole` says where that is faster."""
+
 SIXTEEN_BITS = (
-    Choice(DEFAULT_TILE, record=("h200_main.json", "qwen3_up/forward/random")),
-    Choice(
-        PINGPONG_TILE,
+    TiledKernel(tile=DEFAULT_TILE, record=("h200_main.json", "qwen3_up/forward/random")),
+    TiledKernel(
+        tile=PINGPONG_TILE,
+        schedule="pingpong",
         record=("h200_main.json", "qwen3_up/wgrad_f32/random"),
         runs=_can_take_turns,
         pays=_taking_turns_pays,
     ),
-    Choice(
-        NARROW_STREAM_K_TILE,
+    TiledKernel(
+        tile=NARROW_STREAM_K_TILE,
+        schedule="stream_k",
         record=("h200_adapters.json", "rank64_down/forward/random"),
         runs=rows_stay,
         pays=_cutting_narrow_pays,
     ),
-    Choice(
-        NARROW_TILE,
+    TiledKernel(
+        tile=NARROW_TILE,
         record=("h200_adapters.json", "rank128_down/forward/random"),
         pays=_narrow_pays,
     ),
-    Choice(
-        STREAM_K_TILE,
+    TiledKernel(
+        tile=STREAM_K_TILE,
+        schedule="stream_k",
         record=("h200_main.json", "mixtral_down/forward/random"),
         runs=rows_stay,
         pays=_cutting_pays,
@@ -135,14 +141,16 @@ SIXTEEN_BITS = (
 """The table for two operands of bfloat16 or float16."""
 
 
-def _float32_table(terms: int, name: str) -> tuple[Choice, ...]:
+def _float32_table(terms: int, name: str) -> tuple[TiledKernel, ...]:
     return (
-        Choice(DEFAULT_TILE, record=(name, "qwen3_up/forward/random")),
-        Choice(
-            FLOAT32_FEW_ROWS_TILE,
+        TiledKernel(tile=DEFAULT_TILE, record=(name, "qwen3_up/forward/random")),
+        TiledKernel(
+            tile=SWAPPED_FLOAT32_TILE,
+            schedule="swapped",
+            splits=True,
             record=(name, "decode_up/forward/random"),
             runs=rows_stay,
-            pays=lambda problem, target: on_the_way.pays(problem, terms, target),
+            pays=lambda problem, target: split_in_kernel.pays(problem, terms, target),
         ),
     )
 

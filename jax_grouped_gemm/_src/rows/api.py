@@ -100,7 +100,7 @@ def gather_rows(
         with respect to `x` is `combine`. Without it XLA sorts the rows for the gradient and adds
         them up in their order, which is slower.
       implementation: None takes the CUDA kernel where it can run and the reference elsewhere;
-        "cuda" insists on the kernel; "reference" is pure JAX. Kernels move bfloat16, float16 and
+        "cuda" insists on the kernel; "xla" is pure JAX. Kernels move bfloat16, float16 and
         float32, in pieces of 16 bytes if a token is a multiple of that.
 
     Returns:

@@ -6,22 +6,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_grouped_gemm._src.plan import NOTHING
 from jax_grouped_gemm._src.rows.plan import RowsPlan
 
-SORT = "jax_grouped_gemm.sort_by_expert.v1"
-GATHER = "jax_grouped_gemm.gather_rows.v1"
-DISPATCH = "jax_grouped_gemm.dispatch_rows.v1"
-COMBINE = "jax_grouped_gemm.combine_rows.v1"
-DOTS = "jax_grouped_gemm.row_dots.v1"
+SORT_TARGET = "jax_grouped_gemm.sort_by_expert.v1"
+GATHER_TARGET = "jax_grouped_gemm.gather_rows.v1"
+DISPATCH_TARGET = "jax_grouped_gemm.dispatch_rows.v1"
+COMBINE_TARGET = "jax_grouped_gemm.combine_rows.v1"
+DOTS_TARGET = "jax_grouped_gemm.row_dots.v1"
 
 
 def sort(plan: RowsPlan, experts: jax.Array) -> list[jax.Array]:
-    """Runs the kernel of `plan`, whose path is not "reference", on its primitive's operand."""
-    if plan.path == "zeros":
+    """Runs the kernel of `plan`, whose kernel is not `XLA`, on its primitive's operand."""
+    if plan.kernel == NOTHING:
         return [jnp.zeros(result.shape, result.dtype) for result in plan.problem.results]
     *batch, num_experts = plan.problem.results[2].shape
     workspace = jax.ShapeDtypeStruct((*batch, plan.blocks, num_experts + 1), jnp.int32)
-    return list(jax.ffi.ffi_call(SORT, [*plan.problem.results, workspace])(experts)[:3])
+    return list(jax.ffi.ffi_call(SORT_TARGET, [*plan.problem.results, workspace])(experts)[:3])
 
 
 def gather(
@@ -32,10 +33,13 @@ def gather(
     weights: jax.Array,
     count: jax.Array,
 ) -> jax.Array:
-    """Runs the kernel of `plan`, whose path is not "reference", on its primitive's operands."""
+    """Runs the kernel of `plan`, whose kernel is not `XLA`, on its primitive's operands."""
     options = dict(divisor=np.int32(plan.divisor), weighted=_is_given(weights))
-    operands = (x, pair_of_row, row_of_pair) if plan.by_token else (x, pair_of_row)
-    return _call(DISPATCH if plan.by_token else GATHER, plan, operands, (weights, count), options)
+    by_token = plan.kernel.name == "by_token"
+    operands = (x, pair_of_row, row_of_pair) if by_token else (x, pair_of_row)
+    return _call(
+        DISPATCH_TARGET if by_token else GATHER_TARGET, plan, operands, (weights, count), options
+    )
 
 
 def combine(
@@ -46,9 +50,9 @@ def combine(
     weights: jax.Array,
     count: jax.Array,
 ) -> jax.Array:
-    """Runs the kernel of `plan`, whose path is not "reference", on its primitive's operands."""
+    """Runs the kernel of `plan`, whose kernel is not `XLA`, on its primitive's operands."""
     options = dict(weighted=_is_given(weights))
-    return _call(COMBINE, plan, (y, row_of_pair), (weights, count), options)
+    return _call(COMBINE_TARGET, plan, (y, row_of_pair), (weights, count), options)
 
 
 def dots(
@@ -59,13 +63,13 @@ def dots(
     row_of_pair: jax.Array,
     count: jax.Array,
 ) -> jax.Array:
-    """Runs the kernel of `plan`, whose path is not "reference", on its primitive's operands."""
-    return _call(DOTS, plan, (x, y, row_of_pair), (count,), {})
+    """Runs the kernel of `plan`, whose kernel is not `XLA`, on its primitive's operands."""
+    return _call(DOTS_TARGET, plan, (x, y, row_of_pair), (count,), {})
 
 
 def _call(target, plan, operands, optional, options) -> jax.Array:
     (result,) = plan.problem.results
-    if plan.path == "zeros":
+    if plan.kernel == NOTHING:
         return jnp.zeros(result.shape, result.dtype)
     return jax.ffi.ffi_call(target, result)(*operands, *filter(_is_given, optional), **options)
 

@@ -11,7 +11,15 @@ import jax.numpy as jnp
 from jax.export import is_symbolic_dim
 
 from jax_grouped_gemm._src.arrays import cdiv
-from jax_grouped_gemm._src.plan import AS_ASKED, KERNEL_OPERAND_DTYPES, Plan, choose
+from jax_grouped_gemm._src.plan import (
+    AS_ASKED,
+    KERNEL_OPERAND_DTYPES,
+    NOTHING,
+    XLA,
+    Kernel,
+    Plan,
+    choose,
+)
 from jax_grouped_gemm._src.sizes import MOST_ROW_BATCHES, too_large, too_large_operands
 
 KERNEL_DTYPES = KERNEL_OPERAND_DTYPES
@@ -29,19 +37,15 @@ MOST_BLOCKS = 128
 COUNTS_OF_ALL_BLOCKS = 65536
 
 
-@dataclasses.dataclass(frozen=True)
-class Sort:
-    """A way to sort.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sort(Kernel):
+    """A way to sort; its problem is the number of pairs.
 
     Attributes:
-      record: as that of a `Choice`.
       blocks: thread blocks for so many pairs and experts.
-      pays: whether it is faster than the default for a number of pairs.
     """
 
-    record: tuple[str, str]
     blocks: Callable[[int, int], int]
-    pays: Callable[[int, Any], bool] = lambda pairs, target: False
 
 
 def _several_blocks(pairs: int, num_experts: int) -> int:
@@ -51,15 +55,22 @@ def _several_blocks(pairs: int, num_experts: int) -> int:
 
 
 SORTS = (
-    Sort(record=("h200_moe.json", "qwen3_30b/moe_forward"), blocks=_several_blocks),
+    Sort("two_launches", record=("h200_moe.json", "qwen3_30b/moe_forward"), blocks=_several_blocks),
     Sort(
+        "one_launch",
         record=("h200_moe_decode.json", "qwen3_30b_16/moe_forward"),
         blocks=lambda pairs, num_experts: 1,
         pays=lambda pairs, target: pairs <= PAIRS_OF_A_SORT_IN_ONE_BLOCK,
     ),
 )
-"""The table for sorts: in two launches, or in one. What moves rows has one kernel, but for gathers,
-which go by tokens where they know the rows of each."""
+"""The table for sorts: in two launches, or in one."""
+
+GATHERS = (
+    Kernel("by_row"),
+    Kernel("by_token", pays=lambda row_of_pair, target: row_of_pair.shape[-1] != 0),
+)
+"""The table for gathers: row by row, or one token after the other, which reads tokens once and has
+to know the rows of each. The problem is `row_of_pair`."""
 
 RANKS = {
     "gather_rows": (2, 1, 2, 2, 1),
@@ -89,16 +100,13 @@ class RowsProblem:
 class RowsPlan(Plan[RowsProblem]):
     """How one operation on rows runs on a device of compute capability 9.0.
 
-    The path is "zeros" for results without elements or without anything to add up.
+    Results without elements, or without anything to add up, are `NOTHING`.
 
     Attributes:
-      by_token: of a gather, whether the kernel takes one token after the other and writes all of
-        its rows, which reads tokens once. It has to know `row_of_pair`.
       divisor: of a gather, see `reference`.
       blocks: of a sort, the thread blocks that share the pairs: one in one launch, more in two.
     """
 
-    by_token: bool = False
     divisor: int = 1
     blocks: int = 0
 
@@ -113,43 +121,30 @@ def plan_sort(avals: Sequence[Any], params: Mapping[str, Any], target: Any = Non
     reason = _no_kernel_reason(avals, params, batch)
     if not reason and not 1 <= num_experts <= MOST_EXPERTS:
         reason = f"the kernel sorts by 1 to {MOST_EXPERTS} experts, got {num_experts}"
-    blocks = 0 if reason else choose(SORTS, n, target).blocks(n, num_experts)
-    return _plan("sort_by_expert", reason, results, 0 in experts.shape, blocks=blocks)
+    sort = SORTS[0] if reason else choose(SORTS, n, target)
+    blocks = 0 if reason else sort.blocks(n, num_experts)
+    return _plan("sort_by_expert", reason, results, 0 in experts.shape, sort, blocks=blocks)
 
 
-def plan_gather(avals: Sequence[Any], params: Mapping[str, Any], target: Any = None) -> RowsPlan:
-    """Plans a `gather_rows` from its operands' avals and its parameters."""
-    x, pair_of_row, row_of_pair, *_ = avals
-    shape = (pair_of_row.shape[-1], x.shape[-1])
-    more = dict(by_token=row_of_pair.shape[-1] != 0, divisor=params["divisor"])
-    return _plan_move("gather_rows", avals, params, shape, x.dtype, **more)
-
-
-def plan_combine(avals: Sequence[Any], params: Mapping[str, Any], target: Any = None) -> RowsPlan:
-    """Plans a `combine_rows` from its operands' avals and its parameters."""
-    y, _, row_of_pair, *_ = avals
-    shape = (row_of_pair.shape[-2], y.shape[-1])
-    return _plan_move("combine_rows", avals, params, shape, y.dtype)
-
-
-def plan_dots(avals: Sequence[Any], params: Mapping[str, Any], target: Any = None) -> RowsPlan:
-    """Plans a `row_dots` from its operands' avals and its parameters."""
-    x, y, _, row_of_pair, _ = avals
-    return _plan_move(
-        "row_dots", avals, params, row_of_pair.shape[-2:], jnp.promote_types(x.dtype, jnp.float32)
-    )
-
-
-def _plan_move(op, avals, params, shape, dtype, **more) -> RowsPlan:
+def plan_move(
+    op: str, avals: Sequence[Any], params: Mapping[str, Any], target: Any = None
+) -> RowsPlan:
+    """Plans the operation of that name from its operands' avals and its parameters."""
     batch = max((x.shape[:-rank] for x, rank in zip(avals, RANKS[op], strict=True)), key=len)
-    reason = _no_kernel_reason(avals, params, batch)
-    if not reason:
-        reason = _unsuitable_rows_reason(op, *avals[:4])
-    result = jax.ShapeDtypeStruct((*batch, *shape), dtype)
+    reason = _no_kernel_reason(avals, params, batch) or _unsuitable_rows_reason(op, *avals[:4])
+    x, dtype, kernel, divisor = avals[0], avals[0].dtype, Kernel(op), 1
     # Tokens, rows or choices that are not there leave nothing to read.
-    linear = {"gather_rows": avals[:1], "combine_rows": (avals[0], avals[2]), "row_dots": avals[:2]}
-    nothing = any(0 in x.shape for x in (*linear[op], result))
-    return _plan(op, reason, (result,), nothing, **more)
+    if op == "gather_rows":
+        shape, needed = (avals[1].shape[-1], x.shape[-1]), avals[:1]
+        kernel, divisor = choose(GATHERS, avals[2], target), params["divisor"]
+    elif op == "combine_rows":
+        shape, needed = (avals[2].shape[-2], x.shape[-1]), avals[:3:2]
+    else:
+        shape, needed = avals[3].shape[-2:], avals[:2]
+        dtype = jnp.promote_types(dtype, jnp.float32)
+    result = jax.ShapeDtypeStruct((*batch, *shape), dtype)
+    nothing = any(0 in x.shape for x in (*needed, result))
+    return _plan(op, reason, (result,), nothing, kernel, divisor=divisor)
 
 
 def _unsuitable_rows_reason(op, x, *operands) -> str:
@@ -162,18 +157,18 @@ def _unsuitable_rows_reason(op, x, *operands) -> str:
     return "FP8 rows are copied two columns at a time" if x.shape[-1] % 2 else ""
 
 
-def _plan(op, reason, results, nothing, **more) -> RowsPlan:
+def _plan(op, reason, results, nothing, kernel, **more) -> RowsPlan:
     problem = RowsProblem(op, results)
     if reason:
-        return RowsPlan(problem, "reference", reason)
+        return RowsPlan(problem, XLA, reason)
     if nothing:
-        return RowsPlan(problem, "zeros", "there is nothing to move")
-    return RowsPlan(problem, "direct", kernel_problem=problem, **more)
+        return RowsPlan(problem, NOTHING, "there is nothing to move")
+    return RowsPlan(problem, kernel, kernel_problem=problem, **more)
 
 
 def _no_kernel_reason(avals, params, batch) -> str:
     """Why no kernel can run whatever the operation; empty if one can."""
-    if params["implementation"] == "reference":
+    if params["implementation"] == "xla":
         return AS_ASKED
     if any(map(is_symbolic_dim, (size for x in avals for size in x.shape))):
         return "a dimension is symbolic, and kernels are planned for known ones"

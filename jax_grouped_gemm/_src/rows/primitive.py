@@ -8,6 +8,8 @@ without `pair_of_row` is a scatter-add of XLA's, which takes any indices, repeat
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax.interpreters import ad
@@ -36,7 +38,7 @@ _INSTEAD = "moe.dropless_mlp or jax.shard_map, whose devices sort their own toke
 SORT = Op(
     name="sort_by_expert",
     operand_ranks=(1,),
-    targets=(call.SORT,),
+    targets=(call.SORT_TARGET,),
     avals=_sort_avals,
     planner=plan.plan_sort,
     call=call.sort,
@@ -71,9 +73,9 @@ def _gather_aval(*operands, **params):
 GATHER = Op(
     name="gather_rows",
     operand_ranks=plan.RANKS["gather_rows"],
-    targets=(call.GATHER, call.DISPATCH),
+    targets=(call.GATHER_TARGET, call.DISPATCH_TARGET),
     avals=_gather_aval,
-    planner=plan.plan_gather,
+    planner=functools.partial(plan.plan_move, "gather_rows"),
     call=call.gather,
     reference=reference.gather_rows,
     is_matmul=False,
@@ -95,9 +97,9 @@ def _combine_aval(*operands, **params):
 COMBINE = Op(
     name="combine_rows",
     operand_ranks=plan.RANKS["combine_rows"],
-    targets=(call.COMBINE,),
+    targets=(call.COMBINE_TARGET,),
     avals=_combine_aval,
-    planner=plan.plan_combine,
+    planner=functools.partial(plan.plan_move, "combine_rows"),
     call=call.combine,
     reference=reference.combine_rows,
     is_matmul=False,
@@ -119,9 +121,9 @@ def _dots_aval(*operands, **_):
 DOTS = Op(
     name="row_dots",
     operand_ranks=plan.RANKS["row_dots"],
-    targets=(call.DOTS,),
+    targets=(call.DOTS_TARGET,),
     avals=_dots_aval,
-    planner=plan.plan_dots,
+    planner=functools.partial(plan.plan_move, "row_dots"),
     call=call.dots,
     reference=reference.row_dots,
     is_matmul=False,
@@ -176,7 +178,7 @@ def _register_transpose(op: Op, *cotangents) -> None:
 def _of_tokens(y, aval, pair_of_row, row_of_pair, weights, count, *, divisor, implementation):
     """The cotangent of x: the sums of the rows y, times the weights."""
     if not row_of_pair.shape[-1]:
-        implementation = "reference"  # no kernel adds up rows by `pair_of_row`
+        implementation = "xla"  # no kernel adds up rows by `pair_of_row`
     params = dict(divisor=divisor, implementation=implementation)
     return combine_rows(y, pair_of_row, row_of_pair, weights, count, **params)
 

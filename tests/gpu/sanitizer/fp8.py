@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm._src.fp8 import plan as plan_fp8
-from jax_grouped_gemm._src.fp8 import primitive as fp8_primitive
+from jax_grouped_gemm._src.fp8.quantize import primitive as quantizers
+from jax_grouped_gemm._src.fp8.scaled import plan as plan_fp8
+from jax_grouped_gemm._src.fp8.scaled import primitive as scaled
 from tests.gpu.sanitizer import SIZES, G, K, M, N
 from tests.support import fp8_oracle, mlp
 from tests.support.fp8_mlp_on_gpu import check_elementwise_steps
@@ -60,16 +61,14 @@ def fp8_configurations(rng: np.random.Generator, sizes: np.ndarray) -> int:
         rows, weights = jgg.quantize_ragged(lhs, sizes), jgg.quantize_weights(rhs)
         exact = fp8_oracle.noncontracting(*rows[:2], *weights[:2], sizes)
         operands = *rows[:2], *weights[2:], sizes, offset
-        for tile in (choice.tile for choice in plan_fp8.NONCONTRACTING[1:]):
-            out = fp8_primitive.scaled_ragged_noncontracting(
-                *operands, **forward, **options, tile=tile
-            )
+        for tile in (choice.tile for choice in plan_fp8.NONCONTRACTING_KERNELS[1:]):
+            out = scaled.scaled_ragged_noncontracting(*operands, **forward, **options, tile=tile)
             fp8_oracle.check(out, exact)
             launches += 1
     columns = [np.asarray(x) for x in 2 * rows[2:]]
     exact = fp8_oracle.contracting(*columns, sizes, M)
-    for tile in (choice.tile for choice in plan_fp8.CONTRACTING[1:]):
-        out = fp8_primitive.scaled_ragged_contracting(
+    for tile in (choice.tile for choice in plan_fp8.CONTRACTING_KERNELS[1:]):
+        out = scaled.scaled_ragged_contracting(
             *columns, sizes, offset, num_rows=M, num_groups=G, **options, tile=tile
         )
         fp8_oracle.check(out, exact)
@@ -84,7 +83,7 @@ def rows_of_tokens(rng: np.random.Generator) -> int:
         x = random(rng, (61, width), jnp.bfloat16)
         rows = rng.integers(-2, len(x) + 2, M).astype(np.int32)
         exists = (rows >= 0) & (rows < len(x))
-        got = fp8_primitive.quantize_tokens(
+        got = quantizers.quantize_tokens(
             x, rows, dtype=np.dtype(jnp.float8_e4m3fn), power_of_two=False, implementation="cuda"
         )
         copies = np.where(exists[:, None], x[rows % len(x)], np.zeros((), x.dtype))
@@ -112,7 +111,7 @@ def fp8_mlps(rng: np.random.Generator) -> int:
     case = mlp.case(rng, tokens=64, top_k=3, embed=136, hidden=200, experts=5, dtype=jnp.bfloat16)
     for recipe in (jgg.Recipe(), jgg.Recipe.blockwise(wgrad="bf16"), jgg.Recipe.rowwise()):
         results = {}
-        for name in ("cuda", "reference"):
+        for name in ("cuda", "xla"):
             layer = partial(case.run, jgg.ragged_mlp, recipe=recipe, implementation=name)
             y, vjp = jax.vjp(layer, *case.factors)
             results[name] = y, *vjp(jnp.ones_like(y))

@@ -9,11 +9,11 @@ import jax_grouped_gemm as jgg
 from jax_grouped_gemm._src.plan import DEFAULT_TILE
 from jax_grouped_gemm._src.ragged import primitive as ragged
 from jax_grouped_gemm._src.ragged.tiles import (
-    FLOAT32_FEW_ROWS_TILE,
     NARROW_STREAM_K_TILE,
     NARROW_TILE,
     PINGPONG_TILE,
     STREAM_K_TILE,
+    SWAPPED_FLOAT32_TILE,
 )
 from tests.gpu.sanitizer import OFFSETS, SIZES, G, K, M, N
 from tests.support import (
@@ -170,7 +170,7 @@ def gradients_of_unequal_groups(rng) -> int:
 def float32_products_of_few_rows(rng) -> int:
     """Both precisions and majors of the weights, K and N off the tile."""
     launches = 0
-    tile = FLOAT32_FEW_ROWS_TILE
+    tile = SWAPPED_FLOAT32_TILE
     for transpose_rhs, precision in product((False, True), PRODUCT_ERROR):
         for sizes, offset in zip(SIZES, OFFSETS, strict=True):
             shapes = NONCONTRACTING.shapes(M, K + 4, N + 4, G)

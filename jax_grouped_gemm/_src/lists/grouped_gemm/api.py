@@ -119,7 +119,7 @@ def grouped_gemm(
         schedulers deal out tiles in turn, in the order of the list; on the FP64 tensor cores it
         only decides which problems share a launch. Results are always in the caller's order.
       implementation: None takes the CUDA kernel where it applies and the reference elsewhere;
-        "cuda" insists on the kernel; "reference" is pure JAX.
+        "cuda" insists on the kernel; "xla" is pure JAX.
 
     Returns:
       A list of [m_i, n_i] and [g_i, m_i, n_i]; one [g, m, n] if lhs is a single stack.

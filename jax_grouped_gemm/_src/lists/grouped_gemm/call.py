@@ -22,7 +22,7 @@ TARGET_FP64 = "jax_grouped_gemm.grouped_gemm_fp64.v1"
 
 
 def grouped_gemm(plan: GroupedGemmPlan, *operands: jax.Array) -> list[jax.Array]:
-    """Runs the kernels of `plan`, whose path is not "reference", on operands of `plan.problem`.
+    """Runs the kernels of `plan`, whose kernel is not `XLA`, on operands of `plan.problem`.
 
     The operands are those of the primitive: alpha, a, b, beta and c of every problem.
     """
@@ -59,8 +59,8 @@ def _without_product(whole: GroupedGemmProblem, i: int, problem: Problem) -> jax
 def _launch(
     plan: GroupedGemmPlan, launch: Launch, problems: Sequence[Problem]
 ) -> Sequence[jax.Array]:
-    whole, is_fp64 = plan.problem, plan.path == "direct"
-    kernel_problem, _ = plan.kernel
+    whole, is_fp64 = plan.problem, launch.kernel.schedule == "square"
+    kernel_problem, _ = plan.launched
     entries = [kernel_problem.entries[i] for i in launch.problems]
     dtype = kernel_problem.result_dtype
     padded = list(zip(problems, entries, strict=True))

@@ -14,7 +14,7 @@ import numpy as np
 
 from jax_grouped_gemm._src import float32
 from jax_grouped_gemm._src.arrays import cdiv, round_up
-from jax_grouped_gemm._src.device import H200, Target, predict
+from jax_grouped_gemm._src.device import Target, predict
 from jax_grouped_gemm._src.fallback import faster_reason
 from jax_grouped_gemm._src.lists import fp64 as fp64_kernels
 from jax_grouped_gemm._src.lists import kernels as list_kernels
@@ -28,15 +28,23 @@ from jax_grouped_gemm._src.lists.grouped_gemm.problem import (
     xla_work,
 )
 from jax_grouped_gemm._src.lists.grouped_gemm.schedule import FULL_STEP_AREA, TILE_K, Shape
-from jax_grouped_gemm._src.plan import Choice, Plan, TileConfig, symbolic_sizes
+from jax_grouped_gemm._src.plan import (
+    NOTHING,
+    XLA,
+    Plan,
+    TileConfig,
+    TiledKernel,
+    symbolic_sizes,
+    unaddressable_rows,
+)
 
 TILES = (
-    Choice(
-        TileConfig(tile_m=128, tile_n=256, cluster=2),
+    TiledKernel(
+        tile=TileConfig(tile_m=128, tile_n=256, cluster=2),
         record=("h200_lists.json", "random_24/grouped_gemm"),
     ),
-    Choice(
-        TileConfig(tile_m=128, tile_n=128, cluster=1),
+    TiledKernel(
+        tile=TileConfig(tile_m=128, tile_n=128, cluster=1),
         record=("h200_lists.json", "cutlass_24/grouped_gemm"),
     ),
 )
@@ -62,7 +70,7 @@ class Launch:
     Attributes:
       problems: the indices of its problems, in the order in which the kernel has them.
       transpose_lhs, transpose_rhs: how the operands of all of them are stored.
-      tile: kernel configuration.
+      kernel: what computes them.
       clusters: how many clusters have work.
       schedule: int32 [rounds, clusters, 2], the problem of this launch and the unit of work of that
         problem that each cluster computes in each round, -1 where it has nothing left; None if the
@@ -76,12 +84,17 @@ class Launch:
     problems: tuple[int, ...]
     transpose_lhs: bool
     transpose_rhs: bool
-    tile: TileConfig
+    kernel: TiledKernel
     clusters: int
     schedule: np.ndarray | None = dataclasses.field(repr=False, compare=False)
     steps: float
     balance: float
     parts_bytes: int = 0
+
+    @property
+    def tile(self) -> TileConfig:
+        """Kernel configuration."""
+        return self.kernel.tile
 
     @property
     def workspace_bytes(self) -> int:
@@ -124,7 +137,8 @@ class GroupedGemmPlan(Plan[GroupedGemmProblem]):
     def describe_launch(self) -> str:
         """What `explain` says of all launches."""
         # There is no other on the FP64 tensor cores.
-        scheduler = "device" if self.path == "direct" else self.problem.scheduler
+        is_square = any(launch.kernel.schedule == "square" for launch in self.launches)
+        scheduler = "device" if is_square else self.problem.scheduler
         launches = [f"launch {launch}" for launch in self.launches]
         summary = (
             f"scheduler {scheduler}, launches {len(launches)}, "
@@ -134,16 +148,16 @@ class GroupedGemmPlan(Plan[GroupedGemmProblem]):
 
 
 def plan_grouped_gemm(
-    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
+    avals: Sequence[Any], params: Mapping[str, Any], target: Target
 ) -> GroupedGemmPlan:
     """Plans a `grouped_gemm` from its operands' abstract values and its parameters."""
     problem = GroupedGemmProblem.of(avals, params)
     reason = list_kernels.unsupported_reason(problem, params) or symbolic_sizes(avals)
     if reason:
-        return GroupedGemmPlan(problem, "reference", reason)
+        return GroupedGemmPlan(problem, XLA, reason)
     working = [i for i, entry in enumerate(problem.entries) if 0 not in entry.shape]
     if not working:
-        return GroupedGemmPlan(problem, "zeros", "there is nothing to multiply")
+        return GroupedGemmPlan(problem, NOTHING, "there is nothing to multiply")
     is_fp64 = problem.dtype in fp64_kernels.DTYPES
     addressable = problem if is_fp64 else _addressable_problem(problem)
     reason = _copy_reason(problem, addressable, working)
@@ -169,13 +183,12 @@ def plan_grouped_gemm(
         params["implementation"],
     )
     if faster:
-        return GroupedGemmPlan(problem, "reference", faster)
+        return GroupedGemmPlan(problem, XLA, faster)
     return GroupedGemmPlan(
         problem=problem,
-        path="direct" if is_fp64 else "copied" if reason else "tma",
+        kernel=launches[0].kernel,
         reason=reason,
         kernel_problem=addressable,
-        tile=launches[0].tile,
         grid=launches[0].clusters * launches[0].tile.cluster,
         workspace_bytes=sum(launch.workspace_bytes for launch in launches),
         terms=terms,
@@ -206,13 +219,12 @@ def _copy_reason(
     problem: GroupedGemmProblem, addressable: GroupedGemmProblem, working: Sequence[int]
 ) -> str:
     """Why TMA cannot address the arrays of `problem`, empty if it can."""
-    of_what = " of float16 parts" if problem.dtype == jnp.float32 else ""
     reasons = [
-        f"rows of {name}={getattr(problem.entries[i], name)} elements of problem {i} are not a "
-        f"multiple of 16 bytes{of_what}"
+        reason
         for i in working
-        for name in "mkn"
-        if getattr(problem.entries[i], name) != getattr(addressable.entries[i], name)
+        for reason in unaddressable_rows(
+            "mkn", problem.entries[i], addressable.entries[i], problem.dtype, f" of problem {i}"
+        )
     ]
     return listed(reasons, "; ")
 
@@ -249,32 +261,33 @@ def _best_launch(
 ) -> Launch:
     shapes = tuple(problem.entries[i].shape for i in order)
     if problem.dtype in fp64_kernels.DTYPES:
-        tile, blocks, steps, balance = plan_fp64.simulated(shapes, problem.dtype, target)
-        return Launch(order, *transposes, tile, blocks, None, steps, balance)
+        square, blocks, steps, balance = plan_fp64.simulated(shapes, problem.dtype, target)
+        return Launch(order, *transposes, square, blocks, None, steps, balance)
     parts_bytes = 0
     if terms:
         operands = [(s.g, s.m * s.k) for s in shapes] + [(s.g, s.k * s.n) for s in shapes]
         parts_bytes = float32.list_workspace_bytes(operands, terms)
         # Every term takes the steps of a product.
         shapes = tuple(s._replace(k=terms * round_up(s.k, TILE_K)) for s in shapes)
-    (tile, clusters, schedule, steps, balance) = _simulated(
+    kernel, clusters, schedule, steps, balance = _simulated(
         shapes, problem.scheduler, problem.sort_problems, target
     )
-    return Launch(order, *transposes, tile, clusters, schedule, steps, balance, parts_bytes)
+    return Launch(order, *transposes, kernel, clusters, schedule, steps, balance, parts_bytes)
 
 
 # One call is planned more than once: for `explain`, for lowering, for every layer of a model.
 @functools.lru_cache(maxsize=256)
 def _simulated(
     shapes: tuple[Shape, ...], scheduler: Scheduler, sort_problems: bool, target: Target
-) -> tuple[TileConfig, int, np.ndarray | None, float, float]:
-    """The tile to take, its clusters and schedule, the steps of the longest cluster, the balance.
+) -> tuple[TiledKernel, int, np.ndarray | None, float, float]:
+    """The kernel to take, its clusters and schedule, the steps of the longest cluster, the balance.
 
-    The tile that is predicted to be done first: for lists of few tiles the small one, of which more
+    That is predicted to be done first: for lists of few tiles that of small ones, of which more
     multiprocessors get one.
     """
     choices = []
-    for tile in (choice.tile for choice in TILES):
+    for kernel in TILES:
+        tile = kernel.tile
         most_clusters = max(target.multiprocessors // tile.cluster, 1)
         units = list_schedule.list_units(shapes, tile)
         clusters = min(most_clusters, len(units.cost))
@@ -290,8 +303,8 @@ def _simulated(
         if scheduler == "host_precomputed" and len(schedule) > 1:
             pairs = np.stack([units.problem[schedule], units.number[schedule]], axis=-1)
             table = np.where(schedule[..., None] < 0, -1, pairs).astype(np.int32)
-        choices.append((tile, clusters, table, float(busy.max()), float(balance)))
-    return min(choices, key=lambda c: c[3] + CLUSTER_STEPS * (c[0].cluster > 1))
+        choices.append((kernel, clusters, table, float(busy.max()), float(balance)))
+    return min(choices, key=lambda c: c[3] + CLUSTER_STEPS * (c[0].tile.cluster > 1))
 
 
 def _utilization(problem: GroupedGemmProblem, launches: Sequence[Launch], target: Target) -> float:
@@ -301,7 +314,7 @@ def _utilization(problem: GroupedGemmProblem, launches: Sequence[Launch], target
 
     def per_step(launch: Launch) -> int:
         if problem.dtype in fp64_kernels.DTYPES:
-            return plan_fp64.multiply_adds_per_step(problem.dtype, launch.tile, target)
+            return plan_fp64.multiply_adds_per_step(problem.dtype, launch.kernel, target)
         return target.multiprocessors * FULL_STEP_AREA * TILE_K
 
     return useful / sum(launch.steps * per_step(launch) for launch in launches)

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from jax_grouped_gemm._src.arrays import cdiv
-from jax_grouped_gemm._src.device import H200, Target
-from jax_grouped_gemm._src.lists.fp64 import KERNELS, Kernel, busy_steps, num_steps, tile_k
+from jax_grouped_gemm._src.device import Target
+from jax_grouped_gemm._src.lists.fp64 import KERNELS, Square, busy_steps, num_steps, tile_k
 from jax_grouped_gemm._src.lists.grouped_gemm.schedule import Shape
-from jax_grouped_gemm._src.plan import TileConfig
+from jax_grouped_gemm._src.plan import TiledKernel
 
 MAX_MATRICES = 128
 """Products to a launch, which are parameters of the kernel: kMaxProblems of gemm_problem.h."""
@@ -19,9 +19,9 @@ MAX_MATRICES = 128
 
 @functools.lru_cache(maxsize=256)
 def simulated(
-    shapes: tuple[Shape, ...], dtype: np.dtype, target: Target = H200
-) -> tuple[TileConfig, int, float, float]:
-    """The tile to take, its blocks, the steps of the longest block, and the balance.
+    shapes: tuple[Shape, ...], dtype: np.dtype, target: Target
+) -> tuple[Square, int, float, float]:
+    """The kernel to take, its blocks, the steps of the longest block, and the balance.
 
     As `csrc/scheduler/product_runs.h` has it: the longest tiles first, whatever the order of the
     list. More matrices than one launch takes have a launch each `MAX_MATRICES`, one after another.
@@ -33,15 +33,14 @@ def simulated(
         longest = sum(int(x.max()) for x in busy)
         balance = sum(int(x.sum()) for x in busy) / places / longest
         blocks = max(min(places, _num_tiles(kernel, part)) for part in _launches(shapes))
-        time = longest * multiply_adds_per_step(dtype, kernel.tile, target) / kernel.rate
-        choices.append((time, (kernel.tile, blocks, float(longest), float(balance))))
+        time = longest * multiply_adds_per_step(dtype, kernel, target) / kernel.rate
+        choices.append((time, (kernel, blocks, float(longest), float(balance))))
     return min(choices, key=lambda choice: choice[0])[1]
 
 
-def multiply_adds_per_step(dtype: np.dtype, tile: TileConfig, target: Target) -> int:
+def multiply_adds_per_step(dtype: np.dtype, kernel: TiledKernel, target: Target) -> int:
     """Multiply-adds of a step of all blocks that the device holds at a time."""
-    (kernel,) = (kernel for kernel in KERNELS[np.dtype(dtype)] if kernel.tile == tile)
-    return kernel.places(target) * kernel.side**2 * tile_k(dtype)
+    return kernel.places(target) * kernel.tile.tile_m**2 * tile_k(dtype)
 
 
 def _launches(shapes: Sequence[Shape]) -> list[list[Shape]]:
@@ -61,7 +60,7 @@ def _launches(shapes: Sequence[Shape]) -> list[list[Shape]]:
 
 
 def _busy_steps(
-    kernel: Kernel, shapes: Sequence[Shape], dtype: np.dtype, places: int
+    kernel: Square, shapes: Sequence[Shape], dtype: np.dtype, places: int
 ) -> np.ndarray:
     runs = [(num_steps(dtype, shape.k), _num_tiles(kernel, [shape])) for shape in shapes]
     runs.sort(key=lambda run: -run[0])
@@ -69,7 +68,7 @@ def _busy_steps(
     return busy_steps(places, steps, counts)
 
 
-def _num_tiles(kernel: Kernel, shapes: Sequence[Shape]) -> int:
+def _num_tiles(kernel: Square, shapes: Sequence[Shape]) -> int:
     return sum(
         shape.g * cdiv(shape.m, kernel.side) * cdiv(shape.n, kernel.side) for shape in shapes
     )

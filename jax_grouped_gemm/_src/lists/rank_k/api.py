@@ -188,7 +188,7 @@ def grouped_syrk(a: Matrices, c: Matrices | None = None, **options: Unpack[Optio
         Accumulation is in float32 at least.
       implementation: None takes the CUDA kernel where it applies (bfloat16, float16, float32,
         float64, complex128, and complex64 at the highest precision) and the reference elsewhere;
-        "cuda" insists on the kernel; "reference" is pure JAX.
+        "cuda" insists on the kernel; "xla" is pure JAX.
 
     Returns:
       [g, n, n] for a stack, else a list of [n_i, n_i] and [g_i, n_i, n_i].

@@ -19,7 +19,7 @@ TARGET_FP64 = "jax_grouped_gemm.rank_k_fp64.v2"
 
 
 def rank_k(plan: Plan[RankKProblem], *operands: jax.Array) -> list[jax.Array]:
-    """Runs the kernel of `plan`, whose path is not "reference", on operands of `plan.problem`.
+    """Runs the kernel of `plan`, whose kernel is not `XLA`, on operands of `plan.problem`.
 
     The operands are those of the primitive: alpha, a, b, beta, c and diagonal of every stack.
     """
@@ -28,7 +28,8 @@ def rank_k(plan: Plan[RankKProblem], *operands: jax.Array) -> list[jax.Array]:
     order = launch_order(problem)
     if not order:
         return outs
-    is_fp64, has_b = plan.path == "direct", problem.num_factors == 2
+    kernel_problem, kernel = plan.launched
+    is_fp64, has_b = kernel.schedule == "square", problem.num_factors == 2
     names = present(
         has_b=has_b,
         has_beta=problem.has_c,
@@ -36,7 +37,6 @@ def rank_k(plan: Plan[RankKProblem], *operands: jax.Array) -> list[jax.Array]:
         has_diagonal=problem.has_diagonal,
     )
     problems = problems_of(by_name(operands, len(outs), names))
-    kernel_problem, tile = plan.kernel
     stacks, dtype = kernel_problem.stacks, kernel_problem.result_dtype
 
     def padded(name):
@@ -65,13 +65,13 @@ def rank_k(plan: Plan[RankKProblem], *operands: jax.Array) -> list[jax.Array]:
         }
         if not plan.terms:
             attributes["may_halve"] = not problem.whole_tiles
-            attributes["kind"] = "fine" if tile.tile_m == tile.tile_n else "cooperative"
+            attributes["kind"] = "fine" if kernel.schedule == "fine" else "cooperative"
     results = launch(
         TARGET_FP64 if is_fp64 else TARGET_F32 if plan.terms else TARGET,
         [*scales, *factors],
         c,
         [jax.ShapeDtypeStruct((stacks[i].g, stacks[i].n, stacks[i].n), dtype) for i in order],
-        tile=tile,
+        tile=kernel.tile,
         terms=plan.terms,
         workspace_bytes=plan.workspace_bytes,
         # Whoever keeps the other triangle of c writes where it is.

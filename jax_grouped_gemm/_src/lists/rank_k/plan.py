@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 
 from jax_grouped_gemm._src import float32
 from jax_grouped_gemm._src.arrays import cdiv, round_up
-from jax_grouped_gemm._src.device import H200, Target, predict
+from jax_grouped_gemm._src.device import Target, predict
 from jax_grouped_gemm._src.fallback import faster_reason
 from jax_grouped_gemm._src.lists import fp64 as fp64_kernels
 from jax_grouped_gemm._src.lists import kernels as list_kernels
@@ -23,7 +24,17 @@ from jax_grouped_gemm._src.lists.rank_k.problem import (
     xla_work,
 )
 from jax_grouped_gemm._src.lists.rank_k.tile_costs import fine_is_sooner, num_fine_units
-from jax_grouped_gemm._src.plan import Choice, Plan, TileConfig, choose, runnable, symbolic_sizes
+from jax_grouped_gemm._src.plan import (
+    NOTHING,
+    XLA,
+    Plan,
+    TileConfig,
+    TiledKernel,
+    choose,
+    runnable,
+    symbolic_sizes,
+    unaddressable_rows,
+)
 
 RankKPlan = Plan[RankKProblem]
 
@@ -40,9 +51,7 @@ TILE_K = 64
 CHANGE_HALF_STEPS, EXCHANGE_HALF_STEPS = 4, 6
 
 
-def plan_rank_k(
-    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
-) -> RankKPlan:
+def plan_rank_k(avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> RankKPlan:
     """Plans a `rank_k` from its operands' abstract values and its parameters.
 
     A kernel runs wherever one can if the implementation is "cuda", else where it is faster.
@@ -50,35 +59,34 @@ def plan_rank_k(
     plan = _plan_of_kernel(avals, params, target)
     if plan.prediction is None:
         return plan
-    _, tile = plan.kernel
+    _, kernel = plan.launched
     reason = faster_reason(
         xla_work(plan.problem, plan.terms),
         plan.prediction,
-        tile,
+        kernel.tile,
         target,
         params["implementation"],
     )
-    return Plan(plan.problem, "reference", reason) if reason else plan
+    return Plan(plan.problem, XLA, reason) if reason else plan
 
 
 def _plan_of_kernel(avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> RankKPlan:
     problem = RankKProblem.of(avals, params)
     reason = list_kernels.unsupported_reason(problem, params) or symbolic_sizes(avals)
     if reason:
-        return Plan(problem, "reference", reason)
+        return Plan(problem, XLA, reason)
     if all(0 in (stack.g, stack.n) for stack in problem.stacks):
-        return Plan(problem, "zeros", "the results are empty")
+        return Plan(problem, NOTHING, "the results are empty")
     if problem.dtype in fp64_kernels.DTYPES:
         if problem.has_diagonal or problem.op == "symm_product":
             what = "adds a diagonal" if problem.has_diagonal else "computes A B^T alone"
-            return Plan(problem, "reference", f"no kernel of {problem.dtype} {what}")
+            return Plan(problem, XLA, f"no kernel of {problem.dtype} {what}")
         return plan_fp64(problem, target)
     addressable = _addressable_problem(problem)
     reason = _copy_reason(problem, addressable)
     stacks = [addressable.stacks[i] for i in launch_order(problem)]
-    choices = runnable(TILES, addressable)
-    tile = choose(choices, addressable, target).tile
-    if tile == FINE_TILE:
+    kernel = choose(runnable(TILES, addressable), addressable, target)
+    if kernel.schedule == "fine":
         clusters = sum(map(num_fine_units, stacks))
         utilization = _fine_utilization(problem, stacks, target)
     else:
@@ -89,11 +97,10 @@ def _plan_of_kernel(avals: Sequence[Any], params: Mapping[str, Any], target: Tar
     operand_bytes, split_bytes = float32.bytes_of_split(problem.operand_bytes, terms)
     return Plan(
         problem=problem,
-        path="copied" if reason else "tma",
+        kernel=kernel,
         reason=reason,
         kernel_problem=addressable,
-        tile=tile,
-        grid=clusters * tile.cluster,
+        grid=clusters * kernel.tile.cluster,
         workspace_bytes=_workspace_bytes(addressable, terms) if terms else 0,
         terms=terms,
         utilization=utilization,
@@ -141,9 +148,14 @@ def _fine_pays(problem: RankKProblem, target: Target) -> bool:
 
 
 TILES = (
-    Choice(RANK_K_TILE, record=("h200_rank_k.json", "8x2048x2048/syrk")),
-    Choice(
-        FINE_TILE,
+    TiledKernel(
+        tile=RANK_K_TILE,
+        schedule="triangular",
+        record=("h200_rank_k.json", "8x2048x2048/syrk"),
+    ),
+    TiledKernel(
+        tile=FINE_TILE,
+        schedule="fine",
         record=("h200_rank_k.json", "64x256x1024/syrk"),
         runs=_fine_runs,
         pays=_fine_pays,
@@ -176,13 +188,9 @@ def _workspace_bytes(problem: RankKProblem, terms: int) -> int:
 
 def _copy_reason(problem: RankKProblem, addressable: RankKProblem) -> str:
     """Why TMA cannot address the arrays of `problem`, empty if it can."""
-    of_what = " of float16 parts" if problem.dtype == jnp.float32 else ""
-    return "; ".join(
-        f"rows of {name}={getattr(stack, name)} elements are not a multiple of 16 bytes{of_what}"
-        for stack, padded in zip(problem.stacks, addressable.stacks, strict=True)
-        for name in "nk"
-        if getattr(stack, name) != getattr(padded, name)
-    )
+    pairs = zip(problem.stacks, addressable.stacks, strict=True)
+    reasons = (unaddressable_rows("nk", *pair, problem.dtype) for pair in pairs)
+    return "; ".join(itertools.chain(*reasons))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,7 +215,7 @@ def _units(problem: RankKProblem, stacks: Sequence[Stack], target: Target) -> li
     return [unit for stack in stacks for unit in _stack_units(problem, stack, halves)]
 
 
-def gains_by_halves(problem: RankKProblem, stacks: Sequence[Stack], target: Target = H200) -> bool:
+def gains_by_halves(problem: RankKProblem, stacks: Sequence[Stack], target: Target) -> bool:
     """Whether both CTAs of a cluster take one narrow tile, half of its steps each."""
     if problem.whole_tiles or problem.op == "symm_product":
         return False

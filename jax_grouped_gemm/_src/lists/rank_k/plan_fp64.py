@@ -8,7 +8,7 @@ import numpy as np
 
 from jax_grouped_gemm._src.arrays import cdiv
 from jax_grouped_gemm._src.device import Target, predict
-from jax_grouped_gemm._src.lists.fp64 import KERNELS, Kernel, busy_steps, num_steps, tile_k
+from jax_grouped_gemm._src.lists.fp64 import KERNELS, Square, busy_steps, num_steps, tile_k
 from jax_grouped_gemm._src.lists.rank_k.problem import RankKProblem
 from jax_grouped_gemm._src.plan import Plan
 
@@ -23,9 +23,8 @@ def plan_fp64(problem: RankKProblem, target: Target) -> Plan[RankKProblem]:
     kernel, utilization = kernels[best], shares[best]
     return Plan(
         problem=problem,
-        path="direct",
+        kernel=kernel,
         kernel_problem=kernel_problem,
-        tile=kernel.tile,
         grid=min(kernel.places(target), sum(_steps(kernel_problem, kernel)[1])),
         utilization=utilization,
         prediction=predict(
@@ -38,7 +37,7 @@ def plan_fp64(problem: RankKProblem, target: Target) -> Plan[RankKProblem]:
     )
 
 
-def _steps(problem: RankKProblem, kernel: Kernel) -> tuple[list[int], list[int]]:
+def _steps(problem: RankKProblem, kernel: Square) -> tuple[list[int], list[int]]:
     """The steps of the tiles in each run of tiles, longest first, and how many tiles it has.
 
     As `csrc/scheduler/triangular_runs.h` lists them.
@@ -55,7 +54,7 @@ def _steps(problem: RankKProblem, kernel: Kernel) -> tuple[list[int], list[int]]
     return [steps for steps, _ in runs], [tiles for _, tiles in runs]
 
 
-def _utilization(problem: RankKProblem, kernel: Kernel, target: Target) -> float:
+def _utilization(problem: RankKProblem, kernel: Square, target: Target) -> float:
     """The share of the tensor cores' work that is useful while the longest block is busy."""
     places = kernel.places(target)
     longest = busy_steps(places, *_steps(problem, kernel)).max()

@@ -12,14 +12,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.ad_checkpoint import checkpoint_name
-from jax.typing import DTypeLike
 
 from jax_grouped_gemm._src.activations import Activation
 from jax_grouped_gemm._src.arguments import Implementation
@@ -27,199 +25,27 @@ from jax_grouped_gemm._src.arrays import (
     align_varying,
     at_least_float32,
     is_static,
-    vary_over,
-    varying_axes,
 )
 from jax_grouped_gemm._src.autodiff import once_differentiable
 from jax_grouped_gemm._src.barrier import barrier
-from jax_grouped_gemm._src.fp8 import primitive, reference
-from jax_grouped_gemm._src.fp8.formats import Pair, SlicedPair
-from jax_grouped_gemm._src.fp8.plan import PAIRED_COLUMNS, quantises_on_rows
-from jax_grouped_gemm._src.fp8.products import FP8_LHS, FP8_RHS, Fp8Products, named, narrow
+from jax_grouped_gemm._src.fp8.formats import Scaled
+from jax_grouped_gemm._src.fp8.products import FP8_LHS, FP8_RHS, named
 from jax_grouped_gemm._src.fp8.recipe import Recipe
+from jax_grouped_gemm._src.fp8.scaled.plan import PAIRED_FP8_COLUMNS, quantises_on_rows
 from jax_grouped_gemm._src.mlp import rows as token_rows
 from jax_grouped_gemm._src.mlp.biases import bias_rows
 from jax_grouped_gemm._src.mlp.composed import GATE, UP
-from jax_grouped_gemm._src.mlp.fp8.hidden import (
-    HiddenGradients,
-    HiddenLayer,
-    JoinedGradients,
-)
-from jax_grouped_gemm._src.mlp.fp8.hidden_op import (
-    hidden_gradients,
+from jax_grouped_gemm._src.mlp.fp8.hidden.layer import HiddenLayer, JoinedGradients
+from jax_grouped_gemm._src.mlp.fp8.hidden.primitive import (
     quantized_hidden,
-    ragged_hidden_gradients,
 )
+from jax_grouped_gemm._src.mlp.fp8.products import Dtypes, Layer
 from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp, quantize_experts
 from jax_grouped_gemm._src.mlp.operands import Differentials, ExpertWeights, MlpOperands, Rows
 from jax_grouped_gemm._src.mlp.reference import row_weights
-from jax_grouped_gemm._src.plan import Product, current_tiles
-from jax_grouped_gemm._src.ragged.reference import owned_rows, owned_window
+from jax_grouped_gemm._src.plan import current_tiles
 
 _NAME = "an MLP with a recipe"
-
-
-@dataclasses.dataclass(frozen=True)
-class _Dtypes:
-    """Those of the matrices that there are, of gate and up, and of the result."""
-
-    wi_0: np.dtype | None
-    wi_1: np.dtype | None
-    wo: np.dtype | None
-    projections: np.dtype
-    out: np.dtype
-
-
-@dataclasses.dataclass(frozen=True)
-class _Layer(Fp8Products):
-    """The static part of one layer.
-
-    Attributes:
-      hidden_layer: the elementwise step.
-      dtypes: of the arrays.
-      num_experts: matrices of each kind.
-      combines: whether rows are summed up to tokens in the end.
-    """
-
-    hidden_layer: HiddenLayer
-    dtypes: _Dtypes
-    num_experts: int
-    combines: bool
-
-    def owned_rows(self, given: MlpOperands, num_rows: int) -> jax.Array:
-        """Which rows the experts here own: booleans [num_rows]."""
-        return owned_rows(*given.groups.indices, self.num_experts, num_rows)
-
-    def quantize_operand(
-        self, x: jax.Array, given: MlpOperands, dtype: DTypeLike, *, copied: bool
-    ) -> Pair:
-        """Tokens, or rows where they are not `copied`, as an operand of a product of rows."""
-
-        def owned():
-            rows = given.rows.rows
-            if not copied or rows is None:
-                return self.owned_rows(given, x.shape[0])
-            tokens = jnp.where(self.owned_rows(given, rows.shape[0]), rows, x.shape[0])
-            of_tokens = vary_over(jnp.zeros(x.shape[:1], bool), varying_axes(tokens))
-            return of_tokens.at[tokens].set(True, mode="drop", wrap_negative_indices=False)
-
-        x = self.counted(x, owned)
-        return self.quantize_rows(x, given.groups.sizes, dtype, plain=True)[0]
-
-    def quantize_on_rows(self, given: MlpOperands, dtype: DTypeLike) -> Pair:
-        """The rows of tokens as an operand of a product of rows."""
-        if self.recipe.scaling != "blockwise":
-            x = token_rows.on_rows(given.rows)
-            return self.quantize_operand(x, given, dtype, copied=False)
-        x, rows = given.rows.x, given.rows.rows
-        assert rows is not None
-        return Pair(*primitive.quantize_tokens(x, rows, **self._quantize_params(dtype)))
-
-    def tokens_by_experts(
-        self,
-        which: Product,
-        tokens: Pair,
-        given: MlpOperands,
-        weights: Pair,
-        dtype: np.dtype,
-        *,
-        copied: bool,
-    ) -> jax.Array:
-        """Quantised tokens, or rows where they are not `copied`, times matrices of experts."""
-        indices, rows = given.groups.indices, given.rows.rows
-        if not copied:
-            return self.rows_by_weights(which, tokens, weights, *indices, dtype)
-        assert rows is not None
-        return self.tokens_by_weights(
-            which,
-            tokens,
-            rows,
-            functools.partial(self.copied, tokens, given.rows),
-            weights,
-            *indices,
-            dtype,
-        )
-
-    def copied(self, tokens: Pair, rows: Rows) -> Pair:
-        """Quantised tokens on the rows of their experts."""
-        scales = tokens.scales
-        # The one scale of all tokens is that of all rows.
-        if self.recipe.scaling != "tensorwise":
-            scales = token_rows.copies(rows.of(scales))
-        return Pair(token_rows.copies(rows.of(tokens.values)), scales)
-
-    def tokens_for_wgrad(
-        self, x: jax.Array, given: MlpOperands, dtype: DTypeLike, *, copied: bool
-    ) -> Any:
-        """Tokens, or rows where they are not `copied`, as an operand of `weights_gradient`.
-
-        In FP8 they have a scale a column: the other operand's, of blocks, are then the only ones
-        that change along the rows, which makes the product a fifth faster.
-        """
-        rows = given.rows.rows if copied else None
-        if self.recipe.wgrad == "bf16":
-            return token_rows.on_rows(given.rows.of(narrow(x))) if copied else narrow(x)
-        sizes, offset = given.groups.indices
-        if rows is not None:
-            # From -1, since XLA takes [0, n] for multiples of an iota and computes them.
-            window = jnp.array([-1, x.shape[0]])
-        else:
-            # Rows of no local expert have no say in the scales.
-            window = jnp.stack(owned_window(sizes, offset, self.num_experts, x.shape[0]))
-            rows = jnp.arange(x.shape[0])
-        maxima = primitive.column_maxima(
-            x, window.astype(jnp.int32), implementation=self.implementation
-        )
-        params = self._quantize_params(dtype)
-        scale = reference.column_scales(
-            maxima, dtype=params["dtype"], power_of_two=params["power_of_two"]
-        )
-        values = primitive.quantize_gathered(x, rows.astype(jnp.int32), scale, sizes, **params)
-        return Pair(values, scale[None])
-
-    def rows_for_wgrad(
-        self, x: jax.Array | Pair | SlicedPair, given: MlpOperands, dtype: DTypeLike
-    ) -> Any:
-        """Rows, if they are no such operand yet."""
-        if isinstance(x, Pair | SlicedPair):
-            return x
-        if self.recipe.wgrad == "bf16":
-            return narrow(x)
-        sizes = given.groups.sizes
-        return self.quantize_rows(x, sizes, dtype, plain=False, transposed=True)[1]
-
-    def hidden_gradients(
-        self,
-        projections: jax.Array,
-        dh: jax.Array,
-        weights: jax.Array,
-        given: MlpOperands,
-        *,
-        joined: bool,
-    ) -> HiddenGradients | JoinedGradients:
-        """The elementwise step backward, in the form that the gradients of weights are of; in one
-        array, if they may be `joined`."""
-        operands = self.hidden_layer, projections, dh, weights
-        if self.recipe.wgrad == "fp8" and not given.experts.has_biases:
-            return ragged_hidden_gradients(
-                *operands, given.groups.sizes, self.implementation, joined=joined
-            )
-        # Those of biases are sums of numbers that are not quantised.
-        return hidden_gradients(*operands, self.implementation)
-
-    def weights_gradients(
-        self, lhs: Any, rhs: Sequence[Any], dtypes: Sequence[Any], given: MlpOperands, num_rows: int
-    ) -> list[jax.Array]:
-        """lhs^T times each rhs, of each expert, in its dtype."""
-        indices = given.groups.indices
-        sizes: dict[str, Any] = dict(num_rows=num_rows, num_groups=self.num_experts)
-        is_pair = all(isinstance(x, Pair) for x in (lhs, *rhs))
-        if len(rhs) == 2 and len(set(dtypes)) == 1 and is_pair:
-            return self.rows_by_each(lhs, rhs, *indices, dtypes[0], **sizes)
-        return [
-            self.rows_by_rows(lhs, x, *indices, dtype, **sizes)
-            for x, dtype in zip(rhs, dtypes, strict=True)
-        ]
 
 
 def mlp(
@@ -228,7 +54,7 @@ def mlp(
     implementation: Implementation,
     operands: MlpOperands,
     quantized: QuantizedMlp | None,
-    tokens: Pair | None,
+    tokens: Scaled | None,
     *,
     combines: bool,
 ) -> jax.Array:
@@ -253,8 +79,8 @@ def mlp(
     )
     projections = np.dtype(jnp.result_type(operands.rows.x, *experts.projections))
     out = operands.dtype
-    dtypes = _Dtypes(gate, up, down, projections, out if bo is None else at_least_float32(out))
-    layer = _Layer(
+    dtypes = Dtypes(gate, up, down, projections, out if bo is None else at_least_float32(out))
+    layer = Layer(
         recipe,
         implementation,
         current_tiles(),
@@ -275,12 +101,12 @@ def mlp(
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _mlp(
-    layer: _Layer, operands: MlpOperands, quantized: QuantizedMlp | None, tokens: Pair | None
+    layer: Layer, operands: MlpOperands, quantized: QuantizedMlp | None, tokens: Scaled | None
 ) -> jax.Array:
     return _forward(layer, operands, quantized, tokens, for_gradient=False)[0]
 
 
-def _forward(layer: _Layer, given: MlpOperands, quantized, tokens, *, for_gradient):
+def _forward(layer: Layer, given: MlpOperands, quantized, tokens, *, for_gradient):
     """The result; projections; and the matrices for the gradients of rows."""
     indices, num_groups = given.groups.indices, given.groups.sizes.shape[0]
     x, copied = given.rows.x, given.rows.rows is not None
@@ -328,7 +154,7 @@ def _mlp_forward(layer, operands, quantized, tokens):
     return y, (kept, projections, matrices)
 
 
-def _mlp_backward(layer: _Layer, kept, dy):
+def _mlp_backward(layer: Layer, kept, dy):
     kept, dy = once_differentiable(_NAME, (kept, dy))
     given: MlpOperands = kept[0]
     _, projections, (wi, wo) = kept
@@ -348,7 +174,7 @@ def _mlp_backward(layer: _Layer, kept, dy):
     x_first = hidden_columns >= rows.x.shape[1]
     # One launch for the gradients of gate and up, which narrow ones have, reads them as two arrays.
     joined = x_first and wo is not None and is_static(hidden_columns)
-    joined = joined and hidden_columns > PAIRED_COLUMNS
+    joined = joined and hidden_columns > PAIRED_FP8_COLUMNS
     gradients = layer.hidden_gradients(projections, dh, weights, given, joined=joined)
     num_rows = projections.shape[0]
     if given.weights is not None:
@@ -412,18 +238,18 @@ def _mlp_backward(layer: _Layer, kept, dy):
 _mlp.defvjp(_mlp_forward, _mlp_backward)
 
 
-def _matrices(layer: _Layer, given: MlpOperands, quantized, for_gradient):
-    """(plain, transposed) pairs of gate and up, and of down."""
+def _matrices(layer: Layer, given: MlpOperands, quantized, for_gradient):
+    """(plain, transposed) forms of gate and up, and of down."""
     wi_0, wi_1, wo = given.experts.wi_0, given.experts.wi_1, given.experts.wo
     if quantized is not None:
-        pairs = ((Pair(*w[:2]), Pair(*w[2:])) for w in quantized)
-        wi, down = pairs
+        matrices = ((Scaled(*w[:2]), Scaled(*w[2:])) for w in quantized)
+        wi, down = matrices
         return wi, None if wo is None else down
     forms = dict(plain=for_gradient, transposed=True)
     return quantize_experts(layer, wi_0, wi_1, wo, **forms)
 
 
-def _weights_of_rows(layer: _Layer, given: MlpOperands, projections: jax.Array) -> jax.Array:
+def _weights_of_rows(layer: Layer, given: MlpOperands, projections: jax.Array) -> jax.Array:
     """Ones by default, and zero in rows that nobody owns, if those matter.
 
     No product takes such a row. But without wo they are a result, one scale of all rows is theirs
@@ -436,7 +262,7 @@ def _weights_of_rows(layer: _Layer, given: MlpOperands, projections: jax.Array) 
     return row_weights(given.weights, owned, projections)
 
 
-def _with_biases(layer: _Layer, projections: jax.Array, given: MlpOperands) -> jax.Array:
+def _with_biases(layer: Layer, projections: jax.Array, given: MlpOperands) -> jax.Array:
     gate, up = layer.hidden_layer.split(projections)
     b0, b1 = given.experts.b0, given.experts.b1
     if b0 is not None:

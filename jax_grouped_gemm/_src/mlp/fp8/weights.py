@@ -11,8 +11,8 @@ from jax.export import register_namedtuple_serialization
 from jax.typing import ArrayLike
 
 from jax_grouped_gemm._src.arguments import Implementation, as_array, checked_implementation
-from jax_grouped_gemm._src.fp8.api import SOURCE_DTYPES, QuantizedWeights
 from jax_grouped_gemm._src.fp8.products import Fp8Products
+from jax_grouped_gemm._src.fp8.quantize.api import SOURCE_DTYPES, QuantizedWeights
 from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
 from jax_grouped_gemm._src.plan import TileChoices, current_tiles
 
@@ -89,17 +89,17 @@ def _quantized(products: Fp8Products, wi_0, wi_1, wo) -> QuantizedMlp:
     def flat(x):
         return None if x is None else x.reshape(math.prod(leading), *x.shape[-2:])
 
-    pairs = quantize_experts(products, *map(flat, (wi_0, wi_1, wo)), plain=True, transposed=True)
+    matrices = quantize_experts(products, *map(flat, (wi_0, wi_1, wo)), plain=True, transposed=True)
     return QuantizedMlp(
         *(
-            QuantizedWeights(*(x.reshape(*leading, *x.shape[1:]) for pair in both for x in pair))
-            for both in pairs
+            QuantizedWeights(*(x.reshape(*leading, *x.shape[1:]) for form in both for x in form))
+            for both in matrices
         )
     )
 
 
 def quantize_experts(products: Fp8Products, wi_0, wi_1, wo, *, plain: bool, transposed: bool):
-    """(plain, transposed) pairs of gate and up in one, and of down; None for what is not asked."""
+    """(plain, transposed) forms of gate and up in one, and of down; None for what is not asked."""
     forms = dict(plain=plain, transposed=transposed)
     down = None if wo is None else products.quantize_weights(wo, **forms)
     if wi_1 is None:
@@ -137,7 +137,7 @@ def checked_quantized(
         )
     if wo is None:
         quantized = QuantizedMlp(quantized, quantized)
-    of = functools.partial(_quantized, Fp8Products(recipe, "reference", TileChoices()))
+    of = functools.partial(_quantized, Fp8Products(recipe, "xla", TileChoices()))
     wanted = jax.eval_shape(of, wi_0, wi_1, wi_0 if wo is None else wo)
     if wo is None:
         wanted = QuantizedMlp(wanted.wi, wanted.wi)

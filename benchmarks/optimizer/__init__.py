@@ -1,0 +1,1 @@
+"""Steps of optimisers that write FP8 weights."""

@@ -1,0 +1,1 @@
+"""The ragged matmul of operands that it quantises."""

@@ -1,0 +1,274 @@
+"""A ragged matmul that computes in FP8 and can be trained through."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike, DTypeLike
+
+from jax_grouped_gemm._src.arguments import (
+    Implementation,
+    as_array,
+    canonical_dtype,
+    canonical_offset,
+    check_group_count,
+    checked_group_sizes,
+    checked_implementation,
+    run_group_checks,
+)
+from jax_grouped_gemm._src.arrays import align_varying
+from jax_grouped_gemm._src.autodiff import once_differentiable
+from jax_grouped_gemm._src.fp8.dot.primitive import may_be_split_later, weight_gradient
+from jax_grouped_gemm._src.fp8.formats import Scaled, quantized_blocks
+from jax_grouped_gemm._src.fp8.products import FP8_LHS, FP8_RHS, Fp8Products, in_16_bits, named
+from jax_grouped_gemm._src.fp8.quantize.api import SOURCE_DTYPES, QuantizedWeights
+from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
+from jax_grouped_gemm._src.over_tokens import over_tokens
+from jax_grouped_gemm._src.partition import Split
+from jax_grouped_gemm._src.plan import current_tiles, using_tiles
+from jax_grouped_gemm._src.ragged import primitive as ragged
+from jax_grouped_gemm._src.ragged.api import ragged_dot
+from jax_grouped_gemm._src.ragged.reference import owned_rows
+from jax_grouped_gemm._src.ragged.slices import sizes_in_slice
+
+
+def fp8_ragged_dot(
+    lhs: ArrayLike,
+    rhs: ArrayLike,
+    group_sizes: ArrayLike,
+    *,
+    recipe: Recipe = Recipe(),  # noqa: B008 - immutable
+    quantized_rhs: QuantizedWeights | None = None,
+    preferred_element_type: DTypeLike | None = None,
+    group_offset: ArrayLike | None = None,
+    implementation: Implementation = None,
+) -> jax.Array:
+    """Ragged matmul [m, k] x [g, k, n] -> [m, n] of operands that are quantised to FP8.
+
+    Semantics of groups as for `ragged_dot`. Quantisation is not differentiated (straight-through):
+    the cotangents are those of the matmul, each computed from quantised operands as `recipe` says.
+    Reverse mode, first order. What the backward pass needs is kept in FP8, under names that
+    `checkpoint_policies.quantized_operands_saveable` saves, so that rematerialisation does not
+    quantise again. Over auto mesh axes of several devices it keeps `lhs` itself, from which each
+    device quantises its own rows.
+
+    Args:
+      lhs: [m, k], bfloat16, float16 or float32.
+      rhs: [g, k, n], likewise.
+      group_sizes: [G] of any integer dtype, rows per group.
+      recipe: see `Recipe`.
+      quantized_rhs: what `quantize_weights(rhs)` returns, to quantise weights once for several
+        calls, such as the steps of gradient accumulation. The gradient still goes to `rhs`.
+      preferred_element_type: dtype of the result, by default the promoted dtype of lhs and rhs.
+      group_offset: see `ragged_dot`.
+      implementation: see `ragged_dot`.
+
+    Returns:
+      [m, n].
+
+    Raises:
+      TypeError: an operand has an unsuitable dtype, or shapes do not fit together.
+      ValueError: `implementation` is invalid, or `quantized_rhs` given for scales that are not
+        blockwise.
+      NotImplementedError: see `ragged_dot`; also for a second derivative.
+    """
+    lhs, rhs = as_array("lhs", lhs), as_array("rhs", rhs)
+    group_sizes = checked_group_sizes(group_sizes)
+    offset = canonical_offset(group_offset)
+    _check_operands(lhs, rhs, group_sizes, group_offset)
+    run_group_checks(group_sizes, lhs.shape[0], offset, rhs.shape[0])
+    checked_recipe(recipe)
+    if quantized_rhs is not None:
+        _check_quantized(quantized_rhs, rhs, recipe)
+    out_dtype = jnp.result_type(lhs, rhs)
+    if preferred_element_type is not None:
+        out_dtype = canonical_dtype("preferred_element_type", preferred_element_type)
+    product = _Product(
+        recipe,
+        checked_implementation(implementation),
+        current_tiles(),
+        out_dtype,
+        lhs.dtype,
+        rhs.dtype,
+    )
+    whole = (rhs, quantized_rhs, group_sizes, offset)
+    # Over auto axes XLA decides whether rows are split, or columns or groups.
+    on_device = functools.partial(_on_device, product, lhs.shape[0])
+    return over_tokens("fp8_ragged_dot", on_device, (lhs,), whole, token_axes=())
+
+
+def _on_device(product: _Product, num_rows: int, rows, whole, axes):
+    """The product of the rows that a device has."""
+    (lhs,), (rhs, quantized_rhs, group_sizes, offset) = rows, whole
+    if axes:
+        group_sizes = sizes_in_slice(group_sizes, Split.of_rows(axes, num_rows))
+    # Outside the custom derivative, where the casts have transposes.
+    leaves, tree = jax.tree.flatten((lhs, rhs, quantized_rhs, group_sizes, offset))
+    return _dot(product, *jax.tree.unflatten(tree, align_varying(*leaves)))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Product(Fp8Products):
+    """The static part of one matmul, and the three products that it consists of."""
+
+    out_dtype: np.dtype
+    lhs_dtype: np.dtype
+    rhs_dtype: np.dtype
+
+    def products_in_16_bits(self, lhs, rhs, group_sizes, offset):
+        """The ragged matmul of operands that are not quantised."""
+        with using_tiles(self.tiles):
+            return ragged_dot(
+                in_16_bits(lhs),
+                in_16_bits(rhs),
+                group_sizes,
+                preferred_element_type=self.out_dtype,
+                group_offset=offset,
+                implementation=self.implementation,
+            )
+
+
+class _Residuals(NamedTuple):
+    """What the backward pass needs: of each operand the FP8 form or, for "bf16", itself; lhs itself
+    too where it is quantised later."""
+
+    lhs: Scaled | jax.Array
+    rhs: Scaled | jax.Array
+    group_sizes: jax.Array
+    offset: jax.Array
+
+
+def _forward(product: _Product, lhs, rhs, quantized_rhs, group_sizes, offset, *, for_gradient):
+    """The result, and the quantised operands for the cotangents: of lhs, of rhs."""
+    recipe = product.recipe
+    is_fp8 = recipe.forward == "fp8"
+    in_blocks = recipe.wgrad == "fp8" and not may_be_split_later(lhs)
+    lhs_rows, lhs_columns = product.quantize_rows(
+        product.counted(lhs, lambda: owned_rows(group_sizes, offset, rhs.shape[0], lhs.shape[0])),
+        group_sizes,
+        recipe.forward_dtype,
+        plain=is_fp8,
+        transposed=for_gradient and in_blocks,
+    )
+    if quantized_rhs is None:
+        weights, weights_t = product.quantize_weights(
+            rhs, plain=for_gradient and recipe.dgrad == "fp8", transposed=is_fp8
+        )
+    else:
+        weights, weights_t = Scaled(*quantized_rhs[:2]), Scaled(*quantized_rhs[2:])
+    if for_gradient:
+        lhs_rows, lhs_columns = named((lhs_rows, lhs_columns), FP8_LHS)
+        weights, weights_t = named((weights, weights_t), FP8_RHS)
+    if is_fp8:
+        out = product.rows_by_weights(
+            "forward", lhs_rows, weights_t, group_sizes, offset, product.out_dtype
+        )
+    else:
+        out = product.products_in_16_bits(lhs, rhs, group_sizes, offset)
+    return out, lhs_columns, weights
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _dot(product: _Product, lhs, rhs, quantized_rhs, group_sizes, offset):
+    operands = (lhs, rhs, quantized_rhs, group_sizes, offset)
+    return _forward(product, *operands, for_gradient=False)[0]
+
+
+def _dot_forward(product: _Product, lhs, rhs, quantized_rhs, group_sizes, offset):
+    lhs, rhs = once_differentiable("fp8_ragged_dot", (lhs, rhs))
+    operands = (lhs, rhs, quantized_rhs, group_sizes, offset)
+    out, lhs_columns, weights = _forward(product, *operands, for_gradient=True)
+    kept = _Residuals(
+        lhs=lhs_columns or (lhs if product.recipe.wgrad == "fp8" else in_16_bits(lhs)),
+        rhs=weights if product.recipe.dgrad == "fp8" else in_16_bits(rhs),
+        group_sizes=group_sizes,
+        offset=offset,
+    )
+    return out, kept
+
+
+def _dot_backward(product: _Product, kept: _Residuals, ct):
+    recipe = product.recipe
+    kept, ct = once_differentiable("fp8_ragged_dot", (kept, ct))
+    groups = kept.group_sizes, kept.offset
+    num_groups = jax.tree.leaves(kept.rhs)[0].shape[0]
+    ct_rows, ct_columns = product.quantize_rows(
+        product.counted(ct, lambda: owned_rows(*groups, num_groups, ct.shape[0])),
+        kept.group_sizes,
+        recipe.gradient_dtype,
+        plain=recipe.dgrad == "fp8",
+        transposed=isinstance(kept.lhs, Scaled),
+    )
+    if isinstance(kept.rhs, Scaled):
+        d_lhs = product.rows_by_weights("dgrad", ct_rows, kept.rhs, *groups, product.lhs_dtype)
+    else:
+        d_lhs = ragged.ragged_noncontracting(
+            ct.astype(kept.rhs.dtype),
+            kept.rhs,
+            *groups,
+            transpose_lhs=False,
+            transpose_rhs=True,
+            preferred_element_type=product.lhs_dtype,
+            precision=None,
+            implementation=product.implementation,
+            **product.tiles.params("dgrad"),
+        )
+    if recipe.wgrad == "fp8" and isinstance(kept.lhs, jax.Array):
+        d_rhs = weight_gradient(
+            product, kept.lhs, ct, *groups, product.rhs_dtype, num_groups=num_groups
+        )
+    else:
+        d_rhs = product.rows_by_rows(
+            kept.lhs,
+            ct_columns or ct,
+            *groups,
+            product.rhs_dtype,
+            num_rows=ct.shape[0],
+            num_groups=num_groups,
+        )
+    return d_lhs, d_rhs, None, None, None
+
+
+_dot.defvjp(_dot_forward, _dot_backward)
+
+
+def _check_operands(lhs, rhs, group_sizes, group_offset):
+    for name, x in (("lhs", lhs), ("rhs", rhs)):
+        if x.dtype not in SOURCE_DTYPES:
+            raise TypeError(f"{name} must be bfloat16, float16 or float32, got {x.dtype}")
+    if lhs.ndim != 2 or rhs.ndim != 3 or rhs.shape[1] != lhs.shape[1]:
+        raise TypeError(
+            f"lhs must be [m, k] and rhs [g, k, n], got lhs {lhs.shape} and rhs {rhs.shape}"
+        )
+    check_group_count("rhs", group_sizes, rhs.shape[0], group_offset)
+
+
+def _check_quantized(quantized: QuantizedWeights, rhs: jax.Array, recipe: Recipe):
+    if not isinstance(quantized, QuantizedWeights):
+        raise TypeError(
+            "quantized_rhs must be QuantizedWeights, as quantize_weights returns them, got "
+            f"{type(quantized).__name__}"
+        )
+    if recipe.scaling != "blockwise":
+        raise ValueError(
+            f"quantized_rhs has blockwise scales, but recipe.scaling is {recipe.scaling!r}"
+        )
+    values, scales = quantized_blocks(*rhs.shape)
+    wanted = {
+        "values": (values, recipe.forward_dtype),
+        "scales": (scales, jnp.float32),
+        "values_t": ((*values[:1], *values[:0:-1]), recipe.forward_dtype),
+        "scales_t": ((*scales[:1], *scales[:0:-1]), jnp.float32),
+    }
+    for name, (shape, dtype) in wanted.items():
+        x = as_array(f"quantized_rhs.{name}", getattr(quantized, name))
+        if (x.shape, x.dtype) != (shape, dtype):
+            raise TypeError(
+                "quantized_rhs must be quantize_weights(rhs) in recipe.forward_dtype, of which "
+                f"{name} is {np.dtype(dtype)} of shape {shape}, got {x.dtype} of shape {x.shape}"
+            )

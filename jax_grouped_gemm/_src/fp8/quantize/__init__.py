@@ -1,0 +1,1 @@
+"""Quantisers to FP8."""

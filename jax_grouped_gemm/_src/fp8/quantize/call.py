@@ -1,0 +1,91 @@
+"""Calls of the quantisers, one custom call each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+
+from jax_grouped_gemm._src.fp8.quantize.plan import QuantizePlan
+
+MAXIMA = {name: f"jax_grouped_gemm.{name}.v1" for name in ("column_maxima", "matrix_maxima")}
+
+CHANNELS_TARGET = "jax_grouped_gemm.quantize_channels.v1"
+
+QUANTIZERS = {
+    name: f"jax_grouped_gemm.{name}.v1"
+    for name in (
+        "quantize_rows",
+        "quantize_tokens",
+        "quantize_blocks",
+        "quantize_joined",
+        "quantize_ragged",
+    )
+}
+
+GATHERED_TARGET = "jax_grouped_gemm.quantize_gathered.v2"
+
+
+def maxima(plan: QuantizePlan, x: jax.Array, *others: jax.Array) -> list[jax.Array]:
+    """Runs the kernel of `plan`, whose kernel is not `XLA`, on its primitive's operands."""
+
+    def call(results):
+        return jax.ffi.ffi_call(MAXIMA[plan.problem.op], results)(x, *others)
+
+    return _those_asked_for(plan, call, x)
+
+
+def quantize_channels(plan: QuantizePlan, *operands: jax.Array) -> list[jax.Array]:
+    """Runs the kernels of `plan`, whose kernel is not `XLA`."""
+    *stacks, row_scale, column_scale = operands
+
+    def call(results):
+        scales = row_scale, column_scale
+        return jax.ffi.ffi_call(CHANNELS_TARGET, results)(
+            stacks[0], stacks[-1], *scales, joined=len(stacks) == 2
+        )
+
+    return _those_asked_for(plan, call, stacks[0])
+
+
+def _those_asked_for(
+    plan: QuantizePlan, call: Callable[..., Sequence[jax.Array]], x: jax.Array
+) -> list[jax.Array]:
+    """The results of `call`, which gets an empty one for what nobody asks for."""
+    nothing = jax.ShapeDtypeStruct((0,), jnp.float32)
+    results = [nothing if result is None else result for result in plan.results]
+    if 0 in x.shape:
+        # Then there are neither values nor anything that would have a scale.
+        outs: Sequence[jax.Array] = [jnp.zeros(result.shape, result.dtype) for result in results]
+    else:
+        outs = call(results)
+    return [out for out, wanted in zip(outs, plan.results, strict=True) if wanted is not None]
+
+
+def quantize_gathered(
+    plan: QuantizePlan, x: jax.Array, rows: jax.Array, scale: jax.Array, group_sizes: jax.Array
+) -> list[jax.Array]:
+    """Runs the kernels of `plan`, whose kernel is not `XLA`."""
+    values, room = plan.results
+    assert values is not None
+    if 0 in x.shape or 0 in values.shape:
+        return [jnp.zeros(values.shape, values.dtype)]
+    # A kernel's buffers are never empty.
+    rows, sizes = (y if y.size else jnp.zeros((1,), y.dtype) for y in (rows, group_sizes))
+    results = values, room or jax.ShapeDtypeStruct((0,), jnp.uint8)
+    call = jax.ffi.ffi_call(GATHERED_TARGET, results)
+    return [call(x, rows, scale, sizes, power_of_two=plan.problem.power_of_two)[0]]
+
+
+def quantize(plan: QuantizePlan, x: jax.Array, *others: jax.Array) -> list[jax.Array]:
+    """Runs the quantiser of `plan`, whose kernel is not `XLA`, on its primitive's operands."""
+
+    def call(results):
+        # A kernel's buffers are never empty.
+        filled = (y if y.size else jnp.zeros((1,), y.dtype) for y in others)
+        return jax.ffi.ffi_call(QUANTIZERS[plan.problem.op], results)(
+            x, *filled, power_of_two=plan.problem.power_of_two
+        )
+
+    return _those_asked_for(plan, call, x)

@@ -1,0 +1,248 @@
+"""The quantisers: shapes and semantics are those of the references.
+
+None has a derivative of its own. Parameters of all: dtype, power_of_two, implementation; of all
+that can return several forms also plain and transposed, those to return.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_grouped_gemm._src.arrays import rows_or_zeros
+from jax_grouped_gemm._src.fp8.formats import (
+    NO_DERIVATIVE,
+    letters_of_blocks,
+    quantized_groups,
+)
+from jax_grouped_gemm._src.fp8.quantize import call, plan, reference
+from jax_grouped_gemm._src.op import Op
+from jax_grouped_gemm._src.partition import Dims, leading
+
+
+def _planned_op(name, operand_ranks, target, run, reference, dims=None) -> Op:
+    """An operation that is no product, whose results are those that its plan has."""
+
+    def avals(*operands, **params):
+        found = plan.RESULTS[name](params, *operands)
+        return [op.unsharded_aval(operands, x.shape, x.dtype) for x in found if x is not None]
+
+    op = Op(
+        name=name,
+        operand_ranks=operand_ranks,
+        targets=(target,),
+        avals=avals,
+        planner=partial(plan.plan_quantizer, name),
+        call=run,
+        reference=reference,
+        multiple_results=True,
+        is_matmul=False,
+        dims=dims,
+    )
+    return op
+
+
+def _quantizer(name, operand_ranks, reference, dims=None) -> Op:
+    target = call.QUANTIZERS[name]
+    return _planned_op(name, operand_ranks, target, call.quantize, reference, dims)
+
+
+def quantize_rows(x, **params) -> list[jax.Array]:
+    """x [rows, cols] -> values, scales."""
+    return ROWS.bind(x, **params)
+
+
+ROWS = _quantizer("quantize_rows", (2,), reference.quantize_rows, leading)
+
+
+def quantize_tokens(x, rows, **params) -> list[jax.Array]:
+    """x [T, cols], rows int32 [m] -> `quantize_rows` of those rows, zeros where one is none."""
+    return TOKENS.bind(x, rows, **params)
+
+
+def _tokens_reference(x, rows, **params):
+    return reference.quantize_rows(rows_or_zeros(x, rows), **params)
+
+
+TOKENS = _quantizer("quantize_tokens", (2, 1), _tokens_reference)
+
+
+def quantize_blocks(x, **params) -> list[jax.Array]:
+    """x [g, rows, cols] -> values, scales if plain; values, scales if transposed."""
+    return BLOCKS.bind(x, **params)
+
+
+def _blocks_dims(operands, results, *, plain, transposed, **params) -> Dims:
+    """Matrices are independent, and so are blocks of them."""
+    forms, whole, blocks = letters_of_blocks(
+        plain=plain, transposed=transposed, joined=len(operands) > 1
+    )
+    named = [("g", *letters) for letters in (*["kn"] * len(operands), *forms)]
+    count = len(operands)
+    return Dims(tuple(named[:count]), tuple(named[count:]), whole, blocks=blocks)
+
+
+BLOCKS = _quantizer("quantize_blocks", (3,), reference.quantize_blocks, _blocks_dims)
+
+
+def quantize_joined(x, y, **params) -> list[jax.Array]:
+    """x, y [g, rows, cols] -> values, scales if plain; values, scales if transposed; of both."""
+    return JOINED.bind(x, y, **params)
+
+
+JOINED = _quantizer("quantize_joined", (3, 3), reference.quantize_joined, _blocks_dims)
+
+
+def quantize_ragged(x, group_sizes, **params) -> list[jax.Array]:
+    """x [b?, m, cols] -> values, scales if plain; values, scales if transposed."""
+    return RAGGED.bind(x, group_sizes, **params)
+
+
+RAGGED = _quantizer("quantize_ragged", (2, 1), reference.quantize_ragged)
+
+
+def column_maxima(x, window, **params) -> jax.Array:
+    """x [m, cols], window [2] -> float32 [ceil(m / 256), cols], see `reference.column_maxima`."""
+    (maxima,) = COLUMN_MAXIMA.bind(x, window, **params)
+    return maxima
+
+
+COLUMN_MAXIMA = _planned_op(
+    "column_maxima",
+    (2, 1),
+    call.MAXIMA["column_maxima"],
+    call.maxima,
+    reference.column_maxima,
+)
+
+
+def matrix_maxima(x, *, rows: bool, columns: bool, implementation) -> list[jax.Array]:
+    """x [g, m, n] -> the largest of blocks of rows, of columns, see `reference.matrix_maxima`."""
+    return MATRIX_MAXIMA.bind(x, rows=rows, columns=columns, implementation=implementation)
+
+
+def _maxima_dims(operands, results, *, columns, **params) -> Dims:
+    """Rows are independent, but not in the maxima of columns."""
+    if columns:
+        return leading(operands, results)
+    return Dims.of("gmn", to=["gmp"] * len(results), whole="np")
+
+
+MATRIX_MAXIMA = _planned_op(
+    "matrix_maxima",
+    (3,),
+    call.MAXIMA["matrix_maxima"],
+    call.maxima,
+    reference.matrix_maxima,
+    _maxima_dims,
+)
+
+
+def quantize_channels(*operands, **params) -> list[jax.Array]:
+    """x, y if there is one, and scales of rows and of columns -> values if plain, values if
+    transposed, see `reference.quantize_channels`; without power_of_two, which scales are already.
+    """
+    return CHANNELS.bind(*operands, **params)
+
+
+def _channels_dims(operands, results, *, plain, transposed, **params) -> Dims:
+    """Numbers are independent, each of a row and of a column of stacks side by side."""
+    if len(operands) > 3:
+        return leading(operands, results)
+    to = ["gmn"] * plain + ["gnm"] * transposed
+    return Dims.of("gmn", "gm", "gn", to=to, whole="n")
+
+
+CHANNELS = _planned_op(
+    "quantize_channels",
+    None,
+    call.CHANNELS_TARGET,
+    call.quantize_channels,
+    reference.quantize_channels,
+    _channels_dims,
+)
+
+
+def quantize_gathered(x, rows, scale, group_sizes, **params) -> jax.Array:
+    """x [T, cols], rows [m], scale [cols] -> values in transposed blocks."""
+    (values,) = GATHERED.bind(x, rows, scale, group_sizes, **params)
+    return values
+
+
+def _gathered_aval(*operands, dtype, **_):
+    x, rows, _scale, group_sizes = operands
+    values, _scales = quantized_groups(rows.shape[0], x.shape[1], group_sizes.shape[0])
+    return [GATHERED.result_aval(operands, values, dtype)]
+
+
+GATHERED = Op(
+    name="quantize_gathered",
+    operand_ranks=(2, 1, 1, 1),
+    targets=(call.GATHERED_TARGET,),
+    avals=_gathered_aval,
+    planner=partial(plan.plan_quantizer, "quantize_gathered"),
+    call=call.quantize_gathered,
+    reference=reference.quantize_gathered,
+    multiple_results=True,
+    is_matmul=False,
+)
+
+
+def _register_folding(op: Op) -> None:
+    """A mapped axis becomes part of the first dimension, whose elements are independent."""
+
+    def rule(operands, dims, **params):
+        size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
+        operands = [
+            jnp.broadcast_to(x, (size, *x.shape)) if d is None else jnp.moveaxis(x, d, 0)
+            for x, d in zip(operands, dims, strict=True)
+        ]
+        leading = operands[0].shape[:2]
+        results = op.bind(*(x.reshape(-1, *x.shape[2:]) for x in operands), **params)
+        results = [y.reshape(*leading, *y.shape[1:]) for y in results]
+        return results, [0] * len(results)
+
+    op.def_batching(rule)
+
+
+def _register_map(op: Op) -> None:
+    """One element of the batch after the other: the kernel has no batch dimension."""
+
+    def rule(operands, dims, **params):
+        size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
+
+        def one(i):
+            return op.bind(
+                *(
+                    x if d is None else lax.dynamic_index_in_dim(x, i, d, keepdims=False)
+                    for x, d in zip(operands, dims, strict=True)
+                ),
+                **params,
+            )
+
+        out = lax.map(one, jnp.arange(size))
+        return out, [0] * len(out)
+
+    op.def_batching(rule)
+
+
+def _batch_tokens(operands, dims, **params):
+    out = jax.vmap(lambda x, rows: quantize_rows(rows_or_zeros(x, rows), **params), dims)(*operands)
+    return out, [0, 0]
+
+
+TOKENS.def_batching(_batch_tokens)
+
+for _op in (ROWS, BLOCKS, JOINED, MATRIX_MAXIMA, CHANNELS):
+    _register_folding(_op)
+
+RAGGED.def_batching(lambda operands, dims, **params: RAGGED.bind_batched(operands, dims, params))
+
+for _op in (GATHERED, COLUMN_MAXIMA):
+    _register_map(_op)
+
+for _op in (ROWS, TOKENS, BLOCKS, JOINED, RAGGED, GATHERED, COLUMN_MAXIMA, MATRIX_MAXIMA, CHANNELS):
+    _op.has_no_derivative(NO_DERIVATIVE)

@@ -1,0 +1,1 @@
+"""Ragged products of FP8 operands with scales."""

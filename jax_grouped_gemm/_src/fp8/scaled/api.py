@@ -1,0 +1,315 @@
+"""Ragged products of FP8 operands and their scales, see `api` for what an element's value is."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike, DTypeLike
+
+from jax_grouped_gemm._src.arguments import (
+    Implementation,
+    as_array,
+    canonical_dtype,
+    canonical_offset,
+    check_group_count,
+    checked_boolean,
+    checked_choice,
+    checked_group_sizes,
+    checked_implementation,
+    checked_int,
+    run_group_checks,
+)
+from jax_grouped_gemm._src.arrays import cdiv, is_static
+from jax_grouped_gemm._src.fp8.formats import (
+    BLOCK,
+    LHS_SCALINGS,
+    LhsScaling,
+    checked_fp8_dtype,
+    row_blocks,
+)
+from jax_grouped_gemm._src.fp8.scaled import primitive
+from jax_grouped_gemm._src.plan import current_tiles
+
+
+def scaled_ragged_dot(
+    lhs: ArrayLike,
+    lhs_scale: ArrayLike,
+    rhs: ArrayLike,
+    rhs_scale: ArrayLike,
+    group_sizes: ArrayLike,
+    *,
+    lhs_scaling: LhsScaling = "1x128",
+    transpose_rhs: bool = False,
+    preferred_element_type: DTypeLike = jnp.bfloat16,
+    group_offset: ArrayLike | None = None,
+    fast_accumulation: bool = False,
+    implementation: Implementation = None,
+) -> jax.Array:
+    """Ragged matmul of FP8 operands [m, k] x [g, k, n] -> [m, n], each times its scales.
+
+    As `ragged_dot`, with the same semantics for group sizes, empty groups, rows that no group owns
+    and `group_offset`. Partial sums of 128 products are scaled and added up in float32. Not
+    differentiable; see `fp8_ragged_dot`. `ragged_dot` of two `QuantizedArray`s is the same.
+
+    Args:
+      lhs: [m, k], float8_e4m3fn or float8_e5m2.
+      lhs_scale: [m, ceil(k / 128)], as `quantize_blockwise` returns them, or what `lhs_scaling`
+        says; float32, or powers of two as float8_e8m0fnu.
+      rhs: [g, k, n], or [g, n, k] with `transpose_rhs`, either FP8 dtype. FP8 tensor cores contract
+        the last dimension of both operands, so that [g, k, n] is transposed first, with a copy.
+      rhs_scale: [g, ceil(k / 128), ceil(n / 128)] for blocks of 128 x 128, the last two exchanged
+        with `transpose_rhs`; [g, n] for a scale a column; [g], [g, 1], [], [1] for a
+        scale a matrix; float32 or float8_e8m0fnu.
+      group_sizes: [G] of any integer dtype, rows per group.
+      lhs_scaling: what shares a scale of `lhs`, and how scales lie: "1x128", blocks, in the shape
+        above; "1xk", a scale a row, [m, 1] or [m]; "tensor", one scale, [], [1] or [1, 1];
+        "1x128 column-major", blocks column by column, [ceil(k / 128), M] with M >= m a multiple of
+        4 (DeepGEMM's layout on Hopper). Deprecated but for the default, and removed in 0.4: formats
+        of `QuantizedArray` say it, "fp8_1x128", "fp8_row" and "fp8_tensor".
+      transpose_rhs: whether the last two dimensions of `rhs` and its blocks are transposed.
+      preferred_element_type: dtype of the result; the kernels write bfloat16, float16 or float32.
+      group_offset: see `ragged_dot`.
+      fast_accumulation: lets the tensor cores add up all products, with about 14 bits of each sum,
+        as `use_fast_accum` of torch's `_scaled_mm` does. Some shapes, those of few rows among them,
+        have no such kernel and keep float32 sums. Only where no scale changes along k: "1xk" or
+        "tensor", with a scale a column or a matrix of `rhs`.
+      implementation: see `ragged_dot`.
+
+    Returns:
+      [m, n].
+
+    Raises:
+      TypeError: an operand has an unsuitable dtype, or shapes do not fit together.
+      ValueError: `lhs_scaling`, `fast_accumulation` or `implementation` is invalid.
+      NotImplementedError: see `ragged_dot`.
+    """
+    if lhs_scaling != "1x128" and lhs_scaling in LHS_SCALINGS:
+        warnings.warn(
+            f"scaled_ragged_dot: lhs_scaling={lhs_scaling!r} is deprecated and will be removed in "
+            "0.4: multiply QuantizedArrays of the formats 'fp8_1x128', 'fp8_row' or 'fp8_tensor' "
+            "by ragged_dot",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+    return scaled_product(
+        lhs,
+        lhs_scale,
+        rhs,
+        rhs_scale,
+        group_sizes,
+        lhs_scaling=lhs_scaling,
+        transpose_rhs=transpose_rhs,
+        preferred_element_type=preferred_element_type,
+        group_offset=group_offset,
+        fast_accumulation=fast_accumulation,
+        implementation=implementation,
+    )
+
+
+def scaled_product(
+    lhs: ArrayLike,
+    lhs_scale: ArrayLike,
+    rhs: ArrayLike,
+    rhs_scale: ArrayLike,
+    group_sizes: ArrayLike,
+    *,
+    lhs_scaling: LhsScaling,
+    transpose_rhs: bool,
+    preferred_element_type: DTypeLike,
+    group_offset: ArrayLike | None,
+    fast_accumulation: bool,
+    implementation: Implementation,
+) -> jax.Array:
+    """`scaled_ragged_dot`, without a word about what is deprecated."""
+    lhs, rhs = _fp8_array("lhs", lhs, 2), _fp8_array("rhs", rhs, 3)
+    transpose_rhs = checked_boolean("transpose_rhs", transpose_rhs)
+    group_sizes = checked_group_sizes(group_sizes)
+    m, k = lhs.shape
+    g, *matrix = rhs.shape
+    n = matrix[0 if transpose_rhs else 1]
+    if matrix[1 if transpose_rhs else 0] != k:
+        form = "[g, n, k]" if transpose_rhs else "[g, k, n]"
+        raise TypeError(
+            f"rhs must be {form} with k = {k} of lhs {lhs.shape}, got {rhs.shape} with "
+            f"transpose_rhs={transpose_rhs}"
+        )
+    check_group_count("rhs", group_sizes, g, group_offset)
+    lhs_scale = _lhs_scale(_scale_array("lhs_scale", lhs_scale), m, k, lhs_scaling)
+    rhs_scale = _scale_array("rhs_scale", rhs_scale)
+    rhs_scale, rhs_scaling = _rhs_scale(rhs_scale, g, k, n, transpose_rhs)
+    if checked_boolean("fast_accumulation", fast_accumulation) and (
+        lhs_scaling not in ("1xk", "tensor") or rhs_scaling == "128x128"
+    ):
+        raise ValueError(
+            "fast_accumulation must be False where scales change along k, as with "
+            f"lhs_scaling={lhs_scaling!r} and rhs scaled by {rhs_scaling}"
+        )
+    offset = canonical_offset(group_offset)
+    run_group_checks(group_sizes, m, offset, g)
+    return primitive.scaled_ragged_noncontracting(
+        lhs,
+        lhs_scale,
+        rhs,
+        rhs_scale,
+        group_sizes,
+        offset,
+        transpose_rhs=transpose_rhs,
+        lhs_scaling=lhs_scaling,
+        rhs_scaling=rhs_scaling,
+        fast_accumulation=fast_accumulation,
+        preferred_element_type=canonical_dtype("preferred_element_type", preferred_element_type),
+        implementation=checked_implementation(implementation),
+        **current_tiles().params("forward"),
+    )
+
+
+def scaled_ragged_dot_contracting(
+    lhs: ArrayLike,
+    lhs_scale: ArrayLike,
+    rhs: ArrayLike,
+    rhs_scale: ArrayLike,
+    group_sizes: ArrayLike,
+    *,
+    num_rows: int,
+    num_groups: int | None = None,
+    preferred_element_type: DTypeLike = jnp.float32,
+    group_offset: ArrayLike | None = None,
+    implementation: Implementation = None,
+) -> jax.Array:
+    """Contracts the rows of each group: [b, k, 128] x [b, n, 128] -> [g, k, n], the cotangent of
+    weights.
+
+    Operands are the transposed forms that `quantize_ragged` returns: in blocks of 128 rows, each of
+    one group, with zeros after a group's last row. Partial sums of 128 rows are scaled and added up
+    in float32. An empty group's matrix is exactly zero.
+
+    Args:
+      lhs: [b, k, 128], float8_e4m3fn or float8_e5m2, b at least what `num_rows` rows in G groups
+        need: ceil(num_rows / 128) + min(G, num_rows).
+      lhs_scale: float32 [b, k].
+      rhs: [b, n, 128], either FP8 dtype.
+      rhs_scale: float32 [b, n].
+      group_sizes: [G] of any integer dtype, rows per group.
+      num_rows: m, the rows of all groups.
+      num_groups: g, how many matrices to compute, by default G; fewer with `group_offset` only.
+      preferred_element_type: dtype of the result.
+      group_offset: matrix i belongs to the group `group_offset + i`.
+      implementation: see `ragged_dot`.
+
+    Returns:
+      [g, k, n].
+
+    Raises:
+      TypeError, ValueError, NotImplementedError: see `scaled_ragged_dot`.
+    """
+    lhs, rhs = _fp8_array("lhs", lhs, 3), _fp8_array("rhs", rhs, 3)
+    group_sizes = checked_group_sizes(group_sizes)
+    num_rows = checked_int("num_rows", num_rows)
+    if is_static(num_rows) and num_rows < 0:
+        raise ValueError(f"num_rows must not be negative, got {num_rows}")
+    num_groups = _checked_num_groups(num_groups, group_sizes.shape[0], group_offset)
+    (b, k, _), (_, n, _) = lhs.shape, rhs.shape
+    least = row_blocks(num_rows, group_sizes.shape[0])
+    if b < least or (lhs.shape, rhs.shape) != ((b, k, BLOCK), (b, n, BLOCK)):
+        raise TypeError(
+            f"lhs [b, k, 128] and rhs [b, n, 128] must share a b of at least {least} for "
+            f"num_rows={num_rows}, got {lhs.shape} and {rhs.shape}"
+        )
+    scales = []
+    for name, scale, size in (("lhs_scale", lhs_scale, k), ("rhs_scale", rhs_scale, n)):
+        scale = _scale_array(name, scale)
+        if scale.shape != (b, size):
+            raise TypeError(f"{name} must have shape {(b, size)}, got {scale.shape}")
+        scales.append(scale)
+    offset = canonical_offset(group_offset)
+    run_group_checks(group_sizes, num_rows, offset, num_groups)
+    return primitive.scaled_ragged_contracting(
+        lhs,
+        scales[0],
+        rhs,
+        scales[1],
+        group_sizes,
+        offset,
+        num_rows=num_rows,
+        num_groups=num_groups,
+        preferred_element_type=canonical_dtype("preferred_element_type", preferred_element_type),
+        implementation=checked_implementation(implementation),
+        **current_tiles().params("forward"),
+    )
+
+
+def _checked_num_groups(num_groups: int | None, total: int, group_offset: Any) -> int:
+    if num_groups is None:
+        return total
+    num_groups = checked_int("num_groups", num_groups)
+    if not 0 <= num_groups <= total or (group_offset is None and num_groups != total):
+        raise ValueError(
+            f"num_groups must be the {total} of group_sizes, or fewer with group_offset, got "
+            f"{num_groups}"
+        )
+    return num_groups
+
+
+def _fp8_array(name: str, x: ArrayLike, rank: int) -> jax.Array:
+    x = as_array(name, x)
+    checked_fp8_dtype(f"the dtype of {name}", x.dtype)
+    if x.ndim != rank:
+        raise TypeError(f"{name} must have {rank} dimensions, got the shape {x.shape}")
+    return x
+
+
+def _scale_array(name: str, x: ArrayLike) -> jax.Array:
+    if isinstance(x, float | np.floating):
+        x = np.asarray(x, np.float32)
+    x = as_array(name, x)
+    if x.dtype == jnp.float8_e8m0fnu:
+        return x.astype(jnp.float32)
+    if x.dtype != jnp.float32:
+        raise TypeError(f"{name} must be float32 or float8_e8m0fnu, got {x.dtype}")
+    return x
+
+
+def _lhs_scale(scale: jax.Array, m: int, k: int, scaling: LhsScaling) -> jax.Array:
+    """`scale` in the shape that the primitive takes for `scaling`."""
+    checked_choice("lhs_scaling", scaling, LHS_SCALINGS)
+    blocks = cdiv(k, BLOCK)
+    allowed: tuple[Any, ...]
+    wanted: tuple[int, ...]
+    if scaling == "1x128":
+        allowed, wanted = ((m, blocks),), (m, blocks)
+    elif scaling == "1xk":
+        allowed, wanted = ((m, 1), (m,)), (m, 1)
+    elif scaling == "tensor":
+        allowed, wanted = ((), (1,), (1, 1)), (1, 1)
+    else:
+        allowed, wanted = ((blocks, "M >= m, a multiple of 4"),), scale.shape
+        fits = scale.ndim == 2 and scale.shape[0] == blocks
+        if fits and scale.shape[1] >= m and scale.shape[1] % 4 == 0:
+            allowed = (scale.shape,)
+    if scale.shape not in allowed:
+        raise TypeError(
+            f"lhs_scale must have the shape {' or '.join(map(str, allowed))} with "
+            f"lhs_scaling={scaling!r}, got {scale.shape}; lhs_scaling={LHS_SCALINGS} names layouts"
+        )
+    return scale.reshape(wanted)
+
+
+def _rhs_scale(
+    scale: jax.Array, g: int, k: int, n: int, transpose_rhs: bool
+) -> tuple[jax.Array, str]:
+    blocks = (g, cdiv(k, BLOCK), cdiv(n, BLOCK))
+    if transpose_rhs:
+        blocks = (g, blocks[2], blocks[1])
+    if scale.shape == blocks:
+        return scale, "128x128"
+    if scale.shape == (g, n):
+        return scale.reshape((g, n, 1) if transpose_rhs else (g, 1, n)), "kx1"
+    if scale.shape in ((), (1,), (g,), (g, 1)):
+        return jnp.broadcast_to(scale.reshape(-1, 1, 1), (g, 1, 1)), "group"
+    raise TypeError(
+        f"rhs_scale must have shape {blocks}, {(g, n)}, {(g,)} or (), got {scale.shape}"
+    )

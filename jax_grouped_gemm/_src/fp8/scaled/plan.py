@@ -1,0 +1,222 @@
+"""Plans of the scaled ragged products."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_grouped_gemm._src.arrays import cdiv, is_static
+from jax_grouped_gemm._src.fp8.formats import (
+    BLOCK,
+    VIEWED_RHS,
+    VIEWED_ROWS,
+    viewed,
+)
+from jax_grouped_gemm._src.fp8.scaled.problem import ScaledProblem, rows_scaling, without_scales
+from jax_grouped_gemm._src.plan import (
+    DEFAULT_TILE,
+    KERNEL_RESULT_DTYPES,
+    TileConfig,
+    TiledKernel,
+)
+from jax_grouped_gemm._src.ragged.plan import Candidates
+from jax_grouped_gemm._src.ragged.problem import (
+    addressable_problem,
+    copy_reason,
+    has_few_rows,
+)
+from jax_grouped_gemm._src.ragged.tiles import STREAM_K_TILE, stream_k_pays
+from jax_grouped_gemm._src.sizes import too_large_operands
+
+SWAPPED_TILE = TileConfig(tile_m=32, tile_n=128, cluster=1)
+
+SWAPPED_MOST_ROWS = 16
+"""Rows a group, on average, up to which the swapped tile is the faster one."""
+
+PAIRED_FP8_COLUMNS = 256
+"""Columns up to which two gradients of weights are faster as one launch, by 12 %
+(docs/notes/fp8.md). With 512 or 768 that is as fast as two, and both operands are there until both
+results are."""
+
+FP8_TILES_IN_PLACE, STEPS_OF_SCALES = 3, 4
+"""Tiles of columns up to which a product that reads tokens in place is faster than copies of them
+(docs/notes/fp8.md), and steps whose scales it reads at once."""
+
+QUANTISED_ON_ROWS = 2**22
+"""Elements of groups of few rows up to which tokens are quantised on their rows, each as often as
+it is on one: a kernel or two fewer, which copy values and scales of quantised tokens, for a byte or
+three more of each element, which is in L2."""
+
+FP8_STREAM_K_LEAST_STEPS = 96
+"""Measured at 112 steps and 8.2 waves alone, where 7 % in steps were 4.5 % in time."""
+
+NONCONTRACTING_KERNELS = (
+    TiledKernel(tile=DEFAULT_TILE, record=("h200_fp8.json", "qwen3_up/fp8_forward/random")),
+    TiledKernel(
+        tile=SWAPPED_TILE,
+        schedule="swapped",
+        record=("h200_fp8.json", "decode_small/fp8_forward/random"),
+        pays=lambda problem, target: has_few_rows(problem, SWAPPED_MOST_ROWS),
+        blocks=3,
+    ),
+    TiledKernel(
+        tile=STREAM_K_TILE,
+        schedule="stream_k",
+        record=("h200_fp8.json", "mixtral_down/fp8_forward/random"),
+        pays=lambda problem, target: stream_k_pays(problem, target, FP8_STREAM_K_LEAST_STEPS),
+    ),
+)
+
+GATHERED_KERNELS = NONCONTRACTING_KERNELS[:1]
+"""The table for products that read tokens in place."""
+
+CONTRACTING_KERNELS = (
+    TiledKernel(tile=DEFAULT_TILE, record=("h200_fp8.json", "mixtral_up/fp8_wgrad/random")),
+)
+"""The table for weight gradients, of one rhs and of two."""
+
+
+def noncontracting(
+    avals: Sequence[Any],
+    params: Mapping[str, Any],
+    op: str = "scaled_ragged_noncontracting",
+    table: Sequence[TiledKernel] | None = None,
+) -> Candidates[ScaledProblem]:
+    """The kernels of a `scaled_ragged_noncontracting`."""
+    place = params.get("view", ())
+    problem = ScaledProblem.of(
+        op,
+        without_scales(viewed(avals, VIEWED_ROWS, place)),
+        params,
+        lhs="mk",
+        rhs="gnk" if params["transpose_rhs"] else "gkn",
+        out="mn",
+        lhs_scaling=params["lhs_scaling"],
+        rhs_scaling=params["rhs_scaling"],
+        b=0,
+        r=0,
+        fast_accumulation=params["fast_accumulation"],
+        view=place,
+    )
+    # FP8 tensor cores read both operands along the contracted dimension.
+    form = dataclasses.replace(_kernel_form(problem), rhs="gnk")
+    return Candidates(problem, table or NONCONTRACTING_KERNELS, form, _unsupported_reason(problem))
+
+
+def gathered(avals: Sequence[Any], params: Mapping[str, Any]) -> Candidates[ScaledProblem]:
+    """The kernels of a `gathered_scaled_noncontracting`."""
+    lhs, lhs_scale, rhs, rhs_scale, *groups, rows = avals
+    copies = jax.ShapeDtypeStruct((rows.shape[0], lhs.shape[1]), lhs.dtype)
+    operands = copies, lhs_scale, rhs, rhs_scale, *groups
+    return noncontracting(operands, params, "gathered_scaled_noncontracting", GATHERED_KERNELS)
+
+
+def contracting(
+    avals: Sequence[Any], params: Mapping[str, Any], op: str = "scaled_ragged_contracting"
+) -> Candidates[ScaledProblem]:
+    """The kernels of a `scaled_ragged_contracting`."""
+    place = params.get("view", ())
+    problem = ScaledProblem.of(
+        op,
+        without_scales(viewed(avals, VIEWED_RHS, place)),
+        params,
+        lhs="bkr",
+        rhs="bnr",
+        out="gkn",
+        lhs_scaling=rows_scaling(avals[1]),
+        rhs_scaling=rows_scaling(avals[3]),
+        m=params["num_rows"],
+        view=place,
+    )
+    return Candidates(
+        problem, CONTRACTING_KERNELS, _kernel_form(problem), _unsupported_reason(problem)
+    )
+
+
+def paired(avals: Sequence[Any], params: Mapping[str, Any]) -> Candidates[ScaledProblem]:
+    """The kernels of a `paired_scaled_contracting`, as those of one of its two products."""
+    lhs, lhs_scale, first, first_scale, _, _, *groups = avals
+    one = (lhs, lhs_scale, first, first_scale, *groups)
+    return contracting(one, params, "paired_scaled_contracting")
+
+
+def reads_in_place(avals: Sequence[Any], params: Mapping[str, Any]) -> bool:
+    """Whether to bind a `gathered_scaled_noncontracting`, which reads rows where they are, and not
+    to copy them for a product that may have any kernel."""
+    lhs, *_, rows = avals
+    candidates = gathered(avals, params)
+    problem = candidates.problem
+    return (
+        _takes_first(candidates, params)
+        and not has_few_rows(problem, SWAPPED_MOST_ROWS)
+        and (problem.lhs_scaling, problem.rhs_scaling) == ("1x128", "128x128")
+        and is_static(*lhs.shape, *rows.shape)
+        and 0 not in lhs.shape
+        and not too_large_operands((lhs,))
+        and cdiv(problem.k, BLOCK) % STEPS_OF_SCALES == 0
+        and cdiv(problem.n, DEFAULT_TILE.tile_n) <= FP8_TILES_IN_PLACE
+    )
+
+
+def is_one_launch(avals: Sequence[Any], params: Mapping[str, Any]) -> bool:
+    """Whether to bind a `paired_scaled_contracting`, and not two products."""
+    _, _, first, _, second, *_ = avals
+    candidates = paired(avals, params)
+    problem = candidates.problem
+    return (
+        _takes_first(candidates, params)
+        and (problem.lhs_scaling, problem.rhs_scaling) == ("column", "1x128")
+        # The kernel stores results transposed, which 16 bits allow alone.
+        and problem.out_dtype != np.dtype(np.float32)
+        and first.dtype == second.dtype
+        and problem.n <= PAIRED_FP8_COLUMNS
+    )
+
+
+def _takes_first(candidates: Candidates[ScaledProblem], params: Mapping[str, Any]) -> bool:
+    """Whether the first kernel can compute a product of arrays as they are. Programs are traced by
+    it, before it is known what they are compiled for, so that it follows from shapes alone."""
+    problem = candidates.problem
+    sizes = problem.num_groups, *problem.shape("mkng")
+    return (
+        params["implementation"] != "xla"
+        and not candidates.unsupported
+        and is_static(*sizes)
+        and 0 not in sizes
+        and params.get("tile") in (None, candidates.table[0].tile)
+        and not copy_reason(problem, addressable_problem(candidates.form))
+    )
+
+
+def quantises_on_rows(rows: Any, columns: Any, groups: Any) -> bool:
+    """Whether tokens are quantised on `rows` rows of `groups` groups, and not before."""
+    if not is_static(rows, columns, groups):
+        return False
+    return 0 < rows <= SWAPPED_MOST_ROWS * groups and rows * columns <= QUANTISED_ON_ROWS
+
+
+def _kernel_form(problem: ScaledProblem) -> ScaledProblem:
+    """`problem` with dtypes that the kernels have: at most one operand of float8_e5m2.
+
+    An lhs of float8_e5m2 next to such an rhs becomes two of float8_e4m3fn, whose products are added
+    in float32: see `formats.split_e5m2`.
+    """
+    if not problem.lhs_dtype == problem.rhs_dtype == jnp.float8_e5m2:
+        return problem
+    return dataclasses.replace(
+        problem, lhs_dtype=np.dtype(jnp.float8_e4m3fn), out_dtype=np.dtype(np.float32)
+    )
+
+
+def _unsupported_reason(problem: ScaledProblem) -> str:
+    if problem.out_dtype in KERNEL_RESULT_DTYPES:
+        return ""
+    return (
+        f"no kernel for {problem.lhs_dtype} x {problem.rhs_dtype} -> {problem.out_dtype}: the "
+        "kernels return bfloat16, float16 or float32"
+    )

@@ -1,0 +1,53 @@
+"""What a plan is made for: one product of FP8 operands with scales."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from jax_grouped_gemm._src.fp8.formats import (
+    BLOCK,
+    Shape,
+)
+from jax_grouped_gemm._src.ragged.problem import (
+    RaggedProblem,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaledProblem(RaggedProblem):
+    """Static description of one product of FP8 operands with scales.
+
+    Attributes:
+      lhs_scaling, rhs_scaling: which elements share a scale.
+      b: blocks of 128 rows of a contracting product, each of one group; 0 otherwise.
+      r: rows of such a block; 0 otherwise.
+      fast_accumulation: whether tensor cores alone may add up products.
+      view: of a flat array, what lhs, or of a contracting product rhs, is; see `ScaledView`.
+    """
+
+    lhs_scaling: str
+    rhs_scaling: str
+    b: int
+    r: int
+    fast_accumulation: bool = False
+    view: Shape = ()
+
+    def counts(self) -> dict[str, Any]:
+        rows = {"the number of rows of all blocks of 128": self.b * BLOCK} if self.b else {}
+        return super().counts() | rows
+
+    def __str__(self) -> str:
+        scaling = f"scaled by {self.lhs_scaling} and {self.rhs_scaling}"
+        return f"{super().__str__()}, {scaling}"
+
+
+def rows_scaling(scale: Any) -> str:
+    """Of rows in transposed blocks: a scale for each block and column, or for each column."""
+    return "column" if scale.shape[-2] == 1 else "1x128"
+
+
+def without_scales(avals: Sequence[Any]) -> Sequence[Any]:
+    lhs, _, rhs, _, group_sizes, group_offset = avals
+    return lhs, rhs, group_sizes, group_offset

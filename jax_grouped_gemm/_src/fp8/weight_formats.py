@@ -1,0 +1,211 @@
+"""The FP8 formats of `QuantizedArray`, through the registration that every format goes through."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.typing import ArrayLike, DTypeLike
+
+from jax_grouped_gemm._src.arguments import Implementation, canonical_precision
+from jax_grouped_gemm._src.fp8.formats import BLOCK, LhsScaling
+from jax_grouped_gemm._src.fp8.quantize import primitive, reference
+from jax_grouped_gemm._src.fp8.scaled.api import scaled_product
+from jax_grouped_gemm._src.quantized import pack
+from jax_grouped_gemm._src.quantized.array import QuantizedArray
+from jax_grouped_gemm._src.quantized.format import (
+    Codes,
+    Format,
+    Matrix,
+    Parts,
+    ScaleLayout,
+)
+from jax_grouped_gemm._src.quantized.reference import UINT8, channel_decode, packed
+
+E4M3 = np.dtype(jnp.float8_e4m3fn)
+FLOAT32 = np.dtype(np.float32)
+E5M2 = np.dtype(jnp.float8_e5m2)
+
+
+def _params(format: Format) -> dict[str, Any]:
+    """Of the quantisers: packed values are of float8_e4m3fn."""
+    return dict(dtype=E4M3 if format.values == UINT8 else format.values, power_of_two=False)
+
+
+def _packed_codes(codes: jax.Array) -> jax.Array:
+    return pack.pack8(pack.bits_of(codes))
+
+
+def _unpacked_codes(values: jax.Array, matrix: Matrix) -> jax.Array:
+    return lax.bitcast_convert_type(pack.unpack8(values, matrix), E4M3)
+
+
+def _channel_encode(x: jax.Array, format: Format) -> Codes:
+    values, scales = reference.quantize(x, (0,), **_params(format))
+    return Codes(values, scales[0])
+
+
+def _channel_pack(codes: Codes, format: Format) -> Parts:
+    """A column with a code that is NaN has the scale NaN: kernels decode codes by shifts."""
+    is_nan = jnp.isnan(codes.codes.astype(jnp.float32)).any(axis=0)
+    scales = pack.pad_columns(jnp.where(is_nan, np.nan, codes.scales), 1)
+    return Parts(_packed_codes(codes.codes), None, scales)
+
+
+def _channel_unpack(parts: Parts, format: Format, matrix: Matrix) -> Codes:
+    return Codes(_unpacked_codes(parts.values, matrix), parts.channel_scales[: matrix[1]])
+
+
+def _blocks_encode(x: jax.Array, format: Format) -> Codes:
+    """Blocks of 1 x 128 or of 128 x 128, as `quantize_blockwise` has them; rows; or all."""
+    assert format.scales is not None
+    block, params = format.scales.block, _params(format)
+    if block == (1, BLOCK):
+        return Codes(*primitive.quantize_rows(x, **params, implementation=None))
+    if block == (BLOCK, BLOCK):
+        forms = dict(plain=True, transposed=False, implementation=None)
+        values, scales = primitive.quantize_blocks(x[None], **forms, **params)
+        return Codes(values[0], scales[0])
+    axes = tuple(axis for axis, size in enumerate(block) if size is None)
+    return Codes(*reference.quantize(x, axes, **params))
+
+
+def _blocks_decode(codes: Codes, format: Format, dtype: np.dtype) -> jax.Array:
+    """The product of a code and its block's scale in float32, rounded to `dtype`."""
+    assert format.scales is not None
+    scales = codes.scales
+    for axis, (size, block) in enumerate(zip(codes.codes.shape, format.scales.block, strict=True)):
+        if block is not None:
+            scales = jnp.repeat(scales, block, axis=axis)
+            scales = lax.slice_in_dim(scales, 0, size, axis=axis)
+    return (codes.codes.astype(jnp.float32) * scales).astype(dtype)
+
+
+def _blocks_pack(codes: Codes, format: Format) -> Parts:
+    """Scales lie as the records do, [ceil(n / 128), ceil(k / 128)]."""
+    return Parts(_packed_codes(codes.codes), codes.scales.T)
+
+
+def _blocks_unpack(parts: Parts, format: Format, matrix: Matrix) -> Codes:
+    return Codes(_unpacked_codes(parts.values, matrix), parts.scales.T)
+
+
+LHS_SCALINGS: dict[str, LhsScaling] = {
+    "fp8_1x128": "1x128",
+    "fp8_row": "1xk",
+    "fp8_tensor": "tensor",
+}
+"""What shares a scale in rows of each format, as `scaled_ragged_dot` names it."""
+
+FAST = {
+    None: False,
+    lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32: False,
+    lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32_FAST_ACCUM: True,
+}
+"""Whether sums are those of the tensor cores, by precision."""
+
+
+def _ragged_dot(
+    lhs: QuantizedArray,
+    rhs: QuantizedArray,
+    group_sizes: ArrayLike,
+    precision: Any = None,
+    preferred_element_type: DTypeLike | None = None,
+    group_offset: ArrayLike | None = None,
+    out_sharding: Any = None,
+    *,
+    transpose_rhs: bool = False,
+    implementation: Implementation = None,
+) -> jax.Array:
+    """`ragged_dot` of rows and matrices that are both in FP8, in the layout "rows"."""
+    if lhs.format.name not in LHS_SCALINGS:
+        raise TypeError(
+            f"ragged_dot: lhs must be of the format {' or '.join(LHS_SCALINGS)} where rhs is of "
+            f"{rhs.format}, got {lhs.format} in the layout {lhs.format.layout!r}"
+        )
+    precision = None if precision is None else canonical_precision(precision)
+    if precision not in FAST or out_sharding is not None:
+        raise ValueError(
+            "ragged_dot: out_sharding must be None and precision None, ANY_F8_ANY_F8_F32 or "
+            f"ANY_F8_ANY_F8_F32_FAST_ACCUM for FP8 operands, got {out_sharding!r} and {precision!r}"
+        )
+    of_columns = "fp8_row" if transpose_rhs else "fp8"
+    if rhs.format.name not in ("fp8_128x128", "fp8_tensor", of_columns):
+        raise TypeError(
+            f"ragged_dot: rhs must be of the format fp8_128x128, fp8_tensor or {of_columns} with "
+            f"transpose_rhs={transpose_rhs}, got {rhs.format}"
+        )
+    rhs_scale = rhs.channel_scales if rhs.scales is None else rhs.scales
+    if rhs.format.name != "fp8_128x128" and rhs.scales is not None:
+        rhs_scale = rhs_scale.reshape(rhs.shape[0], -1)
+    return scaled_product(
+        lhs.values,
+        lhs.scales,
+        rhs.values,
+        rhs_scale,
+        group_sizes,
+        lhs_scaling=LHS_SCALINGS[lhs.format.name],
+        transpose_rhs=transpose_rhs,
+        preferred_element_type=preferred_element_type or jnp.bfloat16,
+        group_offset=group_offset,
+        fast_accumulation=FAST[precision],
+        implementation=implementation,
+    )
+
+
+def _as_rows(codes: Codes, format: Format) -> Parts:
+    return Parts(codes.codes, codes.scales)
+
+
+def _of_rows(parts: Parts, format: Format, matrix: Matrix) -> Codes:
+    return Codes(parts.values, parts.scales)
+
+
+FP8 = packed(
+    Format("fp8", UINT8, 8, channel_scales=True, values_rank=3),
+    encode=_channel_encode,
+    decode=channel_decode,
+    pack=_channel_pack,
+    unpack=_channel_unpack,
+)
+BLOCKS = packed(
+    Format("fp8_128x128", UINT8, 8, ScaleLayout((BLOCK, BLOCK), FLOAT32), values_rank=3),
+    encode=_blocks_encode,
+    decode=_blocks_decode,
+    pack=_blocks_pack,
+    unpack=_blocks_unpack,
+)
+
+
+def _rows(
+    name: str, block: tuple[int | None, int | None], products: dict[str, Any] | None = None
+) -> Format:
+    """Registers a format of the layout "rows", with scales of such blocks."""
+    return packed(
+        Format(name, E4M3, 8, ScaleLayout(block, FLOAT32), layout="rows"),
+        encode=_blocks_encode,
+        decode=_blocks_decode,
+        pack=_as_rows,
+        unpack=_of_rows,
+        dtypes=(E5M2,),
+        products=products or {},
+    )
+
+
+_PRODUCTS = dict(ragged_dot=_ragged_dot)
+ROWS_128X128 = _rows("fp8_128x128", (BLOCK, BLOCK), _PRODUCTS)
+ROWS_1X128 = _rows("fp8_1x128", (1, BLOCK))
+ROWS_ROW = _rows("fp8_row", (1, None), _PRODUCTS)
+ROWS_TENSOR = _rows("fp8_tensor", (None, None), _PRODUCTS)
+ROWS_CHANNEL = packed(
+    Format("fp8", E4M3, 8, channel_scales=True, layout="rows"),
+    encode=_channel_encode,
+    decode=channel_decode,
+    pack=lambda codes, format: Parts(codes.codes, None, codes.scales),
+    unpack=lambda parts, format, matrix: Codes(parts.values, parts.channel_scales),
+    dtypes=(E5M2,),
+    products=_PRODUCTS,
+)

@@ -1,0 +1,1 @@
+"""The elementwise steps of an MLP in FP8."""

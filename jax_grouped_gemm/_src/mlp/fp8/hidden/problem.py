@@ -1,0 +1,20 @@
+"""What a plan is made for: one elementwise step of an MLP in FP8."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from jax_grouped_gemm._src.mlp.fp8.hidden.layer import HiddenLayer
+
+
+@dataclasses.dataclass(frozen=True)
+class HiddenProblem:
+    """Static description of one elementwise step: its name, what is computed, and whether the
+    results are `JoinedGradients`."""
+
+    op: str
+    layer: HiddenLayer
+    joined: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.op} {self.layer}"

@@ -1,0 +1,193 @@
+"""The products of an MLP in FP8, and the quantised operands of each."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import DTypeLike
+
+from jax_grouped_gemm._src.arrays import (
+    vary_over,
+    varying_axes,
+)
+from jax_grouped_gemm._src.fp8.formats import Scaled, ScaledView
+from jax_grouped_gemm._src.fp8.products import Fp8Products, in_16_bits
+from jax_grouped_gemm._src.fp8.quantize import primitive, reference
+from jax_grouped_gemm._src.mlp import rows as token_rows
+from jax_grouped_gemm._src.mlp.fp8.hidden.layer import HiddenGradients, HiddenLayer, JoinedGradients
+from jax_grouped_gemm._src.mlp.fp8.hidden.primitive import (
+    hidden_gradients,
+    ragged_hidden_gradients,
+)
+from jax_grouped_gemm._src.mlp.operands import MlpOperands, Rows
+from jax_grouped_gemm._src.plan import Product
+from jax_grouped_gemm._src.ragged.reference import owned_rows, owned_window
+
+
+@dataclasses.dataclass(frozen=True)
+class Dtypes:
+    """Those of the matrices that there are, of gate and up, and of the result."""
+
+    wi_0: np.dtype | None
+    wi_1: np.dtype | None
+    wo: np.dtype | None
+    projections: np.dtype
+    out: np.dtype
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer(Fp8Products):
+    """The static part of one layer.
+
+    Attributes:
+      hidden_layer: the elementwise step.
+      dtypes: of the arrays.
+      num_experts: matrices of each kind.
+      combines: whether rows are summed up to tokens in the end.
+    """
+
+    hidden_layer: HiddenLayer
+    dtypes: Dtypes
+    num_experts: int
+    combines: bool
+
+    def owned_rows(self, given: MlpOperands, num_rows: int) -> jax.Array:
+        """Which rows the experts here own: booleans [num_rows]."""
+        return owned_rows(*given.groups.indices, self.num_experts, num_rows)
+
+    def quantize_operand(
+        self, x: jax.Array, given: MlpOperands, dtype: DTypeLike, *, copied: bool
+    ) -> Scaled:
+        """Tokens, or rows where they are not `copied`, as an operand of a product of rows."""
+
+        def owned():
+            rows = given.rows.rows
+            if not copied or rows is None:
+                return self.owned_rows(given, x.shape[0])
+            tokens = jnp.where(self.owned_rows(given, rows.shape[0]), rows, x.shape[0])
+            of_tokens = vary_over(jnp.zeros(x.shape[:1], bool), varying_axes(tokens))
+            return of_tokens.at[tokens].set(True, mode="drop", wrap_negative_indices=False)
+
+        x = self.counted(x, owned)
+        return self.quantize_rows(x, given.groups.sizes, dtype, plain=True)[0]
+
+    def quantize_on_rows(self, given: MlpOperands, dtype: DTypeLike) -> Scaled:
+        """The rows of tokens as an operand of a product of rows."""
+        if self.recipe.scaling != "blockwise":
+            x = token_rows.on_rows(given.rows)
+            return self.quantize_operand(x, given, dtype, copied=False)
+        x, rows = given.rows.x, given.rows.rows
+        assert rows is not None
+        return Scaled(*primitive.quantize_tokens(x, rows, **self._quantize_params(dtype)))
+
+    def tokens_by_experts(
+        self,
+        which: Product,
+        tokens: Scaled,
+        given: MlpOperands,
+        weights: Scaled,
+        dtype: np.dtype,
+        *,
+        copied: bool,
+    ) -> jax.Array:
+        """Quantised tokens, or rows where they are not `copied`, times matrices of experts."""
+        indices, rows = given.groups.indices, given.rows.rows
+        if not copied:
+            return self.rows_by_weights(which, tokens, weights, *indices, dtype)
+        assert rows is not None
+        return self.tokens_by_weights(
+            which,
+            tokens,
+            rows,
+            functools.partial(self.copied, tokens, given.rows),
+            weights,
+            *indices,
+            dtype,
+        )
+
+    def copied(self, tokens: Scaled, rows: Rows) -> Scaled:
+        """Quantised tokens on the rows of their experts."""
+        scales = tokens.scales
+        # The one scale of all tokens is that of all rows.
+        if self.recipe.scaling != "tensorwise":
+            scales = token_rows.copies(rows.of(scales))
+        return Scaled(token_rows.copies(rows.of(tokens.values)), scales)
+
+    def tokens_for_wgrad(
+        self, x: jax.Array, given: MlpOperands, dtype: DTypeLike, *, copied: bool
+    ) -> Any:
+        """Tokens, or rows where they are not `copied`, as an operand of `weights_gradient`.
+
+        In FP8 they have a scale a column: the other operand's, of blocks, are then the only ones
+        that change along the rows, which makes the product a fifth faster.
+        """
+        rows = given.rows.rows if copied else None
+        if self.recipe.wgrad == "bf16":
+            return token_rows.on_rows(given.rows.of(in_16_bits(x))) if copied else in_16_bits(x)
+        sizes, offset = given.groups.indices
+        if rows is not None:
+            # From -1, since XLA takes [0, n] for multiples of an iota and computes them.
+            window = jnp.array([-1, x.shape[0]])
+        else:
+            # Rows of no local expert have no say in the scales.
+            window = jnp.stack(owned_window(sizes, offset, self.num_experts, x.shape[0]))
+            rows = jnp.arange(x.shape[0])
+        maxima = primitive.column_maxima(
+            x, window.astype(jnp.int32), implementation=self.implementation
+        )
+        params = self._quantize_params(dtype)
+        scale = reference.column_scales(
+            maxima, dtype=params["dtype"], power_of_two=params["power_of_two"]
+        )
+        values = primitive.quantize_gathered(x, rows.astype(jnp.int32), scale, sizes, **params)
+        return Scaled(values, scale[None])
+
+    def rows_for_wgrad(
+        self, x: jax.Array | Scaled | ScaledView, given: MlpOperands, dtype: DTypeLike
+    ) -> Any:
+        """Rows, if they are no such operand yet."""
+        if isinstance(x, Scaled | ScaledView):
+            return x
+        if self.recipe.wgrad == "bf16":
+            return in_16_bits(x)
+        sizes = given.groups.sizes
+        return self.quantize_rows(x, sizes, dtype, plain=False, transposed=True)[1]
+
+    def hidden_gradients(
+        self,
+        projections: jax.Array,
+        dh: jax.Array,
+        weights: jax.Array,
+        given: MlpOperands,
+        *,
+        joined: bool,
+    ) -> HiddenGradients | JoinedGradients:
+        """The elementwise step backward, in the form that the gradients of weights are of; in one
+        array, if they may be `joined`."""
+        operands = self.hidden_layer, projections, dh, weights
+        if self.recipe.wgrad == "fp8" and not given.experts.has_biases:
+            return ragged_hidden_gradients(
+                *operands, given.groups.sizes, self.implementation, joined=joined
+            )
+        # Those of biases are sums of numbers that are not quantised.
+        return hidden_gradients(*operands, self.implementation)
+
+    def weights_gradients(
+        self, lhs: Any, rhs: Sequence[Any], dtypes: Sequence[Any], given: MlpOperands, num_rows: int
+    ) -> list[jax.Array]:
+        """lhs^T times each rhs, of each expert, in its dtype."""
+        indices = given.groups.indices
+        sizes: dict[str, Any] = dict(num_rows=num_rows, num_groups=self.num_experts)
+        are_scaled = all(isinstance(x, Scaled) for x in (lhs, *rhs))
+        if len(rhs) == 2 and len(set(dtypes)) == 1 and are_scaled:
+            return self.rows_by_each(lhs, rhs, *indices, dtypes[0], **sizes)
+        return [
+            self.rows_by_rows(lhs, x, *indices, dtype, **sizes)
+            for x, dtype in zip(rhs, dtypes, strict=True)
+        ]

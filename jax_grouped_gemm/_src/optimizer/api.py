@@ -1,0 +1,348 @@
+"""Optimisers whose state has the FP8 weights of the next forward pass."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.export import register_namedtuple_serialization
+from jax.typing import ArrayLike, DTypeLike
+
+from jax_grouped_gemm._src.arguments import (
+    Implementation,
+    canonical_dtype,
+    checked_boolean,
+    checked_implementation,
+)
+from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
+from jax_grouped_gemm._src.mlp.fp8.weights import check_is_fused
+from jax_grouped_gemm._src.optimizer.fused import Options, Weights
+from jax_grouped_gemm._src.optimizer.rules import (
+    MOMENT_DTYPES,
+    AdamW,
+    Rule,
+    Transformed,
+)
+from jax_grouped_gemm._src.optimizer.weights import (
+    Select,
+    as_container,
+    as_forms,
+    at,
+    experts,
+    groups_of,
+    nested,
+    path_of,
+)
+
+Schedule = Callable[[jax.Array], ArrayLike]
+
+
+class OptimizerState(NamedTuple):
+    """What an `Optimizer` keeps beside the parameters."""
+
+    inner: Any  # of AdamW an `AdamWState`, of an Optax transformation its own
+    master: Any  # float32 copies of parameters of 16 bits, None for others
+    quantized: Any  # nested dictionaries with the names of the parameters
+
+
+register_namedtuple_serialization(
+    OptimizerState, serialized_name="jax_grouped_gemm.optim.OptimizerState"
+)
+
+
+# Equal to itself alone, since numbers and masks may be arrays and trees.
+@dataclasses.dataclass(frozen=True, eq=False)
+class Optimizer:
+    """An optimiser whose steps write the FP8 weights of the next forward pass.
+
+    It has `step` instead of Optax's `update`, because what Optax returns are differences, from
+    which weights would have to be made and quantised in passes of their own:
+
+        optimizer = optim.adamw(1e-3, recipe=recipe)
+        state = optimizer.init(params)
+        gradients = jax.grad(loss)(optimizer.compute_params(params), state.quantized, batch)
+        params, state = optimizer.step(params, gradients, state)
+
+    Donate `params` and `state` to `jax.jit`: the kernels update all of it in place.
+
+    `state.quantized` has the quantised weights at the names of the parameters, in nested
+    dictionaries: for leaves wi_0, wi_1 (if there is one) and wo of one node that fit each other, a
+    `QuantizedMlp` at the node, which is what `moe.dropless_mlp` and `ragged_mlp` take; for other
+    leaves a `QuantizedWeights`. Their bits are those that `quantize_mlp` and `quantize_weights`
+    make of the float32 weights.
+
+    Attributes:
+      rule: how weights change.
+      recipe: that of the layers. Its scaling is "blockwise".
+      select: called with the names of a leaf, a tuple, and the leaf: whether it is quantised. The
+        others are updated in the same step.
+      max_norm: if given, gradients are scaled down to this global norm, as
+        `optax.clip_by_global_norm` does.
+      skip_nonfinite: whether a step of which a gradient is infinite or NaN changes nothing.
+      implementation: None takes the CUDA kernels where they can run and the reference elsewhere;
+        "cuda" insists on the kernels; "xla" is the pure JAX implementation.
+    """
+
+    rule: Rule
+    recipe: Recipe
+    select: Select = experts
+    max_norm: ArrayLike | None = None
+    skip_nonfinite: bool = False
+    implementation: Implementation = None
+
+    def __post_init__(self):
+        recipe = checked_recipe(self.recipe)
+        check_is_fused("optim", recipe)
+        if recipe.scaling != "blockwise":
+            raise ValueError(
+                "optim: recipe must have scaling='blockwise', since a scale of whole rows or "
+                f"matrices is not known when a block of them is written; got {recipe.scaling!r}"
+            )
+        if not callable(self.select):
+            raise TypeError(f"optim: select must be callable, got {self.select!r}")
+        checked_boolean("skip_nonfinite", self.skip_nonfinite)
+        object.__setattr__(self, "implementation", checked_implementation(self.implementation))
+
+    def init(self, params: Any) -> OptimizerState:
+        """The state for `params`.
+
+        Parameters of 16 bits get a float32 copy in the state, which is what is optimised.
+
+        Raises:
+          TypeError: a chosen leaf is no stack of matrices, or of an unsuitable dtype.
+        """
+        master = jax.tree.map(lambda x: x.astype(jnp.float32) if _is_short(x) else None, params)
+        masters = _masters(params, master)
+        return OptimizerState(self.rule.init(masters), master, self._quantized(params, masters))
+
+    def quantize(self, params: Any, state: OptimizerState | None = None) -> Any:
+        """`state.quantized` for `params`, as after a checkpoint was read that is without it.
+
+        Args:
+          params: the parameters.
+          state: where the float32 copies of parameters of 16 bits are, if there are any.
+        """
+        return self._quantized(params, params if state is None else _masters(params, state.master))
+
+    def compute_params(self, params: Any, dtype: DTypeLike = jnp.bfloat16) -> Any:
+        """`params` with the quantised leaves in `dtype`, to differentiate a loss by.
+
+        Their gradients then have 16 bits too, which saves bytes in the step. Layers read the
+        quantised weights, and XLA removes what nobody reads.
+        """
+        dtype = canonical_dtype("dtype", dtype)
+
+        def cast(keys, leaf):
+            is_quantized = self.select(path_of(keys), leaf)
+            return leaf.astype(dtype) if is_quantized else leaf
+
+        return jax.tree_util.tree_map_with_path(cast, params)
+
+    def step(
+        self,
+        params: Any,
+        gradients: Any,
+        state: OptimizerState,
+        *,
+        factor: ArrayLike = 1.0,
+        applies: ArrayLike = True,
+    ) -> tuple[Any, OptimizerState]:
+        """The parameters and the state after one step.
+
+        Args:
+          params: the parameters.
+          gradients: shaped like them, of any floating-point dtype. The kernels read bfloat16 and
+            float32; others are converted first.
+          state: from `init` or the last step.
+          factor: what gradients are multiplied by before anything else, such as the inverse of a
+            loss scale or of the number of microbatches. May be traced.
+          applies: whether to take the step; otherwise nothing changes. May be traced.
+        """
+        structure: Any
+        leaves, structure = jax.tree.flatten(params)
+        masters = _masters(params, state.master)
+        grads = structure.flatten_up_to(gradients)
+        _check_gradients(leaves, grads)
+        factor, applies = self._conditions(grads, factor, applies)
+        taken = self.rule.begin(masters, structure.unflatten(grads), state.inner, factor, applies)
+        new: list[Any] = list(leaves)
+        new_masters: list[Any] = structure.flatten_up_to(state.master)
+        flat = structure.flatten_up_to(masters)
+        quantized = {}
+        groups = groups_of(params, self.select)
+        for group in groups:
+            found = []
+            forms = as_forms(at(state.quantized, group.path))
+            for members, old in zip(group.members, forms, strict=True):
+                for member in members:
+                    i = member.leaf
+                    copy = leaves[i] if _is_short(leaves[i]) else None
+                    options = Options(
+                        self.recipe.power_of_two_scales,
+                        self.implementation,
+                        member.part,
+                        member.parts,
+                    )
+                    weights = taken.fused(i, Weights(flat[i], old, copy), options)
+                    old = weights.forms
+                    if copy is None:
+                        new[i] = weights.master
+                    else:
+                        new[i], new_masters[i] = weights.copy, weights.master
+                found.append(old)
+            quantized[group.path] = as_container(found)
+        quantized_leaves = {m.leaf for group in groups for each in group.members for m in each}
+        for i, leaf in enumerate(leaves):
+            if i not in quantized_leaves:
+                master = taken.plain(i, flat[i])
+                new[i] = master.astype(leaf.dtype)
+                new_masters[i] = master if _is_short(leaf) else None
+        result = OptimizerState(taken.end(), structure.unflatten(new_masters), nested(quantized))
+        return structure.unflatten(new), result
+
+    def _quantized(self, params: Any, masters: Any) -> Any:
+        leaves = jax.tree.leaves(masters)
+        return nested(
+            {
+                group.path: group.quantized(leaves, self.recipe, self.implementation)
+                for group in groups_of(params, self.select)
+            }
+        )
+
+    def _conditions(
+        self, gradients: Sequence[jax.Array], factor: ArrayLike, applies: ArrayLike
+    ) -> tuple[jax.Array, jax.Array]:
+        factor = jnp.asarray(factor, jnp.float32)
+        applies = jnp.asarray(applies, jnp.bool_)
+        if self.skip_nonfinite:
+            for g in gradients:
+                applies = applies & jnp.all(jnp.isfinite(g))
+        if self.max_norm is not None:
+            squares = [jnp.sum(jnp.square(g.astype(jnp.float32) * factor)) for g in gradients]
+            norm = jnp.sqrt(sum(squares, start=jnp.float32(0)))
+            most = jnp.asarray(self.max_norm, jnp.float32)
+            factor = factor * jnp.where(norm < most, 1, most / norm)
+        return factor, applies
+
+
+def _is_short(x: jax.Array) -> bool:
+    return x.dtype in (np.dtype(jnp.bfloat16), np.dtype(np.float16))
+
+
+def _masters(params: Any, master: Any) -> Any:
+    """The weights that are optimised: `master` where there is one, else the parameters."""
+    return jax.tree.map(lambda p, m: p if m is None else m, params, master)
+
+
+def _check_gradients(leaves: Sequence[Any], gradients: Sequence[Any]) -> None:
+    for leaf, gradient in zip(leaves, gradients, strict=True):
+        if gradient.shape != leaf.shape or not jnp.issubdtype(gradient.dtype, jnp.floating):
+            raise TypeError(
+                "optim: a gradient must be floating and of the shape of its parameter, "
+                f"{leaf.shape}, got {gradient.dtype} of shape {gradient.shape}"
+            )
+
+
+def adamw(
+    learning_rate: ArrayLike | Schedule,
+    b1: ArrayLike = 0.9,
+    b2: ArrayLike = 0.999,
+    eps: ArrayLike = 1e-8,
+    eps_root: ArrayLike = 0.0,
+    mu_dtype: DTypeLike | None = None,
+    weight_decay: ArrayLike | Schedule = 1e-4,
+    mask: Any = None,
+    *,
+    nesterov: bool = False,
+    recipe: Recipe = Recipe(),  # noqa: B008 - immutable
+    select: Select = experts,
+    nu_dtype: DTypeLike | None = None,
+    max_norm: ArrayLike | None = None,
+    skip_nonfinite: bool = False,
+    implementation: Implementation = None,
+) -> Optimizer:
+    """AdamW, named as `optax.adamw`, that writes FP8 weights in the pass that updates them.
+
+    One kernel reads gradient, moments and float32 weights, and writes moments, weights and their
+    FP8 forms: two bytes a parameter more than without those, where a pass of its own reads the
+    weights again.
+
+    Float32 results are those of `optax.adamw` to rounding. Moments are added up in float32.
+
+    Args:
+      learning_rate: a number or a function of the number of earlier steps. All numbers may be
+        traced.
+      b1, b2: decays of the means of gradients and of their squares.
+      eps, eps_root: added to the root of the mean square, and under it.
+      mu_dtype: of the mean of gradients, float32 (None) or bfloat16.
+      weight_decay: a number or a function of the number of earlier steps; float32 weights times
+        this and the learning rate are subtracted.
+      mask: a tree of booleans, a prefix of the parameters' tree, or a function of the parameters
+        that returns one: which leaves decay. None: all.
+      nesterov: whether to look ahead by one gradient.
+      recipe: that of the layers, with scaling="blockwise" and both products of rows in FP8.
+      select: which leaves are quantised, see `Optimizer`. By default those named wi_0, wi_1 and wo
+        of three dimensions or more.
+      nu_dtype: of the mean of squares, float32 (None) or bfloat16.
+      max_norm, skip_nonfinite, implementation: see `Optimizer`.
+
+    Raises:
+      TypeError: `recipe` is none, a dtype is neither float32 nor bfloat16, or an option is no
+        boolean.
+      ValueError: `recipe` has another scaling, or products of rows in bf16.
+    """
+    dtypes = {}
+    for name, dtype in (("mu_dtype", mu_dtype), ("nu_dtype", nu_dtype)):
+        dtypes[name] = canonical_dtype(name, jnp.float32 if dtype is None else dtype)
+        if dtypes[name] not in MOMENT_DTYPES:
+            raise TypeError(f"{name} must be float32 or bfloat16, got {dtypes[name]}")
+    rule = AdamW(
+        learning_rate=learning_rate,
+        b1=b1,
+        b2=b2,
+        eps=eps,
+        eps_root=eps_root,
+        weight_decay=weight_decay,
+        mask=mask,
+        nesterov=checked_boolean("nesterov", nesterov),
+        **dtypes,
+    )
+    return Optimizer(rule, recipe, select, max_norm, skip_nonfinite, implementation)
+
+
+def quantized(
+    transformation: Any,
+    *,
+    recipe: Recipe = Recipe(),  # noqa: B008 - immutable
+    select: Select = experts,
+    max_norm: ArrayLike | None = None,
+    skip_nonfinite: bool = False,
+    implementation: Implementation = None,
+) -> Optimizer:
+    """An Optax transformation whose updates are added in the pass that writes FP8 weights.
+
+    For chains of any transformations: `optax.MultiSteps`, `optax.inject_hyperparams`, `muon`. XLA
+    computes the updates, and one kernel reads them and the float32 weights, and writes weights and
+    FP8 forms. `adamw` saves the bytes of the updates.
+
+        optimizer = optim.quantized(optax.chain(optax.clip_by_global_norm(1.0), optax.lion(1e-4)))
+
+    Args:
+      transformation: has `init(params)` and `update(gradients, state, params)`.
+      recipe, select, max_norm, skip_nonfinite, implementation: see `adamw`.
+
+    Raises:
+      TypeError: `transformation` has no such functions, or see `adamw`.
+      ValueError: see `adamw`.
+    """
+    for name in ("init", "update"):
+        if not callable(getattr(transformation, name, None)):
+            raise TypeError(
+                f"quantized: transformation must have init and update, got {transformation!r}"
+            )
+    rule = Transformed(transformation)
+    return Optimizer(rule, recipe, select, max_norm, skip_nonfinite, implementation)

@@ -1,0 +1,62 @@
+"""Plans of the steps of an optimiser: by the kernel, or by the reference and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from jax_grouped_gemm._src.arrays import is_static
+from jax_grouped_gemm._src.device import H200, Target
+from jax_grouped_gemm._src.optimizer.problem import Layout, UpdateProblem
+from jax_grouped_gemm._src.plan import AS_ASKED, XLA, Kernel, Plan, symbolic_sizes
+from jax_grouped_gemm._src.sizes import too_large_operands
+
+MOMENTS = 2
+"""Operands of AdamW between the gradient and the weights."""
+
+UpdatePlan = Plan[UpdateProblem]
+
+
+def plan_adamw(
+    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
+) -> UpdatePlan:
+    """Plans an `adamw_quantized` from its operands' avals and its parameters."""
+    return _plan("adamw_quantized", avals, params, MOMENTS)
+
+
+def plan_apply(
+    avals: Sequence[Any], params: Mapping[str, Any], target: Target = H200
+) -> UpdatePlan:
+    """Plans an `apply_and_quantize` from its operands' avals and its parameters."""
+    return _plan("apply_and_quantize", avals, params, 0)
+
+
+def _plan(op: str, avals: Sequence[Any], params: Mapping[str, Any], moments: int) -> UpdatePlan:
+    _, *given = avals
+    changes, master, forms = given[: 1 + moments], given[1 + moments], given[2 + moments :]
+    layout = Layout.of(params)
+    dtype = np.dtype(next(x.dtype for x in forms if x.dtype.itemsize == 1))
+    problem = UpdateProblem(
+        op,
+        layout.flat(master),
+        tuple(np.dtype(x.dtype) for x in changes),
+        dtype,
+        layout,
+        params["power_of_two"],
+    )
+    reason = _reason(problem, master, params)
+    return Plan(problem, XLA if reason else Kernel(op), reason)
+
+
+def _reason(problem: UpdateProblem, master: Any, params: Mapping[str, Any]) -> str:
+    if params["implementation"] == "xla":
+        return AS_ASKED
+    if not is_static(*master.shape):
+        return symbolic_sizes([master])
+    if 0 in problem.shape:
+        return "there is nothing to update"
+    flat = jax.ShapeDtypeStruct(problem.shape, np.dtype(np.float32))
+    return too_large_operands([flat, *problem.layout.forms(master, problem.dtype)])

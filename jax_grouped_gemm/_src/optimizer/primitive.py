@@ -1,0 +1,105 @@
+"""The steps of an optimiser: shapes and semantics are those of the references.
+
+Neither has a derivative. Operands are numbers of the step, float32, the gradient or update, and
+what the step changes: moments, float32 weights, the weights' forms, of which the results have the
+shapes and dtypes. Parameters: those of `Layout`, power_of_two and implementation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_grouped_gemm._src.fp8.formats import letters_of_blocks
+from jax_grouped_gemm._src.op import Op
+from jax_grouped_gemm._src.optimizer import call, plan, reference
+from jax_grouped_gemm._src.optimizer.problem import Layout
+from jax_grouped_gemm._src.partition import Dims
+
+_NUM_NUMBERS = 2  # operands that are no result: numbers of the step, and the gradient or update
+
+
+def _update(name: str, target: str, planner: Any, run: Any, of_reference: Any) -> Op:
+    def avals(*operands, **params):
+        return [op.unsharded_aval(operands, x.shape, x.dtype) for x in operands[_NUM_NUMBERS:]]
+
+    op = Op(
+        name=name,
+        operand_ranks=None,
+        targets=(target,),
+        avals=avals,
+        planner=planner,
+        call=run,
+        reference=of_reference,
+        multiple_results=True,
+        is_matmul=False,
+        dims=_dims,
+        instead="shards that are whole blocks of 128 x 128",
+    )
+    op.has_no_derivative("take gradients with respect to the weights that the step updates.")
+    op.def_batching(_batching(op))
+    return op
+
+
+def _dims(operands: Sequence[Any], results: Sequence[Any], **params: Any) -> Dims:
+    """Matrices are independent, and so are blocks of them. Joined columns belong together."""
+    layout = Layout.of(params)
+    forms, whole, blocks = letters_of_blocks(
+        plain=layout.plain, transposed=layout.transposed, joined=layout.is_joined
+    )
+    forms += ["kn"] * layout.copied
+    stacks = ["kn"] * (len(operands) - 1 - len(forms))
+    leading = tuple(f"l{i}" for i in range(operands[1].ndim - 2))
+    named = [(*leading, *letters) for letters in (*stacks, *forms)]
+    return Dims((("t",), *named), tuple(named[1:]), whole | {"t"}, blocks=blocks)
+
+
+def _batching(op: Op) -> Callable[..., Any]:
+    """A mapped axis is one more leading dimension, or a loop where the numbers of the step differ
+    along it."""
+
+    def rule(operands, dims, **params):
+        size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
+        stacked = [
+            jnp.broadcast_to(x, (size, *x.shape)) if d is None else jnp.moveaxis(x, d, 0)
+            for x, d in zip(operands, dims, strict=True)
+        ]
+        if dims[0] is None:
+            results = op.bind(operands[0], *stacked[1:], **params)
+        else:
+            results = lax.map(lambda one: op.bind(*one, **params), tuple(stacked))
+        return results, [0] * len(results)
+
+    return rule
+
+
+def adamw_quantized(*operands: jax.Array, **params: Any) -> list[jax.Array]:
+    """scalars, gradient, mean, square, master, forms -> the last four, see `reference`."""
+    return ADAMW.bind(*operands, **params)
+
+
+ADAMW = _update(
+    "adamw_quantized",
+    call.ADAMW,
+    plan.plan_adamw,
+    call.adamw_quantized,
+    reference.adamw_quantized,
+)
+
+
+def apply_and_quantize(*operands: jax.Array, **params: Any) -> list[jax.Array]:
+    """applies, update, master, forms -> the last two, see `reference`."""
+    return APPLY.bind(*operands, **params)
+
+
+APPLY = _update(
+    "apply_and_quantize",
+    call.APPLY,
+    plan.plan_apply,
+    call.apply_and_quantize,
+    reference.apply_and_quantize,
+)

@@ -1,0 +1,119 @@
+"""What one step of an optimiser updates: matrices, their FP8 forms, and how those are joined."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jax_grouped_gemm._src.fp8.formats import BLOCK, Shape
+
+
+class AdamwScalars(NamedTuple):
+    """The numbers of one step of AdamW, in the order of `AdamwScalars` in csrc/optimizer/update.h.
+
+    With g = gradient_factor * gradient,
+
+        mean = mean_share * g + mean_decay * mean
+        square = square_share * g^2 + square_decay * square
+        size = sqrt(square_factor * square + inner_epsilon) + epsilon
+        master -= (mean_rate * mean + gradient_rate * g) / size + decay * master
+
+    unless `applies` is zero: then nothing changes.
+    """
+
+    applies: Any
+    gradient_factor: Any
+    mean_decay: Any
+    mean_share: Any
+    square_decay: Any
+    square_share: Any
+    square_factor: Any
+    inner_epsilon: Any
+    epsilon: Any
+    mean_rate: Any
+    gradient_rate: Any
+    decay: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How the operands of a call are given.
+
+    Matrices are [..., k, n], with any leading dimensions, and their forms have the columns of
+    `parts` stacks next to each other, each filled up to whole blocks if there are several.
+
+    Attributes:
+      plain: whether there are values [..., k, n] and scales [..., k / 128, n / 128].
+      transposed: whether there are values [..., n, k] and scales [..., n / 128, k / 128].
+      copied: whether there is a copy of the matrices in 16 bits.
+      part, parts: which of the stacks this is, of how many.
+    """
+
+    plain: bool
+    transposed: bool
+    copied: bool
+    part: int
+    parts: int
+
+    @classmethod
+    def of(cls, params: Mapping[str, Any]) -> Layout:
+        """That of a primitive's parameters."""
+        return cls(**{field.name: params[field.name] for field in dataclasses.fields(cls)})
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The same as a primitive's parameters."""
+        return dataclasses.asdict(self)
+
+    @property
+    def is_joined(self) -> bool:
+        """Whether forms have several parts."""
+        return self.parts > 1
+
+    def flat(self, master: Any) -> Shape:
+        """The shape [matrices, k, n] of stacks of matrices."""
+        *leading, k, n = master.shape
+        return math.prod(leading), k, n
+
+    def forms(self, master: Any, dtype: np.dtype) -> list[jax.ShapeDtypeStruct]:
+        """Shapes and dtypes of the forms that the custom call takes of matrices `master`."""
+        g, k, n = self.flat(master)
+        rows, blocks = -(-k // BLOCK), -(-n // BLOCK)
+        pitch = self.parts * blocks * BLOCK if self.is_joined else n
+        f32, across = np.dtype(np.float32), self.parts * blocks
+        shapes: list[tuple[Shape, np.dtype]] = []
+        if self.plain:
+            shapes += [((g, k, pitch), dtype), ((g, rows, across), f32)]
+        if self.transposed:
+            shapes += [((g, pitch, k), dtype), ((g, across, rows), f32)]
+        return [jax.ShapeDtypeStruct(*shape) for shape in shapes]
+
+
+@dataclasses.dataclass(frozen=True)
+class UpdateProblem:
+    """Static description of one step of an optimiser.
+
+    Attributes:
+      op: name of the primitive.
+      shape: [matrices, k, n].
+      dtypes: of the gradient or update, and of the moments if there are any.
+      dtype: of the FP8 weights.
+      layout: how operands are given.
+      power_of_two: whether scales are rounded up to powers of two.
+    """
+
+    op: str
+    shape: Shape
+    dtypes: tuple[np.dtype, ...]
+    dtype: np.dtype
+    layout: Layout
+    power_of_two: bool
+
+    def __str__(self) -> str:
+        kinds = ", ".join(map(str, self.dtypes))
+        return f"{self.op} {list(self.shape)} of {kinds} -> {self.dtype}"

@@ -1,0 +1,1 @@
+"""Quantised weights: formats, packing, checkpoints, and how operations take them."""

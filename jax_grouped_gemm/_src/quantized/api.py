@@ -1,0 +1,258 @@
+"""`quantize`, `dequantize` and `from_codes`: weights in a quantised format."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.typing import ArrayLike, DTypeLike
+
+from jax_grouped_gemm._src.arguments import as_array, canonical_dtype, checked_boolean
+from jax_grouped_gemm._src.quantized import reference  # noqa: F401 - registers formats
+from jax_grouped_gemm._src.quantized.array import QuantizedArray
+from jax_grouped_gemm._src.quantized.format import (
+    Codes,
+    Format,
+    Layout,
+    Matrix,
+    Parts,
+    functions_of,
+    named,
+)
+
+
+def quantize(
+    x: ArrayLike,
+    format: str | Format = "mxfp4",
+    *,
+    group_size: int | None = None,
+    zero_points: bool = False,
+    layout: Layout | None = None,
+    dtype: DTypeLike | None = None,
+) -> QuantizedArray:
+    """Quantises weights [..., k, n] to a `QuantizedArray`, which products take in their place.
+
+        q = jgg.quantize(w, "mxfp4")
+        y = jgg.ragged_dot(x, q, group_sizes)
+
+    One matrix after the other, so that temporaries are one matrix's. Do it once, when weights are
+    loaded: inside a training or decoding step it would be repeated in every step. Numbers are
+    rounded to the nearest, ties to even. A block, group or column with a number that is not finite
+    becomes NaN.
+
+    | format | a weight is | scale |
+    |---|---|---|
+    | "mxfp4" | e2m1 times 2^e | of 32 along k: the exponent of the largest, less 2, as OCP has it |
+    | "int4" | (q - 8) s, or (q - z) s | of `group_size` along k, bfloat16: the largest over 7 |
+    | "int8" | q s | of a column, float32: the largest over 127 |
+    | "fp8" | float8_e4m3fn times s | of a column, float32: the largest over 448 |
+    | "fp8_128x128" | float8_e4m3fn times s | of a block, float32, as `quantize_weights` |
+    | "fp8_1x128" | float8_e4m3fn times s | of 128 along n, float32, as `quantize_blockwise` |
+    | "fp8_row" | float8_e4m3fn times s | of a row, float32 |
+    | "fp8_tensor" | float8_e4m3fn times s | of a matrix, float32 |
+
+    The last three are rows of two FP8 operands, see `ragged_dot`, and have the layout "rows" only.
+
+    Args:
+      x: [..., k, n], floating.
+      format: its name, or a `Format`.
+      group_size: of "int4": 32, 64 or 128, by default 128.
+      zero_points: whether groups of "int4" have a zero point z, for weights that are not symmetric.
+      layout: "packed", which products of bf16 activations and quantised weights read, or "rows",
+        which products of two FP8 operands read. By default "packed", where the format has it.
+      dtype: of the values of FP8 formats in the layout "rows", float8_e4m3fn or float8_e5m2.
+
+    Raises:
+      TypeError: `x` is no floating array of two dimensions at least.
+      ValueError: `format` is not registered, or has no such option.
+    """
+    x = as_array("x", x)
+    if not jnp.issubdtype(x.dtype, jnp.floating) or x.ndim < 2:
+        raise TypeError(f"x must be floating, [..., k, n], got {jax.typeof(x)}")
+    zero_points = checked_boolean("zero_points", zero_points)
+    found = named(
+        format,
+        layout=layout,
+        group_size=group_size,
+        zero_points=zero_points or None,
+        dtype=None if dtype is None else canonical_dtype("dtype", dtype),
+    )
+    if functions_of(found).quantize is None:
+        raise ValueError(f"the format {found} has no function that quantises")
+    return _of_parts(_quantized(x, found), x.shape[-2:], found)
+
+
+def dequantize(q: QuantizedArray, dtype: DTypeLike = jnp.bfloat16) -> jax.Array:
+    """The matrices [..., k, n] of a `QuantizedArray` as an array of `dtype`.
+
+    MXFP4 is exact in bfloat16 and float32, subnormals included. Of int4 the product of code and
+    scale is rounded once. Of int8 and FP8 it is rounded to float32 and then to `dtype`.
+
+    Args:
+      q: what `quantize`, `from_codes` or `checkpoints` return.
+      dtype: floating.
+
+    Raises:
+      TypeError: `q` is no `QuantizedArray`, or `dtype` is not floating.
+    """
+    return checked("q", q).dequantize(dtype)
+
+
+def from_codes(
+    codes: ArrayLike,
+    scales: ArrayLike,
+    format: str | Format,
+    *,
+    zero_points: ArrayLike | None = None,
+    group_size: int | None = None,
+) -> QuantizedArray:
+    """Packs codes that are quantised already; `QuantizedArray.unpack` is the inverse.
+
+    Args:
+      codes: [..., k, n], one an element: uint8 in 0..15 for "mxfp4" and "int4", int8 for "int8",
+        float8_e4m3fn for "fp8" and "fp8_128x128".
+      scales: [..., ceil(k / 32), n] uint8 exponents for "mxfp4", bfloat16
+        [..., ceil(k / group_size), n] for "int4", float32 [..., n] for "int8" and "fp8", float32
+        [..., ceil(k / 128), ceil(n / 128)] for "fp8_128x128".
+      format: its name, or a `Format`.
+      zero_points: of "int4", in the shape of its scales, integers in 0..15; None means 8.
+      group_size: of "int4", by default what the shape of the scales says.
+
+    Raises:
+      TypeError: an array has an unsuitable dtype or shape.
+      ValueError: `format` is not registered, or has no such option.
+    """
+    codes, scales = as_array("codes", codes), as_array("scales", scales)
+    has_zeros = zero_points is not None
+    found = named(format, group_size=group_size, zero_points=has_zeros or None)
+    functions = functions_of(found)
+    if functions.pack is None or functions.unpack is None:
+        raise ValueError(f"arrays of the format {found} are not packed: make a QuantizedArray")
+    if codes.ndim < 2:
+        raise TypeError(f"codes must be [..., k, n], got {jax.typeof(codes)}")
+    k, n = codes.shape[-2:]
+    if group_size is None and isinstance(format, str) and functions.group_sizes:
+        fits = [
+            size
+            for size in functions.group_sizes
+            if scales.ndim >= 2 and -(-k // size) == scales.shape[-2]
+        ]
+        if fits and found.group_size not in fits:
+            found = named(found, group_size=fits[0])
+    zeros = as_array("zero_points", zero_points) if has_zeros else None
+    return of_stored(_as_they_are, Codes(codes, scales, zeros), (k, n), found, codes.shape[:-2])
+
+
+def of_stored(
+    read: Callable[[Any], Codes],
+    stored: Any,
+    matrix: Matrix,
+    format: Format,
+    leading: tuple[int, ...],
+) -> QuantizedArray:
+    """Packs matrices that are stored in some form, one after the other.
+
+    Args:
+      read: gives the `Codes` of one matrix from its arrays; a function of a module, since it is
+        part of the key of a cache.
+      stored: a pytree of arrays, which all begin with the dimensions `leading`.
+      matrix: k and n.
+      format: that of the codes.
+      leading: the dimensions in front of a matrix.
+
+    Raises:
+      TypeError: codes, scales or zero points have an unsuitable dtype or shape.
+    """
+    rank = len(leading)
+    for x in jax.tree.leaves(stored):
+        if x.shape[:rank] != leading:
+            raise TypeError(
+                f"all arrays of {format} must begin with the dimensions {leading} of the codes, "
+                f"got {x.dtype} of shape {x.shape}"
+            )
+    of_one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[rank:], x.dtype), stored)
+    _check_codes(jax.eval_shape(read, of_one), format, matrix)
+    return _of_parts(_packed(read, stored, format, leading), matrix, format)
+
+
+def _as_they_are(codes: Codes) -> Codes:
+    return codes
+
+
+def checked(name: str, q: Any) -> QuantizedArray:
+    """`q` if it is a `QuantizedArray`, else a `TypeError`."""
+    if not isinstance(q, QuantizedArray):
+        raise TypeError(f"{name} must be a QuantizedArray, got {type(q).__name__}")
+    return q
+
+
+def _check_codes(codes: Codes, format: Format, matrix: Matrix) -> None:
+    """Raises a `TypeError` unless the codes of one matrix can be cast to those of the format."""
+    for name, want in _codes_of(format, matrix)._asdict().items():
+        x = getattr(codes, name)
+        if want is None or x is None:
+            continue
+        kinds = {jnp.issubdtype(each.dtype, jnp.floating) for each in (x, want)}
+        # A cast would change codes of 8 bits. Others have room in any dtype of their kind.
+        fits = len(kinds) == 1 and (name != "codes" or format.bits < 8)
+        if x.shape != want.shape or not (fits or x.dtype == want.dtype):
+            raise TypeError(
+                f"{name} of {format} must be {want.dtype} of shape {want.shape} for each matrix, "
+                f"got {x.dtype} of shape {x.shape}"
+            )
+
+
+@functools.lru_cache(maxsize=1024)
+def _codes_of(format: Format, matrix: Matrix) -> Codes:
+    """Shapes and dtypes of the codes of one matrix."""
+    functions = functions_of(format)
+
+    def unpacked(x: jax.Array) -> Codes:
+        assert functions.quantize is not None and functions.unpack is not None
+        return functions.unpack(functions.quantize(x, format), format, matrix)
+
+    return jax.eval_shape(unpacked, jax.ShapeDtypeStruct(matrix, jnp.float32))
+
+
+def _of_parts(parts: Parts, matrix: Any, format: Format) -> QuantizedArray:
+    return QuantizedArray(*parts, format=format, matrix=tuple(matrix))
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _quantized(x: jax.Array, format: Format) -> Parts:
+    quantize = functions_of(format).quantize
+    assert quantize is not None
+    return _each(lambda x: quantize(x.astype(jnp.float32), format), x, x.shape[:-2])
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2, 3))
+def _packed(
+    read: Callable[[Any], Codes], stored: Any, format: Format, leading: tuple[int, ...]
+) -> Parts:
+    functions = functions_of(format)
+
+    def of_one(stored: Any) -> Parts:
+        codes = read(stored)
+        wanted = _codes_of(format, codes.codes.shape)
+        found = [
+            None if x is None else x.astype(w.dtype) for x, w in zip(codes, wanted, strict=True)
+        ]
+        assert functions.pack is not None
+        return functions.pack(Codes(*found), format)
+
+    return _each(of_one, stored, leading)
+
+
+def _each(function: Any, arrays: Any, leading: tuple[int, ...]) -> Any:
+    """`function` of one matrix after the other."""
+    if not leading:
+        return function(arrays)
+    rank, count = len(leading), math.prod(leading)
+    flat = jax.tree.map(lambda x: x.reshape(count, *x.shape[rank:]), arrays)
+    out = lax.map(function, flat)
+    return jax.tree.map(lambda x: x.reshape(*leading, *x.shape[1:]), out)

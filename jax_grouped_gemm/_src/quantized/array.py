@@ -1,0 +1,339 @@
+"""`QuantizedArray`: matrices in a `Format`, as one pytree."""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import export
+from jax.sharding import PartitionSpec
+from jax.typing import DTypeLike
+
+from jax_grouped_gemm._src.arguments import canonical_dtype, checked_int
+from jax_grouped_gemm._src.quantized import primitive
+from jax_grouped_gemm._src.quantized.format import (
+    Codes,
+    Format,
+    Matrix,
+    Parts,
+    as_json,
+    functions_of,
+    named,
+    of_json,
+    with_values,
+)
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class QuantizedArray:
+    """Matrices [..., k, n] in a quantised format: a pytree of their arrays.
+
+    `quantize` and `from_codes` make one, and `checkpoints` reads them from files. Leading
+    dimensions are those of the arrays, so that `jax.lax.scan`, `jax.vmap`, slices of the experts
+    and `jax.shard_map` over them work as for an array of weights.
+
+    Attributes:
+      values: the elements as the format stores them.
+      scales: those of groups or blocks, or None.
+      channel_scales: float32, those of columns, or None.
+      zero_points: uint8, those of groups, or None.
+      format: a `Format`, static.
+      matrix: k and n, of the slice where arrays are slices along k or n, as in `jax.shard_map`.
+
+    Args:
+      values, scales, channel_scales, zero_points: the arrays.
+      format: a `Format`, or the name of one.
+      matrix: k and n. By default the last two dimensions of `values`, where the format does not
+        pack them.
+
+    Raises:
+      TypeError: an array that the format needs is missing or has another shape or dtype.
+      ValueError: `format` is not registered.
+    """
+
+    def __init__(
+        self,
+        values: Any,
+        scales: Any = None,
+        channel_scales: Any = None,
+        zero_points: Any = None,
+        *,
+        format: Format | str,
+        matrix: Matrix | None = None,
+    ):
+        if isinstance(format, str) and hasattr(values, "dtype"):
+            self.format = with_values(format, values.dtype)
+        else:
+            self.format = named(format)
+        if matrix is None:
+            if self.format.values_rank != 2:
+                raise TypeError(f"matrix must be (k, n) for the format {self.format}")
+            matrix = tuple(values.shape[-2:])
+        k, n = (checked_int("matrix", size) for size in matrix)
+        self._whole = k, n
+        self._parts = Parts(values, scales, channel_scales, zero_points)
+        self._check()
+
+    @property
+    def values(self) -> Any:
+        return self._parts.values
+
+    @property
+    def scales(self) -> Any:
+        return self._parts.scales
+
+    @property
+    def channel_scales(self) -> Any:
+        return self._parts.channel_scales
+
+    @property
+    def zero_points(self) -> Any:
+        return self._parts.zero_points
+
+    @property
+    def matrix(self) -> Matrix:
+        """k and n, of a slice if the arrays are slices."""
+        shape = getattr(self.values, "shape", None)
+        if shape is None or functions_of(self.format).quantize is None:
+            return self._whole
+        sizes = dict(zip("kn", self._whole, strict=True))
+        whole = _parts_of(self.format, self._whole).values.shape
+        for letter, have, full in zip(
+            dimensions(self.format).values, shape[-len(whole) :], whole, strict=True
+        ):
+            if letter and have != full:
+                unit = _unit(self.format, letter)
+                if sizes[letter] != unit * full:
+                    raise TypeError(
+                        f"a slice of a QuantizedArray along {letter} must be one of multiples of "
+                        f"{unit}, got values {shape} of matrices {self._whole} in {self.format}"
+                    )
+                sizes[letter] = unit * have
+        return sizes["k"], sizes["n"]
+
+    @property
+    def leading(self) -> tuple[int, ...]:
+        """The dimensions in front of k and n."""
+        return tuple(self.values.shape[: len(self.values.shape) - self.format.values_rank])
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """[..., k, n]."""
+        return (*self.leading, *self.matrix)
+
+    @property
+    def ndim(self) -> int:
+        """The number of dimensions of `shape`."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """What `dequantize` returns by default."""
+        return np.dtype(jnp.bfloat16)
+
+    @property
+    def nbytes(self) -> int:
+        """What all arrays take."""
+        return sum(math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(self))
+
+    def dequantize(self, dtype: DTypeLike = jnp.bfloat16) -> jax.Array:
+        """The matrices [..., k, n] as an array of `dtype`."""
+        dtype = canonical_dtype("dtype", dtype)
+        if not jnp.issubdtype(dtype, jnp.floating):
+            raise TypeError(f"dtype must be floating, got {dtype}")
+        out = primitive.dequantize(self._flat(), self.format, self.matrix, dtype)
+        return out.reshape(self.shape)
+
+    def unpack(self) -> Codes:
+        """The codes [..., k, n], scales and zero points, as `from_codes` takes them.
+
+        Exact, but for the codes of blocks whose scale is NaN.
+
+        Raises:
+          NotImplementedError: the format is stored as it is, and has nothing to unpack.
+        """
+        unpack = functions_of(self.format).unpack
+        if unpack is None:
+            raise NotImplementedError(f"arrays of the format {self.format} are not packed")
+        codes = jax.vmap(lambda parts: unpack(parts, self.format, self.matrix))(self._flat())
+        return jax.tree.map(lambda x: x.reshape(*self.leading, *x.shape[1:]), codes)
+
+    def specs(self, spec: PartitionSpec) -> QuantizedArray:
+        """The `PartitionSpec` of every array where [..., k, n] is split as `spec` says.
+
+        For `jax.shard_map` and `jax.device_put`:
+
+            specs = q.specs(P("expert", None, "model"))
+            q = jax.device_put(q, jax.tree.map(lambda s: NamedSharding(mesh, s), specs))
+
+        Each device then has a `QuantizedArray` of its slice. Slices along k and n must be multiples
+        of 64 in the layout "packed", and of whole groups or blocks.
+
+        Args:
+          spec: of [..., k, n].
+
+        Returns:
+          A `QuantizedArray` with specs in the place of the arrays.
+        """
+        rank = len(self.leading)
+        entries = [*spec, *[None] * (rank + 2 - len(spec))]
+        of_letter = dict(k=entries[rank], n=entries[rank + 1])
+
+        def of_array(letters):
+            split = [of_letter.get(letter) for letter in letters]
+            return PartitionSpec(*entries[:rank], *split)
+
+        named = dimensions(self.format)
+        return self._with(
+            [
+                None if x is None else of_array(letters)
+                for x, letters in zip(self._parts, named, strict=True)
+            ]
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain arrays, for checkpoints: those that there are, and "format", JSON as uint8."""
+        text = json.dumps(as_json(self.format, self._whole)).encode()
+        arrays = {name: x for name, x in self._parts._asdict().items() if x is not None}
+        return arrays | {"format": np.frombuffer(text, np.uint8)}
+
+    @classmethod
+    def from_dict(cls, arrays: Any) -> QuantizedArray:
+        """The inverse of `to_dict`.
+
+        Raises:
+          ValueError: the format is not registered, or in another version of its layout.
+        """
+        rest = dict(arrays)
+        format, matrix = of_json(json.loads(np.asarray(rest.pop("format")).tobytes()))
+        return cls(**rest, format=format, matrix=matrix)
+
+    def _flat(self) -> Parts:
+        """With one leading dimension."""
+        rank, count = len(self.leading), math.prod(self.leading)
+        return jax.tree.map(lambda x: jnp.reshape(x, (count, *x.shape[rank:])), self._parts)
+
+    def _check(self) -> None:
+        """Raises a `TypeError` unless the arrays are those of the format."""
+        leading = self.leading
+        if functions_of(self.format).quantize is None:
+            return
+        for name, want in _parts_of(self.format, self.matrix)._asdict().items():
+            x = getattr(self._parts, name)
+            if (x is None) != (want is None):
+                raise TypeError(
+                    f"{name} must be {'None' if want is None else 'an array'} for the format "
+                    f"{self.format}, got {None if x is None else jax.typeof(x)}"
+                )
+            if x is not None and (x.shape, x.dtype) != ((*leading, *want.shape), want.dtype):
+                raise TypeError(
+                    f"{name} must be {want.dtype} of shape {(*leading, *want.shape)} for matrices "
+                    f"{self.matrix} of the format {self.format}, got {x.dtype} of shape {x.shape}"
+                )
+
+    def __repr__(self) -> str:
+        described = "?" if not hasattr(self.values, "shape") else f"{list(self.shape)}"
+        return f"QuantizedArray({self.format}, {described})"
+
+    def tree_flatten_with_keys(self) -> Any:
+        keyed = [(jax.tree_util.GetAttrKey(n), x) for n, x in self._parts._asdict().items()]
+        return keyed, (self.format, self._whole)
+
+    def tree_flatten(self) -> Any:
+        return tuple(self._parts), (self.format, self._whole)
+
+    @classmethod
+    def tree_unflatten(cls, static: Any, leaves: Any) -> QuantizedArray:
+        # No checks: JAX puts things in the place of arrays that are none.
+        array = object.__new__(cls)
+        array.format, array._whole = static
+        array._parts = Parts(*leaves)
+        return array
+
+    def _with(self, parts: Any) -> QuantizedArray:
+        return self.tree_unflatten((self.format, self._whole), parts)
+
+
+@functools.lru_cache(maxsize=1024)
+def _parts_of(format: Format, matrix: Matrix) -> Parts:
+    """Shapes and dtypes of the arrays of one matrix."""
+    quantize = functions_of(format).quantize
+    assert quantize is not None
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ())):
+        return jax.eval_shape(
+            lambda x: quantize(x, format), jax.ShapeDtypeStruct(matrix, jnp.float32)
+        )
+
+
+@functools.lru_cache(maxsize=1024)
+def dimensions(format: Format) -> Parts:
+    """Of each array of a matrix, which dimensions lie along k and along n: "k", "n" or ""."""
+    if functions_of(format).quantize is None:
+        if format.values_rank != 2:
+            raise NotImplementedError(
+                f"nobody knows how arrays of the format {format} may be divided along k and n: "
+                "register a function that quantises"
+            )
+        return Parts(("k", "n"), ("k", "n"), ("n",), ("k", "n"))
+    small, tall, wide = (
+        _parts_of(format, matrix)
+        for matrix in ((_LONG, _LONG), (2 * _LONG, _LONG), (_LONG, 2 * _LONG))
+    )
+
+    def letters(x, with_k, with_n):
+        if x is None:
+            return ()
+        sizes = zip(x.shape, with_k.shape, with_n.shape, strict=True)
+        return tuple("k" if a < b else "n" if a < c else "" for a, b, c in sizes)
+
+    return Parts(*map(letters, small, tall, wide))
+
+
+_LONG = 4096
+"""More than any group, block or record is long."""
+
+
+def _unit(format: Format, letter: str) -> int:
+    """How many elements along k or n the smallest slice of `values` has."""
+    values = _parts_of(format, (_LONG, _LONG)).values.shape
+    return _LONG // values[dimensions(format).values.index(letter)]
+
+
+def check_slices(name: str, q: QuantizedArray, devices: Matrix) -> None:
+    """Raises a `ValueError` unless matrices may be divided into so many slices along k and n."""
+    if functions_of(q.format).quantize is None:
+        return
+    sizes = [size // count for size, count in zip(q.matrix, devices, strict=True)]
+    of_letter = dict(zip("kn", devices, strict=True))
+    whole, local = (_parts_of(q.format, (k, n)) for k, n in (q.matrix, sizes))
+    for letter, size in zip("kn", sizes, strict=True):
+        unit, count = _unit(q.format, letter), of_letter[letter]
+        fits = size * count == q.matrix["kn".index(letter)] and size % unit == 0
+        for letters, x, part in zip(dimensions(q.format), whole, local, strict=True):
+            for dim, each in enumerate(letters):
+                if each == letter:
+                    fits &= part.shape[dim] * count == x.shape[dim]
+        if count > 1 and not fits:
+            raise ValueError(
+                f"{name} {q.shape} of the format {q.format} cannot be divided into {count} slices "
+                f"along {letter}: each must be a multiple of {unit}, and of whole groups or blocks"
+            )
+
+
+# Exported programs take and return arrays; the name and the aux data are part of what is written.
+export.register_pytree_node_serialization(
+    QuantizedArray,
+    serialized_name="jax_grouped_gemm.QuantizedArray",
+    serialize_auxdata=lambda static: json.dumps(as_json(*static)).encode(),
+    deserialize_auxdata=lambda text: of_json(json.loads(bytes(text))),
+)

@@ -1,0 +1,257 @@
+"""What the elements of a quantised array are: `Format`, and the one registry of all formats.
+
+`register` adds a format: what its arrays are, and functions that decode and encode one matrix.
+Operations ask the registry what to do with an operand of a format; none knows a format by name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple, get_args
+
+import jax
+import numpy as np
+
+from jax_grouped_gemm._src.arguments import checked_choice, checked_int
+
+Layout = Literal["packed", "rows"]
+Matrix = tuple[int, int]
+"""k and n of one matrix."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ScaleLayout:
+    """Which elements of a matrix [k, n] share a scale.
+
+    Attributes:
+      block: how many elements along k, and along n; None for all.
+      dtype: of the scales; uint8 holds exponents, e8m0.
+    """
+
+    block: tuple[int | None, int | None]
+    dtype: np.dtype
+
+
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """What the elements of a `QuantizedArray` are and how they lie in memory.
+
+    Attributes:
+      name: "mxfp4", "int4", "int8", "fp8", "fp8_128x128", "fp8_1x128", "fp8_row", "fp8_tensor", or
+        one that was registered.
+      values: dtype of `QuantizedArray.values`; uint8 where elements share a byte or are packed.
+      bits: of one element, without its scale.
+      scales: which elements share a scale; None where only columns have them.
+      channel_scales: whether every column has a float32 scale.
+      zero_points: whether groups have a zero point beside their scale.
+      layout: "packed" is what products of bf16 activations and quantised weights read; "rows" what
+        products of two FP8 operands read.
+      values_rank: dimensions of `values` of one matrix.
+      version: of the layout. Arrays that were written in another one are refused.
+    """
+
+    name: str
+    values: np.dtype
+    bits: int
+    scales: ScaleLayout | None = None
+    channel_scales: bool = False
+    zero_points: bool = False
+    layout: Layout = "packed"
+    values_rank: int = 2
+    version: int = 1
+
+    @property
+    def group_size(self) -> int | None:
+        """Elements along k that share a scale, None where whole columns do."""
+        return None if self.scales is None else self.scales.block[0]
+
+    def __str__(self) -> str:
+        words = [self.name]
+        if registered(self.name, self.layout).group_sizes:
+            words.append(f"groups of {self.group_size}")
+        if self.zero_points:
+            words.append("zero points")
+        if self.values != registered(self.name, self.layout).format.values:
+            words.append(str(self.values))
+        return ", ".join(words)
+
+
+class Parts(NamedTuple):
+    """The arrays of one matrix, or of a stack of them, as a format stores them."""
+
+    values: Any
+    scales: Any = None
+    channel_scales: Any = None
+    zero_points: Any = None
+
+
+class Codes(NamedTuple):
+    """A quantised matrix before it is packed.
+
+    `codes` [..., k, n] are uint8 in 0..15 for 4-bit formats, int8 or float8_e4m3fn for others.
+    `scales` have one element for each group or block, [..., ceil(k / rows), ceil(n / columns)], and
+    [..., n] where only columns have scales. `zero_points` are uint8 in the shape of the scales, or
+    None.
+    """
+
+    codes: Any
+    scales: Any
+    zero_points: Any = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Registered:
+    """A format and its functions, each of one matrix.
+
+    Attributes:
+      format: with the default group size.
+      dequantize: called as `dequantize(parts, format, matrix, dtype)`, gives [k, n] of `dtype`.
+      quantize: called as `quantize(x, format)` with float32 [k, n], gives `Parts`.
+      pack: called as `pack(codes, format)` with `Codes`, gives `Parts`.
+      unpack: called as `unpack(parts, format, matrix)`, gives `Codes`.
+      group_sizes: what `group_size` may be.
+      may_have_zero_points: whether `zero_points` may be asked for.
+      dtypes: what the dtype of values may be besides that of the format.
+      products: operations whose rows and weights are both quantised, by the public function's name,
+        each called with that function's arguments. Weights of this format decide.
+    """
+
+    format: Format
+    dequantize: Callable[[Parts, Format, Matrix, np.dtype], jax.Array]
+    quantize: Callable[[jax.Array, Format], Parts] | None = None
+    pack: Callable[[Codes, Format], Parts] | None = None
+    unpack: Callable[[Parts, Format, Matrix], Codes] | None = None
+    group_sizes: tuple[int, ...] = ()
+    may_have_zero_points: bool = False
+    dtypes: tuple[np.dtype, ...] = ()
+    products: Mapping[str, Callable[..., jax.Array]] = dataclasses.field(default_factory=dict)
+
+
+_REGISTRY: dict[tuple[str, Layout], Registered] = {}
+
+
+def register(format: Format, **functions: Any) -> Format:
+    """Adds a format, or replaces the one of that name and layout; returns it.
+
+    Args:
+      format: what it is.
+      **functions: the other attributes of `Registered`; `dequantize` is required.
+    """
+    _REGISTRY[format.name, format.layout] = Registered(format, **functions)
+    return format
+
+
+def registered(name: str, layout: Layout) -> Registered:
+    """A registered format and its functions."""
+    found = _REGISTRY.get((name, layout))
+    if found is None:
+        raise ValueError(f"no format {name!r} of layout {layout!r} is registered: {_known()}")
+    return found
+
+
+def functions_of(format: Format) -> Registered:
+    """The functions of a format."""
+    return registered(format.name, format.layout)
+
+
+def named(
+    format: str | Format,
+    *,
+    layout: Layout | None = None,
+    group_size: int | None = None,
+    zero_points: bool | None = None,
+    dtype: np.dtype | None = None,
+) -> Format:
+    """The format of that name with the options that it has.
+
+    Raises:
+      TypeError: `format` is neither a name nor a `Format`.
+      ValueError: it is not registered, or has no such option.
+    """
+    if isinstance(format, Format):
+        registered(format.name, format.layout)
+        if layout is None and group_size is None and zero_points is None and dtype is None:
+            return format
+        dtype = format.values if dtype is None else dtype
+        layout = layout or format.layout
+        group_size = format.group_size if group_size is None else group_size
+        zero_points = format.zero_points if zero_points is None else zero_points
+        name = format.name
+    elif isinstance(format, str):
+        name = format
+    else:
+        raise TypeError(f"format must be a name or a Format, got {format!r}")
+    if layout is None:
+        layouts: tuple[Layout, ...] = get_args(Layout)
+        layout = next((each for each in layouts if (name, each) in _REGISTRY), layouts[0])
+    checked_choice("layout", layout, get_args(Layout))
+    assert layout is not None
+    found = registered(name, layout)
+    changed = found.format
+    if group_size is not None and checked_int("group_size", group_size) != changed.group_size:
+        if group_size not in found.group_sizes:
+            sizes = found.group_sizes or (changed.group_size,)
+            raise ValueError(f"group_size of format {name!r} must be in {sizes}, got {group_size}")
+        assert changed.scales is not None
+        block = group_size, changed.scales.block[1]
+        changed = dataclasses.replace(
+            changed, scales=dataclasses.replace(changed.scales, block=block)
+        )
+    if zero_points and not found.may_have_zero_points:
+        raise ValueError(f"format {name!r} has no zero points")
+    if dtype is not None and dtype != changed.values:
+        if dtype not in found.dtypes:
+            known = " or ".join(map(str, (changed.values, *found.dtypes)))
+            raise ValueError(f"values of format {name!r} in the layout {layout!r} must be {known}")
+        changed = dataclasses.replace(changed, values=dtype)
+    return dataclasses.replace(changed, zero_points=bool(zero_points) or changed.zero_points)
+
+
+def with_values(name: str, dtype: np.dtype) -> Format:
+    """The format of that name, in the layout that has values of `dtype`; errors as `named`."""
+    for layout in get_args(Layout):
+        found = _REGISTRY.get((name, layout))
+        if found and dtype in (found.format.values, *found.dtypes):
+            return named(name, layout=layout, dtype=np.dtype(dtype))
+    return named(name)
+
+
+def _known() -> str:
+    return "known are " + ", ".join(f"{name!r} ({layout})" for name, layout in _REGISTRY)
+
+
+def as_json(format: Format, matrix: Matrix) -> dict[str, Any]:
+    """What describes an array beside its leaves, in terms that JSON has."""
+    return dict(
+        format=format.name,
+        layout=format.layout,
+        version=format.version,
+        values=format.values.name,
+        group_size=format.group_size,
+        zero_points=format.zero_points,
+        k=matrix[0],
+        n=matrix[1],
+    )
+
+
+def of_json(found: dict[str, Any]) -> tuple[Format, Matrix]:
+    """The inverse of `as_json`.
+
+    Raises:
+      ValueError: the format is not registered, or in another version of its layout.
+    """
+    format = named(
+        found["format"],
+        layout=found["layout"],
+        group_size=found["group_size"],
+        zero_points=found["zero_points"],
+        dtype=np.dtype(found["values"]),
+    )
+    if found["version"] != format.version:
+        raise ValueError(
+            f"an array of format {format.name!r} has version {found['version']} of the layout "
+            f"{format.layout!r}, but this release reads version {format.version}: quantise the "
+            "weights again"
+        )
+    return format, (found["k"], found["n"])

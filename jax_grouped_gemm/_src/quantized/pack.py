@@ -1,0 +1,148 @@
+"""The packed layout: matrices [k, n] as records of 64 columns and 64 rows, in the order of threads.
+
+A record is what the 128 threads of a warp group hold of 64 x 64 weights. Thread 32 w + l, with
+r = l // 4 and t = l % 4, has the columns 16 w + r and 16 w + r + 8, and of each 16 rows of k, a
+step, the elements 2 t, 2 t + 1, 2 t + 8 and 2 t + 9: its registers of the first operand of one
+`mma.sync.m16n8k16` and of one quarter of a WGMMA. A thread has eight codes a step, which are four
+pairs: pair j is of the column 16 w + r + 8 (j % 2) and the elements 2 t + 8 (j // 2) and its next
+one, in the low and in the high half of a register.
+
+With 4 bits a step is one word, and the four words of a thread lie next to each other. With 8 bits a
+step is two words, of pairs 0 and 1 and of pairs 2 and 3; the first half of a record holds steps 0
+and 1, the second 2 and 3, so that a load of 16 bytes a thread has no bank conflicts in either.
+
+Padding, up to multiples of 64, has codes that decode to zero.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_grouped_gemm._src.arrays import cdiv, round_up
+
+SIDE = 64
+"""Columns and rows of a record."""
+
+# Where a half word keeps the sign and the lowest of the other three bits of pair j in MXFP4. Then
+# three masks and shifts move each pair to the bits of a bfloat16's sign, exponent and mantissa.
+_E2M1_SIGN = (15, 12, 14, 13)
+_E2M1_REST = (6, 3, 0, 9)
+
+# The dimensions of a matrix: record, step, half of the step, t, low or high; record, warp, half of
+# its columns, r.
+_SPLIT_K = (4, 2, 4, 2)
+_SPLIT_N = (4, 2, 8)
+
+
+def _to_threads(codes: jax.Array, fill: int) -> jax.Array:
+    """uint8 [k, n] -> [N/64, K/64, w, r, t, step, half of k, half of columns, low or high]."""
+    k, n = codes.shape
+    padded = jnp.pad(
+        codes, ((0, round_up(k, SIDE) - k), (0, round_up(n, SIDE) - n)), constant_values=fill
+    )
+    split = padded.reshape(cdiv(k, SIDE), *_SPLIT_K, cdiv(n, SIDE), *_SPLIT_N)
+    # records of k, step, kh, t, lh, records of n, w, jn, r
+    return split.transpose(5, 0, 6, 8, 3, 1, 2, 7, 4)
+
+
+def _of_threads(split: jax.Array, matrix: tuple[int, int]) -> jax.Array:
+    k, n = matrix
+    split = split.transpose(1, 5, 6, 4, 8, 0, 2, 7, 3)
+    return split.reshape(round_up(k, SIDE), round_up(n, SIDE))[:k, :n]
+
+
+def _record_shape(matrix: tuple[int, int]) -> tuple[int, int]:
+    k, n = matrix
+    return cdiv(n, SIDE), cdiv(k, SIDE)
+
+
+def _bit_places(fp4: bool) -> list[list[tuple[int, int, int]]]:
+    """For each pair, the fields of a code: lowest bit, mask, and place in a half word."""
+    if not fp4:
+        return [[(0, 0xF, 4 * j)] for j in range(4)]
+    return [[(3, 1, _E2M1_SIGN[j]), (0, 7, _E2M1_REST[j])] for j in range(4)]
+
+
+def pack4(codes: jax.Array, *, fp4: bool, fill: int = 0) -> jax.Array:
+    """Codes uint8 [k, n] in 0..15 -> uint8 [N/64, K/64, 2048].
+
+    Args:
+      codes: one a byte.
+      fp4: whether bits are interleaved as MXFP4's are, or nibbles lie in order.
+      fill: the code of padding.
+    """
+    x = _to_threads(codes, fill).astype(jnp.uint16)
+    half = jnp.zeros((*x.shape[:6], 2), jnp.uint16)
+    for j, fields in enumerate(_bit_places(fp4)):
+        for low, mask, place in fields:
+            half |= ((x[..., j // 2, j % 2, :] >> low) & mask) << place
+    each = jnp.stack([half & 0xFF, half >> 8], axis=-1).astype(jnp.uint8)
+    return each.reshape(*x.shape[:2], 2048)
+
+
+def unpack4(values: jax.Array, matrix: tuple[int, int], *, fp4: bool) -> jax.Array:
+    """The inverse of `pack4`."""
+    each = values.reshape(*_record_shape(matrix), 4, 8, 4, 4, 2, 2).astype(jnp.uint16)
+    half = each[..., 0] | each[..., 1] << 8
+    pairs = []
+    for fields in _bit_places(fp4):
+        code = jnp.zeros_like(half)
+        for low, mask, place in fields:
+            code |= ((half >> place) & mask) << low
+        pairs.append(code)
+    split = jnp.stack(pairs, axis=-2).astype(jnp.uint8)  # ..., step, pair, low or high
+    return _of_threads(split.reshape(*split.shape[:6], 2, 2, 2), matrix)
+
+
+def pack8(codes: jax.Array) -> jax.Array:
+    """uint8 [k, n] -> uint8 [N/64, K/64, 4096]."""
+    x = _to_threads(codes, 0)
+    x = x.reshape(*x.shape[:5], 2, 2, *x.shape[6:])  # half of the record, step in it
+    # Bytes 0 and 2 of a word are one pair, 1 and 3 the other.
+    x = x.transpose(0, 1, 5, 2, 3, 4, 6, 7, 9, 8)
+    return x.reshape(*x.shape[:2], 4096)
+
+
+def unpack8(values: jax.Array, matrix: tuple[int, int]) -> jax.Array:
+    """The inverse of `pack8`."""
+    x = values.reshape(*_record_shape(matrix), 2, 4, 8, 4, 2, 2, 2, 2)
+    x = x.transpose(0, 1, 3, 4, 5, 2, 6, 7, 9, 8)
+    return _of_threads(x.reshape(*x.shape[:5], 4, *x.shape[7:]), matrix)
+
+
+def pack_groups(scales: jax.Array, *, record: int = 1) -> jax.Array:
+    """Numbers of groups along k [groups, n] -> [N/64, ceil(groups / record), 64 record].
+
+    Slot 8 w + r of a record has the numbers of the columns 16 w + r and 16 w + r + 8 of its first
+    group, and then of the next groups. Padding is zero.
+
+    Args:
+      scales: a number a group and column.
+      record: groups of a record.
+    """
+    groups, n = scales.shape
+    padded = jnp.pad(scales, ((0, round_up(groups, record) - groups), (0, round_up(n, SIDE) - n)))
+    split = padded.reshape(cdiv(groups, record), record, cdiv(n, SIDE), *_SPLIT_N)
+    split = split.transpose(2, 0, 3, 5, 1, 4)  # records of n and k, w, r, group, half of columns
+    return split.reshape(*split.shape[:2], SIDE * record)
+
+
+def unpack_groups(packed: jax.Array, shape: tuple[int, int], *, record: int = 1) -> jax.Array:
+    """The inverse of `pack_groups`; `shape` is [groups, n]."""
+    groups, n = shape
+    split = packed.reshape(*packed.shape[:2], 4, 8, record, 2).transpose(1, 4, 0, 2, 5, 3)
+    whole = split.reshape(packed.shape[1] * record, packed.shape[0] * SIDE)
+    return whole[:groups, :n]
+
+
+def pad_columns(x: jax.Array, fill: float) -> jax.Array:
+    """[n] -> [N], n rounded up to 64."""
+    n = x.shape[0]
+    return jnp.pad(x, (0, round_up(n, SIDE) - n), constant_values=fill)
+
+
+def bits_of(x: jax.Array) -> jax.Array:
+    """An array of one byte an element as uint8."""
+    return lax.bitcast_convert_type(x, jnp.uint8)

@@ -1,0 +1,95 @@
+"""Dequantisation as an operation: `explain` lists it, and derivatives of weights are refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_grouped_gemm._src.op import Op
+from jax_grouped_gemm._src.partition import Dims
+from jax_grouped_gemm._src.quantized import plan
+from jax_grouped_gemm._src.quantized.format import Format, Matrix, Parts, functions_of
+
+FROZEN = (
+    "quantised weights are frozen; differentiate x or adapters, or take the derivative in what "
+    "dequantize() returns"
+)
+
+
+def dequantize(parts: Parts, format: Format, matrix: Matrix, dtype: np.dtype) -> jax.Array:
+    """Parts [g, ...] -> [g, k, n] of `dtype`."""
+    given = {name: x for name, x in parts._asdict().items() if x is not None}
+    return DEQUANTIZE.bind(
+        *given.values(),
+        names=tuple(given),
+        format=format,
+        matrix=matrix,
+        dtype=np.dtype(dtype),
+        implementation=None,
+    )
+
+
+def _aval(*operands, matrix, dtype, **params):
+    return DEQUANTIZE.unsharded_aval(operands, (operands[0].shape[0], *matrix), dtype)
+
+
+def _reference(*operands, names, format, matrix, dtype):
+    functions = functions_of(format)
+
+    def of_one(*parts):
+        return functions.dequantize(
+            Parts(**dict(zip(names, parts, strict=True))), format, matrix, dtype
+        )
+
+    if not operands[0].shape[0]:
+        return jnp.zeros((0, *matrix), dtype)
+    return jax.vmap(of_one)(*operands)
+
+
+def _dims(operands, results, **params) -> Dims:
+    letters = iter("abcdefhijklopqrstuvwxyz")
+    specs = ["g" + "".join(next(letters) for _ in x.shape[1:]) for x in operands]
+    to = "gmn"
+    return Dims.of(*specs, to=to, whole="".join({*"".join(specs), *to} - {"g"}))
+
+
+def _batched(operands, dims, **params):
+    """Matrices of the whole batch are one stack."""
+    size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
+
+    def merged(x, dim):
+        if dim is None:
+            x = jnp.broadcast_to(x[None], (size, *x.shape))
+        else:
+            x = jnp.moveaxis(x, dim, 0)
+        return x.reshape(size * x.shape[1], *x.shape[2:])
+
+    out = DEQUANTIZE.bind(*map(merged, operands, dims), **params)
+    return out.reshape(size, out.shape[0] // size, *out.shape[1:]), 0
+
+
+def _jvp(primals, tangents, **params):
+    raise TypeError(FROZEN)
+
+
+def _call(*operands: Any) -> Any:
+    raise NotImplementedError("no kernel dequantises")
+
+
+DEQUANTIZE = Op(
+    name="dequantize_weights",
+    operand_ranks=None,
+    targets=(),
+    avals=_aval,
+    planner=plan.plan_dequantize,
+    call=_call,
+    reference=_reference,
+    dims=_dims,
+    is_matmul=False,
+    is_listed=True,
+)
+DEQUANTIZE.def_jvp(_jvp)
+DEQUANTIZE.def_batching(_batched)

@@ -1,0 +1,157 @@
+"""How operations take quantised weights: the one place where they meet a format.
+
+Types of operands may have a `QuantizedArray` in the place of an array of weights. Where products
+begin, `with_arrays` makes arrays of them in the dtype of the activations, once a call, and keeps
+none for the backward pass, which dequantises again: the packed weights are all that stays in
+memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from jax_grouped_gemm._src.arguments import as_array, has_group_checks
+from jax_grouped_gemm._src.autodiff import recomputed
+from jax_grouped_gemm._src.meshes import names_of
+from jax_grouped_gemm._src.quantized.array import QuantizedArray, check_slices
+from jax_grouped_gemm._src.quantized.format import functions_of
+from jax_grouped_gemm._src.quantized.primitive import DEQUANTIZE
+
+T = TypeVar("T")
+Result = TypeVar("Result")
+
+
+def with_arrays(
+    function: str, compute: Callable[[T], Result], weights: T, *, x: jax.Array, name: str = "x"
+) -> Result:
+    """`compute(weights)` with arrays in the place of those that are quantised.
+
+    Args:
+      function: the public function, for messages.
+      compute: what multiplies x by the weights.
+      weights: a pytree of arrays and of a `QuantizedArray` or more.
+      x: what is multiplied, whose dtype weights are dequantised to.
+      name: that of x.
+
+    Raises:
+      TypeError: a weight is quantised and x is not floating.
+    """
+    if not any(map(_is_quantized, jax.tree.leaves(weights, is_leaf=_is_quantized))):
+        return compute(weights)
+    if not jnp.issubdtype(x.dtype, jnp.floating):
+        raise TypeError(
+            f"{function}: {name} must be floating where weights are quantised, got {x.dtype}"
+        )
+
+    def of_packed(weights: T) -> Result:
+        return compute(_each(lambda q: q.dequantize(x.dtype), weights))
+
+    # Checks of group sizes outside of `jax.jit` cannot be traced.
+    run = of_packed if has_group_checks() else recomputed(of_packed, policy=_not_weights)
+    return run(weights)
+
+
+def abstract_arrays(weights: T, dtype: np.dtype) -> T:
+    """The weights with abstract arrays in the place of those that are quantised."""
+    return _each(lambda q: jax.ShapeDtypeStruct(q.shape, dtype), weights)
+
+
+def _is_quantized(x: Any) -> bool:
+    return isinstance(x, QuantizedArray)
+
+
+def _each(make: Callable[[QuantizedArray], Any], weights: T) -> T:
+    def of_one(x):
+        return make(x) if _is_quantized(x) else x
+
+    return jax.tree.map(of_one, weights, is_leaf=_is_quantized)
+
+
+def _not_weights(primitive: Any, *_: Any, **__: Any) -> bool:
+    """A policy of `jax.checkpoint`: all is kept but weights that were dequantised."""
+    return primitive is not DEQUANTIZE.primitive
+
+
+RECIPE = (
+    "a recipe quantises rows and weights itself: give it weights of 16 or 32 bits, or no recipe"
+)
+
+
+def check_weights(
+    function: str,
+    weights: Mapping[str, Any],
+    refused: Mapping[str, Any],
+    *,
+    instead: str = RECIPE,
+    alike: tuple[str, ...] = (),
+) -> None:
+    """Raises a `TypeError` or `ValueError` unless quantised weights can be multiplied.
+
+    Args:
+      function: the public function, for messages.
+      weights: arguments by name, quantised or not.
+      refused: arguments that must be None or False where weights are quantised.
+      instead: what to do instead.
+      alike: weights that must have one format, if there are several.
+    """
+    packed = {name: q for name, q in weights.items() if _is_quantized(q)}
+    if not packed:
+        return
+    for argument, value in refused.items():
+        # An argument may be an array, which has no truth value.
+        if value is not None and value is not False:
+            names = " and ".join(packed)
+            raise ValueError(f"{function}: {argument} where {names} is quantised: {instead}")
+    for name, q in packed.items():
+        if q.format.layout != "packed":
+            raise ValueError(
+                f"{function}: {name} has the format {q.format} in the layout {q.format.layout!r}, "
+                "which products of two FP8 operands read; write quantize(..., layout='packed')"
+            )
+    # An array of JAX has a `format` too.
+    formats = {n: packed[n].format if n in packed else None for n in alike if n in weights}
+    if len(set(formats.values())) > 1:
+        found = " and ".join(str(format or "an array") for format in formats.values())
+        raise TypeError(f"{function}: {' and '.join(formats)} must have one format, got {found}")
+
+
+def product_of(
+    function: str, lhs: QuantizedArray, name: str, rhs: QuantizedArray
+) -> Callable[..., jax.Array]:
+    """What computes a function of rows and weights that are both quantised.
+
+    Raises:
+      TypeError: nothing does.
+    """
+    product = functions_of(rhs.format).products.get(function)
+    if product is None:
+        raise TypeError(
+            f"{function}: nothing multiplies rows of the format {lhs.format} by {name} of the "
+            f"format {rhs.format} in the layout {rhs.format.layout!r}; dequantize() the rows"
+        )
+    return product
+
+
+def as_weights(name: str, x: Any) -> Any:
+    """`x` if it is quantised, else as an array; raises as `as_array` does."""
+    return x if _is_quantized(x) else as_array(name, x)
+
+
+def specs_of_weights(name: str, x: Any, spec: PartitionSpec, mesh: Any) -> Any:
+    """The `PartitionSpec` of every array of weights [g, k, n] that are split as `spec` says.
+
+    Raises:
+      ValueError: they are quantised, and what a device would have is no array of the format.
+    """
+    if not _is_quantized(x):
+        return spec
+    sizes = [math.prod(mesh.shape[axis] for axis in names_of(entry)) for entry in spec]
+    check_slices(name, x, (sizes[1], sizes[2]))
+    return x.specs(spec)

@@ -1,0 +1,69 @@
+"""When float32 operands are split on their way to the tensor cores, and not in passes before.
+
+Passes over operands cost the same however little there is to multiply, and kernels that follow one
+another cost their starts. Where groups have few rows, or matrices few rows or columns, that is most
+of the time; and tiles of 128x256 are then mostly nothing. The kernel that splits on the way has
+tiles of 64x128 and no pass, but splits weights again for every 64 rows and takes three products of
+bfloat16 parts for one of float16.
+"""
+
+from __future__ import annotations
+
+from jax_grouped_gemm._src import float32
+from jax_grouped_gemm._src.arrays import cdiv
+from jax_grouped_gemm._src.device import Target
+from jax_grouped_gemm._src.plan import DEFAULT_TILE, TileConfig
+from jax_grouped_gemm._src.ragged.problem import RaggedProblem, result_tiles, steps
+
+SWAPPED_FLOAT32_TILE = TileConfig(tile_m=64, tile_n=128, cluster=1)
+
+SPLIT_MOST_ROWS = 64
+"""Rows a group, on average, up to which it is always faster: reading the weights takes longer than
+multiplying them, and passes over them longer still."""
+
+# Fitted to products of more rows in h200_never_slower.json, at the default precision
+# (docs/notes/float32.md): of a call; of a wave of tiles and of each of its steps; and the share of
+# the memory's bandwidth.
+SECONDS, WAVE_SECONDS, STEP_SECONDS, SHARE = 4e-6, 1.2e-6, 1.04e-6, 0.61
+# The same of the product after passes, which also look at each group.
+PASSES_SECONDS, GROUP_SECONDS = 14.5e-6, 0.4e-6
+PASSED_WAVE_SECONDS, PASSED_STEP_SECONDS, PASSED_SHARE = 1e-6, 0.61e-6, 0.42
+# Predictions are not that exact: splitting on the way has to be faster by more than this.
+MARGIN = 0.95
+
+
+def pays(problem: RaggedProblem, terms: int, target: Target) -> bool:
+    """Whether to split on the way, for float32 rows that stay where they are."""
+    if problem.m <= SPLIT_MOST_ROWS * problem.num_groups:
+        return True
+    return seconds(problem, terms, target) < MARGIN * seconds_with_passes(problem, terms, target)
+
+
+def seconds(problem: RaggedProblem, terms: int, target: Target) -> float:
+    """What is predicted of the kernel that splits on the way."""
+    products = float32.products_in_kernel(terms) / float32.products_in_kernel(1)
+    step = STEP_SECONDS * products
+    multiplying = _waves(problem, SWAPPED_FLOAT32_TILE, target) * (
+        steps(problem) * step + WAVE_SECONDS
+    )
+    return SECONDS + max(multiplying, sum(problem.array_bytes()) / (SHARE * target.rates.bandwidth))
+
+
+def seconds_with_passes(problem: RaggedProblem, terms: int, target: Target) -> float:
+    """What is predicted of passes that split and of the product after them."""
+    lhs_bytes, rhs_bytes, result_bytes = problem.array_bytes()
+    operand_bytes, split_bytes = float32.bytes_of_split(lhs_bytes + rhs_bytes, terms)
+    step = PASSED_STEP_SECONDS * terms
+    waves = _waves(problem, DEFAULT_TILE, target)
+    multiplying = waves * (steps(problem) * step + PASSED_WAVE_SECONDS)
+    moving = (operand_bytes + result_bytes) / (PASSED_SHARE * target.rates.bandwidth)
+    groups, _, _ = result_tiles(problem)
+    starting = PASSES_SECONDS + GROUP_SECONDS * groups
+    return starting + split_bytes / target.rates.bandwidth + max(multiplying, moving)
+
+
+def _waves(problem: RaggedProblem, tile: TileConfig, target: Target) -> int:
+    """Of tiles, the last of each group being half full, whatever the groups' sizes are."""
+    groups, rows, columns = result_tiles(problem)
+    tiles = groups * max(rows / tile.tile_m + 0.5, 1) * cdiv(columns, tile.tile_n)
+    return -int(-tiles // target.multiprocessors)

@@ -1,0 +1,185 @@
+"""Optimisers of Flax NNX models that write the quantised weights of their layers."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Container
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jax_grouped_gemm import optim
+from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp
+from jax_grouped_gemm._src.optimizer.weights import Path, at, nested
+from jax_grouped_gemm.flax._experts import as_dict, from_dict
+from jax_grouped_gemm.flax.nnx.layer import (
+    MATRICES,
+    MoE,
+    Quantized,
+    has_quantized,
+    put,
+    quantize,
+)
+
+
+class Optimizer(nnx.Module):
+    """An optimiser of `optim` for a model, which refreshes the quantised weights of its layers.
+
+    It has the shape of `nnx.Optimizer`:
+
+        optimizer = Optimizer(model, optim.adamw(1e-3, recipe=recipe), wrt=nnx.Param)
+
+        @nnx.jit
+        def step(model, optimizer, batch):
+            gradients = nnx.grad(loss)(optimizer.compute_model(model), batch)
+            optimizer.update(model, gradients)
+
+    Quantised are the weights that `quantize` would, of every `MoE` with a recipe in FP8 and without
+    an `expert_axis`, whatever `select` of the optimiser says. They are in the layers, as variables
+    of the type `Quantized`. Layers that share their parameters share those too.
+
+    Attributes:
+      step: how often `update` was called.
+      optimizer: the optimiser.
+      opt_state: its state, as `nnx.OptState` variables, without the quantised weights.
+      wrt: the filter.
+
+    Args:
+      model: an NNX module.
+      optimizer: of `optim.adamw` or `optim.quantized`.
+      wrt: which variables are optimised, as for `nnx.grad`.
+
+    Raises:
+      TypeError: `optimizer` is none.
+      ValueError: layers share some of their weights, but not all, or `wrt` leaves some out, or a
+        layer's recipe quantises weights otherwise.
+    """
+
+    def __init__(self, model: nnx.Module, optimizer: optim.Optimizer, *, wrt: Any = nnx.Param):
+        if not isinstance(optimizer, optim.Optimizer):
+            raise TypeError(
+                "Optimizer: optimizer must be of optim.adamw or optim.quantized, got "
+                f"{optimizer!r}; nnx.Optimizer takes Optax's"
+            )
+        self.optimizer = optimizer
+        self.wrt = wrt
+        self.step = nnx.OptState(jnp.array(0, jnp.uint32))
+        quantize(model)
+        for layers in _layers(model, wrt).values():
+            for layer in layers:
+                if layer.recipe and optimizer.recipe.weights != layer.recipe.weights:
+                    raise ValueError(
+                        "Optimizer: the recipe of the optimiser must quantise weights as that of "
+                        f"the layers does, {layer.recipe}, got {optimizer.recipe}"
+                    )
+            for layer in layers[1:]:
+                layer.quantized = layers[0].quantized
+        # Of variables, so that what is kept of a parameter has its metadata.
+        state = self._selecting(()).init(nnx.state(model, wrt))
+        self.opt_state = nnx.data(_as_opt_state((state.inner, state.master)))
+
+    def compute_model(self, model: nnx.Module) -> Any:
+        """A copy of `model` to differentiate a loss by, so that gradients of experts have 16 bits.
+
+        The matrices of the quantised layers are cast to their `dtype`, if that has 16 bits, as the
+        layers themselves do. XLA removes the casts, since layers read the quantised weights. What a
+        loss changes in the copy, such as statistics, is not changed in `model`.
+        """
+        copy = nnx.clone(model)
+        for layers in _layers(copy, self.wrt).values():
+            dtype = layers[0].dtype
+            if dtype is not None and jnp.dtype(dtype).itemsize == 2:
+                for name in MATRICES:
+                    variable = getattr(layers[0], name)
+                    variable.set_value(variable[...].astype(dtype))
+        return copy
+
+    def update(self, model: nnx.Module, gradients: Any, **options: Any) -> None:
+        """Takes a step: changes the parameters and the quantised weights of `model`.
+
+        Args:
+          model: the model.
+          gradients: of `nnx.grad`.
+          **options: of `optim.Optimizer.step`, such as `factor`.
+        """
+        layers = _layers(model, self.wrt)
+        params = nnx.as_pure(nnx.state(model, self.wrt))
+        inner, master = nnx.as_pure(self.opt_state)
+        quantized = {
+            path: from_dict(
+                jax.tree.map(lambda x: x.get_value(), of_path[0].quantized, is_leaf=_is_variable)
+            )
+            for path, of_path in layers.items()
+        }
+        params, state = self._selecting(layers).step(
+            params,
+            nnx.as_pure(nnx.state(gradients, self.wrt)),
+            optim.OptimizerState(inner, master, nested(quantized)),
+            **options,
+        )
+        nnx.update(model, params)
+        nnx.update(self.opt_state, nnx.state((state.inner, state.master)))
+        for path, of_path in layers.items():
+            put(of_path[0], as_dict(at(state.quantized, path)))
+        self.step[...] += 1
+
+    def _selecting(self, paths: Container[Path]) -> optim.Optimizer:
+        """The optimiser that quantises the layers at those paths."""
+
+        def select(path: Path, leaf: Any) -> bool:
+            return bool(path) and path[:-1] in paths and path[-1] in MATRICES
+
+        return dataclasses.replace(self.optimizer, select=select)
+
+
+def quantized_state(quantized: Any) -> nnx.State:
+    """The `Quantized` variables of a model, of what `optim.OptimizerState.quantized` has for its
+    parameters. For functions of `nnx.State`s:
+
+        quantize(model)  # so that the graph has a place for them
+        graph, params, _ = nnx.split(model, nnx.Param, Quantized)
+        model = nnx.merge(graph, params, quantized_state(state.quantized))
+    """
+
+    def of(node: Any) -> dict[Any, Any]:
+        if isinstance(node, QuantizedMlp):
+            return {"quantized": jax.tree.map(Quantized, as_dict(node))}
+        return {name: of(value) for name, value in node.items()}
+
+    return nnx.State(of(quantized))
+
+
+def _is_variable(x: Any) -> bool:
+    return isinstance(x, nnx.Variable)
+
+
+def _as_opt_state(tree: Any) -> Any:
+    """Variables of an optimiser for arrays, and for variables, whose metadata they keep."""
+
+    def of(x: Any) -> nnx.Variable:
+        if not _is_variable(x):
+            return nnx.OptState(x)
+        metadata = x.get_metadata()
+        return nnx.OptState(x.get_value(), **metadata)
+
+    return jax.tree.map(of, tree, is_leaf=_is_variable)
+
+
+def _layers(model: nnx.Module, wrt: Any) -> dict[Path, list[MoE]]:
+    """The layers whose weights are quantised, by the place of their parameters in the state."""
+    place = {id(x): path for path, x in nnx.to_flat_state(nnx.state(model, wrt))}
+    layers: dict[Path, list[MoE]] = {}
+    for _, module in nnx.iter_graph(model):
+        if not has_quantized(module):
+            continue
+        paths = [place.get(id(getattr(module, name)), ()) for name in MATRICES]
+        (node, *others) = {path[:-1] for path in paths}
+        if others or () in paths:
+            raise ValueError(
+                "Optimizer: wi_0, wi_1 and wo of a layer in FP8 must be optimised, and layers must "
+                f"share all or none of them; got a layer with parameters at {paths}"
+            )
+        layers.setdefault(node, []).append(module)
+    return layers

@@ -1,0 +1,345 @@
+"""Checkpoints: literal bytes with the values they are, and gpt-oss against its own MLP."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+import jax_grouped_gemm as jgg
+from jax_grouped_gemm import moe
+from tests.support import weight_formats as oracle
+
+BF16, E4M3 = ml_dtypes.bfloat16, ml_dtypes.float8_e4m3fn
+
+
+def words(nibbles, axis):
+    """Codes to int32 along an axis, the lowest bits first."""
+    nibbles = np.moveaxis(np.asarray(nibbles, np.uint32), axis, -1)
+    split = nibbles.reshape(*nibbles.shape[:-1], -1, 8)
+    packed = (split << (4 * np.arange(8, dtype=np.uint32))).sum(-1, dtype=np.uint32)
+    return np.moveaxis(packed.view(np.int32), -1, axis)
+
+
+def values(q):
+    return np.asarray(jgg.dequantize(q, np.float32))
+
+
+def gpt_oss_tensors(rng, experts, embed, hidden, names="hugging face", layer=3):
+    def blocks(columns, k):
+        shape = experts, columns, k // 32
+        return (
+            rng.integers(0, 256, (*shape, 16), dtype=np.uint8),
+            rng.integers(118, 124, shape, dtype=np.uint8),
+        )
+
+    def numbers(*shape):
+        return rng.standard_normal(shape).astype(BF16)
+
+    (up, up_scales), (down, down_scales) = blocks(2 * hidden, embed), blocks(embed, hidden)
+    hugging_face = {
+        "experts.gate_up_proj_blocks": up,
+        "experts.gate_up_proj_scales": up_scales,
+        "experts.gate_up_proj_bias": numbers(experts, 2 * hidden),
+        "experts.down_proj_blocks": down,
+        "experts.down_proj_scales": down_scales,
+        "experts.down_proj_bias": numbers(experts, embed),
+        "router.weight": numbers(experts, embed),
+        "router.bias": numbers(experts),
+    }
+    if names == "hugging face":
+        return {f"model.layers.{layer}.mlp.{name}": x for name, x in hugging_face.items()}
+    openai = ("mlp1_weight.blocks", "mlp1_weight.scales", "mlp1_bias", "mlp2_weight.blocks",
+              "mlp2_weight.scales", "mlp2_bias", "gate.weight", "gate.bias")  # fmt: skip
+    pairs = zip(openai, hugging_face.values(), strict=True)
+    return {f"block.{layer}.mlp.{name}": x for name, x in pairs}
+
+
+def dequantized(blocks, scales):
+    """[E, columns, k] in float64."""
+    codes = np.stack([blocks & 15, blocks >> 4], -1).reshape(*blocks.shape[:3], 32)
+    return (oracle.E2M1[codes] * oracle.e8m0(scales)[..., None]).reshape(*blocks.shape[:2], -1)
+
+
+def test_gpt_oss_bytes():
+    # Two experts' rows would be alike; one expert, k = 32, F = 1: row 0 is gate, row 1 up.
+    blocks = np.zeros((1, 2, 1, 16), np.uint8)
+    blocks[0, 0, 0, :4] = 0x21, 0x43, 0x65, 0xF7  # low nibble first
+    blocks[0, 1, 0, :2] = 0xA9, 0x0C
+    tensors = {
+        "experts.gate_up_proj_blocks": blocks,
+        "experts.gate_up_proj_scales": np.array([[[127], [130]]], np.uint8),
+        "experts.gate_up_proj_bias": np.array([[5, 6]], BF16),
+        "experts.down_proj_blocks": np.zeros((1, 32, 1, 16), np.uint8),
+        "experts.down_proj_scales": np.zeros((1, 32, 1), np.uint8),
+        "experts.down_proj_bias": np.zeros((1, 32), BF16),
+        "router.weight": np.arange(32, dtype=np.float32)[None].astype(BF16),
+        "router.bias": np.ones(1, BF16),
+    }
+    tensors = {f"model.layers.0.mlp.{name}": x for name, x in tensors.items()}
+    layer = jgg.checkpoints.gpt_oss(tensors, 0)
+    gate, up = values(layer.wi_0)[0, :, 0], values(layer.wi_1)[0, :, 0]
+    np.testing.assert_array_equal(gate[:8], [0.5, 1, 1.5, 2, 3, 4, 6, -6])
+    np.testing.assert_array_equal(up[:4], [-0.5 * 8, -1 * 8, -2 * 8, 0])
+    assert not gate[8:].any() and not up[4:].any()
+    assert float(layer.biases[0][0, 0]) == 5 and float(layer.biases[1][0, 0]) == 6
+    assert layer.gate.shape == (32, 1) and layer.wo.shape == (1, 32, 32)
+
+
+def numpy_mlp(tensors, x, top_k, prefix="model.layers.3.mlp."):
+    """What gpt-oss computes, token by token in float64."""
+    own = {name.removeprefix(prefix): np.asarray(t) for name, t in tensors.items()}
+    wi, wo = (
+        dequantized(own[f"experts.{name}_blocks"], own[f"experts.{name}_scales"])
+        for name in ("gate_up_proj", "down_proj")
+    )
+    wide = {name: t.astype(np.float64) for name, t in own.items() if t.dtype == BF16}
+    out = np.zeros_like(x, np.float64)
+    for token, row in enumerate(x.astype(np.float64)):
+        logits = wide["router.weight"] @ row + wide["router.bias"]
+        chosen = np.argsort(logits)[-top_k:]
+        shares = np.exp(logits[chosen] - logits.max())
+        for e, share in zip(chosen, shares / shares.sum(), strict=True):
+            both = wi[e] @ row + wide["experts.gate_up_proj_bias"][e]
+            gate, up = np.minimum(both[::2], 7), np.clip(both[1::2], -7, 7)
+            hidden = gate / (1 + np.exp(-1.702 * gate)) * (up + 1)
+            out[token] += share * (wo[e] @ hidden + wide["experts.down_proj_bias"][e])
+    return out
+
+
+def our_mlp(layer, x, top_k):
+    logits = x @ layer.gate.astype(np.float32) + layer.gate_bias.astype(np.float32)
+    routing = moe.route(logits, top_k)
+    return moe.dropless_mlp(x, routing, *layer[:3], biases=layer.biases, activation="swiglu_oai")
+
+
+@pytest.mark.parametrize("names", ["hugging face", "openai"])
+def test_gpt_oss_against_numpy(rng, names):
+    tensors = gpt_oss_tensors(rng, 4, 96, 160, names)
+    x = rng.standard_normal((6, 96)).astype(np.float32)
+    layer = jgg.checkpoints.gpt_oss(tensors, 3)
+    prefix = "model.layers.3.mlp."
+    own = dict(zip(gpt_oss_tensors(rng, 1, 32, 32), tensors.values(), strict=True))
+    want = numpy_mlp(own, x, 2, prefix)
+    scale = np.abs(want).max()
+    np.testing.assert_allclose(our_mlp(layer, x, 2) / scale, want / scale, atol=1e-5)
+
+
+def test_gpt_oss_against_transformers(rng):
+    torch = pytest.importorskip("torch")
+    modeling = pytest.importorskip("transformers.models.gpt_oss.modeling_gpt_oss")
+    configuration = pytest.importorskip("transformers.models.gpt_oss.configuration_gpt_oss")
+    config = configuration.GptOssConfig(
+        hidden_size=96,
+        intermediate_size=160,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        num_hidden_layers=1,
+    )
+    config._experts_implementation = "eager"  # a model says so, a module alone does not
+    tensors = gpt_oss_tensors(rng, 4, 96, 160, layer=0)
+    own = {name.removeprefix("model.layers.0.mlp."): x for name, x in tensors.items()}
+    module = modeling.GptOssMLP(config).to(torch.float32)
+    state = {name: x.astype(np.float32) for name, x in own.items() if x.dtype == BF16}
+    for name in ("gate_up_proj", "down_proj"):
+        found = dequantized(own[f"experts.{name}_blocks"], own[f"experts.{name}_scales"])
+        state[f"experts.{name}"] = np.swapaxes(found, 1, 2).astype(np.float32)
+    module.load_state_dict({name: torch.tensor(x) for name, x in state.items()})
+    x = rng.standard_normal((6, 96)).astype(np.float32)
+    with torch.no_grad():
+        want = module(torch.tensor(x)[None])[0].numpy()[0]
+    scale = np.abs(want).max()
+    got = our_mlp(jgg.checkpoints.gpt_oss(tensors, 0), x, 2)
+    np.testing.assert_allclose(got / scale, want / scale, atol=1e-5)
+
+
+def test_gptq_bytes(rng):
+    # One group of 32 rows, 8 columns. Column 0 has the codes 0, 1, ..., 7, 8, ... along k.
+    codes = np.tile(np.arange(32, dtype=np.uint32)[:, None] % 16, (1, 8))
+    qweight = words(codes, 0)
+    assert qweight[0, 0] == 0x76543210 and qweight[1, 0].view(np.uint32) == 0xFEDCBA98
+    scales = np.full((1, 8), 0.5, np.float16)
+    qzeros = np.array([[0x65432107]], np.int32)  # of columns 0 to 7: 7, 0, 1, 2, 3, 4, 5, 6
+    zeros = np.array([7, 0, 1, 2, 3, 4, 5, 6])
+    for version in (1, 2):
+        q = jgg.checkpoints.gptq(qweight, scales, qzeros, np.arange(32) // 32, version=version)
+        want = (codes.astype(np.float32) - (zeros + (version == 1))) * 0.5
+        np.testing.assert_array_equal(values(q), want)
+    symmetric = values(jgg.checkpoints.gptq(qweight, scales))
+    np.testing.assert_array_equal(symmetric, (codes.astype(np.float32) - 8) * 0.5)
+    with pytest.raises(ValueError, match="act-order"):
+        jgg.checkpoints.gptq(qweight, scales, qzeros, rng.permutation(32) % 2)
+    with pytest.raises(TypeError, match="qweight must be int32, got int16"):
+        jgg.checkpoints.gptq(qweight.astype(np.int16), scales)
+    with pytest.raises(TypeError, match="groups of 32, 64 or 128 of 32 rows"):
+        jgg.checkpoints.gptq(qweight, np.zeros((4, 8), np.float16))
+
+
+def test_awq_bytes():
+    # The nibbles of a word, from the lowest: columns 0, 2, 4, 6, 1, 3, 5, 7.
+    qweight = np.full((64, 1), 0x76543210, np.int32)
+    qzeros = np.full((2, 1), 0x11111111, np.int32)
+    scales = np.array([[1] * 8, [2] * 8], np.float16)
+    got = values(jgg.checkpoints.awq(qweight, scales, qzeros))
+    columns = np.array([0, 4, 1, 5, 2, 6, 3, 7]) - 1.0
+    np.testing.assert_array_equal(got[:32], np.tile(columns, (32, 1)))
+    np.testing.assert_array_equal(got[32:], np.tile(2 * columns, (32, 1)))
+
+
+def test_compressed_tensors(rng):
+    n, k = 16, 64
+    codes = rng.integers(0, 16, (2, n, k))
+    scales = rng.uniform(0.5, 2, (2, n, 2)).astype(BF16)
+    zeros = rng.integers(0, 16, (2, n, 2))
+    packed = dict(weight_packed=words(codes, 2), weight_scale=scales)
+    assert packed["weight_packed"].shape == (2, n, k // 8)
+    wide = np.repeat(scales.astype(np.float32), 32, 2)
+    got = values(jgg.checkpoints.compressed_tensors(packed))
+    np.testing.assert_array_equal(got, np.swapaxes((codes - 8) * wide, 1, 2))
+    packed["weight_zero_point"] = words(zeros, 1)
+    got = values(jgg.checkpoints.compressed_tensors(packed))
+    want = (codes - np.repeat(zeros, 32, 2)) * wide
+    np.testing.assert_array_equal(got, np.swapaxes(want, 1, 2))
+    packed["weight_g_idx"] = rng.permutation(k)
+    with pytest.raises(ValueError, match="act-order"):
+        jgg.checkpoints.compressed_tensors(packed)
+
+    channel = rng.uniform(0.5, 2, (2, n, 1)).astype(np.float32)
+    for name, dtype in (("int-quantized", np.int8), ("float-quantized", E4M3)):
+        weight = rng.integers(-100, 100, (2, n, k)).astype(dtype)
+        tensors = dict(weight=weight, weight_scale=channel)
+        got = values(jgg.checkpoints.compressed_tensors(tensors, name))
+        want = np.swapaxes(weight.astype(np.float32) * channel, 1, 2)
+        np.testing.assert_array_equal(got, want)
+    with pytest.raises(TypeError, match="weight must be int8"):
+        jgg.checkpoints.compressed_tensors(tensors, "int-quantized")
+    with pytest.raises(KeyError, match="weight_packed"):
+        jgg.checkpoints.compressed_tensors(tensors)
+    with pytest.raises(ValueError, match="format must be one of"):
+        jgg.checkpoints.compressed_tensors(tensors, "marlin-24")
+
+    blocks = rng.integers(0, 256, (2, n, k // 2), dtype=np.uint8)
+    exponents = rng.integers(120, 130, (2, n, k // 32), dtype=np.uint8)
+    tensors = dict(weight_packed=blocks, weight_scale=exponents)
+    got = values(jgg.checkpoints.compressed_tensors(tensors, "mxfp4-pack-quantized"))
+    want = dequantized(blocks.reshape(2, n, -1, 16), exponents)
+    np.testing.assert_array_equal(got, np.swapaxes(want, 1, 2))
+
+
+def test_fp8_blocks(rng):
+    n, k = 200, 136
+    weight = rng.standard_normal((2, n, k)).astype(E4M3)
+    scales = rng.uniform(0.5, 2, (2, 2, 2)).astype(np.float32)
+    want = weight.astype(np.float32) * np.repeat(np.repeat(scales, 128, 1)[:, :n], 128, 2)[..., :k]
+    np.testing.assert_array_equal(values(jgg.checkpoints.fp8(weight, scales)), want.swapaxes(1, 2))
+    with pytest.raises(TypeError, match="scales of fp8_128x128 must be float32"):
+        jgg.checkpoints.fp8(weight, scales[:, :1])
+
+
+def test_gpt_oss_names_what_is_wrong(rng):
+    tensors = gpt_oss_tensors(rng, 2, 32, 32)
+    with pytest.raises(KeyError, match="block.5.mlp.mlp1_weight.blocks"):
+        jgg.checkpoints.gpt_oss(tensors, 5)
+    name = "model.layers.3.mlp.experts.down_proj_scales"
+    with pytest.raises(KeyError, match=name):
+        jgg.checkpoints.gpt_oss({k: x for k, x in tensors.items() if k != name}, 3)
+    with pytest.raises(TypeError, match=f"{name} must be uint8, got float32"):
+        jgg.checkpoints.gpt_oss(tensors | {name: tensors[name].astype(np.float32)}, 3)
+    with pytest.raises(TypeError, match=r"down_proj_blocks must be \[E, columns, k / 32, 16\]"):
+        jgg.checkpoints.gpt_oss(tensors | {name: tensors[name][:, :1]}, 3)
+
+
+class QArray(NamedTuple):
+    """The fields of the array of qwix."""
+
+    qvalue: jax.Array
+    scale: jax.Array
+    zero_point: jax.Array | None = None
+    qtype: object = None
+
+
+def of_tiles(x, shape):
+    """A number for each element."""
+    for axis, size in enumerate(shape):
+        x = np.repeat(x, size // x.shape[axis], axis)
+    return x
+
+
+@pytest.mark.parametrize(
+    "dtype, scale_shape",
+    [
+        (jnp.float4_e2m1fn, (2, 8, 384)),
+        (jnp.int4, (2, 8, 384)),
+        (jnp.int4, (2, 2, 384)),
+        (jnp.int4, (2, 1, 384)),
+        (jnp.int4, (1, 4, 1)),
+        (jnp.int8, (2, 1, 384)),
+        (jnp.int8, (2, 1, 3)),
+        (E4M3, (2, 1, 384)),
+        (E4M3, (1, 1, 1)),
+        (E4M3, (2, 2, 3)),
+        (E4M3, (2, 2, 1)),
+    ],
+    ids=str,
+)
+def test_qwix_by_its_fields(rng, dtype, scale_shape):
+    shape = 2, 256, 384
+    dtype = np.dtype(dtype)
+    is_e2m1 = dtype == jnp.float4_e2m1fn
+    if is_e2m1:
+        scale = np.exp2(rng.integers(-9, 9, scale_shape)).astype(np.float32)
+    else:
+        scale = rng.uniform(0.5, 2, scale_shape).astype(np.float32)
+    if dtype == jnp.int4:
+        scale = scale.astype(BF16).astype(np.float32)
+    values = jnp.asarray(rng.integers(-128, 128, shape)).astype(jnp.int8)
+    if dtype != jnp.int8:
+        values = jnp.asarray(rng.uniform(-6, 6, shape).round()).astype(dtype)
+    for zeros in (None, rng.integers(-8, 8, scale_shape)) if dtype == jnp.int4 else (None,):
+        zero = None if zeros is None else jnp.asarray(zeros).astype(dtype)
+        q = jgg.checkpoints.qwix(
+            QArray(values, jnp.asarray(scale), zero, "mxfp4" if is_e2m1 else dtype)
+        )
+        exact = np.asarray(values.astype(jnp.float32)) - of_tiles(
+            np.zeros(scale_shape) if zeros is None else zeros, shape
+        )
+        np.testing.assert_array_equal(
+            jgg.dequantize(q, np.float32), (exact * of_tiles(scale, shape)).astype(np.float32)
+        )
+
+
+def test_qwix_refusals(rng):
+    int8, ones = jnp.ones((2, 256, 64), jnp.int8), jnp.ones((2, 1, 64))
+    cases = [
+        (QArray(int8, jnp.ones((2, 2, 64))), ValueError, "int8 with scales of 128 along k and 1"),
+        (QArray(int8, ones, jnp.ones((2, 1, 64), jnp.int8)), ValueError, "int8 with zero points"),
+        (QArray(int8.astype(jnp.int4), ones, None, "nf4"), ValueError, "no format has nf4 values"),
+        (QArray(int8, jnp.ones((2, 3, 64))), TypeError, r"must divide.*\(2, 256, 64\)"),
+        (QArray(int8.astype(jnp.float4_e2m1fn), jnp.full((2, 8, 64), 3.0)), ValueError, "powers"),
+        (ones, TypeError, "array must be a qwix.QArray"),
+    ]
+    for array, error, message in cases:
+        with pytest.raises(error, match=message):
+            jgg.checkpoints.qwix(array)
+    with pytest.raises(TypeError, match=r"rhs must be.*QArray: checkpoints.qwix\(\)"):
+        jgg.ragged_dot(jnp.ones((4, 256)), QArray(int8, ones), jnp.array([1, 3]))
+
+
+def test_qwix_itself(rng):
+    library = pytest.importorskip("qwix")
+    w = rng.standard_normal((2, 256, 384)).astype(np.float32)
+    for qtype, tiles in (
+        ("mxfp4", {1: 32}),
+        (jnp.int4, {1: 64}),
+        (jnp.int8, {}),
+        (jnp.float8_e4m3fn, {1: 128, 2: 128}),
+    ):
+        channels = {0, 2} - tiles.keys()
+        theirs = library.quantize(w, qtype, channelwise_axes=channels, tiled_axes=tiles)
+        got = values(jgg.checkpoints.qwix(theirs))
+        want = library.dequantize(theirs)
+        np.testing.assert_allclose(got, want, rtol=2**-8 if qtype == jnp.int4 else 1e-6)

@@ -1,0 +1,207 @@
+"""Optimisers that write FP8 weights, in Flax's habits: layers find them, and only they do."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+pytest.importorskip("flax")
+from flax import linen as nn
+from flax import nnx
+
+import jax_grouped_gemm as jgg
+from jax_grouped_gemm import optim
+from jax_grouped_gemm.flax import linen as of_linen
+from jax_grouped_gemm.flax import nnx as of_nnx
+from jax_grouped_gemm.flax._experts import from_dict
+from jax_grouped_gemm.flax.nnx.layer import MATRICES
+from tests.support import optimizer as oracle
+
+D, F, E, K = 64, 40, 4, 2
+RECIPE = jgg.Recipe()
+
+
+class Model(nnx.Module):
+    """Two layers in FP8, perhaps with the same parameters, and one that is not."""
+
+    def __init__(self, rngs, recipe=RECIPE, shared=False, param_dtype=jnp.float32):
+        def layer(recipe):
+            return of_nnx.MoE(
+                D, F, E, K, dtype=jnp.bfloat16, recipe=recipe, param_dtype=param_dtype, rngs=rngs
+            )
+
+        self.first, self.second, self.third = layer(recipe), layer(recipe), layer(None)
+        if shared:
+            for name in MATRICES:
+                setattr(self.second, name, getattr(self.first, name))
+
+    def __call__(self, x):
+        for layer in (self.first, self.second, self.third):
+            x = x + layer(x)[0]
+        return x
+
+
+def loss(model, x):
+    return jnp.mean(model(x).astype(jnp.float32) ** 2)
+
+
+def quantized(layer):
+    arrays = jax.tree.map(
+        lambda v: v.get_value(), layer.quantized, is_leaf=lambda v: isinstance(v, nnx.Variable)
+    )
+    return from_dict(arrays)
+
+
+def wanted(layer):
+    matrices = (getattr(layer, name)[...].astype(jnp.float32) for name in MATRICES)
+    return jgg.quantize_mlp(*matrices, RECIPE)
+
+
+def tokens(rng):
+    return jnp.asarray(rng.standard_normal((24, D)), jnp.bfloat16)
+
+
+@nnx.jit
+def step(model, optimizer, x):
+    value, gradients = nnx.value_and_grad(loss)(model, x)
+    optimizer.update(model, gradients)
+    return value
+
+
+class TestNnx:
+    @pytest.mark.parametrize("shared", [False, True])
+    def test_trains_as_with_weights_quantised_apart(self, shared, rng):
+        """The same losses, bit for bit, as Optax's updates and `quantize` after each."""
+        ours, theirs = (Model(nnx.Rngs(0), shared=shared) for _ in range(2))
+        optimizer = of_nnx.Optimizer(ours, optim.quantized(optax.sgd(1e-3)))
+        other = nnx.Optimizer(theirs, optax.sgd(1e-3), wrt=nnx.Param)
+        of_nnx.quantize(theirs)
+        for _ in range(3):
+            x = tokens(rng)
+            found = step(ours, optimizer, x)
+            np.testing.assert_array_equal(found, step(theirs, other, x))
+            assert np.isfinite(found)
+            of_nnx.quantize(theirs)
+            for one in (ours.first, ours.second):
+                jax.tree.map(oracle.assert_same_bits, quantized(one), wanted(one))
+        assert ours.third.quantized is None
+        assert int(optimizer.step[...]) == 3
+        one, other = (x.quantized["wo"]["values"] for x in (ours.first, ours.second))
+        assert (one is other) == shared
+
+    def test_state_has_no_quantised_weights(self):
+        model = Model(nnx.Rngs(0))
+        optimizer = of_nnx.Optimizer(model, optim.adamw(1e-3, mu_dtype=jnp.bfloat16))
+        kinds = {x.dtype for x in jax.tree.leaves(nnx.state(optimizer))}
+        assert kinds == {np.dtype(x) for x in (jnp.float32, jnp.bfloat16, jnp.int32, jnp.uint32)}
+        with nnx.logical_axis_rules([("exp", "d"), ("embed", None), ("mlp", None)]):
+            specs = nnx.get_partition_spec(nnx.state(optimizer))
+        found = {tuple(x) for x in jax.tree.leaves(specs) if isinstance(x, jax.P) and x}
+        assert ("d", None, None) in found
+
+    def test_parameters_in_16_bits(self, rng):
+        model = Model(nnx.Rngs(0), param_dtype=jnp.bfloat16)
+        optimizer = of_nnx.Optimizer(model, optim.adamw(1e-4))
+        before = np.asarray(model.first.wo[...])
+        for _ in range(2):
+            step(model, optimizer, tokens(rng))
+        assert model.first.wo[...].dtype == jnp.bfloat16
+        assert np.any(np.asarray(model.first.wo[...]) != before)
+        # What is quantised are the float32 weights, which differ from their copies.
+        pairs = zip(
+            jax.tree.leaves(quantized(model.first)),
+            jax.tree.leaves(wanted(model.first)),
+            strict=True,
+        )
+        assert any(np.any(np.asarray(a) != np.asarray(b)) for a, b in pairs)
+
+    def test_gradients_in_16_bits(self, rng):
+        """Of the layers that are quantised, in a copy of the model, which shares what it has."""
+        model = Model(nnx.Rngs(0), shared=True)
+        optimizer = of_nnx.Optimizer(model, optim.adamw(1e-3))
+        gradients = nnx.grad(loss)(optimizer.compute_model(model), tokens(rng))
+        assert gradients["first"]["wo"][...].dtype == jnp.bfloat16
+        assert gradients["third"]["wo"][...].dtype == np.float32
+        assert model.first.wo[...].dtype == np.float32
+        optimizer.update(model, gradients)
+        for one in (model.first, model.second):
+            jax.tree.map(oracle.assert_same_bits, quantized(one), wanted(one))
+
+    def test_functions_of_states(self, rng):
+        """The layers of a merged model find the weights that an optimiser has."""
+        model = Model(nnx.Rngs(0))
+        of_nnx.quantize(model)
+        x = tokens(rng)
+        want = model(x)
+        graph, params, _ = nnx.split(model, nnx.Param, of_nnx.Quantized)
+        optimizer = optim.adamw(
+            1e-3,
+            select=lambda path, leaf: path[0] in ("first", "second") and path[-1] in MATRICES,
+        )
+        state = optimizer.init(params)
+        merged = nnx.merge(graph, params, of_nnx.quantized_state(state.quantized))
+        np.testing.assert_array_equal(merged(x), want)
+
+    def test_errors(self):
+        model = Model(nnx.Rngs(0))
+        with pytest.raises(TypeError, match=r"nnx.Optimizer takes Optax's"):
+            of_nnx.Optimizer(model, optax.sgd(1e-3))
+        with pytest.raises(ValueError, match="must quantise weights as that of the layers"):
+            of_nnx.Optimizer(model, optim.adamw(1e-3, recipe=jgg.Recipe(power_of_two_scales=True)))
+        with pytest.raises(ValueError, match="must be optimised"):
+            of_nnx.Optimizer(model, optim.adamw(1e-3), wrt=nnx.BatchStat)
+        model.second.wo = model.first.wo
+        with pytest.raises(ValueError, match="share all or none"):
+            of_nnx.Optimizer(model, optim.adamw(1e-3))
+
+
+class Linen(nn.Module):
+    """One layer in FP8, inside another module."""
+
+    @nn.compact
+    def __call__(self, x):
+        layer = of_linen.MoE(F, E, K, dtype=jnp.bfloat16, recipe=RECIPE, name="layer")
+        return nn.Dense(D)(x + layer(x)[0])
+
+
+class TestLinen:
+    def test_trains_as_with_weights_quantised_apart(self, rng):
+        model = Linen()
+        params = nn.meta.unbox(model.init(jax.random.key(0), tokens(rng))["params"])
+        transformation = optax.sgd(1e-3)
+        state = of_linen.TrainState.create(
+            apply_fn=model.apply, params=params, tx=optim.quantized(transformation)
+        )
+
+        @jax.jit
+        def ours(state, x):
+            def loss(params):
+                variables = state.variables | {"params": params}
+                return jnp.mean(state.apply_fn(variables, x).astype(jnp.float32) ** 2)
+
+            value, gradients = jax.value_and_grad(loss)(state.compute_params)
+            return value, state.apply_gradients(grads=gradients)
+
+        @jax.jit
+        def theirs(params, inner, x):
+            quantized = of_linen.quantize_params(params, RECIPE)
+
+            def loss(params):
+                variables = {"params": params, "quantized": quantized}
+                return jnp.mean(model.apply(variables, x).astype(jnp.float32) ** 2)
+
+            value, gradients = jax.value_and_grad(loss)(params)
+            updates, inner = transformation.update(gradients, inner, params)
+            return value, optax.apply_updates(params, updates), inner
+
+        inner = transformation.init(params)
+        for _ in range(3):
+            x = tokens(rng)
+            one, state = ours(state, x)
+            other, params, inner = theirs(params, inner, x)
+            np.testing.assert_array_equal(one, other)
+            assert np.isfinite(one)
+        assert int(state.step) == 3
+        want = of_linen.quantize_params(state.params, RECIPE)
+        jax.tree.map(oracle.assert_same_bits, state.variables["quantized"], want)

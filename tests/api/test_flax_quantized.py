@@ -1,0 +1,112 @@
+"""Flax layers whose weights are quantised and frozen."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_grouped_gemm as jgg
+
+pytest.importorskip("flax")
+from flax import nnx  # noqa: E402
+
+from jax_grouped_gemm._src.quantized.format import register  # noqa: E402
+from jax_grouped_gemm.flax import linen as our_linen  # noqa: E402
+from jax_grouped_gemm.flax import nnx as our_nnx  # noqa: E402
+from jax_grouped_gemm.flax.nnx.layer import MATRICES  # noqa: E402
+
+SIZES = dict(hidden_features=160, num_experts=4, top_k=2)
+EMBED = 96
+
+
+def tokens(rng):
+    return rng.standard_normal((6, EMBED)).astype(np.float32)
+
+
+def nnx_layer(**options):
+    return our_nnx.MoE(EMBED, **SIZES, **options, rngs=nnx.Rngs(0))
+
+
+def with_dequantised(layer, **packed):
+    for name, q in packed.items():
+        getattr(layer, name).set_value(jgg.dequantize(q, jnp.float32))
+    return layer
+
+
+def matrices_of(layer):
+    return {name: getattr(layer, name)[...] for name in MATRICES}
+
+
+@pytest.mark.parametrize("name, options", [("mxfp4", {}), ("int4", dict(group_size=32))])
+def test_nnx(rng, name, options):
+    x, layer = tokens(rng), nnx_layer(biases=True)
+    packed = {n: jgg.quantize(w, name, **options) for n, w in matrices_of(layer).items()}
+    want, _ = with_dequantised(nnx_layer(biases=True), **packed)(x)
+    our_nnx.quantize(layer, name, **options)
+    got, _ = nnx.jit(lambda layer, x: layer(x))(layer, x)
+    np.testing.assert_allclose(got, want, atol=1e-5)
+    # No parameter: optimisers of parameters, and gradients, pass them by.
+    names = {path[0] for path, _ in nnx.to_flat_state(nnx.state(layer, nnx.Param))}
+    assert names == {"gate", "wi_0_bias", "wi_1_bias", "wo_bias"}
+    grads = nnx.grad(lambda layer, x: (layer(x)[0] ** 2).sum())(layer, x)
+    assert np.asarray(jax.tree.leaves(grads["wo_bias"])[0]).any()
+    # All of them are in the state, and survive a merge.
+    graph, state = nnx.split(layer)
+    np.testing.assert_array_equal(nnx.merge(graph, state)(x)[0], layer(x)[0])
+    our_nnx.quantize(layer, name, **options)  # nothing is left to do
+    np.testing.assert_array_equal(layer(x)[0], got)
+
+
+def test_nnx_of_a_checkpoint(rng):
+    x, layer = tokens(rng), nnx_layer()
+    packed = {n: jgg.quantize(w, "int8") for n, w in matrices_of(layer).items()}
+    want, _ = with_dequantised(nnx_layer(), **packed)(x)
+    abstract = nnx.eval_shape(nnx_layer)
+    our_nnx.set_quantized(abstract, **packed)
+    abstract.gate.kernel.set_value(layer.gate.kernel[...])
+    np.testing.assert_allclose(abstract(x)[0], want, atol=1e-5)
+    with pytest.raises(TypeError, match="MoE: wo must be"):
+        our_nnx.set_quantized(layer, packed["wi_0"], packed["wi_1"], packed["wi_0"])
+    with pytest.raises(TypeError, match="MoE: wo must be a QuantizedArray"):
+        our_nnx.set_quantized(layer, packed["wi_0"], packed["wi_1"], layer.wo)
+    with pytest.raises(ValueError, match="without a recipe"):
+        our_nnx.quantize(nnx_layer(recipe=jgg.Recipe()), "int8")
+
+
+def test_linen(rng):
+    x, layer = tokens(rng), our_linen.MoE(**SIZES)
+    params = jax.tree.map(
+        lambda x: x,
+        layer.init(jax.random.key(0), x)["params"],
+    )
+    quantized = our_linen.quantize_params(params, "mxfp4")
+    assert isinstance(quantized["experts"]["wo"], jgg.QuantizedArray)
+    from flax.core import meta
+
+    plain = dict(meta.unbox(params))
+    for name, q in quantized["experts"].items():
+        plain[name] = jgg.dequantize(q, jnp.float32)
+    want, _ = layer.apply({"params": plain}, x)
+    rest = {"gate": meta.unbox(params)["gate"]}
+    got, _ = jax.jit(layer.apply)({"params": rest, "quantized": quantized}, x)
+    np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+def test_nnx_with_a_format_that_is_added(rng):
+    def int8_demo(parts, format, matrix, dtype):
+        return (parts.values.astype(jnp.float32) * parts.channel_scales).astype(dtype)
+
+    register(
+        jgg.Format("int8_demo", np.dtype(np.int8), 8, channel_scales=True), dequantize=int8_demo
+    )
+    x, layer, packed = tokens(rng), nnx_layer(), {}
+    for name, w in matrices_of(layer).items():
+        scales = np.abs(w).max(1) / 127
+        values = np.round(w / scales[:, None]).astype(np.int8)
+        packed[name] = jgg.QuantizedArray(values, channel_scales=scales, format="int8_demo")
+    want, _ = layer(x)
+    our_nnx.set_quantized(layer, **packed)
+    np.testing.assert_allclose(layer(x)[0], want, atol=0.05)
+    assert not np.array_equal(layer(x)[0], want)

@@ -1,0 +1,47 @@
+"""Steps that write FP8 weights, by the reference: float64, FP8 bit by bit, skipped steps."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.support import optimizer_steps as steps
+from tests.support.dtypes import E4M3, E5M2
+
+FORMATS = pytest.mark.parametrize("fp8, power_of_two", [(E4M3, False), (E5M2, True)])
+SHAPES = [(3, 128, 256), (2, 300, 136), (1, 64, 13)]
+
+
+@FORMATS
+@pytest.mark.parametrize("kinds", steps.MOMENTS)
+def test_adamw(kinds, fp8, power_of_two, rng):
+    for shape in SHAPES:
+        steps.check_adamw(rng, shape, fp8, kinds, power_of_two=power_of_two)
+
+
+@FORMATS
+@pytest.mark.parametrize("kind", [jnp.bfloat16, np.float32])
+def test_apply(kind, fp8, power_of_two, rng):
+    for shape in SHAPES:
+        steps.check_apply(rng, shape, fp8, kind, power_of_two=power_of_two)
+
+
+@pytest.mark.parametrize("parts, copy", [(2, None), (3, jnp.bfloat16), (2, jnp.float16)])
+def test_joined_and_copied(parts, copy, rng):
+    for shape in SHAPES:
+        steps.check_adamw(rng, shape, E4M3, parts=parts, copy=copy)
+        steps.check_apply(rng, shape, E4M3, parts=parts, copy=copy)
+
+
+@pytest.mark.parametrize("numbers", [dict(nesterov=True), dict(eps_root=1e-3)], ids=str)
+def test_other_numbers(numbers, rng):
+    steps.check_adamw(rng, (2, 300, 136), E4M3, **numbers)
+
+
+def test_skipped(rng):
+    for shape in SHAPES:
+        steps.check_skipped(rng, shape, E4M3)
+
+
+def test_nonfinite(rng):
+    for shape in SHAPES:
+        steps.check_nonfinite(rng, shape, E4M3)

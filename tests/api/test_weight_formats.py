@@ -1,0 +1,394 @@
+"""Formats of quantised weights: bits of packed records, and values against float64 definitions."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+import jax_grouped_gemm as jgg
+from tests.support import weight_formats as oracle
+
+FORMATS = [
+    ("mxfp4", {}),
+    *(("int4", dict(group_size=size, zero_points=z)) for size in (32, 64, 128) for z in (0, 1)),
+    ("int8", {}),
+    ("fp8", {}),
+    ("fp8_128x128", {}),
+]
+FORMATS = [
+    (name, {key: bool(x) if key == "zero_points" else x for key, x in options.items()})
+    for name, options in FORMATS
+]
+SHAPES = [(2, 64, 64), (2, 33, 5), (1, 257, 130), (0, 64, 64), (2, 2, 40, 8)]
+BF16 = ml_dtypes.bfloat16
+E4M3 = ml_dtypes.float8_e4m3fn
+
+
+def random_codes(rng, name, shape, options):
+    """Random codes, scales and zero points, any bits that are numbers."""
+    *leading, k, n = shape
+    if name == "mxfp4":
+        exponents = rng.integers(0, 255, (*leading, -(-k // 32), n), dtype=np.uint8)
+        return rng.integers(0, 16, shape, dtype=np.uint8), exponents, None
+    if name == "int4":
+        groups = (*leading, -(-k // options["group_size"]), n)
+        zero = rng.integers(0, 16, groups, dtype=np.uint8) if options["zero_points"] else None
+        scales = rng.standard_normal(groups).astype(BF16)
+        return rng.integers(0, 16, shape, dtype=np.uint8), scales, zero
+    if name == "int8":
+        scales = rng.standard_normal((*leading, n)).astype(np.float32)
+        return rng.integers(-128, 128, shape).astype(np.int8), scales, None
+    codes = rng.integers(0, 256, shape, dtype=np.uint8).view(E4M3)
+    codes = np.where(np.isnan(codes.astype(np.float32)), E4M3(0), codes)
+    scale_shape = (n,) if name == "fp8" else (-(-k // 128), -(-n // 128))
+    return codes, rng.standard_normal((*leading, *scale_shape)).astype(np.float32), None
+
+
+def values_of(name, codes, options, dtype):
+    """Values in `dtype`: one rounding of float64, or that of float32 before where it is defined."""
+    code, scales, zero = codes
+    with np.errstate(over="ignore"):
+        if name == "mxfp4":
+            return oracle.mxfp4(code, scales).astype(np.float32).astype(dtype)
+        if name == "int4":
+            exact = oracle.int4(code, scales, options["group_size"], zero)
+            return exact.astype(np.float32).astype(dtype)
+        if name in ("int8", "fp8"):
+            return oracle.channels(code.astype(np.float64), scales).astype(np.float32).astype(dtype)
+        k, n = code.shape[-2:]
+        blocks = np.repeat(np.repeat(scales, 128, -2)[..., :k, :], 128, -1)[..., :n]
+        return (code.astype(np.float64) * blocks).astype(np.float32).astype(dtype)
+
+
+def bits(x):
+    x = np.asarray(x)
+    return x.view(f"u{x.dtype.itemsize}")
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name, options", FORMATS, ids=str)
+def test_pack_and_unpack(rng, name, options, shape):
+    codes = random_codes(rng, name, shape, options)
+    q = jgg.from_codes(*codes[:2], name, zero_points=codes[2], group_size=options.get("group_size"))
+    assert q.shape == shape and q.ndim == len(shape) and q.dtype == jnp.bfloat16
+    assert q.nbytes == sum(x.nbytes for x in jax.tree.leaves(q))
+    found = q.unpack()
+    for x, want in zip(found, codes, strict=True):
+        assert (x is None) == (want is None)
+        if x is not None:
+            np.testing.assert_array_equal(bits(x), bits(want))
+    for dtype in (BF16, np.float32):
+        want = values_of(name, codes, options, dtype)
+        got = np.asarray(jgg.dequantize(q, dtype))
+        tiny = np.finfo(np.float32).tiny
+        if name != "mxfp4":  # the CPU flushes subnormals
+            got, want = (np.where(np.abs(x.astype(np.float32)) < tiny, 0, x) for x in (got, want))
+            np.testing.assert_array_equal(got, want)
+        else:
+            np.testing.assert_array_equal(bits(got), bits(want))
+
+
+def test_every_e2m1_code_times_every_exponent():
+    codes = np.tile(np.arange(16, dtype=np.uint8), 2)[:, None].repeat(256, 1)
+    exponents = np.arange(256, dtype=np.uint8)[None]
+    want = oracle.mxfp4(codes, exponents)
+    number = ~np.isnan(want)
+    assert number[:, :255].all()
+    # A column each, so that the columns' scales differ; and all in one, a block of 32 rows each.
+    apart = jgg.from_codes(codes[None], exponents[None], "mxfp4")
+    together = jgg.from_codes(codes.T.reshape(1, -1, 1), exponents.T[None], "mxfp4")
+    for dtype in (BF16, np.float32):
+        with np.errstate(over="ignore"):
+            rounded = want.astype(np.float32).astype(dtype)
+        for q in (apart, together):
+            got = np.asarray(jgg.dequantize(q, dtype))[0]
+            got = got.reshape(256, 32).T if q is together else got
+            np.testing.assert_array_equal(bits(got)[number], bits(rounded)[number])
+            assert np.isnan(got.astype(np.float32)[:, 255]).all()
+
+
+def test_every_8_bit_code():
+    integers = np.arange(-128, 128).astype(np.int8)[:, None]
+    floats = np.arange(256).astype(np.uint8).view(E4M3)[:, None]
+    floats = np.where(np.isnan(floats.astype(np.float32)), E4M3(0), floats)
+    for name, codes in (("int8", integers), ("fp8", floats)):
+        for scale in (1, 3, 0, 2**-60, 1.2345e20):
+            scales = np.full((1, 1), scale, np.float32)
+            q = jgg.from_codes(codes[None], scales, name)
+            want = oracle.channels(codes.astype(np.float64)[None], scales).astype(np.float32)
+            np.testing.assert_array_equal(np.asarray(jgg.dequantize(q, np.float32)), want)
+            np.testing.assert_array_equal(np.asarray(jgg.dequantize(q)), want.astype(BF16))
+
+
+def test_where_each_bit_lies(rng):
+    matrix = 128, 192
+    for name in ("mxfp4", "int4", "int8"):
+        options = dict(group_size=64, zero_points=False)
+        codes, scales, _ = random_codes(rng, name, (1, *matrix), options)
+        q = jgg.from_codes(codes, scales, name)
+        assert q.values.dtype == jnp.uint8
+        for row in range(2):
+            for column in range(3):
+                record = q.values[0, column, row]
+                if name == "int8":
+                    found = oracle.record_of_8_bits(record)
+                else:
+                    found = oracle.record_of_4_bits(record, name == "mxfp4")
+                place = slice(64 * row, 64 * row + 64), slice(64 * column, 64 * column + 64)
+                np.testing.assert_array_equal(found, bits(codes[0][place]))
+
+
+@pytest.mark.parametrize("name", ["mxfp4", "int4", "int8"])
+def test_each_bit_of_a_record_is_used_once(name):
+    count = 8 if name == "int8" else 4
+    scales = {
+        "mxfp4": np.full((1, 2, 64), 127, np.uint8),
+        "int4": np.ones((1, 1, 64), BF16),
+        "int8": np.ones((1, 64), np.float32),
+    }[name]
+    seen = np.zeros((64 * 64 * count // 8,), np.int64)
+    for bit in range(count):
+        code = np.full((1, 64, 64), 1 << bit, np.uint8).view(np.int8 if count == 8 else np.uint8)
+        values = np.asarray(jgg.from_codes(code, scales, name).values).reshape(-1)
+        assert not (seen & values).any()
+        seen |= values
+        assert np.bitwise_count(values).sum() == 64 * 64
+    assert (seen == 255).all()
+
+
+def test_where_scales_lie(rng):
+    exponents = rng.integers(100, 140, (1, 4, 128), dtype=np.uint8)
+    codes = rng.integers(0, 16, (1, 128, 128), dtype=np.uint8)
+    q = jgg.from_codes(codes, exponents, "mxfp4")
+    for column in range(128):
+        moved = 254 - int(exponents[0, :, column].max())
+        assert q.channel_scales[0, column] == 2.0 ** (126 - moved)
+        for group in range(4):
+            w, rest = divmod(column % 64, 16)
+            half, r = divmod(rest, 8)
+            place = 4 * (8 * w + r) + 2 * (group % 2) + half
+            stored = int(q.scales[0, column // 64, group // 2, place])
+            assert stored == exponents[0, group, column] + moved
+    scales = rng.standard_normal((1, 2, 128)).astype(BF16)
+    q = jgg.from_codes(codes, scales, "int4")
+    assert q.scales.shape == (1, 2, 2, 64)
+    for column in range(128):
+        w, rest = divmod(column % 64, 16)
+        half, r = divmod(rest, 8)
+        for group in range(2):
+            stored = q.scales[0, column // 64, group, 2 * (8 * w + r) + half]
+            assert np.asarray(stored) == scales[0, group, column]
+
+
+def test_what_a_kernel_makes_of_mxfp4(rng):
+    codes = rng.integers(0, 16, (1, 64, 64), dtype=np.uint8)
+    exponents = rng.integers(60, 180, (1, 2, 64), dtype=np.uint8)
+    q = jgg.from_codes(codes, exponents, "mxfp4")
+    words = np.frombuffer(np.asarray(q.values).tobytes(), "<u4").reshape(128, 4)
+    pairs = oracle.kernel_pairs(words)
+    want = oracle.mxfp4(codes, exponents)[0]
+    slots = np.asarray(q.scales)[0, 0, 0].reshape(32, 2, 2).astype(np.float64)
+    channel = np.asarray(q.channel_scales, np.float64)[0]
+    for thread, step, pair, half, column, row in oracle.threads():
+        bf16 = (int(pairs[pair][thread, step]) >> 16 * half & 0xFFFF) << 16
+        fragment = np.uint32(bf16).view(np.float32).astype(np.float64)
+        w, lane = divmod(thread, 32)
+        scale = 2.0 ** (slots[8 * w + lane // 4, step // 2, pair % 2] - 127)
+        assert fragment * scale * channel[column] == want[row, column]
+
+
+def test_nan_blocks_and_columns(rng):
+    codes = rng.integers(1, 8, (1, 64, 4), dtype=np.uint8)
+    exponents = np.full((1, 2, 4), 127, np.uint8)
+    exponents[0, 1, 2] = 255
+    got = np.asarray(jgg.dequantize(jgg.from_codes(codes, exponents, "mxfp4"), np.float32))[0]
+    assert np.isnan(got[32:, 2]).all()
+    assert np.isfinite(np.delete(got, 2, 1)).all() and np.isfinite(got[:32]).all()
+    fp8 = np.ones((1, 64, 4), E4M3)
+    fp8[0, 7, 1] = np.nan
+    got = np.asarray(jgg.dequantize(jgg.from_codes(fp8, np.ones((1, 4), np.float32), "fp8")))[0]
+    assert np.isnan(got.astype(np.float32)[7, 1])
+    assert np.isfinite(np.delete(got.astype(np.float32), 1, 1)).all()
+
+
+@pytest.mark.parametrize("name, options", FORMATS, ids=str)
+def test_quantize(rng, name, options):
+    shape = (3, 160, 200)
+    x = (rng.standard_normal(shape) * np.exp2(rng.integers(-8, 8, (3, 1, 200)))).astype(np.float32)
+    x[0, :, 3] = 0
+    q = jgg.quantize(x, name, **options)
+    exact = values_of(
+        name,
+        tuple(map(np.asarray, q.unpack()))
+        if options.get("zero_points")
+        else (*map(np.asarray, q.unpack()[:2]), None),
+        options,
+        np.float64,
+    )
+    size = options.get("group_size", 32 if name == "mxfp4" else 128)
+    pad = -(-160 // size) * size - 160
+    groups = np.pad(x, ((0, 0), (0, pad), (0, 0))).reshape(3, -1, size, 200)
+    error = np.abs(np.pad(exact - x, ((0, 0), (0, pad), (0, 0)))).reshape(groups.shape)
+    largest = np.abs(groups).max(2)
+    if name == "mxfp4":
+        step = 2.0 ** (np.floor(np.log2(np.where(largest, largest, 1))) - 2)
+        # Half of the widest step, or what is beyond 6.
+        bound = np.maximum(step, largest - 6 * step)
+    elif name == "int4":
+        span = groups.max(2).clip(0) - groups.min(2).clip(None, 0)
+        step = span / 15 if options["zero_points"] else largest / 7
+        bound = (1 if options["zero_points"] else 0.5) * step * (1 + 2**-4)
+    elif name == "int8":
+        bound = np.abs(x).max(1)[:, None] / 127 * 0.5001
+    else:
+        bound = np.full_like(largest, np.abs(x).max() * 2**-4)
+    assert (error <= bound[:, :, None] + 1e-30).all()
+    assert (exact[0, :, 3] == 0).all()
+
+
+def test_quantize_rounds_ties_to_even_and_saturates():
+    x = np.zeros((1, 32, 1), np.float32)
+    x[0, :16, 0] = [
+        0.25,
+        0.75,
+        1.25,
+        1.75,
+        2.5,
+        3.5,
+        5,
+        7,
+        -0.25,
+        -5,
+        0.26,
+        5.1,
+        0.74,
+        3.4,
+        6,
+        -0.0,
+    ]
+    got = np.asarray(jgg.dequantize(jgg.quantize(x, "mxfp4"), np.float32))[0, :16, 0]
+    want = [0, 1, 1, 2, 2, 4, 4, 6, -0.0, -4, 0.5, 6, 0.5, 3, 6, -0.0]
+    np.testing.assert_array_equal(got, np.float32(want))
+    assert np.signbit(got[[8, 15]]).all()
+
+
+def test_bad_numbers_spoil_their_group_alone(rng):
+    for bad in (np.nan, np.inf, -np.inf):
+        x = rng.standard_normal((1, 128, 3)).astype(np.float32)
+        x[0, 40, 1] = bad
+        for name, rows in (("mxfp4", slice(32, 64)), ("int8", slice(None))):
+            got = np.array(jgg.dequantize(jgg.quantize(x, name), np.float32)[0])
+            assert np.isnan(got[rows, 1]).all()
+            got[rows, 1] = 0
+            assert np.isfinite(got).all()
+
+
+def test_serialisation(rng):
+    q = jgg.quantize(rng.standard_normal((2, 64, 96)).astype(np.float32), "int4", zero_points=True)
+    arrays = q.to_dict()
+    assert all(isinstance(x, jax.Array | np.ndarray) for x in arrays.values())
+    again = jgg.QuantizedArray.from_dict(jax.tree.map(np.asarray, arrays))
+    assert again.format == q.format and again.shape == q.shape
+    np.testing.assert_array_equal(jgg.dequantize(again), jgg.dequantize(q))
+    described = json.loads(arrays["format"].tobytes())
+    described["version"] = 99
+    arrays["format"] = np.frombuffer(json.dumps(described).encode(), np.uint8)
+    with pytest.raises(ValueError, match="version 99.*version 1"):
+        jgg.QuantizedArray.from_dict(arrays)
+
+
+def test_export_takes_and_returns_it(rng):
+    q = jgg.quantize(rng.standard_normal((2, 64, 96)).astype(np.float32), "mxfp4")
+    exported = jax.export.export(jax.jit(lambda q: (q, jgg.dequantize(q))))(q)
+    again = jax.export.deserialize(exported.serialize())
+    same, values = again.call(q)
+    assert isinstance(same, jgg.QuantizedArray) and same.format == q.format
+    np.testing.assert_array_equal(values, jgg.dequantize(q))
+
+
+def test_orbax(rng, tmp_path):
+    ocp = pytest.importorskip("orbax.checkpoint")
+    q = jgg.quantize(rng.standard_normal((2, 64, 96)).astype(np.float32), "mxfp4")
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "x", {"w": q.to_dict()})
+        checkpointer.wait_until_finished()
+        found = checkpointer.restore(tmp_path / "x")
+    np.testing.assert_array_equal(
+        jgg.dequantize(jgg.QuantizedArray.from_dict(found["w"])), jgg.dequantize(q)
+    )
+
+
+def test_transformations(rng):
+    x = rng.standard_normal((2, 3, 64, 96)).astype(np.float32)
+    q = jgg.quantize(x, "mxfp4")
+    want = np.asarray(jgg.dequantize(q))
+    assert q.shape == x.shape
+    np.testing.assert_array_equal(jax.vmap(jgg.dequantize)(q), want)
+    np.testing.assert_array_equal(jax.jit(jgg.dequantize)(q), want)
+    _, scanned = jax.lax.scan(lambda c, q: (c, jgg.dequantize(q)), None, q)
+    np.testing.assert_array_equal(scanned, want)
+    np.testing.assert_array_equal(jgg.dequantize(jax.tree.map(lambda x: x[1], q)), want[1])
+    assert jax.eval_shape(jgg.dequantize, q).shape == x.shape
+
+
+@pytest.mark.parametrize(
+    "call, error, message",
+    [
+        (
+            lambda: jgg.quantize(np.zeros((1, 32, 8), np.float32), "mxfp5"),
+            ValueError,
+            "mxfp5.*mxfp4",
+        ),
+        (lambda: jgg.quantize(np.zeros((1, 32, 8), np.int32)), TypeError, "x must be floating"),
+        (
+            lambda: jgg.quantize(np.zeros((32, 8), np.float32), "int4", group_size=48),
+            ValueError,
+            "group_size.*32, 64, 128.*48",
+        ),
+        (
+            lambda: jgg.quantize(np.zeros((32, 8), np.float32), zero_points=True),
+            ValueError,
+            "'mxfp4' has no zero points",
+        ),
+        (
+            lambda: jgg.quantize(np.zeros((32, 8), np.float32), layout="rows"),
+            ValueError,
+            "'mxfp4' of layout 'rows'",
+        ),
+        (lambda: jgg.dequantize(np.zeros(3)), TypeError, "QuantizedArray, got ndarray"),
+        (
+            lambda: jgg.from_codes(
+                np.zeros((32, 8), np.uint8), np.zeros((2, 8), np.uint8), "mxfp4"
+            ),
+            TypeError,
+            r"scales of mxfp4 must be uint8 of shape \(1, 8\)",
+        ),
+        (
+            lambda: jgg.from_codes(np.zeros((32, 8), np.uint8), np.zeros(8, np.float32), "int8"),
+            TypeError,
+            r"codes of int8 must be int8 of shape \(32, 8\).*got uint8",
+        ),
+        (
+            lambda: jgg.from_codes(
+                np.zeros((2, 32, 8), np.int8), np.zeros((3, 8), np.float32), "int8"
+            ),
+            TypeError,
+            r"must begin with the dimensions \(2,\) of the codes, got float32 of shape \(3, 8\)",
+        ),
+        (
+            lambda: jgg.QuantizedArray(
+                np.zeros((1, 1, 1, 2048), np.uint8), format="int8", matrix=(64, 64)
+            ),
+            TypeError,
+            "values must be uint8 of shape",
+        ),
+    ],
+)
+def test_errors(call, error, message):
+    with pytest.raises(error, match=message):
+        call()

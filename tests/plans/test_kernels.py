@@ -1,0 +1,104 @@
+"""Rows of tables: how a kernel divides its work is said there, and a plan has one row."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_grouped_gemm as jgg
+from jax_grouped_gemm import moe
+from jax_grouped_gemm._src.device import H200, Target
+from jax_grouped_gemm._src.fp8.scaled import plan as plan_fp8
+from jax_grouped_gemm._src.op import ops
+from jax_grouped_gemm._src.plan import XLA, TileConfig, TiledKernel
+from jax_grouped_gemm._src.ragged import plan as plan_ragged
+from jax_grouped_gemm._src.ragged.plan import plan_product
+
+PINGPONG_SIZES = TileConfig(tile_m=128, tile_n=192, cluster=2)
+
+
+def array(*shape, dtype=jnp.bfloat16):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+PRODUCT = array(4096, 2048), array(8, 2048, 1024), array(8, dtype=jnp.int32)
+
+
+@pytest.mark.parametrize("schedule", ["cooperative", "pingpong"])
+def test_the_schedule_is_that_of_the_table_whatever_the_tile(schedule, monkeypatch, extension):
+    kernel = TiledKernel(tile=PINGPONG_SIZES, schedule=schedule)
+    monkeypatch.setattr(plan_ragged, "SIXTEEN_BITS", (kernel,))
+    (plan,) = jgg.explain(jgg.ragged_dot, *PRODUCT).plans
+    assert plan.kernel == kernel and f"kernel {schedule}_128x192" in str(plan)
+    product = jax.jit(lambda *operands: jgg.ragged_dot(*operands))
+    text = product.trace(*PRODUCT).lower(lowering_platforms=("cuda",)).as_text()
+    assert f'kind = "{schedule}"' in text and "tile_n = 192" in text
+
+
+def test_xla_is_a_kernel_without_a_tile():
+    operands = (array(*x.shape, dtype=jnp.int8) for x in PRODUCT[:2])
+    (plan,) = jgg.explain(jgg.ragged_dot, *operands, PRODUCT[2]).plans
+    assert plan.kernel == XLA and plan.tile is None and "kernel xla (no kernel for" in str(plan)
+
+
+@pytest.mark.parametrize("count", [66, 132, 264])
+def test_a_product_that_reads_tokens_in_place_does_so_on_any_device(count):
+    """Once bound, it is not for the device to say that another product would be faster."""
+    tokens, m, k, n, groups = 8192, 102400, 12288, 768, 8
+    fp8, scale = jnp.float8_e4m3fn, jnp.float32
+    avals = [
+        *(array(tokens, k, dtype=fp8), array(tokens, k // 128, dtype=scale)),
+        *(array(groups, n, k, dtype=fp8), array(groups, n // 128, k // 128, dtype=scale)),
+        *(array(x, dtype=jnp.int32) for x in (groups, 1, m)),
+    ]
+    params = dict(
+        transpose_rhs=True,
+        lhs_scaling="1x128",
+        rhs_scaling="128x128",
+        preferred_element_type=np.dtype(jnp.bfloat16),
+        fast_accumulation=False,
+        implementation=None,
+    )
+    assert plan_fp8.reads_in_place(avals, params)
+    target = Target(count) if count != H200.multiprocessors else H200
+    plan = plan_product(plan_fp8.gathered, avals, params, target)
+    assert plan.kernel == plan_fp8.GATHERED_KERNELS[0] and not plan.reason
+
+
+@pytest.fixture
+def planned():
+    """The names of operations that are planned, in order."""
+    names = []
+
+    def counting(name, planner):
+        def plan(*args):
+            names.append(name)
+            return planner(*args)
+
+        return plan
+
+    planners = {op: op.planner for op in ops.values()}
+    for op, planner in planners.items():
+        object.__setattr__(op, "planner", counting(op.name, planner))
+    yield names
+    for op, planner in planners.items():
+        object.__setattr__(op, "planner", planner)
+
+
+@pytest.mark.parametrize("recipe", [None, jgg.Recipe()], ids=["bf16", "fp8"])
+@pytest.mark.parametrize("tokens", [64, 8192])
+def test_tracing_plans_nothing(recipe, tokens, planned):
+    """A program is traced before it is known what it is compiled for."""
+
+    def loss(x, logits, wi_0, wi_1, wo):
+        y = moe.dropless_mlp(x, moe.route(logits, 4), wi_0, wi_1, wo, recipe=recipe)
+        return jnp.sum(y.astype(jnp.float32))
+
+    wi, wo = array(16, 512, 256), array(16, 256, 512)
+    operands = array(tokens, 512), array(tokens, 16, dtype=jnp.float32), wi, wi, wo
+    traced = jax.jit(jax.grad(loss, (0, 2, 3, 4))).trace(*operands)
+    assert planned == []
+    traced.lower(lowering_platforms=("cuda",))
+    assert planned
