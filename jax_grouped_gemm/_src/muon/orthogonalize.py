@@ -108,8 +108,7 @@ def orthogonalize(
         raise ValueError(
             f"shardings has {len(shardings)} entries, but matrices has {len(matrices)}"
         )
-    precondition = iteration.schatten if preconditioning == "schatten" else None
-    if is_traced and precondition:
+    if is_traced and preconditioning == "schatten":
         raise ValueError("preconditioning='schatten' needs a static number of steps")
 
     def iterate(xs: list[jax.Array]) -> list[jax.Array]:
@@ -120,8 +119,16 @@ def orthogonalize(
             if not own:
                 continue
             products = iteration.Products(implementation, [_is_tall(xs[i]) for i in own])
-            ys = [_normalized(xs[i], eps).astype(dtype) for i in own]
-            ys = [y.reshape(-1, *y.shape[-2:]) for y in ys]
+            ys = [xs[i].reshape(-1, *xs[i].shape[-2:]) for i in own]
+            precondition = None
+            if is_traced or not triples or dtype.itemsize > 2:
+                ys = [_normalized(y, eps).astype(dtype) for y in ys]
+            else:
+                powers = list(map(_power_of_two, ys))
+                precondition = iteration.frobenius([jnp.asarray(eps * power) for power in powers])
+                ys = [_times(y, power).astype(dtype) for y, power in zip(ys, powers, strict=True)]
+            if preconditioning == "schatten":
+                precondition = iteration.schatten
             if is_traced:
                 ys = iteration.traced(ys, jnp.asarray(steps), triples[0], products)
             elif is_gram:
@@ -223,6 +230,21 @@ def _normalized(x: jax.Array, eps: ArrayLike) -> jax.Array:
     """Scaled so that no singular value exceeds one."""
     x = x.astype(at_least_float32(x.dtype))
     return x / (jnp.linalg.norm(x, axis=(-2, -1), keepdims=True) + eps)
+
+
+def _power_of_two(x: jax.Array) -> jax.Array:
+    """For each matrix [g], the power of two that brings its Frobenius norm to 1/2 up to 1.
+
+    In floating point that is exact, whatever the last bits of the norm.
+    """
+    norm = jnp.linalg.norm(x.astype(at_least_float32(x.dtype)), axis=(-2, -1))
+    _, exponent = jnp.frexp(norm)
+    return jnp.ldexp(jnp.ones_like(norm), -jnp.maximum(exponent, -126))
+
+
+def _times(x: jax.Array, scale: jax.Array) -> jax.Array:
+    """Matrices times a number for each."""
+    return x.astype(scale.dtype) * scale[:, None, None]
 
 
 def _scaled(x: jax.Array, scale: ArrayLike, dtype: np.dtype) -> jax.Array:
