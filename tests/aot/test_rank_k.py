@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import jax_grouped_gemm as jgg
-from jax_grouped_gemm.optim import orthogonalize
+from jax_grouped_gemm.optim import muon, orthogonalize
 from tests.support.updates import SYR2K, SYRK, UPDATES
 
 BOTH = pytest.mark.parametrize("update", [SYRK, SYR2K], ids=repr)
@@ -170,7 +170,10 @@ def test_muon_has_a_few_kernels_for_all_matrices(method, updates, products, h200
         lambda *x: orthogonalize(list(x), method=method),
         *(array(*shape, dtype=jnp.float16) for shape in shapes),
     )
-    assert program.kernels == {"rank_k": updates, "grouped_gemm": products}
+    # Wide and tall matrices take a launch each for their Gram matrices, one a segment or step.
+    grams = products
+    # One product adds up the traces, which are the squares of the norms.
+    assert program.kernels == {"rank_k": updates + grams, "grouped_gemm": products + 1}
     assert not [i.name for i in program.entry if "copy" in i.name]
 
 
@@ -189,3 +192,25 @@ def test_a_factor_that_is_added_is_not_copied(call, dtype, h200):
 
     program = h200.compile(twice, array(3, 64, 64, dtype=dtype))
     assert not [i.name for i in program.entry if "copy" in i.name]
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32])
+@pytest.mark.parametrize("shape", [(4, 512, 256), (4, 256, 512)], ids=["tall", "wide"])
+def test_a_step_of_muon_passes_over_memory_three_times(shape, dtype, h200):
+    """Norms, moments and what is multiplied, parameters. Nothing is transposed."""
+    optimizer = muon(0.02, weight_decay=0.1)
+    params = array(*shape, dtype=dtype)
+    leaves, structure = jax.tree.flatten((params, jax.eval_shape(optimizer.init, params), params))
+
+    def step(*leaves):
+        gradient, state, params = jax.tree.unflatten(structure, leaves)
+        update, state = optimizer.update(gradient, state, params)
+        return jax.tree.leaves((params + update, state))
+
+    program = h200.compile(step, *leaves)
+    size = ",".join(map(str, shape))
+    passes = [i for i in program.entry if i.opcode == "fusion" and f"[{size}]" in i.type]
+    assert len(passes) <= 3
+    assert not [
+        i.name for i in program.entry if i.opcode in ("transpose", "copy") and size in i.type
+    ]

@@ -22,7 +22,8 @@ def test_kernels(method, dtype, rng):
     shapes = [(256, 384), (384, 256), (3, 128, 128), (2, 136, 72), (100, 50)]
     matrices = [spread(rng, shape) for shape in shapes]
     options = dict(implementation="cuda", method=method, dtype=dtype)
-    outs = jax.jit(lambda m: orthogonalize(m, **options))(matrices)
+    with jax.default_matmul_precision("highest"):
+        outs = jax.jit(lambda m: orthogonalize(m, **options))(matrices)
     most = {jnp.float16: 0.02, jnp.bfloat16: 0.15, jnp.float32: 1e-3}[dtype]
     for out, x in zip(outs, matrices, strict=True):
         for one, matrix in zip(each_matrix(out), each_matrix(x), strict=True):

@@ -143,3 +143,11 @@ def test_many_small_results_take_the_tile_that_was_faster(shape, fine):
     (plan,) = jgg.explain(partial(jgg.grouped_syrk, implementation="cuda"), a).plans
     assert (plan.tile == rank_k_plan.FINE_TILE) == fine
     assert 0 < plan.utilization <= 1
+
+
+@pytest.mark.parametrize("shape", [(384, 768, 768), (768, 512, 512)], ids=str)
+def test_so_do_many_that_add_c(shape):
+    a = jax.ShapeDtypeStruct(shape, jnp.float16)
+    call = partial(jgg.grouped_syrk, beta=0.5, symmetrize_output=True, implementation="cuda")
+    (plan,) = jgg.explain(call, a, a).plans
+    assert plan.tile == rank_k_plan.FINE_TILE

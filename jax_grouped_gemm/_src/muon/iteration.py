@@ -1,6 +1,7 @@
 """Newton-Schulz iterations of lists of stacks of matrices, in grouped launches.
 
-Both methods apply the polynomials x (a + b x^2 + c x^4) to the singular values of wide matrices X.
+Both methods apply the polynomials x (a + b x^2 + c x^4) to the singular values of matrices X, which
+are described as wide. Tall ones stay as they are stored: they have X^T X for X X^T and X P for P X.
 The standard one multiplies X in every step. Gram Newton-Schulz
 (https://github.com/Dao-AILab/gram-newton-schulz) iterates on small square matrices instead, which
 are polynomials of R = X X^T: they commute, so that all products are symmetric and half of each is
@@ -28,8 +29,9 @@ Scales = list[jax.Array]  # [g] of each stack
 class Products:
     """The products of one call, with bits that depend on each matrix alone."""
 
-    def __init__(self, implementation: Implementation):
+    def __init__(self, implementation: Implementation, is_tall: Sequence[bool]):
         self._implementation = implementation
+        self._is_tall = is_tall
 
     def _update(self, factors: dict[str, Any], c: Any = None, **options: Any) -> Stacks:
         """Both triangles. No tile is cut: where it is depends on how many there are."""
@@ -45,41 +47,75 @@ class Products:
 
     def gram(self, xs: Stacks) -> Stacks:
         """X X^T."""
-        return self._update({"a": xs})
+        outs = list(xs)
+        for is_tall in (False, True):
+            own = [i for i, tall in enumerate(self._is_tall) if tall == is_tall]
+            if own:
+                grams = self._update({"a": [xs[i] for i in own]}, transpose=is_tall)
+                for i, gram in zip(own, grams, strict=True):
+                    outs[i] = gram
+        return outs
 
-    def polynomial(self, rs: Stacks, triple: Triple) -> Stacks:
-        """a I + b R + c R^2."""
+    def polynomial(self, rs: Stacks, triple: Triple, scales: Scales | None = None) -> Stacks:
+        """a I + b R + c R^2, of R times the square of the scale of its matrix, if there are any."""
         a, b, c = triple
-        return self._update({"a": rs}, rs, alpha=c, beta=b, diagonal=a)
+        if scales is None:
+            return self._update({"a": rs}, rs, alpha=c, beta=b, diagonal=a)
+        alpha, beta = ([factor * s**power for s in scales] for factor, power in ((c, 4), (b, 2)))
+        return self._update({"a": rs}, rs, alpha=alpha, beta=beta, diagonal=a)
 
-    def multiply(self, ps: Stacks, qs: Stacks) -> Stacks:
-        """P Q, of polynomials of one matrix, which commute."""
-        return self._update({"a": ps, "b": qs}, symm=True)
+    def multiply(self, ps: Stacks, qs: Stacks, scales: Scales | None = None) -> Stacks:
+        """P Q, of polynomials of one matrix, which commute; times scales if there are any."""
+        return self._update({"a": ps, "b": qs}, symm=True, alpha=1.0 if scales is None else scales)
 
     def apply(self, ps: Stacks, xs: Stacks, scales: Scales | None = None) -> Stacks:
         """P X, times a scale for each matrix if there are any."""
+        pairs = [
+            (x, p) if tall else (p, x) for p, x, tall in zip(ps, xs, self._is_tall, strict=True)
+        ]
         return grouped_gemm(
-            ps,
-            xs,
+            [left for left, _ in pairs],
+            [right for _, right in pairs],
             alpha=1.0 if scales is None else scales,
             implementation=self._implementation,
         )
 
+    def traces(self, rs: Stacks) -> Scales:
+        """The sum of each diagonal, in an order that does not depend on how many there are."""
+        rows = [jnp.diagonal(r, axis1=1, axis2=2)[:, None] for r in rs]
+        sums = grouped_gemm(
+            rows,
+            [jnp.ones_like(row).swapaxes(1, 2) for row in rows],
+            preferred_element_type=at_least_float32(rs[0].dtype),
+            implementation=self._implementation,
+        )
+        return [x[:, 0, 0] for x in sums]
 
-# Scales X before the first step, given R: returns the scales, and R of the scaled X.
-Precondition = Callable[[Stacks], tuple[Scales, Stacks]]
+
+# Scales of X before the first step, given R = X X^T.
+Precondition = Callable[[Products, Stacks], Scales]
 
 
-def schatten(rs: Stacks) -> tuple[Scales, Stacks]:
+def frobenius(eps: Scales) -> Precondition:
+    """Divides X by its Frobenius norm plus `eps`, from the trace of R.
+
+    XLA adds up squares in an order that depends on how many matrices there are, the kernels do not.
+    """
+
+    def scales(products: Products, rs: Stacks) -> Scales:
+        # A matrix of zeros stays one.
+        return [
+            jnp.where(trace > 0, 1 / (jnp.sqrt(trace) + own), 1)
+            for trace, own in zip(products.traces(rs), eps, strict=True)
+        ]
+
+    return scales
+
+
+def schatten(_: Products, rs: Stacks) -> Scales:
     """Divides X by its Schatten-4 norm, the root of the Frobenius norm of R."""
-    wide = [r.astype(at_least_float32(r.dtype)) for r in rs]
-    # A matrix of zeros stays one.
-    norms = [jnp.linalg.norm(r, axis=(-2, -1), keepdims=True) for r in wide]
-    inverses = [jnp.where(norm > 0, 1 / norm, 1) for norm in norms]
-    scaled = [
-        (r * inverse).astype(x.dtype) for r, inverse, x in zip(wide, inverses, rs, strict=True)
-    ]
-    return [jnp.sqrt(inverse[:, 0, 0]) for inverse in inverses], scaled
+    norms = [jnp.linalg.norm(r.astype(at_least_float32(r.dtype)), axis=(-2, -1)) for r in rs]
+    return [jnp.where(norm > 0, jax.lax.rsqrt(norm), 1) for norm in norms]
 
 
 def standard(
@@ -89,12 +125,10 @@ def standard(
     precondition: Precondition | None = None,
 ) -> Stacks:
     """Steps X <- (a I + b R + c R^2) X with R = X X^T."""
-    for triple in triples:
-        rs, scales = products.gram(xs), None
-        if precondition:
-            scales, rs = precondition(rs)
-            precondition = None
-        xs = products.apply(products.polynomial(rs, triple), xs, scales)
+    for step, triple in enumerate(triples):
+        rs = products.gram(xs)
+        scales = precondition(products, rs) if precondition and step == 0 else None
+        xs = products.apply(products.polynomial(rs, triple, scales), xs, scales)
     return xs
 
 
@@ -105,24 +139,18 @@ def gram(
     precondition: Precondition | None = None,
 ) -> Stacks:
     """The same steps of each segment on R = X X^T, then one product with X."""
-    for triples in segments:
-        if len(triples) < 2:
-            # Of one step both methods are the same.
-            xs = standard(xs, triples, products, precondition)
-            precondition = None
-            continue
-        rs, scales = products.gram(xs), None
-        if precondition:
-            scales, rs = precondition(rs)
-            precondition = None
-        qs: Stacks | None = None
+    for segment, triples in enumerate(segments):
+        rs, qs = products.gram(xs), None
+        scales = precondition(products, rs) if precondition and segment == 0 else None
         for step, triple in enumerate(triples):
-            ps = products.polynomial(rs, triple)
+            own = scales if step == 0 else None
+            ps = products.polynomial(rs, triple, own)
             if step < len(triples) - 1:
-                rs = products.multiply(products.multiply(rs, ps), ps)
+                twice = None if own is None else [s**2 for s in own]
+                rs = products.multiply(products.multiply(rs, ps), ps, twice)
             qs = ps if qs is None else products.multiply(qs, ps)
-        assert qs is not None
-        xs = products.apply(qs, xs, scales)
+        if qs is not None:
+            xs = products.apply(qs, xs, scales)
     return xs
 
 

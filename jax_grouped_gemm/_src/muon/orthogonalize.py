@@ -108,22 +108,27 @@ def orthogonalize(
         raise ValueError(
             f"shardings has {len(shardings)} entries, but matrices has {len(matrices)}"
         )
-    precondition = iteration.schatten if preconditioning == "schatten" else None
-    if is_traced and precondition:
+    if is_traced and preconditioning == "schatten":
         raise ValueError("preconditioning='schatten' needs a static number of steps")
-    products = iteration.Products(implementation)
 
     def iterate(xs: list[jax.Array]) -> list[jax.Array]:
         """Results in `dtype` of matrices [..., m, n]."""
-        # Wide, so that the Gram matrices are the small ones.
-        wide = [_transposed_if(_is_tall(x), x) for x in xs]
         outs: list[jax.Array] = list(xs)
         for is_gram in (False, True):
-            own = [i for i, x in enumerate(wide) if _takes_gram(x, method, dtype) == is_gram]
+            own = [i for i, x in enumerate(xs) if _takes_gram(x, method, dtype) == is_gram]
             if not own:
                 continue
-            ys = [_normalized(wide[i], eps).astype(dtype) for i in own]
-            ys = [y.reshape(-1, *y.shape[-2:]) for y in ys]
+            products = iteration.Products(implementation, [_is_tall(xs[i]) for i in own])
+            ys = [xs[i].reshape(-1, *xs[i].shape[-2:]) for i in own]
+            precondition = None
+            if is_traced or not triples or dtype.itemsize > 2:
+                ys = [_normalized(y, eps).astype(dtype) for y in ys]
+            else:
+                powers = list(map(_power_of_two, ys))
+                precondition = iteration.frobenius([jnp.asarray(eps * power) for power in powers])
+                ys = [_times(y, power).astype(dtype) for y, power in zip(ys, powers, strict=True)]
+            if preconditioning == "schatten":
+                precondition = iteration.schatten
             if is_traced:
                 ys = iteration.traced(ys, jnp.asarray(steps), triples[0], products)
             elif is_gram:
@@ -131,7 +136,7 @@ def orthogonalize(
             else:
                 ys = iteration.standard(ys, triples, products, precondition)
             for i, y in zip(own, ys, strict=True):
-                outs[i] = _transposed_if(_is_tall(xs[i]), y.reshape(wide[i].shape))
+                outs[i] = y.reshape(xs[i].shape)
         return outs
 
     # What has no elements has no norm either.
@@ -184,8 +189,8 @@ def _checked_method(method: Method, steps: int | jax.Array, dtype: np.dtype) -> 
 def _takes_gram(x: jax.Array, method: Method, dtype: np.dtype) -> bool:
     """Decides by the shape of a matrix alone, whatever else is in the call."""
     if method == "auto":
-        rows, columns = x.shape[-2:]
-        return dtype == jnp.float16 and columns >= LEAST_GRAM_RATIO * rows
+        shorter, longer = sorted(x.shape[-2:])
+        return dtype == jnp.float16 and longer >= LEAST_GRAM_RATIO * shorter
     return method == "gram"
 
 
@@ -221,14 +226,25 @@ def _is_tall(x: jax.Array) -> bool:
     return x.shape[-2] > x.shape[-1]
 
 
-def _transposed_if(condition: bool, x: jax.Array) -> jax.Array:
-    return jnp.swapaxes(x, -1, -2) if condition else x
-
-
 def _normalized(x: jax.Array, eps: ArrayLike) -> jax.Array:
     """Scaled so that no singular value exceeds one."""
     x = x.astype(at_least_float32(x.dtype))
     return x / (jnp.linalg.norm(x, axis=(-2, -1), keepdims=True) + eps)
+
+
+def _power_of_two(x: jax.Array) -> jax.Array:
+    """For each matrix [g], the power of two that brings its Frobenius norm to 1/2 up to 1.
+
+    In floating point that is exact, whatever the last bits of the norm.
+    """
+    norm = jnp.linalg.norm(x.astype(at_least_float32(x.dtype)), axis=(-2, -1))
+    _, exponent = jnp.frexp(norm)
+    return jnp.ldexp(jnp.ones_like(norm), -jnp.maximum(exponent, -126))
+
+
+def _times(x: jax.Array, scale: jax.Array) -> jax.Array:
+    """Matrices times a number for each."""
+    return x.astype(scale.dtype) * scale[:, None, None]
 
 
 def _scaled(x: jax.Array, scale: ArrayLike, dtype: np.dtype) -> jax.Array:

@@ -119,7 +119,8 @@ def scale_by_muon(
         count = jnp.minimum(state.count, jnp.iinfo(jnp.int32).max - 2) + 1
         mus = [_mean(beta, mu, g) for mu, g in zip(old, leaves, strict=True)]
         directions = [
-            _direction(beta, mu, g, count, nesterov) for mu, g in zip(mus, leaves, strict=True)
+            _direction(beta, mu, g, count, nesterov).astype(_promoted(g, x))
+            for mu, g, x in zip(mus, leaves, old, strict=True)
         ]
         matrices = [own.to_matrices(x) for own, x in zip(axes, directions, strict=True)]
         outs = iterate(matrices, shardings=_of_matrices(shardings, gradients, axes))
@@ -127,11 +128,8 @@ def scale_by_muon(
             own.from_matrices(y, x.shape) for own, y, x in zip(axes, outs, directions, strict=True)
         ]
         if adaptive:
-            updates = [jnp.vdot(x, y) * y for x, y in zip(directions, updates, strict=True)]
-        updates = [
-            u.astype(jnp.promote_types(g.dtype, mu.dtype))
-            for u, g, mu in zip(updates, leaves, old, strict=True)
-        ]
+            products = map(jnp.vdot, _widened(directions), _widened(updates))
+            updates = [(dot * u).astype(u.dtype) for dot, u in zip(products, updates, strict=True)]
         mus = [mu.astype(x.dtype) for mu, x in zip(mus, old, strict=True)]
         new = state._replace(count=count, mu=structure.unflatten(mus))
         return structure.unflatten(updates), new
@@ -236,7 +234,7 @@ def muon(
         _decayed_weights(optax, adam_weight_decay, None),
         optax.scale_by_learning_rate(adam_learning_rate),
     )
-    return _in_float32(optax, optax.partition({"muon": matrices, "adam": others}, labels))
+    return _in_float32(optax, optax.partition({"muon": matrices, "adam": others}, labels), labels)
 
 
 def _optax() -> Any:
@@ -303,7 +301,9 @@ def _scale_by_shape(
         structure: Any
         leaves, structure = jax.tree.flatten(updates)
         axes = _axes(numbers, updates)
-        scaled = [factor(*own.sizes(x.shape)) * x for own, x in zip(axes, leaves, strict=True)]
+        # What follows is added up in float32, and rounded once.
+        wide = _widened(leaves)
+        scaled = [factor(*own.sizes(x.shape)) * x for own, x in zip(axes, wide, strict=True)]
         return structure.unflatten(scaled), state
 
     return optax.GradientTransformation(lambda _: optax.EmptyState(), update)
@@ -320,24 +320,27 @@ def _decayed_weights(optax: Any, decay: ArrayLike, mask: Any) -> optax.GradientT
 
 
 def _in_float32(
-    optax: Any, partition: optax.GradientTransformationExtraArgs
+    optax: Any,
+    partition: optax.GradientTransformationExtraArgs,
+    labels: Callable[[Any], Any],
 ) -> optax.GradientTransformationExtraArgs:
-    """The same with sums in float32 at least, between states and updates of their own dtypes."""
+    """The same with AdamW's sums in float32 at least, and updates rounded once."""
 
     def update(updates, state, params=None, **extra):
         if isinstance(state, MuonState):
             raise TypeError(
                 "the state is that of muon of version 0.1: pass it through load_muon_state"
             )
-        wide, new = partition.update(*_widened((updates, state)), params, **extra)
-        new = jax.tree.map(lambda x, old: x.astype(old.dtype), new, state)
-        wide = jax.tree.map(
-            lambda u, g, mu: u.astype(jnp.promote_types(g.dtype, mu.dtype)),
-            wide,
-            updates,
-            _momenta(optax, state),
+        dtypes = jax.tree.map(_promoted, updates, _momenta(optax, state))
+        parts = {**state.inner_states, "adam": _widened(state.inner_states["adam"])}
+        updates = jax.tree.map(
+            lambda kind, u: u if kind == "muon" else _widened(u), labels(updates), updates
         )
-        return wide, new
+        updates, new = partition.update(
+            updates, state._replace(inner_states=parts), params, **extra
+        )
+        new = jax.tree.map(lambda x, old: x.astype(old.dtype), new, state)
+        return jax.tree.map(lambda u, dtype: u.astype(dtype), updates, dtypes), new
 
     return optax.GradientTransformationExtraArgs(partition.init, update)
 
@@ -352,6 +355,11 @@ def _momenta(optax: Any, state: Any) -> Any:
     return jax.tree.map(lambda x, y: y if is_masked(x) else x, ours, theirs, is_leaf=is_masked)
 
 
+def _promoted(gradient: jax.Array, mu: jax.Array) -> np.dtype:
+    """The dtype of an update."""
+    return jnp.promote_types(gradient.dtype, mu.dtype)
+
+
 def _widened(tree: Any) -> Any:
     def widened(x):
         is_narrow = jnp.issubdtype(x.dtype, jnp.floating)
@@ -362,7 +370,7 @@ def _widened(tree: Any) -> Any:
 
 def _mean(decay: Any, old: jax.Array, new: jax.Array) -> jax.Array:
     """The exponentially decaying mean of what `old` is the mean of, and `new`."""
-    dtype: np.dtype = at_least_float32(jnp.promote_types(old.dtype, new.dtype))
+    dtype = at_least_float32(_promoted(new, old))
     return decay * old.astype(dtype) + (1 - decay) * new.astype(dtype)
 
 

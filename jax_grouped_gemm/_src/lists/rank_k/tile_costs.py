@@ -32,6 +32,8 @@ class Cost:
 # load half as much again for a step as those that share a rhs.
 WIDE, WIDE_DIAGONAL, NARROW = Cost(1125, 9000), Cost(1690, 9000), Cost(845, 9000)
 FINE, FINE_DIAGONAL = Cost(550, 8400), Cost(830, 8400)
+# Of a unit that adds C, as 384 matrices of 768 x 768 took in either tile.
+WIDE_C, FINE_C = 8000, 1000
 
 
 def num_fine_units(stack: Stack) -> int:
@@ -55,26 +57,28 @@ def fine_is_sooner(problem: RankKProblem, stacks: Sequence[Stack], clusters: int
     """
     if problem.op != "rank_k" or max(s.n for s in stacks) > MOST_ROWS:
         return False
-    wide = sum(_wide_cycles(stack, problem.upper) for stack in stacks)
-    fine = sum(_fine_cycles(stack) for stack in stacks)
+    wide = sum(_wide_cycles(stack, problem) for stack in stacks)
+    fine = sum(_fine_cycles(stack, problem) for stack in stacks)
     # Each block has one tile, so that the last round is as long as the others.
     rounds = sum(map(num_fine_units, stacks)) / clusters
     return fine * math.ceil(rounds) / rounds < MARGIN * wide
 
 
-def _wide_cycles(stack: Stack, upper: bool) -> float:
+def _wide_cycles(stack: Stack, problem: RankKProblem) -> float:
     """Cycles of all clusters together, of units as `csrc/scheduler/triangular.h` lists them."""
     steps, rows = cdiv(stack.k, TILE_K), cdiv(stack.n, SIDE)
     upper_tiles, lower_tiles = (rows + 1) // 2, rows // 2
-    wide, narrow = (upper_tiles, lower_tiles) if upper else (lower_tiles, upper_tiles)
+    wide, narrow = (upper_tiles, lower_tiles) if problem.upper else (lower_tiles, upper_tiles)
+    c = WIDE_C if problem.has_c else 0
     of_a_matrix = (
-        upper_tiles * (upper_tiles - 1) / 2 * WIDE.of(steps)
-        + wide / 2 * WIDE_DIAGONAL.of(steps)
-        + narrow / 2 * NARROW.of(steps)
+        upper_tiles * (upper_tiles - 1) / 2 * (WIDE.of(steps) + c)
+        + wide / 2 * (WIDE_DIAGONAL.of(steps) + c)
+        + narrow / 2 * (NARROW.of(steps) + c)
     )
     return stack.g * of_a_matrix
 
 
-def _fine_cycles(stack: Stack) -> float:
+def _fine_cycles(stack: Stack, problem: RankKProblem) -> float:
     steps, (diagonal, others) = cdiv(stack.k, TILE_K), _fine_units(stack)
-    return stack.g * (diagonal * FINE_DIAGONAL.of(steps) + others * FINE.of(steps))
+    c = FINE_C if problem.has_c else 0
+    return stack.g * (diagonal * (FINE_DIAGONAL.of(steps) + c) + others * (FINE.of(steps) + c))
