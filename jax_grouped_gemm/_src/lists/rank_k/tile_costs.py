@@ -11,8 +11,8 @@ from jax_grouped_gemm._src.lists.rank_k.problem import RankKProblem, Stack
 
 SIDE, TILE_K = 128, 64
 
-# The largest results of which many were measured with either tile.
-MOST_ROWS = 1024
+# Of results of so many rows, many were measured with either tile.
+FEWEST_ROWS, MOST_ROWS = 512, 1024
 # Predictions are within this of each other where the tiles are equally fast.
 MARGIN = 0.97
 
@@ -55,7 +55,8 @@ def fine_is_sooner(problem: RankKProblem, stacks: Sequence[Stack], clusters: int
       stacks: those of its stacks that have results.
       clusters: how many clusters run at a time.
     """
-    if problem.op != "rank_k" or max(s.n for s in stacks) > MOST_ROWS:
+    rows = [s.n for s in stacks]
+    if problem.op != "rank_k" or min(rows) < FEWEST_ROWS or max(rows) > MOST_ROWS:
         return False
     wide = sum(_wide_cycles(stack, problem) for stack in stacks)
     fine = sum(_fine_cycles(stack, problem) for stack in stacks)
