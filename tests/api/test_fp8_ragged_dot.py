@@ -326,12 +326,13 @@ class TestMoE:
 
     def test_flax_layers(self, rng):
         flax = pytest.importorskip("jax_grouped_gemm.flax")
+        flax_nnx = pytest.importorskip("flax.nnx")
         x, recipe = self.inputs(rng)[0], jgg.Recipe()
         options = dict(dtype=BF16, recipe=recipe)
         layer = flax.nnx.MoE(
-            self.D, self.F, self.E, 2, rngs=flax.nnx.nnx.Rngs(int(rng.integers(2**31))), **options
+            self.D, self.F, self.E, 2, rngs=flax_nnx.Rngs(int(rng.integers(2**31))), **options
         )
-        params = flax.nnx.nnx.to_pure_dict(flax.nnx.nnx.state(layer))
+        params = flax_nnx.to_pure_dict(flax_nnx.state(layer))
         y, _ = layer(x)
         same, _ = flax.linen.MoE(self.F, self.E, 2, **options).apply({"params": params}, x)
         np.testing.assert_array_equal(np.float32(y), np.float32(same))

@@ -327,6 +327,7 @@ def test_signature(update):
     assert options == dict(
         alpha=1.0,
         beta=0.0,
+        diagonal=0.0,
         uplo="lower",
         symmetrize_output=False,
         transpose=False,
