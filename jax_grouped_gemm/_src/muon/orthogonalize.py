@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.sharding import NamedSharding
 from jax.typing import ArrayLike, DTypeLike
 
@@ -238,8 +239,10 @@ def _power_of_two(x: jax.Array) -> jax.Array:
     In floating point that is exact, whatever the last bits of the norm.
     """
     norm = jnp.linalg.norm(x.astype(at_least_float32(x.dtype)), axis=(-2, -1))
-    _, exponent = jnp.frexp(norm)
-    return jnp.ldexp(jnp.ones_like(norm), -jnp.maximum(exponent, -126))
+    # By bits: `jnp.frexp` of a norm that is split gathers it in JAX 0.12.
+    biased = lax.bitcast_convert_type(norm.astype(jnp.float32), jnp.int32) >> 23
+    inverse = jnp.clip(253 - biased, 1, 253)
+    return lax.bitcast_convert_type(inverse << 23, jnp.float32)
 
 
 def _times(x: jax.Array, scale: jax.Array) -> jax.Array:
