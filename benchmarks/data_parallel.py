@@ -5,8 +5,8 @@ python -m benchmarks.data_parallel --output benchmarks/results/data_parallel.jso
 A step of training the demo's model with `--batch` sequences a GPU, parameters whole on each,
 compiled with `moe.data_parallel_compiler_options`; and Muon's update of as many matrices a GPU.
 "one" is one GPU with its share, "ours" all of them: a ratio is the work that all do over what one
-does in the same time, so N would be perfect. Times are
-the host's, of a queue of calls; the two take turns.
+does in the same time, so N would be perfect. Times are the host's, of a queue of calls; the two
+take turns.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ QUEUE = 4
 TINY_STACK = 8, 32, 48
 
 
-def training(devices: int, preset_name: str, batch: int, seed: int) -> Callable[[], object]:
+def training(
+    devices: int, preset_name: str, batch: int, seed: int, xla_defaults: bool = False
+) -> Callable[[], object]:
     """A call is a step of the demo's model, with that many sequences a device."""
     preset = PRESETS[preset_name]
     model = LanguageModel(preset.model, rngs=nnx.Rngs(seed))
@@ -51,7 +53,7 @@ def training(devices: int, preset_name: str, batch: int, seed: int) -> Callable[
     step = jax.jit(
         make_train_step(graph),
         donate_argnums=0,
-        compiler_options=moe.data_parallel_compiler_options(mesh),
+        compiler_options=None if xla_defaults else moe.data_parallel_compiler_options(mesh),
     )
     step = step.lower(state, window).compile()
     states = [state]
@@ -107,6 +109,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--devices", type=int, help="by default all that there are")
     parser.add_argument("--preset", default="h200", choices=PRESETS)
     parser.add_argument("--batch", type=int, default=8, help="sequences a GPU")
+    parser.add_argument(
+        "--xla-defaults",
+        action="store_true",
+        help="leave out moe.data_parallel_compiler_options",
+    )
     parser.add_argument("--stack", type=int, nargs=3, default=[192, 768, 2048], metavar="SIZE")
 
 
@@ -123,7 +130,11 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
     stack = tuple(options.stack)
     made = {
         f"{options.preset}/training": functools.partial(
-            training, preset_name=options.preset, batch=options.batch, seed=options.seed
+            training,
+            preset_name=options.preset,
+            batch=options.batch,
+            seed=options.seed,
+            xla_defaults=options.xla_defaults,
         ),
         f"{'x'.join(map(str, stack))}/muon": functools.partial(
             muon, stack=stack, seed=options.seed

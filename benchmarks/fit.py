@@ -193,7 +193,8 @@ def fit(found: Sequence[Case]) -> dict[str, dict[str, Any]]:
 
 
 def sums(found: Sequence[Case], factors: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Of each kind: cases, those of XLA, and the sums of what was taken, is taken, and is best."""
+    """For each kind: how many cases, how many that XLA computes, and sums of times: what was taken
+    when they were measured, what is taken now, and the best."""
     rows: dict[str, np.ndarray] = {}
     for case in found:
         times = case.pair.kernel_us, case.pair.other_us

@@ -19,7 +19,7 @@ PLANNING = {
 
 
 def git(*arguments: str) -> str:
-    """What a git command prints."""
+    """The output of a git command."""
     command = ["git", *arguments]
     return subprocess.run(command, capture_output=True, check=True, text=True).stdout
 

@@ -172,7 +172,7 @@ def steps() -> list[Peer]:
 
 
 def flops(shapes: Sequence[Shape]) -> int:
-    """Of the standard iteration with full products."""
+    """FLOPs of the standard iteration with full products."""
     return STEPS * sum(g * (4 * n * n * m + 2 * n**3) for g, n, m in shapes)
 
 

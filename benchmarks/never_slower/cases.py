@@ -95,9 +95,9 @@ def judged(measure: Callable[[Any], Error], is_good: Callable[[Error, Call], boo
 def _ours(
     function: Callable[[str | None], Callable], *, xla: bool = True, configs: int = 0
 ) -> list[Program]:
-    """What the plan takes of a function of `implementation`, and ways that it does not take.
+    """The program that the plan chooses for a function of `implementation`, and those it rejects.
 
-    XLA's product is one of those if `xla`.
+    XLA's product is one of the rejected ones if `xla`.
     """
     planned, pinned = function(None), function(pinned_implementation())
     return [

@@ -3,7 +3,7 @@
 python -m benchmarks.optimizer --output benchmarks/results/optimizer.json
 
 The weights are those of a layer's experts, float32, as many experts as --parameters allow: what a
-parameter costs does not depend on their number. All steps are in place. Of `adamw`:
+parameter costs does not depend on their number. All steps are in place. Peers of `adamw`:
 
 - `ours`: one kernel for each stack of matrices writes moments, weights and FP8.
 - `optax_copy`: `optax.adamw`, and a copy of the new weights in bfloat16.
@@ -11,13 +11,13 @@ parameter costs does not depend on their number. All steps are in place. Of `ada
 - `ours_optax`: `optim.quantized(optax.adamw(...))`, for any chain: XLA computes the updates.
 - `ours_copy`: as `ours` for parameters in bfloat16, with the float32 weights in the state.
 
-Of `program`, a layer with gradients and its optimiser are one program: `ours` is in FP8 with the
+In `program`, a layer with gradients and its optimiser are one program: `ours` is in FP8 with the
 weights that the optimiser wrote, `bf16` with the copy that `optax_copy` makes, and
 `fp8_layer` in FP8 with weights that the layer quantises. `part_fp8` and `part_bf16` are the layers
 alone, so that the sums of parts can be compared with the programs.
 
-Of `apply`, with given updates: `ours` adds and quantises, and `xla_copy` adds and makes
-a copy in bfloat16. `copy` is the speed of memory.
+In `apply`, updates are given: `ours` adds and quantises, and `xla_copy` adds and makes a copy in
+bfloat16. `copy` is the speed of memory.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ from benchmarks.optimizer.steps import (
 from benchmarks.peers.ours import kernels_unavailable_reason
 
 GRADIENTS = ("bfloat16", "float32")
-# Of weights of about one, after one step: rounding. The first step of AdamW is the learning rate
-# times the sign of the gradient, which may differ between a layer in FP8 and one in bfloat16.
+# Weights are about one, and one step differs by rounding alone. In a program, AdamW's first step is
+# the learning rate times the sign of the gradient, which may differ between FP8 and bfloat16.
 TOLERANCE = {ADAMW: 1e-6, APPLY: 1e-6, PROGRAM: 2.1 * RATE}
 
 
@@ -187,7 +187,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ops", nargs="+", default=list(OPS), choices=OPS)
     parser.add_argument("--gradients", nargs="+", default=list(GRADIENTS), choices=GRADIENTS)
     parser.add_argument(
-        "--parameters", type=float, default=6.1e8, help="of all experts of a step, at most"
+        "--parameters", type=float, default=3.1e8, help="of all experts of a step, at most"
     )
 
 

@@ -94,6 +94,7 @@ class TestWithProductsInFp8:
     def test_other_formats_are_rounded_twice(self, recipe, rng):
         for a, b in zip(*self.run(rng, recipe, jgg.Recipe()), strict=True):
             a, b = np.asarray(a, np.float32), np.asarray(b, np.float32)
+            # The gradient of gate cancels most. Draws differed by up to .153 of its norm.
             assert np.linalg.norm(a - b) < 0.2 * np.linalg.norm(b)
 
 
