@@ -143,7 +143,7 @@ class Case:
     pair: Pair
     kind: str
     kernel: Mapping[str, float]
-    xla: Mapping[str, float]
+    instead: Mapping[str, float]
     fits: bool
 
     @classmethod
@@ -156,7 +156,7 @@ class Case:
     def takes_xla(self, factors: Mapping[str, Any]) -> bool:
         """Whether a plan by these coefficients falls back."""
         kernel = fallback.seconds(self.kernel, factors["kernel"])
-        xla = fallback.seconds(self.xla, factors["xla"])
+        xla = fallback.seconds(self.instead, factors["instead"])
         return self.fits and xla <= factors["margin"] * kernel
 
     def choice(self, factors: Mapping[str, Any]) -> float:
@@ -184,7 +184,7 @@ def fit(found: Sequence[Case]) -> dict[str, dict[str, Any]]:
         measured = [case for case in of_kind if case.pair.xla_us or case.pair.stock_us]
         factors: dict[str, Any] = {
             "kernel": fitted([c.kernel for c in of_kind], [c.pair.kernel_us for c in of_kind]),
-            "xla": fitted([c.xla for c in measured], [c.pair.other_us for c in measured]),
+            "instead": fitted([c.instead for c in measured], [c.pair.other_us for c in measured]),
         }
         by_margin = [factors | {"margin": round(float(margin), 3)} for margin in MARGINS]
         times = [sum(case.choice(each) for case in of_kind) for each in by_margin]

@@ -262,7 +262,9 @@ def _on_device(
     """`dropless_mlp` of the tokens that a device has."""
     (x, routing), (matrices, group_offset, quantized) = tokens, whole
     experts = experts_of(weights=matrices, quantized=quantized)
-    of_rows = experts.of_rows
+    rows_of_groups = math.prod(routing.experts.shape), routing.logits.shape[-1]
+    experts, chosen = experts.by_plan(x, *rows_of_groups, routing.experts, are_copies=True)
+    routing, of_rows = routing._replace(experts=chosen), experts.of_rows
     # Inside shard_map the gradient of replicated tokens is summed over devices where they are cast
     # to vary. Here that sum carries [T, D]; left to the matmuls it would carry [T*k, D] twice.
     x = vary_over(x, varying_axes(x, *jax.tree.leaves(matrices)))
