@@ -27,6 +27,10 @@ from jax_grouped_gemm._src.plan import DEFAULT_TILE, TMA_ALIGNMENT_BYTES
 KIND = "recipe"
 """Of the coefficients."""
 
+SOURCE_ALIGNMENT, BY_ELEMENTS = 8, 4
+"""Columns of matrices of 16 bits that are loaded at once, and how much longer than a copy the
+quantiser of others takes, which loads and stores single elements."""
+
 
 @dataclasses.dataclass
 class Cost:
@@ -39,7 +43,7 @@ class Cost:
       wave: a microsecond for each tile that a multiprocessor computes.
       moved: reading and writing beside products.
       weights: the same, of quantising weights.
-      padded: the same, of copies with longer rows.
+      unaligned: the same, of arrays with rows of FP8 that are no multiple of 16 bytes.
     """
 
     target: Target = H200
@@ -49,7 +53,7 @@ class Cost:
     wave: float = 0.0
     moved: float = 0.0
     weights: float = 0.0
-    padded: float = 0.0
+    unaligned: float = 0.0
 
     def terms(self) -> dict[str, float]:
         """The terms of `fallback.seconds`."""
@@ -60,9 +64,13 @@ class Cost:
         self.moved += num_bytes / self.target.rates.bandwidth
         self.launch += 1e-6 * launches
 
-    def quantize_weights(self, elements: int, bytes_each: int) -> None:
-        """Adds the quantiser of a stack of matrices."""
-        self.weights += elements * bytes_each / self.target.rates.bandwidth
+    def quantize_weights(self, g: int, k: int, n: int, bytes_each: int) -> None:
+        """Adds the quantiser of g matrices [k, n]."""
+        seconds = g * k * n * bytes_each / self.target.rates.bandwidth
+        if k % TMA_ALIGNMENT_BYTES or n % SOURCE_ALIGNMENT:
+            self.unaligned += seconds * BY_ELEMENTS
+        else:
+            self.weights += seconds
         self.launch += 1e-6
 
     def multiply(self, g: int, m: int, k: int, n: int, itemsize: int) -> None:
@@ -73,7 +81,7 @@ class Cost:
         moved = itemsize * (m * k + visited * k * n) + 2 * m * n
         self.rows += self._product(tiles, k, moved, itemsize)
         if itemsize == 1 and k % TMA_ALIGNMENT_BYTES:
-            self.padded += 2 * (m * k + g * k * n) / self.target.rates.bandwidth
+            self.unaligned += 2 * (m * k + g * k * n) / self.target.rates.bandwidth
             self.launch += 2e-6
 
     def contract(self, g: int, m: int, k: int, n: int, itemsize: int) -> None:
@@ -138,7 +146,7 @@ class Dot:
                 both = plain and wgrad
                 cost.move(m * columns * ((_once(recipe) if plain else 3) + both))
         if forward or dgrad:
-            cost.quantize_weights(g * k * n, _once(recipe) + (forward and dgrad))
+            cost.quantize_weights(g, k, n, _once(recipe) + (forward and dgrad))
         cost.multiply(g, m, k, n, 1 if forward else 2)
         if training:
             cost.multiply(g, m, n, k, 1 if dgrad else 2)
@@ -192,11 +200,12 @@ class Layer:
         # Of what a kernel computes, quantised by it or by passes after it.
         computed = 1 if recipe.scaling == "blockwise" else 2 + once
         each = once + training
-        cost.quantize_weights(g * d * self.projections * f, each)
+        for _ in range(self.projections):
+            cost.quantize_weights(g, d, f, each)
         self._quantize_rows(once, cost)
         cost.multiply(g, m, d, both, 1)
         if self.has_down:
-            cost.quantize_weights(g * f * d, each)
+            cost.quantize_weights(g, f, d, each)
             cost.move(m * (2 * both + computed * f))
             cost.multiply(g, m, f, d, 1)
             self._add_up(cost)
