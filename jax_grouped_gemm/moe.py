@@ -210,6 +210,7 @@ def dropless_mlp(
         `jax_grouped_gemm.ragged_dot`, or any function with the signature of `jax.lax.ragged_dot`.
       recipe: computes the matmuls in FP8, see `jax_grouped_gemm.ragged_mlp`; tokens, and the
         gradient of the result, are then quantised once each. Differentiable once, in reverse mode.
+        In bf16 where that is predicted to be faster, see `jax_grouped_gemm.Recipe`.
         None computes the matmuls in the dtype of their operands.
       quantized: what `jax_grouped_gemm.quantize_mlp` returns for these weights and this recipe, to
         quantise weights once for several calls. Gradients still go to `wi_0`, `wi_1` and `wo`.

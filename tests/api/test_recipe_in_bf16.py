@@ -118,9 +118,7 @@ class TestLayers:
     def test_biases_and_leading_dimensions(self, forward_alone, rng):
         x, logits, matrices = layer_operands(rng, shape=(3, 8, D))
         biases = [jnp.asarray(rng.standard_normal((E, n)), BF16) for n in (F, F, D)]
-        found, exact = (
-            layer(x, logits, matrices, biases=biases, recipe=r) for r in (RECIPE, None)
-        )
+        found, exact = (layer(x, logits, matrices, biases=biases, recipe=r) for r in (RECIPE, None))
         assert choices(layer, x, logits, matrices, recipe=RECIPE) == ["alone"]
         assert found.shape == x.shape and found.dtype == BF16
         np.testing.assert_allclose(np.float32(found), np.float32(exact), atol=0.03, rtol=0.02)

@@ -36,12 +36,16 @@ class Choice:
 
     op = "recipe_in_bf16"
 
-    def seconds(self, target: Target = H200) -> tuple[float, float, bool]:
-        """What it is predicted to take in FP8 and in bf16, and whether to take bf16."""
+    def terms(self, target: Target = H200) -> tuple[dict[str, float], dict[str, float]]:
+        """The terms of the times in FP8 and in bf16."""
         fp8, bf16 = Cost(target), Cost(target)
         self.of.in_fp8(self.recipe, fp8, training=self.training)
         self.of.in_bf16(bf16, training=self.training)
-        return fallback.compared(KIND, fp8.terms(), bf16.terms())
+        return fp8.terms(), bf16.terms()
+
+    def seconds(self, target: Target = H200) -> tuple[float, float, bool]:
+        """What it is predicted to take in FP8 and in bf16, and whether to take bf16."""
+        return fallback.compared(KIND, *self.terms(target))
 
     def __str__(self) -> str:
         what = "with its gradients" if self.training else "forward alone"

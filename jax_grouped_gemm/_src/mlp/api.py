@@ -95,7 +95,8 @@ def ragged_mlp(
         "cuda" insists on kernels, fused or not; "xla" is the pure JAX implementation.
       recipe: computes the products in FP8, differentiable once in reverse mode. With forward and
         dgrad in FP8, tokens are quantised before they are copied to rows, and the backward pass
-        keeps gate, up and x as above; other recipes are composed of `fp8_ragged_dot`.
+        keeps gate, up and x as above; other recipes are composed of `fp8_ragged_dot`. In bf16 where
+        that is predicted to be faster, see `Recipe`.
       quantized: what `quantize_mlp` returns for these weights and this recipe, to quantise weights
         once for several calls. Gradients still go to `wi_0`, `wi_1` and `wo`.
 

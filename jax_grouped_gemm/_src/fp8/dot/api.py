@@ -64,13 +64,14 @@ def fp8_ragged_dot(
       lhs: [m, k], bfloat16, float16 or float32.
       rhs: [g, k, n], likewise.
       group_sizes: [G] of any integer dtype, rows per group.
-      recipe: see `Recipe`.
+      recipe: see `Recipe`, also for when it computes in bf16.
       quantized_rhs: what `quantize_weights(rhs)` returns, to quantise weights once for several
         calls, such as the steps of gradient accumulation. The gradient still goes to `rhs`. Or
         `quantize(rhs, "fp8_128x128", layout="rows")`, which is transposed in each call.
       preferred_element_type: dtype of the result, by default the promoted dtype of lhs and rhs.
       group_offset: see `ragged_dot`.
-      implementation: see `ragged_dot`.
+      implementation: see `ragged_dot`. "cuda" and "xla" compute as the recipe says whatever it
+        takes.
 
     Returns:
       [m, n].
