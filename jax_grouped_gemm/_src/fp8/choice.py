@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_grouped_gemm._src import fallback
-from jax_grouped_gemm._src.device import H200, Target
+from jax_grouped_gemm._src.device import H200, Target, duration
 from jax_grouped_gemm._src.fp8.prediction import KIND, Cost, Dot, Layer
 from jax_grouped_gemm._src.fp8.recipe import Recipe
 from jax_grouped_gemm._src.op import Op
@@ -88,7 +88,7 @@ def noted(group_sizes: jax.Array, choice: Choice) -> jax.Array:
 def _plan(avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> Plan[Choice]:
     choice = params["choice"]
     fp8, bf16, _ = choice.seconds()
-    reason = f"predicted to take {bf16 * 1e6:.3g} us, and {fp8 * 1e6:.3g} us in FP8"
+    reason = f"predicted to take {duration(bf16)}, and {duration(fp8)} in FP8"
     return Plan(choice, BF16, reason)
 
 
