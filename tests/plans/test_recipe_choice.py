@@ -91,9 +91,10 @@ def test_scales_of_rows_cost_more():
 
 
 def test_what_is_not_left_to_plans():
-    def chosen(of=Dot(4, 32, 64, 64), recipe=None, dtypes=(BF16, BF16), **options):
-        options = dict(implementation=None, training=True) | options
-        return bf16_choice(of, recipe or jgg.Recipe(), dtypes, **options)
+    def chosen(**options):
+        given = dict(of=Dot(4, 32, 64, 64), recipe=jgg.Recipe(), dtypes=[BF16, BF16])
+        given |= dict(implementation=None, training=True)
+        return bf16_choice(**given | options)
 
     assert chosen()
     assert chosen(dtypes=[jnp.float16] * 2)
