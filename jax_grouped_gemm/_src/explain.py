@@ -204,7 +204,8 @@ class _Walk:
             yield from self._split(op, operands, results, eqn.params, call)
         elif op.is_matmul or op.is_listed:
             plan = op.planner(operands, eqn.params, self.target)
-            if call and (devices := math.prod(call.mesh_shape.values())) > 1:
+            devices = math.prod(call.mesh_shape.values()) if call else 1
+            if op.computes and devices > 1:
                 note = f"each of {devices} devices computes all of it"
                 plan = dataclasses.replace(plan, notes=(*plan.notes, note))
             yield plan

@@ -78,6 +78,7 @@ class Op:
         full on every device.
       is_matmul: whether `explain` and the checkpoint policies count it as a grouped matmul.
       is_listed: whether `explain` lists it although it is no matmul.
+      computes: whether it does anything but tell `explain` of a choice.
       primitive: the primitive, made from these.
     """
 
@@ -96,6 +97,7 @@ class Op:
     instead: str = "jax.shard_map, which says what each device does"
     is_matmul: bool = True
     is_listed: bool = False
+    computes: bool = True
     primitive: Primitive = dataclasses.field(init=False)
 
     def __post_init__(self):

@@ -217,6 +217,19 @@ class TestMatmuls:
         equal(gradients(jgg.fp8_ragged_dot)(lhs, rhs), gradients(jgg.ragged_dot)(lhs, rhs))
         assert choices(gradients(jgg.fp8_ragged_dot), lhs, rhs) == ["training"]
 
+    def test_over_devices(self, rng):
+        """Nobody is said to compute what only names a choice."""
+        mesh = jax.make_mesh((4,), ("x",), (AxisType.Auto,))
+        lhs, rhs, sizes = self.operands(rng)
+        split = jax.device_put(lhs, NamedSharding(mesh, P("x")))
+        whole = jax.device_put((rhs, sizes), NamedSharding(mesh, P()))
+        found = jax.jit(jgg.fp8_ragged_dot)(split, *whole)
+        equal(found, jgg.ragged_dot(lhs, rhs, sizes))
+        assert found.sharding.spec == P("x")
+        chosen, product = jgg.explain(jgg.fp8_ragged_dot, split, *whole).plans
+        assert chosen.problem.op == CHOICE and not chosen.notes
+        assert product.problem.m == T // 4
+
     def test_alone(self, forward_alone, rng):
         lhs, rhs, sizes = self.operands(rng)
         equal(jgg.fp8_ragged_dot(lhs, rhs, sizes), jgg.ragged_dot(lhs, rhs, sizes))

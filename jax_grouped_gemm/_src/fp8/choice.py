@@ -102,6 +102,7 @@ OP = Op(
     reference=lambda sizes, **params: sizes,
     is_matmul=False,
     is_listed=True,
+    computes=False,
 )
 
 OP.def_batching(lambda operands, dims, **params: (OP.bind(*operands, **params), dims[0]))
