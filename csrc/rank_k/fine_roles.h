@@ -89,6 +89,7 @@ struct FineRoles {
     StageIterator<Config::kStages> stage;
     WorkTile work;
     triangle.tile(blockIdx.x / Config::kCluster, rank, work);
+    if (params.one_product && work.share == Share::kBoth) work.k_tiles *= 2;
     // All barriers of the cluster are ready.
     wait_for_cluster();
     if (produces) Loop::load(params, work, rank, shared, stage);
