@@ -8,14 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+# Where a device holds more than this, its matrices travel in several chunks.
+CHUNK_BYTES = 2**27
+MOST_CHUNKS = 4
+WORD = np.dtype(np.uint16)
 
 Names = tuple[str, ...]
 Iterate = Callable[[list[jax.Array]], list[jax.Array]]
@@ -103,11 +110,7 @@ def whole_on_one_device(
             jnp.concatenate([x for x, shape in zip(stacks, shapes, strict=True) if shape == kind])
             for kind in kinds
         ]
-        plan = [_Exchange(x.shape, kind[-1], first) for x, kind in zip(merged, kinds, strict=True)]
-        wholes = _exchanged(merged, plan, first.names, _Exchange.to_owners, _Exchange.gathered)
-        outs = _exchanged(
-            iterate(wholes), plan, first.names, _Exchange.to_parts, _Exchange.scattered
-        )
+        outs = _in_chunks(merged, [kind[-1] for kind in kinds], first, iterate)
         by_kind = {
             kind: iter(
                 _pieces(out, [len(x) for x, s in zip(stacks, shapes, strict=True) if s == kind])
@@ -123,6 +126,50 @@ def whole_on_one_device(
         *xs
     )
     return list(outs)
+
+
+def _in_chunks(
+    stacks: Sequence[jax.Array], dims: Sequence[int], split: Split, iterate: Iterate
+) -> list[jax.Array]:
+    """This device's parts of the results for stacks [g, m, n], which are split along `dims`.
+
+    While a chunk is iterated on, one all-to-all brings the next one and takes the last results.
+    """
+    chunks = _chunks(stacks, split.devices)
+    plans = [[_Exchange(x.shape, dims[i], split) for i, x in chunk.items()] for chunk in chunks]
+    there = [
+        _Leg(list(chunk.values()), plan, _Exchange.to_owners, _Exchange.gathered)
+        for chunk, plan in zip(chunks, plans, strict=True)
+    ]
+    outs: list[list[jax.Array]] = [[] for _ in stacks]
+    wholes: list[jax.Array] = []
+    back: list[_Leg] = []
+    for c in range(len(chunks) + 2):
+        came = _exchanged(there[c : c + 1] + back, split.names)
+        if back:
+            for i, part in zip(chunks[c - 2], came.pop(), strict=True):
+                outs[i].append(part)
+        back = []
+        if wholes:
+            owned = iterate(wholes)
+            back = [_Leg(owned, plans[c - 1], _Exchange.to_parts, _Exchange.scattered)]
+        wholes = came.pop() if came else []
+    return list(map(jnp.concatenate, outs))
+
+
+def _chunks(stacks: Sequence[jax.Array], devices: int) -> list[dict[int, jax.Array]]:
+    """Some matrices of each stack in each chunk, which has no entry for a stack without any."""
+    count = min(MOST_CHUNKS, max(1, sum(x.nbytes for x in stacks) // CHUNK_BYTES))
+    chunks: list[dict[int, jax.Array]] = [{} for _ in range(count)]
+    for i, x in enumerate(stacks):
+        # Whole rounds of the devices: only the last chunk is padded.
+        rounds = -(-len(x) // devices)
+        ends = [rounds * c // count * devices for c in range(1, count)]
+        sizes = [b - a for a, b in itertools.pairwise([0, *ends, len(x)])]
+        for chunk, part in zip(chunks, _pieces(x, sizes), strict=True):
+            if len(part):
+                chunk[i] = part
+    return [chunk for chunk in chunks if chunk]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,22 +211,36 @@ class _Exchange:
         return rows.reshape(-1, *self.shape[1:])[: self.shape[0]]
 
 
-def _exchanged(
-    arrays: Sequence[jax.Array],
-    plan: Sequence[_Exchange],
-    names: Names,
-    pack: Callable[[_Exchange, jax.Array], jax.Array],
-    unpack: Callable[[_Exchange, jax.Array], jax.Array],
-) -> list[jax.Array]:
-    """One all-to-all of all arrays, as integers, so that nothing converts them on the way."""
-    dtype = arrays[0].dtype
-    bits = jnp.dtype(f"uint{8 * dtype.itemsize}")
-    rows = [pack(own, x) for own, x in zip(plan, arrays, strict=True)]
-    sent = lax.bitcast_convert_type(jnp.concatenate(rows, axis=1), bits)
+class _Leg(NamedTuple):
+    """One way of the exchange of some stacks."""
+
+    arrays: Sequence[jax.Array]
+    plan: Sequence[_Exchange]
+    pack: Callable[[_Exchange, jax.Array], jax.Array]
+    unpack: Callable[[_Exchange, jax.Array], jax.Array]
+
+
+def _exchanged(legs: Sequence[_Leg], names: Names) -> list[list[jax.Array]]:
+    """What came of each leg: one all-to-all of them all, of bits, which nothing converts."""
+    if not legs:
+        return []
+    rows = [leg.pack(own, x) for leg in legs for own, x in zip(leg.plan, leg.arrays, strict=True)]
+    words = [lax.bitcast_convert_type(row, WORD).reshape(len(row), -1) for row in rows]
+    sent = jnp.concatenate(words, axis=1)
     came = lax.all_to_all(sent, names, split_axis=0, concat_axis=0, tiled=True)
-    came = lax.bitcast_convert_type(came, dtype)
-    sizes = [row.shape[1] for row in rows]
-    return [unpack(own, x) for own, x in zip(plan, _pieces(came, sizes, axis=1), strict=True)]
+    pieces = iter(_pieces(came, [x.shape[1] for x in words], axis=1))
+
+    def one(own: _Exchange, x: jax.Array, unpack: Callable[..., jax.Array]) -> jax.Array:
+        per_element = x.dtype.itemsize // WORD.itemsize
+        words = next(pieces)
+        if per_element > 1:
+            words = words.reshape(len(words), -1, per_element)
+        return unpack(own, lax.bitcast_convert_type(words, x.dtype))
+
+    return [
+        [one(own, x, leg.unpack) for own, x in zip(leg.plan, leg.arrays, strict=True)]
+        for leg in legs
+    ]
 
 
 def _pieces(x: jax.Array, sizes: Sequence[int], axis: int = 0) -> list[jax.Array]:
