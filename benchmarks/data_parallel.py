@@ -104,7 +104,12 @@ def orthogonalization(
     def run(x):
         return einsums([x]) if plain else jgg.optim.orthogonalize([x], shardings=[split])
 
-    call = jax.jit(run, out_shardings=[split]).lower(x).compile()
+    call = jax.jit(
+        run,
+        out_shardings=[split],
+        compiler_options=moe.expert_parallel_compiler_options(split.mesh),
+    )
+    call = call.lower(x).compile()
     return lambda: call(x)
 
 

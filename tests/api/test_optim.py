@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jax_grouped_gemm.optim import COEFFICIENTS, muon, orthogonalize, scale_by_muon
+from tests.support import muon_training
 
 SHAPES = [(24, 40), (40, 24), (3, 16, 16), (2, 2, 8, 32), (1, 5)]
 
@@ -148,6 +149,16 @@ def train(optimizer, weights, loss, steps=60):
 def test_trains(nesterov, rng):
     weights, loss = model(rng)
     assert train(muon(0.02, nesterov=nesterov), weights, loss) < 0.2 * loss(weights)
+
+
+def test_200_steps_follow_optax():
+    """In float16, for Optax's float32."""
+    found = {
+        name: np.asarray(muon_training.losses(optimizer, 7, experts=2, d=16, f=24))
+        for name, optimizer in muon_training.optimizers().items()
+    }
+    assert found["optax"][-1] < 0.5 * found["optax"][0]
+    np.testing.assert_allclose(found["ours"], found["optax"], rtol=0.005)
 
 
 def test_in_an_optax_chain(rng):

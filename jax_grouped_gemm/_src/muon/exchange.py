@@ -19,6 +19,8 @@ import numpy as np
 from jax import lax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
+from jax_grouped_gemm._src.barrier import barrier
+
 # Where a device holds more than this, its matrices travel in several chunks.
 CHUNK_BYTES = 2**27
 MOST_CHUNKS = 4
@@ -135,19 +137,22 @@ def _in_chunks(
 
     While a chunk is iterated on, one all-to-all brings the next one and takes the last results.
     """
-    chunks = _chunks(stacks, split.devices)
-    plans = [[_Exchange(x.shape, dims[i], split) for i, x in chunk.items()] for chunk in chunks]
-    there = [
-        _Leg(list(chunk.values()), plan, _Exchange.to_owners, _Exchange.gathered)
-        for chunk, plan in zip(chunks, plans, strict=True)
-    ]
+    chunks = _chunks([len(x) for x in stacks], sum(x.nbytes for x in stacks), split.devices)
     outs: list[list[jax.Array]] = [[] for _ in stacks]
     wholes: list[jax.Array] = []
+    plans: list[list[_Exchange]] = []
     back: list[_Leg] = []
     for c in range(len(chunks) + 2):
-        came = _exchanged(there[c : c + 1] + back, split.names)
+        legs = back
+        for chunk in chunks[c : c + 1]:
+            xs = [stacks[i][part] for i, part in chunk.items()]
+            plans.append(
+                [_Exchange(x.shape, dims[i], split) for i, x in zip(chunk, xs, strict=True)]
+            )
+            legs = [*back, _Leg(xs, plans[c], _Exchange.to_owners, _Exchange.gathered)]
+        came, stacks = _exchanged(legs, split.names, list(stacks))
         if back:
-            for i, part in zip(chunks[c - 2], came.pop(), strict=True):
+            for i, part in zip(chunks[c - 2], came.pop(0), strict=True):
                 outs[i].append(part)
         back = []
         if wholes:
@@ -157,18 +162,17 @@ def _in_chunks(
     return list(map(jnp.concatenate, outs))
 
 
-def _chunks(stacks: Sequence[jax.Array], devices: int) -> list[dict[int, jax.Array]]:
-    """Some matrices of each stack in each chunk, which has no entry for a stack without any."""
-    count = min(MOST_CHUNKS, max(1, sum(x.nbytes for x in stacks) // CHUNK_BYTES))
-    chunks: list[dict[int, jax.Array]] = [{} for _ in range(count)]
-    for i, x in enumerate(stacks):
+def _chunks(counts: Sequence[int], nbytes: int, devices: int) -> list[dict[int, slice]]:
+    """Which matrices of each stack travel in a chunk, for the stacks that have some in it."""
+    number = min(MOST_CHUNKS, max(1, nbytes // CHUNK_BYTES)) if devices == 2 else 1
+    chunks: list[dict[int, slice]] = [{} for _ in range(number)]
+    for i, count in enumerate(counts):
         # Whole rounds of the devices: only the last chunk is padded.
-        rounds = -(-len(x) // devices)
-        ends = [rounds * c // count * devices for c in range(1, count)]
-        sizes = [b - a for a, b in itertools.pairwise([0, *ends, len(x)])]
-        for chunk, part in zip(chunks, _pieces(x, sizes), strict=True):
-            if len(part):
-                chunk[i] = part
+        rounds = -(-count // devices)
+        ends = [rounds * c // number * devices for c in range(number)] + [count]
+        for chunk, (begin, end) in zip(chunks, itertools.pairwise(ends), strict=True):
+            if end > begin:
+                chunk[i] = slice(begin, end)
     return [chunk for chunk in chunks if chunk]
 
 
@@ -220,14 +224,19 @@ class _Leg(NamedTuple):
     unpack: Callable[[_Exchange, jax.Array], jax.Array]
 
 
-def _exchanged(legs: Sequence[_Leg], names: Names) -> list[list[jax.Array]]:
-    """What came of each leg: one all-to-all of them all, of bits, which nothing converts."""
+def _exchanged(
+    legs: Sequence[_Leg], names: Names, later: Sequence[jax.Array]
+) -> tuple[list[list[jax.Array]], Sequence[jax.Array]]:
+    """What came of each leg: one all-to-all of them all, of bits, which nothing converts.
+
+    Returns `later` too, for what is sent after this. Else XLA would pack several chunks in one
+    kernel, which waits for all that it reads.
+    """
     if not legs:
-        return []
+        return [], later
     rows = [leg.pack(own, x) for leg in legs for own, x in zip(leg.plan, leg.arrays, strict=True)]
     words = [lax.bitcast_convert_type(row, WORD).reshape(len(row), -1) for row in rows]
-    sent = jnp.concatenate(words, axis=1)
-    came = lax.all_to_all(sent, names, split_axis=0, concat_axis=0, tiled=True)
+    came, later = _all_to_all(jnp.concatenate(words, axis=1), names, later)
     pieces = iter(_pieces(came, [x.shape[1] for x in words], axis=1))
 
     def one(own: _Exchange, x: jax.Array, unpack: Callable[..., jax.Array]) -> jax.Array:
@@ -237,10 +246,25 @@ def _exchanged(legs: Sequence[_Leg], names: Names) -> list[list[jax.Array]]:
             words = words.reshape(len(words), -1, per_element)
         return unpack(own, lax.bitcast_convert_type(words, x.dtype))
 
-    return [
+    outs = [
         [one(own, x, leg.unpack) for own, x in zip(leg.plan, leg.arrays, strict=True)]
         for leg in legs
     ]
+    return outs, later
+
+
+def _all_to_all(
+    rows: jax.Array, names: Names, later: Sequence[jax.Array]
+) -> tuple[jax.Array, Sequence[jax.Array]]:
+    """Row i of each device goes to device i, where the rows are in the order of their devices."""
+    if len(rows) != 2:
+        came = lax.all_to_all(rows, names, split_axis=0, concat_axis=0, tiled=True)
+        return barrier((came, later))
+    # Copy engines can send what a ppermute sends, and leave the multiprocessors to products.
+    other = 1 - lax.axis_index(names)
+    row = lax.dynamic_index_in_dim(rows, other)
+    row, later = barrier((lax.ppermute(row, names, [(0, 1), (1, 0)]), later))
+    return lax.dynamic_update_index_in_dim(rows, row, other, 0), later
 
 
 def _pieces(x: jax.Array, sizes: Sequence[int], axis: int = 0) -> list[jax.Array]:
