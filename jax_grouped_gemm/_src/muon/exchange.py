@@ -1,7 +1,8 @@
 """Matrices that are split over devices, made whole on one device each, and split again.
 
 What is split inside of matrices is exchanged twice: before the iteration each device gets some of
-the matrices as a whole, and afterwards its part of all results. All leaves share one exchange.
+the matrices as a whole, and afterwards its part of all results. All leaves share one exchange,
+which for two devices is cut into chunks: copy engines bring one while another is iterated on.
 """
 
 from __future__ import annotations
