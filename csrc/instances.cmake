@@ -182,6 +182,7 @@ jgg_add_instances(
   TYPES kF32
 )
 
+# Layers in float16 run composed of ragged products.
 jgg_add_product(
   gated_ragged_dot
   NAMESPACE jgg::mlp
@@ -191,12 +192,12 @@ jgg_add_product(
 jgg_add_instances(
   gated_ragged_dot gated
   HEADER mlp/launch.h
-  TYPES kBf16 kF16
+  TYPES kBf16
 )
 jgg_add_instances(
   gated_ragged_dot few_rows
   HEADER few_rows/launch.h
-  TYPES kBf16 kF16
+  TYPES kBf16
   KINDS kSwapped
 )
 
@@ -209,7 +210,7 @@ jgg_add_product(
 jgg_add_instances(
   activated_ragged_dot activated
   HEADER mlp/launch.h
-  TYPES kBf16 kF16
+  TYPES kBf16
 )
 
 jgg_add_product(
@@ -221,7 +222,7 @@ jgg_add_product(
 jgg_add_instances(
   gated_gradient gradient
   HEADER mlp/launch.h
-  TYPES kBf16 kF16
+  TYPES kBf16
   KINDS kPingpong
 )
 
@@ -234,7 +235,7 @@ jgg_add_product(
 jgg_add_instances(
   paired_ragged_dot paired
   HEADER mlp/launch.h
-  TYPES kBf16 kF16
+  TYPES kBf16
 )
 
 jgg_add_product(
@@ -246,7 +247,7 @@ jgg_add_product(
 jgg_add_instances(
   weight_gradients weight_gradients_of
   HEADER mlp/weight_gradients_launch.h
-  TYPES kBf16 kF16
+  TYPES kBf16
 )
 
 jgg_add_product(

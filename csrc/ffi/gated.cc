@@ -95,9 +95,9 @@ ffi::Error launch(KernelKind kind, char const* name, cudaStream_t stream, ffi::A
   auto const type = x.element_type();
   if (tokens->size[1] != k) return invalid("x does not fit the matrices");
   if (divisor < 1) return invalid("divisor has to be positive");
-  if (!element_type(type, {ElementType::kBf16, ElementType::kF16}, a.type) ||
-      matrices.element_type() != type || (*out)->element_type() != type) {
-    return invalid("the kernels of an expert MLP take operands and results of bf16 or of f16");
+  if (!element_type(type, {ElementType::kBf16}, a.type) || matrices.element_type() != type ||
+      (*out)->element_type() != type) {
+    return invalid("the kernels of an expert MLP take operands and results of bf16");
   }
   for (ffi::AnyBuffer const& buffer : {x, matrices, ffi::AnyBuffer(**out)}) {
     auto const error = whole_vectors("an operand or the result", buffer);

@@ -42,8 +42,8 @@ class Check {
   void matrices(ElementType& type, std::initializer_list<ffi::AnyBuffer> buffers) {
     if (failed_) return;
     ffi::DataType const first = buffers.begin()->element_type();
-    bool const known = element_type(first, {ElementType::kBf16, ElementType::kF16}, type);
-    if (!known) return fail(invalid("the kernels of an expert MLP take bf16 or f16"));
+    bool const known = element_type(first, {ElementType::kBf16}, type);
+    if (!known) return fail(invalid("the kernels of an expert MLP take bf16"));
     for (ffi::AnyBuffer const& buffer : buffers) {
       if (buffer.element_type() != first) {
         return fail(invalid("operands and results differ in type"));

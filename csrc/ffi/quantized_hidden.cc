@@ -34,14 +34,11 @@ class Fit {
     expect<1>(name, buffer, {size});
   }
 
-  // All of the type of the first.
-  void source(ElementType& type, std::initializer_list<ffi::DataType> buffers) {
+  void bf16(std::initializer_list<ffi::DataType> buffers) {
     if (error_.failure()) return;
-    if (!element_type(*buffers.begin(), {ElementType::kBf16, ElementType::kF16}, type)) {
-      error_ = invalid("the elementwise steps of an MLP take bf16 or f16");
-    }
-    for (ffi::DataType const other : buffers) {
-      if (other != *buffers.begin()) error_ = invalid("operands and results differ in type");
+    for (ffi::DataType const type : buffers) {
+      if (type != ffi::DataType::BF16)
+        error_ = invalid("the elementwise steps of an MLP take bf16");
     }
   }
 
@@ -79,11 +76,11 @@ ffi::Error quantize_hidden(cudaStream_t stream, ffi::AnyBuffer projections, Floa
   auto const [rows, columns] = hidden->size;
   Fit fit;
   mlp::QuantizedHidden a{};
-  mlp::QuantizedHiddenFormat format{{}, {}, power_of_two};
+  mlp::QuantizedHiddenFormat format{{}, power_of_two};
   a.projections = of_rows(projections, weights, rows, columns, {alpha, cubic, limit, shift}, fit);
   fit.matrix("the values", *values, rows, columns);
   fit.matrix("the scales", *scales, rows, a.projections.blocks());
-  fit.source(format.source, {projections.element_type()});
+  fit.bf16({projections.element_type()});
   fit.fp8(format.fp8, values->element_type());
   if (fit.error().failure()) return fit.error();
   a.q = static_cast<uint8_t*>(values->untyped_data());
@@ -117,13 +114,13 @@ ffi::Error quantize_gradients(cudaStream_t stream, ffi::AnyBuffer projections, f
   auto const [rows, columns] = shape->size;
   Fit fit;
   mlp::QuantizedGradients a{};
-  mlp::QuantizedHiddenFormat format{{}, {}, power_of_two};
+  mlp::QuantizedHiddenFormat format{{}, power_of_two};
   a.projections = of_rows(projections, weights, rows, columns, {alpha, cubic, limit, shift}, fit);
   of_gradients(dh, dgate, dup, hidden, dweights, a, fit);
   fit.matrix("the values", *values, rows, 2 * a.projections.pitch());
   fit.matrix("the scales", *scales, rows, 2 * a.projections.blocks());
-  fit.source(format.source, {projections.element_type(), dh.element_type(), dgate->element_type(),
-                             dup->element_type(), hidden->element_type()});
+  fit.bf16({projections.element_type(), dh.element_type(), dgate->element_type(),
+            dup->element_type(), hidden->element_type()});
   fit.fp8(format.fp8, values->element_type());
   if (fit.error().failure()) return fit.error();
   a.q = static_cast<uint8_t*>(values->untyped_data());
@@ -140,11 +137,11 @@ ffi::Error hidden_maxima(cudaStream_t stream, ffi::AnyBuffer projections, Floats
   auto const [rows, columns] = shape->size;
   Fit fit;
   mlp::QuantizedHidden a{};
-  mlp::QuantizedHiddenFormat format{{}, ElementType::kE4m3, false};
+  mlp::QuantizedHiddenFormat format{ElementType::kE4m3, false};
   a.projections = of_rows(projections, weights, rows, columns, {alpha, cubic, limit, shift}, fit);
   fit.matrix("hidden", *hidden, rows, columns);
   fit.matrix("the maxima", *maxima, rows, a.projections.blocks());
-  fit.source(format.source, {projections.element_type(), hidden->element_type()});
+  fit.bf16({projections.element_type(), hidden->element_type()});
   if (fit.error().failure()) return fit.error();
   a.hidden = hidden->untyped_data();
   a.scale = maxima->typed_data();
@@ -160,12 +157,12 @@ ffi::Error gradient_maxima(cudaStream_t stream, ffi::AnyBuffer projections, ffi:
   auto const [rows, columns] = shape->size;
   Fit fit;
   mlp::QuantizedGradients a{};
-  mlp::QuantizedHiddenFormat format{{}, ElementType::kE4m3, false};
+  mlp::QuantizedHiddenFormat format{ElementType::kE4m3, false};
   a.projections = of_rows(projections, weights, rows, columns, {alpha, cubic, limit, shift}, fit);
   of_gradients(dh, dgate, dup, hidden, dweights, a, fit);
   fit.matrix("the maxima", *maxima, rows, 2 * a.projections.blocks());
-  fit.source(format.source, {projections.element_type(), dh.element_type(), dgate->element_type(),
-                             dup->element_type(), hidden->element_type()});
+  fit.bf16({projections.element_type(), dh.element_type(), dgate->element_type(),
+            dup->element_type(), hidden->element_type()});
   if (fit.error().failure()) return fit.error();
   a.scale = maxima->typed_data();
   return launched(mlp::quantize_gradients(format, a, stream), "gradient_maxima");
@@ -188,7 +185,7 @@ ffi::Error quantize_ragged_gradients(
   if (auto error = enough_blocks(rows, sizes->size[0], row_blocks); error.failure()) return error;
   Fit fit;
   mlp::RaggedGradients a{};
-  mlp::RaggedGradientsFormat format{{}, {}, {}, power_of_two};
+  mlp::RaggedGradientsFormat format{{}, {}, power_of_two};
   a.projections = of_rows(projections, weights, rows, columns, {alpha, cubic, limit, shift}, fit);
   int const blocks = a.projections.blocks();
   fit.matrix("the gradient of hidden", dh, rows, columns);
@@ -205,7 +202,7 @@ ffi::Error quantize_ragged_gradients(
                        their_scales->typed_data()};
   }
   fit.matrix("the gradients of weights", *dweights, rows, blocks);
-  fit.source(format.source, {projections.element_type(), dh.element_type()});
+  fit.bf16({projections.element_type(), dh.element_type()});
   fit.fp8(format.gradient, values->element_type());
   fit.fp8(format.forward, hidden->element_type());
   if (fit.error().failure()) return fit.error();
