@@ -33,6 +33,14 @@ constexpr bool operator==(TileConfig const& a, TileConfig const& b) {
   return a.tile_m == b.tile_m && a.tile_n == b.tile_n && a.cluster == b.cluster && a.kind == b.kind;
 }
 
+// Along which dimension an operand is contiguous: the contracted one, or its other one.
+enum class Major { kK, kMN };
+
+// Where an operand is contiguous whose plain form has the major `plain`.
+constexpr Major major(Major plain, bool transpose) {
+  return (plain == Major::kK) != transpose ? Major::kK : Major::kMN;
+}
+
 // What becomes of the triangle of a symmetric result that is not computed.
 enum class OtherTriangle : int { kKept, kZero, kMirrored };
 

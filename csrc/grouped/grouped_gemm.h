@@ -9,7 +9,7 @@
 #include "scheduler/problem_list.h"
 #include "types.h"
 
-namespace jgg::sm90 {
+namespace jgg {
 
 // Problems to a launch: what fits into the parameters of a kernel.
 constexpr int kMaxListedProblems = 79;
@@ -61,4 +61,4 @@ int64_t grouped_gemm_workspace_bytes(GroupedGemmArguments const& arguments);
 cudaError_t grouped_gemm(TileConfig config, GroupedGemmArguments const& arguments,
                          cudaStream_t stream);
 
-}  // namespace jgg::sm90
+}  // namespace jgg

@@ -4,6 +4,7 @@
 
 #include <cuda_runtime.h>
 
+#include "multiprocessors.h"
 #include "scheduler/group_sizes.h"
 #include "types.h"
 
@@ -59,6 +60,7 @@ struct GatedArguments {
   GroupSizes groups;  // of m
   int k;
   int n;
+  int max_sms = kMostMultiprocessors;  // how many multiprocessors the launch fills at most
 
   bool has_up() const { return up_weights != nullptr || is_concatenated; }
 };
@@ -82,6 +84,7 @@ struct GradientArguments {
   GroupSizes groups;  // of m
   int k;
   int n;
+  int max_sms = kMostMultiprocessors;  // how many multiprocessors the launch fills at most
 };
 
 // out[i] [local_groups, k, n] = x^T rhs[i] of the rows of each group, with x [tokens, k] and rhs
@@ -99,6 +102,7 @@ struct WeightGradientArguments {
   GroupSizes groups;  // of m
   int k;
   int n;
+  int max_sms = kMostMultiprocessors;  // how many multiprocessors the launch fills at most
 };
 
 // out [m, n] = lhs[0] rhs[0]^T + lhs[1] rhs[1]^T, with lhs [m, k] and rhs [local_groups, n, k].
@@ -110,6 +114,7 @@ struct PairedArguments {
   GroupSizes groups;  // of m
   int k;
   int n;
+  int max_sms = kMostMultiprocessors;  // how many multiprocessors the launch fills at most
 };
 
 // kNotCompiled if there is no such kernel. Those for groups of few rows have all

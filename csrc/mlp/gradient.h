@@ -42,7 +42,7 @@ struct GatedGradient : sm90::RaggedNoncontracting<Config_> {
 
   static cudaError_t make_params(GradientArguments const& a, Params& params) {
     using Output = typename Config::Output;
-    sm90::RaggedDotArguments product{};
+    RaggedDotArguments product{};
     product.lhs = a.dy;
     product.rhs = a.down_weights;
     product.groups = a.groups;

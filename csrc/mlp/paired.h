@@ -37,8 +37,8 @@ struct PairedProduct : sm90::RaggedNoncontracting<Config_> {
   }
 
   static cudaError_t make_params(PairedArguments const& a, Params& params) {
-    static_assert(Config::kRhsMajor == cute::GMMA::Major::K);
-    sm90::RaggedDotArguments product{};
+    static_assert(Config::kRhsMajor == Major::kK);
+    RaggedDotArguments product{};
     product.groups = a.groups;
     product.out = a.out;
     product.type = product.out_type = a.type;

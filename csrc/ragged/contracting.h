@@ -24,8 +24,7 @@ struct RaggedContracting {
   static_assert(!kAdds || std::is_same_v<typename Config::Output, float>);
   // The rows of a box of an operand whose rows are contiguous would start at a multiple of 16 bytes
   // and could not end inside one, so that stages would hold rows of other groups.
-  static_assert(Config::kLhsMajor == cute::GMMA::Major::MN &&
-                Config::kRhsMajor == cute::GMMA::Major::MN);
+  static_assert(Config::kLhsMajor == Major::kMN && Config::kRhsMajor == Major::kMN);
   static constexpr int kEarlyReleaseSteps = kAllSteps;
   static constexpr bool kKeepsStep = false;
   static constexpr bool kSpreadsStores = true;

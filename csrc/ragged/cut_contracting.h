@@ -4,9 +4,9 @@
 #include "ragged/contracting.h"
 #include "ragged/zeros.h"
 #include "scheduler/contracting_pieces.h"
+#include "scheduler/partial_sums.h"
 #include "scheduler/skew.h"
 #include "sm90/fixup/partial_sums.h"
-#include "sm90/fixup/workspace.h"
 
 namespace jgg::sm90 {
 

@@ -198,7 +198,7 @@ struct RankK {
     return status;
   }
 
-  static constexpr bool kRowsContiguous = Config::kLhsMajor == cute::GMMA::Major::MN;
+  static constexpr bool kRowsContiguous = Config::kLhsMajor == Major::kMN;
 
   // What step k / kTileK of the mainloop multiplies.
   struct Step {

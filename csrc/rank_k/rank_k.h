@@ -9,7 +9,7 @@
 #include "scheduler/triangular.h"
 #include "types.h"
 
-namespace jgg::sm90 {
+namespace jgg {
 
 // Updates of `matrices` matrices of [n, n] with operands of [n, k], or [k, n] if transposed, each
 // kind one after another in memory.
@@ -62,4 +62,4 @@ int64_t rank_k_workspace_bytes(RankKArguments const& arguments);
 // kNotCompiled if there is no such kernel.
 cudaError_t rank_k(TileConfig config, RankKArguments const& arguments, cudaStream_t stream);
 
-}  // namespace jgg::sm90
+}  // namespace jgg

@@ -5,8 +5,8 @@
 
 #include "scaled/channel_scaled.h"
 #include "scaled/noncontracting.h"
+#include "scheduler/partial_sums.h"
 #include "sm90/fixup/partial_sums.h"
-#include "sm90/fixup/workspace.h"
 
 namespace jgg::sm90 {
 

@@ -6,11 +6,12 @@
 
 #include <cstdint>
 
+#include "multiprocessors.h"
 #include "rows/gathered_rows.h"
 #include "scheduler/group_sizes.h"
 #include "types.h"
 
-namespace jgg::sm90 {
+namespace jgg {
 
 // With b the batch dimension that each operand may have or share, and every operand contiguous
 // along the contracted dimension:
@@ -47,6 +48,7 @@ struct ScaledArguments {
   void* second_out;
   bool transposes_out;     // contracting with channel_scales: out [b, local_groups, n, m]
   bool fast_accumulation;  // channel_scaled_noncontracting: in the tensor cores alone
+  int max_sms = kMostMultiprocessors;  // how many multiprocessors the launch fills at most
 };
 
 // kNotCompiled if there is no such kernel.
@@ -69,4 +71,4 @@ cudaError_t channel_scaled_contracting(TileConfig tile, ScaledArguments const& a
 cudaError_t paired_scaled_contracting(TileConfig tile, ScaledArguments const& arguments,
                                       cudaStream_t stream);
 
-}  // namespace jgg::sm90
+}  // namespace jgg

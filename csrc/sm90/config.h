@@ -36,18 +36,23 @@ constexpr int kSharedMemoryLimit = 232448;
 constexpr int kSharedMemoryReserve = 2048;  // barriers, the ring of work tiles
 constexpr int kWorkStages = 4;
 
+// How CuTe says where an operand is contiguous.
+constexpr cute::GMMA::Major gmma_major(Major major) {
+  return major == Major::kK ? cute::GMMA::Major::K : cute::GMMA::Major::MN;
+}
+
 template <class Config>
 constexpr int kMaxClusters = kMostMultiprocessors / Config::kCluster;
 
 // `kLhsMajor`/`kRhsMajor` say whether an operand is contiguous along the contracted dimension (K)
 // or along its other one (MN). WGMMA reads both for 16-bit types, so neither is transposed.
-template <class Element_, class Output_, cute::GMMA::Major kLhsMajor_, cute::GMMA::Major kRhsMajor_,
-          int kTileM_, int kTileN_, int kCluster_, KernelKind kKind_ = KernelKind::kCooperative>
+template <class Element_, class Output_, Major kLhsMajor_, Major kRhsMajor_, int kTileM_,
+          int kTileN_, int kCluster_, KernelKind kKind_ = KernelKind::kCooperative>
 struct KernelConfig {
   using Element = Element_;
   using Output = Output_;
-  static constexpr cute::GMMA::Major kLhsMajor = kLhsMajor_;
-  static constexpr cute::GMMA::Major kRhsMajor = kRhsMajor_;
+  static constexpr Major kLhsMajor = kLhsMajor_;
+  static constexpr Major kRhsMajor = kRhsMajor_;
   static constexpr int kTileM = kTileM_;
   static constexpr int kTileN = kTileN_;
   static constexpr int kTileK = kRowBytes / sizeof(Element);
@@ -81,8 +86,7 @@ struct KernelConfig {
   static constexpr int kRhsBoxBytes = kRhsBytes / kBoxes;
   static constexpr int kSlab = kRowBytes / sizeof(Element);
   // An odd number of slabs is halved along K instead.
-  static constexpr bool kRhsBoxesSplitK =
-      kRhsMajor == cute::GMMA::Major::MN && kTileN / kBoxes % kSlab != 0;
+  static constexpr bool kRhsBoxesSplitK = kRhsMajor == Major::kMN && kTileN / kBoxes % kSlab != 0;
   static constexpr int kRhsBoxColumns = kRhsBoxesSplitK ? kTileN : kTileN / kBoxes;
   static constexpr int kRhsBoxDepth = kRhsBoxesSplitK ? kTileK / kBoxes : kTileK;
   // Where a TMA box can start in the contiguous dimension of an operand.

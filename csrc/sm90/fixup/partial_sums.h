@@ -1,9 +1,9 @@
 // Partial sums of one tile on their way from one thread block to another, through the workspace.
 #pragma once
 
+#include "scheduler/partial_sums.h"
 #include "sm90/config.h"
 #include "sm90/fixup/announcement.h"
-#include "sm90/fixup/workspace.h"
 
 namespace jgg::sm90 {
 

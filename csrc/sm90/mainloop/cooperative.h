@@ -22,16 +22,14 @@ class CooperativeMainloop {
   using Stage = StageIterator<Config::kStages>;
   using Params = typename Problem::Params;
 
-  template <cute::GMMA::Major kMajor>
-  using SmemAtom =
-      std::conditional_t<kMajor == cute::GMMA::Major::K, cute::GMMA::Layout_K_SW128_Atom<Element>,
-                         cute::GMMA::Layout_MN_SW128_Atom<Element>>;
+  template <Major kMajor>
+  using SmemAtom = std::conditional_t<kMajor == Major::kK, cute::GMMA::Layout_K_SW128_Atom<Element>,
+                                      cute::GMMA::Layout_MN_SW128_Atom<Element>>;
   // A box of an MN-major operand is 64 wide and kTileK deep, so boxes are walked along K first.
-  template <cute::GMMA::Major kMajor>
-  using BoxOrder =
-      std::conditional_t<kMajor == cute::GMMA::Major::K, cute::Step<cute::_1, cute::_2>,
-                         cute::Step<cute::_2, cute::_1>>;
-  template <cute::GMMA::Major kMajor, int kRows>
+  template <Major kMajor>
+  using BoxOrder = std::conditional_t<kMajor == Major::kK, cute::Step<cute::_1, cute::_2>,
+                                      cute::Step<cute::_2, cute::_1>>;
+  template <Major kMajor, int kRows>
   using SmemLayout = decltype(cute::tile_to_shape(
       SmemAtom<kMajor>{}, cute::Shape<cute::Int<kRows>, cute::Int<Config::kTileK>>{},
       BoxOrder<kMajor>{}));
@@ -48,7 +46,7 @@ class CooperativeMainloop {
       cute::GMMA::ss_op_selector<
           Element, Element, float,
           cute::Shape<cute::Int<kRowsPerConsumer>, cute::Int<kColumns>, cute::Int<Config::kTileK>>,
-          Config::kLhsMajor, Config::kRhsMajor>()));
+          gmma_major(Config::kLhsMajor), gmma_major(Config::kRhsMajor)>()));
 
  public:
   // Of a tile's first columns.

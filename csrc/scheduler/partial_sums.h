@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace jgg::sm90 {
+namespace jgg {
 
 // A slot for each consumer of each thread block: one half of a tile in float32, in the order in
 // which its threads hold it, and the number of the announcement that says it is there.
@@ -35,4 +35,4 @@ struct PartialSumsWorkspace {
   }
 };
 
-}  // namespace jgg::sm90
+}  // namespace jgg
