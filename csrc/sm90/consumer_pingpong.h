@@ -6,6 +6,7 @@
 // its phases by their parity alone, so nobody may wait for a stage two rounds ahead.
 #pragma once
 
+#include "sm90/concepts.h"
 #include "sm90/epilogue/pingpong.h"
 #include "sm90/mainloop/pingpong.h"
 #include "sm90/turn.h"
@@ -25,6 +26,7 @@ __device__ bool pass_over(Shared& shared, WorkIterator& slot, Stage& stage) {
 template <class Problem, class Mainloop, class Shared>
 __device__ void consume_in_turn(typename Problem::Params const& params, Shared& shared,
                                 int consumer) {
+  static_assert(StoresTiles<Problem>);
   using Config = typename Problem::Config;
   PingpongEpilogue<Config> const epilogue(shared, params.out, consumer,
                                           Problem::store_hint(params));
@@ -44,8 +46,8 @@ __device__ void consume_in_turn(typename Problem::Params const& params, Shared& 
     StoreCoordinates const at = Problem::store_at(params, work, 0);
     int const rows = Problem::rows_left(params, work);
     if (work.k_tiles > 0) {
-      // One variable for each tile: although the first product overwrites them, it names them as
-      // an operand, which would keep those of the last tile alive up to here.
+      // Declare accumulators inside the loop: WGMMA lists them as inputs even when it overwrites
+      // them, so a variable outside would stay live across tiles.
       typename Mainloop::Accumulators accumulators;
       cute::clear(accumulators);
       cute::warpgroup_fence_operand(accumulators);

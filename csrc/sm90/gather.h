@@ -16,14 +16,11 @@
 
 #include <cute/arch/cluster_sm90.hpp>
 
+#include "sm90/concepts.h"
 #include "sm90/tma/load.h"
 #include "sm90/work.h"
 
 namespace jgg::sm90 {
-
-// Whether a problem's lhs has such rows.
-template <class Problem>
-constexpr bool kGathersLhs = requires { requires Problem::kGathersLhs; };
 
 // Warps that load them.
 template <class Problem>
@@ -57,6 +54,7 @@ template <class Problem, class Shared>
 __device__ void gather_rows(typename Problem::Params const& params, Shared& shared, int rank,
                             int warp) {
   using Config = typename Problem::Config;
+  static_assert(GathersLhs<Problem>);
   static_assert(Config::kCluster == Config::kBoxes, "each CTA of a cluster loads a box for all");
   static_assert(kRowsPerConsumer == kGatheringWarps<Problem> * kWarpSize);
   int const first_row = warp * kWarpSize;
@@ -96,6 +94,7 @@ template <class Problem, class Shared>
 __device__ void gather_contracted_rows(typename Problem::Params const& params, Shared& shared,
                                        int warp) {
   using Config = typename Problem::Config;
+  static_assert(GathersLhs<Problem>);
   static_assert(Config::kCluster == Config::kBoxes && kRowsPerConsumer == Config::kSlab);
   static_assert(Config::kTileK == kGatheringWarps<Problem> * kWarpSize);
   // Volatile, so that it is worked out here and takes no register of the consumers.

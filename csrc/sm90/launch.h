@@ -56,6 +56,7 @@ cudaError_t launch_persistent(typename Role::Params const& params, int64_t max_u
 template <class Role, class Arguments>
 cudaError_t launch(Arguments const& arguments, cudaStream_t stream) {
   using Problem = typename Role::Problem;
+  static_assert(MadeFrom<Problem, Arguments>);
   typename Role::Params params;
   cudaError_t const status = Problem::make_params(arguments, params);
   if (status != cudaSuccess) return status;

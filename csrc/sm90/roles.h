@@ -73,7 +73,7 @@ template <class Problem, class Mainloop>
 struct ListRoles : TileRoles<Problem> {
   using Params = typename Problem::Params;
   using Shared = typename Problem::Shared;
-  static_assert(sm90::Problem<Problem> && sizeof(Params) <= kParameterLimit);
+  static_assert(ListProblem<Problem> && sizeof(Params) <= kParameterLimit);
 
   __device__ static void initialize(Params const&, Shared& shared) {
     if (threadIdx.x == 0) Problem::Epilogue::initialize(shared);

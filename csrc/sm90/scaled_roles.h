@@ -15,6 +15,7 @@ __device__ void consume_scaled(typename Problem::Params const& params, Shared& s
   using Config = typename Problem::Config;
   using Mainloop = ScaledMainloop<Problem>;
   using Epilogue = ScaledEpilogue<Config>;
+  static_assert(ScaledProblem<Problem, typename Epilogue::Sums>);
   typename Epilogue::Sums sums = {};
   Epilogue epilogue(shared, params.out, params.out_type, consumer, Problem::store_hint(params));
   StageIterator<Config::kStages> stage;

@@ -4,6 +4,7 @@
 #include "scheduler/turns.h"
 #include "scheduler/warp.h"
 #include "sm90/cluster.h"
+#include "sm90/concepts.h"
 #include "sm90/config.h"
 
 namespace jgg::sm90 {
@@ -50,6 +51,7 @@ __device__ __forceinline__ void fill_ring(Schedule& schedule, Turns turns, Share
 
 template <class Problem, class Shared>
 __device__ void schedule_tiles(typename Problem::Params const& params, Shared& shared) {
+  static_assert(SchedulesTiles<Problem>);
   using Config = typename Problem::Config;
   auto schedule = Problem::template schedule<DeviceWarp>(params);
   with_turns<typename Problem::template Turns<DeviceWarp>>(

@@ -14,18 +14,6 @@
 
 namespace jgg::sm90 {
 
-// Where one consumer's half tile goes: coordinates of its first chunk for the store descriptor.
-struct StoreCoordinates {
-  int column;
-  int row;
-  int outer;
-};
-
-// Of two results, which have their descriptors one after the other, the outer coordinate says which
-// one a tile is of: this is it in the second, and back.
-__device__ inline int in_second(int outer) { return ~outer; }
-__device__ inline bool is_in_second(int outer) { return outer < 0; }
-
 template <class Config, int kResults = 1>
 class CooperativeEpilogue {
   using Output = typename Config::Output;

@@ -33,42 +33,17 @@ class BoxLoader {
     if constexpr (kCluster > 1) {
       if (shared) {
         if (box % kCluster == rank_) {
-          multicast(descriptor, destination, hint_, coordinates...);
+          cute::SM90_TMA_LOAD_MULTICAST::copy(&descriptor, barrier_, kEveryCta, hint_, destination,
+                                              coordinates...);
         }
         return;
       }
     }
-    single(descriptor, destination, hint_, coordinates...);
+    cute::SM90_TMA_LOAD::copy(&descriptor, barrier_, hint_, destination, coordinates...);
   }
 
  private:
   static constexpr uint16_t kEveryCta = (1 << kCluster) - 1;
-
-  __device__ void single(CUtensorMap const& descriptor, void* to, uint64_t hint, int a, int b,
-                         int c) const {
-    cute::SM90_TMA_LOAD_3D::copy(&descriptor, barrier_, hint, to, a, b, c);
-  }
-  __device__ void single(CUtensorMap const& descriptor, void* to, uint64_t hint, int a, int b,
-                         int c, int d) const {
-    cute::SM90_TMA_LOAD_4D::copy(&descriptor, barrier_, hint, to, a, b, c, d);
-  }
-  __device__ void single(CUtensorMap const& descriptor, void* to, uint64_t hint, int a, int b,
-                         int c, int d, int e) const {
-    cute::SM90_TMA_LOAD_5D::copy(&descriptor, barrier_, hint, to, a, b, c, d, e);
-  }
-  __device__ void multicast(CUtensorMap const& descriptor, void* to, uint64_t hint, int a, int b,
-                            int c) const {
-    cute::SM90_TMA_LOAD_MULTICAST_3D::copy(&descriptor, barrier_, kEveryCta, hint, to, a, b, c);
-  }
-  __device__ void multicast(CUtensorMap const& descriptor, void* to, uint64_t hint, int a, int b,
-                            int c, int d) const {
-    cute::SM90_TMA_LOAD_MULTICAST_4D::copy(&descriptor, barrier_, kEveryCta, hint, to, a, b, c, d);
-  }
-  __device__ void multicast(CUtensorMap const& descriptor, void* to, uint64_t hint, int a, int b,
-                            int c, int d, int e) const {
-    cute::SM90_TMA_LOAD_MULTICAST_5D::copy(&descriptor, barrier_, kEveryCta, hint, to, a, b, c, d,
-                                           e);
-  }
 
   uint64_t* barrier_;
   int rank_;
