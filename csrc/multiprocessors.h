@@ -7,7 +7,7 @@
 
 namespace jgg {
 
-// Of the largest chip of this generation.
+// Multiprocessors of the largest chip of this generation.
 constexpr int kMostMultiprocessors = 144;
 
 // Sets `count` to how many multiprocessors a launch on this device fills, `max_sms` at most.

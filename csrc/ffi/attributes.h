@@ -44,7 +44,7 @@ class Attributes {
     return tile;
   }
 
-  // What is applied to a gate, if that is of one function.
+  // The activation, of the function that the caller knows.
   mlp::Activation activation(mlp::Function function = mlp::Function::kSigmoid) {
     return {get<float>("alpha"), get<float>("cubic"), get<float>("limit"), get<float>("shift"),
             function};

@@ -1,4 +1,4 @@
-// What the bindings of handlers have in common.
+// Definition of handlers.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -17,7 +17,8 @@ class BufferView {
  public:
   BufferView(ffi::AnyBuffer const& flat, int64_t first, std::vector<int64_t> dimensions)
       : dimensions_(std::move(dimensions)), fits_(flat.dimensions().size() == 1 && first >= 0) {
-    // What is left of the flat array for one element of each dimension, so that nothing overflows.
+    // `left` is the size of the flat array divided by the dimensions so far, so that nothing
+    // overflows.
     int64_t left = fits_ ? flat.dimensions()[0] - first : 0;
     for (int64_t const size : dimensions_) {
       fits_ = fits_ && size >= 1 && size <= left;

@@ -90,7 +90,7 @@ ffi::Error quantize_hidden(cudaStream_t stream, ffi::AnyBuffer projections, Floa
   return launched(mlp::quantize_hidden(format, a, stream), "quantize_hidden");
 }
 
-// What is not quantised of the gradients.
+// Takes over the results of the gradients that are not quantised.
 void of_gradients(ffi::AnyBuffer dh, Result dgate, Result dup, Result hidden,
                   ffi::Result<Floats> dweights, mlp::QuantizedGradients& a, Fit& fit) {
   int const rows = a.projections.rows, columns = a.projections.columns;
@@ -131,7 +131,7 @@ ffi::Error quantize_gradients(cudaStream_t stream, ffi::AnyBuffer projections, f
   return launched(mlp::quantize_gradients(format, a, stream), "quantize_gradients");
 }
 
-// What the two above compute in 16 bits, and the largest of their blocks instead of scales.
+// Computes hidden in 16 bits, and the largest magnitude of each block instead of scales.
 ffi::Error hidden_maxima(cudaStream_t stream, ffi::AnyBuffer projections, Floats weights,
                          Result hidden, ffi::Result<Floats> maxima, ffi::Dictionary attributes) {
   Attributes given(attributes);

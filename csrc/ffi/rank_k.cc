@@ -14,7 +14,7 @@
 namespace jgg {
 namespace {
 
-// What is asked of all stacks. Attributes with a default are not of all targets.
+// The attributes of an update, which all stacks share. Those with a default are not of all targets.
 struct Update {
   bool two_operands;
   bool has_c;

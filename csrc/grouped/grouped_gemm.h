@@ -1,4 +1,4 @@
-// What the bindings see of products of lists of matrices: arguments in, a launch on a stream out.
+// The interface of products of lists of matrices: arguments in, a launch on a stream out.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -49,7 +49,7 @@ struct GroupedGemmArguments {
   // Where the parts of float32 operands go.
   void* workspace = nullptr;
   int64_t workspace_bytes = 0;
-  // Of operands in float16 parts: the bits of each matrix's largest magnitude.
+  // The bits of each matrix's largest magnitude, for operands in float16 parts.
   unsigned const* lhs_maxima = nullptr;
   unsigned const* rhs_maxima = nullptr;
 };

@@ -28,7 +28,8 @@ cudaError_t grouped_gemm_16bit(TileConfig config, GroupedGemmArguments const& ar
       [&](auto tile, auto transpose_lhs, auto transpose_rhs, auto out_type, auto few) {
         using Config = ConfigOf<decltype(tile), Typed<kType>, Typed<out_type>,
                                 major(Major::kK, transpose_lhs), major(Major::kMN, transpose_rhs)>;
-        // With large tiles the time that fewer descriptors save is small next to that of a tile.
+        // Large tiles have no kernel of few descriptors, because a tile takes much longer than the
+        // time that it would save.
         constexpr bool kIsSmall = decltype(tile)::kTileN < 256;
         constexpr int kCapacity = few && kIsSmall ? kFewListedProblems : kMaxListedProblems;
         return launch_grouped_gemm<GroupedGemm<Config, kCapacity>>(arguments, stream);

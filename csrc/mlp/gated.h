@@ -98,7 +98,7 @@ struct GatedProduct {
     return at;
   }
 
-  // Of the result.
+  // The column of the result.
   __device__ static int column_of(WorkTile const& work) { return kHasUp ? work.n / 2 : work.n; }
 
   static cudaError_t make_params(GatedArguments const& a, Params& params) {

@@ -48,8 +48,8 @@ class GatedEpilogue {
   static constexpr int kPackedAChunk = kPacked / Config::kChunks;
   static constexpr bool kHasUp = Problem::kHasUp;
   static constexpr int kHiddenChunks = Config::kChunks / (kHasUp ? 2 : 1);
-  // Of each chunk of hidden: gate, up if there is one, and hidden, in two halves unless there are
-  // so many chunks that the compiler would make a table of their code.
+  // Steps of each chunk of hidden: gate, up if there is one, and hidden. Hidden is in two halves
+  // unless there are so many chunks that the compiler would make a table of their code.
   static constexpr int kFirstHidden = kHasUp ? 2 : 1;
   static constexpr int kHiddenParts = kHasUp ? 2 : 1;
   static constexpr int kPairs = 4 / kHiddenParts;  // of 16 columns, of a part
@@ -137,7 +137,7 @@ class GatedEpilogue {
     }
   }
 
-  // Of two columns, of which either both exist or none.
+  // The biases of two columns, of which either both exist or none.
   __device__ float2 bias_at(Bias const& bias, int group, int column) const {
     if (bias.data == nullptr || column >= params_.columns) return {0.0f, 0.0f};
     int64_t const at = int64_t(group) * params_.columns + column;

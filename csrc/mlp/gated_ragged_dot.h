@@ -1,5 +1,5 @@
-// What the bindings see of the kernels of an expert MLP: arguments in, a launch on a stream out. No
-// CUTLASS here.
+// The interface of the kernels of an expert MLP: arguments in, a launch on a stream out. No CUTLASS
+// here.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,7 +10,7 @@
 
 namespace jgg::mlp {
 
-// What is applied to the gate: g sigmoid(alpha g (1 + cubic g^2)), which silu and the tanh form of
+// The function of the gate: g sigmoid(alpha g (1 + cubic g^2)), which silu and the tanh form of
 // gelu are; gelu, g Phi(g); relu, or its square.
 enum class Function : int { kSigmoid, kGelu, kRelu, kSquaredRelu };
 

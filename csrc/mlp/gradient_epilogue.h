@@ -35,7 +35,7 @@ class GradientEpilogue {
   static constexpr int kSets = 2;
   static_assert(kChunksAHalf % kSets == 0);
 
-  // What a consumer has in shared memory, in place of the chunks of other epilogues.
+  // Shared memory of a consumer, in place of the chunks of other epilogues.
   struct Set {
     alignas(1024) uint8_t gate[kRowsPerConsumer * kChunkRowBytes];
     uint8_t up[kRowsPerConsumer * kChunkRowBytes];
@@ -61,7 +61,7 @@ class GradientEpilogue {
     }
   }
 
-  // What the epilogue of a tile reads is on its way while the tile is multiplied.
+  // Begins to load what the epilogue of a tile reads, while the tile is multiplied.
   __device__ void begin(WorkTile const& work) {
     at_ = Problem::store_at(params_, work, 0);
     rows_ = work.extent - work.m;
@@ -209,7 +209,7 @@ class GradientEpilogue {
     if (issues()) issue(chunk, set.gate, set.up, set.hidden);
   }
 
-  // Of two columns of one row: gate and up become their gradients, the gradient of hidden becomes
+  // Turns gate and up of two columns of a row into their gradients, and the gradient of hidden into
   // hidden.
   __device__ __forceinline__ void differentiate(uint32_t& gate, uint32_t& up, uint32_t& hidden,
                                                 float weight, float& sum) const {
@@ -255,7 +255,7 @@ class GradientEpilogue {
   Storage& storage_;
   int consumer_;
   int rounds_;  // of both sets, in all tiles so far
-  // Of the tile:
+  // The tile:
   sm90::StoreCoordinates at_;
   int rows_;    // to the end of its group
   int chunks_;  // that have rows

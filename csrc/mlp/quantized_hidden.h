@@ -69,7 +69,7 @@ struct TransposedBlocks {
   float* scale;
 };
 
-// What QuantizedGradients are, but that the gradients of gate and up and hidden leave in transposed
+// As QuantizedGradients, except that the gradients of gate and up and hidden leave in transposed
 // blocks, in this order. `columns` is a multiple of 8.
 struct RaggedGradients {
   Projections projections;

@@ -148,7 +148,7 @@ __global__ void __launch_bounds__(kTileThreads, kCtasPerMultiprocessor)
     Octet<Source> largest_of_columns[kOperands]{};
 #pragma unroll
     for (int i = 0; i < kPatchRows; ++i) {
-      // What is zero stays zero.
+      // Rows past the block stay zero.
       if (quantize::first_row_of_warp() + i >= block.rows) break;
       int const row = at.row + i;
       Octets octets;

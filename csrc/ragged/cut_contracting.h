@@ -60,7 +60,7 @@ struct CutContracting : Whole_ {
   }
 
  private:
-  // What a multiprocessor writes while the tensor cores take a step, if all do: 21 KB in those of
+  // Bytes that a multiprocessor writes during a K tile while all multiprocessors write: 21 KB with
   // 256 columns.
   static constexpr int kBytesAStep = (21 << 10) * Config::kTileN / 256;
 

@@ -15,7 +15,7 @@
 
 namespace jgg::sm90 {
 
-// With `kGathersLhs_`, rows of lhs are anywhere (sm90/gather.h).
+// `kGathersLhs_` says that rows of lhs lie anywhere (sm90/gather.h).
 template <class Config_, bool kGathersLhs_ = false>
 struct RaggedNoncontracting : GroupRows<Config_, kGathersLhs_> {
   using Config = Config_;
@@ -67,7 +67,7 @@ struct RaggedNoncontracting : GroupRows<Config_, kGathersLhs_> {
                 kRaggedRows, batch * params.groups.rows + work.begin + work.extent);
   }
 
-  // What a row of the group is of, -1 past the last one: the row of memory that it stands for.
+  // The number of the row of memory that a row of the group stands for, -1 past the last row.
   __device__ static int gathered_index(Params const& params, WorkTile const& work, int row) {
     return row < work.extent ? params.rows.of[work.begin + row] : -1;
   }

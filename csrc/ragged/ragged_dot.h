@@ -1,4 +1,4 @@
-// What the bindings see of the kernels: arguments in, a launch on a stream out. No CUTLASS here.
+// The interface of the ragged products: arguments in, a launch on a stream out. No CUTLASS here.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -127,7 +127,7 @@ class TriangularEpilogue {
     return params_.descriptors[stack_].out_data + offset(row, column);
   }
 
-  // Of an element of the matrix, in a stack.
+  // The offset of an element of the matrix in its stack.
   __device__ int64_t offset(int row, int column) const {
     return (int64_t(matrix_) * n() + row) * n() + column;
   }
@@ -367,7 +367,7 @@ class TriangularEpilogue {
     }
   }
 
-  // Of 8 rows by 8 columns in the registers of a warp.
+  // Transposes 8 x 8 elements in the registers of a warp.
   __device__ static uint32_t transposed(uint32_t pair) {
     uint32_t result;
     asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
@@ -386,11 +386,12 @@ class TriangularEpilogue {
   int consumer_;
   int slot_ = 0;
   unsigned exchanges_ = 0;
-  // Of the half tile taken last. Each block is two steps: itself and its mirror image.
+  // Steps that are left of the half tile taken last. Each block is two steps: itself and its mirror
+  // image.
   int steps_left_ = 0;
   int stack_;
   int matrix_;
-  // Its first row and column, in blocks: there is no register for each.
+  // The half tile's first row and column in blocks, in one register.
   uint32_t place_;
   uint32_t packed_[kPacks ? kBlocks * kAccumulatorsPerBlock / 2 : 1];
 };

@@ -51,7 +51,8 @@ struct RankK {
     MatrixScales diagonal;
   };
 
-  // What is needed first is together: a block of a short kernel waits for each line of it.
+  // The parameters that are read first lie together, because a block of a short kernel waits for
+  // each line of them.
   struct Params {
     int count;
     bool two_products;  // A B^T and B A^T
@@ -190,7 +191,7 @@ struct RankK {
   }
 
  private:
-  // Of the current device.
+  // Counts the clusters that run at the same time on the current device.
   static cudaError_t count_clusters(int& clusters) {
     int multiprocessors = 0;
     cudaError_t const status = count_multiprocessors(multiprocessors);
@@ -200,7 +201,7 @@ struct RankK {
 
   static constexpr bool kRowsContiguous = Config::kLhsMajor == Major::kMN;
 
-  // What step k / kTileK of the mainloop multiplies.
+  // The operands that K tile k / kTileK of the mainloop multiplies.
   struct Step {
     __device__ Step(Params const& params, int k)
         : swapped(params.two_products && k % (2 * Config::kTileK) != 0),

@@ -1,4 +1,4 @@
-// What the bindings see of the rank-k and rank-2k updates: arguments in, launches on a stream out.
+// The interface of rank-k and rank-2k updates: arguments in, launches on a stream out.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -28,8 +28,8 @@ struct RankKStack {
   int beta_stride = 1;
   float const* diagonal = nullptr;
   int diagonal_stride = 1;
-  // Of operands in float16 parts, from this stack's first matrix on: the bits of each matrix's
-  // largest magnitude.
+  // The bits of each matrix's largest magnitude from this stack's first matrix on, for operands in
+  // float16 parts.
   unsigned const* a_maxima = nullptr;
   unsigned const* b_maxima = nullptr;
 };

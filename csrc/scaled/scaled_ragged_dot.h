@@ -1,5 +1,4 @@
-// What the bindings see of the FP8 kernels: arguments in, a launch on a stream out. No CUTLASS
-// here.
+// The interface of the FP8 products: arguments in, a launch on a stream out. No CUTLASS here.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,8 +12,8 @@
 
 namespace jgg {
 
-// With b the batch dimension that each operand may have or share, and every operand contiguous
-// along the contracted dimension:
+// Shapes, where b is the batch dimension that each operand may have or share, and every operand is
+// contiguous along the contracted dimension:
 //   noncontracting  lhs [b, m, k], rhs [b, local_groups, n, k], out [b, m, n]
 //   contracting     lhs [b, k / 128, m, 128], rhs [b, k / 128, n, 128], out [b, local_groups, m, n]
 // In the second, k is the ragged dimension: each block of 128 is of one group, which starts at a
@@ -58,13 +57,12 @@ cudaError_t scaled_ragged_noncontracting(TileConfig tile, ScaledArguments const&
 // `channel_scales`, [b, local_groups, n] or [b, local_groups, 1].
 cudaError_t channel_scaled_noncontracting(TileConfig tile, ScaledArguments const& arguments,
                                           cudaStream_t stream);
-// With `rows`, without a batch dimension, and with scales of blocks where k / 128 is a multiple of
-// four.
+// Takes `rows`, no batch dimension, and scales of blocks where k / 128 is a multiple of four.
 cudaError_t gathered_scaled_noncontracting(TileConfig tile, ScaledArguments const& arguments,
                                            cudaStream_t stream);
 cudaError_t scaled_ragged_contracting(TileConfig tile, ScaledArguments const& arguments,
                                       cudaStream_t stream);
-// With `channel_scales` instead of `column_scales`.
+// Takes `channel_scales` instead of `column_scales`.
 cudaError_t channel_scaled_contracting(TileConfig tile, ScaledArguments const& arguments,
                                        cudaStream_t stream);
 // Two of these as one launch, with results of 16 bits that are transposed.

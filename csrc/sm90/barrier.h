@@ -96,7 +96,7 @@ __device__ __forceinline__ void arrive_named(int threads, int barrier) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier + kReservedBarriers), "r"(threads) : "memory");
 }
 
-// Of all threads of one consumer.
+// Syncs all threads of one consumer.
 __device__ inline void sync_consumer(int consumer) { sync_named(128, kConsumerBarrier + consumer); }
 
 }  // namespace jgg::sm90

@@ -27,7 +27,7 @@ concept AnyProblem = requires(typename P::Params const& params, WorkTile const& 
   { P::rows_left(params, work) } -> std::convertible_to<int>;
 };
 
-// What the host does before a launch.
+// Arguments that a launch makes parameters of.
 template <class P, class Arguments>
 concept MadeFrom = requires(Arguments const& arguments, typename P::Params& params) {
   { P::make_params(arguments, params) } -> std::same_as<cudaError_t>;
@@ -179,8 +179,8 @@ concept Epilogue = StoresBehind<E> && requires(E& epilogue, StoreCoordinates at,
   epilogue.take(sums, at);
 };
 
-// Of lists: prefetch() fetches what take() will need, store_early() stores what cannot be deferred
-// until the next tile is being multiplied.
+// The epilogue of lists: prefetch() fetches what take() will need, store_early() stores what cannot
+// be deferred until the next tile is being multiplied.
 template <class E, class Sums>
 concept EpilogueOfLists =
     StoresBehind<E> && requires(E& epilogue, WorkTile const& work, Sums& sums) {
@@ -198,7 +198,7 @@ concept FusedEpilogue =
       { E::stores_in(step, step) } -> std::convertible_to<bool>;
     };
 
-// The same of consumers that take turns: begin() comes before a tile is multiplied.
+// One that computes, where consumers take turns: begin() comes before a tile is multiplied.
 template <class E, class Sums>
 concept FusedEpilogueInTurn = requires(E& epilogue, WorkTile const& work, Sums& sums) {
   epilogue.begin(work);

@@ -8,7 +8,7 @@
 
 namespace jgg::sm90 {
 
-// What operands and results of a type are made of.
+// The CUTLASS type of operands and results.
 template <ElementType>
 struct TypeOf;
 template <>

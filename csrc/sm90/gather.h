@@ -4,7 +4,7 @@
 // address in shared memory, so a row lands where the box of a whole tile would have put it, and the
 // stage is the same. Such a box is multicast, bounds-checked and counted in bytes like any other.
 //
-// What limits them is how fast they are issued: 128 of them take longer than a step's products. So
+// The rate of issue limits such boxes: 128 of them take longer than the products of a K tile. So
 // clusters share the lhs of all their tiles, and each CTA loads half of the rows for both, by two
 // warps, a box in about 20 cycles each. The thread that issues has to be an elected one: of any
 // other choice the compiler does not know that it is one, makes a loop over lanes of each

@@ -24,7 +24,7 @@ __device__ void initialize_barriers(SharedStorage<Config>& shared, int loading_w
   }
 }
 
-// What kernels of whole tiles and of pieces have in common.
+// The base of kernels of whole tiles and of stream-K pieces.
 template <class Problem, class Mainloop>
 struct LoadingRoles : TileRoles<Problem> {
   static_assert(sm90::Problem<Problem>);

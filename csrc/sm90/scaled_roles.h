@@ -51,8 +51,7 @@ __device__ void consume_scaled(typename Problem::Params const& params, Shared& s
   epilogue.wait();
 }
 
-// What depends on whether work is whole tiles or pieces of them: who schedules it, with how many
-// registers, and what becomes of the sums of a piece.
+// Schedule, registers and fixup of whole tiles; ScaledPieces has those of stream-K pieces.
 template <class Problem>
 struct WholeScaledTiles : TileRoles<Problem> {
   // Whether the sums are the result of a tile. If not, zeros are left of them.

@@ -46,8 +46,8 @@ __device__ __forceinline__ void issue_step(Mma& mma, Lhs const& lhs, Rhs const& 
   }
 }
 
-// The same as a batch of its own. Until it has been waited for, nothing else may touch the
-// accumulators, and fences keep the compiler from moving them across.
+// Issues a step as a batch of its own. Until the batch has been waited for, nothing else may touch
+// the accumulators, and fences keep the compiler from moving them across.
 template <class Mma, class Lhs, class Rhs, class Accumulators>
 __device__ __forceinline__ void issue_batch(Mma& mma, Lhs const& lhs, Rhs const& rhs,
                                             bool from_zero, Accumulators& accumulators) {

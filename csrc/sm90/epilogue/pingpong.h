@@ -17,7 +17,7 @@ template <class Config>
 class PingpongEpilogue {
   static_assert(std::is_same_v<typename Config::Output, float>, "the only results it is used for");
   static constexpr int kHalves = Config::kTileM / kRowsPerConsumer;
-  // Of one thread, in one chunk.
+  // Values of one thread in one chunk.
   static constexpr int kValues = kRowsPerConsumer * Config::kChunkColumns / kWarpgroup;
 
  public:
@@ -51,7 +51,7 @@ class PingpongEpilogue {
     end_turn();
   }
 
-  // The same of a tile of zeros.
+  // Stores a tile of zeros.
   __device__ void store_zeros(StoreCoordinates at, int rows) const {
     turn_.wait();
     write(slot(0), [](int) { return 0.0f; });

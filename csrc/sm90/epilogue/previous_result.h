@@ -1,6 +1,5 @@
-// What a float32 result held before, to which a tile is added. It takes the stages that follow
-// those of the tile's last step, so that it is there, and many loads are under way, when the
-// product is.
+// Source C of float32 results (beta = 1). A tile of C takes the stages that follow the tile's last
+// K tile, so that C is there when the product is, and many loads are under way.
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>

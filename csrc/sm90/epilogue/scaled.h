@@ -39,7 +39,7 @@ class ScaledEpilogue {
                             int consumer, StoreHint hint)
       : ScaledEpilogue(shared, descriptors[0], type, consumer, hint) {}
 
-  // Of a tile's rows, those of this consumer begin here.
+  // The first of a tile's rows that this consumer has.
   __device__ int first_row() const { return consumer_ * kRowsPerConsumer; }
 
   // Before `finish`, sends for the scales of the finished tile's columns, which are `first` and on.
@@ -53,8 +53,8 @@ class ScaledEpilogue {
     }
   }
 
-  // The same of its rows, if theirs do not change from step to step: `scale(i)` is where that of
-  // row i is.
+  // Fetches the scales of rows, if they do not change from step to step: `scale(i)` is where that
+  // of row i is.
   template <class Scale>
   __device__ void fetch_row_scales(bool has_products, Scale const& scale) const {
     if (thread() < kRowsPerConsumer) {
@@ -181,8 +181,8 @@ class ScaledEpilogue {
     }
   }
 
-  // The same of the transposed chunk, which has as many rows as columns. A fragment of 8 x 8
-  // becomes eight rows of 16 bytes: lane l gives the address of row l % 8 of fragment l / 8.
+  // Writes the transposed chunk, which has as many rows as columns. A fragment of 8 x 8 becomes
+  // eight rows of 16 bytes: lane l gives the address of row l % 8 of fragment l / 8.
   __device__ void write_transposed(float const* sums, uint8_t* slot, int column) const {
     int const lane = thread() % 32, warp = thread() / 32;
 #pragma unroll

@@ -37,7 +37,7 @@ class PingpongMainloop : public CooperativeMainloop<Problem> {
       auto const rhs = advance(first_rhs, stage.stage * Config::kRhsBytes);
       issue_batch(mma, lhs, rhs, k_tile == 0, accumulators);
       if (k_tile + 1 == work.k_tiles) pass_on();
-      // Of the two steps in flight the older one is done with its stage.
+      // The older of the two K tiles in flight is done with its stage.
       warpgroup_wait<1>();
       if (k_tile > 0) {
         Base::release(shared, finished.stage);
@@ -45,8 +45,8 @@ class PingpongMainloop : public CooperativeMainloop<Problem> {
       }
       ++stage;
     }
-    // Of the last step, only the slices that have rows. Each is a batch of its own: the compiler
-    // would serialise batches of any other length.
+    // The last K tile issues only the instructions that have rows, each as a batch of its own: the
+    // compiler would serialise batches of any other length.
     if (whole < work.k_tiles) {
       int const slices = (work.extent % Config::kTileK + kSlice - 1) / kSlice;
       shared.full[stage.stage].wait(stage.phase);
@@ -85,7 +85,7 @@ class PingpongMainloop : public CooperativeMainloop<Problem> {
     return in_uniform_registers(thread_mma.make_fragment_A(thread_mma.partition_A(tile)));
   }
 
-  // Its columns.
+  // Descriptors of rhs: its columns.
   __device__ static auto rhs_descriptors(Mma const& mma, Shared& shared) {
     auto const thread_mma = mma.get_slice(threadIdx.x % kWarpgroup);
     auto const tile = cute::make_tensor(cute::make_smem_ptr(shared.rhs[0]),

@@ -11,7 +11,7 @@ namespace jgg::sm90 {
 constexpr int kScaledMemoryReserve = 512;  // barriers and the ring of work tiles
 constexpr int kScaleThreads = 64;          // the two warps that bring scales
 
-// What an FP8 kernel does with scales and sums.
+// The scales and accumulation of an FP8 kernel.
 struct ScaledForm {
   // Every column of rhs has its own scale in each step; otherwise blocks of columns share one.
   bool column_scales = false;
@@ -68,7 +68,7 @@ struct ScaledConfig {
 
   static constexpr int kLhsBytes = kTileM * kRowBytes;
   static constexpr int kRhsBytes = kTileN * kRowBytes;
-  // Of one step: of rows, and of blocks or columns of rhs.
+  // Scales of one K tile: of rows, and of blocks or columns of rhs.
   static constexpr int kLhsStepScales = kStepScales ? kTileM : 0;
   static constexpr int kRhsStepScales = kStepScales ? kRhsScales : 0;
   static constexpr int kScaleBytes = (kLhsStepScales + kRhsStepScales) * sizeof(float);

@@ -1,5 +1,4 @@
-// What is fixed at compile time about the kernel for groups of few rows, and the shared memory that
-// follows.
+// The compile-time configuration of FP8 kernels for groups of few rows, and their shared memory.
 //
 // In such a group nearly all that is read are weights, and time is what reading them takes. So the
 // weights' columns are on the M side of WGMMA, which comes in 64, and the rows on its N side, which

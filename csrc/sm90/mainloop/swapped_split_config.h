@@ -1,5 +1,5 @@
-// What is fixed at compile time about the kernel for float32 groups of few rows, and the shared
-// memory that follows.
+// The compile-time configuration of float32 kernels for groups of few rows, and their shared
+// memory.
 //
 // In such a group nearly all that is read are weights, and time is what reading them takes: a pass
 // that splits them into parts first reads and writes them once more. Here they are split on their

@@ -9,7 +9,7 @@
 
 namespace jgg::sm90 {
 
-// What L2 does with an operand that it has read.
+// The L2 eviction policy of an operand.
 enum class LoadHint : uint64_t {
   kNormal = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL),
   // It makes room for others first: for what is not read again.
@@ -22,7 +22,7 @@ class BoxLoader {
   __device__ BoxLoader(uint64_t* barrier, int rank, LoadHint hint = LoadHint::kNormal)
       : barrier_(barrier), rank_(rank), hint_(static_cast<uint64_t>(hint)) {}
 
-  // The same for an operand of which L2 is told something else.
+  // A loader with another L2 policy.
   __device__ BoxLoader with(LoadHint hint) const { return {barrier_, rank_, hint}; }
 
   // Loads box number `box` of an operand tile. If the cluster shares the operand, the boxes are

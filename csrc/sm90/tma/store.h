@@ -8,7 +8,7 @@
 
 namespace jgg::sm90 {
 
-// What L2 does with a result on its way to memory.
+// The L2 eviction policy of a result.
 enum class StoreHint : uint64_t {
   kNormal = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL),
   // It leaves as soon as room is needed. Where results are most of the traffic that is up to 8 %
