@@ -26,9 +26,9 @@ class TriangularEpilogue {
   static constexpr int kBlock = kRowsPerConsumer;
   static constexpr int kBlocks = Config::kTileN / kBlock;
   static constexpr int kAccumulatorsPerBlock = kBlock * kBlock / kWarpgroup;
-  // A block takes one chunk of shared memory, or two of half its columns.
-  static constexpr int kChunksPerBlock = kBlock / Config::kChunkColumns;
-  static constexpr int kSlots = Config::kChunkSlots / kChunksPerBlock;
+  // A block takes one subtile of shared memory, or two of half its columns.
+  static constexpr int kSubtilesPerBlock = kBlock / Config::kSubtileColumns;
+  static constexpr int kSlots = Config::kSubtileSlots / kSubtilesPerBlock;
 
  public:
   using Shared = ExchangingStorage<Config>;
@@ -225,10 +225,10 @@ class TriangularEpilogue {
     sync_consumer(consumer_);
     if (issues()) {
 #pragma unroll
-      for (int chunk = 0; chunk < kChunksPerBlock; ++chunk) {
+      for (int subtile = 0; subtile < kSubtilesPerBlock; ++subtile) {
         cute::SM90_TMA_STORE_3D::copy(&params_.descriptors[stack_].out,
-                                      slot() + chunk * Config::kChunkBytes,
-                                      column + chunk * Config::kChunkColumns, row, matrix_);
+                                      slot() + subtile * Config::kSubtileBytes,
+                                      column + subtile * Config::kSubtileColumns, row, matrix_);
       }
       cute::tma_store_arrive();
     }
@@ -265,14 +265,16 @@ class TriangularEpilogue {
     return {unit / (kBlock / kUnit), unit % (kBlock / kUnit) * kUnit};
   }
 
-  __device__ uint8_t* slot() const { return shared_.chunks[consumer_][slot_ * kChunksPerBlock]; }
+  __device__ uint8_t* slot() const {
+    return shared_.subtiles[consumer_][slot_ * kSubtilesPerBlock];
+  }
 
   // Where an element of the block is: 16-byte units of a row are permuted by the swizzle.
   __device__ uint8_t* address(int row, int column) const {
     constexpr int kUnit = 16 / sizeof(Output);
-    int const chunk = column / Config::kChunkColumns;
-    int const unit = column % Config::kChunkColumns / kUnit ^ row % 8;
-    return slot() + chunk * Config::kChunkBytes + row * kRowBytes + unit * 16 +
+    int const subtile = column / Config::kSubtileColumns;
+    int const unit = column % Config::kSubtileColumns / kUnit ^ row % 8;
+    return slot() + subtile * Config::kSubtileBytes + row * kRowBytes + unit * 16 +
            column % kUnit * sizeof(Output);
   }
 

@@ -39,7 +39,7 @@ class FineEpilogue {
     alpha_ = descriptors.alpha.at(work.batch);
     beta_ = !kPlain && params.adds_c ? descriptors.beta.at(work.batch) : 0.0f;
     diagonal_ = !kPlain && params.adds_diagonal ? descriptors.diagonal.at(work.batch) : 0.0f;
-    staging_ = &shared.chunks[consumer][0][0] + warp() * kStagingSlots * kStagingBytes;
+    staging_ = &shared.subtiles[consumer][0][0] + warp() * kStagingSlots * kStagingBytes;
   }
 
   // Writes the zeros across the diagonal from so many blocks of 64 rows. No result has to wait for
@@ -91,7 +91,7 @@ class FineEpilogue {
   static constexpr int kStagingBytes = kWarpRows * kRowBytes;
   static constexpr int kStagingSlots = 2;
   static_assert(kWarpgroup / kWarpSize * kStagingSlots * kStagingBytes <=
-                Config::kChunkSlots * Config::kChunkBytes);
+                Config::kSubtileSlots * Config::kSubtileBytes);
 
   static constexpr int kBlockPairs = kBlock / 16;
 

@@ -86,7 +86,7 @@ struct StageIterator {
 
 // Named barriers of a block, each the first of two, one for either consumer. CUTLASS keeps the
 // first 8 of the 16 that there are for itself.
-enum NamedBarrier : int { kConsumerBarrier = 1, kMultiplyTurn = 3, kStoreTurn = 5 };
+enum NamedBarrier : int { kConsumerBarrier = 1, kMultiplyOrder = 3, kStoreOrder = 5 };
 constexpr int kReservedBarriers = cutlass::arch::NamedBarrier::ReservedNamedBarrierCount;
 
 __device__ __forceinline__ void sync_named(int threads, int barrier) {

@@ -165,7 +165,8 @@ concept Fixup = requires(F const& fixup, WorkTile const& work, Sums& sums) {
 
 // ---- epilogues ----
 
-// Stores a tile while the next one is being multiplied, chunk by chunk: store_rest() at its end.
+// Stores a tile while the next one is being multiplied, subtile by subtile: store_rest() at its
+// end.
 template <class E>
 concept StoresBehind = requires(E& epilogue) {
   epilogue.store_next();

@@ -61,20 +61,20 @@ struct KernelConfig {
   static constexpr bool kTakesTurns = kKind == KernelKind::kPingpong;
   static_assert(kTileM == 2 * kRowsPerConsumer, "an operand tile arrives in two boxes");
 
-  // The result leaves through chunks of 64 rows by 128 bytes. Each consumer has its own slots for
+  // The result leaves through subtiles of 64 rows by 128 bytes. Each consumer has its own slots for
   // them, or they have the same ones in turn. Where 16-bit tiles are computed in turn, an epilogue
   // does more with them than to store them, and has room for it.
   static constexpr bool kSharesSlots = kTakesTurns && sizeof(Output) == 4;
-  static constexpr int kChunkColumns = kRowBytes / sizeof(Output);
-  static constexpr int kChunks = kTileN / kChunkColumns;
-  static constexpr int kChunkBytes = kRowsPerConsumer * kRowBytes;
-  static constexpr int kChunkSlots = kSharesSlots ? 3 : kTakesTurns ? 4 : 2;
-  static constexpr int kChunkRings = kSharesSlots ? 1 : kConsumers;
+  static constexpr int kSubtileColumns = kRowBytes / sizeof(Output);
+  static constexpr int kSubtiles = kTileN / kSubtileColumns;
+  static constexpr int kSubtileBytes = kRowsPerConsumer * kRowBytes;
+  static constexpr int kSubtileSlots = kSharesSlots ? 3 : kTakesTurns ? 4 : 2;
+  static constexpr int kSubtileRings = kSharesSlots ? 1 : kConsumers;
 
   static constexpr int kLhsBytes = kTileM * kRowBytes;
   static constexpr int kRhsBytes = kTileN * kRowBytes;
   static constexpr int kStages =
-      (kSharedMemoryLimit - kSharedMemoryReserve - kChunkRings * kChunkSlots * kChunkBytes) /
+      (kSharedMemoryLimit - kSharedMemoryReserve - kSubtileRings * kSubtileSlots * kSubtileBytes) /
       (kLhsBytes + kRhsBytes);
   static_assert(kStages >= 2, "the tile is too large for shared memory");
 
@@ -100,7 +100,8 @@ struct SharedStorage {
 
   alignas(1024) Element lhs[Config::kStages][Config::kLhsBytes / sizeof(Element)];
   alignas(1024) Element rhs[Config::kStages][Config::kRhsBytes / sizeof(Element)];
-  alignas(1024) uint8_t chunks[Config::kChunkRings][Config::kChunkSlots][Config::kChunkBytes];
+  alignas(
+      1024) uint8_t subtiles[Config::kSubtileRings][Config::kSubtileSlots][Config::kSubtileBytes];
   WorkTile work[kWorkStages];
   alignas(8) Barrier full[Config::kStages];
   alignas(8) Barrier empty[Config::kStages];

@@ -8,8 +8,8 @@
 
 namespace jgg::sm90 {
 
-// Whether a chunk of the tile before is stored in this step of a tile of so many. Spread over them,
-// the stores leave L2 the time to keep up with the loads, which are late when a tile begins.
+// Whether a subtile of the tile before is stored in this step of a tile of so many. Spread over
+// them, the stores leave L2 the time to keep up with the loads, which are late when a tile begins.
 __device__ inline bool stores_in(int step, int steps) {
   if (steps >= 32) return step % 4 == 3;
   return steps < 12 || step % 2 == 0;

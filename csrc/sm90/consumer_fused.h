@@ -57,7 +57,7 @@ __device__ void consume_fused_in_turn(typename Problem::Params const& params, Sh
   using Config = typename Problem::Config;
   static_assert(FusedEpilogueInTurn<typename Problem::Epilogue, typename Mainloop::Accumulators>);
   typename Problem::Epilogue epilogue(shared, params, consumer);
-  Turn const turn(kMultiplyTurn, consumer);
+  OrderBarrier const order(kMultiplyOrder, consumer);
   StageIterator<Config::kStages> stage;
   WorkIterator slot;
 
@@ -65,7 +65,7 @@ __device__ void consume_fused_in_turn(typename Problem::Params const& params, Sh
   do {
     WorkTile const work = read_work(shared, slot);
     if (work.k_tiles == kNoMoreWork) {
-      turn.wait();
+      order.wait();
       break;
     }
     epilogue.begin(work);
@@ -77,12 +77,12 @@ __device__ void consume_fused_in_turn(typename Problem::Params const& params, Sh
       typename Mainloop::Accumulators accumulators;
       cute::clear(accumulators);
       cute::warpgroup_fence_operand(accumulators);
-      turn.wait();
-      Mainloop::multiply(steps, shared, stage, accumulators, [&] { turn.pass(); });
+      order.wait();
+      Mainloop::multiply(steps, shared, stage, accumulators, [&] { order.pass(); });
       epilogue.store(accumulators);
     } else {
-      turn.wait();
-      turn.pass();
+      order.wait();
+      order.pass();
       epilogue.store_zeros();
     }
   } while (pass_over(shared, slot, stage));

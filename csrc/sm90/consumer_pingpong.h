@@ -9,7 +9,7 @@
 #include "sm90/concepts.h"
 #include "sm90/epilogue/pingpong.h"
 #include "sm90/mainloop/pingpong.h"
-#include "sm90/turn.h"
+#include "sm90/order_barrier.h"
 #include "sm90/work.h"
 
 namespace jgg::sm90 {
@@ -30,7 +30,7 @@ __device__ void consume_in_turn(typename Problem::Params const& params, Shared& 
   using Config = typename Problem::Config;
   PingpongEpilogue<Config> const epilogue(shared, params.out, consumer,
                                           Problem::store_hint(params));
-  Turn const turn(kMultiplyTurn, consumer);
+  OrderBarrier const order(kMultiplyOrder, consumer);
   StageIterator<Config::kStages> stage;
   WorkIterator slot;
 
@@ -39,7 +39,7 @@ __device__ void consume_in_turn(typename Problem::Params const& params, Shared& 
     WorkTile work = read_work(shared, slot);
     work.extent = uniform(work.extent);
     if (work.k_tiles == kNoMoreWork) {
-      turn.wait();
+      order.wait();
       epilogue.end();
       return;
     }
@@ -51,12 +51,12 @@ __device__ void consume_in_turn(typename Problem::Params const& params, Shared& 
       typename Mainloop::Accumulators accumulators;
       cute::clear(accumulators);
       cute::warpgroup_fence_operand(accumulators);
-      turn.wait();
-      Mainloop::multiply(work, shared, stage, accumulators, [&] { turn.pass(); });
+      order.wait();
+      Mainloop::multiply(work, shared, stage, accumulators, [&] { order.pass(); });
       epilogue.store(accumulators, at, rows);
     } else {
-      turn.wait();
-      turn.pass();
+      order.wait();
+      order.pass();
       epilogue.store_zeros(at, rows);
     }
   } while (pass_over(shared, slot, stage));

@@ -32,7 +32,7 @@ template <class Accumulators>
 constexpr int kColumnsOf = decltype(cute::size(std::declval<Accumulators const&>()))::value *
                            kWarpgroup / kRowsPerConsumer;
 
-// accumulators (+)= the product of one step: of all slices of K that the descriptors are of. The
+// accumulators (+)= the product of one K tile: of all of K that the descriptors cover. The
 // first one overwrites the accumulators if `from_zero`. Inlined before anything else is optimised,
 // or accumulators would be copied.
 template <class Mma, class Lhs, class Rhs, class Accumulators>

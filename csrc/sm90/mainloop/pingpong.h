@@ -14,7 +14,7 @@ class PingpongMainloop : public CooperativeMainloop<Problem> {
   using Stage = typename Base::Stage;
   using Mma = typename Base::template Mma<Config::kTileN>;
 
-  static constexpr int kSlice = 16;  // K of one WGMMA instruction
+  static constexpr int kMmaK = 16;  // K of one WGMMA instruction
 
  public:
   using Accumulators = decltype(cute::partition_fragment_C(
@@ -48,19 +48,19 @@ class PingpongMainloop : public CooperativeMainloop<Problem> {
     // The last K tile issues only the instructions that have rows, each as a batch of its own: the
     // compiler would serialise batches of any other length.
     if (whole < work.k_tiles) {
-      int const slices = (work.extent % Config::kTileK + kSlice - 1) / kSlice;
+      int const products = (work.extent % Config::kTileK + kMmaK - 1) / kMmaK;
       shared.full[stage.stage].wait(stage.phase);
       auto const lhs = advance(first_lhs, stage.stage * Config::kLhsBytes);
       auto const rhs = advance(first_rhs, stage.stage * Config::kRhsBytes);
 #pragma unroll 1
-      for (int k = 0; k < slices; ++k) {
+      for (int k = 0; k < products; ++k) {
         warpgroup_fence_operand(accumulators);
         warpgroup_arrive();
         mma.accumulate_ = whole == 0 && k == 0 ? GMMA::ScaleOut::Zero : GMMA::ScaleOut::One;
         gemm(mma, lhs(_, _, k), rhs(_, _, k), accumulators);
         warpgroup_commit_batch();
         warpgroup_fence_operand(accumulators);
-        if (k + 1 == slices) pass_on();
+        if (k + 1 == products) pass_on();
         warpgroup_wait<1>();
         if (k == 0 && whole > 0) Base::release(shared, finished.stage);
       }

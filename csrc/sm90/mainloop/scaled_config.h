@@ -60,8 +60,8 @@ struct ScaledConfig {
   static constexpr int kRhsScales = kColumnScales ? kTileN : kTileN / kScaleColumns;
   static_assert(kTileN % kScaleColumns == 0);
 
-  static constexpr int kChunkBytes = kRowsPerConsumer * kRowBytes;
-  static constexpr int kChunkSlots = kStepScales && (kColumnScales || kChannelScales) ? 1 : 2;
+  static constexpr int kSubtileBytes = kRowsPerConsumer * kRowBytes;
+  static constexpr int kSubtileSlots = kStepScales && (kColumnScales || kChannelScales) ? 1 : 2;
   // Scales that the epilogue multiplies by, of a consumer's columns and of its rows.
   static constexpr int kChannels = kChannelScales ? kTileN : 0;
   static constexpr int kRowScales = kStepScales ? 0 : kRowsPerConsumer;
@@ -73,7 +73,7 @@ struct ScaledConfig {
   static constexpr int kRhsStepScales = kStepScales ? kRhsScales : 0;
   static constexpr int kScaleBytes = (kLhsStepScales + kRhsStepScales) * sizeof(float);
   static constexpr int kStages =
-      (kSharedMemoryLimit - kScaledMemoryReserve - kConsumers * kChunkSlots * kChunkBytes -
+      (kSharedMemoryLimit - kScaledMemoryReserve - kConsumers * kSubtileSlots * kSubtileBytes -
        kConsumers * (kChannels + kRowScales) * int(sizeof(float))) /
       (kLhsBytes + kRhsBytes + kScaleBytes);
   static_assert(kStages >= 2, "the tile is too large for shared memory");
@@ -83,7 +83,7 @@ template <class Config>
 struct ScaledStorage {
   alignas(1024) uint8_t lhs[Config::kStages][Config::kLhsBytes];
   alignas(1024) uint8_t rhs[Config::kStages][Config::kRhsBytes];
-  alignas(1024) uint8_t chunks[kConsumers][Config::kChunkSlots][Config::kChunkBytes];
+  alignas(1024) uint8_t subtiles[kConsumers][Config::kSubtileSlots][Config::kSubtileBytes];
   alignas(16) float lhs_scales[Config::kStages][std::max(Config::kLhsStepScales, 1)];
   alignas(16) float rhs_scales[Config::kStages][std::max(Config::kRhsStepScales, 1)];
   alignas(16) float channel_scales[kConsumers][std::max(Config::kChannels, 4)];

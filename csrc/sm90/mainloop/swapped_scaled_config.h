@@ -46,10 +46,10 @@ struct SwappedScaledConfig {
   static constexpr int kRhsBytes = kTileN * kRowBytes;
   static constexpr int kScaleBytes = (kTileM + kRhsScales) * sizeof(float);
   // Through which a consumer's results leave.
-  static constexpr int kChunkBytes = kTileM * kRowBytes;
+  static constexpr int kSubtileBytes = kTileM * kRowBytes;
 
   static constexpr int kSharedMemory = kMultiprocessor / kSwappedBlocks - kSystemReserve;
-  static constexpr int kStages = (kSharedMemory - kWorkReserve - kConsumers * kChunkBytes) /
+  static constexpr int kStages = (kSharedMemory - kWorkReserve - kConsumers * kSubtileBytes) /
                                  (kLhsBytes + kRhsBytes + kScaleBytes + 3 * sizeof(Barrier));
   static_assert(kStages >= 2, "the tile is too large for shared memory");
 };
@@ -58,7 +58,7 @@ template <class Config>
 struct SwappedScaledStorage {
   alignas(1024) uint8_t rhs[Config::kStages][Config::kRhsBytes];
   alignas(1024) uint8_t lhs[Config::kStages][Config::kLhsBytes];
-  alignas(1024) uint8_t chunks[kConsumers][Config::kChunkBytes];
+  alignas(1024) uint8_t subtiles[kConsumers][Config::kSubtileBytes];
   alignas(16) float lhs_scales[Config::kStages][Config::kTileM];
   alignas(16) float rhs_scales[Config::kStages][Config::kRhsScales];
   WorkTile work[kWorkStages];
