@@ -51,7 +51,8 @@ struct RankK {
     MatrixScales diagonal;
   };
 
-  // What is needed first is together: a block of a short kernel waits for each line of it.
+  // The parameters that are read first lie together, because a block of a short kernel waits for
+  // each line of them.
   struct Params {
     int count;
     bool two_products;  // A B^T and B A^T
@@ -197,7 +198,7 @@ struct RankK {
   }
 
  private:
-  // Of the current device.
+  // Counts the clusters that run at the same time on the current device.
   static cudaError_t count_clusters(int& clusters) {
     int multiprocessors = 0;
     cudaError_t const status = count_multiprocessors(multiprocessors);
@@ -205,9 +206,9 @@ struct RankK {
     return status;
   }
 
-  static constexpr bool kRowsContiguous = Config::kLhsMajor == cute::GMMA::Major::MN;
+  static constexpr bool kRowsContiguous = Config::kLhsMajor == Major::kMN;
 
-  // What step k / kTileK of the mainloop multiplies.
+  // The operands that K tile k / kTileK of the mainloop multiplies.
   struct Step {
     __device__ Step(Params const& params, WorkTile const& work, int k)
         : swapped(pairs_steps(params, work) && k % (2 * Config::kTileK) != 0),

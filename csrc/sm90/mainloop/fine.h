@@ -16,8 +16,8 @@ struct Strip {
   }
 };
 
-// What a consumer multiplies: a strip by the strips from another one on, as many as the
-// accumulators have columns for.
+// A product of a consumer: a strip by the strips from another one on, as many as the accumulators
+// have columns for.
 template <class Accumulators_>
 struct StripProduct {
   using Accumulators = Accumulators_;
