@@ -1,4 +1,4 @@
-"""Fits when plans fall back to XLA, to measured pairs of a kernel's time and XLA's.
+"""Fits when plans fall back to XLA, or recipes to bf16, to measured pairs of times.
 
 python -m benchmarks.fit                            # fits to the pairs, writes the coefficients
 python -m benchmarks.fit --check                    # says what they choose, writes nothing
@@ -8,8 +8,9 @@ python -m benchmarks.fit --add never_slower.json    # takes the pairs of a new r
 the operation, the sizes, the times of the kernel, of XLA's product and of what stock JAX offers
 instead, in microseconds, and which of the first two the plan took when they were measured. Stock
 JAX stands in where XLA's product was not measured. Sizes are groups, rows of a group, k and n; of a
-list m, k and n of each product; of symmetric updates g, n and k. Large cases of other benchmarks,
-which measure the kernel alone, keep the fit from a wrong slope; sums leave them out.
+list m, k and n of each product; of symmetric updates g, n and k; of layers T, D, F, experts and
+experts a token. Of recipes the two times are those of FP8 and of bf16. Large cases of other
+benchmarks, which measure the kernel alone, keep the fit from a wrong slope; sums leave them out.
 
 A line is printed for each kind of problem: the cases, how many of them XLA computes, and the sums
 of the times of what plans took when they were measured, of what they take now, and of the faster.
@@ -31,9 +32,10 @@ from scipy.optimize import nnls
 
 import jax_grouped_gemm as jgg
 from benchmarks.harness.cases import Shape
-from benchmarks.never_slower import cases, shapes
+from benchmarks.never_slower import cases, recipes, shapes
 from jax_grouped_gemm._src import fallback
 from jax_grouped_gemm._src.device import H200
+from jax_grouped_gemm._src.fp8 import prediction
 from jax_grouped_gemm._src.lists.grouped_gemm import problem as lists
 from jax_grouped_gemm._src.lists.rank_k import problem as updates
 from jax_grouped_gemm._src.ragged import whole as ragged
@@ -43,6 +45,9 @@ STOCK = ("stock", "tril(A@A.T)", "P + P.T")
 STOCK_OF_LISTS = ("cublas_loop",)  # which for ragged products needs the sizes on the host
 WORK = {"grouped_gemm": lists.xla_work, "rank_k": updates.xla_work, "rank_2k": updates.xla_work}
 MARGINS = np.arange(0.7, 1.1001, 0.025)
+# What the records of `moe` and `fp8` call layers and matmuls with recipes.
+LAYERS = {benchmark: op for op, benchmark in recipes.LAYERS.items()}
+OF_RECIPES = LAYERS | {"fp8_step": "recipe_dot_step"}
 UNMEASURED = 2.0  # XLA's time by the kernel's, where nothing tells
 ROUNDS, LEAST_RESIDUAL = 20, 0.05
 # Between relative errors, of which every case counts as much, and those that sums of times have.
@@ -91,10 +96,13 @@ def pairs_of(record: Mapping[str, Any]) -> list[Pair]:
     found = []
     for case in record["cases"]:
         times = {n: p["median_us"] for n, p in case["peers"].items() if p["status"] == "measured"}
+        if case["op"] in OF_RECIPES:
+            found += recipe_pairs(record["device"], case, times)
+            continue
         op = op_of(case)
         if op is None or "again" in case or "ours" not in times:
             continue
-        kernel, xla = times["ours"], times.get("XLA")
+        kernel, xla = times["ours"], times.get("XLA", times.get("bf16"))
         took = "kernel" if "never_slower" in (record["command"] or "") else ""
         if "kernel" in times:
             took, kernel, xla = "xla", times["kernel"], times["ours"]
@@ -110,13 +118,32 @@ def op_of(case: Mapping[str, Any]) -> str | None:
     for op, (name, *types) in shapes.RAGGED.items():
         if found in ((op, *types), (name, *types)):
             return op
-    return case["op"] if case["op"] in {*shapes.UPDATES, *shapes.LISTS} else None
+    return case["op"] if case["op"] in {*shapes.UPDATES, *shapes.LISTS, *shapes.RECIPES} else None
+
+
+def recipe_pairs(device: str, case: Mapping[str, Any], times: Mapping[str, float]) -> list[Pair]:
+    """The pairs of layers and steps whose recipes quantise weights in the call."""
+    op, sizes = OF_RECIPES[case["op"]], sizes_of(case["shape"])
+    if op == "recipe_dot_step":
+        # Its rowwise recipe was measured before the kernels of its quantisers were made.
+        fp8 = {"blockwise": "ours", "blockwise_bf16_wgrad": "ours_bf16_wgrad"}
+        bf16 = times.get("ours_bf16")
+    else:
+        fp8 = {name: f"fp8_{name}" for name in recipes.RECIPES}
+        bf16 = times.get("ours")
+    return [
+        Pair(device, f"{op} {name}", sizes, times[peer], bf16, None, "kernel")
+        for name, peer in fp8.items()
+        if peer in times and bf16
+    ]
 
 
 def sizes_of(shape: Mapping[str, Any]) -> str:
     """The sizes of a case, as a pair has them."""
     if "problems" in shape:
         return " ".join("x".join(map(str, each)) for each in shape["problems"])
+    if "tokens" in shape:
+        return "{tokens}x{embed}x{hidden}x{experts}x{top_k}".format(**shape)
     if "rows" in shape:
         shape = {**shape, "m": shape["rows"] // shape["groups"]}
         return "{groups}x{m}x{k}x{n}".format(**shape)
@@ -131,9 +158,18 @@ def plan_of(pair: Pair, policy: fallback.Policy) -> Any:
         sizes = Shape(pair.sizes, g, g * rows, k, n)
     elif pair.op in shapes.UPDATES:
         (sizes,) = sizes
+    elif is_recipe(pair):
+        with fallback.policy(policy):
+            function = recipes.function(pair.op, *sizes, None)
+            return jgg.explain(function, *recipes.operands(pair.op, *sizes)).plans[0]
     case = cases.case(pair.op, 0, 0, sizes=sizes)
     with fallback.policy(policy), jax.enable_x64(case.x64):
         return jgg.explain(case.programs[0].function, *case.operands).plans[0]
+
+
+def is_recipe(pair: Pair) -> bool:
+    """Whether a pair is of FP8 and bf16."""
+    return pair.op.split()[0] in shapes.RECIPES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,11 +179,14 @@ class Case:
     pair: Pair
     kind: str
     kernel: Mapping[str, float]
-    xla: Mapping[str, float]
+    instead: Mapping[str, float]
     fits: bool
 
     @classmethod
     def of(cls, pair: Pair) -> Case:
+        if is_recipe(pair):
+            choice = recipes.choice(pair.op, [int(size) for size in pair.sizes.split("x")])
+            return cls(pair, prediction.KIND, *choice.terms(), True)
         plan = plan_of(pair, "kernels")
         work = WORK.get(plan.problem.op, ragged.xla_work)(plan.problem, plan.terms)
         kernel = work.kernel_terms(plan.prediction, plan.tile)
@@ -156,7 +195,7 @@ class Case:
     def takes_xla(self, factors: Mapping[str, Any]) -> bool:
         """Whether a plan by these coefficients falls back."""
         kernel = fallback.seconds(self.kernel, factors["kernel"])
-        xla = fallback.seconds(self.xla, factors["xla"])
+        xla = fallback.seconds(self.instead, factors["instead"])
         return self.fits and xla <= factors["margin"] * kernel
 
     def choice(self, factors: Mapping[str, Any]) -> float:
@@ -184,7 +223,7 @@ def fit(found: Sequence[Case]) -> dict[str, dict[str, Any]]:
         measured = [case for case in of_kind if case.pair.xla_us or case.pair.stock_us]
         factors: dict[str, Any] = {
             "kernel": fitted([c.kernel for c in of_kind], [c.pair.kernel_us for c in of_kind]),
-            "xla": fitted([c.xla for c in measured], [c.pair.other_us for c in measured]),
+            "instead": fitted([c.instead for c in measured], [c.pair.other_us for c in measured]),
         }
         by_margin = [factors | {"margin": round(float(margin), 3)} for margin in MARGINS]
         times = [sum(case.choice(each) for case in of_kind) for each in by_margin]

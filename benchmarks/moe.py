@@ -173,7 +173,9 @@ def operands(layer: Layer, seed: int) -> tuple[jax.Array, ...]:
 
 
 @jax.jit
-def _relative_errors(results, expected):
+def relative_errors(results, expected):
+    """The norm of the error of each array, over that of the array."""
+
     def error(one, other):
         one, other = one.astype(jnp.float32), other.astype(jnp.float32)
         return jnp.linalg.norm((one - other).ravel()) / jnp.linalg.norm(other.ravel())
@@ -187,7 +189,7 @@ def work(problem: Problem, of_layer: tuple[jax.Array, ...], seed: int) -> Worklo
     expected = jax.jit(layer_function(problem, "xla"))(*of_layer)
 
     def judge(call: Call) -> tuple[check.Error, bool]:
-        errors = _relative_errors(tuple(call.to_jax(call.run())), expected)
+        errors = relative_errors(tuple(call.to_jax(call.run())), expected)
         error = check.Error(max(map(float, errors)))
         return error, error.within(call.tolerance or TOLERANCE)
 

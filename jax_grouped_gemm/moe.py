@@ -210,6 +210,7 @@ def dropless_mlp(
         `jax_grouped_gemm.ragged_dot`, or any function with the signature of `jax.lax.ragged_dot`.
       recipe: computes the matmuls in FP8, see `jax_grouped_gemm.ragged_mlp`; tokens, and the
         gradient of the result, are then quantised once each. Differentiable once, in reverse mode.
+        In bf16 where that is predicted to be faster, see `jax_grouped_gemm.Recipe`.
         None computes the matmuls in the dtype of their operands.
       quantized: what `jax_grouped_gemm.quantize_mlp` returns for these weights and this recipe, to
         quantise weights once for several calls. Gradients still go to `wi_0`, `wi_1` and `wo`.
@@ -262,7 +263,9 @@ def _on_device(
     """`dropless_mlp` of the tokens that a device has."""
     (x, routing), (matrices, group_offset, quantized) = tokens, whole
     experts = experts_of(weights=matrices, quantized=quantized)
-    of_rows = experts.of_rows
+    rows_of_groups = math.prod(routing.experts.shape), routing.logits.shape[-1]
+    experts, chosen = experts.by_plan(x, *rows_of_groups, routing.experts, are_copies=True)
+    routing, of_rows = routing._replace(experts=chosen), experts.of_rows
     # Inside shard_map the gradient of replicated tokens is summed over devices where they are cast
     # to vary. Here that sum carries [T, D]; left to the matmuls it would carry [T*k, D] twice.
     x = vary_over(x, varying_axes(x, *jax.tree.leaves(matrices)))

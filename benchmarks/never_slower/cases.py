@@ -18,7 +18,7 @@ from benchmarks.harness.check import Error
 from benchmarks.harness.inputs import abstract_operands
 from benchmarks.harness.measure import Workload, ragged_workload
 from benchmarks.harness.peer import Call, Peer, Role, on_gpu, pinned_implementation
-from benchmarks.never_slower import exact, shapes
+from benchmarks.never_slower import exact, recipes, shapes
 from benchmarks.never_slower.programs import Program
 from benchmarks.peers import ours, stock
 from benchmarks.peers.cublas import CublasLoop
@@ -71,6 +71,9 @@ def case(op: str, number: int, seed: int, *, tiny: bool = False, sizes: Any = No
         update = shapes.UPDATES[op]
         sizes = sizes or ((2, 24, 16) if tiny else shapes.update_shape(rng, update))
         return _update(label, update, sizes, data_seed)
+    if op in shapes.RECIPES:
+        sizes = sizes or (recipes.TINY[op] if tiny else recipes.random_sizes(op, rng))
+        return _recipe(label, op, sizes, data_seed)
     kind = shapes.LISTS[op]
     sizes = sizes or ([(8, 16, 24)] * 2 if tiny else shapes.list_of_problems(rng, kind))
     return _list(label, kind, sizes, data_seed)
@@ -226,3 +229,9 @@ def _list(
         return grouped_gemm.workload(name, problems, kind, seed[0], (a, b), judge)
 
     return Case(label, (lhs, rhs), kind.dtype == "float64", tuple(programs), (), work)
+
+
+def _recipe(label: str, op: str, sizes: Sequence[int], seed: Sequence[int]) -> Case:
+    programs = recipes.programs(op, sizes)
+    work = functools.partial(recipes.work, op, sizes, seed)
+    return Case(label, recipes.operands(op, sizes), False, tuple(programs), (), work)

@@ -31,7 +31,8 @@ UPDATES = {
     name: rank_k.UPDATES[name] for name in ("syrk", "syr2k", "syr2k_f32_default", "her2k_c128")
 } | {"syrk_f32_default": rank_k.Update("syrk_f32_default", False, "float32", (), 1e-3, "default")}
 LISTS = {kind.op: kind for kind in grouped_gemm.KINDS if kind.precision == "default"}
-OPS = (*RAGGED, *UPDATES, *LISTS)
+RECIPES = ("recipe_layer", "recipe_layer_step", "recipe_dot", "recipe_dot_step")
+OPS = (*RAGGED, *UPDATES, *LISTS, *RECIPES)
 
 
 def generator(op: str, number: int, seed: int) -> np.random.Generator:

@@ -1,9 +1,10 @@
-"""Whether XLA's own products are predicted to be faster than a kernel: one estimate for all.
+"""Whether another way is predicted to be faster than a kernel: one estimate for all.
 
 A kernel has tiles of 128 rows, and float32 operands are split in passes before it. XLA has smaller
 tiles, cuts the contracted dimension, and multiplies float32 operands as they are. So small problems
 fall back to XLA: ragged products to products of all rows with every group's matrix, lists to a call
-for each product, and symmetric updates to products of whole matrices.
+for each product, and symmetric updates to products of whole matrices. A recipe falls back to bf16
+(`fp8/prediction.py`).
 
 Both times are sums: launches, a share of what multiplying and moving bytes take at the rates of
 `device`, and passes over memory. `fallback.json` has the coefficients of each kind of problem, as
@@ -59,6 +60,11 @@ def policy(name: Policy) -> Iterator[None]:
         raise ValueError(f"policy must be one of {get_args(Policy)}, got {name!r}")
     with _context(name):
         yield
+
+
+def is_open(implementation: Any) -> bool:
+    """Whether a plan may take another way than a kernel: nobody asked for one."""
+    return implementation is None and _context.value != "kernels"
 
 
 def with_policy(params: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -149,13 +155,22 @@ def _fills(g: int, m: int, n: int, target: Target) -> bool:
 
 @functools.cache
 def coefficients() -> dict[str, dict[str, Any]]:
-    """By `Work.name`: those of the terms of "kernel" and "xla", and the "margin"."""
+    """By kind: those of the terms of "kernel" and "instead", and the "margin"."""
     return json.loads(COEFFICIENTS.read_text())
 
 
 def seconds(terms: Mapping[str, float], factors: Mapping[str, float]) -> float:
     """The sum of terms by their coefficients."""
     return sum(factors[name] * term for name, term in terms.items())
+
+
+def compared(
+    kind: str, kernel: Mapping[str, float], instead: Mapping[str, float]
+) -> tuple[float, float, bool]:
+    """The seconds of a kernel and of another way, from their terms, and whether to take that."""
+    factors = coefficients()[kind]
+    ours, others = seconds(kernel, factors["kernel"]), seconds(instead, factors["instead"])
+    return ours, others, others <= factors["margin"] * ours
 
 
 def faster_reason(
@@ -176,10 +191,9 @@ def faster_reason(
     """
     if work is None or not work.fits or implementation in ("cuda", "prefer_kernels"):
         return ""
-    factors = coefficients()[work.name]
-    whole = seconds(work.xla_terms(target), factors["xla"])
-    ours = seconds(work.kernel_terms(kernel, tile), factors["kernel"])
-    if whole > factors["margin"] * ours and implementation != "prefer_xla":
+    terms = work.kernel_terms(kernel, tile), work.xla_terms(target)
+    ours, whole, is_faster = compared(work.name, *terms)
+    if not is_faster and implementation != "prefer_xla":
         return ""
     return (
         f"{work.description} are predicted to take {whole * 1e6:.3g} us, "

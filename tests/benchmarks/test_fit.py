@@ -52,7 +52,7 @@ def test_the_package_has_the_coefficients_of_the_pairs(cases):
     shipped = fallback.coefficients()
     assert found.keys() == shipped.keys()
     for name, factors in found.items():
-        for way in ("kernel", "xla"):
+        for way in ("kernel", "instead"):
             assert shipped[name][way] == pytest.approx(factors[way], rel=0.02, abs=0.01)
         assert shipped[name]["margin"] == pytest.approx(factors["margin"], abs=0.026)
 

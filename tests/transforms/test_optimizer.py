@@ -52,6 +52,20 @@ class TestTransformations:
         assert state.quantized["layer"].wo.values.shape == (2, E, F, D)
         assert_bits(state, new)
 
+    def test_explain_lists_the_updates(self, rng):
+        """One of each matrix, by the kernel, or with the reason why not."""
+        params = model(rng)
+        gradients = like(rng, params)
+        for ours, op in (
+            (optim.adamw(1e-2), "adamw_quantized"),
+            (optim.quantized(optax.sgd(1e-2)), "apply_and_quantize"),
+        ):
+            plans = jgg.explain(ours.step, params, gradients, ours.init(params)).plans
+            assert [plan.problem.op for plan in plans] == [op] * 3
+            assert all(plan.kernel.name == op and not plan.reason for plan in plans)
+            shapes = {tuple(plan.problem.shape) for plan in plans}
+            assert shapes == {(E, D, F), (E, F, D)}
+
     @pytest.mark.parametrize("in_axes", [(0, 0, None), (None, 0, 0)])
     def test_vmap(self, in_axes, rng):
         """Over runs with gradients of their own, and over learning rates."""

@@ -177,8 +177,12 @@ def expert_parallel_mlp(
     axes = frozenset(group.tokens)
     tokens = vary_over(x.reshape(-1, x.shape[-1]), axes)
     top_k = routing.experts.shape[-1]
+    chosen = routing.experts
+    if dispatch_recipe is None:  # else tokens arrive in FP8
+        every = math.prod(chosen.shape) * group.num_sources, routing.logits.shape[-1]
+        experts, chosen = experts.by_plan(x, *every, chosen, are_copies=True)
     choices = Choices(
-        vary_over(routing.experts.reshape(-1, top_k), axes),
+        vary_over(chosen.reshape(-1, top_k), axes),
         vary_over(routing.weights.reshape(-1, top_k), axes),
     )
     schedule = _schedule(group, tokens, experts, top_k, wanted, dispatch_recipe)

@@ -42,6 +42,11 @@ class Recipe:
 
     "bf16" products multiply 16-bit operands as they are and round wider ones to bfloat16.
 
+    Where weights of 16 bits are quantised in the call, a layer or an `fp8_ragged_dot` that is
+    predicted to train slower than in bf16 computes everything in bf16, and one that is predicted to
+    be slower without gradients computes the forward pass alone in bf16: see `explain`. Weights that
+    are quantised already, or an `implementation` that is asked for, are computed in FP8 always.
+
     The default is the recipe of DeepSeek-V3 (arXiv:2412.19437, section 3.3).
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import jax
@@ -94,7 +95,8 @@ def ragged_mlp(
         "cuda" insists on kernels, fused or not; "xla" is the pure JAX implementation.
       recipe: computes the products in FP8, differentiable once in reverse mode. With forward and
         dgrad in FP8, tokens are quantised before they are copied to rows, and the backward pass
-        keeps gate, up and x as above; other recipes are composed of `fp8_ragged_dot`.
+        keeps gate, up and x as above; other recipes are composed of `fp8_ragged_dot`. In bf16 where
+        that is predicted to be faster, see `Recipe`.
       quantized: what `quantize_mlp` returns for these weights and this recipe, to quantise weights
         once for several calls. Gradients still go to `wi_0`, `wi_1` and `wo`.
 
@@ -115,7 +117,7 @@ def ragged_mlp(
         group_offset,
     )  # fmt: skip
     experts = Experts("ragged_mlp", operands.experts, False, *options, recipe, quantized)
-    return experts.mlp(operands.rows, operands.weights, operands.groups)
+    return _by_plan(experts, operands)
 
 
 def gated_ragged_dot(
@@ -163,8 +165,17 @@ def gated_ragged_dot(
         group_offset, checked_boolean("concatenated", concatenated),
     )  # fmt: skip
     experts = Experts("gated_ragged_dot", operands.experts, False, *options, recipe, quantized)
-    hidden = experts.mlp(operands.rows, operands.weights, operands.groups)
+    hidden = _by_plan(experts, operands)
     return hidden if preferred_element_type is None else hidden.astype(preferred_element_type)
+
+
+def _by_plan(experts: Experts, operands: MlpOperands) -> jax.Array:
+    rows, groups = operands.rows, operands.groups
+    sizes = rows.num_rows, groups.sizes.shape[0]
+    experts, chosen = experts.by_plan(
+        rows.x, *sizes, groups.sizes, are_copies=rows.rows is not None
+    )
+    return experts.mlp(rows, operands.weights, dataclasses.replace(groups, sizes=chosen))
 
 
 def _checked_options(

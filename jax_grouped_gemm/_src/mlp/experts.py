@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax_grouped_gemm._src.activations import Activation
 from jax_grouped_gemm._src.arguments import canonical_offset
 from jax_grouped_gemm._src.arrays import at_least_float32
+from jax_grouped_gemm._src.fp8.choice import bf16_choice, noted
 from jax_grouped_gemm._src.fp8.dot.api import fp8_ragged_dot
 from jax_grouped_gemm._src.fp8.formats import Scaled
 from jax_grouped_gemm._src.fp8.quantize.api import SOURCE_DTYPES
@@ -108,6 +109,36 @@ class Experts:
         """Whether rows that no expert owns have to be numbers: scales of FP8 are found of all rows,
         and a product that is not ours may multiply them by zero."""
         return self.in_fp8 or callable(self.implementation)
+
+    def by_plan(
+        self, x: Any, rows: int, groups: int, sizes: jax.Array, *, are_copies: bool
+    ) -> tuple[Self, jax.Array]:
+        """These experts, without their recipe where bf16 is predicted to train faster.
+
+        Where weights are quantised already, FP8 is what was asked for.
+
+        Args:
+          x: tokens, or rows.
+          rows: how many rows there are, of which these experts have their share.
+          groups: of the rows.
+          sizes: integers that the layer is computed with.
+          are_copies: whether rows are copies of tokens.
+
+        Returns:
+          The experts, and the sizes, in which `explain` finds the choice.
+        """
+        if self.recipe is None or self.quantized is not None or self._is_in_rows:
+            return self, sizes
+        choice = bf16_choice(
+            self.weights.layer(x, rows, groups, are_copies=are_copies),
+            checked_recipe(self.recipe),
+            [x.dtype, *(matrix.dtype for matrix in self.weights.matrices)],
+            self.implementation,
+            training=True,
+        )
+        if choice is None:
+            return self, sizes
+        return dataclasses.replace(self, recipe=None), noted(sizes, choice)
 
     def takes_rows_of(self, recipe: Recipe) -> bool:
         """Whether products take tokens that are quantised by another recipe as they are."""

@@ -7,6 +7,7 @@ a field that is None is an operand that is not given. In a plan the leaves are a
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import jax
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_grouped_gemm._src.arrays import align_varying
+from jax_grouped_gemm._src.fp8.prediction import Dot, Layer
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
 
 
@@ -138,6 +140,19 @@ class ExpertWeights:
         """The dtype to which x and the matrices promote; quantised ones have that of x."""
         arrays = [x for x in self.matrices if not isinstance(x, QuantizedArray)]
         return np.dtype(jnp.result_type(x, *arrays))
+
+    def layer(self, x: Any, rows: int, groups: int, *, are_copies: bool) -> Layer:
+        """Sizes of the layer for these experts' share of all rows, which are x or copies of it."""
+        share = Dot.of(rows, self.projections[0].shape, groups)
+        return Layer(
+            share.g,
+            share.m,
+            math.prod(x.shape[:-1]) if are_copies else 0,
+            x.shape[-1],
+            self.hidden_columns,
+            1 + self.has_up,
+            self.wo is not None,
+        )
 
     def astype(self, dtype: np.dtype) -> ExpertWeights:
         """The matrices in that dtype, and biases as they are."""

@@ -37,6 +37,7 @@ def _update(name: str, target: str, planner: Any, run: Any, of_reference: Any) -
         reference=of_reference,
         multiple_results=True,
         is_matmul=False,
+        is_listed=True,
         dims=_dims,
         instead="shards that are whole blocks of 128 x 128",
     )

@@ -23,8 +23,10 @@ from jax_grouped_gemm._src.arguments import (
 )
 from jax_grouped_gemm._src.arrays import align_varying
 from jax_grouped_gemm._src.autodiff import once_differentiable
+from jax_grouped_gemm._src.fp8.choice import Choice, bf16_choice, noted
 from jax_grouped_gemm._src.fp8.dot.primitive import may_be_split_later, weight_gradient
 from jax_grouped_gemm._src.fp8.formats import Scaled, quantized_blocks
+from jax_grouped_gemm._src.fp8.prediction import Dot
 from jax_grouped_gemm._src.fp8.products import FP8_LHS, FP8_RHS, Fp8Products, in_16_bits, named
 from jax_grouped_gemm._src.fp8.quantize.api import SOURCE_DTYPES, QuantizedWeights
 from jax_grouped_gemm._src.fp8.recipe import Recipe, checked_recipe
@@ -62,13 +64,14 @@ def fp8_ragged_dot(
       lhs: [m, k], bfloat16, float16 or float32.
       rhs: [g, k, n], likewise.
       group_sizes: [G] of any integer dtype, rows per group.
-      recipe: see `Recipe`.
+      recipe: see `Recipe`, also for when it computes in bf16.
       quantized_rhs: what `quantize_weights(rhs)` returns, to quantise weights once for several
         calls, such as the steps of gradient accumulation. The gradient still goes to `rhs`. Or
         `quantize(rhs, "fp8_128x128", layout="rows")`, which is transposed in each call.
       preferred_element_type: dtype of the result, by default the promoted dtype of lhs and rhs.
       group_offset: see `ragged_dot`.
-      implementation: see `ragged_dot`.
+      implementation: see `ragged_dot`. "cuda" and "xla" compute as the recipe says whatever it
+        takes.
 
     Returns:
       [m, n].
@@ -109,6 +112,16 @@ def _on_device(product: _Product, num_rows: int, rows, whole, axes):
     (lhs,), (rhs, quantized_rhs, group_sizes, offset) = rows, whole
     if axes:
         group_sizes = sizes_in_slice(group_sizes, Split.of_rows(axes, num_rows))
+    if quantized_rhs is None:
+        of = Dot.of(lhs.shape[0], rhs.shape, group_sizes.shape[0])
+        dtypes = lhs.dtype, rhs.dtype
+        trained, alone = (
+            bf16_choice(of, product.recipe, dtypes, product.implementation, training=training)
+            for training in (True, False)
+        )
+        if trained:
+            return product.products_in_16_bits(lhs, rhs, noted(group_sizes, trained), offset)
+        product = dataclasses.replace(product, alone=alone)
     # Outside the custom derivative, where the casts have transposes.
     leaves, tree = jax.tree.flatten((lhs, rhs, quantized_rhs, group_sizes, offset))
     return _dot(product, *jax.tree.unflatten(tree, align_varying(*leaves)))
@@ -116,11 +129,17 @@ def _on_device(product: _Product, num_rows: int, rows, whole, axes):
 
 @dataclasses.dataclass(frozen=True)
 class _Product(Fp8Products):
-    """The static part of one matmul, and the three products that it consists of."""
+    """The static part of one matmul, and the three products that it consists of.
+
+    Attributes:
+      out_dtype, lhs_dtype, rhs_dtype: of the arrays.
+      alone: bf16, if that is for the product without its cotangents.
+    """
 
     out_dtype: np.dtype
     lhs_dtype: np.dtype
     rhs_dtype: np.dtype
+    alone: Choice | None = None
 
     def products_in_16_bits(self, lhs, rhs, group_sizes, offset):
         """The ragged matmul of operands that are not quantised."""
@@ -177,6 +196,8 @@ def _forward(product: _Product, lhs, rhs, quantized_rhs, group_sizes, offset, *,
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _dot(product: _Product, lhs, rhs, quantized_rhs, group_sizes, offset):
+    if product.alone:
+        return product.products_in_16_bits(lhs, rhs, noted(group_sizes, product.alone), offset)
     operands = (lhs, rhs, quantized_rhs, group_sizes, offset)
     return _forward(product, *operands, for_gradient=False)[0]
 

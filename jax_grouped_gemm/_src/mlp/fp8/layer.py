@@ -28,6 +28,7 @@ from jax_grouped_gemm._src.arrays import (
 )
 from jax_grouped_gemm._src.autodiff import once_differentiable
 from jax_grouped_gemm._src.barrier import barrier
+from jax_grouped_gemm._src.fp8.choice import Choice, bf16_choice, noted
 from jax_grouped_gemm._src.fp8.formats import Scaled
 from jax_grouped_gemm._src.fp8.products import FP8_LHS, FP8_RHS, named
 from jax_grouped_gemm._src.fp8.recipe import Recipe
@@ -41,7 +42,9 @@ from jax_grouped_gemm._src.mlp.fp8.hidden.primitive import (
 )
 from jax_grouped_gemm._src.mlp.fp8.products import Dtypes, Layer
 from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp, quantize_experts
+from jax_grouped_gemm._src.mlp.layer import down, gated_ragged_dot
 from jax_grouped_gemm._src.mlp.operands import Differentials, ExpertWeights, MlpOperands, Rows
+from jax_grouped_gemm._src.mlp.primitive import Options
 from jax_grouped_gemm._src.mlp.reference import row_weights
 from jax_grouped_gemm._src.plan import current_tiles
 
@@ -69,6 +72,9 @@ def mlp(
       tokens: x as the recipe quantises it, if it is quantised already.
       combines: whether the rows of each token, which `inverse` knows, are summed up.
     """
+    alone = None
+    if quantized is None and tokens is None:
+        alone = _forward_choice(recipe, implementation, operands)
     leaves, tree = jax.tree.flatten((operands, quantized, tokens))
     # Outside the custom derivative, where the casts have transposes.
     operands, quantized, tokens = jax.tree.unflatten(tree, align_varying(*leaves))
@@ -88,6 +94,7 @@ def mlp(
         dtypes,
         experts.count,
         combines and bo is None,
+        alone,
     )
     y = _mlp(layer, operands, quantized, tokens)
     if bo is None:
@@ -103,7 +110,35 @@ def mlp(
 def _mlp(
     layer: Layer, operands: MlpOperands, quantized: QuantizedMlp | None, tokens: Scaled | None
 ) -> jax.Array:
+    if layer.alone:
+        return _in_bf16(layer, layer.alone, operands)
     return _forward(layer, operands, quantized, tokens, for_gradient=False)[0]
+
+
+def _forward_choice(
+    recipe: Recipe, implementation: Implementation, operands: MlpOperands
+) -> Choice | None:
+    """bf16, if the forward pass alone is predicted to be faster so."""
+    rows, experts = operands.rows, operands.experts
+    sizes = rows.num_rows, operands.groups.sizes.shape[0]
+    return bf16_choice(
+        experts.layer(rows.x, *sizes, are_copies=rows.rows is not None),
+        recipe,
+        [rows.x.dtype, *(x.dtype for x in experts.matrices)],
+        implementation,
+        training=False,
+    )
+
+
+def _in_bf16(layer: Layer, choice: Choice, given: MlpOperands) -> jax.Array:
+    """The forward pass without a recipe."""
+    groups = dataclasses.replace(given.groups, sizes=noted(given.groups.sizes, choice))
+    given = dataclasses.replace(given, groups=groups)
+    options = Options.of(layer.hidden_layer.activation, None, layer.implementation)
+    (y,) = gated_ragged_dot(options, given, residuals=False)
+    if layer.dtypes.wo is not None:
+        y = down(options, given, y)
+    return (token_rows.combine(y, given.rows) if layer.combines else y).astype(layer.dtypes.out)
 
 
 def _forward(layer: Layer, given: MlpOperands, quantized, tokens, *, for_gradient):

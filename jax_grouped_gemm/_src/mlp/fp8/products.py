@@ -16,6 +16,7 @@ from jax_grouped_gemm._src.arrays import (
     vary_over,
     varying_axes,
 )
+from jax_grouped_gemm._src.fp8.choice import Choice
 from jax_grouped_gemm._src.fp8.formats import Scaled, ScaledView
 from jax_grouped_gemm._src.fp8.products import Fp8Products, in_16_bits
 from jax_grouped_gemm._src.fp8.quantize import primitive, reference
@@ -50,12 +51,14 @@ class Layer(Fp8Products):
       dtypes: of the arrays.
       num_experts: matrices of each kind.
       combines: whether rows are summed up to tokens in the end.
+      alone: bf16, if that is for the forward pass without a backward pass.
     """
 
     hidden_layer: HiddenLayer
     dtypes: Dtypes
     num_experts: int
     combines: bool
+    alone: Choice | None = None
 
     def owned_rows(self, given: MlpOperands, num_rows: int) -> jax.Array:
         """Which rows the experts here own: booleans [num_rows]."""

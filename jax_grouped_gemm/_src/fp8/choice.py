@@ -1,0 +1,107 @@
+"""bf16 in place of a recipe, where that is predicted to be faster: the choice, and how it is said.
+
+A program that has taken bf16 has an operation that does nothing, so that `explain` finds the choice
+and its reason. Programs are traced by the choice, before it is known what they are compiled for, so
+that it follows from shapes alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_grouped_gemm._src import fallback
+from jax_grouped_gemm._src.device import H200, Target, duration
+from jax_grouped_gemm._src.fp8.prediction import KIND, Cost, Dot, Layer
+from jax_grouped_gemm._src.fp8.recipe import Recipe
+from jax_grouped_gemm._src.op import Op
+from jax_grouped_gemm._src.plan import Kernel, Plan
+
+BF16 = Kernel("bf16")
+"""Products in 16 bits, each of which has a plan of its own."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """What a recipe computes, and whether for training or the forward pass alone."""
+
+    of: Dot | Layer
+    recipe: Recipe
+    training: bool
+
+    op = "recipe_in_bf16"
+
+    def terms(self, target: Target = H200) -> tuple[dict[str, float], dict[str, float]]:
+        """The terms of the times in FP8 and in bf16."""
+        fp8, bf16 = Cost(target), Cost(target)
+        self.of.in_fp8(self.recipe, fp8, training=self.training)
+        self.of.in_bf16(bf16, training=self.training)
+        return fp8.terms(), bf16.terms()
+
+    def seconds(self, target: Target = H200) -> tuple[float, float, bool]:
+        """What it is predicted to take in FP8 and in bf16, and whether to take bf16."""
+        return fallback.compared(KIND, *self.terms(target))
+
+    def __str__(self) -> str:
+        what = "with its gradients" if self.training else "forward alone"
+        return f"{self.of}, recipe {self.recipe.scaling}, {what}"
+
+
+def bf16_choice(
+    of: Dot | Layer,
+    recipe: Recipe,
+    dtypes: Iterable[Any],
+    implementation: Any,
+    *,
+    training: bool,
+) -> Choice | None:
+    """The choice, if it is bf16.
+
+    Args:
+      of: what is computed.
+      recipe: how.
+      dtypes: of the operands. Only those of one 16-bit dtype may be multiplied as they are.
+      implementation: what the caller asks for. Kernels, or the reference, are those of the recipe.
+      training: whether gradients are computed too.
+    """
+    found = set(map(np.dtype, dtypes))
+    products = (recipe.forward, recipe.dgrad, recipe.wgrad)[: 3 if training else 1]
+    if not fallback.is_open(implementation) or len(found) > 1 or "fp8" not in products:
+        return None
+    if not found <= {np.dtype(jnp.bfloat16), np.dtype(jnp.float16)} or not of.is_known:
+        return None
+    choice = Choice(of, recipe, training)
+    *_, is_faster = choice.seconds()
+    return choice if is_faster else None
+
+
+def noted(group_sizes: jax.Array, choice: Choice) -> jax.Array:
+    """`group_sizes`, in a program in which `explain` finds the choice."""
+    return OP.bind(group_sizes, choice=choice, implementation=None)
+
+
+def _plan(avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> Plan[Choice]:
+    choice = params["choice"]
+    fp8, bf16, _ = choice.seconds()
+    reason = f"predicted to take {duration(bf16)}, and {duration(fp8)} in FP8"
+    return Plan(choice, BF16, reason)
+
+
+OP = Op(
+    name=Choice.op,
+    operand_ranks=None,
+    targets=(),
+    avals=lambda sizes, **params: sizes,
+    planner=_plan,
+    call=lambda plan, sizes: sizes,
+    reference=lambda sizes, **params: sizes,
+    is_matmul=False,
+    is_listed=True,
+)
+
+OP.def_batching(lambda operands, dims, **params: (OP.bind(*operands, **params), dims[0]))

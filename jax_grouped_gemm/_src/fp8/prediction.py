@@ -1,0 +1,278 @@
+"""Whether bf16 is predicted to be faster than a recipe: of a whole layer, and of a single matmul.
+
+Products in FP8 take about half of the time of products in 16 bits, and quantising operands takes
+time too. Quantising weights pays where an expert has enough rows, quantising rows where matrices
+are large enough. Rows of FP8 arrays that are no multiple of 16 bytes are padded by XLA before each
+product. So a recipe whose weights are quantised in the call computes in bf16 where that is
+predicted to be faster. Training and the forward pass alone are two questions.
+
+Times are sums, as those of `_src/fallback.py` are, and the coefficients are in the same file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from jax_grouped_gemm._src.arrays import cdiv, is_static, round_up
+from jax_grouped_gemm._src.device import H200, Target
+from jax_grouped_gemm._src.fp8.formats import BLOCK
+from jax_grouped_gemm._src.fp8.recipe import Recipe
+from jax_grouped_gemm._src.plan import DEFAULT_TILE, TMA_ALIGNMENT_BYTES
+
+KIND = "recipe"
+"""Of the coefficients."""
+
+SOURCE_ALIGNMENT, BY_ELEMENTS = 8, 4
+"""Columns of matrices of 16 bits that are loaded at once, and how much longer than a copy the
+quantiser of others takes, which loads and stores single elements."""
+
+
+@dataclasses.dataclass
+class Cost:
+    """What a computation consists of, in seconds before coefficients.
+
+    Attributes:
+      target: the device.
+      launch: a microsecond for each kernel.
+      rows, gradients: what tensor cores take for products of rows, and for gradients of weights.
+      wave: a microsecond for each tile that a multiprocessor computes.
+      moved: reading and writing beside products.
+      weights: the same, of quantising weights.
+      unaligned: the same, of arrays with rows of FP8 that are no multiple of 16 bytes.
+    """
+
+    target: Target = H200
+    launch: float = 0.0
+    rows: float = 0.0
+    gradients: float = 0.0
+    wave: float = 0.0
+    moved: float = 0.0
+    weights: float = 0.0
+    unaligned: float = 0.0
+
+    def terms(self) -> dict[str, float]:
+        """The terms of `fallback.seconds`."""
+        return {x.name: getattr(self, x.name) for x in dataclasses.fields(self)[1:]}
+
+    def move(self, num_bytes: float, launches: int = 1) -> None:
+        """Adds kernels that move bytes."""
+        self.moved += num_bytes / self.target.rates.bandwidth
+        self.launch += 1e-6 * launches
+
+    def quantize_weights(self, g: int, k: int, n: int, bytes_each: int) -> None:
+        """Adds the quantiser of g matrices [k, n]."""
+        seconds = g * k * n * bytes_each / self.target.rates.bandwidth
+        if k % TMA_ALIGNMENT_BYTES or n % SOURCE_ALIGNMENT:
+            self.unaligned += seconds * BY_ELEMENTS
+        else:
+            self.weights += seconds
+        self.launch += 1e-6
+
+    def multiply(self, g: int, m: int, k: int, n: int, itemsize: int) -> None:
+        """Adds a product of m rows by g matrices [k, n]."""
+        visited = min(g, m)
+        # The last tile of a group is half full on average.
+        tiles = (m / BLOCK + visited / 2) * cdiv(n, DEFAULT_TILE.tile_n)
+        moved = itemsize * (m * k + visited * k * n) + 2 * m * n
+        self.rows += self._product(tiles, k, moved, itemsize)
+        if itemsize == 1 and k % TMA_ALIGNMENT_BYTES:
+            self.unaligned += 2 * (m * k + g * k * n) / self.target.rates.bandwidth
+            self.launch += 2e-6
+
+    def contract(self, g: int, m: int, k: int, n: int, itemsize: int) -> None:
+        """Adds the gradient of g matrices [k, n] by m rows."""
+        tiles = g * cdiv(k, DEFAULT_TILE.tile_m) * cdiv(n, DEFAULT_TILE.tile_n)
+        moved = itemsize * m * (k + n) + 2 * g * k * n
+        # Groups in FP8 are whole blocks, half of the last one of which is zeros on average.
+        depth = m / g + (BLOCK / 2 if itemsize == 1 else 0)
+        self.gradients += self._product(tiles, depth, moved, itemsize)
+
+    def _product(self, tiles: float, depth: float, moved: float, itemsize: int) -> float:
+        target, tile = self.target, DEFAULT_TILE
+        waves = max(tiles / target.multiprocessors, 1)
+        self.wave += 1e-6 * waves
+        self.launch += 1e-6
+        steps = round_up(math.ceil(depth), BLOCK // itemsize)
+        multiply_adds = waves * target.multiprocessors * tile.tile_m * tile.tile_n * steps
+        rate = target.multiply_adds(np.dtype(np.int8 if itemsize == 1 else np.float16))
+        return max(multiply_adds / rate, moved / target.rates.bandwidth)
+
+
+def _once(recipe: Recipe) -> int:
+    """Bytes moved to quantise an element of 16 bits. Scales of whole rows take a pass before."""
+    return 3 if recipe.scaling == "blockwise" else 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Dot:
+    """A ragged matmul: m rows by g matrices [k, n]."""
+
+    g: int
+    m: int
+    k: int
+    n: int
+
+    @classmethod
+    def of(cls, rows: Any, matrices: Sequence[Any], groups: Any) -> Dot:
+        """With the share of the rows of all groups that those of the matrices [g, k, n] have."""
+        g, k, n = matrices
+        return cls(g, rows * g // groups if is_static(rows, groups) and groups else 0, k, n)
+
+    def __str__(self) -> str:
+        return f"a matmul of {self.m} rows, {self.k} by {self.n}, {self.g} groups"
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is something to compute, of sizes that are numbers."""
+        return is_static(self.g, self.m, self.k, self.n) and 0 not in (
+            self.g,
+            self.m,
+            self.k,
+            self.n,
+        )
+
+    def in_fp8(self, recipe: Recipe, cost: Cost, *, training: bool) -> None:
+        """What `fp8_ragged_dot` consists of."""
+        g, m, k, n = self.g, self.m, self.k, self.n
+        forward, wgrad = recipe.forward == "fp8", training and recipe.wgrad == "fp8"
+        dgrad = training and recipe.dgrad == "fp8"
+        for columns, plain in ((k, forward), (n, dgrad)):
+            if plain or wgrad:
+                both = plain and wgrad
+                cost.move(m * columns * ((_once(recipe) if plain else 3) + both))
+        if forward or dgrad:
+            cost.quantize_weights(g, k, n, _once(recipe) + (forward and dgrad))
+        cost.multiply(g, m, k, n, 1 if forward else 2)
+        if training:
+            cost.multiply(g, m, n, k, 1 if dgrad else 2)
+            cost.contract(g, m, k, n, 1 if wgrad else 2)
+
+    def in_bf16(self, cost: Cost, *, training: bool) -> None:
+        """What `ragged_dot` consists of."""
+        cost.multiply(self.g, self.m, self.k, self.n, 2)
+        if training:
+            cost.multiply(self.g, self.m, self.n, self.k, 2)
+            cost.contract(self.g, self.m, self.k, self.n, 2)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layer:
+    """The MLPs of experts.
+
+    Attributes:
+      g: experts.
+      m: rows.
+      tokens: of which rows are copies, 0 where they are no copies.
+      embed: columns of a row.
+      hidden: columns of a hidden layer.
+      projections: of a row: gate and up, or gate alone.
+      has_down: whether there is a down projection.
+    """
+
+    g: int
+    m: int
+    tokens: int
+    embed: int
+    hidden: int
+    projections: int = 2
+    has_down: bool = True
+
+    def __str__(self) -> str:
+        return f"a layer of {self.m} rows, D {self.embed}, F {self.hidden}, {self.g} experts"
+
+    @property
+    def is_known(self) -> bool:
+        """See `Dot`."""
+        return is_static(self.tokens) and Dot(self.g, self.m, self.embed, self.hidden).is_known
+
+    def in_fp8(self, recipe: Recipe, cost: Cost, *, training: bool) -> None:
+        """What a layer with a recipe consists of."""
+        if (recipe.forward, recipe.dgrad) != ("fp8", "fp8"):
+            return self._composed(recipe, cost, training=training)
+        g, m, d, f = self.g, self.m, self.embed, self.hidden
+        both = self.projections * round_up(f, BLOCK)
+        once = _once(recipe)
+        # Of what a kernel computes, quantised by it or by passes after it.
+        computed = 1 if recipe.scaling == "blockwise" else 2 + once
+        each = once + training
+        for _ in range(self.projections):
+            cost.quantize_weights(g, d, f, each)
+        self._quantize_rows(once, cost)
+        cost.multiply(g, m, d, both, 1)
+        if self.has_down:
+            cost.quantize_weights(g, f, d, each)
+            cost.move(m * (2 * both + computed * f))
+            cost.multiply(g, m, f, d, 1)
+            self._add_up(cost)
+        if not training:
+            return
+        wgrad = 1 if recipe.wgrad == "fp8" else 2
+        if self.has_down:
+            self._quantize_rows(once, cost)
+            cost.multiply(g, m, d, f, 1)
+        cost.move(m * (2 * (both + f) + computed * both + wgrad * (both + f)))
+        cost.multiply(g, m, both, d, 1)
+        self._add_up(cost)
+        for _ in range(1 + self.has_down):  # x, and the gradient of the result
+            cost.move(2 * wgrad * m * d)
+            if wgrad == 1:
+                cost.move(2 * (self.tokens or m) * d)
+        self._gradients(wgrad, cost)
+
+    def in_bf16(self, cost: Cost, *, training: bool) -> None:
+        """What a layer without a recipe consists of."""
+        g, m, d, f = self.g, self.m, self.embed, self.hidden
+        both = self.projections * round_up(f, BLOCK)
+        self._copy(cost)
+        cost.multiply(g, m, d, both, 2)
+        cost.move(2 * m * (f + both * training), launches=0)
+        if self.has_down:
+            cost.multiply(g, m, f, d, 2)
+            self._add_up(cost)
+        if not training:
+            return
+        if self.has_down:
+            self._copy(cost)
+            cost.multiply(g, m, d, f, 2)
+        cost.move(2 * m * (2 * both + f), launches=0)
+        cost.multiply(g, m, both, d, 2)
+        self._add_up(cost)
+        self._copy(cost)
+        self._gradients(2, cost)
+
+    def _composed(self, recipe: Recipe, cost: Cost, *, training: bool) -> None:
+        g, m, d, f = self.g, self.m, self.embed, self.hidden
+        self._copy(cost)
+        for _ in range(self.projections):
+            Dot(g, m, d, f).in_fp8(recipe, cost, training=training)
+        passes = 1 + 2 * training
+        cost.move(2 * m * f * (self.projections + 1) * passes, launches=passes)
+        if self.has_down:
+            Dot(g, m, f, d).in_fp8(recipe, cost, training=training)
+            for _ in range(1 + training):
+                self._add_up(cost)
+        if training:
+            self._copy(cost)
+            cost.move(2 * m * d * 3 * (self.projections - 1))
+
+    def _quantize_rows(self, once: int, cost: Cost) -> None:
+        cost.move(once * (self.tokens or self.m) * self.embed)
+        if self.tokens:
+            cost.move(2 * self.m * self.embed, launches=2)
+
+    def _copy(self, cost: Cost) -> None:
+        if self.tokens:
+            cost.move(4 * self.m * self.embed)
+
+    def _add_up(self, cost: Cost) -> None:
+        if self.tokens:
+            cost.move(2 * (self.m + self.tokens) * self.embed)
+
+    def _gradients(self, itemsize: int, cost: Cost) -> None:
+        for _ in range(self.projections + self.has_down):
+            cost.contract(self.g, self.m, self.embed, self.hidden, itemsize)

@@ -1,0 +1,139 @@
+"""Whether plans compute a recipe in FP8 or in bf16, for layers and matmuls of many sizes."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jax_grouped_gemm as jgg
+from benchmarks import fit
+from benchmarks.never_slower import recipes
+from jax_grouped_gemm import moe
+from jax_grouped_gemm._src import fallback
+from jax_grouped_gemm._src.fp8.choice import Choice, bf16_choice
+from jax_grouped_gemm._src.fp8.prediction import Dot, Layer
+
+pytestmark = pytest.mark.plans_as_users_get_them
+BF16 = jnp.bfloat16
+CHOICE = "recipe_in_bf16"
+
+
+def first_plan(op, *sizes, **options):
+    function = recipes.function(op, sizes, None)
+    return jgg.explain(
+        lambda *operands: function(*operands, **options), *recipes.operands(op, sizes)
+    ).plans[0]
+
+
+def test_measured_sizes_lose_little():
+    """Of layers and matmuls that were measured both ways, none is 3 % slower than the faster."""
+    factors = fallback.coefficients()
+    cases = [fit.Case.of(pair) for pair in fit.read() if fit.is_recipe(pair)]
+    assert len(cases) > 40
+    losses = {
+        (case.pair.op, case.pair.sizes): case.choice(factors[case.kind])
+        / min(case.pair.kernel_us, case.pair.other_us)
+        for case in cases
+    }
+    assert {pair for pair, loss in losses.items() if loss > 1.03} == set()
+
+
+@pytest.mark.parametrize(
+    ("op", "sizes", "in_bf16"),
+    [
+        ("recipe_layer_step", (5003, 1096, 520, 24, 3), True),  # rows of no multiple of 16 bytes
+        ("recipe_layer", (5003, 1096, 520, 24, 3), True),
+        ("recipe_layer_step", (8192, 5120, 8192, 16, 1), False),
+        ("recipe_layer", (8192, 5120, 8192, 16, 1), True),
+        ("recipe_layer_step", (4096, 4096, 14336, 8, 2), False),
+        ("recipe_layer_step", (64, 2048, 768, 128, 8), True),  # few rows an expert
+        ("recipe_dot_step", (128, 512, 2048, 1536), True),
+        ("recipe_dot_step", (8, 1024, 4096, 14336), False),
+        ("recipe_dot", (128, 512, 2048, 1536), True),
+    ],
+    ids=str,
+)
+def test_plans(op, sizes, in_bf16):
+    plan = first_plan(op, *sizes)
+    assert (plan.problem.op == CHOICE) == in_bf16
+    if in_bf16:
+        assert plan.kernel.name == "bf16" and "s in FP8" in plan.reason
+        assert str(plan).count("\n") == 1 and str(sizes[2]) in str(plan)
+
+
+def test_random_sizes(rng):
+    """A program has the choice that is predicted, and more rows never make bf16 better."""
+    for number in range(12):
+        op = recipes.shapes.RECIPES[number % 4]
+        sizes = recipes.random_sizes(op, rng)
+        _, _, in_bf16 = recipes.choice(op, sizes).seconds()
+        assert (first_plan(op, *sizes).problem.op == CHOICE) == in_bf16, (op, sizes)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_rows_decide(training):
+    for of, rows in ((Layer(16, 0, 0, 4096, 4096), "m"), (Dot(16, 0, 4096, 4096), "m")):
+        chosen = [
+            Choice(dataclasses.replace(of, **{rows: 16 * 2**i}), jgg.Recipe(), training).seconds()
+            for i in range(15)
+        ]
+        assert chosen[0][2] and not chosen[-1][2]
+        ratios = [bf16 / fp8 for fp8, bf16, _ in chosen]
+        assert ratios[-1] > 1.3 > 0.9 > ratios[0]
+
+
+def test_scales_of_rows_cost_more():
+    """A layer that FP8 pays for with scales of blocks, and not with those of rows."""
+    sizes = 8192, 2048, 768, 128, 8
+    assert first_plan("recipe_layer_step", *sizes).problem.op != CHOICE
+    assert first_plan("recipe_layer_step rowwise", *sizes).problem.op == CHOICE
+
+
+def test_what_is_not_left_to_plans():
+    def chosen(**options):
+        given = dict(of=Dot(4, 32, 64, 64), recipe=jgg.Recipe(), dtypes=[BF16, BF16])
+        given |= dict(implementation=None, training=True)
+        return bf16_choice(**given | options)
+
+    assert chosen()
+    assert chosen(dtypes=[jnp.float16] * 2)
+    for dtypes in ([jnp.float32] * 2, [BF16, jnp.float16], [BF16, jnp.float32]):
+        assert not chosen(dtypes=dtypes)
+    for implementation in ("cuda", "xla", "reference"):
+        assert not chosen(implementation=implementation)
+    assert not chosen(of=Dot(4, 0, 64, 64)) and not chosen(of=Dot(0, 32, 64, 64))
+    assert not chosen(recipe=jgg.Recipe("bf16", "bf16", "bf16"))
+    assert not chosen(recipe=jgg.Recipe(forward="bf16"), training=False)
+    with fallback.policy("kernels"):
+        assert not chosen()
+
+
+def test_symbolic_sizes_are_in_fp8(rng):
+    m = jax.export.symbolic_shape("m")[0]
+    lhs = jax.ShapeDtypeStruct((m, 64), BF16)
+    others = jax.ShapeDtypeStruct((4, 64, 32), BF16), jax.ShapeDtypeStruct((4,), jnp.int32)
+    jaxpr = jax.make_jaxpr(jgg.fp8_ragged_dot)(lhs, *others)
+    assert CHOICE not in str(jaxpr) and "scaled" in str(jaxpr)
+
+
+def test_the_experts_of_a_device_count(rng):
+    """Rows of experts that are elsewhere are no reason for FP8."""
+    t, d, f = 1 << 14, 4096, 1024
+    routing = moe.Routing(
+        jax.ShapeDtypeStruct((t, 64), jnp.float32),
+        jax.ShapeDtypeStruct((t, 2), jnp.int32),
+        jax.ShapeDtypeStruct((t, 2), jnp.float32),
+    )
+    x, offset = jax.ShapeDtypeStruct((t, d), BF16), jax.ShapeDtypeStruct((), jnp.int32)
+
+    def plan(experts):
+        wi, wo = (jax.ShapeDtypeStruct((experts, *s), BF16) for s in ((d, f), (f, d)))
+
+        def layer(x, routing, wi_0, wi_1, wo, offset):
+            options = dict(recipe=jgg.Recipe(), group_offset=offset)
+            return moe.dropless_mlp(x, routing, wi_0, wi_1, wo, **options)
+
+        return jgg.explain(jax.jit(layer), x, routing, wi, wi, wo, offset).plans[0]
+
+    assert "16384 rows" in str(plan(32)) and "32768 rows" in str(plan(64))
