@@ -23,7 +23,9 @@ function(jgg_add_kernel_library name)
   target_compile_features(${name} PUBLIC cxx_std_20)
   target_include_directories(${name} PUBLIC csrc)
   target_include_directories(${name} SYSTEM PUBLIC ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
-  target_include_directories(${name} SYSTEM PRIVATE ${JGG_CUTLASS_INCLUDE_DIR})
+  target_include_directories(
+    ${name} SYSTEM PRIVATE ${JGG_EMPTY_CUTLASS_INCLUDE_DIR} ${JGG_CUTLASS_INCLUDE_DIR}
+  )
   # -v has ptxas report the registers and spills of each kernel. Instances whose additions are paced
   # are not compressed: see Instances.cmake.
   target_compile_options(
