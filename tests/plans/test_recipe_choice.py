@@ -27,16 +27,16 @@ def first_plan(op, *sizes, **options):
 
 
 def test_measured_sizes_lose_little():
-    """Of layers and matmuls that were measured both ways, none is 3 % slower than the faster."""
+    """Of layers and matmuls that were measured both ways, none is much slower than the faster."""
     factors = fallback.coefficients()
     cases = [fit.Case.of(pair) for pair in fit.read() if fit.is_recipe(pair)]
-    assert len(cases) > 40
-    losses = {
-        (case.pair.op, case.pair.sizes): case.choice(factors[case.kind])
-        / min(case.pair.kernel_us, case.pair.other_us)
-        for case in cases
-    }
-    assert {pair for pair, loss in losses.items() if loss > 1.03} == set()
+    assert len(cases) > 150
+    best = [min(case.pair.kernel_us, case.pair.other_us) for case in cases]
+    taken = [case.choice(factors[case.kind]) for case in cases]
+    assert sum(taken) < 1.002 * sum(best)
+    for case, one, least in zip(cases, taken, best, strict=True):
+        most = 1.04 if case.pair.op in recipes.shapes.RECIPES else 1.1  # other recipes than usual
+        assert one < most * least, case.pair
 
 
 @pytest.mark.parametrize(

@@ -148,13 +148,30 @@ class ScaledEpilogue {
     }
   }
 
-  // Two neighbouring sums of one row, from number `i` on, of a subtile whose first column is
-  // `column`.
-  __device__ float2 scaled(float const* sums, int i, int column) const {
+  // The scales of a thread's columns in a subtile, two next to each other of each eight, from
+  // `column` on. They are loaded at once: no load moves past a store to shared memory, and each
+  // would be waited for.
+  template <int kEights>
+  struct ColumnScales {
+    float2 of[kEights];
+
+    __device__ ColumnScales(ScaledEpilogue const& epilogue, int column) {
+      if constexpr (Config::kChannelScales) {
+        int const first = column + thread() % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < kEights; ++i) {
+          of[i] = *reinterpret_cast<float2 const*>(epilogue.channel_scales_ + first + i * 8);
+        }
+      }
+    }
+  };
+
+  // Two neighbouring sums of one row, from number `i` on.
+  template <int kEights>
+  __device__ float2 scaled(float const* sums, int i, ColumnScales<kEights> const& scales) const {
     float2 pair{sums[i], sums[i + 1]};
     if constexpr (Config::kChannelScales) {
-      auto const scale =
-          *reinterpret_cast<float2 const*>(channel_scales_ + column + i / 4 * 8 + thread() % 4 * 2);
+      float2 const scale = scales.of[i / 4];
       pair = {pair.x * scale.x, pair.y * scale.y};
     }
     if constexpr (!Config::kStepScales) {
@@ -170,12 +187,13 @@ class ScaledEpilogue {
   __device__ void write_halves(float const* sums, uint8_t* slot, int column) const {
     int const lane = thread() % 32, warp = thread() / 32;
     int const row = warp * 16 + lane % 16;
+    ColumnScales<8> const scales(*this, column);
 #pragma unroll
     for (int pair = 0; pair < 4; ++pair) {
       int const unit = (2 * pair + lane / 16) ^ (row % 8);
       auto& target = *reinterpret_cast<cute::uint128_t*>(slot + row * kRowBytes + unit * 16);
       auto const two = [&](int i) {
-        float2 const values = scaled(sums, pair * 8 + i, column);
+        float2 const values = scaled(sums, pair * 8 + i, scales);
         return pack(type_, values.x, values.y);
       };
       cute::SM90_U32x4_STSM_N::copy(two(0), two(2), two(4), two(6), target);
@@ -186,13 +204,14 @@ class ScaledEpilogue {
   // eight rows of 16 bytes: lane l gives the address of row l % 8 of fragment l / 8.
   __device__ void write_transposed(float const* sums, uint8_t* slot, int column) const {
     int const lane = thread() % 32, warp = thread() / 32;
+    ColumnScales<8> const scales(*this, column);
 #pragma unroll
     for (int pair = 0; pair < 4; ++pair) {
       int const row = pair * 16 + lane / 16 * 8 + lane % 8;
       int const unit = (2 * warp + lane / 8 % 2) ^ (row % 8);
       auto& target = *reinterpret_cast<cute::uint128_t*>(slot + row * kRowBytes + unit * 16);
       auto const two = [&](int i) {
-        float2 const values = scaled(sums, pair * 8 + i, column);
+        float2 const values = scaled(sums, pair * 8 + i, scales);
         return pack(type_, values.x, values.y);
       };
       cute::SM90_U16x8_STSM_T::copy(two(0), two(2), two(4), two(6), target);
@@ -207,6 +226,7 @@ class ScaledEpilogue {
   __device__ void write_floats(float const* sums, uint8_t* slot, int column) const {
     int const lane = thread() % 32, warp = thread() / 32;
     bool const swap = (lane ^ lane / 4) % 2;
+    ColumnScales<4> const scales(*this, column);
 #pragma unroll
     for (int eight = 0; eight < 4; ++eight) {
 #pragma unroll
@@ -214,7 +234,7 @@ class ScaledEpilogue {
         int const row = warp * 16 + half * 8 + lane / 4;
         int const unit = (2 * eight + lane % 4 / 2) ^ (row % 8);
         float* to = reinterpret_cast<float*>(slot + row * kRowBytes + unit * 16 + lane % 2 * 8);
-        auto const [left, right] = scaled(sums, eight * 4 + half * 2, column);
+        auto const [left, right] = scaled(sums, eight * 4 + half * 2, scales);
         to[swap] = swap ? right : left;
         to[!swap] = swap ? left : right;
       }

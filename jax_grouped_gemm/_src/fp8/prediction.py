@@ -142,9 +142,13 @@ class Dot:
         forward, wgrad = recipe.forward == "fp8", training and recipe.wgrad == "fp8"
         dgrad = training and recipe.dgrad == "fp8"
         for columns, plain in ((k, forward), (n, dgrad)):
-            if plain or wgrad:
-                both = plain and wgrad
-                cost.move(m * columns * ((_once(recipe) if plain else 3) + both))
+            if plain and wgrad and recipe.scaling == "blockwise":
+                cost.move(m * columns * (_once(recipe) + 1))
+            else:
+                if plain:
+                    cost.move(m * columns * _once(recipe))
+                if wgrad:
+                    cost.move(m * columns * 3)
         if forward or dgrad:
             cost.quantize_weights(g, k, n, _once(recipe) + (forward and dgrad))
         cost.multiply(g, m, k, n, 1 if forward else 2)
