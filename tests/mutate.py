@@ -2,9 +2,9 @@
 
     python -m tests.mutate rows muon --count 10 --seed 0
 
-An operation is a folder of `jax_grouped_gemm/_src/`. A change is another operator, another constant or
-the opposite condition, in a copy of the package. A change that no test sees is printed: either a test
-is missing, or the change makes no difference to what is promised.
+An operation is a folder of `jax_grouped_gemm/_src/`. A change is another operator, another constant
+or the opposite condition, in a copy of the package. Either a test is missing for a change that none
+sees, or it makes no difference to what is promised.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def changes(source: bytes) -> list[Change]:
 
 
 def _code(node: ast.AST) -> Iterator[ast.AST]:
-    """Nodes that are executed: no annotations; and no text, which says nothing of what is computed."""
+    """Nodes that are executed: no annotations, and no text."""
     yield node
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns") or isinstance(node, ast.JoinedStr):
