@@ -3,10 +3,11 @@
 python -m benchmarks.data_parallel --output benchmarks/results/data_parallel.json
 
 A step of training the demo's model with `--batch` sequences a GPU, parameters whole on each,
-compiled with `moe.data_parallel_compiler_options`; and Muon's update of as many matrices a GPU.
+compiled with `moe.data_parallel_compiler_options`; Muon's update of as many matrices a GPU; and
+`optim.orthogonalize` of matrices that are split inside, which travel to be whole on one GPU each.
 "one" is one GPU with its share, "ours" all of them: a ratio is the work that all do over what one
-does in the same time, so N would be perfect. Times are the host's, of a queue of calls; the two
-take turns.
+does in the same time, so N would be perfect. "einsum" is the same iteration on the split matrices,
+as XLA partitions it. Times are the host's, of a queue of calls; all take turns.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import time
 from collections.abc import Callable, Mapping
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -26,6 +28,7 @@ from jax.sharding import PartitionSpec as P
 import jax_grouped_gemm as jgg
 from benchmarks.harness.command import Command
 from benchmarks.harness.session import Job, Session
+from benchmarks.muon import einsums
 from benchmarks.peers.expert_parallel import AXIS, mesh_of
 from jax_grouped_gemm import moe
 from jax_grouped_gemm.demo.data import batches, load_corpus
@@ -35,6 +38,12 @@ from jax_grouped_gemm.demo.train import adamw, make_train_step
 
 QUEUE = 4
 TINY_STACK = 8, 32, 48
+# Matrices a GPU.
+SPLIT = {
+    "12x4096x14336": (12, 4096, 14336),
+    "48x2048x7168": (48, 2048, 7168),
+    "192x768x2048": (192, 768, 2048),
+}
 
 
 def training(
@@ -82,9 +91,38 @@ def muon(devices: int, stack: tuple[int, int, int], seed: int) -> Callable[[], o
     return lambda: update(gradients, state)
 
 
-def measure(make: Callable[[int], Callable[[], object]], devices: int, rounds: int) -> dict:
+def orthogonalization(
+    devices: int, stack: tuple[int, int, int], seed: int, plain: bool = False
+) -> Callable[[], object]:
+    """A call orthogonalises that many matrices a device, which are split along their columns."""
+    count, *matrix = stack
+    split = NamedSharding(mesh_of(devices), P(None, None, AXIS))
+    shape = count * devices, *matrix
+    draw = jax.jit(lambda key: jax.random.normal(key, shape, jnp.bfloat16), out_shardings=split)
+    x = draw(jax.random.key(seed))
+
+    def run(x):
+        return einsums([x]) if plain else jgg.optim.orthogonalize([x], shardings=[split])
+
+    call = jax.jit(
+        run,
+        out_shardings=[split],
+        compiler_options=moe.expert_parallel_compiler_options(split.mesh),
+    )
+    call = call.lower(x).compile()
+    return lambda: call(x)
+
+
+def measure(
+    make: Callable[[int], Callable[[], object]],
+    devices: int,
+    rounds: int,
+    plain: Callable[[int], Callable[[], object]] | None = None,
+) -> dict:
     """Microseconds of a call of one device and of all, taking turns."""
     calls = {"one": make(1), "ours": make(devices)}
+    if plain:
+        calls["einsum"] = plain(devices)
     us: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         jax.block_until_ready(call())
@@ -100,7 +138,12 @@ def measure(make: Callable[[int], Callable[[], object]], devices: int, rounds: i
             name: {"status": "measured", "us": times, "median_us": statistics.median(times)}
             for name, times in us.items()
         },
-        "ratios": {"speedup": statistics.median(speedups)},
+        "ratios": {"speedup": statistics.median(speedups)}
+        | (
+            {"einsum": statistics.median(us["einsum"]) / statistics.median(us["ours"])}
+            if plain
+            else {}
+        ),
     }
 
 
@@ -114,6 +157,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="leave out moe.data_parallel_compiler_options",
     )
+    parser.add_argument(
+        "--split",
+        nargs="*",
+        default=list(SPLIT),
+        choices=SPLIT,
+        metavar="STACK",
+        help="matrices that are split inside",
+    )
     parser.add_argument("--stack", type=int, nargs=3, default=[192, 768, 2048], metavar="SIZE")
 
 
@@ -123,6 +174,7 @@ def complete(options: argparse.Namespace) -> None:
     options.recorder, options.no_host = "clock", True
     if options.dry_run:
         options.preset, options.batch, options.stack = "cpu", 1, TINY_STACK
+        options.split = options.split[:1]
 
 
 def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
@@ -140,10 +192,20 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
             muon, stack=stack, seed=options.seed
         ),
     }
+    plain = {}
+    for name in options.split:
+        shape = "tiny" if options.dry_run else name
+        function = functools.partial(
+            orthogonalization,
+            stack=TINY_STACK if options.dry_run else SPLIT[name],
+            seed=options.seed,
+        )
+        made[f"{shape}/split"] = function
+        plain[f"{shape}/split"] = functools.partial(function, plain=True)
 
     def case(name: str) -> dict:
         shape, op = name.split("/")
-        found = measure(made[name], options.devices, options.rounds)
+        found = measure(made[name], options.devices, options.rounds, plain.get(name))
         return {"case": name, "shape": {"name": shape}, "op": op, **found}
 
     return [Job(name, functools.partial(case, name)) for name in made]
@@ -157,6 +219,7 @@ def texts(results: Mapping) -> list[str]:
         lines.append(
             f"{record['case']}: one GPU {one:.0f} us, {record['devices']} GPUs with as much each "
             f"{ours:.0f} us, {record['ratios']['speedup']:.3f} times the work in the same time"
+            + (f"; einsum / ours {ratio:.2f}" if (ratio := record["ratios"].get("einsum")) else "")
         )
     return ["\n".join(lines)]
 

@@ -166,6 +166,24 @@ def losses() -> plt.Figure:
     return figure
 
 
+def muon() -> plt.Figure:
+    """Whole steps of optimisers, in milliseconds."""
+    found = [case for case in quotes.cases("muon").values() if case["op"] == "step"]
+    labels = {"adamw": "AdamW", "ours": "ours", "optax_muon": "optax.contrib.muon"}
+    figure, axes = plt.subplots(figsize=(WIDTH, 3.6), layout="constrained")
+    rows, height = np.arange(len(found)), 0.8 / len(labels)
+    for i, (peer, label) in enumerate(labels.items()):
+        ms = [case["peers"][peer]["median_us"] / 1e3 for case in found]
+        bars = axes.barh(rows + (i - 1) * height, ms, height, color=PALETTE[i], label=label)
+        axes.bar_label(bars, fmt="%.1f", padding=3)
+    axes.set_yticks(rows, [case["shape"]["name"] for case in found])
+    axes.invert_yaxis()
+    axes.set(xlabel="ms a step, H200", title="Steps of an optimiser")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend()
+    return figure
+
+
 WINDOW = 20
 
 
@@ -180,6 +198,7 @@ PICTURES: dict[str, Callable[[], plt.Figure]] = {
     "updates": _of(plots.updates, "h200_rank_k"),
     "layer": layer,
     "losses": losses,
+    "muon": muon,
     "scaling": _of(plots.expert_parallel, "h200_x2_expert_parallel"),
 }
 

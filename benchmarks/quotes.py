@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Mapping
 
 from benchmarks import quotes_first_page as first_page
-from benchmarks import quotes_h100
+from benchmarks import quotes_h100, quotes_muon
 from benchmarks import quotes_layers as layers
 from benchmarks.harness.cases import SUITES
 from benchmarks.harness.measure import best_grouped
@@ -391,6 +391,7 @@ QUOTES: dict[str, Callable[[], str]] = {
         layers.layers, layers.layers_fp8_range, layers.layers_recipes, layers.layers_quack,
         layers.layers_decode, layers.step, layers.expert_parallel, layers.training,
         layers.training_steps,
+        quotes_muon.muon, quotes_muon.muon_steps, quotes_muon.data_parallel,
         quotes_h100.h100, quotes_h100.h100_products, quotes_h100.h100_layers,
     )
 }  # fmt: skip

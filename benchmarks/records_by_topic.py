@@ -36,6 +36,9 @@ RECORDS = {
     "lists": ("h200_lists", "h200_lists_large", "h200_lists_300"),
     "lists_float32": ("h200_lists_float32",),
     "updates": ("h200_rank_k",),
+    "muon": ("h200_muon",),
+    "muon_h100": ("h100_muon",),
+    "data_parallel": ("h200_x2_data_parallel",),
     "h100": ("h100_main",),
     "h100_layers": ("h100_moe",),
 }

@@ -1,7 +1,8 @@
 # Finds what the build takes from Python packages: nanobind, CUTLASS and the XLA FFI headers.
 #
 # Sets nanobind_DIR, JGG_CUTLASS_INCLUDE_DIR and JGG_XLA_FFI_INCLUDE_DIR. Python knows where each of
-# them is: pip installs what a backend asks for into another folder than the backend itself.
+# them is: pip installs what a backend asks for into another folder than the backend itself. Sets
+# JGG_EMPTY_CUTLASS_INCLUDE_DIR, which is to be searched before JGG_CUTLASS_INCLUDE_DIR.
 
 # Sets `output_variable` to the path of `file` in the directory of an installed Python package.
 function(jgg_find_in_python_package output_variable package file)
@@ -19,3 +20,17 @@ endfunction()
 jgg_find_in_python_package(nanobind_DIR nanobind cmake)
 jgg_find_in_python_package(JGG_CUTLASS_INCLUDE_DIR cutlass_library source/include)
 jgg_find_in_python_package(JGG_XLA_FFI_INCLUDE_DIR jaxlib include)
+
+# CuTe's headers include the instructions of every architecture. Empty headers take the place of those
+# that no kernel of sm_90a uses, because a source whose kernels take a few seconds to compile spent
+# four more of them on reading these headers.
+set(JGG_EMPTY_CUTLASS_INCLUDE_DIR ${CMAKE_CURRENT_BINARY_DIR}/empty_cutlass)
+foreach(
+  header
+  copy_traits_sm50 copy_traits_sm100 copy_traits_sm100_tma
+  mma_traits_sm61 mma_traits_sm70 mma_traits_sm89 mma_traits_sm90_gmma_sparse
+  mma_traits_sm100 mma_traits_sm120 mma_traits_sm120_sparse
+)
+  # Unlike file(WRITE), this leaves the file's time as it is, so that nothing is compiled again.
+  file(CONFIGURE OUTPUT ${JGG_EMPTY_CUTLASS_INCLUDE_DIR}/cute/atom/${header}.hpp CONTENT "")
+endforeach()

@@ -5,19 +5,22 @@
 #   NAMESPACE <namespace> ARGUMENTS <type> HEADER <header>)
 #
 # A function that csrc/ffi calls: cudaError_t <product>(TileConfig, <type> const&, cudaStream_t),
-# declared in the header. It calls the first of its instances that is of the tile's kind and of the
-# element type in the arguments' `type`.
+# declared in the header and the namespace. It calls the first of its instances that is of the tile's
+# kind and of the element type in the arguments' `type`.
 #
 # jgg_add_instances(<product> <function>
-#   HEADER <header> TYPES <element type>... [KINDS <kind>...] [APART] [ADDITIONS_PER_PAUSE <number>])
+#   ARCH <architecture> [NAMESPACE <namespace>] HEADER <header> TYPES <element type>...
+#   [KINDS <kind>...] [APART] [ADDITIONS_PER_PAUSE <number>])
 #
 # A function template of the header, template <ElementType> with the parameters of the product,
-# compiled for each of the types. One translation unit has all of them, because headers take longer to
-# compile than a few kernels. With APART each type has a translation unit of its own: for functions of
-# so many kernels that the build would wait for them. KINDS are kCooperative unless given.
-# ADDITIONS_PER_PAUSE: see pace_additions.py.
+# compiled for each of the types and for the architecture (90a, ...). One translation unit has all of
+# them, because headers take longer to compile than a few kernels. With APART each type has a
+# translation unit of its own: for functions of so many kernels that the build would wait for them.
+# The namespace is that of the product and KINDS are kCooperative unless given. ADDITIONS_PER_PAUSE:
+# see pace_additions.py.
 #
-# jgg_write_instances(<variable>) writes all of them and sets the variable to the sources.
+# jgg_write_instances(<variable>) writes all of them. Sets the variable to the sources of the functions
+# that choose, and <variable>_<architecture> to those of the architecture's kernels.
 
 set(
   JGG_TYPES ""
@@ -40,15 +43,29 @@ function(jgg_name_of_type output_variable type)
 endfunction()
 
 function(jgg_add_instances product function)
-  cmake_parse_arguments(PARSE_ARGV 2 arg "APART" "HEADER;ADDITIONS_PER_PAUSE" "TYPES;KINDS")
+  cmake_parse_arguments(
+    PARSE_ARGV 2 arg "APART" "ARCH;NAMESPACE;HEADER;ADDITIONS_PER_PAUSE" "TYPES;KINDS"
+  )
   if(NOT arg_KINDS)
     set(arg_KINDS kCooperative)
   endif()
-  get_property(JGG_NAMESPACE GLOBAL PROPERTY JGG_${product}_NAMESPACE)
+  if(NOT arg_NAMESPACE)
+    get_property(arg_NAMESPACE GLOBAL PROPERTY JGG_${product}_NAMESPACE)
+  endif()
+  foreach(key ARCH HEADER TYPES)
+    if(NOT arg_${key})
+      message(FATAL_ERROR "jgg_add_instances(${product} ${function}) has no ${key}")
+    endif()
+  endforeach()
+  set(JGG_INSTANCES_NAMESPACE ${arg_NAMESPACE})
   get_property(JGG_ARGUMENTS GLOBAL PROPERTY JGG_${product}_ARGUMENTS)
   set(JGG_HEADER ${arg_HEADER})
   set(parameters "(TileConfig, ${JGG_ARGUMENTS} const&, cudaStream_t)")
-  string(CONCAT declaration "template <ElementType>\n" "cudaError_t ${function}${parameters};\n")
+  string(
+    CONCAT declaration
+           "namespace ${arg_NAMESPACE} {\n\ntemplate <ElementType>\n"
+           "cudaError_t ${function}${parameters};\n\n}  // namespace ${arg_NAMESPACE}\n\n"
+  )
   set_property(GLOBAL APPEND_STRING PROPERTY JGG_${product}_DECLARATIONS "${declaration}")
   set(JGG_INSTANCES "")
   foreach(type IN LISTS arg_TYPES)
@@ -69,7 +86,7 @@ function(jgg_add_instances product function)
       string(
         CONCAT case
                "  if (config.kind == KernelKind::${kind} && arguments.type == ElementType::${type}) {\n"
-               "    return ${function}<ElementType::${type}>(config, arguments, stream);\n"
+               "    return ${arg_NAMESPACE}::${function}<ElementType::${type}>(config, arguments, stream);\n"
                "  }\n"
       )
       set_property(GLOBAL APPEND_STRING PROPERTY JGG_${product}_CASES "${case}")
@@ -84,7 +101,8 @@ endfunction()
 function(jgg_write_instance product name)
   set(source ${CMAKE_CURRENT_BINARY_DIR}/instances/${product}/${name}.cu)
   configure_file(${CMAKE_CURRENT_FUNCTION_LIST_DIR}/instance.cu.in ${source} @ONLY)
-  set_property(GLOBAL APPEND PROPERTY JGG_INSTANCES ${source})
+  set_property(GLOBAL APPEND PROPERTY JGG_ARCHITECTURES ${arg_ARCH})
+  set_property(GLOBAL APPEND PROPERTY JGG_INSTANCES_${arg_ARCH} ${source})
   if(arg_ADDITIONS_PER_PAUSE)
     # Compressed, machine code could not be changed.
     set_source_files_properties(
@@ -96,7 +114,7 @@ endfunction()
 
 function(jgg_write_instances variable)
   get_property(products GLOBAL PROPERTY JGG_PRODUCTS)
-  get_property(sources GLOBAL PROPERTY JGG_INSTANCES)
+  get_property(architectures GLOBAL PROPERTY JGG_ARCHITECTURES)
   get_property(known_types GLOBAL PROPERTY JGG_KNOWN_TYPES)
   list(REMOVE_DUPLICATES known_types)
   foreach(type IN LISTS JGG_TYPES)
@@ -104,6 +122,12 @@ function(jgg_write_instances variable)
       message(FATAL_ERROR "JGG_TYPES has ${type}, which is none of ${known_types}")
     endif()
   endforeach()
+  list(REMOVE_DUPLICATES architectures)
+  foreach(architecture IN LISTS architectures)
+    get_property(instances GLOBAL PROPERTY JGG_INSTANCES_${architecture})
+    set(${variable}_${architecture} ${instances} PARENT_SCOPE)
+  endforeach()
+  set(sources "")
   foreach(JGG_PRODUCT IN LISTS products)
     foreach(property NAMESPACE ARGUMENTS HEADER DECLARATIONS CASES)
       get_property(JGG_${property} GLOBAL PROPERTY JGG_${JGG_PRODUCT}_${property})

@@ -1,6 +1,6 @@
-# jgg_add_kernel_library(<name> <source>...)
+# jgg_add_kernel_library(<name> ARCH <architecture> SOURCES <source>...)
 #
-# Adds a static library of sm_90a kernels, compiled with CUTLASS. The machine code of FP8 kernels is
+# Adds a static library of kernels for one architecture (90a, ...), compiled with CUTLASS. The machine code of FP8 kernels is
 # changed afterwards: see pace_additions.py. What the compiler prints of each CUDA source (registers,
 # spills, serialised WGMMA instructions) is kept: it is installed as
 # jax_grouped_gemm/_build/<source>.log, next to the extension, for the tests to check.
@@ -18,11 +18,14 @@ set(JGG_NVCC_JOBS ${jobs} CACHE STRING "The most CUDA sources to compile at the 
 set_property(GLOBAL APPEND PROPERTY JOB_POOLS nvcc=${JGG_NVCC_JOBS})
 
 function(jgg_add_kernel_library name)
-  add_library(${name} STATIC ${ARGN})
+  cmake_parse_arguments(PARSE_ARGV 1 arg "" "ARCH" "SOURCES")
+  add_library(${name} STATIC ${arg_SOURCES})
   target_compile_features(${name} PUBLIC cxx_std_20)
   target_include_directories(${name} PUBLIC csrc)
   target_include_directories(${name} SYSTEM PUBLIC ${CMAKE_CUDA_TOOLKIT_INCLUDE_DIRECTORIES})
-  target_include_directories(${name} SYSTEM PRIVATE ${JGG_CUTLASS_INCLUDE_DIR})
+  target_include_directories(
+    ${name} SYSTEM PRIVATE ${JGG_EMPTY_CUTLASS_INCLUDE_DIR} ${JGG_CUTLASS_INCLUDE_DIR}
+  )
   # -v has ptxas report the registers and spills of each kernel. Instances whose additions are paced
   # are not compressed: see Instances.cmake.
   target_compile_options(
@@ -35,7 +38,7 @@ function(jgg_add_kernel_library name)
   set(log_dir ${CMAKE_CURRENT_BINARY_DIR}/${name}_logs)
   # What was said of sources that are gone is not to be installed.
   file(GLOB stale RELATIVE ${log_dir} ${log_dir}/*.log)
-  set(logs ${ARGN})
+  set(logs ${arg_SOURCES})
   list(TRANSFORM logs REPLACE ".*/" "")
   list(TRANSFORM logs APPEND .log)
   list(REMOVE_ITEM stale ${logs})
@@ -44,7 +47,7 @@ function(jgg_add_kernel_library name)
   set(launcher ${Python_EXECUTABLE} ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/compile_kernels.py ${log_dir})
   set_target_properties(
     ${name}
-    PROPERTIES CUDA_ARCHITECTURES 90a-real
+    PROPERTIES CUDA_ARCHITECTURES ${arg_ARCH}-real
                CUDA_STANDARD 20
                CUDA_STANDARD_REQUIRED ON
                CUDA_EXTENSIONS OFF

@@ -64,7 +64,7 @@ struct OneOf {
 
 using Flag = OneOf<false, true>;
 
-// The same among the tiles of a table, which are types.
+// A choice among the tiles of a table, which are types.
 template <class Table>
 struct OneTileOf {
   TileConfig config;

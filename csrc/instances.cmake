@@ -2,28 +2,36 @@
 
 jgg_add_product(
   ragged_noncontracting
-  NAMESPACE jgg::sm90
+  NAMESPACE jgg
   ARGUMENTS RaggedDotArguments
   HEADER ragged/ragged_dot.h
 )
 jgg_add_instances(
   ragged_noncontracting noncontracting
+  ARCH 90a
+  NAMESPACE jgg::sm90
   HEADER ragged/noncontracting_launch.h
   TYPES kBf16 kF16
 )
 jgg_add_instances(
   ragged_noncontracting noncontracting_stream_k
+  ARCH 90a
+  NAMESPACE jgg::sm90
   HEADER ragged/stream_k_launch.h
   TYPES kBf16 kF16
   KINDS kStreamK
 )
 jgg_add_instances(
   ragged_noncontracting noncontracting_parts
+  ARCH 90a
+  NAMESPACE jgg::sm90
   HEADER ragged/noncontracting_parts_launch.h
   TYPES kF32
 )
 jgg_add_instances(
   ragged_noncontracting noncontracting_swapped
+  ARCH 90a
+  NAMESPACE jgg::sm90
   HEADER ragged/swapped_launch.h
   TYPES kF32
   KINDS kSwapped
@@ -31,12 +39,14 @@ jgg_add_instances(
 
 jgg_add_product(
   ragged_contracting
-  NAMESPACE jgg::sm90
+  NAMESPACE jgg
   ARGUMENTS RaggedDotArguments
   HEADER ragged/ragged_dot.h
 )
 jgg_add_instances(
   ragged_contracting contracting
+  ARCH 90a
+  NAMESPACE jgg::sm90
   HEADER ragged/contracting_launch.h
   TYPES kBf16 kF16
   APART
@@ -44,6 +54,8 @@ jgg_add_instances(
 )
 jgg_add_instances(
   ragged_contracting contracting_parts
+  ARCH 90a
+  NAMESPACE jgg::sm90
   HEADER ragged/contracting_parts_launch.h
   TYPES kF32
 )
@@ -52,18 +64,22 @@ jgg_add_instances(
 # multiplied by before.
 jgg_add_product(
   scaled_ragged_noncontracting
-  NAMESPACE jgg::sm90
+  NAMESPACE jgg
   ARGUMENTS ScaledArguments
   HEADER scaled/scaled_ragged_dot.h
 )
 jgg_add_instances(
   scaled_ragged_noncontracting scaled_noncontracting
+  ARCH 90a
+  NAMESPACE jgg::sm90
   HEADER scaled/noncontracting_launch.h
   TYPES kE4m3 kE5m2
   ADDITIONS_PER_PAUSE 10
 )
 jgg_add_instances(
   scaled_ragged_noncontracting scaled_noncontracting_stream_k
+  ARCH 90a
+  NAMESPACE jgg::sm90
   HEADER scaled/stream_k_launch.h
   TYPES kE4m3 kE5m2
   KINDS kStreamK
@@ -71,6 +87,8 @@ jgg_add_instances(
 )
 jgg_add_instances(
   scaled_ragged_noncontracting scaled_noncontracting_swapped
+  ARCH 90a
+  NAMESPACE jgg::sm90
   HEADER scaled/swapped_launch.h
   TYPES kE4m3 kE5m2
   KINDS kSwapped
@@ -78,12 +96,14 @@ jgg_add_instances(
 
 jgg_add_product(
   gathered_scaled_noncontracting
-  NAMESPACE jgg::sm90
+  NAMESPACE jgg
   ARGUMENTS ScaledArguments
   HEADER scaled/scaled_ragged_dot.h
 )
 jgg_add_instances(
   gathered_scaled_noncontracting scaled_gathered
+  ARCH 90a
+  NAMESPACE jgg::sm90
   HEADER scaled/noncontracting_launch.h
   TYPES kE4m3 kE5m2
   ADDITIONS_PER_PAUSE 10
@@ -91,17 +111,21 @@ jgg_add_instances(
 
 jgg_add_product(
   channel_scaled_noncontracting
-  NAMESPACE jgg::sm90
+  NAMESPACE jgg
   ARGUMENTS ScaledArguments
   HEADER scaled/scaled_ragged_dot.h
 )
 jgg_add_instances(
   channel_scaled_noncontracting scaled_noncontracting_channels
+  ARCH 90a
+  NAMESPACE jgg::sm90
   HEADER scaled/channel_scaled_launch.h
   TYPES kE4m3 kE5m2
 )
 jgg_add_instances(
   channel_scaled_noncontracting cut_noncontracting_channels
+  ARCH 90a
+  NAMESPACE jgg::sm90
   HEADER scaled/stream_k_launch.h
   TYPES kE4m3 kE5m2
   KINDS kStreamK
@@ -109,24 +133,28 @@ jgg_add_instances(
 
 jgg_add_product(
   scaled_ragged_contracting
-  NAMESPACE jgg::sm90
+  NAMESPACE jgg
   ARGUMENTS ScaledArguments
   HEADER scaled/scaled_ragged_dot.h
 )
 jgg_add_instances(
   scaled_ragged_contracting scaled_contracting
+  ARCH 90a
+  NAMESPACE jgg::sm90
   HEADER scaled/contracting_launch.h
   TYPES kE4m3 kE5m2
   ADDITIONS_PER_PAUSE 3
 )
 jgg_add_product(
   channel_scaled_contracting
-  NAMESPACE jgg::sm90
+  NAMESPACE jgg
   ARGUMENTS ScaledArguments
   HEADER scaled/scaled_ragged_dot.h
 )
 jgg_add_instances(
   channel_scaled_contracting scaled_contracting_channels
+  ARCH 90a
+  NAMESPACE jgg::sm90
   HEADER scaled/contracting_launch.h
   TYPES kE4m3 kE5m2
   ADDITIONS_PER_PAUSE 10
@@ -134,12 +162,14 @@ jgg_add_instances(
 
 jgg_add_product(
   paired_scaled_contracting
-  NAMESPACE jgg::sm90
+  NAMESPACE jgg
   ARGUMENTS ScaledArguments
   HEADER scaled/scaled_ragged_dot.h
 )
 jgg_add_instances(
   paired_scaled_contracting scaled_contracting_pairs
+  ARCH 90a
+  NAMESPACE jgg::sm90
   HEADER scaled/contracting_launch.h
   TYPES kE4m3 kE5m2
   ADDITIONS_PER_PAUSE 10
@@ -147,30 +177,36 @@ jgg_add_instances(
 
 jgg_add_product(
   grouped_gemm
-  NAMESPACE jgg::sm90
+  NAMESPACE jgg
   ARGUMENTS GroupedGemmArguments
   HEADER grouped/grouped_gemm.h
 )
 jgg_add_instances(
   grouped_gemm grouped_gemm_16bit
+  ARCH 90a
+  NAMESPACE jgg::sm90
   HEADER grouped/launch.h
   TYPES kBf16 kF16
   APART
 )
 jgg_add_instances(
   grouped_gemm grouped_gemm_parts
+  ARCH 90a
+  NAMESPACE jgg::sm90
   HEADER grouped/parts_launch.h
   TYPES kF32
 )
 
 jgg_add_product(
   rank_k
-  NAMESPACE jgg::sm90
+  NAMESPACE jgg
   ARGUMENTS RankKArguments
   HEADER rank_k/rank_k.h
 )
 jgg_add_instances(
   rank_k rank_k_16bit
+  ARCH 90a
+  NAMESPACE jgg::sm90
   HEADER rank_k/launch.h
   TYPES kBf16 kF16
   APART
@@ -178,10 +214,13 @@ jgg_add_instances(
 )
 jgg_add_instances(
   rank_k rank_k_parts
+  ARCH 90a
+  NAMESPACE jgg::sm90
   HEADER rank_k/parts_launch.h
   TYPES kF32
 )
 
+# Layers in float16 run composed of ragged products.
 jgg_add_product(
   gated_ragged_dot
   NAMESPACE jgg::mlp
@@ -190,13 +229,15 @@ jgg_add_product(
 )
 jgg_add_instances(
   gated_ragged_dot gated
+  ARCH 90a
   HEADER mlp/launch.h
-  TYPES kBf16 kF16
+  TYPES kBf16
 )
 jgg_add_instances(
   gated_ragged_dot few_rows
+  ARCH 90a
   HEADER few_rows/launch.h
-  TYPES kBf16 kF16
+  TYPES kBf16
   KINDS kSwapped
 )
 
@@ -208,8 +249,9 @@ jgg_add_product(
 )
 jgg_add_instances(
   activated_ragged_dot activated
+  ARCH 90a
   HEADER mlp/launch.h
-  TYPES kBf16 kF16
+  TYPES kBf16
 )
 
 jgg_add_product(
@@ -220,8 +262,9 @@ jgg_add_product(
 )
 jgg_add_instances(
   gated_gradient gradient
+  ARCH 90a
   HEADER mlp/launch.h
-  TYPES kBf16 kF16
+  TYPES kBf16
   KINDS kPingpong
 )
 
@@ -233,8 +276,9 @@ jgg_add_product(
 )
 jgg_add_instances(
   paired_ragged_dot paired
+  ARCH 90a
   HEADER mlp/launch.h
-  TYPES kBf16 kF16
+  TYPES kBf16
 )
 
 jgg_add_product(
@@ -245,8 +289,9 @@ jgg_add_product(
 )
 jgg_add_instances(
   weight_gradients weight_gradients_of
+  ARCH 90a
   HEADER mlp/weight_gradients_launch.h
-  TYPES kBf16 kF16
+  TYPES kBf16
 )
 
 jgg_add_product(
@@ -257,6 +302,7 @@ jgg_add_product(
 )
 jgg_add_instances(
   gemm_fp64 fp64_gemm
+  ARCH 90a
   HEADER fp64/gemm_launch.h
   TYPES kF64 kC64 kC128
 )
@@ -269,6 +315,7 @@ jgg_add_product(
 )
 jgg_add_instances(
   rank_k_fp64 fp64_rank_k
+  ARCH 90a
   HEADER fp64/rank_k_launch.h
   TYPES kF64 kC64 kC128
 )

@@ -7,32 +7,16 @@
 
 namespace jgg {
 
-// Of the largest chip of this generation.
+// Multiprocessors of the largest chip of this generation.
 constexpr int kMostMultiprocessors = 144;
 
-// The most that launches of a thread fill while an object of this class is there, so that what runs
-// beside them has the others.
-class MultiprocessorLimit {
- public:
-  explicit MultiprocessorLimit(int most) : outer_(most_) { most_ = std::min(most, outer_); }
-  ~MultiprocessorLimit() { most_ = outer_; }
-  MultiprocessorLimit(MultiprocessorLimit const&) = delete;
-  MultiprocessorLimit& operator=(MultiprocessorLimit const&) = delete;
-
-  static int most() { return most_; }
-
- private:
-  static inline thread_local int most_ = kMostMultiprocessors;
-
-  int outer_;
-};
-
-inline cudaError_t count_multiprocessors(int& count) {
+// Sets `count` to how many multiprocessors a launch on this device fills, `max_sms` at most.
+inline cudaError_t count_multiprocessors(int& count, int max_sms = kMostMultiprocessors) {
   int device;
   cudaError_t status = cudaGetDevice(&device);
   if (status != cudaSuccess) return status;
   status = cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device);
-  if (status == cudaSuccess) count = std::min(count, MultiprocessorLimit::most());
+  if (status == cudaSuccess) count = std::min(count, max_sms);
   return status;
 }
 

@@ -1,4 +1,4 @@
-// What every layer speaks about: element types, accuracy, tiles, kinds of kernels, scales. No CUDA
+// Types that all layers share: element types, accuracy, tiles, kinds of kernels, scales. No CUDA
 // here.
 #pragma once
 
@@ -8,8 +8,8 @@ namespace jgg {
 
 enum class ElementType { kBf16, kF16, kF32, kF64, kC64, kC128, kE4m3, kE5m2 };
 
-// What a product of float32 operands is at least as accurate as. 16-bit tensor cores compute it
-// from parts of the operands; how many parts and products that takes is the kernel's business.
+// The least accuracy of a product of float32 operands. 16-bit tensor cores compute it from parts of
+// the operands; how many parts and products that takes is the kernel's business.
 enum class Accuracy { kTf32, kF32 };
 
 // How a kernel divides its work.
@@ -33,7 +33,15 @@ constexpr bool operator==(TileConfig const& a, TileConfig const& b) {
   return a.tile_m == b.tile_m && a.tile_n == b.tile_n && a.cluster == b.cluster && a.kind == b.kind;
 }
 
-// What becomes of the triangle of a symmetric result that is not computed.
+// Along which dimension an operand is contiguous: the contracted one, or its other one.
+enum class Major { kK, kMN };
+
+// Where an operand is contiguous whose plain form has the major `plain`.
+constexpr Major major(Major plain, bool transpose) {
+  return (plain == Major::kK) != transpose ? Major::kK : Major::kMN;
+}
+
+// What happens to the triangle of a symmetric result that is not computed.
 enum class OtherTriangle : int { kKept, kZero, kMirrored };
 
 // Elements that share a scale, along each dimension that shares it.

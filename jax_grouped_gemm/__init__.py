@@ -32,8 +32,9 @@ Which kernel runs, and where:
 - `check_groups`: group sizes and offsets are checked when a program runs.
 - `EXPORT_DISABLED_CHECKS`: for `jax.export`.
 
-Modules: `moe` (mixture-of-experts layers as functions), `flax.linen` and `flax.nnx` (as layers),
-`optim` (Muon, and FP8 weights out of the optimiser), `checkpoint_policies` (for `jax.checkpoint`).
+Modules: `adapters` (for code that calls `jax.lax` or tokamax), `moe` (mixture-of-experts layers as
+functions), `flax.linen` and `flax.nnx` (as layers), `optim` (Muon, and FP8 weights out of the
+optimiser), `checkpoint_policies` (for `jax.checkpoint`).
 """
 
 import importlib as _importlib
@@ -88,7 +89,7 @@ from jax_grouped_gemm._src.version import __version__
 from jax_grouped_gemm import checkpoint_policies  # isort: skip
 
 if _TYPE_CHECKING:
-    from jax_grouped_gemm import moe, optim
+    from jax_grouped_gemm import adapters, moe, optim
     from jax_grouped_gemm._src.fp8.quantize.api import QuantizedRows, QuantizedWeights
     from jax_grouped_gemm._src.mlp.fp8.weights import QuantizedMlp
 
@@ -107,6 +108,7 @@ __all__ = [
     "TileConfig",
     "Transfer",
     "__version__",
+    "adapters",
     "check_groups",
     "checkpoint_policies",
     "checkpoints",
@@ -166,7 +168,7 @@ def __getattr__(name: str):
             stacklevel=2,
         )
         return getattr(_importlib.import_module(f"{__name__}.{module}"), name)
-    if name in ("moe", "optim"):
+    if name in ("adapters", "moe", "optim"):
         return _importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

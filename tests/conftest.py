@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.metadata
 import importlib.util
 import os
@@ -67,6 +68,16 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if GPU_TESTS in item.path.parents:
             item.add_marker(pytest.mark.gpu)
+
+
+def pytest_collection_finish():
+    """Modules and tests stay to the end: the collector need not look at them again and again.
+
+    JAX's traces make so many objects that the default thresholds cost 5 % of the time.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 100)
 
 
 @pytest.fixture(autouse=True)

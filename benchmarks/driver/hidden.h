@@ -10,8 +10,7 @@
 
 namespace driver {
 
-constexpr jgg::mlp::QuantizedHiddenFormat kHiddenFormat{jgg::ElementType::kBf16,
-                                                        jgg::ElementType::kE4m3, false};
+constexpr jgg::mlp::QuantizedHiddenFormat kHiddenFormat{jgg::ElementType::kE4m3, false};
 
 // In double precision, of silu.
 struct HiddenReference {

@@ -35,7 +35,7 @@ inline Prepared prepare_ragged(Problem const& problem, Choice const& choice) {
   auto* rhs = prepared.keep<__nv_bfloat16>(random_data<__nv_bfloat16>(rhs_size, kRhs));
   prepared.out_bytes = out_size * (to_f32 ? sizeof(float) : sizeof(__nv_bfloat16));
 
-  jgg::sm90::RaggedDotArguments arguments{};
+  jgg::RaggedDotArguments arguments{};
   arguments.lhs = lhs;
   arguments.rhs = rhs;
   arguments.groups.sizes = prepared.keep<int>(to_device(problem.sizes));
@@ -62,9 +62,8 @@ inline Prepared prepare_ragged(Problem const& problem, Choice const& choice) {
   jgg::TileConfig tile = tiles.at(choice.config);
   if (choice.stream_k) tile.kind = jgg::KernelKind::kStreamK;
   prepared.launch = [=](cudaStream_t stream) {
-    cudaError_t const status = contracting
-                                   ? jgg::sm90::ragged_contracting(tile, arguments, stream)
-                                   : jgg::sm90::ragged_noncontracting(tile, arguments, stream);
+    cudaError_t const status = contracting ? jgg::ragged_contracting(tile, arguments, stream)
+                                           : jgg::ragged_noncontracting(tile, arguments, stream);
     if (!then_adds || status != cudaSuccess) return status;
     add_to<<<(out_size / 4 + 255) / 256, 256, 0, stream>>>(
         static_cast<float4*>(sums), static_cast<float4 const*>(arguments.out), out_size / 4);

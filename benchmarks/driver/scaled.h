@@ -41,7 +41,7 @@ constexpr jgg::TileConfig kScaledTile{128, 256, 2},
     kSwappedTile{32, 128, 1, jgg::KernelKind::kSwapped};
 
 // What both products have in common.
-inline Prepared prepare_common(Problem const& problem, jgg::sm90::ScaledArguments& arguments,
+inline Prepared prepare_common(Problem const& problem, jgg::ScaledArguments& arguments,
                                size_t out_bytes) {
   Prepared prepared{};
   prepared.out_bytes = out_bytes;
@@ -67,7 +67,7 @@ inline Prepared prepare_common(Problem const& problem, jgg::sm90::ScaledArgument
 // scales of steps; "fp8_nt_rows_fast": sums in the tensor cores alone.
 inline Prepared prepare_scaled_noncontracting(Problem const& problem, Choice const& choice) {
   int64_t const m = problem.rows, k = problem.k, n = problem.n, groups = problem.groups;
-  jgg::sm90::ScaledArguments arguments{};
+  jgg::ScaledArguments arguments{};
   Prepared prepared = prepare_common(problem, arguments, m * n * sizeof(__nv_bfloat16));
   auto* lhs = prepared.keep<void>(random_data<__nv_fp8_e4m3>(m * k, kLhs));
   auto* rhs = prepared.keep<void>(random_data<__nv_fp8_e4m3>(groups * n * k, kRhs));
@@ -100,8 +100,8 @@ inline Prepared prepare_scaled_noncontracting(Problem const& problem, Choice con
   if (!swapped && choice.stream_k) tile.kind = jgg::KernelKind::kStreamK;
   bool const by_channels = by_rows && !in_steps && tile.kind == kScaledTile.kind;
   prepared.launch = [=](cudaStream_t stream) {
-    return by_channels ? jgg::sm90::channel_scaled_noncontracting(tile, arguments, stream)
-                       : jgg::sm90::scaled_ragged_noncontracting(tile, arguments, stream);
+    return by_channels ? jgg::channel_scaled_noncontracting(tile, arguments, stream)
+                       : jgg::scaled_ragged_noncontracting(tile, arguments, stream);
   };
 
   Reference& reference = prepared.reference;
@@ -120,7 +120,7 @@ inline Prepared prepare_scaled_noncontracting(Problem const& problem, Choice con
 inline Prepared prepare_scaled_contracting(Problem const& problem) {
   int64_t const k = problem.k, n = problem.n, groups = problem.groups;
   int64_t const padded = kBlock * (blocks(problem.rows) + std::min(problem.groups, problem.rows));
-  jgg::sm90::ScaledArguments arguments{};
+  jgg::ScaledArguments arguments{};
   bool const to_f32 = problem.kind == "fp8_tn_f32";
   Prepared prepared =
       prepare_common(problem, arguments, groups * k * n * (to_f32 ? sizeof(float) : 2));
@@ -138,7 +138,7 @@ inline Prepared prepare_scaled_contracting(Problem const& problem) {
   arguments.n = problem.n;
   arguments.k = int(padded);
   prepared.launch = [=](cudaStream_t stream) {
-    return jgg::sm90::scaled_ragged_contracting(kScaledTile, arguments, stream);
+    return jgg::scaled_ragged_contracting(kScaledTile, arguments, stream);
   };
 
   Reference& reference = prepared.reference;

@@ -63,18 +63,18 @@ inline double update_flops(Problem const& problem, bool two_products, bool compl
 
 // "syrk": A A^T, "syr2k": A B^T + B A^T of `groups` matrices [rows, k].
 inline Prepared prepare_update(Problem const& problem, Choice const& choice) {
-  using jgg::ElementType, jgg::OtherTriangle, jgg::sm90::RankKStack;
+  using jgg::ElementType, jgg::OtherTriangle, jgg::RankKStack;
   bool const two_products = problem.kind == "syr2k";
   Prepared prepared{};
   auto const stack =
       prepare_stack<__nv_bfloat16, float, RankKStack>(problem, two_products, false, prepared);
-  jgg::sm90::RankKArguments arguments{};
+  jgg::RankKArguments arguments{};
   arguments.stacks = {stack};
   arguments.type = arguments.out_type = ElementType::kBf16;
   arguments.uplo = jgg::Uplo::kLower;
   arguments.other = OtherTriangle::kZero;
   auto const tile = list(jgg::sm90::RankKTiles{}).at(choice.config);
-  prepared.launch = [=](cudaStream_t stream) { return jgg::sm90::rank_k(tile, arguments, stream); };
+  prepared.launch = [=](cudaStream_t stream) { return jgg::rank_k(tile, arguments, stream); };
   prepared.flops = update_flops(problem, two_products, false);
   prepared.reference = update_reference(problem, stack, Element::kBf16, false);
   return prepared;

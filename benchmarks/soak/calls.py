@@ -217,34 +217,11 @@ def _optimizers() -> None:
             _lower(optimizer.step, params, shapes, jax.eval_shape(optimizer.init, params))
 
 
-def _in_other_versions(call: FfiCall) -> Iterator[FfiCall]:
-    """The same call by the other version of its target that takes the same operands."""
-    name, _, version = call.target.rpartition(".v")
-    if "stream_k" in call.attributes:
-        attributes = {k: v for k, v in call.attributes.items() if k != "stream_k"}
-        tile = attributes["tile_m"], attributes["tile_n"]
-        kinds = {(64, 128): "swapped", (128, 192): "pingpong"}
-        swapped = "scaled" in name and tile[0] < 64
-        kind = "swapped" if swapped else kinds.get(tile, "cooperative")
-        attributes["kind"] = "stream_k" if call.attributes["stream_k"] else kind
-        yield call.replace(target=f"{name}.v{int(version) + 1}", attributes=attributes)
-    if name.endswith((".ragged_noncontracting", ".ragged_contracting")) and version == "4":
-        newer = "kind", "zeroes_unowned"
-        attributes = {k: v for k, v in call.attributes.items() if k not in newer}
-        attributes["stream_k"] = call.attributes["kind"] == "stream_k"
-        yield call.replace(target=f"{name}.v3", attributes=attributes)
-    if name.endswith(".rank_k") and "kind" not in call.attributes:
-        kind = "fine" if call.attributes["tile_m"] == call.attributes["tile_n"] else "cooperative"
-        attributes = call.attributes | {"kind": kind}
-        yield call.replace(target=f"{name}.v{int(version) + 1}", attributes=attributes)
-
-
 def valid_calls() -> list[FfiCall]:
     """At least one call of every target, each different from the others."""
     with recording() as calls:
         for part in (_ragged_products, _mlps, _fp8_products, _lists, _rows, _optimizers):
             part()
-    calls += [other for call in calls for other in _in_other_versions(call)]
     return list({repr(call): call for call in calls}.values())
 
 

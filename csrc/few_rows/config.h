@@ -1,4 +1,4 @@
-// What is fixed at compile time of a product for groups of few rows, and its shared memory.
+// The compile-time configuration of products for groups of few rows, and their shared memory.
 #pragma once
 
 #include "scheduler/warp.h"
@@ -18,7 +18,7 @@ constexpr int kConsumerWarps = 4;
 constexpr int kThreads = (kFirstConsumer + kConsumerWarps) * kWarpSize;
 constexpr int kRowThreads = kRowWarps * kWarpSize;
 
-// Of a multiprocessor: while one ends a tile, the other loads.
+// Blocks of a multiprocessor: one loads while the other ends a tile.
 constexpr int kBlocks = 2;
 constexpr int kSharedMemory = sm90::kSharedMemoryLimit / kBlocks - 1024;
 

@@ -14,7 +14,7 @@ class Epilogue {
   using Element = typename Config::Element;
 
  public:
-  // Of the tile's columns that a lane of the warp has, in the order of the sums.
+  // Finds the tile's columns that each lane of the warp has, in the order of the accumulators.
   __device__ Epilogue(Params const& params, WorkTile const& work, int warp)
       : params_(params), work_(work) {
     int const first = warp * (Config::kHasUp ? 1 : 2) * kMmaColumns;

@@ -1,4 +1,4 @@
-// What every binding does with its buffers: check their shapes, report errors.
+// Checks of buffers that all handlers share, and their errors.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -48,7 +48,8 @@ inline ffi::Error whole_vectors(char const* name, ffi::AnyBuffer const& buffer,
                  " elements, which are no multiple of " + std::to_string(bytes) + " bytes");
 }
 
-// The same of an operand that is multiplied in parts of 16 bits if it is float32.
+// Whether rows are whole vectors, of an operand that is multiplied in parts of 16 bits if it is
+// float32.
 inline ffi::Error operand_vectors(char const* name, ffi::AnyBuffer const& buffer) {
   bool const in_parts = buffer.element_type() == ffi::F32;
   return whole_vectors(name, buffer, in_parts ? 2 * kVectorBytes : kVectorBytes);

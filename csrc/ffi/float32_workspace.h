@@ -1,4 +1,4 @@
-// What bindings of float32 operands take besides: how exact the product is, and a workspace.
+// Accuracy and workspace of float32 operands.
 #pragma once
 
 #include <string>
@@ -10,8 +10,7 @@ namespace jgg {
 
 using WorkspaceResult = ffi::Result<ffi::Buffer<ffi::U8>>;
 
-// What the attribute `terms` asks for: the number of products of two 16-bit parts each, where
-// operands are split before they are multiplied.
+// The accuracy that the attribute `terms` asks for, the number of products of two 16-bit parts.
 inline ffi::ErrorOr<Accuracy> accuracy_of(int terms) {
   if (terms == 1) return Accuracy::kTf32;
   if (terms == 3) return Accuracy::kF32;

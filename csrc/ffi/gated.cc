@@ -3,6 +3,7 @@
 #include <string>
 #include <string_view>
 
+#include "ffi/attributes.h"
 #include "ffi/bindings.h"
 #include "ffi/buffers.h"
 #include "ffi/element_types.h"
@@ -74,10 +75,16 @@ class OptionalOperands {
 ffi::Error launch(KernelKind kind, char const* name, cudaStream_t stream, ffi::AnyBuffer x,
                   ffi::AnyBuffer matrices, Sizes group_sizes, Sizes group_offset,
                   ffi::RemainingArgs operands, ffi::RemainingRets results,
-                  std::string_view optional, bool zeroes_unowned, int32_t function, int32_t divisor,
-                  float alpha, float cubic, float limit, float shift, int32_t tile_m,
-                  int32_t tile_n, int32_t cluster) {
+                  ffi::Dictionary attributes) {
+  Attributes asked(attributes);
   mlp::GatedArguments a{};
+  auto const optional = asked.get<std::string_view>("optional");
+  auto const zeroes_unowned = asked.get<bool>("zeroes_unowned");
+  auto const function = asked.get<int32_t>("function"), divisor = asked.get<int32_t>("divisor");
+  a.activation = asked.activation(static_cast<mlp::Function>(function));
+  a.max_sms = asked.max_sms();
+  TileConfig const tile = asked.tile(kind);
+  if (asked.error().failure()) return asked.error();
   auto const tokens = Shape<2>::of("x", x);
   if (!tokens) return tokens.error();
   auto const stack = Shape<3>::of("the matrices", matrices);
@@ -95,9 +102,9 @@ ffi::Error launch(KernelKind kind, char const* name, cudaStream_t stream, ffi::A
   auto const type = x.element_type();
   if (tokens->size[1] != k) return invalid("x does not fit the matrices");
   if (divisor < 1) return invalid("divisor has to be positive");
-  if (!element_type(type, {ElementType::kBf16, ElementType::kF16}, a.type) ||
-      matrices.element_type() != type || (*out)->element_type() != type) {
-    return invalid("the kernels of an expert MLP take operands and results of bf16 or of f16");
+  if (!element_type(type, {ElementType::kBf16}, a.type) || matrices.element_type() != type ||
+      (*out)->element_type() != type) {
+    return invalid("the kernels of an expert MLP take operands and results of bf16");
   }
   for (ffi::AnyBuffer const& buffer : {x, matrices, ffi::AnyBuffer(**out)}) {
     auto const error = whole_vectors("an operand or the result", buffer);
@@ -110,7 +117,6 @@ ffi::Error launch(KernelKind kind, char const* name, cudaStream_t stream, ffi::A
   a.has_activation = function != kNoFunction;
   a.is_concatenated = a.has_activation && columns == 2 * int64_t(n);
   if (!a.is_concatenated && columns != n) return invalid("the matrices do not fit the result");
-  a.activation = {alpha, cubic, limit, shift, static_cast<mlp::Function>(function)};
   a.tokens = tokens->size[0];
   a.divisor = divisor;
   a.k = k;
@@ -151,39 +157,34 @@ ffi::Error launch(KernelKind kind, char const* name, cudaStream_t stream, ffi::A
     }
     (i == 1 ? a.gate : a.up) = (*kept)->untyped_data();
   }
-  return launched(mlp::gated_ragged_dot({tile_m, tile_n, cluster, kind}, a, stream), name);
+  return launched(mlp::gated_ragged_dot(tile, a, stream), name);
 }
 
-template <class... Arguments>
-ffi::Error gated_ragged_dot(cudaStream_t stream, Arguments... arguments) {
-  return launch(KernelKind::kCooperative, "gated_ragged_dot", stream, arguments...);
+template <class... Operands>
+ffi::Error gated_ragged_dot(cudaStream_t stream, Operands... operands) {
+  return launch(KernelKind::kCooperative, "gated_ragged_dot", stream, operands...);
 }
-template <class... Arguments>
-ffi::Error few_rows_dot(cudaStream_t stream, Arguments... arguments) {
-  return launch(KernelKind::kSwapped, "few_rows_dot", stream, arguments...);
+template <class... Operands>
+ffi::Error few_rows_dot(cudaStream_t stream, Operands... operands) {
+  return launch(KernelKind::kSwapped, "few_rows_dot", stream, operands...);
 }
 
 auto binding() {
-  return with_tile_attributes(with_activation_attributes(
-      on_stream()
-          .Arg<ffi::AnyBuffer>()  // x
-          .Arg<ffi::AnyBuffer>()  // matrices: of the gate, or of gate and up
-          .Arg<Sizes>()           // group_sizes
-          .Arg<Sizes>()           // group_offset
-          .RemainingArgs()        // as `optional` names them
-          .RemainingRets()        // the result; gate and up, if they are kept
-          .Attr<std::string_view>("optional")
-          .Attr<bool>("zeroes_unowned")
-          .Attr<int32_t>("function")
-          .Attr<int32_t>("divisor")));
+  return on_stream()
+      .Arg<ffi::AnyBuffer>()  // x
+      .Arg<ffi::AnyBuffer>()  // matrices: of the gate, or of gate and up
+      .Arg<Sizes>()           // group_sizes
+      .Arg<Sizes>()           // group_offset
+      .RemainingArgs()        // as the attribute `optional` names them
+      .RemainingRets()        // the result; gate and up, if they are kept
+      .Attrs();
 }
 
 }  // namespace
 }  // namespace jgg
 
 JGG_DEFINE_HANDLER(
-    JggGatedRaggedDot, [](auto... arguments) { return jgg::gated_ragged_dot(arguments...); },
+    JggGatedRaggedDot, [](auto... operands) { return jgg::gated_ragged_dot(operands...); },
     jgg::binding());
 JGG_DEFINE_HANDLER(
-    JggFewRowsDot, [](auto... arguments) { return jgg::few_rows_dot(arguments...); },
-    jgg::binding());
+    JggFewRowsDot, [](auto... operands) { return jgg::few_rows_dot(operands...); }, jgg::binding());

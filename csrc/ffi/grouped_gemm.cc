@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "ffi/attributes.h"
 #include "ffi/bindings.h"
 #include "ffi/element_types.h"
 #include "ffi/float32_workspace.h"
@@ -14,8 +15,35 @@
 namespace jgg {
 namespace {
 
-using sm90::GroupedGemmArguments;
-using sm90::GroupedGemmProblem;
+// The attributes of a list of products.
+struct ListAttributes {
+  bool has_alphas;
+  bool has_betas;
+  bool has_schedule;
+  bool has_c;
+  float alpha;
+  float beta;
+  bool transpose_lhs;
+  bool transpose_rhs;
+  TileConfig tile;
+  int terms;  // of float32 operands: see accuracy_of()
+
+  static ffi::ErrorOr<ListAttributes> of(ffi::Dictionary attributes) {
+    Attributes given(attributes);
+    ListAttributes const asked{given.get<bool>("has_alphas"),
+                               given.get<bool>("has_betas"),
+                               given.get<bool>("has_schedule"),
+                               given.get<bool>("has_c"),
+                               given.get<float>("alpha"),
+                               given.get<float>("beta"),
+                               given.get<bool>("transpose_lhs"),
+                               given.get<bool>("transpose_rhs"),
+                               given.tile(),
+                               given.get<int32_t>("terms", 0)};
+    if (given.error().failure()) return ffi::Unexpected(given.error());
+    return asked;
+  }
+};
 
 // The problem of one result and its operands, whose types go to `arguments`.
 ffi::ErrorOr<GroupedGemmProblem> problem_of(ffi::AnyBuffer const& lhs, ffi::AnyBuffer const& rhs,
@@ -47,29 +75,26 @@ ffi::ErrorOr<GroupedGemmProblem> problem_of(ffi::AnyBuffer const& lhs, ffi::AnyB
 // the results are the same memory.
 ffi::ErrorOr<GroupedGemmArguments> grouped_gemm_arguments(ffi::RemainingArgs operands,
                                                           ffi::RemainingRets results,
-                                                          bool has_alphas, bool has_betas,
-                                                          bool has_schedule, bool has_c,
-                                                          float alpha, float beta,
-                                                          bool transpose_lhs, bool transpose_rhs) {
+                                                          ListAttributes const& asked) {
   auto const unexpected = [](std::string const& message) {
     return ffi::Unexpected(invalid(message));
   };
   size_t const problems = results.size();
-  size_t const first_lhs = size_t(has_alphas) + has_betas + has_schedule;
+  size_t const first_lhs = size_t(asked.has_alphas) + asked.has_betas + asked.has_schedule;
   size_t const first_rhs = first_lhs + problems, first_c = first_rhs + problems;
-  if (operands.size() != first_c + (has_c ? problems : 0)) {
+  if (operands.size() != first_c + (asked.has_c ? problems : 0)) {
     return unexpected("every operand has as many stacks as there are results");
   }
-  if (problems < 1 || problems > sm90::kMaxListedProblems) {
-    return unexpected("a launch takes 1 to " + std::to_string(sm90::kMaxListedProblems) +
+  if (problems < 1 || problems > kMaxListedProblems) {
+    return unexpected("a launch takes 1 to " + std::to_string(kMaxListedProblems) +
                       " problems, not " + std::to_string(problems));
   }
   GroupedGemmArguments arguments{};
-  arguments.transpose_lhs = transpose_lhs;
-  arguments.transpose_rhs = transpose_rhs;
-  arguments.adds_c = has_c;
-  arguments.alpha = alpha;
-  arguments.beta = beta;
+  arguments.transpose_lhs = asked.transpose_lhs;
+  arguments.transpose_rhs = asked.transpose_rhs;
+  arguments.adds_c = asked.has_c;
+  arguments.alpha = asked.alpha;
+  arguments.beta = asked.beta;
 
   int64_t matrices = 0;
   for (size_t i = 0; i < problems; ++i) {
@@ -85,7 +110,7 @@ ffi::ErrorOr<GroupedGemmArguments> grouped_gemm_arguments(ffi::RemainingArgs ope
     if (i > 0 && (arguments.type != type || arguments.out_type != out_type)) {
       return unexpected("problem " + std::to_string(i) + " has types of its own");
     }
-    if (has_c) {
+    if (asked.has_c) {
       auto const c = operands.get<ffi::AnyBuffer>(first_c + i);
       if (!c) return ffi::Unexpected(c.error());
       if (c->untyped_data() != problem->out) {
@@ -97,8 +122,8 @@ ffi::ErrorOr<GroupedGemmArguments> grouped_gemm_arguments(ffi::RemainingArgs ope
   }
 
   size_t next = 0;
-  for (auto [present, scales] :
-       {std::pair{has_alphas, &arguments.alphas}, std::pair{has_betas, &arguments.betas}}) {
+  for (auto [present, scales] : {std::pair{asked.has_alphas, &arguments.alphas},
+                                 std::pair{asked.has_betas, &arguments.betas}}) {
     if (!present) continue;
     auto const buffer = operands.get<ffi::Buffer<ffi::F32>>(next++);
     if (!buffer) return ffi::Unexpected(buffer.error());
@@ -107,7 +132,7 @@ ffi::ErrorOr<GroupedGemmArguments> grouped_gemm_arguments(ffi::RemainingArgs ope
     }
     *scales = buffer->typed_data();
   }
-  if (has_schedule) {
+  if (asked.has_schedule) {
     auto const schedule = operands.get<ffi::Buffer<ffi::S32, 3>>(next);
     if (!schedule) return ffi::Unexpected(schedule.error());
     auto const shape = schedule->dimensions();
@@ -122,63 +147,43 @@ ffi::ErrorOr<GroupedGemmArguments> grouped_gemm_arguments(ffi::RemainingArgs ope
   return arguments;
 }
 
-ffi::Error grouped_gemm(cudaStream_t stream, ffi::RemainingArgs operands,
-                        ffi::RemainingRets results, bool has_alphas, bool has_betas,
-                        bool has_schedule, bool has_c, float alpha, float beta, bool transpose_lhs,
-                        bool transpose_rhs, int32_t tile_m, int32_t tile_n, int32_t cluster) {
-  auto const arguments =
-      grouped_gemm_arguments(operands, results, has_alphas, has_betas, has_schedule, has_c, alpha,
-                             beta, transpose_lhs, transpose_rhs);
+ffi::Error on_list(cudaStream_t stream, ffi::RemainingArgs operands, ffi::RemainingRets results,
+                   ffi::Dictionary attributes) {
+  auto const asked = ListAttributes::of(attributes);
+  if (!asked) return asked.error();
+  auto const arguments = grouped_gemm_arguments(operands, results, *asked);
   if (!arguments) return arguments.error();
   if (arguments->type == ElementType::kF32) {
     return invalid("f32 operands have a target of their own");
   }
-  return launched(sm90::grouped_gemm({tile_m, tile_n, cluster}, *arguments, stream),
-                  "grouped_gemm");
+  return launched(grouped_gemm(asked->tile, *arguments, stream), "grouped_gemm");
 }
 
-ffi::Error grouped_gemm_f32(cudaStream_t stream, ffi::RemainingArgs operands,
-                            WorkspaceResult workspace, ffi::RemainingRets results, bool has_alphas,
-                            bool has_betas, bool has_schedule, bool has_c, float alpha, float beta,
-                            bool transpose_lhs, bool transpose_rhs, int32_t tile_m, int32_t tile_n,
-                            int32_t cluster, int32_t terms) {
-  auto arguments = grouped_gemm_arguments(operands, results, has_alphas, has_betas, has_schedule,
-                                          has_c, alpha, beta, transpose_lhs, transpose_rhs);
+ffi::Error on_list_f32(cudaStream_t stream, ffi::RemainingArgs operands, WorkspaceResult workspace,
+                       ffi::RemainingRets results, ffi::Dictionary attributes) {
+  auto const asked = ListAttributes::of(attributes);
+  if (!asked) return asked.error();
+  auto arguments = grouped_gemm_arguments(operands, results, *asked);
   if (!arguments) return arguments.error();
   if (arguments->type != ElementType::kF32) return invalid("the operands are not f32");
   if (auto error =
-          use_float32_workspace(workspace, terms, sm90::grouped_gemm_workspace_bytes, *arguments);
+          use_float32_workspace(workspace, asked->terms, grouped_gemm_workspace_bytes, *arguments);
       error.failure()) {
     return error;
   }
-  return launched(sm90::grouped_gemm({tile_m, tile_n, cluster}, *arguments, stream),
-                  "grouped_gemm_f32");
-}
-
-template <class Buffers>
-auto with_products(Buffers buffers) {
-  return with_tile_attributes(std::move(buffers)
-                                  .template Attr<bool>("has_alphas")
-                                  .template Attr<bool>("has_betas")
-                                  .template Attr<bool>("has_schedule")
-                                  .template Attr<bool>("has_c")
-                                  .template Attr<float>("alpha")
-                                  .template Attr<float>("beta")
-                                  .template Attr<bool>("transpose_lhs")
-                                  .template Attr<bool>("transpose_rhs"));
+  return launched(grouped_gemm(asked->tile, *arguments, stream), "grouped_gemm_f32");
 }
 
 // Operands: alpha, beta, schedule, lhs..., rhs..., c... The results are `out`s.
-auto binding() { return with_products(on_stream().RemainingArgs().RemainingRets()); }
+auto binding() { return on_stream().RemainingArgs().RemainingRets().Attrs(); }
 
-// The same with a workspace before them. `terms`: see accuracy_of()
+// Before them a workspace.
 auto binding_f32() {
-  return with_products(on_stream().RemainingArgs().Ret<ffi::Buffer<ffi::U8>>().RemainingRets())
-      .Attr<int32_t>("terms");
+  return on_stream().RemainingArgs().Ret<ffi::Buffer<ffi::U8>>().RemainingRets().Attrs();
 }
 
 }  // namespace
 }  // namespace jgg
 
-JGG_DEFINE_HANDLER(JggGroupedGemm, jgg::grouped_gemm, jgg::binding());
-JGG_DEFINE_HANDLER(JggGroupedGemmF32, jgg::grouped_gemm_f32, jgg::binding_f32());
+JGG_DEFINE_HANDLER(JggGroupedGemm, jgg::on_list, jgg::binding());
+JGG_DEFINE_HANDLER(JggGroupedGemmF32, jgg::on_list_f32, jgg::binding_f32());

@@ -1,6 +1,7 @@
 // Binding of products of lists of matrices on the FP64 tensor cores.
 #include <string>
 
+#include "ffi/attributes.h"
 #include "ffi/bindings.h"
 #include "ffi/buffers.h"
 #include "ffi/element_types.h"
@@ -30,9 +31,14 @@ struct Elements {
 // the same memory. alpha and beta are of the operands' type, one or [matrices]. To the kernels
 // every matrix is a problem.
 ffi::Error grouped_gemm_fp64(cudaStream_t stream, ffi::AnyBuffer alpha, ffi::AnyBuffer beta,
-                             ffi::RemainingArgs operands, ffi::RemainingRets results, bool has_c,
-                             bool transpose_lhs, bool transpose_rhs, int32_t tile_m, int32_t tile_n,
-                             int32_t cluster) {
+                             ffi::RemainingArgs operands, ffi::RemainingRets results,
+                             ffi::Dictionary attributes) {
+  Attributes given(attributes);
+  auto const has_c = given.get<bool>("has_c");
+  auto const transpose_lhs = given.get<bool>("transpose_lhs");
+  auto const transpose_rhs = given.get<bool>("transpose_rhs");
+  TileConfig const tile = given.tile();
+  if (given.error().failure()) return given.error();
   size_t const stacks = results.size();
   if (stacks < 1 || operands.size() != (has_c ? 3 : 2) * stacks) {
     return invalid("every operand has as many stacks as there are results");
@@ -81,19 +87,16 @@ ffi::Error grouped_gemm_fp64(cudaStream_t stream, ffi::AnyBuffer alpha, ffi::Any
       return invalid("alpha and beta have one element, or one for each matrix");
     }
   }
-  return launched(fp64::gemm_fp64({tile_m, tile_n, cluster}, arguments, stream),
-                  "grouped_gemm_fp64");
+  return launched(fp64::gemm_fp64(tile, arguments, stream), "grouped_gemm_fp64");
 }
 
 }  // namespace
 }  // namespace jgg
 
 JGG_DEFINE_HANDLER(JggGroupedGemmFp64, jgg::grouped_gemm_fp64,
-                   jgg::with_tile_attributes(jgg::on_stream()
-                                                 .Arg<xla::ffi::AnyBuffer>()  // alpha
-                                                 .Arg<xla::ffi::AnyBuffer>()  // beta
-                                                 .RemainingArgs()  // lhs..., rhs..., c...
-                                                 .RemainingRets()  // out...
-                                                 .Attr<bool>("has_c")
-                                                 .Attr<bool>("transpose_lhs")
-                                                 .Attr<bool>("transpose_rhs")));
+                   jgg::on_stream()
+                       .Arg<xla::ffi::AnyBuffer>()  // alpha
+                       .Arg<xla::ffi::AnyBuffer>()  // beta
+                       .RemainingArgs()             // lhs..., rhs..., c...
+                       .RemainingRets()             // out...
+                       .Attrs());

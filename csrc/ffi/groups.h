@@ -8,7 +8,7 @@ namespace jgg {
 
 using Sizes = ffi::Buffer<ffi::S32>;
 
-// Of `rows` rows in each of `batches` batches.
+// Checks the groups of `rows` rows in each of `batches` batches.
 inline ffi::ErrorOr<GroupSizes> groups_of(Sizes group_sizes, Sizes group_offset, int batches,
                                           int local_groups, int rows, bool zeroes_unowned = true) {
   for (auto error :

@@ -6,16 +6,12 @@
 extern "C" {
 XLA_FFI_Error* JggRaggedNoncontracting(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggRaggedContracting(XLA_FFI_CallFrame* call_frame);
-XLA_FFI_Error* JggRaggedNoncontractingV3(XLA_FFI_CallFrame* call_frame);
-XLA_FFI_Error* JggRaggedContractingV3(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggRaggedAccumulate(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggGroupedGemm(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggGroupedGemmF32(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggGroupedGemmFp64(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggRankK(XLA_FFI_CallFrame* call_frame);
-XLA_FFI_Error* JggRankKV2(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggRankKF32(XLA_FFI_CallFrame* call_frame);
-XLA_FFI_Error* JggRankKF32V2(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggRankKFp64(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggQuantizeRows(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggQuantizeTokens(XLA_FFI_CallFrame* call_frame);
@@ -40,7 +36,6 @@ XLA_FFI_Error* JggDispatchRows(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggCombineRows(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggRowDots(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggScaledRaggedNoncontracting(XLA_FFI_CallFrame* call_frame);
-XLA_FFI_Error* JggScaledRaggedNoncontractingV4(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggGatheredScaledNoncontracting(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggScaledRaggedContracting(XLA_FFI_CallFrame* call_frame);
 XLA_FFI_Error* JggPairedScaledContracting(XLA_FFI_CallFrame* call_frame);

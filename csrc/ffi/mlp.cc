@@ -2,6 +2,7 @@
 #include <array>
 #include <string>
 
+#include "ffi/attributes.h"
 #include "ffi/bindings.h"
 #include "ffi/buffers.h"
 #include "ffi/element_types.h"
@@ -42,8 +43,8 @@ class Check {
   void matrices(ElementType& type, std::initializer_list<ffi::AnyBuffer> buffers) {
     if (failed_) return;
     ffi::DataType const first = buffers.begin()->element_type();
-    bool const known = element_type(first, {ElementType::kBf16, ElementType::kF16}, type);
-    if (!known) return fail(invalid("the kernels of an expert MLP take bf16 or f16"));
+    bool const known = element_type(first, {ElementType::kBf16}, type);
+    if (!known) return fail(invalid("the kernels of an expert MLP take bf16"));
     for (ffi::AnyBuffer const& buffer : buffers) {
       if (buffer.element_type() != first) {
         return fail(invalid("operands and results differ in type"));
@@ -78,12 +79,18 @@ class Check {
 ffi::Error gated_gradient(cudaStream_t stream, ffi::AnyBuffer dy, ffi::AnyBuffer down_weights,
                           ffi::AnyBuffer gate, ffi::AnyBuffer up, Floats weights, Sizes group_sizes,
                           Sizes group_offset, Result dgate, Result dup, Result hidden,
-                          ffi::Result<Floats> dweights, WorkspaceResult, bool has_weights,
-                          bool has_up, bool zeroes_unowned, int32_t function, float alpha,
-                          float cubic, float limit, float shift, int32_t tile_m, int32_t tile_n,
-                          int32_t cluster) {
+                          ffi::Result<Floats> dweights, WorkspaceResult,
+                          ffi::Dictionary attributes) {
+  Attributes given(attributes);
   Check check;
   mlp::GradientArguments a{};
+  auto const has_weights = given.get<bool>("has_weights"), has_up = given.get<bool>("has_up");
+  auto const zeroes_unowned = given.get<bool>("zeroes_unowned");
+  auto const function = given.get<int32_t>("function");
+  a.activation = given.activation(static_cast<mlp::Function>(function));
+  a.max_sms = given.max_sms();
+  TileConfig const tile = given.tile(KernelKind::kPingpong);
+  if (given.error().failure()) return given.error();
   auto const [m, k] = check.size<2>("dy", dy);
   auto const [local_groups, n, columns] = check.size<3>("the down projection", down_weights);
   check.shape<3>("the down projection", down_weights, {local_groups, n, k});
@@ -94,6 +101,7 @@ ffi::Error gated_gradient(cudaStream_t stream, ffi::AnyBuffer dy, ffi::AnyBuffer
   check.shape<2>("dgate", *dgate, {m, n});
   check.shape<2>("dup", *dup, {has_up ? m : 1, n});
   check.shape<2>("hidden", *hidden, {m, n});
+  int const tile_n = tile.tile_n;
   if (tile_n <= 0) return invalid("tile_n must be positive, got " + std::to_string(tile_n));
   if (function < 0 || function > static_cast<int>(mlp::Function::kSquaredRelu)) {
     return invalid("no function has the number " + std::to_string(function));
@@ -111,21 +119,22 @@ ffi::Error gated_gradient(cudaStream_t stream, ffi::AnyBuffer dy, ffi::AnyBuffer
   a.dup = has_up ? dup->untyped_data() : nullptr;
   a.hidden = hidden->untyped_data();
   a.dweights = dweights->typed_data();
-  a.activation = {alpha, cubic, limit, shift, static_cast<mlp::Function>(function)};
   a.k = k;
   a.n = n;
-  return launched(
-      mlp::gated_gradient(TileConfig{tile_m, tile_n, cluster, KernelKind::kPingpong}, a, stream),
-      "gated_ragged_dot_transpose");
+  return launched(mlp::gated_gradient(tile, a, stream), "gated_ragged_dot_transpose");
 }
 
 ffi::Error paired_ragged_dot(cudaStream_t stream, ffi::AnyBuffer first_lhs,
                              ffi::AnyBuffer second_lhs, ffi::AnyBuffer first_rhs,
                              ffi::AnyBuffer second_rhs, Sizes group_sizes, Sizes group_offset,
-                             Result out, WorkspaceResult, bool zeroes_unowned, int32_t tile_m,
-                             int32_t tile_n, int32_t cluster) {
+                             Result out, WorkspaceResult, ffi::Dictionary attributes) {
+  Attributes given(attributes);
   Check check;
   mlp::PairedArguments a{};
+  auto const zeroes_unowned = given.get<bool>("zeroes_unowned");
+  a.max_sms = given.max_sms();
+  TileConfig const tile = given.tile();
+  if (given.error().failure()) return given.error();
   auto const [m, k] = check.size<2>("the first lhs", first_lhs);
   auto const [local_groups, n, depth] = check.size<3>("the first rhs", first_rhs);
   check.shape<2>("the second lhs", second_lhs, {m, k});
@@ -143,17 +152,21 @@ ffi::Error paired_ragged_dot(cudaStream_t stream, ffi::AnyBuffer first_lhs,
   a.out = out->untyped_data();
   a.k = k;
   a.n = n;
-  return launched(mlp::paired_ragged_dot(TileConfig{tile_m, tile_n, cluster}, a, stream),
-                  "paired_ragged_dot");
+  return launched(mlp::paired_ragged_dot(tile, a, stream), "paired_ragged_dot");
 }
 
 ffi::Error weight_gradients(cudaStream_t stream, ffi::AnyBuffer x, Sizes rows,
                             ffi::AnyBuffer first_rhs, ffi::AnyBuffer second_rhs, Sizes group_sizes,
                             Sizes group_offset, Result first_out, Result second_out,
-                            WorkspaceResult workspace, bool has_rows, int32_t divisor,
-                            int32_t tile_m, int32_t tile_n, int32_t cluster) {
+                            WorkspaceResult workspace, ffi::Dictionary attributes) {
+  Attributes given(attributes);
   Check check;
   mlp::WeightGradientArguments a{};
+  auto const has_rows = given.get<bool>("has_rows");
+  auto const divisor = given.get<int32_t>("divisor");
+  a.max_sms = given.max_sms();
+  TileConfig const tile = given.tile();
+  if (given.error().failure()) return given.error();
   auto const [tokens, k] = check.size<2>("x", x);
   auto const [m, n] = check.size<2>("the first rhs", first_rhs);
   auto const [local_groups, columns, depth] = check.size<3>("the first result", *first_out);
@@ -179,8 +192,7 @@ ffi::Error weight_gradients(cudaStream_t stream, ffi::AnyBuffer x, Sizes rows,
   a.workspace_bytes = static_cast<int64_t>(workspace->size_bytes());
   a.k = k;
   a.n = n;
-  return launched(mlp::weight_gradients(TileConfig{tile_m, tile_n, cluster}, a, stream),
-                  "paired_weight_gradients");
+  return launched(mlp::weight_gradients(tile, a, stream), "paired_weight_gradients");
 }
 
 }  // namespace
@@ -188,47 +200,40 @@ ffi::Error weight_gradients(cudaStream_t stream, ffi::AnyBuffer x, Sizes rows,
 
 // The workspace of the first two is unused: all kernels of ragged products have one.
 JGG_DEFINE_HANDLER(JggGatedRaggedDotTranspose, jgg::gated_gradient,
-                   jgg::with_tile_attributes(jgg::with_activation_attributes(
-                       jgg::on_stream()
-                           .Arg<xla::ffi::AnyBuffer>()             // dy
-                           .Arg<xla::ffi::AnyBuffer>()             // the down projection's weights
-                           .Arg<xla::ffi::AnyBuffer>()             // gate
-                           .Arg<xla::ffi::AnyBuffer>()             // up
-                           .Arg<jgg::Floats>()                     // weights
-                           .Arg<jgg::Sizes>()                      // group_sizes
-                           .Arg<jgg::Sizes>()                      // group_offset
-                           .Ret<xla::ffi::AnyBuffer>()             // dgate
-                           .Ret<xla::ffi::AnyBuffer>()             // dup
-                           .Ret<xla::ffi::AnyBuffer>()             // hidden
-                           .Ret<jgg::Floats>()                     // dweights, in parts
-                           .Ret<xla::ffi::Buffer<xla::ffi::U8>>()  // workspace
-                           .Attr<bool>("has_weights")
-                           .Attr<bool>("has_up")
-                           .Attr<bool>("zeroes_unowned")
-                           .Attr<int32_t>("function"))));
-JGG_DEFINE_HANDLER(
-    JggPairedRaggedDot, jgg::paired_ragged_dot,
-    jgg::with_tile_attributes(jgg::on_stream()
-                                  .Arg<xla::ffi::AnyBuffer>()             // the first lhs
-                                  .Arg<xla::ffi::AnyBuffer>()             // the second lhs
-                                  .Arg<xla::ffi::AnyBuffer>()             // the first rhs
-                                  .Arg<xla::ffi::AnyBuffer>()             // the second rhs
-                                  .Arg<jgg::Sizes>()                      // group_sizes
-                                  .Arg<jgg::Sizes>()                      // group_offset
-                                  .Ret<xla::ffi::AnyBuffer>()             // out
-                                  .Ret<xla::ffi::Buffer<xla::ffi::U8>>()  // workspace
-                                  .Attr<bool>("zeroes_unowned")));
-JGG_DEFINE_HANDLER(
-    JggPairedWeightGradients, jgg::weight_gradients,
-    jgg::with_tile_attributes(jgg::on_stream()
-                                  .Arg<xla::ffi::AnyBuffer>()             // x
-                                  .Arg<jgg::Sizes>()                      // rows
-                                  .Arg<xla::ffi::AnyBuffer>()             // the first rhs
-                                  .Arg<xla::ffi::AnyBuffer>()             // the second rhs
-                                  .Arg<jgg::Sizes>()                      // group_sizes
-                                  .Arg<jgg::Sizes>()                      // group_offset
-                                  .Ret<xla::ffi::AnyBuffer>()             // the first result
-                                  .Ret<xla::ffi::AnyBuffer>()             // the second result
-                                  .Ret<xla::ffi::Buffer<xla::ffi::U8>>()  // workspace
-                                  .Attr<bool>("has_rows")
-                                  .Attr<int32_t>("divisor")));
+                   jgg::on_stream()
+                       .Arg<xla::ffi::AnyBuffer>()             // dy
+                       .Arg<xla::ffi::AnyBuffer>()             // the down projection's weights
+                       .Arg<xla::ffi::AnyBuffer>()             // gate
+                       .Arg<xla::ffi::AnyBuffer>()             // up
+                       .Arg<jgg::Floats>()                     // weights
+                       .Arg<jgg::Sizes>()                      // group_sizes
+                       .Arg<jgg::Sizes>()                      // group_offset
+                       .Ret<xla::ffi::AnyBuffer>()             // dgate
+                       .Ret<xla::ffi::AnyBuffer>()             // dup
+                       .Ret<xla::ffi::AnyBuffer>()             // hidden
+                       .Ret<jgg::Floats>()                     // dweights, in parts
+                       .Ret<xla::ffi::Buffer<xla::ffi::U8>>()  // workspace
+                       .Attrs());
+JGG_DEFINE_HANDLER(JggPairedRaggedDot, jgg::paired_ragged_dot,
+                   jgg::on_stream()
+                       .Arg<xla::ffi::AnyBuffer>()             // the first lhs
+                       .Arg<xla::ffi::AnyBuffer>()             // the second lhs
+                       .Arg<xla::ffi::AnyBuffer>()             // the first rhs
+                       .Arg<xla::ffi::AnyBuffer>()             // the second rhs
+                       .Arg<jgg::Sizes>()                      // group_sizes
+                       .Arg<jgg::Sizes>()                      // group_offset
+                       .Ret<xla::ffi::AnyBuffer>()             // out
+                       .Ret<xla::ffi::Buffer<xla::ffi::U8>>()  // workspace
+                       .Attrs());
+JGG_DEFINE_HANDLER(JggPairedWeightGradients, jgg::weight_gradients,
+                   jgg::on_stream()
+                       .Arg<xla::ffi::AnyBuffer>()             // x
+                       .Arg<jgg::Sizes>()                      // rows
+                       .Arg<xla::ffi::AnyBuffer>()             // the first rhs
+                       .Arg<xla::ffi::AnyBuffer>()             // the second rhs
+                       .Arg<jgg::Sizes>()                      // group_sizes
+                       .Arg<jgg::Sizes>()                      // group_offset
+                       .Ret<xla::ffi::AnyBuffer>()             // the first result
+                       .Ret<xla::ffi::AnyBuffer>()             // the second result
+                       .Ret<xla::ffi::Buffer<xla::ffi::U8>>()  // workspace
+                       .Attrs());

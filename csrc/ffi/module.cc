@@ -5,8 +5,6 @@
 #include <utility>
 
 #include "ffi/handlers.h"
-#include "ffi/limited.h"
-#include "ffi/slice.h"
 #include "xla/ffi/api/c_api.h"
 
 namespace jgg {
@@ -18,28 +16,18 @@ nb::capsule encapsulate(XLA_FFI_Handler* handler) {
   return nb::capsule(reinterpret_cast<void*>(handler));
 }
 
-// Products that may run beside a collective.
-template <XLA_FFI_Handler* kHandler>
-nb::capsule product() {
-  return encapsulate(limited<kHandler>);
-}
-
 // A target's name carries the version of its operands and attributes, so that an exported program
 // never meets a handler that reads them differently.
 nb::dict registrations() {
   nb::dict targets;
-  targets["jax_grouped_gemm.ragged_noncontracting.v4"] = product<JggRaggedNoncontracting>();
-  targets["jax_grouped_gemm.ragged_noncontracting.v3"] = encapsulate(JggRaggedNoncontractingV3);
-  targets["jax_grouped_gemm.ragged_contracting.v4"] = product<JggRaggedContracting>();
-  targets["jax_grouped_gemm.ragged_contracting.v3"] = encapsulate(JggRaggedContractingV3);
-  targets["jax_grouped_gemm.ragged_accumulate.v1"] = product<JggRaggedAccumulate>();
+  targets["jax_grouped_gemm.ragged_noncontracting.v4"] = encapsulate(JggRaggedNoncontracting);
+  targets["jax_grouped_gemm.ragged_contracting.v4"] = encapsulate(JggRaggedContracting);
+  targets["jax_grouped_gemm.ragged_accumulate.v1"] = encapsulate(JggRaggedAccumulate);
   targets["jax_grouped_gemm.grouped_gemm.v1"] = encapsulate(JggGroupedGemm);
   targets["jax_grouped_gemm.grouped_gemm_f32.v1"] = encapsulate(JggGroupedGemmF32);
   targets["jax_grouped_gemm.grouped_gemm_fp64.v1"] = encapsulate(JggGroupedGemmFp64);
   targets["jax_grouped_gemm.rank_k.v3"] = encapsulate(JggRankK);
-  targets["jax_grouped_gemm.rank_k.v2"] = encapsulate(JggRankKV2);
   targets["jax_grouped_gemm.rank_k_f32.v3"] = encapsulate(JggRankKF32);
-  targets["jax_grouped_gemm.rank_k_f32.v2"] = encapsulate(JggRankKF32V2);
   targets["jax_grouped_gemm.rank_k_fp64.v2"] = encapsulate(JggRankKFp64);
   targets["jax_grouped_gemm.quantize_rows.v1"] = encapsulate(JggQuantizeRows);
   targets["jax_grouped_gemm.quantize_tokens.v1"] = encapsulate(JggQuantizeTokens);
@@ -65,21 +53,20 @@ nb::dict registrations() {
   targets["jax_grouped_gemm.dispatch_rows.v1"] = encapsulate(JggDispatchRows);
   targets["jax_grouped_gemm.combine_rows.v1"] = encapsulate(JggCombineRows);
   targets["jax_grouped_gemm.row_dots.v1"] = encapsulate(JggRowDots);
-  // Their lhs, and their rhs, may be a slice of an array.
   targets["jax_grouped_gemm.scaled_ragged_noncontracting.v5"] =
-      product<of_slice<JggScaledRaggedNoncontracting, 0>>();
+      encapsulate(JggScaledRaggedNoncontracting);
   targets["jax_grouped_gemm.scaled_ragged_contracting.v3"] =
-      product<of_slice<JggScaledRaggedContracting, 2>>();
-  targets["jax_grouped_gemm.scaled_ragged_noncontracting.v4"] =
-      encapsulate(JggScaledRaggedNoncontractingV4);
+      encapsulate(JggScaledRaggedContracting);
   targets["jax_grouped_gemm.gathered_scaled_noncontracting.v1"] =
-      product<JggGatheredScaledNoncontracting>();
-  targets["jax_grouped_gemm.paired_scaled_contracting.v1"] = product<JggPairedScaledContracting>();
-  targets["jax_grouped_gemm.gated_ragged_dot.v3"] = product<JggGatedRaggedDot>();
-  targets["jax_grouped_gemm.gated_ragged_dot_transpose.v4"] = product<JggGatedRaggedDotTranspose>();
-  targets["jax_grouped_gemm.paired_ragged_dot.v2"] = product<JggPairedRaggedDot>();
-  targets["jax_grouped_gemm.paired_weight_gradients.v1"] = product<JggPairedWeightGradients>();
-  targets["jax_grouped_gemm.few_rows_dot.v2"] = product<JggFewRowsDot>();
+      encapsulate(JggGatheredScaledNoncontracting);
+  targets["jax_grouped_gemm.paired_scaled_contracting.v1"] =
+      encapsulate(JggPairedScaledContracting);
+  targets["jax_grouped_gemm.gated_ragged_dot.v3"] = encapsulate(JggGatedRaggedDot);
+  targets["jax_grouped_gemm.gated_ragged_dot_transpose.v4"] =
+      encapsulate(JggGatedRaggedDotTranspose);
+  targets["jax_grouped_gemm.paired_ragged_dot.v2"] = encapsulate(JggPairedRaggedDot);
+  targets["jax_grouped_gemm.paired_weight_gradients.v1"] = encapsulate(JggPairedWeightGradients);
+  targets["jax_grouped_gemm.few_rows_dot.v2"] = encapsulate(JggFewRowsDot);
   return targets;
 }
 

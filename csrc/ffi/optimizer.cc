@@ -1,8 +1,9 @@
 // Bindings of the steps of an optimiser that write FP8 weights. All results take the place of their
 // operands; a form of the weights that is not wanted has no elements.
-#include <optional>
 #include <string>
+#include <vector>
 
+#include "ffi/attributes.h"
 #include "ffi/bindings.h"
 #include "ffi/buffers.h"
 #include "ffi/element_types.h"
@@ -13,7 +14,7 @@ namespace jgg {
 namespace {
 
 using Buffer = ffi::AnyBuffer;
-using Results = ffi::Result<ffi::AnyBuffer>;
+using Result = ffi::Result<ffi::AnyBuffer>;
 using Stack = std::array<int, 3>;
 
 constexpr auto kMoments = {ElementType::kBf16, ElementType::kF32};
@@ -41,37 +42,45 @@ ffi::Error in_place(char const* name, Buffer const& operand, Buffer const& resul
   return invalid(std::string(name) + " is not updated in place");
 }
 
-// Operands and results in the order of a call, from the master weights on.
-struct WeightBuffers {
-  std::array<Buffer, 6> operands;
-  std::array<Results, 6> results;
-};
+// The operands and results of every call from the master weights on.
 constexpr std::array<char const*, 6> kNames = {"master",   "values",   "scales",
                                                "values_t", "scales_t", "copy"};
 
-struct Options {
-  bool power_of_two;
-  int part;  // of the columns of `parts` stacks next to each other, each filled up to whole blocks
-  int parts;
-};
-
-ffi::ErrorOr<optimizer::Weights> weights_of(WeightBuffers buffers, Options options) {
-  auto const [master, values, scales, values_t, scales_t, copy] = buffers.operands;
-  for (int i = 0; i < static_cast<int>(kNames.size()); ++i) {
-    if (buffers.operands[i].element_count() == 0) continue;
-    auto const error = in_place(kNames[i], buffers.operands[i], *buffers.results[i]);
+// The weights in every form. Attributes: `power_of_two`, and `part` of `parts`: which columns of
+// that many stacks next to each other, each filled up to whole blocks.
+ffi::ErrorOr<optimizer::Weights> weights_of(ffi::RemainingArgs const& operands,
+                                            ffi::RemainingRets const& results,
+                                            ffi::Dictionary attributes) {
+  if (operands.size() != kNames.size() || results.size() != kNames.size()) {
+    return ffi::Unexpected(invalid("a step takes and returns six arrays of weights"));
+  }
+  std::vector<Buffer> buffers;
+  for (size_t i = 0; i < kNames.size(); ++i) {
+    auto const operand = operands.get<Buffer>(i);
+    auto result = results.get<Buffer>(i);
+    if (!operand) return ffi::Unexpected(operand.error());
+    if (!result) return ffi::Unexpected(result.error());
+    buffers.push_back(*operand);
+    if (operand->element_count() == 0) continue;
+    auto const error = in_place(kNames[i], *operand, **result);
     if (error.failure()) return ffi::Unexpected(error);
   }
+  Buffer const master = buffers[0], values = buffers[1], scales = buffers[2];
+  Buffer const values_t = buffers[3], scales_t = buffers[4], copy = buffers[5];
+  Attributes given(attributes);
+  auto const power_of_two = given.get<bool>("power_of_two");
+  auto const part = given.get<int32_t>("part"), parts = given.get<int32_t>("parts");
+  if (given.error().failure()) return ffi::Unexpected(given.error());
   auto const shape = Shape<3>::of("master", master);
   if (!shape) return ffi::Unexpected(shape.error());
   auto const [matrices, rows, columns] = shape->size;
-  if (options.parts < 1 || options.part < 0 || options.part >= options.parts) {
+  if (parts < 1 || part < 0 || part >= parts) {
     return ffi::Unexpected(invalid("part is not one of the parts"));
   }
-  bool const joined = options.parts > 1;
+  bool const joined = parts > 1;
   int const blocks_down = ceil_div(rows, kScaleBlock), blocks = ceil_div(columns, kScaleBlock);
-  int const pitch = joined ? options.parts * blocks * kScaleBlock : columns;
-  int const blocks_across = options.parts * blocks;
+  int const pitch = joined ? parts * blocks * kScaleBlock : columns;
+  int const blocks_across = parts * blocks;
   ElementType type, type_t;
   optimizer::Weights weights{};
   auto const fail = [](ffi::Error error) { return ffi::Unexpected(std::move(error)); };
@@ -82,8 +91,8 @@ ffi::ErrorOr<optimizer::Weights> weights_of(WeightBuffers buffers, Options optio
   }
   bool const plain = values.element_count() != 0, transposed = values_t.element_count() != 0;
   if (!plain && !transposed) return fail(invalid("no FP8 form is asked for"));
-  int64_t const first = int64_t{1} * options.part * blocks * kScaleBlock;
-  int64_t const first_block = int64_t{1} * options.part * blocks;
+  int64_t const first = int64_t{1} * part * blocks * kScaleBlock;
+  int64_t const first_block = int64_t{1} * part * blocks;
   auto const is_f32 = [](Buffer const& buffer) { return buffer.element_type() == ffi::F32; };
   if (plain) {
     for (auto error :
@@ -114,7 +123,7 @@ ffi::ErrorOr<optimizer::Weights> weights_of(WeightBuffers buffers, Options optio
     if (error.failure()) return fail(error);
   }
   weights.master = static_cast<float*>(master.untyped_data());
-  weights.power_of_two = options.power_of_two;
+  weights.power_of_two = power_of_two;
   weights.matrices = matrices;
   weights.rows = rows;
   weights.columns = columns;
@@ -129,15 +138,10 @@ ffi::Error check_scalars(ffi::Buffer<ffi::F32> const& scalars, int64_t count) {
 }
 
 ffi::Error adamw_quantized(cudaStream_t stream, ffi::Buffer<ffi::F32> scalars, Buffer gradient,
-                           Buffer mean, Buffer square, Buffer master, Buffer values, Buffer scales,
-                           Buffer values_t, Buffer scales_t, Buffer copy, Results new_mean,
-                           Results new_square, Results new_master, Results new_values,
-                           Results new_scales, Results new_values_t, Results new_scales_t,
-                           Results new_copy, bool power_of_two, int part, int parts) {
-  auto const weights =
-      weights_of({{master, values, scales, values_t, scales_t, copy},
-                  {new_master, new_values, new_scales, new_values_t, new_scales_t, new_copy}},
-                 {power_of_two, part, parts});
+                           Buffer mean, Buffer square, ffi::RemainingArgs operands, Result new_mean,
+                           Result new_square, ffi::RemainingRets results,
+                           ffi::Dictionary attributes) {
+  auto const weights = weights_of(operands, results, attributes);
   if (!weights) return weights.error();
   optimizer::AdamwArguments arguments{};
   Stack const shape{weights->matrices, weights->rows, weights->columns};
@@ -154,14 +158,9 @@ ffi::Error adamw_quantized(cudaStream_t stream, ffi::Buffer<ffi::F32> scalars, B
 }
 
 ffi::Error apply_and_quantize(cudaStream_t stream, ffi::Buffer<ffi::F32> scalars, Buffer update,
-                              Buffer master, Buffer values, Buffer scales, Buffer values_t,
-                              Buffer scales_t, Buffer copy, Results new_master, Results new_values,
-                              Results new_scales, Results new_values_t, Results new_scales_t,
-                              Results new_copy, bool power_of_two, int part, int parts) {
-  auto const weights =
-      weights_of({{master, values, scales, values_t, scales_t, copy},
-                  {new_master, new_values, new_scales, new_values_t, new_scales_t, new_copy}},
-                 {power_of_two, part, parts});
+                              ffi::RemainingArgs operands, ffi::RemainingRets results,
+                              ffi::Dictionary attributes) {
+  auto const weights = weights_of(operands, results, attributes);
   if (!weights) return weights.error();
   optimizer::ApplyArguments arguments{};
   Stack const shape{weights->matrices, weights->rows, weights->columns};
@@ -174,44 +173,26 @@ ffi::Error apply_and_quantize(cudaStream_t stream, ffi::Buffer<ffi::F32> scalars
   return launched(optimizer::apply_and_quantize(arguments, stream), "apply_and_quantize");
 }
 
-// What both have in common: the weights in every form, and how those are joined.
-template <class Binding>
-auto with_weights(Binding binding) {
-  return std::move(binding)
-      .template Arg<Buffer>()   // master
-      .template Arg<Buffer>()   // values, or nothing
-      .template Arg<Buffer>()   // scales, or nothing
-      .template Arg<Buffer>()   // values_t, or nothing
-      .template Arg<Buffer>()   // scales_t, or nothing
-      .template Arg<Buffer>();  // copy, or nothing
-}
-template <class Binding>
-auto with_new_weights(Binding binding) {
-  return std::move(binding)
-      .template Ret<Buffer>()  // as the operands
-      .template Ret<Buffer>()
-      .template Ret<Buffer>()
-      .template Ret<Buffer>()
-      .template Ret<Buffer>()
-      .template Ret<Buffer>()
-      .template Attr<bool>("power_of_two")
-      .template Attr<int32_t>("part")
-      .template Attr<int32_t>("parts");
+auto adamw_binding() {
+  return on_stream()
+      .Arg<ffi::Buffer<ffi::F32>>()  // scalars
+      .Arg<Buffer>()                 // gradient
+      .Arg<Buffer>()                 // mean
+      .Arg<Buffer>()                 // square
+      .RemainingArgs()               // the weights: see kNames
+      .Ret<Buffer>()                 // mean
+      .Ret<Buffer>()                 // square
+      .RemainingRets()               // the weights
+      .Attrs();
 }
 
-auto adamw_binding() {
-  return with_new_weights(with_weights(on_stream()
-                                           .Arg<ffi::Buffer<ffi::F32>>()  // scalars
-                                           .Arg<Buffer>()                 // gradient
-                                           .Arg<Buffer>()                 // mean
-                                           .Arg<Buffer>())                // square
-                              .Ret<Buffer>()                              // mean
-                              .Ret<Buffer>());                            // square
-}
 auto apply_binding() {
-  return with_new_weights(with_weights(on_stream()
-                                           .Arg<ffi::Buffer<ffi::F32>>()  // whether it applies
-                                           .Arg<Buffer>()));              // update
+  return on_stream()
+      .Arg<ffi::Buffer<ffi::F32>>()  // whether the update applies
+      .Arg<Buffer>()                 // update
+      .RemainingArgs()               // the weights: see kNames
+      .RemainingRets()               // the weights
+      .Attrs();
 }
 
 }  // namespace

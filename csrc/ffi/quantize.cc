@@ -21,7 +21,7 @@ using Indices = ffi::Buffer<ffi::S32>;
 
 int blocks(int size) { return size / kScaleBlock + (size % kScaleBlock != 0); }
 
-// What is asked for, once every form of the result has been looked at.
+// Sets the FP8 type that all forms of the result have.
 ffi::Error fp8_type(std::optional<ElementType> fp8, QuantizeFormat& format) {
   if (!fp8) return invalid("no result is asked of a quantiser");
   format.fp8 = *fp8;
@@ -64,7 +64,7 @@ struct Form {
   }
 };
 
-// Of x, or of the rows of it with the numbers `of`, if there are such.
+// Quantises x, or its rows with the numbers `of` if these are given.
 ffi::Error quantize_rows_of(cudaStream_t stream, ffi::AnyBuffer x, std::optional<Indices> of,
                             Values values, Scales scales, bool power_of_two) {
   QuantizeFormat format{{}, {}, power_of_two};
@@ -256,7 +256,7 @@ ffi::Error matrix_maxima(cudaStream_t stream, ffi::AnyBuffer x, Scales of_rows, 
   return launched(quantize::matrix_maxima(source, arguments, stream), "matrix_maxima");
 }
 
-// Of x, or of x and y next to each other, each of them filled up with zeros to whole blocks.
+// Quantises x, or x and y next to each other, each filled up with zeros to whole blocks.
 ffi::Error quantize_channels(cudaStream_t stream, ffi::AnyBuffer x, ffi::AnyBuffer y,
                              ffi::Buffer<ffi::F32> row_scale, ffi::Buffer<ffi::F32> column_scale,
                              Values values, Values values_t, bool joined) {

@@ -4,11 +4,12 @@
 #include <array>
 #include <utility>
 
+#include "ffi/attributes.h"
 #include "ffi/bindings.h"
+#include "ffi/buffer_view.h"
 #include "ffi/buffers.h"
 #include "ffi/element_types.h"
 #include "ffi/row_blocks.h"
-#include "ffi/slice.h"
 
 namespace jgg {
 namespace {
@@ -34,14 +35,11 @@ class Fit {
     expect<1>(name, buffer, {size});
   }
 
-  // All of the type of the first.
-  void source(ElementType& type, std::initializer_list<ffi::DataType> buffers) {
+  void bf16(std::initializer_list<ffi::DataType> buffers) {
     if (error_.failure()) return;
-    if (!element_type(*buffers.begin(), {ElementType::kBf16, ElementType::kF16}, type)) {
-      error_ = invalid("the elementwise steps of an MLP take bf16 or f16");
-    }
-    for (ffi::DataType const other : buffers) {
-      if (other != *buffers.begin()) error_ = invalid("operands and results differ in type");
+    for (ffi::DataType const type : buffers) {
+      if (type != ffi::DataType::BF16)
+        error_ = invalid("the elementwise steps of an MLP take bf16");
     }
   }
 
@@ -72,26 +70,27 @@ mlp::Projections of_rows(ffi::AnyBuffer const& projections, Floats const& weight
 }
 
 ffi::Error quantize_hidden(cudaStream_t stream, ffi::AnyBuffer projections, Floats weights,
-                           Result values, ffi::Result<Floats> scales, bool power_of_two,
-                           float alpha, float cubic, float limit, float shift) {
+                           Result values, ffi::Result<Floats> scales, ffi::Dictionary attributes) {
+  Attributes given(attributes);
   auto const hidden = Shape<2>::of("the values", *values);
   if (!hidden) return hidden.error();
   auto const [rows, columns] = hidden->size;
   Fit fit;
   mlp::QuantizedHidden a{};
-  mlp::QuantizedHiddenFormat format{{}, {}, power_of_two};
-  a.projections = of_rows(projections, weights, rows, columns, {alpha, cubic, limit, shift}, fit);
+  mlp::QuantizedHiddenFormat format{{}, given.get<bool>("power_of_two")};
+  a.projections = of_rows(projections, weights, rows, columns, given.activation(), fit);
   fit.matrix("the values", *values, rows, columns);
   fit.matrix("the scales", *scales, rows, a.projections.blocks());
-  fit.source(format.source, {projections.element_type()});
+  fit.bf16({projections.element_type()});
   fit.fp8(format.fp8, values->element_type());
+  if (given.error().failure()) return given.error();
   if (fit.error().failure()) return fit.error();
   a.q = static_cast<uint8_t*>(values->untyped_data());
   a.scale = scales->typed_data();
   return launched(mlp::quantize_hidden(format, a, stream), "quantize_hidden");
 }
 
-// What is not quantised of the gradients.
+// Takes over the results of the gradients that are not quantised.
 void of_gradients(ffi::AnyBuffer dh, Result dgate, Result dup, Result hidden,
                   ffi::Result<Floats> dweights, mlp::QuantizedGradients& a, Fit& fit) {
   int const rows = a.projections.rows, columns = a.projections.columns;
@@ -110,41 +109,43 @@ void of_gradients(ffi::AnyBuffer dh, Result dgate, Result dup, Result hidden,
 ffi::Error quantize_gradients(cudaStream_t stream, ffi::AnyBuffer projections, ffi::AnyBuffer dh,
                               Floats weights, Result values, ffi::Result<Floats> scales,
                               Result dgate, Result dup, Result hidden, ffi::Result<Floats> dweights,
-                              bool power_of_two, float alpha, float cubic, float limit,
-                              float shift) {
+                              ffi::Dictionary attributes) {
+  Attributes given(attributes);
   auto const shape = Shape<2>::of("the gradient of hidden", dh);
   if (!shape) return shape.error();
   auto const [rows, columns] = shape->size;
   Fit fit;
   mlp::QuantizedGradients a{};
-  mlp::QuantizedHiddenFormat format{{}, {}, power_of_two};
-  a.projections = of_rows(projections, weights, rows, columns, {alpha, cubic, limit, shift}, fit);
+  mlp::QuantizedHiddenFormat format{{}, given.get<bool>("power_of_two")};
+  a.projections = of_rows(projections, weights, rows, columns, given.activation(), fit);
   of_gradients(dh, dgate, dup, hidden, dweights, a, fit);
   fit.matrix("the values", *values, rows, 2 * a.projections.pitch());
   fit.matrix("the scales", *scales, rows, 2 * a.projections.blocks());
-  fit.source(format.source, {projections.element_type(), dh.element_type(), dgate->element_type(),
-                             dup->element_type(), hidden->element_type()});
+  fit.bf16({projections.element_type(), dh.element_type(), dgate->element_type(),
+            dup->element_type(), hidden->element_type()});
   fit.fp8(format.fp8, values->element_type());
+  if (given.error().failure()) return given.error();
   if (fit.error().failure()) return fit.error();
   a.q = static_cast<uint8_t*>(values->untyped_data());
   a.scale = scales->typed_data();
   return launched(mlp::quantize_gradients(format, a, stream), "quantize_gradients");
 }
 
-// What the two above compute in 16 bits, and the largest of their blocks instead of scales.
+// Computes hidden in 16 bits, and the largest magnitude of each block instead of scales.
 ffi::Error hidden_maxima(cudaStream_t stream, ffi::AnyBuffer projections, Floats weights,
-                         Result hidden, ffi::Result<Floats> maxima, float alpha, float cubic,
-                         float limit, float shift) {
+                         Result hidden, ffi::Result<Floats> maxima, ffi::Dictionary attributes) {
+  Attributes given(attributes);
   auto const shape = Shape<2>::of("hidden", *hidden);
   if (!shape) return shape.error();
   auto const [rows, columns] = shape->size;
   Fit fit;
   mlp::QuantizedHidden a{};
-  mlp::QuantizedHiddenFormat format{{}, ElementType::kE4m3, false};
-  a.projections = of_rows(projections, weights, rows, columns, {alpha, cubic, limit, shift}, fit);
+  mlp::QuantizedHiddenFormat format{ElementType::kE4m3, false};
+  a.projections = of_rows(projections, weights, rows, columns, given.activation(), fit);
   fit.matrix("hidden", *hidden, rows, columns);
   fit.matrix("the maxima", *maxima, rows, a.projections.blocks());
-  fit.source(format.source, {projections.element_type(), hidden->element_type()});
+  fit.bf16({projections.element_type(), hidden->element_type()});
+  if (given.error().failure()) return given.error();
   if (fit.error().failure()) return fit.error();
   a.hidden = hidden->untyped_data();
   a.scale = maxima->typed_data();
@@ -153,19 +154,21 @@ ffi::Error hidden_maxima(cudaStream_t stream, ffi::AnyBuffer projections, Floats
 
 ffi::Error gradient_maxima(cudaStream_t stream, ffi::AnyBuffer projections, ffi::AnyBuffer dh,
                            Floats weights, Result dgate, Result dup, Result hidden,
-                           ffi::Result<Floats> maxima, ffi::Result<Floats> dweights, float alpha,
-                           float cubic, float limit, float shift) {
+                           ffi::Result<Floats> maxima, ffi::Result<Floats> dweights,
+                           ffi::Dictionary attributes) {
+  Attributes given(attributes);
   auto const shape = Shape<2>::of("the gradient of hidden", dh);
   if (!shape) return shape.error();
   auto const [rows, columns] = shape->size;
   Fit fit;
   mlp::QuantizedGradients a{};
-  mlp::QuantizedHiddenFormat format{{}, ElementType::kE4m3, false};
-  a.projections = of_rows(projections, weights, rows, columns, {alpha, cubic, limit, shift}, fit);
+  mlp::QuantizedHiddenFormat format{ElementType::kE4m3, false};
+  a.projections = of_rows(projections, weights, rows, columns, given.activation(), fit);
   of_gradients(dh, dgate, dup, hidden, dweights, a, fit);
   fit.matrix("the maxima", *maxima, rows, 2 * a.projections.blocks());
-  fit.source(format.source, {projections.element_type(), dh.element_type(), dgate->element_type(),
-                             dup->element_type(), hidden->element_type()});
+  fit.bf16({projections.element_type(), dh.element_type(), dgate->element_type(),
+            dup->element_type(), hidden->element_type()});
+  if (given.error().failure()) return given.error();
   if (fit.error().failure()) return fit.error();
   a.scale = maxima->typed_data();
   return launched(mlp::quantize_gradients(format, a, stream), "gradient_maxima");
@@ -175,8 +178,8 @@ ffi::Error quantize_ragged_gradients(
     cudaStream_t stream, ffi::AnyBuffer projections, ffi::AnyBuffer dh, Floats weights,
     ffi::Buffer<ffi::S32> group_sizes, Result values, ffi::Result<Floats> scales, Result dgate,
     ffi::Result<Floats> dgate_scales, Result dup, ffi::Result<Floats> dup_scales, Result hidden,
-    ffi::Result<Floats> hidden_scales, ffi::Result<Floats> dweights, bool power_of_two, float alpha,
-    float cubic, float limit, float shift) {
+    ffi::Result<Floats> hidden_scales, ffi::Result<Floats> dweights, ffi::Dictionary attributes) {
+  Attributes given(attributes);
   auto const shape = Shape<2>::of("the gradient of hidden", dh);
   if (!shape) return shape.error();
   auto const [rows, columns] = shape->size;
@@ -188,8 +191,8 @@ ffi::Error quantize_ragged_gradients(
   if (auto error = enough_blocks(rows, sizes->size[0], row_blocks); error.failure()) return error;
   Fit fit;
   mlp::RaggedGradients a{};
-  mlp::RaggedGradientsFormat format{{}, {}, {}, power_of_two};
-  a.projections = of_rows(projections, weights, rows, columns, {alpha, cubic, limit, shift}, fit);
+  mlp::RaggedGradientsFormat format{{}, {}, given.get<bool>("power_of_two")};
+  a.projections = of_rows(projections, weights, rows, columns, given.activation(), fit);
   int const blocks = a.projections.blocks();
   fit.matrix("the gradient of hidden", dh, rows, columns);
   fit.vector("group_sizes", group_sizes, sizes->size[0]);
@@ -205,9 +208,10 @@ ffi::Error quantize_ragged_gradients(
                        their_scales->typed_data()};
   }
   fit.matrix("the gradients of weights", *dweights, rows, blocks);
-  fit.source(format.source, {projections.element_type(), dh.element_type()});
+  fit.bf16({projections.element_type(), dh.element_type()});
   fit.fp8(format.gradient, values->element_type());
   fit.fp8(format.forward, hidden->element_type());
+  if (given.error().failure()) return given.error();
   if (fit.error().failure()) return fit.error();
   if (dgate->element_type() != values->element_type() ||
       dup->element_type() != values->element_type()) {
@@ -231,99 +235,98 @@ ffi::Error quantize_joined_gradients(cudaStream_t stream, ffi::AnyBuffer project
                                      ffi::Result<Floats> scales, ffi::Result<Floats> dgate_scales,
                                      ffi::Result<Floats> dup_scales, Result hidden,
                                      ffi::Result<Floats> hidden_scales,
-                                     ffi::Result<Floats> dweights, bool power_of_two, float alpha,
-                                     float cubic, float limit, float shift) {
+                                     ffi::Result<Floats> dweights, ffi::Dictionary attributes) {
   auto const rows = projections.dimensions(), blocks = hidden->dimensions();
   if (rows.size() != 2 || blocks.size() != 3) return invalid("operands have unsuitable ranks");
-  BufferSlice values(*joined, 0, {rows.begin(), rows.end()});
+  BufferView values(*joined, 0, {rows.begin(), rows.end()});
   int64_t const of_values = rows[0] * rows[1], of_blocks = blocks[0] * blocks[1] * blocks[2];
-  BufferSlice dgate(*joined, of_values, {blocks.begin(), blocks.end()});
-  BufferSlice dup(*joined, of_values + of_blocks, {blocks.begin(), blocks.end()});
+  BufferView dgate(*joined, of_values, {blocks.begin(), blocks.end()});
+  BufferView dup(*joined, of_values + of_blocks, {blocks.begin(), blocks.end()});
   if (!values.fits() || !dgate.fits() || !dup.fits()) {
     return invalid("the joined gradients do not fit into their array");
   }
   return quantize_ragged_gradients(stream, projections, dh, weights, group_sizes, Result(*values),
                                    scales, Result(*dgate), dgate_scales, Result(*dup), dup_scales,
-                                   hidden, hidden_scales, dweights, power_of_two, alpha, cubic,
-                                   limit, shift);
-}
-
-template <class Buffers>
-auto with_format(Buffers buffers) {
-  return with_activation_attributes(std::move(buffers).template Attr<bool>("power_of_two"));
+                                   hidden, hidden_scales, dweights, attributes);
 }
 
 auto hidden_binding() {
-  return with_format(on_stream()
-                         .Arg<ffi::AnyBuffer>()           // projections
-                         .Arg<ffi::Buffer<ffi::F32>>()    // weights
-                         .Ret<ffi::AnyBuffer>()           // values
-                         .Ret<ffi::Buffer<ffi::F32>>());  // scales
+  return on_stream()
+      .Arg<ffi::AnyBuffer>()         // projections
+      .Arg<ffi::Buffer<ffi::F32>>()  // weights
+      .Ret<ffi::AnyBuffer>()         // values
+      .Ret<ffi::Buffer<ffi::F32>>()  // scales
+      .Attrs();
 }
 
 auto gradients_binding() {
-  return with_format(on_stream()
-                         .Arg<ffi::AnyBuffer>()           // projections
-                         .Arg<ffi::AnyBuffer>()           // gradient of hidden
-                         .Arg<ffi::Buffer<ffi::F32>>()    // weights
-                         .Ret<ffi::AnyBuffer>()           // values
-                         .Ret<ffi::Buffer<ffi::F32>>()    // scales
-                         .Ret<ffi::AnyBuffer>()           // gradient of gate
-                         .Ret<ffi::AnyBuffer>()           // gradient of up
-                         .Ret<ffi::AnyBuffer>()           // hidden
-                         .Ret<ffi::Buffer<ffi::F32>>());  // gradients of weights
+  return on_stream()
+      .Arg<ffi::AnyBuffer>()         // projections
+      .Arg<ffi::AnyBuffer>()         // gradient of hidden
+      .Arg<ffi::Buffer<ffi::F32>>()  // weights
+      .Ret<ffi::AnyBuffer>()         // values
+      .Ret<ffi::Buffer<ffi::F32>>()  // scales
+      .Ret<ffi::AnyBuffer>()         // gradient of gate
+      .Ret<ffi::AnyBuffer>()         // gradient of up
+      .Ret<ffi::AnyBuffer>()         // hidden
+      .Ret<ffi::Buffer<ffi::F32>>()  // gradients of weights
+      .Attrs();
 }
 
 auto hidden_maxima_binding() {
-  return with_activation_attributes(on_stream()
-                                        .Arg<ffi::AnyBuffer>()           // projections
-                                        .Arg<ffi::Buffer<ffi::F32>>()    // weights
-                                        .Ret<ffi::AnyBuffer>()           // hidden
-                                        .Ret<ffi::Buffer<ffi::F32>>());  // maxima
+  return on_stream()
+      .Arg<ffi::AnyBuffer>()         // projections
+      .Arg<ffi::Buffer<ffi::F32>>()  // weights
+      .Ret<ffi::AnyBuffer>()         // hidden
+      .Ret<ffi::Buffer<ffi::F32>>()  // maxima
+      .Attrs();
 }
 
 auto gradient_maxima_binding() {
-  return with_activation_attributes(on_stream()
-                                        .Arg<ffi::AnyBuffer>()           // projections
-                                        .Arg<ffi::AnyBuffer>()           // gradient of hidden
-                                        .Arg<ffi::Buffer<ffi::F32>>()    // weights
-                                        .Ret<ffi::AnyBuffer>()           // gradient of gate
-                                        .Ret<ffi::AnyBuffer>()           // gradient of up
-                                        .Ret<ffi::AnyBuffer>()           // hidden
-                                        .Ret<ffi::Buffer<ffi::F32>>()    // maxima
-                                        .Ret<ffi::Buffer<ffi::F32>>());  // gradients of weights
+  return on_stream()
+      .Arg<ffi::AnyBuffer>()         // projections
+      .Arg<ffi::AnyBuffer>()         // gradient of hidden
+      .Arg<ffi::Buffer<ffi::F32>>()  // weights
+      .Ret<ffi::AnyBuffer>()         // gradient of gate
+      .Ret<ffi::AnyBuffer>()         // gradient of up
+      .Ret<ffi::AnyBuffer>()         // hidden
+      .Ret<ffi::Buffer<ffi::F32>>()  // maxima
+      .Ret<ffi::Buffer<ffi::F32>>()  // gradients of weights
+      .Attrs();
 }
 
 auto ragged_gradients_binding() {
-  return with_format(on_stream()
-                         .Arg<ffi::AnyBuffer>()           // projections
-                         .Arg<ffi::AnyBuffer>()           // gradient of hidden
-                         .Arg<ffi::Buffer<ffi::F32>>()    // weights
-                         .Arg<ffi::Buffer<ffi::S32>>()    // group_sizes
-                         .Ret<ffi::AnyBuffer>()           // values
-                         .Ret<ffi::Buffer<ffi::F32>>()    // scales
-                         .Ret<ffi::AnyBuffer>()           // gradient of gate
-                         .Ret<ffi::Buffer<ffi::F32>>()    // its scales
-                         .Ret<ffi::AnyBuffer>()           // gradient of up
-                         .Ret<ffi::Buffer<ffi::F32>>()    // its scales
-                         .Ret<ffi::AnyBuffer>()           // hidden
-                         .Ret<ffi::Buffer<ffi::F32>>()    // its scales
-                         .Ret<ffi::Buffer<ffi::F32>>());  // gradients of weights
+  return on_stream()
+      .Arg<ffi::AnyBuffer>()         // projections
+      .Arg<ffi::AnyBuffer>()         // gradient of hidden
+      .Arg<ffi::Buffer<ffi::F32>>()  // weights
+      .Arg<ffi::Buffer<ffi::S32>>()  // group_sizes
+      .Ret<ffi::AnyBuffer>()         // values
+      .Ret<ffi::Buffer<ffi::F32>>()  // scales
+      .Ret<ffi::AnyBuffer>()         // gradient of gate
+      .Ret<ffi::Buffer<ffi::F32>>()  // its scales
+      .Ret<ffi::AnyBuffer>()         // gradient of up
+      .Ret<ffi::Buffer<ffi::F32>>()  // its scales
+      .Ret<ffi::AnyBuffer>()         // hidden
+      .Ret<ffi::Buffer<ffi::F32>>()  // its scales
+      .Ret<ffi::Buffer<ffi::F32>>()  // gradients of weights
+      .Attrs();
 }
 
 auto joined_gradients_binding() {
-  return with_format(on_stream()
-                         .Arg<ffi::AnyBuffer>()           // projections
-                         .Arg<ffi::AnyBuffer>()           // gradient of hidden
-                         .Arg<ffi::Buffer<ffi::F32>>()    // weights
-                         .Arg<ffi::Buffer<ffi::S32>>()    // group_sizes
-                         .Ret<ffi::AnyBuffer>()           // values, gradients of gate and of up
-                         .Ret<ffi::Buffer<ffi::F32>>()    // scales of values
-                         .Ret<ffi::Buffer<ffi::F32>>()    // of the gradient of gate
-                         .Ret<ffi::Buffer<ffi::F32>>()    // of the gradient of up
-                         .Ret<ffi::AnyBuffer>()           // hidden
-                         .Ret<ffi::Buffer<ffi::F32>>()    // its scales
-                         .Ret<ffi::Buffer<ffi::F32>>());  // gradients of weights
+  return on_stream()
+      .Arg<ffi::AnyBuffer>()         // projections
+      .Arg<ffi::AnyBuffer>()         // gradient of hidden
+      .Arg<ffi::Buffer<ffi::F32>>()  // weights
+      .Arg<ffi::Buffer<ffi::S32>>()  // group_sizes
+      .Ret<ffi::AnyBuffer>()         // values, gradients of gate and of up
+      .Ret<ffi::Buffer<ffi::F32>>()  // scales of values
+      .Ret<ffi::Buffer<ffi::F32>>()  // of the gradient of gate
+      .Ret<ffi::Buffer<ffi::F32>>()  // of the gradient of up
+      .Ret<ffi::AnyBuffer>()         // hidden
+      .Ret<ffi::Buffer<ffi::F32>>()  // its scales
+      .Ret<ffi::Buffer<ffi::F32>>()  // gradients of weights
+      .Attrs();
 }
 
 }  // namespace

@@ -3,37 +3,52 @@
 
 #include <string>
 
+#include "ffi/attributes.h"
 #include "ffi/bindings.h"
 #include "ffi/buffers.h"
 #include "ffi/element_types.h"
 #include "ffi/float32_workspace.h"
-#include "ffi/kernel_kind.h"
 #include "ffi/rank_k_operands.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jgg {
 namespace {
 
-using sm90::RankKArguments;
-
-// What is asked of all stacks.
+// The attributes of an update, which all stacks share. Those with a default are not of all targets.
 struct Update {
   bool two_operands;
   bool has_c;
   bool transpose;
   bool upper;
   bool symmetrize;
-  bool one_product = false;
-  bool has_diagonal = false;
-  bool may_halve = true;
-  bool updates_c = true;
+  bool one_product;
+  bool has_diagonal;
+  bool may_halve;
+  TileConfig tile;
+  int terms;  // see accuracy_of()
+
+  static ffi::ErrorOr<Update> of(ffi::Dictionary attributes) {
+    Attributes given(attributes);
+    Update const update{given.get<bool>("two_operands"),
+                        given.get<bool>("has_c"),
+                        given.get<bool>("transpose"),
+                        given.get<bool>("upper"),
+                        given.get<bool>("symmetrize"),
+                        given.get<bool>("one_product"),
+                        given.get<bool>("has_diagonal"),
+                        given.get<bool>("may_halve", false),
+                        given.tile(),
+                        given.get<int32_t>("terms", 0)};
+    if (given.error().failure()) return ffi::Unexpected(given.error());
+    return update;
+  }
 };
 
 // Operands: those of rank_k_buffers, with scales in float32.
 ffi::ErrorOr<RankKArguments> rank_k_arguments(ffi::RemainingArgs operands,
-                                              ffi::RemainingRets results, Update update) {
+                                              ffi::RemainingRets results, Update const& update) {
   // Whoever keeps the other triangle of c does not write it.
-  bool const updates_c = update.updates_c || !update.symmetrize;
+  bool const updates_c = !update.symmetrize;
   RankKForm const form{update.two_operands, update.has_c, update.transpose, update.has_diagonal,
                        updates_c};
   auto const stacks = rank_k_buffers(operands, results, form, ffi::F32);
@@ -72,101 +87,44 @@ ffi::ErrorOr<RankKArguments> rank_k_arguments(ffi::RemainingArgs operands,
   return arguments;
 }
 
-ffi::Error run_rank_k(cudaStream_t stream, ffi::RemainingArgs operands, ffi::RemainingRets results,
-                      Update update, int32_t tile_m, int32_t tile_n, int32_t cluster,
-                      std::string_view kind) {
-  auto const tile = tile_config(tile_m, tile_n, cluster, kind);
-  if (!tile) return tile.error();
-  auto const arguments = rank_k_arguments(operands, results, update);
+ffi::Error on_rank_k(cudaStream_t stream, ffi::RemainingArgs operands, ffi::RemainingRets results,
+                     ffi::Dictionary attributes) {
+  auto const update = Update::of(attributes);
+  if (!update) return update.error();
+  auto const arguments = rank_k_arguments(operands, results, *update);
   if (!arguments) return arguments.error();
-  if (arguments->type == ElementType::kF32)
+  if (arguments->type == ElementType::kF32) {
     return invalid("f32 operands have a target of their own");
-  return launched(sm90::rank_k(*tile, *arguments, stream), "rank_k");
+  }
+  return launched(rank_k(update->tile, *arguments, stream), "rank_k");
 }
 
-ffi::Error rank_k(cudaStream_t stream, ffi::RemainingArgs operands, ffi::RemainingRets results,
-                  bool two_operands, bool has_c, bool transpose, bool upper, bool symmetrize,
-                  int32_t tile_m, int32_t tile_n, int32_t cluster, std::string_view kind,
-                  bool one_product, bool has_diagonal, bool may_halve) {
-  Update const update{two_operands, has_c,        transpose, upper, symmetrize,
-                      one_product,  has_diagonal, may_halve, false};
-  return run_rank_k(stream, operands, results, update, tile_m, tile_n, cluster, kind);
-}
-
-// Version 2 has A B^T + B A^T alone, and results where c is.
-ffi::Error rank_k_v2(cudaStream_t stream, ffi::RemainingArgs operands, ffi::RemainingRets results,
-                     bool two_operands, bool has_c, bool transpose, bool upper, bool symmetrize,
-                     int32_t tile_m, int32_t tile_n, int32_t cluster) {
-  return run_rank_k(stream, operands, results, {two_operands, has_c, transpose, upper, symmetrize},
-                    tile_m, tile_n, cluster, kind_of_size(tile_m == tile_n, "fine"));
-}
-
-ffi::Error run_rank_k_f32(cudaStream_t stream, ffi::RemainingArgs operands,
-                          WorkspaceResult workspace, ffi::RemainingRets results, Update update,
-                          TileConfig tile, int32_t terms) {
-  auto arguments = rank_k_arguments(operands, results, update);
+ffi::Error on_rank_k_f32(cudaStream_t stream, ffi::RemainingArgs operands,
+                         WorkspaceResult workspace, ffi::RemainingRets results,
+                         ffi::Dictionary attributes) {
+  auto const update = Update::of(attributes);
+  if (!update) return update.error();
+  auto arguments = rank_k_arguments(operands, results, *update);
   if (!arguments) return arguments.error();
   if (arguments->type != ElementType::kF32) return invalid("the operands are not f32");
   if (auto error =
-          use_float32_workspace(workspace, terms, sm90::rank_k_workspace_bytes, *arguments);
+          use_float32_workspace(workspace, update->terms, rank_k_workspace_bytes, *arguments);
       error.failure()) {
     return error;
   }
-  return launched(sm90::rank_k(tile, *arguments, stream), "rank_k_f32");
-}
-
-ffi::Error rank_k_f32(cudaStream_t stream, ffi::RemainingArgs operands, WorkspaceResult workspace,
-                      ffi::RemainingRets results, bool two_operands, bool has_c, bool transpose,
-                      bool upper, bool symmetrize, int32_t tile_m, int32_t tile_n, int32_t cluster,
-                      int32_t terms, bool one_product, bool has_diagonal) {
-  Update const update{two_operands, has_c,        transpose, upper, symmetrize,
-                      one_product,  has_diagonal, false,     false};
-  return run_rank_k_f32(stream, operands, workspace, results, update, {tile_m, tile_n, cluster},
-                        terms);
-}
-
-ffi::Error rank_k_f32_v2(cudaStream_t stream, ffi::RemainingArgs operands,
-                         WorkspaceResult workspace, ffi::RemainingRets results, bool two_operands,
-                         bool has_c, bool transpose, bool upper, bool symmetrize, int32_t tile_m,
-                         int32_t tile_n, int32_t cluster, int32_t terms) {
-  return run_rank_k_f32(stream, operands, workspace, results,
-                        {two_operands, has_c, transpose, upper, symmetrize},
-                        {tile_m, tile_n, cluster}, terms);
-}
-
-template <class Buffers>
-auto with_update(Buffers buffers) {
-  return with_tile_attributes(std::move(buffers)
-                                  .template Attr<bool>("two_operands")
-                                  .template Attr<bool>("has_c")
-                                  .template Attr<bool>("transpose")
-                                  .template Attr<bool>("upper")
-                                  .template Attr<bool>("symmetrize"));
+  return launched(rank_k(update->tile, *arguments, stream), "rank_k_f32");
 }
 
 // Operands: see rank_k_arguments. The results are `out`s.
-auto binding_v2() { return with_update(on_stream().RemainingArgs().RemainingRets()); }
+auto binding() { return on_stream().RemainingArgs().RemainingRets().Attrs(); }
 
-auto binding() {
-  return binding_v2()
-      .Attr<std::string_view>("kind")
-      .Attr<bool>("one_product")
-      .Attr<bool>("has_diagonal")
-      .Attr<bool>("may_halve");
+// Before them a workspace.
+auto binding_f32() {
+  return on_stream().RemainingArgs().Ret<ffi::Buffer<ffi::U8>>().RemainingRets().Attrs();
 }
-
-// The same with a workspace before them. `terms`: see accuracy_of()
-auto binding_f32_v2() {
-  return with_update(on_stream().RemainingArgs().Ret<ffi::Buffer<ffi::U8>>().RemainingRets())
-      .Attr<int32_t>("terms");
-}
-
-auto binding_f32() { return binding_f32_v2().Attr<bool>("one_product").Attr<bool>("has_diagonal"); }
 
 }  // namespace
 }  // namespace jgg
 
-JGG_DEFINE_HANDLER(JggRankK, jgg::rank_k, jgg::binding());
-JGG_DEFINE_HANDLER(JggRankKV2, jgg::rank_k_v2, jgg::binding_v2());
-JGG_DEFINE_HANDLER(JggRankKF32, jgg::rank_k_f32, jgg::binding_f32());
-JGG_DEFINE_HANDLER(JggRankKF32V2, jgg::rank_k_f32_v2, jgg::binding_f32_v2());
+JGG_DEFINE_HANDLER(JggRankK, jgg::on_rank_k, jgg::binding());
+JGG_DEFINE_HANDLER(JggRankKF32, jgg::on_rank_k_f32, jgg::binding_f32());

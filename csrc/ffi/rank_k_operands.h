@@ -1,5 +1,5 @@
-// What the bindings of the symmetric updates have in common: stacks from buffers, and what is asked
-// of all of them.
+// Code that the handlers of symmetric updates share: stacks from buffers, and the attributes of all
+// stacks.
 #pragma once
 
 #include <optional>
@@ -50,7 +50,7 @@ ffi::ErrorOr<std::vector<RankKBuffers>> rank_k_buffers(ffi::RemainingArgs const&
                                                        RankKForm form,
                                                        std::optional<ffi::DataType> scale_type);
 
-// What is asked of every stack, in the arguments of either family of kernels.
+// Sets the attributes of all stacks in the arguments of either family of kernels.
 template <class Arguments>
 void set_update(bool has_c, bool transpose, bool upper, bool symmetrize, Arguments& arguments) {
   arguments.uplo = upper ? Uplo::kUpper : Uplo::kLower;

@@ -35,7 +35,7 @@ ffi::Error element_type_of_rows(ffi::AnyBuffer const& x, ElementType& type, int&
   }
 }
 
-// What has no sums: its pairs of bytes are moved as numbers of 16 bits.
+// Whether elements are FP8, which is only moved: two bytes as a number of 16 bits.
 bool has_fp8(ffi::AnyBuffer const& x) {
   return x.element_type() == ffi::DataType::F8E4M3FN || x.element_type() == ffi::DataType::F8E5M2;
 }

@@ -2,23 +2,22 @@
 #include "scaled/scaled_ragged_dot.h"
 
 #include <array>
+#include <optional>
 #include <string>
-#include <string_view>
 #include <utility>
 
+#include "ffi/attributes.h"
 #include "ffi/bindings.h"
+#include "ffi/buffer_view.h"
 #include "ffi/buffers.h"
 #include "ffi/element_types.h"
 #include "ffi/groups.h"
-#include "ffi/kernel_kind.h"
 #include "ffi/partial_sums.h"
 #include "ffi/row_blocks.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace jgg {
 namespace {
-
-using sm90::ScaledArguments;
 
 using Scales = ffi::Buffer<ffi::F32>;
 
@@ -110,14 +109,18 @@ ffi::Error group_scales(GroupScaling scaling, Scales buffer, int batches, int gr
   return invalid("rhs_scaling is none of 0 to 2");
 }
 
+// lhs may be a view of an array: the attribute `slice`.
 ffi::Error scaled_noncontracting(cudaStream_t stream, ffi::AnyBuffer lhs, Scales lhs_scale,
                                  ffi::AnyBuffer rhs, Scales rhs_scale, Sizes group_sizes,
                                  Sizes group_offset, ffi::Result<ffi::AnyBuffer> out,
-                                 ffi::Result<ffi::Buffer<ffi::U8>> workspace, int32_t lhs_scaling,
-                                 int32_t rhs_scaling, int32_t tile_m, int32_t tile_n,
-                                 int32_t cluster, std::string_view kind, bool fast_accumulation) {
-  auto const tile = tile_config(tile_m, tile_n, cluster, kind);
-  if (!tile) return tile.error();
+                                 ffi::Result<ffi::Buffer<ffi::U8>> workspace,
+                                 ffi::Dictionary attributes) {
+  Attributes given(attributes);
+  std::optional<BufferView> view;
+  if (auto error = use_view(given, lhs, view); error.failure()) return error;
+  auto const lhs_scaling = static_cast<RowScaling>(given.get<int32_t>("lhs_scaling"));
+  auto const rhs_scaling = static_cast<GroupScaling>(given.get<int32_t>("rhs_scaling"));
+  TileConfig const tile = given.tile();
   auto const lhs_shape = Shape<2>::of("lhs", lhs);
   if (!lhs_shape) return lhs_shape.error();
   auto const rhs_shape = Shape<3>::of("rhs", rhs);
@@ -126,17 +129,19 @@ ffi::Error scaled_noncontracting(cudaStream_t stream, ffi::AnyBuffer lhs, Scales
   if (!out_shape) return out_shape.error();
 
   ScaledArguments arguments{};
+  arguments.fast_accumulation = given.get<bool>("fast_accumulation");
+  arguments.max_sms = given.max_sms();
+  if (given.error().failure()) return given.error();
   auto const [m, n] = out_shape->size;
   int const k = lhs_shape->size[1], local_groups = rhs_shape->size[0], batches = out_shape->batches;
   auto const groups = groups_of(group_sizes, group_offset, batches, local_groups, m);
   if (!groups) return groups.error();
   arguments.groups = *groups;
-  for (auto error : {element_types(lhs, rhs, *out, arguments), lhs_shape->expect({m, k}, batches),
-                     rhs_shape->expect({local_groups, n, k}, batches),
-                     row_scales(static_cast<RowScaling>(lhs_scaling), lhs_scale, batches, m, k,
-                                arguments.lhs_scales),
-                     group_scales(static_cast<GroupScaling>(rhs_scaling), rhs_scale, batches,
-                                  local_groups, n, k, arguments)}) {
+  for (auto error :
+       {element_types(lhs, rhs, *out, arguments), lhs_shape->expect({m, k}, batches),
+        rhs_shape->expect({local_groups, n, k}, batches),
+        row_scales(lhs_scaling, lhs_scale, batches, m, k, arguments.lhs_scales),
+        group_scales(rhs_scaling, rhs_scale, batches, local_groups, n, k, arguments)}) {
     if (error.failure()) return error;
   }
   arguments.lhs = lhs.untyped_data();
@@ -149,36 +154,23 @@ ffi::Error scaled_noncontracting(cudaStream_t stream, ffi::AnyBuffer lhs, Scales
   arguments.k = k;
   arguments.workspace = workspace->typed_data();
   arguments.workspace_bytes = static_cast<int64_t>(workspace->size_bytes());
-  if (tile->kind == KernelKind::kStreamK) {
-    if (auto error = sums_fit(arguments.workspace_bytes, *tile); error.failure()) return error;
+  if (tile.kind == KernelKind::kStreamK) {
+    if (auto error = sums_fit(arguments.workspace_bytes, tile); error.failure()) return error;
   }
-  arguments.fast_accumulation = fast_accumulation;
   bool const changes_along_k =
       arguments.lhs_scales.block_stride != 0 || arguments.rhs_scales.block_stride != 0;
-  bool const by_channels = tile->kind != KernelKind::kSwapped && !changes_along_k;
-  return launched(by_channels ? sm90::channel_scaled_noncontracting(*tile, arguments, stream)
-                              : sm90::scaled_ragged_noncontracting(*tile, arguments, stream),
+  bool const by_channels = tile.kind != KernelKind::kSwapped && !changes_along_k;
+  return launched(by_channels ? channel_scaled_noncontracting(tile, arguments, stream)
+                              : scaled_ragged_noncontracting(tile, arguments, stream),
                   "scaled_ragged_noncontracting");
-}
-
-// Targets without the attributes `kind` and `fast_accumulation`.
-ffi::Error scaled_noncontracting_v4(cudaStream_t stream, ffi::AnyBuffer lhs, Scales lhs_scale,
-                                    ffi::AnyBuffer rhs, Scales rhs_scale, Sizes group_sizes,
-                                    Sizes group_offset, ffi::Result<ffi::AnyBuffer> out,
-                                    ffi::Result<ffi::Buffer<ffi::U8>> workspace,
-                                    int32_t lhs_scaling, int32_t rhs_scaling, int32_t tile_m,
-                                    int32_t tile_n, int32_t cluster, bool stream_k) {
-  return scaled_noncontracting(stream, lhs, lhs_scale, rhs, rhs_scale, group_sizes, group_offset,
-                               out, workspace, lhs_scaling, rhs_scaling, tile_m, tile_n, cluster,
-                               stream_k ? "stream_k" : kind_of_size(tile_m < 64, "swapped"),
-                               /*fast_accumulation=*/false);
 }
 
 ffi::Error gathered_noncontracting(cudaStream_t stream, ffi::AnyBuffer lhs, Scales lhs_scale,
                                    ffi::AnyBuffer rhs, Scales rhs_scale, Sizes group_sizes,
                                    Sizes group_offset, Sizes rows, ffi::Result<ffi::AnyBuffer> out,
-                                   ffi::Result<ffi::Buffer<ffi::U8>>, int32_t tile_m,
-                                   int32_t tile_n, int32_t cluster) {
+                                   ffi::Result<ffi::Buffer<ffi::U8>>, ffi::Dictionary attributes) {
+  Attributes given(attributes);
+  TileConfig const tile = given.tile();
   auto const lhs_shape = Shape<2>::of("lhs", lhs);
   if (!lhs_shape) return lhs_shape.error();
   auto const rhs_shape = Shape<3>::of("rhs", rhs);
@@ -187,6 +179,8 @@ ffi::Error gathered_noncontracting(cudaStream_t stream, ffi::AnyBuffer lhs, Scal
   if (!out_shape) return out_shape.error();
 
   ScaledArguments arguments{};
+  arguments.max_sms = given.max_sms();
+  if (given.error().failure()) return given.error();
   auto const [m, n] = out_shape->size;
   auto const [tokens, k] = lhs_shape->size;
   int const local_groups = rhs_shape->size[0];
@@ -208,16 +202,21 @@ ffi::Error gathered_noncontracting(cudaStream_t stream, ffi::AnyBuffer lhs, Scal
   arguments.m = m;
   arguments.n = n;
   arguments.k = k;
-  return launched(
-      sm90::gathered_scaled_noncontracting(TileConfig{tile_m, tile_n, cluster}, arguments, stream),
-      "gathered_scaled_noncontracting");
+  return launched(gathered_scaled_noncontracting(tile, arguments, stream),
+                  "gathered_scaled_noncontracting");
 }
 
+// rhs may be a view of an array: the attribute `slice`.
 ffi::Error scaled_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, Scales lhs_scale,
                               ffi::AnyBuffer rhs, Scales rhs_scale, Sizes group_sizes,
                               Sizes group_offset, ffi::Result<ffi::AnyBuffer> out,
-                              ffi::Result<ffi::Buffer<ffi::U8>> /*workspace*/, int32_t m,
-                              int32_t tile_m, int32_t tile_n, int32_t cluster) {
+                              ffi::Result<ffi::Buffer<ffi::U8>> /*workspace*/,
+                              ffi::Dictionary attributes) {
+  Attributes given(attributes);
+  std::optional<BufferView> view;
+  if (auto error = use_view(given, rhs, view); error.failure()) return error;
+  int const m = given.get<int32_t>("m");
+  TileConfig const tile = given.tile();
   auto const lhs_shape = Shape<3>::of("lhs", lhs);
   if (!lhs_shape) return lhs_shape.error();
   auto const rhs_shape = Shape<3>::of("rhs", rhs);
@@ -230,6 +229,8 @@ ffi::Error scaled_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, Scales lh
   if (!rhs_scale_shape) return rhs_scale_shape.error();
 
   ScaledArguments arguments{};
+  arguments.max_sms = given.max_sms();
+  if (given.error().failure()) return given.error();
   auto const [local_groups, k, n] = out_shape->size;
   int const row_blocks = lhs_shape->size[0], batches = out_shape->batches;
   if (m < 1 || row_blocks < blocks(m)) {
@@ -273,16 +274,14 @@ ffi::Error scaled_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, Scales lh
   arguments.lhs_scales = {lhs_scale.typed_data(),
                           arguments.lhs_batched ? int64_t(steps) * arguments.m : 0, 1,
                           steps == 1 ? 0 : arguments.m};
-  TileConfig const tile{tile_m, tile_n, cluster};
   if (lhs_is_even || rhs_is_even) {
     arguments.channel_scales = rhs_scale.typed_data();
     arguments.channel_batch_stride = arguments.rhs_batched ? arguments.n : 0;
-    return launched(sm90::channel_scaled_contracting(tile, arguments, stream),
+    return launched(channel_scaled_contracting(tile, arguments, stream),
                     "scaled_ragged_contracting");
   }
   arguments.column_scales = rhs_scale.typed_data();
-  return launched(sm90::scaled_ragged_contracting(tile, arguments, stream),
-                  "scaled_ragged_contracting");
+  return launched(scaled_ragged_contracting(tile, arguments, stream), "scaled_ragged_contracting");
 }
 
 // The gradients of two matrices that rows of lhs were multiplied by. Scales of lhs are of columns,
@@ -291,8 +290,11 @@ ffi::Error paired_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, Scales lh
                               ffi::AnyBuffer first, Scales first_scale, ffi::AnyBuffer second,
                               Scales second_scale, Sizes group_sizes, Sizes group_offset,
                               ffi::Result<ffi::AnyBuffer> first_out,
-                              ffi::Result<ffi::AnyBuffer> second_out, int32_t m, int32_t tile_m,
-                              int32_t tile_n, int32_t cluster) {
+                              ffi::Result<ffi::AnyBuffer> second_out, ffi::Dictionary attributes) {
+  Attributes given(attributes);
+  int const m = given.get<int32_t>("m"), max_sms = given.max_sms();
+  TileConfig const tile = given.tile();
+  if (given.error().failure()) return given.error();
   auto const shape = Shape<3>::of("the first result", *first_out);
   if (!shape) return shape.error();
   auto const lhs_shape = Shape<3>::of("lhs", lhs);
@@ -326,6 +328,7 @@ ffi::Error paired_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, Scales lh
     return invalid("operands or results differ in type");
   }
   arguments.groups = *groups;
+  arguments.max_sms = max_sms;
   arguments.lhs = first.untyped_data();
   arguments.second_lhs = second.untyped_data();
   arguments.rhs = lhs.untyped_data();
@@ -338,60 +341,57 @@ ffi::Error paired_contracting(cudaStream_t stream, ffi::AnyBuffer lhs, Scales lh
   arguments.second_lhs_scales = {second_scale.typed_data(), 0, 1, n};
   arguments.channel_scales = lhs_scale.typed_data();
   arguments.transposes_out = true;
-  return launched(
-      sm90::paired_scaled_contracting(TileConfig{tile_m, tile_n, cluster}, arguments, stream),
-      "paired_scaled_contracting");
+  return launched(paired_scaled_contracting(tile, arguments, stream), "paired_scaled_contracting");
 }
 
 // The operands and results of both products. The workspace is for partial sums.
 auto binding() {
   return on_stream()
-      .Arg<ffi::AnyBuffer>()         // lhs
-      .Arg<Scales>()                 // lhs_scale
-      .Arg<ffi::AnyBuffer>()         // rhs
-      .Arg<Scales>()                 // rhs_scale
-      .Arg<Sizes>()                  // group_sizes
-      .Arg<Sizes>()                  // group_offset
-      .Ret<ffi::AnyBuffer>()         // out
-      .Ret<ffi::Buffer<ffi::U8>>();  // workspace
+      .Arg<ffi::AnyBuffer>()        // lhs
+      .Arg<Scales>()                // lhs_scale
+      .Arg<ffi::AnyBuffer>()        // rhs
+      .Arg<Scales>()                // rhs_scale
+      .Arg<Sizes>()                 // group_sizes
+      .Arg<Sizes>()                 // group_offset
+      .Ret<ffi::AnyBuffer>()        // out
+      .Ret<ffi::Buffer<ffi::U8>>()  // workspace
+      .Attrs();
 }
 
-auto noncontracting_binding() {
-  return with_tile_attributes(binding().Attr<int32_t>("lhs_scaling").Attr<int32_t>("rhs_scaling"));
+auto gathered_binding() {
+  return on_stream()
+      .Arg<ffi::AnyBuffer>()        // lhs
+      .Arg<Scales>()                // lhs_scale
+      .Arg<ffi::AnyBuffer>()        // rhs
+      .Arg<Scales>()                // rhs_scale
+      .Arg<Sizes>()                 // group_sizes
+      .Arg<Sizes>()                 // group_offset
+      .Arg<Sizes>()                 // rows
+      .Ret<ffi::AnyBuffer>()        // out
+      .Ret<ffi::Buffer<ffi::U8>>()  // workspace
+      .Attrs();
+}
+
+auto paired_binding() {
+  return on_stream()
+      .Arg<ffi::AnyBuffer>()  // lhs
+      .Arg<Scales>()          // lhs_scale
+      .Arg<ffi::AnyBuffer>()  // the first rhs
+      .Arg<Scales>()          // its scales
+      .Arg<ffi::AnyBuffer>()  // the second rhs
+      .Arg<Scales>()          // its scales
+      .Arg<Sizes>()           // group_sizes
+      .Arg<Sizes>()           // group_offset
+      .Ret<ffi::AnyBuffer>()  // the first result
+      .Ret<ffi::AnyBuffer>()  // the second result
+      .Attrs();
 }
 
 }  // namespace
 }  // namespace jgg
 
-JGG_DEFINE_HANDLER(
-    JggScaledRaggedNoncontracting, jgg::scaled_noncontracting,
-    jgg::noncontracting_binding().Attr<std::string_view>("kind").Attr<bool>("fast_accumulation"));
-JGG_DEFINE_HANDLER(JggScaledRaggedNoncontractingV4, jgg::scaled_noncontracting_v4,
-                   jgg::noncontracting_binding().Attr<bool>("stream_k"));
+JGG_DEFINE_HANDLER(JggScaledRaggedNoncontracting, jgg::scaled_noncontracting, jgg::binding());
 JGG_DEFINE_HANDLER(JggGatheredScaledNoncontracting, jgg::gathered_noncontracting,
-                   jgg::with_tile_attributes(jgg::on_stream()
-                                                 .Arg<xla::ffi::AnyBuffer>()  // lhs
-                                                 .Arg<jgg::Scales>()          // lhs_scale
-                                                 .Arg<xla::ffi::AnyBuffer>()  // rhs
-                                                 .Arg<jgg::Scales>()          // rhs_scale
-                                                 .Arg<jgg::Sizes>()           // group_sizes
-                                                 .Arg<jgg::Sizes>()           // group_offset
-                                                 .Arg<jgg::Sizes>()           // rows
-                                                 .Ret<xla::ffi::AnyBuffer>()  // out
-                                                 // workspace
-                                                 .Ret<xla::ffi::Buffer<xla::ffi::U8>>()));
-JGG_DEFINE_HANDLER(JggScaledRaggedContracting, jgg::scaled_contracting,
-                   jgg::with_tile_attributes(jgg::binding().Attr<int32_t>("m")));
-JGG_DEFINE_HANDLER(JggPairedScaledContracting, jgg::paired_contracting,
-                   jgg::with_tile_attributes(jgg::on_stream()
-                                                 .Arg<xla::ffi::AnyBuffer>()  // lhs
-                                                 .Arg<jgg::Scales>()          // lhs_scale
-                                                 .Arg<xla::ffi::AnyBuffer>()  // the first rhs
-                                                 .Arg<jgg::Scales>()          // its scales
-                                                 .Arg<xla::ffi::AnyBuffer>()  // the second rhs
-                                                 .Arg<jgg::Scales>()          // its scales
-                                                 .Arg<jgg::Sizes>()           // group_sizes
-                                                 .Arg<jgg::Sizes>()           // group_offset
-                                                 .Ret<xla::ffi::AnyBuffer>()  // the first result
-                                                 .Ret<xla::ffi::AnyBuffer>()  // the second result
-                                                 .Attr<int32_t>("m")));
+                   jgg::gathered_binding());
+JGG_DEFINE_HANDLER(JggScaledRaggedContracting, jgg::scaled_contracting, jgg::binding());
+JGG_DEFINE_HANDLER(JggPairedScaledContracting, jgg::paired_contracting, jgg::paired_binding());

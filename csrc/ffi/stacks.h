@@ -22,7 +22,7 @@ struct StackShape {
                       static_cast<int>(dimensions[2])};
   }
 
-  // The same matrices as they are meant, if they are stored transposed.
+  // The shape of the matrices in the product, if they are stored transposed.
   StackShape transposed(bool transpose) const {
     return transpose ? StackShape{count, columns, rows} : *this;
   }

@@ -23,7 +23,7 @@ JGG_HOST_DEVICE double part(Complex<Real> x, int index) {
   return index == 0 ? x.re : x.im;
 }
 
-// What sums of products of an element are kept in: double precision.
+// The double-precision type in which products of an element are accumulated.
 template <class Element>
 struct ValueOf {
   using Type = Complex128;

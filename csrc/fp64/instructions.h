@@ -1,10 +1,10 @@
-// The instructions that C++ has no words for: asynchronous copies into shared memory and products
-// on the FP64 tensor cores.
+// Asynchronous copies into shared memory, and products on the FP64 tensor cores.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <cstdint>
+#include <cute/arch/mma_sm90.hpp>
 
 namespace jgg::fp64 {
 
@@ -38,20 +38,16 @@ __device__ __forceinline__ void wait_for_copies() {
 // of the sums columns 2 (l % 4) and the next of rows l / 4 and l / 4 + 8.
 __device__ __forceinline__ void multiply_add(double (&sums)[4], double const (&lhs)[1][2],
                                              double const (&rhs)[1]) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k4.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5}, {%6}, "
-      "{%0, %1, %2, %3};"
-      : "+d"(sums[0]), "+d"(sums[1]), "+d"(sums[2]), "+d"(sums[3])
-      : "d"(lhs[0][0]), "d"(lhs[0][1]), "d"(rhs[0]));
+  cute::SM90::MMA_16x8x4_F64F64F64F64_TN::fma(sums[0], sums[1], sums[2], sums[3], lhs[0][0],
+                                              lhs[0][1], rhs[0], sums[0], sums[1], sums[2],
+                                              sums[3]);
 }
 
 __device__ __forceinline__ void multiply_add(double (&sums)[4], double const (&lhs)[2][2],
                                              double const (&rhs)[2]) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
-      "{%8, %9}, {%0, %1, %2, %3};"
-      : "+d"(sums[0]), "+d"(sums[1]), "+d"(sums[2]), "+d"(sums[3])
-      : "d"(lhs[0][0]), "d"(lhs[0][1]), "d"(lhs[1][0]), "d"(lhs[1][1]), "d"(rhs[0]), "d"(rhs[1]));
+  cute::SM90::MMA_16x8x8_F64F64F64F64_TN::fma(sums[0], sums[1], sums[2], sums[3], lhs[0][0],
+                                              lhs[0][1], lhs[1][0], lhs[1][1], rhs[0], rhs[1],
+                                              sums[0], sums[1], sums[2], sums[3]);
 }
 
 // -x if `negative`: on the integer pipe, since the tensor cores keep the other one busy.

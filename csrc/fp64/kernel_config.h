@@ -9,7 +9,7 @@
 namespace jgg::fp64 {
 
 inline constexpr int kWarpSize = 32;
-// What a multiprocessor has for all blocks, and what the system takes of it for each.
+// Shared memory of a multiprocessor, and the part of it that the system takes for each block.
 inline constexpr int kSharedMemory = 228 * 1024, kSharedMemoryReserved = 1024;
 
 // A block computes square tiles [kTile, kTile] with kWarpsM x kWarpsN warps. An instruction

@@ -36,7 +36,7 @@ struct PanelUnits {
   static constexpr int kPasses = (kTransposed ? Config::kTileK : Config::kTile) / kRowsPerPass;
   static_assert(kPasses % Config::kGroups == 0, "every group of products copies as much");
 
-  // Of this thread's first unit, in the panel.
+  // The place of this thread's first unit in the panel.
   __device__ static int first_row() { return kTransposed ? along() : down(); }
   __device__ static int first_k() { return kTransposed ? down() : along(); }
 
@@ -49,7 +49,7 @@ struct PanelUnits {
   __device__ static int along() { return threadIdx.x % kUnitsInRow * kUnit; }
 };
 
-// What one thread copies of an operand.
+// The part of an operand that one thread copies.
 template <class Config, bool kTransposed>
 class PanelCursor {
   using Element = typename Config::Element;
@@ -71,8 +71,8 @@ class PanelCursor {
     from_ += kTransposed ? int64_t(Config::kTileK) * pitch_ : Config::kTileK;
   }
 
-  // What is outside of the operand, of which k_left values of k are left for the first thread, is
-  // zero in the stage.
+  // Elements outside of the operand are zero in the stage; k_left values of k are left for the
+  // first thread.
   __device__ void copy(uint8_t* panel, int pass, int k_left) const {
     int const down = pass * Units::kRowsPerPass;
     bool const has_k = k_left > Units::first_k() + (kTransposed ? down : 0);

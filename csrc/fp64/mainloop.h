@@ -9,9 +9,9 @@ namespace jgg::fp64 {
 
 // A warp's part of a tile. An instruction multiplies 16 rows by 8 columns. If numbers are complex,
 // 8 of the rows are real and 8 are imaginary parts, which are in the registers of one load then.
-// What the instruction adds to sums[0..1] and sums[2..3] is in rows lane / 4 and lane / 4 + 8 of a
-// real block, the real and the imaginary parts of row lane / 4 of a complex one; its columns are 2
-// (lane % 4) and the next.
+// The instruction adds to sums[0..1] and sums[2..3] the rows lane / 4 and lane / 4 + 8 of a real
+// block, the real and the imaginary parts of row lane / 4 of a complex one; its columns are 2 (lane
+// % 4) and the next.
 template <class Config>
 struct Accumulators {
   static constexpr int kBlockRows = 16 / Config::kParts;
@@ -175,8 +175,8 @@ class Mainloop {
       auto& lhs = fragments.lhs[m];
       multiply_row(accumulators.sums[m], lhs, fragments.rhs[0]);
       if constexpr (Config::kParts == 2) {
-        // What the imaginary part of the rhs is multiplied with: i lhs, or -i lhs if the rhs is to
-        // be conjugated.
+        // The factor of the imaginary part of the rhs: i lhs, or -i lhs if the rhs is to be
+        // conjugated.
         double turned[kQuads][2];
 #pragma unroll
         for (int quad = 0; quad < kQuads; ++quad) {

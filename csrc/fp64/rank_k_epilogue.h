@@ -62,12 +62,12 @@ class RankKEpilogue {
 
   __device__ Sum alpha() const {
     Sum const alpha = stack_.alpha.at(tile_.matrix);
-    // What the sums were multiplied with when the second product began.
+    // The factor that the sums were multiplied with when the second product began.
     bool const is_conjugated = params_.hermitian && params_.two_products && !tile_.diagonal;
     return is_conjugated ? conjugate(alpha) : alpha;
   }
 
-  // With C to be read, a warp's elements are better next to each other.
+  // Where C is read, a warp's elements are better next to each other.
   __device__ bool is_stored_directly() const {
     return !tile_.diagonal && params_.other != OtherTriangle::kMirrored && is_zero(beta());
   }

@@ -59,8 +59,8 @@ struct RankKProblem {
     return schedule.tile(round, blockIdx.x, gridDim.x);
   }
 
-  // Of the two products of a rank-2k update, the second is the transpose of the first. A tile on
-  // the diagonal has all of the first, and half the work.
+  // The second product of a rank-2k update is the transpose of the first. A tile on the diagonal
+  // has all of the first, and half the work.
   __device__ static int products(Params const& params, Tile const& tile) {
     return params.two_products && !tile.diagonal ? 2 : 1;
   }

@@ -1,4 +1,4 @@
-// What the bindings see of products of lists of matrices: arguments in, a launch on a stream out.
+// The interface of products of lists of matrices: arguments in, a launch on a stream out.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,7 +9,7 @@
 #include "scheduler/problem_list.h"
 #include "types.h"
 
-namespace jgg::sm90 {
+namespace jgg {
 
 // Problems to a launch: what fits into the parameters of a kernel.
 constexpr int kMaxListedProblems = 79;
@@ -49,7 +49,7 @@ struct GroupedGemmArguments {
   // Where the parts of float32 operands go.
   void* workspace = nullptr;
   int64_t workspace_bytes = 0;
-  // Of operands in float16 parts: the bits of each matrix's largest magnitude.
+  // The bits of each matrix's largest magnitude, for operands in float16 parts.
   unsigned const* lhs_maxima = nullptr;
   unsigned const* rhs_maxima = nullptr;
 };
@@ -61,4 +61,4 @@ int64_t grouped_gemm_workspace_bytes(GroupedGemmArguments const& arguments);
 cudaError_t grouped_gemm(TileConfig config, GroupedGemmArguments const& arguments,
                          cudaStream_t stream);
 
-}  // namespace jgg::sm90
+}  // namespace jgg

@@ -18,18 +18,18 @@ cudaError_t launch_grouped_gemm(GroupedGemmArguments const& arguments, cudaStrea
   cudaError_t const status = Problem::make_params(arguments, *params);
   if (status != cudaSuccess) return status;
   return launch_persistent<ListRoles<Problem, Loop>>(
-      *params, Problem::max_clusters(arguments, *params), stream);
+      *params, Problem::max_clusters(arguments, *params), kMostMultiprocessors, stream);
 }
 
 template <ElementType kType>
 cudaError_t grouped_gemm_16bit(TileConfig config, GroupedGemmArguments const& arguments,
                                cudaStream_t stream) {
-  using cute::GMMA::Major;
   return with_constants(
       [&](auto tile, auto transpose_lhs, auto transpose_rhs, auto out_type, auto few) {
         using Config = ConfigOf<decltype(tile), Typed<kType>, Typed<out_type>,
-                                major(Major::K, transpose_lhs), major(Major::MN, transpose_rhs)>;
-        // With large tiles the time that fewer descriptors save is small next to that of a tile.
+                                major(Major::kK, transpose_lhs), major(Major::kMN, transpose_rhs)>;
+        // Large tiles have no kernel of few descriptors, because a tile takes much longer than the
+        // time that it would save.
         constexpr bool kIsSmall = decltype(tile)::kTileN < 256;
         constexpr int kCapacity = few && kIsSmall ? kFewListedProblems : kMaxListedProblems;
         return launch_grouped_gemm<GroupedGemm<Config, kCapacity>>(arguments, stream);

@@ -2,7 +2,7 @@
 
 #include "parts/listed_prepare.h"
 
-namespace jgg::sm90 {
+namespace jgg {
 namespace {
 
 // All of lhs, then all of rhs.
@@ -39,4 +39,4 @@ cudaError_t split_operands(GroupedGemmArguments const& arguments, GroupedGemmArg
   return parts::prepare(operands, workspace, stream);
 }
 
-}  // namespace jgg::sm90
+}  // namespace jgg

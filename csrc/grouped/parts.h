@@ -5,11 +5,11 @@
 
 #include "grouped/grouped_gemm.h"
 
-namespace jgg::sm90 {
+namespace jgg {
 
 // Splits the operands of `arguments` into its workspace. `parts` becomes the same products with
 // pointers to the parts.
 cudaError_t split_operands(GroupedGemmArguments const& arguments, GroupedGemmArguments& parts,
                            cudaStream_t stream);
 
-}  // namespace jgg::sm90
+}  // namespace jgg

@@ -27,11 +27,10 @@ cudaError_t grouped_gemm_parts(TileConfig config, GroupedGemmArguments const& ar
   GroupedGemmArguments parts;
   cudaError_t const status = split_operands(arguments, parts, stream);
   if (status != cudaSuccess) return status;
-  using cute::GMMA::Major;
   return with_constants(
       [&](auto tile, auto transpose_lhs, auto transpose_rhs) {
         using Config = ConfigOf<decltype(tile), cutlass::half_t, float,
-                                major(Major::K, transpose_lhs), major(Major::MN, transpose_rhs)>;
+                                major(Major::kK, transpose_lhs), major(Major::kMN, transpose_rhs)>;
         using Problem = ProductsOfParts<Config>;
         return launch_grouped_gemm<Problem, PartsMainloop<Problem>>(parts, stream);
       },

@@ -103,7 +103,7 @@ struct GroupedGemm {
   __device__ static void load_lhs(Params const& params, WorkTile const& work, int k, int row,
                                   Loader const& loader, uint8_t* to, int box, bool shared) {
     CUtensorMap const& lhs = params.descriptors[work.group].lhs;
-    if constexpr (Config::kLhsMajor == cute::GMMA::Major::K) {
+    if constexpr (Config::kLhsMajor == Major::kK) {
       loader.load(lhs, to, box, shared, k, work.m + row, work.batch);
     } else {
       loader.load(lhs, to, box, shared, work.m + row, k, work.batch);
@@ -115,7 +115,7 @@ struct GroupedGemm {
                                   Loader const& loader, uint8_t* to, int box, bool shared) {
     CUtensorMap const& rhs = params.descriptors[work.group].rhs;
     int const n = work.n + column;
-    if constexpr (Config::kRhsMajor == cute::GMMA::Major::K) {
+    if constexpr (Config::kRhsMajor == Major::kK) {
       loader.load(rhs, to, box, shared, k, n, work.batch);
     } else if (in_slabs(params.problems[work.group].n)) {
       loader.load(rhs, to, box, shared, 0, k, n / Config::kSlab, work.batch);
@@ -172,11 +172,11 @@ struct GroupedGemm {
   static cudaError_t encode(GroupedGemmProblem const& problem, int parts, Descriptors& to) {
     TensorView const lhs = view<Element>(problem.lhs), rhs = view<Element>(problem.rhs);
     int const count = problem.matrices * parts, m = problem.m, n = problem.n, k = problem.k;
-    cudaError_t status = Config::kLhsMajor == cute::GMMA::Major::K
+    cudaError_t status = Config::kLhsMajor == Major::kK
                              ? encode_plain(&to.lhs, lhs, count, m, k, kRowsPerConsumer)
                              : encode_plain(&to.lhs, lhs, count, k, m, Config::kTileK);
     if (status != cudaSuccess) return status;
-    if constexpr (Config::kRhsMajor == cute::GMMA::Major::K) {
+    if constexpr (Config::kRhsMajor == Major::kK) {
       status = encode_plain(&to.rhs, rhs, count, n, k, Config::kRhsBoxColumns);
     } else if (in_slabs(n)) {
       status = encode_slabs(&to.rhs, rhs, count, k, n, Config::kTileK,

@@ -18,10 +18,10 @@ namespace jgg::mlp {
 // One term is enough for a gate times its sigmoid, which the tanh form of gelu is, too. `linear` is
 // then 1 and `squared` 0.
 //
-// With more terms, and g^2 cut at `most_square` in the polynomial, gelu is one: the logarithm of
-// Phi(g) / (1 - Phi(g)) is odd, and up to |g| = 5 a polynomial of degree 11, fitted for this, gives
-// Phi to 2.3e-7 and the derivative of gelu to 3e-6. Relu is the limit of a large alpha, which turns
-// 0 into 1 between two numbers far smaller than any 16-bit product; its derivative at 0 is 0.
+// Gelu has more terms, and g^2 is cut at `most_square` in the polynomial: the logarithm of Phi(g) /
+// (1 - Phi(g)) is odd, and up to |g| = 5 a polynomial of degree 11, fitted for this, gives Phi to
+// 2.3e-7 and the derivative of gelu to 3e-6. Relu is the limit of a large alpha, which turns 0 into
+// 1 between two numbers far smaller than any 16-bit product; its derivative at 0 is 0.
 template <int kTerms_>
 struct GatedForm {
   static constexpr int kTerms = kTerms_;
@@ -76,7 +76,7 @@ struct GatedForm {
 using GatedFunction = GatedForm<1>;
 using GeneralFunction = GatedForm<5>;
 
-// Of gate and up, each rounded to the type in which it is stored.
+// Results for a gate and an up, each rounded to the type in which it is stored.
 struct Gated {
   float activation;
   float up;          // what the activation is multiplied by

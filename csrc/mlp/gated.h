@@ -98,11 +98,11 @@ struct GatedProduct {
     return at;
   }
 
-  // Of the result.
+  // The column of the result.
   __device__ static int column_of(WorkTile const& work) { return kHasUp ? work.n / 2 : work.n; }
 
   static cudaError_t make_params(GatedArguments const& a, Params& params) {
-    sm90::RaggedDotArguments product{};
+    RaggedDotArguments product{};
     product.lhs = a.x;
     if (kGathersLhs) product.rows = {a.rows, a.divisor, a.tokens};
     product.groups = a.groups;

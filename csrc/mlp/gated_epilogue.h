@@ -3,7 +3,7 @@
 //
 // A tile has kTileN / 2 columns of gate and the same columns of up, which WGMMA leaves in the same
 // thread. They are rounded and packed when the tile is done. All else, the activation too, happens
-// chunk by chunk while the next tile is multiplied.
+// subtile by subtile while the next tile is multiplied.
 #pragma once
 
 #include <cutlass/numeric_conversion.h>
@@ -42,25 +42,25 @@ class GatedEpilogue {
   using Config = typename Problem::Config;
   using Params = typename Problem::Params;
   using Element = typename Config::Output;
-  static_assert(sizeof(Element) == 2 && Config::kTileN == 256 && Config::kChunkSlots == 2);
+  static_assert(sizeof(Element) == 2 && Config::kTileN == 256 && Config::kSubtileSlots == 2);
 
   static constexpr int kPacked = kRowsPerConsumer * Config::kTileN / kWarpgroup / 2;
-  static constexpr int kPackedAChunk = kPacked / Config::kChunks;
+  static constexpr int kPackedASubtile = kPacked / Config::kSubtiles;
   static constexpr bool kHasUp = Problem::kHasUp;
-  static constexpr int kHiddenChunks = Config::kChunks / (kHasUp ? 2 : 1);
-  // Of each chunk of hidden: gate, up if there is one, and hidden, in two halves unless there are
-  // so many chunks that the compiler would make a table of their code.
+  static constexpr int kHiddenSubtiles = Config::kSubtiles / (kHasUp ? 2 : 1);
+  // Steps of each subtile of hidden: gate, up if there is one, and hidden. Hidden is in two halves
+  // unless there are so many subtiles that the compiler would make a table of their code.
   static constexpr int kFirstHidden = kHasUp ? 2 : 1;
   static constexpr int kHiddenParts = kHasUp ? 2 : 1;
   static constexpr int kPairs = 4 / kHiddenParts;  // of 16 columns, of a part
   static constexpr int kParts = kFirstHidden + kHiddenParts;
-  static constexpr int kUnits = kParts * kHiddenChunks;
+  static constexpr int kUnits = kParts * kHiddenSubtiles;
 
  public:
   __device__ static bool stores_in(int step, int steps) { return sm90::stores_in(step, steps); }
 
   __device__ GatedEpilogue(sm90::SharedStorage<Config>& shared, Params const& params, int consumer)
-      : chunks_(&shared.chunks[consumer][0][0]),
+      : subtiles_(&shared.subtiles[consumer][0][0]),
         params_(params),
         consumer_(consumer),
         next_(kUnits) {}
@@ -137,7 +137,7 @@ class GatedEpilogue {
     }
   }
 
-  // Of two columns, of which either both exist or none.
+  // The biases of two columns, of which either both exist or none.
   __device__ float2 bias_at(Bias const& bias, int group, int column) const {
     if (bias.data == nullptr || column >= params_.columns) return {0.0f, 0.0f};
     int64_t const at = int64_t(group) * params_.columns + column;
@@ -150,26 +150,26 @@ class GatedEpilogue {
 
   __device__ bool issues() const { return threadIdx.x % kWarpgroup == 0; }
 
-  // `part` of hidden's chunk `j`, see kUnits.
+  // `part` of hidden's subtile `j`, see kUnits.
   __device__ __forceinline__ void store(int j, int part) {
-    uint32_t const* const gate = packed_ + j * kPackedAChunk;
-    uint32_t const* const up = gate + (kHasUp ? kHiddenChunks * kPackedAChunk : 0);
+    uint32_t const* const gate = packed_ + j * kPackedASubtile;
+    uint32_t const* const up = gate + (kHasUp ? kHiddenSubtiles * kPackedASubtile : 0);
     // All that leaves takes the two slots in turn: gate, up, hidden, and so does hidden alone.
     int slot = part < kFirstHidden ? (j + part) % 2 : j % 2;
     if (!kHasUp && params_.keeps_gate) slot = part < kFirstHidden ? 0 : 1;
-    uint8_t* const chunk = chunks_ + slot * Config::kChunkBytes;
+    uint8_t* const subtile = subtiles_ + slot * Config::kSubtileBytes;
     if (part == 0) {
-      begin_chunk();
+      begin_subtile();
 #pragma unroll
-      for (int pair = 0; pair < 4; ++pair) write(chunk, pair, gate + 4 * pair);
-      end_chunk(params_.gate.out, chunk, j);
+      for (int pair = 0; pair < 4; ++pair) write(subtile, pair, gate + 4 * pair);
+      end_subtile(params_.gate.out, subtile, j);
     } else if (kHasUp && part == 1) {
-      begin_chunk();
+      begin_subtile();
 #pragma unroll
-      for (int pair = 0; pair < 4; ++pair) write(chunk, pair, up + 4 * pair);
-      end_chunk(params_.up.out, chunk, j);
+      for (int pair = 0; pair < 4; ++pair) write(subtile, pair, up + 4 * pair);
+      end_subtile(params_.up.out, subtile, j);
     } else {
-      if (part == kFirstHidden) begin_chunk();
+      if (part == kFirstHidden) begin_subtile();
 #pragma unroll
       for (int i = 0; i < kPairs; ++i) {
         int const pair = kPairs * (part - kFirstHidden) + i;
@@ -178,9 +178,9 @@ class GatedEpilogue {
         for (int k = 0; k < 4; ++k) {
           hidden[k] = multiply(gate[4 * pair + k], up[4 * pair + k], weight_[k % 2]);
         }
-        write(chunk, pair, hidden);
+        write(subtile, pair, hidden);
       }
-      if (part == kParts - 1) end_chunk(params_.hidden, chunk, j);
+      if (part == kParts - 1) end_subtile(params_.hidden, subtile, j);
     }
   }
 
@@ -192,31 +192,31 @@ class GatedEpilogue {
     return pack<Element>(a.activation * a.up * weight, b.activation * b.up * weight);
   }
 
-  __device__ void begin_chunk() const {
-    if (issues()) cute::tma_store_wait<Config::kChunkSlots - 1>();
+  __device__ void begin_subtile() const {
+    if (issues()) cute::tma_store_wait<Config::kSubtileSlots - 1>();
     sm90::sync_consumer(consumer_);
   }
 
-  __device__ void end_chunk(CUtensorMap const& to, uint8_t const* chunk, int j) const {
+  __device__ void end_subtile(CUtensorMap const& to, uint8_t const* subtile, int j) const {
     sm90::fence_async_proxy();
     sm90::sync_consumer(consumer_);
     if (issues()) {
-      sm90::store_box(to, chunk, at_.column + j * Config::kChunkColumns, at_.row, at_.outer,
+      sm90::store_box(to, subtile, at_.column + j * Config::kSubtileColumns, at_.row, at_.outer,
                       sm90::StoreHint::kNormal);
       cute::tma_store_arrive();
     }
   }
 
-  // 16 columns of a chunk: one stmatrix takes 16 rows by 16 columns of each warp.
-  __device__ static void write(uint8_t* chunk, int pair, uint32_t const* source) {
+  // 16 columns of a subtile: one stmatrix takes 16 rows by 16 columns of each warp.
+  __device__ static void write(uint8_t* subtile, int pair, uint32_t const* source) {
     int const lane = threadIdx.x % kWarpSize, warp = threadIdx.x % kWarpgroup / kWarpSize;
     int const row = warp * 16 + lane % 16;
     int const unit = (2 * pair + lane / 16) ^ (row % 8);
-    auto& target = *reinterpret_cast<cute::uint128_t*>(chunk + row * sm90::kRowBytes + unit * 16);
+    auto& target = *reinterpret_cast<cute::uint128_t*>(subtile + row * sm90::kRowBytes + unit * 16);
     cute::SM90_U32x4_STSM_N::copy(source[0], source[1], source[2], source[3], target);
   }
 
-  uint8_t* chunks_;
+  uint8_t* subtiles_;
   Params const& params_;
   int consumer_;
   int next_;  // unit of the half tile taken last; kUnits once all are stored

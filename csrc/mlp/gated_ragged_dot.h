@@ -1,15 +1,16 @@
-// What the bindings see of the kernels of an expert MLP: arguments in, a launch on a stream out. No
-// CUTLASS here.
+// The interface of the kernels of an expert MLP: arguments in, a launch on a stream out. No CUTLASS
+// here.
 #pragma once
 
 #include <cuda_runtime.h>
 
+#include "multiprocessors.h"
 #include "scheduler/group_sizes.h"
 #include "types.h"
 
 namespace jgg::mlp {
 
-// What is applied to the gate: g sigmoid(alpha g (1 + cubic g^2)), which silu and the tanh form of
+// The function of the gate: g sigmoid(alpha g (1 + cubic g^2)), which silu and the tanh form of
 // gelu are; gelu, g Phi(g); relu, or its square.
 enum class Function : int { kSigmoid, kGelu, kRelu, kSquaredRelu };
 
@@ -59,6 +60,7 @@ struct GatedArguments {
   GroupSizes groups;  // of m
   int k;
   int n;
+  int max_sms = kMostMultiprocessors;  // how many multiprocessors the launch fills at most
 
   bool has_up() const { return up_weights != nullptr || is_concatenated; }
 };
@@ -82,6 +84,7 @@ struct GradientArguments {
   GroupSizes groups;  // of m
   int k;
   int n;
+  int max_sms = kMostMultiprocessors;  // how many multiprocessors the launch fills at most
 };
 
 // out[i] [local_groups, k, n] = x^T rhs[i] of the rows of each group, with x [tokens, k] and rhs
@@ -99,6 +102,7 @@ struct WeightGradientArguments {
   GroupSizes groups;  // of m
   int k;
   int n;
+  int max_sms = kMostMultiprocessors;  // how many multiprocessors the launch fills at most
 };
 
 // out [m, n] = lhs[0] rhs[0]^T + lhs[1] rhs[1]^T, with lhs [m, k] and rhs [local_groups, n, k].
@@ -110,6 +114,7 @@ struct PairedArguments {
   GroupSizes groups;  // of m
   int k;
   int n;
+  int max_sms = kMostMultiprocessors;  // how many multiprocessors the launch fills at most
 };
 
 // kNotCompiled if there is no such kernel. Those for groups of few rows have all

@@ -42,7 +42,7 @@ struct GatedGradient : sm90::RaggedNoncontracting<Config_> {
 
   static cudaError_t make_params(GradientArguments const& a, Params& params) {
     using Output = typename Config::Output;
-    sm90::RaggedDotArguments product{};
+    RaggedDotArguments product{};
     product.lhs = a.dy;
     product.rhs = a.down_weights;
     product.groups = a.groups;
@@ -64,7 +64,7 @@ struct GatedGradient : sm90::RaggedNoncontracting<Config_> {
     for (int i = 0; i < 3; ++i) {
       if (results[i] == nullptr) continue;
       sm90::TensorView view = sm90::view<Output>(results[i]);
-      view.box_bytes = Epilogue::kChunkRowBytes;
+      view.box_bytes = Epilogue::kSubtileRowBytes;
       status = sm90::encode_ragged_store(maps[i], view, a.n, kRowsPerConsumer, params.store_shift);
       if (status != cudaSuccess) return status;
     }
@@ -73,7 +73,7 @@ struct GatedGradient : sm90::RaggedNoncontracting<Config_> {
     for (int i = 0; i < (kHasUp ? 2 : 1); ++i) {
       sm90::TensorView view = sm90::view<Output>(operands[i]);
       view.fetch = sm90::kFetchBox;
-      view.box_bytes = Epilogue::kChunkRowBytes;
+      view.box_bytes = Epilogue::kSubtileRowBytes;
       status = sm90::encode_ragged_load(loads[i], view, a.n, kRowsPerConsumer);
       if (status != cudaSuccess) return status;
     }

@@ -19,40 +19,40 @@ class GradientEpilogue {
   static_assert(sizeof(Element) == 2 && Config::kTakesTurns);
 
  public:
-  static constexpr int kChunkColumns = 32;
-  static constexpr int kChunkRowBytes = kChunkColumns * sizeof(Element);
+  static constexpr int kSubtileColumns = 32;
+  static constexpr int kSubtileRowBytes = kSubtileColumns * sizeof(Element);
 
  private:
   static constexpr bool kHasUp = Problem::kHasUp;
   static constexpr int kHalves = Config::kTileM / kRowsPerConsumer;
-  static constexpr int kChunksAHalf = Config::kTileN / kChunkColumns;
+  static constexpr int kSubtilesAHalf = Config::kTileN / kSubtileColumns;
   // 16 columns are one stmatrix, of which a thread has four registers.
   static constexpr int kParts = 2, kPackedAPart = 4;
-  static constexpr int kPackedAChunk = kParts * kPackedAPart;
-  static constexpr int kPacked = kHalves * kChunksAHalf * kPackedAChunk;
-  // Chunks that are under way, and have code of their own: the registers of a chunk must be known
-  // at compile time.
+  static constexpr int kPackedASubtile = kParts * kPackedAPart;
+  static constexpr int kPacked = kHalves * kSubtilesAHalf * kPackedASubtile;
+  // Subtiles that are under way, and have code of their own: the registers of a subtile must be
+  // known at compile time.
   static constexpr int kSets = 2;
-  static_assert(kChunksAHalf % kSets == 0);
+  static_assert(kSubtilesAHalf % kSets == 0);
 
-  // What a consumer has in shared memory, in place of the chunks of other epilogues.
+  // Shared memory of a consumer, in place of the subtiles of other epilogues.
   struct Set {
-    alignas(1024) uint8_t gate[kRowsPerConsumer * kChunkRowBytes];
-    uint8_t up[kRowsPerConsumer * kChunkRowBytes];
-    uint8_t hidden[kRowsPerConsumer * kChunkRowBytes];
+    alignas(1024) uint8_t gate[kRowsPerConsumer * kSubtileRowBytes];
+    uint8_t up[kRowsPerConsumer * kSubtileRowBytes];
+    uint8_t hidden[kRowsPerConsumer * kSubtileRowBytes];
   };
   struct Storage {
     Set sets[kSets];
     float weights[Config::kTileM];
     alignas(8) sm90::Barrier loaded[kSets];
   };
-  static_assert(sizeof(Storage) <= Config::kChunkSlots * Config::kChunkBytes);
+  static_assert(sizeof(Storage) <= Config::kSubtileSlots * Config::kSubtileBytes);
 
  public:
   __device__ GradientEpilogue(sm90::SharedStorage<Config>& shared, Params const& params,
                               int consumer)
       : params_(params),
-        storage_(reinterpret_cast<Storage&>(shared.chunks[consumer])),
+        storage_(reinterpret_cast<Storage&>(shared.subtiles[consumer])),
         consumer_(consumer),
         rounds_(0) {
     if (issues()) {
@@ -61,11 +61,11 @@ class GradientEpilogue {
     }
   }
 
-  // What the epilogue of a tile reads is on its way while the tile is multiplied.
+  // Begins to load what the epilogue of a tile reads, while the tile is multiplied.
   __device__ void begin(WorkTile const& work) {
     at_ = Problem::store_at(params_, work, 0);
     rows_ = work.extent - work.m;
-    chunks_ = rows_ > kRowsPerConsumer ? kHalves * kChunksAHalf : kChunksAHalf;
+    subtiles_ = rows_ > kRowsPerConsumer ? kHalves * kSubtilesAHalf : kSubtilesAHalf;
     if (issues()) cute::tma_store_wait<0>();
     // Everyone is done with the tile before.
     sm90::sync_consumer(consumer_);
@@ -79,7 +79,7 @@ class GradientEpilogue {
       copy_or_zero(&storage_.weights[row], weights + row, row < rows_);
     }
     if (issues()) {
-      for (int chunk = 0; chunk < kSets; ++chunk) load(chunk);
+      for (int subtile = 0; subtile < kSets; ++subtile) load(subtile);
     }
   }
 
@@ -94,19 +94,19 @@ class GradientEpilogue {
     sm90::sync_consumer(consumer_);
     float sums[2] = {};
 #pragma unroll 1
-    for (int chunk = 0; chunk < chunks_; chunk += kSets) {
+    for (int subtile = 0; subtile < subtiles_; subtile += kSets) {
 #pragma unroll
       for (int set = 0; set < kSets; ++set) {
-        store_chunk(chunk + set, storage_.sets[set], set, packed + set * kPackedAChunk, sums);
+        store_subtile(subtile + set, storage_.sets[set], set, packed + set * kPackedASubtile, sums);
       }
       // The next ones take the registers that the code is for.
 #pragma unroll
-      for (int i = 0; i + kSets * kPackedAChunk < kPacked; ++i) {
-        packed[i] = packed[i + kSets * kPackedAChunk];
+      for (int i = 0; i + kSets * kPackedASubtile < kPacked; ++i) {
+        packed[i] = packed[i + kSets * kPackedASubtile];
       }
       ++rounds_;
-      if ((chunk + kSets) % kChunksAHalf == 0) {
-        store_sums(chunk / kChunksAHalf * kRowsPerConsumer, sums);
+      if ((subtile + kSets) % kSubtilesAHalf == 0) {
+        store_sums(subtile / kSubtilesAHalf * kRowsPerConsumer, sums);
         sums[0] = sums[1] = 0.0f;
       }
     }
@@ -122,8 +122,8 @@ class GradientEpilogue {
     }
     sm90::fence_async_proxy();
     sm90::sync_consumer(consumer_);
-    for (int chunk = 0; chunk < chunks_; ++chunk) {
-      if (issues()) issue(chunk, set.gate, set.gate, set.gate);
+    for (int subtile = 0; subtile < subtiles_; ++subtile) {
+      if (issues()) issue(subtile, set.gate, set.gate, set.gate);
     }
     float const zeros[2] = {};
     for (int row = 0; row < kHalves * kRowsPerConsumer; row += kRowsPerConsumer) {
@@ -138,33 +138,33 @@ class GradientEpilogue {
  private:
   __device__ static bool issues() { return threadIdx.x % kWarpgroup == 0; }
 
-  // Where a chunk is stored.
-  __device__ sm90::StoreCoordinates place(int chunk) const {
-    return {at_.column + chunk % kChunksAHalf * kChunkColumns,
-            at_.row + chunk / kChunksAHalf * kRowsPerConsumer, at_.outer};
+  // Where a subtile is stored.
+  __device__ sm90::StoreCoordinates place(int subtile) const {
+    return {at_.column + subtile % kSubtilesAHalf * kSubtileColumns,
+            at_.row + subtile / kSubtilesAHalf * kRowsPerConsumer, at_.outer};
   }
 
-  __device__ void load(int chunk) {
-    Set& set = storage_.sets[chunk % kSets];
-    sm90::Barrier& loaded = storage_.loaded[chunk % kSets];
+  __device__ void load(int subtile) {
+    Set& set = storage_.sets[subtile % kSets];
+    sm90::Barrier& loaded = storage_.loaded[subtile % kSets];
     loaded.arrive_and_expect_tx(sizeof(set.gate) + (kHasUp ? sizeof(set.up) : 0));
-    load(params_.gate, set.gate, loaded, place(chunk));
-    if constexpr (kHasUp) load(params_.up, set.up, loaded, place(chunk));
+    load(params_.gate, set.gate, loaded, place(subtile));
+    if constexpr (kHasUp) load(params_.up, set.up, loaded, place(subtile));
   }
   __device__ void load(CUtensorMap const& from, uint8_t* to, sm90::Barrier& loaded,
                        sm90::StoreCoordinates const& at) const {
     // Stores and loads count a group's rows from its end, each from another number. Neighbouring
-    // chunks have lines of memory in common: let go first, as data that is read once would be, they
-    // were read several times, and the kernel took up to 1.6 times as long.
+    // subtiles have lines of memory in common: let go first, as data that is read once would be,
+    // they were read several times, and the kernel took up to 1.6 times as long.
     int const last = sm90::kRaggedRows, row = last - params_.store_shift + at.row;
     cute::SM90_TMA_LOAD_4D::copy(&from, loaded.address(),
                                  static_cast<uint64_t>(sm90::LoadHint::kNormal), to, at.column, row,
                                  last, at.outer);
   }
 
-  __device__ void issue(int chunk, uint8_t const* dgate, uint8_t const* dup,
+  __device__ void issue(int subtile, uint8_t const* dgate, uint8_t const* dup,
                         uint8_t const* hidden) const {
-    sm90::StoreCoordinates const at = place(chunk);
+    sm90::StoreCoordinates const at = place(subtile);
     auto const store = [&](CUtensorMap const& to, uint8_t const* from) {
       sm90::store_box(to, from, at.column, at.row, at.outer, sm90::StoreHint::kNormal);
     };
@@ -174,14 +174,14 @@ class GradientEpilogue {
     cute::tma_store_arrive();
   }
 
-  __device__ __forceinline__ void store_chunk(int chunk, Set& set, int number, uint32_t* packed,
-                                              float (&sums)[2]) {
+  __device__ __forceinline__ void store_subtile(int subtile, Set& set, int number, uint32_t* packed,
+                                                float (&sums)[2]) {
     int const thread = threadIdx.x % kWarpgroup;
     // Rows of 64 bytes, whose four units are permuted as TMA's swizzle of 64 bytes has them.
     int const row = thread / kWarpSize * 16 + thread % 16, half = thread % kWarpSize / 16;
-    uint32_t const rows = cute::cast_smem_ptr_to_uint(set.gate) + row * kChunkRowBytes;
+    uint32_t const rows = cute::cast_smem_ptr_to_uint(set.gate) + row * kSubtileRowBytes;
     float const* const weights =
-        storage_.weights + chunk / kChunksAHalf * kRowsPerConsumer + sm90::accumulator_row(0);
+        storage_.weights + subtile / kSubtilesAHalf * kRowsPerConsumer + sm90::accumulator_row(0);
     float const weight[] = {weights[0], weights[8]};
     storage_.loaded[number].wait(rounds_ % 2);
 #pragma unroll
@@ -198,18 +198,18 @@ class GradientEpilogue {
       write_matrices<offsetof(Set, gate)>(matrices, gate);
       if constexpr (kHasUp) write_matrices<offsetof(Set, up)>(matrices, up);
       write_matrices<offsetof(Set, hidden)>(matrices, hidden);
-      // The chunk before has left by now, and makes room for the one after this.
-      if (part == 0 && issues() && chunk > 0 && chunk + 1 < chunks_) {
+      // The subtile before has left by now, and makes room for the one after this.
+      if (part == 0 && issues() && subtile > 0 && subtile + 1 < subtiles_) {
         cute::tma_store_wait<0>();
-        load(chunk + 1);
+        load(subtile + 1);
       }
     }
     sm90::fence_async_proxy();
     sm90::sync_consumer(consumer_);
-    if (issues()) issue(chunk, set.gate, set.up, set.hidden);
+    if (issues()) issue(subtile, set.gate, set.up, set.hidden);
   }
 
-  // Of two columns of one row: gate and up become their gradients, the gradient of hidden becomes
+  // Turns gate and up of two columns of a row into their gradients, and the gradient of hidden into
   // hidden.
   __device__ __forceinline__ void differentiate(uint32_t& gate, uint32_t& up, uint32_t& hidden,
                                                 float weight, float& sum) const {
@@ -255,10 +255,10 @@ class GradientEpilogue {
   Storage& storage_;
   int consumer_;
   int rounds_;  // of both sets, in all tiles so far
-  // Of the tile:
+  // The tile:
   sm90::StoreCoordinates at_;
-  int rows_;    // to the end of its group
-  int chunks_;  // that have rows
+  int rows_;      // to the end of its group
+  int subtiles_;  // that have rows
 };
 
 }  // namespace jgg::mlp

@@ -20,14 +20,13 @@ using GradientTiles =
     TileTable<Tile<128, 192, 2, KernelKind::kPingpong>, Tile<128, 128, 2, KernelKind::kPingpong>>;
 
 // lhs [m, k] is contiguous along K, and so is rhs [g, n, k]; rhs [g, k, n] is along N.
-template <ElementType kType, cute::GMMA::Major kRhsMajor, class Tiles = TileTable<sm90::WideTile>,
+template <ElementType kType, Major kRhsMajor, class Tiles = TileTable<sm90::WideTile>,
           class Function>
 cudaError_t with_config(TileConfig config, Function function) {
   return with_constants(
       [&](auto tile) {
         using Element = sm90::Typed<kType>;
-        return function(
-            sm90::ConfigOf<decltype(tile), Element, Element, cute::GMMA::Major::K, kRhsMajor>{});
+        return function(sm90::ConfigOf<decltype(tile), Element, Element, Major::kK, kRhsMajor>{});
       },
       OneTileOf<Tiles>{config});
 }
@@ -38,7 +37,7 @@ cudaError_t gated(TileConfig tile, GatedArguments const& a, cudaStream_t stream)
                         !a.gate_bias.data && !a.up_bias.data;
   if (!is_plain) return activated_ragged_dot(tile, a, stream);
   return Flag{a.rows != nullptr}([&](auto gathers) {
-    return with_config<kType, cute::GMMA::Major::MN>(tile, [&](auto config) {
+    return with_config<kType, Major::kMN>(tile, [&](auto config) {
       using Product =
           GatedProduct<decltype(config), /*kHasUp=*/true, /*kIsGeneral=*/false, gathers.value>;
       return launch<Product, sm90::FusedRoles>(a, stream);
@@ -49,7 +48,7 @@ cudaError_t gated(TileConfig tile, GatedArguments const& a, cudaStream_t stream)
 // Biases, other activations, and experts without up.
 template <ElementType kType>
 cudaError_t activated(TileConfig tile, GatedArguments const& a, cudaStream_t stream) {
-  return with_config<kType, cute::GMMA::Major::MN>(tile, [&](auto config) {
+  return with_config<kType, Major::kMN>(tile, [&](auto config) {
     return with_constants(
         [&](auto has_up) {
           using Product = GatedProduct<decltype(config), has_up.value, /*kIsGeneral=*/true>;
@@ -69,7 +68,7 @@ cudaError_t gradient(TileConfig tile, GradientArguments const& arguments, cudaSt
   using Forms = OneOf<GradientForm::kPlain, GradientForm::kGated, GradientForm::kGeneral,
                       GradientForm::kUngated>;
   return Forms{form}([&](auto form) {
-    return with_config<kType, cute::GMMA::Major::K, GradientTiles>(tile, [&](auto config) {
+    return with_config<kType, Major::kK, GradientTiles>(tile, [&](auto config) {
       using Problem = GatedGradient<decltype(config), form.value>;
       return launch<Problem, sm90::FusedRoles>(arguments, stream);
     });
@@ -78,7 +77,7 @@ cudaError_t gradient(TileConfig tile, GradientArguments const& arguments, cudaSt
 
 template <ElementType kType>
 cudaError_t paired(TileConfig tile, PairedArguments const& arguments, cudaStream_t stream) {
-  return with_config<kType, cute::GMMA::Major::K>(tile, [&](auto config) {
+  return with_config<kType, Major::kK>(tile, [&](auto config) {
     return launch<PairedProduct<decltype(config)>, sm90::WholeTileRoles>(arguments, stream);
   });
 }

@@ -12,7 +12,7 @@ struct PairedProduct : sm90::RaggedNoncontracting<Config_> {
   using Config = Config_;
   using Rows = sm90::RaggedNoncontracting<Config>;
 
-  // Those of the first product, whose k is that of both.
+  // Parameters of the first product. Its k is that of both products.
   struct Params : Rows::Params {
     CUtensorMap second_lhs;
     CUtensorMap second_rhs;
@@ -37,8 +37,8 @@ struct PairedProduct : sm90::RaggedNoncontracting<Config_> {
   }
 
   static cudaError_t make_params(PairedArguments const& a, Params& params) {
-    static_assert(Config::kRhsMajor == cute::GMMA::Major::K);
-    sm90::RaggedDotArguments product{};
+    static_assert(Config::kRhsMajor == Major::kK);
+    RaggedDotArguments product{};
     product.groups = a.groups;
     product.out = a.out;
     product.type = product.out_type = a.type;

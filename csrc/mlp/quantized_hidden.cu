@@ -18,6 +18,8 @@ using quantize::Scale;
 using quantize::scale_of;
 using quantize::Word;
 
+using Source = __nv_bfloat16;
+
 constexpr int kThreads = 256;
 constexpr int kLanes = 8;  // threads to a block of columns
 constexpr int kOctets = kScaleBlock / kOctet / kLanes;
@@ -41,7 +43,6 @@ struct Position {
   __device__ __forceinline__ static int ahead(int octet) { return octet * kLanes * kOctet; }
 };
 
-template <class Source>
 struct Block {
   Octet<Source> octet[kOctets];
 
@@ -101,14 +102,14 @@ struct Block {
   }
 };
 
-template <class Source, ElementType kFormat, bool kAligned>
+template <ElementType kFormat, bool kAligned>
 __global__ void __launch_bounds__(kThreads)
     quantize_hidden_kernel(QuantizedHidden arguments, GatedFunction function, bool power_of_two) {
   Projections const& p = arguments.projections;
   int const blocks = p.blocks(), pitch = p.pitch();
   Position const at(p.rows, blocks);
   auto const* from = static_cast<Source const*>(p.data) + int64_t{2} * at.row * pitch + at.column;
-  Block<Source> gate, up;
+  Block gate, up;
   // Zeros of the weights are zeros of the projections, up to whole blocks.
   int const all = at.exists ? kScaleBlock : 0;
   gate.template load<true>(from, all);
@@ -134,7 +135,7 @@ __global__ void __launch_bounds__(kThreads)
       arguments.scale + int64_t{1} * at.row * blocks + at.block, count, at.exists, power_of_two);
 }
 
-template <class Source, ElementType kFormat, bool kAligned>
+template <ElementType kFormat, bool kAligned>
 __global__ void __launch_bounds__(kThreads)
     quantize_gradients_kernel(QuantizedGradients arguments, GatedFunction function,
                               bool power_of_two) {
@@ -146,7 +147,7 @@ __global__ void __launch_bounds__(kThreads)
   auto const* from = static_cast<Source const*>(p.data) + of_projections;
   int const all = at.exists ? kScaleBlock : 0;
   int const count = at.exists ? p.columns - at.column : 0;
-  Block<Source> gate, up, hidden;
+  Block gate, up, hidden;
   gate.template load<true>(from, all);
   up.template load<true>(from + pitch, all);
   hidden.template load<kAligned>(static_cast<Source const*>(arguments.dh) + of_hidden, count);
@@ -191,7 +192,7 @@ __global__ void __launch_bounds__(kThreads)
   up.template quantize<kFormat, true>(q(pitch), scale + blocks, all, at.exists, power_of_two);
 }
 
-// Calls `function` with the source's type, the FP8 type and whether rows of hidden are in octets,
+// Calls `function` with the FP8 type and whether rows of hidden are in octets,
 // and how many thread blocks there are.
 template <class Function>
 cudaError_t launch(QuantizedHiddenFormat format, Projections const& projections,
@@ -200,11 +201,10 @@ cudaError_t launch(QuantizedHiddenFormat format, Projections const& projections,
   if (blocks > INT32_MAX) return cudaErrorInvalidValue;
   int const grid = static_cast<int>((blocks + kBlocksPerCta - 1) / kBlocksPerCta);
   return with_constants(
-      [&](auto source, auto fp8, auto aligned) {
-        function(source, fp8, aligned, grid);
+      [&](auto fp8, auto aligned) {
+        function(fp8, aligned, grid);
         return cudaGetLastError();
       },
-      OneOf<ElementType::kBf16, ElementType::kF16>{format.source},
       OneOf<ElementType::kE4m3, ElementType::kE5m2>{format.fp8},
       Flag{projections.columns % kOctet == 0});
 }
@@ -214,8 +214,8 @@ cudaError_t launch(QuantizedHiddenFormat format, Projections const& projections,
 cudaError_t quantize_hidden(QuantizedHiddenFormat format, QuantizedHidden const& arguments,
                             cudaStream_t stream) {
   GatedFunction const function(arguments.projections.activation);
-  return launch(format, arguments.projections, [&](auto source, auto fp8, auto aligned, int grid) {
-    quantize_hidden_kernel<quantize::SourceOf<source>, fp8.value, aligned.value>
+  return launch(format, arguments.projections, [&](auto fp8, auto aligned, int grid) {
+    quantize_hidden_kernel<fp8.value, aligned.value>
         <<<grid, kThreads, 0, stream>>>(arguments, function, format.power_of_two);
   });
 }
@@ -223,8 +223,8 @@ cudaError_t quantize_hidden(QuantizedHiddenFormat format, QuantizedHidden const&
 cudaError_t quantize_gradients(QuantizedHiddenFormat format, QuantizedGradients const& arguments,
                                cudaStream_t stream) {
   GatedFunction const function(arguments.projections.activation);
-  return launch(format, arguments.projections, [&](auto source, auto fp8, auto aligned, int grid) {
-    quantize_gradients_kernel<quantize::SourceOf<source>, fp8.value, aligned.value>
+  return launch(format, arguments.projections, [&](auto fp8, auto aligned, int grid) {
+    quantize_gradients_kernel<fp8.value, aligned.value>
         <<<grid, kThreads, 0, stream>>>(arguments, function, format.power_of_two);
   });
 }

@@ -1,4 +1,4 @@
-// The elementwise steps of an expert MLP in FP8: what the products leave in 16 bits is read once,
+// The elementwise steps of an expert MLP in FP8: what the products leave in bfloat16 is read once,
 // and leaves quantised for the next product. No CUTLASS here.
 //
 // Projections [rows, 2 * pitch] are the columns of gate, zeros up to `pitch`, which is the next
@@ -15,7 +15,6 @@
 namespace jgg::mlp {
 
 struct QuantizedHiddenFormat {
-  ElementType source;  // kBf16 or kF16
   ElementType fp8;
   bool power_of_two;  // scales are rounded up to powers of two
 };
@@ -58,7 +57,6 @@ struct QuantizedGradients {
 };
 
 struct RaggedGradientsFormat {
-  ElementType source;    // kBf16 or kF16
   ElementType forward;   // of hidden
   ElementType gradient;  // of the gradients
   bool power_of_two;
@@ -71,7 +69,7 @@ struct TransposedBlocks {
   float* scale;
 };
 
-// What QuantizedGradients are, but that the gradients of gate and up and hidden leave in transposed
+// As QuantizedGradients, except that the gradients of gate and up and hidden leave in transposed
 // blocks, in this order. `columns` is a multiple of 8.
 struct RaggedGradients {
   Projections projections;

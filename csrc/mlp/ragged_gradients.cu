@@ -28,12 +28,13 @@ using quantize::Staging;
 using quantize::TileExtent;
 using quantize::TransposeBuffer;
 
+using Source = __nv_bfloat16;
+
 constexpr int kOperands = 3;     // gate, up and the gradient of hidden; dgate, dup and hidden
 constexpr int kTilesPerCta = 8;  // at most
 constexpr int kCtasPerMultiprocessor = 2;
 constexpr int kTurns = 4;  // of every multiprocessor, at least
 
-template <class Source>
 struct SharedStorage {
   // Elements as they come, then what becomes of them, then that in FP8, transposed.
   union {
@@ -48,7 +49,6 @@ struct SharedStorage {
 };
 
 // Eight elements of a row.
-template <class Source>
 struct Octets {
   Octet<Source> of[kOperands];
 
@@ -80,13 +80,13 @@ struct Octets {
   }
 };
 
-template <class Source, ElementType kForward, ElementType kGradient, bool kIsPlain>
+template <ElementType kForward, ElementType kGradient, bool kIsPlain>
 __global__ void __launch_bounds__(kTileThreads, kCtasPerMultiprocessor)
     quantize_ragged_gradients_kernel(RaggedGradients arguments, GatedFunction function,
                                      quantize::TileGrid grid, int tiles_per_cta,
                                      bool power_of_two) {
   extern __shared__ __align__(16) char shared_bytes[];
-  auto& shared = *reinterpret_cast<SharedStorage<Source>*>(shared_bytes);
+  auto& shared = *reinterpret_cast<SharedStorage*>(shared_bytes);
   Projections const& p = arguments.projections;
   int pitch = p.pitch(), columns = p.columns;
   quantize::TileGrid::Place const place = grid.place();
@@ -148,17 +148,17 @@ __global__ void __launch_bounds__(kTileThreads, kCtasPerMultiprocessor)
     Octet<Source> largest_of_columns[kOperands]{};
 #pragma unroll
     for (int i = 0; i < kPatchRows; ++i) {
-      // What is zero stays zero.
+      // Rows past the block stay zero.
       if (quantize::first_row_of_warp() + i >= block.rows) break;
       int const row = at.row + i;
-      Octets<Source> octets;
+      Octets octets;
 #pragma unroll
       for (int which = 0; which < kOperands; ++which) {
         octets.of[which] = shared.operand[which].staging.row(i);
       }
       // From L1, but for the first tile: there are no registers to keep weights in.
       float const weight = row < block.rows ? __ldg(p.weights + first_row + row) : 0.0f;
-      float dweight = octets.template apply<kIsPlain>(function, weight);
+      float dweight = octets.apply<kIsPlain>(function, weight);
 #pragma unroll
       for (int distance = kPatchesAcross / 2; distance > 0; distance /= 2) {
         dweight += __shfl_xor_sync(~0u, dweight, distance);
@@ -251,11 +251,10 @@ cudaError_t quantize_ragged_gradients(RaggedGradientsFormat format,
   quantize::TileGrid const grid{unsigned(ctas_across), unsigned(arguments.row_blocks)};
   GatedFunction const function(p.activation);
   return with_constants(
-      [&](auto source, auto forward, auto gradient, auto plain) {
-        using Source = quantize::SourceOf<source>;
-        constexpr int kSharedBytes = sizeof(SharedStorage<Source>);
+      [&](auto forward, auto gradient, auto plain) {
+        constexpr int kSharedBytes = sizeof(SharedStorage);
         auto const kernel =
-            quantize_ragged_gradients_kernel<Source, forward.value, gradient.value, plain.value>;
+            quantize_ragged_gradients_kernel<forward.value, gradient.value, plain.value>;
         cudaError_t const status =
             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
         if (status != cudaSuccess) return status;
@@ -263,7 +262,6 @@ cudaError_t quantize_ragged_gradients(RaggedGradientsFormat format,
             arguments, function, grid, tiles_per_cta, format.power_of_two);
         return cudaGetLastError();
       },
-      OneOf<ElementType::kBf16, ElementType::kF16>{format.source},
       OneOf<ElementType::kE4m3, ElementType::kE5m2>{format.forward},
       OneOf<ElementType::kE4m3, ElementType::kE5m2>{format.gradient}, Flag{is_plain(p.activation)});
 }

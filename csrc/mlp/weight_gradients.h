@@ -40,7 +40,7 @@ struct WeightGradients : sm90::RaggedContracting<Config_, /*kAdds=*/false, kGath
 
   static cudaError_t make_params(WeightGradientArguments const& a, Params& params) {
     if ((a.rows != nullptr) != kGathersLhs_) return kNotCompiled;
-    sm90::RaggedDotArguments product{};
+    RaggedDotArguments product{};
     product.groups = a.groups;
     product.type = product.out_type = a.type;
     product.contracting = true;

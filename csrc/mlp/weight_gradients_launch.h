@@ -10,11 +10,10 @@ namespace jgg::mlp {
 template <ElementType kType>
 cudaError_t weight_gradients_of(TileConfig config, WeightGradientArguments const& arguments,
                                 cudaStream_t stream) {
-  using cute::GMMA::Major;
   return with_constants(
       [&](auto tile, auto gathers) {
         using Element = sm90::Typed<kType>;
-        using Config = sm90::ConfigOf<decltype(tile), Element, Element, Major::MN, Major::MN>;
+        using Config = sm90::ConfigOf<decltype(tile), Element, Element, Major::kMN, Major::kMN>;
         using Whole = WeightGradients<Config, gathers.value>;
         using Cut = sm90::CutContracting<Whole>;
         return sm90::launch_contracting<Whole, Cut>(arguments, stream);

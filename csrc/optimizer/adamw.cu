@@ -47,7 +47,7 @@ struct Adamw {
       float const change = __fdiv_rn(s.mean_rate * m + s.gradient_rate * g, size);
       means.x[i] = m;
       squares.x[i] = v;
-      // Of what does not exist, a change is 0 / 0 where `epsilon` is 0.
+      // Elements past the matrix get 0, because their change is 0 / 0 where `epsilon` is 0.
       updated.x[i] = i < count ? weights.x[i] - (change + s.decay * weights.x[i]) : 0;
     }
     store<kAligned>(mean, at, means, count);

@@ -86,7 +86,7 @@ union Shared {
   Transpose transpose;
 };
 
-// What `Rule` makes of a block, in FP8.
+// Updates a block by `Rule` and quantises it to FP8.
 //
 // A rule has the `Scalars` of a step and says whether that `applies`; it loads four of its
 // `Operands`, and `updates` them in memory, from which and from the weights it returns the new

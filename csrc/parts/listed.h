@@ -21,7 +21,7 @@ struct ListedParts : Base {
 
   struct Params : Base::Params {
     int terms;
-    // Of all matrices.
+    // The bits of each matrix's largest magnitude.
     unsigned const* lhs_maxima;
     unsigned const* rhs_maxima;
   };

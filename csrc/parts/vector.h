@@ -1,4 +1,4 @@
-// What the passes over float32 operands do with the elements that a lane takes at once.
+// The elements of a float32 operand that a lane takes at once, and their conversion to parts.
 #pragma once
 
 #include <cstdint>

@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(kTileThreads)
 #pragma unroll
   for (auto& octet : patch.row) octet.poison();
   patch.stay_packed();
-  // Of a row or column that is not there nothing is stored.
+  // Rows and columns past the matrix are not stored, so their factor does not matter.
   auto const inverse_of = [](float const* scale, bool exists) {
     return exists ? __frcp_rn(__ldg(scale)) : 0.0f;
   };

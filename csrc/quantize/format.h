@@ -14,7 +14,7 @@
 
 namespace jgg::quantize {
 
-// What the elements of a source are to the quantisers.
+// The C++ type of a source's elements.
 template <ElementType kType>
 using SourceOf = std::conditional_t<kType == ElementType::kBf16, __nv_bfloat16,
                                     std::conditional_t<kType == ElementType::kF16, __half, float>>;
@@ -46,7 +46,7 @@ struct TileGrid {
     return dim3(static_cast<unsigned>(std::min<int64_t>(matrices * down * across, UINT32_MAX)));
   }
 
-  // Of this thread block.
+  // The place of this thread block.
   __device__ __forceinline__ Place place() const {
     unsigned const row = blockIdx.x / across, matrix = row / down;
     return {static_cast<int>(matrix), static_cast<int>(row - matrix * down),

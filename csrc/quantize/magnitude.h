@@ -30,7 +30,7 @@ struct Word {
     return word & (kElements == 1 ? 0x7fffffffu : 0x7fff7fffu);
   }
 
-  // Of magnitudes, element by element. NaN does not count.
+  // Returns the larger magnitude of each element. NaN does not count.
   __device__ __forceinline__ static uint32_t max(uint32_t a, uint32_t b) {
     if constexpr (std::is_same_v<Source, float>) {
       return __float_as_uint(fmaxf(__uint_as_float(a), __uint_as_float(b)));

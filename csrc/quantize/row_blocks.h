@@ -39,13 +39,14 @@ struct LargestOfRows {
   static constexpr int kRowsPerWord = Word<Source>::kElements;
   uint32_t word[kPatchRows / kRowsPerWord];
 
-  // Of row i, after row i - 1. What is the largest is in all elements of `of_octet`.
+  // Sets the largest of row i, after that of row i - 1. All elements of `of_octet` hold it.
   __device__ __forceinline__ void set(int i, uint32_t of_octet) {
     auto& to = word[i / kRowsPerWord];
     to = i % kRowsPerWord == 0 ? of_octet : __byte_perm(to, of_octet, 0x5410);
   }
 
-  // Of row threadIdx.x % kPatchRows, with all 16 threads that share the rows.
+  // Returns the largest of row threadIdx.x % kPatchRows. All 16 threads that share the rows call
+  // it.
   __device__ __forceinline__ float reduce() const {
     float largest = 0;
     int const mine = threadIdx.x % kPatchRows;
@@ -78,7 +79,7 @@ __device__ __forceinline__ std::array<float, kPatchRows> scale_rows(
   return inverse;
 }
 
-// What the warps of a tile tell each other about its columns.
+// The maxima and scales of a tile's columns, through which its warps exchange them.
 template <class Source>
 struct ColumnScales {
   static constexpr int kWords = kScaleBlock / Word<Source>::kElements;
@@ -102,7 +103,7 @@ struct ColumnScales {
     reduce(largest);
   }
 
-  // The same for a warp without rows.
+  // Clears the maxima of a warp without rows.
   __device__ __forceinline__ void clear() {
     int const warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     for (int word = lane; word < kWords; word += 32) warp_largest[warp][word] = 0;
@@ -131,7 +132,7 @@ struct ColumnScales {
   }
 };
 
-// Of a block without a row: zeros, with scales of one if there are any.
+// Writes the zeros of a block without rows, and scales of one if there are scales.
 __device__ inline void clear_columns(uint8_t* q_t, float* scale_t, int columns) {
   auto* const pieces = reinterpret_cast<uint4*>(q_t);
   int const count = columns * (kScaleBlock / static_cast<int>(sizeof(uint4)));

@@ -26,12 +26,12 @@ struct PatchPosition {
         column(threadIdx.x % kPatchesAcross * kOctet) {}
 };
 
-// Of all patches of a warp.
+// The first row of the patches of this warp.
 __device__ __forceinline__ int first_row_of_warp() {
   return threadIdx.x / 32 * (32 / kPatchesAcross * kPatchRows);
 }
 
-// What exists of a matrix from the tile's first element on.
+// The rows and columns of the matrix from the tile's first element on.
 struct TileExtent {
   int rows;
   int columns;
@@ -154,7 +154,7 @@ struct TransposeBuffer {
     }
   }
 
-  // The same of a patch of zeros.
+  // Writes a patch of zeros.
   __device__ __forceinline__ void clear() {
     PatchPosition const at;
     for (int j = 0; j < kOctet; ++j) *place(at, j) = 0;

@@ -13,8 +13,8 @@
 
 namespace jgg::sm90 {
 
-// With `kAdds_`, tiles are added to what the result, of float32, held before; with `kGathersLhs_`,
-// rows of lhs are anywhere (sm90/gather.h).
+// `kAdds_` says that tiles are added to the previous float32 result, `kGathersLhs_` that rows of
+// lhs lie anywhere (sm90/gather.h).
 template <class Config_, bool kAdds_ = false, bool kGathersLhs_ = false>
 struct RaggedContracting {
   using Config = Config_;
@@ -24,8 +24,7 @@ struct RaggedContracting {
   static_assert(!kAdds || std::is_same_v<typename Config::Output, float>);
   // The rows of a box of an operand whose rows are contiguous would start at a multiple of 16 bytes
   // and could not end inside one, so that stages would hold rows of other groups.
-  static_assert(Config::kLhsMajor == cute::GMMA::Major::MN &&
-                Config::kRhsMajor == cute::GMMA::Major::MN);
+  static_assert(Config::kLhsMajor == Major::kMN && Config::kRhsMajor == Major::kMN);
   static constexpr int kEarlyReleaseSteps = kAllSteps;
   static constexpr bool kKeepsStep = false;
   static constexpr bool kSpreadsStores = true;
@@ -73,7 +72,7 @@ struct RaggedContracting {
                 kRaggedRows, end(params, work, params.lhs_batched));
   }
 
-  // What a row of the group is of, -1 past the last one: the row of memory that it stands for.
+  // The number of the row of memory that a row of the group stands for, -1 past the last row.
   __device__ static int gathered_index(Params const& params, WorkTile const& work, int row) {
     return row < work.extent ? params.rows.of[work.begin + row] : -1;
   }
@@ -124,7 +123,7 @@ struct RaggedContracting {
     params.rhs_batched = a.rhs_batched;
     params.rhs_in_slabs = a.n % Config::kSlab == 0;
     params.store_hint = result_hint(params.groups);
-    // With few rows to a group, writing results takes the time, and early loads delay it.
+    // Groups of few rows spend their time on writing results, which early loads delay.
     params.early_steps = has_few_rows(params.groups) ? kNoSteps : kAllSteps;
     params.rows = a.rows;
 
@@ -148,7 +147,7 @@ struct RaggedContracting {
                         kRowsPerConsumer);
   }
 
-  // Of both results together, if the product is two.
+  // The columns of both results together where a launch has two.
   static int columns(RaggedDotArguments const& a) { return a.n; }
   static ResultMatrices results(RaggedDotArguments const& a) {
     return result_matrices<typename Config::Output>(a.k, a.n, a.out);

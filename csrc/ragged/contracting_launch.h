@@ -29,7 +29,7 @@ cudaError_t launch_contracting(Arguments const& arguments, cudaStream_t stream) 
   if (status != cudaSuccess) return status;
   // However few tiles there are, all clusters can have pieces of them.
   return launch_persistent<ContractingRoles<Whole, Loop, Cut>>(params, kMaxClusters<Config>,
-                                                               stream);
+                                                               arguments.max_sms, stream);
 }
 
 // Rows are contracted, so lhs [m, k] and rhs [m, n] are both contiguous along what is kept. There
@@ -37,17 +37,16 @@ cudaError_t launch_contracting(Arguments const& arguments, cudaStream_t stream) 
 template <ElementType kType>
 cudaError_t contracting(TileConfig config, RaggedDotArguments const& arguments,
                         cudaStream_t stream) {
-  using cute::GMMA::Major;
   return with_constants(
       [&](auto tile, auto, auto, auto out_type, auto accumulate) {
         using Config =
-            ConfigOf<decltype(tile), Typed<kType>, Typed<out_type>, Major::MN, Major::MN>;
+            ConfigOf<decltype(tile), Typed<kType>, Typed<out_type>, Major::kMN, Major::kMN>;
         constexpr bool kIsFloat = out_type == ElementType::kF32;
         constexpr bool kIsBuilt =
             Config::kTakesTurns ? kIsFloat && !accumulate : kIsFloat || !accumulate;
         if constexpr (kIsBuilt) {
           using CutConfig = ConfigOf<CutTileOf<decltype(tile)>, Typed<kType>, Typed<out_type>,
-                                     Major::MN, Major::MN>;
+                                     Major::kMN, Major::kMN>;
           using Cut = CutContracting<RaggedContracting<CutConfig, accumulate>>;
           return launch_contracting<RaggedContracting<Config, accumulate>, Cut>(arguments, stream);
         }

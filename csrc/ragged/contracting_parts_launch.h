@@ -11,8 +11,7 @@ template <ElementType>
 cudaError_t contracting_parts(TileConfig config, RaggedDotArguments const& arguments,
                               cudaStream_t stream) {
   if (arguments.accumulate) return kNotCompiled;
-  return launch_parts<RaggedContracting, cute::GMMA::Major::MN, OneOf<false>>(config, arguments,
-                                                                              stream);
+  return launch_parts<RaggedContracting, Major::kMN, OneOf<false>>(config, arguments, stream);
 }
 
 }  // namespace jgg::sm90

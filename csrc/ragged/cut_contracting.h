@@ -4,9 +4,9 @@
 #include "ragged/contracting.h"
 #include "ragged/zeros.h"
 #include "scheduler/contracting_pieces.h"
+#include "scheduler/partial_sums.h"
 #include "scheduler/skew.h"
 #include "sm90/fixup/partial_sums.h"
-#include "sm90/fixup/workspace.h"
 
 namespace jgg::sm90 {
 
@@ -60,7 +60,7 @@ struct CutContracting : Whole_ {
   }
 
  private:
-  // What a multiprocessor writes while the tensor cores take a step, if all do: 21 KB in those of
+  // Bytes that a multiprocessor writes during a K tile while all multiprocessors write: 21 KB with
   // 256 columns.
   static constexpr int kBytesAStep = (21 << 10) * Config::kTileN / 256;
 

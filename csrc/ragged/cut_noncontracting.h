@@ -2,8 +2,8 @@
 #pragma once
 
 #include "ragged/noncontracting.h"
+#include "scheduler/partial_sums.h"
 #include "sm90/fixup/partial_sums.h"
-#include "sm90/fixup/workspace.h"
 
 namespace jgg::sm90 {
 

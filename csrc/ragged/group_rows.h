@@ -1,5 +1,4 @@
-// What noncontracting products have in common, whatever their operands: the rows of groups, which
-// tiles of the result are made of.
+// The base of noncontracting products: tiles of the result are rows of one group.
 #pragma once
 
 #include "scheduler/ragged_schedule.h"

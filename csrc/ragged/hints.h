@@ -1,4 +1,4 @@
-// What L2 is told of results, from what is known of the groups.
+// The hint that L2 gets for results, from the group sizes.
 #pragma once
 
 #include "scheduler/group_sizes.h"

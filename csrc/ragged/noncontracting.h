@@ -15,7 +15,7 @@
 
 namespace jgg::sm90 {
 
-// With `kGathersLhs_`, rows of lhs are anywhere (sm90/gather.h).
+// `kGathersLhs_` says that rows of lhs lie anywhere (sm90/gather.h).
 template <class Config_, bool kGathersLhs_ = false>
 struct RaggedNoncontracting : GroupRows<Config_, kGathersLhs_> {
   using Config = Config_;
@@ -23,13 +23,12 @@ struct RaggedNoncontracting : GroupRows<Config_, kGathersLhs_> {
   static constexpr bool kGathersLhs = kGathersLhs_;
   // The boxes of contiguous rows would start at a multiple of 16 bytes, with rows of the group
   // before.
-  static_assert(Config::kLhsMajor == cute::GMMA::Major::K);
+  static_assert(Config::kLhsMajor == Major::kK);
   static constexpr bool kAdds = false;
   static constexpr int kEarlyReleaseSteps = kFirstSteps;
   static constexpr bool kKeepsStep = true;
   static constexpr bool kSpreadsStores = true;
-  static constexpr bool kHasSmallBoxes =
-      kIsNarrow<Config> && Config::kRhsMajor == cute::GMMA::Major::K;
+  static constexpr bool kHasSmallBoxes = kIsNarrow<Config> && Config::kRhsMajor == Major::kK;
 
   struct Params {
     CUtensorMap lhs;
@@ -68,7 +67,7 @@ struct RaggedNoncontracting : GroupRows<Config_, kGathersLhs_> {
                 kRaggedRows, batch * params.groups.rows + work.begin + work.extent);
   }
 
-  // What a row of the group is of, -1 past the last one: the row of memory that it stands for.
+  // The number of the row of memory that a row of the group stands for, -1 past the last row.
   __device__ static int gathered_index(Params const& params, WorkTile const& work, int row) {
     return row < work.extent ? params.rows.of[work.begin + row] : -1;
   }
@@ -85,7 +84,7 @@ struct RaggedNoncontracting : GroupRows<Config_, kGathersLhs_> {
     Loader const loader = plain.with(params.rhs_hint);
     int const group = work.batch * params.rhs_batched * params.groups.local_groups + work.group;
     int const n = work.n + column;
-    if constexpr (Config::kRhsMajor == cute::GMMA::Major::K) {
+    if constexpr (Config::kRhsMajor == Major::kK) {
       loader.load(params.rhs, to, box, shared, k, n, group);
     } else if (params.rhs_in_slabs) {
       loader.load(params.rhs, to, box, shared, 0, k, n / Config::kSlab, group);
@@ -109,23 +108,21 @@ struct RaggedNoncontracting : GroupRows<Config_, kGathersLhs_> {
     params.rows = a.rows;
 
     params.rhs_in_slabs = a.n % Config::kSlab == 0;
-    params.rhs_hint = Config::kRhsMajor == cute::GMMA::Major::MN && streams_weights(a)
-                          ? LoadHint::kEvictFirst
-                          : LoadHint::kNormal;
+    params.rhs_hint = Config::kRhsMajor == Major::kMN && streams_weights(a) ? LoadHint::kEvictFirst
+                                                                            : LoadHint::kNormal;
     params.keeps_step = ceil_div(a.k, Config::kTileK) >= kLockstepSteps &&
                         a.groups.rows / a.groups.groups > kLockstepRows;
 
     TensorView const lhs =
         operand_view<typename Config::Element>(a.lhs, /*contracted_is_contiguous=*/true);
-    TensorView rhs =
-        operand_view<typename Config::Element>(a.rhs, Config::kRhsMajor == cute::GMMA::Major::K);
+    TensorView rhs = operand_view<typename Config::Element>(a.rhs, Config::kRhsMajor == Major::kK);
     if (streams_weights(a) && a.groups.rows > kDecodingRows * a.groups.groups)
       rhs.fetch = kFetchBox;
     int const rhs_groups = (a.rhs_batched ? a.groups.batches : 1) * a.groups.local_groups;
     cudaError_t status = kGathersLhs ? encode_rows(&params.lhs, lhs, a.rows.tokens, a.k)
                                      : encode_ragged_load(&params.lhs, lhs, a.k, kRowsPerConsumer);
     if (status != cudaSuccess) return status;
-    if constexpr (Config::kRhsMajor == cute::GMMA::Major::K) {
+    if constexpr (Config::kRhsMajor == Major::kK) {
       // Half of the result's columns, in whole atoms of the swizzle.
       constexpr int kAtom = 8;
       int const half = ceil_div(a.n, 2 * kAtom) * kAtom;

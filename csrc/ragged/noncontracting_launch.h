@@ -11,11 +11,10 @@ namespace jgg::sm90 {
 template <ElementType kType>
 cudaError_t noncontracting(TileConfig config, RaggedDotArguments const& arguments,
                            cudaStream_t stream) {
-  using cute::GMMA::Major;
   return with_constants(
       [&](auto tile, auto, auto transpose_rhs, auto out_type) {
-        using Config = ConfigOf<decltype(tile), Typed<kType>, Typed<out_type>, Major::K,
-                                major(Major::MN, transpose_rhs)>;
+        using Config = ConfigOf<decltype(tile), Typed<kType>, Typed<out_type>, Major::kK,
+                                major(Major::kMN, transpose_rhs)>;
         return launch_tiles<RaggedNoncontracting<Config>>(arguments, stream);
       },
       OneTileOf<NoncontractingTiles>{config}, OneOf<false>{arguments.transpose_lhs},

@@ -10,7 +10,7 @@ namespace jgg::sm90 {
 template <ElementType>
 cudaError_t noncontracting_parts(TileConfig config, RaggedDotArguments const& arguments,
                                  cudaStream_t stream) {
-  return launch_parts<RaggedNoncontracting, cute::GMMA::Major::K, Flag>(config, arguments, stream);
+  return launch_parts<RaggedNoncontracting, Major::kK, Flag>(config, arguments, stream);
 }
 
 }  // namespace jgg::sm90

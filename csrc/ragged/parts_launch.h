@@ -11,7 +11,7 @@ namespace jgg::sm90 {
 
 // `Problem` is the family, `kLhsMajor` that of lhs, which is not transposed, and `TransposesRhs`
 // the choices of how rhs is stored.
-template <template <class> class Problem, cute::GMMA::Major kLhsMajor, class TransposesRhs>
+template <template <class> class Problem, Major kLhsMajor, class TransposesRhs>
 cudaError_t launch_parts(TileConfig config, RaggedDotArguments const& arguments,
                          cudaStream_t stream) {
   RaggedWorkspace const workspace(arguments);
@@ -21,7 +21,7 @@ cudaError_t launch_parts(TileConfig config, RaggedDotArguments const& arguments,
   return with_constants(
       [&](auto tile, auto, auto transpose_rhs) {
         using Config = ConfigOf<decltype(tile), cutlass::half_t, float, kLhsMajor,
-                                major(cute::GMMA::Major::MN, transpose_rhs)>;
+                                major(Major::kMN, transpose_rhs)>;
         using Parts = RaggedParts<Problem<Config>>;
         return launch_tiles<Parts, PartsMainloop<Parts>>(arguments, stream);
       },

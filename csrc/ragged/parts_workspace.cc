@@ -2,7 +2,7 @@
 
 #include "parts/terms.h"
 
-namespace jgg::sm90 {
+namespace jgg {
 namespace {
 
 constexpr int64_t kAlignment = 256;
@@ -41,4 +41,4 @@ void RaggedWorkspace::take_parts(OperandParts& operand, int64_t elements, Accura
   operand.parts = take<uint16_t>(elements * parts::parts_of(accuracy));
 }
 
-}  // namespace jgg::sm90
+}  // namespace jgg

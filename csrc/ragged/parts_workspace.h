@@ -5,7 +5,7 @@
 
 #include "ragged/ragged_dot.h"
 
-namespace jgg::sm90 {
+namespace jgg {
 
 // One operand as the kernels read it: `outer` matrices [rows, columns] of each of its parts.
 struct OperandParts {
@@ -49,4 +49,4 @@ class RaggedWorkspace {
   bool owners_batched_;
 };
 
-}  // namespace jgg::sm90
+}  // namespace jgg

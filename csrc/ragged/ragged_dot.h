@@ -1,15 +1,16 @@
-// What the bindings see of the kernels: arguments in, a launch on a stream out. No CUTLASS here.
+// The interface of the ragged products: arguments in, a launch on a stream out. No CUTLASS here.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <cstdint>
 
+#include "multiprocessors.h"
 #include "rows/gathered_rows.h"
 #include "scheduler/group_sizes.h"
 #include "types.h"
 
-namespace jgg::sm90 {
+namespace jgg {
 
 // Operands of both ragged products, with b the batch dimension that each operand may have or share:
 //   noncontracting  lhs [b, m, k], rhs [b, local_groups, k, n], out [b, m, n]
@@ -35,7 +36,8 @@ struct RaggedDotArguments {
   // Whether a contracting product of 16-bit operands is added to what `out` has, of float32. Groups
   // without rows leave theirs alone.
   bool accumulate;
-  GatheredRows rows;  // of the operand that is gathered, if one is
+  GatheredRows rows;                   // of the operand that is gathered, if one is
+  int max_sms = kMostMultiprocessors;  // how many multiprocessors the launch fills at most
 };
 
 // kNotCompiled if there is no such kernel.
@@ -44,4 +46,4 @@ cudaError_t ragged_noncontracting(TileConfig config, RaggedDotArguments const& a
 cudaError_t ragged_contracting(TileConfig config, RaggedDotArguments const& arguments,
                                cudaStream_t stream);
 
-}  // namespace jgg::sm90
+}  // namespace jgg

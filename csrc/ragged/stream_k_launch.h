@@ -17,19 +17,18 @@ cudaError_t launch_pieces(RaggedDotArguments const& arguments, cudaStream_t stre
   if (status != cudaSuccess) return status;
   int64_t const clusters = std::min(Assignment::kClustersAUnit * Problem::max_units(arguments),
                                     max_clusters<typename Problem::Config>(params.workspace));
-  return launch_persistent<PieceRoles<Problem, CooperativeMainloop<Problem>>>(params, clusters,
-                                                                              stream);
+  return launch_persistent<PieceRoles<Problem, CooperativeMainloop<Problem>>>(
+      params, clusters, arguments.max_sms, stream);
 }
 
 // lhs [m, k] is contiguous along K, rhs [g, k, n] along N.
 template <ElementType kType>
 cudaError_t noncontracting_stream_k(TileConfig config, RaggedDotArguments const& arguments,
                                     cudaStream_t stream) {
-  using cute::GMMA::Major;
   return with_constants(
       [&](auto tile, auto, auto transpose_rhs, auto out_type) {
-        using Config = ConfigOf<decltype(tile), Typed<kType>, Typed<out_type>, Major::K,
-                                major(Major::MN, transpose_rhs)>;
+        using Config = ConfigOf<decltype(tile), Typed<kType>, Typed<out_type>, Major::kK,
+                                major(Major::kMN, transpose_rhs)>;
         return launch_pieces<CutNoncontracting<Config>>(arguments, stream);
       },
       OneTileOf<StreamKTiles>{config}, OneOf<false>{arguments.transpose_lhs},

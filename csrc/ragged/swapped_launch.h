@@ -13,11 +13,10 @@ namespace jgg::sm90 {
 template <ElementType>
 cudaError_t noncontracting_swapped(TileConfig config, RaggedDotArguments const& arguments,
                                    cudaStream_t stream) {
-  using cute::GMMA::Major;
   return with_constants(
       [&](auto, auto, auto transpose_rhs, auto accuracy) {
         constexpr int kParts = accuracy == Accuracy::kF32 ? 3 : 2;
-        using Config = SwappedSplitConfig<major(Major::MN, transpose_rhs), kParts>;
+        using Config = SwappedSplitConfig<major(Major::kMN, transpose_rhs), kParts>;
         return launch<SwappedSplitRoles<SwappedNoncontracting<Config>>>(arguments, stream);
       },
       OneTileOf<Float32SwappedTiles>{config}, OneOf<false>{arguments.transpose_lhs},

@@ -8,16 +8,16 @@
 
 namespace jgg::sm90 {
 
-// Of 16-bit operands. The narrow one is for results that fill half of the other at most, and for so
-// few tiles that multiprocessors would have none.
+// Tiles for 16-bit operands. NarrowTile serves results of at most 128 columns, and problems with
+// too few wide tiles to occupy all multiprocessors.
 using WideTile = Tile<128, 256, 2>;
 using NarrowTile = Tile<128, 128, 2>;
 template <class Config>
 constexpr bool kIsNarrow = Config::kTileN == NarrowTile::kTileN && !Config::kTakesTurns;
 
-// Of a tile that begins at column `n` of `columns`, those that have to be loaded. The others of a
-// wide tile are loaded as zeros: the tensor cores take more power to multiply what is there
-// otherwise, which costs gpt_oss_up 0.4 to 0.7 % of its time.
+// The number of columns to load for a tile that begins at column `n` of `columns`. A wide tile
+// loads the other columns as zeros, because the tensor cores take more power to multiply what is
+// there otherwise, which costs gpt_oss_up 0.4 to 0.7 % of its time.
 template <class Config>
 JGG_HOST_DEVICE int columns_to_load(int columns, int n) {
   return kIsNarrow<Config> ? columns - n : Config::kTileN;
@@ -31,8 +31,8 @@ using StreamKTiles =
 // Contracting ones. Consumers take turns for float32 results alone.
 using ContractingTiles = TileTable<WideTile, Tile<128, 192, 2, KernelKind::kPingpong>, NarrowTile>;
 
-// What contracting products of unequal groups are cut in. Consumers share a tile of a part of the
-// rows, whatever they do with whole ones.
+// Tiles of contracting products whose unequal groups are cut along the rows. Consumers share such a
+// tile, also where they take turns with whole ones.
 using CutTiles = TileTable<WideTile, NarrowTile>;
 template <class Whole>
 using CutTileOf = std::conditional_t<Whole::kKind == KernelKind::kCooperative, Whole, WideTile>;

@@ -21,7 +21,7 @@ ResultMatrices result_matrices(int64_t rows, int64_t columns, void* first, void*
           rows * columns * int64_t(sizeof(Output)) / int64_t(sizeof(uint4))};
 }
 
-// What one warp writes at a time: 8 KB.
+// A warp writes 8 KB at a time.
 constexpr int kChunkVectors = 512;
 
 // Chunks of local groups without rows.

@@ -26,9 +26,9 @@ class TriangularEpilogue {
   static constexpr int kBlock = kRowsPerConsumer;
   static constexpr int kBlocks = Config::kTileN / kBlock;
   static constexpr int kAccumulatorsPerBlock = kBlock * kBlock / kWarpgroup;
-  // A block takes one chunk of shared memory, or two of half its columns.
-  static constexpr int kChunksPerBlock = kBlock / Config::kChunkColumns;
-  static constexpr int kSlots = Config::kChunkSlots / kChunksPerBlock;
+  // A block takes one subtile of shared memory, or two of half its columns.
+  static constexpr int kSubtilesPerBlock = kBlock / Config::kSubtileColumns;
+  static constexpr int kSlots = Config::kSubtileSlots / kSubtilesPerBlock;
 
  public:
   using Shared = ExchangingStorage<Config>;
@@ -127,7 +127,7 @@ class TriangularEpilogue {
     return params_.descriptors[stack_].out_data + offset(row, column);
   }
 
-  // Of an element of the matrix, in a stack.
+  // The offset of an element of the matrix in its stack.
   __device__ int64_t offset(int row, int column) const {
     return (int64_t(matrix_) * n() + row) * n() + column;
   }
@@ -225,10 +225,10 @@ class TriangularEpilogue {
     sync_consumer(consumer_);
     if (issues()) {
 #pragma unroll
-      for (int chunk = 0; chunk < kChunksPerBlock; ++chunk) {
+      for (int subtile = 0; subtile < kSubtilesPerBlock; ++subtile) {
         cute::SM90_TMA_STORE_3D::copy(&params_.descriptors[stack_].out,
-                                      slot() + chunk * Config::kChunkBytes,
-                                      column + chunk * Config::kChunkColumns, row, matrix_);
+                                      slot() + subtile * Config::kSubtileBytes,
+                                      column + subtile * Config::kSubtileColumns, row, matrix_);
       }
       cute::tma_store_arrive();
     }
@@ -265,14 +265,16 @@ class TriangularEpilogue {
     return {unit / (kBlock / kUnit), unit % (kBlock / kUnit) * kUnit};
   }
 
-  __device__ uint8_t* slot() const { return shared_.chunks[consumer_][slot_ * kChunksPerBlock]; }
+  __device__ uint8_t* slot() const {
+    return shared_.subtiles[consumer_][slot_ * kSubtilesPerBlock];
+  }
 
   // Where an element of the block is: 16-byte units of a row are permuted by the swizzle.
   __device__ uint8_t* address(int row, int column) const {
     constexpr int kUnit = 16 / sizeof(Output);
-    int const chunk = column / Config::kChunkColumns;
-    int const unit = column % Config::kChunkColumns / kUnit ^ row % 8;
-    return slot() + chunk * Config::kChunkBytes + row * kRowBytes + unit * 16 +
+    int const subtile = column / Config::kSubtileColumns;
+    int const unit = column % Config::kSubtileColumns / kUnit ^ row % 8;
+    return slot() + subtile * Config::kSubtileBytes + row * kRowBytes + unit * 16 +
            column % kUnit * sizeof(Output);
   }
 
@@ -367,7 +369,7 @@ class TriangularEpilogue {
     }
   }
 
-  // Of 8 rows by 8 columns in the registers of a warp.
+  // Transposes 8 x 8 elements in the registers of a warp.
   __device__ static uint32_t transposed(uint32_t pair) {
     uint32_t result;
     asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));
@@ -386,11 +388,12 @@ class TriangularEpilogue {
   int consumer_;
   int slot_ = 0;
   unsigned exchanges_ = 0;
-  // Of the half tile taken last. Each block is two steps: itself and its mirror image.
+  // Steps that are left of the half tile taken last. Each block is two steps: itself and its mirror
+  // image.
   int steps_left_ = 0;
   int stack_;
   int matrix_;
-  // Its first row and column, in blocks: there is no register for each.
+  // The half tile's first row and column in blocks, in one register.
   uint32_t place_;
   uint32_t packed_[kPacks ? kBlocks * kAccumulatorsPerBlock / 2 : 1];
 };

@@ -28,7 +28,7 @@ class FineEpilogue {
   static constexpr int kUnit = 16 / sizeof(Output);
 
  public:
-  // Of one tile, whose alpha and beta this begins to read.
+  // Begins to read alpha and beta of the tile.
   __device__ FineEpilogue(SharedStorage<Config>& shared, Params const& params, WorkTile const& work,
                           int consumer)
       : params_(params), n_(work.extent) {
@@ -39,7 +39,7 @@ class FineEpilogue {
     alpha_ = descriptors.alpha.at(work.batch);
     beta_ = !kPlain && params.adds_c ? descriptors.beta.at(work.batch) : 0.0f;
     diagonal_ = !kPlain && params.adds_diagonal ? descriptors.diagonal.at(work.batch) : 0.0f;
-    staging_ = &shared.chunks[consumer][0][0] + warp() * kStagingSlots * kStagingBytes;
+    staging_ = &shared.subtiles[consumer][0][0] + warp() * kStagingSlots * kStagingBytes;
   }
 
   // Writes the zeros across the diagonal from so many blocks of 64 rows. No result has to wait for
@@ -91,11 +91,11 @@ class FineEpilogue {
   static constexpr int kStagingBytes = kWarpRows * kRowBytes;
   static constexpr int kStagingSlots = 2;
   static_assert(kWarpgroup / kWarpSize * kStagingSlots * kStagingBytes <=
-                Config::kChunkSlots * Config::kChunkBytes);
+                Config::kSubtileSlots * Config::kSubtileBytes);
 
   static constexpr int kBlockPairs = kBlock / 16;
 
-  // Of the fragments of a block on the diagonal: the bits that are in the computed triangle.
+  // Masks of the bits of each fragment of a diagonal block that are in the computed triangle.
   struct DiagonalMasks {
     bool lower;
     uint32_t edge;
@@ -107,7 +107,7 @@ class FineEpilogue {
       edge = left | right;
     }
 
-    // Of fragment i of 16 columns.
+    // The mask of fragment i of 16 columns.
     __device__ uint32_t at(int index, int i) const {
       bool const on = index == warp();
       if (on && (i == 0 || i == 3)) return edge;
@@ -218,7 +218,7 @@ class FineEpilogue {
       stage(two, index, staging);
     }
     if (!mirrored) return copy_staged(staging, first, first, 0, kBlockPairs);
-    // What is on the other side of the diagonal is the mirror image of other warps' rows.
+    // The other side of the diagonal is the mirror image of other warps' rows.
     bool const lower = params_.uplo == Uplo::kLower;
     copy_staged(staging, first, first, lower ? 0 : warp(), lower ? warp() + 1 : kBlockPairs);
     __syncwarp();
@@ -237,7 +237,7 @@ class FineEpilogue {
         *reinterpret_cast<cute::uint128_t*>(staged(staging, lane() % 16, index * 2 + lane() / 16)));
   }
 
-  // Of the warp's rows of a block, columns [16 first, 16 end).
+  // Copies columns [16 first, 16 end) of the warp's rows of a block.
   __device__ void copy_staged(uint8_t* staging, int row, int column, int first, int end) const {
     copy_out<kBlock / kUnit>([&](int row, int unit) { return staged(staging, row, unit); },
                              row + warp() * kWarpRows, column, 0, kWarpRows, first * 2, end * 2);
@@ -264,7 +264,7 @@ class FineEpilogue {
     __syncwarp();
   }
 
-  // Of 8 rows by 8 columns in the registers of a warp.
+  // Transposes 8 x 8 elements in the registers of a warp.
   __device__ static uint32_t transposed(uint32_t pair) {
     uint32_t result;
     asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(result) : "r"(pair));

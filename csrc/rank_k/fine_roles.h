@@ -9,15 +9,15 @@
 
 namespace jgg::sm90 {
 
-// What a consumer computes of a unit: the products of one strip with both strips of a tile, and of
-// a diagonal unit one of the consumers a square on the diagonal besides.
+// The share of a consumer in a unit: the products of one strip with both strips of a tile. In a
+// diagonal unit, one of the consumers also computes a square on the diagonal.
 struct ConsumerShare {
   Strip row;
   Strip columns;
   bool has_square;
   Strip square;
 
-  // Of a square of two tiles by two, the lhs has the two longer rows and the rhs the shorter ones:
+  // In a square of two tiles by two, the lhs has the two longer rows and the rhs the shorter ones:
   //
   //   first half   the longest row, left and right; the square on the diagonal of the shortest
   //   second half  the row next to the longest, left, and its square on the diagonal; the row next
@@ -89,6 +89,7 @@ struct FineRoles {
     StageIterator<Config::kStages> stage;
     WorkTile work;
     triangle.tile(blockIdx.x / Config::kCluster, rank, work);
+    if (params.one_product && work.share == Share::kBoth) work.k_tiles *= 2;
     // All barriers of the cluster are ready.
     wait_for_cluster();
     if (produces) Loop::load(params, work, rank, shared, stage);

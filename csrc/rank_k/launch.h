@@ -36,7 +36,7 @@ cudaError_t launch_stacks(RankKArguments const& arguments, Launch launch) {
 template <class Problem, class Loop>
 cudaError_t launch_rank_k(RankKArguments const& arguments, cudaStream_t stream) {
   return launch_stacks<Problem>(arguments, [&](auto const& params, int units) {
-    return launch_persistent<ListRoles<Problem, Loop>>(params, units, stream);
+    return launch_persistent<ListRoles<Problem, Loop>>(params, units, kMostMultiprocessors, stream);
   });
 }
 
@@ -57,7 +57,7 @@ template <ElementType kType>
 cudaError_t rank_k_16bit(TileConfig config, RankKArguments const& arguments, cudaStream_t stream) {
   return with_constants(
       [&](auto tile, auto transpose, auto out_type) {
-        constexpr auto kMajor = major(cute::GMMA::Major::K, transpose);
+        constexpr auto kMajor = major(Major::kK, transpose);
         using Config = ConfigOf<decltype(tile), Typed<kType>, Typed<out_type>, kMajor, kMajor>;
         using Problem = RankK<Config>;
         if constexpr (Config::kKind == KernelKind::kFine) {

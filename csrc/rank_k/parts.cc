@@ -2,7 +2,7 @@
 
 #include "parts/listed_prepare.h"
 
-namespace jgg::sm90 {
+namespace jgg {
 namespace {
 
 // All of a, then all of b if there is one.
@@ -42,4 +42,4 @@ cudaError_t split_operands(RankKArguments const& arguments, RankKArguments& part
   return parts::prepare(operands, workspace, stream);
 }
 
-}  // namespace jgg::sm90
+}  // namespace jgg

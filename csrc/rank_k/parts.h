@@ -5,11 +5,11 @@
 
 #include "rank_k/rank_k.h"
 
-namespace jgg::sm90 {
+namespace jgg {
 
 // Splits the operands of `arguments` into its workspace. `parts` becomes the same updates with
 // pointers to the parts.
 cudaError_t split_operands(RankKArguments const& arguments, RankKArguments& parts,
                            cudaStream_t stream);
 
-}  // namespace jgg::sm90
+}  // namespace jgg

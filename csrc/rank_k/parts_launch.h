@@ -31,7 +31,7 @@ cudaError_t rank_k_parts(TileConfig config, RankKArguments const& arguments, cud
   if (status != cudaSuccess) return status;
   return with_constants(
       [&](auto tile, auto transpose) {
-        constexpr auto kMajor = major(cute::GMMA::Major::K, transpose);
+        constexpr auto kMajor = major(Major::kK, transpose);
         using Problem =
             RankKOfParts<ConfigOf<decltype(tile), cutlass::half_t, float, kMajor, kMajor>>;
         return launch_rank_k<Problem, PartsMainloop<Problem>>(parts, stream);

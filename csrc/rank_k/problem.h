@@ -51,7 +51,8 @@ struct RankK {
     MatrixScales diagonal;
   };
 
-  // What is needed first is together: a block of a short kernel waits for each line of it.
+  // The parameters that are read first lie together, because a block of a short kernel waits for
+  // each line of them.
   struct Params {
     int count;
     bool two_products;  // A B^T and B A^T
@@ -117,6 +118,13 @@ struct RankK {
     return is_narrow(params, work) && !params.one_product;
   }
 
+  // Whether a step has rows at `m` of A and rows at `n` of B, and the next one the others. A fine
+  // unit on the diagonal multiplies rows of either side by each other: of A B^T alone too it needs
+  // both operands of both sides.
+  __device__ static bool pairs_steps(Params const& params, WorkTile const& work) {
+    return params.two_products || (kFine && params.one_product && work.share == Share::kBoth);
+  }
+
   // The steps of a rank-2k update alternate between A B^T and B A^T. Nothing but these loads knows:
   // to the consumers it is one product of twice the depth. One product after the other would read
   // both operands twice from memory; this way the second step of each pair finds in L2 what tiles
@@ -126,14 +134,14 @@ struct RankK {
                                   Loader const& loader, uint8_t* to, int box, bool shared) {
     // All rows come in one box.
     if (box > 0) return;
-    Step const step(params, k);
+    Step const step(params, work, k);
     load(params, work, step.swapped, step.k, work.m, loader, to, box, shared);
   }
 
   template <class Loader>
   __device__ static void load_rhs(Params const& params, WorkTile const& work, int k, int column,
                                   Loader const& loader, uint8_t* to, int box, bool shared) {
-    Step const step(params, k);
+    Step const step(params, work, k);
     load(params, work, !step.swapped, step.k, work.n + column, loader, to, box, shared);
   }
 
@@ -190,7 +198,7 @@ struct RankK {
   }
 
  private:
-  // Of the current device.
+  // Counts the clusters that run at the same time on the current device.
   static cudaError_t count_clusters(int& clusters) {
     int multiprocessors = 0;
     cudaError_t const status = count_multiprocessors(multiprocessors);
@@ -198,13 +206,13 @@ struct RankK {
     return status;
   }
 
-  static constexpr bool kRowsContiguous = Config::kLhsMajor == cute::GMMA::Major::MN;
+  static constexpr bool kRowsContiguous = Config::kLhsMajor == Major::kMN;
 
-  // What step k / kTileK of the mainloop multiplies.
+  // The operands that K tile k / kTileK of the mainloop multiplies.
   struct Step {
-    __device__ Step(Params const& params, int k)
-        : swapped(params.two_products && k % (2 * Config::kTileK) != 0),
-          k(params.two_products ? k / (2 * Config::kTileK) * Config::kTileK : k) {}
+    __device__ Step(Params const& params, WorkTile const& work, int k)
+        : swapped(pairs_steps(params, work) && k % (2 * Config::kTileK) != 0),
+          k(pairs_steps(params, work) ? k / (2 * Config::kTileK) * Config::kTileK : k) {}
 
     bool swapped;  // B A^T
     int k;

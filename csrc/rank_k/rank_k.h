@@ -1,4 +1,4 @@
-// What the bindings see of the rank-k and rank-2k updates: arguments in, launches on a stream out.
+// The interface of rank-k and rank-2k updates: arguments in, launches on a stream out.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,7 +9,7 @@
 #include "scheduler/triangular.h"
 #include "types.h"
 
-namespace jgg::sm90 {
+namespace jgg {
 
 // Updates of `matrices` matrices of [n, n] with operands of [n, k], or [k, n] if transposed, each
 // kind one after another in memory.
@@ -28,8 +28,8 @@ struct RankKStack {
   int beta_stride = 1;
   float const* diagonal = nullptr;
   int diagonal_stride = 1;
-  // Of operands in float16 parts, from this stack's first matrix on: the bits of each matrix's
-  // largest magnitude.
+  // The bits of each matrix's largest magnitude from this stack's first matrix on, for operands in
+  // float16 parts.
   unsigned const* a_maxima = nullptr;
   unsigned const* b_maxima = nullptr;
 };
@@ -62,4 +62,4 @@ int64_t rank_k_workspace_bytes(RankKArguments const& arguments);
 // kNotCompiled if there is no such kernel.
 cudaError_t rank_k(TileConfig config, RankKArguments const& arguments, cudaStream_t stream);
 
-}  // namespace jgg::sm90
+}  // namespace jgg

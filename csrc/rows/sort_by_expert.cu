@@ -18,7 +18,7 @@ constexpr int kAhead = 4;  // pairs that a thread loads at once
 // Each expert's, and one for pairs that go to none.
 __host__ __device__ constexpr int bins_of(int experts) { return experts + 1; }
 
-// What a block has on every GPU of compute capability 9.0.
+// Words of shared memory of a block on every GPU of compute capability 9.0.
 constexpr int kSharedWords = (227 << 10) / sizeof(int);
 
 // How many warps of a block sort: as many as have room for counters, beside those of the block.

@@ -23,7 +23,7 @@ struct Vector {
                                   std::conditional_t<sizeof(T) == 2, unsigned short, unsigned>>;
   Bits bits;
 
-  // What is read once, and what is read again.
+  // Loads data that is read once.
   __device__ __forceinline__ static Vector load_once(T const* from) {
     return {__ldcs(reinterpret_cast<Bits const*>(from))};
   }
@@ -43,7 +43,7 @@ struct Vector {
     return static_cast<float>(elements[i]);
   }
 
-  // Of `element(i)`, rounded to the nearest.
+  // Makes a vector of `element(i)`, rounded to nearest.
   template <class Element>
   __device__ __forceinline__ static Vector of(Element element) {
     T elements[kElements];

@@ -10,10 +10,10 @@ template <ElementType kType>
 cudaError_t scaled_noncontracting_channels(TileConfig config, ScaledArguments const& arguments,
                                            cudaStream_t stream) {
   return Flag{!arguments.fast_accumulation}([&](auto promotes) {
+    constexpr ScaledForm kForm{
+        .channel_scales = true, .step_scales = false, .promotes = promotes.value};
     return launch_scaled<ScaledNoncontractingTiles, ChannelScaledNoncontracting, WholeScaledTiles,
-                         /*kColumnScales=*/false, kType, /*kChannelScales=*/true,
-                         /*kTransposesOut=*/false, /*kStepScales=*/false, promotes.value>(
-        config, arguments, stream);
+                         kType, kForm>(config, arguments, stream);
   });
 }
 

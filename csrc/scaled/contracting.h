@@ -6,8 +6,8 @@
 // those of one operand do not change they are left to the end, and the result is transposed if that
 // operand should have been lhs.
 //
-// Of two products with the same rhs, rows are those of the first, in whole tiles, and then those of
-// the second.
+// Two products with the same rhs are one launch: their rows follow one another, those of the first
+// in whole tiles.
 #pragma once
 
 #include "ragged/hints.h"
@@ -146,7 +146,7 @@ struct ScaledContracting {
   }
 
  private:
-  // Of all products together.
+  // The rows of all products together.
   static int rows(ScaledArguments const& a) {
     if (Config::kResults == 1) return a.m;
     return Config::kResults * ceil_div(a.m, Config::kTileM) * Config::kTileM;

@@ -9,8 +9,8 @@ namespace jgg::sm90 {
 template <ElementType kType>
 cudaError_t scaled_contracting(TileConfig config, ScaledArguments const& arguments,
                                cudaStream_t stream) {
-  return launch_scaled<ScaledContractingTiles, ScaledContracting, WholeScaledTiles,
-                       /*kColumnScales=*/true, kType>(config, arguments, stream);
+  return launch_scaled<ScaledContractingTiles, ScaledContracting, WholeScaledTiles, kType,
+                       ScaledForm{.column_scales = true}>(config, arguments, stream);
 }
 
 template <ElementType kType>
@@ -20,9 +20,9 @@ cudaError_t scaled_contracting_channels(TileConfig config, ScaledArguments const
     return kNotCompiled;
   }
   return Flag{arguments.transposes_out}([&](auto transposes_out) {
-    return launch_scaled<ScaledContractingTiles, ScaledContracting, WholeScaledTiles,
-                         /*kColumnScales=*/false, kType, /*kChannelScales=*/true,
-                         transposes_out.value>(config, arguments, stream);
+    constexpr ScaledForm kForm{.channel_scales = true, .transposes_out = transposes_out.value};
+    return launch_scaled<ScaledContractingTiles, ScaledContracting, WholeScaledTiles, kType, kForm>(
+        config, arguments, stream);
   });
 }
 
@@ -32,10 +32,9 @@ cudaError_t scaled_contracting_pairs(TileConfig config, ScaledArguments const& a
   if (!arguments.transposes_out || arguments.out_type == ElementType::kF32) {
     return kNotCompiled;
   }
-  return launch_scaled<ScaledContractingTiles, ScaledContracting, WholeScaledTiles,
-                       /*kColumnScales=*/false, kType, /*kChannelScales=*/true,
-                       /*kTransposesOut=*/true, /*kStepScales=*/true, /*kPromotes=*/true,
-                       /*kResults=*/2>(config, arguments, stream);
+  constexpr ScaledForm kForm{.channel_scales = true, .transposes_out = true, .results = 2};
+  return launch_scaled<ScaledContractingTiles, ScaledContracting, WholeScaledTiles, kType, kForm>(
+      config, arguments, stream);
 }
 
 }  // namespace jgg::sm90

@@ -5,8 +5,8 @@
 
 #include "scaled/channel_scaled.h"
 #include "scaled/noncontracting.h"
+#include "scheduler/partial_sums.h"
 #include "sm90/fixup/partial_sums.h"
-#include "sm90/fixup/workspace.h"
 
 namespace jgg::sm90 {
 
@@ -44,7 +44,7 @@ struct CutScaled : Base_ {
     return Base::make_params(a, params);
   }
 
-  // Of clusters that have work.
+  // The clusters that have work.
   static int64_t max_units(ScaledArguments const& a) {
     return std::min(Assignment::kClustersAUnit * Base::max_units(a),
                     max_clusters<Config>(workspace(a)));

@@ -19,17 +19,14 @@ using RhsTypes = std::conditional_t<kLhsType == ElementType::kE5m2, OneOf<Elemen
 
 // `kType` is that of lhs.
 template <class Tiles, template <class> class Problem, template <class> class Work,
-          bool kColumnScales, ElementType kType, bool kChannelScales = false,
-          bool kTransposesOut = false, bool kStepScales = true, bool kPromotes = true,
-          int kResults = 1>
+          ElementType kType, ScaledForm kForm = ScaledForm{}>
 cudaError_t launch_scaled(TileConfig config, ScaledArguments const& arguments,
                           cudaStream_t stream) {
   return with_constants(
       [&](auto tile, auto rhs_type) {
         using Tile = decltype(tile);
         using Config =
-            ScaledConfig<Typed<kType>, Typed<rhs_type>, Tile::kTileN, Tile::kCluster, kColumnScales,
-                         kChannelScales, kTransposesOut, kStepScales, kPromotes, kResults>;
+            ScaledConfig<Typed<kType>, Typed<rhs_type>, Tile::kTileN, Tile::kCluster, kForm>;
         return launch<ScaledRoles<Work<Problem<Config>>>>(arguments, stream);
       },
       OneTileOf<Tiles>{config}, RhsTypes<kType>{arguments.rhs_type});

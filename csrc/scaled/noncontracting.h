@@ -63,7 +63,7 @@ struct ScaledNoncontracting : GroupRows<Config_> {
   // Where the steps of a tile begin.
   __device__ static int first_step(WorkTile const&) { return 0; }
 
-  // Of steps from `block` on, a multiple of four.
+  // The scales of four K tiles from `block` on, a multiple of four.
   __device__ static WideScales<Config> wide_scales(Params const& params, WorkTile const& work,
                                                    int block) {
     RowScales const& lhs = params.lhs_scales;
@@ -93,7 +93,8 @@ struct ScaledNoncontracting : GroupRows<Config_> {
     }
   }
 
-  // Of the first step and the block of columns that this thread brings scales of, or none.
+  // Where the scales lie that this thread loads, for the first K tile; null for threads that load
+  // none.
   __device__ static float const* own_rhs_scales(Params const& params, WorkTile const& work) {
     BlockScales const& rhs = params.rhs_scales;
     int const i = threadIdx.x % kScaleThreads;

@@ -10,16 +10,16 @@ namespace jgg::sm90 {
 template <ElementType kType>
 cudaError_t scaled_noncontracting(TileConfig config, ScaledArguments const& arguments,
                                   cudaStream_t stream) {
-  return launch_scaled<ScaledNoncontractingTiles, ScaledNoncontracting, WholeScaledTiles,
-                       /*kColumnScales=*/false, kType>(config, arguments, stream);
+  return launch_scaled<ScaledNoncontractingTiles, ScaledNoncontracting, WholeScaledTiles, kType>(
+      config, arguments, stream);
 }
 
-// Its additions are paced as those are.
+// Gathered variant; compiled with the same FFMA pacing as scaled_noncontracting.
 template <ElementType kType>
 cudaError_t scaled_gathered(TileConfig config, ScaledArguments const& arguments,
                             cudaStream_t stream) {
   return launch_scaled<ScaledNoncontractingTiles, GatheredScaledNoncontracting, WholeScaledTiles,
-                       /*kColumnScales=*/false, kType>(config, arguments, stream);
+                       kType>(config, arguments, stream);
 }
 
 }  // namespace jgg::sm90

@@ -1,19 +1,19 @@
-// What the bindings see of the FP8 kernels: arguments in, a launch on a stream out. No CUTLASS
-// here.
+// The interface of the FP8 products: arguments in, a launch on a stream out. No CUTLASS here.
 #pragma once
 
 #include <cuda_runtime.h>
 
 #include <cstdint>
 
+#include "multiprocessors.h"
 #include "rows/gathered_rows.h"
 #include "scheduler/group_sizes.h"
 #include "types.h"
 
-namespace jgg::sm90 {
+namespace jgg {
 
-// With b the batch dimension that each operand may have or share, and every operand contiguous
-// along the contracted dimension:
+// Shapes, where b is the batch dimension that each operand may have or share, and every operand is
+// contiguous along the contracted dimension:
 //   noncontracting  lhs [b, m, k], rhs [b, local_groups, n, k], out [b, m, n]
 //   contracting     lhs [b, k / 128, m, 128], rhs [b, k / 128, n, 128], out [b, local_groups, m, n]
 // In the second, k is the ragged dimension: each block of 128 is of one group, which starts at a
@@ -47,6 +47,7 @@ struct ScaledArguments {
   void* second_out;
   bool transposes_out;     // contracting with channel_scales: out [b, local_groups, n, m]
   bool fast_accumulation;  // channel_scaled_noncontracting: in the tensor cores alone
+  int max_sms = kMostMultiprocessors;  // how many multiprocessors the launch fills at most
 };
 
 // kNotCompiled if there is no such kernel.
@@ -56,17 +57,16 @@ cudaError_t scaled_ragged_noncontracting(TileConfig tile, ScaledArguments const&
 // `channel_scales`, [b, local_groups, n] or [b, local_groups, 1].
 cudaError_t channel_scaled_noncontracting(TileConfig tile, ScaledArguments const& arguments,
                                           cudaStream_t stream);
-// With `rows`, without a batch dimension, and with scales of blocks where k / 128 is a multiple of
-// four.
+// Takes `rows`, no batch dimension, and scales of blocks where k / 128 is a multiple of four.
 cudaError_t gathered_scaled_noncontracting(TileConfig tile, ScaledArguments const& arguments,
                                            cudaStream_t stream);
 cudaError_t scaled_ragged_contracting(TileConfig tile, ScaledArguments const& arguments,
                                       cudaStream_t stream);
-// With `channel_scales` instead of `column_scales`.
+// Takes `channel_scales` instead of `column_scales`.
 cudaError_t channel_scaled_contracting(TileConfig tile, ScaledArguments const& arguments,
                                        cudaStream_t stream);
 // Two of these as one launch, with results of 16 bits that are transposed.
 cudaError_t paired_scaled_contracting(TileConfig tile, ScaledArguments const& arguments,
                                       cudaStream_t stream);
 
-}  // namespace jgg::sm90
+}  // namespace jgg

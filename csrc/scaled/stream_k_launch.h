@@ -10,8 +10,8 @@ namespace jgg::sm90 {
 template <ElementType kType>
 cudaError_t scaled_noncontracting_stream_k(TileConfig config, ScaledArguments const& arguments,
                                            cudaStream_t stream) {
-  return launch_scaled<ScaledStreamKTiles, CutScaledNoncontracting, ScaledPieces,
-                       /*kColumnScales=*/false, kType>(config, arguments, stream);
+  return launch_scaled<ScaledStreamKTiles, CutScaledNoncontracting, ScaledPieces, kType>(
+      config, arguments, stream);
 }
 
 // In pieces, sums are promoted whether they have to be or not: without, they and those of another
@@ -19,9 +19,9 @@ cudaError_t scaled_noncontracting_stream_k(TileConfig config, ScaledArguments co
 template <ElementType kType>
 cudaError_t cut_noncontracting_channels(TileConfig config, ScaledArguments const& arguments,
                                         cudaStream_t stream) {
-  return launch_scaled<ScaledStreamKTiles, CutChannelScaledNoncontracting, ScaledPieces,
-                       /*kColumnScales=*/false, kType, /*kChannelScales=*/true,
-                       /*kTransposesOut=*/false, /*kStepScales=*/false>(config, arguments, stream);
+  return launch_scaled<ScaledStreamKTiles, CutChannelScaledNoncontracting, ScaledPieces, kType,
+                       ScaledForm{.channel_scales = true, .step_scales = false}>(config, arguments,
+                                                                                 stream);
 }
 
 }  // namespace jgg::sm90

@@ -11,7 +11,7 @@ struct SwappedScaledNoncontracting : ScaledNoncontracting<Config_> {
   using Config = Config_;
   using Params = typename ScaledNoncontracting<Config>::Params;
 
-  // What is left of the last box past the group's end reads as zeros.
+  // The part of the last box past the group's end reads as zeros.
   template <class Loader>
   __device__ static void load_lhs(Params const& params, WorkTile const& work, int block, int row,
                                   Loader const& loader, uint8_t* to) {

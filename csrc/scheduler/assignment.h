@@ -34,11 +34,12 @@ struct Piece {
 // whatever else holds part of the device, a cluster that is waited for is done or running.
 class Assignment {
  public:
-  // What cutting must save, in steps, because handing sums over costs some: the 128 KB of a tile
-  // leave a multiprocessor in the time of two to three steps, and come in as slowly. Estimated.
+  // Cutting must save this many K tiles, because the fixup costs some: the 128 KB of a tile leave a
+  // multiprocessor in the time of two to three steps, and come in as slowly. Estimated.
   static constexpr int kWorthwhile = 16;
 
-  // Of the last wave: a unit is at most the work of so many, so few units still make a larger grid.
+  // The most clusters that share a unit of the last wave, so that few units still make a larger
+  // grid.
   static constexpr int kClustersAUnit = 4;
 
   JGG_HOST_DEVICE Assignment(int units, int steps, int cluster, int clusters)

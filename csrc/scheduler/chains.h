@@ -16,8 +16,8 @@ namespace jgg {
 // the end of the chains, the tails, is laid end to end and dealt to them in equal shares.
 class ChainCuts {
  public:
-  // What it costs to hand over the sum of a piece and to add it to another one, in steps: the
-  // 128 KB of a tile leave a multiprocessor in the time of two to three, and come in as slowly.
+  // Cost of the fixup between two pieces, in K tiles: the 128 KB of a tile leave a multiprocessor
+  // in the time of two to three, and come in as slowly.
   static constexpr int kHandOver = 5;
   // A cut closer than this to the end of what it cuts is made there.
   static constexpr int kLeastPiece = 8;
@@ -59,7 +59,7 @@ class ChainCuts {
   // Chains that one cluster computes from end to end; those from here on are cut.
   JGG_HOST_DEVICE int whole() const { return whole_; }
   JGG_HOST_DEVICE int cut() const { return cut_; }
-  // Of each chain that is cut, all of equal length, the tail not among them.
+  // Pieces of each chain that is cut. All are of equal length, and the tail is not counted.
   JGG_HOST_DEVICE int pieces() const { return pieces_; }
   // Clusters that compute tails.
   JGG_HOST_DEVICE int spare() const { return spare_; }
@@ -78,7 +78,7 @@ class ChainCuts {
     int const cut = chains % clusters;
     return cut == 0 ? 0 : cut * (clusters / cut + 1);
   }
-  // The same of one chain: all its pieces and both parts of its tail but the first of them.
+  // Partial sums of one chain: those of all pieces and of both parts of the tail, except the first.
   JGG_HOST_DEVICE int sums_of_chain() const { return pieces_ - 1 + (spare_ > 0 ? 2 : 0); }
 
   // The first step of part `part` of the chain `cut` places after the first one that is cut: of its

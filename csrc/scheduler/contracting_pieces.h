@@ -8,7 +8,7 @@
 
 namespace jgg {
 
-// Of a group that has rows: its mainloop steps and the change of tiles.
+// Returns the cost of a group that has rows: its K tiles and the change of output tiles.
 template <int kTileK>
 struct ChainSteps {
   int local_groups;

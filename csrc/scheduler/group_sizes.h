@@ -22,8 +22,8 @@ struct GroupSizes {
   constexpr bool batched() const { return sizes_batch_stride != 0 || offset_batch_stride != 0; }
 };
 
-// With so few 16-bit rows to a group, most of the time goes into writing results, which long tiles
-// among the others hide.
+// Groups of at most so many 16-bit rows spend most of their time on writing results, which long
+// tiles among them hide.
 constexpr int kFewRows = 128;
 
 inline bool has_few_rows(GroupSizes const& groups) {

@@ -98,10 +98,10 @@ class NoncontractingSchedule {
   SegmentCursor<Warp, Units> cursor_;
 };
 
-// What the change from one tile to the next costs, in steps.
+// Cost of the change from one tile to the next, in K tiles.
 constexpr int kTileChange = 2;
 
-// What all groups of a contracting product have in common, worked out on the host.
+// The sizes that all groups of a contracting product share, computed on the host.
 template <int kTileM, int kTileN, int kTileK, int kCluster, bool kSharesLhs = false>
 struct ContractingGrid {
   // Groups of a step or less all cost the same, whatever their size.

@@ -21,8 +21,8 @@ struct TileCoordinate {
 // along N instead and shares the lhs tile. No unit of work lies wholly outside the grid; only when
 // both counts are odd has one unit a second tile past the last column.
 //
-// With kSharesLhs, all tiles are paired along N, and where n_tiles is odd, the last unit of each
-// row has a second tile past the last column.
+// Where kSharesLhs is true, all tiles are paired along N, and where n_tiles is odd, the last unit
+// of each row has a second tile past the last column.
 //
 // Units are walked in bands of up to kBand along M, each band column by column. While a band is
 // swept, its lhs rows stay in L2 and every rhs column is read once, so the traffic of the units in

@@ -9,7 +9,7 @@
 
 namespace jgg {
 
-// What follows from group sizes that are too unequal.
+// The cuts and turns of groups of too unequal sizes.
 struct SkewedWork {
   ChainCuts cuts;
   int steps;  // in which it may all be done
@@ -25,7 +25,7 @@ struct SkewedWork {
 template <class Warp, int kTileK>
 class Skew {
  public:
-  // What pieces must save: a part of their time and some steps. They share less in L2.
+  // Cutting must save a part of the time and some K tiles, because pieces share less in L2.
   static constexpr int kWorthwhilePart = 16;
   static constexpr int kWorthwhileSteps = 16;
   // Units of a group, and groups of all batches, which one warp looks at one by one.
@@ -71,7 +71,7 @@ class Skew {
 
   JGG_HOST_DEVICE static float max(float a, float b) { return a > b ? a : b; }
 
-  // What each unit of the group `group` costs, 0 without rows.
+  // Cost of each unit of the group `group`, 0 without rows.
   JGG_HOST_DEVICE int cost_of(int const* sizes, long long group) const {
     if (group < 0 || group >= groups_.groups) return 0;
     int const size = sizes[group];

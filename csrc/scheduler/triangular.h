@@ -135,7 +135,7 @@ class TriangularSchedule {
   }
 
  private:
-  // What one matrix has of each kind: macro tiles, tiles and tiles.
+  // How many macro tiles and tiles of each kind one matrix has.
   struct Counts {
     int off_diagonal;
     int wide;
@@ -149,7 +149,7 @@ class TriangularSchedule {
       narrow = uplo == Uplo::kLower ? upper_tiles : lower_tiles;
     }
 
-    // Of so many matrices.
+    // The full units of so many matrices.
     JGG_HOST_DEVICE int full_units(int matrices) const {
       return matrices * off_diagonal + pairs(matrices * wide);
     }
@@ -159,8 +159,8 @@ class TriangularSchedule {
     }
   };
 
-  // What units cost, in halves of a step: four for the change of tiles, and about six for handing
-  // sums over. A narrow unit is half as much work as a full one.
+  // Costs of a unit in halves of a K tile: four for the change of tiles, and about six for the
+  // fixup. A narrow unit is half as much work as a full one.
   static constexpr int kChange = 4, kExchange = 6;
 
   JGG_HOST_DEVICE static int full_cost(TriangularStack const& stack) {

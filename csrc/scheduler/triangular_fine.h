@@ -22,7 +22,7 @@ namespace jgg {
 //                     squares on the diagonal tiles themselves multiply rows at `m`, or at `n`, by
 //                     rows of the same tile
 //
-// Of each matrix, diagonal units, which are a quarter more work, come first. For the upper triangle
+// Each matrix has its diagonal units, which are a quarter more work, first. For the upper triangle
 // the rows and columns of tiles change places.
 //
 // A block begins by finding its tile, which all its loads wait for: hence one division, and no
@@ -70,7 +70,7 @@ class FineTriangularSchedule {
   }
 
  private:
-  // Of one matrix.
+  // Counts of one matrix.
   struct Counts {
     int rows;          // of tiles
     int squares;       // of two tiles by two, on the diagonal

@@ -29,7 +29,7 @@ struct TriangularTile {
   bool diagonal;
 };
 
-// What a stack is to the schedule.
+// The sizes of a stack that the schedule needs.
 struct TriangularWork {
   int matrices;
   int n;
@@ -67,9 +67,9 @@ class TriangularRunSchedule {
   // none, nor in later rounds. Blocks take turns, every other turn in reverse, so that none always
   // gets the longer tiles.
   //
-  // What a block gets last, it computes first. That is one of the short tiles, if there are any,
-  // and puts the block out of step with those that got only long ones: if all stored their results
-  // at the same time, they would wait for memory, which is idle in between.
+  // A block computes first the tile that it gets last. That is one of the short tiles if there are
+  // any. It puts the block out of step with those that got only long ones: if all stored their
+  // results at the same time, they would wait for memory, which is idle in between.
   JGG_HOST_DEVICE TriangularTile tile(int round, int block, int blocks) const {
     int const full_turns = units_ / blocks;
     int const turns = full_turns + int(place(full_turns, block, blocks) < units_ % blocks);
@@ -91,7 +91,7 @@ class TriangularRunSchedule {
   }
 
  private:
-  // Of a block among those that take a turn.
+  // The place of a block among those that take a turn.
   JGG_HOST_DEVICE static int place(int turn, int block, int blocks) {
     return turn % 2 == 0 ? block : blocks - 1 - block;
   }

@@ -56,7 +56,8 @@ class Loads {
   JGG_HOST_DEVICE int give(int cost, int most, int cluster, int& place) {
     int const first = Warp::min(over_slots([](int a, int b) { return a < b ? a : b; }));
     int const added = packed(cost);
-    // The first one's second turn. No two loads are equal: the number of the cluster is part of it.
+    // The load at which the least loaded cluster would be picked again. Loads are unique because
+    // the number of the cluster is in the low bits.
     int limit = first + added;
     int given = count_below(limit);
     if (given > most) {

@@ -7,7 +7,7 @@ namespace jgg {
 
 struct alignas(16) WorkTile {
   int batch;
-  int group;   // local group: which rhs, or which slice of the output
+  int group;   // local group: which rhs, or which matrix of the output
   int begin;   // first row of the group, rounded down to where a load can start
   int extent;  // rows from there to the group's end
   int head;    // rows from there that belong to the group before

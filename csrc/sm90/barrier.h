@@ -86,7 +86,7 @@ struct StageIterator {
 
 // Named barriers of a block, each the first of two, one for either consumer. CUTLASS keeps the
 // first 8 of the 16 that there are for itself.
-enum NamedBarrier : int { kConsumerBarrier = 1, kMultiplyTurn = 3, kStoreTurn = 5 };
+enum NamedBarrier : int { kConsumerBarrier = 1, kMultiplyOrder = 3, kStoreOrder = 5 };
 constexpr int kReservedBarriers = cutlass::arch::NamedBarrier::ReservedNamedBarrierCount;
 
 __device__ __forceinline__ void sync_named(int threads, int barrier) {
@@ -96,7 +96,7 @@ __device__ __forceinline__ void arrive_named(int threads, int barrier) {
   asm volatile("bar.arrive %0, %1;" ::"r"(barrier + kReservedBarriers), "r"(threads) : "memory");
 }
 
-// Of all threads of one consumer.
+// Syncs all threads of one consumer.
 __device__ inline void sync_consumer(int consumer) { sync_named(128, kConsumerBarrier + consumer); }
 
 }  // namespace jgg::sm90

@@ -18,7 +18,7 @@
 
 namespace jgg::sm90 {
 
-// Of two numbers: part i of both, the first one's in the low half.
+// Splits two numbers: parts[i] has part i of both, that of the first in the low half.
 template <int kParts>
 __device__ __forceinline__ void split_bfloat16(float a, float b, uint32_t (&parts)[kParts]) {
   constexpr uint32_t kUpper = 0xffff0000;
@@ -32,7 +32,7 @@ __device__ __forceinline__ void split_bfloat16(float a, float b, uint32_t (&part
   memcpy(&parts[kParts - 1], &rest, sizeof(rest));
 }
 
-// Of a sum of products of first parts and that of all others.
+// Adds the sum of all other products to that of the first parts.
 __device__ __forceinline__ float corrected(float sum, float correction) {
   return isfinite(correction) ? sum + correction : sum;
 }

@@ -2,57 +2,134 @@
 // fixups and epilogues have. Every shell and loop of the engine asks for these.
 #pragma once
 
+#include <cuda_runtime.h>
+
 #include <concepts>
 #include <cstdint>
 
+#include "scheduler/warp.h"
 #include "scheduler/work_tile.h"
 #include "sm90/config.h"
-#include "sm90/epilogue/cooperative.h"
+#include "sm90/tma/load.h"
+#include "sm90/tma/store.h"
 
 namespace jgg::sm90 {
 
-// What the arguments of an operation become: where its tiles and their operands lie.
+// ---- problems: what the arguments of an operation become, where its tiles and operands lie ----
 //
-//   Config                          tile, majors, stages: KernelConfig, ScaledConfig
-//   Params                          parameters of the kernel, made by make_params() on the host
-//   rows_left(params, work)         rows of the result from the tile's first one on
-//   load_lhs(params, work, k, row, loader, to, box, shared), load_rhs(... column ...)
-//                                   one box of a step, and whether the cluster shares it:
-//                                   tma/load.h
-// and a schedule, of whole tiles or of pieces:
-//   schedule<Warp>(params)          tile(unit, rank, work): scheduler/ragged_schedule.h
-//   Turns<Warp>                     who takes which unit: scheduler/turns.h
-//   piece_schedule(params, ..., cluster, clusters)
-//                                   next(rank, work): scheduler/stream_k_schedule.h
+// Config is the tile, majors and stages: KernelConfig, ScaledConfig. Params are the parameters of
+// the kernel.
+
 template <class P>
 concept AnyProblem = requires(typename P::Params const& params, WorkTile const& work) {
   typename P::Config;
+  // Rows of the result from the tile's first one on.
   { P::rows_left(params, work) } -> std::convertible_to<int>;
+};
+
+// Arguments that a launch makes parameters of.
+template <class P, class Arguments>
+concept MadeFrom = requires(Arguments const& arguments, typename P::Params& params) {
+  { P::make_params(arguments, params) } -> std::same_as<cudaError_t>;
+  { P::max_units(arguments) } -> std::convertible_to<int64_t>;
+  { arguments.max_sms } -> std::convertible_to<int>;
+};
+
+// A schedule of whole tiles, tile(unit, rank, work): scheduler/ragged_schedule.h. Turns say who
+// takes which unit: scheduler/turns.h.
+template <class P>
+concept SchedulesTiles = requires(typename P::Params const& params) {
+  P::template schedule<DeviceWarp>(params);
+  typename P::template Turns<DeviceWarp>;
+};
+
+// Whether rows of lhs lie anywhere in memory (gather.h), and how those of a problem are found.
+template <class P>
+constexpr bool kGathersLhs = requires { requires P::kGathersLhs; };
+template <class P>
+concept GathersLhs =
+    kGathersLhs<P> && requires(typename P::Params const& params, WorkTile const& work, int row) {
+      { P::gathered(params) } -> std::convertible_to<CUtensorMap const&>;
+      { P::gathered_index(params, work, row) } -> std::convertible_to<int>;
+      { P::gathered_row(params, row) } -> std::convertible_to<int>;
+    };
+
+// One box of a step of each operand, from element k of the contracted dimension and a row or column
+// of the tile on, and whether the cluster shares it: tma/load.h.
+template <class P>
+concept LoadsBoxes =
+    requires(typename P::Params const& params, WorkTile const& work, int number,
+             BoxLoader<P::Config::kCluster> const& loader, uint8_t* to, bool shared) {
+      P::load_rhs(params, work, number, number, loader, to, number, shared);
+      requires kGathersLhs<P> || requires {
+        P::load_lhs(params, work, number, number, loader, to, number, shared);
+      };
+    };
+
+// Where a tile is stored, and what L2 does with it. `adds_to` says whether a tile is added to what
+// the float32 result held.
+template <class P>
+concept StoresTiles = requires(typename P::Params const& params, WorkTile const& work, int row) {
+  { P::store_at(params, work, row) } -> std::same_as<StoreCoordinates>;
+  { P::store_hint(params) } -> std::same_as<StoreHint>;
+  params.out;
+};
+template <class P>
+concept AddsTiles = StoresTiles<P> && requires(WorkTile const& work) {
+  { P::adds_to(work) } -> std::convertible_to<bool>;
+};
+
+// Clusters may begin their tiles together: lockstep.h.
+template <class P>
+concept KeepsStep = requires(typename P::Params const& params, WorkTile const& work) {
+  { params.keeps_step } -> std::convertible_to<bool>;
+  { P::is_whole(params, work) } -> std::convertible_to<bool>;
 };
 
 // A problem of 16-bit operands, or of float32 ones in 16-bit parts:
 //
 //   Epilogue            what takes its tiles
 //   kEarlyReleaseSteps  steps of a tile that release their stages early: kNoSteps, kAllSteps, ...
-//   kKeepsStep          clusters may begin their tiles together: lockstep.h. Params then has
-//                       keeps_step, and is_whole(params, work) says of which tiles
-//   kAdds               tiles are added to what the float32 result held: adds_to(work), store_at()
+//   kKeepsStep, kAdds   whether it does what the concepts say
 //   kSpreadsStores      the tile before is stored in steps that stores_in() chooses, not in each
 //   columns_needed(params, work)  columns to load of rhs, from the tile's first one on; others are
 //                       whatever shared memory holds
 //   kHasSmallBoxes      where it is there and true, Params has rhs_box_columns: of a box of rhs
 template <class P>
-concept Problem =
-    AnyProblem<P> && requires(typename P::Params const& params, WorkTile const& work) {
-      typename P::Epilogue;
-      { P::kEarlyReleaseSteps } -> std::convertible_to<int>;
-      { P::kKeepsStep } -> std::convertible_to<bool>;
-      { P::kAdds } -> std::convertible_to<bool>;
-      { P::kSpreadsStores } -> std::convertible_to<bool>;
-      { P::columns_needed(params, work) } -> std::convertible_to<int>;
+concept Problem = AnyProblem<P> && LoadsBoxes<P> &&
+                  requires(typename P::Params const& params, WorkTile const& work) {
+                    typename P::Epilogue;
+                    { P::kEarlyReleaseSteps } -> std::convertible_to<int>;
+                    { P::kKeepsStep } -> std::convertible_to<bool>;
+                    { P::kAdds } -> std::convertible_to<bool>;
+                    { P::kSpreadsStores } -> std::convertible_to<bool>;
+                    { P::columns_needed(params, work) } -> std::convertible_to<int>;
+                    requires !P::kKeepsStep || KeepsStep<P>;
+                    requires !P::kAdds || AddsTiles<P>;
+                  };
+
+// A problem of a list of matrices: Shared is the block's storage, and kHasNarrowTiles whether tiles
+// of which half the columns suffice are multiplied as such.
+template <class P>
+concept ListProblem = Problem<P> && requires(typename P::Shared& shared) {
+  { P::kHasNarrowTiles } -> std::convertible_to<bool>;
+  P::Epilogue::initialize(shared);
+};
+
+// A problem of FP8 operands. A step is a block of scales; finish() does to the sums of a tile, or
+// of a piece of one, what is left to do.
+template <class P, class Sums>
+concept ScaledProblem =
+    AnyProblem<P> && StoresTiles<P> &&
+    requires(typename P::Params const& params, WorkTile const& work, int block,
+             BoxLoader<P::Config::kCluster> const& loader, uint8_t* to, bool shared, Sums& sums) {
+      P::load_rhs(params, work, block, loader, to, shared);
+      requires kGathersLhs<P> || requires { P::load_lhs(params, work, block, loader, to, shared); };
+      P::finish(params, work, sums);
+      params.out_type;
     };
 
-// What the warps of a kernel do: kernel.h has the table.
+// ---- roles: what the warps of a kernel do, kernel.h has the table ----
 //
 //   Config, Params, Shared      of the kernel
 //   kThreads, kBlocks           of a block, and blocks of a multiprocessor
@@ -71,11 +148,14 @@ concept Roles = requires(typename R::Params const& params, typename R::Shared& s
     R::initialize(params, shared);
     { R::kRegisters } -> std::convertible_to<Registers>;
     R::load(params, shared, index);
+    R::schedule(params, shared, index);
     R::consume(params, shared, index);
+    requires R::kRegisters.convert == 0 || requires { R::convert(params, shared); };
   };
 };
 
-// What becomes of a tile's sums before they are stored: fixup/none.h, fixup/pieces.h.
+// ---- fixups: what becomes of a tile's sums before they are stored, fixup/none.h, pieces.h ----
+
 template <class F, class Sums>
 concept Fixup = requires(F const& fixup, WorkTile const& work, Sums& sums) {
   { F::kIsCut } -> std::convertible_to<bool>;
@@ -83,13 +163,48 @@ concept Fixup = requires(F const& fixup, WorkTile const& work, Sums& sums) {
   fixup.add(work, sums);
 };
 
-// What stores them: epilogue/cooperative.h. A tile is stored while the next one
-// is being multiplied, chunk by chunk.
-template <class E, class Sums>
-concept Epilogue = requires(E& epilogue, StoreCoordinates place, Sums& sums) {
-  epilogue.take(sums, place);
+// ---- epilogues ----
+
+// Stores a tile while the next one is being multiplied, subtile by subtile: store_rest() at its
+// end.
+template <class E>
+concept StoresBehind = requires(E& epilogue) {
   epilogue.store_next();
   epilogue.store_rest();
+  epilogue.wait();
+};
+
+// epilogue/cooperative.h
+template <class E, class Sums>
+concept Epilogue = StoresBehind<E> && requires(E& epilogue, StoreCoordinates at, Sums& sums) {
+  epilogue.take(sums, at);
+};
+
+// The epilogue of lists: prefetch() fetches what take() will need, store_early() stores what cannot
+// be deferred until the next tile is being multiplied.
+template <class E, class Sums>
+concept EpilogueOfLists =
+    StoresBehind<E> && requires(E& epilogue, WorkTile const& work, Sums& sums) {
+      epilogue.prefetch(work);
+      epilogue.take(sums, work);
+      epilogue.store_early();
+    };
+
+// One that computes (consumer_fused.h): take_zeros() is for rows that no local group owns.
+template <class E, class Sums>
+concept FusedEpilogue =
+    StoresBehind<E> && requires(E& epilogue, WorkTile const& work, Sums& sums, int step) {
+      epilogue.take(sums, work);
+      epilogue.take_zeros(work);
+      { E::stores_in(step, step) } -> std::convertible_to<bool>;
+    };
+
+// One that computes, where consumers take turns: begin() comes before a tile is multiplied.
+template <class E, class Sums>
+concept FusedEpilogueInTurn = requires(E& epilogue, WorkTile const& work, Sums& sums) {
+  epilogue.begin(work);
+  epilogue.store(sums);
+  epilogue.store_zeros();
   epilogue.wait();
 };
 

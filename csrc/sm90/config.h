@@ -36,18 +36,23 @@ constexpr int kSharedMemoryLimit = 232448;
 constexpr int kSharedMemoryReserve = 2048;  // barriers, the ring of work tiles
 constexpr int kWorkStages = 4;
 
+// How CuTe says where an operand is contiguous.
+constexpr cute::GMMA::Major gmma_major(Major major) {
+  return major == Major::kK ? cute::GMMA::Major::K : cute::GMMA::Major::MN;
+}
+
 template <class Config>
 constexpr int kMaxClusters = kMostMultiprocessors / Config::kCluster;
 
 // `kLhsMajor`/`kRhsMajor` say whether an operand is contiguous along the contracted dimension (K)
 // or along its other one (MN). WGMMA reads both for 16-bit types, so neither is transposed.
-template <class Element_, class Output_, cute::GMMA::Major kLhsMajor_, cute::GMMA::Major kRhsMajor_,
-          int kTileM_, int kTileN_, int kCluster_, KernelKind kKind_ = KernelKind::kCooperative>
+template <class Element_, class Output_, Major kLhsMajor_, Major kRhsMajor_, int kTileM_,
+          int kTileN_, int kCluster_, KernelKind kKind_ = KernelKind::kCooperative>
 struct KernelConfig {
   using Element = Element_;
   using Output = Output_;
-  static constexpr cute::GMMA::Major kLhsMajor = kLhsMajor_;
-  static constexpr cute::GMMA::Major kRhsMajor = kRhsMajor_;
+  static constexpr Major kLhsMajor = kLhsMajor_;
+  static constexpr Major kRhsMajor = kRhsMajor_;
   static constexpr int kTileM = kTileM_;
   static constexpr int kTileN = kTileN_;
   static constexpr int kTileK = kRowBytes / sizeof(Element);
@@ -56,20 +61,20 @@ struct KernelConfig {
   static constexpr bool kTakesTurns = kKind == KernelKind::kPingpong;
   static_assert(kTileM == 2 * kRowsPerConsumer, "an operand tile arrives in two boxes");
 
-  // The result leaves through chunks of 64 rows by 128 bytes. Each consumer has its own slots for
+  // The result leaves through subtiles of 64 rows by 128 bytes. Each consumer has its own slots for
   // them, or they have the same ones in turn. Where 16-bit tiles are computed in turn, an epilogue
   // does more with them than to store them, and has room for it.
   static constexpr bool kSharesSlots = kTakesTurns && sizeof(Output) == 4;
-  static constexpr int kChunkColumns = kRowBytes / sizeof(Output);
-  static constexpr int kChunks = kTileN / kChunkColumns;
-  static constexpr int kChunkBytes = kRowsPerConsumer * kRowBytes;
-  static constexpr int kChunkSlots = kSharesSlots ? 3 : kTakesTurns ? 4 : 2;
-  static constexpr int kChunkRings = kSharesSlots ? 1 : kConsumers;
+  static constexpr int kSubtileColumns = kRowBytes / sizeof(Output);
+  static constexpr int kSubtiles = kTileN / kSubtileColumns;
+  static constexpr int kSubtileBytes = kRowsPerConsumer * kRowBytes;
+  static constexpr int kSubtileSlots = kSharesSlots ? 3 : kTakesTurns ? 4 : 2;
+  static constexpr int kSubtileRings = kSharesSlots ? 1 : kConsumers;
 
   static constexpr int kLhsBytes = kTileM * kRowBytes;
   static constexpr int kRhsBytes = kTileN * kRowBytes;
   static constexpr int kStages =
-      (kSharedMemoryLimit - kSharedMemoryReserve - kChunkRings * kChunkSlots * kChunkBytes) /
+      (kSharedMemoryLimit - kSharedMemoryReserve - kSubtileRings * kSubtileSlots * kSubtileBytes) /
       (kLhsBytes + kRhsBytes);
   static_assert(kStages >= 2, "the tile is too large for shared memory");
 
@@ -81,8 +86,7 @@ struct KernelConfig {
   static constexpr int kRhsBoxBytes = kRhsBytes / kBoxes;
   static constexpr int kSlab = kRowBytes / sizeof(Element);
   // An odd number of slabs is halved along K instead.
-  static constexpr bool kRhsBoxesSplitK =
-      kRhsMajor == cute::GMMA::Major::MN && kTileN / kBoxes % kSlab != 0;
+  static constexpr bool kRhsBoxesSplitK = kRhsMajor == Major::kMN && kTileN / kBoxes % kSlab != 0;
   static constexpr int kRhsBoxColumns = kRhsBoxesSplitK ? kTileN : kTileN / kBoxes;
   static constexpr int kRhsBoxDepth = kRhsBoxesSplitK ? kTileK / kBoxes : kTileK;
   // Where a TMA box can start in the contiguous dimension of an operand.
@@ -96,7 +100,8 @@ struct SharedStorage {
 
   alignas(1024) Element lhs[Config::kStages][Config::kLhsBytes / sizeof(Element)];
   alignas(1024) Element rhs[Config::kStages][Config::kRhsBytes / sizeof(Element)];
-  alignas(1024) uint8_t chunks[Config::kChunkRings][Config::kChunkSlots][Config::kChunkBytes];
+  alignas(
+      1024) uint8_t subtiles[Config::kSubtileRings][Config::kSubtileSlots][Config::kSubtileBytes];
   WorkTile work[kWorkStages];
   alignas(8) Barrier full[Config::kStages];
   alignas(8) Barrier empty[Config::kStages];

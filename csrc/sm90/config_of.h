@@ -8,7 +8,7 @@
 
 namespace jgg::sm90 {
 
-// What operands and results of a type are made of.
+// The CUTLASS type of operands and results.
 template <ElementType>
 struct TypeOf;
 template <>
@@ -34,14 +34,7 @@ struct TypeOf<ElementType::kE5m2> {
 template <ElementType kType>
 using Typed = typename TypeOf<kType>::Type;
 
-// Where an operand is contiguous whose plain form has the major `plain`.
-constexpr cute::GMMA::Major major(cute::GMMA::Major plain, bool transpose) {
-  using cute::GMMA::Major;
-  return (plain == Major::K) != transpose ? Major::K : Major::MN;
-}
-
-template <class Tile, class Element, class Output, cute::GMMA::Major kLhsMajor,
-          cute::GMMA::Major kRhsMajor>
+template <class Tile, class Element, class Output, Major kLhsMajor, Major kRhsMajor>
 using ConfigOf = KernelConfig<Element, Output, kLhsMajor, kRhsMajor, Tile::kTileM, Tile::kTileN,
                               Tile::kCluster, Tile::kKind>;
 

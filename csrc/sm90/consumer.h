@@ -8,21 +8,19 @@
 
 namespace jgg::sm90 {
 
-// Whether a chunk of the tile before is stored in this step of a tile of so many. Spread over them,
-// the stores leave L2 the time to keep up with the loads, which are late when a tile begins.
+// Whether a subtile of the tile before is stored in this step of a tile of so many. Spread over
+// them, the stores leave L2 the time to keep up with the loads, which are late when a tile begins.
 __device__ inline bool stores_in(int step, int steps) {
   if (steps >= 32) return step % 4 == 3;
   return steps < 12 || step % 2 == 0;
 }
 
 // The loop over tiles, or pieces of tiles if the fixup says so.
-//   Fixup     hands_over(work, sums), add(work, sums): fixup/none.h, fixup/pieces.h
-//   Epilogue  take(sums, place), store_next(), store_rest(), wait(): epilogue/cooperative.h
 template <class Problem, class Mainloop, class Fixup, class Epilogue, class Shared>
 __device__ void consume(typename Problem::Params const& params, Shared& shared, int consumer) {
   using Config = typename Problem::Config;
   using Sums = typename Mainloop::Accumulators;
-  static_assert(sm90::Fixup<Fixup, Sums> && sm90::Epilogue<Epilogue, Sums>);
+  static_assert(StoresTiles<Problem> && sm90::Fixup<Fixup, Sums> && sm90::Epilogue<Epilogue, Sums>);
   Sums accumulators;
   Epilogue epilogue(shared, params.out, consumer, Problem::store_hint(params));
   Fixup const fixup(params, consumer);
@@ -33,8 +31,8 @@ __device__ void consume(typename Problem::Params const& params, Shared& shared, 
     WorkTile const work = read_work(shared, slot);
     if (work.k_tiles == kNoMoreWork) break;
     bool const has_rows = uniform(Problem::rows_left(params, work)) > first_row;
-    // Of a piece it is worked out before its products: registers are short, and the tile need not
-    // outlive them.
+    // For a stream-K piece, compute the store coordinates before the mainloop, so that `work` is
+    // dead during it and frees registers.
     StoreCoordinates place;
     if constexpr (Fixup::kIsCut) place = Problem::store_at(params, work, first_row);
     auto const store = [&](auto const& sums) {

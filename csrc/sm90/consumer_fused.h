@@ -9,13 +9,11 @@ namespace jgg::sm90 {
 
 // The loop over tiles. A tile stays in its slot of the ring until it is done, so that `work` is
 // read from shared memory where it is needed.
-//   Problem::Epilogue  take(sums, work), take_zeros(work) for rows that no local group owns,
-//                      store_next() in steps of the next tile for which stores_in(step, steps),
-//                      store_rest(), wait()
 template <class Problem, class Mainloop, class Shared>
 __device__ void consume_fused(typename Problem::Params const& params, Shared& shared,
                               int consumer) {
   using Config = typename Problem::Config;
+  static_assert(FusedEpilogue<typename Problem::Epilogue, typename Mainloop::Accumulators>);
   typename Mainloop::Accumulators accumulators;
   typename Problem::Epilogue epilogue(shared, params, consumer);
   StageIterator<Config::kStages> stage;
@@ -51,16 +49,15 @@ __device__ void consume_fused(typename Problem::Params const& params, Shared& sh
   epilogue.wait();
 }
 
-// The same of consumers that take turns: what an epilogue does takes as long as the other one's
+// The loop of consumers that take turns: what an epilogue does takes as long as the other one's
 // products.
-//   Problem::Epilogue  begin(work) before a tile is multiplied, store(sums), store_zeros() for rows
-//                      that no local group owns, wait()
 template <class Problem, class Mainloop, class Shared>
 __device__ void consume_fused_in_turn(typename Problem::Params const& params, Shared& shared,
                                       int consumer) {
   using Config = typename Problem::Config;
+  static_assert(FusedEpilogueInTurn<typename Problem::Epilogue, typename Mainloop::Accumulators>);
   typename Problem::Epilogue epilogue(shared, params, consumer);
-  Turn const turn(kMultiplyTurn, consumer);
+  OrderBarrier const order(kMultiplyOrder, consumer);
   StageIterator<Config::kStages> stage;
   WorkIterator slot;
 
@@ -68,7 +65,7 @@ __device__ void consume_fused_in_turn(typename Problem::Params const& params, Sh
   do {
     WorkTile const work = read_work(shared, slot);
     if (work.k_tiles == kNoMoreWork) {
-      turn.wait();
+      order.wait();
       break;
     }
     epilogue.begin(work);
@@ -80,12 +77,12 @@ __device__ void consume_fused_in_turn(typename Problem::Params const& params, Sh
       typename Mainloop::Accumulators accumulators;
       cute::clear(accumulators);
       cute::warpgroup_fence_operand(accumulators);
-      turn.wait();
-      Mainloop::multiply(steps, shared, stage, accumulators, [&] { turn.pass(); });
+      order.wait();
+      Mainloop::multiply(steps, shared, stage, accumulators, [&] { order.pass(); });
       epilogue.store(accumulators);
     } else {
-      turn.wait();
-      turn.pass();
+      order.wait();
+      order.pass();
       epilogue.store_zeros();
     }
   } while (pass_over(shared, slot, stage));

@@ -9,16 +9,12 @@ namespace jgg::sm90 {
 // The largest parameters of a kernel, since CUDA 12.1.
 constexpr size_t kParameterLimit = 32764;
 
-// `Problem::kHasNarrowTiles` says whether tiles of which half the columns suffice are multiplied as
-// such, `kSpreadsStores` whether stores_in() chooses the steps in which the tile before is stored.
-// `Problem::Shared` is the block's storage. `Problem::Epilogue` has, beside take(), store_next(),
-// store_rest() and wait() of the ragged products' epilogue: initialize(shared) for its barriers,
-// prefetch(work), which fetches what take() will need, and store_early(), which stores what cannot
-// be deferred until the next tile is being multiplied.
+// The loop over tiles.
 template <class Problem, class Mainloop, class Shared>
 __device__ void consume_listed(typename Problem::Params const& params, Shared& shared,
                                int consumer) {
   using Config = typename Problem::Config;
+  static_assert(EpilogueOfLists<typename Problem::Epilogue, typename Mainloop::Accumulators>);
   typename Problem::Epilogue epilogue(shared, params, consumer);
   StageIterator<Config::kStages> stage;
   WorkIterator slot;

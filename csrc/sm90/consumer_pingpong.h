@@ -6,9 +6,10 @@
 // its phases by their parity alone, so nobody may wait for a stage two rounds ahead.
 #pragma once
 
+#include "sm90/concepts.h"
 #include "sm90/epilogue/pingpong.h"
 #include "sm90/mainloop/pingpong.h"
-#include "sm90/turn.h"
+#include "sm90/order_barrier.h"
 #include "sm90/work.h"
 
 namespace jgg::sm90 {
@@ -25,10 +26,11 @@ __device__ bool pass_over(Shared& shared, WorkIterator& slot, Stage& stage) {
 template <class Problem, class Mainloop, class Shared>
 __device__ void consume_in_turn(typename Problem::Params const& params, Shared& shared,
                                 int consumer) {
+  static_assert(StoresTiles<Problem>);
   using Config = typename Problem::Config;
   PingpongEpilogue<Config> const epilogue(shared, params.out, consumer,
                                           Problem::store_hint(params));
-  Turn const turn(kMultiplyTurn, consumer);
+  OrderBarrier const order(kMultiplyOrder, consumer);
   StageIterator<Config::kStages> stage;
   WorkIterator slot;
 
@@ -37,24 +39,24 @@ __device__ void consume_in_turn(typename Problem::Params const& params, Shared& 
     WorkTile work = read_work(shared, slot);
     work.extent = uniform(work.extent);
     if (work.k_tiles == kNoMoreWork) {
-      turn.wait();
+      order.wait();
       epilogue.end();
       return;
     }
     StoreCoordinates const at = Problem::store_at(params, work, 0);
     int const rows = Problem::rows_left(params, work);
     if (work.k_tiles > 0) {
-      // One variable for each tile: although the first product overwrites them, it names them as
-      // an operand, which would keep those of the last tile alive up to here.
+      // Declare accumulators inside the loop: WGMMA lists them as inputs even when it overwrites
+      // them, so a variable outside would stay live across tiles.
       typename Mainloop::Accumulators accumulators;
       cute::clear(accumulators);
       cute::warpgroup_fence_operand(accumulators);
-      turn.wait();
-      Mainloop::multiply(work, shared, stage, accumulators, [&] { turn.pass(); });
+      order.wait();
+      Mainloop::multiply(work, shared, stage, accumulators, [&] { order.pass(); });
       epilogue.store(accumulators, at, rows);
     } else {
-      turn.wait();
-      turn.pass();
+      order.wait();
+      order.pass();
       epilogue.store_zeros(at, rows);
     }
   } while (pass_over(shared, slot, stage));

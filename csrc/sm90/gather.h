@@ -4,7 +4,7 @@
 // address in shared memory, so a row lands where the box of a whole tile would have put it, and the
 // stage is the same. Such a box is multicast, bounds-checked and counted in bytes like any other.
 //
-// What limits them is how fast they are issued: 128 of them take longer than a step's products. So
+// The rate of issue limits such boxes: 128 of them take longer than the products of a K tile. So
 // clusters share the lhs of all their tiles, and each CTA loads half of the rows for both, by two
 // warps, a box in about 20 cycles each. The thread that issues has to be an elected one: of any
 // other choice the compiler does not know that it is one, makes a loop over lanes of each
@@ -16,14 +16,11 @@
 
 #include <cute/arch/cluster_sm90.hpp>
 
+#include "sm90/concepts.h"
 #include "sm90/tma/load.h"
 #include "sm90/work.h"
 
 namespace jgg::sm90 {
-
-// Whether a problem's lhs has such rows.
-template <class Problem>
-constexpr bool kGathersLhs = requires { requires Problem::kGathersLhs; };
 
 // Warps that load them.
 template <class Problem>
@@ -57,6 +54,7 @@ template <class Problem, class Shared>
 __device__ void gather_rows(typename Problem::Params const& params, Shared& shared, int rank,
                             int warp) {
   using Config = typename Problem::Config;
+  static_assert(GathersLhs<Problem>);
   static_assert(Config::kCluster == Config::kBoxes, "each CTA of a cluster loads a box for all");
   static_assert(kRowsPerConsumer == kGatheringWarps<Problem> * kWarpSize);
   int const first_row = warp * kWarpSize;
@@ -96,6 +94,7 @@ template <class Problem, class Shared>
 __device__ void gather_contracted_rows(typename Problem::Params const& params, Shared& shared,
                                        int warp) {
   using Config = typename Problem::Config;
+  static_assert(GathersLhs<Problem>);
   static_assert(Config::kCluster == Config::kBoxes && kRowsPerConsumer == Config::kSlab);
   static_assert(Config::kTileK == kGatheringWarps<Problem> * kWarpSize);
   // Volatile, so that it is worked out here and takes no register of the consumers.

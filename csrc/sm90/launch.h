@@ -34,16 +34,17 @@ cudaError_t launch_clusters(typename Role::Params const& params, int64_t cluster
   return cudaLaunchKernelEx(&launch, kernel, params);
 }
 
-// Launches as many clusters as run at the same time, or one for each of `max_units` units of work
-// if those are fewer. Where a part of the chip has an odd number of multiprocessors, fewer clusters
-// of two run at the same time. The others begin when earlier ones end, which costs time and nothing
-// else: a cluster waits only for clusters before it in the grid (`scheduler/assignment.h`).
+// Launches as many clusters as run at the same time on `max_sms` multiprocessors, or one for each
+// of `max_units` units of work if those are fewer. Where a part of the chip has an odd number of
+// multiprocessors, fewer clusters of two run at the same time. The others begin when earlier ones
+// end, which costs time and nothing else: a cluster waits only for clusters before it in the grid
+// (`scheduler/assignment.h`).
 template <class Role>
-cudaError_t launch_persistent(typename Role::Params const& params, int64_t max_units,
+cudaError_t launch_persistent(typename Role::Params const& params, int64_t max_units, int max_sms,
                               cudaStream_t stream) {
   using Config = typename Role::Config;
   int multiprocessors;
-  cudaError_t const status = count_multiprocessors(multiprocessors);
+  cudaError_t const status = count_multiprocessors(multiprocessors, max_sms);
   if (status != cudaSuccess) return status;
   int64_t const most = std::clamp<int64_t>(multiprocessors * Role::kBlocks / Config::kCluster, 1,
                                            kMaxClusters<Config> * Role::kBlocks);
@@ -55,10 +56,11 @@ cudaError_t launch_persistent(typename Role::Params const& params, int64_t max_u
 template <class Role, class Arguments>
 cudaError_t launch(Arguments const& arguments, cudaStream_t stream) {
   using Problem = typename Role::Problem;
+  static_assert(MadeFrom<Problem, Arguments>);
   typename Role::Params params;
   cudaError_t const status = Problem::make_params(arguments, params);
   if (status != cudaSuccess) return status;
-  return launch_persistent<Role>(params, Problem::max_units(arguments), stream);
+  return launch_persistent<Role>(params, Problem::max_units(arguments), arguments.max_sms, stream);
 }
 
 }  // namespace jgg::sm90

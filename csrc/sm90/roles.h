@@ -24,7 +24,7 @@ __device__ void initialize_barriers(SharedStorage<Config>& shared, int loading_w
   }
 }
 
-// What kernels of whole tiles and of pieces have in common.
+// The base of kernels of whole tiles and of stream-K pieces.
 template <class Problem, class Mainloop>
 struct LoadingRoles : TileRoles<Problem> {
   static_assert(sm90::Problem<Problem>);
@@ -43,7 +43,7 @@ struct LoadingRoles : TileRoles<Problem> {
   __device__ static void bring(Params const& params, Shared& shared, int rank, int warp)
     requires kGathersLhs<Problem>
   {
-    if constexpr (Config::kLhsMajor == cute::GMMA::Major::K) {
+    if constexpr (Config::kLhsMajor == Major::kK) {
       gather_rows<Problem>(params, shared, rank, warp);
     } else {
       gather_contracted_rows<Problem>(params, shared, warp);
@@ -73,7 +73,7 @@ template <class Problem, class Mainloop>
 struct ListRoles : TileRoles<Problem> {
   using Params = typename Problem::Params;
   using Shared = typename Problem::Shared;
-  static_assert(sm90::Problem<Problem> && sizeof(Params) <= kParameterLimit);
+  static_assert(ListProblem<Problem> && sizeof(Params) <= kParameterLimit);
 
   __device__ static void initialize(Params const&, Shared& shared) {
     if (threadIdx.x == 0) Problem::Epilogue::initialize(shared);

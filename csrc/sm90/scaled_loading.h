@@ -1,4 +1,4 @@
-// What FP8 kernels have in common: a thread copies operands, and two warps bring scales.
+// Loads of FP8 kernels: a thread copies operands, and two warps load scales.
 #pragma once
 
 #include "sm90/scales/gather.h"

@@ -1,4 +1,4 @@
-// What roles do in the kernel whose last wave is cut along K.
+// Schedule and fixup of FP8 kernels whose last wave is cut along K.
 #pragma once
 
 #include "sm90/fixup/partial_sums.h"
@@ -22,8 +22,8 @@ struct ScaledPieces : TileRoles<Problem> {
   template <class Sums>
   __device__ static bool complete(typename Problem::Params const& params, WorkTile const& work,
                                   int consumer, Sums& sums) {
-    // Of every piece, not of the whole sum: in the other order registers come out such that the
-    // mainloop's additions read some banks three times.
+    // Finish every piece, not the whole sum: in the other order ptxas assigns registers such that
+    // the mainloop's additions read some banks three times.
     Problem::finish(params, work, sums);
     constexpr int kSums = sizeof(sums[0]) / sizeof(float);
     PartialSums<typename Problem::Config> const partial_sums(params.workspace, consumer);

@@ -15,6 +15,7 @@ __device__ void consume_scaled(typename Problem::Params const& params, Shared& s
   using Config = typename Problem::Config;
   using Mainloop = ScaledMainloop<Problem>;
   using Epilogue = ScaledEpilogue<Config>;
+  static_assert(ScaledProblem<Problem, typename Epilogue::Sums>);
   typename Epilogue::Sums sums = {};
   Epilogue epilogue(shared, params.out, params.out_type, consumer, Problem::store_hint(params));
   StageIterator<Config::kStages> stage;
@@ -50,8 +51,7 @@ __device__ void consume_scaled(typename Problem::Params const& params, Shared& s
   epilogue.wait();
 }
 
-// What depends on whether work is whole tiles or pieces of them: who schedules it, with how many
-// registers, and what becomes of the sums of a piece.
+// Schedule, registers and fixup of whole tiles; ScaledPieces has those of stream-K pieces.
 template <class Problem>
 struct WholeScaledTiles : TileRoles<Problem> {
   // Whether the sums are the result of a tile. If not, zeros are left of them.

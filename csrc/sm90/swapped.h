@@ -1,5 +1,5 @@
-// What the kernels for groups of few rows have in common. Their tiles are multiplied with as many
-// rows as they have, and a role takes one after the other.
+// Code that the swap-AB kernels for groups of few rows share. A tile is multiplied with as many
+// rows as it has, and a role takes one tile after the other.
 #pragma once
 
 #include <type_traits>

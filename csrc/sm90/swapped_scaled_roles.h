@@ -10,8 +10,8 @@
 
 namespace jgg::sm90 {
 
-// What a block reads first comes from device memory, and each waits for the other: asked for now,
-// all of it comes at once.
+// Prefetches what a block reads first from device memory. Each of these reads waits for the one
+// before; prefetched, all come at once.
 template <class Params>
 __device__ void prefetch_first(Params const& params) {
   constexpr int kLine = 128 / sizeof(int);

@@ -1,5 +1,4 @@
-// What roles have unless they say otherwise: whole tiles, in blocks of three warpgroups that have a
-// multiprocessor each.
+// Defaults of roles: whole tiles, in blocks of three warpgroups that have a multiprocessor each.
 #pragma once
 
 #include "sm90/config.h"

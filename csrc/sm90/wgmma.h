@@ -32,7 +32,7 @@ template <class Accumulators>
 constexpr int kColumnsOf = decltype(cute::size(std::declval<Accumulators const&>()))::value *
                            kWarpgroup / kRowsPerConsumer;
 
-// accumulators (+)= the product of one step: of all slices of K that the descriptors are of. The
+// accumulators (+)= the product of one K tile: of all of K that the descriptors cover. The
 // first one overwrites the accumulators if `from_zero`. Inlined before anything else is optimised,
 // or accumulators would be copied.
 template <class Mma, class Lhs, class Rhs, class Accumulators>
@@ -46,8 +46,8 @@ __device__ __forceinline__ void issue_step(Mma& mma, Lhs const& lhs, Rhs const& 
   }
 }
 
-// The same as a batch of its own. Until it has been waited for, nothing else may touch the
-// accumulators, and fences keep the compiler from moving them across.
+// Issues a step as a batch of its own. Until the batch has been waited for, nothing else may touch
+// the accumulators, and fences keep the compiler from moving them across.
 template <class Mma, class Lhs, class Rhs, class Accumulators>
 __device__ __forceinline__ void issue_batch(Mma& mma, Lhs const& lhs, Rhs const& rhs,
                                             bool from_zero, Accumulators& accumulators) {

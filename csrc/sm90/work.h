@@ -4,6 +4,7 @@
 #include "scheduler/turns.h"
 #include "scheduler/warp.h"
 #include "sm90/cluster.h"
+#include "sm90/concepts.h"
 #include "sm90/config.h"
 
 namespace jgg::sm90 {
@@ -50,6 +51,7 @@ __device__ __forceinline__ void fill_ring(Schedule& schedule, Turns turns, Share
 
 template <class Problem, class Shared>
 __device__ void schedule_tiles(typename Problem::Params const& params, Shared& shared) {
+  static_assert(SchedulesTiles<Problem>);
   using Config = typename Problem::Config;
   auto schedule = Problem::template schedule<DeviceWarp>(params);
   with_turns<typename Problem::template Turns<DeviceWarp>>(
@@ -57,10 +59,9 @@ __device__ void schedule_tiles(typename Problem::Params const& params, Shared& s
       [&](auto turns) { fill_ring<Config>(schedule, turns, shared); });
 }
 
-// The same of pieces of tiles, whose schedule does better to look for the next one before there is
-// room for it. One loop for both, with functions for what differs, came out with other instructions
-// in the kernels that cut the last wave. `schedule_of(cluster, clusters)` is the schedule of one of
-// the clusters.
+// Fills the ring with stream-K pieces. Unlike fill_ring(), it finds the next piece before waiting
+// for a free slot. Kept separate: a shared loop changed the machine code of the stream-K kernels.
+// `schedule_of(cluster, clusters)` is the schedule of one of the clusters.
 template <class Config, class ScheduleOf, class Shared>
 __device__ void schedule_pieces(ScheduleOf const& schedule_of, Shared& shared, int rank) {
   auto schedule = schedule_of(blockIdx.x / Config::kCluster, gridDim.x / Config::kCluster);

@@ -54,7 +54,7 @@ PRESETS = {
         ),
         batch=8,
         sequence_length=128,
-        steps=300,
+        steps=100,
         compare_steps=60,
         learning_rate=3e-3,
         warmup=0.05,

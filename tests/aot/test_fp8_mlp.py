@@ -105,6 +105,17 @@ class TestForward:
             assert program.kernels["quantize_tokens"] == count
 
 
+class TestFloat16:
+    def test_elementwise_steps_are_xlas(self, h200):
+        """Also where kernels are asked for; products and quantisers stay kernels."""
+        halves = [array(a.shape, jnp.float16) for a in (X, *MATRICES)]
+        run = partial(gradients, recipe=jgg.Recipe(), implementation="cuda")
+        program = h200.compile(run, halves[0], LOGITS, *halves[1:])
+        assert not {"quantize_hidden", "quantize_ragged_gradients"} & set(program.kernels)
+        used = "scaled_ragged_noncontracting", "quantize_ragged", "quantize_rows"
+        assert all(program.kernels[name] for name in used)
+
+
 class TestGradients:
     def test_nothing_is_quantised_for_the_gradients_of_weights(self, h200):
         program = compiled(h200, gradients, quantized_avals())

@@ -76,6 +76,19 @@ def test_backward_is_four_more(h200):
     assert len(large) == 1, large  # sin(y)
 
 
+def test_layers_in_float16_are_composed_of_ragged_products(h200):
+    """Also where kernels are asked for, which then are those of the products."""
+
+    def run(*operands):
+        x, wi_0, wi_1, wo, weights, sizes = operands
+        options = dict(weights=weights, implementation="cuda")
+        return jgg.ragged_mlp(x, wi_0, wi_1, wo, sizes, **options)
+
+    halves = [struct(*a.shape, dtype=jnp.float16) for a in SORTED[:4]]
+    program = h200.compile(both(run), *halves, *SORTED[4:])
+    assert program.kernels == dict(ragged_noncontracting=6, ragged_contracting=3)
+
+
 def test_gradients_of_gate_and_up_are_written_where_those_are(h200):
     program = h200.compile(both(sorted_rows), *SORTED)
     (call,) = [i for i in program.calls if i.kernel == "gated_ragged_dot_transpose"]

@@ -310,7 +310,7 @@ class TestMain:
             main(["--help"])
         out = " ".join(capsys.readouterr().out.split())
         assert "``" not in out
-        assert "300 for cpu, 400 for h200" in out and "default 0" in out
+        assert "100 for cpu, 400 for h200" in out and "default 0" in out
 
     def test_kernels_on_request_say_why_not(self, tiny, capsys):
         with pytest.raises(SystemExit):

@@ -17,7 +17,7 @@
 #include "ragged/tiles.h"
 #include "rank_k/tiles.h"
 #include "scaled/tiles.h"
-#include "sm90/fixup/workspace.h"
+#include "scheduler/partial_sums.h"
 
 namespace jgg {
 namespace {
@@ -56,14 +56,14 @@ nb::list kernel_configs() {
 }
 
 int64_t stream_k_workspace_bytes(int tile_m, int tile_n, int /*cluster*/, int blocks) {
-  return blocks * sm90::PartialSumsWorkspace::block_bytes(tile_m, tile_n);
+  return blocks * PartialSumsWorkspace::block_bytes(tile_m, tile_n);
 }
 
 // What a handler demands of the workspace of float32 operands.
 int64_t float32_workspace_bytes(bool contracting, bool lhs_batched, bool rhs_batched,
                                 bool sizes_batched, bool offset_batched, int batches,
                                 int local_groups, int m, int k, int n, int terms) {
-  sm90::RaggedDotArguments arguments{};
+  RaggedDotArguments arguments{};
   arguments.contracting = contracting;
   arguments.lhs_batched = lhs_batched;
   arguments.rhs_batched = rhs_batched;
@@ -75,7 +75,7 @@ int64_t float32_workspace_bytes(bool contracting, bool lhs_batched, bool rhs_bat
   arguments.k = k;
   arguments.n = n;
   arguments.accuracy = terms == 1 ? Accuracy::kTf32 : Accuracy::kF32;
-  return sm90::RaggedWorkspace(arguments).bytes();
+  return RaggedWorkspace(arguments).bytes();
 }
 
 // The same of lists of float32 operands: `stacks` are of matrices and the elements of each.
@@ -98,7 +98,7 @@ void define_layouts(nb::module_& module) {
              "rhs_batched"_a, "sizes_batched"_a, "offset_batched"_a, "batches"_a, "local_groups"_a,
              "m"_a, "k"_a, "n"_a, "terms"_a);
   module.def("float32_list_workspace_bytes", &float32_list_workspace_bytes, "stacks"_a, "terms"_a);
-  module.attr("MAX_LISTED_PROBLEMS") = sm90::kMaxListedProblems;
+  module.attr("MAX_LISTED_PROBLEMS") = kMaxListedProblems;
 }
 
 }  // namespace jgg

@@ -22,7 +22,6 @@ from tests.support.ops import random
 
 BF16, F16 = jnp.bfloat16, jnp.float16
 
-DTYPES = pytest.mark.parametrize("dtype", [BF16, F16])
 ACTIVATIONS = pytest.mark.parametrize("activation", mlp.ACTIVATIONS)
 WEIGHTS = pytest.mark.parametrize("weighted", [True, False], ids=["weights", "ones"])
 
@@ -36,11 +35,10 @@ def sweep(rng, m, groups, count):
 
 class TestForward:
     @ACTIVATIONS
-    @DTYPES
     @WEIGHTS
-    def test_activations(self, activation, dtype, weighted, rng):
+    def test_activations(self, activation, weighted, rng):
         for sizes in sizes_of.typical(rng, 1000, 6):
-            check_gated(rng, sizes, dtype=dtype, activation=activation, weighted=weighted)
+            check_gated(rng, sizes, activation=activation, weighted=weighted)
 
     @pytest.mark.parametrize(
         "embed, hidden", [(8, 8), (64, 128), (264, 136), (72, 2880), (2048, 768)]
@@ -71,19 +69,17 @@ class TestForward:
 
 class TestBackward:
     @ACTIVATIONS
-    @DTYPES
     @WEIGHTS
-    def test_activations(self, activation, dtype, weighted, rng):
+    def test_activations(self, activation, weighted, rng):
         for sizes in sizes_of.typical(rng, 1000, 6):
-            options = dict(dtype=dtype, activation=activation, weighted=weighted)
+            options = dict(activation=activation, weighted=weighted)
             operands, results = check_gated(rng, sizes, **options)
             check_gradient(rng, operands, results, sizes, 0, activation)
 
-    @DTYPES
     @pytest.mark.parametrize("activation", mlp.UNCLIPPED)
-    def test_without_an_up_projection(self, activation, dtype, rng):
+    def test_without_an_up_projection(self, activation, rng):
         for sizes in sizes_of.typical(rng, 1000, 6):
-            options = dict(dtype=dtype, activation=activation, with_up=False)
+            options = dict(activation=activation, with_up=False)
             operands, results = check_gated(rng, sizes, **options)
             check_gradient(rng, operands, results, sizes, 0, activation)
 
@@ -120,21 +116,20 @@ class TestBackward:
 class TestInPlace:
     """Rows that the product reads from tokens are those of copies, bit by bit."""
 
-    @DTYPES
     @pytest.mark.parametrize("embed, hidden", [(64, 256), (1536, 256), (136, 200), (2056, 136)])
-    def test_rows_of_tokens(self, embed, hidden, dtype, rng):
+    def test_rows_of_tokens(self, embed, hidden, rng):
         tokens, m = 500, 3040
         run = jax.jit(partial(jgg.gated_ragged_dot, implementation="cuda"))
-        wi_0, wi_1 = (random(rng, (16, embed, hidden), dtype) for _ in range(2))
+        wi_0, wi_1 = (random(rng, (16, embed, hidden), BF16) for _ in range(2))
         for sizes in sweep(rng, m - 40, 16, 12):
-            x = random(rng, (tokens, embed), dtype)
+            x = random(rng, (tokens, embed), BF16)
             # Some rows are not of a token, and what no group owns may hold anything.
             rows = rng.integers(-20, tokens + 20, m).astype(np.int32)
             x[rows[-1] % tokens] = np.nan
             rows[:-40] = np.where(rows[:-40] == rows[-1] % tokens, -1, rows[:-40])
             rows[-40:] = rows[-1] % tokens
             valid = (rows >= 0) & (rows < tokens)
-            copies = np.where(valid[:, None], x[np.clip(rows, 0, tokens - 1)], 0).astype(dtype)
+            copies = np.where(valid[:, None], x[np.clip(rows, 0, tokens - 1)], 0).astype(BF16)
             got = run(x, wi_0, wi_1, np.asarray(sizes, np.int32), rows=rows)
             want = run(copies, wi_0, wi_1, np.asarray(sizes, np.int32))
             # Sizes may own all rows. NaN of bfloat16 are not equal to NumPy.
@@ -149,10 +144,9 @@ class TestInPlace:
 
 
 class TestPaired:
-    @DTYPES
-    def test_group_sizes(self, dtype, rng):
+    def test_group_sizes(self, rng):
         for sizes in sweep(rng, 1000, 8, 40):
-            check_paired(rng, sizes, dtype=dtype)
+            check_paired(rng, sizes)
 
     @pytest.mark.parametrize(
         "embed, hidden", [(8, 8), (128, 64), (136, 264), (2880, 72), (2048, 768)]
@@ -171,12 +165,11 @@ TOKENS = pytest.mark.parametrize("tokens", [None, 300], ids=["rows", "tokens"])
 class TestPairedWeights:
     """Up to 256 columns, rows of tokens are read in place."""
 
-    @DTYPES
     @TOKENS
     @pytest.mark.parametrize("hidden", [256, 392])
-    def test_group_sizes(self, hidden, dtype, tokens, rng):
+    def test_group_sizes(self, hidden, tokens, rng):
         for sizes in sweep(rng, 1000, 8, 20):
-            check_paired_weights(rng, sizes, hidden=hidden, dtype=dtype, tokens=tokens)
+            check_paired_weights(rng, sizes, hidden=hidden, tokens=tokens)
 
     @TOKENS
     @pytest.mark.parametrize(
@@ -237,7 +230,7 @@ def check_layers_agree(case, rng, activation="silu"):
 
 class TestLayer:
     @ACTIVATIONS
-    @DTYPES
+    @pytest.mark.parametrize("dtype", [BF16, F16])
     @pytest.mark.parametrize("with_rows", [True, False])
     def test_against_the_reference(self, activation, dtype, with_rows, rng):
         options = dict(tokens=300, top_k=3, embed=136, hidden=264, experts=7)

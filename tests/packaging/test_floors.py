@@ -16,7 +16,7 @@ FLOORS = (
     {"_src/fp8", "_src/muon"},
     {"_src/mlp", "checkpoint_policies"},
     {"_src/expert_parallel", "_src/optimizer"},
-    {"moe", "optim"},
+    {"adapters", "moe", "optim"},
     {"flax", ""},
     {"demo"},
     {"__main__"},

@@ -14,9 +14,9 @@ before = set(sys.modules)
 import jax_grouped_gemm as jgg
 jgg.checkpoint_policies
 print(json.dumps(sorted(set(sys.modules) - before)))
-jgg.moe.dropless_mlp, jgg.optim.muon
+jgg.moe.dropless_mlp, jgg.optim.muon, jgg.adapters.replace_lax
 from jax_grouped_gemm import *
-assert moe is jgg.moe and optim is jgg.optim
+assert moe is jgg.moe and optim is jgg.optim and adapters is jgg.adapters
 assert not hasattr(jgg, "nothing")
 """
 

@@ -41,9 +41,8 @@ def test_rows_a_group(m, few):
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu", "gelu_tanh", "relu", "relu2", "swiglu_oai"])
-@pytest.mark.parametrize("dtype", [BF16, jnp.float16])
-def test_activations(activation, dtype):
-    up, down = plans(*shapes(16, dtype=dtype), activation=activation)
+def test_activations(activation):
+    up, down = plans(*shapes(16), activation=activation)
     assert is_for_few_rows(up) and is_for_few_rows(down)
 
 
@@ -72,7 +71,8 @@ def test_experts_without_a_gate():
 @pytest.mark.parametrize(
     "change, reason",
     [
-        (dict(dtype=jnp.float32), "bfloat16 or float16"),
+        (dict(dtype=jnp.float32), "operands of bfloat16, got float32"),
+        (dict(dtype=jnp.float16), "operands of bfloat16, got float16"),
         (dict(hidden=260), "not a multiple of 16 bytes"),
         (dict(m=0), "nothing to multiply"),
     ],

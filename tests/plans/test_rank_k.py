@@ -151,3 +151,6 @@ def test_so_do_many_that_add_c(shape):
     call = partial(jgg.grouped_syrk, beta=0.5, symmetrize_output=True, implementation="cuda")
     (plan,) = jgg.explain(call, a, a).plans
     assert plan.tile == rank_k_plan.FINE_TILE
+    product = partial(jgg.grouped_symm_product, symmetrize_output=True, implementation="cuda")
+    (plan,) = jgg.explain(product, a, a).plans
+    assert plan.tile == rank_k_plan.FINE_TILE

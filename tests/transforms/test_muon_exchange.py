@@ -8,6 +8,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import jax_grouped_gemm as jgg
+from jax_grouped_gemm._src.muon import exchange
 from jax_grouped_gemm.optim import MuonDimensionNumbers, muon, orthogonalize
 from tests.support.partition import AUTO, EIGHT, FOUR_BY_TWO, KINDS, collectives, entered, mesh_of
 
@@ -86,6 +87,25 @@ class TestExchange:
             outs = call(mesh, shardings, dtype=jnp.float32)(*xs)
         for out, one in zip(outs, want, strict=True):
             np.testing.assert_allclose(out, one, atol=2e-5)
+
+    @pytest.mark.parametrize("dtype", [jnp.float16, jnp.float32])
+    def test_chunks_give_what_one_exchange_gives(self, dtype, kind, rng, monkeypatch):
+        """Over two devices; with leaves of fewer matrices than chunks, and padding."""
+        mesh = mesh_of({"e": 4, "d": 2}, kind)
+        matrices = draw(rng, jnp.float32)
+        matrices.append(jnp.asarray(rng.standard_normal((37, 16, 48)), jnp.float32))
+        specs = [*SPECS, P(None, None, "d")]
+        want = orthogonalize(matrices, dtype=dtype)
+        for limit, number in ((2**40, 2), (100, exchange.MOST_CHUNKS + 2)):
+            monkeypatch.setattr(exchange, "CHUNK_BYTES", limit)
+            with entered(mesh):
+                xs, shardings = placed(mesh, matrices, specs)
+                program = call(mesh, shardings, dtype=dtype).lower(*xs).compile()
+                outs = program(*xs)
+            sent = [name for name, _ in collectives(program)]
+            assert sent == ["collective-permute"] * number
+            for out, one in zip(outs, want, strict=True):
+                assert_close(out, one)
 
     def test_stacks_that_are_split_too(self, kind, rng):
         """Over another axis of the mesh; and what is whole is not exchanged."""

@@ -1,13 +1,13 @@
 // The epilogue of a consumer that has a whole tile: it stores the tile through shared memory by
-// TMA, chunk by chunk, while the other consumer multiplies.
+// TMA, subtile by subtile, while the other consumer multiplies.
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>
 #include <type_traits>
 
 #include "sm90/epilogue/cooperative.h"
+#include "sm90/order_barrier.h"
 #include "sm90/tma/store.h"
-#include "sm90/turn.h"
 
 namespace jgg::sm90 {
 
@@ -17,73 +17,74 @@ template <class Config>
 class PingpongEpilogue {
   static_assert(std::is_same_v<typename Config::Output, float>, "the only results it is used for");
   static constexpr int kHalves = Config::kTileM / kRowsPerConsumer;
-  // Of one thread, in one chunk.
-  static constexpr int kValues = kRowsPerConsumer * Config::kChunkColumns / kWarpgroup;
+  // Values of one thread in one subtile.
+  static constexpr int kValues = kRowsPerConsumer * Config::kSubtileColumns / kWarpgroup;
 
  public:
   __device__ PingpongEpilogue(SharedStorage<Config>& shared, CUtensorMap const& descriptor,
                               int consumer, StoreHint hint)
-      : chunks_(&shared.chunks[0][0][0]),
+      : subtiles_(&shared.subtiles[0][0][0]),
         descriptor_(&descriptor),
         hint_(hint),
         consumer_(consumer),
-        turn_(kStoreTurn, consumer) {}
+        order_(kStoreOrder, consumer) {}
 
   // Stores a tile of which `rows` are inside the result.
   template <class Accumulators>
   __device__ void store(Accumulators const& accumulators, StoreCoordinates at, int rows) const {
-    turn_.wait();
+    order_.wait();
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       if (half * kRowsPerConsumer < rows) {
 #pragma unroll
-        for (int chunk = 0; chunk < Config::kChunks; ++chunk) {
-          int const number = half * Config::kChunks + chunk;
+        for (int subtile = 0; subtile < Config::kSubtiles; ++subtile) {
+          int const number = half * Config::kSubtiles + subtile;
           write(slot(number), [&](int i) { return accumulators(number * kValues + i); });
           fence_async_proxy();
-          // Before anyone goes on to the next chunk, its slot must have been read.
-          if (issues()) cute::tma_store_wait<Config::kChunkSlots - 2>();
+          // Before anyone goes on to the next subtile, its slot must have been read.
+          if (issues()) cute::tma_store_wait<Config::kSubtileSlots - 2>();
           sync_consumer(consumer_);
-          if (issues()) issue(slot(number), at, half, chunk);
+          if (issues()) issue(slot(number), at, half, subtile);
         }
       }
     }
     end_turn();
   }
 
-  // The same of a tile of zeros.
+  // Stores a tile of zeros.
   __device__ void store_zeros(StoreCoordinates at, int rows) const {
-    turn_.wait();
+    order_.wait();
     write(slot(0), [](int) { return 0.0f; });
     fence_async_proxy();
     sync_consumer(consumer_);
     if (issues()) {
       for (int half = 0; half < kHalves && half * kRowsPerConsumer < rows; ++half) {
-        for (int chunk = 0; chunk < Config::kChunks; ++chunk) issue(slot(0), at, half, chunk);
+        for (int subtile = 0; subtile < Config::kSubtiles; ++subtile)
+          issue(slot(0), at, half, subtile);
       }
     }
     end_turn();
   }
 
   // After the last tile.
-  __device__ void end() const { turn_.wait(); }
+  __device__ void end() const { order_.wait(); }
 
  private:
   __device__ static bool issues() { return threadIdx.x % kWarpgroup == 0; }
 
   __device__ uint8_t* slot(int number) const {
-    return chunks_ + number % Config::kChunkSlots * Config::kChunkBytes;
+    return subtiles_ + number % Config::kSubtileSlots * Config::kSubtileBytes;
   }
 
-  // values(i) is the thread's accumulator number i of the chunk. WGMMA leaves thread t of a warp
+  // values(i) is the thread's accumulator number i of the subtile. WGMMA leaves thread t of a warp
   // with columns 2 (t % 4) and the next of rows t / 4 and t / 4 + 8 of each 8 columns.
   template <class Values>
-  __device__ static void write(uint8_t* chunk, Values const& values) {
+  __device__ static void write(uint8_t* subtile, Values const& values) {
     int const lane = threadIdx.x % kWarpSize, warp = threadIdx.x % kWarpgroup / kWarpSize;
     // Generic addresses would take twice the registers.
-    uint32_t const address = cute::cast_smem_ptr_to_uint(chunk);
+    uint32_t const address = cute::cast_smem_ptr_to_uint(subtile);
 #pragma unroll
-    for (int eight = 0; eight < Config::kChunkColumns / 8; ++eight) {
+    for (int eight = 0; eight < Config::kSubtileColumns / 8; ++eight) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         int const row = warp * 16 + half * 8 + lane / 4;
@@ -97,22 +98,22 @@ class PingpongEpilogue {
     }
   }
 
-  __device__ void issue(uint8_t const* from, StoreCoordinates at, int half, int chunk) const {
-    store_box(*descriptor_, from, at.column + chunk * Config::kChunkColumns,
+  __device__ void issue(uint8_t const* from, StoreCoordinates at, int half, int subtile) const {
+    store_box(*descriptor_, from, at.column + subtile * Config::kSubtileColumns,
               at.row + half * kRowsPerConsumer, at.outer, hint_);
     cute::tma_store_arrive();
   }
 
   __device__ void end_turn() const {
     if (issues()) cute::tma_store_wait<0>();
-    turn_.pass();
+    order_.pass();
   }
 
-  uint8_t* chunks_;
+  uint8_t* subtiles_;
   CUtensorMap const* descriptor_;
   StoreHint hint_;
   int consumer_;
-  Turn turn_;
+  OrderBarrier order_;
 };
 
 }  // namespace jgg::sm90

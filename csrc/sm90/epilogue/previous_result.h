@@ -1,6 +1,5 @@
-// What a float32 result held before, to which a tile is added. It takes the stages that follow
-// those of the tile's last step, so that it is there, and many loads are under way, when the
-// product is.
+// Source C of float32 results (beta = 1). A tile of C takes the stages that follow the tile's last
+// K tile, so that C is there when the product is, and many loads are under way.
 #pragma once
 
 #include <cute/arch/copy_sm90_tma.hpp>
@@ -17,9 +16,9 @@ class PreviousResult {
   // Boxes are those that the result leaves in, of 64 rows by 128 bytes: of each 128 bytes of
   // columns, the upper and the lower one.
   static constexpr int kHalves = Config::kTileM / kRowsPerConsumer;
-  static constexpr int kBoxes = kHalves * Config::kChunks;
-  static constexpr int kLhsBoxes = Config::kLhsBytes / Config::kChunkBytes;
-  static constexpr int kRhsBoxes = Config::kRhsBytes / Config::kChunkBytes;
+  static constexpr int kBoxes = kHalves * Config::kSubtiles;
+  static constexpr int kLhsBoxes = Config::kLhsBytes / Config::kSubtileBytes;
+  static constexpr int kRhsBoxes = Config::kRhsBytes / Config::kSubtileBytes;
   static constexpr int kBoxesAStage = kLhsBoxes + kRhsBoxes;
 
  public:
@@ -35,10 +34,10 @@ class PreviousResult {
       int const boxes = kBoxes - first < kBoxesAStage ? kBoxes - first : kBoxesAStage;
       shared.empty[stage.stage].wait(stage.phase ^ 1);
       Barrier& full = shared.full[stage.stage];
-      full.arrive_and_expect_tx(boxes * Config::kChunkBytes);
+      full.arrive_and_expect_tx(boxes * Config::kSubtileBytes);
 #pragma unroll 1
       for (int i = 0; i < boxes; ++i) {
-        int const column = (first + i) / kHalves * Config::kChunkColumns;
+        int const column = (first + i) / kHalves * Config::kSubtileColumns;
         int const row = (first + i) % kHalves * kRowsPerConsumer;
         cute::SM90_TMA_LOAD_3D::copy(&result, full.address(), kHint, box(shared, stage.stage, i),
                                      at.column + column, at.row + row, at.outer);
@@ -76,16 +75,16 @@ class PreviousResult {
 
  private:
   __device__ static uint8_t* box(Shared& shared, int stage, int i) {
-    return i < kLhsBoxes ? reinterpret_cast<uint8_t*>(shared.lhs[stage]) + i * Config::kChunkBytes
+    return i < kLhsBoxes ? reinterpret_cast<uint8_t*>(shared.lhs[stage]) + i * Config::kSubtileBytes
                          : reinterpret_cast<uint8_t*>(shared.rhs[stage]) +
-                               (i - kLhsBoxes) * Config::kChunkBytes;
+                               (i - kLhsBoxes) * Config::kSubtileBytes;
   }
 
-  // To accumulators of chunk number `number`. WGMMA leaves thread t of a warp with columns 2 (t %
+  // To accumulators of subtile number `number`. WGMMA leaves thread t of a warp with columns 2 (t %
   // 4) and the next of rows t / 4 and t / 4 + 8 of each 8 columns.
   template <class Accumulators>
   __device__ static void add_box(Accumulators& accumulators, int number, uint8_t const* from) {
-    constexpr int kEights = Config::kChunkColumns / 8;
+    constexpr int kEights = Config::kSubtileColumns / 8;
     int const lane = threadIdx.x % kWarpSize, warp = threadIdx.x % kWarpgroup / kWarpSize;
     // Generic addresses would take twice the registers.
     uint32_t const address = cute::cast_smem_ptr_to_uint(from);

@@ -1,4 +1,4 @@
-// What an epilogue does to accumulators before they are stored: alpha times them, plus beta C.
+// alpha accumulators + beta C, before a tile is stored.
 #pragma once
 
 #include <cutlass/array.h>

@@ -18,14 +18,14 @@ namespace jgg::sm90 {
 template <class Config>
 class ScaledEpilogue {
  public:
-  static_assert(Config::kMmaN % 64 == 0, "a slice is whole chunks");
+  static_assert(Config::kMmaN % 64 == 0, "a slice is whole subtiles");
   static constexpr int kSums = kRowsPerConsumer * Config::kMmaN / kWarpgroup;  // of a slice
   using Slice = float[kSums];
   using Sums = Slice[Config::kSlices];
 
   __device__ ScaledEpilogue(ScaledStorage<Config>& shared, CUtensorMap const& descriptor,
                             ElementType type, int consumer, StoreHint hint)
-      : chunks_(&shared.chunks[consumer][0][0]),
+      : subtiles_(&shared.subtiles[consumer][0][0]),
         channel_scales_(shared.channel_scales[consumer]),
         row_scales_(shared.row_scales[consumer]),
         descriptor_(&descriptor),
@@ -39,7 +39,7 @@ class ScaledEpilogue {
                             int consumer, StoreHint hint)
       : ScaledEpilogue(shared, descriptors[0], type, consumer, hint) {}
 
-  // Of a tile's rows, those of this consumer begin here.
+  // The first of a tile's rows that this consumer has.
   __device__ int first_row() const { return consumer_ * kRowsPerConsumer; }
 
   // Before `finish`, sends for the scales of the finished tile's columns, which are `first` and on.
@@ -53,8 +53,8 @@ class ScaledEpilogue {
     }
   }
 
-  // The same of its rows, if theirs do not change from step to step: `scale(i)` is where that of
-  // row i is.
+  // Fetches the scales of rows, if they do not change from step to step: `scale(i)` is where that
+  // of row i is.
   template <class Scale>
   __device__ void fetch_row_scales(bool has_products, Scale const& scale) const {
     if (thread() < kRowsPerConsumer) {
@@ -72,9 +72,9 @@ class ScaledEpilogue {
   __device__ void store(Slice& sums, int slice) {
     if (!pending_) return;
     if (Config::kTransposesOut || type_ != ElementType::kF32) {
-      store_chunks<uint16_t>(sums, slice);
+      store_subtiles<uint16_t>(sums, slice);
     } else {
-      store_chunks<float>(sums, slice);
+      store_subtiles<float>(sums, slice);
     }
 #pragma unroll
     for (int i = 0; i < kSums; ++i) sums[i] = 0.0f;
@@ -102,20 +102,21 @@ class ScaledEpilogue {
 
   __device__ bool issues() const { return threadIdx.x % kWarpgroup == 0; }
 
-  // As many chunks at a time as there are slots: barriers cost more than waiting for both.
+  // As many subtiles at a time as there are slots: barriers cost more than waiting for both.
   template <class Element>
-  __device__ void store_chunks(Slice const& sums, int slice) const {
+  __device__ void store_subtiles(Slice const& sums, int slice) const {
     constexpr int kColumns = kRowBytes / sizeof(Element);
-    constexpr int kChunks = Config::kMmaN / kColumns;
-    static_assert(kChunks % Config::kChunkSlots == 0);
+    constexpr int kSubtiles = Config::kMmaN / kColumns;
+    static_assert(kSubtiles % Config::kSubtileSlots == 0);
 #pragma unroll
-    for (int first = 0; first < kChunks; first += Config::kChunkSlots) {
+    for (int first = 0; first < kSubtiles; first += Config::kSubtileSlots) {
       if (issues()) cute::tma_store_wait<0>();
       if (Config::kChannelScales && first == 0) cute::cp_async_wait<0>();
       sync_consumer(consumer_);
 #pragma unroll
-      for (int slot = 0; slot < Config::kChunkSlots; ++slot) {
-        write<Element>(&sums[(first + slot) * kColumns / 2], chunks_ + slot * Config::kChunkBytes,
+      for (int slot = 0; slot < Config::kSubtileSlots; ++slot) {
+        write<Element>(&sums[(first + slot) * kColumns / 2],
+                       subtiles_ + slot * Config::kSubtileBytes,
                        slice * Config::kMmaN + (first + slot) * kColumns);
       }
       fence_async_proxy();
@@ -124,9 +125,9 @@ class ScaledEpilogue {
         int const ahead = slice * Config::kMmaN + first * kColumns;
         bool const second = Config::kResults == 2 && is_in_second(at_.outer);
 #pragma unroll
-        for (int slot = 0; slot < Config::kChunkSlots; ++slot) {
+        for (int slot = 0; slot < Config::kSubtileSlots; ++slot) {
           int const across = ahead + slot * kColumns;
-          store_box(descriptor_[second], chunks_ + slot * Config::kChunkBytes,
+          store_box(descriptor_[second], subtiles_ + slot * Config::kSubtileBytes,
                     at_.column + (Config::kTransposesOut ? 0 : across),
                     at_.row + (Config::kTransposesOut ? across : 0),
                     second ? in_second(at_.outer) : at_.outer, hint_);
@@ -147,7 +148,7 @@ class ScaledEpilogue {
     }
   }
 
-  // The scales of a thread's columns in a chunk, two next to each other of each eight, from
+  // The scales of a thread's columns in a subtile, two next to each other of each eight, from
   // `column` on. They are loaded at once: no load moves past a store to shared memory, and each
   // would be waited for.
   template <int kEights>
@@ -199,8 +200,8 @@ class ScaledEpilogue {
     }
   }
 
-  // The same of the transposed chunk, which has as many rows as columns. A fragment of 8 x 8
-  // becomes eight rows of 16 bytes: lane l gives the address of row l % 8 of fragment l / 8.
+  // Writes the transposed subtile, which has as many rows as columns. A fragment of 8 x 8 becomes
+  // eight rows of 16 bytes: lane l gives the address of row l % 8 of fragment l / 8.
   __device__ void write_transposed(float const* sums, uint8_t* slot, int column) const {
     int const lane = thread() % 32, warp = thread() / 32;
     ColumnScales<8> const scales(*this, column);
@@ -240,7 +241,7 @@ class ScaledEpilogue {
     }
   }
 
-  uint8_t* chunks_;
+  uint8_t* subtiles_;
   float* channel_scales_;
   float* row_scales_;
   CUtensorMap const* descriptor_;

@@ -20,7 +20,7 @@ class SwappedEpilogue {
  public:
   __device__ SwappedEpilogue(SwappedScaledStorage<Config>& shared, CUtensorMap const& descriptor,
                              ElementType type, int consumer)
-      : boxes_(shared.chunks[consumer]),
+      : boxes_(shared.subtiles[consumer]),
         descriptor_(descriptor),
         type_(type),
         consumer_(consumer) {}

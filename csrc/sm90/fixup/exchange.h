@@ -38,11 +38,11 @@ __device__ auto exchange_halves(ExchangingStorage<Config>& shared, int consumer,
   using namespace cute;
   constexpr int kOwn = decltype(size(accumulators))::value / 2, kVectors = kOwn / 4;
   constexpr unsigned kBytes = kOwn * kWarpgroup * sizeof(float);
-  static_assert(kBytes <= sizeof(shared.chunks[0]));
+  static_assert(kBytes <= sizeof(shared.subtiles[0]));
   int const thread = threadIdx.x % kWarpgroup;
   Barrier& free = shared.exchange.free[consumer];
   Barrier& full = shared.exchange.full[consumer];
-  auto* const slots = reinterpret_cast<float4*>(&shared.chunks[consumer][0][0]);
+  auto* const slots = reinterpret_cast<float4*>(&shared.subtiles[consumer][0][0]);
   if (thread == 0) {
     full.arrive_and_expect_tx(kBytes);
     free.arrive(1 - rank, true);

@@ -1,4 +1,4 @@
-// What becomes of a tile's sums where tiles are whole: they are the result.
+// Fixup of whole tiles: there is none, the accumulators are the result.
 #pragma once
 
 #include "scheduler/work_tile.h"

@@ -1,9 +1,9 @@
 // Partial sums of one tile on their way from one thread block to another, through the workspace.
 #pragma once
 
+#include "scheduler/partial_sums.h"
 #include "sm90/config.h"
 #include "sm90/fixup/announcement.h"
-#include "sm90/fixup/workspace.h"
 
 namespace jgg::sm90 {
 
@@ -37,8 +37,8 @@ class PartialSums {
     for (int i = 0; i < kOwn; ++i) __stcg(to + i * kWarpgroup, accumulators(i));
     sync_consumer(consumer_);
     if (is_first()) announce(sums(slot), workspace_.announcements + slot);
-    // No other thread runs ahead, or the FP8 kernel's registers would not do: the compiler then
-    // keeps what the mainloop counts in local memory.
+    // Sync so that no thread runs ahead; otherwise the FP8 kernel runs out of registers: the
+    // compiler then keeps what the mainloop counts in local memory.
     sync_consumer(consumer_);
   }
 
@@ -58,7 +58,7 @@ class PartialSums {
 
   __device__ static bool is_first() { return threadIdx.x % kWarpgroup == 0; }
 
-  // Of this consumer, or its counterpart, among those of its cluster.
+  // The slot of this consumer, or of its counterpart, among those of its cluster.
   __device__ int slot_of(int cluster_slot) const {
     return (cluster_slot * Config::kCluster + blockIdx.x % Config::kCluster) * kConsumers +
            consumer_;

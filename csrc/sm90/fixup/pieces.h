@@ -1,5 +1,5 @@
-// What becomes of the sums of a piece of a tile: they are handed over to the block that computes
-// the last piece, or are those of that piece, to which the others are added.
+// Fixup of stream-K pieces: a block hands its accumulators to the block that computes the tile's
+// last piece, which adds them to its own.
 #pragma once
 
 #include "scheduler/assignment.h"

@@ -22,16 +22,14 @@ class CooperativeMainloop {
   using Stage = StageIterator<Config::kStages>;
   using Params = typename Problem::Params;
 
-  template <cute::GMMA::Major kMajor>
-  using SmemAtom =
-      std::conditional_t<kMajor == cute::GMMA::Major::K, cute::GMMA::Layout_K_SW128_Atom<Element>,
-                         cute::GMMA::Layout_MN_SW128_Atom<Element>>;
+  template <Major kMajor>
+  using SmemAtom = std::conditional_t<kMajor == Major::kK, cute::GMMA::Layout_K_SW128_Atom<Element>,
+                                      cute::GMMA::Layout_MN_SW128_Atom<Element>>;
   // A box of an MN-major operand is 64 wide and kTileK deep, so boxes are walked along K first.
-  template <cute::GMMA::Major kMajor>
-  using BoxOrder =
-      std::conditional_t<kMajor == cute::GMMA::Major::K, cute::Step<cute::_1, cute::_2>,
-                         cute::Step<cute::_2, cute::_1>>;
-  template <cute::GMMA::Major kMajor, int kRows>
+  template <Major kMajor>
+  using BoxOrder = std::conditional_t<kMajor == Major::kK, cute::Step<cute::_1, cute::_2>,
+                                      cute::Step<cute::_2, cute::_1>>;
+  template <Major kMajor, int kRows>
   using SmemLayout = decltype(cute::tile_to_shape(
       SmemAtom<kMajor>{}, cute::Shape<cute::Int<kRows>, cute::Int<Config::kTileK>>{},
       BoxOrder<kMajor>{}));
@@ -48,10 +46,10 @@ class CooperativeMainloop {
       cute::GMMA::ss_op_selector<
           Element, Element, float,
           cute::Shape<cute::Int<kRowsPerConsumer>, cute::Int<kColumns>, cute::Int<Config::kTileK>>,
-          Config::kLhsMajor, Config::kRhsMajor>()));
+          gmma_major(Config::kLhsMajor), gmma_major(Config::kRhsMajor)>()));
 
  public:
-  // Of a tile's first columns.
+  // Accumulators of a tile's first columns.
   template <int kColumns>
   using FirstColumns = decltype(cute::partition_fragment_C(
       Mma<kColumns>{}, cute::Shape<cute::Int<kRowsPerConsumer>, cute::Int<kColumns>>{}));
@@ -62,8 +60,8 @@ class CooperativeMainloop {
   __device__ static void load(Params const& params, WorkTile const& work, Shared& shared,
                               Stage& stage, int rank) {
     // The lower half of a tile may lie past its group; its rows are then neither loaded nor
-    // multiplied. Nor may columns be needed that lie past the result's: TMA would fill them with
-    // zeros, slower than it loads, and the products with whatever is there are not stored.
+    // multiplied. Columns past the result's need not be loaded either: TMA zero-fill is slower than
+    // a load, and those products are never stored.
     int const lhs_boxes = Problem::rows_left(params, work) > kRowsPerConsumer ? 2 : 1;
     int const columns = Problem::columns_needed(params, work);
     int const box_columns = rhs_box_columns(params);
@@ -141,7 +139,7 @@ class CooperativeMainloop {
       Stage finished = stage;
       for (; k_tile < work.k_tiles; ++k_tile, ++stage) {
         issue();
-        // Of the two steps in flight the older one is done with its stage.
+        // The older of the two K tiles in flight is done with its stage.
         warpgroup_wait<1>();
         if (k_tile > early) {
           release(shared, finished.stage);
@@ -166,7 +164,7 @@ class CooperativeMainloop {
   // of the whole cluster.
   static constexpr int kEmptyArrivals = kConsumers * Config::kCluster;
 
-  // Of this consumer.
+  // Releases a stage for this consumer.
   __device__ static void release(Shared& shared, int stage) {
     int const thread = threadIdx.x % kWarpgroup;
     if constexpr (Config::kCluster == 1) {

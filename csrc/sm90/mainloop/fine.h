@@ -16,8 +16,8 @@ struct Strip {
   }
 };
 
-// What a consumer multiplies: a strip by the strips from another one on, as many as the
-// accumulators have columns for.
+// A product of a consumer: a strip by the strips from another one on, as many as the accumulators
+// have columns for.
 template <class Accumulators_>
 struct StripProduct {
   using Accumulators = Accumulators_;
@@ -76,8 +76,12 @@ class FineMainloop : public CooperativeMainloop<Problem> {
   template <class Overlap, class... Products>
   __device__ static void multiply(Params const& params, WorkTile const& work, Shared& shared,
                                   Stage& stage, Overlap const& overlap, Products... products) {
-    multiply_described(params.two_products ? 1 : 0, work.k_tiles, shared, stage, overlap,
-                       describe(shared, products)...);
+    bool const pairs = Problem::pairs_steps(params, work);
+    // Of A B^T alone, A is in the lhs of even steps and in the rhs of odd ones: both are multiplied
+    // at once.
+    bool const at_once = pairs && params.one_product;
+    multiply_described(uniform(pairs ? 1 : 0), uniform(at_once ? 2 : 1), work.k_tiles, shared,
+                       stage, overlap, describe(shared, products, at_once)...);
   }
 
  private:
@@ -88,17 +92,20 @@ class FineMainloop : public CooperativeMainloop<Problem> {
     Lhs lhs;
     Rhs rhs;
     bool rhs_is_paired;
+    int lhs_stage;  // among those of an iteration
     Accumulators& accumulators;
 
-    __device__ void issue(int stage, int paired, int step) {
+    __device__ void issue(int first_stage, int pair, int step) {
+      int const stage = first_stage + lhs_stage;
+      int const other = rhs_is_paired ? stage ^ pair : stage;
       auto const lhs = advance(this->lhs, stage * Config::kLhsBytes);
-      auto const rhs = advance(this->rhs, (rhs_is_paired ? paired : stage) * Config::kLhsBytes);
+      auto const rhs = advance(this->rhs, other * Config::kLhsBytes);
       issue_step(mma, lhs, rhs, step == 0, accumulators);
     }
   };
 
   template <class Product>
-  __device__ static auto describe(Shared& shared, Product const& product) {
+  __device__ static auto describe(Shared& shared, Product const& product, bool at_once) {
     using Accumulators = typename Product::Accumulators;
     using TiledMma = typename Base::template Mma<kColumnsOf<Accumulators>>;
     static_assert(Config::kLhsBytes == Config::kRhsBytes);
@@ -112,21 +119,27 @@ class FineMainloop : public CooperativeMainloop<Problem> {
     auto const rhs = advance(Base::template rhs_descriptors<kColumnsOf<Accumulators>>(mma, shared),
                              uniform(offset(product.rhs, kLhsToRhs)));
     return Described<TiledMma, decltype(lhs), decltype(rhs), Accumulators>{
-        mma, lhs, rhs, product.lhs.in_rhs == product.rhs.in_rhs, product.accumulators};
+        mma,
+        lhs,
+        rhs,
+        product.lhs.in_rhs == product.rhs.in_rhs,
+        uniform(at_once && product.lhs.in_rhs ? 1 : 0),
+        product.accumulators};
   }
 
   template <class Overlap, class... Products>
-  __device__ static void multiply_described(int pair, int steps, Shared& shared, Stage& stage,
-                                            Overlap const& overlap, Products... products) {
+  __device__ static void multiply_described(int pair, int steps_at_once, int steps, Shared& shared,
+                                            Stage& stage, Overlap const& overlap,
+                                            Products... products) {
     using namespace cute;
     Stage finished = stage;
     int released = 0;
-    for (int step = 0; step < steps; ++step) {
+    for (int step = 0; step < steps; step += steps_at_once) {
       shared.full[stage.stage].wait(stage.phase);
       shared.full[stage.stage ^ pair].wait(stage.phase);
       (warpgroup_fence_operand(products.accumulators), ...);
       warpgroup_arrive();
-      (products.issue(stage.stage, stage.stage ^ pair, step), ...);
+      (products.issue(stage.stage, pair, step), ...);
       warpgroup_commit_batch();
       (warpgroup_fence_operand(products.accumulators), ...);
 
@@ -140,7 +153,7 @@ class FineMainloop : public CooperativeMainloop<Problem> {
       for (; released < min(step & ~pair, steps - Config::kStages); ++released, ++finished) {
         Base::release(shared, finished.stage);
       }
-      ++stage;
+      stage += steps_at_once;
     }
     warpgroup_wait<0>();
     (warpgroup_fence_operand(products.accumulators), ...);

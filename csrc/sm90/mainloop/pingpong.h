@@ -14,7 +14,7 @@ class PingpongMainloop : public CooperativeMainloop<Problem> {
   using Stage = typename Base::Stage;
   using Mma = typename Base::template Mma<Config::kTileN>;
 
-  static constexpr int kSlice = 16;  // K of one WGMMA instruction
+  static constexpr int kMmaK = 16;  // K of one WGMMA instruction
 
  public:
   using Accumulators = decltype(cute::partition_fragment_C(
@@ -37,7 +37,7 @@ class PingpongMainloop : public CooperativeMainloop<Problem> {
       auto const rhs = advance(first_rhs, stage.stage * Config::kRhsBytes);
       issue_batch(mma, lhs, rhs, k_tile == 0, accumulators);
       if (k_tile + 1 == work.k_tiles) pass_on();
-      // Of the two steps in flight the older one is done with its stage.
+      // The older of the two K tiles in flight is done with its stage.
       warpgroup_wait<1>();
       if (k_tile > 0) {
         Base::release(shared, finished.stage);
@@ -45,22 +45,22 @@ class PingpongMainloop : public CooperativeMainloop<Problem> {
       }
       ++stage;
     }
-    // Of the last step, only the slices that have rows. Each is a batch of its own: the compiler
-    // would serialise batches of any other length.
+    // The last K tile issues only the instructions that have rows, each as a batch of its own: the
+    // compiler would serialise batches of any other length.
     if (whole < work.k_tiles) {
-      int const slices = (work.extent % Config::kTileK + kSlice - 1) / kSlice;
+      int const products = (work.extent % Config::kTileK + kMmaK - 1) / kMmaK;
       shared.full[stage.stage].wait(stage.phase);
       auto const lhs = advance(first_lhs, stage.stage * Config::kLhsBytes);
       auto const rhs = advance(first_rhs, stage.stage * Config::kRhsBytes);
 #pragma unroll 1
-      for (int k = 0; k < slices; ++k) {
+      for (int k = 0; k < products; ++k) {
         warpgroup_fence_operand(accumulators);
         warpgroup_arrive();
         mma.accumulate_ = whole == 0 && k == 0 ? GMMA::ScaleOut::Zero : GMMA::ScaleOut::One;
         gemm(mma, lhs(_, _, k), rhs(_, _, k), accumulators);
         warpgroup_commit_batch();
         warpgroup_fence_operand(accumulators);
-        if (k + 1 == slices) pass_on();
+        if (k + 1 == products) pass_on();
         warpgroup_wait<1>();
         if (k == 0 && whole > 0) Base::release(shared, finished.stage);
       }
@@ -85,7 +85,7 @@ class PingpongMainloop : public CooperativeMainloop<Problem> {
     return in_uniform_registers(thread_mma.make_fragment_A(thread_mma.partition_A(tile)));
   }
 
-  // Its columns.
+  // Descriptors of rhs: its columns.
   __device__ static auto rhs_descriptors(Mma const& mma, Shared& shared) {
     auto const thread_mma = mma.get_slice(threadIdx.x % kWarpgroup);
     auto const tile = cute::make_tensor(cute::make_smem_ptr(shared.rhs[0]),

@@ -82,9 +82,9 @@ class ScaledMainloop {
     }
   }
 
-  // The same without promotion: products of all steps add up in the tensor cores. What is left of
-  // the tile before is stored during the first step, which therefore goes by way of registers of
-  // its own, a slice at a time.
+  // Multiplies without promotion: products of all K tiles add up in the tensor cores. The rest of
+  // the tile before is stored during the first K tile, which therefore uses registers of its own, a
+  // slice at a time.
   template <class Sums, class Overlap>
   __device__ static void accumulate(int k_tiles, Shared& shared, Stage& stage, int consumer,
                                     Sums& sums, Overlap&& overlap) {
@@ -109,7 +109,7 @@ class ScaledMainloop {
     for (int k_tile = 1; k_tile < k_tiles; ++k_tile, ++stage) {
       shared.full[stage.stage].wait(stage.phase);
       accumulate_step(lhs_of(first_lhs, stage.stage), first_rhs, stage.stage, sums);
-      // Of the two steps in flight the older one is done with its stage.
+      // The older of the two K tiles in flight is done with its stage.
       cute::warpgroup_wait<1>();
       if (k_tile > 1) {
         release(shared, finished.stage);
@@ -168,7 +168,7 @@ class ScaledMainloop {
         thread_mma.make_fragment_A(thread_mma.partition_A(lhs_tile(shared, consumer))));
   }
 
-  // Those of the first slice of rhs, in the first stage.
+  // Descriptors of the first slice of rhs in the first stage.
   __device__ static auto rhs_descriptors(Shared& shared) {
     using namespace cute;
     auto const thread_mma = Mma{}.get_slice(threadIdx.x % kWarpgroup);

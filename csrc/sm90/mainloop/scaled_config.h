@@ -11,12 +11,26 @@ namespace jgg::sm90 {
 constexpr int kScaledMemoryReserve = 512;  // barriers and the ring of work tiles
 constexpr int kScaleThreads = 64;          // the two warps that bring scales
 
+// The scales and accumulation of an FP8 kernel.
+struct ScaledForm {
+  // Every column of rhs has its own scale in each step; otherwise blocks of columns share one.
+  bool column_scales = false;
+  // Every column of rhs has one scale in all steps, which the epilogue multiplies by.
+  bool channel_scales = false;
+  // Scales change from step to step; otherwise the epilogue multiplies by those of rows, too.
+  bool step_scales = true;
+  // The products of a step are added to float32 sums, not left to the tensor cores' accumulators.
+  bool promotes = true;
+  // The result, of 16 bits, is stored with its rows and columns exchanged.
+  bool transposes_out = false;
+  // Results of a launch, each of an lhs of its own and of the one rhs.
+  int results = 1;
+};
+
 // FP8 tensor cores add up with few mantissa bits, so the products of a step go into an accumulator
 // of their own and from there, scaled, into float32 sums. Both take registers: a consumer therefore
 // covers its kTileN columns in slices of kMmaN, one after the other through the same accumulator.
-template <class Lhs_, class Rhs_, int kTileN_, int kCluster_, bool kColumnScales_,
-          bool kChannelScales_ = false, bool kTransposesOut_ = false, bool kStepScales_ = true,
-          bool kPromotes_ = true, int kResults_ = 1>
+template <class Lhs_, class Rhs_, int kTileN_, int kCluster_, ScaledForm kForm>
 struct ScaledConfig {
   using Lhs = Lhs_;
   using Rhs = Rhs_;
@@ -31,41 +45,35 @@ struct ScaledConfig {
   static constexpr int kLhsBoxRows = kTileM;
   static constexpr int kOutBoxRows = kRowsPerConsumer;
 
-  // Does every column of rhs have its own scale in each step, or do blocks of columns share one?
-  static constexpr bool kColumnScales = kColumnScales_;
-  // Otherwise, columns of a slice that share one wherever the tile starts.
+  static constexpr bool kColumnScales = kForm.column_scales;
+  static constexpr bool kChannelScales = kForm.channel_scales;
+  static constexpr bool kStepScales = kForm.step_scales;
+  static constexpr bool kPromotes = kForm.promotes;
+  static constexpr bool kTransposesOut = kForm.transposes_out;
+  static constexpr int kResults = kForm.results;
+  static_assert(!kChannelScales || !kColumnScales);
+  static_assert(kStepScales || kChannelScales);
+  static_assert(kPromotes || !kStepScales);
+
+  // Columns that share a scale wherever the tile starts, where columns do not have their own.
   static constexpr int kScaleColumns = kTileN % kScaleBlock == 0 ? kScaleBlock : kScaleBlock / 2;
   static constexpr int kRhsScales = kColumnScales ? kTileN : kTileN / kScaleColumns;
   static_assert(kTileN % kScaleColumns == 0);
 
-  // Does every column of rhs have one scale in all steps, which the epilogue multiplies by?
-  static constexpr bool kChannelScales = kChannelScales_;
-  static_assert(!kChannelScales || !kColumnScales);
-  // Do scales change from step to step? Otherwise the epilogue multiplies by those of rows, too.
-  static constexpr bool kStepScales = kStepScales_;
-  static_assert(kStepScales || kChannelScales);
-  // Are the products of a step added to float32 sums, or left to the tensor cores' accumulators?
-  static constexpr bool kPromotes = kPromotes_;
-  static_assert(kPromotes || !kStepScales);
-  // Is the result stored with its rows and columns exchanged? Only if it has 16 bits.
-  static constexpr bool kTransposesOut = kTransposesOut_;
-  // Results of a launch, each of an lhs of its own and of the one rhs.
-  static constexpr int kResults = kResults_;
-
-  static constexpr int kChunkBytes = kRowsPerConsumer * kRowBytes;
-  static constexpr int kChunkSlots = kStepScales && (kColumnScales || kChannelScales) ? 1 : 2;
+  static constexpr int kSubtileBytes = kRowsPerConsumer * kRowBytes;
+  static constexpr int kSubtileSlots = kStepScales && (kColumnScales || kChannelScales) ? 1 : 2;
   // Scales that the epilogue multiplies by, of a consumer's columns and of its rows.
   static constexpr int kChannels = kChannelScales ? kTileN : 0;
   static constexpr int kRowScales = kStepScales ? 0 : kRowsPerConsumer;
 
   static constexpr int kLhsBytes = kTileM * kRowBytes;
   static constexpr int kRhsBytes = kTileN * kRowBytes;
-  // Of one step: of rows, and of blocks or columns of rhs.
+  // Scales of one K tile: of rows, and of blocks or columns of rhs.
   static constexpr int kLhsStepScales = kStepScales ? kTileM : 0;
   static constexpr int kRhsStepScales = kStepScales ? kRhsScales : 0;
   static constexpr int kScaleBytes = (kLhsStepScales + kRhsStepScales) * sizeof(float);
   static constexpr int kStages =
-      (kSharedMemoryLimit - kScaledMemoryReserve - kConsumers * kChunkSlots * kChunkBytes -
+      (kSharedMemoryLimit - kScaledMemoryReserve - kConsumers * kSubtileSlots * kSubtileBytes -
        kConsumers * (kChannels + kRowScales) * int(sizeof(float))) /
       (kLhsBytes + kRhsBytes + kScaleBytes);
   static_assert(kStages >= 2, "the tile is too large for shared memory");
@@ -75,7 +83,7 @@ template <class Config>
 struct ScaledStorage {
   alignas(1024) uint8_t lhs[Config::kStages][Config::kLhsBytes];
   alignas(1024) uint8_t rhs[Config::kStages][Config::kRhsBytes];
-  alignas(1024) uint8_t chunks[kConsumers][Config::kChunkSlots][Config::kChunkBytes];
+  alignas(1024) uint8_t subtiles[kConsumers][Config::kSubtileSlots][Config::kSubtileBytes];
   alignas(16) float lhs_scales[Config::kStages][std::max(Config::kLhsStepScales, 1)];
   alignas(16) float rhs_scales[Config::kStages][std::max(Config::kRhsStepScales, 1)];
   alignas(16) float channel_scales[kConsumers][std::max(Config::kChannels, 4)];

@@ -1,5 +1,4 @@
-// What is fixed at compile time about the kernel for groups of few rows, and the shared memory that
-// follows.
+// The compile-time configuration of FP8 kernels for groups of few rows, and their shared memory.
 //
 // In such a group nearly all that is read are weights, and time is what reading them takes. So the
 // weights' columns are on the M side of WGMMA, which comes in 64, and the rows on its N side, which
@@ -47,10 +46,10 @@ struct SwappedScaledConfig {
   static constexpr int kRhsBytes = kTileN * kRowBytes;
   static constexpr int kScaleBytes = (kTileM + kRhsScales) * sizeof(float);
   // Through which a consumer's results leave.
-  static constexpr int kChunkBytes = kTileM * kRowBytes;
+  static constexpr int kSubtileBytes = kTileM * kRowBytes;
 
   static constexpr int kSharedMemory = kMultiprocessor / kSwappedBlocks - kSystemReserve;
-  static constexpr int kStages = (kSharedMemory - kWorkReserve - kConsumers * kChunkBytes) /
+  static constexpr int kStages = (kSharedMemory - kWorkReserve - kConsumers * kSubtileBytes) /
                                  (kLhsBytes + kRhsBytes + kScaleBytes + 3 * sizeof(Barrier));
   static_assert(kStages >= 2, "the tile is too large for shared memory");
 };
@@ -59,7 +58,7 @@ template <class Config>
 struct SwappedScaledStorage {
   alignas(1024) uint8_t rhs[Config::kStages][Config::kRhsBytes];
   alignas(1024) uint8_t lhs[Config::kStages][Config::kLhsBytes];
-  alignas(1024) uint8_t chunks[kConsumers][Config::kChunkBytes];
+  alignas(1024) uint8_t subtiles[kConsumers][Config::kSubtileBytes];
   alignas(16) float lhs_scales[Config::kStages][Config::kTileM];
   alignas(16) float rhs_scales[Config::kStages][Config::kRhsScales];
   WorkTile work[kWorkStages];

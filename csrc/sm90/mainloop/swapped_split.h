@@ -92,7 +92,7 @@ class SwappedSplitMainloop {
   }
 
  private:
-  // Of the first part of rows in the first stage.
+  // Descriptors of the first part of rows in the first stage.
   template <int kRows>
   __device__ static auto row_descriptors(Shared& shared) {
     using namespace cute;

@@ -1,5 +1,5 @@
-// What is fixed at compile time about the kernel for float32 groups of few rows, and the shared
-// memory that follows.
+// The compile-time configuration of float32 kernels for groups of few rows, and their shared
+// memory.
 //
 // In such a group nearly all that is read are weights, and time is what reading them takes: a pass
 // that splits them into parts first reads and writes them once more. Here they are split on their
@@ -22,16 +22,16 @@ constexpr int kRowThreads = kWarpgroup;  // that bring rows
 
 // A tile has at most kTileM rows and kTileN columns. Weights are contiguous along the contracted
 // dimension (K) or along their columns (MN).
-template <cute::GMMA::Major kRhsMajor_, int kParts_>
+template <Major kRhsMajor_, int kParts_>
 struct SwappedSplitConfig {
-  static constexpr cute::GMMA::Major kRhsMajor = kRhsMajor_;
+  static constexpr Major kRhsMajor = kRhsMajor_;
   static constexpr int kParts = kParts_;
   static constexpr int kTileM = 64;
   static constexpr int kTileN = kConsumers * kColumnsPerConsumer;
   static constexpr int kTileK = kRowBytes / sizeof(cutlass::bfloat16_t);  // a row of a part
   static constexpr int kCluster = 1;
 
-  static constexpr bool kAlongK = kRhsMajor == cute::GMMA::Major::K;
+  static constexpr bool kAlongK = kRhsMajor == Major::kK;
   static constexpr int kBoxes = (kAlongK ? kTileK : kTileN) / kBoxColumns;
   static constexpr int kBoxRows = kAlongK ? kTileN : kTileK;
   static constexpr int kBoxBytes = kBoxRows * kRowBytes;

@@ -74,7 +74,7 @@ class RowLoader {
   static constexpr int kRowsAtOnce = kRowThreads / kQuads;
   static constexpr int kOwnRows = Config::kTileM / kRowsAtOnce;
 
-  // Of the elements of a row, and the first row.
+  // Place of this thread's elements in a row, and its first row.
   __device__ static int quad() { return threadIdx.x % kQuads; }
   __device__ static int column() { return quad() * 4; }
   __device__ static int first() { return threadIdx.x % kRowThreads / kQuads; }

@@ -60,7 +60,7 @@ class TriangularMainloop : public CooperativeMainloop<Problem> {
     auto const first_lhs =
         advance(Base::lhs_descriptors(mma, shared, consumer), Config::kStages * Config::kLhsBytes);
     auto const first_rhs = Base::template rhs_descriptors<kColumnsOf<Accumulators>>(mma, shared);
-    // Of a rank-2k update the boxes hold B and A.
+    // In a rank-2k update the boxes hold B and A.
     int const other_box = params.two_products ? Config::kRhsBoxBytes : 0;
     Stage finished = stage;
     for (int step = 0; step < work.k_tiles; ++step) {

@@ -19,8 +19,8 @@ struct GatheringStorage : Storage {
   alignas(16) int rows[2 * kScaleThreads];
 };
 
-// Of the 64 rows of a tile's second half, warp i of those that bring scales loads this many, from
-// row 64 + 32 i on. As many that follow are left to the warp that loads weights.
+// Warp i of those that load scales also loads this many rows of a tile's second half, from row 64 +
+// 32 i on. The warp that loads weights loads as many that follow.
 constexpr int kRowsBesideScales = kWarpSize / 2;
 
 // Rows from `first` on of a stage, by one thread.

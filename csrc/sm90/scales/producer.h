@@ -1,4 +1,4 @@
-// What the two warps that bring scales do.
+// The two warps that load scales.
 #pragma once
 
 #include "sm90/mainloop/scaled_config.h"

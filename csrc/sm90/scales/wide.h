@@ -50,14 +50,14 @@ class WideScales {
     columns_ = {scale, scale, scale, scale};
   }
 
-  // Those of the next four steps.
+  // Fetches the scales of the next four K tiles.
   __device__ void fetch() {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) rows_[i] = four(next_rows_[i]);
     if (next_columns_) columns_ = four(next_columns_);
   }
 
-  // Those of one of the four.
+  // Stores the scales of one of the four K tiles.
   __device__ void store(int step, float* to_lhs, float* to_rhs) const {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {

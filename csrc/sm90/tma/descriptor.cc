@@ -26,7 +26,7 @@ constexpr int kMaxRank = 5;
 // More rows, or groups, than any array has.
 constexpr cuuint64_t kUnbounded = 0x7fff0000;
 
-// What the strides of the two shifted dimensions of a ragged load add up to.
+// The sum of the strides of the two shifted dimensions of a ragged load.
 constexpr cuuint64_t kWrap = ~cuuint64_t(0) / kRaggedRows + 1;
 
 struct Dimension {

@@ -33,8 +33,8 @@ constexpr int kRaggedRows = 1 << 30;
 cudaError_t encode_plain(CUtensorMap* descriptor, TensorView tensor, int64_t outer, int64_t rows,
                          int64_t columns, int box_rows);
 
-// The same array as slabs of 128 bytes of columns, `box_slabs` of them in a box, found at {0, row,
-// slab, outer}. The columns are a multiple of a slab's.
+// Describes the array as slabs of 128 bytes of columns, `box_slabs` of them in a box, found at {0,
+// row, slab, outer}. The columns are a multiple of a slab's.
 cudaError_t encode_slabs(CUtensorMap* descriptor, TensorView tensor, int64_t outer, int64_t rows,
                          int64_t columns, int box_rows, int box_slabs);
 
@@ -49,7 +49,7 @@ cudaError_t encode_rows(CUtensorMap* descriptor, TensorView tensor, int64_t rows
 cudaError_t encode_ragged_load(CUtensorMap* descriptor, TensorView tensor, int64_t columns,
                                int box_rows);
 
-// The same in slabs: the slab is a fifth coordinate and the column is 0.
+// Describes a ragged load in slabs: the slab is a fifth coordinate and the column is 0.
 cudaError_t encode_ragged_load_slabs(CUtensorMap* descriptor, TensorView tensor, int64_t columns,
                                      int box_rows, int box_slabs);
 

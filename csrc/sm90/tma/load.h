@@ -9,7 +9,7 @@
 
 namespace jgg::sm90 {
 
-// What L2 does with an operand that it has read.
+// The L2 eviction policy of an operand.
 enum class LoadHint : uint64_t {
   kNormal = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL),
   // It makes room for others first: for what is not read again.
@@ -22,7 +22,7 @@ class BoxLoader {
   __device__ BoxLoader(uint64_t* barrier, int rank, LoadHint hint = LoadHint::kNormal)
       : barrier_(barrier), rank_(rank), hint_(static_cast<uint64_t>(hint)) {}
 
-  // The same for an operand of which L2 is told something else.
+  // A loader with another L2 policy.
   __device__ BoxLoader with(LoadHint hint) const { return {barrier_, rank_, hint}; }
 
   // Loads box number `box` of an operand tile. If the cluster shares the operand, the boxes are
@@ -33,42 +33,17 @@ class BoxLoader {
     if constexpr (kCluster > 1) {
       if (shared) {
         if (box % kCluster == rank_) {
-          multicast(descriptor, destination, hint_, coordinates...);
+          cute::SM90_TMA_LOAD_MULTICAST::copy(&descriptor, barrier_, kEveryCta, hint_, destination,
+                                              coordinates...);
         }
         return;
       }
     }
-    single(descriptor, destination, hint_, coordinates...);
+    cute::SM90_TMA_LOAD::copy(&descriptor, barrier_, hint_, destination, coordinates...);
   }
 
  private:
   static constexpr uint16_t kEveryCta = (1 << kCluster) - 1;
-
-  __device__ void single(CUtensorMap const& descriptor, void* to, uint64_t hint, int a, int b,
-                         int c) const {
-    cute::SM90_TMA_LOAD_3D::copy(&descriptor, barrier_, hint, to, a, b, c);
-  }
-  __device__ void single(CUtensorMap const& descriptor, void* to, uint64_t hint, int a, int b,
-                         int c, int d) const {
-    cute::SM90_TMA_LOAD_4D::copy(&descriptor, barrier_, hint, to, a, b, c, d);
-  }
-  __device__ void single(CUtensorMap const& descriptor, void* to, uint64_t hint, int a, int b,
-                         int c, int d, int e) const {
-    cute::SM90_TMA_LOAD_5D::copy(&descriptor, barrier_, hint, to, a, b, c, d, e);
-  }
-  __device__ void multicast(CUtensorMap const& descriptor, void* to, uint64_t hint, int a, int b,
-                            int c) const {
-    cute::SM90_TMA_LOAD_MULTICAST_3D::copy(&descriptor, barrier_, kEveryCta, hint, to, a, b, c);
-  }
-  __device__ void multicast(CUtensorMap const& descriptor, void* to, uint64_t hint, int a, int b,
-                            int c, int d) const {
-    cute::SM90_TMA_LOAD_MULTICAST_4D::copy(&descriptor, barrier_, kEveryCta, hint, to, a, b, c, d);
-  }
-  __device__ void multicast(CUtensorMap const& descriptor, void* to, uint64_t hint, int a, int b,
-                            int c, int d, int e) const {
-    cute::SM90_TMA_LOAD_MULTICAST_5D::copy(&descriptor, barrier_, kEveryCta, hint, to, a, b, c, d,
-                                           e);
-  }
 
   uint64_t* barrier_;
   int rank_;

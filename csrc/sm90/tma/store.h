@@ -4,16 +4,29 @@
 #include <cuda.h>
 
 #include <cute/arch/copy_sm90_desc.hpp>
+#include <cute/arch/util.hpp>
 
 namespace jgg::sm90 {
 
-// What L2 does with a result on its way to memory.
+// The L2 eviction policy of a result.
 enum class StoreHint : uint64_t {
   kNormal = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_NORMAL),
   // It leaves as soon as room is needed. Where results are most of the traffic that is up to 8 %
   // faster; where products take longer than results, it costs up to 5 %.
   kEvictFirst = static_cast<uint64_t>(cute::TMA::CacheHintSm90::EVICT_FIRST),
 };
+
+// Where one consumer's half tile goes: coordinates of its first subtile for the store descriptor.
+struct StoreCoordinates {
+  int column;
+  int row;
+  int outer;
+};
+
+// A launch with two results has their descriptors one after the other. The outer coordinate says
+// which one a tile belongs to: in_second() turns it into that of the second result, and back.
+__device__ inline int in_second(int outer) { return ~outer; }
+__device__ inline bool is_in_second(int outer) { return outer < 0; }
 
 // Stores a box from an address in shared memory.
 __device__ inline void store_box(CUtensorMap const& descriptor, uint32_t from, int a, int b, int c,

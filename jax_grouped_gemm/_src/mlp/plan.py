@@ -41,7 +41,8 @@ from jax_grouped_gemm._src.ragged.problem import LEAST_BYTES, workspace_bytes
 from jax_grouped_gemm._src.ragged.tiles import ALL_ROWS
 from jax_grouped_gemm._src.sizes import too_large_operands
 
-DTYPES = (jnp.bfloat16, jnp.float16)
+DTYPE = jnp.dtype(jnp.bfloat16)
+"""Of the operands of all kernels here."""
 
 BIASES = ("b0", "b1", "bo")
 
@@ -331,9 +332,9 @@ def _unsuitable_operands(problem: MlpProblem) -> str:
     dtypes = {
         x.dtype for name, x in arrays.items() if not (name in BIASES and x.dtype == jnp.float32)
     }
-    if len(dtypes) > 1 or not dtypes <= set(map(jnp.dtype, DTYPES)):
+    if dtypes != {DTYPE}:
         found = " and ".join(sorted(map(str, dtypes)))
-        return f"the kernels take operands of one dtype, bfloat16 or float16, got {found}"
+        return f"the kernels take operands of {DTYPE}, got {found}"
     if isinstance(params["precision"], (lax.DotAlgorithm, lax.DotAlgorithmPreset)):
         return f"the kernels do not implement precision={params['precision']}"
     if activation is not None and Epilogue.of(activation) is None:

@@ -1,21 +1,31 @@
 """Matrices that are split over devices, made whole on one device each, and split again.
 
 What is split inside of matrices is exchanged twice: before the iteration each device gets some of
-the matrices as a whole, and afterwards its part of all results. All leaves share one exchange.
+the matrices as a whole, and afterwards its part of all results. All leaves share one exchange,
+which for two devices is cut into chunks: copy engines bring one while another is iterated on.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jax_grouped_gemm._src.barrier import barrier
+
+# Where a device holds more than this, its matrices travel in several chunks.
+CHUNK_BYTES = 2**27
+MOST_CHUNKS = 4
+WORD = np.dtype(np.uint16)
 
 Names = tuple[str, ...]
 Iterate = Callable[[list[jax.Array]], list[jax.Array]]
@@ -103,11 +113,7 @@ def whole_on_one_device(
             jnp.concatenate([x for x, shape in zip(stacks, shapes, strict=True) if shape == kind])
             for kind in kinds
         ]
-        plan = [_Exchange(x.shape, kind[-1], first) for x, kind in zip(merged, kinds, strict=True)]
-        wholes = _exchanged(merged, plan, first.names, _Exchange.to_owners, _Exchange.gathered)
-        outs = _exchanged(
-            iterate(wholes), plan, first.names, _Exchange.to_parts, _Exchange.scattered
-        )
+        outs = _in_chunks(merged, [kind[-1] for kind in kinds], first, iterate)
         by_kind = {
             kind: iter(
                 _pieces(out, [len(x) for x, s in zip(stacks, shapes, strict=True) if s == kind])
@@ -123,6 +129,52 @@ def whole_on_one_device(
         *xs
     )
     return list(outs)
+
+
+def _in_chunks(
+    stacks: Sequence[jax.Array], dims: Sequence[int], split: Split, iterate: Iterate
+) -> list[jax.Array]:
+    """This device's parts of the results for stacks [g, m, n], which are split along `dims`.
+
+    While a chunk is iterated on, one all-to-all brings the next one and takes the last results.
+    """
+    chunks = _chunks([len(x) for x in stacks], sum(x.nbytes for x in stacks), split.devices)
+    outs: list[list[jax.Array]] = [[] for _ in stacks]
+    wholes: list[jax.Array] = []
+    plans: list[list[_Exchange]] = []
+    back: list[_Leg] = []
+    for c in range(len(chunks) + 2):
+        legs = back
+        for chunk in chunks[c : c + 1]:
+            xs = [stacks[i][part] for i, part in chunk.items()]
+            plans.append(
+                [_Exchange(x.shape, dims[i], split) for i, x in zip(chunk, xs, strict=True)]
+            )
+            legs = [*back, _Leg(xs, plans[c], _Exchange.to_owners, _Exchange.gathered)]
+        came, stacks = _exchanged(legs, split.names, list(stacks))
+        if back:
+            for i, part in zip(chunks[c - 2], came.pop(0), strict=True):
+                outs[i].append(part)
+        back = []
+        if wholes:
+            owned = iterate(wholes)
+            back = [_Leg(owned, plans[c - 1], _Exchange.to_parts, _Exchange.scattered)]
+        wholes = came.pop() if came else []
+    return list(map(jnp.concatenate, outs))
+
+
+def _chunks(counts: Sequence[int], nbytes: int, devices: int) -> list[dict[int, slice]]:
+    """Which matrices of each stack travel in a chunk, for the stacks that have some in it."""
+    number = min(MOST_CHUNKS, max(1, nbytes // CHUNK_BYTES)) if devices == 2 else 1
+    chunks: list[dict[int, slice]] = [{} for _ in range(number)]
+    for i, count in enumerate(counts):
+        # Whole rounds of the devices: only the last chunk is padded.
+        rounds = -(-count // devices)
+        ends = [rounds * c // number * devices for c in range(number)] + [count]
+        for chunk, (begin, end) in zip(chunks, itertools.pairwise(ends), strict=True):
+            if end > begin:
+                chunk[i] = slice(begin, end)
+    return [chunk for chunk in chunks if chunk]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,22 +216,56 @@ class _Exchange:
         return rows.reshape(-1, *self.shape[1:])[: self.shape[0]]
 
 
+class _Leg(NamedTuple):
+    """One way of the exchange of some stacks."""
+
+    arrays: Sequence[jax.Array]
+    plan: Sequence[_Exchange]
+    pack: Callable[[_Exchange, jax.Array], jax.Array]
+    unpack: Callable[[_Exchange, jax.Array], jax.Array]
+
+
 def _exchanged(
-    arrays: Sequence[jax.Array],
-    plan: Sequence[_Exchange],
-    names: Names,
-    pack: Callable[[_Exchange, jax.Array], jax.Array],
-    unpack: Callable[[_Exchange, jax.Array], jax.Array],
-) -> list[jax.Array]:
-    """One all-to-all of all arrays, as integers, so that nothing converts them on the way."""
-    dtype = arrays[0].dtype
-    bits = jnp.dtype(f"uint{8 * dtype.itemsize}")
-    rows = [pack(own, x) for own, x in zip(plan, arrays, strict=True)]
-    sent = lax.bitcast_convert_type(jnp.concatenate(rows, axis=1), bits)
-    came = lax.all_to_all(sent, names, split_axis=0, concat_axis=0, tiled=True)
-    came = lax.bitcast_convert_type(came, dtype)
-    sizes = [row.shape[1] for row in rows]
-    return [unpack(own, x) for own, x in zip(plan, _pieces(came, sizes, axis=1), strict=True)]
+    legs: Sequence[_Leg], names: Names, later: Sequence[jax.Array]
+) -> tuple[list[list[jax.Array]], Sequence[jax.Array]]:
+    """What came of each leg: one all-to-all of them all, of bits, which nothing converts.
+
+    Returns `later` too, for what is sent after this. Else XLA would pack several chunks in one
+    kernel, which waits for all that it reads.
+    """
+    if not legs:
+        return [], later
+    rows = [leg.pack(own, x) for leg in legs for own, x in zip(leg.plan, leg.arrays, strict=True)]
+    words = [lax.bitcast_convert_type(row, WORD).reshape(len(row), -1) for row in rows]
+    came, later = _all_to_all(jnp.concatenate(words, axis=1), names, later)
+    pieces = iter(_pieces(came, [x.shape[1] for x in words], axis=1))
+
+    def one(own: _Exchange, x: jax.Array, unpack: Callable[..., jax.Array]) -> jax.Array:
+        per_element = x.dtype.itemsize // WORD.itemsize
+        words = next(pieces)
+        if per_element > 1:
+            words = words.reshape(len(words), -1, per_element)
+        return unpack(own, lax.bitcast_convert_type(words, x.dtype))
+
+    outs = [
+        [one(own, x, leg.unpack) for own, x in zip(leg.plan, leg.arrays, strict=True)]
+        for leg in legs
+    ]
+    return outs, later
+
+
+def _all_to_all(
+    rows: jax.Array, names: Names, later: Sequence[jax.Array]
+) -> tuple[jax.Array, Sequence[jax.Array]]:
+    """Row i of each device goes to device i, where the rows are in the order of their devices."""
+    if len(rows) != 2:
+        came = lax.all_to_all(rows, names, split_axis=0, concat_axis=0, tiled=True)
+        return barrier((came, later))
+    # Copy engines can send what a ppermute sends, and leave the multiprocessors to products.
+    other = 1 - lax.axis_index(names)
+    row = lax.dynamic_index_in_dim(rows, other)
+    row, later = barrier((lax.ppermute(row, names, [(0, 1), (1, 0)]), later))
+    return lax.dynamic_update_index_in_dim(rows, row, other, 0), later
 
 
 def _pieces(x: jax.Array, sizes: Sequence[int], axis: int = 0) -> list[jax.Array]:

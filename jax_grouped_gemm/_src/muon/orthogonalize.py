@@ -56,8 +56,10 @@ def orthogonalize(
 
     Stacks that are split over devices along their leading axis stay where they are. Matrices that
     are split inside, along rows or columns, are exchanged: each device gets some of them as a
-    whole, and afterwards its part of all results, in two all-to-alls for all matrices. float32
-    travels as bfloat16 where the iteration is in 16 bits: results are those of rounded matrices.
+    whole, and afterwards its part of all results, in two all-to-alls for all matrices. Two devices
+    send each other large stacks in parts, by ppermutes, while they iterate on others, if the
+    program is compiled with `moe.expert_parallel_compiler_options`. float32 travels as bfloat16
+    where the iteration is in 16 bits: results are those of rounded matrices.
 
     Args:
       matrices: arrays [..., m, n] of any shapes, floating point; leading dimensions count matrices.

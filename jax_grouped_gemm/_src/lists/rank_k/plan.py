@@ -128,9 +128,6 @@ def most_fine_units(target: Target) -> int:
 
 
 def _fine_runs(problem: RankKProblem) -> bool:
-    # In a unit on the diagonal a step has rows of a for one side and of b for the other one.
-    if problem.op == "symm_product":
-        return False
     return problem.dtype != jnp.float32 and len(launch_order(problem)) <= MAX_FINE_STACKS
 
 

@@ -34,6 +34,9 @@ WIDE, WIDE_DIAGONAL, NARROW = Cost(1125, 9000), Cost(1690, 9000), Cost(845, 9000
 FINE, FINE_DIAGONAL = Cost(550, 8400), Cost(830, 8400)
 # Of a unit that adds C, as 384 matrices of 768 x 768 took in either tile.
 WIDE_C, FINE_C = 8000, 1000
+# Of products of two factors: what a wide unit takes more, measured, and diagonal fine units, which
+# load both factors of both sides in a step, estimated.
+WIDE_PRODUCT, FINE_DIAGONAL_PRODUCT = 14000, Cost(1100, 8400)
 
 
 def num_fine_units(stack: Stack) -> int:
@@ -56,7 +59,7 @@ def fine_is_sooner(problem: RankKProblem, stacks: Sequence[Stack], clusters: int
       clusters: how many clusters run at a time.
     """
     rows = [s.n for s in stacks]
-    if problem.op != "rank_k" or min(rows) < FEWEST_ROWS or max(rows) > MOST_ROWS:
+    if problem.op == "rank_2k" or min(rows) < FEWEST_ROWS or max(rows) > MOST_ROWS:
         return False
     wide = sum(_wide_cycles(stack, problem) for stack in stacks)
     fine = sum(_fine_cycles(stack, problem) for stack in stacks)
@@ -70,7 +73,7 @@ def _wide_cycles(stack: Stack, problem: RankKProblem) -> float:
     steps, rows = cdiv(stack.k, TILE_K), cdiv(stack.n, SIDE)
     upper_tiles, lower_tiles = (rows + 1) // 2, rows // 2
     wide, narrow = (upper_tiles, lower_tiles) if problem.upper else (lower_tiles, upper_tiles)
-    c = WIDE_C if problem.has_c else 0
+    c = WIDE_C if problem.has_c else WIDE_PRODUCT if problem.op == "symm_product" else 0
     of_a_matrix = (
         upper_tiles * (upper_tiles - 1) / 2 * (WIDE.of(steps) + c)
         + wide / 2 * (WIDE_DIAGONAL.of(steps) + c)
@@ -81,5 +84,6 @@ def _wide_cycles(stack: Stack, problem: RankKProblem) -> float:
 
 def _fine_cycles(stack: Stack, problem: RankKProblem) -> float:
     steps, (diagonal, others) = cdiv(stack.k, TILE_K), _fine_units(stack)
+    on_diagonal = FINE_DIAGONAL_PRODUCT if problem.op == "symm_product" else FINE_DIAGONAL
     c = FINE_C if problem.has_c else 0
-    return stack.g * (diagonal * (FINE_DIAGONAL.of(steps) + c) + others * (FINE.of(steps) + c))
+    return stack.g * (diagonal * (on_diagonal.of(steps) + c) + others * (FINE.of(steps) + c))

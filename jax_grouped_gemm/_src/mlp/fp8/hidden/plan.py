@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax.numpy as jnp
-
 from jax_grouped_gemm._src.device import Target
 from jax_grouped_gemm._src.mlp.epilogue import Epilogue
 from jax_grouped_gemm._src.mlp.fp8.hidden.layer import HiddenLayer
 from jax_grouped_gemm._src.mlp.fp8.hidden.problem import HiddenProblem
+from jax_grouped_gemm._src.mlp.plan import DTYPE
 from jax_grouped_gemm._src.plan import AS_ASKED, COMPOSED, XLA, Kernel, Plan, symbolic_sizes
 from jax_grouped_gemm._src.sizes import too_large_operands
-
-KERNEL_DTYPES = (jnp.bfloat16, jnp.float16)
-
 
 HiddenPlan = Plan[HiddenProblem]
 
@@ -38,10 +34,10 @@ def _unfused_reason(layer: HiddenLayer, avals: Sequence[Any]) -> str:
     epilogue = Epilogue.of(layer.activation)
     if epilogue is None or not epilogue.is_sigmoid:
         return f"no kernel has the activation {layer.activation}"
-    if projections.dtype not in KERNEL_DTYPES or any(
-        x.dtype != projections.dtype for x in avals[1:-1]
-    ):
-        return f"the kernels take bfloat16 or float16, got {projections.dtype}"
+    dtypes = {x.dtype for x in (projections, *avals[1:-1])}
+    if dtypes != {DTYPE}:
+        found = " and ".join(sorted(map(str, dtypes)))
+        return f"the kernels take operands of {DTYPE}, got {found}"
     if reason := symbolic_sizes(avals):
         return reason
     return "there is nothing to compute" if any(0 in x.shape for x in avals) else ""

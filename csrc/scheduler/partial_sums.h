@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace jgg::sm90 {
+namespace jgg {
 
 // A slot for each consumer of each thread block: one half of a tile in float32, in the order in
 // which its threads hold it, and the number of the announcement that says it is there.
@@ -23,16 +23,16 @@ struct PartialSumsWorkspace {
     announcements = reinterpret_cast<uint32_t*>(sums + slots * slot_floats);
   }
 
-  // Of one consumer.
+  // Bytes of the slot of one consumer.
   static int64_t slot_bytes(int64_t slot_floats) {
     return slot_floats * sizeof(float) + sizeof(uint32_t);
   }
 
-  // Of one thread block.
+  // Bytes of the slots of one thread block.
   static int64_t block_bytes(int tile_m, int tile_n) {
     constexpr int kConsumers = 2;
     return kConsumers * slot_bytes(int64_t(tile_m) * tile_n / kConsumers);
   }
 };
 
-}  // namespace jgg::sm90
+}  // namespace jgg

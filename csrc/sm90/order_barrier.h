@@ -1,4 +1,5 @@
-// Whose turn it is, of two consumers that may not do something at the same time.
+// The order in which two consumers do what they may not do at the same time, as
+// `cutlass::OrderedSequenceBarrier` has it for any number.
 #pragma once
 
 #include "sm90/config.h"
@@ -7,10 +8,10 @@ namespace jgg::sm90 {
 
 // Each turn that is passed on has to be waited for once, the one after the last tile too, so that
 // no arrival is left over.
-class Turn {
+class OrderBarrier {
  public:
   // The first turn is consumer 0's.
-  __device__ Turn(NamedBarrier what, int consumer) : what_(what), consumer_(consumer) {
+  __device__ OrderBarrier(NamedBarrier what, int consumer) : what_(what), consumer_(consumer) {
     if (consumer_ == 1) pass();
   }
 

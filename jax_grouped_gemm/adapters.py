@@ -1,0 +1,161 @@
+"""Code that calls `jax.lax.ragged_dot` or tokamax, on the kernels of this package.
+
+- `replace_lax`: a context in which `jax.lax.ragged_dot` and `ragged_dot_general` are ours;
+  `replace_lax_always` switches that on for good.
+- `tokamax_ragged_dot`: for `implementation=[...]` of `tokamax.ragged_dot`.
+"""
+
+# The primitive is replaced, not the functions: who imported these earlier, or evaluates a program
+# that was traced earlier, gets ours too. A primitive's `bind` is not public; what is known of it is
+# checked before it is replaced.
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jax_grouped_gemm._src.ragged.api import ragged_dot_general
+
+__all__ = ["replace_lax", "replace_lax_always", "tokamax_ragged_dot"]
+
+_PARAMETERS = {
+    "ragged_dot_dimension_numbers",
+    "precision",
+    "preferred_element_type",
+    "group_offset",
+    "out_sharding",
+}
+_NUMBERS = lax.RaggedDotDimensionNumbers(
+    dot_dimension_numbers=(((1,), (1,)), ((), ())),
+    lhs_ragged_dimensions=(0,),
+    rhs_group_dimensions=(0,),
+)
+# A part of the key of jit's caches, and of one thread.
+_is_replaced = jax.make_user_context(False)
+_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def replace_lax() -> Iterator[None]:
+    """Context in which `jax.lax.ragged_dot` and `ragged_dot_general` are those of this package.
+
+    Holds for what this thread calls or traces inside, with its derivatives, `jax.vmap` and
+    `jax.shard_map`; functions that were jitted outside are traced again. Can decorate a function.
+
+        with jgg.adapters.replace_lax():
+            step(state, batch)
+
+    Arguments, results and errors are those of `jax.lax`. Where no kernel runs, the pure JAX
+    implementation of this package does.
+
+    Raises:
+      RuntimeError: the installed JAX builds these products in a way that is not known here.
+    """
+    _intercept()
+    with _is_replaced(True):
+        yield
+
+
+def replace_lax_always(replace: bool = True) -> None:
+    """As `replace_lax`, for all threads and from now on, or no more.
+
+    Args:
+      replace: False undoes it.
+
+    Raises:
+      RuntimeError: as for `replace_lax`.
+    """
+    if not isinstance(replace, bool):
+        raise TypeError(f"replace must be a boolean, got {replace!r}")
+    _intercept()
+    _is_replaced.set_global(replace)
+
+
+def tokamax_ragged_dot(
+    lhs: jax.Array,
+    rhs: jax.Array,
+    *,
+    group_sizes: Any,
+    ragged_dot_dimension_numbers: lax.RaggedDotDimensionNumbers | None = None,
+    precision: lax.PrecisionLike = None,
+    preferred_element_type: Any = None,
+    group_offset: jax.Array | None = None,
+    activation: Any = None,
+    **options: Any,
+) -> jax.Array:
+    """An implementation for tokamax's products, which tokamax calls with these arguments.
+
+        tokamax.ragged_dot(x, w, sizes, implementation=[jgg.adapters.tokamax_ragged_dot, "xla"])
+
+    Args:
+      lhs, rhs, precision, preferred_element_type, group_offset: as of `ragged_dot_general`.
+      group_sizes: an array, or tokamax's `GroupSizes`.
+      ragged_dot_dimension_numbers: by default those of `ragged_dot`.
+      activation: None.
+      **options: None each.
+
+    Returns:
+      The product.
+
+    Raises:
+      NotImplementedError: an operand is quantised, or `activation` or an option is given; tokamax
+        then takes the next implementation.
+    """
+    given = [name for name, x in {"activation": activation, **options}.items() if x is not None]
+    if given:
+        raise NotImplementedError(f"jax_grouped_gemm takes no {' and no '.join(given)} of tokamax")
+    for name, x in {"lhs": lhs, "rhs": rhs}.items():
+        if not isinstance(x, jax.Array):
+            raise NotImplementedError(
+                f"jax_grouped_gemm takes arrays from tokamax, got {name} of {type(x).__name__}"
+            )
+    return ragged_dot_general(
+        lhs,
+        rhs,
+        jnp.asarray(getattr(group_sizes, "value", group_sizes)),
+        ragged_dot_dimension_numbers or _NUMBERS,
+        precision,
+        preferred_element_type,
+        group_offset,
+    )
+
+
+@functools.cache
+def _original() -> Any:
+    """The primitive of `jax.lax.ragged_dot_general`."""
+    arrays = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((2, 2), (1, 2, 2))]
+    sizes = jax.ShapeDtypeStruct((1,), jnp.int32)
+    with _is_replaced(False):
+        (equation,) = jax.make_jaxpr(lax.ragged_dot)(*arrays, sizes).eqns
+    if set(equation.params) != _PARAMETERS or len(equation.invars) != 3:
+        raise RuntimeError(
+            f"jax.lax.ragged_dot of JAX {jax.__version__} is built of {equation.primitive} with "
+            f"the parameters {sorted(equation.params)}; replace_lax knows {sorted(_PARAMETERS)}. "
+            "Call jax_grouped_gemm.ragged_dot instead."
+        )
+    return equation.primitive
+
+
+def _intercept() -> None:
+    with _lock:
+        primitive = _original()
+        if "bind" in vars(primitive):
+            return
+        bind = primitive.bind
+
+        @functools.wraps(bind)
+        def bind_or_ours(*operands: Any, **params: Any) -> Any:
+            if not _is_replaced.value:
+                return bind(*operands, **params)
+            # What ours asks JAX is meant for JAX.
+            with _is_replaced(False):
+                return ragged_dot_general(*operands, **params)
+
+        primitive.bind = bind_or_ours
