@@ -5,6 +5,7 @@ A recipe that computes in bf16 by plan is the same program as one without a reci
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -22,7 +23,7 @@ from benchmarks.harness.peer import Call, Role, pinned_implementation
 from benchmarks.never_slower import exact, shapes
 from benchmarks.never_slower.programs import Program
 from benchmarks.peers.fp8_layer import RECIPES, TOLERANCE
-from jax_grouped_gemm._src.fp8.choice import Choice
+from jax_grouped_gemm._src.fp8.choice.plan import Choice
 from jax_grouped_gemm._src.fp8.prediction import Dot, Layer
 
 LAYERS = {"recipe_layer": "moe_forward", "recipe_layer_step": "moe_step"}
@@ -49,6 +50,12 @@ def choice(op: str, sizes: Sequence[int]) -> Choice:
         g, rows, k, n = sizes
         of = Dot(g, g * rows, k, n)
     return Choice(of, recipe, name.endswith("_step"))
+
+
+def takes_bf16(op: str, sizes: Sequence[int]) -> bool:
+    """Whether plans compute in bf16: for training, or else for the forward pass alone."""
+    training = dataclasses.replace(choice(op, sizes), training=True)
+    return training.seconds()[2] or choice(op, sizes).seconds()[2]
 
 
 def function(op: str, sizes: Sequence[int], implementation: str | None) -> Callable[..., Any]:

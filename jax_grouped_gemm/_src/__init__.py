@@ -16,9 +16,9 @@ computes), `plan` and `explain`, `fallback` (when XLA's own products are predict
 `format` their registry; `weights`, how operations take them), on that `ragged`, `rows` and `lists`;
 `fp8` stands on `ragged`; `muon` on `lists`; `mlp` on `ragged`, `rows` and `fp8`; `expert_parallel`
 on `mlp` and `rows`; `optimizer`, which writes FP8 weights as it updates them, on `mlp`.
-`fp8` has a folder for its quantisers, for products of operands with scales, and for the matmul of
-operands that it quantises; what they share is beside them, `prediction` and `choice` among it: when
-bf16 is faster than a recipe. In `mlp`, `operands` has the types of what layers compute with,
-`layer` the derivative, `fp8` the same with a recipe, and `experts` chooses between them.
+`fp8` has a folder for its quantisers, for products of operands with scales, for the matmul of
+operands that it quantises, and for the choice of bf16 in place of a recipe; what they share is
+beside them. In `mlp`, `operands` has the types of what layers compute with, `layer` the derivative,
+`fp8` the same with a recipe, and `experts` chooses between them.
 No folder imports from one above it.
 """

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from benchmarks import fit
+from benchmarks.never_slower import recipes
 from jax_grouped_gemm._src import fallback
 
 CLEAR = 1.5
@@ -62,6 +63,8 @@ def test_plans_choose_what_the_fit_says(cases, rng):
         case = cases[i]
         plan = fit.plan_of(case.pair, "auto")
         left = case.takes_xla(fallback.coefficients()[case.kind])
+        if fit.is_recipe(case.pair):
+            left = recipes.takes_bf16(case.pair.op, [int(x) for x in case.pair.sizes.split("x")])
         assert (plan.kernel_problem is None) == left, case.pair
 
 

@@ -11,7 +11,7 @@ from benchmarks import fit
 from benchmarks.never_slower import recipes
 from jax_grouped_gemm import moe
 from jax_grouped_gemm._src import fallback
-from jax_grouped_gemm._src.fp8.choice import Choice, bf16_choice
+from jax_grouped_gemm._src.fp8.choice.plan import Choice, bf16_choice
 from jax_grouped_gemm._src.fp8.prediction import Dot, Layer
 
 pytestmark = pytest.mark.plans_as_users_get_them
@@ -67,7 +67,7 @@ def test_random_sizes(rng):
     for number in range(12):
         op = recipes.shapes.RECIPES[number % 4]
         sizes = recipes.random_sizes(op, rng)
-        _, _, in_bf16 = recipes.choice(op, sizes).seconds()
+        in_bf16 = recipes.takes_bf16(op, sizes)
         assert (first_plan(op, *sizes).problem.op == CHOICE) == in_bf16, (op, sizes)
 
 

@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from jax_grouped_gemm._src.activations import Activation
 from jax_grouped_gemm._src.arguments import canonical_offset
 from jax_grouped_gemm._src.arrays import at_least_float32
-from jax_grouped_gemm._src.fp8.choice import bf16_choice, noted
+from jax_grouped_gemm._src.fp8.choice.plan import bf16_choice
+from jax_grouped_gemm._src.fp8.choice.primitive import noted
 from jax_grouped_gemm._src.fp8.dot.api import fp8_ragged_dot
 from jax_grouped_gemm._src.fp8.formats import Scaled
 from jax_grouped_gemm._src.fp8.quantize.api import SOURCE_DTYPES

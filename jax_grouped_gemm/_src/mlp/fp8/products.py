@@ -16,7 +16,7 @@ from jax_grouped_gemm._src.arrays import (
     vary_over,
     varying_axes,
 )
-from jax_grouped_gemm._src.fp8.choice import Choice
+from jax_grouped_gemm._src.fp8.choice.plan import Choice
 from jax_grouped_gemm._src.fp8.formats import Scaled, ScaledView
 from jax_grouped_gemm._src.fp8.products import Fp8Products, in_16_bits
 from jax_grouped_gemm._src.fp8.quantize import primitive, reference

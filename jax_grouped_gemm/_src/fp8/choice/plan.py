@@ -1,8 +1,7 @@
-"""bf16 in place of a recipe, where that is predicted to be faster: the choice, and how it is said.
+"""bf16 in place of a recipe, where that is predicted to be faster.
 
-A program that has taken bf16 has an operation that does nothing, so that `explain` finds the choice
-and its reason. Programs are traced by the choice, before it is known what they are compiled for, so
-that it follows from shapes alone.
+Programs are traced by the choice, before it is known what they are compiled for, so that it follows
+from shapes alone.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -19,7 +17,6 @@ from jax_grouped_gemm._src import fallback
 from jax_grouped_gemm._src.device import H200, Target, duration
 from jax_grouped_gemm._src.fp8.prediction import KIND, Cost, Dot, Layer
 from jax_grouped_gemm._src.fp8.recipe import Recipe
-from jax_grouped_gemm._src.op import Op
 from jax_grouped_gemm._src.plan import Kernel, Plan
 
 BF16 = Kernel("bf16")
@@ -80,29 +77,9 @@ def bf16_choice(
     return choice if is_faster else None
 
 
-def noted(group_sizes: jax.Array, choice: Choice) -> jax.Array:
-    """`group_sizes`, in a program in which `explain` finds the choice."""
-    return OP.bind(group_sizes, choice=choice, implementation=None)
-
-
-def _plan(avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> Plan[Choice]:
+def plan_choice(avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> Plan[Choice]:
+    """What `explain` says of a choice."""
     choice = params["choice"]
     fp8, bf16, _ = choice.seconds()
     reason = f"predicted to take {duration(bf16)}, and {duration(fp8)} in FP8"
     return Plan(choice, BF16, reason)
-
-
-OP = Op(
-    name=Choice.op,
-    operand_ranks=None,
-    targets=(),
-    avals=lambda sizes, **params: sizes,
-    planner=_plan,
-    call=lambda plan, sizes: sizes,
-    reference=lambda sizes, **params: sizes,
-    is_matmul=False,
-    is_listed=True,
-    computes=False,
-)
-
-OP.def_batching(lambda operands, dims, **params: (OP.bind(*operands, **params), dims[0]))

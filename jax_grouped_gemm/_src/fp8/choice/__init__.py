@@ -1,0 +1,1 @@
+"""bf16 in place of a recipe where that is faster: the choice, and how `explain` finds it."""
