@@ -71,13 +71,10 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_collection_finish():
-    """Modules and tests stay to the end: the collector need not look at them again and again.
-
-    JAX's traces make so many objects that the default thresholds cost 5 % of the time.
-    """
+    """Modules and tests stay to the end: the collector need not look at them again and again."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(100_000, 20, 100)
+    gc.set_threshold(10_000)  # JAX's traces make many objects
 
 
 @pytest.fixture(autouse=True)

@@ -24,7 +24,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGE = "jax_grouped_gemm"
 
-# The tests of each operation, as patterns in `tests/`.
+# The tests of all operations, and of each, as patterns in `tests/`.
+COMMON = ["api/test_errors.py", "api/test_refusals.py"]
 TESTS = {
     "expert_parallel": ["*/test_expert_parallel*.py", "api/test_flax_expert_parallel.py"],
     "fp8": ["*/test_fp8*.py", "api/test_quantize.py", "*/test_scaled*.py"],
@@ -135,7 +136,9 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--timeout", type=float, default=1800, help="seconds for one change")
     options = parser.parse_args(arguments)
     for operation in options.operations or TESTS:
-        found = {str(path) for each in TESTS[operation] for path in (ROOT / "tests").glob(each)}
+        found = {
+            str(path) for each in COMMON + TESTS[operation] for path in (ROOT / "tests").glob(each)
+        }
         tests = sorted(path for path in found if Path(path).parent.name != "gpu")
         with tempfile.TemporaryDirectory() as folder:
             copy = Path(shutil.copytree(ROOT / PACKAGE, Path(folder, PACKAGE)))

@@ -296,7 +296,8 @@ class TestArguments:
     def test_further_arguments_of_update(self, rng):
         params = tree_like(rng)
         optimizer = muon(0.1)
-        optimizer.update(params, optimizer.init(params), params, value=1.0, grad_fn=None)
+        more = dict(value=1.0, grad_fn=None)
+        jax.eval_shape(lambda p: optimizer.update(p, optimizer.init(p), p, **more), params)
 
     def test_weight_decay_needs_parameters(self, rng):
         params = tree_like(rng)
@@ -316,11 +317,11 @@ class TestArguments:
         params = tree_like(rng)
         optimizer = muon(0.1, weight_decay=0.1)
         with jax.numpy_rank_promotion("raise"):
-            optimizer.update(params, optimizer.init(params), params)
+            jax.eval_shape(lambda p: optimizer.update(p, optimizer.init(p), p), params)
         matrices = {name: params[name] for name in ("wide", "tall")}
         of_matrices = scale_by_muon()
         with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
-            of_matrices.update(matrices, of_matrices.init(matrices))
+            jax.eval_shape(lambda m: of_matrices.update(m, of_matrices.init(m)), matrices)
 
     def test_learning_rate_may_be_traced(self, rng):
         params = tree_like(rng)

@@ -54,6 +54,12 @@ class TestAdamW:
             assert int(state.inner.count) == number + 1
             assert_bits(state, params)
 
+    @pytest.mark.parametrize("nesterov", [False, True])
+    def test_promotion_may_be_an_error(self, nesterov, rng):
+        ours = optim.adamw(1e-2, nesterov=nesterov)
+        with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
+            jax.eval_shape(lambda p: ours.step(p, p, ours.init(p)), model(rng))
+
     def test_moments_in_16_bits(self, rng):
         ours, theirs = (f(1e-2, mu_dtype=jnp.bfloat16) for f in (optim.adamw, optax.adamw))
         params = model(rng)

@@ -1,6 +1,7 @@
 """Derivatives, vmap and the rest of JAX's transformations of sorting and moving rows."""
 
 import functools
+from functools import partial
 
 import jax
 import jax.extend.core
@@ -208,11 +209,14 @@ class TestVmap:
         ]
         return single, mapped
 
-    def check(self, run, axes, single, mapped):
-        axes = tuple(
+    def within(self, axes, mapped):
+        return tuple(
             axis if axis is None else min(axis, x.ndim - 1)
             for axis, x in zip(axes, mapped, strict=True)
         )
+
+    def check(self, run, axes, single, mapped):
+        axes = self.within(axes, mapped)
         results = jax.jit(jax.vmap(run, axes))(*mapped)
         for i, operands in enumerate(single):
             for got, want in zip(
@@ -222,6 +226,27 @@ class TestVmap:
 
     def test_combine_and_its_gradients(self, axes, rng):
         self.check(combine_and_gradients, axes, *self.operands(axes, rng))
+
+    def test_gradients_of_a_mapped_combine(self, axes, rng):
+        """Transposes of batches, where those above are themselves mapped."""
+        _, (rows, inverse, weights, count) = self.operands(axes, rng)
+        axes = self.within(axes, (rows, inverse, weights, count))
+
+        def run(rows, inverse, weights, count):
+            return jnp.sin(moe.combine(rows, inverse, weights=weights, count=count)).sum()
+
+        def mapped(rows, weights):
+            return jax.vmap(run, axes)(rows, inverse, weights, count).sum()
+
+        def looped(rows, weights):
+            operands = list(zip((rows, inverse, weights, count), axes, strict=True))
+            return sum(
+                run(*(x if axis is None else jnp.take(x, i, axis) for x, axis in operands))
+                for i in range(3)
+            )
+
+        got, want = (jax.jit(jax.grad(f, (0, 1)))(rows, weights) for f in (mapped, looped))
+        jax.tree.map(partial(np.testing.assert_allclose, atol=1e-5), got, want)
 
     def test_gather_and_its_gradient(self, axes, rng):
         self.check(gather_and_gradient, axes, *self.operands(axes, rng))

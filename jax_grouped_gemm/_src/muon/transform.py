@@ -376,7 +376,7 @@ def _mean(decay: Any, old: jax.Array, new: jax.Array) -> jax.Array:
 
 def _unbiased(decay: Any, mean: jax.Array, count: jax.Array) -> jax.Array:
     """A mean of `count` values that began with zero, without the share of that zero."""
-    return mean / (1 - decay**count).astype(mean.dtype)
+    return mean / (1 - decay ** count.astype(float)).astype(mean.dtype)
 
 
 def _direction(

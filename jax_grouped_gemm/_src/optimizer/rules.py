@@ -100,6 +100,7 @@ class AdamW:
             jnp.asarray(x(done) if callable(x) else x, jnp.float32)
             for x in (self.learning_rate, self.weight_decay)
         )
+        count = count.astype(float)  # strict promotion takes no integer powers of floats
         of_mean, of_square = 1 - b1**count, 1 - b2**count
         if self.nesterov:
             mean_rate = rate * b1 / (1 - b1 ** (count + 1))
