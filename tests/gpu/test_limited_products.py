@@ -65,8 +65,16 @@ def test_both_weight_gradients(max_sms, rng):
         assert_close(got, want)
 
 
-@pytest.mark.parametrize("max_sms", [np.int32(0), np.int32(-1), np.int64(8), True])
-def test_what_is_no_limit_is_refused(max_sms, rng):
+@pytest.mark.parametrize(
+    "max_sms, message",
+    [
+        (np.int32(0), "max_sms has to be positive, got 0"),
+        (np.int32(-1), "max_sms has to be positive, got -1"),
+        (np.int64(8), "max_sms: Wrong scalar data type: expected S32 but got S64"),
+        (True, "max_sms: Wrong scalar data type: expected S32 but got PRED"),
+    ],
+)
+def test_what_is_no_limit_is_refused(max_sms, message, rng):
     x, w = random(rng, (M, D), jnp.bfloat16), mlp.matrices(rng, (len(SIZES), D, F), jnp.bfloat16)
     results = (
         jax.ShapeDtypeStruct((M, F), jnp.bfloat16),
@@ -75,7 +83,7 @@ def test_what_is_no_limit_is_refused(max_sms, rng):
     attributes = dict(transpose_lhs=False, transpose_rhs=False, zeroes_unowned=True)
     sizes = dict(tile_m=np.int32(128), tile_n=np.int32(256), cluster=np.int32(2))
     call = jax.ffi.ffi_call(NONCONTRACTING_TARGET, results)
-    with pytest.raises(jax.errors.JaxRuntimeError, match="max_sms has to be a positive int32"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=message):
         jax.block_until_ready(
             jax.jit(
                 lambda *operands: call(

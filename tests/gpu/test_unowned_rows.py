@@ -48,9 +48,9 @@ def test_expert_mlp(sizes, groups, offset, dtype, rng):
     ]
     for want, got in zip(*both, strict=True):
         np.testing.assert_array_equal(got[owned], want[owned])
-    # Where gate and up were, whose other rows nothing has changed.
-    for got in both[1][:2]:
-        assert np.isnan(got[~owned].astype(np.float32)).all()
+    if dtype == jnp.bfloat16:  # the kernel, which writes where gate and up were
+        for got in both[1][:2]:
+            assert np.isnan(got[~owned].astype(np.float32)).all()
 
     pair = gate, up, wi_0, wi_1, *where.values()
     want, got = (np.asarray(mlp.paired(*pair, zeroes_unowned=zeroes)) for zeroes in (True, False))
