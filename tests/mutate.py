@@ -28,7 +28,7 @@ PACKAGE = "jax_grouped_gemm"
 COMMON = ["api/test_errors.py", "api/test_refusals.py"]
 TESTS = {
     "expert_parallel": ["*/test_expert_parallel*.py", "api/test_flax_expert_parallel.py"],
-    "fp8": ["*/test_fp8*.py", "api/test_quantize.py", "*/test_scaled*.py"],
+    "fp8": ["*/test_fp8*.py", "*/test_recipe*.py", "api/test_quantize.py", "*/test_scaled*.py"],
     "lists": ["*/test_grouped_gemm.py", "*/test_rank_k.py", "api/test_symm_product.py"],
     "mlp": ["*/test_mlp*.py", "api/test_ragged_mlp.py", "plans/test_few_rows.py"],
     "muon": ["api/test_orthogonalize.py", "api/test_optim.py", "*/test_muon*.py"],
