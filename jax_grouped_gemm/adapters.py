@@ -5,7 +5,7 @@
 - `tokamax_ragged_dot`: for `implementation=[...]` of `tokamax.ragged_dot`.
 """
 
-# The primitive is replaced, not the functions: who imported these earlier, or evaluates a program
+# The primitive is replaced, not the functions: who imported these earlier, or evaluates an equation
 # that was traced earlier, gets ours too. A primitive's `bind` is not public; what is known of it is
 # checked before it is replaced.
 
@@ -19,7 +19,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
+from jax.typing import ArrayLike
 
 from jax_grouped_gemm._src.ragged.api import ragged_dot_general
 
@@ -47,13 +49,16 @@ def replace_lax() -> Iterator[None]:
     """Context in which `jax.lax.ragged_dot` and `ragged_dot_general` are those of this package.
 
     Holds for what this thread calls or traces inside, with its derivatives, `jax.vmap` and
-    `jax.shard_map`; functions that were jitted outside are traced again. Can decorate a function.
+    `jax.shard_map`, but not across `yield` or `await`. Functions that were jitted outside are
+    traced once more inside. Can decorate a function that is neither a generator nor a coroutine.
 
         with jgg.adapters.replace_lax():
             step(state, batch)
 
-    Arguments, results and errors are those of `jax.lax`. Where no kernel runs, the pure JAX
-    implementation of this package does.
+    Takes the arguments of `jax.lax`, and some that it refuses; sizes that are negative or too large
+    count as in `ragged_dot`, and messages differ. Where no kernel runs, the pure JAX implementation
+    of this package does, or else JAX's own. `jax.export` of programs with kernels needs
+    `disabled_checks=jgg.EXPORT_DISABLED_CHECKS`.
 
     Raises:
       RuntimeError: the installed JAX builds these products in a way that is not known here.
@@ -79,8 +84,8 @@ def replace_lax_always(replace: bool = True) -> None:
 
 
 def tokamax_ragged_dot(
-    lhs: jax.Array,
-    rhs: jax.Array,
+    lhs: ArrayLike,
+    rhs: ArrayLike,
     *,
     group_sizes: Any,
     ragged_dot_dimension_numbers: lax.RaggedDotDimensionNumbers | None = None,
@@ -112,7 +117,7 @@ def tokamax_ragged_dot(
     if given:
         raise NotImplementedError(f"jax_grouped_gemm takes no {' and no '.join(given)} of tokamax")
     for name, x in {"lhs": lhs, "rhs": rhs}.items():
-        if not isinstance(x, jax.Array):
+        if not isinstance(x, (jax.Array, np.ndarray)):
             raise NotImplementedError(
                 f"jax_grouped_gemm takes arrays from tokamax, got {name} of {type(x).__name__}"
             )
@@ -154,8 +159,9 @@ def _intercept() -> None:
         def bind_or_ours(*operands: Any, **params: Any) -> Any:
             if not _is_replaced.value:
                 return bind(*operands, **params)
-            # What ours asks JAX is meant for JAX.
-            with _is_replaced(False):
+            # What ours asks JAX is meant for JAX, and so is what ours does not offer.
+            with _is_replaced(False), contextlib.suppress(NotImplementedError):
                 return ragged_dot_general(*operands, **params)
+            return bind(*operands, **params)
 
         primitive.bind = bind_or_ours

@@ -29,6 +29,8 @@ from jax_grouped_gemm._src.fp8.prediction import Dot, Layer
 LAYERS = {"recipe_layer": "moe_forward", "recipe_layer_step": "moe_step"}
 DOTS = ("recipe_dot", "recipe_dot_step")
 DEFAULT = "blockwise"
+# Of an element in FP8, over the largest of its array: a missing element is seen.
+LARGEST_ERROR = 0.5
 TINY = dict.fromkeys(LAYERS, (48, 64, 32, 4, 2)) | dict.fromkeys(DOTS, (4, 16, 64, 32))
 
 
@@ -127,7 +129,11 @@ def work(op: str, sizes: Sequence[int], seed: Sequence[int]) -> Workload:
     def judge(call: Call) -> tuple[Error, bool]:
         found, wanted = (jax.tree.leaves(x) for x in (call.to_jax(call.run()), expected))
         error = Error(max(map(float, moe.relative_errors(found, wanted))))
-        return error, error.within(TOLERANCE)
+        near = all(
+            bool(jnp.max(jnp.abs(a - b)) <= LARGEST_ERROR * jnp.max(jnp.abs(b)))
+            for a, b in zip(found, wanted, strict=True)
+        )
+        return error, near and error.within(TOLERANCE)
 
     passes = 3 if name.endswith("_step") else 1
     name = "x".join(map(str, sizes))

@@ -156,6 +156,15 @@ class TestReplaceLax:
                 ragged_dot(lhs[:, :3], rhs, sizes)
         assert not is_ours(ragged_dot, *operands)
 
+    def test_what_ours_does_not_offer(self, operands):
+        """Two contracting dimensions, one of which is ragged: they stay JAX's."""
+        x, sizes = operands[0].reshape(24, 4, 4), operands[2]
+        numbers = jax.lax.RaggedDotDimensionNumbers((((0, 1), (0, 1)), ((), ())), [0], [])
+        want = ragged_dot_general(x, x, sizes, numbers)
+        with adapters.replace_lax():
+            out = ragged_dot_general(x, x, sizes, numbers)
+        np.testing.assert_array_equal(out, want)
+
     def test_an_unknown_jax(self, operands, monkeypatch):
         monkeypatch.setattr(jax.lax, "ragged_dot", lambda lhs, rhs, sizes: jnp.sin(lhs))
         adapters._original.cache_clear()

@@ -47,6 +47,24 @@ def test_singular_values_are_near_one(rng):
         assert 0.6 < values.min() and values.max() < 1.3
 
 
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.bfloat16, jnp.float32], ids=str)
+@pytest.mark.parametrize("method", ["standard", "auto"])
+def test_tiny_matrices(method, dtype, rng):
+    """As gradients of experts that have got no token for long."""
+    x = jnp.asarray(rng.standard_normal((3, 16, 40)), jnp.float32)
+    scales = [1.0, 1e-12, 1e-18, 1e-20, 1e-25, 1e-33]
+    xs = [x * scale for scale in scales]
+    for scale, out in zip(
+        scales, orthogonalize(xs, eps=0, dtype=dtype, method=method), strict=True
+    ):
+        want = orthogonalize([x], eps=0, dtype=dtype, method=method)[0]
+        np.testing.assert_allclose(out, want, atol=0.03, err_msg=str(scale))
+    for scale in (*scales[2:], 1e-38, 1e-42, 0.0):
+        (out,) = orthogonalize([x.at[1].multiply(scale)], dtype=dtype, method=method)
+        assert jnp.isfinite(out).all()
+        assert jnp.abs(out[1]).max() < 1e-5
+
+
 class TestOrthogonalizeArguments:
     def test_nothing(self):
         assert orthogonalize([]) == []

@@ -107,6 +107,14 @@ class TestExchange:
             for out, one in zip(outs, want, strict=True):
                 assert_close(out, one)
 
+    def test_derivatives_are_refused(self, kind, rng):
+        mesh = mesh_of(EIGHT, kind)
+        with entered(mesh):
+            xs, shardings = placed(mesh, draw(rng, jnp.float32)[:1], SPECS[:1])
+            function = call(mesh, shardings, dtype=jnp.float32)
+            with pytest.raises(NotImplementedError, match="no derivative for matrices"):
+                jax.grad(lambda x: function(x)[0].sum())(*xs)
+
     def test_stacks_that_are_split_too(self, kind, rng):
         """Over another axis of the mesh; and what is whole is not exchanged."""
         mesh = mesh_of(FOUR_BY_TWO, kind)

@@ -12,7 +12,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -125,10 +125,19 @@ def whole_on_one_device(
             for shape, part in zip(shapes, parts, strict=True)
         )
 
-    outs = jax.shard_map(local, mesh=first.mesh, in_specs=specs, out_specs=specs, check_vma=False)(
-        *xs
+    # Bits that travel have no derivative, which would be zero without a word.
+    run = jax.custom_jvp(
+        jax.shard_map(local, mesh=first.mesh, in_specs=specs, out_specs=specs, check_vma=False)
     )
-    return list(outs)
+    run.defjvp(_refuse_derivatives)
+    return list(run(*xs))
+
+
+def _refuse_derivatives(*_: Any) -> NoReturn:
+    raise NotImplementedError(
+        "orthogonalize has no derivative for matrices that are split inside: make them whole, or "
+        "split their leading axis"
+    )
 
 
 def _in_chunks(

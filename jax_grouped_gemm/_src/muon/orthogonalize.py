@@ -59,7 +59,8 @@ def orthogonalize(
     whole, and afterwards its part of all results, in two all-to-alls for all matrices. Two devices
     send each other large stacks in parts, by ppermutes, while they iterate on others, if the
     program is compiled with `moe.expert_parallel_compiler_options`. float32 travels as bfloat16
-    where the iteration is in 16 bits: results are those of rounded matrices.
+    where the iteration is in 16 bits: results are those of rounded matrices. There is no derivative
+    through an exchange.
 
     Args:
       matrices: arrays [..., m, n] of any shapes, floating point; leading dimensions count matrices.
@@ -232,7 +233,14 @@ def _is_tall(x: jax.Array) -> bool:
 def _normalized(x: jax.Array, eps: ArrayLike) -> jax.Array:
     """Scaled so that no singular value exceeds one."""
     x = x.astype(at_least_float32(x.dtype))
-    return x / (jnp.linalg.norm(x, axis=(-2, -1), keepdims=True) + eps)
+    return x / (_norm(x)[..., None, None] + eps)
+
+
+def _norm(x: jax.Array) -> jax.Array:
+    """Frobenius norms, also where squares would be too small for float32."""
+    small, large = 2.0**-40, 2.0**64
+    norm = jnp.linalg.norm(x, axis=(-2, -1))
+    return jnp.where(norm < small, jnp.linalg.norm(x * large, axis=(-2, -1)) / large, norm)
 
 
 def _power_of_two(x: jax.Array) -> jax.Array:
@@ -240,10 +248,11 @@ def _power_of_two(x: jax.Array) -> jax.Array:
 
     In floating point that is exact, whatever the last bits of the norm.
     """
-    norm = jnp.linalg.norm(x.astype(at_least_float32(x.dtype)), axis=(-2, -1))
+    norm = _norm(x.astype(at_least_float32(x.dtype)))
     # By bits: `jnp.frexp` of a norm that is split gathers it in JAX 0.12.
     biased = lax.bitcast_convert_type(norm.astype(jnp.float32), jnp.int32) >> 23
-    inverse = jnp.clip(253 - biased, 1, 253)
+    # What has no norm in float32 is as good as zero, and stays as it is.
+    inverse = jnp.where(biased == 0, 127, jnp.clip(253 - biased, 1, 253))
     return lax.bitcast_convert_type(inverse << 23, jnp.float32)
 
 
