@@ -38,6 +38,10 @@ struct Config {
   static constexpr int kTileK = kRowBytes / sizeof(Element);
   static constexpr int kCluster = 1;
 
+  // Of a warp, of the result: how many, and from the first of one run of 16 to the next one's.
+  static constexpr int kNextRun = 16;
+  static constexpr int kWarpColumns = kHasUp ? kNextRun : 2 * kNextRun;
+
   static constexpr int kBoxBytes = kTileK * kRowBytes;
   static constexpr int kMatrixBytes = kBoxes * kBoxBytes;
   static constexpr int kLhsBytes = kTileM * kRowBytes;

@@ -14,12 +14,10 @@ class Epilogue {
   using Element = typename Config::Element;
 
  public:
-  // Finds the tile's columns that each lane of the warp has, in the order of the accumulators.
-  __device__ Epilogue(Params const& params, WorkTile const& work, int warp)
-      : params_(params), work_(work) {
-    int const first = warp * (Config::kHasUp ? 1 : 2) * kMmaColumns;
-    column_ = work.n + first + lane_column();
-  }
+  // Finds the columns that each lane of the warp has, in the order of the accumulators. The warp's
+  // first one is column `first` of the tile.
+  __device__ Epilogue(Product const& params, WorkTile const& work, int first)
+      : params_(params), work_(work), column_(work.n + first + lane_column()) {}
 
   template <int kBlocks>
   __device__ void store(Sums<kBlocks> const& sums) const {
@@ -39,7 +37,7 @@ class Epilogue {
             store_one(at, column_ + 8 * high, weight, sums[0][block][i], sums[1][block][i]);
           } else {
             store_one(at, column_ + 8 * high, weight, sums[0][block][i], 0.0f);
-            store_one(at, column_ + kMmaColumns + 8 * high, weight, sums[1][block][i], 0.0f);
+            store_one(at, column_ + Config::kNextRun + 8 * high, weight, sums[1][block][i], 0.0f);
           }
         }
       }
@@ -77,14 +75,14 @@ class Epilogue {
     }
   }
 
-  Params const& params_;
+  Product const& params_;
   WorkTile const& work_;
   int column_;
 };
 
 // Zeros in a tile's rows, which no local group owns. `thread` is one of `threads`.
 template <class Config>
-__device__ void store_zeros(Params const& params, WorkTile const& work, int thread, int threads) {
+__device__ void store_zeros(Product const& params, WorkTile const& work, int thread, int threads) {
   using Element = typename Config::Element;
   int const rows = min(work.extent - work.m, Config::kTileM);
   for (int i = thread; i < rows * Config::kTileN; i += threads) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "few_rows/product.h"
 #include "few_rows/roles.h"
 #include "few_rows/tiles.h"
 #include "sm90/config_of.h"
@@ -14,22 +15,7 @@ namespace jgg::few_rows {
 template <class Config>
 cudaError_t make_params(mlp::GatedArguments const& a, Params& params) {
   using Element = typename Config::Element;
-  params.x = static_cast<char const*>(a.x);
-  params.rows = a.rows;
-  params.divisor = a.divisor;
-  params.tokens = a.tokens;
-  params.gate_bias = a.gate_bias;
-  params.up_bias = a.up_bias;
-  params.weights = a.weights;
-  params.weights_of_pairs = a.weights_of_pairs;
-  params.out = a.hidden;
-  params.kept_gate = a.gate;
-  params.kept_up = a.up;
-  params.has_activation = a.has_activation;
-  params.activation = mlp::GeneralFunction(a.activation);
-  params.groups = a.groups;
-  params.k = a.k;
-  params.n = a.n;
+  static_cast<Product&>(params) = product_of(a);
   params.up_column = a.is_concatenated ? a.n : 0;
   params.hint = sm90::LoadHint::kEvictFirst;
 

@@ -9,11 +9,8 @@
 
 namespace jgg::few_rows {
 
-struct Params {
-  CUtensorMap gate;
-  CUtensorMap up;
-  sm90::LoadHint hint;
-  int up_column;  // of `up`, the first
+// All but the matrices.
+struct Product {
   char const* x;
   int const* rows;
   unsigned divisor;
@@ -43,6 +40,13 @@ struct Params {
     auto const pair = static_cast<unsigned>(__ldg(rows + row));
     return pair / divisor < unsigned(tokens) ? __ldg(weights + pair) : 0.0f;
   }
+};
+
+struct Params : Product {
+  CUtensorMap gate;
+  CUtensorMap up;
+  sm90::LoadHint hint;
+  int up_column;  // of `up`, the first
 };
 
 }  // namespace jgg::few_rows

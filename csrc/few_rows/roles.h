@@ -5,24 +5,10 @@
 #include "few_rows/epilogue.h"
 #include "few_rows/loads.h"
 #include "few_rows/multiply.h"
+#include "few_rows/sizes.h"
 #include "scheduler/ragged_schedule.h"
 
 namespace jgg::few_rows {
-
-// All sizes at once: a schedule that walks over many groups would wait for memory once for
-// every 32.
-template <class Config>
-__device__ GroupSizes read_sizes(GroupSizes groups, SharedStorage<Config>& shared) {
-  if (groups.groups > kGroupsAtOnce) return groups;
-  int const lane = threadIdx.x % kWarpSize;
-#pragma unroll 4
-  for (int i = lane; i < groups.groups; i += kWarpSize) shared.sizes[i] = __ldg(groups.sizes + i);
-  if (lane == 0) shared.offset = __ldg(groups.offset);
-  __syncwarp();
-  groups.sizes = shared.sizes;
-  groups.offset = &shared.offset;
-  return groups;
-}
 
 template <class Config>
 __device__ void compute(Params const& params, SharedStorage<Config>& shared, WorkTile const& work,
@@ -32,7 +18,7 @@ __device__ void compute(Params const& params, SharedStorage<Config>& shared, Wor
     return store_zeros<Config>(params, work, threadIdx.x - kFirstConsumer * kWarpSize,
                                kConsumerWarps * kWarpSize);
   }
-  Epilogue<Config> const epilogue(params, work, warp);
+  Epilogue<Config> const epilogue(params, work, warp * Config::kWarpColumns);
   with_blocks<Config::kTileM / kMmaRows>(uniform(work.extent - work.m), [&](auto blocks) {
     Sums<blocks.value> sums = {};
     multiply<Config, blocks.value>(shared, work.k_tiles, stage, places, sums);

@@ -1,162 +1,39 @@
 // Bindings of the forward kernels of an expert MLP: check the buffers, name the sizes, launch.
-#include <array>
-#include <string>
-#include <string_view>
-
-#include "ffi/attributes.h"
-#include "ffi/bindings.h"
-#include "ffi/buffers.h"
-#include "ffi/element_types.h"
-#include "ffi/groups.h"
-#include "mlp/gated_ragged_dot.h"
+#include "ffi/gated_arguments.h"
 
 namespace jgg {
 namespace {
-
-// No activation: the value of the attribute `function` for a product and its bias alone.
-constexpr int kNoFunction = -1;
-
-// The operands that need not be there, by name, and what is wrong with the first that does not fit.
-class OptionalOperands {
- public:
-  // `names` are those of `operands`, with blanks between them.
-  OptionalOperands(ffi::RemainingArgs const& operands, std::string_view names)
-      : operands_(operands), names_(names) {}
-
-  // The address of an operand of the expected shape, null if it is not there.
-  template <size_t kRank>
-  void const* take(std::string_view name, std::array<int, kRank> expected,
-                   std::initializer_list<ffi::DataType> types) {
-    int const place = place_of(name);
-    if (place < 0 || error_.failure()) return nullptr;
-    auto const buffer = operands_.get<ffi::AnyBuffer>(place);
-    if (!buffer) return fail(buffer.error());
-    auto const shape = Shape<static_cast<int>(kRank)>::of(std::string(name).c_str(), *buffer);
-    if (!shape) return fail(shape.error());
-    if (shape->batched || shape->size != expected) {
-      return fail(invalid(std::string(name) + " does not fit the other operands"));
-    }
-    for (auto const type : types) {
-      if (buffer->element_type() == type) return buffer->untyped_data();
-    }
-    return fail(invalid(std::string(name) + " has an element type that the kernel does not take"));
-  }
-
-  // Of an operand that is there.
-  ffi::DataType type_of(std::string_view name) const {
-    return operands_.get<ffi::AnyBuffer>(place_of(name))->element_type();
-  }
-  bool has(std::string_view name) const { return place_of(name) >= 0; }
-
-  ffi::Error const& error() const { return error_; }
-
- private:
-  void const* fail(ffi::Error error) {
-    error_ = std::move(error);
-    return nullptr;
-  }
-
-  int place_of(std::string_view name) const {
-    std::string_view rest = names_;
-    for (int place = 0; !rest.empty(); ++place) {
-      size_t const length = rest.find(' ');
-      if (rest.substr(0, length) == name) return place;
-      rest.remove_prefix(length == rest.npos ? rest.size() : length + 1);
-    }
-    return -1;
-  }
-
-  ffi::RemainingArgs const& operands_;
-  std::string_view names_;
-  ffi::Error error_ = ffi::Error::Success();
-};
 
 // A product of rows with matrices, and what is done to its sums.
 ffi::Error launch(KernelKind kind, char const* name, cudaStream_t stream, ffi::AnyBuffer x,
                   ffi::AnyBuffer matrices, Sizes group_sizes, Sizes group_offset,
                   ffi::RemainingArgs operands, ffi::RemainingRets results,
                   ffi::Dictionary attributes) {
-  Attributes asked(attributes);
-  mlp::GatedArguments a{};
-  auto const optional = asked.get<std::string_view>("optional");
-  auto const zeroes_unowned = asked.get<bool>("zeroes_unowned");
-  auto const function = asked.get<int32_t>("function"), divisor = asked.get<int32_t>("divisor");
-  a.activation = asked.activation(static_cast<mlp::Function>(function));
-  a.max_sms = asked.max_sms();
-  TileConfig const tile = asked.tile(kind);
-  if (asked.error().failure()) return asked.error();
-  auto const tokens = Shape<2>::of("x", x);
-  if (!tokens) return tokens.error();
   auto const stack = Shape<3>::of("the matrices", matrices);
   if (!stack) return stack.error();
-  if (results.size() < 1 || results.size() > 3) return invalid("there are one to three results");
+  if (stack->batched) return invalid("the kernels of an expert MLP have no batch dimension");
+  auto const [local_groups, k, columns] = stack->size;
+  Attributes asked(attributes);
+  TileConfig const tile = asked.tile(kind);
+  OptionalOperands given(operands, asked.get<std::string_view>("optional"));
+  mlp::GatedArguments a{};
+  auto error = take({x, group_sizes, group_offset, results}, asked, given, local_groups, k, a);
+  if (error.failure()) return error;
+  auto const type = x.element_type();
+  if (matrices.element_type() != type) return invalid("x and the matrices differ in type");
   auto out = results.get<ffi::AnyBuffer>(0);
   if (!out) return out.error();
-  auto const rows = Shape<2>::of("the result", **out);
-  if (!rows) return rows.error();
-  if (tokens->batched || stack->batched || rows->batched) {
-    return invalid("the kernels of an expert MLP have no batch dimension");
-  }
-  auto const [local_groups, k, columns] = stack->size;
-  int const m = rows->size[0], n = rows->size[1];
-  auto const type = x.element_type();
-  if (tokens->size[1] != k) return invalid("x does not fit the matrices");
-  if (divisor < 1) return invalid("divisor has to be positive");
-  if (!element_type(type, {ElementType::kBf16}, a.type) || matrices.element_type() != type ||
-      (*out)->element_type() != type) {
-    return invalid("the kernels of an expert MLP take operands and results of bf16");
-  }
   for (ffi::AnyBuffer const& buffer : {x, matrices, ffi::AnyBuffer(**out)}) {
-    auto const error = whole_vectors("an operand or the result", buffer);
+    error = whole_vectors("an operand or the result", buffer);
     if (error.failure()) return error;
   }
-
-  auto const groups = groups_of(group_sizes, group_offset, 1, local_groups, m, zeroes_unowned);
-  if (!groups) return groups.error();
-  a.groups = *groups;
-  a.has_activation = function != kNoFunction;
-  a.is_concatenated = a.has_activation && columns == 2 * int64_t(n);
-  if (!a.is_concatenated && columns != n) return invalid("the matrices do not fit the result");
-  a.tokens = tokens->size[0];
-  a.divisor = divisor;
-  a.k = k;
-  a.n = n;
-  a.x = x.untyped_data();
+  a.is_concatenated = a.has_activation && columns == 2 * int64_t(a.n);
+  if (!a.is_concatenated && columns != a.n) return invalid("the matrices do not fit the result");
   a.gate_weights = matrices.untyped_data();
-
-  OptionalOperands given(operands, optional);
-  constexpr auto kFloat = ffi::DataType::F32;
-  auto const bias = [&](char const* name) {
-    void const* const data = given.take(name, std::array{local_groups, n}, {type, kFloat});
-    return mlp::Bias{data, data && given.type_of(name) == kFloat};
-  };
-  a.up_weights = given.take("wi_1", std::array{local_groups, k, n}, {type});
-  a.rows = static_cast<int const*>(given.take("rows", std::array{m}, {ffi::DataType::S32}));
-  a.gate_bias = bias(given.has("bo") ? "bo" : "b0");
-  a.up_bias = bias("b1");
-  a.weights = static_cast<float const*>(given.take("weights", std::array{m}, {kFloat}));
-  if (given.has("weights_of_pairs")) {
-    std::array const pairs{a.tokens, divisor};
-    a.weights = static_cast<float const*>(given.take("weights_of_pairs", pairs, {kFloat}));
-    a.weights_of_pairs = true;
-  }
+  a.up_weights = given.take("wi_1", std::array{local_groups, k, a.n}, {type});
   if (given.error().failure()) return given.error();
-  if (a.weights_of_pairs && !a.rows) return invalid("weights of pairs need to know the pairs");
-  if (!a.rows && a.tokens != m) return invalid("x does not fit the result");
-  bool const has_up = a.up_weights != nullptr || a.is_concatenated;
-  if (results.size() > 1 && results.size() != (has_up ? 3 : 2)) {
-    return invalid("gate and up are both kept, or neither is");
-  }
-
-  a.hidden = (*out)->untyped_data();
-  for (size_t i = 1; i < results.size(); ++i) {
-    auto kept = results.get<ffi::AnyBuffer>(i);
-    if (!kept) return kept.error();
-    if ((*kept)->element_count() != (*out)->element_count() || (*kept)->element_type() != type) {
-      return invalid("results differ in size or in type");
-    }
-    (i == 1 ? a.gate : a.up) = (*kept)->untyped_data();
-  }
+  error = take_results(results, a.has_up(), a);
+  if (error.failure()) return error;
   return launched(mlp::gated_ragged_dot(tile, a, stream), name);
 }
 

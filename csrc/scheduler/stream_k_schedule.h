@@ -10,7 +10,8 @@ namespace jgg {
 // depends on the group sizes, so every cluster counts them first. Rows that no local group owns
 // cost next to nothing and have no part in what is evened out: they come last, to be dealt first to
 // clusters that the last wave left idle.
-template <class Warp, int kTileM, int kTileN, int kTileK, int kCluster>
+template <class Warp, int kTileM, int kTileN, int kTileK, int kCluster,
+          class Assignment = jgg::Assignment>
 class StreamKSchedule {
  public:
   JGG_HOST_DEVICE StreamKSchedule(GroupSizes const& groups, int n, int k, int cluster, int clusters)

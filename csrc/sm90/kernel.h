@@ -1,5 +1,5 @@
-// The shell of every kernel with WGMMA, and of few_rows/: barriers, a warpgroup that brings work
-// and operands, and those that multiply and store.
+// The shell of every kernel with WGMMA, of few_rows/ and of packed/: barriers, a warpgroup that
+// brings work and operands, and those that multiply and store.
 //
 //   warpgroup  warp  role             registers           what it does
 //   0          0     Roles::load      kRegisters.load     one thread fills stages by TMA
@@ -13,15 +13,16 @@
 //
 //   registers (load, multiply)        40, 232 whole tiles; 56, 224 pieces of tiles
 //     three blocks a multiprocessor   40, 64 FP8 groups of few rows
+//     packed/decoding.h               72, 216
 //     with convert                    40, 88 to convert, 192
-//     as launched                     few_rows/: two blocks of 128 a thread
+//     as launched                     two blocks of 128 a thread in few_rows/, of 80 in packed/
 //
 //   barrier      arrivals that complete it
-//   full         1 of the thread that loads, and the bytes of the stage (few_rows/: and every
-//                thread that brings rows)
-//   empty        each consumer (FP8, few_rows/: each of its warps) of each CTA of the cluster, as a
-//                multicast fills the stage of all of them; where consumers take turns, the one
-//                whose tile it is
+//   full         1 of the thread that loads, and the bytes of the stage (few_rows/, packed/: and
+//                every thread that brings rows)
+//   empty        each consumer (FP8, few_rows/, packed/: each of its warps) of each CTA of the
+//                cluster, as a multicast fills the stage of all of them; where consumers take
+//                turns, the one whose tile it is
 //   scales_full  every thread of the warps that load scales
 //   rows_full    each warp that converts rows; their stage's weights have weights_full, as full is
 //   work_full    1 of the warp that schedules

@@ -17,6 +17,15 @@ __device__ int rows_of(WorkTile const& work) {
   return left < Config::kTileM ? left : Config::kTileM;
 }
 
+// Calls `function` with the first of those numbers that has room for `rows`, as a constant.
+template <int kRows, int... kMore, class Function>
+__device__ void with_least(int rows, Function function) {
+  if constexpr (sizeof...(kMore) > 0) {
+    if (rows > kRows) return with_least<kMore...>(rows, function);
+  }
+  function(std::integral_constant<int, kRows>{});
+}
+
 // Calls `function` with the least of 16, 32, ... kMost that has room for `rows`, as a constant.
 template <int kMost, int kRows = 16, class Function>
 __device__ void with_rows(int rows, Function function) {

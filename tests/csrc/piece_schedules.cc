@@ -12,6 +12,7 @@
 #include "scheduler/assignment.h"
 #include "scheduler/chains.h"
 #include "scheduler/contracting_pieces.h"
+#include "scheduler/even_assignment.h"
 #include "scheduler/skew.h"
 #include "scheduler/stream_k_schedule.h"
 
@@ -127,6 +128,7 @@ int worthwhile_chain_length(Sizes const& group_sizes, Offsets const& group_offse
   return cut ? work.cuts.length() : 0;
 }
 
+template <class Assignment>
 TileArray assignment(int units, int steps, int clusters) {
   std::vector<std::array<int, 5>> pieces;
   for (int cluster = 0; cluster < clusters; ++cluster) {
@@ -157,7 +159,8 @@ void define_piece_schedules(nb::module_& module) {
   module.def("worthwhile_chain_length", &worthwhile_chain_length, "group_sizes"_a, "group_offset"_a,
              "batches"_a, "local_groups"_a, "m"_a, "units"_a, "zeros_cost"_a, "most_sums"_a,
              "clusters"_a);
-  module.def("assignment", &assignment, "units"_a, "steps"_a, "clusters"_a);
+  module.def("assignment", &assignment<Assignment>, "units"_a, "steps"_a, "clusters"_a);
+  module.def("even_assignment", &assignment<EvenAssignment>, "units"_a, "steps"_a, "clusters"_a);
 }
 
 }  // namespace jgg

@@ -98,6 +98,20 @@ def test_every_number_of_units(clusters, steps, schedules):
     assert (cuts > 0) == (steps - -(-steps // parts) >= WORTHWHILE_STEPS)
 
 
+@pytest.mark.parametrize("clusters", [1, 2, 3, 7, 64, 264])
+@pytest.mark.parametrize("steps", [1, 2, 3, 5, 23, 45])
+def test_even_shares(clusters, steps, schedules):
+    """Kernels that only read, as those of packed matrices, cut every unit."""
+    for units in [*range(20), *np.random.randint(20, 2000, 5)]:
+        pieces = records(
+            schedules.even_assignment(units, steps, clusters), "cluster unit first steps partials"
+        )
+        check_assignment(pieces, units, steps, clusters)
+        own = np.bincount(pieces.cluster, pieces.steps)
+        assert len(own) == min(clusters, max(units * steps // 4, min(units, 1)))
+        assert own.size == 0 or own.max() - own.min() <= 1
+
+
 def test_longest_contracted_dimension(schedules):
     """The arithmetic must not overflow where K is the largest int."""
     steps = -(-(2**31 - 1) // TILE_K)

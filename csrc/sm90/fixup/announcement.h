@@ -38,9 +38,9 @@ using DeviceAtomic = cuda::atomic_ref<T, cuda::thread_scope_device>;
 // Called by one thread, behind a barrier with those that wrote `sums`.
 __device__ inline void announce(float const* sums, uint32_t* hint) {
   auto const name = reinterpret_cast<uint64_t>(sums);
-  // Sums are 64 KB apart, so those of a launch begin at entries of their own; two narrow tiles'
-  // begin at one.
-  uint32_t entry = static_cast<uint32_t>(name >> 16) % kAnnouncements;
+  // Sums are 8 KB apart or more, so those of a launch begin at entries of their own: tries are made
+  // one after the other, and with eight to an entry the last of 264 blocks would make hundreds.
+  uint32_t entry = static_cast<uint32_t>(name >> 13) % kAnnouncements;
   uint64_t free = 0;
   while (!DeviceAtomic<uint64_t>(announcements[entry])
               .compare_exchange_strong(free, name, cuda::memory_order_release,

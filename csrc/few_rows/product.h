@@ -1,0 +1,29 @@
+// From run-time arguments to what the kernels get of them, but for the matrices.
+#pragma once
+
+#include "few_rows/params.h"
+
+namespace jgg::few_rows {
+
+inline Product product_of(mlp::GatedArguments const& a) {
+  Product product;
+  product.x = static_cast<char const*>(a.x);
+  product.rows = a.rows;
+  product.divisor = a.divisor;
+  product.tokens = a.tokens;
+  product.gate_bias = a.gate_bias;
+  product.up_bias = a.up_bias;
+  product.weights = a.weights;
+  product.weights_of_pairs = a.weights_of_pairs;
+  product.out = a.hidden;
+  product.kept_gate = a.gate;
+  product.kept_up = a.up;
+  product.has_activation = a.has_activation;
+  product.activation = mlp::GeneralFunction(a.activation);
+  product.groups = a.groups;
+  product.k = a.k;
+  product.n = a.n;
+  return product;
+}
+
+}  // namespace jgg::few_rows

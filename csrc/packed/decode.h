@@ -1,0 +1,175 @@
+// From packed codes to two bfloat16 in a register, and to a thread's operand of 16 columns and 16
+// of K of the tensor cores' instructions.
+//
+// What limits it is the pipe of integer instructions, which takes one in two cycles; left shifts
+// have another one, and bfloat16 two at once a third.
+#pragma once
+
+#include <cstdint>
+
+#include "packed/packed.h"
+
+namespace jgg::packed {
+
+using Fragment = uint32_t[4];  // of columns c, c + 8, c, c + 8; the last two are of 8 more of K
+
+__device__ __forceinline__ uint32_t multiply_two(uint32_t a, uint32_t b) {
+  uint32_t product;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+  return product;
+}
+__device__ __forceinline__ uint32_t subtract_two(uint32_t a, uint32_t b) {
+  uint32_t difference;
+  asm("sub.rn.bf16x2 %0, %1, %2;" : "=r"(difference) : "r"(a), "r"(b));
+  return difference;
+}
+
+// The compiler makes one instruction of either.
+__device__ __forceinline__ uint32_t masked_or(uint32_t x, uint32_t mask, uint32_t bits) {
+  return (x & mask) | bits;
+}
+__device__ __forceinline__ uint32_t select(uint32_t mask, uint32_t a, uint32_t b) {
+  return (a & mask) | (b & ~mask);
+}
+
+__device__ __forceinline__ uint32_t twice_low(uint32_t x) { return __byte_perm(x, x, 0x1010); }
+__device__ __forceinline__ uint32_t twice_high(uint32_t x) { return __byte_perm(x, x, 0x3232); }
+
+// Eight codes of e2m1 at the bits of a bfloat16's sign, exponent and mantissa, where each is 2^-126
+// of its value.
+__device__ __forceinline__ void decode_e2m1(uint32_t x, Fragment& a) {
+  constexpr uint32_t kCode = 0x81C081C0;
+  // Signs and magnitudes of the last two pairs meet in one word, four bits apart.
+  uint32_t const y = select(0x801C801C, x << 2, x >> 3);
+  a[0] = x & kCode;
+  a[1] = (x << 3) & kCode;
+  a[2] = (y << 4) & kCode;
+  a[3] = y & kCode;
+}
+
+constexpr uint32_t k128 = 0x43004300;  // in bfloat16, twice: its last seven bits count ones
+
+// Eight codes, less 128 + a zero point of either column.
+__device__ __forceinline__ void decode_int4(uint32_t x, uint32_t const (&zero)[2], Fragment& a) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    a[i] = subtract_two(masked_or(x >> 4 * i, 0x000F000F, k128), zero[i % 2]);
+  }
+}
+
+// Four numbers: 128 + their last seven bits, less 128, or 256 if they are negative.
+__device__ __forceinline__ void decode_int8(uint32_t x, uint32_t& first, uint32_t& second) {
+  uint32_t const y = x >> 8;
+  first = subtract_two(masked_or(x, 0x007F007F, k128), masked_or(x, 0x00800080, k128));
+  second = subtract_two(masked_or(y, 0x007F007F, k128), masked_or(y, 0x00800080, k128));
+}
+
+// Which elements share scales and zero points, of int4.
+struct Groups {
+  int shift;  // log2 of their number over 32
+  bool has_zeros;
+};
+
+// What a thread has of record number `record` of some that follow each other along K, and how it
+// becomes operands of four steps of 16. `thread` is one of 128; `scales` and `zeros` are of the
+// groups of all those records.
+template <Format kFormat>
+class Record;
+
+template <>
+class Record<Format::kMxFp4> {
+ public:
+  static constexpr int kSlotBytes = 128;  // of a record
+  static constexpr int kSlots = 1;        // the most of a record
+  static constexpr bool kMayHaveZeros = false;
+
+  __device__ __forceinline__ Record(uint8_t const* values, uint8_t const* scales, uint8_t const*,
+                                    int record, int thread, Groups const&) {
+    words_ = *reinterpret_cast<uint4 const*>(values + record * 2048 + thread * 16);
+    uint32_t const e =
+        *reinterpret_cast<uint32_t const*>(scales + record * kSlotBytes + thread / 4 * 4);
+    // Of either column: 2^(e - 127) of both groups.
+    scales_[0] = (e << 7) & 0x7F807F80;
+    scales_[1] = (e >> 1) & 0x7F807F80;
+  }
+
+  template <int kStep>
+  __device__ __forceinline__ void decode(Fragment& a) const {
+    uint32_t const words[] = {words_.x, words_.y, words_.z, words_.w};
+    decode_e2m1(words[kStep], a);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      uint32_t const scale = scales_[i % 2];
+      a[i] = multiply_two(a[i], kStep < 2 ? twice_low(scale) : twice_high(scale));
+    }
+  }
+
+ private:
+  uint4 words_;
+  uint32_t scales_[2];
+};
+
+template <>
+class Record<Format::kInt4> {
+ public:
+  static constexpr int kSlotBytes = 128;  // scales of a group; its zero points have half of that
+  static constexpr int kSlots = 2;
+  static constexpr bool kMayHaveZeros = true;
+
+  __device__ __forceinline__ Record(uint8_t const* values, uint8_t const* scales,
+                                    uint8_t const* zeros, int record, int thread,
+                                    Groups const& of) {
+    words_ = *reinterpret_cast<uint4 const*>(values + record * 2048 + thread * 16);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      int const at = ((2 * record + half) >> of.shift) * kSlotBytes + thread / 4 * 4;
+      uint32_t const pair = *reinterpret_cast<uint32_t const*>(scales + at);
+      scales_[half][0] = twice_low(pair);
+      scales_[half][1] = twice_high(pair);
+      uint32_t zero = 0x0808;
+      if (of.has_zeros) zero = *reinterpret_cast<uint16_t const*>(zeros + at / 2);
+      zeros_[half][0] = __byte_perm(zero, 0x43, 0x4040);
+      zeros_[half][1] = __byte_perm(zero, 0x43, 0x4141);
+    }
+  }
+
+  template <int kStep>
+  __device__ __forceinline__ void decode(Fragment& a) const {
+    uint32_t const words[] = {words_.x, words_.y, words_.z, words_.w};
+    decode_int4(words[kStep], zeros_[kStep / 2], a);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) a[i] = multiply_two(a[i], scales_[kStep / 2][i % 2]);
+  }
+
+ private:
+  uint4 words_;
+  uint32_t scales_[2][2];
+  uint32_t zeros_[2][2];
+};
+
+template <>
+class Record<Format::kInt8> {
+ public:
+  static constexpr int kSlotBytes = 0;
+  static constexpr int kSlots = 0;
+  static constexpr bool kMayHaveZeros = false;
+
+  __device__ __forceinline__ Record(uint8_t const* values, uint8_t const*, uint8_t const*,
+                                    int record, int thread, Groups const&) {
+    uint8_t const* const at = values + record * 4096 + thread * 16;
+    words_[0] = *reinterpret_cast<uint4 const*>(at);
+    words_[1] = *reinterpret_cast<uint4 const*>(at + 2048);
+  }
+
+  template <int kStep>
+  __device__ __forceinline__ void decode(Fragment& a) const {
+    uint4 const two = words_[kStep / 2];
+    decode_int8(kStep % 2 ? two.z : two.x, a[0], a[1]);
+    decode_int8(kStep % 2 ? two.w : two.y, a[2], a[3]);
+  }
+
+ private:
+  uint4 words_[2];
+};
+
+}  // namespace jgg::packed

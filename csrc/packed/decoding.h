@@ -1,0 +1,206 @@
+// The product for groups of more rows: two consumers decode records from shared memory into the
+// registers of WGMMA's operand on the M side, where columns of the matrices are, and rows are on
+// the N side, as many as the tile has. Decoding overlaps with the products of the 16 of K before.
+#pragma once
+
+#include <cute/algorithm/gemm.hpp>
+#include <cute/atom/mma_atom.hpp>
+#include <cute/tensor.hpp>
+
+#include "few_rows/epilogue.h"
+#include "packed/rows_epilogue.h"
+#include "scheduler/ragged_schedule.h"
+#include "sm90/swapped.h"
+#include "sm90/wgmma.h"
+
+namespace jgg::packed {
+
+using sm90::kConsumers;
+using sm90::kWarpgroup;
+
+template <Format kFormat, bool kHasUp>
+struct DecodingConfig
+    : StageConfig<kFormat, kHasUp, /*kTileM=*/128, /*kRecords=*/2, /*kStrips=*/2 * kConsumers> {
+  using Base = StageConfig<kFormat, kHasUp, 128, 2, 2 * kConsumers>;
+  static constexpr int kReserve =
+      sm90::kSharedMemoryReserve + Base::kTileM * sizeof(int) + kConsumers * sizeof(RowsOfSums);
+  static constexpr int kStages = (sm90::kSharedMemoryLimit - kReserve) / Base::kStageBytes;
+  // A stage is released when the next one is multiplied.
+  static_assert(kStages >= 2);
+};
+
+template <class Config>
+struct DecodingStorage : StageStorage<Config> {
+  RowsOfSums sums[kConsumers];
+};
+
+template <class Config>
+class DecodingMainloop {
+  using Shared = DecodingStorage<Config>;
+  using Element = typename Config::Element;
+  static constexpr int kColumns = sm90::kColumnsPerConsumer;
+
+  template <int kRows>
+  using Mma = decltype(cute::make_tiled_mma(
+      cute::GMMA::rs_op_selector<
+          Element, Element, float,
+          cute::Shape<cute::Int<kColumns>, cute::Int<kRows>, cute::Int<kSide>>>()));
+  template <int kRows>
+  using Products = decltype(cute::partition_fragment_C(
+      Mma<kRows>{}, cute::Shape<cute::Int<kColumns>, cute::Int<kRows>>{}));
+
+ public:
+  // Multiplies and stores a tile of at most kRows rows.
+  template <int kRows>
+  __device__ static void compute(Params const& params, WorkTile const& work, Shared& shared,
+                                 sm90::StageIterator<Config::kStages>& stage, int consumer) {
+    constexpr int kBlocks = kRows / few_rows::kMmaRows;
+    Products<kRows> products[2];
+    multiply<kRows>(params, records_of<Config>(params, work), shared, stage, consumer, products);
+    constexpr int kConsumerColumns = Config::kTileN / kConsumers;
+    RowsEpilogue<Config> const epilogue(params, work, shared.sums[consumer],
+                                        work.n + consumer * kConsumerColumns, consumer);
+    epilogue.template store<kBlocks>([&](int strip, int i) { return products[strip](i); });
+  }
+
+ private:
+  // Of a record's part of K in the first stage.
+  template <int kRows>
+  __device__ static auto row_descriptors(Shared& shared) {
+    using namespace cute;
+    using Layout = decltype(tile_to_shape(GMMA::Layout_K_SW128_Atom<Element>{},
+                                          Shape<Int<kRows>, Int<kSide>>{}));
+    auto const tile =
+        make_tensor(make_smem_ptr(reinterpret_cast<Element*>(shared.rows[0][0])), Layout{});
+    auto const thread_mma = Mma<kRows>{}.get_slice(threadIdx.x % kWarpgroup);
+    return sm90::in_uniform_registers(thread_mma.make_fragment_B(thread_mma.partition_B(tile)));
+  }
+
+  template <int kStep, int kRows, class Rows>
+  __device__ static __forceinline__ void issue(typename Config::Of const& record, Rows const& rows,
+                                               Fragment& a, Products<kRows>& products) {
+    using namespace cute;
+    record.template decode<kStep>(a);
+    auto const registers =
+        make_tensor(make_rmem_ptr(reinterpret_cast<Element*>(a)), Layout<Shape<Int<8>, Int<1>>>{});
+    warpgroup_arrive();
+    Mma<kRows> mma;
+    mma.accumulate_ = GMMA::ScaleOut::One;
+    gemm(mma, registers, rows(_, _, kStep), products);
+  }
+
+  // products = those of both strips of a consumer with a tile's rows. Registers of products under
+  // way stay as they are: there are two sets, for the 16 of K before and these.
+  template <int kRows>
+  __device__ static __forceinline__ void multiply(Params const& params, int records, Shared& shared,
+                                                  sm90::StageIterator<Config::kStages>& stage,
+                                                  int consumer, Products<kRows> (&products)[2]) {
+    using namespace cute;
+    auto const rows = row_descriptors<kRows>(shared);
+    int const thread = threadIdx.x % kWarpgroup;
+    Fragment a[2][2];
+#pragma unroll
+    for (int strip = 0; strip < 2; ++strip) {
+      clear(products[strip]);
+      warpgroup_fence_operand(products[strip]);
+    }
+    auto const release = [&](int of) {
+      if (thread % kWarpSize == 0) shared.empty[of].arrive();
+    };
+    int before = -1;
+#pragma unroll 1
+    for (; records > 0; records -= Config::kRecords, ++stage) {
+      shared.full[stage.stage].wait(stage.phase);
+      // Rows were written by threads, and WGMMA reads by another way.
+      sm90::fence_async_proxy();
+#pragma unroll
+      for (int record = 0; record < Config::kRecords; ++record) {
+        if (record >= records) break;
+        auto const record_of = [&](int strip) {
+          uint8_t const* const groups = shared.groups[stage.stage][consumer * 2 + strip];
+          return typename Config::Of(shared.values[stage.stage][consumer * 2 + strip], groups,
+                                     groups + Config::kScaleBytes, record, thread, params.of);
+        };
+        typename Config::Of const of[2] = {record_of(0), record_of(1)};
+        auto const here =
+            sm90::advance(rows, (stage.stage * Config::kRecords + record) * Config::kRowsBytes);
+        auto const step = [&](auto k) {
+          constexpr int kStep = decltype(k)::value;
+          issue<kStep, kRows>(of[0], here, a[kStep % 2][0], products[0]);
+          issue<kStep, kRows>(of[1], here, a[kStep % 2][1], products[1]);
+          warpgroup_commit_batch();
+          warpgroup_wait<1>();
+        };
+        step(Int<0>{});
+        if (record == 0 && before >= 0) release(before);
+        step(Int<1>{});
+        step(Int<2>{});
+        step(Int<3>{});
+      }
+      before = stage.stage;
+    }
+    warpgroup_wait<0>();
+    release(before);
+#pragma unroll
+    for (int strip = 0; strip < 2; ++strip) warpgroup_fence_operand(products[strip]);
+  }
+};
+
+template <class Config_>
+struct DecodingRoles {
+  using Config = Config_;
+  using Params = packed::Params;
+  using Shared = DecodingStorage<Config>;
+  // Loads know many addresses.
+  static constexpr sm90::Registers kRegisters{72, 216};
+  static constexpr int kThreads = sm90::kThreads;
+  static constexpr int kBlocks = 1;
+
+  __device__ static void initialize(Params const&, Shared& shared) {
+    constexpr int kConsumerWarps = kConsumers * kWarpgroup / kWarpSize;
+    if (threadIdx.x == 0) {
+      sm90::set_arrivals(shared.full, 1 + kRowThreads);
+      sm90::set_arrivals(shared.empty, kConsumerWarps);
+      sm90::set_arrivals(shared.work_full, 1);
+      sm90::set_arrivals(shared.work_empty, 1 + kRowWarps + kConsumerWarps);
+      sm90::fence_barriers();
+    }
+  }
+
+  // Groups have several tiles that read the same records.
+  __device__ static void load(Params const& params, Shared& shared, int) {
+    sm90::for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
+      load_records<Config>(params, shared, work, stage,
+                           static_cast<uint64_t>(sm90::LoadHint::kNormal));
+    });
+  }
+
+  __device__ static void schedule(Params const& params, Shared& shared, int) {
+    NoncontractingSchedule<DeviceWarp, Config::kTileM, Config::kTileN, Config::kTileK, 1> schedule(
+        params.groups, params.n, params.k);
+    sm90::fill_ring<Config>(schedule, RoundRobin(blockIdx.x, gridDim.x), shared);
+  }
+
+  __device__ static void bring(Params const& params, Shared& shared, int, int) {
+    sm90::for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
+      load_rows<Config>(params, shared, work, stage);
+    });
+  }
+
+  __device__ static void consume(Params const& params, Shared& shared, int consumer) {
+    sm90::for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
+      if (work.k_tiles == 0) {
+        if (consumer > 0) return;
+        return few_rows::store_zeros<Config>(params, work, threadIdx.x % kWarpgroup, kWarpgroup);
+      }
+      // With 96, groups of a little more than 64 rows take three quarters of the time.
+      int const rows_of_tile = uniform(sm90::rows_of<Config>(work));
+      sm90::with_least<16, 32, 64, 96, Config::kTileM>(rows_of_tile, [&](auto rows) {
+        DecodingMainloop<Config>::template compute<rows.value>(params, work, shared, stage,
+                                                               consumer);
+      });
+    });
+  }
+};
+
+}  // namespace jgg::packed

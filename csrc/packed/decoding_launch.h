@@ -1,0 +1,29 @@
+// From run-time arguments to one compiled kernel for packed matrices, and its launch.
+#pragma once
+
+#include <algorithm>
+
+#include "packed/decoding.h"
+#include "sm90/launch.h"
+
+namespace jgg::packed {
+
+template <class Config>
+cudaError_t launch_decoding(Arguments const& a, cudaStream_t stream) {
+  GroupSizes const& groups = a.product.groups;
+  int64_t const row_tiles = ceil_div(groups.rows, Config::kTileM) + int64_t(groups.groups) + 1;
+  int64_t const units =
+      std::min<int64_t>(row_tiles, groups.rows) * ceil_div(a.product.n, Config::kTileN);
+  return sm90::launch_persistent<DecodingRoles<Config>>(make_params(a), units, a.product.max_sms,
+                                                        stream);
+}
+
+template <Format kFormat>
+cudaError_t decoded(Arguments const& a, cudaStream_t stream) {
+  if (a.product.has_activation && a.up.values) {
+    return launch_decoding<DecodingConfig<kFormat, true>>(a, stream);
+  }
+  return launch_decoding<DecodingConfig<kFormat, false>>(a, stream);
+}
+
+}  // namespace jgg::packed

@@ -1,0 +1,226 @@
+// How operands get to shared memory: records by bulk copies, rows by threads, since no TMA box has
+// rows of any tokens, nor rows of any length.
+#pragma once
+
+#include <cute/arch/copy_sm80.hpp>
+#include <cute/arch/copy_sm90_tma.hpp>
+
+#include "packed/params.h"
+#include "sm90/work.h"
+
+namespace jgg::packed {
+
+using sm90::kRowBytes;
+
+// Of all kernels: a stage has a few records of two strips, of 64 columns each, and as much of rows.
+// Strips are of gate and of up, or follow each other.
+template <Format kFormat_, bool kHasUp_, int kTileM_, int kRecords_, int kStrips_>
+struct StageConfig {
+  using Element = cutlass::bfloat16_t;
+  static constexpr Format kFormat = kFormat_;
+  static constexpr bool kHasUp = kHasUp_;
+  static constexpr int kTileM = kTileM_;
+  static constexpr int kRecords = kRecords_;  // of a strip, in a stage
+  static constexpr int kStrips = kStrips_;
+  static constexpr int kTileN = kStrips * kSide / (kHasUp ? 2 : 1);  // of the result
+  // What schedules count in. Groups of 128 do not cross it.
+  static constexpr int kStepRecords = 2;
+  static constexpr int kTileK = kStepRecords * kSide;
+  static constexpr int kCluster = 1;
+  static constexpr int kNextRun = kSide;  // from a column of a thread to that in the next strip
+  static_assert(kRecords % kStepRecords == 0);
+
+  using Of = Record<kFormat>;
+  static constexpr int kRecordBytes = record_bytes(kFormat);
+  static constexpr int kValueBytes = kRecords * kRecordBytes;
+  static constexpr int kScaleBytes = kRecords * Of::kSlots * Of::kSlotBytes;
+  static constexpr int kGroupBytes = Of::kMayHaveZeros ? kScaleBytes * 3 / 2 : kScaleBytes;
+  static constexpr int kRowsBytes = kTileM * kRowBytes;  // of a record's part of K
+  static constexpr int kStageBytes = kStrips * (kValueBytes + kGroupBytes) + kRecords * kRowsBytes;
+};
+
+template <class Config>
+struct StageStorage {
+  alignas(1024) uint8_t rows[Config::kStages][Config::kRecords][Config::kRowsBytes];
+  alignas(128) uint8_t values[Config::kStages][Config::kStrips][Config::kValueBytes];
+  alignas(128) uint8_t
+      groups[Config::kStages][Config::kStrips][Config::kGroupBytes > 0 ? Config::kGroupBytes : 16];
+  int tokens[Config::kTileM];
+  WorkTile work[sm90::kWorkStages];
+  alignas(8) sm90::Barrier full[Config::kStages];
+  alignas(8) sm90::Barrier empty[Config::kStages];
+  alignas(8) sm90::Barrier work_full[sm90::kWorkStages];
+  alignas(8) sm90::Barrier work_empty[sm90::kWorkStages];
+};
+
+// Records along K of a piece of a tile, the first of which is at `first_record`.
+template <class Config>
+__device__ int first_record(WorkTile const& work) {
+  return work.first_step * Config::kStepRecords;
+}
+template <class Config>
+__device__ int records_of(Params const& params, WorkTile const& work) {
+  return min(work.k_tiles * Config::kStepRecords, params.records() - first_record<Config>(work));
+}
+
+__device__ __forceinline__ void copy(uint32_t to, void const* from, int bytes, uint64_t* barrier,
+                                     uint64_t hint) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], "
+      "[%1], "
+      "%2, [%3], %4;" ::"r"(to),
+      "l"(from), "r"(bytes), "r"(cute::cast_smem_ptr_to_uint(barrier)), "l"(hint)
+      : "memory");
+}
+
+// What one lane of the warp that loads copies: the values, the scales or the zero points of one of
+// a tile's strips. Where they are is worked out once a tile: a thread that did it for all copies of
+// every stage took longer than memory does.
+template <class Config>
+class Copier {
+  static constexpr int kSlotBytes = Config::Of::kSlotBytes;
+  static constexpr int kKinds = kSlotBytes == 0 ? 1 : Config::Of::kMayHaveZeros ? 3 : 2;
+  static_assert(kKinds * Config::kStrips <= kWarpSize);
+
+ public:
+  template <class Shared>
+  __device__ Copier(Params const& params, Shared& shared, WorkTile const& work) {
+    int const lane = threadIdx.x % kWarpSize;
+    int const strip = lane % Config::kStrips, kind = lane / Config::kStrips;
+    int const at = work.n / kSide + (Config::kHasUp ? strip / 2 : strip);
+    Matrices const& matrices = Config::kHasUp && strip % 2 ? params.up : params.gate;
+    uint8_t const* base = matrices.values;
+    void* to = shared.values[0][strip];
+    unit_ = Config::kRecordBytes;
+    shift_ = 1;
+    if (kind > 0) {
+      if constexpr (Config::Of::kMayHaveZeros) shift_ = params.of.shift;
+      base = kind == 1 ? matrices.scales : matrices.zero_points;
+      to = shared.groups[0][strip] + (kind == 1 ? 0 : Config::kScaleBytes);
+      unit_ = kind == 1 ? kSlotBytes : kSlotBytes / 2;
+    }
+    // A strip past the last one has no bytes.
+    if (kind >= kKinds || at >= params.strips() || base == nullptr) unit_ = 0;
+    int64_t const before = int64_t(work.group) * params.strips() + at;
+    from_ = base + before * bytes(params.records());
+    to_ = cute::cast_smem_ptr_to_uint(to);
+    stride_ = kind == 0 ? sizeof(shared.values[0]) : sizeof(shared.groups[0]);
+  }
+
+  // Of `records` that follow each other, from the first of a group on.
+  __device__ int bytes(int records) const {
+    return ((2 * records + (1 << shift_) - 1) >> shift_) * unit_;
+  }
+
+  __device__ void copy(int stage, int first, int count, uint64_t* barrier, uint64_t hint) const {
+    if (unit_ == 0) return;
+    packed::copy(to_ + stage * stride_, from_ + bytes(first), bytes(count), barrier, hint);
+  }
+
+ private:
+  uint8_t const* from_;
+  uint32_t to_;  // in the first stage
+  int stride_;   // from stage to stage
+  int unit_;     // bytes
+  int shift_;    // log2 of the halves of records that share a unit
+};
+
+// By a warp. All strips of a tile's part of K.
+template <class Config, class Shared>
+__device__ void load_records(Params const& params, Shared& shared, WorkTile const& work,
+                             sm90::StageIterator<Config::kStages>& stage, uint64_t hint) {
+  int const first = first_record<Config>(work), records = records_of<Config>(params, work);
+  if (records <= 0) return;
+  Copier<Config> const copier(params, shared, work);
+  for (int done = 0; done < records; done += Config::kRecords, ++stage) {
+    int const count = min(records - done, Config::kRecords);
+    int const bytes = __reduce_add_sync(~0u, copier.bytes(count));
+    shared.empty[stage.stage].wait(stage.phase ^ 1);
+    sm90::Barrier& full = shared.full[stage.stage];
+    if (DeviceWarp::leads()) full.arrive_and_expect_tx(bytes);
+    __syncwarp();
+    copier.copy(stage.stage, first + done, count, full.address(), hint);
+  }
+}
+
+constexpr int kRowWarps = 2;
+constexpr int kRowThreads = kRowWarps * kWarpSize;
+
+// By each of the threads that bring rows. A row's 128 bytes of a record are eight pieces, swizzled
+// as WGMMA and ldmatrix want them. Rows that a tile does not have are left as they are, and only
+// reach rows of the result that are not stored.
+template <class Config, class Shared>
+__device__ void load_rows(Params const& params, Shared& shared, WorkTile const& work,
+                          sm90::StageIterator<Config::kStages>& stage) {
+  constexpr int kPieces = kRowBytes / 16, kElements = 16 / sizeof(typename Config::Element);
+  constexpr int kRowsAtOnce = kRowThreads / kPieces, kOwn = Config::kTileM / kRowsAtOnce;
+  constexpr int kBranches = kOwn < 4 ? kOwn : 4;  // rows that are read, or zeros, together
+  int const first = first_record<Config>(work), records = records_of<Config>(params, work);
+  if (records <= 0) return;
+  int const thread = threadIdx.x % kRowThreads, piece = thread % kPieces;
+  int const own = thread / kPieces, rows = min(work.extent - work.m, Config::kTileM);
+  bool const in_vectors = params.k % kElements == 0;
+  // Whose rows are in shared memory is known to all threads of the warp that read them.
+#pragma unroll 1
+  for (int i = piece; i < kOwn; i += kPieces) {
+    int const row = own + i * kRowsAtOnce;
+    unsigned const token = row < rows ? params.token(work.begin + work.m + row) : ~0u;
+    shared.tokens[row] = token < static_cast<unsigned>(params.tokens) ? int(token) : -1;
+  }
+  __syncwarp();
+  // Where a thread's rows are, in vectors: x has at most 2^32 of them. Worked out once a tile,
+  // since two warps issue 16 KB of copies in the time of 64 of K.
+  uint32_t from[kOwn], exist = 0;
+#pragma unroll
+  for (int i = 0; i < kOwn; ++i) {
+    int const token = shared.tokens[own + i * kRowsAtOnce];
+    from[i] = token < 0 ? 0 : token * static_cast<unsigned>(params.k / kElements);
+    exist |= (token < 0 ? 0u : 1u) << i;
+  }
+  int const count = rows > own ? (rows - own + kRowsAtOnce - 1) / kRowsAtOnce : 0;
+
+  int const place = own * kRowBytes + (piece ^ own % kPieces) * 16;
+  for (int done = 0; done < records; done += Config::kRecords, ++stage) {
+    shared.empty[stage.stage].wait(stage.phase ^ 1);
+#pragma unroll 1
+    for (int record = 0; record < Config::kRecords && done + record < records; ++record) {
+      int const step = (first + done + record) * kPieces, k = (step + piece) * kElements;
+      uint8_t* const to = shared.rows[stage.stage][record] + place;
+      if (in_vectors) {
+        char const* const x = params.x + (int64_t(step) + piece) * 16;
+        uint32_t const reads = k < params.k ? exist : 0;
+#pragma unroll
+        for (int i = 0; i < kOwn; ++i) {
+          if (i % kBranches == 0 && i >= count) break;
+          cute::SM80_CP_ASYNC_CACHEGLOBAL_ZFILL<cute::uint128_t>::copy(
+              *reinterpret_cast<cute::uint128_t const*>(x + uint64_t(from[i]) * 16),
+              *reinterpret_cast<cute::uint128_t*>(to + i * kRowsAtOnce * kRowBytes),
+              reads >> i & 1);
+        }
+        continue;
+      }
+#pragma unroll 1
+      for (int i = 0; i < count; ++i) {
+        int const token = shared.tokens[own + i * kRowsAtOnce];
+        auto const* const x =
+            reinterpret_cast<uint16_t const*>(params.x) + int64_t(token) * params.k + k;
+        uint32_t words[4] = {};
+#pragma unroll
+        for (int e = 0; e < kElements; ++e) {
+          uint32_t const bits = token >= 0 && k + e < params.k ? __ldg(x + e) : 0;
+          words[e / 2] |= bits << e % 2 * 16;
+        }
+        *reinterpret_cast<uint4*>(to + i * kRowsAtOnce * kRowBytes) = {words[0], words[1], words[2],
+                                                                       words[3]};
+      }
+    }
+    if (in_vectors) {
+      shared.full[stage.stage].arrive_after_copies();
+    } else {
+      shared.full[stage.stage].arrive();
+    }
+  }
+  __syncwarp();  // before tokens of the next tile
+}
+
+}  // namespace jgg::packed

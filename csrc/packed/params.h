@@ -1,0 +1,39 @@
+// What the kernels get.
+#pragma once
+
+#include "few_rows/product.h"
+#include "packed/decode.h"
+#include "packed/packed.h"
+#include "scheduler/ceil_div.h"
+
+namespace jgg::packed {
+
+struct Params : few_rows::Product {
+  Matrices gate;
+  Matrices up;
+  Groups of;
+  float* partial_sums;      // [blocks, 16 x 128], of the kernel for few rows
+  uint32_t* announcements;  // [blocks]
+
+  // Records of a matrix along either dimension.
+  __device__ int strips() const { return (n + kSide - 1) / kSide; }
+  __device__ int records() const { return (k + kSide - 1) / kSide; }
+};
+
+inline Groups groups_of(int group_size, Matrices const& matrices) {
+  int const shift = group_size >= 128 ? 2 : group_size >= 64 ? 1 : 0;
+  return {shift, matrices.zero_points != nullptr};
+}
+
+inline Params make_params(Arguments const& a) {
+  Params params;
+  static_cast<few_rows::Product&>(params) = few_rows::product_of(a.product);
+  params.gate = a.gate;
+  params.up = a.up;
+  params.of = groups_of(a.group_size, a.gate);
+  params.partial_sums = nullptr;
+  params.announcements = nullptr;
+  return params;
+}
+
+}  // namespace jgg::packed

@@ -1,0 +1,241 @@
+// The product for groups of few rows, whose time is that of reading matrices: a thread copies
+// records, two warps bring rows, and two teams of four warps take records in turn, decode them and
+// multiply with the tensor cores' older instruction, which takes 16 columns by 8 rows.
+//
+// All units are cut along K into equal shares, or a multiprocessor in three would be idle where a
+// token visits four experts. Partial sums are few.
+#pragma once
+
+#include <cute/arch/copy_sm75.hpp>
+
+#include "few_rows/sizes.h"
+#include "packed/epilogue.h"
+#include "scheduler/even_assignment.h"
+#include "scheduler/stream_k_schedule.h"
+#include "sm90/fixup/announcement.h"
+
+namespace jgg::packed {
+
+constexpr int kTeams = 2;
+constexpr int kTeamWarps = 4;
+constexpr int kTeamThreads = kTeamWarps * kWarpSize;
+constexpr int kStreamingBlocks = 2;  // of a multiprocessor
+
+// Named barriers: of both teams, whose sums meet in shared memory, and of the first team alone.
+enum TeamBarrier : int { kSumsThere = 1, kSumsTaken = 2, kFirstTeam = 3 };
+
+template <Format kFormat, bool kHasUp>
+struct StreamingConfig
+    : StageConfig<kFormat, kHasUp, /*kTileM=*/16, /*kRecords=*/16 / bits_of(kFormat),
+                  /*kStrips=*/2> {
+  using Base = StageConfig<kFormat, kHasUp, 16, 16 / bits_of(kFormat), 2>;
+  static constexpr int kBlocksOfRows = Base::kTileM / few_rows::kMmaRows;
+  static constexpr int kSums = 2 * kBlocksOfRows * 4;  // of a thread
+
+  static constexpr int kReserve = sm90::kSharedMemoryReserve +
+                                  few_rows::kGroupsAtOnce * sizeof(int) +
+                                  kTeamThreads * kSums * sizeof(float);
+  static constexpr int kStages = (few_rows::kSharedMemory - kReserve) / Base::kStageBytes;
+};
+
+template <class Config>
+struct StreamingStorage : StageStorage<Config> {
+  float sums[Config::kSums][kTeamThreads];  // of the second team
+  int sizes[few_rows::kGroupsAtOnce];
+  int offset;
+};
+
+template <int kStep, class Record, int kBlocks>
+__device__ __forceinline__ void multiply_step(Record const& record,
+                                              uint32_t const (&rows)[kBlocks][2][4],
+                                              float (&sums)[kBlocks][4]) {
+  Fragment a;
+  record.template decode<kStep>(a);
+#pragma unroll
+  for (int block = 0; block < kBlocks; ++block) {
+    auto const& b = rows[block][kStep / 2];
+    few_rows::multiply_add<cutlass::bfloat16_t>(sums[block], a, b[kStep % 2 * 2],
+                                                b[kStep % 2 * 2 + 1]);
+  }
+}
+
+// Adds a team's part of the product with the first kBlocks eights of rows.
+template <class Config, int kBlocks>
+__device__ __forceinline__ void multiply(Params const& params, StreamingStorage<Config>& shared,
+                                         int records, int team,
+                                         sm90::StageIterator<Config::kStages>& stage,
+                                         few_rows::Sums<kBlocks>& sums) {
+  int const lane = threadIdx.x % kWarpSize, thread = threadIdx.x % kTeamThreads;
+  int const place = lane % 8 * kRowBytes + (lane / 8 ^ lane % 8) * 16;
+  for (; records > 0; records -= Config::kRecords, ++stage) {
+    shared.full[stage.stage].wait(stage.phase);
+#pragma unroll
+    for (int first = 0; first < Config::kRecords; first += kTeams) {
+      int const record = first + team;
+      if (record >= records) break;
+      uint32_t rows[kBlocks][2][4];
+#pragma unroll
+      for (int block = 0; block < kBlocks; ++block) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          uint8_t const* const at = shared.rows[stage.stage][record] +
+                                    block * few_rows::kMmaRows * kRowBytes +
+                                    (place ^ half * (kRowBytes / 2));
+          auto& b = rows[block][half];
+          cute::SM75_U32x4_LDSM_N::copy(*reinterpret_cast<cute::uint128_t const*>(at), b[0], b[1],
+                                        b[2], b[3]);
+        }
+      }
+#pragma unroll
+      for (int strip = 0; strip < 2; ++strip) {
+        uint8_t const* const groups = shared.groups[stage.stage][strip];
+        typename Config::Of const of(shared.values[stage.stage][strip], groups,
+                                     groups + Config::kScaleBytes, record, thread, params.of);
+        multiply_step<0>(of, rows, sums[strip]);
+        multiply_step<1>(of, rows, sums[strip]);
+        multiply_step<2>(of, rows, sums[strip]);
+        multiply_step<3>(of, rows, sums[strip]);
+      }
+    }
+    __syncwarp();
+    if (lane == 0) shared.empty[stage.stage].arrive();
+  }
+}
+
+// The sums of a block of the first team on their way to another block, as in fixup/partial_sums.h.
+template <class Config>
+class Partials {
+ public:
+  __device__ explicit Partials(Params const& params) : params_(params) {}
+
+  template <int kBlocks>
+  __device__ void hand_over(int slot, few_rows::Sums<kBlocks> const& sums) const {
+    float* const to = sums_of(slot);
+    each<kBlocks>([&](int i, int strip, int block, int e) {
+      __stcg(to + i * kTeamThreads + threadIdx.x % kTeamThreads, sums[strip][block][e]);
+    });
+    sm90::sync_named(kTeamThreads, kFirstTeam);
+    if (threadIdx.x % kTeamThreads == 0) sm90::announce(to, params_.announcements + slot);
+  }
+
+  template <int kBlocks>
+  __device__ void add(int slot, few_rows::Sums<kBlocks>& sums) const {
+    float const* const from = sums_of(slot);
+    if (threadIdx.x % kTeamThreads == 0) sm90::await(from, params_.announcements + slot);
+    sm90::sync_named(kTeamThreads, kFirstTeam);
+    each<kBlocks>([&](int i, int strip, int block, int e) {
+      sums[strip][block][e] += __ldcg(from + i * kTeamThreads + threadIdx.x % kTeamThreads);
+    });
+  }
+
+  // Calls `function(i, strip, block, e)` for each of a thread's sums.
+  template <int kBlocks, class Function>
+  __device__ static __forceinline__ void each(Function&& function) {
+#pragma unroll
+    for (int i = 0; i < 2 * kBlocks * 4; ++i) {
+      function(i, i / (4 * kBlocks), i / 4 % kBlocks, i % 4);
+    }
+  }
+
+ private:
+  __device__ float* sums_of(int slot) const {
+    return params_.partial_sums + int64_t(slot) * Config::kSums * kTeamThreads;
+  }
+
+  Params const& params_;
+};
+
+template <class Config, int kBlocks>
+__device__ __forceinline__ void compute_blocks(Params const& params,
+                                               StreamingStorage<Config>& shared,
+                                               WorkTile const& work,
+                                               sm90::StageIterator<Config::kStages>& stage,
+                                               int team) {
+  using Partials = packed::Partials<Config>;
+  few_rows::Sums<kBlocks> sums = {};
+  multiply<Config, kBlocks>(params, shared, records_of<Config>(params, work), team, stage, sums);
+  int const thread = threadIdx.x % kTeamThreads;
+  constexpr int kBoth = kTeams * kTeamThreads;
+  if (team == 1) {
+    sm90::sync_named(kBoth, kSumsTaken);
+    Partials::template each<kBlocks>([&](int i, int strip, int block, int e) {
+      shared.sums[i][thread] = sums[strip][block][e];
+    });
+    sm90::arrive_named(kBoth, kSumsThere);
+    return;
+  }
+  sm90::sync_named(kBoth, kSumsThere);
+  Partials::template each<kBlocks>(
+      [&](int i, int strip, int block, int e) { sums[strip][block][e] += shared.sums[i][thread]; });
+  sm90::arrive_named(kBoth, kSumsTaken);
+
+  Partials const partials(params);
+  if (work.partials == kHandsOver) return partials.template hand_over<kBlocks>(work.slot, sums);
+  // Always in the order of K, so that the result is the same every time.
+  for (int i = 0; i < work.partials; ++i) partials.template add<kBlocks>(work.slot + i, sums);
+  store<Config, kBlocks>(params, work, uniform(thread / kWarpSize) * few_rows::kMmaColumns, sums);
+}
+
+template <class Config_>
+struct StreamingRoles {
+  using Config = Config_;
+  using Params = packed::Params;
+  using Shared = StreamingStorage<Config>;
+  static constexpr sm90::Registers kRegisters{};  // as many as two blocks have
+  static constexpr int kThreads = (2 + kRowWarps + kTeams * kTeamWarps) * kWarpSize;
+  static constexpr int kBlocks = kStreamingBlocks;
+  static_assert(sizeof(Shared) <= few_rows::kSharedMemory);
+
+  __device__ static void initialize(Params const&, Shared& shared) {
+    constexpr int kConsumerWarps = kTeams * kTeamWarps;
+    if (threadIdx.x == 0) {
+      sm90::set_arrivals(shared.full, 1 + kRowThreads);
+      sm90::set_arrivals(shared.empty, kConsumerWarps);
+      sm90::set_arrivals(shared.work_full, 1);
+      sm90::set_arrivals(shared.work_empty, 1 + kRowWarps + kConsumerWarps);
+      sm90::fence_barriers();
+    }
+  }
+
+  __device__ static void load(Params const& params, Shared& shared, int) {
+    sm90::for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
+      load_records<Config>(params, shared, work, stage,
+                           static_cast<uint64_t>(sm90::LoadHint::kEvictFirst));
+    });
+  }
+
+  __device__ static void schedule(Params const& params, Shared& shared, int rank) {
+    GroupSizes const groups = few_rows::read_sizes(params.groups, shared);
+    auto const schedule_of = [&](int cluster, int clusters) {
+      return StreamKSchedule<DeviceWarp, Config::kTileM, Config::kTileN, Config::kTileK, 1,
+                             EvenAssignment>(groups, params.n, params.k, cluster, clusters);
+    };
+    sm90::schedule_pieces<Config>(schedule_of, shared, rank);
+  }
+
+  __device__ static void bring(Params const& params, Shared& shared, int, int) {
+    sm90::for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
+      load_rows<Config>(params, shared, work, stage);
+    });
+  }
+
+  __device__ static void consume(Params const& params, Shared& shared, int team) {
+    constexpr int kBoth = kTeams * kTeamThreads;
+    // Room for the second team's first sums.
+    if (team == 0) sm90::arrive_named(kBoth, kSumsTaken);
+    sm90::for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
+      if (work.k_tiles == 0) {
+        if (team == 0) {
+          few_rows::store_zeros<Config>(params, work, threadIdx.x % kTeamThreads, kTeamThreads);
+        }
+        return;
+      }
+      few_rows::with_blocks<Config::kBlocksOfRows>(uniform(work.extent - work.m), [&](auto blocks) {
+        compute_blocks<Config, blocks.value>(params, shared, work, stage, team);
+      });
+    });
+    if (team == 1) sm90::sync_named(kBoth, kSumsTaken);
+  }
+};
+
+}  // namespace jgg::packed

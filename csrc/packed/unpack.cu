@@ -1,0 +1,122 @@
+// Packed matrices to arrays of bfloat16. Each block has a strip's records that follow each other
+// along K, all of them under way at once, and turns them in shared memory.
+#include <cutlass/numeric_types.h>
+
+#include <cute/arch/copy_sm90.hpp>
+
+#include "dispatch.h"
+#include "packed/params.h"
+
+namespace jgg::packed {
+namespace {
+
+constexpr int kThreads = 128;
+constexpr int kRecords = 4;  // of a block
+constexpr int kLineBytes = kSide * 2;
+constexpr int kPieces = kLineBytes / 16;
+
+struct UnpackParams {
+  Matrices packed;
+  Groups of;
+  uint16_t* out;
+  int k;
+  int n;
+};
+
+// Two numbers of a column times its scale, rounded.
+__device__ __forceinline__ uint32_t scaled(uint32_t pair, float scale) {
+  float const low = __uint_as_float(pair << 16), high = __uint_as_float(pair & 0xFFFF0000);
+  uint32_t both;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high * scale), "f"(low * scale));
+  return both;
+}
+
+template <Format kFormat>
+__global__ void __launch_bounds__(kThreads)
+    unpack_kernel(const __grid_constant__ UnpackParams params) {
+  using Of = Record<kFormat>;
+  __shared__ alignas(128) uint8_t lines[kRecords][kSide][kLineBytes];
+  int const strips = gridDim.y, records = (params.k + kSide - 1) / kSide;
+  int const first = blockIdx.x * kRecords, count = min(records - first, kRecords);
+  int const thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+  int64_t const strip = int64_t(blockIdx.z) * strips + blockIdx.y;
+
+  int const shift = params.of.shift;
+  int64_t const slots =
+      kFormat == Format::kInt4 ? (2 * records + (1 << shift) - 1) >> shift : records;
+  int const slot = kFormat == Format::kInt4 ? 2 * first >> shift : first;
+  uint8_t const* const values =
+      params.packed.values + (strip * records + first) * record_bytes(kFormat);
+  uint8_t const* const scales = params.packed.scales + (strip * slots + slot) * Of::kSlotBytes;
+  uint8_t const* const zeros =
+      params.packed.zero_points + (strip * slots + slot) * (Of::kSlotBytes / 2);
+  float channel[2] = {1.0f, 1.0f};
+  if constexpr (kFormat != Format::kInt4) {
+    float const* const of_strip = params.packed.channel_scales + strip * kSide;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) channel[i] = __ldg(of_strip + warp * 16 + lane / 4 + i * 8);
+  }
+
+  // Lane l gives the address of line l % 8 of a fragment of 8 columns and 8 of K.
+  auto const write = [&](int record, int step, Fragment const& a) {
+    int const k = step * 16 + lane / 16 * 8 + lane % 8, piece = warp * 2 + lane / 8 % 2;
+    Fragment b;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      b[i] = kFormat == Format::kInt4 ? a[i] : scaled(a[i], channel[i % 2]);
+    }
+    auto& to = *reinterpret_cast<cute::uint128_t*>(&lines[record][k][(piece ^ k % 8) * 16]);
+    cute::SM90_U16x8_STSM_T::copy(b[0], b[1], b[2], b[3], to);
+  };
+#pragma unroll
+  for (int record = 0; record < kRecords; ++record) {
+    if (record >= count) break;
+    Of const of(values, scales, zeros, record, thread, params.of);
+    Fragment a;
+    of.template decode<0>(a);
+    write(record, 0, a);
+    of.template decode<1>(a);
+    write(record, 1, a);
+    of.template decode<2>(a);
+    write(record, 2, a);
+    of.template decode<3>(a);
+    write(record, 3, a);
+  }
+  __syncthreads();
+
+  int const piece = thread % kPieces, column = blockIdx.y * kSide + piece * 8;
+  bool const in_vectors = params.n % 8 == 0;
+  if (column >= params.n) return;
+  for (int line = thread / kPieces; line < count * kSide; line += kThreads / kPieces) {
+    int const k = first * kSide + line;
+    if (k >= params.k) return;
+    uint4 const eight = *reinterpret_cast<uint4 const*>(
+        &lines[line / kSide][line % kSide][(piece ^ line % 8) * 16]);
+    uint16_t* const to = params.out + (int64_t(blockIdx.z) * params.k + k) * params.n + column;
+    if (in_vectors) {
+      __stcs(reinterpret_cast<uint4*>(to), eight);
+    } else {
+      uint32_t const words[4] = {eight.x, eight.y, eight.z, eight.w};
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        if (column + i < params.n) to[i] = static_cast<uint16_t>(words[i / 2] >> i % 2 * 16);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+cudaError_t unpack(UnpackArguments const& a, cudaStream_t stream) {
+  UnpackParams const params{a.packed, groups_of(a.group_size, a.packed),
+                            static_cast<uint16_t*>(a.out), a.k, a.n};
+  dim3 const grid(ceil_div(ceil_div(a.k, kSide), kRecords), ceil_div(a.n, kSide), a.matrices);
+  return with_constants(
+      [&](auto format) {
+        unpack_kernel<format.value><<<grid, kThreads, 0, stream>>>(params);
+        return cudaGetLastError();
+      },
+      OneOf<Format::kMxFp4, Format::kInt4, Format::kInt8>{a.format});
+}
+
+}  // namespace jgg::packed
