@@ -209,7 +209,7 @@ def check_group_count(
 
 def evaluate_as_jax(
     lhs: jax.Array,
-    rhs: jax.Array,
+    rhs: jax.Array | jax.ShapeDtypeStruct,
     group_sizes: jax.Array,
     dimension_numbers: lax.RaggedDotDimensionNumbers,
     precision: lax.PrecisionLike,

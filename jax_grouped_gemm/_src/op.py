@@ -257,6 +257,26 @@ class Op:
         """Has `rule(operands, dims, **params)` vectorise the primitive."""
         batching.primitive_batchers[self.primitive] = rule
 
+    def follow_reference(self) -> None:
+        """Has the primitive the derivative and the vectorisation of its reference, which is made of
+        other operations."""
+
+        def jvp(primals, tangents, **params):
+            active = [i for i, tangent in enumerate(tangents) if type(tangent) is not ad.Zero]
+
+            def of_active(*operands: Any):
+                given = dict(enumerate(primals)) | dict(zip(active, operands, strict=True))
+                return self.reference(*given.values(), **params)
+
+            return jax.jvp(of_active, [primals[i] for i in active], [tangents[i] for i in active])
+
+        def batch(operands, dims, **params):
+            out = jax.vmap(functools.partial(self.reference, **params), dims)(*operands)
+            return out, jax.tree.map(lambda _: 0, out)
+
+        self.def_jvp(jvp)
+        self.def_batching(batch)
+
     def has_no_derivative(self, instead: str) -> None:
         """Has differentiation with respect to any operand say why, and what to do `instead`."""
 

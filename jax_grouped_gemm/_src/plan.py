@@ -25,7 +25,16 @@ from jax_grouped_gemm._src.arrays import is_static
 from jax_grouped_gemm._src.device import Prediction, Target
 
 Schedule = Literal[
-    "cooperative", "pingpong", "stream_k", "swapped", "few_rows", "triangular", "fine", "square"
+    "cooperative",
+    "pingpong",
+    "stream_k",
+    "swapped",
+    "few_rows",
+    "triangular",
+    "fine",
+    "square",
+    "streamed",
+    "decoded",
 ]
 
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 import jax_grouped_gemm as jgg
+from jax_grouped_gemm import moe
 from tests.support import aot
 
 M, G, K, N = 4096, 8, 512, 384
@@ -29,9 +30,30 @@ def test_weights_are_dequantised_once_and_a_kernel_multiplies_them(h200, name):
 
     program = h200.compile(both, x, q, sizes)
     # The gradient of x is the same kernel, of weights that are dequantised again.
-    assert program.kernels == dict(ragged_noncontracting=2)
+    unpacks = {} if name == "fp8" else dict(unpack_matrices=2)
+    assert program.kernels == dict(ragged_noncontracting=2, **unpacks)
     dequantised = 2 * G * K * N
     assert program.temporary_bytes < 2.5 * dequantised + 2 * M * N
+
+
+@pytest.mark.parametrize("name", ["mxfp4", "int4", "int8"])
+@pytest.mark.parametrize("tokens, kernel", [(16, "streamed"), (512, "decoded")])
+def test_a_layer_of_packed_weights_is_two_kernels(h200, name, tokens, kernel):
+    """Beside those that sort and combine rows; weights are read as they are."""
+    struct = jax.ShapeDtypeStruct
+    x, logits = struct((tokens, K), jnp.bfloat16), struct((tokens, G), jnp.float32)
+
+    def packed(*shape):
+        return jax.eval_shape(lambda w: jgg.quantize(w, name), struct(shape, jnp.bfloat16))
+
+    def layer(x, logits, *weights):
+        return moe.dropless_mlp(x, moe.route(logits, 2), *weights, activation="swiglu_oai")
+
+    wi, wo = packed(G, K, N), packed(G, N, K)
+    program = h200.compile(layer, x, logits, wi, wi, wo)
+    assert program.kernels[f"{kernel}_packed_dot"] == 2
+    assert not {"unpack_matrices", "gather_rows", "dispatch_rows"} & set(program.kernels)
+    assert program.temporary_bytes < 2.5e6 + 8 * tokens * (K + N)
 
 
 def test_rows_and_weights_in_fp8_are_two_kernels(h200):

@@ -27,6 +27,7 @@ from jax_grouped_gemm._src.mlp.fp8.weights import (
     of_arrays,
 )
 from jax_grouped_gemm._src.mlp.operands import ExpertWeights, Groups, MlpOperands, Rows, named
+from jax_grouped_gemm._src.mlp.packed import primitive as packed
 from jax_grouped_gemm._src.mlp.primitive import Options
 from jax_grouped_gemm._src.mlp.reference import row_weights
 from jax_grouped_gemm._src.mlp.rows import combine, on_rows
@@ -161,7 +162,15 @@ class Experts:
 
     def on_rows(self, x: jax.Array, weights: jax.Array, groups: Groups) -> jax.Array:
         """Rows [m, D], sorted by expert, and weights [m] -> rows [m, D]."""
-        return self._with_arrays(x, lambda experts: experts._on_rows(x, weights, groups))
+        reason = ""
+        if self.weights.quantized and not (self.in_fp8 or callable(self.implementation)):
+            given = self._operands(Rows(x), weights, groups)
+            reason = packed.dequantized_reason(given, self.options)
+            if not reason and not self.weights_on_input:
+                return self.mlp(Rows(x), weights, groups)
+            reason = reason or "weights multiply rows of x"
+        compute = functools.partial(Experts._on_rows, x=x, weights=weights, groups=groups)
+        return self._with_arrays(x, compute, reason)
 
     def _on_rows(self, x: jax.Array, weights: jax.Array, groups: Groups) -> jax.Array:
         of_result: jax.Array | None = weights
@@ -196,29 +205,22 @@ class Experts:
           combines: whether the rows of each token are summed up, which products in FP8 do.
         """
         given = rows, weights, Groups(groups.sizes, canonical_offset(groups.offset))
-        return self._with_arrays(rows.x, lambda experts: experts._mlp(*given, tokens, combines))
+        if not self.in_fp8:
+            return packed.mlp(self.function, self.options, self._operands(*given).aligned())
+        return self._with_arrays(
+            rows.x, lambda experts: experts._mlp_in_fp8(*given, tokens, combines)
+        )
 
-    def _mlp(
+    def _mlp_in_fp8(
         self,
         rows: Rows,
-        weights: jax.Array | None,
+        row_scales: jax.Array | None,
         groups: Groups,
         tokens: Scaled | None,
         combines: bool,
     ) -> jax.Array:
-        operands, options = self._operands(rows, weights, groups).aligned(), self.options
-        if self.in_fp8:
-            return self._mlp_in_fp8(options, operands, tokens, combines)
-        operands, has_down = operands.promoted(), self.weights.wo is not None
-        if has_down and not layer.closes_over_traced(options, operands):
-            return layer.ragged_mlp(options, operands)
-        (hidden,) = layer.gated_ragged_dot(options, operands, residuals=False)
-        return layer.down(options, operands, hidden) if has_down else hidden
-
-    def _mlp_in_fp8(
-        self, options: Options, operands: MlpOperands, tokens: Scaled | None, combines: bool
-    ) -> jax.Array:
         """By the fused layer, or as a composition for other recipes."""
+        operands, options = self._operands(rows, row_scales, groups).aligned(), self.options
         if operands.rows.count is not None:
             raise TypeError(
                 f"{self.function}: a recipe takes no count of valid rows: the others hold "
@@ -258,8 +260,10 @@ class Experts:
         y = composed.mlp(matmul, self.activation, copied)
         return combine(y, operands.rows) if combines else y
 
-    def _with_arrays(self, x: jax.Array, compute: Callable[[Any], jax.Array]) -> jax.Array:
-        """`compute` of these experts, with arrays in the place of quantised matrices."""
+    def _with_arrays(
+        self, x: jax.Array, compute: Callable[[Any], jax.Array], reason: str = ""
+    ) -> jax.Array:
+        """`compute` of these experts, with arrays in the place of quantised matrices, and why."""
 
         if self._is_in_rows:
             weights, quantized = of_arrays(self.weights, x.dtype)
@@ -269,6 +273,7 @@ class Experts:
             lambda weights: compute(dataclasses.replace(self, weights=weights)),
             self.weights,
             x=x,
+            reason=reason,
         )
 
     def _operands(self, rows: Rows, weights: jax.Array | None, groups: Groups) -> MlpOperands:

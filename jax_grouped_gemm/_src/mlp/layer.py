@@ -73,6 +73,15 @@ def _ragged_mlp_jvp(options, primals, tangents):
     return y, bind(TANGENT, given, **vars(options))
 
 
+def mlp(options: Options, operands: MlpOperands) -> jax.Array:
+    """y [m, D], or hidden [m, F] without wo, of operands of one dtype."""
+    has_down = operands.experts.wo is not None
+    if has_down and not closes_over_traced(options, operands):
+        return ragged_mlp(options, operands)
+    (hidden,) = gated_ragged_dot(options, operands, residuals=False)
+    return down(options, operands, hidden) if has_down else hidden
+
+
 def gated_ragged_dot(
     options: Options, operands: MlpOperands, *, residuals: bool
 ) -> list[jax.Array]:

@@ -17,6 +17,7 @@ import numpy as np
 from jax_grouped_gemm._src.arrays import align_varying
 from jax_grouped_gemm._src.fp8.prediction import Dot, Layer
 from jax_grouped_gemm._src.quantized.array import QuantizedArray
+from jax_grouped_gemm._src.quantized.plan import PackedProblem
 
 
 @jax.tree_util.register_dataclass
@@ -109,7 +110,12 @@ class ExpertWeights:
     @property
     def has_biases(self) -> bool:
         """Whether there is any."""
-        return any(x is not None for x in (self.b0, self.b1, self.bo))
+        return any(x is not None for x in self.biases)
+
+    @property
+    def biases(self) -> tuple[jax.Array | None, ...]:
+        """Those of gate, up and down."""
+        return self.b0, self.b1, self.bo
 
     @property
     def has_up(self) -> bool:
@@ -183,6 +189,17 @@ class MlpOperands:
     def dtype(self) -> np.dtype:
         """The dtype to which x and the matrices promote, which is that of the result."""
         return self.experts.result_dtype(self.rows.x)
+
+    @property
+    def packed_products(self) -> list[PackedProblem]:
+        """Those of quantised matrices: of gate and up, which is one, and of down."""
+        quantized, groups = self.experts.quantized, self.groups.sizes.shape[0]
+        products = dict(wi_0=len(self.experts.projections), wo=1)
+        return [
+            PackedProblem.of(quantized[name], self.num_rows, groups, count)
+            for name, count in products.items()
+            if name in quantized
+        ]
 
     def aligned(self) -> MlpOperands:
         """All operands cast to vary over the same manual mesh axes."""

@@ -17,6 +17,7 @@ from jax_grouped_gemm._src.explain import explain
 from jax_grouped_gemm._src.mlp.epilogue import Epilogue
 from jax_grouped_gemm._src.mlp.operands import (
     DownOperands,
+    ExpertWeights,
     GradientOperands,
     MlpOperands,
     PairedWeightsOperands,
@@ -36,6 +37,8 @@ from jax_grouped_gemm._src.plan import (
     choose,
     symbolic_sizes,
 )
+from jax_grouped_gemm._src.quantized.plan import PackedProblem
+from jax_grouped_gemm._src.quantized.plan import plan_packed as plan_packed_product
 from jax_grouped_gemm._src.ragged.plan import contracting, plan_product
 from jax_grouped_gemm._src.ragged.problem import LEAST_BYTES, workspace_bytes
 from jax_grouped_gemm._src.ragged.tiles import ALL_ROWS
@@ -160,19 +163,25 @@ def plan_gated(avals: Sequence[Any], params: Mapping[str, Any], target: Target) 
     problem: MlpProblem[MlpOperands] = _problem("gated_ragged_dot", avals, params)
     operands, activation = problem.operands, params["activation"]
     experts = operands.experts
-    gate, up = " + b0" * (experts.b0 is not None), " + b1" * (experts.b1 is not None)
-    factors = [f"{activation}(gate{gate})"]
-    if experts.has_up:
-        factors.append(f"(up{up})" if up else "up")
-    factors += ["weights"] * (operands.weights is not None)
     kept = ", gate and up kept" if params["residuals"] else ""
-    plan = _plan(problem, target, FORWARD_KERNELS, " * ".join(factors) + kept)
+    epilogue = _epilogue(experts, operands.weights, activation) + kept
+    plan = _plan(problem, target, FORWARD_KERNELS, epilogue)
     if operands.rows.rows is None or plan.kernel == XLA:
         return plan
     in_place = plan.kernel_problem is not None and (
         _has_few_rows(problem) or _reads_in_place(operands, Epilogue.of(activation))
     )
     return dataclasses.replace(plan, gather="in place" if in_place else "before")
+
+
+def _epilogue(experts: ExpertWeights, weights: Any, activation: Any) -> str:
+    """What becomes of the sums of gate and up."""
+    gate, up = " + b0" * (experts.b0 is not None), " + b1" * (experts.b1 is not None)
+    factors = [f"{activation}(gate{gate})"]
+    if experts.has_up:
+        factors.append(f"(up{up})" if up else "up")
+    factors += ["weights"] * (weights is not None)
+    return " * ".join(factors)
 
 
 def _reads_in_place(operands: MlpOperands, epilogue: Epilogue | None) -> bool:
@@ -184,6 +193,32 @@ def _reads_in_place(operands: MlpOperands, epilogue: Epilogue | None) -> bool:
         and not operands.experts.has_biases
         and cdiv(operands.experts.hidden_columns, COLUMNS_OF_TILE) == TILES_IN_PLACE
     )
+
+
+def plan_packed(avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> MlpPlan:
+    """Plans a `packed_mlp`, which is bound where kernels compute it."""
+    problem: MlpProblem[MlpOperands] = _problem("packed_mlp", avals, params)
+    operands, plans = problem.operands, packed_plans(problem.operands, target)
+    return MlpPlan(
+        problem,
+        plans[0].kernel,
+        kernel_problem=problem,
+        grid=plans[0].grid,
+        workspace_bytes=max(plan.workspace_bytes for plan in plans),
+        notes=tuple(map(_note, ("gate and up", "down"), plans)),
+        epilogue=_epilogue(operands.experts, operands.weights, params["activation"]),
+        gather="" if operands.rows.rows is None else "in place",
+        target=target,
+    )
+
+
+def _note(name: str, plan: Plan[PackedProblem]) -> str:
+    return f"{name}: {plan.kernel.name}, {plan.prediction}"
+
+
+def packed_plans(operands: MlpOperands, target: Target) -> list[Plan[PackedProblem]]:
+    """Those of gate and up, which are one, and of down, if it is there."""
+    return [plan_packed_product(product, target) for product in operands.packed_products]
 
 
 def plan_biased(avals: Sequence[Any], params: Mapping[str, Any], target: Target) -> MlpPlan:

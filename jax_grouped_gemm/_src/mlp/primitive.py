@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.interpreters import ad
 
 from jax_grouped_gemm._src.activations import Activation
 from jax_grouped_gemm._src.arguments import (
@@ -214,28 +213,8 @@ TANGENT = Op(
 )
 
 
-def _register_rules(op: Op) -> None:
-    """Differentiates and vectorises `op` as the composition that is its reference."""
-
-    def jvp(primals, tangents, **params):
-        active = [i for i, tangent in enumerate(tangents) if type(tangent) is not ad.Zero]
-
-        def of_active(*operands: Any):
-            given = dict(enumerate(primals)) | dict(zip(active, operands, strict=True))
-            return op.reference(*given.values(), **params)
-
-        return jax.jvp(of_active, [primals[i] for i in active], [tangents[i] for i in active])
-
-    def batch(operands, dims, **params):
-        out = jax.vmap(functools.partial(op.reference, **params), dims)(*operands)
-        return out, jax.tree.map(lambda _: 0, out)
-
-    op.def_jvp(jvp)
-    op.def_batching(batch)
-
-
 for _op in (GATED, BIASED, GATED_TRANSPOSE, PAIRED, PAIRED_WEIGHTS, TANGENT):
-    _register_rules(_op)
+    _op.follow_reference()
 
 
 @dataclasses.dataclass(frozen=True)

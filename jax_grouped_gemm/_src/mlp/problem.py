@@ -9,6 +9,7 @@ from typing import Any, Generic, TypeVar
 import jax
 
 from jax_grouped_gemm._src.mlp.operands import named
+from jax_grouped_gemm._src.quantized.array import QuantizedArray
 
 Operands = TypeVar("Operands")
 
@@ -34,7 +35,7 @@ class MlpProblem(Generic[Operands]):
     def __str__(self) -> str:
         every = named(self.operands)
         operands = (
-            f"{name} {x.dtype}{list(x.shape)}"
+            f"{name} {x.format if isinstance(x, QuantizedArray) else x.dtype}{list(x.shape)}"
             for name, x in every.items()
             if name not in ("sizes", "offset", "inverse")
         )

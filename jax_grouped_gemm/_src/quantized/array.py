@@ -151,8 +151,17 @@ class QuantizedArray:
         dtype = canonical_dtype("dtype", dtype)
         if not jnp.issubdtype(dtype, jnp.floating):
             raise TypeError(f"dtype must be floating, got {dtype}")
-        out = primitive.dequantize(self._flat(), self.format, self.matrix, dtype)
+        return self.dequantized(dtype)
+
+    def dequantized(self, dtype: np.dtype, reason: str = "") -> jax.Array:
+        """The same for operations; `reason` is why no kernel multiplies the matrices packed."""
+        out = primitive.dequantize(self._flat(), self.format, self.matrix, dtype, reason)
         return out.reshape(self.shape)
+
+    @property
+    def arrays(self) -> dict[str, jax.Array]:
+        """Those that there are, by name."""
+        return {name: x for name, x in self._parts._asdict().items() if x is not None}
 
     def unpack(self) -> Codes:
         """The codes [..., k, n], scales and zero points, as `from_codes` takes them.
@@ -204,8 +213,7 @@ class QuantizedArray:
     def to_dict(self) -> dict[str, Any]:
         """Plain arrays, for checkpoints: those that there are, and "format", JSON as uint8."""
         text = json.dumps(as_json(self.format, self._whole)).encode()
-        arrays = {name: x for name, x in self._parts._asdict().items() if x is not None}
-        return arrays | {"format": np.frombuffer(text, np.uint8)}
+        return self.arrays | {"format": np.frombuffer(text, np.uint8)}
 
     @classmethod
     def from_dict(cls, arrays: Any) -> QuantizedArray:

@@ -10,8 +10,10 @@ import numpy as np
 
 from jax_grouped_gemm._src.op import Op
 from jax_grouped_gemm._src.partition import Dims
-from jax_grouped_gemm._src.quantized import plan
+from jax_grouped_gemm._src.plan import Plan
+from jax_grouped_gemm._src.quantized import call, plan
 from jax_grouped_gemm._src.quantized.format import Format, Matrix, Parts, functions_of
+from jax_grouped_gemm._src.quantized.plan import DequantizeProblem
 
 FROZEN = (
     "quantised weights are frozen; differentiate x or adapters, or take the derivative in what "
@@ -30,8 +32,10 @@ def _(primals, tangents):
     raise TypeError(FROZEN)
 
 
-def dequantize(parts: Parts, format: Format, matrix: Matrix, dtype: np.dtype) -> jax.Array:
-    """Parts [g, ...] -> [g, k, n] of `dtype`."""
+def dequantize(
+    parts: Parts, format: Format, matrix: Matrix, dtype: np.dtype, reason: str = ""
+) -> jax.Array:
+    """Parts [g, ...] -> [g, k, n] of `dtype`; `reason` is why no kernel multiplies them packed."""
     given = {name: x for name, x in parts._asdict().items() if x is not None}
     return DEQUANTIZE.bind(
         *given.values(),
@@ -39,6 +43,7 @@ def dequantize(parts: Parts, format: Format, matrix: Matrix, dtype: np.dtype) ->
         format=format,
         matrix=matrix,
         dtype=np.dtype(dtype),
+        reason=reason,
         implementation=None,
     )
 
@@ -86,16 +91,23 @@ def _jvp(primals, tangents, **params):
     raise TypeError(FROZEN)
 
 
-def _call(*operands: Any) -> Any:
-    raise NotImplementedError("no kernel dequantises")
+def _call(plan: Plan[DequantizeProblem], *operands: jax.Array) -> jax.Array:
+    problem = plan.problem
+    return call.unpack(
+        dict(zip(problem.names, operands, strict=True)),
+        problem.format.name,
+        problem.format.group_size,
+        problem.matrix,
+    )
 
 
 DEQUANTIZE = Op(
     name="dequantize_weights",
     operand_ranks=None,
-    targets=(),
+    targets=(call.UNPACK,),
     avals=_aval,
     planner=plan.plan_dequantize,
+    planned=("reason",),
     call=_call,
     reference=_reference,
     dims=_dims,

@@ -1,9 +1,9 @@
 """How operations take quantised weights: the one place where they meet a format.
 
-Types of operands may have a `QuantizedArray` in the place of an array of weights. Where products
-begin, `with_arrays` makes arrays of them in the dtype of the activations, once a call, and keeps
-none for the backward pass, which dequantises again: the packed weights are all that stays in
-memory.
+Types of operands may have a `QuantizedArray` in the place of an array of weights. Where no kernel
+multiplies them packed (`plan`), `with_arrays` makes arrays of them in the dtype of the
+activations, once a call, and keeps none for the backward pass, which dequantises again: the packed
+weights are all that stays in memory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,13 @@ Result = TypeVar("Result")
 
 
 def with_arrays(
-    function: str, compute: Callable[[T], Result], weights: T, *, x: jax.Array, name: str = "x"
+    function: str,
+    compute: Callable[[T], Result],
+    weights: T,
+    *,
+    x: jax.Array,
+    name: str = "x",
+    reason: str = "",
 ) -> Result:
     """`compute(weights)` with arrays in the place of those that are quantised.
 
@@ -39,6 +45,7 @@ def with_arrays(
       weights: a pytree of arrays and of a `QuantizedArray` or more.
       x: what is multiplied, whose dtype weights are dequantised to.
       name: that of x.
+      reason: why no kernel multiplies them packed, for `explain`.
 
     Raises:
       TypeError: a weight is quantised and x is not floating.
@@ -51,7 +58,7 @@ def with_arrays(
         )
 
     def of_packed(weights: T) -> Result:
-        return compute(_each(lambda q: q.dequantize(x.dtype), weights))
+        return compute(_each(lambda q: q.dequantized(x.dtype, reason), weights))
 
     # Checks of group sizes outside of `jax.jit` cannot be traced.
     run = of_packed if has_group_checks() else recomputed(of_packed, policy=_not_weights)

@@ -54,11 +54,12 @@ def ragged_dot(
     Args:
       lhs: [m, k], floating point, complex or integer; or, where rhs is in FP8 too, a
         `QuantizedArray` of the format "fp8_1x128", "fp8_row" or "fp8_tensor".
-      rhs: [g, k, n], or [g, n, k] with `transpose_rhs`; or a `QuantizedArray`, which is dequantised
-        to the dtype of `lhs` in each call, and has no gradient. Both operands may be in FP8: rhs is
-        in the layout "rows" then, of the format "fp8_128x128", "fp8_tensor", "fp8" or, with
-        `transpose_rhs`, "fp8_row". The product is not differentiable, and bfloat16 by default. FP8
-        tensor cores read [g, n, k]; [g, k, n] is transposed first, with a copy.
+      rhs: [g, k, n], or [g, n, k] with `transpose_rhs`; or a `QuantizedArray`, which has no
+        gradient. Kernels read "mxfp4", "int4" and "int8" as they are where groups have few rows of
+        bfloat16; else it is dequantised to the dtype of `lhs` in each call. Both operands may be in
+        FP8: rhs is in the layout "rows" then, of the format "fp8_128x128", "fp8_tensor", "fp8" or,
+        with `transpose_rhs`, "fp8_row". The product is not differentiable, and bfloat16 by default.
+        FP8 tensor cores read [g, n, k]; [g, k, n] is transposed first, with a copy.
       group_sizes: [G] of any integer dtype, rows per group. A negative size counts as zero; where
         the running sum exceeds m it is cut at m. G equals g, or is at least g with `group_offset`.
       precision: as in `jax.lax.dot`, for float32 and wider. DEFAULT is as accurate as TF32. HIGH
@@ -102,12 +103,7 @@ def ragged_dot(
             f"lhs must be [m, k] and rhs {'[g, n, k]' if transpose_rhs else '[g, k, n]'} with "
             f"transpose_rhs={transpose_rhs}, got lhs {jax.typeof(lhs)} and rhs {jax.typeof(rhs)}"
         )
-    numbers = lax.RaggedDotDimensionNumbers(
-        dot_dimension_numbers=(((1,), (k_axis,)), ((), ())),
-        lhs_ragged_dimensions=(0,),
-        rhs_group_dimensions=(0,),
-    )
-    given = numbers, precision, preferred_element_type, group_offset
+    given = _numbers(k_axis), precision, preferred_element_type, group_offset
     if out_sharding is not None or (lhs.ndim, rhs.ndim) != (2, 3):
         return ragged_dot_general(
             lhs, rhs, group_sizes, *given, out_sharding, implementation=implementation
@@ -141,11 +137,23 @@ def _of_quantized(
     instead = "quantise the matrices as [g, k, n]"
     check_weights("ragged_dot", dict(rhs=rhs), refused, instead=instead)
     x = as_array("lhs", lhs)
+    if (x.ndim, rhs.ndim) == (2, 3) and options["out_sharding"] is None:
+        like, numbers = jax.ShapeDtypeStruct(rhs.shape, x.dtype), _numbers(1)
+        names = "precision", "preferred_element_type", "group_offset", "implementation"
+        sizes, params, _ = _checked(x, like, group_sizes, numbers, *map(options.get, names))
+        offset = canonical_offset(options["group_offset"])
+        run_group_checks(sizes, x.shape[0], offset, rhs.shape[0])
+        operands = primitive.PackedOperands(x, rhs, sizes, offset)
+        return primitive.packed_product(operands, **params)
 
     def of_arrays(rhs: Any) -> jax.Array:
         return ragged_dot(x, rhs, group_sizes, **options)
 
     return with_arrays("ragged_dot", of_arrays, rhs, x=x, name="lhs")
+
+
+def _numbers(k_axis: int) -> lax.RaggedDotDimensionNumbers:
+    return lax.RaggedDotDimensionNumbers((((1,), (k_axis,)), ((), ())), (0,), (0,))
 
 
 def ragged_dot_general(
@@ -247,7 +255,7 @@ def ragged_dot_general(
 
 def _checked(
     lhs: jax.Array,
-    rhs: jax.Array,
+    rhs: jax.Array | jax.ShapeDtypeStruct,
     group_sizes: ArrayLike,
     numbers: lax.RaggedDotDimensionNumbers,
     precision: lax.PrecisionLike,

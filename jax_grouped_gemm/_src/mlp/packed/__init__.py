@@ -1,0 +1,1 @@
+"""The MLP of experts whose matrices are packed, as one operation."""

@@ -1,0 +1,157 @@
+"""The MLP of experts whose matrices are packed, by kernels that read them as they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jax_grouped_gemm._src.mlp import layer, plan
+from jax_grouped_gemm._src.mlp.epilogue import Epilogue
+from jax_grouped_gemm._src.mlp.operands import MlpOperands, named
+from jax_grouped_gemm._src.mlp.plan import MlpPlan
+from jax_grouped_gemm._src.mlp.primitive import LETTERS, OF_ROWS, Options, bind
+from jax_grouped_gemm._src.op import Op
+from jax_grouped_gemm._src.partition import Dims
+from jax_grouped_gemm._src.plan import OPTIONS, TileChoices
+from jax_grouped_gemm._src.quantized import call
+from jax_grouped_gemm._src.quantized.array import QuantizedArray
+from jax_grouped_gemm._src.quantized.plan import dequantized_reason as why_dequantized
+from jax_grouped_gemm._src.quantized.weights import with_arrays
+from jax_grouped_gemm._src.ragged import slices
+
+_NO_CHOICES = TileChoices()
+
+
+def mlp(function: str, options: Options, operands: MlpOperands) -> jax.Array:
+    """`layer.mlp`, with quantised matrices as they are or dequantised, whatever is faster.
+
+    Args:
+      function: the public function, for messages.
+      options: parameters of the primitive.
+      operands: of which any matrix may be quantised.
+    """
+    reason = "" if not operands.experts.quantized else dequantized_reason(operands, options)
+    if not reason and layer.closes_over_traced(options, operands):
+        reason = "activation closes over traced values"
+    if operands.experts.quantized and not reason:
+        return bind(PACKED, operands, **vars(options))
+    return _dequantized(function, options, operands, reason)
+
+
+def dequantized_reason(operands: MlpOperands, options: Options) -> str:
+    """Why weights are dequantised before they are multiplied, empty if kernels read them packed."""
+    experts = operands.experts
+    if len(experts.quantized) < len(experts.matrices):
+        return "not all matrices are quantised"
+    if experts.wi is not None:
+        return "gate and up are one matrix"
+    if Epilogue.of(options.activation) is None:
+        return f"no kernel has the activation {options.activation}"
+    x = operands.rows.x
+    if any(b is not None and b.dtype not in (jnp.float32, x.dtype) for b in experts.biases):
+        return "kernels take biases of float32 or of the dtype of x"
+    asked = options.precision, options.implementation
+    return why_dequantized(x, operands.packed_products, operands, *asked)
+
+
+def _dequantized(function: str, options: Options, operands: MlpOperands, reason: str) -> jax.Array:
+    def of_arrays(experts: Any) -> jax.Array:
+        given = MlpOperands(operands.rows, experts, operands.weights, operands.groups)
+        return layer.mlp(options, given.promoted())
+
+    return with_arrays(function, of_arrays, operands.experts, x=operands.rows.x, reason=reason)
+
+
+def _aval(*leaves: Any, tree: Any, **_: Any) -> Any:
+    given: MlpOperands = tree.unflatten(leaves)
+    experts = given.experts
+    columns = experts.hidden_columns if experts.wo is None else experts.wo.shape[2]
+    return PACKED.unsharded_aval(leaves, (given.num_rows, columns), given.rows.x.dtype)
+
+
+def _call(of_mlp: MlpPlan, *leaves: jax.Array) -> jax.Array:
+    given: MlpOperands = of_mlp.problem.given(leaves)
+    of_hidden, *of_down = plan.packed_plans(of_mlp.problem.operands, of_mlp.target)
+    experts, weights = given.experts, given.weights
+    weights = None if weights is None else weights.astype(jnp.float32)
+    quantized = experts.quantized
+    gate, up, down = (quantized.get(name) for name in ("wi_0", "wi_1", "wo"))
+    activation = Epilogue.of(of_mlp.problem.params["activation"])
+    assert gate is not None and activation is not None  # the plan has a kernel
+
+    def product(x: jax.Array, matrices: QuantizedArray, optional: Any, **more: Any) -> jax.Array:
+        (out,) = call.dot(
+            x,
+            matrices.arrays,
+            given.groups.indices,
+            format=matrices.format.name,
+            group_size=matrices.format.group_size,
+            columns=matrices.shape[2],
+            rows=given.num_rows,
+            optional=optional,
+            zeroes_unowned=of_mlp.problem.params["zeroes_unowned"],
+            **more,
+        )
+        return out
+
+    hidden = product(
+        given.rows.x,
+        gate,
+        dict(rows=given.rows.rows, b0=experts.b0, b1=experts.b1, weights=weights),
+        up=None if up is None else up.arrays,
+        workspace_bytes=of_hidden.workspace_bytes,
+        activation=dict(activation.attributes(), function=np.int32(activation.function)),
+    )
+    if down is None:
+        return hidden
+    of_bias = dict(bo=experts.bo, weights=None if experts.bo is None else weights)
+    return product(hidden, down, of_bias, workspace_bytes=of_down[0].workspace_bytes)
+
+
+def _reference(
+    *leaves: jax.Array,
+    tree: Any,
+    activation: Any,
+    precision: Any,
+    implementation: Any = None,
+    tile_choices: TileChoices = _NO_CHOICES,
+    **options: Any,
+) -> jax.Array:
+    of_primitives = Options(activation, precision, implementation, tile_choices, **options)
+    return _dequantized("ragged_mlp", of_primitives, tree.unflatten(leaves), "")
+
+
+def _dims(operands: Any, *_: Any, tree: Any, **params: Any) -> Dims:
+    """Devices split rows alone, unless they are told of tokens: packed matrices are gathered."""
+    given = named(tree.unflatten(range(tree.num_leaves)))
+    others = iter("acdefghijlnpqrstuvwxyz")
+    whole, specs = "KDFGTok", []
+    letters = LETTERS | (OF_ROWS if "rows" in given else {})
+    if "rows" in given:
+        whole += "m"
+    for name, place in given.items():
+        of_matrix = isinstance(place, QuantizedArray)
+        places = jax.tree.leaves(place) if of_matrix else [place]
+        for i in places:
+            spec = "".join(next(others) for _ in operands[i].shape) if of_matrix else letters[name]
+            whole += spec if spec != "m" else ""
+            specs.append(spec)
+    return Dims.of(*specs, to="mD", whole=whole)
+
+
+PACKED = Op(
+    name="packed_mlp",
+    operand_ranks=None,
+    targets=(call.STREAMED, call.DECODED),
+    avals=_aval,
+    planner=plan.plan_packed,
+    planned=OPTIONS,
+    call=_call,
+    reference=_reference,
+    dims=_dims,
+    localizer=slices.of_groups,
+)
+PACKED.follow_reference()

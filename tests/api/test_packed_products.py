@@ -1,0 +1,147 @@
+"""Products of bfloat16 rows and packed weights, as one operation: its rules are those of JAX."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jax_grouped_gemm as jgg
+from jax_grouped_gemm import moe
+
+BF16 = jnp.bfloat16
+EXPERTS, EMBED, HIDDEN, ROWS = 4, 96, 160, 16
+SIZES = jnp.array([5, 0, 9, 2], jnp.int32)
+FORMATS = pytest.mark.parametrize("name", ["mxfp4", "int4", "int8"])
+
+
+def weights(rng, name, shape=(EXPERTS, EMBED, HIDDEN)):
+    x = rng.standard_normal(shape) / np.sqrt(shape[1])
+    return jgg.quantize(jnp.asarray(x, jnp.float32), name)
+
+
+def mlp_weights(rng, name):
+    wi = (EXPERTS, EMBED, HIDDEN)
+    return [weights(rng, name, shape) for shape in (wi, wi, (EXPERTS, HIDDEN, EMBED))]
+
+
+def rows(rng, *shape):
+    return jnp.asarray(rng.standard_normal(shape or (ROWS, EMBED)), BF16)
+
+
+def bound(function, *arguments):
+    """The names of the operations of a program that are those of packed weights."""
+    text = str(jax.make_jaxpr(function)(*arguments))
+    return [name for name in ("packed_ragged_dot", "packed_mlp") if name in text]
+
+
+def same(got, want):
+    assert got.dtype == want.dtype == BF16
+    np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
+
+
+@FORMATS
+def test_ragged_dot(rng, name):
+    x, q = rows(rng), weights(rng, name)
+    assert bound(jgg.ragged_dot, x, q, SIZES) == ["packed_ragged_dot"]
+    same(jax.jit(jgg.ragged_dot)(x, q, SIZES), jgg.ragged_dot(x, jgg.dequantize(q), SIZES))
+    part = jax.tree.map(lambda leaf: leaf[2:], q)
+    want = jgg.ragged_dot(x, jgg.dequantize(part), SIZES, group_offset=2)
+    same(jgg.ragged_dot(x, part, SIZES, group_offset=2), want)
+
+
+@FORMATS
+def test_mlps(rng, name):
+    packed = mlp_weights(rng, name)
+    arrays = list(map(jgg.dequantize, packed))
+    biases = tuple(rows(rng, EXPERTS, q.shape[2]) for q in packed)
+    x, logits = rows(rng), rng.standard_normal((ROWS, EXPERTS)).astype(np.float32)
+    layer = partial(moe.dropless_mlp, activation="swiglu_oai", biases=biases)
+    routing = moe.route(logits, 2)
+    assert bound(layer, x, routing, *packed) == ["packed_mlp"]
+    same(jax.jit(layer)(x, routing, *packed), jax.jit(layer)(x, routing, *arrays))
+    weights = rng.random(ROWS).astype(np.float32)
+    for up in (True, False):
+        call = partial(jgg.ragged_mlp, group_sizes=SIZES, weights=weights)
+        given = [(w[0], w[1] if up else None, w[2]) for w in (packed, arrays)]
+        assert bound(call, x, *given[0]) == ["packed_mlp"]
+        same(*(jax.jit(call)(x, *w) for w in given))
+        call = partial(jgg.gated_ragged_dot, group_sizes=SIZES, biases=(biases[0], None))
+        same(*(jax.jit(call)(x, *w[:2]) for w in given))
+
+
+def test_derivatives_are_those_of_dequantised_weights(rng):
+    packed = mlp_weights(rng, "mxfp4")
+    arrays = list(map(jgg.dequantize, packed))
+    x, routing = rows(rng), moe.route(rng.standard_normal((ROWS, EXPERTS)).astype(np.float32), 2)
+    for function, given in (
+        (lambda x, q: jgg.ragged_dot(x, q, SIZES), [packed[0], arrays[0]]),
+        (lambda x, w: moe.dropless_mlp(x, routing, *w), [packed, arrays]),
+    ):
+
+        def loss(x, w, function=function):
+            return (function(x, w).astype(jnp.float32) ** 2).sum()
+
+        same(*(jax.jit(jax.grad(loss))(x, w) for w in given))
+        tangents = (jax.jvp(lambda x, w=w, f=function: f(x, w), (x,), (x,))[1] for w in given)
+        same(*tangents)
+        with pytest.raises(TypeError, match="quantised weights are frozen; differentiate x"):
+            jax.grad(loss, 1, allow_int=True)(x, given[0])
+
+
+def test_vmap_scan_remat_and_export(rng):
+    q, x = weights(rng, "int4"), rows(rng, 3, ROWS, EMBED)
+    product = partial(jgg.ragged_dot, group_sizes=SIZES)
+    want = jnp.stack([product(each, jgg.dequantize(q)) for each in x])
+    same(jax.vmap(product, (0, None))(x, q), want)
+    same(jax.vmap(jax.checkpoint(product), (0, None))(x, q), want)
+    stacked = jax.tree.map(lambda leaf: jnp.stack([leaf] * 3), q)
+    same(jax.vmap(product)(x, stacked), want)
+    same(jax.lax.scan(lambda c, xs: (c, product(*xs)), None, (x, stacked))[1], want)
+    exported = jax.export.export(jax.jit(product), disabled_checks=jgg.EXPORT_DISABLED_CHECKS)
+    same(jax.export.deserialize(exported(x[0], q).serialize()).call(x[0], q), want[0])
+
+
+@pytest.mark.parametrize(
+    "kind, splits",
+    [
+        (AxisType.Auto, "rows"),
+        (AxisType.Auto, "experts"),
+        (AxisType.Auto, "columns"),
+        (AxisType.Explicit, "rows"),
+        (AxisType.Explicit, "experts"),
+    ],
+)
+def test_whatever_is_split(rng, kind, splits):
+    q, x = weights(rng, "mxfp4", (EXPERTS, 128, 256)), rows(rng, ROWS, 128)
+    want = jgg.ragged_dot(x, jgg.dequantize(q), SIZES)
+    mesh = jax.make_mesh((2,), ("i",), (kind,))
+    of_weights = dict(rows=P(), experts=P("i"), columns=P(None, None, "i"))[splits]
+    place = lambda spec: NamedSharding(mesh, spec)  # noqa: E731
+    x = jax.device_put(x, place(P("i") if splits == "rows" else P()))
+    packed = jax.device_put(q, jax.tree.map(place, q.specs(of_weights)))
+    with jax.set_mesh(mesh):
+        same(jax.jit(jgg.ragged_dot)(x, packed, SIZES), want)
+
+
+def test_layers_whose_tokens_are_split(rng):
+    packed = mlp_weights(rng, "int8")
+    x = rows(rng, 32, EMBED)
+    routing = moe.route(rng.standard_normal((32, EXPERTS)).astype(np.float32), 2)
+    want = jax.jit(moe.dropless_mlp)(x, routing, *packed)
+    mesh = jax.make_mesh((4,), ("data",), (AxisType.Auto,))
+    split = NamedSharding(mesh, P("data"))
+    with jax.set_mesh(mesh):
+        placed = jax.device_put((x, routing, packed), split)
+        same(jax.jit(moe.dropless_mlp)(placed[0], placed[1], *placed[2]), want)
+    y, _ = moe.expert_parallel(jax.make_mesh((2,), ("expert",)), expert_axis="expert")(
+        x, routing, *packed
+    )
+    np.testing.assert_allclose(
+        np.asarray(y, np.float32), np.asarray(want, np.float32), atol=2**-8, rtol=2**-6
+    )

@@ -1,0 +1,140 @@
+"""Which kernels multiply packed weights, where they are dequantised instead, and why."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jax_grouped_gemm as jgg
+from jax_grouped_gemm import moe
+
+BF16 = jnp.bfloat16
+EXPERTS, EMBED, HIDDEN = 8, 256, 384
+
+
+def array(*shape, dtype=BF16):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def packed(*shape, format="mxfp4", **options):
+    return jax.eval_shape(lambda w: jgg.quantize(w, format, **options), array(*shape))
+
+
+SIZES = array(EXPERTS, dtype=jnp.int32)
+
+
+def product(rows, dtype=BF16, k=EMBED, format="mxfp4", **options):
+    q = packed(EXPERTS, k, HIDDEN, format=format)
+    run = partial(jgg.ragged_dot, **options)
+    return jgg.explain(run, array(rows, k, dtype=dtype), q, SIZES).plans
+
+
+@pytest.mark.parametrize("format, most", [("mxfp4", 1024), ("int4", 512), ("int8", 512)])
+def test_rows_a_group(format, most):
+    for rows, kernel in (
+        (1, "streamed_16x128"),
+        (8 * EXPERTS, "streamed_16x128"),
+        (8 * EXPERTS + 1, "decoded_128x256"),
+        (most * EXPERTS, "decoded_128x256"),
+    ):
+        (plan,) = product(rows, format=format)
+        assert plan.kernel.name == kernel and plan.problem.op == "packed_ragged_dot"
+        assert bool(plan.workspace_bytes) == (plan.kernel.schedule == "streamed")
+        assert f"kernel {kernel}" in str(plan) and f"rhs {format}" in str(plan)
+    unpacked, multiplied = product(most * EXPERTS + 1, format=format)
+    assert unpacked.kernel.name == "unpack" and multiplied.tile is not None
+    assert f"that is faster for more than {most} rows a group" in str(unpacked)
+
+
+@pytest.mark.parametrize(
+    "options, reason",
+    [
+        (dict(dtype=jnp.float32), "kernels multiply packed weights by bfloat16, got float32"),
+        (dict(implementation="xla"), "implementation='xla' was asked for"),
+        (dict(preferred_element_type=jnp.float32), "have results of bfloat16, not of float32"),
+        (dict(format="fp8"), "no kernel multiplies fp8"),
+        (dict(rows=9 * EXPERTS, k=100), "k=100 must be a multiple of 8"),
+        (dict(rows=0), "there is nothing to multiply"),
+    ],
+    ids=str,
+)
+def test_why_weights_are_dequantised(options, reason):
+    plan, _ = product(**{"rows": 4, **options})
+    assert plan.problem.op == "dequantize_weights" and reason in str(plan)
+
+
+def test_rows_of_any_length_are_streamed():
+    (plan,) = product(4, k=100)
+    assert plan.kernel.schedule == "streamed"
+
+
+def layer(tokens, wi="mxfp4", wo="mxfp4", **options):
+    up = packed(EXPERTS, EMBED, HIDDEN, format=wi)
+    down = packed(EXPERTS, HIDDEN, EMBED, format=wo) if wo else array(EXPERTS, HIDDEN, EMBED)
+
+    def run(x, logits, *weights):
+        return moe.dropless_mlp(x, moe.route(logits, 2), *weights, **options)
+
+    x, logits = array(tokens, EMBED), array(tokens, EXPERTS, dtype=jnp.float32)
+    return [
+        plan
+        for plan in jgg.explain(run, x, logits, up, up, down).plans
+        if "rows" not in plan.problem.op
+    ]
+
+
+def test_a_layer():
+    (plan,) = layer(4, activation="swiglu_oai")
+    assert plan.problem.op == "packed_mlp" and plan.kernel.schedule == "streamed"
+    assert "(gate) * up * weights" in str(plan) and "rows of tokens are read where" in str(plan)
+    assert "wi_0 mxfp4[8, 256, 384]" in str(plan)
+    (plan,) = layer(128, wo="int8")
+    assert plan.kernel.schedule == "decoded" and not plan.workspace_bytes
+    assert "down: decoded_128x256, predicted time" in str(plan)
+
+
+def test_experts_of_any_width_are_streamed():
+    up, down = packed(EXPERTS, EMBED, 100), packed(EXPERTS, 100, EMBED)
+
+    def run(x, logits, *weights, **options):
+        return moe.dropless_mlp(x, moe.route(logits, 2), *weights, **options)
+
+    operands = array(4, EMBED), array(4, EXPERTS, dtype=jnp.float32), up, up, down
+    (plan,) = (p for p in jgg.explain(run, *operands).plans if "packed" in p.problem.op)
+    assert plan.kernel.schedule == "streamed"
+    found = jgg.explain(partial(run, apply_router_weight_on_input=True), *operands)
+    assert "weights multiply rows of x" in str(found)
+
+
+@pytest.mark.parametrize(
+    "options, reason",
+    [
+        (dict(wo=None), "not all matrices are quantised"),
+        (dict(wo="fp8"), "no kernel multiplies fp8"),
+        (dict(activation=jnp.tanh), "no kernel has the activation"),
+        (dict(tokens=512 * 8, wo="int4"), "that is faster for more than 512 rows a group"),
+    ],
+    ids=str,
+)
+def test_why_a_layer_dequantises(options, reason):
+    plan, *_ = layer(**{"tokens": 4, **options})
+    assert plan.problem.op == "dequantize_weights" and reason in str(plan)
+
+
+def test_a_program_calls_the_kernels(extension):
+    """Lowered only: the calls are there whether or not an extension of today is installed."""
+    q = packed(EXPERTS, EMBED, HIDDEN)
+    calls = {}
+    for rows in (4, 512, 16384):
+        traced = jax.jit(jgg.ragged_dot).trace(array(rows, EMBED), q, SIZES)
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+        names = "streamed_packed_dot", "decoded_packed_dot", "unpack_matrices"
+        calls[rows] = [name for name in names if f"jax_grouped_gemm.{name}.v1" in text]
+    assert calls == {
+        4: ["streamed_packed_dot"],
+        512: ["decoded_packed_dot"],
+        16384: ["unpack_matrices"],
+    }
