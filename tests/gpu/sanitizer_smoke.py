@@ -29,6 +29,7 @@ PARTS = {
     "accumulate": products.products_added_in_place,
     "mlp": layers.expert_mlps,
     "few_rows": layers.expert_mlps_of_few_rows,
+    "packed": layers.packed_weights,
     "stream_k": products.products_with_a_cut_last_wave,
     "long_tiles": products.long_tiles,
     "skew": products.gradients_of_unequal_groups,

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import jax_grouped_gemm as jgg
 from jax_grouped_gemm import moe
 from jax_grouped_gemm._src.mlp.plan import FEW_ROWS_TILE
 from jax_grouped_gemm._src.plan import DEFAULT_TILE
@@ -63,6 +64,25 @@ def expert_mlps_of_few_rows(rng: np.random.Generator) -> int:
         check_random(rng, tile, few, 40, embed=K, hidden=192)
         launches += 3
     return launches
+
+
+def packed_weights(rng: np.random.Generator) -> int:
+    """Products of packed weights by either kernel, and weights that are unpacked."""
+    launches = 0
+    for format in ("mxfp4", "int4", "int8"):
+        q = jgg.quantize(jnp.asarray(rng.standard_normal((4, 200, 136)), jnp.float32), format)
+        w = np.asarray(jax.jit(jgg.dequantize)(q), np.float64)
+        for sizes in ([3, 0, 17, 2], [100, 0, 140, 9]):
+            m = sum(sizes) + 2
+            x = jnp.asarray(rng.standard_normal((m, 200)), jnp.bfloat16)
+            y = jgg.ragged_dot(x, q, jnp.asarray(sizes, jnp.int32), implementation="cuda")
+            of_rows = np.repeat(w, sizes, axis=0)
+            want = np.einsum("mk,mkn->mn", np.asarray(x, np.float64)[: m - 2], of_rows)
+            scale = np.abs(want).max()
+            np.testing.assert_allclose(np.asarray(y[:-2], np.float64), want, atol=2**-7 * scale)
+            assert not np.asarray(y[-2:]).any()
+            launches += 1
+    return launches + 3
 
 
 def rows(rng: np.random.Generator) -> int:

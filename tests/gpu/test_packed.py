@@ -1,0 +1,161 @@
+"""Products of packed matrices on the GPU, against float64 of codes times scales."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_grouped_gemm as jgg
+from jax_grouped_gemm import moe
+from jax_grouped_gemm._src.quantized.plan import STREAMED_ROWS
+from tests.support import group_sizes as sizes_of
+
+BF16 = jnp.bfloat16
+FORMATS = pytest.mark.parametrize(
+    "format, options",
+    [
+        ("mxfp4", {}),
+        ("int8", {}),
+        *(
+            ("int4", dict(group_size=size, zero_points=zero_points))
+            for size in (32, 64, 128)
+            for zero_points in (False, True)
+        ),
+    ],
+    ids=str,
+)
+SCHEDULES = pytest.mark.parametrize("schedule", ["streamed", "decoded"])
+
+
+def groups_for(schedule, rows):
+    """How many groups so many rows may have: plans choose by the mean of theirs."""
+    few = -(-rows // STREAMED_ROWS)
+    return (few, few + 20) if schedule == "streamed" else (1, max(few - 1, 1))
+
+
+def packed(rng, shape, format, options):
+    """Matrices of unlike columns."""
+    x = rng.standard_normal(shape) * np.exp(rng.standard_normal((*shape[:-2], 1, shape[-1])))
+    return jgg.quantize(jnp.asarray(x, jnp.float32), format, **options)
+
+
+def exact(q):
+    """float64: what a kernel multiplies, whose products with scales of columns are not rounded."""
+    return np.asarray(q.dequantize(jnp.float32), np.float64)
+
+
+def dot(x, q, sizes, offset=0, *, schedule):
+    """The product by the kernel that `schedule` names."""
+    sizes = jnp.asarray(sizes, jnp.int32)
+
+    def product(x, q):
+        return jgg.ragged_dot(x, q, sizes, group_offset=offset, implementation="cuda")
+
+    (plan,) = jgg.explain(product, x, q).plans
+    assert plan.kernel.schedule == schedule
+    return jax.jit(product)(x, q)
+
+
+def check_sums(got, x, q, sizes, offset=0):
+    """Every group's rows by float64, rows of no local group zero."""
+    x, w, got = (np.asarray(a, np.float64) for a in (x, exact(q), got))
+    want, bound = np.zeros(got.shape), np.zeros(got.shape)
+    ends = np.minimum(np.cumsum(np.maximum(sizes, 0), dtype=np.int64), x.shape[0])
+    for group, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
+        rows = slice(begin, end)
+        if 0 <= group - offset < w.shape[0]:
+            want[rows] = x[rows] @ w[group - offset]
+            bound[rows] = np.abs(x[rows]) @ np.abs(w[group - offset])
+    error = np.abs(got - want)
+    assert (error <= np.abs(want) * 2.0**-8 + bound * (x.shape[1] * 2.0**-23)).all()
+
+
+@FORMATS
+@pytest.mark.parametrize("k, n", [(64, 64), (320, 200), (97, 131), (1, 1)])
+def test_unpack_bit_for_bit(format, options, k, n, rng):
+    q = packed(rng, (3, k, n), format, options)
+    got = jax.jit(jgg.dequantize)(q)
+    (plan,) = jgg.explain(jgg.dequantize, q).plans
+    assert plan.kernel.name == "unpack"
+    with jax.default_device(jax.devices("cpu")[0]):
+        want = jgg.dequantize(jax.device_get(q))
+    np.testing.assert_array_equal(np.asarray(got).view(np.uint16), np.asarray(want).view(np.uint16))
+
+
+@FORMATS
+@SCHEDULES
+def test_one_hot_rows_give_the_matrix(format, options, schedule, rng):
+    k, n = 200, 136
+    q = packed(rng, (1, k, n), format, options)
+    sizes = np.zeros(groups_for(schedule, k)[0], np.int32)
+    sizes[0] = k
+    got = dot(jnp.eye(k, dtype=BF16), q, sizes, schedule=schedule)
+    np.testing.assert_array_equal(np.asarray(got), np.asarray(q.dequantize()[0]))
+
+
+@FORMATS
+@SCHEDULES
+def test_random_sizes(format, options, schedule, rng):
+    for _ in range(10):
+        streams = schedule == "streamed"
+        k = int(rng.integers(1, 600)) if streams else 8 * int(rng.integers(1, 75))
+        m, n = int(rng.integers(1 if streams else 9, 400)), int(rng.integers(1, 400))
+        least, most = groups_for(schedule, m)
+        groups = int(rng.integers(least, most + 1))
+        local, offset = int(rng.integers(1, min(groups, 6) + 1)), int(rng.integers(-1, groups))
+        sizes = sizes_of.any_kind(rng, m, groups)
+        q = packed(rng, (local, k, n), format, options)
+        x = jnp.asarray(rng.standard_normal((m, k)), BF16)
+        check_sums(dot(x, q, sizes, offset, schedule=schedule), x, q, sizes, offset)
+
+
+@FORMATS
+@SCHEDULES
+def test_layers(format, options, schedule, rng):
+    """Tokens in place, biases of any type, clamped swiglu and the router's weights."""
+    embed, hidden, experts, top_k = 264, 200, 5, 2
+    tokens = (STREAMED_ROWS if schedule == "streamed" else 100) * experts // top_k
+    shapes = [(experts, embed, hidden)] * 2 + [(experts, hidden, embed)]
+    matrices = [packed(rng, shape, format, options) for shape in shapes]
+    arrays = [q.dequantize(jnp.float32) for q in matrices]
+    types = jnp.float32, BF16, jnp.float32
+    biases = tuple(
+        jnp.asarray(rng.standard_normal((experts, q.shape[2])), dtype)
+        for q, dtype in zip(matrices, types, strict=True)
+    )
+    x = jnp.asarray(rng.standard_normal((tokens, embed)) / 16, BF16)
+    logits = jnp.asarray(rng.standard_normal((tokens, experts)), jnp.float32)
+
+    def layer(x, matrices, implementation=None):
+        options = dict(biases=biases, activation="swiglu_oai", implementation=implementation)
+        return moe.dropless_mlp(x, moe.route(logits, top_k), *matrices, **options)
+
+    plans = jgg.explain(layer, x, matrices).plans
+    assert [plan.kernel.schedule for plan in plans if plan.problem.op == "packed_mlp"] == [schedule]
+    got = np.asarray(jax.jit(layer)(x, matrices), np.float64)
+    with jax.default_matmul_precision("highest"):
+        want = np.asarray(layer(x.astype(jnp.float32), arrays, "xla"), np.float64)
+    # Hidden is rounded to bfloat16, and the results of experts are before they are added up.
+    np.testing.assert_allclose(got, want, rtol=2**-6, atol=np.abs(want).max() * 2**-7)
+
+
+@SCHEDULES
+def test_nan_scale_is_in_its_column_alone(schedule, rng):
+    codes = jnp.asarray(rng.integers(0, 16, (1, 128, 72)), jnp.uint8)
+    scales = jnp.full((1, 4, 72), 127, jnp.uint8).at[0, 2, 33].set(255)
+    q = jgg.from_codes(codes, scales, "mxfp4")
+    rows = STREAMED_ROWS if schedule == "streamed" else 100
+    got = dot(jnp.zeros((rows, 128), BF16), q, [rows], schedule=schedule)
+    assert (np.isnan(np.asarray(got, np.float32)) == (np.arange(72) == 33)).all()
+
+
+def test_gradients_of_activations(rng):
+    q = packed(rng, (4, 256, 192), "mxfp4", {})
+    x = jnp.asarray(rng.standard_normal((64, 256)), BF16)
+    sizes = jnp.asarray([10, 0, 50, 4], jnp.int32)
+
+    def loss(x, w):
+        return (jgg.ragged_dot(x, w, sizes).astype(jnp.float32) ** 2).sum()
+
+    got, want = (jax.jit(jax.grad(loss))(x, w) for w in (q, jgg.dequantize(q)))
+    np.testing.assert_array_equal(np.asarray(got), np.asarray(want))
