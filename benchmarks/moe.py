@@ -109,6 +109,8 @@ def layer_function(problem: Problem, implementation: object) -> Run:
 
 # What a kernel does, by what its name contains; the first that fits.
 PARTS = (
+    ("products of packed weights", r"Streaming|Decoding"),
+    ("dequantise", r"unpack"),
     ("products of few rows", r"few_rows"),
     ("gate, up, activation", r"GatedProduct"),
     ("gradients of gate and up", r"GatedGradient"),

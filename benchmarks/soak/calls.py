@@ -134,6 +134,19 @@ def _mlps() -> None:
         _lower(function, *operands, _a(G, dtype=jnp.int32))
 
 
+def _packed_products() -> None:
+    for name in ("mxfp4", "int4", "int8"):
+        q, down = (
+            jax.eval_shape(lambda w, name=name: jgg.quantize(w, name), _a(G, *shape))
+            for shape in ((K, N), (N, K))
+        )
+        for m in (FEW_ROWS, M):
+            operands = _a(m, K), q, q, down, _a(G, dtype=jnp.int32)
+            _lower(jgg.ragged_mlp, *operands)
+            _lower(jgg.ragged_dot, operands[0], q, operands[-1])
+        _lower(jgg.dequantize, q)
+
+
 def _fp8_products() -> None:
     def loss(lhs, rhs, sizes):
         return jgg.fp8_ragged_dot(lhs, rhs, sizes).astype(jnp.float32).sum()
@@ -217,10 +230,15 @@ def _optimizers() -> None:
             _lower(optimizer.step, params, shapes, jax.eval_shape(optimizer.init, params))
 
 
+PARTS = (
+    _ragged_products, _mlps, _packed_products, _fp8_products, _lists, _rows, _optimizers,
+)  # fmt: skip
+
+
 def valid_calls() -> list[FfiCall]:
     """At least one call of every target, each different from the others."""
     with recording() as calls:
-        for part in (_ragged_products, _mlps, _fp8_products, _lists, _rows, _optimizers):
+        for part in PARTS:
             part()
     return list({repr(call): call for call in calls}.values())
 

@@ -25,6 +25,7 @@ from benchmarks import (
     run,
     targets,
     training,
+    weight_only,
 )
 from benchmarks.fp8 import __main__ as fp8
 from benchmarks.fp8.cases import PRODUCTS, QUANTIZERS, STEP
@@ -160,6 +161,13 @@ def test_moe(dry_run):
         assert ours["error"]["total"] < 0.02 and ours["temporary_bytes"] > 0
         assert unfused["status"] == "measured" and record["ratios"]["ours_unfused"] > 0
         assert record["peers"]["quack"]["status"] == "skipped"
+
+
+def test_weight_only(dry_run):
+    (record,) = dry_run(weight_only.main, "--formats", "int8", "--no-host").values()
+    assert record["case"] == "tiny_48/int8" and record["weights"] == "int8"
+    for name in ("ours", "dequantised", "bf16"):
+        assert record["peers"][name]["error"]["total"] < 0.02
 
 
 def test_fp8(dry_run, tmp_path):

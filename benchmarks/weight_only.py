@@ -1,0 +1,126 @@
+"""Mixture-of-experts layers of packed weights and bfloat16 activations, from decoding to prefill.
+
+python -m benchmarks.weight_only --output benchmarks/results/weight_only.json
+
+`ours` is `moe.dropless_mlp` of packed weights; `dequantised` dequantises the weights in each call
+and multiplies those; `bf16` has weights that were dequantised before. All weights are the same
+numbers. Bytes are those of the experts that tokens visit, as they are stored for `ours`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+
+import jax_grouped_gemm as jgg
+from benchmarks import moe as layers
+from benchmarks.harness.command import Command
+from benchmarks.harness.inputs import LatestInputs
+from benchmarks.harness.measure import Workload
+from benchmarks.harness.peer import JaxPeer, Peer, Role, pinned_implementation
+from benchmarks.harness.session import Job, Session
+from benchmarks.moe import LAYERS, TINY, Layer, Problem
+from benchmarks.peers.ours import kernels_unavailable_reason
+
+FORMATS = ("mxfp4", "int4", "int8")
+TOKENS = (1, 16, 128, 512, 8192)
+
+Operands = tuple[tuple[jax.Array, ...], tuple[jgg.QuantizedArray, ...]]
+
+
+def operands(layer: Layer, format: str, seed: int) -> Operands:
+    """Those of `benchmarks.moe`, with dequantised matrices, and the packed ones."""
+    x, experts, weights, *matrices, dy = layers.operands(layer, seed)
+    packed = tuple(jgg.quantize(w, format) for w in matrices)
+    return (x, experts, weights, *map(jgg.dequantize, packed), dy), packed
+
+
+def peers(problem: Problem) -> list[Peer]:
+    """The layer of packed weights, and of arrays that are made in each call or before."""
+    layer = layers.layer_function(problem, pinned_implementation())
+
+    def of_packed(arrays, packed):
+        x, experts, weights, *_, dy = arrays
+        return layer(x, experts, weights, *packed, dy)
+
+    def dequantised(arrays, packed):
+        # Across a barrier, no operation knows that the arrays are of packed weights.
+        matrices = jax.lax.optimization_barrier(tuple(map(jgg.dequantize, packed)))
+        return of_packed(arrays, matrices)
+
+    functions = dict(ours=of_packed, dequantised=dequantised, bf16=lambda arrays, _: layer(*arrays))
+    return [
+        JaxPeer(
+            name,
+            Role.OURS if name == "ours" else Role.VARIANT,
+            function,
+            kernels_unavailable_reason,
+            checked=True,
+            part_of=layers.part_of,
+        )
+        for name, function in functions.items()
+    ]
+
+
+def work(problem: Problem, given: Operands, format: str, seed: int) -> Workload:
+    """A layer, judged as in `benchmarks.moe`."""
+    arrays, packed = given
+    of_arrays = layers.work(problem, arrays, seed)
+    x, chosen, *_ = arrays
+    visited = int(jnp.unique(chosen).size) / problem.layer.experts
+    read = int(visited * sum(q.nbytes for q in packed)) + x.nbytes
+    return dataclasses.replace(
+        of_arrays,
+        case=f"{problem.layer.name}/{format}",
+        operands=given,
+        description={**of_arrays.description, "op": "weight_only", "weights": format},
+        bytes=read + of_arrays.written_bytes,
+    )
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Layers, formats and numbers of tokens."""
+    names = list(LAYERS)
+    parser.add_argument("--layers", nargs="+", default=["gptoss"], choices=names, metavar="NAME")
+    parser.add_argument("--formats", nargs="+", default=list(FORMATS), choices=FORMATS)
+    parser.add_argument("--tokens", nargs="+", type=int, default=list(TOKENS), metavar="T")
+
+
+def complete(options: argparse.Namespace) -> None:
+    """Finds the layers."""
+    found = [TINY] if options.dry_run else [LAYERS[name] for name in options.layers]
+    counts = [TINY.tokens] if options.dry_run else options.tokens
+    options.layers = [
+        dataclasses.replace(layer, name=f"{layer.name}_{tokens}", tokens=tokens)
+        for layer in found
+        for tokens in counts
+    ]
+
+
+def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
+    """A job a case."""
+    inputs = LatestInputs(lambda key: operands(*key, options.seed))
+
+    def measure(layer: Layer, format: str) -> dict:
+        problem = Problem(layer, "moe_forward")
+        given = inputs.of((layer, format))
+        return session.compare(work(problem, given, format, options.seed), peers(problem))
+
+    return [
+        Job(f"{layer.name}/{format}", functools.partial(measure, layer, format))
+        for format in options.formats
+        for layer in options.layers
+    ]
+
+
+COMMAND = Command(
+    "benchmarks.weight_only", __doc__, jobs, add_arguments=add_arguments, complete=complete
+)
+main = COMMAND.main
+
+if __name__ == "__main__":
+    main()
