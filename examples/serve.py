@@ -1,11 +1,16 @@
-"""A MoE layer with FP8 weights is exported once and serves requests of any number of tokens.
+"""A MoE layer with quantised weights is exported and serves requests of any number of tokens.
 
 python -m examples.serve
-python -m examples.serve --preset h200 --requests 200       # on a GPU
+python -m examples.serve --preset h200 --requests 200                   # on a GPU
+python -m examples.serve --preset h200 --weights mxfp4
 
-The weights are quantised once. The program is exported with a symbolic number of tokens, so that a
-server needs the file and this package, and no model code. Requests are padded to a few sizes: XLA
-compiles once for each. On a GPU of compute capability 9.0 the program runs the kernels.
+The weights are quantised once. A server needs the exported programs and this package, and no model
+code. Requests are padded to a few sizes: XLA compiles once for each. On a GPU of compute capability
+9.0 the programs run the kernels.
+
+With `--weights fp8`, tokens are FP8 too, and one program with a symbolic number of tokens serves
+all sizes. With "mxfp4", "int4" or "int8", tokens stay in bfloat16 and kernels read the packed
+weights. How many rows there are decides which kernel does, so that each size has its program.
 """
 
 from __future__ import annotations
@@ -46,7 +51,10 @@ PRESETS = {
 }
 
 
-def quantized(config: Config, seed: int) -> dict[str, Any]:
+WEIGHTS = ("fp8", "mxfp4", "int4", "int8")
+
+
+def quantized(config: Config, seed: int, kind: str = "fp8") -> dict[str, Any]:
     """The parameters of a layer, in the form that is served: a checkpoint takes their place."""
     shapes = {
         "wi_0": (config.experts, config.embed, config.hidden),
@@ -57,22 +65,25 @@ def quantized(config: Config, seed: int) -> dict[str, Any]:
     params = {"gate": jax.random.normal(keys[-1], (config.embed, config.experts))}
     for key, (name, shape) in zip(keys, shapes.items(), strict=False):
         weights = jax.random.normal(key, shape, config.dtype) * shape[1] ** -0.5
-        in_fp8 = jgg.quantize_weights(weights)
-        params[name] = (in_fp8.values_t, in_fp8.scales_t)  # the form that forward products read
+        if kind == "fp8":  # as [g, n, k], which FP8 tensor cores read
+            params[name] = jgg.quantize(weights.mT, "fp8_128x128", layout="rows")
+        else:
+            params[name] = jgg.quantize(weights, kind)
     return params
 
 
 def layer(config: Config, params: Mapping[str, Any], x: jax.Array) -> jax.Array:
     """Tokens [T, D] -> [T, D]."""
     routing = moe.route(x.astype(jnp.float32) @ params["gate"], config.top_k)
+    weights = [params[name] for name in ("wi_0", "wi_1", "wo")]
+    if weights[0].format.layout == "packed":
+        return moe.dropless_mlp(x, routing, *weights)
     order = moe.sort_by_expert(routing)
 
     def product(rows, weights):
-        values, scales = jgg.quantize_blockwise(rows)
-        return jgg.scaled_ragged_dot(
-            values,
-            scales,
-            *weights,
+        return jgg.ragged_dot(
+            jgg.quantize(rows, "fp8_1x128"),
+            weights,
             order.group_sizes,
             transpose_rhs=True,
             preferred_element_type=config.dtype,
@@ -85,25 +96,32 @@ def layer(config: Config, params: Mapping[str, Any], x: jax.Array) -> jax.Array:
     return moe.combine(product(hidden, params["wo"]), order, weights=routing.weights)
 
 
-def export_layer(config: Config, params: Mapping[str, Any]) -> bytes:
-    """The layer as a program for CPUs and GPUs, of (parameters, tokens [T, D]) for any T."""
-    tokens = jax.ShapeDtypeStruct(export.symbolic_shape(f"t, {config.embed}"), config.dtype)
+def export_layer(config: Config, params: Mapping[str, Any], tokens: int | None = None) -> bytes:
+    """The layer as a program for CPUs and GPUs, of (parameters, tokens [T, D]).
+
+    For so many tokens, by default for any number of them.
+    """
+    shape = (
+        export.symbolic_shape(f"t, {config.embed}") if tokens is None else (tokens, config.embed)
+    )
+    like_x = jax.ShapeDtypeStruct(shape, config.dtype)
     like = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), params)
     exported = export.export(
         jax.jit(lambda params, x: layer(config, params, x)),
         platforms=["cpu", "cuda"],
         disabled_checks=jgg.EXPORT_DISABLED_CHECKS,
-    )(like, tokens)
+    )(like, like_x)
     return bytes(exported.serialize())
 
 
 class Server:
-    """Answers requests with an exported program."""
+    """Answers requests with exported programs, one for each number of tokens."""
 
-    def __init__(self, program: Path, params: Mapping[str, Any], buckets: Sequence[int]):
-        self.call = jax.jit(export.deserialize(bytearray(program.read_bytes())).call)
+    def __init__(self, programs: Mapping[int, Path], params: Mapping[str, Any]):
+        calls = {path: _call_of(path) for path in set(programs.values())}
+        self.calls = {bucket: calls[path] for bucket, path in programs.items()}
         self.params = params
-        self.buckets = sorted(buckets)
+        self.buckets = sorted(programs)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """Tokens [T, D] -> [T, D], padded to the next bucket in between."""
@@ -112,7 +130,24 @@ class Server:
         size = next(bucket for bucket in self.buckets if bucket >= len(x))
         padded = np.zeros((size, x.shape[1]), x.dtype)
         padded[: len(x)] = x
-        return np.asarray(self.call(self.params, padded))[: len(x)]
+        return np.asarray(self.calls[size](self.params, padded))[: len(x)]
+
+
+def _call_of(program: Path) -> Any:
+    return jax.jit(export.deserialize(bytearray(program.read_bytes())).call)
+
+
+def programs_of(
+    config: Config, params: Mapping[str, Any], kind: str, folder: Path
+) -> dict[int, Path]:
+    """Writes the programs of a server; the file of each bucket's."""
+    found = {}
+    for bucket in config.buckets:
+        found[bucket] = folder / ("layer.bin" if kind == "fp8" else f"layer_{bucket}.bin")
+        if not found[bucket].exists():
+            tokens = None if kind == "fp8" else bucket
+            found[bucket].write_bytes(export_layer(config, params, tokens))
+    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> dict[int, float]:
@@ -123,19 +158,20 @@ def main(arguments: Sequence[str] | None = None) -> dict[int, float]:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--preset", choices=PRESETS, default="cpu")
+    parser.add_argument("--weights", choices=WEIGHTS, default="fp8")
     parser.add_argument("--requests", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args(arguments)
     config = PRESETS[options.preset]
     print(jgg.unavailable_reason() or "the kernels run on this machine")
 
-    params = quantized(config, options.seed)
+    params = quantized(config, options.seed, options.weights)
     rng = np.random.default_rng(options.seed)
     with TemporaryDirectory() as folder:
-        program = Path(folder, "layer.bin")
-        program.write_bytes(export_layer(config, params))
-        print(f"exported: {program.stat().st_size / 1e3:.0f} kB")
-        server = Server(program, params, config.buckets)
+        programs = programs_of(config, params, options.weights, Path(folder))
+        for program in sorted(set(programs.values())):
+            print(f"exported: {program.name}, {program.stat().st_size / 1e3:.0f} kB")
+        server = Server(programs, params)
 
     for bucket in config.buckets:  # A server compiles before it is open.
         server(np.zeros((bucket, config.embed), config.dtype))
