@@ -18,8 +18,8 @@ computes), `plan` and `explain`, `fallback` (when XLA's own products are predict
 on `mlp` and `rows`; `optimizer`, which writes FP8 weights as it updates them, on `mlp`.
 `fp8` has a folder for its quantisers, for products of operands with scales, for the matmul of
 operands that it quantises, and for the choice of bf16 in place of a recipe; what they share is
-beside them. In `mlp`, `operands` has the types of
-what layers compute with, `layer` the derivative, `fp8` the same with a recipe, `packed` what reads
-packed weights, and `experts` chooses between them.
+beside them. In `mlp`, `operands` has the types of what layers compute with, `layer` the derivative,
+`fp8` the same with a recipe, `packed` what reads packed weights, and `experts` chooses between
+them.
 No folder imports from one above it.
 """
