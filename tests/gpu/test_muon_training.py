@@ -10,5 +10,5 @@ def test_200_steps_follow_optax():
         name: np.asarray(losses(optimizer, 11, experts=16, d=256, f=512))
         for name, optimizer in optimizers("cuda").items()
     }
-    assert found["optax"][-1] < 0.5 * found["optax"][0]
+    assert found["optax"][-1] < 0.75 * found["optax"][0]
     np.testing.assert_allclose(found["ours"], found["optax"], rtol=0.005)

@@ -40,8 +40,8 @@ def packed(rng, shape, format, options):
 
 
 def exact(q):
-    """float64: what a kernel multiplies, whose products with scales of columns are not rounded."""
-    return np.asarray(q.dequantize(jnp.float32), np.float64)
+    """float64: what a kernel multiplies. Weights of int4 are rounded, those of other formats are not."""
+    return np.asarray(q.dequantize(BF16 if q.format.name == "int4" else jnp.float32), np.float64)
 
 
 def dot(x, q, sizes, offset=0, *, schedule):

@@ -117,7 +117,7 @@ def test_experts_of_any_width_are_streamed():
         (dict(activation=jnp.tanh), "no kernel has the activation"),
         (dict(tokens=512 * 8, wo="int4"), "that is faster for more than 512 rows a group"),
     ],
-    ids=str,
+    ids=["wo", "format", "activation", "rows"],
 )
 def test_why_a_layer_dequantises(options, reason):
     plan, *_ = layer(**{"tokens": 4, **options})
