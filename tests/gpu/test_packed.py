@@ -40,7 +40,7 @@ def packed(rng, shape, format, options):
 
 
 def exact(q):
-    """float64: what a kernel multiplies. Weights of int4 are rounded, those of other formats are not."""
+    """float64: what a kernel multiplies; of the formats, int4 alone is rounded to bfloat16."""
     return np.asarray(q.dequantize(BF16 if q.format.name == "int4" else jnp.float32), np.float64)
 
 
