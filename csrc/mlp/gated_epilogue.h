@@ -8,14 +8,11 @@
 
 #include <cutlass/numeric_conversion.h>
 
-#include <cute/arch/copy_sm90.hpp>
-#include <cute/arch/copy_sm90_tma.hpp>
-
 #include "mlp/activation.h"
 #include "scheduler/warp.h"
 #include "sm90/config.h"
 #include "sm90/consumer.h"
-#include "sm90/epilogue/scale_and_add.h"
+#include "sm90/epilogue/subtile.h"
 #include "sm90/tma/store.h"
 
 namespace jgg::mlp {
@@ -108,9 +105,7 @@ class GatedEpilogue {
     while (next_ < kUnits) store_next();
   }
 
-  __device__ void wait() const {
-    if (issues()) cute::tma_store_wait<0>();
-  }
+  __device__ void wait() const { sm90::wait_for_stores(); }
 
  private:
   __device__ void begin(WorkTile const& work) {
@@ -147,8 +142,6 @@ class GatedEpilogue {
     return unpack<Element>(
         __ldg(reinterpret_cast<unsigned const*>(static_cast<Element const*>(bias.data) + at)));
   }
-
-  __device__ bool issues() const { return threadIdx.x % kWarpgroup == 0; }
 
   // `part` of hidden's subtile `j`, see kUnits.
   __device__ __forceinline__ void store(int j, int part) {
@@ -193,27 +186,19 @@ class GatedEpilogue {
   }
 
   __device__ void begin_subtile() const {
-    if (issues()) cute::tma_store_wait<Config::kSubtileSlots - 1>();
-    sm90::sync_consumer(consumer_);
+    sm90::acquire_subtile<Config::kSubtileSlots - 1>(consumer_);
   }
 
   __device__ void end_subtile(CUtensorMap const& to, uint8_t const* subtile, int j) const {
-    sm90::fence_async_proxy();
-    sm90::sync_consumer(consumer_);
-    if (issues()) {
+    sm90::store_subtile(consumer_, [&] {
       sm90::store_box(to, subtile, at_.column + j * Config::kSubtileColumns, at_.row, at_.outer,
                       sm90::StoreHint::kNormal);
-      cute::tma_store_arrive();
-    }
+    });
   }
 
-  // 16 columns of a subtile: one stmatrix takes 16 rows by 16 columns of each warp.
+  // 16 columns of a subtile.
   __device__ static void write(uint8_t* subtile, int pair, uint32_t const* source) {
-    int const lane = threadIdx.x % kWarpSize, warp = threadIdx.x % kWarpgroup / kWarpSize;
-    int const row = warp * 16 + lane % 16;
-    int const unit = (2 * pair + lane / 16) ^ (row % 8);
-    auto& target = *reinterpret_cast<cute::uint128_t*>(subtile + row * sm90::kRowBytes + unit * 16);
-    cute::SM90_U32x4_STSM_N::copy(source[0], source[1], source[2], source[3], target);
+    sm90::write_matrix(sm90::AccumulatorCoordinates().matrix_in(subtile, pair), source);
   }
 
   uint8_t* subtiles_;

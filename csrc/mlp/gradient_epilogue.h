@@ -55,7 +55,7 @@ class GradientEpilogue {
         storage_(reinterpret_cast<Storage&>(shared.subtiles[consumer])),
         consumer_(consumer),
         rounds_(0) {
-    if (issues()) {
+    if (sm90::issues_stores()) {
       for (sm90::Barrier& loaded : storage_.loaded) loaded.init(1);
       sm90::fence_barriers();
     }
@@ -66,9 +66,8 @@ class GradientEpilogue {
     at_ = Problem::store_at(params_, work, 0);
     rows_ = work.extent - work.m;
     subtiles_ = rows_ > kRowsPerConsumer ? kHalves * kSubtilesAHalf : kSubtilesAHalf;
-    if (issues()) cute::tma_store_wait<0>();
     // Everyone is done with the tile before.
-    sm90::sync_consumer(consumer_);
+    sm90::acquire_subtile<0>(consumer_);
     if (work.k_tiles == 0) return;
     int const row = threadIdx.x % kWarpgroup;
     static_assert(Config::kTileM == kWarpgroup);
@@ -78,7 +77,7 @@ class GradientEpilogue {
       float const* const weights = params_.weights + work.begin + work.m;
       copy_or_zero(&storage_.weights[row], weights + row, row < rows_);
     }
-    if (issues()) {
+    if (sm90::issues_stores()) {
       for (int subtile = 0; subtile < kSets; ++subtile) load(subtile);
     }
   }
@@ -123,7 +122,7 @@ class GradientEpilogue {
     sm90::fence_async_proxy();
     sm90::sync_consumer(consumer_);
     for (int subtile = 0; subtile < subtiles_; ++subtile) {
-      if (issues()) issue(subtile, set.gate, set.gate, set.gate);
+      if (sm90::issues_stores()) issue(subtile, set.gate, set.gate, set.gate);
     }
     float const zeros[2] = {};
     for (int row = 0; row < kHalves * kRowsPerConsumer; row += kRowsPerConsumer) {
@@ -131,13 +130,9 @@ class GradientEpilogue {
     }
   }
 
-  __device__ void wait() const {
-    if (issues()) cute::tma_store_wait<0>();
-  }
+  __device__ void wait() const { sm90::wait_for_stores(); }
 
  private:
-  __device__ static bool issues() { return threadIdx.x % kWarpgroup == 0; }
-
   // Where a subtile is stored.
   __device__ sm90::StoreCoordinates place(int subtile) const {
     return {at_.column + subtile % kSubtilesAHalf * kSubtileColumns,
@@ -180,8 +175,8 @@ class GradientEpilogue {
     // Rows of 64 bytes, whose four units are permuted as TMA's swizzle of 64 bytes has them.
     int const row = thread / kWarpSize * 16 + thread % 16, half = thread % kWarpSize / 16;
     uint32_t const rows = cute::cast_smem_ptr_to_uint(set.gate) + row * kSubtileRowBytes;
-    float const* const weights =
-        storage_.weights + subtile / kSubtilesAHalf * kRowsPerConsumer + sm90::accumulator_row(0);
+    float const* const weights = storage_.weights + subtile / kSubtilesAHalf * kRowsPerConsumer +
+                                 sm90::accumulator_row(0);
     float const weight[] = {weights[0], weights[8]};
     storage_.loaded[number].wait(rounds_ % 2);
 #pragma unroll
@@ -199,14 +194,14 @@ class GradientEpilogue {
       if constexpr (kHasUp) write_matrices<offsetof(Set, up)>(matrices, up);
       write_matrices<offsetof(Set, hidden)>(matrices, hidden);
       // The subtile before has left by now, and makes room for the one after this.
-      if (part == 0 && issues() && subtile > 0 && subtile + 1 < subtiles_) {
+      if (part == 0 && sm90::issues_stores() && subtile > 0 && subtile + 1 < subtiles_) {
         cute::tma_store_wait<0>();
         load(subtile + 1);
       }
     }
     sm90::fence_async_proxy();
     sm90::sync_consumer(consumer_);
-    if (issues()) issue(subtile, set.gate, set.up, set.hidden);
+    if (sm90::issues_stores()) issue(subtile, set.gate, set.up, set.hidden);
   }
 
   // Turns gate and up of two columns of a row into their gradients, and the gradient of hidden into

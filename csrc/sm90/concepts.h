@@ -116,16 +116,17 @@ concept ListProblem = Problem<P> && requires(typename P::Shared& shared) {
   P::Epilogue::initialize(shared);
 };
 
-// A problem of FP8 operands. A step is a block of scales; finish() does to the sums of a tile, or
-// of a piece of one, what is left to do.
-template <class P, class Sums>
+// A problem of FP8 operands. A step is a block of scales; finish() does to the accumulators of a
+// tile, or of a piece of one, what is left to do.
+template <class P, class Accumulators>
 concept ScaledProblem =
     AnyProblem<P> && StoresTiles<P> &&
     requires(typename P::Params const& params, WorkTile const& work, int block,
-             BoxLoader<P::Config::kCluster> const& loader, uint8_t* to, bool shared, Sums& sums) {
+             BoxLoader<P::Config::kCluster> const& loader, uint8_t* to, bool shared,
+             Accumulators& accumulators) {
       P::load_rhs(params, work, block, loader, to, shared);
       requires kGathersLhs<P> || requires { P::load_lhs(params, work, block, loader, to, shared); };
-      P::finish(params, work, sums);
+      P::finish(params, work, accumulators);
       params.out_type;
     };
 
@@ -154,13 +155,13 @@ concept Roles = requires(typename R::Params const& params, typename R::Shared& s
   };
 };
 
-// ---- fixups: what becomes of a tile's sums before they are stored, fixup/none.h, pieces.h ----
+// ---- fixups: what happens to accumulators before they are stored, in fixup/ ----
 
-template <class F, class Sums>
-concept Fixup = requires(F const& fixup, WorkTile const& work, Sums& sums) {
+template <class F, class Accumulators>
+concept Fixup = requires(F const& fixup, WorkTile const& work, Accumulators& accumulators) {
   { F::kIsCut } -> std::convertible_to<bool>;
-  { fixup.hands_over(work, sums) } -> std::convertible_to<bool>;
-  fixup.add(work, sums);
+  { fixup.hands_over(work, accumulators) } -> std::convertible_to<bool>;
+  fixup.add(work, accumulators);
 };
 
 // ---- epilogues ----
@@ -175,37 +176,39 @@ concept StoresBehind = requires(E& epilogue) {
 };
 
 // epilogue/cooperative.h
-template <class E, class Sums>
-concept Epilogue = StoresBehind<E> && requires(E& epilogue, StoreCoordinates at, Sums& sums) {
-  epilogue.take(sums, at);
-};
+template <class E, class Accumulators>
+concept Epilogue =
+    StoresBehind<E> && requires(E& epilogue, StoreCoordinates at, Accumulators& accumulators) {
+      epilogue.take(accumulators, at);
+    };
 
 // The epilogue of lists: prefetch() fetches what take() will need, store_early() stores what cannot
 // be deferred until the next tile is being multiplied.
-template <class E, class Sums>
+template <class E, class Accumulators>
 concept EpilogueOfLists =
-    StoresBehind<E> && requires(E& epilogue, WorkTile const& work, Sums& sums) {
+    StoresBehind<E> && requires(E& epilogue, WorkTile const& work, Accumulators& accumulators) {
       epilogue.prefetch(work);
-      epilogue.take(sums, work);
+      epilogue.take(accumulators, work);
       epilogue.store_early();
     };
 
 // One that computes (consumer_fused.h): take_zeros() is for rows that no local group owns.
-template <class E, class Sums>
-concept FusedEpilogue =
-    StoresBehind<E> && requires(E& epilogue, WorkTile const& work, Sums& sums, int step) {
-      epilogue.take(sums, work);
-      epilogue.take_zeros(work);
-      { E::stores_in(step, step) } -> std::convertible_to<bool>;
-    };
+template <class E, class Accumulators>
+concept FusedEpilogue = StoresBehind<E> && requires(E& epilogue, WorkTile const& work,
+                                                    Accumulators& accumulators, int step) {
+  epilogue.take(accumulators, work);
+  epilogue.take_zeros(work);
+  { E::stores_in(step, step) } -> std::convertible_to<bool>;
+};
 
 // One that computes, where consumers take turns: begin() comes before a tile is multiplied.
-template <class E, class Sums>
-concept FusedEpilogueInTurn = requires(E& epilogue, WorkTile const& work, Sums& sums) {
-  epilogue.begin(work);
-  epilogue.store(sums);
-  epilogue.store_zeros();
-  epilogue.wait();
-};
+template <class E, class Accumulators>
+concept FusedEpilogueInTurn =
+    requires(E& epilogue, WorkTile const& work, Accumulators& accumulators) {
+      epilogue.begin(work);
+      epilogue.store(accumulators);
+      epilogue.store_zeros();
+      epilogue.wait();
+    };
 
 }  // namespace jgg::sm90

@@ -19,9 +19,10 @@ __device__ inline bool stores_in(int step, int steps) {
 template <class Problem, class Mainloop, class Fixup, class Epilogue, class Shared>
 __device__ void consume(typename Problem::Params const& params, Shared& shared, int consumer) {
   using Config = typename Problem::Config;
-  using Sums = typename Mainloop::Accumulators;
-  static_assert(StoresTiles<Problem> && sm90::Fixup<Fixup, Sums> && sm90::Epilogue<Epilogue, Sums>);
-  Sums accumulators;
+  using Accumulators = typename Mainloop::Accumulators;
+  static_assert(StoresTiles<Problem> && sm90::Fixup<Fixup, Accumulators> &&
+                sm90::Epilogue<Epilogue, Accumulators>);
+  Accumulators accumulators;
   Epilogue epilogue(shared, params.out, consumer, Problem::store_hint(params));
   Fixup const fixup(params, consumer);
   StageIterator<Config::kStages> stage;
@@ -35,11 +36,11 @@ __device__ void consume(typename Problem::Params const& params, Shared& shared, 
     // dead during it and frees registers.
     StoreCoordinates place;
     if constexpr (Fixup::kIsCut) place = Problem::store_at(params, work, first_row);
-    auto const store = [&](auto const& sums) {
+    auto const store = [&](auto const& finished) {
       if constexpr (Fixup::kIsCut) {
-        epilogue.take(sums, place);
+        epilogue.take(finished, place);
       } else {
-        epilogue.take(sums, Problem::store_at(params, work, first_row));
+        epilogue.take(finished, Problem::store_at(params, work, first_row));
       }
     };
     if (has_rows && work.k_tiles > 0) {

@@ -5,11 +5,8 @@
 
 #include <cutlass/numeric_conversion.h>
 
-#include <cute/arch/copy_sm90.hpp>
-#include <cute/arch/copy_sm90_tma.hpp>
-
-#include "scheduler/warp.h"
 #include "sm90/config.h"
+#include "sm90/epilogue/subtile.h"
 #include "sm90/tma/store.h"
 
 namespace jgg::sm90 {
@@ -57,9 +54,7 @@ class CooperativeEpilogue {
     } else {
 #pragma unroll
       for (int subtile = 0; subtile < kTaken; ++subtile) {
-        begin_subtile(subtile);
-        write_floats(subtile, accumulators);
-        end_subtile(subtile);
+        store(subtile, [&] { write_floats(subtile, accumulators); });
       }
       next_subtile_ = kTaken;
     }
@@ -72,11 +67,7 @@ class CooperativeEpilogue {
       // The registers of a subtile must be known at compile time.
 #pragma unroll
       for (int subtile = 0; subtile < Config::kSubtiles; ++subtile) {
-        if (subtile == next_subtile_) {
-          begin_subtile(subtile);
-          write_packed(subtile);
-          end_subtile(subtile);
-        }
+        if (subtile == next_subtile_) store(subtile, [&] { write_packed(subtile); });
       }
       ++next_subtile_;
     }
@@ -89,65 +80,43 @@ class CooperativeEpilogue {
   // Where the next half tiles to be taken go. Nothing that was taken is left to be stored.
   __device__ void set_target(CUtensorMap const& descriptor) { descriptor_ = &descriptor; }
 
-  // Shared memory must outlive the copies out of it.
-  __device__ void wait() const {
-    if (issues()) cute::tma_store_wait<0>();
-  }
+  __device__ void wait() const { wait_for_stores(); }
 
  private:
-  __device__ bool issues() const { return threadIdx.x % kWarpgroup == 0; }
-
   __device__ uint8_t* slot(int subtile) const {
     return subtiles_ + subtile % Config::kSubtileSlots * Config::kSubtileBytes;
   }
 
-  // The slot was last used kSubtileSlots subtiles ago.
-  __device__ void begin_subtile(int) const {
-    if (issues()) cute::tma_store_wait<Config::kSubtileSlots - 1>();
-    sync_consumer(consumer_);
-  }
-
-  __device__ void end_subtile(int subtile) const {
-    fence_async_proxy();
-    sync_consumer(consumer_);
-    if (issues()) {
+  // Has `write` fill the subtile, whose slot was last used kSubtileSlots subtiles ago, and stores
+  // it.
+  template <class Write>
+  __device__ void store(int subtile, Write const& write) const {
+    acquire_subtile<Config::kSubtileSlots - 1>(consumer_);
+    write();
+    store_subtile(consumer_, [&] {
       bool const second = kResults == 2 && is_in_second(at_.outer);
       store_box(descriptor_[second], slot(subtile), at_.column + subtile * Config::kSubtileColumns,
                 at_.row, second ? in_second(at_.outer) : at_.outer, hint_);
-      cute::tma_store_arrive();
-    }
+    });
   }
 
-  // WGMMA leaves thread t of a warp with columns 2 (t % 4) and the next of rows t / 4 and t / 4 + 8
-  // of each 8 columns: the fragments of stmatrix. One instruction takes 16 rows by 16 columns; lane
-  // l gives the address of row l % 16 of its left half if l < 16, of its right half otherwise.
   __device__ void write_packed(int subtile) const {
-    int const lane = threadIdx.x % kWarpSize, warp = threadIdx.x % kWarpgroup / kWarpSize;
-    int const row = warp * 16 + lane % 16;
+    AccumulatorCoordinates const at;
 #pragma unroll
-    for (int pair = 0; pair < 4; ++pair) {
-      int const unit = (2 * pair + lane / 16) ^ (row % 8);
-      auto& target =
-          *reinterpret_cast<cute::uint128_t*>(slot(subtile) + row * kRowBytes + unit * 16);
-      uint32_t const* source = packed_ + (subtile * 4 + pair) * 4;
-      cute::SM90_U32x4_STSM_N::copy(source[0], source[1], source[2], source[3], target);
+    for (int i = 0; i < 4; ++i) {
+      write_matrix(at.matrix_in(slot(subtile), i), packed_ + (subtile * 4 + i) * 4);
     }
   }
 
   template <class Accumulators>
   __device__ void write_floats(int subtile, Accumulators const& accumulators) const {
-    int const lane = threadIdx.x % kWarpSize, warp = threadIdx.x % kWarpgroup / kWarpSize;
-    constexpr int kEights = Config::kSubtileColumns / 8;
+    constexpr int kCount = kRowsPerConsumer * Config::kSubtileColumns / kWarpgroup;
+    AccumulatorCoordinates const at;
 #pragma unroll
-    for (int eight = 0; eight < kEights; ++eight) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        int const row = warp * 16 + half * 8 + lane / 4;
-        int const unit = (2 * eight + lane % 4 / 2) ^ (row % 8);
-        int const i = (subtile * kEights + eight) * 4 + half * 2;
-        *reinterpret_cast<float2*>(slot(subtile) + row * kRowBytes + unit * 16 + lane % 2 * 8) =
-            float2{accumulators(i), accumulators(i + 1)};
-      }
+    for (int i = 0; i < kCount; i += 2) {
+      int const from = subtile * kCount + i;
+      *reinterpret_cast<float2*>(at.pair_in(slot(subtile), i)) =
+          float2{accumulators(from), accumulators(from + 1)};
     }
   }
 

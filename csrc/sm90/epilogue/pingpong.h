@@ -2,10 +2,9 @@
 // TMA, subtile by subtile, while the other consumer multiplies.
 #pragma once
 
-#include <cute/arch/copy_sm90_tma.hpp>
 #include <type_traits>
 
-#include "sm90/epilogue/cooperative.h"
+#include "sm90/epilogue/subtile.h"
 #include "sm90/order_barrier.h"
 #include "sm90/tma/store.h"
 
@@ -42,9 +41,9 @@ class PingpongEpilogue {
           write(slot(number), [&](int i) { return accumulators(number * kValues + i); });
           fence_async_proxy();
           // Before anyone goes on to the next subtile, its slot must have been read.
-          if (issues()) cute::tma_store_wait<Config::kSubtileSlots - 2>();
+          if (issues_stores()) cute::tma_store_wait<Config::kSubtileSlots - 2>();
           sync_consumer(consumer_);
-          if (issues()) issue(slot(number), at, half, subtile);
+          if (issues_stores()) issue(slot(number), at, half, subtile);
         }
       }
     }
@@ -57,7 +56,7 @@ class PingpongEpilogue {
     write(slot(0), [](int) { return 0.0f; });
     fence_async_proxy();
     sync_consumer(consumer_);
-    if (issues()) {
+    if (issues_stores()) {
       for (int half = 0; half < kHalves && half * kRowsPerConsumer < rows; ++half) {
         for (int subtile = 0; subtile < Config::kSubtiles; ++subtile)
           issue(slot(0), at, half, subtile);
@@ -70,31 +69,21 @@ class PingpongEpilogue {
   __device__ void end() const { order_.wait(); }
 
  private:
-  __device__ static bool issues() { return threadIdx.x % kWarpgroup == 0; }
-
   __device__ uint8_t* slot(int number) const {
     return subtiles_ + number % Config::kSubtileSlots * Config::kSubtileBytes;
   }
 
-  // values(i) is the thread's accumulator number i of the subtile. WGMMA leaves thread t of a warp
-  // with columns 2 (t % 4) and the next of rows t / 4 and t / 4 + 8 of each 8 columns.
+  // values(i) is the thread's accumulator number i of the subtile.
   template <class Values>
   __device__ static void write(uint8_t* subtile, Values const& values) {
-    int const lane = threadIdx.x % kWarpSize, warp = threadIdx.x % kWarpgroup / kWarpSize;
+    AccumulatorCoordinates const at;
     // Generic addresses would take twice the registers.
     uint32_t const address = cute::cast_smem_ptr_to_uint(subtile);
 #pragma unroll
-    for (int eight = 0; eight < Config::kSubtileColumns / 8; ++eight) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        int const row = warp * 16 + half * 8 + lane / 4;
-        int const unit = (2 * eight + lane % 4 / 2) ^ (row % 8);
-        int const i = eight * 4 + half * 2;
-        asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(address + row * kRowBytes +
-                                                              unit * 16 + lane % 2 * 8),
-                     "f"(values(i)), "f"(values(i + 1))
-                     : "memory");
-      }
+    for (int i = 0; i < kValues; i += 2) {
+      asm volatile("st.shared.v2.f32 [%0], {%1, %2};" ::"r"(at.pair_in(address, i)), "f"(values(i)),
+                   "f"(values(i + 1))
+                   : "memory");
     }
   }
 
@@ -105,7 +94,7 @@ class PingpongEpilogue {
   }
 
   __device__ void end_turn() const {
-    if (issues()) cute::tma_store_wait<0>();
+    wait_for_stores();
     order_.pass();
   }
 

@@ -5,6 +5,8 @@
 #include <cute/arch/copy_sm90_tma.hpp>
 
 #include "sm90/config.h"
+#include "sm90/epilogue/subtile.h"
+#include "sm90/tma/store.h"
 
 namespace jgg::sm90 {
 
@@ -80,29 +82,22 @@ class PreviousResult {
                                (i - kLhsBoxes) * Config::kSubtileBytes;
   }
 
-  // To accumulators of subtile number `number`. WGMMA leaves thread t of a warp with columns 2 (t %
-  // 4) and the next of rows t / 4 and t / 4 + 8 of each 8 columns.
+  // Adds to the accumulators of subtile number `number`.
   template <class Accumulators>
   __device__ static void add_box(Accumulators& accumulators, int number, uint8_t const* from) {
-    constexpr int kEights = Config::kSubtileColumns / 8;
-    int const lane = threadIdx.x % kWarpSize, warp = threadIdx.x % kWarpgroup / kWarpSize;
+    constexpr int kCount = kRowsPerConsumer * Config::kSubtileColumns / kWarpgroup;
+    AccumulatorCoordinates const at;
     // Generic addresses would take twice the registers.
     uint32_t const address = cute::cast_smem_ptr_to_uint(from);
 #pragma unroll
-    for (int eight = 0; eight < kEights; ++eight) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        int const row = warp * 16 + half * 8 + lane / 4;
-        int const unit = (2 * eight + lane % 4 / 2) ^ (row % 8);
-        int const i = (number * kEights + eight) * 4 + half * 2;
-        float left, right;
-        asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
-                     : "=f"(left), "=f"(right)
-                     : "r"(address + row * kRowBytes + unit * 16 + lane % 2 * 8)
-                     : "memory");
-        accumulators(i) += left;
-        accumulators(i + 1) += right;
-      }
+    for (int i = 0; i < kCount; i += 2) {
+      float left, right;
+      asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+                   : "=f"(left), "=f"(right)
+                   : "r"(at.pair_in(address, i))
+                   : "memory");
+      accumulators(number * kCount + i) += left;
+      accumulators(number * kCount + i + 1) += right;
     }
   }
 

@@ -5,20 +5,9 @@
 
 #include <cute/tensor.hpp>
 
-#include "scheduler/warp.h"
-#include "sm90/config.h"
+#include "sm90/epilogue/subtile.h"
 
 namespace jgg::sm90 {
-
-// The place of accumulator i in a consumer's half tile: WGMMA leaves thread t of a warp with
-// columns 2 (t % 4) and the next of rows t / 4 and t / 4 + 8 of each 8 columns.
-__device__ inline int accumulator_row(int i) {
-  int const warp = threadIdx.x % kWarpgroup / kWarpSize, lane = threadIdx.x % kWarpSize;
-  return warp * 16 + i / 2 % 2 * 8 + lane / 4;
-}
-__device__ inline int accumulator_column(int i) {
-  return i / 4 * 8 + threadIdx.x % kWarpSize % 4 * 2 + i % 2;
-}
 
 // accumulators = alpha * accumulators + beta * C, for the half tile whose first element of C is
 // `c`, in a matrix of `pitch` columns, a multiple of 16 bytes. `rows` and `columns` of C are left

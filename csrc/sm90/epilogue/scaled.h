@@ -6,7 +6,6 @@
 #include <cute/arch/copy_sm90.hpp>
 #include <cute/arch/copy_sm90_tma.hpp>
 
-#include "sm90/epilogue/cooperative.h"
 #include "sm90/epilogue/pack.h"
 #include "sm90/mainloop/scaled_config.h"
 #include "sm90/scales/loader.h"

@@ -1,12 +1,12 @@
 // The result of a transposed tile, through shared memory and TMA.
 #pragma once
 
-#include <cute/arch/copy_sm90.hpp>
-#include <cute/arch/copy_sm90_tma.hpp>
+#include <cute/arch/copy_sm75.hpp>
 
-#include "sm90/epilogue/cooperative.h"
 #include "sm90/epilogue/pack.h"
+#include "sm90/epilogue/subtile.h"
 #include "sm90/mainloop/swapped_scaled_config.h"
+#include "sm90/tma/store.h"
 
 namespace jgg::sm90 {
 
@@ -48,37 +48,30 @@ class SwappedEpilogue {
     }
   }
 
-  // Shared memory must outlive the copies out of it.
-  __device__ void wait() const {
-    if (issues()) cute::tma_store_wait<0>();
-  }
+  __device__ void wait() const { wait_for_stores(); }
 
  private:
   static constexpr int kWarpColumns = 16;
 
   __device__ static int lane() { return threadIdx.x % kWarpSize; }
   __device__ static int warp() { return threadIdx.x % kWarpgroup / kWarpSize; }
-  __device__ static bool issues() { return threadIdx.x % kWarpgroup == 0; }
 
   // Has `write` fill the boxes of kRows rows, next to each other `kAcross` times, and stores those
   // that have rows.
   template <int kAcross, int kRows, class Write>
   __device__ void through_shared_memory(StoreCoordinates at, int rows, Write write) const {
-    wait();
-    sync_consumer(consumer_);
+    acquire_subtile<0>(consumer_);
     write();
-    fence_async_proxy();
-    sync_consumer(consumer_);
-    if (!issues()) return;
+    store_subtile(consumer_, [&] {
 #pragma unroll
-    for (int across = 0; across < kAcross; ++across) {
-      for (int row = 0; row < kRows && row < rows; row += Config::kBoxRows) {
-        cute::SM90_TMA_STORE_3D::copy(&descriptor_, box<kRows>(across, row / Config::kBoxRows),
-                                      at.column + across * kColumnsPerConsumer / kAcross,
-                                      at.row + row, at.outer);
+      for (int across = 0; across < kAcross; ++across) {
+        for (int row = 0; row < kRows && row < rows; row += Config::kBoxRows) {
+          cute::SM90_TMA_STORE_3D::copy(&descriptor_, box<kRows>(across, row / Config::kBoxRows),
+                                        at.column + across * kColumnsPerConsumer / kAcross,
+                                        at.row + row, at.outer);
+        }
       }
-    }
-    cute::tma_store_arrive();
+    });
   }
 
   template <int kRows>
@@ -91,8 +84,8 @@ class SwappedEpilogue {
   // boxes.
   template <int kRows>
   __device__ void write_halves(float const* sums, float const (&scales)[2]) const {
-    int const row = lane() % 8, unit = (warp() * 2 + lane() / 8 % 2) ^ row;
-    uint8_t* const to = box<kRows>(0, lane() / 16) + row * kRowBytes + unit * 16;
+    int const row = lane() % 8, unit = warp() * 2 + lane() / 8 % 2;
+    uint8_t* const to = swizzled(box<kRows>(0, lane() / 16), row, unit);
 #pragma unroll
     for (int down = 0; down < kRows / Config::kBoxRows; down += 2) {
       auto const two = [&](int i) {
@@ -110,8 +103,8 @@ class SwappedEpilogue {
 #pragma unroll
     for (int i = 0; i < kRows * kColumnsPerConsumer / kWarpgroup; ++i) {
       int const half = i / 2 % 2, row = lane() % 4 * 2 + i % 2;
-      int const unit = (warp() % 2 * 4 + half * 2 + lane() / 16) ^ row;
-      uint8_t* const to = box<kRows>(warp() / 2, i / 4) + row * kRowBytes + unit * 16;
+      int const unit = warp() % 2 * 4 + half * 2 + lane() / 16;
+      uint8_t* const to = swizzled(box<kRows>(warp() / 2, i / 4), row, unit);
       reinterpret_cast<float*>(to)[lane() / 4 % 4] = sums[i] * scales[half];
     }
   }

@@ -11,13 +11,13 @@ struct NoFixup {
   template <class Params>
   __device__ NoFixup(Params const&, int) {}
 
-  template <class Sums>
-  __device__ bool hands_over(WorkTile const&, Sums const&) const {
+  template <class Accumulators>
+  __device__ bool hands_over(WorkTile const&, Accumulators const&) const {
     return false;
   }
 
-  template <class Sums>
-  __device__ void add(WorkTile const&, Sums&) const {}
+  template <class Accumulators>
+  __device__ void add(WorkTile const&, Accumulators&) const {}
 };
 
 }  // namespace jgg::sm90

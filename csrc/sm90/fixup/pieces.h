@@ -16,18 +16,18 @@ class PiecesFixup {
   __device__ PiecesFixup(Params const& params, int consumer)
       : partial_sums_(params.workspace, consumer) {}
 
-  // Whether the sums are not the result; if so, they are on their way.
-  template <class Sums>
-  __device__ bool hands_over(WorkTile const& work, Sums const& sums) const {
+  // Whether the accumulators are not the result; if so, they are on their way.
+  template <class Accumulators>
+  __device__ bool hands_over(WorkTile const& work, Accumulators const& accumulators) const {
     if (work.partials != kHandsOver) return false;
-    partial_sums_.hand_over(work.slot, sums);
+    partial_sums_.hand_over(work.slot, accumulators);
     return true;
   }
 
   // Always in the order of K, so that the result is the same every time.
-  template <class Sums>
-  __device__ void add(WorkTile const& work, Sums&& sums) const {
-    for (int i = 0; i < work.partials; ++i) partial_sums_.add(work.slot + i, sums);
+  template <class Accumulators>
+  __device__ void add(WorkTile const& work, Accumulators&& accumulators) const {
+    for (int i = 0; i < work.partials; ++i) partial_sums_.add(work.slot + i, accumulators);
   }
 
  private:
