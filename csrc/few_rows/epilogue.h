@@ -9,6 +9,14 @@
 
 namespace jgg::few_rows {
 
+// What a lane adds to its sums or multiplies them by. All of it is read at once: between stores,
+// each would be waited for alone.
+template <int kBlocks>
+struct Terms {
+  float bias[2][2];          // of a run of columns, and of the columns 8 further on
+  float weight[kBlocks][2];  // of rows
+};
+
 template <class Config>
 class Epilogue {
   using Element = typename Config::Element;
@@ -19,25 +27,46 @@ class Epilogue {
   __device__ Epilogue(Product const& params, WorkTile const& work, int first)
       : params_(params), work_(work), column_(work.n + first + lane_column()) {}
 
+  // Column i of 2 of a run.
+  __device__ int column(int run, int i) const {
+    return column_ + (Config::kHasUp ? 0 : run * Config::kNextRun) + 8 * i;
+  }
+
   template <int kBlocks>
-  __device__ void store(Sums<kBlocks> const& sums) const {
-    int const left = work_.extent - work_.m;
+  __device__ Terms<kBlocks> read() const {
+    Terms<kBlocks> terms;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      terms.bias[i / 2][i % 2] = bias(
+          Config::kHasUp && i / 2 ? params_.up_bias : params_.gate_bias, column(i / 2, i % 2));
+    }
+#pragma unroll
+    for (int i = 0; i < 2 * kBlocks; ++i) {
+      int const row = row_of(i / 2, i % 2);
+      terms.weight[i / 2][i % 2] = row < rows() ? params_.weight(first_row() + row) : 0.0f;
+    }
+    return terms;
+  }
+
+  template <int kBlocks>
+  __device__ void store(Sums<kBlocks> const& sums, Terms<kBlocks> const& terms) const {
 #pragma unroll
     for (int block = 0; block < kBlocks; ++block) {
 #pragma unroll
       for (int odd = 0; odd < 2; ++odd) {
-        int const row = block * kMmaRows + lane_row() + odd;
-        if (row >= left) continue;
-        int const at = work_.begin + work_.m + row;
-        float const weight = params_.weight(at);
+        int const row = row_of(block, odd);
+        if (row >= rows()) continue;
+        float const weight = terms.weight[block][odd];
 #pragma unroll
         for (int high = 0; high < 2; ++high) {
           int const i = 2 * high + odd;
+          float const first = sums[0][block][i], second = sums[1][block][i];
+          float const bias = terms.bias[0][high], second_bias = terms.bias[1][high];
           if constexpr (Config::kHasUp) {
-            store_one(at, column_ + 8 * high, weight, sums[0][block][i], sums[1][block][i]);
+            store_one(row, column(0, high), weight, first, bias, second, second_bias);
           } else {
-            store_one(at, column_ + 8 * high, weight, sums[0][block][i], 0.0f);
-            store_one(at, column_ + Config::kNextRun + 8 * high, weight, sums[1][block][i], 0.0f);
+            store_one(row, column(0, high), weight, first, bias);
+            store_one(row, column(1, high), weight, second, second_bias);
           }
         }
       }
@@ -45,18 +74,22 @@ class Epilogue {
   }
 
  private:
+  __device__ int rows() const { return work_.extent - work_.m; }
+  __device__ static int row_of(int block, int odd) { return block * kMmaRows + lane_row() + odd; }
+  __device__ int first_row() const { return work_.begin + work_.m; }
+
   __device__ float bias(mlp::Bias const& biases, int column) const {
-    if (biases.data == nullptr) return 0.0f;
+    if (biases.data == nullptr || column >= params_.n) return 0.0f;
     int64_t const at = int64_t(work_.group) * params_.n + column;
     if (biases.is_float32) return static_cast<float const*>(biases.data)[at];
     return static_cast<float>(static_cast<Element const*>(biases.data)[at]);
   }
 
-  __device__ void store_one(int64_t row, int column, float weight, float gate, float up) const {
+  __device__ void store_one(int row, int column, float weight, float gate, float gate_bias,
+                            float up = 0.0f, float up_bias = 0.0f) const {
     if (column >= params_.n) return;
-    int64_t const at = row * params_.n + column;
+    int64_t const at = int64_t(first_row() + row) * params_.n + column;
     Element* const out = static_cast<Element*>(params_.out);
-    float const gate_bias = bias(params_.gate_bias, column);
     if (!params_.has_activation) {
       out[at] = static_cast<Element>(gate + weight * gate_bias);
       return;
@@ -64,7 +97,7 @@ class Epilogue {
     Element const g = static_cast<Element>(gate + gate_bias);
     if (params_.kept_gate) static_cast<Element*>(params_.kept_gate)[at] = g;
     if constexpr (Config::kHasUp) {
-      Element const u = static_cast<Element>(up + bias(params_.up_bias, column));
+      Element const u = static_cast<Element>(up + up_bias);
       if (params_.kept_up) static_cast<Element*>(params_.kept_up)[at] = u;
       mlp::Gated const a =
           mlp::gated(params_.activation, static_cast<float>(g), static_cast<float>(u));

@@ -20,9 +20,10 @@ __device__ void compute(Params const& params, SharedStorage<Config>& shared, Wor
   }
   Epilogue<Config> const epilogue(params, work, warp * Config::kWarpColumns);
   with_blocks<Config::kTileM / kMmaRows>(uniform(work.extent - work.m), [&](auto blocks) {
+    auto const terms = epilogue.template read<blocks.value>();
     Sums<blocks.value> sums = {};
     multiply<Config, blocks.value>(shared, work.k_tiles, stage, places, sums);
-    epilogue.template store<blocks.value>(sums);
+    epilogue.store(sums, terms);
   });
 }
 

@@ -11,10 +11,10 @@ namespace jgg::few_rows {
 template <class Shared>
 __device__ GroupSizes read_sizes(GroupSizes groups, Shared& shared) {
   if (groups.groups > kGroupsAtOnce) return groups;
-  int const lane = threadIdx.x % kWarpSize;
+  int const lane = threadIdx.x % kWarpSize, offset = __ldg(groups.offset);
 #pragma unroll 4
   for (int i = lane; i < groups.groups; i += kWarpSize) shared.sizes[i] = __ldg(groups.sizes + i);
-  if (lane == 0) shared.offset = __ldg(groups.offset);
+  if (lane == 0) shared.offset = offset;
   __syncwarp();
   groups.sizes = shared.sizes;
   groups.offset = &shared.offset;

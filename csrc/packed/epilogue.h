@@ -6,29 +6,54 @@
 
 namespace jgg::packed {
 
-// Stores a warp's sums of two strips times the scales of their columns, the first of which is
-// `first` of the tile.
-template <class Config, int kBlocks>
-__device__ __forceinline__ void store(Params const& params, WorkTile const& work, int first,
-                                      few_rows::Sums<kBlocks>& sums) {
-  if constexpr (Config::kFormat != Format::kInt4) {
-    int64_t const before = int64_t(work.group) * params.strips() * kSide;
+// What a lane needs besides a warp's sums of two strips: as few_rows::Terms, and scales of columns.
+template <int kBlocks>
+struct Terms : few_rows::Terms<kBlocks> {
+  float scale[2][2];
+};
+
+template <class Config>
+class Epilogue : few_rows::Epilogue<Config> {
+  using Base = few_rows::Epilogue<Config>;
+  static constexpr bool kHasScales = Config::kFormat != Format::kInt4;
+
+ public:
+  // The warp's first column is column `first` of the tile.
+  __device__ Epilogue(Params const& params, WorkTile const& work, int first)
+      : Base(params, work, first), params_(params), group_(work.group) {}
+
+  template <int kBlocks>
+  __device__ Terms<kBlocks> read() const {
+    Terms<kBlocks> terms{Base::template read<kBlocks>(), {}};
+    if constexpr (kHasScales) {
+      int64_t const before = int64_t(group_) * params_.strips() * kSide;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      int const strip = i / 2, high = i % 2;
-      int const column = work.n + first + few_rows::lane_column() + 8 * high +
-                         (Config::kHasUp ? 0 : strip * Config::kNextRun);
-      Matrices const& matrices = Config::kHasUp && strip ? params.up : params.gate;
-      float const scale =
-          column < params.n ? __ldg(matrices.channel_scales + before + column) : 0.0f;
-#pragma unroll
-      for (int block = 0; block < kBlocks; ++block) {
-        sums[strip][block][2 * high] *= scale;
-        sums[strip][block][2 * high + 1] *= scale;
+      for (int i = 0; i < 4; ++i) {
+        Matrices const& matrices = Config::kHasUp && i / 2 ? params_.up : params_.gate;
+        int const column = Base::column(i / 2, i % 2);
+        if (column < params_.n) {
+          terms.scale[i / 2][i % 2] = __ldg(matrices.channel_scales + before + column);
+        }
       }
     }
+    return terms;
   }
-  few_rows::Epilogue<Config>(params, work, first).template store<kBlocks>(sums);
-}
+
+  template <int kBlocks>
+  __device__ void store(few_rows::Sums<kBlocks>& sums, Terms<kBlocks> const& terms) const {
+    if constexpr (kHasScales) {
+#pragma unroll
+      for (int i = 0; i < 2 * kBlocks * 4; ++i) {
+        int const strip = i / (kBlocks * 4), block = i / 4 % kBlocks, e = i % 4;
+        sums[strip][block][e] *= terms.scale[strip][e / 2];
+      }
+    }
+    Base::store(sums, terms);
+  }
+
+ private:
+  Params const& params_;
+  int group_;
+};
 
 }  // namespace jgg::packed

@@ -164,6 +164,12 @@ __device__ __forceinline__ void compute_blocks(Params const& params,
     sm90::arrive_named(kBoth, kSumsThere);
     return;
   }
+  Epilogue<Config> const epilogue(params, work,
+                                  uniform(thread / kWarpSize) * few_rows::kMmaColumns);
+  // They come from far, while other sums do. Where there are more sums, registers are too few.
+  constexpr bool kEarly = kBlocks == 1;
+  Terms<kBlocks> terms;
+  if (kEarly && work.partials != kHandsOver) terms = epilogue.template read<kBlocks>();
   sm90::sync_named(kBoth, kSumsThere);
   Partials::template each<kBlocks>(
       [&](int i, int strip, int block, int e) { sums[strip][block][e] += shared.sums[i][thread]; });
@@ -173,7 +179,8 @@ __device__ __forceinline__ void compute_blocks(Params const& params,
   if (work.partials == kHandsOver) return partials.template hand_over<kBlocks>(work.slot, sums);
   // Always in the order of K, so that the result is the same every time.
   for (int i = 0; i < work.partials; ++i) partials.template add<kBlocks>(work.slot + i, sums);
-  store<Config, kBlocks>(params, work, uniform(thread / kWarpSize) * few_rows::kMmaColumns, sums);
+  if (!kEarly) terms = epilogue.template read<kBlocks>();
+  epilogue.store(sums, terms);
 }
 
 template <class Config_>
