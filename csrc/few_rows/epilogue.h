@@ -37,8 +37,8 @@ class Epilogue {
     Terms<kBlocks> terms;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      terms.bias[i / 2][i % 2] = bias(
-          Config::kHasUp && i / 2 ? params_.up_bias : params_.gate_bias, column(i / 2, i % 2));
+      terms.bias[i / 2][i % 2] =
+          bias(Config::kHasUp && i / 2 ? params_.up_bias : params_.gate_bias, column(i / 2, i % 2));
     }
 #pragma unroll
     for (int i = 0; i < 2 * kBlocks; ++i) {

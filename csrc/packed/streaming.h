@@ -40,6 +40,7 @@ struct StreamingConfig
 
 template <class Config>
 struct StreamingStorage : StageStorage<Config> {
+  alignas(8) sm90::Barrier partials_there;
   float sums[Config::kSums][kTeamThreads];  // of the second team
   int sizes[few_rows::kGroupsAtOnce];
   int offset;
@@ -59,15 +60,18 @@ __device__ __forceinline__ void multiply_step(Record const& record,
   }
 }
 
-// Adds a team's part of the product with the first kBlocks eights of rows.
-template <class Config, int kBlocks>
+// Adds a team's part of the product with the first kBlocks eights of rows. Calls `before_last()`
+// when all but the last stage is done.
+template <class Config, int kBlocks, class BeforeLast>
 __device__ __forceinline__ void multiply(Params const& params, StreamingStorage<Config>& shared,
                                          int records, int team,
                                          sm90::StageIterator<Config::kStages>& stage,
-                                         few_rows::Sums<kBlocks>& sums) {
+                                         few_rows::Sums<kBlocks>& sums,
+                                         BeforeLast const& before_last) {
   int const lane = threadIdx.x % kWarpSize, thread = threadIdx.x % kTeamThreads;
   int const place = lane % 8 * kRowBytes + (lane / 8 ^ lane % 8) * 16;
   for (; records > 0; records -= Config::kRecords, ++stage) {
+    if (records <= Config::kRecords) before_last();
     shared.full[stage.stage].wait(stage.phase);
 #pragma unroll
     for (int first = 0; first < Config::kRecords; first += kTeams) {
@@ -118,11 +122,14 @@ class Partials {
     if (threadIdx.x % kTeamThreads == 0) sm90::announce(to, params_.announcements + slot);
   }
 
+  // Waits until the sums of so many slots are there. By one thread.
+  __device__ void await(int slot, int count) const {
+    for (int i = slot; i < slot + count; ++i) sm90::await(sums_of(i), params_.announcements + i);
+  }
+
   template <int kBlocks>
   __device__ void add(int slot, few_rows::Sums<kBlocks>& sums) const {
     float const* const from = sums_of(slot);
-    if (threadIdx.x % kTeamThreads == 0) sm90::await(from, params_.announcements + slot);
-    sm90::sync_named(kTeamThreads, kFirstTeam);
     each<kBlocks>([&](int i, int strip, int block, int e) {
       sums[strip][block][e] += __ldcg(from + i * kTeamThreads + threadIdx.x % kTeamThreads);
     });
@@ -152,9 +159,24 @@ __device__ __forceinline__ void compute_blocks(Params const& params,
                                                sm90::StageIterator<Config::kStages>& stage,
                                                int team) {
   using Partials = packed::Partials<Config>;
-  few_rows::Sums<kBlocks> sums = {};
-  multiply<Config, kBlocks>(params, shared, records_of<Config>(params, work), team, stage, sums);
   int const thread = threadIdx.x % kTeamThreads;
+  bool const stores = team == 0 && work.partials != kHandsOver;
+  Epilogue<Config> const epilogue(params, work,
+                                  uniform(thread / kWarpSize) * few_rows::kMmaColumns);
+  Partials const partials(params);
+  few_rows::Sums<kBlocks> sums = {}, next = {};
+  Terms<kBlocks> terms;
+  // While matrices stream, memory takes a microsecond and more to answer, so what the end of a tile
+  // needs is asked for before its last stage. Of more sums, registers are too few for that.
+  constexpr bool kEarly = kBlocks == 1;
+  multiply<Config, kBlocks>(params, shared, records_of<Config>(params, work), team, stage, sums,
+                            [&] {
+                              if (!kEarly || !stores) return;
+                              terms = epilogue.template read<kBlocks>();
+                              if (work.partials == 0) return;
+                              shared.partials_there.wait(0);
+                              partials.add(work.slot, next);
+                            });
   constexpr int kBoth = kTeams * kTeamThreads;
   if (team == 1) {
     sm90::sync_named(kBoth, kSumsTaken);
@@ -164,22 +186,21 @@ __device__ __forceinline__ void compute_blocks(Params const& params,
     sm90::arrive_named(kBoth, kSumsThere);
     return;
   }
-  Epilogue<Config> const epilogue(params, work,
-                                  uniform(thread / kWarpSize) * few_rows::kMmaColumns);
-  // They come from far, while other sums do. Where there are more sums, registers are too few.
-  constexpr bool kEarly = kBlocks == 1;
-  Terms<kBlocks> terms;
-  if (kEarly && work.partials != kHandsOver) terms = epilogue.template read<kBlocks>();
   sm90::sync_named(kBoth, kSumsThere);
   Partials::template each<kBlocks>(
       [&](int i, int strip, int block, int e) { sums[strip][block][e] += shared.sums[i][thread]; });
   sm90::arrive_named(kBoth, kSumsTaken);
 
-  Partials const partials(params);
-  if (work.partials == kHandsOver) return partials.template hand_over<kBlocks>(work.slot, sums);
+  if (!stores) return partials.template hand_over<kBlocks>(work.slot, sums);
   // Always in the order of K, so that the result is the same every time.
-  for (int i = 0; i < work.partials; ++i) partials.template add<kBlocks>(work.slot + i, sums);
-  if (!kEarly) terms = epilogue.template read<kBlocks>();
+  if constexpr (kEarly) {
+    Partials::template each<kBlocks>(
+        [&](int, int strip, int block, int e) { sums[strip][block][e] += next[strip][block][e]; });
+  } else if (work.partials > 0) {
+    shared.partials_there.wait(0);
+  }
+  for (int i = kEarly; i < work.partials; ++i) partials.add(work.slot + i, sums);
+  if constexpr (!kEarly) terms = epilogue.template read<kBlocks>();
   epilogue.store(sums, terms);
 }
 
@@ -200,6 +221,7 @@ struct StreamingRoles {
       sm90::set_arrivals(shared.empty, kConsumerWarps);
       sm90::set_arrivals(shared.work_full, 1);
       sm90::set_arrivals(shared.work_empty, 1 + kRowWarps + kConsumerWarps);
+      shared.partials_there.init(1);
       sm90::fence_barriers();
     }
   }
@@ -220,9 +242,18 @@ struct StreamingRoles {
     sm90::schedule_pieces<Config>(schedule_of, shared, rank);
   }
 
-  __device__ static void bring(Params const& params, Shared& shared, int, int) {
+  // A warp that brings rows is ahead of those that multiply, so they need not wait for another
+  // block's sums as well. A block adds some in its last tile that has a product, and in no other.
+  __device__ static void bring(Params const& params, Shared& shared, int, int warp) {
     sm90::for_each_tile<Config>(shared, [&](WorkTile const& work, auto& stage) {
       load_rows<Config>(params, shared, work, stage);
+      if (warp == 0 && work.partials > 0) {
+        if (DeviceWarp::leads()) {
+          Partials<Config>(params).await(work.slot, work.partials);
+          shared.partials_there.arrive();
+        }
+        __syncwarp();
+      }
     });
   }
 

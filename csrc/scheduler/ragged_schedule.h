@@ -46,7 +46,7 @@ class NoncontractingSchedule {
   // Back to the first unit, of rows that `owner` says.
   JGG_HOST_DEVICE void restart(Owner owner) { cursor_.restart(units_of(owner)); }
 
-  // How many units there are. Nothing can be asked for before a restart.
+  // How many units there are. Before the first one is asked for.
   JGG_HOST_DEVICE int count() { return cursor_.count(); }
 
   // Steps of a unit that a local group owns.
@@ -80,6 +80,7 @@ class NoncontractingSchedule {
     int local_groups;
     Owner owner;
     bool zeroes_unowned;
+    JGG_HOST_DEVICE bool local_only() const { return owner == Owner::kLocal; }
     JGG_HOST_DEVICE int operator()(int group, int begin, int end) const {
       bool const is_owned = is_local(group, local_groups);
       if (is_owned ? owner == Owner::kNone : owner == Owner::kLocal || !zeroes_unowned) return 0;

@@ -20,8 +20,9 @@ struct Segment {
 // Walks forward over the segments of every batch, a warp's width at a time, so finding a group
 // costs a handful of instructions a tile however many groups there are, and no table in shared
 // memory. `Units` says how many units of work a segment is worth: int units(local_group, begin,
-// end). Where groups are padded in memory, each starts at a multiple of kPad rows. With kHotFirst,
-// the segments of more than `hot_rows` rows come before all others.
+// end), and may say that only those of local groups are worth any: bool local_only(). Where groups
+// are padded in memory, each starts at a multiple of kPad rows. With kHotFirst, the segments of
+// more than `hot_rows` rows come before all others.
 //
 // The segments of a batch are its groups; local groups whose global index does not exist, which
 // own no rows; and last, one for the rows that no group owns. Sizes are made safe here and nowhere
@@ -52,11 +53,13 @@ class SegmentCursor {
     load_window();
   }
 
-  // How many units there are. Walks past the last one: nothing can be found before a restart.
+  // How many units there are. Before the first one is asked for.
   JGG_HOST_DEVICE int count() {
-    while (next_window()) {
-    }
-    return units_before_ + Warp::read(units_end_, kWarpSize - 1);
+    bool moved = false;
+    while (next_window()) moved = true;
+    int const units = units_before_ + Warp::read(units_end_, kWarpSize - 1);
+    if (moved) restart(units_);
+    return units;
   }
 
   // Finds the segment that owns `unit`; false past the last unit. Units are asked for in ascending
@@ -92,12 +95,16 @@ class SegmentCursor {
     window_ = offset_ < 0 ? offset_ : 0;
     int const local_end = offset_ + groups_.local_groups;
     rest_ = local_end > groups_.groups ? local_end : groups_.groups;
+    last_ = rest_;
+    if constexpr (requires { units_.local_only(); }) {
+      if (units_.local_only()) last_ = local_end - 1;
+    }
     rows_before_ = 0;
     stored_before_ = 0;
   }
 
   JGG_HOST_DEVICE bool next_window() {
-    if (window_ + kWarpSize <= rest_) {
+    if (window_ + kWarpSize <= last_) {
       rows_before_ = Warp::read(rows_end_, kWarpSize - 1);
       if constexpr (kPad > 1) stored_before_ += Warp::read(stored_end_, kWarpSize - 1);
       units_before_ += Warp::read(units_end_, kWarpSize - 1);
@@ -160,6 +167,7 @@ class SegmentCursor {
   int batch_;
   int offset_;         // group_offset of this batch, clamped to where it matters
   int rest_;           // the segment of the rows that no group owns, the last of the batch
+  int last_;           // no later one is worth any units
   int window_;         // the segment of lane 0
   int rows_before_;    // rows of this batch before the window
   int stored_before_;  // the same with padding

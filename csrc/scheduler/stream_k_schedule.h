@@ -20,9 +20,7 @@ class StreamKSchedule {
         clusters_(clusters),
         slot_(clusters - 1 - cluster),
         unowned_((cluster + clusters - assignment_.busy()) % clusters),
-        is_past_owned_(false) {
-    tiles_.restart(Owner::kLocal);
-  }
+        is_past_owned_(false) {}
 
   // The next tile of CTA `rank` of the cluster; false after the last one.
   JGG_HOST_DEVICE bool next(int rank, WorkTile& work) {
