@@ -28,7 +28,9 @@ class Attention(nnx.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         heads = self.qkv(x).reshape(*x.shape[:2], 3 * self.num_heads, -1)
         query, key, value = jnp.split(heads, 3, axis=2)
-        y = jax.nn.dot_product_attention(rotate(query), rotate(key), value, is_causal=True)
+        turns = rotations(x.shape[1], query.shape[3])
+        query, key = rotate(query, turns), rotate(key, turns)
+        y = jax.nn.dot_product_attention(query, key, value, is_causal=True)
         return self.out(y.reshape(x.shape))
 
 
@@ -115,14 +117,19 @@ class LanguageModel(nnx.Module):
         return jnp.stack(counts)
 
 
-def rotate(x: jax.Array) -> jax.Array:
-    """Rotary position embedding (arXiv:2104.09864) of [batch, length, heads, head_dim]."""
-    length, half = x.shape[1], x.shape[3] // 2
-    frequency = 10000.0 ** (-jnp.arange(half) / half)
+def rotations(length: int, head_dim: int, base: float = 1e4) -> tuple[jax.Array, jax.Array]:
+    """Factors [length, 1, 2, head_dim / 2] of `rotate`: of an element, and of its partner."""
+    half = head_dim // 2
+    frequency = base ** (-jnp.arange(half) / half)
     angle = jnp.arange(length)[:, None, None] * frequency
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    rotated = (
-        first * jnp.cos(angle) - second * jnp.sin(angle),
-        second * jnp.cos(angle) + first * jnp.sin(angle),
-    )
-    return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
+    cosine, sine = jnp.cos(angle), jnp.sin(angle)
+    return jnp.stack([cosine, cosine], axis=2), jnp.stack([-sine, sine], axis=2)
+
+
+def rotate(x: jax.Array, turns: tuple[jax.Array, jax.Array]) -> jax.Array:
+    """Rotary position embedding (arXiv:2104.09864) of [batch, length, heads, head_dim]."""
+    cosine, sine = turns
+    # Flipped rather than cut into halves, so that XLA fuses it with what is around it.
+    halves = x.astype(jnp.float32).reshape(*x.shape[:-1], 2, -1)
+    rotated = halves * cosine + jnp.flip(halves, axis=-2) * sine
+    return rotated.reshape(x.shape).astype(x.dtype)

@@ -174,7 +174,7 @@ def _train(
     evaluate = make_evaluation(graph, preset, corpus)
     before = evaluate(state)
 
-    with _first_interrupt_noted() as interrupted:
+    with first_interrupt_noted() as interrupted:
         state, loss = step(state, first)
         curve = [loss]
         jax.block_until_ready(loss)
@@ -235,7 +235,7 @@ def largest_share(graph: nnx.GraphDef, state: Any, windows: ArrayLike, devices: 
 
 
 @contextlib.contextmanager
-def _first_interrupt_noted() -> Iterator[threading.Event]:
+def first_interrupt_noted() -> Iterator[threading.Event]:
     """Context in which the first Ctrl-C sets an event; the second one is as outside."""
     noted = threading.Event()
     if threading.current_thread() is not threading.main_thread():

@@ -1,0 +1,105 @@
+"""What a training run of the examples reports: its speed, and the curve of its losses."""
+
+from __future__ import annotations
+
+import csv
+import statistics
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from examples.moe_model import Config
+
+PEAK_TFLOPS = {"H100": 989, "H200": 989}  # dense, in bfloat16, of the SXM cards
+
+
+class Report:
+    """Losses and times of the steps of a run.
+
+    Args:
+      config: sizes of the model.
+      tokens: of a step, on all devices.
+      devices: how many there are.
+      parameters: how many the model has.
+    """
+
+    def __init__(self, config: Config, tokens: int, devices: int, parameters: int):
+        self.config, self.tokens, self.devices = config, tokens, devices
+        self.parameters = parameters
+        self.losses: dict[int, float] = {}  # by step
+        self.ends: list[float] = []
+        self.pending: tuple[int, jax.Array] | None = None
+
+    def add(self, step: int, loss: jax.Array) -> float | None:
+        """Notes a step that was started, and waits for the one before; returns its loss."""
+        last, self.pending = self.pending, (step, loss)
+        return None if last is None else self._wait(*last)
+
+    def finish(self) -> None:
+        """Waits for the last step."""
+        if self.pending is not None:
+            self._wait(*self.pending)
+
+    def _wait(self, step: int, loss: jax.Array) -> float:
+        self.losses[step] = float(loss)
+        self.ends.append(time.perf_counter())
+        return self.losses[step]
+
+    def print(self) -> None:
+        """Prints losses and, after enough steps, the speed and what was counted for it."""
+        if self.losses:
+            first, last = min(self.losses), max(self.losses)
+            print(f"loss {self.losses[first]:.4f} nats a token in step {first}", end=", ")
+            print(f"{self.losses[last]:.4f} in step {last}")
+        if len(self.ends) > 3:
+            print("\n".join(self._speed()))
+
+    def _speed(self) -> Iterator[str]:
+        config = self.config
+        # The first steps compile and fill the queue.
+        seconds = statistics.median(np.diff(self.ends)[1:])
+        rate = self.tokens / seconds
+        tflops = config.flops_per_token * rate / self.devices / 1e12
+        yield (
+            f"{self.parameters:.3g} parameters; {config.active_parameters:.3g} are active a token, "
+            "without embedding and head"
+        )
+        yield (
+            "FLOPs a token = 6 x active parameters + 12 x layers x length x heads x head_dim / 2 "
+            f"(causal) = {config.flops_per_token:.4g}; time includes embedding, head, loss, "
+            "rematerialisation and optimiser"
+        )
+        yield (
+            f"step {1e3 * seconds:.1f} ms, {rate:,.0f} tokens/s, "
+            f"{tflops:.1f} model TFLOP/s a device"
+        )
+        kind = jax.devices()[0].device_kind
+        for name, peak in PEAK_TFLOPS.items():
+            if name in kind:
+                yield f"MFU {tflops / peak:.1%} of {peak} TFLOP/s, {kind}'s peak in dense bfloat16"
+
+
+def write_curve(path: Path, losses: dict[int, float]) -> None:
+    """Writes losses by step as a table, and next to it as a picture if Matplotlib is installed.
+
+    Steps that the table had before stay in it, so that a run that resumes goes on with its curve.
+    """
+    table = path.with_suffix(".csv")
+    if table.exists():
+        with table.open() as file:
+            before = {int(row["step"]): float(row["loss"]) for row in csv.DictReader(file)}
+        losses = {n: x for n, x in before.items() if n < min(losses)} | losses
+    with table.open("w", newline="") as file:
+        csv.writer(file).writerows([("step", "loss"), *losses.items()])
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return
+    figure = Figure(figsize=(6, 4))
+    axes = figure.subplots()
+    axes.plot(list(losses), list(losses.values()))
+    axes.set(xlabel="step", ylabel="loss, nats a token")
+    figure.savefig(path.with_suffix(".png"), dpi=150)
