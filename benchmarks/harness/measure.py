@@ -5,12 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import statistics
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
 
 from benchmarks.harness import check
 from benchmarks.harness.bandwidth import moved_bytes
@@ -30,7 +27,6 @@ class PeerResult:
     status: str  # measured, skipped (not offered), failed (an error) or wrong (a bad result)
     reason: str = ""
     detail: str = ""
-    prepare_s: float | None = None
     error: check.Error | None = None
     samples: list[Sample] = field(default_factory=list)
     part_of: Callable[[str], str] | None = None
@@ -44,11 +40,7 @@ class PeerResult:
     def to_json(self, name: str, work: int) -> dict[str, object]:
         """Plain data with the derived numbers that a reader wants first."""
         result: dict[str, object] = {"role": self.role.value, "status": self.status}
-        result |= {
-            key: value
-            for key in ("reason", "detail", "prepare_s")
-            if (value := getattr(self, key)) not in ("", None)
-        }
+        result |= {key: value for key in ("reason", "detail") if (value := getattr(self, key))}
         if self.error:
             error = dataclasses.asdict(self.error)
             result["error"] = {key: value for key, value in error.items() if value is not None}
@@ -70,12 +62,7 @@ def _sample_summary(samples: list[Sample]) -> dict[str, object]:
     summary: dict[str, object] = {"median_us": statistics.median(us), "us": us}
     launches = [sample.activities for sample in samples if sample.activities is not None]
     if launches:
-        counts = [len(names) for names in launches]
-        summary["kernels"] = statistics.median_low(counts)
-        # A call launches the same work every round; if not, the attribution is suspect.
-        summary["kernels_vary"] = min(counts) != max(counts)
-        # A C++ template's name can be kilobytes long; its beginning tells kernels apart.
-        summary["kernel_names"] = sorted({name[:80] for name in launches[-1]})
+        summary["kernels"] = statistics.median_low(map(len, launches))
     return summary
 
 
@@ -181,12 +168,6 @@ def ragged_workload(
             "dtype": case.dtype,
             "precision": case.precision,
             "out_dtype": problem.out_dtype,
-            "group_sizes": {
-                "smallest": int(sizes.min()),
-                "median": float(np.median(sizes)),
-                "largest": int(sizes.max()),
-                "empty": int(np.count_nonzero(sizes == 0)),
-            },
         },
         flops=flops(problem, sizes),
         bytes=unavoidable_bytes(problem, sizes),
@@ -201,11 +182,9 @@ def _prepare(peer: Peer, work: Workload) -> tuple[PeerResult, Call | None]:
     if reason := peer.unavailable_reason():
         result.reason = reason
         return result, None
-    start = time.perf_counter()
     acceptable = True
     try:
         call = peer.prepare(work.problem, *work.operands)
-        result.prepare_s = time.perf_counter() - start
         result.detail = call.detail
         if is_checked(peer):
             result.error, acceptable = work.judge(call)
