@@ -29,7 +29,7 @@ from benchmarks.harness.cases import (
     unavoidable_bytes,
     written_bytes,
 )
-from benchmarks.harness.command import Command
+from benchmarks.harness.command import Command, choose
 from benchmarks.harness.inputs import Inputs, LatestInputs
 from benchmarks.harness.measure import Workload
 from benchmarks.harness.peer import (
@@ -41,7 +41,6 @@ from benchmarks.harness.peer import (
     pinned_implementation,
 )
 from benchmarks.harness.session import Job, Session
-from benchmarks.peers.ours import kernels_unavailable_reason
 
 Adding = Callable[..., jax.Array]
 
@@ -61,27 +60,15 @@ class RunningSum(Call):
         return self._sum
 
     def wait(self, result: Any) -> None:
-        """Returns when the device has finished: of earlier results, nothing is left."""
+        # Of earlier results, nothing is left.
         jax.block_until_ready(self._sum)
 
 
-class AddingPeer:
+class AddingPeer(JaxPeer):
     """A function of (accumulator, lhs, rhs, group_sizes) whose accumulator is donated."""
 
-    slow = False
-
-    def __init__(self, name: str, role: Role, add: Adding):
-        self.name = name
-        self.role = role
-        self._add = add
-
-    def unavailable_reason(self) -> str | None:
-        """Why our kernels cannot run here, or None."""
-        return kernels_unavailable_reason()
-
-    def prepare(self, problem: Problem, start: jax.Array, *operands: jax.Array) -> Call:
-        """Compiles the function and adds once."""
-        return RunningSum(self._add, jnp.copy(start), *operands)
+    def prepare(self, problem, start, *operands):
+        return RunningSum(self.function, jnp.copy(start), *operands)
 
 
 def peers(problem: Problem) -> list[Peer]:
@@ -109,7 +96,6 @@ def peers(problem: Problem) -> list[Peer]:
             "ours_product",
             Role.VARIANT,
             lambda start, *operands: product(*operands),
-            kernels_unavailable_reason,
             checked=False,
         ),
     ]
@@ -149,20 +135,15 @@ def work(case: Case, inputs: Inputs) -> Workload:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Shapes and group sizes."""
     parser.add_argument("--shapes", nargs="+", default=["main"], metavar="NAME")
-    parser.add_argument(
-        "--distributions", nargs="+", default=["random"], choices=DISTRIBUTIONS, metavar="NAME"
-    )
+    choose(parser, "--distributions", DISTRIBUTIONS, ["random"])
 
 
 def complete(options: argparse.Namespace) -> None:
-    """Finds the shapes."""
     options.shapes = select_shapes(["tiny"] if options.dry_run else options.shapes)
 
 
 def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
-    """A job a case."""
     inputs = LatestInputs(lambda shape: Inputs(shape, "bfloat16", options.seed))
 
     def measure(case: Case) -> dict:

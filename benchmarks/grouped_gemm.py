@@ -37,7 +37,6 @@ from benchmarks.harness.peer import (
 )
 from benchmarks.harness.session import Job, Session
 from benchmarks.peers import cutlass
-from benchmarks.peers.ours import kernels_unavailable_reason
 
 Problem = tuple[int, int, int]  # m, k, n
 
@@ -118,10 +117,9 @@ class OursList(JaxPeer):
     def __init__(self, variant: str, kind: Kind):
         role = Role.OURS if variant == DEFAULT else Role.VARIANT
         name = "ours" if role == Role.OURS else variant
-        super().__init__(name, role, ours(variant, kind.precision), kernels_unavailable_reason)
+        super().__init__(name, role, ours(variant, kind.precision))
 
-    def prepare(self, kind: Kind, lhs: list[jax.Array], rhs: list[jax.Array]) -> Call:
-        """Compiles the call."""
+    def prepare(self, kind, lhs, rhs):
         call = super().prepare(kind, lhs, rhs)
         plan = jgg.explain(self.function, lhs, rhs).plans[0]
         if plan.launches:
@@ -130,19 +128,13 @@ class OursList(JaxPeer):
         return call
 
 
-class CublasList:
+class CublasList(Peer):
     """A cuBLAS call a problem, all in one jitted function."""
 
     name = "cublas_loop"
     role = Role.LOOP
-    slow = False
 
-    def unavailable_reason(self) -> str | None:
-        """Always available."""
-        return None
-
-    def prepare(self, kind: Kind, lhs: list[jax.Array], rhs: list[jax.Array]) -> Call:
-        """Compiles the loop."""
+    def prepare(self, kind, lhs, rhs):
         options = CUBLAS_ONLY if on_gpu() else None
         function = functools.partial(loop, precision=kind.precision)
         return jax_call(jax.jit(function, compiler_options=options), lhs, rhs)
@@ -244,7 +236,6 @@ def workload(
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which lists, of what."""
     parser.add_argument("--lists", nargs="+", choices=list(lists()), help="default: all")
     parser.add_argument("--dtype", choices=("bfloat16", "float32", "float64"), default="bfloat16")
     parser.add_argument(
@@ -253,7 +244,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def complete(options: argparse.Namespace) -> None:
-    """Finds what the lists are of."""
     asked = options.dtype, options.precision
     found = [kind for kind in KINDS if (kind.dtype, kind.precision) == asked]
     if not found:
@@ -262,7 +252,6 @@ def complete(options: argparse.Namespace) -> None:
 
 
 def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
-    """A job a list."""
     kind = options.kind
     chosen = TINY if options.dry_run else {x: lists()[x] for x in options.lists or lists()}
 

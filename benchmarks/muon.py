@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.harness import check
-from benchmarks.harness.command import Command
+from benchmarks.harness.command import Command, choose
 from benchmarks.harness.measure import Workload
 from benchmarks.harness.peer import (
     Call,
@@ -32,7 +32,6 @@ from benchmarks.harness.peer import (
     pinned_implementation,
 )
 from benchmarks.harness.session import Job, Session
-from benchmarks.peers.ours import kernels_unavailable_reason
 from jax_grouped_gemm.optim import COEFFICIENTS, MuonDimensionNumbers, muon, orthogonalize
 
 Shape = tuple[int, int, int]  # g, n, m: matrices [n, m], no taller than wide
@@ -77,15 +76,11 @@ def einsums(xs: Sequence[jax.Array]) -> list[jax.Array]:
 class Iteration(JaxPeer):
     """A function of a list of matrices, which it gets in its own dtype."""
 
-    def __init__(
-        self, name: str, role: Role, dtype: str, function: Callable[..., Any], ours: bool = True
-    ):
-        unavailable = kernels_unavailable_reason if ours else lambda: None
-        super().__init__(name, role, lambda *xs: function(xs), unavailable)
+    def __init__(self, name: str, role: Role, dtype: str, function: Callable[..., Any]):
+        super().__init__(name, role, lambda *xs: function(xs))
         self.dtype = dtype
 
-    def prepare(self, problem: Any, *operands: jax.Array) -> Call:
-        """Compiles the function."""
+    def prepare(self, problem, *operands):
         call = super().prepare(problem, *(x.astype(self.dtype) for x in operands))
         call.detail = self.dtype
         return call
@@ -103,14 +98,12 @@ def iterations() -> list[Peer]:
         Iteration("gram", Role.VARIANT, "float16", ours(method="gram")),
         Iteration("gram_2_4", Role.VARIANT, "float16", ours(method="gram", restarts=(2, 4))),
         Iteration("standard_bf16", Role.VARIANT, "bfloat16", ours(dtype=jnp.bfloat16)),
-        Iteration("einsum_bf16", Role.LOOP, "bfloat16", einsums, ours=False),
+        Iteration("einsum_bf16", Role.LOOP, "bfloat16", einsums),
     ]
 
 
-class OptimizerStep:
+class OptimizerStep(Peer):
     """A whole step: of gradients, a state and parameters, to new ones of both."""
-
-    slow = False
 
     def __init__(self, name: str, role: Role, make: Callable[[], Any], dtype: str = "float32"):
         self.name = name
@@ -120,12 +113,9 @@ class OptimizerStep:
         self._dtype = dtype
 
     def unavailable_reason(self) -> str | None:
-        """Why this cannot run here, or None."""
-        return missing_module("optax") or (
-            kernels_unavailable_reason() if self.role in (Role.OURS, Role.VARIANT) else None
-        )
+        return missing_module("optax") or super().unavailable_reason()
 
-    def prepare(self, problem: Any, *operands: jax.Array) -> Call:
+    def prepare(self, problem, *operands):
         """Compiles the step and makes its state."""
         try:
             optimizer = self._make()
@@ -223,10 +213,8 @@ OPS: dict[str, tuple[dict[str, tuple[Shape, ...]], Callable[[], list[Peer]]]] = 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which parts, and which shapes."""
-    parser.add_argument("--ops", nargs="+", default=list(OPS), choices=OPS, metavar="OP")
-    names = {**SHAPES, **STEP_SHAPES}
-    parser.add_argument("--shapes", nargs="+", default=list(names), choices=names, metavar="SHAPE")
+    choose(parser, "--ops", OPS)
+    choose(parser, "--shapes", {**SHAPES, **STEP_SHAPES})
 
 
 def jobs(options: argparse.Namespace, session: Session) -> list[Job]:

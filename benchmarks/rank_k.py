@@ -20,13 +20,12 @@ import jax.numpy as jnp
 
 import jax_grouped_gemm as jgg
 from benchmarks.harness import check
-from benchmarks.harness.command import Command
+from benchmarks.harness.command import Command, choose
 from benchmarks.harness.measure import Workload
 from benchmarks.harness.peer import Call, JaxPeer, Peer, Role, pinned_implementation
 from benchmarks.harness.session import Job, Session
 from benchmarks.peers import cutlass
 from benchmarks.peers.cublas_symmetric import CublasSymmetric
-from benchmarks.peers.ours import kernels_unavailable_reason
 
 Shape = tuple[int, int, int]  # g, n, k
 BF16_SHAPES = (
@@ -180,7 +179,6 @@ def peers(update: Update) -> list[Peer]:
             name,
             Role.OURS if name == "ours" else Role.VARIANT,
             function,
-            unavailable=kernels_unavailable_reason,
             checked=name != "transposed",
         )
         for name, function in variants(update).items()
@@ -248,8 +246,7 @@ def named(shape: Shape) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Which updates."""
-    parser.add_argument("--ops", nargs="+", default=list(UPDATES), choices=UPDATES, metavar="OP")
+    choose(parser, "--ops", UPDATES)
 
 
 def jobs(options: argparse.Namespace, session: Session) -> list[Job]:

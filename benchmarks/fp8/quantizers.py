@@ -17,7 +17,6 @@ from benchmarks.harness.cases import OPS, Case
 from benchmarks.harness.inputs import Inputs
 from benchmarks.harness.measure import Workload
 from benchmarks.harness.peer import Call, JaxPeer, Peer, Role, pinned_implementation
-from benchmarks.peers.ours import kernels_unavailable_reason
 
 Quantizer = Callable[..., Sequence[jax.Array]]
 
@@ -69,10 +68,7 @@ def _bits(x: jax.Array) -> jax.Array:
 def peers(op: str) -> list[Peer]:
     """Ours, and a copy."""
     ours = quantizer(op, pinned_implementation())
-    return [
-        JaxPeer("ours", Role.OURS, ours, kernels_unavailable_reason),
-        Bandwidth("copy", copy_call),
-    ]
+    return [JaxPeer("ours", Role.OURS, ours), Bandwidth("copy", copy_call)]
 
 
 def work(case: Fp8Case, inputs: Inputs) -> Workload:

@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,6 @@ from benchmarks.harness.cases import OPS, Case, Problem, flops, unavoidable_byte
 from benchmarks.harness.inputs import Inputs
 from benchmarks.harness.measure import Workload
 from benchmarks.harness.peer import Call, JaxPeer, Peer, Role, pinned_implementation
-from benchmarks.peers.ours import kernels_unavailable_reason
 
 Product = Callable[..., jax.Array]
 
@@ -54,10 +52,9 @@ class StepPeer(JaxPeer):
 
     def __init__(self, name: str):
         role = Role.OURS if name == "ours" else Role.VARIANT
-        super().__init__(name, role, step(products()[name]), kernels_unavailable_reason)
+        super().__init__(name, role, step(products()[name]))
 
-    def prepare(self, problem: Any, *operands: jax.Array) -> Call:
-        """Compiles the step."""
+    def prepare(self, problem, *operands):
         call = super().prepare(problem, *operands)
         call.name = self.name
         return call

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from benchmarks.harness.peer import (
     Call,
     NotOffered,
+    Peer,
     Role,
     TorchCall,
     jax_call,
@@ -94,22 +95,16 @@ def moved_bytes(name: str) -> int:
     return buffer_bytes() * (2 if name == "copy" else 1)
 
 
-class Bandwidth:
+class Bandwidth(Peer):
     """The same work for every problem."""
 
     role = Role.BANDWIDTH
-    slow = False
 
     def __init__(self, name: str, call: Callable[[], Call]):
         self.name = name
         self._call = call
 
-    def unavailable_reason(self) -> str | None:
-        """Always available."""
-        return None
-
-    def prepare(self, problem: Any, *operands: Any) -> Call:
-        """Allocates what is copied."""
+    def prepare(self, problem, *operands):
         return self._call()
 
 

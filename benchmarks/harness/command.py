@@ -14,6 +14,18 @@ from benchmarks.harness.recorders import RECORDERS
 from benchmarks.harness.session import Job, Session, watched
 
 
+def choose(
+    parser: argparse.ArgumentParser, option: str, names: Iterable[str], default: Sequence[str] = ()
+) -> None:
+    """An option that takes some of these names, by default all."""
+    names = list(names)
+    metavar = option.removeprefix("--").removesuffix("s").upper()
+    parser.add_argument(
+        option, nargs="+", default=list(default) or names, choices=names, metavar=metavar,
+        help=", ".join(names),
+    )  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Command:
     """What a suite adds to the harness.

@@ -9,7 +9,6 @@ from typing import Protocol
 from benchmarks.harness.cupti import CuptiRecorder
 from benchmarks.harness.device_activity import Sample
 from benchmarks.harness.peer import Call
-from benchmarks.harness.xplane import XplaneRecorder
 
 
 class Recorder(contextlib.AbstractContextManager, Protocol):
@@ -40,19 +39,13 @@ class ClockRecorder:
         pass
 
     def record(self, call: Call) -> None:
-        """Runs a call to its end and measures it."""
         self._samples.append(Sample(call.elapsed_us(), None))
 
     def samples(self) -> list[Sample]:
-        """A sample for each recorded call, in order."""
         return self._samples
 
 
-RECORDERS: dict[str, Callable[[], Recorder]] = {
-    "cupti": CuptiRecorder,
-    "xplane": XplaneRecorder,
-    "clock": ClockRecorder,
-}
+RECORDERS: dict[str, Callable[[], Recorder]] = {"cupti": CuptiRecorder, "clock": ClockRecorder}
 
 
 def open_best(names: list[str], probe: Call) -> tuple[Recorder, list[str]]:
@@ -69,19 +62,13 @@ def open_best(names: list[str], probe: Call) -> tuple[Recorder, list[str]]:
         try:
             recorder = RECORDERS[name]()
             # Twice, because every case opens the recorder anew.
-            times = [_record_once(recorder, probe) for _ in range(2)]
+            for _ in range(2):
+                with recorder:
+                    recorder.record(probe)
+                if recorder.samples()[0].us <= 0:
+                    raise RuntimeError("recorded no device activity")
+            return recorder, reasons
         except Exception as error:
             # Anything may go wrong in a profiler, and every reason leads to the next recorder.
             reasons.append(f"{name}: {error!r}")
-            continue
-        if min(times) > 0:
-            return recorder, reasons
-        reasons.append(f"{name}: recorded no device activity")
     raise RuntimeError(f"no way to measure device time: {'; '.join(reasons)}")
-
-
-def _record_once(recorder: Recorder, call: Call) -> float:
-    with recorder:
-        recorder.record(call)
-    (sample,) = recorder.samples()
-    return sample.us

@@ -42,7 +42,7 @@ def times_table(records: Sequence[Mapping]) -> str:
         + [_number(record["peers"].get(name, {}).get("median_us")) for name in names]
         for record in records
     ]
-    return _table(["device us", *names], rows)
+    return table(["device us", *names], rows)
 
 
 def ratios_table(records: Sequence[Mapping]) -> str:
@@ -75,7 +75,7 @@ def ratios_table(records: Sequence[Mapping]) -> str:
                 _number(ours.get("wall_us")),
             ]
         )
-    return _table(header, rows)
+    return table(header, rows)
 
 
 def variants_table(records: Sequence[Mapping]) -> str:
@@ -92,7 +92,7 @@ def variants_table(records: Sequence[Mapping]) -> str:
         for name, peer in record["peers"].items()
         if peer.get("role") == Role.VARIANT and "median_us" in peer
     ]
-    return _table(["case", "variant", "us", "over ours", "what"], rows) if rows else ""
+    return table(["case", "variant", "us", "over ours", "what"], rows) if rows else ""
 
 
 def parts_table(records: Sequence[Mapping]) -> str:
@@ -105,7 +105,7 @@ def parts_table(records: Sequence[Mapping]) -> str:
     ]
     parts = list(dict.fromkeys(part for *_, us in found for part in us))
     rows = [[case, name, *(_number(us.get(part)) for part in parts)] for case, name, us in found]
-    return _table(["kernels, us", "peer", *parts], rows) if parts else ""
+    return table(["kernels, us", "peer", *parts], rows) if parts else ""
 
 
 def case_line(record: Mapping) -> str:
@@ -231,7 +231,7 @@ def _ratio(value: float | None) -> str:
     return "-" if value is None else f"{value:.3f}"
 
 
-def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     return "\n".join(
         "  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])])

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import jax
 import numpy as np
 
-from benchmarks.harness.cases import Problem, row_ranges
-from benchmarks.harness.peer import Call, Role, TorchCall, as_torch, missing_module
+from benchmarks.harness.cases import row_ranges
+from benchmarks.harness.peer import Peer, Role, TorchCall, as_torch
 
 
-def _mm(a, b, out, problem: Problem):
+def _mm(a, b, out, problem):
     """a @ b into out, whose dtype may be wider than the operands'."""
     import torch
 
@@ -19,26 +18,20 @@ def _mm(a, b, out, problem: Problem):
     return torch.mm(a, b, out_dtype=out.dtype, out=out)
 
 
-def _empty(shape: tuple[int, ...], problem: Problem, like):
+def _empty(shape, problem, like):
     import torch
 
     return torch.empty(shape, dtype=getattr(torch, problem.out_dtype), device=like.device)
 
 
-class CublasLoop:
+class CublasLoop(Peer):
     """One product a group. It needs the group sizes on the host, which a device computed."""
 
     name = "cublas_loop"
     role = Role.LOOP
-    slow = False
+    needs = ("torch",)
 
-    def unavailable_reason(self) -> str | None:
-        """Whether PyTorch is missing."""
-        return missing_module("torch")
-
-    def prepare(
-        self, problem: Problem, lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array
-    ) -> Call:
+    def prepare(self, problem, lhs, rhs, group_sizes):
         """Slices the operands, so that a call does nothing but enqueue the products."""
         a, b = as_torch(lhs), as_torch(rhs)
         out = _empty(problem.out_shape, problem, a)
@@ -60,20 +53,14 @@ class CublasLoop:
         return call
 
 
-class CublasDense:
+class CublasDense(Peer):
     """One product of the same FLOPs without groups: the practical ceiling if compute-bound."""
 
     name = "cublas_dense"
     role = Role.CEILING
-    slow = False
+    needs = ("torch",)
 
-    def unavailable_reason(self) -> str | None:
-        """Whether PyTorch is missing."""
-        return missing_module("torch")
-
-    def prepare(
-        self, problem: Problem, lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array
-    ) -> Call:
+    def prepare(self, problem, lhs, rhs, group_sizes):
         """All rows with the first group's weights; for a weight gradient, all rows in one group."""
         a, b = as_torch(lhs), as_torch(rhs)
         if problem.contracting:

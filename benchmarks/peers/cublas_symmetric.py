@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.harness.peer import Call, EnqueuedCall, NotOffered, Role, without_gpu
+from benchmarks.harness.peer import Call, EnqueuedCall, NotOffered, Peer, Role
 
 UPPER, TRANSPOSED, CONJUGATED = 1, 1, 2
 SONAMES = ("libcublas.so.13", "libcublas.so.12")
@@ -53,19 +53,14 @@ def _succeed(status: int, what: str) -> None:
         raise RuntimeError(f"{what}: cuBLAS error {status}")
 
 
-class CublasSymmetric:
+class CublasSymmetric(Peer):
     """One call a matrix: the peer of `benchmarks.rank_k`, whose problem is an `Update`."""
 
     name = "cublas_loop"
     role = Role.LOOP
-    slow = False
+    needs = ("GPU",)
 
-    def unavailable_reason(self) -> str | None:
-        """Whether a GPU is missing."""
-        return without_gpu()
-
-    def prepare(self, update, a: jax.Array, b: jax.Array) -> Call:
-        """Finds the library and makes the arguments of all calls."""
+    def prepare(self, update, a, b):
         return loop(a, b if update.two_operands else None, update.hermitian)
 
 

@@ -9,11 +9,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import jax
-
 from benchmarks.harness.cases import Problem
-from benchmarks.harness.peer import Call, Role, TorchCall, as_torch, missing_module, without_gpu
-from benchmarks.peers.sweep import Sweep
+from benchmarks.harness.peer import Call, TorchCall, as_torch
+from benchmarks.peers.sweep import SweptPeer
 
 
 @dataclass(frozen=True)
@@ -108,27 +106,16 @@ def compile_ahead(calls: Iterable[Callable[[], object]]) -> None:
         deactivate()
 
 
-class Quack:
+class Quack(SweptPeer):
     """`gemm` with `cu_seqlens_m` for ragged rows and `cu_seqlens_k` for weight gradients.
 
     A sweep of one is its default configuration; more are what its own tuning might choose.
     """
 
     name = "quack"
-    role = Role.GROUPED
-    slow = False
+    needs = ("torch", "quack", "GPU")
 
-    def __init__(self, sweep: int = 3, retune: bool = False):
-        """See `Sweep`."""
-        self._sweep = Sweep(self.name, sweep, retune)
-
-    def unavailable_reason(self) -> str | None:
-        """Whether PyTorch, QuACK or a GPU is missing."""
-        return missing_module("torch") or missing_module("quack") or without_gpu()
-
-    def prepare(
-        self, problem: Problem, lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array
-    ) -> Call:
+    def prepare(self, problem, lhs, rhs, group_sizes):
         """Shares the operands with PyTorch and compiles the kernels."""
         import torch
         from quack.gemm_interface import gemm_tuned

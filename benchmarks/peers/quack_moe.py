@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from benchmarks.harness.peer import Role, TorchCall, as_torch, missing_module, without_gpu
+from benchmarks.harness.peer import Peer, Role, TorchCall, as_torch
 from benchmarks.peers import quack
 from benchmarks.peers.sweep import Sweep
 
@@ -235,24 +235,18 @@ def differ(one: Any, other: Any) -> bool:
     return not error <= TOLERANCE * norm
 
 
-class QuackLayer:
+class QuackLayer(Peer):
     """The layer by QuACK, with its default configurations or with the best of each product.
 
     What is not known yet is swept for, as `Quack` does.
     """
 
     role = Role.GROUPED
-    slow = False
+    needs = ("torch", "triton", "quack", "GPU")
 
-    def __init__(self, tuned: bool, sweep: int = 3, retune: bool = False):
-        """See `Sweep`; `benchmarks.tune_quack_moe` tries all configurations."""
-        self.name = "quack_tuned" if tuned else "quack"
-        self._sweep = Sweep("quack_moe", sweep, retune) if tuned else None
-
-    def unavailable_reason(self) -> str | None:
-        """Whether PyTorch, Triton, QuACK or a GPU is missing."""
-        missing = (missing_module(name) for name in ("torch", "triton", "quack"))
-        return next(filter(None, missing), None) or without_gpu()
+    def __init__(self, sweep: Sweep | None = None):
+        self.name = "quack_tuned" if sweep else "quack"
+        self._sweep = sweep
 
     def prepare(self, problem: Any, *operands: jax.Array) -> LayerCall:
         """Shares the operands with PyTorch, sorts the rows, and compiles the kernels."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.cases import Problem
-from benchmarks.harness.peer import Call, NotOffered
+from benchmarks.harness.peer import Call, NotOffered, Peer, Role
 
 RESULTS = Path(__file__).parents[1] / "results"
 
@@ -128,3 +128,41 @@ def _key(problem: Any) -> str:
     op = "contracting" if problem.contracting else "nt" if problem.transpose_rhs else "nn"
     out = "" if problem.out_dtype == problem.dtype else f"->{problem.out_dtype}"
     return f"{op}/{problem.groups}x{problem.m}x{problem.k}x{problem.n}/{problem.dtype}{out}"
+
+
+class SweptPeer(Peer):
+    """A peer with a `Sweep` of its own."""
+
+    role = Role.GROUPED
+
+    def __init__(self, sweep: int = 3, retune: bool = False):
+        self._sweep = Sweep(self.name, sweep, retune)
+
+
+class CompiledPeer(SweptPeer):
+    """One whose `configs` have `block_m`, and whose `compiled` functions take JAX's arrays."""
+
+    configs: Sequence[Config]
+
+    def allowed(self, problem: Problem, config: Config) -> bool:
+        """Whether a configuration fits the problem."""
+        raise NotImplementedError
+
+    def compiled(self, problem: Problem, config: Config) -> Callable[..., Any]:
+        """The compiled function of (lhs, rhs, group_sizes)."""
+        raise NotImplementedError
+
+    def candidates(self, problem: Problem) -> list[Config]:
+        """The configurations that fit the problem, likely ones first."""
+        # A tile much taller than a group is mostly wasted.
+        small_groups = not problem.contracting and problem.m <= 64 * problem.groups
+        ranked = sorted(self.configs, key=lambda config: small_groups and config.block_m > 64)
+        return [config for config in ranked if self.allowed(problem, config)]
+
+    def prepare(self, problem: Problem, *operands: Any) -> Call:
+        def call(config: Config) -> Call:
+            function = self.compiled(problem, config)
+            return Call(lambda: function(*operands))
+
+        # Most of a compilation happens outside Python's lock.
+        return self._sweep.best(problem, self.candidates(problem), call, workers=4)

@@ -1,32 +1,16 @@
 """PyTorch's grouped matmul (`torch._grouped_mm`), a CUTLASS kernel on Hopper."""
 
-from __future__ import annotations
-
-import jax
-
-from benchmarks.harness.cases import Problem
-from benchmarks.harness.peer import Call, NotOffered, Role, TorchCall, as_torch, missing_module
+from benchmarks.harness.peer import NotOffered, Peer, Role, TorchCall, as_torch
 
 
-class TorchGroupedMm:
+class TorchGroupedMm(Peer):
     """Row-major and column-major weights are both native: a transposed view costs nothing."""
 
     name = "torch_grouped_mm"
     role = Role.GROUPED
-    slow = False
+    needs = ("torch",)
 
-    def unavailable_reason(self) -> str | None:
-        """Whether PyTorch is missing, or too old."""
-        if reason := missing_module("torch"):
-            return reason
-        import torch
-
-        return None if hasattr(torch, "_grouped_mm") else "this torch has no _grouped_mm"
-
-    def prepare(
-        self, problem: Problem, lhs: jax.Array, rhs: jax.Array, group_sizes: jax.Array
-    ) -> Call:
-        """Shares the operands with PyTorch."""
+    def prepare(self, problem, lhs, rhs, group_sizes):
         import torch
 
         if problem.out_dtype != problem.dtype:

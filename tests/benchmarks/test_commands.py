@@ -20,8 +20,8 @@ from benchmarks import (
     memory,
     moe,
     muon,
+    optimizer,
     rank_k,
-    rows,
     run,
     targets,
     training,
@@ -30,7 +30,6 @@ from benchmarks import (
 from benchmarks.fp8 import __main__ as fp8
 from benchmarks.fp8.cases import PRODUCTS, QUANTIZERS, STEP
 from benchmarks.harness import results_file
-from benchmarks.optimizer import __main__ as optimizer
 
 TARGET_CONFIG = Path(__file__).parents[1] / "data" / "h200_target_config.txtpb"
 
@@ -69,14 +68,13 @@ def test_data_parallel(dry_run):
 
 
 def test_ragged_products(dry_run, capsys):
-    found = dry_run(run.main, "--ops", "forward", "wgrad", "--variants", "--seed", "3")
+    found = dry_run(run.main, "--ops", "forward", "wgrad", "--seed", "3")
     assert {"tiny/forward/random", "tiny_fine/wgrad/random"} <= set(found)
     for record in found.values():
         if record["op"] in ("forward", "wgrad"):
-            # Both passes, our configurations, and the peers that this machine lacks with a reason.
+            # Both passes, and the peers that this machine lacks with a reason.
             assert record["peers"]["stock"]["status"] == "measured"
             assert record["peers"]["quack"]["reason"] or record["peers"]["quack"]["us"]
-            assert record["peers"]["config0"]["status"] == "measured"
     assert found["one_tile/first_call"]["peers"]["ours"]["run_s"] > 0
     assert "one_tile/host/with_command_buffers" in found
     printed = capsys.readouterr().out
@@ -284,10 +282,3 @@ def test_balance(schedules, dry_run):
     steps = found["1x8192x8192/balance"]["busiest_steps"]
     # About half of all tiles are needed.
     assert 1.9 * steps["triangle"] < steps["all_tiles"] and math.isfinite(steps["triangle"])
-
-
-def test_rows(dry_run):
-    found = dry_run(rows.main)
-    assert set(found) == {f"tiny/{op}" for op in rows.OPS}
-    for record in found.values():
-        assert record["peers"]["xla"]["status"] == "measured"

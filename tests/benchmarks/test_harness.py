@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks.harness import cases, check, cupti, measure, report, timing, xplane
+from benchmarks.harness import cases, check, cupti, measure, report, timing
 from benchmarks.harness.device_activity import Activity, Sample, summarize
 from benchmarks.harness.inputs import Inputs, abstract_operands
-from benchmarks.harness.peer import Call, NotOffered, Role
+from benchmarks.harness.peer import Call, NotOffered, Peer, Role
 from benchmarks.harness.recorders import ClockRecorder
 
 
@@ -155,24 +155,6 @@ def test_device_time_is_the_union_of_activities():
     assert Sample(1.0, None).parts(str) is None
 
 
-def test_activities_belong_to_the_window_they_start_in(rng):
-    skew = 100
-    windows = [Activity(1000 * i, 1000 * i + 600, "window") for i in range(1, 6)]
-    expected, activities = [], []
-    for i, window in enumerate(windows):
-        mine = [
-            # The device's clock may be early or late, by less than the skew that is allowed for.
-            Activity(window.start - 90, window.start + 50, f"early {i}"),
-            Activity(window.start + 300, window.start + 400, f"middle {i}"),
-            Activity(window.end + 90, window.end + 95, f"late {i}"),
-        ][: i % 4]
-        expected.append(mine)
-        activities += mine
-        activities.append(Activity(window.end + 200, window.end + 290, "flush"))
-    shuffled = [activities[i] for i in rng.permutation(len(activities))]
-    assert xplane.attribute(windows[::-1], shuffled, skew) == expected
-
-
 class Library:
     """Of which every function succeeds, and is noted."""
 
@@ -245,7 +227,7 @@ def test_every_round_runs_every_call_once_and_the_first_is_dropped():
 
 
 @dataclasses.dataclass
-class FakePeer:
+class FakePeer(Peer):
     """A peer whose result is the reference's, distorted by `distort`."""
 
     name: str

@@ -12,16 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jax_grouped_gemm as jgg
 from benchmarks import cutlass, grouped_gemm, rank_k
 from benchmarks.harness import cases
 from benchmarks.harness import peer as base
 from benchmarks.harness.fp8_inputs import ScaledInputs, dequantize, reference, rowwise
-from benchmarks.harness.peer import NotOffered
 from benchmarks.peers import cutlass as cutlass_peers
-from benchmarks.peers import deep_gemm, quack, quack_moe, sweep, variants
-from benchmarks.peers.ours import Variant
-from benchmarks.peers.ours_fp8 import OursScaled
+from benchmarks.peers import quack, quack_moe, sweep
 
 
 def scaled_case(op: str, seed: int):
@@ -56,42 +52,6 @@ def test_rowwise_scales_use_the_whole_range(rng):
     assert scales.shape == (3, 40, 1)
     assert np.all(np.abs(np.float32(values)).max(-1) == 448)
     np.testing.assert_allclose(dequantize(values, scales), x, rtol=2**-4, atol=0.01 * x.max())
-
-
-def test_rows_are_padded_for_deep_gemm():
-    sizes = np.array([3, 0, 130, 128])
-    positions, groups = deep_gemm.padded_rows(sizes)
-    assert len(positions) == sizes.sum() and len(groups) == 128 + 256 + 128
-    np.testing.assert_array_equal(groups[positions], np.repeat([0, 2, 3], [3, 130, 128]))
-    assert positions[0] == 0 and positions[3] == 128 and positions[133] == 384
-    # Every tile of 128 rows is of one group.
-    assert all(len(set(tile)) == 1 for tile in groups.reshape(-1, 128))
-
-
-@pytest.mark.parametrize("peer", [Variant, OursScaled])
-def test_variants_ask_for_their_configuration(peer, monkeypatch):
-    asked, use_tiles = [], jgg.use_tiles
-
-    def remembered(*, forward):
-        asked.append(forward)
-        return use_tiles(forward=forward)
-
-    case, inputs = scaled_case(FORWARD, 0)
-    operands, problem = inputs.operands(case), case.problem
-    if peer is Variant:
-        problem = cases.Case(case.shape, cases.OPS["forward_t"], "random").problem
-        operands = (operands[0].source, operands[1].source, operands[2])
-    monkeypatch.setattr(jgg, "use_tiles", remembered)
-    details = []
-    for index in range(variants.MOST):
-        try:
-            details.append(peer(index).prepare(problem, *operands).detail)
-        except NotOffered as reason:
-            assert f"{index} configurations" in str(reason)
-            break
-    # Several, each its own.
-    assert len(set(details)) == len(details) > 1
-    assert set(details) == set(map(str, asked))
 
 
 def test_the_reference_takes_any_scales(rng):
@@ -132,7 +92,6 @@ def test_every_kernel_of_cutlass_that_is_asked_for_is_compiled():
     compiled = set(re.findall(r'\{"(\w+)", \w+\}', (sources / "kernels.h").read_text()))
     asked = set(cutlass_peers.PRODUCTS.values())
     asked |= {name for names in cutlass_peers.UPDATES.values() for name in names.values()}
-    asked |= {f"gemm_sm90_{s}_{x}" for s in ("cooperative", "pingpong") for x in ("nn", "nt", "tn")}
     assert asked == compiled
 
 
