@@ -39,7 +39,6 @@ import numpy as np  # noqa: E402
 from jax import lax  # noqa: E402
 from jax.sharding import NamedSharding  # noqa: E402
 
-from benchmarks.expert_parallel_plots import FORWARD, STEP  # noqa: E402
 from benchmarks.harness import check  # noqa: E402
 from benchmarks.harness.command import Command  # noqa: E402
 from benchmarks.harness.inputs import LatestInputs  # noqa: E402
@@ -49,7 +48,9 @@ from benchmarks.harness.session import Job, Session  # noqa: E402
 from benchmarks.moe import Layer  # noqa: E402
 from benchmarks.peers.expert_parallel import (  # noqa: E402
     AXIS,
+    FORWARD,
     SPLIT,
+    STEP,
     STRATEGIES,
     WAYS,
     Problem,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from benchmarks import first_call, host
+from benchmarks import host
 from benchmarks.harness.bandwidth import bandwidth_peers
 from benchmarks.harness.cases import DISTRIBUTIONS, OPS, SUITES, Case, select_shapes
 from benchmarks.harness.command import Command, choose
@@ -96,7 +96,7 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
     ours = [peer for peer in chosen if peer.name == "ours"]
     found = []
     if ours and not options.no_host:
-        found += [*host.jobs(options, session), *first_call.jobs(options, session)]
+        found += host.jobs(options, session)
     found += [job(case, fast, options.rounds) for case in cases if fast]
     return found + [
         job(case, ours + slow, options.slow_rounds, " (slow peers)") for case in cases if slow

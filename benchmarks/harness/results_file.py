@@ -43,6 +43,8 @@ def load(paths: Sequence[Path]) -> dict:
     cases: dict[tuple, dict] = {}
     for path in paths:
         results = json.loads(path.read_text())
+        if "cases" not in results:
+            continue  # a peer's configurations
         whole = results | whole
         for record in results["cases"]:
             # float32 operands have cases of the same names.

@@ -16,11 +16,11 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import jax_grouped_gemm as jgg
-from benchmarks.expert_parallel_plots import FORWARD
 from benchmarks.harness.peer import Call, NotOffered, Role, pinned_implementation, without_gpu
 from benchmarks.moe import Layer
 from jax_grouped_gemm import moe
 
+FORWARD, STEP = "ep_forward", "ep_step"
 AXIS = "expert"
 SPLIT = P(AXIS)
 
