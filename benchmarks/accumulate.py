@@ -29,7 +29,7 @@ from benchmarks.harness.cases import (
     unavoidable_bytes,
     written_bytes,
 )
-from benchmarks.harness.command import Command, choose
+from benchmarks.harness.command import Command, add_choices
 from benchmarks.harness.inputs import Inputs, LatestInputs
 from benchmarks.harness.measure import Workload
 from benchmarks.harness.peer import (
@@ -136,7 +136,7 @@ def work(case: Case, inputs: Inputs) -> Workload:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shapes", nargs="+", default=["main"], metavar="NAME")
-    choose(parser, "--distributions", DISTRIBUTIONS, ["random"])
+    add_choices(parser, "--distributions", DISTRIBUTIONS, ["random"])
 
 
 def complete(options: argparse.Namespace) -> None:

@@ -254,7 +254,6 @@ def table(rows: Mapping[str, np.ndarray]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command."""
     parser = argparse.ArgumentParser(
         "benchmarks.fit", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

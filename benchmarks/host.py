@@ -28,30 +28,10 @@ from benchmarks.harness.timing import one_call_times
 from benchmarks.peers.ours import ragged_product
 
 # One tile: two groups of eight rows. The result of a product is the next one's operand.
-PROBLEM = Problem(
-    contracting=False,
-    transpose_rhs=False,
-    groups=2,
-    m=16,
-    k=64,
-    n=64,
-    dtype="bfloat16",
-    out_dtype="bfloat16",
-)
+PROBLEM = Problem(False, False, groups=2, m=16, k=64, n=64, dtype="bfloat16", out_dtype="bfloat16")
 REPEATS = 30
 # Without command buffers XLA calls our handler in every execution; with them, only to record.
 COMMAND_BUFFERS = {"without_command_buffers": "", "with_command_buffers": "FUSION,CUSTOM_CALL"}
-
-
-def one_tile_record(op: str, case: str, numbers: dict[str, float]) -> dict:
-    """A record of what a product of `PROBLEM` costs the host."""
-    return {
-        "case": case,
-        "shape": {"name": "one_tile", **dataclasses.asdict(PROBLEM)},
-        "op": op,
-        "peers": {"ours": {"role": Role.OURS.value, "status": "measured", **numbers}},
-        "ratios": {},
-    }
 
 
 def chain(products: int, implementation: str | None) -> Callable[..., jax.Array]:
@@ -85,7 +65,13 @@ def product_cost(buffers: str, recorder: Recorder, products: int, seed: int) -> 
         for length in (1, 1 + products)
     )
     times = slope(one, many, products, recorder)
-    return one_tile_record("host", f"one_tile/host/{buffers}", times)
+    return {
+        "case": f"one_tile/host/{buffers}",
+        "shape": {"name": "one_tile", **dataclasses.asdict(PROBLEM)},
+        "op": "host",
+        "peers": {"ours": {"role": Role.OURS.value, "status": "measured", **times}},
+        "ratios": {},
+    }
 
 
 def slope(one: Call, many: Call, products: int, recorder: Recorder) -> dict[str, float]:
@@ -109,31 +95,24 @@ def slope(one: Call, many: Call, products: int, recorder: Recorder) -> dict[str,
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The length of the chain."""
     parser.add_argument(
         "--chain", type=int, default=100, metavar="N", help="products of the host time's slope"
     )
 
 
-def complete(options: argparse.Namespace) -> None:
-    """A dry run's chain is short."""
-    if options.dry_run:
-        options.chain = 2
-
-
 def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
-    """With and without command buffers."""
+    products = 2 if options.dry_run else options.chain
     return [
         Job(
             f"one_tile/host/{buffers}",
-            functools.partial(product_cost, buffers, session.recorder, options.chain, options.seed),
+            functools.partial(product_cost, buffers, session.recorder, products, options.seed),
             typical=False,
         )
         for buffers in COMMAND_BUFFERS
     ]
 
 
-COMMAND = Command("benchmarks.host", __doc__, jobs, add_arguments=add_arguments, complete=complete)
+COMMAND = Command("benchmarks.host", __doc__, jobs, add_arguments=add_arguments)
 main = COMMAND.main
 
 if __name__ == "__main__":

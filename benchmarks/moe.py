@@ -27,7 +27,7 @@ import numpy as np
 
 import jax_grouped_gemm as jgg
 from benchmarks.harness import check, report
-from benchmarks.harness.command import Command, choose
+from benchmarks.harness.command import Command, add_choices
 from benchmarks.harness.inputs import LatestInputs
 from benchmarks.harness.measure import Workload
 from benchmarks.harness.peer import Call, JaxPeer, Peer, Role, pinned_implementation
@@ -243,8 +243,8 @@ def memory_table(records: Sequence[Mapping]) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    choose(parser, "--layers", LAYERS)
-    choose(parser, "--ops", OPS)
+    add_choices(parser, "--layers", LAYERS)
+    add_choices(parser, "--ops", OPS)
     parser.add_argument(
         "--tokens", nargs="+", type=int, metavar="T", help="layers of so many tokens each"
     )

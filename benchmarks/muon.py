@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from benchmarks.harness import check
-from benchmarks.harness.command import Command, choose
+from benchmarks.harness.command import Command, add_choices
 from benchmarks.harness.measure import Workload
 from benchmarks.harness.peer import (
     Call,
@@ -116,7 +116,6 @@ class OptimizerStep(Peer):
         return missing_module("optax") or super().unavailable_reason()
 
     def prepare(self, problem, *operands):
-        """Compiles the step and makes its state."""
         try:
             optimizer = self._make()
         except TypeError as error:
@@ -213,12 +212,11 @@ OPS: dict[str, tuple[dict[str, tuple[Shape, ...]], Callable[[], list[Peer]]]] = 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    choose(parser, "--ops", OPS)
-    choose(parser, "--shapes", {**SHAPES, **STEP_SHAPES})
+    add_choices(parser, "--ops", OPS)
+    add_choices(parser, "--shapes", {**SHAPES, **STEP_SHAPES})
 
 
 def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
-    """A job for each part of each shape."""
 
     def measure(op: str, name: str, shapes: Sequence[Shape]) -> dict:
         return session.compare(work(op, name, shapes, options.seed), OPS[op][1](), host=False)

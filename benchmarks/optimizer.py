@@ -35,7 +35,7 @@ import optax
 import jax_grouped_gemm as jgg
 from benchmarks.harness import check
 from benchmarks.harness.bandwidth import Bandwidth, copy_call
-from benchmarks.harness.command import Command, choose
+from benchmarks.harness.command import Command, add_choices
 from benchmarks.harness.measure import Workload
 from benchmarks.harness.peer import Call, Peer, Role, pinned_implementation
 from benchmarks.harness.session import Job, Session
@@ -314,9 +314,9 @@ def fitting(layer: Layer, parameters: float) -> Layer:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    choose(parser, "--layers", LAYERS)
-    choose(parser, "--ops", OPS)
-    choose(parser, "--gradients", GRADIENTS)
+    add_choices(parser, "--layers", LAYERS)
+    add_choices(parser, "--ops", OPS)
+    add_choices(parser, "--gradients", GRADIENTS)
     parser.add_argument(
         "--parameters", type=float, default=3.1e8, help="of all experts of a step, at most"
     )

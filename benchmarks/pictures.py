@@ -379,7 +379,6 @@ PICTURES = {
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point."""
     parser = argparse.ArgumentParser("python -m benchmarks.pictures", description=__doc__)
     parser.add_argument("names", nargs="*", help=f"by default all: {', '.join(PICTURES)}")
     parser.add_argument("--folder", type=Path, default=IMAGES, help="where to")

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 
 import jax_grouped_gemm as jgg
 from benchmarks.harness import check
-from benchmarks.harness.command import Command, choose
+from benchmarks.harness.command import Command, add_choices
 from benchmarks.harness.measure import Workload
 from benchmarks.harness.peer import Call, JaxPeer, Peer, Role, pinned_implementation
 from benchmarks.harness.session import Job, Session
@@ -246,11 +246,10 @@ def named(shape: Shape) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    choose(parser, "--ops", UPDATES)
+    add_choices(parser, "--ops", UPDATES)
 
 
 def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
-    """A job an update of a shape."""
 
     def measure(update: Update, shape: Shape) -> dict:
         with jax.enable_x64(True):

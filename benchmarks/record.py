@@ -129,7 +129,6 @@ def run_parts(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; 1 if a part did not succeed."""
     names = list(parts())
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.record",

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from benchmarks import host
 from benchmarks.harness.bandwidth import bandwidth_peers
 from benchmarks.harness.cases import DISTRIBUTIONS, OPS, SUITES, Case, select_shapes
-from benchmarks.harness.command import Command, choose
+from benchmarks.harness.command import Command, add_choices
 from benchmarks.harness.inputs import Inputs, LatestInputs
 from benchmarks.harness.measure import ragged_work
 from benchmarks.harness.peer import Peer
@@ -45,9 +45,9 @@ def peers(sweep: int = 3, retune: bool = False) -> dict[str, Peer]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--shapes", nargs="+", default=["main"], metavar="NAME", help="and suites (--list)")
-    choose(parser, "--ops", OPS, ["forward", "dgrad", "wgrad"])
-    choose(parser, "--distributions", DISTRIBUTIONS, ["random"])
-    choose(parser, "--peers", peers())
+    add_choices(parser, "--ops", OPS, ["forward", "dgrad", "wgrad"])
+    add_choices(parser, "--distributions", DISTRIBUTIONS, ["random"])
+    add_choices(parser, "--peers", peers())
     add("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     add(
         "--precision", default="default", choices=("default", "highest"),
@@ -64,7 +64,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def complete(options: argparse.Namespace) -> None:
-    host.complete(options)
     if options.dry_run:
         options.shapes, options.slow_rounds = ["tiny"], 1
     options.shapes = select_shapes(options.shapes)

@@ -94,7 +94,6 @@ def differences(path: Path, wanted: str) -> list[str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Entry point; 1 if `--check` finds a difference."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.tables",
         description=__doc__,

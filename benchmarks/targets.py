@@ -239,7 +239,6 @@ def check(results: Mapping) -> list[Verdict]:
 def main(
     arguments: Sequence[str] | None = None, write: Callable[[str], object] = print
 ) -> list[Verdict]:
-    """Entry point."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.targets", description=__doc__)
     parser.add_argument(
         "results", type=Path, nargs="+", help="JSON files of any of the benchmarks, read as one"

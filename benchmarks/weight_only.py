@@ -18,7 +18,7 @@ import jax.numpy as jnp
 
 import jax_grouped_gemm as jgg
 from benchmarks import moe as layers
-from benchmarks.harness.command import Command, choose
+from benchmarks.harness.command import Command, add_choices
 from benchmarks.harness.inputs import LatestInputs
 from benchmarks.harness.measure import Workload
 from benchmarks.harness.peer import JaxPeer, Peer, Role, pinned_implementation
@@ -81,8 +81,8 @@ def work(problem: Problem, given: Operands, format: str, seed: int) -> Workload:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    choose(parser, "--layers", LAYERS, ["gptoss"])
-    choose(parser, "--formats", FORMATS)
+    add_choices(parser, "--layers", LAYERS, ["gptoss"])
+    add_choices(parser, "--formats", FORMATS)
     parser.add_argument("--tokens", nargs="+", type=int, default=list(TOKENS), metavar="T")
 
 

@@ -25,7 +25,6 @@ class Problem(ctypes.Structure):
 
 
 def unavailable_reason() -> str | None:
-    """Why there is no library, or None."""
     return None if LIBRARY.exists() else f"CUTLASS's kernels are not built: run {BUILD}"
 
 

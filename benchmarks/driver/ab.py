@@ -147,7 +147,6 @@ def table(found: Sequence[Sequence[dict[str, Timing]]]) -> list[str]:
 
 
 def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line's options."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.driver.ab",
         description=__doc__,
@@ -175,7 +174,6 @@ def parse_arguments(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point."""
     options = parse_arguments(arguments)
     lines = problem_lines(options)
     found = alternate(options.drivers, lines, options.driver_options.split(), options.rounds)

@@ -12,7 +12,7 @@ from benchmarks.fp8 import quantizers, step
 from benchmarks.fp8.cases import OPS, PRODUCTS, STEP, Fp8Case, default_cases, tiny_cases
 from benchmarks.harness.bandwidth import Bandwidth, copy_call
 from benchmarks.harness.cases import DISTRIBUTIONS
-from benchmarks.harness.command import Command, choose
+from benchmarks.harness.command import Command, add_choices
 from benchmarks.harness.fp8_inputs import ScaledInputs
 from benchmarks.harness.inputs import LatestInputs
 from benchmarks.harness.measure import ragged_work
@@ -41,9 +41,9 @@ def peers() -> list[Peer]:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    choose(parser, "--ops", OPS)
+    add_choices(parser, "--ops", OPS)
     parser.add_argument("--shapes", nargs="+", metavar="NAME", help="of the default cases")
-    choose(parser, "--distributions", DISTRIBUTIONS)
+    add_choices(parser, "--distributions", DISTRIBUTIONS)
 
 
 def complete(options: argparse.Namespace) -> None:

@@ -14,7 +14,7 @@ from benchmarks.harness.recorders import RECORDERS
 from benchmarks.harness.session import Job, Session, watched
 
 
-def choose(
+def add_choices(
     parser: argparse.ArgumentParser, option: str, names: Iterable[str], default: Sequence[str] = ()
 ) -> None:
     """An option that takes some of these names, by default all."""
@@ -56,7 +56,6 @@ class Command:
     texts: Callable[[Mapping], Sequence[str]] = report.texts
 
     def parse(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
-        """The command line's options."""
         parser = argparse.ArgumentParser(
             prog=f"python -m {self.module}",
             description=self.description,
@@ -76,7 +75,6 @@ class Command:
         return options
 
     def main(self, arguments: Sequence[str] | None = None) -> dict:
-        """Measures, prints and writes; returns the results."""
         return self.run(self.parse(arguments), arguments)
 
     def run(self, options: argparse.Namespace, arguments: Sequence[str] | None) -> dict:

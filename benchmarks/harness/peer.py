@@ -12,6 +12,7 @@ from typing import Any
 import jax
 from jax.lax import RaggedDotDimensionNumbers
 
+import jax_grouped_gemm as jgg
 from benchmarks.harness.cases import Problem
 
 
@@ -225,11 +226,6 @@ def without_gpu() -> str | None:
 
 def kernels_unavailable_reason() -> str | None:
     """Why our kernels cannot run here, or None; without a GPU the reference is measured."""
-    if reason := missing_module("jax_grouped_gemm"):
-        return reason
-    # Not before: `first_call.py` times the import of our library, and needs this module before.
-    import jax_grouped_gemm as jgg
-
     if on_gpu() and (reason := jgg.unavailable_reason()):
         return f"{reason} (imported from {jgg.__file__})"
     return None

@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import jax
 
-from benchmarks.harness.command import Command, choose
+from benchmarks.harness.command import Command, add_choices
 from benchmarks.harness.cupti import CuptiRecorder
 from benchmarks.harness.session import Job, Session, leave_memory_to_torch
 from benchmarks.never_slower import report, shapes
@@ -31,7 +31,7 @@ CASES_A_WORKER = 4  # that are compiled before some are measured
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    choose(parser, "--ops", shapes.OPS)
+    add_choices(parser, "--ops", shapes.OPS)
     parser.add_argument("--shapes", type=int, default=60, help="random shapes an operation")
     parser.add_argument("--first", type=int, default=0, help="number of the first of them")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="threads that compile")

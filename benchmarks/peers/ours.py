@@ -7,14 +7,13 @@ from collections.abc import Callable
 
 import jax
 
+import jax_grouped_gemm as jgg
 from benchmarks.harness.cases import Problem
 from benchmarks.harness.peer import Peer, Role, dimension_numbers, jax_call, pinned_implementation
 
 
 def product(problem: Problem, implementation: str | None) -> Callable[..., jax.Array]:
     """The function of (lhs, rhs, group_sizes)."""
-    import jax_grouped_gemm as jgg
-
     if problem.contracting:
         function = jgg.ragged_dot_general
         options = {"ragged_dot_dimension_numbers": dimension_numbers(problem)}

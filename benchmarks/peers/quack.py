@@ -116,7 +116,6 @@ class Quack(SweptPeer):
     needs = ("torch", "quack", "GPU")
 
     def prepare(self, problem, lhs, rhs, group_sizes):
-        """Shares the operands with PyTorch and compiles the kernels."""
         import torch
         from quack.gemm_interface import gemm_tuned
 

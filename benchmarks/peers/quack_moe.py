@@ -160,7 +160,6 @@ class SeveralResults(TorchCall):
     """Of which the first tells when the device has finished."""
 
     def wait(self, result: Sequence[Any]) -> None:
-        """Returns when the device has finished."""
         super().wait(result[0])
 
 
@@ -183,7 +182,6 @@ class LayerCall(SeveralResults):
         self._inverse = inverse
 
     def to_jax(self, result: Sequence[Any]) -> tuple[jax.Array, ...]:
-        """In the order and the layouts of the suite's operands."""
         arrays = [TorchCall.to_jax(self, x) for x in result]
         if len(arrays) == 1:
             return tuple(arrays)
