@@ -23,11 +23,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import jax_grouped_gemm as jgg
-from benchmarks.harness import check
+from benchmarks.harness import exact
 from benchmarks.harness.command import Command
 from benchmarks.harness.measure import Workload
 from benchmarks.harness.peer import (
-    Call,
     JaxPeer,
     Peer,
     Role,
@@ -59,11 +58,6 @@ class Kind:
     dtype: str
     precision: str
     error_limit: float
-
-    @property
-    def exact_dtype(self) -> str:
-        """In which products are checked."""
-        return "float32" if self.dtype == "bfloat16" else "float64"
 
 
 KINDS = (
@@ -150,76 +144,25 @@ def peers(kind: Kind) -> list[Peer]:
     ]
 
 
-def operands(
-    problems: Sequence[Problem], dtype: str, seed: int
-) -> tuple[list[jax.Array], list[jax.Array]]:
-    """Normally distributed."""
-    rng = np.random.default_rng(seed)
-    drawn = np.float64 if dtype == "float64" else np.float32
-
-    def random(*shape):
-        return jnp.asarray(rng.standard_normal(shape, drawn), dtype)
-
-    return [random(m, k) for m, k, _ in problems], [random(k, n) for _, k, n in problems]
-
-
-class Check:
-    """Results of a list against more precise products.
-
-    Those come from the host, and results are compared as one array, because there is no program for
-    so many shapes that XLA compiles quickly.
-    """
-
-    def __init__(self, lhs: Sequence[jax.Array], rhs: Sequence[jax.Array], dtype: str):
-        exact = [
-            np.asarray(a).astype(dtype) @ np.asarray(b).astype(dtype)
-            for a, b in zip(lhs, rhs, strict=True)
-        ]
-        scales = np.stack([np.abs(x).max() for x in exact])
-        flat = np.concatenate([x.ravel() / scale for x, scale in zip(exact, scales, strict=True)])
-        with jax.enable_x64(True):
-            self._exact = jnp.asarray(flat)
-            self._inverse = jnp.asarray(np.repeat(1 / scales, [x.size for x in exact]))
-
-    def error(self, outs: Sequence[jax.Array]) -> float:
-        """The worst problem's largest error relative to its largest element."""
-        with jax.enable_x64(True):
-            return float(_largest_error(outs, self._exact, self._inverse))
-
-
-@jax.jit
-def _largest_error(outs: Sequence[jax.Array], exact: jax.Array, inverse: jax.Array) -> jax.Array:
-    flat = jnp.concatenate([out.ravel() for out in outs])
-    return jnp.max(jnp.abs(flat.astype(exact.dtype) * inverse - exact))
-
-
-def work(name: str, problems: Sequence[Problem], kind: Kind, seed: int) -> Workload:
+def work(name: str, problems: Sequence[Problem], kind: Kind, seed: Sequence[int]) -> Workload:
     """A list of products, judged by its worst element."""
-    lhs, rhs = operands(problems, kind.dtype, seed)
-    exact = Check(lhs, rhs, kind.exact_dtype)
 
-    def judge(call: Call) -> tuple[check.Error, bool]:
-        error = check.Error(exact.error(call.to_jax(call.run())))
-        return error, error.within(kind.error_limit)
+    def random(side: int, shapes: Sequence[tuple[int, int]]) -> list[jax.Array]:
+        return [exact.normal(x, kind.dtype, (*seed, side, i)) for i, x in enumerate(shapes)]
 
-    return workload(name, problems, kind, seed, (lhs, rhs), judge)
-
-
-def workload(
-    name: str,
-    problems: Sequence[Problem],
-    kind: Kind,
-    seed: int,
-    operands: tuple[list[jax.Array], list[jax.Array]],
-    judge: Callable[[Call], tuple[check.Error, bool]],
-) -> Workload:
-    """A list of given products, judged as asked."""
-    width = operands[0][0].dtype.itemsize
+    lhs = random(0, [(m, k) for m, k, _ in problems])
+    rhs = random(1, [(k, n) for _, k, n in problems])
+    expected = exact.list_products(lhs, rhs)
+    judge = exact.judged(
+        lambda outs: exact.list_error(outs, expected),
+        lambda error, call: error.within(kind.error_limit),
+    )
+    width = lhs[0].dtype.itemsize
     written = width * sum(m * n for m, _, n in problems)
     return Workload(
         f"{name}/{kind.op}",
         kind,
-        operands,
+        (lhs, rhs),
         judge,
         description={
             "shape": {"name": name, "problems": [list(problem) for problem in problems]},
@@ -231,7 +174,7 @@ def workload(
         flops=sum(2 * m * k * n for m, k, n in problems),
         bytes=width * sum(m * k + k * n for m, k, n in problems) + written,
         written_bytes=written,
-        seed=seed,
+        seed=seed[0],
     )
 
 
@@ -257,7 +200,7 @@ def jobs(options: argparse.Namespace, session: Session) -> list[Job]:
 
     def measure(name: str, problems: Sequence[Problem]) -> dict:
         with jax.enable_x64(kind.dtype == "float64"):
-            return session.compare(work(name, problems, kind, options.seed), peers(kind))
+            return session.compare(work(name, problems, kind, (options.seed,)), peers(kind))
 
     return [
         Job(f"{name}/{kind.op}", functools.partial(measure, name, problems))

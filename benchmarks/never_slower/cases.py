@@ -11,14 +11,14 @@ import jax
 
 import jax_grouped_gemm as jgg
 from benchmarks import grouped_gemm, rank_k
+from benchmarks.harness import exact
 from benchmarks.harness.cases import OPS as RAGGED_OPS
 from benchmarks.harness.cases import Case as RaggedCase
 from benchmarks.harness.cases import Problem, Shape
-from benchmarks.harness.check import Error
 from benchmarks.harness.inputs import abstract_operands
 from benchmarks.harness.measure import Workload, ragged_workload
-from benchmarks.harness.peer import Call, Peer, Role, on_gpu, pinned_implementation
-from benchmarks.never_slower import exact, recipes, shapes
+from benchmarks.harness.peer import Peer, Role, on_gpu, pinned_implementation
+from benchmarks.never_slower import recipes, shapes
 from benchmarks.never_slower.programs import Program
 from benchmarks.peers import ours, stock
 from benchmarks.peers.cublas import CublasLoop
@@ -79,22 +79,6 @@ def case(op: str, number: int, seed: int, *, tiny: bool = False, sizes: Any = No
     return _list(label, kind, sizes, data_seed)
 
 
-def judged(measure: Callable[[Any], Error], is_good: Callable[[Error, Call], bool]):
-    """A judge: the result of a run into memory that was filled with NaN, where that is possible."""
-
-    def judge(call: Call) -> tuple[Error, bool]:
-        first = call.run()
-        call.wait(first)
-        exact.poison(first)
-        del first
-        result = call.run()
-        call.wait(result)
-        error = measure(call.to_jax(result))
-        return error, is_good(error, call)
-
-    return judge
-
-
 def _ours(
     function: Callable[[str | None], Callable], *, xla: bool = True, configs: int = 0
 ) -> list[Program]:
@@ -128,7 +112,7 @@ def _ragged(label: str, case: RaggedCase, seed: Sequence[int]) -> Case:
     def work() -> Workload:
         a, b = (exact.normal(x.shape, str(x.dtype), (*seed, i)) for i, x in enumerate((lhs, rhs)))
         expected = exact.ragged_product(problem, a, b, sizes)
-        judge = judged(
+        judge = exact.judged(
             lambda out: exact.row_errors(out, expected),
             lambda error, call: error.acceptable(problem, call.tolerance),
         )
@@ -188,15 +172,7 @@ def _update(label: str, update: rank_k.Update, shape: rank_k.Shape, seed: Sequen
         programs.append(Program("tril(A@A.T)", role, of(functools.partial(masked, update))))
     stack = jax.ShapeDtypeStruct(shape, update.dtype)
 
-    def work() -> Workload:
-        a, b = (exact.normal(shape, update.dtype, (*seed, i)) for i in range(2))
-        expected = exact.triangles(a, b if update.two_operands else None)
-        judge = judged(
-            lambda out: exact.triangle_error(out, expected),
-            lambda error, call: error.within(update.tolerance),
-        )
-        return rank_k.workload(update, shape, seed[0], (a, b), judge)
-
+    work = functools.partial(rank_k.work, update, shape, seed)
     return Case(label, (stack, stack), True, tuple(programs), (), work)
 
 
@@ -215,19 +191,8 @@ def _list(
     lhs = [jax.ShapeDtypeStruct((m, k), kind.dtype) for m, k, _ in problems]
     rhs = [jax.ShapeDtypeStruct((k, n), kind.dtype) for _, k, n in problems]
 
-    def work() -> Workload:
-        a, b = (
-            [exact.normal(x.shape, kind.dtype, (*seed, i, j)) for j, x in enumerate(side)]
-            for i, side in enumerate((lhs, rhs))
-        )
-        expected = exact.list_products(a, b)
-        judge = judged(
-            lambda outs: exact.list_error(outs, expected),
-            lambda error, call: error.within(kind.error_limit),
-        )
-        name = f"random{label.split('/')[1]}"
-        return grouped_gemm.workload(name, problems, kind, seed[0], (a, b), judge)
-
+    name = f"random{label.split('/')[1]}"
+    work = functools.partial(grouped_gemm.work, name, problems, kind, seed)
     return Case(label, (lhs, rhs), kind.dtype == "float64", tuple(programs), (), work)
 
 

@@ -17,10 +17,11 @@ import numpy as np
 import jax_grouped_gemm as jgg
 from benchmarks import moe
 from benchmarks.fp8.step import step
+from benchmarks.harness import exact
 from benchmarks.harness.check import Error
 from benchmarks.harness.measure import Workload
 from benchmarks.harness.peer import Call, Role, pinned_implementation
-from benchmarks.never_slower import exact, shapes
+from benchmarks.never_slower import shapes
 from benchmarks.never_slower.programs import Program
 from benchmarks.peers.fp8_layer import RECIPES, TOLERANCE
 from jax_grouped_gemm._src.fp8.choice.plan import Choice

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 import jax_grouped_gemm as jgg
+from benchmarks.harness import exact
 from benchmarks.harness.cases import OPS, Case, Shape
 from benchmarks.harness.peer import Call, NotOffered, Role
 from benchmarks.never_slower import __main__ as command
-from benchmarks.never_slower import cases, exact, programs, report, shapes
+from benchmarks.never_slower import cases, programs, report, shapes
 
 ROLES = {
     "ours": Role.OURS,
