@@ -19,7 +19,7 @@ from benchmarks.harness.measure import best_grouped, geometric_mean
 from benchmarks.harness.peer import Role
 from benchmarks.harness.results_file import load
 from benchmarks.moe import Layer
-from benchmarks.quotes_first_page import PROJECTIONS
+from benchmarks.quotes import PROJECTIONS
 from benchmarks.rank_k import UPDATES
 from benchmarks.records_by_topic import RESULTS, cases, commits, memory_of, ours
 from jax_grouped_gemm._src.expert_parallel.prediction import Shape, choose
